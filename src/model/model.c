@@ -1,0 +1,300 @@
+/* model.c -- a model's life: made, loaded, saved, and its tensors in the form that is asked for. */
+#include "model/model.h"
+#include "core/file.h"
+#include "model/config.h"
+#include "model/safetensors.h"
+#include <stdlib.h>
+#include <string.h>
+
+static int64_t lines(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+struct hl_state_layout hl_state_layout(const hola_config *cfg) {
+    const struct hl_dims s = hl_dims(cfg);
+    const int64_t size = (int64_t)sizeof(real), tail = cfg->conv_size > 1 ? cfg->conv_size - 1 : 0;
+    struct hl_state_layout y = {.S = 0};
+    y.tail_q = y.S + lines(s.HV * s.K * s.V * size);
+    y.tail_k = y.tail_q + lines(tail * s.qk * size);
+    y.tail_v = y.tail_k + lines(tail * s.qk * size);
+    y.cache = y.tail_v + lines(tail * s.vv * size);
+    y.layer = y.cache;
+    if (s.cache) y.layer += hl_cache_state_bytes(s.HV, s.K, s.V, cfg->cache_window, cfg->cache_chunk);
+    y.bytes = s.L * y.layer;
+    return y;
+}
+
+/* ---- the two forms of the weights ---- */
+
+static bool packed(const hola_model *m, int64_t i) { return m->params.tensor[i].matrix || i == m->params.embed; }
+static int64_t row_length(const struct hl_tensor *t) { return t->count / t->dim[0]; }
+
+struct hl_weight hl_model_weight(const hola_model *m, enum hl_pass pass, int64_t i) {
+    const struct hl_tensor *t = &m->params.tensor[i];
+    if (pass == HL_INFER) return m->weight[i];
+    return (struct hl_weight){.data = m->rows + t->offset, .layout = HL_ROWS, .rows = t->dim[0], .cols = row_length(t)};
+}
+
+const real *hl_model_vector(const hola_model *m, enum hl_pass pass, int64_t i) {
+    if (i < 0) return NULL;
+    return pass == HL_INFER ? m->weight[i].data : m->rows + m->params.tensor[i].offset;
+}
+
+/* Panels back to rows; a panel's 32 values for one column are read like a tiny tensor. */
+static void unpack(const struct hl_weight *w, real *out) {
+    struct hl_st_tensor one = {.dtype = w->dtype, .ndim = 1, .count = HL_PANEL};
+    const int64_t size = w->dtype == HOLA_F32 ? 4 : 2;
+    real lane[HL_PANEL];
+    for (int64_t p = 0; p * HL_PANEL < w->rows; p++)
+        for (int64_t j = 0; j < w->cols; j++) {
+            one.data = (const char *)w->data + (p * w->cols + j) * HL_PANEL * size;
+            one.bytes = HL_PANEL * size;
+            hl_st_read(&one, 0, HL_PANEL, lane);
+            for (int64_t i = 0; i < HL_PANEL && p * HL_PANEL + i < w->rows; i++)
+                out[(p * HL_PANEL + i) * w->cols + j] = lane[i];
+        }
+}
+
+/* Tensor i as plain reals, from whichever form is there. */
+static void read_tensor(const hola_model *m, int64_t i, real *out) {
+    const struct hl_tensor *t = &m->params.tensor[i];
+    if (m->rows) memcpy(out, m->rows + t->offset, (size_t)t->count * sizeof(real));
+    else if (m->weight[i].layout == HL_PANELS) unpack(&m->weight[i], out);
+    else memcpy(out, m->weight[i].data, (size_t)t->count * sizeof(real));
+}
+
+hola_status hl_model_need_rows(hola_model *m) {
+    if (m->rows) return HOLA_OK;
+    real *rows = aligned_alloc(64, (size_t)lines(m->params.total * (int64_t)sizeof(real)));
+    if (!rows) return hl_fail(HOLA_ENOMEM, "weights: %lld numbers do not fit in memory", (long long)m->params.total);
+    memset(rows, 0, (size_t)m->params.total * sizeof(real));
+    for (int64_t i = 0; i < m->params.n; i++) read_tensor(m, i, rows + m->params.tensor[i].offset);
+    m->rows = rows;
+    return HOLA_OK;
+}
+
+static void drop_panels(hola_model *m) {
+    free(m->panels);
+    free(m->small);
+    m->panels = NULL;
+    m->small = NULL;
+}
+
+/* Packs from the rows; the rows stay. */
+static hola_status make_panels(hola_model *m) {
+    int64_t bytes = 0, reals = 0;
+    for (int64_t i = 0; i < m->params.n; i++) {
+        const struct hl_tensor *t = &m->params.tensor[i];
+        if (packed(m, i)) bytes += lines(hl_panel_bytes(t->dim[0], row_length(t), m->stored[i]));
+        else reals += (t->count + 15) / 16 * 16;
+    }
+    drop_panels(m);
+    m->panels = aligned_alloc(4096, (size_t)((bytes + 4095) / 4096 * 4096));
+    m->small = aligned_alloc(64, (size_t)lines(reals * (int64_t)sizeof(real)));
+    if (!m->panels || !m->small) {
+        drop_panels(m);
+        return hl_fail(HOLA_ENOMEM, "weights: %.1f MB do not fit in memory", (double)bytes * 1e-6);
+    }
+    char *p = m->panels;
+    real *s = m->small;
+    for (int64_t i = 0; i < m->params.n; i++) {
+        const struct hl_tensor *t = &m->params.tensor[i];
+        struct hl_weight w = {.data = s, .layout = HL_ROWS, .rows = t->dim[0], .cols = row_length(t)};
+        if (packed(m, i)) {
+            w = (struct hl_weight){
+                .data = p, .layout = HL_PANELS, .dtype = m->stored[i], .rows = w.rows, .cols = w.cols};
+            hl_panel_pack(p, w.dtype, m->rows + t->offset, w.rows, w.cols);
+            p += lines(hl_panel_bytes(w.rows, w.cols, w.dtype));
+        } else {
+            memcpy(s, m->rows + t->offset, (size_t)t->count * sizeof(real));
+            s += (t->count + 15) / 16 * 16;
+        }
+        m->weight[i] = w;
+    }
+    m->stale = false;
+    return HOLA_OK;
+}
+
+hola_status hl_model_need_panels(hola_model *m) {
+    if (m->panels && !m->stale) return HOLA_OK;
+    hola_status s = make_panels(m);
+    if (s != HOLA_OK || m->training) return s;
+    free(m->rows); /* can be had again from the panels, to the bit */
+    m->rows = NULL;
+    return HOLA_OK;
+}
+
+/* ---- life ---- */
+
+static hola_status model_open(hola_model **out, const hola_config *cfg, const hola_options *opt) {
+    const hola_options none = {0};
+    hola_status s;
+    hola_model *m = calloc(1, sizeof *m);
+    *out = NULL;
+    if (!m) return hl_fail(HOLA_ENOMEM, "model: %zu bytes", sizeof *m);
+    if (!opt) opt = &none;
+    pthread_mutex_init(&m->lock, NULL);
+    m->cfg = *cfg;
+    m->infer.pass = HL_INFER;
+    m->ops = hl_ops_named(opt->backend);
+    if (!m->ops) {
+        s = hl_fail(HOLA_EINVAL, "backend: '%s' is not one of this machine", opt->backend);
+        goto fail;
+    }
+    s = hl_params_new(&m->params, cfg);
+    if (s != HOLA_OK) goto fail;
+    m->state = hl_state_layout(cfg);
+    s = hl_pool_new(&m->pool, opt->threads);
+    if (s != HOLA_OK) goto fail;
+    int64_t scratch = hl_linear_scratch(), gdn = hl_gdn_scratch(cfg->head_dim, cfg->head_v_dim);
+    int64_t cache = hl_cache_scratch(cfg->head_dim, cfg->head_v_dim, cfg->cache_window, cfg->cache_chunk);
+    if (gdn > scratch) scratch = gdn;
+    if (hl_has_cache(cfg) && cache > scratch) scratch = cache;
+    s = hl_pool_reserve(m->pool, scratch);
+    if (s != HOLA_OK) goto fail;
+    m->stored = calloc((size_t)m->params.n, sizeof *m->stored);
+    m->weight = calloc((size_t)m->params.n, sizeof *m->weight);
+    m->rows = aligned_alloc(64, (size_t)lines(m->params.total * (int64_t)sizeof(real)));
+    if (!m->stored || !m->weight || !m->rows) {
+        s = hl_fail(HOLA_ENOMEM, "weights: %lld numbers do not fit in memory", (long long)m->params.total);
+        goto fail;
+    }
+    *out = m;
+    return HOLA_OK;
+fail:
+    hola_model_free(m);
+    return s;
+}
+
+hola_status hola_model_new(hola_model **out, const hola_config *cfg, uint64_t seed, const hola_options *opt) {
+    hola_status s = model_open(out, cfg, opt);
+    if (s == HOLA_OK) hl_params_init(&(*out)->params, (*out)->rows, seed);
+    return s;
+}
+
+/* Reads config.json, keeping its text for fields that are not ours. */
+static hola_status read_config(const char *dir, hola_config *cfg, char **text) {
+    struct hl_map map = {0};
+    char *path = hl_path_join(dir, "config.json");
+    if (!path) return hl_fail(HOLA_ENOMEM, "%s: no memory for its name", dir);
+    hola_status s = hl_map_open(&map, path);
+    if (s == HOLA_OK) s = hl_config_parse(cfg, map.data, map.size, path);
+    if (s == HOLA_OK) {
+        *text = calloc(1, (size_t)map.size + 1);
+        if (*text) memcpy(*text, map.data, (size_t)map.size);
+        else s = hl_fail(HOLA_ENOMEM, "%s: %lld bytes", path, (long long)map.size);
+    }
+    hl_map_close(&map);
+    free(path);
+    return s;
+}
+
+hola_status hola_model_load(hola_model **out, const char *dir, const hola_options *opt) {
+    hola_config cfg;
+    char *text = NULL;
+    struct hl_stfile *f = NULL;
+    hola_model *m = NULL;
+    hola_status s = read_config(dir, &cfg, &text);
+    *out = NULL;
+    if (s == HOLA_OK) s = hl_st_open(&f, dir);
+    if (s == HOLA_OK) s = model_open(&m, &cfg, opt);
+    if (s == HOLA_OK) s = hl_params_load(&m->params, f, dir, m->rows);
+    if (s == HOLA_OK) {
+        for (int64_t i = 0; i < m->params.n; i++) {
+            const struct hl_st_tensor *t = hl_st_find(f, m->params.tensor[i].name);
+            m->stored[i] = t ? t->dtype : HOLA_F32; /* up_proj inside an old gate_proj, a missing tau */
+        }
+        m->config_text = text;
+        text = NULL;
+        *out = m;
+        m = NULL;
+    }
+    hl_st_close(f);
+    free(text);
+    hola_model_free(m);
+    return s;
+}
+
+static hola_status save_rows(const hola_model *m, const char *dir, hola_dtype dtype, const char *config) {
+    hola_status s = HOLA_OK;
+    char *weights = hl_path_join(dir, "model.safetensors"), *cfg = hl_path_join(dir, "config.json");
+    struct hl_st_entry *e = calloc((size_t)m->params.n, sizeof *e);
+    if (!weights || !cfg || !e) s = hl_fail(HOLA_ENOMEM, "%s: no memory to save", dir);
+    for (int64_t i = 0; s == HOLA_OK && i < m->params.n; i++) {
+        const struct hl_tensor *t = &m->params.tensor[i];
+        e[i] = (struct hl_st_entry){.name = t->name, .dtype = dtype, .ndim = t->ndim, .src = m->rows + t->offset};
+        memcpy(e[i].dim, t->dim, sizeof t->dim);
+    }
+    if (s == HOLA_OK) s = hl_st_write(weights, e, m->params.n, NULL);
+    /* the config last: a directory with one is complete */
+    if (s == HOLA_OK) s = hl_write_file(cfg, config, (int64_t)strlen(config));
+    free(weights);
+    free(cfg);
+    free(e);
+    return s;
+}
+
+hola_status hola_model_save(const hola_model *m, const char *dir, hola_dtype dtype) {
+    hola_model *w = (hola_model *)m; /* only its form changes, under the lock */
+    char *config = NULL;
+    if ((unsigned)dtype >= HOLA_DTYPE_COUNT) return hl_fail(HOLA_EINVAL, "dtype: %d is unknown", (int)dtype);
+    hola_status s = hl_config_text(&m->cfg, m->config_text, dtype, &config);
+    if (s == HOLA_OK) s = hl_make_dirs(dir);
+    if (s == HOLA_OK) {
+        pthread_mutex_lock(&w->lock);
+        const bool had_rows = w->rows != NULL;
+        s = hl_model_need_rows(w);
+        if (s == HOLA_OK) s = save_rows(w, dir, dtype, config);
+        if (!had_rows) {
+            free(w->rows);
+            w->rows = NULL;
+        }
+        pthread_mutex_unlock(&w->lock);
+    }
+    free(config);
+    return s;
+}
+
+void hola_model_free(hola_model *m) {
+    if (!m) return;
+    hl_acts_free(&m->infer);
+    drop_panels(m);
+    free(m->rows);
+    free(m->weight);
+    free(m->stored);
+    free(m->config_text);
+    hl_params_free(&m->params);
+    hl_pool_free(m->pool);
+    pthread_mutex_destroy(&m->lock);
+    free(m);
+}
+
+const hola_config *hola_model_config(const hola_model *m) { return &m->cfg; }
+int64_t hola_model_tensor_count(const hola_model *m) { return m->params.n; }
+
+static hola_status tensor_index(const hola_model *m, int64_t i) {
+    if (i >= 0 && i < m->params.n) return HOLA_OK;
+    return hl_fail(HOLA_EINVAL, "tensor %lld: there are %lld", (long long)i, (long long)m->params.n);
+}
+
+hola_status hola_model_tensor(const hola_model *m, int64_t i, hola_tensor_info *out) {
+    hola_status s = tensor_index(m, i);
+    if (s != HOLA_OK) return s;
+    const struct hl_tensor *t = &m->params.tensor[i];
+    *out = (hola_tensor_info){
+        .name = t->name, .ndim = t->ndim, .count = t->count, .trained = t->trained, .dtype = m->stored[i]};
+    memcpy(out->dim, t->dim, sizeof out->dim);
+    return HOLA_OK;
+}
+
+hola_status hola_model_tensor_read(const hola_model *m, int64_t i, float *out) {
+    hola_status s = tensor_index(m, i);
+    if (s != HOLA_OK) return s;
+    hola_model *w = (hola_model *)m;
+    real *t = malloc((size_t)m->params.tensor[i].count * sizeof(real));
+    if (!t) return hl_fail(HOLA_ENOMEM, "%s: no memory to read it", m->params.tensor[i].name);
+    pthread_mutex_lock(&w->lock);
+    read_tensor(m, i, t);
+    pthread_mutex_unlock(&w->lock);
+    for (int64_t j = 0; j < m->params.tensor[i].count; j++) out[j] = (float)t[j];
+    free(t);
+    return HOLA_OK;
+}

@@ -1,0 +1,59 @@
+/* model.h -- inside a model: its tensors in two forms, the passes over it, a session's state block. */
+#ifndef HL_MODEL_H
+#define HL_MODEL_H
+#include "model/acts.h"
+#include "model/params.h"
+#include <pthread.h>
+
+/* Where the parts of a session's state block lie, in bytes from a layer's start. Everything that
+ * changes per token is in that block: copying it copies the session. */
+struct hl_state_layout {
+    int64_t S, tail_q, tail_k, tail_v, cache;
+    int64_t layer; /* bytes of one layer */
+    int64_t bytes; /* of the whole block */
+};
+struct hl_state_layout hl_state_layout(const hola_config *cfg);
+
+struct hola_model {
+    hola_config cfg;
+    char *config_text; /* the config.json it was loaded from, for its unknown fields; or NULL */
+    struct hl_params params;
+    hola_dtype *stored; /* [params.n]: each tensor's type in the file */
+    const struct hl_ops *ops;
+    struct hl_pool *pool;
+
+    /* Rows: all tensors as reals in one block; what training reads and writes. Panels: the matrices
+     * packed for inference in their stored type, beside a block of the small tensors. Either may be
+     * absent; `stale` says that training has changed the rows since the panels were made. */
+    real *rows;
+    real *small;
+    char *panels;
+    bool stale, training; /* training: a trainer holds the rows */
+    struct hl_weight *weight; /* [params.n]: the view that inference uses */
+
+    struct hl_state_layout state;
+    pthread_mutex_t lock; /* guards `infer` and the change of form */
+    struct hl_acts infer;
+};
+
+hola_status hl_model_need_rows(hola_model *m);   /* before training or saving */
+hola_status hl_model_need_panels(hola_model *m); /* before inference */
+
+/* Tensor i as the ops of a pass see it. */
+struct hl_weight hl_model_weight(const hola_model *m, enum hl_pass pass, int64_t i);
+const real *hl_model_vector(const hola_model *m, enum hl_pass pass, int64_t i); /* NULL for i = -1 */
+
+hola_status hl_model_check_ids(const hola_model *m, const int32_t *ids, int64_t n);
+/* Fills acts->lastn: the normed residual stream after the last layer. */
+void hl_model_forward(hola_model *m, struct hl_acts *acts, const struct hl_rows *rows, const int32_t *ids);
+/* grads: a block laid out as the rows. Takes acts->grad.dn, the gradient of lastn. */
+void hl_model_backward(hola_model *m, struct hl_acts *acts, const struct hl_rows *rows, const int32_t *ids, real *grads);
+/* The loss of every row (acts->nll); with grads also their gradient times scale, into acts->grad.dn
+ * and the head's. target < 0: no loss. */
+void hl_model_loss(hola_model *m, struct hl_acts *acts, int64_t T, const int32_t *target, double scale, real *grads);
+
+/* layer.c: one layer. x in acts->layer[l].x; the result goes to `out` ([T][d], may be that x). */
+void hl_layer_forward(hola_model *m, struct hl_acts *acts, const struct hl_rows *rows, int64_t l, real *out);
+void hl_layer_backward(hola_model *m, struct hl_acts *acts, const struct hl_rows *rows, int64_t l, real *grads);
+
+#endif

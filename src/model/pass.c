@@ -1,0 +1,68 @@
+/* pass.c -- embed, layers, final norm, loss; and the same backwards. */
+#include "model/model.h"
+
+static struct hl_rmsnorm final_norm(const hola_model *m, const struct hl_acts *acts, int64_t T, real *grads) {
+    const int64_t i = m->params.final_norm;
+    return (struct hl_rmsnorm){.M = T,
+                               .D = m->cfg.hidden_size,
+                               .eps = (real)m->cfg.norm_eps,
+                               .x = acts->last,
+                               .w = hl_model_vector(m, acts->pass, i),
+                               .y = acts->lastn,
+                               .r = acts->r_last,
+                               .dy = acts->grad.dn,
+                               .dx = acts->grad.dx,
+                               .dw = grads ? grads + m->params.tensor[i].offset : NULL};
+}
+
+static struct hl_embed embedding(const hola_model *m, const struct hl_acts *acts, int64_t T, const int32_t *ids, real *grads) {
+    const int64_t i = m->params.embed;
+    return (struct hl_embed){.T = T,
+                             .D = m->cfg.hidden_size,
+                             .ids = ids,
+                             .E = hl_model_weight(m, acts->pass, i),
+                             .out = acts->layer[0].x,
+                             .dout = acts->grad.dx,
+                             .dE = grads ? grads + m->params.tensor[i].offset : NULL};
+}
+
+hola_status hl_model_check_ids(const hola_model *m, const int32_t *ids, int64_t n) {
+    for (int64_t i = 0; i < n; i++)
+        if (ids[i] < 0 || ids[i] >= m->cfg.vocab_size)
+            return hl_fail(HOLA_EINVAL, "token %lld: id %d is not in the vocabulary of %lld", (long long)i, (int)ids[i],
+                           (long long)m->cfg.vocab_size);
+    return HOLA_OK;
+}
+
+void hl_model_forward(hola_model *m, struct hl_acts *acts, const struct hl_rows *rows, const int32_t *ids) {
+    const int64_t L = m->cfg.num_hidden_layers;
+    struct hl_embed e = embedding(m, acts, rows->T, ids, NULL);
+    struct hl_rmsnorm n = final_norm(m, acts, rows->T, NULL);
+    m->ops->embed_forward(m->pool, &e);
+    for (int64_t l = 0; l < L; l++)
+        hl_layer_forward(m, acts, rows, l, l + 1 < L ? acts->layer[l + 1].x : acts->last);
+    m->ops->rmsnorm_forward(m->pool, &n);
+}
+
+void hl_model_loss(hola_model *m, struct hl_acts *acts, int64_t T, const int32_t *target, double scale, real *grads) {
+    const int64_t i = m->params.head;
+    struct hl_xent x = {.M = T,
+                        .D = m->cfg.hidden_size,
+                        .x = acts->lastn,
+                        .W = hl_model_weight(m, acts->pass, i),
+                        .target = target,
+                        .nll = acts->nll,
+                        .logits = acts->logits,
+                        .scale = (real)scale,
+                        .dx = grads ? acts->grad.dn : NULL,
+                        .dW = grads ? grads + m->params.tensor[i].offset : NULL};
+    m->ops->xent(m->pool, &x);
+}
+
+void hl_model_backward(hola_model *m, struct hl_acts *acts, const struct hl_rows *rows, const int32_t *ids, real *grads) {
+    struct hl_rmsnorm n = final_norm(m, acts, rows->T, grads);
+    struct hl_embed e = embedding(m, acts, rows->T, ids, grads);
+    m->ops->rmsnorm_backward(m->pool, &n);
+    for (int64_t l = m->cfg.num_hidden_layers; l-- > 0;) hl_layer_backward(m, acts, rows, l, grads);
+    m->ops->embed_backward(m->pool, &e);
+}

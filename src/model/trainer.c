@@ -1,0 +1,182 @@
+/* trainer.c -- gradients and AdamW: what turns a model into a better one. */
+#include "model/model.h"
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct hola_trainer {
+    hola_model *model;
+    hola_train_opts opt;
+    struct hl_acts acts;
+    real *grads, *m, *v; /* laid out as the model's rows */
+    int32_t *target;
+    struct hl_seg *seg;
+    int64_t seg_room, step;
+};
+
+static hola_status check_opts(const hola_train_opts *o) {
+    if (o->max_tokens < 1 || o->max_tokens > (1 << 24))
+        return hl_fail(HOLA_EINVAL, "max_tokens: %lld is not between 1 and %d", (long long)o->max_tokens, 1 << 24);
+    if (!(o->beta1 >= 0 && o->beta1 < 1)) return hl_fail(HOLA_EINVAL, "beta1: %g is not in [0, 1)", o->beta1);
+    if (!(o->beta2 >= 0 && o->beta2 < 1)) return hl_fail(HOLA_EINVAL, "beta2: %g is not in [0, 1)", o->beta2);
+    if (!(o->eps > 0 && isfinite(o->eps))) return hl_fail(HOLA_EINVAL, "eps: %g is not above 0", o->eps);
+    if (!isfinite(o->weight_decay)) return hl_fail(HOLA_EINVAL, "weight_decay: %g", o->weight_decay);
+    if (!isfinite(o->clip)) return hl_fail(HOLA_EINVAL, "clip: %g", o->clip);
+    return HOLA_OK;
+}
+
+static hola_train_opts defaults(const hola_train_opts *given) {
+    hola_train_opts o = given ? *given : (hola_train_opts){0};
+    if (o.max_tokens == 0) o.max_tokens = 4096;
+    if (o.beta1 == 0) o.beta1 = 0.9;
+    if (o.beta2 == 0) o.beta2 = 0.95;
+    if (o.eps == 0) o.eps = 1e-8;
+    if (o.weight_decay == 0) o.weight_decay = 0.01;
+    if (o.clip == 0) o.clip = 1.0;
+    return o;
+}
+
+static real *zeros(int64_t n) {
+    real *p = aligned_alloc(64, (size_t)((n * (int64_t)sizeof(real) + 63) / 64 * 64));
+    if (p) memset(p, 0, (size_t)n * sizeof(real));
+    return p;
+}
+
+hola_status hola_trainer_new(hola_trainer **out, hola_model *model, const hola_train_opts *opt) {
+    const int64_t total = model->params.total;
+    hola_train_opts o = defaults(opt);
+    *out = NULL;
+    hola_status s = check_opts(&o);
+    if (s != HOLA_OK) return s;
+    if (model->training) return hl_fail(HOLA_EINVAL, "this model has a trainer already");
+    pthread_mutex_lock(&model->lock);
+    s = hl_model_need_rows(model);
+    pthread_mutex_unlock(&model->lock);
+    if (s != HOLA_OK) return s;
+    hola_trainer *t = calloc(1, sizeof *t);
+    if (!t) return hl_fail(HOLA_ENOMEM, "trainer: %zu bytes", sizeof *t);
+    t->model = model;
+    t->opt = o;
+    t->acts.pass = HL_TRAIN;
+    t->acts.recompute = o.recompute;
+    t->grads = zeros(total);
+    t->m = zeros(total);
+    t->v = zeros(total);
+    t->target = calloc((size_t)o.max_tokens, sizeof *t->target);
+    if (!t->grads || !t->m || !t->v || !t->target) {
+        hola_trainer_free(t);
+        return hl_fail(HOLA_ENOMEM, "trainer: three times %lld numbers do not fit in memory", (long long)total);
+    }
+    model->training = true;
+    *out = t;
+    return HOLA_OK;
+}
+
+void hola_trainer_free(hola_trainer *t) {
+    if (!t) return;
+    t->model->training = false;
+    hl_acts_free(&t->acts);
+    free(t->grads);
+    free(t->m);
+    free(t->v);
+    free(t->target);
+    free(t->seg);
+    free(t);
+}
+
+/* Turns the documents into segments and targets; counts the targets. */
+static hola_status lay_out(hola_trainer *t, const int32_t *ids, int64_t n, const int64_t *starts, int64_t n_starts,
+                           struct hl_rows *rows, int64_t *targets) {
+    const int64_t zero = 0;
+    if (!starts) starts = &zero, n_starts = 1;
+    if (n < 1 || n > t->opt.max_tokens)
+        return hl_fail(HOLA_EINVAL, "%lld tokens: not between 1 and %lld", (long long)n, (long long)t->opt.max_tokens);
+    if (n_starts < 1 || starts[0] != 0) return hl_fail(HOLA_EINVAL, "the first document does not start at 0");
+    if (n_starts > t->seg_room) {
+        struct hl_seg *seg = realloc(t->seg, (size_t)n_starts * sizeof *seg);
+        if (!seg) return hl_fail(HOLA_ENOMEM, "%lld documents", (long long)n_starts);
+        t->seg = seg;
+        t->seg_room = n_starts;
+    }
+    *targets = 0;
+    for (int64_t i = 0; i < n_starts; i++) {
+        const int64_t end = i + 1 < n_starts ? starts[i + 1] : n;
+        if (end <= starts[i] || end > n)
+            return hl_fail(HOLA_EINVAL, "document %lld starts at %lld and ends at %lld of %lld", (long long)i,
+                           (long long)starts[i], (long long)end, (long long)n);
+        t->seg[i] = (struct hl_seg){.row = starts[i], .len = end - starts[i]};
+        for (int64_t j = starts[i]; j < end; j++) t->target[j] = j + 1 < end ? ids[j + 1] : -1;
+        *targets += end - starts[i] - 1;
+    }
+    *rows = (struct hl_rows){.T = n, .n = n_starts, .seg = t->seg};
+    return HOLA_OK;
+}
+
+static hola_status run(hola_trainer *t, const int32_t *ids, int64_t n, const int64_t *starts, int64_t n_starts,
+                       double weight, bool backward, double *loss_sum, int64_t *targets) {
+    hola_model *m = t->model;
+    struct hl_rows rows;
+    int64_t count = 0;
+    double sum = 0;
+    hola_status s = lay_out(t, ids, n, starts, n_starts, &rows, &count);
+    if (s == HOLA_OK) s = hl_model_check_ids(m, ids, n);
+    if (s == HOLA_OK) s = hl_acts_reserve(&t->acts, &m->cfg, &rows, true);
+    if (s != HOLA_OK) return s;
+    hl_model_forward(m, &t->acts, &rows, ids);
+    hl_model_loss(m, &t->acts, n, t->target, weight, backward ? t->grads : NULL);
+    if (backward) hl_model_backward(m, &t->acts, &rows, ids, t->grads);
+    for (int64_t i = 0; i < n; i++) sum += t->acts.nll[i];
+    if (loss_sum) *loss_sum = sum;
+    if (targets) *targets = count;
+    return HOLA_OK;
+}
+
+hola_status hola_trainer_accumulate(hola_trainer *t, const int32_t *ids, int64_t n, const int64_t *starts,
+                                    int64_t n_starts, double weight, double *loss_sum, int64_t *targets) {
+    return run(t, ids, n, starts, n_starts, weight, true, loss_sum, targets);
+}
+
+hola_status hola_trainer_evaluate(hola_trainer *t, const int32_t *ids, int64_t n, const int64_t *starts, int64_t n_starts,
+                                  double *loss_sum, int64_t *targets) {
+    return run(t, ids, n, starts, n_starts, 0, false, loss_sum, targets);
+}
+
+/* AdamW over every run of trained tensors; a frozen one (tau) lies between two runs. */
+static void adamw(hola_trainer *t, double lr, double grad_scale) {
+    const struct hl_params *p = &t->model->params;
+    const hola_train_opts *o = &t->opt;
+    struct hl_adamw a = {.lr = lr, .beta1 = o->beta1, .beta2 = o->beta2, .eps = o->eps, .grad_scale = grad_scale};
+    a.weight_decay = o->weight_decay > 0 ? o->weight_decay : 0;
+    a.bias1 = 1 - pow(o->beta1, (double)t->step);
+    a.bias2 = 1 - pow(o->beta2, (double)t->step);
+    for (int64_t i = 0; i < p->n; i++) {
+        if (!p->tensor[i].trained) continue;
+        const int64_t first = p->tensor[i].offset;
+        while (i + 1 < p->n && p->tensor[i + 1].trained) i++;
+        a.n = p->tensor[i].offset + p->tensor[i].count - first;
+        a.p = t->model->rows + first;
+        a.m = t->m + first;
+        a.v = t->v + first;
+        a.grad = t->grads + first;
+        t->model->ops->adamw(t->model->pool, &a);
+    }
+}
+
+hola_status hola_trainer_update(hola_trainer *t, double lr, double *grad_norm) {
+    double sum = 0, norm;
+    struct hl_sumsq q = {.n = t->model->params.total, .x = t->grads, .out = &sum};
+    hola_status s = HOLA_OK;
+    if (!(lr >= 0 && isfinite(lr))) return hl_fail(HOLA_EINVAL, "learning rate: %g", lr);
+    t->model->ops->sumsq(t->model->pool, &q);
+    norm = sqrt(sum);
+    if (grad_norm) *grad_norm = norm;
+    if (isfinite(norm)) {
+        t->step++;
+        adamw(t, lr, t->opt.clip > 0 && norm > t->opt.clip ? t->opt.clip / norm : 1);
+        t->model->stale = true;
+    } else {
+        s = hl_fail(HOLA_ENUMERIC, "gradient norm: %g; the step is skipped", norm);
+    }
+    memset(t->grads, 0, (size_t)t->model->params.total * sizeof(real));
+    return s;
+}

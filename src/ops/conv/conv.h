@@ -1,0 +1,23 @@
+/* conv.h -- causal depthwise short convolution, then SiLU.
+ *
+ *     u[t,c] = sum_{i<W} w[c][i] x[t-W+1+i, c]      y = u sigma(u)
+ * Before a sequence starts x is 0; in a session the last W-1 rows come from the state.
+ * w NULL: SiLU alone (W = 1, weight 1).
+ * Backward recomputes u. Sessions are not differentiated. */
+#ifndef HL_CONV_H
+#define HL_CONV_H
+#include "ops/rows.h"
+
+enum { HL_CONV_MAX = 8 };
+struct hl_conv {
+    const struct hl_rows *rows;
+    int64_t C, W;
+    const void *x; /* [T][C] */
+    const real *w; /* [C][W] */
+    void *y;
+    int64_t tail_off; /* bytes into seg->state: real [W-1][C], oldest first */
+    const void *dy;
+    void *dx;
+    real *dw; /* accumulated */
+};
+#endif

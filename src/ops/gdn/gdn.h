@@ -1,0 +1,35 @@
+/* gdn.h -- the gated delta rule and the score the exact memory ranks by (paper eq. 1, 6).
+ *
+ *     S'    = exp(g_t) S_{t-1}
+ *     e_t   = v_t - k_t^T S'                   what the state failed to predict
+ *     S_t   = S' + beta_t k_t e_t^T
+ *     out_t = K^{-1/2} q_t^T S_t               m_t = beta_t |e_t| (ranks only, carries no gradient)
+ * Per value head; value head h reads the q, k of key head h / (HV/H). q and k come L2-normalised.
+ * g NULL: no decay (DeltaNet).
+ *
+ * Chunked form (ARCHITECTURE sec. 4): chunks of HL_CHUNK rows from each segment's first row; in it the
+ * rows of v_new are beta_t e_t, so m costs one row norm. A training pass keeps h, v_new and A. */
+#ifndef HL_GDN_H
+#define HL_GDN_H
+#include "ops/rows.h"
+
+struct hl_gdn {
+    const struct hl_rows *rows;
+    int64_t H, HV, K, V;   /* key heads, value heads, d_k, d_v */
+    const void *q, *k, *v; /* [T][H][K], [T][H][K], [T][HV][V] */
+    const real *g, *beta;  /* [T][HV] */
+    void *out;             /* [T][HV][V] */
+    real *m;               /* [T][HV] */
+    int64_t S_off;         /* bytes into seg->state: real S[HV][K][V], read and written */
+    /* kept for the backward pass by the chunked form; all NULL at inference. The reference needs none. */
+    real *h;     /* [chunks][HV][K][V]: the state before each chunk (chunks: hl_chunks_before) */
+    void *v_new; /* [T][HV][V] */
+    real *A;     /* [T][HV][HL_CHUNK]: rows of (I + L)^-1 */
+    /* backward; segments start empty and final states get no gradient */
+    const void *dout;
+    void *dq, *dk, *dv; /* written, not added */
+    real *dg, *dbeta;   /* [T][HV]; dg NULL with g */
+};
+
+int64_t hl_gdn_scratch(int64_t K, int64_t V); /* bytes per worker, enough for forward and backward */
+#endif

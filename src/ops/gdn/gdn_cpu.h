@@ -1,0 +1,105 @@
+/* gdn_cpu.h -- what the fast forms of the delta rule share: one chunk of one value head (ARCHITECTURE
+ * sec. 4), its scores and its inverse, products with triangles, and loops over one row. */
+#ifndef HL_GDN_CPU_H
+#define HL_GDN_CPU_H
+#include "ops/matmul/mm.h"
+#include "ops/simd.h"
+
+enum {
+    GDN_TILE = 64, /* columns of V: one task of the step, one partial sum of m */
+    GDN_STEP = 16  /* segments up to this length go token by token at inference */
+};
+
+/* A segment's form depends on nothing but the segment. A short one that starts empty and keeps nothing is
+ * cheap in chunked form: no product with a state is left. */
+static inline bool gdn_chunked(const struct hl_gdn *a, const struct hl_seg *seg) {
+    return a->h || !seg->state || seg->len > GDN_STEP;
+}
+
+/* Scratch rows are a line longer than K or V, so that rows do not all fall into one set of the L1 cache. */
+static inline int64_t gdn_ld(int64_t n) { return (n + 15) / 16 * 16 + 16; }
+/* Parts of the scratch memory start on cache lines. */
+static inline real *gdn_take(real **p, int64_t n) {
+    real *part = *p;
+    *p += (n + 15) / 16 * 16;
+    return part;
+}
+/* reals of scratch that forward and backward carve their parts from */
+static inline int64_t gdn_scratch_reals(int64_t K, int64_t V) {
+    return HL_MM_SCRATCH + K * V + 16 + 6 * HL_CHUNK * (gdn_ld(K) + gdn_ld(V)) + 8 * HL_CHUNK * HL_CHUNK;
+}
+
+struct gdn_chunk {
+    int64_t n, row, hv, ldx; /* rows, first of them in the batch; value head */
+    real *X;                 /* [2n][ldx]: the rows of q, then those of k */
+    real *P, *M, *D;         /* [n][HL_CHUNK], zero above the diagonal: D = exp(G_i - G_j),
+                                P = K^{-1/2} q_i.k_j D, M = k_i.k_j D below the diagonal (L = beta M) */
+    real beta[HL_CHUNK], eG[HL_CHUNK], eL[HL_CHUNK]; /* exp(G_i), exp(G_last - G_i) */
+    real end;                                        /* exp(G_last) */
+    real *mm;                                        /* scratch of the products */
+};
+
+#ifdef HL_ISA
+/* X, P, M, D and mm point to room for a whole chunk; fills in the rest. */
+void HL_OP(gdn_chunk_load)(struct gdn_chunk *x, const struct hl_gdn *a, int64_t row, int64_t n, int64_t hv);
+/* A = (I + diag(beta) M)^-1, rows HL_CHUNK apart */
+void HL_OP(gdn_inverse)(const struct gdn_chunk *x, real *A);
+
+/* A product with a triangle: C (= or +=) T B or T^T B, where T [n][n] is lower and zero above its diagonal. */
+struct gdn_tri {
+    int64_t n, N;
+    const real *T, *B;
+    int64_t ldt, ldb;
+    real *C;
+    int64_t ldc;
+    bool add;
+};
+void HL_OP(gdn_tri)(const struct gdn_tri *t, real *mm);
+void HL_OP(gdn_tri_turned)(const struct gdn_tri *t, real *mm);
+/* C [2n][HL_CHUNK] = Y B^T for stacked Y [2n][N] and B [n][N]; of each half only what the lower triangle needs */
+void HL_OP(gdn_lower)(real *C, const real *Y, int64_t ldy, const real *B, int64_t ldb, int64_t n, int64_t N, real *mm);
+
+void HL_OP(gdn_step)(struct hl_pool *pool, const struct hl_gdn *a);
+#endif
+
+/* ---- one row ---- */
+
+static inline void row_scale(real *y, const real *x, real f, int64_t n) {
+    int64_t j = 0;
+    for (; j + VL <= n; j += VL) v_store(y + j, f * v_load(x + j));
+    if (j < n) v_store_n(y + j, f * v_load_n(x + j, n - j), n - j);
+}
+static inline void row_copy(real *y, const real *x, int64_t n) { memcpy(y, x, (size_t)n * sizeof *y); }
+static inline void row_add(real *y, const real *x, int64_t n) {
+    int64_t j = 0;
+    for (; j + VL <= n; j += VL) v_store(y + j, v_load(y + j) + v_load(x + j));
+    if (j < n) v_store_n(y + j, v_load_n(y + j, n - j) + v_load_n(x + j, n - j), n - j);
+}
+/* y = f (x - f2 y) */
+static inline void row_residual(real *y, const real *x, real f, real f2, int64_t n) {
+    int64_t j = 0;
+    for (; j + VL <= n; j += VL) v_store(y + j, f * (v_load(x + j) - f2 * v_load(y + j)));
+    if (j < n) v_store_n(y + j, f * (v_load_n(x + j, n - j) - f2 * v_load_n(y + j, n - j)), n - j);
+}
+static inline real row_dot(const real *x, const real *y, int64_t n) {
+    vr s = v_set(0), s2 = v_set(0);
+    int64_t j = 0;
+    for (; j + 2 * VL <= n; j += 2 * VL) {
+        s += v_load(x + j) * v_load(y + j);
+        s2 += v_load(x + j + VL) * v_load(y + j + VL);
+    }
+    for (; j + VL <= n; j += VL) s += v_load(x + j) * v_load(y + j);
+    if (j < n) s2 += v_load_n(x + j, n - j) * v_load_n(y + j, n - j);
+    return v_sum(s + s2);
+}
+/* sum of squares in pieces of GDN_TILE, added in order: the same sum whoever owns the columns */
+static inline real row_sumsq(const real *x, int64_t n) {
+    real sum = 0;
+    for (int64_t j = 0; j < n; j += GDN_TILE) {
+        int64_t width = n - j < GDN_TILE ? n - j : GDN_TILE;
+        sum += row_dot(x + j, x + j, width);
+    }
+    return sum;
+}
+
+#endif

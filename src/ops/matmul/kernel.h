@@ -1,0 +1,54 @@
+/* kernel.h -- the building blocks of every product here: a register tile and the packing before it.
+ *
+ * B comes in panels of HL_PANEL columns: row k of a panel is 32 neighbouring numbers, the next row `bs`
+ * further on. A comes as strips of up to HL_MR rows: column k of a strip is its rows side by side, the
+ * next column `as` further on (HL_AS when packed here).
+ * Every element of C is one chain of multiply-adds over k, in order, within a piece of HL_KC; pieces
+ * are added to C in order. No other choice (tile height, blocks, threads) touches that order, hence a
+ * row has the same bits in every batch. */
+#ifndef HL_KERNEL_H
+#define HL_KERNEL_H
+#include "ops/matmul/mm.h"
+#include "ops/simd.h"
+
+enum { HL_KC = 256 };
+/* A block of C in a linear layer: rows at most, and the scratch for its strips (in the widest packing,
+ * 8 for 6 rows) and one panel, in reals. */
+enum { HL_BLOCK = 384, HL_BLOCK_SCRATCH = (HL_BLOCK / 6 * 8 + HL_PANEL) * HL_KC };
+
+/* Rows of a tile: as many accumulators as the registers hold, beside two vectors of B. A packed strip
+ * has room for a multiple of 4 rows, for the 4 x 4 transposes. */
+#if defined(__AVX512F__)
+enum { HL_MR = 12, HL_AS = 12 };
+#elif defined(__AVX2__)
+enum { HL_MR = 6, HL_AS = 8 };
+#else
+enum { HL_MR = 4, HL_AS = 4 };
+#endif
+
+struct hl_tile {
+    const real *A;
+    int64_t as, bs, kc;
+    const void *B;
+    hola_dtype dtype; /* of B: HOLA_F32 is `real` here, the others only where tile_takes() */
+    real *C;
+    int64_t ldc;
+    int mr, n;  /* rows <= HL_MR, columns <= HL_PANEL */
+    real alpha; /* C (= or +=) alpha A B */
+    bool add;
+};
+#ifdef HL_ISA
+void HL_OP(tile)(const struct hl_tile *t);
+/* Whether a panel stored in this dtype can be read in place by tiles of mr rows; else widen it first. */
+bool HL_OP(tile_takes)(hola_dtype dtype, int64_t mr);
+
+/* dst[k*ds + r] = src[r*ss + k], r < rows <= width, k < n <= HL_KC; zero for rows <= r < width. Writes
+ * whole groups of 4 r. */
+void HL_OP(pack_turn)(real *dst, int64_t ds, const real *src, int64_t ss, int64_t rows, int64_t width, int64_t n);
+/* dst[k*ds + r] = src[k*ss + r], likewise, without the groups */
+void HL_OP(pack_copy)(real *dst, int64_t ds, const real *src, int64_t ss, int64_t rows, int64_t width, int64_t n);
+/* n numbers of a dtype, a multiple of HL_PANEL, as `real` */
+void HL_OP(widen)(real *dst, const void *src, hola_dtype dtype, int64_t n);
+#endif
+
+#endif

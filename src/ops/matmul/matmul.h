@@ -1,0 +1,34 @@
+/* matmul.h -- linear layers: out_i = x W_i^T for up to six matrices that share the input x.
+ *
+ * x [M][K], W_i [N_i][K], out_i [M][N_i]. The order of every sum over K is fixed by K alone: a row's
+ * result does not depend on M, on the other rows, or on the number of threads.
+ * Backward: dx = sum_i dout_i W_i, dW_i += dout_i^T x. */
+#ifndef HL_MATMUL_H
+#define HL_MATMUL_H
+#include "ops/rows.h"
+struct hl_pool;
+
+enum { HL_LINEAR_MAX = 6 };
+struct hl_linear_part {
+    struct hl_weight W;
+    void *out;        /* forward */
+    const void *dout; /* backward */
+    real *dW;         /* backward, accumulated; NULL: not wanted */
+};
+struct hl_linear {
+    int64_t M, K;
+    const void *x;
+    int n;
+    struct hl_linear_part part[HL_LINEAR_MAX];
+    bool add; /* forward: out += ; the residual stream takes its branches this way */
+    void *dx; /* backward; NULL: not wanted */
+    bool dx_add;
+};
+
+int64_t hl_linear_scratch(void); /* bytes per worker */
+
+/* panels of a [rows][cols] matrix given as floats; out has hl_panel_bytes() bytes */
+int64_t hl_panel_bytes(int64_t rows, int64_t cols, hola_dtype dtype);
+void hl_panel_pack(void *out, hola_dtype dtype, const real *rows_in, int64_t rows, int64_t cols);
+
+#endif

@@ -1,0 +1,54 @@
+/* rows.h -- which rows of a batch belong together, and the weights ops read.
+ *
+ * Activations are [T][channels] with the rows of all sequences one after another, never padded. A
+ * segment is a run of rows of one sequence: a document in training, a prompt piece or a single token
+ * in a session. Ops that look along a sequence (convolution, delta rule, cache) walk the segments. */
+#ifndef HL_ROWS_H
+#define HL_ROWS_H
+#include "core/real.h"
+#include "core/status.h"
+
+enum { HL_CHUNK = 64 }; /* rows of one chunk of the chunked delta rule */
+
+struct hl_seg {
+    int64_t row, len; /* rows [row, row+len) of the batch */
+    int64_t pos;      /* tokens of this sequence before them: the absolute block grid */
+    char *state;      /* the session's state block; NULL: starts empty (pos = 0), nothing kept */
+};
+
+struct hl_rows {
+    int64_t T, n; /* rows, segments */
+    const struct hl_seg *seg;
+};
+
+/* Segments are cut into pieces of `size` rows on the grid of absolute positions of each segment's own
+ * first row (chunks of the delta rule) or of the sequence (blocks of the cache). */
+static inline int64_t hl_pieces(int64_t len, int64_t size) { return (len + size - 1) / size; }
+static inline int64_t hl_seg_blocks(const struct hl_seg *s, int64_t C) {
+    return (s->pos + s->len - 1) / C - s->pos / C + 1;
+}
+/* Sums over the segments before i (i = n: all of them). */
+static inline int64_t hl_chunks_before(const struct hl_rows *r, int64_t i) {
+    int64_t n = 0;
+    for (int64_t s = 0; s < i; s++) n += hl_pieces(r->seg[s].len, HL_CHUNK);
+    return n;
+}
+static inline int64_t hl_blocks_before(const struct hl_rows *r, int64_t i, int64_t C) {
+    int64_t n = 0;
+    for (int64_t s = 0; s < i; s++) n += hl_seg_blocks(&r->seg[s], C);
+    return n;
+}
+
+/* A matrix [rows][cols] as stored: plain rows of `real`, or panels for inference: 32 rows interleaved,
+ * element (i, j) at ((i / 32) * cols + j) * 32 + i % 32 in dtype, rows past the end zero. A panel feeds
+ * the matrix product without packing, and makes one row's result the same in a batch of any size. */
+enum { HL_PANEL = 32 };
+enum hl_layout { HL_ROWS, HL_PANELS };
+struct hl_weight {
+    const void *data;
+    enum hl_layout layout; /* HL_ROWS: dtype is that of `real` */
+    hola_dtype dtype;
+    int64_t rows, cols;
+};
+
+#endif

@@ -1,0 +1,99 @@
+/* simd.h -- vectors of `real` for the fast CPU ops, in GCC/Clang vector extensions.
+ *
+ * Every fast source (*_cpu.c) is compiled once per instruction set (see HL_OP in ops.h) and, for the
+ * tests, once in double. The width changes the grouping of sums, so results differ in the last bits between
+ * instruction sets, but never with the number of threads or with where a row stands in a batch:
+ * tails go through the same vector code (v_load_n, v_store_n). */
+#ifndef HL_SIMD_H
+#define HL_SIMD_H
+#include "core/real.h"
+#include <string.h>
+
+#if defined(__AVX512F__)
+#define HL_VBYTES 64
+#elif defined(__AVX2__) || defined(HL_DOUBLE)
+#define HL_VBYTES 32
+#else
+#define HL_VBYTES 16
+#endif
+
+typedef real vr __attribute__((vector_size(HL_VBYTES)));
+typedef real vr_mem __attribute__((vector_size(HL_VBYTES), aligned(4), may_alias));
+#ifdef HL_DOUBLE
+typedef int64_t vi __attribute__((vector_size(HL_VBYTES)));
+#else
+typedef int32_t vi __attribute__((vector_size(HL_VBYTES)));
+#endif
+enum { VL = (int)(HL_VBYTES / sizeof(real)) };
+
+static inline vr v_load(const real *p) { return *(const vr_mem *)p; }
+static inline void v_store(real *p, vr x) { *(vr_mem *)p = x; }
+static inline vr v_set(real x) { return (vr){0} + x; }
+
+/* The first n < VL lanes; the others read as 0 and are not written. */
+static inline vr v_load_n(const real *p, int64_t n) {
+    real t[VL] = {0};
+    memcpy(t, p, (size_t)n * sizeof(real));
+    return v_load(t);
+}
+static inline void v_store_n(real *p, vr x, int64_t n) {
+    real t[VL];
+    v_store(t, x);
+    memcpy(p, t, (size_t)n * sizeof(real));
+}
+
+/* lane-wise mask ? a : b, where mask is the result of a vector comparison */
+static inline vr v_select(vi mask, vr a, vr b) { return (vr)(((vi)a & mask) | ((vi)b & ~mask)); }
+static inline vr v_max(vr a, vr b) { return v_select((vi)(a > b), a, b); }
+static inline vr v_min(vr a, vr b) { return v_select((vi)(a < b), a, b); }
+
+/* Sum of the lanes, always in the same pairwise order. */
+static inline real v_sum(vr x) {
+    real t[VL];
+    v_store(t, x);
+    for (int w = VL / 2; w > 0; w /= 2)
+        for (int i = 0; i < w; i++) t[i] += t[i + w];
+    return t[0];
+}
+static inline real v_hmax(vr x) {
+    real t[VL], m;
+    v_store(t, x);
+    m = t[0];
+    for (int i = 1; i < VL; i++) m = t[i] > m ? t[i] : m;
+    return m;
+}
+
+#ifdef HL_DOUBLE
+static inline vr v_exp(vr x) {
+    real t[VL];
+    v_store(t, x);
+    for (int i = 0; i < VL; i++) t[i] = exp(t[i]);
+    return v_load(t);
+}
+#else
+/* exp to about 1 ulp: x = n ln 2 + r, a polynomial in r, n put into the exponent. Below -87.3 it is 0. */
+static inline vr v_exp(vr x) {
+    const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
+    vr c = v_min(v_max(x, v_set(-87.3f)), v_set(88.3f));
+    vr t = c * 1.44269504f + magic;
+    vr n = t - magic;
+    vr r = c - n * 0.693359375f;
+    vr p;
+    r = r + n * 2.12194440e-4f;
+    p = v_set(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + r + 1.0f;
+    vi e = ((vi)t - (vi)v_set(magic)) << 23;
+    vr y = (vr)((vi)p + e);
+    y = v_select((vi)(x < -87.3f), v_set(0), y);
+    y = v_select((vi)(x > 88.3f), v_set(INFINITY), y);
+    return v_select((vi)(x != x), x, y); /* NaN stays NaN */
+}
+#endif
+static inline vr v_sigmoid(vr x) { return 1 / (1 + v_exp(-x)); }
+
+#endif

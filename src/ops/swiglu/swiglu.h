@@ -1,0 +1,13 @@
+/* swiglu.h -- y = silu(gate) up.   dup = dy silu(gate),  dgate = dy up s (1 + gate (1 - s)), s = sigma(gate). */
+#ifndef HL_SWIGLU_H
+#define HL_SWIGLU_H
+#include "ops/rows.h"
+
+struct hl_swiglu {
+    int64_t M, D;
+    const void *gate, *up; /* [M][D] */
+    void *y;
+    const void *dy;
+    void *dgate, *dup; /* may alias gate and up */
+};
+#endif

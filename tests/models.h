@@ -1,0 +1,65 @@
+/* models.h -- small models for the tests: every type and every variant of the exact memory. */
+#include "check.h"
+#include "model/config.h"
+#include "model/model.h"
+
+struct variant {
+    const char *name, *json;
+};
+#define TINY "\"hidden_size\":48,\"num_hidden_layers\":2,\"vocab_size\":97,\"intermediate_size\":80,\"initializer_range\":0.3,"
+#define HOLA "\"model_type\":\"hola\",\"num_heads\":2,\"head_dim\":16,\"cache_window\":8,\"cache_chunk\":32,\"cache_gate_init\":0.5,"
+static const struct variant variants[] = {
+    {"hola", "{" TINY HOLA "\"expand_v\":1}"},
+    {"hola without gate, tied", "{" TINY HOLA "\"expand_v\":1,\"use_gate\":false,\"tie_word_embeddings\":true}"},
+    {"hola e", "{" TINY HOLA "\"expand_v\":1,\"cache_evict\":\"e\"}"},
+    {"hola betav", "{" TINY HOLA "\"expand_v\":1,\"cache_evict\":\"betav\"}"},
+    {"hola recency", "{" TINY HOLA "\"expand_v\":1,\"cache_evict\":\"recency\"}"},
+    {"hola h2o", "{" TINY HOLA "\"expand_v\":1,\"cache_evict\":\"h2o\"}"},
+    {"hola none", "{" TINY HOLA "\"expand_v\":1,\"cache_evict\":\"none\"}"},
+    {"hola l2, tau learned", "{" TINY HOLA "\"expand_v\":1,\"cache_norm\":\"l2\",\"cache_tau_init\":3,\"cache_tau_freeze\":false}"},
+    {"hola, value heads 4", "{" TINY HOLA "\"num_v_heads\":4,\"expand_v\":2,\"allow_neg_eigval\":true}"},
+    {"hola window 0", "{" TINY "\"model_type\":\"hola\",\"num_heads\":2,\"head_dim\":16,\"expand_v\":1,\"cache_window\":0,\"cache_chunk\":32}"},
+    {"hola default block", "{" TINY "\"model_type\":\"hola\",\"num_heads\":2,\"head_dim\":16,\"expand_v\":1,\"cache_gate_init\":0}"},
+    {"gated_deltanet", "{" TINY "\"model_type\":\"gated_deltanet\",\"num_heads\":2,\"head_dim\":16,\"expand_v\":2}"},
+    {"delta_net", "{" TINY "\"model_type\":\"delta_net\",\"num_heads\":3}"},
+};
+enum { VARIANTS = sizeof variants / sizeof *variants };
+
+static inline hola_config variant_config(int i) {
+    hola_config cfg;
+    CHECK_OK(hl_config_parse(&cfg, variants[i].json, (int64_t)strlen(variants[i].json), variants[i].name));
+    return cfg;
+}
+static inline hola_model *variant_model(int i, int threads, const char *backend) {
+    hola_config cfg = variant_config(i);
+    hola_options opt = {.threads = threads, .backend = backend};
+    hola_model *m;
+    CHECK_OK(hola_model_new(&m, &cfg, 7, &opt));
+    return m;
+}
+static inline int32_t *random_ids(int64_t n, int64_t vocab, uint64_t seed) {
+    int32_t *ids = malloc((size_t)n * sizeof *ids);
+    assert_non_null(ids);
+    for (int64_t i = 0; i < n; i++) ids[i] = (int32_t)(check_mix(seed + (uint64_t)i) % (uint64_t)vocab);
+    return ids;
+}
+/* log-probabilities of ids[1..n-1], fed in pieces of `piece` tokens */
+static inline double *scores(hola_model *m, const int32_t *ids, int64_t n, int64_t piece) {
+    double *lp = calloc((size_t)n, sizeof *lp);
+    hola_session *s;
+    CHECK_OK(hola_session_new(&s, m));
+    for (int64_t i = 0; i < n - 1; i += piece) {
+        int64_t k = i + piece < n - 1 ? piece : n - 1 - i;
+        CHECK_OK(hola_session_score(s, ids + i, ids + i + 1, k, lp + i));
+    }
+    hola_session_free(s);
+    return lp;
+}
+static inline double farthest(const double *a, const double *b, int64_t n) {
+    double worst = 0;
+    for (int64_t i = 0; i < n; i++) {
+        double e = fabs(a[i] - b[i]);
+        if (!(e <= worst)) worst = e == e ? e : 1e30;
+    }
+    return worst;
+}
