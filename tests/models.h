@@ -6,7 +6,7 @@
 struct variant {
     const char *name, *json;
 };
-#define TINY "\"hidden_size\":48,\"num_hidden_layers\":2,\"vocab_size\":97,\"intermediate_size\":80,\"initializer_range\":0.3,"
+#define TINY "\"hidden_size\":48,\"num_hidden_layers\":2,\"vocab_size\":97,\"intermediate_size\":80,\"initializer_range\":0.2,"
 #define HOLA "\"model_type\":\"hola\",\"num_heads\":2,\"head_dim\":16,\"cache_window\":8,\"cache_chunk\":32,\"cache_gate_init\":0.5,"
 static const struct variant variants[] = {
     {"hola", "{" TINY HOLA "\"expand_v\":1}"},

@@ -57,7 +57,7 @@ static void forgetting_is_caught(void **state) {
         CHECK_OK(hola_session_score(s, ids, ids + 1, 290, got));
         hola_session_reset(s);
         CHECK_OK(hola_session_score(s, ids + 290, ids + 291, 9, got + 290));
-        assert_true(farthest(got, whole, 290) == 0);
+        assert_true(farthest(got, whole, 290) < 2e-5);
         assert_true(farthest(got + 290, whole + 290, 9) > 1e-3);
         hola_session_free(s);
         free(whole);

@@ -43,6 +43,8 @@ int64_t hl_cache_columns(struct hl_cache_pick *p, const struct hl_cache_head *d,
 void hl_cache_merge(struct hl_cache_pick *p, const struct hl_cache_head *d, int64_t m);
 /* Brings the state to where the pick stands: its kept rows and the m rows of the open block. */
 void hl_cache_store(const struct hl_cache_pick *p, const struct hl_cache_head *d, int64_t m);
+/* The rows of n columns: where they lie if they follow each other (*ld is then set), else in `room`, *ld apart. */
+const real *hl_cache_rows_k(const struct hl_cache_head *d, const int64_t *id, int64_t n, real *room, int64_t *ld);
 /* Copies the rows of n columns, `ld` apart. */
 void hl_cache_gather_k(real *to, int64_t ld, const struct hl_cache_head *d, const int64_t *id, int64_t n);
 void hl_cache_gather_v(real *to, int64_t ld, const struct hl_cache_head *d, const int64_t *id, int64_t n);
@@ -51,12 +53,12 @@ void hl_cache_gather_v(real *to, int64_t ld, const struct hl_cache_head *d, cons
 struct hl_cache_work {
     struct hl_cache_pick pick;
     int64_t tile, ldk;             /* queries of a forward tile; distance of rows of kT */
-    real *rows, *mm;               /* gathered rows of CACHE_BCOLS columns; scratch of mm */
+    real *rows, *mm;               /* rows of CACHE_BCOLS columns; scratch of mm */
     real *kT, *v, *qT, *S, *O;     /* forward: k [K][cols], v [cols][V], q [K][tile], S [keys][tile], O [tile][V] */
     real *max, *sum;               /* [tile] */
     real *bq, *bqT, *bdo, *bdoT;   /* backward: rows of q, dout and their transposes */
     real *bk, *bkT, *bvT;          /* keys of a piece, transposes of keys and values */
-    real *P, *dS, *dcol, *R;       /* [BACK][BCOLS] each; dk or dv of a piece; [BACK] */
+    real *P, *dS, *R;              /* [BACK][BCOLS], [BACK][BCOLS], [BACK] */
     int64_t bytes;
 };
 struct hl_cache_work hl_cache_work(void *scratch, int64_t K, int64_t V, int64_t window, int64_t chunk);

@@ -12,9 +12,9 @@
 #include "ops/simd.h"
 
 enum { HL_KC = 256 };
-/* A block of C in a linear layer: rows at most, and the scratch for its strips (in the widest packing,
- * 8 for 6 rows) and one panel, in reals. */
-enum { HL_BLOCK = 384, HL_BLOCK_SCRATCH = (HL_BLOCK / 6 * 8 + HL_PANEL) * HL_KC };
+/* Scratch of a linear layer, in reals: the panels of a block of at most HL_BLOCK columns, which stay in
+ * the second-level cache, and a few strips. */
+enum { HL_BLOCK = 512, HL_STRIPS = 48, HL_BLOCK_SCRATCH = (HL_BLOCK + HL_STRIPS) * HL_KC };
 
 /* Rows of a tile: as many accumulators as the registers hold, beside two vectors of B. A packed strip
  * has room for a multiple of 4 rows, for the 4 x 4 transposes. */
@@ -30,7 +30,7 @@ struct hl_tile {
     const real *A;
     int64_t as, bs, kc;
     const void *B;
-    hola_dtype dtype; /* of B: HOLA_F32 is `real` here, the others only where tile_takes() */
+    hola_dtype dtype; /* of B; HOLA_F32 stands for `real` */
     real *C;
     int64_t ldc;
     int mr, n;  /* rows <= HL_MR, columns <= HL_PANEL */
@@ -39,14 +39,12 @@ struct hl_tile {
 };
 #ifdef HL_ISA
 void HL_OP(tile)(const struct hl_tile *t);
-/* Whether a panel stored in this dtype can be read in place by tiles of mr rows; else widen it first. */
-bool HL_OP(tile_takes)(hola_dtype dtype, int64_t mr);
-
 /* dst[k*ds + r] = src[r*ss + k], r < rows <= width, k < n <= HL_KC; zero for rows <= r < width. Writes
  * whole groups of 4 r. */
 void HL_OP(pack_turn)(real *dst, int64_t ds, const real *src, int64_t ss, int64_t rows, int64_t width, int64_t n);
-/* dst[k*ds + r] = src[k*ss + r], likewise, without the groups */
-void HL_OP(pack_copy)(real *dst, int64_t ds, const real *src, int64_t ss, int64_t rows, int64_t width, int64_t n);
+/* Columns [0, cols) of n rows, `width` at a time: group g at dst + g*n*ds holds dst[k*ds + c] =
+ * src[k*ss + g*width + c], zero past the end. */
+void HL_OP(pack_copy)(real *dst, int64_t ds, const real *src, int64_t ss, int64_t cols, int64_t width, int64_t n);
 /* n numbers of a dtype, a multiple of HL_PANEL, as `real` */
 void HL_OP(widen)(real *dst, const void *src, hola_dtype dtype, int64_t n);
 #endif

@@ -3,7 +3,7 @@
 #define HL_WIDEN_H
 #include "ops/matmul/half.h"
 #include "ops/simd.h"
-#if defined(__F16C__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -25,13 +25,18 @@ static inline vr v_load_f16(const uint16_t *p) {
 }
 #else
 typedef uint32_t vu __attribute__((vector_size(HL_VBYTES)));
-typedef uint16_t vh __attribute__((vector_size(HL_VBYTES / 2)));
 typedef uint16_t vh_mem __attribute__((vector_size(HL_VBYTES / 2), aligned(2), may_alias));
 
 static inline vr v_load_f32(const float *p) { return v_load(p); }
+/* the intrinsics where there are some: compilers split the conversion in two */
 static inline vr v_load_bf16(const uint16_t *p) {
-    vh h = *(const vh_mem *)p;
-    return (vr)(__builtin_convertvector(h, vu) << 16);
+#if defined(__AVX512F__)
+    return (vr)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16);
+#elif defined(__AVX2__)
+    return (vr)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16);
+#else
+    return (vr)(__builtin_convertvector(*(const vh_mem *)p, vu) << 16);
+#endif
 }
 static inline vr v_load_f16(const uint16_t *p) {
 #if defined(__AVX512F__)

@@ -1,0 +1,148 @@
+# hola: `make` builds ./hola, `make help` lists the rest. Choices: CC=clang, SAN=1 (address and undefined
+# behaviour sanitizers), TSAN=1 (threads), V=1 (show the commands), ONLY="test_x grad_y" (those tests alone).
+SAN ?= 0
+TSAN ?= 0
+FUZZ ?= 0
+FUZZ_SECONDS ?= 300
+PREFIX ?= /usr/local
+JOBS ?= $(shell nproc)
+ifeq ($(MAKELEVEL),0)
+MAKEFLAGS += -j$(JOBS)
+endif
+on = $(filter 1,$(1))
+, := ,
+BUILD := build/$(if $(call on,$(FUZZ)),fuzz,$(notdir $(CC))$(if $(call on,$(SAN)),-san)$(if $(call on,$(TSAN)),-tsan))
+
+# What this machine lacks is installed, or named, before anything is compiled; 20 ms when nothing is.
+GOALS := $(or $(MAKECMDGOALS),all)
+ifneq ($(filter-out help clean uninstall format,$(GOALS)),)
+ifneq ($(shell CC='$(CC)' tools/deps.sh $(if $(filter test% demo deps fuzz%,$(GOALS)),test,build) >&2 && echo ok),ok)
+$(error cannot build: see above)
+endif
+endif
+
+WARN := -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Wno-float-conversion -Wvla -Wno-psabi -Werror
+CFLAGS ?= $(if $(call on,$(SAN) $(TSAN) $(FUZZ)),-O1,-O3) -g
+ALL_CFLAGS := -std=c11 $(CFLAGS) -fno-math-errno -fPIC -fvisibility=hidden $(WARN) -Iinclude -Isrc -MMD -MP -pthread
+LIBS := -ljansson -lm -pthread
+SANITIZE := $(if $(call on,$(SAN) $(FUZZ)),-fsanitize=address$(,)undefined -fno-sanitize-recover=undefined)
+SANITIZE += $(if $(call on,$(TSAN)),-fsanitize=thread)
+ifneq ($(strip $(SANITIZE)),)
+ALL_CFLAGS += $(SANITIZE) $(if $(call on,$(FUZZ)),-fsanitize=fuzzer-no-link) -fno-omit-frame-pointer
+LDFLAGS += $(SANITIZE)
+endif
+
+# The fast ops are compiled once per instruction set; HL_ISA names each copy (src/ops/ops.h).
+ISAS := base $(if $(findstring x86_64,$(shell $(CC) -dumpmachine 2>/dev/null)),avx2 avx512)
+FLAGS_ref :=
+FLAGS_base := -ffp-contract=fast
+FLAGS_avx2 := -ffp-contract=fast -mavx2 -mfma -mf16c
+FLAGS_avx512 := -ffp-contract=fast -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c -mprefer-vector-width=512
+
+REF_SRC := $(sort $(wildcard src/ops/*/*_ref.c)) src/ops/table.c
+FAST_SRC := $(sort $(wildcard src/ops/*/*_cpu.c)) src/ops/table.c
+LIB_SRC := $(filter-out $(REF_SRC) $(FAST_SRC),$(sort $(wildcard src/core/*.c src/ops/*.c src/ops/*/*.c src/model/*.c)))
+CLI_SRC := $(sort $(wildcard src/cli/*.c))
+
+obj = $(patsubst %.c,$(BUILD)/$(1)/%.o,$(2))
+LIB_OBJ := $(call obj,float,$(LIB_SRC)) $(call obj,ref,$(REF_SRC)) $(foreach i,$(ISAS),$(call obj,$(i),$(FAST_SRC)))
+DBL_OBJ := $(call obj,double,$(LIB_SRC)) $(call obj,double-ref,$(REF_SRC)) $(call obj,double-base,$(FAST_SRC))
+
+all: $(BUILD)/hola ## the program, as ./hola (default)
+	@ln -sf $(BUILD)/hola hola
+
+say = $(if $(V),,@echo "  $(1)";)
+$(BUILD)/libhola.a: $(LIB_OBJ)
+$(BUILD)/libhola-double.a: $(DBL_OBJ)
+$(BUILD)/%.a:
+	@rm -f $@
+	$(call say,AR $@) ar rcs $@ $^
+$(BUILD)/libhola.so.0: $(LIB_OBJ)
+	$(call say,LD $@) $(CC) $(LDFLAGS) -shared -Wl,-soname,libhola.so.0 -Wl,-z,defs -o $@ $^ $(LIBS)
+$(BUILD)/hola: $(call obj,float,$(CLI_SRC)) $(BUILD)/libhola.a
+	$(call say,LD $@) $(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
+
+define compile
+$$(BUILD)/$(1)/%.o: %.c
+	@mkdir -p $$(@D)
+	$$(call say,CC $$@) $$(CC) $$(ALL_CFLAGS) $(2) -c -o $$@ $$<
+endef
+$(eval $(call compile,float,))
+$(eval $(call compile,double,-DHL_DOUBLE))
+$(eval $(call compile,double-ref,-DHL_DOUBLE -DHL_ISA=ref $(FLAGS_ref)))
+$(eval $(call compile,double-base,-DHL_DOUBLE -DHL_ISA=base $(FLAGS_base)))
+$(foreach i,ref $(ISAS),$(eval $(call compile,$(i),-DHL_ISA=$(i) $(FLAGS_$(i)))))
+
+# tests/test_x.c is built in float, tests/grad_x.c in double (finite differences), both with cmocka.
+# tests/fuzz_x.c is a plain program that tries bad input of its own; `make fuzz` gives it libFuzzer's.
+# tests/test_x.sh drives the program itself.
+PROGRAMS = $(patsubst tests/%.c,$(BUILD)/tests/%,$(sort $(wildcard tests/$(1)_*.c)))
+FLOAT_TESTS := $(call PROGRAMS,test)
+DOUBLE_TESTS := $(call PROGRAMS,grad)
+FUZZ_TESTS := $(call PROGRAMS,fuzz)
+TESTS := $(FLOAT_TESTS) $(DOUBLE_TESTS) $(FUZZ_TESTS) $(sort $(wildcard tests/test_*.sh))
+TESTS := $(if $(ONLY),$(filter $(addprefix %/,$(ONLY)),$(TESTS)),$(TESTS))
+test_link = $(call say,LD $@) mkdir -p $(@D) && $(CC) $(ALL_CFLAGS) -Itests $(LDFLAGS) $(1) -o $@ $< $(2) $(LIBS)
+$(BUILD)/tests/test_%: tests/test_%.c $(BUILD)/libhola.a
+	$(call test_link,,$(BUILD)/libhola.a -lcmocka)
+$(BUILD)/tests/grad_%: tests/grad_%.c $(BUILD)/libhola-double.a
+	$(call test_link,-DHL_DOUBLE,$(BUILD)/libhola-double.a -lcmocka)
+$(BUILD)/tests/fuzz_%: tests/fuzz_%.c $(BUILD)/libhola.a
+	$(call test_link,$(if $(call on,$(FUZZ)),-DHL_LIBFUZZER -fsanitize=fuzzer),$(BUILD)/libhola.a)
+
+tests: $(filter $(BUILD)/%,$(TESTS))
+test: $(BUILD)/hola tests ## build and run all tests
+	@HOLA=$(abspath $(BUILD)/hola) tests/run.sh $(TESTS)
+
+demo: all ## a short tour of the program
+	@if [ -x tools/demo.sh ]; then tools/demo.sh; else echo "demo: tools/demo.sh is not in this version"; fi
+
+# The benchmark has OpenBLAS as a yardstick where it is installed; nothing else is ever linked with it.
+BLAS_TEST := printf '\043include <cblas.h>\nint main(void) { return 0; }' | $(CC) -x c - -lopenblas -o /dev/null
+BLAS := $(if $(filter bench%,$(GOALS)),$(shell $(BLAS_TEST) 2>/dev/null && echo -lopenblas))
+$(eval $(call compile,bench$(BLAS),$(if $(BLAS),-DHL_HAVE_OPENBLAS)))
+$(BUILD)/hola-bench$(BLAS): $(call obj,bench$(BLAS),$(CLI_SRC)) $(BUILD)/libhola.a
+	$(call say,LD $@) $(CC) $(LDFLAGS) -o $@ $^ $(LIBS) $(BLAS)
+bench: $(BUILD)/hola-bench$(BLAS) ## speed on this machine; ARGS="--quick" and so on
+	$< bench $(ARGS)
+$(BUILD)/bench/%: bench/bench_%.c $(BUILD)/libhola.a
+	$(call test_link,$(if $(BLAS),-DHL_HAVE_OPENBLAS),$(BUILD)/libhola.a $(BLAS))
+bench-%: $(BUILD)/bench/% ## bench/bench_%.c by itself, e.g. bench-gemm
+	$< $(ARGS)
+
+fuzz: ## libFuzzer (clang) on every parser, FUZZ_SECONDS=300 each
+	$(MAKE) CC=clang FUZZ=1 fuzz-run
+fuzz-quick: ## the same, 20 seconds each
+	$(MAKE) CC=clang FUZZ=1 FUZZ_SECONDS=20 fuzz-run
+fuzz-run: $(FUZZ_TESTS:$(BUILD)/tests/%=fuzz-run-%)
+fuzz-run-%: $(BUILD)/tests/%
+	@mkdir -p $(BUILD)/corpus/$*
+	$< -max_total_time=$(FUZZ_SECONDS) -verbosity=0 -print_final_stats=1 -artifact_prefix=$(BUILD)/$*- $(BUILD)/corpus/$*
+
+check-style: $(BUILD)/libhola.a ## format, file sizes, exported names, the header as C and C++
+	@CC='$(CC)' tools/check-style.sh $(BUILD)/libhola.a
+format: ## clang-format all sources
+	clang-format -i $$(find include src tests bench tools -name '*.[ch]')
+deps: ## install what building and testing need (Debian)
+
+FILES := bin/hola lib/libhola.a lib/libhola.so.0 lib/libhola.so lib/pkgconfig/hola.pc include/hola.h share/man/man1/hola.1
+install: all $(BUILD)/libhola.so.0 ## into DESTDIR and PREFIX
+	install -d $(addprefix $(DESTDIR)$(PREFIX)/,bin lib/pkgconfig include share/man/man1)
+	install $(BUILD)/hola $(DESTDIR)$(PREFIX)/bin/
+	install -m 644 $(BUILD)/libhola.a $(BUILD)/libhola.so.0 $(DESTDIR)$(PREFIX)/lib/
+	ln -sf libhola.so.0 $(DESTDIR)$(PREFIX)/lib/libhola.so
+	install -m 644 include/hola.h $(DESTDIR)$(PREFIX)/include/
+	install -m 644 man/hola.1 $(DESTDIR)$(PREFIX)/share/man/man1/
+	v=$$(sed -n 's/^.define HOLA_VERSION "\(.*\)"/\1/p' include/hola.h); \
+	sed "s|@PREFIX@|$(PREFIX)|; s|@VERSION@|$$v|" hola.pc.in > $(DESTDIR)$(PREFIX)/lib/pkgconfig/hola.pc
+uninstall: ## what install wrote
+	rm -f $(addprefix $(DESTDIR)$(PREFIX)/,$(FILES))
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z%-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
+clean: ## remove everything that was built
+	rm -rf build hola
+
+.SECONDARY:
+.PHONY: all tests test demo bench fuzz fuzz-quick fuzz-run check-style format deps install uninstall help clean
+-include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

@@ -1,0 +1,144 @@
+/* args.c -- see args.h. */
+#include "cli/args.h"
+#include "cli/cli.h"
+#include <ctype.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- help ---- */
+
+/* Appends to a label; what does not fit is cut. */
+static void append(char *buf, size_t size, const char *a, const char *b) {
+    size_t n = strlen(buf);
+    snprintf(buf + n, size - n, "%s%s", a, b);
+}
+
+static void print_option(const struct arg *a) {
+    char label[128] = "    ", letter[] = {'-', a->letter, ',', ' ', 0};
+    if (a->letter) memcpy(label, letter, sizeof letter);
+    append(label, sizeof label, "--", a->name);
+    if (a->choices)
+        for (int i = 0; a->choices[i]; i++) append(label, sizeof label, i ? "|" : " ", a->choices[i]);
+    else if (a->meta) append(label, sizeof label, " ", a->meta);
+    if (strlen(label) > 24) printf("  %s\n  %-24s  %s\n", label, "", a->help);
+    else printf("  %-24s  %s\n", label, a->help);
+}
+
+static void print_help(const struct args_command *c) {
+    printf("usage: hola %s %s\n\n%s\n\n", c->name, c->usage, c->about);
+    for (const struct arg *a = c->args; a->name; a++) print_option(a);
+    printf("  -h, --help                this text\n");
+}
+
+/* ---- values ---- */
+
+static bool parse_int(const char *s, int64_t *out) {
+    char *end;
+    if (!isdigit((unsigned char)s[s[0] == '-'])) return false; /* strtoll would skip spaces, take "+" */
+    errno = 0;
+    *out = strtoll(s, &end, 10);
+    return !*end && !errno;
+}
+
+static bool parse_real(const char *s, double *out) {
+    char *end;
+    if (!*s || s[strspn(s, "0123456789.eE+-")]) return false; /* no spaces, hexadecimals, infinities */
+    *out = strtod(s, &end);
+    return !*end && isfinite(*out);
+}
+
+static int bad_value(const struct args_command *c, const struct arg *a, const char *value) {
+    char list[256] = "";
+    switch (a->type) {
+    case ARG_INT:
+        return cli_usage(c->name, "--%s takes an integer from %" PRId64 " to %" PRId64 ", not '%s'", a->name,
+                         a->lo, a->hi, value);
+    case ARG_REAL:
+        return cli_usage(c->name, "--%s takes a number from %g to %g, not '%s'", a->name, a->min, a->max,
+                         value);
+    default:
+        for (int i = 0; a->choices[i]; i++) append(list, sizeof list, i ? ", " : "", a->choices[i]);
+        return cli_usage(c->name, "--%s takes one of %s, not '%s'", a->name, list, value);
+    }
+}
+
+static int set_value(const struct args_command *c, const struct arg *a, const char *value, void *opts) {
+    char *field = (char *)opts + a->offset;
+    int64_t i;
+    double x;
+    switch (a->type) {
+    case ARG_FLAG: *(bool *)field = true; return ARGS_RUN;
+    case ARG_STRING: *(const char **)field = value; return ARGS_RUN;
+    case ARG_INT:
+        if (!parse_int(value, &i) || i < a->lo || i > a->hi) break;
+        *(int64_t *)field = i;
+        return ARGS_RUN;
+    case ARG_REAL:
+        if (!parse_real(value, &x) || x < a->min || x > a->max) break;
+        *(double *)field = x;
+        return ARGS_RUN;
+    case ARG_CHOICE:
+        for (int k = 0; a->choices[k]; k++)
+            if (!strcmp(value, a->choices[k])) {
+                *(int *)field = k;
+                return ARGS_RUN;
+            }
+        break;
+    }
+    return bad_value(c, a, value);
+}
+
+/* ---- words ---- */
+
+/* The option that a word names, and its value where the word holds it too (--x=V, -xV). */
+static const struct arg *find(const struct args_command *c, const char *word, const char **value) {
+    bool is_long = word[1] == '-';
+    size_t n = strcspn(word + 2, "=");
+    *value = NULL;
+    for (const struct arg *a = c->args; a->name; a++) {
+        if (is_long ? strlen(a->name) != n || strncmp(a->name, word + 2, n) != 0 : a->letter != word[1])
+            continue;
+        if (is_long && word[2 + n] == '=') *value = word + 3 + n;
+        if (!is_long && word[2]) *value = word + 2;
+        return a;
+    }
+    return NULL;
+}
+
+static int check_needed(const struct args_command *c, const void *opts) {
+    for (const struct arg *a = c->args; a->name; a++)
+        if (a->needed && !*(const char *const *)((const char *)opts + a->offset))
+            return cli_usage(c->name, "--%s %s is needed", a->name, a->meta);
+    return ARGS_RUN;
+}
+
+int args_parse(const struct args_command *c, int argc, char **argv, void *opts) {
+    for (int i = 1; i < argc; i++) {
+        const char *word = argv[i], *value;
+        const struct arg *a;
+        int rc;
+        if (!strcmp(word, "--")) {
+            if (i + 1 < argc) return cli_usage(c->name, "unexpected argument '%s'", argv[i + 1]);
+            break;
+        }
+        if (word[0] != '-' || !word[1]) return cli_usage(c->name, "unexpected argument '%s'", word);
+        if (!strcmp(word, "--help") || !strcmp(word, "-h")) {
+            print_help(c);
+            return CLI_OK;
+        }
+        a = find(c, word, &value);
+        if (!a) return cli_usage(c->name, "unknown option '%s'", word);
+        if (a->type == ARG_FLAG && value) return cli_usage(c->name, "--%s takes no value", a->name);
+        if (a->type != ARG_FLAG && !value) {
+            if (++i == argc) return cli_usage(c->name, "--%s needs a value", a->name);
+            value = argv[i];
+        }
+        rc = set_value(c, a, value, opts);
+        if (rc != ARGS_RUN) return rc;
+    }
+    return check_needed(c, opts);
+}

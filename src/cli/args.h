@@ -1,0 +1,67 @@
+/* args.h -- command-line options: one table per command, from which parsing and --help both follow.
+ *
+ * `--name V`, `--name=V`, `-n V` and `-nV` are the same; the last of several wins; `--` ends the options.
+ * Numbers must be the whole word and lie in their range. */
+#ifndef HOLA_CLI_ARGS_H
+#define HOLA_CLI_ARGS_H
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum arg_type {
+    ARG_FLAG,   /* bool */
+    ARG_INT,    /* int64_t in [lo, hi] */
+    ARG_REAL,   /* double in [min, max] */
+    ARG_STRING, /* const char *, lent by argv */
+    ARG_CHOICE  /* int: the place of the word in `choices` */
+};
+
+struct arg {
+    char letter;      /* short name, 0: none */
+    const char *name; /* long name without the dashes; NULL ends a table */
+    enum arg_type type;
+    size_t offset;              /* of the field in the command's struct of options */
+    const char *meta, *help;    /* what --help calls the value, and says about it */
+    const char *const *choices; /* ends with NULL */
+    int64_t lo, hi;
+    double min, max;
+    bool needed; /* strings only */
+};
+
+/* The rows of a table. OPTS is the command's struct of options, which the .c file defines. */
+#define OPT_FLAG(letter, name, field, help) \
+    { letter, name, ARG_FLAG, OPT_AT(field), NULL, help, OPT_ANY, false }
+#define OPT_STRING(letter, name, field, meta, help) \
+    { letter, name, ARG_STRING, OPT_AT(field), meta, help, OPT_ANY, false }
+#define OPT_NEEDED(letter, name, field, meta, help) \
+    { letter, name, ARG_STRING, OPT_AT(field), meta, help, OPT_ANY, true }
+#define OPT_CHOICE(letter, name, field, choices, help) \
+    { letter, name, ARG_CHOICE, OPT_AT(field), NULL, help, choices, 0, 0, 0, 0, false }
+#define OPT_INT(letter, name, field, lo, hi, meta, help) \
+    { letter, name, ARG_INT, OPT_AT(field), meta, help, NULL, lo, hi, 0, 0, false }
+#define OPT_REAL(letter, name, field, min, max, meta, help) \
+    { letter, name, ARG_REAL, OPT_AT(field), meta, help, NULL, 0, 0, min, max, false }
+#define OPT_END \
+    { 0, NULL, ARG_FLAG, 0, NULL, NULL, OPT_ANY, false }
+#define OPT_AT(field) offsetof(OPTS, field)
+#define OPT_ANY NULL, 0, 0, 0, 0
+/* Rows that several commands have. */
+#define OPT_MODEL OPT_NEEDED('m', "model", model, "DIR", "model directory")
+#define OPT_JSON OPT_FLAG(0, "json", json, "print the result as JSON")
+#define OPT_THREADS OPT_INT('t', "threads", threads, 1, 1024, "N", "threads (default: one per processor)")
+#define OPT_BACKEND \
+    OPT_CHOICE(0, "backend", backend, cli_backends, "what computes (default: the best there is)")
+
+struct args_command {
+    const char *name;
+    const char *usage; /* what follows the name in the usage line */
+    const char *about;
+    const struct arg *args;
+};
+
+/* Fills *opts, which holds the defaults, from argv[1..]. Returns ARGS_RUN to go on, else the exit status
+ * that the command must return: help was printed (0) or the usage was wrong (2). */
+enum { ARGS_RUN = -1 };
+int args_parse(const struct args_command *c, int argc, char **argv, void *opts);
+
+#endif

@@ -1,0 +1,110 @@
+/* bench_limits.c -- the two numbers everything is measured against: the fastest matrix product of the
+ * installed BLAS, and how fast memory can be read. */
+#define _POSIX_C_SOURCE 200809L
+#include "cli/bench.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+#ifdef HL_HAVE_OPENBLAS
+#include <cblas.h>
+#endif
+
+double bench_now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static int by_value(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+double bench_median(double *x, int n) {
+    qsort(x, (size_t)n, sizeof *x, by_value);
+    return n % 2 ? x[n / 2] : 0.5 * (x[n / 2 - 1] + x[n / 2]);
+}
+
+int64_t bench_resident(void) {
+    long long pages = 0;
+    FILE *f = fopen("/proc/self/statm", "r");
+    if (!f) return 0;
+    if (fscanf(f, "%*s %lld", &pages) != 1) pages = 0;
+    fclose(f);
+    return pages * sysconf(_SC_PAGESIZE);
+}
+
+struct product {
+    int64_t M, N, K;
+};
+static const struct product products[] = {{2048, 2048, 2048}, {4096, 1024, 1024}, {4096, 768, 512}};
+
+static float *operands(int64_t n) {
+    float *x = aligned_alloc(64, (size_t)((n * (int64_t)sizeof *x + 63) / 64 * 64));
+    for (int64_t i = 0; x && i < n; i++) x[i] = (float)(i % 251) * 0.01f - 1.0f;
+    return x;
+}
+
+/* best rate over a few runs */
+static void time_product(struct bench_limits *l, struct hl_pool *pool, const struct hl_ops *ops, const struct product *p) {
+    float *x = operands(p->M * p->K), *W = operands(p->N * p->K), *y = operands(p->M * p->N);
+    const double flop = 2.0 * (double)p->M * (double)p->N * (double)p->K;
+    struct hl_linear a = {.M = p->M, .K = p->K, .x = x, .n = 1};
+    a.part[0].W = (struct hl_weight){.data = W, .layout = HL_ROWS, .rows = p->N, .cols = p->K};
+    a.part[0].out = y;
+    for (int i = 0; x && W && y && i < 4; i++) {
+        double t = bench_now(), s;
+#ifdef HL_HAVE_OPENBLAS
+        cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (int)p->M, (int)p->N, (int)p->K, 1, x, (int)p->K, W,
+                    (int)p->K, 0, y, (int)p->N);
+        s = bench_now() - t;
+        if (flop / s > l->blas) l->blas = flop / s;
+        t = bench_now();
+#endif
+        ops->linear_forward(pool, &a);
+        s = bench_now() - t;
+        if (flop / s > l->own) l->own = flop / s;
+    }
+    free(x);
+    free(W);
+    free(y);
+}
+
+enum { PIECES = 64 };
+struct sweep {
+    const uint64_t *x;
+    int64_t n; /* per piece */
+    uint64_t sum[PIECES];
+};
+static void sweep_piece(void *ctx, int64_t i, int worker) {
+    struct sweep *s = ctx;
+    const uint64_t *x = s->x + i * s->n;
+    uint64_t sum = 0;
+    (void)worker;
+    for (int64_t j = 0; j < s->n; j++) sum += x[j];
+    s->sum[i] = sum;
+}
+
+static void time_reading(struct bench_limits *l, struct hl_pool *pool) {
+    const int64_t bytes = (int64_t)512 << 20;
+    uint64_t *x = malloc((size_t)bytes);
+    struct sweep s = {.x = x, .n = bytes / 8 / PIECES};
+    if (!x) return;
+    memset(x, 1, (size_t)bytes);
+    for (int i = 0; i < 6; i++) {
+        double t = bench_now();
+        hl_pool_run(pool, PIECES, sweep_piece, &s);
+        t = bench_now() - t;
+        if ((double)bytes / t > l->bandwidth) l->bandwidth = (double)bytes / t;
+    }
+    free(x);
+}
+
+void bench_limits_measure(struct bench_limits *l, struct hl_pool *pool, const struct hl_ops *ops) {
+#ifdef HL_HAVE_OPENBLAS
+    openblas_set_num_threads(hl_pool_threads(pool));
+#endif
+    for (size_t i = 0; i < sizeof products / sizeof *products; i++) time_product(l, pool, ops, &products[i]);
+    time_reading(l, pool);
+}

@@ -1,0 +1,206 @@
+/* bench_model.c -- times of whole passes: training steps, prefill, decoding. Two models are timed in
+ * turns, step by step, so that their ratio survives a noisy machine. */
+#include "cli/bench.h"
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- each op of the table, timed ---- */
+
+static const struct hl_ops *timed_ops;
+static struct bench_op timed[BENCH_OPS];
+enum {
+#define INDEX(name, arg) OP_##name,
+    HL_OPS_LIST(INDEX)
+#undef INDEX
+    OP_COUNT
+};
+_Static_assert((int)OP_COUNT <= (int)BENCH_OPS, "BENCH_OPS is too small");
+#define TIMED(op, arg)                                                    \
+    static void timed_##op(struct hl_pool *pool, const struct arg *a) {   \
+        double t = bench_now();                                           \
+        timed_ops->op(pool, a);                                           \
+        timed[OP_##op].seconds += bench_now() - t;                        \
+        timed[OP_##op].calls++;                                           \
+    }
+HL_OPS_LIST(TIMED)
+#undef TIMED
+#define ENTRY(op, arg) .op = timed_##op,
+static const struct hl_ops timed_table = {.name = "timed", HL_OPS_LIST(ENTRY)};
+#undef ENTRY
+
+int bench_ops_start(hola_model *m) {
+#define NAME(op, arg) timed[OP_##op] = (struct bench_op){.name = #op};
+    HL_OPS_LIST(NAME)
+#undef NAME
+    timed_ops = m->ops;
+    m->ops = &timed_table;
+    return OP_COUNT;
+}
+
+void bench_ops_stop(hola_model *m, struct bench_op out[BENCH_OPS]) {
+    m->ops = timed_ops;
+    memcpy(out, timed, sizeof timed);
+}
+
+/* ---- training ---- */
+
+enum { MAX_REPEATS = 64 };
+
+static int32_t *some_ids(int64_t n, int64_t vocab) {
+    int32_t *ids = malloc((size_t)n * sizeof *ids);
+    uint64_t x = 88172645463325252u;
+    for (int64_t i = 0; ids && i < n; i++) {
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        ids[i] = (int32_t)(x % (uint64_t)vocab);
+    }
+    return ids;
+}
+
+struct run {
+    hola_model *m;
+    hola_trainer *trainer;
+    double forward[MAX_REPEATS], both[MAX_REPEATS], update[MAX_REPEATS];
+};
+
+static hola_status train_step(struct run *r, const int32_t *ids, int64_t n, const int64_t *starts, int64_t docs, int i) {
+    double loss, norm, t0 = bench_now(), t1, t2;
+    hola_status s = hola_trainer_evaluate(r->trainer, ids, n, starts, docs, &loss, NULL);
+    t1 = bench_now();
+    if (s == HOLA_OK) s = hola_trainer_accumulate(r->trainer, ids, n, starts, docs, 1.0 / (double)n, &loss, NULL);
+    t2 = bench_now();
+    if (s == HOLA_OK) s = hola_trainer_update(r->trainer, 1e-4, &norm);
+    r->forward[i] = t1 - t0;
+    r->both[i] = t2 - t1;
+    r->update[i] = bench_now() - t2;
+    return s;
+}
+
+hola_status bench_train(hola_model *m, hola_model *other, int64_t batch, int64_t seq, int repeats, struct bench_train *out) {
+    const int64_t n = batch * seq;
+    const hola_train_opts opt = {.max_tokens = n};
+    struct run r[2] = {{.m = m}, {.m = other}};
+    int32_t *ids = some_ids(n, m->cfg.vocab_size);
+    int64_t *starts = malloc((size_t)batch * sizeof *starts);
+    hola_status s = ids && starts ? HOLA_OK : hl_fail(HOLA_ENOMEM, "%lld tokens", (long long)n);
+    double ratio[MAX_REPEATS], total[MAX_REPEATS];
+    for (int64_t i = 0; s == HOLA_OK && i < batch; i++) starts[i] = i * seq;
+    for (int k = 0; s == HOLA_OK && k < 2 && r[k].m; k++) {
+        s = hola_trainer_new(&r[k].trainer, r[k].m, &opt);
+        if (s == HOLA_OK) s = train_step(&r[k], ids, n, starts, batch, 0); /* warm-up */
+    }
+    for (int i = 0; s == HOLA_OK && i < repeats; i++)
+        for (int k = 0; s == HOLA_OK && k < 2 && r[k].m; k++) s = train_step(&r[k], ids, n, starts, batch, i);
+    for (int i = 0; i < repeats; i++) {
+        total[i] = r[0].both[i] + r[0].update[i];
+        ratio[i] = (r[1].both[i] + r[1].update[i]) / total[i];
+        r[0].both[i] -= r[0].forward[i];
+    }
+    *out = (struct bench_train){.seconds = bench_median(total, repeats),
+                                .forward = bench_median(r[0].forward, repeats),
+                                .backward = bench_median(r[0].both, repeats),
+                                .update = bench_median(r[0].update, repeats),
+                                .ratio = other ? bench_median(ratio, repeats) : 0};
+    out->tokens_per_s = (double)n / out->seconds;
+    out->flops = 6.0 * (double)hola_config_parameters(&m->cfg) * out->tokens_per_s;
+    hola_trainer_free(r[0].trainer);
+    hola_trainer_free(r[1].trainer);
+    free(ids);
+    free(starts);
+    return s;
+}
+
+/* ---- inference ---- */
+
+/* Parameters that a token's pass multiplies by, the head aside. */
+static int64_t inner_parameters(const hola_model *m) {
+    int64_t n = 0;
+    for (int64_t i = 0; i < m->params.n; i++)
+        if (m->params.tensor[i].matrix && i != m->params.embed && i != m->params.head) n += m->params.tensor[i].count;
+    return n;
+}
+/* Bytes a decoded token must move: every weight once, the state read and written. */
+static double decode_bytes(const hola_model *m) {
+    int64_t bytes = 0;
+    for (int64_t i = 0; i < m->params.n; i++) {
+        if (i == m->params.embed && i != m->params.head) continue; /* one row of it */
+        bytes += m->params.tensor[i].count * (m->weight[i].layout == HL_PANELS && m->weight[i].dtype != HOLA_F32 ? 2 : 4);
+    }
+    const struct hl_dims d = hl_dims(&m->cfg);
+    return (double)(bytes + 2 * d.L * d.HV * d.K * d.V * (int64_t)sizeof(real));
+}
+
+/* logits: room for a vocabulary of them; prefill does not ask for any */
+typedef hola_status (*pass)(hola_session *s, const int32_t *ids, int64_t n, float *logits);
+static hola_status pass_prefill(hola_session *s, const int32_t *ids, int64_t n, float *logits) {
+    (void)logits;
+    return hola_session_feed(s, ids, n, NULL);
+}
+static hola_status pass_decode(hola_session *s, const int32_t *ids, int64_t n, float *logits) {
+    hola_status st = HOLA_OK;
+    for (int64_t i = 0; st == HOLA_OK && i < n; i++) st = hola_session_feed(s, ids + i, 1, logits);
+    return st;
+}
+
+static hola_status infer(hola_model *m, hola_model *other, int64_t tokens, int64_t before, int repeats, pass p,
+                         struct bench_infer *out) {
+    hola_model *models[2] = {m, other};
+    hola_session *sess[2] = {NULL, NULL};
+    int32_t *ids = some_ids(tokens + before, m->cfg.vocab_size);
+    float *logits = malloc((size_t)m->cfg.vocab_size * sizeof *logits);
+    hola_status s = ids && logits ? HOLA_OK : hl_fail(HOLA_ENOMEM, "%lld tokens", (long long)tokens);
+    double time[2][MAX_REPEATS], ratio[MAX_REPEATS];
+    for (int k = 0; s == HOLA_OK && k < 2 && models[k]; k++) {
+        s = hola_session_new(&sess[k], models[k]);
+        if (s == HOLA_OK && before) s = hola_session_feed(sess[k], ids + tokens, before, NULL);
+    }
+    for (int i = -1; s == HOLA_OK && i < repeats; i++) /* -1: warm-up */
+        for (int k = 0; s == HOLA_OK && k < 2 && models[k]; k++) {
+            double t = bench_now();
+            s = p(sess[k], ids, tokens, logits);
+            if (i >= 0) time[k][i] = bench_now() - t;
+        }
+    if (s == HOLA_OK) {
+        for (int i = 0; i < repeats; i++) ratio[i] = other ? time[1][i] / time[0][i] : 0;
+        *out = (struct bench_infer){.seconds = bench_median(time[0], repeats), .ratio = bench_median(ratio, repeats)};
+        out->tokens_per_s = (double)tokens / out->seconds;
+        out->flops = 2.0 * (double)inner_parameters(m) * out->tokens_per_s;
+        out->bytes = decode_bytes(m) * out->tokens_per_s;
+    }
+    hola_session_free(sess[0]);
+    hola_session_free(sess[1]);
+    free(logits);
+    free(ids);
+    return s;
+}
+
+hola_status bench_prefill(hola_model *m, hola_model *other, int64_t tokens, int repeats, struct bench_infer *out) {
+    return infer(m, other, tokens, 0, repeats, pass_prefill, out);
+}
+
+/* Starts with a full memory and an empty block; whole blocks are timed, so the mean fill is what is seen. */
+hola_status bench_decode(hola_model *m, hola_model *other, int64_t tokens, int repeats, struct bench_infer *out) {
+    return infer(m, other, tokens, 512, repeats, pass_decode, out);
+}
+
+hola_status bench_context(hola_model *m, int64_t tokens, struct bench_context *out) {
+    enum { TIMED_TOKENS = 64, PIECE = 4096 };
+    hola_session *sess = NULL;
+    int32_t *ids = some_ids(PIECE, m->cfg.vocab_size);
+    float *logits = malloc((size_t)m->cfg.vocab_size * sizeof *logits);
+    hola_status s = ids && logits ? hola_session_new(&sess, m) : hl_fail(HOLA_ENOMEM, "%d tokens", PIECE);
+    for (int64_t i = 0; s == HOLA_OK && i < tokens; i += PIECE)
+        s = hola_session_feed(sess, ids, tokens - i < PIECE ? tokens - i : PIECE, NULL);
+    double t = bench_now();
+    if (s == HOLA_OK) s = pass_decode(sess, ids, TIMED_TOKENS, logits);
+    if (s == HOLA_OK)
+        *out = (struct bench_context){.tokens = tokens,
+                                      .resident = bench_resident(),
+                                      .session = hola_session_bytes(sess),
+                                      .seconds_per_token = (bench_now() - t) / TIMED_TOKENS};
+    hola_session_free(sess);
+    free(logits);
+    free(ids);
+    return s;
+}

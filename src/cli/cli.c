@@ -1,0 +1,65 @@
+/* cli.c -- messages, exit statuses and output that the commands share. */
+#include "cli/cli.h"
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+const char *const cli_backends[] = {"cpu", "cuda", "cpu-ref", "cpu-base", "cpu-avx2", "cpu-avx512", NULL};
+const char *const cli_model_types[] = {"hola", "gated_deltanet", "delta_net", NULL};
+
+/* File names and file contents end up in messages: whatever they hold, the message stays one line. */
+static void print_line(char *text) {
+    for (unsigned char *p = (unsigned char *)text; *p; p++)
+        if (*p < 0x20 || *p == 0x7f) *p = '?';
+    fflush(stdout);
+    fprintf(stderr, "hola: %s\n", text);
+}
+
+int cli_fail(const char *fmt, ...) {
+    char text[1024];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    print_line(text);
+    return CLI_FAILED;
+}
+
+int cli_fail_library(void) { return cli_fail("%s", hola_last_error()); }
+
+int cli_usage(const char *command, const char *fmt, ...) {
+    char what[768], text[1024];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(what, sizeof what, fmt, ap);
+    va_end(ap);
+    snprintf(text, sizeof text, "%s: %s; see 'hola %s --help'", command, what, command);
+    print_line(text);
+    return CLI_USAGE;
+}
+
+int cli_print_json(json_t *root) {
+    int rc;
+    if (!root) return cli_fail("out of memory for the result");
+    rc = json_dumpf(root, stdout, JSON_REAL_PRECISION(15));
+    json_decref(root);
+    putchar('\n');
+    /* an error of stdout itself is main's to report */
+    return rc && !ferror(stdout) ? cli_fail("out of memory for the result") : CLI_OK;
+}
+
+json_t *cli_json_number(double x) { return isfinite(x) ? json_real(x) : json_null(); }
+
+char *cli_grouped(char buf[CLI_GROUPED], int64_t x) {
+    char digits[CLI_GROUPED];
+    int n = snprintf(digits, sizeof digits, "%" PRId64, x), k = 0;
+    for (int i = 0; i < n; i++) {
+        if (i && (n - i) % 3 == 0 && digits[i - 1] != '-') buf[k++] = ',';
+        buf[k++] = digits[i];
+    }
+    buf[k] = 0;
+    return buf;
+}

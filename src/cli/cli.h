@@ -1,0 +1,42 @@
+/* cli.h -- what the commands share: their list, messages, exit statuses, JSON output. */
+#ifndef HOLA_CLI_H
+#define HOLA_CLI_H
+#include "hola.h"
+#include <jansson.h>
+
+#define CLI_PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
+
+/* Exit statuses: part of the contract with scripts. */
+enum { CLI_OK = 0, CLI_FAILED = 1, CLI_USAGE = 2 };
+
+/* Prints "hola: ..." as exactly one line on stderr and returns CLI_FAILED. */
+int cli_fail(const char *fmt, ...) CLI_PRINTF(1, 2);
+/* The same with hola_last_error(). */
+int cli_fail_library(void);
+/* "hola: COMMAND: ...; see hola COMMAND --help"; returns CLI_USAGE. */
+int cli_usage(const char *command, const char *fmt, ...) CLI_PRINTF(2, 3);
+
+/* Prints root, which it takes over (NULL: memory ran out while it was built), and a newline. */
+int cli_print_json(json_t *root);
+/* A JSON number, or null for what JSON cannot say (infinities, NaN). */
+json_t *cli_json_number(double x);
+/* 1234567 as "1,234,567" in buf, which it returns. */
+enum { CLI_GROUPED = 32 };
+char *cli_grouped(char buf[CLI_GROUPED], int64_t x);
+
+/* Choices that several commands offer. */
+extern const char *const cli_backends[];    /* see hola_options */
+extern const char *const cli_model_types[]; /* in the order of hola_model_type */
+
+/* Token ids for a model of this vocabulary; *ids is yours to free(). Both print what is wrong. */
+int cli_ids_read(const char *path, int64_t vocab, int32_t **ids, int64_t *n);
+int cli_ids_encode(const char *dir, const char *text_path, int64_t vocab, int32_t **ids, int64_t *n);
+
+/* The commands; argv[0] is the command's name. */
+int cmd_prepare(int argc, char **argv);
+int cmd_init(int argc, char **argv);
+int cmd_score(int argc, char **argv);
+int cmd_inspect(int argc, char **argv);
+int cmd_bench(int argc, char **argv);
+
+#endif

@@ -1,0 +1,179 @@
+/* cmd_bench.c -- hola bench: what this machine can do, what the model gets of it, and op by op. */
+#include "cli/args.h"
+#include "cli/bench.h"
+#include <stdio.h>
+#include <stdlib.h>
+
+struct bench_opts {
+    const char *preset;
+    int64_t threads, batch, seq, prefill, repeats, context;
+    int model_type, backend;
+    bool json, quick;
+};
+
+#define OPTS struct bench_opts
+static const struct arg options[] = {
+    OPT_STRING(0, "preset", preset, "NAME", "model size (default 46m)"),
+    OPT_CHOICE(0, "model-type", model_type, cli_model_types, "default: hola, with gated_deltanet beside it"),
+    OPT_INT(0, "batch", batch, 1, 4096, "N", "sequences of a training step (default 4)"),
+    OPT_INT(0, "seq-len", seq, 2, 1 << 20, "N", "their length (default 1024)"),
+    OPT_INT(0, "prefill", prefill, 1, 1 << 24, "N", "tokens of a prefill (default 2048)"),
+    OPT_INT('r', "repeats", repeats, 1, 64, "N", "timed repetitions (default 5)"),
+    OPT_INT(0, "context", context, 0, INT64_MAX, "N", "also: memory and speed after N tokens, against 1000"),
+    OPT_FLAG(0, "quick", quick, "small sizes: does it run at all"),
+    OPT_THREADS,
+    OPT_BACKEND,
+    OPT_JSON,
+    OPT_END,
+};
+static const struct args_command command = {"bench", "[options]",
+                                            "Times training, prefill and decoding against this machine's limits.",
+                                            options};
+
+struct report {
+    struct bench_opts o;
+    struct bench_limits limits;
+    struct bench_train train;
+    struct bench_infer prefill, decode_f32, decode_bf16;
+    struct bench_context context[2];
+    struct bench_op ops[BENCH_OPS];
+    int n_ops;
+    int64_t parameters;
+    bool paired;
+};
+
+static double share(double x, double limit) { return limit > 0 ? x / limit : 0; }
+/* the yardstick for arithmetic: BLAS where this build has one, else our own product */
+static double peak(const struct report *r) { return r->limits.blas > 0 ? r->limits.blas : r->limits.own; }
+/* how much longer the cache makes it; ratio is gated_deltanet's time over hola's */
+static double cache_cost(double ratio) { return ratio > 0 ? 1 / ratio - 1 : 0; }
+
+static void print_table(const struct report *r) {
+    char n[CLI_GROUPED];
+    printf("%s, %s parameters, %s, %d threads\n", r->o.preset, cli_grouped(n, r->parameters),
+           cli_model_types[r->o.model_type], (int)r->o.threads);
+    if (r->limits.blas > 0) printf("  BLAS sgemm        %8.1f GFLOP/s\n", r->limits.blas * 1e-9);
+    printf("  our product       %8.1f GFLOP/s\n", r->limits.own * 1e-9);
+    printf("  memory read       %8.1f GB/s\n\n", r->limits.bandwidth * 1e-9);
+    printf("%-14s %12s %12s %10s %12s\n", "", "tokens/s", "ms", "of limit", "cache costs");
+    const struct {
+        const char *name;
+        double tok, ms, share, cost;
+    } rows[] = {
+        {"training step", r->train.tokens_per_s, r->train.seconds * 1e3, share(r->train.flops, peak(r)), cache_cost(r->train.ratio)},
+        {"prefill", r->prefill.tokens_per_s, r->prefill.seconds * 1e3, share(r->prefill.flops, peak(r)), cache_cost(r->prefill.ratio)},
+        {"decode f32", r->decode_f32.tokens_per_s, 1e3 / r->decode_f32.tokens_per_s, share(r->decode_f32.bytes, r->limits.bandwidth), cache_cost(r->decode_f32.ratio)},
+        {"decode bf16", r->decode_bf16.tokens_per_s, 1e3 / r->decode_bf16.tokens_per_s, share(r->decode_bf16.bytes, r->limits.bandwidth), cache_cost(r->decode_bf16.ratio)},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        printf("%-14s %12.1f %12.3f %9.1f%%", rows[i].name, rows[i].tok, rows[i].ms, 100 * rows[i].share);
+        if (r->paired) printf(" %11.1f%%", 100 * rows[i].cost);
+        printf("\n");
+    }
+    printf("\nof a training step: forward %.1f ms, backward %.1f ms, update %.1f ms\n", r->train.forward * 1e3,
+           r->train.backward * 1e3, r->train.update * 1e3);
+    double all = 0;
+    for (int i = 0; i < r->n_ops; i++) all += r->ops[i].seconds;
+    for (int i = 0; i < r->n_ops; i++)
+        if (r->ops[i].calls)
+            printf("  %-18s %9.2f ms %6.1f%%\n", r->ops[i].name, r->ops[i].seconds * 1e3, 100 * share(r->ops[i].seconds, all));
+    for (int i = 0; i < 2 && r->context[1].tokens; i++)
+        printf("after %s tokens: %.3f ms/token, %.1f MB resident, session %.1f MB\n", cli_grouped(n, r->context[i].tokens),
+               r->context[i].seconds_per_token * 1e3, (double)r->context[i].resident * 1e-6,
+               (double)r->context[i].session * 1e-6);
+}
+
+static json_t *infer_json(const struct bench_infer *x, double of_limit) {
+    return json_pack("{s:f,s:f,s:f,s:f}", "tokens_per_s", x->tokens_per_s, "seconds", x->seconds, "of_limit", of_limit,
+                     "cache_cost", cache_cost(x->ratio));
+}
+
+static int print_report(const struct report *r) {
+    if (!r->o.json) {
+        print_table(r);
+        return CLI_OK;
+    }
+    json_t *ops = json_object(), *contexts = json_array();
+    for (int i = 0; i < r->n_ops; i++)
+        if (r->ops[i].calls) json_object_set_new(ops, r->ops[i].name, json_real(r->ops[i].seconds));
+    for (int i = 0; i < 2 && r->context[1].tokens; i++)
+        json_array_append_new(contexts, json_pack("{s:I,s:I,s:I,s:f}", "tokens", (json_int_t)r->context[i].tokens,
+                                                  "resident_bytes", (json_int_t)r->context[i].resident, "session_bytes",
+                                                  (json_int_t)r->context[i].session, "seconds_per_token",
+                                                  r->context[i].seconds_per_token));
+    return cli_print_json(json_pack(
+        "{s:s,s:s,s:I,s:I,s:{s:f,s:f,s:f},s:{s:I,s:f,s:f,s:f,s:f,s:f,s:f,s:f},s:o,s:o,s:o,s:o,s:o}", "preset",
+        r->o.preset, "model_type", cli_model_types[r->o.model_type], "parameters", (json_int_t)r->parameters, "threads",
+        (json_int_t)r->o.threads, "limits", "blas_flops", r->limits.blas, "own_flops", r->limits.own, "read_bytes_per_s",
+        r->limits.bandwidth, "train", "tokens", (json_int_t)(r->o.batch * r->o.seq), "tokens_per_s",
+        r->train.tokens_per_s, "seconds", r->train.seconds, "forward", r->train.forward, "backward", r->train.backward,
+        "update", r->train.update, "of_limit", share(r->train.flops, peak(r)), "cache_cost",
+        cache_cost(r->train.ratio), "prefill", infer_json(&r->prefill, share(r->prefill.flops, peak(r))), "decode_f32",
+        infer_json(&r->decode_f32, share(r->decode_f32.bytes, r->limits.bandwidth)), "decode_bf16",
+        infer_json(&r->decode_bf16, share(r->decode_bf16.bytes, r->limits.bandwidth)), "train_ops", ops, "context",
+        contexts));
+}
+
+/* From here on the model's matrices are kept as bf16, as if it had been loaded from such a file. */
+static hola_status to_bf16(hola_model *m) {
+    if (!m) return HOLA_OK;
+    hola_status s = hl_model_need_rows(m);
+    for (int64_t i = 0; i < m->params.n; i++) m->stored[i] = HOLA_BF16;
+    m->stale = true;
+    return s;
+}
+
+/* One step with every op timed. */
+static hola_status time_ops(struct report *r, hola_model *m) {
+    struct bench_train once;
+    r->n_ops = bench_ops_start(m);
+    hola_status s = bench_train(m, NULL, r->o.batch, r->o.seq, 1, &once);
+    bench_ops_stop(m, r->ops);
+    for (int i = 0; i < r->n_ops; i++) r->ops[i].seconds /= 2; /* warm-up and one repetition */
+    return s;
+}
+
+static hola_status measure(struct report *r, hola_model *m, hola_model *gdn) {
+    const int n = (int)r->o.repeats;
+    const int64_t decode = r->o.quick ? 8 : 256;
+    hola_status s;
+    bench_limits_measure(&r->limits, m->pool, m->ops);
+    s = bench_train(m, gdn, r->o.batch, r->o.seq, n, &r->train);
+    if (s == HOLA_OK) s = time_ops(r, m);
+    if (s == HOLA_OK) s = bench_prefill(m, gdn, r->o.prefill, n, &r->prefill);
+    bench_limits_measure(&r->limits, m->pool, m->ops);
+    if (s == HOLA_OK) s = bench_decode(m, gdn, decode, n, &r->decode_f32);
+    if (s == HOLA_OK) s = to_bf16(m);
+    if (s == HOLA_OK) s = to_bf16(gdn);
+    if (s == HOLA_OK) s = bench_decode(m, gdn, decode, n, &r->decode_bf16);
+    bench_limits_measure(&r->limits, m->pool, m->ops);
+    if (s == HOLA_OK && r->o.context) s = bench_context(m, 1000, &r->context[0]);
+    if (s == HOLA_OK && r->o.context) s = bench_context(m, r->o.context, &r->context[1]);
+    return s;
+}
+
+int cmd_bench(int argc, char **argv) {
+    struct report r = {.o = {.preset = "46m", .batch = 4, .seq = 1024, .prefill = 2048, .repeats = 5, .backend = -1, .model_type = HOLA_TYPE_HOLA}};
+    hola_config cfg;
+    hola_model *m = NULL, *gdn = NULL;
+    int rc = args_parse(&command, argc, argv, &r.o);
+    if (rc != ARGS_RUN) return rc;
+    if (r.o.quick) r.o.batch = 1, r.o.seq = 64, r.o.prefill = 64, r.o.repeats = 1;
+    const hola_options opt = {.threads = (int)r.o.threads, .backend = r.o.backend < 0 ? NULL : cli_backends[r.o.backend]};
+    hola_status s = hola_config_preset(&cfg, r.o.preset, (hola_model_type)r.o.model_type);
+    if (s == HOLA_OK) s = hola_model_new(&m, &cfg, 1, &opt);
+    if (s == HOLA_OK && cfg.model_type == HOLA_TYPE_HOLA) {
+        r.paired = true;
+        cfg.model_type = HOLA_TYPE_GATED_DELTANET;
+        s = hola_model_new(&gdn, &cfg, 1, &opt);
+    }
+    if (s == HOLA_OK) {
+        r.parameters = hola_config_parameters(&m->cfg);
+        r.o.threads = hl_pool_threads(m->pool);
+        s = measure(&r, m, gdn);
+    }
+    rc = s == HOLA_OK ? print_report(&r) : cli_fail_library();
+    hola_model_free(m);
+    hola_model_free(gdn);
+    return rc;
+}

@@ -1,0 +1,285 @@
+/* cmd_inspect.c -- hola inspect: the configuration, the tensors and their values, the parameters by part. */
+#include "cli/args.h"
+#include "cli/cli.h"
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct inspect_opts {
+    const char *model;
+    bool json;
+};
+
+#define OPTS struct inspect_opts
+static const struct arg options[] = {OPT_MODEL, OPT_JSON, OPT_END};
+static const struct args_command command = {
+    "inspect", "-m DIR [options]",
+    "The configuration of a model, its tensors, how many parameters each part has, the size of a session.",
+    options};
+
+/* ---- configuration ---- */
+
+static const char *model_type(const hola_config *c) { return hola_model_type_name(c->model_type); }
+static const char *cache_evict(const hola_config *c) { return hola_evict_name(c->cache_evict); }
+static const char *cache_norm(const hola_config *c) { return hola_cache_norm_name(c->cache_norm); }
+
+enum field_type { INT, REAL, BOOL, TEXT };
+static const struct field {
+    const char *name;
+    enum field_type type;
+    size_t offset;
+    const char *(*text)(const hola_config *c);
+} fields[] = {
+#define FIELD(name, type) \
+    { #name, type, offsetof(hola_config, name), NULL }
+    {"model_type", TEXT, 0, model_type},
+    FIELD(hidden_size, INT),
+    FIELD(num_hidden_layers, INT),
+    FIELD(intermediate_size, INT),
+    FIELD(vocab_size, INT),
+    FIELD(num_heads, INT),
+    FIELD(num_v_heads, INT),
+    FIELD(head_dim, INT),
+    FIELD(head_v_dim, INT),
+    FIELD(conv_size, INT),
+    FIELD(max_position_embeddings, INT),
+    FIELD(bos_token_id, INT),
+    FIELD(eos_token_id, INT),
+    FIELD(norm_eps, REAL),
+    FIELD(initializer_range, REAL),
+    FIELD(hidden_ratio, REAL),
+    FIELD(use_gate, BOOL),
+    FIELD(tie_word_embeddings, BOOL),
+    FIELD(allow_neg_eigval, BOOL),
+    FIELD(use_beta, BOOL),
+    {"cache_evict", TEXT, 0, cache_evict}, /* the exact memory begins here */
+    {"cache_norm", TEXT, 0, cache_norm},
+    FIELD(cache_window, INT),
+    FIELD(cache_chunk, INT),
+    FIELD(cache_gate_init, REAL),
+    FIELD(cache_tau_init, REAL),
+    FIELD(cache_tau_freeze, BOOL),
+#undef FIELD
+};
+enum { FIELDS = sizeof fields / sizeof fields[0] };
+
+/* Only hola models have an exact memory to speak of. */
+static int field_count(const hola_config *c) {
+    int n = 0;
+    if (c->model_type == HOLA_TYPE_HOLA) return FIELDS;
+    while (fields[n].text != cache_evict) n++;
+    return n;
+}
+
+static json_t *field_json(const hola_config *c, const struct field *f) {
+    const char *p = (const char *)c + f->offset;
+    switch (f->type) {
+    case INT: return json_integer(*(const int64_t *)p);
+    case REAL: return cli_json_number(*(const double *)p);
+    case BOOL: return json_boolean(*(const bool *)p);
+    default: return json_string(f->text(c));
+    }
+}
+
+static json_t *config_json(const hola_config *c) {
+    json_t *o = json_object();
+    for (int i = 0; i < field_count(c); i++)
+        if (json_object_set_new(o, fields[i].name, field_json(c, &fields[i]))) return NULL;
+    return o;
+}
+
+static void print_config(const hola_config *c) {
+    for (int i = 0; i < field_count(c); i++) {
+        const struct field *f = &fields[i];
+        const char *p = (const char *)c + f->offset;
+        printf("%-24s ", f->name);
+        if (f->type == INT) printf("%" PRId64 "\n", *(const int64_t *)p);
+        if (f->type == REAL) printf("%g\n", *(const double *)p);
+        if (f->type == BOOL) printf("%s\n", *(const bool *)p ? "true" : "false");
+        if (f->type == TEXT) printf("%s\n", f->text(c));
+    }
+}
+
+/* ---- tensors ---- */
+
+struct tensor {
+    hola_tensor_info info;
+    double rms, min, max; /* of the finite values */
+    int64_t nonfinite;
+};
+
+static void measure(struct tensor *t, const float *x) {
+    double sum = 0;
+    t->min = INFINITY, t->max = -INFINITY;
+    for (int64_t i = 0; i < t->info.count; i++) {
+        double v = (double)x[i];
+        if (!isfinite(v)) {
+            t->nonfinite++;
+            continue;
+        }
+        sum += v * v;
+        t->min = fmin(t->min, v), t->max = fmax(t->max, v);
+    }
+    t->rms = sqrt(sum / (double)(t->info.count - t->nonfinite));
+}
+
+/* All tensors of the model, measured; NULL after a message. */
+static struct tensor *read_tensors(const hola_model *m, int64_t n) {
+    struct tensor *t = calloc((size_t)n + 1, sizeof *t);
+    float *x = NULL;
+    int64_t most = 0;
+    if (!t) goto memory;
+    for (int64_t i = 0; i < n; i++) {
+        if (hola_model_tensor(m, i, &t[i].info) != HOLA_OK) goto library;
+        if (t[i].info.count > most) most = t[i].info.count;
+    }
+    x = malloc((size_t)(most + 1) * sizeof *x);
+    if (!x) goto memory;
+    for (int64_t i = 0; i < n; i++) {
+        if (hola_model_tensor_read(m, i, x) != HOLA_OK) goto library;
+        measure(&t[i], x);
+    }
+    free(x);
+    return t;
+memory:
+    cli_fail("out of memory for %" PRId64 " tensors", n);
+    free(t);
+    return NULL;
+library:
+    cli_fail_library();
+    free(x);
+    free(t);
+    return NULL;
+}
+
+static json_t *tensors_json(const struct tensor *t, int64_t n) {
+    json_t *list = json_array();
+    for (int64_t i = 0; i < n; i++) {
+        const hola_tensor_info *f = &t[i].info;
+        json_t *shape = json_array();
+        for (int d = 0; d < f->ndim; d++)
+            if (json_array_append_new(shape, json_integer(f->dim[d]))) return NULL;
+        json_t *o =
+            json_pack("{s:s, s:o, s:s, s:I, s:b, s:o, s:o, s:o, s:I}", "name", f->name, "shape", shape,
+                      "dtype", hola_dtype_name(f->dtype), "count", (json_int_t)f->count, "trained",
+                      (int)f->trained, "rms", cli_json_number(t[i].rms), "min", cli_json_number(t[i].min),
+                      "max", cli_json_number(t[i].max), "nonfinite", (json_int_t)t[i].nonfinite);
+        if (json_array_append_new(list, o)) return NULL;
+    }
+    return list;
+}
+
+static void print_tensors(const struct tensor *t, int64_t n) {
+    printf("\n%-44s %14s %5s %12s %10s %10s %10s\n", "tensor", "shape", "dtype", "parameters", "rms", "min",
+           "max");
+    for (int64_t i = 0; i < n; i++) {
+        const hola_tensor_info *f = &t[i].info;
+        char shape[80] = "", count[CLI_GROUPED];
+        for (int d = 0, k = 0; d < f->ndim; d++)
+            k += snprintf(shape + k, sizeof shape - (size_t)k, "%s%" PRId64, d ? "x" : "", f->dim[d]);
+        printf("%-44s %14s %5s %12s %10.4g %10.4g %10.4g", f->name, shape, hola_dtype_name(f->dtype),
+               cli_grouped(count, f->count), t[i].rms, t[i].min, t[i].max);
+        if (t[i].nonfinite) printf("  %" PRId64 " not finite", t[i].nonfinite);
+        printf(f->trained ? "\n" : "  frozen\n");
+    }
+}
+
+/* ---- parameters by part ---- */
+
+struct part {
+    char name[32];
+    int64_t trained, frozen;
+};
+/* The embedding, the layers, and these. */
+enum { NORM = 1, HEAD, TOTAL, MORE_PARTS };
+
+static int64_t part_of(const char *name, int64_t layers) {
+    long long i;
+    if (sscanf(name, "model.layers.%lld.", &i) == 1 && i >= 0 && i < layers) return 1 + i;
+    if (!strcmp(name, "model.norm.weight")) return layers + NORM;
+    return !strcmp(name, "lm_head.weight") ? layers + HEAD : 0;
+}
+
+static void add_to(struct part *p, const hola_tensor_info *f) {
+    *(f->trained ? &p->trained : &p->frozen) += f->count;
+}
+
+/* layers + MORE_PARTS of them; NULL after a message. */
+static struct part *add_up(const struct tensor *t, int64_t n, int64_t layers) {
+    struct part *p = calloc((size_t)(layers + MORE_PARTS), sizeof *p);
+    if (!p) return cli_fail("out of memory for %" PRId64 " layers", layers), NULL;
+    strcpy(p[0].name, "embedding");
+    for (int64_t i = 0; i < layers; i++) snprintf(p[1 + i].name, sizeof p->name, "layer %" PRId64, i);
+    strcpy(p[layers + NORM].name, "norm");
+    strcpy(p[layers + HEAD].name, "lm_head");
+    strcpy(p[layers + TOTAL].name, "total");
+    for (int64_t i = 0; i < n; i++) {
+        add_to(&p[part_of(t[i].info.name, layers)], &t[i].info);
+        add_to(&p[layers + TOTAL], &t[i].info);
+    }
+    return p;
+}
+
+static json_t *part_json(const struct part *p) {
+    return json_pack("{s:I, s:I}", "trained", (json_int_t)p->trained, "frozen", (json_int_t)p->frozen);
+}
+
+static json_t *parts_json(const struct part *p, int64_t layers) {
+    json_t *list = json_array();
+    for (int64_t i = 0; i < layers; i++)
+        if (json_array_append_new(list, part_json(&p[1 + i]))) return NULL;
+    return json_pack("{s:o, s:o, s:o, s:o, s:o}", "embedding", part_json(&p[0]), "layers", list, "norm",
+                     part_json(&p[layers + NORM]), "lm_head", part_json(&p[layers + HEAD]), "total",
+                     part_json(&p[layers + TOTAL]));
+}
+
+static void print_parts(const struct part *p, int64_t layers) {
+    printf("\n%-24s %14s %10s\n", "part", "trained", "frozen");
+    for (int64_t i = 0; i < layers + MORE_PARTS; i++) {
+        char trained[CLI_GROUPED], frozen[CLI_GROUPED];
+        if (p[i].trained + p[i].frozen == 0) continue; /* a tied lm_head */
+        printf("%-24s %14s %10s\n", p[i].name, cli_grouped(trained, p[i].trained),
+               cli_grouped(frozen, p[i].frozen));
+    }
+}
+
+/* ---- all of it ---- */
+
+static int print_model(const hola_model *m, bool json, int64_t state_bytes) {
+    const hola_config *c = hola_model_config(m);
+    int64_t n = hola_model_tensor_count(m), layers = c->num_hidden_layers;
+    struct tensor *t = read_tensors(m, n);
+    struct part *p = t ? add_up(t, n, layers) : NULL;
+    char bytes[CLI_GROUPED];
+    int rc = CLI_FAILED;
+    if (p && json) {
+        rc = cli_print_json(json_pack("{s:o, s:o, s:o, s:I}", "config", config_json(c), "tensors",
+                                      tensors_json(t, n), "parameters", parts_json(p, layers), "state_bytes",
+                                      (json_int_t)state_bytes));
+    } else if (p) {
+        print_config(c);
+        print_tensors(t, n);
+        print_parts(p, layers);
+        printf("\n%-24s %14s bytes\n", "state of a session", cli_grouped(bytes, state_bytes));
+        rc = CLI_OK;
+    }
+    free(p);
+    free(t);
+    return rc;
+}
+
+int cmd_inspect(int argc, char **argv) {
+    struct inspect_opts o = {0};
+    hola_model *m = NULL;
+    hola_session *s = NULL;
+    int rc = args_parse(&command, argc, argv, &o);
+    if (rc != ARGS_RUN) return rc;
+    if (hola_model_load(&m, o.model, NULL) != HOLA_OK || hola_session_new(&s, m) != HOLA_OK)
+        rc = cli_fail_library();
+    else rc = print_model(m, o.json, hola_session_bytes(s));
+    hola_session_free(s);
+    hola_model_free(m);
+    return rc;
+}

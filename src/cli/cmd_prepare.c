@@ -1,0 +1,146 @@
+/* cmd_prepare.c -- hola prepare: text to token shards. */
+#define _POSIX_C_SOURCE 200809L
+#include "cli/args.h"
+#include "cli/cli.h"
+#include "cli/positional.h"
+#include "cli/progress.h"
+#include "text/prepare.h"
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+struct prepare_opts {
+    const char *out, *tokenizer, *field;
+    int64_t val_tokens, shard_tokens, seed, threads, samples, facts, length;
+    double val;
+    int format, generate;
+    bool split_lines, skip_bad, no_bos, force, json;
+};
+
+static const char *const formats[] = {"auto", "text", "jsonl", NULL}; /* in the order of hl_format */
+static const char *const tasks[] = {"nothing", "recall", "mqar", NULL}; /* of hl_generate */
+
+#define OPTS struct prepare_opts
+static const struct arg options[] = {
+    OPT_NEEDED('o', "out", out, "DIR", "directory to write"),
+    OPT_STRING(0, "tokenizer", tokenizer, "PATH", "tokenizer.model, tokenizer.json, a directory with one, or byte"),
+    OPT_REAL(0, "val", val, 0, 0.5, "X", "part of the documents that goes to val (default 0.005)"),
+    OPT_INT(0, "val-tokens", val_tokens, 1, INT64_MAX, "N", "val gets at most so many tokens"),
+    OPT_INT(0, "shard-tokens", shard_tokens, 1, INT32_MAX, "N", "tokens of a file (default 100000000)"),
+    OPT_CHOICE(0, "format", format, formats, "of all inputs (default: by name, then by content)"),
+    OPT_STRING(0, "field", field, "NAME", "where a JSON object has its text (default text)"),
+    OPT_FLAG(0, "split-lines", split_lines, "every line of a text is a document"),
+    OPT_FLAG(0, "skip-bad", skip_bad, "leave out malformed lines of JSON instead of failing"),
+    OPT_FLAG(0, "no-bos", no_bos, "no BOS token in front of documents"),
+    OPT_INT('s', "seed", seed, 0, INT64_MAX, "N", "chooses the documents of val (default 0)"),
+    OPT_THREADS,
+    OPT_FLAG(0, "force", force, "replace a dataset that is there"),
+    OPT_CHOICE(0, "generate", generate, tasks, "a synthetic task instead of inputs"),
+    OPT_INT(0, "samples", samples, 1, INT64_MAX, "N", "sequences to generate (default 10000)"),
+    OPT_INT(0, "facts", facts, 1, 1 << 28, "N", "facts (pairs) of a generated sequence"),
+    OPT_INT(0, "length", length, 1, 1 << 28, "N", "tokens of a generated sequence"),
+    OPT_JSON,
+    OPT_END,
+};
+static const struct args_command command = {
+    "prepare", "-o DIR --tokenizer PATH [options] INPUT...",
+    "Writes token shards, train_*.bin and val_*.bin, from text: .txt (a file is a document) and .jsonl (a line\n"
+    "is one), also as .gz, .xz or .zst; directories of these; - is standard input.",
+    options};
+
+static void show(void *ctx, const struct hl_prepare_counts *c) {
+    struct progress *p = ctx;
+    char documents[CLI_GROUPED];
+    double mb = 1e-6 * (double)c->bytes, seconds = progress_seconds(p);
+    progress_show(p, c->all > 0 ? (double)c->done / (double)c->all : -1,
+                  "%s documents  %.1f MB  %.2f M tokens  %.1f MB/s", cli_grouped(documents, c->documents), mb,
+                  1e-6 * (double)c->tokens, seconds > 0 ? mb / seconds : 0);
+}
+
+/* Bytes for each token; what has none has no such number. */
+static double per_token(int64_t bytes, int64_t tokens) { return (double)bytes / (double)tokens; }
+
+static json_t *split_json(const struct hl_prepare_result *r, enum hl_split i) {
+    return json_pack("{s:I, s:I, s:I, s:o, s:I}", "documents", (json_int_t)r->split[i].documents, "bytes",
+                     (json_int_t)r->split[i].bytes, "tokens", (json_int_t)r->split[i].tokens,
+                     "bytes_per_token", cli_json_number(per_token(r->split[i].bytes, r->split[i].tokens)),
+                     "shards", (json_int_t)r->split[i].shards);
+}
+
+static int print_json(const struct hl_prepare_result *r) {
+    return cli_print_json(json_pack(
+        "{s:I, s:I, s:I, s:o, s:I, s:I, s:I, s:o, s:f, s:o, s:o}", "documents", (json_int_t)r->all.documents,
+        "bytes", (json_int_t)r->all.bytes, "tokens", (json_int_t)r->all.tokens, "bytes_per_token",
+        cli_json_number(per_token(r->all.bytes, r->all.tokens)), "empty", (json_int_t)r->empty, "skipped",
+        (json_int_t)r->bad, "vocab_size", (json_int_t)r->vocab, "bos_token_id",
+        r->bos < 0 ? json_null() : json_integer(r->bos), "seconds", r->seconds, "train",
+        split_json(r, HL_TRAIN), "val", split_json(r, HL_VAL)));
+}
+
+static void print_row(const char *name, int64_t documents, int64_t bytes, int64_t tokens, int64_t shards) {
+    char a[CLI_GROUPED], b[CLI_GROUPED], c[CLI_GROUPED];
+    printf("%-6s %14s %18s %18s", name, cli_grouped(a, documents), cli_grouped(b, bytes), cli_grouped(c, tokens));
+    if (bytes > 0 && tokens > 0) printf(" %12.3f", per_token(bytes, tokens));
+    else printf(" %12s", "-");
+    printf(" %7" PRId64 "\n", shards);
+}
+
+static int print_table(const struct hl_prepare_result *r) {
+    static const char *const names[] = {"train", "val"};
+    printf("%-6s %14s %18s %18s %12s %7s\n", "split", "documents", "bytes", "tokens", "bytes/token", "shards");
+    for (int i = 0; i < HL_SPLITS; i++)
+        print_row(names[i], r->split[i].documents, r->split[i].bytes, r->split[i].tokens, r->split[i].shards);
+    print_row("all", r->all.documents, r->all.bytes, r->all.tokens,
+              r->split[HL_TRAIN].shards + r->split[HL_VAL].shards);
+    printf("%.1f s, %.1f MB/s, vocabulary %" PRId64, r->seconds, 1e-6 * (double)r->all.bytes / r->seconds,
+           r->vocab);
+    if (r->bos >= 0) printf(", BOS %d", (int)r->bos);
+    if (r->empty) printf(", %" PRId64 " empty documents left out", r->empty);
+    if (r->bad) printf(", %" PRId64 " malformed lines skipped", r->bad);
+    printf("\n");
+    return CLI_OK;
+}
+
+static int run(const struct prepare_opts *o, const char *const *inputs, int n) {
+    struct progress bar;
+    struct hl_prepare_result r;
+    struct hl_prepare_opts p = {
+        .out = o->out, .tokenizer = o->tokenizer, .inputs = inputs, .n_inputs = n, .field = o->field,
+        .source = {.format = (enum hl_format)o->format, .split_lines = o->split_lines},
+        .skip_bad = o->skip_bad, .no_bos = o->no_bos, .force = o->force, .val = o->val,
+        .val_tokens = o->val_tokens, .shard_tokens = o->shard_tokens, .seed = (uint64_t)o->seed,
+        .threads = (int)o->threads, .generate = (enum hl_generate)o->generate, .samples = o->samples,
+        .recall = hl_recall_default(), .mqar = hl_mqar_default(), .progress = show, .ctx = &bar};
+    hola_status s;
+    p.mqar.answers = true;
+    if (o->facts) p.recall.facts = p.mqar.pairs = o->facts;
+    if (p.recall.keys < 2 * p.recall.facts) p.recall.keys = 2 * p.recall.facts;
+    if (p.recall.queries > p.recall.facts) p.recall.queries = p.recall.facts;
+    if (o->length) p.recall.length = p.mqar.length = o->length;
+    if (o->length && p.recall.distance > o->length / 4) p.recall.distance = o->length / 4;
+    signal(SIGXFSZ, SIG_IGN); /* a file that may not grow is a write error like any other */
+    progress_begin(&bar);
+    s = hl_prepare(&p, &r);
+    progress_end(&bar);
+    if (s != HOLA_OK) return cli_fail_library();
+    return o->json ? print_json(&r) : print_table(&r);
+}
+
+int cmd_prepare(int argc, char **argv) {
+    struct prepare_opts o = {.val = 0.005, .shard_tokens = 100000000, .field = "text", .samples = 10000};
+    const char **inputs = calloc((size_t)argc + 1, sizeof *inputs);
+    int n, rc;
+    if (!inputs) return cli_fail("out of memory");
+    n = args_split(options, &argc, argv, inputs);
+    rc = args_parse(&command, argc, argv, &o);
+    if (rc != ARGS_RUN) goto done;
+    if (o.generate && (n > 0 || o.tokenizer))
+        rc = cli_usage("prepare", "--generate takes neither inputs nor a tokenizer");
+    else if (!o.generate && !o.tokenizer) rc = cli_usage("prepare", "--tokenizer PATH is needed");
+    else if (!o.generate && n == 0) rc = cli_usage("prepare", "no INPUT; - is standard input");
+    else rc = run(&o, inputs, n);
+done:
+    free(inputs);
+    return rc;
+}

@@ -1,0 +1,114 @@
+/* cmd_score.c -- hola score: log p(token | all before it) for every token but the first; perplexity. */
+#define _POSIX_C_SOURCE 200809L
+#include "cli/args.h"
+#include "cli/cli.h"
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+struct score_opts {
+    const char *model, *ids, *file;
+    int64_t split, threads;
+    int mode, backend;
+    bool json;
+};
+
+enum { PREFILL, DECODE };
+static const char *const modes[] = {"prefill", "decode", NULL};
+
+#define OPTS struct score_opts
+static const struct arg options[] = {
+    OPT_MODEL,
+    OPT_STRING(0, "ids", ids, "FILE", "token ids: a JSON array"),
+    OPT_STRING('f', "file", file, "FILE", "text"),
+    OPT_CHOICE(0, "mode", mode, modes, "feed all tokens at once (default) or one by one"),
+    OPT_INT(0, "split", split, 0, INT64_MAX, "N", "feed the first N at once, then the rest as --mode says"),
+    OPT_THREADS,
+    OPT_BACKEND,
+    OPT_JSON,
+    OPT_END,
+};
+static const struct args_command command = {
+    "score", "-m DIR (--ids FILE | -f FILE) [options]",
+    "Log-probability of every token given those before it, and the perplexity. All modes agree.", options};
+
+/* Scores ids[1..n) in the pieces that the options ask for; the last token is never fed. */
+static hola_status score(hola_session *s, const struct score_opts *o, const int32_t *ids, int64_t n,
+                         double *logprobs) {
+    int64_t fed = 0, last = n - 1;
+    hola_status st = HOLA_OK;
+    while (fed < last && st == HOLA_OK) {
+        int64_t piece = o->mode == DECODE ? 1 : last - fed;
+        if (fed == 0 && o->split > 0) piece = o->split < last ? o->split : last;
+        st = hola_session_score(s, ids + fed, ids + fed + 1, piece, logprobs + fed);
+        fed += piece;
+    }
+    return st;
+}
+
+static double seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static int print_result(const struct score_opts *o, const double *logprobs, int64_t n, double time) {
+    double nll = 0;
+    json_t *list;
+    for (int64_t i = 0; i < n - 1; i++) {
+        if (!isfinite(logprobs[i]))
+            return cli_fail("%s: the log-probability of token %" PRId64 " is not a finite number", o->model,
+                            i + 1);
+        nll -= logprobs[i];
+    }
+    double ppl = n > 1 ? exp(nll / (double)(n - 1)) : NAN; /* one token: nothing was predicted */
+    if (!o->json) {
+        printf("tokens    %" PRId64 "\nnll       %.6f\nppl       %.6g\ntokens/s  %.1f\n", n, nll, ppl,
+               time > 0 ? (double)(n - 1) / time : 0.0);
+        return CLI_OK;
+    }
+    list = json_array();
+    for (int64_t i = 0; i < n - 1; i++)
+        if (json_array_append_new(list, json_real(logprobs[i]))) return cli_print_json(NULL);
+    return cli_print_json(json_pack("{s:I, s:o, s:f, s:o}", "tokens", (json_int_t)n, "logprobs", list, "nll",
+                                    nll, "ppl", cli_json_number(ppl)));
+}
+
+int cmd_score(int argc, char **argv) {
+    struct score_opts o = {0};
+    hola_model *m = NULL;
+    hola_session *s = NULL;
+    int32_t *ids = NULL;
+    double *logprobs = NULL, start;
+    int64_t n, vocab;
+    int rc = args_parse(&command, argc, argv, &o);
+    if (rc != ARGS_RUN) return rc;
+    if (!o.ids == !o.file) return cli_usage("score", "either --ids FILE or -f FILE is needed");
+    hola_options opt = {.threads = (int)o.threads, .backend = cli_backends[o.backend]};
+
+    rc = CLI_FAILED;
+    if (hola_model_load(&m, o.model, &opt) != HOLA_OK) goto library;
+    vocab = hola_model_config(m)->vocab_size;
+    rc = o.ids ? cli_ids_read(o.ids, vocab, &ids, &n) : cli_ids_encode(o.model, o.file, vocab, &ids, &n);
+    if (rc != CLI_OK) goto done;
+    logprobs = malloc((size_t)n * sizeof *logprobs);
+    if (!logprobs) {
+        rc = cli_fail("no memory for %" PRId64 " log-probabilities", n);
+        goto done;
+    }
+    if (hola_session_new(&s, m) != HOLA_OK) goto library;
+    start = seconds();
+    if (score(s, &o, ids, n, logprobs) != HOLA_OK) goto library;
+    rc = print_result(&o, logprobs, n, seconds() - start);
+    goto done;
+library:
+    rc = cli_fail_library();
+done:
+    free(logprobs);
+    free(ids);
+    hola_session_free(s);
+    hola_model_free(m);
+    return rc;
+}

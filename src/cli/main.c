@@ -1,0 +1,65 @@
+/* main.c -- hola <command> [options]: a table of commands. */
+#define _POSIX_C_SOURCE 200809L
+#include "cli/cli.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+static const struct command {
+    const char *name;
+    int (*run)(int argc, char **argv);
+    const char *about;
+} commands[] = {
+    {"prepare", cmd_prepare, "text to token shards, with a tokenizer"},
+    {"init", cmd_init, "write a fresh model directory from a preset or a config"},
+    {"score", cmd_score, "log-probability of every token of an id list; perplexity"},
+    {"inspect", cmd_inspect, "what is in a checkpoint"},
+    {"bench", cmd_bench, "speed of ops and of the whole model on this machine"},
+};
+enum { COMMANDS = sizeof commands / sizeof commands[0] };
+
+/* A closed standard stream would lend its number to the next file opened, and messages would land in
+ * that file. /dev/null takes its place, opened the wrong way round, so that using it still fails. */
+static void keep_standard_streams(void) {
+    for (int fd = 0; fd < 3; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && errno == EBADF) (void)!open("/dev/null", fd ? O_RDONLY : O_WRONLY);
+    signal(SIGPIPE, SIG_IGN); /* a reader that left is a write error like any other */
+}
+
+static int print_commands(void) {
+    printf("usage: hola <command> [options]\n\n");
+    for (int i = 0; i < COMMANDS; i++) printf("  %-10s %s\n", commands[i].name, commands[i].about);
+    printf("\n'hola <command> --help' lists the options of a command; 'hola --version' says which hola this "
+           "is.\n");
+    return CLI_OK;
+}
+
+static int run(int argc, char **argv) {
+    char *help[] = {NULL, "--help", NULL};
+    if (!strcmp(argv[0], "--version") && argc == 1) return printf("hola %s\n", hola_version()), CLI_OK;
+    if (!strcmp(argv[0], "help") || !strcmp(argv[0], "--help") || !strcmp(argv[0], "-h")) {
+        if (argc == 1) return print_commands();
+        help[0] = argv[1]; /* hola help score */
+        argc = 2, argv = help;
+    }
+    for (int i = 0; i < COMMANDS; i++)
+        if (!strcmp(argv[0], commands[i].name)) return commands[i].run(argc, argv);
+    cli_fail("unknown command '%s'; see 'hola help'", argv[0]);
+    return CLI_USAGE;
+}
+
+int main(int argc, char **argv) {
+    int rc;
+    keep_standard_streams();
+    if (argc < 2) {
+        cli_fail("no command; see 'hola help'");
+        return CLI_USAGE;
+    }
+    rc = run(argc - 1, argv + 1);
+    /* results that did not get out are a failure, whatever the command thought */
+    if ((fflush(stdout) || ferror(stdout)) && rc == CLI_OK) return cli_fail("standard output: cannot write");
+    return rc;
+}

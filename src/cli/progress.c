@@ -1,0 +1,58 @@
+/* progress.c -- see progress.h. */
+#define _POSIX_C_SOURCE 200809L
+#include "cli/progress.h"
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { BAR = 24 };
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+void progress_begin(struct progress *p) {
+    const char *term = getenv("TERM");
+    *p = (struct progress){.on = isatty(STDERR_FILENO) && !(term && !strcmp(term, "dumb")), .begun = now()};
+}
+
+double progress_seconds(const struct progress *p) { return now() - p->begun; }
+
+/* Columns of the terminal: a line that wraps cannot be taken back. */
+static int columns(void) {
+    struct winsize w;
+    return ioctl(STDERR_FILENO, TIOCGWINSZ, &w) == 0 && w.ws_col > 0 ? w.ws_col : 80;
+}
+
+void progress_show(struct progress *p, double part, const char *fmt, ...) {
+    char text[256];
+    int n = 0;
+    va_list ap;
+    double t = now();
+    if (!p->on || t - p->shown < 0.1) return;
+    p->shown = t;
+    if (part >= 0) {
+        int full = (int)((part < 1 ? part : 1) * BAR);
+        n = snprintf(text, sizeof text, "[%.*s%*s] %3d%%  ", full, "########################", BAR - full, "",
+                     (int)(100 * (part < 1 ? part : 1)));
+    }
+    va_start(ap, fmt);
+    vsnprintf(text + n, sizeof text - (size_t)n, fmt, ap);
+    va_end(ap);
+    fprintf(stderr, "\r\033[K%.*s", columns() - 1, text);
+    fflush(stderr);
+}
+
+void progress_end(struct progress *p) {
+    if (p->on && p->shown > 0) {
+        fputs("\r\033[K", stderr);
+        fflush(stderr);
+    }
+    p->on = false;
+}

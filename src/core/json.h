@@ -1,0 +1,12 @@
+/* json.h -- JSON from a file somebody else wrote: jansson, strict. */
+#ifndef HL_JSON_H
+#define HL_JSON_H
+#include "core/status.h"
+#include <jansson.h>
+
+/* The object that text holds: duplicate keys, bad UTF-8, NUL bytes, NaN, numbers that overflow, nesting beyond
+ * jansson's 2048 levels and anything but an object are refused. json_decref(*out) it; path and max (bytes)
+ * are for the caller's limits and messages. */
+hola_status hl_json_object(json_t **out, const char *text, int64_t len, int64_t max, const char *path);
+
+#endif

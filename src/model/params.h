@@ -1,0 +1,71 @@
+/* params.h -- the one table of a model's tensors: name, shape, place in memory, initialisation.
+ *
+ * All weights of a model live in one block of `total` reals; a tensor starts at `offset`, on 64 bytes, and
+ * the padding between tensors is 0. Gradients and optimizer moments use the same offsets. */
+#ifndef HL_PARAMS_H
+#define HL_PARAMS_H
+#include "core/real.h"
+#include "core/status.h"
+
+struct hl_stfile;
+
+enum hl_init {
+    HL_INIT_NORMAL, /* N(0, initializer_range^2) */
+    HL_INIT_ONE,
+    HL_INIT_ZERO,
+    HL_INIT_A_LOG,   /* log U(0, 16) */
+    HL_INIT_DT_BIAS, /* softplus^-1 of a step log-uniform in [0.001, 0.1] */
+    HL_INIT_GATE,    /* cache_gate_init */
+    HL_INIT_TAU      /* cache_tau_init */
+};
+
+struct hl_tensor {
+    char name[80]; /* as in the file */
+    int ndim;
+    int64_t dim[3], count;
+    int64_t offset; /* in reals, into the block of all tensors */
+    int64_t layer;  /* -1: embeddings, final norm, head */
+    enum hl_init init;
+    bool trained;
+    bool matrix; /* the weight of a linear op (may be packed) */
+};
+
+/* Indices into the table; -1: this model has none. */
+struct hl_layer_params {
+    int64_t attn_norm;
+    int64_t q_proj, k_proj, v_proj, a_proj, b_proj, g_proj, o_proj;
+    int64_t q_conv, k_conv, v_conv; /* [C][1][W] */
+    int64_t A_log, dt_bias, o_norm;
+    int64_t cache_q_norm, cache_k_norm;        /* [d_k], cache_norm rms only */
+    int64_t cache_sink, cache_gate, cache_tau; /* [HV], model_type hola, also with cache_evict none */
+    int64_t mlp_norm, gate_proj, up_proj, down_proj;
+};
+
+struct hl_params {
+    hola_config cfg;
+    int64_t n;       /* tensors */
+    int64_t total;   /* reals of the block, padding included */
+    int64_t trained; /* trained scalars, padding excluded */
+    struct hl_tensor *tensor;
+    int64_t embed, final_norm;
+    int64_t head; /* == embed where tied */
+    struct hl_layer_params *layer;
+};
+
+/* Checks the config. On failure *p is zeroed. */
+hola_status hl_params_new(struct hl_params *p, const hola_config *cfg);
+void hl_params_free(struct hl_params *p); /* freed or zeroed ones too */
+/* The index of a tensor, -1 where there is none of that name. */
+int64_t hl_params_find(const struct hl_params *p, const char *name);
+
+/* Fills the block with fresh weights: each tensor depends on its name, its shape and the seed alone. */
+void hl_params_init(const struct hl_params *p, real *block, uint64_t seed);
+void hl_params_init_tensor(const struct hl_params *p, int64_t i, real *block, uint64_t seed);
+
+/* Fills the block from a model's files: every tensor present, of its shape and finite; further tensors are
+ * ignored. Also takes old fla files whose gate_proj holds the gate and the up rows, and files without
+ * cache_tau, which then comes from the config. dir is for messages. */
+hola_status hl_params_load(const struct hl_params *p, const struct hl_stfile *f, const char *dir,
+                           real *block);
+
+#endif

@@ -1,0 +1,200 @@
+/* cache_back_cpu.c -- the backward pass of the read (ARCHITECTURE sec. 8.3).
+ *
+ * One task owns a key head of a segment: kept rows collect gradient from many blocks, so all of them go
+ * through one pair of hands, value head by value head, block by block. A tile is up to CACHE_BACK queries
+ * against CACHE_BCOLS columns (cache_fast.h); P is rebuilt from lse. */
+#include "ops/cache/cache_fast.h"
+#include "ops/matmul/kernel.h"
+
+enum { PARTS = 512 }; /* sums of the scalar gradients held at a time, one per value head of a segment */
+
+struct part { double tau, sink, gate; };
+struct back {
+    struct hl_pool *pool;
+    const struct hl_cache *a;
+    int64_t first; /* task of this round's first part */
+    struct part part[PARTS];
+};
+
+/* Queries [i, i + n) of a block, counted from its first row; `row` is the first one's in the batch. */
+struct tile {
+    const struct hl_cache_head *d;
+    struct hl_cache_work *w;
+    struct part *part;
+    int64_t row, i, n, ldk, ldv;
+};
+
+static int64_t min(int64_t x, int64_t y) { return x < y ? x : y; }
+
+/* Brings q and dout of the tile together, both ways round, and R_t = dc_t.read_t. */
+static void load_queries(const struct tile *t) {
+    const struct hl_cache *a = t->d->a;
+    const int64_t h = t->d->h, ld = hl_cache_ld(CACHE_BACK);
+    const real lam = hl_sigmoid(a->gate[h]);
+    for (int64_t i = 0; i < t->n; i++) {
+        int64_t row = t->row + i, at = row * a->HV + h, j = 0;
+        const real *dout = (const real *)a->dout + at * a->V, *read = (const real *)a->read + at * a->V;
+        vr sum = {0};
+        real along;
+        memcpy(t->w->bq + i * t->ldk, (const real *)a->q + (row * a->H + t->d->hk) * a->K, (size_t)a->K * sizeof(real));
+        memcpy(t->w->bdo + i * t->ldv, dout, (size_t)a->V * sizeof(real));
+        for (; j + VL <= a->V; j += VL) sum += v_load(dout + j) * v_load(read + j);
+        if (j < a->V) sum += v_load_n(dout + j, a->V - j) * v_load_n(read + j, a->V - j);
+        along = v_sum(sum);
+        t->w->R[i] = lam * along;
+        t->part->gate += (double)(lam * (1 - lam) * along);
+        t->part->sink -= (double)(R_EXP(a->sink[h] - a->lse[at]) * t->w->R[i]);
+    }
+    HL_OP(pack_turn)(t->w->bqT, ld, t->w->bq, t->ldk, t->n, t->n, a->K);
+    HL_OP(pack_turn)(t->w->bdoT, ld, t->w->bdo, t->ldv, t->n, t->n, a->V);
+}
+
+static void load_keys(const struct tile *t, const int64_t *id, int64_t n) {
+    const int64_t ld = hl_cache_ld(CACHE_BCOLS);
+    hl_cache_gather_k(t->w->bk, t->ldk, t->d, id, n);
+    HL_OP(pack_turn)(t->w->bkT, ld, t->w->bk, t->ldk, n, n, t->d->a->K);
+    hl_cache_gather_v(t->w->rows, t->ldv, t->d, id, n);
+    HL_OP(pack_turn)(t->w->bvT, ld, t->w->rows, t->ldv, n, n, t->d->a->V);
+}
+
+static const real lanes[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+/* From s = q.k / sqrt(K) in P and dc.v in dS, of which query i sees the first `seen` of n columns: to
+ * P = exp(tau s - lse) and dS = P (dc.v - R), zero where not seen. Returns the sum of dS s. */
+static real weights(const struct tile *t, int64_t i, int64_t seen, int64_t n) {
+    const int64_t ld = hl_cache_ld(CACHE_BCOLS);
+    const struct hl_cache *a = t->d->a;
+    real *P = t->w->P + i * ld, *dS = t->w->dS + i * ld;
+    const real tau = a->tau[t->d->h], lse = a->lse[(t->row + i) * a->HV + t->d->h], R = t->w->R[i];
+    vr sum = {0};
+    int64_t j = 0;
+    for (; j < seen; j += VL) {
+        vr s = v_load(P + j), p = v_exp(tau * s - lse), ds = p * (v_load(dS + j) - R), dtau = ds * s;
+        if (j + VL > seen) {
+            vi mask = (vi)(v_load(lanes) < (real)(seen - j));
+            p = v_select(mask, p, v_set(0));
+            ds = v_select(mask, ds, v_set(0));
+            dtau = v_select(mask, dtau, v_set(0));
+        }
+        v_store(P + j, p);
+        v_store(dS + j, ds);
+        sum += dtau;
+    }
+    for (; j < n; j++) P[j] = dS[j] = 0;
+    return v_sum(sum);
+}
+
+/* The n columns' share of dk or dv: p's A = dS or P and B = rows of queries, in dst [T][stride]. Rows that
+ * follow each other are written in place; kept rows are scattered. */
+static void give(const struct tile *t, const int64_t *id, int64_t n, struct hl_mm p, real *dst, int64_t stride) {
+    bool even = id[n - 1] - id[0] == n - 1;
+    dst += t->d->row * stride;
+    p.M = n;
+    p.ai = 1;
+    p.ak = hl_cache_ld(CACHE_BCOLS);
+    p.bn = 1;
+    p.C = even ? dst + id[0] * stride : t->w->rows;
+    p.ldc = even ? stride : p.bk;
+    p.add = even && p.add;
+    HL_OP(mm)(&p, t->w->mm);
+    for (int64_t c = 0; c < n && !even; c++)
+        for (int64_t j = 0; j < p.N; j++) dst[id[c] * stride + j] += p.C[c * p.ldc + j];
+}
+
+/* The tile's queries from `first` on against n columns; `edge`: query `first` sees one of them, the next
+ * two, and so on; otherwise all. dq and dk are written before they are added to: dq by the tile's first
+ * piece, dk of a row by the edge it stands in, which comes before all that see it from further on. */
+static void piece(const struct tile *t, const int64_t *id, int64_t n, int64_t first, bool edge) {
+    const struct hl_cache *a = t->d->a;
+    const struct hl_cache_head *d = t->d;
+    const int64_t ld = hl_cache_ld(CACHE_BCOLS), ldT = hl_cache_ld(CACHE_BACK), m = t->n - first;
+    const real lam = hl_sigmoid(a->gate[d->h]), scale = 1 / R_SQRT((real)a->K), slope = a->tau[d->h] * scale;
+    const bool fresh = d->h % (a->HV / a->H) == 0; /* the first value head of this key head */
+    real *dq = (real *)a->dq + ((t->row + first) * a->H + d->hk) * a->K;
+    struct hl_mm S = {.M = m, .N = n, .K = a->K, .ai = 1, .ak = ldT, .bk = ld, .bn = 1, .ldc = ld, .alpha = scale};
+    struct hl_mm dP = S, dQ, dK = {.K = m, .N = a->K, .bk = t->ldk, .alpha = slope}, dV = dK;
+    load_keys(t, id, n);
+    S.A = t->w->bqT + first;
+    S.B = t->w->bkT;
+    S.C = t->w->P + first * ld;
+    HL_OP(mm)(&S, t->w->mm);
+    dP.K = a->V;
+    dP.A = t->w->bdoT + first;
+    dP.B = t->w->bvT;
+    dP.C = t->w->dS + first * ld;
+    dP.alpha = lam;
+    HL_OP(mm)(&dP, t->w->mm);
+    for (int64_t i = first; i < t->n; i++)
+        t->part->tau += (double)weights(t, i, edge ? min(n, i - first + 1) : n, n);
+
+    dQ = (struct hl_mm){.M = m, .N = a->K, .K = n, .A = dP.C, .ai = ld, .ak = 1, .B = t->w->bk, .bk = t->ldk, .bn = 1};
+    dQ.C = dq;
+    dQ.ldc = a->H * a->K;
+    dQ.alpha = slope;
+    dQ.add = !fresh || id != t->w->pick.id;
+    HL_OP(mm)(&dQ, t->w->mm);
+    dK.A = dP.C;
+    dK.add = !fresh || !edge;
+    dK.B = t->w->bq + first * t->ldk;
+    give(t, id, n, dK, (real *)a->dk + d->hk * a->K, a->H * a->K);
+    dV.A = S.C;
+    dV.N = a->V;
+    dV.B = t->w->bdo + first * t->ldv;
+    dV.bk = t->ldv;
+    dV.alpha = lam;
+    dV.add = true;
+    give(t, id, n, dV, (real *)a->dv + d->h * a->V, a->HV * a->V);
+}
+
+/* All columns of block b: the n kept ones, then its own m rows; ids in w->pick. */
+static void back_block(const struct hl_cache_head *d, struct hl_cache_work *w, struct part *part, int64_t b, int64_t m) {
+    const int64_t n = w->pick.n, *id = w->pick.id;
+    struct tile t = {.d = d, .w = w, .part = part, .ldk = hl_cache_ld(d->a->K), .ldv = hl_cache_ld(d->a->V)};
+    for (t.i = 0; t.i < m; t.i += CACHE_BACK) {
+        t.row = d->row + b * d->a->chunk + t.i;
+        t.n = min(CACHE_BACK, m - t.i);
+        load_queries(&t);
+        for (int64_t c = 0; c < n + t.i; c += CACHE_BCOLS) piece(&t, id + c, min(CACHE_BCOLS, n + t.i - c), 0, false);
+        for (int64_t i = 0; i < t.n; i += CACHE_BCOLS)
+            piece(&t, id + n + t.i + i, min(CACHE_BCOLS, t.n - i), i, true);
+    }
+}
+
+static void back_task(void *ctx, int64_t i, int worker) {
+    struct back *g = ctx;
+    const struct hl_cache *a = g->a;
+    const int64_t rep = a->HV / a->H, hk = (g->first + i) % a->H, n = (g->first + i) / a->H;
+    const struct hl_seg *s = &a->rows->seg[n];
+    const int64_t before = hl_blocks_before(a->rows, n, a->chunk);
+    int64_t bytes = hl_cache_scratch(a->K, a->V, a->window, a->chunk);
+    struct hl_cache_work w = hl_cache_work(hl_pool_scratch(g->pool, worker, bytes), a->K, a->V, a->window, a->chunk);
+    for (int64_t r = 0; r < rep; r++) {
+        struct hl_cache_head d = {.a = a, .h = hk * rep + r, .hk = hk, .row = s->row, .len = s->len};
+        struct part *part = &g->part[i * rep + r];
+        *part = (struct part){0};
+        for (int64_t b = 0; b * a->chunk < s->len; b++) {
+            int64_t m = min(a->chunk, s->len - b * a->chunk), at = ((before + b) * a->HV + d.h) * a->window;
+            for (w.pick.n = 0; w.pick.n < a->window && a->sel[at + w.pick.n] >= 0; w.pick.n++)
+                w.pick.id[w.pick.n] = a->sel[at + w.pick.n] - s->row;
+            for (int64_t c = 0; c < m; c++) w.pick.id[w.pick.n + c] = b * a->chunk + c;
+            back_block(&d, &w, part, b, m);
+        }
+    }
+}
+
+void HL_OP(cache_backward)(struct hl_pool *pool, const struct hl_cache *a) {
+    const int64_t rep = a->HV / a->H, tasks = a->rows->n * a->H, round = PARTS / rep;
+    struct back g = {.pool = pool, .a = a};
+    HL_ASSERT(rep <= PARTS);
+    for (int64_t n = 0; n < a->rows->n; n++) HL_ASSERT(!a->rows->seg[n].state && a->rows->seg[n].pos == 0);
+    for (g.first = 0; g.first < tasks; g.first += round) {
+        int64_t now = min(round, tasks - g.first);
+        hl_pool_run(pool, now, back_task, &g);
+        for (int64_t i = 0; i < now * rep; i++) { /* segment by segment, so in order for every head */
+            int64_t h = (g.first * rep + i) % a->HV;
+            if (a->dtau) a->dtau[h] += (real)g.part[i].tau;
+            a->dsink[h] += (real)g.part[i].sink;
+            a->dgate[h] += (real)g.part[i].gate;
+        }
+    }
+}

@@ -1,0 +1,126 @@
+/* cache_cpu.c -- the exact memory, fast: how forward is cut into tasks.
+ *
+ * A task is one value head of one segment and a share of its blocks. The selection is sequential but
+ * tiny, so a task repeats it from the segment's start up to its own blocks rather than wait for others;
+ * h2o's selection needs the reads, so there one task walks all blocks. Sessions bring their state up to
+ * date in a second round, when nobody reads it any more. */
+#include "ops/cache/cache_fast.h"
+#include "ops/simd.h"
+
+enum {
+    SHARES = 8,        /* most tasks that a head of a segment is cut into */
+    SMALL = 64 * 1024, /* flops under which waking threads costs more than they save */
+    FEW = 12,          /* tokens of a session up to which one at a time is faster than a tile */
+    SCORE_ROWS = 256,
+};
+
+struct forward {
+    struct hl_pool *pool;
+    const struct hl_cache *a;
+    int64_t shares, tasks;
+    bool reads, stores; /* what this round does */
+};
+
+static void write_sel(const struct hl_cache_head *d, const struct hl_cache_pick *p, int64_t block) {
+    int64_t *sel = d->a->sel + (block * d->a->HV + d->h) * d->a->window;
+    for (int64_t j = 0; j < d->a->window; j++) sel[j] = j < p->n ? d->row + p->id[j] : -1;
+}
+
+/* Walks the segment's blocks; reads those in [b0, b1). `before`: blocks of the segments before. */
+static void walk(const struct forward *f, const struct hl_cache_head *d, struct hl_cache_work *w, int64_t before,
+                 int64_t b0, int64_t b1) {
+    const int64_t C = d->a->chunk;
+    int64_t last = f->stores && d->k ? hl_cache_blocks(d) : b1, m = 0;
+    hl_cache_start(&w->pick, d);
+    for (int64_t b = 0; b < last; b++) {
+        m = hl_cache_columns(&w->pick, d, b);
+        if (b >= b0 && b < b1 && f->reads) {
+            if (d->a->sel) write_sel(d, &w->pick, before + b);
+            HL_OP(cache_read)(d, w, b, m);
+        }
+        if (m < C) break;
+        hl_cache_merge(&w->pick, d, m);
+        m = 0;
+    }
+    if (f->stores && d->k) hl_cache_store(&w->pick, d, m);
+}
+
+static bool by_steps(const struct hl_seg *s) { return s->state && s->len <= FEW; }
+
+static void steps(const struct hl_cache *a, const struct hl_seg *s, int64_t h, struct hl_cache_work *w) {
+    for (int64_t t = 0; t < s->len; t++) {
+        struct hl_seg token = {.row = s->row + t, .len = 1, .pos = s->pos + t, .state = s->state};
+        struct hl_cache_head d = hl_cache_head(a, &token, h);
+        HL_OP(cache_step)(&d, w);
+    }
+}
+
+static void forward_task(void *ctx, int64_t i, int worker) {
+    const struct forward *f = ctx;
+    const struct hl_cache *a = f->a;
+    const int64_t share = i % f->shares, h = i / f->shares % a->HV, n = i / f->shares / a->HV;
+    const int64_t bytes = hl_cache_scratch(a->K, a->V, a->window, a->chunk);
+    const struct hl_seg *s = &a->rows->seg[n];
+    struct hl_cache_work w = hl_cache_work(hl_pool_scratch(f->pool, worker, bytes), a->K, a->V, a->window, a->chunk);
+    if (by_steps(s)) {
+        if (share == 0 && f->reads) steps(a, s, h, &w);
+    } else {
+        struct hl_cache_head d = hl_cache_head(a, s, h);
+        int64_t blocks = hl_cache_blocks(&d), size = hl_pieces(blocks, f->shares), b0 = share * size;
+        int64_t b1 = b0 + size < blocks ? b0 + size : blocks;
+        if (b0 < b1) walk(f, &d, &w, a->sel ? hl_blocks_before(a->rows, n, a->chunk) : 0, b0, b1);
+    }
+}
+static void all_tasks(void *ctx, int64_t i, int worker) {
+    for (i = 0; i < ((const struct forward *)ctx)->tasks; i++) forward_task(ctx, i, worker);
+}
+
+void HL_OP(cache_forward)(struct hl_pool *pool, const struct hl_cache *a) {
+    struct forward f = {.pool = pool, .a = a, .shares = 1, .reads = true};
+    double flops = 0;
+    bool later = false;
+    for (int64_t n = 0; n < a->rows->n; n++) {
+        const struct hl_seg *s = &a->rows->seg[n];
+        int64_t blocks = hl_seg_blocks(s, a->chunk), seen = s->pos + s->len;
+        if (blocks > f.shares && a->evict != HOLA_EVICT_H2O && !by_steps(s)) f.shares = blocks;
+        if (seen > a->window + a->chunk) seen = a->window + a->chunk;
+        flops += 2.0 * (double)(s->len * seen) * (double)(a->HV * (a->K + a->V));
+        later = later || (s->state && !by_steps(s));
+    }
+    if (f.shares > SHARES) f.shares = SHARES;
+    f.tasks = a->rows->n * a->HV * f.shares;
+    f.stores = f.shares == 1;
+    if (flops < SMALL) hl_pool_run(pool, 1, all_tasks, &f);
+    else hl_pool_run(pool, f.tasks, forward_task, &f);
+    if (f.stores || !later) return;
+    f.tasks = a->rows->n * a->HV;
+    f.shares = 1;
+    f.reads = false;
+    f.stores = true;
+    hl_pool_run(pool, f.tasks, forward_task, &f);
+}
+
+struct score {
+    const struct hl_score *a;
+};
+static void score_rows(void *ctx, int64_t piece, int worker) {
+    const struct hl_score *a = ((const struct score *)ctx)->a;
+    int64_t i = piece * SCORE_ROWS * a->HV, end = i + SCORE_ROWS * a->HV;
+    (void)worker;
+    if (end > a->T * a->HV) end = a->T * a->HV;
+    if (a->evict == HOLA_EVICT_BETAE) memmove(a->score + i, a->m + i, (size_t)(end - i) * sizeof(real));
+    for (; i < end && a->evict == HOLA_EVICT_E; i++) a->score[i] = a->m[i] / a->beta[i];
+    for (; i < end && a->evict == HOLA_EVICT_BETAV; i++) {
+        const real *v = (const real *)a->v + i * a->V;
+        int64_t j = 0;
+        vr sum = {0};
+        for (; j + VL <= a->V; j += VL) sum += v_load(v + j) * v_load(v + j);
+        if (j < a->V) sum += v_load_n(v + j, a->V - j) * v_load_n(v + j, a->V - j);
+        a->score[i] = a->beta[i] * R_SQRT(v_sum(sum));
+    }
+}
+
+void HL_OP(cache_score)(struct hl_pool *pool, const struct hl_score *a) {
+    struct score s = {a};
+    hl_pool_run(pool, hl_pieces(a->T, SCORE_ROWS), score_rows, &s);
+}

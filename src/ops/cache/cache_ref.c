@@ -1,0 +1,179 @@
+/* cache_ref.c -- the exact memory as in cache.h, in its streaming form: a row is appended to the open
+ * block, reads, and a full block is merged into the kept rows. Training runs the same code on a state of
+ * its own, so that both forms are one by construction. */
+#include "ops/ops.h"
+#include <stdlib.h>
+#include <string.h>
+
+void HL_OP(cache_score)(struct hl_pool *pool, const struct hl_score *a) {
+    const real *v = a->v;
+    (void)pool;
+    for (int64_t i = 0; i < a->T * a->HV; i++) {
+        real sum = 0;
+        if (a->evict == HOLA_EVICT_BETAE) a->score[i] = a->m[i];
+        if (a->evict == HOLA_EVICT_E) a->score[i] = a->m[i] / a->beta[i];
+        if (a->evict != HOLA_EVICT_BETAV) continue;
+        for (int64_t j = 0; j < a->V; j++) sum += v[i * a->V + j] * v[i * a->V + j];
+        a->score[i] = a->beta[i] * R_SQRT(sum);
+    }
+}
+
+/* One value head of a sequence: the kept rows in slots [0, kept), the block from slot `window` on. */
+struct memory {
+    real *k, *v, *score;
+    int64_t *pos; /* of the kept rows */
+    int64_t kept, window;
+};
+
+static struct memory memory_at(const struct hl_cache *a, char *state, int64_t pos) {
+    struct hl_cache_layout l = hl_cache_layout(a->K, a->V, a->window, a->chunk);
+    int64_t before = pos / a->chunk * a->chunk;
+    return (struct memory){.k = (real *)(state + l.k),
+                           .v = (real *)(state + l.v),
+                           .score = (real *)(state + l.score),
+                           .pos = (int64_t *)(state + l.pos),
+                           .kept = before < a->window ? before : a->window,
+                           .window = a->window};
+}
+
+/* Slot of the j-th visible row: the kept ones, then the block's. */
+static int64_t slot_of(const struct memory *m, int64_t j) { return j < m->kept ? j : m->window + j - m->kept; }
+
+static real dot(const real *x, const real *y, int64_t n) {
+    real s = 0;
+    for (int64_t i = 0; i < n; i++) s += x[i] * y[i];
+    return s;
+}
+
+/* Row `row` of the batch reads the kept rows and the first `open` rows of the block; p: room for all. */
+static void read_row(const struct hl_cache *a, struct memory *m, int64_t h, int64_t row, int64_t open, real *p) {
+    const real *q = (const real *)a->q + (row * a->H + h / (a->HV / a->H)) * a->K;
+    real *out = (real *)a->out + (row * a->HV + h) * a->V;
+    real lam = hl_sigmoid(a->gate[h]), max = a->sink[h], sum;
+    int64_t n = m->kept + open;
+    for (int64_t j = 0; j < n; j++) {
+        p[j] = a->tau[h] * dot(q, m->k + slot_of(m, j) * a->K, a->K) / R_SQRT((real)a->K);
+        if (p[j] > max) max = p[j];
+    }
+    sum = R_EXP(a->sink[h] - max);
+    for (int64_t j = 0; j < n; j++) sum += R_EXP(p[j] - max);
+    for (int64_t j = 0; j < n; j++) p[j] = R_EXP(p[j] - max) / sum;
+    for (int64_t i = 0; i < a->V; i++) {
+        real o = 0;
+        for (int64_t j = 0; j < n; j++) o += p[j] * m->v[slot_of(m, j) * a->V + i];
+        out[i] += lam * o;
+        if (a->read) ((real *)a->read)[(row * a->HV + h) * a->V + i] = o;
+    }
+    if (a->lse) a->lse[row * a->HV + h] = max + R_LOG(sum);
+    if (a->evict == HOLA_EVICT_H2O)
+        for (int64_t j = 0; j < n; j++) m->score[slot_of(m, j)] += p[j];
+}
+
+/* Is a row with score x at position i kept rather than one with score y at j? NaN counts as -inf. */
+static bool beats(hola_evict evict, real x, int64_t i, real y, int64_t j) {
+    if (evict == HOLA_EVICT_RECENCY) return i > j;
+    x = x == x ? x : -(real)INFINITY;
+    y = y == y ? y : -(real)INFINITY;
+    return x > y || (x == y && i < j);
+}
+
+/* kept = top_w(kept + block), in order of position; `first` is the position of the block's first row. */
+static void merge_block(const struct hl_cache *a, struct memory *m, int64_t first) {
+    int64_t n = m->kept + a->chunk, to = 0;
+    int64_t *pos = malloc((size_t)n * sizeof *pos);
+    bool *keep = malloc((size_t)n * sizeof *keep);
+    HL_ASSERT(pos && keep);
+    for (int64_t j = 0; j < n; j++) pos[j] = j < m->kept ? m->pos[j] : first + j - m->kept;
+    for (int64_t j = 0; j < n; j++) {
+        int64_t better = 0;
+        for (int64_t i = 0; i < n; i++)
+            better += beats(a->evict, m->score[slot_of(m, i)], pos[i], m->score[slot_of(m, j)], pos[j]);
+        keep[j] = better < a->window;
+    }
+    for (int64_t j = 0; j < n; j++) { /* rows only move down, in order: nothing is lost */
+        int64_t from = slot_of(m, j);
+        if (!keep[j]) continue;
+        memmove(m->k + to * a->K, m->k + from * a->K, (size_t)a->K * sizeof(real));
+        memmove(m->v + to * a->V, m->v + from * a->V, (size_t)a->V * sizeof(real));
+        m->score[to] = m->score[from];
+        m->pos[to++] = pos[j];
+    }
+    m->kept = to;
+    free(pos);
+    free(keep);
+}
+
+static void run_head(const struct hl_cache *a, const struct hl_seg *s, char *state, int64_t h, int64_t *sel) {
+    struct memory m = memory_at(a, state, s->pos);
+    real *p = malloc((size_t)(a->window + a->chunk) * sizeof *p);
+    HL_ASSERT(p);
+    for (int64_t t = 0; t < s->len; t++) {
+        int64_t row = s->row + t, pos = s->pos + t, open = pos % a->chunk, slot = a->window + open;
+        for (int64_t j = 0; sel && open == 0 && j < a->window; j++)
+            sel[(pos / a->chunk * a->HV + h) * a->window + j] = j < m.kept ? s->row + m.pos[j] : -1;
+        memcpy(m.k + slot * a->K, (const real *)a->k + (row * a->H + h / (a->HV / a->H)) * a->K,
+               (size_t)a->K * sizeof(real));
+        memcpy(m.v + slot * a->V, (const real *)a->v + (row * a->HV + h) * a->V, (size_t)a->V * sizeof(real));
+        m.score[slot] = a->evict == HOLA_EVICT_RECENCY || a->evict == HOLA_EVICT_H2O ? 0 : a->score[row * a->HV + h];
+        read_row(a, &m, h, row, open + 1, p);
+        if (open + 1 == a->chunk) merge_block(a, &m, pos + 1 - a->chunk);
+    }
+    free(p);
+}
+
+void HL_OP(cache_forward)(struct hl_pool *pool, const struct hl_cache *a) {
+    struct hl_cache_layout l = hl_cache_layout(a->K, a->V, a->window, a->chunk);
+    char *own = malloc((size_t)l.bytes);
+    (void)pool;
+    HL_ASSERT(own);
+    for (int64_t n = 0; n < a->rows->n; n++) {
+        const struct hl_seg *s = &a->rows->seg[n];
+        int64_t *sel = a->sel;
+        HL_ASSERT(s->state ? !sel : s->pos == 0);
+        if (sel) sel += hl_blocks_before(a->rows, n, a->chunk) * a->HV * a->window;
+        for (int64_t h = 0; h < a->HV; h++)
+            run_head(a, s, s->state ? s->state + a->state_off + h * l.bytes : own, h, sel);
+    }
+    free(own);
+}
+
+/* What row `row` (the t-th of its block) of value head h contributes to every gradient. */
+static void back_row(const struct hl_cache *a, int64_t h, int64_t row, int64_t t, const int64_t *sel) {
+    const int64_t hk = h / (a->HV / a->H);
+    const real *dout = (const real *)a->dout + (row * a->HV + h) * a->V;
+    const real *q = (const real *)a->q + (row * a->H + hk) * a->K;
+    real *dq = (real *)a->dq + (row * a->H + hk) * a->K;
+    real lam = hl_sigmoid(a->gate[h]), lse = a->lse[row * a->HV + h], scale = 1 / R_SQRT((real)a->K);
+    real along = dot(dout, (const real *)a->read + (row * a->HV + h) * a->V, a->V), R = lam * along;
+    a->dgate[h] += lam * (1 - lam) * along;
+    a->dsink[h] -= R_EXP(a->sink[h] - lse) * R;
+    for (int64_t j = 0; j < a->window + t + 1; j++) {
+        int64_t from = j < a->window ? sel[j] : row - t + j - a->window;
+        if (from < 0) continue;
+        const real *k = (const real *)a->k + (from * a->H + hk) * a->K;
+        const real *v = (const real *)a->v + (from * a->HV + h) * a->V;
+        real *dk = (real *)a->dk + (from * a->H + hk) * a->K, *dv = (real *)a->dv + (from * a->HV + h) * a->V;
+        real s = dot(q, k, a->K) * scale, p = R_EXP(a->tau[h] * s - lse);
+        real ds = p * (lam * dot(dout, v, a->V) - R);
+        for (int64_t i = 0; i < a->K; i++) {
+            dq[i] += a->tau[h] * scale * ds * k[i];
+            dk[i] += a->tau[h] * scale * ds * q[i];
+        }
+        for (int64_t i = 0; i < a->V; i++) dv[i] += p * lam * dout[i];
+        if (a->dtau) a->dtau[h] += ds * s;
+    }
+}
+
+void HL_OP(cache_backward)(struct hl_pool *pool, const struct hl_cache *a) {
+    (void)pool;
+    memset(a->dq, 0, (size_t)(a->rows->T * a->H * a->K) * sizeof(real));
+    memset(a->dk, 0, (size_t)(a->rows->T * a->H * a->K) * sizeof(real));
+    for (int64_t n = 0; n < a->rows->n; n++) {
+        const struct hl_seg *s = &a->rows->seg[n];
+        const int64_t *sel = a->window ? a->sel + hl_blocks_before(a->rows, n, a->chunk) * a->HV * a->window : NULL;
+        HL_ASSERT(!s->state && s->pos == 0);
+        for (int64_t h = 0; h < a->HV; h++)
+            for (int64_t t = 0; t < s->len; t++)
+                back_row(a, h, s->row + t, t % a->chunk, sel ? sel + (t / a->chunk * a->HV + h) * a->window : NULL);
+    }
+}

@@ -1,0 +1,113 @@
+/* cache_step_cpu.c -- one new token of a session: k and v stream past once, row by row as they lie. */
+#include "ops/cache/cache_fast.h"
+#include "ops/simd.h"
+
+typedef real v4 __attribute__((vector_size(4 * sizeof(real))));
+
+/* The lanes in four sums. */
+static inline v4 fold(vr x) {
+    v4 t[VL / 4];
+    memcpy(t, &x, sizeof x);
+    for (int w = VL / 8; w > 0; w /= 2)
+        for (int i = 0; i < w; i++) t[i] += t[i + w];
+    return t[0];
+}
+/* The sums of four vectors at once: for short rows, one sum at a time would cost more than the products. */
+static inline v4 sums(const vr s[4]) {
+    v4 a = fold(s[0]), b = fold(s[1]), c = fold(s[2]), d = fold(s[3]);
+    v4 ab = __builtin_shufflevector(a, b, 0, 4, 1, 5) + __builtin_shufflevector(a, b, 2, 6, 3, 7);
+    v4 cd = __builtin_shufflevector(c, d, 0, 4, 1, 5) + __builtin_shufflevector(c, d, 2, 6, 3, 7);
+    return __builtin_shufflevector(ab, cd, 0, 1, 4, 5) + __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
+}
+
+/* p[j] = scale q.k_j for n rows that lie side by side */
+static void dots(const real *q, const real *k, int64_t n, int64_t K, real scale, real *p) {
+    const int64_t whole = K / VL * VL, rest = K - whole;
+    const vr q_rest = v_load_n(q + whole, rest);
+    int64_t j = 0;
+    for (; j + 4 <= n; j += 4, k += 4 * K) {
+        vr s[4] = {{0}};
+        for (int64_t i = 0; i < whole; i += VL)
+            for (int u = 0; u < 4; u++) s[u] += v_load(q + i) * v_load(k + u * K + i);
+        if (rest)
+            for (int u = 0; u < 4; u++) s[u] += q_rest * v_load_n(k + u * K + whole, rest);
+        v4 z = scale * sums(s);
+        memcpy(p + j, &z, sizeof z);
+    }
+    for (; j < n; j++, k += K) {
+        vr s = {0};
+        for (int64_t i = 0; i < whole; i += VL) s += v_load(q + i) * v_load(k + i);
+        if (rest) s += q_rest * v_load_n(k + whole, rest);
+        p[j] = scale * v_sum(s);
+    }
+}
+
+/* p = exp(p - max) in place, the sink's share in the sum that comes back; p has room for whole vectors. */
+static real softmax(real *p, int64_t n, real sink) {
+    vr m = v_set(sink), sum = {0};
+    real max;
+    for (int64_t j = n; j % VL; j++) p[j] = -(real)INFINITY;
+    for (int64_t j = 0; j < n; j += VL) m = v_max(v_load(p + j), m);
+    max = v_hmax(m);
+    for (int64_t j = 0; j < n; j += VL) {
+        vr e = v_exp(v_load(p + j) - max);
+        v_store(p + j, e);
+        sum += e;
+    }
+    return v_sum(sum) + v_exp(v_set(sink - max))[0];
+}
+
+/* acc[0, 8 VL) += sum_j p_j v_j over n rows V apart */
+static void sum_wide(const real *p, const real *v, int64_t n, int64_t V, real *acc) {
+    vr s[8];
+    for (int u = 0; u < 8; u++) s[u] = v_load(acc + u * VL);
+    for (int64_t j = 0; j < n; j++, v += V)
+        for (int u = 0; u < 8; u++) s[u] += p[j] * v_load(v + u * VL);
+    for (int u = 0; u < 8; u++) v_store(acc + u * VL, s[u]);
+}
+static void sum_narrow(const real *p, const real *v, int64_t n, int64_t V, real *acc, int64_t width) {
+    vr s = v_load_n(acc, width);
+    for (int64_t j = 0; j < n; j++, v += V) s += p[j] * (width == VL ? v_load(v) : v_load_n(v, width));
+    v_store_n(acc, s, width);
+}
+static void weighted_sum(const real *p, const real *v, int64_t n, int64_t V, real *acc) {
+    int64_t i = 0;
+    for (; i + 8 * VL <= V; i += 8 * VL) sum_wide(p, v + i, n, V, acc + i);
+    for (; i < V; i += VL) sum_narrow(p, v + i, n, V, acc + i, V - i < VL ? V - i : VL);
+}
+
+void HL_OP(cache_step)(const struct hl_cache_head *d, struct hl_cache_work *w) {
+    const struct hl_cache *a = d->a;
+    const int64_t K = a->K, V = a->V, slot = a->window + d->open, at = d->row * a->HV + d->h, n = d->open + 1;
+    const real *q = (const real *)a->q + (d->row * a->H + d->hk) * K, *k = (const real *)a->k + (d->row * a->H + d->hk) * K;
+    const real lam = hl_sigmoid(a->gate[d->h]), scale = a->tau[d->h] / R_SQRT((real)K);
+    real *p = w->S, *read = w->O, *out = (real *)a->out + at * V, sum;
+    bool scored = a->evict != HOLA_EVICT_RECENCY && a->evict != HOLA_EVICT_H2O;
+    memcpy(d->k + slot * K, k, (size_t)K * sizeof(real));
+    memcpy(d->v + slot * V, (const real *)a->v + at * V, (size_t)V * sizeof(real));
+    d->score[slot] = scored ? a->score[at] : 0;
+
+    dots(q, d->k, d->kept, K, scale, p);
+    dots(q, d->k + a->window * K, n, K, scale, p + d->kept);
+    sum = softmax(p, d->kept + n, a->sink[d->h]);
+    memset(read, 0, (size_t)V * sizeof(real));
+    weighted_sum(p, d->v, d->kept, V, read);
+    weighted_sum(p + d->kept, d->v + a->window * V, n, V, read);
+    for (int64_t i = 0; i < V; i++) {
+        read[i] /= sum;
+        out[i] += lam * read[i];
+    }
+    if (a->evict == HOLA_EVICT_H2O) {
+        for (int64_t j = 0; j < d->kept; j++) d->score[j] += p[j] / sum;
+        for (int64_t j = 0; j < n; j++) d->score[a->window + j] += p[d->kept + j] / sum;
+    }
+    if (n == a->chunk) { /* the block is full and lies in the state as a whole */
+        struct hl_cache_head full = *d;
+        full.pos = d->pos + 1;
+        full.open = n;
+        full.len = 0;
+        hl_cache_start(&w->pick, &full);
+        hl_cache_merge(&w->pick, &full, hl_cache_columns(&w->pick, &full, 0));
+        hl_cache_store(&w->pick, &full, 0);
+    }
+}

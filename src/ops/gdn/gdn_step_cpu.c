@@ -1,0 +1,160 @@
+/* gdn_step_cpu.c -- the recurrence for segments of a few tokens (ARCHITECTURE sec. 5).
+ *
+ * A state goes by tiles of 64 columns, which stay in the near caches between the two passes of a token:
+ * k^T S and q^T S are summed together, then S is decayed and written once. The read after the write
+ * needs no third pass:  q^T S_t = alpha q^T S_{t-1} + (q.k) beta e.
+ * Cost: reading and writing S once from memory; what is fetched next is asked for in both passes, so
+ * that memory is never idle. */
+#include "ops/gdn/gdn_cpu.h"
+
+enum {
+    GROUP = 4,    /* vectors of columns summed together: with k and q, 8 chains of multiply-adds */
+    PARTS = 4096, /* partial sums of m held on the stack */
+    INLINE_FLOPS = 50 * 1000
+};
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE vr load(const real *p, int64_t n) { return n >= VL ? v_load(p) : v_load_n(p, n); }
+INLINE void store(real *p, vr x, int64_t n) {
+    if (n >= VL) v_store(p, x);
+    else v_store_n(p, x, n);
+}
+
+/* every second cache line of nv vectors of a row that is needed soon */
+INLINE void fetch(int nv, const real *row, int line) {
+    for (int j = 64 * line; j < nv * HL_VBYTES; j += 128) __builtin_prefetch((const char *)row + j, 1, 2);
+}
+
+/* Columns of a state; next: fetched on the way; n: lanes of the last vector. */
+struct columns {
+    real *S;
+    const real *next;
+    int64_t ld, K, n;
+};
+INLINE struct columns from(const struct columns *c, int64_t j, int64_t n) {
+    return (struct columns){c->S + j, c->next + j, c->ld, c->K, n < VL ? n : VL};
+}
+
+/* ks = k^T S, qs = q^T S */
+INLINE void read_columns(int nv, struct columns c, const real *k, const real *q, real *ks, real *qs) {
+    vr sk[GROUP], sq[GROUP];
+    for (int j = 0; j < nv; j++) sk[j] = sq[j] = v_set(0);
+    for (int64_t i = 0; i < c.K; i++) {
+        fetch(nv, c.next + i * c.ld, 0);
+#pragma GCC unroll 4
+        for (int j = 0; j < nv; j++) {
+            vr s = load(c.S + i * c.ld + j * VL, j + 1 < nv ? VL : c.n);
+            sk[j] += k[i] * s;
+            sq[j] += q[i] * s;
+        }
+    }
+    for (int j = 0; j < nv; j++) {
+        v_store(ks + j * VL, sk[j]);
+        v_store(qs + j * VL, sq[j]);
+    }
+}
+
+/* S = alpha S + k r^T */
+INLINE void write_columns(int nv, struct columns c, const real *k, real alpha, const real *r) {
+    vr rv[GROUP];
+    for (int j = 0; j < nv; j++) rv[j] = v_load(r + j * VL);
+    for (int64_t i = 0; i < c.K; i++) {
+        fetch(nv, c.next + i * c.ld, 1);
+#pragma GCC unroll 4
+        for (int j = 0; j < nv; j++) {
+            int64_t lanes = j + 1 < nv ? VL : c.n;
+            real *s = c.S + i * c.ld + j * VL;
+            store(s, alpha * load(s, lanes) + k[i] * rv[j], lanes);
+        }
+    }
+}
+
+/* One token of the tile of `cols` columns from `col` on: S moves on, out is written; returns the tile's
+ * part of |beta e|^2. */
+static real step_tile(const struct hl_gdn *a, real *S, const real *next, int64_t row, int64_t hv, int64_t col, int64_t cols) {
+    real ks[GDN_TILE + VL], qs[GDN_TILE + VL], r[GDN_TILE + VL]; /* VL: a last vector reaches past the tile */
+    int64_t b = row * a->HV + hv, qk = (row * a->H + hv / (a->HV / a->H)) * a->K, K = a->K;
+    int64_t whole = cols - cols % (GROUP * VL), j; /* whole: columns that come in groups of vectors */
+    const struct columns c = {.S = S, .next = next, .ld = a->V, .K = K};
+    const real *q = (const real *)a->q + qk, *k = (const real *)a->k + qk, *v = (const real *)a->v + b * a->V + col;
+    real *out = (real *)a->out + b * a->V + col;
+    real alpha = a->g ? R_EXP(a->g[b]) : 1, beta = a->beta[b], scale = 1 / R_SQRT((real)K), qk_dot = row_dot(q, k, K);
+    for (j = 0; j < whole; j += GROUP * VL) read_columns(GROUP, from(&c, j, VL), k, q, ks + j, qs + j);
+    for (; j < cols; j += VL) read_columns(1, from(&c, j, cols - j), k, q, ks + j, qs + j);
+    for (j = 0; j < cols; j += VL) {
+        vr e = load(v + j, cols - j) - alpha * v_load(ks + j);
+        v_store(r + j, beta * e);
+        store(out + j, scale * (alpha * v_load(qs + j) + qk_dot * v_load(r + j)), cols - j);
+    }
+    for (j = 0; j < whole; j += GROUP * VL) write_columns(GROUP, from(&c, j, VL), k, alpha, r + j);
+    for (; j < cols; j += VL) write_columns(1, from(&c, j, cols - j), k, alpha, r + j);
+    return row_sumsq(r, cols);
+}
+
+/* ---- tasks: (segment, value head), or one tile of it, for a window of such pairs at a time ---- */
+
+struct job {
+    const struct hl_gdn *a;
+    int64_t first;               /* pair of the window's first task */
+    int64_t tiles, parts, ahead; /* tiles and tasks of a pair; how far on the worker's next pair is likely to be */
+    real *sums;                  /* [pair][tile][GDN_STEP] */
+};
+
+/* the state of a pair; NULL: it does not take the step */
+static real *state_of(const struct hl_gdn *a, int64_t pair) {
+    const struct hl_seg *seg = a->rows->seg + pair / a->HV;
+    if (gdn_chunked(a, seg)) return NULL;
+    return (real *)(seg->state + a->S_off) + pair % a->HV * a->K * a->V;
+}
+
+static void task(void *ctx, int64_t i, int worker) {
+    const struct job *j = ctx;
+    const struct hl_gdn *a = j->a;
+    int64_t local = i / j->parts, pair = j->first + local, later = pair + j->ahead;
+    int64_t tile = i % j->parts, end = j->parts == 1 ? j->tiles : tile + 1;
+    const struct hl_seg *seg = &a->rows->seg[pair / a->HV];
+    real *S = state_of(a, pair), *later_S = later < a->rows->n * a->HV ? state_of(a, later) : NULL;
+    (void)worker;
+    for (; S && tile < end; tile++) {
+        int64_t col = tile * GDN_TILE, cols = a->V - col < GDN_TILE ? a->V - col : GDN_TILE;
+        const real *next = tile + 1 < end ? S + col + GDN_TILE : later_S;
+        for (int64_t t = 0; t < seg->len; t++) {
+            bool fetch_next = next && t + 1 == seg->len;
+            j->sums[(local * j->tiles + tile) * GDN_STEP + t] =
+                step_tile(a, S + col, fetch_next ? next : S + col, seg->row + t, pair % a->HV, col, cols);
+        }
+    }
+}
+
+/* the tiles' sums, added in order */
+static void finish_m(const struct job *j, int64_t pairs) {
+    const struct hl_gdn *a = j->a;
+    for (int64_t p = 0; p < pairs; p++) {
+        const struct hl_seg *seg = &a->rows->seg[(j->first + p) / a->HV];
+        for (int64_t t = 0; t < seg->len && !gdn_chunked(a, seg); t++) {
+            real sum = 0;
+            for (int64_t i = 0; i < j->tiles; i++) sum += j->sums[(p * j->tiles + i) * GDN_STEP + t];
+            a->m[(seg->row + t) * a->HV + (j->first + p) % a->HV] = R_SQRT(sum);
+        }
+    }
+}
+
+void HL_OP(gdn_step)(struct hl_pool *pool, const struct hl_gdn *a) {
+    real sums[PARTS];
+    struct job j = {.a = a, .tiles = hl_pieces(a->V, GDN_TILE), .ahead = hl_pool_threads(pool), .sums = sums};
+    int64_t pairs = a->rows->n * a->HV, window = PARTS / (j.tiles * GDN_STEP), rows = 0, busy = 0;
+    HL_ASSERT(window > 0);
+    for (int64_t s = 0; s < a->rows->n; s++)
+        if (!gdn_chunked(a, &a->rows->seg[s])) {
+            rows += a->rows->seg[s].len;
+            busy += a->HV;
+        }
+    j.parts = busy < hl_pool_threads(pool) ? j.tiles : 1; /* columns are independent: no bits change */
+    for (; j.first < pairs; j.first += window) {
+        int64_t now = pairs - j.first < window ? pairs - j.first : window;
+        if (8 * rows * a->HV * a->K * a->V < INLINE_FLOPS)
+            for (int64_t i = 0; i < now * j.parts; i++) task(&j, i, 0);
+        else hl_pool_run(pool, now * j.parts, task, &j);
+        finish_m(&j, now);
+    }
+}

@@ -1,0 +1,228 @@
+/* matmul_cpu.c -- linear layers, forward and backward, as one list of products cut into blocks.
+ *
+ * A task owns one block of one product's C. For each piece of k it packs the block's columns of B into
+ * panels, which stay in the second-level cache (panels stored as such are read where they are), then
+ * strip after strip of A, which stays in the first, runs past all of them. The cut follows the shape and
+ * the number of threads; the bits of C follow neither (kernel.h). */
+#include "ops/matmul/kernel.h"
+
+enum { TINY_FLOPS = 50000 }; /* less than this is not worth waking threads */
+
+struct term { /* C (= or +=) A B over K */
+    const real *A;
+    int64_t ai, ak; /* A(i, k) = A[i*ai + k*ak], one of them 1 */
+    const void *B;
+    enum { B_ROWS, B_COLUMNS, B_PANELS } form; /* B(k, n) = B[n*bs + k], B[k*bs + n], or panels */
+    hola_dtype dtype;                          /* of panels */
+    int64_t bs, K;
+};
+struct product { /* C[M][N] (= or +=) the sum of its terms, in order */
+    int64_t M, N;
+    real *C;
+    bool add;
+    int terms;
+    struct term term[HL_LINEAR_MAX];
+    int64_t mc, nc, row_blocks, tasks; /* the cut */
+};
+struct job {
+    struct hl_pool *pool;
+    int n;
+    int64_t tasks;
+    struct product product[HL_LINEAR_MAX + 1];
+};
+
+static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
+static int64_t round_up(int64_t a, int64_t b) { return (a + b - 1) / b * b; }
+
+/* ---- one block ---- */
+
+struct panels { /* of one piece of one term: panel j at B + j * step bytes */
+    const char *B;
+    int64_t step;
+    hola_dtype dtype;
+};
+
+/* Columns n0..n0+n of B, rows k..k+kc: where they are, or packed into `room`. */
+static struct panels find_panels(const struct term *t, int64_t n0, int64_t n, int64_t k, int64_t kc, real *room) {
+    struct panels p = {(const char *)room, kc * HL_PANEL * (int64_t)sizeof(real), HOLA_F32};
+    if (t->form == B_COLUMNS) {
+        HL_OP(pack_copy)(room, HL_PANEL, (const real *)t->B + k * t->bs + n0, t->bs, n, HL_PANEL, kc);
+    } else if (t->form == B_ROWS) {
+        for (int64_t j = 0; j < n; j += HL_PANEL) {
+            const real *W = (const real *)t->B + (n0 + j) * t->bs + k;
+            HL_OP(pack_turn)(room + j * kc, HL_PANEL, W, t->bs, min64(n - j, HL_PANEL), HL_PANEL, kc);
+        }
+    } else {
+        int64_t size = t->dtype == HOLA_F32 ? 4 : 2, step = t->K * HL_PANEL * size;
+        const char *stored = (const char *)t->B + n0 / HL_PANEL * step + k * HL_PANEL * size;
+        if (t->dtype == HOLA_F32 && sizeof(real) == 4) return (struct panels){stored, step, t->dtype};
+        for (int64_t j = 0; j < n; j += HL_PANEL, stored += step)
+            HL_OP(widen)(room + j * kc, stored, t->dtype, kc * HL_PANEL);
+    }
+    return p;
+}
+
+/* Columns k..k+kc of m rows of A, as strips. */
+static void pack_strips(real *strips, const struct term *t, int64_t i0, int64_t m, int64_t k, int64_t kc) {
+    const real *A = t->A + i0 * t->ai + k * t->ak;
+    if (t->ak == 1)
+        for (int64_t i = 0; i < m; i += HL_MR, strips += HL_AS * kc, A += HL_MR * t->ai)
+            HL_OP(pack_turn)(strips, HL_AS, A, t->ai, min64(m - i, HL_MR), min64(m - i, HL_MR), kc);
+    else HL_OP(pack_copy)(strips, HL_AS, A, t->ak, m, HL_MR, kc);
+}
+
+static void run_piece(const struct product *p, const struct term *t, int64_t m0, int64_t n0, int64_t k, bool add,
+                      real *room) {
+    int64_t m = min64(p->M - m0, p->mc), n = min64(p->N - n0, p->nc), kc = min64(t->K - k, HL_KC);
+    int64_t group = t->ak == 1 ? HL_MR : HL_STRIPS / HL_AS * HL_MR; /* rows packed at a time */
+    struct panels panels = find_panels(t, n0, n, k, kc, room);
+    real *strips = room + HL_BLOCK * HL_KC;
+    struct hl_tile tile = {.kc = kc, .ldc = p->N, .alpha = 1, .add = add};
+    tile.as = HL_AS;
+    tile.bs = HL_PANEL;
+    tile.dtype = panels.dtype;
+    for (int64_t i = 0; i < m; i += HL_MR) {
+        int64_t in = i % group;
+        if (in == 0) pack_strips(strips, t, m0 + i, min64(m - i, group), k, kc);
+        tile.mr = (int)min64(m - i, HL_MR);
+        tile.A = strips + in / HL_MR * HL_AS * kc;
+        for (int64_t j = 0; j < n; j += HL_PANEL) {
+            tile.B = panels.B + j / HL_PANEL * panels.step;
+            tile.n = (int)min64(n - j, HL_PANEL);
+            tile.C = p->C + (m0 + i) * p->N + n0 + j;
+            HL_OP(tile)(&tile);
+        }
+    }
+}
+
+/* A few rows against stored panels: decoding. Each panel is read once, from end to end, and bf16 and f16
+ * become f32 in registers; the strips of all pieces are packed before. */
+static bool few_rows(const struct product *p, const struct term *t) {
+    int64_t strips = hl_pieces(p->M, HL_MR);
+    return t->form == B_PANELS && strips <= 2 && strips * HL_AS * t->K <= HL_BLOCK_SCRATCH &&
+           (sizeof(real) == 4 || t->dtype != HOLA_F32);
+}
+static void run_few_rows(const struct product *p, const struct term *t, int64_t n0, real *room) {
+    int64_t n = min64(p->N - n0, p->nc), strips = hl_pieces(p->M, HL_MR), size = t->dtype == HOLA_F32 ? 4 : 2;
+    struct hl_tile tile = {.as = p->M > 1 ? HL_AS : 1, .bs = HL_PANEL, .dtype = t->dtype, .ldc = p->N, .alpha = 1};
+    for (int64_t k = 0; k < t->K && p->M > 1; k += HL_KC)
+        pack_strips(room + strips * HL_AS * k, t, 0, p->M, k, min64(t->K - k, HL_KC));
+    for (int64_t j = n0; j < n0 + n; j += HL_PANEL)
+        for (int64_t k = 0; k < t->K; k += HL_KC) {
+            tile.B = (const char *)t->B + (j / HL_PANEL * t->K + k) * HL_PANEL * size;
+            tile.n = (int)min64(n0 + n - j, HL_PANEL);
+            tile.kc = min64(t->K - k, HL_KC);
+            tile.add = p->add || k > 0;
+            for (int64_t i = 0; i < p->M; i += HL_MR) {
+                tile.mr = (int)min64(p->M - i, HL_MR);
+                tile.A = p->M > 1 ? room + (strips * k + i / HL_MR * tile.kc) * HL_AS : t->A + k; /* one row is its own strip */
+                tile.C = p->C + i * p->N + j;
+                HL_OP(tile)(&tile);
+            }
+        }
+}
+
+static void task(void *ctx, int64_t i, int worker) {
+    struct job *job = ctx;
+    const struct product *p = job->product;
+    real *room = hl_pool_scratch(job->pool, worker, hl_linear_scratch());
+    int64_t m0, n0;
+    for (; i >= p->tasks; p++) i -= p->tasks;
+    m0 = i % p->row_blocks * p->mc; /* neighbours share their columns: B comes from the shared cache */
+    n0 = i / p->row_blocks * p->nc;
+    if (few_rows(p, &p->term[0])) run_few_rows(p, &p->term[0], n0, room);
+    else for (int t = 0; t < p->terms; t++)
+        for (int64_t k = 0; k < p->term[t].K; k += HL_KC)
+            run_piece(p, &p->term[t], m0, n0, k, p->add || t > 0 || k > 0, room);
+}
+
+static void all_tasks(void *ctx, int64_t i, int worker) {
+    struct job *job = ctx;
+    for (i = 0; i < job->tasks; i++) task(ctx, i, worker);
+}
+
+/* ---- the cut ---- */
+
+static int64_t depth(const struct product *p) {
+    int64_t k = 0;
+    for (int t = 0; t < p->terms; t++) k += p->term[t].K;
+    return k;
+}
+
+/* Chooses the blocks of least time, in cycles of a wide vector unit: the tiles (bound by memory for a
+ * few rows), packing, and starting the task; the last task to finish is on average half done alone. */
+static void cut(struct product *p, int threads) {
+    double best = 1e300, K = (double)depth(p);
+    int64_t panels = hl_pieces(p->N, HL_PANEL), least = hl_pieces(p->N, HL_BLOCK);
+    for (int64_t rb = 1; rb <= max64(1, p->M / 48) && rb <= 8 * threads; rb++)
+        for (int64_t cb = least; cb <= panels && cb <= 8 * threads + 8 * least; cb += max64(1, cb / 4)) {
+            int64_t mc = round_up(hl_pieces(p->M, rb), 12), nc = hl_pieces(panels, cb) * HL_PANEL;
+            int64_t tasks = hl_pieces(p->M, mc) * hl_pieces(p->N, nc);
+            double tiles = (double)(nc / HL_PANEL) * (double)max64(2 * min64(mc, p->M), 12);
+            double time = K * (tiles + 0.8 * (double)(mc + nc)) + 1000;
+            time *= (double)hl_pieces(tasks, threads) + 0.5 * (threads - 1) / threads;
+            if (time >= best) continue;
+            best = time;
+            p->mc = mc;
+            p->nc = nc;
+        }
+    p->row_blocks = hl_pieces(p->M, p->mc);
+    p->tasks = p->row_blocks * hl_pieces(p->N, p->nc);
+}
+
+static void run(struct job *job) {
+    double flops = 0;
+    job->tasks = 0;
+    for (int i = 0; i < job->n; i++) {
+        struct product *p = &job->product[i];
+        cut(p, hl_pool_threads(job->pool));
+        job->tasks += p->tasks;
+        flops += 2 * (double)p->M * (double)p->N * (double)depth(p);
+    }
+    if (flops < TINY_FLOPS) hl_pool_run(job->pool, 1, all_tasks, job);
+    else hl_pool_run(job->pool, job->tasks, task, job);
+}
+
+/* ---- the op ---- */
+
+void HL_OP(linear_forward)(struct hl_pool *pool, const struct hl_linear *a) {
+    struct job job = {.pool = pool};
+    HL_ASSERT(a->n <= HL_LINEAR_MAX && a->K > 0);
+    for (int i = 0; i < a->n && a->M > 0; i++) {
+        const struct hl_linear_part *part = &a->part[i];
+        struct product *p = &job.product[job.n++];
+        HL_ASSERT(part->W.cols == a->K);
+        *p = (struct product){.M = a->M, .N = part->W.rows, .C = part->out, .add = a->add, .terms = 1};
+        p->term[0] = (struct term){.A = a->x, .ai = a->K, .ak = 1, .B = part->W.data, .bs = a->K, .K = a->K};
+        p->term[0].form = part->W.layout == HL_PANELS ? B_PANELS : B_ROWS;
+        p->term[0].dtype = part->W.dtype;
+    }
+    run(&job);
+}
+
+void HL_OP(linear_backward)(struct hl_pool *pool, const struct hl_linear *a) {
+    struct job job = {.pool = pool};
+    struct product *dx = NULL;
+    HL_ASSERT(a->n <= HL_LINEAR_MAX && a->K > 0);
+    if (a->M == 0) return;
+    if (a->dx) {
+        dx = &job.product[job.n++];
+        *dx = (struct product){.M = a->M, .N = a->K, .C = a->dx, .add = a->dx_add};
+    }
+    for (int i = 0; i < a->n; i++) {
+        const struct hl_linear_part *part = &a->part[i];
+        int64_t N = part->W.rows;
+        HL_ASSERT(part->W.cols == a->K && part->W.layout == HL_ROWS);
+        if (dx)
+            dx->term[dx->terms++] = (struct term){
+                .A = part->dout, .ai = N, .ak = 1, .B = part->W.data, .form = B_COLUMNS, .bs = a->K, .K = N};
+        if (part->dW) {
+            struct product *p = &job.product[job.n++];
+            *p = (struct product){.M = N, .N = a->K, .C = part->dW, .add = true, .terms = 1};
+            p->term[0] = (struct term){
+                .A = part->dout, .ai = 1, .ak = N, .B = a->x, .form = B_COLUMNS, .bs = a->K, .K = a->M};
+        }
+    }
+    run(&job);
+}

@@ -1,0 +1,112 @@
+/* tile_cpu.c -- C[mr][n] (= or +=) alpha A B for one strip of A and one panel of B, in registers. */
+#include "ops/matmul/kernel.h"
+#include "ops/matmul/widen.h"
+
+#define INLINE static inline __attribute__((always_inline))
+/* Whole: accumulators indexed by a loop variable would live in memory. */
+#ifdef __clang__
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define UNROLL _Pragma("GCC unroll 12")
+#endif
+
+/* Vectors of a row of accumulators: the whole panel while the registers hold it, else a part of it. */
+enum { FULL = HL_PANEL / VL, PART = 2, ROWS_FULL = PART * HL_MR / FULL };
+
+/* x in every lane. x - 0 is x for every x, so this is one broadcasting load (0 + x is not: -0). */
+INLINE vr spread(real x) { return x - (vr){0}; }
+
+INLINE vr load(const void *B, int64_t at, hola_dtype dtype) {
+    if (dtype == HOLA_BF16) return v_load_bf16((const uint16_t *)B + at);
+    if (dtype == HOLA_F16) return v_load_f16((const uint16_t *)B + at);
+    return v_load((const real *)B + at);
+}
+
+/* The sums of a piece over columns [c, c + nv*VL). mr, nv and dtype are constants in every caller, so
+ * acc lives in registers. */
+INLINE void sum(int mr, int nv, hola_dtype dtype, vr acc[HL_MR][FULL], const struct hl_tile *t, int64_t c) {
+    const real *A = t->A;
+    UNROLL
+    for (int i = 0; i < mr; i++) {
+        UNROLL
+        for (int j = 0; j < nv; j++) acc[i][j] = (vr){0};
+    }
+    for (int64_t k = t->kc; k > 0; k--, A += t->as, c += t->bs) {
+        vr b[FULL];
+        UNROLL
+        for (int j = 0; j < nv; j++) b[j] = load(t->B, c + j * VL, dtype);
+        UNROLL
+        for (int i = 0; i < mr; i++) {
+            UNROLL
+            for (int j = 0; j < nv; j++) acc[i][j] += spread(A[i]) * b[j];
+        }
+    }
+}
+
+INLINE void put(int mr, int nv, bool add, real *C, int64_t ldc, vr acc[HL_MR][FULL], vr alpha) {
+    UNROLL
+    for (int i = 0; i < mr; i++, C += ldc) {
+        UNROLL
+        for (int j = 0; j < nv; j++)
+            v_store(C + j * VL, add ? v_load(C + j * VL) + alpha * acc[i][j] : alpha * acc[i][j]);
+    }
+}
+
+/* `add` too is a constant: with both forms in one function a compiler may share their product and so fuse
+ * the multiply-add for some heights only. */
+INLINE void rows(int mr, bool add, hola_dtype dtype, const struct hl_tile *t) {
+    int nv = mr <= ROWS_FULL ? FULL : PART;
+    for (int i = 0; i < mr; i++) /* C comes from far away and is needed only at the end */
+        for (int c = 0; c < t->n; c += 64 / (int)sizeof(real)) __builtin_prefetch(t->C + i * t->ldc + c, 1);
+    for (int c = 0; c < t->n; c += nv * VL) {
+        vr acc[HL_MR][FULL];
+        sum(mr, nv, dtype, acc, t, c);
+        put(mr, nv, add, t->C + c, t->ldc, acc, spread(t->alpha));
+    }
+}
+
+#define ROWS(m, dtype)                           \
+    case 2 * m: rows(m, false, dtype, t); break; \
+    case 2 * m + 1: rows(m, true, dtype, t); break;
+#if defined(__AVX512F__)
+#define ALL_ROWS(d) \
+    ROWS(1, d) ROWS(2, d) ROWS(3, d) ROWS(4, d) ROWS(5, d) ROWS(6, d) ROWS(7, d) ROWS(8, d) ROWS(9, d) ROWS(10, d) \
+    ROWS(11, d) ROWS(12, d)
+#elif defined(__AVX2__)
+#define ALL_ROWS(d) ROWS(1, d) ROWS(2, d) ROWS(3, d) ROWS(4, d) ROWS(5, d) ROWS(6, d)
+#else
+#define ALL_ROWS(d) ROWS(1, d) ROWS(2, d) ROWS(3, d) ROWS(4, d)
+#endif
+
+static void whole(const struct hl_tile *t) {
+    switch (2 * t->mr + t->add) { ALL_ROWS(HOLA_F32) }
+}
+static void whole_bf16(const struct hl_tile *t) {
+    switch (2 * t->mr + t->add) { ALL_ROWS(HOLA_BF16) }
+}
+static void whole_f16(const struct hl_tile *t) {
+    switch (2 * t->mr + t->add) { ALL_ROWS(HOLA_F16) }
+}
+
+static void run(const struct hl_tile *t) {
+    if (t->dtype == HOLA_BF16) whole_bf16(t);
+    else if (t->dtype == HOLA_F16) whole_f16(t);
+    else whole(t);
+}
+
+/* A tile cut on the right goes through the same instructions, beside the matrix. */
+static void cut(const struct hl_tile *t) {
+    real C[HL_MR * HL_PANEL] = {0};
+    struct hl_tile e = *t;
+    size_t bytes = (size_t)t->n * sizeof(real);
+    e.C = C;
+    e.ldc = HL_PANEL;
+    for (int i = 0; t->add && i < t->mr; i++) memcpy(C + i * HL_PANEL, t->C + i * t->ldc, bytes);
+    run(&e);
+    for (int i = 0; i < t->mr; i++) memcpy(t->C + i * t->ldc, C + i * HL_PANEL, bytes);
+}
+
+void HL_OP(tile)(const struct hl_tile *t) {
+    if (t->n == HL_PANEL) run(t);
+    else cut(t);
+}

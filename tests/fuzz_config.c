@@ -1,0 +1,54 @@
+/* fuzz_config.c -- any bytes as config.json: refused with a message, or a config that is valid, has a table
+ * of tensors, and survives being written and read again. */
+#include "mutate.h"
+#include "model/config.h"
+#include "model/params.h"
+
+static struct seed seed_at(size_t i) {
+    static const char *const texts[] = {
+        "{\"model_type\": \"hola\"}",
+        "{\"hidden_size\": 32, \"num_hidden_layers\": 2, \"num_heads\": 2, \"vocab_size\": 61, \"norm_eps\": "
+        "1e-06, "
+        "\"intermediate_size\": 64, \"tie_word_embeddings\": true, \"head_dim\": 16, \"expand_v\": 1.0, "
+        "\"model_type\": "
+        "\"hola\", \"use_gate\": true, \"cache_norm\": \"l2\", \"cache_window\": 4, \"cache_chunk\": 16, "
+        "\"cache_evict\": "
+        "\"betae\", \"cache_gate_init\": -4.0, \"cache_tau_init\": 1.0, \"cache_tau_freeze\": false}",
+        "{\"model_type\": \"delta_net\", \"hidden_size\": 96, \"num_heads\": 3, \"expand_k\": 0.5, "
+        "\"expand_v\": 2, "
+        "\"use_beta\": false, \"qk_norm\": \"l2\", \"qk_activation\": \"silu\", \"hidden_act\": \"swish\", "
+        "\"attn\": null}",
+        "{\"model_type\": \"gated_deltanet\", \"num_v_heads\": 12, \"hidden_ratio\": 3.5, \"bos_token_id\": "
+        "null, "
+        "\"eos_token_id\": [2, 3], \"use_short_conv\": false, \"conv_size\": 3, \"max_position_embeddings\": "
+        "null, "
+        "\"initializer_range\": 0.02, \"allow_neg_eigval\": true, \"x\": {\"y\": [1, 2.5e10, \"\xc3\xa9\"]}}",
+    };
+    return i < 4 ? (struct seed){texts[i], strlen(texts[i])} : (struct seed){NULL, 0};
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    hola_config c, back;
+    char *text = NULL;
+    hola_status s = hl_config_parse(&c, (const char *)data, (int64_t)size, "f");
+    if (s != HOLA_OK) {
+        MUST(s == HOLA_EFORMAT || s == HOLA_ENOTSUP);
+        MUST(strncmp(hola_last_error(), "f: ", 3) == 0);
+        return 0;
+    }
+    MUST(hola_config_check(&c) == HOLA_OK);
+    MUST(hola_config_parameters(&c) > 0);
+    char *old = malloc(size + 1);
+    MUST(old);
+    memcpy(old, data, size);
+    old[size] = 0;
+    MUST(hl_config_text(&c, old, HOLA_BF16, &text) == HOLA_OK);
+    MUST(hl_config_parse(&back, text, (int64_t)strlen(text), "f") == HOLA_OK);
+    /* all sizes and numbers up to the booleans lie without holes */
+    MUST(memcmp(&c.hidden_size, &back.hidden_size,
+                offsetof(hola_config, use_gate) - offsetof(hola_config, hidden_size)) == 0);
+    MUST(hola_config_parameters(&c) == hola_config_parameters(&back));
+    free(text);
+    free(old);
+    return 0;
+}

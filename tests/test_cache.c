@@ -1,0 +1,291 @@
+/* test_cache.c -- the exact memory: every backend against the reference and against its definition; one
+ * sequence fed whole, in pieces, and token by token; ties, NaN, threads and neighbours in the batch. */
+#include "cache_case.h"
+
+static struct hl_pool *one, *three;
+
+static const hola_evict kinds[] = {HOLA_EVICT_BETAE, HOLA_EVICT_E, HOLA_EVICT_BETAV, HOLA_EVICT_RECENCY, HOLA_EVICT_H2O};
+enum { KINDS = 5 };
+static const double tol = 2e-5;
+
+static struct batch *mixed(struct shape s, uint64_t seed) {
+    const int64_t C = s.chunk, len[] = {3 * C + 7, 1, C - 1, C, C + 1};
+    return batch_new(s, len, 5, seed);
+}
+
+static void against_ref(struct shape s, uint64_t seed) {
+    struct batch *want = mixed(s, seed), *got = mixed(s, seed);
+    batch_run(want, "cpu-ref", one, true);
+    for (int i = 0; check_backend(i); i++) {
+        if (!hl_ops_named(check_backend(i))) continue;
+        batch_clear(got);
+        batch_run(got, check_backend(i), three, true);
+        batch_near(got, want, tol, true, check_backend(i));
+    }
+    batch_free(want);
+    batch_free(got);
+}
+
+static void test_against_ref(void **state) {
+    static const int64_t wc[][2] = {{4, 16}, {0, 16}, {16, 4}, {5, 1}};
+    static const int64_t kv[][2] = {{16, 16}, {24, 24}, {64, 64}, {128, 128}, {16, 32}};
+    (void)state;
+    for (int i = 0; i < 4; i++)
+        for (int e = 0; e < KINDS; e++)
+            for (int d = 0; d < 5; d++)
+                for (int64_t rep = 1; rep <= 2; rep++)
+                    against_ref((struct shape){wc[i][0], wc[i][1], 2, 2 * rep, kv[d][0], kv[d][1], kinds[e]},
+                                (uint64_t)(i * 1000 + e * 100 + d * 10) + (uint64_t)rep);
+}
+
+/* the paper's sizes; more columns than are brought together at once; blocks of several tiles */
+static void test_large_blocks(void **state) {
+    (void)state;
+    for (int e = 0; e < KINDS; e++) against_ref((struct shape){64, 256, 1, 1, 16, 24, kinds[e]}, 40 + (uint64_t)e);
+    against_ref((struct shape){64, 256, 1, 1, 128, 128, HOLA_EVICT_BETAE}, 50);
+    against_ref((struct shape){600, 200, 1, 1, 16, 16, HOLA_EVICT_BETAE}, 51);
+    against_ref((struct shape){70, 700, 1, 1, 16, 16, HOLA_EVICT_H2O}, 52);
+    assert_true(hl_cache_scratch(512, 512, 4096, 4096) < 16 << 20);
+}
+
+/* ---- the definition, and wrong versions of it ---- */
+
+static void test_definition(void **state) {
+    const struct shape s = {4, 16, 1, 2, 24, 16, HOLA_EVICT_BETAE};
+    struct batch *b = mixed(s, 7);
+    real *want = check_new(b->nv), *dv = check_new(b->nv);
+    (void)state;
+    for (int64_t i = 0; i < b->T * s.HV; i++) b->score[i] = (real)(check_mix((uint64_t)i) % 6); /* many ties */
+    for (int i = -1; i < 0 || check_backend(i); i++) {
+        const char *who = i < 0 ? "cpu-ref" : check_backend(i);
+        if (!hl_ops_named(who)) continue;
+        for (int w = RIGHT; w <= DROPS_KEPT; w++) {
+            batch_clear(b);
+            memcpy(want, b->out, (size_t)b->nv * sizeof(real));
+            memcpy(dv, b->dv, (size_t)b->nv * sizeof(real));
+            plain_run(b, want, dv, (enum wrong)w);
+            batch_run(b, who, three, true);
+            if (w == RIGHT || w == DROPS_KEPT) CHECK_NEAR(b->out, want, b->T, s.HV * s.V, tol, "%s", who);
+            else CHECK_FAR(b->out, want, b->T, s.HV * s.V, 1e-2);
+            if (w == RIGHT) CHECK_NEAR(b->dv, dv, b->T, s.HV * s.V, tol, "%s", who);
+            else CHECK_FAR(b->dv, dv, b->T, s.HV * s.V, 1e-2);
+        }
+    }
+    check_free(want, b->nv);
+    check_free(dv, b->nv);
+    batch_free(b);
+}
+
+/* scores that are equal, not numbers, infinite, negative zero */
+static void test_odd_scores(void **state) {
+    static const real odd[] = {0, -0.0f, NAN, INFINITY, -INFINITY, 1, 1, 0.5f, -1, -NAN};
+    (void)state;
+    for (int64_t n = 1; n <= 10; n += 3)
+        for (int e = 0; e < 3; e++) {
+            const struct shape s = {7, 12, 2, 2, 16, 16, kinds[e]};
+            struct batch *want = mixed(s, 21), *got = mixed(s, 21);
+            for (int64_t i = 0; i < want->T * s.HV; i++)
+                want->score[i] = got->score[i] = odd[check_mix((uint64_t)(i + e)) % (uint64_t)n];
+            batch_run(want, "cpu-ref", one, true);
+            for (int i = 0; check_backend(i); i++) {
+                if (!hl_ops_named(check_backend(i))) continue;
+                batch_clear(got);
+                batch_run(got, check_backend(i), one, true);
+                batch_near(got, want, tol, true, check_backend(i));
+            }
+            batch_free(want);
+            batch_free(got);
+        }
+}
+
+/* ---- sessions ---- */
+
+/* After a whole block the state's positions are the next block's selection. */
+static void check_positions(const struct batch *b, const char *state, int64_t pos) {
+    const struct shape *s = &b->s;
+    struct hl_cache_layout l = hl_cache_layout(s->K, s->V, s->window, s->chunk);
+    if (pos % s->chunk || pos >= b->T) return;
+    for (int64_t h = 0; h < s->HV; h++) {
+        const int64_t *at = (const int64_t *)(const void *)(state + h * l.bytes + l.pos);
+        const int64_t *sel = b->sel + (pos / s->chunk * s->HV + h) * s->window;
+        for (int64_t j = 0; j < s->window && j < pos; j++) assert_int_equal(at[j], sel[j]);
+    }
+}
+
+/* One segment through a session in pieces of size, size + 1, ... (grows) or all of `size`. */
+static void feed(const struct batch *b, const char *who, int64_t size, bool grows, real *out) {
+    const struct shape *s = &b->s;
+    const int64_t off = 192, bytes = hl_cache_state_bytes(s->HV, s->K, s->V, s->window, s->chunk);
+    char *state = aligned_alloc(64, (size_t)((bytes + off + 127) / 64 * 64));
+    struct hl_cache a = b->a;
+    assert_non_null(state);
+    memset(state, 0xff, (size_t)(bytes + off + 64)); /* NaN: what was not written must not be read */
+    a.out = out;
+    a.read = NULL, a.lse = NULL, a.sel = NULL;
+    a.state_off = off;
+    for (int64_t t = 0; t < b->T; t += size, size += grows) {
+        struct hl_seg g = {.row = t, .len = size < b->T - t ? size : b->T - t, .pos = t, .state = state};
+        struct hl_rows rows = {.T = b->T, .n = 1, .seg = &g};
+        a.rows = &rows;
+        hl_ops_named(who)->cache_forward(three, &a);
+        check_positions(b, state + off, t + g.len);
+    }
+    for (int64_t i = 0; i < off; i++) assert_int_equal(state[i], (char)0xff);
+    for (int64_t i = off + bytes; i < off + bytes + 64; i++) assert_int_equal(state[i], (char)0xff);
+    free(state);
+}
+
+static void streams(struct shape s, int64_t T, uint64_t seed) {
+    struct batch *b = batch_new(s, &T, 1, seed);
+    real *out = check_new(b->nv), *start = check_new(b->nv);
+    memcpy(start, b->out, (size_t)b->nv * sizeof(real));
+    for (int i = -1; i < 0 || check_backend(i); i++) {
+        const char *who = i < 0 ? "cpu-ref" : check_backend(i);
+        static const struct { int64_t size; bool grows; } cut[] = {{1, false}, {7, false}, {17, false}, {2, true}, {1 << 20, false}};
+        if (!hl_ops_named(who)) continue;
+        batch_clear(b);
+        batch_run(b, who, three, false);
+        for (int c = 0; c < 5; c++) {
+            memcpy(out, start, (size_t)b->nv * sizeof(real));
+            feed(b, who, cut[c].size, cut[c].grows, out);
+            CHECK_NEAR(out, b->out, b->T, s.HV * s.V, tol, "%s evict %d w %d C %d in pieces of %d", who, (int)s.evict,
+                       (int)s.window, (int)s.chunk, (int)cut[c].size);
+        }
+    }
+    check_free(out, b->nv);
+    check_free(start, b->nv);
+    batch_free(b);
+}
+
+static void test_streaming(void **state) {
+    static const int64_t wc[][2] = {{4, 16}, {0, 16}, {16, 4}, {5, 1}, {30, 16}};
+    (void)state;
+    for (int e = 0; e < KINDS; e++) {
+        for (int i = 0; i < 5; i++)
+            streams((struct shape){wc[i][0], wc[i][1], 1, 2, 24, 16, kinds[e]}, 9 * wc[i][1] + 5, 60 + (uint64_t)e);
+        streams((struct shape){64, 256, 1, 1, 16, 16, kinds[e]}, 4 * 256, 70 + (uint64_t)e);
+    }
+    streams((struct shape){64, 256, 1, 1, 64, 128, HOLA_EVICT_BETAE}, 700, 80);
+}
+
+/* ---- bits: threads, neighbours ---- */
+
+static void same_bits(const real *x, const real *y, int64_t n) { assert_memory_equal(x, y, (size_t)n * sizeof(real)); }
+
+static void test_bits(void **state) {
+    (void)state;
+    for (int e = 0; e < KINDS; e++)
+        for (int i = 0; check_backend(i); i++) {
+            const struct shape s = {9, 20, 2, 4, 24, 40, kinds[e]};
+            const char *who = check_backend(i);
+            if (!hl_ops_named(who)) continue;
+            struct batch *x = mixed(s, 5), *y = mixed(s, 5), *alone = batch_new(s, &x->seg[4].len, 1, 6);
+            batch_run(x, who, one, true);
+            batch_run(y, who, three, true);
+            same_bits(x->out, y->out, x->nv), same_bits(x->read, y->read, x->nv), same_bits(x->dv, y->dv, x->nv);
+            same_bits(x->dq, y->dq, x->nq), same_bits(x->dk, y->dk, x->nq);
+            same_bits(x->dtau, y->dtau, s.HV), same_bits(x->dsink, y->dsink, s.HV), same_bits(x->dgate, y->dgate, s.HV);
+            /* the last segment by itself */
+            int64_t at = x->seg[4].row, qk = at * s.H * s.K, vo = at * s.HV * s.V;
+            memcpy(alone->q, x->q + qk, (size_t)alone->nq * sizeof(real));
+            memcpy(alone->k, x->k + qk, (size_t)alone->nq * sizeof(real));
+            memcpy(alone->v, x->v + vo, (size_t)alone->nv * sizeof(real));
+            memcpy(alone->dout, x->dout + vo, (size_t)alone->nv * sizeof(real));
+            memcpy(alone->score, x->score + at * s.HV, (size_t)(alone->T * s.HV) * sizeof(real));
+            memcpy(alone->tau, x->tau, (size_t)s.HV * sizeof(real));
+            memcpy(alone->sink, x->sink, (size_t)s.HV * sizeof(real));
+            memcpy(alone->gate, x->gate, (size_t)s.HV * sizeof(real));
+            batch_clear(y);
+            memcpy(alone->out, y->out + vo, (size_t)alone->nv * sizeof(real));
+            memcpy(alone->dv, y->dv + vo, (size_t)alone->nv * sizeof(real));
+            batch_run(alone, who, three, true);
+            same_bits(alone->out, x->out + vo, alone->nv), same_bits(alone->dv, x->dv + vo, alone->nv);
+            same_bits(alone->dq, x->dq + qk, alone->nq), same_bits(alone->dk, x->dk + qk, alone->nq);
+            batch_free(x), batch_free(y), batch_free(alone);
+        }
+}
+
+/* Three sessions at different places, one token each, then a prompt piece beside single tokens: the bits
+ * of every one are those it gets alone. */
+static void test_session_bits(void **state) {
+    (void)state;
+    for (int e = 0; e < KINDS; e++)
+        for (int i = 0; check_backend(i); i++) {
+            const struct shape s = {6, 8, 1, 2, 24, 16, kinds[e]};
+            const int64_t len[] = {30, 41, 24}, before[] = {7, 23, 16}, more[] = {1, 17, 1};
+            const int64_t bytes = hl_cache_state_bytes(s.HV, s.K, s.V, s.window, s.chunk);
+            const char *who = check_backend(i);
+            const struct hl_ops *ops = hl_ops_named(who);
+            if (!ops) continue;
+            struct batch *b = batch_new(s, len, 3, 31);
+            char *st = calloc(6, (size_t)bytes);
+            real *out = check_new(b->nv);
+            struct hl_seg g[3];
+            assert_non_null(st);
+            b->a.read = NULL, b->a.lse = NULL, b->a.sel = NULL;
+            batch_clear(b);
+            memcpy(out, b->out, (size_t)b->nv * sizeof(real));
+            for (int alone = 0; alone < 2; alone++) {
+                int64_t at[3] = {0}, step = 0;
+                b->a.out = alone ? out : b->out;
+                for (; step < 4; step++) {
+                    for (int n = 0; n < 3; n++) {
+                        int64_t add = step == 0 ? before[n] : step == 3 ? more[n] : 1;
+                        if (at[n] + add > len[n]) add = len[n] - at[n];
+                        g[n] = (struct hl_seg){b->seg[n].row + at[n], add, at[n], st + (3 * alone + n) * bytes};
+                        at[n] += add;
+                    }
+                    for (int n = 0; n < 3; n += alone ? 1 : 3) {
+                        struct hl_rows rows = {.T = b->T, .n = alone ? 1 : 3, .seg = g + n};
+                        b->a.rows = &rows;
+                        ops->cache_forward(alone ? one : three, &b->a);
+                    }
+                }
+            }
+            same_bits(out, b->out, b->nv);
+            assert_memory_equal(st, st + 3 * bytes, (size_t)(3 * bytes));
+            check_free(out, b->nv);
+            free(st);
+            batch_free(b);
+        }
+}
+
+static void test_score(void **state) {
+    enum { T = 70, HV = 3, V = 24, N = T * HV };
+    real *m = check_random(N, 0, 2, 1), *beta = check_random(N, 0.1, 1, 2), *v = check_random(N * V, -1, 1, 3);
+    real *want = check_new(N), *got = check_new(N);
+    (void)state;
+    for (int e = 0; e < 3; e++) {
+        struct hl_score a = {.T = T, .HV = HV, .V = V, .evict = kinds[e], .m = m, .beta = beta, .v = v};
+        for (int64_t i = 0; i < N; i++) {
+            double sum = 0;
+            for (int64_t j = 0; j < V; j++) sum += (double)v[i * V + j] * (double)v[i * V + j];
+            want[i] = e == 0 ? m[i] : e == 1 ? m[i] / beta[i] : (real)((double)beta[i] * sqrt(sum));
+        }
+        for (int i = -1; i < 0 || check_backend(i); i++) {
+            const char *who = i < 0 ? "cpu-ref" : check_backend(i);
+            if (!hl_ops_named(who)) continue;
+            a.score = got;
+            check_poison(got, N);
+            hl_ops_named(who)->cache_score(three, &a);
+            CHECK_NEAR(got, want, T, HV, 1e-6, "%s", who);
+            if (e > 0) CHECK_FAR(got, m, T, HV, 1e-2);
+        }
+    }
+    check_free(m, N), check_free(beta, N), check_free(v, N * V), check_free(want, N), check_free(got, N);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_against_ref), cmocka_unit_test(test_large_blocks), cmocka_unit_test(test_definition),
+        cmocka_unit_test(test_odd_scores),  cmocka_unit_test(test_streaming),    cmocka_unit_test(test_bits),
+        cmocka_unit_test(test_session_bits), cmocka_unit_test(test_score),
+    };
+    int failed;
+    one = check_pool(1, hl_cache_scratch(128, 128, 600, 700));
+    three = check_pool(3, hl_cache_scratch(128, 128, 600, 700));
+    failed = cmocka_run_group_tests(tests, NULL, NULL);
+    hl_pool_free(one);
+    hl_pool_free(three);
+    return failed;
+}

@@ -1,0 +1,350 @@
+/* test_config.c -- presets, exact parameter counts, config.json read, and everything wrong with it. */
+#define _GNU_SOURCE
+#include "temp.h"
+#include "core/json.h"
+#include "model/config.h"
+
+static hola_status parse(hola_config *c, const char *text) {
+    return hl_config_parse(c, text, (int64_t)strlen(text), "dir/config.json");
+}
+
+/* ---- counts ---- */
+
+static void test_presets(void **state) {
+    enum { H = HOLA_TYPE_HOLA, G = HOLA_TYPE_GATED_DELTANET, D = HOLA_TYPE_DELTA_NET };
+    static const struct {
+        const char *name;
+        int type;
+        int64_t parameters;
+    } cases[] = {
+        {"340m", G, 341597376},
+        {"340m-nogate", G, 341597376},
+        {"340m-gate", G, 366763200},
+        {"340m", H, 341609856},
+        {"340m-gate", H, 366775680},
+        {"170m", G, 187183200},
+        {"170m-gate", G, 199766112},
+        {"170m", H, 187189440},
+        {"170m-gate", H, 199772352},
+        {"46m", G, 46405728},
+        {"46m-gate", G, 46405728},
+        {"46m", H, 46405728 + 3168},
+        {"340m", D, 341594112},
+        {"340m-gate", D, 341594112 + 24 * 1024 * 1024},
+        {"46m-nogate", G, 46405728 - 12 * 512 * 512},
+    };
+    hola_config c;
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        CHECK_OK(hola_config_preset(&c, cases[i].name, (hola_model_type)cases[i].type));
+        CHECK_OK(hola_config_check(&c));
+        if (hola_config_parameters(&c) != cases[i].parameters)
+            fail_msg("%s %s: %lld parameters, not %lld", hola_model_type_name(c.model_type), cases[i].name,
+                     (long long)hola_config_parameters(&c), (long long)cases[i].parameters);
+    }
+    CHECK_OK(hola_config_preset(&c, "340m", HOLA_TYPE_HOLA));
+    assert_true(c.tie_word_embeddings && !c.use_gate && c.intermediate_size == 2816);
+    assert_true(c.cache_window == 64 && c.cache_chunk == 256 && c.cache_tau_freeze);
+    c.tie_word_embeddings = false;
+    assert_int_equal(hola_config_parameters(&c), 341609856 + 32000 * 1024);
+    CHECK_OK(hola_config_preset(&c, "340m", HOLA_TYPE_DELTA_NET));
+    assert_true(c.num_heads == 8 && c.head_dim == 128);
+    CHECK_FAILS(hola_config_preset(&c, "341m", HOLA_TYPE_HOLA), HOLA_EINVAL, "preset 341m: not one of 46m");
+    CHECK_FAILS(hola_config_preset(&c, "46m-", HOLA_TYPE_HOLA), HOLA_EINVAL, "46m-");
+    CHECK_FAILS(hola_config_preset(&c, "", HOLA_TYPE_HOLA), HOLA_EINVAL, "preset");
+    CHECK_FAILS(hola_config_preset(&c, "46m", HOLA_TYPE_COUNT), HOLA_EINVAL, "46m");
+}
+
+#define SMALL                                                                                             \
+    "\"hidden_size\": 32, \"num_hidden_layers\": 2, \"num_heads\": 2, \"vocab_size\": 61, \"norm_eps\": " \
+    "1e-06, "                                                                                             \
+    "\"intermediate_size\": 64, \"tie_word_embeddings\": true"
+#define SMALL_HOLA \
+    "{" SMALL ", \"head_dim\": 16, \"expand_v\": 1.0, \"model_type\": \"hola\", \"cache_window\": 4"
+
+/* Configs as the reference vectors have them: many fields left out. */
+static void test_vector_configs(void **state) {
+    static const struct {
+        const char *text;
+        int64_t parameters;
+    } cases[] = {
+        {"{" SMALL ", \"model_type\": \"delta_net\"}", 23520},
+        {"{" SMALL ", \"head_dim\": 16, \"expand_v\": 2.0, \"model_type\": \"gated_deltanet\"}", 32136},
+        {"{" SMALL ", \"head_dim\": 16, \"expand_v\": 1.0, \"model_type\": \"gated_deltanet\"}", 25704},
+        {"{" SMALL
+         ", \"head_dim\": 16, \"expand_v\": 1, \"use_gate\": false, \"model_type\": \"gated_deltanet\"}",
+         23656},
+        {SMALL_HOLA "}", 25776},
+        {SMALL_HOLA ", \"use_gate\": false}", 23728},
+        {SMALL_HOLA ", \"cache_norm\": \"l2\", \"cache_tau_freeze\": false}", 25716},
+        {SMALL_HOLA ", \"cache_norm\": \"l2\"}", 25712},    /* tau not trained */
+        {SMALL_HOLA ", \"cache_evict\": \"none\"}", 25704}, /* as gated_deltanet */
+    };
+    hola_config c;
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        CHECK_OK(parse(&c, cases[i].text));
+        assert_int_equal(hola_config_parameters(&c), cases[i].parameters);
+    }
+}
+
+static void test_defaults(void **state) {
+    hola_config c;
+    (void)state;
+    CHECK_OK(parse(&c, "{\"model_type\": \"gated_deltanet\"}"));
+    assert_true(c.hidden_size == 2048 && c.num_hidden_layers == 21 && c.num_heads == 6 && c.num_v_heads == 6);
+    assert_true(c.head_dim == 256 && c.head_v_dim == 512 && c.intermediate_size == 5632 && c.conv_size == 4);
+    assert_true(c.vocab_size == 32000 && !c.tie_word_embeddings && c.use_gate && !c.allow_neg_eigval);
+    assert_true(c.norm_eps == 1e-6 && c.initializer_range == 0.02 && c.bos_token_id == 1 &&
+                c.eos_token_id == 2);
+    assert_true(c.max_position_embeddings == 2048 && c.use_beta && c.hidden_ratio == 4);
+    CHECK_OK(parse(&c, "{\"model_type\": \"hola\"}"));
+    assert_true(c.cache_evict == HOLA_EVICT_BETAE && c.cache_norm == HOLA_NORM_RMS && c.cache_window == 64);
+    assert_true(c.cache_chunk == 256 && c.cache_gate_init == -4 && c.cache_tau_init == 1 &&
+                c.cache_tau_freeze);
+    CHECK_OK(parse(&c, "{\"model_type\": \"delta_net\", \"hidden_size\": 1024}"));
+    assert_true(c.num_heads == 16 && c.head_dim == 64 && c.head_v_dim == 64 && !c.use_gate && c.use_beta);
+    assert_true(c.num_hidden_layers == 24 && c.intermediate_size == 2816);
+}
+
+/* What null, lists and derived fields mean. */
+static void test_meanings(void **state) {
+    hola_config c;
+    (void)state;
+    CHECK_OK(parse(&c, SMALL_HOLA
+                   ", \"num_v_heads\": null, \"bos_token_id\": null, \"eos_token_id\": [5, 6], "
+                   "\"max_position_embeddings\": null, \"attn\": null, \"use_short_conv\": false}"));
+    assert_true(c.num_v_heads == 2 && c.bos_token_id == -1 && c.eos_token_id == 5 && c.conv_size == 0);
+    assert_int_equal(c.max_position_embeddings, 2048);
+    CHECK_OK(parse(&c, SMALL_HOLA ", \"num_v_heads\": 6, \"bos_token_id\": 61, \"eos_token_id\": -1, "
+                                  "\"conv_size\": 3, \"cache_evict\": \"h2o\", \"hidden_act\": \"silu\"}"));
+    assert_true(c.num_v_heads == 6 && c.bos_token_id == -1 && c.eos_token_id == -1 && c.conv_size == 3);
+    assert_int_equal(c.cache_evict, HOLA_EVICT_H2O);
+    CHECK_OK(parse(&c, "{\"model_type\": \"hola\", \"hidden_size\": 512, \"hidden_ratio\": 2, "
+                       "\"intermediate_size\": null}"));
+    assert_int_equal(c.intermediate_size, 768);
+    CHECK_OK(parse(&c, "{\"model_type\": \"hola\", \"hidden_size\": 512, \"hidden_ratio\": null}"));
+    assert_int_equal(c.intermediate_size, 1536);
+    CHECK_OK(
+        parse(&c, "{\"model_type\": \"delta_net\", \"hidden_size\": 96, \"num_heads\": 3, \"expand_k\": 0.5, "
+                  "\"expand_v\": 2, \"use_gate\": true, \"use_beta\": false}"));
+    assert_true(c.head_dim == 16 && c.head_v_dim == 64 && c.use_gate && !c.use_beta);
+    /* hola's fields mean nothing to the others, not even wrong ones */
+    CHECK_OK(parse(&c, "{\"model_type\": \"gated_deltanet\", \"cache_window\": \"x\", \"cache_evict\": 3}"));
+    assert_int_equal(c.cache_evict, HOLA_EVICT_NONE);
+    assert_int_equal(hl_intermediate_size(2048, 4), 5632);
+    assert_int_equal(hl_intermediate_size(512, 3.5), 1280);
+    assert_int_equal(hl_intermediate_size(1, 1), 0);
+}
+
+/* ---- wrong configs ---- */
+
+static void test_bad_fields(void **state) {
+    static const char *const cases[][3] = {
+        /* field, value, message after "dir/config.json: " */
+        {"hidden_size", "0", "hidden_size: 0 is not between 1 and 65536"},
+        {"hidden_size", "65537", "hidden_size: 65537 is not"},
+        {"hidden_size", "-9223372036854775808", "hidden_size: -9223372036854775808 is not"},
+        {"hidden_size", "32.0", "hidden_size: expected an integer, found a number"},
+        {"hidden_size", "\"32\"", "hidden_size: expected an integer, found a string"},
+        {"hidden_size", "null", "hidden_size: expected an integer, found null"},
+        {"hidden_size", "[]", "hidden_size: expected an integer, found an array"},
+        {"hidden_size", "true", "hidden_size: expected an integer, found true or false"},
+        {"num_hidden_layers", "0", "num_hidden_layers: 0 is not between 1 and 1024"},
+        {"num_hidden_layers", "1025", "num_hidden_layers: 1025 is not"},
+        {"vocab_size", "0", "vocab_size: 0 is not between 1 and 16777216"},
+        {"vocab_size", "16777217", "vocab_size: 16777217 is not"},
+        {"num_heads", "0", "num_heads: 0 is not between 1 and 1024"},
+        {"num_heads", "1025", "num_heads: 1025 is not"},
+        {"num_v_heads", "0", "num_v_heads: 0 is not between 1 and 1024"},
+        {"num_v_heads", "3", "num_v_heads: 3 is not a multiple of num_heads, 2"},
+        {"num_v_heads", "1", "num_v_heads: 1 is not a multiple"},
+        {"num_v_heads", "{}", "num_v_heads: expected an integer, found an object"},
+        {"head_dim", "0", "head_dim: 0 is not between 1 and 512"},
+        {"head_dim", "513", "head_dim: 513 is not"},
+        {"expand_v", "65", "head_v_dim: 1040 is not between 1 and 1024"},
+        {"expand_v", "0", "expand_v: 0 gives no whole head size"},
+        {"expand_v", "-1", "expand_v: -1 gives no whole"},
+        {"expand_v", "1.03", "expand_v: 1.03 gives no whole"},
+        {"expand_v", "1e300", "expand_v: 1e+300 gives no whole"},
+        {"expand_v", "null", "expand_v: expected a number, found null"},
+        {"intermediate_size", "0", "intermediate_size: 0 is not between 1 and 1048576"},
+        {"intermediate_size", "1048577", "intermediate_size: 1048577 is not"},
+        {"intermediate_size", "64.5", "intermediate_size: expected an integer"},
+        {"hidden_ratio", "-1", "hidden_ratio: -1 is not between"},
+        {"hidden_ratio", "\"4\"", "hidden_ratio: expected a number, found a string"},
+        {"conv_size", "0", "conv_size: 0 is not between 1 and 8"},
+        {"conv_size", "9", "conv_size: 9 is not between"},
+        {"conv_size", "null", "conv_size: expected an integer, found null"},
+        {"use_short_conv", "1", "use_short_conv: expected true or false, found an integer"},
+        {"use_gate", "null", "use_gate: expected true or false, found null"},
+        {"tie_word_embeddings", "\"no\"", "tie_word_embeddings: expected true or false"},
+        {"allow_neg_eigval", "0", "allow_neg_eigval: expected true or false"},
+        {"norm_eps", "0", "norm_eps: 0 is not between 1e-30 and 1"},
+        {"norm_eps", "-1e-6", "norm_eps: -1e-06 is not"},
+        {"norm_eps", "\"1e-6\"", "norm_eps: expected a number"},
+        {"initializer_range", "-0.1", "initializer_range: -0.1 is not between 0 and 100"},
+        {"initializer_range", "1e308", "initializer_range: 1e+308 is not"},
+        {"max_position_embeddings", "0", "max_position_embeddings: 0 is not between 1 and 2147483647"},
+        {"bos_token_id", "-2", "bos_token_id: -2 is not between -1 and 16777215"},
+        {"bos_token_id", "1.5", "bos_token_id: expected an integer"},
+        {"eos_token_id", "\"</s>\"", "eos_token_id: expected an integer, found a string"},
+        {"eos_token_id", "[]", "eos_token_id: expected an integer, found an array"},
+        {"eos_token_id", "[[1]]", "eos_token_id: expected an integer, found an array"},
+        {"cache_window", "-1", "cache_window: -1 is not between 0 and 4096"},
+        {"cache_window", "4097", "cache_window: 4097 is not"},
+        {"cache_chunk", "0", "cache_chunk: 0 is not between 1 and 4096"},
+        {"cache_chunk", "4097", "cache_chunk: 4097 is not"},
+        {"cache_evict", "\"lru\"", "cache_evict: \"lru\" is not one of betae, e, betav, recency, h2o, none"},
+        {"cache_evict", "null", "cache_evict: expected a string, found null"},
+        {"cache_norm", "\"\"", "cache_norm: \"\" is not one of rms, l2"},
+        {"cache_norm", "1", "cache_norm: expected a string, found an integer"},
+        {"cache_gate_init", "1e7", "cache_gate_init: 1e+07 is not between"},
+        {"cache_gate_init", "\"-4\"", "cache_gate_init: expected a number"},
+        {"cache_tau_init", "-1e300", "cache_tau_init: -1e+300 is not between"},
+        {"cache_tau_freeze", "\"yes\"", "cache_tau_freeze: expected true or false, found a string"},
+        {"model_type", "3", "model_type: expected a string, found an integer"},
+        {"model_type", "null", "model_type: expected a string, found null"},
+    };
+    char message[256];
+    hola_config c;
+    (void)state;
+    CHECK_OK(parse(&c, SMALL_HOLA "}"));
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        json_t *root = json_loads(SMALL_HOLA "}", 0, NULL);
+        json_object_set_new(root, cases[i][0], json_loads(cases[i][1], JSON_DECODE_ANY, NULL));
+        char *text = json_dumps(root, 0);
+        snprintf(message, sizeof message, "dir/config.json: %s", cases[i][2]);
+        CHECK_FAILS(parse(&c, text), HOLA_EFORMAT, message);
+        free(text);
+        json_decref(root);
+    }
+    CHECK_OK(hola_config_check(&c)); /* a failed parse leaves the struct alone */
+}
+
+static void test_not_supported(void **state) {
+    static const char *const cases[][2] = {
+        {"\"attn\": {\"layers\": [1], \"num_heads\": 2}", "attn: hybrid"},
+        {"\"attnres_block_size\": 4", "attnres_block_size"},
+        {"\"quantization_config\": {}", "quantization_config"},
+        {"\"conv_bias\": true", "conv_bias"},
+        {"\"use_mamba_gate\": false", "use_mamba_gate"},
+        {"\"hidden_act\": \"gelu\"", "hidden_act: only swish"},
+        {"\"hidden_act\": 3", "hidden_act"},
+        {"\"qk_activation\": \"relu\"", "qk_activation"},
+        {"\"qk_norm\": \"sum\"", "qk_norm"},
+    };
+    hola_config c;
+    char text[400];
+    (void)state;
+    for (int type = 0; type < HOLA_TYPE_COUNT; type++)
+        for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+            snprintf(text, sizeof text, "{\"model_type\": \"%s\", %s}",
+                     hola_model_type_name((hola_model_type)type), cases[i][0]);
+            CHECK_FAILS(parse(&c, text), HOLA_ENOTSUP, cases[i][1]);
+        }
+    CHECK_FAILS(parse(&c, "{\"model_type\": \"mamba\"}"), HOLA_ENOTSUP,
+                "dir/config.json: model_type: mamba is not");
+    CHECK_OK(parse(
+        &c, "{\"model_type\": \"hola\", \"attn\": null, \"attnres_block_size\": null, \"conv_bias\": false, "
+            "\"use_mamba_gate\": true, \"qk_norm\": \"l2\", \"qk_activation\": \"silu\", \"fuse_norm\": 7}"));
+}
+
+static void test_bad_texts(void **state) {
+    static const char *const cases[][2] = {
+        {"", "line"},
+        {"[]", "not a JSON object"},
+        {"{}", "model_type: missing"},
+        {"{\"model_type\": \"hola\"} x", "line 1"},
+        {"{\"model_type\": \"hola\", \"model_type\": \"hola\"}", "duplicate"},
+        {"{\"model_type\": \"hola\", \"norm_eps\": NaN}", "line 1"},
+        {"{\"model_type\": \"hola\", \"norm_eps\": 1e999}", "overflow"},
+        {"{\"model_type\": \"hola\", \"head_dim\": 99999999999999999999}", "too big integer"},
+        {"{\"model_type\": \"hola\", \"x\": \"\xff\"}", "decode byte 0xff"},
+        {"{\"model_type\": \"hola\", \"x\": \"\\u0000\"}", "line 1"},
+        {"{\"model_type\": \"hola\",\n\n \"x\": }", "line 3"},
+        {"{\"model_type\": \"delta_net\", \"num_heads\": 7}", "expand_k: 1 gives no whole head size"},
+        {"{\"model_type\": \"delta_net\", \"expand_k\": 1e12}", "expand_k"},
+        {"{\"model_type\": \"delta_net\", \"num_heads\": 1}", "head_dim: 2048 is not between 1 and 512"},
+        {"{\"model_type\": \"delta_net\", \"use_beta\": 1}", "use_beta"},
+        {"{\"model_type\": \"hola\", \"hidden_ratio\": 1e300}", "hidden_ratio: 1e+300 is out of range"},
+        {"{\"model_type\": \"hola\", \"hidden_ratio\": 0}", "hidden_ratio"},
+    };
+    hola_config c;
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        CHECK_FAILS(parse(&c, cases[i][0]), HOLA_EFORMAT, cases[i][1]);
+    CHECK_FAILS(hl_config_parse(&c, "{\"model_type\": \"hola\"}\0", 23, "x"), HOLA_EFORMAT, "x: a NUL byte");
+    CHECK_FAILS(hl_config_parse(&c, "{\"model_type\": \"hola\", \"x\": 1\0}", 31, "x"), HOLA_EFORMAT,
+                "x: a NUL byte");
+    /* cut at every byte */
+    const char *good = SMALL_HOLA ", \"x\": [1.5, \"\xc3\xa9\", {\"y\": null}]}";
+    CHECK_OK(parse(&c, good));
+    for (int64_t n = 0; n < (int64_t)strlen(good); n++)
+        CHECK_FAILS(hl_config_parse(&c, good, n, "f"), HOLA_EFORMAT, "f: ");
+    /* nested deeper than any reader should follow */
+    int64_t deep = 1000000;
+    char *text = malloc((size_t)deep);
+    memset(text, '[', (size_t)deep);
+    memcpy(text, "{\"x\":", 5);
+    CHECK_FAILS(hl_config_parse(&c, text, deep, "f"), HOLA_EFORMAT, "f: line");
+    free(text);
+    CHECK_FAILS(hl_config_parse(&c, "{", HL_MAX_CONFIG_TEXT + 1, "f"), HOLA_EFORMAT, "f: larger than");
+}
+
+static void test_check(void **state) {
+    hola_config good, c;
+    (void)state;
+    CHECK_OK(hola_config_preset(&good, "46m", HOLA_TYPE_HOLA));
+#define WRONG(field, value)                                                 \
+    do {                                                                    \
+        c = good;                                                           \
+        c.field = value;                                                    \
+        CHECK_FAILS(hola_config_check(&c), HOLA_EINVAL, "config: " #field); \
+        assert_int_equal(hola_config_parameters(&c), 0);                    \
+    } while (0)
+    WRONG(model_type, HOLA_TYPE_COUNT);
+    WRONG(hidden_size, 0);
+    WRONG(num_hidden_layers, -1);
+    WRONG(intermediate_size, (int64_t)1 << 62);
+    WRONG(vocab_size, 0);
+    WRONG(num_heads, 0);
+    WRONG(num_v_heads, 5);
+    WRONG(head_dim, 513);
+    WRONG(head_v_dim, 1025);
+    WRONG(conv_size, -1);
+    WRONG(max_position_embeddings, 0);
+    WRONG(bos_token_id, -2);
+    WRONG(eos_token_id, 1 << 24);
+    WRONG(norm_eps, NAN);
+    WRONG(initializer_range, INFINITY);
+    WRONG(hidden_ratio, 0);
+    WRONG(cache_evict, HOLA_EVICT_COUNT);
+    WRONG(cache_norm, HOLA_NORM_COUNT);
+    WRONG(cache_window, 4097);
+    WRONG(cache_chunk, 0);
+    WRONG(cache_gate_init, NAN);
+    WRONG(cache_tau_init, -INFINITY);
+    WRONG(use_beta, false);
+#undef WRONG
+    c = good;
+    c.model_type = HOLA_TYPE_DELTA_NET;
+    c.cache_chunk = 0; /* no matter there */
+    CHECK_OK(hola_config_check(&c));
+    c.num_v_heads *= 2;
+    CHECK_FAILS(hola_config_check(&c), HOLA_EINVAL, "num_v_heads");
+    assert_string_equal(hola_model_type_name(HOLA_TYPE_COUNT), "unknown");
+    assert_string_equal(hola_evict_name(HOLA_EVICT_H2O), "h2o");
+    assert_string_equal(hola_cache_norm_name(HOLA_NORM_L2), "l2");
+    assert_string_equal(hola_dtype_name(HOLA_BF16), "BF16");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_presets),    cmocka_unit_test(test_vector_configs),
+        cmocka_unit_test(test_defaults),   cmocka_unit_test(test_meanings),
+        cmocka_unit_test(test_bad_fields), cmocka_unit_test(test_not_supported),
+        cmocka_unit_test(test_bad_texts),  cmocka_unit_test(test_check),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

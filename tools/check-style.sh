@@ -1,0 +1,36 @@
+#!/bin/sh
+# check-style.sh LIBRARY: what a reviewer should not have to look for. Prints what is wrong, then fails.
+cc=${CC:-cc}
+sources=$(find include src tests bench tools -name '*.[ch]' -o -name '*.sh' | sort)
+bad=0
+complain() { bad=1 && echo "check-style: $*"; }
+
+for f in $sources Makefile; do
+    lines=$(wc -l <"$f")
+    [ "$lines" -le 700 ] || complain "$f: $lines lines, the most is 700"
+    if grep -q "$(printf ' $\|\r')" "$f"; then complain "$f: space or carriage return at the end of a line"; fi
+done
+[ "$(wc -l <include/hola.h)" -lt 400 ] || complain 'include/hola.h: 400 lines or more'
+[ "$(wc -l <Makefile)" -lt 150 ] || complain 'Makefile: 150 lines or more'
+
+if command -v clang-format >/dev/null; then
+    ugly=$(for f in $(echo "$sources" | grep '\.[ch]$'); do
+        clang-format --dry-run --Werror "$f" 2>/dev/null || echo "$f"
+    done)
+    [ -z "$ugly" ] || complain 'make format would change:' $ugly
+else
+    echo 'SKIP clang-format: not installed'
+fi
+
+nm -g --defined-only "$1" | awk 'NF == 3 && $3 !~ /^(hola|hl)_/ { print $3 }' | sort -u | while read -r name; do
+    echo "check-style: $1 defines $name: not hola_ or hl_"
+done | grep . && bad=1
+
+compile='-Wall -Wextra -Wpedantic -Werror -fsyntax-only -Iinclude'
+echo '#include "hola.h"' | $cc -std=c11 $compile -x c - || complain 'hola.h is not C11'
+if echo 'int x;' | $cc -std=c++17 -fsyntax-only -x c++ - 2>/dev/null; then
+    echo '#include "hola.h"' | $cc -std=c++17 $compile -x c++ - || complain 'hola.h is not C++17'
+else
+    echo "SKIP hola.h as C++: $cc has no C++"
+fi
+[ $bad = 0 ] && echo 'style: ok'

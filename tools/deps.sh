@@ -1,0 +1,43 @@
+#!/bin/sh
+# deps.sh [build|test]: sees to it that a compiler and the libraries are there. What is missing is installed with
+# apt-get where this user may do so; otherwise the command to run is printed. Silent when nothing is missing.
+# It needs nothing but a shell, for machines that do not even have a compiler.
+for_what=${1:-test}
+cc=${CC:-cc}
+case $cc in *clang*) compiler=clang ;; *) compiler=gcc ;; esac
+
+compiles_with() { # HEADER...
+    { printf '#include <%s>\n' setjmp.h stdarg.h stddef.h stdint.h "$@"; } | $cc -E -x c - >/dev/null 2>&1
+}
+missing() {
+    command -v "${cc%% *}" >/dev/null || echo $compiler
+    command -v ar >/dev/null || echo binutils
+    compiles_with stdio.h || echo libc6-dev
+    compiles_with jansson.h || echo libjansson-dev
+    [ "$for_what" = build ] || compiles_with cmocka.h || echo libcmocka-dev
+}
+
+# the usual case, in one run of the compiler
+if [ "$for_what" = build ]; then compiles_with jansson.h; else compiles_with jansson.h cmocka.h; fi &&
+    command -v ar >/dev/null && exit 0
+
+packages=$(echo $(missing))
+if [ "$(id -u)" = 0 ]; then
+    sudo=
+elif sudo -n true 2>/dev/null; then
+    sudo='sudo -n'
+else
+    sudo=none
+fi
+get="env DEBIAN_FRONTEND=noninteractive apt-get"
+install="install -y --no-install-recommends $packages"
+if [ "$sudo" != none ] && command -v apt-get >/dev/null; then
+    echo "installing $packages"
+    # a machine that never asked for the list of packages has to do so first
+    $sudo $get $install >/dev/null 2>&1 || { $sudo $get update && $sudo $get $install; }
+    packages=$(echo $(missing))
+    [ -n "$packages" ] || exit 0
+fi
+echo "hola needs these Debian packages (or what they are called elsewhere): $packages"
+echo "to install them: sudo apt-get install $packages"
+exit 1
