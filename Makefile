@@ -22,9 +22,9 @@ endif
 endif
 
 WARN := -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Wno-float-conversion -Wvla -Wno-psabi -Werror
+LIBS := -ljansson $(shell pkg-config --libs libarchive 2>/dev/null) -lm -pthread# libarchive: optional, for .gz .xz .zst
 CFLAGS ?= $(if $(call on,$(SAN) $(TSAN) $(FUZZ)),-O1,-O3) -g
-ALL_CFLAGS := -std=c11 $(CFLAGS) -fno-math-errno -fPIC -fvisibility=hidden $(WARN) -Iinclude -Isrc -MMD -MP -pthread
-LIBS := -ljansson -lm -pthread
+ALL_CFLAGS := -std=c11 $(CFLAGS) -fno-math-errno -fPIC -fvisibility=hidden $(WARN) -Iinclude -Isrc -MMD -MP -pthread $(if $(filter -larchive,$(LIBS)),-DHL_HAVE_LIBARCHIVE)
 SANITIZE := $(if $(call on,$(SAN) $(FUZZ)),-fsanitize=address$(,)undefined -fno-sanitize-recover=undefined)
 SANITIZE += $(if $(call on,$(TSAN)),-fsanitize=thread)
 ifneq ($(strip $(SANITIZE)),)
@@ -41,7 +41,7 @@ FLAGS_avx512 := -ffp-contract=fast -mavx512f -mavx512bw -mavx512vl -mavx512dq -m
 
 REF_SRC := $(sort $(wildcard src/ops/*/*_ref.c)) src/ops/table.c
 FAST_SRC := $(sort $(wildcard src/ops/*/*_cpu.c)) src/ops/table.c
-LIB_SRC := $(filter-out $(REF_SRC) $(FAST_SRC),$(sort $(wildcard src/core/*.c src/ops/*.c src/ops/*/*.c src/model/*.c)))
+LIB_SRC := $(filter-out $(REF_SRC) $(FAST_SRC),$(sort $(wildcard src/core/*.c src/ops/*.c src/ops/*/*.c src/model/*.c src/text/*.c)))
 CLI_SRC := $(sort $(wildcard src/cli/*.c))
 
 obj = $(patsubst %.c,$(BUILD)/$(1)/%.o,$(2))
@@ -55,8 +55,7 @@ say = $(if $(V),,@echo "  $(1)";)
 $(BUILD)/libhola.a: $(LIB_OBJ)
 $(BUILD)/libhola-double.a: $(DBL_OBJ)
 $(BUILD)/%.a:
-	@rm -f $@
-	$(call say,AR $@) ar rcs $@ $^
+	$(call say,AR $@) rm -f $@ && ar rcs $@ $^
 $(BUILD)/libhola.so.0: $(LIB_OBJ)
 	$(call say,LD $@) $(CC) $(LDFLAGS) -shared -Wl,-soname,libhola.so.0 -Wl,-z,defs -o $@ $^ $(LIBS)
 $(BUILD)/hola: $(call obj,float,$(CLI_SRC)) $(BUILD)/libhola.a
@@ -64,14 +63,14 @@ $(BUILD)/hola: $(call obj,float,$(CLI_SRC)) $(BUILD)/libhola.a
 
 define compile
 $$(BUILD)/$(1)/%.o: %.c
-	@mkdir -p $$(@D)
-	$$(call say,CC $$@) $$(CC) $$(ALL_CFLAGS) $(2) -c -o $$@ $$<
+	$$(call say,CC $$@) mkdir -p $$(@D) && $$(CC) $$(ALL_CFLAGS) $(2) -c -o $$@ $$<
 endef
 $(eval $(call compile,float,))
 $(eval $(call compile,double,-DHL_DOUBLE))
 $(eval $(call compile,double-ref,-DHL_DOUBLE -DHL_ISA=ref $(FLAGS_ref)))
 $(eval $(call compile,double-base,-DHL_DOUBLE -DHL_ISA=base $(FLAGS_base)))
-$(foreach i,ref $(ISAS),$(eval $(call compile,$(i),-DHL_ISA=$(i) $(FLAGS_$(i)))))
+# (fuzzers look at parsers; clang takes minutes to instrument the kernels)
+$(foreach i,ref $(ISAS),$(eval $(call compile,$(i),-DHL_ISA=$(i) $(FLAGS_$(i)) $(if $(call on,$(FUZZ)),-fno-sanitize=all))))
 
 # tests/test_x.c is built in float, tests/grad_x.c in double (finite differences), both with cmocka.
 # tests/fuzz_x.c is a plain program that tries bad input of its own; `make fuzz` gives it libFuzzer's.

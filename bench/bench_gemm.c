@@ -105,7 +105,8 @@ static void decode(const struct setup *s, hola_dtype dtype, double bandwidth) {
         float *x = fresh(M * K), *out = fresh(M * N);
         struct hl_linear a = {.M = M, .K = K, .x = x, .n = 1};
         double best = 1e30;
-        a.part[0].W = (struct hl_weight){.data = panels, .layout = HL_PANELS, .dtype = dtype, .rows = N, .cols = K};
+        a.part[0].W =
+            (struct hl_weight){.data = panels, .layout = HL_PANELS, .dtype = dtype, .rows = N, .cols = K};
         a.part[0].out = out;
         for (int r = 0; r < 7; r++) {
             double t = now();
@@ -113,7 +114,8 @@ static void decode(const struct setup *s, hola_dtype dtype, double bandwidth) {
             t = now() - t;
             if (t < best) best = t;
         }
-        printf("  M %2d %5.1f GB/s (%.2f)", M, (double)bytes / best * 1e-9, (double)bytes / best * 1e-9 / bandwidth);
+        printf("  M %2d %5.1f GB/s (%.2f)", M, (double)bytes / best * 1e-9,
+               (double)bytes / best * 1e-9 / bandwidth);
         free(x);
         free(out);
     }
@@ -138,8 +140,9 @@ static double bandwidth(struct hl_pool *pool) {
 }
 
 int main(int argc, char **argv) {
-    static const int shape[][3] = {{2048, 512, 512},   {2048, 768, 512},   {2048, 512, 768},  {512, 32000, 512},
-                                   {2048, 1024, 1024}, {2048, 2816, 1024}, {2048, 1024, 2816}, {2048, 4, 512}, {1024, 512, 512}, {8192, 512, 512}};
+    static const int shape[][3] = {
+        {2048, 512, 512},   {2048, 768, 512},   {2048, 512, 768}, {512, 32000, 512}, {2048, 1024, 1024},
+        {2048, 2816, 1024}, {2048, 1024, 2816}, {2048, 4, 512},   {1024, 512, 512},  {8192, 512, 512}};
     struct setup s = {.ops = hl_ops_named(argc > 2 ? argv[2] : NULL)};
     int threads = argc > 1 ? atoi(argv[1]) : 0;
     if (!s.ops || hl_pool_new(&s.pool, threads) != HOLA_OK) return 1;

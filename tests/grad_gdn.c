@@ -1,5 +1,5 @@
-/* grad_gdn.c -- the delta rule in double: the reference against finite differences, then the fast forms
- * against the reference closely enough that only rounding is left. */
+/* grad_gdn.c -- the delta rule in double: the reference against finite differences, then the fast
+ * forms against the reference closely enough that only rounding is left. */
 #include "gdn_case.h"
 
 struct objective {

@@ -83,7 +83,8 @@ static void test_mm(void **state) {
     real *A = check_random(R * D, -1, 1, 1), *B = check_random(C * D, -1, 1, 2);
     real *want = check_zero(R * C), *got = check_zero(R * C);
     real *scratch = aligned_alloc(64, HL_MM_SCRATCH * sizeof(real));
-    struct hl_mm a = {.M = R, .N = C, .K = D, .A = A, .ai = 1, .ak = R, .B = B, .bk = 1, .bn = D, .C = want, .ldc = C};
+    struct hl_mm a = {
+        .M = R, .N = C, .K = D, .A = A, .ai = 1, .ak = R, .B = B, .bk = 1, .bn = D, .C = want, .ldc = C};
     (void)state;
     assert_non_null(scratch);
     a.alpha = -0.25;

@@ -28,7 +28,7 @@ for t in "$@"; do
     [ "$3" -eq 0 ] || printf ', %d skipped' "$3"
     [ "$2" -eq 0 ] || printf ', %d FAILED (status %d)' "$2" $rc
     printf '  %d s\n' $(($(date +%s) - start))
-    [ "$2" -eq 0 ] || printf '%s\n' "$out" | grep -v '^\[ RUN\|^\[       OK'
+    [ "$2" -eq 0 ] || printf '%s\n' "$out" | grep -v '^\[ RUN\|^\[       OK' | head -n 200
     printf '%s\n' "$out" | grep '^SKIP'
 done
 echo "$passed passed, $failed failed, $skipped skipped"

@@ -24,10 +24,13 @@ static char *block_new(int64_t W, int64_t C) {
     real *b = check_new(OFF / (int64_t)sizeof(real) + (W - 1) * C);
     return (char *)b;
 }
-static void block_free(char *b, int64_t W, int64_t C) { check_free((real *)b, OFF / (int64_t)sizeof(real) + (W - 1) * C); }
+static void block_free(char *b, int64_t W, int64_t C) {
+    check_free((real *)b, OFF / (int64_t)sizeof(real) + (W - 1) * C);
+}
 static const real *tail(const char *b) { return (const real *)(b + OFF); }
 
-static struct hl_conv conv_args(const struct hl_rows *rows, int64_t C, int64_t W, const real *x, const real *w, real *y) {
+static struct hl_conv conv_args(const struct hl_rows *rows, int64_t C, int64_t W, const real *x,
+                                const real *w, real *y) {
     return (struct hl_conv){.rows = rows, .C = C, .W = W, .x = x, .w = w, .y = y, .tail_off = OFF};
 }
 

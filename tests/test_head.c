@@ -40,8 +40,10 @@ static void head_free(struct head *h) {
     free(h->target);
     free(h->panels);
 }
-static void head_run(const struct hl_ops *ops, struct hl_pool *pool, struct head *h, bool gradient, bool panels) {
-    struct hl_xent a = {.M = h->M, .D = h->D, .x = h->x, .target = h->target, .nll = h->nll, .logits = h->logits};
+static void head_run(const struct hl_ops *ops, struct hl_pool *pool, struct head *h, bool gradient,
+                     bool panels) {
+    struct hl_xent a = {
+        .M = h->M, .D = h->D, .x = h->x, .target = h->target, .nll = h->nll, .logits = h->logits};
     a.W = (struct hl_weight){.data = h->W, .layout = HL_ROWS, .rows = h->V, .cols = h->D};
     if (panels) {
         a.W.data = h->panels;
@@ -74,7 +76,8 @@ static void compare_heads(struct hl_pool *pool, const struct hl_ops *ops, const 
         bool gradient = !panels;
         head_run(hl_ops_named("cpu-ref"), pool, &want, gradient, panels);
         head_run(ops, pool, &got, gradient, panels);
-        if (!(nll_error(&got, &want) <= allowed)) fail_msg("%s: nll is %.3g off", ops->name, nll_error(&got, &want));
+        if (!(nll_error(&got, &want) <= allowed))
+            fail_msg("%s: nll is %.3g off", ops->name, nll_error(&got, &want));
     }
     CHECK_NEAR(got.dx, want.dx, d[0], d[1], 1e-5, "%s dx M %d", ops->name, (int)d[0]);
     CHECK_NEAR(got.dW, want.dW, d[2], d[1], 1e-5, "%s dW M %d", ops->name, (int)d[0]);
@@ -91,7 +94,8 @@ static void compare_heads(struct hl_pool *pool, const struct hl_ops *ops, const 
 }
 
 static void test_xent(void **state) {
-    static const int64_t dims[][3] = {{1, 16, 61}, {3, 5, 1}, {40, 100, 7}, {33, 64, 1000}, {600, 24, 333}, {9, 1, 32000}};
+    static const int64_t dims[][3] = {{1, 16, 61},    {3, 5, 1},      {40, 100, 7},
+                                      {33, 64, 1000}, {600, 24, 333}, {9, 1, 32000}};
     struct hl_pool *pool = check_pool(2, hl_linear_scratch());
     (void)state;
     for (int b = 0; check_backend(b); b++) {
@@ -137,7 +141,8 @@ static void test_exp_through_xent(void **state) {
             real x = 1, W[2] = {0, (real)(-90 + 0.06 * i)}, logits[2], dx, dW[2] = {0};
             int32_t target = 0;
             double nll, z = (double)W[1], p = 1 / (1 + exp(-z));
-            struct hl_xent a = {.M = 1, .D = 1, .x = &x, .target = &target, .nll = &nll, .logits = logits, .scale = 1};
+            struct hl_xent a = {
+                .M = 1, .D = 1, .x = &x, .target = &target, .nll = &nll, .logits = logits, .scale = 1};
             a.W = (struct hl_weight){.data = W, .layout = HL_ROWS, .rows = 2, .cols = 1};
             a.dx = &dx;
             a.dW = dW;
@@ -233,7 +238,8 @@ struct state {
     real *p, *m, *v;
 };
 static struct state state_new(int64_t n) {
-    return (struct state){check_random(n, -1, 1, 1), check_random(n, -0.1, 0.1, 2), check_random(n, 0, 0.01, 3)};
+    return (struct state){check_random(n, -1, 1, 1), check_random(n, -0.1, 0.1, 2),
+                          check_random(n, 0, 0.01, 3)};
 }
 static void state_free(struct state *s, int64_t n) {
     check_free(s->p, n);
@@ -306,7 +312,8 @@ static void test_sumsq(void **state) {
             assert_true(fabs(got[0] - want) <= 1e-13 * want);
             assert_true(got[0] == got[1] && got[0] == got[2]);
             if (sizes[i] > 1) { /* a lost last number shows */
-                assert_true(fabs(got[0] - (double)x[sizes[i] - 1] * (double)x[sizes[i] - 1] - want) > 1e-13 * want);
+                assert_true(fabs(got[0] - (double)x[sizes[i] - 1] * (double)x[sizes[i] - 1] - want) >
+                            1e-13 * want);
             }
         }
     }
@@ -315,8 +322,12 @@ static void test_sumsq(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_xent),  cmocka_unit_test(test_xent_threads), cmocka_unit_test(test_exp_through_xent),
-        cmocka_unit_test(test_v_exp), cmocka_unit_test(test_embed),        cmocka_unit_test(test_adamw),
+        cmocka_unit_test(test_xent),
+        cmocka_unit_test(test_xent_threads),
+        cmocka_unit_test(test_exp_through_xent),
+        cmocka_unit_test(test_v_exp),
+        cmocka_unit_test(test_embed),
+        cmocka_unit_test(test_adamw),
         cmocka_unit_test(test_sumsq),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -79,8 +79,8 @@ static void compare_forward(struct hl_pool *pool, const struct layer *l, int kin
         if (!ops) continue;
         forward(ops, pool, l, kind, add, got);
         for (int p = 0; p < l->n; p++)
-            CHECK_NEAR(got[p], want[p], l->M, l->N + p, allowed(l->N), "%s M %d N %d K %d kind %d add %d", ops->name,
-                       (int)l->M, (int)l->N + p, (int)l->K, kind, add);
+            CHECK_NEAR(got[p], want[p], l->M, l->N + p, allowed(l->N), "%s M %d N %d K %d kind %d add %d",
+                       ops->name, (int)l->M, (int)l->N + p, (int)l->K, kind, add);
         free_outputs(l, got);
     }
     free_outputs(l, want);
@@ -89,7 +89,8 @@ static void compare_forward(struct hl_pool *pool, const struct layer *l, int kin
 struct gradients {
     real *dx, *dW[PARTS];
 };
-static struct gradients backward(const struct hl_ops *ops, struct hl_pool *pool, const struct layer *l, bool add) {
+static struct gradients backward(const struct hl_ops *ops, struct hl_pool *pool, const struct layer *l,
+                                 bool add) {
     struct hl_linear a = layer_args(l, 0);
     struct gradients g = {0};
     a.dx = g.dx = add ? check_random(l->M * l->K, -1, 1, 78) : check_new(l->M * l->K);
@@ -110,11 +111,11 @@ static void compare_backward(struct hl_pool *pool, const struct layer *l, bool a
         struct gradients got;
         if (!ops) continue;
         got = backward(ops, pool, l, add);
-        CHECK_NEAR(got.dx, want.dx, l->M, l->K, allowed(l->K), "%s dx M %d N %d K %d", ops->name, (int)l->M, (int)l->N,
-                   (int)l->K);
+        CHECK_NEAR(got.dx, want.dx, l->M, l->K, allowed(l->K), "%s dx M %d N %d K %d", ops->name, (int)l->M,
+                   (int)l->N, (int)l->K);
         for (int p = 0; p < l->n; p++)
-            CHECK_NEAR(got.dW[p], want.dW[p], l->N + p, l->K, allowed(l->K), "%s dW M %d N %d K %d", ops->name, (int)l->M,
-                       (int)l->N + p, (int)l->K);
+            CHECK_NEAR(got.dW[p], want.dW[p], l->N + p, l->K, allowed(l->K), "%s dW M %d N %d K %d",
+                       ops->name, (int)l->M, (int)l->N + p, (int)l->K);
         free_gradients(l, &got);
     }
     free_gradients(l, &want);
@@ -172,8 +173,8 @@ static void test_wrong(void **state) {
 }
 
 /* Rows [m, m + count) computed alone have the bits they have among all. */
-static void compare_rows(const struct hl_ops *ops, struct hl_pool *pool, const struct layer *l, int kind, int64_t m,
-                         int64_t count, real *all[PARTS]) {
+static void compare_rows(const struct hl_ops *ops, struct hl_pool *pool, const struct layer *l, int kind,
+                         int64_t m, int64_t count, real *all[PARTS]) {
     struct layer few = *l;
     real *out[PARTS];
     few.M = count;
@@ -181,8 +182,8 @@ static void compare_rows(const struct hl_ops *ops, struct hl_pool *pool, const s
     forward(ops, pool, &few, kind, false, out);
     for (int p = 0; p < l->n; p++)
         if (memcmp(out[p], all[p] + m * (l->N + p), (size_t)(count * (l->N + p)) * sizeof(real)))
-            fail_msg("%s kind %d K %d: rows %d+%d differ in a batch of %d", ops->name, kind, (int)l->K, (int)m,
-                     (int)count, (int)l->M);
+            fail_msg("%s kind %d K %d: rows %d+%d differ in a batch of %d", ops->name, kind, (int)l->K,
+                     (int)m, (int)count, (int)l->M);
     free_outputs(&few, out);
 }
 
@@ -200,7 +201,8 @@ static void test_rows_alone(void **state) {
                 real *all[PARTS];
                 forward(ops, pool, &l, kind, false, all);
                 for (int64_t m = 0; m < l.M; m += 37) compare_rows(ops, pool, &l, kind, m, 1, all);
-                for (int64_t n = 2; n < 40; n += n < 16 ? 1 : 7) compare_rows(ops, pool, &l, kind, 3 * n, n, all);
+                for (int64_t n = 2; n < 40; n += n < 16 ? 1 : 7)
+                    compare_rows(ops, pool, &l, kind, 3 * n, n, all);
                 free_outputs(&l, all);
             }
             layer_free(&l);
@@ -245,14 +247,20 @@ static void test_threads(void **state) {
 typedef void (*mm_fn)(const struct hl_mm *, real *);
 void hl_ref_mm(const struct hl_mm *, real *);
 void hl_base_mm(const struct hl_mm *, real *);
+/* in the order of check_backend() */
+#if defined(__x86_64__)
 void hl_avx2_mm(const struct hl_mm *, real *);
 void hl_avx512_mm(const struct hl_mm *, real *);
-static const mm_fn fast_mm[] = {hl_base_mm, hl_avx2_mm, hl_avx512_mm}; /* in the order of check_backend() */
+static const mm_fn fast_mm[] = {hl_base_mm, hl_avx2_mm, hl_avx512_mm};
+#else
+static const mm_fn fast_mm[] = {hl_base_mm, NULL, NULL};
+#endif
 
 /* C[M][N + 3], A and B with gaps between their rows; turn bit 0: A by columns, bit 1: B by columns, bit 2: every
  * other element of A */
 static void run_mm(mm_fn mm, const int64_t d[3], int turn, bool add, const real *A, const real *B, real *C) {
-    struct hl_mm a = {.M = d[0], .N = d[1], .K = d[2], .A = A, .B = B, .C = C, .alpha = (real)0.7, .add = add};
+    struct hl_mm a = {
+        .M = d[0], .N = d[1], .K = d[2], .A = A, .B = B, .C = C, .alpha = (real)0.7, .add = add};
     real *scratch = aligned_alloc(64, HL_MM_SCRATCH * sizeof(real));
     int64_t gap = turn & 4 ? 2 : 1;
     assert_non_null(scratch);
@@ -267,8 +275,9 @@ static void run_mm(mm_fn mm, const int64_t d[3], int turn, bool add, const real 
 }
 
 static void test_mm(void **state) {
-    static const int64_t dims[][3] = {{1, 1, 1},     {1, 33, 300},   {2, 32, 16},   {3, 5, 7},     {64, 64, 128},
-                                      {64, 128, 64}, {37, 100, 257}, {130, 70, 31}, {13, 320, 600}, {256, 48, 513}};
+    static const int64_t dims[][3] = {{1, 1, 1},      {1, 33, 300},  {2, 32, 16},    {3, 5, 7},
+                                      {64, 64, 128},  {64, 128, 64}, {37, 100, 257}, {130, 70, 31},
+                                      {13, 320, 600}, {256, 48, 513}};
     enum { MOST = 400000 };
     real *A = check_random(MOST, -1, 1, 3), *B = check_random(MOST, -1, 1, 4);
     (void)state;
@@ -300,7 +309,15 @@ static void test_mm_alone(void **state) {
     for (int b = 0; check_backend(b); b++)
         for (int turn = 0; turn < 2; turn++) {
             real *scratch = aligned_alloc(64, HL_MM_SCRATCH * sizeof(real));
-            struct hl_mm a = {.M = M, .N = N, .K = K, .A = A, .B = B, .C = all, .ldc = LDC, .alpha = (real)0.3, .add = true};
+            struct hl_mm a = {.M = M,
+                              .N = N,
+                              .K = K,
+                              .A = A,
+                              .B = B,
+                              .C = all,
+                              .ldc = LDC,
+                              .alpha = (real)0.3,
+                              .add = true};
             if (!hl_ops_named(check_backend(b))) break;
             assert_non_null(scratch);
             a.ai = turn ? 1 : K;
@@ -366,7 +383,8 @@ static void test_half_weights(void **state) {
         const struct hl_ops *ops = hl_ops_named(check_backend(b));
         struct hl_linear a = {.M = 3, .K = K, .x = x, .n = 1};
         if (!ops) continue;
-        a.part[0].W = (struct hl_weight){.data = W, .layout = HL_PANELS, .dtype = HOLA_F16, .rows = N, .cols = K};
+        a.part[0].W =
+            (struct hl_weight){.data = W, .layout = HL_PANELS, .dtype = HOLA_F16, .rows = N, .cols = K};
         a.part[0].out = out;
         for (int k = 0; k < K; k++) {
             x[K + k] = 1;
@@ -383,8 +401,8 @@ static void test_half_weights(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_shapes),  cmocka_unit_test(test_wrong), cmocka_unit_test(test_rows_alone),
-        cmocka_unit_test(test_threads), cmocka_unit_test(test_half),  cmocka_unit_test(test_half_weights),
+        cmocka_unit_test(test_shapes),  cmocka_unit_test(test_wrong),    cmocka_unit_test(test_rows_alone),
+        cmocka_unit_test(test_threads), cmocka_unit_test(test_half),     cmocka_unit_test(test_half_weights),
         cmocka_unit_test(test_mm),      cmocka_unit_test(test_mm_alone),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

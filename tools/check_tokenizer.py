@@ -241,9 +241,9 @@ def styles(texts, args):
                                        special=("<unk>", "<s>"))
     yield "meta-first", lambda: train(texts, pre.Metaspace(prepend_scheme="first"), decoders.Metaspace(), byte_level=False,
                                       unk_token="<unk>", fuse_unk=True, special=("<unk>", "<s>"))
-    yield "meta-never", lambda: train(texts, pre.Metaspace(prepend_scheme="never"), decoders.Metaspace(prepend_scheme="never"),
+    yield "meta-never", lambda: train(texts, pre.Metaspace(prepend_scheme="never"), decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="never")]),
                                       byte_level=False, byte_fallback=True, unk_token="<unk>", special=("<unk>", "<s>"))
-    yield "meta-whole", lambda: train([x[:40] for x in texts], pre.Metaspace(split=False), decoders.Metaspace(), size=900,
+    yield "meta-whole", lambda: train([x[:40] for x in texts], pre.Metaspace(split=False), decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()]), size=900,
                                       byte_level=False, byte_fallback=True, unk_token="<unk>", special=("<unk>", "<s>"))
     yield "llama2", lambda: train([x[:40] for x in texts], None or pre.Metaspace(split=False, prepend_scheme="never"), spaced, size=900, byte_level=False,
                                   byte_fallback=True, unk_token="<unk>", fuse_unk=True, special=("<unk>", "<s>"),
@@ -297,7 +297,9 @@ def check_json(args, lib):
         n = 0
         for _ in range(args.random):
             text = random_text(rng)
-            n += compare(name, hola, lambda x: oracle.encode(x, add_special_tokens=False).ids, oracle.decode, text)
+            # its Metaspace decoder drops every space of the first token, also one that the text had inside it
+            n += compare(name, hola, lambda x: oracle.encode(x, add_special_tokens=False).ids,
+                         oracle.decode if name != "meta-whole" else None, text)
         print(f"{name}: {args.random:,} random texts, {n:,} ids, all equal", flush=True)
         compare_files(name, hola, lambda x: oracle.encode(x, add_special_tokens=False).ids, args.files, args.mb * 1e6)
 

@@ -16,12 +16,17 @@ missing() {
     compiles_with jansson.h || echo libjansson-dev
     [ "$for_what" = build ] || compiles_with cmocka.h || echo libcmocka-dev
 }
+# What hola can do without, at the price of a feature: compressed text in hola prepare. Tried for once.
+optional() {
+    pkg-config --exists libarchive 2>/dev/null || [ -e build/.tried-optional ] || echo pkg-config libarchive-dev
+}
 
 # the usual case, in one run of the compiler
 if [ "$for_what" = build ]; then compiles_with jansson.h; else compiles_with jansson.h cmocka.h; fi &&
-    command -v ar >/dev/null && exit 0
+    command -v ar >/dev/null && [ -z "$(optional)" ] && exit 0
 
-packages=$(echo $(missing))
+packages=$(echo $(missing) $(optional))
+[ -n "$packages" ] || exit 0
 if [ "$(id -u)" = 0 ]; then
     sudo=
 elif sudo -n true 2>/dev/null; then
@@ -35,9 +40,10 @@ if [ "$sudo" != none ] && command -v apt-get >/dev/null; then
     echo "installing $packages"
     # a machine that never asked for the list of packages has to do so first
     $sudo $get $install >/dev/null 2>&1 || { $sudo $get update && $sudo $get $install; }
-    packages=$(echo $(missing))
-    [ -n "$packages" ] || exit 0
 fi
+mkdir -p build && touch build/.tried-optional
+packages=$(echo $(missing))
+[ -n "$packages" ] || exit 0
 echo "hola needs these Debian packages (or what they are called elsewhere): $packages"
 echo "to install them: sudo apt-get install $packages"
 exit 1

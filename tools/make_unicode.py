@@ -1,6 +1,11 @@
 #!/usr/bin/env python3
-"""Writes src/text/unicode_table.h from Python's unicodedata: python3 tools/make_unicode.py > src/text/unicode_table.h"""
-import unicodedata
+"""Writes src/text/unicode_table.h: python3 tools/make_unicode.py > src/text/unicode_table.h
+
+From PyPI's unicodedata2 where it is installed (Unicode 16, as Hugging Face's tokenizers), else from Python's own."""
+try:
+    import unicodedata2 as unicodedata
+except ImportError:
+    import unicodedata
 
 LETTER, NUMBER, SPACE, WORD = 1, 2, 4, 8
 SPACES = {*range(0x9, 0xE), 0x20, 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029, 0x202F, 0x205F, 0x3000}

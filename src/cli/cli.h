@@ -34,6 +34,7 @@ int cli_ids_encode(const char *dir, const char *text_path, int64_t vocab, int32_
 
 /* The commands; argv[0] is the command's name. */
 int cmd_prepare(int argc, char **argv);
+int cmd_tokenizer(int argc, char **argv);
 int cmd_init(int argc, char **argv);
 int cmd_score(int argc, char **argv);
 int cmd_inspect(int argc, char **argv);

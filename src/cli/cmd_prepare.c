@@ -18,13 +18,14 @@ struct prepare_opts {
     bool split_lines, skip_bad, no_bos, force, json;
 };
 
-static const char *const formats[] = {"auto", "text", "jsonl", NULL}; /* in the order of hl_format */
+static const char *const formats[] = {"auto", "text", "jsonl", NULL};   /* in the order of hl_format */
 static const char *const tasks[] = {"nothing", "recall", "mqar", NULL}; /* of hl_generate */
 
 #define OPTS struct prepare_opts
 static const struct arg options[] = {
     OPT_NEEDED('o', "out", out, "DIR", "directory to write"),
-    OPT_STRING(0, "tokenizer", tokenizer, "PATH", "tokenizer.model, tokenizer.json, a directory with one, or byte"),
+    OPT_STRING(0, "tokenizer", tokenizer, "PATH",
+               "tokenizer.model, tokenizer.json, a directory with one, or byte"),
     OPT_REAL(0, "val", val, 0, 0.5, "X", "part of the documents that goes to val (default 0.005)"),
     OPT_INT(0, "val-tokens", val_tokens, 1, INT64_MAX, "N", "val gets at most so many tokens"),
     OPT_INT(0, "shard-tokens", shard_tokens, 1, INT32_MAX, "N", "tokens of a file (default 100000000)"),
@@ -45,7 +46,8 @@ static const struct arg options[] = {
 };
 static const struct args_command command = {
     "prepare", "-o DIR --tokenizer PATH [options] INPUT...",
-    "Writes token shards, train_*.bin and val_*.bin, from text: .txt (a file is a document) and .jsonl (a line\n"
+    "Writes token shards, train_*.bin and val_*.bin, from text: .txt (a file is a document) and .jsonl (a "
+    "line\n"
     "is one), also as .gz, .xz or .zst; directories of these; - is standard input.",
     options};
 
@@ -54,7 +56,7 @@ static void show(void *ctx, const struct hl_prepare_counts *c) {
     char documents[CLI_GROUPED];
     double mb = 1e-6 * (double)c->bytes, seconds = progress_seconds(p);
     progress_show(p, c->all > 0 ? (double)c->done / (double)c->all : -1,
-                  "%s documents  %.1f MB  %.2f M tokens  %.1f MB/s", cli_grouped(documents, c->documents), mb,
+                  "%s docs  %.1f MB  %.2f M tokens  %.1f MB/s", cli_grouped(documents, c->documents), mb,
                   1e-6 * (double)c->tokens, seconds > 0 ? mb / seconds : 0);
 }
 
@@ -80,7 +82,8 @@ static int print_json(const struct hl_prepare_result *r) {
 
 static void print_row(const char *name, int64_t documents, int64_t bytes, int64_t tokens, int64_t shards) {
     char a[CLI_GROUPED], b[CLI_GROUPED], c[CLI_GROUPED];
-    printf("%-6s %14s %18s %18s", name, cli_grouped(a, documents), cli_grouped(b, bytes), cli_grouped(c, tokens));
+    printf("%-6s %14s %18s %18s", name, cli_grouped(a, documents), cli_grouped(b, bytes),
+           cli_grouped(c, tokens));
     if (bytes > 0 && tokens > 0) printf(" %12.3f", per_token(bytes, tokens));
     else printf(" %12s", "-");
     printf(" %7" PRId64 "\n", shards);
@@ -88,7 +91,8 @@ static void print_row(const char *name, int64_t documents, int64_t bytes, int64_
 
 static int print_table(const struct hl_prepare_result *r) {
     static const char *const names[] = {"train", "val"};
-    printf("%-6s %14s %18s %18s %12s %7s\n", "split", "documents", "bytes", "tokens", "bytes/token", "shards");
+    printf("%-6s %14s %18s %18s %12s %7s\n", "split", "documents", "bytes", "tokens", "bytes/token",
+           "shards");
     for (int i = 0; i < HL_SPLITS; i++)
         print_row(names[i], r->split[i].documents, r->split[i].bytes, r->split[i].tokens, r->split[i].shards);
     print_row("all", r->all.documents, r->all.bytes, r->all.tokens,
@@ -106,12 +110,26 @@ static int run(const struct prepare_opts *o, const char *const *inputs, int n) {
     struct progress bar;
     struct hl_prepare_result r;
     struct hl_prepare_opts p = {
-        .out = o->out, .tokenizer = o->tokenizer, .inputs = inputs, .n_inputs = n, .field = o->field,
+        .out = o->out,
+        .tokenizer = o->tokenizer,
+        .inputs = inputs,
+        .n_inputs = n,
+        .field = o->field,
         .source = {.format = (enum hl_format)o->format, .split_lines = o->split_lines},
-        .skip_bad = o->skip_bad, .no_bos = o->no_bos, .force = o->force, .val = o->val,
-        .val_tokens = o->val_tokens, .shard_tokens = o->shard_tokens, .seed = (uint64_t)o->seed,
-        .threads = (int)o->threads, .generate = (enum hl_generate)o->generate, .samples = o->samples,
-        .recall = hl_recall_default(), .mqar = hl_mqar_default(), .progress = show, .ctx = &bar};
+        .skip_bad = o->skip_bad,
+        .no_bos = o->no_bos,
+        .force = o->force,
+        .val = o->val,
+        .val_tokens = o->val_tokens,
+        .shard_tokens = o->shard_tokens,
+        .seed = (uint64_t)o->seed,
+        .threads = (int)o->threads,
+        .generate = (enum hl_generate)o->generate,
+        .samples = o->samples,
+        .recall = hl_recall_default(),
+        .mqar = hl_mqar_default(),
+        .progress = show,
+        .ctx = &bar};
     hola_status s;
     p.mqar.answers = true;
     if (o->facts) p.recall.facts = p.mqar.pairs = o->facts;

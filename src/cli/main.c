@@ -14,6 +14,7 @@ static const struct command {
     const char *about;
 } commands[] = {
     {"prepare", cmd_prepare, "text to token shards, with a tokenizer"},
+    {"tokenizer", cmd_tokenizer, "train a byte-level BPE; encode and decode text"},
     {"init", cmd_init, "write a fresh model directory from a preset or a config"},
     {"score", cmd_score, "log-probability of every token of an id list; perplexity"},
     {"inspect", cmd_inspect, "what is in a checkpoint"},

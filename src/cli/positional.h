@@ -3,8 +3,8 @@
 #define HOLA_CLI_POSITIONAL_H
 #include "cli/args.h"
 
-/* Sorts argv[1..]: options and their values stay in argv (in front, the new *argc counts them) for args_parse;
- * the other words, "-" among them and all that follows "--", go to words, which has room for argc pointers.
+/* Sorts argv[1..]: options and their values stay in argv (in front, counted by the new *argc) for
+ * args_parse; the other words, "-" among them and all that follows "--", go to words, which has room for argc pointers.
  * Returns how many. */
 int args_split(const struct arg *args, int *argc, char **argv, const char **words);
 

@@ -9,7 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { BAR = 24 };
+enum { BAR = 16 };
 
 static double now(void) {
     struct timespec t;
@@ -39,7 +39,7 @@ void progress_show(struct progress *p, double part, const char *fmt, ...) {
     p->shown = t;
     if (part >= 0) {
         int full = (int)((part < 1 ? part : 1) * BAR);
-        n = snprintf(text, sizeof text, "[%.*s%*s] %3d%%  ", full, "########################", BAR - full, "",
+        n = snprintf(text, sizeof text, "[%.*s%*s] %3d%%  ", full, "################", BAR - full, "",
                      (int)(100 * (part < 1 ? part : 1)));
     }
     va_start(ap, fmt);

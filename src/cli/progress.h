@@ -1,5 +1,5 @@
-/* progress.h -- one line on stderr that shows how far a long command is. Only where stderr is a terminal: logs
- * and scripts never see it. */
+/* progress.h -- one line on stderr that shows how far a long command is. Only where stderr is a terminal:
+ * logs and scripts never see it. */
 #ifndef HOLA_CLI_PROGRESS_H
 #define HOLA_CLI_PROGRESS_H
 #include "cli/cli.h"

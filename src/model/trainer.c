@@ -1,4 +1,5 @@
 /* trainer.c -- gradients and AdamW: what turns a model into a better one. */
+#include "model/trainer.h"
 #include "model/model.h"
 #include <math.h>
 #include <stdlib.h>
@@ -8,7 +9,10 @@ struct hola_trainer {
     hola_model *model;
     hola_train_opts opt;
     struct hl_acts acts;
-    real *grads, *m, *v; /* laid out as the model's rows */
+    real *grads;      /* laid out as the model's rows */
+    int64_t part;     /* of `ranks` equal parts of that block this trainer updates [first, first + n) */
+    int64_t first, n, ranks;
+    real *m, *v;      /* [n] */
     int32_t *target;
     struct hl_seg *seg;
     int64_t seg_room, step;
@@ -37,12 +41,17 @@ static hola_train_opts defaults(const hola_train_opts *given) {
 }
 
 static real *zeros(int64_t n) {
-    real *p = aligned_alloc(64, (size_t)((n * (int64_t)sizeof(real) + 63) / 64 * 64));
+    real *p = aligned_alloc(64, (size_t)((n * (int64_t)sizeof(real) + 64) / 64 * 64)); /* n may be 0 */
     if (p) memset(p, 0, (size_t)n * sizeof(real));
     return p;
 }
 
 hola_status hola_trainer_new(hola_trainer **out, hola_model *model, const hola_train_opts *opt) {
+    return hl_trainer_new_part(out, model, opt, 0, 1);
+}
+
+hola_status hl_trainer_new_part(hola_trainer **out, hola_model *model, const hola_train_opts *opt, int rank,
+                                int ranks) {
     const int64_t total = model->params.total;
     hola_train_opts o = defaults(opt);
     *out = NULL;
@@ -59,9 +68,13 @@ hola_status hola_trainer_new(hola_trainer **out, hola_model *model, const hola_t
     t->opt = o;
     t->acts.pass = HL_TRAIN;
     t->acts.recompute = o.recompute;
-    t->grads = zeros(total);
-    t->m = zeros(total);
-    t->v = zeros(total);
+    t->ranks = ranks;
+    t->part = ((total + ranks - 1) / ranks + 15) / 16 * 16; /* parts begin on 64 bytes */
+    t->first = rank * t->part < total ? rank * t->part : total;
+    t->n = total - t->first < t->part ? total - t->first : t->part;
+    t->grads = zeros(t->part * ranks);
+    t->m = zeros(t->n);
+    t->v = zeros(t->n);
     t->target = calloc((size_t)o.max_tokens, sizeof *t->target);
     if (!t->grads || !t->m || !t->v || !t->target) {
         hola_trainer_free(t);
@@ -141,42 +154,68 @@ hola_status hola_trainer_evaluate(hola_trainer *t, const int32_t *ids, int64_t n
     return run(t, ids, n, starts, n_starts, 0, false, loss_sum, targets);
 }
 
-/* AdamW over every run of trained tensors; a frozen one (tau) lies between two runs. */
-static void adamw(hola_trainer *t, double lr, double grad_scale) {
+/* ---- the update ---- */
+
+struct hl_trainer_view hl_trainer_view(const hola_trainer *t) {
+    return (struct hl_trainer_view){.total = t->model->params.total,
+                                    .part = t->part,
+                                    .first = t->first,
+                                    .n = t->n,
+                                    .params = t->model->rows,
+                                    .grads = t->grads,
+                                    .m = t->m,
+                                    .v = t->v,
+                                    .updates = t->step};
+}
+
+void hl_trainer_set_updates(hola_trainer *t, int64_t updates) { t->step = updates; }
+
+double hl_trainer_sumsq(const hola_trainer *t) {
+    double sum = 0;
+    struct hl_sumsq q = {.n = t->n, .x = t->grads + t->first, .out = &sum};
+    if (t->n > 0) t->model->ops->sumsq(t->model->pool, &q);
+    return sum;
+}
+
+/* Over every run of trained tensors in our part; a frozen one (tau) lies between two runs. */
+void hl_trainer_apply(hola_trainer *t, double lr, double norm) {
     const struct hl_params *p = &t->model->params;
     const hola_train_opts *o = &t->opt;
-    struct hl_adamw a = {.lr = lr, .beta1 = o->beta1, .beta2 = o->beta2, .eps = o->eps, .grad_scale = grad_scale};
+    const int64_t end = t->first + t->n;
+    struct hl_adamw a = {.lr = lr, .beta1 = o->beta1, .beta2 = o->beta2, .eps = o->eps};
+    t->step++;
+    a.grad_scale = o->clip > 0 && norm > o->clip ? o->clip / norm : 1;
     a.weight_decay = o->weight_decay > 0 ? o->weight_decay : 0;
     a.bias1 = 1 - pow(o->beta1, (double)t->step);
     a.bias2 = 1 - pow(o->beta2, (double)t->step);
     for (int64_t i = 0; i < p->n; i++) {
         if (!p->tensor[i].trained) continue;
-        const int64_t first = p->tensor[i].offset;
+        int64_t from = p->tensor[i].offset, to;
         while (i + 1 < p->n && p->tensor[i + 1].trained) i++;
-        a.n = p->tensor[i].offset + p->tensor[i].count - first;
-        a.p = t->model->rows + first;
-        a.m = t->m + first;
-        a.v = t->v + first;
-        a.grad = t->grads + first;
+        to = p->tensor[i].offset + p->tensor[i].count;
+        if (from < t->first) from = t->first;
+        if (to > end) to = end;
+        if (from >= to) continue;
+        a.n = to - from;
+        a.p = t->model->rows + from;
+        a.m = t->m + (from - t->first);
+        a.v = t->v + (from - t->first);
+        a.grad = t->grads + from;
         t->model->ops->adamw(t->model->pool, &a);
     }
+    t->model->stale = true;
 }
 
+void hl_trainer_clear(hola_trainer *t) { memset(t->grads, 0, (size_t)(t->part * t->ranks) * sizeof(real)); }
+
 hola_status hola_trainer_update(hola_trainer *t, double lr, double *grad_norm) {
-    double sum = 0, norm;
-    struct hl_sumsq q = {.n = t->model->params.total, .x = t->grads, .out = &sum};
     hola_status s = HOLA_OK;
     if (!(lr >= 0 && isfinite(lr))) return hl_fail(HOLA_EINVAL, "learning rate: %g", lr);
-    t->model->ops->sumsq(t->model->pool, &q);
-    norm = sqrt(sum);
+    HL_ASSERT(t->ranks == 1);
+    const double norm = sqrt(hl_trainer_sumsq(t));
     if (grad_norm) *grad_norm = norm;
-    if (isfinite(norm)) {
-        t->step++;
-        adamw(t, lr, t->opt.clip > 0 && norm > t->opt.clip ? t->opt.clip / norm : 1);
-        t->model->stale = true;
-    } else {
-        s = hl_fail(HOLA_ENUMERIC, "gradient norm: %g; the step is skipped", norm);
-    }
-    memset(t->grads, 0, (size_t)t->model->params.total * sizeof(real));
+    if (isfinite(norm)) hl_trainer_apply(t, lr, norm);
+    else s = hl_fail(HOLA_ENUMERIC, "gradient norm: %g; the step is skipped", norm);
+    hl_trainer_clear(t);
     return s;
 }

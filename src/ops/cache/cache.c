@@ -1,7 +1,7 @@
 /* cache.c -- how the state of a session and the scratch of a worker are laid out. */
 #include "ops/cache/cache_fast.h"
 
-enum { LINE = 64, SCORES = 256 * 1024 }; /* reals of one tile's scores, unless one step of rows needs more */
+enum { LINE = 64, SCORES = 768 * 1024 }; /* reals of one tile's scores, unless one step of rows needs more */
 
 static int64_t aligned(int64_t bytes) { return (bytes + LINE - 1) / LINE * LINE; }
 
@@ -19,10 +19,6 @@ int64_t hl_cache_state_bytes(int64_t HV, int64_t K, int64_t V, int64_t window, i
     return HV * hl_cache_layout(K, V, window, chunk).bytes;
 }
 
-int64_t hl_cache_scratch(int64_t K, int64_t V, int64_t window, int64_t chunk) {
-    return hl_cache_work(NULL, K, V, window, chunk).bytes;
-}
-
 /* The next n items of `size` bytes; NULL while only counting. */
 static void *cut(char *scratch, int64_t *used, int64_t n, int64_t size) {
     void *at = scratch ? scratch + *used : NULL;
@@ -30,7 +26,7 @@ static void *cut(char *scratch, int64_t *used, int64_t n, int64_t size) {
     return at;
 }
 
-struct hl_cache_work hl_cache_work(void *scratch, int64_t K, int64_t V, int64_t window, int64_t chunk) {
+static struct hl_cache_work carve(void *scratch, int64_t K, int64_t V, int64_t window, int64_t chunk) {
     const int64_t all = window + chunk, wide = K > V ? K : V, size = sizeof(real);
     const int64_t cols = all < CACHE_COLS ? all : CACHE_COLS, ldb = hl_cache_ld(CACHE_BCOLS);
     struct hl_cache_work w = {0};
@@ -53,9 +49,7 @@ struct hl_cache_work hl_cache_work(void *scratch, int64_t K, int64_t V, int64_t 
     w.sum = cut(scratch, &used, hl_cache_ld(w.tile), size);
     w.bytes = used;
     used = forward;
-    w.bq = cut(scratch, &used, CACHE_BACK * hl_cache_ld(K), size);
     w.bqT = cut(scratch, &used, K * hl_cache_ld(CACHE_BACK), size);
-    w.bdo = cut(scratch, &used, CACHE_BACK * hl_cache_ld(V), size);
     w.bdoT = cut(scratch, &used, V * hl_cache_ld(CACHE_BACK), size);
     w.bk = cut(scratch, &used, CACHE_BCOLS * hl_cache_ld(K), size);
     w.bkT = cut(scratch, &used, K * ldb, size);
@@ -65,4 +59,13 @@ struct hl_cache_work hl_cache_work(void *scratch, int64_t K, int64_t V, int64_t 
     w.R = cut(scratch, &used, CACHE_BACK, size);
     if (used > w.bytes) w.bytes = used;
     return w;
+}
+
+int64_t hl_cache_scratch(int64_t K, int64_t V, int64_t window, int64_t chunk) {
+    return carve(NULL, K, V, window, chunk).bytes;
+}
+
+struct hl_cache_work hl_cache_worker(struct hl_pool *pool, int worker, const struct hl_cache *a) {
+    void *scratch = hl_pool_scratch(pool, worker, hl_cache_scratch(a->K, a->V, a->window, a->chunk));
+    return carve(scratch, a->K, a->V, a->window, a->chunk);
 }

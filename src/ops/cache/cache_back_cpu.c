@@ -8,7 +8,9 @@
 
 enum { PARTS = 512 }; /* sums of the scalar gradients held at a time, one per value head of a segment */
 
-struct part { double tau, sink, gate; };
+struct part {
+    double tau, sink, gate;
+};
 struct back {
     struct hl_pool *pool;
     const struct hl_cache *a;
@@ -21,12 +23,14 @@ struct tile {
     const struct hl_cache_head *d;
     struct hl_cache_work *w;
     struct part *part;
-    int64_t row, i, n, ldk, ldv;
+    int64_t row, i, n;
+    const real *q, *dout; /* the queries' rows, ldk and ldv apart */
+    int64_t ldk, ldv;
 };
 
 static int64_t min(int64_t x, int64_t y) { return x < y ? x : y; }
 
-/* Brings q and dout of the tile together, both ways round, and R_t = dc_t.read_t. */
+/* The tile's qT and doutT, R_t = dc_t.read_t, and from it the gradients of gate and sink. */
 static void load_queries(const struct tile *t) {
     const struct hl_cache *a = t->d->a;
     const int64_t h = t->d->h, ld = hl_cache_ld(CACHE_BACK);
@@ -36,8 +40,6 @@ static void load_queries(const struct tile *t) {
         const real *dout = (const real *)a->dout + at * a->V, *read = (const real *)a->read + at * a->V;
         vr sum = {0};
         real along;
-        memcpy(t->w->bq + i * t->ldk, (const real *)a->q + (row * a->H + t->d->hk) * a->K, (size_t)a->K * sizeof(real));
-        memcpy(t->w->bdo + i * t->ldv, dout, (size_t)a->V * sizeof(real));
         for (; j + VL <= a->V; j += VL) sum += v_load(dout + j) * v_load(read + j);
         if (j < a->V) sum += v_load_n(dout + j, a->V - j) * v_load_n(read + j, a->V - j);
         along = v_sum(sum);
@@ -45,16 +47,19 @@ static void load_queries(const struct tile *t) {
         t->part->gate += (double)(lam * (1 - lam) * along);
         t->part->sink -= (double)(R_EXP(a->sink[h] - a->lse[at]) * t->w->R[i]);
     }
-    HL_OP(pack_turn)(t->w->bqT, ld, t->w->bq, t->ldk, t->n, t->n, a->K);
-    HL_OP(pack_turn)(t->w->bdoT, ld, t->w->bdo, t->ldv, t->n, t->n, a->V);
+    HL_OP(pack_turn)(t->w->bqT, ld, t->q, t->ldk, t->n, t->n, a->K);
+    HL_OP(pack_turn)(t->w->bdoT, ld, t->dout, t->ldv, t->n, t->n, a->V);
 }
 
-static void load_keys(const struct tile *t, const int64_t *id, int64_t n) {
+/* kT and vT of n columns; returns the keys themselves, *ld apart. */
+static const real *load_keys(const struct tile *t, const int64_t *id, int64_t n, int64_t *ldk) {
     const int64_t ld = hl_cache_ld(CACHE_BCOLS);
-    hl_cache_gather_k(t->w->bk, t->ldk, t->d, id, n);
-    HL_OP(pack_turn)(t->w->bkT, ld, t->w->bk, t->ldk, n, n, t->d->a->K);
-    hl_cache_gather_v(t->w->rows, t->ldv, t->d, id, n);
-    HL_OP(pack_turn)(t->w->bvT, ld, t->w->rows, t->ldv, n, n, t->d->a->V);
+    int64_t ldv;
+    const real *k = hl_cache_keys(t->d, id, n, t->w->bk, ldk);
+    const real *v = hl_cache_values(t->d, id, n, t->w->rows, &ldv);
+    HL_OP(pack_turn)(t->w->bkT, ld, k, *ldk, n, n, t->d->a->K);
+    HL_OP(pack_turn)(t->w->bvT, ld, v, ldv, n, n, t->d->a->V);
+    return k;
 }
 
 static const real lanes[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
@@ -86,7 +91,8 @@ static real weights(const struct tile *t, int64_t i, int64_t seen, int64_t n) {
 
 /* The n columns' share of dk or dv: p's A = dS or P and B = rows of queries, in dst [T][stride]. Rows that
  * follow each other are written in place; kept rows are scattered. */
-static void give(const struct tile *t, const int64_t *id, int64_t n, struct hl_mm p, real *dst, int64_t stride) {
+static void give(const struct tile *t, const int64_t *id, int64_t n, struct hl_mm p, real *dst,
+                 int64_t stride) {
     bool even = id[n - 1] - id[0] == n - 1;
     dst += t->d->row * stride;
     p.M = n;
@@ -94,7 +100,7 @@ static void give(const struct tile *t, const int64_t *id, int64_t n, struct hl_m
     p.ak = hl_cache_ld(CACHE_BCOLS);
     p.bn = 1;
     p.C = even ? dst + id[0] * stride : t->w->rows;
-    p.ldc = even ? stride : p.bk;
+    p.ldc = even ? stride : hl_cache_ld(p.N);
     p.add = even && p.add;
     HL_OP(mm)(&p, t->w->mm);
     for (int64_t c = 0; c < n && !even; c++)
@@ -111,9 +117,11 @@ static void piece(const struct tile *t, const int64_t *id, int64_t n, int64_t fi
     const real lam = hl_sigmoid(a->gate[d->h]), scale = 1 / R_SQRT((real)a->K), slope = a->tau[d->h] * scale;
     const bool fresh = d->h % (a->HV / a->H) == 0; /* the first value head of this key head */
     real *dq = (real *)a->dq + ((t->row + first) * a->H + d->hk) * a->K;
-    struct hl_mm S = {.M = m, .N = n, .K = a->K, .ai = 1, .ak = ldT, .bk = ld, .bn = 1, .ldc = ld, .alpha = scale};
+    struct hl_mm S = {
+        .M = m, .N = n, .K = a->K, .ai = 1, .ak = ldT, .bk = ld, .bn = 1, .ldc = ld, .alpha = scale};
     struct hl_mm dP = S, dQ, dK = {.K = m, .N = a->K, .bk = t->ldk, .alpha = slope}, dV = dK;
-    load_keys(t, id, n);
+    int64_t ldk;
+    const real *k = load_keys(t, id, n, &ldk);
     S.A = t->w->bqT + first;
     S.B = t->w->bkT;
     S.C = t->w->P + first * ld;
@@ -127,7 +135,7 @@ static void piece(const struct tile *t, const int64_t *id, int64_t n, int64_t fi
     for (int64_t i = first; i < t->n; i++)
         t->part->tau += (double)weights(t, i, edge ? min(n, i - first + 1) : n, n);
 
-    dQ = (struct hl_mm){.M = m, .N = a->K, .K = n, .A = dP.C, .ai = ld, .ak = 1, .B = t->w->bk, .bk = t->ldk, .bn = 1};
+    dQ = (struct hl_mm){.M = m, .N = a->K, .K = n, .A = dP.C, .ai = ld, .ak = 1, .B = k, .bk = ldk, .bn = 1};
     dQ.C = dq;
     dQ.ldc = a->H * a->K;
     dQ.alpha = slope;
@@ -135,11 +143,11 @@ static void piece(const struct tile *t, const int64_t *id, int64_t n, int64_t fi
     HL_OP(mm)(&dQ, t->w->mm);
     dK.A = dP.C;
     dK.add = !fresh || !edge;
-    dK.B = t->w->bq + first * t->ldk;
+    dK.B = t->q + first * t->ldk;
     give(t, id, n, dK, (real *)a->dk + d->hk * a->K, a->H * a->K);
     dV.A = S.C;
     dV.N = a->V;
-    dV.B = t->w->bdo + first * t->ldv;
+    dV.B = t->dout + first * t->ldv;
     dV.bk = t->ldv;
     dV.alpha = lam;
     dV.add = true;
@@ -147,14 +155,18 @@ static void piece(const struct tile *t, const int64_t *id, int64_t n, int64_t fi
 }
 
 /* All columns of block b: the n kept ones, then its own m rows; ids in w->pick. */
-static void back_block(const struct hl_cache_head *d, struct hl_cache_work *w, struct part *part, int64_t b, int64_t m) {
+static void back_block(const struct hl_cache_head *d, struct hl_cache_work *w, struct part *part, int64_t b,
+                       int64_t m) {
     const int64_t n = w->pick.n, *id = w->pick.id;
-    struct tile t = {.d = d, .w = w, .part = part, .ldk = hl_cache_ld(d->a->K), .ldv = hl_cache_ld(d->a->V)};
+    struct tile t = {.d = d, .w = w, .part = part, .ldk = d->a->H * d->a->K, .ldv = d->a->HV * d->a->V};
     for (t.i = 0; t.i < m; t.i += CACHE_BACK) {
         t.row = d->row + b * d->a->chunk + t.i;
         t.n = min(CACHE_BACK, m - t.i);
+        t.q = (const real *)d->a->q + t.row * t.ldk + d->hk * d->a->K;
+        t.dout = (const real *)d->a->dout + t.row * t.ldv + d->h * d->a->V;
         load_queries(&t);
-        for (int64_t c = 0; c < n + t.i; c += CACHE_BCOLS) piece(&t, id + c, min(CACHE_BCOLS, n + t.i - c), 0, false);
+        for (int64_t c = 0; c < n + t.i; c += CACHE_BCOLS)
+            piece(&t, id + c, min(CACHE_BCOLS, n + t.i - c), 0, false);
         for (int64_t i = 0; i < t.n; i += CACHE_BCOLS)
             piece(&t, id + n + t.i + i, min(CACHE_BCOLS, t.n - i), i, true);
     }
@@ -166,19 +178,18 @@ static void back_task(void *ctx, int64_t i, int worker) {
     const int64_t rep = a->HV / a->H, hk = (g->first + i) % a->H, n = (g->first + i) / a->H;
     const struct hl_seg *s = &a->rows->seg[n];
     const int64_t before = hl_blocks_before(a->rows, n, a->chunk);
-    int64_t bytes = hl_cache_scratch(a->K, a->V, a->window, a->chunk);
-    struct hl_cache_work w = hl_cache_work(hl_pool_scratch(g->pool, worker, bytes), a->K, a->V, a->window, a->chunk);
+    struct hl_cache_work w = hl_cache_worker(g->pool, worker, a);
     for (int64_t r = 0; r < rep; r++) {
         struct hl_cache_head d = {.a = a, .h = hk * rep + r, .hk = hk, .row = s->row, .len = s->len};
-        struct part *part = &g->part[i * rep + r];
-        *part = (struct part){0};
+        struct part part = {0};
         for (int64_t b = 0; b * a->chunk < s->len; b++) {
             int64_t m = min(a->chunk, s->len - b * a->chunk), at = ((before + b) * a->HV + d.h) * a->window;
             for (w.pick.n = 0; w.pick.n < a->window && a->sel[at + w.pick.n] >= 0; w.pick.n++)
                 w.pick.id[w.pick.n] = a->sel[at + w.pick.n] - s->row;
             for (int64_t c = 0; c < m; c++) w.pick.id[w.pick.n + c] = b * a->chunk + c;
-            back_block(&d, &w, part, b, m);
+            back_block(&d, &w, &part, b, m);
         }
+        g->part[i * rep + r] = part;
     }
 }
 

@@ -18,7 +18,7 @@ struct forward {
     struct hl_pool *pool;
     const struct hl_cache *a;
     int64_t shares, tasks;
-    bool reads, stores; /* what this round does */
+    bool reads, stores; /* what this round does; it stores in one share only */
 };
 
 static void write_sel(const struct hl_cache_head *d, const struct hl_cache_pick *p, int64_t block) {
@@ -27,14 +27,14 @@ static void write_sel(const struct hl_cache_head *d, const struct hl_cache_pick 
 }
 
 /* Walks the segment's blocks; reads those in [b0, b1). `before`: blocks of the segments before. */
-static void walk(const struct forward *f, const struct hl_cache_head *d, struct hl_cache_work *w, int64_t before,
-                 int64_t b0, int64_t b1) {
+static void walk(const struct forward *f, const struct hl_cache_head *d, struct hl_cache_work *w,
+                 int64_t before, int64_t b0, int64_t b1) {
     const int64_t C = d->a->chunk;
-    int64_t last = f->stores && d->k ? hl_cache_blocks(d) : b1, m = 0;
+    int64_t m = 0;
     hl_cache_start(&w->pick, d);
-    for (int64_t b = 0; b < last; b++) {
+    for (int64_t b = 0; b < b1; b++) {
         m = hl_cache_columns(&w->pick, d, b);
-        if (b >= b0 && b < b1 && f->reads) {
+        if (b >= b0 && f->reads) {
             if (d->a->sel) write_sel(d, &w->pick, before + b);
             HL_OP(cache_read)(d, w, b, m);
         }
@@ -59,9 +59,8 @@ static void forward_task(void *ctx, int64_t i, int worker) {
     const struct forward *f = ctx;
     const struct hl_cache *a = f->a;
     const int64_t share = i % f->shares, h = i / f->shares % a->HV, n = i / f->shares / a->HV;
-    const int64_t bytes = hl_cache_scratch(a->K, a->V, a->window, a->chunk);
     const struct hl_seg *s = &a->rows->seg[n];
-    struct hl_cache_work w = hl_cache_work(hl_pool_scratch(f->pool, worker, bytes), a->K, a->V, a->window, a->chunk);
+    struct hl_cache_work w = hl_cache_worker(f->pool, worker, a);
     if (by_steps(s)) {
         if (share == 0 && f->reads) steps(a, s, h, &w);
     } else {
@@ -79,6 +78,7 @@ void HL_OP(cache_forward)(struct hl_pool *pool, const struct hl_cache *a) {
     struct forward f = {.pool = pool, .a = a, .shares = 1, .reads = true};
     double flops = 0;
     bool later = false;
+    HL_ASSERT(a->HV % a->H == 0 && a->window >= 0 && a->chunk > 0 && a->evict < HOLA_EVICT_NONE);
     for (int64_t n = 0; n < a->rows->n; n++) {
         const struct hl_seg *s = &a->rows->seg[n];
         int64_t blocks = hl_seg_blocks(s, a->chunk), seen = s->pos + s->len;

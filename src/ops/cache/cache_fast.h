@@ -8,26 +8,28 @@
 #include "ops/matmul/mm.h"
 
 enum {
-    CACHE_TILE = 128,  /* queries read together */
-    CACHE_COLS = 512,  /* keys brought together at a time */
-    CACHE_STEP = 32,   /* the causal edge is cut in steps of so many rows */
-    CACHE_BACK = 256,  /* queries of a tile of the backward pass */
-    CACHE_BCOLS = 64,  /* and its keys */
+    CACHE_TILE = 128, /* queries read together */
+    CACHE_COLS = 512, /* keys brought together at a time */
+    CACHE_STEP = 32,  /* the causal edge is cut in steps of so many rows */
+    CACHE_BACK = 256, /* queries of a tile of the backward pass */
+    CACHE_BCOLS = 64, /* and its keys */
 };
-/* Distance of scratch rows of n reals: an odd number of lines, as rows a power of two apart share cache sets. */
+/* Distance of scratch rows of n reals: an odd number of lines, as rows a power of two apart share sets. */
 static inline int64_t hl_cache_ld(int64_t n) { return ((n + 15) / 16 | 1) * 16; }
 
 /* One value head of one segment. */
 struct hl_cache_head {
     const struct hl_cache *a;
-    int64_t h, hk;          /* value head, its key head */
-    int64_t row, len, pos;  /* as in hl_seg */
-    int64_t kept, open;     /* rows in the state: kept ones, those of the open block */
-    real *k, *v, *score;    /* the state: slots [0, window) and [window, window + chunk); NULL: none */
-    int64_t *at;            /* positions of the kept rows */
+    int64_t h, hk;         /* value head, its key head */
+    int64_t row, len, pos; /* as in hl_seg */
+    int64_t kept, open;    /* rows in the state: kept ones, those of the open block */
+    real *k, *v, *score;   /* the state: slots [0, window) and [window, window + chunk); NULL: none */
+    int64_t *at;           /* positions of the kept rows */
 };
 struct hl_cache_head hl_cache_head(const struct hl_cache *a, const struct hl_seg *s, int64_t h);
-static inline int64_t hl_cache_blocks(const struct hl_cache_head *d) { return hl_pieces(d->open + d->len, d->a->chunk); }
+static inline int64_t hl_cache_blocks(const struct hl_cache_head *d) {
+    return hl_pieces(d->open + d->len, d->a->chunk);
+}
 
 /* The columns of the current block: n kept rows, then those hl_cache_columns appended. */
 struct hl_cache_pick {
@@ -43,25 +45,28 @@ int64_t hl_cache_columns(struct hl_cache_pick *p, const struct hl_cache_head *d,
 void hl_cache_merge(struct hl_cache_pick *p, const struct hl_cache_head *d, int64_t m);
 /* Brings the state to where the pick stands: its kept rows and the m rows of the open block. */
 void hl_cache_store(const struct hl_cache_pick *p, const struct hl_cache_head *d, int64_t m);
-/* The rows of n columns: where they lie if they follow each other (*ld is then set), else in `room`, *ld apart. */
-const real *hl_cache_rows_k(const struct hl_cache_head *d, const int64_t *id, int64_t n, real *room, int64_t *ld);
-/* Copies the rows of n columns, `ld` apart. */
-void hl_cache_gather_k(real *to, int64_t ld, const struct hl_cache_head *d, const int64_t *id, int64_t n);
-void hl_cache_gather_v(real *to, int64_t ld, const struct hl_cache_head *d, const int64_t *id, int64_t n);
+/* Keys or values of n columns, *ld apart: where they lie if they follow each other, else a copy in `room`. */
+const real *hl_cache_keys(const struct hl_cache_head *d, const int64_t *id, int64_t n, real *room,
+                          int64_t *ld);
+const real *hl_cache_values(const struct hl_cache_head *d, const int64_t *id, int64_t n, real *room,
+                            int64_t *ld);
+/* Copied in any case, hl_cache_ld(V) apart. */
+void hl_cache_gather_values(const struct hl_cache_head *d, const int64_t *id, int64_t n, real *to);
 
 /* A worker's scratch, cut up. Forward and backward use the same memory. */
 struct hl_cache_work {
     struct hl_cache_pick pick;
-    int64_t tile, ldk;             /* queries of a forward tile; distance of rows of kT */
-    real *rows, *mm;               /* rows of CACHE_BCOLS columns; scratch of mm */
-    real *kT, *v, *qT, *S, *O;     /* forward: k [K][cols], v [cols][V], q [K][tile], S [keys][tile], O [tile][V] */
-    real *max, *sum;               /* [tile] */
-    real *bq, *bqT, *bdo, *bdoT;   /* backward: rows of q, dout and their transposes */
-    real *bk, *bkT, *bvT;          /* keys of a piece, transposes of keys and values */
-    real *P, *dS, *R;              /* [BACK][BCOLS], [BACK][BCOLS], [BACK] */
+    int64_t tile, ldk; /* queries of a forward tile; distance of rows of kT */
+    real *rows, *mm;   /* rows of CACHE_BCOLS columns; scratch of mm */
+    real *kT, *v, *qT, *S,
+        *O;               /* forward: k [K][cols], v [cols][V], q [K][tile], S [keys][tile], O [tile][V] */
+    real *max, *sum;      /* [tile] */
+    real *bqT, *bdoT;     /* backward: q, dout [K or V][BACK] */
+    real *bkT, *bvT, *bk; /* k, v [K or V][BCOLS]; gathered keys */
+    real *P, *dS, *R;     /* [BACK][BCOLS], [BACK][BCOLS], [BACK] */
     int64_t bytes;
 };
-struct hl_cache_work hl_cache_work(void *scratch, int64_t K, int64_t V, int64_t window, int64_t chunk);
+struct hl_cache_work hl_cache_worker(struct hl_pool *pool, int worker, const struct hl_cache *a);
 
 #ifdef HL_ISA
 /* The new rows of block b (m rows in all) read, and at h2o leave what they saw in the pick's scores. */

@@ -10,22 +10,24 @@
 struct tile {
     const struct hl_cache_head *d;
     struct hl_cache_work *w;
-    int64_t row;      /* of the batch: the first query */
-    int64_t n, seen;  /* queries; columns the first one sees. Query i sees i more */
-    int64_t cols;     /* seen + n - 1: columns the last one sees */
-    int64_t ld;       /* of S and qT */
-    int64_t loaded;   /* columns already in kT and v, left there by the tile before */
+    int64_t row;     /* of the batch: the first query */
+    int64_t n, seen; /* queries; columns the first one sees. Query i sees i more */
+    int64_t cols;    /* seen + n - 1: columns the last one sees */
+    int64_t ld;      /* of S and qT */
+    int64_t loaded;  /* columns already in kT and v, left there by the tile before */
 };
 
 /* Queries come in steps; all of a step are multiplied with the columns its last query sees. */
-static int64_t step_end(const struct tile *t, int64_t i) { return i + CACHE_STEP < t->n ? i + CACHE_STEP : t->n; }
+static int64_t step_end(const struct tile *t, int64_t i) {
+    return i + CACHE_STEP < t->n ? i + CACHE_STEP : t->n;
+}
 static int64_t min(int64_t x, int64_t y) { return x < y ? x : y; }
 
 /* Columns [from, from + n) of the block into kT, whose first column is column `base`. */
 static void load_keys(const struct tile *t, int64_t base, int64_t from, int64_t n) {
     for (int64_t c = from; c < from + n; c += CACHE_BCOLS) {
-        int64_t m = min(CACHE_BCOLS, from + n - c), ld = hl_cache_ld(t->d->a->K);
-        const real *k = hl_cache_rows_k(t->d, t->w->pick.id + c, m, t->w->rows, &ld);
+        int64_t m = min(CACHE_BCOLS, from + n - c), ld;
+        const real *k = hl_cache_keys(t->d, t->w->pick.id + c, m, t->w->rows, &ld);
         HL_OP(pack_turn)(t->w->kT + c - base, t->w->ldk, k, ld, m, m, t->d->a->K);
     }
 }
@@ -49,7 +51,8 @@ static void values(const struct tile *t, int64_t c0, int64_t n) {
     const struct hl_cache *a = t->d->a;
     for (int64_t i = 0; i < t->n; i = step_end(t, i)) {
         int64_t end = step_end(t, i);
-        struct hl_mm p = {.M = end - i, .N = a->V, .ai = 1, .ak = t->ld, .bk = hl_cache_ld(a->V), .bn = 1, .alpha = 1};
+        struct hl_mm p = {
+            .M = end - i, .N = a->V, .ai = 1, .ak = t->ld, .bk = hl_cache_ld(a->V), .bn = 1, .alpha = 1};
         p.K = min(n, t->seen + end - 1 - c0);
         p.A = t->w->S + c0 * t->ld + i;
         p.B = t->w->v;
@@ -142,7 +145,7 @@ static void read_tile(const struct tile *t) {
     for (int64_t i = 0; i < t->n; i += VL) softmax(t, i);
     for (int64_t c = 0; c < t->cols; c += CACHE_COLS) {
         int64_t n = min(CACHE_COLS, t->cols - c), have = c == 0 ? t->loaded : 0;
-        hl_cache_gather_v(t->w->v + have * ldv, ldv, t->d, t->w->pick.id + c + have, n - have);
+        hl_cache_gather_values(t->d, t->w->pick.id + c + have, n - have, t->w->v + have * ldv);
         values(t, c, n);
     }
     finish(t);

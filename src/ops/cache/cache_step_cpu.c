@@ -79,7 +79,8 @@ static void weighted_sum(const real *p, const real *v, int64_t n, int64_t V, rea
 void HL_OP(cache_step)(const struct hl_cache_head *d, struct hl_cache_work *w) {
     const struct hl_cache *a = d->a;
     const int64_t K = a->K, V = a->V, slot = a->window + d->open, at = d->row * a->HV + d->h, n = d->open + 1;
-    const real *q = (const real *)a->q + (d->row * a->H + d->hk) * K, *k = (const real *)a->k + (d->row * a->H + d->hk) * K;
+    const real *q = (const real *)a->q + (d->row * a->H + d->hk) * K,
+               *k = (const real *)a->k + (d->row * a->H + d->hk) * K;
     const real lam = hl_sigmoid(a->gate[d->h]), scale = a->tau[d->h] / R_SQRT((real)K);
     real *p = w->S, *read = w->O, *out = (real *)a->out + at * V, sum;
     bool scored = a->evict != HOLA_EVICT_RECENCY && a->evict != HOLA_EVICT_H2O;

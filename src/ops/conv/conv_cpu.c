@@ -30,7 +30,8 @@ struct piece {
 };
 
 /* The walks are written once for any W and compiled for W = 4 and full vectors, where the arrays of
- * vectors below are registers: only when everything is inlined. */
+ * vectors below are registers: only when everything is inlined. They work on a local copy of the op's
+ * arguments: for all the compiler knows a stored vector may change the original. */
 #define INLINE static inline __attribute__((always_inline))
 
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -94,9 +95,10 @@ static void rows_before(const struct hl_conv *a, const struct hl_seg *s, int64_t
     }
 }
 
+/* From 0, so that there is one way only to fuse the products into the sum. */
 INLINE vr convolve(const vr *w, const vr *h, int64_t W) {
-    vr u = w[0] * h[0];
-    for (int64_t i = 1; i < W; i++) u += w[i] * h[i];
+    vr u = v_set(0);
+    for (int64_t i = 0; i < W; i++) u += w[i] * h[i];
     return u;
 }
 
@@ -120,7 +122,8 @@ INLINE void walk(const struct hl_conv *a, int64_t W, const struct piece *p, cons
     }
 }
 
-INLINE void forward_rows(const struct hl_conv *a, int64_t W, const struct piece *p) {
+INLINE void forward_rows(const struct hl_conv *op, int64_t W, const struct piece *p) {
+    const struct hl_conv copy = *op, *a = &copy;
     const struct hl_seg *s = segment(a->rows, p->t);
     real taps[HL_CONV_MAX * SLICE];
     load_taps(a, W, p, taps);
@@ -154,11 +157,13 @@ static void keep_tail(void *ctx, int64_t i, int worker) {
     real *tail = (real *)(s->state + a->tail_off);
     if (s->pos == 0) memset(tail, 0, (size_t)(kept * C) * sizeof(real));
     else memmove(tail, tail + s->len * C, (size_t)(kept * C) * sizeof(real));
-    memcpy(tail + kept * C, (const real *)a->x + (s->row + s->len - fresh) * C, (size_t)(fresh * C) * sizeof(real));
+    memcpy(tail + kept * C, (const real *)a->x + (s->row + s->len - fresh) * C,
+           (size_t)(fresh * C) * sizeof(real));
 }
 
 void HL_OP(conv_forward)(struct hl_pool *pool, const struct hl_conv *a) {
-    struct blocks b = {.op = a, .W = a->w ? a->W : 1, .n = hl_pieces(a->rows->T, ROWS), .rows = ROWS, .c1 = a->C};
+    struct blocks b = {
+        .op = a, .W = a->w ? a->W : 1, .n = hl_pieces(a->rows->T, ROWS), .rows = ROWS, .c1 = a->C};
     HL_ASSERT(b.W >= 1 && b.W <= HL_CONV_MAX);
     run(pool, &b, forward_piece);
     if (b.W == 1) return;
@@ -202,7 +207,8 @@ INLINE void dwalk(const struct hl_conv *a, int64_t W, const struct piece *p, str
         }
         if (t < y->end)
             for (int64_t i = 0; i < W; i++) dw[i] += d[W - 1] * h[i];
-        if (t - W + 1 >= y->begin) put((real *)a->dx + (t - W + 1) * a->C + p->c + k, convolve(back, d, W), n);
+        if (t - W + 1 >= y->begin)
+            put((real *)a->dx + (t - W + 1) * a->C + p->c + k, convolve(back, d, W), n);
         shift(h, W);
         shift(d, W);
     }
@@ -211,7 +217,7 @@ INLINE void dwalk(const struct hl_conv *a, int64_t W, const struct piece *p, str
 }
 
 INLINE void backward_rows(const struct blocks *b, int64_t W, const struct piece *p) {
-    const struct hl_conv *a = b->op;
+    const struct hl_conv copy = *b->op, *a = &copy;
     const struct hl_seg *s = segment(a->rows, p->t);
     const int64_t width = p->c1 - p->c;
     struct carry y = {.stride = b->c1 - b->c0, .end = p->t};
@@ -223,7 +229,7 @@ INLINE void backward_rows(const struct blocks *b, int64_t W, const struct piece 
         y.begin = y.end;
         y.seg_end = s->row + s->len;
         y.end = least(p->end, y.seg_end);
-        memset(y.du, 0, sizeof y.du);
+        memset(y.du, 0, (size_t)((W - 1) * SLICE) * sizeof(real));
         for (int64_t t = y.begin, stop; t < y.end + W - 1; t = stop) {
             int64_t k = 0;
             stop = least(t + TILE, y.end + W - 1);

@@ -1,16 +1,15 @@
 /* gdn_chunk_bwd_cpu.c -- the backward pass, chunks last to first (ARCHITECTURE sec. 4.3, rearranged).
  *
- * dh is the gradient of the state after the chunk, s = K^{-1/2}, eL = exp(G_last - G); Q, K, V, v_new its rows:
+ * dh: gradient of the state after the chunk; s = K^{-1/2}; eL = exp(G_last - G); Q, K, V, v_new: its rows.
  *     dv_new = P^T dO + eL (K dh)              X2 = A^T dv_new           dV = beta X2
  *     dS = s tril(dO v_new^T) D                dL = -stril(X2 v_new^T)   N = beta dL D
  *     [Z1; Z2] = [s exp(G) dO; -exp(G) X2]     [Y1; Y2] = [Z1; Z2] h^T   U = (eL v_new) dh^T
  *     dQ = Y1 + dS K                           dK = beta Y2 + U + dS^T Q + N K + N^T K
  *     dbeta = V.X2 + K.Y2 + rowsum(dL M)
- *     dh of the chunk before = exp(G_last) dh + Q^T Z1 + K^T (beta Z2)
- * As v_new = A r with r = beta (V - exp(G) K h), dA = dv_new r^T and dL = -A^T dA A^T = -X2 v_new^T:
- * neither w nor dA is needed. The decay's gradient, with F = stril(dO v_new^T P + beta dL M), is
- *     dg_t = sum_{i>=t>j} F_ij + sum_{i>=t} (Q.Y1 + beta K.Y2)_i + sum_{i<t} (K.U)_i + exp(G_last) h.dh
- * where no term cancels another. */
+ *     dh before the chunk = exp(G_last) dh + Q^T Z1 + K^T (beta Z2)
+ * As v_new = A r with r = beta (V - exp(G) K h): dA = dv_new r^T, and dL = -stril(A^T dA A^T) is
+ * -stril(X2 v_new^T). Neither w nor dA is formed. With F = stril(dO v_new^T P + beta dL M), elementwise,
+ *     dg_t = sum_{i>=t>j} F_ij + sum_{i>=t} (Q.Y1 + beta K.Y2)_i + sum_{i<t} (K.U)_i + exp(G_last) h.dh */
 #include "ops/gdn/gdn_cpu.h"
 
 enum { C = HL_CHUNK };
@@ -19,15 +18,15 @@ struct work {
     struct gdn_chunk x;
     const struct hl_gdn *a;
     int64_t ldv;
-    real *dh;                /* [K][V] */
-    real *Y, *Z;             /* [2n][ldv]: dO over X2; Z1 over Z2 */
-    real *v_new, *dv_new;    /* [n][ldv] */
-    real *dX, *U;            /* [2n][ldx]: Y1 over Y2, then dQ over dK; [n][ldx] */
-    real *W;                 /* [2n][C]: dO v_new^T over X2 v_new^T, then dS over N */
-    double own[C], later[C]; /* parts of dg: a row's own and those of all rows after it; see finish_rows */
+    real *dh;              /* [K][V] */
+    real *Y, *Z;           /* [2n][ldv]: dO over X2; Z1 over Z2 */
+    real *v_new, *dv_new;  /* [n][ldv] */
+    real *dX, *U;          /* [2n][ldx]: Y1 over Y2, then dQ over dK; [n][ldx] */
+    real *W;               /* [2n][C]: dO v_new^T over X2 v_new^T, then dS over N */
+    double up[C], down[C]; /* what row i adds to dg of the rows up to it, of the rows after it */
     real dbeta[C];
-    double hdh;              /* exp(G_last) h.dh */
-    bool first, last;        /* the first chunk has h = 0, the last one dh = 0 */
+    double hdh;       /* exp(G_last) h.dh */
+    bool first, last; /* the first chunk has h = 0, the last one dh = 0 */
 };
 
 static struct work carve(const struct hl_gdn *a, real *p) {
@@ -64,9 +63,11 @@ static void solve(struct work *w) {
         p.A = x->X + n * x->ldx, p.ai = x->ldx, p.ak = 1;
         p.B = w->dh, p.bk = a->V, p.bn = 1;
         HL_OP(mm)(&p, x->mm);
-        for (int64_t i = 0; i < n; i++) row_scale(w->dv_new + i * w->ldv, w->dv_new + i * w->ldv, x->eL[i], a->V);
+        for (int64_t i = 0; i < n; i++)
+            row_scale(w->dv_new + i * w->ldv, w->dv_new + i * w->ldv, x->eL[i], a->V);
     }
-    struct gdn_tri t = {.n = n, .N = a->V, .T = x->P, .ldt = C, .ldb = w->ldv, .ldc = w->ldv, .add = !w->last};
+    struct gdn_tri t = {
+        .n = n, .N = a->V, .T = x->P, .ldt = C, .ldb = w->ldv, .ldc = w->ldv, .add = !w->last};
     t.B = w->Y, t.C = w->dv_new;
     HL_OP(gdn_tri_turned)(&t, x->mm);
     t.T = a->A + at * C, t.ldt = a->HV * C, t.add = false;
@@ -79,7 +80,8 @@ static void solve(struct work *w) {
     }
 }
 
-/* W = [dO; X2] v_new^T becomes [dS; N]; row and column sums of F go into `later`, rows of dL M into dbeta. */
+/* W = [dO; X2] v_new^T becomes [dS; N]; row sums less column sums of F go into `up`, which summed from
+ * row t on leaves the block i >= t > j; row sums of dL M go into dbeta. */
 static void through_scores(struct work *w) {
     struct gdn_chunk *x = &w->x;
     int64_t n = x->n;
@@ -106,10 +108,10 @@ static void through_scores(struct work *w) {
             v_store(s + j, v_set(0));
             v_store(l + j, v_set(0));
         }
-        w->later[i] = (double)v_sum(row);
+        w->up[i] = (double)v_sum(row);
         w->dbeta[i] += v_sum(lm);
     }
-    for (int64_t i = 0; i < n; i++) w->later[i] -= (double)col[i];
+    for (int64_t i = 0; i < n; i++) w->up[i] -= (double)col[i];
 }
 
 /* dX = [Y1; beta Y2 + U], and what of dbeta and dg hangs on the states on both sides of the chunk */
@@ -135,9 +137,9 @@ static void through_states(struct work *w, const real *h) {
     for (int64_t i = 0; i < n; i++) {
         const real *q = x->X + i * x->ldx, *k = x->X + (n + i) * x->ldx;
         real ky = row_dot(k, dK + i * x->ldx, K);
-        w->later[i] += (double)row_dot(q, w->dX + i * x->ldx, K) + (double)(x->beta[i] * ky);
+        w->up[i] += (double)row_dot(q, w->dX + i * x->ldx, K) + (double)(x->beta[i] * ky);
         w->dbeta[i] += ky;
-        w->own[i] = w->last ? 0 : (double)row_dot(k, w->U + i * x->ldx, K);
+        w->down[i] = w->last ? 0 : (double)row_dot(k, w->U + i * x->ldx, K);
         row_scale(dK + i * x->ldx, dK + i * x->ldx, x->beta[i], K);
         if (!w->last) row_add(dK + i * x->ldx, w->U + i * x->ldx, K);
     }
@@ -171,7 +173,8 @@ static void step_back(struct work *w, const real *h) {
         if (a->g) row_scale(dh, dh, x->end, V);
     }
     w->hdh *= (double)x->end;
-    for (int64_t i = 0; i < n; i++) row_scale(w->Z + (n + i) * w->ldv, w->Z + (n + i) * w->ldv, x->beta[i], V);
+    for (int64_t i = 0; i < n; i++)
+        row_scale(w->Z + (n + i) * w->ldv, w->Z + (n + i) * w->ldv, x->beta[i], V);
     struct hl_mm p = {.M = a->K, .N = V, .K = 2 * n, .alpha = 1, .C = w->dh, .ldc = V, .add = !w->last};
     p.A = x->X, p.ai = 1, p.ak = x->ldx;
     p.B = w->Z, p.bk = w->ldv, p.bn = 1;
@@ -191,10 +194,10 @@ static void finish_rows(struct work *w, bool add) {
         a->dbeta[(x->row + i) * a->HV + x->hv] = w->dbeta[i];
     }
     if (!a->dg) return;
-    for (int64_t i = n - 1; i >= 0; i--) w->later[i] = after += w->later[i];
+    for (int64_t i = n - 1; i >= 0; i--) w->up[i] = after += w->up[i];
     for (int64_t i = 0; i < n; i++) {
-        a->dg[(x->row + i) * a->HV + x->hv] = (real)(w->later[i] + before);
-        before += w->own[i];
+        a->dg[(x->row + i) * a->HV + x->hv] = (real)(w->up[i] + before);
+        before += w->down[i];
     }
 }
 

@@ -1,10 +1,12 @@
 /* gdn_chunk_cpu.c -- the forward pass, 64 rows at a time (ARCHITECTURE sec. 4.1), and the choice between
  * it and the step.
  *
- * With X = [q; k] of the chunk and h the state before it:
- *     [qh; kh] = X h        r = beta (v - exp(G) kh)      v_new = A r = beta e       (no w is ever formed)
- *     out = s exp(G) qh + P v_new                         h_next = exp(G_last) h + k^T (exp(G_last - G) v_new)
- * All of v's columns are independent, so a long sequence can be cut into column tiles as well. */
+ * With X = [q; k] of the chunk, h the state before it, G the cumulated log-decay inside it, s = K^{-1/2}:
+ *     [qh; kh] = X h
+ *     v_new    = A r,  r = beta (v - exp(G) kh)          = beta e, row by row; no w is ever formed
+ *     out      = s exp(G) qh + P v_new
+ *     h_next   = exp(G_last) h + k^T (exp(G_last - G) v_new)
+ * The columns of V are independent, so a long sequence can be cut into column tiles as well. */
 #include "ops/gdn/gdn_cpu.h"
 
 enum { C = HL_CHUNK, PARTS = 8192 /* partial sums of m held on the stack */ };
@@ -51,18 +53,16 @@ static void read_state(const struct span *p, struct work *w, const real *h) {
         mm.C = w->Y;
         HL_OP(mm)(&mm, x->mm);
     }
-    const real *nq = (const real *)a->q + ((x->row + n) * a->H + x->hv / (a->HV / a->H)) * a->K;
-    const real *nk = (const real *)a->k + ((x->row + n) * a->H + x->hv / (a->HV / a->H)) * a->K;
     for (int64_t i = 0; i < n; i++) {
-        for (int64_t j = 0; j < a->K; j += 16) { __builtin_prefetch(nq + i * a->H * a->K + j, 0, 2); __builtin_prefetch(nk + i * a->H * a->K + j, 0, 2); }
-        for (int64_t j = 0; j < p->cols; j += 16) { __builtin_prefetch(v + (n + i) * ld + j, 0, 2); __builtin_prefetch(out + (n + i) * ld + j, 1, 2); }
         if (h) row_residual(r + i * w->ldv, v + i * ld, x->beta[i], x->eG[i], p->cols);
         else row_scale(r + i * w->ldv, v + i * ld, x->beta[i], p->cols);
         if (h) row_scale(out + i * ld, w->Y + i * w->ldv, scale * x->eG[i], p->cols);
     }
-    struct gdn_tri t = {.n = n, .N = p->cols, .T = w->A, .ldt = C, .B = r, .ldb = w->ldv, .C = w->v_new, .ldc = w->ldv};
+    struct gdn_tri t = {
+        .n = n, .N = p->cols, .T = w->A, .ldt = C, .B = r, .ldb = w->ldv, .C = w->v_new, .ldc = w->ldv};
     HL_OP(gdn_tri)(&t, x->mm);
-    t = (struct gdn_tri){.n = n, .N = p->cols, .T = x->P, .ldt = C, .B = w->v_new, .ldb = w->ldv, .C = out, .ldc = ld};
+    t = (struct gdn_tri){
+        .n = n, .N = p->cols, .T = x->P, .ldt = C, .B = w->v_new, .ldb = w->ldv, .C = out, .ldc = ld};
     t.add = h != NULL;
     HL_OP(gdn_tri)(&t, x->mm);
 }
@@ -71,7 +71,8 @@ static void read_state(const struct span *p, struct work *w, const real *h) {
 static void write_state(const struct span *p, struct work *w, const real *h, real *next) {
     const struct hl_gdn *a = p->a;
     struct gdn_chunk *x = &w->x;
-    for (int64_t i = 0; i < x->n; i++) row_scale(w->v_new + i * w->ldv, w->v_new + i * w->ldv, x->eL[i], p->cols);
+    for (int64_t i = 0; i < x->n; i++)
+        row_scale(w->v_new + i * w->ldv, w->v_new + i * w->ldv, x->eL[i], p->cols);
     if (h && (h != next || a->g))
         for (int64_t i = 0; i < a->K; i++) row_scale(next + i * a->V, h + i * a->V, x->end, p->cols);
     struct hl_mm mm = {.M = a->K, .N = p->cols, .K = x->n, .alpha = 1, .ldc = a->V, .add = h != NULL};
@@ -160,11 +161,14 @@ static void tile_task(void *ctx, int64_t i, int worker) {
     walk(&p, scratch_of(j, worker));
 }
 
-/* Cutting V costs the scores of a chunk once more per tile, so it is done only for threads that have
- * nothing else to do. It changes no bits. The state must outlive a window: one has to be kept. */
-static bool worth_splitting(const struct job *j, int64_t pairs) {
+/* Cutting V costs the scores of a chunk again in every tile, about a quarter of the whole, so it is done
+ * only where threads would stand idle. It changes no bits. A state must outlive its window: one has to be
+ * kept. segs: segments in chunked form. */
+static bool worth_splitting(const struct job *j, int64_t segs) {
     const struct hl_gdn *a = j->p.a;
-    if (pairs >= hl_pool_threads(j->pool) || j->tiles == 1 || j->window == 0) return false;
+    int64_t threads = hl_pool_threads(j->pool);
+    int64_t whole = hl_pieces(segs * a->HV, threads), cut = segs * hl_pieces(a->HV * j->tiles, threads);
+    if (j->window == 0 || cut * (4 + j->tiles) >= whole * 4 * j->tiles) return false;
     for (int64_t s = 0; s < a->rows->n; s++)
         if (gdn_chunked(a, &a->rows->seg[s]) && !a->h && !a->rows->seg[s].state) return false;
     return true;
@@ -191,13 +195,13 @@ static void run_split(struct job *j) {
 void HL_OP(gdn_forward)(struct hl_pool *pool, const struct hl_gdn *a) {
     real sums[PARTS];
     struct job j = {.pool = pool, .p.a = a, .tiles = hl_pieces(a->V, GDN_TILE), .sums = sums};
-    int64_t pairs = 0;
+    int64_t segs = 0;
     HL_ASSERT(a->HV % a->H == 0 && !a->h == !a->v_new && !a->h == !a->A);
     j.window = PARTS / (a->HV * j.tiles) / C * C;
-    for (int64_t s = 0; s < a->rows->n; s++) pairs += gdn_chunked(a, &a->rows->seg[s]) ? a->HV : 0;
-    if (pairs < a->rows->n * a->HV) HL_OP(gdn_step)(pool, a);
-    if (pairs == 0) return;
-    if (!worth_splitting(&j, pairs)) {
+    for (int64_t s = 0; s < a->rows->n; s++) segs += gdn_chunked(a, &a->rows->seg[s]);
+    if (segs < a->rows->n) HL_OP(gdn_step)(pool, a);
+    if (segs == 0) return;
+    if (!worth_splitting(&j, segs)) {
         hl_pool_run(pool, a->rows->n * a->HV, whole_task, &j);
         return;
     }

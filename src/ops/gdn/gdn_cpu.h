@@ -10,13 +10,13 @@ enum {
     GDN_STEP = 8   /* segments up to this length go token by token at inference */
 };
 
-/* A segment's form depends on nothing but the segment. A short one that starts empty and keeps nothing is
- * cheap in chunked form: no product with a state is left. */
+/* A segment's form depends on nothing but the segment. A short one that starts empty and keeps
+ * nothing is cheap in chunked form: no product with a state is left. */
 static inline bool gdn_chunked(const struct hl_gdn *a, const struct hl_seg *seg) {
     return a->h || !seg->state || seg->len > GDN_STEP;
 }
 
-/* Scratch rows are a line longer than K or V, so that rows do not all fall into one set of the L1 cache. */
+/* Scratch rows are a line longer than K or V, so that they do not all fall into one set of the L1 cache. */
 static inline int64_t gdn_ld(int64_t n) { return (n + 15) / 16 * 16 + 16; }
 /* Parts of the scratch memory start on cache lines. */
 static inline real *gdn_take(real **p, int64_t n) {
@@ -45,7 +45,7 @@ void HL_OP(gdn_chunk_load)(struct gdn_chunk *x, const struct hl_gdn *a, int64_t 
 /* A = (I + diag(beta) M)^-1, rows HL_CHUNK apart */
 void HL_OP(gdn_inverse)(const struct gdn_chunk *x, real *A);
 
-/* A product with a triangle: C (= or +=) T B or T^T B, where T [n][n] is lower and zero above its diagonal. */
+/* A product with a triangle: C (= or +=) T B or T^T B, where T [n][n] is zero above its diagonal. */
 struct gdn_tri {
     int64_t n, N;
     const real *T, *B;
@@ -56,8 +56,9 @@ struct gdn_tri {
 };
 void HL_OP(gdn_tri)(const struct gdn_tri *t, real *mm);
 void HL_OP(gdn_tri_turned)(const struct gdn_tri *t, real *mm);
-/* C [2n][HL_CHUNK] = Y B^T for stacked Y [2n][N] and B [n][N]; of each half only what the lower triangle needs */
-void HL_OP(gdn_lower)(real *C, const real *Y, int64_t ldy, const real *B, int64_t ldb, int64_t n, int64_t N, real *mm);
+/* C [2n][HL_CHUNK] = Y B^T for Y [2n][N], B [n][N]; of each half only what its lower triangle needs */
+void HL_OP(gdn_lower)(real *C, const real *Y, int64_t ldy, const real *B, int64_t ldb, int64_t n, int64_t N,
+                      real *mm);
 
 void HL_OP(gdn_step)(struct hl_pool *pool, const struct hl_gdn *a);
 #endif

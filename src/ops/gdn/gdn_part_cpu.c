@@ -1,7 +1,10 @@
 /* gdn_part_cpu.c -- the parts of a chunk that forward and backward share. */
 #include "ops/gdn/gdn_cpu.h"
 
-enum { C = HL_CHUNK, STRIP = 12 /* rows of a triangle taken at once: whole tiles of the product */ };
+enum {
+    C = HL_CHUNK,
+    STRIP = 12 /* rows of a triangle taken at once: whole tiles of the product */
+};
 
 /* exp over an array of whole vectors */
 static void exp_all(real *x, int64_t n) {
@@ -17,9 +20,9 @@ static void load_decay(struct gdn_chunk *x, const real *g, int64_t stride) {
         G[i] = sum;
         x->eG[i] = (real)sum;
     }
-    x->end = R_EXP((real)sum);
     for (int64_t i = 0; i < C; i++) x->eL[i] = (real)(sum - G[i]);
     exp_all(x->eG, C);
+    x->end = x->eG[C - 1]; /* rows past n add nothing */
     exp_all(x->eL, C);
     for (int64_t i = 0; i < x->n; i++) {
         real *d = x->D + i * C;
@@ -105,7 +108,8 @@ void HL_OP(gdn_tri_turned)(const struct gdn_tri *t, real *mm) {
 
 void HL_OP(gdn_lower)(real *out, const real *Y, int64_t ldy, const real *B, int64_t ldb, int64_t n, int64_t N,
                       real *mm) {
-    int64_t half = n < HL_PANEL ? n : HL_PANEL; /* columns [0, half) need all rows, the others the later ones */
+    /* columns [0, half) need all rows, the others the later ones */
+    int64_t half = n < HL_PANEL ? n : HL_PANEL;
     struct hl_mm p = {.M = 2 * n, .N = half, .K = N, .alpha = 1, .ldc = C};
     p.A = Y, p.ai = ldy, p.ak = 1;
     p.B = B, p.bk = 1, p.bn = ldb;

@@ -3,8 +3,8 @@
  * A state goes by tiles of 64 columns, which stay in the near caches between the two passes of a token:
  * k^T S and q^T S are summed together, then S is decayed and written once. The read after the write
  * needs no third pass:  q^T S_t = alpha q^T S_{t-1} + (q.k) beta e.
- * Cost: reading and writing S once from memory; what is fetched next is asked for in both passes, so
- * that memory is never idle. */
+ * Cost: S read from and written to memory once. What comes next is asked for in both passes, half and
+ * half, so that memory is never idle. */
 #include "ops/gdn/gdn_cpu.h"
 
 enum {
@@ -71,14 +71,16 @@ INLINE void write_columns(int nv, struct columns c, const real *k, real alpha, c
 
 /* One token of the tile of `cols` columns from `col` on: S moves on, out is written; returns the tile's
  * part of |beta e|^2. */
-static real step_tile(const struct hl_gdn *a, real *S, const real *next, int64_t row, int64_t hv, int64_t col, int64_t cols) {
+static real step_tile(const struct hl_gdn *a, real *S, const real *next, int64_t row, int64_t hv, int64_t col,
+                      int64_t cols) {
     real ks[GDN_TILE + VL], qs[GDN_TILE + VL], r[GDN_TILE + VL]; /* VL: a last vector reaches past the tile */
     int64_t b = row * a->HV + hv, qk = (row * a->H + hv / (a->HV / a->H)) * a->K, K = a->K;
     int64_t whole = cols - cols % (GROUP * VL), j; /* whole: columns that come in groups of vectors */
     const struct columns c = {.S = S, .next = next, .ld = a->V, .K = K};
-    const real *q = (const real *)a->q + qk, *k = (const real *)a->k + qk, *v = (const real *)a->v + b * a->V + col;
-    real *out = (real *)a->out + b * a->V + col;
-    real alpha = a->g ? R_EXP(a->g[b]) : 1, beta = a->beta[b], scale = 1 / R_SQRT((real)K), qk_dot = row_dot(q, k, K);
+    const real *q = (const real *)a->q + qk, *k = (const real *)a->k + qk;
+    const real *v = (const real *)a->v + b * a->V + col;
+    real *out = (real *)a->out + b * a->V + col, qk_dot = row_dot(q, k, K);
+    real alpha = a->g ? R_EXP(a->g[b]) : 1, beta = a->beta[b], scale = 1 / R_SQRT((real)K);
     for (j = 0; j < whole; j += GROUP * VL) read_columns(GROUP, from(&c, j, VL), k, q, ks + j, qs + j);
     for (; j < cols; j += VL) read_columns(1, from(&c, j, cols - j), k, q, ks + j, qs + j);
     for (j = 0; j < cols; j += VL) {
@@ -91,13 +93,14 @@ static real step_tile(const struct hl_gdn *a, real *S, const real *next, int64_t
     return row_sumsq(r, cols);
 }
 
-/* ---- tasks: (segment, value head), or one tile of it, for a window of such pairs at a time ---- */
+/* ---- tasks: a (segment, value head) or one tile of it, for a window of such pairs at a time ---- */
 
 struct job {
     const struct hl_gdn *a;
-    int64_t first;               /* pair of the window's first task */
-    int64_t tiles, parts, ahead; /* tiles and tasks of a pair; how far on the worker's next pair is likely to be */
-    real *sums;                  /* [pair][tile][GDN_STEP] */
+    int64_t first;        /* pair of the window's first task */
+    int64_t tiles, parts; /* tiles and tasks of a pair */
+    int64_t ahead;        /* how far on a worker's next pair is likely to be: what to fetch */
+    real *sums;           /* [pair][tile][GDN_STEP] */
 };
 
 /* the state of a pair; NULL: it does not take the step */

@@ -33,8 +33,8 @@ static inline float hl_from_f16(uint16_t h) {
 static inline uint16_t hl_to_f16(float f) {
     uint32_t u = hl_bits_of_float(f), sign = u >> 16 & 0x8000u, a = u & 0x7fffffffu;
     if (a > 0x7f800000u) return (uint16_t)(sign | 0x7e00u | (a >> 13 & 0x3ffu)); /* NaN */
-    if (a >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u);                     /* 65520 and more: infinity */
-    if (a >= 0x38800000u)                                                        /* normal: rebias, round */
+    if (a >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); /* 65520 and more: infinity */
+    if (a >= 0x38800000u)                                    /* normal: rebias, round */
         return (uint16_t)(sign | ((a - 0x38000000u + 0xfffu + (a >> 13 & 1u)) >> 13));
     /* Subnormal: adding 0.5 lines the bits up so that the addition itself rounds to a multiple of 2^-24. */
     return (uint16_t)(sign | (hl_bits_of_float(hl_float_of_bits(a) + 0.5f) - 0x3f000000u));

@@ -41,10 +41,12 @@ struct hl_tile {
 void HL_OP(tile)(const struct hl_tile *t);
 /* dst[k*ds + r] = src[r*ss + k], r < rows <= width, k < n <= HL_KC; zero for rows <= r < width. Writes
  * whole groups of 4 r. */
-void HL_OP(pack_turn)(real *dst, int64_t ds, const real *src, int64_t ss, int64_t rows, int64_t width, int64_t n);
+void HL_OP(pack_turn)(real *dst, int64_t ds, const real *src, int64_t ss, int64_t rows, int64_t width,
+                      int64_t n);
 /* Columns [0, cols) of n rows, `width` at a time: group g at dst + g*n*ds holds dst[k*ds + c] =
  * src[k*ss + g*width + c], zero past the end. */
-void HL_OP(pack_copy)(real *dst, int64_t ds, const real *src, int64_t ss, int64_t cols, int64_t width, int64_t n);
+void HL_OP(pack_copy)(real *dst, int64_t ds, const real *src, int64_t ss, int64_t cols, int64_t width,
+                      int64_t n);
 /* n numbers of a dtype, a multiple of HL_PANEL, as `real` */
 void HL_OP(widen)(real *dst, const void *src, hola_dtype dtype, int64_t n);
 #endif

@@ -31,6 +31,7 @@ struct job {
     struct product product[HL_LINEAR_MAX + 1];
 };
 
+static int64_t dtype_size(hola_dtype t) { return t == HOLA_F32 ? 4 : 2; }
 static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
 static int64_t round_up(int64_t a, int64_t b) { return (a + b - 1) / b * b; }
@@ -44,7 +45,8 @@ struct panels { /* of one piece of one term: panel j at B + j * step bytes */
 };
 
 /* Columns n0..n0+n of B, rows k..k+kc: where they are, or packed into `room`. */
-static struct panels find_panels(const struct term *t, int64_t n0, int64_t n, int64_t k, int64_t kc, real *room) {
+static struct panels find_panels(const struct term *t, int64_t n0, int64_t n, int64_t k, int64_t kc,
+                                 real *room) {
     struct panels p = {(const char *)room, kc * HL_PANEL * (int64_t)sizeof(real), HOLA_F32};
     if (t->form == B_COLUMNS) {
         HL_OP(pack_copy)(room, HL_PANEL, (const real *)t->B + k * t->bs + n0, t->bs, n, HL_PANEL, kc);
@@ -54,9 +56,10 @@ static struct panels find_panels(const struct term *t, int64_t n0, int64_t n, in
             HL_OP(pack_turn)(room + j * kc, HL_PANEL, W, t->bs, min64(n - j, HL_PANEL), HL_PANEL, kc);
         }
     } else {
-        int64_t size = t->dtype == HOLA_F32 ? 4 : 2, step = t->K * HL_PANEL * size;
+        int64_t size = dtype_size(t->dtype), step = t->K * HL_PANEL * size;
         const char *stored = (const char *)t->B + n0 / HL_PANEL * step + k * HL_PANEL * size;
-        if (t->dtype == HOLA_F32 && sizeof(real) == 4) return (struct panels){stored, step, t->dtype};
+        if (t->dtype == HOLA_F32 && sizeof(real) == sizeof(float))
+            return (struct panels){stored, step, t->dtype};
         for (int64_t j = 0; j < n; j += HL_PANEL, stored += step)
             HL_OP(widen)(room + j * kc, stored, t->dtype, kc * HL_PANEL);
     }
@@ -72,8 +75,8 @@ static void pack_strips(real *strips, const struct term *t, int64_t i0, int64_t 
     else HL_OP(pack_copy)(strips, HL_AS, A, t->ak, m, HL_MR, kc);
 }
 
-static void run_piece(const struct product *p, const struct term *t, int64_t m0, int64_t n0, int64_t k, bool add,
-                      real *room) {
+static void run_piece(const struct product *p, const struct term *t, int64_t m0, int64_t n0, int64_t k,
+                      bool add, real *room) {
     int64_t m = min64(p->M - m0, p->mc), n = min64(p->N - n0, p->nc), kc = min64(t->K - k, HL_KC);
     int64_t group = t->ak == 1 ? HL_MR : HL_STRIPS / HL_AS * HL_MR; /* rows packed at a time */
     struct panels panels = find_panels(t, n0, n, k, kc, room);
@@ -98,25 +101,29 @@ static void run_piece(const struct product *p, const struct term *t, int64_t m0,
 
 /* A few rows against stored panels: decoding. Each panel is read once, from end to end, and bf16 and f16
  * become f32 in registers; the strips of all pieces are packed before. */
-static bool few_rows(const struct product *p, const struct term *t) {
+static bool few_rows(const struct product *p) {
+    const struct term *t = &p->term[0];
     int64_t strips = hl_pieces(p->M, HL_MR);
     return t->form == B_PANELS && strips <= 2 && strips * HL_AS * t->K <= HL_BLOCK_SCRATCH &&
-           (sizeof(real) == 4 || t->dtype != HOLA_F32);
+           (t->dtype != HOLA_F32 || sizeof(real) == sizeof(float));
 }
-static void run_few_rows(const struct product *p, const struct term *t, int64_t n0, real *room) {
-    int64_t n = min64(p->N - n0, p->nc), strips = hl_pieces(p->M, HL_MR), size = t->dtype == HOLA_F32 ? 4 : 2;
-    struct hl_tile tile = {.as = p->M > 1 ? HL_AS : 1, .bs = HL_PANEL, .dtype = t->dtype, .ldc = p->N, .alpha = 1};
-    for (int64_t k = 0; k < t->K && p->M > 1; k += HL_KC)
-        pack_strips(room + strips * HL_AS * k, t, 0, p->M, k, min64(t->K - k, HL_KC));
-    for (int64_t j = n0; j < n0 + n; j += HL_PANEL)
+static void run_few_rows(const struct product *p, int64_t n0, real *strips) {
+    const struct term *t = &p->term[0];
+    bool row = p->M == 1; /* which is its own strip */
+    int64_t end = min64(p->N, n0 + p->nc), size = dtype_size(t->dtype);
+    int64_t as = hl_pieces(p->M, HL_MR) * HL_AS; /* of all strips together */
+    struct hl_tile tile = {.as = row ? 1 : HL_AS, .bs = HL_PANEL, .dtype = t->dtype, .ldc = p->N, .alpha = 1};
+    for (int64_t k = 0; k < t->K && !row; k += HL_KC)
+        pack_strips(strips + as * k, t, 0, p->M, k, min64(t->K - k, HL_KC));
+    for (int64_t j = n0; j < end; j += HL_PANEL)
         for (int64_t k = 0; k < t->K; k += HL_KC) {
             tile.B = (const char *)t->B + (j / HL_PANEL * t->K + k) * HL_PANEL * size;
-            tile.n = (int)min64(n0 + n - j, HL_PANEL);
+            tile.n = (int)min64(end - j, HL_PANEL);
             tile.kc = min64(t->K - k, HL_KC);
             tile.add = p->add || k > 0;
             for (int64_t i = 0; i < p->M; i += HL_MR) {
                 tile.mr = (int)min64(p->M - i, HL_MR);
-                tile.A = p->M > 1 ? room + (strips * k + i / HL_MR * tile.kc) * HL_AS : t->A + k; /* one row is its own strip */
+                tile.A = row ? t->A + k : strips + as * k + i / HL_MR * HL_AS * tile.kc;
                 tile.C = p->C + i * p->N + j;
                 HL_OP(tile)(&tile);
             }
@@ -131,8 +138,11 @@ static void task(void *ctx, int64_t i, int worker) {
     for (; i >= p->tasks; p++) i -= p->tasks;
     m0 = i % p->row_blocks * p->mc; /* neighbours share their columns: B comes from the shared cache */
     n0 = i / p->row_blocks * p->nc;
-    if (few_rows(p, &p->term[0])) run_few_rows(p, &p->term[0], n0, room);
-    else for (int t = 0; t < p->terms; t++)
+    if (few_rows(p)) {
+        run_few_rows(p, n0, room);
+        return;
+    }
+    for (int t = 0; t < p->terms; t++)
         for (int64_t k = 0; k < p->term[t].K; k += HL_KC)
             run_piece(p, &p->term[t], m0, n0, k, p->add || t > 0 || k > 0, room);
 }
@@ -150,25 +160,28 @@ static int64_t depth(const struct product *p) {
     return k;
 }
 
-/* Chooses the blocks of least time, in cycles of a wide vector unit: the tiles (bound by memory for a
- * few rows), packing, and starting the task; the last task to finish is on average half done alone. */
+/* Chooses the blocks of least time, in cycles of a wide vector unit: the tiles, packing, and starting the
+ * task; the last task to finish is on average half done alone. */
 static void cut(struct product *p, int threads) {
     double best = 1e300, K = (double)depth(p);
     int64_t panels = hl_pieces(p->N, HL_PANEL), least = hl_pieces(p->N, HL_BLOCK);
-    for (int64_t rb = 1; rb <= max64(1, p->M / 48) && rb <= 8 * threads; rb++)
-        for (int64_t cb = least; cb <= panels && cb <= 8 * threads + 8 * least; cb += max64(1, cb / 4)) {
+    for (int64_t rb = 1; rb <= max64(1, p->M / 48) && rb <= 8 * threads; rb += 1 + rb / 8)
+        for (int64_t cb = least; cb <= panels && cb <= 8 * threads + least; cb += 1 + cb / 4) {
             int64_t mc = round_up(hl_pieces(p->M, rb), 12), nc = hl_pieces(panels, cb) * HL_PANEL;
-            int64_t tasks = hl_pieces(p->M, mc) * hl_pieces(p->N, nc);
-            double tiles = (double)(nc / HL_PANEL) * (double)max64(2 * min64(mc, p->M), 12);
-            double time = K * (tiles + 0.8 * (double)(mc + nc)) + 1000;
-            time *= (double)hl_pieces(tasks, threads) + 0.5 * (threads - 1) / threads;
+            int64_t rounds = hl_pieces(hl_pieces(p->M, mc) * hl_pieces(p->N, nc), threads);
+            double tiles = (double)nc * (double)mc / 16, packing = 0.8 * (double)(mc + nc);
+            double time = (K * (tiles + packing) + 1000) * ((double)rounds + 0.5 * (threads - 1) / threads);
             if (time >= best) continue;
             best = time;
             p->mc = mc;
             p->nc = nc;
         }
-    p->row_blocks = hl_pieces(p->M, p->mc);
-    p->tasks = p->row_blocks * hl_pieces(p->N, p->nc);
+}
+/* Decoding waits for memory, not for the tiles, and has no time to search. */
+static void cut_few_rows(struct product *p, int threads) {
+    int64_t panels = hl_pieces(p->N, HL_PANEL);
+    p->mc = p->M;
+    p->nc = max64(hl_pieces(panels, 8 * threads), hl_pieces(512, p->term[0].K)) * HL_PANEL;
 }
 
 static void run(struct job *job) {
@@ -176,7 +189,9 @@ static void run(struct job *job) {
     job->tasks = 0;
     for (int i = 0; i < job->n; i++) {
         struct product *p = &job->product[i];
-        cut(p, hl_pool_threads(job->pool));
+        (few_rows(p) ? cut_few_rows : cut)(p, hl_pool_threads(job->pool));
+        p->row_blocks = hl_pieces(p->M, p->mc);
+        p->tasks = p->row_blocks * hl_pieces(p->N, p->nc);
         job->tasks += p->tasks;
         flops += 2 * (double)p->M * (double)p->N * (double)depth(p);
     }
@@ -192,7 +207,7 @@ void HL_OP(linear_forward)(struct hl_pool *pool, const struct hl_linear *a) {
     for (int i = 0; i < a->n && a->M > 0; i++) {
         const struct hl_linear_part *part = &a->part[i];
         struct product *p = &job.product[job.n++];
-        HL_ASSERT(part->W.cols == a->K);
+        HL_ASSERT(part->W.cols == a->K && part->W.rows > 0);
         *p = (struct product){.M = a->M, .N = part->W.rows, .C = part->out, .add = a->add, .terms = 1};
         p->term[0] = (struct term){.A = a->x, .ai = a->K, .ak = 1, .B = part->W.data, .bs = a->K, .K = a->K};
         p->term[0].form = part->W.layout == HL_PANELS ? B_PANELS : B_ROWS;
@@ -213,7 +228,7 @@ void HL_OP(linear_backward)(struct hl_pool *pool, const struct hl_linear *a) {
     for (int i = 0; i < a->n; i++) {
         const struct hl_linear_part *part = &a->part[i];
         int64_t N = part->W.rows;
-        HL_ASSERT(part->W.cols == a->K && part->W.layout == HL_ROWS);
+        HL_ASSERT(part->W.cols == a->K && N > 0 && part->W.layout == HL_ROWS);
         if (dx)
             dx->term[dx->terms++] = (struct term){
                 .A = part->dout, .ai = N, .ak = 1, .B = part->W.data, .form = B_COLUMNS, .bs = a->K, .K = N};

@@ -65,17 +65,18 @@ INLINE void rows(int mr, bool add, hola_dtype dtype, const struct hl_tile *t) {
     }
 }
 
-#define ROWS(m, dtype)                           \
-    case 2 * m: rows(m, false, dtype, t); break; \
-    case 2 * m + 1: rows(m, true, dtype, t); break;
+#define ROWS(m, d)                             \
+    case 2 * (m): rows(m, false, d, t); break; \
+    case 2 * (m) + 1:                          \
+        rows(m, true, d, t);                   \
+        break;
+#define FOUR(m, d) ROWS(m, d) ROWS((m) + 1, d) ROWS((m) + 2, d) ROWS((m) + 3, d)
 #if defined(__AVX512F__)
-#define ALL_ROWS(d) \
-    ROWS(1, d) ROWS(2, d) ROWS(3, d) ROWS(4, d) ROWS(5, d) ROWS(6, d) ROWS(7, d) ROWS(8, d) ROWS(9, d) ROWS(10, d) \
-    ROWS(11, d) ROWS(12, d)
+#define ALL_ROWS(d) FOUR(1, d) FOUR(5, d) FOUR(9, d)
 #elif defined(__AVX2__)
-#define ALL_ROWS(d) ROWS(1, d) ROWS(2, d) ROWS(3, d) ROWS(4, d) ROWS(5, d) ROWS(6, d)
+#define ALL_ROWS(d) FOUR(1, d) ROWS(5, d) ROWS(6, d)
 #else
-#define ALL_ROWS(d) ROWS(1, d) ROWS(2, d) ROWS(3, d) ROWS(4, d)
+#define ALL_ROWS(d) FOUR(1, d)
 #endif
 
 static void whole(const struct hl_tile *t) {

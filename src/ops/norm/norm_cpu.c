@@ -12,6 +12,8 @@ enum {
     PARTS = 32768, /* numbers in the partial sums of dw: they live on the stack */
 };
 
+/* Tasks work on a local copy of the op's arguments: for all the compiler knows a stored vector may
+ * change the original, which it would load again for every vector. */
 struct blocks {
     const void *op;
     int64_t M, D, n, rows; /* n blocks of `rows` rows */
@@ -72,7 +74,7 @@ static inline void rms_lanes(const struct hl_rmsnorm *a, int64_t m, int64_t c, v
 
 static void rms_block(void *ctx, int64_t block, int worker) {
     const struct blocks *b = ctx;
-    const struct hl_rmsnorm *a = b->op;
+    const struct hl_rmsnorm copy = *(const struct hl_rmsnorm *)b->op, *a = &copy;
     (void)worker;
     for (int64_t m = block * b->rows; m < last_row(b, block); m++) {
         const real *x = (const real *)a->x + m * a->D;
@@ -116,7 +118,8 @@ static real xuw(const struct hl_rmsnorm *a, int64_t m) {
     return v_sum(s0 + s1);
 }
 
-static inline void drms_lanes(const struct hl_rmsnorm *a, int64_t m, int64_t c, vr mean, real *dw, int64_t n) {
+static inline void drms_lanes(const struct hl_rmsnorm *a, int64_t m, int64_t c, vr mean, real *dw,
+                              int64_t n) {
     int64_t i = m * a->D + c;
     vr r = v_set(a->r[m]), xh = r * get((const real *)a->x + i, n), w = get(a->w + c, n);
     vr u = get((const real *)a->dy + i, n), d;
@@ -133,7 +136,7 @@ static inline void drms_lanes(const struct hl_rmsnorm *a, int64_t m, int64_t c, 
 
 static void drms_block(void *ctx, int64_t block, int worker) {
     const struct blocks *b = ctx;
-    const struct hl_rmsnorm *a = b->op;
+    const struct hl_rmsnorm copy = *(const struct hl_rmsnorm *)b->op, *a = &copy;
     real *dw = b->part ? b->part + block * a->D : a->dw;
     (void)worker;
     if (b->part) memset(dw, 0, (size_t)a->D * sizeof(real));
@@ -166,7 +169,7 @@ static inline void l2_lanes(const real *x, real *y, vr r, int64_t n) { put(y, r 
 
 static void l2_block(void *ctx, int64_t block, int worker) {
     const struct blocks *b = ctx;
-    const struct hl_l2norm *a = b->op;
+    const struct hl_l2norm copy = *(const struct hl_l2norm *)b->op, *a = &copy;
     (void)worker;
     for (int64_t m = block * b->rows; m < last_row(b, block); m++) {
         const real *x = (const real *)a->x + m * a->D;
@@ -192,7 +195,7 @@ static inline void dl2_lanes(const struct hl_l2norm *a, int64_t i, vr r, vr ydy,
 
 static void dl2_block(void *ctx, int64_t block, int worker) {
     const struct blocks *b = ctx;
-    const struct hl_l2norm *a = b->op;
+    const struct hl_l2norm copy = *(const struct hl_l2norm *)b->op, *a = &copy;
     (void)worker;
     for (int64_t m = block * b->rows; m < last_row(b, block); m++) {
         int64_t i = m * a->D, c = 0;

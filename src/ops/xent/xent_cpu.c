@@ -16,7 +16,8 @@ static inline vr load_tail(const real *z, int64_t n) {
 }
 
 static real row_max(const real *z, int64_t n) {
-    vr m[4] = {v_set(-(real)INFINITY), v_set(-(real)INFINITY), v_set(-(real)INFINITY), v_set(-(real)INFINITY)};
+    vr m[4] = {v_set(-(real)INFINITY), v_set(-(real)INFINITY), v_set(-(real)INFINITY),
+               v_set(-(real)INFINITY)};
     int64_t i = 0;
     for (; i + 4 * VL <= n; i += 4 * VL)
         for (int j = 0; j < 4; j++) m[j] = v_max(m[j], v_load(z + i + j * VL));

@@ -1,0 +1,32 @@
+/* trainer.h -- the inside of a trainer: what a checkpoint keeps, and the parts that ranks share.
+ *
+ * With several ranks every rank holds all parameters and gradients but the moments of its own part alone, one
+ * of `ranks` equal parts of the parameter block (ZeRO-1); it updates that part. */
+#ifndef HL_TRAINER_H
+#define HL_TRAINER_H
+#include "core/real.h"
+#include "core/status.h"
+
+hola_status hl_trainer_new_part(hola_trainer **out, hola_model *model, const hola_train_opts *opt, int rank,
+                                int ranks);
+
+/* Lent until the trainer is freed. */
+struct hl_trainer_view {
+    int64_t total;    /* reals of the parameter block */
+    int64_t part;     /* reals of a part; part * ranks >= total */
+    int64_t first, n; /* this rank's; n < part, even 0, where the block ends */
+    real *params;     /* [total] */
+    real *grads;      /* [part * ranks]; behind total: zeros */
+    real *m, *v;      /* [n]: moments of [first, first + n) */
+    int64_t updates;  /* AdamW steps taken */
+};
+struct hl_trainer_view hl_trainer_view(const hola_trainer *t);
+void hl_trainer_set_updates(hola_trainer *t, int64_t updates);
+
+/* hola_trainer_update in three: the squares of this part's gradients summed; AdamW on this part with the
+ * gradients clipped by the norm of the whole; all gradients cleared. */
+double hl_trainer_sumsq(const hola_trainer *t);
+void hl_trainer_apply(hola_trainer *t, double lr, double norm);
+void hl_trainer_clear(hola_trainer *t);
+
+#endif

@@ -1,0 +1,51 @@
+/* batch.c -- see batch.h. */
+#include "train/batch.h"
+#include <stdlib.h>
+
+hola_status hl_batch_new(struct hl_batch *b, int64_t rows, int64_t seq) {
+    const size_t tokens = (size_t)(rows * seq);
+    *b = (struct hl_batch){.room = rows, .seq = seq};
+    b->ids = malloc(tokens * sizeof *b->ids);
+    b->starts = malloc(tokens * sizeof *b->starts);
+    b->scratch = malloc(tokens * sizeof *b->scratch);
+    b->row_at = malloc((size_t)(rows + 1) * sizeof *b->row_at);
+    b->start_at = malloc((size_t)(rows + 1) * sizeof *b->start_at);
+    if (b->ids && b->starts && b->scratch && b->row_at && b->start_at) return HOLA_OK;
+    hl_batch_free(b);
+    return hl_fail(HOLA_ENOMEM, "a batch of %lld rows of %lld tokens", (long long)rows, (long long)seq);
+}
+
+void hl_batch_free(struct hl_batch *b) {
+    free(b->ids);
+    free(b->starts);
+    free(b->scratch);
+    free(b->row_at);
+    free(b->start_at);
+    *b = (struct hl_batch){0};
+}
+
+hola_status hl_batch_load(struct hl_batch *b, const struct hl_dataset *d, const uint64_t *seed, int64_t first,
+                          int64_t count) {
+    HL_ASSERT(count <= b->room);
+    b->rows = count;
+    b->tokens = b->targets = 0;
+    b->row_at[0] = b->start_at[0] = 0;
+    for (int64_t r = 0; r < count; r++) {
+        const int64_t at = b->row_at[r], s0 = b->start_at[r];
+        struct hl_row row = {.ids = b->ids + at, .starts = b->starts + s0};
+        hola_status s = seed ? hl_dataset_row(d, *seed, first + r, &row) : hl_dataset_row_at(d, first + r, &row);
+        if (s != HOLA_OK) return s;
+        for (int64_t i = 0; i < row.n_starts; i++) row.starts[i] += at;
+        b->row_at[r + 1] = at + row.n;
+        b->start_at[r + 1] = s0 + row.n_starts;
+        b->targets += row.n - row.n_starts;
+    }
+    b->tokens = b->row_at[count];
+    return HOLA_OK;
+}
+
+struct hl_slice hl_batch_slice(struct hl_batch *b, int64_t from, int64_t to) {
+    const int64_t at = b->row_at[from], s0 = b->start_at[from], n = b->start_at[to] - s0;
+    for (int64_t i = 0; i < n; i++) b->scratch[i] = b->starts[s0 + i] - at;
+    return (struct hl_slice){.ids = b->ids + at, .starts = b->scratch, .n = b->row_at[to] - at, .n_starts = n};
+}

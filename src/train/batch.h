@@ -1,0 +1,28 @@
+/* batch.h -- rows of a dataset end to end, as a trainer takes them. */
+#ifndef HL_BATCH_H
+#define HL_BATCH_H
+#include "text/dataset.h"
+
+struct hl_batch {
+    int64_t rows, room, seq; /* rows in it; the most there may be; tokens of a row, at most */
+    int32_t *ids;            /* [room * seq] */
+    int64_t *row_at;         /* [room + 1]: where rows begin in ids */
+    int64_t *starts;         /* [room * seq]: where documents begin in ids, row after row */
+    int64_t *start_at;       /* [room + 1]: a row's first start */
+    int64_t *scratch;        /* [room * seq] */
+    int64_t tokens, targets;
+};
+hola_status hl_batch_new(struct hl_batch *b, int64_t rows, int64_t seq);
+void hl_batch_free(struct hl_batch *b); /* zeroed ones too */
+/* count rows from first: of the shuffled sequence, or of the files' order where seed is NULL. */
+hola_status hl_batch_load(struct hl_batch *b, const struct hl_dataset *d, const uint64_t *seed, int64_t first,
+                          int64_t count);
+/* Rows [from, to) as one call's arguments; lent until the next slice. */
+struct hl_slice {
+    const int32_t *ids;
+    const int64_t *starts;
+    int64_t n, n_starts;
+};
+struct hl_slice hl_batch_slice(struct hl_batch *b, int64_t from, int64_t to);
+
+#endif

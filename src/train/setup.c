@@ -1,0 +1,237 @@
+/* setup.c -- how a run begins: data, what defines the run, its directory, model and optimizer. */
+#define _GNU_SOURCE
+#include "core/file.h"
+#include "core/json.h"
+#include "core/pool.h"
+#include "model/config.h"
+#include "train/run.h"
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static hola_status no_memory(void) { return hl_fail(HOLA_ENOMEM, "no memory for the run"); }
+
+/* ---- data ---- */
+
+static hola_status open_split(struct hl_run *r, const char *split, struct hl_dataset **out) {
+    const struct hl_train *o = r->o;
+    struct hl_pool *pool = NULL;
+    int64_t seq = o->seq_len;
+    hola_status s = hl_dataset_open(out, o->data, split, o->config.vocab_size);
+    if (s != HOLA_OK) return s;
+    /* a validation text shorter than a row is one short row */
+    if (!strcmp(split, "val") && hl_dataset_info(*out)->tokens < seq) seq = hl_dataset_info(*out)->tokens;
+    if (o->documents) s = hl_pool_new(&pool, o->model.threads); /* the model's is not there yet */
+    if (s == HOLA_OK)
+        s = hl_dataset_rows(*out, o->documents ? HL_ROWS_PACKED : HL_ROWS_STREAM, seq, -1, pool);
+    hl_pool_free(pool);
+    return s;
+}
+
+static void add_file(struct hl_run *r, const char *dir, const char *name) {
+    char *path = hl_path_join(dir, name);
+    int n = 0;
+    while (r->files[n]) n++;
+    if (path && n < HL_RUN_FILES && access(path, R_OK) == 0) r->files[n] = path;
+    else free(path);
+}
+
+/* The tokenizer that the shards were made with; the first model's where nothing is known of that. */
+static void find_tokenizer(struct hl_run *r) {
+    const char *path = hl_dataset_info(r->train)->tokenizer, *dir = r->o->data;
+    if (path && !strcmp(path, "byte")) return;
+    if (!path) dir = r->o->from;
+    if (!dir) return;
+    if (path) add_file(r, dir, strrchr(path, '/') ? strrchr(path, '/') + 1 : path);
+    else add_file(r, dir, "tokenizer.model"), add_file(r, dir, "tokenizer.json");
+    if (!r->files[0]) return;
+    add_file(r, dir, "tokenizer_config.json");
+    add_file(r, dir, "special_tokens_map.json");
+}
+
+static hola_status setup_data(struct hl_run *r) {
+    const struct hl_train *o = r->o;
+    hola_status s;
+    if (o->seq_len < 2) return hl_fail(HOLA_EINVAL, "rows of %" PRId64 " tokens have nothing to predict", o->seq_len);
+    if (o->batch_tokens % o->seq_len != 0 || o->batch_tokens < o->seq_len)
+        return hl_fail(HOLA_EINVAL, "a batch of %" PRId64 " tokens is not a number of rows of %" PRId64, o->batch_tokens,
+                       o->seq_len);
+    r->rows_per_step = o->batch_tokens / o->seq_len;
+    if (r->rows_per_step < r->dist->size)
+        return hl_fail(HOLA_EINVAL, "a batch of %" PRId64 " rows cannot be shared by %d ranks", r->rows_per_step, r->dist->size);
+    r->rows_per_micro = o->micro_tokens / o->seq_len;
+    if (r->rows_per_micro < 1) r->rows_per_micro = 1;
+    if (r->rows_per_micro > r->rows_per_step) r->rows_per_micro = r->rows_per_step;
+    s = open_split(r, "train", &r->train);
+    if (s == HOLA_OK && hl_dataset_has(o->data, "val")) s = open_split(r, "val", &r->val);
+    if (s == HOLA_OK) s = hl_batch_new(&r->batch, r->rows_per_step, o->seq_len);
+    if (s != HOLA_OK) return s;
+    find_tokenizer(r);
+    r->eval_every = o->eval_every > 0 ? o->eval_every : 250;
+    if (r->val) {
+        int64_t tokens = o->eval_tokens;
+        if (tokens <= 0) tokens = o->batch_tokens < 32768 ? 16 * o->batch_tokens : 524288;
+        r->eval_rows = (tokens + o->seq_len - 1) / o->seq_len;
+        if (r->eval_rows > hl_dataset_info(r->val)->rows) r->eval_rows = hl_dataset_info(r->val)->rows;
+    }
+    return HOLA_OK;
+}
+
+/* Numbers that the options leave open. */
+static hola_status setup_schedule(struct hl_run *r) {
+    struct hl_schedule *c = &r->schedule;
+    *c = r->o->schedule;
+    c->steps = r->o->steps;
+    if (c->steps == 0) c->steps = hl_dataset_info(r->train)->rows / r->rows_per_step;
+    if (c->steps < 1) c->steps = 1;
+    if (c->warmup < 0) c->warmup = c->steps / 10 < 1000 ? c->steps / 10 : 1000;
+    if (c->decay < 0) c->decay = c->steps / 5;
+    if (c->warmup > c->steps)
+        return hl_fail(HOLA_EINVAL, "a warmup of %" PRId64 " steps is longer than the run of %" PRId64, c->warmup, c->steps);
+    if (c->kind == HL_WSD && c->warmup + c->decay > c->steps)
+        return hl_fail(HOLA_EINVAL, "warmup and decay, %" PRId64 " steps, are longer than the run of %" PRId64,
+                       c->warmup + c->decay, c->steps);
+    return HOLA_OK;
+}
+
+/* ---- what defines the run ---- */
+
+/* Over the first and the last row: other data of the same size shows. */
+static hola_status fingerprint(struct hl_run *r, char out[24]) {
+    uint64_t h = 0xcbf29ce484222325u;
+    const int64_t rows[] = {0, hl_dataset_info(r->train)->rows - 1};
+    for (int i = 0; i < 2; i++) {
+        hola_status s = hl_batch_load(&r->batch, r->train, NULL, rows[i], 1);
+        if (s != HOLA_OK) return s;
+        for (int64_t k = 0; k < r->batch.tokens; k++) h = (h ^ (uint64_t)(uint32_t)r->batch.ids[k]) * 0x100000001b3u;
+    }
+    snprintf(out, 24, "%016" PRIx64, h);
+    return HOLA_OK;
+}
+
+static hola_status config_object(const hola_config *cfg, json_t **out) {
+    char *text = NULL;
+    hola_status s = hl_config_text(cfg, NULL, HOLA_F32, &text);
+    if (s == HOLA_OK) s = hl_json_object(out, text, (int64_t)strlen(text), HL_MAX_CONFIG_TEXT, "config.json");
+    free(text);
+    return s;
+}
+
+static hola_status setup_identity(struct hl_run *r) {
+    const struct hl_train *o = r->o;
+    const struct hl_dataset_info *train = hl_dataset_info(r->train);
+    json_t *config = NULL, *data, *root;
+    char print[24], *from = o->from ? realpath(o->from, NULL) : NULL;
+    hola_status s = fingerprint(r, print);
+    if (s == HOLA_OK) s = config_object(&o->config, &config);
+    if (s != HOLA_OK) return free(from), s;
+    data = json_pack("{s:I, s:I, s:s}", "train_tokens", (json_int_t)train->tokens, "val_tokens",
+                     (json_int_t)(r->val ? hl_dataset_info(r->val)->tokens : 0), "fingerprint", print);
+    root = json_pack("{s:I, s:I, s:I, s:b, s:I, s:f, s:s, s:I, s:f, s:I}", "seed", (json_int_t)o->seed, "seq_len",
+                     (json_int_t)o->seq_len, "batch_tokens", (json_int_t)o->batch_tokens, "documents", o->documents,
+                     "steps", (json_int_t)r->schedule.steps, "lr", r->schedule.peak, "schedule",
+                     hl_schedule_names[r->schedule.kind], "warmup", (json_int_t)r->schedule.warmup, "min_lr",
+                     r->schedule.floor, "decay", (json_int_t)r->schedule.decay);
+    json_t *adamw = json_pack("{s:f, s:f, s:f, s:f, s:f}", "beta1", o->adamw.beta1, "beta2", o->adamw.beta2, "eps",
+                              o->adamw.eps, "weight_decay", o->adamw.weight_decay, "clip", o->adamw.clip);
+    json_t *eval = json_pack("{s:I, s:I}", "eval_every", (json_int_t)r->eval_every, "eval_rows", (json_int_t)r->eval_rows);
+    json_t *start = from || o->from ? json_string(from ? from : o->from) : json_null();
+    bool good = root && data && adamw && eval && start;
+    if (good) json_object_update(root, adamw), json_object_update(root, eval);
+    good = good && json_object_set(root, "from", start) == 0 && json_object_set(root, "data", data) == 0 &&
+           json_object_set(root, "config", config) == 0;
+    json_decref(adamw), json_decref(eval), json_decref(start), json_decref(data), json_decref(config);
+    free(from);
+    r->identity = root;
+    return good ? HOLA_OK : no_memory();
+}
+
+/* The options that do not define the run; kept for the reader of run.json. */
+static json_t *other_options(const struct hl_run *r) {
+    const struct hl_train *o = r->o;
+    return json_pack("{s:s, s:s, s:I, s:I, s:I, s:i, s:s, s:b, s:i}", "data", o->data, "out", o->out, "micro_tokens",
+                     (json_int_t)o->micro_tokens, "save_every", (json_int_t)o->save_every, "keep", (json_int_t)o->keep,
+                     "threads", o->model.threads, "backend", o->model.backend ? o->model.backend : "cpu", "recompute",
+                     o->adamw.recompute, "ranks", r->dist->size);
+}
+
+/* ---- model ---- */
+
+static hola_status check_config(struct hl_run *r, const char *dir) {
+    json_t *there = NULL, *given = json_object_get(r->identity, "config");
+    hola_status s = config_object(hola_model_config(r->model), &there);
+    if (s == HOLA_OK) s = hl_json_same(dir, there, given, ": a checkpoint of another model");
+    json_decref(there);
+    return s;
+}
+
+static hola_status setup_model(struct hl_run *r, int64_t step) {
+    const struct hl_train *o = r->o;
+    hola_train_opts opt = o->adamw;
+    char *dir = step >= 0 ? hl_rundir_step(&r->dir, step) : NULL;
+    hola_status s;
+    if (step >= 0 && !dir) return no_memory();
+    opt.max_tokens = r->rows_per_micro * o->seq_len;
+    if (opt.weight_decay == 0) opt.weight_decay = -1; /* there, zero means default */
+    if (opt.clip == 0) opt.clip = -1;
+    if (dir) s = hola_model_load(&r->model, dir, &o->model);
+    else if (o->from) s = hola_model_load(&r->model, o->from, &o->model);
+    else s = hola_model_new(&r->model, &o->config, o->seed, &o->model);
+    if (s == HOLA_OK) s = check_config(r, dir ? dir : o->from ? o->from : "the model");
+    if (s == HOLA_OK) s = hl_trainer_new_part(&r->trainer, r->model, &opt, r->dist->rank, r->dist->size);
+    if (s == HOLA_OK && dir) {
+        struct hl_trainer_view view = hl_trainer_view(r->trainer);
+        s = hl_checkpoint_state(dir, &r->state);
+        if (s == HOLA_OK && r->state.step != step)
+            s = hl_fail(HOLA_EFORMAT, "%s: training.json says step %" PRId64, dir, r->state.step);
+        if (s == HOLA_OK) s = hl_checkpoint_moments(dir, r->model, &view);
+        if (s == HOLA_OK) hl_trainer_set_updates(r->trainer, r->state.updates);
+    } else {
+        r->state = (struct hl_train_state){.seed = o->seed, .val_loss = (double)NAN, .best_val = (double)NAN};
+    }
+    free(dir);
+    return s;
+}
+
+/* ---- the whole ---- */
+
+/* Rank 0 owns the directory; the others know its names only. */
+static hola_status open_directory(struct hl_run *r, int64_t *step) {
+    json_t *options = other_options(r);
+    hola_status s = options ? hl_rundir_open(&r->dir, r->o->out) : no_memory();
+    if (s == HOLA_OK) s = hl_rundir_begin(&r->dir, r->identity, options, r->o->restart, step);
+    json_decref(options);
+    return s;
+}
+
+hola_status hl_run_setup(struct hl_run *r, const struct hl_train *o) {
+    int64_t step = -1;
+    *r = (struct hl_run){.o = o, .dist = o->dist ? o->dist : &hl_dist_alone, .dir.lock = -1, .metrics.fd = -1};
+    r->root = r->dist->rank == 0;
+    hola_status s = setup_data(r);
+    if (s == HOLA_OK) s = setup_schedule(r);
+    if (s == HOLA_OK) s = setup_identity(r);
+    s = hl_dist_agree(r->dist, s, &r->speaks);
+    if (s != HOLA_OK) return s;
+    if (r->root) s = open_directory(r, &step);
+    else if (!(r->dir.checkpoints = hl_path_join(o->out, "checkpoints"))) s = no_memory();
+    s = hl_dist_agree(r->dist, s, &r->speaks);
+    if (s != HOLA_OK) return s;
+    r->dist->broadcast(&step, sizeof step);
+    s = setup_model(r, step);
+    if (s == HOLA_OK && r->root) s = hl_metrics_open(&r->metrics, r->dir.metrics, r->state.step);
+    return hl_dist_agree(r->dist, s, &r->speaks);
+}
+
+void hl_run_free(struct hl_run *r) {
+    hola_trainer_free(r->trainer);
+    hola_model_free(r->model);
+    hl_metrics_close(&r->metrics);
+    hl_rundir_close(&r->dir);
+    hl_batch_free(&r->batch);
+    hl_dataset_free(r->train);
+    hl_dataset_free(r->val);
+    for (int i = 0; i < HL_RUN_FILES; i++) free(r->files[i]);
+    json_decref(r->identity);
+}
