@@ -4,9 +4,9 @@
 #include "cli/cli.h"
 #include "model/model.h"
 
-double bench_now(void); /* seconds, monotonic */
+double bench_now(void);                /* seconds, monotonic */
 double bench_median(double *x, int n); /* sorts x */
-int64_t bench_resident(void); /* bytes of this process in memory */
+int64_t bench_resident(void);          /* bytes of this process in memory */
 
 /* What this machine can do, measured here and now. 0: not measured (no BLAS in this build). */
 struct bench_limits {
@@ -33,14 +33,17 @@ struct bench_train {
     double ratio;                              /* of the other model's step to this one's, paired; 0: alone */
 };
 /* Alternates steps of the models (other may be NULL) so that both see the same machine. */
-hola_status bench_train(hola_model *m, hola_model *other, int64_t batch, int64_t seq, int repeats, struct bench_train *out);
+hola_status bench_train(hola_model *m, hola_model *other, int64_t batch, int64_t seq, int repeats,
+                        struct bench_train *out);
 
 struct bench_infer {
     double seconds, tokens_per_s, flops, bytes; /* per pass or per token; flops and bytes per second */
     double ratio;
 };
-hola_status bench_prefill(hola_model *m, hola_model *other, int64_t tokens, int repeats, struct bench_infer *out);
-hola_status bench_decode(hola_model *m, hola_model *other, int64_t tokens, int repeats, struct bench_infer *out);
+hola_status bench_prefill(hola_model *m, hola_model *other, int64_t tokens, int repeats,
+                          struct bench_infer *out);
+hola_status bench_decode(hola_model *m, hola_model *other, int64_t tokens, int repeats,
+                         struct bench_infer *out);
 /* Time per token and resident memory after a context of this length. */
 struct bench_context {
     int64_t tokens, resident, session;

@@ -47,7 +47,8 @@ static float *operands(int64_t n) {
 }
 
 /* best rate over a few runs */
-static void time_product(struct bench_limits *l, struct hl_pool *pool, const struct hl_ops *ops, const struct product *p) {
+static void time_product(struct bench_limits *l, struct hl_pool *pool, const struct hl_ops *ops,
+                         const struct product *p) {
     float *x = operands(p->M * p->K), *W = operands(p->N * p->K), *y = operands(p->M * p->N);
     const double flop = 2.0 * (double)p->M * (double)p->N * (double)p->K;
     struct hl_linear a = {.M = p->M, .K = p->K, .x = x, .n = 1};
@@ -56,8 +57,8 @@ static void time_product(struct bench_limits *l, struct hl_pool *pool, const str
     for (int i = 0; x && W && y && i < 4; i++) {
         double t = bench_now(), s;
 #ifdef HL_HAVE_OPENBLAS
-        cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (int)p->M, (int)p->N, (int)p->K, 1, x, (int)p->K, W,
-                    (int)p->K, 0, y, (int)p->N);
+        cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (int)p->M, (int)p->N, (int)p->K, 1, x, (int)p->K,
+                    W, (int)p->K, 0, y, (int)p->N);
         s = bench_now() - t;
         if (flop / s > l->blas) l->blas = flop / s;
         t = bench_now();

@@ -26,9 +26,8 @@ static const struct arg options[] = {
     OPT_JSON,
     OPT_END,
 };
-static const struct args_command command = {"bench", "[options]",
-                                            "Times training, prefill and decoding against this machine's limits.",
-                                            options};
+static const struct args_command command = {
+    "bench", "[options]", "Times training, prefill and decoding against this machine's limits.", options};
 
 struct report {
     struct bench_opts o;
@@ -60,32 +59,37 @@ static void print_table(const struct report *r) {
         const char *name;
         double tok, ms, share, cost;
     } rows[] = {
-        {"training step", r->train.tokens_per_s, r->train.seconds * 1e3, share(r->train.flops, peak(r)), cache_cost(r->train.ratio)},
-        {"prefill", r->prefill.tokens_per_s, r->prefill.seconds * 1e3, share(r->prefill.flops, peak(r)), cache_cost(r->prefill.ratio)},
-        {"decode f32", r->decode_f32.tokens_per_s, 1e3 / r->decode_f32.tokens_per_s, share(r->decode_f32.bytes, r->limits.bandwidth), cache_cost(r->decode_f32.ratio)},
-        {"decode bf16", r->decode_bf16.tokens_per_s, 1e3 / r->decode_bf16.tokens_per_s, share(r->decode_bf16.bytes, r->limits.bandwidth), cache_cost(r->decode_bf16.ratio)},
+        {"training step", r->train.tokens_per_s, r->train.seconds * 1e3, share(r->train.flops, peak(r)),
+         cache_cost(r->train.ratio)},
+        {"prefill", r->prefill.tokens_per_s, r->prefill.seconds * 1e3, share(r->prefill.flops, peak(r)),
+         cache_cost(r->prefill.ratio)},
+        {"decode f32", r->decode_f32.tokens_per_s, 1e3 / r->decode_f32.tokens_per_s,
+         share(r->decode_f32.bytes, r->limits.bandwidth), cache_cost(r->decode_f32.ratio)},
+        {"decode bf16", r->decode_bf16.tokens_per_s, 1e3 / r->decode_bf16.tokens_per_s,
+         share(r->decode_bf16.bytes, r->limits.bandwidth), cache_cost(r->decode_bf16.ratio)},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         printf("%-14s %12.1f %12.3f %9.1f%%", rows[i].name, rows[i].tok, rows[i].ms, 100 * rows[i].share);
         if (r->paired) printf(" %11.1f%%", 100 * rows[i].cost);
         printf("\n");
     }
-    printf("\nof a training step: forward %.1f ms, backward %.1f ms, update %.1f ms\n", r->train.forward * 1e3,
-           r->train.backward * 1e3, r->train.update * 1e3);
+    printf("\nof a training step: forward %.1f ms, backward %.1f ms, update %.1f ms\n",
+           r->train.forward * 1e3, r->train.backward * 1e3, r->train.update * 1e3);
     double all = 0;
     for (int i = 0; i < r->n_ops; i++) all += r->ops[i].seconds;
     for (int i = 0; i < r->n_ops; i++)
         if (r->ops[i].calls)
-            printf("  %-18s %9.2f ms %6.1f%%\n", r->ops[i].name, r->ops[i].seconds * 1e3, 100 * share(r->ops[i].seconds, all));
+            printf("  %-18s %9.2f ms %6.1f%%\n", r->ops[i].name, r->ops[i].seconds * 1e3,
+                   100 * share(r->ops[i].seconds, all));
     for (int i = 0; i < 2 && r->context[1].tokens; i++)
-        printf("after %s tokens: %.3f ms/token, %.1f MB resident, session %.1f MB\n", cli_grouped(n, r->context[i].tokens),
-               r->context[i].seconds_per_token * 1e3, (double)r->context[i].resident * 1e-6,
-               (double)r->context[i].session * 1e-6);
+        printf("after %s tokens: %.3f ms/token, %.1f MB resident, session %.1f MB\n",
+               cli_grouped(n, r->context[i].tokens), r->context[i].seconds_per_token * 1e3,
+               (double)r->context[i].resident * 1e-6, (double)r->context[i].session * 1e-6);
 }
 
 static json_t *infer_json(const struct bench_infer *x, double of_limit) {
-    return json_pack("{s:f,s:f,s:f,s:f}", "tokens_per_s", x->tokens_per_s, "seconds", x->seconds, "of_limit", of_limit,
-                     "cache_cost", cache_cost(x->ratio));
+    return json_pack("{s:f,s:f,s:f,s:f}", "tokens_per_s", x->tokens_per_s, "seconds", x->seconds, "of_limit",
+                     of_limit, "cache_cost", cache_cost(x->ratio));
 }
 
 static int print_report(const struct report *r) {
@@ -97,21 +101,23 @@ static int print_report(const struct report *r) {
     for (int i = 0; i < r->n_ops; i++)
         if (r->ops[i].calls) json_object_set_new(ops, r->ops[i].name, json_real(r->ops[i].seconds));
     for (int i = 0; i < 2 && r->context[1].tokens; i++)
-        json_array_append_new(contexts, json_pack("{s:I,s:I,s:I,s:f}", "tokens", (json_int_t)r->context[i].tokens,
-                                                  "resident_bytes", (json_int_t)r->context[i].resident, "session_bytes",
-                                                  (json_int_t)r->context[i].session, "seconds_per_token",
-                                                  r->context[i].seconds_per_token));
+        json_array_append_new(contexts,
+                              json_pack("{s:I,s:I,s:I,s:f}", "tokens", (json_int_t)r->context[i].tokens,
+                                        "resident_bytes", (json_int_t)r->context[i].resident, "session_bytes",
+                                        (json_int_t)r->context[i].session, "seconds_per_token",
+                                        r->context[i].seconds_per_token));
     return cli_print_json(json_pack(
         "{s:s,s:s,s:I,s:I,s:{s:f,s:f,s:f},s:{s:I,s:f,s:f,s:f,s:f,s:f,s:f,s:f},s:o,s:o,s:o,s:o,s:o}", "preset",
-        r->o.preset, "model_type", cli_model_types[r->o.model_type], "parameters", (json_int_t)r->parameters, "threads",
-        (json_int_t)r->o.threads, "limits", "blas_flops", r->limits.blas, "own_flops", r->limits.own, "read_bytes_per_s",
-        r->limits.bandwidth, "train", "tokens", (json_int_t)(r->o.batch * r->o.seq), "tokens_per_s",
-        r->train.tokens_per_s, "seconds", r->train.seconds, "forward", r->train.forward, "backward", r->train.backward,
-        "update", r->train.update, "of_limit", share(r->train.flops, peak(r)), "cache_cost",
-        cache_cost(r->train.ratio), "prefill", infer_json(&r->prefill, share(r->prefill.flops, peak(r))), "decode_f32",
+        r->o.preset, "model_type", cli_model_types[r->o.model_type], "parameters", (json_int_t)r->parameters,
+        "threads", (json_int_t)r->o.threads, "limits", "blas_flops", r->limits.blas, "own_flops",
+        r->limits.own, "read_bytes_per_s", r->limits.bandwidth, "train", "tokens",
+        (json_int_t)(r->o.batch * r->o.seq), "tokens_per_s", r->train.tokens_per_s, "seconds",
+        r->train.seconds, "forward", r->train.forward, "backward", r->train.backward, "update",
+        r->train.update, "of_limit", share(r->train.flops, peak(r)), "cache_cost", cache_cost(r->train.ratio),
+        "prefill", infer_json(&r->prefill, share(r->prefill.flops, peak(r))), "decode_f32",
         infer_json(&r->decode_f32, share(r->decode_f32.bytes, r->limits.bandwidth)), "decode_bf16",
-        infer_json(&r->decode_bf16, share(r->decode_bf16.bytes, r->limits.bandwidth)), "train_ops", ops, "context",
-        contexts));
+        infer_json(&r->decode_bf16, share(r->decode_bf16.bytes, r->limits.bandwidth)), "train_ops", ops,
+        "context", contexts));
 }
 
 /* From here on the model's matrices are kept as bf16, as if it had been loaded from such a file. */
@@ -153,13 +159,20 @@ static hola_status measure(struct report *r, hola_model *m, hola_model *gdn) {
 }
 
 int cmd_bench(int argc, char **argv) {
-    struct report r = {.o = {.preset = "46m", .batch = 4, .seq = 1024, .prefill = 2048, .repeats = 5, .backend = -1, .model_type = HOLA_TYPE_HOLA}};
+    struct report r = {.o = {.preset = "46m",
+                             .batch = 4,
+                             .seq = 1024,
+                             .prefill = 2048,
+                             .repeats = 5,
+                             .backend = -1,
+                             .model_type = HOLA_TYPE_HOLA}};
     hola_config cfg;
     hola_model *m = NULL, *gdn = NULL;
     int rc = args_parse(&command, argc, argv, &r.o);
     if (rc != ARGS_RUN) return rc;
     if (r.o.quick) r.o.batch = 1, r.o.seq = 64, r.o.prefill = 64, r.o.repeats = 1;
-    const hola_options opt = {.threads = (int)r.o.threads, .backend = r.o.backend < 0 ? NULL : cli_backends[r.o.backend]};
+    const hola_options opt = {.threads = (int)r.o.threads,
+                              .backend = r.o.backend < 0 ? NULL : cli_backends[r.o.backend]};
     hola_status s = hola_config_preset(&cfg, r.o.preset, (hola_model_type)r.o.model_type);
     if (s == HOLA_OK) s = hola_model_new(&m, &cfg, 1, &opt);
     if (s == HOLA_OK && cfg.model_type == HOLA_TYPE_HOLA) {

@@ -35,12 +35,12 @@ static int64_t place(struct hl_acts *a, const struct hl_dims *s, int64_t rows, r
     for (int64_t l = 0; l < s->L; l++) {
         struct hl_layer_acts *y = &a->layer[l], *first = &a->layer[0];
         (void)first;
-#define PLACE(name, width, kind)                                                   \
-    if (l > 0 && (a->pass == HL_INFER || ((kind) == CHEAP && share_cheap))) {      \
-        y->name = first->name;                                                     \
-    } else {                                                                       \
-        y->name = at && (width) > 0 ? at + used : NULL;                                \
-        used += padded(rows * (width));                                            \
+#define PLACE(name, width, kind)                                              \
+    if (l > 0 && (a->pass == HL_INFER || ((kind) == CHEAP && share_cheap))) { \
+        y->name = first->name;                                                \
+    } else {                                                                  \
+        y->name = at && (width) > 0 ? at + used : NULL;                       \
+        used += padded(rows * (width));                                       \
     }
         HL_ACTS_LIST(PLACE)
 #undef PLACE
@@ -62,15 +62,17 @@ static int64_t place(struct hl_acts *a, const struct hl_dims *s, int64_t rows, r
     return used;
 }
 
-static void *block_new(int64_t bytes) { return bytes > 0 ? aligned_alloc(64, (size_t)((bytes + 63) / 64 * 64)) : NULL; }
+static void *block_new(int64_t bytes) {
+    return bytes > 0 ? aligned_alloc(64, (size_t)((bytes + 63) / 64 * 64)) : NULL;
+}
 
 static hola_status no_room(const char *what, int64_t bytes) {
     return hl_fail(HOLA_ENOMEM, "%s: %.1f MB do not fit in memory", what, (double)bytes * 1e-6);
 }
 
 /* The buffers whose size depends on how the rows are cut, not on their number. */
-static hola_status reserve_pieces(struct hl_acts *a, const hola_config *cfg, const struct hl_dims *s, int64_t chunks,
-                                  int64_t blocks) {
+static hola_status reserve_pieces(struct hl_acts *a, const hola_config *cfg, const struct hl_dims *s,
+                                  int64_t chunks, int64_t blocks) {
     if (chunks > a->chunks) {
         int64_t each = chunks * s->HV * s->K * s->V;
         free(a->S_block);
@@ -92,7 +94,8 @@ static hola_status reserve_pieces(struct hl_acts *a, const hola_config *cfg, con
     return HOLA_OK;
 }
 
-hola_status hl_acts_reserve(struct hl_acts *a, const hola_config *cfg, const struct hl_rows *rows, bool logits) {
+hola_status hl_acts_reserve(struct hl_acts *a, const hola_config *cfg, const struct hl_rows *rows,
+                            bool logits) {
     const struct hl_dims s = hl_dims(cfg);
     if (!a->layer) {
         a->layer = calloc((size_t)s.L, sizeof *a->layer);

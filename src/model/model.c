@@ -24,13 +24,16 @@ struct hl_state_layout hl_state_layout(const hola_config *cfg) {
 
 /* ---- the two forms of the weights ---- */
 
-static bool packed(const hola_model *m, int64_t i) { return m->params.tensor[i].matrix || i == m->params.embed; }
+static bool packed(const hola_model *m, int64_t i) {
+    return m->params.tensor[i].matrix || i == m->params.embed;
+}
 static int64_t row_length(const struct hl_tensor *t) { return t->count / t->dim[0]; }
 
 struct hl_weight hl_model_weight(const hola_model *m, enum hl_pass pass, int64_t i) {
     const struct hl_tensor *t = &m->params.tensor[i];
     if (pass == HL_INFER) return m->weight[i];
-    return (struct hl_weight){.data = m->rows + t->offset, .layout = HL_ROWS, .rows = t->dim[0], .cols = row_length(t)};
+    return (struct hl_weight){
+        .data = m->rows + t->offset, .layout = HL_ROWS, .rows = t->dim[0], .cols = row_length(t)};
 }
 
 const real *hl_model_vector(const hola_model *m, enum hl_pass pass, int64_t i) {
@@ -64,7 +67,8 @@ static void read_tensor(const hola_model *m, int64_t i, real *out) {
 hola_status hl_model_need_rows(hola_model *m) {
     if (m->rows) return HOLA_OK;
     real *rows = aligned_alloc(64, (size_t)lines(m->params.total * (int64_t)sizeof(real)));
-    if (!rows) return hl_fail(HOLA_ENOMEM, "weights: %lld numbers do not fit in memory", (long long)m->params.total);
+    if (!rows)
+        return hl_fail(HOLA_ENOMEM, "weights: %lld numbers do not fit in memory", (long long)m->params.total);
     memset(rows, 0, (size_t)m->params.total * sizeof(real));
     for (int64_t i = 0; i < m->params.n; i++) read_tensor(m, i, rows + m->params.tensor[i].offset);
     m->rows = rows;
@@ -220,7 +224,8 @@ static hola_status save_rows(const hola_model *m, const char *dir, hola_dtype dt
     if (!weights || !cfg || !e) s = hl_fail(HOLA_ENOMEM, "%s: no memory to save", dir);
     for (int64_t i = 0; s == HOLA_OK && i < m->params.n; i++) {
         const struct hl_tensor *t = &m->params.tensor[i];
-        e[i] = (struct hl_st_entry){.name = t->name, .dtype = dtype, .ndim = t->ndim, .src = m->rows + t->offset};
+        e[i] = (struct hl_st_entry){
+            .name = t->name, .dtype = dtype, .ndim = t->ndim, .src = m->rows + t->offset};
         memcpy(e[i].dim, t->dim, sizeof t->dim);
     }
     if (s == HOLA_OK) s = hl_st_write(weights, e, m->params.n, NULL);

@@ -28,7 +28,7 @@ struct hola_model {
     real *rows;
     real *small;
     char *panels;
-    bool stale, training; /* training: a trainer holds the rows */
+    bool stale, training;     /* training: a trainer holds the rows */
     struct hl_weight *weight; /* [params.n]: the view that inference uses */
 
     struct hl_state_layout state;
@@ -47,13 +47,16 @@ hola_status hl_model_check_ids(const hola_model *m, const int32_t *ids, int64_t 
 /* Fills acts->lastn: the normed residual stream after the last layer. */
 void hl_model_forward(hola_model *m, struct hl_acts *acts, const struct hl_rows *rows, const int32_t *ids);
 /* grads: a block laid out as the rows. Takes acts->grad.dn, the gradient of lastn. */
-void hl_model_backward(hola_model *m, struct hl_acts *acts, const struct hl_rows *rows, const int32_t *ids, real *grads);
+void hl_model_backward(hola_model *m, struct hl_acts *acts, const struct hl_rows *rows, const int32_t *ids,
+                       real *grads);
 /* The loss of every row (acts->nll); with grads also their gradient times scale, into acts->grad.dn
  * and the head's. target < 0: no loss. */
-void hl_model_loss(hola_model *m, struct hl_acts *acts, int64_t T, const int32_t *target, double scale, real *grads);
+void hl_model_loss(hola_model *m, struct hl_acts *acts, int64_t T, const int32_t *target, double scale,
+                   real *grads);
 
 /* layer.c: one layer. x in acts->layer[l].x; the result goes to `out` ([T][d], may be that x). */
 void hl_layer_forward(hola_model *m, struct hl_acts *acts, const struct hl_rows *rows, int64_t l, real *out);
-void hl_layer_backward(hola_model *m, struct hl_acts *acts, const struct hl_rows *rows, int64_t l, real *grads);
+void hl_layer_backward(hola_model *m, struct hl_acts *acts, const struct hl_rows *rows, int64_t l,
+                       real *grads);
 
 #endif

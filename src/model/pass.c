@@ -15,7 +15,8 @@ static struct hl_rmsnorm final_norm(const hola_model *m, const struct hl_acts *a
                                .dw = grads ? grads + m->params.tensor[i].offset : NULL};
 }
 
-static struct hl_embed embedding(const hola_model *m, const struct hl_acts *acts, int64_t T, const int32_t *ids, real *grads) {
+static struct hl_embed embedding(const hola_model *m, const struct hl_acts *acts, int64_t T,
+                                 const int32_t *ids, real *grads) {
     const int64_t i = m->params.embed;
     return (struct hl_embed){.T = T,
                              .D = m->cfg.hidden_size,
@@ -29,8 +30,8 @@ static struct hl_embed embedding(const hola_model *m, const struct hl_acts *acts
 hola_status hl_model_check_ids(const hola_model *m, const int32_t *ids, int64_t n) {
     for (int64_t i = 0; i < n; i++)
         if (ids[i] < 0 || ids[i] >= m->cfg.vocab_size)
-            return hl_fail(HOLA_EINVAL, "token %lld: id %d is not in the vocabulary of %lld", (long long)i, (int)ids[i],
-                           (long long)m->cfg.vocab_size);
+            return hl_fail(HOLA_EINVAL, "token %lld: id %d is not in the vocabulary of %lld", (long long)i,
+                           (int)ids[i], (long long)m->cfg.vocab_size);
     return HOLA_OK;
 }
 
@@ -44,7 +45,8 @@ void hl_model_forward(hola_model *m, struct hl_acts *acts, const struct hl_rows 
     m->ops->rmsnorm_forward(m->pool, &n);
 }
 
-void hl_model_loss(hola_model *m, struct hl_acts *acts, int64_t T, const int32_t *target, double scale, real *grads) {
+void hl_model_loss(hola_model *m, struct hl_acts *acts, int64_t T, const int32_t *target, double scale,
+                   real *grads) {
     const int64_t i = m->params.head;
     struct hl_xent x = {.M = T,
                         .D = m->cfg.hidden_size,
@@ -59,7 +61,8 @@ void hl_model_loss(hola_model *m, struct hl_acts *acts, int64_t T, const int32_t
     m->ops->xent(m->pool, &x);
 }
 
-void hl_model_backward(hola_model *m, struct hl_acts *acts, const struct hl_rows *rows, const int32_t *ids, real *grads) {
+void hl_model_backward(hola_model *m, struct hl_acts *acts, const struct hl_rows *rows, const int32_t *ids,
+                       real *grads) {
     struct hl_rmsnorm n = final_norm(m, acts, rows->T, grads);
     struct hl_embed e = embedding(m, acts, rows->T, ids, grads);
     m->ops->rmsnorm_backward(m->pool, &n);

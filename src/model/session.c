@@ -73,7 +73,8 @@ static void read_logits(hola_model *m, int64_t first, int64_t n, float *out) {
 
 hola_status hola_session_feed(hola_session *y, const int32_t *ids, int64_t n, float *logits) {
     hola_model *m = y->model;
-    hola_status s = n < 1 ? hl_fail(HOLA_EINVAL, "feed: %lld tokens", (long long)n) : hl_model_check_ids(m, ids, n);
+    hola_status s =
+        n < 1 ? hl_fail(HOLA_EINVAL, "feed: %lld tokens", (long long)n) : hl_model_check_ids(m, ids, n);
     if (s != HOLA_OK) return s;
     pthread_mutex_lock(&m->lock);
     for (int64_t i = 0; s == HOLA_OK && i < n; i += HL_FEED) {
@@ -89,9 +90,11 @@ hola_status hola_session_feed(hola_session *y, const int32_t *ids, int64_t n, fl
     return s;
 }
 
-hola_status hola_session_score(hola_session *y, const int32_t *ids, const int32_t *next, int64_t n, double *logprobs) {
+hola_status hola_session_score(hola_session *y, const int32_t *ids, const int32_t *next, int64_t n,
+                               double *logprobs) {
     hola_model *m = y->model;
-    hola_status s = n < 1 ? hl_fail(HOLA_EINVAL, "score: %lld tokens", (long long)n) : hl_model_check_ids(m, ids, n);
+    hola_status s =
+        n < 1 ? hl_fail(HOLA_EINVAL, "score: %lld tokens", (long long)n) : hl_model_check_ids(m, ids, n);
     if (s == HOLA_OK) s = hl_model_check_ids(m, next, n);
     if (s != HOLA_OK) return s;
     pthread_mutex_lock(&m->lock);
@@ -113,14 +116,18 @@ hola_status hola_session_step(hola_session *const *y, int64_t n, const int32_t *
     hola_model *m = y[0]->model;
     hola_status s = hl_model_check_ids(m, ids, n);
     for (int64_t i = 0; s == HOLA_OK && i < n; i++) {
-        if (y[i]->model != m) s = hl_fail(HOLA_EINVAL, "step: session %lld is of another model", (long long)i);
+        if (y[i]->model != m)
+            s = hl_fail(HOLA_EINVAL, "step: session %lld is of another model", (long long)i);
         for (int64_t j = 0; s == HOLA_OK && j < i; j++)
-            if (y[i] == y[j]) s = hl_fail(HOLA_EINVAL, "step: sessions %lld and %lld are the same", (long long)j, (long long)i);
+            if (y[i] == y[j])
+                s = hl_fail(HOLA_EINVAL, "step: sessions %lld and %lld are the same", (long long)j,
+                            (long long)i);
     }
     if (s != HOLA_OK) return s;
     struct hl_seg *seg = calloc((size_t)n, sizeof *seg);
     if (!seg) return hl_fail(HOLA_ENOMEM, "step: %lld sessions", (long long)n);
-    for (int64_t i = 0; i < n; i++) seg[i] = (struct hl_seg){.row = i, .len = 1, .pos = y[i]->pos, .state = y[i]->state};
+    for (int64_t i = 0; i < n; i++)
+        seg[i] = (struct hl_seg){.row = i, .len = 1, .pos = y[i]->pos, .state = y[i]->state};
     struct hl_rows rows = {.T = n, .n = n, .seg = seg};
     pthread_mutex_lock(&m->lock);
     s = run(m, &rows, ids, logits != NULL);

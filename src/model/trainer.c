@@ -9,10 +9,10 @@ struct hola_trainer {
     hola_model *model;
     hola_train_opts opt;
     struct hl_acts acts;
-    real *grads;      /* laid out as the model's rows */
-    int64_t part;     /* of `ranks` equal parts of that block this trainer updates [first, first + n) */
+    real *grads;  /* laid out as the model's rows */
+    int64_t part; /* of `ranks` equal parts of that block this trainer updates [first, first + n) */
     int64_t first, n, ranks;
-    real *m, *v;      /* [n] */
+    real *m, *v; /* [n] */
     int32_t *target;
     struct hl_seg *seg;
     int64_t seg_room, step;
@@ -20,7 +20,8 @@ struct hola_trainer {
 
 static hola_status check_opts(const hola_train_opts *o) {
     if (o->max_tokens < 1 || o->max_tokens > (1 << 24))
-        return hl_fail(HOLA_EINVAL, "max_tokens: %lld is not between 1 and %d", (long long)o->max_tokens, 1 << 24);
+        return hl_fail(HOLA_EINVAL, "max_tokens: %lld is not between 1 and %d", (long long)o->max_tokens,
+                       1 << 24);
     if (!(o->beta1 >= 0 && o->beta1 < 1)) return hl_fail(HOLA_EINVAL, "beta1: %g is not in [0, 1)", o->beta1);
     if (!(o->beta2 >= 0 && o->beta2 < 1)) return hl_fail(HOLA_EINVAL, "beta2: %g is not in [0, 1)", o->beta2);
     if (!(o->eps > 0 && isfinite(o->eps))) return hl_fail(HOLA_EINVAL, "eps: %g is not above 0", o->eps);
@@ -78,7 +79,8 @@ hola_status hl_trainer_new_part(hola_trainer **out, hola_model *model, const hol
     t->target = calloc((size_t)o.max_tokens, sizeof *t->target);
     if (!t->grads || !t->m || !t->v || !t->target) {
         hola_trainer_free(t);
-        return hl_fail(HOLA_ENOMEM, "trainer: three times %lld numbers do not fit in memory", (long long)total);
+        return hl_fail(HOLA_ENOMEM, "trainer: three times %lld numbers do not fit in memory",
+                       (long long)total);
     }
     model->training = true;
     *out = t;
@@ -98,12 +100,13 @@ void hola_trainer_free(hola_trainer *t) {
 }
 
 /* Turns the documents into segments and targets; counts the targets. */
-static hola_status lay_out(hola_trainer *t, const int32_t *ids, int64_t n, const int64_t *starts, int64_t n_starts,
-                           struct hl_rows *rows, int64_t *targets) {
+static hola_status lay_out(hola_trainer *t, const int32_t *ids, int64_t n, const int64_t *starts,
+                           int64_t n_starts, struct hl_rows *rows, int64_t *targets) {
     const int64_t zero = 0;
     if (!starts) starts = &zero, n_starts = 1;
     if (n < 1 || n > t->opt.max_tokens)
-        return hl_fail(HOLA_EINVAL, "%lld tokens: not between 1 and %lld", (long long)n, (long long)t->opt.max_tokens);
+        return hl_fail(HOLA_EINVAL, "%lld tokens: not between 1 and %lld", (long long)n,
+                       (long long)t->opt.max_tokens);
     if (n_starts < 1 || starts[0] != 0) return hl_fail(HOLA_EINVAL, "the first document does not start at 0");
     if (n_starts > t->seg_room) {
         struct hl_seg *seg = realloc(t->seg, (size_t)n_starts * sizeof *seg);
@@ -125,8 +128,8 @@ static hola_status lay_out(hola_trainer *t, const int32_t *ids, int64_t n, const
     return HOLA_OK;
 }
 
-static hola_status run(hola_trainer *t, const int32_t *ids, int64_t n, const int64_t *starts, int64_t n_starts,
-                       double weight, bool backward, double *loss_sum, int64_t *targets) {
+static hola_status run(hola_trainer *t, const int32_t *ids, int64_t n, const int64_t *starts,
+                       int64_t n_starts, double weight, bool backward, double *loss_sum, int64_t *targets) {
     hola_model *m = t->model;
     struct hl_rows rows;
     int64_t count = 0;
@@ -149,8 +152,8 @@ hola_status hola_trainer_accumulate(hola_trainer *t, const int32_t *ids, int64_t
     return run(t, ids, n, starts, n_starts, weight, true, loss_sum, targets);
 }
 
-hola_status hola_trainer_evaluate(hola_trainer *t, const int32_t *ids, int64_t n, const int64_t *starts, int64_t n_starts,
-                                  double *loss_sum, int64_t *targets) {
+hola_status hola_trainer_evaluate(hola_trainer *t, const int32_t *ids, int64_t n, const int64_t *starts,
+                                  int64_t n_starts, double *loss_sum, int64_t *targets) {
     return run(t, ids, n, starts, n_starts, 0, false, loss_sum, targets);
 }
 
