@@ -23,8 +23,10 @@ endif
 
 WARN := -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Wno-float-conversion -Wvla -Wno-psabi -Werror
 LIBS := -ljansson $(shell pkg-config --libs libarchive 2>/dev/null) -lm -pthread# libarchive: optional, for .gz .xz .zst
+MPI ?= $(shell pkg-config --exists ompi 2>/dev/null && echo ompi)# optional, for several ranks in hola train
+MPI_LIBS := $(if $(MPI),$(shell pkg-config --libs $(MPI)))
 CFLAGS ?= $(if $(call on,$(SAN) $(TSAN) $(FUZZ)),-O1,-O3) -g
-ALL_CFLAGS := -std=c11 $(CFLAGS) -fno-math-errno -fPIC -fvisibility=hidden $(WARN) -Iinclude -Isrc -MMD -MP -pthread $(if $(filter -larchive,$(LIBS)),-DHL_HAVE_LIBARCHIVE)
+ALL_CFLAGS := -std=c11 $(CFLAGS) -fno-math-errno -fPIC -fvisibility=hidden $(WARN) -Iinclude -Isrc -MMD -MP -pthread $(if $(filter -larchive,$(LIBS)),-DHL_HAVE_LIBARCHIVE) $(if $(MPI),-DHL_HAVE_MPI $(patsubst -I%,-isystem %,$(shell pkg-config --cflags-only-I $(MPI))))
 SANITIZE := $(if $(call on,$(SAN) $(FUZZ)),-fsanitize=address$(,)undefined -fno-sanitize-recover=undefined)
 SANITIZE += $(if $(call on,$(TSAN)),-fsanitize=thread)
 ifneq ($(strip $(SANITIZE)),)
@@ -41,8 +43,8 @@ FLAGS_avx512 := -ffp-contract=fast -mavx512f -mavx512bw -mavx512vl -mavx512dq -m
 
 REF_SRC := $(sort $(wildcard src/ops/*/*_ref.c)) src/ops/table.c
 FAST_SRC := $(sort $(wildcard src/ops/*/*_cpu.c)) src/ops/table.c
-LIB_SRC := $(filter-out $(REF_SRC) $(FAST_SRC),$(sort $(wildcard src/core/*.c src/ops/*.c src/ops/*/*.c src/model/*.c src/text/*.c)))
-CLI_SRC := $(sort $(wildcard src/cli/*.c))
+LIB_SRC := $(filter-out $(REF_SRC) $(FAST_SRC) %_mpi.c,$(sort $(wildcard src/core/*.c src/ops/*.c src/ops/*/*.c src/model/*.c src/text/*.c src/train/*.c)))
+CLI_SRC := $(sort $(wildcard src/cli/*.c)) $(if $(MPI),src/train/dist_mpi.c)
 
 obj = $(patsubst %.c,$(BUILD)/$(1)/%.o,$(2))
 LIB_OBJ := $(call obj,float,$(LIB_SRC)) $(call obj,ref,$(REF_SRC)) $(foreach i,$(ISAS),$(call obj,$(i),$(FAST_SRC)))
@@ -59,7 +61,7 @@ $(BUILD)/%.a:
 $(BUILD)/libhola.so.0: $(LIB_OBJ)
 	$(call say,LD $@) $(CC) $(LDFLAGS) -shared -Wl,-soname,libhola.so.0 -Wl,-z,defs -o $@ $^ $(LIBS)
 $(BUILD)/hola: $(call obj,float,$(CLI_SRC)) $(BUILD)/libhola.a
-	$(call say,LD $@) $(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
+	$(call say,LD $@) $(CC) $(LDFLAGS) -o $@ $^ $(LIBS) $(MPI_LIBS)
 
 define compile
 $$(BUILD)/$(1)/%.o: %.c
@@ -101,7 +103,7 @@ BLAS_TEST := printf '\043include <cblas.h>\nint main(void) { return 0; }' | $(CC
 BLAS := $(if $(filter bench%,$(GOALS)),$(shell $(BLAS_TEST) 2>/dev/null && echo -lopenblas))
 $(eval $(call compile,bench$(BLAS),$(if $(BLAS),-DHL_HAVE_OPENBLAS)))
 $(BUILD)/hola-bench$(BLAS): $(call obj,bench$(BLAS),$(CLI_SRC)) $(BUILD)/libhola.a
-	$(call say,LD $@) $(CC) $(LDFLAGS) -o $@ $^ $(LIBS) $(BLAS)
+	$(call say,LD $@) $(CC) $(LDFLAGS) -o $@ $^ $(LIBS) $(MPI_LIBS) $(BLAS)
 bench: $(BUILD)/hola-bench$(BLAS) ## speed on this machine; ARGS="--quick" and so on
 	$< bench $(ARGS)
 $(BUILD)/bench/%: bench/bench_%.c $(BUILD)/libhola.a
@@ -133,7 +135,7 @@ install: all $(BUILD)/libhola.so.0 ## into DESTDIR and PREFIX
 	install -m 644 include/hola.h $(DESTDIR)$(PREFIX)/include/
 	install -m 644 man/hola.1 $(DESTDIR)$(PREFIX)/share/man/man1/
 	v=$$(sed -n 's/^.define HOLA_VERSION "\(.*\)"/\1/p' include/hola.h); \
-	sed "s|@PREFIX@|$(PREFIX)|; s|@VERSION@|$$v|" hola.pc.in > $(DESTDIR)$(PREFIX)/lib/pkgconfig/hola.pc
+	sed "s|@PREFIX@|$(PREFIX)|; s|@VERSION@|$$v|; s|@LIBS@|$(strip $(LIBS))|" hola.pc.in > $(DESTDIR)$(PREFIX)/lib/pkgconfig/hola.pc
 uninstall: ## what install wrote
 	rm -f $(addprefix $(DESTDIR)$(PREFIX)/,$(FILES))
 

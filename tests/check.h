@@ -56,7 +56,8 @@ static inline void check_poison(real *p, int64_t n) {
 /* frees; fails when somebody wrote outside */
 static inline void check_free(real *p, int64_t n) {
     for (int64_t i = 0; i < CHECK_GUARD; i++)
-        if (p[-1 - i] != (real)12345.5 || p[n + i] != (real)12345.5) fail_msg("write outside a buffer of %lld", (long long)n);
+        if (p[-1 - i] != (real)12345.5 || p[n + i] != (real)12345.5)
+            fail_msg("write outside a buffer of %lld", (long long)n);
     free(p - CHECK_GUARD);
 }
 
@@ -81,23 +82,23 @@ static inline double check_distance(const real *a, const real *b, int64_t rows, 
     }
     return worst;
 }
-#define CHECK_NEAR(got, want, rows, width, tol, ...)                                       \
-    do {                                                                                   \
-        double check_e = check_distance(got, want, rows, width);                           \
-        if (!(check_e <= (tol))) {                                                         \
-            print_error(__VA_ARGS__);                                                      \
+#define CHECK_NEAR(got, want, rows, width, tol, ...)                                                   \
+    do {                                                                                               \
+        double check_e = check_distance(got, want, rows, width);                                       \
+        if (!(check_e <= (tol))) {                                                                     \
+            print_error(__VA_ARGS__);                                                                  \
             fail_msg(": %s is %.3g away from %s (allowed %.3g)", #got, check_e, #want, (double)(tol)); \
-        }                                                                                  \
+        }                                                                                              \
     } while (0)
 /* a deliberately wrong version must be caught */
-#define CHECK_FAR(got, want, rows, width, tol)                                             \
-    do {                                                                                   \
-        double check_e = check_distance(got, want, rows, width);                           \
-        if (check_e <= (tol)) fail_msg("a wrong %s passes: %.3g away", #got, check_e);     \
+#define CHECK_FAR(got, want, rows, width, tol)                                         \
+    do {                                                                               \
+        double check_e = check_distance(got, want, rows, width);                       \
+        if (check_e <= (tol)) fail_msg("a wrong %s passes: %.3g away", #got, check_e); \
     } while (0)
-#define CHECK_OK(call)                                                                     \
-    do {                                                                                   \
-        hola_status check_s = (call);                                                      \
+#define CHECK_OK(call)                                                                                       \
+    do {                                                                                                     \
+        hola_status check_s = (call);                                                                        \
         if (check_s != HOLA_OK) fail_msg("%s: %s: %s", #call, hola_status_text(check_s), hola_last_error()); \
     } while (0)
 
@@ -123,9 +124,9 @@ static inline double check_gradient(check_fn f, void *ctx, real *x, const real *
     }
     return worst;
 }
-#define CHECK_GRADIENT(f, ctx, x, dx, n, tol)                                              \
-    do {                                                                                   \
-        double check_e = check_gradient(f, ctx, x, dx, n, 1e-5);                           \
+#define CHECK_GRADIENT(f, ctx, x, dx, n, tol)                                                  \
+    do {                                                                                       \
+        double check_e = check_gradient(f, ctx, x, dx, n, 1e-5);                               \
         if (!(check_e <= (tol))) fail_msg("%s: off finite differences by %.3g", #dx, check_e); \
     } while (0)
 

@@ -6,21 +6,31 @@
 struct variant {
     const char *name, *json;
 };
-#define TINY "\"hidden_size\":48,\"num_hidden_layers\":2,\"vocab_size\":97,\"intermediate_size\":80,\"initializer_range\":0.2,"
-#define HOLA "\"model_type\":\"hola\",\"num_heads\":2,\"head_dim\":16,\"cache_window\":8,\"cache_chunk\":32,\"cache_gate_init\":0.5,"
+#define TINY                                                                                               \
+    "\"hidden_size\":48,\"num_hidden_layers\":2,\"vocab_size\":97,\"intermediate_size\":80,\"initializer_" \
+    "range\":0.2,"
+#define HOLA                                                                                                 \
+    "\"model_type\":\"hola\",\"num_heads\":2,\"head_dim\":16,\"cache_window\":8,\"cache_chunk\":32,\"cache_" \
+    "gate_init\":0.5,"
 static const struct variant variants[] = {
     {"hola", "{" TINY HOLA "\"expand_v\":1}"},
-    {"hola without gate, tied", "{" TINY HOLA "\"expand_v\":1,\"use_gate\":false,\"tie_word_embeddings\":true}"},
+    {"hola without gate, tied",
+     "{" TINY HOLA "\"expand_v\":1,\"use_gate\":false,\"tie_word_embeddings\":true}"},
     {"hola e", "{" TINY HOLA "\"expand_v\":1,\"cache_evict\":\"e\"}"},
     {"hola betav", "{" TINY HOLA "\"expand_v\":1,\"cache_evict\":\"betav\"}"},
     {"hola recency", "{" TINY HOLA "\"expand_v\":1,\"cache_evict\":\"recency\"}"},
     {"hola h2o", "{" TINY HOLA "\"expand_v\":1,\"cache_evict\":\"h2o\"}"},
     {"hola none", "{" TINY HOLA "\"expand_v\":1,\"cache_evict\":\"none\"}"},
-    {"hola l2, tau learned", "{" TINY HOLA "\"expand_v\":1,\"cache_norm\":\"l2\",\"cache_tau_init\":3,\"cache_tau_freeze\":false}"},
+    {"hola l2, tau learned",
+     "{" TINY HOLA "\"expand_v\":1,\"cache_norm\":\"l2\",\"cache_tau_init\":3,\"cache_tau_freeze\":false}"},
     {"hola, value heads 4", "{" TINY HOLA "\"num_v_heads\":4,\"expand_v\":2,\"allow_neg_eigval\":true}"},
-    {"hola window 0", "{" TINY "\"model_type\":\"hola\",\"num_heads\":2,\"head_dim\":16,\"expand_v\":1,\"cache_window\":0,\"cache_chunk\":32}"},
-    {"hola default block", "{" TINY "\"model_type\":\"hola\",\"num_heads\":2,\"head_dim\":16,\"expand_v\":1,\"cache_gate_init\":0}"},
-    {"gated_deltanet", "{" TINY "\"model_type\":\"gated_deltanet\",\"num_heads\":2,\"head_dim\":16,\"expand_v\":2}"},
+    {"hola window 0", "{" TINY "\"model_type\":\"hola\",\"num_heads\":2,\"head_dim\":16,\"expand_v\":1,"
+                               "\"cache_window\":0,\"cache_chunk\":32}"},
+    {"hola default block",
+     "{" TINY
+     "\"model_type\":\"hola\",\"num_heads\":2,\"head_dim\":16,\"expand_v\":1,\"cache_gate_init\":0}"},
+    {"gated_deltanet",
+     "{" TINY "\"model_type\":\"gated_deltanet\",\"num_heads\":2,\"head_dim\":16,\"expand_v\":2}"},
     {"delta_net", "{" TINY "\"model_type\":\"delta_net\",\"num_heads\":3}"},
 };
 enum { VARIANTS = sizeof variants / sizeof *variants };

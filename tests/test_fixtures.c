@@ -4,8 +4,8 @@
 #include "hola.h"
 #include <jansson.h>
 
-static const char *const dirs[] = {"tests/data/fla_gdn", "tests/data/fla_gdn_sharded", "tests/data/fla_delta_net",
-                                   "tests/data/hola_tiny"};
+static const char *const dirs[] = {"tests/data/fla_gdn", "tests/data/fla_gdn_sharded",
+                                   "tests/data/fla_delta_net", "tests/data/hola_tiny"};
 
 struct expected {
     int32_t ids[256];
@@ -50,7 +50,8 @@ static void loads_as_it_is(void **state) {
         hola_model *m;
         CHECK_OK(hola_model_load(&m, dirs[i], NULL));
         double prefill = distance(m, &e, e.n), decode = distance(m, &e, 1);
-        if (!(prefill < 2e-5 && decode < 2e-5)) fail_msg("%s: prefill %.3g, decode %.3g away", dirs[i], prefill, decode);
+        if (!(prefill < 2e-5 && decode < 2e-5))
+            fail_msg("%s: prefill %.3g, decode %.3g away", dirs[i], prefill, decode);
         hola_model_free(m);
     }
 }
@@ -66,6 +67,7 @@ static void another_model_is_caught(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(loads_as_it_is), cmocka_unit_test(another_model_is_caught)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(loads_as_it_is),
+                                       cmocka_unit_test(another_model_is_caught)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

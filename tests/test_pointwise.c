@@ -55,7 +55,7 @@ static void compare(const struct kind *k, const struct hl_ops *o, const int64_t 
             if (!(e <= TOL))
                 fail_msg("%s %s variant %d, %d x %d: %s is %.3g away", o->name, k->name, variant, (int)Ms[m],
                          (int)widths[d], name, e);
-            if (m == SHAPES - 1) { /* the others are too small for more than one thread */
+            if (m == SHAPES - 1 && d % 2 == 0) { /* most others are too small for more than one thread */
                 run(k, o, three, &threads, Ms[m], widths[d], variant);
                 must_equal(&threads, &got, 0, "3 threads");
                 pw_free(&threads);

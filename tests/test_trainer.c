@@ -37,7 +37,8 @@ static void packed_is_separate(void **state) {
             if (memcmp(alone, packed + starts[i], (size_t)len * sizeof *alone))
                 fail_msg("%s: document %d packed differs from alone by %.3g", variants[v].name, (int)i,
                          farthest(alone, packed + starts[i], len));
-            if (i > 1 && len > 20) assert_true(farthest(alone, leaky + starts[i], 20) > 1e-3); /* a leak shows */
+            if (i > 1 && len > 20)
+                assert_true(farthest(alone, leaky + starts[i], 20) > 1e-3); /* a leak shows */
             free(alone);
         }
         free(packed);
@@ -98,7 +99,8 @@ static void threads_and_recompute(void **state) {
         for (int i = 0; i < 3; i++) {
             real *g = gradient(v, i == 0 ? 3 : 1, NULL, i > 0, &l2);
             assert_true(l1 == l2);
-            if (memcmp(one, g, (size_t)p.total * sizeof *g)) fail_msg("%s: gradients differ (%s)", variants[v].name, i ? "recompute" : "threads");
+            if (memcmp(one, g, (size_t)p.total * sizeof *g))
+                fail_msg("%s: gradients differ (%s)", variants[v].name, i ? "recompute" : "threads");
             free(g);
         }
         /* the fast backends against the reference, tensor by tensor */
@@ -108,8 +110,8 @@ static void threads_and_recompute(void **state) {
             real *g = gradient(v, 2, check_backend(b), false, &l1);
             assert_true(fabs(l1 - l2) < 5e-6);
             for (int64_t t = 0; t < p.n; t++)
-                CHECK_NEAR(g + p.tensor[t].offset, want + p.tensor[t].offset, 1, p.tensor[t].count, 2e-4, "%s, %s, %s",
-                           variants[v].name, check_backend(b), p.tensor[t].name);
+                CHECK_NEAR(g + p.tensor[t].offset, want + p.tensor[t].offset, 1, p.tensor[t].count, 2e-4,
+                           "%s, %s, %s", variants[v].name, check_backend(b), p.tensor[t].name);
             free(g);
         }
         free(one);
@@ -182,10 +184,9 @@ static void bad_gradients_change_nothing(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(packed_is_separate),
-                                       cmocka_unit_test(training_form_is_streaming_form),
-                                       cmocka_unit_test(threads_and_recompute),
-                                       cmocka_unit_test(training_lowers_the_loss),
-                                       cmocka_unit_test(bad_gradients_change_nothing)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(packed_is_separate), cmocka_unit_test(training_form_is_streaming_form),
+        cmocka_unit_test(threads_and_recompute), cmocka_unit_test(training_lowers_the_loss),
+        cmocka_unit_test(bad_gradients_change_nothing)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

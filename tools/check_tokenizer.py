@@ -2,11 +2,12 @@
 """Compares libhola's tokenizer with the original programs, id by id, and times both.
 
     make build/cc/libhola.so.0
-    tools/check_tokenizer.py spm  --lib LIB --model tokenizer.model [--mb N] [--seed N] [FILE...]
-    tools/check_tokenizer.py json --lib LIB --dir SCRATCH [--mb N] [FILE...]
+    tools/check_tokenizer.py spm   --lib LIB --model tokenizer.model [--dir SCRATCH] [--mb N] [FILE...]
+    tools/check_tokenizer.py json  --lib LIB --dir SCRATCH [--model tokenizer.model] [--mb N] [FILE...]
+    tools/check_tokenizer.py train --lib LIB --dir SCRATCH [--vocab-size N] TEXT.txt...
 
-spm needs Debian's python3-sentencepiece; json needs PyPI's tokenizers and trains small tokenizers of several
-styles into SCRATCH (and one converted from --model, if given). FILEs are .txt, .jsonl or .jsonl.xz (field "text");
+spm needs Debian's python3-sentencepiece; the others need PyPI's tokenizers (json with --model: sentencepiece too).
+json trains small tokenizers of several styles into SCRATCH. FILEs are .txt, .jsonl or .jsonl.xz (field "text");
 --mb limits the megabytes taken from each. Any difference: the input that shows it, and exit status 1."""
 import argparse
 import ctypes
@@ -174,7 +175,31 @@ def check_spm(args, lib):
         if got != want and "\ufffd" not in got:
             fail("spm: decode", str(ids), [got], [want])
     print(f"spm: {args.random:,} random texts, {tokens:,} ids, all equal", flush=True)
+    if args.dir:
+        check_spm_settings(args, lib)
     compare_files("spm", hola, oracle.EncodeAsIds, args.files, args.mb * 1e6)
+
+
+def check_spm_settings(args, lib):
+    """Small models with other settings than the usual ones, trained on the first file."""
+    import sentencepiece
+    os.makedirs(args.dir, exist_ok=True)
+    corpus = os.path.join(args.dir, "corpus.txt")
+    with open(corpus, "w", encoding="utf-8") as f:
+        f.writelines(line + "\n" for x in documents(args.files[0], 1e6) for line in x.split("\n") if line.strip())
+    user = ["[X]", "the", "'s ", "\u2581the\u2581", "..", "..."]
+    for k in range(16):
+        prefix = os.path.join(args.dir, f"spm-{k}")
+        settings = dict(byte_fallback=bool(k & 1), remove_extra_whitespaces=bool(k & 2), add_dummy_prefix=k % 5 != 4,
+                        user_defined_symbols=user if k & 4 else [], split_by_whitespace=not k & 8)
+        sentencepiece.SentencePieceTrainer.train(
+            input=corpus, model_prefix=prefix, vocab_size=1500, model_type="bpe", normalization_rule_name="identity",
+            character_coverage=0.9995, minloglevel=2, **settings)
+        hola, rng = Hola(lib, prefix + ".model"), random.Random(k)
+        oracle = sentencepiece.SentencePieceProcessor(model_file=prefix + ".model")
+        n = sum(compare(f"spm-{k} {settings}", hola, oracle.EncodeAsIds, oracle.DecodeIds, random_text(rng))
+                for _ in range(args.random // 4))
+        print(f"spm-{k}: {args.random // 4:,} random texts, {n:,} ids, all equal", flush=True)
 
 
 # ---- tokenizer.json ----
@@ -245,7 +270,7 @@ def styles(texts, args):
                                       byte_level=False, byte_fallback=True, unk_token="<unk>", special=("<unk>", "<s>"))
     yield "meta-whole", lambda: train([x[:40] for x in texts], pre.Metaspace(split=False), decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()]), size=900,
                                       byte_level=False, byte_fallback=True, unk_token="<unk>", special=("<unk>", "<s>"))
-    yield "llama2", lambda: train([x[:40] for x in texts], None or pre.Metaspace(split=False, prepend_scheme="never"), spaced, size=900, byte_level=False,
+    yield "llama2", lambda: train([x[:40] for x in texts], pre.Metaspace(split=False, prepend_scheme="never"), spaced, size=900, byte_level=False,
                                   byte_fallback=True, unk_token="<unk>", fuse_unk=True, special=("<unk>", "<s>"),
                                   normalizer=normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]))
     if args.model:
@@ -287,8 +312,11 @@ def check_json(args, lib):
     texts = [x for f in args.files for x in documents(f, 2e6)]
     texts = [p for x in texts for p in x.split("\n\n")][:20000] + [x for x in FRAGMENTS if x != "\x00"]  # hola refuses a NUL in a token
     FRAGMENTS.extend(["<l>", " <l> ", "<r>", " <r>\n ", "<lr>", "  <lr>  ", "the cat", "the cats", " the cat ", "<|end|>"])
-    check_classes(args, lib)
+    if not args.only:
+        check_classes(args, lib)
     for name, make in styles(texts, args):
+        if args.only and not name.startswith(args.only):
+            continue
         path = os.path.join(args.dir, name + ".json")
         make().save(path)
         oracle, hola = Tokenizer.from_file(path), Hola(lib, path)
@@ -304,22 +332,52 @@ def check_json(args, lib):
         compare_files(name, hola, lambda x: oracle.encode(x, add_special_tokens=False).ids, args.files, args.mb * 1e6)
 
 
+def check_train(args, lib):
+    """`hola tokenizer train` against BpeTrainer: the same vocabulary and merges, and the file loads there."""
+    import subprocess
+    from tokenizers import Tokenizer, models, pre_tokenizers as pre, trainers
+    os.makedirs(args.dir, exist_ok=True)
+    for path in args.files:
+        out = os.path.join(args.dir, "trained.json")
+        start = time.time()
+        subprocess.run([args.hola, "tokenizer", "train", "-o", out, "--vocab-size", str(args.vocab_size), path], check=True)
+        middle = time.time()
+        t = Tokenizer(models.BPE())
+        t.pre_tokenizer = pre.ByteLevel(add_prefix_space=False)
+        with open(path, encoding="utf-8", newline="") as f:
+            t.train_from_iterator([f.read()], trainers.BpeTrainer(
+                vocab_size=args.vocab_size, min_frequency=2, special_tokens=["<s>", "</s>"], show_progress=False,
+                initial_alphabet=pre.ByteLevel.alphabet()))
+        end = time.time()
+        want, got = json.loads(t.to_str())["model"], json.load(open(out))["model"]
+        merges = [x if isinstance(x, str) else " ".join(x) for x in want["merges"]]
+        if want["vocab"] != got["vocab"] or merges != got["merges"]:
+            sys.exit(f"DIFFERENT: the tokenizers trained on {path}")
+        hola, oracle, rng = Hola(lib, out), Tokenizer.from_file(out), random.Random(args.seed)
+        for _ in range(args.random // 10):
+            text = random_text(rng)
+            compare("trained", hola, lambda x: oracle.encode(x, add_special_tokens=False).ids, oracle.decode, text,
+                    "<s>" not in text and "</s>" not in text)
+        print(f"train: {os.path.basename(path)}: {len(got['vocab']):,} tokens, {len(merges):,} merges, all equal; hola "
+              f"{middle - start:.1f} s, oracle {end - middle:.1f} s", flush=True)
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("kind", choices=["spm", "json"])
+    p.add_argument("kind", choices=["spm", "json", "train"])
     p.add_argument("--lib", required=True)
     p.add_argument("--model")
     p.add_argument("--dir")
+    p.add_argument("--only", help="json: styles whose names begin so")
+    p.add_argument("--hola", default="./hola")
+    p.add_argument("--vocab-size", type=int, default=8000)
     p.add_argument("--mb", type=float, default=10)
     p.add_argument("--random", type=int, default=20000)
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("files", nargs="*")
     args = p.parse_intermixed_args()
     lib = load_library(args.lib)
-    if args.kind == "spm":
-        check_spm(args, lib)
-    else:
-        check_json(args, lib)
+    {"spm": check_spm, "json": check_json, "train": check_train}[args.kind](args, lib)
 
 
 if __name__ == "__main__":

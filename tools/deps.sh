@@ -16,9 +16,12 @@ missing() {
     compiles_with jansson.h || echo libjansson-dev
     [ "$for_what" = build ] || compiles_with cmocka.h || echo libcmocka-dev
 }
-# What hola can do without, at the price of a feature: compressed text in hola prepare. Tried for once.
+# What hola can do without, at the price of a feature: compressed text in hola prepare, several ranks in hola train
+# (only for tests, being large). Tried for once.
 optional() {
-    pkg-config --exists libarchive 2>/dev/null || [ -e build/.tried-optional ] || echo pkg-config libarchive-dev
+    [ ! -e build/.tried-optional-$for_what ] || return
+    pkg-config --exists libarchive 2>/dev/null || echo pkg-config libarchive-dev
+    [ "$for_what" = build ] || command -v mpirun >/dev/null || echo libopenmpi-dev openmpi-bin
 }
 
 # the usual case, in one run of the compiler
@@ -41,7 +44,7 @@ if [ "$sudo" != none ] && command -v apt-get >/dev/null; then
     # a machine that never asked for the list of packages has to do so first
     $sudo $get $install >/dev/null 2>&1 || { $sudo $get update && $sudo $get $install; }
 fi
-mkdir -p build && touch build/.tried-optional
+mkdir -p build && touch build/.tried-optional-$for_what
 packages=$(echo $(missing))
 [ -n "$packages" ] || exit 0
 echo "hola needs these Debian packages (or what they are called elsewhere): $packages"

@@ -36,6 +36,8 @@ int cli_ids_encode(const char *dir, const char *text_path, int64_t vocab, int32_
 int cmd_prepare(int argc, char **argv);
 int cmd_tokenizer(int argc, char **argv);
 int cmd_init(int argc, char **argv);
+int cmd_train(int argc, char **argv);
+int cmd_plot(int argc, char **argv);
 int cmd_score(int argc, char **argv);
 int cmd_inspect(int argc, char **argv);
 int cmd_bench(int argc, char **argv);

@@ -17,28 +17,28 @@
 #include "ops/xent/xent.h"
 
 /* X(name, struct): every op of the table */
-#define HL_OPS_LIST(X)                  \
-    X(linear_forward, hl_linear)        \
-    X(linear_backward, hl_linear)       \
-    X(rmsnorm_forward, hl_rmsnorm)      \
-    X(rmsnorm_backward, hl_rmsnorm)     \
-    X(l2norm_forward, hl_l2norm)        \
-    X(l2norm_backward, hl_l2norm)       \
-    X(conv_forward, hl_conv)            \
-    X(conv_backward, hl_conv)           \
-    X(gate_forward, hl_gate)            \
-    X(gate_backward, hl_gate)           \
-    X(gdn_forward, hl_gdn)              \
-    X(gdn_backward, hl_gdn)             \
-    X(cache_score, hl_score)            \
-    X(cache_forward, hl_cache)          \
-    X(cache_backward, hl_cache)         \
-    X(swiglu_forward, hl_swiglu)        \
-    X(swiglu_backward, hl_swiglu)       \
-    X(embed_forward, hl_embed)          \
-    X(embed_backward, hl_embed)         \
-    X(xent, hl_xent)                    \
-    X(adamw, hl_adamw)                  \
+#define HL_OPS_LIST(X)              \
+    X(linear_forward, hl_linear)    \
+    X(linear_backward, hl_linear)   \
+    X(rmsnorm_forward, hl_rmsnorm)  \
+    X(rmsnorm_backward, hl_rmsnorm) \
+    X(l2norm_forward, hl_l2norm)    \
+    X(l2norm_backward, hl_l2norm)   \
+    X(conv_forward, hl_conv)        \
+    X(conv_backward, hl_conv)       \
+    X(gate_forward, hl_gate)        \
+    X(gate_backward, hl_gate)       \
+    X(gdn_forward, hl_gdn)          \
+    X(gdn_backward, hl_gdn)         \
+    X(cache_score, hl_score)        \
+    X(cache_forward, hl_cache)      \
+    X(cache_backward, hl_cache)     \
+    X(swiglu_forward, hl_swiglu)    \
+    X(swiglu_backward, hl_swiglu)   \
+    X(embed_forward, hl_embed)      \
+    X(embed_backward, hl_embed)     \
+    X(xent, hl_xent)                \
+    X(adamw, hl_adamw)              \
     X(sumsq, hl_sumsq)
 
 #define HL_OPS_MEMBER(name, arg) void (*name)(struct hl_pool *, const struct arg *);

@@ -219,6 +219,8 @@ static hola_status put_added(hola_tokenizer *t, const json_t *a, bool normalizer
     free(copy.data);
     if (s != HOLA_OK) return s;
     struct hl_added_token *last = &list->token[list->n - 1];
+    if (normalised && normalizer) /* it decodes to what it matched */
+        t->bpe.piece[id].text = last->text, t->bpe.piece[id].len = last->len;
     last->lstrip = hl_json_flag(a, "lstrip", false);
     last->rstrip = hl_json_flag(a, "rstrip", false);
     last->single_word = hl_json_flag(a, "single_word", false);

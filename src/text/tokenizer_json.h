@@ -4,7 +4,7 @@
 #include "core/json.h"
 #include "text/tokenizer.h"
 
-enum { HL_JSON_MAX_ID = 1 << 24, HL_JSON_MAX_TOKEN = 1 << 16 };
+enum { HL_JSON_MAX_ID = 1 << 22, HL_JSON_MAX_TOKEN = 1 << 16 };
 
 /* "PATH: FIELD: WHAT"; HOLA_ENOTSUP for what is beyond this reader, HOLA_EFORMAT for what makes no sense. */
 hola_status hl_json_refuse(const char *path, const char *field, const char *what);

@@ -13,8 +13,8 @@
 struct hl_trainer_view;
 
 struct hl_train_state {
-    int64_t step;    /* steps done, skipped ones included */
-    int64_t updates; /* AdamW steps: those not skipped */
+    int64_t step;           /* steps done, skipped ones included */
+    int64_t updates;        /* AdamW steps: those not skipped */
     int64_t tokens, cursor; /* tokens read; rows of the dataset consumed */
     int64_t skipped, skipped_in_row;
     uint64_t seed;
@@ -28,7 +28,7 @@ struct hl_checkpoint {
     const hola_model *model;
     const real *m, *v; /* laid out as the parameter block */
     struct hl_train_state state;
-    json_t *schedule;   /* what else training.json says; borrowed */
+    json_t *run;              /* what defines the run, for training.json; borrowed */
     const char *const *files; /* to be copied into it; NULL ends */
 };
 

@@ -24,11 +24,8 @@ extern const struct hl_dist hl_dist_alone; /* one rank; the functions do nothing
 /* All ranks fail where one does: *speaks is set for exactly one of those that know why. */
 hola_status hl_dist_agree(const struct hl_dist *d, hola_status s, bool *speaks);
 
-#ifdef HL_HAVE_MPI
-/* Whether mpirun started this process; only then may MPI be touched. */
-bool hl_mpi_present(void);
+/* dist_mpi.c, in programs that have it. To be called only where mpirun started this process. */
 hola_status hl_mpi_begin(struct hl_dist *d, int *argc, char ***argv);
 void hl_mpi_end(void);
-#endif
 
 #endif

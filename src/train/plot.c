@@ -7,9 +7,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { WIDTH = 1080, PANEL_W = 460, PANEL_H = 250, LEFT = 66, TOP = 34, GAP_X = 540, GAP_Y = 330, POINTS = 800 };
+enum {
+    WIDTH = 1080,
+    PANEL_W = 460,
+    PANEL_H = 250,
+    LEFT = 66,
+    TOP = 34,
+    GAP_X = 540,
+    GAP_Y = 330,
+    POINTS = 800
+};
 
-static const char *const colors[] = {"#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8c564b", "#7f7f7f"};
+static const char *const colors[] = {"#1f77b4", "#d62728", "#2ca02c", "#9467bd",
+                                     "#ff7f0e", "#17becf", "#8c564b", "#7f7f7f"};
 enum { COLORS = sizeof colors / sizeof *colors };
 
 /* ---- text that grows ---- */
@@ -52,15 +62,16 @@ static void put_escaped(struct text *t, const char *s) {
 struct panel {
     const char *title;
     size_t field, other; /* of struct hl_metric; other: dashed on top, 0: none */
-    const char *format;
 };
 #define AT(f) offsetof(struct hl_metric, f)
-static const struct panel panels[] = {{"loss (dashed: validation)", AT(loss), AT(val_loss), "%.4f"},
-                                      {"learning rate", AT(lr), 0, "%.3e"},
-                                      {"gradient norm", AT(grad_norm), 0, "%.4g"},
-                                      {"tokens per second", AT(tok_per_s), 0, "%.0f"}};
+static const struct panel panels[] = {{"loss (dashed: validation)", AT(loss), AT(val_loss)},
+                                      {"learning rate", AT(lr), 0},
+                                      {"gradient norm", AT(grad_norm), 0},
+                                      {"tokens per second", AT(tok_per_s), 0}};
 
-static double value(const struct hl_metric *m, size_t field) { return *(const double *)((const char *)m + field); }
+static double value(const struct hl_metric *m, size_t field) {
+    return *(const double *)((const char *)m + field);
+}
 
 struct range {
     double x0, x1, y0, y1;
@@ -79,7 +90,8 @@ static bool y_range(const struct hl_plot_run *run, int n, const struct panel *p,
     if (!v) return false;
     for (int i = 0; i < n; i++)
         for (int64_t k = 0; k < run[i].history->n; k++) {
-            double a = value(&run[i].history->at[k], p->field), b = p->other ? value(&run[i].history->at[k], p->other) : (double)NAN;
+            double a = value(&run[i].history->at[k], p->field),
+                   b = p->other ? value(&run[i].history->at[k], p->other) : (double)NAN;
             if (isfinite(a)) v[count++] = a;
             if (isfinite(b)) v[count++] = b;
         }
@@ -87,7 +99,8 @@ static bool y_range(const struct hl_plot_run *run, int n, const struct panel *p,
     r->y0 = count ? v[0] : 0;
     r->y1 = count ? v[(int64_t)(0.995 * (double)(count - 1) + 0.5)] : 1;
     double margin = 0.04 * (r->y1 - r->y0);
-    if (margin <= 0) margin = r->y1 != 0 ? 0.05 * fabs(r->y1) : 1;
+    if (margin < 1e-6 * fabs(r->y1)) margin = 1e-6 * fabs(r->y1); /* ticks must be told apart */
+    if (margin <= 0) margin = 1;
     r->y0 -= margin, r->y1 += margin;
     free(v);
     return true;
@@ -107,20 +120,21 @@ static double to_y(const struct range *r, double y) {
 
 static void axes(struct text *t, const struct panel *p, const struct range *r) {
     double sx = tick_step(r->x1 - r->x0, 6), sy = tick_step(r->y1 - r->y0, 5);
-    put(t, "<rect width='%d' height='%d' fill='#fff' stroke='#999'/>\n<text x='0' y='-10' class='h'>%s</text>\n", PANEL_W,
-        PANEL_H, p->title);
+    put(t,
+        "<rect width='%d' height='%d' fill='#fff' stroke='#999'/>\n<text x='0' y='-10' class='h'>%s</text>\n",
+        PANEL_W, PANEL_H, p->title);
     for (double y = ceil(r->y0 / sy) * sy; y <= r->y1; y += sy)
-        put(t, "<path d='M0 %.1fh%d' class='g'/><text x='-6' y='%.1f' class='y'>%.4g</text>\n", to_y(r, y), PANEL_W,
-            to_y(r, y) + 4, fabs(y) < 1e-9 * sy ? 0 : y);
+        put(t, "<path d='M0 %.1fh%d' class='g'/><text x='-6' y='%.1f' class='y'>%.4g</text>\n", to_y(r, y),
+            PANEL_W, to_y(r, y) + 4, fabs(y) < 1e-9 * sy ? 0 : y);
     for (double x = ceil(r->x0 / sx) * sx; x <= r->x1; x += sx)
-        put(t, "<path d='M%.1f 0v%d' class='g'/><text x='%.1f' y='%d' class='x'>%.7g</text>\n", to_x(r, x), PANEL_H,
-            to_x(r, x), PANEL_H + 17, x);
+        put(t, "<path d='M%.1f 0v%d' class='g'/><text x='%.1f' y='%d' class='x'>%.7g</text>\n", to_x(r, x),
+            PANEL_H, to_x(r, x), PANEL_H + 17, x);
     put(t, "<text x='%d' y='%d' class='x'>step</text>\n", PANEL_W / 2, PANEL_H + 34);
 }
 
 /* At most POINTS points, each the mean of the steps that fall together; a gap where nothing is finite. */
-static void curve(struct text *t, const struct hl_history *h, size_t field, const struct range *r, const char *color,
-                  bool dashed) {
+static void curve(struct text *t, const struct hl_history *h, size_t field, const struct range *r,
+                  const char *color, bool dashed) {
     const int64_t bin = (h->n + POINTS - 1) / POINTS;
     int64_t drawn = 0;
     put(t, "<path class='c' stroke='%s'%s d='", color, dashed ? " stroke-dasharray='5 3'" : "");
@@ -131,7 +145,9 @@ static void curve(struct text *t, const struct hl_history *h, size_t field, cons
             double v = value(&h->at[j], field);
             if (isfinite(v)) sum += v, steps += (double)h->at[j].step, k++;
         }
-        if (k > 0) put(t, "%c%.2f %.2f", pen ? 'L' : 'M', to_x(r, steps / (double)k), to_y(r, sum / (double)k)), drawn++;
+        if (k > 0)
+            put(t, "%c%.2f %.2f", pen ? 'L' : 'M', to_x(r, steps / (double)k), to_y(r, sum / (double)k)),
+                drawn++;
         pen = k > 0 || (dashed && pen); /* evaluations are far apart: one line through them */
     }
     put(t, drawn == 1 ? "h1'/>\n" : "'/>\n"); /* a lone point is still seen */
@@ -143,8 +159,8 @@ static void put_panel(struct text *t, const struct hl_plot_run *run, int n, int 
         t->failed = true;
         return;
     }
-    put(t, "<g class='p' transform='translate(%d %d)' data-r='%.17g %.17g %.17g %.17g'>\n", LEFT + i % 2 * GAP_X,
-        TOP + 24 * ((n + 2) / 3) + i / 2 * GAP_Y, r.x0, r.x1, r.y0, r.y1);
+    put(t, "<g class='p' transform='translate(%d %d)' data-r='%.17g %.17g %.17g %.17g'>\n",
+        LEFT + i % 2 * GAP_X, TOP + 24 * ((n + 2) / 3) + i / 2 * GAP_Y, r.x0, r.x1, r.y0, r.y1);
     axes(t, p, &r);
     for (int k = 0; k < n; k++) {
         curve(t, run[k].history, p->field, &r, colors[k % COLORS], false);
@@ -158,7 +174,8 @@ static void legend(struct text *t, const struct hl_plot_run *run, int n) {
     for (int k = 0; k < n; k++) {
         const struct hl_history *h = run[k].history;
         const int x = LEFT + k % 3 * 340, y = 18 + k / 3 * 24;
-        put(t, "<path d='M%d %dh22' stroke='%s' stroke-width='3'/><text x='%d' y='%d'>", x, y - 4, colors[k % COLORS], x + 28, y);
+        put(t, "<path d='M%d %dh22' stroke='%s' stroke-width='3'/><text x='%d' y='%d'>", x, y - 4,
+            colors[k % COLORS], x + 28, y);
         put_escaped(t, run[k].name);
         if (h->n > 0) put(t, ": step %" PRId64 ", loss %.4f", h->at[h->n - 1].step, h->at[h->n - 1].loss);
         put(t, "</text>\n");
@@ -171,9 +188,13 @@ static void put_svg(struct text *t, const struct hl_plot_run *run, int n) {
     for (int i = 0; i < n; i++)
         for (int64_t k = 0; k < run[i].history->n; k++)
             if ((double)run[i].history->at[k].step > r.x1) r.x1 = (double)run[i].history->at[k].step;
-    put(t, "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 %d %d' font-family='sans-serif' font-size='12'>\n"
-           "<style>.h{font-size:14px;font-weight:bold}.g{stroke:#e4e4e4}.c{fill:none;stroke-width:1.4}.y{text-anchor:end}"
-           ".x{text-anchor:middle}</style>\n<rect width='100%%' height='100%%' fill='#fff'/>\n", WIDTH, height);
+    put(t,
+        "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 %d %d' font-family='sans-serif' "
+        "font-size='12'>\n"
+        "<style>.h{font-size:14px;font-weight:bold}.g{stroke:#e4e4e4}.c{fill:none;stroke-width:1.4}.y{text-"
+        "anchor:end}"
+        ".x{text-anchor:middle}</style>\n<rect width='100%%' height='100%%' fill='#fff'/>\n",
+        WIDTH, height);
     legend(t, run, n);
     for (int i = 0; i < 4; i++) put_panel(t, run, n, i, r);
     put(t, "</svg>\n");
@@ -181,21 +202,27 @@ static void put_svg(struct text *t, const struct hl_plot_run *run, int n) {
 
 /* Finds, on every curve of the panel, the point nearest to the mouse and shows its step and value. */
 static const char script[] =
-    "document.querySelectorAll('.p').forEach(p=>{const r=p.dataset.r.split(' ').map(Number),S='http://www.w3.org/2000/svg',"
-    "l=document.createElementNS(S,'path'),t=document.createElementNS(S,'text');l.setAttribute('stroke','#888');"
+    "document.querySelectorAll('.p').forEach(p=>{const r=p.dataset.r.split(' "
+    "').map(Number),S='http://www.w3.org/2000/svg',"
+    "l=document.createElementNS(S,'path'),t=document.createElementNS(S,'text');l.setAttribute('stroke','#888'"
+    ");"
     "t.setAttribute('y',-10);t.setAttribute('x',460);t.setAttribute('text-anchor','end');p.append(l,t);"
     "const c=[...p.querySelectorAll('.c')].map(c=>({k:c.getAttribute('stroke'),d:[...c.getAttribute('d')"
     ".matchAll(/[ML]([-\\d.]+) ([-\\d.]+)/g)].map(m=>[+m[1],+m[2]])})).filter(c=>c.d.length);"
-    "p.onmousemove=e=>{const x=new DOMPoint(e.clientX,e.clientY).matrixTransform(p.getScreenCTM().inverse()).x;"
+    "p.onmousemove=e=>{const x=new "
+    "DOMPoint(e.clientX,e.clientY).matrixTransform(p.getScreenCTM().inverse()).x;"
     "if(x<0||x>460||!c.length)return;l.setAttribute('d','M'+x+' 0v250');t.textContent='';c.forEach((c,i)=>{"
     "const q=c.d.reduce((a,b)=>Math.abs(b[0]-x)<Math.abs(a[0]-x)?b:a),s=document.createElementNS(S,'tspan');"
     "s.setAttribute('fill',c.k);s.textContent=(i?'  ':'step '+Math.round(r[0]+q[0]/460*(r[1]-r[0]))+'  ')+"
-    "(r[3]-q[1]/250*(r[3]-r[2])).toPrecision(5);t.append(s)})};p.onmouseleave=()=>{l.setAttribute('d','');t.textContent=''}})";
+    "(r[3]-q[1]/"
+    "250*(r[3]-r[2])).toPrecision(5);t.append(s)})};p.onmouseleave=()=>{l.setAttribute('d','');t.textContent="
+    "''}})";
 
 hola_status hl_plot_write(const char *path, const struct hl_plot_run *run, int n, int refresh) {
-    struct text t = {0};
+    struct text t = {.data = malloc(1 << 16), .room = 1 << 16};
     size_t len = strlen(path);
     hola_status s;
+    t.failed = !t.data;
     if (len > 4 && !strcmp(path + len - 4, ".svg")) {
         put_svg(&t, run, n);
     } else {

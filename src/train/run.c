@@ -43,7 +43,8 @@ static hola_status accumulate(struct hl_run *r, double *loss) {
         const int64_t to = at + r->rows_per_micro < end ? at + r->rows_per_micro : end;
         const struct hl_slice x = hl_batch_slice(&r->batch, at, to);
         double sum;
-        hola_status s = hola_trainer_accumulate(r->trainer, x.ids, x.n, x.starts, x.n_starts, weight, &sum, NULL);
+        hola_status s =
+            hola_trainer_accumulate(r->trainer, x.ids, x.n, x.starts, x.n_starts, weight, &sum, NULL);
         if (s != HOLA_OK) return s;
         *loss += sum;
     }
@@ -95,8 +96,10 @@ static hola_status one_step(struct hl_run *r, struct hl_metric *m, bool *stop) {
     m->step = t->step, m->tokens = t->tokens, m->lr = lr, m->skipped = t->skipped;
     if (t->skipped_in_row >= MOST_SKIPPED) {
         r->speaks = r->root;
-        return hl_fail(HOLA_ENUMERIC, "step %" PRId64 ": the gradients of %d steps in a row were not finite; "
-                       "a smaller learning rate may help", t->step, MOST_SKIPPED);
+        return hl_fail(HOLA_ENUMERIC,
+                       "step %" PRId64 ": the gradients of %d steps in a row were not finite; "
+                       "a smaller learning rate may help",
+                       t->step, MOST_SKIPPED);
     }
     return HOLA_OK;
 }
@@ -130,9 +133,14 @@ static hola_status evaluate(struct hl_run *r, double *val_loss) {
 
 static hola_status write_checkpoint(struct hl_run *r, const real *m, const real *v) {
     struct hl_train_state *t = &r->state;
-    const struct hl_checkpoint c = {.model = r->model, .m = m, .v = v, .state = *t, .schedule = r->identity,
+    const struct hl_checkpoint c = {.model = r->model,
+                                    .m = m,
+                                    .v = v,
+                                    .state = *t,
+                                    .run = r->identity,
                                     .files = (const char *const *)r->files};
-    hola_status s = hl_metrics_sync(&r->metrics); /* no line of a step that is in a checkpoint may be missing */
+    hola_status s =
+        hl_metrics_sync(&r->metrics); /* no line of a step that is in a checkpoint may be missing */
     if (s == HOLA_OK) s = hl_checkpoint_write(r->dir.checkpoints, &c);
     if (s == HOLA_OK) s = hl_rundir_point(&r->dir, "latest", t->step);
     if (s == HOLA_OK && t->best_step == t->step) s = hl_rundir_point(&r->dir, "best", t->step);
@@ -150,7 +158,8 @@ static hola_status save(struct hl_run *r) {
     real *all_m = !alone && r->root ? malloc(bytes) : NULL, *all_v = !alone && r->root ? malloc(bytes) : NULL;
     hola_status s = HOLA_OK;
     /* the lowest loss seen; without any, the latest */
-    if (!isfinite(t->best_val) || t->val_loss <= t->best_val) t->best_step = t->step, t->best_val = t->val_loss;
+    if (!isfinite(t->best_val) || t->val_loss <= t->best_val)
+        t->best_step = t->step, t->best_val = t->val_loss;
     if (!alone) {
         int64_t good = !r->root || (all_m && all_v);
         r->dist->broadcast(&good, sizeof good);
@@ -192,14 +201,17 @@ static void log_step(struct hl_run *r, const struct hl_metric *m, double seconds
 static void announce(struct hl_run *r) {
     const struct hl_train *o = r->o;
     const struct hl_dataset_info *train = hl_dataset_info(r->train);
-    struct hl_train_begin b = {.steps = r->schedule.steps, .step = r->state.step,
-                               .parameters = hola_config_parameters(&o->config), .train_tokens = train->tokens,
+    struct hl_train_begin b = {.steps = r->schedule.steps,
+                               .step = r->state.step,
+                               .parameters = hola_config_parameters(&o->config),
+                               .train_tokens = train->tokens,
                                .val_tokens = r->val ? hl_dataset_info(r->val)->tokens : 0,
                                .tokens_per_step = o->batch_tokens};
     if (!r->root || !o->report.begin) return;
     b.epochs = (double)(b.steps * r->rows_per_step) / (double)train->rows;
     b.flop_per_token = 6.0 * (double)b.parameters;
-    if (!o->config.tie_word_embeddings) b.flop_per_token -= 6.0 * (double)(o->config.vocab_size * o->config.hidden_size);
+    if (!o->config.tie_word_embeddings)
+        b.flop_per_token -= 6.0 * (double)(o->config.vocab_size * o->config.hidden_size);
     if (r->dist->size == 1) b.peak = hl_train_peak(r->model);
     o->report.begin(o->report.ctx, &b);
 }
@@ -230,7 +242,8 @@ static hola_status advance(struct hl_run *r, bool *stop) {
             s = HOLA_OK;
         }
     }
-    if (last || *stop || every(o->plot_every > 0 ? o->plot_every : r->eval_every, m.step)) plot(r, !last && !*stop);
+    if (last || *stop || every(o->plot_every > 0 ? o->plot_every : r->eval_every, m.step))
+        plot(r, !last && !*stop);
     return s;
 }
 

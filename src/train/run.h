@@ -12,7 +12,7 @@ enum { HL_RUN_FILES = 8 };
 struct hl_run {
     const struct hl_train *o;
     const struct hl_dist *dist;
-    bool root, speaks; /* root: rank 0, who writes; speaks: see hl_train_result */
+    bool root, speaks;              /* root: rank 0, who writes; speaks: see hl_train_result */
     struct hl_dataset *train, *val; /* val NULL: none */
     struct hl_batch batch;
     int64_t rows_per_step, rows_per_micro, eval_rows, eval_every;

@@ -53,13 +53,15 @@ static void find_tokenizer(struct hl_run *r) {
 static hola_status setup_data(struct hl_run *r) {
     const struct hl_train *o = r->o;
     hola_status s;
-    if (o->seq_len < 2) return hl_fail(HOLA_EINVAL, "rows of %" PRId64 " tokens have nothing to predict", o->seq_len);
+    if (o->seq_len < 2)
+        return hl_fail(HOLA_EINVAL, "rows of %" PRId64 " tokens have nothing to predict", o->seq_len);
     if (o->batch_tokens % o->seq_len != 0 || o->batch_tokens < o->seq_len)
-        return hl_fail(HOLA_EINVAL, "a batch of %" PRId64 " tokens is not a number of rows of %" PRId64, o->batch_tokens,
-                       o->seq_len);
+        return hl_fail(HOLA_EINVAL, "a batch of %" PRId64 " tokens is not a number of rows of %" PRId64,
+                       o->batch_tokens, o->seq_len);
     r->rows_per_step = o->batch_tokens / o->seq_len;
     if (r->rows_per_step < r->dist->size)
-        return hl_fail(HOLA_EINVAL, "a batch of %" PRId64 " rows cannot be shared by %d ranks", r->rows_per_step, r->dist->size);
+        return hl_fail(HOLA_EINVAL, "a batch of %" PRId64 " rows cannot be shared by %d ranks",
+                       r->rows_per_step, r->dist->size);
     r->rows_per_micro = o->micro_tokens / o->seq_len;
     if (r->rows_per_micro < 1) r->rows_per_micro = 1;
     if (r->rows_per_micro > r->rows_per_step) r->rows_per_micro = r->rows_per_step;
@@ -86,11 +88,14 @@ static hola_status setup_schedule(struct hl_run *r) {
     if (c->steps == 0) c->steps = hl_dataset_info(r->train)->rows / r->rows_per_step;
     if (c->steps < 1) c->steps = 1;
     if (c->warmup < 0) c->warmup = c->steps / 10 < 1000 ? c->steps / 10 : 1000;
+    if (c->kind != HL_WSD) c->decay = 0;
     if (c->decay < 0) c->decay = c->steps / 5;
     if (c->warmup > c->steps)
-        return hl_fail(HOLA_EINVAL, "a warmup of %" PRId64 " steps is longer than the run of %" PRId64, c->warmup, c->steps);
+        return hl_fail(HOLA_EINVAL, "a warmup of %" PRId64 " steps is longer than the run of %" PRId64,
+                       c->warmup, c->steps);
     if (c->kind == HL_WSD && c->warmup + c->decay > c->steps)
-        return hl_fail(HOLA_EINVAL, "warmup and decay, %" PRId64 " steps, are longer than the run of %" PRId64,
+        return hl_fail(HOLA_EINVAL,
+                       "warmup and decay, %" PRId64 " steps, are longer than the run of %" PRId64,
                        c->warmup + c->decay, c->steps);
     return HOLA_OK;
 }
@@ -104,7 +109,8 @@ static hola_status fingerprint(struct hl_run *r, char out[24]) {
     for (int i = 0; i < 2; i++) {
         hola_status s = hl_batch_load(&r->batch, r->train, NULL, rows[i], 1);
         if (s != HOLA_OK) return s;
-        for (int64_t k = 0; k < r->batch.tokens; k++) h = (h ^ (uint64_t)(uint32_t)r->batch.ids[k]) * 0x100000001b3u;
+        for (int64_t k = 0; k < r->batch.tokens; k++)
+            h = (h ^ (uint64_t)(uint32_t)r->batch.ids[k]) * 0x100000001b3u;
     }
     snprintf(out, 24, "%016" PRIx64, h);
     return HOLA_OK;
@@ -128,20 +134,20 @@ static hola_status setup_identity(struct hl_run *r) {
     if (s != HOLA_OK) return free(from), s;
     data = json_pack("{s:I, s:I, s:s}", "train_tokens", (json_int_t)train->tokens, "val_tokens",
                      (json_int_t)(r->val ? hl_dataset_info(r->val)->tokens : 0), "fingerprint", print);
-    root = json_pack("{s:I, s:I, s:I, s:b, s:I, s:f, s:s, s:I, s:f, s:I}", "seed", (json_int_t)o->seed, "seq_len",
-                     (json_int_t)o->seq_len, "batch_tokens", (json_int_t)o->batch_tokens, "documents", o->documents,
-                     "steps", (json_int_t)r->schedule.steps, "lr", r->schedule.peak, "schedule",
-                     hl_schedule_names[r->schedule.kind], "warmup", (json_int_t)r->schedule.warmup, "min_lr",
-                     r->schedule.floor, "decay", (json_int_t)r->schedule.decay);
-    json_t *adamw = json_pack("{s:f, s:f, s:f, s:f, s:f}", "beta1", o->adamw.beta1, "beta2", o->adamw.beta2, "eps",
-                              o->adamw.eps, "weight_decay", o->adamw.weight_decay, "clip", o->adamw.clip);
-    json_t *eval = json_pack("{s:I, s:I}", "eval_every", (json_int_t)r->eval_every, "eval_rows", (json_int_t)r->eval_rows);
+    root =
+        json_pack("{s:I, s:I, s:I, s:b, s:I, s:f, s:s, s:I, s:f, s:I}", "seed", (json_int_t)o->seed,
+                  "seq_len", (json_int_t)o->seq_len, "batch_tokens", (json_int_t)o->batch_tokens, "documents",
+                  o->documents, "steps", (json_int_t)r->schedule.steps, "lr", r->schedule.peak, "schedule",
+                  hl_schedule_names[r->schedule.kind], "warmup", (json_int_t)r->schedule.warmup, "min_lr",
+                  r->schedule.floor, "decay", (json_int_t)r->schedule.decay);
+    json_t *adamw =
+        json_pack("{s:f, s:f, s:f, s:f, s:f}", "beta1", o->adamw.beta1, "beta2", o->adamw.beta2, "eps",
+                  o->adamw.eps, "weight_decay", o->adamw.weight_decay, "clip", o->adamw.clip);
     json_t *start = from || o->from ? json_string(from ? from : o->from) : json_null();
-    bool good = root && data && adamw && eval && start;
-    if (good) json_object_update(root, adamw), json_object_update(root, eval);
-    good = good && json_object_set(root, "from", start) == 0 && json_object_set(root, "data", data) == 0 &&
-           json_object_set(root, "config", config) == 0;
-    json_decref(adamw), json_decref(eval), json_decref(start), json_decref(data), json_decref(config);
+    bool good = root && data && adamw && start;
+    good = good && json_object_update(root, adamw) == 0 && json_object_set(root, "from", start) == 0 &&
+           json_object_set(root, "data", data) == 0 && json_object_set(root, "config", config) == 0;
+    json_decref(adamw), json_decref(start), json_decref(data), json_decref(config);
     free(from);
     r->identity = root;
     return good ? HOLA_OK : no_memory();
@@ -150,10 +156,12 @@ static hola_status setup_identity(struct hl_run *r) {
 /* The options that do not define the run; kept for the reader of run.json. */
 static json_t *other_options(const struct hl_run *r) {
     const struct hl_train *o = r->o;
-    return json_pack("{s:s, s:s, s:I, s:I, s:I, s:i, s:s, s:b, s:i}", "data", o->data, "out", o->out, "micro_tokens",
-                     (json_int_t)o->micro_tokens, "save_every", (json_int_t)o->save_every, "keep", (json_int_t)o->keep,
-                     "threads", o->model.threads, "backend", o->model.backend ? o->model.backend : "cpu", "recompute",
-                     o->adamw.recompute, "ranks", r->dist->size);
+    return json_pack("{s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:i, s:s, s:b, s:i}", "data", o->data, "out",
+                     o->out, "micro_tokens", (json_int_t)o->micro_tokens, "eval_every",
+                     (json_int_t)r->eval_every, "eval_rows", (json_int_t)r->eval_rows, "save_every",
+                     (json_int_t)o->save_every, "keep", (json_int_t)o->keep, "threads", o->model.threads,
+                     "backend", o->model.backend ? o->model.backend : "cpu", "recompute", o->adamw.recompute,
+                     "ranks", r->dist->size);
 }
 
 /* ---- model ---- */
@@ -207,7 +215,8 @@ static hola_status open_directory(struct hl_run *r, int64_t *step) {
 
 hola_status hl_run_setup(struct hl_run *r, const struct hl_train *o) {
     int64_t step = -1;
-    *r = (struct hl_run){.o = o, .dist = o->dist ? o->dist : &hl_dist_alone, .dir.lock = -1, .metrics.fd = -1};
+    *r =
+        (struct hl_run){.o = o, .dist = o->dist ? o->dist : &hl_dist_alone, .dir.lock = -1, .metrics.fd = -1};
     r->root = r->dist->rank == 0;
     hola_status s = setup_data(r);
     if (s == HOLA_OK) s = setup_schedule(r);

@@ -33,7 +33,7 @@ struct hl_train {
     struct hl_schedule schedule; /* its steps come from here; warmup, decay -1: default */
     hola_train_opts adamw;
     uint64_t seed;
-    int64_t eval_every, eval_tokens; /* 0: default */
+    int64_t eval_every, eval_tokens;      /* 0: default */
     int64_t save_every, keep, plot_every; /* plot_every 0: with the evaluations */
     bool restart;
     hola_options model;

@@ -43,32 +43,32 @@ INLINE void sum(int mr, int nv, hola_dtype dtype, vr acc[HL_MR][FULL], const str
     }
 }
 
-INLINE void put(int mr, int nv, bool add, real *C, int64_t ldc, vr acc[HL_MR][FULL], vr alpha) {
+/* One form for both, so that no compiler fuses the multiply-add here and not there. */
+INLINE void put(int mr, int nv, const struct hl_tile *t, int64_t c, vr acc[HL_MR][FULL]) {
+    vr alpha = spread(t->alpha);
+    real *C = t->C + c;
     UNROLL
-    for (int i = 0; i < mr; i++, C += ldc) {
+    for (int i = 0; i < mr; i++, C += t->ldc) {
         UNROLL
         for (int j = 0; j < nv; j++)
-            v_store(C + j * VL, add ? v_load(C + j * VL) + alpha * acc[i][j] : alpha * acc[i][j]);
+            v_store(C + j * VL, (t->add ? v_load(C + j * VL) : (vr){0}) + alpha * acc[i][j]);
     }
 }
 
-/* `add` too is a constant: with both forms in one function a compiler may share their product and so fuse
- * the multiply-add for some heights only. */
-INLINE void rows(int mr, bool add, hola_dtype dtype, const struct hl_tile *t) {
+INLINE void rows(int mr, hola_dtype dtype, const struct hl_tile *t) {
     int nv = mr <= ROWS_FULL ? FULL : PART;
     for (int i = 0; i < mr; i++) /* C comes from far away and is needed only at the end */
         for (int c = 0; c < t->n; c += 64 / (int)sizeof(real)) __builtin_prefetch(t->C + i * t->ldc + c, 1);
     for (int c = 0; c < t->n; c += nv * VL) {
         vr acc[HL_MR][FULL];
         sum(mr, nv, dtype, acc, t, c);
-        put(mr, nv, add, t->C + c, t->ldc, acc, spread(t->alpha));
+        put(mr, nv, t, c, acc);
     }
 }
 
-#define ROWS(m, d)                             \
-    case 2 * (m): rows(m, false, d, t); break; \
-    case 2 * (m) + 1:                          \
-        rows(m, true, d, t);                   \
+#define ROWS(m, d)     \
+    case m:            \
+        rows(m, d, t); \
         break;
 #define FOUR(m, d) ROWS(m, d) ROWS((m) + 1, d) ROWS((m) + 2, d) ROWS((m) + 3, d)
 #if defined(__AVX512F__)
@@ -80,13 +80,13 @@ INLINE void rows(int mr, bool add, hola_dtype dtype, const struct hl_tile *t) {
 #endif
 
 static void whole(const struct hl_tile *t) {
-    switch (2 * t->mr + t->add) { ALL_ROWS(HOLA_F32) }
+    switch (t->mr) { ALL_ROWS(HOLA_F32) }
 }
 static void whole_bf16(const struct hl_tile *t) {
-    switch (2 * t->mr + t->add) { ALL_ROWS(HOLA_BF16) }
+    switch (t->mr) { ALL_ROWS(HOLA_BF16) }
 }
 static void whole_f16(const struct hl_tile *t) {
-    switch (2 * t->mr + t->add) { ALL_ROWS(HOLA_F16) }
+    switch (t->mr) { ALL_ROWS(HOLA_F16) }
 }
 
 static void run(const struct hl_tile *t) {

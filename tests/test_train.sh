@@ -1,0 +1,174 @@
+#!/bin/bash
+# test_train.sh -- hola train as its users meet it: stopped, killed, short of disk, asked for nonsense.
+# HOLA names the program. Everything it needs it writes itself.
+hola=${HOLA:-./hola}
+[ -x "$hola" ] || { echo "$hola: no such program" && exit 1; }
+dir=$(mktemp -d) || exit 1
+trap 'rm -rf "$dir"' EXIT
+checks=0 failures=0
+bad() { failures=$((failures + 1)) && echo "FAILED: $*"; }
+ok() { checks=$((checks + 1)) && { "$@" >/dev/null 2>&1 || bad "$*"; }; }
+
+config() { # FILE WIDTH VOCAB
+    cat >"$1" <<END
+{"model_type": "hola", "hidden_size": $2, "num_hidden_layers": 2, "num_heads": 2, "head_dim": 16, "expand_v": 1,
+ "intermediate_size": 48, "vocab_size": $3, "tie_word_embeddings": true, "cache_window": 4, "cache_chunk": 16}
+END
+}
+config "$dir/c.json" 32 258
+for i in $(seq 150); do echo "line $i of a text: $((i * i)) is the square of $i, and $((i * 7)) is seven times it."; done >"$dir/a.txt"
+ok "$hola" prepare -o "$dir/data" --tokenizer byte --split-lines --val 0.1 "$dir/a.txt"
+
+steps=12
+# train OUT [OPTIONS...]; what it says goes to $dir/err. exec=exec train ... & makes $! the program itself.
+exec=
+train() {
+    out=$1
+    shift
+    $exec "$hola" train --data "$dir/data" --out "$dir/$out" --config "$dir/c.json" --steps $steps --batch-tokens 128 \
+        --seq-len 32 --micro-tokens 64 --lr 3e-3 --eval-every 4 --eval-tokens 256 --save-every 1 -t 1 "$@" 2>"$dir/err"
+}
+# expect STATUS TEXT OUT [OPTIONS...]: one line on stderr holds TEXT
+expect() {
+    want=$1 text=$2
+    shift 2
+    checks=$((checks + 1))
+    train "$@" >"$dir/text"
+    got=$?
+    [ $got = "$want" ] || bad "train $*: status $got, not $want: $(cat "$dir/err")"
+    [ "$(grep -c '^hola: ' "$dir/err")" = 1 ] || bad "train $*: not one line: $(cat "$dir/err")"
+    grep -qF -e "$text" "$dir/err" || bad "train $*: no '$text' in: $(cat "$dir/err")"
+}
+# the curve without what the clock says
+curve() { sed 's/"tok_per_s": [^,]*, "seconds": [^,]*, //' "$dir/$1/metrics.jsonl"; }
+same() { # A B: two ways to one result
+    checks=$((checks + 1))
+    [ "$(curve "$1")" = "$(curve "$2")" ] || bad "the curves of $1 and $2 differ: $(diff <(curve "$1") <(curve "$2") | head -4)"
+    cmp -s "$dir/$1/latest/model.safetensors" "$dir/$2/latest/model.safetensors" || bad "the weights of $1 and $2 differ"
+}
+
+# ---- a run and what it leaves ----
+
+ok train whole
+ok test "$(wc -l <"$dir/whole/metrics.jsonl")" = $steps
+ok grep -q '"step": 12, "tokens": 1536, "loss": [0-9.]*, "lr": [0-9.e-]*, "grad_norm": [0-9.]*, "tok_per_s": [0-9.]*, "seconds": [0-9.]*, "val_loss": [0-9.]*' "$dir/whole/metrics.jsonl"
+ok grep -q '^step 12/12 | loss ' "$dir/err"
+ok test "$(ls "$dir/whole/checkpoints" | wc -l)" -le 4
+ok test "$(readlink "$dir/whole/latest")" = checkpoints/step-00000012
+ok test -e "$dir/whole/best/training.safetensors"
+ok grep -q '<svg' "$dir/whole/plot.html"
+echo '[256, 108, 105, 110, 101, 32]' >"$dir/ids"
+ok "$hola" score -m "$dir/whole/best" --ids "$dir/ids"
+ok "$hola" inspect -m "$dir/whole/latest"
+ok train whole # nothing left to do
+cp -r "$dir/whole" "$dir/copy"
+same whole copy
+
+# ---- signals ----
+
+# wait_for OUT STEP: until the step's line is there
+wait_for() { for _ in $(seq 2000); do grep -q "\"step\": $2," "$dir/$1/metrics.jsonl" 2>/dev/null && return; sleep 0.01; done; }
+for signal in TERM INT; do
+    steps=400
+    exec=exec train $signal --save-every 1000 --schedule constant --warmup 2 &
+    job=$!
+    wait_for $signal 3
+    kill -$signal $job
+    wait $job
+    ok test $? = 0
+    ok grep -q '^stopped at step [0-9]*; the same command goes on$' "$dir/err"
+    stopped=$(sed -n 's/^stopped at step \([0-9]*\);.*/\1/p' "$dir/err")
+    ok test "$(readlink "$dir/$signal/latest")" = "checkpoints/$(printf 'step-%08d' "$stopped")"
+done
+steps=12
+
+# ---- killed at any moment ----
+
+for i in 1 2 3 4 5 6; do
+    exec=exec train killed &
+    job=$!
+    sleep 0.$((RANDOM % 4))$((RANDOM % 10))
+    kill -9 $job
+    wait $job
+    if [ -e "$dir/killed/latest" ]; then ok "$hola" inspect -m "$dir/killed/latest"; fi
+done 2>/dev/null
+ok train killed
+same whole killed
+ok test -z "$(find "$dir/killed" -name '.*tmp*')"
+# as kill -9 in the middle of a checkpoint leaves it
+ok train torn --steps 8 --schedule constant --warmup 1
+mkdir "$dir/torn/checkpoints/.step-00000009.tmp"
+echo x >"$dir/torn/checkpoints/.step-00000009.tmp/model.safetensors"
+echo '{"step": 9, "tok' >>"$dir/torn/metrics.jsonl"
+ok train torn --steps 11 --schedule constant --warmup 1
+ok train straight --steps 11 --schedule constant --warmup 1
+same straight torn
+ok test ! -e "$dir/torn/checkpoints/.step-00000009.tmp"
+
+# ---- a full disk ----
+
+checks=$((checks + 1))
+(ulimit -f 20 && train full --save-every 4)
+got=$?
+[ $got = 1 ] || bad "full disk: status $got"
+grep -q 'step 4: no checkpoint: .*; the run goes on' "$dir/err" || bad "full disk: $(cat "$dir/err")"
+ok test "$(wc -l <"$dir/full/metrics.jsonl")" = $steps
+ok test ! -e "$dir/full/latest"
+ok test -z "$(ls -A "$dir/full/checkpoints")"
+ok train full --save-every 4 # room again
+same whole full
+
+# ---- wrong inputs ----
+
+expect 1 'has lr 0.003, not 0.001' whole --lr 1e-3
+expect 1 'has seed 0, not 7' whole -s 7
+expect 1 'has seq_len 32, not 64' whole --seq-len 64
+expect 1 'has batch_tokens 128, not 256' whole --batch-tokens 256
+expect 1 'has steps 12, not 13' whole --steps 13
+expect 1 'has schedule "cosine", not "linear"' whole --schedule linear
+expect 1 'has documents false, not true' whole --documents
+config "$dir/c.json" 48 258
+expect 1 'has hidden_size 32, not 48' whole
+config "$dir/c.json" 32 100
+expect 1 "a tokenizer of 258 tokens, the model's vocabulary has 100" other
+mv "$dir/data/dataset.json" "$dir/dataset.json"
+expect 1 'train_000000.bin' other # an id that is not in the vocabulary
+mv "$dir/dataset.json" "$dir/data/dataset.json"
+config "$dir/c.json" 32 258
+expect 1 'no train shards' other --data "$dir"
+expect 1 'not a number of rows' other --batch-tokens 100
+expect 1 'less than one row' other --seq-len 65536 --batch-tokens 65536
+expect 1 'is longer than the run' other --warmup 13
+expect 2 "unknown option '--nonsense'" other --nonsense
+checks=$((checks + 1))
+"$hola" train --data x --out y 2>"$dir/err"
+[ $? = 2 ] && grep -q 'one of --recipe' "$dir/err" || bad "train without a model: $(cat "$dir/err")"
+cp -r "$dir/whole" "$dir/mixed" # a checkpoint of another model
+config "$dir/wide.json" 48 258
+ok "$hola" init -o "$dir/mixed/checkpoints/step-00000012" --config "$dir/wide.json" --force
+expect 1 'another model' mixed
+rm "$dir/whole/checkpoints/step-00000012/training.json"
+expect 1 'training.json' whole
+
+# ---- begin anew ----
+
+ok train copy --restart --lr 1e-3
+ok test "$(wc -l <"$dir/copy/old-1/metrics.jsonl")" = $steps
+ok test -e "$dir/copy/old-1/latest/model.safetensors"
+ok train copy --lr 1e-3
+# with the weights of another run
+ok "$hola" train --data "$dir/data" --out "$dir/tuned" -m "$dir/copy/best" --steps 2 --batch-tokens 128 --seq-len 32 --documents -t 1
+
+# ---- plots ----
+
+ok "$hola" plot "$dir/copy" "$dir/straight/metrics.jsonl" -o "$dir/p.html"
+ok "$hola" plot "$dir/copy" -o "$dir/p.svg"
+ok grep -q '^<svg' "$dir/p.svg"
+echo nonsense >>"$dir/copy/metrics.jsonl"
+ok grep -q '1 malformed lines skipped' <("$hola" plot "$dir/copy" -o "$dir/p.svg")
+checks=$((checks + 1))
+"$hola" plot "$dir/nowhere" -o "$dir/p.svg" 2>/dev/null && bad 'plot of nothing'
+wait
+
+echo "$checks checks, $failures failed"
+[ "$failures" -eq 0 ]
