@@ -3,11 +3,11 @@
 
 static void reference(void **state) {
     (void)state;
-    vectors_on("cpu-ref", 1e-9, 1e-9);
+    vectors_on("cpu-ref", 1e-9, 1e-9, 1e-9);
 }
 static void fast(void **state) {
     (void)state;
-    vectors_on("cpu-base", 1e-9, 1e-9);
+    vectors_on("cpu-base", 1e-9, 1e-9, 1e-9);
 }
 static void wrong(void **state) {
     (void)state;

@@ -3,12 +3,12 @@
 
 static void reference(void **state) {
     (void)state;
-    vectors_on("cpu-ref", 2e-6, 2e-5);
+    vectors_on("cpu-ref", 2e-6, 4e-6, 1e-4);
 }
 static void fast(void **state) {
     (void)state;
     for (int b = 0; check_backend(b); b++)
-        if (hl_ops_named(check_backend(b))) vectors_on(check_backend(b), 2e-6, 2e-5);
+        if (hl_ops_named(check_backend(b))) vectors_on(check_backend(b), 2e-6, 4e-6, 1e-4);
 }
 static void wrong(void **state) {
     (void)state;

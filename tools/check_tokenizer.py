@@ -325,9 +325,10 @@ def check_json(args, lib):
         n = 0
         for _ in range(args.random):
             text = random_text(rng)
-            # its Metaspace decoder drops every space of the first token, also one that the text had inside it
+            # Its Metaspace decoder drops every space of the first token, also one that the text had inside it; and it
+            # does not know special tokens for special once they are normalized. docs/tokenizer.md
             n += compare(name, hola, lambda x: oracle.encode(x, add_special_tokens=False).ids,
-                         oracle.decode if name != "meta-whole" else None, text)
+                         oracle.decode if name not in ("meta-whole", "mistral-normalized") else None, text)
         print(f"{name}: {args.random:,} random texts, {n:,} ids, all equal", flush=True)
         compare_files(name, hola, lambda x: oracle.encode(x, add_special_tokens=False).ids, args.files, args.mb * 1e6)
 

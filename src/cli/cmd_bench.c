@@ -35,7 +35,7 @@ struct report {
     struct bench_train train;
     struct bench_infer prefill, decode_f32, decode_bf16;
     struct bench_context context[2];
-    struct bench_op ops[BENCH_OPS];
+    struct bench_op ops[BENCH_OPS], decode_ops[BENCH_OPS]; /* of one step, of one token */
     int n_ops;
     int64_t parameters;
     bool paired;
@@ -75,12 +75,14 @@ static void print_table(const struct report *r) {
     }
     printf("\nof a training step: forward %.1f ms, backward %.1f ms, update %.1f ms\n",
            r->train.forward * 1e3, r->train.backward * 1e3, r->train.update * 1e3);
-    double all = 0;
-    for (int i = 0; i < r->n_ops; i++) all += r->ops[i].seconds;
+    double step = 0, token = 0;
+    for (int i = 0; i < r->n_ops; i++) step += r->ops[i].seconds, token += r->decode_ops[i].seconds;
+    printf("  %-18s %21s %21s\n", "op", "training step", "decoded token, bf16");
     for (int i = 0; i < r->n_ops; i++)
         if (r->ops[i].calls)
-            printf("  %-18s %9.2f ms %6.1f%%\n", r->ops[i].name, r->ops[i].seconds * 1e3,
-                   100 * share(r->ops[i].seconds, all));
+            printf("  %-18s %10.2f ms %6.1f%% %10.1f us %6.1f%%\n", r->ops[i].name, r->ops[i].seconds * 1e3,
+                   100 * share(r->ops[i].seconds, step), r->decode_ops[i].seconds * 1e6,
+                   100 * share(r->decode_ops[i].seconds, token));
     for (int i = 0; i < 2 && r->context[1].tokens; i++)
         printf("after %s tokens: %.3f ms/token, %.1f MB resident, session %.1f MB\n",
                cli_grouped(n, r->context[i].tokens), r->context[i].seconds_per_token * 1e3,
@@ -97,9 +99,12 @@ static int print_report(const struct report *r) {
         print_table(r);
         return CLI_OK;
     }
-    json_t *ops = json_object(), *contexts = json_array();
-    for (int i = 0; i < r->n_ops; i++)
+    json_t *ops = json_object(), *decode_ops = json_object(), *contexts = json_array();
+    for (int i = 0; i < r->n_ops; i++) {
         if (r->ops[i].calls) json_object_set_new(ops, r->ops[i].name, json_real(r->ops[i].seconds));
+        if (r->decode_ops[i].calls)
+            json_object_set_new(decode_ops, r->ops[i].name, json_real(r->decode_ops[i].seconds));
+    }
     for (int i = 0; i < 2 && r->context[1].tokens; i++)
         json_array_append_new(contexts,
                               json_pack("{s:I,s:I,s:I,s:f}", "tokens", (json_int_t)r->context[i].tokens,
@@ -107,17 +112,17 @@ static int print_report(const struct report *r) {
                                         (json_int_t)r->context[i].session, "seconds_per_token",
                                         r->context[i].seconds_per_token));
     return cli_print_json(json_pack(
-        "{s:s,s:s,s:I,s:I,s:{s:f,s:f,s:f},s:{s:I,s:f,s:f,s:f,s:f,s:f,s:f,s:f},s:o,s:o,s:o,s:o,s:o}", "preset",
-        r->o.preset, "model_type", cli_model_types[r->o.model_type], "parameters", (json_int_t)r->parameters,
-        "threads", (json_int_t)r->o.threads, "limits", "blas_flops", r->limits.blas, "own_flops",
-        r->limits.own, "read_bytes_per_s", r->limits.bandwidth, "train", "tokens",
-        (json_int_t)(r->o.batch * r->o.seq), "tokens_per_s", r->train.tokens_per_s, "seconds",
+        "{s:s,s:s,s:I,s:I,s:{s:f,s:f,s:f},s:{s:I,s:f,s:f,s:f,s:f,s:f,s:f,s:f},s:o,s:o,s:o,s:o,s:o,s:o}",
+        "preset", r->o.preset, "model_type", cli_model_types[r->o.model_type], "parameters",
+        (json_int_t)r->parameters, "threads", (json_int_t)r->o.threads, "limits", "blas_flops",
+        r->limits.blas, "own_flops", r->limits.own, "read_bytes_per_s", r->limits.bandwidth, "train",
+        "tokens", (json_int_t)(r->o.batch * r->o.seq), "tokens_per_s", r->train.tokens_per_s, "seconds",
         r->train.seconds, "forward", r->train.forward, "backward", r->train.backward, "update",
         r->train.update, "of_limit", share(r->train.flops, peak(r)), "cache_cost", cache_cost(r->train.ratio),
         "prefill", infer_json(&r->prefill, share(r->prefill.flops, peak(r))), "decode_f32",
         infer_json(&r->decode_f32, share(r->decode_f32.bytes, r->limits.bandwidth)), "decode_bf16",
         infer_json(&r->decode_bf16, share(r->decode_bf16.bytes, r->limits.bandwidth)), "train_ops", ops,
-        "context", contexts));
+        "decode_ops", decode_ops, "context", contexts));
 }
 
 /* From here on the model's matrices are kept as bf16, as if it had been loaded from such a file. */
@@ -129,13 +134,21 @@ static hola_status to_bf16(hola_model *m) {
     return s;
 }
 
-/* One step with every op timed. */
-static hola_status time_ops(struct report *r, hola_model *m) {
+/* One training step with every op timed; then one block of decoded tokens. */
+static hola_status time_train_ops(struct report *r, hola_model *m) {
     struct bench_train once;
     r->n_ops = bench_ops_start(m);
     hola_status s = bench_train(m, NULL, r->o.batch, r->o.seq, 1, &once);
     bench_ops_stop(m, r->ops);
     for (int i = 0; i < r->n_ops; i++) r->ops[i].seconds /= 2; /* warm-up and one repetition */
+    return s;
+}
+static hola_status time_decode_ops(struct report *r, hola_model *m, int64_t tokens) {
+    struct bench_infer once;
+    bench_ops_start(m);
+    hola_status s = bench_decode(m, NULL, tokens, 1, &once);
+    bench_ops_stop(m, r->decode_ops);
+    for (int i = 0; i < r->n_ops; i++) r->decode_ops[i].seconds /= 2 * (double)tokens;
     return s;
 }
 
@@ -145,13 +158,14 @@ static hola_status measure(struct report *r, hola_model *m, hola_model *gdn) {
     hola_status s;
     bench_limits_measure(&r->limits, m->pool, m->ops);
     s = bench_train(m, gdn, r->o.batch, r->o.seq, n, &r->train);
-    if (s == HOLA_OK) s = time_ops(r, m);
+    if (s == HOLA_OK) s = time_train_ops(r, m);
     if (s == HOLA_OK) s = bench_prefill(m, gdn, r->o.prefill, n, &r->prefill);
     bench_limits_measure(&r->limits, m->pool, m->ops);
     if (s == HOLA_OK) s = bench_decode(m, gdn, decode, n, &r->decode_f32);
     if (s == HOLA_OK) s = to_bf16(m);
     if (s == HOLA_OK) s = to_bf16(gdn);
     if (s == HOLA_OK) s = bench_decode(m, gdn, decode, n, &r->decode_bf16);
+    if (s == HOLA_OK) s = time_decode_ops(r, m, decode);
     bench_limits_measure(&r->limits, m->pool, m->ops);
     if (s == HOLA_OK && r->o.context) s = bench_context(m, 1000, &r->context[0]);
     if (s == HOLA_OK && r->o.context) s = bench_context(m, r->o.context, &r->context[1]);
