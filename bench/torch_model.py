@@ -2,7 +2,7 @@
 """HOLA, Gated DeltaNet and DeltaNet in PyTorch on the CPU: the yardstick for hola's own speed.
 
     python3 bench/torch_model.py --preset 46m --model-type hola --batch 4 --seq 1024 --json
-    python3 bench/torch_model.py --check /work/shared/vectors      (float64, exit 1 on a mismatch)
+    python3 bench/torch_model.py --check ../shared/vectors      (float64, exit 1 on a mismatch)
 
 Written for speed within torch 1.13 (no torch.compile): chunked delta rule as batched matmuls with a
 Python loop over chunks only, blockwise cache read, fused projections, hand-written backward where
@@ -28,9 +28,11 @@ def early_threads():
     ap = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     ap.add_argument("--threads", type=int, default=2)
     ap.add_argument("--batch", type=int, default=4)
+    ap.add_argument("--plain", action="store_true")
     a = ap.parse_known_args()[0]
+    own = not a.plain and a.batch % a.threads == 0
     os.environ["OMP_NUM_THREADS"] = str(a.threads)
-    os.environ["OPENBLAS_NUM_THREADS"] = str(1 if a.batch % a.threads == 0 else a.threads)
+    os.environ["OPENBLAS_NUM_THREADS"] = str(1 if own else a.threads)
 
 
 if __name__ == "__main__":
@@ -522,9 +524,10 @@ def keep_memory():
 
 
 def bench(a):
-    keep_memory()
+    if not a.plain:
+        keep_memory()
     torch.set_num_threads(a.threads)
-    workers = a.threads if a.batch % a.threads == 0 else 1
+    workers = a.threads if a.batch % a.threads == 0 and not a.plain else 1
     m = Model(dict(PRESET_COMMON, **PRESETS[a.preset], model_type=a.model_type)).init()
     params = m.trained()
     opt = torch.optim.AdamW(params, lr=4e-4, betas=(0.9, 0.95), weight_decay=0.01,
@@ -553,7 +556,7 @@ def bench(a):
         rows.append((t3 - t0, t1 - t0, t2 - t1, t3 - t2, time.process_time() - c0))
         print("step %d loss %.4f %.2f s" % (step, loss, t3 - t0), file=sys.stderr)
     step, fwd, bwd, adam, cpu = (1e3 * statistics.median(r[i] for r in rows[1:]) for i in range(5))
-    out = dict(preset=a.preset, model_type=a.model_type, batch=a.batch, seq=a.seq,
+    out = dict(preset=a.preset, plain=a.plain, model_type=a.model_type, batch=a.batch, seq=a.seq,
                threads=a.threads, params=sum(p.numel() for p in params),
                tokens_per_s=round(a.batch * a.seq / step * 1e3, 1), ms_per_step=round(step, 1),
                forward_ms=round(fwd, 1), backward_ms=round(bwd, 1), optimizer_ms=round(adam, 1),
@@ -574,6 +577,8 @@ def main():
     ap.add_argument("--steps", type=int, default=3)
     ap.add_argument("--threads", type=int, default=2)
     ap.add_argument("--foreach", action="store_true", help="AdamW with foreach kernels")
+    ap.add_argument("--plain", action="store_true",
+                    help="torch as it comes: threads inside each op, malloc's defaults")
     ap.add_argument("--json", action="store_true")
     ap.add_argument("--check", metavar="DIR", help="compare with the test vectors in DIR")
     a = ap.parse_args()

@@ -27,7 +27,7 @@
     "\"content\": \"[y]\", \"lstrip\": true, \"rstrip\": true, \"single_word\": true}], "                   \
     "\"normalizer\": " normalizer ", \"pre_tokenizer\": " pre ", \"decoder\": " decoder                     \
     ", \"model\": {\"type\": \"BPE\", " more "\"vocab\": {\"<s>\": 0, \"a\": 1, \"b\": 2, \"\\u0120\": 3, " \
-                                             "\"\\u0120a\": 4, \"ab\": 5, \"\\u2581\": 6, \"aba\": 7, "     \
+    "\"\\u0120a\": 4, \"ab\": 5, \"\\u2581\": 6, \"aba\": 7, "                                              \
     "\"\\u2581a\": 8}, \"merges\": [\"a b\", [\"\\u0120\", \"a\"], \"ab a\", \"\\u2581 a\"]}}"
 #define TEXT "\0 a ab\xff [y] aba <s> \xe2\x96\x81 [x]aa"
 #define LEVEL "{\"type\": \"ByteLevel\", \"add_prefix_space\": true, \"use_regex\": true}"

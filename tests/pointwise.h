@@ -134,9 +134,9 @@ static inline void gate_build(struct pw *c, int64_t T, int64_t H, int variant) {
         a->db = pw_out(c, "db", T, H);
     }
     if (variant == 2) return;
-    a->a = pw_add(c, "a", T, H, -20, 30); /* on both sides of softplus' 20 */
+    a->a = pw_add(c, "a", T, H, -6, 30); /* on both sides of 20, where softplus becomes its argument */
     a->A_log = pw_add(c, "A_log", 1, H, -1, 2);
-    a->dt_bias = pw_add(c, "dt_bias", 1, H, -6, -2);
+    a->dt_bias = pw_add(c, "dt_bias", 1, H, -4, -1);
     a->dg = pw_add(c, "dg", T, H, 0.2, 1.2); /* one sign: the sums do not cancel */
     a->dA_log = pw_add(c, "dA_log", 1, H, -1, 1);
     a->ddt_bias = pw_add(c, "ddt_bias", 1, H, -1, 1);

@@ -181,7 +181,8 @@ expect 0 'tokens/s' score -m "$dir/half" --ids "$dir/ids"
 # ---- score: what cannot be scored ----
 
 expect 1 'cuda' score -m "$dir/m" --ids "$dir/ids" --backend cuda
-expect 1 'no usable tokenizer' score -m "$dir/m" -f "$dir/ids"
+expect 1 'holds neither tokenizer' score -m "$dir/m" -f "$dir/ids"
+expect 1 'more than the model' score -m "$dir/m" -f "$dir/ids" --tokenizer byte
 expect 1 "$dir/nowhere" score -m "$dir/nowhere" --ids "$dir/ids"
 expect 1 "$dir/none" score -m "$dir/m" --ids "$dir/none"
 expect 1 'directory' score -m "$dir/m" --ids "$dir"

@@ -84,17 +84,23 @@ steps=12
 
 # ---- killed at any moment ----
 
+steps=24 kills=0
+ok train long --save-every 100
 for i in 1 2 3 4 5 6; do
-    exec=exec train killed &
+    exec=exec train killed >"$dir/out" &
     job=$!
-    sleep 0.$((RANDOM % 4))$((RANDOM % 10))
+    wait_for killed $((i * 3)) # then some milliseconds into what follows: a step, a checkpoint, the pruning of old ones
+    sleep 0.0$((RANDOM % 3))$((RANDOM % 10))
     kill -9 $job
     wait $job
+    [ $? = 137 ] && kills=$((kills + 1))
     if [ -e "$dir/killed/latest" ]; then ok "$hola" inspect -m "$dir/killed/latest"; fi
 done 2>/dev/null
+ok test $kills -ge 3
 ok train killed
-same whole killed
-ok test -z "$(find "$dir/killed" -name '.*tmp*')"
+same long killed
+ok test -z "$(find "$dir/killed" -name '.*')"
+steps=12
 # as kill -9 in the middle of a checkpoint leaves it
 ok train torn --steps 8 --schedule constant --warmup 1
 mkdir "$dir/torn/checkpoints/.step-00000009.tmp"

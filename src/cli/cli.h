@@ -30,7 +30,7 @@ extern const char *const cli_model_types[]; /* in the order of hola_model_type *
 
 /* Token ids for a model of this vocabulary; *ids is yours to free(). Both print what is wrong. */
 int cli_ids_read(const char *path, int64_t vocab, int32_t **ids, int64_t *n);
-int cli_ids_encode(const char *dir, const char *text_path, int64_t vocab, int32_t **ids, int64_t *n);
+int cli_ids_encode(const char *tokenizer, const char *text_path, int64_t vocab, int32_t **ids, int64_t *n);
 
 /* The commands; argv[0] is the command's name. */
 int cmd_prepare(int argc, char **argv);

@@ -8,7 +8,7 @@ struct bench_opts {
     const char *preset;
     int64_t threads, batch, seq, prefill, repeats, context;
     int model_type, backend;
-    bool json, quick;
+    bool json, quick, train_only;
 };
 
 #define OPTS struct bench_opts
@@ -20,6 +20,7 @@ static const struct arg options[] = {
     OPT_INT(0, "prefill", prefill, 1, 1 << 24, "N", "tokens of a prefill (default 2048)"),
     OPT_INT('r', "repeats", repeats, 1, 64, "N", "timed repetitions (default 5)"),
     OPT_INT(0, "context", context, 0, INT64_MAX, "N", "also: memory and speed after N tokens, against 1000"),
+    OPT_FLAG(0, "train-only", train_only, "the training step alone"),
     OPT_FLAG(0, "quick", quick, "small sizes: does it run at all"),
     OPT_THREADS,
     OPT_BACKEND,
@@ -69,6 +70,7 @@ static void print_table(const struct report *r) {
          share(r->decode_bf16.bytes, r->limits.bandwidth), cache_cost(r->decode_bf16.ratio)},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        if (rows[i].tok <= 0) continue; /* not measured in this run */
         printf("%-14s %12.1f %12.3f %9.1f%%", rows[i].name, rows[i].tok, rows[i].ms, 100 * rows[i].share);
         if (r->paired) printf(" %11.1f%%", 100 * rows[i].cost);
         printf("\n");
@@ -159,6 +161,7 @@ static hola_status measure(struct report *r, hola_model *m, hola_model *gdn) {
     bench_limits_measure(&r->limits, m->pool, m->ops);
     s = bench_train(m, gdn, r->o.batch, r->o.seq, n, &r->train);
     if (s == HOLA_OK) s = time_train_ops(r, m);
+    if (r->o.train_only) return s;
     if (s == HOLA_OK) s = bench_prefill(m, gdn, r->o.prefill, n, &r->prefill);
     bench_limits_measure(&r->limits, m->pool, m->ops);
     if (s == HOLA_OK) s = bench_decode(m, gdn, decode, n, &r->decode_f32);

@@ -77,7 +77,7 @@ static int print_json(const struct hl_prepare_result *r) {
         cli_json_number(per_token(r->all.bytes, r->all.tokens)), "empty", (json_int_t)r->empty, "skipped",
         (json_int_t)r->bad, "vocab_size", (json_int_t)r->vocab, "bos_token_id",
         r->bos < 0 ? json_null() : json_integer(r->bos), "seconds", r->seconds, "train",
-        split_json(r, HL_TRAIN), "val", split_json(r, HL_VAL)));
+        split_json(r, HL_SPLIT_TRAIN), "val", split_json(r, HL_SPLIT_VAL)));
 }
 
 static void print_row(const char *name, int64_t documents, int64_t bytes, int64_t tokens, int64_t shards) {
@@ -96,7 +96,7 @@ static int print_table(const struct hl_prepare_result *r) {
     for (int i = 0; i < HL_SPLITS; i++)
         print_row(names[i], r->split[i].documents, r->split[i].bytes, r->split[i].tokens, r->split[i].shards);
     print_row("all", r->all.documents, r->all.bytes, r->all.tokens,
-              r->split[HL_TRAIN].shards + r->split[HL_VAL].shards);
+              r->split[HL_SPLIT_TRAIN].shards + r->split[HL_SPLIT_VAL].shards);
     printf("%.1f s, %.1f MB/s, vocabulary %" PRId64, r->seconds, 1e-6 * (double)r->all.bytes / r->seconds,
            r->vocab);
     if (r->bos >= 0) printf(", BOS %d", (int)r->bos);

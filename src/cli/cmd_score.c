@@ -9,7 +9,7 @@
 #include <time.h>
 
 struct score_opts {
-    const char *model, *ids, *file;
+    const char *model, *ids, *file, *tokenizer;
     int64_t split, threads;
     int mode, backend;
     bool json;
@@ -22,7 +22,8 @@ static const char *const modes[] = {"prefill", "decode", NULL};
 static const struct arg options[] = {
     OPT_MODEL,
     OPT_STRING(0, "ids", ids, "FILE", "token ids: a JSON array"),
-    OPT_STRING('f', "file", file, "FILE", "text"),
+    OPT_STRING('f', "file", file, "FILE", "text, to which the tokenizer's BOS is put in front"),
+    OPT_STRING(0, "tokenizer", tokenizer, "PATH", "directory, file or \"byte\" (default: the model's)"),
     OPT_CHOICE(0, "mode", mode, modes, "feed all tokens at once (default) or one by one"),
     OPT_INT(0, "split", split, 0, INT64_MAX, "N", "feed the first N at once, then the rest as --mode says"),
     OPT_THREADS,
@@ -91,7 +92,8 @@ int cmd_score(int argc, char **argv) {
     rc = CLI_FAILED;
     if (hola_model_load(&m, o.model, &opt) != HOLA_OK) goto library;
     vocab = hola_model_config(m)->vocab_size;
-    rc = o.ids ? cli_ids_read(o.ids, vocab, &ids, &n) : cli_ids_encode(o.model, o.file, vocab, &ids, &n);
+    rc = o.ids ? cli_ids_read(o.ids, vocab, &ids, &n)
+               : cli_ids_encode(o.tokenizer ? o.tokenizer : o.model, o.file, vocab, &ids, &n);
     if (rc != CLI_OK) goto done;
     logprobs = malloc((size_t)n * sizeof *logprobs);
     if (!logprobs) {

@@ -1,6 +1,8 @@
 /* ids.c -- the token ids that a command works on. */
 #include "cli/cli.h"
+#include "core/file.h"
 #include <errno.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -63,9 +65,30 @@ done:
     return rc;
 }
 
-/* This version reads no tokenizers: every directory is one without. */
-int cli_ids_encode(const char *dir, const char *text_path, int64_t vocab, int32_t **ids, int64_t *n) {
-    (void)text_path, (void)vocab;
+int cli_ids_encode(const char *tokenizer, const char *text_path, int64_t vocab, int32_t **ids, int64_t *n) {
+    struct hl_map text = {0};
+    hola_tokenizer *t = NULL;
+    hola_status s = hola_tokenizer_load(&t, tokenizer);
+    int rc = CLI_OK;
     *ids = NULL, *n = 0;
-    return cli_fail("%s: no usable tokenizer here; --ids takes token ids instead of text", dir);
+    if (s == HOLA_OK) s = hl_map_open(&text, text_path);
+    if (s == HOLA_OK) s = hola_tokenizer_encode(t, text.data, text.size, 0, ids, n);
+    if (s != HOLA_OK) {
+        rc = cli_fail_library();
+    } else if (hola_tokenizer_size(t) > vocab) {
+        rc = cli_fail("%s: %" PRId64 " tokens, more than the model's %" PRId64, tokenizer,
+                      hola_tokenizer_size(t), vocab);
+    } else if (hola_tokenizer_bos(t) >= 0) { /* as every document in training begins */
+        int32_t *with_bos = realloc(*ids, (size_t)(*n + 1) * sizeof **ids);
+        if (with_bos) {
+            memmove(with_bos + 1, with_bos, (size_t)*n * sizeof *with_bos);
+            with_bos[0] = hola_tokenizer_bos(t);
+            *ids = with_bos;
+            ++*n;
+        } else rc = cli_fail("%s: no memory for its tokens", text_path);
+    }
+    if (rc != CLI_OK) free(*ids), *ids = NULL, *n = 0;
+    hl_map_close(&text);
+    hola_tokenizer_free(t);
+    return rc;
 }

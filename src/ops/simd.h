@@ -8,6 +8,9 @@
 #define HL_SIMD_H
 #include "core/real.h"
 #include <string.h>
+#if defined(__x86_64__) && !defined(HL_DOUBLE)
+#include <immintrin.h>
+#endif
 
 #if defined(__AVX512F__)
 #define HL_VBYTES 64
@@ -28,7 +31,7 @@ enum { VL = (int)(HL_VBYTES / sizeof(real)) };
 
 static inline vr v_load(const real *p) { return *(const vr_mem *)p; }
 static inline void v_store(real *p, vr x) { *(vr_mem *)p = x; }
-static inline vr v_set(real x) { return (vr){0} + x; }
+static inline vr v_set(real x) { return x - (vr){0}; } /* not 0 + x: that would turn -0 into 0 */
 
 /* The first n < VL lanes; the others read as 0 and are not written. */
 static inline vr v_load_n(const real *p, int64_t n) {
@@ -44,10 +47,38 @@ static inline void v_store_n(real *p, vr x, int64_t n) {
 
 /* lane-wise mask ? a : b, where mask is the result of a vector comparison */
 static inline vr v_select(vi mask, vr a, vr b) { return (vr)(((vi)a & mask) | ((vi)b & ~mask)); }
+
+/* Compilers do not recognise minimum, maximum and sums of lanes in plain vector code, and exp and the
+ * norms live on them; so x86 gets them by name. The results are the same: NaN in either operand
+ * gives b, and sums are always taken in the same pairwise order. */
+#if defined(__x86_64__) && !defined(HL_DOUBLE)
+#if HL_VBYTES == 64
+#define V_MM(op) _mm512_##op
+#elif HL_VBYTES == 32
+#define V_MM(op) _mm256_##op
+#else
+#define V_MM(op) _mm_##op
+#endif
+static inline vr v_max(vr a, vr b) { return (vr)V_MM(max_ps)(a, b); }
+static inline vr v_min(vr a, vr b) { return (vr)V_MM(min_ps)(a, b); }
+static inline real v_sum(vr x) {
+#if HL_VBYTES == 64
+    __m256 half = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
+#elif HL_VBYTES == 32
+    __m256 half = x;
+#endif
+#if HL_VBYTES >= 32
+    __m128 q = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+#else
+    __m128 q = x;
+#endif
+    q = _mm_add_ps(q, _mm_movehl_ps(q, q));
+    return _mm_cvtss_f32(_mm_add_ss(q, _mm_shuffle_ps(q, q, 1)));
+}
+#undef V_MM
+#else
 static inline vr v_max(vr a, vr b) { return v_select((vi)(a > b), a, b); }
 static inline vr v_min(vr a, vr b) { return v_select((vi)(a < b), a, b); }
-
-/* Sum of the lanes, always in the same pairwise order. */
 static inline real v_sum(vr x) {
     real t[VL];
     v_store(t, x);
@@ -55,6 +86,7 @@ static inline real v_sum(vr x) {
         for (int i = 0; i < w; i++) t[i] += t[i + w];
     return t[0];
 }
+#endif
 static inline real v_hmax(vr x) {
     real t[VL], m;
     v_store(t, x);
@@ -90,8 +122,7 @@ static inline vr v_exp(vr x) {
     vi e = ((vi)t - (vi)v_set(magic)) << 23;
     vr y = (vr)((vi)p + e);
     y = v_select((vi)(x < -87.3f), v_set(0), y);
-    y = v_select((vi)(x > 88.3f), v_set(INFINITY), y);
-    return v_select((vi)(x != x), x, y); /* NaN stays NaN */
+    return v_select((vi)(x <= 88.3f), y, x + INFINITY); /* NaN stays NaN */
 }
 #endif
 static inline vr v_sigmoid(vr x) { return 1 / (1 + v_exp(-x)); }

@@ -18,7 +18,7 @@ struct hl_dataset {
     int64_t *offset; /* [shards + 1]: the place of a shard's first token */
     int64_t vocab;   /* ids must be below it; 0: any */
     int64_t seq;
-    enum hl_rows mode;
+    enum hl_row_mode mode;
     struct hl_pack pack;
     struct hl_dataset_info info;
 };
@@ -297,7 +297,7 @@ hola_status hl_dataset_verify(const struct hl_dataset *d, struct hl_pool *pool) 
 
 /* ---- rows ---- */
 
-hola_status hl_dataset_rows(struct hl_dataset *d, enum hl_rows mode, int64_t seq, int32_t bos,
+hola_status hl_dataset_rows(struct hl_dataset *d, enum hl_row_mode mode, int64_t seq, int32_t bos,
                             struct hl_pool *pool) {
     hola_status s;
     HL_ASSERT(!d->seq);

@@ -30,10 +30,10 @@ void hl_dataset_free(struct hl_dataset *d);
 bool hl_dataset_has(const char *dir, const char *split); /* whether there are shards of it */
 const struct hl_dataset_info *hl_dataset_info(const struct hl_dataset *d);
 
-enum hl_rows { HL_ROWS_STREAM, HL_ROWS_PACKED };
+enum hl_row_mode { HL_ROWS_STREAM, HL_ROWS_PACKED };
 /* Sets rows up, once per dataset. bos: what begins a document (packed; -1: info's). pool may be NULL; packed
  * rows read all tokens once for it. Fewer tokens than one stream row are refused. */
-hola_status hl_dataset_rows(struct hl_dataset *d, enum hl_rows mode, int64_t seq, int32_t bos,
+hola_status hl_dataset_rows(struct hl_dataset *d, enum hl_row_mode mode, int64_t seq, int32_t bos,
                             struct hl_pool *pool);
 
 struct hl_row {

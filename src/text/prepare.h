@@ -10,7 +10,7 @@
 #include "text/recall.h"
 #include "text/source.h"
 
-enum hl_split { HL_TRAIN, HL_VAL, HL_SPLITS };
+enum hl_split { HL_SPLIT_TRAIN, HL_SPLIT_VAL, HL_SPLITS };
 
 /* All of the run so far; both splits together. */
 struct hl_prepare_counts {

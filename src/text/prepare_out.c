@@ -71,7 +71,7 @@ static bool is_leftover(const char *name) {
 static hola_status refuse_foreign(const char *dir, const char *name) {
     size_t n = strlen(name);
     if (name[0] == '.' || n < 4 || strcmp(name + n - 4, ".bin") != 0 || is_ours(name)) return HOLA_OK;
-    if (!strstr(name, split_name[HL_TRAIN]) && !strstr(name, split_name[HL_VAL])) return HOLA_OK;
+    if (!strstr(name, split_name[HL_SPLIT_TRAIN]) && !strstr(name, split_name[HL_SPLIT_VAL])) return HOLA_OK;
     return hl_fail(HOLA_EINVAL, "%s/%s: a shard that is not hola's to replace", dir, name);
 }
 
@@ -160,34 +160,34 @@ static hola_status put(struct hl_out *w, enum hl_split split, const int32_t *ids
     w->result->split[split].documents++;
     w->result->split[split].bytes += bytes;
     w->result->split[split].tokens = w->shards[split].tokens;
-    w->result->all.tokens = w->shards[HL_TRAIN].tokens + w->shards[HL_VAL].tokens;
+    w->result->all.tokens = w->shards[HL_SPLIT_TRAIN].tokens + w->shards[HL_SPLIT_VAL].tokens;
     return s;
 }
 
 /* Tokens that val still takes. */
 static int64_t val_room(const struct hl_out *w) {
-    return w->opts->val_tokens > 0 ? w->opts->val_tokens - w->shards[HL_VAL].tokens : INT64_MAX;
+    return w->opts->val_tokens > 0 ? w->opts->val_tokens - w->shards[HL_SPLIT_VAL].tokens : INT64_MAX;
 }
 
 /* Chosen by the document's number, so that more input does not change what was chosen before. */
 static enum hl_split choose(const struct hl_out *w, int64_t number, int64_t n) {
-    if (hl_rng_uniform(w->opts->seed, hl_fnv1a("val"), (uint64_t)number) >= w->opts->val) return HL_TRAIN;
-    return n + 1 <= val_room(w) ? HL_VAL : HL_TRAIN;
+    if (hl_rng_uniform(w->opts->seed, hl_fnv1a("val"), (uint64_t)number) >= w->opts->val) return HL_SPLIT_TRAIN;
+    return n + 1 <= val_room(w) ? HL_SPLIT_VAL : HL_SPLIT_TRAIN;
 }
 
 /* The held-back document; `final`: the corpus ends with it, and both splits must get something. */
 static hola_status release(struct hl_out *w, bool final) {
     struct hl_document d = w->last;
     const double val = w->opts->val;
-    const int64_t train = w->shards[HL_TRAIN].tokens, all = train + d.n;
+    const int64_t train = w->shards[HL_SPLIT_TRAIN].tokens, all = train + d.n;
     int64_t room = val_room(w), tail = 0;
     enum hl_split split = choose(w, w->result->all.documents - 1, d.n);
     hola_status s = HOLA_OK;
     w->last = (struct hl_document){0};
     if (!d.ids) return HOLA_OK;
-    if (final && train == 0) split = HL_TRAIN;
-    if (final && split == HL_TRAIN && val > 0 && w->shards[HL_VAL].tokens == 0) {
-        if (train > 0 && d.n <= all / 10 && d.n < room) split = HL_VAL;
+    if (final && train == 0) split = HL_SPLIT_TRAIN;
+    if (final && split == HL_SPLIT_TRAIN && val > 0 && w->shards[HL_SPLIT_VAL].tokens == 0) {
+        if (train > 0 && d.n <= all / 10 && d.n < room) split = HL_SPLIT_VAL;
         else {
             tail = llrint(val * (double)all);
             if (tail < 1) tail = 1;
@@ -197,7 +197,7 @@ static hola_status release(struct hl_out *w, bool final) {
     }
     if (tail > 0) {
         int64_t bytes = llrint((double)d.bytes * (double)tail / (double)d.n);
-        s = put(w, HL_VAL, d.ids + d.n - tail, tail, bytes);
+        s = put(w, HL_SPLIT_VAL, d.ids + d.n - tail, tail, bytes);
         d.n -= tail, d.bytes -= bytes;
     }
     if (s == HOLA_OK) s = put(w, split, d.ids, d.n, d.bytes);

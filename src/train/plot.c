@@ -160,7 +160,7 @@ static void put_panel(struct text *t, const struct hl_plot_run *run, int n, int 
         return;
     }
     put(t, "<g class='p' transform='translate(%d %d)' data-r='%.17g %.17g %.17g %.17g'>\n",
-        LEFT + i % 2 * GAP_X, TOP + 24 * ((n + 2) / 3) + i / 2 * GAP_Y, r.x0, r.x1, r.y0, r.y1);
+        LEFT + i % 2 * GAP_X, TOP + 24 * ((n + 1) / 2) + i / 2 * GAP_Y, r.x0, r.x1, r.y0, r.y1);
     axes(t, p, &r);
     for (int k = 0; k < n; k++) {
         curve(t, run[k].history, p->field, &r, colors[k % COLORS], false);
@@ -173,17 +173,19 @@ static void put_panel(struct text *t, const struct hl_plot_run *run, int n, int 
 static void legend(struct text *t, const struct hl_plot_run *run, int n) {
     for (int k = 0; k < n; k++) {
         const struct hl_history *h = run[k].history;
-        const int x = LEFT + k % 3 * 340, y = 18 + k / 3 * 24;
+        const int x = LEFT + k % 2 * GAP_X, y = 18 + k / 2 * 24;
         put(t, "<path d='M%d %dh22' stroke='%s' stroke-width='3'/><text x='%d' y='%d'>", x, y - 4,
             colors[k % COLORS], x + 28, y);
-        put_escaped(t, run[k].name);
+        const size_t len = strlen(run[k].name);
+        if (len > 48) put(t, "...");
+        put_escaped(t, run[k].name + (len > 48 ? len - 48 : 0)); /* the end tells runs apart */
         if (h->n > 0) put(t, ": step %" PRId64 ", loss %.4f", h->at[h->n - 1].step, h->at[h->n - 1].loss);
         put(t, "</text>\n");
     }
 }
 
 static void put_svg(struct text *t, const struct hl_plot_run *run, int n) {
-    const int height = TOP + 24 * ((n + 2) / 3) + 2 * GAP_Y;
+    const int height = TOP + 24 * ((n + 1) / 2) + 2 * GAP_Y;
     struct range r = {.x0 = 0, .x1 = 1};
     for (int i = 0; i < n; i++)
         for (int64_t k = 0; k < run[i].history->n; k++)

@@ -2,6 +2,8 @@
 #include "ops/cache/cache_fast.h"
 #include "ops/simd.h"
 
+enum { ROWS = 32 };
+
 typedef real v4 __attribute__((vector_size(4 * sizeof(real))));
 
 /* The lanes in four sums. */
@@ -20,26 +22,28 @@ static inline v4 sums(const vr s[4]) {
     return __builtin_shufflevector(ab, cd, 0, 1, 4, 5) + __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
 }
 
-/* p[j] = scale q.k_j for n rows that lie side by side */
+/* q.k in VL partial sums */
+static inline vr row_dot(const real *q, const real *k, int64_t K) {
+    vr s[4] = {{0}};
+    int64_t i = 0;
+    for (; i + 4 * VL <= K; i += 4 * VL)
+        for (int u = 0; u < 4; u++) s[u] += v_load(q + i + u * VL) * v_load(k + i + u * VL);
+    for (; i + VL <= K; i += VL) s[0] += v_load(q + i) * v_load(k + i);
+    if (i < K) s[1] += v_load_n(q + i, K - i) * v_load_n(k + i, K - i);
+    return (s[0] + s[1]) + (s[2] + s[3]);
+}
+
+/* p[j] = scale q.k_j for n rows, one after the other: memory gives twice as much in a line as it does
+ * to several rows at once. */
 static void dots(const real *q, const real *k, int64_t n, int64_t K, real scale, real *p) {
-    const int64_t whole = K / VL * VL, rest = K - whole;
-    const vr q_rest = v_load_n(q + whole, rest);
     int64_t j = 0;
     for (; j + 4 <= n; j += 4, k += 4 * K) {
-        vr s[4] = {{0}};
-        for (int64_t i = 0; i < whole; i += VL)
-            for (int u = 0; u < 4; u++) s[u] += v_load(q + i) * v_load(k + u * K + i);
-        if (rest)
-            for (int u = 0; u < 4; u++) s[u] += q_rest * v_load_n(k + u * K + whole, rest);
+        vr s[4];
+        for (int u = 0; u < 4; u++) s[u] = row_dot(q, k + u * K, K);
         v4 z = scale * sums(s);
         memcpy(p + j, &z, sizeof z);
     }
-    for (; j < n; j++, k += K) {
-        vr s = {0};
-        for (int64_t i = 0; i < whole; i += VL) s += v_load(q + i) * v_load(k + i);
-        if (rest) s += q_rest * v_load_n(k + whole, rest);
-        p[j] = scale * v_sum(s);
-    }
+    for (; j < n; j++, k += K) p[j] = scale * v_sum(row_dot(q, k, K));
 }
 
 /* p = exp(p - max) in place, the sink's share in the sum that comes back; p has room for whole vectors. */
@@ -57,23 +61,32 @@ static real softmax(real *p, int64_t n, real sink) {
     return v_sum(sum) + v_exp(v_set(sink - max))[0];
 }
 
-/* acc[0, 8 VL) += sum_j p_j v_j over n rows V apart */
-static void sum_wide(const real *p, const real *v, int64_t n, int64_t V, real *acc) {
-    vr s[8];
-    for (int u = 0; u < 8; u++) s[u] = v_load(acc + u * VL);
+/* acc[0, W VL) += sum_j p_j v_j over n rows V apart */
+static inline __attribute__((always_inline)) void sum_wide(const real *p, const real *v, int64_t n, int64_t V,
+                                                           real *acc, const int W) {
+    vr s[16];
+    for (int u = 0; u < W; u++) s[u] = v_load(acc + u * VL);
     for (int64_t j = 0; j < n; j++, v += V)
-        for (int u = 0; u < 8; u++) s[u] += p[j] * v_load(v + u * VL);
-    for (int u = 0; u < 8; u++) v_store(acc + u * VL, s[u]);
+        for (int u = 0; u < W; u++) s[u] += p[j] * v_load(v + u * VL);
+    for (int u = 0; u < W; u++) v_store(acc + u * VL, s[u]);
 }
 static void sum_narrow(const real *p, const real *v, int64_t n, int64_t V, real *acc, int64_t width) {
     vr s = v_load_n(acc, width);
     for (int64_t j = 0; j < n; j++, v += V) s += p[j] * (width == VL ? v_load(v) : v_load_n(v, width));
     v_store_n(acc, s, width);
 }
+
+/* acc += sum_j p_j v_j, if possible with whole rows in registers, so that v too is read in a line;
+ * otherwise some rows at a time, which are near when their next columns are read. */
 static void weighted_sum(const real *p, const real *v, int64_t n, int64_t V, real *acc) {
-    int64_t i = 0;
-    for (; i + 8 * VL <= V; i += 8 * VL) sum_wide(p, v + i, n, V, acc + i);
-    for (; i < V; i += VL) sum_narrow(p, v + i, n, V, acc + i, V - i < VL ? V - i : VL);
+    for (int64_t j = 0; j < n; j += ROWS) {
+        int64_t m = n - j < ROWS ? n - j : ROWS, i = 0;
+        const real *rows = v + j * V;
+        for (; i + 16 * VL <= V; i += 16 * VL) sum_wide(p + j, rows + i, m, V, acc + i, 16);
+        for (; i + 8 * VL <= V; i += 8 * VL) sum_wide(p + j, rows + i, m, V, acc + i, 8);
+        for (; i + 4 * VL <= V; i += 4 * VL) sum_wide(p + j, rows + i, m, V, acc + i, 4);
+        for (; i < V; i += VL) sum_narrow(p + j, rows + i, m, V, acc + i, V - i < VL ? V - i : VL);
+    }
 }
 
 void HL_OP(cache_step)(const struct hl_cache_head *d, struct hl_cache_work *w) {

@@ -95,6 +95,11 @@ static void rows_before(const struct hl_conv *a, const struct hl_seg *s, int64_t
     }
 }
 
+/* What the next tile reads. Its rows are too short and too many for the hardware to see them coming. */
+INLINE void fetch(const void *x, const struct hl_conv *a, const struct piece *p, int64_t t, int64_t k) {
+    if (t + TILE < a->rows->T) __builtin_prefetch((const real *)x + (t + TILE) * a->C + p->c + k);
+}
+
 /* From 0, so that there is one way only to fuse the products into the sum. */
 INLINE vr convolve(const vr *w, const vr *h, int64_t W) {
     vr u = v_set(0);
@@ -116,6 +121,7 @@ INLINE void walk(const struct hl_conv *a, int64_t W, const struct piece *p, cons
     for (int64_t i = 0; i < W - 1; i++) h[i] = get(before[i] + k, n);
     for (; t < end; t++) {
         h[W - 1] = get((const real *)a->x + t * a->C + p->c + k, n);
+        fetch(a->x, a, p, t, k);
         vr u = convolve(w, h, W);
         put((real *)a->y + t * a->C + p->c + k, u * v_sigmoid(u), n);
         shift(h, W);
@@ -201,6 +207,8 @@ INLINE void dwalk(const struct hl_conv *a, int64_t W, const struct piece *p, str
     for (; t < stop; t++) {
         h[W - 1] = d[W - 1] = v_set(0);
         if (t < y->seg_end) {
+            fetch(a->x, a, p, t, k);
+            fetch(a->dy, a, p, t, k);
             h[W - 1] = get((const real *)a->x + t * a->C + p->c + k, n);
             vr u = convolve(w, h, W), sg = v_sigmoid(u);
             d[W - 1] = get((const real *)a->dy + t * a->C + p->c + k, n) * sg * (1 + u * (1 - sg));

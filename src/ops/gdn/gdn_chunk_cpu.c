@@ -9,7 +9,7 @@
  * The columns of V are independent, so a long sequence can be cut into column tiles as well. */
 #include "ops/gdn/gdn_cpu.h"
 
-enum { C = HL_CHUNK, PARTS = 8192 /* partial sums of m held on the stack */ };
+enum { C = HL_CHUNK, PARTS = 4096 /* partial sums of m held on the stack */ };
 
 /* Chunks [first, end) of a segment for columns [col, col + cols) of one value head. */
 struct span {

@@ -2,7 +2,9 @@
 #include "ops/matmul/kernel.h"
 #include "ops/matmul/widen.h"
 
-#define INLINE static inline __attribute__((always_inline))
+/* Unrolled and with a branch for every check of the undefined-behaviour sanitizer, this file would take
+ * clang minutes; the address sanitizer stays on. */
+#define INLINE static inline __attribute__((always_inline, no_sanitize("undefined")))
 /* Whole: accumulators indexed by a loop variable would live in memory. */
 #ifdef __clang__
 #define UNROLL _Pragma("clang loop unroll(full)")
@@ -66,33 +68,39 @@ INLINE void rows(int mr, hola_dtype dtype, const struct hl_tile *t) {
     }
 }
 
-#define ROWS(m, d)     \
-    case m:            \
-        rows(m, d, t); \
-        break;
-#define FOUR(m, d) ROWS(m, d) ROWS((m) + 1, d) ROWS((m) + 2, d) ROWS((m) + 3, d)
+/* One function per height and dtype. */
+#define KERNEL(m)                                                                 \
+    static void rows_##m(const struct hl_tile *t) { rows(m, HOLA_F32, t); }       \
+    static void rows_bf16_##m(const struct hl_tile *t) { rows(m, HOLA_BF16, t); } \
+    static void rows_f16_##m(const struct hl_tile *t) { rows(m, HOLA_F16, t); }
+KERNEL(1)
+KERNEL(2)
+KERNEL(3)
+KERNEL(4)
+#if defined(__AVX2__)
+KERNEL(5)
+KERNEL(6)
+#endif
 #if defined(__AVX512F__)
-#define ALL_ROWS(d) FOUR(1, d) FOUR(5, d) FOUR(9, d)
+KERNEL(7)
+KERNEL(8)
+KERNEL(9)
+KERNEL(10)
+KERNEL(11)
+KERNEL(12)
+#define HEIGHTS(r) r##1, r##2, r##3, r##4, r##5, r##6, r##7, r##8, r##9, r##10, r##11, r##12
 #elif defined(__AVX2__)
-#define ALL_ROWS(d) FOUR(1, d) ROWS(5, d) ROWS(6, d)
+#define HEIGHTS(r) r##1, r##2, r##3, r##4, r##5, r##6
 #else
-#define ALL_ROWS(d) FOUR(1, d)
+#define HEIGHTS(r) r##1, r##2, r##3, r##4
 #endif
 
-static void whole(const struct hl_tile *t) {
-    switch (t->mr) { ALL_ROWS(HOLA_F32) }
-}
-static void whole_bf16(const struct hl_tile *t) {
-    switch (t->mr) { ALL_ROWS(HOLA_BF16) }
-}
-static void whole_f16(const struct hl_tile *t) {
-    switch (t->mr) { ALL_ROWS(HOLA_F16) }
-}
-
 static void run(const struct hl_tile *t) {
-    if (t->dtype == HOLA_BF16) whole_bf16(t);
-    else if (t->dtype == HOLA_F16) whole_f16(t);
-    else whole(t);
+    static void (*const kernel[HOLA_DTYPE_COUNT][HL_MR])(const struct hl_tile *) = {
+        [HOLA_F32] = {HEIGHTS(rows_)},
+        [HOLA_BF16] = {HEIGHTS(rows_bf16_)},
+        [HOLA_F16] = {HEIGHTS(rows_f16_)}};
+    kernel[t->dtype][t->mr - 1](t);
 }
 
 /* A tile cut on the right goes through the same instructions, beside the matrix. */
