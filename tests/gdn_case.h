@@ -6,12 +6,13 @@
 #include "ops/ops.h"
 
 enum { CASE_SEGS = 16 };
-enum case_gate { GATE_RANDOM, GATE_ZERO, GATE_NONE };
+/* GATE_RESETS: random, but wiped by -60 in the first 20 of 64 tokens: decays near 1 beside sums near -1200 */
+enum case_gate { GATE_RANDOM, GATE_RESETS, GATE_ZERO, GATE_NONE };
 
 struct gdn_shape {
     int64_t H, HV, K, V;
     enum case_gate gate;
-    double g_lo;       /* GATE_RANDOM: g ~ U(g_lo, 0) */
+    double g_lo;       /* random: g ~ U(g_lo, 0) */
     double b_lo, b_hi; /* beta ~ U(b_lo, b_hi) */
 };
 
@@ -45,8 +46,12 @@ static inline struct gdn_case *case_new(const struct gdn_shape *f, const int64_t
     c->a = (struct hl_gdn){.rows = &c->rows, .H = f->H, .HV = f->HV, .K = f->K, .V = f->V, .q = q, .k = k};
     c->a.v = check_random(c->v, -1, 1, seed + 2);
     c->a.beta = check_random(c->b, f->b_lo, f->b_hi, seed + 3);
-    if (f->gate == GATE_RANDOM) c->a.g = check_random(c->b, f->g_lo, 0, seed + 4);
-    if (f->gate == GATE_ZERO) c->a.g = check_zero(c->b);
+    real *g = f->gate == GATE_NONE   ? NULL
+              : f->gate == GATE_ZERO ? check_zero(c->b)
+                                     : check_random(c->b, f->g_lo, 0, seed + 4);
+    for (int64_t i = 0; i < c->b && f->gate == GATE_RESETS; i++)
+        if (i / f->HV % 64 < 20) g[i] = -60;
+    c->a.g = g;
     c->a.dout = check_random(c->v, -1, 1, seed + 5);
     return c;
 }
@@ -206,8 +211,8 @@ static inline void compare_gates(double tol, double grad_tol) {
     static const struct {
         enum case_gate gate;
         double lo;
-    } gates[] = {{GATE_RANDOM, -0.001}, {GATE_RANDOM, -0.1}, {GATE_RANDOM, -5}, {GATE_RANDOM, -60},
-                 {GATE_RANDOM, -1e30},  {GATE_ZERO, 0},      {GATE_NONE, 0}};
+    } gates[] = {{GATE_RANDOM, -0.001}, {GATE_RANDOM, -0.1},  {GATE_RANDOM, -5}, {GATE_RANDOM, -60},
+                 {GATE_RESETS, -0.01},  {GATE_RANDOM, -1e30}, {GATE_ZERO, 0},    {GATE_NONE, 0}};
     static const double beta[][2] = {{0, 1}, {0, 1e-4}, {0.999, 1}, {0, 2}};
     static const int64_t len[] = {150, 3, 65};
     struct hl_pool *pool = check_pool(2, hl_gdn_scratch(40, 40));

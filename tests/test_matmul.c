@@ -256,22 +256,21 @@ static const mm_fn fast_mm[] = {hl_base_mm, hl_avx2_mm, hl_avx512_mm};
 static const mm_fn fast_mm[] = {hl_base_mm, NULL, NULL};
 #endif
 
-/* C[M][N + 3], A and B with gaps between their rows; turn bit 0: A by columns, bit 1: B by columns, bit 2: every
- * other element of A */
+static _Alignas(64) real mm_scratch[HL_MM_SCRATCH];
+
+/* C[M][N + 3], A and B with gaps between their rows; turn bit 0: A by columns, bit 1: B by columns, bit 2:
+ * every other element of A */
 static void run_mm(mm_fn mm, const int64_t d[3], int turn, bool add, const real *A, const real *B, real *C) {
-    struct hl_mm a = {
-        .M = d[0], .N = d[1], .K = d[2], .A = A, .B = B, .C = C, .alpha = (real)0.7, .add = add};
-    real *scratch = aligned_alloc(64, HL_MM_SCRATCH * sizeof(real));
+    struct hl_mm a = {.M = d[0], .N = d[1], .K = d[2], .A = A, .B = B, .C = C, .add = add};
     int64_t gap = turn & 4 ? 2 : 1;
-    assert_non_null(scratch);
+    a.alpha = (real)0.7;
     a.ai = turn & 1 ? gap : gap * a.K + 5;
     a.ak = turn & 1 ? gap * a.M + 2 : gap;
     a.bk = turn & 2 ? 1 : a.N + 1;
     a.bn = turn & 2 ? a.K + 3 : 1;
     a.ldc = a.N + 3;
     check_fill(C, a.M * a.ldc, -1, 1, 5);
-    mm(&a, scratch);
-    free(scratch);
+    mm(&a, mm_scratch);
 }
 
 static void test_mm(void **state) {
@@ -303,41 +302,29 @@ static void test_mm(void **state) {
 /* rows and columns of C do not depend on how many there are */
 static void test_mm_alone(void **state) {
     enum { M = 77, N = 100, K = 300, LDC = N + 3 };
-    real *A = check_random(M * K * 3, -1, 1, 3), *B = check_random(N * K * 3, -1, 1, 4);
+    real *A = check_random(M * K, -1, 1, 3), *B = check_random(N * K, -1, 1, 4);
     real *all = check_new(M * LDC), *some = check_new(M * LDC);
     (void)state;
     for (int b = 0; check_backend(b); b++)
-        for (int turn = 0; turn < 2; turn++) {
-            real *scratch = aligned_alloc(64, HL_MM_SCRATCH * sizeof(real));
-            struct hl_mm a = {.M = M,
-                              .N = N,
-                              .K = K,
-                              .A = A,
-                              .B = B,
-                              .C = all,
-                              .ldc = LDC,
-                              .alpha = (real)0.3,
-                              .add = true};
-            if (!hl_ops_named(check_backend(b))) break;
-            assert_non_null(scratch);
+        for (int turn = 0; turn < 2 && hl_ops_named(check_backend(b)); turn++) {
+            struct hl_mm a = {.M = M, .N = N, .K = K, .A = A, .B = B, .bk = N, .bn = 1, .C = all, .ldc = LDC};
             a.ai = turn ? 1 : K;
             a.ak = turn ? M : 1;
-            a.bk = N;
-            a.bn = 1;
+            a.alpha = (real)0.3;
+            a.add = true;
             check_fill(all, M * LDC, -1, 1, 5);
-            fast_mm[b](&a, scratch);
+            fast_mm[b](&a, mm_scratch);
             a.C = some;
             for (a.M = 1; a.M < M; a.M += 5) {
                 a.N = a.M + 3; /* B keeps its rows of N */
                 check_fill(some, M * LDC, -1, 1, 5);
-                fast_mm[b](&a, scratch);
+                fast_mm[b](&a, mm_scratch);
                 for (int64_t i = 0; i < a.M; i++)
                     assert_memory_equal(some + i * LDC, all + i * LDC, (size_t)a.N * sizeof(real));
             }
-            free(scratch);
         }
-    check_free(A, M * K * 3);
-    check_free(B, N * K * 3);
+    check_free(A, M * K);
+    check_free(B, N * K);
     check_free(all, M * LDC);
     check_free(some, M * LDC);
 }

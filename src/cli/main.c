@@ -18,7 +18,7 @@ static const struct command {
     {"init", cmd_init, "write a fresh model directory from a preset or a config"},
     {"train", cmd_train, "train; resumable; writes checkpoints, metrics.jsonl and plots"},
     {"plot", cmd_plot, "the curves of one or several runs in one file"},
-    {"score", cmd_score, "log-probability of every token of an id list; perplexity"},
+    {"score", cmd_score, "log-probability of every token of a text or id list; perplexity"},
     {"inspect", cmd_inspect, "what is in a checkpoint"},
     {"bench", cmd_bench, "speed of ops and of the whole model on this machine"},
 };
