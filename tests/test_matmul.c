@@ -1,7 +1,7 @@
 /* test_matmul.c -- linear layers and the small product: every fast backend against the reference, the same
  * bits for a row in every batch and for any number of threads, bf16 and f16 rounding. */
 #include "check.h"
-#include "ops/matmul/half.h"
+#include "ops/matmul/weight.h"
 #include "ops/matmul/mm.h"
 #include "ops/ops.h"
 

@@ -1,6 +1,6 @@
 /* embed_cpu.c -- forward in pieces of tokens; backward in slices of columns, each over all tokens in
  * order, so that a token that comes twice is added in the same order for every number of threads. */
-#include "ops/matmul/half.h"
+#include "ops/matmul/weight.h"
 #include "ops/ops.h"
 #include "ops/simd.h"
 

@@ -1,5 +1,5 @@
 /* embed_ref.c -- rows of the embedding and their gradient. */
-#include "ops/matmul/half.h"
+#include "ops/matmul/weight.h"
 #include "ops/ops.h"
 
 void HL_OP(embed_forward)(struct hl_pool *pool, const struct hl_embed *a) {

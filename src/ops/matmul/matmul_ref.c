@@ -1,5 +1,5 @@
 /* matmul_ref.c -- linear layers, forward and backward: plain sums, in double. */
-#include "ops/matmul/half.h"
+#include "ops/matmul/weight.h"
 #include "ops/ops.h"
 
 void HL_OP(linear_forward)(struct hl_pool *pool, const struct hl_linear *a) {

@@ -1,5 +1,5 @@
 /* panel.c -- weights as panels: 32 rows interleaved, in the dtype they are kept in. */
-#include "ops/matmul/half.h"
+#include "ops/matmul/weight.h"
 #include "ops/matmul/kernel.h"
 #include "ops/matmul/matmul.h"
 

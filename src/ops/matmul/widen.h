@@ -1,7 +1,7 @@
 /* widen.h -- a vector of `real` from numbers stored as f32, bf16 or f16. */
 #ifndef HL_WIDEN_H
 #define HL_WIDEN_H
-#include "ops/matmul/half.h"
+#include "ops/matmul/weight.h"
 #include "ops/simd.h"
 #if defined(__AVX2__)
 #include <immintrin.h>

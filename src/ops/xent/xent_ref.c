@@ -1,5 +1,5 @@
 /* xent_ref.c -- cross-entropy of a linear head, one row of logits at a time, in double. */
-#include "ops/matmul/half.h"
+#include "ops/matmul/weight.h"
 #include "ops/ops.h"
 #include <stdlib.h>
 
