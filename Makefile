@@ -112,13 +112,14 @@ bench-%: $(BUILD)/bench/% ## bench/bench_%.c by itself, e.g. bench-gemm
 	$< $(ARGS)
 
 fuzz: ## libFuzzer (clang) on every parser, FUZZ_SECONDS=300 each
-	$(MAKE) CC=clang FUZZ=1 fuzz-run
+	$(MAKE) --no-print-directory CC=clang FUZZ=1 fuzz-run
 fuzz-quick: ## the same, 20 seconds each
-	$(MAKE) CC=clang FUZZ=1 FUZZ_SECONDS=20 fuzz-run
+	$(MAKE) --no-print-directory CC=clang FUZZ=1 FUZZ_SECONDS=20 fuzz-run
 fuzz-run: $(FUZZ_TESTS:$(BUILD)/tests/%=fuzz-run-%)
 fuzz-run-%: $(BUILD)/tests/%
-	@mkdir -p $(BUILD)/corpus/$*
-	$< -max_total_time=$(FUZZ_SECONDS) -verbosity=0 -print_final_stats=1 -artifact_prefix=$(BUILD)/$*- $(BUILD)/corpus/$*
+	@mkdir -p $(BUILD)/corpus/$* && $< -max_total_time=$(FUZZ_SECONDS) -timeout=20 -print_final_stats=1 -artifact_prefix=$(BUILD)/$*- \
+	    $(BUILD)/corpus/$* >$(BUILD)/$*.log 2>&1 || { tail -n 80 $(BUILD)/$*.log; exit 1; }
+	@echo "  $*: $$(sed -n 's/^stat::number_of_executed_units: *//p' $(BUILD)/$*.log) inputs, nothing found"
 
 check-style: $(BUILD)/libhola.a ## format, file sizes, exported names, the header as C and C++
 	@CC='$(CC)' tools/check-style.sh $(BUILD)/libhola.a
@@ -134,8 +135,7 @@ install: all $(BUILD)/libhola.so.0 ## into DESTDIR and PREFIX
 	ln -sf libhola.so.0 $(DESTDIR)$(PREFIX)/lib/libhola.so
 	install -m 644 include/hola.h $(DESTDIR)$(PREFIX)/include/
 	install -m 644 man/hola.1 $(DESTDIR)$(PREFIX)/share/man/man1/
-	v=$$(sed -n 's/^.define HOLA_VERSION "\(.*\)"/\1/p' include/hola.h); \
-	sed "s|@PREFIX@|$(PREFIX)|; s|@VERSION@|$$v|; s|@LIBS@|$(strip $(LIBS))|" hola.pc.in > $(DESTDIR)$(PREFIX)/lib/pkgconfig/hola.pc
+	sed "s|@PREFIX@|$(PREFIX)|; s|@VERSION@|$$(sed -n 's/^.define HOLA_VERSION "\(.*\)"/\1/p' include/hola.h)|; s|@LIBS@|$(strip $(LIBS))|" hola.pc.in > $(DESTDIR)$(PREFIX)/lib/pkgconfig/hola.pc
 uninstall: ## what install wrote
 	rm -f $(addprefix $(DESTDIR)$(PREFIX)/,$(FILES))
 

@@ -26,14 +26,14 @@ extern "C" {
 
 /* ---- errors ---- */
 
-#define HOLA_STATUS_LIST(X)                                  \
-    X(HOLA_OK, "ok")                                         \
-    X(HOLA_EINVAL, "invalid argument")                       \
-    X(HOLA_EIO, "input/output error")                        \
-    X(HOLA_EFORMAT, "malformed file")                        \
-    X(HOLA_ENOMEM, "out of memory")                          \
-    X(HOLA_ENOTSUP, "not supported")                         \
-    X(HOLA_EDEVICE, "device error")                          \
+#define HOLA_STATUS_LIST(X)            \
+    X(HOLA_OK, "ok")                   \
+    X(HOLA_EINVAL, "invalid argument") \
+    X(HOLA_EIO, "input/output error")  \
+    X(HOLA_EFORMAT, "malformed file")  \
+    X(HOLA_ENOMEM, "out of memory")    \
+    X(HOLA_ENOTSUP, "not supported")   \
+    X(HOLA_EDEVICE, "device error")    \
     X(HOLA_ENUMERIC, "not a finite number")
 #define HOLA_STATUS_ENUM(name, text) name,
 typedef enum hola_status { HOLA_STATUS_LIST(HOLA_STATUS_ENUM) HOLA_STATUS_COUNT } hola_status;
@@ -144,11 +144,11 @@ HOLA_API int32_t hola_tokenizer_bos(const hola_tokenizer *t);  /* -1: none */
 HOLA_API int32_t hola_tokenizer_eos(const hola_tokenizer *t);
 /* Any bytes are a text. *ids is yours: free() it. No BOS or EOS is added. threads: 0 for one per processor;
  * the ids do not depend on it. */
-HOLA_API hola_status hola_tokenizer_encode(const hola_tokenizer *t, const char *text, int64_t len, int threads,
-                                           int32_t **ids, int64_t *n);
+HOLA_API hola_status hola_tokenizer_encode(const hola_tokenizer *t, const char *text, int64_t len,
+                                           int threads, int32_t **ids, int64_t *n);
 /* The bytes of ids, special tokens left out; *text is yours, with a NUL behind its len bytes. */
-HOLA_API hola_status hola_tokenizer_decode(const hola_tokenizer *t, const int32_t *ids, int64_t n, char **text,
-                                           int64_t *len);
+HOLA_API hola_status hola_tokenizer_decode(const hola_tokenizer *t, const int32_t *ids, int64_t n,
+                                           char **text, int64_t *len);
 
 /* ---- sessions: one sequence, constant memory ---- */
 

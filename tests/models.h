@@ -25,7 +25,7 @@ static const struct variant variants[] = {
      "{" TINY HOLA "\"expand_v\":1,\"cache_norm\":\"l2\",\"cache_tau_init\":3,\"cache_tau_freeze\":false}"},
     {"hola, value heads 4", "{" TINY HOLA "\"num_v_heads\":4,\"expand_v\":2,\"allow_neg_eigval\":true}"},
     {"hola window 0", "{" TINY "\"model_type\":\"hola\",\"num_heads\":2,\"head_dim\":16,\"expand_v\":1,"
-                               "\"cache_window\":0,\"cache_chunk\":32}"},
+                      "\"cache_window\":0,\"cache_chunk\":32}"},
     {"hola default block",
      "{" TINY
      "\"model_type\":\"hola\",\"num_heads\":2,\"head_dim\":16,\"expand_v\":1,\"cache_gate_init\":0}"},

@@ -171,7 +171,8 @@ static int64_t val_room(const struct hl_out *w) {
 
 /* Chosen by the document's number, so that more input does not change what was chosen before. */
 static enum hl_split choose(const struct hl_out *w, int64_t number, int64_t n) {
-    if (hl_rng_uniform(w->opts->seed, hl_fnv1a("val"), (uint64_t)number) >= w->opts->val) return HL_SPLIT_TRAIN;
+    if (hl_rng_uniform(w->opts->seed, hl_fnv1a("val"), (uint64_t)number) >= w->opts->val)
+        return HL_SPLIT_TRAIN;
     return n + 1 <= val_room(w) ? HL_SPLIT_VAL : HL_SPLIT_TRAIN;
 }
 

@@ -18,12 +18,12 @@ struct hl_cache {
     const struct hl_rows *rows;
     int64_t H, HV, K, V, window, chunk;
     hola_evict evict;
-    const void *q, *k;              /* [T][H][K] */
-    const void *v;                  /* [T][HV][V] */
-    const real *score;              /* [T][HV]; unused by recency and h2o */
-    const real *tau, *sink, *gate;  /* [HV] */
-    void *out;                      /* [T][HV][V], added to */
-    int64_t state_off;              /* bytes into seg->state, hl_cache_state_bytes() of them */
+    const void *q, *k;             /* [T][H][K] */
+    const void *v;                 /* [T][HV][V] */
+    const real *score;             /* [T][HV]; unused by recency and h2o */
+    const real *tau, *sink, *gate; /* [HV] */
+    void *out;                     /* [T][HV][V], added to */
+    int64_t state_off;             /* bytes into seg->state, hl_cache_state_bytes() of them */
     /* kept for the backward pass; all NULL at inference */
     void *read;   /* [T][HV][V] */
     real *lse;    /* [T][HV]: log of the softmax's denominator, sink included */
@@ -37,10 +37,10 @@ struct hl_cache {
 
 /* The state of one value head inside the session's block: byte offsets from its start. */
 struct hl_cache_layout {
-    int64_t k, v;     /* real [window + chunk][K], [window + chunk][V]: kept rows, then the open block */
-    int64_t score;    /* real [window + chunk] */
-    int64_t pos;      /* int64 [window]: where the kept rows stood */
-    int64_t bytes;    /* of one head, a multiple of 64 */
+    int64_t k, v;  /* real [window + chunk][K], [window + chunk][V]: kept rows, then the open block */
+    int64_t score; /* real [window + chunk] */
+    int64_t pos;   /* int64 [window]: where the kept rows stood */
+    int64_t bytes; /* of one head, a multiple of 64 */
 };
 struct hl_cache_layout hl_cache_layout(int64_t K, int64_t V, int64_t window, int64_t chunk);
 int64_t hl_cache_state_bytes(int64_t HV, int64_t K, int64_t V, int64_t window, int64_t chunk);

@@ -14,11 +14,11 @@ struct hl_rmsnorm {
     const void *x, *z; /* [M][D]; z NULL: no gate */
     const real *w;     /* [D] */
     void *y;
-    real *r;           /* [M], kept for the backward pass; never NULL */
+    real *r; /* [M], kept for the backward pass; never NULL */
     const void *dy;
-    void *dx, *dz;     /* dz: where z is */
-    real *dw;          /* accumulated */
-    bool dx_add;       /* dx += */
+    void *dx, *dz; /* dz: where z is */
+    real *dw;      /* accumulated */
+    bool dx_add;   /* dx += */
 };
 #define HL_L2_EPS 1e-6
 struct hl_l2norm {
