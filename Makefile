@@ -21,7 +21,7 @@ $(error cannot build: see above)
 endif
 endif
 
-WARN := -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Wno-float-conversion -Wvla -Wno-psabi -Werror
+WARN := -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Wno-float-conversion -Wpointer-arith -Wvla -Wno-psabi -Werror
 LIBS := -ljansson $(shell pkg-config --libs libarchive 2>/dev/null) -lm -pthread# libarchive: optional, for .gz .xz .zst
 MPI ?= $(shell pkg-config --exists ompi 2>/dev/null && echo ompi)# optional, for several ranks in hola train
 MPI_LIBS := $(if $(MPI),$(shell pkg-config --libs $(MPI)))
@@ -144,6 +144,7 @@ help: ## this list
 clean: ## remove everything that was built
 	rm -rf build hola
 
+include src/cuda/cuda.mk
 .SECONDARY:
 .PHONY: all tests test demo bench fuzz fuzz-quick fuzz-run check-style format deps install uninstall help clean
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

@@ -262,7 +262,7 @@ static void test_status(void **state) {
 
 static void test_segments(void **state) {
     struct hl_seg seg[] = {{0, 1, 0, NULL}, {1, 64, 0, NULL}, {65, 65, 255, NULL}, {130, 300, 17, NULL}};
-    const struct hl_rows rows = {430, 4, seg};
+    const struct hl_rows rows = {.T = 430, .n = 4, .seg = seg};
     (void)state;
     for (int64_t n = 0, chunks = 0, blocks = 0; n <= 4; n++) { /* by counting, row by row */
         assert_int_equal(hl_chunks_before(&rows, n), chunks);

@@ -95,9 +95,10 @@ static void vector_forward_backward(struct vector_run *r, json_t *v, const char 
     for (int64_t i = 0; i < r->T; i++) r->target[i] = i + 1 < r->T ? r->ids[i + 1] : -1;
     r->seg = (struct hl_seg){.len = r->T};
     r->rows = (struct hl_rows){.T = r->T, .n = 1, .seg = &r->seg};
-    r->acts.pass = HL_TRAIN;
-    r->acts.recompute = recompute;
-    CHECK_OK(hl_acts_reserve(&r->acts, &r->m->cfg, &r->rows, true));
+    r->acts = (struct hl_acts){
+        .pass = HL_TRAIN, .ops = r->m->ops, .pool = r->m->pool, .recompute = recompute};
+    CHECK_OK(hl_model_need_master(r->m));
+    CHECK_OK(hl_acts_reserve(&r->acts, &r->m->cfg, &r->rows, r->T));
     r->grads = calloc((size_t)r->m->params.total, sizeof(real));
     hl_model_forward(r->m, &r->acts, &r->rows, r->ids);
     hl_model_loss(r->m, &r->acts, r->T, r->target, 1.0 / (double)(r->T - 1), r->grads);
@@ -122,7 +123,8 @@ static double vector_logits(const struct vector_run *r, json_t *v, const char *n
         json_t *want = json_object_get(json_object_get(v, "logits_first4"), key);
         for (int64_t i = 0; i < n; i++) {
             double z = 0;
-            for (int64_t j = 0; j < d; j++) z += (double)r->acts.lastn[t * d + j] * (double)E[i * d + j];
+            for (int64_t j = 0; j < d; j++)
+                z += (double)((real *)r->acts.lastn)[t * d + j] * (double)E[i * d + j];
             sum += z * z;
             if (want && i < 4)
                 VECTOR_NEAR(z, json_number_value(json_array_get(want, (size_t)i)), rms, "logit");

@@ -23,115 +23,141 @@ struct hl_dims hl_dims(const hola_config *c) {
 
 enum kind { KEEP, CHEAP };
 
-/* Every buffer starts on a cache line. */
-static int64_t padded(int64_t reals) { return (reals + 15) / 16 * 16; }
+/* Every buffer starts on 256 bytes: a cache line, and what a device copies best. */
+static int64_t padded(int64_t bytes) { return (bytes + 255) / 256 * 256; }
 
-/* Hands out the buffers from `at` (NULL: only counts) and returns how many reals they take. */
-static int64_t place(struct hl_acts *a, const struct hl_dims *s, int64_t rows, real *at) {
+/* Hands out the buffers from `at` (NULL: only counts) and returns how many bytes they take. */
+static int64_t place(struct hl_acts *a, const struct hl_dims *s, int64_t rows, char *at) {
     const int64_t d = s->d, I = s->I, H = s->H, HV = s->HV, qk = s->qk, vv = s->vv;
+    const int64_t ACT = a->ops->mem->act_size, REAL = (int64_t)sizeof(real);
     const bool gated = s->gated, decay = s->decay, rms = s->rms, cache = s->cache;
     const bool share_cheap = a->pass == HL_INFER || a->recompute;
     int64_t used = 0;
+#define TAKE(to, width, type)                        \
+    (to) = at && (width) > 0 ? (void *)(at + used) : NULL; \
+    used += padded(rows * (width) * (type));
     for (int64_t l = 0; l < s->L; l++) {
         struct hl_layer_acts *y = &a->layer[l], *first = &a->layer[0];
-        (void)first;
-#define PLACE(name, width, kind)                                              \
+#define PLACE(name, width, kind, type)                                        \
     if (l > 0 && (a->pass == HL_INFER || ((kind) == CHEAP && share_cheap))) { \
         y->name = first->name;                                                \
     } else {                                                                  \
-        y->name = at && (width) > 0 ? at + used : NULL;                       \
-        used += padded(rows * (width));                                       \
+        TAKE(y->name, width, type)                                            \
     }
         HL_ACTS_LIST(PLACE)
 #undef PLACE
         if (a->pass == HL_INFER) y->h = y->x; /* branches are added in place */
     }
-#define PLACE(name, width)                \
-    a->grad.name = at ? at + used : NULL; \
-    used += padded(rows * (width));
+#define PLACE(name, width, type) TAKE(a->grad.name, width, type)
     if (a->pass == HL_TRAIN) {
         HL_GRADS_LIST(PLACE)
-    }
+        TAKE(a->last, d, ACT)
+    } else a->last = a->layer[0].x;
 #undef PLACE
-    a->last = a->pass == HL_INFER ? a->layer[0].x : at ? at + used : NULL;
-    if (a->pass == HL_TRAIN) used += padded(rows * d);
-    a->lastn = at ? at + used : NULL;
-    used += padded(rows * d);
-    a->r_last = at ? at + used : NULL;
-    used += padded(rows);
+    TAKE(a->lastn, d, ACT)
+    TAKE(a->r_last, 1, REAL)
+    TAKE(a->nll, 1, (int64_t)sizeof(double))
+    if (!a->ops->mem->host) {
+        TAKE(a->ids, 1, (int64_t)sizeof(int32_t))
+        TAKE(a->target, 1, (int64_t)sizeof(int32_t))
+    }
+#undef TAKE
     return used;
 }
 
-static void *block_new(int64_t bytes) {
-    return bytes > 0 ? aligned_alloc(64, (size_t)((bytes + 63) / 64 * 64)) : NULL;
+static hola_status no_room(const struct hl_acts *a, const char *what, int64_t bytes) {
+    return hl_fail(HOLA_ENOMEM, "%s: %.1f MB do not fit in %s memory", what, (double)bytes * 1e-6,
+                   a->ops->mem->host ? "the" : "the device's");
 }
 
-static hola_status no_room(const char *what, int64_t bytes) {
-    return hl_fail(HOLA_ENOMEM, "%s: %.1f MB do not fit in memory", what, (double)bytes * 1e-6);
+/* *block becomes room for that many bytes; what was in it is lost. */
+static hola_status block_new(const struct hl_acts *a, void *block, int64_t bytes, const char *what) {
+    void **b = block;
+    a->ops->mem->release(a->pool, *b);
+    *b = bytes > 0 ? a->ops->mem->alloc(a->pool, bytes) : NULL;
+    return bytes > 0 && !*b ? no_room(a, what, bytes) : HOLA_OK;
 }
 
 /* The buffers whose size depends on how the rows are cut, not on their number. */
 static hola_status reserve_pieces(struct hl_acts *a, const hola_config *cfg, const struct hl_dims *s,
                                   int64_t chunks, int64_t blocks) {
-    if (chunks > a->chunks) {
-        int64_t each = chunks * s->HV * s->K * s->V;
-        free(a->S_block);
+    hola_status st = HOLA_OK;
+    if (chunks > a->chunks && a->ops->mem->host) {
+        const int64_t each = chunks * s->HV * s->K * s->V;
         a->chunks = 0;
-        a->S_block = block_new(s->L * each * (int64_t)sizeof(real));
-        if (!a->S_block) return no_room("chunk states", s->L * each * (int64_t)sizeof(real));
+        st = block_new(a, &a->S_block, s->L * each * (int64_t)sizeof(real), "chunk states");
+        if (st != HOLA_OK) return st;
         for (int64_t l = 0; l < s->L; l++) a->layer[l].S = a->S_block + l * each;
         a->chunks = chunks;
     }
     if (s->cache && blocks > a->blocks) {
-        int64_t each = blocks * s->HV * cfg->cache_window;
-        free(a->sel_block);
+        const int64_t each = blocks * s->HV * cfg->cache_window;
         a->blocks = 0;
-        a->sel_block = block_new((s->L * each + 1) * (int64_t)sizeof(int64_t));
-        if (!a->sel_block) return no_room("cache selections", s->L * each * (int64_t)sizeof(int64_t));
+        st = block_new(a, &a->sel_block, (s->L * each + 1) * (int64_t)sizeof(int64_t), "cache selections");
+        if (st != HOLA_OK) return st;
         for (int64_t l = 0; l < s->L; l++) a->layer[l].sel = a->sel_block + l * each;
         a->blocks = blocks;
     }
+    return st;
+}
+
+static hola_status reserve_rows(struct hl_acts *a, const struct hl_dims *s, int64_t rows) {
+    const int64_t bytes = place(a, s, rows, NULL);
+    a->rows = 0;
+    hola_status st = block_new(a, &a->block, bytes, "activations");
+    if (st != HOLA_OK) return st;
+    if (!a->ops->mem->host) {
+        free(a->nll_host);
+        a->nll_host = malloc((size_t)rows * sizeof *a->nll_host);
+        if (!a->nll_host) return hl_fail(HOLA_ENOMEM, "losses: no memory for %lld rows", (long long)rows);
+    }
+    place(a, s, rows, a->block);
+    a->rows = rows;
     return HOLA_OK;
 }
 
-hola_status hl_acts_reserve(struct hl_acts *a, const hola_config *cfg, const struct hl_rows *rows,
-                            bool logits) {
+hola_status hl_acts_reserve(struct hl_acts *a, const hola_config *cfg, struct hl_rows *rows, int64_t logits) {
     const struct hl_dims s = hl_dims(cfg);
+    const struct hl_memory *mem = a->ops->mem;
+    const int64_t C = s.cache ? cfg->cache_chunk : 1;
+    hola_status st = HOLA_OK;
     if (!a->layer) {
         a->layer = calloc((size_t)s.L, sizeof *a->layer);
-        if (!a->layer) return no_room("activations", s.L * (int64_t)sizeof *a->layer);
+        if (!a->layer) return hl_fail(HOLA_ENOMEM, "activations: no memory for their table");
     }
-    if (rows->T > a->rows) {
-        int64_t need = place(a, &s, rows->T, NULL), bytes = need * (int64_t)sizeof(real);
-        free(a->block);
-        free(a->nll);
-        free(a->logits);
-        a->rows = 0;
-        a->logits = NULL;
-        a->block = block_new(bytes);
-        a->nll = block_new(rows->T * (int64_t)sizeof(double));
-        if (!a->block || !a->nll) return no_room("activations", bytes);
-        place(a, &s, rows->T, a->block);
-        a->rows = rows->T;
+    if (rows->T > a->rows) st = reserve_rows(a, &s, rows->T);
+    if (st == HOLA_OK && logits > 0) {
+        const int64_t n = logits < mem->xent_rows ? logits : mem->xent_rows;
+        const int64_t one = s.vocab * (int64_t)sizeof(real), all = n * s.vocab * mem->act_size;
+        const int64_t bytes = all > one ? all : one; /* at least one row of reals, for reading them */
+        if (bytes > a->logits_bytes) {
+            a->logits_bytes = 0;
+            st = block_new(a, &a->logits, bytes, "logits");
+            if (st == HOLA_OK) a->logits_bytes = bytes;
+        }
     }
-    if (logits && !a->logits) {
-        int64_t n = a->rows < HL_XENT_ROWS ? a->rows : HL_XENT_ROWS;
-        int64_t bytes = n * s.vocab * (int64_t)sizeof(real);
-        a->logits = block_new(bytes);
-        if (!a->logits) return no_room("logits", bytes);
-    }
-    if (a->pass == HL_TRAIN)
-        return reserve_pieces(a, cfg, &s, hl_chunks_before(rows, rows->n),
-                              hl_blocks_before(rows, rows->n, s.cache ? cfg->cache_chunk : 1));
-    return HOLA_OK;
+    if (st == HOLA_OK && a->pass == HL_TRAIN)
+        st = reserve_pieces(a, cfg, &s, hl_chunks_before(rows, rows->n), hl_blocks_before(rows, rows->n, C));
+    return st == HOLA_OK ? mem->rows(a->pool, rows, s.cache ? C : 0) : st;
 }
 
 void hl_acts_free(struct hl_acts *a) {
+    void *const blocks[] = {a->block, a->S_block, a->sel_block, a->logits};
+    for (size_t i = 0; i < sizeof blocks / sizeof blocks[0]; i++)
+        if (blocks[i]) a->ops->mem->release(a->pool, blocks[i]);
     free(a->layer);
-    free(a->block);
-    free(a->S_block);
-    free(a->sel_block);
-    free(a->logits);
-    free(a->nll);
-    *a = (struct hl_acts){.pass = a->pass, .recompute = a->recompute};
+    free(a->nll_host);
+    *a = (struct hl_acts){.pass = a->pass, .ops = a->ops, .pool = a->pool, .recompute = a->recompute};
+}
+
+const int32_t *hl_acts_put(const struct hl_acts *a, int32_t *there, const int32_t *ids, int64_t n) {
+    if (a->ops->mem->host) return ids;
+    a->ops->mem->put(a->pool, there, ids, n * (int64_t)sizeof *ids);
+    return there;
+}
+
+const double *hl_acts_nll(const struct hl_acts *a, int64_t n) {
+    if (a->ops->mem->host) return a->nll;
+    a->ops->mem->get(a->pool, a->nll_host, a->nll, n * (int64_t)sizeof *a->nll);
+    return a->nll_host;
 }

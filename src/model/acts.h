@@ -8,68 +8,69 @@
 #define HL_ACTS_H
 #include "ops/ops.h"
 
-/* X(name, reals per row, KEEP | CHEAP). Widths use the names of struct hl_dims. */
+/* X(name, numbers per row, KEEP | CHEAP, ACT | REAL). Widths use the names of struct hl_dims; ACT: of the
+ * backend's activation type. */
 #define HL_ACTS_LIST(X)                                                        \
-    X(x, d, KEEP)      /* residual stream into the layer */                    \
-    X(xn, d, CHEAP)    /* its RMSNorm */                                       \
-    X(r_attn, 1, KEEP) /* and that norm's factor */                            \
-    X(q0, qk, KEEP)    /* projections, before the convolution */               \
-    X(k0, qk, KEEP)                                                            \
-    X(v0, vv, KEEP)                                                            \
-    X(z, gated ? vv : 0, KEEP) /* output gate */                               \
-    X(a, decay ? HV : 0, KEEP) /* raw decay and write strength */              \
-    X(b, HV, KEEP)                                                             \
-    X(q1, qk, CHEAP) /* after convolution and SiLU */                          \
-    X(k1, qk, CHEAP)                                                           \
-    X(v1, vv, CHEAP)                                                           \
-    X(q, qk, CHEAP) /* L2-normalised: what the state sees */                   \
-    X(k, qk, CHEAP)                                                            \
-    X(r_q, H, CHEAP)                                                           \
-    X(r_k, H, CHEAP)                                                           \
-    X(qt, rms ? qk : 0, CHEAP) /* RMSNorm-gamma: what the cache's read sees */ \
-    X(kt, rms ? qk : 0, CHEAP)                                                 \
-    X(r_qt, H, CHEAP)                                                          \
-    X(r_kt, H, CHEAP)                                                          \
-    X(beta, HV, KEEP)                                                          \
-    X(g, decay ? HV : 0, KEEP)                                                 \
-    X(m, HV, KEEP) /* write magnitude */                                       \
-    X(score, cache ? HV : 0, KEEP)                                             \
-    X(v_new, vv, KEEP)                                                         \
-    X(A, HV *HL_CHUNK, KEEP)                                                   \
-    X(o, vv, KEEP) /* state read + gated cache read */                         \
-    X(read, cache ? vv : 0, KEEP)                                              \
-    X(lse, cache ? HV : 0, KEEP)                                               \
-    X(r_o, HV, KEEP)                                                           \
-    X(y, vv, CHEAP) /* output norm and gate */                                 \
-    X(h, d, KEEP)   /* residual stream between mixer and MLP */                \
-    X(hn, d, CHEAP)                                                            \
-    X(r_mlp, 1, KEEP)                                                          \
-    X(gate, I, KEEP)                                                           \
-    X(up, I, KEEP)                                                             \
-    X(act, I, CHEAP)
+    X(x, d, KEEP, ACT)      /* residual stream into the layer */                    \
+    X(xn, d, CHEAP, ACT)    /* its RMSNorm */                                       \
+    X(r_attn, 1, KEEP, REAL) /* and that norm's factor */                            \
+    X(q0, qk, KEEP, ACT)    /* projections, before the convolution */               \
+    X(k0, qk, KEEP, ACT)                                                            \
+    X(v0, vv, KEEP, ACT)                                                            \
+    X(z, gated ? vv : 0, KEEP, ACT) /* output gate */                               \
+    X(a, decay ? HV : 0, KEEP, ACT) /* raw decay and write strength */              \
+    X(b, HV, KEEP, ACT)                                                             \
+    X(q1, qk, CHEAP, ACT) /* after convolution and SiLU */                          \
+    X(k1, qk, CHEAP, ACT)                                                           \
+    X(v1, vv, CHEAP, ACT)                                                           \
+    X(q, qk, CHEAP, ACT) /* L2-normalised: what the state sees */                   \
+    X(k, qk, CHEAP, ACT)                                                            \
+    X(r_q, H, CHEAP, REAL)                                                           \
+    X(r_k, H, CHEAP, REAL)                                                           \
+    X(qt, rms ? qk : 0, CHEAP, ACT) /* RMSNorm-gamma: what the cache's read sees */ \
+    X(kt, rms ? qk : 0, CHEAP, ACT)                                                 \
+    X(r_qt, H, CHEAP, REAL)                                                          \
+    X(r_kt, H, CHEAP, REAL)                                                          \
+    X(beta, HV, KEEP, REAL)                                                          \
+    X(g, decay ? HV : 0, KEEP, REAL)                                                 \
+    X(m, HV, KEEP, REAL) /* write magnitude */                                       \
+    X(score, cache ? HV : 0, KEEP, REAL)                                             \
+    X(v_new, vv, KEEP, ACT)                                                         \
+    X(A, HV *HL_CHUNK, KEEP, ACT)                                                   \
+    X(o, vv, KEEP, ACT) /* state read + gated cache read */                         \
+    X(read, cache ? vv : 0, KEEP, ACT)                                              \
+    X(lse, cache ? HV : 0, KEEP, REAL)                                               \
+    X(r_o, HV, KEEP, REAL)                                                           \
+    X(y, vv, CHEAP, ACT) /* output norm and gate */                                 \
+    X(h, d, KEEP, ACT)   /* residual stream between mixer and MLP */                \
+    X(hn, d, CHEAP, ACT)                                                            \
+    X(r_mlp, 1, KEEP, REAL)                                                          \
+    X(gate, I, KEEP, ACT)                                                           \
+    X(up, I, KEEP, ACT)                                                             \
+    X(act, I, CHEAP, ACT)
 
 /* What the backward pass hands from op to op; one set for all layers. */
 #define HL_GRADS_LIST(X)                                                    \
-    X(dx, d) /* of the residual stream, updated in place down the layers */ \
-    X(dn, d) /* of a normed stream */                                       \
-    X(dact, I)                                                              \
-    X(dy, vv)                                                               \
-    X(dout, vv)                                                             \
-    X(dz, vv)                                                               \
-    X(dq, qk)                                                               \
-    X(dk, qk)                                                               \
-    X(dv, vv)                                                               \
-    X(dqt, qk)                                                              \
-    X(dkt, qk)                                                              \
-    X(dq1, qk)                                                              \
-    X(dk1, qk)                                                              \
-    X(dq0, qk)                                                              \
-    X(dk0, qk)                                                              \
-    X(dv0, vv)                                                              \
-    X(dg, HV)                                                               \
-    X(dbeta, HV)                                                            \
-    X(da, HV)                                                               \
-    X(db, HV)
+    X(dx, d, ACT) /* of the residual stream, updated in place down the layers */ \
+    X(dn, d, ACT) /* of a normed stream */                                       \
+    X(dact, I, ACT)                                                              \
+    X(dy, vv, ACT)                                                               \
+    X(dout, vv, ACT)                                                             \
+    X(dz, vv, ACT)                                                               \
+    X(dq, qk, ACT)                                                               \
+    X(dk, qk, ACT)                                                               \
+    X(dv, vv, ACT)                                                               \
+    X(dqt, qk, ACT)                                                              \
+    X(dkt, qk, ACT)                                                              \
+    X(dq1, qk, ACT)                                                              \
+    X(dk1, qk, ACT)                                                              \
+    X(dq0, qk, ACT)                                                              \
+    X(dk0, qk, ACT)                                                              \
+    X(dv0, vv, ACT)                                                              \
+    X(dg, HV, REAL)                                                               \
+    X(dbeta, HV, REAL)                                                            \
+    X(da, HV, ACT)                                                               \
+    X(db, HV, ACT)
 
 struct hl_dims {
     int64_t d, I, H, HV, K, V, qk, vv, L, vocab;
@@ -77,34 +78,50 @@ struct hl_dims {
 };
 struct hl_dims hl_dims(const hola_config *cfg);
 
-#define HL_FIELD(name, ...) real *name;
+#define HL_ACT void *
+#define HL_REAL real *
+#define HL_FIELD(name, width, keep, type) HL_##type name;
 struct hl_layer_acts {
     HL_ACTS_LIST(HL_FIELD)
-    real *S;      /* [chunks][HV][K][V] */
+    real *S;      /* [chunks][HV][K][V]; NULL on a device */
     int64_t *sel; /* [blocks][HV][window] */
 };
+#undef HL_FIELD
+#define HL_FIELD(name, width, type) HL_##type name;
 struct hl_grads {
     HL_GRADS_LIST(HL_FIELD)
 };
 #undef HL_FIELD
+#undef HL_ACT
+#undef HL_REAL
 
 enum hl_pass { HL_INFER, HL_TRAIN };
 struct hl_acts {
     enum hl_pass pass;
+    const struct hl_ops *ops; /* these two from the owner, as the pass */
+    struct hl_pool *pool;
     bool recompute;
     int64_t rows, chunks, blocks; /* capacity */
     struct hl_layer_acts *layer;  /* [L] */
-    real *last, *lastn, *r_last;  /* final residual stream [rows][d], its norm, the factors [rows] */
-    real *logits;                 /* [min(rows, HL_XENT_ROWS)][vocab], where asked for */
-    double *nll;                  /* [rows] */
-    struct hl_grads grad;         /* HL_TRAIN */
-    real *block, *S_block;
+    void *last, *lastn;           /* final residual stream [rows][d], its norm */
+    real *r_last;                 /* and the factors [rows] */
+    void *logits;                 /* room for `logits_bytes` of them */
+    int64_t logits_bytes;
+    double *nll, *nll_host; /* [rows]; the host's copy where they are not one */
+    int32_t *ids, *target;  /* [rows], where the backend's arrays are not the host's */
+    struct hl_grads grad;   /* HL_TRAIN */
+    char *block;
+    real *S_block;
     int64_t *sel_block;
 };
 
-/* Makes room for a batch; what is there already is kept if it is large enough. */
-hola_status hl_acts_reserve(struct hl_acts *a, const hola_config *cfg, const struct hl_rows *rows,
-                            bool logits);
+/* Makes room for a batch and cuts its rows up where the backend wants that; what is there already is kept if it
+ * is large enough. logits: rows whose logits are wanted at a time, at most. */
+hola_status hl_acts_reserve(struct hl_acts *a, const hola_config *cfg, struct hl_rows *rows, int64_t logits);
 void hl_acts_free(struct hl_acts *a);
+/* n ids as the backend's ops can read them: brought `there` (a->ids or a->target), or where they are. */
+const int32_t *hl_acts_put(const struct hl_acts *a, int32_t *there, const int32_t *ids, int64_t n);
+/* The losses of n rows, on the host. */
+const double *hl_acts_nll(const struct hl_acts *a, int64_t n);
 
 #endif

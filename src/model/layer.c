@@ -2,7 +2,6 @@
  * memory, output norm, projection, SwiGLU. Training, prefill and decoding all come through here; what
  * differs is in the rows (segments with or without a state) and in which buffers are kept. */
 #include "model/model.h"
-#include <string.h>
 
 /* What every step below needs at hand. */
 struct layer {
@@ -43,7 +42,7 @@ static real *grad(const struct layer *l, int64_t i) {
 }
 
 /* Adds tensor i to a group of products that share their input; absent tensors are passed over. */
-static void part(const struct layer *l, struct hl_linear *a, int64_t i, real *out, const real *dout) {
+static void part(const struct layer *l, struct hl_linear *a, int64_t i, void *out, const void *dout) {
     if (i < 0) return;
     a->part[a->n++] = (struct hl_linear_part){
         .W = hl_model_weight(l->m, l->pass, i), .out = out, .dout = dout, .dW = grad(l, i)};
@@ -273,15 +272,15 @@ static void remember(const struct layer *l) {
 }
 
 /* out = in + x W^T: the branch joins the residual stream */
-static void join(const struct layer *l, int64_t w, const real *x, int64_t K, const real *in, real *out) {
+static void join(const struct layer *l, int64_t w, const void *x, int64_t K, const void *in, void *out) {
     struct hl_linear a = {.M = l->T, .K = K, .x = x, .add = true};
-    if (in != out) memcpy(out, in, (size_t)(l->T * l->s.d) * sizeof(real));
+    if (in != out) l->ops->mem->copy(l->pool, out, in, l->T * l->s.d * l->ops->mem->act_size);
     part(l, &a, w, out, NULL);
     l->ops->linear_forward(l->pool, &a);
 }
 
 void hl_layer_forward(hola_model *m, struct hl_acts *acts, const struct hl_rows *rows, int64_t index,
-                      real *out) {
+                      void *out) {
     const struct layer l = open_layer(m, acts, rows, index, NULL);
     struct hl_rmsnorm n1 = attn_norm(&l), n2 = out_norm(&l), n3 = mlp_norm(&l);
     struct hl_linear in = projections(&l), up = mlp_in(&l);
@@ -313,7 +312,7 @@ static void recompute(const struct layer *l) {
     l->ops->swiglu_forward(l->pool, &act);
 }
 
-static void join_backward(const struct layer *l, int64_t w, const real *x, int64_t K, real *dx) {
+static void join_backward(const struct layer *l, int64_t w, const void *x, int64_t K, void *dx) {
     struct hl_linear a = {.M = l->T, .K = K, .x = x, .dx = dx};
     part(l, &a, w, NULL, l->d->dx);
     l->ops->linear_backward(l->pool, &a);

@@ -22,110 +22,6 @@ struct hl_state_layout hl_state_layout(const hola_config *cfg) {
     return y;
 }
 
-/* ---- the two forms of the weights ---- */
-
-static bool packed(const hola_model *m, int64_t i) {
-    return m->params.tensor[i].matrix || i == m->params.embed;
-}
-static int64_t row_length(const struct hl_tensor *t) { return t->count / t->dim[0]; }
-
-struct hl_weight hl_model_weight(const hola_model *m, enum hl_pass pass, int64_t i) {
-    const struct hl_tensor *t = &m->params.tensor[i];
-    if (pass == HL_INFER) return m->weight[i];
-    return (struct hl_weight){
-        .data = m->rows + t->offset, .layout = HL_ROWS, .rows = t->dim[0], .cols = row_length(t)};
-}
-
-const real *hl_model_vector(const hola_model *m, enum hl_pass pass, int64_t i) {
-    if (i < 0) return NULL;
-    return pass == HL_INFER ? m->weight[i].data : m->rows + m->params.tensor[i].offset;
-}
-
-/* Panels back to rows; a panel's 32 values for one column are read like a tiny tensor. */
-static void unpack(const struct hl_weight *w, real *out) {
-    struct hl_st_tensor one = {.dtype = w->dtype, .ndim = 1, .count = HL_PANEL};
-    const int64_t size = w->dtype == HOLA_F32 ? 4 : 2;
-    real lane[HL_PANEL];
-    for (int64_t p = 0; p * HL_PANEL < w->rows; p++)
-        for (int64_t j = 0; j < w->cols; j++) {
-            one.data = (const char *)w->data + (p * w->cols + j) * HL_PANEL * size;
-            one.bytes = HL_PANEL * size;
-            hl_st_read(&one, 0, HL_PANEL, lane);
-            for (int64_t i = 0; i < HL_PANEL && p * HL_PANEL + i < w->rows; i++)
-                out[(p * HL_PANEL + i) * w->cols + j] = lane[i];
-        }
-}
-
-/* Tensor i as plain reals, from whichever form is there. */
-static void read_tensor(const hola_model *m, int64_t i, real *out) {
-    const struct hl_tensor *t = &m->params.tensor[i];
-    if (m->rows) memcpy(out, m->rows + t->offset, (size_t)t->count * sizeof(real));
-    else if (m->weight[i].layout == HL_PANELS) unpack(&m->weight[i], out);
-    else memcpy(out, m->weight[i].data, (size_t)t->count * sizeof(real));
-}
-
-hola_status hl_model_need_rows(hola_model *m) {
-    if (m->rows) return HOLA_OK;
-    real *rows = aligned_alloc(64, (size_t)lines(m->params.total * (int64_t)sizeof(real)));
-    if (!rows)
-        return hl_fail(HOLA_ENOMEM, "weights: %lld numbers do not fit in memory", (long long)m->params.total);
-    memset(rows, 0, (size_t)m->params.total * sizeof(real));
-    for (int64_t i = 0; i < m->params.n; i++) read_tensor(m, i, rows + m->params.tensor[i].offset);
-    m->rows = rows;
-    return HOLA_OK;
-}
-
-static void drop_panels(hola_model *m) {
-    free(m->panels);
-    free(m->small);
-    m->panels = NULL;
-    m->small = NULL;
-}
-
-/* Packs from the rows; the rows stay. */
-static hola_status make_panels(hola_model *m) {
-    int64_t bytes = 0, reals = 0;
-    for (int64_t i = 0; i < m->params.n; i++) {
-        const struct hl_tensor *t = &m->params.tensor[i];
-        if (packed(m, i)) bytes += lines(hl_panel_bytes(t->dim[0], row_length(t), m->stored[i]));
-        else reals += (t->count + 15) / 16 * 16;
-    }
-    drop_panels(m);
-    m->panels = aligned_alloc(4096, (size_t)((bytes + 4095) / 4096 * 4096));
-    m->small = aligned_alloc(64, (size_t)lines(reals * (int64_t)sizeof(real)));
-    if (!m->panels || !m->small) {
-        drop_panels(m);
-        return hl_fail(HOLA_ENOMEM, "weights: %.1f MB do not fit in memory", (double)bytes * 1e-6);
-    }
-    char *p = m->panels;
-    real *s = m->small;
-    for (int64_t i = 0; i < m->params.n; i++) {
-        const struct hl_tensor *t = &m->params.tensor[i];
-        struct hl_weight w = {.data = s, .layout = HL_ROWS, .rows = t->dim[0], .cols = row_length(t)};
-        if (packed(m, i)) {
-            w = (struct hl_weight){
-                .data = p, .layout = HL_PANELS, .dtype = m->stored[i], .rows = w.rows, .cols = w.cols};
-            hl_panel_pack(p, w.dtype, m->rows + t->offset, w.rows, w.cols);
-            p += lines(hl_panel_bytes(w.rows, w.cols, w.dtype));
-        } else {
-            memcpy(s, m->rows + t->offset, (size_t)t->count * sizeof(real));
-            s += (t->count + 15) / 16 * 16;
-        }
-        m->weight[i] = w;
-    }
-    m->stale = false;
-    return HOLA_OK;
-}
-
-hola_status hl_model_need_panels(hola_model *m) {
-    if (m->panels && !m->stale) return HOLA_OK;
-    hola_status s = make_panels(m);
-    if (s != HOLA_OK || m->training) return s;
-    free(m->rows); /* can be had again from the panels, to the bit */
-    m->rows = NULL;
-    return HOLA_OK;
-}
-
 /* ---- life ---- */
 
 static hola_status model_open(hola_model **out, const hola_config *cfg, const hola_options *opt) {
@@ -137,17 +33,12 @@ static hola_status model_open(hola_model **out, const hola_config *cfg, const ho
     if (!opt) opt = &none;
     pthread_mutex_init(&m->lock, NULL);
     m->cfg = *cfg;
-    m->infer.pass = HL_INFER;
-    m->ops = hl_ops_named(opt->backend);
-    if (!m->ops) {
-        s = hl_fail(HOLA_EINVAL, "backend: '%s' is not one of this machine", opt->backend);
-        goto fail;
-    }
+    s = hl_backend_open(opt->backend, opt->threads, &m->ops, &m->pool);
+    if (s != HOLA_OK) goto fail;
+    m->infer = (struct hl_acts){.pass = HL_INFER, .ops = m->ops, .pool = m->pool};
     s = hl_params_new(&m->params, cfg);
     if (s != HOLA_OK) goto fail;
     m->state = hl_state_layout(cfg);
-    s = hl_pool_new(&m->pool, opt->threads);
-    if (s != HOLA_OK) goto fail;
     int64_t scratch = hl_linear_scratch(), gdn = hl_gdn_scratch(cfg->head_dim, cfg->head_v_dim);
     int64_t cache = hl_cache_scratch(cfg->head_dim, cfg->head_v_dim, cfg->cache_window, cfg->cache_chunk);
     if (gdn > scratch) scratch = gdn;
@@ -260,8 +151,11 @@ hola_status hola_model_save(const hola_model *m, const char *dir, hola_dtype dty
 
 void hola_model_free(hola_model *m) {
     if (!m) return;
-    hl_acts_free(&m->infer);
-    drop_panels(m);
+    if (m->ops) {
+        hl_acts_free(&m->infer);
+        hl_model_drop_panels(m);
+        hl_model_drop_master(m);
+    }
     free(m->rows);
     free(m->weight);
     free(m->stored);
@@ -297,7 +191,7 @@ hola_status hola_model_tensor_read(const hola_model *m, int64_t i, float *out) {
     real *t = malloc((size_t)m->params.tensor[i].count * sizeof(real));
     if (!t) return hl_fail(HOLA_ENOMEM, "%s: no memory to read it", m->params.tensor[i].name);
     pthread_mutex_lock(&w->lock);
-    read_tensor(m, i, t);
+    hl_model_read(m, i, t);
     pthread_mutex_unlock(&w->lock);
     for (int64_t j = 0; j < m->params.tensor[i].count; j++) out[j] = (float)t[j];
     free(t);

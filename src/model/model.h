@@ -22,13 +22,19 @@ struct hola_model {
     const struct hl_ops *ops;
     struct hl_pool *pool;
 
-    /* Rows: all tensors as reals in one block; what training reads and writes. Panels: the matrices
-     * packed for inference in their stored type, beside a block of the small tensors. Either may be
-     * absent; `stale` says that training has changed the rows since the panels were made. */
+    /* The weights in three forms, any of which may be absent. Rows: all tensors as reals in one block on the
+     * host; what files are read into and written from. Panels: what inference reads, where the backend's arrays
+     * are: the matrices packed in their stored type (on a device: plain rows of its activations' type), beside
+     * a block of the small tensors. Master: the rows that training reads and writes; on a device a block of
+     * their own there, with a second copy in the activations' type for the products. */
     real *rows;
     real *small;
     char *panels;
-    bool stale, training;     /* training: a trainer holds the rows */
+    real *master;             /* on the host: the rows */
+    void *half;               /* NULL on the host */
+    bool stale;               /* training has changed the weights since the panels were made */
+    bool ahead;               /* ... since the device's master was copied to the rows */
+    bool training;            /* a trainer holds the master */
     struct hl_weight *weight; /* [params.n]: the view that inference uses */
 
     struct hl_state_layout state;
@@ -36,15 +42,21 @@ struct hola_model {
     struct hl_acts infer;
 };
 
-hola_status hl_model_need_rows(hola_model *m);   /* before training or saving */
+hola_status hl_model_need_rows(hola_model *m);   /* before saving */
 hola_status hl_model_need_panels(hola_model *m); /* before inference */
+hola_status hl_model_need_master(hola_model *m); /* before training, and to bring changed rows to a device */
+void hl_model_drop_master(hola_model *m);        /* after training */
+void hl_model_drop_panels(hola_model *m);
+/* Tensor i as reals, from whichever form is there. */
+void hl_model_read(const hola_model *m, int64_t i, real *out);
 
 /* Tensor i as the ops of a pass see it. */
 struct hl_weight hl_model_weight(const hola_model *m, enum hl_pass pass, int64_t i);
 const real *hl_model_vector(const hola_model *m, enum hl_pass pass, int64_t i); /* NULL for i = -1 */
 
 hola_status hl_model_check_ids(const hola_model *m, const int32_t *ids, int64_t n);
-/* Fills acts->lastn: the normed residual stream after the last layer. */
+/* Fills acts->lastn: the normed residual stream after the last layer. ids (and targets below) are where the
+ * backend's arrays are: hl_acts_put. */
 void hl_model_forward(hola_model *m, struct hl_acts *acts, const struct hl_rows *rows, const int32_t *ids);
 /* grads: a block laid out as the rows. Takes acts->grad.dn, the gradient of lastn. */
 void hl_model_backward(hola_model *m, struct hl_acts *acts, const struct hl_rows *rows, const int32_t *ids,
@@ -55,7 +67,7 @@ void hl_model_loss(hola_model *m, struct hl_acts *acts, int64_t T, const int32_t
                    real *grads);
 
 /* layer.c: one layer. x in acts->layer[l].x; the result goes to `out` ([T][d], may be that x). */
-void hl_layer_forward(hola_model *m, struct hl_acts *acts, const struct hl_rows *rows, int64_t l, real *out);
+void hl_layer_forward(hola_model *m, struct hl_acts *acts, const struct hl_rows *rows, int64_t l, void *out);
 void hl_layer_backward(hola_model *m, struct hl_acts *acts, const struct hl_rows *rows, int64_t l,
                        real *grads);
 

@@ -5,9 +5,9 @@
  * is its state block alone, and any number of sessions can share a pass. */
 #include "model/model.h"
 #include <stdlib.h>
-#include <string.h>
 
-enum { HL_FEED = 512 };
+/* Rows of a pass: what a processor's caches hold, what keeps a device busy. */
+enum { HL_FEED_HOST = 512, HL_FEED_DEVICE = 8192 };
 
 struct hola_session {
     hola_model *model;
@@ -22,10 +22,10 @@ hola_status hola_session_new(hola_session **out, hola_model *m) {
     pthread_mutex_unlock(&m->lock);
     if (s != HOLA_OK) return s;
     hola_session *y = calloc(1, sizeof *y);
-    char *state = aligned_alloc(64, (size_t)m->state.bytes);
+    char *state = m->ops->mem->alloc(m->pool, m->state.bytes);
     if (!y || !state) {
         free(y);
-        free(state);
+        m->ops->mem->release(m->pool, state);
         return hl_fail(HOLA_ENOMEM, "session: %lld bytes do not fit in memory", (long long)m->state.bytes);
     }
     y->model = m;
@@ -37,38 +37,47 @@ hola_status hola_session_new(hola_session **out, hola_model *m) {
 
 void hola_session_free(hola_session *s) {
     if (!s) return;
-    free(s->state);
+    s->model->ops->mem->release(s->model->pool, s->state);
     free(s);
 }
 
 void hola_session_reset(hola_session *s) {
-    memset(s->state, 0, (size_t)s->model->state.bytes);
+    s->model->ops->mem->zero(s->model->pool, s->state, s->model->state.bytes);
     s->pos = 0;
 }
 
 int64_t hola_session_position(const hola_session *s) { return s->pos; }
 int64_t hola_session_bytes(const hola_session *s) { return s->model->state.bytes + (int64_t)sizeof *s; }
 
-/* The model's lock is held. The pass leaves the normed stream of all rows in m->infer.lastn. */
-static hola_status run(hola_model *m, const struct hl_rows *rows, const int32_t *ids, bool logits) {
+static int64_t feed_rows(const hola_model *m) { return m->ops->mem->host ? HL_FEED_HOST : HL_FEED_DEVICE; }
+
+/* The model's lock is held. The pass leaves the normed stream of all rows in m->infer.lastn; logits: how many
+ * rows' logits will be read. */
+static hola_status run(hola_model *m, struct hl_rows *rows, const int32_t *ids, int64_t logits) {
     hola_status s = hl_model_need_panels(m);
     if (s == HOLA_OK) s = hl_acts_reserve(&m->infer, &m->cfg, rows, logits);
-    if (s == HOLA_OK) hl_model_forward(m, &m->infer, rows, ids);
+    if (s == HOLA_OK) hl_model_forward(m, &m->infer, rows, hl_acts_put(&m->infer, m->infer.ids, ids, rows->T));
     return s;
 }
 
 /* logits of n rows of the normed stream, from row `first` on */
-static void read_logits(hola_model *m, int64_t first, int64_t n, float *out) {
+static hola_status read_logits(hola_model *m, int64_t first, int64_t n, float *out) {
     const int64_t d = m->cfg.hidden_size, vocab = m->cfg.vocab_size;
-    struct hl_linear a = {.K = d, .n = 1};
+    const int64_t room = m->infer.logits_bytes / (vocab * (int64_t)sizeof(real));
+    struct hl_linear a = {.K = d, .n = 1, .out_real = true};
     a.part[0].W = hl_model_weight(m, HL_INFER, m->params.head);
     a.part[0].out = m->infer.logits;
-    for (int64_t i = 0; i < n; i += HL_XENT_ROWS) {
-        a.M = n - i < HL_XENT_ROWS ? n - i : HL_XENT_ROWS;
-        a.x = m->infer.lastn + (first + i) * d;
+    for (int64_t i = 0; i < n; i += room) {
+        a.M = n - i < room ? n - i : room;
+        a.x = (char *)m->infer.lastn + (first + i) * d * m->ops->mem->act_size;
         m->ops->linear_forward(m->pool, &a);
-        for (int64_t j = 0; j < a.M * vocab; j++) out[i * vocab + j] = (float)m->infer.logits[j];
+        if (sizeof(real) == sizeof(float))
+            m->ops->mem->get(m->pool, out + i * vocab, m->infer.logits,
+                             a.M * vocab * (int64_t)sizeof(float));
+        else
+            for (int64_t j = 0; j < a.M * vocab; j++) out[i * vocab + j] = (float)((real *)m->infer.logits)[j];
     }
+    return m->ops->mem->finish(m->pool);
 }
 
 hola_status hola_session_feed(hola_session *y, const int32_t *ids, int64_t n, float *logits) {
@@ -76,15 +85,16 @@ hola_status hola_session_feed(hola_session *y, const int32_t *ids, int64_t n, fl
     hola_status s =
         n < 1 ? hl_fail(HOLA_EINVAL, "feed: %lld tokens", (long long)n) : hl_model_check_ids(m, ids, n);
     if (s != HOLA_OK) return s;
+    const int64_t feed = feed_rows(m);
     pthread_mutex_lock(&m->lock);
-    for (int64_t i = 0; s == HOLA_OK && i < n; i += HL_FEED) {
-        struct hl_seg seg = {.len = n - i < HL_FEED ? n - i : HL_FEED, .pos = y->pos, .state = y->state};
+    for (int64_t i = 0; s == HOLA_OK && i < n; i += feed) {
+        struct hl_seg seg = {.len = n - i < feed ? n - i : feed, .pos = y->pos, .state = y->state};
         struct hl_rows rows = {.T = seg.len, .n = 1, .seg = &seg};
         const bool last = i + seg.len == n;
         s = run(m, &rows, ids + i, last && logits);
         if (s != HOLA_OK) break;
         y->pos += seg.len;
-        if (last && logits) read_logits(m, seg.len - 1, 1, logits);
+        if (last) s = logits ? read_logits(m, seg.len - 1, 1, logits) : m->ops->mem->finish(m->pool);
     }
     pthread_mutex_unlock(&m->lock);
     return s;
@@ -97,15 +107,19 @@ hola_status hola_session_score(hola_session *y, const int32_t *ids, const int32_
         n < 1 ? hl_fail(HOLA_EINVAL, "score: %lld tokens", (long long)n) : hl_model_check_ids(m, ids, n);
     if (s == HOLA_OK) s = hl_model_check_ids(m, next, n);
     if (s != HOLA_OK) return s;
+    const int64_t feed = feed_rows(m);
     pthread_mutex_lock(&m->lock);
-    for (int64_t i = 0; s == HOLA_OK && i < n; i += HL_FEED) {
-        struct hl_seg seg = {.len = n - i < HL_FEED ? n - i : HL_FEED, .pos = y->pos, .state = y->state};
+    for (int64_t i = 0; s == HOLA_OK && i < n; i += feed) {
+        struct hl_seg seg = {.len = n - i < feed ? n - i : feed, .pos = y->pos, .state = y->state};
         struct hl_rows rows = {.T = seg.len, .n = 1, .seg = &seg};
-        s = run(m, &rows, ids + i, true);
+        s = run(m, &rows, ids + i, seg.len);
         if (s != HOLA_OK) break;
         y->pos += seg.len;
-        hl_model_loss(m, &m->infer, seg.len, next + i, 0, NULL);
-        for (int64_t j = 0; j < seg.len; j++) logprobs[i + j] = -m->infer.nll[j];
+        hl_model_loss(m, &m->infer, seg.len, hl_acts_put(&m->infer, m->infer.target, next + i, seg.len), 0,
+                      NULL);
+        const double *nll = hl_acts_nll(&m->infer, seg.len);
+        for (int64_t j = 0; j < seg.len; j++) logprobs[i + j] = -nll[j];
+        s = m->ops->mem->finish(m->pool);
     }
     pthread_mutex_unlock(&m->lock);
     return s;
@@ -130,10 +144,10 @@ hola_status hola_session_step(hola_session *const *y, int64_t n, const int32_t *
         seg[i] = (struct hl_seg){.row = i, .len = 1, .pos = y[i]->pos, .state = y[i]->state};
     struct hl_rows rows = {.T = n, .n = n, .seg = seg};
     pthread_mutex_lock(&m->lock);
-    s = run(m, &rows, ids, logits != NULL);
+    s = run(m, &rows, ids, logits ? n : 0);
     if (s == HOLA_OK) {
         for (int64_t i = 0; i < n; i++) y[i]->pos++;
-        if (logits) read_logits(m, 0, n, logits);
+        s = logits ? read_logits(m, 0, n, logits) : m->ops->mem->finish(m->pool);
     }
     pthread_mutex_unlock(&m->lock);
     free(seg);

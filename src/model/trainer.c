@@ -3,7 +3,6 @@
 #include "model/model.h"
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 struct hola_trainer {
     hola_model *model;
@@ -12,7 +11,8 @@ struct hola_trainer {
     real *grads;  /* laid out as the model's rows */
     int64_t part; /* of `ranks` equal parts of that block this trainer updates [first, first + n) */
     int64_t first, n, ranks;
-    real *m, *v; /* [n] */
+    real *m, *v;                       /* [n] */
+    real *host_grads, *host_m, *host_v; /* the host's copies where the backend's arrays are not its own */
     int32_t *target;
     struct hl_seg *seg;
     int64_t seg_room, step;
@@ -41,9 +41,10 @@ static hola_train_opts defaults(const hola_train_opts *given) {
     return o;
 }
 
-static real *zeros(int64_t n) {
-    real *p = aligned_alloc(64, (size_t)((n * (int64_t)sizeof(real) + 64) / 64 * 64)); /* n may be 0 */
-    if (p) memset(p, 0, (size_t)n * sizeof(real));
+static real *zeros(hola_model *m, int64_t n) {
+    const struct hl_memory *mem = m->ops->mem;
+    real *p = mem->alloc(m->pool, (n + 16) * (int64_t)sizeof(real)); /* n may be 0 */
+    if (p) mem->zero(m->pool, p, (n + 16) * (int64_t)sizeof(real));
     return p;
 }
 
@@ -60,27 +61,27 @@ hola_status hl_trainer_new_part(hola_trainer **out, hola_model *model, const hol
     if (s != HOLA_OK) return s;
     if (model->training) return hl_fail(HOLA_EINVAL, "this model has a trainer already");
     pthread_mutex_lock(&model->lock);
-    s = hl_model_need_rows(model);
+    s = hl_model_need_master(model);
     pthread_mutex_unlock(&model->lock);
     if (s != HOLA_OK) return s;
     hola_trainer *t = calloc(1, sizeof *t);
     if (!t) return hl_fail(HOLA_ENOMEM, "trainer: %zu bytes", sizeof *t);
     t->model = model;
     t->opt = o;
-    t->acts.pass = HL_TRAIN;
-    t->acts.recompute = o.recompute;
+    t->acts = (struct hl_acts){
+        .pass = HL_TRAIN, .ops = model->ops, .pool = model->pool, .recompute = o.recompute};
     t->ranks = ranks;
     t->part = ((total + ranks - 1) / ranks + 15) / 16 * 16; /* parts begin on 64 bytes */
     t->first = rank * t->part < total ? rank * t->part : total;
     t->n = total - t->first < t->part ? total - t->first : t->part;
-    t->grads = zeros(t->part * ranks);
-    t->m = zeros(t->n);
-    t->v = zeros(t->n);
+    t->grads = zeros(model, t->part * ranks);
+    t->m = zeros(model, t->n);
+    t->v = zeros(model, t->n);
     t->target = calloc((size_t)o.max_tokens, sizeof *t->target);
     if (!t->grads || !t->m || !t->v || !t->target) {
         hola_trainer_free(t);
-        return hl_fail(HOLA_ENOMEM, "trainer: three times %lld numbers do not fit in memory",
-                       (long long)total);
+        return hl_fail(HOLA_ENOMEM, "trainer: three times %lld numbers do not fit in %s memory",
+                       (long long)total, model->ops->mem->host ? "the" : "the device's");
     }
     model->training = true;
     *out = t;
@@ -89,19 +90,26 @@ hola_status hl_trainer_new_part(hola_trainer **out, hola_model *model, const hol
 
 void hola_trainer_free(hola_trainer *t) {
     if (!t) return;
-    t->model->training = false;
+    hola_model *m = t->model;
+    const struct hl_memory *mem = m->ops->mem;
     hl_acts_free(&t->acts);
-    free(t->grads);
-    free(t->m);
-    free(t->v);
+    mem->release(m->pool, t->grads);
+    mem->release(m->pool, t->m);
+    mem->release(m->pool, t->v);
+    if (m->ahead) hl_model_need_rows(m); /* what was learnt outlives the trainer */
+    hl_model_drop_master(m);
+    m->training = false;
+    free(t->host_grads);
+    free(t->host_m);
+    free(t->host_v);
     free(t->target);
     free(t->seg);
     free(t);
 }
 
-/* Turns the documents into segments and targets; counts the targets. */
+/* Turns the documents into segments and targets; counts the targets. mask: only these tokens are targets. */
 static hola_status lay_out(hola_trainer *t, const int32_t *ids, int64_t n, const int64_t *starts,
-                           int64_t n_starts, struct hl_rows *rows, int64_t *targets) {
+                           int64_t n_starts, const uint8_t *mask, struct hl_rows *rows, int64_t *targets) {
     const int64_t zero = 0;
     if (!starts) starts = &zero, n_starts = 1;
     if (n < 1 || n > t->opt.max_tokens)
@@ -121,27 +129,36 @@ static hola_status lay_out(hola_trainer *t, const int32_t *ids, int64_t n, const
             return hl_fail(HOLA_EINVAL, "document %lld starts at %lld and ends at %lld of %lld", (long long)i,
                            (long long)starts[i], (long long)end, (long long)n);
         t->seg[i] = (struct hl_seg){.row = starts[i], .len = end - starts[i]};
-        for (int64_t j = starts[i]; j < end; j++) t->target[j] = j + 1 < end ? ids[j + 1] : -1;
-        *targets += end - starts[i] - 1;
+        for (int64_t j = starts[i]; j < end; j++) {
+            const bool wanted = j + 1 < end && (!mask || mask[j + 1]);
+            t->target[j] = wanted ? ids[j + 1] : -1;
+            *targets += wanted;
+        }
     }
     *rows = (struct hl_rows){.T = n, .n = n_starts, .seg = t->seg};
     return HOLA_OK;
 }
 
 static hola_status run(hola_trainer *t, const int32_t *ids, int64_t n, const int64_t *starts,
-                       int64_t n_starts, double weight, bool backward, double *loss_sum, int64_t *targets) {
+                       int64_t n_starts, const uint8_t *mask, double weight, bool backward, double *loss_sum,
+                       int64_t *targets) {
     hola_model *m = t->model;
     struct hl_rows rows;
     int64_t count = 0;
     double sum = 0;
-    hola_status s = lay_out(t, ids, n, starts, n_starts, &rows, &count);
+    hola_status s = lay_out(t, ids, n, starts, n_starts, mask, &rows, &count);
     if (s == HOLA_OK) s = hl_model_check_ids(m, ids, n);
-    if (s == HOLA_OK) s = hl_acts_reserve(&t->acts, &m->cfg, &rows, true);
+    if (s == HOLA_OK) s = hl_acts_reserve(&t->acts, &m->cfg, &rows, n);
     if (s != HOLA_OK) return s;
+    ids = hl_acts_put(&t->acts, t->acts.ids, ids, n);
+    const int32_t *target = hl_acts_put(&t->acts, t->acts.target, t->target, n);
     hl_model_forward(m, &t->acts, &rows, ids);
-    hl_model_loss(m, &t->acts, n, t->target, weight, backward ? t->grads : NULL);
+    hl_model_loss(m, &t->acts, n, target, weight, backward ? t->grads : NULL);
     if (backward) hl_model_backward(m, &t->acts, &rows, ids, t->grads);
-    for (int64_t i = 0; i < n; i++) sum += t->acts.nll[i];
+    const double *nll = hl_acts_nll(&t->acts, n);
+    s = m->ops->mem->finish(m->pool);
+    if (s != HOLA_OK) return s;
+    for (int64_t i = 0; i < n; i++) sum += nll[i];
     if (loss_sum) *loss_sum = sum;
     if (targets) *targets = count;
     return HOLA_OK;
@@ -149,25 +166,74 @@ static hola_status run(hola_trainer *t, const int32_t *ids, int64_t n, const int
 
 hola_status hola_trainer_accumulate(hola_trainer *t, const int32_t *ids, int64_t n, const int64_t *starts,
                                     int64_t n_starts, double weight, double *loss_sum, int64_t *targets) {
-    return run(t, ids, n, starts, n_starts, weight, true, loss_sum, targets);
+    return run(t, ids, n, starts, n_starts, NULL, weight, true, loss_sum, targets);
+}
+
+hola_status hl_trainer_accumulate_masked(hola_trainer *t, const int32_t *ids, int64_t n,
+                                         const int64_t *starts, int64_t n_starts, const uint8_t *mask,
+                                         double weight, double *loss_sum, int64_t *targets) {
+    return run(t, ids, n, starts, n_starts, mask, weight, true, loss_sum, targets);
 }
 
 hola_status hola_trainer_evaluate(hola_trainer *t, const int32_t *ids, int64_t n, const int64_t *starts,
                                   int64_t n_starts, double *loss_sum, int64_t *targets) {
-    return run(t, ids, n, starts, n_starts, 0, false, loss_sum, targets);
+    return run(t, ids, n, starts, n_starts, NULL, 0, false, loss_sum, targets);
 }
 
 /* ---- the update ---- */
 
+static hola_status host_copy(real **p, int64_t n) {
+    if (!*p) *p = calloc((size_t)n + 1, sizeof **p);
+    return *p ? HOLA_OK : hl_fail(HOLA_ENOMEM, "trainer: no memory for a copy of %lld numbers", (long long)n);
+}
+
+hola_status hl_trainer_fetch(hola_trainer *t, enum hl_trainer_part what) {
+    hola_model *m = t->model;
+    const struct hl_memory *mem = m->ops->mem;
+    const int64_t size = (int64_t)sizeof(real), all = t->part * t->ranks;
+    hola_status s = HOLA_OK;
+    if (mem->host) return s;
+    if (what & HL_PARAMS) s = hl_model_need_rows(m);
+    if (s == HOLA_OK && what & HL_GRADS) {
+        s = host_copy(&t->host_grads, all);
+        if (s == HOLA_OK) mem->get(m->pool, t->host_grads, t->grads, all * size);
+    }
+    if (s == HOLA_OK && what & HL_MOMENTS) {
+        s = host_copy(&t->host_m, t->n);
+        if (s == HOLA_OK) s = host_copy(&t->host_v, t->n);
+        if (s == HOLA_OK) {
+            mem->get(m->pool, t->host_m, t->m, t->n * size);
+            mem->get(m->pool, t->host_v, t->v, t->n * size);
+        }
+    }
+    return s == HOLA_OK ? mem->finish(m->pool) : s;
+}
+
+hola_status hl_trainer_store(hola_trainer *t, enum hl_trainer_part what) {
+    hola_model *m = t->model;
+    const struct hl_memory *mem = m->ops->mem;
+    const int64_t size = (int64_t)sizeof(real);
+    hola_status s = HOLA_OK;
+    if (mem->host) return s;
+    if (what & HL_PARAMS) s = hl_model_need_master(m);
+    if (what & HL_GRADS) mem->put(m->pool, t->grads, t->host_grads, t->part * t->ranks * size);
+    if (what & HL_MOMENTS) {
+        mem->put(m->pool, t->m, t->host_m, t->n * size);
+        mem->put(m->pool, t->v, t->host_v, t->n * size);
+    }
+    return s == HOLA_OK ? mem->finish(m->pool) : s;
+}
+
 struct hl_trainer_view hl_trainer_view(const hola_trainer *t) {
+    const bool host = t->model->ops->mem->host;
     return (struct hl_trainer_view){.total = t->model->params.total,
                                     .part = t->part,
                                     .first = t->first,
                                     .n = t->n,
                                     .params = t->model->rows,
-                                    .grads = t->grads,
-                                    .m = t->m,
-                                    .v = t->v,
+                                    .grads = host ? t->grads : t->host_grads,
+                                    .m = host ? t->m : t->host_m,
+                                    .v = host ? t->v : t->host_v,
                                     .updates = t->step};
 }
 
@@ -200,16 +266,20 @@ void hl_trainer_apply(hola_trainer *t, double lr, double norm) {
         if (to > end) to = end;
         if (from >= to) continue;
         a.n = to - from;
-        a.p = t->model->rows + from;
+        a.p = t->model->master + from;
+        a.half = t->model->half ? (char *)t->model->half + from * t->model->ops->mem->act_size : NULL;
         a.m = t->m + (from - t->first);
         a.v = t->v + (from - t->first);
         a.grad = t->grads + from;
         t->model->ops->adamw(t->model->pool, &a);
     }
     t->model->stale = true;
+    t->model->ahead = !t->model->ops->mem->host;
 }
 
-void hl_trainer_clear(hola_trainer *t) { memset(t->grads, 0, (size_t)(t->part * t->ranks) * sizeof(real)); }
+void hl_trainer_clear(hola_trainer *t) {
+    t->model->ops->mem->zero(t->model->pool, t->grads, t->part * t->ranks * (int64_t)sizeof(real));
+}
 
 hola_status hola_trainer_update(hola_trainer *t, double lr, double *grad_norm) {
     hola_status s = HOLA_OK;

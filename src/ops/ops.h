@@ -41,9 +41,27 @@
     X(adamw, hl_adamw)              \
     X(sumsq, hl_sumsq)
 
+/* Where a backend's arrays live. put and get copy between the host and there, copy within. Calls and ops take
+ * effect in order; get and finish wait. finish gives the first failure since it was last called. */
+struct hl_memory {
+    void *(*alloc)(struct hl_pool *, int64_t bytes); /* on 256 bytes; NULL: no room */
+    void (*release)(struct hl_pool *, void *);
+    void (*zero)(struct hl_pool *, void *, int64_t bytes);
+    void (*copy)(struct hl_pool *, void *to, const void *from, int64_t bytes);
+    void (*put)(struct hl_pool *, void *to, const void *host, int64_t bytes);
+    void (*get)(struct hl_pool *, void *host, const void *from, int64_t bytes);
+    /* cuts the rows up on the device and sets rows->dev, valid until the next call; C: the cache's block */
+    hola_status (*rows)(struct hl_pool *, struct hl_rows *rows, int64_t C);
+    hola_status (*finish)(struct hl_pool *);
+    bool host;         /* arrays are the host's own: put and get could be memcpy */
+    int64_t act_size;  /* bytes of an activation */
+    int64_t xent_rows; /* rows of logits that xent works on at a time */
+};
+
 #define HL_OPS_MEMBER(name, arg) void (*name)(struct hl_pool *, const struct arg *);
 struct hl_ops {
     const char *name;
+    const struct hl_memory *mem;
     HL_OPS_LIST(HL_OPS_MEMBER)
 };
 #undef HL_OPS_MEMBER
@@ -51,6 +69,10 @@ struct hl_ops {
 /* "cpu" or NULL: the fastest this processor runs; "cpu-ref": the plain reference, which defines what is
  * correct; "cpu-base", "cpu-avx2", "cpu-avx512": one instruction set. NULL: unknown, or not on this machine. */
 const struct hl_ops *hl_ops_named(const char *backend);
+/* The table of a backend and the pool it works with (on success yours: hl_pool_free). "cuda": the first GPU,
+ * "cuda:1" the second; "cuda-f32": with float activations, for checking. */
+hola_status hl_backend_open(const char *backend, int threads, const struct hl_ops **ops,
+                            struct hl_pool **pool);
 
 /* The sources of an op are compiled once per backend with -DHL_ISA=ref|base|avx2|avx512, and
  * HL_OP(gdn_forward) names that copy's function: hl_avx2_gdn_forward. */

@@ -16,9 +16,11 @@ struct hl_seg {
     char *state;      /* the session's state block; NULL: starts empty (pos = 0), nothing kept */
 };
 
+struct hl_dev_rows;
 struct hl_rows {
     int64_t T, n; /* rows, segments */
     const struct hl_seg *seg;
+    const struct hl_dev_rows *dev; /* the same cut up on a device (cuda/cuda.h); NULL on the CPU */
 };
 
 /* Segments are cut into pieces of `size` rows on the grid of absolute positions of each segment's own
@@ -46,7 +48,7 @@ enum { HL_PANEL = 32 };
 enum hl_layout { HL_ROWS, HL_PANELS };
 struct hl_weight {
     const void *data;
-    enum hl_layout layout; /* HL_ROWS: dtype is that of `real` */
+    enum hl_layout layout; /* HL_ROWS: dtype is that of `real` on the CPU, of the activations on a GPU */
     hola_dtype dtype;
     int64_t rows, cols;
 };

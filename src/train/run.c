@@ -53,23 +53,30 @@ static hola_status accumulate(struct hl_run *r, double *loss) {
 
 /* The update from the gradients of all ranks; each updates its part and receives the others'. */
 static hola_status update(struct hl_run *r, double lr, double loss, double *norm) {
-    const struct hl_trainer_view v = hl_trainer_view(r->trainer);
+    const bool alone = r->dist->size == 1;
     double squares;
-    hola_status s = r->dist->reduce(v.grads, v.part);
+    hola_status s = alone ? HOLA_OK : hl_trainer_fetch(r->trainer, HL_GRADS);
+    struct hl_trainer_view v = hl_trainer_view(r->trainer);
+    if (s == HOLA_OK && !alone) s = r->dist->reduce(v.grads, v.part);
+    if (s == HOLA_OK && !alone) s = hl_trainer_store(r->trainer, HL_GRADS);
     if (s != HOLA_OK) return s;
     squares = hl_trainer_sumsq(r->trainer);
     r->dist->sum(&squares, 1);
     *norm = sqrt(squares);
     if (isfinite(*norm) && isfinite(loss)) {
         hl_trainer_apply(r->trainer, lr, *norm);
-        r->dist->share(v.params, v.part, v.total);
+        if (!alone) {
+            s = hl_trainer_fetch(r->trainer, HL_PARAMS);
+            if (s == HOLA_OK) r->dist->share(v.params, v.part, v.total);
+            if (s == HOLA_OK) s = hl_trainer_store(r->trainer, HL_PARAMS);
+        }
         r->state.skipped_in_row = 0;
     } else {
         r->state.skipped++;
         r->state.skipped_in_row++;
     }
     hl_trainer_clear(r->trainer);
-    return HOLA_OK;
+    return s;
 }
 
 /* stop: whether any rank was asked to. */
@@ -150,17 +157,17 @@ static hola_status write_checkpoint(struct hl_run *r, const real *m, const real 
 
 /* Rank 0 collects the moments and writes. What it returns is the same on all ranks. */
 static hola_status save(struct hl_run *r) {
+    hola_status s = hl_trainer_fetch(r->trainer, HL_PARAMS | HL_MOMENTS);
     const struct hl_trainer_view v = hl_trainer_view(r->trainer);
     const struct hl_train_state before = r->state;
     struct hl_train_state *t = &r->state;
     const size_t bytes = (size_t)v.total * sizeof(real);
     const bool alone = r->dist->size == 1;
     real *all_m = !alone && r->root ? malloc(bytes) : NULL, *all_v = !alone && r->root ? malloc(bytes) : NULL;
-    hola_status s = HOLA_OK;
     /* the lowest loss seen; without any, the latest */
     if (!isfinite(t->best_val) || t->val_loss <= t->best_val)
         t->best_step = t->step, t->best_val = t->val_loss;
-    if (!alone) {
+    if (!alone && s == HOLA_OK) {
         int64_t good = !r->root || (all_m && all_v);
         r->dist->broadcast(&good, sizeof good);
         if (good) r->dist->gather(v.m, all_m, v.part, v.total), r->dist->gather(v.v, all_v, v.part, v.total);

@@ -189,11 +189,13 @@ static hola_status setup_model(struct hl_run *r, int64_t step) {
     if (s == HOLA_OK) s = check_config(r, dir ? dir : o->from ? o->from : "the model");
     if (s == HOLA_OK) s = hl_trainer_new_part(&r->trainer, r->model, &opt, r->dist->rank, r->dist->size);
     if (s == HOLA_OK && dir) {
+        s = hl_trainer_fetch(r->trainer, HL_MOMENTS); /* makes room for them */
         struct hl_trainer_view view = hl_trainer_view(r->trainer);
-        s = hl_checkpoint_state(dir, &r->state);
+        if (s == HOLA_OK) s = hl_checkpoint_state(dir, &r->state);
         if (s == HOLA_OK && r->state.step != step)
             s = hl_fail(HOLA_EFORMAT, "%s: training.json says step %" PRId64, dir, r->state.step);
         if (s == HOLA_OK) s = hl_checkpoint_moments(dir, r->model, &view);
+        if (s == HOLA_OK) s = hl_trainer_store(r->trainer, HL_MOMENTS);
         if (s == HOLA_OK) hl_trainer_set_updates(r->trainer, r->state.updates);
     } else {
         r->state = (struct hl_train_state){.seed = o->seed, .val_loss = (double)NAN, .best_val = (double)NAN};

@@ -9,6 +9,7 @@
 struct hl_adamw {
     int64_t n;
     real *p, *m, *v;
+    void *half; /* a second copy of p in the activations' type, written too; NULL: none */
     const real *grad;
     double lr, beta1, beta2, eps, weight_decay, bias1, bias2, grad_scale;
 };

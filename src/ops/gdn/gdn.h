@@ -22,9 +22,10 @@ struct hl_gdn {
     real *m;               /* [T][HV] */
     int64_t S_off;         /* bytes into seg->state: real S[HV][K][V], read and written */
     /* kept for the backward pass by the chunked form; all NULL at inference. The reference needs none. */
-    real *h;     /* [chunks][HV][K][V]: the state before each chunk (chunks: hl_chunks_before) */
+    real *h;     /* [chunks][HV][K][V]: the state before each chunk (chunks: hl_chunks_before); NULL on a
+                    GPU, which has it again from v_new in the backward pass */
     void *v_new; /* [T][HV][V] */
-    real *A;     /* [T][HV][HL_CHUNK]: rows of (I + L)^-1 */
+    void *A;     /* [T][HV][HL_CHUNK]: rows of (I + L)^-1 */
     /* backward; segments start empty and final states get no gradient */
     const void *dout;
     void *dq, *dk, *dv; /* written, not added */

@@ -70,7 +70,7 @@ static void solve(struct work *w) {
         .n = n, .N = a->V, .T = x->P, .ldt = C, .ldb = w->ldv, .ldc = w->ldv, .add = !w->last};
     t.B = w->Y, t.C = w->dv_new;
     HL_OP(gdn_tri_turned)(&t, x->mm);
-    t.T = a->A + at * C, t.ldt = a->HV * C, t.add = false;
+    t.T = (real *)a->A + at * C, t.ldt = a->HV * C, t.add = false;
     t.B = w->dv_new, t.C = X2;
     HL_OP(gdn_tri_turned)(&t, x->mm);
     for (int64_t i = 0; i < n; i++) {

@@ -93,7 +93,7 @@ static void keep(const struct span *p, struct work *w, real *sums) {
         else a->m[at] = R_SQRT(sum);
         if (!a->h) continue;
         row_copy((real *)a->v_new + at * a->V + p->col, v_new, p->cols);
-        if (p->col == 0) row_copy(a->A + at * C, w->A + i * C, C);
+        if (p->col == 0) row_copy((real *)a->A + at * C, w->A + i * C, C);
     }
 }
 

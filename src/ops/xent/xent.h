@@ -15,7 +15,7 @@ struct hl_xent {
     struct hl_weight W; /* [vocabulary][D] */
     const int32_t *target;
     double *nll;  /* [M] */
-    real *logits; /* workspace: [min(M, HL_XENT_ROWS)][vocabulary] */
+    void *logits; /* workspace: [min(M, xent_rows of the backend)][vocabulary] activations */
     real scale;
     void *dx; /* NULL: the loss alone */
     real *dW; /* accumulated */

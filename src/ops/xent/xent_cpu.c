@@ -85,7 +85,7 @@ static void task(void *ctx, int64_t i, int worker) {
     const struct pass *p = ctx;
     (void)worker;
     for (int64_t r = i * p->per_task; r < p->rows && r < (i + 1) * p->per_task; r++)
-        one_row(p->a, p->row + r, p->a->logits + r * p->a->W.rows);
+        one_row(p->a, p->row + r, (real *)p->a->logits + r * p->a->W.rows);
 }
 
 void HL_OP(xent)(struct hl_pool *pool, const struct hl_xent *a) {

@@ -1,0 +1,44 @@
+# The CUDA backend, in the program wherever nvcc is (NVCC= builds without it), and its kernels emulated on the
+# CPU for the tests (tests/emu). CUDA_ARCH: the machine code that is made; PTX of the first serves later chips.
+NVCC ?= $(firstword $(wildcard $(shell command -v nvcc 2>/dev/null) /usr/local/cuda/bin/nvcc))
+CUDA_ARCH ?= 80 90
+CUDA_HOME := $(if $(NVCC),$(patsubst %/bin/nvcc,%,$(realpath $(NVCC))))
+CUDA_SRC := $(sort $(wildcard src/ops/*/*_cuda.cu))
+CUDA_C := src/cuda/memory.c src/cuda/device.c src/cuda/gemm.c
+NVCC_FLAGS := -std=c++17 -O3 -lineinfo -Iinclude -Isrc -Xcompiler -fPIC,-Wall,-fvisibility=hidden -diag-suppress 177 \
+    -gencode=arch=compute_$(firstword $(CUDA_ARCH)),code=compute_$(firstword $(CUDA_ARCH)) \
+    $(foreach a,$(CUDA_ARCH),-gencode=arch=compute_$(a),code=sm_$(a))
+ISA_cuda := -DHL_ISA=cuda
+ISA_cuda_f32 := -DHL_ISA=cuda_f32 -DHL_CUDA_F32
+
+CUDA_OBJ := $(patsubst %.c,$(BUILD)/cuda-host/%.o,$(CUDA_C)) $(foreach i,cuda cuda_f32,$(BUILD)/$(i)/src/cuda/table.o \
+    $(patsubst %.cu,$(BUILD)/$(i)/%.o,$(CUDA_SRC)))
+EMU_OBJ := $(patsubst %.c,$(BUILD)/emu/%.o,src/cuda/memory.c tests/emu/device.c) $(BUILD)/emu/tests/emu/emu.o \
+    $(foreach i,cuda cuda_f32,$(BUILD)/emu-$(i)/src/cuda/table.o $(patsubst %.cu,$(BUILD)/emu-$(i)/%.o,$(CUDA_SRC)))
+
+$(BUILD)/cuda-host/%.o: %.c
+	$(call say,CC $@) mkdir -p $(@D) && $(CC) $(ALL_CFLAGS) -isystem $(CUDA_HOME)/include -c -o $@ $<
+$(BUILD)/emu/%.o: %.c
+	$(call say,CC $@) mkdir -p $(@D) && $(CC) $(ALL_CFLAGS) -c -o $@ $<
+$(BUILD)/emu/%.o: %.cpp
+	$(call say,CXX $@) mkdir -p $(@D) && $(CXX) -std=c++17 -O2 -g -MMD -MP -Itests -c -o $@ $<
+define cuda_compile
+$$(BUILD)/$(1)/src/cuda/%.o: src/cuda/%.c
+	$$(call say,CC $$@) mkdir -p $$(@D) && $$(CC) $$(ALL_CFLAGS) $$(ISA_$(1)) -c -o $$@ $$<
+$$(BUILD)/emu-$(1)/src/cuda/%.o: src/cuda/%.c
+	$$(call say,CC $$@) mkdir -p $$(@D) && $$(CC) $$(ALL_CFLAGS) $$(ISA_$(1)) -c -o $$@ $$<
+$$(BUILD)/$(1)/%.o: %.cu
+	$$(call say,NVCC $$@) mkdir -p $$(@D) && $$(NVCC) $$(NVCC_FLAGS) $$(ISA_$(1)) -MMD -MP -c -o $$@ $$<
+$$(BUILD)/emu-$(1)/%.o: %.cu
+	$$(call say,EMU $$@) mkdir -p $$(@D) && $$(CXX) -x c++ -std=c++17 -O2 -g -w -fPIC -Iinclude -Isrc -Itests \
+	    -DHL_CUDA_EMU $$(ISA_$(1)) -MMD -MP -c -o $$@ $$<
+endef
+$(foreach i,cuda cuda_f32,$(eval $(call cuda_compile,$(i))))
+
+# a library whose "cuda" backend is emulated, for tests/cuda_x.c; `make test-cuda` links them with the real one
+$(BUILD)/emu/src/ops/ops.o: ALL_CFLAGS += -DHL_HAVE_CUDA
+$(BUILD)/libhola-emu.a: $(filter-out %/src/ops/ops.o,$(LIB_OBJ)) $(BUILD)/emu/src/ops/ops.o $(EMU_OBJ)
+$(BUILD)/tests/cuda_%: tests/cuda_%.c $(BUILD)/libhola-emu.a
+	$(call test_link,,$(BUILD)/libhola-emu.a -lcmocka -lstdc++)
+$(BUILD)/gpu-tests/cuda_%: tests/cuda_%.c $(BUILD)/libhola.a
+	$(call test_link,,$(BUILD)/libhola.a -lcmocka)

@@ -1,0 +1,109 @@
+/* device.c -- a real CUDA device: opening it, its memory, one stream. */
+#include "cuda/device.h"
+#include <cuda_runtime_api.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static bool check(struct hl_cuda *c, cudaError_t e, const char *what) {
+    if (e == cudaSuccess) return true;
+    hl_cuda_fail(c, HOLA_EDEVICE, "CUDA: %s: %s", what, cudaGetErrorString(e));
+    return false;
+}
+
+hola_status hl_cuda_open(struct hl_cuda **out, int device) {
+    struct cudaDeviceProp prop;
+    cudaStream_t stream;
+    int n = 0;
+    *out = NULL;
+    cudaError_t e = cudaGetDeviceCount(&n);
+    if (e != cudaSuccess || n < 1)
+        return hl_fail(HOLA_EDEVICE, "no CUDA device: %s",
+                       e == cudaSuccess ? "none is installed" : cudaGetErrorString(e));
+    if (device < 0) device = 0;
+    if (device >= n) return hl_fail(HOLA_EDEVICE, "no CUDA device %d: there are %d", device, n);
+    e = cudaSetDevice(device);
+    if (e == cudaSuccess) e = cudaGetDeviceProperties(&prop, device);
+    if (e == cudaSuccess) e = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+    if (e != cudaSuccess) return hl_fail(HOLA_EDEVICE, "CUDA device %d: %s", device, cudaGetErrorString(e));
+    if (prop.major < 8) {
+        cudaStreamDestroy(stream);
+        return hl_fail(HOLA_EDEVICE, "CUDA device %d (%s): compute capability %d.%d, 8.0 or later is needed",
+                       device, prop.name, prop.major, prop.minor);
+    }
+    struct hl_cuda *c = calloc(1, sizeof *c);
+    if (!c) return hl_fail(HOLA_ENOMEM, "device: %zu bytes", sizeof *c);
+    c->index = device;
+    c->sms = prop.multiProcessorCount;
+    c->stream = stream;
+    snprintf(c->name, sizeof c->name, "%s", prop.name);
+    *out = c;
+    return HOLA_OK;
+}
+
+void hl_cuda_close(struct hl_cuda *c) {
+    if (!c) return;
+    cudaSetDevice(c->index);
+    cudaStreamSynchronize(c->stream);
+    hl_gemm_close(c);
+    cudaFree(c->scratch);
+    cudaFree(c->rows_dev);
+    cudaFreeHost(c->rows_host);
+    for (int i = 0; i < 2; i++)
+        if (c->tick[i]) cudaEventDestroy(c->tick[i]);
+    cudaStreamDestroy(c->stream);
+    free(c);
+}
+
+/* dev.cuh's side of a launch */
+cudaStream_t hl_cuda_stream(struct hl_cuda *c) { return c->stream; }
+void hl_cuda_prepare(struct hl_cuda *c, const void *kernel, size_t shared) {
+    check(c, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared),
+          "shared memory");
+}
+void hl_cuda_launched(struct hl_cuda *c, cudaError_t e) { check(c, e, "launch"); }
+
+void *hl_cuda_malloc(struct hl_cuda *c, int64_t bytes) {
+    void *p = NULL;
+    if (cudaMalloc(&p, (size_t)bytes) != cudaSuccess) {
+        cudaGetLastError(); /* it is the caller's to report */
+        return NULL;
+    }
+    c->used += bytes;
+    return p;
+}
+void hl_cuda_free(struct hl_cuda *c, void *p) { check(c, cudaFree(p), "free"); }
+void *hl_cuda_malloc_host(struct hl_cuda *c, int64_t bytes) {
+    void *p = NULL;
+    check(c, cudaMallocHost(&p, (size_t)bytes), "pinned memory");
+    return p;
+}
+void hl_cuda_free_host(struct hl_cuda *c, void *p) { check(c, cudaFreeHost(p), "free"); }
+void hl_cuda_memset(struct hl_cuda *c, void *p, int byte, int64_t bytes) {
+    check(c, cudaMemsetAsync(p, byte, (size_t)bytes, c->stream), "fill");
+}
+void hl_cuda_memcpy(struct hl_cuda *c, void *to, const void *from, int64_t bytes, enum hl_direction way) {
+    static const enum cudaMemcpyKind kind[] = {cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost,
+                                               cudaMemcpyDeviceToDevice};
+    check(c, cudaMemcpyAsync(to, from, (size_t)bytes, kind[way], c->stream), "copy");
+    if (way == HL_TO_HOST) hl_cuda_wait(c);
+}
+void hl_cuda_wait(struct hl_cuda *c) { check(c, cudaStreamSynchronize(c->stream), "kernel"); }
+int64_t hl_cuda_memory_free(struct hl_cuda *c) {
+    size_t free_bytes = 0, total = 0;
+    check(c, cudaMemGetInfo(&free_bytes, &total), "memory");
+    return (int64_t)free_bytes;
+}
+
+void hl_cuda_timer_start(struct hl_cuda *c) {
+    for (int i = 0; i < 2; i++)
+        if (!c->tick[i]) check(c, cudaEventCreate((cudaEvent_t *)&c->tick[i]), "event");
+    check(c, cudaEventRecord(c->tick[0], c->stream), "event");
+}
+double hl_cuda_timer_stop(struct hl_cuda *c) {
+    float ms = 0;
+    check(c, cudaEventRecord(c->tick[1], c->stream), "event");
+    check(c, cudaEventSynchronize(c->tick[1]), "event");
+    check(c, cudaEventElapsedTime(&ms, c->tick[0], c->tick[1]), "event");
+    return (double)ms * 1e-3;
+}

@@ -1,0 +1,42 @@
+/* device.h -- inside struct hl_cuda: what the real device (device.c, gemm.c) and the emulated one
+ * (tests/emu/device.c) both provide to memory.c. */
+#ifndef HL_DEVICE_H
+#define HL_DEVICE_H
+#include "cuda/cuda.h"
+
+struct hl_cuda {
+    hola_status failure; /* the first since finish was last called */
+    char message[256];
+    char name[256];
+    int index, sms;
+    void *stream, *lt; /* the real device's */
+    void *tick[2];     /* events of the timer */
+    double began;      /* the emulated device's */
+    void *scratch;
+    int64_t scratch_bytes, used; /* used: of device memory by us */
+    struct hl_dev_rows rows;     /* the last pass's, cut up: host and device copies of one block */
+    char *rows_host, *rows_dev;
+    int64_t rows_room;
+    struct hl_plan *plan; /* products seen before */
+    int plans;
+};
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+void hl_cuda_fail(struct hl_cuda *c, hola_status s, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+void *hl_cuda_malloc(struct hl_cuda *c, int64_t bytes); /* NULL: no room; nothing is kept */
+void hl_cuda_free(struct hl_cuda *c, void *p);
+void *hl_cuda_malloc_host(struct hl_cuda *c, int64_t bytes); /* memory the device copies from without help */
+void hl_cuda_free_host(struct hl_cuda *c, void *p);
+void hl_cuda_memset(struct hl_cuda *c, void *p, int byte, int64_t bytes);
+enum hl_direction { HL_TO_DEVICE, HL_TO_HOST, HL_ON_DEVICE };
+void hl_cuda_memcpy(struct hl_cuda *c, void *to, const void *from, int64_t bytes, enum hl_direction way);
+void hl_cuda_wait(struct hl_cuda *c);
+int64_t hl_cuda_memory_free(struct hl_cuda *c);
+void hl_gemm_close(struct hl_cuda *c);
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,149 @@
+/* memory.c -- a device's memory as a backend's (struct hl_memory), scratch, and the rows of a pass cut up. */
+#include "cuda/device.h"
+#include "ops/ops.h"
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+extern const struct hl_memory hl_cuda_memory, hl_cuda_f32_memory;
+
+struct hl_cuda *hl_cuda_of(struct hl_pool *pool) { return hl_pool_device(pool); }
+const char *hl_cuda_name(const struct hl_cuda *c) { return c->name; }
+int hl_cuda_sms(const struct hl_cuda *c) { return c->sms; }
+
+void hl_cuda_fail(struct hl_cuda *c, hola_status s, const char *format, ...) {
+    va_list args;
+    if (c->failure != HOLA_OK) return;
+    c->failure = s;
+    va_start(args, format);
+    vsnprintf(c->message, sizeof c->message, format, args);
+    va_end(args);
+}
+
+void *hl_cuda_scratch(struct hl_cuda *c, int64_t bytes) {
+    if (bytes > c->scratch_bytes) {
+        hl_cuda_wait(c);
+        hl_cuda_free(c, c->scratch);
+        c->scratch_bytes = 0;
+        c->scratch = hl_cuda_malloc(c, bytes);
+        if (!c->scratch) {
+            hl_cuda_fail(c, HOLA_ENOMEM, "device memory: %.1f MB of scratch do not fit beside %.1f MB in use",
+                         (double)bytes * 1e-6, (double)c->used * 1e-6);
+            return NULL;
+        }
+        c->scratch_bytes = bytes;
+    }
+    return c->scratch;
+}
+
+static void *dev_alloc(struct hl_pool *pool, int64_t bytes) {
+    return hl_cuda_malloc(hl_cuda_of(pool), bytes > 0 ? bytes : 1);
+}
+static void dev_release(struct hl_pool *pool, void *p) {
+    if (p) hl_cuda_free(hl_cuda_of(pool), p);
+}
+static void dev_zero(struct hl_pool *pool, void *p, int64_t bytes) {
+    if (bytes > 0) hl_cuda_memset(hl_cuda_of(pool), p, 0, bytes);
+}
+static void dev_copy(struct hl_pool *pool, void *to, const void *from, int64_t bytes) {
+    if (bytes > 0) hl_cuda_memcpy(hl_cuda_of(pool), to, from, bytes, HL_ON_DEVICE);
+}
+static void dev_put(struct hl_pool *pool, void *to, const void *host, int64_t bytes) {
+    if (bytes > 0) hl_cuda_memcpy(hl_cuda_of(pool), to, host, bytes, HL_TO_DEVICE);
+}
+static void dev_get(struct hl_pool *pool, void *host, const void *from, int64_t bytes) {
+    if (bytes > 0) hl_cuda_memcpy(hl_cuda_of(pool), host, from, bytes, HL_TO_HOST);
+}
+static hola_status dev_finish(struct hl_pool *pool) {
+    struct hl_cuda *c = hl_cuda_of(pool);
+    hl_cuda_wait(c);
+    hola_status s = c->failure;
+    c->failure = HOLA_OK;
+    return s == HOLA_OK ? s : hl_fail(s, "%s", c->message);
+}
+
+/* ---- rows ---- */
+
+/* Takes n items of `size` bytes off the block; *dev is where they will be on the device. */
+static void *carve(struct hl_cuda *c, int64_t *at, int64_t n, int64_t size, const void **dev) {
+    void *host = c->rows_host ? c->rows_host + *at : NULL;
+    if (c->rows_dev) *dev = c->rows_dev + *at;
+    *at += (n * size + 255) / 256 * 256;
+    return host;
+}
+
+static void cut_segment(const struct hl_seg *s, int32_t index, int64_t C, struct hl_piece *chunk,
+                        int64_t *chunks, struct hl_piece *block, int64_t *blocks) {
+    for (int64_t r = 0; r < s->len; r += HL_CHUNK) {
+        const int64_t left = s->len - r;
+        chunk[(*chunks)++] = (struct hl_piece){.row = (int32_t)(s->row + r),
+                                               .len = (int32_t)(left < HL_CHUNK ? left : HL_CHUNK),
+                                               .seg = index};
+    }
+    for (int64_t r = 0; r < s->len;) {
+        const int64_t skip = (s->pos + r) % C, left = s->len - r;
+        const int64_t len = left < C - skip ? left : C - skip;
+        block[(*blocks)++] = (struct hl_piece){
+            .row = (int32_t)(s->row + r), .len = (int32_t)len, .seg = index, .skip = (int32_t)skip};
+        r += len;
+    }
+}
+
+static hola_status dev_rows(struct hl_pool *pool, struct hl_rows *rows, int64_t C) {
+    struct hl_cuda *c = hl_cuda_of(pool);
+    struct hl_dev_rows *d = &c->rows;
+    const int64_t n = rows->n;
+    struct hl_seg *seg = NULL;
+    int32_t *row_seg = NULL, *chunk_first = NULL, *block_first = NULL;
+    struct hl_piece *chunk = NULL, *block = NULL;
+    int64_t at = 0;
+    if (C < 1) C = INT32_MAX;
+    d->chunks = hl_chunks_before(rows, n);
+    d->blocks = hl_blocks_before(rows, n, C);
+    for (int place = 0; place < 2; place++) { /* counts, then places */
+        at = 0;
+        seg = carve(c, &at, n, sizeof *seg, (const void **)&d->seg);
+        row_seg = carve(c, &at, rows->T, sizeof *row_seg, (const void **)&d->row_seg);
+        chunk_first = carve(c, &at, n + 1, sizeof *chunk_first, (const void **)&d->chunk_first);
+        block_first = carve(c, &at, n + 1, sizeof *block_first, (const void **)&d->block_first);
+        chunk = carve(c, &at, d->chunks, sizeof *chunk, (const void **)&d->chunk);
+        block = carve(c, &at, d->blocks, sizeof *block, (const void **)&d->block);
+        if (place == 0 && at > c->rows_room) {
+            hl_cuda_wait(c);
+            hl_cuda_free(c, c->rows_dev);
+            hl_cuda_free_host(c, c->rows_host);
+            c->rows_room = 0;
+            c->rows_dev = hl_cuda_malloc(c, at);
+            c->rows_host = hl_cuda_malloc_host(c, at);
+            if (!c->rows_dev || !c->rows_host)
+                return hl_fail(HOLA_ENOMEM, "device memory: no room for a table of %lld rows",
+                               (long long)rows->T);
+            c->rows_room = at;
+        }
+    }
+    hl_cuda_wait(c); /* the last table may be on its way still */
+    int64_t chunks = 0, blocks = 0;
+    d->longest = 0;
+    for (int64_t i = 0; i < n; i++) {
+        const struct hl_seg *s = &rows->seg[i];
+        seg[i] = *s;
+        if (s->len > d->longest) d->longest = s->len;
+        for (int64_t r = 0; r < s->len; r++) row_seg[s->row + r] = (int32_t)i;
+        chunk_first[i] = (int32_t)chunks;
+        block_first[i] = (int32_t)blocks;
+        cut_segment(s, (int32_t)i, C, chunk, &chunks, block, &blocks);
+    }
+    chunk_first[n] = (int32_t)chunks;
+    block_first[n] = (int32_t)blocks;
+    hl_cuda_memcpy(c, c->rows_dev, c->rows_host, at, HL_TO_DEVICE);
+    rows->dev = d;
+    return HOLA_OK;
+}
+
+#define MEMORY(size)                                                                                   \
+    {                                                                                                  \
+        .alloc = dev_alloc, .release = dev_release, .zero = dev_zero, .copy = dev_copy,                \
+        .put = dev_put, .get = dev_get, .rows = dev_rows, .finish = dev_finish, .act_size = (size),    \
+        .xent_rows = 8192                                                                              \
+    }
+const struct hl_memory hl_cuda_memory = MEMORY(2), hl_cuda_f32_memory = MEMORY(4);

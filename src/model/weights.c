@@ -1,0 +1,191 @@
+/* weights.c -- a model's weights in the forms that files, inference and training want (model.h). */
+#include "core/half.h"
+#include "model/model.h"
+#include "model/safetensors.h"
+#include <stdlib.h>
+#include <string.h>
+
+static int64_t lines(int64_t bytes) { return (bytes + 255) / 256 * 256; }
+static bool packed(const hola_model *m, int64_t i) {
+    return m->params.tensor[i].matrix || i == m->params.embed;
+}
+static int64_t row_length(const struct hl_tensor *t) { return t->count / t->dim[0]; }
+static hola_dtype act_dtype(const hola_model *m) { return m->ops->mem->act_size == 2 ? HOLA_BF16 : HOLA_F32; }
+
+struct hl_weight hl_model_weight(const hola_model *m, enum hl_pass pass, int64_t i) {
+    const struct hl_tensor *t = &m->params.tensor[i];
+    if (pass == HL_INFER) return m->weight[i];
+    struct hl_weight w = {.data = m->master + t->offset, .rows = t->dim[0], .cols = row_length(t)};
+    if (m->half) {
+        w.data = (char *)m->half + t->offset * m->ops->mem->act_size;
+        w.dtype = act_dtype(m);
+    }
+    return w;
+}
+
+const real *hl_model_vector(const hola_model *m, enum hl_pass pass, int64_t i) {
+    if (i < 0) return NULL;
+    return pass == HL_INFER ? m->weight[i].data : m->master + m->params.tensor[i].offset;
+}
+
+/* ---- rows ---- */
+
+/* Panels back to rows; a panel's 32 values for one column are read like a tiny tensor. */
+static void unpack(const struct hl_weight *w, real *out) {
+    struct hl_st_tensor one = {.dtype = w->dtype, .ndim = 1, .count = HL_PANEL};
+    const int64_t size = w->dtype == HOLA_F32 ? 4 : 2;
+    real lane[HL_PANEL];
+    for (int64_t p = 0; p * HL_PANEL < w->rows; p++)
+        for (int64_t j = 0; j < w->cols; j++) {
+            one.data = (const char *)w->data + (p * w->cols + j) * HL_PANEL * size;
+            one.bytes = HL_PANEL * size;
+            hl_st_read(&one, 0, HL_PANEL, lane);
+            for (int64_t i = 0; i < HL_PANEL && p * HL_PANEL + i < w->rows; i++)
+                out[(p * HL_PANEL + i) * w->cols + j] = lane[i];
+        }
+}
+
+void hl_model_read(const hola_model *m, int64_t i, real *out) {
+    const struct hl_tensor *t = &m->params.tensor[i];
+    const size_t bytes = (size_t)t->count * sizeof(real);
+    if (m->ahead) m->ops->mem->get(m->pool, out, m->master + t->offset, (int64_t)bytes);
+    else if (m->rows) memcpy(out, m->rows + t->offset, bytes);
+    else if (m->weight[i].layout == HL_PANELS) unpack(&m->weight[i], out);
+    else memcpy(out, m->weight[i].data, bytes);
+}
+
+hola_status hl_model_need_rows(hola_model *m) {
+    const int64_t bytes = m->params.total * (int64_t)sizeof(real);
+    if (m->rows && !m->ahead) return HOLA_OK;
+    real *rows = m->rows ? m->rows : aligned_alloc(256, (size_t)lines(bytes));
+    if (!rows)
+        return hl_fail(HOLA_ENOMEM, "weights: %lld numbers do not fit in memory", (long long)m->params.total);
+    memset(rows, 0, (size_t)bytes);
+    for (int64_t i = 0; i < m->params.n; i++) hl_model_read(m, i, rows + m->params.tensor[i].offset);
+    m->rows = rows;
+    m->ahead = false;
+    return m->ops->mem->finish(m->pool);
+}
+
+/* ---- panels ---- */
+
+void hl_model_drop_panels(hola_model *m) {
+    m->ops->mem->release(m->pool, m->panels);
+    m->ops->mem->release(m->pool, m->small);
+    m->panels = NULL;
+    m->small = NULL;
+}
+
+static int64_t packed_bytes(const hola_model *m, int64_t i) {
+    const struct hl_tensor *t = &m->params.tensor[i];
+    return lines(m->ops->mem->host ? hl_panel_bytes(t->dim[0], row_length(t), m->stored[i])
+                                   : t->count * m->ops->mem->act_size);
+}
+
+/* n reals of the host as activations of a device */
+static hola_status put_acts(const hola_model *m, void *to, const real *from, int64_t n) {
+    const struct hl_memory *mem = m->ops->mem;
+    enum { PIECE = 1 << 20 };
+    if (mem->act_size == (int64_t)sizeof(real)) {
+        mem->put(m->pool, to, from, n * mem->act_size);
+        return mem->finish(m->pool);
+    }
+    hola_status s = HOLA_OK;
+    uint16_t *half = malloc(PIECE * sizeof *half);
+    if (!half) return hl_fail(HOLA_ENOMEM, "weights: no memory to copy them");
+    for (int64_t i = 0; s == HOLA_OK && i < n; i += PIECE) {
+        const int64_t len = n - i < PIECE ? n - i : PIECE;
+        for (int64_t j = 0; j < len; j++) half[j] = hl_to_bf16((float)from[i + j]);
+        mem->put(m->pool, (uint16_t *)to + i, half, len * (int64_t)sizeof *half);
+        s = mem->finish(m->pool);
+    }
+    free(half);
+    return s;
+}
+
+static hola_status pack_tensor(hola_model *m, int64_t i, char *to) {
+    const struct hl_tensor *t = &m->params.tensor[i];
+    const real *from = m->rows + t->offset;
+    struct hl_weight *w = &m->weight[i];
+    *w = (struct hl_weight){.data = to, .rows = t->dim[0], .cols = row_length(t)};
+    if (!packed(m, i)) {
+        m->ops->mem->put(m->pool, to, from, t->count * (int64_t)sizeof(real));
+        return m->ops->mem->finish(m->pool);
+    }
+    if (!m->ops->mem->host) {
+        w->dtype = act_dtype(m);
+        return put_acts(m, to, from, t->count);
+    }
+    w->layout = HL_PANELS;
+    w->dtype = m->stored[i];
+    hl_panel_pack(to, w->dtype, from, w->rows, w->cols);
+    return HOLA_OK;
+}
+
+/* Packs from the rows; the rows stay. */
+static hola_status make_panels(hola_model *m) {
+    int64_t bytes = 0, small = 0;
+    hola_status s = hl_model_need_rows(m);
+    if (s != HOLA_OK) return s;
+    for (int64_t i = 0; i < m->params.n; i++)
+        if (packed(m, i)) bytes += packed_bytes(m, i);
+        else small += lines(m->params.tensor[i].count * (int64_t)sizeof(real));
+    hl_model_drop_panels(m);
+    m->panels = m->ops->mem->alloc(m->pool, bytes);
+    m->small = m->ops->mem->alloc(m->pool, small);
+    if (!m->panels || !m->small) {
+        hl_model_drop_panels(m);
+        return hl_fail(HOLA_ENOMEM, "weights: %.1f MB do not fit in %s memory", (double)bytes * 1e-6,
+                       m->ops->mem->host ? "the" : "the device's");
+    }
+    char *p = m->panels, *q = (char *)m->small;
+    for (int64_t i = 0; s == HOLA_OK && i < m->params.n; i++) {
+        s = pack_tensor(m, i, packed(m, i) ? p : q);
+        if (packed(m, i)) p += packed_bytes(m, i);
+        else q += lines(m->params.tensor[i].count * (int64_t)sizeof(real));
+    }
+    if (s != HOLA_OK) hl_model_drop_panels(m);
+    m->stale = false;
+    return s;
+}
+
+hola_status hl_model_need_panels(hola_model *m) {
+    if (m->panels && !m->stale) return HOLA_OK;
+    hola_status s = make_panels(m);
+    if (s != HOLA_OK || m->training || !m->ops->mem->host) return s;
+    free(m->rows); /* can be had again from the panels, to the bit */
+    m->rows = NULL;
+    return HOLA_OK;
+}
+
+/* ---- master ---- */
+
+hola_status hl_model_need_master(hola_model *m) {
+    const struct hl_memory *mem = m->ops->mem;
+    const int64_t n = m->params.total;
+    hola_status s = hl_model_need_rows(m);
+    if (s != HOLA_OK) return s;
+    if (mem->host) {
+        m->master = m->rows;
+        return HOLA_OK;
+    }
+    if (!m->master) m->master = mem->alloc(m->pool, n * (int64_t)sizeof(real));
+    if (!m->half) m->half = mem->alloc(m->pool, n * mem->act_size);
+    if (!m->master || !m->half) {
+        hl_model_drop_master(m);
+        return hl_fail(HOLA_ENOMEM, "weights: %.1f MB do not fit in the device's memory",
+                       (double)(n * ((int64_t)sizeof(real) + mem->act_size)) * 1e-6);
+    }
+    mem->put(m->pool, m->master, m->rows, n * (int64_t)sizeof(real));
+    s = put_acts(m, m->half, m->rows, n);
+    return s;
+}
+
+void hl_model_drop_master(hola_model *m) {
+    if (!m->ops->mem->host) {
+        m->ops->mem->release(m->pool, m->master);
+        m->ops->mem->release(m->pool, m->half);
+    }
+    m->master = NULL;
+    m->half = NULL;
+}

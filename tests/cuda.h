@@ -1,0 +1,84 @@
+/* cuda.h -- arrays on the device, for tests that run an op there and compare with the reference on the host.
+ * The tests are linked twice: with the emulated device (make test) and with a real one (make test-cuda). */
+#ifndef HL_TEST_CUDA_H
+#define HL_TEST_CUDA_H
+#include "check.h"
+#include "core/half.h"
+#include "cuda/cuda.h"
+#include "ops/ops.h"
+
+struct dev {
+    const struct hl_ops *ops;
+    struct hl_pool *pool;
+    bool f32;
+};
+/* Skips the test where there is no device. f32: the backend with float activations. */
+static inline struct dev dev_open(bool f32) {
+    struct dev d = {.f32 = f32};
+    if (hl_backend_open(f32 ? "cuda-f32" : "cuda", 1, &d.ops, &d.pool) != HOLA_OK) {
+        print_message("%s\n", hola_last_error());
+        skip();
+    }
+    return d;
+}
+static inline void dev_close(struct dev *d) {
+    CHECK_OK(d->ops->mem->finish(d->pool));
+    hl_pool_free(d->pool);
+}
+/* whether a big case would take too long: the emulated device is some 10,000 times slower */
+static inline bool dev_slow(const struct dev *d) {
+    return !strcmp(hl_cuda_name(hl_cuda_of(d->pool)), "emulated");
+}
+
+/* Makes host values exactly those that an activation can hold, so that both sides start equal. */
+static inline void dev_round(const struct dev *d, real *x, int64_t n) {
+    for (int64_t i = 0; i < n && !d->f32; i++) x[i] = hl_from_bf16(hl_to_bf16((float)x[i]));
+}
+/* n activations or reals on the device; host NULL: NaN */
+static inline void *dev_act(const struct dev *d, const real *host, int64_t n) {
+    void *p = d->ops->mem->alloc(d->pool, n * d->ops->mem->act_size);
+    uint16_t *half = malloc((size_t)n * 2);
+    float *full = malloc((size_t)n * 4);
+    assert_true(p && half && full);
+    for (int64_t i = 0; i < n; i++) {
+        full[i] = host ? (float)host[i] : NAN;
+        half[i] = hl_to_bf16(full[i]);
+    }
+    d->ops->mem->put(d->pool, p, d->f32 ? (void *)full : (void *)half, n * d->ops->mem->act_size);
+    CHECK_OK(d->ops->mem->finish(d->pool));
+    free(half);
+    free(full);
+    return p;
+}
+static inline void *dev_put(const struct dev *d, const void *host, int64_t bytes) {
+    void *p = d->ops->mem->alloc(d->pool, bytes);
+    assert_non_null(p);
+    d->ops->mem->put(d->pool, p, host, bytes);
+    CHECK_OK(d->ops->mem->finish(d->pool));
+    return p;
+}
+static inline real *dev_real(const struct dev *d, const real *host, int64_t n) {
+    real *nan = host ? NULL : malloc((size_t)n * sizeof *nan);
+    for (int64_t i = 0; nan && i < n; i++) nan[i] = (real)NAN;
+    real *p = dev_put(d, host ? host : nan, n * (int64_t)sizeof(real));
+    free(nan);
+    return p;
+}
+/* Back to the host, into out [n]; and the device's copy is freed. */
+static inline void dev_act_take(const struct dev *d, void *p, real *out, int64_t n) {
+    uint16_t *half = malloc((size_t)n * 4);
+    assert_non_null(half);
+    d->ops->mem->get(d->pool, half, p, n * d->ops->mem->act_size);
+    CHECK_OK(d->ops->mem->finish(d->pool));
+    for (int64_t i = 0; i < n; i++) out[i] = d->f32 ? ((float *)half)[i] : hl_from_bf16(half[i]);
+    free(half);
+    d->ops->mem->release(d->pool, p);
+}
+static inline void dev_real_take(const struct dev *d, real *p, real *out, int64_t n) {
+    d->ops->mem->get(d->pool, out, p, n * (int64_t)sizeof(real));
+    CHECK_OK(d->ops->mem->finish(d->pool));
+    d->ops->mem->release(d->pool, p);
+}
+static inline void dev_drop(const struct dev *d, const void *p) { d->ops->mem->release(d->pool, (void *)p); }
+
+#endif

@@ -1,0 +1,78 @@
+#define _POSIX_C_SOURCE 200809L
+/* device.c -- the emulated device: host memory, products by plain loops. See emu.h. */
+#include "core/half.h"
+#include "cuda/device.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+hola_status hl_cuda_open(struct hl_cuda **out, int device) {
+    struct hl_cuda *c = calloc(1, sizeof *c);
+    *out = c;
+    if (!c) return hl_fail(HOLA_ENOMEM, "device: %zu bytes", sizeof *c);
+    c->index = device;
+    c->sms = 4;
+    snprintf(c->name, sizeof c->name, "emulated");
+    return HOLA_OK;
+}
+void hl_cuda_close(struct hl_cuda *c) {
+    if (!c) return;
+    free(c->scratch);
+    free(c->rows_host);
+    free(c->rows_dev);
+    free(c);
+}
+
+/* Memory comes as NaN, as it might on a device. */
+void *hl_cuda_malloc(struct hl_cuda *c, int64_t bytes) {
+    void *p = aligned_alloc(256, (size_t)((bytes + 255) / 256 * 256));
+    if (p) memset(p, 0xff, (size_t)bytes);
+    c->used += bytes;
+    return p;
+}
+void hl_cuda_free(struct hl_cuda *c, void *p) {
+    (void)c;
+    free(p);
+}
+void *hl_cuda_malloc_host(struct hl_cuda *c, int64_t bytes) { return hl_cuda_malloc(c, bytes); }
+void hl_cuda_free_host(struct hl_cuda *c, void *p) { hl_cuda_free(c, p); }
+void hl_cuda_memset(struct hl_cuda *c, void *p, int byte, int64_t bytes) {
+    (void)c;
+    memset(p, byte, (size_t)bytes);
+}
+void hl_cuda_memcpy(struct hl_cuda *c, void *to, const void *from, int64_t bytes, enum hl_direction way) {
+    (void)c, (void)way;
+    memcpy(to, from, (size_t)bytes);
+}
+void hl_cuda_wait(struct hl_cuda *c) { (void)c; }
+int64_t hl_cuda_memory_free(struct hl_cuda *c) {
+    (void)c;
+    return (int64_t)1 << 32;
+}
+
+static float read_at(const void *p, hola_dtype t, int64_t i) {
+    return t == HOLA_BF16 ? (float)hl_from_bf16(((const uint16_t *)p)[i]) : ((const float *)p)[i];
+}
+void hl_cuda_gemm(struct hl_cuda *c, const struct hl_gemm *g) {
+    (void)c;
+    for (int64_t i = 0; i < g->M; i++)
+        for (int64_t j = 0; j < g->N; j++) {
+            float sum = 0;
+            for (int64_t k = 0; k < g->K; k++)
+                sum += read_at(g->A, g->in, g->a_turned ? k * g->lda + i : i * g->lda + k) *
+                       read_at(g->B, g->in, g->b_turned ? j * g->ldb + k : k * g->ldb + j);
+            sum *= g->alpha;
+            if (g->beta != 0) sum += g->beta * read_at(g->C, g->out, i * g->ldc + j);
+            if (g->out == HOLA_BF16) ((uint16_t *)g->C)[i * g->ldc + j] = hl_to_bf16(sum);
+            else ((float *)g->C)[i * g->ldc + j] = sum;
+        }
+}
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+void hl_cuda_timer_start(struct hl_cuda *c) { c->began = now(); }
+double hl_cuda_timer_stop(struct hl_cuda *c) { return now() - c->began; }

@@ -1,0 +1,290 @@
+/* emu.cpp -- see emu.h: fibers, barriers, warp-wide operations. */
+#include "emu.h"
+#include <stdio.h>
+#include <sys/mman.h>
+#include <vector>
+#if !defined(__x86_64__)
+#include <ucontext.h>
+#endif
+
+enum { MAX_THREADS = 1024, STACK = 256 << 10, SLOT = 64 };
+
+struct copy {
+    void *to;
+    const void *from;
+    int bytes, filled, group;
+};
+struct fiber {
+    struct emu_place at;
+#if defined(__x86_64__)
+    void *sp;
+#else
+    ucontext_t context;
+#endif
+    char *stack;
+    bool done;
+    unsigned warp_turn;       /* warp-wide operations this lane has begun */
+    std::vector<copy> copies; /* asynchronous copies not waited for */
+    int group;
+};
+struct warp {
+    char slot[2][32][SLOT]; /* of two operations in turn: nobody overwrites what another still reads */
+    int arrived, lanes;
+    unsigned turn; /* operations that all lanes have begun */
+};
+
+struct emu_place emu_now;
+char *emu_shared;
+static fiber fibers[MAX_THREADS];
+static warp warps[MAX_THREADS / 32];
+static int n_fibers, current, at_barrier, live, order_step = 1, any_or, or_result;
+static unsigned barrier_turn;
+static long idle; /* switches since anything moved */
+static void (*kernel)(void *);
+static void *kernel_ctx;
+
+static void die(const char *what) {
+    fprintf(stderr, "emulated kernel: %s (block %u,%u,%u thread %u)\n", what, emu_now.bid.x, emu_now.bid.y,
+            emu_now.bid.z, emu_now.tid.x);
+    abort();
+}
+
+#if defined(__x86_64__)
+extern "C" void emu_switch(void **save, void *to);
+asm(".text\n"
+    ".type emu_switch,@function\n"
+    "emu_switch:\n"
+    "  pushq %rbp\n  pushq %rbx\n  pushq %r12\n  pushq %r13\n  pushq %r14\n  pushq %r15\n"
+    "  movq %rsp, (%rdi)\n  movq %rsi, %rsp\n"
+    "  popq %r15\n  popq %r14\n  popq %r13\n  popq %r12\n  popq %rbx\n  popq %rbp\n  ret\n");
+static void *main_sp;
+static void go(void **save, fiber *to) { emu_switch(save, to->sp); }
+#else
+static ucontext_t main_context;
+#endif
+
+static int next_fiber(void) {
+    int i = current;
+    do i = (i + order_step + n_fibers) % n_fibers;
+    while (fibers[i].done);
+    return i;
+}
+static void leave(int to) { /* the running fiber gives way to another */
+    int from = current;
+    if (to == from) return;
+    current = to;
+    emu_now = fibers[to].at;
+#if defined(__x86_64__)
+    go(&fibers[from].sp, &fibers[to]);
+#else
+    swapcontext(&fibers[from].context, &fibers[to].context);
+#endif
+}
+static void yield(void) {
+    if (++idle > 4L * n_fibers + 64) die("threads wait for each other at different barriers");
+    leave(next_fiber());
+}
+
+static void release_barrier(void) {
+    at_barrier = 0;
+    barrier_turn++;
+    or_result = any_or;
+    any_or = 0;
+    idle = 0;
+}
+void __syncthreads(void) {
+    unsigned turn = barrier_turn;
+    if (++at_barrier == live) release_barrier();
+    else
+        while (barrier_turn == turn) yield();
+}
+int emu_block_or(int v) {
+    any_or |= v != 0;
+    __syncthreads();
+    return or_result;
+}
+
+unsigned emu_lane(void) { return (unsigned)current & 31; }
+const char *emu_share(const void *mine, size_t bytes) {
+    fiber *f = &fibers[current];
+    warp *w = &warps[current / 32];
+    char(*slot)[SLOT] = w->slot[f->warp_turn & 1];
+    if (bytes > SLOT) die("a warp operation of too many bytes");
+    memcpy(slot[current & 31], mine, bytes);
+    f->warp_turn++;
+    if (++w->arrived == w->lanes) {
+        w->arrived = 0;
+        w->turn++;
+        idle = 0;
+    } else
+        while ((int)(w->turn - f->warp_turn) < 0) yield();
+    return slot[0];
+}
+void emu_sync_warp(void) {
+    char nothing = 0;
+    emu_share(&nothing, 1);
+}
+
+static void body(void) {
+    kernel(kernel_ctx);
+    fiber *f = &fibers[current];
+    f->done = true;
+    f->copies.clear(); /* those never waited for never happened */
+    warps[current / 32].lanes--;
+    live--;
+    idle = 0;
+    if (live > 0 && at_barrier == live) release_barrier();
+    if (live == 0) {
+#if defined(__x86_64__)
+        void *none;
+        emu_switch(&none, main_sp);
+#else
+        setcontext(&main_context);
+#endif
+    }
+    leave(next_fiber());
+    die("a finished thread was resumed");
+}
+
+static void start(fiber *f) {
+    if (!f->stack) {
+        f->stack = (char *)mmap(NULL, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (f->stack == (char *)MAP_FAILED) die("no memory for stacks");
+    }
+    f->done = false;
+    f->warp_turn = 0;
+    f->group = 0;
+#if defined(__x86_64__)
+    void **sp = (void **)(f->stack + STACK);
+    *--sp = NULL; /* keeps the stack aligned as after a call */
+    *--sp = (void *)body;
+    for (int i = 0; i < 6; i++) *--sp = NULL;
+    f->sp = sp;
+#else
+    getcontext(&f->context);
+    f->context.uc_stack.ss_sp = f->stack;
+    f->context.uc_stack.ss_size = STACK;
+    f->context.uc_link = NULL;
+    makecontext(&f->context, body, 0);
+#endif
+}
+
+void emu_run(dim3 grid, dim3 block, size_t shared, void (*k)(void *), void *ctx) {
+    static size_t room;
+    const char *order = getenv("EMU_ORDER");
+    n_fibers = (int)(block.x * block.y * block.z);
+    order_step = order && !strcmp(order, "reverse") ? -1 : 1;
+    kernel = k;
+    kernel_ctx = ctx;
+    if (n_fibers < 1 || n_fibers > MAX_THREADS) die("a block of too many threads");
+    if (shared > (227u << 10)) die("a block of too much shared memory");
+    if (!grid.x || !grid.y || !grid.z || grid.y > 65535 || grid.z > 65535) die("an impossible grid");
+    if (shared > room) {
+        free(emu_shared);
+        emu_shared = (char *)aligned_alloc(128, room = (shared + 127) / 128 * 128);
+    }
+    for (unsigned b = 0; b < grid.x * grid.y * grid.z; b++) {
+        memset(emu_shared, 0xff, shared); /* NaN in every format */
+        live = n_fibers;
+        at_barrier = 0;
+        idle = 0;
+        for (int w = 0; w * 32 < n_fibers; w++) {
+            warps[w].arrived = 0;
+            warps[w].turn = 0;
+            warps[w].lanes = n_fibers - w * 32 < 32 ? n_fibers - w * 32 : 32;
+        }
+        for (int i = 0; i < n_fibers; i++) {
+            unsigned t = (unsigned)i;
+            fibers[i].at.tid = dim3(t % block.x, t / block.x % block.y, t / block.x / block.y);
+            fibers[i].at.bid = dim3(b % grid.x, b / grid.x % grid.y, b / grid.x / grid.y);
+            fibers[i].at.bdim = block;
+            fibers[i].at.gdim = grid;
+            start(&fibers[i]);
+        }
+        current = order_step > 0 ? 0 : n_fibers - 1;
+        emu_now = fibers[current].at;
+#if defined(__x86_64__)
+        go(&main_sp, &fibers[current]);
+#else
+        swapcontext(&main_context, &fibers[current].context);
+#endif
+    }
+}
+
+/* ---- tensor cores: fragments as PTX lays them out ---- */
+
+static float bf(uint32_t pair, int high) { return __uint_as_float(high ? pair & 0xffff0000u : pair << 16); }
+
+struct operands {
+    uint32_t a[4], b[2];
+};
+static struct operands lane_operands(const char *all, int lane) {
+    struct operands o;
+    memcpy(&o, all + lane * SLOT, sizeof o);
+    return o;
+}
+/* m16n8k16: A[r][c] is in lane (r%8)*4 + (c%8)/2, register r/8 + 2(c/8), half c%2; B[k][n] in lane
+ * n*4 + (k%8)/2, register k/8; D[r][n] in lane (r%8)*4 + n/2, element 2(r/8) + n%2. */
+void emu_mma_bf16(float d[4], const uint32_t a[4], const uint32_t b[2]) {
+    struct operands mine = {{a[0], a[1], a[2], a[3]}, {b[0], b[1]}};
+    const char *all = emu_share(&mine, sizeof mine);
+    int lane = current & 31;
+    for (int e = 0; e < 4; e++) {
+        int row = lane / 4 + e / 2 * 8, col = lane % 4 * 2 + e % 2;
+        for (int k = 0; k < 16; k++) {
+            struct operands x = lane_operands(all, row % 8 * 4 + k % 8 / 2);
+            struct operands y = lane_operands(all, col * 4 + k % 8 / 2);
+            d[e] += bf(x.a[row / 8 + 2 * (k / 8)], k & 1) * bf(y.b[k / 8], k & 1);
+        }
+    }
+}
+/* m16n8k8: A[r][c] in lane (r%8)*4 + c%4, register r/8 + 2(c/4); B[k][n] in lane n*4 + k%4, register k/4 */
+void emu_mma_tf32(float d[4], const uint32_t a[4], const uint32_t b[2]) {
+    struct operands mine = {{a[0], a[1], a[2], a[3]}, {b[0], b[1]}};
+    const char *all = emu_share(&mine, sizeof mine);
+    int lane = current & 31;
+    for (int e = 0; e < 4; e++) {
+        int row = lane / 4 + e / 2 * 8, col = lane % 4 * 2 + e % 2;
+        for (int k = 0; k < 8; k++) {
+            struct operands x = lane_operands(all, row % 8 * 4 + k % 4);
+            struct operands y = lane_operands(all, col * 4 + k % 4);
+            d[e] += __uint_as_float(x.a[row / 8 + 2 * (k / 4)] & 0xffffe000u) *
+                    __uint_as_float(y.b[k / 4] & 0xffffe000u);
+        }
+    }
+}
+void emu_ldmatrix(uint32_t *r, int n, const void *row, bool trans) {
+    if ((uintptr_t)row % 16) die("ldmatrix: a row that is not on 16 bytes");
+    const char *all = emu_share(&row, sizeof row);
+    int lane = current & 31;
+    for (int i = 0; i < n; i++) {
+        uint16_t half[2];
+        for (int j = 0; j < 2; j++) {
+            int at = trans ? lane % 4 * 2 + j : lane / 4, col = trans ? lane / 4 : lane % 4 * 2 + j;
+            const uint16_t *p;
+            memcpy(&p, all + (i * 8 + at) * SLOT, sizeof p);
+            half[j] = p[col];
+        }
+        r[i] = half[0] | (uint32_t)half[1] << 16;
+    }
+}
+
+/* ---- asynchronous copies ---- */
+
+void emu_copy_async(void *shared, const void *global, int bytes, int filled) {
+    fiber *f = &fibers[current];
+    if ((uintptr_t)shared % (uintptr_t)bytes || (filled && (uintptr_t)global % (uintptr_t)bytes))
+        die("an asynchronous copy that is not aligned");
+    f->copies.push_back({shared, global, bytes, filled, f->group});
+}
+void emu_copy_commit(void) { fibers[current].group++; }
+void emu_copy_wait(int groups) {
+    fiber *f = &fibers[current];
+    size_t n = 0;
+    while (n < f->copies.size() && f->copies[n].group < f->group - groups) {
+        const copy *c = &f->copies[n++];
+        memset(c->to, 0, (size_t)c->bytes);
+        if (c->filled > 0) memcpy(c->to, c->from, (size_t)c->filled);
+    }
+    f->copies.erase(f->copies.begin(), f->copies.begin() + (long)n);
+}

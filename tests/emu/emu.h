@@ -1,0 +1,149 @@
+/* emu.h -- CUDA C kernels on a CPU: what the kernels of this project use of CUDA, and no more.
+ *
+ * Every CUDA thread is a fiber; the blocks of a grid run one after another. A fiber runs until it waits at
+ * a barrier or in a warp-wide operation, so a kernel that forgets a barrier reads what is not there yet:
+ * shared memory starts as NaN, asynchronous copies happen when they are waited for and not before, and
+ * EMU_ORDER=reverse turns the order of the fibers. A barrier that not all threads reach is reported.
+ * Slow, exact, and enough to test every kernel where there is no GPU. */
+#ifndef HL_EMU_H
+#define HL_EMU_H
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define __global__
+#define __device__
+#define __host__
+#define __shared__ static
+#define __constant__ static
+#define __forceinline__ inline
+#define __restrict__ __restrict
+#define __launch_bounds__(...)
+#define __align__(n) __attribute__((aligned(n)))
+
+struct dim3 {
+    unsigned x, y, z;
+    dim3(unsigned a = 1, unsigned b = 1, unsigned c = 1) : x(a), y(b), z(c) {}
+};
+#define EMU_VECTOR(type, name, size)                                               \
+    struct __align__(size) name##2 { type x, y; };                                 \
+    struct __align__(2 * size) name##4 { type x, y, z, w; };                       \
+    static inline name##2 make_##name##2(type x, type y) { return {x, y}; }        \
+    static inline name##4 make_##name##4(type x, type y, type z, type w) { return {x, y, z, w}; }
+EMU_VECTOR(float, float, 8)
+EMU_VECTOR(int, int, 8)
+EMU_VECTOR(unsigned, uint, 8)
+#undef EMU_VECTOR
+
+/* ---- the threads ---- */
+
+struct emu_place {
+    dim3 tid, bid, bdim, gdim;
+};
+extern struct emu_place emu_now; /* of the fiber that runs */
+#define threadIdx (emu_now.tid)
+#define blockIdx (emu_now.bid)
+#define blockDim (emu_now.bdim)
+#define gridDim (emu_now.gdim)
+enum { warpSize = 32 };
+
+extern char *emu_shared; /* dynamic shared memory of the block */
+void emu_run(dim3 grid, dim3 block, size_t shared, void (*body)(void *), void *ctx);
+void __syncthreads(void);
+void emu_sync_warp(void);
+/* Gives every lane's `bytes` to the whole warp; the result, [32][stride 64], is valid until the next call. */
+const char *emu_share(const void *mine, size_t bytes);
+unsigned emu_lane(void);
+
+static inline void __syncwarp(unsigned mask = 0xffffffffu) {
+    (void)mask;
+    emu_sync_warp();
+}
+static inline int __syncthreads_or(int v) {
+    extern int emu_block_or(int v);
+    return emu_block_or(v);
+}
+template <class T> static inline T emu_from(T v, unsigned lane) {
+    const char *all = emu_share(&v, sizeof v);
+    T r;
+    memcpy(&r, all + (lane & 31) * 64, sizeof r);
+    return r;
+}
+template <class T> static inline T __shfl_sync(unsigned, T v, int lane, int width = 32) {
+    unsigned me = emu_lane(), base = me & ~(unsigned)(width - 1);
+    return emu_from(v, base + ((unsigned)lane & (unsigned)(width - 1)));
+}
+template <class T> static inline T __shfl_xor_sync(unsigned, T v, int mask, int width = 32) {
+    (void)width;
+    return emu_from(v, emu_lane() ^ (unsigned)mask);
+}
+template <class T> static inline T __shfl_down_sync(unsigned, T v, int d, int width = 32) {
+    unsigned me = emu_lane();
+    T r = emu_from(v, me + (unsigned)d);
+    return (me & (unsigned)(width - 1)) + (unsigned)d < (unsigned)width ? r : v;
+}
+template <class T> static inline T __shfl_up_sync(unsigned, T v, int d, int width = 32) {
+    unsigned me = emu_lane();
+    T r = emu_from(v, me - (unsigned)d);
+    return (me & (unsigned)(width - 1)) >= (unsigned)d ? r : v;
+}
+static inline unsigned __ballot_sync(unsigned, int p) {
+    const char *all = emu_share(&p, sizeof p);
+    unsigned r = 0;
+    for (int i = 0; i < 32; i++) {
+        int one;
+        memcpy(&one, all + i * 64, sizeof one);
+        r |= (unsigned)(one != 0) << i;
+    }
+    return r;
+}
+static inline int __any_sync(unsigned m, int p) { return __ballot_sync(m, p) != 0; }
+static inline int __all_sync(unsigned m, int p) { return __ballot_sync(m, p) == 0xffffffffu; }
+
+/* ---- arithmetic ---- */
+
+template <class T> static inline T min(T a, T b) { return a < b ? a : b; }
+template <class T> static inline T max(T a, T b) { return a > b ? a : b; }
+#define __expf expf
+#define __exp2f exp2f
+#define __logf logf
+static inline float __fdividef(float a, float b) { return a / b; }
+static inline float __frcp_rn(float a) { return 1.0f / a; }
+static inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
+static inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
+static inline int __popc(unsigned x) { return __builtin_popcount(x); }
+static inline int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
+static inline int __ffs(int x) { return __builtin_ffs(x); }
+static inline unsigned __float_as_uint(float x) { unsigned u; memcpy(&u, &x, 4); return u; }
+static inline float __uint_as_float(unsigned u) { float x; memcpy(&x, &u, 4); return x; }
+static inline int __float_as_int(float x) { int u; memcpy(&u, &x, 4); return u; }
+static inline float __int_as_float(int u) { float x; memcpy(&x, &u, 4); return x; }
+template <class T> static inline T __ldg(const T *p) { return *p; }
+template <class T> static inline T __ldcs(const T *p) { return *p; }
+template <class T> static inline void __stcs(T *p, T v) { *p = v; }
+template <class T> static inline T atomicAdd(T *p, T v) { T r = *p; *p += v; return r; }
+template <class T> static inline T atomicMax(T *p, T v) { T r = *p; if (v > r) *p = v; return r; }
+static inline void __threadfence(void) {}
+
+struct __nv_bfloat16 {
+    uint16_t bits;
+};
+static inline __nv_bfloat16 __float2bfloat16(float x) { /* to nearest, ties to even */
+    unsigned u = __float_as_uint(x);
+    if ((u & 0x7fffffffu) > 0x7f800000u) return {(uint16_t)(u >> 16 | 0x40)};
+    return {(uint16_t)((u + 0x7fffu + (u >> 16 & 1)) >> 16)};
+}
+static inline float __bfloat162float(__nv_bfloat16 x) { return __uint_as_float((unsigned)x.bits << 16); }
+
+/* ---- tensor cores and asynchronous copies (the wrappers of dev.cuh) ---- */
+
+void emu_mma_bf16(float d[4], const uint32_t a[4], const uint32_t b[2]);
+void emu_mma_tf32(float d[4], const uint32_t a[4], const uint32_t b[2]);
+void emu_ldmatrix(uint32_t *r, int n, const void *row, bool trans);
+void emu_copy_async(void *shared, const void *global, int bytes, int filled);
+void emu_copy_commit(void);
+void emu_copy_wait(int groups);
+
+#endif
