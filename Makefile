@@ -50,10 +50,12 @@ obj = $(patsubst %.c,$(BUILD)/$(1)/%.o,$(2))
 LIB_OBJ := $(call obj,float,$(LIB_SRC)) $(call obj,ref,$(REF_SRC)) $(foreach i,$(ISAS),$(call obj,$(i),$(FAST_SRC)))
 DBL_OBJ := $(call obj,double,$(LIB_SRC)) $(call obj,double-ref,$(REF_SRC)) $(call obj,double-base,$(FAST_SRC))
 
+say = $(if $(V),,@echo "  $(1)";)
+include src/cuda/cuda.mk
+
 all: $(BUILD)/hola ## the program, as ./hola (default)
 	@ln -sf $(BUILD)/hola hola
 
-say = $(if $(V),,@echo "  $(1)";)
 $(BUILD)/libhola.a: $(LIB_OBJ)
 $(BUILD)/libhola-double.a: $(DBL_OBJ)
 $(BUILD)/%.a:
@@ -95,8 +97,8 @@ tests: $(filter $(BUILD)/%,$(TESTS))
 test: $(BUILD)/hola tests ## build and run all tests
 	@HOLA=$(abspath $(BUILD)/hola) tests/run.sh $(TESTS)
 
-demo: all ## a short tour of the program
-	@if [ -x tools/demo.sh ]; then tools/demo.sh; else echo "demo: tools/demo.sh is not in this version"; fi
+demo: all ## what the exact memory is for: trains and measures small models, a few minutes
+	./hola demo $(ARGS)
 
 # The benchmark has OpenBLAS as a yardstick where it is installed; nothing else is ever linked with it.
 BLAS_TEST := printf '\043include <cblas.h>\nint main(void) { return 0; }' | $(CC) -x c - -lopenblas -o /dev/null
@@ -144,7 +146,6 @@ help: ## this list
 clean: ## remove everything that was built
 	rm -rf build hola
 
-include src/cuda/cuda.mk
 .SECONDARY:
 .PHONY: all tests test demo bench fuzz fuzz-quick fuzz-run check-style format deps install uninstall help clean
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

@@ -11,8 +11,8 @@ int64_t bench_resident(void);          /* bytes of this process in memory */
 /* What this machine can do, measured here and now. 0: not measured (no BLAS in this build). */
 struct bench_limits {
     double blas;      /* flop/s of the best product the installed BLAS makes, on all threads */
-    double own;       /* flop/s of ours at the same sizes */
-    double bandwidth; /* bytes/s read from memory, on all threads */
+    double own;       /* flop/s of ours at the same sizes; on a device that of its library, bf16 */
+    double bandwidth; /* bytes/s read from memory, on all threads; on a device read and written by a copy */
 };
 /* Keeps the better of what is there and a new measurement: the machine may be shared. */
 void bench_limits_measure(struct bench_limits *l, struct hl_pool *pool, const struct hl_ops *ops);
@@ -44,6 +44,7 @@ hola_status bench_prefill(hola_model *m, hola_model *other, int64_t tokens, int 
                           struct bench_infer *out);
 hola_status bench_decode(hola_model *m, hola_model *other, int64_t tokens, int repeats,
                          struct bench_infer *out);
+hola_status bench_decode_many(hola_model *m, int64_t n, int64_t tokens, int repeats, struct bench_infer *out);
 /* Time per token and resident memory after a context of this length. */
 struct bench_context {
     int64_t tokens, resident, session;

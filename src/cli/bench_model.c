@@ -19,20 +19,33 @@ _Static_assert((int)OP_COUNT <= (int)BENCH_OPS, "BENCH_OPS is too small");
     static void timed_##op(struct hl_pool *pool, const struct arg *a) { \
         double t = bench_now();                                         \
         timed_ops->op(pool, a);                                         \
+        timed_ops->mem->finish(pool);                                   \
         timed[OP_##op].seconds += bench_now() - t;                      \
         timed[OP_##op].calls++;                                         \
     }
 HL_OPS_LIST(TIMED)
 #undef TIMED
 #define ENTRY(op, arg) .op = timed_##op,
-static const struct hl_ops timed_table = {.name = "timed", HL_OPS_LIST(ENTRY)};
+static struct hl_ops timed_table = {.name = "timed", HL_OPS_LIST(ENTRY)};
 #undef ENTRY
+
+/* Each op is waited for, so nothing may be recorded for replay meanwhile. */
+static struct hl_memory timed_memory;
+static bool never_replay(struct hl_pool *pool, uint64_t key) {
+    (void)pool, (void)key;
+    return false;
+}
+static void never_recorded(struct hl_pool *pool, uint64_t key) { (void)pool, (void)key; }
 
 int bench_ops_start(hola_model *m) {
 #define NAME(op, arg) timed[OP_##op] = (struct bench_op){.name = #op};
     HL_OPS_LIST(NAME)
 #undef NAME
     timed_ops = m->ops;
+    timed_memory = *timed_ops->mem;
+    timed_memory.replay = never_replay;
+    timed_memory.recorded = never_recorded;
+    timed_table.mem = &timed_memory;
     m->ops = &timed_table;
     return OP_COUNT;
 }
@@ -131,8 +144,7 @@ static double decode_bytes(const hola_model *m) {
     int64_t bytes = 0;
     for (int64_t i = 0; i < m->params.n; i++) {
         if (i == m->params.embed && i != m->params.head) continue; /* one row of it */
-        bytes += m->params.tensor[i].count *
-                 (m->weight[i].layout == HL_PANELS && m->weight[i].dtype != HOLA_F32 ? 2 : 4);
+        bytes += m->params.tensor[i].count * (m->weight[i].dtype != HOLA_F32 ? 2 : 4);
     }
     const struct hl_dims d = hl_dims(&m->cfg);
     return (double)(bytes + 2 * d.L * d.HV * d.K * d.V * (int64_t)sizeof(real));
@@ -194,6 +206,36 @@ hola_status bench_decode(hola_model *m, hola_model *other, int64_t tokens, int r
     return infer(m, other, tokens, 512, repeats, pass_decode, out);
 }
 
+/* n sequences side by side, one token each at a time; they stand at different positions. */
+hola_status bench_decode_many(hola_model *m, int64_t n, int64_t tokens, int repeats, struct bench_infer *out) {
+    hola_session **sess = calloc((size_t)n, sizeof *sess);
+    int32_t *ids = some_ids(n * tokens + 512, m->cfg.vocab_size);
+    float *logits = malloc((size_t)(n * m->cfg.vocab_size) * sizeof *logits);
+    hola_status s = sess && ids && logits ? HOLA_OK : hl_fail(HOLA_ENOMEM, "%lld sessions", (long long)n);
+    double time[MAX_REPEATS];
+    for (int64_t i = 0; s == HOLA_OK && i < n; i++) {
+        s = hola_session_new(&sess[i], m);
+        if (s == HOLA_OK) s = hola_session_feed(sess[i], ids, 256 + i * 7 % 256, NULL);
+    }
+    for (int i = -1; s == HOLA_OK && i < repeats; i++) {
+        double t = bench_now();
+        for (int64_t j = 0; s == HOLA_OK && j < tokens; j++) s = hola_session_step(sess, n, ids + j * n, logits);
+        if (i >= 0) time[i] = bench_now() - t;
+    }
+    if (s == HOLA_OK) {
+        const struct hl_dims d = hl_dims(&m->cfg);
+        const double state = 2.0 * (double)(d.L * d.HV * d.K * d.V) * (double)sizeof(real);
+        *out = (struct bench_infer){.seconds = bench_median(time, repeats)};
+        out->tokens_per_s = (double)(n * tokens) / out->seconds;
+        out->bytes = (decode_bytes(m) + (double)(n - 1) * state) * (double)tokens / out->seconds;
+    }
+    for (int64_t i = 0; sess && i < n; i++) hola_session_free(sess[i]);
+    free(sess);
+    free(logits);
+    free(ids);
+    return s;
+}
+
 hola_status bench_context(hola_model *m, int64_t tokens, struct bench_context *out) {
     enum { TIMED_TOKENS = 64, PIECE = 4096 };
     hola_session *sess = NULL;
@@ -202,13 +244,17 @@ hola_status bench_context(hola_model *m, int64_t tokens, struct bench_context *o
     hola_status s = ids && logits ? hola_session_new(&sess, m) : hl_fail(HOLA_ENOMEM, "%d tokens", PIECE);
     for (int64_t i = 0; s == HOLA_OK && i < tokens; i += PIECE)
         s = hola_session_feed(sess, ids, tokens - i < PIECE ? tokens - i : PIECE, NULL);
+    if (s == HOLA_OK) s = pass_decode(sess, ids, 4, logits); /* warm-up */
     double t = bench_now();
     if (s == HOLA_OK) s = pass_decode(sess, ids, TIMED_TOKENS, logits);
-    if (s == HOLA_OK)
+    if (s == HOLA_OK) {
+        int64_t left, used;
         *out = (struct bench_context){.tokens = tokens,
-                                      .resident = bench_resident(),
                                       .session = hola_session_bytes(sess),
                                       .seconds_per_token = (bench_now() - t) / TIMED_TOKENS};
+        m->ops->mem->room(m->pool, &left, &used);
+        out->resident = m->ops->mem->host ? bench_resident() : used;
+    }
     hola_session_free(sess);
     free(logits);
     free(ids);

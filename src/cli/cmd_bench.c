@@ -6,7 +6,7 @@
 
 struct bench_opts {
     const char *preset;
-    int64_t threads, batch, seq, prefill, repeats, context;
+    int64_t threads, batch, seq, prefill, repeats, context, sessions;
     int model_type, backend;
     bool json, quick, train_only;
 };
@@ -19,6 +19,7 @@ static const struct arg options[] = {
     OPT_INT(0, "seq-len", seq, 2, 1 << 20, "N", "their length (default 1024)"),
     OPT_INT(0, "prefill", prefill, 1, 1 << 24, "N", "tokens of a prefill (default 2048)"),
     OPT_INT('r', "repeats", repeats, 1, 64, "N", "timed repetitions (default 5)"),
+    OPT_INT(0, "sessions", sessions, 0, 4096, "N", "also: N sequences decoded side by side"),
     OPT_INT(0, "context", context, 0, INT64_MAX, "N", "also: memory and speed after N tokens, against 1000"),
     OPT_FLAG(0, "train-only", train_only, "the training step alone"),
     OPT_FLAG(0, "quick", quick, "small sizes: does it run at all"),
@@ -34,12 +35,12 @@ struct report {
     struct bench_opts o;
     struct bench_limits limits;
     struct bench_train train;
-    struct bench_infer prefill, decode_f32, decode_bf16;
+    struct bench_infer prefill, decode_f32, decode_bf16, decode_many;
     struct bench_context context[2];
     struct bench_op ops[BENCH_OPS], decode_ops[BENCH_OPS]; /* of one step, of one token */
     int n_ops;
     int64_t parameters;
-    bool paired;
+    bool paired, device;
 };
 
 static double share(double x, double limit) { return limit > 0 ? x / limit : 0; }
@@ -53,8 +54,8 @@ static void print_table(const struct report *r) {
     printf("%s, %s parameters, %s, %d threads\n", r->o.preset, cli_grouped(n, r->parameters),
            cli_model_types[r->o.model_type], (int)r->o.threads);
     if (r->limits.blas > 0) printf("  BLAS sgemm        %8.1f GFLOP/s\n", r->limits.blas * 1e-9);
-    printf("  our product       %8.1f GFLOP/s\n", r->limits.own * 1e-9);
-    printf("  memory read       %8.1f GB/s\n\n", r->limits.bandwidth * 1e-9);
+    printf("  %-17s %8.1f GFLOP/s\n", r->device ? "large product" : "our product", r->limits.own * 1e-9);
+    printf("  %-17s %8.1f GB/s\n\n", r->device ? "large copy" : "memory read", r->limits.bandwidth * 1e-9);
     printf("%-14s %12s %12s %10s %12s\n", "", "tokens/s", "ms", "of limit", "cache costs");
     const struct {
         const char *name;
@@ -68,6 +69,8 @@ static void print_table(const struct report *r) {
          share(r->decode_f32.bytes, r->limits.bandwidth), cache_cost(r->decode_f32.ratio)},
         {"decode bf16", r->decode_bf16.tokens_per_s, 1e3 / r->decode_bf16.tokens_per_s,
          share(r->decode_bf16.bytes, r->limits.bandwidth), cache_cost(r->decode_bf16.ratio)},
+        {"decode, many", r->decode_many.tokens_per_s, 1e3 / r->decode_many.tokens_per_s,
+         share(r->decode_many.bytes, r->limits.bandwidth), 0},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         if (rows[i].tok <= 0) continue; /* not measured in this run */
@@ -114,7 +117,7 @@ static int print_report(const struct report *r) {
                                         (json_int_t)r->context[i].session, "seconds_per_token",
                                         r->context[i].seconds_per_token));
     return cli_print_json(json_pack(
-        "{s:s,s:s,s:I,s:I,s:{s:f,s:f,s:f},s:{s:I,s:f,s:f,s:f,s:f,s:f,s:f,s:f},s:o,s:o,s:o,s:o,s:o,s:o}",
+        "{s:s,s:s,s:I,s:I,s:{s:f,s:f,s:f},s:{s:I,s:f,s:f,s:f,s:f,s:f,s:f,s:f},s:o,s:o,s:o,s:o,s:o,s:o,s:o}",
         "preset", r->o.preset, "model_type", cli_model_types[r->o.model_type], "parameters",
         (json_int_t)r->parameters, "threads", (json_int_t)r->o.threads, "limits", "blas_flops",
         r->limits.blas, "own_flops", r->limits.own, "read_bytes_per_s", r->limits.bandwidth, "train",
@@ -123,7 +126,8 @@ static int print_report(const struct report *r) {
         r->train.update, "of_limit", share(r->train.flops, peak(r)), "cache_cost", cache_cost(r->train.ratio),
         "prefill", infer_json(&r->prefill, share(r->prefill.flops, peak(r))), "decode_f32",
         infer_json(&r->decode_f32, share(r->decode_f32.bytes, r->limits.bandwidth)), "decode_bf16",
-        infer_json(&r->decode_bf16, share(r->decode_bf16.bytes, r->limits.bandwidth)), "train_ops", ops,
+        infer_json(&r->decode_bf16, share(r->decode_bf16.bytes, r->limits.bandwidth)), "decode_many",
+        infer_json(&r->decode_many, share(r->decode_many.bytes, r->limits.bandwidth)), "train_ops", ops,
         "decode_ops", decode_ops, "context", contexts));
 }
 
@@ -164,10 +168,12 @@ static hola_status measure(struct report *r, hola_model *m, hola_model *gdn) {
     if (r->o.train_only) return s;
     if (s == HOLA_OK) s = bench_prefill(m, gdn, r->o.prefill, n, &r->prefill);
     bench_limits_measure(&r->limits, m->pool, m->ops);
-    if (s == HOLA_OK) s = bench_decode(m, gdn, decode, n, &r->decode_f32);
-    if (s == HOLA_OK) s = to_bf16(m);
-    if (s == HOLA_OK) s = to_bf16(gdn);
+    if (s == HOLA_OK && !r->device) s = bench_decode(m, gdn, decode, n, &r->decode_f32);
+    if (s == HOLA_OK && !r->device) s = to_bf16(m); /* a device has them so already */
+    if (s == HOLA_OK && !r->device) s = to_bf16(gdn);
     if (s == HOLA_OK) s = bench_decode(m, gdn, decode, n, &r->decode_bf16);
+    if (s == HOLA_OK && r->o.sessions)
+        s = bench_decode_many(m, r->o.sessions, r->o.quick ? 2 : 64, n, &r->decode_many);
     if (s == HOLA_OK) s = time_decode_ops(r, m, decode);
     bench_limits_measure(&r->limits, m->pool, m->ops);
     if (s == HOLA_OK && r->o.context) s = bench_context(m, 1000, &r->context[0]);
@@ -200,6 +206,7 @@ int cmd_bench(int argc, char **argv) {
     if (s == HOLA_OK) {
         r.parameters = hola_config_parameters(&m->cfg);
         r.o.threads = hl_pool_threads(m->pool);
+        r.device = !m->ops->mem->host;
         s = measure(&r, m, gdn);
     }
     rc = s == HOLA_OK ? print_report(&r) : cli_fail_library();

@@ -4,7 +4,7 @@ NVCC ?= $(firstword $(wildcard $(shell command -v nvcc 2>/dev/null) /usr/local/c
 CUDA_ARCH ?= 80 90
 CUDA_HOME := $(if $(NVCC),$(patsubst %/bin/nvcc,%,$(realpath $(NVCC))))
 CUDA_SRC := $(sort $(wildcard src/ops/*/*_cuda.cu))
-CUDA_C := src/cuda/memory.c src/cuda/device.c src/cuda/gemm.c
+CUDA_C := src/cuda/memory.c src/cuda/device.c src/cuda/gemm.c src/cuda/graph.c
 NVCC_FLAGS := -std=c++17 -O3 -lineinfo -Iinclude -Isrc -Xcompiler -fPIC,-Wall,-fvisibility=hidden -diag-suppress 177 \
     -gencode=arch=compute_$(firstword $(CUDA_ARCH)),code=compute_$(firstword $(CUDA_ARCH)) \
     $(foreach a,$(CUDA_ARCH),-gencode=arch=compute_$(a),code=sm_$(a))
@@ -15,6 +15,16 @@ CUDA_OBJ := $(patsubst %.c,$(BUILD)/cuda-host/%.o,$(CUDA_C)) $(foreach i,cuda cu
     $(patsubst %.cu,$(BUILD)/$(i)/%.o,$(CUDA_SRC)))
 EMU_OBJ := $(patsubst %.c,$(BUILD)/emu/%.o,src/cuda/memory.c tests/emu/device.c) $(BUILD)/emu/tests/emu/emu.o \
     $(foreach i,cuda cuda_f32,$(BUILD)/emu-$(i)/src/cuda/table.o $(patsubst %.cu,$(BUILD)/emu-$(i)/%.o,$(CUDA_SRC)))
+
+# sanitizers and fuzzers look at the host's code: there the kernels would only take time
+CUDA := $(if $(call on,$(SAN) $(TSAN) $(FUZZ)),,$(NVCC))
+CPU_OBJ := $(LIB_OBJ)
+ifneq ($(CUDA),)
+LIB_OBJ += $(CUDA_OBJ)
+LIBS += -L$(CUDA_HOME)/lib64 -lcudart_static -ldl -lrt -lstdc++
+$(BUILD)/float/src/ops/ops.o: ALL_CFLAGS += -DHL_HAVE_CUDA
+endif
+all:
 
 $(BUILD)/cuda-host/%.o: %.c
 	$(call say,CC $@) mkdir -p $(@D) && $(CC) $(ALL_CFLAGS) -isystem $(CUDA_HOME)/include -c -o $@ $<
@@ -37,8 +47,13 @@ $(foreach i,cuda cuda_f32,$(eval $(call cuda_compile,$(i))))
 
 # a library whose "cuda" backend is emulated, for tests/cuda_x.c; `make test-cuda` links them with the real one
 $(BUILD)/emu/src/ops/ops.o: ALL_CFLAGS += -DHL_HAVE_CUDA
-$(BUILD)/libhola-emu.a: $(filter-out %/src/ops/ops.o,$(LIB_OBJ)) $(BUILD)/emu/src/ops/ops.o $(EMU_OBJ)
+$(BUILD)/libhola-emu.a: $(filter-out %/src/ops/ops.o,$(CPU_OBJ)) $(BUILD)/emu/src/ops/ops.o $(EMU_OBJ)
 $(BUILD)/tests/cuda_%: tests/cuda_%.c $(BUILD)/libhola-emu.a
 	$(call test_link,,$(BUILD)/libhola-emu.a -lcmocka -lstdc++)
 $(BUILD)/gpu-tests/cuda_%: tests/cuda_%.c $(BUILD)/libhola.a
 	$(call test_link,,$(BUILD)/libhola.a -lcmocka)
+GPU_TESTS := $(patsubst tests/%.c,$(BUILD)/gpu-tests/%,$(sort $(wildcard tests/cuda_*.c)))
+gpu-tests: $(GPU_TESTS)
+test-cuda: $(GPU_TESTS) ## the CUDA backend on this machine's GPU
+	@tests/run.sh $(GPU_TESTS)
+.PHONY: gpu-tests test-cuda

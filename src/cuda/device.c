@@ -45,6 +45,7 @@ void hl_cuda_close(struct hl_cuda *c) {
     if (!c) return;
     cudaSetDevice(c->index);
     cudaStreamSynchronize(c->stream);
+    hl_graph_close(c);
     hl_gemm_close(c);
     cudaFree(c->scratch);
     cudaFree(c->rows_dev);
@@ -70,9 +71,13 @@ void *hl_cuda_malloc(struct hl_cuda *c, int64_t bytes) {
         return NULL;
     }
     c->used += bytes;
+    c->generation++;
     return p;
 }
-void hl_cuda_free(struct hl_cuda *c, void *p) { check(c, cudaFree(p), "free"); }
+void hl_cuda_free(struct hl_cuda *c, void *p) {
+    if (p) c->generation++;
+    check(c, cudaFree(p), "free");
+}
 void *hl_cuda_malloc_host(struct hl_cuda *c, int64_t bytes) {
     void *p = NULL;
     check(c, cudaMallocHost(&p, (size_t)bytes), "pinned memory");
@@ -89,10 +94,11 @@ void hl_cuda_memcpy(struct hl_cuda *c, void *to, const void *from, int64_t bytes
     if (way == HL_TO_HOST) hl_cuda_wait(c);
 }
 void hl_cuda_wait(struct hl_cuda *c) { check(c, cudaStreamSynchronize(c->stream), "kernel"); }
-int64_t hl_cuda_memory_free(struct hl_cuda *c) {
-    size_t free_bytes = 0, total = 0;
-    check(c, cudaMemGetInfo(&free_bytes, &total), "memory");
-    return (int64_t)free_bytes;
+void hl_cuda_room(struct hl_cuda *c, int64_t *free_bytes, int64_t *used) {
+    size_t left = 0, total = 0;
+    check(c, cudaMemGetInfo(&left, &total), "memory");
+    *free_bytes = (int64_t)left;
+    *used = (int64_t)(total - left);
 }
 
 void hl_cuda_timer_start(struct hl_cuda *c) {

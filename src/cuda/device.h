@@ -4,6 +4,13 @@
 #define HL_DEVICE_H
 #include "cuda/cuda.h"
 
+enum { HL_GRAPHS = 16 };
+struct hl_graph { /* work recorded under a key; runs 1: done once, not recorded yet */
+    uint64_t key;
+    int64_t generation, runs;
+    void *exec;
+};
+
 struct hl_cuda {
     hola_status failure; /* the first since finish was last called */
     char message[256];
@@ -17,6 +24,9 @@ struct hl_cuda {
     struct hl_dev_rows rows;     /* the last pass's, cut up: host and device copies of one block */
     char *rows_host, *rows_dev;
     int64_t rows_room;
+    int64_t generation; /* raised when memory comes or goes: recorded work may point to it */
+    struct hl_graph graph[HL_GRAPHS];
+    struct hl_graph *recording;
     struct hl_plan *plan; /* products seen before */
     int plans;
 };
@@ -34,8 +44,11 @@ void hl_cuda_memset(struct hl_cuda *c, void *p, int byte, int64_t bytes);
 enum hl_direction { HL_TO_DEVICE, HL_TO_HOST, HL_ON_DEVICE };
 void hl_cuda_memcpy(struct hl_cuda *c, void *to, const void *from, int64_t bytes, enum hl_direction way);
 void hl_cuda_wait(struct hl_cuda *c);
-int64_t hl_cuda_memory_free(struct hl_cuda *c);
+void hl_cuda_room(struct hl_cuda *c, int64_t *free_bytes, int64_t *used);
 void hl_gemm_close(struct hl_cuda *c);
+bool hl_cuda_replay(struct hl_cuda *c, uint64_t key);
+void hl_cuda_recorded(struct hl_cuda *c, uint64_t key);
+void hl_graph_close(struct hl_cuda *c);
 #ifdef __cplusplus
 }
 #endif

@@ -140,10 +140,17 @@ static hola_status dev_rows(struct hl_pool *pool, struct hl_rows *rows, int64_t 
     return HOLA_OK;
 }
 
+static bool dev_replay(struct hl_pool *pool, uint64_t key) { return hl_cuda_replay(hl_cuda_of(pool), key); }
+static void dev_room(struct hl_pool *pool, int64_t *free_bytes, int64_t *used) {
+    hl_cuda_room(hl_cuda_of(pool), free_bytes, used);
+}
+static void dev_recorded(struct hl_pool *pool, uint64_t key) { hl_cuda_recorded(hl_cuda_of(pool), key); }
+
 #define MEMORY(size)                                                                                   \
     {                                                                                                  \
         .alloc = dev_alloc, .release = dev_release, .zero = dev_zero, .copy = dev_copy,                \
-        .put = dev_put, .get = dev_get, .rows = dev_rows, .finish = dev_finish, .act_size = (size),    \
+        .put = dev_put, .get = dev_get, .rows = dev_rows, .finish = dev_finish,                        \
+        .replay = dev_replay, .recorded = dev_recorded, .room = dev_room, .act_size = (size),                            \
         .xent_rows = 8192                                                                              \
     }
 const struct hl_memory hl_cuda_memory = MEMORY(2), hl_cuda_f32_memory = MEMORY(4);

@@ -103,9 +103,18 @@ static hola_status reserve_pieces(struct hl_acts *a, const hola_config *cfg, con
 
 static hola_status reserve_rows(struct hl_acts *a, const struct hl_dims *s, int64_t rows) {
     const int64_t bytes = place(a, s, rows, NULL);
+    int64_t left, used;
     a->rows = 0;
     hola_status st = block_new(a, &a->block, bytes, "activations");
-    if (st != HOLA_OK) return st;
+    if (st != HOLA_OK) {
+        a->ops->mem->room(a->pool, &left, &used);
+        if (left == 0) return st;
+        return hl_fail(HOLA_ENOMEM,
+                       "activations: %lld tokens take %.2f GB, the device has %.2f GB left: about %lld tokens at "
+                       "a time would fit",
+                       (long long)rows, (double)bytes * 1e-9, (double)left * 1e-9,
+                       (long long)((double)left / (double)bytes * 0.9 * (double)rows));
+    }
     if (!a->ops->mem->host) {
         free(a->nll_host);
         a->nll_host = malloc((size_t)rows * sizeof *a->nll_host);

@@ -60,28 +60,29 @@ static hola_status run(hola_model *m, struct hl_rows *rows, const int32_t *ids, 
     return s;
 }
 
-/* logits of n rows of the normed stream, from row `first` on */
-static hola_status read_logits(hola_model *m, int64_t first, int64_t n, float *out) {
-    const int64_t d = m->cfg.hidden_size, vocab = m->cfg.vocab_size;
-    const int64_t room = m->infer.logits_bytes / (vocab * (int64_t)sizeof(real));
-    struct hl_linear a = {.K = d, .n = 1, .out_real = true};
+/* The logits of rows [first, first + n) of the normed stream, into m->infer.logits as reals; there is room. */
+static void head(hola_model *m, int64_t first, int64_t n) {
+    struct hl_linear a = {.M = n, .K = m->cfg.hidden_size, .n = 1, .out_real = true};
     a.part[0].W = hl_model_weight(m, HL_INFER, m->params.head);
     a.part[0].out = m->infer.logits;
-    for (int64_t i = 0; i < n; i += room) {
-        a.M = n - i < room ? n - i : room;
-        a.x = (char *)m->infer.lastn + (first + i) * d * m->ops->mem->act_size;
-        m->ops->linear_forward(m->pool, &a);
-        if (sizeof(real) == sizeof(float))
-            m->ops->mem->get(m->pool, out + i * vocab, m->infer.logits,
-                             a.M * vocab * (int64_t)sizeof(float));
-        else
-            for (int64_t j = 0; j < a.M * vocab; j++) out[i * vocab + j] = (float)((real *)m->infer.logits)[j];
-    }
-    return m->ops->mem->finish(m->pool);
+    a.x = (char *)m->infer.lastn + first * a.K * m->ops->mem->act_size;
+    m->ops->linear_forward(m->pool, &a);
+}
+static void take_logits(hola_model *m, int64_t n, float *out) {
+    const int64_t count = n * m->cfg.vocab_size;
+    if (sizeof(real) == sizeof(float))
+        m->ops->mem->get(m->pool, out, m->infer.logits, count * (int64_t)sizeof(float));
+    else
+        for (int64_t j = 0; j < count; j++) out[j] = (float)((real *)m->infer.logits)[j];
+}
+/* rows of logits that there is room for as reals */
+static int64_t logits_room(const hola_model *m) {
+    return m->infer.logits_bytes / (m->cfg.vocab_size * (int64_t)sizeof(real));
 }
 
 hola_status hola_session_feed(hola_session *y, const int32_t *ids, int64_t n, float *logits) {
     hola_model *m = y->model;
+    if (n == 1) return hola_session_step(&y, 1, ids, logits);
     hola_status s =
         n < 1 ? hl_fail(HOLA_EINVAL, "feed: %lld tokens", (long long)n) : hl_model_check_ids(m, ids, n);
     if (s != HOLA_OK) return s;
@@ -94,7 +95,11 @@ hola_status hola_session_feed(hola_session *y, const int32_t *ids, int64_t n, fl
         s = run(m, &rows, ids + i, last && logits);
         if (s != HOLA_OK) break;
         y->pos += seg.len;
-        if (last) s = logits ? read_logits(m, seg.len - 1, 1, logits) : m->ops->mem->finish(m->pool);
+        if (last && logits) {
+            head(m, seg.len - 1, 1);
+            take_logits(m, 1, logits);
+        }
+        s = m->ops->mem->finish(m->pool);
     }
     pthread_mutex_unlock(&m->lock);
     return s;
@@ -125,6 +130,31 @@ hola_status hola_session_score(hola_session *y, const int32_t *ids, const int32_
     return s;
 }
 
+/* One row each: the same work every time, so that a device may replay it. */
+static hola_status step_rows(hola_model *m, struct hl_rows *rows, const int32_t *ids, float *logits) {
+    const struct hl_memory *mem = m->ops->mem;
+    const int64_t n = rows->T, vocab = m->cfg.vocab_size;
+    hola_status s = hl_model_need_panels(m);
+    /* reals take the place of up to two activations */
+    if (s == HOLA_OK) s = hl_acts_reserve(&m->infer, &m->cfg, rows, logits ? 2 * n : 0);
+    if (s != HOLA_OK) return s;
+    const int64_t room = logits ? logits_room(m) : 0;
+    const uint64_t key = (uint64_t)n * 2 + (room >= n);
+    ids = hl_acts_put(&m->infer, m->infer.ids, ids, n);
+    if (!mem->replay(m->pool, key)) {
+        hl_model_forward(m, &m->infer, rows, ids);
+        if (room >= n) head(m, 0, n);
+        mem->recorded(m->pool, key);
+    }
+    if (room >= n) take_logits(m, n, logits);
+    for (int64_t i = 0; logits && room < n && i < n; i += room) {
+        const int64_t some = n - i < room ? n - i : room;
+        head(m, i, some);
+        take_logits(m, some, logits + i * vocab);
+    }
+    return mem->finish(m->pool);
+}
+
 hola_status hola_session_step(hola_session *const *y, int64_t n, const int32_t *ids, float *logits) {
     if (n < 1) return hl_fail(HOLA_EINVAL, "step: %lld sessions", (long long)n);
     hola_model *m = y[0]->model;
@@ -144,11 +174,8 @@ hola_status hola_session_step(hola_session *const *y, int64_t n, const int32_t *
         seg[i] = (struct hl_seg){.row = i, .len = 1, .pos = y[i]->pos, .state = y[i]->state};
     struct hl_rows rows = {.T = n, .n = n, .seg = seg};
     pthread_mutex_lock(&m->lock);
-    s = run(m, &rows, ids, logits ? n : 0);
-    if (s == HOLA_OK) {
-        for (int64_t i = 0; i < n; i++) y[i]->pos++;
-        s = logits ? read_logits(m, 0, n, logits) : m->ops->mem->finish(m->pool);
-    }
+    s = step_rows(m, &rows, ids, logits);
+    for (int64_t i = 0; i < n && s == HOLA_OK; i++) y[i]->pos++;
     pthread_mutex_unlock(&m->lock);
     free(seg);
     return s;

@@ -29,6 +29,16 @@ static hola_status host_finish(struct hl_pool *pool) {
     return HOLA_OK;
 }
 
+static bool host_replay(struct hl_pool *pool, uint64_t key) {
+    (void)pool, (void)key;
+    return false;
+}
+static void host_recorded(struct hl_pool *pool, uint64_t key) { (void)pool, (void)key; }
+static void host_room(struct hl_pool *pool, int64_t *free_bytes, int64_t *used) {
+    (void)pool;
+    *free_bytes = *used = 0;
+}
+
 const struct hl_memory hl_host_memory = {.alloc = host_alloc,
                                          .release = host_release,
                                          .zero = host_zero,
@@ -37,6 +47,9 @@ const struct hl_memory hl_host_memory = {.alloc = host_alloc,
                                          .get = host_copy,
                                          .rows = host_rows,
                                          .finish = host_finish,
+                                         .replay = host_replay,
+                                         .recorded = host_recorded,
+                                         .room = host_room,
                                          .host = true,
                                          .act_size = (int64_t)sizeof(real),
                                          .xent_rows = HL_XENT_ROWS};

@@ -53,6 +53,12 @@ struct hl_memory {
     /* cuts the rows up on the device and sets rows->dev, valid until the next call; C: the cache's block */
     hola_status (*rows)(struct hl_pool *, struct hl_rows *rows, int64_t C);
     hola_status (*finish)(struct hl_pool *);
+    /* Work done again and again with the same arrays and shapes, as in decoding. replay: true where the work of
+     * this key was recorded and is now under way once more. Otherwise do it and call recorded. */
+    bool (*replay)(struct hl_pool *, uint64_t key);
+    void (*recorded)(struct hl_pool *, uint64_t key);
+    /* bytes that could still be allocated, and bytes in use; 0: not known */
+    void (*room)(struct hl_pool *, int64_t *free_bytes, int64_t *used);
     bool host;         /* arrays are the host's own: put and get could be memcpy */
     int64_t act_size;  /* bytes of an activation */
     int64_t xent_rows; /* rows of logits that xent works on at a time */

@@ -1,11 +1,12 @@
 /* swiglu_cuda.cu -- see swiglu.h: one pass over memory, 16 bytes a thread at a time. */
-#include "cuda/dev.cuh"
+#include "cuda/early.cuh"
 
 enum { THREADS = 256 };
 
 /* n is whole pieces of WIDE; the few numbers behind them are one more, narrow launch */
 template <int wide> static __global__ void swiglu_fwd(const act *gate, const act *up, act *y, int64_t n) {
     const int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * wide;
+    wait_for_others(), let_others_start();
     if (i >= n) return;
     float g[WIDE], u[WIDE];
     if (wide > 1) {
@@ -21,7 +22,8 @@ static __device__ __forceinline__ void turn_back(float *g, float *u, float dy) {
     *g = dy * up * s * (1.0f + gate * (1.0f - s));
 }
 template <int wide>
-static __global__ void swiglu_bwd(const act *gate, const act *up, const act *dy, act *dgate, act *dup, int64_t n) {
+static __global__ void swiglu_bwd(const act *gate, const act *up, const act *dy, act *dgate, act *dup,
+                                  int64_t n) {
     const int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * wide;
     if (i >= n) return;
     float g[WIDE], u[WIDE], d[WIDE];
@@ -41,8 +43,10 @@ extern "C" void HL_OP(swiglu_forward)(struct hl_pool *pool, const struct hl_swig
     const act *gate = (const act *)a->gate, *up = (const act *)a->up;
     act *y = (act *)a->y;
     struct hl_cuda *c = hl_cuda_of(pool);
-    if (whole > 0) launch(c, swiglu_fwd<WIDE>, blocks_for(whole, THREADS * WIDE), THREADS, 0, gate, up, y, whole);
-    if (n > whole) launch(c, swiglu_fwd<1>, 1, THREADS, 0, gate + whole, up + whole, y + whole, n - whole);
+    if (whole > 0)
+        launch_early(c, swiglu_fwd<WIDE>, blocks_for(whole, THREADS * WIDE), THREADS, 0, gate, up, y, whole);
+    if (n > whole)
+        launch_early(c, swiglu_fwd<1>, 1, THREADS, 0, gate + whole, up + whole, y + whole, n - whole);
 }
 
 extern "C" void HL_OP(swiglu_backward)(struct hl_pool *pool, const struct hl_swiglu *a) {
@@ -51,8 +55,9 @@ extern "C" void HL_OP(swiglu_backward)(struct hl_pool *pool, const struct hl_swi
     act *dgate = (act *)a->dgate, *dup = (act *)a->dup;
     struct hl_cuda *c = hl_cuda_of(pool);
     if (whole > 0)
-        launch(c, swiglu_bwd<WIDE>, blocks_for(whole, THREADS * WIDE), THREADS, 0, gate, up, dy, dgate, dup, whole);
+        launch(c, swiglu_bwd<WIDE>, blocks_for(whole, THREADS * WIDE), THREADS, 0, gate, up, dy, dgate, dup,
+               whole);
     if (n > whole)
-        launch(c, swiglu_bwd<1>, 1, THREADS, 0, gate + whole, up + whole, dy + whole, dgate + whole, dup + whole,
-               n - whole);
+        launch(c, swiglu_bwd<1>, 1, THREADS, 0, gate + whole, up + whole, dy + whole, dgate + whole,
+               dup + whole, n - whole);
 }

@@ -1,0 +1,46 @@
+/* graph.c -- work recorded as a CUDA graph and launched again: decoding is hundreds of kernels of a few
+ * microseconds, which the host could not launch one by one as fast as they run. */
+#include "cuda/device.h"
+#include <cuda_runtime_api.h>
+#include <string.h>
+
+static void drop(struct hl_graph *g) {
+    if (g->exec) cudaGraphExecDestroy(g->exec);
+    memset(g, 0, sizeof *g);
+}
+void hl_graph_close(struct hl_cuda *c) {
+    for (int i = 0; i < HL_GRAPHS; i++) drop(&c->graph[i]);
+}
+
+/* The work of a key is done plainly first, so that all memory it asks for is there; then it is recorded. */
+bool hl_cuda_replay(struct hl_cuda *c, uint64_t key) {
+    struct hl_graph *g = &c->graph[key % HL_GRAPHS];
+    if (g->key != key || g->generation != c->generation) {
+        drop(g);
+        g->key = key;
+        g->generation = c->generation;
+        return false;
+    }
+    if (g->exec) {
+        cudaError_t e = cudaGraphLaunch(g->exec, c->stream);
+        if (e != cudaSuccess) hl_cuda_fail(c, HOLA_EDEVICE, "CUDA: graph: %s", cudaGetErrorString(e));
+        return true;
+    }
+    if (cudaStreamBeginCapture(c->stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess) c->recording = g;
+    return false;
+}
+
+void hl_cuda_recorded(struct hl_cuda *c, uint64_t key) {
+    struct hl_graph *g = c->recording;
+    cudaGraph_t graph = NULL;
+    c->recording = NULL;
+    if (!g || g->key != key) {
+        c->graph[key % HL_GRAPHS].generation = c->generation; /* memory came during the first run: that is all */
+        return;
+    }
+    cudaError_t e = cudaStreamEndCapture(c->stream, &graph);
+    if (e == cudaSuccess) e = cudaGraphInstantiate((cudaGraphExec_t *)&g->exec, graph, 0);
+    if (e == cudaSuccess) e = cudaGraphLaunch(g->exec, c->stream);
+    if (e != cudaSuccess) hl_cuda_fail(c, HOLA_EDEVICE, "CUDA: graph: %s", cudaGetErrorString(e));
+    if (graph) cudaGraphDestroy(graph);
+}

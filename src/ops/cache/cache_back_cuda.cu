@@ -1,0 +1,251 @@
+/* cache_back_cuda.cu -- backward of the exact memory, every shape: ARCHITECTURE sec. 8.3 row by row.
+ *
+ * A kept row collects gradients from every later block that sees it: each block leaves its share in scratch, and
+ * `gather` adds them up in the order of the blocks. */
+#include "ops/cache/cache_cuda.cuh"
+
+enum { THREADS = 128, WARPS = THREADS / 32 };
+
+static __device__ __forceinline__ float dot_row(const act *x, const act *y, int64_t n) { /* a warp */
+    float s = 0;
+    for (int64_t i = threadIdx.x % 32; i < n; i += 32) s += f32(x[i]) * f32(y[i]);
+    return warp_sum(s);
+}
+static __device__ __forceinline__ const act *row_of(const void *x, int64_t row, int64_t heads, int64_t head,
+                                                    int64_t width) {
+    return (const act *)x + (row * heads + head) * width;
+}
+
+/* The pair of query `t` and key `j`, rows of the batch: s = q.k / sqrt(K), p, and ds. By one warp. */
+struct pair {
+    float s, p, ds;
+};
+static __device__ struct pair pair_of(const struct cache_dev &c, const float *R, int64_t h, int64_t t,
+                                      int64_t j) {
+    const int64_t hk = h / c.group, at = t * c.a.HV + h;
+    const float lambda = 1.0f / (1.0f + expf(-c.a.gate[h]));
+    struct pair x;
+    x.s = dot_row(row_of(c.a.q, t, c.a.H, hk, c.a.K), row_of(c.a.k, j, c.a.H, hk, c.a.K), c.a.K) /
+          sqrtf((float)c.a.K);
+    x.p = expf(c.a.tau[h] * x.s - c.a.lse[at]);
+    x.ds = x.p * (lambda * dot_row(row_of(c.a.dout, t, c.a.HV, h, c.a.V), row_of(c.a.v, j, c.a.HV, h, c.a.V),
+                                   c.a.V) -
+                  R[at]);
+    return x;
+}
+
+/* grid (T HV / WARPS): R, and the row's share of dgate and dsink */
+static __global__ void along(const struct cache_dev c, const struct cache_back b) {
+    const int64_t at = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32, h = at % c.a.HV;
+    if (at >= c.T * c.a.HV) return;
+    const float lambda = 1.0f / (1.0f + expf(-c.a.gate[h]));
+    const float x = dot_row((const act *)c.a.dout + at * c.a.V, (const act *)c.a.read + at * c.a.V, c.a.V);
+    if (threadIdx.x % 32) return;
+    b.R[at] = lambda * x;
+    b.part[at * 3] = lambda * (1 - lambda) * x;
+    b.part[at * 3 + 1] = -expf(c.a.sink[h] - c.a.lse[at]) * lambda * x;
+}
+
+/* grid (blocks C, H): dq of one row, and its share of dtau. shared: the columns' ds, their s ds, their rows */
+static __global__ void plain_q(const struct cache_dev c, const struct cache_back b) {
+    const int64_t block = blockIdx.x / c.a.chunk, t = blockIdx.x % c.a.chunk, hk = blockIdx.y, w = c.a.window;
+    const struct hl_piece p = c.rows.block[block];
+    const int64_t all = w + t + 1, row = p.row + t;
+    float *ds = (float *)shared_memory(), *sds = ds + w + c.a.chunk;
+    int32_t *from = (int32_t *)(sds + w + c.a.chunk);
+    if (t >= p.len) return;
+    for (int64_t g = 0; g < c.group; g++) {
+        const int64_t h = hk * c.group + g;
+        for (int64_t j = threadIdx.x / 32; j < all; j += WARPS) {
+            const int64_t r = j < w ? c.a.sel[(block * c.a.HV + h) * w + j] : p.row + j - w;
+            const struct pair x = r < 0 ? (struct pair){0, 0, 0} : pair_of(c, b.R, h, row, r);
+            if (threadIdx.x % 32) continue;
+            ds[j] = x.ds * c.a.tau[h] / sqrtf((float)c.a.K);
+            sds[j] = x.ds * x.s;
+            from[j] = (int32_t)r;
+        }
+        __syncthreads();
+        for (int64_t i = threadIdx.x; i < c.a.K; i += THREADS) {
+            float *sum =
+                b.own + (row * c.a.HV + hk * c.group) * (c.a.K + c.a.V) + i; /* room until plain_kv */
+            float x = g ? *sum : 0;
+            for (int64_t j = 0; j < all; j++)
+                if (from[j] >= 0) x += ds[j] * f32(row_of(c.a.k, from[j], c.a.H, hk, c.a.K)[i]);
+            *sum = x;
+            put((act *)c.a.dq + (row * c.a.H + hk) * c.a.K + i, x);
+        }
+        if (threadIdx.x == 0) {
+            float x = 0;
+            for (int64_t j = 0; j < all; j++) x += sds[j];
+            b.part[(row * c.a.HV + h) * 3 + 2] = x;
+        }
+        __syncthreads();
+    }
+}
+
+/* grid (blocks (window + C), HV): one column's dk and dv from the block's queries. shared: ds, p of the queries */
+static __global__ void plain_kv(const struct cache_dev c, const struct cache_back b) {
+    const int64_t w = c.a.window, C = c.a.chunk, K = c.a.K, V = c.a.V, h = blockIdx.y;
+    const int64_t block = blockIdx.x / (w + C), j = blockIdx.x % (w + C), first = j < w ? 0 : j - w;
+    const struct hl_piece p = c.rows.block[block];
+    const int64_t row = j < w ? c.a.sel[(block * c.a.HV + h) * w + j] : j - w < p.len ? p.row + j - w : -1;
+    const float scale = c.a.tau[h] / sqrtf((float)K), lambda = 1.0f / (1.0f + expf(-c.a.gate[h]));
+    float *ds = (float *)shared_memory(), *weight = ds + C;
+    float *to =
+        j < w ? b.kept + ((block * c.a.HV + h) * w + j) * (K + V) : b.own + (row * c.a.HV + h) * (K + V);
+    if (row < 0) return;
+    for (int64_t t = first + threadIdx.x / 32; t < p.len; t += WARPS) {
+        const struct pair x = pair_of(c, b.R, h, p.row + t, row);
+        if (threadIdx.x % 32 == 0) ds[t] = x.ds * scale, weight[t] = x.p * lambda;
+    }
+    __syncthreads();
+    for (int64_t i = threadIdx.x; i < K + V; i += THREADS) {
+        float x = 0;
+        for (int64_t t = first; t < p.len; t++)
+            x += i < K ? ds[t] * f32(row_of(c.a.q, p.row + t, c.a.H, h / c.group, K)[i])
+                       : weight[t] * f32(row_of(c.a.dout, p.row + t, c.a.HV, h, V)[i - K]);
+        to[i] = x;
+    }
+}
+
+/* Which of the block's kept rows `row` is; -1: none. By one warp. */
+static __device__ __forceinline__ int64_t find_kept(const int64_t *sel, int64_t w, int64_t row) {
+    for (int64_t i = 0; i < w; i += 32) {
+        const int64_t j = i + threadIdx.x % 32;
+        const unsigned votes = __ballot_sync(0xffffffffu, j < w && sel[j] == row);
+        if (votes) return i + __ffs((int)votes) - 1;
+    }
+    return -1;
+}
+
+/* grid (T H / WARPS): a warp adds up dk of one row and key head, and dv of the value heads. Where the row is not
+ * kept when its block is over, it never will be; where it was dropped, it is gone. */
+static __global__ void gather(const struct cache_dev c, const struct cache_back b) {
+    const int64_t at = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32, row = at / c.a.H, hk = at % c.a.H;
+    const int64_t K = c.a.K, V = c.a.V, w = c.a.window, lane = threadIdx.x % 32;
+    if (row >= c.T) return;
+    const int64_t seg = c.rows.row_seg[row], end = c.rows.block_first[seg + 1];
+    const int64_t next = c.rows.block_first[seg] + (row - c.rows.seg[seg].row) / c.a.chunk + 1;
+    float *sum = b.own + (row * c.a.HV + hk * c.group) * (K + V); /* of the group's heads, one after another */
+    for (int64_t g = 0; g < c.group; g++) {
+        const int64_t h = hk * c.group + g;
+        float *own = sum + g * (K + V);
+        for (int64_t n = next; n < end; n++) {
+            const int64_t j = find_kept(c.a.sel + (n * c.a.HV + h) * w, w, row);
+            if (j < 0) break;
+            for (int64_t x = lane; x < K + V; x += 32) own[x] += b.kept[((n * c.a.HV + h) * w + j) * (K + V) + x];
+        }
+        for (int64_t x = lane; x < V; x += 32) {
+            act *v = (act *)c.a.dv + (row * c.a.HV + h) * V + x;
+            put(v, f32(*v) + own[K + x]);
+        }
+        for (int64_t x = lane; x < K && g > 0; x += 32) sum[x] += own[x];
+    }
+    for (int64_t x = lane; x < K; x += 32) put((act *)c.a.dk + (row * c.a.H + hk) * K + x, sum[x]);
+}
+
+/* sum += the shares of row `row` as kept row j of `block`, and of the blocks after it while it is kept. A lane's
+ * columns are 4 lane and 128 + 4 lane of D; dk, and dv unless NULL. */
+static __device__ __forceinline__ void add_shares(const struct cache_dev &c, const struct cache_back &b, int64_t row,
+                                                  int64_t h, int64_t block, int64_t end, int64_t j, float dk[2][4],
+                                                  float dv[2][4]) {
+    const int64_t D = c.a.K, w = c.a.window;
+    while (j >= 0) {
+        const float *from = b.kept + ((block * c.a.HV + h) * w + j) * 2 * D;
+        for (int i = 0; i < 2; i++) {
+            const int64_t x = 128 * i + threadIdx.x % 32 * 4;
+            if (x >= D) continue;
+            const float4 k = *(const float4 *)(from + x), v = *(const float4 *)(from + D + x);
+            dk[i][0] += k.x, dk[i][1] += k.y, dk[i][2] += k.z, dk[i][3] += k.w;
+            if (dv) dv[i][0] += v.x, dv[i][1] += v.y, dv[i][2] += v.z, dv[i][3] += v.w;
+        }
+        block++;
+        j = block < end ? find_kept(c.a.sel + (block * c.a.HV + h) * w, w, row) : -1;
+    }
+}
+/* to[x..] += the lane's columns */
+static __device__ __forceinline__ void add_columns(act *to, const float sum[2][4], int64_t D) {
+    for (int i = 0; i < 2; i++) {
+        const int64_t x = 128 * i + threadIdx.x % 32 * 4;
+        float y[4];
+        for (int j = 0; j < 4 && x < D; j++) y[j] = f32(to[x + j]);
+        for (int j = 0; j < 4 && x < D; j++) put(to + x + j, y[j] + sum[i][j]);
+    }
+}
+
+/* grid (blocks HV window / WARPS): a warp looks after one kept row of one block if it came from the block before,
+ * and adds all its shares to dk and dv. A row that several value heads of a key head keep is its first one's. */
+static __global__ void gather_kept(const struct cache_dev c, const struct cache_back b) {
+    const int64_t at = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32, w = c.a.window;
+    const int64_t block = at / w / c.a.HV, h = at / w % c.a.HV, hk = h / c.group, D = c.a.K;
+    if (block >= c.rows.blocks) return;
+    const int64_t row = c.a.sel[at];
+    if (row < 0 || row < c.rows.block[block - 1].row) return;
+    const int64_t end = c.rows.block_first[c.rows.block[block].seg + 1];
+    float dk[2][4] = {}, dv[2][4] = {};
+    bool first = true;
+    for (int64_t i = hk * c.group; i < h; i++)
+        first = first && find_kept(c.a.sel + (block * c.a.HV + i) * w, w, row) < 0;
+    add_shares(c, b, row, h, block, end, at % w, dk, dv);
+    add_columns((act *)c.a.dv + (row * c.a.HV + h) * D, dv, D);
+    if (!first) return;
+    for (int64_t i = h + 1; i < (hk + 1) * c.group; i++)
+        add_shares(c, b, row, i, block, end, find_kept(c.a.sel + (block * c.a.HV + i) * w, w, row), dk, NULL);
+    add_columns((act *)c.a.dk + (row * c.a.H + hk) * D, dk, D);
+}
+
+/* grid (HV): the shares of the scalars' gradients, in a fixed order */
+static __global__ void sums(const struct cache_dev c, const struct cache_back b) {
+    __shared__ float room[33];
+    const int64_t h = blockIdx.x;
+    for (int k = 0; k < 3; k++) {
+        float *to = k == 0 ? c.a.dgate : k == 1 ? c.a.dsink : c.a.dtau, x = 0;
+        if (!to) continue;
+        for (int64_t i = threadIdx.x; i < b.parts; i += blockDim.x) x += b.part[(i * c.a.HV + h) * 3 + k];
+        x = block_sum(x, room);
+        if (threadIdx.x == 0) to[h] += x;
+    }
+}
+
+static void plain(struct hl_cuda *cuda, const struct cache_dev *c, const struct cache_back *b) {
+    const struct hl_cache *a = &c->a;
+    const int64_t all = a->window + a->chunk;
+    launch(cuda, along, blocks_for(c->T * a->HV, WARPS), THREADS, 0, *c, *b);
+    launch(cuda, plain_q, dim3((unsigned)(c->rows.blocks * a->chunk), (unsigned)a->H), THREADS,
+           (size_t)(all * 12), *c, *b);
+    launch(cuda, plain_kv, dim3((unsigned)(c->rows.blocks * all), (unsigned)a->HV), THREADS,
+           (size_t)(a->chunk * 8), *c, *b);
+    launch(cuda, gather, blocks_for(c->T * a->H, WARPS), THREADS, 0, *c, *b);
+}
+
+/* n floats off the scratch, on 256 bytes; base NULL: only counted */
+static float *cut(char *base, int64_t *used, int64_t n) {
+    float *p = base ? (float *)(base + *used) : NULL;
+    *used += (n * 4 + 255) / 256 * 256;
+    return p;
+}
+
+extern "C" void HL_OP(cache_backward)(struct hl_pool *pool, const struct hl_cache *a) {
+    struct hl_cuda *cuda = hl_cuda_of(pool);
+    struct cache_dev c = cache_dev_of(a);
+    struct cache_back b = {};
+    char *scratch = NULL;
+    const bool tiled = cache_tiled(a);
+    if (c.T == 0) return;
+    b.parts = tiled ? HL_OP(cache_back_parts)(&c) : c.T;
+    for (int place = 0; place < 2; place++) { /* counts, then places */
+        int64_t used = 0;
+        b.R = cut(scratch, &used, c.T * a->HV);
+        b.part = cut(scratch, &used, b.parts * a->HV * 3);
+        b.kept = cut(scratch, &used, c.rows.blocks * a->HV * a->window * (a->K + a->V));
+        if (!tiled) b.own = cut(scratch, &used, c.T * a->HV * (a->K + a->V));
+        if (place == 0) scratch = (char *)hl_cuda_scratch(cuda, used);
+        if (!scratch) return;
+    }
+    if (tiled) {
+        const int64_t kept = c.rows.blocks * a->HV * a->window;
+        HL_OP(cache_back_tiles)(cuda, &c, &b);
+        if (kept > 0) launch(cuda, gather_kept, blocks_for(kept, WARPS), THREADS, 0, c, b);
+    } else plain(cuda, &c, &b);
+    launch(cuda, sums, (unsigned)a->HV, 1024, 0, c, b);
+}

@@ -1,0 +1,134 @@
+/* cache_cuda.cu -- the exact memory: scores, which rows every block keeps, sessions brought up to date. */
+#include "ops/cache/cache_cuda.cuh"
+
+enum { THREADS = 256, COLUMNS = 128 };
+
+/* ---- scores ---- */
+
+static __global__ void score_simple(const float *m, const float *beta, float *score, int64_t n) {
+    const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (i < n) score[i] = beta ? m[i] / beta[i] : m[i];
+}
+/* a warp per row and head */
+static __global__ void score_betav(const float *beta, const act *v, float *score, int64_t n, int64_t V) {
+    const int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / 32;
+    float sum = 0;
+    if (i >= n) return;
+    for (int64_t j = threadIdx.x % 32; j < V; j += 32) sum += f32(v[i * V + j]) * f32(v[i * V + j]);
+    sum = warp_sum(sum);
+    if (threadIdx.x % 32 == 0) score[i] = beta[i] * sqrtf(sum);
+}
+
+extern "C" void HL_OP(cache_score)(struct hl_pool *pool, const struct hl_score *a) {
+    struct hl_cuda *cuda = hl_cuda_of(pool);
+    const int64_t n = a->T * a->HV;
+    if (n == 0) return;
+    if (a->evict == HOLA_EVICT_BETAE || a->evict == HOLA_EVICT_E)
+        launch(cuda, score_simple, blocks_for(n, THREADS), THREADS, 0, a->m,
+               a->evict == HOLA_EVICT_E ? a->beta : (const real *)NULL, a->score, n);
+    if (a->evict == HOLA_EVICT_BETAV)
+        launch(cuda, score_betav, blocks_for(n * 32, THREADS), THREADS, 0, a->beta, (const act *)a->v,
+               a->score, n, a->V);
+}
+
+/* ---- selection ---- */
+
+static __device__ __forceinline__ void write_kept(const struct cache_dev &c, const struct chooser &s,
+                                                  int64_t at, int kept) {
+    for (int64_t i = threadIdx.x; i < c.a.window; i += blockDim.x) {
+        const int32_t id = i < kept ? s.id[i] : NO_ROW;
+        c.id[at * c.a.window + i] = id;
+        if (c.a.sel) c.a.sel[at * c.a.window + i] = i < kept ? id : -1;
+    }
+}
+
+/* grid (n HV): a thread block walks the blocks of one value head of a segment. The scores of the next block are
+ * under way while this one's are ranked. */
+static __global__ void pick(const struct cache_dev c) {
+    const int64_t n = blockIdx.x / c.a.HV, h = blockIdx.x % c.a.HV, w = c.a.window, C = c.a.chunk;
+    const struct hl_seg seg = c.rows.seg[n];
+    const struct chooser s = chooser_at(c, shared_memory());
+    const int end = c.rows.block_first[n + 1];
+    const bool latest = c.a.evict == HOLA_EVICT_RECENCY;
+    struct memory m = {};
+    int kept = 0, b = c.rows.block_first[n];
+    float ahead = 0;
+    if (seg.state) {
+        m = memory_of(c, seg, h);
+        kept = (int)kept_at(c, seg.pos);
+        for (int i = threadIdx.x; i < kept; i += blockDim.x) s.id[i] = -1 - i, s.key[i] = rank_of(m.score[i]);
+        __syncthreads();
+    }
+    for (; b < end; b++) {
+        const struct hl_piece p = c.rows.block[b];
+        write_kept(c, s, b * c.a.HV + h, kept);
+        if (p.skip + p.len < C || (b + 1 == end && !seg.state)) break;
+        for (int x = threadIdx.x; x < C; x += blockDim.x) {
+            const int64_t id = x < p.skip ? -1 - (w + x) : p.row + x - p.skip;
+            const bool early = x == (int)threadIdx.x && b > c.rows.block_first[n];
+            s.id[kept + x] = (int32_t)id;
+            s.key[kept + x] = rank_of(early ? ahead : column(c, m, h, id, c.a.K + c.a.V));
+        }
+        if (b + 1 < end && (int)threadIdx.x < c.rows.block[b + 1].len)
+            ahead = column(c, m, h, c.rows.block[b + 1].row + threadIdx.x, c.a.K + c.a.V);
+        if (latest) {
+            __syncthreads();
+            for (int x = threadIdx.x; x < kept + C; x += blockDim.x) s.key[x] = x;
+        }
+        kept = choose(s, kept + (int)C, (int)w);
+    }
+    if (seg.state)
+        for (int i = threadIdx.x; i < kept; i += blockDim.x) c.last[(n * c.a.HV + h) * w + i] = s.id[i];
+}
+
+/* grid (n HV, columns): when everybody has read, the state gets the kept rows and the open block's. */
+static __global__ void store(const struct cache_dev c) {
+    const int64_t n = blockIdx.x / c.a.HV, h = blockIdx.x % c.a.HV, w = c.a.window, C = c.a.chunk;
+    const int64_t x = (int64_t)blockIdx.y * COLUMNS + threadIdx.x, end = c.a.K + c.a.V + 2;
+    const struct hl_seg seg = c.rows.seg[n];
+    if (!seg.state || x >= end) return;
+    const struct memory m = memory_of(c, seg, h);
+    const struct hl_piece p = c.rows.block[c.rows.block_first[n + 1] - 1];
+    const int64_t open = (seg.pos + seg.len) % C;
+    /* without a whole block there is nothing new among the kept */
+    if (seg.pos / C < (seg.pos + seg.len) / C)
+        keep_rows(c, m, h, c.last + (n * c.a.HV + h) * w, (int)kept_at(c, seg.pos + seg.len), seg,
+                  seg.pos / C * C, x, end);
+    for (int64_t i = p.skip; i < open && x + 1 < end; i++)
+        *place(c, m, w + i, x) = column(c, m, h, p.row + i - p.skip, x);
+}
+
+/* ---- forward ---- */
+
+static bool all_steps(const struct hl_rows *r) {
+    for (int64_t i = 0; i < r->n; i++)
+        if (!r->seg[i].state || r->seg[i].len != 1) return false;
+    return true;
+}
+
+extern "C" void HL_OP(cache_forward)(struct hl_pool *pool, const struct hl_cache *a) {
+    struct hl_cuda *cuda = hl_cuda_of(pool);
+    struct cache_dev c = cache_dev_of(a);
+    const int64_t n = a->rows->n;
+    bool states = false;
+    if (a->rows->T == 0) return;
+    for (int64_t i = 0; i < n; i++) states = states || a->rows->seg[i].state;
+    if (a->evict != HOLA_EVICT_H2O && cache_usual(a) && all_steps(a->rows)) {
+        void *scratch = hl_cuda_scratch(cuda, HL_OP(cache_step_scratch)(a));
+        if (scratch) HL_OP(cache_step)(cuda, &c, scratch);
+        return;
+    }
+    if (a->evict == HOLA_EVICT_H2O || !cache_tiled(a)) {
+        char *scratch = (char *)hl_cuda_scratch(cuda, n * a->HV * c.at.bytes);
+        if (scratch) HL_OP(cache_stream)(cuda, &c, scratch);
+        return;
+    }
+    c.id = (int32_t *)hl_cuda_scratch(cuda, (c.rows.blocks + n) * a->HV * a->window * 4 + 4);
+    if (!c.id) return;
+    c.last = c.id + c.rows.blocks * a->HV * a->window;
+    if (a->window > 0)
+        launch(cuda, pick, (unsigned)(n * a->HV), chooser_threads(a), (size_t)chooser_bytes(a), c);
+    HL_OP(cache_read)(cuda, &c);
+    if (states)
+        launch(cuda, store, dim3((unsigned)(n * a->HV), blocks_for(a->K + a->V + 2, COLUMNS)), COLUMNS, 0, c);
+}

@@ -1,0 +1,196 @@
+/* cache_cuda.cuh -- what the kernels of the exact memory share: arguments, where rows lie, the selection.
+ *
+ * A block's keys are numbered as columns: the kept rows in order of position, then the block's own rows. Where
+ * a column's row lies is its id: id >= 0 is row `id` of the batch, id < 0 slot -1 - id of the session's state.
+ * So training, prompts and sessions are one code. */
+#ifndef HL_CACHE_CUDA_CUH
+#define HL_CACHE_CUDA_CUH
+#include "cuda/dev.cuh"
+
+enum { NO_ROW = INT32_MIN };
+
+/* every kernel's argument */
+struct cache_dev {
+    struct hl_cache a; /* a.rows is the host's: kernels use `rows` */
+    struct hl_dev_rows rows;
+    struct hl_cache_layout at;
+    int64_t T, group; /* rows; value heads of a key head */
+    int32_t *id;      /* [blocks][HV][window]: what each block keeps */
+    int32_t *last;    /* [n][HV][window]: what is kept after the segment */
+};
+
+static inline struct cache_dev cache_dev_of(const struct hl_cache *a) {
+    struct cache_dev c = {};
+    c.a = *a;
+    c.rows = *a->rows->dev;
+    c.at = hl_cache_layout(a->K, a->V, a->window, a->chunk);
+    c.T = a->rows->T;
+    c.group = a->HV / a->H;
+    return c;
+}
+
+/* the parts of the op, one file each; back_scratch: bytes */
+void HL_OP(cache_read)(struct hl_cuda *cuda, const struct cache_dev *c);
+void HL_OP(cache_step)(struct hl_cuda *cuda, const struct cache_dev *c, void *scratch);
+int64_t HL_OP(cache_step_scratch)(const struct hl_cache *a);
+void HL_OP(cache_stream)(struct hl_cuda *cuda, const struct cache_dev *c, char *scratch);
+
+struct cache_back {
+    float *R;    /* [T][HV]: lambda dout.read */
+    float *part; /* [parts][HV][3]: shares of dgate, dsink, dtau */
+    float *kept; /* [blocks][HV][window][K + V]: gradients of kept rows, block by block */
+    float *own;  /* [T][HV][K + V]: those of a block's own rows; tiles put them into dk and dv instead */
+    int64_t parts;
+};
+void HL_OP(cache_back_tiles)(struct hl_cuda *cuda, const struct cache_dev *c, const struct cache_back *b);
+int64_t HL_OP(cache_back_parts)(const struct cache_dev *c); /* how many `part`s that writes */
+
+/* Tensor cores: bf16, these head sizes. */
+static inline bool cache_usual(const struct hl_cache *a) {
+    return a->K == a->V && (a->K == 64 || a->K == 128 || a->K == 256);
+}
+static inline bool cache_tiled(const struct hl_cache *a) {
+    return HL_ACT_DTYPE == HOLA_BF16 && cache_usual(a);
+}
+
+/* ---- a session's state ---- */
+
+struct memory {
+    float *k, *v, *score;
+    int64_t *pos;
+};
+static __device__ __forceinline__ struct memory memory_at(const struct cache_dev &c, char *state, int64_t h) {
+    char *p = state + h * c.at.bytes;
+    struct memory m = {(float *)(p + c.at.k), (float *)(p + c.at.v), (float *)(p + c.at.score),
+                       (int64_t *)(p + c.at.pos)};
+    return m;
+}
+static __device__ __forceinline__ struct memory memory_of(const struct cache_dev &c, const struct hl_seg &s,
+                                                          int64_t h) {
+    return memory_at(c, s.state + c.a.state_off, h);
+}
+/* rows kept when the block that `pos` stands in began */
+static __device__ __forceinline__ int64_t kept_at(const struct cache_dev &c, int64_t pos) {
+    return min(pos / c.a.chunk * c.a.chunk, c.a.window);
+}
+static __device__ __forceinline__ bool by_score(const struct cache_dev &c) {
+    return c.a.evict != HOLA_EVICT_RECENCY && c.a.evict != HOLA_EVICT_H2O;
+}
+
+/* Column x of the row `id`: k, then v, then the score. */
+static __device__ __forceinline__ float column(const struct cache_dev &c, const struct memory &m, int64_t h,
+                                               int64_t id, int64_t x) {
+    const int64_t K = c.a.K, V = c.a.V, slot = -1 - id;
+    if (x < K)
+        return id < 0 ? m.k[slot * K + x] : f32(((const act *)c.a.k)[(id * c.a.H + h / c.group) * K + x]);
+    if (x < K + V)
+        return id < 0 ? m.v[slot * V + x - K] : f32(((const act *)c.a.v)[(id * c.a.HV + h) * V + x - K]);
+    return id < 0 ? m.score[slot] : by_score(c) ? c.a.score[id * c.a.HV + h] : 0.0f;
+}
+static __device__ __forceinline__ float *place(const struct cache_dev &c, const struct memory &m,
+                                               int64_t slot, int64_t x) {
+    const int64_t K = c.a.K, V = c.a.V;
+    return x < K ? m.k + slot * K + x : x < K + V ? m.v + slot * V + x - K : m.score + slot;
+}
+
+/* Rows id[0, n) become the kept ones, in place: kept rows only move down and the open block's slots are not written
+ * here, so going up loses nothing as long as one thread does a column's rows in order. This thread does the columns
+ * x, x + step, ...; column K + V + 1 is the positions. `first`: position of the block in the open slots. */
+static __device__ __forceinline__ void keep_rows(const struct cache_dev &c, const struct memory &m, int64_t h,
+                                                 const int32_t *id, int n, const struct hl_seg &seg, int64_t first,
+                                                 int64_t x, int64_t step) {
+    enum { BATCH = 16 }; /* loads under way together */
+    const int64_t w = c.a.window, width = c.a.K + c.a.V;
+    for (; x <= width; x += step)
+        for (int i = 0; i < n; i += BATCH) {
+            float value[BATCH];
+#pragma unroll
+            for (int j = 0; j < BATCH; j++) value[j] = i + j < n ? column(c, m, h, id[i + j], x) : 0.0f;
+#pragma unroll
+            for (int j = 0; j < BATCH; j++)
+                if (i + j < n) *place(c, m, i + j, x) = value[j];
+        }
+    for (int i = 0; i < n && x == width + 1; i++) {
+        const int64_t r = id[i], slot = -1 - r;
+        m.pos[i] = r >= 0 ? seg.pos + r - seg.row : slot < w ? m.pos[slot] : first + slot - w;
+    }
+}
+
+/* ---- selection: by one thread block ---- */
+
+/* Numbers in the order of the scores. NaN counts as -inf; the sum makes -0 equal to 0. */
+static __device__ __forceinline__ uint32_t rank_of(float x) {
+    const uint32_t u = __float_as_uint(x == x ? x + 0.0f : -INFINITY);
+    return u & 0x80000000u ? ~u : u | 0x80000000u;
+}
+
+struct chooser {
+    uint32_t *key; /* [window + chunk, whole fours] in order of position; ties: the first */
+    int32_t *id;   /* [window + chunk] */
+    int32_t *best; /* [window] */
+    int32_t *warp; /* [32] */
+};
+static inline int64_t chooser_bytes(const struct hl_cache *a) {
+    return ((a->window + a->chunk + 3) / 4 * 8 + (a->window + 3) / 4 * 4 + 32) * 4;
+}
+static inline unsigned chooser_threads(const struct hl_cache *a) {
+    const int64_t n = (a->window + a->chunk + 31) / 32 * 32;
+    return (unsigned)(n < 1024 ? n : 1024);
+}
+static __device__ __forceinline__ struct chooser chooser_at(const struct cache_dev &c, char *room) {
+    const int64_t n = (c.a.window + c.a.chunk + 3) / 4 * 4;
+    uint32_t *p = (uint32_t *)room;
+    struct chooser s = {p, (int32_t *)p + n, (int32_t *)p + 2 * n,
+                        (int32_t *)p + 2 * n + (c.a.window + 3) / 4 * 4};
+    return s;
+}
+
+/* How many of the n keys beat the j-th; a warp's threads have consecutive j from a multiple of 32. */
+static __device__ __forceinline__ int beaten_by(const uint32_t *key, int n, int j) {
+    const int from = j & ~31, to = min(from + 32, n);
+    const uint32_t mine = key[j];
+    int better = 0;
+    for (int i = 0; i < from; i += 4) {
+        const uint4 k = *(const uint4 *)(key + i);
+        better += (k.x >= mine) + (k.y >= mine) + (k.z >= mine) + (k.w >= mine);
+    }
+    for (int i = from; i < to; i++) better += key[i] > mine || (key[i] == mine && i < j);
+    for (int i = from + 32; i < n; i += 4) {
+        const uint4 k = *(const uint4 *)(key + i);
+        better += (k.x > mine) + (k.y > mine) + (k.z > mine) + (k.w > mine);
+    }
+    return better;
+}
+
+/* Of the n columns the best w move to the front, in order. All threads; how many there are now comes back. */
+static __device__ __forceinline__ int choose(const struct chooser &s, int n, int w) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, threads = blockDim.x, up = (n + 3) / 4 * 4;
+    int base = 0;
+    if ((int)threadIdx.x < up - n) s.key[n + threadIdx.x] = 0; /* beats nobody before it */
+    __syncthreads();
+    for (int j0 = 0; j0 < n; j0 += threads) {
+        const int j = j0 + threadIdx.x;
+        const bool keep = j < n && beaten_by(s.key, n, j) < w;
+        const unsigned votes = __ballot_sync(0xffffffffu, keep);
+        if (lane == 0) s.warp[warp] = __popc(votes);
+        __syncthreads();
+        int at = base + __popc(votes & ((1u << lane) - 1));
+        for (int i = 0; i < threads / 32; i++) {
+            at += i < warp ? s.warp[i] : 0;
+            base += s.warp[i];
+        }
+        if (keep) s.best[at] = j;
+        __syncthreads();
+    }
+    for (int i0 = 0; i0 < base; i0 += threads) { /* sources lie behind: nothing is lost */
+        const int i = i0 + threadIdx.x, from = i < base ? s.best[i] : 0;
+        const uint32_t key = s.key[from];
+        const int32_t id = s.id[from];
+        __syncthreads();
+        if (i < base) s.key[i] = key, s.id[i] = id;
+        __syncthreads();
+    }
+    return base;
+}
+
+#endif

@@ -1,0 +1,141 @@
+/* conv_back_cuda.cu -- see conv.h: the backward pass, with u computed again. */
+#include "cuda/partials.cuh"
+#include "ops/conv/conv_cuda.cuh"
+
+enum { BACK_WIDE = 4 }; /* channels of a thread */
+
+/* du of one row from the last W rows of x */
+template <int V, int W>
+static __device__ __forceinline__ void turn_back(float *du, const float (*w)[V], const float (*h)[V]) {
+    for (int v = 0; v < V; v++) {
+        float u = 0.0f;
+        for (int i = 0; i < W; i++) u += w[i][v] * h[i][v];
+        const float s = quick_sigmoid(u);
+        du[v] *= s * (1.0f + u * (1.0f - s));
+    }
+}
+static __device__ __forceinline__ int64_t seg_end(const struct conv &a, int64_t t) {
+    const struct hl_seg s = a.seg[a.row_seg[t]];
+    return s.row + s.len;
+}
+
+/* Where a walk is: h and d hold the last W rows of x and du; the segments of rows t and r = t - W + 1 end there. */
+template <int V, int W> struct walk {
+    float h[W][V], d[W][V], w[W][V], dw[W][V];
+    int64_t t0, t1, end, r_end;
+};
+
+/* Row t gives du[t], and then dx[r] has all it needs. dw takes the rows of the stretch alone. inside: t and r are
+ * in the stretch and in one segment. */
+template <int V, int W>
+static __device__ __forceinline__ void back_row(const struct conv &a, struct walk<V, W> &k, int64_t t,
+                                                bool inside, typename raw_of<V>::type x,
+                                                typename raw_of<V>::type dy, act *to) {
+    const int64_t r = t - W + 1;
+    for (int i = 0; i + 1 < W; i++)
+        for (int v = 0; v < V; v++) k.h[i][v] = k.h[i + 1][v], k.d[i][v] = k.d[i + 1][v];
+    unpack(k.h[W - 1], x), unpack(k.d[W - 1], dy);
+    if (!inside && t == k.end && t < a.T) {
+        k.end = seg_end(a, t);
+        for (int i = 0; i + 1 < W; i++)
+            for (int v = 0; v < V; v++) k.h[i][v] = 0.0f;
+    }
+    turn_back<V, W>(k.d[W - 1], k.w, k.h);
+    if (!inside && t >= a.T)
+        for (int v = 0; v < V; v++) k.d[W - 1][v] = 0.0f;
+    if (inside || t < k.t1)
+        for (int i = 0; i < W; i++)
+            for (int v = 0; v < V; v++) k.dw[i][v] += k.d[W - 1][v] * k.h[i][v];
+    if (!inside && r < k.t0) return;
+    float dx[V];
+    if (!inside && r == k.r_end) k.r_end = seg_end(a, r);
+    for (int v = 0; v < V; v++) dx[v] = k.w[W - 1][v] * k.d[0][v];
+    for (int i = 1; i < W; i++)
+        if (inside || r + i < k.r_end)
+            for (int v = 0; v < V; v++) dx[v] += k.w[W - 1 - i][v] * k.d[i][v];
+    store_raw((typename raw_of<V>::type *)to, dx);
+}
+
+/* The rows of a stretch, and W - 1 more for the last dx. */
+template <int V, int W>
+static __device__ __forceinline__ void walk_back(const struct conv &a, struct walk<V, W> &k, int64_t c) {
+    typedef typename raw_of<V>::type raw;
+    raw x[BATCH], dy[BATCH]; /* of rows t .. t + BATCH - 1 */
+    const int64_t begin = a.seg[a.row_seg[k.t0]].row, stop = k.t1 + W - 1, last = min(stop, a.T);
+    int64_t at = k.t0 * a.C + c;
+    k.end = k.r_end = seg_end(a, k.t0);
+    for (int i = 0; i < W; i++) {
+        for (int v = 0; v < V; v++) k.h[i][v] = k.d[i][v] = 0.0f;
+        if (i > 0 && k.t0 - W + i >= begin) load_row<V>(k.h[i], a.x + (k.t0 - W + i) * a.C + c);
+    }
+#pragma unroll
+    for (int b = 0; b < BATCH; b++)
+        if (k.t0 + b < last)
+            x[b] = *(const raw *)(a.x + at + b * a.C), dy[b] = *(const raw *)(a.dy + at + b * a.C);
+    for (int64_t t = k.t0; t < stop; t += BATCH) {
+        act *to = a.dx + at - (W - 1) * a.C;
+        const bool inside =
+            t - W + 1 >= k.t0 && t + 2 * BATCH <= k.t1 && t + BATCH <= k.end && k.end == k.r_end;
+        at += BATCH * a.C;
+#pragma unroll
+        for (int b = 0; b < BATCH; b++) {
+            const raw now_x = x[b], now_dy = dy[b];
+            if (inside || t + BATCH + b < last)
+                x[b] = *(const raw *)(a.x + at + b * a.C), dy[b] = *(const raw *)(a.dy + at + b * a.C);
+            if (inside || t + b < stop) back_row<V, W>(a, k, t + b, inside, now_x, now_dy, to + b * a.C);
+        }
+    }
+}
+
+template <int V, int W> static __global__ void __launch_bounds__(THREADS, PER_SM) conv_bwd(struct conv a) {
+    const int64_t c = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * V;
+    struct walk<V, W> k;
+    k.t0 = stretch_begin(a.T, 0), k.t1 = stretch_begin(a.T, 1);
+    for (int i = 0; i < W; i++)
+        for (int v = 0; v < V; v++) k.dw[i][v] = 0.0f;
+    if (c < a.C && k.t0 < k.t1) {
+        load_weights<V, W>(k.w, a.w, c);
+        walk_back<V, W>(a, k, c);
+    }
+    if (!a.part) return;
+    float *sums = (float *)shared_memory() + (threadIdx.y * blockDim.x + threadIdx.x) * (V * W);
+    for (int v = 0; v < V; v++)
+        for (int i = 0; i < W; i++) sums[v * W + i] = k.dw[i][v];
+    __syncthreads();
+    if (threadIdx.y > 0 || c >= a.C) return;
+    for (int j = 0; j < V * W; j++) { /* the threads of other rows, in order */
+        float s = 0.0f;
+        for (unsigned y = 0; y < blockDim.y; y++) s += sums[y * blockDim.x * (V * W) + j];
+        a.part[(blockIdx.y * a.C + c) * W + j] = s;
+    }
+}
+
+template <int V, int W> static void backward(struct hl_cuda *c, struct conv a, float *dw) {
+    dim3 grid, block;
+    conv_shape(c, &a, V, &grid, &block);
+    if (dw && !(a.part = (float *)hl_cuda_scratch(c, grid.y * a.C * W * (int64_t)sizeof(float)))) return;
+    launch(c, conv_bwd<V, W>, grid, block, dw ? THREADS * V * W * sizeof(float) : 0, a);
+    if (dw) sum_partials(c, dw, a.part, grid.y, a.C * W);
+}
+/* longer filters would not fit into the registers of wide threads */
+template <int W> static void choose(struct hl_cuda *c, const struct conv *a, float *dw) {
+    if (W <= 4 && a->C % BACK_WIDE == 0) backward<W <= 4 ? (int)BACK_WIDE : 1, W>(c, *a, dw);
+    else backward<1, W>(c, *a, dw);
+}
+
+extern "C" void HL_OP(conv_backward)(struct hl_pool *pool, const struct hl_conv *p) {
+    struct hl_cuda *c = hl_cuda_of(pool);
+    const struct conv a = open_conv(p);
+    float *dw = a.w ? p->dw : NULL;
+    if (a.T == 0) return;
+    switch (a.W) {
+    case 1: choose<1>(c, &a, dw); break;
+    case 2: choose<2>(c, &a, dw); break;
+    case 3: choose<3>(c, &a, dw); break;
+    case 4: choose<4>(c, &a, dw); break;
+    case 5: choose<5>(c, &a, dw); break;
+    case 6: choose<6>(c, &a, dw); break;
+    case 7: choose<7>(c, &a, dw); break;
+    case 8: choose<8>(c, &a, dw); break;
+    }
+}

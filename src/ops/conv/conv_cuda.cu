@@ -1,0 +1,139 @@
+/* conv_cuda.cu -- see conv.h: the forward pass, in sequences and token by token. */
+#include "cuda/early.cuh"
+#include "ops/conv/conv_cuda.cuh"
+
+/* Row t of the sequence of segment s, t in rows of the batch: before the segment, what its state keeps. */
+template <int V>
+static __device__ __forceinline__ void look_back(float *x, const struct conv &a, const struct hl_seg &s,
+                                                 int64_t t, int64_t c) {
+    if (t >= s.row) {
+        load_row<V>(x, a.x + t * a.C + c);
+        return;
+    }
+    const float *tail = (const float *)(s.state + a.tail_off) + (t - s.row + a.W - 1) * a.C + c;
+    for (int v = 0; v < V; v++) x[v] = s.state && s.pos > 0 ? tail[v] : 0.0f;
+}
+
+/* The W - 1 rows before row t; where its segment ends. */
+template <int V, int W>
+static __device__ __forceinline__ int enter_segment(float (*h)[V], const struct conv &a, int t, int64_t c) {
+    const struct hl_seg s = a.seg[a.row_seg[t]];
+    for (int i = 1; i < W; i++) look_back<V>(h[i], a, s, t - W + i, c);
+    return (int)(s.row + s.len);
+}
+
+/* One row: h holds the last W, the newest in h[W - 1]. */
+template <int V, int W>
+static __device__ __forceinline__ void next_row(float (*h)[V], const float (*w)[V],
+                                                typename raw_of<V>::type x, act *y) {
+    float u[V];
+    for (int i = 0; i + 1 < W; i++)
+        for (int v = 0; v < V; v++) h[i][v] = h[i + 1][v];
+    unpack(h[W - 1], x);
+    for (int v = 0; v < V; v++) {
+        u[v] = 0.0f;
+        for (int i = 0; i < W; i++) u[v] += w[i][v] * h[i][v];
+        u[v] *= quick_sigmoid(u[v]);
+    }
+    store_raw((typename raw_of<V>::type *)y, u);
+}
+
+template <int V, int W>
+static __global__ void __launch_bounds__(THREADS, W <= 4 ? PER_SM : 1) conv_fwd(struct conv a) {
+    typedef typename raw_of<V>::type raw;
+    const int64_t c = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * V;
+    const int t0 = (int)stretch_begin(a.T, 0), t1 = (int)stretch_begin(a.T, 1);
+    if (c >= a.C || t0 >= t1) return;
+    float w[W][V], h[W][V];
+    raw next[BATCH];
+    load_weights<V, W>(w, a.w, c);
+    int end = enter_segment<V, W>(h, a, t0, c);
+    const act *x = a.x + (int64_t)t0 * a.C + c;
+    act *y = a.y + (int64_t)t0 * a.C + c;
+#pragma unroll
+    for (int b = 0; b < BATCH; b++)
+        if (t0 + b < t1) next[b] = *(const raw *)(x + b * a.C);
+    for (int t = t0; t < t1; t += BATCH, y += BATCH * a.C) {
+        x += BATCH * a.C;
+        const bool inside = t + 2 * BATCH <= t1 && t + BATCH <= end;
+#pragma unroll
+        for (int b = 0; b < BATCH; b++) {
+            const raw now = next[b];
+            if (inside || t + BATCH + b < t1) next[b] = *(const raw *)(x + b * a.C);
+            if (!inside) {
+                if (t + b >= t1) break;
+                if (t + b == end) end = enter_segment<V, W>(h, a, t + b, c);
+            }
+            next_row<V, W>(h, w, now, y + b * a.C);
+        }
+    }
+}
+
+/* After conv_fwd, which reads the old tails: a thread per segment and channel. Entry i comes from the row
+ * len + i of (old tail, new rows), which is later than i: in this order nothing is overwritten too soon. */
+static __global__ void conv_tails(struct conv a) {
+    const int64_t c = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    const struct hl_seg s = a.seg[blockIdx.y];
+    if (c >= a.C || !s.state || s.len == 0) return;
+    float *tail = (float *)(s.state + a.tail_off) + c;
+    for (int64_t i = 0; i < a.W - 1; i++) look_back<1>(tail + i * a.C, a, s, s.row + s.len - a.W + 1 + i, c);
+}
+
+/* Every segment is one row: a thread per channel reads its tail, and moves it on by one. */
+template <int W> static __global__ void conv_step(struct conv a) {
+    const int64_t c = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    wait_for_others(), let_others_start();
+    const struct hl_seg s = a.seg[blockIdx.y];
+    if (c >= a.C) return;
+    float h[W], u = 0.0f;
+    for (int i = 0; i < W; i++) {
+        look_back<1>(&h[i], a, s, s.row - W + 1 + i, c);
+        u += (a.w ? a.w[c * W + i] : 1.0f) * h[i];
+    }
+    put(a.y + s.row * a.C + c, u * quick_sigmoid(u));
+    if (s.state)
+        for (int i = 1; i < W; i++) ((float *)(s.state + a.tail_off))[(i - 1) * a.C + c] = h[i];
+}
+
+static bool all_single(const struct hl_rows *r) {
+    if (r->T != r->n) return false;
+    for (int64_t i = 0; i < r->n; i++)
+        if (r->seg[i].len != 1) return false;
+    return true;
+}
+static bool any_state(const struct hl_rows *r) {
+    for (int64_t i = 0; i < r->n; i++)
+        if (r->seg[i].state) return true;
+    return false;
+}
+
+template <int W> static void forward(struct hl_cuda *c, const struct conv *a, bool single) {
+    enum { V = W <= 4 ? (int)WIDE : 4 }; /* longer filters need the registers */
+    dim3 grid, block;
+    if (single) {
+        launch_early(c, conv_step<W>, dim3(blocks_for(a->C, THREADS), (unsigned)a->n), THREADS, 0, *a);
+        return;
+    }
+    conv_shape(c, a, a->C % V == 0 ? V : 1, &grid, &block);
+    if (a->C % V == 0) launch(c, conv_fwd<V, W>, grid, block, 0, *a);
+    else launch(c, conv_fwd<1, W>, grid, block, 0, *a);
+}
+
+extern "C" void HL_OP(conv_forward)(struct hl_pool *pool, const struct hl_conv *p) {
+    struct hl_cuda *c = hl_cuda_of(pool);
+    const struct conv a = open_conv(p);
+    const bool single = all_single(p->rows);
+    if (a.T == 0) return;
+    switch (a.W) {
+    case 1: forward<1>(c, &a, single); break;
+    case 2: forward<2>(c, &a, single); break;
+    case 3: forward<3>(c, &a, single); break;
+    case 4: forward<4>(c, &a, single); break;
+    case 5: forward<5>(c, &a, single); break;
+    case 6: forward<6>(c, &a, single); break;
+    case 7: forward<7>(c, &a, single); break;
+    case 8: forward<8>(c, &a, single); break;
+    }
+    if (!single && a.W > 1 && any_state(p->rows))
+        launch(c, conv_tails, dim3(blocks_for(a.C, THREADS), (unsigned)a.n), THREADS, 0, a);
+}

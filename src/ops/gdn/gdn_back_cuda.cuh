@@ -1,0 +1,119 @@
+/* gdn_back_cuda.cuh -- what the kernels of the delta rule's backward pass share.
+ *
+ * Names and formulas are those of gdn_chunk_bwd_cpu.c. Per value head and chunk of C rows; dh: gradient of the
+ * state after the chunk; s = K^{-1/2}; eG = exp(G), eL = exp(G_last - G):
+ *     dv_new = P^T dO + eL (K dh)              X2 = A^T dv_new           dV = beta X2
+ *     dS = s stril(dO v_new^T) D               N = -stril(X2 v_new^T) D
+ *     Y1 = s eG (dO h^T)     Y2 = -eG (X2 h^T)     U = eL (v_new dh^T)
+ *     dQ = Y1 + dS K                           E = Y2 + N K              W = U + dS^T Q + (beta N)^T K
+ *     dK = beta E + W                          dbeta = V.X2 + K.E
+ *     dh before the chunk = exp(G_last) dh + Q^T (s eG dO) - K^T (eG beta X2)
+ *     dg_t = sum_{i>=t} (Q.dQ + beta K.E - K.(W - U))_i + sum_{i<t} (K.U)_i + exp(G_last) h.dh
+ * The diagonal of the scores has no decay: it is left out of dS, and s (dO.v_new)_i times k_i, q_i is added to dQ,
+ * dK after the row products for dg are taken. So dg is exactly 0 where decay wipes everything.
+ *
+ * In order: gates and P of every chunk (prepare), the states again (states), the gradients of the states, last
+ * chunk to first (scan), everything else, chunk by chunk (rest). */
+#ifndef HL_GDN_BACK_CUDA_CUH
+#define HL_GDN_BACK_CUDA_CUH
+#include "cuda/dev.cuh"
+
+enum {
+    C = HL_CHUNK,
+    GATES = 5 * C, /* floats kept of a chunk's gates, each C of them: */
+    WHOLE = 0,
+    PART = C,
+    EG = 2 * C,
+    EL = 3 * C,
+    BETA = 4 * C, /* G = WHOLE + PART, exp(G), exp(G_last - G), beta */
+    LC = C + 8    /* row lengths in shared memory are padded by 16 bytes: no bank conflicts in ldmatrix */
+};
+
+struct gdn_back {
+    int64_t T, segs, chunks;
+    int H, HV, K, V, group;
+    const act *q, *k, *v, *dout, *v_new, *A;
+    const float *g, *beta;
+    act *dq, *dk, *dv;
+    float *dg, *dbeta;
+    const struct hl_piece *chunk;
+    const int32_t *chunk_first;
+    /* scratch; states are turned, [chunks][HV][V][K]: bf16, or float in the plain form */
+    float *gates;           /* [chunks][HV][GATES] */
+    act *P;                 /* [chunks][HV][C][C] */
+    void *h, *dh;           /* the first chunk of a segment has h = 0, the last one dh = 0: not stored */
+    void *X2;               /* [T][HV][V], as the states */
+    act *dq_head, *dk_head; /* [T][HV][K]: dq, dk themselves when a key head has one value head */
+};
+
+extern "C" {
+void HL_OP(gdn_back_states)(struct hl_cuda *c, const struct gdn_back *a);
+void HL_OP(gdn_back_scan)(struct hl_cuda *c, const struct gdn_back *a);
+void HL_OP(gdn_back_rest)(struct hl_cuda *c, const struct gdn_back *a);
+void HL_OP(gdn_back_plain)(struct hl_cuda *c, const struct gdn_back *a);
+}
+
+/* exp(G_i - G_j): the differences of whole numbers are exact, so nothing is lost in a sum of -4000 */
+static __device__ __forceinline__ float decay(const float *gates, int i, int j) {
+    return __expf((gates[WHOLE + i] - gates[WHOLE + j]) + (gates[PART + i] - gates[PART + j]));
+}
+
+/* ---- fragments of mma_bf16 from shared memory; ld: row length ---- */
+
+/* A[m0..+16][k0..+16] from a tile stored [m][k], or [k][m] (turned) */
+static __device__ __forceinline__ void frag_a(uint32_t a[4], const bf16 *tile, int ld, int m0, int k0) {
+    const int l = threadIdx.x % 32;
+    ldmatrix4(a, tile + (m0 + l % 16) * ld + k0 + l / 16 * 8);
+}
+static __device__ __forceinline__ void frag_a_turned(uint32_t a[4], const bf16 *tile, int ld, int m0,
+                                                     int k0) {
+    const int l = threadIdx.x % 32;
+    ldmatrix4_trans(a, tile + (k0 + l / 16 * 8 + l % 8) * ld + m0 + l / 8 % 2 * 8);
+}
+/* B[k0..+16][n0..+16], b and b + 2 for 8 columns each, from a tile stored [k][n], or [n][k] (turned) */
+static __device__ __forceinline__ void frag_b(uint32_t b[4], const bf16 *tile, int ld, int k0, int n0) {
+    const int l = threadIdx.x % 32;
+    ldmatrix4_trans(b, tile + (k0 + l % 16) * ld + n0 + l / 16 * 8);
+}
+static __device__ __forceinline__ void frag_b_turned(uint32_t b[4], const bf16 *tile, int ld, int k0,
+                                                     int n0) {
+    const int l = threadIdx.x % 32;
+    ldmatrix4(b, tile + (n0 + l / 16 * 8 + l % 8) * ld + k0 + l / 8 % 2 * 8);
+}
+/* pairs along the row of an A fragment's column k: [k] times x0, [k + 1] times x1 */
+static __device__ __forceinline__ uint32_t scale_pair(uint32_t pair, float x0, float x1) {
+    return pack2(low(pair) * x0, high(pair) * x1);
+}
+/* columns k0.. of an A fragment times x[k0..] */
+static __device__ __forceinline__ void scale_columns(uint32_t a[4], const float *x, int k0, float all) {
+    const int t = threadIdx.x % 4;
+    const float2 lo = *(const float2 *)(x + k0 + 2 * t), hi = *(const float2 *)(x + k0 + 8 + 2 * t);
+    a[0] = scale_pair(a[0], all * lo.x, all * lo.y), a[1] = scale_pair(a[1], all * lo.x, all * lo.y);
+    a[2] = scale_pair(a[2], all * hi.x, all * hi.y), a[3] = scale_pair(a[3], all * hi.x, all * hi.y);
+}
+/* Lane t of four holds columns 2t, 2t+1 of four tiles; after it, the eight columns of tile t. */
+static __device__ __forceinline__ void gather_columns(uint32_t w[4]) {
+    const int t = threadIdx.x % 4;
+#pragma unroll
+    for (int m = 1; m < 4; m *= 2)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if (!(i & m)) {
+                const bool up = t & m;
+                const uint32_t got = __shfl_xor_sync(0xffffffffu, up ? w[i] : w[i | m], m);
+                if (up) w[i] = got;
+                else w[i | m] = got;
+            }
+}
+
+/* Rows [0, n) of `columns` numbers into shared memory, the rest of `rows` as zeros; copy_commit is the caller's. */
+template <int threads>
+static __device__ __forceinline__ void copy_rows(bf16 *tile, int ld, const bf16 *from, int64_t stride,
+                                                 int rows, int columns, int n) {
+    const int pieces = columns / 8;
+    for (int i = threadIdx.x; i < rows * pieces; i += threads) {
+        const int r = i / pieces, x = i % pieces * 8;
+        copy_async(tile + r * ld + x, from + (r < n ? r : 0) * stride + x, r < n ? 16 : 0);
+    }
+}
+#endif

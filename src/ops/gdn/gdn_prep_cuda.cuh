@@ -1,0 +1,127 @@
+/* gdn_prep_cuda.cuh -- what the kernels of the delta rule share: tiles in shared memory, their fragments, the
+ * decays of a chunk, and the entry points of the files. */
+#ifndef HL_GDN_PREP_CUH
+#define HL_GDN_PREP_CUH
+#include "cuda/dev.cuh"
+
+enum { CHUNK = HL_CHUNK, GATES = 3 * HL_CHUNK };
+
+/* The parallel half of the chunked form, one chunk and value head at a time. P has A's shape and its zeros. */
+struct gdn_prep {
+    act *A, *P;   /* [T][HV][64]: (I + L)^-1; K^{-1/2} (q k^T) decayed, with the diagonal. P NULL: not wanted */
+    float *gates; /* [chunks][HV][3][64]: beta, exp(G), exp(G_last - G); past the chunk's rows beta is 0 */
+};
+extern "C" {
+bool HL_OP(gdn_prep)(struct hl_pool *pool, const struct hl_gdn *a, const struct gdn_prep *p);
+bool HL_OP(gdn_chunk)(struct hl_pool *pool, const struct hl_gdn *a); /* false: not for these head sizes */
+bool HL_OP(gdn_step)(struct hl_pool *pool, const struct hl_gdn *a);  /* every segment has a state and few rows */
+void HL_OP(gdn_plain)(struct hl_pool *pool, const struct hl_gdn *a);
+void HL_OP(gdn_plain_inverse)(struct hl_pool *pool, const struct hl_gdn *a); /* fills a->A for any head size */
+/* m from the sums of squares that the tiles left, [tiles][n], added in the tiles' order */
+void HL_OP(gdn_scores)(struct hl_pool *pool, real *m, const float *sums, int64_t tiles, int64_t n);
+}
+
+/* ---- bf16 tiles [rows][WIDTH] in shared memory ----
+ * Their 16-byte pieces are swapped about inside a row so that 8 rows at one column lie in different banks. */
+template <int WIDTH> __device__ __forceinline__ int tile_at(int row, int col) {
+    const int units = WIDTH / 8, turn = units >= 8 ? row % 8 : row / (8 / units) % units;
+    return row * WIDTH + ((col / 8) ^ turn) * 8 + col % 8;
+}
+
+/* A fragments of rows r0.., columns c0.. of a tile; turned: of the tile's transpose (rows and columns named as in
+ * the tile). B fragments of an operand stored [n][k] are those of frag_b_rows. */
+template <int WIDTH> __device__ __forceinline__ void frag_a(uint32_t a[4], const bf16 *tile, int r0, int c0) {
+    const int l = threadIdx.x % 32;
+    ldmatrix4(a, tile + tile_at<WIDTH>(r0 + l % 16, c0 + l / 16 * 8));
+}
+template <int WIDTH>
+__device__ __forceinline__ void frag_a_turned(uint32_t a[4], const bf16 *tile, int r0, int c0) {
+    const int l = threadIdx.x % 32;
+    ldmatrix4_trans(a, tile + tile_at<WIDTH>(r0 + l % 8 + l / 16 * 8, c0 + l / 8 % 2 * 8));
+}
+/* two B fragments, of columns n0.. and n0 + 8..: the tile holds the operand as [n][k] */
+template <int WIDTH>
+__device__ __forceinline__ void frag_b_rows(uint32_t b[4], const bf16 *tile, int n0, int k0) {
+    const int l = threadIdx.x % 32;
+    ldmatrix4(b, tile + tile_at<WIDTH>(n0 + l % 8 + l / 16 * 8, k0 + l / 8 % 2 * 8));
+}
+/* the same where the tile holds the operand as [k][n] */
+template <int WIDTH> __device__ __forceinline__ void frag_b(uint32_t b[4], const bf16 *tile, int k0, int n0) {
+    const int l = threadIdx.x % 32;
+    ldmatrix4_trans(b, tile + tile_at<WIDTH>(k0 + l % 16, n0 + l / 16 * 8));
+}
+/* one B fragment alone */
+template <int WIDTH> __device__ __forceinline__ void frag_b_one(uint32_t b[2], const bf16 *tile, int k0, int n0) {
+    const bf16 *row = tile + tile_at<WIDTH>(k0 + threadIdx.x % 16, n0);
+#ifdef HL_CUDA_EMU
+    emu_ldmatrix(b, 2, row, true);
+#else
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];"
+                 : "=r"(b[0]), "=r"(b[1])
+                 : "r"((uint32_t)__cvta_generic_to_shared(row))
+                 : "memory");
+#endif
+}
+
+/* Rows of one head, `stride` apart, to a tile; rows past len become 0. Waits for nothing. */
+template <int WIDTH, int THREADS>
+__device__ __forceinline__ void load_tile(bf16 *tile, const bf16 *from, int64_t stride, int len) {
+#pragma unroll
+    for (int i = threadIdx.x; i < CHUNK * WIDTH / 8; i += THREADS) {
+        const int row = i / (WIDTH / 8), col = i % (WIDTH / 8) * 8;
+        const bool in = row < len;
+        copy_async(tile + tile_at<WIDTH>(row, col), from + (in ? row * stride : 0) + col, in ? 16 : 0);
+    }
+}
+
+/* ---- decays ----
+ * Log-decays cumulated over a chunk as pairs hi + lo of floats: one token may take away thousands while its
+ * neighbours differ by 1e-3. Differences are formed before exp, so nothing overflows. */
+struct gdn_decay {
+    float hi[HL_CHUNK], lo[HL_CHUNK], beta[HL_CHUNK];
+};
+__device__ __forceinline__ float decay_between(const struct gdn_decay *d, int i, int j) {
+    return expf(d->hi[i] - d->hi[j] + (d->lo[i] - d->lo[j]));
+}
+__device__ __forceinline__ float decay_since_start(const struct gdn_decay *d, int i) {
+    return expf(d->hi[i] + d->lo[i]);
+}
+/* By one warp; g and beta at the chunk's first row, HV apart. Rows past len: no decay, beta 0. */
+__device__ __forceinline__ void load_decay(struct gdn_decay *d, const float *g, const float *beta, int64_t HV,
+                                           int len) {
+    const int l = threadIdx.x % 32, i = 2 * l;
+    const double g0 = g && i < len ? (double)g[i * HV] : 0, g1 = g && i + 1 < len ? (double)g[(i + 1) * HV] : 0;
+    double sum = g0 + g1;
+    for (int n = 1; n < 32; n *= 2) {
+        const double before = __shfl_up_sync(0xffffffffu, sum, n);
+        if (l >= n) sum += before;
+    }
+    double G = __shfl_up_sync(0xffffffffu, sum, 1);
+    if (l == 0) G = 0;
+    for (int j = 0; j < 2; j++) {
+        G += j ? g1 : g0;
+        d->hi[i + j] = (float)G;
+        d->lo[i + j] = (float)(G - (double)d->hi[i + j]);
+        d->beta[i + j] = i + j < len ? beta[(i + j) * HV] : 0.0f;
+    }
+}
+
+/* Column `col` of (I + L)^-1 by forward substitution. turned: L's transpose, strictly upper, zeros elsewhere, rows
+ * INVERSE_LD apart; all lanes read the same numbers. x starts as e_col. */
+enum { INVERSE_LD = CHUNK + 4 };
+__device__ __forceinline__ void invert_column(const float *turned, float x[CHUNK], int col) {
+#pragma unroll
+    for (int i = 0; i < CHUNK; i++) x[i] = i == col ? 1.0f : 0.0f;
+#pragma unroll
+    for (int j = 0; j < CHUNK - 1; j++)
+#pragma unroll
+        for (int i = (j + 1) / 4 * 4; i < CHUNK; i += 4) {
+            const float4 L = *(const float4 *)(turned + j * INVERSE_LD + i);
+            if (i > j) x[i] -= L.x * x[j];
+            if (i + 1 > j) x[i + 1] -= L.y * x[j];
+            if (i + 2 > j) x[i + 2] -= L.z * x[j];
+            if (i + 3 > j) x[i + 3] -= L.w * x[j];
+        }
+}
+
+#endif

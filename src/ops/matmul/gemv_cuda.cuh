@@ -1,0 +1,154 @@
+/* gemv_cuda.cuh -- a few rows times all matrices of a linear layer: decoding. Every weight is read once, at the
+ * speed of memory; one launch for all parts. */
+#ifndef HL_GEMV_CUDA_CUH
+#define HL_GEMV_CUDA_CUH
+#include "cuda/early.cuh"
+
+enum { GEMV_ROWS = 8, GEMV_THREADS = 256, GEMV_AHEAD = 4 }; /* 16-byte loads of W on their way */
+
+struct gemv {
+    int64_t M, K;
+    const act *x;
+    int n;
+    bool out_real, add;
+    int64_t end[HL_LINEAR_MAX]; /* output rows of the parts up to and with each */
+    int64_t rows[HL_LINEAR_MAX];
+    const act *W[HL_LINEAR_MAX];
+    void *out[HL_LINEAR_MAX];
+};
+
+static __device__ __forceinline__ void gemv_put(const struct gemv &a, int p, int64_t at, float s) {
+    if (a.out_real) {
+        float *out = (float *)a.out[p] + at;
+        *out = a.add ? *out + s : s;
+    } else {
+        act *out = (act *)a.out[p] + at;
+        put(out, a.add ? f32(*out) + s : s);
+    }
+}
+
+#ifndef HL_CUDA_F32
+/* A block owns 8 output rows; its warps split K, and add up in order. As in tiny_fwd, lane (g, t) loads 16 bytes of
+ * row g of W and of x at column 32 k + 8 t, which are fragments of two products: W is B, x is the upper half of A.
+ * The order of the sum is that of K alone, whatever M is. */
+template <int AHEAD> static __global__ void __launch_bounds__(GEMV_THREADS) gemv_mma(struct gemv a) {
+    enum { WARPS = GEMV_THREADS / 32 };
+    __shared__ float sums[WARPS][GEMV_ROWS][8];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+    const int64_t i = min((int64_t)blockIdx.x * 8 + g, a.end[a.n - 1] - 1), steps = (a.K + 31) / 32;
+    const int from = (int)(steps * warp / WARPS), to = (int)(steps * (warp + 1) / WARPS);
+    int p = 0;
+    while (i >= a.end[p]) p++;
+    const act *W = a.W[p] + (i - (a.end[p] - a.rows[p])) * a.K + 8 * t,
+              *x = a.x + min((int64_t)g, a.M - 1) * a.K + 8 * t;
+    float d[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    for (int k0 = from; k0 < to; k0 += AHEAD) {
+        uint4 w[AHEAD], u[AHEAD];
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++) {
+            w[k] = u[k] = make_uint4(0, 0, 0, 0);
+            if (k0 + k < to && (k0 + k) * 32 + 8 * t < a.K) w[k] = *(const uint4 *)(W + (k0 + k) * 32);
+        }
+        if (k0 == from) wait_for_others();
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++)
+            if (k0 + k < to && (k0 + k) * 32 + 8 * t < a.K && g < a.M)
+                u[k] = *(const uint4 *)(x + (k0 + k) * 32);
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++) {
+            const uint32_t one[4] = {u[k].x, 0, u[k].y, 0}, two[4] = {u[k].z, 0, u[k].w, 0};
+            const uint32_t b1[2] = {w[k].x, w[k].y}, b2[2] = {w[k].z, w[k].w};
+            if (k0 + k >= to) break;
+            mma_bf16(d, one, b1);
+            mma_bf16(d, two, b2);
+        }
+    }
+    wait_for_others(); /* warps without work */
+    let_others_start();
+    sums[warp][g][2 * t] = d[0], sums[warp][g][2 * t + 1] = d[1];
+    __syncthreads();
+    const int64_t row = (int64_t)blockIdx.x * 8 + threadIdx.x % 8, m = threadIdx.x / 8;
+    if (m >= a.M || row >= a.end[a.n - 1]) return;
+    float s = 0.0f;
+    for (int w = 0; w < WARPS; w++) s += sums[w][m][threadIdx.x % 8];
+    for (p = 0; row >= a.end[p];) p++;
+    gemv_put(a, p, m * a.rows[p] + row - (a.end[p] - a.rows[p]), s);
+}
+#endif
+
+/* ---- any type and K ---- */
+
+/* A warp owns one output row (one row of one W): lane l takes the pieces l, l + 32, ... of V numbers. The order
+ * of the sum is that of K alone, whatever M is. */
+template <int V, int rows> static __global__ void __launch_bounds__(GEMV_THREADS) gemv_kernel(struct gemv a) {
+    const int64_t i = (int64_t)blockIdx.x * (GEMV_THREADS / 32) + threadIdx.x / 32, pieces = a.K / V;
+    const int lane = threadIdx.x % 32;
+    int p = 0;
+    if (i >= a.end[a.n - 1]) return;
+    while (i >= a.end[p]) p++;
+    const int64_t row = i - (a.end[p] - a.rows[p]);
+    const act *W = a.W[p] + row * a.K;
+    wait_for_others();
+    let_others_start();
+    float sum[rows];
+    for (int m = 0; m < rows; m++) sum[m] = 0.0f;
+    for (int64_t k0 = lane; k0 < pieces; k0 += 32 * GEMV_AHEAD) {
+        float w[GEMV_AHEAD][V];
+#pragma unroll
+        for (int u = 0; u < GEMV_AHEAD; u++) {
+            const int64_t k = k0 + 32 * u;
+            for (int v = 0; v < V; v++) w[u][v] = 0.0f;
+            if (k >= pieces) continue;
+            if (V > 1) load_wide(w[u], W + k * V);
+            else w[u][0] = f32(W[k]);
+        }
+#pragma unroll
+        for (int u = 0; u < GEMV_AHEAD; u++) {
+            const int64_t k = k0 + 32 * u;
+            if (k >= pieces) break;
+#pragma unroll
+            for (int m = 0; m < rows; m++) {
+                float x[V];
+                if (m >= a.M) break;
+                if (V > 1) load_wide(x, a.x + m * a.K + k * V);
+                else x[0] = f32(a.x[m * a.K + k]);
+                for (int v = 0; v < V; v++) sum[m] += w[u][v] * x[v];
+            }
+        }
+    }
+#pragma unroll
+    for (int m = 0; m < rows; m++) {
+        const float s = warp_sum(sum[m]);
+        if (lane == 0 && m < a.M) gemv_put(a, p, m * a.rows[p] + row, s);
+    }
+}
+
+template <int V> static void gemv_launch(struct hl_cuda *c, const struct gemv *a) {
+    const unsigned blocks = blocks_for(a->end[a->n - 1], GEMV_THREADS / 32);
+    if (a->M == 1) launch_early(c, gemv_kernel<V, 1>, blocks, GEMV_THREADS, 0, *a);
+    else if (a->M == 2) launch_early(c, gemv_kernel<V, 2>, blocks, GEMV_THREADS, 0, *a);
+    else if (a->M <= 4) launch_early(c, gemv_kernel<V, 4>, blocks, GEMV_THREADS, 0, *a);
+    else launch_early(c, gemv_kernel<V, GEMV_ROWS>, blocks, GEMV_THREADS, 0, *a);
+}
+
+static void gemv(struct hl_cuda *c, const struct hl_linear *l) {
+    struct gemv a = {l->M, l->K, (const act *)l->x, l->n, l->out_real, l->add};
+    int64_t end = 0;
+    for (int p = 0; p < l->n; p++) {
+        a.rows[p] = l->part[p].W.rows;
+        a.end[p] = end += a.rows[p];
+        a.W[p] = (const act *)l->part[p].W.data;
+        a.out[p] = l->part[p].out;
+    }
+    if (end == 0) return;
+#ifndef HL_CUDA_F32
+    if (l->K % WIDE == 0) {
+        launch_early(c, l->K <= 1024 ? gemv_mma<4> : gemv_mma<8>, blocks_for(end, 8), GEMV_THREADS, 0, a);
+        return;
+    }
+#endif
+    if (l->K % WIDE == 0) gemv_launch<WIDE>(c, &a);
+    else gemv_launch<1>(c, &a);
+}
+
+#endif

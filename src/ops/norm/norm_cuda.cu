@@ -1,0 +1,290 @@
+/* norm_cuda.cu -- see norm.h: one pass over memory. A row is in the registers of 4 to 32 lanes, 16 bytes at a
+ * time; the L2 norm is the RMS norm without weights, its sum not divided by D. Rows that do not fit (odd or very
+ * wide ones) are read twice by a warp. */
+#include "cuda/early.cuh"
+#include "cuda/partials.cuh"
+#include "cuda/raw.cuh"
+
+enum {
+    THREADS = 128,
+    MOST_WIDE = 256, /* pieces of 16 bytes of the widest row kept in registers */
+    PER_SM = 8
+}; /* blocks of the backward pass, each with its part of dw */
+
+struct norm {
+    int64_t M, D;
+    float share, eps; /* r = 1/sqrt(share sum(x^2) + eps) */
+    const act *x, *z, *dy;
+    const float *w; /* NULL: ones */
+    act *y, *dx, *dz;
+    float *r, *part; /* part [blocks][D]: partial sums of dw */
+    bool dx_add;
+};
+
+template <int lanes> static __device__ __forceinline__ float group_sum(float x) {
+    for (int i = lanes / 2; i > 0; i /= 2) x += __shfl_xor_sync(0xffffffffu, x, i);
+    return x;
+}
+static __device__ __forceinline__ void load_floats(float *x, const float *p) {
+    for (int j = 0; j < WIDE; j += 4) {
+        const float4 u = *(const float4 *)(p + j);
+        x[j] = u.x, x[j + 1] = u.y, x[j + 2] = u.z, x[j + 3] = u.w;
+    }
+}
+static __device__ __forceinline__ void fill(float *x, float v) {
+    for (int j = 0; j < WIDE; j++) x[j] = v;
+}
+
+/* the weights of one piece; ones where there are none */
+static __device__ __forceinline__ void load_w(float *w, const struct norm &a, int64_t c) {
+    if (a.w) load_floats(w, a.w + c);
+    else fill(w, 1.0f);
+}
+
+/* `lanes` lanes own a row: piece i * lanes + lane of 16 bytes, i < N */
+template <int lanes, int N, bool gated>
+static __global__ void __launch_bounds__(THREADS) norm_fwd(struct norm a) {
+    const int lane = threadIdx.x % lanes;
+    const int64_t m = (int64_t)blockIdx.x * (THREADS / lanes) + threadIdx.x / lanes, D = a.D;
+    const bool in = m < a.M;
+    uint4 z[N];
+    float x[N][WIDE], sum = 0.0f;
+    wait_for_others(), let_others_start();
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const int64_t c = (i * lanes + lane) * WIDE;
+        fill(x[i], 0.0f);
+        if (!in || c >= D) continue;
+        load_wide(x[i], a.x + m * D + c);
+        if (gated) z[i] = *(const uint4 *)(a.z + m * D + c);
+    }
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        for (int j = 0; j < WIDE; j++) sum += x[i][j] * x[i][j];
+    const float r = rsqrtf(group_sum<lanes>(sum) * a.share + a.eps);
+    if (!in) return;
+    if (lane == 0) a.r[m] = r;
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const int64_t c = (i * lanes + lane) * WIDE;
+        float w[WIDE], g[WIDE];
+        if (c >= D) continue;
+        load_w(w, a, c);
+        if (gated) unpack(g, z[i]);
+        for (int j = 0; j < WIDE; j++) {
+            x[i][j] *= r * w[j];
+            if (gated) x[i][j] *= silu(g[j]);
+        }
+        store_wide(a.y + m * D + c, x[i]);
+    }
+}
+
+/* One piece of a row: x becomes r x and dy the gradient u before the gate; u r x is added to dw, and the piece's
+ * part of the dot product of u w and r x is returned. */
+template <bool gated>
+static __device__ __forceinline__ float back_piece(const struct norm &a, int64_t at, float r, const float *w,
+                                                   float *x, float *dy, float *z, float *dw) {
+    float dot = 0.0f;
+    for (int j = 0; j < WIDE; j++) {
+        x[j] *= r;
+        if (gated) {
+            const float s = sigmoid(z[j]), d = dy[j];
+            dy[j] = d * z[j] * s;
+            z[j] = d * x[j] * w[j] * s * (1.0f + z[j] * (1.0f - s));
+        }
+        dw[j] += dy[j] * x[j];
+        dot += x[j] * dy[j] * w[j];
+    }
+    if (gated) store_wide(a.dz + at, z);
+    return dot;
+}
+
+/* A block walks over its rows with dw in registers, then adds up its groups of lanes in order. The row itself is
+ * kept as stored and unpacked twice: registers are what limits the loads under way. */
+template <int lanes, int N, bool gated>
+static __global__ void __launch_bounds__(THREADS) norm_bwd(struct norm a) {
+    enum { GROUPS = THREADS / lanes, COLS = lanes * N * WIDE };
+    const int lane = threadIdx.x % lanes, group = threadIdx.x / lanes;
+    const int64_t D = a.D;
+    float dw[N][WIDE], x[WIDE], dy[WIDE], z[WIDE], w[WIDE], old[WIDE];
+    for (int i = 0; i < N; i++) fill(dw[i], 0.0f);
+    for (int64_t m0 = (int64_t)blockIdx.x * GROUPS; m0 < a.M; m0 += (int64_t)gridDim.x * GROUPS) {
+        const int64_t m = m0 + group;
+        const bool in = m < a.M;
+        const float r = in ? a.r[m] : 0.0f;
+        uint4 kx[N], kdy[N], kz[N], kold[N];
+        float dot = 0.0f;
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const int64_t c = (i * lanes + lane) * WIDE, at = m * D + c;
+            if (!in || c >= D) continue;
+            kx[i] = *(const uint4 *)(a.x + at), kdy[i] = *(const uint4 *)(a.dy + at);
+            if (gated) kz[i] = *(const uint4 *)(a.z + at);
+            if (a.dx_add) kold[i] = *(const uint4 *)(a.dx + at);
+        }
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const int64_t c = (i * lanes + lane) * WIDE;
+            if (!in || c >= D) continue;
+            unpack(x, kx[i]), unpack(dy, kdy[i]), load_w(w, a, c);
+            if (gated) unpack(z, kz[i]);
+            dot += back_piece<gated>(a, m * D + c, r, w, x, dy, z, dw[i]);
+        }
+        dot = group_sum<lanes>(dot) * a.share;
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const int64_t c = (i * lanes + lane) * WIDE;
+            if (!in || c >= D) continue;
+            unpack(x, kx[i]), unpack(dy, kdy[i]), load_w(w, a, c);
+            fill(old, 0.0f);
+            if (gated) unpack(z, kz[i]);
+            if (a.dx_add) unpack(old, kold[i]);
+            for (int j = 0; j < WIDE; j++) {
+                const float u = gated ? dy[j] * silu(z[j]) : dy[j];
+                old[j] += r * (u * w[j] - r * x[j] * dot);
+            }
+            store_wide(a.dx + m * D + c, old);
+        }
+    }
+    if (!a.part) return;
+    float *sums = (float *)shared_memory(); /* [GROUPS][COLS] */
+    for (int i = 0; i < N; i++)
+        for (int j = 0; j < WIDE; j++) sums[group * COLS + (i * lanes + lane) * WIDE + j] = dw[i][j];
+    __syncthreads();
+    for (int c = threadIdx.x; c < COLS && c < D; c += THREADS) {
+        float s = 0.0f;
+        for (int g = 0; g < GROUPS; g++) s += sums[g * COLS + c];
+        a.part[blockIdx.x * D + c] = s;
+    }
+}
+
+/* ---- any width: a warp reads its row twice ---- */
+
+static __global__ void norm_fwd_any(struct norm a) {
+    const int64_t m = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32, D = a.D;
+    wait_for_others(), let_others_start();
+    if (m >= a.M) return;
+    float sum = 0.0f;
+    for (int64_t c = threadIdx.x % 32; c < D; c += 32) sum += f32(a.x[m * D + c]) * f32(a.x[m * D + c]);
+    const float r = rsqrtf(warp_sum(sum) * a.share + a.eps);
+    if (threadIdx.x % 32 == 0) a.r[m] = r;
+    for (int64_t c = threadIdx.x % 32; c < D; c += 32) {
+        float y = r * f32(a.x[m * D + c]);
+        if (a.w) y *= a.w[c];
+        if (a.z) y *= silu(f32(a.z[m * D + c]));
+        put(a.y + m * D + c, y);
+    }
+}
+
+/* the gradient before the gate */
+static __device__ __forceinline__ float ungated(const struct norm &a, int64_t i) {
+    return f32(a.dy[i]) * (a.z ? silu(f32(a.z[i])) : 1.0f);
+}
+static __global__ void norm_bwd_any(struct norm a) {
+    const int64_t m = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32, D = a.D;
+    if (m >= a.M) return;
+    const float r = a.r[m];
+    float dot = 0.0f;
+    for (int64_t c = threadIdx.x % 32; c < D; c += 32)
+        dot += r * f32(a.x[m * D + c]) * ungated(a, m * D + c) * (a.w ? a.w[c] : 1.0f);
+    dot = warp_sum(dot) * a.share;
+    for (int64_t c = threadIdx.x % 32; c < D; c += 32) {
+        const int64_t i = m * D + c;
+        const float w = a.w ? a.w[c] : 1.0f, xh = r * f32(a.x[i]), d = r * (ungated(a, i) * w - xh * dot);
+        if (a.z) {
+            const float z = f32(a.z[i]), s = sigmoid(z);
+            put(a.dz + i, f32(a.dy[i]) * xh * w * s * (1.0f + z * (1.0f - s)));
+        }
+        put(a.dx + i, a.dx_add ? f32(a.dx[i]) + d : d);
+    }
+}
+/* before norm_bwd_any, which may overwrite dy: a thread sums one column over the block's rows */
+static __global__ void norm_dw_any(struct norm a) {
+    const int64_t D = a.D;
+    for (int64_t c = threadIdx.x; c < D; c += THREADS) {
+        float s = 0.0f;
+        for (int64_t m = blockIdx.x; m < a.M; m += gridDim.x)
+            s += ungated(a, m * D + c) * a.r[m] * f32(a.x[m * D + c]);
+        a.part[blockIdx.x * D + c] = s;
+    }
+}
+
+/* ---- which of them ---- */
+
+static bool fits(const struct norm *n) { return n->D % WIDE == 0 && n->D / WIDE <= MOST_WIDE; }
+static int lanes_for(int64_t pieces) { return pieces <= 4 ? 4 : pieces <= 8 ? 8 : pieces <= 16 ? 16 : 32; }
+
+/* RUN(lanes, N) of the fewest lanes, then pieces, that hold a row */
+#define BY_WIDTH(pieces, RUN)                 \
+    switch (lanes_for(pieces)) {              \
+    case 4: RUN(4, 1); break;                 \
+    case 8: RUN(8, 1); break;                 \
+    case 16: RUN(16, 1); break;               \
+    default:                                  \
+        if ((pieces) <= 32) RUN(32, 1);       \
+        else if ((pieces) <= 64) RUN(32, 2);  \
+        else if ((pieces) <= 128) RUN(32, 4); \
+        else RUN(32, 8);                      \
+    }
+
+static void forward(struct hl_cuda *c, const struct norm *n) {
+    if (n->M == 0) return;
+    if (!fits(n)) {
+        launch_early(c, norm_fwd_any, blocks_for(n->M, THREADS / 32), THREADS, 0, *n);
+        return;
+    }
+#define RUN(lanes, N)                                                            \
+    launch_early(c, n->z ? norm_fwd<lanes, N, true> : norm_fwd<lanes, N, false>, \
+                 blocks_for(n->M, THREADS / lanes), THREADS, 0, *n)
+    BY_WIDTH(n->D / WIDE, RUN)
+#undef RUN
+}
+
+static void backward(struct hl_cuda *c, struct norm *n, float *dw) {
+    const int64_t each = THREADS / (fits(n) ? lanes_for(n->D / WIDE) : 32); /* rows of a block at a time */
+    const int64_t blocks = min((n->M + each - 1) / each, (int64_t)(PER_SM * hl_cuda_sms(c)));
+    if (n->M == 0) return;
+    if (dw && !(n->part = (float *)hl_cuda_scratch(c, blocks * n->D * (int64_t)sizeof(float)))) return;
+#define RUN(lanes, N)                                                                                 \
+    launch(c, n->z ? norm_bwd<lanes, N, true> : norm_bwd<lanes, N, false>, (unsigned)blocks, THREADS, \
+           dw ? THREADS *N *WIDE * sizeof(float) : 0, *n)
+    if (fits(n)) {
+        BY_WIDTH(n->D / WIDE, RUN)
+    } else {
+        if (dw) launch(c, norm_dw_any, (unsigned)blocks, THREADS, 0, *n);
+        launch(c, norm_bwd_any, blocks_for(n->M, THREADS / 32), THREADS, 0, *n);
+    }
+#undef RUN
+    if (dw) sum_partials(c, dw, n->part, blocks, n->D);
+}
+
+static struct norm rms(const struct hl_rmsnorm *a) {
+    struct norm n = {a->M, a->D, 1.0f / (float)a->D, (float)a->eps};
+    n.x = (const act *)a->x, n.z = (const act *)a->z, n.dy = (const act *)a->dy;
+    n.w = a->w, n.y = (act *)a->y, n.dx = (act *)a->dx, n.dz = (act *)a->dz;
+    n.r = a->r, n.dx_add = a->dx_add;
+    return n;
+}
+static struct norm l2(const struct hl_l2norm *a) {
+    struct norm n = {a->M, a->D, 1.0f, (float)HL_L2_EPS};
+    n.x = (const act *)a->x, n.dy = (const act *)a->dy, n.y = (act *)a->y, n.dx = (act *)a->dx;
+    n.r = a->r, n.dx_add = a->dx_add;
+    return n;
+}
+
+extern "C" void HL_OP(rmsnorm_forward)(struct hl_pool *pool, const struct hl_rmsnorm *a) {
+    const struct norm n = rms(a);
+    forward(hl_cuda_of(pool), &n);
+}
+extern "C" void HL_OP(rmsnorm_backward)(struct hl_pool *pool, const struct hl_rmsnorm *a) {
+    struct norm n = rms(a);
+    backward(hl_cuda_of(pool), &n, a->dw);
+}
+extern "C" void HL_OP(l2norm_forward)(struct hl_pool *pool, const struct hl_l2norm *a) {
+    const struct norm n = l2(a);
+    forward(hl_cuda_of(pool), &n);
+}
+extern "C" void HL_OP(l2norm_backward)(struct hl_pool *pool, const struct hl_l2norm *a) {
+    struct norm n = l2(a);
+    backward(hl_cuda_of(pool), &n, NULL);
+}

@@ -1,0 +1,138 @@
+/* xent_cuda.cu -- see xent.h: logits of some rows, their softmax turned into gradients in place, and the two
+ * products with those. */
+#include "cuda/raw.cuh"
+
+enum { THREADS = 1024, PIECES = 8 }; /* pieces of 16 bytes that a thread keeps of a row */
+extern "C" const struct hl_memory HL_OP(memory);
+
+struct softmax {
+    int64_t V;
+    act *z; /* [rows][V] */
+    const int32_t *target;
+    double *nll;
+    float scale;
+    bool backward;
+};
+
+static __device__ __forceinline__ float block_max(float x, float *room) {
+    const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    x = warp_max(x);
+    if (lane == 0) room[warp] = x;
+    __syncthreads();
+    return warp_max(lane < (blockDim.x + 31) / 32 ? room[lane] : -INFINITY);
+}
+static __device__ __forceinline__ void keep_nll(const struct softmax &a, int64_t row, int32_t target,
+                                                float max, float sum) {
+    if (threadIdx.x == 0)
+        a.nll[row] = (double)logf(sum) + ((double)max - (double)f32(a.z[row * a.V + target]));
+}
+/* true: this row is ignored; its gradient is 0 */
+static __device__ __forceinline__ bool ignored(const struct softmax &a, int64_t row) {
+    if (a.target[row] >= 0) return false;
+    if (threadIdx.x == 0) a.nll[row] = 0;
+    for (int64_t v = threadIdx.x; a.backward && v < a.V; v += blockDim.x) put(a.z + row * a.V + v, 0.0f);
+    return true;
+}
+
+/* Block x: row x, read once and kept in registers, as stored. V is a multiple of WIDE. */
+template <int N> static __global__ void __launch_bounds__(THREADS) softmax_row(struct softmax a) {
+    __shared__ float room[33], room_max[32];
+    const int64_t row = blockIdx.x;
+    const unsigned pieces = (unsigned)(a.V / WIDE);
+    act *z = a.z + row * a.V;
+    uint4 kept[N];
+    float x[WIDE], top = -INFINITY, sum = 0.0f;
+    if (ignored(a, row)) return;
+    const int32_t target = a.target[row];
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const unsigned k = i * blockDim.x + threadIdx.x;
+        if (k < pieces) kept[i] = ((const uint4 *)z)[k];
+    }
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        if (i * blockDim.x + threadIdx.x < pieces) {
+            unpack(x, kept[i]);
+            for (int j = 0; j < WIDE; j++) top = fmaxf(top, x[j]);
+        }
+    top = block_max(top, room_max);
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        if (i * blockDim.x + threadIdx.x < pieces) {
+            unpack(x, kept[i]);
+            for (int j = 0; j < WIDE; j++) sum += __expf(x[j] - top);
+        }
+    sum = block_sum(sum, room);
+    keep_nll(a, row, target, top, sum);
+    if (!a.backward) return;
+    __syncthreads(); /* the target's logit has been read */
+    const float share = a.scale / sum;
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const unsigned k = i * blockDim.x + threadIdx.x;
+        if (k >= pieces) break;
+        unpack(x, kept[i]);
+        for (int j = 0; j < WIDE; j++)
+            x[j] = __expf(x[j] - top) * share - (k * WIDE + j == (unsigned)target ? a.scale : 0.0f);
+        store_wide(z + (int64_t)k * WIDE, x);
+    }
+}
+
+/* any V: the row is read three times */
+static __global__ void softmax_any(struct softmax a) {
+    __shared__ float room[33], room_max[32];
+    const int64_t row = blockIdx.x;
+    act *z = a.z + row * a.V;
+    float top = -INFINITY, sum = 0.0f;
+    if (ignored(a, row)) return;
+    const int32_t target = a.target[row];
+    for (int64_t v = threadIdx.x; v < a.V; v += blockDim.x) top = fmaxf(top, f32(z[v]));
+    top = block_max(top, room_max);
+    for (int64_t v = threadIdx.x; v < a.V; v += blockDim.x) sum += __expf(f32(z[v]) - top);
+    sum = block_sum(sum, room);
+    keep_nll(a, row, target, top, sum);
+    if (!a.backward) return;
+    __syncthreads();
+    const float share = a.scale / sum;
+    for (int64_t v = threadIdx.x; v < a.V; v += blockDim.x)
+        put(z + v, __expf(f32(z[v]) - top) * share - (v == target ? a.scale : 0.0f));
+}
+
+static void softmax_rows(struct hl_cuda *c, const struct softmax *a, int64_t rows) {
+    const int64_t pieces = a->V / WIDE;
+    const bool wide = a->V % WIDE == 0;
+    unsigned threads = 32;
+    while (threads < THREADS && threads * (wide ? 2 : 1) < (wide ? pieces : a->V)) threads *= 2;
+    const unsigned n = (unsigned)((pieces + threads - 1) / threads);
+#define RUN(N) launch(c, softmax_row<N>, (unsigned)rows, threads, 0, *a)
+    if (!wide || n > PIECES) launch(c, softmax_any, (unsigned)rows, threads, 0, *a);
+    else if (n <= 1) RUN(1);
+    else if (n <= 2) RUN(2);
+    else if (n <= 4) RUN(4);
+    else RUN(8);
+#undef RUN
+}
+
+extern "C" void HL_OP(xent)(struct hl_pool *pool, const struct hl_xent *a) {
+    struct hl_cuda *c = hl_cuda_of(pool);
+    const int64_t V = a->W.rows, D = a->D, most = HL_OP(memory).xent_rows;
+    for (int64_t row = 0; row < a->M; row += most) {
+        const int64_t rows = min(most, a->M - row);
+        const act *x = (const act *)a->x + row * D;
+        const struct softmax s = {
+            V, (act *)a->logits, a->target + row, a->nll + row, (float)a->scale, a->dx != NULL};
+        struct hl_gemm g = {rows,      V, D, false, true,         x,           a->W.data,
+                            a->logits, D, D, V,     HL_ACT_DTYPE, HL_ACT_DTYPE};
+        g.alpha = 1.0f, g.beta = 0.0f;
+        hl_cuda_gemm(c, &g);
+        softmax_rows(c, &s, rows);
+        if (!a->dx) continue;
+        g.M = rows, g.N = D, g.K = V, g.b_turned = false;
+        g.A = a->logits, g.B = a->W.data, g.C = (act *)a->dx + row * D;
+        g.lda = V, g.ldb = D, g.ldc = D;
+        hl_cuda_gemm(c, &g);
+        g.M = V, g.N = D, g.K = rows, g.a_turned = true;
+        g.A = a->logits, g.B = x, g.C = a->dW, g.lda = V, g.out = HOLA_F32, g.beta = 1.0f;
+        hl_cuda_gemm(c, &g);
+    }
+}

@@ -1,0 +1,294 @@
+/* cuda_cache.c -- the exact memory on a device against the reference: odd shapes, tiles, ties, wrong versions;
+ * and how long training's sizes take. */
+#include "cuda_cache.h"
+
+/* Forward and backward on the device, results into b. */
+static void run(const struct dev *d, struct batch *b) {
+    const int64_t HV = b->s.HV;
+    struct hl_cache x = upload(d, b);
+    struct hl_rows rows = b->rows;
+    x.rows = &rows;
+    CHECK_OK(d->ops->mem->rows(d->pool, &rows, b->s.chunk));
+    d->ops->cache_forward(d->pool, &x);
+    d->ops->cache_backward(d->pool, &x);
+    CHECK_OK(d->ops->mem->finish(d->pool));
+    d->ops->mem->get(d->pool, b->sel, x.sel, b->ns * (int64_t)sizeof *b->sel);
+    dev_act_take(d, x.out, b->out, b->nv), dev_act_take(d, x.read, b->read, b->nv);
+    dev_real_take(d, x.lse, b->lse, b->T * HV);
+    dev_act_take(d, x.dq, b->dq, b->nq), dev_act_take(d, x.dk, b->dk, b->nq),
+        dev_act_take(d, x.dv, b->dv, b->nv);
+    if (x.dtau) dev_real_take(d, x.dtau, b->dtau, HV);
+    dev_real_take(d, x.dsink, b->dsink, HV), dev_real_take(d, x.dgate, b->dgate, HV);
+    x.out = x.read = x.dq = x.dk = x.dv = NULL;
+    x.lse = x.dtau = x.dsink = x.dgate = NULL;
+    drop(d, &x);
+}
+
+static double worst[2]; /* of f32 and bf16, to be printed */
+
+/* Out of `rows` rows; dk and dq in bf16 carry p and ds rounded as well. */
+static void near(const struct dev *d, const struct batch *b, const struct batch *want, double tol) {
+    const struct shape *s = &b->s;
+    const struct {
+        const char *name;
+        const real *got, *want;
+        int64_t rows, width;
+        double by;
+    } all[] = {{"out", b->out, want->out, b->T, s->HV * s->V, 1},
+               {"read", b->read, want->read, b->T, s->HV * s->V, 1},
+               {"lse", b->lse, want->lse, b->T, s->HV, 1},
+               {"dq", b->dq, want->dq, b->T, s->H * s->K, 2},
+               {"dk", b->dk, want->dk, b->T, s->H * s->K, 2},
+               {"dv", b->dv, want->dv, b->T, s->HV * s->V, 1},
+               {"dtau", b->dtau, want->dtau, 1, s->HV, 10},
+               {"dsink", b->dsink, want->dsink, 1, s->HV, 10},
+               {"dgate", b->dgate, want->dgate, 1, s->HV, 10}};
+    assert_memory_equal(b->sel, want->sel, (size_t)b->ns * sizeof *b->sel);
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        const double e = check_distance(all[i].got, all[i].want, all[i].rows, all[i].width);
+        if (!(e <= tol * all[i].by))
+            fail_msg("%s: evict %d w %d C %d heads %d/%d K %d V %d: %s is %.3g away", d->ops->name,
+                     (int)s->evict, (int)s->window, (int)s->chunk, (int)s->H, (int)s->HV, (int)s->K,
+                     (int)s->V, all[i].name, e);
+        if (e / all[i].by > worst[d->f32 ? 0 : 1]) worst[d->f32 ? 0 : 1] = e / all[i].by;
+    }
+}
+static void compare(const struct dev *d, struct batch *got, struct batch *want, double tol) {
+    batch_run(want, judge(want), host, true);
+    run(d, got);
+    near(d, got, want, tol);
+    batch_free(got);
+    batch_free(want);
+}
+static void against_ref(const struct dev *d, struct shape s, uint64_t seed) {
+    compare(d, mixed(d, s, seed), mixed(d, s, seed), tol_of(d));
+}
+
+/* every eviction, odd head sizes, no window, blocks of one row */
+static void test_odd_shapes(void **state) {
+    static const int64_t wc[][2] = {{4, 16}, {0, 16}, {16, 4}, {5, 1}, {5, 7}};
+    static const int64_t kv[][2] = {{24, 24}, {16, 32}, {80, 100}};
+    (void)state;
+    for (int f = 0; f < 2; f++) {
+        struct dev d = dev_open(f);
+        for (int i = 0; i < 5; i++)
+            for (int e = 0; e < 5; e++) {
+                const int64_t *k = kv[(i + e) % 3], group = 1 + (i + e) % 2;
+                if (dev_slow(&d) && (i + e + f) % 3) continue;
+                against_ref(&d, (struct shape){wc[i][0], wc[i][1], 2, 2 * group, k[0], k[1], kinds[e]},
+                            (uint64_t)(i * 100 + e * 10));
+            }
+        dev_close(&d);
+    }
+}
+
+/* the tiles of the tensor cores: windows and blocks around 32, 64 and 128 */
+static void test_tiles(void **state) {
+    static const struct {
+        int64_t window, chunk, group, K;
+        bool big;
+    } all[] = {{20, 70, 1, 64, false},  {40, 33, 2, 64, false},  {64, 128, 1, 64, false},
+               {0, 65, 1, 128, false},  {33, 40, 1, 128, false}, {3, 20, 2, 256, false},
+               {64, 256, 1, 64, true},  {64, 256, 1, 128, true}, {64, 256, 2, 128, true},
+               {64, 256, 1, 256, true}, {70, 200, 2, 256, true}, {100, 130, 1, 256, true},
+               {65, 63, 2, 64, true},   {1, 1, 1, 64, true},     {64, 129, 4, 128, true}};
+    (void)state;
+    for (int f = 0; f < 2; f++) {
+        struct dev d = dev_open(f);
+        for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+            if (!dev_slow(&d) || (!all[i].big && !f))
+                against_ref(&d,
+                            (struct shape){all[i].window, all[i].chunk, 1, all[i].group, all[i].K, all[i].K,
+                                           kinds[dev_slow(&d) ? 0 : i % 5]},
+                            500 + i);
+        dev_close(&d);
+    }
+}
+
+/* ---- the definition, and wrong versions of it ---- */
+
+static void test_definition(void **state) {
+    (void)state;
+    for (int f = 0; f < 2; f++) {
+        struct dev d = dev_open(f);
+        for (int usual = 0; usual < 2; usual++) {
+            const struct shape s = {6, 16, 1, 2, usual ? 64 : 24, usual ? 64 : 16, HOLA_EVICT_BETAE};
+            struct batch *b = mixed(&d, s, 7);
+            real *want = check_new(b->nv), *dv = check_new(b->nv), *out0 = check_new(b->nv),
+                 *dv0 = check_new(b->nv);
+            const size_t size = (size_t)b->nv * sizeof(real);
+            const double tol = tol_of(&d);
+            for (int64_t i = 0; i < b->T * s.HV; i++)
+                b->score[i] = (real)(check_mix((uint64_t)i) % 6); /* many ties */
+            memcpy(out0, b->out, size), memcpy(dv0, b->dv, size);
+            run(&d, b);
+            for (int w = RIGHT; w <= DROPS_KEPT; w++) {
+                memcpy(want, out0, size), memcpy(dv, dv0, size);
+                plain_run(b, want, dv, (enum wrong)w);
+                if (w == RIGHT || w == DROPS_KEPT) CHECK_NEAR(b->out, want, b->T, s.HV * s.V, tol, "%d", f);
+                else CHECK_FAR(b->out, want, b->T, s.HV * s.V, 2 * tol);
+                if (w == RIGHT) CHECK_NEAR(b->dv, dv, b->T, s.HV * s.V, tol, "%d", f);
+                else CHECK_FAR(b->dv, dv, b->T, s.HV * s.V, 2 * tol);
+            }
+            check_free(out0, b->nv), check_free(dv0, b->nv);
+            check_free(want, b->nv), check_free(dv, b->nv);
+            batch_free(b);
+        }
+        dev_close(&d);
+    }
+}
+
+/* scores that are equal, not numbers, infinite, negative zero */
+static void test_odd_scores(void **state) {
+    static const real odd[] = {0, -0.0f, NAN, INFINITY, -INFINITY, 1, 1, 0.5f, -1, -NAN};
+    (void)state;
+    for (int f = 0; f < 2; f++) {
+        struct dev d = dev_open(f);
+        for (int64_t n = 1; n <= 10; n += 3) {
+            const struct shape s = {7, 12, 1, 2, f ? 24 : 64, f ? 16 : 64, HOLA_EVICT_BETAE};
+            struct batch *want = mixed(&d, s, 21), *got = mixed(&d, s, 21);
+            for (int64_t i = 0; i < want->T * s.HV; i++)
+                want->score[i] = got->score[i] = odd[check_mix((uint64_t)i) % (uint64_t)n];
+            compare(&d, got, want, tol_of(&d));
+            if (dev_slow(&d)) n += 3;
+        }
+        dev_close(&d);
+    }
+}
+
+/* logits far outside the range of exp, above and below a sink that is as far out */
+static void test_large_logits(void **state) {
+    static const real sink[] = {300, -300, 0, 100}, tau[] = {1, 30, -30, 20};
+    (void)state;
+    for (int f = 0; f < 2; f++) {
+        struct dev d = dev_open(f);
+        const struct shape s = {6, 20, 2, 4, f ? 24 : 64, f ? 16 : 64, HOLA_EVICT_BETAE};
+        struct batch *got = mixed(&d, s, 23), *want = mixed(&d, s, 23);
+        for (int i = 0; i < 4; i++) {
+            got->sink[i] = want->sink[i] = sink[i];
+            got->tau[i] = want->tau[i] = tau[i];
+        }
+        compare(&d, got, want, f ? 1e-3 : 3e-2);
+        dev_close(&d);
+    }
+}
+
+/* ---- bits ---- */
+
+static void test_bits(void **state) {
+    (void)state;
+    for (int f = 0; f < 2; f++) {
+        struct dev d = dev_open(f);
+        const struct shape s = {9, 40, 1, 2, f ? 24 : 64, f ? 16 : 64, HOLA_EVICT_BETAE};
+        struct batch *x = mixed(&d, s, 5), *y = mixed(&d, s, 5);
+        run(&d, x), run(&d, y);
+        assert_memory_equal(x->out, y->out, (size_t)x->nv * sizeof(real));
+        assert_memory_equal(x->dq, y->dq, (size_t)x->nq * sizeof(real));
+        assert_memory_equal(x->dk, y->dk, (size_t)x->nq * sizeof(real));
+        assert_memory_equal(x->dv, y->dv, (size_t)x->nv * sizeof(real));
+        assert_memory_equal(x->dtau, y->dtau, (size_t)s.HV * sizeof(real));
+        batch_free(x), batch_free(y);
+        dev_close(&d);
+    }
+}
+
+/* a frozen temperature has no gradient; the scores */
+static void test_score(void **state) {
+    enum { T = 70, HV = 3, V = 24, N = T * HV };
+    (void)state;
+    for (int f = 0; f < 2; f++) {
+        struct dev d = dev_open(f);
+        real *m = check_random(N, 0, 2, 1), *beta = check_random(N, 0.1, 1, 2),
+             *v = check_random(N * V, -1, 1, 3);
+        real *want = check_new(N), *got = check_new(N);
+        dev_round(&d, v, N * V);
+        for (int e = 0; e < 3; e++) {
+            struct hl_score a = {T, HV, V, kinds[e], m, beta, v, want};
+            struct hl_score b = {T,
+                                 HV,
+                                 V,
+                                 kinds[e],
+                                 dev_real(&d, m, N),
+                                 dev_real(&d, beta, N),
+                                 dev_act(&d, v, N * V),
+                                 dev_real(&d, NULL, N)};
+            hl_ops_named("cpu-ref")->cache_score(host, &a);
+            d.ops->cache_score(d.pool, &b);
+            dev_real_take(&d, b.score, got, N);
+            CHECK_NEAR(got, want, T, HV, 1e-6, "score %d", e);
+            if (e > 0) CHECK_FAR(got, m, T, HV, 1e-2);
+            dev_drop(&d, b.m), dev_drop(&d, b.beta), dev_drop(&d, b.v);
+        }
+        check_free(m, N), check_free(beta, N), check_free(v, N * V), check_free(want, N), check_free(got, N);
+        dev_close(&d);
+    }
+}
+
+/* ---- speed ---- */
+
+static void *dev_copy_of(const struct dev *d, const void *from, int64_t n) {
+    void *p = d->ops->mem->alloc(d->pool, n * d->ops->mem->act_size);
+    assert_non_null(p);
+    d->ops->mem->copy(d->pool, p, from, n * d->ops->mem->act_size);
+    return p;
+}
+static void time_training(const struct dev *d, int64_t n, int64_t len, int64_t K) {
+    const struct shape s = {64, 256, 4, 4, K, K, HOLA_EVICT_BETAE};
+    struct hl_seg *seg = calloc((size_t)n, sizeof *seg);
+    struct hl_rows rows = {.T = n * len, .n = n, .seg = seg};
+    const int64_t T = n * len, nv = T * s.HV * K;
+    real *fill = check_random(nv, -1, 1, 9);
+    struct hl_cache x = {.rows = &rows, .H = 4, .HV = 4, .K = K, .V = K, .window = 64, .chunk = 256};
+    for (int64_t i = 0; i < n; i++) seg[i] = (struct hl_seg){.row = i * len, .len = len};
+    x.q = dev_act(d, fill, nv);
+    check_fill(fill, nv, -1, 1, 10);
+    x.k = dev_act(d, fill, nv);
+    x.v = dev_copy_of(d, x.k, nv), x.dout = dev_copy_of(d, x.q, nv), x.out = dev_copy_of(d, x.q, nv);
+    x.read = dev_copy_of(d, x.q, nv), x.dq = dev_copy_of(d, x.q, nv);
+    x.dk = dev_copy_of(d, x.q, nv), x.dv = dev_copy_of(d, x.q, nv);
+    x.score = dev_real(d, fill, T * 4), x.lse = dev_real(d, fill, T * 4), x.tau = dev_real(d, fill, 4);
+    x.sink = dev_real(d, fill, 4), x.gate = dev_real(d, fill, 4), x.dsink = dev_real(d, fill, 4);
+    x.dgate = dev_real(d, fill, 4);
+    x.sel = d->ops->mem->alloc(d->pool, n * hl_pieces(len, 256) * 4 * 64 * 8);
+    CHECK_OK(d->ops->mem->rows(d->pool, &rows, 256));
+    const double fwd = milliseconds(d, &x, d->ops->cache_forward);
+    const double bwd = milliseconds(d, &x, d->ops->cache_backward);
+    print_message("%s %lld x %lld tokens, 4 heads x %lld: forward %.3f ms, backward %.3f ms\n", d->ops->name,
+                  (long long)n, (long long)len, (long long)K, fwd, bwd);
+    CHECK_OK(d->ops->mem->finish(d->pool));
+    drop(d, &x);
+    check_free(fill, nv);
+    free(seg);
+}
+static void test_speed(void **state) {
+    (void)state;
+    for (int f = 0; f < 2; f++) {
+        struct dev d = dev_open(f);
+        if (!dev_slow(&d)) {
+            if (!f) time_training(&d, 32, 2048, 128), time_training(&d, 16, 2048, 256);
+            if (!f) time_training(&d, 32, 2048, 64), time_training(&d, 64, 2048, 256);
+            if (!f) time_training(&d, 1, 32768, 256);
+            if (f) time_training(&d, 4, 512, 128);
+        }
+        dev_close(&d);
+    }
+}
+
+/* [test] [1: every operation once, for a profiler] */
+int main(int argc, char **argv) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_odd_shapes),   cmocka_unit_test(test_tiles),
+        cmocka_unit_test(test_definition),   cmocka_unit_test(test_odd_scores),
+
+        cmocka_unit_test(test_large_logits), cmocka_unit_test(test_bits),
+        cmocka_unit_test(test_score),        cmocka_unit_test(test_speed),
+    };
+    int failed;
+    if (argc > 1) cmocka_set_test_filter(argv[1]);
+    if (argc > 2) warm = 0, repeats = 1;
+    host = check_pool(1, hl_cache_scratch(256, 256, 600, 700));
+    failed = cmocka_run_group_tests(tests, NULL, NULL);
+    print_message("largest distances: f32 %.2g, bf16 %.2g\n", worst[0], worst[1]);
+    hl_pool_free(host);
+    return failed;
+}

@@ -1,0 +1,62 @@
+/* cuda_cache.h -- what the tests of the exact memory on a device share: a batch there, and how to time it. */
+#ifndef HL_CUDA_CACHE_H
+#define HL_CUDA_CACHE_H
+#include "cache_case.h"
+#include "cuda.h"
+
+static struct hl_pool *host;
+
+static const hola_evict kinds[] = {HOLA_EVICT_BETAE, HOLA_EVICT_E, HOLA_EVICT_BETAV, HOLA_EVICT_RECENCY,
+                                   HOLA_EVICT_H2O};
+
+/* Same inputs on both sides. */
+static inline struct batch *rounded(const struct dev *d, struct batch *b) {
+    dev_round(d, b->q, b->nq), dev_round(d, b->k, b->nq);
+    dev_round(d, b->v, b->nv), dev_round(d, b->dout, b->nv);
+    dev_round(d, b->out, b->nv), dev_round(d, b->dv, b->nv);
+    return b;
+}
+static inline struct batch *mixed(const struct dev *d, struct shape s, uint64_t seed) {
+    const int64_t C = s.chunk, len[] = {3 * C + 7, 1, C - 1, C, C + 1};
+    return rounded(d, batch_new(s, len, 5, seed));
+}
+
+/* The batch's arrays on the device; x.rows must still be given. */
+static inline struct hl_cache upload(const struct dev *d, const struct batch *b) {
+    const int64_t HV = b->s.HV, n = b->T * HV;
+    struct hl_cache x = b->a;
+    x.q = dev_act(d, b->q, b->nq), x.k = dev_act(d, b->k, b->nq), x.v = dev_act(d, b->v, b->nv);
+    x.score = dev_real(d, b->score, n);
+    x.tau = dev_real(d, b->tau, HV), x.sink = dev_real(d, b->sink, HV), x.gate = dev_real(d, b->gate, HV);
+    x.out = dev_act(d, b->out, b->nv), x.dout = dev_act(d, b->dout, b->nv), x.dv = dev_act(d, b->dv, b->nv);
+    x.read = dev_act(d, NULL, b->nv), x.lse = dev_real(d, NULL, n);
+    x.sel = dev_put(d, b->sel, b->ns * (int64_t)sizeof *b->sel);
+    x.dq = dev_act(d, NULL, b->nq), x.dk = dev_act(d, NULL, b->nq);
+    x.dtau = dev_real(d, b->dtau, HV), x.dsink = dev_real(d, b->dsink, HV),
+    x.dgate = dev_real(d, b->dgate, HV);
+    return x;
+}
+static inline void drop(const struct dev *d, const struct hl_cache *x) {
+    const void *all[] = {x->q,  x->k,    x->v,   x->score, x->tau, x->sink, x->gate, x->out,   x->dout,
+                         x->dv, x->read, x->lse, x->sel,   x->dq,  x->dk,   x->dtau, x->dsink, x->dgate};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) dev_drop(d, all[i]);
+}
+
+static inline double tol_of(const struct dev *d) { return d->f32 ? 2e-5 : 6e-3; }
+
+/* the reference, except where it would take too long */
+static inline const char *judge(const struct batch *b) { return b->nv > 200000 ? "cpu" : "cpu-ref"; }
+
+/* ---- speed ---- */
+
+static int warm = 3, repeats = 20; /* 0 and 1 under a profiler */
+
+static inline double milliseconds(const struct dev *d, const struct hl_cache *x,
+                                  void (*op)(struct hl_pool *, const struct hl_cache *)) {
+    for (int i = 0; i < warm; i++) op(d->pool, x);
+    hl_cuda_timer_start(hl_cuda_of(d->pool));
+    for (int i = 0; i < repeats; i++) op(d->pool, x);
+    return 1e3 * hl_cuda_timer_stop(hl_cuda_of(d->pool)) / repeats;
+}
+
+#endif

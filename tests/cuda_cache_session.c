@@ -1,0 +1,184 @@
+/* cuda_cache_session.c -- sessions of the exact memory on a device against the reference: in pieces and token by
+ * token, several at once; and how long a token takes. */
+#include "cuda_cache.h"
+
+/* The filled part of two states of the same position, on the host. */
+static void same_state(const struct batch *b, const char *x, const char *y, int64_t pos, double tol) {
+    const struct shape *s = &b->s;
+    const struct hl_cache_layout l = hl_cache_layout(s->K, s->V, s->window, s->chunk);
+    const int64_t open = pos % s->chunk, kept = pos - open < s->window ? pos - open : s->window;
+    for (int64_t h = 0; h < s->HV; h++, x += l.bytes, y += l.bytes)
+        for (int64_t j = 0; j < kept + open; j++) {
+            const int64_t slot = j < kept ? j : s->window + j - kept;
+            const size_t K = (size_t)s->K * sizeof(real), V = (size_t)s->V * sizeof(real);
+            assert_memory_equal(x + l.k + (size_t)slot * K, y + l.k + (size_t)slot * K, K);
+            assert_memory_equal(x + l.v + (size_t)slot * V, y + l.v + (size_t)slot * V, V);
+            if (j < kept) assert_memory_equal(x + l.pos + j * 8, y + l.pos + j * 8, 8);
+            const real p = ((const real *)(x + l.score))[slot], q = ((const real *)(y + l.score))[slot];
+            assert_true(p == q || fabs((double)(p - q)) <= tol * fabs((double)q) + tol);
+        }
+}
+
+enum { OFF = 192 };
+struct session {
+    char *host, *dev;
+    int64_t bytes;
+};
+static struct session session_new(const struct dev *d, const struct batch *b) {
+    struct session s = {.bytes = OFF + 64 +
+                                 hl_cache_state_bytes(b->s.HV, b->s.K, b->s.V, b->s.window, b->s.chunk)};
+    s.host = aligned_alloc(64, (size_t)s.bytes);
+    assert_non_null(s.host);
+    memset(s.host, 0xff, (size_t)s.bytes); /* NaN: what was not written must not be read */
+    s.dev = dev_put(d, s.host, s.bytes);
+    return s;
+}
+static void session_check(const struct dev *d, const struct batch *b, struct session *s, int64_t pos) {
+    char *got = malloc((size_t)s->bytes);
+    assert_non_null(got);
+    d->ops->mem->get(d->pool, got, s->dev, s->bytes);
+    same_state(b, got + OFF, s->host + OFF, pos, 1e-4);
+    for (int64_t i = 0; i < OFF; i++) assert_int_equal(got[i], (char)0xff);
+    for (int64_t i = s->bytes - 64; i < s->bytes; i++) assert_int_equal(got[i], (char)0xff);
+    free(got);
+    free(s->host);
+    dev_drop(d, s->dev);
+}
+
+/* `passes` passes over n sessions: len(pass, i) rows each (0: none left), on both sides. */
+static void feed(const struct dev *d, struct batch *b, int64_t (*len)(int pass, int i), int passes) {
+    const int n = (int)b->rows.n;
+    struct hl_cache x = upload(d, b), y = b->a;
+    struct session s[8];
+    int64_t at[8] = {0};
+    real *got = check_new(b->nv);
+    x.read = y.read = NULL, x.lse = y.lse = NULL, x.sel = y.sel = NULL;
+    x.state_off = y.state_off = OFF;
+    for (int i = 0; i < n; i++) s[i] = session_new(d, b);
+    for (int pass = 0; pass < passes; pass++) {
+        struct hl_seg there[8], here[8];
+        struct hl_rows rows = {.T = b->T, .seg = there}, mine = {.T = b->T, .seg = here};
+        for (int i = 0; i < n; i++) {
+            const int64_t left = b->seg[i].len - at[i], add = len(pass, i) < left ? len(pass, i) : left;
+            if (add <= 0) continue;
+            here[rows.n] = (struct hl_seg){b->seg[i].row + at[i], add, at[i], s[i].host};
+            there[rows.n] = here[rows.n];
+            there[rows.n++].state = s[i].dev;
+            at[i] += add;
+        }
+        if (rows.n == 0) break;
+        mine.n = rows.n;
+        x.rows = &rows, y.rows = &mine;
+        CHECK_OK(d->ops->mem->rows(d->pool, &rows, b->s.chunk));
+        d->ops->cache_forward(d->pool, &x);
+        hl_ops_named(judge(b))->cache_forward(host, &y);
+    }
+    dev_act_take(d, x.out, got, b->nv);
+    x.out = NULL;
+    /* a tile of bf16 rounds where the reference does not */
+    CHECK_NEAR(got, b->out, b->T, b->s.HV * b->s.V, tol_of(d), "%s evict %d w %d C %d K %d in pieces",
+               d->ops->name, (int)b->s.evict, (int)b->s.window, (int)b->s.chunk, (int)b->s.K);
+    for (int i = 0; i < n; i++) session_check(d, b, &s[i], at[i]);
+    check_free(got, b->nv);
+    drop(d, &x);
+    batch_free(b);
+}
+static int64_t ones(int pass, int i) { return (void)pass, (void)i, 1; }
+static int64_t sevens(int pass, int i) { return (void)pass, (void)i, 7; }
+static int64_t growing(int pass, int i) { return 1 + pass * 5 + i; }
+static int64_t prompt_then_ones(int pass, int i) { return pass == 0 ? 37 + 11 * i : 1; }
+static int64_t everything(int pass, int i) { return (void)pass, (void)i, 1 << 20; }
+static int64_t mixed_lengths(int pass, int i) { return (pass + i) % 3 == 0 ? 1 : (pass * 7 + i * 5) % 23; }
+
+static void sessions(const struct dev *d, struct shape s, int which, uint64_t seed) {
+    static int64_t (*const how[])(int, int) = {ones,       sevens,       growing, prompt_then_ones,
+                                               everything, mixed_lengths};
+    const int64_t C = s.chunk, len[] = {3 * C + 3, C, 2 * C - 1};
+    feed(d, rounded(d, batch_new(s, len, 3, seed)), how[which], 6 * (int)C);
+}
+static void test_sessions(void **state) {
+    static const int64_t wc[][2] = {{4, 16}, {0, 16}, {16, 4}, {5, 1}, {30, 16}};
+    (void)state;
+    for (int f = 0; f < 2; f++) {
+        struct dev d = dev_open(f);
+        for (int i = 0; i < 5; i++)
+            for (int e = 0; e < 5; e++)
+                for (int which = 0; which < 6; which++) {
+                    const int64_t K = (i + e + which) % 2 ? 64 : 24, V = K == 64 ? 64 : 16;
+                    if (dev_slow(&d) && (i * 3 + e * 5 + which + f) % 8) continue;
+                    sessions(&d, (struct shape){wc[i][0], wc[i][1], 1, 2, K, V, kinds[e]}, which,
+                             (uint64_t)(i * 100 + e * 10 + which));
+                }
+        dev_close(&d);
+    }
+}
+static void test_sessions_tiles(void **state) {
+    (void)state;
+    for (int f = 0; f < 2; f++) {
+        struct dev d = dev_open(f);
+        for (int which = 0; which < 6 && !dev_slow(&d); which++)
+            for (int64_t K = f ? 128 : 64; K <= (f ? 128 : 256); K *= 2)
+                sessions(&d, (struct shape){64, 256, 1, 2, K, K, kinds[(which + K / 64) % 4]}, which,
+                         (uint64_t)which);
+        if (dev_slow(&d) && !f)
+            for (int which = 0; which < 2; which++)
+                sessions(&d, (struct shape){10, 40, 1, 1, which ? 64 : 128, which ? 64 : 128, kinds[0]},
+                         2 + 3 * which, 3);
+        if (dev_slow(&d))
+            sessions(&d, (struct shape){10, 20, 1, 1, f ? 256 : 128, f ? 256 : 128, kinds[1]}, 3, 4);
+        dev_close(&d);
+    }
+}
+
+/* n sessions of one token each, at position `pos` */
+static void time_step(const struct dev *d, int64_t n, int64_t K, int64_t pos) {
+    const int64_t bytes = hl_cache_state_bytes(4, K, K, 64, 256);
+    struct hl_seg *seg = calloc((size_t)n, sizeof *seg);
+    struct hl_rows rows = {.T = n, .n = n, .seg = seg};
+    real *fill = check_random(n * bytes / 4, 0.01, 1, 9);
+    char *states = dev_put(d, fill, n * bytes);
+    struct hl_cache x = {.rows = &rows, .H = 4, .HV = 4, .K = K, .V = K, .window = 64, .chunk = 256};
+    for (int64_t i = 0; i < n; i++)
+        seg[i] = (struct hl_seg){.row = i, .len = 1, .pos = pos, .state = states + i * bytes};
+    x.q = dev_act(d, fill, n * 4 * K), x.k = dev_act(d, fill, n * 4 * K), x.v = dev_act(d, fill, n * 4 * K);
+    x.out = dev_act(d, fill, n * 4 * K);
+    x.score = dev_real(d, fill, n * 4), x.tau = dev_real(d, fill, 4), x.sink = dev_real(d, fill, 4);
+    x.gate = dev_real(d, fill, 4);
+    CHECK_OK(d->ops->mem->rows(d->pool, &rows, 256));
+    print_message("%s step of %lld sessions, 4 heads x %lld, position %lld: %.1f us\n", d->ops->name,
+                  (long long)n, (long long)K, (long long)pos,
+                  1e3 * milliseconds(d, &x, d->ops->cache_forward));
+    CHECK_OK(d->ops->mem->finish(d->pool));
+    drop(d, &x);
+    dev_drop(d, states);
+    check_free(fill, n * bytes / 4);
+    free(seg);
+}
+static void test_speed(void **state) {
+    (void)state;
+    for (int f = 0; f < 2; f++) {
+        struct dev d = dev_open(f);
+        for (int64_t K = 128; K <= 256 && !dev_slow(&d); K *= 2) {
+            time_step(&d, 1, K, 5000);
+            time_step(&d, 1, K, 256 * 20 + 255); /* a block gets full */
+            time_step(&d, 32, K, 5000);
+        }
+        dev_close(&d);
+    }
+}
+
+/* [test] [1: every operation once, for a profiler] */
+int main(int argc, char **argv) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_sessions),
+        cmocka_unit_test(test_sessions_tiles),
+        cmocka_unit_test(test_speed),
+    };
+    int failed;
+    if (argc > 1) cmocka_set_test_filter(argv[1]);
+    if (argc > 2) warm = 0, repeats = 1;
+    host = check_pool(1, hl_cache_scratch(256, 256, 600, 700));
+    failed = cmocka_run_group_tests(tests, NULL, NULL);
+    hl_pool_free(host);
+    return failed;
+}

@@ -1,0 +1,282 @@
+#define _GNU_SOURCE /*TUNE*/
+/* cuda_gdn.c -- the forward delta rule on a GPU against the reference: shapes, gates, states carried across any cut,
+ * what is kept for the backward pass, the same bits every time, mistakes that must be seen; and its speed. */
+#include "cuda_gdn.h"
+
+/* bf16: rounding the operands of each product leaves 2 to 4 parts in a thousand */
+static double tolerance(const struct dev *d) { return d->f32 ? 1e-5 : 6e-3; }
+
+static double worst[2][4]; /* by build: out, m, states, what is kept */
+static void note(const struct dev *d, int what, const real *got, const real *want, int64_t rows, int64_t width) {
+    worst[d->f32][what] = fmax(worst[d->f32][what], check_distance(got, want, rows, width));
+}
+
+/* Row i of (I + L)^-1 from its definition, for every row of the batch; zero right of the diagonal. */
+static void inverse(const struct gdn_case *c, real *A) {
+    const struct hl_gdn *a = &c->a;
+    for (int64_t r = 0; r < c->b; r++) {
+        const int64_t row = r / a->HV, hv = r % a->HV, hk = hv / (a->HV / a->H);
+        int64_t s = 0;
+        while (row >= c->seg[s].row + c->seg[s].len) s++;
+        const int64_t i = (row - c->seg[s].row) % HL_CHUNK;
+        double sum[HL_CHUNK] = {0}, G = 0;
+        for (int64_t j = i - 1; j >= 0; j--) { /* L_ij times row j; G: log-decay from j to i */
+            const int64_t other = row - i + j;
+            double dot = 0;
+            for (int64_t n = 0; n < a->K; n++)
+                dot += (double)((const real *)a->k)[(row * a->H + hk) * a->K + n] *
+                       (double)((const real *)a->k)[(other * a->H + hk) * a->K + n];
+            G += a->g ? (double)a->g[(other + 1) * a->HV + hv] : 0;
+            for (int64_t n = 0; n <= j; n++)
+                sum[n] -= (double)a->beta[r] * dot * exp(G) * (double)A[(other * a->HV + hv) * HL_CHUNK + n];
+        }
+        sum[i] = 1;
+        for (int64_t n = 0; n < HL_CHUNK; n++) A[r * HL_CHUNK + n] = (real)sum[n];
+    }
+}
+
+/* A training pass and a session's against the reference, v_new against the CPU's chunked form,
+ * A against its definition. */
+static void compare(const struct dev *d, const struct gdn_shape *f, const int64_t *len, int64_t n) {
+    struct gdn_case *c = dev_case(d, f, len, n, 7);
+    struct hl_pool *pool = check_pool(1, hl_gdn_scratch(f->K, f->V));
+    struct gdn_result train = result_new(c), session = result_new(c), kept = result_new(c);
+    double tol = tolerance(d);
+    run_training(hl_ops_named("cpu-ref"), pool, c, &train, false);
+    run_session(hl_ops_named("cpu-ref"), pool, c, &session, false);
+    run_training(hl_ops_named("cpu"), pool, c, &kept, false);
+    inverse(c, kept.A);
+    for (int keep = 0; keep < 2; keep++) {
+        struct gdn_result got = result_new(c);
+        dev_gdn_forward(d, c, &got, false, keep);
+        note(d, 0, got.out, train.out, c->T, f->HV * f->V);
+        note(d, 1, got.m, train.m, c->T, f->HV);
+        check_outputs(c, f, &got, &train, tol);
+        if (keep) {
+            note(d, 3, got.v_new, kept.v_new, c->T, f->HV * f->V);
+            note(d, 3, got.A, kept.A, c->T, f->HV * HL_CHUNK);
+            CHECK_NEAR(got.v_new, kept.v_new, c->T, f->HV * f->V, tol, SHAPE_FMT, SHAPE_ARG(f));
+            CHECK_NEAR(got.A, kept.A, c->T, f->HV * HL_CHUNK, tol, SHAPE_FMT, SHAPE_ARG(f));
+        }
+        result_free(c, &got);
+        got = result_new(c);
+        dev_gdn_forward(d, c, &got, true, keep);
+        note(d, 2, got.S, session.S, n * f->HV * f->K, f->V);
+        check_outputs(c, f, &got, &session, tol);
+        CHECK_NEAR(got.S, session.S, n * f->HV * f->K, f->V, tol, SHAPE_FMT, SHAPE_ARG(f));
+        result_free(c, &got);
+    }
+    result_free(c, &train);
+    result_free(c, &session);
+    result_free(c, &kept);
+    hl_pool_free(pool);
+    case_free(c);
+}
+
+static void shapes(void **state) {
+    static const int64_t size[][2] = {{16, 16},   {24, 24},  {64, 64},   {80, 100}, {128, 128},
+                                      {256, 256}, {64, 128}, {128, 192}, {300, 20}};
+    static const int64_t short_lengths[] = {1, 63, 65 + 64}, lengths[] = {1, 2, 15, 16, 17, 63, 64, 65, 127, 200};
+    (void)state;
+    for (int f32 = 0; f32 < 2; f32++) {
+        struct dev d = dev_open(f32);
+        for (size_t i = 0; i < sizeof size / sizeof *size; i++)
+            for (int64_t group = 1; group <= (size[i][0] <= 64 ? 2 : 1); group++) {
+                bool big = dev_slow(&d) && size[i][1] >= 100, huge = big && size[i][1] > 128;
+                struct gdn_shape f = {1, group, size[i][0], size[i][1], GATE_RANDOM, -0.1, 0, 1};
+                compare(&d, &f, big ? short_lengths + (huge ? 1 : 0) : lengths,
+                        huge ? 1 : big ? 3 : (int64_t)(sizeof lengths / sizeof *lengths));
+            }
+        dev_close(&d);
+    }
+}
+
+/* Every width of a tile: the more sequences and heads, the wider. */
+static void tiles(void **state) {
+    static const int64_t one[CASE_SEGS] = {1, 1, 1, 66, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+    (void)state;
+    struct dev d = dev_open(false);
+    for (int64_t K = 64; K <= (dev_slow(&d) ? 128 : 256); K *= 2)
+        for (int64_t HV = 1; HV <= 8; HV *= 2) {
+            struct gdn_shape f = {1, HV, K, 128, GATE_RANDOM, -0.1, 0, 1};
+            if (dev_slow(&d) && HV > 1 && HV < 8) continue;
+            compare(&d, &f, one, CASE_SEGS);
+        }
+    dev_close(&d);
+}
+
+static void gates(void **state) {
+    static const struct {
+        enum case_gate gate;
+        double lo;
+    } gates[] = {{GATE_RANDOM, -0.001}, {GATE_RANDOM, -5},   {GATE_RANDOM, -60}, {GATE_RESETS, -0.01},
+                 {GATE_RANDOM, -1e30},  {GATE_ZERO, 0},      {GATE_NONE, 0}};
+    static const double beta[][2] = {{0, 1}, {0, 1e-4}, {0.999, 1}, {0, 2}};
+    static const int64_t len[] = {150, 3, 65};
+    (void)state;
+    for (int f32 = 0; f32 < 2; f32++) {
+        struct dev d = dev_open(f32);
+        for (size_t g = 0; g < sizeof gates / sizeof *gates; g++)
+            for (size_t b = 0; b < sizeof beta / sizeof *beta; b++) {
+                int64_t size = f32 ? 40 : 64;
+                struct gdn_shape f = {1, 1, size, size, gates[g].gate, gates[g].lo, beta[b][0], beta[b][1]};
+                if (dev_slow(&d) && g && b && (g + b) % 4) continue;
+                compare(&d, &f, len, 3);
+            }
+        dev_close(&d);
+    }
+}
+
+/* Many sessions of a few tokens. */
+static void short_segments(void **state) {
+    static const int64_t len[] = {1, 8, 2, 1, 1, 5, 1};
+    (void)state;
+    for (int f32 = 0; f32 < 2; f32++) {
+        struct dev d = dev_open(f32);
+        for (int64_t K = 64; K <= 256; K *= 2) {
+            struct gdn_shape f = {2, 4, K, 64, GATE_RANDOM, -0.1, 0, 1};
+            compare(&d, &f, len, 7);
+        }
+        dev_close(&d);
+    }
+}
+
+/* A session: many tokens, then a few and one by one; the same as the whole at once. */
+static void decode(void **state) {
+    enum { T = 80 };
+    static const int64_t cut[] = {0, 70, 71, 72, 76, 77, T}, len[] = {T};
+    static const struct gdn_shape shape[] = {{2, 2, 64, 64, GATE_RANDOM, -0.05, 0, 1},
+                                             {1, 2, 128, 128, GATE_RANDOM, -0.05, 0, 1},
+                                             {1, 1, 256, 256, GATE_NONE, 0, 0, 1},
+                                             {1, 1, 40, 24, GATE_RANDOM, -0.05, 0, 1}};
+    (void)state;
+    for (int f32 = 0; f32 < 2; f32++) {
+        struct dev d = dev_open(f32);
+        for (size_t i = 0; i < sizeof shape / sizeof *shape; i++) {
+            const struct gdn_shape *f = &shape[i];
+            struct gdn_case *c = dev_case(&d, f, len, 1, 11);
+            struct gdn_result want = result_new(c), got = result_new(c);
+            struct dev_gdn x;
+            run_session(hl_ops_named("cpu-ref"), NULL, c, &want, false);
+            dev_gdn_open(&d, &x, c, got.S, false);
+            for (size_t p = 0; p + 1 < sizeof cut / sizeof *cut; p++) {
+                const int64_t t = cut[p], qk = t * f->H * f->K * d.ops->mem->act_size;
+                const int64_t v = t * f->HV * f->V * d.ops->mem->act_size, b = t * f->HV;
+                struct hl_gdn a = x.a;
+                x.rows.T = x.seg[0].len = cut[p + 1] - t, x.seg[0].pos = t;
+                CHECK_OK(d.ops->mem->rows(d.pool, &x.rows, 64));
+                a.q = (const char *)a.q + qk, a.k = (const char *)a.k + qk;
+                a.v = (const char *)a.v + v, a.out = (char *)a.out + v;
+                a.g = a.g ? a.g + b : NULL, a.beta += b, a.m += b;
+                d.ops->gdn_forward(d.pool, &a);
+            }
+            dev_gdn_close(&d, &x, c, &got);
+            check_outputs(c, f, &got, &want, tolerance(&d));
+            CHECK_NEAR(got.S, want.S, f->HV * f->K, f->V, tolerance(&d), SHAPE_FMT, SHAPE_ARG(f));
+            result_free(c, &want);
+            result_free(c, &got);
+            case_free(c);
+        }
+        dev_close(&d);
+    }
+}
+
+/* The same bits again; and a pass that starts empty where there is a state, or that does not decay, is far off. */
+static void bits_and_mistakes(void **state) {
+    static const int64_t len[] = {130, 20};
+    static const struct gdn_shape f = {1, 1, 64, 64, GATE_RANDOM, -0.1, 0, 1};
+    (void)state;
+    struct dev d = dev_open(false);
+    struct gdn_case *c = dev_case(&d, &f, len, 2, 13);
+    struct gdn_result one = result_new(c), two = result_new(c), wrong = result_new(c);
+    dev_gdn_forward(&d, c, &one, true, true);
+    dev_gdn_forward(&d, c, &two, true, true);
+    assert_memory_equal(one.out, two.out, (size_t)c->v * sizeof(real));
+    assert_memory_equal(one.m, two.m, (size_t)c->b * sizeof(real));
+    assert_memory_equal(one.S, two.S, (size_t)(2 * c->S) * sizeof(real));
+    assert_memory_equal(one.A, two.A, (size_t)(c->b * HL_CHUNK) * sizeof(real));
+    dev_gdn_forward(&d, c, &wrong, false, false);
+    CHECK_FAR(wrong.out, one.out, c->T, f.V, 0.02);
+    const real *g = c->a.g;
+    c->a.g = NULL;
+    dev_gdn_forward(&d, c, &wrong, true, false);
+    c->a.g = g;
+    CHECK_FAR(wrong.out, one.out, c->T, f.V, 0.02);
+    CHECK_FAR(wrong.m, one.m, c->T, 1, 0.02);
+    result_free(c, &one);
+    result_free(c, &two);
+    result_free(c, &wrong);
+    case_free(c);
+    dev_close(&d);
+}
+
+/* ---- speed, on a real device ---- */
+
+static void time_one(const struct dev *d, int64_t n, int64_t len, int64_t H, int64_t K, bool session, double target) {
+    struct gdn_shape f = {H, H, K, K, GATE_RANDOM, -0.1, 0, 1};
+    int64_t T = n * len, S = n * H * K * K, qk = T * H * K;
+    struct hl_seg *seg = calloc((size_t)n, sizeof *seg);
+    struct hl_rows rows = {.T = T, .n = n, .seg = seg};
+    real *x = check_random(qk, -1, 1, 3), *b = check_random(T * H, 0, 1, 4), *g = check_random(T * H, -0.1, 0, 5);
+    real *states = session ? dev_put(d, memset(malloc((size_t)S * 4), 0, (size_t)S * 4), S * 4) : NULL;
+    for (int64_t s = 0; s < n; s++)
+        seg[s] = (struct hl_seg){
+            .row = s * len, .len = len, .state = session ? (char *)(states + s * H * K * K) : NULL};
+    CHECK_OK(d->ops->mem->rows(d->pool, &rows, 64));
+    for (int64_t i = 0; i < qk; i++) x[i] *= (real)sqrt(3.0 / (double)K);
+    struct hl_gdn a = {.rows = &rows, .H = H, .HV = H, .K = K, .V = K};
+    a.q = dev_act(d, x, qk), a.v = dev_act(d, x, qk);
+    for (int64_t i = 0; i < qk / 2; i++) { real t = x[i]; x[i] = x[qk - 1 - i], x[qk - 1 - i] = t; }
+    a.k = dev_act(d, x, qk);
+    a.g = dev_real(d, g, T * H), a.beta = dev_real(d, b, T * H);
+    a.out = dev_act(d, NULL, qk), a.m = dev_real(d, NULL, T * H);
+    a.v_new = session ? NULL : dev_act(d, NULL, qk), a.A = session ? NULL : dev_act(d, NULL, T * H * HL_CHUNK);
+    for (int vt = getenv("TUNE") ? 128 : 0; vt == 0 || vt >= 16; vt = vt ? vt / 2 : -1) { /*TUNE*/
+    char vts[8]; snprintf(vts, 8, "%d", vt); if (vt) setenv(session ? "GDN_COLS" : "GDN_VT", vts, 1); /*TUNE*/
+    double best = 1e9;
+    for (int round = 0; round < 4; round++) {
+        enum { REPEATS = 20 };
+        hl_cuda_timer_start(hl_cuda_of(d->pool));
+        for (int i = 0; i < REPEATS; i++) d->ops->gdn_forward(d->pool, &a);
+        double s = hl_cuda_timer_stop(hl_cuda_of(d->pool)) / REPEATS;
+        if (round && s < best) best = s;
+    }
+    print_message("%3d x %5d, %d x %3d: %.4f ms (target %.3f)\n", (int)n, (int)len, (int)H, (int)K, 1e3 * best, target);
+    if (vt) print_message("   ^ vt %d\n", vt); } /*TUNE*/
+    dev_drop(d, a.q), dev_drop(d, a.k), dev_drop(d, a.v), dev_drop(d, a.g), dev_drop(d, a.beta);
+    dev_drop(d, a.out), dev_drop(d, a.m);
+    if (session) dev_drop(d, states);
+    else dev_drop(d, a.v_new), dev_drop(d, a.A);
+    check_free(x, qk), check_free(b, T * H), check_free(g, T * H);
+    free(seg);
+    (void)f;
+}
+
+static void speed(void **state) {
+    (void)state;
+    struct dev d = dev_open(false);
+    if (!dev_slow(&d)) {
+        time_one(&d, 16, 2048, 4, 256, false, 0.316);
+        time_one(&d, 32, 2048, 4, 128, false, 0.396);
+        time_one(&d, 1, 32768, 4, 256, false, 0.715);
+        time_one(&d, 1, 1, 4, 256, true, 0.004);
+        time_one(&d, 64, 1, 4, 256, true, 0.030);
+    }
+    dev_close(&d);
+}
+
+static int report(void **state) {
+    (void)state;
+    for (int f = 0; f < 2; f++)
+        print_message("%s: worst distance of out %.2g, m %.2g, states %.2g, v_new and A %.2g\n", f ? "f32" : "bf16",
+                      worst[f][0], worst[f][1], worst[f][2], worst[f][3]);
+    return 0;
+}
+
+int main(int argc, char **argv) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(shapes), cmocka_unit_test(tiles), cmocka_unit_test(gates),
+                                       cmocka_unit_test(short_segments), cmocka_unit_test(decode), cmocka_unit_test(bits_and_mistakes),
+                                       cmocka_unit_test(speed)};
+    if (argc > 1) cmocka_set_test_filter(argv[1]);
+    return cmocka_run_group_tests(tests, NULL, report);
+}

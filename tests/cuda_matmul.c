@@ -1,0 +1,244 @@
+/* cuda_matmul.c -- linear layers on a CUDA device against the reference: products, the few-row and few-output
+ * kernels, rows that do not care how many they are, the same bits twice, wrong versions that must be caught, and,
+ * on a real device, the speed of decoding. */
+#include "cuda_speed.h"
+
+static const struct hl_ops *ref;
+static int setup(void **state) {
+    (void)state;
+    ref = hl_ops_named("cpu-ref");
+    return ref == NULL;
+}
+
+struct layer {
+    int64_t M, K, N[HL_LINEAR_MAX];
+    int n;
+    bool out_real, add, dx_add;
+};
+struct arrays { /* on the host */
+    real *x, *dx, *W[HL_LINEAR_MAX], *out[HL_LINEAR_MAX], *dout[HL_LINEAR_MAX], *dW[HL_LINEAR_MAX];
+};
+
+static struct arrays arrays_new(const struct dev *d, const struct layer *l) {
+    struct arrays a;
+    a.x = check_random(l->M * l->K, -1, 1, 1), a.dx = check_random(l->M * l->K, -1, 1, 2);
+    dev_round(d, a.x, l->M * l->K), dev_round(d, a.dx, l->M * l->K);
+    for (int p = 0; p < l->n; p++) {
+        const int64_t out = l->M * l->N[p], w = l->N[p] * l->K;
+        a.W[p] = check_random(w, -1, 1, 10u + p), a.dW[p] = check_random(w, -1, 1, 20u + p);
+        a.out[p] = check_random(out, -1, 1, 30u + p), a.dout[p] = check_random(out, -1, 1, 40u + p);
+        dev_round(d, a.W[p], w), dev_round(d, a.dout[p], out);
+        if (!l->out_real) dev_round(d, a.out[p], out);
+    }
+    return a;
+}
+static void arrays_free(struct arrays *a, const struct layer *l) {
+    check_free(a->x, l->M * l->K), check_free(a->dx, l->M * l->K);
+    for (int p = 0; p < l->n; p++) {
+        check_free(a->W[p], l->N[p] * l->K), check_free(a->dW[p], l->N[p] * l->K);
+        check_free(a->out[p], l->M * l->N[p]), check_free(a->dout[p], l->M * l->N[p]);
+    }
+}
+static struct hl_linear host_args(const struct layer *l, const struct arrays *a) {
+    struct hl_linear s = {.M = l->M, .K = l->K, .x = a->x, .n = l->n, .dx = a->dx};
+    s.out_real = l->out_real, s.add = l->add, s.dx_add = l->dx_add;
+    for (int p = 0; p < l->n; p++) {
+        s.part[p] = (struct hl_linear_part){.out = a->out[p], .dout = a->dout[p], .dW = a->dW[p]};
+        s.part[p].W = (struct hl_weight){
+            .data = a->W[p], .layout = HL_ROWS, .dtype = HOLA_F32, .rows = l->N[p], .cols = l->K};
+    }
+    return s;
+}
+static void on_device(const struct dev *d, const struct layer *l, struct arrays *a, bool backward) {
+    struct hl_linear s = host_args(l, a);
+    s.x = dev_act(d, a->x, l->M * l->K), s.dx = dev_act(d, a->dx, l->M * l->K);
+    for (int p = 0; p < l->n; p++) {
+        const int64_t out = l->M * l->N[p], w = l->N[p] * l->K;
+        s.part[p].W.data = dev_act(d, a->W[p], w), s.part[p].dW = dev_real(d, a->dW[p], w);
+        s.part[p].out = l->out_real ? (void *)dev_real(d, a->out[p], out) : dev_act(d, a->out[p], out);
+        s.part[p].dout = dev_act(d, a->dout[p], out);
+    }
+    d->ops->linear_forward(d->pool, &s);
+    if (backward) d->ops->linear_backward(d->pool, &s);
+    dev_drop(d, s.x), dev_act_take(d, s.dx, a->dx, l->M * l->K);
+    for (int p = 0; p < l->n; p++) {
+        const int64_t out = l->M * l->N[p], w = l->N[p] * l->K;
+        dev_drop(d, s.part[p].W.data), dev_real_take(d, s.part[p].dW, a->dW[p], w);
+        if (l->out_real) dev_real_take(d, s.part[p].out, a->out[p], out);
+        else dev_act_take(d, s.part[p].out, a->out[p], out);
+        dev_drop(d, s.part[p].dout);
+    }
+}
+
+static double worst_seen[2];
+static double distance(const struct layer *l, const struct arrays *a, const struct arrays *b) {
+    double e = check_distance(a->dx, b->dx, l->M, l->K);
+    for (int p = 0; p < l->n; p++) {
+        e = fmax(e, check_distance(a->out[p], b->out[p], l->M, l->N[p]));
+        e = fmax(e, check_distance(a->dW[p], b->dW[p], l->N[p], l->K));
+    }
+    return e;
+}
+static void compare(const struct dev *d, const struct layer *l) {
+    struct arrays want = arrays_new(d, l), got = arrays_new(d, l), again = arrays_new(d, l);
+    const struct hl_linear s = host_args(l, &want);
+    const double tol = d->f32 ? 5e-6 : 6e-3;
+    on_device(d, l, &got, true);
+    on_device(d, l, &again, true);
+    assert_true(distance(l, &got, &again) == 0);
+    ref->linear_forward(d->pool, &s);
+    ref->linear_backward(d->pool, &s);
+    const double e = distance(l, &got, &want);
+    if (!(e <= tol))
+        fail_msg("%s: %d x %d, %d parts, first of %d: %.3g away", d->ops->name, (int)l->M, (int)l->K, l->n,
+                 (int)l->N[0], e);
+    worst_seen[d->f32] = fmax(worst_seen[d->f32], e);
+    got.dW[l->n - 1][0] += 10, got.out[l->n - 1][0] += 10; /* one wrong number shows */
+    assert_true(distance(l, &got, &want) > tol);
+    arrays_free(&want, l), arrays_free(&got, l), arrays_free(&again, l);
+}
+
+static const struct layer layers[] = {
+    {1, 16, {4}, .n = 1},
+    {3, 24, {5, 40, 1}, .n = 3, .add = true},
+    {8, 100, {7}, .n = 1, .out_real = true},
+    {2, 1032, {12, 4, 4}, .n = 3, .out_real = true, .add = true},
+    {5, 300, {64}, .n = 1, .dx_add = true},
+    {9, 16, {4}, .n = 1},
+    {17, 64, {32, 4, 4}, .n = 3, .dx_add = true},
+    {33, 40, {24, 4, 4}, .n = 3, .add = true},
+    {130, 264, {4, 4}, .n = 2, .out_real = true},
+    {70, 72, {6, 6, 40, 1, 16, 16}, .n = 6, .out_real = true, .add = true},
+    {100, 100, {16, 4}, .n = 2, .dx_add = true},
+    {64, 32, {16, 16}, .n = 2},
+    {40, 48, {17}, .n = 1},
+};
+static const struct layer big_layers[] = {
+    {100, 1024, {1024, 512, 4, 4}, .n = 4},
+    {4100, 512, {8, 8}, .n = 2, .dx_add = true},
+    {40, 2816, {1024}, .n = 1, .add = true},
+};
+static void test_linear(void **state) {
+    (void)state;
+    for (int f = 0; f < 2; f++) {
+        struct dev d = dev_open(f);
+        for (size_t i = 0; i < sizeof layers / sizeof *layers; i++) compare(&d, &layers[i]);
+        for (size_t i = 0; !dev_slow(&d) && i < sizeof big_layers / sizeof *big_layers; i++)
+            compare(&d, &big_layers[i]);
+        dev_close(&d);
+    }
+    print_message("linear: %.2g away with bf16, %.2g with float\n", worst_seen[0], worst_seen[1]);
+}
+
+/* decoding: a row has the same bits among any number up to eight */
+static void test_few_rows(void **state) {
+    struct layer l = {.K = 520, .N = {37, 4}, .n = 2, .out_real = true};
+    (void)state;
+    for (int f = 0; f < 2; f++) {
+        struct dev d = dev_open(f);
+        l.M = 8;
+        struct arrays all = arrays_new(&d, &l);
+        on_device(&d, &l, &all, false);
+        for (l.M = 1; l.M < 8; l.M++) {
+            struct arrays some = arrays_new(&d, &l);
+            on_device(&d, &l, &some, false);
+            for (int p = 0; p < l.n; p++)
+                assert_memory_equal(some.out[p], all.out[p], (size_t)(l.M * l.N[p]) * sizeof(real));
+            arrays_free(&some, &l);
+        }
+        l.M = 8;
+        arrays_free(&all, &l);
+        dev_close(&d);
+    }
+}
+
+/* ---- speed ---- */
+
+enum { SETS = 64 }; /* of weights, so that they are not in the cache already */
+
+static void time_few_rows(const struct dev *d, int64_t M, int64_t K, const int64_t *N, int n) {
+    char what[64];
+    int64_t all = 0;
+    struct hl_linear a = {.M = M, .K = K, .n = n};
+    for (int p = 0; p < n; p++) all += N[p];
+    const int sets =
+        (int)(((int64_t)1 << 30) / (all * K * 2)) < SETS ? (int)(((int64_t)1 << 30) / (all * K * 2)) : SETS;
+    char *W = noise(d, sets * all * K, false);
+    a.x = noise(d, M * K, false);
+    for (int p = 0; p < n; p++) {
+        a.part[p].W = (struct hl_weight){.layout = HL_ROWS, .dtype = HOLA_BF16, .rows = N[p], .cols = K};
+        a.part[p].out = noise(d, M * N[p], false);
+    }
+    for (int round = 0; round < 2; round++) {
+        if (round == 1) hl_cuda_timer_start(hl_cuda_of(d->pool));
+        for (int r = 0; r < REPEATS; r++)
+            for (int s = 0; s < sets; s++) {
+                char *at = W + s * all * K * 2;
+                for (int p = 0; p < n; at += N[p++] * K * 2) a.part[p].W.data = at;
+                d->ops->linear_forward(d->pool, &a);
+            }
+    }
+    const double t = hl_cuda_timer_stop(hl_cuda_of(d->pool)) / (REPEATS * sets);
+    snprintf(what, sizeof what, "%d row%s, %d x %d, %d parts", (int)M, M == 1 ? "" : "s", (int)all, (int)K,
+             n);
+    print_message("%-28s %8.2f us  %6.0f GB/s\n", what, 1e6 * t, 1e-9 * (double)(all * K * 2) / t);
+    dev_drop(d, W), dev_drop(d, a.x);
+    for (int p = 0; p < n; p++) dev_drop(d, a.part[p].out);
+}
+static void time_training(const struct dev *d) {
+    enum { M = 65536, K = 1024 };
+    static const int64_t N[6] = {1024, 1024, 1024, 1024, 4, 4};
+    struct hl_linear a = {
+        .M = M, .K = K, .x = noise(d, (int64_t)M * K, false), .dx = noise(d, (int64_t)M * K, false)};
+    for (int p = 0; p < 6; p++) {
+        a.part[p].W = (struct hl_weight){noise(d, N[p] * K, false), HL_ROWS, HOLA_BF16, N[p], K};
+        a.part[p].out = noise(d, M * N[p], false), a.part[p].dout = noise(d, M * N[p], false);
+        a.part[p].dW = noise(d, N[p] * K, true);
+    }
+    const double ops = 2.0 * M * K * 4096;
+    a.n = 4;
+    TIME(d, "4 products fwd (Gop/s)", ops, d->ops->linear_forward(d->pool, &a));
+    TIME(d, "4 products bwd (Gop/s)", 2 * ops, d->ops->linear_backward(d->pool, &a));
+    a.n = 6;
+    TIME(d, "and 2 tiny ones fwd", ops, d->ops->linear_forward(d->pool, &a));
+    TIME(d, "and 2 tiny ones bwd", 2 * ops, d->ops->linear_backward(d->pool, &a));
+    struct hl_linear t = a;
+    t.n = 2, t.part[0] = a.part[4], t.part[1] = a.part[5], t.dx_add = true;
+    TIME(d, "2 tiny ones fwd", 2.0 * M * K, d->ops->linear_forward(d->pool, &t));
+    TIME(d, "2 tiny ones bwd", 6.0 * M * K, d->ops->linear_backward(d->pool, &t));
+    struct hl_linear h = {.M = 8192, .K = K, .n = 1, .x = a.x};
+    h.part[0].W = (struct hl_weight){noise(d, 32000 * K, false), HL_ROWS, HOLA_BF16, 32000, K};
+    h.part[0].out = noise(d, (int64_t)8192 * 32000, false);
+    TIME(d, "8192 x 32000 x 1024 (Gop/s)", 2.0 * 8192 * 32000 * K, d->ops->linear_forward(d->pool, &h));
+    dev_drop(d, h.part[0].W.data), dev_drop(d, h.part[0].out);
+    dev_drop(d, a.x), dev_drop(d, a.dx);
+    for (int p = 0; p < 6; p++) {
+        dev_drop(d, a.part[p].W.data), dev_drop(d, a.part[p].out), dev_drop(d, a.part[p].dout);
+        dev_drop(d, a.part[p].dW);
+    }
+}
+static void test_speed(void **state) {
+    static const int64_t one[] = {1024}, layer[] = {1024, 1024, 1024, 1024, 4, 4}, mlp[] = {2816, 2816},
+                         head[] = {32000};
+    static const int64_t Ms[] = {1, 2, 4, 8};
+    struct dev d = dev_open(false);
+    (void)state;
+    if (!dev_slow(&d)) {
+        for (int i = 0; i < 4; i++) {
+            time_few_rows(&d, Ms[i], 1024, one, 1), time_few_rows(&d, Ms[i], 2816, one, 1);
+            time_few_rows(&d, Ms[i], 1024, layer, 6), time_few_rows(&d, Ms[i], 1024, mlp, 2);
+            time_few_rows(&d, Ms[i], 1024, head, 1);
+        }
+        time_training(&d);
+    }
+    dev_close(&d);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_linear),
+        cmocka_unit_test(test_few_rows),
+        cmocka_unit_test(test_speed),
+    };
+    return cmocka_run_group_tests(tests, setup, NULL);
+}

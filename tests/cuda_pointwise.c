@@ -1,0 +1,298 @@
+/* cuda_pointwise.c -- norms, gate, swiglu and conv on a CUDA device against the reference; sessions of the
+ * convolution; the same bits twice; wrong versions that must be caught; and, on a real device, their speed. */
+#include "cuda_speed.h"
+#include "pointwise.h"
+
+static const struct hl_ops *ref;
+static int setup(void **state) {
+    (void)state;
+    ref = hl_ops_named("cpu-ref");
+    return ref == NULL;
+}
+
+/* ---- a case on the device: every array has a twin there, and the op's pointers are changed to those ---- */
+
+static bool is_real(const char *name) {
+    static const char *const reals[] = {"w",     "dw",    "r",      "g",       "dg",      "beta",
+                                        "dbeta", "A_log", "dA_log", "dt_bias", "ddt_bias"};
+    for (size_t i = 0; i < sizeof reals / sizeof *reals; i++)
+        if (!strcmp(name, reals[i])) return true;
+    return false;
+}
+static void round_acts(const struct dev *d, struct pw *c) {
+    for (int i = 0; i < c->n; i++)
+        if (!is_real(c->v[i].name) && !c->v[i].out) dev_round(d, c->v[i].p, c->v[i].rows * c->v[i].width);
+}
+static void run_on_device(const struct dev *d, const struct kind *k, struct pw *c) {
+    struct pw there = *c;
+    void *twin[MAX_ARRAYS];
+    for (int i = 0; i < c->n; i++) {
+        const int64_t n = c->v[i].rows * c->v[i].width;
+        twin[i] = is_real(c->v[i].name) ? (void *)dev_real(d, c->v[i].p, n) : dev_act(d, c->v[i].p, n);
+        for (size_t w = 0; w < sizeof there.op / sizeof(void *); w++)
+            if (!memcmp((char *)&there.op + w * sizeof(void *), &c->v[i].p, sizeof(void *)))
+                memcpy((char *)&there.op + w * sizeof(void *), &twin[i], sizeof(void *));
+    }
+    if (k == &kind_conv) {
+        there.rows.seg = there.seg, there.op.conv.rows = &there.rows;
+        CHECK_OK(d->ops->mem->rows(d->pool, &there.rows, 64));
+    }
+    k->forward(d->ops, d->pool, &there);
+    k->backward(d->ops, d->pool, &there);
+    for (int i = 0; i < c->n; i++) {
+        const int64_t n = c->v[i].rows * c->v[i].width;
+        if (is_real(c->v[i].name)) dev_real_take(d, twin[i], c->v[i].p, n);
+        else dev_act_take(d, twin[i], c->v[i].p, n);
+    }
+}
+
+static double worst_seen[2];
+static void compare(const struct dev *d, const struct kind *k, int64_t M, int64_t D, int variant) {
+    struct pw want = {0}, got = {0}, again = {0};
+    const char *name;
+    k->build(&want, M, D, variant), k->build(&got, M, D, variant), k->build(&again, M, D, variant);
+    round_acts(d, &want), round_acts(d, &got), round_acts(d, &again);
+    k->forward(ref, d->pool, &want);
+    k->backward(ref, d->pool, &want);
+    run_on_device(d, k, &got);
+    run_on_device(d, k, &again);
+    const double e = pw_distance(&got, &want, &name), tol = d->f32 ? 1e-5 : 3e-3;
+    if (e > worst_seen[d->f32]) worst_seen[d->f32] = e;
+    if (!(e <= tol))
+        fail_msg("%s %s variant %d, %d x %d: %s is %.3g away", d->ops->name, k->name, variant, (int)M, (int)D,
+                 name, e);
+    for (int i = 0; i < got.n; i++)
+        assert_memory_equal(got.v[i].p, again.v[i].p,
+                            (size_t)(got.v[i].rows * got.v[i].width) * sizeof(real));
+    pw_free(&want), pw_free(&got), pw_free(&again);
+}
+
+static void all_variants(const struct kind *k, const int64_t *Ms, const int64_t *Ds, int shapes) {
+    worst_seen[0] = worst_seen[1] = 0;
+    for (int f = 0; f < 2; f++) {
+        struct dev d = dev_open(f);
+        for (int i = 0; i < shapes; i++)
+            for (int v = 0; v < k->variants; v++)
+                if (!dev_slow(&d) || Ms[i] * Ds[i] <= 40000) compare(&d, k, Ms[i], Ds[i], v);
+        dev_close(&d);
+    }
+    print_message("%s: %.2g away with bf16, %.2g with float\n", k->name, worst_seen[0], worst_seen[1]);
+}
+
+#define COUNT(a) ((int)(sizeof(a) / sizeof *(a)))
+static void test_rmsnorm(void **state) {
+    static const int64_t Ms[] = {1, 7, 33, 64, 300, 2, 9, 5, 3, 40, 20, 5, 2, 1500, 0, 2000, 5000};
+    static const int64_t Ds[] = {16, 24,  64,   80,   100, 128, 256,  512, 1024,
+                                 1,  200, 2048, 4100, 16,  16,  1024, 128};
+    (void)state;
+    all_variants(&kind_rms, Ms, Ds, COUNT(Ms));
+}
+static void test_l2norm(void **state) {
+    static const int64_t Ms[] = {1, 7, 33, 64, 30, 9, 5, 3, 0, 5000},
+                         Ds[] = {16, 24, 64, 80, 100, 128, 256, 2048, 16, 256};
+    (void)state;
+    all_variants(&kind_l2, Ms, Ds, COUNT(Ms));
+}
+static void test_gate(void **state) {
+    static const int64_t Ms[] = {1, 7, 300, 1000, 65, 3, 0, 4000}, Ds[] = {1, 4, 6, 16, 40, 300, 4, 8};
+    (void)state;
+    all_variants(&kind_gate, Ms, Ds, COUNT(Ms));
+}
+static void test_swiglu(void **state) {
+    static const int64_t Ms[] = {1, 7, 3, 100}, Ds[] = {16, 101, 2816, 4001};
+    (void)state;
+    all_variants(&kind_swiglu, Ms, Ds, COUNT(Ms));
+}
+static void test_conv(void **state) {
+    static const int64_t Ms[] = {1, 3, 31, 32, 33, 64, 150, 150, 70, 0, 500, 700};
+    static const int64_t Ds[] = {16, 24, 64, 100, 40, 16, 24, 17, 300, 16, 1024, 2056};
+    (void)state;
+    all_variants(&kind_conv, Ms, Ds, COUNT(Ms));
+}
+
+/* ---- the convolution's sessions ---- */
+
+enum { ROWS = 70, OFF = 64 };
+
+/* Feeds x [ROWS][C] in pieces of the lengths given (the last one repeated) to two sessions, the second of which is
+ * one piece behind; y and the tails must be those of the whole, bit for bit. */
+static void splits(const struct dev *d, int64_t C, int64_t W) {
+    static const int64_t lens[][4] = {{ROWS}, {1}, {2, 1}, {1, 5, 3, 1}, {40, 1, 2, 33}};
+    static const int counts[] = {1, 1, 2, 4, 4};
+    const struct hl_memory *mem = d->ops->mem;
+    const int64_t bytes = OFF + (W - 1) * C * (int64_t)sizeof(real), size = mem->act_size;
+    real *x = check_random(ROWS * C, -2, 2, 1), *w = check_random(C * W, -1, 1, 2);
+    real *whole = check_new(ROWS * C), *y = check_new(2 * ROWS * C), *tail = check_new((W - 1) * C);
+    dev_round(d, x, ROWS * C);
+    struct hl_seg one = {.len = ROWS};
+    struct hl_rows rows = {.T = ROWS, .n = 1, .seg = &one};
+    struct hl_conv a = {.rows = &rows, .C = C, .W = W, .tail_off = OFF};
+    char *dx = dev_act(d, x, ROWS * C), *in = dev_act(d, NULL, 2 * ROWS * C),
+         *out = dev_act(d, NULL, 2 * ROWS * C);
+    a.w = dev_real(d, w, C * W), a.x = dx, a.y = dev_act(d, NULL, ROWS * C);
+    CHECK_OK(mem->rows(d->pool, &rows, 64));
+    d->ops->conv_forward(d->pool, &a); /* a training segment: no state */
+    dev_act_take(d, a.y, whole, ROWS * C);
+    for (int s = 0; s < 5; s++) {
+        real *block[2] = {dev_real(d, NULL, bytes / 4),
+                          dev_real(d, NULL, bytes / 4)}; /* NaN: not to be read */
+        int64_t at[2] = {0, 0};
+        for (int i = 0; at[0] < ROWS || at[1] < ROWS; i++) {
+            struct hl_seg seg[2];
+            struct hl_rows piece = {.seg = seg};
+            for (int j = 0; j < 2; j++) { /* the second session is one piece behind */
+                const int turn = i - j;
+                const int64_t len = turn < 0 ? 0 : lens[s][turn < counts[s] ? turn : counts[s] - 1];
+                const int64_t take = at[j] + len < ROWS ? len : ROWS - at[j];
+                if (take == 0) continue;
+                seg[piece.n++] =
+                    (struct hl_seg){.row = piece.T, .len = take, .pos = at[j], .state = (char *)block[j]};
+                mem->copy(d->pool, in + piece.T * C * size, dx + at[j] * C * size, take * C * size);
+                piece.T += take;
+            }
+            a.rows = &piece, a.x = in, a.y = out;
+            CHECK_OK(mem->rows(d->pool, &piece, 64));
+            d->ops->conv_forward(d->pool, &a);
+            real *part = check_new(piece.T * C);
+            void *copy = mem->alloc(d->pool, piece.T * C * size);
+            mem->copy(d->pool, copy, out, piece.T * C * size);
+            dev_act_take(d, copy, part, piece.T * C);
+            for (int64_t k = 0; k < piece.n; k++) {
+                const int j = seg[k].state == (char *)block[1];
+                memcpy(y + (j * ROWS + at[j]) * C, part + seg[k].row * C,
+                       (size_t)(seg[k].len * C) * sizeof(real));
+                at[j] += seg[k].len;
+            }
+            check_free(part, piece.T * C);
+        }
+        for (int j = 0; j < 2; j++) {
+            assert_memory_equal(y + j * ROWS * C, whole, (size_t)(ROWS * C) * sizeof(real));
+            mem->get(d->pool, tail, (char *)block[j] + OFF, (W - 1) * C * (int64_t)sizeof(real));
+            assert_memory_equal(tail, x + (ROWS - W + 1) * C, (size_t)((W - 1) * C) * sizeof(real));
+            dev_drop(d, block[j]);
+        }
+    }
+    dev_drop(d, dx), dev_drop(d, in), dev_drop(d, out), dev_drop(d, a.w);
+    check_free(x, ROWS * C), check_free(w, C * W), check_free(whole, ROWS * C);
+    check_free(y, 2 * ROWS * C), check_free(tail, (W - 1) * C);
+}
+static void test_conv_sessions(void **state) {
+    (void)state;
+    for (int f = 0; f < 2; f++) {
+        struct dev d = dev_open(f);
+        splits(&d, 16, 4), splits(&d, 17, 4), splits(&d, 24, 2), splits(&d, 136, 3), splits(&d, 8, 8);
+        dev_close(&d);
+    }
+}
+
+/* ---- wrong versions: what the device computes for a slightly different question must be seen ---- */
+
+static void test_wrong(void **state) {
+    enum { M = 70, D = 64 };
+    (void)state;
+    for (int f = 0; f < 2; f++) {
+        struct dev d = dev_open(f);
+        const double tol = f ? 1e-5 : 3e-3;
+        struct pw want = {0}, got = {0};
+        rms_build(&want, M, D, 1), rms_build(&got, M, D, 1);
+        round_acts(&d, &want), round_acts(&d, &got);
+        kind_rms.forward(ref, d.pool, &want), kind_rms.backward(ref, d.pool, &want);
+        got.op.rms.eps = (real)1.1e-6;
+        run_on_device(&d, &kind_rms, &got);
+        CHECK_FAR(pw_get(&got, "y")->p, pw_get(&want, "y")->p, M, D, tol);
+        CHECK_FAR(pw_get(&got, "dx")->p, pw_get(&want, "dx")->p, M, D, tol);
+        pw_free(&want), pw_free(&got);
+        want = got = (struct pw){0};
+        conv_build(&want, M, D, 4), conv_build(&got, M, D, 4);
+        round_acts(&d, &want), round_acts(&d, &got);
+        kind_conv.forward(ref, d.pool, &want), kind_conv.backward(ref, d.pool, &want);
+        got.rows.n = 1, got.seg[0].len = M; /* sequences that run into each other */
+        run_on_device(&d, &kind_conv, &got);
+        CHECK_FAR(pw_get(&got, "y")->p, pw_get(&want, "y")->p, M, D, tol);
+        CHECK_FAR(pw_get(&got, "dx")->p, pw_get(&want, "dx")->p, M, D, tol);
+        CHECK_FAR(pw_get(&got, "dw")->p, pw_get(&want, "dw")->p, D, 4, tol);
+        pw_free(&want), pw_free(&got);
+        dev_close(&d);
+    }
+}
+
+/* ---- speed ---- */
+
+enum { BIG = 65536 };
+
+static void time_norms(const struct dev *d, void *const *x, int64_t D) {
+    char what[64];
+    const int64_t M = (int64_t)BIG * 1024 / D, n = (int64_t)BIG * 1024;
+    float *w = noise(d, D, true), *dw = noise(d, D, true), *r = noise(d, M, true);
+    struct hl_rmsnorm a = {.M = M, .D = D, .eps = (real)1e-6, .x = x[0], .w = w, .y = x[1], .r = r};
+    a.dy = x[2], a.dx = x[3], a.dw = dw;
+    snprintf(what, sizeof what, "rmsnorm fwd %d", (int)D);
+    TIME(d, what, n * 4, d->ops->rmsnorm_forward(d->pool, &a));
+    snprintf(what, sizeof what, "rmsnorm bwd %d", (int)D);
+    TIME(d, what, n * 6, d->ops->rmsnorm_backward(d->pool, &a));
+    a.dx_add = true;
+    snprintf(what, sizeof what, "rmsnorm bwd %d, added", (int)D);
+    TIME(d, what, n * 8, d->ops->rmsnorm_backward(d->pool, &a));
+    a.dx_add = false, a.z = x[4], a.dz = x[5];
+    snprintf(what, sizeof what, "rmsnorm fwd %d, gated", (int)D);
+    TIME(d, what, n * 6, d->ops->rmsnorm_forward(d->pool, &a));
+    snprintf(what, sizeof what, "rmsnorm bwd %d, gated", (int)D);
+    TIME(d, what, n * 10, d->ops->rmsnorm_backward(d->pool, &a));
+    struct hl_l2norm l = {.M = M, .D = D, .x = x[0], .y = x[1], .r = r, .dy = x[2], .dx = x[3]};
+    snprintf(what, sizeof what, "l2norm fwd %d", (int)D);
+    TIME(d, what, n * 4, d->ops->l2norm_forward(d->pool, &l));
+    snprintf(what, sizeof what, "l2norm bwd %d", (int)D);
+    TIME(d, what, n * 6, d->ops->l2norm_backward(d->pool, &l));
+    dev_drop(d, w), dev_drop(d, dw), dev_drop(d, r);
+}
+static void time_conv(const struct dev *d, void *const *x) {
+    enum { C = 1024, N = 32 };
+    const int64_t n = (int64_t)BIG * C;
+    struct hl_seg seg[N];
+    struct hl_rows rows = {.T = BIG, .n = N, .seg = seg};
+    for (int i = 0; i < N; i++) seg[i] = (struct hl_seg){.row = i * (BIG / N), .len = BIG / N};
+    CHECK_OK(d->ops->mem->rows(d->pool, &rows, 64));
+    struct hl_conv a = {.rows = &rows, .C = C, .W = 4, .x = x[0], .y = x[1], .dy = x[2], .dx = x[3]};
+    a.w = noise(d, C * 4, true), a.dw = noise(d, C * 4, true);
+    TIME(d, "conv fwd 1024", n * 4, d->ops->conv_forward(d->pool, &a));
+    TIME(d, "conv bwd 1024", n * 6, d->ops->conv_backward(d->pool, &a));
+    dev_drop(d, a.w), dev_drop(d, a.dw);
+}
+static void time_rest(const struct dev *d, void *const *x) {
+    enum { H = 4, I = 2816 };
+    const int64_t n = (int64_t)BIG * I, h = (int64_t)BIG * H;
+    struct hl_swiglu s = {.M = BIG, .D = I, .gate = x[0], .up = x[1], .y = x[2], .dy = x[3]};
+    s.dgate = x[4], s.dup = x[5];
+    TIME(d, "swiglu fwd 2816", n * 6, d->ops->swiglu_forward(d->pool, &s));
+    TIME(d, "swiglu bwd 2816", n * 10, d->ops->swiglu_backward(d->pool, &s));
+    struct hl_gate g = {.T = BIG, .H = H, .a = x[0], .b = x[1], .da = x[2], .db = x[3]};
+    float *r[6];
+    for (int i = 0; i < 6; i++) r[i] = noise(d, h, true);
+    g.A_log = r[0], g.dt_bias = r[0] + 64, g.g = r[1], g.beta = r[2], g.dg = r[3], g.dbeta = r[4];
+    g.dA_log = r[5], g.ddt_bias = r[5] + 64;
+    TIME(d, "gate fwd 4 heads", h * 12, d->ops->gate_forward(d->pool, &g));
+    TIME(d, "gate bwd 4 heads", h * 20, d->ops->gate_backward(d->pool, &g));
+    for (int i = 0; i < 6; i++) dev_drop(d, r[i]);
+}
+static void test_speed(void **state) {
+    struct dev d = dev_open(false);
+    (void)state;
+    if (!dev_slow(&d)) {
+        void *x[6];
+        for (int i = 0; i < 6; i++) x[i] = noise(&d, (int64_t)BIG * 2816, false);
+        time_norms(&d, x, 1024), time_norms(&d, x, 256), time_norms(&d, x, 128);
+        time_conv(&d, x);
+        time_rest(&d, x);
+        for (int i = 0; i < 6; i++) dev_drop(&d, x[i]);
+    }
+    dev_close(&d);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_rmsnorm), cmocka_unit_test(test_l2norm), cmocka_unit_test(test_gate),
+        cmocka_unit_test(test_swiglu),  cmocka_unit_test(test_conv),   cmocka_unit_test(test_conv_sessions),
+        cmocka_unit_test(test_wrong),   cmocka_unit_test(test_speed),
+    };
+    return cmocka_run_group_tests(tests, setup, NULL);
+}
