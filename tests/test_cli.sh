@@ -180,7 +180,9 @@ expect 0 'tokens/s' score -m "$dir/half" --ids "$dir/ids"
 
 # ---- score: what cannot be scored ----
 
-expect 1 'cuda' score -m "$dir/m" --ids "$dir/ids" --backend cuda
+# where there is a GPU, it scores
+"$hola" score -m "$dir/m" --ids "$dir/ids" --backend cuda >/dev/null 2>&1 ||
+    expect 1 'CUDA' score -m "$dir/m" --ids "$dir/ids" --backend cuda
 expect 1 'holds neither tokenizer' score -m "$dir/m" -f "$dir/ids"
 expect 1 'more than the model' score -m "$dir/m" -f "$dir/ids" --tokenizer byte
 expect 1 "$dir/nowhere" score -m "$dir/nowhere" --ids "$dir/ids"
@@ -241,6 +243,53 @@ for keep in 0 4 8 100 $((size / 2)) $((size - 1)); do
 done
 rm "$dir/cut/model.safetensors"
 expect 1 "$dir/cut" inspect -m "$dir/cut"
+
+# ---- tokenizer, train, plot: round trips, and what they refuse (more in test_train.sh and test_prepare.sh) ----
+
+for c in tokenizer train plot prepare demo; do
+    expect 0 "usage: hola $c" $c --help
+done
+for i in 1 2 3 4 5 6 7 8; do echo "the cat sat on the mat, the $i cats sat on $i mats"; done >"$dir/text.txt"
+printf '\377{' >"$dir/broken"
+expect 0 'tokens' tokenizer train -o "$dir/t.json" --vocab-size 280 "$dir/text.txt"
+expect 0 '[' tokenizer encode --tokenizer "$dir/t.json" -f "$dir/text.txt"
+cp "$dir/out" "$dir/text.ids"
+expect 0 'the cat sat' tokenizer decode --tokenizer "$dir/t.json" --ids "$dir/text.ids"
+ok cmp "$dir/out" "$dir/text.txt"
+expect 0 '[104, 105]' tokenizer encode --tokenizer byte hi
+expect 2 'train, encode or decode is needed' tokenizer
+expect 2 "not 'frobnicate'" tokenizer frobnicate
+expect 2 '--out FILE is needed' tokenizer train "$dir/text.txt"
+expect 2 'INPUT is needed' tokenizer train -o "$dir/x.json"
+expect 2 '--vocab-size takes an integer from 258' tokenizer train -o "$dir/x.json" --vocab-size 3 "$dir/text.txt"
+expect 2 "unknown option '--nonsense'" tokenizer train --nonsense
+expect 1 "$dir/nowhere" tokenizer train -o "$dir/x.json" "$dir/nowhere"
+expect 1 "$dir/text.txt/x" tokenizer train -o "$dir/text.txt/x" "$dir/text.txt"
+ok test ! -e "$dir/x.json"
+expect 2 '--tokenizer PATH is needed' tokenizer encode hi
+expect 1 "$dir/nowhere" tokenizer encode --tokenizer "$dir/nowhere" hi
+expect 1 "$dir/nowhere" tokenizer encode --tokenizer byte -f "$dir/nowhere"
+expect 1 "$dir/broken" tokenizer encode --tokenizer "$dir/broken" hi
+expect 2 '--ids FILE is needed' tokenizer decode --tokenizer byte
+expect 1 "$dir/broken" tokenizer decode --tokenizer byte --ids "$dir/broken"
+expect 2 '--data DIR is needed' train
+expect 2 '--out DIR is needed' train --data "$dir"
+expect 2 'one of --recipe, --preset, --config or -m is needed' train --data "$dir" --out "$dir/x"
+expect 2 'only one of --preset, --config and -m' train --data "$dir" --out "$dir/x" --preset 46m -m "$dir/m"
+expect 2 '--lr takes a number' train --data "$dir" --out "$dir/x" --preset 46m --lr fast
+expect 1 "$dir/broken" train --data "$dir" --out "$dir/x" --config "$dir/broken"
+expect 1 "$dir/nowhere" train --data "$dir/nowhere" --out "$dir/x" --config "$dir/tiny.json"
+ok test ! -e "$dir/x"
+expect 2 '--out FILE is needed' plot "$dir"
+expect 2 'no RUN' plot -o "$dir/x.svg"
+expect 2 'a file.html or a file.svg' plot -o "$dir/x.png" "$dir"
+expect 1 "$dir/nowhere" plot -o "$dir/x.svg" "$dir/nowhere"
+expect 1 "$dir/metrics.jsonl" plot -o "$dir/x.svg" "$dir"
+ok test ! -e "$dir/x.svg"
+echo '{"step": 1, "tokens": 10, "loss": 5, "lr": 0.1, "grad_norm": 1, "tok_per_s": 160000, "seconds": 1}' >"$dir/run.jsonl"
+expect 0 '1 steps' plot -o "$dir/x.svg" "$dir/run.jsonl"
+ok grep -q '>160000<' "$dir/x.svg" # and not 1.6e+05
+expect 1 "$dir/nowhere/x.svg" plot -o "$dir/nowhere/x.svg" "$dir/run.jsonl"
 
 # ---- results that cannot be written are failures ----
 

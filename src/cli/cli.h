@@ -33,6 +33,7 @@ int cli_ids_read(const char *path, int64_t vocab, int32_t **ids, int64_t *n);
 int cli_ids_encode(const char *tokenizer, const char *text_path, int64_t vocab, int32_t **ids, int64_t *n);
 
 /* The commands; argv[0] is the command's name. */
+int cmd_demo(int argc, char **argv);
 int cmd_prepare(int argc, char **argv);
 int cmd_tokenizer(int argc, char **argv);
 int cmd_init(int argc, char **argv);

@@ -13,6 +13,7 @@ static const struct command {
     int (*run)(int argc, char **argv);
     const char *about;
 } commands[] = {
+    {"demo", cmd_demo, "what the exact memory is for, in a few minutes"},
     {"prepare", cmd_prepare, "text to token shards, with a tokenizer"},
     {"tokenizer", cmd_tokenizer, "train a byte-level BPE; encode and decode text"},
     {"init", cmd_init, "write a fresh model directory from a preset or a config"},

@@ -110,6 +110,9 @@ struct hl_acts {
     double *nll, *nll_host; /* [rows]; the host's copy where they are not one */
     int32_t *ids, *target;  /* [rows], where the backend's arrays are not the host's */
     struct hl_grads grad;   /* HL_TRAIN */
+    /* called by the backward pass when parameters [first, first + n) have their gradients; NULL: not wanted */
+    void (*ready)(void *ctx, int64_t first, int64_t n);
+    void *ready_ctx;
     char *block;
     real *S_block;
     int64_t *sel_block;

@@ -61,11 +61,26 @@ void hl_model_loss(hola_model *m, struct hl_acts *acts, int64_t T, const int32_t
     m->ops->xent(m->pool, &x);
 }
 
+/* Tells that the tensors of a layer (-1: those outside of the layers) have their gradients. */
+static void tell_ready(const hola_model *m, const struct hl_acts *acts, int64_t layer) {
+    const struct hl_params *p = &m->params;
+    for (int64_t i = 0; acts->ready && i < p->n; i++) {
+        if (p->tensor[i].layer != layer) continue;
+        const int64_t first = p->tensor[i].offset;
+        while (i + 1 < p->n && p->tensor[i + 1].layer == layer) i++;
+        acts->ready(acts->ready_ctx, first, (i + 1 < p->n ? p->tensor[i + 1].offset : p->total) - first);
+    }
+}
+
 void hl_model_backward(hola_model *m, struct hl_acts *acts, const struct hl_rows *rows, const int32_t *ids,
                        real *grads) {
     struct hl_rmsnorm n = final_norm(m, acts, rows->T, grads);
     struct hl_embed e = embedding(m, acts, rows->T, ids, grads);
     m->ops->rmsnorm_backward(m->pool, &n);
-    for (int64_t l = m->cfg.num_hidden_layers; l-- > 0;) hl_layer_backward(m, acts, rows, l, grads);
+    for (int64_t l = m->cfg.num_hidden_layers; l-- > 0;) {
+        hl_layer_backward(m, acts, rows, l, grads);
+        tell_ready(m, acts, l);
+    }
     m->ops->embed_backward(m->pool, &e);
+    tell_ready(m, acts, -1);
 }

@@ -16,6 +16,7 @@ struct hola_trainer {
     int32_t *target;
     struct hl_seg *seg;
     int64_t seg_room, step;
+    bool linked;
 };
 
 static hola_status check_opts(const hola_train_opts *o) {
@@ -238,6 +239,37 @@ struct hl_trainer_view hl_trainer_view(const hola_trainer *t) {
 }
 
 void hl_trainer_set_updates(hola_trainer *t, int64_t updates) { t->step = updates; }
+
+/* ---- ranks whose devices talk to each other ---- */
+
+hola_status hl_trainer_link(hola_trainer *t, int rank, void (*broadcast)(void *, int64_t bytes)) {
+    const struct hl_memory *mem = t->model->ops->mem;
+    if (!mem->link) return hl_fail(HOLA_ENOTSUP, "this backend has no link between ranks");
+    if (t->part * t->ranks > t->model->params.total + HL_MASTER_SLACK)
+        return hl_fail(HOLA_ENOTSUP, "%lld ranks are too many", (long long)t->ranks);
+    hola_status s = mem->link(t->model->pool, rank, (int)t->ranks, broadcast);
+    t->linked = s == HOLA_OK;
+    return s;
+}
+bool hl_trainer_linked(const hola_trainer *t) { return t->linked; }
+
+static void reduce_ready(void *ctx, int64_t first, int64_t n) {
+    hola_trainer *t = ctx;
+    t->model->ops->mem->reduce(t->model->pool, t->grads, first, n, t->part);
+}
+void hl_trainer_announce(hola_trainer *t) {
+    t->acts.ready = t->linked ? reduce_ready : NULL;
+    t->acts.ready_ctx = t;
+}
+void hl_trainer_reduce(hola_trainer *t) {
+    t->acts.ready = NULL;
+    t->model->ops->mem->reduced(t->model->pool);
+}
+void hl_trainer_share(hola_trainer *t) {
+    const struct hl_memory *mem = t->model->ops->mem;
+    mem->share(t->model->pool, t->model->master, t->part * (int64_t)sizeof(real));
+    mem->share(t->model->pool, t->model->half, t->part * mem->act_size);
+}
 
 double hl_trainer_sumsq(const hola_trainer *t) {
     double sum = 0;

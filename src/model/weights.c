@@ -169,8 +169,9 @@ hola_status hl_model_need_master(hola_model *m) {
         m->master = m->rows;
         return HOLA_OK;
     }
-    if (!m->master) m->master = mem->alloc(m->pool, n * (int64_t)sizeof(real));
-    if (!m->half) m->half = mem->alloc(m->pool, n * mem->act_size);
+    /* a little longer, so that ranks can share it in equal parts */
+    if (!m->master) m->master = mem->alloc(m->pool, (n + HL_MASTER_SLACK) * (int64_t)sizeof(real));
+    if (!m->half) m->half = mem->alloc(m->pool, (n + HL_MASTER_SLACK) * mem->act_size);
     if (!m->master || !m->half) {
         hl_model_drop_master(m);
         return hl_fail(HOLA_ENOMEM, "weights: %.1f MB do not fit in the device's memory",

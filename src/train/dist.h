@@ -7,6 +7,7 @@
 
 struct hl_dist {
     int rank, size;
+    int local; /* this rank's number among those of its machine: the device it takes */
     /* x[n] of all ranks added up, in place */
     void (*sum)(double *x, int n);
     /* grads [size * part]: this rank's part receives the sum of all ranks' */

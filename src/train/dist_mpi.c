@@ -95,9 +95,16 @@ hola_status hl_mpi_begin(struct hl_dist *d, int *argc, char ***argv) {
         return hl_fail(HOLA_EDEVICE, "MPI does not start");
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &size);
+    MPI_Comm here;
+    int local = 0;
+    if (MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &here) == MPI_SUCCESS) {
+        MPI_Comm_rank(here, &local);
+        MPI_Comm_free(&here);
+    }
     received = malloc((size_t)size * PIECE * sizeof *received);
     *d = (struct hl_dist){.rank = rank,
                           .size = size,
+                          .local = local,
                           .sum = sum,
                           .reduce = reduce,
                           .share = share,

@@ -1,5 +1,6 @@
 /* peak.c -- what this machine makes of a large matrix product: the yardstick of a step's speed. */
 #define _POSIX_C_SOURCE 200809L
+#include "core/half.h"
 #include "model/model.h"
 #include "train/train.h"
 #include <stdlib.h>
@@ -13,24 +14,31 @@ static double now(void) {
 }
 
 double hl_train_peak(hola_model *m) {
-    enum { N = 1024 };
-    const size_t bytes = (size_t)N * N * sizeof(real);
-    real *x = aligned_alloc(64, bytes), *W = aligned_alloc(64, bytes), *y = aligned_alloc(64, bytes);
+    const struct hl_memory *mem = m->ops->mem;
+    const int64_t N = mem->host ? 1024 : 8192, bytes = N * N * mem->act_size;
+    char *x = mem->alloc(m->pool, 3 * bytes);
+    unsigned char *pattern = malloc((size_t)bytes); /* the same for both operands */
     double best = 0;
-    if (x && W && y && strcmp(m->ops->name, "cpu-ref") != 0) {
+    if (x && pattern && strcmp(m->ops->name, "cpu-ref") != 0) {
         struct hl_linear a = {.M = N, .K = N, .x = x, .n = 1};
-        for (int64_t i = 0; i < N * N; i++) x[i] = W[i] = (real)(i % 251) * (real)0.01 - 1;
-        a.part[0].W = (struct hl_weight){.data = W, .layout = HL_ROWS, .rows = N, .cols = N};
-        a.part[0].out = y;
+        a.part[0].W = (struct hl_weight){.data = x + bytes, .layout = HL_ROWS, .rows = N, .cols = N};
+        a.part[0].W.dtype = mem->act_size == 2 ? HOLA_BF16 : HOLA_F32;
+        a.part[0].out = x + 2 * bytes;
+        for (int64_t i = 0; i < N * N; i++)
+            if (mem->act_size == 2) ((uint16_t *)pattern)[i] = hl_to_bf16((float)(i % 251) * 0.01f - 1);
+            else ((real *)pattern)[i] = (real)(i % 251) * (real)0.01 - 1;
+        mem->put(m->pool, x, pattern, bytes);
+        mem->put(m->pool, x + bytes, pattern, bytes);
         for (int i = 0; i < 4; i++) {
+            mem->finish(m->pool);
             double t = now();
             m->ops->linear_forward(m->pool, &a);
+            mem->finish(m->pool);
             t = now() - t;
-            if (2.0 * N * N * N / t > best) best = 2.0 * N * N * N / t;
+            if (2.0 * (double)(N * N * N) / t > best) best = 2.0 * (double)(N * N * N) / t;
         }
     }
-    free(x);
-    free(W);
-    free(y);
+    mem->release(m->pool, x);
+    free(pattern);
     return best;
 }

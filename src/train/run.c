@@ -43,6 +43,7 @@ static hola_status accumulate(struct hl_run *r, double *loss) {
         const int64_t to = at + r->rows_per_micro < end ? at + r->rows_per_micro : end;
         const struct hl_slice x = hl_batch_slice(&r->batch, at, to);
         double sum;
+        if (to == end) hl_trainer_announce(r->trainer);
         hola_status s =
             hola_trainer_accumulate(r->trainer, x.ids, x.n, x.starts, x.n_starts, weight, &sum, NULL);
         if (s != HOLA_OK) return s;
@@ -53,19 +54,21 @@ static hola_status accumulate(struct hl_run *r, double *loss) {
 
 /* The update from the gradients of all ranks; each updates its part and receives the others'. */
 static hola_status update(struct hl_run *r, double lr, double loss, double *norm) {
-    const bool alone = r->dist->size == 1;
+    const bool linked = hl_trainer_linked(r->trainer), by_host = r->dist->size > 1 && !linked;
     double squares;
-    hola_status s = alone ? HOLA_OK : hl_trainer_fetch(r->trainer, HL_GRADS);
+    hola_status s = by_host ? hl_trainer_fetch(r->trainer, HL_GRADS) : HOLA_OK;
     struct hl_trainer_view v = hl_trainer_view(r->trainer);
-    if (s == HOLA_OK && !alone) s = r->dist->reduce(v.grads, v.part);
-    if (s == HOLA_OK && !alone) s = hl_trainer_store(r->trainer, HL_GRADS);
+    if (s == HOLA_OK && by_host) s = r->dist->reduce(v.grads, v.part);
+    if (s == HOLA_OK && by_host) s = hl_trainer_store(r->trainer, HL_GRADS);
     if (s != HOLA_OK) return s;
+    if (linked) hl_trainer_reduce(r->trainer);
     squares = hl_trainer_sumsq(r->trainer);
     r->dist->sum(&squares, 1);
     *norm = sqrt(squares);
     if (isfinite(*norm) && isfinite(loss)) {
         hl_trainer_apply(r->trainer, lr, *norm);
-        if (!alone) {
+        if (linked) hl_trainer_share(r->trainer);
+        if (by_host) {
             s = hl_trainer_fetch(r->trainer, HL_PARAMS);
             if (s == HOLA_OK) r->dist->share(v.params, v.part, v.total);
             if (s == HOLA_OK) s = hl_trainer_store(r->trainer, HL_PARAMS);

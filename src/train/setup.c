@@ -4,6 +4,7 @@
 #include "core/json.h"
 #include "core/pool.h"
 #include "model/config.h"
+#include "model/model.h"
 #include "train/run.h"
 #include <inttypes.h>
 #include <stdlib.h>
@@ -177,17 +178,26 @@ static hola_status check_config(struct hl_run *r, const char *dir) {
 static hola_status setup_model(struct hl_run *r, int64_t step) {
     const struct hl_train *o = r->o;
     hola_train_opts opt = o->adamw;
+    hola_options model = o->model;
+    char backend[32];
     char *dir = step >= 0 ? hl_rundir_step(&r->dir, step) : NULL;
     hola_status s;
     if (step >= 0 && !dir) return no_memory();
     opt.max_tokens = r->rows_per_micro * o->seq_len;
     if (opt.weight_decay == 0) opt.weight_decay = -1; /* there, zero means default */
     if (opt.clip == 0) opt.clip = -1;
-    if (dir) s = hola_model_load(&r->model, dir, &o->model);
-    else if (o->from) s = hola_model_load(&r->model, o->from, &o->model);
-    else s = hola_model_new(&r->model, &o->config, o->seed, &o->model);
+    if (r->dist->size > 1 && model.backend && !strncmp(model.backend, "cuda", 4) && !strchr(model.backend, ':')) {
+        snprintf(backend, sizeof backend, "%s:%d", model.backend, r->dist->local); /* each rank its own device */
+        model.backend = backend;
+    }
+    if (dir) s = hola_model_load(&r->model, dir, &model);
+    else if (o->from) s = hola_model_load(&r->model, o->from, &model);
+    else s = hola_model_new(&r->model, &o->config, o->seed, &model);
     if (s == HOLA_OK) s = check_config(r, dir ? dir : o->from ? o->from : "the model");
     if (s == HOLA_OK) s = hl_trainer_new_part(&r->trainer, r->model, &opt, r->dist->rank, r->dist->size);
+    if (s == HOLA_OK && !r->model->ops->mem->host && r->dist->size > 1 &&
+        hl_trainer_link(r->trainer, r->dist->rank, r->dist->broadcast) != HOLA_OK)
+        hl_run_note(r, "the devices do not talk to each other, the host copies: %s", hola_last_error());
     if (s == HOLA_OK && dir) {
         s = hl_trainer_fetch(r->trainer, HL_MOMENTS); /* makes room for them */
         struct hl_trainer_view view = hl_trainer_view(r->trainer);
