@@ -71,6 +71,9 @@ is "$(header "$dir/one/val_000000.bin")" '20240520 1 3 0'
 ok grep -q '"complete": true' "$dir/one/dataset.json"
 ok grep -q '"tokenizer": "byte"' "$dir/one/dataset.json"
 ok grep -q '"bos_token_id": 256' "$dir/one/dataset.json"
+# the tokenizer "byte" goes along as a file that gives the same ids
+printf 'a <s> \303\244\377\n  x\000y' >"$dir/odd"
+is "$("$hola" tokenizer encode --tokenizer "$dir/one" -f "$dir/odd")" "$("$hola" tokenizer encode --tokenizer byte -f "$dir/odd")"
 expect 0 'train ' -o "$dir/plain" $byte --val 0 --no-bos -- "$dir/a.txt"
 is "$(tokens "$dir/plain/train_000000.bin")" '97 98 99 100 101 102 103 104 105 106'
 ok test ! -e "$dir/plain/val_000000.bin"
@@ -174,7 +177,7 @@ is "$(ls -A "$dir/llmc")" 'web_train_000001.bin'
 expect 1 'not a directory' -o "$dir/a.txt" $byte "$dir/c.jsonl"
 expect 1 "$dir/a.txt" -o "$dir/a.txt/x" $byte "$dir/c.jsonl"
 expect 0 'all ' -o "$dir/small" --force $byte --val 0 "$dir/a.txt"
-is "$(cd "$dir/small" && echo *)" 'dataset.json train_000000.bin'
+is "$(cd "$dir/small" && echo *)" 'dataset.json tokenizer.json train_000000.bin'
 
 # ---- no room: a message, and nothing left ----
 
@@ -206,7 +209,7 @@ for f in "$dir"/killed/train_*.bin; do # what is visible is whole
 done
 expect 0 'all ' -o "$dir/killed" $byte --val 0.02 "$dir/c.jsonl"
 same "$dir/killed" "$dir/t1"
-is "$(cd "$dir/killed" && ls -A | tr '\n' ' ')" 'dataset.json train_000000.bin val_000000.bin '
+is "$(cd "$dir/killed" && ls -A | tr '\n' ' ')" 'dataset.json tokenizer.json train_000000.bin val_000000.bin '
 
 # ---- generated ----
 

@@ -1,5 +1,6 @@
 /* prepare_out.c -- see prepare_out.h. */
 #define _GNU_SOURCE
+#include "text/byte_json.h"
 #include "text/prepare_out.h"
 #include "core/rng.h"
 #include "text/dataset.h"
@@ -222,6 +223,13 @@ hola_status hl_out_add(struct hl_out *w, struct hl_document *d) {
 
 /* A copy, so that training finds the tokenizer with the tokens. */
 static hola_status copy_tokenizer(struct hl_out *w) {
+    if (w->called && !strcmp(w->called, "byte")) {
+        char *path = hl_path_join(w->opts->out, "tokenizer.json");
+        hola_status st = path ? hl_byte_json_write(path) : no_memory(w->opts->out);
+        w->copied = st == HOLA_OK;
+        free(path);
+        return st;
+    }
     char *to = w->tokenizer ? hl_path_join(w->opts->out, w->called) : NULL;
     struct hl_map m = {0};
     hola_status s = !w->tokenizer ? HOLA_OK : to ? hl_map_open(&m, w->tokenizer) : no_memory(w->opts->out);
@@ -263,7 +271,7 @@ void hl_out_free(struct hl_out *w) {
         hl_shards_free(&w->shards[i]);
     }
     if (w->started && !w->done) {
-        if (w->copied) remove_from(dir, w->called);
+        if (w->copied) remove_from(dir, strcmp(w->called, "byte") ? w->called : "tokenizer.json");
         remove_from(dir, INFO);
     }
     if (w->made_dir && !w->done) rmdir(dir);
