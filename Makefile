@@ -83,7 +83,7 @@ PROGRAMS = $(patsubst tests/%.c,$(BUILD)/tests/%,$(sort $(wildcard tests/$(1)_*.
 FLOAT_TESTS := $(call PROGRAMS,test)
 DOUBLE_TESTS := $(call PROGRAMS,grad)
 FUZZ_TESTS := $(call PROGRAMS,fuzz)
-TESTS := $(FLOAT_TESTS) $(DOUBLE_TESTS) $(FUZZ_TESTS) $(sort $(wildcard tests/test_*.sh))
+TESTS := $(FLOAT_TESTS) $(DOUBLE_TESTS) $(FUZZ_TESTS) $(EMU_TESTS) $(sort $(wildcard tests/test_*.sh))
 TESTS := $(if $(ONLY),$(filter $(addprefix %/,$(ONLY)),$(TESTS)),$(TESTS))
 test_link = $(call say,LD $@) mkdir -p $(@D) && $(CC) $(ALL_CFLAGS) -Itests $(LDFLAGS) $(1) -o $@ $< $(2) $(LIBS)
 $(BUILD)/tests/test_%: tests/test_%.c $(BUILD)/libhola.a
@@ -113,10 +113,8 @@ $(BUILD)/bench/%: bench/bench_%.c $(BUILD)/libhola.a
 bench-%: $(BUILD)/bench/% ## bench/bench_%.c by itself, e.g. bench-gemm
 	$< $(ARGS)
 
-fuzz: ## libFuzzer (clang) on every parser, FUZZ_SECONDS=300 each
-	$(MAKE) --no-print-directory CC=clang FUZZ=1 fuzz-run
-fuzz-quick: ## the same, 20 seconds each
-	$(MAKE) --no-print-directory CC=clang FUZZ=1 FUZZ_SECONDS=20 fuzz-run
+fuzz fuzz-quick: ## libFuzzer (clang) on every parser, FUZZ_SECONDS=300 each; quick: 20
+	$(MAKE) --no-print-directory CC=clang FUZZ=1 $(if $(filter %quick,$@),FUZZ_SECONDS=20) fuzz-run
 fuzz-run: $(FUZZ_TESTS:$(BUILD)/tests/%=fuzz-run-%)
 fuzz-run-%: $(BUILD)/tests/%
 	@mkdir -p $(BUILD)/corpus/$* && $< -max_total_time=$(FUZZ_SECONDS) -timeout=20 -print_final_stats=1 -artifact_prefix=$(BUILD)/$*- \
@@ -126,7 +124,7 @@ fuzz-run-%: $(BUILD)/tests/%
 check-style: $(BUILD)/libhola.a ## format, file sizes, exported names, the header as C and C++
 	@CC='$(CC)' tools/check-style.sh $(BUILD)/libhola.a
 format: ## clang-format all sources
-	clang-format -i $$(find include src tests bench tools -name '*.[ch]')
+	clang-format -i $$(find include src tests bench tools -name '*.[ch]' -o -name '*.cu*' -o -name '*.cpp')
 deps: ## install what building and testing need (Debian)
 
 FILES := bin/hola lib/libhola.a lib/libhola.so.0 lib/libhola.so lib/pkgconfig/hola.pc include/hola.h share/man/man1/hola.1
@@ -142,7 +140,7 @@ uninstall: ## what install wrote
 	rm -f $(addprefix $(DESTDIR)$(PREFIX)/,$(FILES))
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z%-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z% -]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
 clean: ## remove everything that was built
 	rm -rf build hola
 

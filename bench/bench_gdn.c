@@ -73,7 +73,8 @@ static double median_ms(op f, const struct hl_gdn *a) {
 }
 
 static void one(const struct shape *s) {
-    const int64_t T = s->n * s->len, d = s->heads * s->size, act = ops->mem->act_size, real_ = (int64_t)sizeof(real);
+    const int64_t T = s->n * s->len, d = s->heads * s->size, act = ops->mem->act_size,
+                  real_ = (int64_t)sizeof(real);
     struct hl_seg *seg = calloc((size_t)s->n, sizeof *seg);
     struct hl_rows rows = {.T = T, .n = s->n, .seg = seg};
     for (int64_t i = 0; seg && i < s->n; i++) seg[i] = (struct hl_seg){.row = i * s->len, .len = s->len};
@@ -89,9 +90,11 @@ static void one(const struct shape *s) {
     a.dq = there(T * d, act), a.dk = there(T * d, act), a.dv = there(T * d, act);
     a.dg = there(T * s->heads, real_), a.dbeta = there(T * s->heads, real_);
     double keeping = median_ms(ops->gdn_forward, &a), backward = median_ms(ops->gdn_backward, &a);
-    printf("%3lld x %6lld, %lld heads x %3lld: forward %.3f ms, keeping for backward %.3f ms, backward %.3f ms\n",
-           (long long)s->n, (long long)s->len, (long long)s->heads, (long long)s->size, forward, keeping, backward);
-    const void *all[] = {a.q,   a.k, a.v, a.dout, a.g,  a.beta, a.out, a.m,
+    printf("%3lld x %6lld, %lld heads x %3lld: forward %.3f ms, keeping for backward %.3f ms, backward %.3f "
+           "ms\n",
+           (long long)s->n, (long long)s->len, (long long)s->heads, (long long)s->size, forward, keeping,
+           backward);
+    const void *all[] = {a.q,     a.k, a.v, a.dout, a.g,  a.beta, a.out, a.m,
                          a.v_new, a.A, a.h, a.dq,   a.dk, a.dv,   a.dg,  a.dbeta};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) ops->mem->release(pool, (void *)all[i]);
     free(seg);

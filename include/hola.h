@@ -103,8 +103,9 @@ typedef struct hola_model hola_model;
 
 typedef struct hola_options { /* zero means default */
     int threads;              /* 0: one per processor */
-    const char *backend;      /* NULL or "cpu"; "cpu-ref": the plain reference; "cpu-base", "cpu-avx2",
-                                 "cpu-avx512": one instruction set, for tests */
+    const char *backend;      /* NULL or "cpu"; "cuda": the first GPU, "cuda:1" the second; for tests:
+                                 "cpu-ref", the plain reference, "cpu-base", "cpu-avx2", "cpu-avx512", one
+                                 instruction set, "cuda-f32", float activations */
 } hola_options;
 
 /* A fresh model with random weights: ARCHITECTURE's initialisation, the same for the same seed. */

@@ -32,7 +32,7 @@ static inline struct hl_cache upload(const struct dev *d, const struct batch *b)
     x.read = dev_act(d, NULL, b->nv), x.lse = dev_real(d, NULL, n);
     x.sel = dev_put(d, b->sel, b->ns * (int64_t)sizeof *b->sel);
     x.dq = dev_act(d, NULL, b->nq), x.dk = dev_act(d, NULL, b->nq);
-    x.dtau = dev_real(d, b->dtau, HV), x.dsink = dev_real(d, b->dsink, HV),
+    x.dtau = b->a.dtau ? dev_real(d, b->dtau, HV) : NULL, x.dsink = dev_real(d, b->dsink, HV),
     x.dgate = dev_real(d, b->dgate, HV);
     return x;
 }

@@ -1,5 +1,5 @@
-/* cuda_cache_session.c -- sessions of the exact memory on a device against the reference: in pieces and token by
- * token, several at once; and how long a token takes. */
+/* cuda_cache_session.c -- sessions of the exact memory on a device against the reference: in pieces and
+ * token by token, several at once; and how long a token takes. */
 #include "cuda_cache.h"
 
 /* The filled part of two states of the same position, on the host. */
@@ -167,7 +167,7 @@ static void test_speed(void **state) {
     }
 }
 
-/* [test] [1: every operation once, for a profiler] */
+/* [test] [repeats of what is timed; 1 for a profiler] */
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_sessions),
@@ -176,7 +176,7 @@ int main(int argc, char **argv) {
     };
     int failed;
     if (argc > 1) cmocka_set_test_filter(argv[1]);
-    if (argc > 2) warm = 0, repeats = 1;
+    if (argc > 2) repeats = atoi(argv[2]), warm = repeats > 1 ? 3 : 0;
     host = check_pool(1, hl_cache_scratch(256, 256, 600, 700));
     failed = cmocka_run_group_tests(tests, NULL, NULL);
     hl_pool_free(host);

@@ -1,5 +1,6 @@
-/* cuda_gdn_back.c -- the backward pass of the delta rule on a device against the reference; what a forward pass
- * would have kept is computed here. Then with the device's own forward pass, and times on a real device. */
+/* cuda_gdn_back.c -- the backward pass of the delta rule on a device against the reference; what a forward
+ * pass would have kept is computed here. Then with the device's own forward pass, and times on a real
+ * device. */
 #include "cuda.h"
 #include "gdn_case.h"
 
@@ -87,7 +88,6 @@ static void take(const struct dev *d, const struct gdn_case *c, struct hl_gdn *a
 /* the worst distances so far, printed at the end */
 static double worst[2][5];
 static void compare(const struct dev *d, const struct gdn_shape *f, const int64_t *len, int64_t n, bool own) {
-    const double tol = d->f32 ? 1e-4 : 1e-2;
     struct gdn_case *c = new_case(d, f, len, n);
     struct gdn_result want = result_new(c), got = result_new(c);
     struct hl_rows rows;
@@ -96,7 +96,9 @@ static void compare(const struct dev *d, const struct gdn_shape *f, const int64_
     if (own) d->ops->gdn_forward(d->pool, &a);
     d->ops->gdn_backward(d->pool, &a);
     take(d, c, &a, &got);
-    check_gradients(c, f, &got, &want, tol);
+    /* dg is a small difference of large sums in some windows */
+    static const char *const name[] = {"dq", "dk", "dv", "dbeta", "dg"};
+    const double tol[] = {8e-3, 8e-3, 8e-3, 8e-3, 2e-2};
     const real *x[5] = {got.dq, got.dk, got.dv, got.dbeta, got.dg},
                *y[5] = {want.dq, want.dk, want.dv, want.dbeta, want.dg};
     const int64_t width[5] = {f->H * f->K, f->H * f->K, f->HV * f->V, f->HV, f->HV};
@@ -104,6 +106,8 @@ static void compare(const struct dev *d, const struct gdn_shape *f, const int64_
         if (i == 4 && !a.g) continue;
         const double e = check_distance(x[i], y[i], c->T, width[i]);
         if (e > worst[d->f32][i]) worst[d->f32][i] = e;
+        CHECK_NEAR(x[i], y[i], c->T, width[i], d->f32 ? 1e-4 : tol[i], "%s " SHAPE_FMT, name[i],
+                   SHAPE_ARG(f));
     }
     drop(d, &a);
     result_free(c, &want);
@@ -220,7 +224,7 @@ static void time_one(const struct dev *d, int64_t n, int64_t H, int64_t D, doubl
     a.A = dev_act(d, kept, c->b * HL_CHUNK), a.v_new = dev_act(d, c->a.v, c->v);
     check_free(kept, c->b * HL_CHUNK);
     const int repeat = d->f32 ? 2 : 20;
-    for (int i = 0; i < 2; i++) d->ops->gdn_backward(d->pool, &a);
+    for (int i = 0; i < 3; i++) d->ops->gdn_backward(d->pool, &a);
     hl_cuda_timer_start(hl_cuda_of(d->pool));
     for (int i = 0; i < repeat; i++) d->ops->gdn_backward(d->pool, &a);
     const double s = hl_cuda_timer_stop(hl_cuda_of(d->pool));

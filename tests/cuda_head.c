@@ -1,5 +1,5 @@
-/* cuda_head.c -- embedding, cross-entropy, AdamW and the sum of squares on a CUDA device against the reference,
- * the same bits twice, wrong versions that must be caught, and, on a real device, their speed. */
+/* cuda_head.c -- embedding, cross-entropy, AdamW and the sum of squares on a CUDA device against the
+ * reference, the same bits twice, wrong versions that must be caught, and, on a real device, their speed. */
 #include "cuda_speed.h"
 
 static const struct hl_ops *ref;
@@ -39,7 +39,7 @@ static void embed_case(const struct dev *d, int64_t T, int64_t D, int64_t rows, 
     ref->embed_backward(d->pool, &a);
     assert_memory_equal(out, want, (size_t)(T * D) * sizeof(real));
     assert_memory_equal(got, again, (size_t)(rows * D) * sizeof(real));
-    CHECK_NEAR(got, dE, rows, D, 1e-6, "embed %d x %d of %d", (int)T, (int)D, (int)rows);
+    CHECK_NEAR(got, dE, rows, D, 1e-5, "embed %d x %d of %d", (int)T, (int)D, (int)rows);
     dev_drop(d, b.ids), dev_drop(d, b.E.data), dev_drop(d, b.dout);
     check_free(E, rows * D), check_free(dout, T * D), check_free(dE, rows * D), check_free(out, T * D);
     check_free(want, T * D), check_free(got, rows * D), check_free(again, rows * D);
@@ -68,7 +68,8 @@ struct loss {
 static struct loss loss_new(const struct dev *d, int64_t M, int64_t D, int64_t V) {
     struct loss l = {.M = M, .D = D, .V = V};
     uint64_t seed = 9;
-    l.x = check_random(M * D, -1, 1, 5), l.W = check_random(V * D, -1, 1, 6);
+    l.x = check_random(M * D, -1, 1, 5),
+    l.W = check_random(V * D, -4 / sqrt((double)D), 4 / sqrt((double)D), 6);
     l.dx = check_new(M * D), l.dW = check_random(V * D, -0.01, 0.01, 7);
     l.nll = malloc((size_t)M * sizeof *l.nll), l.target = malloc((size_t)M * sizeof *l.target);
     for (int64_t i = 0; i < M; i++)
@@ -143,7 +144,7 @@ static void test_xent(void **state) {
         xent_case(&d, 3, 8, 16000), xent_case(&d, 2, 8, 32000), xent_case(&d, 2, 8, 50304),
             xent_case(&d, 2, 4, 16387);
         xent_case(&d, 2, 8, 70000);
-        if (!dev_slow(&d)) xent_case(&d, 8192 + 100, 32, 512), xent_case(&d, 40, 128, 32000);
+        if (!dev_slow(&d)) xent_case(&d, 8192 + 100, 16, 64), xent_case(&d, 10, 64, 32000);
         dev_close(&d);
     }
 }

@@ -1,6 +1,6 @@
-/* cuda_matmul.c -- linear layers on a CUDA device against the reference: products, the few-row and few-output
- * kernels, rows that do not care how many they are, the same bits twice, wrong versions that must be caught, and,
- * on a real device, the speed of decoding. */
+/* cuda_matmul.c -- linear layers on a CUDA device against the reference: products, the few-row and
+ * few-output kernels, rows that do not care how many they are, the same bits twice, wrong versions that
+ * must be caught, and, on a real device, the speed of decoding. */
 #include "cuda_speed.h"
 
 static const struct hl_ops *ref;
@@ -105,6 +105,7 @@ static const struct layer layers[] = {
     {2, 1032, {12, 4, 4}, .n = 3, .out_real = true, .add = true},
     {5, 300, {64}, .n = 1, .dx_add = true},
     {9, 16, {4}, .n = 1},
+    {16, 304, {20, 4}, .n = 2, .add = true},
     {17, 64, {32, 4, 4}, .n = 3, .dx_add = true},
     {33, 40, {24, 4, 4}, .n = 3, .add = true},
     {130, 264, {4, 4}, .n = 2, .out_real = true},
@@ -130,23 +131,23 @@ static void test_linear(void **state) {
     print_message("linear: %.2g away with bf16, %.2g with float\n", worst_seen[0], worst_seen[1]);
 }
 
-/* decoding: a row has the same bits among any number up to eight */
+/* decoding: a row has the same bits among any number up to sixteen (float: eight) */
 static void test_few_rows(void **state) {
     struct layer l = {.K = 520, .N = {37, 4}, .n = 2, .out_real = true};
     (void)state;
     for (int f = 0; f < 2; f++) {
         struct dev d = dev_open(f);
-        l.M = 8;
+        l.M = f ? 8 : 16;
         struct arrays all = arrays_new(&d, &l);
         on_device(&d, &l, &all, false);
-        for (l.M = 1; l.M < 8; l.M++) {
+        for (l.M = 1; l.M < (f ? 8 : 16); l.M++) {
             struct arrays some = arrays_new(&d, &l);
             on_device(&d, &l, &some, false);
             for (int p = 0; p < l.n; p++)
                 assert_memory_equal(some.out[p], all.out[p], (size_t)(l.M * l.N[p]) * sizeof(real));
             arrays_free(&some, &l);
         }
-        l.M = 8;
+        l.M = f ? 8 : 16;
         arrays_free(&all, &l);
         dev_close(&d);
     }
@@ -220,7 +221,7 @@ static void time_training(const struct dev *d) {
 static void test_speed(void **state) {
     static const int64_t one[] = {1024}, layer[] = {1024, 1024, 1024, 1024, 4, 4}, mlp[] = {2816, 2816},
                          head[] = {32000};
-    static const int64_t Ms[] = {1, 2, 4, 8};
+    static const int64_t Ms[] = {1, 8, 16, 17};
     struct dev d = dev_open(false);
     (void)state;
     if (!dev_slow(&d)) {

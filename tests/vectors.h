@@ -95,8 +95,8 @@ static void vector_forward_backward(struct vector_run *r, json_t *v, const char 
     for (int64_t i = 0; i < r->T; i++) r->target[i] = i + 1 < r->T ? r->ids[i + 1] : -1;
     r->seg = (struct hl_seg){.len = r->T};
     r->rows = (struct hl_rows){.T = r->T, .n = 1, .seg = &r->seg};
-    r->acts = (struct hl_acts){
-        .pass = HL_TRAIN, .ops = r->m->ops, .pool = r->m->pool, .recompute = recompute};
+    r->acts =
+        (struct hl_acts){.pass = HL_TRAIN, .ops = r->m->ops, .pool = r->m->pool, .recompute = recompute};
     CHECK_OK(hl_model_need_master(r->m));
     CHECK_OK(hl_acts_reserve(&r->acts, &r->m->cfg, &r->rows, r->T));
     r->grads = calloc((size_t)r->m->params.total, sizeof(real));

@@ -1,7 +1,7 @@
 #!/bin/sh
 # check-style.sh LIBRARY: what a reviewer should not have to look for. Prints what is wrong, then fails.
 cc=${CC:-cc}
-sources=$(find include src tests bench tools -name '*.[ch]' -o -name '*.sh' | sort)
+sources=$(find include src tests bench tools -name '*.[ch]' -o -name '*.sh' -o -name '*.cu' -o -name '*.cuh' -o -name '*.cpp' | sort)
 bad=0
 complain() { bad=1 && echo "check-style: $*"; }
 
@@ -14,7 +14,7 @@ done
 [ "$(wc -l <Makefile)" -lt 150 ] || complain 'Makefile: 150 lines or more'
 
 if command -v clang-format >/dev/null; then
-    ugly=$(for f in $(echo "$sources" | grep '\.[ch]$'); do
+    ugly=$(for f in $(echo "$sources" | grep -v '\.sh$'); do
         clang-format --dry-run --Werror "$f" 2>/dev/null || echo "$f"
     done)
     [ -z "$ugly" ] || complain 'make format would change:' $ugly

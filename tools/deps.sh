@@ -17,11 +17,12 @@ missing() {
     [ "$for_what" = build ] || compiles_with cmocka.h || echo libcmocka-dev
 }
 # What hola can do without, at the price of a feature: compressed text in hola prepare, several ranks in hola train
-# (only for tests, being large). Tried for once.
+# (only for tests, being large), the CUDA kernels emulated (tests). Tried for once.
 optional() {
     [ ! -e build/.tried-optional-$for_what ] || return
     pkg-config --exists libarchive 2>/dev/null || echo pkg-config libarchive-dev
     [ "$for_what" = build ] || command -v mpirun >/dev/null || echo libopenmpi-dev openmpi-bin
+    [ "$for_what" = build ] || command -v g++ >/dev/null || echo g++
 }
 
 # the usual case, in one run of the compiler

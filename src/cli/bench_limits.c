@@ -111,13 +111,12 @@ static void device_limits(struct bench_limits *l, struct hl_pool *pool, const st
     uint16_t *host = malloc((size_t)(2 * bytes));
     if (x && copy && host) {
         struct hl_linear a = {.M = N, .K = N, .x = x, .n = 1};
-        a.part[0].W = (struct hl_weight){.data = x + bytes,
-                                         .dtype = mem->act_size == 2 ? HOLA_BF16 : HOLA_F32,
-                                         .rows = N,
-                                         .cols = N};
+        a.part[0].W = (struct hl_weight){
+            .data = x + bytes, .dtype = mem->act_size == 2 ? HOLA_BF16 : HOLA_F32, .rows = N, .cols = N};
         a.part[0].out = x + 2 * bytes;
         for (int64_t i = 0; i < bytes; i++) /* 0.5 to 2, both signs, in either type */
-            host[i] = (uint16_t)(0x3f00u + (uint32_t)(i * 2654435761u >> 20) % 256 + (i % 3 == 0 ? 0x8000u : 0));
+            host[i] =
+                (uint16_t)(0x3f00u + (uint32_t)(i * 2654435761u >> 20) % 256 + (i % 3 == 0 ? 0x8000u : 0));
         mem->put(pool, x, host, 2 * bytes);
         mem->zero(pool, copy, big);
         for (int i = 0; i < TIMES; i++) {

@@ -139,15 +139,21 @@ static int64_t inner_parameters(const hola_model *m) {
             n += m->params.tensor[i].count;
     return n;
 }
-/* Bytes a decoded token must move: every weight once, the state read and written. */
+/* Bytes that a decoded token moves beside the weights: the state read and written, the kept rows and, on average,
+ * half a block of the exact memory read. */
+static double session_bytes(const hola_model *m) {
+    const struct hl_dims d = hl_dims(&m->cfg);
+    const int64_t rows = d.cache ? m->cfg.cache_window + m->cfg.cache_chunk / 2 : 0;
+    return (double)(d.L * d.HV * (2 * d.K * d.V + rows * (d.K + d.V))) * (double)sizeof(real);
+}
+/* Bytes a decoded token must move: every weight once, and its session's. */
 static double decode_bytes(const hola_model *m) {
     int64_t bytes = 0;
     for (int64_t i = 0; i < m->params.n; i++) {
         if (i == m->params.embed && i != m->params.head) continue; /* one row of it */
         bytes += m->params.tensor[i].count * (m->weight[i].dtype != HOLA_F32 ? 2 : 4);
     }
-    const struct hl_dims d = hl_dims(&m->cfg);
-    return (double)(bytes + 2 * d.L * d.HV * d.K * d.V * (int64_t)sizeof(real));
+    return (double)bytes + session_bytes(m);
 }
 
 /* logits: room for a vocabulary of them; prefill does not ask for any */
@@ -207,7 +213,8 @@ hola_status bench_decode(hola_model *m, hola_model *other, int64_t tokens, int r
 }
 
 /* n sequences side by side, one token each at a time; they stand at different positions. */
-hola_status bench_decode_many(hola_model *m, int64_t n, int64_t tokens, int repeats, struct bench_infer *out) {
+hola_status bench_decode_many(hola_model *m, int64_t n, int64_t tokens, int repeats,
+                              struct bench_infer *out) {
     hola_session **sess = calloc((size_t)n, sizeof *sess);
     int32_t *ids = some_ids(n * tokens + 512, m->cfg.vocab_size);
     float *logits = malloc((size_t)(n * m->cfg.vocab_size) * sizeof *logits);
@@ -219,15 +226,14 @@ hola_status bench_decode_many(hola_model *m, int64_t n, int64_t tokens, int repe
     }
     for (int i = -1; s == HOLA_OK && i < repeats; i++) {
         double t = bench_now();
-        for (int64_t j = 0; s == HOLA_OK && j < tokens; j++) s = hola_session_step(sess, n, ids + j * n, logits);
+        for (int64_t j = 0; s == HOLA_OK && j < tokens; j++)
+            s = hola_session_step(sess, n, ids + j * n, logits);
         if (i >= 0) time[i] = bench_now() - t;
     }
     if (s == HOLA_OK) {
-        const struct hl_dims d = hl_dims(&m->cfg);
-        const double state = 2.0 * (double)(d.L * d.HV * d.K * d.V) * (double)sizeof(real);
         *out = (struct bench_infer){.seconds = bench_median(time, repeats)};
         out->tokens_per_s = (double)(n * tokens) / out->seconds;
-        out->bytes = (decode_bytes(m) + (double)(n - 1) * state) * (double)tokens / out->seconds;
+        out->bytes = (decode_bytes(m) + (double)(n - 1) * session_bytes(m)) * (double)tokens / out->seconds;
     }
     for (int64_t i = 0; sess && i < n; i++) hola_session_free(sess[i]);
     free(sess);

@@ -7,7 +7,8 @@
 #include <stdio.h>
 #include <string.h>
 
-const char *const cli_backends[] = {"cpu", "cuda", "cpu-ref", "cpu-base", "cpu-avx2", "cpu-avx512", NULL};
+const char *const cli_backends[] = {"cpu",      "cuda",     "cuda-f32",   "cpu-ref",
+                                    "cpu-base", "cpu-avx2", "cpu-avx512", NULL};
 const char *const cli_model_types[] = {"hola", "gated_deltanet", "delta_net", NULL};
 
 /* File names and file contents end up in messages: whatever they hold, the message stays one line. */

@@ -8,7 +8,7 @@ struct bench_opts {
     const char *preset;
     int64_t threads, batch, seq, prefill, repeats, context, sessions;
     int model_type, backend;
-    bool json, quick, train_only;
+    bool json, quick, train_only, alone;
 };
 
 #define OPTS struct bench_opts
@@ -21,6 +21,7 @@ static const struct arg options[] = {
     OPT_INT('r', "repeats", repeats, 1, 64, "N", "timed repetitions (default 5)"),
     OPT_INT(0, "sessions", sessions, 0, 4096, "N", "also: N sequences decoded side by side"),
     OPT_INT(0, "context", context, 0, INT64_MAX, "N", "also: memory and speed after N tokens, against 1000"),
+    OPT_FLAG(0, "alone", alone, "no gated_deltanet beside it: half the memory, no cost of the cache"),
     OPT_FLAG(0, "train-only", train_only, "the training step alone"),
     OPT_FLAG(0, "quick", quick, "small sizes: does it run at all"),
     OPT_THREADS,
@@ -198,7 +199,7 @@ int cmd_bench(int argc, char **argv) {
                               .backend = r.o.backend < 0 ? NULL : cli_backends[r.o.backend]};
     hola_status s = hola_config_preset(&cfg, r.o.preset, (hola_model_type)r.o.model_type);
     if (s == HOLA_OK) s = hola_model_new(&m, &cfg, 1, &opt);
-    if (s == HOLA_OK && cfg.model_type == HOLA_TYPE_HOLA) {
+    if (s == HOLA_OK && cfg.model_type == HOLA_TYPE_HOLA && !r.o.alone) {
         r.paired = true;
         cfg.model_type = HOLA_TYPE_GATED_DELTANET;
         s = hola_model_new(&gdn, &cfg, 1, &opt);

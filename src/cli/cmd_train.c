@@ -33,7 +33,8 @@ static const struct arg options[] = {
     OPT_CHOICE(0, "model-type", model_type, cli_model_types, "default: hola, or what the config says"),
     OPT_INT(0, "steps", steps, 1, INT32_MAX, "N", "steps (default: one epoch)"),
     OPT_INT(0, "batch-tokens", batch_tokens, 1, 1 << 30, "N", "tokens of a step (default 524288)"),
-    OPT_INT(0, "micro-tokens", micro_tokens, 1, 1 << 24, "N", "tokens computed at once (default 8192)"),
+    OPT_INT(0, "micro-tokens", micro_tokens, 1, 1 << 24, "N",
+            "tokens computed at once (default 8192; cuda: 32768)"),
     OPT_INT(0, "seq-len", seq_len, 2, 1 << 24, "N", "tokens of a row (default 2048)"),
     OPT_FLAG(0, "documents", documents, "rows of whole documents, each from an empty state"),
     OPT_REAL(0, "lr", lr, 0, 1e6, "X", "peak learning rate (default 4e-4)"),
@@ -189,6 +190,10 @@ static int print_result(const struct train_opts *o, const struct train_log *log,
     return CLI_OK;
 }
 
+static bool on_device(const struct train_opts *o) {
+    return o->backend >= 0 && strncmp(cli_backends[o->backend], "cuda", 4) == 0;
+}
+
 static int run(const struct train_opts *o, const struct hl_dist *dist) {
     struct train_log log;
     struct hl_train_result r;
@@ -198,7 +203,9 @@ static int run(const struct train_opts *o, const struct hl_dist *dist) {
         .from = o->model,
         .steps = o->steps,
         .batch_tokens = o->batch_tokens,
-        .micro_tokens = o->micro_tokens,
+        .micro_tokens = o->micro_tokens ? o->micro_tokens
+                        : on_device(o)  ? 32768
+                                        : 8192,
         .seq_len = o->seq_len,
         .documents = o->documents,
         .schedule = {.kind = (enum hl_schedule_kind)o->schedule,
@@ -236,7 +243,6 @@ static int run(const struct train_opts *o, const struct hl_dist *dist) {
 int cmd_train(int argc, char **argv) {
     struct train_opts o = {.steps = -1,
                            .batch_tokens = 524288,
-                           .micro_tokens = 8192,
                            .seq_len = -1,
                            .warmup = -1,
                            .decay = -1,

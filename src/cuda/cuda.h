@@ -40,6 +40,7 @@ struct hl_gemm {
     int64_t lda, ldb, ldc; /* row lengths as stored */
     hola_dtype in, out;    /* HOLA_F32 or HOLA_BF16 */
     float alpha, beta;
+    const void *add; /* what beta multiplies, laid out as C; NULL: C itself */
 };
 void hl_cuda_gemm(struct hl_cuda *c, const struct hl_gemm *g);
 

@@ -1,13 +1,13 @@
 # The CUDA backend, in the program wherever nvcc is (NVCC= builds without it), and its kernels emulated on the
-# CPU for the tests (tests/emu). CUDA_ARCH: the machine code that is made; PTX of the first serves later chips.
+# CPU for the tests (tests/emu). CUDA_ARCH: the machine code that is made beside PTX for everything from sm_80 on.
 NVCC ?= $(firstword $(wildcard $(shell command -v nvcc 2>/dev/null) /usr/local/cuda/bin/nvcc))
-CUDA_ARCH ?= 80 90
+CUDA_ARCH ?= 90
 CUDA_HOME := $(if $(NVCC),$(patsubst %/bin/nvcc,%,$(realpath $(NVCC))))
 CUDA_SRC := $(sort $(wildcard src/ops/*/*_cuda.cu))
-CUDA_C := src/cuda/memory.c src/cuda/device.c src/cuda/gemm.c src/cuda/graph.c
+CUDA_C := src/cuda/memory.c src/cuda/device.c src/cuda/gemm.c src/cuda/graph.c src/cuda/nccl.c
 NVCC_FLAGS := -std=c++17 -O3 -lineinfo -Iinclude -Isrc -Xcompiler -fPIC,-Wall,-fvisibility=hidden -diag-suppress 177 \
-    -gencode=arch=compute_$(firstword $(CUDA_ARCH)),code=compute_$(firstword $(CUDA_ARCH)) \
-    $(foreach a,$(CUDA_ARCH),-gencode=arch=compute_$(a),code=sm_$(a))
+    -gencode=arch=compute_80,code=compute_80 \
+    $(foreach a,$(CUDA_ARCH),-gencode=arch=compute_$(a),code=[compute_$(a)$(,)sm_$(a)])
 ISA_cuda := -DHL_ISA=cuda
 ISA_cuda_f32 := -DHL_ISA=cuda_f32 -DHL_CUDA_F32
 
@@ -52,6 +52,9 @@ $(BUILD)/tests/cuda_%: tests/cuda_%.c $(BUILD)/libhola-emu.a
 	$(call test_link,,$(BUILD)/libhola-emu.a -lcmocka -lstdc++)
 $(BUILD)/gpu-tests/cuda_%: tests/cuda_%.c $(BUILD)/libhola.a
 	$(call test_link,,$(BUILD)/libhola.a -lcmocka)
+# (with a C++ compiler; sanitizers do not follow fibers)
+EMU_TESTS := $(if $(call on,$(SAN) $(TSAN) $(FUZZ)),,$(if $(shell command -v $(CXX)),$(patsubst \
+    tests/%.c,$(BUILD)/tests/%,$(sort $(wildcard tests/cuda_*.c)))))
 GPU_TESTS := $(patsubst tests/%.c,$(BUILD)/gpu-tests/%,$(sort $(wildcard tests/cuda_*.c)))
 gpu-tests: $(GPU_TESTS)
 test-cuda: $(GPU_TESTS) ## the CUDA backend on this machine's GPU

@@ -152,10 +152,10 @@ __device__ __forceinline__ void copy_async(void *shared, const void *global, int
 #ifdef HL_CUDA_EMU
     emu_copy_async(shared, global, 16, filled);
 #else
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
-                     (uint32_t)__cvta_generic_to_shared(shared)),
-                 "l"(global), "r"(filled)
-                 : "memory");
+    asm volatile(
+        "cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((uint32_t)__cvta_generic_to_shared(shared)),
+        "l"(global), "r"(filled)
+        : "memory");
 #endif
 }
 __device__ __forceinline__ void copy_commit() {
@@ -191,7 +191,8 @@ template <class... P, class... A>
 static void launch(struct hl_cuda *c, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, A... args) {
     (void)c;
     auto body = [=] { kernel(args...); };
-    emu_run(grid, block, shared, [](void *ctx) { (*(decltype(body) *)ctx)(); }, &body);
+    emu_run(
+        grid, block, shared, [](void *ctx) { (*(decltype(body) *)ctx)(); }, &body);
 }
 #else
 extern "C" void hl_cuda_prepare(struct hl_cuda *c, const void *kernel, size_t shared); /* allows that much */

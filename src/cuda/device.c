@@ -45,6 +45,7 @@ void hl_cuda_close(struct hl_cuda *c) {
     if (!c) return;
     cudaSetDevice(c->index);
     cudaStreamSynchronize(c->stream);
+    hl_link_close(c);
     hl_graph_close(c);
     hl_gemm_close(c);
     cudaFree(c->scratch);

@@ -27,6 +27,7 @@ struct hl_cuda {
     int64_t generation; /* raised when memory comes or goes: recorded work may point to it */
     struct hl_graph graph[HL_GRAPHS];
     struct hl_graph *recording;
+    struct hl_link *link; /* to the devices of other ranks; NULL: none */
     struct hl_plan *plan; /* products seen before */
     int plans;
 };
@@ -49,6 +50,11 @@ void hl_gemm_close(struct hl_cuda *c);
 bool hl_cuda_replay(struct hl_cuda *c, uint64_t key);
 void hl_cuda_recorded(struct hl_cuda *c, uint64_t key);
 void hl_graph_close(struct hl_cuda *c);
+hola_status hl_cuda_link(struct hl_cuda *c, int rank, int size, void (*broadcast)(void *, int64_t));
+void hl_cuda_reduce(struct hl_cuda *c, float *x, int64_t first, int64_t n, int64_t part);
+void hl_cuda_reduced(struct hl_cuda *c);
+void hl_cuda_share(struct hl_cuda *c, void *block, int64_t bytes);
+void hl_link_close(struct hl_cuda *c);
 #ifdef __cplusplus
 }
 #endif

@@ -1,7 +1,8 @@
-/* early.cuh -- kernels that start while the one before them still works: of many small ones, as in decoding, the
- * start is most of the time. Such a kernel calls wait_for_others before it touches anything that others write or
- * read, and then let_others_start; what it may load before is weights, which the kernel just before it never
- * writes. A kernel that is launched in the usual way waits for these to the end, as ever. */
+/* early.cuh -- kernels that start while the one before them still works: of many small ones, as in
+ * decoding, the start is most of the time. Such a kernel calls wait_for_others before it touches anything
+ * that others write or read, and then let_others_start; what it may load before is weights, which the
+ * kernel just before it never writes. A kernel that is launched in the usual way waits for these to the
+ * end, as ever. */
 #ifndef HL_EARLY_CUH
 #define HL_EARLY_CUH
 #include "cuda/dev.cuh"
@@ -24,18 +25,23 @@ static void launch_early(struct hl_cuda *c, void (*kernel)(P...), dim3 grid, dim
     launch(c, kernel, grid, block, shared, args...);
 }
 #else
+/* Only where the kernel was compiled for a chip that can wait: elsewhere its waits are not in it. */
+static inline bool can_wait(const void *kernel) {
+    struct cudaFuncAttributes at;
+    return cudaFuncGetAttributes(&at, kernel) == cudaSuccess && at.ptxVersion >= 90;
+}
 template <class... P, class... A>
 static void launch_early(struct hl_cuda *c, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared,
                          A... args) {
     cudaLaunchAttribute early = {};
     cudaLaunchConfig_t config = {};
-    int device = 0, major = 0; /* chips before Hopper (9) know nothing of this */
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    static void (*known)(P...); /* of many kernels with these parameters mostly one is launched again */
+    static bool waits;
+    if (known != kernel) known = kernel, waits = can_wait((const void *)kernel);
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;
     config.gridDim = grid, config.blockDim = block, config.dynamicSmemBytes = shared;
-    config.stream = hl_cuda_stream(c), config.attrs = &early, config.numAttrs = major >= 9;
+    config.stream = hl_cuda_stream(c), config.attrs = &early, config.numAttrs = waits;
     if (shared > 48 << 10) hl_cuda_prepare(c, (const void *)kernel, shared);
     hl_cuda_launched(c, cudaLaunchKernelEx(&config, kernel, P(args)...));
 }

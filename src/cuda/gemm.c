@@ -10,32 +10,32 @@
 enum { WORKSPACE = 64 << 20, MAX_PLANS = 256 };
 
 /* X(result, name, parameters): the functions we use */
-#define LT_LIST(X)                                                                                           \
-    X(cublasLtCreate, (cublasLtHandle_t *))                                                                  \
-    X(cublasLtDestroy, (cublasLtHandle_t))                                                                   \
-    X(cublasLtMatmulDescCreate, (cublasLtMatmulDesc_t *, cublasComputeType_t, cudaDataType_t))               \
-    X(cublasLtMatmulDescSetAttribute,                                                                        \
-      (cublasLtMatmulDesc_t, cublasLtMatmulDescAttributes_t, const void *, size_t))                          \
-    X(cublasLtMatrixLayoutCreate, (cublasLtMatrixLayout_t *, cudaDataType_t, uint64_t, uint64_t, int64_t))   \
-    X(cublasLtMatmulPreferenceCreate, (cublasLtMatmulPreference_t *))                                        \
-    X(cublasLtMatmulPreferenceSetAttribute,                                                                  \
-      (cublasLtMatmulPreference_t, cublasLtMatmulPreferenceAttributes_t, const void *, size_t))              \
-    X(cublasLtMatmulPreferenceDestroy, (cublasLtMatmulPreference_t))                                         \
-    X(cublasLtMatmulAlgoGetHeuristic,                                                                        \
-      (cublasLtHandle_t, cublasLtMatmulDesc_t, cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,               \
-       cublasLtMatrixLayout_t, cublasLtMatrixLayout_t, cublasLtMatmulPreference_t, int,                      \
-       cublasLtMatmulHeuristicResult_t[], int *))                                                            \
-    X(cublasLtMatmul, (cublasLtHandle_t, cublasLtMatmulDesc_t, const void *, const void *,                   \
-                       cublasLtMatrixLayout_t, const void *, cublasLtMatrixLayout_t, const void *,           \
-                       const void *, cublasLtMatrixLayout_t, void *, cublasLtMatrixLayout_t,                 \
-                       const cublasLtMatmulAlgo_t *, void *, size_t, cudaStream_t))                          \
-    X(cublasLtMatmulDescDestroy, (cublasLtMatmulDesc_t))                                                     \
+#define LT_LIST(X)                                                                                         \
+    X(cublasLtCreate, (cublasLtHandle_t *))                                                                \
+    X(cublasLtDestroy, (cublasLtHandle_t))                                                                 \
+    X(cublasLtMatmulDescCreate, (cublasLtMatmulDesc_t *, cublasComputeType_t, cudaDataType_t))             \
+    X(cublasLtMatmulDescSetAttribute,                                                                      \
+      (cublasLtMatmulDesc_t, cublasLtMatmulDescAttributes_t, const void *, size_t))                        \
+    X(cublasLtMatrixLayoutCreate, (cublasLtMatrixLayout_t *, cudaDataType_t, uint64_t, uint64_t, int64_t)) \
+    X(cublasLtMatmulPreferenceCreate, (cublasLtMatmulPreference_t *))                                      \
+    X(cublasLtMatmulPreferenceSetAttribute,                                                                \
+      (cublasLtMatmulPreference_t, cublasLtMatmulPreferenceAttributes_t, const void *, size_t))            \
+    X(cublasLtMatmulPreferenceDestroy, (cublasLtMatmulPreference_t))                                       \
+    X(cublasLtMatmulAlgoGetHeuristic,                                                                      \
+      (cublasLtHandle_t, cublasLtMatmulDesc_t, cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,             \
+       cublasLtMatrixLayout_t, cublasLtMatrixLayout_t, cublasLtMatmulPreference_t, int,                    \
+       cublasLtMatmulHeuristicResult_t[], int *))                                                          \
+    X(cublasLtMatmul,                                                                                      \
+      (cublasLtHandle_t, cublasLtMatmulDesc_t, const void *, const void *, cublasLtMatrixLayout_t,         \
+       const void *, cublasLtMatrixLayout_t, const void *, const void *, cublasLtMatrixLayout_t, void *,   \
+       cublasLtMatrixLayout_t, const cublasLtMatmulAlgo_t *, void *, size_t, cudaStream_t))                \
+    X(cublasLtMatmulDescDestroy, (cublasLtMatmulDesc_t))                                                   \
     X(cublasLtMatrixLayoutDestroy, (cublasLtMatrixLayout_t))
 
 struct lt {
     void *library, *workspace;
     cublasLtHandle_t handle;
-#define LT_MEMBER(name, parameters) cublasStatus_t (*name) parameters;
+#define LT_MEMBER(name, parameters) cublasStatus_t(*name) parameters;
     LT_LIST(LT_MEMBER)
 #undef LT_MEMBER
 };
@@ -74,11 +74,11 @@ static struct lt *lt_open(struct hl_cuda *c) {
         return lt;
     }
     bool all = true;
-#define LT_FIND(name, parameters)                       \
-    {                                                   \
-        void *f = dlsym(lt->library, #name);            \
-        memcpy(&lt->name, &f, sizeof f);                \
-        all = all && f;                                 \
+#define LT_FIND(name, parameters)            \
+    {                                        \
+        void *f = dlsym(lt->library, #name); \
+        memcpy(&lt->name, &f, sizeof f);     \
+        all = all && f;                      \
     }
     LT_LIST(LT_FIND)
 #undef LT_FIND
@@ -174,9 +174,9 @@ void hl_cuda_gemm(struct hl_cuda *c, const struct hl_gemm *g) {
     if (!lt || !lt->handle || g->M == 0 || g->N == 0) return;
     struct hl_plan *p = plan_find(c, lt, g);
     if (!p) return;
-    cublasStatus_t s =
-        lt->cublasLtMatmul(lt->handle, p->op, &g->alpha, g->B, p->a, g->A, p->b, &g->beta, g->C, p->c, g->C,
-                           p->c, &p->algo, lt->workspace, p->workspace, c->stream);
+    cublasStatus_t s = lt->cublasLtMatmul(lt->handle, p->op, &g->alpha, g->B, p->a, g->A, p->b, &g->beta,
+                                          g->add ? g->add : g->C, p->c, g->C, p->c, &p->algo, lt->workspace,
+                                          p->workspace, c->stream);
     if (s != CUBLAS_STATUS_SUCCESS)
         hl_cuda_fail(c, HOLA_EDEVICE, "matrix product %lld x %lld x %lld: cuBLAS status %d", (long long)g->M,
                      (long long)g->N, (long long)g->K, (int)s);

@@ -35,7 +35,8 @@ void hl_cuda_recorded(struct hl_cuda *c, uint64_t key) {
     cudaGraph_t graph = NULL;
     c->recording = NULL;
     if (!g || g->key != key) {
-        c->graph[key % HL_GRAPHS].generation = c->generation; /* memory came during the first run: that is all */
+        c->graph[key % HL_GRAPHS].generation =
+            c->generation; /* memory came during the first run: that is all */
         return;
     }
     cudaError_t e = cudaStreamEndCapture(c->stream, &graph);

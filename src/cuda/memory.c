@@ -7,7 +7,9 @@
 
 extern const struct hl_memory hl_cuda_memory, hl_cuda_f32_memory;
 
-struct hl_cuda *hl_cuda_of(struct hl_pool *pool) { return hl_pool_device(pool); }
+struct hl_cuda *hl_cuda_of(struct hl_pool *pool) {
+    return hl_pool_device(pool);
+}
 const char *hl_cuda_name(const struct hl_cuda *c) { return c->name; }
 int hl_cuda_sms(const struct hl_cuda *c) { return c->sms; }
 
@@ -76,9 +78,8 @@ static void cut_segment(const struct hl_seg *s, int32_t index, int64_t C, struct
                         int64_t *chunks, struct hl_piece *block, int64_t *blocks) {
     for (int64_t r = 0; r < s->len; r += HL_CHUNK) {
         const int64_t left = s->len - r;
-        chunk[(*chunks)++] = (struct hl_piece){.row = (int32_t)(s->row + r),
-                                               .len = (int32_t)(left < HL_CHUNK ? left : HL_CHUNK),
-                                               .seg = index};
+        chunk[(*chunks)++] = (struct hl_piece){
+            .row = (int32_t)(s->row + r), .len = (int32_t)(left < HL_CHUNK ? left : HL_CHUNK), .seg = index};
     }
     for (int64_t r = 0; r < s->len;) {
         const int64_t skip = (s->pos + r) % C, left = s->len - r;
@@ -146,11 +147,22 @@ static void dev_room(struct hl_pool *pool, int64_t *free_bytes, int64_t *used) {
 }
 static void dev_recorded(struct hl_pool *pool, uint64_t key) { hl_cuda_recorded(hl_cuda_of(pool), key); }
 
-#define MEMORY(size)                                                                                   \
-    {                                                                                                  \
-        .alloc = dev_alloc, .release = dev_release, .zero = dev_zero, .copy = dev_copy,                \
-        .put = dev_put, .get = dev_get, .rows = dev_rows, .finish = dev_finish,                        \
-        .replay = dev_replay, .recorded = dev_recorded, .room = dev_room, .act_size = (size),                            \
-        .xent_rows = 8192                                                                              \
+static hola_status dev_link(struct hl_pool *pool, int rank, int size, void (*broadcast)(void *, int64_t)) {
+    return hl_cuda_link(hl_cuda_of(pool), rank, size, broadcast);
+}
+static void dev_reduce(struct hl_pool *pool, real *x, int64_t first, int64_t n, int64_t part) {
+    hl_cuda_reduce(hl_cuda_of(pool), x, first, n, part);
+}
+static void dev_reduced(struct hl_pool *pool) { hl_cuda_reduced(hl_cuda_of(pool)); }
+static void dev_share(struct hl_pool *pool, void *block, int64_t bytes) {
+    hl_cuda_share(hl_cuda_of(pool), block, bytes);
+}
+
+#define MEMORY(size)                                                                                    \
+    {                                                                                                   \
+        .alloc = dev_alloc, .release = dev_release, .zero = dev_zero, .copy = dev_copy, .put = dev_put, \
+        .get = dev_get, .rows = dev_rows, .finish = dev_finish, .replay = dev_replay,                   \
+        .recorded = dev_recorded, .link = dev_link, .reduce = dev_reduce, .reduced = dev_reduced,       \
+        .share = dev_share, .room = dev_room, .act_size = (size), .xent_rows = 8192                     \
     }
 const struct hl_memory hl_cuda_memory = MEMORY(2), hl_cuda_f32_memory = MEMORY(4);

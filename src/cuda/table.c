@@ -6,7 +6,16 @@ extern const struct hl_memory HL_OP(memory);
 extern const struct hl_ops HL_OP(ops);
 #ifdef HL_CUDA_F32
 #define NAME "cuda-f32"
+#define DECODE NULL
 #else
 #define NAME "cuda"
+#define DECODE HL_OP(decode)
+bool HL_OP(decode)(struct hl_pool *, const struct hl_decode *);
 #endif
-const struct hl_ops HL_OP(ops) = {.name = NAME, .mem = &HL_OP(memory), HL_OPS_LIST(ENTRY)};
+void HL_OP(twonorm_forward)(struct hl_pool *, const struct hl_l2norm *, const struct hl_rmsnorm *);
+void HL_OP(twonorm_backward)(struct hl_pool *, const struct hl_l2norm *, const struct hl_rmsnorm *);
+const struct hl_ops HL_OP(ops) = {.name = NAME,
+                                  .mem = &HL_OP(memory),
+                                  HL_OPS_LIST(ENTRY).decode = DECODE,
+                                  .twonorm_forward = HL_OP(twonorm_forward),
+                                  .twonorm_backward = HL_OP(twonorm_backward)};

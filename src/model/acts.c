@@ -33,7 +33,7 @@ static int64_t place(struct hl_acts *a, const struct hl_dims *s, int64_t rows, c
     const bool gated = s->gated, decay = s->decay, rms = s->rms, cache = s->cache;
     const bool share_cheap = a->pass == HL_INFER || a->recompute;
     int64_t used = 0;
-#define TAKE(to, width, type)                        \
+#define TAKE(to, width, type)                              \
     (to) = at && (width) > 0 ? (void *)(at + used) : NULL; \
     used += padded(rows * (width) * (type));
     for (int64_t l = 0; l < s->L; l++) {
@@ -109,11 +109,12 @@ static hola_status reserve_rows(struct hl_acts *a, const struct hl_dims *s, int6
     if (st != HOLA_OK) {
         a->ops->mem->room(a->pool, &left, &used);
         if (left == 0) return st;
-        return hl_fail(HOLA_ENOMEM,
-                       "activations: %lld tokens take %.2f GB, the device has %.2f GB left: about %lld tokens at "
-                       "a time would fit",
-                       (long long)rows, (double)bytes * 1e-9, (double)left * 1e-9,
-                       (long long)((double)left / (double)bytes * 0.9 * (double)rows));
+        return hl_fail(
+            HOLA_ENOMEM,
+            "activations: %lld tokens take %.2f GB, the device has %.2f GB left: about %lld tokens at "
+            "a time would fit",
+            (long long)rows, (double)bytes * 1e-9, (double)left * 1e-9,
+            (long long)((double)left / (double)bytes * 0.9 * (double)rows));
     }
     if (!a->ops->mem->host) {
         free(a->nll_host);

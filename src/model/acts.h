@@ -10,11 +10,11 @@
 
 /* X(name, numbers per row, KEEP | CHEAP, ACT | REAL). Widths use the names of struct hl_dims; ACT: of the
  * backend's activation type. */
-#define HL_ACTS_LIST(X)                                                        \
-    X(x, d, KEEP, ACT)      /* residual stream into the layer */                    \
-    X(xn, d, CHEAP, ACT)    /* its RMSNorm */                                       \
-    X(r_attn, 1, KEEP, REAL) /* and that norm's factor */                            \
-    X(q0, qk, KEEP, ACT)    /* projections, before the convolution */               \
+#define HL_ACTS_LIST(X)                                                             \
+    X(x, d, KEEP, ACT)       /* residual stream into the layer */                   \
+    X(xn, d, CHEAP, ACT)     /* its RMSNorm */                                      \
+    X(r_attn, 1, KEEP, REAL) /* and that norm's factor */                           \
+    X(q0, qk, KEEP, ACT)     /* projections, before the convolution */              \
     X(k0, qk, KEEP, ACT)                                                            \
     X(v0, vv, KEEP, ACT)                                                            \
     X(z, gated ? vv : 0, KEEP, ACT) /* output gate */                               \
@@ -25,32 +25,32 @@
     X(v1, vv, CHEAP, ACT)                                                           \
     X(q, qk, CHEAP, ACT) /* L2-normalised: what the state sees */                   \
     X(k, qk, CHEAP, ACT)                                                            \
-    X(r_q, H, CHEAP, REAL)                                                           \
-    X(r_k, H, CHEAP, REAL)                                                           \
+    X(r_q, H, CHEAP, REAL)                                                          \
+    X(r_k, H, CHEAP, REAL)                                                          \
     X(qt, rms ? qk : 0, CHEAP, ACT) /* RMSNorm-gamma: what the cache's read sees */ \
     X(kt, rms ? qk : 0, CHEAP, ACT)                                                 \
-    X(r_qt, H, CHEAP, REAL)                                                          \
-    X(r_kt, H, CHEAP, REAL)                                                          \
-    X(beta, HV, KEEP, REAL)                                                          \
-    X(g, decay ? HV : 0, KEEP, REAL)                                                 \
-    X(m, HV, KEEP, REAL) /* write magnitude */                                       \
-    X(score, cache ? HV : 0, KEEP, REAL)                                             \
+    X(r_qt, H, CHEAP, REAL)                                                         \
+    X(r_kt, H, CHEAP, REAL)                                                         \
+    X(beta, HV, KEEP, REAL)                                                         \
+    X(g, decay ? HV : 0, KEEP, REAL)                                                \
+    X(m, HV, KEEP, REAL) /* write magnitude */                                      \
+    X(score, cache ? HV : 0, KEEP, REAL)                                            \
     X(v_new, vv, KEEP, ACT)                                                         \
     X(A, HV *HL_CHUNK, KEEP, ACT)                                                   \
     X(o, vv, KEEP, ACT) /* state read + gated cache read */                         \
     X(read, cache ? vv : 0, KEEP, ACT)                                              \
-    X(lse, cache ? HV : 0, KEEP, REAL)                                               \
-    X(r_o, HV, KEEP, REAL)                                                           \
+    X(lse, cache ? HV : 0, KEEP, REAL)                                              \
+    X(r_o, HV, KEEP, REAL)                                                          \
     X(y, vv, CHEAP, ACT) /* output norm and gate */                                 \
     X(h, d, KEEP, ACT)   /* residual stream between mixer and MLP */                \
     X(hn, d, CHEAP, ACT)                                                            \
-    X(r_mlp, 1, KEEP, REAL)                                                          \
+    X(r_mlp, 1, KEEP, REAL)                                                         \
     X(gate, I, KEEP, ACT)                                                           \
     X(up, I, KEEP, ACT)                                                             \
     X(act, I, CHEAP, ACT)
 
 /* What the backward pass hands from op to op; one set for all layers. */
-#define HL_GRADS_LIST(X)                                                    \
+#define HL_GRADS_LIST(X)                                                         \
     X(dx, d, ACT) /* of the residual stream, updated in place down the layers */ \
     X(dn, d, ACT) /* of a normed stream */                                       \
     X(dact, I, ACT)                                                              \
@@ -67,8 +67,8 @@
     X(dq0, qk, ACT)                                                              \
     X(dk0, qk, ACT)                                                              \
     X(dv0, vv, ACT)                                                              \
-    X(dg, HV, REAL)                                                               \
-    X(dbeta, HV, REAL)                                                            \
+    X(dg, HV, REAL)                                                              \
+    X(dbeta, HV, REAL)                                                           \
     X(da, HV, ACT)                                                               \
     X(db, HV, ACT)
 

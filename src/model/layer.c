@@ -243,11 +243,13 @@ static void prepare(const struct layer *l) {
     }
     for (int i = 0; i < 2; i++) {
         struct hl_l2norm n = state_norm(l, i == 0);
-        ops->l2norm_forward(l->pool, &n);
-        if (l->s.rms) {
-            struct hl_rmsnorm r = read_norm(l, i == 0);
-            ops->rmsnorm_forward(l->pool, &r);
+        struct hl_rmsnorm r = read_norm(l, i == 0);
+        if (l->s.rms && ops->twonorm_forward) {
+            ops->twonorm_forward(l->pool, &n, &r);
+            continue;
         }
+        ops->l2norm_forward(l->pool, &n);
+        if (l->s.rms) ops->rmsnorm_forward(l->pool, &r);
     }
 }
 
@@ -274,7 +276,9 @@ static void remember(const struct layer *l) {
 /* out = in + x W^T: the branch joins the residual stream */
 static void join(const struct layer *l, int64_t w, const void *x, int64_t K, const void *in, void *out) {
     struct hl_linear a = {.M = l->T, .K = K, .x = x, .add = true};
-    if (in != out) l->ops->mem->copy(l->pool, out, in, l->T * l->s.d * l->ops->mem->act_size);
+    if (in != out && l->ops->mem->host)
+        l->ops->mem->copy(l->pool, out, in, l->T * l->s.d * (int64_t)sizeof(real));
+    a.from = l->ops->mem->host ? NULL : in;
     part(l, &a, w, out, NULL);
     l->ops->linear_forward(l->pool, &a);
 }
@@ -340,9 +344,13 @@ static void remember_backward(const struct layer *l) {
     l->ops->gate_backward(l->pool, &g);
     for (int i = 0; i < 2; i++) {
         struct hl_l2norm n = state_norm(l, i == 0);
+        struct hl_rmsnorm c = read_norm(l, i == 0);
+        if (l->s.rms && l->ops->twonorm_backward) {
+            l->ops->twonorm_backward(l->pool, &n, &c);
+            continue;
+        }
         l->ops->l2norm_backward(l->pool, &n);
         if (l->s.rms) {
-            struct hl_rmsnorm c = read_norm(l, i == 0);
             l->ops->rmsnorm_backward(l->pool, &c);
         } else if (l->s.cache) { /* the flat read shares the state's q and k */
             n.dy = i == 0 ? l->d->dqt : l->d->dkt;

@@ -14,6 +14,13 @@ struct hl_state_layout {
 };
 struct hl_state_layout hl_state_layout(const hola_config *cfg);
 
+/* A token at a time in one go (decode.c), where the backend can. */
+struct hl_decoder {
+    bool off, always;              /* tests: one op after another; however many rows */
+    struct hl_decode_layer *layer; /* [L], as last put to `block` */
+    char *block;                   /* the backend's: that table, then the op's memory */
+};
+
 struct hola_model {
     hola_config cfg;
     char *config_text; /* the config.json it was loaded from, for its unknown fields; or NULL */
@@ -40,8 +47,10 @@ struct hola_model {
     struct hl_state_layout state;
     pthread_mutex_t lock; /* guards `infer` and the change of form */
     struct hl_acts infer;
+    struct hl_decoder decoder;
 };
 
+enum { HL_MASTER_SLACK = 1 << 16 };
 hola_status hl_model_need_rows(hola_model *m);   /* before saving */
 hola_status hl_model_need_panels(hola_model *m); /* before inference */
 hola_status hl_model_need_master(hola_model *m); /* before training, and to bring changed rows to a device */
@@ -65,6 +74,11 @@ void hl_model_backward(hola_model *m, struct hl_acts *acts, const struct hl_rows
  * and the head's. target < 0: no loss. */
 void hl_model_loss(hola_model *m, struct hl_acts *acts, int64_t T, const int32_t *target, double scale,
                    real *grads);
+
+/* decode.c: whether these rows (each a token of a session) can go through all layers in one go; then *out is ready
+ * but for ids and logits. */
+bool hl_decode_open(hola_model *m, const struct hl_rows *rows, struct hl_decode *out);
+void hl_decode_close(hola_model *m);
 
 /* layer.c: one layer. x in acts->layer[l].x; the result goes to `out` ([T][d], may be that x). */
 void hl_layer_forward(hola_model *m, struct hl_acts *acts, const struct hl_rows *rows, int64_t l, void *out);

@@ -56,7 +56,8 @@ static int64_t feed_rows(const hola_model *m) { return m->ops->mem->host ? HL_FE
 static hola_status run(hola_model *m, struct hl_rows *rows, const int32_t *ids, int64_t logits) {
     hola_status s = hl_model_need_panels(m);
     if (s == HOLA_OK) s = hl_acts_reserve(&m->infer, &m->cfg, rows, logits);
-    if (s == HOLA_OK) hl_model_forward(m, &m->infer, rows, hl_acts_put(&m->infer, m->infer.ids, ids, rows->T));
+    if (s == HOLA_OK)
+        hl_model_forward(m, &m->infer, rows, hl_acts_put(&m->infer, m->infer.ids, ids, rows->T));
     return s;
 }
 
@@ -139,11 +140,16 @@ static hola_status step_rows(hola_model *m, struct hl_rows *rows, const int32_t 
     if (s == HOLA_OK) s = hl_acts_reserve(&m->infer, &m->cfg, rows, logits ? 2 * n : 0);
     if (s != HOLA_OK) return s;
     const int64_t room = logits ? logits_room(m) : 0;
-    const uint64_t key = (uint64_t)n * 2 + (room >= n);
     ids = hl_acts_put(&m->infer, m->infer.ids, ids, n);
+    struct hl_decode d;
+    const bool at_once = (!logits || room >= n) && hl_decode_open(m, rows, &d);
+    const uint64_t key = (uint64_t)n * 4 + (room >= n) * 2 + at_once;
     if (!mem->replay(m->pool, key)) {
-        hl_model_forward(m, &m->infer, rows, ids);
-        if (room >= n) head(m, 0, n);
+        if (at_once) d.ids = ids, d.logits = logits ? m->infer.logits : NULL;
+        if (!at_once || !m->ops->decode(m->pool, &d)) {
+            hl_model_forward(m, &m->infer, rows, ids);
+            if (room >= n) head(m, 0, n);
+        }
         mem->recorded(m->pool, key);
     }
     if (room >= n) take_logits(m, n, logits);

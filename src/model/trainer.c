@@ -11,7 +11,7 @@ struct hola_trainer {
     real *grads;  /* laid out as the model's rows */
     int64_t part; /* of `ranks` equal parts of that block this trainer updates [first, first + n) */
     int64_t first, n, ranks;
-    real *m, *v;                       /* [n] */
+    real *m, *v;                        /* [n] */
     real *host_grads, *host_m, *host_v; /* the host's copies where the backend's arrays are not its own */
     int32_t *target;
     struct hl_seg *seg;
@@ -69,8 +69,8 @@ hola_status hl_trainer_new_part(hola_trainer **out, hola_model *model, const hol
     if (!t) return hl_fail(HOLA_ENOMEM, "trainer: %zu bytes", sizeof *t);
     t->model = model;
     t->opt = o;
-    t->acts = (struct hl_acts){
-        .pass = HL_TRAIN, .ops = model->ops, .pool = model->pool, .recompute = o.recompute};
+    t->acts =
+        (struct hl_acts){.pass = HL_TRAIN, .ops = model->ops, .pool = model->pool, .recompute = o.recompute};
     t->ranks = ranks;
     t->part = ((total + ranks - 1) / ranks + 15) / 16 * 16; /* parts begin on 64 bytes */
     t->first = rank * t->part < total ? rank * t->part : total;

@@ -40,7 +40,8 @@ static const char *cuda_name(const char *backend, bool *f32) {
     return *rest == 0 || *rest == ':' ? rest : NULL;
 }
 
-static hola_status cuda_open(const char *device, bool f32, const struct hl_ops **ops, struct hl_pool **pool) {
+static hola_status cuda_open(const char *device, bool f32, int threads, const struct hl_ops **ops,
+                             struct hl_pool **pool) {
 #ifdef HL_HAVE_CUDA
     struct hl_cuda *c = NULL;
     int index = 0;
@@ -52,7 +53,7 @@ static hola_status cuda_open(const char *device, bool f32, const struct hl_ops *
         index = (int)n;
     }
     hola_status s = hl_cuda_open(&c, index);
-    if (s == HOLA_OK) s = hl_pool_new(pool, 1);
+    if (s == HOLA_OK) s = hl_pool_new(pool, threads); /* the host has some work as well */
     if (s != HOLA_OK) {
         hl_cuda_close(c);
         return s;
@@ -61,7 +62,7 @@ static hola_status cuda_open(const char *device, bool f32, const struct hl_ops *
     *ops = f32 ? &hl_cuda_f32_ops : &hl_cuda_ops;
     return HOLA_OK;
 #else
-    (void)device, (void)f32, (void)ops, (void)pool;
+    (void)device, (void)f32, (void)threads, (void)ops, (void)pool;
     return hl_fail(HOLA_ENOTSUP, "no CUDA device: this hola was built without CUDA (nvcc was not found)");
 #endif
 }
@@ -72,7 +73,7 @@ hola_status hl_backend_open(const char *backend, int threads, const struct hl_op
     const char *device = cuda_name(backend, &f32);
     *ops = NULL;
     *pool = NULL;
-    if (device) return cuda_open(device, f32, ops, pool);
+    if (device) return cuda_open(device, f32, threads, ops, pool);
     *ops = hl_ops_named(backend);
     if (!*ops) return hl_fail(HOLA_EINVAL, "backend: '%s' is not one of this machine", backend);
     return hl_pool_new(pool, threads);

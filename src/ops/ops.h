@@ -8,6 +8,7 @@
 #include "ops/adamw/adamw.h"
 #include "ops/cache/cache.h"
 #include "ops/conv/conv.h"
+#include "ops/decode/decode.h"
 #include "ops/embed/embed.h"
 #include "ops/gate/gate.h"
 #include "ops/gdn/gdn.h"
@@ -57,6 +58,14 @@ struct hl_memory {
      * this key was recorded and is now under way once more. Otherwise do it and call recorded. */
     bool (*replay)(struct hl_pool *, uint64_t key);
     void (*recorded)(struct hl_pool *, uint64_t key);
+    /* Devices of several ranks that talk to each other; NULL, or link fails: their arrays meet on the host.
+     * broadcast: from rank 0. reduce: x[first, first + n) summed over the ranks into that rank's copy whose part
+     * of the block it is; goes on beside other work until reduced. share: every rank's `bytes` of a block, one
+     * after another, to all. */
+    hola_status (*link)(struct hl_pool *, int rank, int size, void (*broadcast)(void *, int64_t bytes));
+    void (*reduce)(struct hl_pool *, real *x, int64_t first, int64_t n, int64_t part);
+    void (*reduced)(struct hl_pool *);
+    void (*share)(struct hl_pool *, void *block, int64_t bytes);
     /* bytes that could still be allocated, and bytes in use; 0: not known */
     void (*room)(struct hl_pool *, int64_t *free_bytes, int64_t *used);
     bool host;         /* arrays are the host's own: put and get could be memcpy */
@@ -69,6 +78,11 @@ struct hl_ops {
     const char *name;
     const struct hl_memory *mem;
     HL_OPS_LIST(HL_OPS_MEMBER)
+    /* several ops in one, NULL where there is none: a decoded token; both norms of one x (one dx, written) */
+    bool (*decode)(struct hl_pool *,
+                   const struct hl_decode *); /* false: this device cannot, nothing was done */
+    void (*twonorm_forward)(struct hl_pool *, const struct hl_l2norm *, const struct hl_rmsnorm *);
+    void (*twonorm_backward)(struct hl_pool *, const struct hl_l2norm *, const struct hl_rmsnorm *);
 };
 #undef HL_OPS_MEMBER
 

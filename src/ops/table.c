@@ -6,4 +6,5 @@
 #define HL_TEXT_VALUE(x) HL_TEXT(x)
 #define ENTRY(name, arg) .name = HL_OP(name),
 extern const struct hl_ops HL_OP(ops);
-const struct hl_ops HL_OP(ops) = {.name = "cpu-" HL_TEXT_VALUE(HL_ISA), .mem = &hl_host_memory, HL_OPS_LIST(ENTRY)};
+const struct hl_ops HL_OP(ops) = {
+    .name = "cpu-" HL_TEXT_VALUE(HL_ISA), .mem = &hl_host_memory, HL_OPS_LIST(ENTRY)};

@@ -186,8 +186,10 @@ static hola_status setup_model(struct hl_run *r, int64_t step) {
     opt.max_tokens = r->rows_per_micro * o->seq_len;
     if (opt.weight_decay == 0) opt.weight_decay = -1; /* there, zero means default */
     if (opt.clip == 0) opt.clip = -1;
-    if (r->dist->size > 1 && model.backend && !strncmp(model.backend, "cuda", 4) && !strchr(model.backend, ':')) {
-        snprintf(backend, sizeof backend, "%s:%d", model.backend, r->dist->local); /* each rank its own device */
+    if (r->dist->size > 1 && model.backend && !strncmp(model.backend, "cuda", 4) &&
+        !strchr(model.backend, ':')) {
+        snprintf(backend, sizeof backend, "%s:%d", model.backend,
+                 r->dist->local); /* each rank its own device */
         model.backend = backend;
     }
     if (dir) s = hola_model_load(&r->model, dir, &model);

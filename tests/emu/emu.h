@@ -27,10 +27,14 @@ struct dim3 {
     unsigned x, y, z;
     dim3(unsigned a = 1, unsigned b = 1, unsigned c = 1) : x(a), y(b), z(c) {}
 };
-#define EMU_VECTOR(type, name, size)                                               \
-    struct __align__(size) name##2 { type x, y; };                                 \
-    struct __align__(2 * size) name##4 { type x, y, z, w; };                       \
-    static inline name##2 make_##name##2(type x, type y) { return {x, y}; }        \
+#define EMU_VECTOR(type, name, size)                                        \
+    struct __align__(size) name##2 {                                        \
+        type x, y;                                                          \
+    };                                                                      \
+    struct __align__(2 * size) name##4 {                                    \
+        type x, y, z, w;                                                    \
+    };                                                                      \
+    static inline name##2 make_##name##2(type x, type y) { return {x, y}; } \
     static inline name##4 make_##name##4(type x, type y, type z, type w) { return {x, y, z, w}; }
 EMU_VECTOR(float, float, 8)
 EMU_VECTOR(int, int, 8)
@@ -116,15 +120,39 @@ static inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c);
 static inline int __popc(unsigned x) { return __builtin_popcount(x); }
 static inline int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
 static inline int __ffs(int x) { return __builtin_ffs(x); }
-static inline unsigned __float_as_uint(float x) { unsigned u; memcpy(&u, &x, 4); return u; }
-static inline float __uint_as_float(unsigned u) { float x; memcpy(&x, &u, 4); return x; }
-static inline int __float_as_int(float x) { int u; memcpy(&u, &x, 4); return u; }
-static inline float __int_as_float(int u) { float x; memcpy(&x, &u, 4); return x; }
+static inline unsigned __float_as_uint(float x) {
+    unsigned u;
+    memcpy(&u, &x, 4);
+    return u;
+}
+static inline float __uint_as_float(unsigned u) {
+    float x;
+    memcpy(&x, &u, 4);
+    return x;
+}
+static inline int __float_as_int(float x) {
+    int u;
+    memcpy(&u, &x, 4);
+    return u;
+}
+static inline float __int_as_float(int u) {
+    float x;
+    memcpy(&x, &u, 4);
+    return x;
+}
 template <class T> static inline T __ldg(const T *p) { return *p; }
 template <class T> static inline T __ldcs(const T *p) { return *p; }
 template <class T> static inline void __stcs(T *p, T v) { *p = v; }
-template <class T> static inline T atomicAdd(T *p, T v) { T r = *p; *p += v; return r; }
-template <class T> static inline T atomicMax(T *p, T v) { T r = *p; if (v > r) *p = v; return r; }
+template <class T> static inline T atomicAdd(T *p, T v) {
+    T r = *p;
+    *p += v;
+    return r;
+}
+template <class T> static inline T atomicMax(T *p, T v) {
+    T r = *p;
+    if (v > r) *p = v;
+    return r;
+}
 static inline void __threadfence(void) {}
 
 struct __nv_bfloat16 {

@@ -1,8 +1,8 @@
 /* cache_back_cuda.cu -- backward of the exact memory, every shape: ARCHITECTURE sec. 8.3 row by row.
  *
- * A kept row collects gradients from every later block that sees it: each block leaves its share in scratch, and
- * `gather` adds them up in the order of the blocks. */
-#include "ops/cache/cache_cuda.cuh"
+ * A kept row collects gradients from every later block that sees it: each block leaves its share in
+ * scratch, and `gather` adds them up in the order of the blocks. */
+#include "ops/cache/cache_back_cuda.cuh"
 
 enum { THREADS = 128, WARPS = THREADS / 32 };
 
@@ -42,11 +42,12 @@ static __global__ void along(const struct cache_dev c, const struct cache_back b
     const float x = dot_row((const act *)c.a.dout + at * c.a.V, (const act *)c.a.read + at * c.a.V, c.a.V);
     if (threadIdx.x % 32) return;
     b.R[at] = lambda * x;
-    b.part[at * 3] = lambda * (1 - lambda) * x;
-    b.part[at * 3 + 1] = -expf(c.a.sink[h] - c.a.lse[at]) * lambda * x;
+    b.part[at * 2] = lambda * (1 - lambda) * x;
+    b.part[at * 2 + 1] = -expf(c.a.sink[h] - c.a.lse[at]) * lambda * x;
 }
 
-/* grid (blocks C, H): dq of one row, and its share of dtau. shared: the columns' ds, their s ds, their rows */
+/* grid (blocks C, H): dq of one row, and its share of dtau. shared: the columns' ds, their s ds, their
+ * rows */
 static __global__ void plain_q(const struct cache_dev c, const struct cache_back b) {
     const int64_t block = blockIdx.x / c.a.chunk, t = blockIdx.x % c.a.chunk, hk = blockIdx.y, w = c.a.window;
     const struct hl_piece p = c.rows.block[block];
@@ -77,13 +78,14 @@ static __global__ void plain_q(const struct cache_dev c, const struct cache_back
         if (threadIdx.x == 0) {
             float x = 0;
             for (int64_t j = 0; j < all; j++) x += sds[j];
-            b.part[(row * c.a.HV + h) * 3 + 2] = x;
+            b.tau[row * c.a.HV + h] = x;
         }
         __syncthreads();
     }
 }
 
-/* grid (blocks (window + C), HV): one column's dk and dv from the block's queries. shared: ds, p of the queries */
+/* grid (blocks (window + C), HV): one column's dk and dv from the block's queries. shared: ds, p of the
+ * queries */
 static __global__ void plain_kv(const struct cache_dev c, const struct cache_back b) {
     const int64_t w = c.a.window, C = c.a.chunk, K = c.a.K, V = c.a.V, h = blockIdx.y;
     const int64_t block = blockIdx.x / (w + C), j = blockIdx.x % (w + C), first = j < w ? 0 : j - w;
@@ -110,31 +112,36 @@ static __global__ void plain_kv(const struct cache_dev c, const struct cache_bac
 
 /* Which of the block's kept rows `row` is; -1: none. By one warp. */
 static __device__ __forceinline__ int64_t find_kept(const int64_t *sel, int64_t w, int64_t row) {
-    for (int64_t i = 0; i < w; i += 32) {
+    for (int64_t i = 0; i < w; i += 64) {
         const int64_t j = i + threadIdx.x % 32;
-        const unsigned votes = __ballot_sync(0xffffffffu, j < w && sel[j] == row);
-        if (votes) return i + __ffs((int)votes) - 1;
+        const bool first = j < w && sel[j] == row, second = j + 32 < w && sel[j + 32] == row;
+        const unsigned one = __ballot_sync(0xffffffffu, first), two = __ballot_sync(0xffffffffu, second);
+        if (one) return i + __ffs((int)one) - 1;
+        if (two) return i + 32 + __ffs((int)two) - 1;
     }
     return -1;
 }
 
-/* grid (T H / WARPS): a warp adds up dk of one row and key head, and dv of the value heads. Where the row is not
- * kept when its block is over, it never will be; where it was dropped, it is gone. */
+/* grid (T H / WARPS): a warp adds up dk of one row and key head, and dv of the value heads. Where the row
+ * is not kept when its block is over, it never will be; where it was dropped, it is gone. */
 static __global__ void gather(const struct cache_dev c, const struct cache_back b) {
     const int64_t at = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32, row = at / c.a.H, hk = at % c.a.H;
     const int64_t K = c.a.K, V = c.a.V, w = c.a.window, lane = threadIdx.x % 32;
     if (row >= c.T) return;
     const int64_t seg = c.rows.row_seg[row], end = c.rows.block_first[seg + 1];
     const int64_t next = c.rows.block_first[seg] + (row - c.rows.seg[seg].row) / c.a.chunk + 1;
-    float *sum = b.own + (row * c.a.HV + hk * c.group) * (K + V); /* of the group's heads, one after another */
+    float *sum =
+        b.own + (row * c.a.HV + hk * c.group) * (K + V); /* of the group's heads, one after another */
     for (int64_t g = 0; g < c.group; g++) {
         const int64_t h = hk * c.group + g;
         float *own = sum + g * (K + V);
         for (int64_t n = next; n < end; n++) {
             const int64_t j = find_kept(c.a.sel + (n * c.a.HV + h) * w, w, row);
             if (j < 0) break;
-            for (int64_t x = lane; x < K + V; x += 32) own[x] += b.kept[((n * c.a.HV + h) * w + j) * (K + V) + x];
+            for (int64_t x = lane; x < K + V; x += 32)
+                own[x] += b.kept[((n * c.a.HV + h) * w + j) * (K + V) + x];
         }
+        __syncwarp(); /* other lanes' columns */
         for (int64_t x = lane; x < V; x += 32) {
             act *v = (act *)c.a.dv + (row * c.a.HV + h) * V + x;
             put(v, f32(*v) + own[K + x]);
@@ -144,37 +151,47 @@ static __global__ void gather(const struct cache_dev c, const struct cache_back 
     for (int64_t x = lane; x < K; x += 32) put((act *)c.a.dk + (row * c.a.H + hk) * K + x, sum[x]);
 }
 
-/* sum += the shares of row `row` as kept row j of `block`, and of the blocks after it while it is kept. A lane's
- * columns are 4 lane and 128 + 4 lane of D; dk, and dv unless NULL. */
-static __device__ __forceinline__ void add_shares(const struct cache_dev &c, const struct cache_back &b, int64_t row,
-                                                  int64_t h, int64_t block, int64_t end, int64_t j, float dk[2][4],
-                                                  float dv[2][4]) {
+/* sum += the shares of row `row` as kept row j of `block`, and of the blocks after it while it is kept. A
+ * lane's columns are 4 lane and 128 + 4 lane of D; dk, and dv unless NULL. */
+static __device__ __forceinline__ void add_shares(const struct cache_dev &c, const struct cache_back &b,
+                                                  int64_t row, int64_t h, int64_t block, int64_t end,
+                                                  int64_t j, float dk[2][4], float dv[2][4]) {
     const int64_t D = c.a.K, w = c.a.window;
     while (j >= 0) {
         const float *from = b.kept + ((block * c.a.HV + h) * w + j) * 2 * D;
+        float4 k[2], v[2]; /* under way while the next block is looked through */
+#pragma unroll
         for (int i = 0; i < 2; i++) {
             const int64_t x = 128 * i + threadIdx.x % 32 * 4;
-            if (x >= D) continue;
-            const float4 k = *(const float4 *)(from + x), v = *(const float4 *)(from + D + x);
-            dk[i][0] += k.x, dk[i][1] += k.y, dk[i][2] += k.z, dk[i][3] += k.w;
-            if (dv) dv[i][0] += v.x, dv[i][1] += v.y, dv[i][2] += v.z, dv[i][3] += v.w;
+            k[i] = x < D ? *(const float4 *)(from + x) : make_float4(0, 0, 0, 0);
+            v[i] = x < D ? *(const float4 *)(from + D + x) : make_float4(0, 0, 0, 0);
         }
         block++;
         j = block < end ? find_kept(c.a.sel + (block * c.a.HV + h) * w, w, row) : -1;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            dk[i][0] += k[i].x, dk[i][1] += k[i].y, dk[i][2] += k[i].z, dk[i][3] += k[i].w;
+            if (dv) dv[i][0] += v[i].x, dv[i][1] += v[i].y, dv[i][2] += v[i].z, dv[i][3] += v[i].w;
+        }
     }
 }
-/* to[x..] += the lane's columns */
+struct __align__(4 * sizeof(act)) four {
+    act x[4];
+};
+/* to[D] += the lane's columns */
 static __device__ __forceinline__ void add_columns(act *to, const float sum[2][4], int64_t D) {
     for (int i = 0; i < 2; i++) {
         const int64_t x = 128 * i + threadIdx.x % 32 * 4;
-        float y[4];
-        for (int j = 0; j < 4 && x < D; j++) y[j] = f32(to[x + j]);
-        for (int j = 0; j < 4 && x < D; j++) put(to + x + j, y[j] + sum[i][j]);
+        if (x >= D) continue;
+        struct four y = *(const struct four *)(to + x);
+        for (int j = 0; j < 4; j++) put(&y.x[j], f32(y.x[j]) + sum[i][j]);
+        *(struct four *)(to + x) = y;
     }
 }
 
-/* grid (blocks HV window / WARPS): a warp looks after one kept row of one block if it came from the block before,
- * and adds all its shares to dk and dv. A row that several value heads of a key head keep is its first one's. */
+/* grid (blocks HV window / WARPS): a warp looks after one kept row of one block if it came from the block
+ * before, and adds all its shares to dk and dv. A row that several value heads of a key head keep is its
+ * first one's. */
 static __global__ void gather_kept(const struct cache_dev c, const struct cache_back b) {
     const int64_t at = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32, w = c.a.window;
     const int64_t block = at / w / c.a.HV, h = at / w % c.a.HV, hk = h / c.group, D = c.a.K;
@@ -200,8 +217,10 @@ static __global__ void sums(const struct cache_dev c, const struct cache_back b)
     const int64_t h = blockIdx.x;
     for (int k = 0; k < 3; k++) {
         float *to = k == 0 ? c.a.dgate : k == 1 ? c.a.dsink : c.a.dtau, x = 0;
+        const float *from = k < 2 ? b.part + h * 2 + k : b.tau + h;
         if (!to) continue;
-        for (int64_t i = threadIdx.x; i < b.parts; i += blockDim.x) x += b.part[(i * c.a.HV + h) * 3 + k];
+        for (int64_t i = threadIdx.x; i < (k < 2 ? b.parts : b.taus); i += blockDim.x)
+            x += from[i * c.a.HV * (k < 2 ? 2 : 1)];
         x = block_sum(x, room);
         if (threadIdx.x == 0) to[h] += x;
     }
@@ -209,10 +228,10 @@ static __global__ void sums(const struct cache_dev c, const struct cache_back b)
 
 static void plain(struct hl_cuda *cuda, const struct cache_dev *c, const struct cache_back *b) {
     const struct hl_cache *a = &c->a;
-    const int64_t all = a->window + a->chunk;
+    const int64_t all = a->window + a->chunk; /* + 16: loads may be wide */
     launch(cuda, along, blocks_for(c->T * a->HV, WARPS), THREADS, 0, *c, *b);
     launch(cuda, plain_q, dim3((unsigned)(c->rows.blocks * a->chunk), (unsigned)a->H), THREADS,
-           (size_t)(all * 12), *c, *b);
+           (size_t)(all * 12 + 16), *c, *b);
     launch(cuda, plain_kv, dim3((unsigned)(c->rows.blocks * all), (unsigned)a->HV), THREADS,
            (size_t)(a->chunk * 8), *c, *b);
     launch(cuda, gather, blocks_for(c->T * a->H, WARPS), THREADS, 0, *c, *b);
@@ -230,21 +249,26 @@ extern "C" void HL_OP(cache_backward)(struct hl_pool *pool, const struct hl_cach
     struct cache_dev c = cache_dev_of(a);
     struct cache_back b = {};
     char *scratch = NULL;
-    const bool tiled = cache_tiled(a);
+    const bool tiled = cache_tiled(a) && HL_OP(cache_back_fits)(a);
     if (c.T == 0) return;
-    b.parts = tiled ? HL_OP(cache_back_parts)(&c) : c.T;
+    b.parts = tiled ? c.rows.blocks * tiles_of(a->chunk) : c.T;
+    b.taus = tiled ? c.rows.blocks * (tiles_of(a->window) + tiles_of(a->chunk)) : c.T;
     for (int place = 0; place < 2; place++) { /* counts, then places */
         int64_t used = 0;
         b.R = cut(scratch, &used, c.T * a->HV);
-        b.part = cut(scratch, &used, b.parts * a->HV * 3);
+        b.part = cut(scratch, &used, b.parts * a->HV * 2);
+        b.tau = cut(scratch, &used, b.taus * a->HV);
         b.kept = cut(scratch, &used, c.rows.blocks * a->HV * a->window * (a->K + a->V));
-        if (!tiled) b.own = cut(scratch, &used, c.T * a->HV * (a->K + a->V));
+        if (tiled) b.ds = cut(scratch, &used, c.rows.blocks * a->HV * ds_tiles(a) * TILE * TILE / 2);
+        else b.own = cut(scratch, &used, c.T * a->HV * (a->K + a->V));
         if (place == 0) scratch = (char *)hl_cuda_scratch(cuda, used);
         if (!scratch) return;
     }
     if (tiled) {
         const int64_t kept = c.rows.blocks * a->HV * a->window;
-        HL_OP(cache_back_tiles)(cuda, &c, &b);
+        HL_OP(cache_back_along)(cuda, &c, &b);
+        HL_OP(cache_back_kv)(cuda, &c, &b);
+        HL_OP(cache_back_q)(cuda, &c, &b);
         if (kept > 0) launch(cuda, gather_kept, blocks_for(kept, WARPS), THREADS, 0, c, b);
     } else plain(cuda, &c, &b);
     launch(cuda, sums, (unsigned)a->HV, 1024, 0, c, b);

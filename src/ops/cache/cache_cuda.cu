@@ -42,13 +42,14 @@ static __device__ __forceinline__ void write_kept(const struct cache_dev &c, con
     }
 }
 
-/* grid (n HV): a thread block walks the blocks of one value head of a segment. The scores of the next block are
- * under way while this one's are ranked. */
+/* grid (n HV): a thread block walks the blocks of one value head of a segment. The scores of the next
+ * block are under way while this one's are ranked. */
 static __global__ void pick(const struct cache_dev c) {
-    const int64_t n = blockIdx.x / c.a.HV, h = blockIdx.x % c.a.HV, w = c.a.window, C = c.a.chunk;
+    const int64_t n = blockIdx.x / c.a.HV, h = blockIdx.x % c.a.HV, score = c.a.K + c.a.V;
     const struct hl_seg seg = c.rows.seg[n];
     const struct chooser s = chooser_at(c, shared_memory());
-    const int end = c.rows.block_first[n + 1];
+    const int w = (int)c.a.window, C = (int)c.a.chunk, end = c.rows.block_first[n + 1],
+              open = (int)(seg.pos % C);
     const bool latest = c.a.evict == HOLA_EVICT_RECENCY;
     struct memory m = {};
     int kept = 0, b = c.rows.block_first[n];
@@ -59,23 +60,23 @@ static __global__ void pick(const struct cache_dev c) {
         for (int i = threadIdx.x; i < kept; i += blockDim.x) s.id[i] = -1 - i, s.key[i] = rank_of(m.score[i]);
         __syncthreads();
     }
-    for (; b < end; b++) {
-        const struct hl_piece p = c.rows.block[b];
+    for (int64_t first = -open; b < end;
+         b++, first += C) { /* the block's first row, counted from the segment's */
         write_kept(c, s, b * c.a.HV + h, kept);
-        if (p.skip + p.len < C || (b + 1 == end && !seg.state)) break;
+        if (first + C > seg.len || (b + 1 == end && !seg.state)) break;
         for (int x = threadIdx.x; x < C; x += blockDim.x) {
-            const int64_t id = x < p.skip ? -1 - (w + x) : p.row + x - p.skip;
-            const bool early = x == (int)threadIdx.x && b > c.rows.block_first[n];
+            const int64_t id = first + x < 0 ? -1 - (w + x) : seg.row + first + x;
+            const bool early = x == (int)threadIdx.x && first >= C - open;
             s.id[kept + x] = (int32_t)id;
-            s.key[kept + x] = rank_of(early ? ahead : column(c, m, h, id, c.a.K + c.a.V));
+            s.key[kept + x] = rank_of(early ? ahead : column(c, m, h, id, score));
         }
-        if (b + 1 < end && (int)threadIdx.x < c.rows.block[b + 1].len)
-            ahead = column(c, m, h, c.rows.block[b + 1].row + threadIdx.x, c.a.K + c.a.V);
+        if (first + C + threadIdx.x < seg.len)
+            ahead = column(c, m, h, seg.row + first + C + threadIdx.x, score);
         if (latest) {
             __syncthreads();
             for (int x = threadIdx.x; x < kept + C; x += blockDim.x) s.key[x] = x;
         }
-        kept = choose(s, kept + (int)C, (int)w);
+        kept = choose(s, kept, kept + C, w);
     }
     if (seg.state)
         for (int i = threadIdx.x; i < kept; i += blockDim.x) c.last[(n * c.a.HV + h) * w + i] = s.id[i];

@@ -1,8 +1,8 @@
 /* cache_cuda.cuh -- what the kernels of the exact memory share: arguments, where rows lie, the selection.
  *
- * A block's keys are numbered as columns: the kept rows in order of position, then the block's own rows. Where
- * a column's row lies is its id: id >= 0 is row `id` of the batch, id < 0 slot -1 - id of the session's state.
- * So training, prompts and sessions are one code. */
+ * A block's keys are numbered as columns: the kept rows in order of position, then the block's own rows.
+ * Where a column's row lies is its id: id >= 0 is row `id` of the batch, id < 0 slot -1 - id of the
+ * session's state. So training, prompts and sessions are one code. */
 #ifndef HL_CACHE_CUDA_CUH
 #define HL_CACHE_CUDA_CUH
 #include "cuda/dev.cuh"
@@ -29,21 +29,11 @@ static inline struct cache_dev cache_dev_of(const struct hl_cache *a) {
     return c;
 }
 
-/* the parts of the op, one file each; back_scratch: bytes */
+/* the parts of the forward op, one file each */
 void HL_OP(cache_read)(struct hl_cuda *cuda, const struct cache_dev *c);
 void HL_OP(cache_step)(struct hl_cuda *cuda, const struct cache_dev *c, void *scratch);
 int64_t HL_OP(cache_step_scratch)(const struct hl_cache *a);
 void HL_OP(cache_stream)(struct hl_cuda *cuda, const struct cache_dev *c, char *scratch);
-
-struct cache_back {
-    float *R;    /* [T][HV]: lambda dout.read */
-    float *part; /* [parts][HV][3]: shares of dgate, dsink, dtau */
-    float *kept; /* [blocks][HV][window][K + V]: gradients of kept rows, block by block */
-    float *own;  /* [T][HV][K + V]: those of a block's own rows; tiles put them into dk and dv instead */
-    int64_t parts;
-};
-void HL_OP(cache_back_tiles)(struct hl_cuda *cuda, const struct cache_dev *c, const struct cache_back *b);
-int64_t HL_OP(cache_back_parts)(const struct cache_dev *c); /* how many `part`s that writes */
 
 /* Tensor cores: bf16, these head sizes. */
 static inline bool cache_usual(const struct hl_cache *a) {
@@ -93,27 +83,56 @@ static __device__ __forceinline__ float *place(const struct cache_dev &c, const 
     return x < K ? m.k + slot * K + x : x < K + V ? m.v + slot * V + x - K : m.score + slot;
 }
 
-/* Rows id[0, n) become the kept ones, in place: kept rows only move down and the open block's slots are not written
- * here, so going up loses nothing as long as one thread does a column's rows in order. This thread does the columns
- * x, x + step, ...; column K + V + 1 is the positions. `first`: position of the block in the open slots. */
-static __device__ __forceinline__ void keep_rows(const struct cache_dev &c, const struct memory &m, int64_t h,
-                                                 const int32_t *id, int n, const struct hl_seg &seg, int64_t first,
-                                                 int64_t x, int64_t step) {
+/* One column of the rows id[0, n): they become the kept ones, in place. Kept rows only move down and the
+ * open block's slots are not written here, so going up loses nothing as long as one thread does all of a
+ * column. */
+template <class T>
+static __device__ __forceinline__ void keep_column(float *state, int64_t stride, const T *batch,
+                                                   int64_t batch_stride, const int32_t *id, int n) {
     enum { BATCH = 16 }; /* loads under way together */
-    const int64_t w = c.a.window, width = c.a.K + c.a.V;
-    for (; x <= width; x += step)
-        for (int i = 0; i < n; i += BATCH) {
-            float value[BATCH];
+    for (int i = 0; i < n; i += BATCH) {
+        float value[BATCH];
 #pragma unroll
-            for (int j = 0; j < BATCH; j++) value[j] = i + j < n ? column(c, m, h, id[i + j], x) : 0.0f;
-#pragma unroll
-            for (int j = 0; j < BATCH; j++)
-                if (i + j < n) *place(c, m, i + j, x) = value[j];
+        for (int j = 0; j < BATCH; j++) {
+            const int r = i + j < n ? id[i + j] : (int)NO_ROW;
+            value[j] = 0;
+            if (r >= 0 && batch) value[j] = f32(batch[r * batch_stride]);
+            if (r < 0 && r != (int)NO_ROW) value[j] = state[(-1 - r) * stride];
         }
-    for (int i = 0; i < n && x == width + 1; i++) {
-        const int64_t r = id[i], slot = -1 - r;
-        m.pos[i] = r >= 0 ? seg.pos + r - seg.row : slot < w ? m.pos[slot] : first + slot - w;
+#pragma unroll
+        for (int j = 0; j < BATCH; j++)
+            if (i + j < n) state[(i + j) * stride] = value[j];
     }
+}
+static __device__ __forceinline__ void keep_positions(const struct cache_dev &c, const struct memory &m,
+                                                      const int32_t *id, int n, const struct hl_seg &seg,
+                                                      int64_t first) {
+    enum { BATCH = 8 };
+    for (int i = 0; i < n; i += BATCH) {
+        int64_t at[BATCH];
+#pragma unroll
+        for (int j = 0; j < BATCH; j++) {
+            const int64_t r = i + j < n ? id[i + j] : 0, slot = -1 - r;
+            at[j] = r >= 0 ? seg.pos + r - seg.row : first + slot - c.a.window;
+            if (r < 0 && slot < c.a.window) at[j] = m.pos[slot];
+        }
+#pragma unroll
+        for (int j = 0; j < BATCH; j++)
+            if (i + j < n) m.pos[i + j] = at[j];
+    }
+}
+/* Rows id[0, n) become the kept ones; this thread does the columns x, x + step, ... of k, v, score and
+ * positions. `first`: position of the block that lies in the open slots. */
+static __device__ __forceinline__ void keep_rows(const struct cache_dev &c, const struct memory &m, int64_t h,
+                                                 const int32_t *id, int n, const struct hl_seg &seg,
+                                                 int64_t first, int64_t x, int64_t step) {
+    const int64_t K = c.a.K, V = c.a.V, hk = h / c.group;
+    for (; x < K; x += step) keep_column(m.k + x, K, (const act *)c.a.k + hk * K + x, c.a.H * K, id, n);
+    for (; x < K + V; x += step)
+        keep_column(m.v + x - K, V, (const act *)c.a.v + h * V + x - K, c.a.HV * V, id, n);
+    for (; x < K + V + 1; x += step)
+        keep_column(m.score, 1, by_score(c) ? c.a.score + h : (const float *)NULL, c.a.HV, id, n);
+    if (x == K + V + 1) keep_positions(c, m, id, n, seg, first);
 }
 
 /* ---- selection: by one thread block ---- */
@@ -145,6 +164,39 @@ static __device__ __forceinline__ struct chooser chooser_at(const struct cache_d
     return s;
 }
 
+/* The places of the threads with a flag, in order, after the *base of earlier calls. All threads. When it
+ * is back, everybody has read what they meant to read before. */
+static __device__ __forceinline__ int place_of(bool flag, int *base, int32_t *warps) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const unsigned votes = __ballot_sync(0xffffffffu, flag);
+    int at = *base + __popc(votes & ((1u << lane) - 1));
+    if (lane == 0) warps[warp] = __popc(votes);
+    __syncthreads();
+    for (int i = 0; i < (int)blockDim.x / 32; i++) {
+        at += i < warp ? warps[i] : 0;
+        *base += warps[i];
+    }
+    __syncthreads();
+    return at;
+}
+
+/* Of the columns [w, n) those go that a full set of kept rows does not let in: at most the least kept
+ * score, and a tie is the older one's. All threads; how many columns are left comes back. */
+static __device__ __forceinline__ int drop_hopeless(const struct chooser &s, int n, int w) {
+    uint32_t least = 0xffffffffu;
+    int base = w;
+    for (int i = threadIdx.x % 32; i < w; i += 32) least = min(least, s.key[i]);
+    for (int i = 16; i > 0; i /= 2) least = min(least, __shfl_xor_sync(0xffffffffu, least, i));
+    for (int j0 = w; j0 < n; j0 += blockDim.x) {
+        const int j = j0 + threadIdx.x;
+        const uint32_t key = j < n ? s.key[j] : 0;
+        const int32_t id = j < n ? s.id[j] : 0;
+        const int at = place_of(key > least, &base, s.warp);
+        if (key > least) s.key[at] = key, s.id[at] = id;
+    }
+    return base;
+}
+
 /* How many of the n keys beat the j-th; a warp's threads have consecutive j from a multiple of 32. */
 static __device__ __forceinline__ int beaten_by(const uint32_t *key, int n, int j) {
     const int from = j & ~31, to = min(from + 32, n);
@@ -154,6 +206,7 @@ static __device__ __forceinline__ int beaten_by(const uint32_t *key, int n, int 
         const uint4 k = *(const uint4 *)(key + i);
         better += (k.x >= mine) + (k.y >= mine) + (k.z >= mine) + (k.w >= mine);
     }
+#pragma unroll 8
     for (int i = from; i < to; i++) better += key[i] > mine || (key[i] == mine && i < j);
     for (int i = from + 32; i < n; i += 4) {
         const uint4 k = *(const uint4 *)(key + i);
@@ -162,26 +215,23 @@ static __device__ __forceinline__ int beaten_by(const uint32_t *key, int n, int 
     return better;
 }
 
-/* Of the n columns the best w move to the front, in order. All threads; how many there are now comes back. */
-static __device__ __forceinline__ int choose(const struct chooser &s, int n, int w) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, threads = blockDim.x, up = (n + 3) / 4 * 4;
+/* Of the n columns, the first `kept` of them the kept ones, the best w move to the front, in order. All
+ * threads; how many there are now comes back. */
+static __device__ __forceinline__ int choose(const struct chooser &s, int kept, int n, int w) {
+    const int threads = blockDim.x;
     int base = 0;
-    if ((int)threadIdx.x < up - n) s.key[n + threadIdx.x] = 0; /* beats nobody before it */
+    __syncthreads();
+    if (kept == w) n = drop_hopeless(s, n, w);
+    if (n <= w) return n;
+    if ((int)threadIdx.x < (n + 3) / 4 * 4 - n) s.key[n + threadIdx.x] = 0; /* beats nobody before it */
     __syncthreads();
     for (int j0 = 0; j0 < n; j0 += threads) {
         const int j = j0 + threadIdx.x;
         const bool keep = j < n && beaten_by(s.key, n, j) < w;
-        const unsigned votes = __ballot_sync(0xffffffffu, keep);
-        if (lane == 0) s.warp[warp] = __popc(votes);
-        __syncthreads();
-        int at = base + __popc(votes & ((1u << lane) - 1));
-        for (int i = 0; i < threads / 32; i++) {
-            at += i < warp ? s.warp[i] : 0;
-            base += s.warp[i];
-        }
+        const int at = place_of(keep, &base, s.warp);
         if (keep) s.best[at] = j;
-        __syncthreads();
     }
+    __syncthreads();
     for (int i0 = 0; i0 < base; i0 += threads) { /* sources lie behind: nothing is lost */
         const int i = i0 + threadIdx.x, from = i < base ? s.best[i] : 0;
         const uint32_t key = s.key[from];

@@ -3,7 +3,8 @@
 #define HL_CACHE_MMA_CUH
 #include "ops/cache/cache_cuda.cuh"
 
-/* Distance of a tile's rows: 16 bytes more than their length, so that the 8 rows of a fragment lie in 8 banks. */
+/* Distance of a tile's rows: 16 bytes more than their length, so that the 8 rows of a fragment lie in 8
+ * banks. */
 template <int D> struct tile {
     enum { LD = D + 8, CHUNKS = D / 8 };
 };
@@ -12,6 +13,12 @@ template <int D> struct tile {
 static __device__ __forceinline__ void fragment_a(uint32_t a[4], const bf16 *t, int ld, int row, int k) {
     const int lane = threadIdx.x % 32;
     ldmatrix4(a, t + (row + lane % 16) * ld + k + lane / 16 * 8);
+}
+/* the same, stored [k][row] */
+static __device__ __forceinline__ void fragment_a_turned(uint32_t a[4], const bf16 *t, int ld, int k,
+                                                         int row) {
+    const int lane = threadIdx.x % 32;
+    ldmatrix4_trans(a, t + (k + lane % 8 + lane / 16 * 8) * ld + row + lane / 8 % 2 * 8);
 }
 /* 16 (k) x 16 columns of B: b[0], b[1] are the first 8 columns, b[2], b[3] the others; stored [column][k] */
 static __device__ __forceinline__ void fragment_b(uint32_t b[4], const bf16 *t, int ld, int column, int k) {
@@ -45,8 +52,8 @@ static __device__ __forceinline__ void product_rows(float d[][4], const bf16 *a_
 /* The same for two pairs of tiles at once: twice as many sums that do not wait for each other. */
 template <int D, int N>
 static __device__ __forceinline__ void product_rows_two(float d[][4], const bf16 *a_tile, const bf16 *b_tile,
-                                                        float e[][4], const bf16 *a2_tile, const bf16 *b2_tile,
-                                                        int row, int column) {
+                                                        float e[][4], const bf16 *a2_tile,
+                                                        const bf16 *b2_tile, int row, int column) {
 #pragma unroll
     for (int k = 0; k < D; k += 16) {
         uint32_t a[4], a2[4], b[4], b2[4];
@@ -86,7 +93,8 @@ static __device__ __forceinline__ void product_sum(float d[][4], const float p[]
     }
 }
 
-/* One block of the grid and one value head, as a thread block sees it. */
+/* One block of the grid and one value head, as a thread block sees it. The backward pass has no states,
+ * which the compiler is to see: its kernels need their registers. */
 struct view {
     int64_t h, hk;
     int row, len, skip; /* new rows of the block; those of it that are in the state */
@@ -95,16 +103,17 @@ struct view {
     const int64_t *sel; /* backward: the same */
     struct memory m;
 };
-static __device__ __forceinline__ struct view view_of(const struct cache_dev &c, int64_t block, int64_t h) {
+static __device__ __forceinline__ struct view view_of(const struct cache_dev &c, int64_t block, int64_t h,
+                                                      bool backward) {
     const struct hl_piece p = c.rows.block[block];
     const struct hl_seg s = c.rows.seg[p.seg];
     struct view v = {};
     v.h = h, v.hk = h / c.group;
     v.row = p.row, v.len = p.len, v.skip = p.skip;
     v.kept = (int)kept_at(c, s.pos + p.row - s.row);
-    v.id = c.id ? c.id + (block * c.a.HV + h) * c.a.window : NULL;
-    v.sel = c.a.sel + (block * c.a.HV + h) * c.a.window;
-    if (s.state) v.m = memory_of(c, s, h);
+    if (backward) v.sel = c.a.sel + (block * c.a.HV + h) * c.a.window;
+    else v.id = c.id + (block * c.a.HV + h) * c.a.window;
+    if (!backward && s.state) v.m = memory_of(c, s, h);
     return v;
 }
 /* id of kept column i; of own column i */
@@ -120,35 +129,37 @@ template <int D>
 static __device__ __forceinline__ void fetch(bf16 *to, const bf16 *global, int64_t row, const float *state,
                                              int slot, int at) {
     if (row >= 0) copy_async(to, global + row * D + at);
-    else if (slot < 0) copy_async(to, global, 0);
+    else if (slot < 0 || !state) copy_async(to, global, 0);
     else {
         const float4 x = *(const float4 *)(state + (int64_t)slot * D + at);
         const float4 y = *(const float4 *)(state + (int64_t)slot * D + at + 4);
         *(uint4 *)to = make_uint4(pack2(x.x, x.y), pack2(x.z, x.w), pack2(y.x, y.y), pack2(y.z, y.w));
     }
 }
-/* N rows of head `head` of x [T][heads][D], from row `row` of the batch on; zeros from the `left`-th on. A thread
- * brings the same 16 bytes of every so many rows. All threads; to be committed. */
+/* N rows of head `head` of x [T][heads][D], from row `row` of the batch on; zeros from the `left`-th on. A
+ * thread brings the same 16 bytes of every so many rows. All threads; to be committed. */
 template <int D, int N, int THREADS>
-static __device__ __forceinline__ void fetch_rows(bf16 *to, const void *x, int64_t heads, int64_t head, int row,
-                                                  int left) {
+static __device__ __forceinline__ void fetch_rows(bf16 *to, const void *x, int64_t heads, int64_t head,
+                                                  int row, int left) {
     enum { STEP = THREADS / tile<D>::CHUNKS };
     const int r = threadIdx.x / tile<D>::CHUNKS, at = threadIdx.x % tile<D>::CHUNKS * 8;
     const bf16 *from = (const bf16 *)x + ((int64_t)(row + r) * heads + head) * D + at;
     const int stride = STEP * (int)heads * D;
     to += r * tile<D>::LD + at;
 #pragma unroll
-    for (int n = 0; n < N / STEP; n++)
-        copy_async(to + n * STEP * tile<D>::LD, from + n * stride, r + n * STEP < left ? 16 : 0);
+    for (int n = 0; n < N / STEP; n++) {
+        const bool there = r + n * STEP < left;
+        copy_async(to + n * STEP * tile<D>::LD, there ? from + n * stride : (const bf16 *)x, there ? 16 : 0);
+    }
 }
-/* N columns, k and v, from column `from` on: kept ones or the block's own. */
+/* N columns, k and v (or k alone), from column `from` on: kept ones or the block's own. */
 template <int D, int N, int THREADS>
 static __device__ __forceinline__ void fetch_columns(bf16 *k, bf16 *v, const struct cache_dev &c,
                                                      const struct view &s, bool kept, int from) {
     if (!kept && from >= s.skip) {
         const int row = s.row + from - s.skip, left = s.len + s.skip - from;
         fetch_rows<D, N, THREADS>(k, c.a.k, c.a.H, s.hk, row, left);
-        fetch_rows<D, N, THREADS>(v, c.a.v, c.a.HV, s.h, row, left);
+        if (v) fetch_rows<D, N, THREADS>(v, c.a.v, c.a.HV, s.h, row, left);
         return;
     }
 #pragma unroll 2
@@ -156,10 +167,11 @@ static __device__ __forceinline__ void fetch_columns(bf16 *k, bf16 *v, const str
         const int r = i / tile<D>::CHUNKS, at = i % tile<D>::CHUNKS * 8;
         const int id = kept ? kept_id(s, from + r) : own_id(c, s, from + r);
         const int slot = id == (int)NO_ROW ? -1 : -1 - id;
-        fetch<D>(k + r * tile<D>::LD + at, (const bf16 *)c.a.k, id < 0 ? -1 : (int64_t)id * c.a.H + s.hk, s.m.k,
-                 slot, at);
-        fetch<D>(v + r * tile<D>::LD + at, (const bf16 *)c.a.v, id < 0 ? -1 : (int64_t)id * c.a.HV + s.h, s.m.v,
-                 slot, at);
+        fetch<D>(k + r * tile<D>::LD + at, (const bf16 *)c.a.k, id < 0 ? -1 : (int64_t)id * c.a.H + s.hk,
+                 s.m.k, slot, at);
+        if (v)
+            fetch<D>(v + r * tile<D>::LD + at, (const bf16 *)c.a.v, id < 0 ? -1 : (int64_t)id * c.a.HV + s.h,
+                     s.m.v, slot, at);
     }
 }
 

@@ -1,19 +1,23 @@
 /* cache_read_cuda.cu -- the read on tensor cores: softmax and sum over the keys as they stream past.
  *
- * grid (blocks HV tiles): a thread block is ROWS queries of one block and value head, a warp 16 of them with their
- * sums in registers. Keys and values come KEYS at a time into two buffers; nothing else is kept. */
+ * grid (blocks HV tiles): a thread block is ROWS queries of one block and value head, a warp 16 of them
+ * with their sums in registers. Keys and values come KEYS at a time into two buffers; nothing else is
+ * kept. */
 #include "ops/cache/cache_mma.cuh"
 
 #ifndef HL_CUDA_F32
-#ifndef READ_ROWS
-#define READ_ROWS 128
-#define READ_KEYS 64
-#endif
-enum { ROWS = READ_ROWS, KEYS = READ_KEYS, THREADS = 2 * ROWS };
 static const float LOG2E = 1.44269504f, LN2 = 0.69314718f;
 
+/* The largest tiles that leave room for 8 warps or more on a multiprocessor, of chips with 99 KB too. */
 template <int D> struct read_room {
-    enum { Q = ROWS * tile<D>::LD, KV = KEYS * tile<D>::LD, BYTES = (Q + 4 * KV) * 2 };
+    enum {
+        ROWS = D == 256 ? 64 : 128,
+        KEYS = D == 64 ? 64 : 32,
+        THREADS = 2 * ROWS,
+        Q = ROWS * tile<D>::LD,
+        KV = KEYS * tile<D>::LD,
+        BYTES = (Q + 4 * KV) * 2,
+    };
 };
 
 /* Softmax so far of the warp's 16 queries; a thread holds rows g and g + 8. */
@@ -24,6 +28,7 @@ template <int D>
 static __device__ __forceinline__ void read_tile(struct reader<D> &r, const bf16 *q, const bf16 *k,
                                                  const bf16 *v, int row, float scale, const int limit[2],
                                                  bool edge) {
+    enum { KEYS = read_room<D>::KEYS };
     float s[KEYS / 8][4] = {};
     const int t = threadIdx.x % 4;
     float top[2] = {r.top[0], r.top[1]};
@@ -83,7 +88,9 @@ static __device__ __forceinline__ void write_rows(const struct cache_dev &c, con
             *(uint32_t *)(room + (g + 8 * i) * tile<D>::LD + n * 8 + 2 * t) =
                 pack2(r.o[n][2 * i] * over[i], r.o[n][2 * i + 1] * over[i]);
     __syncwarp();
-    enum { EACH = tile<D>::CHUNKS / 2 }; /* every load before the first store: they might be the same memory */
+    enum {
+        EACH = tile<D>::CHUNKS / 2
+    }; /* every load before the first store: they might be the same memory */
     uint4 old[EACH];
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
@@ -105,9 +112,11 @@ static __device__ __forceinline__ void write_rows(const struct cache_dev &c, con
 }
 
 template <int D>
-static __global__ void __launch_bounds__(THREADS, D == 256 ? 1 : 2) read_block(const struct cache_dev c, int tiles) {
+static __global__ void __launch_bounds__(read_room<D>::THREADS, 2)
+    read_block(const struct cache_dev c, int tiles) {
+    enum { ROWS = read_room<D>::ROWS, KEYS = read_room<D>::KEYS, THREADS = read_room<D>::THREADS };
     const int64_t h = blockIdx.x / tiles % c.a.HV;
-    const struct view s = view_of(c, blockIdx.x / tiles / c.a.HV, h);
+    const struct view s = view_of(c, blockIdx.x / tiles / c.a.HV, h, false);
     const int from = blockIdx.x % tiles * ROWS, row = threadIdx.x / 32 * 16, g = threadIdx.x % 32 / 4;
     if (from >= s.len) return;
     bf16 *q = (bf16 *)shared_memory(), *kv = q + read_room<D>::Q;
@@ -142,8 +151,8 @@ static __global__ void __launch_bounds__(THREADS, D == 256 ? 1 : 2) read_block(c
 }
 
 template <int D> static void run(struct hl_cuda *cuda, const struct cache_dev *c) {
-    const unsigned tiles = blocks_for(c->a.chunk, ROWS);
-    launch(cuda, read_block<D>, (unsigned)(c->rows.blocks * c->a.HV * tiles), THREADS,
+    const unsigned tiles = blocks_for(c->a.chunk, read_room<D>::ROWS);
+    launch(cuda, read_block<D>, (unsigned)(c->rows.blocks * c->a.HV * tiles), read_room<D>::THREADS,
            (size_t)read_room<D>::BYTES, *c, (int)tiles);
 }
 void HL_OP(cache_read)(struct hl_cuda *cuda, const struct cache_dev *c) {

@@ -1,8 +1,8 @@
-/* cache_stream_cuda.cu -- the exact memory row by row, as the reference does it: for every shape and for h2o,
- * whose selection depends on the reads.
+/* cache_stream_cuda.cu -- the exact memory row by row, as the reference does it: for every shape and for
+ * h2o, whose selection depends on the reads.
  *
- * grid (n HV): a thread block is one value head of a segment. The rows lie in the session's state, or in one of
- * the scratch where the segment has none. */
+ * grid (n HV): a thread block is one value head of a segment. The rows lie in the session's state, or in
+ * one of the scratch where the segment has none. */
 #include "ops/cache/cache_cuda.cuh"
 
 enum { STREAM = 512, WARPS = STREAM / 32 };
@@ -63,7 +63,7 @@ static __device__ int64_t merge_block(const struct cache_dev &c, const struct me
         s.id[j] = (int32_t)(-1 - slot);
         s.key[j] = c.a.evict == HOLA_EVICT_RECENCY ? (uint32_t)j : rank_of(m.score[slot]);
     }
-    const int now = choose(s, (int)n, (int)w);
+    const int now = choose(s, (int)kept, (int)n, (int)w);
     keep_rows(c, m, h, s.id, now, none, first, threadIdx.x, STREAM);
     __syncthreads();
     return now;

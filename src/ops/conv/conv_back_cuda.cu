@@ -2,7 +2,7 @@
 #include "cuda/partials.cuh"
 #include "ops/conv/conv_cuda.cuh"
 
-enum { BACK_WIDE = 4 }; /* channels of a thread */
+enum { BACK_WIDE = 4, BACK_PER_SM = 4, BATCH = 4 };
 
 /* du of one row from the last W rows of x */
 template <int V, int W>
@@ -14,24 +14,25 @@ static __device__ __forceinline__ void turn_back(float *du, const float (*w)[V],
         du[v] *= s * (1.0f + u * (1.0f - s));
     }
 }
-static __device__ __forceinline__ int64_t seg_end(const struct conv &a, int64_t t) {
+static __device__ __forceinline__ int seg_end(const struct conv &a, int t) {
     const struct hl_seg s = a.seg[a.row_seg[t]];
-    return s.row + s.len;
+    return (int)(s.row + s.len);
 }
 
-/* Where a walk is: h and d hold the last W rows of x and du; the segments of rows t and r = t - W + 1 end there. */
+/* Where a walk is: h and d hold the last W rows of x and du; the segments of rows t and r = t - W + 1 end
+ * there. */
 template <int V, int W> struct walk {
     float h[W][V], d[W][V], w[W][V], dw[W][V];
-    int64_t t0, t1, end, r_end;
+    int t0, t1, end, r_end;
 };
 
-/* Row t gives du[t], and then dx[r] has all it needs. dw takes the rows of the stretch alone. inside: t and r are
- * in the stretch and in one segment. */
-template <int V, int W>
-static __device__ __forceinline__ void back_row(const struct conv &a, struct walk<V, W> &k, int64_t t,
-                                                bool inside, typename raw_of<V>::type x,
-                                                typename raw_of<V>::type dy, act *to) {
-    const int64_t r = t - W + 1;
+/* Row t gives du[t], and then dx[r] has all it needs. dw takes the rows of the stretch alone. inside: t and
+ * r are in the stretch and in one segment. */
+template <bool inside, int V, int W>
+static __device__ __forceinline__ void back_row(const struct conv &a, struct walk<V, W> &k, int t,
+                                                typename raw_of<V>::type x, typename raw_of<V>::type dy,
+                                                act *to) {
+    const int r = t - W + 1;
     for (int i = 0; i + 1 < W; i++)
         for (int v = 0; v < V; v++) k.h[i][v] = k.h[i + 1][v], k.d[i][v] = k.d[i + 1][v];
     unpack(k.h[W - 1], x), unpack(k.d[W - 1], dy);
@@ -56,41 +57,48 @@ static __device__ __forceinline__ void back_row(const struct conv &a, struct wal
     store_raw((typename raw_of<V>::type *)to, dx);
 }
 
-/* The rows of a stretch, and W - 1 more for the last dx. */
+/* The rows of a stretch, and W - 1 more for the last dx. x and dy are loaded BATCH rows ahead. */
 template <int V, int W>
 static __device__ __forceinline__ void walk_back(const struct conv &a, struct walk<V, W> &k, int64_t c) {
     typedef typename raw_of<V>::type raw;
-    raw x[BATCH], dy[BATCH]; /* of rows t .. t + BATCH - 1 */
-    const int64_t begin = a.seg[a.row_seg[k.t0]].row, stop = k.t1 + W - 1, last = min(stop, a.T);
-    int64_t at = k.t0 * a.C + c;
+    raw x[BATCH], dy[BATCH];
+    const int begin = (int)a.seg[a.row_seg[k.t0]].row, stop = k.t1 + W - 1, last = min(stop, (int)a.T);
+    const int64_t C = a.C;
+    const act *from_x = a.x + k.t0 * C + c, *from_dy = a.dy + k.t0 * C + c;
+    act *to = a.dx + (k.t0 - W + 1) * C + c;
     k.end = k.r_end = seg_end(a, k.t0);
     for (int i = 0; i < W; i++) {
         for (int v = 0; v < V; v++) k.h[i][v] = k.d[i][v] = 0.0f;
-        if (i > 0 && k.t0 - W + i >= begin) load_row<V>(k.h[i], a.x + (k.t0 - W + i) * a.C + c);
+        if (i > 0 && k.t0 - W + i >= begin) load_row<V>(k.h[i], from_x + (i - W) * C);
     }
 #pragma unroll
     for (int b = 0; b < BATCH; b++)
-        if (k.t0 + b < last)
-            x[b] = *(const raw *)(a.x + at + b * a.C), dy[b] = *(const raw *)(a.dy + at + b * a.C);
-    for (int64_t t = k.t0; t < stop; t += BATCH) {
-        act *to = a.dx + at - (W - 1) * a.C;
-        const bool inside =
-            t - W + 1 >= k.t0 && t + 2 * BATCH <= k.t1 && t + BATCH <= k.end && k.end == k.r_end;
-        at += BATCH * a.C;
+        if (k.t0 + b < last) x[b] = *(const raw *)(from_x + b * C), dy[b] = *(const raw *)(from_dy + b * C);
+    for (int t = k.t0; t < stop; t += BATCH, to += BATCH * C) {
+        from_x += BATCH * C, from_dy += BATCH * C;
+        if (t - W + 1 >= k.t0 && t + 2 * BATCH <= k.t1 && t + BATCH <= k.end && k.end == k.r_end) {
+#pragma unroll
+            for (int b = 0; b < BATCH; b++) {
+                const raw now_x = x[b], now_dy = dy[b];
+                x[b] = *(const raw *)(from_x + b * C), dy[b] = *(const raw *)(from_dy + b * C);
+                back_row<true>(a, k, t + b, now_x, now_dy, to + b * C);
+            }
+            continue;
+        }
 #pragma unroll
         for (int b = 0; b < BATCH; b++) {
-            const raw now_x = x[b], now_dy = dy[b];
-            if (inside || t + BATCH + b < last)
-                x[b] = *(const raw *)(a.x + at + b * a.C), dy[b] = *(const raw *)(a.dy + at + b * a.C);
-            if (inside || t + b < stop) back_row<V, W>(a, k, t + b, inside, now_x, now_dy, to + b * a.C);
+            if (t + b < stop) back_row<false>(a, k, t + b, x[b], dy[b], to + b * C);
+            if (t + BATCH + b < last)
+                x[b] = *(const raw *)(from_x + b * C), dy[b] = *(const raw *)(from_dy + b * C);
         }
     }
 }
 
-template <int V, int W> static __global__ void __launch_bounds__(THREADS, PER_SM) conv_bwd(struct conv a) {
+template <int V, int W>
+static __global__ void __launch_bounds__(THREADS, BACK_PER_SM) conv_bwd(struct conv a) {
     const int64_t c = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * V;
     struct walk<V, W> k;
-    k.t0 = stretch_begin(a.T, 0), k.t1 = stretch_begin(a.T, 1);
+    k.t0 = (int)stretch_begin(a.T, 0), k.t1 = (int)stretch_begin(a.T, 1);
     for (int i = 0; i < W; i++)
         for (int v = 0; v < V; v++) k.dw[i][v] = 0.0f;
     if (c < a.C && k.t0 < k.t1) {
@@ -112,7 +120,7 @@ template <int V, int W> static __global__ void __launch_bounds__(THREADS, PER_SM
 
 template <int V, int W> static void backward(struct hl_cuda *c, struct conv a, float *dw) {
     dim3 grid, block;
-    conv_shape(c, &a, V, &grid, &block);
+    conv_shape(c, &a, V, BACK_PER_SM, &grid, &block);
     if (dw && !(a.part = (float *)hl_cuda_scratch(c, grid.y * a.C * W * (int64_t)sizeof(float)))) return;
     launch(c, conv_bwd<V, W>, grid, block, dw ? THREADS * V * W * sizeof(float) : 0, a);
     if (dw) sum_partials(c, dw, a.part, grid.y, a.C * W);

@@ -2,6 +2,8 @@
 #include "cuda/early.cuh"
 #include "ops/conv/conv_cuda.cuh"
 
+enum { FWD_WIDE = 4, FWD_PER_SM = 8, BATCH = 4 };
+
 /* Row t of the sequence of segment s, t in rows of the batch: before the segment, what its state keeps. */
 template <int V>
 static __device__ __forceinline__ void look_back(float *x, const struct conv &a, const struct hl_seg &s,
@@ -38,34 +40,45 @@ static __device__ __forceinline__ void next_row(float (*h)[V], const float (*w)[
     store_raw((typename raw_of<V>::type *)y, u);
 }
 
+/* Rows [t, t1), as far as BATCH goes; x points at row t. */
+template <class raw>
+static __device__ __forceinline__ void load_rows(raw *to, const act *x, int64_t C, int t, int t1) {
+#pragma unroll
+    for (int b = 0; b < BATCH; b++)
+        if (t + b < t1) to[b] = *(const raw *)(x + b * C);
+}
+
 template <int V, int W>
-static __global__ void __launch_bounds__(THREADS, W <= 4 ? PER_SM : 1) conv_fwd(struct conv a) {
+static __global__ void __launch_bounds__(THREADS, W <= 4 ? FWD_PER_SM : 1) conv_fwd(struct conv a) {
     typedef typename raw_of<V>::type raw;
     const int64_t c = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * V;
     const int t0 = (int)stretch_begin(a.T, 0), t1 = (int)stretch_begin(a.T, 1);
     if (c >= a.C || t0 >= t1) return;
     float w[W][V], h[W][V];
-    raw next[BATCH];
-    load_weights<V, W>(w, a.w, c);
-    int end = enter_segment<V, W>(h, a, t0, c);
+    raw next[BATCH]; /* rows t .. t + BATCH - 1 */
     const act *x = a.x + (int64_t)t0 * a.C + c;
     act *y = a.y + (int64_t)t0 * a.C + c;
+    load_weights<V, W>(w, a.w, c);
+    load_rows(next, x, a.C, t0, t1);
+    for (int t = t0, end = t0; t < t1;) {
+        if (t == end || t == t0) end = enter_segment<V, W>(h, a, t, c);
+        const int n = min(min(t1, end) - t, (int)BATCH);
+        if (n == BATCH) {
+            x += BATCH * a.C;
 #pragma unroll
-    for (int b = 0; b < BATCH; b++)
-        if (t0 + b < t1) next[b] = *(const raw *)(x + b * a.C);
-    for (int t = t0; t < t1; t += BATCH, y += BATCH * a.C) {
-        x += BATCH * a.C;
-        const bool inside = t + 2 * BATCH <= t1 && t + BATCH <= end;
-#pragma unroll
-        for (int b = 0; b < BATCH; b++) {
-            const raw now = next[b];
-            if (inside || t + BATCH + b < t1) next[b] = *(const raw *)(x + b * a.C);
-            if (!inside) {
-                if (t + b >= t1) break;
-                if (t + b == end) end = enter_segment<V, W>(h, a, t + b, c);
+            for (int b = 0; b < BATCH; b++) {
+                const raw now = next[b];
+                if (t + BATCH + b < t1) next[b] = *(const raw *)(x + b * a.C);
+                next_row<V, W>(h, w, now, y + b * a.C);
             }
-            next_row<V, W>(h, w, now, y + b * a.C);
+        } else { /* up to the end of the segment or of the stretch */
+#pragma unroll
+            for (int b = 0; b < BATCH; b++)
+                if (b < n) next_row<V, W>(h, w, next[b], y + b * a.C);
+            x += n * a.C;
+            load_rows(next, x, a.C, t + n, t1);
         }
+        t += n, y += n * a.C;
     }
 }
 
@@ -108,13 +121,13 @@ static bool any_state(const struct hl_rows *r) {
 }
 
 template <int W> static void forward(struct hl_cuda *c, const struct conv *a, bool single) {
-    enum { V = W <= 4 ? (int)WIDE : 4 }; /* longer filters need the registers */
+    enum { V = W <= 4 ? (int)FWD_WIDE : 4 };
     dim3 grid, block;
     if (single) {
         launch_early(c, conv_step<W>, dim3(blocks_for(a->C, THREADS), (unsigned)a->n), THREADS, 0, *a);
         return;
     }
-    conv_shape(c, a, a->C % V == 0 ? V : 1, &grid, &block);
+    conv_shape(c, a, a->C % V == 0 ? V : 1, FWD_PER_SM, &grid, &block);
     if (a->C % V == 0) launch(c, conv_fwd<V, W>, grid, block, 0, *a);
     else launch(c, conv_fwd<1, W>, grid, block, 0, *a);
 }

@@ -1,15 +1,11 @@
-/* conv_cuda.cuh -- what the convolution's kernels share: a thread owns V neighbouring channels and walks down a
- * stretch of rows with the last W rows in registers, so that x is read once. */
+/* conv_cuda.cuh -- what the convolution's kernels share: a thread owns V neighbouring channels and walks
+ * down a stretch of rows with the last W rows in registers, so that x is read once. */
 #ifndef HL_CONV_CUDA_CUH
 #define HL_CONV_CUDA_CUH
+#include "cuda/quick.cuh"
 #include "cuda/raw.cuh"
 
-enum {
-    THREADS = 128,
-    PER_SM = 4,
-    BATCH = 4,
-    LEAST = 16
-}; /* BATCH rows are loaded ahead; LEAST rows a thread */
+enum { THREADS = 128, LEAST = 16 }; /* LEAST: rows of a thread, if there are so many */
 
 struct conv {
     int64_t T, n, C, W;
@@ -29,13 +25,15 @@ static inline struct conv open_conv(const struct hl_conv *a) {
     return c;
 }
 
-/* Thread (x, y) of all: channels from V x, the y-th of equal stretches of rows. As many as are at work at once. */
-static inline void conv_shape(struct hl_cuda *c, const struct conv *a, int V, dim3 *grid, dim3 *block) {
+/* Thread (x, y) of all: channels from V x, the y-th of equal stretches of rows. As many as are at work at
+ * once. */
+static inline void conv_shape(struct hl_cuda *c, const struct conv *a, int V, int per_sm, dim3 *grid,
+                              dim3 *block) {
     unsigned across = 8;
     while (across < THREADS && across * V < a->C) across *= 2;
     *block = dim3(across, THREADS / across);
     grid->x = blocks_for(a->C, across * V);
-    grid->y = min(blocks_for(a->T, LEAST * (int64_t)block->y), blocks_for(PER_SM * hl_cuda_sms(c), grid->x));
+    grid->y = min(blocks_for(a->T, LEAST * (int64_t)block->y), blocks_for(per_sm * hl_cuda_sms(c), grid->x));
 }
 static __device__ __forceinline__ int64_t stretch_begin(int64_t T, int ahead) {
     const int64_t all = (int64_t)gridDim.y * blockDim.y;
@@ -51,8 +49,5 @@ static __device__ __forceinline__ void load_weights(float (*w)[V], const float *
 template <int V> static __device__ __forceinline__ void load_row(float *x, const act *p) {
     unpack(x, *(const typename raw_of<V>::type *)p);
 }
-
-/* good to a few units in the last place; the division of sigmoid() would cost more than the filter */
-static __device__ __forceinline__ float quick_sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
 
 #endif

@@ -1,6 +1,6 @@
-/* embed_cuda.cu -- see embed.h. Backward: positions are sorted by token (count, prefix sum, place, and the order
- * of t within a token by counting who is smaller), then each token's rows are added up in that order. Integer
- * atomics only: the sums are the same in every run. */
+/* embed_cuda.cu -- see embed.h. Backward: positions are sorted by token (count, prefix sum, place, and the
+ * order of t within a token by counting who is smaller), then each token's rows are added up in that order.
+ * Integer atomics only: the sums are the same in every run. */
 #include "cuda/early.cuh"
 
 enum {
@@ -92,21 +92,29 @@ static __device__ __forceinline__ void sum_rows(float *sum, const struct order &
                 for (int v = 0; v < V; v++) sum[v] += x[k][v];
     }
 }
-/* warp (x, y): sorted position x, if it is its token's first; channels from 32 V y */
+template <int V> static __device__ __forceinline__ void add_to(float *p, const float *x) {
+    if (V == 1) p[0] += x[0];
+    for (int v = 0; v + 4 <= V; v += 4) {
+        const float4 u = *(const float4 *)(p + v);
+        *(float4 *)(p + v) = make_float4(u.x + x[v], u.y + x[v + 1], u.z + x[v + 2], u.w + x[v + 3]);
+    }
+}
+/* a warp: one sorted position, if it is its token's first */
 template <int V>
 static __global__ void __launch_bounds__(THREADS) embed_few(struct order o, const act *dout, float *dE) {
     const int64_t i = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
-    const int64_t c = ((int64_t)blockIdx.y * 32 + threadIdx.x % 32) * V;
-    if (i >= o.T || c >= o.D) return;
+    if (i >= o.T) return;
     const int32_t id = o.ids[o.sorted[i]], from = o.first[id], to = o.first[id + 1];
     if (i != from || to - from > MANY) return;
-    float sum[V];
-    for (int v = 0; v < V; v++) sum[v] = 0.0f;
-    sum_rows<V>(sum, o, dout, c, from, to);
-    for (int v = 0; v < V; v++) dE[id * o.D + c + v] += sum[v];
+    for (int64_t c = threadIdx.x % 32 * V; c < o.D; c += 32 * V) {
+        float sum[V];
+        for (int v = 0; v < V; v++) sum[v] = 0.0f;
+        sum_rows<V>(sum, o, dout, c, from, to);
+        add_to<V>(dE + id * o.D + c, sum);
+    }
 }
-/* Block (x, y): the token at sorted position MANY x, if that is its first such position and there are more than
- * MANY. Its warps take stretches of the rows, which are then added in order. */
+/* Block (x, y): the token at sorted position MANY x, if that is its first such position and there are more
+ * than MANY. Its warps take stretches of the rows, which are then added in order. */
 template <int V>
 static __global__ void __launch_bounds__(THREADS) embed_many(struct order o, const act *dout, float *dE) {
     __shared__ float sums[WARPS][32 * V];
@@ -145,7 +153,7 @@ extern "C" void HL_OP(embed_forward)(struct hl_pool *pool, const struct hl_embed
 
 template <int V> static void add_rows(struct hl_cuda *c, const struct order *o, const act *dout, float *dE) {
     const unsigned across = blocks_for(o->D, 32 * V);
-    launch(c, embed_few<V>, dim3(blocks_for(o->T, WARPS), across), THREADS, 0, *o, dout, dE);
+    launch(c, embed_few<V>, blocks_for(o->T, WARPS), THREADS, 0, *o, dout, dE);
     if (o->T > MANY) launch(c, embed_many<V>, dim3(blocks_for(o->T, MANY), across), THREADS, 0, *o, dout, dE);
 }
 

@@ -22,8 +22,8 @@ static __global__ void gate_fwd(struct gate p) {
     if (p.a) p.g[i] = -expf(p.A_log[i % p.H]) * softplus(f32(p.a[i]) + p.dt_bias[i % p.H]);
 }
 
-/* Block (x, y): every gridDim.x-th group of rows, heads from y * HEADS. A thread keeps its head, so the sums over
- * rows stay in its registers; part [gridDim.x][2][H]: d A_log, d dt_bias. */
+/* Block (x, y): every gridDim.x-th group of rows, heads from y * HEADS. A thread keeps its head, so the
+ * sums over rows stay in its registers; part [gridDim.x][2][H]: d A_log, d dt_bias. */
 static __global__ void gate_bwd(struct gate p) {
     __shared__ float sums[2][THREADS];
     const int h0 = blockIdx.y * HEADS, heads = (int)min(p.H - h0, (int64_t)HEADS), rows = THREADS / heads;

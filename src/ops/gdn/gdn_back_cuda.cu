@@ -1,10 +1,12 @@
-/* gdn_back_cuda.cu -- backward pass of the delta rule: gates and scores of every chunk, and who does the rest. */
+/* gdn_back_cuda.cu -- backward pass of the delta rule: gates and scores of the chunks, and who does the
+ * rest. */
 #include "ops/gdn/gdn_back_cuda.cuh"
 
 enum { WARPS = 4 };
 
-/* One warp: the gates of one chunk and value head, two rows a lane. Rows past the chunk's end decay no more and
- * have beta = 0. exp(-128) is 0 in float, so a gate below that changes nothing but the size of the sums. */
+/* One warp: the gates of one chunk and value head, two rows a lane. Rows past the chunk's end decay no more
+ * and have beta = 0. exp(-128) is 0 in float, so a gate below that changes nothing but the size of the
+ * sums. */
 static __device__ void gates_of(const struct gdn_back &a, const struct hl_piece &p, int hv, float *gates) {
     const int lane = threadIdx.x % 32;
     double G[2], last;
@@ -39,53 +41,76 @@ static __global__ void __launch_bounds__(32 * WARPS) back_gates(const struct gdn
 }
 
 #ifndef HL_CUDA_F32
-/* P = s tril(Q K^T) D. grid (chunks, H), 4 warps with 16 rows each; q and k in shared memory. */
-static __global__ void __launch_bounds__(32 * WARPS) back_scores(const struct gdn_back a) {
-    const struct hl_piece p = a.chunk[blockIdx.x];
-    const int hk = blockIdx.y, warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    const int K = a.K, ld = K + 8;
-    bf16 *q = (bf16 *)shared_memory(), *k = q + C * ld;
-    float *gates = (float *)(k + C * ld);
-    const int64_t at = ((int64_t)p.row * a.H + hk) * K;
-    copy_rows<32 * WARPS>(q, ld, a.q + at, a.H * K, C, K, p.len);
-    copy_rows<32 * WARPS>(k, ld, a.k + at, a.H * K, C, K, p.len);
-    copy_commit();
-    copy_wait<0>();
-    __syncthreads();
-    float s[C / 8][4] = {};
-    for (int k0 = 0; k0 < K; k0 += 16) {
-        uint32_t x[4], y[4];
-        frag_a(x, q, ld, 16 * warp, k0);
+/* Gates, and P = s tril(Q K^T) D. grid (chunks, H), 4 warps with 16 rows each; q and k come in slices of K,
+ * while the first value head's gates are formed. */
+enum { SLICE = 64, SLICES = 2 };
+struct scores_room {
+    bf16 q[SLICES][C * (SLICE + 8)], k[SLICES][C * (SLICE + 8)];
+    float gates[GATES];
+};
+static __device__ __forceinline__ void copy_slice(const struct gdn_back &a, const struct hl_piece &p,
+                                                  struct scores_room *m, int i) {
+    const int64_t at = ((int64_t)p.row * a.H + blockIdx.y) * a.K + i * SLICE;
+    if (i * SLICE >= a.K) return;
+    copy_rows<32 * WARPS, C, SLICE>(m->q[i % SLICES], SLICE + 8, a.q + at, a.H * a.K, p.len);
+    copy_rows<32 * WARPS, C, SLICE>(m->k[i % SLICES], SLICE + 8, a.k + at, a.H * a.K, p.len);
+}
+/* rows of P of one value head from the products of this warp's rows */
+static __device__ __forceinline__ void store_P(bf16 *P, const float (*s)[4], const float *gates,
+                                               float scale) {
+    const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
-        for (int n = 0; n < C / 16; n++)
-            if (n <= warp) {
-                frag_b_turned(y, k, ld, k0, 16 * n);
-                mma_bf16(s[2 * n], x, y), mma_bf16(s[2 * n + 1], x, y + 2);
-            }
-    }
-    const float scale = 1.0f / sqrtf((float)K);
-    for (int r = 0; r < a.group; r++) {
-        const int64_t head = (int64_t)blockIdx.x * a.HV + hk * a.group + r;
-        __syncthreads();
-        for (int i = threadIdx.x; i < 2 * C; i += 32 * WARPS) gates[i] = a.gates[head * GATES + i];
-        __syncthreads();
+    for (int x = 0; x < 4; x++) {
+        const int i = 16 * warp + x / 2 * 8 + g, j0 = x % 2 * 32;
+        uint32_t w[4];
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int i = 16 * warp + 8 * half + g;
-#pragma unroll
-            for (int n = 0; n < C / 32; n++) {
-                uint32_t w[4];
-#pragma unroll
-                for (int m = 0; m < 4; m++) {
-                    const int j = 32 * n + 8 * m + 2 * t;
-                    const float *x = s[4 * n + m] + 2 * half;
-                    w[m] = pack2(j <= i ? scale * x[0] * decay(gates, i, j) : 0.0f,
-                                 j < i ? scale * x[1] * decay(gates, i, j + 1) : 0.0f);
-                }
-                gather_columns(w);
-                *(uint4 *)(a.P + (head * C + i) * C + 32 * n + 8 * t) = make_uint4(w[0], w[1], w[2], w[3]);
-            }
+        for (int n = 0; n < 4; n++) {
+            const int j = j0 + 8 * n + 2 * t;
+            const float *d = s[j0 / 8 + n] + x / 2 * 2;
+            const float2 D = decay(gates, i, j);
+            w[n] = pack2(j <= i ? scale * d[0] * D.x : 0.0f, j < i ? scale * d[1] * D.y : 0.0f);
         }
+        gather_columns(w);
+        *(uint4 *)(P + i * C + j0 + 8 * t) = make_uint4(w[0], w[1], w[2], w[3]);
+    }
+}
+static __global__ void __launch_bounds__(32 * WARPS, 5) back_scores(const struct gdn_back a) {
+    struct scores_room *m = (struct scores_room *)shared_memory();
+    const struct hl_piece p = a.chunk[blockIdx.x];
+    const int warp = threadIdx.x / 32, hv = blockIdx.y * a.group;
+    for (int i = 0; i < SLICES; i++) {
+        copy_slice(a, p, m, i);
+        copy_commit();
+    }
+    if (warp == 0) gates_of(a, p, hv, m->gates); /* the warp with the fewest products */
+    float s[C / 8][4] = {};
+    for (int i = 0; i < a.K / SLICE; i++) {
+        const bf16 *q = m->q[i % SLICES], *k = m->k[i % SLICES];
+        copy_wait<SLICES - 1>();
+        __syncthreads();
+        for (int x = 0; x < SLICE; x += 16) {
+            uint32_t f[4], y[4];
+            frag_a(f, q, SLICE + 8, 16 * warp, x);
+#pragma unroll
+            for (int n = 0; n < C / 16; n++)
+                if (n <= warp) {
+                    frag_b_turned(y, k, SLICE + 8, x, 16 * n);
+                    mma_bf16(s[2 * n], f, y), mma_bf16(s[2 * n + 1], f, y + 2);
+                }
+        }
+        if (i + 1 < a.K / SLICE) __syncthreads(); /* done with this slice */
+        copy_slice(a, p, m, i + SLICES);
+        copy_commit();
+    }
+    for (int r = 0; r < a.group; r++) {
+        const int64_t item = (int64_t)blockIdx.x * a.HV + hv + r;
+        if (r > 0) {
+            __syncthreads();
+            if (warp == 0) gates_of(a, p, hv + r, m->gates);
+            __syncthreads();
+        }
+        for (int i = threadIdx.x; i < GATES; i += 32 * WARPS) a.gates[item * GATES + i] = m->gates[i];
+        store_P(a.P + item * C * C, s, m->gates, 1.0f / sqrtf((float)a.K));
     }
 }
 #endif
@@ -139,25 +164,28 @@ extern "C" void HL_OP(gdn_backward)(struct hl_pool *pool, const struct hl_gdn *x
     if (x->rows->T == 0) return;
     a.T = x->rows->T, a.segs = x->rows->n, a.chunks = rows->chunks;
     a.H = (int)x->H, a.HV = (int)x->HV, a.K = (int)x->K, a.V = (int)x->V, a.group = a.HV / a.H;
+    a.items = (int)(a.chunks * a.HV);
     a.q = (const act *)x->q, a.k = (const act *)x->k, a.v = (const act *)x->v;
     a.dout = (const act *)x->dout, a.v_new = (const act *)x->v_new, a.A = (const act *)x->A;
     a.g = x->g, a.beta = x->beta;
     a.dq = (act *)x->dq, a.dk = (act *)x->dk, a.dv = (act *)x->dv, a.dg = x->dg, a.dbeta = x->dbeta;
-    a.chunk = rows->chunk, a.chunk_first = rows->chunk_first;
+    a.seg = rows->seg, a.chunk = rows->chunk, a.chunk_first = rows->chunk_first;
     char *room = (char *)hl_cuda_scratch(c, carve_all(&a, NULL, fast));
     if (!room) return;
     carve_all(&a, room, fast);
-    launch(c, back_gates, blocks_for(a.chunks * a.HV, WARPS), 32 * WARPS, 0, a);
 #ifndef HL_CUDA_F32
     if (fast) {
-        const size_t shared = 2 * C * (a.K + 8) * sizeof(bf16) + 2 * C * sizeof(float);
-        launch(c, back_scores, dim3((unsigned)a.chunks, (unsigned)a.H), 32 * WARPS, shared, a);
+        const dim3 grid((unsigned)a.chunks, (unsigned)a.H);
+        launch(c, back_scores, grid, 32 * WARPS, sizeof(struct scores_room), a);
         HL_OP(gdn_back_states)(c, &a);
         HL_OP(gdn_back_scan)(c, &a);
         HL_OP(gdn_back_rest)(c, &a);
     } else
 #endif
+    {
+        launch(c, back_gates, blocks_for(a.chunks * a.HV, WARPS), 32 * WARPS, 0, a);
         HL_OP(gdn_back_plain)(c, &a);
+    }
     if (a.group > 1) {
         const int64_t n = a.T * a.H * a.K;
         launch(c, back_group, blocks_for(n, 256), 256, 0, (const act *)a.dq_head, a.dq, n, a.K, a.group);

@@ -1,7 +1,7 @@
 /* gdn_back_cuda.cuh -- what the kernels of the delta rule's backward pass share.
  *
- * Names and formulas are those of gdn_chunk_bwd_cpu.c. Per value head and chunk of C rows; dh: gradient of the
- * state after the chunk; s = K^{-1/2}; eG = exp(G), eL = exp(G_last - G):
+ * Names and formulas are those of gdn_chunk_bwd_cpu.c. Per value head and chunk of C rows; dh: gradient of
+ * the state after the chunk; s = K^{-1/2}; eG = exp(G), eL = exp(G_last - G):
  *     dv_new = P^T dO + eL (K dh)              X2 = A^T dv_new           dV = beta X2
  *     dS = s stril(dO v_new^T) D               N = -stril(X2 v_new^T) D
  *     Y1 = s eG (dO h^T)     Y2 = -eG (X2 h^T)     U = eL (v_new dh^T)
@@ -9,11 +9,11 @@
  *     dK = beta E + W                          dbeta = V.X2 + K.E
  *     dh before the chunk = exp(G_last) dh + Q^T (s eG dO) - K^T (eG beta X2)
  *     dg_t = sum_{i>=t} (Q.dQ + beta K.E - K.(W - U))_i + sum_{i<t} (K.U)_i + exp(G_last) h.dh
- * The diagonal of the scores has no decay: it is left out of dS, and s (dO.v_new)_i times k_i, q_i is added to dQ,
- * dK after the row products for dg are taken. So dg is exactly 0 where decay wipes everything.
+ * The diagonal of the scores has no decay: it is left out of dS, and s (dO.v_new)_i times k_i, q_i is added
+ * to dQ, dK after the row products for dg are taken. So dg is exactly 0 where decay wipes everything.
  *
- * In order: gates and P of every chunk (prepare), the states again (states), the gradients of the states, last
- * chunk to first (scan), everything else, chunk by chunk (rest). */
+ * In order: gates and P of every chunk (scores), the states again (states), the gradients of the states from
+ * the last chunk to the first (scan), everything else, chunk by chunk (rest). */
 #ifndef HL_GDN_BACK_CUDA_CUH
 #define HL_GDN_BACK_CUDA_CUH
 #include "cuda/dev.cuh"
@@ -31,11 +31,12 @@ enum {
 
 struct gdn_back {
     int64_t T, segs, chunks;
-    int H, HV, K, V, group;
+    int H, HV, K, V, group, items; /* items: chunks x HV */
     const act *q, *k, *v, *dout, *v_new, *A;
     const float *g, *beta;
     act *dq, *dk, *dv;
     float *dg, *dbeta;
+    const struct hl_seg *seg;
     const struct hl_piece *chunk;
     const int32_t *chunk_first;
     /* scratch; states are turned, [chunks][HV][V][K]: bf16, or float in the plain form */
@@ -53,9 +54,12 @@ void HL_OP(gdn_back_rest)(struct hl_cuda *c, const struct gdn_back *a);
 void HL_OP(gdn_back_plain)(struct hl_cuda *c, const struct gdn_back *a);
 }
 
-/* exp(G_i - G_j): the differences of whole numbers are exact, so nothing is lost in a sum of -4000 */
-static __device__ __forceinline__ float decay(const float *gates, int i, int j) {
-    return __expf((gates[WHOLE + i] - gates[WHOLE + j]) + (gates[PART + i] - gates[PART + j]));
+/* exp(G_i - G_j) and exp(G_i - G_{j+1}), j even; garbage where i comes before j. The differences of whole
+ * numbers are exact, so nothing is lost in a sum of -4000. */
+static __device__ __forceinline__ float2 decay(const float *gates, int i, int j) {
+    const float whole = gates[WHOLE + i], part = gates[PART + i];
+    const float2 w = *(const float2 *)(gates + WHOLE + j), p = *(const float2 *)(gates + PART + j);
+    return make_float2(__expf((whole - w.x) + (part - p.x)), __expf((whole - w.y) + (part - p.y)));
 }
 
 /* ---- fragments of mma_bf16 from shared memory; ld: row length ---- */
@@ -106,14 +110,19 @@ static __device__ __forceinline__ void gather_columns(uint32_t w[4]) {
             }
 }
 
-/* Rows [0, n) of `columns` numbers into shared memory, the rest of `rows` as zeros; copy_commit is the caller's. */
-template <int threads>
+/* Rows [0, n) of `columns` numbers into shared memory, the rest of `rows` as zeros (copies of no bytes read
+ * nothing); copy_commit is the caller's. */
+template <int threads, int rows, int columns>
 static __device__ __forceinline__ void copy_rows(bf16 *tile, int ld, const bf16 *from, int64_t stride,
-                                                 int rows, int columns, int n) {
-    const int pieces = columns / 8;
-    for (int i = threadIdx.x; i < rows * pieces; i += threads) {
-        const int r = i / pieces, x = i % pieces * 8;
-        copy_async(tile + r * ld + x, from + (r < n ? r : 0) * stride + x, r < n ? 16 : 0);
+                                                 int n) {
+    enum { PIECES = columns / 8, STEP = threads / PIECES }; /* a step: whole rows */
+    const int r0 = threadIdx.x / PIECES, x = threadIdx.x % PIECES * 8;
+    from += r0 * stride + x;
+    tile += r0 * ld + x;
+#pragma unroll
+    for (int r = 0; r < rows; r += STEP) {
+        if (rows % STEP == 0 || r0 + r < rows) copy_async(tile + r * ld, from, r0 + r < n ? 16 : 0);
+        from += STEP * stride;
     }
 }
 #endif

@@ -1,4 +1,4 @@
-/* gdn_back_plain_cuda.cu -- the backward pass for any sizes, all in float: the oracle on the device, and the way of
+/* gdn_back_plain_cuda.cu -- the backward pass for any sizes, all in float: the oracle on the device, and for
  * head sizes that the tensor cores' form does not take. Uses v_new of what the forward pass kept, not A. */
 #include "ops/gdn/gdn_back_cuda.cuh"
 
@@ -22,8 +22,8 @@ static __global__ void __launch_bounds__(THREADS) plain_states(const struct gdn_
     }
 }
 
-/* dh and X2, token by token: columns of dh do not know of each other. grid (segments x HV, V / COLS); a thread has
- * every PARTS-th row of one column. */
+/* dh and X2, token by token: columns of dh do not know of each other. grid (segments x HV, V / COLS); a
+ * thread has every PARTS-th row of one column. */
 static __global__ void __launch_bounds__(THREADS) plain_scan(const struct gdn_back a) {
     const int seg = blockIdx.x / a.HV, hv = blockIdx.x % a.HV, hk = hv / a.group;
     const int x = threadIdx.x % COLS, part = threadIdx.x / COLS, j = blockIdx.y * COLS + x;

@@ -1,13 +1,15 @@
 /* gdn_chunk_cuda.cu -- the sequential half of the chunked delta rule (ARCHITECTURE sec. 4.1).
  *
- * With S the state before a chunk, G the cumulated log-decay inside it, s = K^{-1/2}, A and P from gdn_prep:
+ * With S the state before a chunk, G the cumulated log-decay inside it, s = K^{-1/2}, A and P from
+ * gdn_prep:
  *     [kS; qS] = [k; q] S        r = beta (v - exp(G) kS)        v_new = A r      (= beta e)
  *     out = s exp(G) qS + P v_new                 S = exp(G_last) S + k^T (exp(G_last - G) v_new)
- * One block of 8 warps walks the chunks of a segment for one value head and VT columns of V. S stays in fp32
- * registers, warp w holding K/4 rows from (w % 4) K/4 and VT/2 columns from (w / 4) VT/2; a bf16 copy in shared
- * memory is an operand. Of everything with 64 rows warp w has 16 from 16 (w % 4), and the same columns.
- * Three barriers a chunk: r is there, v_new is there, the next S is there. What comes next is copied in
- * behind the arithmetic. Nothing but v_new leaves: no state is ever stored. */
+ * One block of 8 warps walks the chunks of a segment for one value head and VT columns of V. S stays in
+ * fp32 registers, warp w holding K/4 rows from (w % 4) K/4 and VT/2 columns from (w / 4) VT/2; a bf16
+ * copy in shared memory is an operand. Of everything with 64 rows warp w has 16 from 16 (w % 4), and the
+ * same columns. Three barriers a chunk: r is there, v_new is there, the next S is there. What comes next
+ * is copied in behind the arithmetic. Nothing but v_new leaves: no state is ever stored. */
+#include "cuda/early.cuh"
 #include "ops/gdn/gdn_prep_cuda.cuh"
 
 #ifndef HL_CUDA_F32
@@ -25,13 +27,13 @@ struct args {
     int H, HV, V, tiles;
 };
 
-/* BUF: copies of what a chunk reads. 2: all of the next chunk is on its way during this one. 1 (big tiles): only k,
- * the others follow as soon as this chunk is done with them. */
+/* BUF: copies of what a chunk reads. 2: all of the next chunk is on its way during this one. 1 (big
+ * tiles): only k, the others follow as soon as this chunk is done with them. */
 template <int K, int VT, int BUF> struct room {
     bf16 S[K * VT], k[2][CHUNK * K], q[BUF][CHUNK * K];
     bf16 A[BUF][CHUNK * CHUNK], P[BUF][CHUNK * CHUNK];
-    bf16 v[BUF][CHUNK * VT];                    /* v, then r, then out on its way to memory */
-    bf16 v_new[CHUNK * VT], v_end[CHUNK * VT];  /* v_end: decayed to the end of the chunk */
+    bf16 v[BUF][CHUNK * VT];                   /* v, then r, then out on its way to memory */
+    bf16 v_new[CHUNK * VT], v_end[CHUNK * VT]; /* v_end: decayed to the end of the chunk */
     float gates[2][GATES], sums[2][CHUNK];
 };
 
@@ -51,93 +53,65 @@ static __device__ __forceinline__ int64_t head_row(const struct args &a, const s
 
 /* ---- copies to shared memory, of chunk c ---- */
 
-template <int K> static __device__ __forceinline__ void load_key(bf16 *to, const bf16 *from, const struct args &a,
-                                                          const struct walk &w, int c) {
+template <int K>
+static __device__ __forceinline__ void load_key(bf16 *to, const bf16 *from, const struct args &a,
+                                                const struct walk &w, int c) {
     const int64_t at = ((w.row + (int64_t)c * CHUNK) * a.H + w.hk) * K;
     load_tile<K, THREADS>(to, from + at, (int64_t)a.H * K, chunk_len(w, c));
 }
-static __device__ __forceinline__ void load_square(bf16 *to, const bf16 *from, const struct args &a, const struct walk &w,
-                                            int c) {
+static __device__ __forceinline__ void load_square(bf16 *to, const bf16 *from, const struct args &a,
+                                                   const struct walk &w, int c) {
     load_tile<CHUNK, THREADS>(to, from + head_row(a, w, c) * CHUNK, (int64_t)a.HV * CHUNK, chunk_len(w, c));
 }
-static __device__ __forceinline__ void load_gates(float *to, const struct args &a, const struct walk &w, int c) {
+static __device__ __forceinline__ void load_gates(float *to, const struct args &a, const struct walk &w,
+                                                  int c) {
     const float *from = a.gates + ((int64_t)(w.first + c) * a.HV + w.hv) * GATES;
     if (threadIdx.x < GATES / 4) copy_async(to + 4 * threadIdx.x, from + 4 * threadIdx.x);
 }
 /* each warp copies the part of v that it will read itself */
 template <int VT>
-static __device__ __forceinline__ void load_values(bf16 *to, const struct args &a, const struct walk &w, int c) {
+static __device__ __forceinline__ void load_values(bf16 *to, const struct args &a, const struct walk &w,
+                                                   int c) {
     const int warp = threadIdx.x / 32, units = VT / 16, len = chunk_len(w, c);
     const bf16 *from = a.v + head_row(a, w, c) * a.V + w.col;
 #pragma unroll
     for (int i = threadIdx.x % 32; i < 16 * units; i += 32) {
         const int row = warp % 4 * 16 + i / units, col = warp / 4 * (VT / 2) + i % units * 8;
         const bool in = row < len;
-        copy_async(to + tile_at<VT>(row, col), from + (in ? (int64_t)row * a.HV * a.V : 0) + col, in ? 16 : 0);
+        copy_async(to + tile_at<VT>(row, col), from + (in ? (int64_t)row * a.HV * a.V : 0) + col,
+                   in ? 16 : 0);
     }
 }
 
 /* ---- products ---- */
 
-/* B fragments of 16 rows from k0 of a tile [..][VT], the warp's VT/2 columns from n0 */
-template <int VT> static __device__ __forceinline__ void frags(uint32_t b[VT / 16][2], const bf16 *tile, int k0, int n0) {
-    if (VT == 16) frag_b_one<VT>(b[0], tile, k0, n0);
-    else
-#pragma unroll
-        for (int n = 0; n + 1 < VT / 16; n += 2) frag_b<VT>(b[n], tile, k0, n0 + 8 * n);
-}
-
-/* kS and qS of the warp's rows and columns. Two sums each where a tile alone would wait for its own last product. */
+/* kS and qS of the warp's rows and columns */
 template <int K, int VT>
-static __device__ __forceinline__ void read_state(const bf16 *k, const bf16 *q, const bf16 *S, float kS[VT / 16][4],
-                                           float qS[VT / 16][4]) {
-    const int NT = VT / 16, SETS = NT == 1 ? 2 : 1, warp = threadIdx.x / 32;
-    float more[2][SETS == 2 ? NT : 1][4];
+static __device__ __forceinline__ void read_state(const bf16 *k, const bf16 *q, const bf16 *S,
+                                                  float kS[VT / 16][4], float qS[VT / 16][4]) {
+    const int warp = threadIdx.x / 32;
 #pragma unroll
-    for (int n = 0; n < NT; n++)
+    for (int n = 0; n < VT / 16; n++)
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            kS[n][i] = qS[n][i] = 0.0f;
-            if (SETS == 2) more[0][n][i] = more[1][n][i] = 0.0f;
-        }
+        for (int i = 0; i < 4; i++) kS[n][i] = qS[n][i] = 0.0f;
 #pragma unroll 2
-    for (int c = 0; c < K; c += 16 * SETS)
+    for (int c = 0; c < K; c += 16) {
+        uint32_t ak[4], aq[4], b[VT / 16][2];
+        frag_a<K>(ak, k, warp % 4 * 16, c);
+        frag_a<K>(aq, q, warp % 4 * 16, c);
+        frags<VT>(b, S, c, warp / 4 * (VT / 2));
 #pragma unroll
-        for (int set = 0; set < SETS; set++) {
-            uint32_t ak[4], aq[4], b[NT][2];
-            frag_a<K>(ak, k, warp % 4 * 16, c + 16 * set);
-            frag_a<K>(aq, q, warp % 4 * 16, c + 16 * set);
-            frags<VT>(b, S, c + 16 * set, warp / 4 * (VT / 2));
-#pragma unroll
-            for (int n = 0; n < NT; n++) {
-                mma_bf16(set ? more[0][SETS == 2 ? n : 0] : kS[n], ak, b[n]);
-                mma_bf16(set ? more[1][SETS == 2 ? n : 0] : qS[n], aq, b[n]);
-            }
+        for (int n = 0; n < VT / 16; n++) {
+            mma_bf16(kS[n], ak, b[n]);
+            mma_bf16(qS[n], aq, b[n]);
         }
-    if (SETS == 2)
-#pragma unroll
-        for (int i = 0; i < 4; i++) kS[0][i] += more[0][0][i], qS[0][i] += more[1][0][i];
-}
-
-/* acc += T x, T lower triangular [64][64], for the warp's rows and columns */
-template <int VT>
-static __device__ __forceinline__ void triangle(const bf16 *T, const bf16 *x, float acc[VT / 16][4]) {
-    const int warp = threadIdx.x / 32, rows = warp % 4;
-#pragma unroll
-    for (int c = 0; c < 4; c++) {
-        uint32_t a[4], b[VT / 16][2];
-        if (c > rows) continue;
-        frag_a<CHUNK>(a, T, 16 * rows, 16 * c);
-        frags<VT>(b, x, 16 * c, warp / 4 * (VT / 2));
-#pragma unroll
-        for (int n = 0; n < VT / 16; n++) mma_bf16(acc[n], a, b[n]);
     }
 }
 
 /* S = end S + k^T v_end */
 template <int K, int VT>
 static __device__ __forceinline__ void write_state(const bf16 *k, const bf16 *v_end, float end,
-                                            float S[K / 64][VT / 16][4]) {
+                                                   float S[K / 64][VT / 16][4]) {
     const int warp = threadIdx.x / 32;
 #pragma unroll
     for (int m = 0; m < K / 64; m++)
@@ -162,7 +136,8 @@ static __device__ __forceinline__ void write_state(const bf16 *k, const bf16 *v_
 /* ---- element by element: lane 4g + t holds columns 2t, 2t + 1 of every 8, of rows g and g + 8 ---- */
 
 /* r = beta (v - exp(G) kS), over v */
-template <int VT> static __device__ __forceinline__ void residual(bf16 *v, const float *gates, float kS[VT / 16][4]) {
+template <int VT>
+static __device__ __forceinline__ void residual(bf16 *v, const float *gates, float kS[VT / 16][4]) {
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -178,8 +153,8 @@ template <int VT> static __device__ __forceinline__ void residual(bf16 *v, const
 
 /* v_new to shared memory, plain and decayed, and the warp's part of the sums of its squares */
 template <int VT>
-static __device__ __forceinline__ void leave_values(bf16 *v_new, bf16 *v_end, const float *gates, float (*sums)[CHUNK],
-                                             float acc[VT / 16][4]) {
+static __device__ __forceinline__ void leave_values(bf16 *v_new, bf16 *v_end, const float *gates,
+                                                    float (*sums)[CHUNK], float acc[VT / 16][4]) {
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -200,18 +175,8 @@ static __device__ __forceinline__ void leave_values(bf16 *v_new, bf16 *v_end, co
     }
 }
 
-/* the warp's rows of `tile` to memory, 16 bytes a lane */
-template <int VT>
-static __device__ __forceinline__ void store_rows(bf16 *to, const bf16 *tile, int64_t stride, int len) {
-    const int warp = threadIdx.x / 32, units = VT / 16;
-#pragma unroll
-    for (int i = threadIdx.x % 32; i < 16 * units; i += 32) {
-        const int row = warp % 4 * 16 + i / units, col = warp / 4 * (VT / 2) + i % units * 8;
-        if (row < len) *(uint4 *)(to + row * stride + col) = *(const uint4 *)(tile + tile_at<VT>(row, col));
-    }
-}
-
-/* The state between registers and memory (kept: float [K][V], at the tile's columns), and its copy in shared memory */
+/* The state between registers and memory (kept: float [K][V], at the tile's columns), and its copy in
+ * shared memory */
 template <int K, int VT>
 static __device__ __forceinline__ void state_in(float S[K / 64][VT / 16][4], const float *kept, int64_t V) {
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
@@ -258,8 +223,9 @@ static __device__ __forceinline__ void state_copy(bf16 *tile, const float S[K / 
 
 /* out of the chunk: by way of `stage`, of which the warp uses its own part */
 template <int K, int VT>
-static __device__ __forceinline__ void write_out(const struct args &a, const struct walk &w, int c, const float *gates,
-                                          const bf16 *P, const bf16 *v_new, bf16 *stage, float qS[VT / 16][4]) {
+static __device__ __forceinline__ void write_out(const struct args &a, const struct walk &w, int c,
+                                                 const float *gates, const bf16 *P, const bf16 *v_new,
+                                                 bf16 *stage, float qS[VT / 16][4]) {
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const int64_t stride = (int64_t)a.HV * a.V;
 #pragma unroll
@@ -282,7 +248,7 @@ static __device__ __forceinline__ void write_out(const struct args &a, const str
 
 /* the sums of squares of the chunk's rows of v_new */
 static __device__ __forceinline__ void write_sums(const struct args &a, const struct walk &w, int c,
-                                           const float (*sums)[CHUNK]) {
+                                                  const float (*sums)[CHUNK]) {
     const int i = threadIdx.x;
     if (i >= chunk_len(w, c)) return;
     const float sum = sums[0][i] + sums[1][i];
@@ -293,8 +259,8 @@ static __device__ __forceinline__ void write_sums(const struct args &a, const st
 
 /* everything of a chunk that is read ahead as a whole */
 template <int K, int VT, int BUF>
-static __device__ __forceinline__ void load_chunk(struct room<K, VT, BUF> &x, const struct args &a, const struct walk &w,
-                                           int c) {
+static __device__ __forceinline__ void load_chunk(struct room<K, VT, BUF> &x, const struct args &a,
+                                                  const struct walk &w, int c) {
     load_key<K>(x.k[c & 1], a.k, a, w, c);
     load_gates(x.gates[c & 1], a, w, c);
     load_key<K>(x.q[c & (BUF - 1)], a.q, a, w, c);
@@ -314,6 +280,8 @@ static __global__ void __launch_bounds__(THREADS, sizeof(struct room<K, VT, BUF>
     const int chunks = a.chunk_first[s + 1] - w.first;
     float *kept = seg.state ? (float *)(seg.state + a.S_off) + (int64_t)hv * K * a.V + w.col : NULL;
     float S[K / 64][VT / 16][4];
+    wait_for_others();
+    let_others_start();
     load_chunk(x, a, w, 0);
     copy_commit();
     state_in<K, VT>(S, kept, a.V);
@@ -329,7 +297,9 @@ static __global__ void __launch_bounds__(THREADS, sizeof(struct room<K, VT, BUF>
             load_values<VT>(x.v[0], a, w, c);
             load_square(x.P[0], a.P, a, w, c);
             copy_commit();
-            if (more) load_key<K>(x.k[(c + 1) & 1], a.k, a, w, c + 1), load_gates(x.gates[(c + 1) & 1], a, w, c + 1);
+            if (more)
+                load_key<K>(x.k[(c + 1) & 1], a.k, a, w, c + 1),
+                    load_gates(x.gates[(c + 1) & 1], a, w, c + 1);
         } else if (more) load_chunk(x, a, w, c + 1);
         copy_commit();
         read_state<K, VT>(x.k[c & 1], x.q[now], x.S, kS, qS);
@@ -366,29 +336,40 @@ static __global__ void __launch_bounds__(THREADS, sizeof(struct room<K, VT, BUF>
     if (kept) state_out<K, VT>(kept, S, a.V);
 }
 
+static int64_t shared_limit(void) {
+    int bytes = 227 << 10;
+#ifndef HL_CUDA_EMU
+    int device = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+#endif
+    return bytes;
+}
+
 template <int K, int VT, int BUF>
 static void launch_walk(struct hl_cuda *c, const struct args *a, int64_t segments) {
-    launch(c, walk_chunks<K, VT, BUF>, (unsigned)(segments * a->HV * a->tiles), THREADS,
-           sizeof(struct room<K, VT, BUF>), *a);
+    launch_early(c, walk_chunks<K, VT, BUF>, (unsigned)(segments * a->HV * a->tiles), THREADS,
+                 sizeof(struct room<K, VT, BUF>), *a);
 }
 
 #endif
 
+/* Wide tiles while they fill the chip: q and k are read once per tile. Chips before Hopper have not the
+ * shared memory for the widest. */
 extern "C" bool HL_OP(gdn_chunk)(struct hl_pool *pool, const struct hl_gdn *a) {
 #ifdef HL_CUDA_F32
     return false;
 #else
-    const bool known = a->K == 64 || a->K == 128 || a->K == 256;
-    const int64_t pairs = a->rows->n * a->HV, rows = a->rows->T * a->HV;
-    if (!known || a->V % 64) return false;
-    int VT = a->V % 128 ? 64 : 128;
-    while (VT > 16 && pairs * (a->V / VT) < 96) VT /= 2;
-    if (getenv("GDN_VT")) VT = atoi(getenv("GDN_VT"));
-    const int64_t tiles = a->V / VT;
-    const int64_t square = rows * CHUNK * (int64_t)sizeof(bf16);
+    const int64_t pairs = a->rows->n * a->HV, rows = a->rows->T * a->HV, K = a->K;
+    const bool roomy = shared_limit() >= (int64_t)sizeof(struct room<256, 128, 1>);
+    if ((K != 64 && K != 128 && K != 256) || a->V % 64 || (K == 256 && !roomy)) return false;
+    int VT = a->V % 128 || (K == 128 && !roomy) ? 64 : 128;
+    while (VT > (K == 64 ? 16 : 64) && pairs * (a->V / VT) < 96) VT /= 2;
+    const int64_t tiles = a->V / VT, square = rows * CHUNK * (int64_t)sizeof(bf16);
     const int64_t gates = a->rows->dev->chunks * a->HV * GATES * (int64_t)sizeof(float);
     const int64_t sums = tiles > 1 ? tiles * rows * (int64_t)sizeof(float) : 0;
-    char *room = (char *)hl_cuda_scratch(hl_cuda_of(pool), (a->A ? 1 : 2) * square + gates + sums);
+    struct hl_cuda *c = hl_cuda_of(pool);
+    char *room = (char *)hl_cuda_scratch(c, (a->A ? 1 : 2) * square + gates + sums);
     if (!room) return true;
     struct gdn_prep p = {(bf16 *)a->A, (bf16 *)room, (float *)(room + square)};
     room += square + gates;
@@ -400,12 +381,14 @@ extern "C" bool HL_OP(gdn_chunk)(struct hl_pool *pool, const struct hl_gdn *a) {
     x.seg = a->rows->dev->seg, x.chunk_first = a->rows->dev->chunk_first;
     x.S_off = a->S_off, x.T = a->rows->T;
     x.H = (int)a->H, x.HV = (int)a->HV, x.V = (int)a->V, x.tiles = (int)tiles;
-    struct hl_cuda *c = hl_cuda_of(pool);
-#define WALK(k, vt, buf) else if (a->K == k && VT == vt) launch_walk<k, vt, buf>(c, &x, a->rows->n);
-    if (false) {}
-    WALK(64, 16, 2) WALK(64, 32, 2) WALK(64, 64, 2) WALK(64, 128, 2)
-    WALK(128, 16, 2) WALK(128, 32, 2) WALK(128, 64, 1) WALK(128, 128, 2)
-    WALK(256, 16, 2) WALK(256, 32, 2) WALK(256, 64, 2) WALK(256, 128, 1)
+    if (K == 256 && VT == 128) launch_walk<256, 128, 1>(c, &x, a->rows->n);
+    else if (K == 256) launch_walk<256, 64, 2>(c, &x, a->rows->n);
+    else if (K == 128 && VT == 128) launch_walk<128, 128, 2>(c, &x, a->rows->n);
+    else if (K == 128) launch_walk<128, 64, 1>(c, &x, a->rows->n);
+    else if (VT == 128) launch_walk<64, 128, 2>(c, &x, a->rows->n);
+    else if (VT == 64) launch_walk<64, 64, 2>(c, &x, a->rows->n);
+    else if (VT == 32) launch_walk<64, 32, 2>(c, &x, a->rows->n);
+    else launch_walk<64, 16, 2>(c, &x, a->rows->n);
     if (sums) HL_OP(gdn_scores)(pool, a->m, x.sums, tiles, rows);
     return true;
 #endif

@@ -1,8 +1,9 @@
-/* gdn_plain_cuda.cu -- the delta rule token by token, for any head size: what is correct on a GPU, and the path of odd
- * shapes and of float activations.
+/* gdn_plain_cuda.cu -- the delta rule token by token, for any head size: what is correct on a GPU, and
+ * the path of odd shapes and of float activations.
  *
- * A warp owns COLS columns of one value head's state and walks a segment; lane l holds rows l, l + 32, ... of them in
- * registers. No shared memory, no barrier. Cost: one warp-wide sum per column and token for each of k^T S, q^T S. */
+ * A warp owns COLS columns of one value head's state and walks a segment; lane l holds rows l, l + 32,
+ * ... of them in registers. No shared memory, no barrier. Cost: one warp-wide sum per column and token
+ * for each of k^T S, q^T S. */
 #include "ops/gdn/gdn_prep_cuda.cuh"
 
 enum { COLS = 4, WARPS = 4, ROWS = 16, /* a lane's rows: K <= 512 */ STEP = 16 };
@@ -19,8 +20,9 @@ struct args {
 
 /* One token: S becomes the next state; returns the columns' part of |beta e|^2. k, q: the lane's rows. */
 template <int R>
-static __device__ __forceinline__ float token(float S[COLS][R], const float k[R], const float q[R], float alpha, float beta,
-                                       const act *v, act *out, act *v_new, int cols, float scale) {
+static __device__ __forceinline__ float token(float S[COLS][R], const float k[R], const float q[R],
+                                              float alpha, float beta, const act *v, act *out, act *v_new,
+                                              int cols, float scale) {
     float sum = 0.0f;
     for (int j = 0; j < COLS; j++) {
         float ks = 0.0f, qs = 0.0f;
@@ -135,9 +137,15 @@ static __global__ void __launch_bounds__(CHUNK) inverse_chunk(const struct inver
     }
 #pragma unroll
     for (int i = 0; i < CHUNK; i++)
-        turned[j * INVERSE_LD + i] = i > j ? d.beta[i] * x[i] * decay_between(&d, i, j) : 0.0f;
+        if (i > j) turned[j * INVERSE_LD + i] = d.beta[i] * x[i] * decay_between(&d, i, j);
     __syncthreads();
-    invert_column(turned, x, j);
+    /* column j of the inverse by forward substitution */
+#pragma unroll
+    for (int i = 0; i < CHUNK; i++) x[i] = i == j ? 1.0f : 0.0f;
+#pragma unroll
+    for (int n = 0; n < CHUNK - 1; n++)
+#pragma unroll
+        for (int i = n + 1; i < CHUNK; i++) x[i] -= turned[n * INVERSE_LD + i] * x[n];
     for (int i = 0; i < CHUNK; i++)
         if (i < p.len) put(a.A + (b + (int64_t)i * a.HV) * CHUNK + j, x[i]);
 }

@@ -1,107 +1,271 @@
-/* gdn_prep_cuda.cu -- the parallel half of the chunked delta rule (ARCHITECTURE sec. 4.1): per chunk and value head
+/* gdn_prep_cuda.cu -- the parallel half of the chunked delta rule (ARCHITECTURE sec. 4.1): per chunk and
+ * value head
  *     A = (I + L)^-1,  L = stril(diag(beta) (k k^T) .* D)      P = K^{-1/2} tril((q k^T) .* D)
  * and the gates, all that does not depend on the state. Floor: k and q read once, A and P written once. */
+#include "cuda/early.cuh"
 #include "ops/gdn/gdn_prep_cuda.cuh"
 
-enum { THREADS = 128, SCORE_THREADS = 256 };
+enum { THREADS = 256, SCORE_THREADS = 256 };
 
 struct args {
     const bf16 *q, *k;
     const float *g, *beta;
     bf16 *A, *P;
     float *gates;
+    uint4 *w, *k_end;
     const struct hl_piece *chunk;
     int H, HV;
 };
 
-/* Scores of the warp's 16 rows of k (and of q) against all earlier rows: only tiles that reach below the diagonal. */
+template <int K> struct room {
+    bf16 k[CHUNK * K];
+    union {
+        bf16 q[CHUNK * K];
+        struct {
+            float L[CHUNK * INVERSE_LD], A[CHUNK * INVERSE_LD]; /* L turned */
+        };
+    };
+    struct gdn_decay d;
+    float start[CHUNK], end[CHUNK]; /* beta exp(G), exp(G_last - G) */
+};
+
+/* Scores of the warp's 16 rows of x (k or q) against all rows of k up to them: only tiles that reach the
+ * diagonal. */
 template <int K>
-static __device__ __forceinline__ void scores(const bf16 *k, const bf16 *q, bool both, float kk[8][4], float qk[8][4]) {
-    const int warp = threadIdx.x / 32;
+static __device__ __forceinline__ void scores(const bf16 *x, const bf16 *k, float acc[8][4]) {
+    const int rows = threadIdx.x / 32 % 4;
 #pragma unroll
     for (int n = 0; n < 8; n++)
-        for (int i = 0; i < 4; i++) kk[n][i] = qk[n][i] = 0.0f;
+        for (int i = 0; i < 4; i++) acc[n][i] = 0.0f;
 #pragma unroll 2
     for (int c = 0; c < K; c += 16) {
-        uint32_t ak[4], aq[4], b[4];
-        frag_a<K>(ak, k, 16 * warp, c);
-        if (both) frag_a<K>(aq, q, 16 * warp, c);
+        uint32_t a[4], b[4];
+        frag_a<K>(a, x, 16 * rows, c);
 #pragma unroll
         for (int n = 0; n < 4; n++) {
-            if (n > warp) continue;
+            if (n > rows) continue;
             frag_b_rows<K>(b, k, 16 * n, c);
-            mma_bf16(kk[2 * n], ak, b), mma_bf16(kk[2 * n + 1], ak, b + 2);
-            if (both) mma_bf16(qk[2 * n], aq, b), mma_bf16(qk[2 * n + 1], aq, b + 2);
+            mma_bf16(acc[2 * n], a, b);
+            mma_bf16(acc[2 * n + 1], a, b + 2);
         }
     }
 }
 
-/* Decays the warp's scores: P goes to memory, L turned to shared memory. */
+/* P, of the warp's rows, to memory */
 template <int K>
-static __device__ __forceinline__ void decay_scores(const struct args &a, const struct gdn_decay *d, float kk[8][4],
-                                             float qk[8][4], bf16 *P, int len, float *turned) {
-    const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+static __device__ __forceinline__ void write_P(const struct gdn_decay *d, float acc[8][4], bf16 *P,
+                                               int64_t stride, int len) {
+    const int rows = threadIdx.x / 32 % 4, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const float scale = 1.0f / sqrtf((float)K);
 #pragma unroll
     for (int n = 0; n < 8; n++)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            const int i = 16 * warp + g + 8 * h, j = 8 * n + 2 * t;
-            const float d0 = i >= j ? decay_between(d, i, j) : 0.0f;
-            const float d1 = i >= j + 1 ? decay_between(d, i, j + 1) : 0.0f;
-            if (P && i < len)
-                *(uint32_t *)(P + i * (int64_t)(a.HV * CHUNK) + j) =
-                    pack2(scale * d0 * qk[n][2 * h], scale * d1 * qk[n][2 * h + 1]);
-            turned[j * INVERSE_LD + i] = i > j ? d->beta[i] * d0 * kk[n][2 * h] : 0.0f;
-            turned[(j + 1) * INVERSE_LD + i] = i > j + 1 ? d->beta[i] * d1 * kk[n][2 * h + 1] : 0.0f;
+            const int i = 16 * rows + g + 8 * h, j = 8 * n + 2 * t;
+            float x = 0.0f, y = 0.0f;
+            if (n / 2 <= rows && i >= j) x = scale * decay_between(d, i, j) * acc[n][2 * h];
+            if (n / 2 <= rows && i >= j + 1) y = scale * decay_between(d, i, j + 1) * acc[n][2 * h + 1];
+            if (i < len) *(uint32_t *)(P + i * stride + j) = pack2(x, y);
         }
 }
 
-template <int K> static __global__ void __launch_bounds__(THREADS) prep_chunk(const struct args a) {
-    __shared__ struct gdn_decay d;
+/* L, of the warp's rows, turned */
+static __device__ __forceinline__ void write_L(const struct gdn_decay *d, float acc[8][4], float *turned) {
+    const int rows = threadIdx.x / 32 % 4, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int row = 16 * rows + g + 8 * (i / 2), col = 8 * n + 2 * t + i % 2;
+            if (n / 2 > rows) continue;
+            turned[col * INVERSE_LD + row] =
+                row > col ? d->beta[row] * decay_between(d, row, col) * acc[n][i] : 0.0f;
+        }
+}
+
+/* ---- (I + L)^-1, in 16 x 16 blocks: A_ii by substitution, then A_ij = -A_ii sum_{j<=k<i} L_ik A_kj ---- */
+
+/* warp b: block (b, b), a column of it in each of 16 lanes */
+static __device__ __forceinline__ void invert_diagonal(const float *turned, float *A, int b) {
+    const int col = threadIdx.x % 16;
+    float x[16];
+#pragma unroll
+    for (int i = 0; i < 16; i++) x[i] = i == col ? 1.0f : 0.0f;
+#pragma unroll
+    for (int j = 0; j < 15; j++)
+#pragma unroll
+        for (int i = (j + 1) / 4 * 4; i < 16; i += 4) { /* zeros come first where i <= j */
+            const float4 L = *(const float4 *)(turned + (16 * b + j) * INVERSE_LD + 16 * b + i);
+            x[i] -= L.x * x[j], x[i + 1] -= L.y * x[j], x[i + 2] -= L.z * x[j], x[i + 3] -= L.w * x[j];
+        }
+    if (threadIdx.x % 32 < 16)
+#pragma unroll
+        for (int i = 0; i < 16; i++) A[(16 * b + i) * INVERSE_LD + 16 * b + col] = x[i];
+}
+
+/* an operand of mma_tf32, rounded to the nearest: the unit would cut its last bits off */
+static __device__ __forceinline__ uint32_t tf32(float x) { return __float_as_uint(x) + 0x1000u; }
+
+/* acc += X Y, blocks of 16 x 16: X(r, c) at x[r * xr + c * xc], Y at rows of INVERSE_LD */
+static __device__ __forceinline__ void block_product(float acc[2][4], const float *x, int xr, int xc,
+                                                     const float *y) {
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+    for (int c = 0; c < 16; c += 8) {
+        const float *p = x + g * xr + (c + t) * xc;
+        const uint32_t a[4] = {tf32(p[0]), tf32(p[8 * xr]), tf32(p[4 * xc]), tf32(p[8 * xr + 4 * xc])};
+#pragma unroll
+        for (int n = 0; n < 2; n++) {
+            const float *r = y + (c + t) * INVERSE_LD + 8 * n + g;
+            const uint32_t b[2] = {tf32(r[0]), tf32(r[4 * INVERSE_LD])};
+            mma_tf32(acc[n], a, b);
+        }
+    }
+}
+static __device__ __forceinline__ void write_block(float *A, const float acc[2][4], float sign) {
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    __syncwarp();
+#pragma unroll
+    for (int n = 0; n < 2; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            A[(g + i / 2 * 8) * INVERSE_LD + 8 * n + 2 * t + i % 2] = sign * acc[n][i];
+    __syncwarp();
+}
+/* warp j: what is below block (j, j), downwards; the sum waits where its result will be */
+static __device__ __forceinline__ void invert_below(const float *turned, float *A, int j) {
+    for (int i = j + 1; i < 4; i++) {
+        float *block = A + 16 * i * INVERSE_LD + 16 * j, acc[2][4] = {};
+        for (int k = j; k < i; k++)
+            block_product(acc, turned + 16 * k * INVERSE_LD + 16 * i, 1, INVERSE_LD,
+                          A + 16 * k * INVERSE_LD + 16 * j);
+        write_block(block, acc, 1.0f);
+        float last[2][4] = {};
+        block_product(last, A + 16 * i * INVERSE_LD + 16 * i, INVERSE_LD, 1, block);
+        write_block(block, last, -1.0f);
+    }
+}
+
+/* rows of A to memory, 32 bytes a thread; zeros right of the diagonal blocks */
+static __device__ __forceinline__ void write_A(const float *A, bf16 *to, int64_t stride, int len) {
+    const int row = threadIdx.x / 4, block = threadIdx.x % 4;
+    if (row >= len) return;
+    uint32_t x[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const float2 p = *(const float2 *)(A + row * INVERSE_LD + 16 * block + 2 * i);
+        x[i] = block <= row / 16 ? pack2(p.x, p.y) : 0u;
+    }
+    uint4 *p = (uint4 *)(to + row * stride + 16 * block);
+    p[0] = make_uint4(x[0], x[1], x[2], x[3]);
+    p[1] = make_uint4(x[4], x[5], x[6], x[7]);
+}
+
+/* ---- fragments for the scan: a product leaves its result in the order of the next one's operand ---- */
+
+/* A fragment (c) of the rows' blocks of A, column j times f[j] */
+static __device__ __forceinline__ void frag_of_A(uint32_t a[4], const float *A, int rows, int c,
+                                                 const float *f) {
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int col = 16 * c + 2 * t + i / 2 * 8;
+        const float2 p = *(const float2 *)(A + (16 * rows + g + i % 2 * 8) * INVERSE_LD + col);
+        a[i] = c <= rows ? pack2(p.x * f[col], p.y * f[col + 1]) : 0u;
+    }
+}
+template <int K>
+static __device__ __forceinline__ void write_w(const struct room<K> &x, const float *beta_eG, uint4 *to) {
+    const int lane = threadIdx.x % 32, rows = threadIdx.x / 32 % 4, half = threadIdx.x / 128;
+    uint32_t a[4][4];
+    to += rows * (K / 16 + 4) * 32 + lane;
+#pragma unroll
+    for (int c = 0; c < 4; c++) {
+        frag_of_A(a[c], x.A, rows, c, x.d.beta);
+        if (half == 0) to[(K / 16 + c) * 32] = make_uint4(a[c][0], a[c][1], a[c][2], a[c][3]);
+        frag_of_A(a[c], x.A, rows, c, beta_eG);
+    }
+    for (int n = half * (K / 32); n < (half + 1) * (K / 32); n++) {
+        float acc[2][4] = {};
+#pragma unroll
+        for (int c = 0; c < 4; c++) {
+            uint32_t b[4];
+            if (c > rows) continue;
+            frag_b<K>(b, x.k, 16 * c, 16 * n);
+            mma_bf16(acc[0], a[c], b);
+            mma_bf16(acc[1], a[c], b + 2);
+        }
+        to[n * 32] = make_uint4(pack2(-acc[0][0], -acc[0][1]), pack2(-acc[0][2], -acc[0][3]),
+                                pack2(-acc[1][0], -acc[1][1]), pack2(-acc[1][2], -acc[1][3]));
+    }
+}
+template <int K> static __device__ __forceinline__ void write_k_end(const struct room<K> &x, uint4 *to) {
+    const int lane = threadIdx.x % 32, t = lane % 4;
+    for (int n = threadIdx.x / 32; n < K / 4; n += THREADS / 32) {
+        const int i = n % 4 * 16 + 2 * t;
+        uint32_t a[4];
+        frag_a_turned<K>(a, x.k, n % 4 * 16, n / 4 * 16);
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const float *e = x.end + i + j / 2 * 8;
+            a[j] = pack2(low(a[j]) * e[0], high(a[j]) * e[1]);
+        }
+        to[n * 32 + lane] = make_uint4(a[0], a[1], a[2], a[3]);
+    }
+}
+
+/* Warps 0 to 3 have the scores of k, 4 to 7 those of q, 16 rows each. */
+template <int K, bool FRAGS>
+static __global__ void __launch_bounds__(THREADS, 3) prep_chunk(const struct args a) {
+    struct room<K> &x = *(struct room<K> *)shared_memory();
     const int hv = blockIdx.x % a.HV, hk = hv / (a.HV / a.H), warp = threadIdx.x / 32;
     const int64_t c = blockIdx.x / a.HV;
     const struct hl_piece p = a.chunk[c];
-    const int64_t b = (int64_t)p.row * a.HV + hv;
-    bf16 *k = (bf16 *)shared_memory(), *q = k + CHUNK * K;
-    float *turned = (float *)shared_memory(); /* over k and q, when these are done with */
-    const int64_t qk_at = ((int64_t)p.row * a.H + hk) * K;
-    load_tile<K, THREADS>(k, a.k + qk_at, (int64_t)a.H * K, p.len);
-    if (a.P) load_tile<K, THREADS>(q, a.q + qk_at, (int64_t)a.H * K, p.len);
+    let_others_start();
+    const int64_t b = (int64_t)p.row * a.HV + hv, qk = ((int64_t)p.row * a.H + hk) * K;
+    load_tile<K, THREADS>(x.k, a.k + qk, (int64_t)a.H * K, p.len);
+    if (a.P) load_tile<K, THREADS>(x.q, a.q + qk, (int64_t)a.H * K, p.len);
     copy_commit();
-    if (warp == 0) load_decay(&d, a.g ? a.g + b : NULL, a.beta + b, a.HV, p.len);
+    if (warp == 0) load_decay(&x.d, a.g ? a.g + b : NULL, a.beta + b, a.HV, p.len);
     copy_wait<0>();
     __syncthreads();
-    if (a.gates && threadIdx.x < CHUNK) {
-        const int i = threadIdx.x;
+    float acc[8][4];
+    if (warp < 4) scores<K>(x.k, x.k, acc);
+    else if (a.P) scores<K>(x.q, x.k, acc);
+    __syncthreads(); /* q is done with: L and A take its place */
+    if (warp < 4) write_L(&x.d, acc, x.L);
+    else if (threadIdx.x < THREADS / 2 + CHUNK) {
+        const int i = threadIdx.x - THREADS / 2;
         float *gates = a.gates + (c * a.HV + hv) * GATES;
-        gates[i] = d.beta[i];
-        gates[CHUNK + i] = decay_since_start(&d, i);
-        gates[2 * CHUNK + i] = decay_between(&d, CHUNK - 1, i);
+        const float eG = decay_since_start(&x.d, i), eL = decay_between(&x.d, CHUNK - 1, i);
+        gates[i] = x.d.beta[i], gates[CHUNK + i] = eG, gates[2 * CHUNK + i] = eL;
+        x.start[i] = x.d.beta[i] * eG, x.end[i] = eL;
     }
-    float kk[8][4], qk[8][4];
-    scores<K>(k, q, a.P != NULL, kk, qk);
     __syncthreads();
-    decay_scores<K>(a, &d, kk, qk, a.P ? a.P + b * CHUNK : NULL, p.len, turned);
+    if (warp < 4) invert_diagonal(x.L, x.A, warp);
     __syncthreads();
-    if (threadIdx.x >= CHUNK) return;
-    float x[CHUNK];
-    bf16 *A = a.A + b * CHUNK + threadIdx.x;
-    invert_column(turned, x, threadIdx.x);
-#pragma unroll
-    for (int i = 0; i < CHUNK; i++)
-        if (i < p.len) put(A + i * (int64_t)(a.HV * CHUNK), x[i]);
+    if (warp < 3) invert_below(x.L, x.A, warp);
+    if (warp >= 4 && a.P) write_P<K>(&x.d, acc, a.P + b * CHUNK, (int64_t)a.HV * CHUNK, p.len);
+    __syncthreads();
+    write_A(x.A, a.A + b * CHUNK, (int64_t)a.HV * CHUNK, p.len);
+    if (FRAGS) {
+        write_w<K>(x, x.start, a.w + (c * a.HV + hv) * (gdn_w_tiles(K) * 32));
+        write_k_end<K>(x, a.k_end + (c * a.HV + hv) * (gdn_k_tiles(K) * 32));
+    }
 }
 
 template <int K> static void launch_prep(struct hl_cuda *c, const struct args *a, int64_t chunks) {
-    const size_t tiles = 2 * CHUNK * K * sizeof(bf16), turned = CHUNK * INVERSE_LD * sizeof(float);
-    launch(c, prep_chunk<K>, (unsigned)(chunks * a->HV), THREADS, tiles > turned ? tiles : turned, *a);
+    const unsigned blocks = (unsigned)(chunks * a->HV);
+    if (a->w) launch(c, prep_chunk<K, true>, blocks, THREADS, sizeof(struct room<K>), *a);
+    else launch(c, prep_chunk<K, false>, blocks, THREADS, sizeof(struct room<K>), *a);
 }
 
 extern "C" bool HL_OP(gdn_prep)(struct hl_pool *pool, const struct hl_gdn *a, const struct gdn_prep *p) {
     const struct hl_dev_rows *rows = a->rows->dev;
-    struct args x = {(const bf16 *)a->q, (const bf16 *)a->k, a->g,        a->beta,   (bf16 *)p->A,
-                     (bf16 *)p->P,       p->gates,           rows->chunk, (int)a->H, (int)a->HV};
+    struct args x = {(const bf16 *)a->q, (const bf16 *)a->k, a->g,    a->beta,
+                     (bf16 *)p->A,       (bf16 *)p->P,       p->gates};
+    x.w = p->w, x.k_end = p->k_end;
+    x.chunk = rows->chunk, x.H = (int)a->H, x.HV = (int)a->HV;
     struct hl_cuda *c = hl_cuda_of(pool);
     if (HL_ACT_DTYPE != HOLA_BF16) return false;
     if (a->K == 64) launch_prep<64>(c, &x, rows->chunks);
@@ -114,11 +278,15 @@ extern "C" bool HL_OP(gdn_prep)(struct hl_pool *pool, const struct hl_gdn *a, co
 static __global__ void scores_from_sums(float *m, const float *sums, int64_t tiles, int64_t n) {
     const int64_t i = (int64_t)blockIdx.x * SCORE_THREADS + threadIdx.x;
     float sum = 0.0f;
+    wait_for_others();
+    let_others_start();
     if (i >= n) return;
     for (int64_t t = 0; t < tiles; t++) sum += sums[t * n + i];
     m[i] = sqrtf(sum);
 }
 
-extern "C" void HL_OP(gdn_scores)(struct hl_pool *pool, real *m, const float *sums, int64_t tiles, int64_t n) {
-    launch(hl_cuda_of(pool), scores_from_sums, blocks_for(n, SCORE_THREADS), SCORE_THREADS, 0, m, sums, tiles, n);
+extern "C" void HL_OP(gdn_scores)(struct hl_pool *pool, real *m, const float *sums, int64_t tiles,
+                                  int64_t n) {
+    launch_early(hl_cuda_of(pool), scores_from_sums, blocks_for(n, SCORE_THREADS), SCORE_THREADS, 0, m, sums,
+                 tiles, n);
 }

@@ -6,52 +6,72 @@
 
 enum { CHUNK = HL_CHUNK, GATES = 3 * HL_CHUNK };
 
-/* The parallel half of the chunked form, one chunk and value head at a time. P has A's shape and its zeros. */
+/* The parallel half of the chunked form, one chunk and value head at a time. P has A's shape and its
+ * zeros. */
 struct gdn_prep {
-    act *A, *P;   /* [T][HV][64]: (I + L)^-1; K^{-1/2} (q k^T) decayed, with the diagonal. P NULL: not wanted */
+    act *A, *P; /* [T][HV][64]: (I + L)^-1; K^{-1/2} (q k^T) decayed, with the diagonal. P NULL: not wanted */
     float *gates; /* [chunks][HV][3][64]: beta, exp(G), exp(G_last - G); past the chunk's rows beta is 0 */
+    /* A fragments as the scan reads them, [chunks][HV] of gdn_w_tiles and gdn_k_tiles; NULL: not wanted */
+    uint4 *w, *k_end;
 };
+/* What the scan leaves, of which out is read. */
+struct gdn_out {
+    const bf16 *h, *v_new, *P; /* h: [chunks][HV][K][V], the state before each chunk */
+    const float *gates;
+};
+/* 16 x 16 tiles of -w and of A diag(beta), w = A diag(beta exp(G)) k: v_new = -w S + A (beta v);
+ * [4][K/16 + 4] */
+static inline __host__ __device__ int gdn_w_tiles(int K) { return 4 * (K / 16 + 4); }
+/* and of (exp(G_last - G) k)^T; [K/16][4] */
+static inline __host__ __device__ int gdn_k_tiles(int K) { return K / 4; }
 extern "C" {
 bool HL_OP(gdn_prep)(struct hl_pool *pool, const struct hl_gdn *a, const struct gdn_prep *p);
 bool HL_OP(gdn_chunk)(struct hl_pool *pool, const struct hl_gdn *a); /* false: not for these head sizes */
-bool HL_OP(gdn_step)(struct hl_pool *pool, const struct hl_gdn *a);  /* every segment has a state and few rows */
+bool HL_OP(gdn_scan)(struct hl_pool *pool, const struct hl_gdn *a);  /* the same, for few and long segments */
+void HL_OP(gdn_out)(struct hl_pool *pool, const struct hl_gdn *a, const struct gdn_out *p);
+/* where every segment has a state and few rows */
+bool HL_OP(gdn_step)(struct hl_pool *pool, const struct hl_gdn *a);
 void HL_OP(gdn_plain)(struct hl_pool *pool, const struct hl_gdn *a);
-void HL_OP(gdn_plain_inverse)(struct hl_pool *pool, const struct hl_gdn *a); /* fills a->A for any head size */
+/* fills a->A for any head size */
+void HL_OP(gdn_plain_inverse)(struct hl_pool *pool, const struct hl_gdn *a);
 /* m from the sums of squares that the tiles left, [tiles][n], added in the tiles' order */
 void HL_OP(gdn_scores)(struct hl_pool *pool, real *m, const float *sums, int64_t tiles, int64_t n);
 }
 
 /* ---- bf16 tiles [rows][WIDTH] in shared memory ----
  * Their 16-byte pieces are swapped about inside a row so that 8 rows at one column lie in different banks. */
-template <int WIDTH> __device__ __forceinline__ int tile_at(int row, int col) {
+template <int WIDTH> static __device__ __forceinline__ int tile_at(int row, int col) {
     const int units = WIDTH / 8, turn = units >= 8 ? row % 8 : row / (8 / units) % units;
     return row * WIDTH + ((col / 8) ^ turn) * 8 + col % 8;
 }
 
-/* A fragments of rows r0.., columns c0.. of a tile; turned: of the tile's transpose (rows and columns named as in
- * the tile). B fragments of an operand stored [n][k] are those of frag_b_rows. */
-template <int WIDTH> __device__ __forceinline__ void frag_a(uint32_t a[4], const bf16 *tile, int r0, int c0) {
+/* A fragments of rows r0.., columns c0.. of a tile; turned: of the tile's transpose (rows and columns
+ * named as in the tile). B fragments of an operand stored [n][k] are those of frag_b_rows. */
+template <int WIDTH>
+static __device__ __forceinline__ void frag_a(uint32_t a[4], const bf16 *tile, int r0, int c0) {
     const int l = threadIdx.x % 32;
     ldmatrix4(a, tile + tile_at<WIDTH>(r0 + l % 16, c0 + l / 16 * 8));
 }
 template <int WIDTH>
-__device__ __forceinline__ void frag_a_turned(uint32_t a[4], const bf16 *tile, int r0, int c0) {
+static __device__ __forceinline__ void frag_a_turned(uint32_t a[4], const bf16 *tile, int r0, int c0) {
     const int l = threadIdx.x % 32;
     ldmatrix4_trans(a, tile + tile_at<WIDTH>(r0 + l % 8 + l / 16 * 8, c0 + l / 8 % 2 * 8));
 }
 /* two B fragments, of columns n0.. and n0 + 8..: the tile holds the operand as [n][k] */
 template <int WIDTH>
-__device__ __forceinline__ void frag_b_rows(uint32_t b[4], const bf16 *tile, int n0, int k0) {
+static __device__ __forceinline__ void frag_b_rows(uint32_t b[4], const bf16 *tile, int n0, int k0) {
     const int l = threadIdx.x % 32;
     ldmatrix4(b, tile + tile_at<WIDTH>(n0 + l % 8 + l / 16 * 8, k0 + l / 8 % 2 * 8));
 }
 /* the same where the tile holds the operand as [k][n] */
-template <int WIDTH> __device__ __forceinline__ void frag_b(uint32_t b[4], const bf16 *tile, int k0, int n0) {
+template <int WIDTH>
+static __device__ __forceinline__ void frag_b(uint32_t b[4], const bf16 *tile, int k0, int n0) {
     const int l = threadIdx.x % 32;
     ldmatrix4_trans(b, tile + tile_at<WIDTH>(k0 + l % 16, n0 + l / 16 * 8));
 }
 /* one B fragment alone */
-template <int WIDTH> __device__ __forceinline__ void frag_b_one(uint32_t b[2], const bf16 *tile, int k0, int n0) {
+template <int WIDTH>
+static __device__ __forceinline__ void frag_b_one(uint32_t b[2], const bf16 *tile, int k0, int n0) {
     const bf16 *row = tile + tile_at<WIDTH>(k0 + threadIdx.x % 16, n0);
 #ifdef HL_CUDA_EMU
     emu_ldmatrix(b, 2, row, true);
@@ -63,14 +83,56 @@ template <int WIDTH> __device__ __forceinline__ void frag_b_one(uint32_t b[2], c
 #endif
 }
 
+/* ---- tiles [64][VT] shared by 8 warps: 16 rows from 16 (w % 4), VT/2 columns from (w / 4) VT/2 each ---- */
+
+/* B fragments of 16 rows from k0 of a tile [..][VT], the warp's VT/2 columns from n0 */
+template <int VT>
+static __device__ __forceinline__ void frags(uint32_t b[VT / 16][2], const bf16 *tile, int k0, int n0) {
+    if (VT == 16) frag_b_one<VT>(b[0], tile, k0, n0);
+    else
+#pragma unroll
+        for (int n = 0; n + 1 < VT / 16; n += 2) frag_b<VT>(b[n], tile, k0, n0 + 8 * n);
+}
+
+/* acc += T x, T lower triangular [64][64], for the warp's rows and columns */
+template <int VT>
+static __device__ __forceinline__ void triangle(const bf16 *T, const bf16 *x, float acc[VT / 16][4]) {
+    const int warp = threadIdx.x / 32, rows = warp % 4;
+#pragma unroll
+    for (int c = 0; c < 4; c++) {
+        uint32_t a[4], b[VT / 16][2];
+        if (c > rows) continue;
+        frag_a<CHUNK>(a, T, 16 * rows, 16 * c);
+        frags<VT>(b, x, 16 * c, warp / 4 * (VT / 2));
+#pragma unroll
+        for (int n = 0; n < VT / 16; n++) mma_bf16(acc[n], a, b[n]);
+    }
+}
+
+/* the warp's rows of `tile` to memory, 16 bytes a lane */
+template <int VT>
+static __device__ __forceinline__ void store_rows(bf16 *to, const bf16 *tile, int64_t stride, int len) {
+    const int warp = threadIdx.x / 32, units = VT / 16;
+#pragma unroll
+    for (int i = threadIdx.x % 32; i < 16 * units; i += 32) {
+        const int row = warp % 4 * 16 + i / units, col = warp / 4 * (VT / 2) + i % units * 8;
+        if (row < len) *(uint4 *)(to + row * stride + col) = *(const uint4 *)(tile + tile_at<VT>(row, col));
+    }
+}
+
 /* Rows of one head, `stride` apart, to a tile; rows past len become 0. Waits for nothing. */
 template <int WIDTH, int THREADS>
-__device__ __forceinline__ void load_tile(bf16 *tile, const bf16 *from, int64_t stride, int len) {
+static __device__ __forceinline__ void load_tile(bf16 *tile, const bf16 *from, int64_t stride, int len) {
+    const int units = WIDTH / 8, pass = THREADS / units; /* rows at a time; of 8, so that the swizzle stays */
+    const int row = threadIdx.x / units, col = threadIdx.x % units * 8;
+    static_assert(pass % 8 == 0, "a pass of whole groups of 8 rows");
+    tile += tile_at<WIDTH>(row, col);
+    const bf16 *p = from + row * stride + col;
 #pragma unroll
-    for (int i = threadIdx.x; i < CHUNK * WIDTH / 8; i += THREADS) {
-        const int row = i / (WIDTH / 8), col = i % (WIDTH / 8) * 8;
-        const bool in = row < len;
-        copy_async(tile + tile_at<WIDTH>(row, col), from + (in ? row * stride : 0) + col, in ? 16 : 0);
+    for (int n = 0; n < CHUNK / pass; n++) {
+        const bool in = row + n * pass < len;
+        copy_async(tile + n * pass * WIDTH, in ? p : from, in ? 16 : 0);
+        p += pass * stride;
     }
 }
 
@@ -80,17 +142,18 @@ __device__ __forceinline__ void load_tile(bf16 *tile, const bf16 *from, int64_t 
 struct gdn_decay {
     float hi[HL_CHUNK], lo[HL_CHUNK], beta[HL_CHUNK];
 };
-__device__ __forceinline__ float decay_between(const struct gdn_decay *d, int i, int j) {
-    return expf(d->hi[i] - d->hi[j] + (d->lo[i] - d->lo[j]));
+static __device__ __forceinline__ float decay_between(const struct gdn_decay *d, int i, int j) {
+    return __expf(d->hi[i] - d->hi[j] + (d->lo[i] - d->lo[j]));
 }
-__device__ __forceinline__ float decay_since_start(const struct gdn_decay *d, int i) {
-    return expf(d->hi[i] + d->lo[i]);
+static __device__ __forceinline__ float decay_since_start(const struct gdn_decay *d, int i) {
+    return __expf(d->hi[i] + d->lo[i]);
 }
 /* By one warp; g and beta at the chunk's first row, HV apart. Rows past len: no decay, beta 0. */
-__device__ __forceinline__ void load_decay(struct gdn_decay *d, const float *g, const float *beta, int64_t HV,
-                                           int len) {
+static __device__ __forceinline__ void load_decay(struct gdn_decay *d, const float *g, const float *beta,
+                                                  int64_t HV, int len) {
     const int l = threadIdx.x % 32, i = 2 * l;
-    const double g0 = g && i < len ? (double)g[i * HV] : 0, g1 = g && i + 1 < len ? (double)g[(i + 1) * HV] : 0;
+    const double g0 = g && i < len ? (double)g[i * HV] : 0,
+                 g1 = g && i + 1 < len ? (double)g[(i + 1) * HV] : 0;
     double sum = g0 + g1;
     for (int n = 1; n < 32; n *= 2) {
         const double before = __shfl_up_sync(0xffffffffu, sum, n);
@@ -106,22 +169,8 @@ __device__ __forceinline__ void load_decay(struct gdn_decay *d, const float *g, 
     }
 }
 
-/* Column `col` of (I + L)^-1 by forward substitution. turned: L's transpose, strictly upper, zeros elsewhere, rows
- * INVERSE_LD apart; all lanes read the same numbers. x starts as e_col. */
+/* L turned (its transpose, strictly upper; what is on and below that diagonal is never read) and the
+ * inverse are float [64][INVERSE_LD] in shared memory. */
 enum { INVERSE_LD = CHUNK + 4 };
-__device__ __forceinline__ void invert_column(const float *turned, float x[CHUNK], int col) {
-#pragma unroll
-    for (int i = 0; i < CHUNK; i++) x[i] = i == col ? 1.0f : 0.0f;
-#pragma unroll
-    for (int j = 0; j < CHUNK - 1; j++)
-#pragma unroll
-        for (int i = (j + 1) / 4 * 4; i < CHUNK; i += 4) {
-            const float4 L = *(const float4 *)(turned + j * INVERSE_LD + i);
-            if (i > j) x[i] -= L.x * x[j];
-            if (i + 1 > j) x[i + 1] -= L.y * x[j];
-            if (i + 2 > j) x[i + 2] -= L.z * x[j];
-            if (i + 3 > j) x[i + 3] -= L.w * x[j];
-        }
-}
 
 #endif

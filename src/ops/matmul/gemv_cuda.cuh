@@ -1,16 +1,17 @@
-/* gemv_cuda.cuh -- a few rows times all matrices of a linear layer: decoding. Every weight is read once, at the
- * speed of memory; one launch for all parts. */
+/* gemv_cuda.cuh -- a few rows times all matrices of a linear layer: decoding. Every weight is read once, at
+ * the speed of memory; one launch for all parts. */
 #ifndef HL_GEMV_CUDA_CUH
 #define HL_GEMV_CUDA_CUH
 #include "cuda/early.cuh"
 
-enum { GEMV_ROWS = 8, GEMV_THREADS = 256, GEMV_AHEAD = 4 }; /* 16-byte loads of W on their way */
+enum { GEMV_ROWS = 16, GEMV_THREADS = 256, GEMV_AHEAD = 4 }; /* 16-byte loads of W on their way */
 
 struct gemv {
     int64_t M, K;
     const act *x;
     int n;
     bool out_real, add;
+    const act *from;            /* what is added to; NULL: out */
     int64_t end[HL_LINEAR_MAX]; /* output rows of the parts up to and with each */
     int64_t rows[HL_LINEAR_MAX];
     const act *W[HL_LINEAR_MAX];
@@ -23,15 +24,17 @@ static __device__ __forceinline__ void gemv_put(const struct gemv &a, int p, int
         *out = a.add ? *out + s : s;
     } else {
         act *out = (act *)a.out[p] + at;
-        put(out, a.add ? f32(*out) + s : s);
+        put(out, a.add ? f32(a.from ? a.from[at] : *out) + s : s);
     }
 }
 
 #ifndef HL_CUDA_F32
-/* A block owns 8 output rows; its warps split K, and add up in order. As in tiny_fwd, lane (g, t) loads 16 bytes of
- * row g of W and of x at column 32 k + 8 t, which are fragments of two products: W is B, x is the upper half of A.
- * The order of the sum is that of K alone, whatever M is. */
-template <int AHEAD> static __global__ void __launch_bounds__(GEMV_THREADS) gemv_mma(struct gemv a) {
+/* A block owns 8 output rows; its warps split K, and add up in order. As in tiny_fwd, lane (g, t) loads 16
+ * bytes of row g of W and of rows g and g + 8 of x at column 32 k + 8 t, which are fragments of two
+ * products: x is A, W is B. The order of the sum is that of K alone, whatever M is. W is loaded before
+ * others are waited for. */
+template <int AHEAD, bool many>
+static __global__ void __launch_bounds__(GEMV_THREADS) gemv_mma(struct gemv a) {
     enum { WARPS = GEMV_THREADS / 32 };
     __shared__ float sums[WARPS][GEMV_ROWS][8];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
@@ -39,24 +42,29 @@ template <int AHEAD> static __global__ void __launch_bounds__(GEMV_THREADS) gemv
     const int from = (int)(steps * warp / WARPS), to = (int)(steps * (warp + 1) / WARPS);
     int p = 0;
     while (i >= a.end[p]) p++;
-    const act *W = a.W[p] + (i - (a.end[p] - a.rows[p])) * a.K + 8 * t,
-              *x = a.x + min((int64_t)g, a.M - 1) * a.K + 8 * t;
+    const act *W = a.W[p] + (i - (a.end[p] - a.rows[p])) * a.K + 8 * t, *x = a.x + g * a.K + 8 * t;
+    const uint4 none = make_uint4(0, 0, 0, 0);
     float d[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     for (int k0 = from; k0 < to; k0 += AHEAD) {
-        uint4 w[AHEAD], u[AHEAD];
+        uint4 w[AHEAD];
 #pragma unroll
         for (int k = 0; k < AHEAD; k++) {
-            w[k] = u[k] = make_uint4(0, 0, 0, 0);
+            w[k] = none;
             if (k0 + k < to && (k0 + k) * 32 + 8 * t < a.K) w[k] = *(const uint4 *)(W + (k0 + k) * 32);
         }
         if (k0 == from) wait_for_others();
-#pragma unroll
-        for (int k = 0; k < AHEAD; k++)
-            if (k0 + k < to && (k0 + k) * 32 + 8 * t < a.K && g < a.M)
-                u[k] = *(const uint4 *)(x + (k0 + k) * 32);
+        uint4 u[AHEAD], v[AHEAD];
 #pragma unroll
         for (int k = 0; k < AHEAD; k++) {
-            const uint32_t one[4] = {u[k].x, 0, u[k].y, 0}, two[4] = {u[k].z, 0, u[k].w, 0};
+            const bool in = k0 + k < to && (k0 + k) * 32 + 8 * t < a.K;
+            u[k] = v[k] = none;
+            if (in && g < a.M) u[k] = *(const uint4 *)(x + (k0 + k) * 32);
+            if (many && in && g + 8 < a.M) v[k] = *(const uint4 *)(x + 8 * a.K + (k0 + k) * 32);
+        }
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++) {
+            const uint32_t one[4] = {u[k].x, v[k].x, u[k].y, v[k].y},
+                           two[4] = {u[k].z, v[k].z, u[k].w, v[k].w};
             const uint32_t b1[2] = {w[k].x, w[k].y}, b2[2] = {w[k].z, w[k].w};
             if (k0 + k >= to) break;
             mma_bf16(d, one, b1);
@@ -65,7 +73,7 @@ template <int AHEAD> static __global__ void __launch_bounds__(GEMV_THREADS) gemv
     }
     wait_for_others(); /* warps without work */
     let_others_start();
-    sums[warp][g][2 * t] = d[0], sums[warp][g][2 * t + 1] = d[1];
+    for (int e = 0; e < (many ? 4 : 2); e++) sums[warp][g + e / 2 * 8][2 * t + e % 2] = d[e];
     __syncthreads();
     const int64_t row = (int64_t)blockIdx.x * 8 + threadIdx.x % 8, m = threadIdx.x / 8;
     if (m >= a.M || row >= a.end[a.n - 1]) return;
@@ -78,8 +86,8 @@ template <int AHEAD> static __global__ void __launch_bounds__(GEMV_THREADS) gemv
 
 /* ---- any type and K ---- */
 
-/* A warp owns one output row (one row of one W): lane l takes the pieces l, l + 32, ... of V numbers. The order
- * of the sum is that of K alone, whatever M is. */
+/* A warp owns one output row (one row of one W): lane l takes the pieces l, l + 32, ... of V numbers. The
+ * order of the sum is that of K alone, whatever M is. */
 template <int V, int rows> static __global__ void __launch_bounds__(GEMV_THREADS) gemv_kernel(struct gemv a) {
     const int64_t i = (int64_t)blockIdx.x * (GEMV_THREADS / 32) + threadIdx.x / 32, pieces = a.K / V;
     const int lane = threadIdx.x % 32;
@@ -128,11 +136,15 @@ template <int V> static void gemv_launch(struct hl_cuda *c, const struct gemv *a
     if (a->M == 1) launch_early(c, gemv_kernel<V, 1>, blocks, GEMV_THREADS, 0, *a);
     else if (a->M == 2) launch_early(c, gemv_kernel<V, 2>, blocks, GEMV_THREADS, 0, *a);
     else if (a->M <= 4) launch_early(c, gemv_kernel<V, 4>, blocks, GEMV_THREADS, 0, *a);
-    else launch_early(c, gemv_kernel<V, GEMV_ROWS>, blocks, GEMV_THREADS, 0, *a);
+    else launch_early(c, gemv_kernel<V, 8>, blocks, GEMV_THREADS, 0, *a);
 }
 
+/* whether there are few enough rows */
+static bool gemv_fits(const struct hl_linear *l) {
+    return l->M <= (HL_ACT_DTYPE == HOLA_BF16 && l->K % WIDE == 0 ? (int)GEMV_ROWS : 8);
+}
 static void gemv(struct hl_cuda *c, const struct hl_linear *l) {
-    struct gemv a = {l->M, l->K, (const act *)l->x, l->n, l->out_real, l->add};
+    struct gemv a = {l->M, l->K, (const act *)l->x, l->n, l->out_real, l->add, (const act *)l->from};
     int64_t end = 0;
     for (int p = 0; p < l->n; p++) {
         a.rows[p] = l->part[p].W.rows;
@@ -143,7 +155,9 @@ static void gemv(struct hl_cuda *c, const struct hl_linear *l) {
     if (end == 0) return;
 #ifndef HL_CUDA_F32
     if (l->K % WIDE == 0) {
-        launch_early(c, l->K <= 1024 ? gemv_mma<4> : gemv_mma<8>, blocks_for(end, 8), GEMV_THREADS, 0, a);
+        launch_early(c,
+                     l->M <= 8 ? (l->K <= 1024 ? gemv_mma<4, false> : gemv_mma<8, false>) : gemv_mma<4, true>,
+                     blocks_for(end, 8), GEMV_THREADS, 0, a);
         return;
     }
 #endif

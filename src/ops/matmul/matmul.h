@@ -20,9 +20,10 @@ struct hl_linear {
     const void *x;
     int n;
     struct hl_linear_part part[HL_LINEAR_MAX];
-    bool out_real; /* forward: out is real whatever the activations are (logits) */
-    bool add; /* forward: out += ; the residual stream takes its branches this way */
-    void *dx; /* backward; NULL: not wanted */
+    bool out_real;    /* forward: out is real whatever the activations are (logits) */
+    bool add;         /* forward: out += ; the residual stream takes its branches this way */
+    const void *from; /* devices: out = from + ; NULL: out itself */
+    void *dx;         /* backward; NULL: not wanted */
     bool dx_add;
 };
 

@@ -3,20 +3,21 @@
 #include "ops/matmul/gemv_cuda.cuh"
 #include "ops/matmul/tiny_cuda.cuh"
 
-/* Which parts go together as tiny ones; whether there are any. Float activations have none: plain products. */
+/* Which parts go together as tiny ones; whether there are any. Float activations: none, plain products. */
 static bool find_tiny(const struct hl_linear *a, bool *is_tiny) {
     int64_t all = 0;
     for (int p = 0; p < a->n; p++) {
         const int64_t rows = a->part[p].W.rows;
-        is_tiny[p] =
-            HL_ACT_DTYPE == HOLA_BF16 && rows <= TINY_ROWS && all + rows <= TINY_ALL && a->K % WIDE == 0;
+        is_tiny[p] = !a->from && a->K <= TINY_K && HL_ACT_DTYPE == HOLA_BF16 && rows <= TINY_ROWS &&
+                     all + rows <= TINY_ALL && a->K % WIDE == 0;
         if (is_tiny[p]) all += rows;
     }
     return all > 0;
 }
 
 static struct hl_gemm product(int64_t M, int64_t N, int64_t K, const void *A, const void *B, void *C) {
-    struct hl_gemm g = {M, N, K, false, false, A, B, C, K, N, N, HL_ACT_DTYPE, HL_ACT_DTYPE, 1.0f, 0.0f};
+    struct hl_gemm g = {M, N, K, false,        false,        A,    B,    C,
+                        K, N, N, HL_ACT_DTYPE, HL_ACT_DTYPE, 1.0f, 0.0f, NULL};
     return g;
 }
 
@@ -24,7 +25,7 @@ extern "C" void HL_OP(linear_forward)(struct hl_pool *pool, const struct hl_line
     struct hl_cuda *c = hl_cuda_of(pool);
     bool is_tiny[HL_LINEAR_MAX];
     if (a->M == 0 || a->n == 0) return;
-    if (a->M <= GEMV_ROWS) {
+    if (gemv_fits(a)) {
         gemv(c, a);
         return;
     }
@@ -34,7 +35,7 @@ extern "C" void HL_OP(linear_forward)(struct hl_pool *pool, const struct hl_line
         if (is_tiny[p]) continue;
         struct hl_gemm g = product(a->M, part->W.rows, a->K, a->x, part->W.data, part->out);
         g.b_turned = true, g.ldb = a->K;
-        if (a->add) g.beta = 1.0f;
+        if (a->add) g.beta = 1.0f, g.add = a->from;
         if (a->out_real) g.out = HOLA_F32;
         hl_cuda_gemm(c, &g);
     }
@@ -50,6 +51,12 @@ extern "C" void HL_OP(linear_backward)(struct hl_pool *pool, const struct hl_lin
     bool is_tiny[HL_LINEAR_MAX], dx_add = a->dx_add;
     if (a->M == 0 || a->n == 0) return;
     const bool any_tiny = find_tiny(a, is_tiny);
+#ifndef HL_CUDA_F32
+    struct tiny t = tiny_open(a, is_tiny);
+    if (any_tiny) tiny_backward_w(c, &t);
+    if (any_tiny && a->dx) tiny_backward_x(c, &t, dx_add);
+#endif
+    dx_add = dx_add || any_tiny;
     for (int p = 0; p < a->n; p++) {
         const struct hl_linear_part *part = &a->part[p];
         const int64_t N = part->W.rows;
@@ -67,9 +74,4 @@ extern "C" void HL_OP(linear_backward)(struct hl_pool *pool, const struct hl_lin
             hl_cuda_gemm(c, &g);
         }
     }
-#ifndef HL_CUDA_F32
-    struct tiny t = tiny_open(a, is_tiny);
-    if (any_tiny) tiny_backward(c, &t, dx_add);
-#endif
-    (void)any_tiny;
 }

@@ -1,19 +1,20 @@
-/* tiny_cuda.cuh -- matrices of a few rows (decay and write strength: one row per head), which a product of their
- * own would read x or dx for again and again. All of them together are one matrix of up to 32 rows: x is read
- * once for the outputs, once for the gradients of the weights, and dx takes them all in one pass. bf16. */
+/* tiny_cuda.cuh -- matrices of a few rows (decay and write strength: one row per head), which a product of
+ * their own would read x or dx for again and again. All of them together are one matrix of up to 32 rows: x
+ * is read once for the outputs, once for the gradients of the weights, and dx takes them all in one pass.
+ * bf16. */
 #ifndef HL_TINY_CUDA_CUH
 #define HL_TINY_CUDA_CUH
-#include "cuda/dev.cuh"
+#include "cuda/early.cuh"
 #include "cuda/partials.cuh"
 
-enum { TINY_ROWS = 16, TINY_ALL = 32, TINY_THREADS = 256 }; /* rows of one such matrix, of all */
+enum { TINY_ROWS = 16, TINY_ALL = 32, TINY_K = 4096, TINY_THREADS = 256 }; /* rows of one, of all */
 
-struct tiny { /* row j of all: row `row[j]` of its part */
+struct tiny { /* all rows of all tiny parts, one after another */
     int64_t M, K;
     int n;
     const act *x;
     act *dx;
-    bool out_real, add, dx_add;
+    bool out_real, add;
     const act *W[TINY_ALL];
     void *out[TINY_ALL];       /* of row 0; the next one's is `width` further on */
     const act *dout[TINY_ALL]; /* the same */
@@ -22,10 +23,12 @@ struct tiny { /* row j of all: row `row[j]` of its part */
     float *part; /* [blocks][n][K] */
 };
 
+#ifndef HL_CUDA_F32
+
 static struct tiny tiny_open(const struct hl_linear *l, const bool *is_tiny) {
     struct tiny t = {l->M, l->K};
     t.x = (const act *)l->x, t.dx = (act *)l->dx;
-    t.out_real = l->out_real, t.add = l->add, t.dx_add = l->dx_add;
+    t.out_real = l->out_real, t.add = l->add;
     for (int p = 0; p < l->n; p++) {
         const struct hl_linear_part *part = &l->part[p];
         for (int64_t i = 0; is_tiny[p] && i < part->W.rows; i++, t.n++) {
@@ -39,8 +42,6 @@ static struct tiny tiny_open(const struct hl_linear *l, const bool *is_tiny) {
     return t;
 }
 
-#ifndef HL_CUDA_F32
-
 static __device__ __forceinline__ void tiny_put(const struct tiny &a, int64_t m, int j, float s) {
     if (m >= a.M || j >= a.n) return;
     if (a.out_real) {
@@ -52,8 +53,9 @@ static __device__ __forceinline__ void tiny_put(const struct tiny &a, int64_t m,
     }
 }
 
-/* A warp owns 16 rows of x and all 8 N outputs. Lane (g, t) loads 16 bytes of rows g, g + 8 and of weights g at
- * column 32 k + 8 t: as the order within a sum is ours to choose, those are the fragments of two products. */
+/* A warp owns 16 rows of x and all 8 N outputs. Lane (g, t) loads 16 bytes of rows g, g + 8 and of weights
+ * g at column 32 k + 8 t: as the order within a sum is ours to choose, those are the fragments of two
+ * products. */
 template <int N> static __global__ void __launch_bounds__(TINY_THREADS) tiny_fwd(struct tiny a) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int64_t m = ((int64_t)blockIdx.x * (TINY_THREADS / 32) + threadIdx.x / 32) * 16 + g;
@@ -83,65 +85,106 @@ template <int N> static __global__ void __launch_bounds__(TINY_THREADS) tiny_fwd
         for (int i = 0; i < 4; i++) tiny_put(a, m + i / 2 * 8, n * 8 + 2 * t + i % 2, d[n][i]);
 }
 
-/* dx += sum of dout_j W_j over j0 <= j < j0 + N: a thread keeps 8 columns of these W and walks down rows */
-template <int N>
+/* number q of two rows of 8, as a pair */
+static __device__ __forceinline__ uint32_t pick(uint4 u, uint4 v, int q) {
+    const uint32_t x[4] = {u.x, u.y, u.z, u.w}, y[4] = {v.x, v.y, v.z, v.w};
+    return q % 2 ? (x[q / 2] >> 16) | (y[q / 2] & 0xffff0000u) : (x[q / 2] & 0xffffu) | (y[q / 2] << 16);
+}
+/* one column of all dout */
+struct tiny_column {
+    const act *at; /* NULL: zeros */
+    int64_t width;
+};
+static __device__ __forceinline__ struct tiny_column column_of(const struct tiny &a, int j) {
+    struct tiny_column c = {j < a.n ? a.dout[j] : NULL, j < a.n ? a.width[j] : 0};
+    return c;
+}
+static __device__ __forceinline__ float tiny_dout(const struct tiny &a, struct tiny_column c, int64_t m) {
+    return c.at && m < a.M ? f32(c.at[m * c.width]) : 0.0f;
+}
+
+/* dx (= or +=) sum of dout_j W_j over j0 <= j < j0 + 16. A warp owns 16 rows: dout is A, W is B. Four tiles
+ * of 8 columns are dealt out so that lane (g, t) gets 8 neighbours, 32 k + 8 t, of rows g and g + 8: column
+ * n of tile q is column 8 (n / 2) + 2 q + n % 2 of the 32. */
 static __global__ void __launch_bounds__(TINY_THREADS) tiny_dx(struct tiny a, int j0, bool add) {
-    const int64_t c = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * WIDE;
-    const int64_t step = (int64_t)gridDim.y * blockDim.y;
-    uint4 w[N];
-    if (c >= a.K) return;
-#pragma unroll
-    for (int j = 0; j < N; j++)
-        w[j] = j0 + j < a.n ? *(const uint4 *)(a.W[j0 + j] + c) : make_uint4(0, 0, 0, 0);
-    for (int64_t m = (int64_t)blockIdx.y * blockDim.y + threadIdx.y; m < a.M; m += step) {
-        float d[WIDE];
-        act *dx = a.dx + m * a.K + c;
-        for (int v = 0; v < WIDE; v++) d[v] = 0.0f;
-        if (add) load_wide(d, dx);
-#pragma unroll
-        for (int j = 0; j < N; j++) {
-            if (j0 + j >= a.n) break;
-            const float s = f32(a.dout[j0 + j][m * a.width[j0 + j]]);
-            d[0] += s * low(w[j].x), d[1] += s * high(w[j].x), d[2] += s * low(w[j].y),
-                d[3] += s * high(w[j].y);
-            d[4] += s * low(w[j].z), d[5] += s * high(w[j].z), d[6] += s * low(w[j].w),
-                d[7] += s * high(w[j].w);
+    uint32_t *W = (uint32_t *)shared_memory(); /* [8][K + 2]: pairs (j, j + 1) of column k */
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, pad = (int)a.K + 2;
+    const int64_t step = (int64_t)gridDim.x * (TINY_THREADS / 32) * 16;
+    struct tiny_column dout[4]; /* 2 t, 2 t + 1, 2 t + 8, 2 t + 9 */
+    for (int i = 0; i < 4; i++) dout[i] = column_of(a, j0 + 2 * t + i / 2 * 8 + i % 2);
+    for (int i = 0; i < 8; i++) {
+        const act *one = j0 + 2 * i < a.n ? a.W[j0 + 2 * i] : NULL,
+                  *two = j0 + 2 * i + 1 < a.n ? a.W[j0 + 2 * i + 1] : NULL;
+        for (int k = threadIdx.x; k < a.K; k += TINY_THREADS)
+            W[i * pad + k] = pack2(one ? f32(one[k]) : 0.0f, two ? f32(two[k]) : 0.0f);
+    }
+    __syncthreads();
+    for (int64_t m = ((int64_t)blockIdx.x * (TINY_THREADS / 32) + threadIdx.x / 32) * 16 + g; m - g < a.M;
+         m += step) {
+        uint32_t A[4];
+        for (int i = 0; i < 4; i++) {
+            const int64_t row = m + i % 2 * 8;
+            A[i] = pack2(tiny_dout(a, dout[i / 2 * 2], row), tiny_dout(a, dout[i / 2 * 2 + 1], row));
         }
-        store_wide(dx, d);
+        act *top = a.dx + m * a.K + 8 * t, *bottom = top + 8 * a.K;
+#pragma unroll 2
+        for (int k = 0; k < a.K; k += 32) {
+            const bool in = k + 8 * t < a.K, upper = in && m < a.M, lower = in && m + 8 < a.M;
+            float d[4][4], x[8], y[8];
+            for (int v = 0; v < 8; v++) x[v] = y[v] = 0.0f;
+            if (add && upper) load_wide(x, top + k);
+            if (add && lower) load_wide(y, bottom + k);
+            for (int q = 0; q < 4; q++) {
+                const int column = min(k + 8 * (g / 2) + 2 * q + g % 2, (int)a.K - 1);
+                const uint32_t B[2] = {W[t * pad + column], W[(t + 4) * pad + column]};
+                d[q][0] = x[2 * q], d[q][1] = x[2 * q + 1], d[q][2] = y[2 * q], d[q][3] = y[2 * q + 1];
+                mma_bf16(d[q], A, B);
+                x[2 * q] = d[q][0], x[2 * q + 1] = d[q][1], y[2 * q] = d[q][2], y[2 * q + 1] = d[q][3];
+            }
+            if (upper) store_wide(top + k, x);
+            if (lower) store_wide(bottom + k, y);
+        }
     }
 }
 
-/* part[y][j] = sum of dout_j x over the rows of block y, 8 columns and N weights a thread */
-template <int N> static __global__ void __launch_bounds__(TINY_THREADS) tiny_dw(struct tiny a, int j0) {
-    const int64_t c = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * WIDE;
-    const int64_t from = a.M * blockIdx.y / gridDim.y, to = a.M * (blockIdx.y + 1) / gridDim.y;
-    float sum[N][WIDE];
+/* part[y][j] = sum of dout_j x over the rows of block y, j0 <= j < j0 + 16. A warp owns 64 columns and
+ * takes 16 rows at a time: dout turned is A, x is B. Lane (g, t) loads columns 8 g .. 8 g + 7 of rows 2 t,
+ * 2 t + 1, 2 t + 8, 2 t + 9: tile q is made of the columns 8 g + q. */
+static __global__ void __launch_bounds__(TINY_THREADS) tiny_dw(struct tiny a, int j0) {
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const int64_t c = ((int64_t)blockIdx.x * (TINY_THREADS / 32) + threadIdx.x / 32) * 64,
+                  at = min(c + 8 * g, a.K - 8);
+    const int64_t tiles = (a.M + 15) / 16, from = tiles * blockIdx.y / gridDim.y,
+                  to = tiles * (blockIdx.y + 1) / gridDim.y;
+    float d[8][4];
     if (c >= a.K) return;
-    for (int j = 0; j < N; j++)
-        for (int v = 0; v < WIDE; v++) sum[j][v] = 0.0f;
-#pragma unroll 4
-    for (int64_t m = from; m < to; m++) {
-        float x[WIDE];
-        load_wide(x, a.x + m * a.K + c);
+    const struct tiny_column dout[2] = {column_of(a, j0 + g), column_of(a, j0 + g + 8)};
+    for (int q = 0; q < 8; q++) d[q][0] = d[q][1] = d[q][2] = d[q][3] = 0.0f;
+#pragma unroll 2
+    for (int64_t m = from * 16; m < to * 16; m += 16) {
+        uint32_t A[4];
+        uint4 x[4];
+        for (int i = 0; i < 4; i++) {
+            const int64_t row = m + 2 * t + i / 2 * 8 + i % 2;
+            x[i] = make_uint4(0, 0, 0, 0);
+            if (row < a.M) x[i] = *(const uint4 *)(a.x + row * a.K + at);
+        }
+        for (int i = 0; i < 4; i++) {
+            const int64_t row = m + 2 * t + i / 2 * 8;
+            A[i] = pack2(tiny_dout(a, dout[i % 2], row), tiny_dout(a, dout[i % 2], row + 1));
+        }
 #pragma unroll
-        for (int j = 0; j < N; j++) {
-            if (j0 + j >= a.n) break;
-            const float s = f32(a.dout[j0 + j][m * a.width[j0 + j]]);
-            for (int v = 0; v < WIDE; v++) sum[j][v] += s * x[v];
+        for (int q = 0; q < 8; q++) {
+            const uint32_t B[2] = {pick(x[0], x[1], q), pick(x[2], x[3], q)};
+            mma_bf16(d[q], A, B);
         }
     }
-    for (int j = 0; j < N && j0 + j < a.n; j++)
-        for (int v = 0; v < WIDE; v++) a.part[((int64_t)blockIdx.y * a.n + j0 + j) * a.K + c + v] = sum[j][v];
-}
-/* the partial sums of all rows' gradients, each to its place */
-static __global__ void tiny_dw_sum(struct tiny a, int64_t P) {
-    const int64_t c = (int64_t)blockIdx.x * TINY_THREADS + threadIdx.x;
-    const int j = blockIdx.y;
-    float s = 0.0f;
-    if (c >= a.K || !a.dW[j]) return;
-#pragma unroll 8
-    for (int64_t p = 0; p < P; p++) s += a.part[(p * a.n + j) * a.K + c];
-    a.dW[j][c] += s;
+    for (int q = 0; q < 8; q++)
+        for (int i = 0; i < 4; i++) { /* columns 2 t, 2 t + 1 of tile q; weights g, g + 8 */
+            const int64_t column = c + 8 * (2 * t + i % 2) + q;
+            const int j = j0 + g + i / 2 * 8;
+            if (j < a.n && column < a.K) a.part[((int64_t)blockIdx.y * a.n + j) * a.K + column] = d[q][i];
+        }
 }
 
 static void tiny_forward(struct hl_cuda *c, const struct tiny *t) {
@@ -151,24 +194,29 @@ static void tiny_forward(struct hl_cuda *c, const struct tiny *t) {
     else launch(c, tiny_fwd<4>, blocks, TINY_THREADS, 0, *t);
 }
 
-/* dx_add: dx holds something already */
-static void tiny_backward(struct hl_cuda *c, struct tiny *t, bool dx_add) {
-    enum { EACH = 8 };
-    unsigned across = 32;
-    while (across < TINY_THREADS && across * WIDE < t->K) across *= 2;
-    const unsigned wide = blocks_for(t->K, across * WIDE), most = blocks_for(8 * hl_cuda_sms(c), wide);
-    const dim3 block(across, TINY_THREADS / across);
-    for (int j = 0; t->dx && j < t->n; j += EACH)
-        launch(c, tiny_dx<EACH>, dim3(wide, min(blocks_for(t->M, block.y * 4), most)), block, 0, *t, j,
-               dx_add || j > 0);
+/* The gradients of one part's weights are neighbours, but not those of two parts. */
+static void tiny_dw_sums(struct hl_cuda *c, const struct tiny *t, int64_t P) {
+    for (int j = 0; j < t->n; j += t->width[j])
+        if (t->dW[j]) sum_partials(c, t->dW[j], t->part + j * t->K, P, t->width[j] * t->K, t->n * t->K);
+}
+
+/* Before the other products, which then add to dx in any case: so it need not be read here. */
+static void tiny_backward_x(struct hl_cuda *c, const struct tiny *t, bool dx_add) {
+    const unsigned rows = blocks_for(t->M, 16 * (TINY_THREADS / 32)), most = 4 * (unsigned)hl_cuda_sms(c);
+    const size_t room = 8 * (size_t)(t->K + 2) * sizeof(uint32_t);
+    for (int j = 0; j < t->n; j += 16)
+        launch(c, tiny_dx, min(rows, most), TINY_THREADS, room, *t, j, dx_add || j > 0);
+}
+static void tiny_backward_w(struct hl_cuda *c, struct tiny *t) {
+    const unsigned wide = blocks_for(t->K, 64 * (TINY_THREADS / 32)), most = 4 * (unsigned)hl_cuda_sms(c);
+    const unsigned high = min(blocks_for(t->M, 64), blocks_for(most, wide));
     bool any = false;
     for (int j = 0; j < t->n; j++) any = any || t->dW[j];
     if (!any) return;
-    const unsigned high = min(blocks_for(t->M, 32), blocks_for(2 * hl_cuda_sms(c), wide));
     t->part = (float *)hl_cuda_scratch(c, (int64_t)high * t->n * t->K * (int64_t)sizeof(float));
     if (!t->part) return;
-    for (int j = 0; j < t->n; j += EACH) launch(c, tiny_dw<EACH>, dim3(wide, high), across, 0, *t, j);
-    launch(c, tiny_dw_sum, dim3(blocks_for(t->K, TINY_THREADS), t->n), TINY_THREADS, 0, *t, (int64_t)high);
+    for (int j = 0; j < t->n; j += 16) launch(c, tiny_dw, dim3(wide, high), TINY_THREADS, 0, *t, j);
+    tiny_dw_sums(c, t, high);
 }
 
 #endif

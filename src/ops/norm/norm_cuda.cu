@@ -1,15 +1,17 @@
-/* norm_cuda.cu -- see norm.h: one pass over memory. A row is in the registers of 4 to 32 lanes, 16 bytes at a
- * time; the L2 norm is the RMS norm without weights, its sum not divided by D. Rows that do not fit (odd or very
- * wide ones) are read twice by a warp. */
+/* norm_cuda.cu -- see norm.h: one pass over memory. A row is in the registers of 4 to 32 lanes, 16 bytes at
+ * a time; the L2 norm is the RMS norm without weights, its sum not divided by D. Rows that do not fit (odd
+ * or very wide ones) are read twice by a warp. */
 #include "cuda/early.cuh"
 #include "cuda/partials.cuh"
+#include "cuda/quick.cuh"
 #include "cuda/raw.cuh"
 
 enum {
+    FWD_THREADS = 256,
     THREADS = 128,
     MOST_WIDE = 256, /* pieces of 16 bytes of the widest row kept in registers */
-    PER_SM = 8
-}; /* blocks of the backward pass, each with its part of dw */
+    PER_SM = 8       /* blocks of the backward pass, each with its part of dw */
+};
 
 struct norm {
     int64_t M, D;
@@ -43,9 +45,9 @@ static __device__ __forceinline__ void load_w(float *w, const struct norm &a, in
 
 /* `lanes` lanes own a row: piece i * lanes + lane of 16 bytes, i < N */
 template <int lanes, int N, bool gated>
-static __global__ void __launch_bounds__(THREADS) norm_fwd(struct norm a) {
+static __global__ void __launch_bounds__(FWD_THREADS) norm_fwd(struct norm a) {
     const int lane = threadIdx.x % lanes;
-    const int64_t m = (int64_t)blockIdx.x * (THREADS / lanes) + threadIdx.x / lanes, D = a.D;
+    const int64_t m = (int64_t)blockIdx.x * (FWD_THREADS / lanes) + threadIdx.x / lanes, D = a.D;
     const bool in = m < a.M;
     uint4 z[N];
     float x[N][WIDE], sum = 0.0f;
@@ -73,14 +75,14 @@ static __global__ void __launch_bounds__(THREADS) norm_fwd(struct norm a) {
         if (gated) unpack(g, z[i]);
         for (int j = 0; j < WIDE; j++) {
             x[i][j] *= r * w[j];
-            if (gated) x[i][j] *= silu(g[j]);
+            if (gated) x[i][j] *= quick_silu(g[j]);
         }
         store_wide(a.y + m * D + c, x[i]);
     }
 }
 
-/* One piece of a row: x becomes r x and dy the gradient u before the gate; u r x is added to dw, and the piece's
- * part of the dot product of u w and r x is returned. */
+/* One piece of a row: x becomes r x and dy the gradient u before the gate; u r x is added to dw, and the
+ * piece's part of the dot product of u w and r x is returned. */
 template <bool gated>
 static __device__ __forceinline__ float back_piece(const struct norm &a, int64_t at, float r, const float *w,
                                                    float *x, float *dy, float *z, float *dw) {
@@ -88,7 +90,7 @@ static __device__ __forceinline__ float back_piece(const struct norm &a, int64_t
     for (int j = 0; j < WIDE; j++) {
         x[j] *= r;
         if (gated) {
-            const float s = sigmoid(z[j]), d = dy[j];
+            const float s = quick_sigmoid(z[j]), d = dy[j];
             dy[j] = d * z[j] * s;
             z[j] = d * x[j] * w[j] * s * (1.0f + z[j] * (1.0f - s));
         }
@@ -99,8 +101,8 @@ static __device__ __forceinline__ float back_piece(const struct norm &a, int64_t
     return dot;
 }
 
-/* A block walks over its rows with dw in registers, then adds up its groups of lanes in order. The row itself is
- * kept as stored and unpacked twice: registers are what limits the loads under way. */
+/* A block walks over its rows with dw in registers, then adds up its groups of lanes in order. The row
+ * itself is kept as stored and unpacked twice: registers are what limits the loads under way. */
 template <int lanes, int N, bool gated>
 static __global__ void __launch_bounds__(THREADS) norm_bwd(struct norm a) {
     enum { GROUPS = THREADS / lanes, COLS = lanes * N * WIDE };
@@ -140,7 +142,7 @@ static __global__ void __launch_bounds__(THREADS) norm_bwd(struct norm a) {
             if (gated) unpack(z, kz[i]);
             if (a.dx_add) unpack(old, kold[i]);
             for (int j = 0; j < WIDE; j++) {
-                const float u = gated ? dy[j] * silu(z[j]) : dy[j];
+                const float u = gated ? dy[j] * quick_silu(z[j]) : dy[j];
                 old[j] += r * (u * w[j] - r * x[j] * dot);
             }
             store_wide(a.dx + m * D + c, old);
@@ -155,6 +157,92 @@ static __global__ void __launch_bounds__(THREADS) norm_bwd(struct norm a) {
         float s = 0.0f;
         for (int g = 0; g < GROUPS; g++) s += sums[g * COLS + c];
         a.part[blockIdx.x * D + c] = s;
+    }
+}
+
+/* ---- both norms of one x: L2 for the state, RMS for the exact memory's read ---- */
+
+struct two {
+    struct norm l2, rms; /* one x, one dx (written, not added to) */
+};
+template <int lanes, int N> static __global__ void __launch_bounds__(FWD_THREADS) two_fwd(struct two a) {
+    const int lane = threadIdx.x % lanes;
+    const int64_t m = (int64_t)blockIdx.x * (FWD_THREADS / lanes) + threadIdx.x / lanes, D = a.l2.D;
+    const bool in = m < a.l2.M;
+    float x[N][WIDE], y[WIDE], w[WIDE], sum = 0.0f;
+    wait_for_others(), let_others_start();
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const int64_t c = (i * lanes + lane) * WIDE;
+        fill(x[i], 0.0f);
+        if (in && c < D) load_wide(x[i], a.l2.x + m * D + c);
+        for (int j = 0; j < WIDE; j++) sum += x[i][j] * x[i][j];
+    }
+    sum = group_sum<lanes>(sum);
+    const float r1 = rsqrtf(sum + a.l2.eps), r2 = rsqrtf(sum * a.rms.share + a.rms.eps);
+    if (!in) return;
+    if (lane == 0) a.l2.r[m] = r1, a.rms.r[m] = r2;
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const int64_t c = (i * lanes + lane) * WIDE;
+        if (c >= D) continue;
+        load_w(w, a.rms, c);
+        for (int j = 0; j < WIDE; j++) y[j] = r1 * x[i][j], x[i][j] *= r2 * w[j];
+        store_wide(a.l2.y + m * D + c, y);
+        store_wide(a.rms.y + m * D + c, x[i]);
+    }
+}
+
+template <int lanes, int N> static __global__ void __launch_bounds__(THREADS) two_bwd(struct two a) {
+    enum { GROUPS = THREADS / lanes, COLS = lanes * N * WIDE };
+    const int lane = threadIdx.x % lanes, group = threadIdx.x / lanes;
+    const int64_t D = a.l2.D, M = a.l2.M;
+    float dw[N][WIDE], x[WIDE], dy[WIDE], dz[WIDE], w[WIDE];
+    for (int i = 0; i < N; i++) fill(dw[i], 0.0f);
+    for (int64_t m0 = (int64_t)blockIdx.x * GROUPS; m0 < M; m0 += (int64_t)gridDim.x * GROUPS) {
+        const int64_t m = m0 + group;
+        const bool in = m < M;
+        const float r1 = in ? a.l2.r[m] : 0.0f, r2 = in ? a.rms.r[m] : 0.0f;
+        uint4 kx[N], k1[N], k2[N];
+        float dot1 = 0.0f, dot2 = 0.0f; /* x.dy, x.(dy w) */
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const int64_t c = (i * lanes + lane) * WIDE, at = m * D + c;
+            if (!in || c >= D) continue;
+            kx[i] = *(const uint4 *)(a.l2.x + at);
+            k1[i] = *(const uint4 *)(a.l2.dy + at), k2[i] = *(const uint4 *)(a.rms.dy + at);
+        }
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const int64_t c = (i * lanes + lane) * WIDE;
+            if (!in || c >= D) continue;
+            unpack(x, kx[i]), unpack(dy, k1[i]), unpack(dz, k2[i]), load_w(w, a.rms, c);
+            for (int j = 0; j < WIDE; j++) {
+                dot1 += x[j] * dy[j];
+                dot2 += x[j] * dz[j] * w[j];
+                dw[i][j] += dz[j] * r2 * x[j];
+            }
+        }
+        dot1 = group_sum<lanes>(dot1) * r1 * r1 * r1;
+        dot2 = group_sum<lanes>(dot2) * r2 * r2 * r2 * a.rms.share;
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const int64_t c = (i * lanes + lane) * WIDE;
+            if (!in || c >= D) continue;
+            unpack(x, kx[i]), unpack(dy, k1[i]), unpack(dz, k2[i]), load_w(w, a.rms, c);
+            for (int j = 0; j < WIDE; j++) x[j] = r1 * dy[j] + r2 * dz[j] * w[j] - x[j] * (dot1 + dot2);
+            store_wide(a.l2.dx + m * D + c, x);
+        }
+    }
+    if (!a.rms.part) return;
+    float *sums = (float *)shared_memory(); /* [GROUPS][COLS] */
+    for (int i = 0; i < N; i++)
+        for (int j = 0; j < WIDE; j++) sums[group * COLS + (i * lanes + lane) * WIDE + j] = dw[i][j];
+    __syncthreads();
+    for (int c = threadIdx.x; c < COLS && c < D; c += THREADS) {
+        float s = 0.0f;
+        for (int g = 0; g < GROUPS; g++) s += sums[g * COLS + c];
+        a.rms.part[blockIdx.x * D + c] = s;
     }
 }
 
@@ -235,7 +323,7 @@ static void forward(struct hl_cuda *c, const struct norm *n) {
     }
 #define RUN(lanes, N)                                                            \
     launch_early(c, n->z ? norm_fwd<lanes, N, true> : norm_fwd<lanes, N, false>, \
-                 blocks_for(n->M, THREADS / lanes), THREADS, 0, *n)
+                 blocks_for(n->M, FWD_THREADS / lanes), FWD_THREADS, 0, *n)
     BY_WIDTH(n->D / WIDE, RUN)
 #undef RUN
 }
@@ -287,4 +375,39 @@ extern "C" void HL_OP(l2norm_forward)(struct hl_pool *pool, const struct hl_l2no
 extern "C" void HL_OP(l2norm_backward)(struct hl_pool *pool, const struct hl_l2norm *a) {
     struct norm n = l2(a);
     backward(hl_cuda_of(pool), &n, NULL);
+}
+
+extern "C" void HL_OP(twonorm_forward)(struct hl_pool *pool, const struct hl_l2norm *a,
+                                       const struct hl_rmsnorm *b) {
+    struct hl_cuda *c = hl_cuda_of(pool);
+    const struct two t = {l2(a), rms(b)};
+    if (a->M == 0) return;
+    if (!fits(&t.l2) || t.l2.D / WIDE > 64) {
+        forward(c, &t.l2);
+        forward(c, &t.rms);
+        return;
+    }
+#define RUN(lanes, N) \
+    launch_early(c, two_fwd<lanes, N>, blocks_for(a->M, FWD_THREADS / lanes), FWD_THREADS, 0, t)
+    BY_WIDTH(t.l2.D / WIDE, RUN)
+#undef RUN
+}
+extern "C" void HL_OP(twonorm_backward)(struct hl_pool *pool, const struct hl_l2norm *a,
+                                        const struct hl_rmsnorm *b) {
+    struct hl_cuda *c = hl_cuda_of(pool);
+    struct two t = {l2(a), rms(b)};
+    if (a->M == 0) return;
+    if (!fits(&t.l2) || t.l2.D / WIDE > 64 || a->dx_add) {
+        backward(c, &t.l2, NULL);
+        backward(c, &t.rms, b->dw);
+        return;
+    }
+    const int64_t each = THREADS / lanes_for(t.l2.D / WIDE);
+    const int64_t blocks = min((a->M + each - 1) / each, (int64_t)(PER_SM * hl_cuda_sms(c)));
+    if (b->dw && !(t.rms.part = (float *)hl_cuda_scratch(c, blocks * a->D * (int64_t)sizeof(float)))) return;
+#define RUN(lanes, N) \
+    launch(c, two_bwd<lanes, N>, (unsigned)blocks, THREADS, b->dw ? THREADS *N *WIDE * sizeof(float) : 0, t)
+    BY_WIDTH(t.l2.D / WIDE, RUN)
+#undef RUN
+    if (b->dw) sum_partials(c, b->dw, t.rms.part, blocks, a->D);
 }

@@ -102,7 +102,7 @@ static void softmax_rows(struct hl_cuda *c, const struct softmax *a, int64_t row
     const int64_t pieces = a->V / WIDE;
     const bool wide = a->V % WIDE == 0;
     unsigned threads = 32;
-    while (threads < THREADS && threads * (wide ? 2 : 1) < (wide ? pieces : a->V)) threads *= 2;
+    while (threads < THREADS && threads * (wide ? PIECES : 1) < (wide ? pieces : a->V)) threads *= 2;
     const unsigned n = (unsigned)((pieces + threads - 1) / threads);
 #define RUN(N) launch(c, softmax_row<N>, (unsigned)rows, threads, 0, *a)
     if (!wide || n > PIECES) launch(c, softmax_any, (unsigned)rows, threads, 0, *a);

@@ -1,0 +1,116 @@
+/* decode.c -- a model as the decoding op sees it: sizes, the table of its weights, the op's memory. */
+#include "model/model.h"
+#include <stdlib.h>
+#include <string.h>
+
+enum { WORTH = 3 }; /* rows at a time up to which this is the faster way, as measured */
+
+static const void *matrix(const hola_model *m, int64_t i) {
+    return i < 0 ? NULL : hl_model_weight(m, HL_INFER, i).data;
+}
+static const real *vector(const hola_model *m, int64_t i) { return hl_model_vector(m, HL_INFER, i); }
+
+/* The matrices that share the normed stream lie one behind the other. */
+static bool joined(const hola_model *m, const struct hl_layer_params *p) {
+    const int64_t all[] = {p->q_proj, p->k_proj, p->v_proj, p->a_proj, p->b_proj, p->g_proj};
+    const char *at = matrix(m, p->q_proj);
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        if (all[i] < 0) continue;
+        if (matrix(m, all[i]) != at) return false;
+        at += m->params.tensor[all[i]].count * m->ops->mem->act_size;
+    }
+    return true;
+}
+static struct hl_decode_layer layer_of(const hola_model *m, const struct hl_layer_params *p) {
+    return (struct hl_decode_layer){
+        .in = matrix(m, p->q_proj),
+        .o = matrix(m, p->o_proj),
+        .gate = matrix(m, p->gate_proj),
+        .up = matrix(m, p->up_proj),
+        .down = matrix(m, p->down_proj),
+        .attn_norm = vector(m, p->attn_norm),
+        .mlp_norm = vector(m, p->mlp_norm),
+        .o_norm = vector(m, p->o_norm),
+        .conv = {vector(m, p->q_conv), vector(m, p->k_conv), vector(m, p->v_conv)},
+        .A_log = vector(m, p->A_log),
+        .dt_bias = vector(m, p->dt_bias),
+        .q_norm = vector(m, p->cache_q_norm),
+        .k_norm = vector(m, p->cache_k_norm),
+        .tau = vector(m, p->cache_tau),
+        .sink = vector(m, p->cache_sink),
+        .cache_gate = vector(m, p->cache_gate)};
+}
+
+static struct hl_decode sizes_of(const hola_model *m, const struct hl_rows *rows) {
+    const hola_config *c = &m->cfg;
+    const struct hl_dims s = hl_dims(c);
+    return (struct hl_decode){.rows = rows,
+                              .d = s.d,
+                              .I = s.I,
+                              .H = s.H,
+                              .HV = s.HV,
+                              .K = s.K,
+                              .V = s.V,
+                              .L = s.L,
+                              .vocab = s.vocab,
+                              .window = s.cache ? c->cache_window : 0,
+                              .chunk = s.cache ? c->cache_chunk : 0,
+                              .conv = c->conv_size,
+                              .gated = s.gated,
+                              .decay = s.decay,
+                              .beta = m->params.layer[0].b_proj >= 0,
+                              .neg_eigval = c->allow_neg_eigval,
+                              .cache = s.cache,
+                              .rms = s.rms,
+                              .evict = c->cache_evict,
+                              .eps = (real)c->norm_eps,
+                              .S = m->state.S,
+                              .tail = {m->state.tail_q, m->state.tail_k, m->state.tail_v},
+                              .cache_at = m->state.cache,
+                              .layer_bytes = m->state.layer};
+}
+
+/* The table on the backend is that of the weights where they are now; its memory is there. */
+static bool ready(hola_model *m, const struct hl_decode *a, int64_t table) {
+    const struct hl_memory *mem = m->ops->mem;
+    struct hl_decoder *d = &m->decoder;
+    const int64_t bytes = table + hl_decode_bytes(a);
+    bool changed = !d->layer;
+    if (!d->layer) d->layer = calloc((size_t)a->L, sizeof *d->layer);
+    if (!d->layer) return false;
+    for (int64_t l = 0; l < a->L; l++) {
+        if (!joined(m, &m->params.layer[l])) return false;
+        const struct hl_decode_layer y = layer_of(m, &m->params.layer[l]);
+        changed = changed || memcmp(&y, &d->layer[l], sizeof y) != 0;
+        d->layer[l] = y;
+    }
+    if (!d->block) {
+        d->block = mem->alloc(m->pool, bytes);
+        if (!d->block) return false;
+        mem->zero(m->pool, d->block, bytes);
+        changed = true;
+    }
+    if (changed) mem->put(m->pool, d->block, d->layer, a->L * (int64_t)sizeof *d->layer);
+    return true;
+}
+
+bool hl_decode_open(hola_model *m, const struct hl_rows *rows, struct hl_decode *out) {
+    const struct hl_weight head = m->weight[m->params.head];
+    const int64_t most = m->decoder.always ? HL_DECODE_ROWS : WORTH;
+    if (!m->ops->decode || m->decoder.off || rows->T > most || head.layout != HL_ROWS) return false;
+    *out = sizes_of(m, rows);
+    const int64_t table = (out->L * (int64_t)sizeof(struct hl_decode_layer) + 255) / 256 * 256;
+    if (!hl_decode_takes(out) || !ready(m, out, table)) return false;
+    out->layer = (const struct hl_decode_layer *)m->decoder.block;
+    out->memory = m->decoder.block + table;
+    out->embed = matrix(m, m->params.embed);
+    out->head = head.data;
+    out->final_norm = vector(m, m->params.final_norm);
+    return true;
+}
+
+void hl_decode_close(hola_model *m) {
+    if (m->decoder.block) m->ops->mem->release(m->pool, m->decoder.block);
+    free(m->decoder.layer);
+    m->decoder = (struct hl_decoder){0};
+}

@@ -1,0 +1,65 @@
+/* decode.c -- see decode.h: which models the op takes, and how it lays out its memory. */
+#include "ops/decode/decode.h"
+
+enum { SHARED = 226 << 10, RING_STEP = HL_DECODE_WARPS * 512, MOST_DEPTH = 48, LEAST_DEPTH = 16 };
+
+static int64_t even(int64_t n) { return (n + 1) / 2 * 2; }
+
+struct hl_decode_words hl_decode_words(const struct hl_decode *a) {
+    const int64_t qk = a->H * a->K, vv = a->HV * a->V;
+    struct hl_decode_words w = {0};
+    w.ab = w.in + qk + (a->gated ? vv : vv / 2);
+    w.z = w.ab + 2 * a->HV;
+    w.o = w.z + a->HV * even(a->window + a->chunk);
+    w.h = w.o + vv / 2;
+    w.x = w.h + a->d / 2;
+    w.act = w.x + a->d / 2;
+    w.row = (w.act + a->I / 2 + 15) / 16 * 16;
+    w.scores = 16 + w.row * HL_DECODE_ROWS * HL_DECODE_LAPS; /* 16: the counter's line */
+    w.all = w.scores + a->L * HL_DECODE_ROWS * a->HV * (a->V / HL_DECODE_COLS);
+    return w;
+}
+
+int64_t hl_decode_bytes(const struct hl_decode *a) { return hl_decode_words(a).all * 8; }
+
+static int64_t max3(int64_t a, int64_t b, int64_t c) { return a > b ? (a > c ? a : c) : b > c ? b : c; }
+
+/* The next n bytes. */
+static int32_t cut(int64_t *used, int64_t n) {
+    const int64_t at = *used;
+    *used += (n + 127) / 128 * 128;
+    return (int32_t)at;
+}
+
+struct hl_decode_shared hl_decode_shared(const struct hl_decode *a) {
+    const int64_t M = a->rows->T, wide = max3(a->d, a->HV * a->V, 0);
+    struct hl_decode_shared s = {0};
+    int64_t used = 0;
+    s.ld = (int32_t)((max3(wide, a->I, 0) + 63) / 64 * 64 + 32); /* rows half a line of banks apart */
+    s.layers = cut(&used, a->L * (int64_t)sizeof(struct hl_decode_layer));
+    s.seg = cut(&used, M * (int64_t)sizeof(struct hl_seg));
+    s.filled = cut(&used, M * 8);
+    s.scalars = cut(&used, a->L * a->HV * 5 * 4);
+    s.x = cut(&used, M * s.ld * 2);
+    s.sums = cut(&used, HL_DECODE_BATCH * HL_DECODE_WARPS * M * 8 * 4);
+    s.squares = cut(&used, M * (wide / 32) * 4);
+    s.head = cut(&used, 4 * a->K * 4);
+    s.small = cut(&used, 512 * 4);
+    s.p = cut(&used, (a->window + a->chunk) * 4);
+    s.ring = (int32_t)used;
+    s.depth = used < SHARED ? (int32_t)((SHARED - used) / RING_STEP) : 0;
+    if (s.depth > MOST_DEPTH) s.depth = MOST_DEPTH;
+    s.bytes = (int32_t)used + s.depth * RING_STEP;
+    return s;
+}
+
+bool hl_decode_takes(const struct hl_decode *a) {
+    const int64_t ab = (a->decay ? a->HV : 0) + (a->beta ? a->HV : 0);
+    const bool heads = a->K % 32 == 0 && a->K <= 256 && a->V % 32 == 0 && a->V <= 512;
+    const bool widths = a->d % 64 == 0 && a->I % 32 == 0 && a->d <= 8192 && a->I <= 32768;
+    if (!heads || !widths || a->conv != 4 || a->L > 128 || a->rows->T > HL_DECODE_ROWS) return false;
+    if (a->cache && (a->window + a->chunk > 1024 || a->evict == HOLA_EVICT_H2O)) return false;
+    if (a->gated && ab % 2) return false; /* the gate's outputs go in pairs */
+    const int64_t depth = hl_decode_shared(a).depth, steps = max3(a->d, a->I, a->HV * a->V) / 32;
+    return a->L * a->HV <= 4096 && depth >= LEAST_DEPTH && depth * HL_DECODE_WARPS >= steps + HL_DECODE_WARPS;
+}

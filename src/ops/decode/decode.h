@@ -1,0 +1,80 @@
+/* decode.h -- one token of each of a few sessions, through all layers and the head in one go.
+ *
+ * The same function as the ops of a layer one after another (model/layer.c), on the same states, for backends
+ * where starting each of them costs more than its work. All pointers but `rows` are the backend's; positions
+ * and states come from rows->dev, so that the work can be recorded and played again. */
+#ifndef HL_DECODE_H
+#define HL_DECODE_H
+#include "ops/rows.h"
+
+enum {
+    HL_DECODE_ROWS = 8,
+    HL_DECODE_WARPS = 8,
+    HL_DECODE_COLS = 8,  /* columns of a state that a thread block takes */
+    HL_DECODE_BATCH = 8, /* groups of 8 outputs between two sums over its warps */
+    HL_DECODE_LAPS = 4   /* layers after which the place of a layer's words is used again */
+};
+
+/* The weights of a layer; NULL: there is none. */
+struct hl_decode_layer {
+    const void *in; /* q, k, v, a, b, g, one behind the other */
+    const void *o, *gate, *up, *down;
+    const real *attn_norm, *mlp_norm, *o_norm, *conv[3];
+    const real *A_log, *dt_bias, *q_norm, *k_norm, *tau, *sink, *cache_gate;
+};
+
+struct hl_decode {
+    const struct hl_rows *rows; /* one row a segment, each with a state */
+    int64_t d, I, H, HV, K, V, L, vocab, window, chunk, conv;
+    bool gated, decay, beta, neg_eigval, cache, rms;
+    hola_evict evict;
+    real eps;
+    int64_t S, tail[3], cache_at, layer_bytes; /* a layer's parts in a session's state */
+    const struct hl_decode_layer *layer;       /* [L] */
+    const void *embed, *head;
+    const real *final_norm;
+    const int32_t *ids;
+    real *logits; /* [rows][vocab]; NULL: not wanted */
+    void *memory; /* hl_decode_bytes() of them, kept from token to token; zeros before the first */
+};
+
+/* Whether sizes and kinds are ones that the op knows. */
+bool hl_decode_takes(const struct hl_decode *a);
+int64_t hl_decode_bytes(const struct hl_decode *a);
+
+/* ---- for the op ---- */
+
+/* Thread blocks hand results on as words of 8 bytes: the value and the number of the layer's pass it belongs
+ * to, which the reader waits for. Where a row's words lie, in words, each on an even one: */
+struct hl_decode_words {
+    int64_t in;     /* [(2 H K + HV V (2 with a gate)) / 2]: pairs of q, k, v, z */
+    int64_t ab;     /* [2][HV]: raw decay, write strength */
+    int64_t z;      /* [HV][window + chunk, even]: logits of the cache's read */
+    int64_t o;      /* [HV V / 2] */
+    int64_t h, x;   /* [d / 2]: the residual stream between mixer and MLP, and after */
+    int64_t act;    /* [I / 2] */
+    int64_t row;    /* words of a row */
+    int64_t scores; /* from the memory's start: [L][HL_DECODE_ROWS][HV][V / HL_DECODE_COLS] */
+    int64_t all;
+};
+struct hl_decode_words hl_decode_words(const struct hl_decode *a);
+
+/* A thread block's shared memory, in bytes. */
+struct hl_decode_shared {
+    int32_t layers;  /* the table of weights */
+    int32_t seg;     /* the segments */
+    int32_t filled;  /* int [rows][2]: kept slots, the new token's slot */
+    int32_t scalars; /* float [L][HV][5] */
+    int32_t x;       /* bf16 [rows][ld]: what a product multiplies */
+    int32_t ld;      /* in numbers */
+    int32_t sums;    /* float [HL_DECODE_BATCH][warps][rows][8] */
+    int32_t squares; /* float [rows][parts of a row] */
+    int32_t head;    /* float [4][K]: q and k for the state, for the cache */
+    int32_t small;   /* float [512]: parts of sums */
+    int32_t p;       /* float [window + chunk] */
+    int32_t ring;    /* [depth][warps][512]: weights under way */
+    int32_t depth, bytes;
+};
+struct hl_decode_shared hl_decode_shared(const struct hl_decode *a);
+
+#endif

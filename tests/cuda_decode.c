@@ -1,0 +1,215 @@
+/* cuda_decode.c -- a token through all layers in one kernel, against the ops one after another: in bf16 and
+ * in float, from any position, alone and side by side, over many blocks of the cache. */
+#define _GNU_SOURCE
+#include "cuda.h"
+#include "models.h"
+
+#define BODY                                                                                          \
+    "\"num_hidden_layers\":2,\"vocab_size\":101,\"intermediate_size\":96,\"initializer_range\":0.15," \
+    "\"cache_"                                                                                        \
+    "gate_init\":0.5,"
+#define HOLA_64 "\"model_type\":\"hola\",\"hidden_size\":64,\"num_heads\":2,\"head_dim\":64,\"expand_v\":1,"
+#define HOLA_32 "\"model_type\":\"hola\",\"hidden_size\":128,\"num_heads\":3,\"head_dim\":32,\"expand_v\":1,"
+#define SMALL_MEMORY "\"cache_window\":16,\"cache_chunk\":32"
+static const struct variant kinds[] = {
+    {"64", "{" BODY HOLA_64 SMALL_MEMORY "}"},
+    {"32, no gate", "{" BODY HOLA_32 SMALL_MEMORY ",\"use_gate\":false,\"tie_word_embeddings\":true}"},
+    {"128", "{" BODY "\"model_type\":\"hola\",\"hidden_size\":128,\"num_heads\":1,\"head_dim\":128,\"expand_"
+            "v\":1," SMALL_MEMORY "}"},
+    {"e, value heads", "{" BODY HOLA_32 SMALL_MEMORY ",\"num_v_heads\":6,\"cache_evict\":\"e\"}"},
+    {"betav, wide values",
+     "{" BODY
+     "\"model_type\":\"hola\",\"hidden_size\":64,\"num_heads\":2,\"head_dim\":32,\"expand_v\":2," SMALL_MEMORY
+     ",\"cache_evict\":\"betav\"}"},
+    {"recency", "{" BODY HOLA_64 SMALL_MEMORY ",\"cache_evict\":\"recency\"}"},
+    {"l2, sharp, negative",
+     "{" BODY HOLA_64 SMALL_MEMORY ",\"cache_norm\":\"l2\",\"cache_tau_init\":3,\"allow_neg_eigval\":true}"},
+    {"window 0", "{" BODY HOLA_64 "\"cache_window\":0,\"cache_chunk\":32}"},
+    {"block of 256", "{" BODY HOLA_64 "\"cache_window\":64,\"cache_chunk\":256}"},
+    {"none", "{" BODY HOLA_64 "\"cache_evict\":\"none\"}"},
+    {"gated_deltanet",
+     "{" BODY
+     "\"model_type\":\"gated_deltanet\",\"hidden_size\":64,\"num_heads\":2,\"head_dim\":32,\"expand_v\":2}"},
+    {"delta_net", "{" BODY "\"model_type\":\"delta_net\",\"hidden_size\":192,\"num_heads\":3}"},
+};
+enum { KINDS = sizeof kinds / sizeof *kinds };
+
+static bool slow;
+static bool device_is_there(void) {
+    struct hl_pool *pool = NULL;
+    const struct hl_ops *ops;
+    bool there = hl_backend_open("cuda", 1, &ops, &pool) == HOLA_OK;
+    if (!there) print_message("%s\n", hola_last_error());
+    else slow = !strcmp(hl_cuda_name(hl_cuda_of(pool)), "emulated");
+    hl_pool_free(pool);
+    return there;
+}
+#define NEEDS_DEVICE() \
+    if (!device_is_there()) skip()
+
+static hola_model *model_of(int kind, const char *backend, bool one_by_one) {
+    hola_options opt = {.threads = 1, .backend = backend};
+    hola_config cfg;
+    hola_model *m;
+    CHECK_OK(hl_config_parse(&cfg, kinds[kind].json, (int64_t)strlen(kinds[kind].json), kinds[kind].name));
+    CHECK_OK(hola_model_new(&m, &cfg, 7, &opt));
+    m->decoder.off = one_by_one;
+    m->decoder.always = true;
+    return m;
+}
+
+/* The logits of `steps` tokens after a prompt of `lead`, one token at a time. */
+static float *decode(hola_model *m, const int32_t *ids, int64_t lead, int64_t steps) {
+    const int64_t vocab = m->cfg.vocab_size;
+    float *y = malloc((size_t)(steps * vocab) * sizeof *y);
+    hola_session *s;
+    CHECK_OK(hola_session_new(&s, m));
+    if (lead > 1) CHECK_OK(hola_session_feed(s, ids, lead, NULL));
+    for (int64_t i = 0; i < steps; i++) CHECK_OK(hola_session_step(&s, 1, ids + lead + i, y + i * vocab));
+    assert_int_equal(hola_session_position(s), lead + steps);
+    hola_session_free(s);
+    return y;
+}
+static float *decode_by(int kind, const char *backend, bool one_by_one, const int32_t *ids, int64_t lead,
+                        int64_t steps) {
+    hola_model *m = model_of(kind, backend, one_by_one);
+    float *y = decode(m, ids, lead, steps);
+    assert_true((m->decoder.block != NULL) == (!one_by_one && !strcmp(backend, "cuda")));
+    hola_model_free(m);
+    return y;
+}
+static double distance(const float *x, const float *y, int64_t n) {
+    double num = 0, den = 0;
+    for (int64_t i = 0; i < n; i++) {
+        num += ((double)x[i] - y[i]) * ((double)x[i] - y[i]);
+        den += (double)y[i] * y[i];
+    }
+    double e = sqrt(num / den);
+    return e == e ? e : 1e30;
+}
+
+/* As far from the exact result as the plain bf16 computation, or little more. */
+static void compare(int kind, int64_t lead, int64_t steps) {
+    int32_t *ids = random_ids(lead + steps, 101, (uint64_t)(17 + kind));
+    float *exact = decode_by(kind, "cuda-f32", true, ids, lead, steps);
+    float *plain = decode_by(kind, "cuda", true, ids, lead, steps);
+    float *fast = decode_by(kind, "cuda", false, ids, lead, steps);
+    const double e = distance(fast, exact, steps * 101), base = distance(plain, exact, steps * 101),
+                 apart = distance(fast, plain, steps * 101);
+    if (getenv("VERBOSE"))
+        print_message("%-22s %4d + %3d: %.2e from float, plain bf16 %.2e, apart %.2e\n", kinds[kind].name,
+                      (int)lead, (int)steps, e, base, apart);
+    if (!(e <= 2 * base + 1e-3))
+        fail_msg("%s, %d + %d tokens: %.3g away, plain bf16 %.3g", kinds[kind].name, (int)lead, (int)steps, e,
+                 base);
+    /* a wrong version: the tokens of one step later */
+    assert_true(distance(fast + 101, exact, (steps - 1) * 101) > 0.5);
+    free(exact), free(plain), free(fast), free(ids);
+}
+
+static void every_kind(void **state) {
+    (void)state;
+    NEEDS_DEVICE();
+    for (int k = 0; k < KINDS; k += slow ? 5 : 1) compare(k, 0, slow ? 3 : 40);
+    for (int k = 0; k < KINDS; k++) compare(k, 30, slow ? 3 : 80);
+}
+static void after_blocks(void **state) {
+    (void)state;
+    NEEDS_DEVICE();
+    for (int k = 0; k < KINDS; k += slow ? 4 : 1) compare(k, 126, slow ? 3 : 300);
+    for (int k = 0; k < KINDS && !slow; k++) compare(k, 700, 600);
+}
+
+/* Sessions side by side give the same bits as each alone, at any positions. */
+static void side_by_side(void **state) {
+    static const int64_t leads[HL_DECODE_ROWS] = {30, 2, 63, 29, 61, 40, 95, 3};
+    const int counts[] = {3, 8, 2, 5};
+    (void)state;
+    NEEDS_DEVICE();
+    for (int kind = 0; kind < KINDS; kind += slow ? 3 : 1) {
+        if (slow && kind > 3) break;
+        hola_model *m = model_of(kind, "cuda", false);
+        const int64_t vocab = m->cfg.vocab_size;
+        int32_t *ids = random_ids(300, vocab, 9);
+        for (int c = slow && kind == 0; c < (slow ? 1 + (kind == 0) : 4); c++) {
+            const int n = counts[c], steps = slow ? 3 : 40;
+            hola_session *alone[HL_DECODE_ROWS], *together[HL_DECODE_ROWS];
+            float *x = calloc((size_t)(n * vocab), sizeof *x), *y = calloc((size_t)(n * vocab), sizeof *y);
+            for (int i = 0; i < n; i++) {
+                CHECK_OK(hola_session_new(&alone[i], m));
+                CHECK_OK(hola_session_new(&together[i], m));
+                CHECK_OK(hola_session_feed(alone[i], ids + i, leads[i], NULL));
+                CHECK_OK(hola_session_feed(together[i], ids + i, leads[i], NULL));
+            }
+            for (int s = 0; s < steps; s++) {
+                int32_t next[HL_DECODE_ROWS];
+                for (int i = 0; i < n; i++) next[i] = ids[100 + s + 7 * i];
+                for (int i = 0; i < n; i++)
+                    CHECK_OK(hola_session_step(&alone[i], 1, &next[i], x + i * vocab));
+                CHECK_OK(hola_session_step(together, n, next, y));
+                if (memcmp(x, y, (size_t)(n * vocab) * sizeof *x))
+                    fail_msg("%s, %d sessions, step %d: %.3g away", kinds[kind].name, n, s,
+                             distance(y, x, n * vocab));
+            }
+            assert_true(distance(x, x + vocab, vocab) > 0.1); /* sessions do differ */
+            for (int i = 0; i < n; i++) hola_session_free(alone[i]), hola_session_free(together[i]);
+            free(x), free(y);
+        }
+        free(ids);
+        hola_model_free(m);
+    }
+}
+
+/* A session may change between prompts, tokens in one go and tokens one op after another at any time. */
+static void mixed(void **state) {
+    (void)state;
+    NEEDS_DEVICE();
+    for (int kind = 0; kind < (slow ? 1 : KINDS); kind++) {
+        const int64_t n = slow ? 75 : 400;
+        hola_model *m = model_of(kind, "cuda", false), *ref = model_of(kind, "cuda", true);
+        int32_t *ids = random_ids(n, 101, 3);
+        hola_session *s, *r;
+        float x[101], y[101];
+        double sum = 0, turns = 0;
+        CHECK_OK(hola_session_new(&s, m));
+        CHECK_OK(hola_session_new(&r, ref));
+        for (int64_t i = 0; i < n; turns++) {
+            const int turn = (int)turns;
+            const int64_t piece = turn % 3 == 1 ? 27 : 1, some = piece < n - i ? piece : n - i;
+            m->decoder.off = turn % 5 == 3;
+            CHECK_OK(hola_session_feed(s, ids + i, some, x));
+            CHECK_OK(hola_session_feed(r, ids + i, some, y));
+            i += some;
+            sum += distance(x, y, 101);
+        }
+        if (!(sum / turns <= 0.05)) fail_msg("%s: %.3g away on average", kinds[kind].name, sum / turns);
+        hola_session_free(s), hola_session_free(r);
+        hola_model_free(m), hola_model_free(ref);
+        free(ids);
+    }
+}
+
+/* No logits wanted: the state is the same. Twice: the same bits. */
+static void silent_and_again(void **state) {
+    const int64_t n = 4;
+    (void)state;
+    NEEDS_DEVICE();
+    hola_model *m = model_of(0, "cuda", false);
+    int32_t *ids = random_ids(n + 1, 101, 21);
+    float *want = decode(m, ids, 0, n + 1), *again = decode(m, ids, 0, n + 1), got[101];
+    hola_session *s;
+    CHECK_OK(hola_session_new(&s, m));
+    for (int64_t i = 0; i <= n; i++) CHECK_OK(hola_session_step(&s, 1, ids + i, i < n ? NULL : got));
+    assert_memory_equal(want, again, (size_t)((n + 1) * 101) * sizeof *want);
+    assert_memory_equal(want + n * 101, got, sizeof got);
+    hola_session_free(s);
+    free(want), free(again), free(ids);
+    hola_model_free(m);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(every_kind), cmocka_unit_test(after_blocks),
+                                       cmocka_unit_test(side_by_side), cmocka_unit_test(mixed),
+                                       cmocka_unit_test(silent_and_again)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
