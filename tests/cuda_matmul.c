@@ -13,7 +13,7 @@ static int setup(void **state) {
 struct layer {
     int64_t M, K, N[HL_LINEAR_MAX];
     int n;
-    bool out_real, add, dx_add;
+    bool out_real, add, other, dx_add; /* add to out; other: to the same numbers elsewhere */
 };
 struct arrays { /* on the host */
     real *x, *dx, *W[HL_LINEAR_MAX], *out[HL_LINEAR_MAX], *dout[HL_LINEAR_MAX], *dW[HL_LINEAR_MAX];
@@ -41,9 +41,10 @@ static void arrays_free(struct arrays *a, const struct layer *l) {
 }
 static struct hl_linear host_args(const struct layer *l, const struct arrays *a) {
     struct hl_linear s = {.M = l->M, .K = l->K, .x = a->x, .n = l->n, .dx = a->dx};
-    s.out_real = l->out_real, s.add = l->add, s.dx_add = l->dx_add;
+    s.out_real = l->out_real, s.dx_add = l->dx_add;
     for (int p = 0; p < l->n; p++) {
         s.part[p] = (struct hl_linear_part){.out = a->out[p], .dout = a->dout[p], .dW = a->dW[p]};
+        if (l->add || l->other) s.part[p].from = a->out[p];
         s.part[p].W = (struct hl_weight){
             .data = a->W[p], .layout = HL_ROWS, .dtype = HOLA_F32, .rows = l->N[p], .cols = l->K};
     }
@@ -57,6 +58,11 @@ static void on_device(const struct dev *d, const struct layer *l, struct arrays 
         s.part[p].W.data = dev_act(d, a->W[p], w), s.part[p].dW = dev_real(d, a->dW[p], w);
         s.part[p].out = l->out_real ? (void *)dev_real(d, a->out[p], out) : dev_act(d, a->out[p], out);
         s.part[p].dout = dev_act(d, a->dout[p], out);
+        if (l->add) s.part[p].from = s.part[p].out;
+        if (l->other) { /* and out itself starts as nothing */
+            s.part[p].from = s.part[p].out;
+            s.part[p].out = l->out_real ? (void *)dev_real(d, NULL, out) : dev_act(d, NULL, out);
+        }
     }
     d->ops->linear_forward(d->pool, &s);
     if (backward) d->ops->linear_backward(d->pool, &s);
@@ -67,6 +73,7 @@ static void on_device(const struct dev *d, const struct layer *l, struct arrays 
         if (l->out_real) dev_real_take(d, s.part[p].out, a->out[p], out);
         else dev_act_take(d, s.part[p].out, a->out[p], out);
         dev_drop(d, s.part[p].dout);
+        if (l->other) dev_drop(d, s.part[p].from);
     }
 }
 
@@ -101,6 +108,10 @@ static void compare(const struct dev *d, const struct layer *l) {
 static const struct layer layers[] = {
     {1, 16, {4}, .n = 1},
     {3, 24, {5, 40, 1}, .n = 3, .add = true},
+    {3, 24, {5, 40, 1}, .n = 3, .other = true},
+    {16, 304, {20, 4}, .n = 2, .other = true},
+    {33, 40, {24, 4, 4}, .n = 3, .other = true},
+    {40, 64, {24, 40}, .n = 2, .out_real = true, .other = true},
     {8, 100, {7}, .n = 1, .out_real = true},
     {2, 1032, {12, 4, 4}, .n = 3, .out_real = true, .add = true},
     {5, 300, {64}, .n = 1, .dx_add = true},

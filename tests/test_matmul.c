@@ -53,16 +53,21 @@ static struct hl_linear layer_args(const struct layer *l, int kind) {
     return a;
 }
 
-/* out[p], starting from the same numbers when they are added to */
-static void forward(const struct hl_ops *ops, struct hl_pool *pool, const struct layer *l, int kind, bool add,
-                    real *out[PARTS]) {
+/* out[p] on its own, added to what is there, or to the same numbers elsewhere */
+enum start { FROM_NOTHING, FROM_ITSELF, FROM_ANOTHER, STARTS };
+static void forward(const struct hl_ops *ops, struct hl_pool *pool, const struct layer *l, int kind,
+                    enum start start, real *out[PARTS]) {
     struct hl_linear a = layer_args(l, kind);
-    a.add = add;
+    real *from[PARTS];
     for (int p = 0; p < l->n; p++) {
-        out[p] = add ? check_random(l->M * (l->N + p), -1, 1, 77) : check_new(l->M * (l->N + p));
+        from[p] = check_random(l->M * (l->N + p), -1, 1, 77);
+        out[p] =
+            start == FROM_ITSELF ? check_random(l->M * (l->N + p), -1, 1, 77) : check_new(l->M * (l->N + p));
         a.part[p].out = out[p];
+        a.part[p].from = start == FROM_NOTHING ? NULL : start == FROM_ITSELF ? out[p] : from[p];
     }
     ops->linear_forward(pool, &a);
+    for (int p = 0; p < l->n; p++) check_free(from[p], l->M * (l->N + p));
 }
 static void free_outputs(const struct layer *l, real *out[PARTS]) {
     for (int p = 0; p < l->n; p++) check_free(out[p], l->M * (l->N + p));
@@ -71,16 +76,16 @@ static void free_outputs(const struct layer *l, real *out[PARTS]) {
 /* Allowed: rounding. The last window may hold one row of few numbers, some of them close to zero. */
 static double allowed(int64_t width) { return width < 16 ? 1e-4 : 2e-6; }
 
-static void compare_forward(struct hl_pool *pool, const struct layer *l, int kind, bool add) {
+static void compare_forward(struct hl_pool *pool, const struct layer *l, int kind, enum start start) {
     real *want[PARTS], *got[PARTS];
-    forward(hl_ops_named("cpu-ref"), pool, l, kind, add, want);
+    forward(hl_ops_named("cpu-ref"), pool, l, kind, start, want);
     for (int b = 0; check_backend(b); b++) {
         const struct hl_ops *ops = hl_ops_named(check_backend(b));
         if (!ops) continue;
-        forward(ops, pool, l, kind, add, got);
+        forward(ops, pool, l, kind, start, got);
         for (int p = 0; p < l->n; p++)
-            CHECK_NEAR(got[p], want[p], l->M, l->N + p, allowed(l->N), "%s M %d N %d K %d kind %d add %d",
-                       ops->name, (int)l->M, (int)l->N + p, (int)l->K, kind, add);
+            CHECK_NEAR(got[p], want[p], l->M, l->N + p, allowed(l->N), "%s M %d N %d K %d kind %d start %d",
+                       ops->name, (int)l->M, (int)l->N + p, (int)l->K, kind, (int)start);
         free_outputs(l, got);
     }
     free_outputs(l, want);
@@ -134,7 +139,8 @@ static void test_shapes(void **state) {
                 if (work > 500000 && turn % 8) continue; /* the reference takes its time */
                 layer_new(&l, Ms[m], Ns[n], Ks[k], 1 + (int)(turn % PARTS));
                 for (int kind = 0; kind <= HOLA_DTYPE_COUNT; kind++)
-                    if (work < 50000 || turn % 4 == kind) compare_forward(pool, &l, kind, (turn + kind) % 2);
+                    if (work < 50000 || turn % 4 == kind)
+                        compare_forward(pool, &l, kind, (enum start)((turn + kind) % STARTS));
                 compare_backward(pool, &l, turn % 2);
                 layer_free(&l);
             }
@@ -150,14 +156,14 @@ static void test_wrong(void **state) {
     struct gradients right, wrong;
     (void)state;
     layer_new(&l, 64, 100, 257, 2);
-    forward(ref, pool, &l, 0, false, want);
+    forward(ref, pool, &l, 0, FROM_NOTHING, want);
     right = backward(ref, pool, &l, false);
 
-    forward(ref, pool, &l, 1 + HOLA_BF16, false, got); /* rounded weights are not the weights */
+    forward(ref, pool, &l, 1 + HOLA_BF16, FROM_NOTHING, got); /* rounded weights are not the weights */
     CHECK_FAR(got[0], want[0], l.M, l.N, 1e-4);
     free_outputs(&l, got);
     for (int64_t i = 0; i < l.N; i++) l.W[0][i * l.K + l.K - 1] = 0;
-    forward(ref, pool, &l, 0, false, got);
+    forward(ref, pool, &l, 0, FROM_NOTHING, got);
     CHECK_FAR(got[0], want[0], l.M, l.N, 1e-3);
     free_outputs(&l, got);
     memset(l.dout[1], 0, (size_t)(l.M * (l.N + 1)) * sizeof(real));
@@ -179,7 +185,7 @@ static void compare_rows(const struct hl_ops *ops, struct hl_pool *pool, const s
     real *out[PARTS];
     few.M = count;
     few.x = l->x + m * l->K;
-    forward(ops, pool, &few, kind, false, out);
+    forward(ops, pool, &few, kind, FROM_NOTHING, out);
     for (int p = 0; p < l->n; p++)
         if (memcmp(out[p], all[p] + m * (l->N + p), (size_t)(count * (l->N + p)) * sizeof(real)))
             fail_msg("%s kind %d K %d: rows %d+%d differ in a batch of %d", ops->name, kind, (int)l->K,
@@ -199,7 +205,7 @@ static void test_rows_alone(void **state) {
             layer_new(&l, 257, 100, Ks[k], 2);
             for (int kind = 0; kind <= HOLA_DTYPE_COUNT; kind++) {
                 real *all[PARTS];
-                forward(ops, pool, &l, kind, false, all);
+                forward(ops, pool, &l, kind, FROM_NOTHING, all);
                 for (int64_t m = 0; m < l.M; m += 37) compare_rows(ops, pool, &l, kind, m, 1, all);
                 for (int64_t n = 2; n < 40; n += n < 16 ? 1 : 7)
                     compare_rows(ops, pool, &l, kind, 3 * n, n, all);
@@ -221,7 +227,7 @@ static void test_threads(void **state) {
         layer_new(&l, 300, 190, 600, 2);
         for (int threads = 1; threads <= 3; threads++) {
             struct hl_pool *pool = check_pool(threads, hl_linear_scratch());
-            forward(ops, pool, &l, 0, true, threads == 1 ? first : out);
+            forward(ops, pool, &l, 0, FROM_ITSELF, threads == 1 ? first : out);
             g = backward(ops, pool, &l, true);
             hl_pool_free(pool);
             if (threads == 1) {

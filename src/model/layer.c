@@ -275,11 +275,9 @@ static void remember(const struct layer *l) {
 
 /* out = in + x W^T: the branch joins the residual stream */
 static void join(const struct layer *l, int64_t w, const void *x, int64_t K, const void *in, void *out) {
-    struct hl_linear a = {.M = l->T, .K = K, .x = x, .add = true};
-    if (in != out && l->ops->mem->host)
-        l->ops->mem->copy(l->pool, out, in, l->T * l->s.d * (int64_t)sizeof(real));
-    a.from = l->ops->mem->host ? NULL : in;
+    struct hl_linear a = {.M = l->T, .K = K, .x = x};
     part(l, &a, w, out, NULL);
+    a.part[0].from = in;
     l->ops->linear_forward(l->pool, &a);
 }
 

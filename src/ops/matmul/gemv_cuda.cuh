@@ -10,21 +10,21 @@ struct gemv {
     int64_t M, K;
     const act *x;
     int n;
-    bool out_real, add;
-    const act *from;            /* what is added to; NULL: out */
+    bool out_real;
     int64_t end[HL_LINEAR_MAX]; /* output rows of the parts up to and with each */
     int64_t rows[HL_LINEAR_MAX];
     const act *W[HL_LINEAR_MAX];
     void *out[HL_LINEAR_MAX];
+    const void *from[HL_LINEAR_MAX];
 };
 
 static __device__ __forceinline__ void gemv_put(const struct gemv &a, int p, int64_t at, float s) {
     if (a.out_real) {
-        float *out = (float *)a.out[p] + at;
-        *out = a.add ? *out + s : s;
+        const float *from = (const float *)a.from[p];
+        ((float *)a.out[p])[at] = from ? from[at] + s : s;
     } else {
-        act *out = (act *)a.out[p] + at;
-        put(out, a.add ? f32(a.from ? a.from[at] : *out) + s : s);
+        const act *from = (const act *)a.from[p];
+        put((act *)a.out[p] + at, from ? f32(from[at]) + s : s);
     }
 }
 
@@ -144,13 +144,14 @@ static bool gemv_fits(const struct hl_linear *l) {
     return l->M <= (HL_ACT_DTYPE == HOLA_BF16 && l->K % WIDE == 0 ? (int)GEMV_ROWS : 8);
 }
 static void gemv(struct hl_cuda *c, const struct hl_linear *l) {
-    struct gemv a = {l->M, l->K, (const act *)l->x, l->n, l->out_real, l->add, (const act *)l->from};
+    struct gemv a = {l->M, l->K, (const act *)l->x, l->n, l->out_real};
     int64_t end = 0;
     for (int p = 0; p < l->n; p++) {
         a.rows[p] = l->part[p].W.rows;
         a.end[p] = end += a.rows[p];
         a.W[p] = (const act *)l->part[p].W.data;
         a.out[p] = l->part[p].out;
+        a.from[p] = l->part[p].from;
     }
     if (end == 0) return;
 #ifndef HL_CUDA_F32

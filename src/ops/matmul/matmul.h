@@ -2,6 +2,7 @@
  *
  * x [M][K], W_i [N_i][K], out_i [M][N_i]. The order of every sum over K is fixed by K alone: a row's
  * result does not depend on M, on the other rows, or on the number of threads.
+ * The residual stream takes its branches as `from`.
  * Backward: dx = sum_i dout_i W_i, dW_i += dout_i^T x. */
 #ifndef HL_MATMUL_H
 #define HL_MATMUL_H
@@ -12,6 +13,7 @@ enum { HL_LINEAR_MAX = 6 };
 struct hl_linear_part {
     struct hl_weight W;
     void *out;        /* forward */
+    const void *from; /* forward: out = from + x W^T, may be out itself; NULL: out = x W^T */
     const void *dout; /* backward */
     real *dW;         /* backward, accumulated; NULL: not wanted */
 };
@@ -20,10 +22,8 @@ struct hl_linear {
     const void *x;
     int n;
     struct hl_linear_part part[HL_LINEAR_MAX];
-    bool out_real;    /* forward: out is real whatever the activations are (logits) */
-    bool add;         /* forward: out += ; the residual stream takes its branches this way */
-    const void *from; /* devices: out = from + ; NULL: out itself */
-    void *dx;         /* backward; NULL: not wanted */
+    bool out_real; /* forward: out and from are real whatever the activations are (logits) */
+    void *dx;      /* backward; NULL: not wanted */
     bool dx_add;
 };
 

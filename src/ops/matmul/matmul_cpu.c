@@ -5,6 +5,7 @@
  * strip after strip of A, which stays in the first, runs past all of them. The cut follows the shape and
  * the number of threads; the bits of C follow neither (kernel.h). */
 #include "ops/matmul/kernel.h"
+#include <string.h>
 
 enum { TINY_FLOPS = 50000 }; /* less than this is not worth waking threads */
 
@@ -208,7 +209,9 @@ void HL_OP(linear_forward)(struct hl_pool *pool, const struct hl_linear *a) {
         const struct hl_linear_part *part = &a->part[i];
         struct product *p = &job.product[job.n++];
         HL_ASSERT(part->W.cols == a->K && part->W.rows > 0);
-        *p = (struct product){.M = a->M, .N = part->W.rows, .C = part->out, .add = a->add, .terms = 1};
+        *p = (struct product){.M = a->M, .N = part->W.rows, .C = part->out, .add = part->from, .terms = 1};
+        if (part->from && part->from != part->out)
+            memcpy(part->out, part->from, (size_t)(p->M * p->N) * sizeof(real));
         p->term[0] = (struct term){.A = a->x, .ai = a->K, .ak = 1, .B = part->W.data, .bs = a->K, .K = a->K};
         p->term[0].form = part->W.layout == HL_PANELS ? B_PANELS : B_ROWS;
         p->term[0].dtype = part->W.dtype;

@@ -8,7 +8,7 @@ static bool find_tiny(const struct hl_linear *a, bool *is_tiny) {
     int64_t all = 0;
     for (int p = 0; p < a->n; p++) {
         const int64_t rows = a->part[p].W.rows;
-        is_tiny[p] = !a->from && a->K <= TINY_K && HL_ACT_DTYPE == HOLA_BF16 && rows <= TINY_ROWS &&
+        is_tiny[p] = a->K <= TINY_K && HL_ACT_DTYPE == HOLA_BF16 && rows <= TINY_ROWS &&
                      all + rows <= TINY_ALL && a->K % WIDE == 0;
         if (is_tiny[p]) all += rows;
     }
@@ -35,7 +35,7 @@ extern "C" void HL_OP(linear_forward)(struct hl_pool *pool, const struct hl_line
         if (is_tiny[p]) continue;
         struct hl_gemm g = product(a->M, part->W.rows, a->K, a->x, part->W.data, part->out);
         g.b_turned = true, g.ldb = a->K;
-        if (a->add) g.beta = 1.0f, g.add = a->from;
+        if (part->from) g.beta = 1.0f, g.add = part->from;
         if (a->out_real) g.out = HOLA_F32;
         hl_cuda_gemm(c, &g);
     }

@@ -7,10 +7,11 @@ void HL_OP(linear_forward)(struct hl_pool *pool, const struct hl_linear *a) {
     (void)pool;
     for (int p = 0; p < a->n; p++) {
         const struct hl_weight *W = &a->part[p].W;
+        const real *from = a->part[p].from;
         real *out = a->part[p].out;
         for (int64_t i = 0; i < W->rows; i++)
             for (int64_t m = 0; m < a->M; m++) {
-                double s = a->add ? (double)out[m * W->rows + i] : 0;
+                double s = from ? (double)from[m * W->rows + i] : 0;
                 for (int64_t k = 0; k < a->K; k++)
                     s += (double)x[m * a->K + k] * (double)hl_weight_at(W, i, k);
                 out[m * W->rows + i] = (real)s;

@@ -14,10 +14,11 @@ struct tiny { /* all rows of all tiny parts, one after another */
     int n;
     const act *x;
     act *dx;
-    bool out_real, add;
+    bool out_real;
     const act *W[TINY_ALL];
-    void *out[TINY_ALL];       /* of row 0; the next one's is `width` further on */
-    const act *dout[TINY_ALL]; /* the same */
+    void *out[TINY_ALL];        /* of row 0; the next one's is `width` further on */
+    const void *from[TINY_ALL]; /* the same; NULL: nothing is added to */
+    const act *dout[TINY_ALL];  /* the same */
     float *dW[TINY_ALL];
     int width[TINY_ALL];
     float *part; /* [blocks][n][K] */
@@ -27,13 +28,15 @@ struct tiny { /* all rows of all tiny parts, one after another */
 
 static struct tiny tiny_open(const struct hl_linear *l, const bool *is_tiny) {
     struct tiny t = {l->M, l->K};
+    const int64_t size = l->out_real ? sizeof(float) : sizeof(act);
     t.x = (const act *)l->x, t.dx = (act *)l->dx;
-    t.out_real = l->out_real, t.add = l->add;
+    t.out_real = l->out_real;
     for (int p = 0; p < l->n; p++) {
         const struct hl_linear_part *part = &l->part[p];
         for (int64_t i = 0; is_tiny[p] && i < part->W.rows; i++, t.n++) {
             t.W[t.n] = (const act *)part->W.data + i * l->K;
-            t.out[t.n] = l->out_real ? (void *)((float *)part->out + i) : (void *)((act *)part->out + i);
+            t.out[t.n] = (char *)part->out + i * size;
+            t.from[t.n] = part->from ? (const char *)part->from + i * size : NULL;
             t.dout[t.n] = part->dout ? (const act *)part->dout + i : NULL;
             t.dW[t.n] = part->dW ? part->dW + i * l->K : NULL;
             t.width[t.n] = (int)part->W.rows;
@@ -44,12 +47,13 @@ static struct tiny tiny_open(const struct hl_linear *l, const bool *is_tiny) {
 
 static __device__ __forceinline__ void tiny_put(const struct tiny &a, int64_t m, int j, float s) {
     if (m >= a.M || j >= a.n) return;
+    const int64_t at = m * a.width[j];
     if (a.out_real) {
-        float *out = (float *)a.out[j] + m * a.width[j];
-        *out = a.add ? *out + s : s;
+        const float *from = (const float *)a.from[j];
+        ((float *)a.out[j])[at] = from ? from[at] + s : s;
     } else {
-        act *out = (act *)a.out[j] + m * a.width[j];
-        put(out, a.add ? f32(*out) + s : s);
+        const act *from = (const act *)a.from[j];
+        put((act *)a.out[j] + at, from ? f32(from[at]) + s : s);
     }
 }
 
