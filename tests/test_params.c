@@ -171,8 +171,9 @@ static void test_init(void **state) {
     c.num_heads = c.num_v_heads = 64;
     c.cache_tau_init = 2.5;
     CHECK_OK(hl_params_new(&p, &c));
+    struct hl_pool *one = check_pool(1, 64), *three = check_pool(3, 64);
     real *x = block_new(&p), *y = block_new(&p);
-    hl_params_init(&p, x, 7);
+    hl_params_init(&p, one, x, 7);
     for (int64_t i = 0; i < p.n; i++) {
         const struct hl_tensor *t = &p.tensor[i];
         const real *w = x + t->offset;
@@ -198,16 +199,18 @@ static void test_init(void **state) {
         int64_t end = i + 1 < p.n ? t[1].offset : p.total;
         for (int64_t j = t->count; j < end - t->offset; j++) assert_true(w[j] == 0);
     }
-    hl_params_init(&p, y, 7);
+    hl_params_init(&p, three, y, 7);
     assert_memory_equal(x, y, (size_t)p.total * sizeof(real));
-    hl_params_init(&p, y, 8);
+    hl_params_init(&p, one, y, 8);
     CHECK_FAR(y, x, p.total, 1, 0.1);
     /* the same name and shape gives the same tensor in another model */
     struct hl_params q;
     c.num_hidden_layers = 1;
     CHECK_OK(hl_params_new(&q, &c));
     real *z = block_new(&q);
-    hl_params_init(&q, z, 7);
+    hl_params_init(&q, one, z, 7);
+    hl_pool_free(one);
+    hl_pool_free(three);
     assert_memory_equal(z + q.tensor[q.layer[0].up_proj].offset, x + p.tensor[p.layer[0].up_proj].offset,
                         64 * 32 * sizeof(real));
     check_free(z, q.total);

@@ -33,7 +33,9 @@ struct file {
 static void file_new(struct file *f, const hola_config *c, hola_dtype dtype) {
     CHECK_OK(hl_params_new(&f->p, c));
     f->x = block_new(&f->p);
-    hl_params_init(&f->p, f->x, 3);
+    struct hl_pool *pool = check_pool(1, 64);
+    hl_params_init(&f->p, pool, f->x, 3);
+    hl_pool_free(pool);
     f->n = f->p.n;
     assert_true(f->n < 60);
     for (int64_t i = 0; i < f->n; i++) {

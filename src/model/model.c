@@ -59,20 +59,9 @@ fail:
     return s;
 }
 
-struct fresh {
-    hola_model *m;
-    uint64_t seed;
-};
-static void fresh_tensor(void *ctx, int64_t i, int worker) {
-    const struct fresh *f = ctx;
-    (void)worker;
-    hl_params_init_tensor(&f->m->params, i, f->m->rows, f->seed);
-}
-
 hola_status hola_model_new(hola_model **out, const hola_config *cfg, uint64_t seed, const hola_options *opt) {
     hola_status s = model_open(out, cfg, opt);
-    struct fresh f = {*out, seed};
-    if (s == HOLA_OK) hl_pool_run(f.m->pool, f.m->params.n, fresh_tensor, &f);
+    if (s == HOLA_OK) hl_params_init(&(*out)->params, (*out)->pool, (*out)->rows, seed);
     return s;
 }
 

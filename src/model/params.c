@@ -1,5 +1,6 @@
 /* params.c -- builds the table of tensors and draws fresh weights. */
 #include "model/params.h"
+#include "core/pool.h"
 #include "core/rng.h"
 #include "model/config.h"
 #include <stdio.h>
@@ -171,6 +172,18 @@ void hl_params_init_tensor(const struct hl_params *p, int64_t i, real *block, ui
     for (int64_t j = 0; j < t->count; j++) x[j] = fill;
 }
 
-void hl_params_init(const struct hl_params *p, real *block, uint64_t seed) {
-    for (int64_t i = 0; i < p->n; i++) hl_params_init_tensor(p, i, block, seed);
+struct fresh {
+    const struct hl_params *p;
+    real *block;
+    uint64_t seed;
+};
+static void fresh_tensor(void *ctx, int64_t i, int worker) {
+    const struct fresh *f = ctx;
+    (void)worker;
+    hl_params_init_tensor(f->p, i, f->block, f->seed);
+}
+
+void hl_params_init(const struct hl_params *p, struct hl_pool *pool, real *block, uint64_t seed) {
+    struct fresh f = {p, block, seed};
+    hl_pool_run(pool, p->n, fresh_tensor, &f);
 }

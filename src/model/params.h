@@ -7,6 +7,7 @@
 #include "core/real.h"
 #include "core/status.h"
 
+struct hl_pool;
 struct hl_stfile;
 
 enum hl_init {
@@ -59,7 +60,7 @@ void hl_params_free(struct hl_params *p); /* freed or zeroed ones too */
 int64_t hl_params_find(const struct hl_params *p, const char *name);
 
 /* Fills the block with fresh weights: each tensor depends on its name, its shape and the seed alone. */
-void hl_params_init(const struct hl_params *p, real *block, uint64_t seed);
+void hl_params_init(const struct hl_params *p, struct hl_pool *pool, real *block, uint64_t seed);
 void hl_params_init_tensor(const struct hl_params *p, int64_t i, real *block, uint64_t seed);
 
 /* Fills the block from a model's files: every tensor present, of its shape and finite; further tensors are
