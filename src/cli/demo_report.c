@@ -76,13 +76,14 @@ static json_t *print_map(const struct listing *l, const char *title, const int64
                      "fillers", (json_int_t)l->fillers, "positions", places);
 }
 
-static json_t *list_kept(const struct demo *d, const struct hl_recall *r, struct listing *l, int64_t *pos) {
-    const hola_config *c = hola_model_config(d->model[DEMO_HOLA]);
+/* y has read the listed tokens. */
+static json_t *list_kept(const struct hl_recall *r, const hola_session *y, const hola_config *c,
+                         struct listing *l, int64_t *pos) {
     json_t *heads = json_array(), *latest;
     char title[64];
     int64_t count = 0;
     for (int64_t h = 0; h < c->num_v_heads; h++) {
-        if (hl_model_kept(d->model[DEMO_HOLA], l->ids, l->n, 0, h, pos, &count) != HOLA_OK) {
+        if (hl_session_kept(y, 0, h, pos, &count) != HOLA_OK) {
             json_decref(heads);
             return NULL;
         }
@@ -101,19 +102,23 @@ static json_t *list_kept(const struct demo *d, const struct hl_recall *r, struct
 
 json_t *demo_print_kept(const struct demo *d) {
     const struct hl_recall r = demo_task(d, DEMO_LISTED_FACTS, 1);
-    const int64_t window = hola_model_config(d->model[DEMO_HOLA])->cache_window;
+    const hola_config *c = hola_model_config(d->model[DEMO_HOLA]);
+    hola_session *y = NULL;
     struct listing l = {.ids = malloc((size_t)r.length * sizeof *l.ids),
                         .map = malloc((size_t)r.length),
                         .n = r.length - 3 * r.queries};
-    int64_t *pos = malloc((size_t)window * sizeof *pos);
+    int64_t *pos = malloc((size_t)c->cache_window * sizeof *pos);
     json_t *kept = NULL;
     if (!l.ids || !l.map || !pos) hl_fail(HOLA_ENOMEM, "demo: no memory");
-    else if (hl_recall_make(&r, ~d->course.seed, 0, l.ids, NULL) == HOLA_OK) {
+    else if (hl_recall_make(&r, ~d->course.seed, 0, l.ids, NULL) == HOLA_OK &&
+             hola_session_new(&y, d->model[DEMO_HOLA]) == HOLA_OK &&
+             hola_session_feed(y, l.ids, l.n, NULL) == HOLA_OK) {
         printf("\nWhat the exact memory of HOLA holds of the first sample when the questions begin. k v: a "
                "fact, a dot:\n"
                "filler; what is kept is in capitals, kept filler is a star.\n");
-        kept = list_kept(d, &r, &l, pos);
+        kept = list_kept(&r, y, c, &l, pos);
     }
+    hola_session_free(y);
     free(l.ids);
     free(l.map);
     free(pos);

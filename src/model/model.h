@@ -80,6 +80,10 @@ void hl_model_loss(hola_model *m, struct hl_acts *acts, int64_t T, const int32_t
 bool hl_decode_open(hola_model *m, const struct hl_rows *rows, struct hl_decode *out);
 void hl_decode_close(hola_model *m);
 
+/* session.c: what a session is of, and its state block, where the backend's arrays are. */
+const hola_model *hl_session_model(const hola_session *s);
+const char *hl_session_state(const hola_session *s);
+
 /* layer.c: one layer. x in acts->layer[l].x; the result goes to `out` ([T][d], may be that x). */
 void hl_layer_forward(hola_model *m, struct hl_acts *acts, const struct hl_rows *rows, int64_t l, void *out);
 void hl_layer_backward(hola_model *m, struct hl_acts *acts, const struct hl_rows *rows, int64_t l,

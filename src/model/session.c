@@ -46,6 +46,8 @@ void hola_session_reset(hola_session *s) {
     s->pos = 0;
 }
 
+const hola_model *hl_session_model(const hola_session *s) { return s->model; }
+const char *hl_session_state(const hola_session *s) { return s->state; }
 int64_t hola_session_position(const hola_session *s) { return s->pos; }
 int64_t hola_session_bytes(const hola_session *s) { return s->model->state.bytes + (int64_t)sizeof *s; }
 
