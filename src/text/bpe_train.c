@@ -3,10 +3,11 @@
  * Pairs wait in a heap by (count, ids); counts change while they wait, so one that comes out with an old
  * count goes back with the new one. Each pair knows the words it was seen in: a merge touches those alone. */
 #include "text/bpe_train.h"
-#include "core/file.h"
 #include "text/bpe_train_words.h"
+#include "text/byte_json.h"
 #include "text/tokenizer_json.h"
 #include <stdlib.h>
+#include <string.h>
 
 enum { MAX_WORD = 1024 }; /* longer ones are no language, and would be walked through at every merge */
 
@@ -315,19 +316,10 @@ hola_status hl_bpe_trainer_run(struct hl_bpe_trainer *t, int64_t size, int64_t l
 
 /* ---- tokenizer.json ---- */
 
-/* A token as the file has it: each byte as a character; malloced. */
+static const char bos[] = "<s>", eos[] = "</s>"; /* tokens 0 and 1 */
 static char *written(const struct hl_bpe_trainer *t, int64_t id) {
-    const char *text = text_of(t, id);
-    char *out = malloc(2 * (size_t)t->token[id].len + 1), *to = out;
-    if (!out) return NULL;
-    if (id < 2) return strcpy(out, id == 0 ? "<s>" : "</s>");
-    for (int32_t i = 0; i < t->token[id].len; i++) {
-        uint32_t c = hl_char_of_byte((unsigned char)text[i]);
-        if (c >= 0x80) *to++ = (char)(0xc0 | c >> 6);
-        *to++ = (char)(c >= 0x80 ? 0x80 | (c & 0x3f) : c);
-    }
-    *to = 0;
-    return out;
+    if (id < 2) return hl_byte_bpe_text(id == 0 ? bos : eos, (int64_t)strlen(id == 0 ? bos : eos));
+    return hl_byte_bpe_text(text_of(t, id), t->token[id].len);
 }
 
 static json_t *vocab_json(const struct hl_bpe_trainer *t) {
@@ -353,27 +345,13 @@ static json_t *merges_json(const struct hl_bpe_trainer *t) {
     return merges;
 }
 
-static json_t *special_json(int id, const char *text) {
-    return json_pack("{s:i, s:s, s:b, s:b, s:b, s:b, s:b}", "id", id, "content", text, "single_word", 0,
-                     "lstrip", 0, "rstrip", 0, "normalized", 0, "special", 1);
-}
-
 hola_status hl_bpe_trainer_write(const struct hl_bpe_trainer *t, const char *path) {
-    const char *level = "{s:s, s:b, s:b, s:b}";
-    json_t *pre =
-        json_pack(level, "type", "ByteLevel", "add_prefix_space", 0, "trim_offsets", 1, "use_regex", 1);
-    json_t *model =
-        json_pack("{s:s, s:n, s:n, s:n, s:n, s:b, s:b, s:b, s:o, s:o}", "type", "BPE", "dropout", "unk_token",
-                  "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", 0, "byte_fallback", 0,
-                  "ignore_merges", 0, "vocab", vocab_json(t), "merges", merges_json(t));
-    json_t *root =
-        json_pack("{s:s, s:n, s:n, s:[o, o], s:n, s:o, s:n, s:O, s:o}", "version", "1.0", "truncation",
-                  "padding", "added_tokens", special_json(0, "<s>"), special_json(1, "</s>"), "normalizer",
-                  "pre_tokenizer", pre, "post_processor", "decoder", pre, "model", model);
-    char *text = root ? json_dumps(root, JSON_INDENT(1)) : NULL;
-    hola_status s = text ? hl_write_file(path, text, (int64_t)strlen(text))
-                         : hl_fail(HOLA_ENOMEM, "%s: %lld tokens", path, (long long)t->tokens);
-    free(text);
-    json_decref(root);
-    return s;
+    const struct hl_byte_bpe file = {.bos = bos,
+                                     .eos = eos,
+                                     .bos_id = 0,
+                                     .eos_id = 1,
+                                     .vocab = vocab_json(t),
+                                     .merges = merges_json(t),
+                                     .words = true};
+    return hl_byte_bpe_write(path, &file);
 }
