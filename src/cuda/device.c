@@ -71,7 +71,6 @@ void *hl_cuda_malloc(struct hl_cuda *c, int64_t bytes) {
         cudaGetLastError(); /* it is the caller's to report */
         return NULL;
     }
-    c->used += bytes;
     c->generation++;
     return p;
 }

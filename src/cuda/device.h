@@ -20,8 +20,8 @@ struct hl_cuda {
     void *tick[2];     /* events of the timer */
     double began;      /* the emulated device's */
     void *scratch;
-    int64_t scratch_bytes, used; /* used: of device memory by us */
-    struct hl_dev_rows rows;     /* the last pass's, cut up: host and device copies of one block */
+    int64_t scratch_bytes;
+    struct hl_dev_rows rows; /* the last pass's, cut up: host and device copies of one block */
     char *rows_host, *rows_dev;
     int64_t rows_room;
     int64_t generation; /* raised when memory comes or goes: recorded work may point to it */

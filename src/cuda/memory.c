@@ -29,8 +29,10 @@ void *hl_cuda_scratch(struct hl_cuda *c, int64_t bytes) {
         c->scratch_bytes = 0;
         c->scratch = hl_cuda_malloc(c, bytes);
         if (!c->scratch) {
+            int64_t left, used;
+            hl_cuda_room(c, &left, &used);
             hl_cuda_fail(c, HOLA_ENOMEM, "device memory: %.1f MB of scratch do not fit beside %.1f MB in use",
-                         (double)bytes * 1e-6, (double)c->used * 1e-6);
+                         (double)bytes * 1e-6, (double)used * 1e-6);
             return NULL;
         }
         c->scratch_bytes = bytes;

@@ -28,7 +28,7 @@ void hl_cuda_close(struct hl_cuda *c) {
 void *hl_cuda_malloc(struct hl_cuda *c, int64_t bytes) {
     void *p = aligned_alloc(256, (size_t)((bytes + 255) / 256 * 256));
     if (p) memset(p, 0xff, (size_t)bytes);
-    c->used += bytes;
+    (void)c;
     return p;
 }
 void hl_cuda_free(struct hl_cuda *c, void *p) {
@@ -47,8 +47,9 @@ void hl_cuda_memcpy(struct hl_cuda *c, void *to, const void *from, int64_t bytes
 }
 void hl_cuda_wait(struct hl_cuda *c) { (void)c; }
 void hl_cuda_room(struct hl_cuda *c, int64_t *free_bytes, int64_t *used) {
+    (void)c;
     *free_bytes = (int64_t)1 << 32;
-    *used = c->used;
+    *used = 0;
 }
 
 static float read_at(const void *p, hola_dtype t, int64_t i) {

@@ -1,6 +1,7 @@
-/* cache_mma.cuh -- tiles of rows in shared memory, and fragments of them for the tensor cores. */
+/* cache_mma.cuh -- tiles of rows in shared memory, and products of them on the tensor cores. */
 #ifndef HL_CACHE_MMA_CUH
 #define HL_CACHE_MMA_CUH
+#include "cuda/fragments.cuh"
 #include "ops/cache/cache_cuda.cuh"
 
 /* Distance of a tile's rows: 16 bytes more than their length, so that the 8 rows of a fragment lie in 8
@@ -8,29 +9,6 @@
 template <int D> struct tile {
     enum { LD = D + 8, CHUNKS = D / 8 };
 };
-
-/* 16 x 16 of A from [row][k] */
-static __device__ __forceinline__ void fragment_a(uint32_t a[4], const bf16 *t, int ld, int row, int k) {
-    const int lane = threadIdx.x % 32;
-    ldmatrix4(a, t + (row + lane % 16) * ld + k + lane / 16 * 8);
-}
-/* the same, stored [k][row] */
-static __device__ __forceinline__ void fragment_a_turned(uint32_t a[4], const bf16 *t, int ld, int k,
-                                                         int row) {
-    const int lane = threadIdx.x % 32;
-    ldmatrix4_trans(a, t + (k + lane % 8 + lane / 16 * 8) * ld + row + lane / 8 % 2 * 8);
-}
-/* 16 (k) x 16 columns of B: b[0], b[1] are the first 8 columns, b[2], b[3] the others; stored [column][k] */
-static __device__ __forceinline__ void fragment_b(uint32_t b[4], const bf16 *t, int ld, int column, int k) {
-    const int lane = threadIdx.x % 32;
-    ldmatrix4(b, t + (column + lane % 8 + lane / 16 * 8) * ld + k + lane / 8 % 2 * 8);
-}
-/* the same, stored [k][column] */
-static __device__ __forceinline__ void fragment_b_turned(uint32_t b[4], const bf16 *t, int ld, int k,
-                                                         int column) {
-    const int lane = threadIdx.x % 32;
-    ldmatrix4_trans(b, t + (k + lane % 16) * ld + column + lane / 16 * 8);
-}
 
 /* d[N/8] (16 x N) += A (16 x D, from row `row`) B^T (N x D, from row `column`), both stored by rows */
 template <int D, int N>

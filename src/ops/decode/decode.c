@@ -22,7 +22,7 @@ struct hl_decode_words hl_decode_words(const struct hl_decode *a) {
 
 int64_t hl_decode_bytes(const struct hl_decode *a) { return hl_decode_words(a).all * 8; }
 
-static int64_t max3(int64_t a, int64_t b, int64_t c) { return a > b ? (a > c ? a : c) : b > c ? b : c; }
+static int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
 
 /* The next n bytes. */
 static int32_t cut(int64_t *used, int64_t n) {
@@ -32,10 +32,10 @@ static int32_t cut(int64_t *used, int64_t n) {
 }
 
 struct hl_decode_shared hl_decode_shared(const struct hl_decode *a) {
-    const int64_t M = a->rows->T, wide = max3(a->d, a->HV * a->V, 0);
+    const int64_t M = a->rows->T, wide = max(a->d, a->HV * a->V);
     struct hl_decode_shared s = {0};
     int64_t used = 0;
-    s.ld = (int32_t)((max3(wide, a->I, 0) + 63) / 64 * 64 + 32); /* rows half a line of banks apart */
+    s.ld = (int32_t)((max(wide, a->I) + 63) / 64 * 64 + 32); /* rows half a line of banks apart */
     s.layers = cut(&used, a->L * (int64_t)sizeof(struct hl_decode_layer));
     s.seg = cut(&used, M * (int64_t)sizeof(struct hl_seg));
     s.filled = cut(&used, M * 8);
@@ -60,6 +60,6 @@ bool hl_decode_takes(const struct hl_decode *a) {
     if (!heads || !widths || a->conv != 4 || a->L > 128 || a->rows->T > HL_DECODE_ROWS) return false;
     if (a->cache && (a->window + a->chunk > 1024 || a->evict == HOLA_EVICT_H2O)) return false;
     if (a->gated && ab % 2) return false; /* the gate's outputs go in pairs */
-    const int64_t depth = hl_decode_shared(a).depth, steps = max3(a->d, a->I, a->HV * a->V) / 32;
+    const int64_t depth = hl_decode_shared(a).depth, steps = max(max(a->d, a->I), a->HV * a->V) / 32;
     return a->L * a->HV <= 4096 && depth >= LEAST_DEPTH && depth * HL_DECODE_WARPS >= steps + HL_DECODE_WARPS;
 }

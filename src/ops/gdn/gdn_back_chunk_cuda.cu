@@ -81,15 +81,15 @@ static __device__ __forceinline__ void products(const slice<KT> *s, int i0, int 
 #pragma unroll
     for (int v = 0; v < SLICE; v += 16) {
         uint32_t h[2][4], dh[2][4], x[4];
-        frag_b(h[0], s->h, KT + 8, v, n0), frag_b(h[1], s->h, KT + 8, v, n0 + 16);
-        frag_b(dh[0], s->dh, KT + 8, v, n0), frag_b(dh[1], s->dh, KT + 8, v, n0 + 16);
+        fragment_b_turned(h[0], s->h, KT + 8, v, n0), fragment_b_turned(h[1], s->h, KT + 8, v, n0 + 16);
+        fragment_b_turned(dh[0], s->dh, KT + 8, v, n0), fragment_b_turned(dh[1], s->dh, KT + 8, v, n0 + 16);
 #pragma unroll
         for (int i = 0; i < part<KT, W>::MT; i++) {
-            frag_a(x, s->dO, LS, i0 + 16 * i, v);
+            fragment_a(x, s->dO, LS, i0 + 16 * i, v);
             mma_row(dQ->d[i], x, h);
-            frag_a(x, s->X2, LS, i0 + 16 * i, v);
+            fragment_a(x, s->X2, LS, i0 + 16 * i, v);
             mma_row(E->d[i], x, h);
-            frag_a(x, s->v_new, LS, i0 + 16 * i, v);
+            fragment_a(x, s->v_new, LS, i0 + 16 * i, v);
             mma_row(U->d[i], x, dh);
         }
     }
@@ -101,11 +101,11 @@ static __device__ __forceinline__ void score_products(const slice<KT> *s, int i0
     for (int v = 0; v < SLICE; v += 16) {
         uint32_t y[part<KT, W>::SJ / 16][4], x[4], z[4];
 #pragma unroll
-        for (int j = 0; j < part<KT, W>::SJ / 16; j++) frag_b_turned(y[j], s->v_new, LS, v, j0 + 16 * j);
+        for (int j = 0; j < part<KT, W>::SJ / 16; j++) fragment_b(y[j], s->v_new, LS, j0 + 16 * j, v);
 #pragma unroll
         for (int i = 0; i < part<KT, W>::MT; i++) {
-            frag_a(x, s->dO, LS, i0 + 16 * i, v);
-            frag_a(z, s->X2, LS, i0 + 16 * i, v);
+            fragment_a(x, s->dO, LS, i0 + 16 * i, v);
+            fragment_a(z, s->X2, LS, i0 + 16 * i, v);
 #pragma unroll
             for (int j = 0; j < part<KT, W>::SJ / 8; j++) {
                 mma_bf16(f->dO[i][j], x, y[j / 2] + j % 2 * 2);

@@ -90,11 +90,11 @@ static __global__ void __launch_bounds__(32 * WARPS, 5) back_scores(const struct
         __syncthreads();
         for (int x = 0; x < SLICE; x += 16) {
             uint32_t f[4], y[4];
-            frag_a(f, q, SLICE + 8, 16 * warp, x);
+            fragment_a(f, q, SLICE + 8, 16 * warp, x);
 #pragma unroll
             for (int n = 0; n < C / 16; n++)
                 if (n <= warp) {
-                    frag_b_turned(y, k, SLICE + 8, x, 16 * n);
+                    fragment_b(y, k, SLICE + 8, 16 * n, x);
                     mma_bf16(s[2 * n], f, y), mma_bf16(s[2 * n + 1], f, y + 2);
                 }
         }

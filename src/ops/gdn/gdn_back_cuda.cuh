@@ -16,7 +16,7 @@
  * the last chunk to the first (scan), everything else, chunk by chunk (rest). */
 #ifndef HL_GDN_BACK_CUDA_CUH
 #define HL_GDN_BACK_CUDA_CUH
-#include "cuda/dev.cuh"
+#include "cuda/fragments.cuh"
 
 enum {
     C = HL_CHUNK,
@@ -62,28 +62,8 @@ static __device__ __forceinline__ float2 decay(const float *gates, int i, int j)
     return make_float2(__expf((whole - w.x) + (part - p.x)), __expf((whole - w.y) + (part - p.y)));
 }
 
-/* ---- fragments of mma_bf16 from shared memory; ld: row length ---- */
+/* ---- fragments ---- */
 
-/* A[m0..+16][k0..+16] from a tile stored [m][k], or [k][m] (turned) */
-static __device__ __forceinline__ void frag_a(uint32_t a[4], const bf16 *tile, int ld, int m0, int k0) {
-    const int l = threadIdx.x % 32;
-    ldmatrix4(a, tile + (m0 + l % 16) * ld + k0 + l / 16 * 8);
-}
-static __device__ __forceinline__ void frag_a_turned(uint32_t a[4], const bf16 *tile, int ld, int m0,
-                                                     int k0) {
-    const int l = threadIdx.x % 32;
-    ldmatrix4_trans(a, tile + (k0 + l / 16 * 8 + l % 8) * ld + m0 + l / 8 % 2 * 8);
-}
-/* B[k0..+16][n0..+16], b and b + 2 for 8 columns each, from a tile stored [k][n], or [n][k] (turned) */
-static __device__ __forceinline__ void frag_b(uint32_t b[4], const bf16 *tile, int ld, int k0, int n0) {
-    const int l = threadIdx.x % 32;
-    ldmatrix4_trans(b, tile + (k0 + l % 16) * ld + n0 + l / 16 * 8);
-}
-static __device__ __forceinline__ void frag_b_turned(uint32_t b[4], const bf16 *tile, int ld, int k0,
-                                                     int n0) {
-    const int l = threadIdx.x % 32;
-    ldmatrix4(b, tile + (n0 + l / 16 * 8 + l % 8) * ld + k0 + l / 8 % 2 * 8);
-}
 /* pairs along the row of an A fragment's column k: [k] times x0, [k + 1] times x1 */
 static __device__ __forceinline__ uint32_t scale_pair(uint32_t pair, float x0, float x1) {
     return pack2(low(pair) * x0, high(pair) * x1);

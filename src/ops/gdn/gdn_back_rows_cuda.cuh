@@ -98,10 +98,10 @@ static __device__ __forceinline__ void down_keys(part<KT, W> *p, const bf16 *T, 
 #pragma unroll
     for (int j = 0; j < C / 16; j++) {
         uint32_t y[2][4], x[4];
-        frag_b(y[0], k, KT + 8, 16 * j, n0), frag_b(y[1], k, KT + 8, 16 * j, n0 + 16);
+        fragment_b_turned(y[0], k, KT + 8, 16 * j, n0), fragment_b_turned(y[1], k, KT + 8, 16 * j, n0 + 16);
 #pragma unroll
         for (int i = 0; i < part<KT, W>::MT; i++) {
-            frag_a(x, T, LC, i0 + 16 * i, 16 * j);
+            fragment_a(x, T, LC, i0 + 16 * i, 16 * j);
             mma_row(p->d[i], x, y);
         }
     }
@@ -112,11 +112,13 @@ static __device__ __forceinline__ void up_keys(float (*d)[4], const room<KT, W> 
 #pragma unroll
     for (int j = 0; j < C / 16; j++) {
         uint32_t y[2][4], x[4];
-        frag_b(y[0], m->q, KT + 8, 16 * j, n0), frag_b(y[1], m->q, KT + 8, 16 * j, n0 + 16);
-        frag_a_turned(x, m->dS, LC, i0, 16 * j);
+        fragment_b_turned(y[0], m->q, KT + 8, 16 * j, n0),
+            fragment_b_turned(y[1], m->q, KT + 8, 16 * j, n0 + 16);
+        fragment_a_turned(x, m->dS, LC, 16 * j, i0);
         mma_row(d, x, y);
-        frag_b(y[0], m->k, KT + 8, 16 * j, n0), frag_b(y[1], m->k, KT + 8, 16 * j, n0 + 16);
-        frag_a_turned(x, m->bN, LC, i0, 16 * j);
+        fragment_b_turned(y[0], m->k, KT + 8, 16 * j, n0),
+            fragment_b_turned(y[1], m->k, KT + 8, 16 * j, n0 + 16);
+        fragment_a_turned(x, m->bN, LC, 16 * j, i0);
         mma_row(d, x, y);
     }
 }

@@ -83,11 +83,11 @@ static __global__ void __launch_bounds__(32 * W) back_states(const struct gdn_ba
 #pragma unroll
         for (int i = 0; i < C; i += 16) {
             uint32_t x[4], y[4];
-            frag_a_turned(x, s->v, 16 * W + 8, 16 * warp, i);
+            fragment_a_turned(x, s->v, 16 * W + 8, i, 16 * warp);
             scale_columns(x, s->eL, i, 1.0f);
 #pragma unroll
             for (int n = 0; n < KT / 16; n++) {
-                frag_b(y, s->k, KT + 8, i, 16 * n);
+                fragment_b_turned(y, s->k, KT + 8, i, 16 * n);
                 mma_bf16(S[2 * n], x, y), mma_bf16(S[2 * n + 1], x, y + 2);
             }
         }
@@ -137,7 +137,7 @@ static __device__ __forceinline__ void times_lower_rows(float (*d)[4], const uin
 #pragma unroll
     for (int j = 0; j <= i; j++) {
         uint32_t y[4];
-        frag_b(y, T, LC, 16 * i, 16 * j);
+        fragment_b_turned(y, T, LC, 16 * i, 16 * j);
         mma_bf16(d[2 * j], x, y), mma_bf16(d[2 * j + 1], x, y + 2);
     }
 }
@@ -147,7 +147,7 @@ static __device__ __forceinline__ void times_rows(float (*d)[4], const uint32_t 
 #pragma unroll
     for (int n = 0; n < K / 16; n++) {
         uint32_t y[4];
-        frag_b(y, Y, K + 8, 16 * i, 16 * n);
+        fragment_b_turned(y, Y, K + 8, 16 * i, 16 * n);
         mma_bf16(d[2 * n], x, y), mma_bf16(d[2 * n + 1], x, y + 2);
     }
 }
@@ -179,7 +179,7 @@ static __device__ __forceinline__ void through_state(float (*dv)[4], const float
         pack_a(x, dh + 2 * kk);
 #pragma unroll
         for (int j = 0; j < C / 16; j++) {
-            frag_b_turned(y, k, K + 8, 16 * kk, 16 * j);
+            fragment_b(y, k, K + 8, 16 * j, 16 * kk);
             mma_bf16(dv[2 * j], x, y), mma_bf16(dv[2 * j + 1], x, y + 2);
         }
     }
@@ -237,7 +237,7 @@ static __global__ void __launch_bounds__(32 * W, 1) back_scan(const struct gdn_b
 #pragma unroll
         for (int i = 0; i < C / 16; i++) { /* both uses of dO at once: P^T dO and Q^T (s eG dO) */
             uint32_t dO[4];
-            frag_a_turned(dO, s->out, 16 * W + 8, 16 * warp, 16 * i);
+            fragment_a_turned(dO, s->out, 16 * W + 8, 16 * i, 16 * warp);
             times_lower_rows(dv, dO, s->P, i);
             scale_columns(dO, s->eG, 16 * i, scale);
             if (c > first) times_rows<K>(dh, dO, s->q, i);
