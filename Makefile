@@ -65,6 +65,9 @@ $(BUILD)/libhola.so.0: $(LIB_OBJ)
 $(BUILD)/hola: $(call obj,float,$(CLI_SRC)) $(BUILD)/libhola.a
 	$(call say,LD $@) $(CC) $(LDFLAGS) -o $@ $^ $(LIBS) $(MPI_LIBS)
 
+# (the assembler reads the page, which -MMD does not see)
+$(BUILD)/float/src/cli/memory_page.o $(BUILD)/bench$(BLAS)/src/cli/memory_page.o: src/cli/memory.html
+
 define compile
 $$(BUILD)/$(1)/%.o: %.c
 	$$(call say,CC $$@) mkdir -p $$(@D) && $$(CC) $$(ALL_CFLAGS) $(2) -c -o $$@ $$<

@@ -1,5 +1,4 @@
-/* test_course.c -- the batches of the recall course, the means, and the look into the exact memory. */
-#include "model/kept.h"
+/* test_course.c -- the batches of the recall course, and the means. */
 #include "models.h"
 #include "train/course.h"
 
@@ -99,47 +98,12 @@ static void test_measure(void **state) {
     hola_model_free(m);
 }
 
-static void kept_of(hola_model *m, const int32_t *ids, int64_t n, int64_t layer, int64_t head, int64_t *pos,
-                    int64_t *count, hola_status want) {
-    hola_session *y;
-    CHECK_OK(hola_session_new(&y, m));
-    CHECK_OK(hola_session_feed(y, ids, n, NULL));
-    assert_int_equal(hl_session_kept(y, layer, head, pos, count), want);
-    hola_session_free(y);
-}
-
-/* Which tokens a memory of the latest ones holds is known without a model. */
-static void test_kept(void **state) {
-    enum { WINDOW = 8, CHUNK = 32, RECENCY = 4, LONGEST = 700 };
-    hola_model *m = variant_model(RECENCY, 1, NULL), *betae = variant_model(0, 1, NULL),
-               *gdn = variant_model(11, 1, NULL);
-    int32_t *ids = random_ids(LONGEST, 97, 9);
-    int64_t pos[WINDOW], count;
-    (void)state;
-    const int64_t lengths[] = {1, 31, 32, 33, 64, 100, 512, 513, LONGEST};
-    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
-        const int64_t closed = lengths[i] / CHUNK * CHUNK;
-        kept_of(m, ids, lengths[i], 1, 1, pos, &count, HOLA_OK);
-        assert_int_equal(count, closed < WINDOW ? closed : WINDOW);
-        for (int64_t k = 0; k < count; k++) assert_int_equal(pos[k], closed - count + k);
-        kept_of(betae, ids, lengths[i], 0, 0, pos, &count, HOLA_OK);
-        for (int64_t k = 0; k < count; k++)
-            assert_true(pos[k] >= 0 && pos[k] < closed && (k == 0 || pos[k] > pos[k - 1]));
-    }
-    assert_true(pos[0] < LONGEST / CHUNK * CHUNK - WINDOW); /* not the latest ones here */
-    kept_of(gdn, ids, 10, 0, 0, pos, &count, HOLA_EINVAL);
-    kept_of(m, ids, 10, 2, 0, pos, &count, HOLA_EINVAL);
-    kept_of(m, ids, 10, 0, 2, pos, &count, HOLA_EINVAL);
-    free(ids);
-    hola_model_free(m);
-    hola_model_free(betae);
-    hola_model_free(gdn);
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_batches), cmocka_unit_test(test_course_limits), cmocka_unit_test(test_means),
-        cmocka_unit_test(test_measure), cmocka_unit_test(test_kept),
+        cmocka_unit_test(test_batches),
+        cmocka_unit_test(test_course_limits),
+        cmocka_unit_test(test_means),
+        cmocka_unit_test(test_measure),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -50,7 +50,7 @@ struct arg {
 #define OPT_JSON OPT_FLAG(0, "json", json, "print the result as JSON")
 #define OPT_THREADS OPT_INT('t', "threads", threads, 1, 1024, "N", "threads (default: one per processor)")
 #define OPT_BACKEND \
-    OPT_CHOICE(0, "backend", backend, cli_backends, "what computes (default: the best there is)")
+    OPT_CHOICE(0, "backend", backend, cli_backends, "what computes (auto, the default: a GPU where there is one)")
 
 struct args_command {
     const char *name;

@@ -1,5 +1,6 @@
 /* cli.c -- messages, exit statuses and output that the commands share. */
 #include "cli/cli.h"
+#include "ops/ops.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
@@ -7,8 +8,9 @@
 #include <stdio.h>
 #include <string.h>
 
-const char *const cli_backends[] = {"cpu",      "cuda",     "cuda-f32",   "cpu-ref",
+const char *const cli_backends[] = {"auto",     "cpu",      "cuda",       "cuda-f32", "cpu-ref",
                                     "cpu-base", "cpu-avx2", "cpu-avx512", NULL};
+const char *cli_backend(int choice) { return choice ? cli_backends[choice] : hl_backend_best(); }
 const char *const cli_model_types[] = {"hola", "gated_deltanet", "delta_net", NULL};
 
 /* File names and file contents end up in messages: whatever they hold, the message stays one line. */

@@ -25,8 +25,11 @@ enum { CLI_GROUPED = 32 };
 char *cli_grouped(char buf[CLI_GROUPED], int64_t x);
 
 /* Choices that several commands offer. */
-extern const char *const cli_backends[];    /* see hola_options */
+extern const char *const cli_backends[];    /* "auto", the default, then those of hola_options */
 extern const char *const cli_model_types[]; /* in the order of hola_model_type */
+
+/* What hola_options gets: auto is the first GPU where there is one, else the CPU. */
+const char *cli_backend(int choice);
 
 /* Token ids for a model of this vocabulary; *ids is yours to free(). Both print what is wrong. */
 int cli_ids_read(const char *path, int64_t vocab, int32_t **ids, int64_t *n);

@@ -188,15 +188,13 @@ int cmd_bench(int argc, char **argv) {
                              .seq = 1024,
                              .prefill = 2048,
                              .repeats = 5,
-                             .backend = -1,
                              .model_type = HOLA_TYPE_HOLA}};
     hola_config cfg;
     hola_model *m = NULL, *gdn = NULL;
     int rc = args_parse(&command, argc, argv, &r.o);
     if (rc != ARGS_RUN) return rc;
     if (r.o.quick) r.o.batch = 1, r.o.seq = 64, r.o.prefill = 64, r.o.repeats = 1;
-    const hola_options opt = {.threads = (int)r.o.threads,
-                              .backend = r.o.backend < 0 ? NULL : cli_backends[r.o.backend]};
+    const hola_options opt = {.threads = (int)r.o.threads, .backend = cli_backend(r.o.backend)};
     hola_status s = hola_config_preset(&cfg, r.o.preset, (hola_model_type)r.o.model_type);
     if (s == HOLA_OK) s = hola_model_new(&m, &cfg, 1, &opt);
     if (s == HOLA_OK && cfg.model_type == HOLA_TYPE_HOLA && !r.o.alone) {

@@ -87,7 +87,7 @@ int cmd_score(int argc, char **argv) {
     int rc = args_parse(&command, argc, argv, &o);
     if (rc != ARGS_RUN) return rc;
     if (!o.ids == !o.file) return cli_usage("score", "either --ids FILE or -f FILE is needed");
-    hola_options opt = {.threads = (int)o.threads, .backend = cli_backends[o.backend]};
+    hola_options opt = {.threads = (int)o.threads, .backend = cli_backend(o.backend)};
 
     rc = CLI_FAILED;
     if (hola_model_load(&m, o.model, &opt) != HOLA_OK) goto library;

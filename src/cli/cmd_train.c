@@ -190,45 +190,42 @@ static int print_result(const struct train_opts *o, const struct train_log *log,
     return CLI_OK;
 }
 
-static bool on_device(const struct train_opts *o) {
-    return o->backend >= 0 && strncmp(cli_backends[o->backend], "cuda", 4) == 0;
-}
+static bool on_device(const struct train_opts *o) { return strncmp(cli_backend(o->backend), "cuda", 4) == 0; }
 
 static int run(const struct train_opts *o, const struct hl_dist *dist) {
     struct train_log log;
     struct hl_train_result r;
-    struct hl_train t = {
-        .data = o->data,
-        .out = o->out,
-        .from = o->model,
-        .steps = o->steps,
-        .batch_tokens = o->batch_tokens,
-        .micro_tokens = o->micro_tokens ? o->micro_tokens
-                        : on_device(o)  ? 32768
-                                        : 8192,
-        .seq_len = o->seq_len,
-        .documents = o->documents,
-        .schedule = {.kind = (enum hl_schedule_kind)o->schedule,
-                     .peak = o->lr,
-                     .floor = o->min_lr,
-                     .warmup = o->warmup,
-                     .decay = o->decay},
-        .adamw = {.beta1 = o->beta1,
-                  .beta2 = o->beta2,
-                  .eps = o->eps,
-                  .weight_decay = o->weight_decay,
-                  .clip = o->clip,
-                  .recompute = o->recompute},
-        .seed = (uint64_t)o->seed,
-        .eval_every = o->eval_every,
-        .eval_tokens = o->eval_tokens,
-        .save_every = o->save_every,
-        .keep = o->keep,
-        .plot_every = o->plot_every,
-        .restart = o->restart,
-        .model = {.threads = (int)o->threads, .backend = o->backend < 0 ? NULL : cli_backends[o->backend]},
-        .dist = dist,
-        .stop = &stop_asked};
+    struct hl_train t = {.data = o->data,
+                         .out = o->out,
+                         .from = o->model,
+                         .steps = o->steps,
+                         .batch_tokens = o->batch_tokens,
+                         .micro_tokens = o->micro_tokens ? o->micro_tokens
+                                         : on_device(o)  ? 32768
+                                                         : 8192,
+                         .seq_len = o->seq_len,
+                         .documents = o->documents,
+                         .schedule = {.kind = (enum hl_schedule_kind)o->schedule,
+                                      .peak = o->lr,
+                                      .floor = o->min_lr,
+                                      .warmup = o->warmup,
+                                      .decay = o->decay},
+                         .adamw = {.beta1 = o->beta1,
+                                   .beta2 = o->beta2,
+                                   .eps = o->eps,
+                                   .weight_decay = o->weight_decay,
+                                   .clip = o->clip,
+                                   .recompute = o->recompute},
+                         .seed = (uint64_t)o->seed,
+                         .eval_every = o->eval_every,
+                         .eval_tokens = o->eval_tokens,
+                         .save_every = o->save_every,
+                         .keep = o->keep,
+                         .plot_every = o->plot_every,
+                         .restart = o->restart,
+                         .model = {.threads = (int)o->threads, .backend = cli_backend(o->backend)},
+                         .dist = dist,
+                         .stop = &stop_asked};
     hola_status s = make_config(o, &t.config);
     if (s != HOLA_OK) return dist->rank == 0 ? cli_fail_library() : CLI_FAILED; /* the same on every rank */
     catch_signals();
@@ -257,8 +254,7 @@ int cmd_train(int argc, char **argv) {
                            .eps = 1e-8,
                            .clip = 1,
                            .recipe = -1,
-                           .model_type = -1,
-                           .backend = -1};
+                           .model_type = -1};
     struct hl_dist dist;
     int rc = args_parse(&command, argc, argv, &o);
     if (rc != ARGS_RUN) return rc;

@@ -1,7 +1,7 @@
 /* demo_report.c -- see demo.h. */
 #include "cli/demo.h"
 #include "core/file.h"
-#include "model/kept.h"
+#include "model/view.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -15,6 +15,7 @@ extern "C" {
 struct hl_cuda;
 
 /* device < 0: the first. One line says why there is none ("no CUDA device: ..."). */
+bool hl_cuda_there(void);
 hola_status hl_cuda_open(struct hl_cuda **out, int device);
 void hl_cuda_close(struct hl_cuda *c);
 struct hl_cuda *hl_cuda_of(struct hl_pool *pool); /* ops get their device through the pool */

@@ -11,6 +11,11 @@ static bool check(struct hl_cuda *c, cudaError_t e, const char *what) {
     return false;
 }
 
+bool hl_cuda_there(void) {
+    int n = 0;
+    return cudaGetDeviceCount(&n) == cudaSuccess && n > 0;
+}
+
 hola_status hl_cuda_open(struct hl_cuda **out, int device) {
     struct cudaDeviceProp prop;
     cudaStream_t stream;

@@ -113,6 +113,9 @@ struct hl_acts {
     /* called by the backward pass when parameters [first, first + n) have their gradients; NULL: not wanted */
     void (*ready)(void *ctx, int64_t first, int64_t n);
     void *ready_ctx;
+    /* called after each layer of a forward pass of T rows; NULL: not wanted (view.c) */
+    void (*watch)(void *ctx, int64_t layer, const struct hl_layer_acts *a, int64_t T);
+    void *watch_ctx;
     char *block;
     real *S_block;
     int64_t *sel_block;

@@ -40,8 +40,10 @@ void hl_model_forward(hola_model *m, struct hl_acts *acts, const struct hl_rows 
     struct hl_embed e = embedding(m, acts, rows->T, ids, NULL);
     struct hl_rmsnorm n = final_norm(m, acts, rows->T, NULL);
     m->ops->embed_forward(m->pool, &e);
-    for (int64_t l = 0; l < L; l++)
+    for (int64_t l = 0; l < L; l++) {
         hl_layer_forward(m, acts, rows, l, l + 1 < L ? acts->layer[l + 1].x : acts->last);
+        if (acts->watch) acts->watch(acts->watch_ctx, l, &acts->layer[l], rows->T);
+    }
     m->ops->rmsnorm_forward(m->pool, &n);
 }
 

@@ -67,6 +67,13 @@ static hola_status cuda_open(const char *device, bool f32, int threads, const st
 #endif
 }
 
+const char *hl_backend_best(void) {
+#ifdef HL_HAVE_CUDA
+    if (hl_cuda_there()) return "cuda";
+#endif
+    return "cpu";
+}
+
 hola_status hl_backend_open(const char *backend, int threads, const struct hl_ops **ops,
                             struct hl_pool **pool) {
     bool f32 = false;

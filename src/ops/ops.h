@@ -89,6 +89,8 @@ struct hl_ops {
 /* "cpu" or NULL: the fastest this processor runs; "cpu-ref": the plain reference, which defines what is
  * correct; "cpu-base", "cpu-avx2", "cpu-avx512": one instruction set. NULL: unknown, or not on this machine. */
 const struct hl_ops *hl_ops_named(const char *backend);
+/* "cuda" where there is a device, else "cpu". */
+const char *hl_backend_best(void);
 /* The table of a backend and the pool it works with (on success yours: hl_pool_free). "cuda": the first GPU,
  * "cuda:1" the second; "cuda-f32": with float activations, for checking. */
 hola_status hl_backend_open(const char *backend, int threads, const struct hl_ops **ops,

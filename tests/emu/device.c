@@ -7,6 +7,7 @@
 #include <string.h>
 #include <time.h>
 
+bool hl_cuda_there(void) { return true; }
 hola_status hl_cuda_open(struct hl_cuda **out, int device) {
     struct hl_cuda *c = calloc(1, sizeof *c);
     *out = c;
