@@ -25,8 +25,8 @@ static inline void dev_close(struct dev *d) {
     CHECK_OK(d->ops->mem->finish(d->pool));
     hl_pool_free(d->pool);
 }
-/* whether a big case would take too long: the emulated device is some 10,000 times slower */
-/* HOLA_SMALL=1: the emulator's shapes on a real device too, for compute-sanitizer. */
+/* whether a big case would take too long: the emulated device is some 10,000 times slower.
+ * HOLA_SMALL=1: the same shapes on a real device, for compute-sanitizer. */
 static inline bool dev_slow(const struct dev *d) {
     return getenv("HOLA_SMALL") || !strcmp(hl_cuda_name(hl_cuda_of(d->pool)), "emulated");
 }
