@@ -164,6 +164,75 @@ static void test_few_rows(void **state) {
     }
 }
 
+/* Parts that lie side by side in every row, as do their weights: the parts one by one, and the room between the
+ * rows stays as it is. swapped: the parts' weights are given in another order, which must show. */
+static double side_by_side(const struct dev *d, const struct layer *l, bool swapped) {
+    enum { GAP = 8 };
+    struct arrays want = arrays_new(d, l), got = arrays_new(d, l);
+    const struct hl_linear ask = host_args(l, &want);
+    struct hl_linear a = {.M = l->M, .K = l->K, .n = l->n};
+    int64_t all = 0, at = 0;
+    for (int p = 0; p < l->n; p++) all += l->N[p];
+    const int64_t ld = all + GAP, M = l->M, K = l->K, size = d->ops->mem->act_size;
+    real *W = check_new(all * K), *dW = check_new(all * K), *out = check_new(M * ld),
+         *dout = check_new(M * ld);
+    for (int p = 0; p < l->n; at += l->N[p++]) {
+        memcpy(W + at * K, want.W[p], (size_t)(l->N[p] * K) * sizeof(real));
+        memcpy(dW + at * K, want.dW[p], (size_t)(l->N[p] * K) * sizeof(real));
+        for (int64_t m = 0; m < M; m++)
+            memcpy(dout + m * ld + at, want.dout[p] + m * l->N[p], (size_t)l->N[p] * sizeof(real));
+    }
+    char *dev_W = dev_act(d, W, all * K), *dev_out = dev_act(d, out, M * ld),
+         *dev_dout = dev_act(d, dout, M * ld);
+    real *dev_dW = dev_real(d, dW, all * K);
+    a.x = dev_act(d, want.x, M * K), a.dx = dev_act(d, NULL, M * K), a.ld = ld;
+    at = 0;
+    for (int p = 0; p < l->n; at += l->N[p++])
+        a.part[p] = (struct hl_linear_part){.W = {dev_W + at * K * size, HL_ROWS, HOLA_BF16, l->N[p], K},
+                                            .out = dev_out + at * size,
+                                            .dout = dev_dout + at * size,
+                                            .dW = dev_dW + at * K};
+    if (swapped) {
+        const void *first = a.part[0].W.data;
+        a.part[0].W.data = a.part[1].W.data, a.part[1].W.data = first;
+    }
+    d->ops->linear_forward(d->pool, &a);
+    d->ops->linear_backward(d->pool, &a);
+    ref->linear_forward(d->pool, &ask);
+    ref->linear_backward(d->pool, &ask);
+    dev_act_take(d, dev_out, out, M * ld), dev_real_take(d, dev_dW, dW, all * K);
+    dev_act_take(d, a.dx, got.dx, M * K);
+    at = 0;
+    for (int p = 0; p < l->n; at += l->N[p++]) {
+        memcpy(got.dW[p], dW + at * K, (size_t)(l->N[p] * K) * sizeof(real));
+        for (int64_t m = 0; m < M; m++)
+            memcpy(got.out[p] + m * l->N[p], out + m * ld + at, (size_t)l->N[p] * sizeof(real));
+    }
+    for (int64_t m = 0; m < M; m++)
+        for (int64_t i = all; i < ld; i++) assert_true(isnan(out[m * ld + i]));
+    const double e = distance(l, &got, &want);
+    dev_drop(d, dev_W), dev_drop(d, dev_dout), dev_drop(d, a.x);
+    check_free(W, all * K), check_free(dW, all * K), check_free(out, M * ld), check_free(dout, M * ld);
+    arrays_free(&want, l), arrays_free(&got, l);
+    return e;
+}
+static void test_side_by_side(void **state) {
+    static const struct layer some[] = {
+        {40, 64, {24, 24, 16, 4, 4, 16}, .n = 6}, {3, 40, {8, 8}, .n = 2}, {70, 32, {16, 16, 8}, .n = 3}};
+    static const struct layer big = {3000, 64, {512, 1024, 4, 4, 512}, .n = 5};
+    (void)state;
+    for (int f = 0; f < 2; f++) {
+        struct dev d = dev_open(f);
+        const double tol = f ? 5e-6 : 6e-3;
+        for (int i = 0; i < 3; i++) {
+            assert_true(side_by_side(&d, &some[i], false) <= tol);
+            assert_true(side_by_side(&d, &some[i], true) > tol);
+        }
+        if (!dev_slow(&d)) assert_true(side_by_side(&d, &big, false) <= tol);
+        dev_close(&d);
+    }
+}
+
 /* ---- speed ---- */
 
 enum { SETS = 64 }; /* of weights, so that they are not in the cache already */
@@ -250,6 +319,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_linear),
         cmocka_unit_test(test_few_rows),
+        cmocka_unit_test(test_side_by_side),
         cmocka_unit_test(test_speed),
     };
     return cmocka_run_group_tests(tests, setup, NULL);

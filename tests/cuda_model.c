@@ -31,7 +31,7 @@ static int next_variant(int v) {
 /* Head sizes that the tensor core kernels take, in a small model. */
 static const char *const wide_json = "{\"model_type\":\"hola\",\"hidden_size\":64,\"num_hidden_layers\":2,"
                                      "\"vocab_size\":97,\"intermediate_size\":96,"
-                                     "\"initializer_range\":0.1,\"num_heads\":2,\"head_dim\":64,\"expand_v\":"
+                                     "\"initializer_range\":0.1,\"num_heads\":4,\"head_dim\":64,\"expand_v\":"
                                      "1,\"cache_window\":16,\"cache_chunk\":64,"
                                      "\"cache_gate_init\":0.5}";
 

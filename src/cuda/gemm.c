@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { WORKSPACE = 64 << 20, MAX_PLANS = 256 };
+enum { WORKSPACE = 64 << 20, MAX_PLANS = 256, CANDIDATES = 8, ROUNDS = 6 };
 
 /* X(result, name, parameters): the functions we use */
 #define LT_LIST(X)                                                                                         \
@@ -25,10 +25,15 @@ enum { WORKSPACE = 64 << 20, MAX_PLANS = 256 };
       (cublasLtHandle_t, cublasLtMatmulDesc_t, cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,             \
        cublasLtMatrixLayout_t, cublasLtMatrixLayout_t, cublasLtMatmulPreference_t, int,                    \
        cublasLtMatmulHeuristicResult_t[], int *))                                                          \
+    X(cublasLtMatmulAlgoCheck, (cublasLtHandle_t, cublasLtMatmulDesc_t, cublasLtMatrixLayout_t,            \
+                                cublasLtMatrixLayout_t, cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,    \
+                                const cublasLtMatmulAlgo_t *, cublasLtMatmulHeuristicResult_t *))          \
     X(cublasLtMatmul,                                                                                      \
       (cublasLtHandle_t, cublasLtMatmulDesc_t, const void *, const void *, cublasLtMatrixLayout_t,         \
        const void *, cublasLtMatrixLayout_t, const void *, const void *, cublasLtMatrixLayout_t, void *,   \
        cublasLtMatrixLayout_t, const cublasLtMatmulAlgo_t *, void *, size_t, cudaStream_t))                \
+    X(cublasLtMatmulAlgoConfigGetAttribute,                                                                \
+      (const cublasLtMatmulAlgo_t *, cublasLtMatmulAlgoConfigAttributes_t, void *, size_t, size_t *))      \
     X(cublasLtMatmulDescDestroy, (cublasLtMatmulDesc_t))                                                   \
     X(cublasLtMatrixLayoutDestroy, (cublasLtMatrixLayout_t))
 
@@ -114,40 +119,121 @@ void hl_gemm_close(struct hl_cuda *c) {
 
 static cudaDataType_t type_of(hola_dtype t) { return t == HOLA_BF16 ? CUDA_R_16BF : CUDA_R_32F; }
 
+/* ---- which kernel ---- */
+
+static int config(const struct lt *lt, const cublasLtMatmulHeuristicResult_t *r,
+                  cublasLtMatmulAlgoConfigAttributes_t what) {
+    int32_t v = 0;
+    size_t written;
+    lt->cublasLtMatmulAlgoConfigGetAttribute(&r->algo, what, &v, sizeof v, &written);
+    return v;
+}
+/* Up to CANDIDATES kernels that need no more than `room` bytes, those cuBLAS thinks best first. */
+static int candidates(struct lt *lt, const struct hl_plan *p, size_t room,
+                      cublasLtMatmulHeuristicResult_t out[CANDIDATES]) {
+    cublasLtMatmulPreference_t wish = NULL;
+    int found = 0;
+    if (lt->cublasLtMatmulPreferenceCreate(&wish) != CUBLAS_STATUS_SUCCESS) return 0;
+    lt->cublasLtMatmulPreferenceSetAttribute(wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &room,
+                                             sizeof room);
+    if (lt->cublasLtMatmulAlgoGetHeuristic(lt->handle, p->op, p->a, p->b, p->c, p->c, wish, CANDIDATES, out,
+                                           &found) != CUBLAS_STATUS_SUCCESS)
+        found = 0;
+    lt->cublasLtMatmulPreferenceDestroy(wish);
+    return found;
+}
+/* What a kernel of this tile would take: rounds of all multiprocessors, times the tile, times what its
+ * numbers cost on an H200 beside those of others (with fewer than ROUNDS the first choice of cuBLAS is good, with
+ * more smaller tiles are 5 to 20 % faster). 0: a tile that was not measured. full: one round with nearly all
+ * multiprocessors at work, which is better than splitting K. */
+static double tile_cost(int tile, const struct hl_gemm *g, int sms, bool *full) {
+    static const struct {
+        int id;
+        int64_t n, m; /* of our N and M */
+        double each;
+    } known[] = {
+        {CUBLASLT_MATMUL_TILE_256x128, 256, 128, 1.1}, {CUBLASLT_MATMUL_TILE_128x256, 128, 256, 1.1},
+        {CUBLASLT_MATMUL_TILE_128x160, 128, 160, 1},   {CUBLASLT_MATMUL_TILE_176x128, 176, 128, 0.98},
+        {CUBLASLT_MATMUL_TILE_256x96, 256, 96, 1.1},   {CUBLASLT_MATMUL_TILE_64x128, 64, 128, 1.3},
+    };
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
+        if (known[i].id != tile) continue;
+        const int64_t tiles = hl_pieces(g->N, known[i].n) * hl_pieces(g->M, known[i].m);
+        *full = tiles <= sms && tiles * 100 >= sms * 96;
+        return (double)(hl_pieces(tiles, sms) * known[i].n * known[i].m) * known[i].each;
+    }
+    return 0;
+}
+
+static bool layouts(struct lt *lt, struct hl_plan *p, const struct hl_gemm *g) {
+    const uint64_t M = (uint64_t)g->M, N = (uint64_t)g->N, K = (uint64_t)g->K;
+    return !lt->cublasLtMatrixLayoutCreate(&p->a, type_of(g->in), g->b_turned ? K : N, g->b_turned ? N : K,
+                                           g->ldb) &&
+           !lt->cublasLtMatrixLayoutCreate(&p->b, type_of(g->in), g->a_turned ? M : K, g->a_turned ? K : M,
+                                           g->lda) &&
+           !lt->cublasLtMatrixLayoutCreate(&p->c, type_of(g->out), N, M, g->ldc);
+}
+/* The kernels that need no workspace. An odd N does not keep those of the next round one from working, but
+ * cuBLAS does not name them. */
+static int without_workspace(struct lt *lt, const struct hl_plan *p, const struct hl_gemm *g,
+                             cublasLtMatmulHeuristicResult_t out[CANDIDATES]) {
+    enum { ROUND = 64 };
+    struct hl_gemm even = *g;
+    struct hl_plan q = {.op = p->op};
+    even.N = hl_pieces(g->N, ROUND) * ROUND;
+    if (even.N == g->N || g->N < 8 * ROUND) return candidates(lt, p, 0, out);
+    if (!g->b_turned && even.ldb < even.N) even.ldb = even.N;
+    if (even.ldc < even.N) even.ldc = even.N;
+    const int n = layouts(lt, &q, &even) ? candidates(lt, &q, 0, out) : 0;
+    q.op = NULL; /* the plan's own */
+    plan_drop(lt, &q);
+    return n;
+}
+
+/* On Hopper the first choice of cuBLAS is often not the fastest of large products: there the cheapest known kernel
+ * is taken, of those that need no workspace to be cleared. By the shape alone: a choice by the clock could give
+ * other bits in the next run. */
+static bool choose(struct hl_cuda *c, struct lt *lt, struct hl_plan *p, const struct hl_gemm *g) {
+    cublasLtMatmulHeuristicResult_t r[CANDIDATES], checked;
+    double least = 0;
+    int major = 0, n = 0;
+    bool full = false;
+    if (candidates(lt, p, WORKSPACE, r) == 0) return false;
+    p->algo = r[0].algo;
+    p->workspace = r[0].workspaceSize;
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, c->index);
+    const bool split = config(lt, &r[0], CUBLASLT_ALGO_CONFIG_SPLITK_NUM) > 1;
+    if (!split && g->M * g->N < ROUNDS * 128 * 160 * (int64_t)c->sms) return true;
+    if (major == 9 && g->in == HOLA_BF16) n = without_workspace(lt, p, g, r);
+    for (int i = 0; i < n; i++) {
+        const double cost = tile_cost(config(lt, &r[i], CUBLASLT_ALGO_CONFIG_TILE_ID), g, c->sms, &full);
+        if (cost == 0 || (split && !full) || (least > 0 && cost >= least)) continue;
+        if (config(lt, &r[i], CUBLASLT_ALGO_CONFIG_SPLITK_NUM) > 1) continue;
+        if (lt->cublasLtMatmulAlgoCheck(lt->handle, p->op, p->a, p->b, p->c, p->c, &r[i].algo, &checked) !=
+                CUBLAS_STATUS_SUCCESS ||
+            checked.workspaceSize > WORKSPACE)
+            continue;
+        least = cost;
+        p->algo = r[i].algo;
+        p->workspace = checked.workspaceSize;
+    }
+    return true;
+}
+
 /* cuBLAS thinks in columns: our C [M][N] is its C^T, so it multiplies our B by our A. */
 static bool plan_make(struct hl_cuda *c, struct lt *lt, struct hl_plan *p, const struct hl_gemm *g) {
     const cublasOperation_t ta = g->b_turned ? CUBLAS_OP_T : CUBLAS_OP_N;
     const cublasOperation_t tb = g->a_turned ? CUBLAS_OP_T : CUBLAS_OP_N;
-    const uint64_t M = (uint64_t)g->M, N = (uint64_t)g->N, K = (uint64_t)g->K;
-    const size_t room = WORKSPACE;
-    cublasLtMatmulPreference_t wish = NULL;
-    cublasLtMatmulHeuristicResult_t best;
-    int found = 0;
     bool ok = lt->cublasLtMatmulDescCreate(&p->op, CUBLAS_COMPUTE_32F, CUDA_R_32F) == CUBLAS_STATUS_SUCCESS;
     lt->cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_TRANSA, &ta, sizeof ta);
     lt->cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_TRANSB, &tb, sizeof tb);
-    ok = ok && !lt->cublasLtMatrixLayoutCreate(&p->a, type_of(g->in), g->b_turned ? K : N,
-                                               g->b_turned ? N : K, g->ldb);
-    ok = ok && !lt->cublasLtMatrixLayoutCreate(&p->b, type_of(g->in), g->a_turned ? M : K,
-                                               g->a_turned ? K : M, g->lda);
-    ok = ok && !lt->cublasLtMatrixLayoutCreate(&p->c, type_of(g->out), N, M, g->ldc);
-    ok = ok && !lt->cublasLtMatmulPreferenceCreate(&wish);
-    if (ok) {
-        lt->cublasLtMatmulPreferenceSetAttribute(wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &room,
-                                                 sizeof room);
-        ok = !lt->cublasLtMatmulAlgoGetHeuristic(lt->handle, p->op, p->a, p->b, p->c, p->c, wish, 1, &best,
-                                                 &found) &&
-             found > 0;
-        lt->cublasLtMatmulPreferenceDestroy(wish);
-    }
-    if (!ok) {
+    ok = ok && layouts(lt, p, g);
+    if (!ok || !choose(c, lt, p, g)) {
         hl_cuda_fail(c, HOLA_EDEVICE, "no way to multiply %lld x %lld x %lld", (long long)g->M,
                      (long long)g->N, (long long)g->K);
         plan_drop(lt, p);
         return false;
     }
-    p->algo = best.algo;
-    p->workspace = best.workspaceSize;
     return true;
 }
 

@@ -14,8 +14,14 @@ bool HL_OP(decode)(struct hl_pool *, const struct hl_decode *);
 #endif
 void HL_OP(twonorm_forward)(struct hl_pool *, const struct hl_l2norm *, const struct hl_rmsnorm *);
 void HL_OP(twonorm_backward)(struct hl_pool *, const struct hl_l2norm *, const struct hl_rmsnorm *);
+void HL_OP(convnorm_forward)(struct hl_pool *, const struct hl_conv *, const struct hl_l2norm *,
+                             const struct hl_rmsnorm *);
+void HL_OP(convnorm_backward)(struct hl_pool *, const struct hl_conv *, const struct hl_l2norm *,
+                              const struct hl_rmsnorm *);
 const struct hl_ops HL_OP(ops) = {.name = NAME,
                                   .mem = &HL_OP(memory),
                                   HL_OPS_LIST(ENTRY).decode = DECODE,
                                   .twonorm_forward = HL_OP(twonorm_forward),
-                                  .twonorm_backward = HL_OP(twonorm_backward)};
+                                  .twonorm_backward = HL_OP(twonorm_backward),
+                                  .convnorm_forward = HL_OP(convnorm_forward),
+                                  .convnorm_backward = HL_OP(convnorm_backward)};

@@ -13,7 +13,8 @@ struct hl_dims hl_dims(const hola_config *c) {
                         .L = c->num_hidden_layers,
                         .vocab = c->vocab_size,
                         .gated = c->use_gate,
-                        .decay = c->model_type != HOLA_TYPE_DELTA_NET};
+                        .decay = c->model_type != HOLA_TYPE_DELTA_NET,
+                        .beta = c->use_beta};
     s.qk = s.H * s.K;
     s.vv = s.HV * s.V;
     s.cache = c->model_type == HOLA_TYPE_HOLA && c->cache_evict != HOLA_EVICT_NONE;
@@ -26,13 +27,33 @@ enum kind { KEEP, CHEAP };
 /* Every buffer starts on 256 bytes: a cache line, and what a device copies best. */
 static int64_t padded(int64_t bytes) { return (bytes + 255) / 256 * 256; }
 
+/* The row of all projections; 0: their parts would not begin on 16 bytes, or it is not wanted. */
+static int64_t joint_row(const struct hl_acts *a, const struct hl_dims *s) {
+    const int64_t few = s->HV * (s->decay + s->beta);
+    if (a->pass != HL_TRAIN || a->ops->mem->host || s->qk % 8 || s->vv % 8 || few % 8) return 0;
+    return 2 * s->qk + s->vv + few + (s->gated ? s->vv : 0);
+}
+/* The parts of such a row, in the order of the weights. */
+static void cut_row(const struct hl_dims *s, char *row, int64_t size, void **q, void **k, void **v, void **a,
+                    void **b, void **z) {
+    *q = row;
+    *k = row + s->qk * size;
+    *v = row + 2 * s->qk * size;
+    row += (2 * s->qk + s->vv) * size;
+    if (s->decay) *a = row, row += s->HV * size;
+    if (s->beta) *b = row, row += s->HV * size;
+    if (s->gated) *z = row;
+}
+
 /* Hands out the buffers from `at` (NULL: only counts) and returns how many bytes they take. */
 static int64_t place(struct hl_acts *a, const struct hl_dims *s, int64_t rows, char *at) {
     const int64_t d = s->d, I = s->I, H = s->H, HV = s->HV, qk = s->qk, vv = s->vv;
     const int64_t ACT = a->ops->mem->act_size, REAL = (int64_t)sizeof(real);
     const bool gated = s->gated, decay = s->decay, rms = s->rms, cache = s->cache;
-    const bool share_cheap = a->pass == HL_INFER || a->recompute;
+    const bool share_cheap = a->pass == HL_INFER || a->recompute, joint = joint_row(a, s) > 0;
     int64_t used = 0;
+    void *row;
+    a->joint = joint_row(a, s);
 #define TAKE(to, width, type)                              \
     (to) = at && (width) > 0 ? (void *)(at + used) : NULL; \
     used += padded(rows * (width) * (type));
@@ -47,10 +68,15 @@ static int64_t place(struct hl_acts *a, const struct hl_dims *s, int64_t rows, c
         HL_ACTS_LIST(PLACE)
 #undef PLACE
         if (a->pass == HL_INFER) y->h = y->x; /* branches are added in place */
+        TAKE(row, a->joint, ACT)
+        if (row) cut_row(s, row, ACT, &y->q0, &y->k0, &y->v0, &y->a, &y->b, &y->z);
     }
 #define PLACE(name, width, type) TAKE(a->grad.name, width, type)
     if (a->pass == HL_TRAIN) {
+        struct hl_grads *g = &a->grad;
         HL_GRADS_LIST(PLACE)
+        TAKE(row, a->joint, ACT)
+        if (row) cut_row(s, row, ACT, &g->dq0, &g->dk0, &g->dv0, &g->da, &g->db, &g->dz);
         TAKE(a->last, d, ACT)
     } else a->last = a->layer[0].x;
 #undef PLACE

@@ -11,15 +11,15 @@
 /* X(name, numbers per row, KEEP | CHEAP, ACT | REAL). Widths use the names of struct hl_dims; ACT: of the
  * backend's activation type. */
 #define HL_ACTS_LIST(X)                                                             \
-    X(x, d, KEEP, ACT)       /* residual stream into the layer */                   \
-    X(xn, d, CHEAP, ACT)     /* its RMSNorm */                                      \
-    X(r_attn, 1, KEEP, REAL) /* and that norm's factor */                           \
-    X(q0, qk, KEEP, ACT)     /* projections, before the convolution */              \
-    X(k0, qk, KEEP, ACT)                                                            \
-    X(v0, vv, KEEP, ACT)                                                            \
-    X(z, gated ? vv : 0, KEEP, ACT) /* output gate */                               \
-    X(a, decay ? HV : 0, KEEP, ACT) /* raw decay and write strength */              \
-    X(b, HV, KEEP, ACT)                                                             \
+    X(x, d, KEEP, ACT)               /* residual stream into the layer */           \
+    X(xn, d, CHEAP, ACT)             /* its RMSNorm */                              \
+    X(r_attn, 1, KEEP, REAL)         /* and that norm's factor */                   \
+    X(q0, joint ? 0 : qk, KEEP, ACT) /* projections, before the convolution */      \
+    X(k0, joint ? 0 : qk, KEEP, ACT)                                                \
+    X(v0, joint ? 0 : vv, KEEP, ACT)                                                \
+    X(z, gated && !joint ? vv : 0, KEEP, ACT) /* output gate */                     \
+    X(a, decay && !joint ? HV : 0, KEEP, ACT) /* raw decay and write strength */    \
+    X(b, joint ? 0 : HV, KEEP, ACT)                                                 \
     X(q1, qk, CHEAP, ACT) /* after convolution and SiLU */                          \
     X(k1, qk, CHEAP, ACT)                                                           \
     X(v1, vv, CHEAP, ACT)                                                           \
@@ -56,7 +56,7 @@
     X(dact, I, ACT)                                                              \
     X(dy, vv, ACT)                                                               \
     X(dout, vv, ACT)                                                             \
-    X(dz, vv, ACT)                                                               \
+    X(dz, joint ? 0 : vv, ACT)                                                   \
     X(dq, qk, ACT)                                                               \
     X(dk, qk, ACT)                                                               \
     X(dv, vv, ACT)                                                               \
@@ -64,17 +64,17 @@
     X(dkt, qk, ACT)                                                              \
     X(dq1, qk, ACT)                                                              \
     X(dk1, qk, ACT)                                                              \
-    X(dq0, qk, ACT)                                                              \
-    X(dk0, qk, ACT)                                                              \
-    X(dv0, vv, ACT)                                                              \
+    X(dq0, joint ? 0 : qk, ACT)                                                  \
+    X(dk0, joint ? 0 : qk, ACT)                                                  \
+    X(dv0, joint ? 0 : vv, ACT)                                                  \
     X(dg, HV, REAL)                                                              \
     X(dbeta, HV, REAL)                                                           \
-    X(da, HV, ACT)                                                               \
-    X(db, HV, ACT)
+    X(da, joint ? 0 : HV, ACT)                                                   \
+    X(db, joint ? 0 : HV, ACT)
 
 struct hl_dims {
     int64_t d, I, H, HV, K, V, qk, vv, L, vocab;
-    bool gated, decay, rms, cache;
+    bool gated, decay, beta, rms, cache;
 };
 struct hl_dims hl_dims(const hola_config *cfg);
 
@@ -101,6 +101,9 @@ struct hl_acts {
     const struct hl_ops *ops; /* these two from the owner, as the pass */
     struct hl_pool *pool;
     bool recompute;
+    /* Training on a device: q0, k0, v0, a, b, z of a token are one row of so many numbers, in the order of their
+     * weights, and so are their gradients: one product makes them, one takes them. 0: each is an array. */
+    int64_t joint;
     int64_t rows, chunks, blocks; /* capacity */
     struct hl_layer_acts *layer;  /* [L] */
     void *last, *lastn;           /* final residual stream [rows][d], its norm */

@@ -1,249 +1,20 @@
 /* layer.c -- one layer, in the paper's order: norm, projections, convolution, gates, delta rule, exact
  * memory, output norm, projection, SwiGLU. Training, prefill and decoding all come through here; what
  * differs is in the rows (segments with or without a state) and in which buffers are kept. */
-#include "model/model.h"
-
-/* What every step below needs at hand. */
-struct layer {
-    hola_model *m;
-    const struct hl_ops *ops;
-    struct hl_pool *pool;
-    const hola_config *cfg;
-    struct hl_dims s;
-    const struct hl_rows *rows;
-    const struct hl_layer_params *p;
-    struct hl_layer_acts *a;
-    struct hl_grads *d;
-    enum hl_pass pass;
-    int64_t T, state; /* rows; this layer's offset in a session's block */
-    real *grads;      /* parameter gradients; NULL in a forward pass */
-};
-
-static struct layer open_layer(hola_model *m, struct hl_acts *acts, const struct hl_rows *rows, int64_t index,
-                               real *grads) {
-    return (struct layer){.m = m,
-                          .ops = m->ops,
-                          .pool = m->pool,
-                          .cfg = &m->cfg,
-                          .s = hl_dims(&m->cfg),
-                          .rows = rows,
-                          .p = &m->params.layer[index],
-                          .a = &acts->layer[index],
-                          .d = &acts->grad,
-                          .pass = acts->pass,
-                          .T = rows->T,
-                          .state = index * m->state.layer,
-                          .grads = grads};
-}
-
-static const real *vec(const struct layer *l, int64_t i) { return hl_model_vector(l->m, l->pass, i); }
-static real *grad(const struct layer *l, int64_t i) {
-    return i < 0 || !l->grads ? NULL : l->grads + l->m->params.tensor[i].offset;
-}
-
-/* Adds tensor i to a group of products that share their input; absent tensors are passed over. */
-static void part(const struct layer *l, struct hl_linear *a, int64_t i, void *out, const void *dout) {
-    if (i < 0) return;
-    a->part[a->n++] = (struct hl_linear_part){
-        .W = hl_model_weight(l->m, l->pass, i), .out = out, .dout = dout, .dW = grad(l, i)};
-}
-
-/* ---- the ops of a layer, as the structs that forward and backward share ---- */
-
-static struct hl_rmsnorm attn_norm(const struct layer *l) {
-    return (struct hl_rmsnorm){.M = l->T,
-                               .D = l->s.d,
-                               .eps = (real)l->cfg->norm_eps,
-                               .x = l->a->x,
-                               .w = vec(l, l->p->attn_norm),
-                               .y = l->a->xn,
-                               .r = l->a->r_attn,
-                               .dy = l->d->dn,
-                               .dx = l->d->dx,
-                               .dx_add = true,
-                               .dw = grad(l, l->p->attn_norm)};
-}
-static struct hl_rmsnorm mlp_norm(const struct layer *l) {
-    return (struct hl_rmsnorm){.M = l->T,
-                               .D = l->s.d,
-                               .eps = (real)l->cfg->norm_eps,
-                               .x = l->a->h,
-                               .w = vec(l, l->p->mlp_norm),
-                               .y = l->a->hn,
-                               .r = l->a->r_mlp,
-                               .dy = l->d->dn,
-                               .dx = l->d->dx,
-                               .dx_add = true,
-                               .dw = grad(l, l->p->mlp_norm)};
-}
-static struct hl_rmsnorm out_norm(const struct layer *l) {
-    return (struct hl_rmsnorm){.M = l->T * l->s.HV,
-                               .D = l->s.V,
-                               .eps = (real)l->cfg->norm_eps,
-                               .x = l->a->o,
-                               .z = l->a->z,
-                               .w = vec(l, l->p->o_norm),
-                               .y = l->a->y,
-                               .r = l->a->r_o,
-                               .dy = l->d->dy,
-                               .dx = l->d->dout,
-                               .dz = l->s.gated ? l->d->dz : NULL,
-                               .dw = grad(l, l->p->o_norm)};
-}
-/* the cache's own norm of q or k: RMSNorm with a learned scale, decoupled from the state's L2 norm */
-static struct hl_rmsnorm read_norm(const struct layer *l, bool query) {
-    int64_t w = query ? l->p->cache_q_norm : l->p->cache_k_norm;
-    return (struct hl_rmsnorm){.M = l->T * l->s.H,
-                               .D = l->s.K,
-                               .eps = (real)1e-6,
-                               .x = query ? l->a->q1 : l->a->k1,
-                               .w = vec(l, w),
-                               .y = query ? l->a->qt : l->a->kt,
-                               .r = query ? l->a->r_qt : l->a->r_kt,
-                               .dy = query ? l->d->dqt : l->d->dkt,
-                               .dx = query ? l->d->dq1 : l->d->dk1,
-                               .dx_add = true,
-                               .dw = grad(l, w)};
-}
-static struct hl_l2norm state_norm(const struct layer *l, bool query) {
-    return (struct hl_l2norm){.M = l->T * l->s.H,
-                              .D = l->s.K,
-                              .x = query ? l->a->q1 : l->a->k1,
-                              .y = query ? l->a->q : l->a->k,
-                              .r = query ? l->a->r_q : l->a->r_k,
-                              .dy = query ? l->d->dq : l->d->dk,
-                              .dx = query ? l->d->dq1 : l->d->dk1};
-}
-static struct hl_conv conv(const struct layer *l, char which) {
-    const struct hl_layer_acts *a = l->a;
-    const struct hl_layer_params *p = l->p;
-    const struct hl_state_layout *at = &l->m->state;
-    struct hl_conv c = {.rows = l->rows, .W = l->cfg->conv_size > 0 ? l->cfg->conv_size : 1};
-    int64_t w = which == 'q' ? p->q_conv : which == 'k' ? p->k_conv : p->v_conv;
-    c.C = which == 'v' ? l->s.vv : l->s.qk;
-    c.x = which == 'q' ? a->q0 : which == 'k' ? a->k0 : a->v0;
-    c.y = which == 'q' ? a->q1 : which == 'k' ? a->k1 : a->v1;
-    c.dy = which == 'q' ? l->d->dq1 : which == 'k' ? l->d->dk1 : l->d->dv;
-    c.dx = which == 'q' ? l->d->dq0 : which == 'k' ? l->d->dk0 : l->d->dv0;
-    c.tail_off = l->state + (which == 'q' ? at->tail_q : which == 'k' ? at->tail_k : at->tail_v);
-    c.w = vec(l, w);
-    c.dw = grad(l, w);
-    return c;
-}
-static struct hl_gate gates(const struct layer *l) {
-    return (struct hl_gate){.T = l->T,
-                            .H = l->s.HV,
-                            .neg_eigval = l->cfg->allow_neg_eigval,
-                            .a = l->s.decay ? l->a->a : NULL,
-                            .b = l->p->b_proj >= 0 ? l->a->b : NULL,
-                            .A_log = vec(l, l->p->A_log),
-                            .dt_bias = vec(l, l->p->dt_bias),
-                            .g = l->a->g,
-                            .beta = l->a->beta,
-                            .dg = l->d->dg,
-                            .dbeta = l->d->dbeta,
-                            .da = l->d->da,
-                            .db = l->d->db,
-                            .dA_log = grad(l, l->p->A_log),
-                            .ddt_bias = grad(l, l->p->dt_bias)};
-}
-static struct hl_gdn delta_rule(const struct layer *l) {
-    const struct hl_layer_acts *a = l->a;
-    const bool keep = l->pass == HL_TRAIN;
-    return (struct hl_gdn){.rows = l->rows,
-                           .H = l->s.H,
-                           .HV = l->s.HV,
-                           .K = l->s.K,
-                           .V = l->s.V,
-                           .q = a->q,
-                           .k = a->k,
-                           .v = a->v1,
-                           .g = l->s.decay ? a->g : NULL,
-                           .beta = a->beta,
-                           .out = a->o,
-                           .m = a->m,
-                           .S_off = l->state + l->m->state.S,
-                           .h = keep ? a->S : NULL,
-                           .v_new = keep ? a->v_new : NULL,
-                           .A = keep ? a->A : NULL,
-                           .dout = l->d->dout,
-                           .dq = l->d->dq,
-                           .dk = l->d->dk,
-                           .dv = l->d->dv,
-                           .dg = l->s.decay ? l->d->dg : NULL,
-                           .dbeta = l->d->dbeta};
-}
-static struct hl_cache exact_memory(const struct layer *l) {
-    const struct hl_layer_acts *a = l->a;
-    const bool keep = l->pass == HL_TRAIN;
-    return (struct hl_cache){.rows = l->rows,
-                             .H = l->s.H,
-                             .HV = l->s.HV,
-                             .K = l->s.K,
-                             .V = l->s.V,
-                             .window = l->cfg->cache_window,
-                             .chunk = l->cfg->cache_chunk,
-                             .evict = l->cfg->cache_evict,
-                             .q = l->s.rms ? a->qt : a->q,
-                             .k = l->s.rms ? a->kt : a->k,
-                             .v = a->v1,
-                             .score = a->score,
-                             .tau = vec(l, l->p->cache_tau),
-                             .sink = vec(l, l->p->cache_sink),
-                             .gate = vec(l, l->p->cache_gate),
-                             .out = a->o,
-                             .state_off = l->state + l->m->state.cache,
-                             .read = keep ? a->read : NULL,
-                             .lse = keep ? a->lse : NULL,
-                             .sel = keep ? a->sel : NULL,
-                             .dout = l->d->dout,
-                             .dq = l->d->dqt,
-                             .dk = l->d->dkt,
-                             .dv = l->d->dv,
-                             .dtau = l->cfg->cache_tau_freeze ? NULL : grad(l, l->p->cache_tau),
-                             .dsink = grad(l, l->p->cache_sink),
-                             .dgate = grad(l, l->p->cache_gate)};
-}
-static struct hl_linear projections(const struct layer *l) {
-    struct hl_linear a = {.M = l->T, .K = l->s.d, .x = l->a->xn, .dx = l->d->dn};
-    part(l, &a, l->p->q_proj, l->a->q0, l->d->dq0);
-    part(l, &a, l->p->k_proj, l->a->k0, l->d->dk0);
-    part(l, &a, l->p->v_proj, l->a->v0, l->d->dv0);
-    part(l, &a, l->p->g_proj, l->a->z, l->d->dz);
-    part(l, &a, l->p->a_proj, l->a->a, l->d->da);
-    part(l, &a, l->p->b_proj, l->a->b, l->d->db);
-    return a;
-}
-static struct hl_swiglu swiglu(const struct layer *l) { /* gradients may replace what they come from */
-    return (struct hl_swiglu){.M = l->T,
-                              .D = l->s.I,
-                              .gate = l->a->gate,
-                              .up = l->a->up,
-                              .y = l->a->act,
-                              .dy = l->d->dact,
-                              .dgate = l->a->gate,
-                              .dup = l->a->up};
-}
-static struct hl_linear mlp_in(const struct layer *l) {
-    struct hl_linear a = {.M = l->T, .K = l->s.d, .x = l->a->hn, .dx = l->d->dn};
-    part(l, &a, l->p->gate_proj, l->a->gate, l->a->gate);
-    part(l, &a, l->p->up_proj, l->a->up, l->a->up);
-    return a;
-}
-
-/* ---- forward ---- */
+#include "model/layer_ops.h"
 
 /* Convolutions and norms: everything between the projections and the two memories. */
 static void prepare(const struct layer *l) {
     const struct hl_ops *ops = l->ops;
-    const char which[3] = {'q', 'k', 'v'};
-    for (int i = 0; i < 3; i++) {
-        struct hl_conv c = conv(l, which[i]);
-        ops->conv_forward(l->pool, &c);
-    }
     for (int i = 0; i < 2; i++) {
+        struct hl_conv c = conv(l, i == 0 ? 'q' : 'k');
         struct hl_l2norm n = state_norm(l, i == 0);
         struct hl_rmsnorm r = read_norm(l, i == 0);
+        if (in_one(l)) {
+            ops->convnorm_forward(l->pool, &c, &n, l->s.rms ? &r : NULL);
+            continue;
+        }
+        ops->conv_forward(l->pool, &c);
         if (l->s.rms && ops->twonorm_forward) {
             ops->twonorm_forward(l->pool, &n, &r);
             continue;
@@ -251,6 +22,8 @@ static void prepare(const struct layer *l) {
         ops->l2norm_forward(l->pool, &n);
         if (l->s.rms) ops->rmsnorm_forward(l->pool, &r);
     }
+    struct hl_conv v = conv(l, 'v');
+    ops->conv_forward(l->pool, &v);
 }
 
 static void remember(const struct layer *l) {
@@ -301,10 +74,7 @@ void hl_layer_forward(hola_model *m, struct hl_acts *acts, const struct hl_rows 
     join(&l, l.p->down_proj, l.a->act, l.s.I, l.a->h, out);
 }
 
-/* ---- backward: the same steps, last to first ---- */
-
-/* Fills this layer's CHEAP buffers again from the kept ones. */
-static void recompute(const struct layer *l) {
+void hl_layer_recompute(const struct layer *l) {
     struct hl_rmsnorm n1 = attn_norm(l), n2 = out_norm(l), n3 = mlp_norm(l);
     struct hl_swiglu act = swiglu(l);
     l->ops->rmsnorm_forward(l->pool, &n1);
@@ -312,68 +82,4 @@ static void recompute(const struct layer *l) {
     l->ops->rmsnorm_forward(l->pool, &n2);
     l->ops->rmsnorm_forward(l->pool, &n3);
     l->ops->swiglu_forward(l->pool, &act);
-}
-
-static void join_backward(const struct layer *l, int64_t w, const void *x, int64_t K, void *dx) {
-    struct hl_linear a = {.M = l->T, .K = K, .x = x, .dx = dx};
-    part(l, &a, w, NULL, l->d->dx);
-    l->ops->linear_backward(l->pool, &a);
-}
-
-static void mlp_backward(const struct layer *l) {
-    struct hl_swiglu act = swiglu(l);
-    struct hl_linear up = mlp_in(l);
-    struct hl_rmsnorm n = mlp_norm(l);
-    join_backward(l, l->p->down_proj, l->a->act, l->s.I, l->d->dact);
-    l->ops->swiglu_backward(l->pool, &act);
-    l->ops->linear_backward(l->pool, &up);
-    l->ops->rmsnorm_backward(l->pool, &n);
-}
-
-/* From dout to the gradients after the convolutions: dq1, dk1, dv. */
-static void remember_backward(const struct layer *l) {
-    struct hl_gdn r = delta_rule(l);
-    struct hl_gate g = gates(l);
-    l->ops->gdn_backward(l->pool, &r); /* writes dq, dk, dv; the cache adds to dv */
-    if (l->s.cache) {
-        struct hl_cache c = exact_memory(l);
-        l->ops->cache_backward(l->pool, &c);
-    }
-    l->ops->gate_backward(l->pool, &g);
-    for (int i = 0; i < 2; i++) {
-        struct hl_l2norm n = state_norm(l, i == 0);
-        struct hl_rmsnorm c = read_norm(l, i == 0);
-        if (l->s.rms && l->ops->twonorm_backward) {
-            l->ops->twonorm_backward(l->pool, &n, &c);
-            continue;
-        }
-        l->ops->l2norm_backward(l->pool, &n);
-        if (l->s.rms) {
-            l->ops->rmsnorm_backward(l->pool, &c);
-        } else if (l->s.cache) { /* the flat read shares the state's q and k */
-            n.dy = i == 0 ? l->d->dqt : l->d->dkt;
-            n.dx_add = true;
-            l->ops->l2norm_backward(l->pool, &n);
-        }
-    }
-}
-
-void hl_layer_backward(hola_model *m, struct hl_acts *acts, const struct hl_rows *rows, int64_t index,
-                       real *grads) {
-    const struct layer l = open_layer(m, acts, rows, index, grads);
-    const char which[3] = {'q', 'k', 'v'};
-    struct hl_rmsnorm n1 = attn_norm(&l), n2 = out_norm(&l);
-    struct hl_linear in = projections(&l);
-
-    if (acts->recompute) recompute(&l);
-    mlp_backward(&l);
-    join_backward(&l, l.p->o_proj, l.a->y, l.s.vv, l.d->dy);
-    l.ops->rmsnorm_backward(l.pool, &n2);
-    remember_backward(&l);
-    for (int i = 0; i < 3; i++) {
-        struct hl_conv c = conv(&l, which[i]);
-        l.ops->conv_backward(l.pool, &c);
-    }
-    l.ops->linear_backward(l.pool, &in);
-    l.ops->rmsnorm_backward(l.pool, &n1);
 }

@@ -78,11 +78,16 @@ struct hl_ops {
     const char *name;
     const struct hl_memory *mem;
     HL_OPS_LIST(HL_OPS_MEMBER)
-    /* several ops in one, NULL where there is none: a decoded token; both norms of one x (one dx, written) */
+    /* several ops in one, NULL where there is none: a decoded token; both norms of one x (one dx, written); the
+     * convolution and the norms of its y, whose y, dy and r need not be written (rms NULL: the L2 norm alone) */
     bool (*decode)(struct hl_pool *,
                    const struct hl_decode *); /* false: this device cannot, nothing was done */
     void (*twonorm_forward)(struct hl_pool *, const struct hl_l2norm *, const struct hl_rmsnorm *);
     void (*twonorm_backward)(struct hl_pool *, const struct hl_l2norm *, const struct hl_rmsnorm *);
+    void (*convnorm_forward)(struct hl_pool *, const struct hl_conv *, const struct hl_l2norm *,
+                             const struct hl_rmsnorm *rms);
+    void (*convnorm_backward)(struct hl_pool *, const struct hl_conv *, const struct hl_l2norm *,
+                              const struct hl_rmsnorm *rms);
 };
 #undef HL_OPS_MEMBER
 

@@ -13,6 +13,7 @@ struct hl_conv {
     const struct hl_rows *rows;
     int64_t C, W;
     const void *x; /* [T][C] */
+    int64_t ld;    /* a device: numbers from one row of x and of dx to the next; 0: C */
     const real *w; /* [C][W] */
     void *y;
     int64_t tail_off; /* bytes into seg->state: real [W-1][C], oldest first */

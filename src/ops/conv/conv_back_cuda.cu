@@ -63,33 +63,33 @@ static __device__ __forceinline__ void walk_back(const struct conv &a, struct wa
     typedef typename raw_of<V>::type raw;
     raw x[BATCH], dy[BATCH];
     const int begin = (int)a.seg[a.row_seg[k.t0]].row, stop = k.t1 + W - 1, last = min(stop, (int)a.T);
-    const int64_t C = a.C;
-    const act *from_x = a.x + k.t0 * C + c, *from_dy = a.dy + k.t0 * C + c;
-    act *to = a.dx + (k.t0 - W + 1) * C + c;
+    const int64_t C = a.C, ld = a.ld;
+    const act *from_x = a.x + k.t0 * ld + c, *from_dy = a.dy + k.t0 * C + c;
+    act *to = a.dx + (k.t0 - W + 1) * ld + c;
     k.end = k.r_end = seg_end(a, k.t0);
     for (int i = 0; i < W; i++) {
         for (int v = 0; v < V; v++) k.h[i][v] = k.d[i][v] = 0.0f;
-        if (i > 0 && k.t0 - W + i >= begin) load_row<V>(k.h[i], from_x + (i - W) * C);
+        if (i > 0 && k.t0 - W + i >= begin) load_row<V>(k.h[i], from_x + (i - W) * ld);
     }
 #pragma unroll
     for (int b = 0; b < BATCH; b++)
-        if (k.t0 + b < last) x[b] = *(const raw *)(from_x + b * C), dy[b] = *(const raw *)(from_dy + b * C);
-    for (int t = k.t0; t < stop; t += BATCH, to += BATCH * C) {
-        from_x += BATCH * C, from_dy += BATCH * C;
+        if (k.t0 + b < last) x[b] = *(const raw *)(from_x + b * ld), dy[b] = *(const raw *)(from_dy + b * C);
+    for (int t = k.t0; t < stop; t += BATCH, to += BATCH * ld) {
+        from_x += BATCH * ld, from_dy += BATCH * C;
         if (t - W + 1 >= k.t0 && t + 2 * BATCH <= k.t1 && t + BATCH <= k.end && k.end == k.r_end) {
 #pragma unroll
             for (int b = 0; b < BATCH; b++) {
                 const raw now_x = x[b], now_dy = dy[b];
-                x[b] = *(const raw *)(from_x + b * C), dy[b] = *(const raw *)(from_dy + b * C);
-                back_row<true>(a, k, t + b, now_x, now_dy, to + b * C);
+                x[b] = *(const raw *)(from_x + b * ld), dy[b] = *(const raw *)(from_dy + b * C);
+                back_row<true>(a, k, t + b, now_x, now_dy, to + b * ld);
             }
             continue;
         }
 #pragma unroll
         for (int b = 0; b < BATCH; b++) {
-            if (t + b < stop) back_row<false>(a, k, t + b, x[b], dy[b], to + b * C);
+            if (t + b < stop) back_row<false>(a, k, t + b, x[b], dy[b], to + b * ld);
             if (t + BATCH + b < last)
-                x[b] = *(const raw *)(from_x + b * C), dy[b] = *(const raw *)(from_dy + b * C);
+                x[b] = *(const raw *)(from_x + b * ld), dy[b] = *(const raw *)(from_dy + b * C);
         }
     }
 }
@@ -127,7 +127,7 @@ template <int V, int W> static void backward(struct hl_cuda *c, struct conv a, f
 }
 /* longer filters would not fit into the registers of wide threads */
 template <int W> static void choose(struct hl_cuda *c, const struct conv *a, float *dw) {
-    if (W <= 4 && a->C % BACK_WIDE == 0) backward<W <= 4 ? (int)BACK_WIDE : 1, W>(c, *a, dw);
+    if (W <= 4 && conv_wide(a, BACK_WIDE)) backward<W <= 4 ? (int)BACK_WIDE : 1, W>(c, *a, dw);
     else backward<1, W>(c, *a, dw);
 }
 

@@ -1,28 +1,8 @@
 /* conv_cuda.cu -- see conv.h: the forward pass, in sequences and token by token. */
 #include "cuda/early.cuh"
-#include "ops/conv/conv_cuda.cuh"
+#include "ops/conv/conv_session_cuda.cuh"
 
 enum { FWD_WIDE = 4, FWD_PER_SM = 8, BATCH = 4 };
-
-/* Row t of the sequence of segment s, t in rows of the batch: before the segment, what its state keeps. */
-template <int V>
-static __device__ __forceinline__ void look_back(float *x, const struct conv &a, const struct hl_seg &s,
-                                                 int64_t t, int64_t c) {
-    if (t >= s.row) {
-        load_row<V>(x, a.x + t * a.C + c);
-        return;
-    }
-    const float *tail = (const float *)(s.state + a.tail_off) + (t - s.row + a.W - 1) * a.C + c;
-    for (int v = 0; v < V; v++) x[v] = s.state && s.pos > 0 ? tail[v] : 0.0f;
-}
-
-/* The W - 1 rows before row t; where its segment ends. */
-template <int V, int W>
-static __device__ __forceinline__ int enter_segment(float (*h)[V], const struct conv &a, int t, int64_t c) {
-    const struct hl_seg s = a.seg[a.row_seg[t]];
-    for (int i = 1; i < W; i++) look_back<V>(h[i], a, s, t - W + i, c);
-    return (int)(s.row + s.len);
-}
 
 /* One row: h holds the last W, the newest in h[W - 1]. */
 template <int V, int W>
@@ -42,10 +22,10 @@ static __device__ __forceinline__ void next_row(float (*h)[V], const float (*w)[
 
 /* Rows [t, t1), as far as BATCH goes; x points at row t. */
 template <class raw>
-static __device__ __forceinline__ void load_rows(raw *to, const act *x, int64_t C, int t, int t1) {
+static __device__ __forceinline__ void load_rows(raw *to, const act *x, int64_t ld, int t, int t1) {
 #pragma unroll
     for (int b = 0; b < BATCH; b++)
-        if (t + b < t1) to[b] = *(const raw *)(x + b * C);
+        if (t + b < t1) to[b] = *(const raw *)(x + b * ld);
 }
 
 template <int V, int W>
@@ -56,40 +36,30 @@ static __global__ void __launch_bounds__(THREADS, W <= 4 ? FWD_PER_SM : 1) conv_
     if (c >= a.C || t0 >= t1) return;
     float w[W][V], h[W][V];
     raw next[BATCH]; /* rows t .. t + BATCH - 1 */
-    const act *x = a.x + (int64_t)t0 * a.C + c;
+    const act *x = a.x + (int64_t)t0 * a.ld + c;
     act *y = a.y + (int64_t)t0 * a.C + c;
     load_weights<V, W>(w, a.w, c);
-    load_rows(next, x, a.C, t0, t1);
+    load_rows(next, x, a.ld, t0, t1);
     for (int t = t0, end = t0; t < t1;) {
-        if (t == end || t == t0) end = enter_segment<V, W>(h, a, t, c);
+        if (t == end || t == t0) end = enter_segment<V, W>(h + 1, a, t, c);
         const int n = min(min(t1, end) - t, (int)BATCH);
         if (n == BATCH) {
-            x += BATCH * a.C;
+            x += BATCH * a.ld;
 #pragma unroll
             for (int b = 0; b < BATCH; b++) {
                 const raw now = next[b];
-                if (t + BATCH + b < t1) next[b] = *(const raw *)(x + b * a.C);
+                if (t + BATCH + b < t1) next[b] = *(const raw *)(x + b * a.ld);
                 next_row<V, W>(h, w, now, y + b * a.C);
             }
         } else { /* up to the end of the segment or of the stretch */
 #pragma unroll
             for (int b = 0; b < BATCH; b++)
                 if (b < n) next_row<V, W>(h, w, next[b], y + b * a.C);
-            x += n * a.C;
-            load_rows(next, x, a.C, t + n, t1);
+            x += n * a.ld;
+            load_rows(next, x, a.ld, t + n, t1);
         }
         t += n, y += n * a.C;
     }
-}
-
-/* After conv_fwd, which reads the old tails: a thread per segment and channel. Entry i comes from the row
- * len + i of (old tail, new rows), which is later than i: in this order nothing is overwritten too soon. */
-static __global__ void conv_tails(struct conv a) {
-    const int64_t c = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    const struct hl_seg s = a.seg[blockIdx.y];
-    if (c >= a.C || !s.state || s.len == 0) return;
-    float *tail = (float *)(s.state + a.tail_off) + c;
-    for (int64_t i = 0; i < a.W - 1; i++) look_back<1>(tail + i * a.C, a, s, s.row + s.len - a.W + 1 + i, c);
 }
 
 /* Every segment is one row: a thread per channel reads its tail, and moves it on by one. */
@@ -108,18 +78,6 @@ template <int W> static __global__ void conv_step(struct conv a) {
         for (int i = 1; i < W; i++) ((float *)(s.state + a.tail_off))[(i - 1) * a.C + c] = h[i];
 }
 
-static bool all_single(const struct hl_rows *r) {
-    if (r->T != r->n) return false;
-    for (int64_t i = 0; i < r->n; i++)
-        if (r->seg[i].len != 1) return false;
-    return true;
-}
-static bool any_state(const struct hl_rows *r) {
-    for (int64_t i = 0; i < r->n; i++)
-        if (r->seg[i].state) return true;
-    return false;
-}
-
 template <int W> static void forward(struct hl_cuda *c, const struct conv *a, bool single) {
     enum { V = W <= 4 ? (int)FWD_WIDE : 4 };
     dim3 grid, block;
@@ -127,8 +85,8 @@ template <int W> static void forward(struct hl_cuda *c, const struct conv *a, bo
         launch_early(c, conv_step<W>, dim3(blocks_for(a->C, THREADS), (unsigned)a->n), THREADS, 0, *a);
         return;
     }
-    conv_shape(c, a, a->C % V == 0 ? V : 1, FWD_PER_SM, &grid, &block);
-    if (a->C % V == 0) launch(c, conv_fwd<V, W>, grid, block, 0, *a);
+    conv_shape(c, a, conv_wide(a, V) ? V : 1, FWD_PER_SM, &grid, &block);
+    if (conv_wide(a, V)) launch(c, conv_fwd<V, W>, grid, block, 0, *a);
     else launch(c, conv_fwd<1, W>, grid, block, 0, *a);
 }
 
@@ -147,6 +105,5 @@ extern "C" void HL_OP(conv_forward)(struct hl_pool *pool, const struct hl_conv *
     case 7: forward<7>(c, &a, single); break;
     case 8: forward<8>(c, &a, single); break;
     }
-    if (!single && a.W > 1 && any_state(p->rows))
-        launch(c, conv_tails, dim3(blocks_for(a.C, THREADS), (unsigned)a.n), THREADS, 0, a);
+    if (!single) keep_tails(c, &a, p->rows);
 }

@@ -8,7 +8,7 @@
 enum { THREADS = 128, LEAST = 16 }; /* LEAST: rows of a thread, if there are so many */
 
 struct conv {
-    int64_t T, n, C, W;
+    int64_t T, n, C, W, ld; /* ld: of x and dx */
     const struct hl_seg *seg;
     const int32_t *row_seg;
     const act *x, *dy;
@@ -19,7 +19,8 @@ struct conv {
 };
 
 static inline struct conv open_conv(const struct hl_conv *a) {
-    struct conv c = {a->rows->T, a->rows->n, a->C, a->w ? a->W : 1, a->rows->dev->seg, a->rows->dev->row_seg};
+    struct conv c = {a->rows->T, a->rows->n, a->C, a->w ? a->W : 1, a->ld ? a->ld : a->C};
+    c.seg = a->rows->dev->seg, c.row_seg = a->rows->dev->row_seg;
     c.x = (const act *)a->x, c.dy = (const act *)a->dy, c.y = (act *)a->y, c.dx = (act *)a->dx;
     c.w = a->w, c.tail_off = a->tail_off;
     return c;
@@ -40,6 +41,8 @@ static __device__ __forceinline__ int64_t stretch_begin(int64_t T, int ahead) {
     return T * ((int64_t)blockIdx.y * blockDim.y + threadIdx.y + ahead) / all;
 }
 
+static inline bool conv_wide(const struct conv *a, int V) { return a->C % V == 0 && a->ld % V == 0; }
+
 /* the channels' weights, turned: w[i][v] goes with the row W - 1 - i before */
 template <int V, int W>
 static __device__ __forceinline__ void load_weights(float (*w)[V], const float *from, int64_t c) {
@@ -48,6 +51,26 @@ static __device__ __forceinline__ void load_weights(float (*w)[V], const float *
 }
 template <int V> static __device__ __forceinline__ void load_row(float *x, const act *p) {
     unpack(x, *(const typename raw_of<V>::type *)p);
+}
+
+/* Row t of the sequence of segment s, t in rows of the batch: before the segment, what its state keeps. */
+template <int V>
+static __device__ __forceinline__ void look_back(float *x, const struct conv &a, const struct hl_seg &s,
+                                                 int64_t t, int64_t c) {
+    if (t >= s.row) {
+        load_row<V>(x, a.x + t * a.ld + c);
+        return;
+    }
+    const float *tail = (const float *)(s.state + a.tail_off) + (t - s.row + a.W - 1) * a.C + c;
+    for (int v = 0; v < V; v++) x[v] = s.state && s.pos > 0 ? tail[v] : 0.0f;
+}
+
+/* The W - 1 rows before row t, the oldest first; where its segment ends. */
+template <int V, int W>
+static __device__ __forceinline__ int enter_segment(float (*h)[V], const struct conv &a, int t, int64_t c) {
+    const struct hl_seg s = a.seg[a.row_seg[t]];
+    for (int i = 0; i + 1 < W; i++) look_back<V>(h[i], a, s, t - W + 1 + i, c);
+    return (int)(s.row + s.len);
 }
 
 #endif

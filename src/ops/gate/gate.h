@@ -12,6 +12,7 @@ struct hl_gate {
     int64_t T, H; /* H: value heads */
     bool neg_eigval;
     const void *a, *b; /* [T][H] */
+    int64_t ld;        /* a device: numbers from a row of a, b, da, db to the next; 0: H */
     const real *A_log, *dt_bias;
     real *g, *beta; /* [T][H] */
     const real *dg, *dbeta;

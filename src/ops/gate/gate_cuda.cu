@@ -1,11 +1,15 @@
 /* gate_cuda.cu -- see gate.h: a thread per token and head. */
 #include "cuda/early.cuh"
 
-enum { THREADS = 256, HEADS = THREADS }; /* heads that a block of the backward pass looks at */
+enum {
+    THREADS = 256,
+    HEADS = THREADS,
+    PER_SM = 4
+}; /* of the backward pass: heads a block looks at, blocks */
 
 struct gate {
-    int64_t T, H;
-    float top; /* of beta */
+    int64_t T, H, ld; /* ld: of a, b, da, db */
+    float top;        /* of beta */
     const act *a, *b;
     const float *A_log, *dt_bias, *dg, *dbeta, *g_in;
     float *g, *beta, *part;
@@ -18,8 +22,9 @@ static __global__ void gate_fwd(struct gate p) {
     const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     wait_for_others(), let_others_start();
     if (i >= p.T * p.H) return;
-    p.beta[i] = p.b ? p.top * sigmoid(f32(p.b[i])) : 1.0f;
-    if (p.a) p.g[i] = -expf(p.A_log[i % p.H]) * softplus(f32(p.a[i]) + p.dt_bias[i % p.H]);
+    const int64_t h = i % p.H, at = i / p.H * p.ld + h;
+    p.beta[i] = p.b ? p.top * sigmoid(f32(p.b[at])) : 1.0f;
+    if (p.a) p.g[i] = -expf(p.A_log[h]) * softplus(f32(p.a[at]) + p.dt_bias[h]);
 }
 
 /* Block (x, y): every gridDim.x-th group of rows, heads from y * HEADS. A thread keeps its head, so the
@@ -32,14 +37,14 @@ static __global__ void gate_bwd(struct gate p) {
     float dA = 0.0f, dbias = 0.0f;
     if (mine < rows)
         for (int64_t t = (int64_t)blockIdx.x * rows + mine; t < p.T; t += (int64_t)gridDim.x * rows) {
-            const int64_t i = t * p.H + h;
+            const int64_t i = t * p.H + h, at = t * p.ld + h;
             if (p.b) {
-                const float s = sigmoid(f32(p.b[i]));
-                put(p.db + i, p.dbeta[i] * p.top * s * (1.0f - s));
+                const float s = sigmoid(f32(p.b[at]));
+                put(p.db + at, p.dbeta[i] * p.top * s * (1.0f - s));
             }
             if (p.a) {
-                const float da = decay * sigmoid(f32(p.a[i]) + bias) * p.dg[i];
-                put(p.da + i, da);
+                const float da = decay * sigmoid(f32(p.a[at]) + bias) * p.dg[i];
+                put(p.da + at, da);
                 dbias += da;
                 dA += p.dg[i] * p.g_in[i];
             }
@@ -67,7 +72,8 @@ static __global__ void gate_sums(struct gate p, int64_t blocks, float *dA_log, f
 }
 
 static struct gate open_gate(const struct hl_gate *a) {
-    struct gate p = {a->T, a->H, a->neg_eigval ? 2.0f : 1.0f, (const act *)a->a, (const act *)a->b};
+    struct gate p = {a->T, a->H, a->ld ? a->ld : a->H, a->neg_eigval ? 2.0f : 1.0f};
+    p.a = (const act *)a->a, p.b = (const act *)a->b;
     p.A_log = a->A_log, p.dt_bias = a->dt_bias, p.dg = a->dg, p.dbeta = a->dbeta;
     p.g = a->g, p.g_in = a->g, p.beta = a->beta;
     p.da = (act *)a->da, p.db = (act *)a->db;
@@ -82,7 +88,8 @@ extern "C" void HL_OP(gate_forward)(struct hl_pool *pool, const struct hl_gate *
 extern "C" void HL_OP(gate_backward)(struct hl_pool *pool, const struct hl_gate *a) {
     struct hl_cuda *c = hl_cuda_of(pool);
     struct gate p = open_gate(a);
-    const int64_t blocks = min((a->T * a->H + 2 * THREADS - 1) / (2 * THREADS), (int64_t)hl_cuda_sms(c));
+    const int64_t blocks =
+        min((a->T * a->H + 2 * THREADS - 1) / (2 * THREADS), (int64_t)(PER_SM * hl_cuda_sms(c)));
     if (blocks == 0 || (!a->a && !a->b)) return;
     if (a->a && !(p.part = (float *)hl_cuda_scratch(c, blocks * 2 * a->H * (int64_t)sizeof(float)))) return;
     launch(c, gate_bwd, dim3((unsigned)blocks, blocks_for(a->H, HEADS)), THREADS, 0, p);

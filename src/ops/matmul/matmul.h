@@ -22,6 +22,9 @@ struct hl_linear {
     const void *x;
     int n;
     struct hl_linear_part part[HL_LINEAR_MAX];
+    /* a device: numbers from a row of every out, from and dout to the next; 0: as long as each is wide. Parts
+     * whose weights and outputs lie side by side are then one product. */
+    int64_t ld;
     bool out_real; /* forward: out and from are real whatever the activations are (logits) */
     void *dx;      /* backward; NULL: not wanted */
     bool dx_add;

@@ -12,7 +12,9 @@ struct hl_rmsnorm {
     int64_t M, D;
     real eps;
     const void *x, *z; /* [M][D]; z NULL: no gate */
-    const real *w;     /* [D] */
+    /* a device: z and dz are [M / z_heads] rows of z_heads D numbers, z_ld apart; z_heads 0: as x */
+    int64_t z_heads, z_ld;
+    const real *w; /* [D] */
     void *y;
     real *r; /* [M], kept for the backward pass; never NULL */
     const void *dy;

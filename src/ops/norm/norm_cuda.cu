@@ -14,7 +14,7 @@ enum {
 };
 
 struct norm {
-    int64_t M, D;
+    int64_t M, D, z_heads, z_ld;
     float share, eps; /* r = 1/sqrt(share sum(x^2) + eps) */
     const act *x, *z, *dy;
     const float *w; /* NULL: ones */
@@ -43,12 +43,20 @@ static __device__ __forceinline__ void load_w(float *w, const struct norm &a, in
     else fill(w, 1.0f);
 }
 
+/* where row m of z and dz begins */
+static __device__ __forceinline__ int64_t z_row(const struct norm &a, int64_t m) {
+    if (a.z_heads == 0) return m * a.D;
+    const unsigned t = (unsigned)m / (unsigned)a.z_heads;
+    return t * a.z_ld + (m - t * a.z_heads) * a.D;
+}
+
 /* `lanes` lanes own a row: piece i * lanes + lane of 16 bytes, i < N */
 template <int lanes, int N, bool gated>
 static __global__ void __launch_bounds__(FWD_THREADS) norm_fwd(struct norm a) {
     const int lane = threadIdx.x % lanes;
     const int64_t m = (int64_t)blockIdx.x * (FWD_THREADS / lanes) + threadIdx.x / lanes, D = a.D;
     const bool in = m < a.M;
+    const int64_t at_z = gated ? z_row(a, m) : 0;
     uint4 z[N];
     float x[N][WIDE], sum = 0.0f;
     wait_for_others(), let_others_start();
@@ -58,7 +66,7 @@ static __global__ void __launch_bounds__(FWD_THREADS) norm_fwd(struct norm a) {
         fill(x[i], 0.0f);
         if (!in || c >= D) continue;
         load_wide(x[i], a.x + m * D + c);
-        if (gated) z[i] = *(const uint4 *)(a.z + m * D + c);
+        if (gated) z[i] = *(const uint4 *)(a.z + at_z + c);
     }
 #pragma unroll
     for (int i = 0; i < N; i++)
@@ -84,8 +92,8 @@ static __global__ void __launch_bounds__(FWD_THREADS) norm_fwd(struct norm a) {
 /* One piece of a row: x becomes r x and dy the gradient u before the gate; u r x is added to dw, and the
  * piece's part of the dot product of u w and r x is returned. */
 template <bool gated>
-static __device__ __forceinline__ float back_piece(const struct norm &a, int64_t at, float r, const float *w,
-                                                   float *x, float *dy, float *z, float *dw) {
+static __device__ __forceinline__ float back_piece(const struct norm &a, int64_t at_z, float r,
+                                                   const float *w, float *x, float *dy, float *z, float *dw) {
     float dot = 0.0f;
     for (int j = 0; j < WIDE; j++) {
         x[j] *= r;
@@ -97,7 +105,7 @@ static __device__ __forceinline__ float back_piece(const struct norm &a, int64_t
         dw[j] += dy[j] * x[j];
         dot += x[j] * dy[j] * w[j];
     }
-    if (gated) store_wide(a.dz + at, z);
+    if (gated) store_wide(a.dz + at_z, z);
     return dot;
 }
 
@@ -114,6 +122,7 @@ static __global__ void __launch_bounds__(THREADS) norm_bwd(struct norm a) {
         const int64_t m = m0 + group;
         const bool in = m < a.M;
         const float r = in ? a.r[m] : 0.0f;
+        const int64_t at_z = gated ? z_row(a, m) : 0;
         uint4 kx[N], kdy[N], kz[N], kold[N];
         float dot = 0.0f;
 #pragma unroll
@@ -121,7 +130,7 @@ static __global__ void __launch_bounds__(THREADS) norm_bwd(struct norm a) {
             const int64_t c = (i * lanes + lane) * WIDE, at = m * D + c;
             if (!in || c >= D) continue;
             kx[i] = *(const uint4 *)(a.x + at), kdy[i] = *(const uint4 *)(a.dy + at);
-            if (gated) kz[i] = *(const uint4 *)(a.z + at);
+            if (gated) kz[i] = *(const uint4 *)(a.z + at_z + c);
             if (a.dx_add) kold[i] = *(const uint4 *)(a.dx + at);
         }
 #pragma unroll
@@ -130,7 +139,7 @@ static __global__ void __launch_bounds__(THREADS) norm_bwd(struct norm a) {
             if (!in || c >= D) continue;
             unpack(x, kx[i]), unpack(dy, kdy[i]), load_w(w, a, c);
             if (gated) unpack(z, kz[i]);
-            dot += back_piece<gated>(a, m * D + c, r, w, x, dy, z, dw[i]);
+            dot += back_piece<gated>(a, at_z + c, r, w, x, dy, z, dw[i]);
         }
         dot = group_sum<lanes>(dot) * a.share;
 #pragma unroll
@@ -259,14 +268,14 @@ static __global__ void norm_fwd_any(struct norm a) {
     for (int64_t c = threadIdx.x % 32; c < D; c += 32) {
         float y = r * f32(a.x[m * D + c]);
         if (a.w) y *= a.w[c];
-        if (a.z) y *= silu(f32(a.z[m * D + c]));
+        if (a.z) y *= silu(f32(a.z[z_row(a, m) + c]));
         put(a.y + m * D + c, y);
     }
 }
 
 /* the gradient before the gate */
-static __device__ __forceinline__ float ungated(const struct norm &a, int64_t i) {
-    return f32(a.dy[i]) * (a.z ? silu(f32(a.z[i])) : 1.0f);
+static __device__ __forceinline__ float ungated(const struct norm &a, int64_t m, int64_t c) {
+    return f32(a.dy[m * a.D + c]) * (a.z ? silu(f32(a.z[z_row(a, m) + c])) : 1.0f);
 }
 static __global__ void norm_bwd_any(struct norm a) {
     const int64_t m = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32, D = a.D;
@@ -274,14 +283,14 @@ static __global__ void norm_bwd_any(struct norm a) {
     const float r = a.r[m];
     float dot = 0.0f;
     for (int64_t c = threadIdx.x % 32; c < D; c += 32)
-        dot += r * f32(a.x[m * D + c]) * ungated(a, m * D + c) * (a.w ? a.w[c] : 1.0f);
+        dot += r * f32(a.x[m * D + c]) * ungated(a, m, c) * (a.w ? a.w[c] : 1.0f);
     dot = warp_sum(dot) * a.share;
     for (int64_t c = threadIdx.x % 32; c < D; c += 32) {
         const int64_t i = m * D + c;
-        const float w = a.w ? a.w[c] : 1.0f, xh = r * f32(a.x[i]), d = r * (ungated(a, i) * w - xh * dot);
+        const float w = a.w ? a.w[c] : 1.0f, xh = r * f32(a.x[i]), d = r * (ungated(a, m, c) * w - xh * dot);
         if (a.z) {
-            const float z = f32(a.z[i]), s = sigmoid(z);
-            put(a.dz + i, f32(a.dy[i]) * xh * w * s * (1.0f + z * (1.0f - s)));
+            const float z = f32(a.z[z_row(a, m) + c]), s = sigmoid(z);
+            put(a.dz + z_row(a, m) + c, f32(a.dy[i]) * xh * w * s * (1.0f + z * (1.0f - s)));
         }
         put(a.dx + i, a.dx_add ? f32(a.dx[i]) + d : d);
     }
@@ -292,15 +301,19 @@ static __global__ void norm_dw_any(struct norm a) {
     for (int64_t c = threadIdx.x; c < D; c += THREADS) {
         float s = 0.0f;
         for (int64_t m = blockIdx.x; m < a.M; m += gridDim.x)
-            s += ungated(a, m * D + c) * a.r[m] * f32(a.x[m * D + c]);
+            s += ungated(a, m, c) * a.r[m] * f32(a.x[m * D + c]);
         a.part[blockIdx.x * D + c] = s;
     }
 }
 
 /* ---- which of them ---- */
 
-static bool fits(const struct norm *n) { return n->D % WIDE == 0 && n->D / WIDE <= MOST_WIDE; }
+static bool fits(const struct norm *n) {
+    return n->D % WIDE == 0 && n->D / WIDE <= MOST_WIDE && n->z_ld % WIDE == 0;
+}
 static int lanes_for(int64_t pieces) { return pieces <= 4 ? 4 : pieces <= 8 ? 8 : pieces <= 16 ? 16 : 32; }
+/* backward: two rows a warp instead of one where that leaves a lane four pieces on their way instead of two */
+static int back_lanes(int64_t pieces) { return pieces > 32 && pieces <= 64 ? 16 : lanes_for(pieces); }
 
 /* RUN(lanes, N) of the fewest lanes, then pieces, that hold a row */
 #define BY_WIDTH(pieces, RUN)                 \
@@ -329,14 +342,15 @@ static void forward(struct hl_cuda *c, const struct norm *n) {
 }
 
 static void backward(struct hl_cuda *c, struct norm *n, float *dw) {
-    const int64_t each = THREADS / (fits(n) ? lanes_for(n->D / WIDE) : 32); /* rows of a block at a time */
+    const int64_t each = THREADS / (fits(n) ? back_lanes(n->D / WIDE) : 32); /* rows of a block at a time */
     const int64_t blocks = min((n->M + each - 1) / each, (int64_t)(PER_SM * hl_cuda_sms(c)));
     if (n->M == 0) return;
     if (dw && !(n->part = (float *)hl_cuda_scratch(c, blocks * n->D * (int64_t)sizeof(float)))) return;
 #define RUN(lanes, N)                                                                                 \
     launch(c, n->z ? norm_bwd<lanes, N, true> : norm_bwd<lanes, N, false>, (unsigned)blocks, THREADS, \
            dw ? THREADS *N *WIDE * sizeof(float) : 0, *n)
-    if (fits(n)) {
+    if (fits(n) && back_lanes(n->D / WIDE) < lanes_for(n->D / WIDE)) RUN(16, 4);
+    else if (fits(n)) {
         BY_WIDTH(n->D / WIDE, RUN)
     } else {
         if (dw) launch(c, norm_dw_any, (unsigned)blocks, THREADS, 0, *n);
@@ -347,14 +361,14 @@ static void backward(struct hl_cuda *c, struct norm *n, float *dw) {
 }
 
 static struct norm rms(const struct hl_rmsnorm *a) {
-    struct norm n = {a->M, a->D, 1.0f / (float)a->D, (float)a->eps};
+    struct norm n = {a->M, a->D, a->z_heads, a->z_ld, 1.0f / (float)a->D, (float)a->eps};
     n.x = (const act *)a->x, n.z = (const act *)a->z, n.dy = (const act *)a->dy;
     n.w = a->w, n.y = (act *)a->y, n.dx = (act *)a->dx, n.dz = (act *)a->dz;
     n.r = a->r, n.dx_add = a->dx_add;
     return n;
 }
 static struct norm l2(const struct hl_l2norm *a) {
-    struct norm n = {a->M, a->D, 1.0f, (float)HL_L2_EPS};
+    struct norm n = {a->M, a->D, 0, 0, 1.0f, (float)HL_L2_EPS};
     n.x = (const act *)a->x, n.dy = (const act *)a->dy, n.y = (act *)a->y, n.dx = (act *)a->dx;
     n.r = a->r, n.dx_add = a->dx_add;
     return n;

@@ -60,7 +60,9 @@ template <int N> static __global__ void __launch_bounds__(THREADS) softmax_row(s
     for (int i = 0; i < N; i++)
         if (i * blockDim.x + threadIdx.x < pieces) {
             unpack(x, kept[i]);
-            for (int j = 0; j < WIDE; j++) sum += __expf(x[j] - top);
+            for (int j = 0; j < WIDE; j++) x[j] = __expf(x[j] - top), sum += x[j];
+            if (a.backward)
+                store_raw(&kept[i], x); /* an exponential takes longer than its bytes on their way */
         }
     sum = block_sum(sum, room);
     keep_nll(a, row, target, top, sum);
@@ -73,7 +75,7 @@ template <int N> static __global__ void __launch_bounds__(THREADS) softmax_row(s
         if (k >= pieces) break;
         unpack(x, kept[i]);
         for (int j = 0; j < WIDE; j++)
-            x[j] = __expf(x[j] - top) * share - (k * WIDE + j == (unsigned)target ? a.scale : 0.0f);
+            x[j] = x[j] * share - (k * WIDE + j == (unsigned)target ? a.scale : 0.0f);
         store_wide(z + (int64_t)k * WIDE, x);
     }
 }

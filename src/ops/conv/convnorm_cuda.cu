@@ -1,0 +1,108 @@
+/* convnorm_cuda.cu -- see convnorm_cuda.cuh: the forward pass. */
+#include "ops/conv/conv_session_cuda.cuh"
+#include "ops/conv/convnorm_cuda.cuh"
+
+enum { V = WIDE, RING = 8, FWD_PER_SM = 4 }; /* RING: rows on their way */
+
+struct walk {
+    float w[TAPS][V], h[TAPS - 1][V], gamma[V]; /* h: x of the TAPS - 1 rows before */
+    const act *next_x;                          /* the next row to be fetched */
+    act *y, *yt;
+    char *ring;
+    int next, t1; /* t1: the stretch's end */
+    bool live;
+};
+
+static __device__ __forceinline__ char *slot_of(const struct walk &k, int row) {
+    return k.ring + (unsigned)row % RING * (THREADS * 16);
+}
+static __device__ __forceinline__ void fetch(const struct conv_norm &a, struct walk &k) {
+    if (k.next < k.t1) {
+        copy_async(slot_of(k, k.next), k.next_x);
+        k.next_x += a.c.ld, k.next++;
+    }
+    copy_commit();
+}
+
+/* One row: u becomes its SiLU; the thread's share of the sum of squares. */
+static __device__ __forceinline__ float silu_row(float *u) {
+    float sum = 0.0f;
+    for (int v = 0; v < V; v++) u[v] *= quick_sigmoid(u[v]), sum += u[v] * u[v];
+    return sum;
+}
+template <bool two>
+static __device__ __forceinline__ void norm_row(const struct conv_norm &a, struct walk &k, float *u,
+                                                float sum) {
+    float y[V];
+    const float r = rsqrtf(sum + (float)HL_L2_EPS), rt = rsqrtf(sum * a.share + a.eps);
+    for (int v = 0; v < V; v++) y[v] = r * u[v];
+    if (k.live) store_wide(k.y, y);
+    k.y += a.c.C;
+    if (two) {
+        for (int v = 0; v < V; v++) u[v] *= rt * k.gamma[v];
+        if (k.live) store_wide(k.yt, u);
+        k.yt += a.c.C;
+    }
+}
+
+/* n rows from row t on, all of one segment */
+template <int lanes, bool two, int n>
+static __device__ __forceinline__ void next_rows(const struct conv_norm &a, struct walk &k, int t) {
+    float x[n][V], u[n][V], sum[n];
+    copy_wait<RING - n>();
+#pragma unroll
+    for (int j = 0; j < n; j++) {
+        load_wide(x[j], (const act *)slot_of(k, t + j));
+        conv_row<V>(u[j], k.w, k.h, x[j]);
+        move_on<V>(k.h, x[j]);
+        sum[j] = silu_row(u[j]);
+    }
+    for (int j = 0; j < n; j++) fetch(a, k);
+    head_sums<lanes, n>(sum);
+#pragma unroll
+    for (int j = 0; j < n; j++) norm_row<two>(a, k, u[j], sum[j]);
+}
+
+template <int lanes, bool two>
+static __global__ void __launch_bounds__(THREADS, FWD_PER_SM) conv_norm_fwd(struct conv_norm a) {
+    const int64_t mine = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * V;
+    const int t0 = (int)stretch_begin(a.c.T, 0);
+    struct walk k;
+    k.live = mine < a.c.C; /* the others go along: warps add up as a whole */
+    k.t1 = (int)stretch_begin(a.c.T, 1);
+    const int64_t c = k.live ? mine : (int64_t)(threadIdx.x % lanes) * V;
+    k.next = t0, k.next_x = a.c.x + t0 * a.c.ld + c;
+    k.y = a.y + t0 * a.c.C + c, k.yt = two ? a.yt + t0 * a.c.C + c : NULL;
+    k.ring = shared_memory() + (threadIdx.y * blockDim.x + threadIdx.x) * 16;
+#pragma unroll 1
+    for (int i = 0; i < RING; i++) fetch(a, k);
+    load_taps<V>(k.w, a.c.w, c);
+    for (int v = 0; v < V; v++) k.gamma[v] = two ? a.gamma[c % a.K + v] : 0.0f;
+    for (int t = t0; t < k.t1;) {
+        const int end = min(enter_segment<V, TAPS>(k.h, a.c, t, c), k.t1);
+        for (; t + PAIR <= end; t += PAIR) next_rows<lanes, two, PAIR>(a, k, t);
+        if (t < end) next_rows<lanes, two, 1>(a, k, t++);
+    }
+}
+
+extern "C" void HL_OP(twonorm_forward)(struct hl_pool *, const struct hl_l2norm *, const struct hl_rmsnorm *);
+extern "C" void HL_OP(convnorm_forward)(struct hl_pool *pool, const struct hl_conv *conv,
+                                        const struct hl_l2norm *l2, const struct hl_rmsnorm *rms) {
+    struct hl_cuda *c = hl_cuda_of(pool);
+    const struct conv_norm a = open_conv_norm(conv, l2, rms);
+    const int lanes = head_lanes(&a);
+    dim3 grid, block;
+    if (a.c.T == 0) return;
+    if (!lanes || all_single(conv->rows)) {
+        HL_OP(conv_forward)(pool, conv);
+        if (rms) HL_OP(twonorm_forward)(pool, l2, rms);
+        else HL_OP(l2norm_forward)(pool, l2);
+        return;
+    }
+    conv_norm_shape(c, &a, FWD_PER_SM, &grid, &block);
+#define RUN(n) \
+    launch(c, rms ? conv_norm_fwd<n, true> : conv_norm_fwd<n, false>, grid, block, THREADS *RING * 16, a)
+    BY_LANES(lanes, RUN)
+#undef RUN
+    keep_tails(c, &a.c, conv->rows);
+}
