@@ -18,6 +18,9 @@ void HL_OP(cache_back_along)(struct hl_cuda *cuda, const struct cache_dev *c, co
 void HL_OP(cache_back_kv)(struct hl_cuda *cuda, const struct cache_dev *c, const struct cache_back *b);
 bool HL_OP(cache_back_fits)(const struct hl_cache *a); /* in this device's shared memory */
 void HL_OP(cache_back_q)(struct hl_cuda *cuda, const struct cache_dev *c, const struct cache_back *b);
+/* all of these in one, where it fits */
+void HL_OP(cache_back_whole)(struct hl_cuda *cuda, const struct cache_dev *c, const struct cache_back *b);
+bool HL_OP(cache_whole_fits)(const struct hl_cache *a);
 
 /* the most shared memory of a thread block, in bytes */
 static inline int shared_limit(void) {
