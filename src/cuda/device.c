@@ -51,6 +51,7 @@ void hl_cuda_close(struct hl_cuda *c) {
     cudaFree(c->scratch);
     cudaFree(c->rows_dev);
     cudaFreeHost(c->rows_host);
+    cudaFreeHost(c->stage);
     for (int i = 0; i < 2; i++)
         if (c->tick[i]) cudaEventDestroy(c->tick[i]);
     cudaStreamDestroy(c->stream);

@@ -20,6 +20,7 @@ void hl_cuda_close(struct hl_cuda *c) {
     if (!c) return;
     free(c->scratch);
     free(c->rows_host);
+    free(c->stage);
     free(c->rows_dev);
     free(c);
 }
