@@ -1,18 +1,18 @@
 /* cache_whole_cuda.cu -- backward of the exact memory on tensor cores, one thread block for a whole block of
  * the grid: every row comes from memory once, and neither probabilities nor ds leave the chip.
  *
- * The queries stay in shared memory and a warp keeps the dq of 32 of them in registers. Keys pass 32 at a
+ * The queries stay in shared memory and a warp keeps the dq of 16 of them in registers. Keys pass 32 at a
  * time: probabilities and ds of all queries (a warp has its own queries: dq), then dk and dv of these keys
- * (a warp has its own columns). A warp's queries are 16 from the front and 16 from the back, so that all
- * warps see about as many keys. For heads of up to 128 that share their keys with no other value head and
+ * (a warp has its own columns). For heads of up to 128 that share their keys with no other value head and
  * blocks of up to 256 rows; cache_kv_cuda.cu has the rest. */
+#include "cuda/quick.cuh"
 #include "ops/cache/cache_back_cuda.cuh"
 #include "ops/cache/cache_mma.cuh"
 
 #ifndef HL_CUDA_F32
 static const float LOG2E = 1.44269504f;
 
-enum { QUERIES = 256, KEYS = 32, WARPS = 8, THREADS = 32 * WARPS, LDP = KEYS + 8 };
+enum { QUERIES = 256, KEYS = 32, WARPS = 16, THREADS = 32 * WARPS, LDP = KEYS + 8 };
 template <int D> struct whole_room {
     enum {
         COLUMNS = 2 * D / WARPS, /* of dk and dv beside each other: a warp's */
@@ -33,11 +33,11 @@ template <int D> static __device__ __forceinline__ struct whole_room<D> whole_ro
     return m;
 }
 
-/* What a thread knows of its warp's two groups of 16 queries, rows g and g + 8 of each: where they start,
- * the log of the denominator to base 2, lambda dout.read; and their dq. */
+/* What a thread knows of its warp's 16 queries, rows g and g + 8 of them: the log of the denominator to base
+ * 2, lambda dout.read; and their dq, which tau has yet to be multiplied with. */
 template <int D> struct queries {
-    int from[2];
-    float lse[2][2], R[2][2], dq[2][D / 8][4];
+    int from;
+    float lse[2], R[2], dq[D / 8][4];
 };
 
 /* dout.read of every row into m.R, as the rows of dout arrive. */
@@ -79,82 +79,61 @@ static __device__ __forceinline__ void open_queries(struct queries<D> &x, const 
     const float lse = row < s.len ? c.a.lse[(int64_t)(s.row + row) * c.a.HV + s.h] : 0.0f;
     float *room = (float *)m.p;
     dout_read<D>(m, c, s);
-    const float along = m.R[row], gate = block_sum(along, room),
+    const float along = row < QUERIES ? m.R[row] : 0.0f, gate = block_sum(along, room),
                 sink = block_sum(row < s.len ? expf(c.a.sink[s.h] - lse) * along : 0.0f, room);
     if (threadIdx.x == 0) {
         b.part[blockIdx.x * 2] = lambda * (1 - lambda) * gate;
         b.part[blockIdx.x * 2 + 1] = -lambda * sink;
     }
-    m.lse[row] = lse * LOG2E, m.R[row] = lambda * along;
+    if (row < QUERIES) m.lse[row] = lse * LOG2E, m.R[row] = lambda * along;
     __syncthreads();
-    for (int i = 0; i < 2; i++) {
-        x.from[i] = (i ? QUERIES / 16 - 1 - warp : warp) * 16;
-        for (int e = 0; e < 2; e++) {
-            x.lse[i][e] = m.lse[x.from[i] + g + 8 * e];
-            x.R[i][e] = m.R[x.from[i] + g + 8 * e];
-        }
+    x.from = warp * 16;
+    for (int e = 0; e < 2; e++) {
+        x.lse[e] = m.lse[x.from + g + 8 * e];
+        x.R[e] = m.R[x.from + g + 8 * e];
     }
 }
 
-/* Probabilities and ds of a warp's queries (FIRST 0: both groups, 1: the later one) with KEYS keys, to
- * shared memory, and dq += ds k. The keys up to `last` of the tile are seen, for own ones counted from the
- * query. Returns the thread's share of the sum of ds q.k. tau: with 1/sqrt(K) in it */
-template <int D, int FIRST>
+/* Probabilities and ds of a warp's queries with KEYS keys, to shared memory, and dq += ds k. `edge`: of the
+ * keys, those up to `last` are seen; for own ones `last` counts from the query. Returns the thread's share of
+ * the sum of ds q.k. scale: tau and log2 e over sqrt(K) */
+template <int D, bool edge>
 static __device__ __forceinline__ float pairs(struct queries<D> &x, const struct whole_room<D> &m,
-                                              const bf16 *k, float tau, float lambda, bool own, int last) {
+                                              const bf16 *k, float scale, float lambda, bool own, int last) {
     enum { LD = tile<D>::LD };
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const bf16 *v = k + whole_room<D>::KV;
-    float s[2][KEYS / 8][4] = {}, dp[2][KEYS / 8][4] = {}, sum = 0;
-    uint32_t ds[2][KEYS / 8][2];
+    float s[KEYS / 8][4] = {}, dp[KEYS / 8][4] = {}, sum = 0;
+    uint32_t ds[KEYS / 8][2];
+    product_rows_two<D, KEYS>(s, m.q, k, dp, m.dout, v, x.from, 0);
 #pragma unroll
-    for (int j = 0; j < D; j += 16) {
-        uint32_t a[2][4], a2[2][4], b[4], b2[4];
+    for (int n = 0; n < KEYS / 8; n++)
 #pragma unroll
-        for (int i = FIRST; i < 2; i++)
-            fragment_a(a[i], m.q, LD, x.from[i], j), fragment_a(a2[i], m.dout, LD, x.from[i], j);
+        for (int e = 0; e < 2; e++) {
+            const int query = x.from + g + 8 * e, key = n * 8 + 2 * t, end = own ? last + query : last;
+            float p[2], d[2];
 #pragma unroll
-        for (int n = 0; n < KEYS; n += 16) {
-            fragment_b(b, k, LD, n, j), fragment_b(b2, v, LD, n, j);
-#pragma unroll
-            for (int i = FIRST; i < 2; i++) {
-                mma_bf16(s[i][n / 8], a[i], b), mma_bf16(s[i][n / 8 + 1], a[i], b + 2);
-                mma_bf16(dp[i][n / 8], a2[i], b2), mma_bf16(dp[i][n / 8 + 1], a2[i], b2 + 2);
+            for (int f = 0; f < 2; f++) {
+                const float z = s[n][2 * e + f];
+                p[f] = quick_exp2(z * scale - x.lse[e]);
+                if (edge && key + f > end) p[f] = 0.0f;
+                d[f] = p[f] * (lambda * dp[n][2 * e + f] - x.R[e]);
+                sum += d[f] * z;
             }
+            ds[n][e] = pack2(d[0], d[1]);
+            *(uint32_t *)(m.p + query * LDP + key) = pack2(p[0], p[1]);
+            *(uint32_t *)(m.ds + query * LDP + key) = ds[n][e];
         }
-    }
 #pragma unroll
-    for (int i = FIRST; i < 2; i++)
-#pragma unroll
-        for (int n = 0; n < KEYS / 8; n++)
-#pragma unroll
-            for (int e = 0; e < 2; e++) {
-                const int query = x.from[i] + g + 8 * e, key = n * 8 + 2 * t, end = own ? last + query : last;
-                float p[2], d[2];
-#pragma unroll
-                for (int f = 0; f < 2; f++) {
-                    const float z = s[i][n][2 * e + f];
-                    p[f] = key + f <= end ? exp2f(z * tau * LOG2E - x.lse[i][e]) : 0.0f;
-                    d[f] = p[f] * (lambda * dp[i][n][2 * e + f] - x.R[i][e]);
-                    sum += d[f] * z;
-                }
-                ds[i][n][e] = pack2(d[0] * tau, d[1] * tau);
-                *(uint32_t *)(m.p + query * LDP + key) = pack2(p[0] * lambda, p[1] * lambda);
-                *(uint32_t *)(m.ds + query * LDP + key) = ds[i][n][e];
-            }
-#pragma unroll
-    for (int j = 0; j < KEYS; j += 16)
+    for (int j = 0; j < KEYS; j += 16) {
+        const uint32_t a[4] = {ds[j / 8][0], ds[j / 8][1], ds[j / 8 + 1][0], ds[j / 8 + 1][1]};
 #pragma unroll
         for (int n = 0; n < D; n += 16) {
             uint32_t b[4];
             fragment_b_turned(b, k, LD, j, n);
-#pragma unroll
-            for (int i = FIRST; i < 2; i++) {
-                const uint32_t a[4] = {ds[i][j / 8][0], ds[i][j / 8][1], ds[i][j / 8 + 1][0],
-                                       ds[i][j / 8 + 1][1]};
-                mma_bf16(x.dq[i][n / 8], a, b), mma_bf16(x.dq[i][n / 8 + 1], a, b + 2);
-            }
+            mma_bf16(x.dq[n / 8], a, b), mma_bf16(x.dq[n / 8 + 1], a, b + 2);
         }
+    }
     return sum;
 }
 
@@ -185,7 +164,7 @@ template <int N> static __device__ __forceinline__ struct spot spot_of(int w) {
     return p;
 }
 template <int N>
-static __device__ __forceinline__ uint4 eight_columns(const float sum[N][4], int w, uint4 add) {
+static __device__ __forceinline__ uint4 eight_columns(const float sum[N][4], int w, float by, uint4 add) {
     float old[8];
     uint32_t lo[4], hi[4];
 #pragma unroll
@@ -198,21 +177,22 @@ static __device__ __forceinline__ uint4 eight_columns(const float sum[N][4], int
     uint32_t r[4];
 #pragma unroll
     for (int j = 0; j < 4; j++)
-        r[j] = pack2(old[2 * j] + __uint_as_float(lo[j]), old[2 * j + 1] + __uint_as_float(hi[j]));
+        r[j] = pack2(old[2 * j] + by * __uint_as_float(lo[j]), old[2 * j + 1] + by * __uint_as_float(hi[j]));
     return make_uint4(r[0], r[1], r[2], r[3]);
 }
 
-/* dk and dv of the tile's keys, from the queries [from, to): a warp's columns, of dk or of dv. Own rows go
- * to their place, dv's on top of what is there; kept ones to `kept`. */
+/* dk and dv of the tile's keys, from the queries [from, to): a warp's columns, of dk or of dv, times tau or
+ * lambda. Own rows go to their place, dv's on top of what is there; kept ones to `kept`. */
 template <int D>
 static __device__ __forceinline__ void back_keys(const struct whole_room<D> &m, const struct cache_dev &c,
                                                  const struct view &s, int from, int to, int keys, int row,
-                                                 float *kept) {
+                                                 float tau, float lambda, float *kept) {
     enum { COLUMNS = whole_room<D>::COLUMNS, N = COLUMNS / 8 };
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const bool values = warp >= WARPS / 2;
     const bf16 *p = values ? m.p : m.ds, *x = values ? m.dout : m.q;
     const int column = warp % (WARPS / 2) * COLUMNS;
+    const float by = values ? lambda : tau;
     bf16 *out = (bf16 *)(values ? c.a.dv : c.a.dk) + ((int64_t)row * c.a.HV + s.h) * D + column;
     float sum[2][N][4] = {};
     uint4 old[2][N / 2];
@@ -242,7 +222,7 @@ static __device__ __forceinline__ void back_keys(const struct whole_room<D> &m, 
         for (int i = 0; i < 4 * N; i++) {
             const int r = i / (2 * N) * 16 + i % 2 * 8 + g, n = i / 2 % N;
             const float *y = &sum[i / (2 * N)][n][i % 2 * 2];
-            if (r < keys) *(float2 *)(kept + r * 2 * D + n * 8) = make_float2(y[0], y[1]);
+            if (r < keys) *(float2 *)(kept + r * 2 * D + n * 8) = make_float2(by * y[0], by * y[1]);
         }
         return;
     }
@@ -250,24 +230,22 @@ static __device__ __forceinline__ void back_keys(const struct whole_room<D> &m, 
     for (int i = 0; i < N; i++) {
         const struct spot at = spot_of<N>(i % (N / 2));
         const int r = i / (N / 2) * 16 + at.row;
-        const uint4 y = eight_columns<N>(sum[i / (N / 2)], i % (N / 2), old[i / (N / 2)][i % (N / 2)]);
+        const uint4 y = eight_columns<N>(sum[i / (N / 2)], i % (N / 2), by, old[i / (N / 2)][i % (N / 2)]);
         if (r < keys) *(uint4 *)(out + (int64_t)r * c.a.HV * D + at.column) = y;
     }
 }
 
 template <int D>
 static __device__ __forceinline__ void write_dq(const struct queries<D> &x, const struct cache_dev &c,
-                                                const struct view &s) {
+                                                const struct view &s, float tau) {
 #pragma unroll
-    for (int i = 0; i < 2; i++)
-#pragma unroll
-        for (int w = 0; w < D / 16; w++) {
-            const struct spot at = spot_of<D / 8>(w);
-            const int r = x.from[i] + at.row;
-            const uint4 y = eight_columns<D / 8>(x.dq[i], w, make_uint4(0, 0, 0, 0));
-            if (r < s.len)
-                *(uint4 *)((bf16 *)c.a.dq + ((int64_t)(s.row + r) * c.a.H + s.hk) * D + at.column) = y;
-        }
+    for (int w = 0; w < D / 16; w++) {
+        const struct spot at = spot_of<D / 8>(w);
+        const int r = x.from + at.row;
+        const uint4 y = eight_columns<D / 8>(x.dq, w, tau, make_uint4(0, 0, 0, 0));
+        if (r < s.len)
+            *(uint4 *)((bf16 *)c.a.dq + ((int64_t)(s.row + r) * c.a.H + s.hk) * D + at.column) = y;
+    }
 }
 
 /* grid (blocks HV) */
@@ -299,14 +277,16 @@ static __global__ void __launch_bounds__(THREADS) back_whole(const struct cache_
         }
         copy_commit();
         const int first = own ? from : 0, last = own ? -from : keys - 1;
-        if (x.from[0] >= first && x.from[0] < s.len) dtau += pairs<D, 0>(x, m, k, tau, lambda, own, last);
-        else if (x.from[1] >= first && x.from[1] < s.len)
-            dtau += pairs<D, 1>(x, m, k, tau, lambda, own, last);
+        if (x.from >= first && x.from < s.len) {
+            if (own ? x.from < from + KEYS : keys < KEYS)
+                dtau += pairs<D, true>(x, m, k, tau * LOG2E, lambda, own, last);
+            else dtau += pairs<D, false>(x, m, k, tau * LOG2E, lambda, own, last);
+        }
         __syncthreads();
-        back_keys<D>(m, c, s, first, (s.len + 15) / 16 * 16, keys, s.row + from,
+        back_keys<D>(m, c, s, first, (s.len + 15) / 16 * 16, keys, s.row + from, tau, lambda,
                      own ? (float *)NULL : b.kept + ((block * c.a.HV + h) * c.a.window + from) * 2 * D);
     }
-    write_dq<D>(x, c, s);
+    write_dq<D>(x, c, s, tau);
     if (!c.a.dtau) return;
     dtau = block_sum(dtau / sqrtf((float)D), m.R);
     if (threadIdx.x == 0) b.tau[blockIdx.x] = dtau;
@@ -317,12 +297,10 @@ template <int D> static void run(struct hl_cuda *cuda, const struct cache_dev *c
            *b);
 }
 void HL_OP(cache_back_whole)(struct hl_cuda *cuda, const struct cache_dev *c, const struct cache_back *b) {
-    if (c->a.K == 64) run<64>(cuda, c, b);
-    else run<128>(cuda, c, b);
+    run<128>(cuda, c, b);
 }
 bool HL_OP(cache_whole_fits)(const struct hl_cache *a) {
-    return a->K <= 128 && a->H == a->HV && a->chunk <= QUERIES &&
-           shared_limit() >= (a->K == 64 ? (int)whole_room<64>::BYTES : (int)whole_room<128>::BYTES);
+    return a->K == 128 && a->H == a->HV && a->chunk <= QUERIES && shared_limit() >= (int)whole_room<128>::BYTES;
 }
 #else /* cache_tiled() never asks for it */
 void HL_OP(cache_back_whole)(struct hl_cuda *, const struct cache_dev *, const struct cache_back *) {}
