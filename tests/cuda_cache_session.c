@@ -112,6 +112,18 @@ static void test_sessions(void **state) {
         dev_close(&d);
     }
 }
+/* one long sequence in pieces of many blocks */
+static int64_t long_pieces(int pass, int i) { return (void)i, pass == 1 ? 3 : 150 + 40 * pass; }
+static void test_sessions_long(void **state) {
+    (void)state;
+    struct dev d = dev_open(false);
+    for (int e = 0; e < 4; e++) {
+        const struct shape s = {10, 8, 1, 1, 64, 64, kinds[e]};
+        const int64_t len[] = {600};
+        feed(&d, rounded(&d, batch_new(s, len, 1, 60 + (uint64_t)e)), long_pieces, 5);
+    }
+    dev_close(&d);
+}
 static void test_sessions_tiles(void **state) {
     (void)state;
     for (int f = 0; f < 2; f++) {
@@ -171,6 +183,7 @@ static void test_speed(void **state) {
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_sessions),
+        cmocka_unit_test(test_sessions_long),
         cmocka_unit_test(test_sessions_tiles),
         cmocka_unit_test(test_speed),
     };
