@@ -1,13 +1,12 @@
 /* cache_step_cuda.cu -- one new token of every session: append, read, merge a full block.
  *
  * Two launches whose sizes depend on the number of sessions alone; positions are read on the device, so
- * that a recorded graph can be played again. part: the slots of a head are shares of SHARE, whose softmax is
- * left in scratch; a thread block has several, the next one's rows under way while it works on one. join: a
- * thread block per head puts the shares together, in order, whichever block they came from. */
+ * that a recorded graph can be played again. part: a warp per SHARE slots of a head reads them BATCH at a time
+ * and leaves its softmax; join: a thread block per head puts the shares together, in order. */
 #include "cuda/early.cuh"
 #include "ops/cache/cache_cuda.cuh"
 
-enum { SHARE = 16, THREADS = 256, WARPS = THREADS / 32, PER_SM = 8 /* blocks of part, if there are shares */ };
+enum { SHARE = 16, BATCH = 4, PART_WARPS = 4, THREADS = 256 };
 
 static int64_t shares_of(const struct hl_cache *a) { return (a->window + a->chunk + SHARE - 1) / SHARE; }
 int64_t HL_OP(cache_step_scratch)(const struct hl_cache *a) {
@@ -26,116 +25,128 @@ static __device__ __forceinline__ struct filled filled_at(const struct cache_dev
 static __device__ __forceinline__ bool has_row(const struct filled &f, int slot) {
     return slot < f.kept || (slot >= f.w && slot < f.fresh);
 }
-/* whether the i-th share has a row, with the new one */
-static __device__ __forceinline__ bool share_used(const struct filled &f, int i) {
-    return i * SHARE < f.kept || ((i + 1) * SHARE > f.w && i * SHARE <= f.fresh);
-}
-static __device__ __forceinline__ int next_used(const struct filled &f, int i, int step, int shares) {
-    while (i < shares && !share_used(f, i)) i += step;
-    return i;
+/* whether n slots from `from` on have a row, with the new one */
+static __device__ __forceinline__ bool any_row(const struct filled &f, int from, int n) {
+    return from < f.kept || (from + n > f.w && from <= f.fresh);
 }
 
-/* A thread's part of the rows of a share: columns lane + 32 j of a warp's keys, column x of a group's values. */
-template <int D> struct share_rows {
-    enum { GROUPS = THREADS / D, MINE = SHARE / GROUPS, EACH = SHARE / WARPS };
-    float k[EACH][D / 32], v[MINE];
+/* A lane's columns of a row: D / 32 of them, in pieces of up to 4 neighbours. */
+template <int D> struct lane_row {
+    enum { N = D / 32, WIDTH = N < 4 ? N : 4 };
+    float x[N];
+};
+template <int D> static __device__ __forceinline__ int lane_column(int i) {
+    enum { WIDTH = lane_row<D>::WIDTH };
+    return i / WIDTH * 32 * WIDTH + threadIdx.x % 32 * WIDTH + i % WIDTH;
+}
+template <int D> static __device__ __forceinline__ void load_lane(struct lane_row<D> &r, const float *row) {
+#pragma unroll
+    for (int i = 0; i < lane_row<D>::N; i += lane_row<D>::WIDTH) {
+        if (D == 64) {
+            const float2 y = *(const float2 *)(row + lane_column<D>(i));
+            r.x[i] = y.x, r.x[i + 1] = y.y;
+        } else {
+            const float4 y = *(const float4 *)(row + lane_column<D>(i));
+            r.x[i] = y.x, r.x[i + 1] = y.y, r.x[(i + 2) % lane_row<D>::N] = y.z,
+                   r.x[(i + 3) % lane_row<D>::N] = y.w;
+        }
+    }
+}
+/* The same of an activation's row; to: where it is kept. */
+template <int D>
+static __device__ __forceinline__ void take_lane(struct lane_row<D> &r, const act *row, float *to) {
+#pragma unroll
+    for (int i = 0; i < lane_row<D>::N; i++) {
+        r.x[i] = f32(row[lane_column<D>(i)]);
+        if (to) to[lane_column<D>(i)] = r.x[i];
+    }
+}
+
+/* Keys and values of BATCH slots; where there is no row, zeros. */
+template <int D> struct batch { struct lane_row<D> k[BATCH], v[BATCH]; };
+template <int D>
+static __device__ __forceinline__ void load_batch(struct batch<D> &b, const struct memory &m,
+                                                  const struct filled &f, int from) {
+#pragma unroll
+    for (int i = 0; i < BATCH; i++) {
+        b.k[i] = {}, b.v[i] = {};
+        if (!has_row(f, from + i)) continue;
+        load_lane<D>(b.k[i], m.k + (int64_t)(from + i) * D), load_lane<D>(b.v[i], m.v + (int64_t)(from + i) * D);
+    }
+}
+
+/* Softmax so far of a warp: each lane its columns of the sum. */
+template <int D> struct reader {
+    struct lane_row<D> acc;
+    float top, sum;
 };
 template <int D>
-static __device__ __forceinline__ void load_share(struct share_rows<D> &r, const struct memory &m,
-                                                  const struct filled &f, int from) {
-    enum { MINE = share_rows<D>::MINE, EACH = share_rows<D>::EACH };
-    const int key = from + threadIdx.x / 32 * EACH, value = from + threadIdx.x / D * MINE;
-    const float *ks = m.k + (int64_t)key * D + threadIdx.x % 32, *vs = m.v + (int64_t)value * D + threadIdx.x % D;
+static __device__ __forceinline__ void read_batch(struct reader<D> &r, const struct batch<D> &b,
+                                                  const struct lane_row<D> &q, const struct filled &f, int from,
+                                                  float scale) {
+    float z[BATCH], top = r.top;
 #pragma unroll
-    for (int i = 0; i < EACH; i++)
+    for (int i = 0; i < BATCH; i++) {
+        z[i] = 0;
 #pragma unroll
-        for (int j = 0; j < D / 32; j++) r.k[i][j] = has_row(f, key + i) ? ks[i * D + j * 32] : 0.0f;
+        for (int j = 0; j < D / 32; j++) z[i] += q.x[j] * b.k[i].x[j];
+    }
 #pragma unroll
-    for (int i = 0; i < MINE; i++) r.v[i] = has_row(f, value + i) ? vs[i * D] : 0.0f;
-}
-/* The new row, where it is of this share: into the registers and the state. */
-template <int D>
-static __device__ __forceinline__ void append(struct share_rows<D> &r, const struct cache_dev &c,
-                                              const struct memory &m, const struct filled &f, int64_t row,
-                                              int64_t h, int from) {
-    enum { MINE = share_rows<D>::MINE, EACH = share_rows<D>::EACH };
-    const int lane = threadIdx.x % 32, x = threadIdx.x % D;
-    const act *k = (const act *)c.a.k + (row * c.a.H + h / c.group) * D + lane;
-    const act *v = (const act *)c.a.v + (row * c.a.HV + h) * D + x;
+    for (int i = 0; i < BATCH; i++) {
+        z[i] = warp_sum(z[i]) * scale;
+        if (!has_row(f, from + i) && from + i != f.fresh) z[i] = -INFINITY;
+        top = fmaxf(top, z[i]);
+    }
+    if (top == -INFINITY) return;
+    const float less = expf(r.top - top);
+    r.sum *= less, r.top = top;
 #pragma unroll
-    for (int i = 0; i < EACH; i++)
+    for (int j = 0; j < D / 32; j++) r.acc.x[j] *= less;
 #pragma unroll
-        for (int j = 0; j < D / 32; j++)
-            if (from + (int)threadIdx.x / 32 * EACH + i == f.fresh)
-                m.k[f.fresh * D + lane + j * 32] = r.k[i][j] = f32(k[j * 32]);
+    for (int i = 0; i < BATCH; i++) {
+        const float p = expf(z[i] - top);
+        r.sum += p;
 #pragma unroll
-    for (int i = 0; i < MINE; i++)
-        if (from + (int)threadIdx.x / D * MINE + i == f.fresh) m.v[f.fresh * D + x] = r.v[i] = f32(*v);
-    if (threadIdx.x == 0) m.score[f.fresh] = column(c, m, h, row, 2 * D);
+        for (int j = 0; j < D / 32; j++) r.acc.x[j] += p * b.v[i].x[j];
+    }
 }
 
-/* A share's result: [D] sums, the largest logit, the denominator. */
+/* grid (shares / PART_WARPS, HV, n). A share's result: [D] sums, the largest logit, the denominator. Rows of the
+ * state are loaded before others are waited for: the kernel just before this one writes none. */
 template <int D>
-static __device__ __forceinline__ void read_share(const struct share_rows<D> &r, const float q[D / 32],
-                                                  const struct filled &f, int from, float scale,
-                                                  float *result) {
-    enum { GROUPS = share_rows<D>::GROUPS, MINE = share_rows<D>::MINE, EACH = share_rows<D>::EACH };
-    __shared__ float z[SHARE], p[SHARE], room[THREADS];
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, x = threadIdx.x % D, group = threadIdx.x / D;
-    float top = -INFINITY, sum = 0, acc = 0;
-#pragma unroll
-    for (int i = 0; i < EACH; i++) {
-        const int slot = from + warp * EACH + i;
-        float dot = 0;
-#pragma unroll
-        for (int j = 0; j < D / 32; j++) dot += q[j] * r.k[i][j];
-        dot = warp_sum(dot) * scale;
-        if (lane == 0) z[warp * EACH + i] = has_row(f, slot) || slot == f.fresh ? dot : -INFINITY;
-    }
-    __syncthreads();
-    if (warp == 0) {
-        top = warp_max(lane < SHARE ? z[lane] : -INFINITY);
-        const float e = lane < SHARE && top > -INFINITY ? expf(z[lane] - top) : 0.0f;
-        if (lane < SHARE) p[lane] = e;
-        sum = warp_sum(e);
-    }
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i < MINE; i++) acc += p[group * MINE + i] * r.v[i];
-    if (GROUPS > 1) {
-        room[threadIdx.x] = acc;
-        __syncthreads();
-    }
-    if (group > 0) return;
-    for (int i = 1; i < GROUPS; i++) acc += room[i * D + x];
-    result[x] = acc;
-    if (x == 0) result[D] = top, result[D + 1] = sum;
-}
-
-/* grid (blocks of a head, HV, n). Rows of the state are loaded before others are waited for: the kernel just
- * before this one writes none. */
-template <int D>
-static __global__ void __launch_bounds__(THREADS) part(const struct cache_dev c, float *result, int shares) {
+static __global__ void __launch_bounds__(32 * PART_WARPS)
+    part(const struct cache_dev c, float *result, int shares) {
     const int64_t h = blockIdx.y, n = blockIdx.z;
+    const int share = blockIdx.x * PART_WARPS + threadIdx.x / 32, first = share * SHARE;
     const struct hl_seg seg = c.rows.seg[n];
     const struct memory m = memory_of(c, seg, h);
     const struct filled f = filled_at(c, seg.pos);
-    const act *from = (const act *)c.a.q + (seg.row * c.a.H + h / c.group) * D + threadIdx.x % 32;
-    struct share_rows<D> now, ahead;
-    float q[D / 32];
-    int i = next_used(f, blockIdx.x, gridDim.x, shares);
-    result += (n * c.a.HV + h) * shares * (D + 2);
-    if (i < shares) load_share<D>(now, m, f, i * SHARE);
+    struct batch<D> b;
+    struct lane_row<D> q;
+    struct reader<D> r = {};
+    const bool used = share < shares && any_row(f, first, SHARE);
+    if (used) load_batch<D>(b, m, f, first);
     wait_for_others(), let_others_start();
-    for (int j = 0; j < D / 32; j++) q[j] = f32(from[j * 32]);
+    if (!used) return;
     const float scale = c.a.tau[h] / sqrtf((float)D);
-    while (i < shares) {
-        const int next = next_used(f, i + gridDim.x, gridDim.x, shares);
-        if (next < shares) load_share<D>(ahead, m, f, next * SHARE);
-        if (f.fresh >= i * SHARE && f.fresh < (i + 1) * SHARE) append<D>(now, c, m, f, seg.row, h, i * SHARE);
-        read_share<D>(now, q, f, i * SHARE, scale, result + i * (D + 2));
-        now = ahead, i = next;
+    r.top = -INFINITY;
+    take_lane<D>(q, (const act *)c.a.q + (seg.row * c.a.H + h / c.group) * D, NULL);
+    for (int from = first; from < first + SHARE; from += BATCH) {
+        if (from > first && !any_row(f, from, BATCH)) continue;
+        if (from > first) load_batch<D>(b, m, f, from);
+#pragma unroll
+        for (int i = 0; i < BATCH; i++)
+            if (from + i == f.fresh) { /* the new row */
+                take_lane<D>(b.k[i], (const act *)c.a.k + (seg.row * c.a.H + h / c.group) * D, m.k + f.fresh * D);
+                take_lane<D>(b.v[i], (const act *)c.a.v + (seg.row * c.a.HV + h) * D, m.v + f.fresh * D);
+                if (threadIdx.x % 32 == 0) m.score[f.fresh] = column(c, m, h, seg.row, 2 * D);
+            }
+        read_batch<D>(r, b, q, f, from, scale);
     }
+    result += ((n * c.a.HV + h) * shares + share) * (D + 2);
+#pragma unroll
+    for (int j = 0; j < D / 32; j++) result[lane_column<D>(j)] = r.acc.x[j];
+    if (threadIdx.x % 32 == 0) result[D] = r.top, result[D + 1] = r.sum;
 }
 
 /* The block is full: kept = top_w(kept + block). */
@@ -163,11 +174,11 @@ static __global__ void __launch_bounds__(THREADS)
     wait_for_others(), let_others_start();
     result += (n * c.a.HV + h) * shares * (V + 2);
     for (int i = lane; i < shares; i += 32)
-        if (share_used(f, i)) top = fmaxf(top, result[i * (V + 2) + V]);
+        if (any_row(f, i * SHARE, SHARE)) top = fmaxf(top, result[i * (V + 2) + V]);
     top = warp_max(top);
     for (int i = lane; i < shares; i += 32) {
-        const float less = share_used(f, i) ? expf(result[i * (V + 2) + V] - top) : 0.0f;
-        if (share_used(f, i)) sum += result[i * (V + 2) + V + 1] * less;
+        const float less = any_row(f, i * SHARE, SHARE) ? expf(result[i * (V + 2) + V] - top) : 0.0f;
+        if (any_row(f, i * SHARE, SHARE)) sum += result[i * (V + 2) + V + 1] * less;
         if (threadIdx.x < 32) weight[i] = less;
     }
     sum = warp_sum(sum) + expf(sink - top);
@@ -177,7 +188,7 @@ static __global__ void __launch_bounds__(THREADS)
         float acc = 0;
 #pragma unroll 10
         for (int i = 0; i < shares; i++)
-            if (share_used(f, i)) acc += result[i * (V + 2) + x] * weight[i];
+            if (any_row(f, i * SHARE, SHARE)) acc += result[i * (V + 2) + x] * weight[i];
         put(out, f32(*out) + lambda * acc / sum);
     }
     __syncthreads(); /* the weights' room */
@@ -185,10 +196,8 @@ static __global__ void __launch_bounds__(THREADS)
 }
 
 template <int D> static void run(struct hl_cuda *cuda, const struct cache_dev *c, float *result, int shares) {
-    const int64_t heads = c->a.rows->n * c->a.HV, most = PER_SM * (int64_t)hl_cuda_sms(cuda) / heads;
-    const unsigned each = (unsigned)(most < 1 ? 1 : most < shares ? most : shares);
-    launch_early(cuda, part<D>, dim3(each, (unsigned)c->a.HV, (unsigned)c->a.rows->n), THREADS, 0, *c, result,
-                 shares);
+    launch_early(cuda, part<D>, dim3(blocks_for(shares, PART_WARPS), (unsigned)c->a.HV, (unsigned)c->a.rows->n),
+                 32 * PART_WARPS, 0, *c, result, shares);
 }
 void HL_OP(cache_step)(struct hl_cuda *cuda, const struct cache_dev *c, void *scratch) {
     const int shares = (int)shares_of(&c->a);

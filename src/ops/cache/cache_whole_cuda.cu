@@ -137,21 +137,17 @@ static __device__ __forceinline__ float pairs(struct queries<D> &x, const struct
     return sum;
 }
 
+/* Words x and y of two lanes whose numbers differ in `bit`: the lower lane's y and the upper one's x change
+ * places. */
+static __device__ __forceinline__ void trade(uint32_t &x, uint32_t &y, int bit) {
+    const bool upper = threadIdx.x & bit;
+    const uint32_t got = __shfl_xor_sync(0xffffffffu, upper ? x : y, bit);
+    x = upper ? got : x, y = upper ? y : got;
+}
 /* Word j of lane t of four neighbours becomes word t of lane j. */
 static __device__ __forceinline__ void turn_four(uint32_t x[4]) {
-    const int t = threadIdx.x % 4;
-    uint32_t y[4];
-#pragma unroll
-    for (int r = 0; r < 4; r++) {
-        const int j = t ^ r;
-        const uint32_t give = j == 0 ? x[0] : j == 1 ? x[1] : j == 2 ? x[2] : x[3];
-        y[r] = r ? __shfl_xor_sync(0xffffffffu, give, r) : give;
-    }
-#pragma unroll
-    for (int j = 0; j < 4; j++) { /* from lane j = t ^ r */
-        const int r = t ^ j;
-        x[j] = r == 0 ? y[0] : r == 1 ? y[1] : r == 2 ? y[2] : y[3];
-    }
+    trade(x[0], x[1], 1), trade(x[2], x[3], 1);
+    trade(x[0], x[2], 2), trade(x[1], x[3], 2);
 }
 /* Sums of 16 rows and 8 N columns (a thread: rows g and g + 8) as 16 bytes of 8 columns, the w-th of a thread's
  * N / 2: of row `row` and column `column`. */
@@ -250,7 +246,7 @@ static __device__ __forceinline__ void write_dq(const struct queries<D> &x, cons
 
 /* grid (blocks HV) */
 template <int D>
-static __global__ void __launch_bounds__(THREADS) back_whole(const struct cache_dev c, const struct cache_back b) {
+static __global__ void __launch_bounds__(THREADS, 1) back_whole(const struct cache_dev c, const struct cache_back b) {
     const struct whole_room<D> m = whole_room_at<D>(shared_memory());
     const int64_t block = blockIdx.x / c.a.HV, h = blockIdx.x % c.a.HV;
     const struct view s = view_of(c, block, h, true);
