@@ -187,7 +187,7 @@ static struct hl_cache exact_memory(const struct layer *l) {
                              .q = l->s.rms ? a->qt : a->q,
                              .k = l->s.rms ? a->kt : a->k,
                              .v = a->v1,
-                             .score = a->score,
+                             .score = l->cfg->cache_evict == HOLA_EVICT_BETAE ? a->m : a->score,
                              .tau = vec(l, l->p->cache_tau),
                              .sink = vec(l, l->p->cache_sink),
                              .gate = vec(l, l->p->cache_gate),
@@ -268,7 +268,7 @@ static void remember(const struct layer *l) {
                                  .v = l->a->v1,
                                  .score = l->a->score};
         struct hl_cache c = exact_memory(l);
-        l->ops->cache_score(l->pool, &score);
+        if (score.evict != HOLA_EVICT_BETAE) l->ops->cache_score(l->pool, &score); /* that is m itself */
         l->ops->cache_forward(l->pool, &c);
     }
 }

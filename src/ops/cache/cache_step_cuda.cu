@@ -149,6 +149,36 @@ static __global__ void __launch_bounds__(32 * PART_WARPS)
     if (threadIdx.x % 32 == 0) result[D] = r.top, result[D + 1] = r.sum;
 }
 
+/* The rows of the slots -1 - id[0, n) become the kept ones, in place: a row only moves to a lower slot, so what is
+ * loaded before its batch is stored is not lost. A thread has two columns of k or v, a warp the scores, another
+ * one the positions. */
+static __device__ __forceinline__ void keep_slots(const struct cache_dev &c, const struct memory &m,
+                                                  const int32_t *id, int n, int64_t first) {
+    enum { AT_ONCE = 16 };
+    const int D = (int)c.a.K, lane = threadIdx.x % 32;
+    for (int i0 = 0; i0 < n && threadIdx.x < 64; i0 += 32) {
+        const int64_t slot = i0 + lane < n ? -1 - id[i0 + lane] : 0, w = c.a.window;
+        const float score = threadIdx.x < 32 ? m.score[slot] : 0.0f;
+        const int64_t pos = threadIdx.x < 32 ? 0 : slot < w ? m.pos[slot] : first + slot - w;
+        __syncwarp();
+        if (i0 + lane < n && threadIdx.x < 32) m.score[i0 + lane] = score;
+        if (i0 + lane < n && threadIdx.x >= 32) m.pos[i0 + lane] = pos;
+        __syncwarp();
+    }
+    for (int x = 2 * threadIdx.x; x < 2 * D; x += 2 * THREADS) {
+        float *at = x < D ? m.k + x : m.v + x - D;
+        for (int i0 = 0; i0 < n; i0 += AT_ONCE) {
+            float2 row[AT_ONCE];
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++)
+                if (i0 + i < n) row[i] = *(const float2 *)(at + (int64_t)(-1 - id[i0 + i]) * D);
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++)
+                if (i0 + i < n) *(float2 *)(at + (int64_t)(i0 + i) * D) = row[i];
+        }
+    }
+}
+
 /* The block is full: kept = top_w(kept + block). */
 static __device__ void merge_full(const struct cache_dev &c, const struct hl_seg &seg, int64_t h) {
     const struct memory m = memory_of(c, seg, h);
@@ -160,10 +190,10 @@ static __device__ void merge_full(const struct cache_dev &c, const struct hl_seg
         s.key[j] = c.a.evict == HOLA_EVICT_RECENCY ? (uint32_t)j : rank_of(m.score[slot]);
     }
     const int now = choose(s, (int)kept, (int)n, (int)w);
-    keep_rows(c, m, h, s.id, now, seg, seg.pos + 1 - c.a.chunk, threadIdx.x, THREADS);
+    keep_slots(c, m, s.id, now, seg.pos + 1 - c.a.chunk);
 }
 
-static __global__ void __launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(THREADS, 2)
     join(const struct cache_dev c, const float *result, int shares) {
     const int64_t h = blockIdx.x, n = blockIdx.y, V = c.a.V;
     const struct hl_seg seg = c.rows.seg[n];
