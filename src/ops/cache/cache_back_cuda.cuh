@@ -19,9 +19,6 @@ void HL_OP(cache_back_along)(struct hl_cuda *cuda, const struct cache_dev *c, co
 void HL_OP(cache_back_kv)(struct hl_cuda *cuda, const struct cache_dev *c, const struct cache_back *b);
 bool HL_OP(cache_back_fits)(const struct hl_cache *a); /* in this device's shared memory */
 void HL_OP(cache_back_q)(struct hl_cuda *cuda, const struct cache_dev *c, const struct cache_back *b);
-/* all of these in one, where it fits */
-void HL_OP(cache_back_whole)(struct hl_cuda *cuda, const struct cache_dev *c, const struct cache_back *b);
-bool HL_OP(cache_whole_fits)(const struct hl_cache *a);
 
 enum { TILE = 64 }; /* keys and queries of a tile of the backward pass */
 static inline __host__ __device__ int tiles_of(int64_t n) { return (int)((n + TILE - 1) / TILE); }
