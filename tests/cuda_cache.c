@@ -300,10 +300,11 @@ static void test_speed(void **state) {
 /* [test] [repeats of what is timed; 1 for a profiler] */
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_odd_shapes),   cmocka_unit_test(test_tiles),  cmocka_unit_test(test_long),
-        cmocka_unit_test(test_definition),   cmocka_unit_test(test_odd_scores),
-        cmocka_unit_test(test_large_logits), cmocka_unit_test(test_bits),
-        cmocka_unit_test(test_score),        cmocka_unit_test(test_speed),
+        cmocka_unit_test(test_odd_shapes), cmocka_unit_test(test_tiles),
+        cmocka_unit_test(test_long),       cmocka_unit_test(test_definition),
+        cmocka_unit_test(test_odd_scores), cmocka_unit_test(test_large_logits),
+        cmocka_unit_test(test_bits),       cmocka_unit_test(test_score),
+        cmocka_unit_test(test_speed),
     };
     int failed;
     if (argc > 1) cmocka_set_test_filter(argv[1]);

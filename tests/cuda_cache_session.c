@@ -142,6 +142,28 @@ static void test_sessions_tiles(void **state) {
     }
 }
 
+/* what comes back in bulk, as the logits of many sessions do: less and more than the stage holds, odd ends */
+static void test_bulk(void **state) {
+    static const int64_t sizes[] = {1000, (1 << 20) - 1, (1 << 20) + 4097, (17 << 20) + 13};
+    (void)state;
+    struct dev d = dev_open(false);
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        const int64_t n = sizes[i];
+        char *want = malloc((size_t)n), *got = malloc((size_t)n);
+        assert_true(want && got);
+        for (int64_t j = 0; j < n; j++) want[j] = (char)check_mix((uint64_t)(j / 8 + n));
+        void *p = dev_put(&d, want, n);
+        memset(got, 0, (size_t)n);
+        d.ops->mem->get(d.pool, got, p, n);
+        assert_memory_equal(got, want, (size_t)n);
+        got[n - 1]++; /* one wrong byte shows */
+        assert_memory_not_equal(got, want, (size_t)n);
+        dev_drop(&d, p);
+        free(want), free(got);
+    }
+    dev_close(&d);
+}
+
 /* n sessions of one token each, at position `pos` */
 static void time_step(const struct dev *d, int64_t n, int64_t K, int64_t pos) {
     const int64_t bytes = hl_cache_state_bytes(4, K, K, 64, 256);
@@ -182,9 +204,8 @@ static void test_speed(void **state) {
 /* [test] [repeats of what is timed; 1 for a profiler] */
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sessions),
-        cmocka_unit_test(test_sessions_long),
-        cmocka_unit_test(test_sessions_tiles),
+        cmocka_unit_test(test_sessions),       cmocka_unit_test(test_sessions_long),
+        cmocka_unit_test(test_sessions_tiles), cmocka_unit_test(test_bulk),
         cmocka_unit_test(test_speed),
     };
     int failed;

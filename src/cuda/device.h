@@ -26,7 +26,7 @@ struct hl_cuda {
     int64_t rows_room;
     char *stage; /* host memory that the device writes by itself, for what comes in bulk; NULL: not yet */
     void *piece[HL_PIECES]; /* events: when each piece has come */
-    int64_t generation; /* raised when memory comes or goes: recorded work may point to it */
+    int64_t generation;     /* raised when memory comes or goes: recorded work may point to it */
     struct hl_graph graph[HL_GRAPHS];
     struct hl_graph *recording;
     struct hl_link *link; /* to the devices of other ranks; NULL: none */

@@ -104,9 +104,9 @@ static __global__ void pick_all(const struct cache_dev c, int span, int groups) 
     if (seg.state) m = memory_of(c, seg, h);
     for (int j0 = 0; j0 < before * w + (b < end ? w : 0); j0 += blockDim.x) {
         const int j = j0 + threadIdx.x;
-        const int32_t id = j < before * w             ? found[j]
+        const int32_t id = j < before * w                    ? found[j]
                            : b < end && j < (before + 1) * w ? own[j - before * w]
-                                                      : (int32_t)NO_ROW;
+                                                             : (int32_t)NO_ROW;
         const uint32_t key = id == (int32_t)NO_ROW ? 0 : rank_of(column(c, m, h, id, c.a.K + c.a.V));
         const int at = place_of(id != (int32_t)NO_ROW, &all, s.warp);
         if (id != (int32_t)NO_ROW)
@@ -177,8 +177,8 @@ extern "C" void HL_OP(cache_forward)(struct hl_pool *pool, const struct hl_cache
     }
     const int64_t most = most_blocks(a), span = group_span(cuda, a, most), groups = hl_pieces(most, span);
     const int64_t heads = n * a->HV;
-    c.id = (int32_t *)hl_cuda_scratch(cuda,
-                                      ((c.rows.blocks + n) * a->HV + groups * heads) * a->window * 4 + 4);
+    c.id =
+        (int32_t *)hl_cuda_scratch(cuda, ((c.rows.blocks + n) * a->HV + groups * heads) * a->window * 4 + 4);
     if (!c.id) return;
     c.last = c.id + c.rows.blocks * a->HV * a->window;
     c.found = c.last + heads * a->window;

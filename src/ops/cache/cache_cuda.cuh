@@ -17,7 +17,8 @@ struct cache_dev {
     int64_t T, group; /* rows; value heads of a key head */
     int32_t *id;      /* [blocks][HV][window]: what each block keeps */
     int32_t *last;    /* [n][HV][window]: what is kept after the segment */
-    int32_t *found;   /* [n][HV][groups][window]: the best of a group of blocks, where they are walked at once */
+    int32_t
+        *found; /* [n][HV][groups][window]: the best of a group of blocks, where they are walked at once */
 };
 
 static inline struct cache_dev cache_dev_of(const struct hl_cache *a) {

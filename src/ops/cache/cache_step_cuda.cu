@@ -18,8 +18,7 @@ struct filled {
     int kept, w, fresh;
 };
 static __device__ __forceinline__ struct filled filled_at(const struct cache_dev &c, int64_t pos) {
-    const struct filled f = {(int)kept_at(c, pos), (int)c.a.window,
-                             (int)c.a.window + (int)(pos % c.a.chunk)};
+    const struct filled f = {(int)kept_at(c, pos), (int)c.a.window, (int)c.a.window + (int)(pos % c.a.chunk)};
     return f;
 }
 static __device__ __forceinline__ bool has_row(const struct filled &f, int slot) {
@@ -48,7 +47,7 @@ template <int D> static __device__ __forceinline__ void load_lane(struct lane_ro
         } else {
             const float4 y = *(const float4 *)(row + lane_column<D>(i));
             r.x[i] = y.x, r.x[i + 1] = y.y, r.x[(i + 2) % lane_row<D>::N] = y.z,
-                   r.x[(i + 3) % lane_row<D>::N] = y.w;
+            r.x[(i + 3) % lane_row<D>::N] = y.w;
         }
     }
 }
@@ -71,7 +70,8 @@ static __device__ __forceinline__ void load_batch(struct batch<D> &b, const stru
     for (int i = 0; i < BATCH; i++) {
         b.k[i] = {}, b.v[i] = {};
         if (!has_row(f, from + i)) continue;
-        load_lane<D>(b.k[i], m.k + (int64_t)(from + i) * D), load_lane<D>(b.v[i], m.v + (int64_t)(from + i) * D);
+        load_lane<D>(b.k[i], m.k + (int64_t)(from + i) * D),
+            load_lane<D>(b.v[i], m.v + (int64_t)(from + i) * D);
     }
 }
 
@@ -82,8 +82,8 @@ template <int D> struct reader {
 };
 template <int D>
 static __device__ __forceinline__ void read_batch(struct reader<D> &r, const struct batch<D> &b,
-                                                  const struct lane_row<D> &q, const struct filled &f, int from,
-                                                  float scale) {
+                                                  const struct lane_row<D> &q, const struct filled &f,
+                                                  int from, float scale) {
     float z[BATCH], top = r.top;
 #pragma unroll
     for (int i = 0; i < BATCH; i++) {
@@ -137,7 +137,8 @@ static __global__ void __launch_bounds__(32 * PART_WARPS)
 #pragma unroll
         for (int i = 0; i < BATCH; i++)
             if (from + i == f.fresh) { /* the new row */
-                take_lane<D>(b.k[i], (const act *)c.a.k + (seg.row * c.a.H + h / c.group) * D, m.k + f.fresh * D);
+                take_lane<D>(b.k[i], (const act *)c.a.k + (seg.row * c.a.H + h / c.group) * D,
+                             m.k + f.fresh * D);
                 take_lane<D>(b.v[i], (const act *)c.a.v + (seg.row * c.a.HV + h) * D, m.v + f.fresh * D);
                 if (threadIdx.x % 32 == 0) m.score[f.fresh] = column(c, m, h, seg.row, 2 * D);
             }
@@ -226,7 +227,8 @@ static __global__ void __launch_bounds__(THREADS, 2)
 }
 
 template <int D> static void run(struct hl_cuda *cuda, const struct cache_dev *c, float *result, int shares) {
-    launch_early(cuda, part<D>, dim3(blocks_for(shares, PART_WARPS), (unsigned)c->a.HV, (unsigned)c->a.rows->n),
+    launch_early(cuda, part<D>,
+                 dim3(blocks_for(shares, PART_WARPS), (unsigned)c->a.HV, (unsigned)c->a.rows->n),
                  32 * PART_WARPS, 0, *c, result, shares);
 }
 void HL_OP(cache_step)(struct hl_cuda *cuda, const struct cache_dev *c, void *scratch) {

@@ -68,14 +68,16 @@ static __global__ void __launch_bounds__(GEMV_THREADS, 1) few_mma(struct gemv a)
         W[n] = a.W[p] + (i - (a.end[p] - a.rows[p])) * a.K + 8 * t;
     }
     auto fetch = [&](int k, bool weights) { /* columns 32 k .. of W, or of x */
-        char *to_ring = ring + (k - from) % DEPTH * room::STEP + (weights ? 0 : NT * 512);
-        const bool in = k < to && k * 32 + 8 * t < a.K;
+                                            char *to_ring = ring + (k - from) % DEPTH * room::STEP +
+                                                            (weights ? 0 : NT * 512);
+                                            const bool in = k < to && k * 32 + 8 * t < a.K;
 #pragma unroll
-        for (int i = 0; i < (weights ? NT : EIGHTS); i++) {
-            const bool there = in && (weights || g + 8 * i < a.M);
-            const act *global = weights ? W[i % NT] : x + 8 * i * a.K;
-            copy_async(to_ring + i * 512, there ? global + k * 32 : a.x, there ? 16 : 0);
-        }
+                                            for (int i = 0; i < (weights ? NT : EIGHTS); i++) {
+                                                const bool there = in && (weights || g + 8 * i < a.M);
+                                                const act *global = weights ? W[i % NT] : x + 8 * i * a.K;
+                                                copy_async(to_ring + i * 512, there ? global + k * 32 : a.x,
+                                                           there ? 16 : 0);
+                                            }
     };
     for (int k = from; k < from + DEPTH; k++) fetch(k, true);
     wait_for_others(), let_others_start();
