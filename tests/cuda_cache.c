@@ -105,6 +105,25 @@ static void test_tiles(void **state) {
     }
 }
 
+/* a sequence of many blocks, whose selection is made in groups of them */
+static void test_long(void **state) {
+    static const int64_t wc[][2] = {{4, 16}, {20, 8}, {7, 3}};
+    (void)state;
+    struct dev d = dev_open(false);
+    for (int i = 0; i < 3; i++)
+        for (int e = 0; e < 4; e++) {
+            const int64_t C = wc[i][1], len[] = {(e == 0 ? 70 : 19) * C + 5, 2 * C};
+            const struct shape s = {wc[i][0], C, 1, 2, 64, 64, kinds[e]};
+            if (dev_slow(&d) && (i + e) % 3) continue;
+            struct batch *got = rounded(&d, batch_new(s, len, 2, 40 + (uint64_t)e)),
+                         *want = rounded(&d, batch_new(s, len, 2, 40 + (uint64_t)e));
+            for (int64_t j = 0; j < got->T * s.HV; j++) /* ties, among them between groups */
+                got->score[j] = want->score[j] = (real)(check_mix((uint64_t)j) % 50);
+            compare(&d, got, want, tol_of(&d));
+        }
+    dev_close(&d);
+}
+
 /* ---- the definition, and wrong versions of it ---- */
 
 static void test_definition(void **state) {
@@ -281,10 +300,11 @@ static void test_speed(void **state) {
 /* [test] [repeats of what is timed; 1 for a profiler] */
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_odd_shapes),   cmocka_unit_test(test_tiles),
-        cmocka_unit_test(test_definition),   cmocka_unit_test(test_odd_scores),
-        cmocka_unit_test(test_large_logits), cmocka_unit_test(test_bits),
-        cmocka_unit_test(test_score),        cmocka_unit_test(test_speed),
+        cmocka_unit_test(test_odd_shapes), cmocka_unit_test(test_tiles),
+        cmocka_unit_test(test_long),       cmocka_unit_test(test_definition),
+        cmocka_unit_test(test_odd_scores), cmocka_unit_test(test_large_logits),
+        cmocka_unit_test(test_bits),       cmocka_unit_test(test_score),
+        cmocka_unit_test(test_speed),
     };
     int failed;
     if (argc > 1) cmocka_set_test_filter(argv[1]);

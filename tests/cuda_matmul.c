@@ -124,6 +124,8 @@ static const struct layer layers[] = {
     {100, 100, {16, 4}, .n = 2, .dx_add = true},
     {64, 32, {16, 16}, .n = 2},
     {40, 48, {17}, .n = 1},
+    {50, 264, {70, 4}, .n = 2, .out_real = true, .other = true},
+    {65, 264, {70, 4}, .n = 2},
 };
 static const struct layer big_layers[] = {
     {100, 1024, {1024, 512, 4, 4}, .n = 4},
@@ -142,24 +144,29 @@ static void test_linear(void **state) {
     print_message("linear: %.2g away with bf16, %.2g with float\n", worst_seen[0], worst_seen[1]);
 }
 
-/* decoding: a row has the same bits among any number up to sixteen (float: eight) */
+/* decoding: a row has the same bits among any number up to 64 (float: eight) */
 static void test_few_rows(void **state) {
+    static const int Ms[] = {1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 24, 31, 32, 33, 48, 63};
     struct layer l = {.K = 520, .N = {37, 4}, .n = 2, .out_real = true};
     (void)state;
     for (int f = 0; f < 2; f++) {
         struct dev d = dev_open(f);
-        l.M = f ? 8 : 16;
-        struct arrays all = arrays_new(&d, &l);
-        on_device(&d, &l, &all, false);
-        for (l.M = 1; l.M < (f ? 8 : 16); l.M++) {
-            struct arrays some = arrays_new(&d, &l);
-            on_device(&d, &l, &some, false);
-            for (int p = 0; p < l.n; p++)
-                assert_memory_equal(some.out[p], all.out[p], (size_t)(l.M * l.N[p]) * sizeof(real));
-            arrays_free(&some, &l);
+        const int most = f ? 8 : 64;
+        for (int wide = 1; wide <= (f ? 1 : 4); wide++) { /* every number of outputs of a block */
+            l.N[0] = wide * (dev_slow(&d) ? 30 : 1000), l.M = most;
+            struct arrays all = arrays_new(&d, &l);
+            on_device(&d, &l, &all, false);
+            for (size_t i = 0; i < sizeof Ms / sizeof *Ms && Ms[i] < most; i++) {
+                l.M = Ms[i];
+                struct arrays some = arrays_new(&d, &l);
+                on_device(&d, &l, &some, false);
+                for (int p = 0; p < l.n; p++)
+                    assert_memory_equal(some.out[p], all.out[p], (size_t)(l.M * l.N[p]) * sizeof(real));
+                arrays_free(&some, &l);
+            }
+            l.M = most;
+            arrays_free(&all, &l);
         }
-        l.M = f ? 8 : 16;
-        arrays_free(&all, &l);
         dev_close(&d);
     }
 }
@@ -301,11 +308,11 @@ static void time_training(const struct dev *d) {
 static void test_speed(void **state) {
     static const int64_t one[] = {1024}, layer[] = {1024, 1024, 1024, 1024, 4, 4}, mlp[] = {2816, 2816},
                          head[] = {32000};
-    static const int64_t Ms[] = {1, 8, 16, 17};
+    static const int64_t Ms[] = {1, 8, 16, 32, 64};
     struct dev d = dev_open(false);
     (void)state;
     if (!dev_slow(&d)) {
-        for (int i = 0; i < 4; i++) {
+        for (int i = 0; i < 5; i++) {
             time_few_rows(&d, Ms[i], 1024, one, 1), time_few_rows(&d, Ms[i], 2816, one, 1);
             time_few_rows(&d, Ms[i], 1024, layer, 6), time_few_rows(&d, Ms[i], 1024, mlp, 2);
             time_few_rows(&d, Ms[i], 1024, head, 1);

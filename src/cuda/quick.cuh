@@ -15,6 +15,16 @@ static __device__ __forceinline__ float quick_sigmoid(float x) {
     return r;
 #endif
 }
+/* 2^x, good to two units in the last place; 0 where the result would not be a normal number */
+static __device__ __forceinline__ float quick_exp2(float x) {
+#ifdef HL_CUDA_EMU
+    return exp2f(x);
+#else
+    float e;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(x));
+    return e;
+#endif
+}
 static __device__ __forceinline__ float quick_silu(float x) { return x * quick_sigmoid(x); }
 
 #endif

@@ -41,7 +41,7 @@ static void remember(const struct layer *l) {
                                  .v = l->a->v1,
                                  .score = l->a->score};
         struct hl_cache c = exact_memory(l);
-        l->ops->cache_score(l->pool, &score);
+        if (score.evict != HOLA_EVICT_BETAE) l->ops->cache_score(l->pool, &score); /* that is m itself */
         l->ops->cache_forward(l->pool, &c);
     }
 }

@@ -190,7 +190,7 @@ static inline struct hl_cache exact_memory(const struct layer *l) {
                              .q = l->s.rms ? a->qt : a->q,
                              .k = l->s.rms ? a->kt : a->k,
                              .v = a->v1,
-                             .score = a->score,
+                             .score = l->cfg->cache_evict == HOLA_EVICT_BETAE ? a->m : a->score,
                              .tau = vec(l, l->p->cache_tau),
                              .sink = vec(l, l->p->cache_sink),
                              .gate = vec(l, l->p->cache_gate),

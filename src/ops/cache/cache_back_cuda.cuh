@@ -2,6 +2,7 @@
  * tiles. */
 #ifndef HL_CACHE_BACK_CUDA_CUH
 #define HL_CACHE_BACK_CUDA_CUH
+#include "cuda/limits.cuh"
 #include "ops/cache/cache_cuda.cuh"
 
 struct cache_back {
@@ -18,18 +19,6 @@ void HL_OP(cache_back_along)(struct hl_cuda *cuda, const struct cache_dev *c, co
 void HL_OP(cache_back_kv)(struct hl_cuda *cuda, const struct cache_dev *c, const struct cache_back *b);
 bool HL_OP(cache_back_fits)(const struct hl_cache *a); /* in this device's shared memory */
 void HL_OP(cache_back_q)(struct hl_cuda *cuda, const struct cache_dev *c, const struct cache_back *b);
-
-/* the most shared memory of a thread block, in bytes */
-static inline int shared_limit(void) {
-#ifdef HL_CUDA_EMU
-    return 227 << 10;
-#else
-    int device = 0, limit = 48 << 10;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    return limit;
-#endif
-}
 
 enum { TILE = 64 }; /* keys and queries of a tile of the backward pass */
 static inline __host__ __device__ int tiles_of(int64_t n) { return (int)((n + TILE - 1) / TILE); }

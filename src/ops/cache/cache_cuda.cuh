@@ -17,6 +17,8 @@ struct cache_dev {
     int64_t T, group; /* rows; value heads of a key head */
     int32_t *id;      /* [blocks][HV][window]: what each block keeps */
     int32_t *last;    /* [n][HV][window]: what is kept after the segment */
+    int32_t
+        *found; /* [n][HV][groups][window]: the best of a group of blocks, where they are walked at once */
 };
 
 static inline struct cache_dev cache_dev_of(const struct hl_cache *a) {
@@ -144,20 +146,25 @@ static __device__ __forceinline__ uint32_t rank_of(float x) {
 }
 
 struct chooser {
-    uint32_t *key; /* [window + chunk, whole fours] in order of position; ties: the first */
-    int32_t *id;   /* [window + chunk] */
+    uint32_t *key; /* [n, whole fours] in order of position; ties: the first */
+    int32_t *id;   /* [n] */
     int32_t *best; /* [window] */
     int32_t *warp; /* [32] */
 };
+/* n: rows to choose from, mostly the kept ones and a block */
+static inline int64_t chooser_bytes(const struct hl_cache *a, int64_t n) {
+    return ((n + 3) / 4 * 8 + (a->window + 3) / 4 * 4 + 32) * 4;
+}
 static inline int64_t chooser_bytes(const struct hl_cache *a) {
-    return ((a->window + a->chunk + 3) / 4 * 8 + (a->window + 3) / 4 * 4 + 32) * 4;
+    return chooser_bytes(a, a->window + a->chunk);
 }
 static inline unsigned chooser_threads(const struct hl_cache *a) {
     const int64_t n = (a->window + a->chunk + 31) / 32 * 32;
     return (unsigned)(n < 1024 ? n : 1024);
 }
-static __device__ __forceinline__ struct chooser chooser_at(const struct cache_dev &c, char *room) {
-    const int64_t n = (c.a.window + c.a.chunk + 3) / 4 * 4;
+static __device__ __forceinline__ struct chooser chooser_at(const struct cache_dev &c, char *room,
+                                                            int64_t rows = 0) {
+    const int64_t n = ((rows ? rows : c.a.window + c.a.chunk) + 3) / 4 * 4;
     uint32_t *p = (uint32_t *)room;
     struct chooser s = {p, (int32_t *)p + n, (int32_t *)p + 2 * n,
                         (int32_t *)p + 2 * n + (c.a.window + 3) / 4 * 4};
@@ -215,8 +222,8 @@ static __device__ __forceinline__ int beaten_by(const uint32_t *key, int n, int 
     return better;
 }
 
-/* Of the n columns, the first `kept` of them the kept ones, the best w move to the front, in order. All
- * threads; how many there are now comes back. */
+/* Of the n columns the best w move to the front, in order. kept = w: the first w are worth comparing the others
+ * with. All threads; how many there are now comes back. */
 static __device__ __forceinline__ int choose(const struct chooser &s, int kept, int n, int w) {
     const int threads = blockDim.x;
     int base = 0;

@@ -3,6 +3,7 @@
  * A thread block is 64 keys of one block of the grid and walks its queries. Probabilities come again from
  * lse; they and ds pass through shared memory, as their sums are cut among the warps in another way. The
  * gradients of a block's own rows go to dk and dv, those of kept rows are left for `gather_kept`. */
+#include "cuda/quick.cuh"
 #include "ops/cache/cache_back_cuda.cuh"
 #include "ops/cache/cache_mma.cuh"
 
@@ -42,10 +43,10 @@ struct kv_sums {
     float dk[2][kv_room<D, S>::COLUMNS / 8][4], dv[2][kv_room<D, S>::COLUMNS / 8][4];
 };
 
-/* Probabilities and ds of 16 keys x QUERIES a warp, to shared memory [key][query]. `past`: keys after
- * their query are hidden, both counted from the tiles' first; keys from `keys` on are none. The thread's
- * share of the sum of ds q.k comes back. tau: with 1/sqrt(K) in it */
-template <int D, int S>
+/* Probabilities and ds of 16 keys x QUERIES a warp, to shared memory [key][query]. Where there is an edge: keys
+ * from `keys` on are none, and if `past`, those after their query are hidden, both counted from the tiles'
+ * first. The thread's share of the sum of ds q.k comes back. tau: with 1/sqrt(K) in it */
+template <int D, int S, bool edge>
 static __device__ __forceinline__ float pairs(const struct kv_room<D, S> &m, int stage, float tau,
                                               float lambda, bool past, int keys) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -54,7 +55,8 @@ static __device__ __forceinline__ float pairs(const struct kv_room<D, S> &m, int
     const bf16 *q = m.q + stage * kv_room<D, S>::X,
                *dout = m.dout + stage % kv_room<D, S>::STAGES * kv_room<D, S>::X;
     float s[QUERIES / 8][4] = {}, dp[QUERIES / 8][4] = {}, sum = 0;
-    if (!past || key < query + QUERIES) /* otherwise the warp sees nothing */
+    const float scale = tau * LOG2E;
+    if (!edge || !past || key < query + QUERIES) /* otherwise the warp sees nothing */
         product_rows_two<D, QUERIES>(s, m.k, q, dp, m.v, dout, key, query);
 #pragma unroll
     for (int n = 0; n < QUERIES / 8; n++) {
@@ -67,8 +69,8 @@ static __device__ __forceinline__ float pairs(const struct kv_room<D, S> &m, int
             float p[2], ds[2];
 #pragma unroll
             for (int e = 0; e < 2; e++) {
-                const bool seen = j < keys && (!past || j <= at + e);
-                p[e] = seen ? exp2f(s[n][2 * i + e] * tau * LOG2E - (e ? lse.y : lse.x)) : 0.0f;
+                p[e] = quick_exp2(s[n][2 * i + e] * scale - (e ? lse.y : lse.x));
+                if (edge && (j >= keys || (past && j > at + e))) p[e] = 0.0f;
                 ds[e] = p[e] * (lambda * dp[n][2 * i + e] - (e ? R.y : R.x));
                 sum += ds[e] * s[n][2 * i + e];
             }
@@ -198,7 +200,8 @@ walk_queries(struct kv_sums<D, S> &sum, const struct kv_room<D, S> &m, const str
         copy_commit();
         copy_wait<1>();
         __syncthreads();
-        dtau += pairs<D, S>(m, stage, tau, lambda, past, keys);
+        dtau += past || keys < TILE ? pairs<D, S, true>(m, stage, tau, lambda, past, keys)
+                                    : pairs<D, S, false>(m, stage, tau, lambda, past, keys);
         __syncthreads();
         write_ds<D, S>(m, ds);
         ds += (own ? i + 1 : 1) * TILE * TILE;

@@ -3,6 +3,7 @@
  * grid (blocks HV tiles): a thread block is ROWS queries of one block and value head, a warp 16 of them
  * with their sums in registers. Keys and values come KEYS at a time into two buffers; nothing else is
  * kept. */
+#include "cuda/quick.cuh"
 #include "ops/cache/cache_mma.cuh"
 
 #ifndef HL_CUDA_F32
@@ -58,7 +59,7 @@ static __device__ __forceinline__ void read_tile(struct reader<D> &r, const bf16
     for (int n = 0; n < KEYS / 8; n++)
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            s[n][e] = exp2f(s[n][e] - top[e / 2]);
+            s[n][e] = quick_exp2(s[n][e] - top[e / 2]);
             r.sum[e / 2] += s[n][e];
         }
     product_sum<D, KEYS>(r.o, s, v);

@@ -1,85 +1,183 @@
 /* cache_step_cuda.cu -- one new token of every session: append, read, merge a full block.
  *
  * Two launches whose sizes depend on the number of sessions alone; positions are read on the device, so
- * that a recorded graph can be played again. part: a thread block per SHARE slots of a head reads them all
- * at once and leaves its softmax; join: a thread block per head puts the shares together, in order. */
+ * that a recorded graph can be played again. part: a warp per SHARE slots of a head reads them BATCH at a time
+ * and leaves its softmax; join: a thread block per head puts the shares together, in order. */
+#include "cuda/early.cuh"
 #include "ops/cache/cache_cuda.cuh"
 
-enum { SHARE = 16, THREADS = 256, WARPS = THREADS / 32 };
+enum { SHARE = 16, BATCH = 4, PART_WARPS = 4, THREADS = 256 };
 
 static int64_t shares_of(const struct hl_cache *a) { return (a->window + a->chunk + SHARE - 1) / SHARE; }
 int64_t HL_OP(cache_step_scratch)(const struct hl_cache *a) {
     return a->rows->n * a->HV * shares_of(a) * (a->V + 2) * 4;
 }
 
-/* A share's result: [D] sums, the largest logit, the denominator. */
+/* Which slots of a head are filled: [0, kept) and [w, fresh); the new row comes to slot `fresh`. */
+struct filled {
+    int kept, w, fresh;
+};
+static __device__ __forceinline__ struct filled filled_at(const struct cache_dev &c, int64_t pos) {
+    const struct filled f = {(int)kept_at(c, pos), (int)c.a.window, (int)c.a.window + (int)(pos % c.a.chunk)};
+    return f;
+}
+static __device__ __forceinline__ bool has_row(const struct filled &f, int slot) {
+    return slot < f.kept || (slot >= f.w && slot < f.fresh);
+}
+/* whether n slots from `from` on have a row, with the new one */
+static __device__ __forceinline__ bool any_row(const struct filled &f, int from, int n) {
+    return from < f.kept || (from + n > f.w && from <= f.fresh);
+}
+
+/* A lane's columns of a row: D / 32 of them, in pieces of up to 4 neighbours. */
+template <int D> struct lane_row {
+    enum { N = D / 32, WIDTH = N < 4 ? N : 4 };
+    float x[N];
+};
+template <int D> static __device__ __forceinline__ int lane_column(int i) {
+    enum { WIDTH = lane_row<D>::WIDTH };
+    return i / WIDTH * 32 * WIDTH + threadIdx.x % 32 * WIDTH + i % WIDTH;
+}
+template <int D> static __device__ __forceinline__ void load_lane(struct lane_row<D> &r, const float *row) {
+#pragma unroll
+    for (int i = 0; i < lane_row<D>::N; i += lane_row<D>::WIDTH) {
+        if (D == 64) {
+            const float2 y = *(const float2 *)(row + lane_column<D>(i));
+            r.x[i] = y.x, r.x[i + 1] = y.y;
+        } else {
+            const float4 y = *(const float4 *)(row + lane_column<D>(i));
+            r.x[i] = y.x, r.x[i + 1] = y.y, r.x[(i + 2) % lane_row<D>::N] = y.z,
+            r.x[(i + 3) % lane_row<D>::N] = y.w;
+        }
+    }
+}
+/* The same of an activation's row; to: where it is kept. */
 template <int D>
-static __global__ void __launch_bounds__(THREADS) part(const struct cache_dev c, float *result) {
-    enum { GROUPS = THREADS / D, MINE = SHARE / GROUPS, EACH = SHARE / WARPS };
-    __shared__ float z[SHARE], p[SHARE], room[THREADS];
-    const int64_t h = blockIdx.y, n = blockIdx.z, hk = h / c.group;
+static __device__ __forceinline__ void take_lane(struct lane_row<D> &r, const act *row, float *to) {
+#pragma unroll
+    for (int i = 0; i < lane_row<D>::N; i++) {
+        r.x[i] = f32(row[lane_column<D>(i)]);
+        if (to) to[lane_column<D>(i)] = r.x[i];
+    }
+}
+
+/* Keys and values of BATCH slots; where there is no row, zeros. */
+template <int D> struct batch { struct lane_row<D> k[BATCH], v[BATCH]; };
+template <int D>
+static __device__ __forceinline__ void load_batch(struct batch<D> &b, const struct memory &m,
+                                                  const struct filled &f, int from) {
+#pragma unroll
+    for (int i = 0; i < BATCH; i++) {
+        b.k[i] = {}, b.v[i] = {};
+        if (!has_row(f, from + i)) continue;
+        load_lane<D>(b.k[i], m.k + (int64_t)(from + i) * D),
+            load_lane<D>(b.v[i], m.v + (int64_t)(from + i) * D);
+    }
+}
+
+/* Softmax so far of a warp: each lane its columns of the sum. */
+template <int D> struct reader {
+    struct lane_row<D> acc;
+    float top, sum;
+};
+template <int D>
+static __device__ __forceinline__ void read_batch(struct reader<D> &r, const struct batch<D> &b,
+                                                  const struct lane_row<D> &q, const struct filled &f,
+                                                  int from, float scale) {
+    float z[BATCH], top = r.top;
+#pragma unroll
+    for (int i = 0; i < BATCH; i++) {
+        z[i] = 0;
+#pragma unroll
+        for (int j = 0; j < D / 32; j++) z[i] += q.x[j] * b.k[i].x[j];
+    }
+#pragma unroll
+    for (int i = 0; i < BATCH; i++) {
+        z[i] = warp_sum(z[i]) * scale;
+        if (!has_row(f, from + i) && from + i != f.fresh) z[i] = -INFINITY;
+        top = fmaxf(top, z[i]);
+    }
+    if (top == -INFINITY) return;
+    const float less = expf(r.top - top);
+    r.sum *= less, r.top = top;
+#pragma unroll
+    for (int j = 0; j < D / 32; j++) r.acc.x[j] *= less;
+#pragma unroll
+    for (int i = 0; i < BATCH; i++) {
+        const float p = expf(z[i] - top);
+        r.sum += p;
+#pragma unroll
+        for (int j = 0; j < D / 32; j++) r.acc.x[j] += p * b.v[i].x[j];
+    }
+}
+
+/* grid (shares / PART_WARPS, HV, n). A share's result: [D] sums, the largest logit, the denominator. Rows of the
+ * state are loaded before others are waited for: the kernel just before this one writes none. */
+template <int D>
+static __global__ void __launch_bounds__(32 * PART_WARPS)
+    part(const struct cache_dev c, float *result, int shares) {
+    const int64_t h = blockIdx.y, n = blockIdx.z;
+    const int share = blockIdx.x * PART_WARPS + threadIdx.x / 32, first = share * SHARE;
     const struct hl_seg seg = c.rows.seg[n];
     const struct memory m = memory_of(c, seg, h);
-    const int w = (int)c.a.window, from = blockIdx.x * SHARE;
-    const int kept = (int)kept_at(c, seg.pos), fresh = w + (int)(seg.pos % c.a.chunk);
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, x = threadIdx.x % D, group = threadIdx.x / D;
-    const act *q = (const act *)c.a.q + (seg.row * c.a.H + hk) * D + lane;
-    const float *ks = m.k + (from + warp * EACH) * D + lane, *vs = m.v + (from + group * MINE) * D + x;
-    float k[EACH][D / 32], v[MINE], top = -INFINITY, sum = 0, acc = 0;
-    result += ((n * c.a.HV + h) * gridDim.x + blockIdx.x) * (D + 2);
+    const struct filled f = filled_at(c, seg.pos);
+    struct batch<D> b;
+    struct lane_row<D> q;
+    struct reader<D> r = {};
+    const bool used = share < shares && any_row(f, first, SHARE);
+    if (used) load_batch<D>(b, m, f, first);
+    wait_for_others(), let_others_start();
+    if (!used) return;
+    const float scale = c.a.tau[h] / sqrtf((float)D);
+    r.top = -INFINITY;
+    take_lane<D>(q, (const act *)c.a.q + (seg.row * c.a.H + h / c.group) * D, NULL);
+    for (int from = first; from < first + SHARE; from += BATCH) {
+        if (from > first && !any_row(f, from, BATCH)) continue;
+        if (from > first) load_batch<D>(b, m, f, from);
 #pragma unroll
-    for (int i = 0; i < EACH; i++) { /* everything is asked for before anything is used or written */
-        const int slot = from + warp * EACH + i;
-        const bool there = slot < kept || (slot >= w && slot < fresh);
-#pragma unroll
-        for (int j = 0; j < D / 32; j++) k[i][j] = there ? ks[i * D + j * 32] : 0.0f;
+        for (int i = 0; i < BATCH; i++)
+            if (from + i == f.fresh) { /* the new row */
+                take_lane<D>(b.k[i], (const act *)c.a.k + (seg.row * c.a.H + h / c.group) * D,
+                             m.k + f.fresh * D);
+                take_lane<D>(b.v[i], (const act *)c.a.v + (seg.row * c.a.HV + h) * D, m.v + f.fresh * D);
+                if (threadIdx.x % 32 == 0) m.score[f.fresh] = column(c, m, h, seg.row, 2 * D);
+            }
+        read_batch<D>(r, b, q, f, from, scale);
     }
+    result += ((n * c.a.HV + h) * shares + share) * (D + 2);
 #pragma unroll
-    for (int i = 0; i < MINE; i++) {
-        const int slot = from + group * MINE + i;
-        v[i] = slot < kept || (slot >= w && slot < fresh) ? vs[i * D] : 0.0f;
+    for (int j = 0; j < D / 32; j++) result[lane_column<D>(j)] = r.acc.x[j];
+    if (threadIdx.x % 32 == 0) result[D] = r.top, result[D + 1] = r.sum;
+}
+
+/* The rows of the slots -1 - id[0, n) become the kept ones, in place: a row only moves to a lower slot, so what is
+ * loaded before its batch is stored is not lost. A thread has two columns of k or v, a warp the scores, another
+ * one the positions. */
+static __device__ __forceinline__ void keep_slots(const struct cache_dev &c, const struct memory &m,
+                                                  const int32_t *id, int n, int64_t first) {
+    enum { AT_ONCE = 16 };
+    const int D = (int)c.a.K, lane = threadIdx.x % 32;
+    for (int i0 = 0; i0 < n && threadIdx.x < 64; i0 += 32) {
+        const int64_t slot = i0 + lane < n ? -1 - id[i0 + lane] : 0, w = c.a.window;
+        const float score = threadIdx.x < 32 ? m.score[slot] : 0.0f;
+        const int64_t pos = threadIdx.x < 32 ? 0 : slot < w ? m.pos[slot] : first + slot - w;
+        __syncwarp();
+        if (i0 + lane < n && threadIdx.x < 32) m.score[i0 + lane] = score;
+        if (i0 + lane < n && threadIdx.x >= 32) m.pos[i0 + lane] = pos;
+        __syncwarp();
     }
-    if (fresh >= from && fresh < from + SHARE) { /* the new row */
-        const act *k1 = (const act *)c.a.k + (seg.row * c.a.H + hk) * D + lane;
-        const act *v1 = (const act *)c.a.v + (seg.row * c.a.HV + h) * D + x;
+    for (int x = 2 * threadIdx.x; x < 2 * D; x += 2 * THREADS) {
+        float *at = x < D ? m.k + x : m.v + x - D;
+        for (int i0 = 0; i0 < n; i0 += AT_ONCE) {
+            float2 row[AT_ONCE];
 #pragma unroll
-        for (int i = 0; i < EACH; i++)
+            for (int i = 0; i < AT_ONCE; i++)
+                if (i0 + i < n) row[i] = *(const float2 *)(at + (int64_t)(-1 - id[i0 + i]) * D);
 #pragma unroll
-            for (int j = 0; j < D / 32; j++)
-                if (from + warp * EACH + i == fresh)
-                    m.k[fresh * D + lane + j * 32] = k[i][j] = f32(k1[j * 32]);
-#pragma unroll
-        for (int i = 0; i < MINE; i++)
-            if (from + group * MINE + i == fresh) m.v[fresh * D + x] = v[i] = f32(*v1);
-        if (threadIdx.x == 0) m.score[fresh] = column(c, m, h, seg.row, 2 * D);
+            for (int i = 0; i < AT_ONCE; i++)
+                if (i0 + i < n) *(float2 *)(at + (int64_t)(i0 + i) * D) = row[i];
+        }
     }
-#pragma unroll
-    for (int i = 0; i < EACH; i++) {
-        const int slot = from + warp * EACH + i;
-        float dot = 0;
-#pragma unroll
-        for (int j = 0; j < D / 32; j++) dot += f32(q[j * 32]) * k[i][j];
-        dot = warp_sum(dot) * c.a.tau[h] / sqrtf((float)D);
-        if (lane == 0) z[warp * EACH + i] = slot < kept || (slot >= w && slot <= fresh) ? dot : -INFINITY;
-    }
-    __syncthreads();
-    if (warp == 0) {
-        top = warp_max(lane < SHARE ? z[lane] : -INFINITY);
-        const float e = lane < SHARE && top > -INFINITY ? expf(z[lane] - top) : 0.0f;
-        if (lane < SHARE) p[lane] = e;
-        sum = warp_sum(e);
-    }
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i < MINE; i++) acc += p[group * MINE + i] * v[i];
-    if (GROUPS > 1) {
-        room[threadIdx.x] = acc;
-        __syncthreads();
-    }
-    if (group > 0) return;
-    for (int i = 1; i < GROUPS; i++) acc += room[i * D + x];
-    result[x] = acc;
-    if (x == 0) result[D] = top, result[D + 1] = sum;
 }
 
 /* The block is full: kept = top_w(kept + block). */
@@ -93,22 +191,25 @@ static __device__ void merge_full(const struct cache_dev &c, const struct hl_seg
         s.key[j] = c.a.evict == HOLA_EVICT_RECENCY ? (uint32_t)j : rank_of(m.score[slot]);
     }
     const int now = choose(s, (int)kept, (int)n, (int)w);
-    keep_rows(c, m, h, s.id, now, seg, seg.pos + 1 - c.a.chunk, threadIdx.x, THREADS);
+    keep_slots(c, m, s.id, now, seg.pos + 1 - c.a.chunk);
 }
 
-static __global__ void __launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(THREADS, 2)
     join(const struct cache_dev c, const float *result, int shares) {
     const int64_t h = blockIdx.x, n = blockIdx.y, V = c.a.V;
     const struct hl_seg seg = c.rows.seg[n];
+    const struct filled f = filled_at(c, seg.pos);
     const float sink = c.a.sink[h], lambda = 1.0f / (1.0f + expf(-c.a.gate[h]));
     const int lane = threadIdx.x % 32;
     float top = sink, sum = 0, *weight = (float *)shared_memory();
+    wait_for_others(), let_others_start();
     result += (n * c.a.HV + h) * shares * (V + 2);
-    for (int i = lane; i < shares; i += 32) top = fmaxf(top, result[i * (V + 2) + V]);
+    for (int i = lane; i < shares; i += 32)
+        if (any_row(f, i * SHARE, SHARE)) top = fmaxf(top, result[i * (V + 2) + V]);
     top = warp_max(top);
     for (int i = lane; i < shares; i += 32) {
-        const float less = expf(result[i * (V + 2) + V] - top);
-        sum += result[i * (V + 2) + V + 1] * less;
+        const float less = any_row(f, i * SHARE, SHARE) ? expf(result[i * (V + 2) + V] - top) : 0.0f;
+        if (any_row(f, i * SHARE, SHARE)) sum += result[i * (V + 2) + V + 1] * less;
         if (threadIdx.x < 32) weight[i] = less;
     }
     sum = warp_sum(sum) + expf(sink - top);
@@ -117,20 +218,25 @@ static __global__ void __launch_bounds__(THREADS)
         act *out = (act *)c.a.out + (seg.row * c.a.HV + h) * V + x;
         float acc = 0;
 #pragma unroll 10
-        for (int i = 0; i < shares; i++) acc += result[i * (V + 2) + x] * weight[i];
+        for (int i = 0; i < shares; i++)
+            if (any_row(f, i * SHARE, SHARE)) acc += result[i * (V + 2) + x] * weight[i];
         put(out, f32(*out) + lambda * acc / sum);
     }
     __syncthreads(); /* the weights' room */
     if (c.a.window > 0 && (seg.pos + 1) % c.a.chunk == 0) merge_full(c, seg, h);
 }
 
+template <int D> static void run(struct hl_cuda *cuda, const struct cache_dev *c, float *result, int shares) {
+    launch_early(cuda, part<D>,
+                 dim3(blocks_for(shares, PART_WARPS), (unsigned)c->a.HV, (unsigned)c->a.rows->n),
+                 32 * PART_WARPS, 0, *c, result, shares);
+}
 void HL_OP(cache_step)(struct hl_cuda *cuda, const struct cache_dev *c, void *scratch) {
-    const unsigned n = (unsigned)c->a.rows->n, HV = (unsigned)c->a.HV, shares = (unsigned)shares_of(&c->a);
+    const int shares = (int)shares_of(&c->a);
     float *result = (float *)scratch;
-    const dim3 grid(shares, HV, n);
-    if (c->a.K == 64) launch(cuda, part<64>, grid, THREADS, 0, *c, result);
-    if (c->a.K == 128) launch(cuda, part<128>, grid, THREADS, 0, *c, result);
-    if (c->a.K == 256) launch(cuda, part<256>, grid, THREADS, 0, *c, result);
-    launch(cuda, join, dim3(HV, n), THREADS, (size_t)chooser_bytes(&c->a), *c, (const float *)result,
-           (int)shares);
+    if (c->a.K == 64) run<64>(cuda, c, result, shares);
+    if (c->a.K == 128) run<128>(cuda, c, result, shares);
+    if (c->a.K == 256) run<256>(cuda, c, result, shares);
+    launch_early(cuda, join, dim3((unsigned)c->a.HV, (unsigned)c->a.rows->n), THREADS,
+                 (size_t)chooser_bytes(&c->a), *c, (const float *)result, shares);
 }

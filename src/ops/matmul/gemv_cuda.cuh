@@ -143,7 +143,7 @@ template <int V> static void gemv_launch(struct hl_cuda *c, const struct gemv *a
 static bool gemv_fits(const struct hl_linear *l) {
     return l->M <= (HL_ACT_DTYPE == HOLA_BF16 && l->K % WIDE == 0 ? (int)GEMV_ROWS : 8);
 }
-static void gemv(struct hl_cuda *c, const struct hl_linear *l) {
+static struct gemv gemv_open(const struct hl_linear *l) {
     struct gemv a = {l->M, l->K, (const act *)l->x, l->n, l->out_real};
     int64_t end = 0;
     for (int p = 0; p < l->n; p++) {
@@ -153,6 +153,11 @@ static void gemv(struct hl_cuda *c, const struct hl_linear *l) {
         a.out[p] = l->part[p].out;
         a.from[p] = l->part[p].from;
     }
+    return a;
+}
+static void gemv(struct hl_cuda *c, const struct hl_linear *l) {
+    const struct gemv a = gemv_open(l);
+    const int64_t end = a.end[a.n - 1];
     if (end == 0) return;
 #ifndef HL_CUDA_F32
     if (l->K % WIDE == 0) {

@@ -1,6 +1,6 @@
-/* matmul_cuda.cu -- see matmul.h: a few rows by gemv_cuda.cuh, a few outputs by tiny_cuda.cuh, the rest as
- * products of cuBLAS. */
-#include "ops/matmul/gemv_cuda.cuh"
+/* matmul_cuda.cu -- see matmul.h: a few rows by gemv_cuda.cuh and few_cuda.cuh, a few outputs by tiny_cuda.cuh, the
+ * rest as products of cuBLAS. */
+#include "ops/matmul/few_cuda.cuh"
 #include "ops/matmul/tiny_cuda.cuh"
 
 /* Which parts go together as tiny ones; whether there are any. Float activations: none, plain products. */
@@ -48,6 +48,10 @@ extern "C" void HL_OP(linear_forward)(struct hl_pool *pool, const struct hl_line
     if (a->M == 0 || a->n == 0) return;
     if (!a->ld && gemv_fits(a)) {
         gemv(c, a);
+        return;
+    }
+    if (few_fits(a)) {
+        few(c, a);
         return;
     }
     const bool any_tiny = find_tiny(a, is_tiny);
