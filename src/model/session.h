@@ -49,7 +49,10 @@ static inline bool hl_where_begins(const struct hl_where *w, int64_t pos) {
     return w->begins[pos % HOLA_RECENT / 64] >> (pos % 64) & 1;
 }
 
-/* snapshot.c: a file's content against this session; nothing is taken over unless all of it is right. */
+/* snapshot.c: a session as bytes (*file is malloced; path is for messages), and bytes as this session: nothing
+ * is taken over unless all of it is right. */
+hola_status hl_snapshot_make(const hola_session *s, const char *path, hola_dtype dtype, char **file,
+                             int64_t *size);
 hola_status hl_snapshot_parse(hola_session *s, const char *data, int64_t size, const char *path);
 int64_t hl_snapshot_bytes(const hola_model *m, hola_dtype dtype);
 uint64_t hl_snapshot_sum(const char *data, int64_t size); /* what a file's checksum should be */

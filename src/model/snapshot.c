@@ -151,26 +151,37 @@ static hola_status state_here(const hola_session *y, char **state) {
     return s;
 }
 
-hola_status hola_session_save(const hola_session *y, const char *path, hola_dtype dtype) {
-    char *file = NULL, *state = NULL;
-    int64_t size;
+hola_status hl_snapshot_make(const hola_session *y, const char *path, hola_dtype dtype, char **file,
+                             int64_t *size) {
+    char *state = NULL;
+    *file = NULL;
     if ((unsigned)dtype >= HOLA_DTYPE_COUNT) return hl_fail(HOLA_EINVAL, "dtype: %d is unknown", (int)dtype);
-    hola_status s = open_file(y, path, dtype, &file, &size);
+    hola_status s = open_file(y, path, dtype, file, size);
     if (s == HOLA_OK) s = state_here(y, &state);
     if (s == HOLA_OK) {
         struct copy c = {.dtype = dtype,
                          .state = state,
-                         .file = file + HEADER + RECENT_BYTES + y->model->cfg.vocab_size * 4};
+                         .file = *file + HEADER + RECENT_BYTES + y->model->cfg.vocab_size * 4};
         if (!visit_state(y->model, put_part, &c))
             s = hl_fail(HOLA_ENUMERIC, "%s: the session's state is not finite in %s", path,
                         hola_dtype_name(dtype));
     }
-    if (s == HOLA_OK) {
-        const uint64_t sum = hl_snapshot_sum(file, size);
-        memcpy(file + SUM_AT, &sum, sizeof sum);
-        s = hl_write_file(path, file, size);
-    }
     if (state != y->now.state) free(state);
+    if (s == HOLA_OK) {
+        const uint64_t sum = hl_snapshot_sum(*file, *size);
+        memcpy(*file + SUM_AT, &sum, sizeof sum);
+        return HOLA_OK;
+    }
+    free(*file);
+    *file = NULL;
+    return s;
+}
+
+hola_status hola_session_save(const hola_session *y, const char *path, hola_dtype dtype) {
+    char *file;
+    int64_t size;
+    hola_status s = hl_snapshot_make(y, path, dtype, &file, &size);
+    if (s == HOLA_OK) s = hl_write_file(path, file, size);
     free(file);
     return s;
 }
