@@ -167,6 +167,8 @@ HOLA_API int64_t hola_session_bytes(const hola_session *s);    /* of its state: 
 /* Feeds n tokens. logits: NULL, or room for vocab_size floats that receive those after the last one. Logits
  * that are not finite are refused (HOLA_ENUMERIC) here and below: the session is then of no more use. */
 HOLA_API hola_status hola_session_feed(hola_session *s, const int32_t *ids, int64_t n, float *logits);
+/* The same with the logits after each of the tokens, [n][vocab_size]: a draft checked in one pass, say. */
+HOLA_API hola_status hola_session_feed_each(hola_session *s, const int32_t *ids, int64_t n, float *logits);
 /* Feeds n tokens; logprobs[i] = log p(next[i] | everything up to ids[i]). */
 HOLA_API hola_status hola_session_score(hola_session *s, const int32_t *ids, const int32_t *next, int64_t n,
                                         double *logprobs);

@@ -101,6 +101,51 @@ static void a_poor_mark_is_caught(void **state) {
     hola_model_free(m);
 }
 
+static int32_t best(const float *x, int64_t n) {
+    int32_t k = 0;
+    for (int32_t i = 1; i < n; i++)
+        if (x[i] > x[k]) k = i;
+    return k;
+}
+/* Drafts of 6 tokens, right up to a random place, are checked in one pass and the wrong ones taken back: the text is
+ * that of one token at a time. */
+static void speculation(void **state) {
+    enum { DRAFT = 6, LENGTH = 200 };
+    (void)state;
+    for (int v = 0; v < VARIANTS; v += 3) {
+        hola_model *m = variant_model(v, 1, NULL);
+        const int64_t vocab = m->cfg.vocab_size;
+        int32_t *ids = random_ids(50, vocab, 9), text[LENGTH + DRAFT + 1], draft[DRAFT];
+        float *each = malloc((size_t)(DRAFT * vocab) * sizeof *each);
+        hola_session *plain = session_of(m), *s = session_of(m);
+        int taken_back = 0;
+        CHECK_OK(hola_session_feed(plain, ids, 50, each));
+        CHECK_OK(hola_session_feed(s, ids, 50, each));
+        for (int i = 0; i < LENGTH + DRAFT + 1; i++) {
+            text[i] = best(hola_session_logits(plain), vocab);
+            CHECK_OK(hola_session_feed(plain, &text[i], 1, each));
+        }
+        for (int n = 0, kept; n < LENGTH; n += kept) {
+            const int right =
+                1 + (int)(check_mix((uint64_t)n) % DRAFT); /* the first one we know from the logits */
+            assert_int_equal(best(hola_session_logits(s), vocab), text[n]);
+            for (int i = 0; i < DRAFT; i++)
+                draft[i] = i < right ? text[n + i] : (int32_t)((text[n + i] + 1) % vocab);
+            CHECK_OK(hola_session_mark(s));
+            CHECK_OK(hola_session_feed_each(s, draft, DRAFT, each));
+            for (kept = 1; kept < DRAFT && best(each + (kept - 1) * vocab, vocab) == draft[kept];) kept++;
+            assert_int_equal(kept, right);
+            taken_back += DRAFT - kept;
+            CHECK_OK(hola_session_rollback(s, DRAFT - kept));
+            assert_int_equal(hola_session_position(s), 50 + n + kept);
+        }
+        assert_true(taken_back > 50);
+        hola_session_free(plain), hola_session_free(s);
+        free(ids), free(each);
+        hola_model_free(m);
+    }
+}
+
 static void wrong_rollbacks(void **state) {
     hola_model *m = variant_model(0, 1, NULL);
     int32_t *ids = random_ids(2000, m->cfg.vocab_size, 7);
@@ -258,9 +303,9 @@ static void wrong_histories(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rollback_is_exact),        cmocka_unit_test(a_poor_mark_is_caught),
-        cmocka_unit_test(wrong_rollbacks),          cmocka_unit_test(history_goes_back),
-        cmocka_unit_test(prompts_that_begin_alike), cmocka_unit_test(points_are_thinned),
-        cmocka_unit_test(wrong_histories)};
+        cmocka_unit_test(rollback_is_exact),  cmocka_unit_test(a_poor_mark_is_caught),
+        cmocka_unit_test(speculation),        cmocka_unit_test(wrong_rollbacks),
+        cmocka_unit_test(history_goes_back),  cmocka_unit_test(prompts_that_begin_alike),
+        cmocka_unit_test(points_are_thinned), cmocka_unit_test(wrong_histories)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -71,8 +71,9 @@ int gen_run_prompt(struct gen_run *r, const struct gen_prompt *p) {
         const int64_t len = p->n - fed < r->g->piece ? p->n - fed : r->g->piece;
         s = feed(r, p->ids + fed, len, fed + len == p->n ? r->logits : NULL);
         fed += len;
-        progress_show(&show, (double)fed / (double)p->n,
-                      "reading the prompt: %" PRId64 " of %" PRId64 " tokens", fed, p->n);
+        if (fed < p->n)
+            progress_show(&show, (double)fed / (double)p->n, "reading: %" PRId64 " of %" PRId64 " tokens",
+                          fed, p->n);
     }
     progress_end(&show);
     r->prompt_tokens += fed;

@@ -14,7 +14,7 @@ struct hola_history {
     int32_t *ids;
     bool *begins; /* [room]: a call began there */
     int64_t points;
-    struct hl_point **point; /* [most + 1], by position */
+    struct hl_point **point; /* [most], by position */
 };
 
 hola_status hola_history_new(hola_history **out, hola_session *s, const hola_history_opts *opt) {
@@ -33,7 +33,7 @@ hola_status hola_history_new(hola_history **out, hola_session *s, const hola_his
         h->turns = s->turns;
         h->every = opt->every ? opt->every : s->model->ops->mem->host ? 512 : 8192;
         h->most = opt->most ? opt->most : 8;
-        h->point = calloc((size_t)h->most + 1, sizeof(struct hl_point *));
+        h->point = calloc((size_t)h->most, sizeof(struct hl_point *));
     }
     if (!h || !h->point) {
         free(h);
@@ -87,50 +87,44 @@ static hola_status catch_up(hola_history *h) {
 
 /* ---- points ---- */
 
-static void drop_point(hola_history *h, int64_t i) {
-    hl_point_free(h->session->model, h->point[i]);
-    memmove(h->point + i, h->point + i + 1, (size_t)(h->points - i - 1) * sizeof *h->point);
-    h->points--;
-}
-
-/* The newest stays; of the others that one goes which leaves the smallest gap for how far back it is. */
-static void thin(hola_history *h) {
-    while (h->points > h->most) {
-        int64_t worst = 0;
-        double least = INFINITY;
-        for (int64_t i = 0; i + 1 < h->points; i++) {
-            const int64_t before = i ? h->point[i - 1]->at.pos : 0, here = h->point[i]->at.pos;
-            const double gap = (double)(h->point[i + 1]->at.pos - before),
-                         cost = gap / (double)(position(h) - here + h->every);
-            if (cost < least) least = cost, worst = i;
-        }
-        drop_point(h, worst);
+/* Takes out the point whose absence leaves the smallest gap for how far back it is. */
+static struct hl_point *take_out(hola_history *h) {
+    int64_t which = 0;
+    double least = INFINITY;
+    for (int64_t i = 0; i < h->points; i++) {
+        const int64_t before = i ? h->point[i - 1]->at.pos : 0, here = h->point[i]->at.pos;
+        const int64_t after = i + 1 < h->points ? h->point[i + 1]->at.pos : position(h);
+        const double cost = (double)(after - before) / (double)(position(h) - here + h->every);
+        if (cost < least) least = cost, which = i;
     }
+    struct hl_point *p = h->point[which];
+    memmove(h->point + which, h->point + which + 1, (size_t)(--h->points - which) * sizeof *h->point);
+    return p;
 }
 
 hola_status hola_history_keep(hola_history *h) {
-    struct hl_point *p;
+    const hola_model *m = h->session->model;
+    const struct hl_point *now = &h->session->now, *last = h->points ? h->point[h->points - 1] : NULL;
+    struct hl_point *p = NULL;
     hola_status s = catch_up(h);
-    if (s != HOLA_OK || position(h) == 0) return s;
-    const bool there = h->points && h->point[h->points - 1]->at.pos == position(h);
-    if (there) return hl_point_copy(h->session->model, h->point[h->points - 1], &h->session->now, false);
-    s = hl_point_new(&p, h->session->model);
-    if (s != HOLA_OK) return s;
-    s = hl_point_copy(h->session->model, p, &h->session->now, false);
-    if (s != HOLA_OK) {
-        hl_point_free(h->session->model, p);
-        return s;
-    }
-    h->point[h->points++] = p;
-    thin(h);
-    return HOLA_OK;
+    if (s != HOLA_OK || now->at.pos == 0) return s;
+    if (last && last->at.pos == now->at.pos) { /* the same point; it may lack the logits */
+        if (last->at.has_logits || !now->at.has_logits) return HOLA_OK;
+        p = h->point[--h->points];
+    } else if (h->points == h->most) p = take_out(h); /* its memory serves again */
+    else s = hl_point_new(&p, m);
+    if (s == HOLA_OK) s = hl_point_copy(m, p, now, false);
+    if (s == HOLA_OK) h->point[h->points++] = p;
+    else hl_point_free(m, p);
+    return s;
 }
 
 /* Back to the deepest point at or before `to`, or to the empty session. What lay behind is forgotten. */
 static hola_status go_back(hola_history *h, int64_t to) {
     hola_session *y = h->session;
     hola_status s = HOLA_OK;
-    while (h->points > 0 && h->point[h->points - 1]->at.pos > to) drop_point(h, h->points - 1);
+    while (h->points > 0 && h->point[h->points - 1]->at.pos > to)
+        hl_point_free(y->model, h->point[--h->points]);
     const uint64_t seed = y->now.at.seed;
     hola_session_reset(y);
     if (h->points > 0) s = hl_point_copy(y->model, &y->now, h->point[h->points - 1], false);

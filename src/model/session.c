@@ -103,7 +103,7 @@ static hola_status take_over(hola_session *y, const float *logits) {
     return HOLA_OK;
 }
 
-static int64_t feed_rows(const hola_model *m) { return m->ops->mem->host ? HL_FEED_HOST : HL_FEED_DEVICE; }
+static int64_t most_rows(const hola_model *m) { return m->ops->mem->host ? HL_FEED_HOST : HL_FEED_DEVICE; }
 
 /* The model's lock is held. The pass leaves the normed stream of all rows in m->infer.lastn; logits: how many
  * rows' logits will be read. */
@@ -135,31 +135,46 @@ static int64_t logits_room(const hola_model *m) {
     return m->infer.logits_bytes / (m->cfg.vocab_size * (int64_t)sizeof(real));
 }
 
-hola_status hola_session_feed(hola_session *y, const int32_t *ids, int64_t n, float *logits) {
+/* Rows [first, first + n) of the pass, as many at a time as there is room for. */
+static void read_logits(hola_model *m, int64_t first, int64_t n, float *logits) {
+    const int64_t room = logits_room(m);
+    for (int64_t i = 0; i < n; i += room) {
+        const int64_t some = n - i < room ? n - i : room;
+        head(m, first + i, some);
+        take_logits(m, some, logits + i * m->cfg.vocab_size);
+    }
+}
+
+/* each: logits of all rows, not of the last alone. */
+static hola_status feed_rows(hola_session *y, const int32_t *ids, int64_t n, float *logits, bool each) {
     hola_model *m = y->model;
-    if (n == 1) return hola_session_step(&y, 1, ids, logits);
+    const int64_t vocab = m->cfg.vocab_size, feed = most_rows(m);
     hola_status s =
         n < 1 ? hl_fail(HOLA_EINVAL, "feed: %lld tokens", (long long)n) : hl_model_check_ids(m, ids, n);
     if (s == HOLA_OK && logits) s = hl_point_logits(m, &y->now);
     if (s != HOLA_OK) return s;
-    const int64_t feed = feed_rows(m);
     pthread_mutex_lock(&m->lock);
     for (int64_t i = 0; s == HOLA_OK && i < n; i += feed) {
         struct hl_seg seg = {.len = n - i < feed ? n - i : feed, .pos = y->now.at.pos, .state = y->now.state};
         struct hl_rows rows = {.T = seg.len, .n = 1, .seg = &seg};
         const bool last = i + seg.len == n;
         hl_session_before(y, seg.len);
-        s = run(m, &rows, ids + i, last && logits);
+        s = run(m, &rows, ids + i, !logits ? 0 : each ? seg.len : last);
         if (s != HOLA_OK) break;
         went_in(y, ids + i, seg.len, i == 0);
-        if (last && logits) {
-            head(m, seg.len - 1, 1);
-            take_logits(m, 1, logits);
-        }
+        if (logits && each) read_logits(m, 0, seg.len, logits + i * vocab);
+        else if (logits && last) read_logits(m, seg.len - 1, 1, logits);
         s = m->ops->mem->finish(m->pool);
     }
     pthread_mutex_unlock(&m->lock);
-    return s == HOLA_OK && logits ? take_over(y, logits) : s;
+    return s == HOLA_OK && logits ? take_over(y, logits + (each ? (n - 1) * vocab : 0)) : s;
+}
+
+hola_status hola_session_feed(hola_session *y, const int32_t *ids, int64_t n, float *logits) {
+    return n == 1 ? hola_session_step(&y, 1, ids, logits) : feed_rows(y, ids, n, logits, false);
+}
+hola_status hola_session_feed_each(hola_session *y, const int32_t *ids, int64_t n, float *logits) {
+    return n == 1 ? hola_session_step(&y, 1, ids, logits) : feed_rows(y, ids, n, logits, true);
 }
 
 hola_status hola_session_score(hola_session *y, const int32_t *ids, const int32_t *next, int64_t n,
@@ -169,7 +184,7 @@ hola_status hola_session_score(hola_session *y, const int32_t *ids, const int32_
         n < 1 ? hl_fail(HOLA_EINVAL, "score: %lld tokens", (long long)n) : hl_model_check_ids(m, ids, n);
     if (s == HOLA_OK) s = hl_model_check_ids(m, next, n);
     if (s != HOLA_OK) return s;
-    const int64_t feed = feed_rows(m);
+    const int64_t feed = most_rows(m);
     pthread_mutex_lock(&m->lock);
     for (int64_t i = 0; s == HOLA_OK && i < n; i += feed) {
         struct hl_seg seg = {.len = n - i < feed ? n - i : feed, .pos = y->now.at.pos, .state = y->now.state};
@@ -191,7 +206,7 @@ hola_status hola_session_score(hola_session *y, const int32_t *ids, const int32_
 /* One row each: the same work every time, so that a device may replay it. */
 static hola_status step_rows(hola_model *m, struct hl_rows *rows, const int32_t *ids, float *logits) {
     const struct hl_memory *mem = m->ops->mem;
-    const int64_t n = rows->T, vocab = m->cfg.vocab_size;
+    const int64_t n = rows->T;
     hola_status s = hl_model_need_panels(m);
     /* reals take the place of up to two activations */
     if (s == HOLA_OK) s = hl_acts_reserve(&m->infer, &m->cfg, rows, logits ? 2 * n : 0);
@@ -210,11 +225,7 @@ static hola_status step_rows(hola_model *m, struct hl_rows *rows, const int32_t 
         mem->recorded(m->pool, key);
     }
     if (room >= n) take_logits(m, n, logits);
-    for (int64_t i = 0; logits && room < n && i < n; i += room) {
-        const int64_t some = n - i < room ? n - i : room;
-        head(m, i, some);
-        take_logits(m, some, logits + i * vocab);
-    }
+    else if (logits) read_logits(m, 0, n, logits);
     return mem->finish(m->pool);
 }
 
