@@ -71,6 +71,7 @@ int64_t hola_session_recent(const hola_session *s, int32_t *ids, int64_t n) {
     const int64_t pos = s->now.at.pos;
     if (n > HOLA_RECENT) n = HOLA_RECENT;
     if (n > pos) n = pos;
+    if (n < 0) n = 0;
     for (int64_t i = 0; i < n; i++) ids[i] = hl_where_id(&s->now.at, pos - n + i);
     return n;
 }
