@@ -4,6 +4,8 @@
 #include "model/config.h"
 #include "model/session.h"
 
+enum { TYPES = HOLA_F16 + 1 };
+
 static hola_session *tiny_session(void) {
     static hola_session *s;
     hola_config c;
@@ -24,11 +26,11 @@ static hola_session *tiny_session(void) {
 
 /* 0 to 2: files in the three types. */
 static struct seed seed_at(size_t i) {
-    static char *file[HOLA_DTYPE_COUNT];
-    static int64_t size[HOLA_DTYPE_COUNT];
+    static char *file[TYPES];
+    static int64_t size[TYPES];
     const int32_t ids[] = {0, 1, 2, 1, 0, 2, 2, 1, 0};
     float logits[3];
-    if (i >= HOLA_DTYPE_COUNT) return (struct seed){NULL, 0};
+    if (i >= TYPES) return (struct seed){NULL, 0};
     if (!file[i]) {
         hola_session *s = tiny_session();
         hola_session_reset(s);

@@ -155,7 +155,8 @@ hola_status hl_snapshot_make(const hola_session *y, const char *path, hola_dtype
                              int64_t *size) {
     char *state = NULL;
     *file = NULL;
-    if ((unsigned)dtype >= HOLA_DTYPE_COUNT) return hl_fail(HOLA_EINVAL, "dtype: %d is unknown", (int)dtype);
+    if ((unsigned)dtype > HOLA_F16)
+        return hl_fail(HOLA_EINVAL, "dtype: %d is none for a session", (int)dtype);
     hola_status s = open_file(y, path, dtype, file, size);
     if (s == HOLA_OK) s = state_here(y, &state);
     if (s == HOLA_OK) {
@@ -232,7 +233,7 @@ static hola_status check_header(hola_model *m, const struct header *h, const cha
     if (s != HOLA_OK) return s;
     if (h->model != model)
         return hl_fail(HOLA_EINVAL, "%s: a session of another model (other weights or configuration)", path);
-    if (h->dtype >= HOLA_DTYPE_COUNT || h->flags > HAS_LOGITS || h->pos < 0 || h->pos > INT64_MAX / 2 ||
+    if (h->dtype > HOLA_F16 || h->flags > HAS_LOGITS || h->pos < 0 || h->pos > INT64_MAX / 2 ||
         h->vocab != m->cfg.vocab_size || size != hl_snapshot_bytes(m, (hola_dtype)h->dtype))
         return hl_fail(HOLA_EFORMAT, "%s: a field of its header cannot be", path);
     return HOLA_OK;
