@@ -24,9 +24,9 @@ endif
 WARN := -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Wno-float-conversion -Wpointer-arith -Wvla -Wno-psabi -Werror
 LIBS := -ljansson $(shell pkg-config --libs libarchive 2>/dev/null) -lm -pthread# libarchive: optional, for .gz .xz .zst
 MPI ?= $(shell pkg-config --exists ompi 2>/dev/null && echo ompi)# optional, for several ranks in hola train
-MPI_LIBS := $(if $(MPI),$(shell pkg-config --libs $(MPI)))
+CLI_LIBS := $(if $(MPI),$(shell pkg-config --libs $(MPI))) $(shell pkg-config --libs libedit 2>/dev/null)# optional, line editing in hola generate -i
 CFLAGS ?= $(if $(call on,$(SAN) $(TSAN) $(FUZZ)),-O1,-O3) -g
-ALL_CFLAGS := -std=c11 $(CFLAGS) -fno-math-errno -fPIC -fvisibility=hidden $(WARN) -Iinclude -Isrc -MMD -MP -pthread $(if $(filter -larchive,$(LIBS)),-DHL_HAVE_LIBARCHIVE) $(if $(MPI),-DHL_HAVE_MPI $(patsubst -I%,-isystem %,$(shell pkg-config --cflags-only-I $(MPI))))
+ALL_CFLAGS := -std=c11 $(CFLAGS) -fno-math-errno -fPIC -fvisibility=hidden $(WARN) -Iinclude -Isrc -MMD -MP -pthread $(if $(filter -larchive,$(LIBS)),-DHL_HAVE_LIBARCHIVE) $(if $(filter -ledit,$(CLI_LIBS)),-DHL_HAVE_LIBEDIT) $(if $(MPI),-DHL_HAVE_MPI $(patsubst -I%,-isystem %,$(shell pkg-config --cflags-only-I $(MPI))))
 SANITIZE := $(if $(call on,$(SAN) $(FUZZ)),-fsanitize=address$(,)undefined -fno-sanitize-recover=undefined)
 SANITIZE += $(if $(call on,$(TSAN)),-fsanitize=thread)
 ifneq ($(strip $(SANITIZE)),)
@@ -63,7 +63,7 @@ $(BUILD)/%.a:
 $(BUILD)/libhola.so.0: $(LIB_OBJ)
 	$(call say,LD $@) $(CC) $(LDFLAGS) -shared -Wl,-soname,libhola.so.0 -Wl,-z,defs -o $@ $^ $(LIBS)
 $(BUILD)/hola: $(call obj,float,$(CLI_SRC)) $(BUILD)/libhola.a
-	$(call say,LD $@) $(CC) $(LDFLAGS) -o $@ $^ $(LIBS) $(MPI_LIBS)
+	$(call say,LD $@) $(CC) $(LDFLAGS) -o $@ $^ $(LIBS) $(CLI_LIBS)
 
 # (the assembler reads the page, which -MMD does not see)
 $(BUILD)/float/src/cli/memory_page.o $(BUILD)/bench$(BLAS)/src/cli/memory_page.o: src/cli/memory.html
@@ -108,7 +108,7 @@ BLAS_TEST := printf '\043include <cblas.h>\nint main(void) { return 0; }' | $(CC
 BLAS := $(if $(filter bench%,$(GOALS)),$(shell $(BLAS_TEST) 2>/dev/null && echo -lopenblas))
 $(eval $(call compile,bench$(BLAS),$(if $(BLAS),-DHL_HAVE_OPENBLAS)))
 $(BUILD)/hola-bench$(BLAS): $(call obj,bench$(BLAS),$(CLI_SRC)) $(BUILD)/libhola.a
-	$(call say,LD $@) $(CC) $(LDFLAGS) -o $@ $^ $(LIBS) $(MPI_LIBS) $(BLAS)
+	$(call say,LD $@) $(CC) $(LDFLAGS) -o $@ $^ $(LIBS) $(CLI_LIBS) $(BLAS)
 bench: $(BUILD)/hola-bench$(BLAS) ## speed on this machine; ARGS="--quick" and so on
 	$< bench $(ARGS)
 $(BUILD)/bench/%: bench/bench_%.c $(BUILD)/libhola.a

@@ -151,23 +151,89 @@ HOLA_API hola_status hola_tokenizer_encode(const hola_tokenizer *t, const char *
 HOLA_API hola_status hola_tokenizer_decode(const hola_tokenizer *t, const int32_t *ids, int64_t n,
                                            char **text, int64_t *len);
 
-/* ---- sessions: one sequence, constant memory ---- */
+/* ---- sessions: one sequence, constant memory ----
+ *
+ * A session holds all that changes as tokens come: the state of every layer, the position, the last ids, the
+ * last logits, the sampler's seed. Sessions of one model may be used by several threads, each by one at a time. */
 
 typedef struct hola_session hola_session;
 
 HOLA_API hola_status hola_session_new(hola_session **out, hola_model *m);
+HOLA_API hola_status hola_session_clone(hola_session **out, const hola_session *s); /* goes on by itself */
 HOLA_API void hola_session_free(hola_session *s);
-HOLA_API void hola_session_reset(hola_session *s);
+HOLA_API void hola_session_reset(hola_session *s);             /* as new */
 HOLA_API int64_t hola_session_position(const hola_session *s); /* tokens fed so far */
-HOLA_API int64_t hola_session_bytes(const hola_session *s);    /* size of all that changes per token */
-/* Feeds n tokens. logits: NULL, or room for vocab_size floats that receive those after the last one. */
+HOLA_API int64_t hola_session_bytes(const hola_session *s);    /* of its state: the same at any position */
+/* Feeds n tokens. logits: NULL, or room for vocab_size floats that receive those after the last one. Logits
+ * that are not finite are refused (HOLA_ENUMERIC) here and below: the session is then of no more use. */
 HOLA_API hola_status hola_session_feed(hola_session *s, const int32_t *ids, int64_t n, float *logits);
+/* The same with the logits after each of the tokens, [n][vocab_size]: a draft checked in one pass, say. */
+HOLA_API hola_status hola_session_feed_each(hola_session *s, const int32_t *ids, int64_t n, float *logits);
 /* Feeds n tokens; logprobs[i] = log p(next[i] | everything up to ids[i]). */
 HOLA_API hola_status hola_session_score(hola_session *s, const int32_t *ids, const int32_t *next, int64_t n,
                                         double *logprobs);
-/* One token for each of n sessions of one model, in one pass; logits: NULL or [n][vocab_size].
- * Every session gets the bits that it gets alone. */
+/* One token for each of n sessions of one model, each at its own position, in one pass; logits: NULL or
+ * [n][vocab_size]. Every session gets the bits that it gets alone. Where the logits of some are not finite, the
+ * others have theirs (hola_session_logits). */
 HOLA_API hola_status hola_session_step(hola_session *const *s, int64_t n, const int32_t *ids, float *logits);
+/* The logits after the last token, lent until the session changes; NULL: the call that fed it had no use for
+ * them. */
+HOLA_API const float *hola_session_logits(const hola_session *s);
+/* The last n ids, oldest first, into ids; returns how many there were, at most HOLA_RECENT. */
+#define HOLA_RECENT 1024
+HOLA_API int64_t hola_session_recent(const hola_session *s, int32_t *ids, int64_t n);
+
+/* How the next token is chosen, step by step in this order. */
+typedef struct hola_sampling {
+    double repeat_penalty; /* logits of the last repeat_last_n tokens, divided (negative: times); 1: off */
+    int64_t repeat_last_n; /* at most HOLA_RECENT */
+    int64_t top_k;         /* the k likeliest; 0: all */
+    double top_p;          /* the likeliest that together have this probability; 1: all */
+    double min_p;          /* those with at least this part of the likeliest one's; 0: all */
+    double temp;           /* logits divided by it; 0: the likeliest token, no chance */
+} hola_sampling;
+HOLA_API hola_sampling hola_sampling_default(void); /* 1, 64, 40, 0.95, 0.05, 0.8 */
+/* The chance is a function of the seed (0 in a new session) and the position: the same text from the same seed,
+ * in a batch or alone, after a snapshot or a rollback. */
+HOLA_API void hola_session_seed(hola_session *s, uint64_t seed);
+HOLA_API uint64_t hola_session_seed_of(const hola_session *s);
+/* A token from the last logits; nothing is fed. p NULL: the default. */
+HOLA_API hola_status hola_session_sample(hola_session *s, const hola_sampling *p, int32_t *id);
+
+/* A file of fixed size with all of a session, whole or not at all. dtype: of the state in it; HOLA_F32 is exact. */
+HOLA_API hola_status hola_session_save(const hola_session *s, const char *path, hola_dtype dtype);
+/* What the file holds replaces the session's; a file that is damaged or of a model with another configuration
+ * or other weights is refused and changes nothing. */
+HOLA_API hola_status hola_session_load(hola_session *s, const char *path);
+
+/* Remembers this point (one per session, the last) for hola_session_rollback, which takes the last k tokens
+ * back: what the session then gives is what it would give had they never been fed, to the bit on a CPU. Costs a
+ * copy of the state without its exact memory; that follows if a block of it closes. At most HOLA_RECENT tokens
+ * may lie behind the point, and those of them that stay are fed again. */
+HOLA_API hola_status hola_session_mark(hola_session *s);
+HOLA_API hola_status hola_session_rollback(hola_session *s, int64_t k);
+
+/* ---- history: the ids of a session and points of it in memory, to go back to any of them ---- */
+
+typedef struct hola_history hola_history;
+typedef struct hola_history_opts { /* zero means default */
+    int64_t every;                 /* tokens from one point to the next: 512; 8192 on a device */
+    int64_t most; /* points at a time: 8; older ones are thinned out. Each is a whole session */
+} hola_history_opts;
+
+/* Of an empty session, which it does not own and which must live longer. */
+HOLA_API hola_status hola_history_new(hola_history **out, hola_session *s, const hola_history_opts *opt);
+HOLA_API void hola_history_free(hola_history *h);
+/* Feeds the session and keeps points on the way. Tokens may also go to the session itself, alone or in a batch,
+ * as long as a call here follows before HOLA_RECENT of them have. */
+HOLA_API hola_status hola_history_feed(hola_history *h, const int32_t *ids, int64_t n, float *logits);
+HOLA_API hola_status hola_history_keep(hola_history *h); /* a point here: the end of a turn, say */
+/* Brings the session to exactly these n tokens: back to the deepest point that they begin with, then on with the
+ * rest. reused (may be NULL): how many were not fed again. logits as in hola_session_feed, but needed. */
+HOLA_API hola_status hola_history_prompt(hola_history *h, const int32_t *ids, int64_t n, float *logits,
+                                         int64_t *reused);
+/* Takes the last k tokens back, as hola_session_rollback does, from however far. */
+HOLA_API hola_status hola_history_rollback(hola_history *h, int64_t k);
 
 /* ---- training ---- */
 

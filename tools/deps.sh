@@ -16,11 +16,13 @@ missing() {
     compiles_with jansson.h || echo libjansson-dev
     [ "$for_what" = build ] || compiles_with cmocka.h || echo libcmocka-dev
 }
-# What hola can do without, at the price of a feature: compressed text in hola prepare, several ranks in hola train
-# (only for tests, being large), the CUDA kernels emulated (tests). Tried for once.
+# What hola can do without, at the price of a feature: compressed text in hola prepare, line editing in hola
+# generate -i, several ranks in hola train (only for tests, being large), the CUDA kernels emulated (tests). Tried
+# for once.
 optional() {
     [ ! -e build/.tried-optional-$for_what ] || return
     pkg-config --exists libarchive 2>/dev/null || echo pkg-config libarchive-dev
+    pkg-config --exists libedit 2>/dev/null || echo pkg-config libedit-dev
     [ "$for_what" = build ] || command -v mpirun >/dev/null || echo libopenmpi-dev openmpi-bin
     [ "$for_what" = build ] || command -v g++ >/dev/null || echo g++
 }

@@ -1,6 +1,7 @@
 /* args.h -- command-line options: one table per command, from which parsing and --help both follow.
  *
- * `--name V`, `--name=V`, `-n V` and `-nV` are the same; the last of several wins; `--` ends the options.
+ * `--name V`, `--name=V`, `-n V` and `-nV` are the same; the last of several wins, but for lists; `--` ends the
+ * options.
  * Numbers must be the whole word and lie in their range. */
 #ifndef HOLA_CLI_ARGS_H
 #define HOLA_CLI_ARGS_H
@@ -13,7 +14,14 @@ enum arg_type {
     ARG_INT,    /* int64_t in [lo, hi] */
     ARG_REAL,   /* double in [min, max] */
     ARG_STRING, /* const char *, lent by argv */
+    ARG_LIST,   /* struct arg_list: every one that is given */
     ARG_CHOICE  /* int: the place of the word in `choices` */
+};
+
+enum { ARG_LISTED = 16 };
+struct arg_list {
+    const char *item[ARG_LISTED];
+    int n;
 };
 
 struct arg {
@@ -33,6 +41,8 @@ struct arg {
     { letter, name, ARG_FLAG, OPT_AT(field), NULL, help, OPT_ANY, false }
 #define OPT_STRING(letter, name, field, meta, help) \
     { letter, name, ARG_STRING, OPT_AT(field), meta, help, OPT_ANY, false }
+#define OPT_LIST(letter, name, field, meta, help) \
+    { letter, name, ARG_LIST, OPT_AT(field), meta, help, OPT_ANY, false }
 #define OPT_NEEDED(letter, name, field, meta, help) \
     { letter, name, ARG_STRING, OPT_AT(field), meta, help, OPT_ANY, true }
 #define OPT_CHOICE(letter, name, field, choices, help) \

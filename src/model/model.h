@@ -45,6 +45,7 @@ struct hola_model {
     struct hl_weight *weight; /* [params.n]: the view that inference uses */
 
     struct hl_state_layout state;
+    uint64_t hash;        /* of configuration and weights (hash.c); 0: not known */
     pthread_mutex_t lock; /* guards `infer` and the change of form */
     struct hl_acts infer;
     struct hl_decoder decoder;
@@ -79,6 +80,10 @@ void hl_model_loss(hola_model *m, struct hl_acts *acts, int64_t T, const int32_t
  * but for ids and logits. */
 bool hl_decode_open(hola_model *m, const struct hl_rows *rows, struct hl_decode *out);
 void hl_decode_close(hola_model *m);
+
+/* hash.c: the same for models that give the same numbers, whatever form their weights are in; never 0. Reads all
+ * weights the first time, over the pool. The lock is held. */
+hola_status hl_model_hash(hola_model *m, uint64_t *out);
 
 /* session.c: what a session is of, and its state block, where the backend's arrays are. */
 const hola_model *hl_session_model(const hola_session *s);

@@ -1,19 +1,15 @@
-/* session.c -- one sequence in constant memory: a block of state and a position.
+/* session.c -- one sequence in constant memory: a block of state, a position, the last ids and logits.
  *
  * Tokens go through the model in pieces of up to HL_FEED rows, each continuing from the state that the
  * piece before left; a piece of one row is decoding. The activations belong to the model, so a session
  * is its state block alone, and any number of sessions can share a pass. */
-#include "model/model.h"
+#include "model/session.h"
+#include "core/half.h"
 #include <stdlib.h>
+#include <string.h>
 
 /* Rows of a pass: what a processor's caches hold, what keeps a device busy. */
 enum { HL_FEED_HOST = 512, HL_FEED_DEVICE = 8192 };
-
-struct hola_session {
-    hola_model *model;
-    int64_t pos;
-    char *state;
-};
 
 hola_status hola_session_new(hola_session **out, hola_model *m) {
     *out = NULL;
@@ -29,29 +25,86 @@ hola_status hola_session_new(hola_session **out, hola_model *m) {
         return hl_fail(HOLA_ENOMEM, "session: %lld bytes do not fit in memory", (long long)m->state.bytes);
     }
     y->model = m;
-    y->state = state;
+    y->now.state = state;
+    y->now.cache = true;
     hola_session_reset(y);
     *out = y;
     return HOLA_OK;
 }
 
+hola_status hola_session_clone(hola_session **out, const hola_session *from) {
+    hola_session *y;
+    hola_status s = hola_session_new(&y, from->model);
+    *out = NULL;
+    if (s == HOLA_OK) s = hl_point_copy(y->model, &y->now, &from->now, false);
+    if (s == HOLA_OK) *out = y;
+    else hola_session_free(y);
+    return s;
+}
+
 void hola_session_free(hola_session *s) {
     if (!s) return;
-    s->model->ops->mem->release(s->model->pool, s->state);
+    s->model->ops->mem->release(s->model->pool, s->now.state);
+    hl_point_free(s->model, s->mark);
+    free(s->now.logits);
+    free(s->work);
     free(s);
 }
 
 void hola_session_reset(hola_session *s) {
-    s->model->ops->mem->zero(s->model->pool, s->state, s->model->state.bytes);
-    s->pos = 0;
+    hl_point_free(s->model, s->mark);
+    s->mark = NULL;
+    s->turns++;
+    s->now.at = (struct hl_where){0};
+    s->model->ops->mem->zero(s->model->pool, s->now.state, s->model->state.bytes);
 }
 
 const hola_model *hl_session_model(const hola_session *s) { return s->model; }
-const char *hl_session_state(const hola_session *s) { return s->state; }
-int64_t hola_session_position(const hola_session *s) { return s->pos; }
-int64_t hola_session_bytes(const hola_session *s) { return s->model->state.bytes + (int64_t)sizeof *s; }
+const char *hl_session_state(const hola_session *s) { return s->now.state; }
+int64_t hola_session_position(const hola_session *s) { return s->now.at.pos; }
+int64_t hola_session_bytes(const hola_session *s) { return s->model->state.bytes; }
+const float *hola_session_logits(const hola_session *s) {
+    return s->now.at.has_logits ? s->now.logits : NULL;
+}
 
-static int64_t feed_rows(const hola_model *m) { return m->ops->mem->host ? HL_FEED_HOST : HL_FEED_DEVICE; }
+int64_t hola_session_recent(const hola_session *s, int32_t *ids, int64_t n) {
+    const int64_t pos = s->now.at.pos;
+    if (n > HOLA_RECENT) n = HOLA_RECENT;
+    if (n > pos) n = pos;
+    if (n < 0) n = 0;
+    for (int64_t i = 0; i < n; i++) ids[i] = hl_where_id(&s->now.at, pos - n + i);
+    return n;
+}
+
+/* n tokens went in; begin: they, or the first of them, began a call. */
+static void went_in(hola_session *y, const int32_t *ids, int64_t n, bool begin) {
+    struct hl_where *w = &y->now.at;
+    w->has_logits = false;
+    for (int64_t i = n > HOLA_RECENT ? n - HOLA_RECENT : 0; i < n; i++) {
+        const int64_t p = w->pos + i;
+        uint64_t *word = &w->begins[p % HOLA_RECENT / 64];
+        w->recent[p % HOLA_RECENT] = ids[i];
+        *word &= ~((uint64_t)1 << p % 64);
+        *word |= (uint64_t)(begin && i == 0) << p % 64;
+    }
+    w->pos += n;
+}
+
+/* Keeps the logits of a session; those that are not numbers are refused. */
+static hola_status take_over(hola_session *y, const float *logits) {
+    const int64_t vocab = y->model->cfg.vocab_size;
+    const uint32_t exponent = 0x7f800000u;
+    uint32_t wrong = 0;
+    for (int64_t i = 0; i < vocab; i++) wrong |= (hl_bits_of_float(logits[i]) & exponent) == exponent;
+    if (wrong)
+        return hl_fail(HOLA_ENUMERIC, "the logits after token %lld are not finite",
+                       (long long)y->now.at.pos - 1);
+    memcpy(y->now.logits, logits, (size_t)vocab * sizeof *logits);
+    y->now.at.has_logits = true;
+    return HOLA_OK;
+}
+
+static int64_t most_rows(const hola_model *m) { return m->ops->mem->host ? HL_FEED_HOST : HL_FEED_DEVICE; }
 
 /* The model's lock is held. The pass leaves the normed stream of all rows in m->infer.lastn; logits: how many
  * rows' logits will be read. */
@@ -83,29 +136,46 @@ static int64_t logits_room(const hola_model *m) {
     return m->infer.logits_bytes / (m->cfg.vocab_size * (int64_t)sizeof(real));
 }
 
-hola_status hola_session_feed(hola_session *y, const int32_t *ids, int64_t n, float *logits) {
+/* Rows [first, first + n) of the pass, as many at a time as there is room for. */
+static void read_logits(hola_model *m, int64_t first, int64_t n, float *logits) {
+    const int64_t room = logits_room(m);
+    for (int64_t i = 0; i < n; i += room) {
+        const int64_t some = n - i < room ? n - i : room;
+        head(m, first + i, some);
+        take_logits(m, some, logits + i * m->cfg.vocab_size);
+    }
+}
+
+/* each: logits of all rows, not of the last alone. */
+static hola_status feed_rows(hola_session *y, const int32_t *ids, int64_t n, float *logits, bool each) {
     hola_model *m = y->model;
-    if (n == 1) return hola_session_step(&y, 1, ids, logits);
+    const int64_t vocab = m->cfg.vocab_size, feed = most_rows(m);
     hola_status s =
         n < 1 ? hl_fail(HOLA_EINVAL, "feed: %lld tokens", (long long)n) : hl_model_check_ids(m, ids, n);
+    if (s == HOLA_OK && logits) s = hl_point_logits(m, &y->now);
     if (s != HOLA_OK) return s;
-    const int64_t feed = feed_rows(m);
     pthread_mutex_lock(&m->lock);
     for (int64_t i = 0; s == HOLA_OK && i < n; i += feed) {
-        struct hl_seg seg = {.len = n - i < feed ? n - i : feed, .pos = y->pos, .state = y->state};
+        struct hl_seg seg = {.len = n - i < feed ? n - i : feed, .pos = y->now.at.pos, .state = y->now.state};
         struct hl_rows rows = {.T = seg.len, .n = 1, .seg = &seg};
         const bool last = i + seg.len == n;
-        s = run(m, &rows, ids + i, last && logits);
+        hl_session_before(y, seg.len);
+        s = run(m, &rows, ids + i, !logits ? 0 : each ? seg.len : last);
         if (s != HOLA_OK) break;
-        y->pos += seg.len;
-        if (last && logits) {
-            head(m, seg.len - 1, 1);
-            take_logits(m, 1, logits);
-        }
+        went_in(y, ids + i, seg.len, i == 0);
+        if (logits && each) read_logits(m, 0, seg.len, logits + i * vocab);
+        else if (logits && last) read_logits(m, seg.len - 1, 1, logits);
         s = m->ops->mem->finish(m->pool);
     }
     pthread_mutex_unlock(&m->lock);
-    return s;
+    return s == HOLA_OK && logits ? take_over(y, logits + (each ? (n - 1) * vocab : 0)) : s;
+}
+
+hola_status hola_session_feed(hola_session *y, const int32_t *ids, int64_t n, float *logits) {
+    return n == 1 ? hola_session_step(&y, 1, ids, logits) : feed_rows(y, ids, n, logits, false);
+}
+hola_status hola_session_feed_each(hola_session *y, const int32_t *ids, int64_t n, float *logits) {
+    return n == 1 ? hola_session_step(&y, 1, ids, logits) : feed_rows(y, ids, n, logits, true);
 }
 
 hola_status hola_session_score(hola_session *y, const int32_t *ids, const int32_t *next, int64_t n,
@@ -115,14 +185,15 @@ hola_status hola_session_score(hola_session *y, const int32_t *ids, const int32_
         n < 1 ? hl_fail(HOLA_EINVAL, "score: %lld tokens", (long long)n) : hl_model_check_ids(m, ids, n);
     if (s == HOLA_OK) s = hl_model_check_ids(m, next, n);
     if (s != HOLA_OK) return s;
-    const int64_t feed = feed_rows(m);
+    const int64_t feed = most_rows(m);
     pthread_mutex_lock(&m->lock);
     for (int64_t i = 0; s == HOLA_OK && i < n; i += feed) {
-        struct hl_seg seg = {.len = n - i < feed ? n - i : feed, .pos = y->pos, .state = y->state};
+        struct hl_seg seg = {.len = n - i < feed ? n - i : feed, .pos = y->now.at.pos, .state = y->now.state};
         struct hl_rows rows = {.T = seg.len, .n = 1, .seg = &seg};
+        hl_session_before(y, seg.len);
         s = run(m, &rows, ids + i, seg.len);
         if (s != HOLA_OK) break;
-        y->pos += seg.len;
+        went_in(y, ids + i, seg.len, i == 0);
         hl_model_loss(m, &m->infer, seg.len, hl_acts_put(&m->infer, m->infer.target, next + i, seg.len), 0,
                       NULL);
         const double *nll = hl_acts_nll(&m->infer, seg.len);
@@ -136,7 +207,7 @@ hola_status hola_session_score(hola_session *y, const int32_t *ids, const int32_
 /* One row each: the same work every time, so that a device may replay it. */
 static hola_status step_rows(hola_model *m, struct hl_rows *rows, const int32_t *ids, float *logits) {
     const struct hl_memory *mem = m->ops->mem;
-    const int64_t n = rows->T, vocab = m->cfg.vocab_size;
+    const int64_t n = rows->T;
     hola_status s = hl_model_need_panels(m);
     /* reals take the place of up to two activations */
     if (s == HOLA_OK) s = hl_acts_reserve(&m->infer, &m->cfg, rows, logits ? 2 * n : 0);
@@ -155,11 +226,7 @@ static hola_status step_rows(hola_model *m, struct hl_rows *rows, const int32_t 
         mem->recorded(m->pool, key);
     }
     if (room >= n) take_logits(m, n, logits);
-    for (int64_t i = 0; logits && room < n && i < n; i += room) {
-        const int64_t some = n - i < room ? n - i : room;
-        head(m, i, some);
-        take_logits(m, some, logits + i * vocab);
-    }
+    else if (logits) read_logits(m, 0, n, logits);
     return mem->finish(m->pool);
 }
 
@@ -175,16 +242,23 @@ hola_status hola_session_step(hola_session *const *y, int64_t n, const int32_t *
                 s = hl_fail(HOLA_EINVAL, "step: sessions %lld and %lld are the same", (long long)j,
                             (long long)i);
     }
+    for (int64_t i = 0; s == HOLA_OK && logits && i < n; i++) s = hl_point_logits(m, &y[i]->now);
     if (s != HOLA_OK) return s;
     struct hl_seg *seg = calloc((size_t)n, sizeof *seg);
     if (!seg) return hl_fail(HOLA_ENOMEM, "step: %lld sessions", (long long)n);
     for (int64_t i = 0; i < n; i++)
-        seg[i] = (struct hl_seg){.row = i, .len = 1, .pos = y[i]->pos, .state = y[i]->state};
+        seg[i] = (struct hl_seg){.row = i, .len = 1, .pos = y[i]->now.at.pos, .state = y[i]->now.state};
     struct hl_rows rows = {.T = n, .n = n, .seg = seg};
     pthread_mutex_lock(&m->lock);
+    for (int64_t i = 0; i < n; i++) hl_session_before(y[i], 1);
     s = step_rows(m, &rows, ids, logits);
-    for (int64_t i = 0; i < n && s == HOLA_OK; i++) y[i]->pos++;
     pthread_mutex_unlock(&m->lock);
     free(seg);
+    if (s != HOLA_OK) return s;
+    for (int64_t i = 0; i < n; i++) went_in(y[i], ids + i, 1, true);
+    for (int64_t i = n; logits && i-- > 0;) { /* the message is about the first */
+        const hola_status one = take_over(y[i], logits + i * m->cfg.vocab_size);
+        if (one != HOLA_OK) s = one;
+    }
     return s;
 }

@@ -1,0 +1,148 @@
+/* cmd_generate.c -- hola generate: text from a prompt. This file has the options and the order of things. */
+#define _GNU_SOURCE
+#include "cli/generate.h"
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+static const char *const dtypes[] = {"f32", "bf16", "f16", NULL}; /* in the order of hola_dtype */
+
+#define OPTS struct gen_opts
+static const struct arg options[] = {
+    OPT_MODEL,
+    OPT_STRING('p', "prompt", prompt, "TEXT", "what the text begins with"),
+    OPT_STRING('f', "file", file, "FILE", "the same from a file, less one line feed at its end; -: a pipe"),
+    OPT_STRING(0, "ids", ids, "FILE", "the same as token ids: a JSON array, fed as it is"),
+    OPT_STRING(0, "prompts", prompts, "FILE", "many: one per line, or a .jsonl; stepped together"),
+    OPT_INT(0, "parallel", parallel, 1, 4096, "N", "how many of them at a time (default 16)"),
+    OPT_INT('n', "predict", predict, -1, INT32_MAX, "N",
+            "tokens to write (default 256; -1: until the text ends, as with -i)"),
+    OPT_REAL(0, "temp", sampling.temp, 0, 1000, "X",
+             "temperature (default 0.8); 0: always the likeliest token"),
+    OPT_INT(0, "top-k", sampling.top_k, 0, INT32_MAX, "N", "of the N likeliest (default 40; 0: of all)"),
+    OPT_REAL(0, "top-p", sampling.top_p, 0.0001, 1, "X", "of the likeliest up to this sum (default 0.95)"),
+    OPT_REAL(0, "min-p", sampling.min_p, 0, 1, "X", "not under this part of the likeliest (default 0.05)"),
+    OPT_REAL(0, "repeat-penalty", sampling.repeat_penalty, 0.01, 100, "X",
+             "against repetition (default 1: off)"),
+    OPT_INT(0, "repeat-last-n", sampling.repeat_last_n, 0, HOLA_RECENT, "N",
+            "tokens it looks at (default 64)"),
+    OPT_INT('s', "seed", seed, 0, INT64_MAX, "N", "of the chance (default: another every time)"),
+    OPT_LIST(0, "stop", stop, "TEXT", "end before this text; may be given several times"),
+    OPT_FLAG(0, "ignore-eos", ignore_eos, "do not end where the text ends"),
+    OPT_FLAG(0, "no-bos", no_bos, "do not begin with the tokenizer's BOS"),
+    OPT_FLAG('i', "interactive", interactive, "go on with lines from the keyboard or a pipe"),
+    OPT_STRING(0, "in-prefix", in_prefix, "TEXT", "put before every such line"),
+    OPT_STRING(0, "in-suffix", in_suffix, "TEXT", "put behind it (default: a line feed)"),
+    OPT_STRING(0, "save-session", save, "FILE", "write the session to a file in the end"),
+    OPT_STRING(0, "load-session", load, "FILE", "go on from such a file; the prompt follows its text"),
+    OPT_CHOICE(0, "session-dtype", dtype, dtypes, "numbers in that file (default f32: exact)"),
+    OPT_INT(0, "logits", logits, 0, 1000, "N", "with --json: the N likeliest tokens at every place"),
+    OPT_STRING(0, "tokenizer", tokenizer, "PATH", "directory, file or \"byte\" (default: the model's)"),
+    OPT_THREADS,
+    OPT_BACKEND,
+    OPT_FLAG('q', "quiet", quiet, "no speed and memory on stderr"),
+    OPT_JSON,
+    OPT_END,
+};
+static const struct args_command command = {
+    "generate", "-m DIR (-p TEXT | -f FILE | --prompts FILE | -i) [options]",
+    "Text that follows a prompt. Memory and time per token do not grow with the length of the text.",
+    options};
+
+static int check_usage(const struct gen_opts *o) {
+    const int prompts = !!o->prompt + !!o->file + !!o->ids + !!o->prompts;
+    if (prompts > 1) return cli_usage("generate", "only one of -p, -f, --ids and --prompts");
+    if (o->prompts && o->interactive) return cli_usage("generate", "--prompts does not go with -i");
+    if (o->prompts && o->save) return cli_usage("generate", "--prompts does not go with --save-session");
+    if (o->interactive && o->json) return cli_usage("generate", "--json does not go with -i");
+    if (o->interactive && o->file && !strcmp(o->file, "-"))
+        return cli_usage("generate", "-f - does not go with -i: both would read standard input");
+    if (o->logits && !o->json) return cli_usage("generate", "--logits needs --json");
+    for (int i = 0; i < o->stop.n; i++)
+        if (!*o->stop.item[i]) return cli_usage("generate", "--stop needs a text");
+    return ARGS_RUN;
+}
+
+/* The model, and its tokenizer. */
+static int open_model(struct gen *g) {
+    const struct gen_opts *o = g->o;
+    const hola_options opt = {.threads = (int)o->threads, .backend = cli_backends[o->backend]};
+    if (hola_model_load(&g->model, o->model, &opt) != HOLA_OK) return cli_fail_library();
+    g->vocab = hola_model_config(g->model)->vocab_size;
+    g->eos = (int32_t)hola_model_config(g->model)->eos_token_id;
+    g->piece = strncmp(opt.backend, "cuda", 4) ? 1024 : 8192;
+    return gen_open_tokenizer(g);
+}
+
+static int open_session(const struct gen *g, hola_session **s) {
+    uint64_t seed = (uint64_t)g->o->seed;
+    if (hola_session_new(s, g->model) != HOLA_OK) return cli_fail_library();
+    if (g->o->load && hola_session_load(*s, g->o->load) != HOLA_OK) return cli_fail_library();
+    if (g->o->load && g->o->seed < 0) return CLI_OK; /* its own goes on */
+    if (g->o->seed < 0 && getrandom(&seed, sizeof seed, 0) != sizeof seed) seed = 0;
+    hola_session_seed(*s, g->o->seed < 0 ? seed >> 33 : seed); /* one that can be typed */
+    return CLI_OK;
+}
+
+static int many(const struct gen *g, hola_session *s) {
+    struct gen_prompt *p = NULL;
+    int64_t n = 0;
+    int rc = gen_read_prompts(g, hola_session_position(s) == 0, &p, &n);
+    if (rc == CLI_OK) rc = gen_batch(g, s, p, n);
+    for (int64_t i = 0; i < n; i++) free(p[i].ids);
+    free(p);
+    return rc;
+}
+
+static int one(const struct gen *g, hola_session *s) {
+    const struct gen_opts *o = g->o;
+    const bool first = hola_session_position(s) == 0;
+    struct gen_prompt p = {0};
+    struct gen_run r;
+    int rc = gen_run_begin(&r, g, s);
+    if (rc == CLI_OK) rc = gen_read_prompt(g, first, &p);
+    if (rc == CLI_OK && o->interactive) rc = gen_chat(&r, &p);
+    else if (rc == CLI_OK && p.n == 0 && !hola_session_logits(s) && o->predict != 0)
+        rc = cli_fail("%s: was saved without logits, so a prompt is needed to go on", o->load);
+    else if (rc == CLI_OK) {
+        rc = gen_run_prompt(&r, &p);
+        free(p.ids), p.ids = NULL;
+        if (rc == CLI_OK) rc = gen_run_all(&r, o->json ? NULL : stdout);
+    }
+    if (rc == CLI_OK && o->save) {
+        rc = gen_run_feed(&r);
+        if (rc == CLI_OK && hola_session_save(s, o->save, (hola_dtype)o->dtype) != HOLA_OK)
+            rc = cli_fail_library();
+    }
+    if (rc == CLI_OK && o->json) rc = cli_print_json(gen_run_json(&r));
+    else if (rc == CLI_OK && isatty(STDOUT_FILENO) && !o->interactive) putchar('\n');
+    fflush(stdout);
+    if (rc == CLI_OK) gen_run_report(&r);
+    free(p.ids);
+    gen_run_free(&r);
+    return rc;
+}
+
+int cmd_generate(int argc, char **argv) {
+    struct gen_opts o = {
+        .predict = INT64_MIN, .seed = -1, .parallel = 16, .sampling = hola_sampling_default()};
+    struct gen g = {.o = &o};
+    hola_session *s = NULL;
+    int rc = args_parse(&command, argc, argv, &o);
+    if (rc != ARGS_RUN) return rc;
+    rc = check_usage(&o);
+    if (rc != ARGS_RUN) return rc;
+    if (o.predict == INT64_MIN) o.predict = o.interactive ? -1 : 256;
+    rc = open_model(&g);
+    if (rc == CLI_OK) rc = open_session(&g, &s);
+    if (rc == CLI_OK) gen_catch_signals();
+    if (rc == CLI_OK) rc = o.prompts ? many(&g, s) : one(&g, s);
+    hola_session_free(s);
+    gen_close_tokenizer(&g);
+    hola_model_free(g.model);
+    return rc;
+}

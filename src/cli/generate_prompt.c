@@ -1,0 +1,159 @@
+/* generate_prompt.c -- where the prompts of hola generate come from. */
+#define _GNU_SOURCE
+#include "cli/generate.h"
+#include "text/tokenizer.h"
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+int gen_open_tokenizer(struct gen *g) {
+    const struct gen_opts *o = g->o;
+    const char *path = o->tokenizer ? o->tokenizer : o->model;
+    if (hola_tokenizer_load(&g->t, path) != HOLA_OK)
+        return o->ids && !o->tokenizer ? CLI_OK : cli_fail_library();
+    if (hola_tokenizer_size(g->t) > g->vocab)
+        return cli_fail("%s: %" PRId64 " tokens, more than the model's %" PRId64, path,
+                        hola_tokenizer_size(g->t), g->vocab);
+    if (hola_tokenizer_eos(g->t) >= 0) g->eos = hola_tokenizer_eos(g->t);
+    g->more = malloc(sizeof *g->more);
+    if (!g->more) return cli_fail("no memory for the tokenizer");
+    *g->more = *g->t; /* a view of it */
+    g->more->prefix = HL_PREFIX_NONE;
+    g->more->squeeze = false;
+    return CLI_OK;
+}
+
+void gen_close_tokenizer(struct gen *g) {
+    free(g->more);
+    hola_tokenizer_free(g->t);
+}
+
+int gen_encode(const struct gen *g, const char *text, int64_t len, bool first, const char *what,
+               struct gen_prompt *out) {
+    int32_t bos = -1, *ids;
+    *out = (struct gen_prompt){0};
+    if (!g->t) return cli_fail("%s: holds no tokenizer; --tokenizer names one, --ids takes ids", g->o->model);
+    if (first && !g->o->no_bos) bos = hola_tokenizer_bos(g->t);
+    if (hola_tokenizer_encode(first ? g->t : g->more, text, len, (int)g->o->threads, &ids, &out->n))
+        return cli_fail_library();
+    out->ids = malloc((size_t)(out->n + 1) * sizeof *ids);
+    if (!out->ids) {
+        free(ids);
+        return cli_fail("%s: no memory for its tokens", what);
+    }
+    memcpy(out->ids + (bos >= 0), ids, (size_t)out->n * sizeof *ids);
+    if (bos >= 0) out->ids[0] = bos, out->n++;
+    free(ids);
+    if (first && out->n == 0) {
+        free(out->ids);
+        *out = (struct gen_prompt){0};
+        return cli_fail("%s: empty, and there is no BOS to begin with", what);
+    }
+    return CLI_OK;
+}
+
+/* All of a stream; *text is malloced. */
+static int read_all(FILE *f, const char *path, char **text, int64_t *len) {
+    size_t n = 0, room = 0;
+    *text = NULL;
+    for (;;) {
+        if (n == room) {
+            room = room ? 2 * room : 1 << 16;
+            char *more = realloc(*text, room);
+            if (!more) return cli_fail("%s: no memory for %zu bytes", path, room);
+            *text = more;
+        }
+        const size_t got = fread(*text + n, 1, room - n, f);
+        n += got;
+        if (got == 0) break;
+    }
+    if (ferror(f)) return cli_fail("%s: %s", path, strerror(errno));
+    if (n > 0 && (*text)[n - 1] == '\n') n--; /* the editor's, not the writer's */
+    *len = (int64_t)n;
+    return CLI_OK;
+}
+
+static int read_file(const struct gen *g, const char *path, bool first, struct gen_prompt *out) {
+    const bool input = strcmp(path, "-") == 0;
+    const char *name = input ? "standard input" : path;
+    FILE *f = input ? stdin : fopen(path, "rb");
+    char *text = NULL;
+    int64_t len = 0;
+    if (!f) return cli_fail("%s: %s", path, strerror(errno));
+    int rc = read_all(f, name, &text, &len);
+    if (rc == CLI_OK) rc = gen_encode(g, text, len, first, name, out);
+    if (!input) fclose(f);
+    free(text);
+    return rc;
+}
+
+int gen_read_prompt(const struct gen *g, bool first, struct gen_prompt *out) {
+    const struct gen_opts *o = g->o;
+    *out = (struct gen_prompt){0};
+    if (o->ids) return cli_ids_read(o->ids, g->vocab, &out->ids, &out->n);
+    if (o->prompt) return gen_encode(g, o->prompt, (int64_t)strlen(o->prompt), first, "the prompt", out);
+    if (o->file) return read_file(g, o->file, first, out);
+    if (o->interactive) return CLI_OK; /* the first line will be it */
+    if (!isatty(STDIN_FILENO)) return read_file(g, "-", first, out);
+    if (!first) return CLI_OK;
+    return cli_usage("generate", "a prompt is needed: -p TEXT, -f FILE, or a pipe");
+}
+
+/* ---- many ---- */
+
+/* The text of a line of .jsonl: a string, or an object's "prompt" or "text". */
+static int line_json(const char *path, int64_t number, const char *line, size_t len, json_t **root,
+                     const json_t **text) {
+    json_error_t err;
+    *root = json_loadb(line, len, JSON_DECODE_ANY | JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &err);
+    if (!*root) return cli_fail("%s:%" PRId64 ": not JSON: %s", path, number, err.text);
+    *text = json_is_object(*root) ? json_object_get(*root, "prompt") : *root;
+    if (!*text) *text = json_object_get(*root, "text");
+    if (json_is_string(*text)) return CLI_OK;
+    return cli_fail("%s:%" PRId64 ": neither a string nor an object with a \"prompt\"", path, number);
+}
+
+static int read_line(const struct gen *g, bool first, int64_t number, const char *line, size_t len,
+                     struct gen_prompt *out) {
+    const char *path = g->o->prompts, *dot = strrchr(path, '.');
+    json_t *root = NULL;
+    const json_t *text = NULL;
+    char what[64];
+    int rc = CLI_OK;
+    *out = (struct gen_prompt){0};
+    snprintf(what, sizeof what, "line %" PRId64 " of the prompts", number);
+    if (dot && !strcmp(dot, ".jsonl")) {
+        rc = line_json(path, number, line, len, &root, &text);
+        if (rc == CLI_OK) line = json_string_value(text), len = json_string_length(text);
+    }
+    if (rc == CLI_OK) rc = gen_encode(g, line, (int64_t)len, first, what, out);
+    json_decref(root);
+    return rc;
+}
+
+int gen_read_prompts(const struct gen *g, bool first, struct gen_prompt **out, int64_t *n) {
+    const char *path = g->o->prompts;
+    FILE *f = strcmp(path, "-") ? fopen(path, "rb") : stdin;
+    char *line = NULL;
+    size_t room = 0;
+    ssize_t len;
+    int rc = CLI_OK;
+    *out = NULL, *n = 0;
+    if (!f) return cli_fail("%s: %s", path, strerror(errno));
+    while (rc == CLI_OK && (errno = 0, len = getline(&line, &room, f)) >= 0) {
+        struct gen_prompt *more = realloc(*out, (size_t)(*n + 1) * sizeof *more);
+        if (len > 0 && line[len - 1] == '\n') len--;
+        if (more) *out = more;
+        rc = more ? read_line(g, first, *n + 1, line, (size_t)len, &more[*n])
+                  : cli_fail("%s: no memory", path);
+        if (rc == CLI_OK) ++*n;
+    }
+    if (rc == CLI_OK && ferror(f)) rc = cli_fail("%s: %s", path, strerror(errno));
+    if (rc == CLI_OK && *n == 0) rc = cli_fail("%s: no prompts in it", path);
+    if (f != stdin) fclose(f);
+    free(line);
+    return rc;
+}

@@ -1,0 +1,197 @@
+/* history.c -- the ids of a session, and whole copies of it on the way, so that it can go back.
+ *
+ * A point stands where a call ended. From it the tokens that follow are fed again in the calls they came in, so
+ * what comes out has the bits of the first time. Points beyond `most` are thinned out: the one whose absence costs
+ * least, for its distance from the present, goes first, which leaves them dense here and sparse far back. */
+#include "model/session.h"
+#include <stdlib.h>
+#include <string.h>
+
+struct hola_history {
+    hola_session *session;
+    int64_t every, most, turns; /* turns: the session's, as last seen */
+    int64_t n, room;            /* ids */
+    int32_t *ids;
+    bool *begins; /* [room]: a call began there */
+    int64_t points;
+    struct hl_point **point; /* [most], by position */
+};
+
+hola_status hola_history_new(hola_history **out, hola_session *s, const hola_history_opts *opt) {
+    const hola_history_opts none = {0};
+    hola_history *h = calloc(1, sizeof *h);
+    *out = NULL;
+    if (!opt) opt = &none;
+    if (opt->every < 0 || opt->most < 0 || opt->most > 1 << 20 || s->now.at.pos != 0) {
+        free(h);
+        if (s->now.at.pos != 0) return hl_fail(HOLA_EINVAL, "history: the session is not empty");
+        return hl_fail(HOLA_EINVAL, "history: every %lld tokens, %lld points", (long long)opt->every,
+                       (long long)opt->most);
+    }
+    if (h) {
+        h->session = s;
+        h->turns = s->turns;
+        h->every = opt->every ? opt->every : s->model->ops->mem->host ? 512 : 8192;
+        h->most = opt->most ? opt->most : 8;
+        h->point = calloc((size_t)h->most, sizeof(struct hl_point *));
+    }
+    if (!h || !h->point) {
+        free(h);
+        return hl_fail(HOLA_ENOMEM, "history: no memory");
+    }
+    *out = h;
+    return HOLA_OK;
+}
+
+void hola_history_free(hola_history *h) {
+    if (!h) return;
+    for (int64_t i = 0; i < h->points; i++) hl_point_free(h->session->model, h->point[i]);
+    free(h->point);
+    free(h->ids);
+    free(h->begins);
+    free(h);
+}
+
+static int64_t position(const hola_history *h) { return h->session->now.at.pos; }
+
+/* ---- what the session was fed ---- */
+
+static hola_status make_room(hola_history *h, int64_t n) {
+    int64_t room = h->room;
+    if (n <= room) return HOLA_OK;
+    while (room < n) room = room ? 2 * room : 1024;
+    int32_t *ids = realloc(h->ids, (size_t)room * sizeof *ids);
+    if (ids) h->ids = ids;
+    bool *begins = ids ? realloc(h->begins, (size_t)room * sizeof *begins) : NULL;
+    if (begins) h->begins = begins;
+    if (!ids || !begins) return hl_fail(HOLA_ENOMEM, "history: no memory for %lld ids", (long long)room);
+    h->room = room;
+    return HOLA_OK;
+}
+
+/* Takes over what went to the session without us. */
+static hola_status catch_up(hola_history *h) {
+    const struct hl_where *w = &h->session->now.at;
+    if (h->session->turns != h->turns)
+        return hl_fail(HOLA_EINVAL, "history: the session was reset, loaded or rolled back without it");
+    if (w->pos - h->n > HOLA_RECENT)
+        return hl_fail(HOLA_EINVAL, "history: %lld tokens were fed without it, at most %d can be",
+                       (long long)(w->pos - h->n), HOLA_RECENT);
+    hola_status s = make_room(h, w->pos);
+    for (; s == HOLA_OK && h->n < w->pos; h->n++) {
+        h->ids[h->n] = hl_where_id(w, h->n);
+        h->begins[h->n] = hl_where_begins(w, h->n);
+    }
+    return s;
+}
+
+/* ---- points ---- */
+
+/* Takes out the point whose absence leaves the smallest gap for how far back it is. */
+static struct hl_point *take_out(hola_history *h) {
+    int64_t which = 0;
+    double least = INFINITY;
+    for (int64_t i = 0; i < h->points; i++) {
+        const int64_t before = i ? h->point[i - 1]->at.pos : 0, here = h->point[i]->at.pos;
+        const int64_t after = i + 1 < h->points ? h->point[i + 1]->at.pos : position(h);
+        const double cost = (double)(after - before) / (double)(position(h) - here + h->every);
+        if (cost < least) least = cost, which = i;
+    }
+    struct hl_point *p = h->point[which];
+    memmove(h->point + which, h->point + which + 1, (size_t)(--h->points - which) * sizeof *h->point);
+    return p;
+}
+
+hola_status hola_history_keep(hola_history *h) {
+    const hola_model *m = h->session->model;
+    const struct hl_point *now = &h->session->now, *last = h->points ? h->point[h->points - 1] : NULL;
+    struct hl_point *p = NULL;
+    hola_status s = catch_up(h);
+    if (s != HOLA_OK || now->at.pos == 0) return s;
+    if (last && last->at.pos == now->at.pos) { /* the same point; it may lack the logits */
+        if (last->at.has_logits || !now->at.has_logits) return HOLA_OK;
+        p = h->point[--h->points];
+    } else if (h->points == h->most) p = take_out(h); /* its memory serves again */
+    else s = hl_point_new(&p, m);
+    if (s == HOLA_OK) s = hl_point_copy(m, p, now, false);
+    if (s == HOLA_OK) h->point[h->points++] = p;
+    else hl_point_free(m, p);
+    return s;
+}
+
+/* Back to the deepest point at or before `to`, or to the empty session. What lay behind is forgotten. */
+static hola_status go_back(hola_history *h, int64_t to) {
+    hola_session *y = h->session;
+    hola_status s = HOLA_OK;
+    while (h->points > 0 && h->point[h->points - 1]->at.pos > to)
+        hl_point_free(y->model, h->point[--h->points]);
+    const uint64_t seed = y->now.at.seed;
+    hola_session_reset(y);
+    if (h->points > 0) s = hl_point_copy(y->model, &y->now, h->point[h->points - 1], false);
+    y->now.at.seed = seed;
+    h->turns = y->turns;
+    h->n = y->now.at.pos;
+    return s;
+}
+
+/* ---- feeding ---- */
+
+hola_status hola_history_feed(hola_history *h, const int32_t *ids, int64_t n, float *logits) {
+    hola_status s = catch_up(h);
+    if (s == HOLA_OK && n < 1) s = hl_fail(HOLA_EINVAL, "feed: %lld tokens", (long long)n);
+    if (s == HOLA_OK) s = hl_model_check_ids(h->session->model, ids, n);
+    if (s == HOLA_OK) s = make_room(h, h->n + n);
+    for (int64_t i = 0, len; s == HOLA_OK && i < n; i += len) {
+        len = h->every - position(h) % h->every;
+        if (len > n - i) len = n - i;
+        memcpy(h->ids + h->n, ids + i, (size_t)len * sizeof *ids);
+        memset(h->begins + h->n, 0, (size_t)len * sizeof *h->begins);
+        h->begins[h->n] = true;
+        s = hola_session_feed(h->session, ids + i, len, i + len == n ? logits : NULL);
+        h->n = position(h);
+        if (s == HOLA_OK && position(h) % h->every == 0) s = hola_history_keep(h);
+    }
+    return s;
+}
+
+hola_status hola_history_prompt(hola_history *h, const int32_t *ids, int64_t n, float *logits,
+                                int64_t *reused) {
+    const int64_t vocab = h->session->model->cfg.vocab_size;
+    hola_status s = catch_up(h);
+    if (reused) *reused = 0;
+    if (s == HOLA_OK && (n < 1 || !logits)) s = hl_fail(HOLA_EINVAL, "prompt: %lld tokens", (long long)n);
+    if (s == HOLA_OK) s = hl_model_check_ids(h->session->model, ids, n);
+    if (s != HOLA_OK) return s;
+    int64_t same = 0;
+    while (same < n && same < h->n && ids[same] == h->ids[same]) same++;
+    if (position(h) > same || (position(h) == n && !h->session->now.at.has_logits)) {
+        /* a point at the very end is of use only with its logits */
+        int64_t to = same < n ? same : n;
+        for (int64_t i = 0; i < h->points; i++)
+            if (h->point[i]->at.pos == n && !h->point[i]->at.has_logits) to = n - 1;
+        s = go_back(h, to);
+    }
+    if (s != HOLA_OK) return s;
+    if (reused) *reused = position(h);
+    if (position(h) < n) return hola_history_feed(h, ids + position(h), n - position(h), logits);
+    memcpy(logits, h->session->now.logits, (size_t)vocab * sizeof *logits);
+    return HOLA_OK;
+}
+
+hola_status hola_history_rollback(hola_history *h, int64_t k) {
+    hola_status s = catch_up(h);
+    const int64_t to = position(h) - k;
+    if (s == HOLA_OK && (k < 0 || to < 0))
+        s = hl_fail(HOLA_EINVAL, "rollback: %lld of %lld tokens", (long long)k, (long long)position(h));
+    if (s != HOLA_OK || k == 0) return s;
+    float *logits = malloc((size_t)h->session->model->cfg.vocab_size * sizeof *logits);
+    if (!logits) return hl_fail(HOLA_ENOMEM, "rollback: no memory for logits");
+    s = go_back(h, to);
+    for (int64_t i = h->n, end; s == HOLA_OK && i < to; i = end) { /* call by call, as they were */
+        for (end = i + 1; end < to && !h->begins[end];) end++;
+        s = hola_session_feed(h->session, h->ids + i, end - i, end == to ? logits : NULL);
+    }
+    if (s == HOLA_OK) h->n = to;
+    free(logits);
+    return s;
+}

@@ -1,0 +1,60 @@
+/* session.h -- inside a session, and points: copies of one to go back to. */
+#ifndef HL_SESSION_H
+#define HL_SESSION_H
+#include "model/model.h"
+#include "text/sample.h"
+
+/* All of a session but its two arrays. */
+struct hl_where {
+    int64_t pos;
+    uint64_t seed;
+    bool has_logits;
+    int32_t recent[HOLA_RECENT]; /* the id at position p is in [p % HOLA_RECENT] */
+    uint64_t
+        begins[HOLA_RECENT / 64]; /* its bit: a call began there, so that tokens can be fed again alike */
+};
+
+struct hl_point {
+    struct hl_where at;
+    float *logits; /* [vocab]; NULL in a session that never was asked for any */
+    char *state;   /* where the backend's arrays are */
+    bool cache;    /* the exact memory's part of the state is in it too */
+};
+
+struct hola_session {
+    hola_model *model;
+    struct hl_point now;
+    struct hl_point *mark;     /* or NULL */
+    int64_t turns;             /* how often it went anywhere but forward */
+    struct hl_candidate *work; /* the sampler's, once there is one */
+};
+
+hola_status hl_point_new(struct hl_point **out, const hola_model *m);
+void hl_point_free(const hola_model *m, struct hl_point *p);
+/* Everything from one to the other; without: but the exact memory, which hl_point_copy_cache brings later. */
+hola_status hl_point_copy(const hola_model *m, struct hl_point *to, const struct hl_point *from,
+                          bool without);
+void hl_point_copy_cache(const hola_model *m, struct hl_point *to, const struct hl_point *from);
+
+/* Room for logits, where there is none yet. */
+hola_status hl_point_logits(const hola_model *m, struct hl_point *p);
+
+/* rollback.c: before len tokens are fed; the mark may need what they overwrite. */
+void hl_session_before(hola_session *s, int64_t len);
+
+static inline int32_t hl_where_id(const struct hl_where *w, int64_t pos) {
+    return w->recent[pos % HOLA_RECENT];
+}
+static inline bool hl_where_begins(const struct hl_where *w, int64_t pos) {
+    return w->begins[pos % HOLA_RECENT / 64] >> (pos % 64) & 1;
+}
+
+/* snapshot.c: a session as bytes (*file is malloced; path is for messages), and bytes as this session: nothing
+ * is taken over unless all of it is right. */
+hola_status hl_snapshot_make(const hola_session *s, const char *path, hola_dtype dtype, char **file,
+                             int64_t *size);
+hola_status hl_snapshot_parse(hola_session *s, const char *data, int64_t size, const char *path);
+int64_t hl_snapshot_bytes(const hola_model *m, hola_dtype dtype);
+uint64_t hl_snapshot_sum(const char *data, int64_t size); /* what a file's checksum should be */
+
+#endif

@@ -1,0 +1,15 @@
+/* sample.h -- the choice of a token from its logits: penalty, top-k, top-p, min-p, temperature, in this order. */
+#ifndef HL_SAMPLE_H
+#define HL_SAMPLE_H
+#include "core/status.h"
+
+struct hl_candidate {
+    float logit;
+    int32_t id;
+};
+hola_status hl_sampling_check(const hola_sampling *p);
+/* u: a number in [0, 1) that decides. Equal logits stand in the order of their ids. work: room for vocab. */
+int32_t hl_sample(const float *logits, int64_t vocab, const hola_sampling *p, const int32_t *recent,
+                  int64_t n_recent, double u, struct hl_candidate *work);
+
+#endif

@@ -1,0 +1,128 @@
+/* cuda_session.c -- sessions whose state lives on a device: clones, marks, points and files of them, and a file
+ * that goes from the device to the CPU. */
+#define _GNU_SOURCE
+#include "cuda.h"
+#include "models.h"
+#include "model/session.h"
+#include "temp.h"
+
+#define BODY                                                                                          \
+    "{\"model_type\":\"hola\",\"hidden_size\":64,\"num_heads\":2,\"head_dim\":32,\"expand_v\":1,"     \
+    "\"num_hidden_layers\":2,\"vocab_size\":101,\"intermediate_size\":96,\"initializer_range\":0.15," \
+    "\"cache_gate_init\":0.5,\"cache_window\":8,\"cache_chunk\":16}"
+enum { VOCAB = 101 };
+
+static hola_model *model_on(const char *backend) {
+    hola_options opt = {.threads = 1, .backend = backend};
+    hola_config cfg;
+    hola_model *m;
+    CHECK_OK(hl_config_parse(&cfg, BODY, (int64_t)strlen(BODY), "config"));
+    if (hola_model_new(&m, &cfg, 7, &opt) == HOLA_OK) return m;
+    print_message("%s\n", hola_last_error());
+    return NULL;
+}
+static hola_session *after(hola_model *m, const int32_t *ids, int64_t n) {
+    hola_session *s;
+    float logits[VOCAB];
+    CHECK_OK(hola_session_new(&s, m));
+    CHECK_OK(hola_session_feed(s, ids, n, logits));
+    return s;
+}
+/* Both give the same bits for some tokens, over the end of a block. */
+static void alike(hola_session *a, hola_session *b, const int32_t *ids, const char *what) {
+    float x[VOCAB], y[VOCAB];
+    assert_int_equal(hola_session_position(a), hola_session_position(b));
+    assert_memory_equal(hola_session_logits(a), hola_session_logits(b), sizeof x);
+    for (int i = 0; i < 6; i++) {
+        CHECK_OK(hola_session_feed(a, ids + i, 1, x));
+        CHECK_OK(hola_session_feed(b, ids + i, 1, y));
+        if (memcmp(x, y, sizeof x)) fail_msg("%s: other logits", what);
+    }
+}
+
+static void copies_of_a_session(void **state) {
+    hola_model *m = model_on("cuda");
+    char *dir = temp_new(), *path = hl_path_join(dir, "session");
+    float logits[VOCAB];
+    (void)state;
+    if (!m) skip();
+    int32_t *ids = random_ids(100, VOCAB, 3);
+    hola_session *a = after(m, ids, 43), *b, *c, *d = after(m, ids + 9, 20);
+    CHECK_OK(hola_session_clone(&b, a));
+    CHECK_OK(hola_session_save(a, path, HOLA_F32));
+    CHECK_OK(hola_session_load(d, path));
+    CHECK_OK(hola_session_mark(b));
+    CHECK_OK(hola_session_feed(b, ids + 60, 10, NULL)); /* closes a block */
+    CHECK_OK(hola_session_rollback(b, 10));
+    c = after(m, ids, 43);
+    alike(a, d, ids + 80, "loaded");
+    alike(b, c, ids + 80, "rolled back");
+    /* a session that was not rolled back is another */
+    hola_session *wrong = after(m, ids, 43);
+    CHECK_OK(hola_session_feed(wrong, ids + 60, 1, logits));
+    assert_memory_not_equal(logits, hola_session_logits(c), sizeof logits);
+    hola_session_free(a), hola_session_free(b), hola_session_free(c), hola_session_free(d);
+    hola_session_free(wrong);
+    free(ids), free(path);
+    temp_remove(dir);
+    hola_model_free(m);
+}
+
+static void history_on_a_device(void **state) {
+    hola_model *m = model_on("cuda");
+    const hola_history_opts opt = {.every = 16, .most = 3};
+    float logits[VOCAB];
+    hola_session *a, *b;
+    hola_history *h, *g;
+    int64_t reused;
+    (void)state;
+    if (!m) skip();
+    int32_t *ids = random_ids(100, VOCAB, 3);
+    CHECK_OK(hola_session_new(&a, m));
+    CHECK_OK(hola_session_new(&b, m));
+    CHECK_OK(hola_history_new(&h, a, &opt));
+    CHECK_OK(hola_history_new(&g, b, &opt));
+    CHECK_OK(hola_history_prompt(h, ids, 50, logits, &reused));
+    ids[40] = (ids[40] + 1) % VOCAB;
+    CHECK_OK(hola_history_prompt(h, ids, 52, logits, &reused));
+    assert_int_equal(reused, 32);
+    CHECK_OK(hola_history_prompt(g, ids, 52, logits, &reused));
+    assert_int_equal(reused, 0);
+    alike(a, b, ids + 70, "a changed prompt");
+    hola_history_free(h), hola_history_free(g);
+    hola_session_free(a), hola_session_free(b);
+    free(ids);
+    hola_model_free(m);
+}
+
+/* The file is the same kind of thing on both: near, as the two compute in other types. */
+static void from_device_to_cpu(void **state) {
+    hola_model *m = model_on("cuda-f32"), *host = model_on("cpu");
+    char *dir = temp_new(), *path = hl_path_join(dir, "session");
+    float x[VOCAB], y[VOCAB];
+    double far = 0;
+    (void)state;
+    if (!m) skip();
+    int32_t *ids = random_ids(100, VOCAB, 3);
+    hola_session *a = after(m, ids, 43), *b;
+    CHECK_OK(hola_session_new(&b, host));
+    CHECK_OK(hola_session_save(a, path, HOLA_F32));
+    CHECK_OK(hola_session_load(b, path));
+    for (int i = 0; i < 8; i++) {
+        CHECK_OK(hola_session_feed(a, ids + 60 + i, 1, x));
+        CHECK_OK(hola_session_feed(b, ids + 60 + i, 1, y));
+        for (int k = 0; k < VOCAB; k++) far = fmax(far, fabs((double)x[k] - (double)y[k]));
+    }
+    assert_true(far < 1e-3);
+    hola_session_free(a), hola_session_free(b);
+    free(ids), free(path);
+    temp_remove(dir);
+    hola_model_free(m), hola_model_free(host);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(copies_of_a_session),
+                                       cmocka_unit_test(history_on_a_device),
+                                       cmocka_unit_test(from_device_to_cpu)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
