@@ -73,6 +73,13 @@ static int set_value(const struct args_command *c, const struct arg *a, const ch
     switch (a->type) {
     case ARG_FLAG: *(bool *)field = true; return ARGS_RUN;
     case ARG_STRING: *(const char **)field = value; return ARGS_RUN;
+    case ARG_LIST: {
+        struct arg_list *list = (struct arg_list *)field;
+        if (list->n == ARG_LIST_MOST)
+            return cli_usage(c->name, "more than %d times --%s", ARG_LIST_MOST, a->name);
+        list->item[list->n++] = value;
+        return ARGS_RUN;
+    }
     case ARG_INT:
         if (!parse_int(value, &i) || i < a->lo || i > a->hi) break;
         *(int64_t *)field = i;
