@@ -36,6 +36,6 @@ void hl_np_choice_p(struct hl_mt *m, double *p, double *cdf, int64_t n, int32_t 
 
 /* ---- SplitMix64 ---- */
 uint64_t hl_splitmix(uint64_t *state);
-int64_t hl_splitmix_below(uint64_t *state, int64_t m); /* the high 64 bits of a product */
+int64_t hl_splitmix_below(uint64_t *state, int64_t m); /* the high 64 bits of a product; m < 2^31 */
 
 #endif
