@@ -1,6 +1,6 @@
-/* test_ruler.c -- RULER's samples against those of lm-evaluation-harness 4e7e0d47 and NVIDIA/RULER c3f5e3b4: the
- * generators ran on the data of ruler_case.h with a tokenizer of bytes, and the hashes below are of what they
- * wrote. Variable tracking, where they never end with that tokenizer, is read back instead. */
+/* test_ruler.c -- RULER's samples against those of lm-evaluation-harness 4e7e0d47 and NVIDIA/RULER c3f5e3b4:
+ * the generators ran on the data of ruler_case.h with a tokenizer of bytes, and the hashes below are of what
+ * they wrote. Variable tracking, where they never end with that tokenizer, is read back instead. */
 #define _GNU_SOURCE
 #include "eval/ruler.h"
 #include "ruler_case.h"
@@ -193,6 +193,18 @@ static void test_missing(void **state) {
     CHECK_FAILS(hl_ruler_make(&o, &s), HOLA_EIO, "dev-v2.0.json");
     o.task = HL_RULER_QA_HOTPOT;
     CHECK_FAILS(hl_ruler_make(&o, &s), HOLA_EIO, "hotpot_dev_distractor_v1.json");
+    /* SQuAD beside the data is found too */
+    const struct fixture *f = *state;
+    char *sub = hl_path_join(f->dir, "nltk_data"), *squad = hl_path_join(f->dir, "squad");
+    int64_t size;
+    char *file = temp_read(f->dir, "squad.json", &size);
+    o = options(state, "qa_1", HL_RULER_HARNESS, 4096);
+    const uint64_t h = hash_of(&o);
+    CHECK_OK(hl_make_dirs(squad));
+    temp_write(squad, "dev-v2.0.json", file, size);
+    o.data = sub;
+    assert_true(hash_of(&o) == h);
+    free(sub), free(squad), free(file);
     enum hl_ruler_task t;
     assert_false(hl_ruler_find("niah", &t));
     assert_false(hl_ruler_find("", &t));
