@@ -43,7 +43,7 @@ FLAGS_avx512 := -ffp-contract=fast -mavx512f -mavx512bw -mavx512vl -mavx512dq -m
 
 REF_SRC := $(sort $(wildcard src/ops/*/*_ref.c)) src/ops/table.c
 FAST_SRC := $(sort $(wildcard src/ops/*/*_cpu.c)) src/ops/table.c
-LIB_SRC := $(filter-out $(REF_SRC) $(FAST_SRC) %_mpi.c,$(sort $(wildcard src/core/*.c src/ops/*.c src/ops/*/*.c src/model/*.c src/text/*.c src/train/*.c)))
+LIB_SRC := $(filter-out $(REF_SRC) $(FAST_SRC) %_mpi.c,$(sort $(wildcard src/core/*.c src/ops/*.c src/ops/*/*.c src/model/*.c src/text/*.c src/train/*.c src/eval/*.c)))
 CLI_SRC := $(sort $(wildcard src/cli/*.c)) $(if $(MPI),src/train/dist_mpi.c)
 
 obj = $(patsubst %.c,$(BUILD)/$(1)/%.o,$(2))

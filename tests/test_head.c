@@ -10,7 +10,7 @@ struct head {
     int64_t M, D, V;
     real *x, *W, *logits, *dx, *dW;
     double *nll;
-    int32_t *target;
+    int32_t *target, *top;
     void *panels;
 };
 
@@ -24,8 +24,9 @@ static void head_new(struct head *h, int64_t M, int64_t D, int64_t V, double ran
     h->dW = check_random(V * D, -1, 1, 3);
     h->nll = malloc((size_t)M * sizeof *h->nll);
     h->target = malloc((size_t)M * sizeof *h->target);
+    h->top = malloc((size_t)M * sizeof *h->top);
     h->panels = malloc((size_t)hl_panel_bytes(V, D, HOLA_BF16));
-    assert_true(h->nll && h->target && h->panels);
+    assert_true(h->nll && h->target && h->top && h->panels);
     hl_panel_pack(h->panels, HOLA_BF16, h->W, V, D);
     for (int64_t t = 0; t < M; t++) h->target[t] = t % 7 == 5 ? -100 : (int32_t)(t * 31 % V);
 }
@@ -38,12 +39,14 @@ static void head_free(struct head *h) {
     check_free(h->dW, h->V * h->D);
     free(h->nll);
     free(h->target);
+    free(h->top);
     free(h->panels);
 }
 static void head_run(const struct hl_ops *ops, struct hl_pool *pool, struct head *h, bool gradient,
                      bool panels) {
     struct hl_xent a = {
         .M = h->M, .D = h->D, .x = h->x, .target = h->target, .nll = h->nll, .logits = h->logits};
+    a.top = h->top;
     a.W = (struct hl_weight){.data = h->W, .layout = HL_ROWS, .rows = h->V, .cols = h->D};
     if (panels) {
         a.W.data = h->panels;
@@ -125,6 +128,33 @@ static void test_xent_threads(void **state) {
         head_free(&one);
         head_free(&two);
     }
+}
+
+/* Logits are small integers, so that equals are many: the target is on top where it is the first of the
+ * largest, and nowhere else. */
+static void test_top(void **state) {
+    enum { V = 1000, M = 600 };
+    struct hl_pool *pool = check_pool(2, hl_linear_scratch());
+    (void)state;
+    for (int b = 0; check_backend(b); b++) {
+        const struct hl_ops *ops = hl_ops_named(check_backend(b));
+        struct head h;
+        if (!ops) continue;
+        head_new(&h, M, 1, V, 1);
+        for (int64_t v = 0; v < V; v++) h.W[v] = (real)(v * 7919 % 5);
+        h.W[3] = h.W[501] = h.W[999] = 9;
+        for (int64_t t = 0; t < M; t++)
+            h.x[t] = 1, h.target[t] = (int32_t)(t % 8 == 1 ? 3 : t % 8 == 2 ? 501 : t);
+        h.target[0] = 999, h.target[7] = -1;
+        head_run(ops, pool, &h, false, false);
+        for (int64_t t = 0; t < M; t++)
+            if (h.top[t] != (h.target[t] == 3)) fail_msg("%s: row %d", ops->name, (int)t);
+        h.W[2] = 9; /* an equal before it */
+        head_run(ops, pool, &h, false, false);
+        for (int64_t t = 0; t < M; t++) assert_int_equal(h.top[t], h.target[t] == 2);
+        head_free(&h);
+    }
+    hl_pool_free(pool);
 }
 
 /* Two classes with logits 0 and z (x = 1, W = logits): the second gradient is exp(z) / (1 + exp(z)), down to
@@ -322,13 +352,10 @@ static void test_sumsq(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_xent),
-        cmocka_unit_test(test_xent_threads),
-        cmocka_unit_test(test_exp_through_xent),
-        cmocka_unit_test(test_v_exp),
-        cmocka_unit_test(test_embed),
-        cmocka_unit_test(test_adamw),
-        cmocka_unit_test(test_sumsq),
+        cmocka_unit_test(test_xent),  cmocka_unit_test(test_xent_threads),
+        cmocka_unit_test(test_top),   cmocka_unit_test(test_exp_through_xent),
+        cmocka_unit_test(test_v_exp), cmocka_unit_test(test_embed),
+        cmocka_unit_test(test_adamw), cmocka_unit_test(test_sumsq),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -54,7 +54,7 @@ static bool parse_real(const char *s, double *out) {
 static int bad_value(const struct args_command *c, const struct arg *a, const char *value) {
     char list[256] = "";
     switch (a->type) {
-    case ARG_LIST: return cli_usage(c->name, "--%s can be given %d times at most", a->name, ARG_LISTED);
+    case ARG_LIST: return cli_usage(c->name, "--%s can be given %d times at most", a->name, ARG_LIST_MOST);
     case ARG_INT:
         return cli_usage(c->name, "--%s takes an integer from %" PRId64 " to %" PRId64 ", not '%s'", a->name,
                          a->lo, a->hi, value);
@@ -76,7 +76,8 @@ static int set_value(const struct args_command *c, const struct arg *a, const ch
     case ARG_STRING: *(const char **)field = value; return ARGS_RUN;
     case ARG_LIST: {
         struct arg_list *list = (struct arg_list *)field;
-        if (list->n == ARG_LISTED) break;
+        if (list->n == ARG_LIST_MOST)
+            return cli_usage(c->name, "more than %d times --%s", ARG_LIST_MOST, a->name);
         list->item[list->n++] = value;
         return ARGS_RUN;
     }

@@ -14,13 +14,13 @@ enum arg_type {
     ARG_INT,    /* int64_t in [lo, hi] */
     ARG_REAL,   /* double in [min, max] */
     ARG_STRING, /* const char *, lent by argv */
-    ARG_LIST,   /* struct arg_list: every one that is given */
+    ARG_LIST,   /* struct arg_list: every time it is given counts */
     ARG_CHOICE  /* int: the place of the word in `choices` */
 };
 
-enum { ARG_LISTED = 16 };
+enum { ARG_LIST_MOST = 32 };
 struct arg_list {
-    const char *item[ARG_LISTED];
+    const char *item[ARG_LIST_MOST];
     int n;
 };
 
@@ -41,10 +41,10 @@ struct arg {
     { letter, name, ARG_FLAG, OPT_AT(field), NULL, help, OPT_ANY, false }
 #define OPT_STRING(letter, name, field, meta, help) \
     { letter, name, ARG_STRING, OPT_AT(field), meta, help, OPT_ANY, false }
-#define OPT_LIST(letter, name, field, meta, help) \
-    { letter, name, ARG_LIST, OPT_AT(field), meta, help, OPT_ANY, false }
 #define OPT_NEEDED(letter, name, field, meta, help) \
     { letter, name, ARG_STRING, OPT_AT(field), meta, help, OPT_ANY, true }
+#define OPT_LIST(letter, name, field, meta, help) \
+    { letter, name, ARG_LIST, OPT_AT(field), meta, help, OPT_ANY, false }
 #define OPT_CHOICE(letter, name, field, choices, help) \
     { letter, name, ARG_CHOICE, OPT_AT(field), NULL, help, choices, 0, 0, 0, 0, false }
 #define OPT_INT(letter, name, field, lo, hi, meta, help) \
@@ -59,8 +59,9 @@ struct arg {
 #define OPT_MODEL OPT_NEEDED('m', "model", model, "DIR", "model directory")
 #define OPT_JSON OPT_FLAG(0, "json", json, "print the result as JSON")
 #define OPT_THREADS OPT_INT('t', "threads", threads, 1, 1024, "N", "threads (default: one per processor)")
-#define OPT_BACKEND \
-    OPT_CHOICE(0, "backend", backend, cli_backends, "what computes (auto, the default: a GPU where there is one)")
+#define OPT_BACKEND                                 \
+    OPT_CHOICE(0, "backend", backend, cli_backends, \
+               "what computes (auto, the default: a GPU where there is one)")
 
 struct args_command {
     const char *name;

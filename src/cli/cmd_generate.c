@@ -70,7 +70,7 @@ static int check_usage(const struct gen_opts *o) {
 /* The model, and its tokenizer. */
 static int open_model(struct gen *g) {
     const struct gen_opts *o = g->o;
-    const hola_options opt = {.threads = (int)o->threads, .backend = cli_backends[o->backend]};
+    const hola_options opt = {.threads = (int)o->threads, .backend = cli_backend(o->backend)};
     if (hola_model_load(&g->model, o->model, &opt) != HOLA_OK) return cli_fail_library();
     g->vocab = hola_model_config(g->model)->vocab_size;
     g->eos = (int32_t)hola_model_config(g->model)->eos_token_id;

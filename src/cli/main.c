@@ -21,6 +21,7 @@ static const struct command {
     {"plot", cmd_plot, "the curves of one or several runs in one file"},
     {"score", cmd_score, "log-probability of every token of a text or id list; perplexity"},
     {"generate", cmd_generate, "text from a prompt, constant memory, sessions saved and restored"},
+    {"eval", cmd_eval, "the benchmarks of language models, as lm-evaluation-harness counts them"},
     {"inspect", cmd_inspect, "what is in a checkpoint"},
     {"bench", cmd_bench, "speed of ops and of the whole model on this machine"},
 };

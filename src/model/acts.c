@@ -83,6 +83,7 @@ static int64_t place(struct hl_acts *a, const struct hl_dims *s, int64_t rows, c
     TAKE(a->lastn, d, ACT)
     TAKE(a->r_last, 1, REAL)
     TAKE(a->nll, 1, (int64_t)sizeof(double))
+    TAKE(a->top, a->pass == HL_INFER, (int64_t)sizeof(int32_t))
     if (!a->ops->mem->host) {
         TAKE(a->ids, 1, (int64_t)sizeof(int32_t))
         TAKE(a->target, 1, (int64_t)sizeof(int32_t))
@@ -145,7 +146,10 @@ static hola_status reserve_rows(struct hl_acts *a, const struct hl_dims *s, int6
     if (!a->ops->mem->host) {
         free(a->nll_host);
         a->nll_host = malloc((size_t)rows * sizeof *a->nll_host);
-        if (!a->nll_host) return hl_fail(HOLA_ENOMEM, "losses: no memory for %lld rows", (long long)rows);
+        free(a->top_host);
+        a->top_host = malloc((size_t)rows * sizeof *a->top_host);
+        if (!a->nll_host || !a->top_host)
+            return hl_fail(HOLA_ENOMEM, "losses: no memory for %lld rows", (long long)rows);
     }
     place(a, s, rows, a->block);
     a->rows = rows;
@@ -183,6 +187,7 @@ void hl_acts_free(struct hl_acts *a) {
         if (blocks[i]) a->ops->mem->release(a->pool, blocks[i]);
     free(a->layer);
     free(a->nll_host);
+    free(a->top_host);
     *a = (struct hl_acts){.pass = a->pass, .ops = a->ops, .pool = a->pool, .recompute = a->recompute};
 }
 
@@ -196,4 +201,10 @@ const double *hl_acts_nll(const struct hl_acts *a, int64_t n) {
     if (a->ops->mem->host) return a->nll;
     a->ops->mem->get(a->pool, a->nll_host, a->nll, n * (int64_t)sizeof *a->nll);
     return a->nll_host;
+}
+
+const int32_t *hl_acts_top(const struct hl_acts *a, int64_t n) {
+    if (a->ops->mem->host) return a->top;
+    a->ops->mem->get(a->pool, a->top_host, a->top, n * (int64_t)sizeof *a->top);
+    return a->top_host;
 }

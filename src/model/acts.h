@@ -111,8 +111,10 @@ struct hl_acts {
     void *logits;                 /* room for `logits_bytes` of them */
     int64_t logits_bytes;
     double *nll, *nll_host; /* [rows]; the host's copy where they are not one */
-    int32_t *ids, *target;  /* [rows], where the backend's arrays are not the host's */
-    struct hl_grads grad;   /* HL_TRAIN */
+    int32_t *top,
+        *top_host;         /* [rows]: whether the target was the most likely token (xent.h); inference only */
+    int32_t *ids, *target; /* [rows], where the backend's arrays are not the host's */
+    struct hl_grads grad;  /* HL_TRAIN */
     /* called by the backward pass when parameters [first, first + n) have their gradients; NULL: not wanted */
     void (*ready)(void *ctx, int64_t first, int64_t n);
     void *ready_ctx;
@@ -132,5 +134,7 @@ void hl_acts_free(struct hl_acts *a);
 const int32_t *hl_acts_put(const struct hl_acts *a, int32_t *there, const int32_t *ids, int64_t n);
 /* The losses of n rows, on the host. */
 const double *hl_acts_nll(const struct hl_acts *a, int64_t n);
+/* Which of them had the target on top, likewise. */
+const int32_t *hl_acts_top(const struct hl_acts *a, int64_t n);
 
 #endif

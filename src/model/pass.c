@@ -56,6 +56,7 @@ void hl_model_loss(hola_model *m, struct hl_acts *acts, int64_t T, const int32_t
                         .W = hl_model_weight(m, acts->pass, i),
                         .target = target,
                         .nll = acts->nll,
+                        .top = acts->top,
                         .logits = acts->logits,
                         .scale = (real)scale,
                         .dx = grads ? acts->grad.dn : NULL,

@@ -47,7 +47,7 @@ enum hl_prefix { /* a space put before a text or segment of it */
                  HL_PREFIX_ALWAYS    /* before every segment */
 };
 
-enum hl_decoder {
+enum hl_decoding {
     HL_DECODE_BYTES,     /* pieces are bytes */
     HL_DECODE_SPM,       /* U+2581 is a space; the first one goes as SentencePiece does it */
     HL_DECODE_STRIP,     /* U+2581 is a space; one space at the front goes */
@@ -66,7 +66,7 @@ struct hola_tokenizer {
     bool rewrite;      /* step 2 makes a copy: spaces become U+2581 */
     bool squeeze;      /* SentencePiece's remove_extra_whitespaces */
     bool fuse_unknown; /* a run of unknown tokens is one, across words */
-    enum hl_decoder decoder;
+    enum hl_decoding decoder;
     char *added_store;  /* the texts of added tokens */
     char *unknown_text; /* what the unknown piece decodes to; NULL: its own text */
     bool plain_bytes;   /* the tokenizer "byte" */

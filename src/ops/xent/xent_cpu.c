@@ -61,6 +61,12 @@ static void scale_row(real *z, int64_t n, real s) {
     for (; i < n; i++) z[i] *= s;
 }
 
+static bool holds(const real *z, int64_t n, real x) {
+    for (int64_t i = 0; i < n; i++)
+        if (z[i] == x) return true;
+    return false;
+}
+
 /* nll of row t from its logits z; with gradients wanted, z becomes scale (softmax - onehot). */
 static void one_row(const struct hl_xent *a, int64_t t, real *z) {
     int64_t V = a->W.rows;
@@ -68,12 +74,14 @@ static void one_row(const struct hl_xent *a, int64_t t, real *z) {
     real max;
     double sum, hit;
     a->nll[t] = 0;
+    if (a->top) a->top[t] = 0;
     if (target < 0) {
         if (a->dx) memset(z, 0, (size_t)V * sizeof(real));
         return;
     }
     max = row_max(z, V);
     hit = (double)z[target] - (double)max;
+    if (a->top) a->top[t] = z[target] == max && !holds(z, target, max);
     sum = row_exp(z, V, max, a->dx != NULL);
     a->nll[t] = log(sum) - hit;
     if (!a->dx) return;

@@ -12,6 +12,7 @@ struct softmax {
     double *nll;
     float scale;
     bool backward;
+    int32_t *top;
 };
 
 static __device__ __forceinline__ float block_max(float x, float *room) {
@@ -26,10 +27,21 @@ static __device__ __forceinline__ void keep_nll(const struct softmax &a, int64_t
     if (threadIdx.x == 0)
         a.nll[row] = (double)logf(sum) + ((double)max - (double)f32(a.z[row * a.V + target]));
 }
+/* whether no other logit is larger, nor as large with a lower id; before the logits become gradients */
+static __device__ __forceinline__ void keep_top(const struct softmax &a, int64_t row, int32_t target,
+                                                float max) {
+    const act *z = a.z + row * a.V;
+    if (!a.top) return;
+    bool beaten = f32(z[target]) != max;
+    for (int64_t v = threadIdx.x; !beaten && v < target; v += blockDim.x) beaten = f32(z[v]) == max;
+    beaten = __syncthreads_or(beaten);
+    if (threadIdx.x == 0) a.top[row] = !beaten;
+}
 /* true: this row is ignored; its gradient is 0 */
 static __device__ __forceinline__ bool ignored(const struct softmax &a, int64_t row) {
     if (a.target[row] >= 0) return false;
     if (threadIdx.x == 0) a.nll[row] = 0;
+    if (threadIdx.x == 0 && a.top) a.top[row] = 0;
     for (int64_t v = threadIdx.x; a.backward && v < a.V; v += blockDim.x) put(a.z + row * a.V + v, 0.0f);
     return true;
 }
@@ -66,6 +78,7 @@ template <int N> static __global__ void __launch_bounds__(THREADS) softmax_row(s
         }
     sum = block_sum(sum, room);
     keep_nll(a, row, target, top, sum);
+    keep_top(a, row, target, top);
     if (!a.backward) return;
     __syncthreads(); /* the target's logit has been read */
     const float share = a.scale / sum;
@@ -93,6 +106,7 @@ static __global__ void softmax_any(struct softmax a) {
     for (int64_t v = threadIdx.x; v < a.V; v += blockDim.x) sum += __expf(f32(z[v]) - top);
     sum = block_sum(sum, room);
     keep_nll(a, row, target, top, sum);
+    keep_top(a, row, target, top);
     if (!a.backward) return;
     __syncthreads();
     const float share = a.scale / sum;
@@ -121,8 +135,13 @@ extern "C" void HL_OP(xent)(struct hl_pool *pool, const struct hl_xent *a) {
     for (int64_t row = 0; row < a->M; row += most) {
         const int64_t rows = min(most, a->M - row);
         const act *x = (const act *)a->x + row * D;
-        const struct softmax s = {
-            V, (act *)a->logits, a->target + row, a->nll + row, (float)a->scale, a->dx != NULL};
+        const struct softmax s = {V,
+                                  (act *)a->logits,
+                                  a->target + row,
+                                  a->nll + row,
+                                  (float)a->scale,
+                                  a->dx != NULL,
+                                  a->top ? a->top + row : NULL};
         struct hl_gemm g = {rows,      V, D, false, true,         x,           a->W.data,
                             a->logits, D, D, V,     HL_ACT_DTYPE, HL_ACT_DTYPE};
         g.alpha = 1.0f, g.beta = 0.0f;

@@ -15,6 +15,13 @@ static double row_logits(const struct hl_xent *a, const real *x, double *z) {
     return max + log(sum);
 }
 
+static int64_t first_of_largest(const double *z, int64_t n) {
+    int64_t best = 0;
+    for (int64_t v = 1; v < n; v++)
+        if (z[v] > z[best]) best = v;
+    return best;
+}
+
 void HL_OP(xent)(struct hl_pool *pool, const struct hl_xent *a) {
     double *z = malloc((size_t)a->W.rows * sizeof *z), *d = malloc((size_t)a->D * sizeof *d);
     (void)pool;
@@ -29,6 +36,7 @@ void HL_OP(xent)(struct hl_pool *pool, const struct hl_xent *a) {
             lse = row_logits(a, x, z);
             a->nll[t] = lse - z[a->target[t]];
         }
+        if (a->top) a->top[t] = counts && first_of_largest(z, a->W.rows) == a->target[t];
         for (int64_t v = 0; v < a->W.rows && a->dx && counts; v++) {
             double g = (double)a->scale * (exp(z[v] - lse) - (v == a->target[t]));
             for (int64_t k = 0; k < a->D; k++) {

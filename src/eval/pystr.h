@@ -1,0 +1,38 @@
+/* pystr.h -- Python's str, as far as benchmarks are defined by it, on UTF-8. */
+#ifndef HL_PYSTR_H
+#define HL_PYSTR_H
+#include "text/tokenizer.h"
+
+struct hl_span { /* a text, lent */
+    const char *p;
+    int64_t n;
+};
+static inline struct hl_span hl_span_of(const char *text) {
+    return (struct hl_span){text, (int64_t)strlen(text)};
+}
+static inline struct hl_span hl_span_text(const struct hl_text *t) { return (struct hl_span){t->data, t->n}; }
+static inline bool hl_span_equal(struct hl_span a, struct hl_span b) {
+    return a.n == b.n && (a.n == 0 || memcmp(a.p, b.p, (size_t)a.n) == 0);
+}
+
+/* Appends; HOLA_ENOMEM. */
+hola_status hl_text_add(struct hl_text *t, struct hl_span s);
+
+/* str.isspace() of one character: White_Space and the separators 0x1c to 0x1f. */
+bool hl_py_space(uint32_t c);
+struct hl_span hl_py_lstrip(struct hl_span s);
+struct hl_span hl_py_rstrip(struct hl_span s);
+struct hl_span hl_py_strip(struct hl_span s);
+int64_t hl_py_len(struct hl_span s);   /* code points; a byte that is not UTF-8 counts as one */
+int64_t hl_py_words(struct hl_span s); /* len(re.split(r"\s+", s)) */
+int64_t hl_py_find(struct hl_span s, const char *what); /* bytes before it; -1: not in it */
+/* Appends s with every `old` replaced, in one pass from the left. */
+hola_status hl_py_replace(struct hl_text *out, struct hl_span s, const char *old, const char *new_text);
+/* Appends s.capitalize(): the first character in title case, the rest in lower case (a final sigma as any). */
+hola_status hl_py_capitalize(struct hl_text *out, struct hl_span s);
+/* bool(re.search(re.escape(what), s, re.IGNORECASE)) */
+bool hl_py_contains(struct hl_span s, struct hl_span what);
+/* Appends s with every byte that is not UTF-8 as U+FFFD, so that JSON can hold it. */
+hola_status hl_text_add_valid(struct hl_text *out, struct hl_span s);
+
+#endif

@@ -1,0 +1,170 @@
+#!/bin/sh
+# hola eval, the program: tasks from small files, JSON, samples, the page, going on after an interruption, and bad
+# input. The model is random: what is checked is what does not depend on it.
+set -u
+hola=${HOLA:-./hola}
+dir=$(mktemp -d) || exit 1
+trap 'rm -rf "$dir"' EXIT
+bad=0
+check() { # check WHAT CONDITION...
+    what=$1
+    shift
+    "$@" || { echo "FAILED: $what"; bad=1; }
+}
+refused() { # refused STATUS WORD ARGS...: one line on stderr that has the word, nothing on stdout
+    want=$1 word=$2
+    shift 2
+    "$hola" "$@" >"$dir/out" 2>"$dir/err"
+    rc=$?
+    check "status $rc instead of $want: $*" [ $rc -eq "$want" ]
+    check "'$word' in: $(cat "$dir/err")" grep -q -- "$word" "$dir/err"
+    check "one line: $*" [ "$(wc -l <"$dir/err")" -eq 1 ]
+    check "nothing on stdout: $*" [ ! -s "$dir/out" ]
+}
+put() { mkdir -p "$dir/data/${1%/*}" && cat >"$dir/data/$1"; }
+
+cat >"$dir/config.json" <<JSON
+{"model_type": "hola", "hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 258, "num_heads": 2, "head_dim": 16,
+ "expand_v": 1, "intermediate_size": 64, "cache_window": 8, "cache_chunk": 32, "initializer_range": 0.2,
+ "max_position_embeddings": 256}
+JSON
+"$hola" init -o "$dir/m" --config "$dir/config.json" -s 1 >/dev/null 2>&1 || exit 1
+"$hola" init -o "$dir/m2" --config "$dir/config.json" -s 2 >/dev/null 2>&1 || exit 1
+
+put wikitext/wiki.test.raw <<'T'
+ 
+ = First page = 
+ 
+ The cats ' tails , it 's 5 @.@ 2 @-@ year old . 
+ = Second page = 
+ 
+ Some words ( in brackets ) here . 
+T
+put arc_easy/test.jsonl <<'T'
+{"question": "Which?", "choices": ["one", "two", "three"], "gold": 1}
+{"question": "What?", "choices": {"text": ["a", "b"], "label": ["1", "2"]}, "answerKey": "2"}
+T
+put boolq/validation.jsonl <<'T'
+{"passage": "It is so.", "question": "is it so", "answer": true}
+T
+put fda/validation.jsonl <<'T'
+{"text": "Name: x. Number:", "value": "K1", "key": "Number"}
+T
+put lambada/lambada_test.jsonl <<'T'
+{"text": "a b c"}
+T
+ours() { "$hola" eval -m "$dir/m" --tokenizer byte --backend cpu --data "$dir/data" "$@"; }
+
+ours --tasks wikitext,arc_easy,boolq,fda,lambada_openai --json --log-samples "$dir/samples" --html "$dir/page.html" >"$dir/json" || bad=1
+command -v python3 >/dev/null || echo "SKIP the JSON, number by number: there is no python3 here"
+command -v python3 >/dev/null && { python3 - "$dir" <<'PY' || bad=1
+import hashlib, json, math, sys
+d = sys.argv[1]
+r = json.load(open(d + "/json"))
+s = [json.loads(l) for l in open(d + "/samples")]
+res = r["results"]
+assert list(res) == ["wikitext", "arc_easy", "boolq", "fda", "lambada_openai"], list(res)
+assert [x["n"] for x in res.values()] == [2, 2, 1, 1, 1]
+wiki = [x for x in s if x["task"] == "wikitext"]
+assert len(wiki) == 2 and all(x["is_greedy"] is None and x["choice"] == 0 for x in wiki)
+L = sum(x["loglikelihood"] for x in wiki)
+raw = open(d + "/data/wikitext/wiki.test.raw").read()
+pages = [" = First page = \n \n The cats ' tails , it 's 5 @.@ 2 @-@ year old . ", " = Second page = \n \n Some words ( in brackets ) here . \n"]
+import re
+W, B = sum(len(re.split(r"\s+", p)) for p in pages), sum(len(p.encode()) for p in pages)
+texts = [" = First page =\n\nThe cats'tails, it's 5.2-year old. ", " = Second page =\n\nSome words (in brackets) here.\n"]
+assert [x["tokens"] for x in wiki] == [1 + len(t) for t in texts], [x["tokens"] for x in wiki]
+w = res["wikitext"]
+for got, want in ((w["word_perplexity"], math.exp(-L / W)), (w["byte_perplexity"], math.exp(-L / B)),
+                  (w["bits_per_byte"], -L / B / math.log(2)), (w["token_perplexity"], math.exp(-L / w["tokens"]))):
+    assert abs(got / want - 1) < 1e-9, (got, want)
+arc = [x for x in s if x["task"] == "arc_easy"]
+assert [(x["doc"], x["choice"], x["tokens"]) for x in arc] == [(0, 0, 4), (0, 1, 4), (0, 2, 6), (1, 0, 2), (1, 1, 2)]
+pick = lambda doc, norm: max(range(len(doc)), key=lambda i: doc[i]["loglikelihood"] / ([3, 3, 5] if len(doc) == 3 else [1, 1])[i] ** norm)
+for metric, norm in (("acc", 0), ("acc_norm", 1)):
+    assert res["arc_easy"][metric] == ((pick(arc[:3], norm) == 1) + (pick(arc[3:], norm) == 1)) / 2
+fda = [x for x in s if x["task"] == "fda"][0]
+assert fda["target"] == "K1" and fda["correct"] == ("k1" in fda["output"].lower()) == bool(res["fda"]["contains"])
+assert "acc_norm" not in res["boolq"] and "perplexity_stderr" not in res["lambada_openai"]
+c = r["configs"]["wikitext"]
+assert c["bos"] == "double" and c["max_length"] == 256 and c["limit"] == 0 and c["split"] == "test" and c["version"] == 2
+assert c["file_sha256"] == hashlib.sha256(raw.encode()).hexdigest()
+assert r["model_sha256"] == hashlib.sha256(open(d + "/m/config.json", "rb").read() + open(d + "/m/model.safetensors", "rb").read()).hexdigest()
+PY
+}
+check "the paper in the page" grep -q '27.32' "$dir/page.html"
+check "nothing from elsewhere" [ "$(grep -c 'https\?://' "$dir/page.html")" -eq 0 ]
+ours --tasks arc_easy >"$dir/table" || bad=1
+check "a table" grep -q 'arc_easy .* 2  acc_norm ' "$dir/table"
+ours --tasks arc_easy --limit 1 --json | grep -q '"n": 1' || { echo "FAILED: --limit"; bad=1; }
+
+# one scoring after the other gives the numbers of hola score
+printf 'Some text to score.' >"$dir/text"
+ours --text "$dir/text" --bos never --json --log-samples "$dir/samples" >"$dir/out" || bad=1
+"$hola" score -m "$dir/m" --tokenizer byte --backend cpu -f "$dir/text" --json >"$dir/score" || bad=1
+nll=$(sed 's/.*"nll": \([0-9.]*\).*/\1/' "$dir/score") ll=$(sed 's/.*"loglikelihood": -\([0-9.]*\).*/\1/' "$dir/samples")
+check "nll $nll, log-likelihood -$ll" awk "BEGIN { exit !($nll - $ll < 1e-3 && $ll - $nll < 1e-3 && $ll > 1) }"
+
+# several models side by side, and the same answers in a file that is gone on with
+"$hola" eval -m "$dir/m" -m "$dir/m2" --tokenizer byte --backend cpu --data "$dir/data" --tasks arc_easy,fda --out "$dir/kept" --json >"$dir/one" || bad=1
+check "two models" [ "$(grep -o '"model_sha256"' "$dir/one" | wc -l)" -eq 3 ]
+check "a file per model and task" [ "$(ls "$dir/kept" | wc -l)" -eq 4 ]
+for f in "$dir/kept"/*; do # each cut in the middle of a line
+    size=$(wc -c <"$f")
+    head -c $((size - 20)) "$f" >"$dir/cut" && cp "$dir/cut" "$f"
+done
+"$hola" eval -m "$dir/m" -m "$dir/m2" --tokenizer byte --backend cpu --data "$dir/data" --tasks arc_easy,fda --out "$dir/kept" --json >"$dir/two" 2>"$dir/err" || bad=1
+check "answers were there: $(cat "$dir/err")" grep -q '4 of 5 answers' "$dir/err"
+for f in one two; do sed 's/"seconds": [0-9.e-]*//g' "$dir/$f" >"$dir/$f.same"; done
+check "the same results after an interruption" cmp "$dir/one.same" "$dir/two.same"
+
+# requests, as tools/lm_eval_hola.py sends them
+cat >"$dir/requests" <<'T'
+{"type": "loglikelihood", "context": "ab", "continuation": " cd"}
+{"type": "loglikelihood", "context_ids": [256, 97, 98], "continuation_ids": [32, 99, 100]}
+{"type": "loglikelihood_rolling", "text": "abc"}
+{"type": "generate_until", "context": "ab", "until": ["x"], "max_gen_toks": 5}
+T
+ours --requests "$dir/requests" >"$dir/answers" || bad=1
+check "an answer each" [ "$(wc -l <"$dir/answers")" -eq 4 ]
+check "texts and ids agree" [ "$(sed -n 1p "$dir/answers")" = "$(sed -n 2p "$dir/answers")" ]
+
+# bad input
+refused 2 'unknown task' eval -m "$dir/m" --data "$dir/data" --tasks arc
+refused 2 'tasks' eval -m "$dir/m" --data "$dir/data"
+refused 2 'model' eval --tasks arc_easy
+refused 2 'bos' eval -m "$dir/m" --bos twice --tasks arc_easy
+refused 1 'allenai/winogrande' eval -m "$dir/m" --tokenizer byte --data "$dir/data" --tasks winogrande
+refused 1 'data DIR is needed' eval -m "$dir/m" --tokenizer byte --tasks winogrande
+refused 1 'neither tokenizer.model' eval -m "$dir/m" --data "$dir/data" --tasks arc_easy
+wrong() { # wrong FILE TASK WORD <<ROWS
+    put "$1"
+    refused 1 "$3" eval -m "$dir/m" --tokenizer byte --data "$dir/data" --tasks "$2" --log-samples "$dir/none" --html "$dir/none.html"
+    check "nothing half-written" [ ! -e "$dir/none" ] && check "no page" [ ! -e "$dir/none.html" ]
+}
+wrong arc_easy/test.jsonl arc_easy 'row 2: "gold" is 9' <<'T'
+{"question": "q", "choices": ["a", "b"], "gold": 1}
+{"question": "q", "choices": ["a", "b"], "gold": 9}
+T
+wrong piqa/validation.jsonl piqa 'row 1: no field "sol2"' <<'T'
+{"goal": "g", "sol1": "a", "label": 0}
+T
+wrong piqa/validation.jsonl piqa 'row 3: not JSON' <<'T'
+{"goal": "g", "sol1": "a", "sol2": "b", "label": 0}
+
+{"goal": "g", "sol1":
+T
+wrong piqa/validation.jsonl piqa '"label" is not a number' <<'T'
+{"goal": "g", "sol1": "a", "sol2": "b", "label": true}
+T
+wrong winogrande/validation.jsonl winogrande 'has no _' <<'T'
+{"sentence": "s", "option1": "a", "option2": "b", "answer": "1"}
+T
+wrong boolq/validation.jsonl boolq '"answer" is not true or false' <<'T'
+{"passage": "p", "question": "q", "answer": "yes"}
+T
+wrong sciq/test.jsonl sciq 'empty file' </dev/null
+wrong lambada/lambada_test.jsonl lambada_openai 'row 1: "text" is not a string' <<'T'
+{"text": ["a"]}
+T
+exit $bad

@@ -1,0 +1,304 @@
+/* test_eval_run.c -- the engine against scoring and decoding one request after another with a session of its own;
+ * the same bits in any order and company; no state from window to window; no padding anywhere. */
+#define _GNU_SOURCE
+#include "eval/prompt.h"
+#include "eval/tasks.h"
+#include "models.h"
+
+enum { VOCAB = 258 };
+static hola_tokenizer *tok;
+
+/* a model of bytes, of every kind in turn */
+static hola_model *byte_model(int kind, const char *backend) {
+    static const char *const json[] = {
+        "{" TINY HOLA "\"expand_v\":1}",
+        "{" TINY "\"model_type\":\"gated_deltanet\",\"num_heads\":2,\"head_dim\":16,\"expand_v\":2}"};
+    hola_config cfg;
+    CHECK_OK(hl_config_parse(&cfg, json[kind], (int64_t)strlen(json[kind]), "model"));
+    cfg.vocab_size = VOCAB;
+    const hola_options opt = {.threads = 2, .backend = backend};
+    hola_model *m;
+    CHECK_OK(hola_model_new(&m, &cfg, 11, &opt));
+    return m;
+}
+static int setup(void **state) {
+    (void)state;
+    return hola_tokenizer_load(&tok, "byte") != HOLA_OK;
+}
+static int teardown(void **state) {
+    (void)state;
+    hola_tokenizer_free(tok);
+    return 0;
+}
+static struct hl_eval_opts opts(int64_t max_length) {
+    return (struct hl_eval_opts){.tokenizer = tok, .bos = HL_BOS_DOUBLE, .max_length = max_length};
+}
+
+/* ---- requests ---- */
+
+static struct hl_span some_text(struct hl_set *s, int64_t n, uint64_t seed) {
+    char *p = hl_set_bytes(s, n + 1);
+    for (int64_t i = 0; i < n; i++) p[i] = (char)('a' + check_mix(seed + (uint64_t)i) % 26);
+    return (struct hl_span){p, n};
+}
+/* Documents of several choices, texts of several windows, ids, prompts; longer and shorter than a pass. */
+static struct hl_set make_set(void) {
+    struct hl_set s = {0};
+    struct hl_doc *d;
+    for (uint64_t i = 0; i < 24; i++) {
+        const struct hl_span context = some_text(&s, (int64_t)(1 + i * i * 2), 1000 * i);
+        CHECK_OK(hl_set_doc(&s, &d));
+        for (uint64_t k = 0; k < 2 + i % 3; k++) {
+            struct hl_request r = {.context = context,
+                                   .text = some_text(&s, (int64_t)(1 + (i + k) % 7), 77 * i + k)};
+            CHECK_OK(hl_set_ask(&s, &r));
+        }
+    }
+    for (uint64_t i = 0; i < 4; i++) {
+        CHECK_OK(hl_set_doc(&s, &d));
+        struct hl_request r = {.kind = HL_ASK_ROLLING, .text = some_text(&s, (int64_t)(1 + i * 700), 5 * i)};
+        CHECK_OK(hl_set_ask(&s, &r));
+    }
+    for (uint64_t i = 0; i < 6; i++) {
+        CHECK_OK(hl_set_doc(&s, &d));
+        struct hl_request r = {
+            .kind = HL_ASK_GENERATE, .context = some_text(&s, (int64_t)(1 + i * 90), i), .max_new = 20};
+        r.until[0] = i % 2 ? "qu" : "\n";
+        CHECK_OK(hl_set_ask(&s, &r));
+    }
+    for (uint64_t i = 0; i < 3; i++) {
+        CHECK_OK(hl_set_doc(&s, &d));
+        int32_t *next = hl_set_bytes(&s, 100 * 4), *ids = hl_set_bytes(&s, 100 * 4);
+        for (int64_t t = 0; t < 100; t++) {
+            ids[t] = (int32_t)(check_mix(i * 100 + (uint64_t)t) % VOCAB);
+            next[t] = t % 9 == 4 ? (int32_t)(t % VOCAB) : -1;
+        }
+        struct hl_request r = {.kind = HL_ASK_IDS, .ids = ids, .next = next, .n_ids = 100};
+        CHECK_OK(hl_set_ask(&s, &r));
+    }
+    return s;
+}
+static struct hl_answer *answers(hola_model *m, const struct hl_eval_opts *o, const struct hl_set *s) {
+    struct hl_answer *a = calloc((size_t)s->n + 1, sizeof *a);
+    CHECK_OK(hl_eval_run(m, o, s, a, NULL));
+    for (int64_t i = 0; i < s->n; i++) assert_true(a[i].done);
+    return a;
+}
+
+/* ---- one by one ---- */
+
+/* logits after every token, the plain way */
+static void plain_score(hola_model *m, const struct hl_item *item, double *ll, bool *greedy) {
+    hola_session *s;
+    float z[VOCAB];
+    CHECK_OK(hola_session_new(&s, m));
+    for (int64_t i = 0; i < item->n; i++) {
+        int best = 0;
+        double max, sum = 0;
+        CHECK_OK(hola_session_feed(s, item->ids + i, 1, z));
+        if (i < item->prefix || item->next[i] < 0) continue;
+        for (int v = 1; v < VOCAB; v++)
+            if (z[v] > z[best]) best = v;
+        max = z[best];
+        for (int v = 0; v < VOCAB; v++) sum += exp((double)z[v] - max);
+        *ll += (double)z[item->next[i]] - max - log(sum);
+        *greedy = *greedy && best == item->next[i];
+    }
+    hola_session_free(s);
+}
+static void plain_generate(hola_model *m, const struct hl_eval_opts *o, const struct hl_request *r,
+                           struct hl_text *out) {
+    hola_session *s;
+    float z[VOCAB];
+    struct hl_ids ids = {0}, got = {0};
+    bool cut;
+    char *text;
+    CHECK_OK(hl_prompt_ids(o, r, &ids, &cut));
+    CHECK_OK(hola_session_new(&s, m));
+    CHECK_OK(hola_session_feed(s, ids.data, ids.n, z));
+    for (int64_t n = 0; n < r->max_new; n++) {
+        int32_t best = 0;
+        for (int v = 1; v < VOCAB; v++)
+            if (z[v] > z[best]) best = v;
+        if (best == 257) break;
+        CHECK_OK(hl_ids_room(&got, 1));
+        got.data[got.n++] = best;
+        CHECK_OK(hola_session_step(&s, 1, &best, z));
+    }
+    int64_t len;
+    CHECK_OK(hola_tokenizer_decode(tok, got.data, got.n, &text, &len));
+    CHECK_OK(hl_text_add_valid(out, (struct hl_span){text, len}));
+    const int64_t at = hl_py_find(hl_span_text(out), r->until[0]);
+    if (at >= 0) out->n = at;
+    free(text), free(ids.data), free(got.data);
+    hola_session_free(s);
+}
+
+static void test_plain(void **state) {
+    (void)state;
+    for (int kind = 0; kind < 2; kind++) {
+        hola_model *m = byte_model(kind, "cpu");
+        const struct hl_eval_opts o = opts(600);
+        struct hl_set s = make_set();
+        struct hl_answer *a = answers(m, &o, &s);
+        double worst = 0, wrong = 0;
+        for (int64_t i = 0; i < s.n; i++) {
+            const struct hl_request *r = &s.request[i];
+            struct hl_items items = {0};
+            double ll = 0;
+            bool greedy = true;
+            if (r->kind == HL_ASK_GENERATE) {
+                struct hl_text want = {0};
+                plain_generate(m, &o, r, &want);
+                assert_true(hl_span_equal(hl_span_text(&want), hl_span_text(&a[i].text)));
+                free(want.data);
+                continue;
+            }
+            CHECK_OK(hl_items_add(&items, &o, r, i));
+            for (int64_t k = 0; k < items.n; k++) plain_score(m, &items.item[k], &ll, &greedy);
+            worst = fmax(worst, fabs(ll - a[i].loglikelihood) / (double)a[i].tokens);
+            assert_int_equal(greedy, a[i].greedy);
+            if (items.n == 1 && items.item[0].prefix > 0) { /* wrong on purpose: the context is forgotten */
+                ll = 0;
+                items.item[0].ids += items.item[0].prefix, items.item[0].next += items.item[0].prefix;
+                items.item[0].n -= items.item[0].prefix, items.item[0].prefix = 0;
+                plain_score(m, &items.item[0], &ll, &greedy);
+                wrong = fmax(wrong, fabs(ll - a[i].loglikelihood) / (double)a[i].tokens);
+            }
+            hl_items_free(&items);
+        }
+        if (!(worst < 2e-5)) fail_msg("a log-likelihood is %g per token off", worst);
+        assert_true(wrong > 1e-3);
+        hl_answers_free(a, s.n);
+        hl_set_free(&s);
+        hola_model_free(m);
+    }
+}
+
+/* ---- company ---- */
+
+static void same_answer(const struct hl_answer *x, const struct hl_answer *y) {
+    assert_memory_equal(&x->loglikelihood, &y->loglikelihood, sizeof x->loglikelihood);
+    assert_int_equal(x->greedy, y->greedy);
+    assert_int_equal(x->tokens, y->tokens);
+    assert_true(hl_span_equal(hl_span_text(&x->text), hl_span_text(&y->text)));
+}
+
+/* Each alone, and all in reverse order: the same bits. */
+static void test_company(void **state) {
+    hola_model *m = byte_model(0, "cpu");
+    const struct hl_eval_opts o = opts(600);
+    struct hl_set s = make_set(), back = s;
+    struct hl_answer *a = answers(m, &o, &s), *b;
+    (void)state;
+    back.request = malloc((size_t)s.n * sizeof *back.request);
+    for (int64_t i = 0; i < s.n; i++) back.request[i] = s.request[s.n - 1 - i];
+    b = answers(m, &o, &back);
+    for (int64_t i = 0; i < s.n; i++) same_answer(&a[i], &b[s.n - 1 - i]);
+    hl_answers_free(b, s.n);
+    for (int64_t i = 0; i < s.n; i += 3) {
+        struct hl_set one = s;
+        one.request = &s.request[i], one.n = 1;
+        b = answers(m, &o, &one);
+        same_answer(&a[i], b);
+        hl_answers_free(b, 1);
+    }
+    free(back.request);
+    hl_answers_free(a, s.n);
+    hl_set_free(&s);
+    hola_model_free(m);
+}
+
+/* What is done already stays as it is; the rest does not notice. */
+static void test_resume(void **state) {
+    hola_model *m = byte_model(0, "cpu");
+    const struct hl_eval_opts o = opts(600);
+    struct hl_set s = make_set();
+    struct hl_answer *a = answers(m, &o, &s), *b = calloc((size_t)s.n, sizeof *b);
+    (void)state;
+    for (int64_t i = 0; i < s.n; i += 2) b[i] = (struct hl_answer){.done = true, .loglikelihood = 42};
+    CHECK_OK(hl_eval_run(m, &o, &s, b, NULL));
+    for (int64_t i = 0; i < s.n; i++)
+        if (i % 2) same_answer(&a[i], &b[i]);
+        else assert_true(b[i].loglikelihood == 42);
+    hl_answers_free(a, s.n);
+    hl_answers_free(b, s.n);
+    hl_set_free(&s);
+    hola_model_free(m);
+}
+
+/* Long texts: logits of no more rows than xent works on are ever there. */
+static void test_memory(void **state) {
+    hola_model *m = byte_model(0, "cpu");
+    const struct hl_eval_opts o = opts(5000);
+    struct hl_set s = {0};
+    struct hl_doc *d;
+    (void)state;
+    CHECK_OK(hl_set_doc(&s, &d));
+    const struct hl_request r = {.kind = HL_ASK_ROLLING, .text = some_text(&s, 4000, 1)};
+    CHECK_OK(hl_set_ask(&s, &r));
+    struct hl_answer *a = answers(m, &o, &s);
+    assert_int_equal(a[0].tokens, 4001); /* BOS is asked for, too */
+    assert_true(m->infer.logits_bytes <= HL_XENT_ROWS * VOCAB * (int64_t)sizeof(real));
+    hl_answers_free(a, 1);
+    hl_set_free(&s);
+    hola_model_free(m);
+}
+
+/* Decoding ends with the target; what is before it stays. */
+static void test_target(void **state) {
+    hola_model *m = byte_model(0, "cpu");
+    const struct hl_eval_opts o = opts(600);
+    struct hl_set s = {0};
+    struct hl_doc *d;
+    (void)state;
+    CHECK_OK(hl_set_doc(&s, &d));
+    struct hl_request r = {.kind = HL_ASK_GENERATE, .context = some_text(&s, 30, 3), .max_new = 30};
+    CHECK_OK(hl_set_ask(&s, &r));
+    struct hl_answer *a = answers(m, &o, &s), *b;
+    assert_true(a[0].tokens == 30 && a[0].text.n >= 10);
+    s.request[0].early = true;
+    s.request[0].target = (struct hl_span){a[0].text.data + 3, 2};
+    b = answers(m, &o, &s);
+    assert_true(b[0].tokens < 30 && hl_py_contains(hl_span_text(&b[0].text), s.request[0].target));
+    assert_memory_equal(a[0].text.data, b[0].text.data, (size_t)b[0].text.n);
+    hl_answers_free(a, 1);
+    hl_answers_free(b, 1);
+    hl_set_free(&s);
+    hola_model_free(m);
+}
+
+/* ---- metrics ---- */
+
+static void test_accuracy(void **state) {
+    struct hl_set s = {0};
+    struct hl_doc *d;
+    struct hl_answer a[7] = {{0}};
+    const double ll[] = {-4, -4, -9, -3, -2, -8, -1};
+    const int64_t chars[] = {1, 2, 9, 3, 1, 8, 2};
+    struct hl_metrics got = {0};
+    (void)state;
+    for (int i = 0; i < 7; i++) {
+        if (i == 0 || i == 3) {
+            CHECK_OK(hl_set_doc(&s, &d));
+            d->gold = i ? 2 : 0;
+        }
+        CHECK_OK(hl_set_ask(&s, &(struct hl_request){.chars = chars[i]}));
+        a[i].loglikelihood = ll[i];
+    }
+    hl_choice_norm_tally(NULL, &s, a, &got);
+    /* first document: equals, the first wins (gold 0), and -9/9 wins per character; second: -1, then -1/2 of 2 */
+    assert_string_equal(got.metric[0].name, "acc");
+    assert_true(got.metric[0].value == 0.5 && got.metric[0].error == 0.5);
+    assert_string_equal(got.metric[1].name, "acc_norm");
+    assert_true(got.metric[1].value == 0);
+    hl_set_free(&s);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_plain),  cmocka_unit_test(test_company), cmocka_unit_test(test_resume),
+        cmocka_unit_test(test_memory), cmocka_unit_test(test_target),  cmocka_unit_test(test_accuracy),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
