@@ -76,8 +76,7 @@ static int set_value(const struct args_command *c, const struct arg *a, const ch
     case ARG_STRING: *(const char **)field = value; return ARGS_RUN;
     case ARG_LIST: {
         struct arg_list *list = (struct arg_list *)field;
-        if (list->n == ARG_LIST_MOST)
-            return cli_usage(c->name, "more than %d times --%s", ARG_LIST_MOST, a->name);
+        if (list->n == ARG_LIST_MOST) break;
         list->item[list->n++] = value;
         return ARGS_RUN;
     }

@@ -18,7 +18,7 @@ enum arg_type {
     ARG_CHOICE  /* int: the place of the word in `choices` */
 };
 
-enum { ARG_LIST_MOST = 32 };
+enum { ARG_LIST_MOST = 16 };
 struct arg_list {
     const char *item[ARG_LIST_MOST];
     int n;
