@@ -57,8 +57,6 @@ void hl_cuda_close(struct hl_cuda *c) {
     cudaFree(c->rows_dev);
     cudaFreeHost(c->rows_host);
     cudaFreeHost(c->stage);
-    for (int i = 0; i < HL_PIECES; i++)
-        if (c->piece[i]) cudaEventDestroy(c->piece[i]);
     for (int i = 0; i < 2; i++)
         if (c->tick[i]) cudaEventDestroy(c->tick[i]);
     cudaStreamDestroy(c->stream);
@@ -101,13 +99,6 @@ void hl_cuda_memcpy(struct hl_cuda *c, void *to, const void *from, int64_t bytes
     check(c, cudaMemcpyAsync(to, from, (size_t)bytes, kind[way], c->stream), "copy");
     if (way == HL_TO_HOST) hl_cuda_wait(c);
 }
-void hl_cuda_send(struct hl_cuda *c, int64_t i, void *stage, const void *from, int64_t bytes) {
-    if (!c->piece[i])
-        check(c, cudaEventCreateWithFlags((cudaEvent_t *)&c->piece[i], cudaEventDisableTiming), "event");
-    check(c, cudaMemcpyAsync(stage, from, (size_t)bytes, cudaMemcpyDeviceToHost, c->stream), "copy");
-    check(c, cudaEventRecord(c->piece[i], c->stream), "event");
-}
-void hl_cuda_arrived(struct hl_cuda *c, int64_t i) { cudaEventSynchronize(c->piece[i]); }
 void hl_cuda_wait(struct hl_cuda *c) { check(c, cudaStreamSynchronize(c->stream), "kernel"); }
 void hl_cuda_room(struct hl_cuda *c, int64_t *free_bytes, int64_t *used) {
     size_t left = 0, total = 0;

@@ -4,7 +4,7 @@
 #define HL_DEVICE_H
 #include "cuda/cuda.h"
 
-enum { HL_GRAPHS = 16, HL_PIECES = 64 };
+enum { HL_GRAPHS = 16 };
 struct hl_graph { /* work recorded under a key; runs 1: done once, not recorded yet */
     uint64_t key;
     int64_t generation, runs;
@@ -25,8 +25,7 @@ struct hl_cuda {
     char *rows_host, *rows_dev;
     int64_t rows_room;
     char *stage; /* host memory that the device writes by itself, for what comes in bulk; NULL: not yet */
-    void *piece[HL_PIECES]; /* events: when each piece has come */
-    int64_t generation;     /* raised when memory comes or goes: recorded work may point to it */
+    int64_t generation; /* raised when memory comes or goes: recorded work may point to it */
     struct hl_graph graph[HL_GRAPHS];
     struct hl_graph *recording;
     struct hl_link *link; /* to the devices of other ranks; NULL: none */
@@ -46,9 +45,6 @@ void hl_cuda_free_host(struct hl_cuda *c, void *p);
 void hl_cuda_memset(struct hl_cuda *c, void *p, int byte, int64_t bytes);
 enum hl_direction { HL_TO_DEVICE, HL_TO_HOST, HL_ON_DEVICE };
 void hl_cuda_memcpy(struct hl_cuda *c, void *to, const void *from, int64_t bytes, enum hl_direction way);
-/* To the host's stage without waiting, as piece i; arrived waits for it, in any thread. */
-void hl_cuda_send(struct hl_cuda *c, int64_t i, void *stage, const void *from, int64_t bytes);
-void hl_cuda_arrived(struct hl_cuda *c, int64_t i);
 void hl_cuda_wait(struct hl_cuda *c);
 void hl_cuda_room(struct hl_cuda *c, int64_t *free_bytes, int64_t *used);
 void hl_gemm_close(struct hl_cuda *c);

@@ -47,11 +47,6 @@ void hl_cuda_memcpy(struct hl_cuda *c, void *to, const void *from, int64_t bytes
     (void)c, (void)way;
     memcpy(to, from, (size_t)bytes);
 }
-void hl_cuda_send(struct hl_cuda *c, int64_t i, void *stage, const void *from, int64_t bytes) {
-    (void)i;
-    hl_cuda_memcpy(c, stage, from, bytes, HL_TO_HOST);
-}
-void hl_cuda_arrived(struct hl_cuda *c, int64_t i) { (void)c, (void)i; }
 void hl_cuda_wait(struct hl_cuda *c) { (void)c; }
 void hl_cuda_room(struct hl_cuda *c, int64_t *free_bytes, int64_t *used) {
     (void)c;

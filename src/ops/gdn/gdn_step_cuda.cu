@@ -47,7 +47,7 @@ static __device__ __forceinline__ void sum_rows(float x[9], float (*part)[COLS /
 }
 
 template <int K, int COLS>
-static __global__ void __launch_bounds__(THREADS) step_tokens(const struct args a) {
+static __global__ void __launch_bounds__(THREADS, 4) step_tokens(const struct args a) {
     const int quads = COLS / 4, R = K * quads / THREADS;
     __shared__ __align__(16) float part[2][9][quads][THREADS / 32];
     const int tile = blockIdx.x % a.tiles, hv = blockIdx.x / a.tiles % a.HV, s = blockIdx.x / a.tiles / a.HV;
