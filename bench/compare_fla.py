@@ -15,13 +15,19 @@ SHAPES = [(16, 2048, 4, 256), (32, 2048, 4, 128), (1, 32768, 4, 256)]
 
 def main():
     ours = sys.argv[1] if len(sys.argv) > 1 else "build/cc/bench/gdn"
-    print(subprocess.run([ours, "cuda"], check=True, capture_output=True, text=True).stdout, flush=True)
+    try:
+        print(subprocess.run([ours, "cuda"], check=True, stdout=subprocess.PIPE, text=True).stdout, flush=True)
+    except (OSError, subprocess.CalledProcessError) as e:
+        sys.exit(f"compare_fla: {e}")
     try:
         import torch
         import triton
         from fla.ops.gated_delta_rule import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule
     except ImportError as e:
-        print(f"SKIP flash-linear-attention: {e}")
+        print(f"flash-linear-attention is not timed: {e} (pip install flash-linear-attention, beside torch and triton)")
+        return
+    if not torch.cuda.is_available():
+        print("flash-linear-attention is not timed: torch sees no CUDA device")
         return
 
     def inputs(n, length, heads, size, grad):

@@ -1,7 +1,8 @@
 # The CUDA backend, in the program wherever nvcc is (NVCC= builds without it), and its kernels emulated on the
-# CPU for the tests (tests/emu). CUDA_ARCH: the machine code that is made beside PTX for everything from sm_80 on.
+# CPU for the tests (tests/emu). CUDA_ARCH: the machine code that is made beside PTX for everything from sm_80 on;
+# the a of 90a: with wgmma (src/cuda/wgmma.cuh).
 NVCC ?= $(firstword $(wildcard $(shell command -v nvcc 2>/dev/null) /usr/local/cuda/bin/nvcc))
-CUDA_ARCH ?= 90
+CUDA_ARCH ?= 90a
 CUDA_HOME := $(if $(NVCC),$(patsubst %/bin/nvcc,%,$(realpath $(NVCC))))
 CUDA_SRC := $(sort $(wildcard src/ops/*/*_cuda.cu))
 CUDA_C := src/cuda/memory.c src/cuda/device.c src/cuda/gemm.c src/cuda/graph.c src/cuda/nccl.c

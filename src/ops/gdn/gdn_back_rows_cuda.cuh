@@ -1,201 +1,139 @@
 /* gdn_back_rows_cuda.cuh -- parts of gdn_back_chunk_cuda.cu: shared memory, the rows of a finished tile. */
 #ifndef HL_GDN_BACK_ROWS_CUDA_CUH
 #define HL_GDN_BACK_ROWS_CUDA_CUH
+#include "cuda/wgmma.cuh"
 #include "ops/gdn/gdn_back_cuda.cuh"
 
-enum { SLICE = 32, LS = SLICE + 8 };
+enum { SLICE = 32, GROUP = 128, REST_THREADS = 3 * GROUP, DEPTH = 5, AHEAD = DEPTH - 2 };
 /* products of rows; dg takes QDQ + UP from row i on, with UP = beta k.E - k.(W - U) */
 enum { QDQ, KE, KU, UP, DOTS };
 
-/* W warps lie on a [C][KT] tile in rows of SIDE; each has MT times 16 rows and 32 columns of it. On the
- * [C][C] scores it has the same rows and SJ columns. DEPTH slices are in shared memory. */
-template <int KT, int W> struct part {
-    enum {
-        SIDE = KT / 32,
-        MT = SIDE * C / (16 * W),
-        SJ = C / SIDE,
-        THREADS = 32 * W,
-        DEPTH = W == 8 ? 4 : 2
-    };
-    float d[MT][4][4];
-};
-template <int KT, int W> struct scores {
-    float dO[part<KT, W>::MT][part<KT, W>::SJ / 8][4], X2[part<KT, W>::MT][part<KT, W>::SJ / 8][4];
-};
-
+/* Two warpgroups share KT columns of K: operands of K's width are panels of KT/2 columns. */
 template <int KT> struct slice {
-    bf16 dO[C * LS], X2[C * LS], v_new[C * LS], v[C * LS], h[SLICE * (KT + 8)], dh[SLICE * (KT + 8)];
+    bf16 dO[C * SLICE], X2[C * SLICE], v_new[C * SLICE], v[C * SLICE], h[SLICE * KT], dh[SLICE * KT];
 };
-template <int KT, int W> struct room {
-    slice<KT> stage[part<KT, W>::DEPTH];
-    bf16 q[C * (KT + 8)], k[C * (KT + 8)], dS[C * LC], N[C * LC], bN[C * LC]; /* bN: beta N */
-    float gates[GATES], dot[DOTS][part<KT, W>::SIDE][C], diagonal[C], vx[C], hdh[W];
+template <int KT> struct room {
+    slice<KT> stage[DEPTH];
+    bf16 q[C * KT], k[C * KT], dS[C * C], N[C * C], bN[C * C]; /* bN: beta N */
+    float gates[GATES], dot[DOTS][2][C], diagonal[C], vx[C], hdh[4];
 };
 
-/* where a warp lies */
-struct spot {
-    int i0, n0, j0, side; /* first row, first column of the tile and of the scores */
-};
-template <int KT, int W> static __device__ __forceinline__ spot spot_of() {
-    const int warp = threadIdx.x / 32, side = warp % part<KT, W>::SIDE;
-    return {warp / part<KT, W>::SIDE * 16 * part<KT, W>::MT, 32 * side, part<KT, W>::SJ * side, side};
+/* the part of one warpgroup: 64 rows, KT/2 columns */
+template <int KT> struct part { float d[KT / 16][4]; };
+
+/* lane 4g + t holds columns 2t, 2t + 1 of every 8, of rows g and g + 8 of the warp's 16 */
+static __device__ __forceinline__ int own_row(int h) {
+    return threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4 + 8 * h;
 }
 
-/* d[32 columns] += x y */
-static __device__ __forceinline__ void mma_row(float (*d)[4], const uint32_t x[4], const uint32_t y[2][4]) {
-    mma_bf16(d[0], x, y[0]), mma_bf16(d[1], x, y[0] + 2);
-    mma_bf16(d[2], x, y[1]), mma_bf16(d[3], x, y[1] + 2);
-}
-/* dS and N, strictly below the diagonal */
-template <int KT, int W>
-static __device__ __forceinline__ void store_scores(const scores<KT, W> *f, room<KT, W> *m, float scale,
-                                                    int i0, int j0) {
-    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+/* From dO v_new^T (group 0) dS and its diagonal, from X2 v_new^T (group 1) N: strictly below the diagonal */
+template <int KT>
+static __device__ __forceinline__ void store_scores(const float (*f)[4], room<KT> *m, float scale,
+                                                    int group) {
+    const int t = threadIdx.x % 4;
+    const float whole[2] = {m->gates[WHOLE + own_row(0)], m->gates[WHOLE + own_row(1)]};
+    const float part[2] = {m->gates[PART + own_row(0)], m->gates[PART + own_row(1)]};
+    const float b[2] = {m->gates[BETA + own_row(0)], m->gates[BETA + own_row(1)]};
 #pragma unroll
-    for (int y = 0; y < part<KT, W>::SJ / 8; y++)
+    for (int n = 0; n < C / 8; n++)
 #pragma unroll
-        for (int x = 0; x < 2 * part<KT, W>::MT; x++) {
-            const int i = i0 + 8 * x + g, j = j0 + 8 * y + 2 * t;
-            const float *dO = f->dO[x / 2][y] + x % 2 * 2, *X2 = f->X2[x / 2][y] + x % 2 * 2;
-            float2 D = decay(m->gates, i, j);
+        for (int h = 0; h < 2; h++) {
+            const int i = own_row(h), j = 8 * n + 2 * t, at = tile_at<C>(i, j);
+            const float x = f[n][2 * h], y = f[n][2 * h + 1], beta = b[h];
+            const float2 w = *(const float2 *)(m->gates + WHOLE + j),
+                         p = *(const float2 *)(m->gates + PART + j);
+            float2 D = make_float2(__expf((whole[h] - w.x) + (part[h] - p.x)),
+                                   __expf((whole[h] - w.y) + (part[h] - p.y)));
             D.x = j < i ? D.x : 0.0f, D.y = j + 1 < i ? D.y : 0.0f;
-            *(uint32_t *)(m->dS + i * LC + j) = pack2(scale * dO[0] * D.x, scale * dO[1] * D.y);
-            const float n0 = -X2[0] * D.x, n1 = -X2[1] * D.y, beta = m->gates[BETA + i];
-            *(uint32_t *)(m->N + i * LC + j) = pack2(n0, n1);
-            *(uint32_t *)(m->bN + i * LC + j) = pack2(beta * n0, beta * n1);
-            if (i == j) m->diagonal[i] = scale * dO[0];
-            if (i == j + 1) m->diagonal[i] = scale * dO[1];
+            if (group == 0) {
+                *(uint32_t *)(m->dS + at) = pack2(scale * x * D.x, scale * y * D.y);
+                if (i == j) m->diagonal[i] = scale * x;
+                if (i == j + 1) m->diagonal[i] = scale * y;
+            } else {
+                *(uint32_t *)(m->N + at) = pack2(-x * D.x, -y * D.y);
+                *(uint32_t *)(m->bN + at) = pack2(beta * (-x * D.x), beta * (-y * D.y));
+            }
         }
+    operands_written();
 }
 
-/* Columns 8 i + 2 t, + 1 of every 32 go to 8 t + 2 i: where states have them. A thread takes 32 columns. */
-template <int KT, int W> static __device__ __forceinline__ void reorder(bf16 *tile) {
+template <int KT> static __device__ __forceinline__ void scale_rows(part<KT> *p, const float *x, float all) {
+    const float lo = all * x[own_row(0)], hi = all * x[own_row(1)];
 #pragma unroll
-    for (int i = 0; i < C * KT / 32; i += part<KT, W>::THREADS) {
-        const int x = i + threadIdx.x;
-        uint4 *p = (uint4 *)(tile + x / (KT / 32) * (KT + 8) + x % (KT / 32) * 32);
-        const uint4 a = p[0], b = p[1], c = p[2], d = p[3];
-        p[0] = make_uint4(a.x, b.x, c.x, d.x), p[1] = make_uint4(a.y, b.y, c.y, d.y);
-        p[2] = make_uint4(a.z, b.z, c.z, d.z), p[3] = make_uint4(a.w, b.w, c.w, d.w);
-    }
+    for (int n = 0; n < KT / 16; n++) p->d[n][0] *= lo, p->d[n][1] *= lo, p->d[n][2] *= hi, p->d[n][3] *= hi;
 }
-
-template <int KT, int W>
-static __device__ __forceinline__ void scale_rows(part<KT, W> *p, const float *x, float all, int i0) {
-    const int g = threadIdx.x % 32 / 4;
+/* dQ += dS k, E += N k, later = W - U = dS^T q + (beta N)^T k */
+template <int KT>
+static __device__ __forceinline__ void through_keys(const room<KT> *m, int group, part<KT> *dQ, part<KT> *E,
+                                                    part<KT> *later) {
+    enum { COLS = KT / 2, TILES = COLS / 8 };
+    const bf16 *q = m->q + group * C * COLS, *k = m->k + group * C * COLS;
+    hold<TILES>(dQ->d), hold<TILES>(E->d);
+    products_begin<TILES>(later->d);
 #pragma unroll
-    for (int i = 0; i < part<KT, W>::MT; i++) {
-        const float lo = all * x[i0 + 16 * i + g], hi = all * x[i0 + 16 * i + 8 + g];
-#pragma unroll
-        for (int n = 0; n < 4; n++)
-            p->d[i][n][0] *= lo, p->d[i][n][1] *= lo, p->d[i][n][2] *= hi, p->d[i][n][3] *= hi;
+    for (int j = 0; j < C; j += 16) {
+        product<COLS>(dQ->d, operand<C, false>{m->dS, 0, j}, operand<COLS, true>{k, j, 0});
+        product<COLS>(E->d, operand<C, false>{m->N, 0, j}, operand<COLS, true>{k, j, 0});
+        product<COLS>(later->d, operand<C, true>{m->dS, j, 0}, operand<COLS, true>{q, j, 0});
+        product<COLS>(later->d, operand<C, true>{m->bN, j, 0}, operand<COLS, true>{k, j, 0});
     }
-}
-/* d += T k: through dS or N, lower triangular, to the keys */
-template <int KT, int W>
-static __device__ __forceinline__ void down_keys(part<KT, W> *p, const bf16 *T, const bf16 *k, int i0,
-                                                 int n0) {
-#pragma unroll
-    for (int j = 0; j < C / 16; j++) {
-        uint32_t y[2][4], x[4];
-        fragment_b_turned(y[0], k, KT + 8, 16 * j, n0), fragment_b_turned(y[1], k, KT + 8, 16 * j, n0 + 16);
-#pragma unroll
-        for (int i = 0; i < part<KT, W>::MT; i++) {
-            fragment_a(x, T, LC, i0 + 16 * i, 16 * j);
-            mma_row(p->d[i], x, y);
-        }
-    }
-}
-/* W - U, 16 rows: back from the queries and keys of later rows */
-template <int KT, int W>
-static __device__ __forceinline__ void up_keys(float (*d)[4], const room<KT, W> *m, int i0, int n0) {
-#pragma unroll
-    for (int j = 0; j < C / 16; j++) {
-        uint32_t y[2][4], x[4];
-        fragment_b_turned(y[0], m->q, KT + 8, 16 * j, n0),
-            fragment_b_turned(y[1], m->q, KT + 8, 16 * j, n0 + 16);
-        fragment_a_turned(x, m->dS, LC, 16 * j, i0);
-        mma_row(d, x, y);
-        fragment_b_turned(y[0], m->k, KT + 8, 16 * j, n0),
-            fragment_b_turned(y[1], m->k, KT + 8, 16 * j, n0 + 16);
-        fragment_a_turned(x, m->bN, LC, 16 * j, i0);
-        mma_row(d, x, y);
-    }
+    products_end<TILES>(later->d);
+    hold<TILES>(dQ->d), hold<TILES>(E->d);
 }
 
 static __device__ __forceinline__ float sum_quad(float x) {
     x += __shfl_xor_sync(0xffffffffu, x, 1);
     return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
-/* dot: a row's product over this warp's columns, added up from the first tile on; in lane 0 of four */
+/* dot: a row's product over this group's columns, added up from the first tile on; in lane 0 of four */
 static __device__ __forceinline__ void add_dot(float *dot, float x, bool first) {
     x = sum_quad(x);
     if (threadIdx.x % 4 == 0) *dot = first ? x : *dot + x;
 }
-/* Rows of dQ, and q.dQ */
-template <int KT, int W>
-static __device__ __forceinline__ void finish_dQ(const part<KT, W> *dQ, room<KT, W> *m, bf16 *to,
-                                                 int64_t stride, int rows, spot in, bool first) {
-    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+/* Rows of dQ and of dK = beta E + U + W, and the row products. W is without U, U without eL; to: the group's
+ * first column. Of every 32 columns a lane has eight neighbours. */
+template <int KT>
+static __device__ __forceinline__ void finish_rows(const part<KT> *dQ, const part<KT> *E, const part<KT> *U,
+                                                   const part<KT> *later, room<KT> *m, bf16 *dq, bf16 *dk,
+                                                   int64_t stride, int rows, int group, bool first) {
+    enum { COLS = KT / 2 };
+    const int t = threadIdx.x % 4;
+    const bf16 *q_tile = m->q + group * C * COLS, *k_tile = m->k + group * C * COLS;
 #pragma unroll
-    for (int i = 0; i < 2 * part<KT, W>::MT; i++) {
-        const int row = in.i0 + 8 * i + g, at = row * (KT + 8) + in.n0 + 2 * t;
-        const float diagonal = m->diagonal[row];
-        uint32_t out[4];
-        float sum = 0;
-#pragma unroll
-        for (int n = 0; n < 4; n++) {
-            const uint32_t q = *(const uint32_t *)(m->q + at + 8 * n),
-                           k = *(const uint32_t *)(m->k + at + 8 * n);
-            const float *d = dQ->d[i / 2][n] + i % 2 * 2;
-            sum += low(q) * d[0];
-            sum += high(q) * d[1];
-            out[n] = pack2(d[0] + diagonal * low(k), d[1] + diagonal * high(k));
-        }
-        if (row < rows)
-            *(uint4 *)(to + row * stride + in.n0 + 8 * t) = make_uint4(out[0], out[1], out[2], out[3]);
-        add_dot(&m->dot[QDQ][in.side][row], sum, first);
-    }
-}
-/* Rows of dK = beta E + U + W, and the row products; W without U, which is still without eL */
-template <int KT, int W>
-static __device__ __forceinline__ void finish_dK(const part<KT, W> *E, const part<KT, W> *U, room<KT, W> *m,
-                                                 bf16 *to, int64_t stride, int rows, spot in, bool first) {
-    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    float later[4][4];
-#pragma unroll
-    for (int i = 0; i < 2 * part<KT, W>::MT; i++) {
-        if (i % 2 == 0) {
-#pragma unroll
-            for (int n = 0; n < 16; n++) later[n / 4][n % 4] = 0;
-            up_keys<KT, W>(later, m, in.i0 + 8 * i, in.n0);
-        }
-        const int row = in.i0 + 8 * i + g, at = row * (KT + 8) + in.n0 + 2 * t;
+    for (int h = 0; h < 2; h++) {
+        const int row = own_row(h);
         const float diagonal = m->diagonal[row], beta = m->gates[BETA + row], eL = m->gates[EL + row];
-        float ke = 0, ku = 0, up = 0;
-        uint32_t out[4];
+        float qdq = 0, ke = 0, ku = 0, up = 0;
 #pragma unroll
-        for (int n = 0; n < 4; n++) {
-            const uint32_t qq = *(const uint32_t *)(m->q + at + 8 * n),
-                           kk = *(const uint32_t *)(m->k + at + 8 * n);
-            const float q[2] = {low(qq), high(qq)}, k[2] = {low(kk), high(kk)};
-            float d[2];
+        for (int x = 0; x < COLS; x += 32) {
+            uint32_t out_q[4], out_k[4];
 #pragma unroll
-            for (int x = 0; x < 2; x++) {
-                const int y = i % 2 * 2 + x;
-                const float e = E->d[i / 2][n][y], u = eL * U->d[i / 2][n][y], l = later[n][y];
-                ke += k[x] * e;
-                ku += k[x] * u;
-                up += k[x] * (beta * e - l);
-                d[x] = (beta * e + l) + (u + diagonal * q[x]);
+            for (int i = 0; i < 4; i++) {
+                const int n = x / 8 + i, at = tile_at<COLS>(row, 8 * n + 2 * t);
+                const uint32_t qq = *(const uint32_t *)(q_tile + at), kk = *(const uint32_t *)(k_tile + at);
+                const float q[2] = {low(qq), high(qq)}, k[2] = {low(kk), high(kk)};
+                float a[2], b[2];
+#pragma unroll
+                for (int y = 0; y < 2; y++) {
+                    const float d = dQ->d[n][2 * h + y], e = E->d[n][2 * h + y];
+                    const float u = eL * U->d[n][2 * h + y], l = later->d[n][2 * h + y];
+                    qdq += q[y] * d;
+                    ke += k[y] * e;
+                    ku += k[y] * u;
+                    up += k[y] * (beta * e - l);
+                    a[y] = d + diagonal * k[y];
+                    b[y] = (beta * e + l) + (u + diagonal * q[y]);
+                }
+                out_q[i] = pack2(a[0], a[1]), out_k[i] = pack2(b[0], b[1]);
             }
-            out[n] = pack2(d[0], d[1]);
+            if (row >= rows) continue;
+            *(uint4 *)(dq + row * stride + x + 8 * t) = make_uint4(out_q[0], out_q[1], out_q[2], out_q[3]);
+            *(uint4 *)(dk + row * stride + x + 8 * t) = make_uint4(out_k[0], out_k[1], out_k[2], out_k[3]);
         }
-        if (row < rows)
-            *(uint4 *)(to + row * stride + in.n0 + 8 * t) = make_uint4(out[0], out[1], out[2], out[3]);
-        add_dot(&m->dot[KE][in.side][row], ke, first);
-        add_dot(&m->dot[KU][in.side][row], ku, first);
-        add_dot(&m->dot[UP][in.side][row], up, first);
+        add_dot(&m->dot[QDQ][group][row], qdq, first);
+        add_dot(&m->dot[KE][group][row], ke, first);
+        add_dot(&m->dot[KU][group][row], ku, first);
+        add_dot(&m->dot[UP][group][row], up, first);
     }
 }
 #endif

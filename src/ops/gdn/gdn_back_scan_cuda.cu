@@ -3,6 +3,7 @@
  * A warp owns 16 columns of V for the whole walk and keeps its part of the turned state, [16][K], as fp32
  * accumulators. Turned, because packed accumulators are A fragments: K dh needs dh as an operand, and so no
  * warp waits for another's part of it. Warps share only the rows of the chunk, copied ahead. */
+#include "cuda/wgmma.cuh"
 #include "ops/gdn/gdn_back_cuda.cuh"
 
 #ifndef HL_CUDA_F32
@@ -107,49 +108,48 @@ extern "C" void HL_OP(gdn_back_states)(struct hl_cuda *c, const struct gdn_back 
 }
 
 /* ---- dh: gradient of the state after each chunk, and X2 ----
- * grid (segments x HV, V / 16 W): W warps, two chunks in shared memory. */
+ * grid (segments x HV, V / 16 W): W warps, two chunks in shared memory; products of warpgroups. Operands as
+ * wide as K are panels of 64 columns, dO a panel for each group. */
 
+enum { PANEL = C * 64 };
 template <int K, int W> struct scan_stage {
-    bf16 q[C * (K + 8)], k[C * (K + 8)], P[C * LC], A[C * LC];
-    bf16 out[C * (16 * W + 8)]; /* dO, then X2 on its way out: each warp uses its own columns only */
-    float eG[C], eL[C], beta[C];
+    bf16 q[C * K], k[C * K], P[C * C], A[C * C];
+    bf16 out[C * 16 * W]; /* dO, then X2 on its way out: each warp uses its own columns only */
+};
+template <int K, int W> struct scan_room {
+    scan_stage<K, W> stage[2];
+    float gates[2][3 * C]; /* exp(G), exp(G_last - G), beta */
 };
 
 template <int K, int W>
-static __device__ __forceinline__ void load_scan(const struct gdn_back &a, const walk &w, scan_stage<K, W> *s,
-                                                 int c) {
+static __device__ __forceinline__ void load_scan(const struct gdn_back &a, const walk &w, scan_room<K, W> *m,
+                                                 int at, int c) {
     const int64_t t = w.row + (int64_t)(c - w.first) * C, head = (int64_t)c * a.HV + w.hv;
     const int64_t row = t * a.HV + w.hv, qk = (t * a.H + w.hv / a.group) * K;
-    const int n = c < w.last ? C : (int)(w.row + w.len - t);
-    copy_rows<32 * W, C, K>(s->k, K + 8, a.k + qk, a.H * K, n);
-    copy_rows<32 * W, C, K>(s->q, K + 8, a.q + qk, a.H * K, n);
-    copy_rows<32 * W, C, C>(s->P, LC, a.P + head * C * C, C, C);
-    copy_rows<32 * W, C, C>(s->A, LC, a.A + row * C, a.HV * C, n);
-    copy_rows<32 * W, C, 16 * W>(s->out, 16 * W + 8, a.dout + row * a.V + blockIdx.y * 16 * W, a.HV * a.V, n);
-    if (threadIdx.x < 3 * C / 4) { /* EG, EL and BETA lie one after another on both sides */
-        copy_async(s->eG + 4 * threadIdx.x, a.gates + head * GATES + EG + 4 * threadIdx.x);
+    const int n = c < w.last ? C : (int)(w.row + w.len - t), i = threadIdx.x;
+    scan_stage<K, W> *s = m->stage + at;
+#pragma unroll
+    for (int p = 0; p < K / 64; p++) {
+        copy_panel<64, C, 32 * W>(s->k + p * PANEL, a.k + qk + 64 * p, a.H * K, n, i);
+        copy_panel<64, C, 32 * W>(s->q + p * PANEL, a.q + qk + 64 * p, a.H * K, n, i);
     }
+    copy_panel<C, C, 32 * W>(s->P, a.P + head * C * C, C, C, i);
+    copy_panel<C, C, 32 * W>(s->A, a.A + row * C, a.HV * C, n, i);
+#pragma unroll
+    for (int p = 0; p < W / 4; p++)
+        copy_panel<64, C, 32 * W>(s->out + p * PANEL, a.dout + row * a.V + blockIdx.y * 16 * W + 64 * p,
+                                  a.HV * a.V, n, i);
+    if (i < 3 * C / 4) /* EG, EL and BETA lie one after another on both sides */
+        copy_async(m->gates[at] + 4 * i, a.gates + head * GATES + EG + 4 * i);
 }
 
-/* d[16][C] += x T[16 i..][C] with T lower triangular */
-static __device__ __forceinline__ void times_lower_rows(float (*d)[4], const uint32_t x[4], const bf16 *T,
-                                                        int i) {
-#pragma unroll
-    for (int j = 0; j <= i; j++) {
-        uint32_t y[4];
-        fragment_b_turned(y, T, LC, 16 * i, 16 * j);
-        mma_bf16(d[2 * j], x, y), mma_bf16(d[2 * j + 1], x, y + 2);
-    }
-}
-/* d[16][K] += x Y[16 i..][K] */
+/* d[16 rows a warp][K] += x Y[16 i..][K] */
 template <int K>
 static __device__ __forceinline__ void times_rows(float (*d)[4], const uint32_t x[4], const bf16 *Y, int i) {
+    enum { N = K < 128 ? K : 128 };
 #pragma unroll
-    for (int n = 0; n < K / 16; n++) {
-        uint32_t y[4];
-        fragment_b_turned(y, Y, K + 8, 16 * i, 16 * n);
-        mma_bf16(d[2 * n], x, y), mma_bf16(d[2 * n + 1], x, y + 2);
-    }
+    for (int n = 0; n < K; n += N)
+        product_regs<N>(d + n / 8, x, operand<64, true, PANEL>{Y + n / 64 * PANEL, 16 * i, 0});
 }
 static __device__ __forceinline__ void pack_a(uint32_t a[4], const float d[2][4]) {
     a[0] = pack2(d[0][0], d[0][1]), a[1] = pack2(d[0][2], d[0][3]);
@@ -168,20 +168,24 @@ static __device__ __forceinline__ void pack_scaled(uint32_t a[4], const float d[
     }
 }
 
-/* dv_new turned += eL (K dh), turned */
+/* dv_new turned = eL (K dh), turned */
 template <int K>
 static __device__ __forceinline__ void through_state(float (*dv)[4], const float (*dh)[4], const bf16 *k,
                                                      const float *eL) {
+    enum { BATCH = 4 };
     const int t = threadIdx.x % 4;
 #pragma unroll
-    for (int kk = 0; kk < K / 16; kk++) {
-        uint32_t x[4], y[4];
-        pack_a(x, dh + 2 * kk);
+    for (int p = 0; p < K / 16; p += BATCH) { /* a panel */
+        uint32_t x[BATCH][4];
 #pragma unroll
-        for (int j = 0; j < C / 16; j++) {
-            fragment_b(y, k, K + 8, 16 * j, 16 * kk);
-            mma_bf16(dv[2 * j], x, y), mma_bf16(dv[2 * j + 1], x, y + 2);
-        }
+        for (int i = 0; i < BATCH; i++) pack_a(x[i], dh + 2 * (p + i));
+        hold_operands<BATCH>(x);
+        products_begin<C / 8>(dv);
+#pragma unroll
+        for (int i = 0; i < BATCH; i++)
+            product_regs<C>(dv, x[i], operand<64, false>{k + p / 4 * PANEL, 0, 16 * i});
+        products_end<C / 8>(dv);
+        hold_operands<BATCH>(x);
     }
 #pragma unroll
     for (int j = 0; j < C / 8; j++) {
@@ -189,79 +193,111 @@ static __device__ __forceinline__ void through_state(float (*dv)[4], const float
         dv[j][0] *= e.x, dv[j][1] *= e.y, dv[j][2] *= e.x, dv[j][3] *= e.y;
     }
 }
+/* both uses of dO: dv += P^T dO and, where there is a state, dh += Q^T (s eG dO) */
+template <int K>
+static __device__ __forceinline__ void through_out(float (*dv)[4], float (*dh)[4], const bf16 *dO,
+                                                   const bf16 *P, const bf16 *q, const float *eG, float scale,
+                                                   bool state) {
+    uint32_t x[C / 16][4], y[C / 16][4];
+#pragma unroll
+    for (int i = 0; i < C / 16; i++) {
+        frag_a_turned<64>(x[i], dO, 16 * i, threadIdx.x / 32 % 4 * 16);
+#pragma unroll
+        for (int j = 0; j < 4; j++) y[i][j] = x[i][j];
+        scale_columns(y[i], eG, 16 * i, scale);
+    }
+    hold_operands<C / 16>(x);
+    products_begin<C / 8>(dv);
+#pragma unroll
+    for (int i = 0; i < C / 16; i++) product_regs<C>(dv, x[i], operand<C, true>{P, 16 * i, 0});
+    products_end<C / 8>(dv);
+    hold_operands<C / 16>(x);
+    if (!state) return;
+    hold_operands<C / 16>(y);
+    products_begin<K / 8>(dh);
+#pragma unroll
+    for (int i = 0; i < C / 16; i++) times_rows<K>(dh, y[i], q, i);
+    products_end<K / 8>(dh);
+    hold_operands<C / 16>(y);
+}
 
-/* X2 turned, [16][C], to its rows; room: the warp's columns of the tile in shared memory */
-template <int ld>
+/* X2 turned, [16][C], to its rows; room: the group's panel of the tile in shared memory */
 static __device__ __forceinline__ void store_X2(bf16 *to, int64_t stride, int n, const float (*X2)[4],
                                                 bf16 *room) {
-    const int l = threadIdx.x % 32, g = l / 4, t = l % 4;
+    const int l = threadIdx.x % 32, g = l / 4, t = l % 4, col = threadIdx.x / 32 % 4 * 16;
     __syncwarp(); /* all lanes have read what was in the room */
 #pragma unroll
     for (int j = 0; j < C / 8; j++)
 #pragma unroll
-        for (int i = 0; i < 4; i++) put(room + (8 * j + 2 * t + i % 2) * ld + g + i / 2 * 8, X2[j][i]);
+        for (int i = 0; i < 4; i++)
+            put(room + tile_at<64>(8 * j + 2 * t + i % 2, col + g + i / 2 * 8), X2[j][i]);
     __syncwarp();
-    to += l / 2 * stride + l % 2 * 8, room += l / 2 * ld + l % 2 * 8;
+    to += l / 2 * stride + l % 2 * 8;
 #pragma unroll
     for (int r = 0; r < C; r += 16)
-        if (l / 2 + r < n) *(uint4 *)(to + r * stride) = *(const uint4 *)(room + r * ld);
+        if (l / 2 + r < n)
+            *(uint4 *)(to + r * stride) = *(const uint4 *)(room + tile_at<64>(l / 2 + r, col + l % 2 * 8));
 }
 
 template <int K, int W>
 static __global__ void __launch_bounds__(32 * W, 1) back_scan(const struct gdn_back a) {
-    scan_stage<K, W> *stage = (scan_stage<K, W> *)shared_memory();
+    scan_room<K, W> *m = (scan_room<K, W> *)shared_tiles();
     const walk w = walk_of(a);
     const int hv = w.hv, first = w.first, last = w.last, warp = threadIdx.x / 32;
     const int64_t v0 = blockIdx.y * 16 * W + 16 * warp;
     const float scale = 1.0f / sqrtf((float)K);
     float dh[K / 8][4] = {};
-    if (last >= first) load_scan(a, w, stage, last);
+    if (last >= first) load_scan(a, w, m, 0, last);
     copy_commit();
     for (int c = last; c >= first; c--) {
-        scan_stage<K, W> *s = stage + (last - c) % 2;
+        const int now = (last - c) % 2;
+        scan_stage<K, W> *s = m->stage + now;
+        const float *eG = m->gates[now], *eL = eG + C, *beta = eL + C;
+        bf16 *out = s->out + group_of_warps() * PANEL;
         copy_wait<0>();
+        operands_written();
         __syncthreads(); /* the chunk is there, and the one after it is done with */
-        if (c > first) load_scan(a, w, stage + (last - c + 1) % 2, c - 1);
+        if (c > first) load_scan(a, w, m, 1 - now, c - 1);
         copy_commit();
         float dv[C / 8][4] = {}, X2[C / 8][4] = {};
         uint32_t x[C / 16][4];
         if (c < last) {
             store_state<K / 8>((bf16 *)a.dh + (((int64_t)c * a.HV + hv) * a.V + v0) * K, K, dh);
-            through_state<K>(dv, dh, s->k, s->eL);
-            const float end = s->eG[C - 1];
+            through_state<K>(dv, dh, s->k, eL);
+            const float end = eG[C - 1];
 #pragma unroll
             for (int n = 0; n < K / 8; n++)
 #pragma unroll
                 for (int i = 0; i < 4; i++) dh[n][i] *= end;
         }
-#pragma unroll
-        for (int i = 0; i < C / 16; i++) { /* both uses of dO at once: P^T dO and Q^T (s eG dO) */
-            uint32_t dO[4];
-            fragment_a_turned(dO, s->out, 16 * W + 8, 16 * i, 16 * warp);
-            times_lower_rows(dv, dO, s->P, i);
-            scale_columns(dO, s->eG, 16 * i, scale);
-            if (c > first) times_rows<K>(dh, dO, s->q, i);
-        }
+        through_out<K>(dv, dh, out, s->P, s->q, eG, scale, c > first);
 #pragma unroll
         for (int i = 0; i < C / 16; i++) pack_a(x[i], dv + 2 * i);
+        hold_operands<C / 16>(x);
+        products_begin<C / 8>(X2);
 #pragma unroll
-        for (int i = 0; i < C / 16; i++) times_lower_rows(X2, x[i], s->A, i);
+        for (int i = 0; i < C / 16; i++) product_regs<C>(X2, x[i], operand<C, true>{s->A, 16 * i, 0});
+        products_end<C / 8>(X2);
+        hold_operands<C / 16>(x);
         const int64_t t = w.row + (int64_t)(c - first) * C;
-        store_X2<16 * W + 8>((bf16 *)a.X2 + (t * a.HV + hv) * a.V + v0, a.HV * a.V,
-                             c < last ? C : (int)(w.row + w.len - t), X2, s->out + 16 * warp);
+        store_X2((bf16 *)a.X2 + (t * a.HV + hv) * a.V + v0, a.HV * a.V,
+                 c < last ? C : (int)(w.row + w.len - t), X2, out);
         if (c > first) {
 #pragma unroll
-            for (int i = 0; i < C / 16; i++) {
-                pack_scaled(x[i], X2 + 2 * i, s->eG + 16 * i, s->beta + 16 * i);
-                times_rows<K>(dh, x[i], s->k, i);
-            }
+            for (int i = 0; i < C / 16; i++) pack_scaled(x[i], X2 + 2 * i, eG + 16 * i, beta + 16 * i);
+            hold_operands<C / 16>(x);
+            products_begin<K / 8>(dh);
+#pragma unroll
+            for (int i = 0; i < C / 16; i++) times_rows<K>(dh, x[i], s->k, i);
+            products_end<K / 8>(dh);
+            hold_operands<C / 16>(x);
         }
     }
 }
 
 template <int K, int W> static void launch_scan(struct hl_cuda *c, const struct gdn_back *a) {
     const dim3 grid((unsigned)(a->segs * a->HV), (unsigned)(a->V / (16 * W)));
-    launch(c, back_scan<K, W>, grid, 32 * W, 2 * sizeof(scan_stage<K, W>), *a);
+    launch(c, back_scan<K, W>, grid, 32 * W, sizeof(scan_room<K, W>) + TILES_ROOM, *a);
 }
 extern "C" void HL_OP(gdn_back_scan)(struct hl_cuda *c, const struct gdn_back *a) {
     const bool wide = a->V % 128 == 0;

@@ -14,8 +14,23 @@ struct args {
     const bf16 *q;
     bf16 *out;
     const struct hl_piece *chunk;
+    const int32_t *chunk_first;
     int H, HV, V;
 };
+
+/* The scan may still be running; it does not wait for this kernel, and all of its blocks are on the chip. */
+static __device__ __forceinline__ void wait_until(const int *ready, int tiles) {
+#ifndef HL_CUDA_EMU
+    int n = 0;
+    if (threadIdx.x == 0)
+        for (;;) {
+            asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(n) : "l"(ready) : "memory");
+            if (n >= tiles) break;
+            __nanosleep(100);
+        }
+#endif
+    __syncthreads();
+}
 
 template <int K> struct room { bf16 q[CHUNK * K], h[K * VT], v_new[CHUNK * VT], P[CHUNK * CHUNK]; };
 
@@ -27,12 +42,12 @@ template <int K> static __global__ void __launch_bounds__(THREADS) read_out(cons
     const int64_t at = (int64_t)p.row * a.HV + hv, stride = (int64_t)a.HV * a.V;
     const int warp = threadIdx.x / 32, rows = warp % 4, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     load_tile<K, THREADS>(x.q, a.q + ((int64_t)p.row * a.H + hv / (a.HV / a.H)) * K, (int64_t)a.H * K, p.len);
-    wait_for_others();
-    let_others_start();
+    load_tile<CHUNK, THREADS>(x.P, a.p.P + at * CHUNK, (int64_t)a.HV * CHUNK, p.len);
+    const int first = a.chunk_first[p.seg];
+    wait_until(a.p.ready + (first + gdn_window((int)c - first)) * (int64_t)a.HV + hv, a.p.tiles);
     for (int n = 0; n < K; n += CHUNK)
         load_tile<VT, THREADS>(x.h + n * VT, a.p.h + ((c * a.HV + hv) * K + n) * a.V + col, a.V, CHUNK);
     load_tile<VT, THREADS>(x.v_new, a.p.v_new + at * a.V + col, stride, p.len);
-    load_tile<CHUNK, THREADS>(x.P, a.p.P + at * CHUNK, (int64_t)a.HV * CHUNK, p.len);
     copy_commit();
     const float *eG = a.p.gates + (c * a.HV + hv) * GATES + CHUNK + 16 * rows + g;
     const float s[2] = {eG[0] / sqrtf((float)K), eG[8] / sqrtf((float)K)};
@@ -61,6 +76,8 @@ template <int K> static __global__ void __launch_bounds__(THREADS) read_out(cons
                 pack2(acc[n][2 * h], acc[n][2 * h + 1]);
     __syncwarp();
     store_rows<VT>(a.out + at * a.V + col, x.v_new, stride, p.len);
+    if (blockIdx.x + 1 < gridDim.x) return;
+    wait_for_others(); /* who waits for this kernel's end waits for the scan's, too */
 }
 
 template <int K> static void launch_out(struct hl_cuda *c, const struct args *a, int64_t chunks) {
@@ -72,7 +89,7 @@ template <int K> static void launch_out(struct hl_cuda *c, const struct args *a,
 
 extern "C" void HL_OP(gdn_out)(struct hl_pool *pool, const struct hl_gdn *a, const struct gdn_out *p) {
 #ifndef HL_CUDA_F32
-    struct args x = {*p, (const bf16 *)a->q, (bf16 *)a->out, a->rows->dev->chunk};
+    struct args x = {*p, (const bf16 *)a->q, (bf16 *)a->out, a->rows->dev->chunk, a->rows->dev->chunk_first};
     x.H = (int)a->H, x.HV = (int)a->HV, x.V = (int)a->V;
     if (a->K == 128) launch_out<128>(hl_cuda_of(pool), &x, a->rows->dev->chunks);
     else launch_out<256>(hl_cuda_of(pool), &x, a->rows->dev->chunks);

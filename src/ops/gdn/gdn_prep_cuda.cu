@@ -12,7 +12,7 @@ struct args {
     const float *g, *beta;
     bf16 *A, *P;
     float *gates;
-    uint4 *w, *k_end;
+    int *ready;
     const struct hl_piece *chunk;
     int H, HV;
 };
@@ -26,7 +26,6 @@ template <int K> struct room {
         };
     };
     struct gdn_decay d;
-    float start[CHUNK], end[CHUNK]; /* beta exp(G), exp(G_last - G) */
 };
 
 /* Scores of the warp's 16 rows of x (k or q) against all rows of k up to them: only tiles that reach the
@@ -161,62 +160,8 @@ static __device__ __forceinline__ void write_A(const float *A, bf16 *to, int64_t
     p[1] = make_uint4(x[4], x[5], x[6], x[7]);
 }
 
-/* ---- fragments for the scan: a product leaves its result in the order of the next one's operand ---- */
-
-/* A fragment (c) of the rows' blocks of A, column j times f[j] */
-static __device__ __forceinline__ void frag_of_A(uint32_t a[4], const float *A, int rows, int c,
-                                                 const float *f) {
-    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const int col = 16 * c + 2 * t + i / 2 * 8;
-        const float2 p = *(const float2 *)(A + (16 * rows + g + i % 2 * 8) * INVERSE_LD + col);
-        a[i] = c <= rows ? pack2(p.x * f[col], p.y * f[col + 1]) : 0u;
-    }
-}
-template <int K>
-static __device__ __forceinline__ void write_w(const struct room<K> &x, const float *beta_eG, uint4 *to) {
-    const int lane = threadIdx.x % 32, rows = threadIdx.x / 32 % 4, half = threadIdx.x / 128;
-    uint32_t a[4][4];
-    to += rows * (K / 16 + 4) * 32 + lane;
-#pragma unroll
-    for (int c = 0; c < 4; c++) {
-        frag_of_A(a[c], x.A, rows, c, x.d.beta);
-        if (half == 0) to[(K / 16 + c) * 32] = make_uint4(a[c][0], a[c][1], a[c][2], a[c][3]);
-        frag_of_A(a[c], x.A, rows, c, beta_eG);
-    }
-    for (int n = half * (K / 32); n < (half + 1) * (K / 32); n++) {
-        float acc[2][4] = {};
-#pragma unroll
-        for (int c = 0; c < 4; c++) {
-            uint32_t b[4];
-            if (c > rows) continue;
-            frag_b<K>(b, x.k, 16 * c, 16 * n);
-            mma_bf16(acc[0], a[c], b);
-            mma_bf16(acc[1], a[c], b + 2);
-        }
-        to[n * 32] = make_uint4(pack2(-acc[0][0], -acc[0][1]), pack2(-acc[0][2], -acc[0][3]),
-                                pack2(-acc[1][0], -acc[1][1]), pack2(-acc[1][2], -acc[1][3]));
-    }
-}
-template <int K> static __device__ __forceinline__ void write_k_end(const struct room<K> &x, uint4 *to) {
-    const int lane = threadIdx.x % 32, t = lane % 4;
-    for (int n = threadIdx.x / 32; n < K / 4; n += THREADS / 32) {
-        const int i = n % 4 * 16 + 2 * t;
-        uint32_t a[4];
-        frag_a_turned<K>(a, x.k, n % 4 * 16, n / 4 * 16);
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            const float *e = x.end + i + j / 2 * 8;
-            a[j] = pack2(low(a[j]) * e[0], high(a[j]) * e[1]);
-        }
-        to[n * 32 + lane] = make_uint4(a[0], a[1], a[2], a[3]);
-    }
-}
-
 /* Warps 0 to 3 have the scores of k, 4 to 7 those of q, 16 rows each. */
-template <int K, bool FRAGS>
-static __global__ void __launch_bounds__(THREADS, 3) prep_chunk(const struct args a) {
+template <int K> static __global__ void __launch_bounds__(THREADS, 3) prep_chunk(const struct args a) {
     struct room<K> &x = *(struct room<K> *)shared_memory();
     const int hv = blockIdx.x % a.HV, hk = hv / (a.HV / a.H), warp = threadIdx.x / 32;
     const int64_t c = blockIdx.x / a.HV;
@@ -238,8 +183,8 @@ static __global__ void __launch_bounds__(THREADS, 3) prep_chunk(const struct arg
         const int i = threadIdx.x - THREADS / 2;
         float *gates = a.gates + (c * a.HV + hv) * GATES;
         const float eG = decay_since_start(&x.d, i), eL = decay_between(&x.d, CHUNK - 1, i);
+        if (i == 0 && a.ready) a.ready[c * a.HV + hv] = 0;
         gates[i] = x.d.beta[i], gates[CHUNK + i] = eG, gates[2 * CHUNK + i] = eL;
-        x.start[i] = x.d.beta[i] * eG, x.end[i] = eL;
     }
     __syncthreads();
     if (warp < 4) invert_diagonal(x.L, x.A, warp);
@@ -248,24 +193,17 @@ static __global__ void __launch_bounds__(THREADS, 3) prep_chunk(const struct arg
     if (warp >= 4 && a.P) write_P<K>(&x.d, acc, a.P + b * CHUNK, (int64_t)a.HV * CHUNK, p.len);
     __syncthreads();
     write_A(x.A, a.A + b * CHUNK, (int64_t)a.HV * CHUNK, p.len);
-    if (FRAGS) {
-        write_w<K>(x, x.start, a.w + (c * a.HV + hv) * (gdn_w_tiles(K) * 32));
-        write_k_end<K>(x, a.k_end + (c * a.HV + hv) * (gdn_k_tiles(K) * 32));
-    }
 }
 
 template <int K> static void launch_prep(struct hl_cuda *c, const struct args *a, int64_t chunks) {
-    const unsigned blocks = (unsigned)(chunks * a->HV);
-    if (a->w) launch(c, prep_chunk<K, true>, blocks, THREADS, sizeof(struct room<K>), *a);
-    else launch(c, prep_chunk<K, false>, blocks, THREADS, sizeof(struct room<K>), *a);
+    launch(c, prep_chunk<K>, (unsigned)(chunks * a->HV), THREADS, sizeof(struct room<K>), *a);
 }
 
 extern "C" bool HL_OP(gdn_prep)(struct hl_pool *pool, const struct hl_gdn *a, const struct gdn_prep *p) {
     const struct hl_dev_rows *rows = a->rows->dev;
     struct args x = {(const bf16 *)a->q, (const bf16 *)a->k, a->g,    a->beta,
                      (bf16 *)p->A,       (bf16 *)p->P,       p->gates};
-    x.w = p->w, x.k_end = p->k_end;
-    x.chunk = rows->chunk, x.H = (int)a->H, x.HV = (int)a->HV;
+    x.ready = p->ready, x.chunk = rows->chunk, x.H = (int)a->H, x.HV = (int)a->HV;
     struct hl_cuda *c = hl_cuda_of(pool);
     if (HL_ACT_DTYPE != HOLA_BF16) return false;
     if (a->K == 64) launch_prep<64>(c, &x, rows->chunks);

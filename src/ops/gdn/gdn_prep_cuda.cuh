@@ -2,7 +2,7 @@
  * decays of a chunk, and the entry points of the files. */
 #ifndef HL_GDN_PREP_CUH
 #define HL_GDN_PREP_CUH
-#include "cuda/dev.cuh"
+#include "cuda/wgmma.cuh"
 
 enum { CHUNK = HL_CHUNK, GATES = 3 * HL_CHUNK };
 
@@ -11,19 +11,18 @@ enum { CHUNK = HL_CHUNK, GATES = 3 * HL_CHUNK };
 struct gdn_prep {
     act *A, *P; /* [T][HV][64]: (I + L)^-1; K^{-1/2} (q k^T) decayed, with the diagonal. P NULL: not wanted */
     float *gates; /* [chunks][HV][3][64]: beta, exp(G), exp(G_last - G); past the chunk's rows beta is 0 */
-    /* A fragments as the scan reads them, [chunks][HV] of gdn_w_tiles and gdn_k_tiles; NULL: not wanted */
-    uint4 *w, *k_end;
+    int *ready;   /* [chunks][HV], becomes 0; NULL: not wanted */
 };
 /* What the scan leaves, of which out is read. */
 struct gdn_out {
     const bf16 *h, *v_new, *P; /* h: [chunks][HV][K][V], the state before each chunk */
     const float *gates;
+    const int *ready; /* [chunks][HV], at a window's first chunk: `tiles` when h and v_new of it are there */
+    int tiles;
 };
-/* 16 x 16 tiles of -w and of A diag(beta), w = A diag(beta exp(G)) k: v_new = -w S + A (beta v);
- * [4][K/16 + 4] */
-static inline __host__ __device__ int gdn_w_tiles(int K) { return 4 * (K / 16 + 4); }
-/* and of (exp(G_last - G) k)^T; [K/16][4] */
-static inline __host__ __device__ int gdn_k_tiles(int K) { return K / 4; }
+/* the first chunk of c's window, both counted from the segment's first */
+enum { GDN_WINDOW = 8 };
+static inline __host__ __device__ int gdn_window(int c) { return c / GDN_WINDOW * GDN_WINDOW; }
 extern "C" {
 bool HL_OP(gdn_prep)(struct hl_pool *pool, const struct hl_gdn *a, const struct gdn_prep *p);
 bool HL_OP(gdn_chunk)(struct hl_pool *pool, const struct hl_gdn *a); /* false: not for these head sizes */
@@ -38,37 +37,6 @@ void HL_OP(gdn_plain_inverse)(struct hl_pool *pool, const struct hl_gdn *a);
 void HL_OP(gdn_scores)(struct hl_pool *pool, real *m, const float *sums, int64_t tiles, int64_t n);
 }
 
-/* ---- bf16 tiles [rows][WIDTH] in shared memory ----
- * Their 16-byte pieces are swapped about inside a row so that 8 rows at one column lie in different banks. */
-template <int WIDTH> static __device__ __forceinline__ int tile_at(int row, int col) {
-    const int units = WIDTH / 8, turn = units >= 8 ? row % 8 : row / (8 / units) % units;
-    return row * WIDTH + ((col / 8) ^ turn) * 8 + col % 8;
-}
-
-/* A fragments of rows r0.., columns c0.. of a tile; turned: of the tile's transpose (rows and columns
- * named as in the tile). B fragments of an operand stored [n][k] are those of frag_b_rows. */
-template <int WIDTH>
-static __device__ __forceinline__ void frag_a(uint32_t a[4], const bf16 *tile, int r0, int c0) {
-    const int l = threadIdx.x % 32;
-    ldmatrix4(a, tile + tile_at<WIDTH>(r0 + l % 16, c0 + l / 16 * 8));
-}
-template <int WIDTH>
-static __device__ __forceinline__ void frag_a_turned(uint32_t a[4], const bf16 *tile, int r0, int c0) {
-    const int l = threadIdx.x % 32;
-    ldmatrix4_trans(a, tile + tile_at<WIDTH>(r0 + l % 8 + l / 16 * 8, c0 + l / 8 % 2 * 8));
-}
-/* two B fragments, of columns n0.. and n0 + 8..: the tile holds the operand as [n][k] */
-template <int WIDTH>
-static __device__ __forceinline__ void frag_b_rows(uint32_t b[4], const bf16 *tile, int n0, int k0) {
-    const int l = threadIdx.x % 32;
-    ldmatrix4(b, tile + tile_at<WIDTH>(n0 + l % 8 + l / 16 * 8, k0 + l / 8 % 2 * 8));
-}
-/* the same where the tile holds the operand as [k][n] */
-template <int WIDTH>
-static __device__ __forceinline__ void frag_b(uint32_t b[4], const bf16 *tile, int k0, int n0) {
-    const int l = threadIdx.x % 32;
-    ldmatrix4_trans(b, tile + tile_at<WIDTH>(k0 + l % 16, n0 + l / 16 * 8));
-}
 /* one B fragment alone */
 template <int WIDTH>
 static __device__ __forceinline__ void frag_b_one(uint32_t b[2], const bf16 *tile, int k0, int n0) {

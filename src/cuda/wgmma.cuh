@@ -1,0 +1,223 @@
+/* wgmma.cuh -- products of a warpgroup (128 threads, from a multiple of 128 on) over bf16 tiles in shared
+ * memory:
+ *     D[64][N] += A[64][16] B[16][N]
+ * with D as the accumulators of mma_bf16 hold it, 16 rows a warp. On Hopper (sm_90a) these are wgmma
+ * instructions, which run on their own: products_begin before the first of a batch, products_end after the
+ * last, results and operands are touched again only when the batch has been waited for. What threads
+ * themselves wrote to shared memory is made visible to them by operands_written, before the barrier.
+ * Elsewhere, and in the emulator, the same products are made of mma_bf16; nothing runs on its own there.
+ *
+ * Tiles are [rows][WIDTH], WIDTH 16, 32 or 64, on 1024 bytes (shared_tiles), with the 16-byte pieces of a row
+ * swapped about so that 8 rows at one column lie in different banks: what the hardware calls a swizzle of 32,
+ * 64 or 128 bytes. Wider operands are panels of such tiles. */
+#ifndef HL_WGMMA_CUH
+#define HL_WGMMA_CUH
+#include "cuda/dev.cuh"
+#ifdef HL_CUDA_EMU
+void emu_barrier(int id, int threads);
+#endif
+
+template <int WIDTH> static __device__ __forceinline__ int tile_at(int row, int col) {
+    const int units = WIDTH / 8, turn = units >= 8 ? row % 8 : row / (8 / units) % units;
+    return row * WIDTH + ((col / 8) ^ turn) * 8 + col % 8;
+}
+
+/* A fragments of rows r0.., columns c0.. of a tile; turned: of the tile's transpose (rows and columns
+ * named as in the tile). B fragments of an operand stored [n][k] are those of frag_b_rows. */
+template <int WIDTH>
+static __device__ __forceinline__ void frag_a(uint32_t a[4], const bf16 *tile, int r0, int c0) {
+    const int l = threadIdx.x % 32;
+    ldmatrix4(a, tile + tile_at<WIDTH>(r0 + l % 16, c0 + l / 16 * 8));
+}
+template <int WIDTH>
+static __device__ __forceinline__ void frag_a_turned(uint32_t a[4], const bf16 *tile, int r0, int c0) {
+    const int l = threadIdx.x % 32;
+    ldmatrix4_trans(a, tile + tile_at<WIDTH>(r0 + l % 8 + l / 16 * 8, c0 + l / 8 % 2 * 8));
+}
+/* two B fragments, of columns n0.. and n0 + 8..: the tile holds the operand as [n][k] */
+template <int WIDTH>
+static __device__ __forceinline__ void frag_b_rows(uint32_t b[4], const bf16 *tile, int n0, int k0) {
+    const int l = threadIdx.x % 32;
+    ldmatrix4(b, tile + tile_at<WIDTH>(n0 + l % 8 + l / 16 * 8, k0 + l / 8 % 2 * 8));
+}
+/* the same where the tile holds the operand as [k][n] */
+template <int WIDTH>
+static __device__ __forceinline__ void frag_b(uint32_t b[4], const bf16 *tile, int k0, int n0) {
+    const int l = threadIdx.x % 32;
+    ldmatrix4_trans(b, tile + tile_at<WIDTH>(k0 + l % 16, n0 + l / 16 * 8));
+}
+
+/* A barrier of `threads` of the block's threads, whole warps; id from 1 to 15, 0 is that of __syncthreads. */
+static __device__ __forceinline__ void barrier(int id, int threads) {
+#ifdef HL_CUDA_EMU
+    emu_barrier(id, threads);
+#else
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+#endif
+}
+
+/* the block's shared memory where tiles may start; asked for with TILES_ROOM more bytes than are used */
+enum { TILES_ROOM = 1024 };
+static __device__ __forceinline__ char *shared_tiles() {
+    return (char *)(((uintptr_t)shared_memory() + TILES_ROOM - 1) / TILES_ROOM * TILES_ROOM);
+}
+
+/* Rows [0, n) of WIDTH numbers into a tile, the rest of ROWS as zeros (copies of no bytes read nothing), by
+ * threads i of THREADS; copy_commit is the caller's. */
+template <int WIDTH, int ROWS, int THREADS>
+static __device__ __forceinline__ void copy_panel(bf16 *tile, const bf16 *from, int64_t stride, int n,
+                                                  int i) {
+    const int units = WIDTH / 8, step = THREADS / units, row = i / units, col = i % units * 8;
+    static_assert(step % 8 == 0 && ROWS % step == 0, "steps of whole groups of 8 rows");
+    tile += tile_at<WIDTH>(row, col), from += row * stride + col;
+#pragma unroll
+    for (int r = 0; r < ROWS; r += step) {
+        copy_async(tile + r * WIDTH, from, row + r < n ? 16 : 0);
+        from += step * stride;
+    }
+}
+
+/* ---- operands: 16 x 64 or 16 x N of a tile, from row r0 (of 8) and column c0 (of 16) on ---- */
+
+/* TURNED: the tile is [16 of the sum][64 or N], else [64 or N][16 of the sum]. PANEL: where N > WIDTH of a
+ * turned tile, numbers from one panel to the next. */
+template <int WIDTH_, bool TURNED_, int PANEL_ = 0> struct operand {
+    enum { WIDTH = WIDTH_, TURNED = TURNED_, PANEL = PANEL_ };
+    const bf16 *tile;
+    int row, col;
+};
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define HL_WGMMA 1
+template <class O> static __device__ __forceinline__ uint64_t descriptor(O o) {
+    const uint32_t at = (uint32_t)__cvta_generic_to_shared(o.tile + o.row * O::WIDTH + o.col);
+    const uint64_t swizzle = O::WIDTH == 64 ? 1 : O::WIDTH == 32 ? 2 : 3;
+    return (at & 0x3ffff) >> 4 | (uint64_t)(O::PANEL * 2 >> 4) << 16 | (uint64_t)(O::WIDTH * 16 >> 4) << 32 |
+           swizzle << 62;
+}
+#else
+#define HL_WGMMA 0
+#endif
+
+static __device__ __forceinline__ void operands_written() {
+#if HL_WGMMA
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+/* Keeps the compiler from moving what is done with `tiles` times 8 columns of accumulators across it. */
+template <int tiles> static __device__ __forceinline__ void hold(float (*d)[4]) {
+#if HL_WGMMA
+#pragma unroll
+    for (int n = 0; n < tiles; n++)
+        asm volatile("" : "+f"(d[n][0]), "+f"(d[n][1]), "+f"(d[n][2]), "+f"(d[n][3])::"memory");
+#endif
+}
+/* a batch of products into `tiles` times 8 columns of accumulators */
+template <int tiles> static __device__ __forceinline__ void products_begin(float (*d)[4]) {
+    hold<tiles>(d);
+#if HL_WGMMA
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#endif
+}
+/* the batch ends here; all but the last `left` batches are waited for */
+template <int tiles, int left = 0> static __device__ __forceinline__ void products_end(float (*d)[4]) {
+#if HL_WGMMA
+    asm volatile("wgmma.commit_group.sync.aligned;\n\twgmma.wait_group.sync.aligned %0;" ::"n"(left)
+                 : "memory");
+#endif
+    hold<tiles>(d);
+}
+/* all batches that were left */
+template <int tiles> static __device__ __forceinline__ void products_wait(float (*d)[4]) {
+#if HL_WGMMA
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+#endif
+    hold<tiles>(d);
+}
+/* the same for operands in registers: they stay what they are until the batch has ended */
+template <int n> static __device__ __forceinline__ void hold_operands(uint32_t (*a)[4]) {
+#if HL_WGMMA
+#pragma unroll
+    for (int i = 0; i < n; i++)
+        asm volatile("" : "+r"(a[i][0]), "+r"(a[i][1]), "+r"(a[i][2]), "+r"(a[i][3])::"memory");
+#endif
+}
+/* which warpgroup of the block this is, in a way that tells the compiler that its threads agree */
+static __device__ __forceinline__ int group_of_warps() {
+    return __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0);
+}
+
+/* d: accumulators, then the operands from number n on: two descriptors, or four registers and one */
+#if HL_WGMMA
+#define HL_D4(d, i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
+#define HL_D16 "{%0,%1,%2,%3,%4,%5,%6,%7}"
+#define HL_D32 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}"
+#define HL_D64                                                                                        \
+    "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25," \
+    "%26,%27,%28,%29,%30,%31}"
+#define HL_D128                                                                                        \
+    "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,"  \
+    "%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49," \
+    "%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}"
+#define HL_D16_OF(d, i) HL_D4(d, i), HL_D4(d, i + 1)
+#define HL_D32_OF(d, i) HL_D16_OF(d, i), HL_D16_OF(d, i + 2)
+#define HL_D64_OF(d, i) HL_D32_OF(d, i), HL_D32_OF(d, i + 4)
+#define HL_D128_OF(d, i) HL_D64_OF(d, i), HL_D64_OF(d, i + 8)
+#define HL_WGMMA_TEXT(N)                                                                 \
+    "{\n\t.reg .pred p;\n\tsetp.eq.u32 p, 0, 0;\n\twgmma.mma_async.sync.aligned.m64n" #N \
+    "k16.f32.bf16.bf16 " HL_D##N
+#define HL_WGMMA_TILES(N, x, y, ta, tb)                                                   \
+    asm volatile(HL_WGMMA_TEXT(N) ", %" #x ", %" #y ", p, 1, 1, %" #ta ", %" #tb ";\n\t}" \
+                 : HL_D##N##_OF(d, 0)                                                     \
+                 : "l"(descriptor(a)), "l"(descriptor(b)), "n"((int)A::TURNED), "n"((int)B::TURNED))
+#define HL_WGMMA_REGS(N, x0, x1, x2, x3, y, tb)                                                      \
+    asm volatile(HL_WGMMA_TEXT(N) ", {%" #x0 ",%" #x1 ",%" #x2 ",%" #x3 "}, %" #y ", p, 1, 1, %" #tb \
+                                  ";\n\t}"                                                           \
+                 : HL_D##N##_OF(d, 0)                                                                \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(descriptor(b)), "n"((int)B::TURNED))
+#endif
+
+/* d += A B of the warp's 16 rows */
+template <int N, class B>
+static __device__ __forceinline__ void product_of(float (*d)[4], const uint32_t a[4], B b) {
+#pragma unroll
+    for (int n = 0; n < N; n += 16) {
+        uint32_t y[4];
+        if (B::TURNED) {
+            const int col = b.col + n;
+            frag_b<B::WIDTH>(y, b.tile + col / B::WIDTH * B::PANEL, b.row, col % B::WIDTH);
+        } else frag_b_rows<B::WIDTH>(y, b.tile, b.row + n, b.col);
+        mma_bf16(d[n / 8], a, y), mma_bf16(d[n / 8 + 1], a, y + 2);
+    }
+}
+
+/* d += A B, A in registers, as fragments of mma_bf16: 16 rows a warp */
+template <int N, class B>
+static __device__ __forceinline__ void product_regs(float (*d)[4], const uint32_t a[4], B b) {
+#if HL_WGMMA
+    if constexpr (N == 16) HL_WGMMA_REGS(16, 8, 9, 10, 11, 12, 13);
+    else if constexpr (N == 32) HL_WGMMA_REGS(32, 16, 17, 18, 19, 20, 21);
+    else if constexpr (N == 64) HL_WGMMA_REGS(64, 32, 33, 34, 35, 36, 37);
+    else if constexpr (N == 128) HL_WGMMA_REGS(128, 64, 65, 66, 67, 68, 69);
+    static_assert(N == 16 || N == 32 || N == 64 || N == 128, "a width that is spelled out above");
+#else
+    product_of<N>(d, a, b);
+#endif
+}
+/* d += A B, both in tiles */
+template <int N, class A, class B> static __device__ __forceinline__ void product(float (*d)[4], A a, B b) {
+#if HL_WGMMA
+    if constexpr (N == 16) HL_WGMMA_TILES(16, 8, 9, 10, 11);
+    else if constexpr (N == 32) HL_WGMMA_TILES(32, 16, 17, 18, 19);
+    else if constexpr (N == 64) HL_WGMMA_TILES(64, 32, 33, 34, 35);
+    else if constexpr (N == 128) HL_WGMMA_TILES(128, 64, 65, 66, 67);
+    static_assert(N == 16 || N == 32 || N == 64 || N == 128, "a width that is spelled out above");
+#else
+    const int rows = threadIdx.x / 32 % 4 * 16;
+    uint32_t x[4];
+    if (A::TURNED) frag_a_turned<A::WIDTH>(x, a.tile, a.row, a.col + rows);
+    else frag_a<A::WIDTH>(x, a.tile, a.row + rows, a.col);
+    product_of<N>(d, x, b);
+#endif
+}
+#endif
