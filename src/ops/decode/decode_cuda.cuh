@@ -22,9 +22,10 @@ enum {
 /* The phases of a layer: products, and the two memories between the first two; behind the layers the head. */
 enum kind { IN, MEMORIES, OUT, MLP, DOWN, PHASES, HEAD = PHASES };
 
-/* Sizes and kinds of a model: numbers that come with the arguments, or constants, which make much less code;
- * the code's length is what a token's time depends on. rows: of the state, a warp's share; width, apart, part:
- * hl_decode_shared's chunk, stride, each; a_at to in_rows: rows of all matrices of IN together: q, k, v, a, b, z */
+/* Sizes and kinds of a model: numbers that come with the arguments, or constants, which make less code and leave
+ * no register spilled: where shared memory leaves the first-level cache no room, a spilled number comes from the
+ * second. rows: of the state, a warp's share; width, apart, part: hl_decode_shared's chunk, stride, each; a_at to
+ * in_rows: rows of all matrices of IN together: q, k, v, a, b, z */
 struct any_sizes {
     int d, I, H, HV, K, V, qk, vv, a_at, b_at, z_at, in_rows, tiles, group, rows, width, apart, part;
     bool gated, decay, beta, cache, rms;

@@ -146,7 +146,8 @@ static __device__ __forceinline__ void bring_acts(const D &a, const struct block
 #pragma unroll
     for (int c = 0; c < D::chunks; c++, from += a.width / 2)
         if (c * a.width < a.I)
-            take_pairs<STEPS>(x[c].step, from, 16, steps_of(a, b, a.I - c * a.width), b.number + l);
+            take_pairs<STEPS>(x[c].step, from, 16, steps_of(a, b, min(a.I - c * a.width, a.width)),
+                              b.number + l);
 }
 
 /* ---- behind: what becomes of an output; a warp has a group, a lane one of its rows, 8 lanes each row of x ---- */
