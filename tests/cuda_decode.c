@@ -35,7 +35,7 @@ static const struct variant kinds[] = {
      "{" BODY
      "\"model_type\":\"gated_deltanet\",\"hidden_size\":64,\"num_heads\":2,\"head_dim\":32,\"expand_v\":2}"},
     {"delta_net", "{" BODY "\"model_type\":\"delta_net\",\"hidden_size\":192,\"num_heads\":3}"},
-    {"192, three chunks", "{" BODY_OF("512") "\"model_type\":\"hola\",\"hidden_size\":192,\"num_heads\":3,"
+    {"192, three chunks", "{" BODY_OF("512") "\"model_type\":\"hola\",\"hidden_size\":192,\"num_heads\":2,"
                                              "\"head_dim\":64,\"expand_v\":1," SMALL_MEMORY "}"},
     {"46m", "{" PRESET "\"hidden_size\":512,\"head_dim\":128,\"intermediate_size\":768}"},
     {"340m",
