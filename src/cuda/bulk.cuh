@@ -12,40 +12,49 @@
 #define HL_BULK 1
 #endif
 
-static __device__ __forceinline__ uint32_t shared_address(const void *p) {
+/* A barrier as the instructions name it: an address in shared memory, made once; what the compiler makes of a
+ * pointer each time is longer. */
 #ifdef HL_CUDA_EMU
-    return 0;
+typedef uint64_t *barrier_at;
+static inline barrier_at barriers_of(uint64_t *p) { return p; }
+static inline barrier_at barrier_number(barrier_at first, int i) { return first + i; }
 #else
+typedef uint32_t barrier_at;
+static __device__ __forceinline__ uint32_t shared_address(const void *p) {
     return (uint32_t)__cvta_generic_to_shared(p);
-#endif
 }
+static __device__ __forceinline__ barrier_at barriers_of(uint64_t *p) {
+    barrier_at b;
+    asm volatile("mov.u32 %0, %1;" : "=r"(b) : "r"(shared_address(p)));
+    return b;
+}
+static __device__ __forceinline__ barrier_at barrier_number(barrier_at first, int i) { return first + 8 * i; }
+#endif
 /* One thread; a __syncthreads must follow. */
-static __device__ __forceinline__ void barrier_open(uint64_t *b, int arrivals) {
+static __device__ __forceinline__ void barrier_open(barrier_at b, int arrivals) {
 #ifdef HL_CUDA_EMU
     emu_barrier_open(b, arrivals);
 #elif HL_BULK
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(b)), "r"(arrivals)
-                 : "memory");
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(b), "r"(arrivals) : "memory");
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 }
 /* An arrival that announces bytes. */
-static __device__ __forceinline__ void barrier_expect(uint64_t *b, int bytes) {
+static __device__ __forceinline__ void barrier_expect(barrier_at b, int bytes) {
 #ifdef HL_CUDA_EMU
     emu_barrier_arrive(b, bytes);
 #elif HL_BULK
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(b)), "r"(bytes)
-                 : "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(b), "r"(bytes) : "memory");
 #endif
 }
-static __device__ __forceinline__ void barrier_arrive(uint64_t *b) {
+static __device__ __forceinline__ void barrier_arrive(barrier_at b) {
 #ifdef HL_CUDA_EMU
     emu_barrier_arrive(b, 0);
 #elif HL_BULK
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(b)) : "memory");
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(b) : "memory");
 #endif
 }
-static __device__ __forceinline__ void barrier_wait(uint64_t *b, uint32_t parity) {
+static __device__ __forceinline__ void barrier_wait(barrier_at b, uint32_t parity) {
 #ifdef HL_CUDA_EMU
     emu_barrier_wait(b, parity);
 #elif HL_BULK
@@ -55,12 +64,12 @@ static __device__ __forceinline__ void barrier_wait(uint64_t *b, uint32_t parity
                      "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
                      "selp.u32 %0, 1, 0, p;\n}"
                      : "=r"(over)
-                     : "r"(shared_address(b)), "r"(parity)
+                     : "r"(b), "r"(parity)
                      : "memory");
 #endif
 }
 /* bytes: a multiple of 16, both ends on 16. What is read once goes first from the chip's cache. */
-static __device__ __forceinline__ void copy_bulk(void *shared, const void *global, int bytes, uint64_t *b) {
+static __device__ __forceinline__ void copy_bulk(void *shared, const void *global, int bytes, barrier_at b) {
 #ifdef HL_CUDA_EMU
     emu_copy_bulk(shared, global, bytes, b);
 #elif HL_BULK
@@ -68,7 +77,7 @@ static __device__ __forceinline__ void copy_bulk(void *shared, const void *globa
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
                  "[%0], [%1], %2, [%3], %4;" ::"r"(shared_address(shared)),
-                 "l"(global), "r"(bytes), "r"(shared_address(b)), "l"(once)
+                 "l"(global), "r"(bytes), "r"(b), "l"(once)
                  : "memory");
 #endif
 }

@@ -16,6 +16,7 @@ template <class D> static __device__ __forceinline__ struct block open_block(con
     b.warp = threadIdx.x / 32, b.lane = threadIdx.x % 32, b.in_head = -1;
     const uint64_t *from = (const uint64_t *)a.layer;
     uint64_t *to = (uint64_t *)(b.shared + a.s.layers);
+    b.barriers = barriers_of((uint64_t *)(b.shared + a.s.barrier));
     if (threadIdx.x == THREADS) open_ring(a, b);
     for (int i = threadIdx.x; i < a.L * (int)(sizeof(struct hl_decode_layer) / 8); i += ALL) to[i] = from[i];
     from = (const uint64_t *)a.seg, to = (uint64_t *)(b.shared + a.s.seg);
@@ -59,7 +60,7 @@ static __device__ __forceinline__ void run_phase(const D &a, struct block &b, in
     b.now = words_of(a, l), b.before = words_of(a, l + LAPS - 1);
     if (kind == MEMORIES) memories(a, b, l, first && a.cache ? 0 : 1, second ? 2 : 1);
     else if (first) {
-        if (kind == IN) fetch_ahead(a, b, l);
+        if (kind == OUT && l + 1 < a.L) fetch_ahead(a, b, l + 1); /* while the heads' outputs are awaited */
         if (kind == HEAD && a.cache) put_scores(a, b);
         product(a, b, kind, l);
     }
@@ -101,6 +102,7 @@ static __global__ void __launch_bounds__(ALL, 1) decode_token(const __grid_const
     if (b.warp == WARPS) stream(a, b, 0, PHASES * a.L + 1);
     else {
         open_scalars(a, b);
+        fetch_ahead(a, b, 0);
 #pragma unroll 1
         for (int phase = 0; phase <= PHASES * a.L; phase++) run_phase(a, b, phase, true, true);
     }

@@ -84,6 +84,7 @@ struct block {
     int first, skip;         /* its first group of the phase; how far that moves from phase to phase */
     int place;               /* the ring: where it stands */
     uint32_t lap;            /* ... its parity */
+    barrier_at barriers;     /* ... a place is full, is empty */
     int turn, norm;          /* which half of the sums and of the squares is in use */
 };
 

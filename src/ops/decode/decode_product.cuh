@@ -143,11 +143,23 @@ template <class D>
 static __device__ __forceinline__ void bring_acts(const D &a, const struct block &b, int l,
                                                   struct columns *x) {
     const uint64_t *from = words_at(a, b, b.now + a.w_act);
+    const uint32_t number = b.number + l;
+    for (;;) { /* all chunks at once: one after another would be a trip to the chip's cache each */
+        bool there = true;
 #pragma unroll
-    for (int c = 0; c < D::chunks; c++, from += a.width / 2)
-        if (c * a.width < a.I)
-            take_pairs<STEPS>(x[c].step, from, 16, steps_of(a, b, min(a.I - c * a.width, a.width)),
-                              b.number + l);
+        for (int c = 0; c < D::chunks; c++) {
+            const int n = steps_of(a, b, min(a.I - c * a.width, a.width));
+#pragma unroll
+            for (int i = 0; i < STEPS; i++) {
+                struct two w = {(uint64_t)number << 32, (uint64_t)number << 32};
+                if (i < n) w = look_two(from + c * (a.width / 2) + i * 16);
+                x[c].step[i] = make_uint2((uint32_t)w.x, (uint32_t)w.y);
+                there = there && fresh(w.x, number) && fresh(w.y, number);
+            }
+        }
+        if (there) return;
+        look_again();
+    }
 }
 
 /* ---- behind: what becomes of an output; a warp has a group, a lane one of its rows, 8 lanes each row of x ---- */
@@ -262,11 +274,11 @@ static __device__ __forceinline__ struct weights fetch(const D &a, struct block 
     const int n = columns / 32 - b.warp * a.part;
     const char *from = place_at(a, b) + b.lane / 4 * a.apart + b.lane % 4 * 16;
     if (n > 0) from += b.warp * a.part * 64;
-    barrier_wait(full(a, b), b.lap);
+    barrier_wait(full(b), b.lap);
 #pragma unroll
     for (int i = 0; i < STEPS; i++) w.step[i] = *(const uint4 *)(from + (i < n ? i * 64 : 0));
     __syncwarp();
-    if (b.lane == 0) barrier_arrive(empty(a, b));
+    if (b.lane == 0) barrier_arrive(empty(b));
     next_place(a, b);
     return w;
 }

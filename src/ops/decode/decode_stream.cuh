@@ -32,11 +32,11 @@ static __device__ __forceinline__ void next_groups(struct block &b) {
     if (b.first >= (int)gridDim.x) b.first -= gridDim.x;
 }
 
-template <class D> static __device__ __forceinline__ uint64_t *full(const D &a, const struct block &b) {
-    return (uint64_t *)(b.shared + a.s.barrier) + 2 * b.place;
+static __device__ __forceinline__ barrier_at full(const struct block &b) {
+    return barrier_number(b.barriers, 2 * b.place);
 }
-template <class D> static __device__ __forceinline__ uint64_t *empty(const D &a, const struct block &b) {
-    return full(a, b) + 1;
+static __device__ __forceinline__ barrier_at empty(const struct block &b) {
+    return barrier_number(b.barriers, 2 * b.place + 1);
 }
 template <class D> static __device__ __forceinline__ char *place_at(const D &a, const struct block &b) {
     return b.shared + a.s.ring + b.place * 8 * a.apart;
@@ -46,9 +46,10 @@ template <class D> static __device__ __forceinline__ void next_place(const D &a,
 }
 /* One thread. */
 template <class D> static __device__ __forceinline__ void open_ring(const D &a, const struct block &b) {
-    uint64_t *barriers = (uint64_t *)(b.shared + a.s.barrier);
-    for (int i = 0; i < a.s.depth; i++)
-        barrier_open(barriers + 2 * i, 1), barrier_open(barriers + 2 * i + 1, WARPS);
+    for (int i = 0; i < a.s.depth; i++) {
+        barrier_open(barrier_number(b.barriers, 2 * i), 1);
+        barrier_open(barrier_number(b.barriers, 2 * i + 1), WARPS);
+    }
 }
 
 /* This lane's row of weights of a group. */
@@ -79,10 +80,10 @@ static __device__ __forceinline__ void stream(const D &a, struct block &b, int f
 #pragma unroll 1
             for (int c = 0; c < K; c += a.width) {
                 const int bytes = 2 * min(K - c, a.width);
-                barrier_wait(empty(a, b), b.lap ^ 1);
-                if (b.lane == 0) barrier_expect(full(a, b), some * bytes);
+                barrier_wait(empty(b), b.lap ^ 1);
+                if (b.lane == 0) barrier_expect(full(b), some * bytes);
                 __syncwarp();
-                if (b.lane < some) copy_bulk(place_at(a, b) + b.lane * a.apart, W + c, bytes, full(a, b));
+                if (b.lane < some) copy_bulk(place_at(a, b) + b.lane * a.apart, W + c, bytes, full(b));
                 next_place(a, b);
             }
         }
