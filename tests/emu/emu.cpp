@@ -133,6 +133,8 @@ void emu_sync_warp(void) {
     emu_share(&nothing, 1);
 }
 
+static void forget_copies(void); /* of the copy engine */
+
 static void body(void) {
     kernel(kernel_ctx);
     fiber *f = &fibers[current];
@@ -196,6 +198,7 @@ void emu_run(dim3 grid, dim3 block, size_t shared, void (*k)(void *), void *ctx)
         live = n_fibers;
         at_barrier = 0;
         idle = 0;
+        forget_copies();
         for (int w = 0; w * 32 < n_fibers; w++) {
             warps[w].arrived = 0;
             warps[w].turn = 0;
@@ -295,4 +298,81 @@ void emu_copy_wait(int groups) {
         if (c->filled > 0) memcpy(c->to, c->from, (size_t)c->filled);
     }
     f->copies.erase(f->copies.begin(), f->copies.begin() + (long)n);
+}
+
+/* ---- the copy engine: it copies when somebody waits for its barrier, and not before ---- */
+
+struct shared_barrier { /* in the barrier's 8 bytes */
+    uint8_t phase, arrivals, missing, open;
+    int32_t bytes; /* announced and not there yet */
+};
+struct bulk {
+    void *to;
+    const void *from;
+    size_t bytes;
+    uint64_t *barrier;
+};
+static std::vector<bulk> bulks;
+static void forget_copies(void) { bulks.clear(); }
+
+static shared_barrier *barrier_at(uint64_t *b) {
+    shared_barrier *s = (shared_barrier *)b;
+    if (s->open != 1) die("a barrier that was never opened");
+    return s;
+}
+static void end_phase(shared_barrier *s) {
+    if (s->missing || s->bytes) return;
+    s->phase ^= 1;
+    s->missing = s->arrivals;
+}
+void emu_barrier_open(uint64_t *b, int arrivals) {
+    *(shared_barrier *)b = {0, (uint8_t)arrivals, (uint8_t)arrivals, 1, 0};
+}
+void emu_barrier_arrive(uint64_t *b, int bytes) {
+    shared_barrier *s = barrier_at(b);
+    if (!s->missing) die("an arrival too many");
+    s->missing--;
+    s->bytes += bytes;
+    idle = 0;
+    end_phase(s);
+}
+void emu_barrier_wait(uint64_t *b, uint32_t parity) {
+    shared_barrier *s = barrier_at(b);
+    while (s->phase == parity) {
+        size_t left = 0;
+        for (size_t i = 0; i < bulks.size(); i++) {
+            if (bulks[i].barrier != b) {
+                bulks[left++] = bulks[i];
+                continue;
+            }
+            memcpy(bulks[i].to, bulks[i].from, bulks[i].bytes);
+            s->bytes -= (int32_t)bulks[i].bytes;
+            idle = 0;
+        }
+        if (left < bulks.size()) {
+            bulks.resize(left);
+            end_phase(s);
+        } else yield();
+    }
+}
+void emu_copy_bulk(void *shared, const void *global, int bytes, uint64_t *b) {
+    if ((uintptr_t)shared % 16 || (uintptr_t)global % 16 || bytes % 16 || bytes < 16)
+        die("a bulk copy that is not aligned");
+    bulks.push_back({shared, global, (size_t)bytes, b});
+}
+
+/* ---- barriers of some warps ---- */
+
+static struct {
+    int come;
+    unsigned turn;
+} some[16];
+void emu_sync_some(int id, int threads, bool wait) {
+    unsigned turn = some[id].turn;
+    if (++some[id].come == threads) {
+        some[id].come = 0;
+        some[id].turn++;
+        idle = 0;
+    }
+    while (wait && some[id].turn == turn) yield();
 }

@@ -174,4 +174,12 @@ void emu_copy_async(void *shared, const void *global, int bytes, int filled);
 void emu_copy_commit(void);
 void emu_copy_wait(int groups);
 
+/* ---- copies by the copy engine, barriers in shared memory, barriers of some warps (cuda/bulk.cuh) ---- */
+
+void emu_barrier_open(uint64_t *b, int arrivals);
+void emu_barrier_arrive(uint64_t *b, int bytes);
+void emu_barrier_wait(uint64_t *b, uint32_t parity);
+void emu_copy_bulk(void *shared, const void *global, int bytes, uint64_t *b);
+void emu_sync_some(int id, int threads, bool wait);
+
 #endif

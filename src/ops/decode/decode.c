@@ -1,16 +1,19 @@
 /* decode.c -- see decode.h: which models the op takes, and how it lays out its memory. */
 #include "ops/decode/decode.h"
 
-enum { SHARED = 226 << 10, RING_STEP = HL_DECODE_WARPS * 512, MOST_DEPTH = 48, LEAST_DEPTH = 16 };
-
-static int64_t even(int64_t n) { return (n + 1) / 2 * 2; }
+enum {
+    SHARED = 226 << 10,
+    MOST_DEPTH = 32,
+    LEAST_DEPTH = 4,
+    MOST_CHUNK = 32 * HL_DECODE_STEPS * HL_DECODE_WARPS
+};
 
 struct hl_decode_words hl_decode_words(const struct hl_decode *a) {
     const int64_t qk = a->H * a->K, vv = a->HV * a->V;
     struct hl_decode_words w = {0};
     w.ab = w.in + qk + (a->gated ? vv : vv / 2);
     w.z = w.ab + 2 * a->HV;
-    w.o = w.z + a->HV * even(a->window + a->chunk);
+    w.o = w.z + a->HV * (a->window + a->chunk);
     w.h = w.o + vv / 2;
     w.x = w.h + a->d / 2;
     w.act = w.x + a->d / 2;
@@ -31,35 +34,43 @@ static int32_t cut(int64_t *used, int64_t n) {
     return (int32_t)at;
 }
 
+/* Rows of weights lie half a line of banks apart, so that 8 lanes read two of them without a conflict. */
 struct hl_decode_shared hl_decode_shared(const struct hl_decode *a) {
-    const int64_t M = a->rows->T, wide = max(a->d, a->HV * a->V);
+    const int64_t M = a->rows->T, vv = a->HV * a->V, slots = a->cache ? a->window + a->chunk : 0;
     struct hl_decode_shared s = {0};
     int64_t used = 0;
-    s.ld = (int32_t)((max(wide, a->I) + 63) / 64 * 64 + 32); /* rows half a line of banks apart */
+    s.chunk = (int32_t)((max(a->d, vv) + 63) / 64 * 64);
+    s.each = (s.chunk / 32 + HL_DECODE_WARPS - 1) / HL_DECODE_WARPS;
+    s.stride = 2 * s.chunk + 64;
     s.layers = cut(&used, a->L * (int64_t)sizeof(struct hl_decode_layer));
     s.seg = cut(&used, M * (int64_t)sizeof(struct hl_seg));
     s.filled = cut(&used, M * 8);
     s.scalars = cut(&used, a->L * a->HV * 5 * 4);
-    s.x = cut(&used, M * s.ld * 2);
-    s.sums = cut(&used, HL_DECODE_BATCH * HL_DECODE_WARPS * M * 8 * 4);
-    s.squares = cut(&used, M * (wide / 32) * 4);
+    s.sums = cut(&used, 2 * HL_DECODE_BATCH * HL_DECODE_WARPS * 8 * 4);
+    s.squares = cut(&used, 2 * M * HL_DECODE_WARPS * 4);
+    s.parts = cut(&used, M * (vv / 32) * 4);
     s.head = cut(&used, 4 * a->K * 4);
     s.small = cut(&used, 512 * 4);
-    s.p = cut(&used, (a->window + a->chunk) * 4);
+    s.p = cut(&used, slots * 4);
+    s.S = cut(&used, a->K * HL_DECODE_COLS * 4);
+    s.v = cut(&used, slots * HL_DECODE_COLS * 4);
+    s.k = cut(&used, slots ? 2 * HL_DECODE_WARPS * a->K * 4 : 0);
+    s.barrier = cut(&used, MOST_DEPTH * 2 * 8);
     s.ring = (int32_t)used;
-    s.depth = used < SHARED ? (int32_t)((SHARED - used) / RING_STEP) : 0;
+    s.depth = used < SHARED ? (int32_t)((SHARED - used) / (8 * s.stride)) : 0;
     if (s.depth > MOST_DEPTH) s.depth = MOST_DEPTH;
-    s.bytes = (int32_t)used + s.depth * RING_STEP;
+    s.bytes = (int32_t)used + s.depth * 8 * s.stride;
     return s;
 }
 
 bool hl_decode_takes(const struct hl_decode *a) {
     const int64_t ab = (a->decay ? a->HV : 0) + (a->beta ? a->HV : 0);
     const bool heads = a->K % 32 == 0 && a->K <= 256 && a->V % 32 == 0 && a->V <= 512;
-    const bool widths = a->d % 64 == 0 && a->I % 32 == 0 && a->d <= 8192 && a->I <= 32768;
+    const int64_t chunk = max(a->d, a->HV * a->V);
+    const bool widths =
+        a->d % 64 == 0 && a->I % 32 == 0 && chunk <= MOST_CHUNK && a->I <= HL_DECODE_CHUNKS * a->d;
     if (!heads || !widths || a->conv != 4 || a->L > 128 || a->rows->T > HL_DECODE_ROWS) return false;
-    if (a->cache && (a->window + a->chunk > 1024 || a->evict == HOLA_EVICT_H2O)) return false;
+    if (a->cache && (a->window + a->chunk > 512 || a->evict == HOLA_EVICT_H2O)) return false;
     if (a->gated && ab % 2) return false; /* the gate's outputs go in pairs */
-    const int64_t depth = hl_decode_shared(a).depth, steps = max(max(a->d, a->I), a->HV * a->V) / 32;
-    return a->L * a->HV <= 4096 && depth >= LEAST_DEPTH && depth * HL_DECODE_WARPS >= steps + HL_DECODE_WARPS;
+    return a->L * a->HV <= 4096 && hl_decode_shared(a).depth >= LEAST_DEPTH;
 }

@@ -8,11 +8,13 @@
 #include "ops/rows.h"
 
 enum {
-    HL_DECODE_ROWS = 8,
-    HL_DECODE_WARPS = 8,
-    HL_DECODE_COLS = 8,  /* columns of a state that a thread block takes */
-    HL_DECODE_BATCH = 8, /* groups of 8 outputs between two sums over its warps */
-    HL_DECODE_LAPS = 4   /* layers after which the place of a layer's words is used again */
+    HL_DECODE_ROWS = 4,
+    HL_DECODE_WARPS = 8,  /* that compute; one more brings the weights */
+    HL_DECODE_COLS = 8,   /* columns of a state that a thread block takes */
+    HL_DECODE_STEPS = 4,  /* steps of 32 columns of a chunk that a warp takes at most */
+    HL_DECODE_CHUNKS = 4, /* chunks that the MLP's inner size has at most */
+    HL_DECODE_BATCH = 8,  /* groups of 8 outputs of one row between two sums over its warps */
+    HL_DECODE_LAPS = 4    /* layers after which the place of a layer's words is used again */
 };
 
 /* The weights of a layer; NULL: there is none. */
@@ -49,7 +51,7 @@ int64_t hl_decode_bytes(const struct hl_decode *a);
 struct hl_decode_words {
     int64_t in;     /* [(2 H K + HV V (2 with a gate)) / 2]: pairs of q, k, v, z */
     int64_t ab;     /* [2][HV]: raw decay, write strength */
-    int64_t z;      /* [HV][window + chunk, even]: logits of the cache's read */
+    int64_t z;      /* [HV][window + chunk]: logits of the cache's read */
     int64_t o;      /* [HV V / 2] */
     int64_t h, x;   /* [d / 2]: the residual stream between mixer and MLP, and after */
     int64_t act;    /* [I / 2] */
@@ -65,14 +67,18 @@ struct hl_decode_shared {
     int32_t seg;     /* the segments */
     int32_t filled;  /* int [rows][2]: kept slots, the new token's slot */
     int32_t scalars; /* float [L][HV][5] */
-    int32_t x;       /* bf16 [rows][ld]: what a product multiplies */
-    int32_t ld;      /* in numbers */
-    int32_t sums;    /* float [HL_DECODE_BATCH][warps][rows][8] */
-    int32_t squares; /* float [rows][parts of a row] */
+    int32_t sums;    /* float [2][HL_DECODE_BATCH][warps][8]: parts of outputs, of two products in turn */
+    int32_t squares; /* float [2][rows][warps]: parts of their sums of squares, likewise */
+    int32_t parts;   /* float [rows][HV V / 32]: the same of the heads' outputs */
     int32_t head;    /* float [4][K]: q and k for the state, for the cache */
     int32_t small;   /* float [512]: parts of sums */
-    int32_t p;       /* float [window + chunk] */
-    int32_t ring;    /* [depth][warps][512]: weights under way */
+    int32_t p;       /* float [slots]: weights of the cache's read */
+    int32_t S, v, k; /* float [K][8], [slots][8], [2 warps][K]: a task's state, the cache's values and keys */
+    int32_t barrier; /* [depth][2]: a place is full, is empty */
+    int32_t ring;    /* [depth][8][stride]: weights */
+    int32_t chunk;   /* columns that a place holds */
+    int32_t stride;  /* bytes from row to row in a place */
+    int32_t each;    /* steps of a chunk that a warp takes */
     int32_t depth, bytes;
 };
 struct hl_decode_shared hl_decode_shared(const struct hl_decode *a);

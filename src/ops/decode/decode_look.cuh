@@ -4,11 +4,12 @@
 #define HL_DECODE_LOOK_CUH
 #include "ops/decode/decode_cuda.cuh"
 
-static __device__ __forceinline__ struct task task_at(const struct decode &a, int t, int parts) {
+template <class D> static __device__ __forceinline__ struct task task_at(const D &a, int t, int parts) {
     struct task p = {t / parts / a.HV, t / parts % a.HV, t % parts};
     return p;
 }
-static __device__ __forceinline__ struct memory cache_of(const struct decode &a, const struct block &b, int l,
+template <class D>
+static __device__ __forceinline__ struct memory cache_of(const D &a, const struct block &b, int l,
                                                          const struct task &p) {
     char *s = state_of(a, b, l, p.m) + a.cache_at + p.h * a.at.bytes;
     struct memory m = {(float *)(s + a.at.k), (float *)(s + a.at.v), (float *)(s + a.at.score),
@@ -19,151 +20,128 @@ static __device__ __forceinline__ struct memory cache_of(const struct decode &a,
 struct filled {
     int kept, fresh;
 };
-static __device__ __forceinline__ struct filled filled_of(const struct decode &a, const struct block &b,
-                                                          int m) {
+template <class D>
+static __device__ __forceinline__ struct filled filled_of(const D &a, const struct block &b, int m) {
     return ((const struct filled *)(b.shared + a.s.filled))[m];
 }
-static __device__ __forceinline__ struct filled filled_at(const struct decode &a, int64_t pos) {
+template <class D> static __device__ __forceinline__ struct filled filled_at(const D &a, int64_t pos) {
     const int64_t whole = pos / a.chunk * a.chunk;
     struct filled f = {whole < a.window ? (int)whole : a.window, a.window + (int)(pos - whole)};
     return f;
 }
-static __device__ __forceinline__ bool old_slot(const struct decode &a, const struct filled &f, int slot) {
+template <class D>
+static __device__ __forceinline__ bool old_slot(const D &a, const struct filled &f, int slot) {
     return slot < f.kept || (slot >= a.window && slot < f.fresh);
 }
 
-/* ---- what a thread fetches of a task, before it is needed ---- */
+/* ---- what a warp needs of a task, into shared memory before it is needed ---- */
 
-/* the keys in this warp's slots */
-enum { EACH = 2, WIDE_KEY = 2 }; /* slots of a warp; pieces of 128 columns, K <= 256 */
-struct keys {
-    float4 x[EACH][WIDE_KEY];
-};
-static __device__ __forceinline__ struct keys keys_of(const struct decode &a, const struct block &b, int l,
-                                                      const struct task &p) {
-    struct keys k = {};
-    const struct filled f = filled_of(a, b, p.m);
-    const float4 *from = (const float4 *)cache_of(a, b, l, p).k;
-#pragma unroll
-    for (int i = 0; i < EACH; i++) {
-        const int n = b.warp + i * WARPS, slot = p.part * a.share + n;
-        if (n >= a.share || !old_slot(a, f, slot)) continue;
-#pragma unroll
-        for (int e = 0; e < WIDE_KEY; e++)
-            if (e * 32 + b.lane < a.K / 4) k.x[i][e] = from[slot * (a.K / 4) + e * 32 + b.lane];
-    }
-    return k;
+/* the keys in this warp's two slots, half a warp each */
+template <class D>
+static __device__ __forceinline__ int slot_of(const D &a, const struct block &b, const struct task &p) {
+    const int n = b.warp * 2 + b.lane / 16;
+    return n < a.share ? p.part * a.share + n : a.slots;
 }
-
-/* 4 columns of rows of the state, and of the cache's values of every 128th slot */
-enum { STRIDE = THREADS / 2, HELD = 2, AHEAD = 3 };
-struct tile {
-    float4 S[HELD], v[AHEAD];
-};
-static __device__ __forceinline__ float *state_at(const struct decode &a, const struct block &b, int l,
+template <class D> static __device__ __forceinline__ float4 *key_at(const D &a, const struct block &b) {
+    return (float4 *)(b.shared + a.s.k) + (b.warp * 2 + b.lane / 16) * (a.K / 4);
+}
+template <class D>
+static __device__ __forceinline__ void fetch_keys(const D &a, const struct block &b, int l,
                                                   const struct task &p) {
-    const int row = threadIdx.x / 2, col = p.part * COLS + threadIdx.x % 2 * 4;
-    return (float *)(state_of(a, b, l, p.m) + a.S) + (p.h * a.K + row) * a.V + col;
-}
-static __device__ __forceinline__ float *values_at(const struct decode &a, const struct block &b, int l,
-                                                   const struct task &p) {
-    return cache_of(a, b, l, p).v + p.part * COLS + threadIdx.x % 2 * 4;
-}
-static __device__ __forceinline__ float4 value_at(const struct decode &a, const struct filled &f,
-                                                  const float *v, int slot) {
-    return old_slot(a, f, slot) ? *(const float4 *)(v + slot * a.V) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-}
-static __device__ __forceinline__ struct tile tile_of(const struct decode &a, const struct block &b, int l,
-                                                      const struct task &p) {
-    struct tile x = {};
-    const int row = threadIdx.x / 2;
-    const float *S = state_at(a, b, l, p);
-#pragma unroll
-    for (int i = 0; i < HELD; i++)
-        if (row + i * STRIDE < a.K) x.S[i] = *(const float4 *)(S + i * STRIDE * a.V);
-    if (!a.cache) return x;
-    const struct filled f = filled_of(a, b, p.m);
-    const float *v = values_at(a, b, l, p);
-#pragma unroll
-    for (int i = 0; i < AHEAD; i++) x.v[i] = value_at(a, f, v, row + i * STRIDE);
-    return x;
+    const int slot = slot_of(a, b, p);
+    if (!old_slot(a, filled_of(a, b, p.m), slot)) return;
+    const float4 *from = (const float4 *)cache_of(a, b, l, p).k + slot * (a.K / 4);
+#pragma unroll 1
+    for (int i = b.lane % 16; i < a.K / 4; i += 16) copy_async(key_at(a, b) + i, from + i);
 }
 
-/* Brings what the first tasks of a layer will fetch into the chip's cache. */
-static __device__ __forceinline__ void expect_state(const struct decode &a, const struct block &b, int l) {
-    if (b.tile.m < a.M && (int)threadIdx.x < a.K)
-        prefetch((const float *)(state_of(a, b, l, b.tile.m) + a.S) + (b.tile.h * a.K + threadIdx.x) * a.V +
-                 b.tile.part * COLS);
+/* COLS columns of this warp's rows of the state and of its slots of the cache's values. A lane has one column of
+ * every fourth of them. */
+template <class D>
+static __device__ __forceinline__ float *state_at(const D &a, const struct block &b, int l,
+                                                  const struct task &p) {
+    return (float *)(state_of(a, b, l, p.m) + a.S) + (p.h * a.K + b.warp * a.rows) * a.V + p.part * COLS;
+}
+template <class D>
+static __device__ __forceinline__ float *values_at(const D &a, const struct block &b, int l,
+                                                   const struct task &p) {
+    return cache_of(a, b, l, p).v + p.part * COLS;
+}
+template <class D>
+static __device__ __forceinline__ void fetch_tile(const D &a, const struct block &b, int l,
+                                                  const struct task &p) {
+    const int half = b.lane % 2 * 4, row = b.lane / 2;
+    float *S = (float *)(b.shared + a.s.S) + b.warp * a.rows * COLS + half;
+    const float *from = state_at(a, b, l, p) + half;
+#pragma unroll 1
+    for (int i = row; i < a.rows; i += 16) copy_async(S + i * COLS, from + i * a.V);
     if (!a.cache) return;
-    if (b.tile.m < a.M) {
-        const struct filled f = filled_of(a, b, b.tile.m);
-        const float *v = cache_of(a, b, l, b.tile).v + b.tile.part * COLS;
-        for (int slot = threadIdx.x; slot < f.fresh; slot += THREADS)
-            if (old_slot(a, f, slot)) prefetch(v + slot * a.V);
+    const struct filled f = filled_of(a, b, p.m);
+    float *v = (float *)(b.shared + a.s.v) + half;
+    from = values_at(a, b, l, p) + half;
+#pragma unroll 1
+    for (int i = row; i < a.each; i += 16) {
+        const int slot = b.warp * a.each + i;
+        if (old_slot(a, f, slot)) copy_async(v + slot * COLS, from + slot * a.V);
     }
-    if (b.look.m < a.M && b.lane * 32 < a.K) {
-        const struct filled f = filled_of(a, b, b.look.m);
-        const float *k = cache_of(a, b, l, b.look).k;
-        for (int n = b.warp; n < a.share; n += WARPS) {
-            const int slot = b.look.part * a.share + n;
-            if (old_slot(a, f, slot)) prefetch(k + slot * a.K + b.lane * 32);
-        }
-    }
+}
+/* What the first tasks of a layer need. */
+template <class D>
+static __device__ __forceinline__ void fetch_ahead(const D &a, const struct block &b, int l) {
+    if (a.cache && b.look.m < a.M) fetch_keys(a, b, l, b.look);
+    if (b.tile.m < a.M) fetch_tile(a, b, l, b.tile);
+}
+static __device__ __forceinline__ void fetched() {
+    copy_commit();
+    copy_wait<0>();
+    __syncwarp();
 }
 
 /* ---- q and k of a key head ---- */
 
-static __device__ __forceinline__ float *head_of(const struct decode &a, const struct block &b, int which) {
+template <class D>
+static __device__ __forceinline__ float *head_of(const D &a, const struct block &b, int which) {
     return (float *)(b.shared + a.s.head) + which * a.K;
 }
 enum { Q_STATE, K_STATE, Q_CACHE, K_CACHE };
 
-/* Normed for the state and for the cache, rounded as activations are; warp 0 has q, warp 1 has k. All
+/* Normed for the state and for the cache, rounded as activations are; one warp has q, one has k. All
  * threads. */
-static __device__ __forceinline__ void bring_head(const struct decode &a, struct block &b, int l, int m,
-                                                  int hk) {
+template <class D>
+static __device__ __forceinline__ void bring_head(const D &a, struct block &b, int l, int m, int hk) {
     const int width = a.K / 2, me = (l * ROWS + m) * a.H + hk;
     if (b.in_head == me) return;
+    if (b.in_head / (ROWS * a.H) == l) sync_block(); /* the last one is no longer in use */
     b.in_head = me;
-    __syncthreads(); /* the last one is no longer in use */
     if (b.warp < 2) {
-        const uint64_t *words =
-            b.now + m * a.row + a.w_in + (b.warp * a.qk + hk * a.K) / 2 + min(2 * b.lane, width - 2);
+        enum { EACH = 4 }; /* K <= 256 */
         const struct hl_decode_layer &y = layer_of(a, b, l);
-        const float4 *w = (const float4 *)(b.warp ? y.k_norm : y.q_norm);
-        float4 *state = (float4 *)head_of(a, b, Q_STATE + b.warp),
-               *cache = (float4 *)head_of(a, b, Q_CACHE + b.warp);
-        uint2 v[2]; /* K <= 256 */
-        float4 gamma[2];
+        const float2 *w = (const float2 *)(b.warp ? y.k_norm : y.q_norm) + b.lane;
+        float2 *state = (float2 *)head_of(a, b, Q_STATE + b.warp) + b.lane,
+               *cache = (float2 *)head_of(a, b, Q_CACHE + b.warp) + b.lane, gamma[EACH];
+        const int n = (a.K / 2 - b.lane + 31) / 32;
+        uint32_t v[EACH];
         float s = 0.0f;
 #pragma unroll
-        for (int e = 0; e < 2; e++) {
-            const int i = e * 32 + b.lane;
-            gamma[e] = a.rms && 2 * i < width ? w[i] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        }
-        take<2>(v, words, 64, width > 64 ? width - 2 - min(2 * b.lane, width - 2) : 0, b.number + l);
+        for (int e = 0; e < EACH; e++) gamma[e] = a.rms && e < n ? w[e * 32] : make_float2(0.0f, 0.0f);
+        take<EACH>(v, b.now + m * a.row + a.w_in + (b.warp * a.qk + hk * a.K) / 2 + b.lane, 32, n,
+                   b.number + l);
 #pragma unroll
-        for (int e = 0; e < 2; e++)
-            if (2 * (e * 32 + b.lane) < width)
-                s += low(v[e].x) * low(v[e].x) + high(v[e].x) * high(v[e].x) + low(v[e].y) * low(v[e].y) +
-                     high(v[e].y) * high(v[e].y);
+        for (int e = 0; e < EACH; e++) s += low(v[e]) * low(v[e]) + high(v[e]) * high(v[e]);
         s = warp_sum(s);
-        const float r = rsqrtf(s + (float)HL_L2_EPS), rms = rsqrtf(s / (float)a.K + 1e-6f);
+        const float r = rsqrtf(s + (float)HL_L2_EPS), rms = rsqrtf(s * a.one_K + 1e-6f);
 #pragma unroll
-        for (int e = 0; e < 2; e++) {
-            const int i = e * 32 + b.lane;
-            if (2 * i >= width) break;
-            const float4 x = make_float4(low(v[e].x), high(v[e].x), low(v[e].y), high(v[e].y));
-            const float4 n = make_float4(round_bf16(r * x.x), round_bf16(r * x.y), round_bf16(r * x.z),
-                                         round_bf16(r * x.w));
-            state[i] = n;
-            cache[i] =
-                !a.rms ? n
-                       : make_float4(round_bf16(rms * x.x * gamma[e].x), round_bf16(rms * x.y * gamma[e].y),
-                                     round_bf16(rms * x.z * gamma[e].z), round_bf16(rms * x.w * gamma[e].w));
+        for (int e = 0; e < EACH; e++) {
+            if (e >= n) continue;
+            const float2 x = make_float2(low(v[e]), high(v[e]));
+            const float2 y1 = make_float2(round_bf16(r * x.x), round_bf16(r * x.y));
+            state[e * 32] = y1;
+            cache[e * 32] =
+                !a.rms ? y1
+                       : make_float2(round_bf16(rms * x.x * gamma[e].x), round_bf16(rms * x.y * gamma[e].y));
         }
     }
-    __syncthreads();
+    sync_block();
 }
 
 /* ---- the cache's logits ---- */
@@ -171,49 +149,30 @@ static __device__ __forceinline__ void bring_head(const struct decode &a, struct
 static __device__ __forceinline__ float dot4(float4 x, float4 y) {
     return x.x * y.x + x.y * y.y + x.z * y.z + x.w * y.w;
 }
-static __device__ __forceinline__ int even_slots(const struct decode &a) { return (a.slots + 1) & ~1; }
 
-static __device__ __forceinline__ void look_up(const struct decode &a, struct block &b, int l) {
-    const int tasks = a.M * a.HV * a.shares;
-    struct task p = b.look;
-    struct keys next = {};
-    if (p.m < a.M) next = keys_of(a, b, l, p);
-    for (int t = blockIdx.x; t < tasks; t += gridDim.x) {
-        const struct task now = p;
-        struct keys k = next;
-        if (t + (int)gridDim.x < tasks) {
-            p = task_at(a, t + gridDim.x, a.shares);
-            next = keys_of(a, b, l, p);
-        }
-        bring_head(a, b, l, now.m, now.h / a.group);
-        const struct filled f = filled_of(a, b, now.m);
-        const float4 *q = (const float4 *)head_of(a, b, Q_CACHE),
-                     *k1 = (const float4 *)head_of(a, b, K_CACHE);
-        float dot[EACH];
+/* A task's logits; q and k are there. */
+template <class D>
+static __device__ __forceinline__ void look_up(const D &a, const struct block &b, int l,
+                                               const struct task &p) {
+    const struct filled f = filled_of(a, b, p.m);
+    const int slot = slot_of(a, b, p);
+    const bool newest = slot == f.fresh, filled = newest || old_slot(a, f, slot);
+    const float4 *q = (const float4 *)head_of(a, b, Q_CACHE),
+                 *k = newest ? (const float4 *)head_of(a, b, K_CACHE) : key_at(a, b);
+    float dot = 0.0f;
 #pragma unroll
-        for (int i = 0; i < EACH; i++) {
-            const int n = b.warp + i * WARPS, slot = now.part * a.share + n;
-            const bool newest = n < a.share && slot == f.fresh;
-            float4 *place = (float4 *)cache_of(a, b, l, now).k + slot * (a.K / 4);
-            dot[i] = 0.0f;
-#pragma unroll
-            for (int e = 0; e < WIDE_KEY; e++) {
-                const int at = e * 32 + b.lane;
-                if (at >= a.K / 4) break;
-                if (newest) place[at] = k.x[i][e] = k1[at];
-                dot[i] += dot4(q[at], k.x[i][e]);
-            }
-        }
-#pragma unroll
-        for (int n = 16; n > 0; n /= 2)
-#pragma unroll
-            for (int i = 0; i < EACH; i++) dot[i] += __shfl_xor_sync(0xffffffffu, dot[i], n);
-        const int n = b.warp + b.lane * WARPS, slot = now.part * a.share + n;
-        if (b.lane < EACH && n < a.share && (slot == f.fresh || old_slot(a, f, slot)))
-            give(b.now + now.m * a.row + a.w_z + now.h * even_slots(a) + slot,
-                 __float_as_uint((b.lane ? dot[1] : dot[0]) * scalars_of(a, b, l, now.h)[SCALE]),
-                 b.number + l);
+    for (int e = 0; e < 4; e++) { /* K <= 256 */
+        const int i = e * 16 + b.lane % 16;
+        if (filled && i < a.K / 4) dot += dot4(q[i], k[i]);
     }
+    for (int n = 1; n < 16; n *= 2) dot += __shfl_xor_sync(0xffffffffu, dot, n);
+    if (b.lane % 16 == 0 && filled)
+        give(b.now + p.m * a.row + a.w_z + p.h * a.slots + slot,
+             __float_as_uint(dot * scalars_of(a, b, l, p.h)[SCALE]), b.number + l);
+    if (!newest) return;
+    float4 *place = (float4 *)cache_of(a, b, l, p).k + slot * (a.K / 4);
+#pragma unroll 1
+    for (int i = b.lane % 16; i < a.K / 4; i += 16) place[i] = k[i];
 }
 
 #endif

@@ -1,297 +1,338 @@
 /* decode_product.cuh -- the matrix products of a decoding step, with what stands before and behind each.
  *
- * A block owns groups of 8 rows of weights; its warps split the inner size and add up in order, so that a
- * row's result is the same in any batch. As in gemv_cuda.cuh, lane (g, t) holds 16 bytes of row g of W and of
- * x at column 32 k + 8 t, which are fragments of two products: W is B, x is the upper half of A. M: rows,
- * rounded up to a power of two. */
+ * A block owns groups of 8 rows of weights; its warps split the columns of every chunk and add up in order, so
+ * that a row's result is the same in any batch. A step is 32 columns: lane (g, t) loads 16 bytes of row g at
+ * column 8 t, four pairs, which are a whole A fragment where the first and third pair stand for row g and the
+ * others for row g + 8. So x is a B fragment whose columns 2 m and 2 m + 1 have the first and third and the
+ * other pairs of row m: lane (2 m + p, t) holds pairs 4 t + p and 4 t + p + 2 of a step, takes them itself when
+ * they come, and lane (g, m) ends up with row g of the output, in two parts. An RMSNorm's factor belongs to the
+ * whole row and comes in at the end. */
 #ifndef HL_DECODE_PRODUCT_CUH
 #define HL_DECODE_PRODUCT_CUH
-#include "ops/decode/decode_cuda.cuh"
+#include "ops/decode/decode_stream.cuh"
 
-static __device__ __forceinline__ uint32_t *x_of(const struct decode &a, const struct block &b, int m) {
-    return (uint32_t *)(b.shared + a.s.x + m * a.s.ld * 2);
-}
-static __device__ __forceinline__ const uint32_t *embedding(const struct decode &a, int m) {
+enum { STEPS = HL_DECODE_STEPS };
+
+/* This lane's pairs of a warp's steps of a chunk. */
+struct columns {
+    uint2 step[STEPS];
+};
+
+template <class D> static __device__ __forceinline__ const uint32_t *embedding(const D &a, int m) {
     return (const uint32_t *)(a.embed + (int64_t)a.ids[m] * a.d);
 }
 static __device__ __forceinline__ float square(uint32_t v) { return low(v) * low(v) + high(v) * high(v); }
-
-/* ---- before: the rows that are multiplied, into shared memory; a thread has two neighbouring words ---- */
-
-static __device__ __forceinline__ float factor(const float *squares, int parts, int width, float eps) {
-    float s = 0.0f;
-    if (parts == 8) {
-        const float4 x = *(const float4 *)squares, y = *(const float4 *)(squares + 4);
-        s = ((x.x + x.y) + (x.z + x.w)) + ((y.x + y.y) + (y.z + y.w));
-    } else
-        for (int p = 0; p < parts; p++) s += squares[p];
-    return rsqrtf(s / (float)width + eps);
+static __device__ __forceinline__ float square(uint2 v) { return square(v.x) + square(v.y); }
+static __device__ __forceinline__ uint32_t scaled(uint32_t v, float2 y) {
+    return pack2(low(v) * y.x, high(v) * y.y);
 }
 
-/* RMSNorm of the rows. The sums of squares of 64 words each, a warp's, have their places. */
-template <int M>
-static __device__ __forceinline__ void bring_normed(const struct decode &a, struct block &b, int kind,
-                                                    int l) {
-    const int width = a.d / 2, parts = (width + 63) / 64, last = (a.M - 1) * a.row;
+/* ---- before: this lane's columns of the row it multiplies ---- */
+
+/* Steps that this lane has of a chunk of that many columns. */
+static __device__ __forceinline__ int x_row(const struct block &b) { return b.lane / 8; }
+template <class D>
+static __device__ __forceinline__ int steps_of(const D &a, const struct block &b, int columns) {
+    return x_row(b) < a.M ? min(a.part, columns / 32 - b.warp * a.part) : 0;
+}
+/* The first of this lane's words, as the row has them. */
+template <class D> static __device__ __forceinline__ int word_of(const D &a, const struct block &b) {
+    return b.warp * a.part * 16 + b.lane % 4 * 4 + (b.lane >> 2 & 1);
+}
+template <class D>
+static __device__ __forceinline__ const uint64_t *words_at(const D &a, const struct block &b,
+                                                           const uint64_t *words) {
+    return words + x_row(b) * a.row + swapped(word_of(a, b));
+}
+/* Sum over the 8 lanes of a row. */
+static __device__ __forceinline__ float over_row(float s) {
+    s += __shfl_xor_sync(0xffffffffu, s, 1);
+    s += __shfl_xor_sync(0xffffffffu, s, 2);
+    return s + __shfl_xor_sync(0xffffffffu, s, 4);
+}
+
+/* The row, times the norm's weights; its factor is 1 / RMS of all the parts of squares. */
+template <class D>
+static __device__ __forceinline__ void bring_normed(const D &a, const struct block &b, int kind, int l,
+                                                    struct columns &x) {
     const float *w = kind == HEAD ? a.final_norm
                      : kind == IN ? layer_of(a, b, l).attn_norm
                                   : layer_of(a, b, l).mlp_norm;
-    const uint64_t *words = kind == MLP ? b.now + a.w_h : b.before + a.w_x;
-    const uint32_t number = b.number + (kind == MLP ? l : l - 1);
-    float *squares = (float *)(b.shared + a.s.squares);
-    float4 y = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    if (2 * (int)threadIdx.x < width)
-        y = ((const float4 *)w)[threadIdx.x];                       /* comes while the words are waited for */
-    for (int c0 = 2 * b.warp * 32; c0 < width; c0 += 2 * THREADS) { /* whole warps */
-        const int c = c0 + 2 * b.lane;
-        uint2 v[M];
-        if (kind == IN && l == 0)
+    const int n = steps_of(a, b, a.d);
+    float2 y[STEPS][2]; /* comes while the words are waited for */
+    float s = 0.0f;
+    w += 2 * word_of(a, b);
 #pragma unroll
-            for (int m = 0; m < M; m++)
-                v[m] = *(const uint2 *)(embedding(a, min(m, a.M - 1)) + min(c, width - 2));
-        else take<M>(v, words + min(c, width - 2), a.row, last, number);
-#pragma unroll
-        for (int m = 0; m < M; m++) {
-            if (m >= a.M) break;
-            const float s = warp_sum(c < width ? square(v[m].x) + square(v[m].y) : 0.0f);
-            if (c < width) *(uint2 *)(x_of(a, b, m) + c) = v[m];
-            if (b.lane == 0) squares[m * parts + c0 / 64] = s;
-        }
+    for (int i = 0; i < STEPS; i++) {
+        y[i][0] = y[i][1] = make_float2(0.0f, 0.0f);
+        if (i < n) y[i][0] = *(const float2 *)(w + i * 32), y[i][1] = *(const float2 *)(w + i * 32 + 4);
     }
-    __syncthreads();
-    for (int c = 2 * threadIdx.x; c < width; c += 2 * THREADS) {
-        if (c >= 2 * THREADS) y = ((const float4 *)w)[c / 2];
+    if (kind == IN && l == 0) {
+        const uint32_t *from = embedding(a, min(x_row(b), a.M - 1)) + word_of(a, b);
 #pragma unroll
-        for (int m = 0; m < M; m++) {
-            if (m >= a.M) break;
-            const float r = factor(squares + m * parts, parts, a.d, a.eps);
-            uint2 *x = (uint2 *)(x_of(a, b, m) + c);
-            *x = make_uint2(pack2(r * low(x->x) * y.x, r * high(x->x) * y.y),
-                            pack2(r * low(x->y) * y.z, r * high(x->y) * y.w));
-        }
+        for (int i = 0; i < STEPS; i++)
+            x.step[i] = i < n ? make_uint2(from[i * 16], from[i * 16 + 2]) : make_uint2(0, 0);
+    } else {
+        const uint64_t *from = words_at(a, b, kind == MLP ? b.now + a.w_h : b.before + a.w_x);
+        take_pairs<STEPS>(x.step, from, 16, n, b.number + (kind == MLP ? l : l - 1));
     }
-    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < STEPS; i++) {
+        s += square(x.step[i]);
+        x.step[i] = make_uint2(scaled(x.step[i].x, y[i][0]), scaled(x.step[i].y, y[i][1]));
+    }
+    s = over_row(s);
+    if (b.lane % 8 == 0 && x_row(b) < a.M)
+        ((float *)(b.shared + a.s.squares))[(b.norm * a.M + x_row(b)) * WARPS + b.warp] = s;
 }
 
-/* The heads' outputs, normed and gated: the same with sums over 16 words, 8 lanes. */
-template <int M>
-static __device__ __forceinline__ void bring_heads(const struct decode &a, struct block &b, int l) {
-    const int width = a.vv / 2, parts = width / 16, of_head = a.V / 32, last = (a.M - 1) * a.row;
+/* The heads' outputs, normed and gated. A step lies in one head; their squares meet in shared memory, and 8
+ * lanes add those of a step's head. */
+template <class D>
+static __device__ __forceinline__ void bring_heads(const D &a, const struct block &b, int l,
+                                                   struct columns &x) {
+    const int n = steps_of(a, b, a.vv), m = x_row(b), steps = a.vv / 32, of_head = a.V / 32;
+    const int first = b.warp * a.part, mine = min(first + b.lane / 8, steps - 1), head = mine / of_head;
+    float *parts = (float *)(b.shared + a.s.parts), r[D::most];
+    float2 y[STEPS][2];
+    uint2 z[STEPS];
+#pragma unroll
+    for (int i = 0; i < STEPS; i++) { /* these come while the words are waited for */
+        const int h = __shfl_sync(0xffffffffu, head, i * 8);
+        const float *w = layer_of(a, b, l).o_norm + 2 * word_of(a, b) + i * 32 - h * a.V;
+        y[i][0] = y[i][1] = make_float2(0.0f, 0.0f);
+        if (i < n) y[i][0] = *(const float2 *)w, y[i][1] = *(const float2 *)(w + 4);
+    }
+    take_pairs<STEPS>(x.step, words_at(a, b, b.now + a.w_o), 16, n, b.number + l);
+#pragma unroll
+    for (int i = 0; i < STEPS; i++) {
+        const float s = over_row(square(x.step[i]));
+        if (i < n && b.lane % 8 == 0) parts[m * steps + first + i] = s;
+    }
+    for (int i = 0; i < STEPS && a.gated; i++) {
+        uint32_t v[2];
+        take<2>(v, b.now + m * a.row + a.w_in + a.qk + a.vv / 2 + word_of(a, b) + i * 16, 2, i < n ? 2 : 0,
+                b.number + l);
+        z[i] = make_uint2(v[0], v[1]);
+    }
+    sync_block();
+#pragma unroll
+    for (int e = 0; e < D::most; e++) {
+        float s = 0.0f;
+        for (int i = b.lane % 8; i < of_head && e < a.M; i += 8) s += parts[e * steps + head * of_head + i];
+        r[e] = rsqrtf(over_row(s) * a.one_V + a.eps);
+    }
+#pragma unroll
+    for (int i = 0; i < STEPS; i++) {
+        float f = 0.0f;
+#pragma unroll
+        for (int e = 0; e < D::most; e++) {
+            const float factor = __shfl_sync(0xffffffffu, r[e], i * 8);
+            if (m == e) f = factor;
+        }
+        float2 y0 = make_float2(f * y[i][0].x, f * y[i][0].y), y1 = make_float2(f * y[i][1].x, f * y[i][1].y);
+        if (a.gated && i < n) {
+            y0.x *= quick_silu(low(z[i].x)), y0.y *= quick_silu(high(z[i].x));
+            y1.x *= quick_silu(low(z[i].y)), y1.y *= quick_silu(high(z[i].y));
+        }
+        x.step[i] = make_uint2(scaled(x.step[i].x, y0), scaled(x.step[i].y, y1));
+    }
+}
+
+template <class D>
+static __device__ __forceinline__ void bring_acts(const D &a, const struct block &b, int l,
+                                                  struct columns *x) {
+    const uint64_t *from = words_at(a, b, b.now + a.w_act);
     const uint32_t number = b.number + l;
-    float *squares = (float *)(b.shared + a.s.squares);
-    for (int c0 = 2 * b.warp * 32; c0 < width; c0 += 2 * THREADS) {
-        const int c = c0 + 2 * b.lane;
-        uint2 v[M];
-        take<M>(v, b.now + a.w_o + min(c, width - 2), a.row, last, number);
+    for (;;) { /* all chunks at once: one after another would be a trip to the chip's cache each */
+        bool there = true;
 #pragma unroll
-        for (int m = 0; m < M; m++) {
-            if (m >= a.M) break;
-            float s = square(v[m].x) + square(v[m].y);
-            for (int n = 1; n < 8; n *= 2) s += __shfl_xor_sync(0xffffffffu, s, n);
-            if (c < width) *(uint2 *)(x_of(a, b, m) + c) = v[m];
-            if (c < width && b.lane % 8 == 0) squares[m * parts + c / 16] = s;
-        }
-    }
-    __syncthreads();
-    for (int c = 2 * threadIdx.x; c < width; c += 2 * THREADS) {
-        const int h = 2 * c / a.V;
-        const float4 y = *(const float4 *)(layer_of(a, b, l).o_norm + 2 * c - h * a.V);
-        uint2 z[M];
-        if (a.gated) take<M>(z, b.now + a.w_in + a.qk + a.vv / 2 + c, a.row, last, number);
+        for (int c = 0; c < D::chunks; c++) {
+            const int n = steps_of(a, b, min(a.I - c * a.width, a.width));
 #pragma unroll
-        for (int m = 0; m < M; m++) {
-            if (m >= a.M) break;
-            const float r = factor(squares + m * parts + h * of_head, of_head, a.V, a.eps);
-            uint2 *x = (uint2 *)(x_of(a, b, m) + c);
-            float u[4] = {r * low(x->x) * y.x, r * high(x->x) * y.y, r * low(x->y) * y.z,
-                          r * high(x->y) * y.w};
-            if (a.gated) {
-                u[0] *= silu(low(z[m].x)), u[1] *= silu(high(z[m].x));
-                u[2] *= silu(low(z[m].y)), u[3] *= silu(high(z[m].y));
+            for (int i = 0; i < STEPS; i++) {
+                struct two w = {(uint64_t)number << 32, (uint64_t)number << 32};
+                if (i < n) w = look_two(from + c * (a.width / 2) + i * 16);
+                x[c].step[i] = make_uint2((uint32_t)w.x, (uint32_t)w.y);
+                there = there && fresh(w.x, number) && fresh(w.y, number);
             }
-            *x = make_uint2(pack2(u[0], u[1]), pack2(u[2], u[3]));
         }
+        if (there) return;
+        look_again();
     }
-    __syncthreads();
 }
 
-template <int M>
-static __device__ __forceinline__ void bring_acts(const struct decode &a, struct block &b, int l) {
-    enum { EACH = M == 1 ? 3 : M == 2 ? 2 : 1 };
-    const int width = a.I / 2, last = (a.M - 1) * a.row;
-    const uint64_t *words = b.now + a.w_act;
-    for (int c0 = 2 * threadIdx.x; c0 < width; c0 += 2 * THREADS * EACH) {
-        uint2 v[EACH][M];
-        if (M == 1) { /* several columns at once */
-            uint2 u[EACH];
-            take<EACH>(u, words + c0, 2 * THREADS, width - 2 - c0, b.number + l);
-            for (int e = 0; e < EACH; e++) v[e][0] = u[e];
-        } else
-            for (int e = 0; e < EACH; e++)
-                take<M>(v[e], words + min(c0 + e * 2 * THREADS, width - 2), a.row, last, b.number + l);
-#pragma unroll
-        for (int e = 0; e < EACH; e++)
-#pragma unroll
-            for (int m = 0; m < M; m++)
-                if (m < a.M && c0 + e * 2 * THREADS < width)
-                    *(uint2 *)(x_of(a, b, m) + c0 + e * 2 * THREADS) = v[e][m];
-    }
-    __syncthreads();
-}
-
-/* ---- behind: what becomes of two neighbouring outputs ---- */
+/* ---- behind: what becomes of an output; a warp has a group, a lane one of its rows, 8 lanes each row of x ---- */
 
 struct behind { /* fetched before the product */
     uint64_t x; /* a word of the residual stream; looked at again if it was not there yet */
     const uint64_t *x_at;
-    float2 t[3]; /* tails of the convolutions */
-    float4 w[2]; /* and their weights */
+    float t[3]; /* tails of the convolution */
+    float4 w;   /* and its weights */
     float *tail;
     int C;
 };
 
-static __device__ __forceinline__ void prepare(const struct decode &a, const struct block &b, int kind, int l,
-                                               int m, int unit, int pair, struct behind &e) {
-    const int row = unit * 8 + 2 * pair;
+template <class D>
+static __device__ __forceinline__ void prepare(const D &a, const struct block &b, int kind, int l, int m,
+                                               int row, struct behind &e) {
     if (kind == OUT && l == 0) e.x = embedding(a, m)[row / 2];
-    if (kind == OUT && l > 0) e.x_at = b.before + m * a.row + a.w_x + row / 2;
-    if (kind == DOWN) e.x_at = b.now + m * a.row + a.w_h + row / 2;
+    if (kind == OUT && l > 0) e.x_at = b.before + m * a.row + a.w_x + swapped(row / 2);
+    if (kind == DOWN) e.x_at = b.now + m * a.row + a.w_h + swapped(row / 2);
     if (e.x_at) e.x = look(e.x_at);
     if (kind == IN && row < a.a_at) {
-        const struct hl_decode_layer &y = layer_of(a, b, l);
         const int p = row < a.qk ? 0 : row < 2 * a.qk ? 1 : 2, c = row - p * a.qk;
         e.C = p < 2 ? a.qk : a.vv;
         e.tail = (float *)(state_of(a, b, l, m) + (p == 0 ? a.tail_q : p == 1 ? a.tail_k : a.tail_v)) + c;
-        for (int i = 0; i < 2; i++) e.w[i] = ((const float4 *)y.conv[p])[c + i];
-        for (int i = 0; i < 3; i++)
-            e.t[i] = seg_of(a, b, m).pos > 0 ? *(const float2 *)(e.tail + i * e.C) : make_float2(0.0f, 0.0f);
+        e.w = ((const float4 *)layer_of(a, b, l).conv[p])[c];
+        for (int i = 0; i < 3; i++) e.t[i] = seg_of(a, b, m).pos > 0 ? e.tail[i * e.C] : 0.0f;
     }
 }
 
-static __device__ __forceinline__ float convolve(float4 w, float t0, float t1, float t2, float x) {
-    const float u = w.x * t0 + w.y * t1 + w.z * t2 + w.w * x;
-    return silu(u);
-}
-static __device__ __forceinline__ void put_in(const struct decode &a, uint64_t *words, uint32_t number,
-                                              int row, float s0, float s1, const struct behind &e) {
+/* All lanes of a warp, each with the output s of its row; pairs go as words, from the lane of the first. */
+template <class D>
+static __device__ __forceinline__ void put_in(const D &a, uint64_t *words, uint32_t number, int row, float s,
+                                              bool mine, const struct behind &e) {
+    const float x = round_bf16(s);
+    float y = s;
+    if (row < a.a_at) y = quick_silu(e.w.x * e.t[0] + e.w.y * e.t[1] + e.w.z * e.t[2] + e.w.w * x);
+    const float other = __shfl_xor_sync(0xffffffffu, y, 1);
+    if (!mine || row >= a.in_rows) return;
     if (row < a.a_at) {
-        const float x0 = round_bf16(s0), x1 = round_bf16(s1);
-        give(words + a.w_in + row / 2,
-             pack2(convolve(e.w[0], e.t[0].x, e.t[1].x, e.t[2].x, x0),
-                   convolve(e.w[1], e.t[0].y, e.t[1].y, e.t[2].y, x1)),
-             number);
-        *(float2 *)e.tail = e.t[1], *(float2 *)(e.tail + e.C) = e.t[2];
-        *(float2 *)(e.tail + 2 * e.C) = make_float2(x0, x1);
-        return;
-    }
-    for (int i = 0; i < 2; i++) {
-        const int r = row + i, at = r < a.b_at ? r - a.a_at : a.HV + r - a.b_at;
-        if (r < a.z_at) give(words + a.w_ab + at, __float_as_uint(round_bf16(i ? s1 : s0)), number);
-    }
-    if (row >= a.z_at && row < a.in_rows)
-        give(words + a.w_in + (a.a_at + row - a.z_at) / 2, pack2(s0, s1), number);
+        if (row % 2 == 0) give(words + a.w_in + row / 2, pack2(y, other), number);
+        e.tail[0] = e.t[1], e.tail[e.C] = e.t[2], e.tail[2 * e.C] = x;
+    } else if (row < a.z_at) {
+        const int at = row < a.b_at ? row - a.a_at : a.HV + row - a.b_at;
+        give(words + a.w_ab + at, __float_as_uint(x), number);
+    } else if (row % 2 == 0) give(words + a.w_in + (a.a_at + row - a.z_at) / 2, pack2(y, other), number);
 }
-
-static __device__ __forceinline__ void finish(const struct decode &a, const struct block &b, int kind, int l,
-                                              int m, int unit, int j, int pair, const struct behind &e) {
-    const float *sums = (const float *)(b.shared + a.s.sums) + (j * WARPS * a.M + m) * 8 + 2 * pair;
-    const int row = unit * 8 + 2 * pair;
+template <class D>
+static __device__ __forceinline__ void hand_on(const D &a, const struct block &b, int kind, int l, int m,
+                                               int unit, float s, bool mine, const struct behind &e) {
+    const int g = b.lane % 8, row = unit * 8 + g;
     uint64_t *words = b.now + m * a.row;
-    float s0 = 0.0f, s1 = 0.0f, u0 = 0.0f, u1 = 0.0f;
-#pragma unroll
-    for (int w = 0; w < WARPS; w++) {
-        const float2 s = *(const float2 *)(sums + w * a.M * 8);
-        s0 += s.x, s1 += s.y;
-        if (kind == MLP) {
-            const float2 u = *(const float2 *)(sums + w * a.M * 8 + 4);
-            u0 += u.x, u1 += u.y;
-        }
-    }
-    if (kind == IN) put_in(a, words, b.number + l, row, s0, s1, e);
-    if (kind == OUT || kind == DOWN) {
+    if (kind == IN) put_in(a, words, b.number + l, row, s, mine, e);
+    else if (kind == HEAD) {
+        if (mine && row < a.vocab) a.logits[(int64_t)m * a.vocab + row] = s;
+    } else if (kind == MLP) {
+        const float up = __shfl_xor_sync(0xffffffffu, s, 4);
+        const float y = quick_silu(round_bf16(s)) * round_bf16(up),
+                    other = __shfl_xor_sync(0xffffffffu, y, 1);
+        if (mine && g < 4 && g % 2 == 0)
+            give(words + a.w_act + swapped(unit * 2 + g / 2), pack2(y, other), b.number + l);
+    } else {
+        const float other = __shfl_xor_sync(0xffffffffu, s, 1);
+        if (!mine || g % 2) return;
         const uint32_t number = b.number + (kind == OUT ? l - 1 : l);
         uint32_t x = (uint32_t)e.x;
         if (e.x_at && !fresh(e.x, number)) x = take_one(e.x_at, number);
-        give(words + (kind == OUT ? a.w_h : a.w_x) + row / 2, pack2(low(x) + s0, high(x) + s1), b.number + l);
-    }
-    if (kind == MLP)
-        give(words + a.w_act + unit * 2 + pair,
-             pack2(silu(round_bf16(s0)) * round_bf16(u0), silu(round_bf16(s1)) * round_bf16(u1)),
+        give(words + (kind == OUT ? a.w_h : a.w_x) + swapped(row / 2), pack2(low(x) + s, high(x) + other),
              b.number + l);
-    if (kind == HEAD) {
-        float *out = a.logits + (int64_t)m * a.vocab + row;
-        if (row < a.vocab) out[0] = s0;
-        if (row + 1 < a.vocab) out[1] = s1;
     }
 }
+
+/* The sum of some warps' parts here, of all of them over the lanes of the same row. */
+static __device__ __forceinline__ float over_quarters(float s) {
+    s += __shfl_xor_sync(0xffffffffu, s, 8);
+    return s + __shfl_xor_sync(0xffffffffu, s, 16);
+}
+/* Group j of the batch, by one warp: lanes 8 m.. end up with row m. */
+template <class D>
+static __device__ __forceinline__ float sum_of(const D &a, const struct block &b, int kind, int j) {
+    const int quarter = b.lane / 8, g = b.lane % 8;
+    const float *sums = (const float *)(b.shared + a.s.sums) + b.turn * HL_DECODE_BATCH * WARPS * 8;
+    const float *squares = (const float *)(b.shared + a.s.squares) + b.norm * a.M * WARPS;
+    const bool normed = kind == IN || kind == MLP || kind == HEAD;
+    float mine = 0.0f;
+#pragma unroll
+    for (int m = 0; m < D::most; m++) {
+        if (m >= a.M) break;
+        const float *p = sums + ((j * WARPS + quarter * 2) * D::most + m) * 8 + g;
+        float s = p[0] + p[8 * D::most], r = 1.0f;
+        if (normed) {
+            const float2 q = *(const float2 *)(squares + m * WARPS + quarter * 2);
+            r = q.x + q.y;
+        }
+        s = over_quarters(s);
+        if (normed) s *= rsqrtf(over_quarters(r) * a.one_d + a.eps);
+        if (m == quarter) mine = s;
+    }
+    return mine;
+}
+static_assert(WARPS == 8, "quarters of the warps");
 
 /* ---- the product ---- */
 
-static __device__ __forceinline__ void multiply_step(float d[4], uint4 w, uint4 u) {
-    const uint32_t one[4] = {u.x, 0, u.y, 0}, two[4] = {u.z, 0, u.w, 0};
-    const uint32_t b1[2] = {w.x, w.y}, b2[2] = {w.z, w.w};
-    mma_bf16(d, one, b1);
-    mma_bf16(d, two, b2);
+struct weights {
+    uint4 step[STEPS];
+};
+/* This lane's weights of the next piece, a chunk of that many columns; its place is free again. Steps that the
+ * warp does not have are some other ones, which meet zeros. */
+template <class D>
+static __device__ __forceinline__ struct weights fetch(const D &a, struct block &b, int columns) {
+    struct weights w;
+    const int n = columns / 32 - b.warp * a.part;
+    const char *from = place_at(a, b) + b.lane / 4 * a.apart + b.lane % 4 * 16;
+    if (n > 0) from += b.warp * a.part * 64;
+    barrier_wait(full(b), b.lap);
+#pragma unroll
+    for (int i = 0; i < STEPS; i++) w.step[i] = *(const uint4 *)(from + (i < n ? i * 64 : 0));
+    __syncwarp();
+    if (b.lane == 0) barrier_arrive(empty(b));
+    next_place(a, b);
+    return w;
 }
-/* d += a group's 8 rows times the rows in shared memory, over this warp's n steps; x: this lane's, if any */
-static __device__ __forceinline__ void multiply(const struct decode &a, struct block &b, float d[4], int n,
-                                                const uint4 *x) {
-    enum { SOME = 4 };
-    wait_for(b.flight - n);
-    b.flight -= n;
-#pragma unroll 1
-    for (; n > 0; n -= SOME) {
-        uint4 w[SOME], u[SOME];
+static __device__ __forceinline__ void multiply(float (&d)[2][4], const struct weights &w,
+                                                const struct columns &x) {
 #pragma unroll
-        for (int i = 0; i < SOME; i++) {
-            w[i] = u[i] = make_uint4(0, 0, 0, 0);
-            if (i < n) {
-                w[i] = *(const uint4 *)ring(a, b, b.out_at);
-                if (x) u[i] = x[4 * i];
-                step_on(a, b.out_at);
-            }
-        }
-#pragma unroll
-        for (int i = 0; i < SOME; i++) multiply_step(d, w[i], u[i]); /* what is not there is 0 */
-        if (x) x += 4 * SOME;
+    for (int i = 0; i < STEPS; i++) { /* accumulators in turn: one waits for itself */
+        const uint32_t A[4] = {w.step[i].x, w.step[i].y, w.step[i].z, w.step[i].w};
+        const uint32_t B[2] = {x.step[i].x, x.step[i].y};
+        mma_bf16(d[i % 2], A, B);
     }
 }
 
 /* Phase `kind` of layer l. */
-template <int M>
-static __device__ __forceinline__ void product(const struct decode &a, struct block &b, int kind, int l) {
-    const int K = inner(a, kind), units = units_of(a, kind), G = gridDim.x,
-              begin = first_unit(l * PHASES + kind % PHASES);
-    const int from = steps_from(K, b.warp), n = steps_from(K, b.warp + 1) - from, g = b.lane / 4,
-              t = b.lane % 4;
-    const int few = kind == MLP ? 1 : 2,
-              low = kind == HEAD ? a.s.depth * 3 / 4 : n; /* log of the pairs of a group */
-    const int pair = threadIdx.x & ((1 << few) - 1), m = (threadIdx.x >> few) % M,
-              j = (threadIdx.x >> few) / M;
-    const uint4 *x = g < a.M ? (const uint4 *)(x_of(a, b, g) + from * 16 + t * 4) : NULL;
-    float *sums = (float *)(b.shared + a.s.sums);
+template <class D>
+static __device__ __forceinline__ void product(const D &a, struct block &b, int kind, int l) {
+    enum { BATCH = HL_DECODE_BATCH / D::most };
+    const int K = inner(a, kind), units = units_of(a, kind), G = gridDim.x, begin = b.first;
+    const int m = x_row(b), chunk = a.width;
+    struct columns x[D::chunks];
+    struct weights next;
 #pragma unroll 1
-    for (int u = begin; u < units; u += BATCH * G) {
+    for (int first = begin; first < units; first += BATCH * G) {
+        const int unit = first + b.warp * G;
+        const bool has = b.warp < BATCH && unit < units, mine = has && m < a.M;
+        float *sums = (float *)(b.shared + a.s.sums) +
+                      ((b.turn * HL_DECODE_BATCH * WARPS + b.warp * D::most) + b.lane % 4) * 8 + b.lane / 4;
         struct behind e = {};
-        int count = 0;
-        const bool mine = m < a.M && j < BATCH && u + j * G < units;
-        if (mine) prepare(a, b, kind, l, m, u + j * G, pair, e);
-        if (u > begin) __syncthreads(); /* the sums are free */
-        else if (kind == OUT) bring_heads<M>(a, b, l);
-        else if (kind == DOWN) bring_acts<M>(a, b, l);
-        else bring_normed<M>(a, b, kind, l);
-#pragma unroll 1
-        for (int v = u; v < units && count < BATCH; v += G, count++) {
-            float d[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-            if (b.flight < low || b.flight < n) fill(a, b);
-            multiply(a, b, d, n, x);
-            if (g < a.M)
-                *(float2 *)(sums + ((count * WARPS + b.warp) * a.M + g) * 8 + 2 * t) =
-                    make_float2(d[0], d[1]);
+        if (mine) prepare(a, b, kind, l, m, unit * 8 + b.lane % 8, e);
+        if (first == begin) {
+            next = fetch(a, b, min(K, chunk));
+            if (kind == OUT) bring_heads(a, b, l, x[0]);
+            else if (kind == DOWN) bring_acts(a, b, l, x);
+            else bring_normed(a, b, kind, l, x[0]);
         }
-        __syncthreads();
-        if (mine) finish(a, b, kind, l, m, u + j * G, j, pair, e);
+#pragma unroll 1
+        for (int j = 0; j < BATCH && first + j * G < units; j++, sums += WARPS * D::most * 8) {
+            const bool last = first + (j + 1) * G >= units;
+            float d[2][4] = {};
+#pragma unroll
+            for (int c = 0; c < D::chunks; c++) {
+                if (c * chunk >= K) break;
+                const struct weights w = next;
+                const int done = (c + 1) * chunk, left = done < K ? K - done : last ? 0 : K;
+                if (left > 0) next = fetch(a, b, min(left, chunk));
+                multiply(d, w, x[c]);
+            }
+            if (b.lane % 4 < a.M) *sums = (d[0][0] + d[0][3]) + (d[1][0] + d[1][3]);
+        }
+        sync_block();
+        if (has) hand_on(a, b, kind, l, m, unit, sum_of(a, b, kind, b.warp), mine, e);
+        b.turn ^= 1;
     }
+    b.norm ^= 1;
 }
 
 #endif

@@ -1,0 +1,111 @@
+/* bulk.cuh -- runs of bytes that the chip's copy engine brings to shared memory, and the barriers in shared
+ * memory that say when they are there (Hopper and later; can_bulk() asks).
+ *
+ * A barrier's phase ends when all arrivals have come and all bytes that were announced are there; waiting for
+ * parity p returns once phase number p, p + 2, ... is over, so a fresh barrier lets the waiters for parity 1
+ * through. */
+#ifndef HL_BULK_CUH
+#define HL_BULK_CUH
+#include "cuda/dev.cuh"
+
+#if !defined(HL_CUDA_EMU) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define HL_BULK 1
+#endif
+
+/* A barrier as the instructions name it: an address in shared memory, made once; what the compiler makes of a
+ * pointer each time is longer. */
+#ifdef HL_CUDA_EMU
+typedef uint64_t *barrier_at;
+static inline barrier_at barriers_of(uint64_t *p) { return p; }
+static inline barrier_at barrier_number(barrier_at first, int i) { return first + i; }
+#else
+typedef uint32_t barrier_at;
+static __device__ __forceinline__ uint32_t shared_address(const void *p) {
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+static __device__ __forceinline__ barrier_at barriers_of(uint64_t *p) {
+    barrier_at b;
+    asm volatile("mov.u32 %0, %1;" : "=r"(b) : "r"(shared_address(p)));
+    return b;
+}
+static __device__ __forceinline__ barrier_at barrier_number(barrier_at first, int i) { return first + 8 * i; }
+#endif
+/* One thread; a __syncthreads must follow. */
+static __device__ __forceinline__ void barrier_open(barrier_at b, int arrivals) {
+#ifdef HL_CUDA_EMU
+    emu_barrier_open(b, arrivals);
+#elif HL_BULK
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(b), "r"(arrivals) : "memory");
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+/* An arrival that announces bytes. */
+static __device__ __forceinline__ void barrier_expect(barrier_at b, int bytes) {
+#ifdef HL_CUDA_EMU
+    emu_barrier_arrive(b, bytes);
+#elif HL_BULK
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(b), "r"(bytes) : "memory");
+#endif
+}
+static __device__ __forceinline__ void barrier_arrive(barrier_at b) {
+#ifdef HL_CUDA_EMU
+    emu_barrier_arrive(b, 0);
+#elif HL_BULK
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(b) : "memory");
+#endif
+}
+static __device__ __forceinline__ void barrier_wait(barrier_at b, uint32_t parity) {
+#ifdef HL_CUDA_EMU
+    emu_barrier_wait(b, parity);
+#elif HL_BULK
+    uint32_t over = 0;
+    while (!over)
+        asm volatile("{\n.reg .pred p;\n"
+                     "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                     "selp.u32 %0, 1, 0, p;\n}"
+                     : "=r"(over)
+                     : "r"(b), "r"(parity)
+                     : "memory");
+#endif
+}
+/* bytes: a multiple of 16, both ends on 16. What is read once goes first from the chip's cache. */
+static __device__ __forceinline__ void copy_bulk(void *shared, const void *global, int bytes, barrier_at b) {
+#ifdef HL_CUDA_EMU
+    emu_copy_bulk(shared, global, bytes, b);
+#elif HL_BULK
+    uint64_t once;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+                 "[%0], [%1], %2, [%3], %4;" ::"r"(shared_address(shared)),
+                 "l"(global), "r"(bytes), "r"(b), "l"(once)
+                 : "memory");
+#endif
+}
+
+/* Barriers of some warps: `threads` of them come to barrier `id`, and those that only arrive do not wait. */
+template <int id, int threads> static __device__ __forceinline__ void sync_some() {
+#ifdef HL_CUDA_EMU
+    emu_sync_some(id, threads, true);
+#else
+    asm volatile("bar.sync %0, %1;" ::"n"(id), "n"(threads) : "memory");
+#endif
+}
+template <int id, int threads> static __device__ __forceinline__ void arrive_some() {
+#ifdef HL_CUDA_EMU
+    emu_sync_some(id, threads, false);
+#else
+    asm volatile("bar.arrive %0, %1;" ::"n"(id), "n"(threads) : "memory");
+#endif
+}
+
+/* Whether the kernel was compiled for a chip that has all this. */
+#ifdef HL_CUDA_EMU
+static inline bool can_bulk(const void *) { return true; }
+#else
+static inline bool can_bulk(const void *kernel) {
+    struct cudaFuncAttributes at;
+    return cudaFuncGetAttributes(&at, kernel) == cudaSuccess && at.ptxVersion >= 90;
+}
+#endif
+
+#endif
