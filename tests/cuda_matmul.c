@@ -226,7 +226,7 @@ static double side_by_side(const struct dev *d, const struct layer *l, bool swap
 static void test_side_by_side(void **state) {
     static const struct layer some[] = {
         {40, 64, {24, 24, 16, 4, 4, 16}, .n = 6}, {3, 40, {8, 8}, .n = 2}, {70, 32, {16, 16, 8}, .n = 3}};
-    static const struct layer big = {3000, 64, {512, 1024, 4, 4, 512}, .n = 5};
+    static const struct layer big = {8200, 16, {512, 1024, 4, 4, 512}, .n = 5};
     (void)state;
     for (int f = 0; f < 2; f++) {
         struct dev d = dev_open(f);

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { WORKSPACE = 64 << 20, MAX_PLANS = 256, CANDIDATES = 8, ROUNDS = 6 };
+enum { WORKSPACE = 64 << 20, MAX_PLANS = 256, CANDIDATES = 8, ROUNDS = 6, ROUND = 64 };
 
 /* X(result, name, parameters): the functions we use */
 #define LT_LIST(X)                                                                                         \
@@ -177,7 +177,6 @@ static bool layouts(struct lt *lt, struct hl_plan *p, const struct hl_gemm *g) {
  * cuBLAS does not name them. */
 static int without_workspace(struct lt *lt, const struct hl_plan *p, const struct hl_gemm *g,
                              cublasLtMatmulHeuristicResult_t out[CANDIDATES]) {
-    enum { ROUND = 64 };
     struct hl_gemm even = *g;
     struct hl_plan q = {.op = p->op};
     even.N = hl_pieces(g->N, ROUND) * ROUND;
@@ -210,12 +209,11 @@ static bool choose(struct hl_cuda *c, struct lt *lt, struct hl_plan *p, const st
         if (cost == 0 || (split && !full) || (least > 0 && cost >= least)) continue;
         if (config(lt, &r[i], CUBLASLT_ALGO_CONFIG_SPLITK_NUM) > 1) continue;
         if (lt->cublasLtMatmulAlgoCheck(lt->handle, p->op, p->a, p->b, p->c, p->c, &r[i].algo, &checked) !=
-                CUBLAS_STATUS_SUCCESS ||
-            checked.workspaceSize > WORKSPACE)
+            CUBLAS_STATUS_SUCCESS)
             continue;
         least = cost;
         p->algo = r[i].algo;
-        p->workspace = checked.workspaceSize;
+        p->workspace = g->N % ROUND ? checked.workspaceSize : r[i].workspaceSize;
     }
     return true;
 }
