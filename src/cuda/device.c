@@ -93,26 +93,11 @@ void hl_cuda_free_host(struct hl_cuda *c, void *p) { check(c, cudaFreeHost(p), "
 void hl_cuda_memset(struct hl_cuda *c, void *p, int byte, int64_t bytes) {
     check(c, cudaMemsetAsync(p, byte, (size_t)bytes, c->stream), "fill");
 }
-/* Memory of the program's own comes through the driver's small buffers: for the logits of a token that takes
- * longer than half of the layers. NULL: too much to copy twice. */
-static void *stage(struct hl_cuda *c, int64_t bytes) {
-    enum { MOST = 4 << 20 };
-    if (bytes > MOST) return NULL;
-    if (bytes > c->stage_bytes) {
-        cudaFreeHost(c->stage);
-        c->stage_bytes = 0;
-        c->stage = hl_cuda_malloc_host(c, bytes);
-        if (c->stage) c->stage_bytes = bytes;
-    }
-    return c->stage;
-}
 void hl_cuda_memcpy(struct hl_cuda *c, void *to, const void *from, int64_t bytes, enum hl_direction way) {
     static const enum cudaMemcpyKind kind[] = {cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost,
                                                cudaMemcpyDeviceToDevice};
-    void *there = way == HL_TO_HOST ? stage(c, bytes) : NULL;
-    check(c, cudaMemcpyAsync(there ? there : to, from, (size_t)bytes, kind[way], c->stream), "copy");
+    check(c, cudaMemcpyAsync(to, from, (size_t)bytes, kind[way], c->stream), "copy");
     if (way == HL_TO_HOST) hl_cuda_wait(c);
-    if (there) memcpy(to, there, (size_t)bytes);
 }
 void hl_cuda_wait(struct hl_cuda *c) { check(c, cudaStreamSynchronize(c->stream), "kernel"); }
 void hl_cuda_room(struct hl_cuda *c, int64_t *free_bytes, int64_t *used) {

@@ -55,9 +55,10 @@ static void dev_copy(struct hl_pool *pool, void *to, const void *from, int64_t b
 static void dev_put(struct hl_pool *pool, void *to, const void *host, int64_t bytes) {
     if (bytes > 0) hl_cuda_memcpy(hl_cuda_of(pool), to, host, bytes, HL_TO_DEVICE);
 }
-/* Much at once, as the logits of many sessions, comes through memory that the device writes by itself, and from
- * there by all threads: the driver's own way into memory it does not know takes half as long again. */
-enum { STAGE = 16 << 20, STAGED = 1 << 20, PIECE = 256 << 10 };
+/* What comes to the host, logits above all, comes through memory that the device writes by itself, and from there
+ * by all threads: the driver's own way into memory it does not know takes longer for the logits of a token than
+ * half of the layers, and half as long again for those of many sessions. */
+enum { STAGE = 16 << 20, PIECE = 256 << 10 };
 struct from_stage {
     char *to;
     const char *from;
@@ -71,13 +72,12 @@ static void take_piece(void *ctx, int64_t i, int worker) {
 }
 static void dev_get(struct hl_pool *pool, void *host, const void *from, int64_t bytes) {
     struct hl_cuda *c = hl_cuda_of(pool);
-    if (bytes >= STAGED && !c->stage) c->stage = hl_cuda_malloc_host(c, STAGE);
+    if (bytes > 0 && !c->stage) c->stage = hl_cuda_malloc_host(c, STAGE);
     for (int64_t at = 0; at < bytes;) {
-        const bool direct = bytes < STAGED || !c->stage;
-        const int64_t n = direct || bytes - at < STAGE ? bytes - at : STAGE;
+        const int64_t n = !c->stage || bytes - at < STAGE ? bytes - at : STAGE;
         struct from_stage s = {(char *)host + at, c->stage, n};
-        hl_cuda_memcpy(c, direct ? host : c->stage, (const char *)from + at, n, HL_TO_HOST);
-        if (!direct) hl_pool_run(pool, hl_pieces(n, PIECE), take_piece, &s);
+        hl_cuda_memcpy(c, c->stage ? c->stage : (char *)host, (const char *)from + at, n, HL_TO_HOST);
+        if (c->stage) hl_pool_run(pool, hl_pieces(n, PIECE), take_piece, &s);
         at += n;
     }
 }
