@@ -1,0 +1,86 @@
+/* ruler.h -- RULER's 13 tasks at any length, with any tokenizer: the samples that lm-evaluation-harness or
+ * NVIDIA's scripts would make, and their score.
+ *
+ * A task is made as its tool makes it in a process of its own: the seed, then the search for how much
+ * haystack fits, then sample after sample, all from one stream of random numbers (pyrandom.h). The samples are
+ * the tool's byte for byte where tokenizer and data are the tool's. Where a tool would draw for ever
+ * because one step of haystack does not fit the length, the haystack is made smaller line by line instead; a
+ * length that is too small for that too is refused.
+ *
+ * Data, a directory (needed by each task as said):
+ *   wonderwords/VERSION/{noun,adjective,verb}list.txt   niah_*, ruler_cwe; the lists of the package wonderwords
+ *                                                       (VERSION "master" unless opts.words says otherwise)
+ *   PaulGrahamEssays.json                               {"text": ..}; the essay haystacks: niah_single_2, _3,
+ *                                                       niah_multikey_1, niah_multivalue, niah_multiquery
+ *   nltk_data/tokenizers/punkt_tab/english/             NLTK's sentence boundaries, for the same tasks
+ *   squad.json                                          SQuAD 2.0, dev-v2.0.json
+ *   hotpotqa.json                                       HotpotQA, hotpot_dev_distractor_v1.json
+ *   english_words.json                                  NVIDIA's ruler_cwe beyond about 100k tokens alone */
+#ifndef HL_RULER_H
+#define HL_RULER_H
+#include "core/status.h"
+
+enum hl_ruler_task {
+    HL_NIAH_SINGLE_1,
+    HL_NIAH_SINGLE_2,
+    HL_NIAH_SINGLE_3,
+    HL_NIAH_MULTIKEY_1,
+    HL_NIAH_MULTIKEY_2,
+    HL_NIAH_MULTIKEY_3,
+    HL_NIAH_MULTIVALUE,
+    HL_NIAH_MULTIQUERY,
+    HL_RULER_VT,
+    HL_RULER_CWE,
+    HL_RULER_FWE,
+    HL_RULER_QA_SQUAD,
+    HL_RULER_QA_HOTPOT,
+    HL_RULER_TASKS
+};
+const char *hl_ruler_name(enum hl_ruler_task t); /* "niah_single_1", .., "ruler_qa_hotpot" */
+/* True, and *t, where it is the name of a task; NVIDIA's vt, cwe, fwe, qa_1 and qa_2 are, too. */
+bool hl_ruler_find(const char *name, enum hl_ruler_task *t);
+
+enum hl_ruler_variant { HL_RULER_HARNESS, HL_RULER_NVIDIA };
+
+struct hl_ruler_opts {
+    enum hl_ruler_task task;
+    enum hl_ruler_variant variant;
+    int64_t length;  /* tokens, with those that are generated */
+    int64_t samples; /* 0: 100, the first of the tool's 500 */
+    int64_t seed;    /* negative: the tool's own (harness: random 0, numpy 1234; NVIDIA: 42) */
+    int bos; /* tokens that the harness's tokenizer puts before a text; negative: 1 where there is a BOS */
+    int threads; /* of the tokenizer; 0: one per processor */
+    const hola_tokenizer *tokenizer;
+    const char *data;  /* the directory above */
+    const char *words; /* NULL: "master" */
+};
+struct hl_ruler_opts hl_ruler_default(void); /* niah_single_1 at 4096, 100 samples; no tokenizer, no data */
+
+struct hl_ruler_sample {
+    char *input;
+    char *prefix; /* begins the answer. The prompt is input and prefix, as they are, one after the other */
+    char **refs;
+    int64_t n_refs;
+    int64_t length;     /* tokens as the tool counts them, with those reserved for the answer; 0: unknown */
+    int64_t max_length; /* what the sample was made for */
+};
+struct hl_ruler_set {
+    struct hl_ruler_sample *sample;
+    int64_t n;
+    int64_t units; /* lines, words or documents of haystack that the search found */
+};
+/* *out is yours, also after a failure: hl_ruler_free() it. */
+hola_status hl_ruler_make(const struct hl_ruler_opts *o, struct hl_ruler_set *out);
+/* Samples that either tool wrote, one JSON object per line: "input", "outputs", "gen_prefix" or "answer_prefix",
+ * "max_length" and "length" where they are; also inside "doc", where --log_samples puts them. The task decides
+ * what stands between input and gen_prefix. */
+hola_status hl_ruler_read(const char *path, enum hl_ruler_task task, struct hl_ruler_set *out);
+void hl_ruler_free(struct hl_ruler_set *s); /* zeroed ones too */
+
+int64_t hl_ruler_max_new_tokens(enum hl_ruler_task t); /* generation is greedy and ends at EOS alone */
+/* 0 to 1: the share of the references that the prediction contains, whatever their case; for NVIDIA's qa tasks
+ * 1 where it contains any. pred: len bytes, as decoded. */
+double hl_ruler_score(enum hl_ruler_task t, enum hl_ruler_variant v, const char *pred, int64_t len,
+                      const struct hl_ruler_sample *s);
+
+#endif

@@ -1,0 +1,106 @@
+/* ruler_score.c -- RULER's score, and samples that its tools wrote. */
+#include "eval/ruler_work.h"
+#include "core/file.h"
+#include "core/json.h"
+#include <stdlib.h>
+#include <string.h>
+
+/* Control characters become newlines, white space at the ends goes. NULL: no memory. */
+static char *tidy(const char *pred, int64_t len) {
+    struct hl_str low = {.data = NULL};
+    len = hl_strip(&pred, len);
+    hl_str_clear(&low);
+    hl_str_lower(&low, pred, len);
+    for (int64_t i = 0; i < low.n; i++)
+        if ((unsigned char)low.data[i] < 0x20) low.data[i] = '\n';
+    if (low.bad) hl_str_free(&low);
+    if (!low.data) return NULL;
+    const char *p = low.data;
+    int64_t n = hl_strip(&p, low.n);
+    memmove(low.data, p, (size_t)n);
+    low.data[n] = 0;
+    return low.data;
+}
+
+double hl_ruler_score(enum hl_ruler_task t, enum hl_ruler_variant v, const char *pred, int64_t len,
+                      const struct hl_ruler_sample *s) {
+    const bool any = v == HL_RULER_NVIDIA && (t == HL_RULER_QA_SQUAD || t == HL_RULER_QA_HOTPOT);
+    char *text = tidy(pred, len);
+    int64_t found = 0;
+    for (int64_t i = 0; text && i < s->n_refs; i++) {
+        struct hl_str ref = {.data = NULL};
+        hl_str_clear(&ref);
+        hl_str_lower(&ref, s->refs[i], (int64_t)strlen(s->refs[i]));
+        found += !ref.bad && strstr(text, ref.data) != NULL;
+        hl_str_free(&ref);
+    }
+    free(text);
+    if (s->n_refs == 0) return 0;
+    return any ? found > 0 : (double)found / (double)s->n_refs;
+}
+
+/* ---- samples from a file ---- */
+
+static hola_status bad_line(const char *path, int64_t line, const char *what) {
+    return hl_fail(HOLA_EFORMAT, "%s: line %lld: %s", path, (long long)line, what);
+}
+
+static hola_status read_refs(const json_t *o, struct hl_draft *d, const char *path, int64_t line) {
+    const json_t *outputs = json_object_get(o, "outputs");
+    hola_status s = HOLA_OK;
+    if (json_is_string(outputs))
+        return hl_draft_ref(d, json_string_value(outputs), (int64_t)json_string_length(outputs));
+    for (size_t i = 0; i < json_array_size(outputs) && s == HOLA_OK; i++) {
+        const char *t = json_string_value(json_array_get(outputs, i));
+        s = t ? hl_draft_ref(d, t, (int64_t)strlen(t)) : bad_line(path, line, "\"outputs\" are not strings");
+    }
+    return s == HOLA_OK && d->n_refs == 0 ? bad_line(path, line, "no \"outputs\"") : s;
+}
+
+static hola_status read_line(const char *path, int64_t line, const char *text, int64_t n,
+                             enum hl_ruler_task task, struct hl_draft *d, struct hl_ruler_set *out) {
+    json_t *root, *doc;
+    hola_status s = hl_json_object(&root, text, n, 1 << 30, path);
+    if (s != HOLA_OK) return s; /* (its line is that of the object) */
+    doc = json_object_get(root, "doc");
+    const json_t *o = json_is_object(doc) ? doc : root;
+    const char *input = json_string_value(json_object_get(o, "input"));
+    const char *gen = json_string_value(json_object_get(o, "gen_prefix"));
+    const char *answer = json_string_value(json_object_get(o, "answer_prefix"));
+    struct hl_ruler_opts opts = {.length = json_integer_value(json_object_get(o, "max_length"))};
+    struct hl_ruler_gen g = {.o = &opts};
+    hl_draft_clear(d);
+    if (!input || !(gen || answer))
+        s = bad_line(path, line, "no \"input\", or neither \"gen_prefix\" nor \"answer_prefix\"");
+    if (s == HOLA_OK) s = read_refs(o, d, path, line);
+    if (s == HOLA_OK) {
+        hl_str_add(&d->text, input);
+        if (gen) hl_str_add(&d->prefix, task == HL_RULER_CWE ? "\n\n" : " ");
+        hl_str_add(&d->prefix, gen ? gen : answer);
+        s = hl_ruler_keep(&g, d, json_integer_value(json_object_get(o, "length")), out);
+    }
+    json_decref(root);
+    return s;
+}
+
+hola_status hl_ruler_read(const char *path, enum hl_ruler_task task, struct hl_ruler_set *out) {
+    struct hl_map m;
+    struct hl_draft d = {.cut = -1};
+    int64_t line = 0;
+    *out = (struct hl_ruler_set){.sample = NULL};
+    hola_status s = hl_map_open(&m, path);
+    if (s != HOLA_OK) return s;
+    const char *end = m.data + m.size;
+    for (const char *p = m.data, *q; s == HOLA_OK && p < end; p = q + 1) {
+        q = memchr(p, '\n', (size_t)(end - p));
+        if (!q) q = end;
+        line++;
+        const char *text = p;
+        int64_t n = hl_strip(&text, q - p);
+        if (n > 0) s = read_line(path, line, text, n, task, &d, out);
+    }
+    if (s == HOLA_OK && out->n == 0) s = hl_fail(HOLA_EFORMAT, "%s: no samples", path);
+    hl_draft_free(&d);
+    hl_map_close(&m);
+    return s;
+}
