@@ -257,6 +257,7 @@ static void test_target(void **state) {
     CHECK_OK(hl_set_ask(&s, &r));
     struct hl_answer *a = answers(m, &o, &s), *b;
     assert_true(a[0].tokens == 30 && a[0].text.n >= 10);
+    s.request[0].early = true;
     s.request[0].target = (struct hl_span){a[0].text.data + 3, 2};
     b = answers(m, &o, &s);
     assert_true(b[0].tokens < 30 && hl_py_contains(hl_span_text(&b[0].text), s.request[0].target));

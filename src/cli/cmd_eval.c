@@ -79,8 +79,7 @@ static json_t *settings(const struct eval_model *m, const struct hl_task *t, con
                      cli_backend(o->backend), "truncate", (int)m->how.truncate);
 }
 
-static void fill(struct eval_result *y, const struct hl_task *t, struct hl_set *s,
-                 const struct hl_answer *a) {
+static void fill(struct eval_result *y, const struct hl_task *t, struct hl_set *s, struct hl_answer *a) {
     y->task = t;
     y->documents = y->metrics.n = s->docs;
     y->requests = s->n;
@@ -110,9 +109,9 @@ static hola_status run_task(const struct eval_opts *o, hola_model *model, struct
     if (st == HOLA_OK) st = eval_journal_flush(&r.journal);
     m->result[m->n].seconds = progress_seconds(&r.bar);
     progress_end(&r.bar);
+    if (st == HOLA_OK) fill(&m->result[m->n++], t, &s, a);
     if (st == HOLA_OK && o->samples)
         st = eval_samples_add(samples, o->models.n > 1 ? m->dir : NULL, t->name, &s, a);
-    if (st == HOLA_OK) fill(&m->result[m->n++], t, &s, a);
     eval_journal_close(&r.journal);
     hl_answers_free(a, s.n);
     hl_set_free(&s);

@@ -159,8 +159,7 @@ hola_status eval_samples_add(struct hl_writer *w, const char *model, const char 
                                 json_stringn(a[i].text.data ? a[i].text.data : "", (size_t)a[i].text.n));
             json_object_set_new(v, "target",
                                 json_stringn(r->target.p ? r->target.p : "", (size_t)r->target.n));
-            json_object_set_new(v, "correct",
-                                json_boolean(hl_py_contains(hl_span_text(&a[i].text), r->target)));
+            json_object_set_new(v, "correct", json_boolean(a[i].score == 1));
         } else {
             json_object_set_new(v, "loglikelihood", json_real(a[i].loglikelihood));
             json_object_set_new(v, "is_greedy",

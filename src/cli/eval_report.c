@@ -58,7 +58,8 @@ static json_t *result_json(const struct eval_result *y) {
         const struct hl_figure *f = &y->metrics.metric[k];
         char name[96];
         const bool count = !isfinite(f->error) && f->value == floor(f->value) && fabs(f->value) < 1e15;
-        json_object_set_new(v, f->name, count ? json_integer((json_int_t)f->value) : cli_json_number(f->value));
+        json_object_set_new(v, f->name,
+                            count ? json_integer((json_int_t)f->value) : cli_json_number(f->value));
         snprintf(name, sizeof name, "%s_stderr", f->name);
         if (isfinite(f->error)) json_object_set_new(v, name, cli_json_number(f->error));
     }
@@ -79,7 +80,7 @@ static json_t *config_json(const struct eval_model *m, const struct eval_result 
     if (y->file) json_object_set_new(v, "file", json_string(y->file));
     if (y->sha256[0]) json_object_set_new(v, "file_sha256", json_string(y->sha256));
     if (y->note) json_object_set_new(v, "note", json_string(y->note));
-    json_object_set_new(v, "metric", json_string(y->task->main));
+    json_object_set_new(v, "metric", json_string(y->task->main ? y->task->main : y->metrics.metric[0].name));
     return v;
 }
 

@@ -272,12 +272,12 @@ static void accuracy(const char *name, const struct hl_set *s, const struct hl_a
     free(x);
 }
 
-void hl_choice_tally(const struct hl_task *t, const struct hl_set *s, const struct hl_answer *a,
+void hl_choice_tally(const struct hl_task *t, const struct hl_set *s, struct hl_answer *a,
                      struct hl_metrics *out) {
     (void)t;
     accuracy("acc", s, a, false, out);
 }
-void hl_choice_norm_tally(const struct hl_task *t, const struct hl_set *s, const struct hl_answer *a,
+void hl_choice_norm_tally(const struct hl_task *t, const struct hl_set *s, struct hl_answer *a,
                           struct hl_metrics *out) {
     hl_choice_tally(t, s, a, out);
     accuracy("acc_norm", s, a, true, out);

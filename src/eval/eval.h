@@ -25,8 +25,9 @@ struct hl_request {
     /* generate */
     const char *until[HL_UNTIL]; /* strings that end it; the rest NULL */
     int64_t max_new;
-    struct hl_span target; /* decoding ends early once the output holds it, whatever its case; empty: never */
-    bool whole;            /* a prompt that does not fit is refused, not cut */
+    struct hl_span target; /* what is looked for */
+    bool early;            /* decoding ends once the output holds it, whatever its case */
+    bool whole;            /* the prompt is never cut, but with opts.truncate */
     /* ids: next[i] is to be predicted from ids[..i]; negative: not asked. generate: a prompt in place of context,
      * ids not NULL and no next */
     const int32_t *ids, *next;
@@ -39,6 +40,7 @@ struct hl_answer {
     int64_t tokens;      /* scored or generated */
     struct hl_text text; /* generated, cut at the first string that ends it; yours to free */
     bool *top;           /* ids: [n_ids] */
+    double score;        /* generate, ids: 0 to 1, from the tally */
 };
 void hl_answers_free(struct hl_answer *a, int64_t n);
 
@@ -127,7 +129,7 @@ struct hl_task {
     const char *dataset; /* where they are had */
     int version;
     hola_status (*make)(const struct hl_task *t, const struct hl_eval_opts *o, struct hl_set *out);
-    void (*tally)(const struct hl_task *t, const struct hl_set *s, const struct hl_answer *a,
+    void (*tally)(const struct hl_task *t, const struct hl_set *s, struct hl_answer *a,
                   struct hl_metrics *out);
     const char *main; /* the metric that a table shows first */
 };

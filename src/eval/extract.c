@@ -13,6 +13,7 @@ static hola_status add(struct hl_set *out, struct hl_span prompt, struct hl_span
                            .context = hl_set_keep(out, prompt),
                            .target = hl_set_keep(out, value),
                            .until = {until},
+                           .early = true,
                            .max_new = max_new};
     return r.context.p && r.target.p ? hl_set_ask(out, &r)
                                      : hl_fail(HOLA_ENOMEM, "eval: no memory for a document");
@@ -149,13 +150,13 @@ hola_status hl_squad_make(const struct hl_task *t, const struct hl_eval_opts *o,
     return st;
 }
 
-void hl_extract_tally(const struct hl_task *t, const struct hl_set *s, const struct hl_answer *a,
+void hl_extract_tally(const struct hl_task *t, const struct hl_set *s, struct hl_answer *a,
                       struct hl_metrics *out) {
     double *x = malloc((size_t)s->docs * sizeof *x);
     (void)t;
     HL_ASSERT(x);
     for (int64_t i = 0; i < s->docs; i++)
-        x[i] = hl_py_contains(hl_span_text(&a[i].text), s->request[i].target);
+        x[i] = a[i].score = hl_py_contains(hl_span_text(&a[i].text), s->request[i].target);
     hl_metric_mean(out, "contains", x, s->docs);
     free(x);
 }

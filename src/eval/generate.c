@@ -57,7 +57,7 @@ static hola_status look(const struct hl_engine *e, struct slot *s, bool *ended) 
     if (st == HOLA_OK) {
         for (int i = 0; i < HL_UNTIL && r->until[i]; i++) *ended |= cut_at(&a->text, r->until[i]);
         *ended |= cut_at(&a->text, eos_text(e->opts->tokenizer, room));
-        *ended |= r->target.n > 0 && hl_py_contains(hl_span_text(&a->text), r->target);
+        *ended |= r->early && hl_py_contains(hl_span_text(&a->text), r->target);
     }
     a->tokens = s->out.n;
     return st;

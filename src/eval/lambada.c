@@ -54,7 +54,7 @@ hola_status hl_lambada_make(const struct hl_task *t, const struct hl_eval_opts *
     return st;
 }
 
-void hl_lambada_tally(const struct hl_task *t, const struct hl_set *s, const struct hl_answer *a,
+void hl_lambada_tally(const struct hl_task *t, const struct hl_set *s, struct hl_answer *a,
                       struct hl_metrics *out) {
     double *acc = malloc((size_t)s->docs * sizeof *acc), *nll = malloc((size_t)s->docs * sizeof *nll);
     struct hl_metrics mean = {0};

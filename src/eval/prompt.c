@@ -179,21 +179,16 @@ hola_status hl_items_add(struct hl_items *p, const struct hl_eval_opts *o, const
 hola_status hl_prompt_ids(const struct hl_eval_opts *o, const struct hl_request *r, struct hl_ids *out,
                           bool *cut) {
     const int64_t most = o->max_length - r->max_new;
+    const bool keep = r->whole && !o->truncate;
     hola_status st = r->ids ? hl_ids_room(out, r->n_ids + 1) : hl_prompt_encode(o, r->context, true, out);
     if (st != HOLA_OK) return st;
     if (r->ids && r->n_ids > 0) memcpy(out->data, r->ids, (size_t)r->n_ids * sizeof *out->data);
     if (r->ids) out->n = r->n_ids;
-    if (most < 1)
+    if (most < 1 && !keep)
         return hl_fail(HOLA_EINVAL,
                        "%lld tokens are to be generated, max_length is %lld: no room for a prompt",
                        (long long)r->max_new, (long long)o->max_length);
-    if (out->n > most && r->whole && !o->truncate)
-        return hl_fail(
-            HOLA_EINVAL,
-            "document %lld: a prompt of %lld tokens and %lld to generate do not fit max_length %lld "
-            "(--max-length N, or --truncate to lose its beginning)",
-            (long long)r->doc, (long long)out->n, (long long)r->max_new, (long long)o->max_length);
-    if (out->n > most) {
+    if (out->n > most && !keep) {
         *cut = true;
         memmove(out->data, out->data + out->n - most, (size_t)most * sizeof *out->data);
         out->n = most;

@@ -24,6 +24,9 @@ enum hl_retrieval hl_eval_retrieval(enum hl_retrieval asked, enum hl_profile p) 
     return p == HL_PROFILE_HEAD || p == HL_PROFILE_BASED ? HL_RETRIEVAL_V1 : HL_RETRIEVAL_V0;
 }
 
+#define RULER(name, about) \
+    { name, about, NULL, NULL, 1, hl_ruler_task_make, hl_ruler_tally, NULL }
+
 static const struct hl_task tasks[] = {
     {"wikitext", "perplexity of WikiText's test articles",
      "wikitext/wiki.test.raw|wikitext/wikitext_document_level.test.jsonl",
@@ -62,6 +65,25 @@ static const struct hl_task tasks[] = {
      hl_squad_make, hl_extract_tally, "contains"},
     {"text", "perplexity of the file that --text names", NULL, NULL, 1, hl_text_make, hl_perplexity_tally,
      "token_perplexity"},
+    RULER("niah_single_1", "RULER: a number in a line that repeats"),
+    RULER("niah_single_2", "RULER: a number in essays"),
+    RULER("niah_single_3", "RULER: a uuid in essays"),
+    RULER("niah_multikey_1", "RULER: one of four numbers in essays"),
+    RULER("niah_multikey_2", "RULER: a number among lines like it"),
+    RULER("niah_multikey_3", "RULER: a uuid among lines like it"),
+    RULER("niah_multivalue", "RULER: four numbers of one key"),
+    RULER("niah_multiquery", "RULER: four numbers of four keys"),
+    RULER("ruler_vt", "RULER: variables that have a value"),
+    RULER("ruler_cwe", "RULER: the most common words"),
+    RULER("ruler_fwe", "RULER: the most frequent coded words"),
+    RULER("ruler_qa_squad", "RULER: a question about one of many passages, SQuAD"),
+    RULER("ruler_qa_hotpot", "RULER: a question about one of many passages, HotpotQA"),
+    {"passkey", "digits of a pass key in filler, at five depths", NULL, NULL, 1, hl_passkey_make,
+     hl_passkey_tally, "acc"},
+    {"multikey", "digits of one of 1 to 16 pass keys", NULL, NULL, 1, hl_multikey_make, hl_multikey_tally,
+     "keys_16"},
+    {"mqar", "multi-query associative recall, for models of it", NULL, NULL, 1, hl_mqar_task_make,
+     hl_mqar_tally, "acc"},
 };
 
 const struct hl_task *hl_task_at(int64_t i) {
@@ -113,7 +135,8 @@ hola_status hl_task_make(const struct hl_task *t, const struct hl_eval_opts *o, 
     if (st == HOLA_OK && out->file) hl_sha256_end(&sha, out->sha256);
     if (st == HOLA_OK && t->files) out->split = split_of(strrchr(out->file, '/'));
     if (st == HOLA_OK) st = t->make(t, o, out);
-    if (st == HOLA_OK && out->docs == 0) st = hl_fail(HOLA_EFORMAT, "%s: no rows in it", out->file);
+    if (st == HOLA_OK && out->docs == 0)
+        st = hl_fail(HOLA_EFORMAT, "%s: no documents in it", out->file ? out->file : t->name);
     if (st != HOLA_OK) hl_set_free(out);
     return st;
 }

@@ -171,7 +171,7 @@ hola_status hl_text_make(const struct hl_task *t, const struct hl_eval_opts *o, 
 
 /* ---- perplexity ---- */
 
-void hl_perplexity_tally(const struct hl_task *t, const struct hl_set *s, const struct hl_answer *a,
+void hl_perplexity_tally(const struct hl_task *t, const struct hl_set *s, struct hl_answer *a,
                          struct hl_metrics *out) {
     double L = 0, W = 0, B = 0, N = 0;
     (void)t;
