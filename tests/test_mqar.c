@@ -1,5 +1,5 @@
-/* test_mqar.c -- zoology's own examples: one read with the eye, sets by their hash (printed by zoology's code under
- * numpy 2), and the accuracy. */
+/* test_mqar.c -- zoology's own examples: one read with the eye, sets by their hash (printed by zoology's
+ * code under numpy 2), and the accuracy. */
 #define _GNU_SOURCE
 #include "eval/mqar_numpy.h"
 #include "temp.h"

@@ -1,4 +1,5 @@
-/* test_probe.c -- pass-key probes: the text spelled out again, as much filler as fits, and the Mistral vectors. */
+/* test_probe.c -- pass-key probes: the text spelled out again, as much filler as fits, and the Mistral
+ * vectors. */
 #define _GNU_SOURCE
 #include "eval/probe.h"
 #include "temp.h"

@@ -1,6 +1,6 @@
-/* mqar_numpy.h -- the very examples of zoology's multiquery_ar(seed=..), and the accuracy it reports. The task and
- * its settings are text/mqar.h's, which has random numbers of its own, example by example; here a set is made
- * whole, from numpy's stream: all keys, then all values, then all places. */
+/* mqar_numpy.h -- the very examples of zoology's multiquery_ar(seed=..), and the accuracy it reports. The
+ * task and its settings are text/mqar.h's, which has random numbers of its own, example by example; here a
+ * set is made whole, from numpy's stream: all keys, then all values, then all places. */
 #ifndef HL_MQAR_NUMPY_H
 #define HL_MQAR_NUMPY_H
 #include "text/mqar.h"

@@ -82,8 +82,8 @@ static hola_status measure(const struct quiz *z, const hola_tokenizer *t, int64_
     return HOLA_OK;
 }
 
-/* The most filler that fits: from a guess, by steps that double until it lies between two, then by halves. Without
- * a guess, what eight lines take makes one. */
+/* The most filler that fits: from a guess, by steps that double until it lies between two, then by halves.
+ * Without a guess, what eight lines take makes one. */
 static hola_status fit(const struct quiz *z, const hola_tokenizer *t, int64_t length, struct hl_str *text,
                        int64_t *fillers) {
     int64_t good = -1, bad = length, n = *fillers, step = 1, none, eight,

@@ -1,5 +1,5 @@
-/* probe.h -- pass keys hidden in filler, asked for by teacher forcing: one key at a depth (PK), several keys one
- * of which is asked for (MK). Nothing of it depends on anything but the tokenizer: own seeds, own texts.
+/* probe.h -- pass keys hidden in filler, asked for by teacher forcing: one key at a depth (PK), several keys
+ * one of which is asked for (MK). Nothing of it depends on anything but the tokenizer: own seeds, own texts.
  *
  *   PK  HEAD G..G "The pass key is 78967. ..." G..G "What is the pass key? The pass key is" " 78967"
  *   MK  HEAD G.. "The pass key for river is 27390." G.. .. "What is the pass key for river? .. is" " 27390"
@@ -21,8 +21,8 @@ struct hl_probe {
     const char *word;       /* MK: whose; lent for ever */
     int64_t fillers, place; /* lines of filler; how many stand before the fact */
 };
-/* Sample `sample` at depth `depth` of hl_probe_depth in `length` tokens. fillers: NULL, or a guess of how many
- * lines fit, replaced by the number that did: saves time from sample to sample, changes nothing. */
+/* Sample `sample` at depth `depth` of hl_probe_depth in `length` tokens. fillers: NULL, or a guess of how
+ * many lines fit, replaced by the number that did: saves time from sample to sample, changes nothing. */
 hola_status hl_probe_pk(struct hl_probe *out, const hola_tokenizer *t, int64_t length, int depth,
                         int64_t sample, int64_t *fillers);
 /* Context `sample` with `keys` (1 to 32) facts, and its `keys` questions: out [keys]. */

@@ -200,8 +200,8 @@ hola_status hl_ruler_search(struct hl_ruler_gen *g, const struct hl_ruler_kind *
     return s;
 }
 
-/* The tools draw again with a step less until a text fits, and for ever where one step is too much. Here they get
- * as many tries at one step as a lucky draw may need; then the haystack shrinks further. */
+/* The tools draw again with a step less until a text fits, and for ever where one step is too much. Here
+ * they get as many tries at one step as a lucky draw may need; then the haystack shrinks further. */
 enum { TRIES = 100 };
 hola_status hl_ruler_draw(struct hl_ruler_gen *g, const struct hl_ruler_kind *k, int64_t units, int64_t index,
                           struct hl_draft *d, int64_t *length) {

@@ -2,18 +2,18 @@
  * NVIDIA's scripts would make, and their score.
  *
  * A task is made as its tool makes it in a process of its own: the seed, then the search for how much
- * haystack fits, then sample after sample, all from one stream of random numbers (pyrandom.h). The samples are
- * the tool's byte for byte where tokenizer and data are the tool's. Where a tool would draw for ever
+ * haystack fits, then sample after sample, all from one stream of random numbers (pyrandom.h). The samples
+ * are the tool's byte for byte where tokenizer and data are the tool's. Where a tool would draw for ever
  * because one step of haystack does not fit the length, the haystack is made smaller line by line instead; a
  * length that is too small for that too is refused.
  *
- * Data, a directory (needed by each task as said):
- *   wonderwords/VERSION/{noun,adjective,verb}list.txt   niah_*, ruler_cwe; the lists of the package wonderwords
- *                                                       (VERSION "master" unless opts.words says otherwise)
+ * Data, a directory (each task needs what is said; ruler_vt and ruler_fwe need nothing):
+ *   wonderwords/VERSION/{noun,adjective,verb}list.txt   niah_*, ruler_cwe: the lists of the Python
+ *                                                       package wonderwords (VERSION: opts.words)
  *   PaulGrahamEssays.json                               {"text": ..}; the essay haystacks: niah_single_2, _3,
  *                                                       niah_multikey_1, niah_multivalue, niah_multiquery
  *   nltk_data/tokenizers/punkt_tab/english/             NLTK's sentence boundaries, for the same tasks
- *   squad.json                                          SQuAD 2.0, dev-v2.0.json
+ *   squad.json                                          SQuAD 2.0's dev-v2.0.json; or ../squad/dev-v2.0.json
  *   hotpotqa.json                                       HotpotQA, hotpot_dev_distractor_v1.json
  *   english_words.json                                  NVIDIA's ruler_cwe beyond about 100k tokens alone */
 #ifndef HL_RULER_H
@@ -71,15 +71,15 @@ struct hl_ruler_set {
 };
 /* *out is yours, also after a failure: hl_ruler_free() it. */
 hola_status hl_ruler_make(const struct hl_ruler_opts *o, struct hl_ruler_set *out);
-/* Samples that either tool wrote, one JSON object per line: "input", "outputs", "gen_prefix" or "answer_prefix",
- * "max_length" and "length" where they are; also inside "doc", where --log_samples puts them. The task decides
- * what stands between input and gen_prefix. */
+/* Samples that either tool wrote, one JSON object per line: "input", "outputs", "gen_prefix" or
+ * "answer_prefix", "max_length" and "length" where they are; also inside "doc", where --log_samples puts
+ * them. The task decides what stands between input and gen_prefix. */
 hola_status hl_ruler_read(const char *path, enum hl_ruler_task task, struct hl_ruler_set *out);
 void hl_ruler_free(struct hl_ruler_set *s); /* zeroed ones too */
 
 int64_t hl_ruler_max_new_tokens(enum hl_ruler_task t); /* generation is greedy and ends at EOS alone */
-/* 0 to 1: the share of the references that the prediction contains, whatever their case; for NVIDIA's qa tasks
- * 1 where it contains any. pred: len bytes, as decoded. */
+/* 0 to 1: the share of the references that the prediction contains, whatever their case; for NVIDIA's qa
+ * tasks 1 where it contains any. pred: len bytes, as decoded. */
 double hl_ruler_score(enum hl_ruler_task t, enum hl_ruler_variant v, const char *pred, int64_t len,
                       const struct hl_ruler_sample *s);
 

@@ -45,8 +45,8 @@ static void put_word(struct cwe *w, bool other, int64_t i, struct hl_str *out) {
     else hl_lexicon_get(w->words, w->order[i], out);
 }
 
-/* "1. word 2. word ..": the first ten of n drawn words `common` times each, the others `rare` times; the ten
- * go into picked, appended as a numbered list to names, and, where there is a draft, to its references. */
+/* "1. word 2. word ..": the first ten of n drawn words `common` times each, the others `rare` times. The
+ * ten go as such a list to names and, where there is a draft, to its references. */
 static hola_status put_list(struct hl_ruler_gen *g, int64_t n, int64_t common, int64_t rare,
                             struct hl_str *out, struct hl_str *names, struct hl_draft *d) {
     struct cwe *w = g->state;

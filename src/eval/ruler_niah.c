@@ -1,5 +1,5 @@
-/* ruler_niah.c -- needles in a haystack: one to four of them in lines of noise, in needles nobody asks for, or in
- * essays. */
+/* ruler_niah.c -- needles in a haystack: one to four of them in lines of noise, in needles nobody asks for,
+ * or in essays. */
 #include "eval/ruler_work.h"
 #include <stdlib.h>
 #include <string.h>

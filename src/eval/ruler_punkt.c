@@ -1,6 +1,6 @@
-/* ruler_punkt.c -- where sentences end: Punkt (Kiss and Strunk 2006), deciding as NLTK 3.9 does, from NLTK's own
- * parameters. Every . ? and ! that white space or closing punctuation follows is a candidate; the word before it
- * and the word after it decide.
+/* ruler_punkt.c -- where sentences end: Punkt (Kiss and Strunk 2006), deciding as NLTK 3.9 does, from NLTK's
+ * own parameters. Every . ? and ! that white space or closing punctuation follows is a candidate; the word
+ * before it and the word after it decide.
  *
  * Files of nltk_data/tokenizers/punkt_tab/english: abbrev_types.txt, sent_starters.txt (a word per line),
  * collocations.tab (two words), ortho_context.tab (a word and a sum of the ORTHO bits below). */
@@ -243,7 +243,7 @@ static int64_t after(const char *t, const char *end, const char **next) {
     return q - (t + 1);
 }
 
-/* Closing quotes and brackets at t that belong to the sentence before: their bytes, and with the spaces behind. */
+/* Closing quotes and brackets at t that end the sentence before: their bytes, and with the spaces behind. */
 static int64_t closing(const char *t, const char *end, int64_t *with_spaces) {
     int64_t n = 0;
     while (t + n < end && one_of(t[n], "\"')]}")) {

@@ -1,12 +1,16 @@
-/* ruler_qa.c -- questions over documents: SQuAD's answerable ones with paragraphs of the same article, then of
- * others; HotpotQA's with its own ten paragraphs, then others. */
+/* ruler_qa.c -- questions over documents: SQuAD's answerable ones with paragraphs of the same article, then
+ * of others; HotpotQA's with its own ten paragraphs, then others. */
 #include "eval/ruler_work.h"
+#include "core/file.h"
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define ONLY                                                                                                 \
     "Answer the question based on the given documents. Only give me the answer and do not output any other " \
     "words.\n\n"
+
+enum { STEP = 10 };
 
 struct question {
     const char *text;
@@ -106,19 +110,32 @@ static hola_status squad_paragraph(struct hl_ruler_gen *g, const json_t *article
     return s;
 }
 
+/* Also found where the benchmark of that name has it, beside RULER's data. */
+static const char *squad_file(const char *dir) {
+    static const char *const beside = "../squad/dev-v2.0.json";
+    char *here = hl_path_join(dir ? dir : "", "squad.json"), *there = hl_path_join(dir ? dir : "", beside);
+    const bool use = here && there && access(here, R_OK) != 0 && access(there, R_OK) == 0;
+    free(here);
+    free(there);
+    return use ? beside : "squad.json";
+}
+
 static hola_status read_squad(struct hl_ruler_gen *g) {
     struct qa *w = g->state;
     size_t i, j;
     json_t *article, *paragraph;
     hola_status s = hl_ruler_json(
-        g->o->data, "squad.json",
+        g->o->data, squad_file(g->o->data),
         "SQuAD 2.0's dev-v2.0.json (https://rajpurkar.github.io/SQuAD-explorer/dataset/dev-v2.0.json) there",
         &w->root);
     if (s == HOLA_OK) s = squad_docs(g);
     if (s != HOLA_OK) return s;
-    json_array_foreach(json_object_get(w->root, "data"), i, article)
-        json_array_foreach(json_object_get(article, "paragraphs"), j, paragraph) if (s == HOLA_OK) s =
-            squad_paragraph(g, article, paragraph);
+    json_array_foreach(json_object_get(w->root, "data"), i, article) {
+        json_array_foreach(json_object_get(article, "paragraphs"), j, paragraph) {
+            s = squad_paragraph(g, article, paragraph);
+            if (s != HOLA_OK) return s;
+        }
+    }
     return s;
 }
 
@@ -179,8 +196,8 @@ static hola_status read_hotpot(struct hl_ruler_gen *g) {
             if (s != HOLA_OK) break;
         }
         q.n_own = (int32_t)w->n_index - q.own;
-        if (s == HOLA_OK && !(q.text && json_is_string(q.answers) && q.n_own > 0))
-            s = bad_file(g, "hotpotqa.json: an entry without question, answer or context");
+        if (s == HOLA_OK && !(q.text && json_is_string(q.answers) && q.n_own > 0 && q.n_own <= STEP))
+            s = bad_file(g, "hotpotqa.json: an entry without question, answer or 1 to 10 contexts");
         if (s == HOLA_OK) s = add_question(w, q);
         if (s != HOLA_OK) break;
     }
@@ -203,7 +220,7 @@ static hola_status qa_open(struct hl_ruler_gen *g) {
     w->taken = calloc((size_t)w->doc.n, 1);
     if (!w->order || !w->pick || !w->taken) return hl_fail(HOLA_ENOMEM, "ruler: no memory");
     for (int64_t i = 0; i < w->doc.n; i++) w->order[i] = (int32_t)i;
-    g->step = g->probe = 10;
+    g->step = g->probe = STEP;
     g->cap = g->nvidia ? 0 : w->doc.n;
     return HOLA_OK;
 }

@@ -1,4 +1,4 @@
-/* ruler_text.c -- texts that grow and Python's ways with strings; lists of spans; the data directory's files. */
+/* ruler_text.c -- texts that grow, Python's ways with strings, lists of spans, files of the data. */
 #include "eval/ruler_work.h"
 #include "core/file.h"
 #include "text/bpe.h"

@@ -1,5 +1,5 @@
-/* ruler_vt.c -- variable tracking: VAR A = 12345, then VAR B = VAR A, and so on, among lines of noise. Before the
- * question stands an example of the same kind, with names of three letters instead of five. */
+/* ruler_vt.c -- variable tracking: VAR A = 12345, then VAR B = VAR A, and so on, among lines of noise.
+ * Before the question stands an example of the same kind, with names of three letters instead of five. */
 #include "eval/ruler_work.h"
 #include <stdlib.h>
 #include <string.h>
@@ -19,7 +19,7 @@ static void draw_name(struct hl_mt *m, int letters, char *out) {
     out[letters] = 0;
 }
 
-/* Five names. Where one comes twice the tools draw on until five are distinct, and then fail over the sixth. */
+/* Five names. Where one comes twice, the tools draw on until five are distinct and fail over the sixth. */
 static bool draw_names(struct hl_ruler_gen *g, int letters, char name[NAMES][8]) {
     int n = 0;
     for (int i = 0; i < NAMES || n < NAMES; i++) {

@@ -53,8 +53,8 @@ static int by_text(const void *a, const void *b) {
     return strcmp(x->text.data, y->text.data);
 }
 
-/* Adjectives i to j - 1, the first of which the others begin with ("blue", "blue-eyed"): their pairs interleave, and
- * may be the same word. */
+/* Adjectives i to j - 1, the first of which the others begin with ("blue", "blue-eyed"): their pairs
+ * interleave, and may be the same word. */
 static hola_status merge_group(struct hl_lexicon *w, int64_t i, int64_t j) {
     int64_t n = (j - i) * w->noun.n;
     struct pair_word *word = calloc((size_t)n, sizeof *word);

@@ -1,4 +1,4 @@
-/* ruler_work.h -- what the files of RULER share: texts that grow, a draft of a sample, the tasks' own parts. */
+/* ruler_work.h -- what the files of RULER share: texts that grow, drafts of samples, the tasks. */
 #ifndef HL_RULER_WORK_H
 #define HL_RULER_WORK_H
 #include "eval/pyrandom.h"
@@ -57,8 +57,8 @@ hola_status hl_ruler_json(const char *dir, const char *name, const char *source,
 struct hl_punkt;
 hola_status hl_punkt_new(struct hl_punkt **out, const char *dir);
 void hl_punkt_free(struct hl_punkt *p);
-/* The sentences of a text whose only white space is single spaces, none at its ends: as nltk.sent_tokenize (3.9)
- * cuts it. *out is emptied first. */
+/* The sentences of a text whose only white space is single spaces, none at its ends: as nltk.sent_tokenize
+ * (3.9) cuts it. *out is emptied first. */
 hola_status hl_punkt_split(const struct hl_punkt *p, const char *text, int64_t n, struct hl_spans *out);
 
 /* ---- words (ruler_words.c) ---- */
