@@ -31,14 +31,14 @@ JSON
 "$hola" init -o "$dir/m" --config "$dir/config.json" -s 1 >/dev/null 2>&1 || exit 1
 "$hola" init -o "$dir/m2" --config "$dir/config.json" -s 2 >/dev/null 2>&1 || exit 1
 
-put wikitext/wiki.test.raw <<'T'
- 
- = First page = 
- 
- The cats ' tails , it 's 5 @.@ 2 @-@ year old . 
- = Second page = 
- 
- Some words ( in brackets ) here . 
+sed 's/|$//' <<'T' | put wikitext/wiki.test.raw
+ |
+ = First page = |
+ |
+ The cats ' tails , it 's 5 @.@ 2 @-@ year old . |
+ = Second page = |
+ |
+ Some words ( in brackets ) here . |
 T
 put arc_easy/test.jsonl <<'T'
 {"question": "Which?", "choices": ["one", "two", "three"], "gold": 1}

@@ -1,5 +1,5 @@
-/* test_eval_run.c -- the engine against scoring and decoding one request after another with a session of its own;
- * the same bits in any order and company; no state from window to window; no padding anywhere. */
+/* test_eval_run.c -- the engine against scoring and decoding one request after another with a session of its
+ * own; the same bits in any order and company; no state from window to window; no padding anywhere. */
 #define _GNU_SOURCE
 #include "eval/prompt.h"
 #include "eval/tasks.h"
@@ -287,7 +287,8 @@ static void test_accuracy(void **state) {
         a[i].loglikelihood = ll[i];
     }
     hl_choice_norm_tally(NULL, &s, a, &got);
-    /* first document: equals, the first wins (gold 0), and -9/9 wins per character; second: -1, then -1/2 of 2 */
+    /* first document: equals, the first wins (gold 0), and -9/9 wins per character; second: -1, then -1/2 of
+     * 2 */
     assert_string_equal(got.metric[0].name, "acc");
     assert_true(got.metric[0].value == 0.5 && got.metric[0].error == 0.5);
     assert_string_equal(got.metric[1].name, "acc_norm");

@@ -51,8 +51,8 @@ struct eval_journal {
     char *path;
     int64_t found; /* answers that were there */
 };
-/* Opens DIR/TASK-KEY.jsonl, KEY a hash of `settings` (which it takes over), and takes the answers in it. A line
- * that a kill cut short is dropped. */
+/* Opens DIR/TASK-KEY.jsonl, KEY a hash of `settings` (which it takes over), and takes the answers in it. A
+ * line that a kill cut short is dropped. */
 hola_status eval_journal_open(struct eval_journal *j, const char *dir, const char *task, json_t *settings,
                               const struct hl_set *s, struct hl_answer *a);
 hola_status eval_journal_put(struct eval_journal *j, const struct hl_request *r, int64_t i,

@@ -1,4 +1,5 @@
-/* eval_model.h -- a model that is evaluated: its weights, tokenizer, hash, and the settings that follow from it. */
+/* eval_model.h -- a model that is evaluated: its weights, tokenizer, hash, and the settings that follow from
+ * it. */
 #ifndef HOLA_CLI_EVAL_MODEL_H
 #define HOLA_CLI_EVAL_MODEL_H
 #include "cli/eval.h"

@@ -1,5 +1,5 @@
-/* eval_page.c -- hola eval --html: the paper's tables with the results of this evaluation beside them, then every
- * figure with its settings. One file, nothing from elsewhere. */
+/* eval_page.c -- hola eval --html: the paper's tables with the results of this evaluation beside them, then
+ * every figure with its settings. One file, nothing from elsewhere. */
 #include "cli/eval.h"
 #include <math.h>
 #include <stdarg.h>

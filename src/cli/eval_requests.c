@@ -1,5 +1,5 @@
-/* eval_requests.c -- hola eval --requests: lm-evaluation-harness's three kinds of request, one JSON object per
- * line, texts or token ids; answers on stdout in the same order. What tools/lm_eval_hola.py talks to. */
+/* eval_requests.c -- hola eval --requests: lm-evaluation-harness's three kinds of request, one JSON object
+ * per line, texts or token ids; answers on stdout in the same order. What tools/lm_eval_hola.py talks to. */
 #include "cli/eval.h"
 #include "eval/rows.h"
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-/* sha256.c -- see sha256.h. The constants are the first 32 bits of the fractional parts of the cube roots of the
- * first 64 primes, and for the start of the square roots of the first 8. */
+/* sha256.c -- see sha256.h. The constants are the first 32 bits of the fractional parts of the cube roots of
+ * the first 64 primes, and for the start of the square roots of the first 8. */
 #include "core/sha256.h"
 #include "core/file.h"
 #include <string.h>

@@ -1,5 +1,5 @@
-/* choice.c -- multiple choice: the requests of each task, and acc and acc_norm. Contexts and choices are as the
- * harness's templates make them, from the hub's rows or those of other exports of the same data. */
+/* choice.c -- multiple choice: the requests of each task, and acc and acc_norm. Contexts and choices are as
+ * the harness's templates make them, from the hub's rows or those of other exports of the same data. */
 #include "eval/rows.h"
 #include "eval/tasks.h"
 #include <stdlib.h>
@@ -246,8 +246,8 @@ hola_status hl_sciq_make(const struct hl_task *t, const struct hl_eval_opts *o, 
 
 /* ---- accuracy ---- */
 
-/* The likeliest choice, by itself or per code point; the first of equals. (A choice without characters comes to
- * minus infinity per code point, as in numpy.) */
+/* The likeliest choice, by itself or per code point; the first of equals. (A choice without characters comes
+ * to minus infinity per code point, as in numpy.) */
 static int64_t best(const struct hl_doc *d, const struct hl_request *r, const struct hl_answer *a,
                     bool norm) {
     int64_t at = 0;

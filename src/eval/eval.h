@@ -28,8 +28,8 @@ struct hl_request {
     struct hl_span target; /* what is looked for */
     bool early;            /* decoding ends once the output holds it, whatever its case */
     bool whole;            /* the prompt is never cut, but with opts.truncate */
-    /* ids: next[i] is to be predicted from ids[..i]; negative: not asked. generate: a prompt in place of context,
-     * ids not NULL and no next */
+    /* ids: next[i] is to be predicted from ids[..i]; negative: not asked. generate: a prompt in place of
+     * context, ids not NULL and no next */
     const int32_t *ids, *next;
     int64_t n_ids;
 };

@@ -1,5 +1,5 @@
-/* generate.c -- greedy decoding of many prompts, a session each, a token of all at a time; when one has ended the
- * next prompt takes its place. A session gets the bits that it would get alone. */
+/* generate.c -- greedy decoding of many prompts, a session each, a token of all at a time; when one has
+ * ended the next prompt takes its place. A session gets the bits that it would get alone. */
 #include "eval/engine.h"
 #include "model/model.h"
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-/* generated.c -- tasks whose documents are made, not read: RULER (ruler.h), the pass-key probes (probe.h), MQAR
- * (mqar_numpy.h). */
+/* generated.c -- tasks whose documents are made, not read: RULER (ruler.h), the pass-key probes (probe.h),
+ * MQAR (mqar_numpy.h). */
 #include "core/file.h"
 #include "eval/mqar_numpy.h"
 #include "eval/probe.h"

@@ -1,5 +1,5 @@
-/* prompt.c -- see prompt.h. As lm-evaluation-harness does it, its peculiarities included: a context is encoded
- * by itself, a continuation is what the whole has beyond as many tokens. */
+/* prompt.c -- see prompt.h. As lm-evaluation-harness does it, its peculiarities included: a context is
+ * encoded by itself, a continuation is what the whole has beyond as many tokens. */
 #include "eval/prompt.h"
 #include <stdlib.h>
 

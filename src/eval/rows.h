@@ -26,8 +26,8 @@ hola_status hl_row_text_or(const struct hl_rowfile *f, const char *name, const c
 /* An integer, or a string of digits, below n and not negative. */
 hola_status hl_row_index(const struct hl_rowfile *f, const char *name, int64_t n, int64_t *out);
 bool hl_row_has(const struct hl_rowfile *f, const char *name);
-/* A list of 2 to most texts: ["a", ..] or, where labels is not NULL, {"text": ["a", ..], "label": ["A", ..]} too
- * (without labels *labels is NULL). */
+/* A list of 2 to most texts: ["a", ..] or, where labels is not NULL, {"text": ["a", ..], "label": ["A", ..]}
+ * too (without labels *labels is NULL). */
 hola_status hl_row_list(const struct hl_rowfile *f, const char *name, struct hl_span *out, int most, int *n,
                         const json_t **labels);
 

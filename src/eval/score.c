@@ -1,5 +1,5 @@
-/* score.c -- scores items in waves: prefixes that are the same are fed once and their state copied, and what is
- * left of every item is scored. A wave is as many items as there are states. */
+/* score.c -- scores items in waves: prefixes that are the same are fed once and their state copied, and what
+ * is left of every item is scored. A wave is as many items as there are states. */
 #include "core/half.h"
 #include "eval/engine.h"
 #include "model/lanes.h"
@@ -100,8 +100,8 @@ static hola_status run_wave(struct hl_engine *e, struct wave *w, const struct hl
     return st;
 }
 
-/* Items that make a wave: as many as there are lanes, but no more rows than some passes take, so that progress
- * shows and little is lost on an interruption. */
+/* Items that make a wave: as many as there are lanes, but no more rows than some passes take, so that
+ * progress shows and little is lost on an interruption. */
 static int64_t wave_size(const struct hl_engine *e, const struct wave *w, const struct hl_item *item,
                          int64_t n) {
     const int64_t most = 4 * hl_lanes_rows(e->model);

@@ -14,7 +14,8 @@ hola_status hl_text_make(const struct hl_task *t, const struct hl_eval_opts *o, 
 void hl_perplexity_tally(const struct hl_task *t, const struct hl_set *s, struct hl_answer *a,
                          struct hl_metrics *out);
 hola_status hl_wikitext_detokenize(struct hl_span page, struct hl_text *out); /* *out is empty before */
-/* Adds the pages of a file of lines as documents: their words and bytes are the page's, the text is detokenised. */
+/* Adds the pages of a file of lines as documents: their words and bytes are the page's, the text is
+ * detokenised. */
 hola_status hl_wikitext_pages(struct hl_span file, const struct hl_eval_opts *o, struct hl_set *out);
 
 /* lambada.c: the last word */

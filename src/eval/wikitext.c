@@ -1,6 +1,6 @@
-/* wikitext.c -- perplexity: WikiText's pages, put together from its lines and detokenised as the harness does it,
- * and any text file. Words and bytes are counted on the page as it was, the likelihood is that of the
- * detokenised text. */
+/* wikitext.c -- perplexity: WikiText's pages, put together from its lines and detokenised as the harness
+ * does it, and any text file. Words and bytes are counted on the page as it was, the likelihood is that of
+ * the detokenised text. */
 #include "eval/rows.h"
 #include "eval/tasks.h"
 #include <math.h>
@@ -34,7 +34,8 @@ static hola_status slip(struct hl_text *a, struct hl_text *b) {
     return st;
 }
 
-/* White space inside of a pair of brackets or quotes goes: from an opener to the next closer, and on behind it. */
+/* White space inside of a pair of brackets or quotes goes: from an opener to the next closer, and on behind
+ * it. */
 static hola_status tighten(struct hl_text *a, struct hl_text *b, char open, char close) {
     struct hl_span s = hl_span_text(a);
     hola_status st = HOLA_OK;

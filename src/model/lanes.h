@@ -1,8 +1,8 @@
 /* lanes.h -- many sequences in one pass, never padded: what scoring thousands of short texts needs.
  *
- * A lane is the state of one sequence. A stretch is the next tokens of a lane, fed or scored. Stretches are cut
- * into pieces from their own first token on, and pieces share passes as they fit, so what a lane gets does not
- * depend on the others (on the CPU: to the bit). */
+ * A lane is the state of one sequence. A stretch is the next tokens of a lane, fed or scored. Stretches
+ * are cut into pieces from their own first token on, and pieces share passes as they fit, so what a lane
+ * gets does not depend on the others (on the CPU: to the bit). */
 #ifndef HL_LANES_H
 #define HL_LANES_H
 #include "model/model.h"
