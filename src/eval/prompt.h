@@ -1,4 +1,4 @@
-/* prompt.h -- requests as token ids: where a context ends and a continuation begins, BOS, windows, cutting. */
+/* prompt.h -- requests as token ids: where a context ends and a continuation begins, BOS, windows. */
 #ifndef HL_PROMPT_H
 #define HL_PROMPT_H
 #include "eval/eval.h"

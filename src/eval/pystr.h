@@ -28,7 +28,7 @@ int64_t hl_py_words(struct hl_span s); /* len(re.split(r"\s+", s)) */
 int64_t hl_py_find(struct hl_span s, const char *what); /* bytes before it; -1: not in it */
 /* Appends s with every `old` replaced, in one pass from the left. */
 hola_status hl_py_replace(struct hl_text *out, struct hl_span s, const char *old, const char *new_text);
-/* Appends s.capitalize(): the first character in title case, the rest in lower case (a final sigma as any). */
+/* Appends s.capitalize(): the first character in title case, the rest in lower case (final sigmas too). */
 hola_status hl_py_capitalize(struct hl_text *out, struct hl_span s);
 /* bool(re.search(re.escape(what), s, re.IGNORECASE)) */
 bool hl_py_contains(struct hl_span s, struct hl_span what);
