@@ -10,7 +10,7 @@
 #define SPAN(text) ((struct hl_span){text, sizeof(text) - 1})
 
 static void check_text(struct hl_text *got, const char *want, const char *what) {
-    if (got->n != (int64_t)strlen(want) || memcmp(got->data, want, strlen(want)) != 0)
+    if (!hl_span_equal(hl_span_text(got), hl_span_of(want)))
         fail_msg("%s: \"%.*s\", not \"%s\"", what, (int)got->n, got->data, want);
     free(got->data);
     *got = (struct hl_text){0};

@@ -50,7 +50,7 @@ extern "C" void HL_OP(linear_forward)(struct hl_pool *pool, const struct hl_line
         gemv(c, a);
         return;
     }
-    if (few_fits(a)) {
+    if (!a->ld && few_fits(a)) {
         few(c, a);
         return;
     }
