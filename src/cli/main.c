@@ -21,6 +21,7 @@ static const struct command {
     {"plot", cmd_plot, "the curves of one or several runs in one file"},
     {"score", cmd_score, "log-probability of every token of a text or id list; perplexity"},
     {"inspect", cmd_inspect, "what is in a checkpoint"},
+    {"convert", cmd_convert, "the same model with weights of another type: f32, bf16, f16, int8, int4"},
     {"bench", cmd_bench, "speed of ops and of the whole model on this machine"},
 };
 enum { COMMANDS = sizeof commands / sizeof commands[0] };
