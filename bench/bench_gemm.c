@@ -101,7 +101,8 @@ static double prefill(const struct setup *s, hola_dtype dtype, const void *panel
     float *x = fresh(ROWS * K), *out = fresh(ROWS * N);
     struct hl_linear a = {.M = ROWS, .K = K, .x = x, .n = 1};
     double best = 1e30;
-    a.part[0].W = (struct hl_weight){.data = panels, .layout = HL_PANELS, .dtype = dtype, .rows = N, .cols = K};
+    a.part[0].W =
+        (struct hl_weight){.data = panels, .layout = HL_PANELS, .dtype = dtype, .rows = N, .cols = K};
     a.part[0].out = out;
     for (int r = 0; r < 12; r++) {
         double t = now();

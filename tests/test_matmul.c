@@ -88,8 +88,9 @@ static void compare_forward(struct hl_pool *pool, const struct layer *l, int kin
         if (!ops) continue;
         forward(ops, pool, l, kind, start, got);
         for (int p = 0; p < l->n; p++)
-            CHECK_NEAR(got[p], want[p], l->M, l->N + p, allowed_kind(l->N, kind), "%s M %d N %d K %d kind %d start %d",
-                       ops->name, (int)l->M, (int)l->N + p, (int)l->K, kind, (int)start);
+            CHECK_NEAR(got[p], want[p], l->M, l->N + p, allowed_kind(l->N, kind),
+                       "%s M %d N %d K %d kind %d start %d", ops->name, (int)l->M, (int)l->N + p, (int)l->K,
+                       kind, (int)start);
         free_outputs(l, got);
     }
     free_outputs(l, want);

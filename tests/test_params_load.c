@@ -41,7 +41,7 @@ static void file_new(struct file *f, const hola_config *c, hola_dtype dtype) {
     for (int64_t i = 0; i < f->n; i++) {
         const struct hl_tensor *t = &f->p.tensor[i];
         f->e[i] = (struct hl_st_entry){
-            t->name, dtype, t->ndim, {t->dim[0], t->dim[1], t->dim[2]}, f->x + t->offset};
+            t->name, dtype, t->ndim, {t->dim[0], t->dim[1], t->dim[2]}, f->x + t->offset, NULL};
     }
     f->dir = temp_new();
     f->path = hl_path_join(f->dir, "model.safetensors");
@@ -192,9 +192,9 @@ static void test_load_lenient(void **state) {
     (void)state;
     file_new(&f, &c, HOLA_F32);
     /* tied, but a head is stored; old files' unused D; a tensor nobody knows */
-    f.e[f.n++] = (struct hl_st_entry){"lm_head.weight", HOLA_F32, 2, {61, 32}, extra};
-    f.e[f.n++] = (struct hl_st_entry){"model.layers.0.attn.D", HOLA_F32, 1, {2}, extra};
-    f.e[f.n++] = (struct hl_st_entry){"zzz", HOLA_F16, 1, {5}, extra};
+    f.e[f.n++] = (struct hl_st_entry){"lm_head.weight", HOLA_F32, 2, {61, 32}, extra, NULL};
+    f.e[f.n++] = (struct hl_st_entry){"model.layers.0.attn.D", HOLA_F32, 1, {2}, extra, NULL};
+    f.e[f.n++] = (struct hl_st_entry){"zzz", HOLA_F16, 1, {5}, extra, NULL};
     CHECK_OK(load(&f, &c, &p, &x));
     assert_memory_equal(x, f.x, (size_t)p.total * sizeof(real));
     loaded_free(&p, x);

@@ -35,7 +35,8 @@ struct hola_model {
      * a block of the small tensors. Master: the rows that training reads and writes; on a device a block of
      * their own there, with a second copy in the activations' type for the products. */
     real *rows;
-    struct hl_codes *codes; /* [params.n]: as in the file, until the panels are made; empty: stored as floats */
+    struct hl_codes
+        *codes; /* [params.n]: as in the file, until the panels are made; empty: stored as floats */
     real *small;
     char *panels;
     real *master;             /* on the host: the rows */

@@ -34,8 +34,8 @@ static json_t *metadata_object(const char *const *metadata) {
 static json_t *entry_object(const struct hl_st_entry *e, int64_t offset) {
     json_t *shape = json_array();
     for (int i = 0; i < e->ndim; i++) json_array_append_new(shape, json_integer(e->dim[i]));
-    return json_pack("{s:s, s:o, s:[I,I]}", "dtype", type_name(e->dtype), "shape", shape,
-                     "data_offsets", (json_int_t)offset, (json_int_t)(offset + bytes_of(e)));
+    return json_pack("{s:s, s:o, s:[I,I]}", "dtype", type_name(e->dtype), "shape", shape, "data_offsets",
+                     (json_int_t)offset, (json_int_t)(offset + bytes_of(e)));
 }
 
 /* The header's text, padded with spaces so that the data starts on 8 bytes; NULL: no memory. */

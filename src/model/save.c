@@ -22,7 +22,8 @@ static void make_codes(void *ctx, int64_t i, int worker) {
     const struct contents *c = ctx;
     const struct hl_tensor *t = &c->m->params.tensor[i];
     (void)worker;
-    if (!hl_is_codes(c->dtype) || !hl_quant_takes(&c->m->params, i) || c->m->codes[i].dtype == c->dtype) return;
+    if (!hl_is_codes(c->dtype) || !hl_quant_takes(&c->m->params, i) || c->m->codes[i].dtype == c->dtype)
+        return;
     if (!hl_quant_new(&c->codes[i], c->dtype, t->dim[0], t->dim[1])) c->status[i] = HOLA_ENOMEM;
     else if (!hl_codes_make(&c->codes[i], c->m->rows + t->offset)) c->status[i] = HOLA_ENUMERIC;
 }
@@ -34,9 +35,11 @@ static hola_status fill(struct contents *c) {
         const struct hl_tensor *t = &m->params.tensor[i];
         if (c->status[i] != HOLA_OK)
             return hl_fail(c->status[i], "%s: %s", t->name,
-                           c->status[i] == HOLA_ENOMEM ? "no memory for its codes" : "holds values that are not finite");
+                           c->status[i] == HOLA_ENOMEM ? "no memory for its codes"
+                                                       : "holds values that are not finite");
         if (hl_is_codes(c->dtype) && hl_quant_takes(&m->params, i)) {
-            hl_quant_entries(&c->entry[c->n], c->codes[i].code ? &c->codes[i] : &m->codes[i], t->name, c->name[i]);
+            hl_quant_entries(&c->entry[c->n], c->codes[i].code ? &c->codes[i] : &m->codes[i], t->name,
+                             c->name[i]);
             c->n += 2;
             continue;
         }

@@ -13,7 +13,7 @@ static int clamp(float x, int low, int high) {
 /* A group of zeros, or of numbers too small for a scale, is codes of 0 and any scale but 0. */
 static uint16_t usable(float scale) {
     const uint16_t h = hl_to_bf16(scale);
-    return (h & 0x7fff) == 0 || (h & 0x7f80) == 0x7f80 ? hl_to_bf16(1) : h;
+    return (h & 0x7f80) == 0 || (h & 0x7f80) == 0x7f80 ? hl_to_bf16(1) : h;
 }
 
 static uint16_t make_int8(const float *x, int64_t n, float most, int8_t *code) {
@@ -23,19 +23,20 @@ static uint16_t make_int8(const float *x, int64_t n, float most, int8_t *code) {
     return scale;
 }
 
-/* Codes for one scale; returns sum x code and sum code^2, which give the error and the best scale for them. */
+/* Codes for one scale, and sum x code and sum code^2, which give the error and the best scale for them. */
 static void round_int4(const float *x, int64_t n, float scale, int8_t *code, double *xc, double *cc) {
     const float inverse = 1 / scale;
-    float sxc = 0, scc = 0;
+    float sum_xc = 0, sum_cc = 0; /* in steps: no magnitude is too large for this */
     for (int64_t i = 0; i < n; i++) {
-        float r = rintf(x[i] * inverse);
+        const float steps = x[i] * inverse;
+        float r = rintf(steps);
         r = r < -8 ? -8 : r > 7 ? 7 : r;
         code[i] = (int8_t)r;
-        sxc += x[i] * r;
-        scc += r * r;
+        sum_xc += steps * r;
+        sum_cc += r * r;
     }
-    *xc = (double)sxc;
-    *cc = (double)scc;
+    *xc = (double)scale * (double)sum_xc;
+    *cc = (double)sum_cc;
 }
 
 /* The number of largest magnitude becomes -8 (the scale may be negative), -7 or 7, or is cut a little; of these the
@@ -57,6 +58,10 @@ static uint16_t make_int4(const float *x, int64_t n, float most, int8_t *code) {
         least = error;
         best = scale;
         memcpy(code, tried, (size_t)n);
+    }
+    if (best & 0x8000 && !memchr(code, -8, (size_t)n)) { /* of two ways to say the same, one */
+        for (int64_t i = 0; i < n; i++) code[i] = (int8_t)-code[i];
+        best ^= 0x8000;
     }
     return best;
 }
@@ -144,8 +149,8 @@ void hl_codes_pack(void *panels, const struct hl_codes *c) {
 
 real hl_codes_at(const void *panels, hola_dtype t, int64_t cols, int64_t i, int64_t j) {
     const int64_t G = hl_group_size(t), lane = i % HL_PANEL;
-    const uint8_t *block = (const uint8_t *)panels + i / HL_PANEL * hl_codes_panel(t, cols) +
-                           j / G * hl_codes_block(t, G);
+    const uint8_t *block =
+        (const uint8_t *)panels + i / HL_PANEL * hl_codes_panel(t, cols) + j / G * hl_codes_block(t, G);
     const uint8_t byte = block[byte_of(t, lane, j % G)];
     uint16_t scale;
     memcpy(&scale, block + lane * 2, 2);

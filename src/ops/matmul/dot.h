@@ -20,10 +20,10 @@ enum { HL_DOT_ROWS = 2 };
 
 struct hl_dot {
     hola_dtype dtype;
-    const void *B;     /* a panel, from the start of a group */
-    int64_t K;         /* columns from there */
-    const int16_t *x;  /* row i at x + i * xs, rounded up to HL_CODE_STEP with 0 */
-    const real *scale; /* row i's of group g at [i * gs + g] */
+    const void *B;      /* a panel, from the start of a group */
+    int64_t K;          /* columns from there */
+    const int16_t *x;   /* row i at x + i * xs, rounded up to HL_CODE_STEP with 0 */
+    const real *scale;  /* row i's of group g at [i * gs + g] */
     const int32_t *sum; /* of the row's numbers in the group: INT4 is stored as code + 8 */
     int64_t xs, gs;
     real *C;

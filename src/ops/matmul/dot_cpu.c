@@ -41,7 +41,7 @@ INLINE vq widen_bytes(const uint8_t *p) {
 #elif defined(__AVX2__)
     return (vq)_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p));
 #else
-    return (vq)__builtin_convertvector(*(const vb_mem *)p, vw);
+    return (vq) __builtin_convertvector(*(const vb_mem *)p, vw);
 #endif
 }
 
@@ -61,8 +61,8 @@ INLINE vq pair(hola_dtype dtype, const uint8_t *w, int v, int p) {
 }
 
 /* One row alone has too few sums to keep the multipliers busy: it gets two sets of them. */
-INLINE void sum_group(int mr, hola_dtype dtype, const struct hl_dot *d, const uint8_t *w, int64_t k, int64_t n,
-                      vq acc[HL_DOT_ROWS][NV]) {
+INLINE void sum_group(int mr, hola_dtype dtype, const struct hl_dot *d, const uint8_t *w, int64_t k,
+                      int64_t n, vq acc[HL_DOT_ROWS][NV]) {
     vq more[NV] = {{0}};
     for (int64_t end = k + n; k < end; k += HL_CODE_STEP) {
         const int64_t bytes = HL_PANEL * HL_CODE_STEP / (dtype == HOLA_INT8 ? 1 : 2);
@@ -121,8 +121,8 @@ INLINE void rows(int mr, hola_dtype dtype, const struct hl_dot *d) {
     }
 }
 
-#define KERNEL(m)                                                              \
-    static void int8_##m(const struct hl_dot *d) { rows(m, HOLA_INT8, d); }    \
+#define KERNEL(m)                                                           \
+    static void int8_##m(const struct hl_dot *d) { rows(m, HOLA_INT8, d); } \
     static void int4_##m(const struct hl_dot *d) { rows(m, HOLA_INT4, d); }
 KERNEL(1)
 KERNEL(2)

@@ -14,7 +14,7 @@ struct term { /* C (= or +=) A B over K */
     int64_t ai, ak; /* A(i, k) = A[i*ai + k*ak], one of them 1 */
     const void *B;
     enum { B_ROWS, B_COLUMNS, B_PANELS, B_CODES } form; /* B(k, n) = B[n*bs + k], B[k*bs + n], or panels */
-    hola_dtype dtype;                          /* of panels */
+    hola_dtype dtype;                                   /* of panels */
     int64_t bs, K;
 };
 struct product { /* C[M][N] (= or +=) the sum of its terms, in order */
@@ -235,7 +235,7 @@ void HL_OP(linear_forward)(struct hl_pool *pool, const struct hl_linear *a) {
         if (part->from && part->from != part->out)
             memcpy(part->out, part->from, (size_t)(p->M * p->N) * sizeof(real));
         p->term[0] = (struct term){.A = a->x, .ai = a->K, .ak = 1, .B = part->W.data, .bs = a->K, .K = a->K};
-        p->term[0].form = part->W.layout != HL_PANELS        ? B_ROWS
+        p->term[0].form = part->W.layout != HL_PANELS  ? B_ROWS
                           : hl_is_codes(part->W.dtype) ? B_CODES
                                                        : B_PANELS;
         p->term[0].dtype = part->W.dtype;

@@ -12,7 +12,8 @@ static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 /* n <= HL_GROUP_MAX numbers of x; out has room for whole vectors. Returns the scale: NaN where x is not finite, so
  * that out shows it. */
 static real round_group(const real *x, int64_t n, int16_t *out, int32_t *sum) {
-    const real magic = sizeof(real) == 4 ? (real)12582912 : (real)6755399441055744; /* rounds what it is added to */
+    const real magic =
+        sizeof(real) == 4 ? (real)12582912 : (real)6755399441055744; /* rounds what it is added to */
     vr most = {0}, bad = {0};
     vq total = {0};
     real peak = 0;
@@ -74,7 +75,8 @@ void HL_OP(dot_block)(const struct hl_dot_block *b, void *room, int64_t room_byt
     for (int64_t k = 0; k < b->K; k += piece) {
         const int64_t K = min64(b->K - k, piece);
         const struct strip s = strip_in(room, rows, K, G);
-        const char *B = (const char *)b->panels + b->n0 / HL_PANEL * panel + k / G * hl_codes_block(b->dtype, G);
+        const char *B =
+            (const char *)b->panels + b->n0 / HL_PANEL * panel + k / G * hl_codes_block(b->dtype, G);
         struct hl_dot d = {.dtype = b->dtype, .K = K, .x = s.x, .scale = s.scale, .sum = s.sum};
         d.xs = s.xs;
         d.gs = s.gs;
