@@ -49,7 +49,7 @@ for t in f32:0.0000001 bf16:0.01 f16:0.002 int8:0.02 int4:0.2; do
     ok grep -q '"a_field_of_others": 7' "$dir/$type/config.json"
 done
 ok cmp "$dir/m/model.safetensors" "$dir/f32/model.safetensors"
-ok cmp "$dir/m/config.json" "$dir/int4/config.json" # norms and gates are still float32
+ok grep -q '"torch_dtype": "float32"' "$dir/int4/config.json" # norms and gates still are
 size() { stat -c %s "$dir/$1/model.safetensors"; }
 ok test $(($(size int8) * 10)) -lt $(($(size f32) * 4))
 ok test $(($(size int4) * 10)) -lt $(($(size int8) * 7))

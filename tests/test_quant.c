@@ -7,9 +7,9 @@
 #include "temp.h"
 
 static const hola_dtype types[] = {HOLA_INT8, HOLA_INT4};
-/* Of a product: a step is 1/127 or 1/8 of a group's largest number, which is about 2.8 (of 128) or 2.2 (of 32)
+/* Of a product: a step is 1/127 or 1/8 of a group's largest number, which is about 2.8 (of 128) or 2.5 (of 64)
  * deviations of a bell away from 0, and rounding to steps is off by 1/sqrt(12) of one. */
-static double allowed(hola_dtype t) { return t == HOLA_INT8 ? 0.0068 : 0.079; }
+static double allowed(hola_dtype t) { return t == HOLA_INT8 ? 0.0068 : 0.088; }
 
 /* a bell-shaped weight, as trained ones are */
 static real *weights(int64_t n, uint64_t seed) {
@@ -71,7 +71,7 @@ static void test_error(void **state) {
                 const struct hl_ops *ops = hl_ops_named(check_backend(b));
                 if (!ops) continue;
                 run(ops, pool, &p, &c, got);
-                CHECK_NEAR(got, p.exact, p.M, p.N, 1.25 * allowed(c.dtype), "%s %s K %d", ops->name,
+                CHECK_NEAR(got, p.exact, p.M, p.N, 1.35 * allowed(c.dtype), "%s %s K %d", ops->name,
                            hola_dtype_name(c.dtype), (int)p.K);
                 /* one scale of one row; a group of few columns would not show */
                 uint16_t *last = &c.scale[(p.N - 1) * groups + groups - 1];

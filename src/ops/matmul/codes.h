@@ -1,6 +1,6 @@
 /* codes.h -- matrices of small integers: w = scale * code, one scale (BF16) per group of a row's columns.
  *
- * INT8: code in -128..127, groups of 128 columns. INT4: code in -8..7, groups of 32. As rows (what files hold)
+ * INT8: code in -128..127, groups of 128 columns. INT4: code in -8..7, groups of 64. As rows (what files hold)
  * a row is its codes, INT4 two in a byte (column 2j in the low half, stored as code + 8), and its scales apart.
  * As panels (what products read) 32 rows are interleaved: group after group, first the 32 scales, then 32 x the
  * group's columns, the last group rounded up to 8 columns with codes of 0:
@@ -11,7 +11,7 @@
 #define HL_CODES_H
 #include "ops/rows.h"
 
-enum { HL_GROUP_INT8 = 128, HL_GROUP_INT4 = 32, HL_GROUP_MAX = 128, HL_CODE_STEP = 8 };
+enum { HL_GROUP_INT8 = 128, HL_GROUP_INT4 = 64, HL_GROUP_MAX = 128, HL_CODE_STEP = 8 };
 
 static inline bool hl_is_codes(hola_dtype t) { return t == HOLA_INT8 || t == HOLA_INT4; }
 static inline int64_t hl_group_size(hola_dtype t) { return t == HOLA_INT8 ? HL_GROUP_INT8 : HL_GROUP_INT4; }

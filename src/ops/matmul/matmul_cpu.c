@@ -204,7 +204,9 @@ static void cut(struct product *p, int threads) {
 static void cut_few_rows(struct product *p, int threads) {
     int64_t panels = hl_pieces(p->N, HL_PANEL);
     p->mc = p->M;
-    p->nc = max64(hl_pieces(panels, 8 * threads), hl_pieces(512, p->term[0].K)) * HL_PANEL;
+    /* every task on codes rounds x for itself: fewer of them */
+    const int64_t tasks = (p->term[0].form == B_CODES ? 4 : 8) * threads;
+    p->nc = max64(hl_pieces(panels, tasks), hl_pieces(512, p->term[0].K)) * HL_PANEL;
 }
 
 static void run(struct job *job) {

@@ -3,7 +3,6 @@
 
 enum { PIECE = 1024 }; /* columns at a time where there are many rows: the block's codes stay in the cache */
 
-typedef int32_t vq __attribute__((vector_size(4 * VL)));
 typedef int16_t vs __attribute__((vector_size(2 * VL)));
 
 static int64_t round_up(int64_t a, int64_t b) { return (a + b - 1) / b * b; }
@@ -14,8 +13,7 @@ static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 static real round_group(const real *x, int64_t n, int16_t *out, int32_t *sum) {
     const real magic =
         sizeof(real) == 4 ? (real)12582912 : (real)6755399441055744; /* rounds what it is added to */
-    vr most = {0}, bad = {0};
-    vq total = {0};
+    vr most = {0}, bad = {0}, total = {0};                           /* exact: a sum of integers below 2^24 */
     real peak = 0;
     vr v[HL_GROUP_MAX / VL];
     const int64_t vectors = hl_pieces(round_up(n, HL_CODE_STEP), VL);
@@ -27,14 +25,12 @@ static real round_group(const real *x, int64_t n, int16_t *out, int32_t *sum) {
     peak = v_hmax(most);
     const vr inverse = v_set(peak > 0 ? 32767 / peak : 0);
     for (int64_t i = 0; i < vectors; i++) {
-        const vi bits = (vi)(v[i] * inverse + magic) - (vi)v_set(magic);
-        const vq q = __builtin_convertvector(bits, vq);
-        const vs narrow = __builtin_convertvector(q, vs);
-        total += q;
+        const vr rounded = v[i] * inverse + magic;
+        const vs narrow = __builtin_convertvector((vi)rounded - (vi)v_set(magic), vs);
+        total += rounded - magic;
         memcpy(out + i * VL, &narrow, sizeof narrow);
     }
-    *sum = 0;
-    for (int i = 0; i < VL; i++) *sum += total[i];
+    *sum = (int32_t)v_sum(total);
     return peak / 32767 + v_sum(bad);
 }
 
