@@ -40,8 +40,8 @@ static void file_new(struct file *f, const hola_config *c, hola_dtype dtype) {
     assert_true(f->n < 60);
     for (int64_t i = 0; i < f->n; i++) {
         const struct hl_tensor *t = &f->p.tensor[i];
-        f->e[i] = (struct hl_st_entry){
-            t->name, dtype, t->ndim, {t->dim[0], t->dim[1], t->dim[2]}, f->x + t->offset, NULL};
+        f->e[i] = (struct hl_st_entry){t->name,          dtype, t->ndim, {t->dim[0], t->dim[1], t->dim[2]},
+                                       f->x + t->offset, NULL};
     }
     f->dir = temp_new();
     f->path = hl_path_join(f->dir, "model.safetensors");
