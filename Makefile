@@ -40,6 +40,7 @@ FLAGS_ref :=
 FLAGS_base := -ffp-contract=fast
 FLAGS_avx2 := -ffp-contract=fast -mavx2 -mfma -mf16c
 FLAGS_avx512 := -ffp-contract=fast -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c -mprefer-vector-width=512
+FLAGS_avx512vnni := $(FLAGS_avx512) -mavx512vnni
 
 REF_SRC := $(sort $(wildcard src/ops/*/*_ref.c)) src/ops/table.c
 FAST_SRC := $(sort $(wildcard src/ops/*/*_cpu.c)) src/ops/table.c
@@ -48,6 +49,7 @@ CLI_SRC := $(sort $(wildcard src/cli/*.c)) $(if $(MPI),src/train/dist_mpi.c)
 
 obj = $(patsubst %.c,$(BUILD)/$(1)/%.o,$(2))
 LIB_OBJ := $(call obj,float,$(LIB_SRC)) $(call obj,ref,$(REF_SRC)) $(foreach i,$(ISAS),$(call obj,$(i),$(FAST_SRC)))
+LIB_OBJ += $(if $(filter avx512,$(ISAS)),$(call obj,avx512vnni,src/ops/matmul/dot_cpu.c))
 DBL_OBJ := $(call obj,double,$(LIB_SRC)) $(call obj,double-ref,$(REF_SRC)) $(call obj,double-base,$(FAST_SRC))
 
 say = $(if $(V),,@echo "  $(1)";)
@@ -77,7 +79,7 @@ $(eval $(call compile,double,-DHL_DOUBLE))
 $(eval $(call compile,double-ref,-DHL_DOUBLE -DHL_ISA=ref $(FLAGS_ref)))
 $(eval $(call compile,double-base,-DHL_DOUBLE -DHL_ISA=base $(FLAGS_base)))
 # (fuzzers look at parsers; clang takes minutes to instrument the kernels)
-$(foreach i,ref $(ISAS),$(eval $(call compile,$(i),-DHL_ISA=$(i) $(FLAGS_$(i)) $(if $(call on,$(FUZZ)),-fno-sanitize=all))))
+$(foreach i,ref $(ISAS) avx512vnni,$(eval $(call compile,$(i),-DHL_ISA=$(i) $(FLAGS_$(i)) $(if $(call on,$(FUZZ)),-fno-sanitize=all))))
 
 # tests/test_x.c is built in float, tests/grad_x.c in double (finite differences), both with cmocka.
 # tests/fuzz_x.c is a plain program that tries bad input of its own; `make fuzz` gives it libFuzzer's.

@@ -46,7 +46,8 @@ HOLA_API const char *hola_version(void);
 
 /* ---- configuration ---- */
 
-typedef enum hola_dtype { HOLA_F32, HOLA_BF16, HOLA_F16, HOLA_DTYPE_COUNT } hola_dtype;
+/* INT8 and INT4: the large matrices as small integers in groups with a scale, everything else as it was. */
+typedef enum hola_dtype { HOLA_F32, HOLA_BF16, HOLA_F16, HOLA_INT8, HOLA_INT4, HOLA_DTYPE_COUNT } hola_dtype;
 typedef enum hola_model_type {
     HOLA_TYPE_HOLA,
     HOLA_TYPE_GATED_DELTANET,

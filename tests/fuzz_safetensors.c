@@ -2,8 +2,7 @@
  * can be read. What passes is also loaded as the weights of a tiny model. */
 #include "mutate.h"
 #include "model/config.h"
-#include "model/params.h"
-#include "model/safetensors.h"
+#include "model/quant.h"
 
 static void tiny_params(struct hl_params *p) {
     hola_config c;
@@ -16,32 +15,57 @@ static void tiny_params(struct hl_params *p) {
     MUST(hl_params_new(p, &c) == HOLA_OK);
 }
 
-/* A whole file of the tiny model: length, header, data. */
-static struct seed tiny_file(void) {
-    static char file[8192];
-    static size_t size;
+/* Appends a tensor to the header and its bytes, all of them `fill`, to the data. */
+struct draft {
+    char head[8192], data[2048];
+    int head_size, data_size;
+};
+static void add(struct draft *d, const char *name, const char *dtype, int ndim, const int64_t *dim, int size,
+                uint16_t fill) {
+    char shape[64];
+    int bytes = size;
+    for (int i = 0; i < ndim; i++) bytes *= (int)dim[i];
+    MUST(d->data_size + bytes <= (int)sizeof d->data);
+    d->head_size += snprintf(d->head + d->head_size, sizeof d->head - (size_t)d->head_size,
+                             "%s\"%s\":{\"dtype\":\"%s\",\"shape\":%s,\"data_offsets\":[%d,%d]}",
+                             d->head_size ? "," : "{", name, dtype,
+                             hl_st_shape(shape, sizeof shape, ndim, dim), d->data_size, d->data_size + bytes);
+    for (int i = 0; i < bytes; i++) d->data[d->data_size++] = (char)(fill >> i % 2 * 8);
+}
+
+/* A whole file of the tiny model: length, header, data. Weights of 0, as floats, or as codes with scales of 1. */
+static struct seed tiny_file(bool codes) {
+    static char files[2][sizeof(struct draft) + 8];
+    static size_t sizes[2];
+    static struct draft d;
     struct hl_params p;
-    uint64_t head = 0, data = 0;
-    if (size > 0) return (struct seed){file, size};
+    char *file = files[codes];
+    if (sizes[codes] > 0) return (struct seed){file, sizes[codes]};
+    memset(&d, 0, sizeof d);
     tiny_params(&p);
     for (int64_t i = 0; i < p.n; i++) {
         const struct hl_tensor *t = &p.tensor[i];
-        int type = (int)(i % HOLA_DTYPE_COUNT);
-        uint64_t bytes = (uint64_t)t->count * (type == HOLA_F32 ? 4 : 2);
-        char shape[64];
-        head += (uint64_t)snprintf(file + 8 + head, sizeof file - 8 - head,
-                                   "%s\"%s\":{\"dtype\":\"%s\",\"shape\":%s,\"data_offsets\":[%d,%d]}",
-                                   i ? "," : "{", t->name, hola_dtype_name((hola_dtype)type),
-                                   hl_st_shape(shape, sizeof shape, t->ndim, t->dim), (int)data,
-                                   (int)(data + bytes));
-        data += bytes;
+        const int type = (int)(i % 3);
+        if (!codes || !hl_quant_takes(&p, i)) {
+            add(&d, t->name, hola_dtype_name((hola_dtype)type), t->ndim, t->dim, type == HOLA_F32 ? 4 : 2, 0);
+            continue;
+        }
+        const hola_dtype as = i % 2 ? HOLA_INT8 : HOLA_INT4;
+        char name[HL_QUANT_NAME];
+        snprintf(name, sizeof name, "%s_scale", t->name);
+        add(&d, t->name, i % 2 ? "I8" : "U8", 2, (const int64_t[2]){t->dim[0], hl_codes_row(as, t->dim[1])},
+            1, 0);
+        add(&d, name, "BF16", 2, (const int64_t[2]){t->dim[0], hl_codes_groups(as, t->dim[1])}, 2, 0x3f80);
     }
-    file[8 + head++] = '}';
-    memcpy(file, &head, 8);
-    size = 8 + head + data; /* the weights are zeros */
-    MUST(size <= sizeof file);
+    d.head[d.head_size++] = '}';
+    MUST(d.head_size < (int)sizeof d.head);
+    const uint64_t length = (uint64_t)d.head_size;
+    memcpy(file, &length, 8);
+    memcpy(file + 8, d.head, length);
+    memcpy(file + 8 + length, d.data, (size_t)d.data_size);
+    sizes[codes] = 8 + length + (size_t)d.data_size;
     hl_params_free(&p);
-    return (struct seed){file, size};
+    return (struct seed){file, sizes[codes]};
 }
 
 static struct seed seed_at(size_t i) {
@@ -51,7 +75,7 @@ static struct seed seed_at(size_t i) {
         "\"data_offsets\":[0,4]},\"u\":{\"dtype\":\"I8\",\"shape\":[],\"data_offsets\":[4,5]}}  1234";
     if (i == 0) return (struct seed){empty, sizeof empty - 1};
     if (i == 1) return (struct seed){two, sizeof two - 1 + 1};
-    return i == 2 ? tiny_file() : (struct seed){NULL, 0};
+    return i < 4 ? tiny_file(i == 3) : (struct seed){NULL, 0};
 }
 
 static void read_all(const struct hl_stfile *f, const uint8_t *data, size_t size) {
@@ -81,7 +105,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     tiny_params(&p);
     real *block = malloc((size_t)p.total * sizeof(real));
     MUST(block);
-    s = hl_params_load(&p, f, "d", block);
+    struct hl_codes *codes = calloc((size_t)p.n, sizeof *codes);
+    MUST(codes);
+    s = hl_params_load(&p, f, "d", block, codes);
+    for (int64_t i = 0; i < p.n; i++) hl_quant_free(&codes[i]);
+    free(codes);
     MUST(s == HOLA_OK || s == HOLA_EFORMAT || s == HOLA_ENUMERIC || s == HOLA_ENOTSUP);
     for (int64_t i = 0; i < p.total && s == HOLA_OK; i++) MUST(isfinite(block[i]));
     free(block);

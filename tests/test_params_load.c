@@ -40,8 +40,8 @@ static void file_new(struct file *f, const hola_config *c, hola_dtype dtype) {
     assert_true(f->n < 60);
     for (int64_t i = 0; i < f->n; i++) {
         const struct hl_tensor *t = &f->p.tensor[i];
-        f->e[i] = (struct hl_st_entry){
-            t->name, dtype, t->ndim, {t->dim[0], t->dim[1], t->dim[2]}, f->x + t->offset};
+        f->e[i] = (struct hl_st_entry){t->name,          dtype, t->ndim, {t->dim[0], t->dim[1], t->dim[2]},
+                                       f->x + t->offset, NULL};
     }
     f->dir = temp_new();
     f->path = hl_path_join(f->dir, "model.safetensors");
@@ -70,7 +70,7 @@ static hola_status load(struct file *f, const hola_config *c, struct hl_params *
     *out = block_new(p);
     CHECK_OK(hl_st_write(f->path, f->e, f->n, NULL));
     CHECK_OK(hl_st_open(&st, f->dir));
-    hola_status s = hl_params_load(p, st, f->dir, *out);
+    hola_status s = hl_params_load(p, st, f->dir, *out, NULL);
     hl_st_close(st);
     return s;
 }
@@ -82,7 +82,7 @@ static void loaded_free(struct hl_params *p, real *x) {
 static void test_load_exact(void **state) {
     (void)state;
     for (int type = 0; type < HOLA_TYPE_COUNT; type++)
-        for (int dtype = 0; dtype < HOLA_DTYPE_COUNT; dtype++) {
+        for (int dtype = 0; dtype <= HOLA_F16; dtype++) {
             hola_config c = small((hola_model_type)type);
             struct file f;
             struct hl_params p;
@@ -172,10 +172,10 @@ static void test_load_poisoned(void **state) {
         }
         CHECK_OK(hl_st_parse(&st, bytes, size, "file"));
         if (i < 3)
-            CHECK_FAILS(hl_params_load(&p, st, "DIR", x), HOLA_ENUMERIC,
+            CHECK_FAILS(hl_params_load(&p, st, "DIR", x, NULL), HOLA_ENUMERIC,
                         "DIR: model.layers.0.attn.A_log: holds values");
         else
-            CHECK_FAILS(hl_params_load(&p, st, "DIR", x), HOLA_ENOTSUP,
+            CHECK_FAILS(hl_params_load(&p, st, "DIR", x, NULL), HOLA_ENOTSUP,
                         "file: model.layers.0.attn.A_log: stored as I32");
         hl_st_close(st);
         free(bytes);
@@ -192,9 +192,9 @@ static void test_load_lenient(void **state) {
     (void)state;
     file_new(&f, &c, HOLA_F32);
     /* tied, but a head is stored; old files' unused D; a tensor nobody knows */
-    f.e[f.n++] = (struct hl_st_entry){"lm_head.weight", HOLA_F32, 2, {61, 32}, extra};
-    f.e[f.n++] = (struct hl_st_entry){"model.layers.0.attn.D", HOLA_F32, 1, {2}, extra};
-    f.e[f.n++] = (struct hl_st_entry){"zzz", HOLA_F16, 1, {5}, extra};
+    f.e[f.n++] = (struct hl_st_entry){"lm_head.weight", HOLA_F32, 2, {61, 32}, extra, NULL};
+    f.e[f.n++] = (struct hl_st_entry){"model.layers.0.attn.D", HOLA_F32, 1, {2}, extra, NULL};
+    f.e[f.n++] = (struct hl_st_entry){"zzz", HOLA_F16, 1, {5}, extra, NULL};
     CHECK_OK(load(&f, &c, &p, &x));
     assert_memory_equal(x, f.x, (size_t)p.total * sizeof(real));
     loaded_free(&p, x);
@@ -253,7 +253,7 @@ static void test_fixtures(void **state) {
         CHECK_OK(hl_params_new(&p, &c));
         CHECK_OK(hl_st_open(&f, dirs[i]));
         real *x = block_new(&p);
-        CHECK_OK(hl_params_load(&p, f, dirs[i], x));
+        CHECK_OK(hl_params_load(&p, f, dirs[i], x, NULL));
         for (int64_t j = 0; j < p.total; j++) assert_true(isfinite(x[j]));
         if (i == 1) CHECK_NEAR(x, first, p.total, 1, 0x1p-8, "the same weights in two shards of BF16");
         if (i == 0) {

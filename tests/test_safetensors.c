@@ -269,11 +269,12 @@ static void test_write(void **state) {
     struct hl_stfile *f;
     (void)state;
     memcpy(x, special, sizeof special);
-    const struct hl_st_entry e[] = {{"z", HOLA_F32, 1, {N}, x},
-                                    {"a.weight", HOLA_BF16, 3, {6660, 1, 3}, x + 8}, /* crosses pieces */
-                                    {"empty", HOLA_F32, 2, {0, 4}, x},
-                                    {"half", HOLA_F16, 1, {101}, x + 8},
-                                    {"scalar", HOLA_F32, 0, {0}, x + 3}};
+    const struct hl_st_entry e[] = {
+        {"z", HOLA_F32, 1, {N}, x, NULL},
+        {"a.weight", HOLA_BF16, 3, {6660, 1, 3}, x + 8, NULL}, /* crosses pieces */
+        {"empty", HOLA_F32, 2, {0, 4}, x, NULL},
+        {"half", HOLA_F16, 1, {101}, x + 8, NULL},
+        {"scalar", HOLA_F32, 0, {0}, x + 3, NULL}};
     CHECK_OK(hl_st_write(path, e, 5, meta));
     CHECK_OK(hl_st_open_file(&f, path));
     assert_int_equal(hl_st_count(f), 5);
@@ -306,7 +307,7 @@ static void test_write_fails(void **state) {
     char *dir = temp_new(), *path = hl_path_join(dir, "m"), name[256];
     enum { N = 10000 };
     real *x = check_random(N, -1, 1, 2);
-    struct hl_st_entry e = {"w", HOLA_F32, 1, {N}, x};
+    struct hl_st_entry e = {"w", HOLA_F32, 1, {N}, x, NULL};
     struct rlimit keep, tight;
     int64_t before, after;
     (void)state;

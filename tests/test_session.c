@@ -138,12 +138,12 @@ static void threads_do_not_matter(void **state) {
 }
 
 static void save_and_load(void **state) {
-    const hola_dtype types[] = {HOLA_F32, HOLA_BF16, HOLA_F16};
+    const hola_dtype types[] = {HOLA_F32, HOLA_BF16, HOLA_F16, HOLA_INT8, HOLA_INT4};
     char dir[] = "/tmp/hola-test-XXXXXX", path[64];
     (void)state;
     assert_non_null(mkdtemp(dir));
     for (int v = 0; v < VARIANTS; v++)
-        for (int t = 0; t < 3; t++) {
+        for (int t = 0; t < 5; t++) {
             hola_model *m = variant_model(v, 2, NULL), *once, *twice;
             const int64_t n = 150;
             int32_t *ids = random_ids(n, m->cfg.vocab_size, 9);

@@ -1,6 +1,7 @@
 /* bench_model.c -- times of whole passes: training steps, prefill, decoding. Two models are timed in
  * turns, step by step, so that their ratio survives a noisy machine. */
 #include "cli/bench.h"
+#include "ops/matmul/codes.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -146,12 +147,17 @@ static double session_bytes(const hola_model *m) {
     const int64_t rows = d.cache ? m->cfg.cache_window + m->cfg.cache_chunk / 2 : 0;
     return (double)(d.L * d.HV * (2 * d.K * d.V + rows * (d.K + d.V))) * (double)sizeof(real);
 }
+static int64_t weight_bytes(const struct hl_weight *w, int64_t count) {
+    if (hl_is_codes(w->dtype))
+        return w->rows * (hl_codes_row(w->dtype, w->cols) + 2 * hl_codes_groups(w->dtype, w->cols));
+    return count * (w->dtype != HOLA_F32 ? 2 : 4);
+}
 /* Bytes a decoded token must move: every weight once, and its session's. */
 static double decode_bytes(const hola_model *m) {
     int64_t bytes = 0;
     for (int64_t i = 0; i < m->params.n; i++) {
         if (i == m->params.embed && i != m->params.head) continue; /* one row of it */
-        bytes += m->params.tensor[i].count * (m->weight[i].dtype != HOLA_F32 ? 2 : 4);
+        bytes += weight_bytes(&m->weight[i], m->params.tensor[i].count);
     }
     return (double)bytes + session_bytes(m);
 }

@@ -1,4 +1,5 @@
 /* cli.c -- messages, exit statuses and output that the commands share. */
+#define _POSIX_C_SOURCE 200809L
 #include "cli/cli.h"
 #include "ops/ops.h"
 #include <errno.h>
@@ -7,6 +8,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 
 const char *const cli_backends[] = {"auto",     "cpu",      "cuda",       "cuda-f32", "cpu-ref",
                                     "cpu-base", "cpu-avx2", "cpu-avx512", NULL};
@@ -65,4 +67,16 @@ char *cli_grouped(char buf[CLI_GROUPED], int64_t x) {
     }
     buf[k] = 0;
     return buf;
+}
+
+bool cli_holds_model(const char *dir, const char **which) {
+    static const char *const files[] = {"config.json", "model.safetensors", "model.safetensors.index.json"};
+    for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
+        char path[4096];
+        struct stat st;
+        *which = files[i];
+        snprintf(path, sizeof path, "%s/%s", dir, files[i]);
+        if (lstat(path, &st) == 0) return true;
+    }
+    return false;
 }

@@ -24,6 +24,9 @@ json_t *cli_json_number(double x);
 enum { CLI_GROUPED = 32 };
 char *cli_grouped(char buf[CLI_GROUPED], int64_t x);
 
+/* Whether DIR holds a model, or a part of one, that writing would replace; *which names it. */
+bool cli_holds_model(const char *dir, const char **which);
+
 /* Choices that several commands offer. */
 extern const char *const cli_backends[];    /* "auto", the default, then those of hola_options */
 extern const char *const cli_model_types[]; /* in the order of hola_model_type */
@@ -45,6 +48,7 @@ int cmd_plot(int argc, char **argv);
 int cmd_score(int argc, char **argv);
 int cmd_generate(int argc, char **argv);
 int cmd_eval(int argc, char **argv);
+int cmd_convert(int argc, char **argv);
 int cmd_inspect(int argc, char **argv);
 int cmd_bench(int argc, char **argv);
 

@@ -1,6 +1,7 @@
 /* cmd_bench.c -- hola bench: what this machine can do, what the model gets of it, and op by op. */
 #include "cli/args.h"
 #include "cli/bench.h"
+#include "model/quant.h"
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -8,7 +9,7 @@ struct bench_opts {
     const char *preset;
     int64_t threads, batch, seq, prefill, repeats, context, sessions;
     int model_type, backend;
-    bool json, quick, train_only, alone;
+    bool json, quick, train_only, infer_only, alone;
 };
 
 #define OPTS struct bench_opts
@@ -23,6 +24,7 @@ static const struct arg options[] = {
     OPT_INT(0, "context", context, 0, INT64_MAX, "N", "also: memory and speed after N tokens, against 1000"),
     OPT_FLAG(0, "alone", alone, "no gated_deltanet beside it: half the memory, no cost of the cache"),
     OPT_FLAG(0, "train-only", train_only, "the training step alone"),
+    OPT_FLAG(0, "infer-only", infer_only, "prefill and decoding alone: a fifth of the memory"),
     OPT_FLAG(0, "quick", quick, "small sizes: does it run at all"),
     OPT_THREADS,
     OPT_BACKEND,
@@ -36,7 +38,7 @@ struct report {
     struct bench_opts o;
     struct bench_limits limits;
     struct bench_train train;
-    struct bench_infer prefill, decode_f32, decode_bf16, decode_many;
+    struct bench_infer prefill[HOLA_DTYPE_COUNT], decode[HOLA_DTYPE_COUNT], decode_many; /* by stored type */
     struct bench_context context[2];
     struct bench_op ops[BENCH_OPS], decode_ops[BENCH_OPS]; /* of one step, of one token */
     int n_ops;
@@ -50,6 +52,21 @@ static double peak(const struct report *r) { return r->limits.blas > 0 ? r->limi
 /* how much longer the cache makes it; ratio is gated_deltanet's time over hola's */
 static double cache_cost(double ratio) { return ratio > 0 ? 1 / ratio - 1 : 0; }
 
+static const char *const stored[HOLA_DTYPE_COUNT] = {"f32", "bf16", "f16", "int8", "int4"};
+static const char *stored_name(char out[CLI_GROUPED], const char *what, int dtype) {
+    snprintf(out, CLI_GROUPED, "%s %s", what, stored[dtype]);
+    return out;
+}
+
+/* One line, where it was measured; ratio 0: without what the cache costs. */
+static void print_row(const struct report *r, const char *name, double tokens_per_s, double seconds,
+                      double of_limit, double ratio) {
+    if (tokens_per_s <= 0) return;
+    printf("%-14s %12.1f %12.3f %9.1f%%", name, tokens_per_s, seconds * 1e3, 100 * of_limit);
+    if (r->paired && ratio > 0) printf(" %11.1f%%", 100 * cache_cost(ratio));
+    printf("\n");
+}
+
 static void print_table(const struct report *r) {
     char n[CLI_GROUPED];
     printf("%s, %s parameters, %s, %d threads\n", r->o.preset, cli_grouped(n, r->parameters),
@@ -58,34 +75,24 @@ static void print_table(const struct report *r) {
     printf("  %-17s %8.1f GFLOP/s\n", r->device ? "large product" : "our product", r->limits.own * 1e-9);
     printf("  %-17s %8.1f GB/s\n\n", r->device ? "large copy" : "memory read", r->limits.bandwidth * 1e-9);
     printf("%-14s %12s %12s %10s %12s\n", "", "tokens/s", "ms", "of limit", "cache costs");
-    const struct {
-        const char *name;
-        double tok, ms, share, cost;
-    } rows[] = {
-        {"training step", r->train.tokens_per_s, r->train.seconds * 1e3, share(r->train.flops, peak(r)),
-         cache_cost(r->train.ratio)},
-        {"prefill", r->prefill.tokens_per_s, r->prefill.seconds * 1e3, share(r->prefill.flops, peak(r)),
-         cache_cost(r->prefill.ratio)},
-        {"decode f32", r->decode_f32.tokens_per_s, 1e3 / r->decode_f32.tokens_per_s,
-         share(r->decode_f32.bytes, r->limits.bandwidth), cache_cost(r->decode_f32.ratio)},
-        {"decode bf16", r->decode_bf16.tokens_per_s, 1e3 / r->decode_bf16.tokens_per_s,
-         share(r->decode_bf16.bytes, r->limits.bandwidth), cache_cost(r->decode_bf16.ratio)},
-        {"decode, many", r->decode_many.tokens_per_s, 1e3 / r->decode_many.tokens_per_s,
-         share(r->decode_many.bytes, r->limits.bandwidth), 0},
-    };
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        if (rows[i].tok <= 0) continue; /* not measured in this run */
-        printf("%-14s %12.1f %12.3f %9.1f%%", rows[i].name, rows[i].tok, rows[i].ms, 100 * rows[i].share);
-        if (r->paired) printf(" %11.1f%%", 100 * rows[i].cost);
-        printf("\n");
-    }
-    printf("\nof a training step: forward %.1f ms, backward %.1f ms, update %.1f ms\n",
-           r->train.forward * 1e3, r->train.backward * 1e3, r->train.update * 1e3);
+    print_row(r, "training step", r->train.tokens_per_s, r->train.seconds, share(r->train.flops, peak(r)),
+              r->train.ratio);
+    for (int t = 0; t < HOLA_DTYPE_COUNT; t++)
+        print_row(r, stored_name(n, "prefill", t), r->prefill[t].tokens_per_s, r->prefill[t].seconds,
+                  share(r->prefill[t].flops, peak(r)), r->prefill[t].ratio);
+    for (int t = 0; t < HOLA_DTYPE_COUNT; t++)
+        print_row(r, stored_name(n, "decode", t), r->decode[t].tokens_per_s, 1 / r->decode[t].tokens_per_s,
+                  share(r->decode[t].bytes, r->limits.bandwidth), r->decode[t].ratio);
+    print_row(r, "decode, many", r->decode_many.tokens_per_s, 1 / r->decode_many.tokens_per_s,
+              share(r->decode_many.bytes, r->limits.bandwidth), 0);
+    if (r->train.seconds > 0)
+        printf("\nof a training step: forward %.1f ms, backward %.1f ms, update %.1f ms\n",
+               r->train.forward * 1e3, r->train.backward * 1e3, r->train.update * 1e3);
     double step = 0, token = 0;
     for (int i = 0; i < r->n_ops; i++) step += r->ops[i].seconds, token += r->decode_ops[i].seconds;
     printf("  %-18s %21s %21s\n", "op", "training step", "decoded token, bf16");
     for (int i = 0; i < r->n_ops; i++)
-        if (r->ops[i].calls)
+        if (r->ops[i].calls || r->decode_ops[i].calls)
             printf("  %-18s %10.2f ms %6.1f%% %10.1f us %6.1f%%\n", r->ops[i].name, r->ops[i].seconds * 1e3,
                    100 * share(r->ops[i].seconds, step), r->decode_ops[i].seconds * 1e6,
                    100 * share(r->decode_ops[i].seconds, token));
@@ -117,26 +124,34 @@ static int print_report(const struct report *r) {
                                         "resident_bytes", (json_int_t)r->context[i].resident, "session_bytes",
                                         (json_int_t)r->context[i].session, "seconds_per_token",
                                         r->context[i].seconds_per_token));
-    return cli_print_json(json_pack(
-        "{s:s,s:s,s:I,s:I,s:{s:f,s:f,s:f},s:{s:I,s:f,s:f,s:f,s:f,s:f,s:f,s:f},s:o,s:o,s:o,s:o,s:o,s:o,s:o}",
-        "preset", r->o.preset, "model_type", cli_model_types[r->o.model_type], "parameters",
-        (json_int_t)r->parameters, "threads", (json_int_t)r->o.threads, "limits", "blas_flops",
-        r->limits.blas, "own_flops", r->limits.own, "read_bytes_per_s", r->limits.bandwidth, "train",
-        "tokens", (json_int_t)(r->o.batch * r->o.seq), "tokens_per_s", r->train.tokens_per_s, "seconds",
+    json_t *root = json_pack(
+        "{s:s,s:s,s:I,s:I,s:{s:f,s:f,s:f},s:{s:I,s:f,s:f,s:f,s:f,s:f,s:f,s:f},s:o,s:o,s:o,s:o}", "preset",
+        r->o.preset, "model_type", cli_model_types[r->o.model_type], "parameters", (json_int_t)r->parameters,
+        "threads", (json_int_t)r->o.threads, "limits", "blas_flops", r->limits.blas, "own_flops",
+        r->limits.own, "read_bytes_per_s", r->limits.bandwidth, "train", "tokens",
+        (json_int_t)(r->o.batch * r->o.seq), "tokens_per_s", r->train.tokens_per_s, "seconds",
         r->train.seconds, "forward", r->train.forward, "backward", r->train.backward, "update",
         r->train.update, "of_limit", share(r->train.flops, peak(r)), "cache_cost", cache_cost(r->train.ratio),
-        "prefill", infer_json(&r->prefill, share(r->prefill.flops, peak(r))), "decode_f32",
-        infer_json(&r->decode_f32, share(r->decode_f32.bytes, r->limits.bandwidth)), "decode_bf16",
-        infer_json(&r->decode_bf16, share(r->decode_bf16.bytes, r->limits.bandwidth)), "decode_many",
-        infer_json(&r->decode_many, share(r->decode_many.bytes, r->limits.bandwidth)), "train_ops", ops,
-        "decode_ops", decode_ops, "context", contexts));
+        "decode_many", infer_json(&r->decode_many, share(r->decode_many.bytes, r->limits.bandwidth)),
+        "train_ops", ops, "decode_ops", decode_ops, "context", contexts);
+    for (int t = 0; t < HOLA_DTYPE_COUNT; t++) {
+        char name[CLI_GROUPED];
+        if (t > HOLA_BF16 && r->decode[t].tokens_per_s <= 0) continue; /* not measured in this run */
+        snprintf(name, sizeof name, t == HOLA_F32 ? "prefill" : "prefill_%s", stored[t]);
+        json_object_set_new(root, name, infer_json(&r->prefill[t], share(r->prefill[t].flops, peak(r))));
+        snprintf(name, sizeof name, "decode_%s", stored[t]);
+        json_object_set_new(root, name,
+                            infer_json(&r->decode[t], share(r->decode[t].bytes, r->limits.bandwidth)));
+    }
+    return cli_print_json(root);
 }
 
-/* From here on the model's matrices are kept as bf16, as if it had been loaded from such a file. */
-static hola_status to_bf16(hola_model *m) {
+/* From here on the model's matrices are kept as this type, as if it had been loaded from such a file. */
+static hola_status keep_as(hola_model *m, hola_dtype dtype) {
     if (!m) return HOLA_OK;
     hola_status s = hl_model_need_rows(m);
-    for (int64_t i = 0; i < m->params.n; i++) m->stored[i] = HOLA_BF16;
+    for (int64_t i = 0; i < m->params.n; i++)
+        if (!hl_is_codes(dtype) || hl_quant_takes(&m->params, i)) m->stored[i] = dtype;
     m->stale = true;
     return s;
 }
@@ -152,7 +167,7 @@ static hola_status time_train_ops(struct report *r, hola_model *m) {
 }
 static hola_status time_decode_ops(struct report *r, hola_model *m, int64_t tokens) {
     struct bench_infer once;
-    bench_ops_start(m);
+    r->n_ops = bench_ops_start(m);
     hola_status s = bench_decode(m, NULL, tokens, 1, &once);
     bench_ops_stop(m, r->decode_ops);
     for (int i = 0; i < r->n_ops; i++) r->decode_ops[i].seconds /= 2 * (double)tokens;
@@ -162,20 +177,26 @@ static hola_status time_decode_ops(struct report *r, hola_model *m, int64_t toke
 static hola_status measure(struct report *r, hola_model *m, hola_model *gdn) {
     const int n = (int)r->o.repeats;
     const int64_t decode = r->o.quick ? 8 : 256;
-    hola_status s;
+    hola_status s = HOLA_OK;
     bench_limits_measure(&r->limits, m->pool, m->ops);
-    s = bench_train(m, gdn, r->o.batch, r->o.seq, n, &r->train);
-    if (s == HOLA_OK) s = time_train_ops(r, m);
+    if (!r->o.infer_only) s = bench_train(m, gdn, r->o.batch, r->o.seq, n, &r->train);
+    if (s == HOLA_OK && !r->o.infer_only) s = time_train_ops(r, m);
     if (r->o.train_only) return s;
-    if (s == HOLA_OK) s = bench_prefill(m, gdn, r->o.prefill, n, &r->prefill);
+    if (s == HOLA_OK) s = bench_prefill(m, gdn, r->o.prefill, n, &r->prefill[HOLA_F32]);
     bench_limits_measure(&r->limits, m->pool, m->ops);
-    if (s == HOLA_OK && !r->device) s = bench_decode(m, gdn, decode, n, &r->decode_f32);
-    if (s == HOLA_OK && !r->device) s = to_bf16(m); /* a device has them so already */
-    if (s == HOLA_OK && !r->device) s = to_bf16(gdn);
-    if (s == HOLA_OK) s = bench_decode(m, gdn, decode, n, &r->decode_bf16);
+    if (s == HOLA_OK && !r->device) s = bench_decode(m, gdn, decode, n, &r->decode[HOLA_F32]);
+    if (s == HOLA_OK && !r->device) s = keep_as(m, HOLA_BF16); /* a device has them so already */
+    if (s == HOLA_OK && !r->device) s = keep_as(gdn, HOLA_BF16);
+    if (s == HOLA_OK) s = bench_decode(m, gdn, decode, n, &r->decode[HOLA_BF16]);
     if (s == HOLA_OK && r->o.sessions)
         s = bench_decode_many(m, r->o.sessions, r->o.quick ? 2 : 64, n, &r->decode_many);
     if (s == HOLA_OK) s = time_decode_ops(r, m, decode);
+    for (int t = HOLA_INT8; t <= HOLA_INT4 && !r->device; t++) {
+        if (s == HOLA_OK) s = keep_as(m, (hola_dtype)t);
+        if (s == HOLA_OK) s = keep_as(gdn, (hola_dtype)t);
+        if (s == HOLA_OK) s = bench_prefill(m, gdn, r->o.prefill, n, &r->prefill[t]);
+        if (s == HOLA_OK) s = bench_decode(m, gdn, decode, n, &r->decode[t]);
+    }
     bench_limits_measure(&r->limits, m->pool, m->ops);
     if (s == HOLA_OK && r->o.context) s = bench_context(m, 1000, &r->context[0]);
     if (s == HOLA_OK && r->o.context) s = bench_context(m, r->o.context, &r->context[1]);

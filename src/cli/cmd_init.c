@@ -1,10 +1,8 @@
 /* cmd_init.c -- hola init: a fresh model directory, the same for the same seed. */
-#define _POSIX_C_SOURCE 200809L
 #include "cli/args.h"
 #include "cli/cli.h"
 #include <inttypes.h>
 #include <stdio.h>
-#include <sys/stat.h>
 
 struct init_opts {
     const char *out, *preset, *config;
@@ -44,19 +42,6 @@ static hola_status make_config(const struct init_opts *o, hola_config *cfg) {
     return hola_config_check(cfg);
 }
 
-/* Whether DIR holds a model, or a part of one, that writing would replace. */
-static bool holds_model(const char *dir, const char **which) {
-    static const char *const files[] = {"config.json", "model.safetensors", "model.safetensors.index.json"};
-    for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
-        char path[4096];
-        struct stat st;
-        *which = files[i];
-        snprintf(path, sizeof path, "%s/%s", dir, files[i]);
-        if (lstat(path, &st) == 0) return true;
-    }
-    return false;
-}
-
 int cmd_init(int argc, char **argv) {
     struct init_opts o = {.model_type = -1};
     hola_config cfg;
@@ -66,7 +51,7 @@ int cmd_init(int argc, char **argv) {
     int rc = args_parse(&command, argc, argv, &o);
     if (rc != ARGS_RUN) return rc;
     if (!o.preset == !o.config) return cli_usage("init", "either --preset NAME or --config FILE is needed");
-    if (!o.force && holds_model(o.out, &file))
+    if (!o.force && cli_holds_model(o.out, &file))
         return cli_fail("%s: there is a %s already; --force overwrites it", o.out, file);
 
     if (make_config(&o, &cfg) != HOLA_OK) return cli_fail_library();

@@ -23,6 +23,7 @@ static const struct command {
     {"generate", cmd_generate, "text from a prompt, constant memory, sessions saved and restored"},
     {"eval", cmd_eval, "the benchmarks of language models, as lm-evaluation-harness counts them"},
     {"inspect", cmd_inspect, "what is in a checkpoint"},
+    {"convert", cmd_convert, "the same model with weights of another type: f32, bf16, f16, int8, int4"},
     {"bench", cmd_bench, "speed of ops and of the whole model on this machine"},
 };
 enum { COMMANDS = sizeof commands / sizeof commands[0] };

@@ -22,7 +22,7 @@ const char *hola_cache_norm_name(hola_cache_norm n) {
     return (unsigned)n < HOLA_NORM_COUNT ? names[n] : "unknown";
 }
 const char *hola_dtype_name(hola_dtype t) {
-    static const char *const names[] = {"F32", "BF16", "F16"};
+    static const char *const names[] = {"F32", "BF16", "F16", "INT8", "INT4"};
     return (unsigned)t < HOLA_DTYPE_COUNT ? names[t] : "unknown";
 }
 

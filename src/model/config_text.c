@@ -137,7 +137,7 @@ hola_status hl_config_text(const hola_config *cfg, const char *old, hola_dtype d
     bool had = false;
     *out = NULL;
     if (s != HOLA_OK) return s;
-    if ((unsigned)dtype >= HOLA_DTYPE_COUNT) return hl_fail(HOLA_EINVAL, "config.json: no such stored type");
+    if ((unsigned)dtype > HOLA_F16) return hl_fail(HOLA_EINVAL, "config.json: no such stored type");
     if (old) {
         s = hl_json_object(&w.root, old, (int64_t)strlen(old), HL_MAX_CONFIG_TEXT, "config.json");
         if (s != HOLA_OK) return s;

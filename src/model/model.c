@@ -1,8 +1,8 @@
-/* model.c -- a model's life: made, loaded, saved, and its tensors in the form that is asked for. */
+/* model.c -- a model's life: made, loaded, and its tensors in the form that is asked for. */
 #include "model/model.h"
 #include "core/file.h"
 #include "model/config.h"
-#include "model/safetensors.h"
+#include "model/quant.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -47,8 +47,9 @@ static hola_status model_open(hola_model **out, const hola_config *cfg, const ho
     if (s != HOLA_OK) goto fail;
     m->stored = calloc((size_t)m->params.n, sizeof *m->stored);
     m->weight = calloc((size_t)m->params.n, sizeof *m->weight);
+    m->codes = calloc((size_t)m->params.n, sizeof *m->codes);
     m->rows = aligned_alloc(64, (size_t)lines(m->params.total * (int64_t)sizeof(real)));
-    if (!m->stored || !m->weight || !m->rows) {
+    if (!m->stored || !m->weight || !m->codes || !m->rows) {
         s = hl_fail(HOLA_ENOMEM, "weights: %lld numbers do not fit in memory", (long long)m->params.total);
         goto fail;
     }
@@ -91,11 +92,13 @@ hola_status hola_model_load(hola_model **out, const char *dir, const hola_option
     *out = NULL;
     if (s == HOLA_OK) s = hl_st_open(&f, dir);
     if (s == HOLA_OK) s = model_open(&m, &cfg, opt);
-    if (s == HOLA_OK) s = hl_params_load(&m->params, f, dir, m->rows);
+    if (s == HOLA_OK) s = hl_params_load(&m->params, f, dir, m->rows, m->codes);
     if (s == HOLA_OK) {
         for (int64_t i = 0; i < m->params.n; i++) {
             const struct hl_st_tensor *t = hl_st_find(f, m->params.tensor[i].name);
-            m->stored[i] = t ? t->dtype : HOLA_F32; /* up_proj inside an old gate_proj, a missing tau */
+            m->stored[i] = m->codes[i].code ? m->codes[i].dtype
+                           : t              ? t->dtype
+                                            : HOLA_F32; /* up_proj inside an old gate_proj, a missing tau */
         }
         m->config_text = text;
         text = NULL;
@@ -108,47 +111,6 @@ hola_status hola_model_load(hola_model **out, const char *dir, const hola_option
     return s;
 }
 
-static hola_status save_rows(const hola_model *m, const char *dir, hola_dtype dtype, const char *config) {
-    hola_status s = HOLA_OK;
-    char *weights = hl_path_join(dir, "model.safetensors"), *cfg = hl_path_join(dir, "config.json");
-    struct hl_st_entry *e = calloc((size_t)m->params.n, sizeof *e);
-    if (!weights || !cfg || !e) s = hl_fail(HOLA_ENOMEM, "%s: no memory to save", dir);
-    for (int64_t i = 0; s == HOLA_OK && i < m->params.n; i++) {
-        const struct hl_tensor *t = &m->params.tensor[i];
-        e[i] = (struct hl_st_entry){
-            .name = t->name, .dtype = dtype, .ndim = t->ndim, .src = m->rows + t->offset};
-        memcpy(e[i].dim, t->dim, sizeof t->dim);
-    }
-    if (s == HOLA_OK) s = hl_st_write(weights, e, m->params.n, NULL);
-    /* the config last: a directory with one is complete */
-    if (s == HOLA_OK) s = hl_write_file(cfg, config, (int64_t)strlen(config));
-    free(weights);
-    free(cfg);
-    free(e);
-    return s;
-}
-
-hola_status hola_model_save(const hola_model *m, const char *dir, hola_dtype dtype) {
-    hola_model *w = (hola_model *)m; /* only its form changes, under the lock */
-    char *config = NULL;
-    if ((unsigned)dtype >= HOLA_DTYPE_COUNT) return hl_fail(HOLA_EINVAL, "dtype: %d is unknown", (int)dtype);
-    hola_status s = hl_config_text(&m->cfg, m->config_text, dtype, &config);
-    if (s == HOLA_OK) s = hl_make_dirs(dir);
-    if (s == HOLA_OK) {
-        pthread_mutex_lock(&w->lock);
-        const bool had_rows = w->rows != NULL;
-        s = hl_model_need_rows(w);
-        if (s == HOLA_OK) s = save_rows(w, dir, dtype, config);
-        if (!had_rows) {
-            free(w->rows);
-            w->rows = NULL;
-        }
-        pthread_mutex_unlock(&w->lock);
-    }
-    free(config);
-    return s;
-}
-
 void hola_model_free(hola_model *m) {
     if (!m) return;
     if (m->ops) {
@@ -157,6 +119,8 @@ void hola_model_free(hola_model *m) {
         hl_model_drop_panels(m);
         hl_model_drop_master(m);
     }
+    hl_model_drop_codes(m);
+    free(m->codes);
     free(m->rows);
     free(m->weight);
     free(m->stored);

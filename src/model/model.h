@@ -35,6 +35,8 @@ struct hola_model {
      * a block of the small tensors. Master: the rows that training reads and writes; on a device a block of
      * their own there, with a second copy in the activations' type for the products. */
     real *rows;
+    struct hl_codes
+        *codes; /* [params.n]: as in the file, until the panels are made; empty: stored as floats */
     real *small;
     char *panels;
     real *master;             /* on the host: the rows */
@@ -57,6 +59,7 @@ hola_status hl_model_need_panels(hola_model *m); /* before inference */
 hola_status hl_model_need_master(hola_model *m); /* before training, and to bring changed rows to a device */
 void hl_model_drop_master(hola_model *m);        /* after training */
 void hl_model_drop_panels(hola_model *m);
+void hl_model_drop_codes(hola_model *m);
 /* Tensor i as reals, from whichever form is there. */
 void hl_model_read(const hola_model *m, int64_t i, real *out);
 

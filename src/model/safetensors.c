@@ -30,6 +30,11 @@ static hola_status bad(const char *path, const char *name, const char *what) {
     return hl_fail(HOLA_EFORMAT, "%s: %.200s: %s", path, name, what);
 }
 
+static hola_dtype float_type(const char *name) {
+    for (int t = HOLA_F32; t <= HOLA_F16; t++)
+        if (strcmp(name, hola_dtype_name((hola_dtype)t)) == 0) return (hola_dtype)t;
+    return HOLA_DTYPE_COUNT;
+}
 /* Bytes of an element; 0: a type that we do not read, whatever it is. */
 static int element_size(hola_dtype t) { return t == HOLA_F32 ? 4 : t == HOLA_DTYPE_COUNT ? 0 : 2; }
 
@@ -57,9 +62,7 @@ static hola_status read_entry(struct hl_st_tensor *t, const json_t *v, const cha
     if (!json_is_object(v)) return bad(t->path, t->name, "not an object");
     if (!json_is_string(dtype)) return bad(t->path, t->name, "no dtype");
     snprintf(t->stored, sizeof t->stored, "%s", json_string_value(dtype));
-    t->dtype = HOLA_F32;
-    while (t->dtype < HOLA_DTYPE_COUNT && strcmp(json_string_value(dtype), hola_dtype_name(t->dtype)) != 0)
-        t->dtype = (hola_dtype)(t->dtype + 1);
+    t->dtype = float_type(json_string_value(dtype));
     hola_status s = read_shape(t, json_object_get(v, "shape"));
     if (s != HOLA_OK) return s;
     if (json_array_size(offsets) != 2 || !json_is_integer(from) || !json_is_integer(to))

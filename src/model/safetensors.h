@@ -11,7 +11,7 @@ struct hl_st_tensor {
     const char *name;
     const char *path; /* the file it is in */
     char stored[16];  /* the type as the file spells it */
-    hola_dtype dtype; /* HOLA_DTYPE_COUNT: a type that we do not read */
+    hola_dtype dtype; /* F32, BF16, F16; HOLA_DTYPE_COUNT: no float that we read */
     int ndim;
     int64_t dim[HL_ST_MAX_DIMS], count;
     const void *data; /* in the file; aligned to nothing */
@@ -46,6 +46,7 @@ struct hl_st_entry {
     int ndim;
     int64_t dim[HL_ST_MAX_DIMS];
     const real *src;
+    const void *raw; /* instead of src: the bytes as they are; INT8 is then written as I8, INT4 as U8 */
 };
 /* Writes a file, whole or not at all, tensors in the given order. metadata: NULL, or key, value, ..., NULL;
  * {"format": "pt"} is always there. Values that are not finite, or would not be as dtype, are refused

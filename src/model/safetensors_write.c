@@ -13,7 +13,11 @@ static int64_t count_of(const struct hl_st_entry *e) {
     for (int i = 0; i < e->ndim; i++) n *= e->dim[i];
     return n;
 }
-static int64_t bytes_of(const struct hl_st_entry *e) { return count_of(e) * (e->dtype == HOLA_F32 ? 4 : 2); }
+static int64_t element_size(hola_dtype t) { return t == HOLA_F32 ? 4 : t <= HOLA_F16 ? 2 : 1; }
+static int64_t bytes_of(const struct hl_st_entry *e) { return count_of(e) * element_size(e->dtype); }
+static const char *type_name(hola_dtype t) {
+    return t == HOLA_INT8 ? "I8" : t == HOLA_INT4 ? "U8" : hola_dtype_name(t);
+}
 
 /* ---- header ---- */
 
@@ -30,8 +34,8 @@ static json_t *metadata_object(const char *const *metadata) {
 static json_t *entry_object(const struct hl_st_entry *e, int64_t offset) {
     json_t *shape = json_array();
     for (int i = 0; i < e->ndim; i++) json_array_append_new(shape, json_integer(e->dim[i]));
-    return json_pack("{s:s, s:o, s:[I,I]}", "dtype", hola_dtype_name(e->dtype), "shape", shape,
-                     "data_offsets", (json_int_t)offset, (json_int_t)(offset + bytes_of(e)));
+    return json_pack("{s:s, s:o, s:[I,I]}", "dtype", type_name(e->dtype), "shape", shape, "data_offsets",
+                     (json_int_t)offset, (json_int_t)(offset + bytes_of(e)));
 }
 
 /* The header's text, padded with spaces so that the data starts on 8 bytes; NULL: no memory. */
@@ -42,6 +46,7 @@ static char *header_text(const struct hl_st_entry *entry, int64_t n, const char 
     bool good = json_object_set_new(root, "__metadata__", metadata_object(metadata)) == 0;
     for (int64_t i = 0; i < n && good; i++) {
         HL_ASSERT((unsigned)entry[i].dtype < HOLA_DTYPE_COUNT && entry[i].ndim <= HL_ST_MAX_DIMS);
+        HL_ASSERT(entry[i].raw || entry[i].dtype <= HOLA_F16);
         HL_ASSERT(!json_object_get(root, entry[i].name));
         good = json_object_set_new(root, entry[i].name, entry_object(&entry[i], offset)) == 0;
         offset += bytes_of(&entry[i]);
@@ -83,7 +88,8 @@ static bool convert(hola_dtype dtype, const real *src, int64_t n, void *out) {
 
 static hola_status write_tensor(struct hl_writer *w, const char *path, const struct hl_st_entry *e) {
     float piece[PIECE];
-    int64_t count = count_of(e), size = e->dtype == HOLA_F32 ? 4 : 2;
+    int64_t count = count_of(e), size = element_size(e->dtype);
+    if (e->raw) return hl_writer_write(w, e->raw, bytes_of(e));
     for (int64_t i = 0; i < count; i += PIECE) {
         int64_t n = count - i < PIECE ? count - i : PIECE;
         if (!convert(e->dtype, e->src + i, n, piece))

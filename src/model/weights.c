@@ -1,7 +1,8 @@
 /* weights.c -- a model's weights in the forms that files, inference and training want (model.h). */
 #include "core/half.h"
 #include "model/model.h"
-#include "model/safetensors.h"
+#include "model/quant.h"
+#include "ops/matmul/weight.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -30,19 +31,10 @@ const real *hl_model_vector(const hola_model *m, enum hl_pass pass, int64_t i) {
 
 /* ---- rows ---- */
 
-/* Panels back to rows; a panel's 32 values for one column are read like a tiny tensor. */
+/* Panels back to rows, to the bit. */
 static void unpack(const struct hl_weight *w, real *out) {
-    struct hl_st_tensor one = {.dtype = w->dtype, .ndim = 1, .count = HL_PANEL};
-    const int64_t size = w->dtype == HOLA_F32 ? 4 : 2;
-    real lane[HL_PANEL];
-    for (int64_t p = 0; p * HL_PANEL < w->rows; p++)
-        for (int64_t j = 0; j < w->cols; j++) {
-            one.data = (const char *)w->data + (p * w->cols + j) * HL_PANEL * size;
-            one.bytes = HL_PANEL * size;
-            hl_st_read(&one, 0, HL_PANEL, lane);
-            for (int64_t i = 0; i < HL_PANEL && p * HL_PANEL + i < w->rows; i++)
-                out[(p * HL_PANEL + i) * w->cols + j] = lane[i];
-        }
+    for (int64_t i = 0; i < w->rows; i++)
+        for (int64_t j = 0; j < w->cols; j++) *out++ = hl_weight_at(w, i, j);
 }
 
 void hl_model_read(const hola_model *m, int64_t i, real *out) {
@@ -76,6 +68,10 @@ void hl_model_drop_panels(hola_model *m) {
     m->small = NULL;
 }
 
+void hl_model_drop_codes(hola_model *m) {
+    for (int64_t i = 0; m->codes && i < m->params.n; i++) hl_quant_free(&m->codes[i]);
+}
+
 static int64_t packed_bytes(const hola_model *m, int64_t i) {
     const struct hl_tensor *t = &m->params.tensor[i];
     return lines(m->ops->mem->host ? hl_panel_bytes(t->dim[0], row_length(t), m->stored[i])
@@ -103,7 +99,19 @@ static hola_status put_acts(const hola_model *m, void *to, const real *from, int
     return s;
 }
 
-static hola_status pack_tensor(hola_model *m, int64_t i, char *to) {
+/* A matrix as panels, on the host. */
+static void pack_matrix(void *ctx, int64_t i, int worker) {
+    const hola_model *m = ctx;
+    const struct hl_weight *w = &m->weight[i];
+    char *to = (char *)(uintptr_t)w->data;
+    (void)worker;
+    if (w->layout != HL_PANELS) return;
+    if (m->codes[i].code && m->codes[i].dtype == w->dtype) hl_codes_pack(to, &m->codes[i]);
+    else hl_panel_pack(to, w->dtype, m->rows + m->params.tensor[i].offset, w->rows, w->cols);
+}
+
+/* Where tensor i is and in which form; filled at once but for panels. */
+static hola_status place_tensor(hola_model *m, int64_t i, char *to) {
     const struct hl_tensor *t = &m->params.tensor[i];
     const real *from = m->rows + t->offset;
     struct hl_weight *w = &m->weight[i];
@@ -118,7 +126,6 @@ static hola_status pack_tensor(hola_model *m, int64_t i, char *to) {
     }
     w->layout = HL_PANELS;
     w->dtype = m->stored[i];
-    hl_panel_pack(to, w->dtype, from, w->rows, w->cols);
     return HOLA_OK;
 }
 
@@ -140,10 +147,11 @@ static hola_status make_panels(hola_model *m) {
     }
     char *p = m->panels, *q = (char *)m->small;
     for (int64_t i = 0; s == HOLA_OK && i < m->params.n; i++) {
-        s = pack_tensor(m, i, packed(m, i) ? p : q);
+        s = place_tensor(m, i, packed(m, i) ? p : q);
         if (packed(m, i)) p += packed_bytes(m, i);
         else q += lines(m->params.tensor[i].count * (int64_t)sizeof(real));
     }
+    if (s == HOLA_OK && m->ops->mem->host) hl_pool_run(m->pool, m->params.n, pack_matrix, m);
     if (s != HOLA_OK) hl_model_drop_panels(m);
     m->stale = false;
     m->hash = 0;
@@ -156,6 +164,7 @@ hola_status hl_model_need_panels(hola_model *m) {
     if (s != HOLA_OK || m->training || !m->ops->mem->host) return s;
     free(m->rows); /* can be had again from the panels, to the bit */
     m->rows = NULL;
+    hl_model_drop_codes(m);
     return HOLA_OK;
 }
 
@@ -166,6 +175,9 @@ hola_status hl_model_need_master(hola_model *m) {
     const int64_t n = m->params.total;
     hola_status s = hl_model_need_rows(m);
     if (s != HOLA_OK) return s;
+    for (int64_t i = 0; i < m->params.n; i++) /* what is learnt from here on would not survive as codes */
+        if (hl_is_codes(m->stored[i])) m->stored[i] = HOLA_F32;
+    hl_model_drop_codes(m);
     if (mem->host) {
         m->master = m->rows;
         return HOLA_OK;

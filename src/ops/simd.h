@@ -75,6 +75,20 @@ static inline real v_sum(vr x) {
     q = _mm_add_ps(q, _mm_movehl_ps(q, q));
     return _mm_cvtss_f32(_mm_add_ss(q, _mm_shuffle_ps(q, q, 1)));
 }
+static inline real v_hmax(vr x) {
+#if HL_VBYTES == 64
+    __m256 half = _mm256_max_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
+#elif HL_VBYTES == 32
+    __m256 half = x;
+#endif
+#if HL_VBYTES >= 32
+    __m128 q = _mm_max_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+#else
+    __m128 q = x;
+#endif
+    q = _mm_max_ps(q, _mm_movehl_ps(q, q));
+    return _mm_cvtss_f32(_mm_max_ss(q, _mm_shuffle_ps(q, q, 1)));
+}
 #undef V_MM
 #else
 static inline vr v_max(vr a, vr b) { return v_select((vi)(a > b), a, b); }
@@ -86,7 +100,6 @@ static inline real v_sum(vr x) {
         for (int i = 0; i < w; i++) t[i] += t[i + w];
     return t[0];
 }
-#endif
 static inline real v_hmax(vr x) {
     real t[VL], m;
     v_store(t, x);
@@ -94,6 +107,7 @@ static inline real v_hmax(vr x) {
     for (int i = 1; i < VL; i++) m = t[i] > m ? t[i] : m;
     return m;
 }
+#endif
 
 #ifdef HL_DOUBLE
 static inline vr v_exp(vr x) {

@@ -2,7 +2,7 @@
  *
  * x [M][K], W_i [N_i][K], out_i [M][N_i]. The order of every sum over K is fixed by K alone: a row's
  * result does not depend on M, on the other rows, or on the number of threads.
- * The residual stream takes its branches as `from`.
+ * The residual stream takes its branches as `from`. Weights kept as codes (codes.h) take x rounded to 16 bits (dot.h).
  * Backward: dx = sum_i dout_i W_i, dW_i += dout_i^T x. */
 #ifndef HL_MATMUL_H
 #define HL_MATMUL_H
@@ -32,7 +32,8 @@ struct hl_linear {
 
 int64_t hl_linear_scratch(void); /* bytes per worker */
 
-/* panels of a [rows][cols] matrix given as floats; out has hl_panel_bytes() bytes */
+/* panels of a [rows][cols] matrix given as floats; out has hl_panel_bytes() bytes. Codes (codes.h) are made of
+ * finite numbers alone. */
 int64_t hl_panel_bytes(int64_t rows, int64_t cols, hola_dtype dtype);
 void hl_panel_pack(void *out, hola_dtype dtype, const real *rows_in, int64_t rows, int64_t cols);
 

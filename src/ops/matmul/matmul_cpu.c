@@ -4,7 +4,7 @@
  * panels, which stay in the second-level cache (panels stored as such are read where they are), then
  * strip after strip of A, which stays in the first, runs past all of them. The cut follows the shape and
  * the number of threads; the bits of C follow neither (kernel.h). */
-#include "ops/matmul/kernel.h"
+#include "ops/matmul/dot.h"
 #include <string.h>
 
 enum { TINY_FLOPS = 50000 }; /* less than this is not worth waking threads */
@@ -13,8 +13,8 @@ struct term { /* C (= or +=) A B over K */
     const real *A;
     int64_t ai, ak; /* A(i, k) = A[i*ai + k*ak], one of them 1 */
     const void *B;
-    enum { B_ROWS, B_COLUMNS, B_PANELS } form; /* B(k, n) = B[n*bs + k], B[k*bs + n], or panels */
-    hola_dtype dtype;                          /* of panels */
+    enum { B_ROWS, B_COLUMNS, B_PANELS, B_CODES } form; /* B(k, n) = B[n*bs + k], B[k*bs + n], or panels */
+    hola_dtype dtype;                                   /* of panels */
     int64_t bs, K;
 };
 struct product { /* C[M][N] (= or +=) the sum of its terms, in order */
@@ -104,6 +104,7 @@ static void run_piece(const struct product *p, const struct term *t, int64_t m0,
  * become f32 in registers; the strips of all pieces are packed before. */
 static bool few_rows(const struct product *p) {
     const struct term *t = &p->term[0];
+    if (t->form == B_CODES) return p->M <= HL_DOT_ROWS;
     int64_t strips = hl_pieces(p->M, HL_MR);
     return t->form == B_PANELS && strips <= 2 && strips * HL_AS * t->K <= HL_BLOCK_SCRATCH &&
            (t->dtype != HOLA_F32 || sizeof(real) == sizeof(float));
@@ -131,6 +132,23 @@ static void run_few_rows(const struct product *p, int64_t n0, real *strips) {
         }
 }
 
+/* Codes go through integer dot products, whatever the number of rows. */
+static void run_codes(const struct product *p, int64_t m0, int64_t n0, real *room) {
+    const struct term *t = &p->term[0];
+    const struct hl_dot_block b = {.dtype = t->dtype,
+                                   .panels = t->B,
+                                   .x = t->A + m0 * t->ai,
+                                   .xs = t->ai,
+                                   .K = t->K,
+                                   .n0 = n0,
+                                   .n = min64(p->N - n0, p->nc),
+                                   .m = min64(p->M - m0, p->mc),
+                                   .C = p->C + m0 * p->N + n0,
+                                   .ldc = p->N,
+                                   .add = p->add};
+    HL_OP(dot_block)(&b, room, hl_linear_scratch());
+}
+
 static void task(void *ctx, int64_t i, int worker) {
     struct job *job = ctx;
     const struct product *p = job->product;
@@ -139,6 +157,10 @@ static void task(void *ctx, int64_t i, int worker) {
     for (; i >= p->tasks; p++) i -= p->tasks;
     m0 = i % p->row_blocks * p->mc; /* neighbours share their columns: B comes from the shared cache */
     n0 = i / p->row_blocks * p->nc;
+    if (p->term[0].form == B_CODES) {
+        run_codes(p, m0, n0, room);
+        return;
+    }
     if (few_rows(p)) {
         run_few_rows(p, n0, room);
         return;
@@ -182,7 +204,9 @@ static void cut(struct product *p, int threads) {
 static void cut_few_rows(struct product *p, int threads) {
     int64_t panels = hl_pieces(p->N, HL_PANEL);
     p->mc = p->M;
-    p->nc = max64(hl_pieces(panels, 8 * threads), hl_pieces(512, p->term[0].K)) * HL_PANEL;
+    /* every task on codes rounds x for itself: fewer of them */
+    const int64_t tasks = (p->term[0].form == B_CODES ? 4 : 8) * threads;
+    p->nc = max64(hl_pieces(panels, tasks), hl_pieces(512, p->term[0].K)) * HL_PANEL;
 }
 
 static void run(struct job *job) {
@@ -213,7 +237,9 @@ void HL_OP(linear_forward)(struct hl_pool *pool, const struct hl_linear *a) {
         if (part->from && part->from != part->out)
             memcpy(part->out, part->from, (size_t)(p->M * p->N) * sizeof(real));
         p->term[0] = (struct term){.A = a->x, .ai = a->K, .ak = 1, .B = part->W.data, .bs = a->K, .K = a->K};
-        p->term[0].form = part->W.layout == HL_PANELS ? B_PANELS : B_ROWS;
+        p->term[0].form = part->W.layout != HL_PANELS  ? B_ROWS
+                          : hl_is_codes(part->W.dtype) ? B_CODES
+                                                       : B_PANELS;
         p->term[0].dtype = part->W.dtype;
     }
     run(&job);

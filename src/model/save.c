@@ -1,0 +1,101 @@
+/* save.c -- a model's directory, written: floats of one type, or codes for the large matrices. */
+#include "core/file.h"
+#include "model/config.h"
+#include "model/model.h"
+#include "model/quant.h"
+#include <stdlib.h>
+#include <string.h>
+
+/* What goes into a file: an entry for each tensor, two for one stored as codes. */
+struct contents {
+    const hola_model *m;
+    hola_dtype dtype;
+    int64_t n;
+    struct hl_st_entry *entry;
+    struct hl_codes *codes;      /* [params.n], those made for this file */
+    char (*name)[HL_QUANT_NAME]; /* [params.n], of scales */
+    hola_status *status;         /* [params.n] */
+};
+
+/* The codes of tensor i: those that it was loaded with, else the nearest ones. */
+static void make_codes(void *ctx, int64_t i, int worker) {
+    const struct contents *c = ctx;
+    const struct hl_tensor *t = &c->m->params.tensor[i];
+    (void)worker;
+    if (!hl_is_codes(c->dtype) || !hl_quant_takes(&c->m->params, i) || c->m->codes[i].dtype == c->dtype)
+        return;
+    if (!hl_quant_new(&c->codes[i], c->dtype, t->dim[0], t->dim[1])) c->status[i] = HOLA_ENOMEM;
+    else if (!hl_codes_make(&c->codes[i], c->m->rows + t->offset)) c->status[i] = HOLA_ENUMERIC;
+}
+
+static hola_status fill(struct contents *c) {
+    const hola_model *m = c->m;
+    hl_pool_run(m->pool, m->params.n, make_codes, c);
+    for (int64_t i = 0; i < m->params.n; i++) {
+        const struct hl_tensor *t = &m->params.tensor[i];
+        if (c->status[i] != HOLA_OK)
+            return hl_fail(c->status[i], "%s: %s", t->name,
+                           c->status[i] == HOLA_ENOMEM ? "no memory for its codes"
+                                                       : "holds values that are not finite");
+        if (hl_is_codes(c->dtype) && hl_quant_takes(&m->params, i)) {
+            hl_quant_entries(&c->entry[c->n], c->codes[i].code ? &c->codes[i] : &m->codes[i], t->name,
+                             c->name[i]);
+            c->n += 2;
+            continue;
+        }
+        struct hl_st_entry *e = &c->entry[c->n++];
+        *e = (struct hl_st_entry){.name = t->name, .ndim = t->ndim, .src = m->rows + t->offset};
+        e->dtype = hl_is_codes(c->dtype) ? m->stored[i] : c->dtype;
+        memcpy(e->dim, t->dim, sizeof t->dim);
+    }
+    return HOLA_OK;
+}
+
+static hola_status save_rows(const hola_model *m, const char *dir, hola_dtype dtype, const char *config) {
+    const size_t n = (size_t)m->params.n;
+    hola_status s = HOLA_OK;
+    char *weights = hl_path_join(dir, "model.safetensors"), *cfg = hl_path_join(dir, "config.json");
+    struct contents c = {.m = m,
+                         .dtype = dtype,
+                         .entry = calloc(2 * n, sizeof *c.entry),
+                         .codes = calloc(n, sizeof *c.codes),
+                         .name = calloc(n, sizeof *c.name),
+                         .status = calloc(n, sizeof *c.status)};
+    if (!weights || !cfg || !c.entry || !c.codes || !c.name || !c.status)
+        s = hl_fail(HOLA_ENOMEM, "%s: no memory to save", dir);
+    if (s == HOLA_OK) s = fill(&c);
+    if (s == HOLA_OK) s = hl_st_write(weights, c.entry, c.n, NULL);
+    /* the config last: a directory with one is complete */
+    if (s == HOLA_OK) s = hl_write_file(cfg, config, (int64_t)strlen(config));
+    for (size_t i = 0; c.codes && i < n; i++) hl_quant_free(&c.codes[i]);
+    free(weights);
+    free(cfg);
+    free(c.entry);
+    free(c.codes);
+    free(c.name);
+    free(c.status);
+    return s;
+}
+
+hola_status hola_model_save(const hola_model *m, const char *dir, hola_dtype dtype) {
+    hola_model *w = (hola_model *)m; /* only its form changes, under the lock */
+    char *config = NULL;
+    if ((unsigned)dtype >= HOLA_DTYPE_COUNT) return hl_fail(HOLA_EINVAL, "dtype: %d is unknown", (int)dtype);
+    /* beside codes, the type of everything else */
+    const hola_dtype others = hl_is_codes(dtype) ? m->stored[m->params.final_norm] : dtype;
+    hola_status s = hl_config_text(&m->cfg, m->config_text, others, &config);
+    if (s == HOLA_OK) s = hl_make_dirs(dir);
+    if (s == HOLA_OK) {
+        pthread_mutex_lock(&w->lock);
+        const bool had_rows = w->rows != NULL;
+        s = hl_model_need_rows(w);
+        if (s == HOLA_OK) s = save_rows(w, dir, dtype, config);
+        if (!had_rows) {
+            free(w->rows);
+            w->rows = NULL;
+        }
+        pthread_mutex_unlock(&w->lock);
+    }
+    free(config);
+    return s;
+}
