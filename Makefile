@@ -46,15 +46,12 @@ REF_SRC := $(sort $(wildcard src/ops/*/*_ref.c)) src/ops/table.c
 FAST_SRC := $(sort $(wildcard src/ops/*/*_cpu.c)) src/ops/table.c
 LIB_SRC := $(filter-out $(REF_SRC) $(FAST_SRC) %_mpi.c,$(sort $(wildcard src/core/*.c src/ops/*.c src/ops/*/*.c src/model/*.c src/text/*.c src/train/*.c src/eval/*.c)))
 CLI_SRC := $(sort $(wildcard src/cli/*.c)) $(if $(MPI),src/train/dist_mpi.c)
-
 obj = $(patsubst %.c,$(BUILD)/$(1)/%.o,$(2))
-LIB_OBJ := $(call obj,float,$(LIB_SRC)) $(call obj,ref,$(REF_SRC)) $(foreach i,$(ISAS),$(call obj,$(i),$(FAST_SRC)))
-LIB_OBJ += $(if $(filter avx512,$(ISAS)),$(call obj,avx512vnni,src/ops/matmul/dot_cpu.c))
+LIB_OBJ := $(call obj,float,$(LIB_SRC)) $(call obj,ref,$(REF_SRC)) $(foreach i,$(ISAS),$(call obj,$(i),$(FAST_SRC))) $(if $(filter avx512,$(ISAS)),$(call obj,avx512vnni,src/ops/matmul/dot_cpu.c))
 DBL_OBJ := $(call obj,double,$(LIB_SRC)) $(call obj,double-ref,$(REF_SRC)) $(call obj,double-base,$(FAST_SRC))
 
 say = $(if $(V),,@echo "  $(1)";)
 include src/cuda/cuda.mk
-
 all: $(BUILD)/hola ## the program, as ./hola (default)
 	@ln -sf $(BUILD)/hola hola
 
@@ -66,9 +63,7 @@ $(BUILD)/libhola.so.0: $(LIB_OBJ)
 	$(call say,LD $@) $(CC) $(LDFLAGS) -shared -Wl,-soname,libhola.so.0 -Wl,-z,defs -o $@ $^ $(LIBS)
 $(BUILD)/hola: $(call obj,float,$(CLI_SRC)) $(BUILD)/libhola.a
 	$(call say,LD $@) $(CC) $(LDFLAGS) -o $@ $^ $(LIBS) $(CLI_LIBS)
-
-# (the assembler reads the page, which -MMD does not see)
-$(BUILD)/float/src/cli/memory_page.o $(BUILD)/bench$(BLAS)/src/cli/memory_page.o: src/cli/memory.html
+$(BUILD)/float/src/cli/memory_page.o: src/cli/memory.html # the assembler reads it, which -MMD does not see
 
 define compile
 $$(BUILD)/$(1)/%.o: %.c

@@ -174,8 +174,8 @@ HOLA_API hola_status hola_session_feed_each(hola_session *s, const int32_t *ids,
 HOLA_API hola_status hola_session_score(hola_session *s, const int32_t *ids, const int32_t *next, int64_t n,
                                         double *logprobs);
 /* One token for each of n sessions of one model, each at its own position, in one pass; logits: NULL or
- * [n][vocab_size]. Every session gets the bits that it gets alone. Where the logits of some are not finite, the
- * others have theirs (hola_session_logits). */
+ * [n][vocab_size]. On a CPU every session gets the bits that it gets alone; a device may round differently in
+ * company. Where the logits of some are not finite, the others have theirs (hola_session_logits). */
 HOLA_API hola_status hola_session_step(hola_session *const *s, int64_t n, const int32_t *ids, float *logits);
 /* The logits after the last token, lent until the session changes; NULL: the call that fed it had no use for
  * them. */

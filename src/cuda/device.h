@@ -24,7 +24,7 @@ struct hl_cuda {
     struct hl_dev_rows rows; /* the last pass's, cut up: host and device copies of one block */
     char *rows_host, *rows_dev;
     int64_t rows_room;
-    char *stage; /* host memory that the device writes by itself; NULL: not yet */
+    char *stage;        /* host memory that the device writes by itself; NULL: not yet */
     int64_t generation; /* raised when memory comes or goes: recorded work may point to it */
     struct hl_graph graph[HL_GRAPHS];
     struct hl_graph *recording;

@@ -90,17 +90,30 @@ static void went_in(hola_session *y, const int32_t *ids, int64_t n, bool begin) 
     w->pos += n;
 }
 
-/* Keeps the logits of a session; those that are not numbers are refused. */
-static hola_status take_over(hola_session *y, const float *logits) {
+struct keeping {
+    hola_session *const *y;
+    const float *logits; /* [sessions][vocab_size] */
+};
+static void keep_one(void *ctx, int64_t i, int worker) {
+    const struct keeping *k = ctx;
+    hola_session *y = k->y[i];
     const int64_t vocab = y->model->cfg.vocab_size;
+    const float *logits = k->logits + i * vocab;
     const uint32_t exponent = 0x7f800000u;
     uint32_t wrong = 0;
-    for (int64_t i = 0; i < vocab; i++) wrong |= (hl_bits_of_float(logits[i]) & exponent) == exponent;
-    if (wrong)
-        return hl_fail(HOLA_ENUMERIC, "the logits after token %lld are not finite",
-                       (long long)y->now.at.pos - 1);
+    (void)worker;
+    for (int64_t j = 0; j < vocab; j++) wrong |= (hl_bits_of_float(logits[j]) & exponent) == exponent;
     memcpy(y->now.logits, logits, (size_t)vocab * sizeof *logits);
-    y->now.at.has_logits = true;
+    y->now.at.has_logits = !wrong;
+}
+/* Keeps the logits of n sessions; those that are not numbers are refused. */
+static hola_status take_over(hola_session *const *y, int64_t n, const float *logits) {
+    struct keeping k = {y, logits};
+    hl_pool_run(y[0]->model->pool, n, keep_one, &k);
+    for (int64_t i = 0; i < n; i++)
+        if (!y[i]->now.at.has_logits)
+            return hl_fail(HOLA_ENUMERIC, "the logits after token %lld are not finite",
+                           (long long)y[i]->now.at.pos - 1);
     return HOLA_OK;
 }
 
@@ -168,7 +181,7 @@ static hola_status feed_rows(hola_session *y, const int32_t *ids, int64_t n, flo
         s = m->ops->mem->finish(m->pool);
     }
     pthread_mutex_unlock(&m->lock);
-    return s == HOLA_OK && logits ? take_over(y, logits + (each ? (n - 1) * vocab : 0)) : s;
+    return s == HOLA_OK && logits ? take_over(&y, 1, logits + (each ? (n - 1) * vocab : 0)) : s;
 }
 
 hola_status hola_session_feed(hola_session *y, const int32_t *ids, int64_t n, float *logits) {
@@ -256,9 +269,5 @@ hola_status hola_session_step(hola_session *const *y, int64_t n, const int32_t *
     free(seg);
     if (s != HOLA_OK) return s;
     for (int64_t i = 0; i < n; i++) went_in(y[i], ids + i, 1, true);
-    for (int64_t i = n; logits && i-- > 0;) { /* the message is about the first */
-        const hola_status one = take_over(y[i], logits + i * m->cfg.vocab_size);
-        if (one != HOLA_OK) s = one;
-    }
-    return s;
+    return logits ? take_over(y, n, logits) : HOLA_OK;
 }
