@@ -86,7 +86,7 @@ static void case_essays(const char *dir) {
 static void case_questions(const char *dir) {
     static struct page p, h;
     uint64_t seed = 9;
-    char text[64];
+    char text[128];
     p.n = h.n = 0;
     page_add(&p, "{\"data\": [");
     page_add(&h, "[");
