@@ -67,6 +67,11 @@ static void print_row(const struct report *r, const char *name, double tokens_pe
     printf("\n");
 }
 
+/* either of the two may not have been timed */
+static const char *op_name(const struct report *r, int i) {
+    return r->ops[i].name ? r->ops[i].name : r->decode_ops[i].name;
+}
+
 static void print_table(const struct report *r) {
     char n[CLI_GROUPED];
     printf("%s, %s parameters, %s, %d threads\n", r->o.preset, cli_grouped(n, r->parameters),
@@ -93,7 +98,7 @@ static void print_table(const struct report *r) {
     printf("  %-18s %21s %21s\n", "op", "training step", "decoded token, bf16");
     for (int i = 0; i < r->n_ops; i++)
         if (r->ops[i].calls || r->decode_ops[i].calls)
-            printf("  %-18s %10.2f ms %6.1f%% %10.1f us %6.1f%%\n", r->ops[i].name, r->ops[i].seconds * 1e3,
+            printf("  %-18s %10.2f ms %6.1f%% %10.1f us %6.1f%%\n", op_name(r, i), r->ops[i].seconds * 1e3,
                    100 * share(r->ops[i].seconds, step), r->decode_ops[i].seconds * 1e6,
                    100 * share(r->decode_ops[i].seconds, token));
     for (int i = 0; i < 2 && r->context[1].tokens; i++)
@@ -114,9 +119,9 @@ static int print_report(const struct report *r) {
     }
     json_t *ops = json_object(), *decode_ops = json_object(), *contexts = json_array();
     for (int i = 0; i < r->n_ops; i++) {
-        if (r->ops[i].calls) json_object_set_new(ops, r->ops[i].name, json_real(r->ops[i].seconds));
+        if (r->ops[i].calls) json_object_set_new(ops, op_name(r, i), json_real(r->ops[i].seconds));
         if (r->decode_ops[i].calls)
-            json_object_set_new(decode_ops, r->ops[i].name, json_real(r->decode_ops[i].seconds));
+            json_object_set_new(decode_ops, op_name(r, i), json_real(r->decode_ops[i].seconds));
     }
     for (int i = 0; i < 2 && r->context[1].tokens; i++)
         json_array_append_new(contexts,
