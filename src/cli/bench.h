@@ -45,11 +45,11 @@ hola_status bench_prefill(hola_model *m, hola_model *other, int64_t tokens, int 
 hola_status bench_decode(hola_model *m, hola_model *other, int64_t tokens, int repeats,
                          struct bench_infer *out);
 hola_status bench_decode_many(hola_model *m, int64_t n, int64_t tokens, int repeats, struct bench_infer *out);
-/* Time per token and resident memory after a context of this length. */
+/* Time per token and resident memory of one session after 1,000 tokens, and after `tokens` of them. */
 struct bench_context {
     int64_t tokens, resident, session;
     double seconds_per_token;
 };
-hola_status bench_context(hola_model *m, int64_t tokens, struct bench_context *out);
+hola_status bench_contexts(hola_model *m, int64_t tokens, struct bench_context out[2]);
 
 #endif

@@ -248,26 +248,36 @@ hola_status bench_decode_many(hola_model *m, int64_t n, int64_t tokens, int repe
     return s;
 }
 
-hola_status bench_context(hola_model *m, int64_t tokens, struct bench_context *out) {
-    enum { TIMED_TOKENS = 64, PIECE = 4096 };
-    hola_session *sess = NULL;
-    int32_t *ids = some_ids(PIECE, m->cfg.vocab_size);
+enum { CONTEXT_PIECE = 4096 };
+/* The session's next tokens: up to `tokens` in all, then some that are timed. */
+static hola_status measure_at(hola_session *y, int64_t tokens, const int32_t *ids, float *logits,
+                              struct bench_context *out) {
+    enum { TIMED_TOKENS = 64 };
+    hola_model *m = (hola_model *)hl_session_model(y);
+    hola_status s = HOLA_OK;
+    int64_t left, used;
+    for (int64_t n; s == HOLA_OK && (n = tokens - hola_session_position(y)) > 0;)
+        s = hola_session_feed(y, ids, n < CONTEXT_PIECE ? n : CONTEXT_PIECE, NULL);
+    if (s == HOLA_OK) s = pass_decode(y, ids, 4, logits); /* warm-up */
+    const double t = bench_now();
+    if (s == HOLA_OK) s = pass_decode(y, ids, TIMED_TOKENS, logits);
+    *out = (struct bench_context){.tokens = tokens,
+                                  .session = hola_session_bytes(y),
+                                  .seconds_per_token = (bench_now() - t) / TIMED_TOKENS};
+    m->ops->mem->room(m->pool, &left, &used);
+    out->resident = m->ops->mem->host ? bench_resident() : used;
+    return s;
+}
+
+hola_status bench_contexts(hola_model *m, int64_t tokens, struct bench_context out[2]) {
+    hola_session *y = NULL;
+    int32_t *ids = some_ids(CONTEXT_PIECE, m->cfg.vocab_size);
     float *logits = malloc((size_t)m->cfg.vocab_size * sizeof *logits);
-    hola_status s = ids && logits ? hola_session_new(&sess, m) : hl_fail(HOLA_ENOMEM, "%d tokens", PIECE);
-    for (int64_t i = 0; s == HOLA_OK && i < tokens; i += PIECE)
-        s = hola_session_feed(sess, ids, tokens - i < PIECE ? tokens - i : PIECE, NULL);
-    if (s == HOLA_OK) s = pass_decode(sess, ids, 4, logits); /* warm-up */
-    double t = bench_now();
-    if (s == HOLA_OK) s = pass_decode(sess, ids, TIMED_TOKENS, logits);
-    if (s == HOLA_OK) {
-        int64_t left, used;
-        *out = (struct bench_context){.tokens = tokens,
-                                      .session = hola_session_bytes(sess),
-                                      .seconds_per_token = (bench_now() - t) / TIMED_TOKENS};
-        m->ops->mem->room(m->pool, &left, &used);
-        out->resident = m->ops->mem->host ? bench_resident() : used;
-    }
-    hola_session_free(sess);
+    hola_status s =
+        ids && logits ? hola_session_new(&y, m) : hl_fail(HOLA_ENOMEM, "%d tokens", CONTEXT_PIECE);
+    if (s == HOLA_OK) s = measure_at(y, 1000, ids, logits, &out[0]);
+    if (s == HOLA_OK) s = measure_at(y, tokens, ids, logits, &out[1]);
+    hola_session_free(y);
     free(logits);
     free(ids);
     return s;

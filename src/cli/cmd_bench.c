@@ -203,8 +203,7 @@ static hola_status measure(struct report *r, hola_model *m, hola_model *gdn) {
         if (s == HOLA_OK) s = bench_decode(m, gdn, decode, n, &r->decode[t]);
     }
     bench_limits_measure(&r->limits, m->pool, m->ops);
-    if (s == HOLA_OK && r->o.context) s = bench_context(m, 1000, &r->context[0]);
-    if (s == HOLA_OK && r->o.context) s = bench_context(m, r->o.context, &r->context[1]);
+    if (s == HOLA_OK && r->o.context) s = bench_contexts(m, r->o.context, r->context);
     return s;
 }
 

@@ -104,7 +104,7 @@ static hola_status run_wave(struct hl_engine *e, struct wave *w, const struct hl
  * progress shows and little is lost on an interruption. */
 static int64_t wave_size(const struct hl_engine *e, const struct wave *w, const struct hl_item *item,
                          int64_t n) {
-    const int64_t most = 4 * hl_lanes_rows(e->model);
+    const int64_t most = 4 * hl_model_rows(e->model);
     int64_t k = 0;
     for (int64_t rows = 0; k < n && k < w->lanes.n; k++) {
         rows += item[k].n - (k > 0 && same_prefix(&item[k], &item[k - 1]) ? item[k].prefix : 0);

@@ -3,10 +3,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ROWS_HOST = 512, ROWS_DEVICE = 8192 }; /* as a session's passes */
-
-int64_t hl_lanes_rows(const hola_model *m) { return m->ops->mem->host ? ROWS_HOST : ROWS_DEVICE; }
-
 hola_status hl_lanes_new(struct hl_lanes *out, hola_model *m, int64_t most) {
     *out = (struct hl_lanes){.model = m};
     pthread_mutex_lock(&m->lock);
@@ -87,7 +83,7 @@ static hola_status flush(struct pass *p, const struct hl_lanes *l, const struct 
 }
 
 static hola_status run(struct pass *p, const struct hl_lanes *l, const struct hl_stretch *s, int64_t n) {
-    const int64_t most = hl_lanes_rows(l->model);
+    const int64_t most = hl_model_rows(l->model);
     hola_status st = HOLA_OK;
     for (int64_t i = 0; st == HOLA_OK && i < n; i++)
         for (int64_t from = 0, len; st == HOLA_OK && from < s[i].n; from += len) {
@@ -101,7 +97,7 @@ static hola_status run(struct pass *p, const struct hl_lanes *l, const struct hl
 
 hola_status hl_lanes_run(const struct hl_lanes *l, const struct hl_stretch *s, int64_t n) {
     hola_model *m = l->model;
-    const size_t most = (size_t)hl_lanes_rows(m);
+    const size_t most = (size_t)hl_model_rows(m);
     hola_status st = HOLA_OK;
     for (int64_t i = 0; st == HOLA_OK && i < n; i++) {
         HL_ASSERT(s[i].lane >= 0 && s[i].lane < l->n && !s[i].next == !s[0].next);

@@ -29,8 +29,7 @@ struct hl_stretch {
     double *logprob; /* [n]: log p(next[i] | all up to ids[i]) */
     bool *top;       /* [n]: whether next[i] is the most likely token there, the lowest id of equals */
 };
-/* All stretches fed, or all scored; no two of one lane. Rows of a pass: */
-int64_t hl_lanes_rows(const hola_model *m);
+/* All stretches fed, or all scored; no two of one lane. */
 hola_status hl_lanes_run(const struct hl_lanes *l, const struct hl_stretch *s, int64_t n);
 
 #endif

@@ -67,6 +67,8 @@ void hl_model_read(const hola_model *m, int64_t i, real *out);
 struct hl_weight hl_model_weight(const hola_model *m, enum hl_pass pass, int64_t i);
 const real *hl_model_vector(const hola_model *m, enum hl_pass pass, int64_t i); /* NULL for i = -1 */
 
+/* Rows of a pass at inference: what a processor's caches hold, what keeps a device busy. */
+int64_t hl_model_rows(const hola_model *m);
 hola_status hl_model_check_ids(const hola_model *m, const int32_t *ids, int64_t n);
 /* Fills acts->lastn: the normed residual stream after the last layer. ids (and targets below) are where the
  * backend's arrays are: hl_acts_put. */

@@ -27,6 +27,8 @@ static struct hl_embed embedding(const hola_model *m, const struct hl_acts *acts
                              .dE = grads ? grads + m->params.tensor[i].offset : NULL};
 }
 
+int64_t hl_model_rows(const hola_model *m) { return m->ops->mem->host ? 512 : 8192; }
+
 hola_status hl_model_check_ids(const hola_model *m, const int32_t *ids, int64_t n) {
     for (int64_t i = 0; i < n; i++)
         if (ids[i] < 0 || ids[i] >= m->cfg.vocab_size)

@@ -1,15 +1,12 @@
 /* session.c -- one sequence in constant memory: a block of state, a position, the last ids and logits.
  *
- * Tokens go through the model in pieces of up to HL_FEED rows, each continuing from the state that the
+ * Tokens go through the model in pieces of up to hl_model_rows rows, each continuing from the state that the
  * piece before left; a piece of one row is decoding. The activations belong to the model, so a session
  * is its state block alone, and any number of sessions can share a pass. */
 #include "model/session.h"
 #include "core/half.h"
 #include <stdlib.h>
 #include <string.h>
-
-/* Rows of a pass: what a processor's caches hold, what keeps a device busy. */
-enum { HL_FEED_HOST = 512, HL_FEED_DEVICE = 8192 };
 
 hola_status hola_session_new(hola_session **out, hola_model *m) {
     *out = NULL;
@@ -117,8 +114,6 @@ static hola_status take_over(hola_session *const *y, int64_t n, const float *log
     return HOLA_OK;
 }
 
-static int64_t most_rows(const hola_model *m) { return m->ops->mem->host ? HL_FEED_HOST : HL_FEED_DEVICE; }
-
 /* The model's lock is held. The pass leaves the normed stream of all rows in m->infer.lastn; logits: how many
  * rows' logits will be read. */
 static hola_status run(hola_model *m, struct hl_rows *rows, const int32_t *ids, int64_t logits) {
@@ -162,7 +157,7 @@ static void read_logits(hola_model *m, int64_t first, int64_t n, float *logits) 
 /* each: logits of all rows, not of the last alone. */
 static hola_status feed_rows(hola_session *y, const int32_t *ids, int64_t n, float *logits, bool each) {
     hola_model *m = y->model;
-    const int64_t vocab = m->cfg.vocab_size, feed = most_rows(m);
+    const int64_t vocab = m->cfg.vocab_size, feed = hl_model_rows(m);
     hola_status s =
         n < 1 ? hl_fail(HOLA_EINVAL, "feed: %lld tokens", (long long)n) : hl_model_check_ids(m, ids, n);
     if (s == HOLA_OK && logits) s = hl_point_logits(m, &y->now);
@@ -198,7 +193,7 @@ hola_status hola_session_score(hola_session *y, const int32_t *ids, const int32_
         n < 1 ? hl_fail(HOLA_EINVAL, "score: %lld tokens", (long long)n) : hl_model_check_ids(m, ids, n);
     if (s == HOLA_OK) s = hl_model_check_ids(m, next, n);
     if (s != HOLA_OK) return s;
-    const int64_t feed = most_rows(m);
+    const int64_t feed = hl_model_rows(m);
     pthread_mutex_lock(&m->lock);
     for (int64_t i = 0; s == HOLA_OK && i < n; i += feed) {
         struct hl_seg seg = {.len = n - i < feed ? n - i : feed, .pos = y->now.at.pos, .state = y->now.state};

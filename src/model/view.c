@@ -8,8 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PIECE = 512 }; /* tokens fed at a time */
-
 struct watch {
     hola_model *m;
     struct hl_view *v;
@@ -125,8 +123,9 @@ static void after_layer(void *ctx, int64_t layer, const struct hl_layer_acts *a,
 /* Feeds tokens [w->pos, end); the model's lock is held. */
 static hola_status feed(struct watch *w, const int32_t *ids, int64_t end) {
     hola_model *m = w->m;
+    const int64_t most = hl_model_rows(m);
     for (int64_t n; w->pos < end; w->pos += n) {
-        n = end - w->pos < PIECE ? end - w->pos : PIECE;
+        n = end - w->pos < most ? end - w->pos : most;
         struct hl_seg seg = {.len = n, .pos = w->pos, .state = w->state};
         struct hl_rows rows = {.T = n, .n = 1, .seg = &seg};
         hola_status s = hl_acts_reserve(&m->infer, &m->cfg, &rows, 0);
@@ -211,7 +210,7 @@ hola_status hl_view_make(struct hl_view *v, hola_model *m, const int32_t *ids, i
                       .v = v,
                       .state = mem->alloc(m->pool, m->state.bytes),
                       .held = malloc((size_t)m->state.bytes),
-                      .raw = malloc((size_t)(PIECE * d.HV + d.qk) * sizeof(real)),
+                      .raw = malloc((size_t)(hl_model_rows(m) * d.HV + d.qk) * sizeof(real)),
                       .q = malloc((size_t)d.qk * sizeof(real)),
                       .k = malloc((size_t)d.qk * sizeof(real))};
     if (!w.state || !w.held || !w.raw || !w.q || !w.k) {
