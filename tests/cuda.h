@@ -27,8 +27,19 @@ static inline void dev_close(struct dev *d) {
 }
 /* whether a big case would take too long: the emulated device is some 10,000 times slower.
  * HOLA_SMALL=1: the same shapes on a real device, for compute-sanitizer. */
-static inline bool dev_slow(const struct dev *d) {
-    return getenv("HOLA_SMALL") || !strcmp(hl_cuda_name(hl_cuda_of(d->pool)), "emulated");
+static inline bool dev_slow_pool(struct hl_pool *pool) {
+    return getenv("HOLA_SMALL") || !strcmp(hl_cuda_name(hl_cuda_of(pool)), "emulated");
+}
+static inline bool dev_slow(const struct dev *d) { return dev_slow_pool(d->pool); }
+/* For tests that open models, not ops: says why there is no device. */
+static inline bool dev_there(bool *slow) {
+    struct hl_pool *pool = NULL;
+    const struct hl_ops *ops;
+    const bool there = hl_backend_open("cuda", 1, &ops, &pool) == HOLA_OK;
+    if (!there) print_message("%s\n", hola_last_error());
+    else *slow = dev_slow_pool(pool);
+    hl_pool_free(pool);
+    return there;
 }
 
 /* Makes host values exactly those that an activation can hold, so that both sides start equal. */

@@ -44,17 +44,8 @@ static const struct variant kinds[] = {
 enum { ALL_KINDS = sizeof kinds / sizeof *kinds, KINDS = ALL_KINDS - 2 }; /* the presets take long */
 
 static bool slow;
-static bool device_is_there(void) {
-    struct hl_pool *pool = NULL;
-    const struct hl_ops *ops;
-    bool there = hl_backend_open("cuda", 1, &ops, &pool) == HOLA_OK;
-    if (!there) print_message("%s\n", hola_last_error());
-    else slow = !strcmp(hl_cuda_name(hl_cuda_of(pool)), "emulated");
-    hl_pool_free(pool);
-    return there;
-}
 #define NEEDS_DEVICE() \
-    if (!device_is_there()) skip()
+    if (!dev_there(&slow)) skip()
 
 static hola_model *model_of(int kind, const char *backend, bool one_by_one) {
     hola_options opt = {.threads = 1, .backend = backend};

@@ -9,22 +9,13 @@
 static const char *const backends[] = {"cuda-f32", "cuda"};
 enum { F32, BF16, BACKENDS };
 
-static bool emulated;
-static bool device_is_there(void) {
-    struct hl_pool *pool = NULL;
-    const struct hl_ops *ops;
-    bool there = hl_backend_open("cuda", 1, &ops, &pool) == HOLA_OK;
-    if (!there) print_message("%s\n", hola_last_error());
-    if (there) emulated = !strcmp(hl_cuda_name(hl_cuda_of(pool)), "emulated");
-    hl_pool_free(pool);
-    return there;
-}
+static bool slow;
 #define NEEDS_DEVICE() \
-    if (!device_is_there()) skip()
+    if (!dev_there(&slow)) skip()
 
 /* The emulated device takes its time: there every fourth variant, and the last, has to do. */
 static int next_variant(int v) {
-    const int step = emulated ? 4 : 1;
+    const int step = slow ? 4 : 1;
     return v < VARIANTS && v + step > VARIANTS ? VARIANTS : v + step;
 }
 
