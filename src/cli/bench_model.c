@@ -145,7 +145,9 @@ static int64_t inner_parameters(const hola_model *m) {
 static double session_bytes(const hola_model *m) {
     const struct hl_dims d = hl_dims(&m->cfg);
     const int64_t rows = d.cache ? m->cfg.cache_window + m->cfg.cache_chunk / 2 : 0;
-    return (double)(d.L * d.HV * (2 * d.K * d.V + rows * (d.K + d.V))) * (double)sizeof(real);
+    const int64_t state = 2 * d.K * d.V * (int64_t)sizeof(real),
+                  cache = rows * (d.K + d.V) * m->ops->mem->act_size;
+    return (double)(d.L * d.HV * (state + cache));
 }
 static int64_t weight_bytes(const struct hl_weight *w, int64_t count) {
     if (hl_is_codes(w->dtype))

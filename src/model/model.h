@@ -12,7 +12,7 @@ struct hl_state_layout {
     int64_t layer; /* bytes of one layer */
     int64_t bytes; /* of the whole block */
 };
-struct hl_state_layout hl_state_layout(const hola_config *cfg);
+struct hl_state_layout hl_state_layout(const hola_config *cfg, int64_t act_size);
 
 /* A token at a time in one go (decode.c), where the backend can. */
 struct hl_decoder {

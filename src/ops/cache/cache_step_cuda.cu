@@ -29,36 +29,38 @@ static __device__ __forceinline__ bool any_row(const struct filled &f, int from,
     return from < f.kept || (from + n > f.w && from <= f.fresh);
 }
 
-/* A lane's columns of a row: D / 32 of them, in pieces of up to 4 neighbours. */
+/* A lane's columns of a row: D / 32 of them, in pieces of up to 16 bytes. */
 template <int D> struct lane_row {
-    enum { N = D / 32, WIDTH = N < 4 ? N : 4 };
+    enum { N = D / 32, WIDTH = N < (int)WIDE ? N : (int)WIDE };
     float x[N];
 };
 template <int D> static __device__ __forceinline__ int lane_column(int i) {
     enum { WIDTH = lane_row<D>::WIDTH };
     return i / WIDTH * 32 * WIDTH + threadIdx.x % 32 * WIDTH + i % WIDTH;
 }
-template <int D> static __device__ __forceinline__ void load_lane(struct lane_row<D> &r, const float *row) {
-#pragma unroll
-    for (int i = 0; i < lane_row<D>::N; i += lane_row<D>::WIDTH) {
-        if (D == 64) {
-            const float2 y = *(const float2 *)(row + lane_column<D>(i));
-            r.x[i] = y.x, r.x[i + 1] = y.y;
-        } else {
-            const float4 y = *(const float4 *)(row + lane_column<D>(i));
-            r.x[i] = y.x, r.x[i + 1] = y.y, r.x[(i + 2) % lane_row<D>::N] = y.z,
-            r.x[(i + 3) % lane_row<D>::N] = y.w;
-        }
-    }
+/* 4, 8 or 16 bytes */
+template <int N> static __device__ __forceinline__ void load_some(float *x, const bf16 *p) {
+    if (N == WIDE) return load_wide(x, p);
+    const uint2 u = N == 4 ? *(const uint2 *)p : make_uint2(*(const uint32_t *)p, 0);
+    x[0] = low(u.x), x[1] = high(u.x);
+    if (N == 4) x[2 % N] = low(u.y), x[3 % N] = high(u.y);
 }
-/* The same of an activation's row; to: where it is kept. */
-template <int D>
-static __device__ __forceinline__ void take_lane(struct lane_row<D> &r, const act *row, float *to) {
+template <int N> static __device__ __forceinline__ void load_some(float *x, const float *p) {
+    if (N == WIDE) return load_wide(x, p);
+    const float2 u = *(const float2 *)p;
+    x[0] = u.x, x[1] = u.y;
+}
+template <int D> static __device__ __forceinline__ void load_lane(struct lane_row<D> &r, const act *row) {
 #pragma unroll
-    for (int i = 0; i < lane_row<D>::N; i++) {
-        r.x[i] = f32(row[lane_column<D>(i)]);
-        if (to) to[lane_column<D>(i)] = r.x[i];
-    }
+    for (int i = 0; i < lane_row<D>::N; i += lane_row<D>::WIDTH)
+        load_some<lane_row<D>::WIDTH>(r.x + i, row + lane_column<D>(i));
+}
+/* The new row; to: where it is kept. */
+template <int D>
+static __device__ __forceinline__ void take_lane(struct lane_row<D> &r, const act *row, act *to) {
+    load_lane<D>(r, row);
+#pragma unroll
+    for (int i = 0; i < lane_row<D>::N; i++) put(to + lane_column<D>(i), r.x[i]);
 }
 
 /* Keys and values of BATCH slots; where there is no row, zeros. */
@@ -130,7 +132,7 @@ static __global__ void __launch_bounds__(32 * PART_WARPS)
     if (!used) return;
     const float scale = c.a.tau[h] / sqrtf((float)D);
     r.top = -INFINITY;
-    take_lane<D>(q, (const act *)c.a.q + (seg.row * c.a.H + h / c.group) * D, NULL);
+    load_lane<D>(q, (const act *)c.a.q + (seg.row * c.a.H + h / c.group) * D);
     for (int from = first; from < first + SHARE; from += BATCH) {
         if (from > first && !any_row(f, from, BATCH)) continue;
         if (from > first) load_batch<D>(b, m, f, from);
@@ -150,6 +152,12 @@ static __global__ void __launch_bounds__(32 * PART_WARPS)
     if (threadIdx.x % 32 == 0) result[D] = r.top, result[D + 1] = r.sum;
 }
 
+/* two neighbours of a row */
+#ifdef HL_CUDA_F32
+typedef float2 pair;
+#else
+typedef uint32_t pair;
+#endif
 /* The rows of the slots -1 - id[0, n) become the kept ones, in place: a row only moves to a lower slot, so what is
  * loaded before its batch is stored is not lost. A thread has two columns of k or v, a warp the scores, another
  * one the positions. */
@@ -167,15 +175,15 @@ static __device__ __forceinline__ void keep_slots(const struct cache_dev &c, con
         __syncwarp();
     }
     for (int x = 2 * threadIdx.x; x < 2 * D; x += 2 * THREADS) {
-        float *at = x < D ? m.k + x : m.v + x - D;
+        act *at = x < D ? m.k + x : m.v + x - D;
         for (int i0 = 0; i0 < n; i0 += AT_ONCE) {
-            float2 row[AT_ONCE];
+            pair row[AT_ONCE];
 #pragma unroll
             for (int i = 0; i < AT_ONCE; i++)
-                if (i0 + i < n) row[i] = *(const float2 *)(at + (int64_t)(-1 - id[i0 + i]) * D);
+                if (i0 + i < n) row[i] = *(const pair *)(at + (int64_t)(-1 - id[i0 + i]) * D);
 #pragma unroll
             for (int i = 0; i < AT_ONCE; i++)
-                if (i0 + i < n) *(float2 *)(at + (int64_t)(i0 + i) * D) = row[i];
+                if (i0 + i < n) *(pair *)(at + (int64_t)(i0 + i) * D) = row[i];
         }
     }
 }
