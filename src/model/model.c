@@ -117,6 +117,7 @@ void hola_model_free(hola_model *m) {
     if (m->ops) {
         hl_acts_free(&m->infer);
         hl_decode_close(m);
+        if (m->top) m->ops->mem->release(m->pool, m->top);
         hl_model_drop_panels(m);
         hl_model_drop_master(m);
     }

@@ -33,6 +33,7 @@ struct hl_decode {
     real eps;
     int64_t S, tail[3], cache_at, layer_bytes; /* a layer's parts in a session's state */
     const struct hl_decode_layer *layer;       /* [L] */
+    const struct hl_decode_layer *host;        /* the same table, where the host can read it */
     const void *embed, *head;
     const real *final_norm;
     const int32_t *ids;
