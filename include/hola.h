@@ -200,6 +200,10 @@ HOLA_API void hola_session_seed(hola_session *s, uint64_t seed);
 HOLA_API uint64_t hola_session_seed_of(const hola_session *s);
 /* A token from the last logits; nothing is fed. p NULL: the default. */
 HOLA_API hola_status hola_session_sample(hola_session *s, const hola_sampling *p, int32_t *id);
+/* hola_session_step, and then hola_session_sample of each, into next (which may be ids). The sessions have no
+ * logits afterwards: a device hands over the few that the choice needs. */
+HOLA_API hola_status hola_session_step_sample(hola_session *const *s, int64_t n, const int32_t *ids,
+                                              const hola_sampling *p, int32_t *next);
 
 /* A file of fixed size with all of a session, whole or not at all. dtype: of the state in it; HOLA_F32 is exact. */
 HOLA_API hola_status hola_session_save(const hola_session *s, const char *path, hola_dtype dtype);

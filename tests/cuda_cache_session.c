@@ -2,19 +2,29 @@
  * token by token, several at once; and how long a token takes. */
 #include "cuda_cache.h"
 
-/* The filled part of two states of the same position, on the host. */
-static void same_state(const struct batch *b, const char *x, const char *y, int64_t pos, double tol) {
+static struct hl_cache_layout layout(const struct shape *s, int64_t size) {
+    return hl_cache_layout(s->K, s->V, s->window, s->chunk, size);
+}
+/* n activations, on the host, are these numbers. */
+static void same_row(const void *x, int64_t size, const real *y, int64_t n) {
+    for (int64_t i = 0; i < n; i++)
+        assert_true((size == 2 ? (real)hl_from_bf16(((const uint16_t *)x)[i]) : ((const real *)x)[i]) ==
+                    y[i]);
+}
+/* The filled part of two states of the same position, on the host: x the device's, whose rows are activations of
+ * `size` bytes, y the reference's. */
+static void same_state(const struct batch *b, const char *x, int64_t size, const char *y, int64_t pos,
+                       double tol) {
     const struct shape *s = &b->s;
-    const struct hl_cache_layout l = hl_cache_layout(s->K, s->V, s->window, s->chunk);
+    const struct hl_cache_layout at = layout(s, size), l = layout(s, sizeof(real));
     const int64_t open = pos % s->chunk, kept = pos - open < s->window ? pos - open : s->window;
-    for (int64_t h = 0; h < s->HV; h++, x += l.bytes, y += l.bytes)
+    for (int64_t h = 0; h < s->HV; h++, x += at.bytes, y += l.bytes)
         for (int64_t j = 0; j < kept + open; j++) {
             const int64_t slot = j < kept ? j : s->window + j - kept;
-            const size_t K = (size_t)s->K * sizeof(real), V = (size_t)s->V * sizeof(real);
-            assert_memory_equal(x + l.k + (size_t)slot * K, y + l.k + (size_t)slot * K, K);
-            assert_memory_equal(x + l.v + (size_t)slot * V, y + l.v + (size_t)slot * V, V);
-            if (j < kept) assert_memory_equal(x + l.pos + j * 8, y + l.pos + j * 8, 8);
-            const real p = ((const real *)(x + l.score))[slot], q = ((const real *)(y + l.score))[slot];
+            same_row(x + at.k + slot * s->K * size, size, (const real *)(y + l.k) + slot * s->K, s->K);
+            same_row(x + at.v + slot * s->V * size, size, (const real *)(y + l.v) + slot * s->V, s->V);
+            if (j < kept) assert_memory_equal(x + at.pos + j * 8, y + l.pos + j * 8, 8);
+            const real p = ((const real *)(x + at.score))[slot], q = ((const real *)(y + l.score))[slot];
             assert_true(p == q || fabs((double)(p - q)) <= tol * fabs((double)q) + tol);
         }
 }
@@ -22,14 +32,14 @@ static void same_state(const struct batch *b, const char *x, const char *y, int6
 enum { OFF = 192 };
 struct session {
     char *host, *dev;
-    int64_t bytes;
+    int64_t bytes; /* the device's: there is as much or less of it */
 };
 static struct session session_new(const struct dev *d, const struct batch *b) {
-    struct session s = {.bytes = OFF + 64 +
-                                 hl_cache_state_bytes(b->s.HV, b->s.K, b->s.V, b->s.window, b->s.chunk)};
-    s.host = aligned_alloc(64, (size_t)s.bytes);
+    const int64_t most = OFF + 64 + b->s.HV * layout(&b->s, sizeof(real)).bytes;
+    struct session s = {.bytes = OFF + 64 + b->s.HV * layout(&b->s, d->ops->mem->act_size).bytes};
+    s.host = aligned_alloc(64, (size_t)most);
     assert_non_null(s.host);
-    memset(s.host, 0xff, (size_t)s.bytes); /* NaN: what was not written must not be read */
+    memset(s.host, 0xff, (size_t)most); /* NaN: what was not written must not be read */
     s.dev = dev_put(d, s.host, s.bytes);
     return s;
 }
@@ -37,7 +47,7 @@ static void session_check(const struct dev *d, const struct batch *b, struct ses
     char *got = malloc((size_t)s->bytes);
     assert_non_null(got);
     d->ops->mem->get(d->pool, got, s->dev, s->bytes);
-    same_state(b, got + OFF, s->host + OFF, pos, 1e-4);
+    same_state(b, got + OFF, d->ops->mem->act_size, s->host + OFF, pos, 1e-4);
     for (int64_t i = 0; i < OFF; i++) assert_int_equal(got[i], (char)0xff);
     for (int64_t i = s->bytes - 64; i < s->bytes; i++) assert_int_equal(got[i], (char)0xff);
     free(got);
@@ -166,7 +176,7 @@ static void test_bulk(void **state) {
 
 /* n sessions of one token each, at position `pos` */
 static void time_step(const struct dev *d, int64_t n, int64_t K, int64_t pos) {
-    const int64_t bytes = hl_cache_state_bytes(4, K, K, 64, 256);
+    const int64_t bytes = hl_cache_state_bytes(4, K, K, 64, 256, d->ops->mem->act_size);
     struct hl_seg *seg = calloc((size_t)n, sizeof *seg);
     struct hl_rows rows = {.T = n, .n = n, .seg = seg};
     real *fill = check_random(n * bytes / 4, 0.01, 1, 9);

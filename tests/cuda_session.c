@@ -120,9 +120,42 @@ static void from_device_to_cpu(void **state) {
     hola_model_free(m), hola_model_free(host);
 }
 
+/* Rows of the exact memory are bf16 on the device and floats in the file and on the CPU: there and back nothing is
+ * lost, and the session is the smaller one there. */
+static void rows_keep_their_bits(void **state) {
+    hola_model *m = model_on("cuda"), *host = model_on("cpu");
+    char *dir = temp_new(), *path = hl_path_join(dir, "session"), *again = hl_path_join(dir, "again");
+    int64_t size, other;
+    (void)state;
+    if (!m) skip();
+    int32_t *ids = random_ids(100, VOCAB, 3);
+    hola_session *a = after(m, ids, 43), *b = after(host, ids, 5), *c = after(m, ids + 9, 20);
+    assert_int_equal(hola_session_bytes(b) - hola_session_bytes(a), 2 * 2 * (8 + 16) * (32 + 32) * 2);
+    CHECK_OK(hola_session_feed(a, ids + 43, 1, NULL)); /* a row of decoding among those of the prompt */
+    CHECK_OK(hola_session_feed(a, ids + 44, 1, (float[VOCAB]){0}));
+    CHECK_OK(hola_session_save(a, path, HOLA_F32));
+    CHECK_OK(hola_session_load(b, path));
+    CHECK_OK(hola_session_save(b, again, HOLA_F32));
+    CHECK_OK(hola_session_load(c, again));
+    char *x = temp_read(dir, "session", &size), *y = temp_read(dir, "again", &other);
+    assert_int_equal(size, other);
+    assert_memory_equal(x, y, (size_t)size);
+    alike(a, c, ids + 80, "through the CPU");
+    CHECK_OK(hola_session_feed(b, ids + 80, 1, NULL)); /* the CPU's rows are no bf16: another file */
+    CHECK_OK(hola_session_save(b, again, HOLA_F32));
+    free(y);
+    y = temp_read(dir, "again", &other);
+    assert_memory_not_equal(x, y, (size_t)size);
+    free(x), free(y);
+    hola_session_free(a), hola_session_free(b), hola_session_free(c);
+    free(ids), free(path), free(again);
+    temp_remove(dir);
+    hola_model_free(m), hola_model_free(host);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(copies_of_a_session),
-                                       cmocka_unit_test(history_on_a_device),
-                                       cmocka_unit_test(from_device_to_cpu)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(copies_of_a_session), cmocka_unit_test(history_on_a_device),
+        cmocka_unit_test(from_device_to_cpu), cmocka_unit_test(rows_keep_their_bits)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -99,7 +99,7 @@ static void test_odd_scores(void **state) {
 /* After a whole block the state's positions are the next block's selection. */
 static void check_positions(const struct batch *b, const char *state, int64_t pos) {
     const struct shape *s = &b->s;
-    struct hl_cache_layout l = hl_cache_layout(s->K, s->V, s->window, s->chunk);
+    struct hl_cache_layout l = hl_cache_layout(s->K, s->V, s->window, s->chunk, sizeof(real));
     if (pos % s->chunk || pos >= b->T) return;
     for (int64_t h = 0; h < s->HV; h++) {
         const int64_t *at = (const int64_t *)(const void *)(state + h * l.bytes + l.pos);
@@ -111,7 +111,8 @@ static void check_positions(const struct batch *b, const char *state, int64_t po
 /* One segment through a session in pieces of size, size + 1, ... (grows) or all of `size`. */
 static void feed(const struct batch *b, const char *who, int64_t size, bool grows, real *out) {
     const struct shape *s = &b->s;
-    const int64_t off = 192, bytes = hl_cache_state_bytes(s->HV, s->K, s->V, s->window, s->chunk);
+    const int64_t off = 192,
+                  bytes = hl_cache_state_bytes(s->HV, s->K, s->V, s->window, s->chunk, sizeof(real));
     char *state = aligned_alloc(64, (size_t)((bytes + off + 127) / 64 * 64));
     struct hl_cache a = b->a;
     assert_non_null(state);
@@ -233,7 +234,7 @@ static void test_session_bits(void **state) {
         for (int i = 0; check_backend(i); i++) {
             const struct shape s = {6, 8, 1, 2, 24, 16, kinds[e]};
             const int64_t len[] = {30, 41, 24}, before[] = {7, 23, 16}, more[] = {1, 17, 1};
-            const int64_t bytes = hl_cache_state_bytes(s.HV, s.K, s.V, s.window, s.chunk);
+            const int64_t bytes = hl_cache_state_bytes(s.HV, s.K, s.V, s.window, s.chunk, sizeof(real));
             const char *who = check_backend(i);
             const struct hl_ops *ops = hl_ops_named(who);
             if (!ops) continue;

@@ -161,9 +161,44 @@ static void wrong_settings(void **state) {
 #undef REFUSED
 }
 
+/* From the largest alone the same choice, to the last bit of u; without the last of them not always. */
+static void few_are_enough(void **state) {
+    float logits[VOCAB];
+    struct hl_candidate work[VOCAB], all[VOCAB], c[VOCAB];
+    int32_t recent[HOLA_RECENT];
+    int known = 0, missed = 0;
+    (void)state;
+    for (uint64_t i = 0; i < sizeof chains / sizeof *chains * 30; i++) {
+        hola_sampling p = chains[i % (sizeof chains / sizeof *chains)];
+        if (i % 7 == 0) p.temp = 0;
+        const int64_t needs = hl_sample_needs(&p), n = needs < VOCAB ? needs : VOCAB;
+        if (!needs) continue;
+        random_logits(logits, 2, i);
+        uint64_t seed = i;
+        for (int j = 0; j < HOLA_RECENT; j++) recent[j] = (int32_t)check_uniform(&seed, 0, VOCAB);
+        for (int j = 0; j < VOCAB; j++) all[j] = (struct hl_candidate){logits[j], j};
+        for (int j = 1; j < VOCAB; j++) /* in order */
+            for (int k = j; k > 0 && all[k].logit > all[k - 1].logit; k--)
+                work[0] = all[k], all[k] = all[k - 1], all[k - 1] = work[0];
+        for (int j = 0; j < 100; j++) {
+            const double u = (j + 0.5) / 100;
+            const int32_t want = hl_sample(logits, VOCAB, &p, recent, 200, u, work);
+            memcpy(c, all, sizeof c);
+            assert_int_equal(hl_sample_few(c, n, &p, recent, 200, u), want);
+            memcpy(c, all, sizeof c);
+            if (n > 1) missed += hl_sample_few(c + 1, n - 1, &p, recent, 200, u) != want;
+            known++;
+        }
+    }
+    assert_true(known > 10000 && missed > 1000);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(chances_are_right), cmocka_unit_test(a_missing_part_is_caught),
-        cmocka_unit_test(greedy), cmocka_unit_test(small_vocabularies), cmocka_unit_test(wrong_settings)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(chances_are_right),
+                                       cmocka_unit_test(a_missing_part_is_caught),
+                                       cmocka_unit_test(greedy),
+                                       cmocka_unit_test(small_vocabularies),
+                                       cmocka_unit_test(wrong_settings),
+                                       cmocka_unit_test(few_are_enough)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -274,6 +274,43 @@ static void come_and_go(void **state) {
     hola_model_free(m);
 }
 
+/* A step and a choice in one are the two, one after the other; and the logits are gone. */
+static void step_and_sample(void **state) {
+    static const hola_sampling how[] = {
+        {1.1, 20, 0, 0.99, 0, 1}, {1, 64, 40, 0.95, 0.05, 0.8}, {1, 0, 0, 1, 0, 0}};
+    hola_model *m = variant_model(0, 1, NULL);
+    const int64_t vocab = m->cfg.vocab_size;
+    int32_t *ids = random_ids(100, vocab, 5), x[3], y[3], wrong = 0;
+    float *logits = malloc((size_t)(3 * vocab) * sizeof *logits);
+    (void)state;
+    for (size_t h = 0; h < sizeof how / sizeof *how; h++) {
+        hola_session *a[3], *b[3];
+        for (int i = 0; i < 3; i++) {
+            CHECK_OK(hola_session_new(&a[i], m));
+            CHECK_OK(hola_session_new(&b[i], m));
+            hola_session_seed(a[i], (uint64_t)i), hola_session_seed(b[i], (uint64_t)i);
+            CHECK_OK(hola_session_feed(a[i], ids + i, 40, NULL));
+            CHECK_OK(hola_session_feed(b[i], ids + i, 40, NULL));
+            x[i] = y[i] = ids[50 + i];
+        }
+        for (int t = 0; t < 20; t++) {
+            CHECK_OK(hola_session_step(a, 3, x, logits));
+            for (int i = 0; i < 3; i++) CHECK_OK(hola_session_sample(a[i], &how[h], &x[i]));
+            CHECK_OK(hola_session_step_sample(b, 3, y, &how[h], y));
+            assert_memory_equal(x, y, sizeof x);
+            assert_null(hola_session_logits(b[0]));
+            int32_t other;
+            CHECK_OK(hola_session_sample(a[0], &how[(h + 1) % 3], &other));
+            wrong += other != y[0];
+        }
+        for (int i = 0; i < 3; i++) hola_session_free(a[i]), hola_session_free(b[i]);
+    }
+    assert_true(wrong > 5); /* another way of choosing is another text */
+    assert_int_equal(hola_session_step_sample(NULL, 0, NULL, NULL, NULL), HOLA_EINVAL);
+    free(ids), free(logits);
+    hola_model_free(m);
+}
+
 /* ---- memory that comes back as NaN ---- */
 
 enum { SHELF = 64 };
@@ -384,6 +421,7 @@ int main(void) {
                                        cmocka_unit_test(threads_do_not_matter),
                                        cmocka_unit_test(save_and_load),
                                        cmocka_unit_test(come_and_go),
+                                       cmocka_unit_test(step_and_sample),
                                        cmocka_unit_test(freed_sessions_leave_nothing),
                                        cmocka_unit_test(not_a_number_is_refused),
                                        cmocka_unit_test(wrong_calls)};

@@ -70,7 +70,7 @@ static void half_the_size(void **state) {
     const int64_t vocab = m->cfg.vocab_size;
     int32_t *ids = random_ids(300, vocab, 21);
     float *x = malloc((size_t)vocab * sizeof *x), *y = malloc((size_t)vocab * sizeof *y);
-    const struct hl_cache_layout l = hl_cache_layout(16, 16, 8, 32);
+    const struct hl_cache_layout l = hl_cache_layout(16, 16, 8, 32, sizeof(real));
     (void)state;
     for (int type = HOLA_BF16; type <= HOLA_F16; type++) {
         hola_session *a = session_of(m), *b = session_of(m);

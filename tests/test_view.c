@@ -83,7 +83,7 @@ static void test_largest(void **state) {
 static double score_of(const hola_session *y, const hola_config *c, int64_t layer, int64_t head,
                        int64_t slot) {
     const struct hl_cache_layout at =
-        hl_cache_layout(c->head_dim, c->head_v_dim, c->cache_window, c->cache_chunk);
+        hl_cache_layout(c->head_dim, c->head_v_dim, c->cache_window, c->cache_chunk, sizeof(real));
     const hola_model *m = hl_session_model(y);
     const char *p =
         hl_session_state(y) + layer * m->state.layer + m->state.cache + head * at.bytes + at.score;

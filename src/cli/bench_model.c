@@ -145,7 +145,9 @@ static int64_t inner_parameters(const hola_model *m) {
 static double session_bytes(const hola_model *m) {
     const struct hl_dims d = hl_dims(&m->cfg);
     const int64_t rows = d.cache ? m->cfg.cache_window + m->cfg.cache_chunk / 2 : 0;
-    return (double)(d.L * d.HV * (2 * d.K * d.V + rows * (d.K + d.V))) * (double)sizeof(real);
+    const int64_t state = 2 * d.K * d.V * (int64_t)sizeof(real),
+                  cache = rows * (d.K + d.V) * m->ops->mem->act_size;
+    return (double)(d.L * d.HV * (state + cache));
 }
 static int64_t weight_bytes(const struct hl_weight *w, int64_t count) {
     if (hl_is_codes(w->dtype))
@@ -219,12 +221,15 @@ hola_status bench_decode(hola_model *m, hola_model *other, int64_t tokens, int r
 }
 
 /* n sequences side by side, one token each at a time; they stand at different positions. */
-hola_status bench_decode_many(hola_model *m, int64_t n, int64_t tokens, int repeats,
+hola_status bench_decode_many(hola_model *m, int64_t n, int64_t tokens, bool with_logits, int repeats,
                               struct bench_infer *out) {
+    const hola_sampling likeliest = {.repeat_penalty = 1, .top_p = 1};
     hola_session **sess = calloc((size_t)n, sizeof *sess);
     int32_t *ids = some_ids(n * tokens + 512, m->cfg.vocab_size);
     float *logits = malloc((size_t)(n * m->cfg.vocab_size) * sizeof *logits);
-    hola_status s = sess && ids && logits ? HOLA_OK : hl_fail(HOLA_ENOMEM, "%lld sessions", (long long)n);
+    int32_t *next = calloc((size_t)n, sizeof *next);
+    hola_status s =
+        sess && ids && logits && next ? HOLA_OK : hl_fail(HOLA_ENOMEM, "%lld sessions", (long long)n);
     double time[MAX_REPEATS];
     for (int64_t i = 0; s == HOLA_OK && i < n; i++) {
         s = hola_session_new(&sess[i], m);
@@ -233,7 +238,8 @@ hola_status bench_decode_many(hola_model *m, int64_t n, int64_t tokens, int repe
     for (int i = -1; s == HOLA_OK && i < repeats; i++) {
         double t = bench_now();
         for (int64_t j = 0; s == HOLA_OK && j < tokens; j++)
-            s = hola_session_step(sess, n, ids + j * n, logits);
+            s = with_logits ? hola_session_step(sess, n, ids + j * n, logits)
+                            : hola_session_step_sample(sess, n, ids + j * n, &likeliest, next);
         if (i >= 0) time[i] = bench_now() - t;
     }
     if (s == HOLA_OK) {
@@ -243,6 +249,7 @@ hola_status bench_decode_many(hola_model *m, int64_t n, int64_t tokens, int repe
     }
     for (int64_t i = 0; sess && i < n; i++) hola_session_free(sess[i]);
     free(sess);
+    free(next);
     free(logits);
     free(ids);
     return s;

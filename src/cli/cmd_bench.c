@@ -38,7 +38,8 @@ struct report {
     struct bench_opts o;
     struct bench_limits limits;
     struct bench_train train;
-    struct bench_infer prefill[HOLA_DTYPE_COUNT], decode[HOLA_DTYPE_COUNT], decode_many; /* by stored type */
+    struct bench_infer prefill[HOLA_DTYPE_COUNT], decode[HOLA_DTYPE_COUNT], decode_many,
+        decode_ids; /* by stored type */
     struct bench_context context[2];
     struct bench_op ops[BENCH_OPS], decode_ops[BENCH_OPS]; /* of one step, of one token */
     int n_ops;
@@ -90,6 +91,8 @@ static void print_table(const struct report *r) {
                   share(r->decode[t].bytes, r->limits.bandwidth), r->decode[t].ratio);
     print_row(r, "decode, many", r->decode_many.tokens_per_s, 1 / r->decode_many.tokens_per_s,
               share(r->decode_many.bytes, r->limits.bandwidth), 0);
+    print_row(r, "..., ids alone", r->decode_ids.tokens_per_s, 1 / r->decode_ids.tokens_per_s,
+              share(r->decode_ids.bytes, r->limits.bandwidth), 0);
     if (r->train.seconds > 0)
         printf("\nof a training step: forward %.1f ms, backward %.1f ms, update %.1f ms\n",
                r->train.forward * 1e3, r->train.backward * 1e3, r->train.update * 1e3);
@@ -130,7 +133,7 @@ static int print_report(const struct report *r) {
                                         (json_int_t)r->context[i].session, "seconds_per_token",
                                         r->context[i].seconds_per_token));
     json_t *root = json_pack(
-        "{s:s,s:s,s:I,s:I,s:{s:f,s:f,s:f},s:{s:I,s:f,s:f,s:f,s:f,s:f,s:f,s:f},s:o,s:o,s:o,s:o}", "preset",
+        "{s:s,s:s,s:I,s:I,s:{s:f,s:f,s:f},s:{s:I,s:f,s:f,s:f,s:f,s:f,s:f,s:f},s:o,s:o,s:o,s:o,s:o}", "preset",
         r->o.preset, "model_type", cli_model_types[r->o.model_type], "parameters", (json_int_t)r->parameters,
         "threads", (json_int_t)r->o.threads, "limits", "blas_flops", r->limits.blas, "own_flops",
         r->limits.own, "read_bytes_per_s", r->limits.bandwidth, "train", "tokens",
@@ -138,6 +141,7 @@ static int print_report(const struct report *r) {
         r->train.seconds, "forward", r->train.forward, "backward", r->train.backward, "update",
         r->train.update, "of_limit", share(r->train.flops, peak(r)), "cache_cost", cache_cost(r->train.ratio),
         "decode_many", infer_json(&r->decode_many, share(r->decode_many.bytes, r->limits.bandwidth)),
+        "decode_ids", infer_json(&r->decode_ids, share(r->decode_ids.bytes, r->limits.bandwidth)),
         "train_ops", ops, "decode_ops", decode_ops, "context", contexts);
     for (int t = 0; t < HOLA_DTYPE_COUNT; t++) {
         char name[CLI_GROUPED];
@@ -194,7 +198,9 @@ static hola_status measure(struct report *r, hola_model *m, hola_model *gdn) {
     if (s == HOLA_OK && !r->device) s = keep_as(gdn, HOLA_BF16);
     if (s == HOLA_OK) s = bench_decode(m, gdn, decode, n, &r->decode[HOLA_BF16]);
     if (s == HOLA_OK && r->o.sessions)
-        s = bench_decode_many(m, r->o.sessions, r->o.quick ? 2 : 64, n, &r->decode_many);
+        s = bench_decode_many(m, r->o.sessions, r->o.quick ? 2 : 64, true, n, &r->decode_many);
+    if (s == HOLA_OK && r->o.sessions)
+        s = bench_decode_many(m, r->o.sessions, r->o.quick ? 2 : 64, false, n, &r->decode_ids);
     if (s == HOLA_OK) s = time_decode_ops(r, m, decode);
     for (int t = HOLA_INT8; t <= HOLA_INT4 && !r->device; t++) {
         if (s == HOLA_OK) s = keep_as(m, (hola_dtype)t);

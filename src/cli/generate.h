@@ -81,6 +81,8 @@ struct gen_run {
     int32_t *ids;     /* sampled; with --json all of them, else the last */
     json_t *logprobs; /* with --logits */
     bool pending;     /* the last one has not been fed */
+    bool chosen;      /* the next one is known: `next` */
+    int32_t next;
     enum gen_end end;
     double prefill, decode; /* seconds */
 };

@@ -17,7 +17,7 @@ struct batch {
     int64_t active, *who;       /* [parallel]: which of them are under way */
     hola_session **session;     /* these four [parallel] for a step */
     int32_t *ids;
-    float *logits;
+    float *logits; /* where --logits wants them, else NULL */
     double decode; /* seconds of all steps */
     int64_t tokens, read;
     double prefill;
@@ -89,8 +89,14 @@ static int step(struct batch *b) {
         r->pending = false;
     }
     if (b->active == 0) return CLI_OK;
-    return hola_session_step(b->session, b->active, b->ids, b->logits) == HOLA_OK ? CLI_OK
-                                                                                  : cli_fail_library();
+    hola_status s = b->logits
+                        ? hola_session_step(b->session, b->active, b->ids, b->logits)
+                        : hola_session_step_sample(b->session, b->active, b->ids, &b->g->o->sampling, b->ids);
+    for (int64_t k = 0; k < b->active && s == HOLA_OK && !b->logits; k++) {
+        struct gen_run *r = &b->run[b->who[k]];
+        r->chosen = true, r->next = b->ids[k];
+    }
+    return s == HOLA_OK ? CLI_OK : cli_fail_library();
 }
 
 static int run(struct batch *b) {
@@ -118,9 +124,9 @@ int gen_batch(const struct gen *g, hola_session *base, const struct gen_prompt *
     b.who = calloc(most + 1, sizeof *b.who);
     b.session = calloc(most + 1, sizeof(hola_session *));
     b.ids = calloc(most + 1, sizeof *b.ids);
-    b.logits = malloc(most * (size_t)g->vocab * sizeof *b.logits);
+    if (g->o->logits) b.logits = malloc(most * (size_t)g->vocab * sizeof *b.logits);
     int rc = CLI_FAILED;
-    if (b.run && b.done && b.who && b.session && b.ids && b.logits) rc = run(&b);
+    if (b.run && b.done && b.who && b.session && b.ids && (b.logits || !g->o->logits)) rc = run(&b);
     else cli_fail("no memory for %" PRId64 " prompts", n);
     if (rc == CLI_OK && !g->o->quiet)
         fprintf(stderr,

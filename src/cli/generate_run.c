@@ -143,7 +143,8 @@ int gen_run_choose(struct gen_run *r) {
     if (gen_interrupted()) r->end = GEN_INTERRUPT;
     else if (o->predict >= 0 && r->n >= o->predict) r->end = GEN_LENGTH;
     if (r->end != GEN_GOES_ON) return CLI_OK;
-    if (hola_session_sample(r->session, &o->sampling, &id) != HOLA_OK) return cli_fail_library();
+    if (r->chosen) id = r->next, r->chosen = false;
+    else if (hola_session_sample(r->session, &o->sampling, &id) != HOLA_OK) return cli_fail_library();
     if (id == r->g->eos && !o->ignore_eos) {
         r->end = GEN_EOS;
         return CLI_OK;

@@ -16,7 +16,7 @@ struct batch {
     int64_t n, room; /* in use, made */
     hola_session **session;
     int32_t *ids;
-    float *logits; /* [room][vocabulary] */
+    float *logits; /* [vocabulary] */
     bool cut;
 };
 
@@ -64,8 +64,7 @@ static hola_status look(const struct hl_engine *e, struct slot *s, bool *ended) 
 }
 
 /* Takes the next token of a slot; *ended: the answer is complete. */
-static hola_status advance(const struct hl_engine *e, struct slot *s, const float *logits, bool *ended) {
-    const int32_t id = likeliest(logits, hola_model_config(e->model)->vocab_size);
+static hola_status advance(const struct hl_engine *e, struct slot *s, int32_t id, bool *ended) {
     hola_status st;
     *ended = id == hola_tokenizer_eos(e->opts->tokenizer) || id >= hola_tokenizer_size(e->opts->tokenizer);
     if (*ended) return s->out.n > 0 ? HOLA_OK : look(e, s, ended);
@@ -89,7 +88,8 @@ static hola_status begin(struct hl_engine *e, struct batch *b, int64_t i) {
         s->out.n = 0;
         st = hola_session_feed(s->session, prompt.data, prompt.n, b->logits);
     }
-    if (st == HOLA_OK) st = advance(e, s, b->logits, &ended);
+    if (st == HOLA_OK)
+        st = advance(e, s, likeliest(b->logits, hola_model_config(e->model)->vocab_size), &ended);
     if (st == HOLA_OK) hl_engine_progress(e, e->set->request[i].context.n / 4);
     if (st == HOLA_OK && ended) st = hl_engine_answered(e, i);
     if (st == HOLA_OK && !ended) b->n++;
@@ -100,16 +100,15 @@ static hola_status begin(struct hl_engine *e, struct batch *b, int64_t i) {
 
 /* One token of every slot in use; those that end give their place to the last one. */
 static hola_status step(struct hl_engine *e, struct batch *b) {
-    const int64_t vocab = hola_model_config(e->model)->vocab_size;
+    const hola_sampling greedy = {.repeat_penalty = 1, .top_p = 1};
     bool *ended = calloc((size_t)b->n, sizeof *ended);
     if (!ended) return hl_fail(HOLA_ENOMEM, "eval: no memory for a batch");
     for (int64_t i = 0; i < b->n; i++) {
         b->session[i] = b->slot[i].session;
         b->ids[i] = b->slot[i].out.data[b->slot[i].out.n - 1];
     }
-    hola_status st = hola_session_step(b->session, b->n, b->ids, b->logits);
-    for (int64_t i = 0; st == HOLA_OK && i < b->n; i++)
-        st = advance(e, &b->slot[i], b->logits + i * vocab, &ended[i]);
+    hola_status st = hola_session_step_sample(b->session, b->n, b->ids, &greedy, b->ids);
+    for (int64_t i = 0; st == HOLA_OK && i < b->n; i++) st = advance(e, &b->slot[i], b->ids[i], &ended[i]);
     for (int64_t i = b->n; st == HOLA_OK && i-- > 0;) {
         if (!ended[i]) continue;
         const struct slot s = b->slot[i];
@@ -127,8 +126,7 @@ hola_status hl_engine_generate(struct hl_engine *e) {
     struct batch b = {.room = hl_engine_room(e->model, SLOTS_HOST, SLOTS_DEVICE)};
     int64_t next = 0;
     b.slot = calloc((size_t)b.room, sizeof *b.slot), b.session = calloc((size_t)b.room, sizeof *b.session);
-    b.ids = calloc((size_t)b.room, sizeof *b.ids),
-    b.logits = calloc((size_t)(b.room * vocab), sizeof *b.logits);
+    b.ids = calloc((size_t)b.room, sizeof *b.ids), b.logits = calloc((size_t)vocab, sizeof *b.logits);
     hola_status st =
         b.slot && b.session && b.ids && b.logits ? HOLA_OK : hl_fail(HOLA_ENOMEM, "eval: no memory");
     while (st == HOLA_OK) {

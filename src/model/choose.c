@@ -8,6 +8,10 @@ enum { STREAM = 0x73616d70 };
 void hola_session_seed(hola_session *y, uint64_t seed) { y->now.at.seed = seed; }
 uint64_t hola_session_seed_of(const hola_session *y) { return y->now.at.seed; }
 
+double hl_session_chance(const hola_session *y) {
+    return hl_rng_uniform(y->now.at.seed, STREAM, (uint64_t)y->now.at.pos);
+}
+
 hola_status hola_session_sample(hola_session *y, const hola_sampling *p, int32_t *id) {
     const hola_sampling standard = hola_sampling_default();
     const int64_t vocab = y->model->cfg.vocab_size;
@@ -20,7 +24,6 @@ hola_status hola_session_sample(hola_session *y, const hola_sampling *p, int32_t
     if (!y->work) y->work = malloc((size_t)vocab * sizeof *y->work);
     if (!y->work) return hl_fail(HOLA_ENOMEM, "sample: no memory for %lld candidates", (long long)vocab);
     const int64_t n = hola_session_recent(y, recent, p->repeat_last_n);
-    const double u = hl_rng_uniform(y->now.at.seed, STREAM, (uint64_t)y->now.at.pos);
-    *id = hl_sample(y->now.logits, vocab, p, recent, n, u, y->work);
+    *id = hl_sample(y->now.logits, vocab, p, recent, n, hl_session_chance(y), y->work);
     return HOLA_OK;
 }

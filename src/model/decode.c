@@ -70,8 +70,8 @@ static struct hl_decode sizes_of(const hola_model *m, const struct hl_rows *rows
                               .layer_bytes = m->state.layer};
 }
 
-/* The table on the backend is that of the weights where they are now; its memory is there. */
-static bool ready(hola_model *m, const struct hl_decode *a, int64_t table) {
+/* The table is that of the weights where they are now. few: on the backend, too, with the op's memory. */
+static bool ready(hola_model *m, const struct hl_decode *a, int64_t table, bool few) {
     const struct hl_memory *mem = m->ops->mem;
     struct hl_decoder *d = &m->decoder;
     const int64_t bytes = table + hl_decode_bytes(a);
@@ -84,25 +84,30 @@ static bool ready(hola_model *m, const struct hl_decode *a, int64_t table) {
         changed = changed || memcmp(&y, &d->layer[l], sizeof y) != 0;
         d->layer[l] = y;
     }
+    d->stale = d->stale || changed;
+    if (!few) return true;
     if (!d->block) {
         d->block = mem->alloc(m->pool, bytes);
         if (!d->block) return false;
         mem->zero(m->pool, d->block, bytes);
-        changed = true;
     }
-    if (changed) mem->put(m->pool, d->block, d->layer, a->L * (int64_t)sizeof *d->layer);
+    if (d->stale) mem->put(m->pool, d->block, d->layer, a->L * (int64_t)sizeof *d->layer);
+    d->stale = false;
     return true;
 }
 
 bool hl_decode_open(hola_model *m, const struct hl_rows *rows, struct hl_decode *out) {
     const struct hl_weight head = m->weight[m->params.head];
     const int64_t most = m->decoder.always ? HL_DECODE_ROWS : WORTH;
-    if (!m->ops->decode || m->decoder.off || rows->T > most || head.layout != HL_ROWS) return false;
+    if (!m->ops->decode || m->decoder.off || head.layout != HL_ROWS) return false;
     *out = sizes_of(m, rows);
     const int64_t table = (out->L * (int64_t)sizeof(struct hl_decode_layer) + 255) / 256 * 256;
-    if (!hl_decode_takes(out) || !ready(m, out, table)) return false;
-    out->layer = (const struct hl_decode_layer *)m->decoder.block;
-    out->memory = m->decoder.block + table;
+    const bool few = rows->T <= most && hl_decode_takes(out);
+    if (!few && !(rows->T > 1 && m->ops->decode_many && hl_many_takes(out))) return false;
+    if (!ready(m, out, table, few)) return false;
+    out->layer = few ? (const struct hl_decode_layer *)m->decoder.block : NULL;
+    out->memory = few ? m->decoder.block + table : NULL;
+    out->host = m->decoder.layer;
     out->embed = matrix(m, m->params.embed);
     out->head = head.data;
     out->final_norm = vector(m, m->params.final_norm);

@@ -8,7 +8,7 @@
 
 static int64_t lines(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
-struct hl_state_layout hl_state_layout(const hola_config *cfg) {
+struct hl_state_layout hl_state_layout(const hola_config *cfg, int64_t act_size) {
     const struct hl_dims s = hl_dims(cfg);
     const int64_t size = (int64_t)sizeof(real), tail = cfg->conv_size > 1 ? cfg->conv_size - 1 : 0;
     struct hl_state_layout y = {.S = 0};
@@ -17,7 +17,8 @@ struct hl_state_layout hl_state_layout(const hola_config *cfg) {
     y.tail_v = y.tail_k + lines(tail * s.qk * size);
     y.cache = y.tail_v + lines(tail * s.vv * size);
     y.layer = y.cache;
-    if (s.cache) y.layer += hl_cache_state_bytes(s.HV, s.K, s.V, cfg->cache_window, cfg->cache_chunk);
+    if (s.cache)
+        y.layer += hl_cache_state_bytes(s.HV, s.K, s.V, cfg->cache_window, cfg->cache_chunk, act_size);
     y.bytes = s.L * y.layer;
     return y;
 }
@@ -38,7 +39,7 @@ static hola_status model_open(hola_model **out, const hola_config *cfg, const ho
     m->infer = (struct hl_acts){.pass = HL_INFER, .ops = m->ops, .pool = m->pool};
     s = hl_params_new(&m->params, cfg);
     if (s != HOLA_OK) goto fail;
-    m->state = hl_state_layout(cfg);
+    m->state = hl_state_layout(cfg, m->ops->mem->act_size);
     int64_t scratch = hl_linear_scratch(), gdn = hl_gdn_scratch(cfg->head_dim, cfg->head_v_dim);
     int64_t cache = hl_cache_scratch(cfg->head_dim, cfg->head_v_dim, cfg->cache_window, cfg->cache_chunk);
     if (gdn > scratch) scratch = gdn;
@@ -116,6 +117,7 @@ void hola_model_free(hola_model *m) {
     if (m->ops) {
         hl_acts_free(&m->infer);
         hl_decode_close(m);
+        if (m->top) m->ops->mem->release(m->pool, m->top);
         hl_model_drop_panels(m);
         hl_model_drop_master(m);
     }

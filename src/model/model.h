@@ -12,12 +12,13 @@ struct hl_state_layout {
     int64_t layer; /* bytes of one layer */
     int64_t bytes; /* of the whole block */
 };
-struct hl_state_layout hl_state_layout(const hola_config *cfg);
+struct hl_state_layout hl_state_layout(const hola_config *cfg, int64_t act_size);
 
 /* A token at a time in one go (decode.c), where the backend can. */
 struct hl_decoder {
     bool off, always;              /* tests: one op after another; however many rows */
-    struct hl_decode_layer *layer; /* [L], as last put to `block` */
+    struct hl_decode_layer *layer; /* [L] */
+    bool stale;                    /* not as last put to `block` */
     char *block;                   /* the backend's: that table, then the op's memory */
 };
 
@@ -50,6 +51,8 @@ struct hola_model {
     uint64_t hash;        /* of configuration and weights (hash.c); 0: not known */
     pthread_mutex_t lock; /* guards `infer` and the change of form */
     struct hl_acts infer;
+    struct hl_candidate *top; /* where the backend's arrays are: room for top_room of them */
+    int64_t top_room;
     struct hl_decoder decoder;
 };
 

@@ -73,8 +73,7 @@ int64_t hola_session_recent(const hola_session *s, int32_t *ids, int64_t n) {
     return n;
 }
 
-/* n tokens went in; begin: they, or the first of them, began a call. */
-static void went_in(hola_session *y, const int32_t *ids, int64_t n, bool begin) {
+void hl_session_went_in(hola_session *y, const int32_t *ids, int64_t n, bool begin) {
     struct hl_where *w = &y->now.at;
     w->has_logits = false;
     for (int64_t i = n > HOLA_RECENT ? n - HOLA_RECENT : 0; i < n; i++) {
@@ -87,33 +86,6 @@ static void went_in(hola_session *y, const int32_t *ids, int64_t n, bool begin) 
     w->pos += n;
 }
 
-struct keeping {
-    hola_session *const *y;
-    const float *logits; /* [sessions][vocab_size] */
-};
-static void keep_one(void *ctx, int64_t i, int worker) {
-    const struct keeping *k = ctx;
-    hola_session *y = k->y[i];
-    const int64_t vocab = y->model->cfg.vocab_size;
-    const float *logits = k->logits + i * vocab;
-    const uint32_t exponent = 0x7f800000u;
-    uint32_t wrong = 0;
-    (void)worker;
-    for (int64_t j = 0; j < vocab; j++) wrong |= (hl_bits_of_float(logits[j]) & exponent) == exponent;
-    memcpy(y->now.logits, logits, (size_t)vocab * sizeof *logits);
-    y->now.at.has_logits = !wrong;
-}
-/* Keeps the logits of n sessions; those that are not numbers are refused. */
-static hola_status take_over(hola_session *const *y, int64_t n, const float *logits) {
-    struct keeping k = {y, logits};
-    hl_pool_run(y[0]->model->pool, n, keep_one, &k);
-    for (int64_t i = 0; i < n; i++)
-        if (!y[i]->now.at.has_logits)
-            return hl_fail(HOLA_ENUMERIC, "the logits after token %lld are not finite",
-                           (long long)y[i]->now.at.pos - 1);
-    return HOLA_OK;
-}
-
 /* The model's lock is held. The pass leaves the normed stream of all rows in m->infer.lastn; logits: how many
  * rows' logits will be read. */
 static hola_status run(hola_model *m, struct hl_rows *rows, const int32_t *ids, int64_t logits) {
@@ -124,33 +96,30 @@ static hola_status run(hola_model *m, struct hl_rows *rows, const int32_t *ids, 
     return s;
 }
 
-/* The logits of rows [first, first + n) of the normed stream, into m->infer.logits as reals; there is room. */
-static void head(hola_model *m, int64_t first, int64_t n) {
+void hl_session_head(hola_model *m, int64_t first, int64_t n) {
     struct hl_linear a = {.M = n, .K = m->cfg.hidden_size, .n = 1, .out_real = true};
     a.part[0].W = hl_model_weight(m, HL_INFER, m->params.head);
     a.part[0].out = m->infer.logits;
     a.x = (char *)m->infer.lastn + first * a.K * m->ops->mem->act_size;
     m->ops->linear_forward(m->pool, &a);
 }
-static void take_logits(hola_model *m, int64_t n, float *out) {
+void hl_session_take_logits(hola_model *m, int64_t n, float *out) {
     const int64_t count = n * m->cfg.vocab_size;
     if (sizeof(real) == sizeof(float))
         m->ops->mem->get(m->pool, out, m->infer.logits, count * (int64_t)sizeof(float));
     else
         for (int64_t j = 0; j < count; j++) out[j] = (float)((real *)m->infer.logits)[j];
 }
-/* rows of logits that there is room for as reals */
-static int64_t logits_room(const hola_model *m) {
+int64_t hl_session_logits_room(const hola_model *m) {
     return m->infer.logits_bytes / (m->cfg.vocab_size * (int64_t)sizeof(real));
 }
 
-/* Rows [first, first + n) of the pass, as many at a time as there is room for. */
-static void read_logits(hola_model *m, int64_t first, int64_t n, float *logits) {
-    const int64_t room = logits_room(m);
+void hl_session_read_logits(hola_model *m, int64_t first, int64_t n, float *logits) {
+    const int64_t room = hl_session_logits_room(m);
     for (int64_t i = 0; i < n; i += room) {
         const int64_t some = n - i < room ? n - i : room;
-        head(m, first + i, some);
-        take_logits(m, some, logits + i * m->cfg.vocab_size);
+        hl_session_head(m, first + i, some);
+        hl_session_take_logits(m, some, logits + i * m->cfg.vocab_size);
     }
 }
 
@@ -170,13 +139,13 @@ static hola_status feed_rows(hola_session *y, const int32_t *ids, int64_t n, flo
         hl_session_before(y, seg.len);
         s = run(m, &rows, ids + i, !logits ? 0 : each ? seg.len : last);
         if (s != HOLA_OK) break;
-        went_in(y, ids + i, seg.len, i == 0);
-        if (logits && each) read_logits(m, 0, seg.len, logits + i * vocab);
-        else if (logits && last) read_logits(m, seg.len - 1, 1, logits);
+        hl_session_went_in(y, ids + i, seg.len, i == 0);
+        if (logits && each) hl_session_read_logits(m, 0, seg.len, logits + i * vocab);
+        else if (logits && last) hl_session_read_logits(m, seg.len - 1, 1, logits);
         s = m->ops->mem->finish(m->pool);
     }
     pthread_mutex_unlock(&m->lock);
-    return s == HOLA_OK && logits ? take_over(&y, 1, logits + (each ? (n - 1) * vocab : 0)) : s;
+    return s == HOLA_OK && logits ? hl_session_take_over(&y, 1, logits + (each ? (n - 1) * vocab : 0)) : s;
 }
 
 hola_status hola_session_feed(hola_session *y, const int32_t *ids, int64_t n, float *logits) {
@@ -201,7 +170,7 @@ hola_status hola_session_score(hola_session *y, const int32_t *ids, const int32_
         hl_session_before(y, seg.len);
         s = run(m, &rows, ids + i, seg.len);
         if (s != HOLA_OK) break;
-        went_in(y, ids + i, seg.len, i == 0);
+        hl_session_went_in(y, ids + i, seg.len, i == 0);
         hl_model_loss(m, &m->infer, seg.len, hl_acts_put(&m->infer, m->infer.target, next + i, seg.len), 0,
                       NULL);
         const double *nll = hl_acts_nll(&m->infer, seg.len);
@@ -210,59 +179,4 @@ hola_status hola_session_score(hola_session *y, const int32_t *ids, const int32_
     }
     pthread_mutex_unlock(&m->lock);
     return s;
-}
-
-/* One row each: the same work every time, so that a device may replay it. */
-static hola_status step_rows(hola_model *m, struct hl_rows *rows, const int32_t *ids, float *logits) {
-    const struct hl_memory *mem = m->ops->mem;
-    const int64_t n = rows->T;
-    hola_status s = hl_model_need_panels(m);
-    /* reals take the place of up to two activations */
-    if (s == HOLA_OK) s = hl_acts_reserve(&m->infer, &m->cfg, rows, logits ? 2 * n : 0);
-    if (s != HOLA_OK) return s;
-    const int64_t room = logits ? logits_room(m) : 0;
-    ids = hl_acts_put(&m->infer, m->infer.ids, ids, n);
-    struct hl_decode d;
-    const bool at_once = (!logits || room >= n) && hl_decode_open(m, rows, &d);
-    const uint64_t key = (uint64_t)n * 4 + (room >= n) * 2 + at_once;
-    if (!mem->replay(m->pool, key)) {
-        if (at_once) d.ids = ids, d.logits = logits ? m->infer.logits : NULL;
-        if (!at_once || !m->ops->decode(m->pool, &d)) {
-            hl_model_forward(m, &m->infer, rows, ids);
-            if (room >= n) head(m, 0, n);
-        }
-        mem->recorded(m->pool, key);
-    }
-    if (room >= n) take_logits(m, n, logits);
-    else if (logits) read_logits(m, 0, n, logits);
-    return mem->finish(m->pool);
-}
-
-hola_status hola_session_step(hola_session *const *y, int64_t n, const int32_t *ids, float *logits) {
-    if (n < 1) return hl_fail(HOLA_EINVAL, "step: %lld sessions", (long long)n);
-    hola_model *m = y[0]->model;
-    hola_status s = hl_model_check_ids(m, ids, n);
-    for (int64_t i = 0; s == HOLA_OK && i < n; i++) {
-        if (y[i]->model != m)
-            s = hl_fail(HOLA_EINVAL, "step: session %lld is of another model", (long long)i);
-        for (int64_t j = 0; s == HOLA_OK && j < i; j++)
-            if (y[i] == y[j])
-                s = hl_fail(HOLA_EINVAL, "step: sessions %lld and %lld are the same", (long long)j,
-                            (long long)i);
-    }
-    for (int64_t i = 0; s == HOLA_OK && logits && i < n; i++) s = hl_point_logits(m, &y[i]->now);
-    if (s != HOLA_OK) return s;
-    struct hl_seg *seg = calloc((size_t)n, sizeof *seg);
-    if (!seg) return hl_fail(HOLA_ENOMEM, "step: %lld sessions", (long long)n);
-    for (int64_t i = 0; i < n; i++)
-        seg[i] = (struct hl_seg){.row = i, .len = 1, .pos = y[i]->now.at.pos, .state = y[i]->now.state};
-    struct hl_rows rows = {.T = n, .n = n, .seg = seg};
-    pthread_mutex_lock(&m->lock);
-    for (int64_t i = 0; i < n; i++) hl_session_before(y[i], 1);
-    s = step_rows(m, &rows, ids, logits);
-    pthread_mutex_unlock(&m->lock);
-    free(seg);
-    if (s != HOLA_OK) return s;
-    for (int64_t i = 0; i < n; i++) went_in(y[i], ids + i, 1, true);
-    return logits ? take_over(y, n, logits) : HOLA_OK;
 }

@@ -42,6 +42,20 @@ hola_status hl_point_logits(const hola_model *m, struct hl_point *p);
 /* rollback.c: before len tokens are fed; the mark may need what they overwrite. */
 void hl_session_before(hola_session *s, int64_t len);
 
+/* session.c, the model's lock held: n tokens went in; begin: they, or the first of them, began a call. */
+void hl_session_went_in(hola_session *y, const int32_t *ids, int64_t n, bool begin);
+/* The logits of rows [first, first + n) of a pass's normed stream: into m->infer.logits, as reals, of which there is
+ * room for logits_room rows; to the host from there; and both, as many rows at a time as there is room for. */
+int64_t hl_session_logits_room(const hola_model *m);
+void hl_session_head(hola_model *m, int64_t first, int64_t n);
+void hl_session_take_logits(hola_model *m, int64_t n, float *out);
+void hl_session_read_logits(hola_model *m, int64_t first, int64_t n, float *logits);
+
+/* step.c: keeps the logits of n sessions; those that are not numbers are refused. */
+hola_status hl_session_take_over(hola_session *const *y, int64_t n, const float *logits);
+/* choose.c: the number in [0, 1) that decides at this position. */
+double hl_session_chance(const hola_session *y);
+
 static inline int32_t hl_where_id(const struct hl_where *w, int64_t pos) {
     return w->recent[pos % HOLA_RECENT];
 }

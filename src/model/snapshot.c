@@ -28,18 +28,18 @@ _Static_assert(sizeof(struct header) == HEADER && offsetof(struct header, sum) =
 
 /* ---- the parts of a state block, in the file's order ---- */
 
-enum kind { NUMBERS, SCORES, PLACES };
+enum kind { NUMBERS, ROWS, SCORES, PLACES }; /* ROWS: activations in memory */
 typedef bool (*visitor)(void *ctx, enum kind kind, int64_t at, int64_t count);
 
 /* Stops where a visitor says false, and says so too. */
 static bool visit_cache(const hola_model *m, int64_t at, visitor visit, void *ctx) {
     const hola_config *c = &m->cfg;
     const int64_t w = c->cache_window, n = w + c->cache_chunk;
-    const struct hl_cache_layout l = hl_cache_layout(c->head_dim, c->head_v_dim, w, c->cache_chunk);
+    const struct hl_cache_layout l =
+        hl_cache_layout(c->head_dim, c->head_v_dim, w, c->cache_chunk, m->ops->mem->act_size);
     for (int64_t h = 0; h < c->num_v_heads; h++, at += l.bytes)
-        if (!visit(ctx, NUMBERS, at + l.k, n * c->head_dim) ||
-            !visit(ctx, NUMBERS, at + l.v, n * c->head_v_dim) || !visit(ctx, SCORES, at + l.score, n) ||
-            !visit(ctx, PLACES, at + l.pos, w))
+        if (!visit(ctx, ROWS, at + l.k, n * c->head_dim) || !visit(ctx, ROWS, at + l.v, n * c->head_v_dim) ||
+            !visit(ctx, SCORES, at + l.score, n) || !visit(ctx, PLACES, at + l.pos, w))
             return false;
     return true;
 }
@@ -85,6 +85,7 @@ uint64_t hl_snapshot_sum(const char *data, int64_t size) {
 
 struct copy {
     hola_dtype dtype;
+    bool half;          /* activations are bf16 */
     char *state, *file; /* file: where the next part lies */
     int64_t pos, chunk;
 };
@@ -92,11 +93,12 @@ struct copy {
 static bool put_part(void *ctx, enum kind kind, int64_t at, int64_t n) {
     struct copy *c = ctx;
     const real *x = (const real *)(c->state + at);
+    const uint16_t *row = kind == ROWS && c->half ? (const uint16_t *)x : NULL;
     const hola_dtype type = kind == SCORES ? HOLA_F32 : c->dtype;
     uint32_t wrong = 0;
     if (kind == PLACES) memcpy(c->file, c->state + at, (size_t)n * 8);
     for (int64_t i = 0; kind != PLACES && i < n; i++) {
-        const float y = (float)x[i];
+        const float y = row ? hl_from_bf16(row[i]) : (float)x[i];
         const uint16_t half = type == HOLA_BF16 ? hl_to_bf16(y) : type == HOLA_F16 ? hl_to_f16(y) : 0;
         const uint32_t bits = hl_bits_of_float(type == HOLA_BF16  ? hl_from_bf16(half)
                                                : type == HOLA_F16 ? hl_from_f16(half)
@@ -161,6 +163,7 @@ hola_status hl_snapshot_make(const hola_session *y, const char *path, hola_dtype
     if (s == HOLA_OK) s = state_here(y, &state);
     if (s == HOLA_OK) {
         struct copy c = {.dtype = dtype,
+                         .half = y->model->ops->mem->act_size == 2,
                          .state = state,
                          .file = *file + HEADER + RECENT_BYTES + y->model->cfg.vocab_size * 4};
         if (!visit_state(y->model, put_part, &c))
@@ -192,6 +195,7 @@ hola_status hola_session_save(const hola_session *y, const char *path, hola_dtyp
 static bool get_part(void *ctx, enum kind kind, int64_t at, int64_t n) {
     struct copy *c = ctx;
     real *x = (real *)(c->state + at);
+    uint16_t *row = kind == ROWS && c->half ? (uint16_t *)x : NULL;
     const hola_dtype type = kind == SCORES ? HOLA_F32 : c->dtype;
     const int64_t closed = c->pos - (kind == PLACES ? c->pos % c->chunk : 0);
     uint32_t wrong = 0;
@@ -206,8 +210,9 @@ static bool get_part(void *ctx, enum kind kind, int64_t at, int64_t n) {
         const float y = type == HOLA_BF16  ? hl_from_bf16(half)
                         : type == HOLA_F16 ? hl_from_f16(half)
                                            : hl_float_of_bits(bits);
-        wrong |= (hl_bits_of_float(y) & 0x7f800000u) == 0x7f800000u;
-        x[i] = y;
+        if (row) row[i] = hl_to_bf16(y);
+        else x[i] = y;
+        wrong |= (hl_bits_of_float(row ? hl_from_bf16(row[i]) : y) & 0x7f800000u) == 0x7f800000u;
     }
     c->file += n * size_of(kind, c->dtype);
     return !wrong;
@@ -258,6 +263,7 @@ hola_status hl_snapshot_parse(hola_session *y, const char *data, int64_t size, c
     if (s != HOLA_OK) return s;
     struct hl_where w = {.pos = h.pos, .seed = h.seed, .has_logits = h.flags & HAS_LOGITS};
     struct copy c = {.dtype = (hola_dtype)h.dtype,
+                     .half = m->ops->mem->act_size == 2,
                      .state = calloc(1, (size_t)m->state.bytes),
                      .file = (char *)(uintptr_t)data + HEADER + RECENT_BYTES + vocab * 4,
                      .pos = h.pos,

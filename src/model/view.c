@@ -25,11 +25,13 @@ static int64_t kept_at(const hola_config *c, int64_t pos) {
     const int64_t closed = pos / c->cache_chunk * c->cache_chunk;
     return closed < c->cache_window ? closed : c->cache_window;
 }
-static struct hl_cache_layout layout(const hola_config *c) {
-    return hl_cache_layout(c->head_dim, c->head_v_dim, c->cache_window, c->cache_chunk);
+static struct hl_cache_layout layout(const hola_model *m) {
+    const hola_config *c = &m->cfg;
+    return hl_cache_layout(c->head_dim, c->head_v_dim, c->cache_window, c->cache_chunk,
+                           m->ops->mem->act_size);
 }
 static const char *head_of(const hola_model *m, const char *state, int64_t layer, int64_t head) {
-    return state + layer * m->state.layer + m->state.cache + head * layout(&m->cfg).bytes;
+    return state + layer * m->state.layer + m->state.cache + head * layout(m).bytes;
 }
 
 static hola_status check_head(const hola_model *m, int64_t layer, int64_t head) {
@@ -51,7 +53,7 @@ hola_status hl_session_kept(const hola_session *y, int64_t layer, int64_t head, 
     *count = 0;
     if (s != HOLA_OK) return s;
     const int64_t n = kept_at(&m->cfg, hola_session_position(y));
-    m->ops->mem->get(m->pool, pos, head_of(m, hl_session_state(y), layer, head) + layout(&m->cfg).pos,
+    m->ops->mem->get(m->pool, pos, head_of(m, hl_session_state(y), layer, head) + layout(m).pos,
                      n * (int64_t)sizeof *pos);
     s = m->ops->mem->finish(m->pool);
     if (s != HOLA_OK) return s;
@@ -68,11 +70,13 @@ static const void *fetch(struct watch *w, const void *from, int64_t bytes) {
     if (s != HOLA_OK) w->failed = s;
     return w->raw;
 }
+static real act_at(const void *x, int64_t size, int64_t i) {
+    return size == 2 ? (real)hl_from_bf16(((const uint16_t *)x)[i]) : ((const real *)x)[i];
+}
 static void fetch_acts(struct watch *w, const void *from, int64_t n, real *out) {
     const int64_t size = w->m->ops->mem->act_size;
     const void *x = fetch(w, from, n * size);
-    for (int64_t i = 0; i < n; i++)
-        out[i] = size == 2 ? (real)hl_from_bf16(((const uint16_t *)x)[i]) : ((const real *)x)[i];
+    for (int64_t i = 0; i < n; i++) out[i] = act_at(x, size, i);
 }
 static double scalar(struct watch *w, int64_t tensor, int64_t head) {
     const real *x = hl_model_vector(w->m, HL_INFER, tensor);
@@ -83,9 +87,10 @@ static double scalar(struct watch *w, int64_t tensor, int64_t head) {
 static void read_of(struct watch *w, int64_t layer, int64_t head) {
     const hola_config *c = &w->m->cfg;
     const struct hl_layer_params *p = &w->m->params.layer[layer];
-    const struct hl_cache_layout at = layout(c);
+    const struct hl_cache_layout at = layout(w->m);
     const char *held = head_of(w->m, w->held, layer, head);
-    const int64_t K = c->head_dim, hk = head / (c->num_v_heads / c->num_heads);
+    const int64_t K = c->head_dim, size = w->m->ops->mem->act_size,
+                  hk = head / (c->num_v_heads / c->num_heads);
     const int64_t kept = kept_at(c, w->pos), first = w->pos / c->cache_chunk * c->cache_chunk;
     const double tau = scalar(w, p->cache_tau, head), sink = scalar(w, p->cache_sink, head);
     struct hl_view_head *o = &w->v->head[layer * w->v->heads + head];
@@ -95,9 +100,11 @@ static void read_of(struct watch *w, int64_t layer, int64_t head) {
     o->seen = kept + w->pos - first + 1;
     for (int64_t j = 0; j < o->seen; j++) {
         const int64_t slot = j < kept ? j : c->cache_window + j - kept;
-        const real *k = j + 1 < o->seen ? (const real *)(held + at.k) + slot * K : w->k + hk * K;
         double z = 0;
-        for (int64_t i = 0; i < K; i++) z += (double)w->q[hk * K + i] * (double)k[i];
+        for (int64_t i = 0; i < K; i++) {
+            const real k = j + 1 < o->seen ? act_at(held + at.k, size, slot * K + i) : w->k[hk * K + i];
+            z += (double)w->q[hk * K + i] * (double)k;
+        }
         o->p[j] = (float)(z * tau / sqrt((double)K));
         o->seen_pos[j] = j < kept ? ((const int64_t *)(held + at.pos))[j] : first + j - kept;
         max = fmax(max, (double)o->p[j]);
@@ -147,7 +154,7 @@ static hola_status copy_state(struct watch *w) {
 }
 
 static void list_kept(const struct watch *w, int64_t layer, int64_t head) {
-    const struct hl_cache_layout at = layout(&w->m->cfg);
+    const struct hl_cache_layout at = layout(w->m);
     const char *held = head_of(w->m, w->held, layer, head);
     struct hl_view_head *o = &w->v->head[layer * w->v->heads + head];
     o->kept = kept_at(&w->m->cfg, w->v->n);

@@ -12,9 +12,11 @@
 #include "ops/embed/embed.h"
 #include "ops/gate/gate.h"
 #include "ops/gdn/gdn.h"
+#include "ops/many/many.h"
 #include "ops/matmul/matmul.h"
 #include "ops/norm/norm.h"
 #include "ops/swiglu/swiglu.h"
+#include "ops/top/top.h"
 #include "ops/xent/xent.h"
 
 /* X(name, struct): every op of the table */
@@ -82,6 +84,8 @@ struct hl_ops {
      * convolution and the norms of its y, whose y, dy and r need not be written (rms NULL: the L2 norm alone) */
     bool (*decode)(struct hl_pool *,
                    const struct hl_decode *); /* false: this device cannot, nothing was done */
+    bool (*decode_many)(struct hl_pool *, const struct hl_decode *);
+    void (*top)(struct hl_pool *, const struct hl_top *);
     void (*twonorm_forward)(struct hl_pool *, const struct hl_l2norm *, const struct hl_rmsnorm *);
     void (*twonorm_backward)(struct hl_pool *, const struct hl_l2norm *, const struct hl_rmsnorm *);
     void (*convnorm_forward)(struct hl_pool *, const struct hl_conv *, const struct hl_l2norm *,

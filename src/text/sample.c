@@ -58,6 +58,9 @@ static void order(struct hl_candidate *c, int64_t n, int64_t m, int64_t *done) {
     *done = m;
 }
 
+static float penalised(float x, const hola_sampling *p) {
+    return (float)(x > 0 ? x / p->repeat_penalty : x * p->repeat_penalty);
+}
 static void penalise(struct hl_candidate *c, const hola_sampling *p, const int32_t *recent,
                      int64_t n_recent) {
     const int64_t n = n_recent < p->repeat_last_n ? n_recent : p->repeat_last_n;
@@ -66,7 +69,7 @@ static void penalise(struct hl_candidate *c, const hola_sampling *p, const int32
         bool again = false; /* once per token, however often it came */
         for (int64_t j = n_recent - n; j < i && !again; j++) again = recent[j] == recent[i];
         float *x = &c[recent[i]].logit;
-        if (!again) *x = (float)(*x > 0 ? *x / p->repeat_penalty : *x * p->repeat_penalty);
+        if (!again) *x = penalised(*x, p);
     }
 }
 
@@ -93,16 +96,9 @@ static int64_t cut_tail(struct hl_candidate *c, int64_t n, const hola_sampling *
     return n;
 }
 
-int32_t hl_sample(const float *logits, int64_t vocab, const hola_sampling *p, const int32_t *recent,
-                  int64_t n_recent, double u, struct hl_candidate *work) {
-    int64_t n = vocab, ordered = 0;
-    for (int64_t i = 0; i < vocab; i++) work[i] = (struct hl_candidate){logits[i], (int32_t)i};
-    penalise(work, p, recent, n_recent);
-    if (p->temp == 0) return work[likeliest(work, n)].id;
-    if (p->top_k > 0 && p->top_k < n) {
-        n = p->top_k;
-        order(work, vocab, n, &ordered);
-    }
+/* One of the n candidates that top-k left; `ordered` of them are in order. */
+static int32_t choose(struct hl_candidate *work, int64_t n, int64_t ordered, const hola_sampling *p,
+                      double u) {
     if (p->top_p < 1 || p->min_p > 0) n = cut_tail(work, n, p, &ordered);
     const double max = (double)work[likeliest(work, n)].logit;
     double total = 0;
@@ -113,4 +109,38 @@ int32_t hl_sample(const float *logits, int64_t vocab, const hola_sampling *p, co
         if (u < 0) return work[i].id;
     }
     return work[likeliest(work, n)].id; /* rounding: u was a hair below total */
+}
+
+int32_t hl_sample(const float *logits, int64_t vocab, const hola_sampling *p, const int32_t *recent,
+                  int64_t n_recent, double u, struct hl_candidate *work) {
+    int64_t n = vocab, ordered = 0;
+    for (int64_t i = 0; i < vocab; i++) work[i] = (struct hl_candidate){logits[i], (int32_t)i};
+    penalise(work, p, recent, n_recent);
+    if (p->temp == 0) return work[likeliest(work, n)].id;
+    if (p->top_k > 0 && p->top_k < n) {
+        n = p->top_k;
+        order(work, vocab, n, &ordered);
+    }
+    return choose(work, n, ordered, p, u);
+}
+
+/* A penalty over 1 takes the last tokens down: those behind them come into sight, no more of them than tokens. */
+int64_t hl_sample_needs(const hola_sampling *p) {
+    const int64_t n = p->temp == 0 ? 1 : p->top_k;
+    if (n == 0 || p->repeat_penalty < 1) return 0;
+    return p->repeat_penalty > 1 ? n + p->repeat_last_n : n;
+}
+
+int32_t hl_sample_few(struct hl_candidate *c, int64_t n, const hola_sampling *p, const int32_t *recent,
+                      int64_t n_recent, double u) {
+    const int64_t last = n_recent < p->repeat_last_n ? n_recent : p->repeat_last_n;
+    for (int64_t i = 0; i < n && p->repeat_penalty != 1; i++) {
+        bool came = false;
+        for (int64_t j = n_recent - last; j < n_recent && !came; j++) came = recent[j] == c[i].id;
+        if (came) c[i].logit = penalised(c[i].logit, p);
+    }
+    qsort(c, (size_t)n, sizeof *c, compare);
+    if (p->temp == 0) return c[0].id;
+    if (p->top_k < n) n = p->top_k;
+    return choose(c, n, n, p, u);
 }

@@ -142,6 +142,7 @@ static inline float __int_as_float(int u) {
 }
 template <class T> static inline T __ldg(const T *p) { return *p; }
 template <class T> static inline T __ldcs(const T *p) { return *p; }
+template <class T> static inline T __ldcg(const T *p) { return *p; }
 template <class T> static inline void __stcs(T *p, T v) { *p = v; }
 template <class T> static inline T atomicAdd(T *p, T v) {
     T r = *p;

@@ -5,18 +5,18 @@ enum { LINE = 64, SCORES = 768 * 1024 }; /* reals of one tile's scores, unless o
 
 static int64_t aligned(int64_t bytes) { return (bytes + LINE - 1) / LINE * LINE; }
 
-struct hl_cache_layout hl_cache_layout(int64_t K, int64_t V, int64_t window, int64_t chunk) {
-    const int64_t slots = window + chunk, size = sizeof(real);
+struct hl_cache_layout hl_cache_layout(int64_t K, int64_t V, int64_t window, int64_t chunk, int64_t size) {
+    const int64_t slots = window + chunk;
     struct hl_cache_layout l = {0};
     l.v = l.k + aligned(slots * K * size);
     l.score = l.v + aligned(slots * V * size);
-    l.pos = l.score + aligned(slots * size);
+    l.pos = l.score + aligned(slots * (int64_t)sizeof(real));
     l.bytes = l.pos + aligned(window * (int64_t)sizeof(int64_t));
     return l;
 }
 
-int64_t hl_cache_state_bytes(int64_t HV, int64_t K, int64_t V, int64_t window, int64_t chunk) {
-    return HV * hl_cache_layout(K, V, window, chunk).bytes;
+int64_t hl_cache_state_bytes(int64_t HV, int64_t K, int64_t V, int64_t window, int64_t chunk, int64_t size) {
+    return HV * hl_cache_layout(K, V, window, chunk, size).bytes;
 }
 
 /* The next n items of `size` bytes; NULL while only counting. */

@@ -35,15 +35,16 @@ struct hl_cache {
     real *dtau, *dsink, *dgate; /* [HV], accumulated; dtau NULL: frozen */
 };
 
-/* The state of one value head inside the session's block: byte offsets from its start. */
+/* The state of one value head inside the session's block: byte offsets from its start. Keys and values are
+ * activations, `size` bytes each: what they are made from, so that nothing is lost. */
 struct hl_cache_layout {
-    int64_t k, v;  /* real [window + chunk][K], [window + chunk][V]: kept rows, then the open block */
+    int64_t k, v;  /* [window + chunk][K], [window + chunk][V]: kept rows, then the open block */
     int64_t score; /* real [window + chunk] */
     int64_t pos;   /* int64 [window]: where the kept rows stood */
     int64_t bytes; /* of one head, a multiple of 64 */
 };
-struct hl_cache_layout hl_cache_layout(int64_t K, int64_t V, int64_t window, int64_t chunk);
-int64_t hl_cache_state_bytes(int64_t HV, int64_t K, int64_t V, int64_t window, int64_t chunk);
+struct hl_cache_layout hl_cache_layout(int64_t K, int64_t V, int64_t window, int64_t chunk, int64_t size);
+int64_t hl_cache_state_bytes(int64_t HV, int64_t K, int64_t V, int64_t window, int64_t chunk, int64_t size);
 int64_t hl_cache_scratch(int64_t K, int64_t V, int64_t window, int64_t chunk); /* bytes per worker */
 
 /* The eviction score from the delta rule's m: betae: m, e: m / beta, betav: beta |v|. */

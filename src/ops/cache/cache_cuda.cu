@@ -132,7 +132,7 @@ static __global__ void store(const struct cache_dev c) {
         keep_rows(c, m, h, c.last + (n * c.a.HV + h) * w, (int)kept_at(c, seg.pos + seg.len), seg,
                   seg.pos / C * C, x, end);
     for (int64_t i = p.skip; i < open && x + 1 < end; i++)
-        *place(c, m, w + i, x) = column(c, m, h, p.row + i - p.skip, x);
+        put_column(c, m, w + i, x, column(c, m, h, p.row + i - p.skip, x));
 }
 
 /* ---- forward ---- */

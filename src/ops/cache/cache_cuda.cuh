@@ -25,7 +25,7 @@ static inline struct cache_dev cache_dev_of(const struct hl_cache *a) {
     struct cache_dev c = {};
     c.a = *a;
     c.rows = *a->rows->dev;
-    c.at = hl_cache_layout(a->K, a->V, a->window, a->chunk);
+    c.at = hl_cache_layout(a->K, a->V, a->window, a->chunk, sizeof(act));
     c.T = a->rows->T;
     c.group = a->HV / a->H;
     return c;
@@ -48,12 +48,13 @@ static inline bool cache_tiled(const struct hl_cache *a) {
 /* ---- a session's state ---- */
 
 struct memory {
-    float *k, *v, *score;
+    act *k, *v;
+    float *score;
     int64_t *pos;
 };
 static __device__ __forceinline__ struct memory memory_at(const struct cache_dev &c, char *state, int64_t h) {
     char *p = state + h * c.at.bytes;
-    struct memory m = {(float *)(p + c.at.k), (float *)(p + c.at.v), (float *)(p + c.at.score),
+    struct memory m = {(act *)(p + c.at.k), (act *)(p + c.at.v), (float *)(p + c.at.score),
                        (int64_t *)(p + c.at.pos)};
     return m;
 }
@@ -74,31 +75,33 @@ static __device__ __forceinline__ float column(const struct cache_dev &c, const 
                                                int64_t id, int64_t x) {
     const int64_t K = c.a.K, V = c.a.V, slot = -1 - id;
     if (x < K)
-        return id < 0 ? m.k[slot * K + x] : f32(((const act *)c.a.k)[(id * c.a.H + h / c.group) * K + x]);
+        return f32(id < 0 ? m.k[slot * K + x] : ((const act *)c.a.k)[(id * c.a.H + h / c.group) * K + x]);
     if (x < K + V)
-        return id < 0 ? m.v[slot * V + x - K] : f32(((const act *)c.a.v)[(id * c.a.HV + h) * V + x - K]);
+        return f32(id < 0 ? m.v[slot * V + x - K] : ((const act *)c.a.v)[(id * c.a.HV + h) * V + x - K]);
     return id < 0 ? m.score[slot] : by_score(c) ? c.a.score[id * c.a.HV + h] : 0.0f;
 }
-static __device__ __forceinline__ float *place(const struct cache_dev &c, const struct memory &m,
-                                               int64_t slot, int64_t x) {
+static __device__ __forceinline__ void put_column(const struct cache_dev &c, const struct memory &m,
+                                                  int64_t slot, int64_t x, float value) {
     const int64_t K = c.a.K, V = c.a.V;
-    return x < K ? m.k + slot * K + x : x < K + V ? m.v + slot * V + x - K : m.score + slot;
+    if (x < K) put(m.k + slot * K + x, value);
+    else if (x < K + V) put(m.v + slot * V + x - K, value);
+    else m.score[slot] = value;
 }
 
 /* One column of the rows id[0, n): they become the kept ones, in place. Kept rows only move down and the
  * open block's slots are not written here, so going up loses nothing as long as one thread does all of a
  * column. */
 template <class T>
-static __device__ __forceinline__ void keep_column(float *state, int64_t stride, const T *batch,
+static __device__ __forceinline__ void keep_column(T *state, int64_t stride, const T *batch,
                                                    int64_t batch_stride, const int32_t *id, int n) {
     enum { BATCH = 16 }; /* loads under way together */
     for (int i = 0; i < n; i += BATCH) {
-        float value[BATCH];
+        T value[BATCH];
 #pragma unroll
         for (int j = 0; j < BATCH; j++) {
             const int r = i + j < n ? id[i + j] : (int)NO_ROW;
-            value[j] = 0;
-            if (r >= 0 && batch) value[j] = f32(batch[r * batch_stride]);
+            value[j] = T();
+            if (r >= 0 && batch) value[j] = batch[r * batch_stride];
             if (r < 0 && r != (int)NO_ROW) value[j] = state[(-1 - r) * stride];
         }
 #pragma unroll

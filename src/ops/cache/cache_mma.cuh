@@ -102,17 +102,13 @@ static __device__ __forceinline__ int own_id(const struct cache_dev &c, const st
     return i < v.skip ? -1 - ((int)c.a.window + i) : i < v.skip + v.len ? v.row + i - v.skip : (int)NO_ROW;
 }
 
-/* 16 bytes of a row: those at `global` [count][D] for a row of the batch, of the state's floats, or zeros */
+/* 16 bytes of a row: those at `global` [count][D] for a row of the batch, those of the state, or zeros */
 template <int D>
-static __device__ __forceinline__ void fetch(bf16 *to, const bf16 *global, int64_t row, const float *state,
+static __device__ __forceinline__ void fetch(bf16 *to, const bf16 *global, int64_t row, const bf16 *state,
                                              int slot, int at) {
     if (row >= 0) copy_async(to, global + row * D + at);
     else if (slot < 0 || !state) copy_async(to, global, 0);
-    else {
-        const float4 x = *(const float4 *)(state + (int64_t)slot * D + at);
-        const float4 y = *(const float4 *)(state + (int64_t)slot * D + at + 4);
-        *(uint4 *)to = make_uint4(pack2(x.x, x.y), pack2(x.z, x.w), pack2(y.x, y.y), pack2(y.z, y.w));
-    }
+    else copy_async(to, state + (int64_t)slot * D + at);
 }
 /* N rows of head `head` of x [T][heads][D], from row `row` of the batch on; zeros from the `left`-th on. A
  * thread brings the same 16 bytes of every so many rows. All threads; to be committed. */

@@ -8,7 +8,7 @@ struct hl_cache_head hl_cache_head(const struct hl_cache *a, const struct hl_seg
         .a = a, .h = h, .hk = h / (a->HV / a->H), .row = s->row, .len = s->len, .pos = s->pos};
     HL_ASSERT(s->state ? !a->sel : s->pos == 0);
     if (s->state) {
-        struct hl_cache_layout l = hl_cache_layout(a->K, a->V, a->window, a->chunk);
+        struct hl_cache_layout l = hl_cache_layout(a->K, a->V, a->window, a->chunk, sizeof(real));
         char *state = s->state + a->state_off + h * l.bytes;
         d.open = s->pos % a->chunk;
         d.kept = s->pos - d.open < a->window ? s->pos - d.open : a->window;

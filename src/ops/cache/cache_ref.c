@@ -26,7 +26,7 @@ struct memory {
 };
 
 static struct memory memory_at(const struct hl_cache *a, char *state, int64_t pos) {
-    struct hl_cache_layout l = hl_cache_layout(a->K, a->V, a->window, a->chunk);
+    struct hl_cache_layout l = hl_cache_layout(a->K, a->V, a->window, a->chunk, sizeof(real));
     int64_t before = pos / a->chunk * a->chunk;
     return (struct memory){.k = (real *)(state + l.k),
                            .v = (real *)(state + l.v),
@@ -126,7 +126,7 @@ static void run_head(const struct hl_cache *a, const struct hl_seg *s, char *sta
 }
 
 void HL_OP(cache_forward)(struct hl_pool *pool, const struct hl_cache *a) {
-    struct hl_cache_layout l = hl_cache_layout(a->K, a->V, a->window, a->chunk);
+    struct hl_cache_layout l = hl_cache_layout(a->K, a->V, a->window, a->chunk, sizeof(real));
     char *own = malloc((size_t)l.bytes);
     (void)pool;
     HL_ASSERT(own);

@@ -2,11 +2,11 @@
  *
  * Two launches whose sizes depend on the number of sessions alone; positions are read on the device, so
  * that a recorded graph can be played again. part: a warp per SHARE slots of a head reads them BATCH at a time
- * and leaves its softmax; join: a thread block per head puts the shares together, in order. */
-#include "cuda/early.cuh"
-#include "ops/cache/cache_cuda.cuh"
+ * and leaves its softmax; join: a thread block per head puts the shares together, in order, and does what
+ * follows where that is asked for (cache_step_cuda.cuh). */
+#include "ops/cache/cache_step_cuda.cuh"
 
-enum { SHARE = 16, BATCH = 4, PART_WARPS = 4, THREADS = 256 };
+enum { SHARE = 16, BATCH = 16 / sizeof(act), PART_WARPS = 4, THREADS = 256 };
 
 static int64_t shares_of(const struct hl_cache *a) { return (a->window + a->chunk + SHARE - 1) / SHARE; }
 int64_t HL_OP(cache_step_scratch)(const struct hl_cache *a) {
@@ -29,36 +29,42 @@ static __device__ __forceinline__ bool any_row(const struct filled &f, int from,
     return from < f.kept || (from + n > f.w && from <= f.fresh);
 }
 
-/* A lane's columns of a row: D / 32 of them, in pieces of up to 4 neighbours. */
+/* A lane's columns of a row, D / 32 neighbours, as they are stored. */
 template <int D> struct lane_row {
-    enum { N = D / 32, WIDTH = N < 4 ? N : 4 };
-    float x[N];
+    enum { N = D / 32, WORDS = N * sizeof(act) / 4 };
+    uint32_t u[WORDS];
 };
-template <int D> static __device__ __forceinline__ int lane_column(int i) {
-    enum { WIDTH = lane_row<D>::WIDTH };
-    return i / WIDTH * 32 * WIDTH + threadIdx.x % 32 * WIDTH + i % WIDTH;
+template <int D> static __device__ __forceinline__ float number(const struct lane_row<D> &r, int i) {
+#ifdef HL_CUDA_F32
+    return __uint_as_float(r.u[i]);
+#else
+    return i % 2 ? high(r.u[i / 2]) : low(r.u[i / 2]);
+#endif
 }
-template <int D> static __device__ __forceinline__ void load_lane(struct lane_row<D> &r, const float *row) {
+template <int D> static __device__ __forceinline__ int lane_column() {
+    return threadIdx.x % 32 * lane_row<D>::N;
+}
+/* past the first-level cache: the kernel that wrote the row may have ended while this one was there */
+template <int D> static __device__ __forceinline__ void load_lane(struct lane_row<D> &r, const act *row) {
+    enum { WORDS = lane_row<D>::WORDS };
+    row += lane_column<D>();
+    if (WORDS == 1) r.u[0] = __ldcg((const uint32_t *)row);
+    else if (WORDS == 2) {
+        const uint2 y = __ldcg((const uint2 *)row);
+        r.u[0] = y.x, r.u[1 % WORDS] = y.y;
+    }
 #pragma unroll
-    for (int i = 0; i < lane_row<D>::N; i += lane_row<D>::WIDTH) {
-        if (D == 64) {
-            const float2 y = *(const float2 *)(row + lane_column<D>(i));
-            r.x[i] = y.x, r.x[i + 1] = y.y;
-        } else {
-            const float4 y = *(const float4 *)(row + lane_column<D>(i));
-            r.x[i] = y.x, r.x[i + 1] = y.y, r.x[(i + 2) % lane_row<D>::N] = y.z,
-            r.x[(i + 3) % lane_row<D>::N] = y.w;
-        }
+    for (int i = 0; WORDS >= 4 && i < WORDS; i += 4) {
+        const uint4 y = __ldcg((const uint4 *)row + i / 4);
+        r.u[i] = y.x, r.u[(i + 1) % WORDS] = y.y, r.u[(i + 2) % WORDS] = y.z, r.u[(i + 3) % WORDS] = y.w;
     }
 }
-/* The same of an activation's row; to: where it is kept. */
+/* The new row; to: where it is kept. */
 template <int D>
-static __device__ __forceinline__ void take_lane(struct lane_row<D> &r, const act *row, float *to) {
+static __device__ __forceinline__ void take_lane(struct lane_row<D> &r, const act *row, act *to) {
+    load_lane<D>(r, row);
 #pragma unroll
-    for (int i = 0; i < lane_row<D>::N; i++) {
-        r.x[i] = f32(row[lane_column<D>(i)]);
-        if (to) to[lane_column<D>(i)] = r.x[i];
-    }
+    for (int i = 0; i < lane_row<D>::WORDS; i++) ((uint32_t *)(to + lane_column<D>()))[i] = r.u[i];
 }
 
 /* Keys and values of BATCH slots; where there is no row, zeros. */
@@ -76,10 +82,7 @@ static __device__ __forceinline__ void load_batch(struct batch<D> &b, const stru
 }
 
 /* Softmax so far of a warp: each lane its columns of the sum. */
-template <int D> struct reader {
-    struct lane_row<D> acc;
-    float top, sum;
-};
+template <int D> struct reader { float acc[D / 32], top, sum; };
 template <int D>
 static __device__ __forceinline__ void read_batch(struct reader<D> &r, const struct batch<D> &b,
                                                   const struct lane_row<D> &q, const struct filled &f,
@@ -89,7 +92,7 @@ static __device__ __forceinline__ void read_batch(struct reader<D> &r, const str
     for (int i = 0; i < BATCH; i++) {
         z[i] = 0;
 #pragma unroll
-        for (int j = 0; j < D / 32; j++) z[i] += q.x[j] * b.k[i].x[j];
+        for (int j = 0; j < D / 32; j++) z[i] += number<D>(q, j) * number<D>(b.k[i], j);
     }
 #pragma unroll
     for (int i = 0; i < BATCH; i++) {
@@ -101,21 +104,22 @@ static __device__ __forceinline__ void read_batch(struct reader<D> &r, const str
     const float less = expf(r.top - top);
     r.sum *= less, r.top = top;
 #pragma unroll
-    for (int j = 0; j < D / 32; j++) r.acc.x[j] *= less;
+    for (int j = 0; j < D / 32; j++) r.acc[j] *= less;
 #pragma unroll
     for (int i = 0; i < BATCH; i++) {
         const float p = expf(z[i] - top);
         r.sum += p;
 #pragma unroll
-        for (int j = 0; j < D / 32; j++) r.acc.x[j] += p * b.v[i].x[j];
+        for (int j = 0; j < D / 32; j++) r.acc[j] += p * number<D>(b.v[i], j);
     }
 }
 
 /* grid (shares / PART_WARPS, HV, n). A share's result: [D] sums, the largest logit, the denominator. Rows of the
- * state are loaded before others are waited for: the kernel just before this one writes none. */
+ * state are loaded before others are waited for: the kernel just before this one writes none. beside: nor does
+ * it write what else is read here, and the one before it has ended, so it is waited for at the end. */
 template <int D>
 static __global__ void __launch_bounds__(32 * PART_WARPS)
-    part(const struct cache_dev c, float *result, int shares) {
+    part(const struct cache_dev c, float *result, int shares, bool beside) {
     const int64_t h = blockIdx.y, n = blockIdx.z;
     const int share = blockIdx.x * PART_WARPS + threadIdx.x / 32, first = share * SHARE;
     const struct hl_seg seg = c.rows.seg[n];
@@ -126,11 +130,12 @@ static __global__ void __launch_bounds__(32 * PART_WARPS)
     struct reader<D> r = {};
     const bool used = share < shares && any_row(f, first, SHARE);
     if (used) load_batch<D>(b, m, f, first);
-    wait_for_others(), let_others_start();
+    if (!beside || !used) wait_for_others();
+    let_others_start();
     if (!used) return;
     const float scale = c.a.tau[h] / sqrtf((float)D);
     r.top = -INFINITY;
-    take_lane<D>(q, (const act *)c.a.q + (seg.row * c.a.H + h / c.group) * D, NULL);
+    load_lane<D>(q, (const act *)c.a.q + (seg.row * c.a.H + h / c.group) * D);
     for (int from = first; from < first + SHARE; from += BATCH) {
         if (from > first && !any_row(f, from, BATCH)) continue;
         if (from > first) load_batch<D>(b, m, f, from);
@@ -140,16 +145,24 @@ static __global__ void __launch_bounds__(32 * PART_WARPS)
                 take_lane<D>(b.k[i], (const act *)c.a.k + (seg.row * c.a.H + h / c.group) * D,
                              m.k + f.fresh * D);
                 take_lane<D>(b.v[i], (const act *)c.a.v + (seg.row * c.a.HV + h) * D, m.v + f.fresh * D);
-                if (threadIdx.x % 32 == 0) m.score[f.fresh] = column(c, m, h, seg.row, 2 * D);
+                if (threadIdx.x % 32 == 0 && (c.a.score || !by_score(c)))
+                    m.score[f.fresh] = column(c, m, h, seg.row, 2 * D);
             }
         read_batch<D>(r, b, q, f, from, scale);
     }
     result += ((n * c.a.HV + h) * shares + share) * (D + 2);
 #pragma unroll
-    for (int j = 0; j < D / 32; j++) result[lane_column<D>(j)] = r.acc.x[j];
+    for (int j = 0; j < D / 32; j++) result[lane_column<D>() + j] = r.acc[j];
     if (threadIdx.x % 32 == 0) result[D] = r.top, result[D + 1] = r.sum;
+    if (beside) wait_for_others();
 }
 
+/* two neighbours of a row */
+#ifdef HL_CUDA_F32
+typedef float2 pair;
+#else
+typedef uint32_t pair;
+#endif
 /* The rows of the slots -1 - id[0, n) become the kept ones, in place: a row only moves to a lower slot, so what is
  * loaded before its batch is stored is not lost. A thread has two columns of k or v, a warp the scores, another
  * one the positions. */
@@ -167,15 +180,15 @@ static __device__ __forceinline__ void keep_slots(const struct cache_dev &c, con
         __syncwarp();
     }
     for (int x = 2 * threadIdx.x; x < 2 * D; x += 2 * THREADS) {
-        float *at = x < D ? m.k + x : m.v + x - D;
+        act *at = x < D ? m.k + x : m.v + x - D;
         for (int i0 = 0; i0 < n; i0 += AT_ONCE) {
-            float2 row[AT_ONCE];
+            pair row[AT_ONCE];
 #pragma unroll
             for (int i = 0; i < AT_ONCE; i++)
-                if (i0 + i < n) row[i] = *(const float2 *)(at + (int64_t)(-1 - id[i0 + i]) * D);
+                if (i0 + i < n) row[i] = *(const pair *)(at + (int64_t)(-1 - id[i0 + i]) * D);
 #pragma unroll
             for (int i = 0; i < AT_ONCE; i++)
-                if (i0 + i < n) *(float2 *)(at + (int64_t)(i0 + i) * D) = row[i];
+                if (i0 + i < n) *(pair *)(at + (int64_t)(i0 + i) * D) = row[i];
         }
     }
 }
@@ -194,49 +207,87 @@ static __device__ void merge_full(const struct cache_dev &c, const struct hl_seg
     keep_slots(c, m, s.id, now, seg.pos + 1 - c.a.chunk);
 }
 
-static __global__ void __launch_bounds__(THREADS, 2)
-    join(const struct cache_dev c, const float *result, int shares) {
-    const int64_t h = blockIdx.x, n = blockIdx.y, V = c.a.V;
-    const struct hl_seg seg = c.rows.seg[n];
-    const struct filled f = filled_at(c, seg.pos);
-    const float sink = c.a.sink[h], lambda = 1.0f / (1.0f + expf(-c.a.gate[h]));
-    const int lane = threadIdx.x % 32;
-    float top = sink, sum = 0, *weight = (float *)shared_memory();
-    wait_for_others(), let_others_start();
-    result += (n * c.a.HV + h) * shares * (V + 2);
-    for (int i = lane; i < shares; i += 32)
+/* A column of the sum of all shares, over the denominator; the shares' weights to `weight`. All threads. */
+static __device__ __forceinline__ float join_shares(const struct cache_dev &c, const struct filled &f,
+                                                    const float *result, int shares, int64_t h,
+                                                    float *weight) {
+    const int64_t V = c.a.V;
+    const float sink = c.a.sink[h];
+    float top = sink, sum = 0;
+    for (int i = threadIdx.x % 32; i < shares; i += 32)
         if (any_row(f, i * SHARE, SHARE)) top = fmaxf(top, result[i * (V + 2) + V]);
     top = warp_max(top);
-    for (int i = lane; i < shares; i += 32) {
+    for (int i = threadIdx.x % 32; i < shares; i += 32) {
         const float less = any_row(f, i * SHARE, SHARE) ? expf(result[i * (V + 2) + V] - top) : 0.0f;
         if (any_row(f, i * SHARE, SHARE)) sum += result[i * (V + 2) + V + 1] * less;
         if (threadIdx.x < 32) weight[i] = less;
     }
     sum = warp_sum(sum) + expf(sink - top);
     __syncthreads();
-    for (int64_t x = threadIdx.x; x < V; x += THREADS) {
-        act *out = (act *)c.a.out + (seg.row * c.a.HV + h) * V + x;
-        float acc = 0;
+    return sum;
+}
+static __device__ __forceinline__ float share_column(const struct cache_dev &c, const struct filled &f,
+                                                     const float *result, int shares, const float *weight,
+                                                     int64_t x) {
+    float acc = 0;
 #pragma unroll 10
-        for (int i = 0; i < shares; i++)
-            if (any_row(f, i * SHARE, SHARE)) acc += result[i * (V + 2) + x] * weight[i];
-        put(out, f32(*out) + lambda * acc / sum);
-    }
-    __syncthreads(); /* the weights' room */
-    if (c.a.window > 0 && (seg.pos + 1) % c.a.chunk == 0) merge_full(c, seg, h);
+    for (int i = 0; i < shares; i++)
+        if (any_row(f, i * SHARE, SHARE)) acc += result[i * (c.a.V + 2) + x] * weight[i];
+    return acc;
 }
 
-template <int D> static void run(struct hl_cuda *cuda, const struct cache_dev *c, float *result, int shares) {
+/* shares 0: there is no exact memory */
+static __global__ void __launch_bounds__(THREADS, 2)
+    join(const struct cache_dev c, const float *result, int shares, const struct cache_finish e) {
+    const int64_t h = blockIdx.x, n = blockIdx.y, V = c.a.V;
+    const struct hl_seg seg = c.rows.seg[n];
+    struct filled f = {};
+    if (shares) f = filled_at(c, seg.pos);
+    const float lambda = shares ? 1.0f / (1.0f + expf(-c.a.gate[h])) : 0.0f;
+    float sum = 1, *weight = (float *)shared_memory();
+    wait_for_others(), let_others_start();
+    result += (n * c.a.HV + h) * shares * (V + 2);
+    if (shares) sum = join_shares(c, f, result, shares, h, weight);
+    for (int64_t x = threadIdx.x; x < V && !e.y; x += THREADS) {
+        act *out = (act *)c.a.out + (seg.row * c.a.HV + h) * V + x;
+        put(out, f32(*out) + lambda * share_column(c, f, result, shares, weight, x) / sum);
+    }
+    if (e.y) {
+        const int64_t row = seg.row * c.a.HV + h;
+        const int x = threadIdx.x;
+        float y = x < V ? e.o[row * V + x] : 0.0f;
+        if (x < V) y += lambda * share_column(c, f, result, shares, weight, x) / sum;
+        if (shares && x == 0) {
+            float score = 0;
+            for (int i = 0; i < e.tiles; i++) score += e.sums[row * e.tiles + i];
+            memory_of(c, seg, h).score[f.fresh] = by_score(c) ? sqrtf(score) : 0.0f;
+        }
+        y *= rsqrtf(block_sum(y * y, weight + shares) / (float)V + e.eps) * (x < V ? e.norm[x] : 0.0f);
+        const float z = e.z && x < V ? f32(e.z[seg.row * e.ld + h * V + x]) : 0.0f;
+        if (x < V) put(e.y + row * V + x, e.z ? y * silu(z) : y);
+    }
+    __syncthreads(); /* the weights' room */
+    if (shares && c.a.window > 0 && (seg.pos + 1) % c.a.chunk == 0) merge_full(c, seg, h);
+}
+
+template <int D>
+static void run(struct hl_cuda *cuda, const struct cache_dev *c, float *result, int shares, bool beside) {
     launch_early(cuda, part<D>,
                  dim3(blocks_for(shares, PART_WARPS), (unsigned)c->a.HV, (unsigned)c->a.rows->n),
-                 32 * PART_WARPS, 0, *c, result, shares);
+                 32 * PART_WARPS, 0, *c, result, shares, beside);
+}
+void HL_OP(cache_step_with)(struct hl_cuda *cuda, const struct cache_dev *c, void *scratch,
+                            const struct cache_finish *e) {
+    const int shares = c->a.chunk > 0 ? (int)shares_of(&c->a) : 0;
+    const size_t room = (size_t)chooser_bytes(&c->a), least = (size_t)(shares + 33) * 4;
+    float *result = (float *)scratch;
+    if (shares && c->a.K == 64) run<64>(cuda, c, result, shares, e->y);
+    if (shares && c->a.K == 128) run<128>(cuda, c, result, shares, e->y);
+    if (shares && c->a.K == 256) run<256>(cuda, c, result, shares, e->y);
+    launch_early(cuda, join, dim3((unsigned)c->a.HV, (unsigned)c->a.rows->n), THREADS,
+                 room > least ? room : least, *c, (const float *)result, shares, *e);
 }
 void HL_OP(cache_step)(struct hl_cuda *cuda, const struct cache_dev *c, void *scratch) {
-    const int shares = (int)shares_of(&c->a);
-    float *result = (float *)scratch;
-    if (c->a.K == 64) run<64>(cuda, c, result, shares);
-    if (c->a.K == 128) run<128>(cuda, c, result, shares);
-    if (c->a.K == 256) run<256>(cuda, c, result, shares);
-    launch_early(cuda, join, dim3((unsigned)c->a.HV, (unsigned)c->a.rows->n), THREADS,
-                 (size_t)chooser_bytes(&c->a), *c, (const float *)result, shares);
+    const struct cache_finish none = {};
+    HL_OP(cache_step_with)(cuda, c, scratch, &none);
 }

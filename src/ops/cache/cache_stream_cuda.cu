@@ -32,9 +32,9 @@ static __device__ void read_row(const struct cache_dev &c, const struct memory &
     const float scale = c.a.tau[h] / sqrtf((float)K), lambda = 1.0f / (1.0f + expf(-c.a.gate[h]));
     const int lane = threadIdx.x % 32;
     for (int64_t j = threadIdx.x / 32; j < n; j += WARPS) {
-        const float *k = m.k + slot_of(j, kept, w) * K;
+        const act *k = m.k + slot_of(j, kept, w) * K;
         float dot = 0;
-        for (int64_t i = lane; i < K; i += 32) dot += f32(q[i]) * k[i];
+        for (int64_t i = lane; i < K; i += 32) dot += f32(q[i]) * f32(k[i]);
         dot = warp_sum(dot);
         if (lane == 0) p[j] = scale * dot;
     }
@@ -44,7 +44,7 @@ static __device__ void read_row(const struct cache_dev &c, const struct memory &
     for (int64_t i = threadIdx.x; i < V; i += STREAM) {
         act *out = (act *)c.a.out + at * V + i;
         float sum = 0;
-        for (int64_t j = 0; j < n; j++) sum += p[j] * m.v[slot_of(j, kept, w) * V + i];
+        for (int64_t j = 0; j < n; j++) sum += p[j] * f32(m.v[slot_of(j, kept, w) * V + i]);
         put(out, f32(*out) + lambda * sum);
         if (c.a.read) put((act *)c.a.read + at * V + i, sum);
     }
@@ -83,7 +83,7 @@ static __global__ void stream(const struct cache_dev c, char *scratch) {
         for (int64_t j = threadIdx.x; c.a.sel && open == 0 && j < w; j += STREAM)
             c.a.sel[(block * c.a.HV + h) * w + j] = j < kept ? seg.row + m.pos[j] : -1;
         for (int64_t x = threadIdx.x; x <= c.a.K + c.a.V; x += STREAM)
-            *place(c, m, w + open, x) = column(c, m, h, row, x);
+            put_column(c, m, w + open, x, column(c, m, h, row, x));
         __syncthreads();
         read_row(c, m, h, row, kept, kept + open + 1, p, room);
         if (open + 1 == C) kept = merge_block(c, m, h, kept, pos + 1 - C, s);

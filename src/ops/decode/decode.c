@@ -53,8 +53,8 @@ struct hl_decode_shared hl_decode_shared(const struct hl_decode *a) {
     s.small = cut(&used, 512 * 4);
     s.p = cut(&used, slots * 4);
     s.S = cut(&used, a->K * HL_DECODE_COLS * 4);
-    s.v = cut(&used, slots * HL_DECODE_COLS * 4);
-    s.k = cut(&used, slots ? 2 * HL_DECODE_WARPS * a->K * 4 : 0);
+    s.v = cut(&used, slots * HL_DECODE_COLS * 2);
+    s.k = cut(&used, slots ? 2 * HL_DECODE_WARPS * a->K * 2 : 0);
     s.barrier = cut(&used, MOST_DEPTH * 2 * 8);
     s.ring = (int32_t)used;
     s.depth = used < SHARED ? (int32_t)((SHARED - used) / (8 * s.stride)) : 0;

@@ -33,6 +33,7 @@ struct hl_decode {
     real eps;
     int64_t S, tail[3], cache_at, layer_bytes; /* a layer's parts in a session's state */
     const struct hl_decode_layer *layer;       /* [L] */
+    const struct hl_decode_layer *host;        /* the same table, where the host can read it */
     const void *embed, *head;
     const real *final_norm;
     const int32_t *ids;
@@ -73,7 +74,8 @@ struct hl_decode_shared {
     int32_t head;    /* float [4][K]: q and k for the state, for the cache */
     int32_t small;   /* float [512]: parts of sums */
     int32_t p;       /* float [slots]: weights of the cache's read */
-    int32_t S, v, k; /* float [K][8], [slots][8], [2 warps][K]: a task's state, the cache's values and keys */
+    int32_t S;       /* float [K][8]: a task's state */
+    int32_t v, k;    /* bf16 [slots][8], [2 warps][K]: the cache's values and keys */
     int32_t barrier; /* [depth][2]: a place is full, is empty */
     int32_t ring;    /* [depth][8][stride]: weights */
     int32_t chunk;   /* columns that a place holds */

@@ -168,7 +168,7 @@ static struct arguments arguments_of(struct hl_cuda *c, const struct hl_decode *
     a.cache_at = p->cache_at, a.layer_bytes = p->layer_bytes;
     if (p->cache) {
         a.window = (int)p->window, a.chunk = (int)p->chunk, a.slots = a.window + a.chunk;
-        a.at = hl_cache_layout(p->K, p->V, p->window, p->chunk);
+        a.at = hl_cache_layout(p->K, p->V, p->window, p->chunk, sizeof(bf16));
         a.share = min(2 * (int)WARPS, (int)blocks_for((int64_t)a.slots * p->HV, hl_cuda_sms(c)));
         a.shares = (int)blocks_for(a.slots, a.share), a.each = (int)blocks_for(a.slots, WARPS);
     }

@@ -12,7 +12,7 @@ template <class D>
 static __device__ __forceinline__ struct memory cache_of(const D &a, const struct block &b, int l,
                                                          const struct task &p) {
     char *s = state_of(a, b, l, p.m) + a.cache_at + p.h * a.at.bytes;
-    struct memory m = {(float *)(s + a.at.k), (float *)(s + a.at.v), (float *)(s + a.at.score),
+    struct memory m = {(bf16 *)(s + a.at.k), (bf16 *)(s + a.at.v), (float *)(s + a.at.score),
                        (int64_t *)(s + a.at.pos)};
     return m;
 }
@@ -42,17 +42,17 @@ static __device__ __forceinline__ int slot_of(const D &a, const struct block &b,
     const int n = b.warp * 2 + b.lane / 16;
     return n < a.share ? p.part * a.share + n : a.slots;
 }
-template <class D> static __device__ __forceinline__ float4 *key_at(const D &a, const struct block &b) {
-    return (float4 *)(b.shared + a.s.k) + (b.warp * 2 + b.lane / 16) * (a.K / 4);
+template <class D> static __device__ __forceinline__ uint4 *key_at(const D &a, const struct block &b) {
+    return (uint4 *)(b.shared + a.s.k) + (b.warp * 2 + b.lane / 16) * (a.K / 8);
 }
 template <class D>
 static __device__ __forceinline__ void fetch_keys(const D &a, const struct block &b, int l,
                                                   const struct task &p) {
     const int slot = slot_of(a, b, p);
     if (!old_slot(a, filled_of(a, b, p.m), slot)) return;
-    const float4 *from = (const float4 *)cache_of(a, b, l, p).k + slot * (a.K / 4);
+    const uint4 *from = (const uint4 *)cache_of(a, b, l, p).k + slot * (a.K / 8);
 #pragma unroll 1
-    for (int i = b.lane % 16; i < a.K / 4; i += 16) copy_async(key_at(a, b) + i, from + i);
+    for (int i = b.lane % 16; i < a.K / 8; i += 16) copy_async(key_at(a, b) + i, from + i);
 }
 
 /* COLS columns of this warp's rows of the state and of its slots of the cache's values. A lane has one column of
@@ -63,8 +63,8 @@ static __device__ __forceinline__ float *state_at(const D &a, const struct block
     return (float *)(state_of(a, b, l, p.m) + a.S) + (p.h * a.K + b.warp * a.rows) * a.V + p.part * COLS;
 }
 template <class D>
-static __device__ __forceinline__ float *values_at(const D &a, const struct block &b, int l,
-                                                   const struct task &p) {
+static __device__ __forceinline__ bf16 *values_at(const D &a, const struct block &b, int l,
+                                                  const struct task &p) {
     return cache_of(a, b, l, p).v + p.part * COLS;
 }
 template <class D>
@@ -77,12 +77,12 @@ static __device__ __forceinline__ void fetch_tile(const D &a, const struct block
     for (int i = row; i < a.rows; i += 16) copy_async(S + i * COLS, from + i * a.V);
     if (!a.cache) return;
     const struct filled f = filled_of(a, b, p.m);
-    float *v = (float *)(b.shared + a.s.v) + half;
-    from = values_at(a, b, l, p) + half;
+    bf16 *v = (bf16 *)(b.shared + a.s.v);
+    const bf16 *values = values_at(a, b, l, p);
 #pragma unroll 1
-    for (int i = row; i < a.each; i += 16) {
+    for (int i = b.lane; i < a.each; i += 32) {
         const int slot = b.warp * a.each + i;
-        if (old_slot(a, f, slot)) copy_async(v + slot * COLS, from + slot * a.V);
+        if (old_slot(a, f, slot)) copy_async(v + slot * COLS, values + slot * a.V);
     }
 }
 /* What the first tasks of a layer need. */
@@ -149,6 +149,14 @@ static __device__ __forceinline__ void bring_head(const D &a, struct block &b, i
 static __device__ __forceinline__ float dot4(float4 x, float4 y) {
     return x.x * y.x + x.y * y.y + x.z * y.z + x.w * y.w;
 }
+static __device__ __forceinline__ float dot8(const float4 *x, uint4 y) {
+    return dot4(x[0], make_float4(low(y.x), high(y.x), low(y.y), high(y.y))) +
+           dot4(x[1], make_float4(low(y.z), high(y.z), low(y.w), high(y.w)));
+}
+static __device__ __forceinline__ uint4 pack8(const float4 *x) {
+    return make_uint4(pack2(x[0].x, x[0].y), pack2(x[0].z, x[0].w), pack2(x[1].x, x[1].y),
+                      pack2(x[1].z, x[1].w));
+}
 
 /* A task's logits; q and k are there. */
 template <class D>
@@ -157,22 +165,21 @@ static __device__ __forceinline__ void look_up(const D &a, const struct block &b
     const struct filled f = filled_of(a, b, p.m);
     const int slot = slot_of(a, b, p);
     const bool newest = slot == f.fresh, filled = newest || old_slot(a, f, slot);
-    const float4 *q = (const float4 *)head_of(a, b, Q_CACHE),
-                 *k = newest ? (const float4 *)head_of(a, b, K_CACHE) : key_at(a, b);
+    const float4 *q = (const float4 *)head_of(a, b, Q_CACHE), *k = (const float4 *)head_of(a, b, K_CACHE);
     float dot = 0.0f;
 #pragma unroll
-    for (int e = 0; e < 4; e++) { /* K <= 256 */
+    for (int e = 0; e < 2; e++) { /* K <= 256 */
         const int i = e * 16 + b.lane % 16;
-        if (filled && i < a.K / 4) dot += dot4(q[i], k[i]);
+        if (filled && i < a.K / 8) dot += dot8(q + 2 * i, newest ? pack8(k + 2 * i) : key_at(a, b)[i]);
     }
     for (int n = 1; n < 16; n *= 2) dot += __shfl_xor_sync(0xffffffffu, dot, n);
     if (b.lane % 16 == 0 && filled)
         give(b.now + p.m * a.row + a.w_z + p.h * a.slots + slot,
              __float_as_uint(dot * scalars_of(a, b, l, p.h)[SCALE]), b.number + l);
     if (!newest) return;
-    float4 *place = (float4 *)cache_of(a, b, l, p).k + slot * (a.K / 4);
+    uint4 *place = (uint4 *)cache_of(a, b, l, p).k + slot * (a.K / 8);
 #pragma unroll 1
-    for (int i = b.lane % 16; i < a.K / 4; i += 16) place[i] = k[i];
+    for (int i = b.lane % 16; i < a.K / 8; i += 16) place[i] = pack8(k + 2 * i);
 }
 
 #endif

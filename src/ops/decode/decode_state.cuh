@@ -109,15 +109,14 @@ static __device__ __forceinline__ void read_slots(const D &a, const struct block
     const struct filled f = filled_of(a, b, p.m);
     const int first = b.warp * a.each, count = max(0, min(a.each, f.fresh + 1 - first));
     const uint64_t *words = b.now + p.m * a.row;
-    float *values = (float *)(b.shared + a.s.v) + first * COLS,
-          *weights = (float *)(b.shared + a.s.p) + first;
+    bf16 *values = (bf16 *)(b.shared + a.s.v) + first * COLS;
+    float *weights = (float *)(b.shared + a.s.p) + first;
     float z[EACH], y = 0.0f, top = -INFINITY, sum = 0.0f;
     if (f.fresh >= first && f.fresh < first + a.each && b.lane < COLS / 2) { /* the new one's */
         const uint32_t v =
             take_one(words + a.w_in + a.qk + (p.h * a.V + p.part * COLS) / 2 + b.lane, b.number + l);
-        const float2 u = make_float2(low(v), high(v));
-        *(float2 *)(values + (f.fresh - first) * COLS + 2 * b.lane) = u;
-        *(float2 *)(values_at(a, b, l, p) + f.fresh * a.V + 2 * b.lane) = u;
+        *(uint32_t *)(values + (f.fresh - first) * COLS + 2 * b.lane) = v;
+        *(uint32_t *)(values_at(a, b, l, p) + f.fresh * a.V + 2 * b.lane) = v;
     }
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
@@ -138,7 +137,7 @@ static __device__ __forceinline__ void read_slots(const D &a, const struct block
 #pragma unroll 5
     for (int i = b.lane / COLS; i < count; i += 4) {
         const float w = weights[i];
-        if (w > 0.0f) y += w * values[i * COLS + b.lane % COLS];
+        if (w > 0.0f) y += w * f32(values[i * COLS + b.lane % COLS]);
     }
     sum = warp_sum(sum), y = over_column(y);
     float *part = small + READS + b.warp * READ_PART;

@@ -1,23 +1,13 @@
 /* gdn_step_cuda.cu -- decoding: segments of a few tokens that have a state (ARCHITECTURE sec. 5).
  *
  * A block owns COLS columns of one value head's state, read from memory once and written once whatever
- * the number of tokens; a thread holds 4 neighbouring columns of K COLS / 1024 neighbouring rows. The
+ * the number of tokens or of sessions; a thread holds 4 neighbouring columns of K COLS / 1024 neighbouring rows. The
  * read after the write needs no second pass:  q^T S_t = alpha q^T S_{t-1} + (q.k) beta e,  so a token
  * costs one sum over the block. */
-#include "cuda/early.cuh"
 #include "ops/gdn/gdn_prep_cuda.cuh"
+#include "ops/gdn/gdn_step_cuda.cuh"
 
-enum { THREADS = 256, STEP_ROWS = 8 /* tokens of a segment */ };
-
-struct args {
-    const act *q, *k, *v;
-    const float *g, *beta;
-    act *out;
-    float *sums; /* [tiles][T][HV] */
-    const struct hl_seg *seg;
-    int64_t S_off, T;
-    int H, HV, V, tiles;
-};
+enum { THREADS = 256, COLS = GDN_STEP_COLS, QUADS = COLS / 4, STEP_ROWS = 8 /* tokens of a segment */ };
 
 /* N activations */
 template <int N> static __device__ __forceinline__ void load_row(float x[N], const act *p) {
@@ -29,14 +19,13 @@ template <int N> static __device__ __forceinline__ void load_row(float x[N], con
 }
 
 /* k^T S, q^T S of the thread's 4 columns and q.k, summed over the block in a fixed order */
-template <int COLS>
-static __device__ __forceinline__ void sum_rows(float x[9], float (*part)[COLS / 4][THREADS / 32]) {
-    const int quads = COLS / 4, lane = threadIdx.x % 32, warp = threadIdx.x / 32, quad = lane % quads;
+static __device__ __forceinline__ void sum_rows(float x[9], float (*part)[QUADS][THREADS / 32]) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, quad = lane % QUADS;
 #pragma unroll
     for (int i = 0; i < 9; i++) {
 #pragma unroll
-        for (int n = quads; n < 32; n *= 2) x[i] += __shfl_xor_sync(0xffffffffu, x[i], n);
-        if (lane < quads) part[i][quad][warp] = x[i];
+        for (int n = QUADS; n < 32; n *= 2) x[i] += __shfl_xor_sync(0xffffffffu, x[i], n);
+        if (lane < QUADS) part[i][quad][warp] = x[i];
     }
     __syncthreads();
 #pragma unroll
@@ -46,13 +35,14 @@ static __device__ __forceinline__ void sum_rows(float x[9], float (*part)[COLS /
     }
 }
 
-template <int K, int COLS>
-static __global__ void __launch_bounds__(THREADS, 4) step_tokens(const struct args a) {
-    const int quads = COLS / 4, R = K * quads / THREADS;
-    __shared__ __align__(16) float part[2][9][quads][THREADS / 32];
+static __device__ __forceinline__ float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
+
+template <int K> static __global__ void __launch_bounds__(THREADS, 4) step_tokens(const struct gdn_step a) {
+    const int R = K * QUADS / THREADS;
+    __shared__ __align__(16) float part[2][9][QUADS][THREADS / 32];
     const int tile = blockIdx.x % a.tiles, hv = blockIdx.x / a.tiles % a.HV, s = blockIdx.x / a.tiles / a.HV;
     const struct hl_seg seg = a.seg[s];
-    const int quad = threadIdx.x % quads, first = threadIdx.x / quads * R, hk = hv / (a.HV / a.H);
+    const int quad = threadIdx.x % QUADS, first = threadIdx.x / QUADS * R, hk = hv / (a.HV / a.H);
     float *kept = (float *)(seg.state + a.S_off) + ((int64_t)hv * K + first) * a.V + tile * COLS + 4 * quad;
     float4 S[R]; /* rows from `first` */
 #pragma unroll
@@ -62,7 +52,12 @@ static __global__ void __launch_bounds__(THREADS, 4) step_tokens(const struct ar
     for (int t = 0; t < (int)seg.len; t++) {
         const int64_t row = seg.row + t, b = row * a.HV + hv, at = b * a.V + tile * COLS + 4 * quad;
         const int64_t qk = (row * a.H + hk) * K + first;
-        const float alpha = a.g ? expf(a.g[b]) : 1.0f, beta = a.beta[b], scale = 1.0f / sqrtf((float)K);
+        const float scale = 1.0f / sqrtf((float)K);
+        float alpha = 1.0f, beta = 1.0f;
+        if (a.raw && a.a)
+            alpha = expf(-expf(a.A_log[hv]) * softplus(f32(a.a[row * a.ld + hv]) + a.dt_bias[hv]));
+        if (a.raw && a.b) beta = a.top * sigmoid(f32(a.b[row * a.ld + hv]));
+        if (!a.raw) alpha = a.g ? expf(a.g[b]) : 1.0f, beta = a.beta[b];
         float k[R], q[R], v[4], r[4], x[9] = {0.0f};
         load_row<R>(k, a.k + qk);
         load_row<R>(q, a.q + qk);
@@ -73,17 +68,21 @@ static __global__ void __launch_bounds__(THREADS, 4) step_tokens(const struct ar
             x[4] += q[i] * S[i].x, x[5] += q[i] * S[i].y, x[6] += q[i] * S[i].z, x[7] += q[i] * S[i].w;
             x[8] += q[i] * k[i];
         }
-        sum_rows<COLS>(x, part[t % 2]);
+        sum_rows(x, part[t % 2]);
         float sum = 0.0f;
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            r[j] = beta * (v[j] - alpha * x[j]);
-            sum += r[j] * r[j];
-            if (first == 0) put(a.out + at + j, scale * (alpha * x[4 + j] + x[8] * r[j]));
+            const float e = v[j] - alpha * x[j];
+            r[j] = beta * e;
+            const float s = a.evict == HOLA_EVICT_E ? e : a.evict == HOLA_EVICT_BETAV ? beta * v[j] : r[j];
+            sum += s * s;
+            const float o = scale * (alpha * x[4 + j] + x[8] * r[j]);
+            if (first == 0 && a.out32) a.out32[at + j] = o;
+            else if (first == 0) put(a.out + at + j, o);
         }
 #pragma unroll
-        for (int n = 1; n < quads; n *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, n);
-        if (threadIdx.x == 0) a.sums[tile * a.T * a.HV + b] = sum;
+        for (int n = 1; n < QUADS; n *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, n);
+        if (threadIdx.x == 0) a.sums[a.raw ? b * a.tiles + tile : tile * a.T * a.HV + b] = sum;
 #pragma unroll
         for (int i = 0; i < R; i++) {
             S[i].x = alpha * S[i].x + k[i] * r[0], S[i].y = alpha * S[i].y + k[i] * r[1];
@@ -94,31 +93,26 @@ static __global__ void __launch_bounds__(THREADS, 4) step_tokens(const struct ar
     for (int i = 0; i < R; i++) *(float4 *)(kept + (int64_t)i * a.V) = S[i];
 }
 
-template <int K>
-static void launch_step(struct hl_cuda *c, const struct args *a, int64_t segments, int cols) {
+void HL_OP(gdn_step_start)(struct hl_cuda *c, const struct gdn_step *a, int64_t K, int64_t segments) {
     const unsigned blocks = (unsigned)(segments * a->HV * a->tiles);
-    if (cols == 32) launch_early(c, step_tokens<K, 32>, blocks, THREADS, 0, *a);
-    else launch_early(c, step_tokens<K, 16>, blocks, THREADS, 0, *a);
+    if (K == 64) launch_early(c, step_tokens<64>, blocks, THREADS, 0, *a);
+    else if (K == 128) launch_early(c, step_tokens<128>, blocks, THREADS, 0, *a);
+    else launch_early(c, step_tokens<256>, blocks, THREADS, 0, *a);
 }
 
-/* Few blocks: narrow tiles, to spread the state over the chip. */
 extern "C" bool HL_OP(gdn_step)(struct hl_pool *pool, const struct hl_gdn *a) {
-    const bool known = a->K == 64 || a->K == 128 || a->K == 256;
-    const int64_t pairs = a->rows->n * a->HV, rows = a->rows->T * a->HV;
-    const int cols = pairs * (a->V / 32) >= 132 ? 32 : 16;
-    if (!known || a->V % 32 || a->A || a->v_new || a->rows->dev->longest > STEP_ROWS) return false;
+    const int64_t rows = a->rows->T * a->HV, tiles = a->V / COLS;
+    if (!gdn_step_knows(a->K, a->V) || a->A || a->v_new || a->rows->dev->longest > STEP_ROWS) return false;
     for (int64_t s = 0; s < a->rows->n; s++)
         if (!a->rows->seg[s].state || (uintptr_t)(a->rows->seg[s].state + a->S_off) % 16) return false;
-    const int64_t tiles = a->V / cols;
     struct hl_cuda *c = hl_cuda_of(pool);
-    struct args x = {(const act *)a->q, (const act *)a->k, (const act *)a->v, a->g, a->beta, (act *)a->out};
+    struct gdn_step x = {(const act *)a->q, (const act *)a->k, (const act *)a->v, a->g,
+                         a->beta,           (act *)a->out};
     x.sums = (float *)hl_cuda_scratch(c, tiles * rows * (int64_t)sizeof(float));
     if (!x.sums) return true;
     x.seg = a->rows->dev->seg, x.S_off = a->S_off, x.T = a->rows->T;
     x.H = (int)a->H, x.HV = (int)a->HV, x.V = (int)a->V, x.tiles = (int)tiles;
-    if (a->K == 64) launch_step<64>(c, &x, a->rows->n, cols);
-    else if (a->K == 128) launch_step<128>(c, &x, a->rows->n, cols);
-    else launch_step<256>(c, &x, a->rows->n, cols);
+    HL_OP(gdn_step_start)(c, &x, a->K, a->rows->n);
     HL_OP(gdn_scores)(pool, a->m, x.sums, tiles, rows);
     return true;
 }

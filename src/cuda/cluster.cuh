@@ -1,0 +1,58 @@
+/* cluster.cuh -- thread blocks of a cluster, which run at the same time and read each other's shared memory (Hopper
+ * and later). The emulated device runs one block after another and has none. */
+#ifndef HL_CLUSTER_CUH
+#define HL_CLUSTER_CUH
+#include "cuda/early.cuh"
+
+#if !defined(HL_CUDA_EMU) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define HL_CLUSTER 1
+#else
+#define HL_CLUSTER 0
+#endif
+
+static __device__ __forceinline__ int cluster_rank() {
+    uint32_t r = 0;
+#if HL_CLUSTER
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+#endif
+    return (int)r;
+}
+/* All threads of all blocks; what they wrote to shared memory before can be read after. */
+static __device__ __forceinline__ void cluster_sync() {
+#if HL_CLUSTER
+    asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::
+                     : "memory");
+#endif
+}
+/* The float that lies in block `rank` where `own` lies in this one. */
+static __device__ __forceinline__ float cluster_float(const float *own, int rank) {
+    float x = 0.0f;
+#if HL_CLUSTER
+    uint32_t at;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;"
+        : "=r"(at)
+        : "r"((uint32_t)__cvta_generic_to_shared(own)), "r"(rank));
+    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(x) : "r"(at) : "memory");
+#endif
+    return x;
+}
+
+#ifndef HL_CUDA_EMU
+/* launch_early with `size` neighbouring blocks a cluster */
+template <class... P, class... A>
+static void launch_clusters(struct hl_cuda *c, void (*kernel)(P...), unsigned size, dim3 grid, dim3 block,
+                            size_t shared, A... args) {
+    cudaLaunchAttribute at[2] = {};
+    cudaLaunchConfig_t config = {};
+    at[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    at[0].val.programmaticStreamSerializationAllowed = 1;
+    at[1].id = cudaLaunchAttributeClusterDimension;
+    at[1].val.clusterDim.x = size, at[1].val.clusterDim.y = at[1].val.clusterDim.z = 1;
+    config.gridDim = grid, config.blockDim = block, config.dynamicSmemBytes = shared;
+    config.stream = hl_cuda_stream(c), config.attrs = at, config.numAttrs = size > 1 ? 2 : 1;
+    if (shared > 48 << 10) hl_cuda_prepare(c, (const void *)kernel, shared);
+    hl_cuda_launched(c, cudaLaunchKernelEx(&config, kernel, P(args)...));
+}
+#endif
+
+#endif

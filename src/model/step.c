@@ -1,0 +1,169 @@
+/* step.c -- a token of each of several sessions in one pass, and the next one of each.
+ *
+ * A choice needs few of the logits (text/sample.h). Where the backend can find the largest ones, only they come to the
+ * host. */
+#include "core/half.h"
+#include "model/session.h"
+#include <stdlib.h>
+#include <string.h>
+
+static hola_status not_finite(const hola_session *y) {
+    return hl_fail(HOLA_ENUMERIC, "the logits after token %lld are not finite", (long long)y->now.at.pos - 1);
+}
+struct keeping {
+    hola_session *const *y;
+    const float *logits; /* [sessions][vocab_size] */
+};
+static void keep_one(void *ctx, int64_t i, int worker) {
+    const struct keeping *k = ctx;
+    hola_session *y = k->y[i];
+    const int64_t vocab = y->model->cfg.vocab_size;
+    const float *logits = k->logits + i * vocab;
+    const uint32_t exponent = 0x7f800000u;
+    uint32_t wrong = 0;
+    (void)worker;
+    for (int64_t j = 0; j < vocab; j++) wrong |= (hl_bits_of_float(logits[j]) & exponent) == exponent;
+    memcpy(y->now.logits, logits, (size_t)vocab * sizeof *logits);
+    y->now.at.has_logits = !wrong;
+}
+hola_status hl_session_take_over(hola_session *const *y, int64_t n, const float *logits) {
+    struct keeping k = {y, logits};
+    hl_pool_run(y[0]->model->pool, n, keep_one, &k);
+    for (int64_t i = 0; i < n; i++)
+        if (!y[i]->now.at.has_logits) return not_finite(y[i]);
+    return HOLA_OK;
+}
+
+/* What is wanted of a step beside the states. */
+struct want {
+    float *logits;            /* NULL: none */
+    int64_t k;                /* largest logits of each session */
+    struct hl_candidate *top; /* [sessions][k], on the host */
+};
+
+/* Room for n candidates, where the backend's arrays are. */
+static hola_status need_top(hola_model *m, int64_t n) {
+    const struct hl_memory *mem = m->ops->mem;
+    if (n <= m->top_room) return HOLA_OK;
+    if (m->top) mem->release(m->pool, m->top);
+    m->top_room = 0;
+    m->top = mem->alloc(m->pool, n * (int64_t)sizeof *m->top);
+    if (!m->top) return hl_fail(HOLA_ENOMEM, "sample: no memory for %lld candidates", (long long)n);
+    m->top_room = n;
+    return HOLA_OK;
+}
+
+/* All rows through the model; room: their logits as well. */
+static void do_step(hola_model *m, struct hl_rows *rows, const int32_t *ids, bool room, bool at_once,
+                    struct hl_decode *d, int64_t k) {
+    if (at_once) d->ids = ids, d->logits = room ? m->infer.logits : NULL;
+    if (!at_once || !(d->layer ? m->ops->decode : m->ops->decode_many)(m->pool, d)) {
+        hl_model_forward(m, &m->infer, rows, ids);
+        if (room) hl_session_head(m, 0, rows->T);
+    }
+    const struct hl_top top = {
+        .M = rows->T, .V = m->cfg.vocab_size, .k = k, .logits = m->infer.logits, .out = m->top};
+    if (k) m->ops->top(m->pool, &top);
+}
+
+/* One row each: the same work every time, so that a device may replay it. */
+static hola_status step_rows(hola_model *m, struct hl_rows *rows, const int32_t *ids, const struct want *w) {
+    const struct hl_memory *mem = m->ops->mem;
+    const int64_t n = rows->T;
+    const bool logits = w->logits || w->k;
+    hola_status s = hl_model_need_panels(m);
+    /* reals take the place of up to two activations */
+    if (s == HOLA_OK) s = hl_acts_reserve(&m->infer, &m->cfg, rows, logits ? 2 * n : 0);
+    if (s == HOLA_OK && w->k) s = need_top(m, n * w->k);
+    if (s != HOLA_OK) return s;
+    const bool room = logits && hl_session_logits_room(m) >= n;
+    HL_ASSERT(room || !w->k);
+    ids = hl_acts_put(&m->infer, m->infer.ids, ids, n);
+    struct hl_decode d;
+    const bool at_once = (!logits || room) && hl_decode_open(m, rows, &d);
+    const uint64_t key = ((uint64_t)n * HL_TOP_MOST + (uint64_t)w->k) * 4 + room * 2 + at_once;
+    if (!mem->replay(m->pool, key)) {
+        do_step(m, rows, ids, room, at_once, &d, w->k);
+        mem->recorded(m->pool, key);
+    }
+    if (w->k) mem->get(m->pool, w->top, m->top, n * w->k * (int64_t)sizeof *w->top);
+    else if (room) hl_session_take_logits(m, n, w->logits);
+    else if (logits) hl_session_read_logits(m, 0, n, w->logits);
+    return mem->finish(m->pool);
+}
+
+static hola_status check_step(hola_session *const *y, int64_t n, const int32_t *ids) {
+    if (n < 1) return hl_fail(HOLA_EINVAL, "step: %lld sessions", (long long)n);
+    hola_status s = hl_model_check_ids(y[0]->model, ids, n);
+    for (int64_t i = 0; s == HOLA_OK && i < n; i++) {
+        if (y[i]->model != y[0]->model)
+            s = hl_fail(HOLA_EINVAL, "step: session %lld is of another model", (long long)i);
+        for (int64_t j = 0; s == HOLA_OK && j < i; j++)
+            if (y[i] == y[j])
+                s = hl_fail(HOLA_EINVAL, "step: sessions %lld and %lld are the same", (long long)j,
+                            (long long)i);
+    }
+    return s;
+}
+static hola_status step(hola_session *const *y, int64_t n, const int32_t *ids, const struct want *w) {
+    hola_model *m = y[0]->model;
+    struct hl_seg *seg = calloc((size_t)n, sizeof *seg);
+    if (!seg) return hl_fail(HOLA_ENOMEM, "step: %lld sessions", (long long)n);
+    for (int64_t i = 0; i < n; i++)
+        seg[i] = (struct hl_seg){.row = i, .len = 1, .pos = y[i]->now.at.pos, .state = y[i]->now.state};
+    struct hl_rows rows = {.T = n, .n = n, .seg = seg};
+    pthread_mutex_lock(&m->lock);
+    for (int64_t i = 0; i < n; i++) hl_session_before(y[i], 1);
+    const hola_status s = step_rows(m, &rows, ids, w);
+    pthread_mutex_unlock(&m->lock);
+    free(seg);
+    for (int64_t i = 0; s == HOLA_OK && i < n; i++) hl_session_went_in(y[i], ids + i, 1, true);
+    return s;
+}
+
+hola_status hola_session_step(hola_session *const *y, int64_t n, const int32_t *ids, float *logits) {
+    const struct want w = {.logits = logits};
+    hola_status s = check_step(y, n, ids);
+    for (int64_t i = 0; s == HOLA_OK && logits && i < n; i++) s = hl_point_logits(y[i]->model, &y[i]->now);
+    if (s == HOLA_OK) s = step(y, n, ids, &w);
+    return s == HOLA_OK && logits ? hl_session_take_over(y, n, logits) : s;
+}
+
+/* ---- with a choice ---- */
+
+/* From the largest logits alone. */
+static hola_status step_few(hola_session *const *y, int64_t n, const int32_t *ids, const hola_sampling *p,
+                            int64_t k, int32_t *next) {
+    const struct want w = {.k = k, .top = malloc((size_t)(n * k) * sizeof *w.top)};
+    hola_status s = w.top ? step(y, n, ids, &w) : hl_fail(HOLA_ENOMEM, "step: %lld sessions", (long long)n);
+    for (int64_t i = 0; s == HOLA_OK && i < n; i++) {
+        struct hl_candidate *c = w.top + i * k;
+        int32_t recent[HOLA_RECENT];
+        if (c[0].id < 0) s = not_finite(y[i]);
+        else
+            next[i] = hl_sample_few(c, k, p, recent, hola_session_recent(y[i], recent, p->repeat_last_n),
+                                    hl_session_chance(y[i]));
+    }
+    free(w.top);
+    return s;
+}
+
+hola_status hola_session_step_sample(hola_session *const *y, int64_t n, const int32_t *ids,
+                                     const hola_sampling *p, int32_t *next) {
+    const hola_sampling standard = hola_sampling_default();
+    if (!p) p = &standard;
+    hola_status s = check_step(y, n, ids);
+    if (s == HOLA_OK) s = hl_sampling_check(p);
+    if (s != HOLA_OK) return s;
+    const hola_model *m = y[0]->model;
+    const int64_t vocab = m->cfg.vocab_size, needs = hl_sample_needs(p), k = needs < vocab ? needs : vocab;
+    if (m->ops->top && k > 0 && k <= HL_TOP_MOST && 2 * n <= m->ops->mem->xent_rows)
+        return step_few(y, n, ids, p, k, next);
+    float *logits = malloc((size_t)(n * vocab) * sizeof *logits);
+    if (!logits) return hl_fail(HOLA_ENOMEM, "step: %lld sessions", (long long)n);
+    s = hola_session_step(y, n, ids, logits);
+    for (int64_t i = 0; s == HOLA_OK && i < n; i++) s = hola_session_sample(y[i], p, &next[i]);
+    for (int64_t i = 0; i < n; i++) y[i]->now.at.has_logits = false;
+    free(logits);
+    return s;
+}

@@ -1,0 +1,30 @@
+/* gdn_step_cuda.cuh -- the decoding kernel's arguments, for those who start it by themselves. */
+#ifndef HL_GDN_STEP_CUDA_CUH
+#define HL_GDN_STEP_CUDA_CUH
+#include "cuda/early.cuh"
+
+enum { GDN_STEP_COLS = 32 }; /* columns of a tile */
+struct gdn_step {
+    const act *q, *k, *v;
+    const float *g, *beta;
+    act *out;
+    float *
+        sums; /* [tiles][T][HV]; raw: [T][HV][tiles]: of the squares of what evict ranks by; 0: of the writes */
+    const struct hl_seg *seg;
+    int64_t S_off, T;
+    int H, HV, V, tiles;
+    /* instead of g and beta what they come from: rows of `ld` numbers; a, b NULL: no decay, beta 1 */
+    bool raw;
+    const act *a, *b;
+    const float *A_log, *dt_bias;
+    float top; /* of beta */
+    int ld;
+    hola_evict evict;
+    float *out32; /* instead of out */
+};
+static inline bool gdn_step_knows(int64_t K, int64_t V) {
+    return (K == 64 || K == 128 || K == 256) && V % GDN_STEP_COLS == 0;
+}
+void HL_OP(gdn_step_start)(struct hl_cuda *c, const struct gdn_step *a, int64_t K, int64_t segments);
+
+#endif

@@ -1,0 +1,14 @@
+/* many.h -- one token of each of many sessions, through all layers and the head: the same function as decode.h's,
+ * for more rows than one kernel can take. Each product is a launch, with the norm before it and what follows it
+ * inside; between the products a layer has four: convolutions and norms, the delta rule, the exact memory's
+ * read, and its end with the output norm. */
+#ifndef HL_MANY_H
+#define HL_MANY_H
+#include "ops/decode/decode.h"
+
+enum { HL_MANY_ROWS = 64, HL_MANY_K = 4096 }; /* rows; the longest sums */
+
+/* Whether sizes and kinds are ones that the op knows. */
+bool hl_many_takes(const struct hl_decode *a);
+
+#endif
