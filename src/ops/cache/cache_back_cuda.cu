@@ -249,26 +249,32 @@ extern "C" void HL_OP(cache_backward)(struct hl_pool *pool, const struct hl_cach
     struct cache_dev c = cache_dev_of(a);
     struct cache_back b = {};
     char *scratch = NULL;
-    const bool tiled = cache_tiled(a) && HL_OP(cache_back_fits)(a);
+    const bool whole = cache_tiled(a) && HL_OP(cache_back_whole_fits)(a);
+    const bool tiled = !whole && cache_tiled(a) && HL_OP(cache_back_fits)(a);
     if (c.T == 0) return;
-    b.parts = tiled ? c.rows.blocks * tiles_of(a->chunk) : c.T;
-    b.taus = tiled ? c.rows.blocks * (tiles_of(a->window) + tiles_of(a->chunk)) : c.T;
+    b.parts = whole ? c.rows.blocks * WHOLE_SHARES : tiled ? c.rows.blocks * tiles_of(a->chunk) : c.T;
+    b.taus = whole   ? b.parts
+             : tiled ? c.rows.blocks * (tiles_of(a->window) + tiles_of(a->chunk))
+                     : c.T;
     for (int place = 0; place < 2; place++) { /* counts, then places */
         int64_t used = 0;
-        b.R = cut(scratch, &used, c.T * a->HV);
+        b.R = cut(scratch, &used, whole ? 0 : c.T * a->HV);
         b.part = cut(scratch, &used, b.parts * a->HV * 2);
         b.tau = cut(scratch, &used, b.taus * a->HV);
         b.kept = cut(scratch, &used, c.rows.blocks * a->HV * a->window * (a->K + a->V));
         if (tiled) b.ds = cut(scratch, &used, c.rows.blocks * a->HV * ds_tiles(a) * TILE * TILE / 2);
-        else b.own = cut(scratch, &used, c.T * a->HV * (a->K + a->V));
+        else if (!whole) b.own = cut(scratch, &used, c.T * a->HV * (a->K + a->V));
         if (place == 0) scratch = (char *)hl_cuda_scratch(cuda, used);
         if (!scratch) return;
     }
-    if (tiled) {
+    if (whole || tiled) {
         const int64_t kept = c.rows.blocks * a->HV * a->window;
-        HL_OP(cache_back_along)(cuda, &c, &b);
-        HL_OP(cache_back_kv)(cuda, &c, &b);
-        HL_OP(cache_back_q)(cuda, &c, &b);
+        if (whole) HL_OP(cache_back_whole)(cuda, &c, &b);
+        else {
+            HL_OP(cache_back_along)(cuda, &c, &b);
+            HL_OP(cache_back_kv)(cuda, &c, &b);
+            HL_OP(cache_back_q)(cuda, &c, &b);
+        }
         if (kept > 0) launch(cuda, gather_kept, blocks_for(kept, WARPS), THREADS, 0, c, b);
     } else plain(cuda, &c, &b);
     launch(cuda, sums, (unsigned)a->HV, 1024, 0, c, b);
