@@ -191,7 +191,7 @@ extern "C" void HL_OP(cache_forward)(struct hl_pool *pool, const struct hl_cache
     if (a->window > 0 && groups > 1)
         launch(cuda, pick_all, dim3((unsigned)heads, (unsigned)most + 1), chooser_threads(a),
                (size_t)chooser_bytes(a, (groups + 1) * a->window), c, (int)span, (int)groups);
-    HL_OP(cache_read)(cuda, &c);
+    HL_OP(cache_read)(cuda, &c, states);
     if (states)
         launch(cuda, store, dim3((unsigned)(n * a->HV), blocks_for(a->K + a->V + 2, COLUMNS)), COLUMNS, 0, c);
 }

@@ -179,13 +179,15 @@ static __device__ __forceinline__ void write_rows(const struct cache_dev &c, con
     }
 }
 
-template <int D>
+/* STATES: of sessions; where there are none the compiler is to see it: the kernel needs its registers */
+template <int D, bool STATES>
 static __global__ void __launch_bounds__(read_room<D>::THREADS, 2)
     read_block(const struct cache_dev c, int tiles) {
     enum { ROWS = read_room<D>::ROWS, KEYS = read_room<D>::KEYS };
     struct read_room<D> *m = (struct read_room<D> *)shared_tiles();
     const int64_t h = blockIdx.x / tiles % c.a.HV;
-    const struct view s = view_of(c, blockIdx.x / tiles / c.a.HV, h, false);
+    struct view s = view_of(c, blockIdx.x / tiles / c.a.HV, h, false);
+    if (!STATES) s.m = (struct memory){}, s.skip = 0;
     const int from = (tiles - 1 - blockIdx.x % tiles) * ROWS, group = group_of_warps(),
               row = threadIdx.x / 32 * 16, g = threadIdx.x % 32 / 4;
     if (from >= s.len) return;
@@ -215,18 +217,23 @@ static __global__ void __launch_bounds__(read_room<D>::THREADS, 2)
     write_rows<D>(c, s, r, m->q[group], from + row);
 }
 
-template <int D> static void run(struct hl_cuda *cuda, const struct cache_dev *c) {
+template <int D, bool STATES> static void run(struct hl_cuda *cuda, const struct cache_dev *c) {
     const unsigned tiles = blocks_for(c->a.chunk, read_room<D>::ROWS), grid = (unsigned)(c->rows.blocks * c->a.HV) * tiles;
     const size_t bytes = sizeof(struct read_room<D>) + TILES_ROOM;
     /* only after `pick`, which writes nothing else: what comes before it may have written the queries */
-    if (c->a.window > 0) launch_early(cuda, read_block<D>, grid, read_room<D>::THREADS, bytes, *c, (int)tiles);
-    else launch(cuda, read_block<D>, grid, read_room<D>::THREADS, bytes, *c, (int)tiles);
+    if (c->a.window > 0)
+        launch_early(cuda, read_block<D, STATES>, grid, read_room<D>::THREADS, bytes, *c, (int)tiles);
+    else launch(cuda, read_block<D, STATES>, grid, read_room<D>::THREADS, bytes, *c, (int)tiles);
 }
-void HL_OP(cache_read)(struct hl_cuda *cuda, const struct cache_dev *c) {
-    if (c->a.K == 64) run<64>(cuda, c);
-    if (c->a.K == 128) run<128>(cuda, c);
-    if (c->a.K == 256) run<256>(cuda, c);
+template <bool STATES> static void any(struct hl_cuda *cuda, const struct cache_dev *c) {
+    if (c->a.K == 64) run<64, STATES>(cuda, c);
+    if (c->a.K == 128) run<128, STATES>(cuda, c);
+    if (c->a.K == 256) run<256, STATES>(cuda, c);
+}
+void HL_OP(cache_read)(struct hl_cuda *cuda, const struct cache_dev *c, bool states) {
+    if (states) any<true>(cuda, c);
+    else any<false>(cuda, c);
 }
 #else
-void HL_OP(cache_read)(struct hl_cuda *, const struct cache_dev *) {} /* cache_tiled() never asks for it */
+void HL_OP(cache_read)(struct hl_cuda *, const struct cache_dev *, bool) {} /* cache_tiled() never asks for it */
 #endif

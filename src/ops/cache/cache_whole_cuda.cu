@@ -7,6 +7,7 @@
  * p and ds of their queries and add to dq; then one has dv from all p, the other dk from all ds, while the next keys
  * come. Own keys are seen by their own tile of queries and later ones, so the tiles of queries are done with one
  * after another, and those of the next block take their places. */
+#include "cuda/early.cuh"
 #include "cuda/quick.cuh"
 #include "cuda/wgmma.cuh"
 #include "ops/cache/cache_back_cuda.cuh"
@@ -89,42 +90,50 @@ static __device__ __forceinline__ void copy_keys(struct whole_room<D> *m, const 
 
 /* ---- before the keys: dout.read of every query ---- */
 
-/* m->along, m->lse, and the warp's share of dgate and dsink; a warp has 32 rows. Barriers around it. */
+/* What a thread reads of the 32 rows that its warp has: under way before it is needed. The i-th of them is row
+ * row_of(i) of the warp's: of those that lie alike in shared memory, eight apart, one after another. */
+template <int D> struct old_reads {
+    enum { CHUNKS = D / 8, AT_ONCE = 32 / CHUNKS, EACH = 32 / AT_ONCE };
+    uint4 x[EACH];
+    float lse;
+    static __device__ __forceinline__ int row_of(int i) { return i % 4 * 8 + i / 4 * AT_ONCE; }
+};
+template <int D>
+static __device__ __forceinline__ void ask_reads(struct old_reads<D> &r, const struct cache_dev &c,
+                                                 const struct item &x, int h) {
+    const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * 32, row = first + lane / old_reads<D>::CHUNKS;
+    const int ld = (int)c.a.HV * D;
+    const bf16 *from = (const bf16 *)c.a.read + (int64_t)(x.row + row) * ld + h * D + lane % old_reads<D>::CHUNKS * 8;
+#pragma unroll
+    for (int i = 0; i < old_reads<D>::EACH; i++) {
+        r.x[i] = make_uint4(0, 0, 0, 0);
+        if (row + r.row_of(i) < x.len) r.x[i] = *(const uint4 *)(from + r.row_of(i) * ld);
+    }
+    r.lse = first + lane < x.len ? c.a.lse[(int64_t)(x.row + first + lane) * c.a.HV + h] : 0.0f;
+}
+/* m->along, m->lse, and the warp's share of dgate and dsink. Barriers around it. */
 template <int D>
 static __device__ __forceinline__ void along_rows(struct whole_room<D> *m, const struct cache_dev &c,
-                                                  const struct item &x, int h, float part[2]) {
-    enum { CHUNKS = D / 8, AT_ONCE = 32 / CHUNKS, BATCH = 8 };
-    const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * 32, r = threadIdx.x, chunk = lane % CHUNKS;
+                                                  const struct old_reads<D> &read, int len, int h, float part[2]) {
+    enum { CHUNKS = D / 8, AT_ONCE = old_reads<D>::AT_ONCE };
+    const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * 32, chunk = lane % CHUNKS, row = first + lane / CHUNKS;
     const float lambda = sigmoid(c.a.gate[h]);
-    const int64_t at = (int64_t)(x.row + r) * c.a.HV + h;
-    const float lse = r < x.len ? c.a.lse[at] : 0.0f;
-    for (int i0 = 0; i0 < 32 / AT_ONCE; i0 += BATCH) {
-        uint4 read[BATCH];
+    const bf16 *dout = m->dout[first / TILE] + chunk / 8 * SQUARE;
 #pragma unroll
-        for (int i = 0; i < BATCH; i++) {
-            const int row = first + (i0 + i) * AT_ONCE + lane / CHUNKS;
-            read[i] = make_uint4(0, 0, 0, 0);
-            if (row < x.len)
-                read[i] = *(const uint4 *)((const bf16 *)c.a.read + ((int64_t)(x.row + row) * c.a.HV + h) * D +
-                                           chunk * 8);
-        }
-#pragma unroll
-        for (int i = 0; i < BATCH; i++) {
-            const int row = first + (i0 + i) * AT_ONCE + lane / CHUNKS;
-            float a[8], b[8], sum = 0;
-            load_wide(a, (const bf16 *)&read[i]);
-            if (row < x.len) {
-                load_wide(b, m->dout[row / TILE] + chunk / 8 * SQUARE + tile_at<64>(row % TILE, chunk % 8 * 8));
-                for (int j = 0; j < 8; j++) sum += a[j] * b[j];
-            }
-            for (int j = CHUNKS / 2; j > 0; j /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, j);
-            if (chunk == 0) m->along[row] = sum;
-        }
+    for (int i = 0; i < old_reads<D>::EACH; i++) {
+        float a[8], b[8], sum = 0;
+        load_wide(a, (const bf16 *)&read.x[i]);
+        load_wide(b, dout + tile_at<64>(row % TILE + i / 4 * AT_ONCE, chunk % 8 * 8) + i % 4 * 8 * 64);
+        for (int j = 0; j < 8; j++) sum += a[j] * b[j];
+        for (int j = CHUNKS / 2; j > 0; j /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, j);
+        if (chunk == 0) m->along[row + read.row_of(i)] = sum;
     }
     __syncwarp();
-    const float along = m->along[r];
-    m->lse[r] = r < x.len ? lse * LOG2E - log2f(lambda) : INFINITY; /* rows that are not there: p = 0 */
-    const float gate = warp_sum(along), sink = warp_sum(r < x.len ? expf(c.a.sink[h] - lse) * along : 0.0f);
+    const bool there = first + lane < len;
+    const float along = there ? m->along[first + lane] : 0.0f;
+    if (!there) m->along[first + lane] = 0;
+    m->lse[first + lane] = there ? read.lse * LOG2E - log2f(lambda) : INFINITY; /* not there: p = 0 */
+    const float gate = warp_sum(along), sink = warp_sum(there ? expf(c.a.sink[h] - read.lse) * along : 0.0f);
     if (lane == 0) part[0] = lambda * (1 - lambda) * gate, part[1] = -lambda * sink;
 }
 
@@ -178,12 +187,14 @@ static __device__ __forceinline__ float weigh(float (*s)[4], float (*dp)[4], con
             } else dp[n][j] = p * (dp[n][j] * tau - less[j / 2]);
             s[n][j] = p;
         }
-    if (TAU || !edged) return sum;
+    if constexpr (!TAU) {
+        if (!edged) return 0;
 #pragma unroll
-    for (int n = 0; n < 8; n++)
+        for (int n = 0; n < 8; n++)
 #pragma unroll
-        for (int j = 0; j < 4; j++)
-            if (hidden(e, row + j / 2 * 8, n * 8 + 2 * t + j % 2)) s[n][j] = dp[n][j] = 0;
+            for (int j = 0; j < 4; j++)
+                if (hidden(e, row + j / 2 * 8, n * 8 + 2 * t + j % 2)) s[n][j] = dp[n][j] = 0;
+    }
     return sum;
 }
 
@@ -250,7 +261,7 @@ template <int D> struct lines {
     uint4 x[EACH];
 };
 template <int D>
-static __device__ __forceinline__ void read_lines(struct lines<D> &old, const bf16 *from, int64_t ld, int rows,
+static __device__ __forceinline__ void read_lines(struct lines<D> &old, const bf16 *from, int ld, int rows,
                                                   bool there) {
     const int i = threadIdx.x % GROUP, r = i / lines<D>::CHUNKS, at = i % lines<D>::CHUNKS * 8;
 #pragma unroll
@@ -260,27 +271,27 @@ static __device__ __forceinline__ void read_lines(struct lines<D> &old, const bf
         if (there && row < rows) old.x[n] = *(const uint4 *)(from + row * ld + at);
     }
 }
-/* to = d + old, through room [64][D] whose 16 bytes are swapped about as `at` says */
+/* to = d + old, through room [64][D] whose 32 bytes are swapped about */
 template <int D>
-static __device__ __forceinline__ void write_sum(bf16 *to, int64_t ld, int rows, const float (*d)[4],
+static __device__ __forceinline__ void write_sum(bf16 *to, int ld, int rows, const float (*d)[4],
                                                  const struct lines<D> &old, float *room, int group) {
-    const int row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    auto at = [](int r, int chunk) { return r * D + (chunk ^ r % 8 * 2) * 4; };
+    const int g = threadIdx.x % 32 / 4, row = threadIdx.x / 32 % 4 * 16 + g, t = threadIdx.x % 4;
+    const int i = threadIdx.x % GROUP, first = i / lines<D>::CHUNKS, chunk = i % lines<D>::CHUNKS;
 #pragma unroll
     for (int n = 0; n < D / 8; n++)
 #pragma unroll
-        for (int i = 0; i < 2; i++)
-            *(float2 *)(room + at(row + 8 * i, 2 * n + t / 2) + t % 2 * 2) =
-                make_float2(d[n][2 * i], d[n][2 * i + 1]);
+        for (int j = 0; j < 2; j++)
+            *(float2 *)(room + (row + 8 * j) * D + (n ^ g) * 8 + 2 * t) = make_float2(d[n][2 * j], d[n][2 * j + 1]);
     barrier(1 + group, GROUP);
-    const int i = threadIdx.x % GROUP, first = i / lines<D>::CHUNKS, chunk = i % lines<D>::CHUNKS;
+    const float *from = room + first * D + (chunk ^ first % 8) * 8;
+    static_assert(lines<D>::STEP % 8 == 0, "steps of whole groups of 8 rows");
 #pragma unroll
     for (int n = 0; n < lines<D>::EACH; n++) {
-        const int r = first + n * lines<D>::STEP;
-        const float4 x = *(const float4 *)(room + at(r, 2 * chunk)), y = *(const float4 *)(room + at(r, 2 * chunk + 1));
+        const int r = n * lines<D>::STEP;
+        const float4 x = *(const float4 *)(from + r * D), y = *(const float4 *)(from + r * D + 4);
         const uint4 o = old.x[n];
-        if (r < rows)
-            *(uint4 *)(to + r * ld + chunk * 8) =
+        if (first + r < rows)
+            *(uint4 *)(to + (first + r) * ld + chunk * 8) =
                 make_uint4(pack2(low(o.x) + x.x, high(o.x) + x.y), pack2(low(o.y) + x.z, high(o.y) + x.w),
                            pack2(low(o.z) + y.x, high(o.z) + y.y), pack2(low(o.w) + y.z, high(o.w) + y.w));
     }
@@ -294,13 +305,14 @@ static __device__ __forceinline__ void write_dq(struct whole_room<D> *m, const s
     store_square(m->p[i], d, unused);
     if (D == 128) store_square(m->ds[i], d + 8, unused);
     barrier(1 + group, GROUP);
-    bf16 *to = (bf16 *)c.a.dq + ((int64_t)(x.row + i * TILE) * c.a.HV + h) * D;
+    enum { CHUNKS = D / 8, STEP = GROUP / CHUNKS };
+    const int first = threadIdx.x % GROUP / CHUNKS, chunk = threadIdx.x % CHUNKS, ld = (int)c.a.HV * D;
+    const bf16 *from = (chunk < 8 ? m->p[i] : m->ds[i]) + tile_at<64>(first, chunk % 8 * 8);
+    bf16 *to = (bf16 *)c.a.dq + (int64_t)(x.row + i * TILE + first) * ld + h * D + chunk * 8;
+    static_assert(STEP % 8 == 0, "steps of whole groups of 8 rows");
 #pragma unroll
-    for (int n = threadIdx.x % GROUP; n < TILE * D / 8; n += GROUP) {
-        const int r = n / (D / 8), chunk = n % (D / 8);
-        const bf16 *from = (chunk < 8 ? m->p[i] : m->ds[i]) + tile_at<64>(r, chunk % 8 * 8);
-        if (i * TILE + r < x.len) *(uint4 *)(to + r * c.a.HV * D + chunk * 8) = *(const uint4 *)from;
-    }
+    for (int r = 0; r < TILE; r += STEP)
+        if (i * TILE + first + r < x.len) *(uint4 *)(to + r * ld) = *(const uint4 *)(from + r * 64);
 }
 
 /* dv (group 0) or dk (group 1) of tile n of the keys, once p and ds of all queries are there */
@@ -309,17 +321,18 @@ static __device__ __forceinline__ void finish_keys(struct whole_room<D> *m, cons
                                                    const struct cache_back &b, const struct item &x, int at, int h,
                                                    int n, int group) {
     const int kepts = tiles_of(x.kept), own = n - kepts, end = tiles_of(x.len);
+    const int ld = (int)c.a.HV * D;
     float d[D / 8][4] = {};
     struct lines<D> old;
     bf16 *to = (bf16 *)(group ? c.a.dk : c.a.dv) + ((int64_t)(x.row + own * TILE) * c.a.HV + h) * D;
-    read_lines<D>(old, to, c.a.HV * D, x.len - own * TILE, own >= 0 && group == 0);
+    read_lines<D>(old, to, ld, x.len - own * TILE, own >= 0 && group == 0);
     if (group) sum_queries<D>(d, m->ds, m->q, max(own, 0), end);
     else sum_queries<D>(d, m->p, m->dout, max(own, 0), end);
     if (own < 0)
         write_share<D>(b.kept + ((int64_t)at * c.a.window + n * TILE) * 2 * D + (group ? 0 : D), d,
                        x.kept - n * TILE);
     else
-        write_sum<D>(to, c.a.HV * D, x.len - own * TILE, d, old, (float *)(group ? m->ds : m->p), group);
+        write_sum<D>(to, ld, x.len - own * TILE, d, old, (float *)(group ? m->ds : m->p), group);
 }
 
 /* Which of the four tiles of queries is the a-th of a group: 0 and 3, or 1 and 2 */
@@ -330,34 +343,36 @@ static __global__ void __launch_bounds__(THREADS, 1)
     back_whole(const struct cache_dev c, const struct cache_back b, int items) {
     struct whole_room<D> *m = (struct whole_room<D> *)shared_tiles();
     const int group = group_of_warps(), step = gridDim.x, HV = (int)c.a.HV;
+    wait_for_others(), let_others_start();
     struct item x = item_of(c, blockIdx.x, items);
     int id[2] = {-1, -1};
-    for (int i = 0; i < TILES; i++) copy_queries<D>(m, c, x, blockIdx.x % HV, i);
     if (x.kept > 0) ask_kept(c, blockIdx.x, 0, id);
+    for (int i = 0; i < TILES; i++) copy_queries<D>(m, c, x, blockIdx.x % HV, i);
     copy_keys<D>(m, c, x, blockIdx.x % HV, 0, id);
     copy_commit();
     for (int at = blockIdx.x; at < items; at += step) {
         const int h = at % HV, kepts = tiles_of(x.kept), tiles = tiles_of(x.len), all = kepts + tiles;
-        const int h1 = (at + step) % HV;
-        const struct item next = item_of(c, at + step, items);
-        const int64_t share = ((int64_t)(at / HV) * WHOLE_SHARES + threadIdx.x / 32) * HV + h;
+        const int h1 = (at + step) % HV, share = (at / HV * WHOLE_SHARES + threadIdx.x / 32) * HV + h;
         const float tau = c.a.tau[h] / sqrtf((float)D);
-        float dq[2][D / 8][4] = {}, dtau = 0;
+        struct old_reads<D> read;
+        ask_reads<D>(read, c, x, h);
+        const struct item next = item_of(c, at + step, items);
         copy_wait<0>();
         operands_written();
         __syncthreads(); /* queries and first keys are there */
-        along_rows<D>(m, c, x, h, b.part + share * 2);
+        along_rows<D>(m, c, read, x.len, h, b.part + share * 2);
         for (int i = tiles; i < TILES; i++) copy_queries<D>(m, c, next, h1, i);
+        float dq[2][D / 8][4] = {}, dtau = 0;
         __syncthreads();
         for (int n = 0; n < all; n++) {
-            const int own = n - kepts, first = max(own, 0);
+            const int own = n - kepts;
             const bool last = n + 1 == all;
             if (last ? next.kept > 0 : n + 1 < kepts) ask_kept(c, last ? at + step : at, last ? 0 : n + 1, id);
 #pragma unroll
             for (int a = 0; a < 2; a++) {
                 const int i = tile_of(a, group);
                 const struct edge e = {own < 0 ? x.kept - n * TILE : x.len - own * TILE, own == i};
-                if (i >= first && i < tiles) dtau += pairs<D, TAU>(dq[a], m, i, tau, e);
+                if (i >= own && i < tiles) dtau += pairs<D, TAU>(dq[a], m, i, tau, e);
             }
             operands_written();
             __syncthreads(); /* p and ds are there, these keys are done with */
@@ -386,8 +401,8 @@ template <int D> static void run(struct hl_cuda *cuda, const struct cache_dev *c
     const int items = (int)(c->rows.blocks * c->a.HV), sms = hl_cuda_sms(cuda);
     const unsigned grid = (unsigned)(items < sms ? items : sms);
     const size_t bytes = sizeof(struct whole_room<D>) + TILES_ROOM;
-    if (c->a.dtau) launch(cuda, back_whole<D, true>, grid, THREADS, bytes, *c, *b, items);
-    else launch(cuda, back_whole<D, false>, grid, THREADS, bytes, *c, *b, items);
+    if (c->a.dtau) launch_early(cuda, back_whole<D, true>, grid, THREADS, bytes, *c, *b, items);
+    else launch_early(cuda, back_whole<D, false>, grid, THREADS, bytes, *c, *b, items);
 }
 void HL_OP(cache_back_whole)(struct hl_cuda *cuda, const struct cache_dev *c, const struct cache_back *b) {
     if (c->a.K == 64) run<64>(cuda, c, b);
