@@ -1,4 +1,5 @@
 /* cache_cuda.cu -- the exact memory: scores, which rows every block keeps, sessions brought up to date. */
+#include "cuda/early.cuh"
 #include "ops/cache/cache_cuda.cuh"
 
 enum { THREADS = 256, COLUMNS = 128 };
@@ -46,6 +47,7 @@ static __device__ __forceinline__ void write_kept(const struct cache_dev &c, con
  * next block are under way while this one's are ranked. With several groups, what the others than the first keep
  * is of their own blocks alone, until pick_all. */
 static __global__ void pick(const struct cache_dev c, int span) {
+    let_others_start(); /* readers begin with what is not chosen here */
     const int64_t n = blockIdx.x / c.a.HV, h = blockIdx.x % c.a.HV, score = c.a.K + c.a.V;
     const struct hl_seg seg = c.rows.seg[n];
     const struct chooser s = chooser_at(c, shared_memory());
@@ -91,6 +93,7 @@ static __global__ void pick(const struct cache_dev c, int span) {
 /* grid (n HV, blocks of the longest segment + 1): what a block of a later group keeps is the best of the groups
  * before it and of its own group so far; behind the last block, what is kept after the segment. */
 static __global__ void pick_all(const struct cache_dev c, int span, int groups) {
+    let_others_start();
     const int64_t n = blockIdx.x / c.a.HV, h = blockIdx.x % c.a.HV;
     const struct hl_seg seg = c.rows.seg[n];
     const struct chooser s = chooser_at(c, shared_memory(), (groups + 1) * c.a.window);
@@ -188,7 +191,7 @@ extern "C" void HL_OP(cache_forward)(struct hl_pool *pool, const struct hl_cache
     if (a->window > 0 && groups > 1)
         launch(cuda, pick_all, dim3((unsigned)heads, (unsigned)most + 1), chooser_threads(a),
                (size_t)chooser_bytes(a, (groups + 1) * a->window), c, (int)span, (int)groups);
-    HL_OP(cache_read)(cuda, &c);
+    HL_OP(cache_read)(cuda, &c, states);
     if (states)
         launch(cuda, store, dim3((unsigned)(n * a->HV), blocks_for(a->K + a->V + 2, COLUMNS)), COLUMNS, 0, c);
 }
