@@ -17,14 +17,14 @@ static __global__ void __launch_bounds__((W + 1) * GROUP, 1) walk_parts(const st
     struct way w = way_of(a, s, part, hv);
     w.tile = tile, w.col = tile * 64 * W;
     if (group == W) {
-        registers_of_copier<W>();
+        registers_of_copier<K, W>();
         serve(x, a, w);
     } else {
-        registers_of_walker<W>();
+        registers_of_walker<K, W>();
         const int64_t col = w.col + threadIdx.x / 32 * 16;
-        float S[K / 8][4], *kept = kept_state(a, K, s, hv);
+        float S[K / 8][4], *kept = kept_state(a.e, K, s, hv);
         const float *from = kept;
-        if (a.parts > 1) from = end_of(a, K, s, hv, (part + a.parts - 1) % a.parts);
+        if (a.parts > 1) from = end_of(a.e, K, s, hv, (part + a.parts - 1) % a.parts);
         state_in<K>(S, from ? from + col : NULL, a.V);
         walk_all(x, w, group, S);
         if (kept && part + 1 == a.parts) state_out<K>(kept + col, S, a.V);
@@ -56,8 +56,8 @@ static char *carve(const struct hl_gdn *a, char *room, struct gdn_prep *p, struc
     p->A = a->A ? (bf16 *)a->A : (bf16 *)take(&room, rows * CHUNK * 2);
     p->gates = (float *)take(&room, a->rows->dev->chunks * a->HV * GATES * 4);
     x->sums = (float *)take(&room, a->V / 64 * rows * 4);
-    x->ends = (float *)take(&room, ends * a->V * 4);
-    x->moves = (float *)take(&room, ends * a->K * 4);
+    x->e.ends = (float *)take(&room, ends * a->V * 4);
+    x->e.moves = (float *)take(&room, ends * a->K * 4);
     return room;
 }
 
@@ -85,6 +85,7 @@ extern "C" bool HL_OP(gdn_chunk)(struct hl_pool *pool, const struct hl_gdn *a) {
     x.seg = a->rows->dev->seg, x.chunk_first = a->rows->dev->chunk_first;
     x.S_off = a->S_off, x.T = a->rows->T;
     x.H = (int)a->H, x.HV = (int)a->HV, x.V = (int)a->V;
+    x.e.seg = x.seg, x.e.segs = x.segs, x.e.S_off = a->S_off, x.e.HV = x.HV, x.e.V = x.V, x.e.parts = x.parts;
     if (x.parts > 1) HL_OP(gdn_split)(c, &x, K);
     const bool wide = a->V % 128 == 0 && blocks * x.parts > BUSY && there_is_room(K, 2);
     if (K == 256) (wide ? launch_walk<256, 2> : launch_walk<256, 1>)(c, &x);

@@ -160,7 +160,7 @@ static __device__ __forceinline__ void write_A(const float *A, bf16 *to, int64_t
 }
 
 /* Warps 0 to 3 have the scores of k, 4 to 7 those of q, 16 rows each. */
-template <int K> static __global__ void __launch_bounds__(THREADS, 3) prep_chunk(const struct args a) {
+template <int K> static __global__ void __launch_bounds__(THREADS, K == 256 ? 3 : 4) prep_chunk(const struct args a) {
     struct room<K> &x = *(struct room<K> *)shared_memory();
     const int hv = blockIdx.x % a.HV, hk = hv / (a.HV / a.H), warp = threadIdx.x / 32;
     const int64_t c = blockIdx.x / a.HV;

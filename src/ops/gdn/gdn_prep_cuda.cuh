@@ -12,13 +12,6 @@ struct gdn_prep {
     act *A, *P; /* [T][HV][64]: (I + L)^-1; K^{-1/2} (q k^T) decayed, with the diagonal. P NULL: not wanted */
     float *gates; /* [chunks][HV][3][64]: beta, exp(G), exp(G_last - G); past the chunk's rows beta is 0 */
 };
-/* In how many parts a segment of `chunks` is walked where so many are `wanted`: fewer than three are slower than
- * one, and so are very short ones. */
-static inline int gdn_parts(int64_t wanted, int64_t chunks) {
-    enum { LEAST = 4 };
-    const int64_t n = wanted < chunks / LEAST ? wanted : chunks / LEAST;
-    return n < 3 ? 1 : (int)n;
-}
 struct gdn_walk;
 extern "C" {
 bool HL_OP(gdn_prep)(struct hl_pool *pool, const struct hl_gdn *a, const struct gdn_prep *p);
