@@ -15,6 +15,7 @@
 #include "cuda/dev.cuh"
 #ifdef HL_CUDA_EMU
 void emu_barrier(int id, int threads);
+void emu_sync_some(int id, int threads, bool wait);
 #endif
 
 template <int WIDTH> static __device__ __forceinline__ int tile_at(int row, int col) {
@@ -47,12 +48,53 @@ static __device__ __forceinline__ void frag_b(uint32_t b[4], const bf16 *tile, i
     ldmatrix4_trans(b, tile + tile_at<WIDTH>(k0 + l % 16, n0 + l / 16 * 8));
 }
 
+/* what frag_a_turned gave, or was made like it, back to the tile */
+template <int WIDTH>
+static __device__ __forceinline__ void store_turned(bf16 *tile, const uint32_t a[4], int r0, int c0) {
+    const int l = threadIdx.x % 32;
+#if !defined(HL_CUDA_EMU) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    const bf16 *row = tile + tile_at<WIDTH>(r0 + l % 8 + l / 16 * 8, c0 + l / 8 % 2 * 8);
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(
+                     (uint32_t)__cvta_generic_to_shared(row)),
+                 "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
+                 : "memory");
+#else
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int row = r0 + l % 4 * 2 + i / 2 * 8, col = c0 + l / 4 + i % 2 * 8;
+        put(tile + tile_at<WIDTH>(row, col), low(a[i]));
+        put(tile + tile_at<WIDTH>(row + 1, col), high(a[i]));
+    }
+#endif
+}
+/* accumulators of 16 columns as A fragments of the next product */
+static __device__ __forceinline__ void pack_a(uint32_t a[4], const float d[2][4]) {
+    a[0] = pack2(d[0][0], d[0][1]), a[1] = pack2(d[0][2], d[0][3]);
+    a[2] = pack2(d[1][0], d[1][1]), a[3] = pack2(d[1][2], d[1][3]);
+}
 /* A barrier of `threads` of the block's threads, whole warps; id from 1 to 15, 0 is that of __syncthreads. */
 static __device__ __forceinline__ void barrier(int id, int threads) {
 #ifdef HL_CUDA_EMU
     emu_barrier(id, threads);
 #else
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+#endif
+}
+
+/* The same where some of the threads only say that they have come this far, and go on: they call `come`, the
+ * others `meet`. */
+static __device__ __forceinline__ void meet(int id, int threads) {
+#ifdef HL_CUDA_EMU
+    emu_sync_some(id, threads, true);
+#else
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+#endif
+}
+static __device__ __forceinline__ void come(int id, int threads) {
+#ifdef HL_CUDA_EMU
+    emu_sync_some(id, threads, false);
+#else
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 #endif
 }
 
@@ -124,12 +166,23 @@ template <int tiles> static __device__ __forceinline__ void products_begin(float
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #endif
 }
-/* the batch ends here; all but the last `left` batches are waited for */
-template <int tiles, int left = 0> static __device__ __forceinline__ void products_end(float (*d)[4]) {
+/* another batch into accumulators that may still be under way, with operands in registers */
+static __device__ __forceinline__ void products_go_on() {
+#if HL_WGMMA
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#endif
+}
+/* the batch ends here; all but the last `left` batches are waited for. What is still under way is not held: each
+ * hold may become a copy. */
+template <int left> static __device__ __forceinline__ void products_left() {
 #if HL_WGMMA
     asm volatile("wgmma.commit_group.sync.aligned;\n\twgmma.wait_group.sync.aligned %0;" ::"n"(left)
                  : "memory");
 #endif
+}
+/* the same, with the accumulators held that the batch, or the one before it, went to */
+template <int tiles, int left = 0> static __device__ __forceinline__ void products_end(float (*d)[4]) {
+    products_left<left>();
     hold<tiles>(d);
 }
 /* all batches that were left */
@@ -145,6 +198,17 @@ template <int n> static __device__ __forceinline__ void hold_operands(uint32_t (
 #pragma unroll
     for (int i = 0; i < n; i++)
         asm volatile("" : "+r"(a[i][0]), "+r"(a[i][1]), "+r"(a[i][2]), "+r"(a[i][3])::"memory");
+#endif
+}
+/* Registers of a thread from here on, by all of a warpgroup: what one group gives away another may take. */
+template <int n> static __device__ __forceinline__ void fewer_registers() {
+#if HL_WGMMA
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(n));
+#endif
+}
+template <int n> static __device__ __forceinline__ void more_registers() {
+#if HL_WGMMA
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(n));
 #endif
 }
 /* which warpgroup of the block this is, in a way that tells the compiler that its threads agree */

@@ -151,11 +151,6 @@ static __device__ __forceinline__ void times_rows(float (*d)[4], const uint32_t 
     for (int n = 0; n < K; n += N)
         product_regs<N>(d + n / 8, x, operand<64, true, PANEL>{Y + n / 64 * PANEL, 16 * i, 0});
 }
-static __device__ __forceinline__ void pack_a(uint32_t a[4], const float d[2][4]) {
-    a[0] = pack2(d[0][0], d[0][1]), a[1] = pack2(d[0][2], d[0][3]);
-    a[2] = pack2(d[1][0], d[1][1]), a[3] = pack2(d[1][2], d[1][3]);
-}
-
 /* of -eG beta d, by columns */
 static __device__ __forceinline__ void pack_scaled(uint32_t a[4], const float d[2][4], const float *eG,
                                                    const float *beta) {

@@ -1,0 +1,183 @@
+/* gdn_turned_cuda.cuh -- what the walks along a segment share, the forward one and that of the gradients.
+ *
+ * A warpgroup owns 64 columns of V and has everything turned: the state as [64][K] in fp32 accumulators, 16 rows
+ * a warp, whose packed pairs are operands as they are. Lane 4g + t holds rows g and g + 8 (columns of V), and there
+ * columns (rows of a chunk, or of K) 2t, 2t + 1 of every 8. One more group of the block copies.
+ *
+ * Long segments are walked in parts. What a part makes of the state it starts from is linear, M S + B: B is the
+ * walk from an empty state, M that from the identity with no values. All of these are walked at once
+ * (`walk for the ends`); the states at the cuts then follow one from another (gdn_join), and from there the parts
+ * are walked again. The gradients go the other way, their first part is the last of the segment. */
+#ifndef HL_GDN_TURNED_CUH
+#define HL_GDN_TURNED_CUH
+#include "cuda/early.cuh"
+#include "cuda/wgmma.cuh"
+
+enum { GROUP = 128, PANEL = HL_CHUNK * 64 };
+
+/* The states at the cuts, [segs][HV][parts][K][V] and [K][K]: ends[p] is where part p + 1 starts, the last one where
+ * the first does; moves[p] is M, of all but the first and the last. */
+struct gdn_ends {
+    float *ends, *moves;
+    const struct hl_seg *seg; /* the first part starts from their states; NULL: from nothing */
+    int64_t segs, S_off;
+    int HV, V, parts;
+};
+/* In how many parts a segment of `chunks` is walked where so many are `wanted`: fewer than three are slower than
+ * one, and so are very short ones. */
+static inline int gdn_parts(int64_t wanted, int64_t chunks) {
+    enum { LEAST = 4 };
+    const int64_t n = wanted < chunks / LEAST ? wanted : chunks / LEAST;
+    return n < 3 ? 1 : (int)n;
+}
+/* the first chunk of part p of `chunks` */
+static inline __host__ __device__ int gdn_cut(int chunks, int p, int parts) {
+    return (int)((int64_t)chunks * p / parts);
+}
+/* ends[p] = moves[p] ends[p - 1] + ends[p] */
+extern "C" void HL_OP(gdn_join)(struct hl_cuda *c, const struct gdn_ends *e, int64_t K);
+
+/* where a group's 64 columns start, of the states kept between parts */
+static __device__ __forceinline__ float *end_of(const struct gdn_ends &a, int64_t K, int s, int hv,
+                                                int part) {
+    return a.ends + (((int64_t)s * a.HV + hv) * a.parts + part) * K * a.V;
+}
+static __device__ __forceinline__ float *move_of(const struct gdn_ends &a, int64_t K, int s, int hv,
+                                                 int part) {
+    return a.moves + (((int64_t)s * a.HV + hv) * a.parts + part) * K * K;
+}
+static __device__ __forceinline__ float *kept_state(const struct gdn_ends &a, int64_t K, int s, int hv) {
+    return a.seg && a.seg[s].state ? (float *)(a.seg[s].state + a.S_off) + hv * K * a.V : NULL;
+}
+
+/* Barriers of the group that copies and one other, which has chunk n of those in shared memory: it is there; the
+ * other group is done with it. */
+template <int W> static __device__ __forceinline__ int is_there(int n, int group) {
+    return 1 + 2 * (n * W + group);
+}
+template <int W> static __device__ __forceinline__ int is_done(int n, int group) {
+    return 2 + 2 * (n * W + group);
+}
+
+/* and what it left is in memory: between those that load and those that store */
+static __device__ __forceinline__ int is_stored(int n) { return 13 + n; }
+
+/* the registers of the block's threads, moved to where they are needed */
+template <int K, int W> static __device__ __forceinline__ void registers_of_copier() {
+    if (W == 2) fewer_registers<K == 256 ? 40 : 88>();
+}
+template <int K, int W> static __device__ __forceinline__ void registers_of_walker() {
+    if (W == 2) more_registers<K == 256 ? 232 : 208>();
+}
+
+/* ---- products ---- */
+
+/* d[..][n] times x[n] */
+static __device__ __forceinline__ void scale_columns(float d[HL_CHUNK / 8][4], const float *x, float all) {
+    const int t = threadIdx.x % 4;
+#pragma unroll
+    for (int n = 0; n < HL_CHUNK / 8; n++) {
+        const float2 y = *(const float2 *)(x + 8 * n + 2 * t);
+        d[n][0] *= all * y.x, d[n][1] *= all * y.y, d[n][2] *= all * y.x, d[n][3] *= all * y.y;
+    }
+}
+
+static __device__ __forceinline__ void zero(float d[HL_CHUNK / 8][4]) {
+#pragma unroll
+    for (int n = 0; n < HL_CHUNK / 8; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) d[n][i] = 0.0f;
+}
+/* d = rows S, rows: k or q; in batches of 32 rows of S, of which two are under way. AGAIN: S is packed anew. The
+ * compiler would rather keep what it packed the first time, and run out of registers: so it gets to see other
+ * numbers, though they are the same. `to`, or NULL: S is left there as well, [V][K] at the warp's first row, with
+ * every 32 columns in the order in which lanes have them: 16 bytes of a lane are columns 2t, 2t + 1 of four
+ * tiles. */
+template <int K, bool AGAIN>
+static __device__ __forceinline__ void read_state(float d[HL_CHUNK / 8][4], const float S[K / 8][4],
+                                                  const bf16 *rows, bf16 *to) {
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    const float one = __int_as_float(0x3f800000 + (int)blockIdx.z);
+    uint32_t x[2][2][4];
+    zero(d);
+    hold<HL_CHUNK / 8>(d);
+#pragma unroll
+    for (int b = 0; b < K / 32; b++) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            const float *y = S[4 * b + i / 2] + i % 2 * 2;
+            x[b % 2][i / 4][i % 4] = AGAIN ? pack2(one * y[0], one * y[1]) : pack2(y[0], y[1]);
+        }
+        for (int h = 0; h < 2 && to; h++) {
+            const uint32_t(*y)[4] = x[b % 2];
+            *(uint4 *)(to + (g + 8 * h) * K + 32 * b + 8 * t) =
+                make_uint4(y[0][h], y[0][2 + h], y[1][h], y[1][2 + h]);
+        }
+        hold_operands<2>(x[b % 2]);
+        products_go_on();
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            product_regs<HL_CHUNK>(d, x[b % 2][i],
+                                   operand<64, false>{rows + b / 2 * PANEL, 0, b % 2 * 32 + 16 * i});
+        products_left<1>();
+        if (b > 0) hold_operands<2>(x[(b + 1) % 2]);
+    }
+    products_wait<HL_CHUNK / 8>(d);
+    hold_operands<2>(x[1]);
+}
+/* S += x k */
+template <int K>
+static __device__ __forceinline__ void write_state(float S[K / 8][4], const uint32_t x[4][4], const bf16 *k) {
+    enum { N = K < 128 ? K : 128 };
+#pragma unroll
+    for (int c = 0; c < 4; c++)
+#pragma unroll
+        for (int n = 0; n < K; n += N)
+            product_regs<N>(S + n / 8, x[c], operand<64, true, PANEL>{k + n / 64 * PANEL, 16 * c, 0});
+}
+
+/* turned to the group's tile, [64][64] */
+static __device__ __forceinline__ void leave(bf16 *tile, const uint32_t x[4][4]) {
+    const int warp = threadIdx.x / 32 % 4;
+#pragma unroll
+    for (int i = 0; i < 4; i++) store_turned<64>(tile, x[i], 16 * i, 16 * warp);
+}
+/* operands times y[column] */
+static __device__ __forceinline__ void scale_operands(uint32_t x[4][4], const uint32_t v[4][4],
+                                                      const float *y, float all) {
+    const int t = threadIdx.x % 4;
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        const float2 z = *(const float2 *)(y + i / 2 * 8 + 2 * t);
+        const uint32_t p = v[i / 4][i % 4];
+        x[i / 4][i % 4] = pack2(all * z.x * low(p), all * z.y * high(p));
+    }
+}
+
+/* S between registers and memory: float [K][V] at the warp's first column */
+template <int K>
+static __device__ __forceinline__ void state_in(float S[K / 8][4], const float *from, int64_t V) {
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+    for (int n = 0; n < K / 8; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) S[n][i] = from ? from[(8 * n + 2 * t + i % 2) * V + g + i / 2 * 8] : 0.0f;
+}
+template <int K>
+static __device__ __forceinline__ void state_out(float *to, const float S[K / 8][4], int64_t V) {
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+    for (int n = 0; n < K / 8; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) to[(8 * n + 2 * t + i % 2) * V + g + i / 2 * 8] = S[n][i];
+}
+/* rows from `first` on of the identity */
+template <int K> static __device__ __forceinline__ void state_one(float S[K / 8][4], int first) {
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+    for (int n = 0; n < K / 8; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) S[n][i] = 8 * n + 2 * t + i % 2 == first + g + i / 2 * 8 ? 1.0f : 0.0f;
+}
+
+#endif
