@@ -51,7 +51,8 @@ static void take_plain(uint32_t h[8], const unsigned char *p, int64_t n) {
 __attribute__((target("sha,sse4.1"))) static void take_rounds(uint32_t h[8], const unsigned char *p,
                                                               int64_t n) {
     const __m128i order = _mm_set_epi64x(0x0c0d0e0f08090a0b, 0x0405060700010203);
-    const __m128i dcba = _mm_loadu_si128((const __m128i *)h), hgfe = _mm_loadu_si128((const __m128i *)(h + 4));
+    const __m128i dcba = _mm_loadu_si128((const __m128i *)h),
+                  hgfe = _mm_loadu_si128((const __m128i *)(h + 4));
     const __m128i cdab = _mm_shuffle_epi32(dcba, 0xb1), efgh = _mm_shuffle_epi32(hgfe, 0x1b);
     __m128i abef = _mm_alignr_epi8(cdab, efgh, 8), cdgh = _mm_blend_epi16(efgh, cdab, 0xf0);
     for (; n > 0; n--, p += 64) {
@@ -61,7 +62,8 @@ __attribute__((target("sha,sse4.1"))) static void take_rounds(uint32_t h[8], con
             w[i] = _mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)(p + 16 * i)), order);
 #pragma GCC unroll 16
         for (int i = 0; i < 16; i++) {
-            const __m128i k = _mm_loadu_si128((const __m128i *)(round_constant + 4 * i)), m = _mm_add_epi32(w[i % 4], k);
+            const __m128i k = _mm_loadu_si128((const __m128i *)(round_constant + 4 * i)),
+                          m = _mm_add_epi32(w[i % 4], k);
             const __m128i last = w[(i + 3) % 4];
             cdgh = _mm_sha256rnds2_epu32(cdgh, abef, m);
             abef = _mm_sha256rnds2_epu32(abef, cdgh, _mm_shuffle_epi32(m, 0x0e));

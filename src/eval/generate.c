@@ -91,7 +91,8 @@ static void take_one(void *ctx, int64_t i, int worker) {
     const struct taking *t = ctx;
     struct slot *s = &t->b->slot[t->first + i];
     (void)worker;
-    s->status = advance(t->b->engine, s, t->b->logits + i * hola_model_config(t->b->engine->model)->vocab_size);
+    s->status =
+        advance(t->b->engine, s, t->b->logits + i * hola_model_config(t->b->engine->model)->vocab_size);
 }
 /* The logits are those of the slots from `first` on; those that end give their places to the last ones. */
 static hola_status take_tokens(struct batch *b, int64_t first) {

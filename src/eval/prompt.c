@@ -67,7 +67,8 @@ hola_status hl_items_join(struct hl_items *p, struct hl_items *more) {
     int32_t **blocks = realloc(p->blocks, (size_t)(p->n_blocks + more->n_blocks + 1) * sizeof *blocks);
     if (!blocks) return no_memory();
     p->blocks = blocks;
-    if (more->n_blocks > 0) memcpy(blocks + p->n_blocks, more->blocks, (size_t)more->n_blocks * sizeof *blocks);
+    if (more->n_blocks > 0)
+        memcpy(blocks + p->n_blocks, more->blocks, (size_t)more->n_blocks * sizeof *blocks);
     p->n_blocks += more->n_blocks, p->room_blocks = p->n_blocks + 1;
     more->n_blocks = 0; /* handed over */
     p->cut = p->cut || more->cut;

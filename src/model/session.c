@@ -272,14 +272,14 @@ struct piece {
     int64_t prompt, from, len;
 };
 /* Runs the pieces that were gathered, and reads the logits of those that end their prompt. */
-static hola_status feed_pieces(hola_session *const *y, const struct hl_ids *ids, const struct piece *p, int64_t n,
-                               struct hl_seg *seg, int32_t *all, float *logits) {
+static hola_status feed_pieces(hola_session *const *y, const struct hl_ids *ids, const struct piece *p,
+                               int64_t n, struct hl_seg *seg, int32_t *all, float *logits) {
     hola_model *m = y[0]->model;
     struct hl_rows rows = {.n = n, .seg = seg};
     for (int64_t i = 0; i < n; i++) {
         hola_session *one = y[p[i].prompt];
-        seg[i] = (struct hl_seg){
-            .row = rows.T, .len = p[i].len, .pos = one->now.at.pos, .state = one->now.state};
+        seg[i] =
+            (struct hl_seg){.row = rows.T, .len = p[i].len, .pos = one->now.at.pos, .state = one->now.state};
         memcpy(all + rows.T, ids[p[i].prompt].data + p[i].from, (size_t)p[i].len * sizeof *all);
         rows.T += p[i].len;
         hl_session_before(one, p[i].len);
@@ -302,7 +302,8 @@ hola_status hl_sessions_feed(hola_session *const *y, const struct hl_ids *ids, i
     int32_t *all = malloc((size_t)most * sizeof *all);
     hola_status s = p && seg && all ? HOLA_OK : hl_fail(HOLA_ENOMEM, "feed: %lld sessions", (long long)n);
     for (int64_t i = 0; s == HOLA_OK && i < n; i++) {
-        s = ids[i].n < 1 ? hl_fail(HOLA_EINVAL, "feed: no tokens") : hl_model_check_ids(m, ids[i].data, ids[i].n);
+        s = ids[i].n < 1 ? hl_fail(HOLA_EINVAL, "feed: no tokens")
+                         : hl_model_check_ids(m, ids[i].data, ids[i].n);
         if (s == HOLA_OK) s = hl_point_logits(m, &y[i]->now);
     }
     pthread_mutex_lock(&m->lock);
