@@ -8,9 +8,11 @@
 
 struct eval_opts {
     struct arg_list models;
-    const char *data, *tasks, *text, *tokenizer, *out, *samples, *html, *requests;
-    int64_t limit, max_length, length, seed, threads;
-    int profile, bos, retrieval, precision, backend;
+    const char *data, *tasks, *text, *tokenizer, *out, *samples, *html, *requests, *lengths, *prompts, *dump;
+    int64_t limit, max_length, seed, threads;
+    int64_t length[16]; /* of --length */
+    int n_lengths;
+    int profile, bos, retrieval, precision, backend, ruler;
     bool truncate, json, list;
 };
 
