@@ -34,6 +34,7 @@ static const struct arg options[] = {
     OPT_STRING('o', "out", out, "DIR", "keep answers there; the same command again goes on"),
     OPT_STRING(0, "log-samples", samples, "FILE", "write every answer, one JSON object per line"),
     OPT_STRING(0, "html", html, "FILE", "write a page with the paper's results beside these"),
+    OPT_LIST(0, "results", results, "FILE", "report what an earlier run printed with --json; several"),
     OPT_STRING(0, "requests", requests, "FILE", "answer requests instead of tasks (docs/eval.md)"),
     OPT_FLAG(0, "list", list, "the tasks, their files and where they are had"),
     OPT_THREADS,
@@ -208,7 +209,7 @@ static hola_status run_models(const struct eval_opts *o, struct eval_report *r, 
     hola_status st = HOLA_OK;
     if (o->samples) st = hl_writer_open(&w.samples, o->samples);
     if (st == HOLA_OK && o->dump) st = hl_writer_open(&w.dump, o->dump);
-    for (int i = 0; st == HOLA_OK && i < r->n; i++) {
+    for (int i = 0; st == HOLA_OK && i < o->models.n; i++) {
         r->model[i].dir = o->models.item[i];
         st = run_model(o, &r->model[i], task, n, &w);
     }
@@ -221,9 +222,11 @@ static hola_status run_models(const struct eval_opts *o, struct eval_report *r, 
 }
 
 static int run_all(const struct eval_opts *o, const struct hl_task **task, int n) {
-    struct eval_report r = {
-        .opts = o, .model = calloc((size_t)o->models.n, sizeof *r.model), .n = o->models.n};
-    hola_status st = r.model ? run_models(o, &r, task, n) : hl_fail(HOLA_ENOMEM, "no memory");
+    struct eval_report r = {.opts = o, .n = o->models.n, .read = json_array()};
+    r.model = calloc((size_t)r.n + 1, sizeof *r.model);
+    hola_status st = r.model && r.read ? HOLA_OK : hl_fail(HOLA_ENOMEM, "no memory");
+    for (int i = 0; st == HOLA_OK && i < o->results.n; i++) st = eval_results_read(&r, o->results.item[i]);
+    if (st == HOLA_OK) st = run_models(o, &r, task, n);
     const int rc = st != HOLA_OK ? cli_fail_library()
                    : o->json     ? cli_print_json(eval_json(&r))
                                  : eval_print_table(&r);
@@ -232,6 +235,7 @@ static int run_all(const struct eval_opts *o, const struct hl_task **task, int n
         free(r.model[i].result);
     }
     free(r.model);
+    json_decref(r.read);
     return rc;
 }
 
@@ -257,6 +261,10 @@ int cmd_eval(int argc, char **argv) {
     int n, rc = args_parse(&command, argc, argv, &o);
     if (rc != ARGS_RUN) return rc;
     if (o.list) return list_tasks();
+    if (o.results.n > 0) {
+        if (o.models.n > 0 || o.json) return cli_usage("eval", "--results goes with --html alone");
+        return run_all(&o, NULL, 0);
+    }
     if (o.models.n == 0) return cli_usage("eval", "--model DIR is needed");
     if (o.requests) {
         struct eval_model m = {.dir = o.models.item[0]};
