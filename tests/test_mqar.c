@@ -56,19 +56,8 @@ static void test_random_non_queries(void **state) {
     CHECK_FAILS(hl_mqar_numpy_make(&m, 7, 1, 1, in, label), HOLA_EINVAL, "even");
 }
 
-static void test_accuracy(void **state) {
-    enum { X = HL_MQAR_NONE };
-    /* half of two, one of one: the mean over examples is 3/4, over positions 2/3 */
-    const int32_t label[8] = {X, 5, 6, X, 7, X, X, X}, guess[8] = {5, 5, 5, 5, 7, 7, 7, 7};
-    (void)state;
-    assert_true(hl_mqar_accuracy(guess, label, 2, 4) == 0.75);
-    assert_true(hl_mqar_accuracy(guess, label, 1, 8) == 2.0 / 3);
-    assert_true(hl_mqar_accuracy(label, label, 2, 4) == 1);
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_examples),
-                                       cmocka_unit_test(test_random_non_queries),
-                                       cmocka_unit_test(test_accuracy)};
+                                       cmocka_unit_test(test_random_non_queries)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+static const char *const rulers[] = {"harness", "nvidia", NULL};
+
 #define OPTS struct eval_opts
 static const struct arg options[] = {
     OPT_LIST('m', "model", models, "DIR", "model directory; several are compared"),
@@ -22,13 +24,17 @@ static const struct arg options[] = {
                "sums, or rounded as the harness does in bf16"),
     OPT_INT(0, "max-length", max_length, 2, 1 << 24, "N",
             "tokens (default: the model's max_position_embeddings)"),
-    OPT_INT(0, "length", length, 1, 1 << 24, "N", "tokens of generated prompts"),
+    OPT_STRING(0, "length", lengths, "N[,N...]", "tokens of generated prompts; several are all run"),
     OPT_INT('s', "seed", seed, 0, INT32_MAX, "N", "of generated prompts (default: their benchmark's own)"),
     OPT_FLAG(0, "truncate", truncate, "cut generated prompts that do not fit"),
+    OPT_CHOICE(0, "ruler", ruler, rulers, "whose RULER (default harness)"),
+    OPT_STRING(0, "prompts", prompts, "FILE", "RULER: samples of this file, of either tool or of --dump"),
+    OPT_STRING(0, "dump", dump, "FILE", "write RULER's samples, one JSON object per line"),
     OPT_STRING(0, "tokenizer", tokenizer, "PATH", "directory, file or \"byte\" (default: the model's)"),
     OPT_STRING('o', "out", out, "DIR", "keep answers there; the same command again goes on"),
     OPT_STRING(0, "log-samples", samples, "FILE", "write every answer, one JSON object per line"),
     OPT_STRING(0, "html", html, "FILE", "write a page with the paper's results beside these"),
+    OPT_LIST(0, "results", results, "FILE", "report what an earlier run printed with --json; several"),
     OPT_STRING(0, "requests", requests, "FILE", "answer requests instead of tasks (docs/eval.md)"),
     OPT_FLAG(0, "list", list, "the tasks, their files and where they are had"),
     OPT_THREADS,
@@ -70,51 +76,91 @@ static void warn(void *ctx, const char *text) {
 /* What an answer depends on: the same settings, the same file of answers. */
 static json_t *settings(const struct eval_model *m, const struct hl_task *t, const struct hl_set *s,
                         const struct eval_opts *o) {
-    return json_pack("{s:s, s:i, s:s, s:s, s:i, s:i, s:i, s:i, s:I, s:I, s:I, s:I, s:I, s:s, s:b}", "task",
-                     t->name, "version", s->version, "data", s->sha256, "model", m->sha256, "profile",
+    return json_pack("{s:s, s:i, s:s, s:s, s:i, s:i, s:i, s:i, s:I, s:I, s:I, s:I, s:I, s:s, s:b, s:b}",
+                     "task", t->name, "version", s->version, "data", s->sha256, "model", m->sha256, "profile",
                      (int)m->how.profile, "bos", (int)m->how.bos, "retrieval", (int)m->how.retrieval,
                      "precision", (int)m->how.precision, "max_length", (json_int_t)m->how.max_length,
                      "length", (json_int_t)m->how.length, "seed", (json_int_t)m->how.seed, "limit",
                      (json_int_t)m->how.limit, "requests", (json_int_t)s->n, "backend",
-                     cli_backend(o->backend), "truncate", (int)m->how.truncate);
+                     cli_backend(o->backend), "truncate", (int)m->how.truncate, "nvidia", (int)m->how.nvidia);
 }
 
-static void fill(struct eval_result *y, const struct hl_task *t, struct hl_set *s, struct hl_answer *a) {
+/* Adds the figures of a set to a task's result: those of a second length behind those of the first. */
+static void fill(struct eval_result *y, const struct hl_task *t, struct hl_set *s, struct hl_answer *a,
+                 int64_t length) {
+    struct hl_metrics one = {.n = s->docs};
     y->task = t;
-    y->documents = y->metrics.n = s->docs;
-    y->requests = s->n;
+    y->documents += s->docs, y->requests += s->n;
     y->version = s->version, y->split = s->split, y->note = s->note;
+    free(y->file);
     y->file = s->file, s->file = NULL;
     memcpy(y->sha256, s->sha256, sizeof y->sha256);
-    t->tally(t, s, a, &y->metrics);
+    t->tally(t, s, a, &one);
+    for (int i = 0; i < one.count && y->metrics.count < HL_METRICS; i++) {
+        struct hl_figure *f = &y->metrics.metric[y->metrics.count++];
+        *f = one.metric[i];
+        if (length && !(f->name[0] >= '1' && f->name[0] <= '9')) /* RULER's are lengths already */
+            snprintf(f->name, sizeof f->name, "%.20s@%lld", one.metric[i].name, (long long)length);
+    }
 }
 
-static hola_status run_task(const struct eval_opts *o, hola_model *model, struct eval_model *m,
-                            const struct hl_task *t, struct hl_writer *samples) {
+/* What a run of the program writes as it goes. */
+struct outputs {
+    struct hl_writer samples, dump;
+    const struct eval_model *first; /* whose prompts are dumped */
+};
+
+static hola_status dump(const struct eval_opts *o, const struct hl_task *t, const struct hl_set *s,
+                        struct outputs *w) {
+    struct hl_text text = {0};
+    if (!o->dump || !t->dump) return HOLA_OK;
+    hola_status st = t->dump(t, s, &text);
+    if (st == HOLA_OK) st = hl_writer_write(&w->dump, text.data, text.n);
+    free(text.data);
+    return st;
+}
+
+/* One task at one length, into m's last result. */
+static hola_status run_once(const struct eval_opts *o, hola_model *model, struct eval_model *m,
+                            const struct hl_task *t, struct outputs *w) {
     struct hl_set s;
     struct running r = {.task = t->name, .set = &s};
+    struct eval_result *y = &m->result[m->n];
+    progress_begin(&r.bar);
     hola_status st = hl_task_make(t, &m->how, &s);
     if (st != HOLA_OK) return st;
     struct hl_answer *a = calloc((size_t)s.n + 1, sizeof *a);
     if (!a) st = hl_fail(HOLA_ENOMEM, "%s: no memory for answers", t->name);
+    if (st == HOLA_OK && m == w->first) st = dump(o, t, &s, w);
     if (st == HOLA_OK && o->out)
         st = eval_journal_open(&r.journal, o->out, t->name, settings(m, t, &s, o), &s, a);
     if (r.journal.found > 0)
         fprintf(stderr, "hola: %s: %lld of %lld answers are there already\n", t->name,
                 (long long)r.journal.found, (long long)s.n);
-    progress_begin(&r.bar);
     const struct hl_eval_hooks hooks = {.ctx = &r, .progress = show, .answered = keep, .warn = warn};
     if (st == HOLA_OK) st = hl_eval_run(model, &m->how, &s, a, &hooks);
     if (st == HOLA_OK) st = r.failed;
     if (st == HOLA_OK) st = eval_journal_flush(&r.journal);
-    m->result[m->n].seconds = progress_seconds(&r.bar);
+    y->seconds += progress_seconds(&r.bar);
     progress_end(&r.bar);
-    if (st == HOLA_OK) fill(&m->result[m->n++], t, &s, a);
+    if (st == HOLA_OK) fill(y, t, &s, a, o->n_lengths > 1 ? m->how.length : 0);
     if (st == HOLA_OK && o->samples)
-        st = eval_samples_add(samples, o->models.n > 1 ? m->dir : NULL, t->name, &s, a);
+        st = eval_samples_add(&w->samples, o->models.n > 1 ? m->dir : NULL, t->name, &s, a);
     eval_journal_close(&r.journal);
     hl_answers_free(a, s.n);
     hl_set_free(&s);
+    return st;
+}
+
+static hola_status run_task(const struct eval_opts *o, hola_model *model, struct eval_model *m,
+                            const struct hl_task *t, struct outputs *w) {
+    hola_status st = HOLA_OK;
+    const int lengths = t->sized && !o->prompts && o->n_lengths > 0 ? o->n_lengths : 1;
+    for (int i = 0; st == HOLA_OK && i < lengths; i++) {
+        m->how.length = o->length[i];
+        st = run_once(o, model, m, t, w);
+    }
+    m->n++; /* what it has is freed, whatever came of it */
     return st;
 }
 
@@ -147,38 +193,66 @@ static int pick_tasks(const struct eval_opts *o, const struct hl_task **task, in
 }
 
 static hola_status run_model(const struct eval_opts *o, struct eval_model *m, const struct hl_task **task,
-                             int n, struct hl_writer *samples) {
+                             int n, struct outputs *w) {
     struct eval_loaded l;
     hola_status st = eval_model_open(&l, o, m);
     m->result = calloc((size_t)n, sizeof *m->result);
     if (st == HOLA_OK && !m->result) st = hl_fail(HOLA_ENOMEM, "no memory for results");
-    for (int i = 0; st == HOLA_OK && i < n; i++) st = run_task(o, l.model, m, task[i], samples);
+    for (int i = 0; st == HOLA_OK && i < n; i++) st = run_task(o, l.model, m, task[i], w);
     eval_model_close(&l);
     return st;
 }
 
-static int run_all(const struct eval_opts *o, const struct hl_task **task, int n) {
-    struct eval_report r = {
-        .opts = o, .model = calloc((size_t)o->models.n, sizeof *r.model), .n = o->models.n};
-    struct hl_writer samples = {0};
-    hola_status st = r.model ? HOLA_OK : hl_fail(HOLA_ENOMEM, "no memory");
-    int rc = CLI_OK;
-    if (st == HOLA_OK && o->samples) st = hl_writer_open(&samples, o->samples);
-    for (int i = 0; st == HOLA_OK && i < r.n; i++) {
-        r.model[i].dir = o->models.item[i];
-        st = run_model(o, &r.model[i], task, n, &samples);
+static hola_status run_models(const struct eval_opts *o, struct eval_report *r, const struct hl_task **task,
+                              int n) {
+    struct outputs w = {.first = r->model};
+    hola_status st = HOLA_OK;
+    if (o->samples) st = hl_writer_open(&w.samples, o->samples);
+    if (st == HOLA_OK && o->dump) st = hl_writer_open(&w.dump, o->dump);
+    for (int i = 0; st == HOLA_OK && i < o->models.n; i++) {
+        r->model[i].dir = o->models.item[i];
+        st = run_model(o, &r->model[i], task, n, &w);
     }
-    if (st == HOLA_OK && o->html) st = eval_page_write(o->html, &r);
-    if (st == HOLA_OK && o->samples) st = hl_writer_commit(&samples);
-    if (o->samples) hl_writer_abort(&samples);
-    if (st != HOLA_OK) rc = cli_fail_library();
-    else rc = o->json ? cli_print_json(eval_json(&r)) : eval_print_table(&r);
+    if (st == HOLA_OK && o->html) st = eval_page_write(o->html, r);
+    if (st == HOLA_OK && o->dump) st = hl_writer_commit(&w.dump);
+    if (st == HOLA_OK && o->samples) st = hl_writer_commit(&w.samples);
+    hl_writer_abort(&w.dump);
+    hl_writer_abort(&w.samples);
+    return st;
+}
+
+static int run_all(const struct eval_opts *o, const struct hl_task **task, int n) {
+    struct eval_report r = {.opts = o, .n = o->models.n, .read = json_array()};
+    r.model = calloc((size_t)r.n + 1, sizeof *r.model);
+    hola_status st = r.model && r.read ? HOLA_OK : hl_fail(HOLA_ENOMEM, "no memory");
+    for (int i = 0; st == HOLA_OK && i < o->results.n; i++) st = eval_results_read(&r, o->results.item[i]);
+    if (st == HOLA_OK) st = run_models(o, &r, task, n);
+    const int rc = st != HOLA_OK ? cli_fail_library()
+                   : o->json     ? cli_print_json(eval_json(&r))
+                                 : eval_print_table(&r);
     for (int i = 0; r.model && i < r.n; i++) {
         for (int k = 0; k < r.model[i].n; k++) free(r.model[i].result[k].file);
         free(r.model[i].result);
     }
     free(r.model);
+    json_decref(r.read);
     return rc;
+}
+
+/* --length 4096,8192 */
+static int read_lengths(struct eval_opts *o) {
+    const int most = (int)(sizeof o->length / sizeof *o->length);
+    for (const char *p = o->lengths; p && *p;) {
+        char *end;
+        const long long x = strtoll(p, &end, 10);
+        if (end == p || (*end && *end != ',') || x < 1 || x > 1 << 24)
+            return cli_usage("eval", "--length: '%s' is not a list of numbers from 1 to %d", o->lengths,
+                             1 << 24);
+        if (o->n_lengths == most) return cli_usage("eval", "--length: more than %d", most);
+        o->length[o->n_lengths++] = x;
+        p = end + (*end == ',');
+    }
+    return CLI_OK;
 }
 
 int cmd_eval(int argc, char **argv) {
@@ -187,6 +261,10 @@ int cmd_eval(int argc, char **argv) {
     int n, rc = args_parse(&command, argc, argv, &o);
     if (rc != ARGS_RUN) return rc;
     if (o.list) return list_tasks();
+    if (o.results.n > 0) {
+        if (o.models.n > 0 || o.json) return cli_usage("eval", "--results goes with --html alone");
+        return run_all(&o, NULL, 0);
+    }
     if (o.models.n == 0) return cli_usage("eval", "--model DIR is needed");
     if (o.requests) {
         struct eval_model m = {.dir = o.models.item[0]};
@@ -196,6 +274,7 @@ int cmd_eval(int argc, char **argv) {
         eval_model_close(&l);
         return rc;
     }
-    rc = pick_tasks(&o, task, 64, &n);
+    rc = read_lengths(&o);
+    if (rc == CLI_OK) rc = pick_tasks(&o, task, 64, &n);
     return rc == CLI_OK ? run_all(&o, task, n) : rc;
 }

@@ -7,10 +7,12 @@
 #include "eval/eval.h"
 
 struct eval_opts {
-    struct arg_list models;
-    const char *data, *tasks, *text, *tokenizer, *out, *samples, *html, *requests;
-    int64_t limit, max_length, length, seed, threads;
-    int profile, bos, retrieval, precision, backend;
+    struct arg_list models, results;
+    const char *data, *tasks, *text, *tokenizer, *out, *samples, *html, *requests, *lengths, *prompts, *dump;
+    int64_t limit, max_length, seed, threads;
+    int64_t length[16]; /* of --length */
+    int n_lengths;
+    int profile, bos, retrieval, precision, backend, ruler;
     bool truncate, json, list;
 };
 
@@ -37,6 +39,7 @@ struct eval_report {
     const struct eval_opts *opts;
     struct eval_model *model;
     int n;
+    json_t *read; /* files of --results: names and notes lie in them */
 };
 
 /* eval_report.c */
@@ -44,6 +47,14 @@ int eval_print_table(const struct eval_report *r);
 json_t *eval_json(const struct eval_report *r); /* NULL: no memory */
 /* eval_page.c: results beside the paper's, as one file */
 hola_status eval_page_write(const char *path, const struct eval_report *r);
+
+hola_status eval_say(struct hl_text *out, const char *fmt, ...) HL_PRINTF(2, 3);
+hola_status eval_quote(struct hl_text *out,
+                       const char *text); /* text from outside: names of files and models */
+/* eval_curve.c: Figure 1, the paper's lines and ours */
+hola_status eval_curve_put(struct hl_text *out, const struct eval_report *r);
+/* eval_results.c: adds what is in a file of --json; models of the same hash are one */
+hola_status eval_results_read(struct eval_report *r, const char *path);
 
 /* eval_journal.c: answers, line by line in a file, so that an evaluation that was interrupted goes on */
 struct eval_journal {

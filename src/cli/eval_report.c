@@ -66,7 +66,8 @@ static json_t *result_json(const struct eval_result *y) {
     return v;
 }
 
-static json_t *config_json(const struct eval_model *m, const struct eval_result *y) {
+static json_t *config_json(const struct eval_opts *o, const struct eval_model *m,
+                           const struct eval_result *y) {
     const struct hl_eval_opts *h = &m->how;
     json_t *v = json_pack("{s:i, s:s, s:s, s:s, s:I, s:s, s:I, s:I, s:f}", "version", y->version, "profile",
                           hl_profile_names[h->profile], "bos", hl_bos_names[h->bos], "retrieval",
@@ -75,7 +76,9 @@ static json_t *config_json(const struct eval_model *m, const struct eval_result 
                           "requests", (json_int_t)y->requests, "seconds", y->seconds);
     if (!v) return NULL;
     json_object_set_new(v, "seed", h->seed >= 0 ? json_integer((json_int_t)h->seed) : json_null());
-    if (h->length) json_object_set_new(v, "length", json_integer((json_int_t)h->length));
+    if (o->n_lengths == 1) json_object_set_new(v, "length", json_integer((json_int_t)o->length[0]));
+    if (o->n_lengths > 1) json_object_set_new(v, "length", json_string(o->lengths));
+    if (h->nvidia) json_object_set_new(v, "ruler", json_string("nvidia"));
     json_object_set_new(v, "split", y->split ? json_string(y->split) : json_null());
     if (y->file) json_object_set_new(v, "file", json_string(y->file));
     if (y->sha256[0]) json_object_set_new(v, "file_sha256", json_string(y->sha256));
@@ -84,11 +87,11 @@ static json_t *config_json(const struct eval_model *m, const struct eval_result 
     return v;
 }
 
-static json_t *model_json(const struct eval_model *m) {
+static json_t *model_json(const struct eval_opts *o, const struct eval_model *m) {
     json_t *results = json_object(), *configs = json_object();
     for (int i = 0; i < m->n; i++) {
         json_object_set_new(results, m->result[i].task->name, result_json(&m->result[i]));
-        json_object_set_new(configs, m->result[i].task->name, config_json(m, &m->result[i]));
+        json_object_set_new(configs, m->result[i].task->name, config_json(o, m, &m->result[i]));
     }
     return json_pack("{s:s, s:s, s:s, s:I, s:o, s:o}", "model", m->dir, "model_sha256", m->sha256, "dtype",
                      hola_dtype_name(m->dtype), "parameters", (json_int_t)m->parameters, "results", results,
@@ -96,8 +99,8 @@ static json_t *model_json(const struct eval_model *m) {
 }
 
 json_t *eval_json(const struct eval_report *r) {
-    json_t *models = json_array(), *root = model_json(&r->model[0]);
-    for (int m = 0; m < r->n; m++) json_array_append_new(models, model_json(&r->model[m]));
+    json_t *models = json_array(), *root = model_json(r->opts, &r->model[0]);
+    for (int m = 0; m < r->n; m++) json_array_append_new(models, model_json(r->opts, &r->model[m]));
     if (root) json_object_set_new(root, "hola", json_string(hola_version()));
     if (root && r->n > 1) json_object_set(root, "models", models);
     json_decref(models);

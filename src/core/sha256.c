@@ -3,6 +3,10 @@
 #include "core/sha256.h"
 #include "core/file.h"
 #include <string.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <immintrin.h>
+#endif
 
 static const uint32_t round_constant[64] = {
     0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
@@ -38,6 +42,58 @@ static void take_block(uint32_t h[8], const unsigned char *p) {
     h[0] += a, h[1] += b, h[2] += c, h[3] += d, h[4] += e, h[5] += f, h[6] += g, h[7] += k;
 }
 
+static void take_plain(uint32_t h[8], const unsigned char *p, int64_t n) {
+    for (; n > 0; n--, p += 64) take_block(h, p);
+}
+
+#if defined(__x86_64__)
+/* The same with the processor's own rounds, five times as fast: a model of gigabytes is hashed while it is read. */
+__attribute__((target("sha,sse4.1"))) static void take_rounds(uint32_t h[8], const unsigned char *p,
+                                                              int64_t n) {
+    const __m128i order = _mm_set_epi64x(0x0c0d0e0f08090a0b, 0x0405060700010203);
+    const __m128i dcba = _mm_loadu_si128((const __m128i *)h),
+                  hgfe = _mm_loadu_si128((const __m128i *)(h + 4));
+    const __m128i cdab = _mm_shuffle_epi32(dcba, 0xb1), efgh = _mm_shuffle_epi32(hgfe, 0x1b);
+    __m128i abef = _mm_alignr_epi8(cdab, efgh, 8), cdgh = _mm_blend_epi16(efgh, cdab, 0xf0);
+    for (; n > 0; n--, p += 64) {
+        const __m128i abef0 = abef, cdgh0 = cdgh;
+        __m128i w[4];
+        for (int i = 0; i < 4; i++)
+            w[i] = _mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)(p + 16 * i)), order);
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; i++) {
+            const __m128i k = _mm_loadu_si128((const __m128i *)(round_constant + 4 * i)),
+                          m = _mm_add_epi32(w[i % 4], k);
+            const __m128i last = w[(i + 3) % 4];
+            cdgh = _mm_sha256rnds2_epu32(cdgh, abef, m);
+            abef = _mm_sha256rnds2_epu32(abef, cdgh, _mm_shuffle_epi32(m, 0x0e));
+            if (i >= 12) continue;
+            w[i % 4] = _mm_add_epi32(_mm_sha256msg1_epu32(w[i % 4], w[(i + 1) % 4]),
+                                     _mm_alignr_epi8(last, w[(i + 2) % 4], 4));
+            w[i % 4] = _mm_sha256msg2_epu32(w[i % 4], last);
+        }
+        abef = _mm_add_epi32(abef, abef0), cdgh = _mm_add_epi32(cdgh, cdgh0);
+    }
+    const __m128i feba = _mm_shuffle_epi32(abef, 0x1b), dchg = _mm_shuffle_epi32(cdgh, 0xb1);
+    _mm_storeu_si128((__m128i *)h, _mm_blend_epi16(feba, dchg, 0xf0));
+    _mm_storeu_si128((__m128i *)(h + 4), _mm_alignr_epi8(dchg, feba, 8));
+}
+static bool has_rounds(void) {
+    unsigned a, b, c, d;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && b >> 29 & 1;
+}
+#endif
+
+static void take_blocks(uint32_t h[8], const unsigned char *p, int64_t n) {
+#if defined(__x86_64__)
+    if (has_rounds()) {
+        take_rounds(h, p, n);
+        return;
+    }
+#endif
+    take_plain(h, p, n);
+}
+
 void hl_sha256_begin(struct hl_sha256 *s) {
     *s = (struct hl_sha256){.h = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c,
                                   0x1f83d9ab, 0x5be0cd19}};
@@ -49,14 +105,14 @@ void hl_sha256_add(struct hl_sha256 *s, const void *data, int64_t n) {
     s->bytes += (uint64_t)n;
     while (n > 0) {
         if (held == 0 && n >= 64) {
-            take_block(s->h, p);
-            p += 64, n -= 64;
+            take_blocks(s->h, p, n / 64);
+            p += n / 64 * 64, n %= 64;
             continue;
         }
         const int64_t some = n < 64 - held ? n : 64 - held;
         memcpy(s->block + held, p, (size_t)some);
         p += some, n -= some, held += some;
-        if (held == 64) take_block(s->h, s->block), held = 0;
+        if (held == 64) take_blocks(s->h, s->block, 1), held = 0;
     }
 }
 

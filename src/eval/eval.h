@@ -69,13 +69,14 @@ void *hl_set_bytes(struct hl_set *s, int64_t n); /* zeroed memory that lives as 
 struct hl_span hl_set_keep(struct hl_set *s, struct hl_span text); /* a copy; .p NULL: no memory */
 hola_status hl_set_doc(struct hl_set *s, struct hl_doc **doc); /* the next; requests that follow are its */
 hola_status hl_set_ask(struct hl_set *s, const struct hl_request *r);
+hola_status hl_set_hash(struct hl_set *s); /* of its file, into sha256 */
 
-enum { HL_METRICS = 12 };
+enum { HL_METRICS = 96 }; /* a dozen for each of some lengths */
 struct hl_metrics {
     int64_t n; /* documents */
     int count;
     struct hl_figure {
-        const char *name;
+        char name[32];
         double value, error; /* standard error; NAN: none */
     } metric[HL_METRICS];
 };
@@ -112,9 +113,11 @@ struct hl_eval_opts {
     enum hl_retrieval retrieval; /* likewise: hl_eval_retrieval() */
     enum hl_precision precision;
     int64_t max_length;
-    int64_t length; /* of generated prompts, in tokens; 0: the task's own */
-    int64_t seed;   /* of generated prompts; negative: the task's own */
-    bool truncate;  /* cut prompts that do not fit where a task would refuse them */
+    int64_t length;      /* of generated prompts, in tokens; 0: the task's own */
+    const char *prompts; /* RULER: samples of this file instead */
+    bool nvidia;         /* RULER as NVIDIA's scripts have it */
+    int64_t seed;        /* of generated prompts; negative: the task's own */
+    bool truncate;       /* cut prompts that do not fit where a task would refuse them */
     int threads;
     const hola_tokenizer *tokenizer;
 };
@@ -132,6 +135,9 @@ struct hl_task {
     void (*tally)(const struct hl_task *t, const struct hl_set *s, struct hl_answer *a,
                   struct hl_metrics *out);
     const char *main; /* the metric that a table shows first */
+    bool sized;       /* prompts are made to a length */
+    /* NULL, or: appends the prompts that were made, a line each, as opts.prompts takes them */
+    hola_status (*dump)(const struct hl_task *t, const struct hl_set *s, struct hl_text *out);
 };
 const struct hl_task *hl_task_at(int64_t i); /* NULL: no more */
 const struct hl_task *hl_task_find(const char *name);

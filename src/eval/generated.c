@@ -1,5 +1,6 @@
 /* generated.c -- tasks whose documents are made, not read: RULER (ruler.h), the pass-key probes (probe.h),
  * MQAR (mqar_numpy.h). */
+#define _POSIX_C_SOURCE 200809L
 #include "core/file.h"
 #include "eval/mqar_numpy.h"
 #include "eval/probe.h"
@@ -7,6 +8,7 @@
 #include "eval/tasks.h"
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 static hola_status no_memory(const struct hl_task *t) {
     return hl_fail(HOLA_ENOMEM, "%s: no memory", t->name);
@@ -16,8 +18,8 @@ static hola_status no_memory(const struct hl_task *t) {
 
 struct ruler {
     enum hl_ruler_task task;
+    enum hl_ruler_variant variant;
     struct hl_ruler_set set;
-    char length[24]; /* the metric's name, as in the harness */
 };
 
 static void ruler_free(void *own) {
@@ -48,43 +50,80 @@ static hola_status add_sample(const struct hl_task *t, struct hl_set *out, const
     return st;
 }
 
-hola_status hl_ruler_task_make(const struct hl_task *t, const struct hl_eval_opts *o, struct hl_set *out) {
-    struct ruler *r = calloc(1, sizeof *r);
+/* Samples from a file, the first opts.limit of each length. */
+static hola_status read_samples(const struct hl_task *t, const struct hl_eval_opts *o, struct ruler *r,
+                                struct hl_set *out) {
+    out->file = strdup(o->prompts);
+    hola_status st = out->file ? hl_ruler_read(o->prompts, r->task, &r->set) : no_memory(t);
+    if (st == HOLA_OK) st = hl_set_hash(out);
+    if (st == HOLA_OK && o->limit) hl_ruler_limit(&r->set, o->limit);
+    out->note = "prompts of a file";
+    return st;
+}
+
+static hola_status too_long(const struct hl_task *t, const struct hl_eval_opts *o, int64_t length) {
+    return hl_fail(
+        HOLA_EINVAL,
+        "%s: prompts of %lld tokens, max_length is %lld: --max-length %lld, or --truncate to cut them",
+        t->name, (long long)length, (long long)o->max_length, (long long)length);
+}
+
+static hola_status make_samples(const struct hl_task *t, const struct hl_eval_opts *o, struct ruler *r) {
     char *data = o->data ? hl_path_join(o->data, "ruler") : NULL;
-    hola_status st = r ? HOLA_OK : no_memory(t);
     struct hl_ruler_opts how = hl_ruler_default();
-    out->own = r, out->own_free = ruler_free;
-    if (st == HOLA_OK && !data) st = hl_fail(HOLA_EINVAL, "%s: --data DIR is needed", t->name);
-    if (st == HOLA_OK) {
-        HL_ASSERT(hl_ruler_find(t->name, &r->task));
-        how.task = r->task, how.seed = o->seed, how.tokenizer = o->tokenizer, how.data = data;
-        how.bos = o->bos == HL_BOS_NEVER ? 0 : -1;
-        if (o->length) how.length = o->length;
-        if (o->limit) how.samples = o->limit;
-        if (how.length > o->max_length && !o->truncate)
-            st = hl_fail(HOLA_EINVAL,
-                         "%s: prompts of %lld tokens, max_length is %lld: --max-length %lld, or --truncate "
-                         "to cut them",
-                         t->name, (long long)how.length, (long long)o->max_length, (long long)how.length);
-        snprintf(r->length, sizeof r->length, "%lld", (long long)how.length);
-        if (st == HOLA_OK) st = hl_ruler_make(&how, &r->set);
-    }
-    for (int64_t i = 0; st == HOLA_OK && i < r->set.n; i++)
-        st = add_sample(t, out, &r->set.sample[i], hl_ruler_max_new_tokens(r->task));
+    if (!data) return hl_fail(HOLA_EINVAL, "%s: --data DIR is needed", t->name);
+    how.task = r->task, how.variant = r->variant, how.seed = o->seed, how.tokenizer = o->tokenizer;
+    how.data = data, how.bos = o->bos == HL_BOS_NEVER ? 0 : -1;
+    if (o->length) how.length = o->length;
+    if (o->limit) how.samples = o->limit;
+    hola_status st = how.length > o->max_length && !o->truncate ? too_long(t, o, how.length)
+                                                                : hl_ruler_make(&how, &r->set);
     free(data);
     return st;
 }
 
+hola_status hl_ruler_task_make(const struct hl_task *t, const struct hl_eval_opts *o, struct hl_set *out) {
+    struct ruler *r = calloc(1, sizeof *r);
+    if (!r) return no_memory(t);
+    out->own = r, out->own_free = ruler_free;
+    HL_ASSERT(hl_ruler_find(t->name, &r->task));
+    r->variant = o->nvidia ? HL_RULER_NVIDIA : HL_RULER_HARNESS;
+    if (o->nvidia) out->note = "NVIDIA's variant";
+    hola_status st = o->prompts ? read_samples(t, o, r, out) : make_samples(t, o, r);
+    for (int64_t i = 0; st == HOLA_OK && i < r->set.n; i++)
+        st = add_sample(t, out, &r->set.sample[i], hl_ruler_max_new_tokens(r->task));
+    return st;
+}
+
+hola_status hl_ruler_task_dump(const struct hl_task *t, const struct hl_set *s, struct hl_text *out) {
+    (void)t;
+    return hl_ruler_write(((const struct ruler *)s->own)->task, &((const struct ruler *)s->own)->set, out);
+}
+
+/* A figure for each length, named by it as in the harness. */
 void hl_ruler_tally(const struct hl_task *t, const struct hl_set *s, struct hl_answer *a,
                     struct hl_metrics *out) {
     const struct ruler *r = s->own;
+    const struct hl_ruler_sample *sample = r->set.sample;
     double *x = malloc((size_t)s->docs * sizeof *x);
     (void)t;
     HL_ASSERT(x);
     for (int64_t i = 0; i < s->docs; i++)
-        x[i] = a[i].score = hl_ruler_score(r->task, HL_RULER_HARNESS, a[i].text.data ? a[i].text.data : "",
-                                           a[i].text.n, &r->set.sample[i]);
-    hl_metric_mean(out, r->length, x, s->docs);
+        a[i].score = hl_ruler_score(r->task, r->variant, a[i].text.data ? a[i].text.data : "", a[i].text.n,
+                                    &sample[i]);
+    for (int64_t i = 0; i < s->docs; i++) {
+        int64_t n = 0;
+        bool seen = false;
+        for (int64_t k = 0; k < s->docs; k++) {
+            if (sample[k].max_length != sample[i].max_length) continue;
+            seen = seen || k < i;
+            x[n++] = a[k].score;
+        }
+        if (seen || out->count == HL_METRICS) continue;
+        char name[32];
+        snprintf(name, sizeof name, "%lld", (long long)sample[i].max_length);
+        hl_metric_mean(out, name, x, n);
+    }
     free(x);
 }
 

@@ -65,17 +65,3 @@ hola_status hl_mqar_numpy_make(const struct hl_mqar *m, uint32_t seed, uint32_t 
     free(r.perm), free(r.slot), free(r.p), free(r.weight), free(r.cdf);
     return s;
 }
-
-double hl_mqar_accuracy(const int32_t *argmax, const int32_t *labels, int64_t examples, int64_t length) {
-    double sum = 0;
-    for (int64_t e = 0; e < examples; e++) {
-        int64_t asked = 0, right = 0;
-        for (int64_t i = e * length; i < (e + 1) * length; i++) {
-            if (labels[i] == HL_MQAR_NONE) continue;
-            asked++;
-            right += argmax[i] == labels[i];
-        }
-        if (asked > 0) sum += (double)right / (double)asked;
-    }
-    return examples > 0 ? sum / (double)examples : 0;
-}

@@ -1,4 +1,4 @@
-/* mqar_numpy.h -- the very examples of zoology's multiquery_ar(seed=..), and the accuracy it reports. The
+/* mqar_numpy.h -- the very examples of zoology's multiquery_ar(seed=..). The
  * task and its settings are text/mqar.h's, which has random numbers of its own, example by example; here a
  * set is made whole, from numpy's stream: all keys, then all values, then all places. */
 #ifndef HL_MQAR_NUMPY_H
@@ -9,8 +9,5 @@
  * torch.randint after torch.manual_seed(torch_seed). m->answers must be false. */
 hola_status hl_mqar_numpy_make(const struct hl_mqar *m, uint32_t seed, uint32_t torch_seed, int64_t examples,
                                int32_t *inputs, int32_t *labels);
-/* The mean over examples of the share of labelled positions where argmax is the label; argmax, labels
- * [examples][length], argmax over the whole vocabulary. */
-double hl_mqar_accuracy(const int32_t *argmax, const int32_t *labels, int64_t examples, int64_t length);
 
 #endif

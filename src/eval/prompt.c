@@ -62,6 +62,20 @@ static hola_status add(struct hl_items *p, const struct hl_item *item) {
     return HOLA_OK;
 }
 
+hola_status hl_items_join(struct hl_items *p, struct hl_items *more) {
+    hola_status st = HOLA_OK;
+    int32_t **blocks = realloc(p->blocks, (size_t)(p->n_blocks + more->n_blocks + 1) * sizeof *blocks);
+    if (!blocks) return no_memory();
+    p->blocks = blocks;
+    if (more->n_blocks > 0)
+        memcpy(blocks + p->n_blocks, more->blocks, (size_t)more->n_blocks * sizeof *blocks);
+    p->n_blocks += more->n_blocks, p->room_blocks = p->n_blocks + 1;
+    more->n_blocks = 0; /* handed over */
+    p->cut = p->cut || more->cut;
+    for (int64_t i = 0; st == HOLA_OK && i < more->n; i++) st = add(p, &more->item[i]);
+    return st;
+}
+
 /* ---- loglikelihood ---- */
 
 /* c, context tokens; t, the continuation's. */

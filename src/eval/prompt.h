@@ -22,6 +22,9 @@ void hl_items_free(struct hl_items *p);
 hola_status hl_items_add(struct hl_items *p, const struct hl_eval_opts *o, const struct hl_request *r,
                          int64_t i);
 
+/* Moves all of `more` behind *p. */
+hola_status hl_items_join(struct hl_items *p, struct hl_items *more);
+
 /* The prompt of a request to generate: the last max_length - max_new tokens. */
 hola_status hl_prompt_ids(const struct hl_eval_opts *o, const struct hl_request *r, struct hl_ids *out,
                           bool *cut);

@@ -96,13 +96,26 @@ hola_status hl_ruler_keep(struct hl_ruler_gen *g, struct hl_draft *d, int64_t le
     return HOLA_OK;
 }
 
-void hl_ruler_free(struct hl_ruler_set *s) {
+static void free_sample(struct hl_ruler_sample *s) {
+    free(s->input);
+    free(s->prefix);
+    for (int64_t j = 0; j < s->n_refs; j++) free(s->refs[j]);
+    free(s->refs);
+}
+
+void hl_ruler_limit(struct hl_ruler_set *s, int64_t most) {
+    int64_t kept = 0;
     for (int64_t i = 0; i < s->n; i++) {
-        free(s->sample[i].input);
-        free(s->sample[i].prefix);
-        for (int64_t j = 0; j < s->sample[i].n_refs; j++) free(s->sample[i].refs[j]);
-        free(s->sample[i].refs);
+        int64_t before = 0;
+        for (int64_t k = 0; k < kept; k++) before += s->sample[k].max_length == s->sample[i].max_length;
+        if (before < most) s->sample[kept++] = s->sample[i];
+        else free_sample(&s->sample[i]);
     }
+    s->n = kept;
+}
+
+void hl_ruler_free(struct hl_ruler_set *s) {
+    for (int64_t i = 0; i < s->n; i++) free_sample(&s->sample[i]);
     free(s->sample);
     *s = (struct hl_ruler_set){.sample = NULL};
 }

@@ -18,7 +18,7 @@
  *   english_words.json                                  NVIDIA's ruler_cwe beyond about 100k tokens alone */
 #ifndef HL_RULER_H
 #define HL_RULER_H
-#include "core/status.h"
+#include "text/tokenizer.h"
 
 enum hl_ruler_task {
     HL_NIAH_SINGLE_1,
@@ -73,9 +73,13 @@ struct hl_ruler_set {
 hola_status hl_ruler_make(const struct hl_ruler_opts *o, struct hl_ruler_set *out);
 /* Samples that either tool wrote, one JSON object per line: "input", "outputs", "gen_prefix" or
  * "answer_prefix", "max_length" and "length" where they are; also inside "doc", where --log_samples puts
- * them. The task decides what stands between input and gen_prefix. */
+ * them. The task decides what stands between input and gen_prefix; lines with a "task" that is another are left
+ * out. */
 hola_status hl_ruler_read(const char *path, enum hl_ruler_task task, struct hl_ruler_set *out);
-void hl_ruler_free(struct hl_ruler_set *s); /* zeroed ones too */
+/* Such lines, appended: "task", "index", "input", "answer_prefix", "outputs", "length", "max_length". */
+hola_status hl_ruler_write(enum hl_ruler_task task, const struct hl_ruler_set *s, struct hl_text *out);
+void hl_ruler_limit(struct hl_ruler_set *s, int64_t n); /* keeps the first n of each max_length */
+void hl_ruler_free(struct hl_ruler_set *s);             /* zeroed ones too */
 
 int64_t hl_ruler_max_new_tokens(enum hl_ruler_task t); /* generation is greedy and ends at EOS alone */
 /* 0 to 1: the share of the references that the prediction contains, whatever their case; for NVIDIA's qa

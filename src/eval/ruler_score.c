@@ -64,12 +64,15 @@ static hola_status read_line(const char *path, int64_t line, const char *text, i
     if (s != HOLA_OK) return s; /* (its line is that of the object) */
     doc = json_object_get(root, "doc");
     const json_t *o = json_is_object(doc) ? doc : root;
+    const char *name = json_string_value(json_object_get(root, "task"));
     const char *input = json_string_value(json_object_get(o, "input"));
     const char *gen = json_string_value(json_object_get(o, "gen_prefix"));
     const char *answer = json_string_value(json_object_get(o, "answer_prefix"));
     struct hl_ruler_opts opts = {.length = json_integer_value(json_object_get(o, "max_length"))};
     struct hl_ruler_gen g = {.o = &opts};
+    enum hl_ruler_task of;
     hl_draft_clear(d);
+    if (name && hl_ruler_find(name, &of) && of != task) return json_decref(root), HOLA_OK;
     if (!input || !(gen || answer))
         s = bad_line(path, line, "no \"input\", or neither \"gen_prefix\" nor \"answer_prefix\"");
     if (s == HOLA_OK) s = read_refs(o, d, path, line);
@@ -81,6 +84,34 @@ static hola_status read_line(const char *path, int64_t line, const char *text, i
     }
     json_decref(root);
     return s;
+}
+
+/* ---- and to one ---- */
+
+static json_t *sample_json(enum hl_ruler_task task, const struct hl_ruler_sample *s, int64_t index) {
+    json_t *refs = json_array();
+    for (int64_t i = 0; i < s->n_refs; i++) json_array_append_new(refs, json_string(s->refs[i]));
+    return json_pack("{s:s, s:I, s:s, s:s, s:o, s:I, s:I}", "task", hl_ruler_name(task), "index",
+                     (json_int_t)index, "input", s->input, "answer_prefix", s->prefix, "outputs", refs,
+                     "length", (json_int_t)s->length, "max_length", (json_int_t)s->max_length);
+}
+
+hola_status hl_ruler_write(enum hl_ruler_task task, const struct hl_ruler_set *s, struct hl_text *out) {
+    hola_status st = HOLA_OK;
+    for (int64_t i = 0; st == HOLA_OK && i < s->n; i++) {
+        json_t *v = sample_json(task, &s->sample[i], i);
+        char *line = v ? json_dumps(v, 0) : NULL;
+        const int64_t n = line ? (int64_t)strlen(line) : 0;
+        st = line ? hl_text_room(out, n + 1) : hl_fail(HOLA_ENOMEM, "ruler: no memory for a sample");
+        if (st == HOLA_OK) {
+            memcpy(out->data + out->n, line, (size_t)n);
+            out->data[out->n + n] = '\n';
+            out->n += n + 1;
+        }
+        free(line);
+        json_decref(v);
+    }
+    return st;
 }
 
 hola_status hl_ruler_read(const char *path, enum hl_ruler_task task, struct hl_ruler_set *out) {
@@ -99,7 +130,8 @@ hola_status hl_ruler_read(const char *path, enum hl_ruler_task task, struct hl_r
         int64_t n = hl_strip(&text, q - p);
         if (n > 0) s = read_line(path, line, text, n, task, &d, out);
     }
-    if (s == HOLA_OK && out->n == 0) s = hl_fail(HOLA_EFORMAT, "%s: no samples", path);
+    if (s == HOLA_OK && out->n == 0)
+        s = hl_fail(HOLA_EFORMAT, "%s: no samples of %s", path, hl_ruler_name(task));
     hl_draft_free(&d);
     hl_map_close(&m);
     return s;

@@ -25,24 +25,71 @@ int64_t hl_engine_room(const hola_model *m, int64_t most_host, int64_t most_devi
     return fits < 2 ? 2 : fits < most ? fits : most;
 }
 
+/* Requests that one thread turns into tokens. */
+enum { PART = 64 };
+struct part {
+    struct hl_items items;
+    int64_t first, n;
+    hola_status status;
+};
+struct tokenizing {
+    const struct hl_engine *e;
+    struct hl_eval_opts opts;
+    struct part *part;
+};
+
+static bool is_scored(const struct hl_engine *e, int64_t i) {
+    return !e->answer[i].done && e->set->request[i].kind != HL_ASK_GENERATE;
+}
+
+static void tokenize_part(void *ctx, int64_t k, int worker) {
+    const struct tokenizing *t = ctx;
+    struct part *p = &t->part[k];
+    (void)worker;
+    hl_items_free(&p->items);
+    p->status = HOLA_OK;
+    for (int64_t i = p->first; p->status == HOLA_OK && i < p->first + p->n; i++)
+        if (is_scored(t->e, i)) p->status = hl_items_add(&p->items, &t->opts, &t->e->set->request[i], i);
+}
+
+/* Texts of many requests by all threads, a few large ones one after the other, each by all threads. */
+static hola_status tokenize_all(struct hl_engine *e, struct hl_items *items) {
+    const int64_t n = hl_pieces(e->set->n, PART);
+    struct tokenizing t = {.e = e, .opts = *e->opts, .part = calloc((size_t)n + 1, sizeof *t.part)};
+    hola_status st =
+        t.part ? HOLA_OK : hl_fail(HOLA_ENOMEM, "eval: no memory for %lld requests", (long long)n);
+    for (int64_t k = 0; st == HOLA_OK && k < n; k++) {
+        t.part[k].first = k * PART;
+        t.part[k].n = e->set->n - k * PART < PART ? e->set->n - k * PART : PART;
+    }
+    if (n > 1) t.opts.threads = 1;
+    if (st == HOLA_OK && n > 1) hl_pool_run(e->model->pool, n, tokenize_part, &t);
+    else if (st == HOLA_OK && n == 1) tokenize_part(&t, 0, 0);
+    for (int64_t k = 0; st == HOLA_OK && k < n; k++) {
+        if (t.part[k].status != HOLA_OK) tokenize_part(&t, k, 0); /* again, for its message */
+        st = t.part[k].status;
+        if (st == HOLA_OK) st = hl_items_join(items, &t.part[k].items);
+    }
+    for (int64_t k = 0; t.part && k < n; k++) hl_items_free(&t.part[k].items);
+    free(t.part);
+    return st;
+}
+
 static hola_status tokenize(struct hl_engine *e, struct hl_items *items) {
-    hola_status st = HOLA_OK;
-    for (int64_t i = 0; st == HOLA_OK && i < e->set->n; i++) {
+    hola_status st = tokenize_all(e, items);
+    for (int64_t i = 0, k = 0; st == HOLA_OK && i < e->set->n; i++) {
         const struct hl_request *r = &e->set->request[i];
-        const int64_t before = items->n;
-        if (e->answer[i].done) continue;
-        if (r->kind == HL_ASK_GENERATE) {
+        if (r->kind == HL_ASK_GENERATE && !e->answer[i].done)
             e->work += r->context.n / 4 + r->max_new; /* near enough, for a bar */
-            continue;
-        }
+        if (!is_scored(e, i)) continue;
         if (r->kind == HL_ASK_IDS) {
             e->answer[i].top = calloc((size_t)r->n_ids + 1, sizeof *e->answer[i].top);
             if (!e->answer[i].top) return hl_fail(HOLA_ENOMEM, "eval: no memory for an answer");
         }
         e->answer[i].greedy = true;
-        st = hl_items_add(items, e->opts, r, i);
-        for (int64_t k = before; k < items->n; k++) e->work += items->item[k].n;
-        if (st == HOLA_OK && items->n == before) st = hl_engine_answered(e, i); /* nothing to score */
+        if (k == items->n || items->item[k].request != i)
+            st = hl_engine_answered(e, i); /* nothing to score */
+        for (; k < items->n && items->item[k].request == i; k++) e->work += items->item[k].n;
     }
     return st;
 }

@@ -1,6 +1,8 @@
 /* set.c -- the requests of a task and the memory they lie in; metrics. */
+#include "core/sha256.h"
 #include "eval/eval.h"
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 struct hl_block {
@@ -74,6 +76,14 @@ hola_status hl_set_ask(struct hl_set *s, const struct hl_request *r) {
     return HOLA_OK;
 }
 
+hola_status hl_set_hash(struct hl_set *s) {
+    struct hl_sha256 sha;
+    hl_sha256_begin(&sha);
+    hola_status st = hl_sha256_file(&sha, s->file);
+    if (st == HOLA_OK) hl_sha256_end(&sha, s->sha256);
+    return st;
+}
+
 void hl_answers_free(struct hl_answer *a, int64_t n) {
     for (int64_t i = 0; a && i < n; i++) free(a[i].text.data), free(a[i].top);
     free(a);
@@ -83,7 +93,9 @@ void hl_answers_free(struct hl_answer *a, int64_t n) {
 
 void hl_metric_put(struct hl_metrics *m, const char *name, double value, double error) {
     HL_ASSERT(m->count < HL_METRICS);
-    m->metric[m->count++] = (struct hl_figure){name, value, error};
+    struct hl_figure *f = &m->metric[m->count++];
+    *f = (struct hl_figure){.value = value, .error = error};
+    snprintf(f->name, sizeof f->name, "%s", name);
 }
 
 void hl_metric_mean(struct hl_metrics *m, const char *name, const double *x, int64_t n) {

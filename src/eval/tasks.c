@@ -2,7 +2,6 @@
 #define _POSIX_C_SOURCE 200809L
 #include "eval/tasks.h"
 #include "core/file.h"
-#include "core/sha256.h"
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -25,46 +24,47 @@ enum hl_retrieval hl_eval_retrieval(enum hl_retrieval asked, enum hl_profile p) 
 }
 
 #define RULER(name, about) \
-    { name, about, NULL, NULL, 1, hl_ruler_task_make, hl_ruler_tally, NULL }
+    { name, about, NULL, NULL, 1, hl_ruler_task_make, hl_ruler_tally, NULL, true, hl_ruler_task_dump }
 
 static const struct hl_task tasks[] = {
     {"wikitext", "perplexity of WikiText's test articles",
      "wikitext/wiki.test.raw|wikitext/wikitext_document_level.test.jsonl",
      "EleutherAI/wikitext_document_level, wikitext-2-raw-v1, test (or wiki.test.raw of WikiText-2)", 2,
-     hl_wikitext_make, hl_perplexity_tally, "word_perplexity"},
+     hl_wikitext_make, hl_perplexity_tally, "word_perplexity", false, NULL},
     {"lambada_openai", "the last word of a passage, OpenAI's form", "lambada/lambada_test.jsonl",
-     "EleutherAI/lambada_openai, default, test", 1, hl_lambada_make, hl_lambada_tally, "acc"},
+     "EleutherAI/lambada_openai, default, test", 1, hl_lambada_make, hl_lambada_tally, "acc", false, NULL},
     {"lambada_standard", "the last word of a passage, lower-cased and tokenised",
      "lambada/lambada_test_plain_text.txt|lambada/lambada_standard_test.jsonl", "cimec/lambada, test", 1,
-     hl_lambada_make, hl_lambada_tally, "acc"},
+     hl_lambada_make, hl_lambada_tally, "acc", false, NULL},
     {"arc_easy", "science questions of schools", "arc_easy/test.jsonl", "allenai/ai2_arc, ARC-Easy, test", 1,
-     hl_arc_make, hl_choice_norm_tally, "acc"},
+     hl_arc_make, hl_choice_norm_tally, "acc", false, NULL},
     {"arc_challenge", "those that simple methods fail at", "arc_challenge/test.jsonl",
-     "allenai/ai2_arc, ARC-Challenge, test", 1, hl_arc_make, hl_choice_norm_tally, "acc_norm"},
+     "allenai/ai2_arc, ARC-Challenge, test", 1, hl_arc_make, hl_choice_norm_tally, "acc_norm", false, NULL},
     {"hellaswag", "how a scene goes on",
      "hellaswag/validation.jsonl|hellaswag/hellaswag_val.jsonl|hellaswag/hellaswag_val.klosax.jsonl",
-     "Rowan/hellaswag, validation", 1, hl_hellaswag_make, hl_choice_norm_tally, "acc_norm"},
+     "Rowan/hellaswag, validation", 1, hl_hellaswag_make, hl_choice_norm_tally, "acc_norm", false, NULL},
     {"piqa", "everyday physics", "piqa/validation.jsonl", "baber/piqa, validation", 1, hl_piqa_make,
-     hl_choice_norm_tally, "acc"},
+     hl_choice_norm_tally, "acc", false, NULL},
     {"winogrande", "what a pronoun stands for", "winogrande/validation.jsonl",
-     "allenai/winogrande, winogrande_xl, validation", 1, hl_winogrande_make, hl_choice_tally, "acc"},
+     "allenai/winogrande, winogrande_xl, validation", 1, hl_winogrande_make, hl_choice_tally, "acc", false,
+     NULL},
     {"boolq", "questions of yes or no about a passage", "boolq/validation.jsonl",
-     "aps/super_glue, boolq, validation", 2, hl_boolq_make, hl_choice_tally, "acc"},
+     "aps/super_glue, boolq, validation", 2, hl_boolq_make, hl_choice_tally, "acc", false, NULL},
     {"sciq", "science questions with a passage", "sciq/test.jsonl|sciq/validation.jsonl",
-     "allenai/sciq, test", 1, hl_sciq_make, hl_choice_norm_tally, "acc"},
+     "allenai/sciq, test", 1, hl_sciq_make, hl_choice_norm_tally, "acc", false, NULL},
     {"openbookqa", "elementary science", "openbookqa/test.jsonl", "allenai/openbookqa, main, test", 1,
-     hl_openbookqa_make, hl_choice_norm_tally, "acc"},
+     hl_openbookqa_make, hl_choice_norm_tally, "acc", false, NULL},
     {"fda", "fields of medical device summaries", "fda/validation.jsonl|fda/fda_rebuilt.jsonl",
-     "hazyresearch/based-fda, validation", 1, hl_extract_make, hl_extract_tally, "contains"},
+     "hazyresearch/based-fda, validation", 1, hl_extract_make, hl_extract_tally, "contains", false, NULL},
     {"swde", "fields of web pages", "swde/validation.jsonl|swde/swde_rebuilt.jsonl",
-     "hazyresearch/based-swde-v2, validation", 1, hl_extract_make, hl_extract_tally, "contains"},
+     "hazyresearch/based-swde-v2, validation", 1, hl_extract_make, hl_extract_tally, "contains", false, NULL},
     {"squad_completion", "answers about a passage, reworded to be completed",
      "squad_completion/validation.jsonl|squad/squad_completion.jsonl", "hazyresearch/based-squad, validation",
-     1, hl_extract_make, hl_extract_tally, "contains"},
+     1, hl_extract_make, hl_extract_tally, "contains", false, NULL},
     {"squad_rebuilt", "answers about a passage", "squad/dev-v1.1.json", "SQuAD 1.1, dev-v1.1.json", 1,
-     hl_squad_make, hl_extract_tally, "contains"},
+     hl_squad_make, hl_extract_tally, "contains", false, NULL},
     {"text", "perplexity of the file that --text names", NULL, NULL, 1, hl_text_make, hl_perplexity_tally,
-     "token_perplexity"},
+     "token_perplexity", false, NULL},
     RULER("niah_single_1", "RULER: a number in a line that repeats"),
     RULER("niah_single_2", "RULER: a number in essays"),
     RULER("niah_single_3", "RULER: a uuid in essays"),
@@ -79,11 +79,11 @@ static const struct hl_task tasks[] = {
     RULER("ruler_qa_squad", "RULER: a question about one of many passages, SQuAD"),
     RULER("ruler_qa_hotpot", "RULER: a question about one of many passages, HotpotQA"),
     {"passkey", "digits of a pass key in filler, at five depths", NULL, NULL, 1, hl_passkey_make,
-     hl_passkey_tally, "acc"},
+     hl_passkey_tally, "acc", true, NULL},
     {"multikey", "digits of one of 1 to 16 pass keys", NULL, NULL, 1, hl_multikey_make, hl_multikey_tally,
-     "keys_16"},
+     "keys_16", true, NULL},
     {"mqar", "multi-query associative recall, for models of it", NULL, NULL, 1, hl_mqar_task_make,
-     hl_mqar_tally, "acc"},
+     hl_mqar_tally, "acc", true, NULL},
 };
 
 const struct hl_task *hl_task_at(int64_t i) {
@@ -122,7 +122,6 @@ static const char *split_of(const char *file) {
 
 hola_status hl_task_make(const struct hl_task *t, const struct hl_eval_opts *o, struct hl_set *out) {
     hola_status st = HOLA_OK;
-    struct hl_sha256 sha;
     *out = (struct hl_set){.version = t->version};
     if (t->files && !o->data) st = hl_fail(HOLA_EINVAL, "%s: --data DIR is needed", t->name);
     else if (t->files) st = find_file(t, o->data, &out->file);
@@ -130,9 +129,7 @@ hola_status hl_task_make(const struct hl_task *t, const struct hl_eval_opts *o, 
         out->file = strdup(o->text);
         if (!out->file) st = hl_fail(HOLA_ENOMEM, "%s: no memory for its name", o->text);
     } else if (t->make == hl_text_make) st = hl_fail(HOLA_EINVAL, "text: --text FILE is needed");
-    hl_sha256_begin(&sha);
-    if (st == HOLA_OK && out->file) st = hl_sha256_file(&sha, out->file);
-    if (st == HOLA_OK && out->file) hl_sha256_end(&sha, out->sha256);
+    if (st == HOLA_OK && out->file) st = hl_set_hash(out);
     if (st == HOLA_OK && t->files) out->split = split_of(strrchr(out->file, '/'));
     if (st == HOLA_OK) st = t->make(t, o, out);
     if (st == HOLA_OK && out->docs == 0)

@@ -48,6 +48,7 @@ void hl_extract_tally(const struct hl_task *t, const struct hl_set *s, struct hl
 hola_status hl_ruler_task_make(const struct hl_task *t, const struct hl_eval_opts *o, struct hl_set *out);
 void hl_ruler_tally(const struct hl_task *t, const struct hl_set *s, struct hl_answer *a,
                     struct hl_metrics *out);
+hola_status hl_ruler_task_dump(const struct hl_task *t, const struct hl_set *s, struct hl_text *out);
 hola_status hl_passkey_make(const struct hl_task *t, const struct hl_eval_opts *o, struct hl_set *out);
 void hl_passkey_tally(const struct hl_task *t, const struct hl_set *s, struct hl_answer *a,
                       struct hl_metrics *out);

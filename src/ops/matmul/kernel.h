@@ -8,13 +8,14 @@
  * row has the same bits in every batch. */
 #ifndef HL_KERNEL_H
 #define HL_KERNEL_H
+#include "ops/matmul/matmul.h"
 #include "ops/matmul/mm.h"
 #include "ops/simd.h"
 
 enum { HL_KC = 256 };
 /* Scratch of a linear layer, in reals: the panels of a block of at most HL_BLOCK columns, which stay in
  * the second-level cache, and a few strips. */
-enum { HL_BLOCK = 512, HL_STRIPS = 48, HL_BLOCK_SCRATCH = (HL_BLOCK + HL_STRIPS) * HL_KC };
+enum { HL_BLOCK = HL_LINEAR_COLUMNS, HL_STRIPS = 48, HL_BLOCK_SCRATCH = (HL_BLOCK + HL_STRIPS) * HL_KC };
 
 /* Rows of a tile: as many accumulators as the registers hold, beside two vectors of B. A packed strip
  * has room for a multiple of 4 rows, for the 4 x 4 transposes. */
@@ -47,6 +48,9 @@ void HL_OP(pack_turn)(real *dst, int64_t ds, const real *src, int64_t ss, int64_
  * src[k*ss + g*width + c], zero past the end. */
 void HL_OP(pack_copy)(real *dst, int64_t ds, const real *src, int64_t ss, int64_t cols, int64_t width,
                       int64_t n);
+/* Rows of x as strips, all of K: strip i at dst + i * HL_AS * K. */
+void HL_OP(linear_strips)(real *dst, const real *x, int64_t M, int64_t K);
+void HL_OP(linear_block)(const struct hl_linear_block *b, real *room); /* room: hl_linear_scratch() bytes */
 /* n numbers of a dtype, a multiple of HL_PANEL, as `real` */
 void HL_OP(widen)(real *dst, const void *src, hola_dtype dtype, int64_t n);
 #endif

@@ -32,6 +32,18 @@ struct hl_linear {
 
 int64_t hl_linear_scratch(void); /* bytes per worker */
 
+/* A block of x W^T for an op that uses it up at once: columns [n0, n0 + n) of M rows, n0 a multiple of HL_PANEL,
+ * n at most HL_LINEAR_COLUMNS. The bits are those of the whole product. */
+enum { HL_LINEAR_COLUMNS = 512 };
+struct hl_linear_block {
+    int64_t M, K, n0, n;
+    const real *x;      /* [M][K] */
+    const real *strips; /* these rows as linear_strips packs them; NULL: packed here */
+    struct hl_weight W;
+    real *C; /* [M][ldc] */
+    int64_t ldc;
+};
+
 /* panels of a [rows][cols] matrix given as floats; out has hl_panel_bytes() bytes. Codes (codes.h) are made of
  * finite numbers alone. */
 int64_t hl_panel_bytes(int64_t rows, int64_t cols, hola_dtype dtype);

@@ -76,25 +76,36 @@ static void pack_strips(real *strips, const struct term *t, int64_t i0, int64_t 
     else HL_OP(pack_copy)(strips, HL_AS, A, t->ak, m, HL_MR, kc);
 }
 
-static void run_piece(const struct product *p, const struct term *t, int64_t m0, int64_t n0, int64_t k,
-                      bool add, real *room) {
-    int64_t m = min64(p->M - m0, p->mc), n = min64(p->N - n0, p->nc), kc = min64(t->K - k, HL_KC);
+/* Rows [0, m) of A against columns [n0, n0 + n) of B, over k..k+kc. strips: of these rows, from k on, each
+ * `next` behind the one before; NULL: they are packed here. */
+struct piece {
+    const struct term *t;
+    int64_t m0, m, n0, n, k;
+    const real *strips;
+    int64_t next;
+    real *C; /* of m0, n0 */
+    int64_t ldc;
+    bool add;
+};
+static void run_piece(const struct piece *p, real *room) {
+    const struct term *t = p->t;
+    const int64_t kc = min64(t->K - p->k, HL_KC), m = p->m;
     int64_t group = t->ak == 1 ? HL_MR : HL_STRIPS / HL_AS * HL_MR; /* rows packed at a time */
-    struct panels panels = find_panels(t, n0, n, k, kc, room);
-    real *strips = room + HL_BLOCK * HL_KC;
-    struct hl_tile tile = {.kc = kc, .ldc = p->N, .alpha = 1, .add = add};
+    struct panels panels = find_panels(t, p->n0, p->n, p->k, kc, room);
+    real *own = room + HL_BLOCK * HL_KC;
+    struct hl_tile tile = {.kc = kc, .ldc = p->ldc, .alpha = 1, .add = p->add};
     tile.as = HL_AS;
     tile.bs = HL_PANEL;
     tile.dtype = panels.dtype;
     for (int64_t i = 0; i < m; i += HL_MR) {
         int64_t in = i % group;
-        if (in == 0) pack_strips(strips, t, m0 + i, min64(m - i, group), k, kc);
+        if (!p->strips && in == 0) pack_strips(own, t, p->m0 + i, min64(m - i, group), p->k, kc);
         tile.mr = (int)min64(m - i, HL_MR);
-        tile.A = strips + in / HL_MR * HL_AS * kc;
-        for (int64_t j = 0; j < n; j += HL_PANEL) {
+        tile.A = p->strips ? p->strips + i / HL_MR * p->next : own + in / HL_MR * HL_AS * kc;
+        for (int64_t j = 0; j < p->n; j += HL_PANEL) {
             tile.B = panels.B + j / HL_PANEL * panels.step;
-            tile.n = (int)min64(n - j, HL_PANEL);
-            tile.C = p->C + (m0 + i) * p->N + n0 + j;
+            tile.n = (int)min64(p->n - j, HL_PANEL);
+            tile.C = p->C + i * p->ldc + j;
             HL_OP(tile)(&tile);
         }
     }
@@ -133,18 +144,17 @@ static void run_few_rows(const struct product *p, int64_t n0, real *strips) {
 }
 
 /* Codes go through integer dot products, whatever the number of rows. */
-static void run_codes(const struct product *p, int64_t m0, int64_t n0, real *room) {
-    const struct term *t = &p->term[0];
-    const struct hl_dot_block b = {.dtype = t->dtype,
-                                   .panels = t->B,
-                                   .x = t->A + m0 * t->ai,
-                                   .xs = t->ai,
-                                   .K = t->K,
-                                   .n0 = n0,
-                                   .n = min64(p->N - n0, p->nc),
-                                   .m = min64(p->M - m0, p->mc),
-                                   .C = p->C + m0 * p->N + n0,
-                                   .ldc = p->N,
+static void run_codes(const struct piece *p, real *room) {
+    const struct hl_dot_block b = {.dtype = p->t->dtype,
+                                   .panels = p->t->B,
+                                   .x = p->t->A + p->m0 * p->t->ai,
+                                   .xs = p->t->ai,
+                                   .K = p->t->K,
+                                   .n0 = p->n0,
+                                   .n = p->n,
+                                   .m = p->m,
+                                   .C = p->C,
+                                   .ldc = p->ldc,
                                    .add = p->add};
     HL_OP(dot_block)(&b, room, hl_linear_scratch());
 }
@@ -157,8 +167,16 @@ static void task(void *ctx, int64_t i, int worker) {
     for (; i >= p->tasks; p++) i -= p->tasks;
     m0 = i % p->row_blocks * p->mc; /* neighbours share their columns: B comes from the shared cache */
     n0 = i / p->row_blocks * p->nc;
+    struct piece piece = {.t = p->term,
+                          .m0 = m0,
+                          .m = min64(p->M - m0, p->mc),
+                          .n0 = n0,
+                          .n = min64(p->N - n0, p->nc),
+                          .C = p->C + m0 * p->N + n0,
+                          .ldc = p->N,
+                          .add = p->add};
     if (p->term[0].form == B_CODES) {
-        run_codes(p, m0, n0, room);
+        run_codes(&piece, room);
         return;
     }
     if (few_rows(p)) {
@@ -166,8 +184,8 @@ static void task(void *ctx, int64_t i, int worker) {
         return;
     }
     for (int t = 0; t < p->terms; t++)
-        for (int64_t k = 0; k < p->term[t].K; k += HL_KC)
-            run_piece(p, &p->term[t], m0, n0, k, p->add || t > 0 || k > 0, room);
+        for (piece.t = &p->term[t], piece.k = 0; piece.k < p->term[t].K; piece.k += HL_KC, piece.add = true)
+            run_piece(&piece, room);
 }
 
 static void all_tasks(void *ctx, int64_t i, int worker) {
@@ -226,6 +244,41 @@ static void run(struct job *job) {
 
 /* ---- the op ---- */
 
+static struct term forward_term(const real *x, const struct hl_weight *W, int64_t K) {
+    return (struct term){.A = x,
+                         .ai = K,
+                         .ak = 1,
+                         .B = W->data,
+                         .form = W->layout != HL_PANELS  ? B_ROWS
+                                 : hl_is_codes(W->dtype) ? B_CODES
+                                                         : B_PANELS,
+                         .dtype = W->dtype,
+                         .bs = K,
+                         .K = K};
+}
+
+void HL_OP(linear_strips)(real *dst, const real *x, int64_t M, int64_t K) {
+    const struct term t = {.A = x, .ai = K, .ak = 1};
+    for (int64_t i = 0; i < M; i += HL_MR)
+        for (int64_t k = 0; k < K; k += HL_KC)
+            pack_strips(dst + i / HL_MR * HL_AS * K + k * HL_AS, &t, i, min64(M - i, HL_MR), k,
+                        min64(K - k, HL_KC));
+}
+
+void HL_OP(linear_block)(const struct hl_linear_block *b, real *room) {
+    const struct term t = forward_term(b->x, &b->W, b->K);
+    struct piece p = {
+        .t = &t, .m = b->M, .n0 = b->n0, .n = b->n, .next = HL_AS * b->K, .C = b->C, .ldc = b->ldc};
+    if (t.form == B_CODES) {
+        run_codes(&p, room);
+        return;
+    }
+    for (; p.k < b->K; p.k += HL_KC, p.add = true) {
+        p.strips = b->strips ? b->strips + p.k * HL_AS : NULL;
+        run_piece(&p, room);
+    }
+}
+
 void HL_OP(linear_forward)(struct hl_pool *pool, const struct hl_linear *a) {
     struct job job = {.pool = pool};
     HL_ASSERT(a->n <= HL_LINEAR_MAX && a->K > 0);
@@ -236,11 +289,7 @@ void HL_OP(linear_forward)(struct hl_pool *pool, const struct hl_linear *a) {
         *p = (struct product){.M = a->M, .N = part->W.rows, .C = part->out, .add = part->from, .terms = 1};
         if (part->from && part->from != part->out)
             memcpy(part->out, part->from, (size_t)(p->M * p->N) * sizeof(real));
-        p->term[0] = (struct term){.A = a->x, .ai = a->K, .ak = 1, .B = part->W.data, .bs = a->K, .K = a->K};
-        p->term[0].form = part->W.layout != HL_PANELS  ? B_ROWS
-                          : hl_is_codes(part->W.dtype) ? B_CODES
-                                                       : B_PANELS;
-        p->term[0].dtype = part->W.dtype;
+        p->term[0] = forward_term(a->x, &part->W, a->K);
     }
     run(&job);
 }

@@ -1,7 +1,9 @@
-/* xent_cpu.c -- HL_XENT_ROWS rows at a time: logits by the matrix product, then each row by itself
- * (maximum, exponentials and their sum, gradient in place), then the two products of the gradient. */
+/* xent_cpu.c -- HL_XENT_ROWS rows at a time. With gradients: logits by the matrix product, then each row by
+ * itself (maximum, exponentials and their sum, gradient in place), then the two products of the gradient. The loss
+ * alone: blocks of logits that stay in a processor's cache, of which a maximum and a sum are kept. */
+#include "ops/matmul/codes.h"
+#include "ops/matmul/kernel.h"
 #include "ops/ops.h"
-#include "ops/simd.h"
 
 struct pass {
     const struct hl_xent *a;
@@ -67,7 +69,7 @@ static bool holds(const real *z, int64_t n, real x) {
     return false;
 }
 
-/* nll of row t from its logits z; with gradients wanted, z becomes scale (softmax - onehot). */
+/* nll of row t from its logits z, which become scale (softmax - onehot). */
 static void one_row(const struct hl_xent *a, int64_t t, real *z) {
     int64_t V = a->W.rows;
     int32_t target = a->target[t];
@@ -76,15 +78,14 @@ static void one_row(const struct hl_xent *a, int64_t t, real *z) {
     a->nll[t] = 0;
     if (a->top) a->top[t] = 0;
     if (target < 0) {
-        if (a->dx) memset(z, 0, (size_t)V * sizeof(real));
+        memset(z, 0, (size_t)V * sizeof(real));
         return;
     }
     max = row_max(z, V);
     hit = (double)z[target] - (double)max;
     if (a->top) a->top[t] = z[target] == max && !holds(z, target, max);
-    sum = row_exp(z, V, max, a->dx != NULL);
+    sum = row_exp(z, V, max, true);
     a->nll[t] = log(sum) - hit;
-    if (!a->dx) return;
     scale_row(z, V, (real)((double)a->scale / sum));
     z[target] -= a->scale;
 }
@@ -96,17 +97,135 @@ static void task(void *ctx, int64_t i, int worker) {
         one_row(p->a, p->row + r, (real *)p->a->logits + r * p->a->W.rows);
 }
 
+/* ---- the loss alone ---- */
+
+/* A block of logits. Rows are whole strips; a row has some numbers to spare, or the rows of a tile would share few
+ * places of the first-level cache. */
+enum { ROWS = 120, COLUMNS = HL_LINEAR_COLUMNS, LDC = COLUMNS + 16 };
+
+/* What is kept of a row's columns: their maximum and the sum of exp(z - max). Blocks are the same columns in any
+ * pass, and added up in their order. */
+struct share {
+    double sum;
+    real max;
+    real hit;   /* the target's, where it is one of them */
+    bool first; /* and none before it is the same */
+};
+static struct share look(real *z, int64_t n, int64_t target) {
+    struct share y = {.max = row_max(z, n)};
+    if (target >= 0 && target < n) y.hit = z[target], y.first = !holds(z, target, y.hit);
+    y.sum = row_exp(z, n, y.max, false);
+    return y;
+}
+
+struct whole { /* of a row so far */
+    double max, sum, hit;
+    bool top;
+};
+static void join(struct whole *w, const struct share *y, bool has_target) {
+    const double max = (double)y->max > w->max ? (double)y->max : w->max;
+    w->sum = w->sum * exp(w->max - max) + y->sum * exp((double)y->max - max);
+    if (has_target) w->hit = (double)y->hit, w->top = w->hit > w->max && y->first;
+    w->max = max;
+    w->top = w->top && w->hit == max;
+}
+static const struct whole nothing = {.max = -1e300};
+
+struct scoring {
+    const struct hl_xent *a;
+    struct hl_pool *pool;
+    int64_t row, rows, row_blocks;
+    real *strips;        /* of all rows; NULL: codes make their own */
+    real *room;          /* a block for each worker */
+    struct share *share; /* [blocks][rows]; NULL: all logits are there */
+};
+
+static void pack_block(void *ctx, int64_t i, int worker) {
+    const struct scoring *s = ctx;
+    const int64_t K = s->a->D, m0 = i * ROWS, m = s->rows - m0 < ROWS ? s->rows - m0 : ROWS;
+    (void)worker;
+    HL_OP(linear_strips)(s->strips + m0 / HL_MR * HL_AS * K, (const real *)s->a->x + (s->row + m0) * K, m, K);
+}
+
+static void score_block(void *ctx, int64_t i, int worker) {
+    const struct scoring *s = ctx;
+    const struct hl_xent *a = s->a;
+    const int64_t m0 = i % s->row_blocks * ROWS, at = i / s->row_blocks, n0 = at * COLUMNS;
+    struct hl_linear_block b = {.M = s->rows - m0 < ROWS ? s->rows - m0 : ROWS,
+                                .K = a->D,
+                                .n0 = n0,
+                                .n = a->W.rows - n0 < COLUMNS ? a->W.rows - n0 : COLUMNS,
+                                .x = (const real *)a->x + (s->row + m0) * a->D,
+                                .strips = s->strips ? s->strips + m0 / HL_MR * HL_AS * a->D : NULL,
+                                .W = a->W,
+                                .C = s->room + worker * ROWS * LDC,
+                                .ldc = LDC};
+    HL_OP(linear_block)(&b, hl_pool_scratch(s->pool, worker, hl_linear_scratch()));
+    for (int64_t r = 0; r < b.M; r++)
+        s->share[at * s->rows + m0 + r] = look(b.C + r * LDC, b.n, a->target[s->row + m0 + r] - n0);
+}
+
+static void score_row(void *ctx, int64_t r, int worker) {
+    const struct scoring *s = ctx;
+    const struct hl_xent *a = s->a;
+    const int64_t t = s->row + r, V = a->W.rows, target = a->target[t];
+    struct whole w = nothing;
+    (void)worker;
+    for (int64_t n0 = 0; target >= 0 && n0 < V; n0 += COLUMNS) {
+        const int64_t n = V - n0 < COLUMNS ? V - n0 : COLUMNS;
+        const struct share y = s->share ? s->share[n0 / COLUMNS * s->rows + r]
+                                        : look((real *)a->logits + r * V + n0, n, target - n0);
+        join(&w, &y, target >= n0 && target < n0 + n);
+    }
+    a->nll[t] = target < 0 ? 0 : log(w.sum) + w.max - w.hit;
+    if (a->top) a->top[t] = target >= 0 && w.top;
+}
+
+/* Lays the pieces out in the workspace; false: it is too small, or the rows are too few to be worth it. */
+static bool lay_out(struct scoring *s) {
+    const struct hl_xent *a = s->a;
+    const int64_t blocks = hl_pieces(a->W.rows, COLUMNS), strips = hl_pieces(s->rows, HL_MR) * HL_AS * a->D;
+    const int64_t rooms = hl_pool_threads(s->pool) * ROWS * LDC;
+    const int64_t shares = blocks * s->rows * (int64_t)(sizeof *s->share / sizeof(real));
+    if (s->rows < ROWS / 2 || shares + strips + rooms > s->rows * a->W.rows) return false;
+    s->row_blocks = hl_pieces(s->rows, ROWS);
+    s->share = (struct share *)a->logits;
+    s->strips = (real *)a->logits + shares;
+    s->room = s->strips + strips;
+    return true;
+}
+
+static void loss_alone(struct hl_pool *pool, const struct hl_xent *a, int64_t row, int64_t rows) {
+    struct scoring s = {.a = a, .pool = pool, .row = row, .rows = rows};
+    if (lay_out(&s)) {
+        if (a->W.layout == HL_PANELS && hl_is_codes(a->W.dtype)) s.strips = NULL;
+        else hl_pool_run(pool, s.row_blocks, pack_block, &s);
+        hl_pool_run(pool, s.row_blocks * hl_pieces(a->W.rows, COLUMNS), score_block, &s);
+    } else {
+        struct hl_linear l = {.M = rows, .K = a->D, .x = (const real *)a->x + row * a->D, .n = 1};
+        l.part[0].W = a->W;
+        l.part[0].out = a->logits;
+        HL_OP(linear_forward)(pool, &l);
+    }
+    hl_pool_run(pool, rows, score_row, &s);
+}
+
+/* ---- the op ---- */
+
 void HL_OP(xent)(struct hl_pool *pool, const struct hl_xent *a) {
     HL_ASSERT(!a->dx || a->W.layout == HL_ROWS);
     for (int64_t row = 0; row < a->M; row += HL_XENT_ROWS) {
         struct pass p = {.a = a, .row = row, .rows = a->M - row < HL_XENT_ROWS ? a->M - row : HL_XENT_ROWS};
         struct hl_linear l = {.M = p.rows, .K = a->D, .x = (const real *)a->x + row * a->D, .n = 1};
+        if (!a->dx) {
+            loss_alone(pool, a, row, p.rows);
+            continue;
+        }
         l.part[0].W = a->W;
         l.part[0].out = a->logits;
         HL_OP(linear_forward)(pool, &l);
         p.per_task = hl_pieces(8192, a->W.rows); /* a task is worth a few microseconds */
         hl_pool_run(pool, hl_pieces(p.rows, p.per_task), task, &p);
-        if (!a->dx) continue;
         l.part[0].dout = a->logits;
         l.part[0].dW = a->dW;
         l.dx = (real *)a->dx + row * a->D;
