@@ -4,6 +4,7 @@
 #include "cuda.h"
 #include "models.h"
 #include "model/session.h"
+#include "model/view.h"
 #include "temp.h"
 
 #define BODY                                                                                          \
@@ -38,6 +39,29 @@ static void alike(hola_session *a, hola_session *b, const int32_t *ids, const ch
         CHECK_OK(hola_session_feed(b, ids + i, 1, y));
         if (memcmp(x, y, sizeof x)) fail_msg("%s: other logits", what);
     }
+}
+
+/* A memory of the latest tokens, token by token: where they stood is known. */
+static void positions_of_what_is_kept(void **state) {
+    hola_config cfg;
+    hola_model *m;
+    int32_t *ids = random_ids(40, VOCAB, 3);
+    int64_t pos[8], count;
+    (void)state;
+    CHECK_OK(hl_config_parse(&cfg, BODY, (int64_t)strlen(BODY), "config"));
+    cfg.cache_evict = HOLA_EVICT_RECENCY;
+    if (hola_model_new(&m, &cfg, 7, &(hola_options){.threads = 1, .backend = "cuda"}) != HOLA_OK) skip();
+    hola_session *s;
+    CHECK_OK(hola_session_new(&s, m));
+    for (int i = 0; i < 40; i++) CHECK_OK(hola_session_feed(s, ids + i, 1, NULL));
+    for (int64_t head = 0; head < 4; head++) {
+        CHECK_OK(hl_session_kept(s, head / 2, head % 2, pos, &count));
+        assert_int_equal(count, 8);
+        for (int64_t i = 0; i < count; i++) assert_int_equal(pos[i], 32 - count + i);
+    }
+    hola_session_free(s);
+    hola_model_free(m);
+    free(ids);
 }
 
 static void copies_of_a_session(void **state) {
@@ -155,7 +179,8 @@ static void rows_keep_their_bits(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(copies_of_a_session), cmocka_unit_test(history_on_a_device),
-        cmocka_unit_test(from_device_to_cpu), cmocka_unit_test(rows_keep_their_bits)};
+        cmocka_unit_test(positions_of_what_is_kept), cmocka_unit_test(copies_of_a_session),
+        cmocka_unit_test(history_on_a_device), cmocka_unit_test(from_device_to_cpu),
+        cmocka_unit_test(rows_keep_their_bits)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,35 +1,15 @@
 #!/bin/sh
 # test_cli.sh -- the program as its users meet it: exit statuses, messages of one line, results that agree.
-# HOLA names the program. Everything it needs it writes itself.
-hola=${HOLA:-./hola}
-[ -x "$hola" ] || { echo "$hola: no such program" && exit 1; }
-dir=$(mktemp -d) || exit 1
-trap 'rm -rf "$dir"' EXIT
-checks=0 failures=0
-bad() { failures=$((failures + 1)) && echo "FAILED: $*"; }
-ok() { # CONDITION... : a command that must succeed
-    checks=$((checks + 1))
-    "$@" >/dev/null 2>&1 || bad "$*"
-}
+. "${0%/*}/common.sh"
 
 # expect STATUS TEXT ARGS...: hola ARGS ends with STATUS. A failure says so in one line that holds TEXT and prints
 # no result; a success says nothing on stderr and prints TEXT.
 expect() {
     want=$1 text=$2
     shift 2
-    checks=$((checks + 1))
     "$hola" "$@" >"$dir/out" 2>"$dir/err"
-    got=$?
-    [ "$got" = "$want" ] || bad "hola $*: status $got, not $want: $(cat "$dir/err")"
-    if [ "$want" = 0 ]; then
-        [ -s "$dir/err" ] && bad "hola $*: noise on stderr: $(cat "$dir/err")"
-        grep -qF -e "$text" "$dir/out" || bad "hola $*: no '$text' in the output"
-    else
-        [ "$(wc -l <"$dir/err")" -eq 1 ] || bad "hola $*: not one line on stderr: $(cat "$dir/err")"
-        grep -q '^hola: ' "$dir/err" || bad "hola $*: stderr does not begin with 'hola: '"
-        grep -qF -e "$text" "$dir/err" || bad "hola $*: no '$text' in: $(cat "$dir/err")"
-        [ -s "$dir/out" ] && bad "hola $*: printed a result though it failed"
-    fi
+    ended "hola $*" $? "$want" "$text"
+    [ "$want" != 0 ] || noted "hola $*" "$text"
 }
 
 # ---- words and options ----
@@ -48,6 +28,14 @@ for c in init score inspect bench; do
     expect 2 "unexpected argument '--json'" $c -- --json
     expect 2 'takes no value' $c --json=1
 done
+# every option of every command is in the manual, and every option of the manual is one
+manual=$(dirname "$0")/../man/hola.1
+for c in $("$hola" help | sed -n 's/^  \([a-z]*\)  .*/\1/p') 'tokenizer train' 'tokenizer encode' 'tokenizer decode'; do
+    "$hola" $c --help
+done | grep -o '^  .\{4\}--[a-z0-9-]*' | sed 's/.*--/--/' | sort -u >"$dir/options"
+sed 's/\\-/-/g' "$manual" | grep -o -e '--[a-z0-9][a-z0-9-]*' | grep -v -e '^--name$' -e '^--version$' | sort -u >"$dir/manual"
+ok test "$(wc -l <"$dir/options")" -gt 90
+ok test -z "$(diff "$dir/options" "$dir/manual" | grep '^[<>]')"
 expect 2 'no command'
 expect 2 "unknown command 'frobnicate'" frobnicate
 expect 2 "unknown command 'x?y'" 'x
@@ -323,5 +311,4 @@ checks=$((checks + 1))
 "$hola" init -o "$dir/m" --config "$dir/tiny.json" -s 5 --force >/dev/null
 ok cmp "$dir/closed/model.safetensors" "$dir/m/model.safetensors"
 
-echo "$checks checks, $failures failed"
-[ "$failures" -eq 0 ]
+finish

@@ -1,23 +1,12 @@
 #!/bin/bash
 # test_convert.sh -- hola convert as its users meet it: every type and back, nonsense, a full disk, bad files.
-# HOLA names the program. Everything it needs it writes itself.
-hola=${HOLA:-./hola}
-[ -x "$hola" ] || { echo "$hola: no such program" && exit 1; }
-dir=$(mktemp -d) || exit 1
-trap 'rm -rf "$dir"' EXIT
-checks=0 failures=0
-bad() { failures=$((failures + 1)) && echo "FAILED: $*"; }
-ok() { checks=$((checks + 1)) && { "$@" >/dev/null 2>"$dir/err" || bad "$*: $(cat "$dir/err")"; }; }
+. "${0%/*}/common.sh"
 # expect STATUS TEXT COMMAND...: exactly one line on stderr, with TEXT in it
 expect() {
     want=$1 text=$2
     shift 2
-    checks=$((checks + 1))
     "$hola" "$@" >"$dir/out" 2>"$dir/err"
-    got=$?
-    [ $got = "$want" ] || bad "$*: status $got, not $want: $(cat "$dir/err")"
-    [ "$(wc -l <"$dir/err")" = 1 ] || bad "$*: not one line: $(cat "$dir/err")"
-    grep -qF -e "$text" "$dir/err" || bad "$*: no '$text' in: $(cat "$dir/err")"
+    ended "$*" $? "$want" "$text"
 }
 
 cat >"$dir/c.json" <<END
@@ -103,5 +92,4 @@ ok test -z "$(find "$dir/full" -name '.*tmp*')"
 head -c 20000 "$dir/int4/model.safetensors" >"$dir/again-int4/model.safetensors"
 expect 1 'again-int4/model.safetensors' score -m "$dir/again-int4" --ids "$dir/ids"
 
-echo "$checks checks, $failures failures"
-[ $failures = 0 ]
+finish

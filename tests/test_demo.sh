@@ -1,24 +1,13 @@
 #!/bin/bash
 # test_demo.sh -- hola demo in its quick form: what it prints and leaves, that threads change nothing, bad requests.
-# HOLA names the program. What the models learn is not looked at: that takes minutes (docs/demo.md).
-hola=${HOLA:-./hola}
-[ -x "$hola" ] || { echo "$hola: no such program" && exit 1; }
-dir=$(mktemp -d) || exit 1
-trap 'rm -rf "$dir"' EXIT
-checks=0 failures=0
-bad() { failures=$((failures + 1)) && echo "FAILED: $*"; }
-ok() { checks=$((checks + 1)) && { "$@" >/dev/null 2>&1 || bad "$*"; }; }
+# What the models learn is not looked at: that takes minutes (docs/demo.md).
+. "${0%/*}/common.sh"
 # expect STATUS TEXT ARGS...: one line on stderr holds TEXT, nothing is printed
 expect() {
     want=$1 text=$2
     shift 2
-    checks=$((checks + 1))
     "$hola" demo "$@" >"$dir/out" 2>"$dir/err"
-    got=$?
-    [ "$got" = "$want" ] || bad "demo $*: status $got, not $want: $(cat "$dir/err")"
-    [ "$(wc -l <"$dir/err")" = 1 ] && grep -q '^hola: ' "$dir/err" || bad "demo $*: not one line: $(cat "$dir/err")"
-    grep -qF -e "$text" "$dir/err" || bad "demo $*: no '$text' in: $(cat "$dir/err")"
-    [ -s "$dir/out" ] && bad "demo $*: printed a result though it failed"
+    ended "demo $*" $? "$want" "$text"
 }
 
 # ---- a run and what it leaves ----
@@ -73,5 +62,4 @@ expect 1 "$dir/file" --quick -o "$dir/file"
 expect 1 "$dir/file/x" --quick -o "$dir/file/x"
 expect 1 '/proc' --quick -o /proc/demo
 
-echo "$checks checks, $failures failed"
-[ "$failures" -eq 0 ]
+finish

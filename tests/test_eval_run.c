@@ -4,6 +4,7 @@
 #include "eval/prompt.h"
 #include "eval/tasks.h"
 #include "models.h"
+#include "temp.h"
 
 enum { VOCAB = 258 };
 static hola_tokenizer *tok;
@@ -175,6 +176,40 @@ static void test_plain(void **state) {
     }
 }
 
+/* Greedy: every token asked for is the likeliest, the first and the last of them. */
+static void test_greedy(void **state) {
+    enum { N = 30, FIRST = 11, LAST = 29 };
+    hola_model *m = byte_model(0, "cpu");
+    const struct hl_eval_opts o = opts(600);
+    int32_t *ids = random_ids(N, VOCAB, 8), best[N] = {0};
+    hola_session *y;
+    float z[VOCAB];
+    struct hl_set s = {0};
+    struct hl_doc *d;
+    (void)state;
+    CHECK_OK(hola_session_new(&y, m));
+    for (int t = 0; t < N; t++) {
+        CHECK_OK(hola_session_feed(y, ids + t, 1, z));
+        for (int v = 1; v < VOCAB; v++)
+            if (z[v] > z[best[t]]) best[t] = v;
+    }
+    hola_session_free(y);
+    for (int wrong = 0; wrong < 4; wrong++) { /* none, the first, the last, both */
+        int32_t *next = hl_set_bytes(&s, N * 4);
+        for (int t = 0; t < N; t++) next[t] = -1;
+        next[FIRST] = (best[FIRST] + (wrong & 1)) % VOCAB, next[LAST] = (best[LAST] + (wrong >> 1)) % VOCAB;
+        CHECK_OK(hl_set_doc(&s, &d));
+        CHECK_OK(
+            hl_set_ask(&s, &(struct hl_request){.kind = HL_ASK_IDS, .ids = ids, .next = next, .n_ids = N}));
+    }
+    struct hl_answer *a = answers(m, &o, &s);
+    for (int wrong = 0; wrong < 4; wrong++) assert_int_equal(a[wrong].greedy, wrong == 0);
+    hl_answers_free(a, s.n);
+    hl_set_free(&s);
+    hola_model_free(m);
+    free(ids);
+}
+
 /* ---- company ---- */
 
 static void same_answer(const struct hl_answer *x, const struct hl_answer *y) {
@@ -296,10 +331,44 @@ static void test_accuracy(void **state) {
     hl_set_free(&s);
 }
 
+/* What acc_norm divides by: code points of a choice, without the space before it. */
+static void test_lengths(void **state) {
+    const char *row = "{\"goal\": \"g\", \"sol1\": \"n\u00e9e\", \"sol2\": \"ab\", \"label\": 0}\n";
+    char *dir = temp_new();
+    struct hl_set s = {.file = hl_path_join(dir, "rows.jsonl")};
+    (void)state;
+    temp_write(dir, "rows.jsonl", row, (int64_t)strlen(row));
+    CHECK_OK(hl_piqa_make(NULL, &(struct hl_eval_opts){0}, &s));
+    assert_int_equal(s.n, 2);
+    assert_int_equal(s.request[0].chars, 3);
+    assert_int_equal(s.request[0].text.n, 5);
+    assert_int_equal(s.request[1].chars, 2);
+    hl_set_free(&s);
+    temp_remove(dir);
+}
+
+static void test_perplexity(void **state) {
+    const double want[] = {exp(24.0 / 10), exp(24.0 / 60), 24.0 / 60 / log(2), exp(24.0 / 16)};
+    struct hl_answer a[2] = {{.loglikelihood = -20, .tokens = 12}, {.loglikelihood = -4, .tokens = 4}};
+    struct hl_metrics got = {0};
+    struct hl_set s = {0};
+    struct hl_doc *d;
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        CHECK_OK(hl_set_doc(&s, &d));
+        d->words = 3 + 4 * i, d->bytes = 20 + 20 * i;
+    }
+    hl_perplexity_tally(NULL, &s, a, &got);
+    for (int i = 0; i < 4; i++) /* words, bytes, bits per byte, tokens */
+        if (!(fabs(got.metric[i].value - want[i]) < 1e-12 * want[i])) fail_msg("%s", got.metric[i].name);
+    hl_set_free(&s);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_plain),  cmocka_unit_test(test_company), cmocka_unit_test(test_resume),
         cmocka_unit_test(test_memory), cmocka_unit_test(test_target),  cmocka_unit_test(test_accuracy),
+        cmocka_unit_test(test_greedy), cmocka_unit_test(test_lengths), cmocka_unit_test(test_perplexity),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -1,6 +1,7 @@
 /* test_file.c -- mapping and the atomic writer: full disks, missing rights, killed writers. */
 #define _GNU_SOURCE
 #include "temp.h"
+#include <fcntl.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -167,6 +168,26 @@ static void test_full_disk(void **state) {
     temp_remove(dir);
 }
 
+/* A pipe is written to, not replaced by a file; one that nobody reads is refused. */
+static void test_stream(void **state) {
+    char *dir = temp_new(), *fifo = in(dir, "fifo"), got[8] = {0};
+    struct stat st;
+    (void)state;
+    assert_int_equal(mkfifo(fifo, 0600), 0);
+    CHECK_FAILS(hl_write_file(fifo, "hello", 5), HOLA_EIO, "fifo: cannot write");
+    int reader = open(fifo, O_RDONLY | O_NONBLOCK);
+    assert_true(reader >= 0);
+    CHECK_OK(hl_write_file(fifo, "hello", 5));
+    assert_int_equal(read(reader, got, sizeof got), 5);
+    assert_string_equal(got, "hello");
+    assert_int_equal(stat(fifo, &st), 0);
+    assert_true(S_ISFIFO(st.st_mode));
+    assert_int_equal(temp_entries(dir, NULL), 1);
+    close(reader);
+    free(fifo);
+    temp_remove(dir);
+}
+
 /* A writer killed in the middle leaves the old file, and a temporary file that disturbs nobody. */
 static void test_killed(void **state) {
     char *dir = temp_new(), *path = in(dir, "x"), name[256], mark[64];
@@ -223,7 +244,7 @@ int main(void) {
         cmocka_unit_test(test_make_dirs),   cmocka_unit_test(test_write),
         cmocka_unit_test(test_two_writers), cmocka_unit_test(test_unwritable),
         cmocka_unit_test(test_full_disk),   cmocka_unit_test(test_killed),
-        cmocka_unit_test(test_leftover),
+        cmocka_unit_test(test_leftover),    cmocka_unit_test(test_stream),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

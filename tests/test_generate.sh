@@ -1,16 +1,7 @@
 #!/bin/sh
-# test_generate.sh -- hola generate as its users meet it. HOLA names the program; the model is random, its bytes are
+# test_generate.sh -- hola generate as its users meet it. The model is random, its bytes are
 # no text, and that is part of the test.
-hola=${HOLA:-./hola}
-[ -x "$hola" ] || { echo "$hola: no such program" && exit 1; }
-dir=$(mktemp -d) || exit 1
-trap 'rm -rf "$dir"' EXIT
-checks=0 failures=0
-bad() { failures=$((failures + 1)) && echo "FAILED: $*"; }
-ok() {
-    checks=$((checks + 1))
-    "$@" >/dev/null 2>&1 || bad "$*"
-}
+. "${0%/*}/common.sh"
 same() { # A B: two files have the same bytes
     checks=$((checks + 1))
     cmp -s "$dir/$1" "$dir/$2" || bad "$1 and $2 differ: $(head -c 200 "$dir/$1") | $(head -c 200 "$dir/$2")"
@@ -23,14 +14,8 @@ differ() {
 expect() {
     want=$1 text=$2
     shift 2
-    checks=$((checks + 1))
     "$hola" generate "$@" >"$dir/out" 2>"$dir/err" </dev/null
-    got=$?
-    [ "$got" = "$want" ] || bad "hola generate $*: status $got, not $want: $(cat "$dir/err")"
-    [ "$want" = 0 ] && return
-    [ "$(wc -l <"$dir/err")" -eq 1 ] || bad "hola generate $*: not one line on stderr: $(cat "$dir/err")"
-    grep -qF -e "$text" "$dir/err" || bad "hola generate $*: no '$text' in: $(cat "$dir/err")"
-    [ -s "$dir/out" ] && bad "hola generate $*: printed a result though it failed"
+    ended "hola generate $*" $? "$want" "$text"
 }
 run() { # FILE ARGS...: the result goes to FILE
     file=$1
@@ -279,5 +264,4 @@ echo '[256, 260]' >"$dir/bad"
 expect 1 '[1]: 260 is not a token id' $m --ids "$dir/bad"
 expect 1 "$dir/none" -m "$dir/none" -p x
 
-echo "$checks checks, $failures failed"
-[ "$failures" -eq 0 ]
+finish

@@ -225,12 +225,14 @@ static void prompts_that_begin_alike(void **state) {
     CHECK_OK(hola_history_prompt(h, ids, 600, logits, &reused)); /* longer */
     assert_int_equal(reused, 500);
     CHECK_OK(hola_history_keep(h));
+    hola_session_seed(s, 77);   /* whoever goes back keeps it */
     for (int i = 0; i < 3; i++) /* another one, from token 450 + i on; the first goes back to 448 */
         for (int twice = 0; twice < 2; twice++) {
             ids[450 + i] = (int32_t)((ids[450 + i] + 1) % vocab);
             CHECK_OK(hola_history_prompt(h, ids, 700, logits, &reused));
             assert_int_equal(reused, 448);
         }
+    assert_int_equal(hola_session_seed_of(s), 77);
     CHECK_OK(hola_history_prompt(g, ids, 700, logits, NULL));
     go_on_alike(s, fresh, ids + 900, "a changed prompt");
     CHECK_OK(hola_history_prompt(h, ids, 448, logits, &reused)); /* shorter, at a point without logits */

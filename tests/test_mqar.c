@@ -56,8 +56,46 @@ static void test_random_non_queries(void **state) {
     CHECK_FAILS(hl_mqar_numpy_make(&m, 7, 1, 1, in, label), HOLA_EINVAL, "even");
 }
 
+/* Our own examples, of hola prepare: pairs of a key and a value of its half of the vocabulary, each asked once
+ * behind them, mostly near (a power of 0.01). */
+static void test_own(void **state) {
+    enum { N = 64, PAIRS = 4, VOCAB = 128, SAMPLES = 300 };
+    struct hl_mqar m = {.vocab = VOCAB, .length = N, .pairs = PAIRS, .power = 0.01};
+    int32_t in[N], label[N], again[N], least = VOCAB, most = 0;
+    double slots = 0;
+    (void)state;
+    CHECK_OK(hl_mqar_check(&m));
+    for (int s = 0; s < SAMPLES; s++) {
+        int asked = 0;
+        CHECK_OK(hl_mqar_make(&m, 5, s, in, label));
+        CHECK_OK(hl_mqar_make(&m, 5, s, again, NULL));
+        assert_memory_equal(in, again, sizeof in);
+        for (int j = 0; j < PAIRS; j++) {
+            assert_in_range(in[2 * j], 1, VOCAB / 2 - 1);
+            assert_in_range(in[2 * j + 1], VOCAB / 2, VOCAB - 1);
+            least = in[2 * j] < least ? in[2 * j] : least, most = in[2 * j] > most ? in[2 * j] : most;
+            for (int i = 0; i < j; i++) assert_true(in[2 * i] != in[2 * j] && in[2 * i + 1] != in[2 * j + 1]);
+        }
+        for (int i = 0; i < N; i++) {
+            if (i < 2 * PAIRS || i % 2) assert_int_equal(label[i], HL_MQAR_NONE);
+            if (label[i] == HL_MQAR_NONE) continue;
+            int j = 0;
+            while (j < PAIRS && in[2 * j] != in[i]) j++;
+            assert_true(j < PAIRS && label[i] == in[2 * j + 1]);
+            slots += (i - 2 * PAIRS) / 2, asked++;
+        }
+        assert_int_equal(asked, PAIRS);
+    }
+    assert_true(least == 1 && most == VOCAB / 2 - 1);
+    /* by a weight of 1/slot four of 28 slots are 5 and a half on average; by equal ones 13.5 */
+    slots /= SAMPLES * PAIRS;
+    if (!(slots > 4 && slots < 8)) fail_msg("slot %g on average", slots);
+    CHECK_OK(hl_mqar_make(&m, 6, 0, again, NULL));
+    assert_true(memcmp(in, again, sizeof in) != 0);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_examples),
-                                       cmocka_unit_test(test_random_non_queries)};
+                                       cmocka_unit_test(test_random_non_queries), cmocka_unit_test(test_own)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,34 +1,15 @@
 #!/bin/sh
 # test_prepare.sh -- hola prepare as its users meet it: what is in the shards, what is refused, what a failed or
-# killed run leaves behind. HOLA names the program. Everything it needs it writes itself.
-hola=${HOLA:-./hola}
-[ -x "$hola" ] || { echo "$hola: no such program" && exit 1; }
-dir=$(mktemp -d) || exit 1
-trap 'rm -rf "$dir"' EXIT
-checks=0 failures=0
-bad() { failures=$((failures + 1)) && echo "FAILED: $*"; }
-ok() { # CONDITION... : a command that must succeed
-    checks=$((checks + 1))
-    "$@" >/dev/null 2>&1 || bad "$*"
-}
+# killed run leaves behind.
+. "${0%/*}/common.sh"
 # expect STATUS TEXT ARGS...: as in test_cli.sh; standard input is $in
 in=/dev/null
 expect() {
     want=$1 text=$2
     shift 2
-    checks=$((checks + 1))
-    "$hola" prepare "$@" <"$in" >"$dir/stdout" 2>"$dir/stderr"
-    got=$?
-    [ "$got" = "$want" ] || bad "prepare $*: status $got, not $want: $(cat "$dir/stderr")"
-    if [ "$want" = 0 ]; then
-        [ -s "$dir/stderr" ] && bad "prepare $*: noise on stderr: $(cat "$dir/stderr")"
-        grep -qF -e "$text" "$dir/stdout" || bad "prepare $*: no '$text' in: $(cat "$dir/stdout")"
-    else
-        [ "$(wc -l <"$dir/stderr")" -eq 1 ] || bad "prepare $*: not one line on stderr: $(cat "$dir/stderr")"
-        grep -q '^hola: ' "$dir/stderr" || bad "prepare $*: stderr does not begin with 'hola: '"
-        grep -qF -e "$text" "$dir/stderr" || bad "prepare $*: no '$text' in: $(cat "$dir/stderr")"
-        [ -s "$dir/stdout" ] && bad "prepare $*: printed a result though it failed"
-    fi
+    "$hola" prepare "$@" <"$in" >"$dir/out" 2>"$dir/err"
+    ended "prepare $*" $? "$want" "$text"
+    [ "$want" != 0 ] || noted "prepare $*" "$text"
 }
 tokens() { # SHARD: its tokens in a line, "B" for BOS
     tail -c +1025 "$1" | od -An -v -tu2 | tr -s ' \n' ' ' | sed 's/^ //; s/ $//; s/\b256\b/B/g'
@@ -102,7 +83,7 @@ is "$(tokens "$dir/w/train_000000.bin")" 'B 66'
 expect 1 'standard input: line 1' -o "$dir/w" --force $byte --format jsonl -
 in=/dev/null
 if command -v gzip >/dev/null && gzip -c "$dir/docs/a.jsonl" >"$dir/a.jsonl.gz" &&
-    "$hola" prepare -o "$dir/w" --force $byte --val 0 "$dir/a.jsonl.gz" >"$dir/stdout" 2>"$dir/stderr"; then
+    "$hola" prepare -o "$dir/w" --force $byte --val 0 "$dir/a.jsonl.gz" >"$dir/out" 2>"$dir/err"; then
     is "$(tokens "$dir/w/train_000000.bin")" 'B 74 49 B 74 50'
     in=$dir/a.jsonl.gz
     expect 0 'all ' -o "$dir/w" --force $byte --val 0 -
@@ -112,7 +93,7 @@ if command -v gzip >/dev/null && gzip -c "$dir/docs/a.jsonl" >"$dir/a.jsonl.gz" 
     expect 1 'cut.jsonl.gz' -o "$dir/cut" $byte "$dir/cut.jsonl.gz"
     ok test ! -e "$dir/cut"
 else
-    ok grep -q 'without libarchive' "$dir/stderr"
+    ok grep -q 'without libarchive' "$dir/err"
 fi
 
 # ---- a corpus: splits, shards, threads ----
@@ -124,8 +105,8 @@ awk 'BEGIN { x = 1; for (i = 0; i < 3000; i++) {
 expect 0 '"documents": 3000' -o "$dir/t1" $byte --val 0.02 -t1 --json "$dir/c.jsonl"
 expect 0 'all ' -o "$dir/t3" $byte --val 0.02 -t 3 "$dir/c.jsonl"
 same "$dir/t1" "$dir/t3"
-"$hola" prepare -o "$dir/t1" --force $byte --val 0.02 --json "$dir/c.jsonl" >"$dir/stdout"
-val=$(sed 's/.*"val": {"documents": \([0-9]*\),.*/\1/' "$dir/stdout")
+"$hola" prepare -o "$dir/t1" --force $byte --val 0.02 --json "$dir/c.jsonl" >"$dir/out"
+val=$(sed 's/.*"val": {"documents": \([0-9]*\),.*/\1/' "$dir/out")
 ok test "$val" -gt 35 -a "$val" -lt 90
 expect 0 'all ' -o "$dir/seed" $byte --val 0.02 -s 1 "$dir/c.jsonl"
 checks=$((checks + 1))
@@ -184,9 +165,9 @@ is "$(cd "$dir/small" && echo *)" 'dataset.json tokenizer.json train_000000.bin'
 for limit in 1 8 40; do # blocks of 512 bytes
     checks=$((checks + 1))
     (ulimit -f $limit && exec "$hola" prepare -o "$dir/full" $byte --val 0.3 --shard-tokens 15000 "$dir/c.jsonl") \
-        >"$dir/stdout" 2>"$dir/stderr"
+        >"$dir/out" 2>"$dir/err"
     [ $? = 1 ] || bad "a limit of $limit blocks: status is not 1"
-    grep -q '^hola: .*cannot write' "$dir/stderr" || bad "a limit of $limit blocks: $(cat "$dir/stderr")"
+    grep -q '^hola: .*cannot write' "$dir/err" || bad "a limit of $limit blocks: $(cat "$dir/err")"
     ok test ! -e "$dir/full"
 done
 
@@ -221,5 +202,4 @@ expect 1 'mqar: 40 pairs in 64 tokens' -o "$dir/mqar" --force --generate mqar --
 expect 1 'recall: ' -o "$dir/toolong" --generate recall --facts 4000
 ok test ! -e "$dir/toolong"
 
-echo "$checks checks, $failures failed"
-[ "$failures" -eq 0 ]
+finish

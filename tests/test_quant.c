@@ -361,11 +361,49 @@ static void test_hostile(void **state) {
     temp_remove(dir);
 }
 
+static double error_of(const float *x, int n, double scale) {
+    double sum = 0;
+    for (int i = 0; i < n; i++) {
+        double c = rint((double)x[i] / scale);
+        c = c < -8 ? -8 : c > 7 ? 7 : c;
+        sum += ((double)x[i] - scale * c) * ((double)x[i] - scale * c);
+    }
+    return sum;
+}
+/* INT4's scale is as good as the best of a thousand; of an odd number of columns the last half byte is a 0. */
+static void test_best_scale(void **state) {
+    enum { ROWS = 100, COLS = 63 };
+    real *W = weights(ROWS * COLS, 3), *back = check_new(ROWS * COLS);
+    struct hl_codes c;
+    double got = 0, least = 0;
+    (void)state;
+    assert_true(hl_quant_new(&c, HOLA_INT4, ROWS, COLS));
+    assert_true(hl_codes_make(&c, W));
+    hl_codes_read(&c, back);
+    for (int r = 0; r < ROWS; r++) {
+        const real *x = W + r * COLS;
+        double most = 0, best = INFINITY;
+        for (int i = 0; i < COLS; i++) {
+            most = fmax(most, fabs((double)x[i]));
+            got += ((double)x[i] - (double)back[r * COLS + i]) * ((double)x[i] - (double)back[r * COLS + i]);
+        }
+        for (int i = 0; i < 500; i++)
+            for (int sign = -1; sign <= 1; sign += 2)
+                best = fmin(best, error_of(x, COLS, sign * most / (5.5 + 0.01 * i)));
+        least += best;
+        assert_int_equal(c.code[(r + 1) * hl_codes_row(HOLA_INT4, COLS) - 1] >> 4, 8);
+    }
+    if (!(got < 1.02 * least)) fail_msg("an error of %g, the least is %g: %g", got, least, got / least);
+    hl_quant_free(&c);
+    check_free(W, ROWS * COLS);
+    check_free(back, ROWS * COLS);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_error),   cmocka_unit_test(test_vnni),     cmocka_unit_test(test_not_finite),
-        cmocka_unit_test(test_codes),   cmocka_unit_test(test_sessions), cmocka_unit_test(test_back),
-        cmocka_unit_test(test_hostile),
+        cmocka_unit_test(test_error),   cmocka_unit_test(test_vnni),       cmocka_unit_test(test_not_finite),
+        cmocka_unit_test(test_codes),   cmocka_unit_test(test_sessions),   cmocka_unit_test(test_back),
+        cmocka_unit_test(test_hostile), cmocka_unit_test(test_best_scale),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

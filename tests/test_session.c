@@ -409,6 +409,15 @@ static void not_a_number_is_refused(void **state) {
     hola_session_reset(s[1]);
     CHECK_OK(hola_session_feed(s[1], ids, 2, logits));
     for (int i = 0; i < 3; i++) hola_session_free(s[i]);
+    /* one logit of many: the weights of one token overflow */
+    hola_model *one = variant_model(0, 1, NULL);
+    real *row = one->rows + one->params.tensor[one->params.head].offset + vocab / 2 * one->cfg.hidden_size;
+    for (int64_t i = 0; i < one->cfg.hidden_size; i++) row[i] = row[i] > 0 ? 1e38f : -1e38f;
+    CHECK_OK(hola_session_new(&s[0], one));
+    assert_int_equal(hola_session_feed(s[0], ids, 3, logits), HOLA_ENUMERIC);
+    assert_true(isfinite(logits[0]) && isfinite(logits[vocab - 1]) && !isfinite(logits[vocab / 2]));
+    hola_session_free(s[0]);
+    hola_model_free(one);
     free(logits);
     hola_model_free(m);
 }

@@ -199,6 +199,13 @@ static void damage_is_refused(void **state) {
         memcpy(bad + 56, &sum, 8);
         CHECK_FAILS(hl_snapshot_parse(b, bad, size, "f"), HOLA_EFORMAT, lies[i].text);
     }
+    for (uint32_t version = 0; version < 4; version += 2) { /* the older and the newer */
+        memcpy(bad, good, (size_t)size);
+        memcpy(bad + 8, &version, 4);
+        const uint64_t sum = hl_snapshot_sum(bad, size);
+        memcpy(bad + 56, &sum, 8);
+        CHECK_FAILS(hl_snapshot_parse(b, bad, size, "f"), HOLA_ENOTSUP, "this hola reads 1");
+    }
     CHECK_FAILS(hola_session_load(b, dir), HOLA_EIO, "is a directory");
     CHECK_FAILS(hola_session_load(b, "/nowhere/x"), HOLA_EIO, "/nowhere/x");
     CHECK_FAILS(hola_session_save(b, "/nowhere/x", HOLA_F32), HOLA_EIO, "/nowhere/x: cannot write");

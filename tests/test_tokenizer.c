@@ -35,6 +35,13 @@ static void check_round_trip(const hola_tokenizer *t, const char *text, int64_t 
     free(ids), free(back);
 }
 
+/* more than the scan for short words takes */
+static int long_word(uint64_t *seed, char *out) {
+    const int n = 100 + pick(seed, 200);
+    for (int i = 0; i < n; i++) out[i] = (char)('a' + pick(seed, 3));
+    return n;
+}
+
 static void test_spm(void **state) {
     static struct bytes file;
     char *dir = temp_new(), text[4096];
@@ -51,7 +58,8 @@ static void test_spm(void **state) {
         assert_int_equal(hola_tokenizer_bos(t), 1);
         assert_int_equal(hola_tokenizer_eos(t), 2);
         for (int i = 0; i < 400; i++) {
-            int len = random_text(&seed, text), n = plain_encode(&m, text, len, false, want);
+            int len = i % 20 ? random_text(&seed, text) : long_word(&seed, text),
+                n = plain_encode(&m, text, len, false, want);
             if (!encodes_to(t, text, len, want, n))
                 fail_msg("model %d, text %d: not the plain encoder's ids", (int)k, i);
             wrong_seen += !encodes_to(t, text, len, want, plain_encode(&m, text, len, true, want));
@@ -262,6 +270,41 @@ static void test_json(void **state) {
     temp_remove(dir);
 }
 
+/* Of added tokens the longest; one that must be a word is none inside others. */
+static void test_added(void **state) {
+    char *dir = temp_new(),
+         *json = replaced(gpt2_json, "\"lstrip\": true}",
+                          "\"lstrip\": true}, {\"id\": 10, \"content\": \"[y]b\", \"normalized\": false}, "
+                          "{\"id\": 11, \"content\": \"ba\", \"normalized\": false, \"single_word\": true}");
+    (void)state;
+    hola_tokenizer *t = load(dir, "tokenizer.json", json, (int64_t)strlen(json));
+    assert_true(encodes_to(t, "a[y]ba[y]a", 10, (int32_t[]){1, 10, 1, 9, 1}, 5));
+    assert_true(encodes_to(t, "ba bab bba", 10, (int32_t[]){11, 3, 2, 5, 3, 2, 2, 1}, 8));
+    hola_tokenizer_free(t);
+    free(json);
+    temp_remove(dir);
+}
+
+/* What has no token: its bytes' tokens if all have one, else the unknown token, which may stand for many. */
+static void test_fallback(void **state) {
+    const char *json =
+        "{\"decoder\": {\"type\": \"Sequence\", \"decoders\": [{\"type\": \"ByteFallback\"}, {\"type\": "
+        "\"Fuse\"}]}, \"model\": {\"type\": \"BPE\", \"unk_token\": \"<unk>\", \"fuse_unk\": false, "
+        "\"byte_fallback\": true, \"vocab\": {\"<unk>\": 0, \"a\": 1, \"<0xC3>\": 2, "
+        "\"<0xA9>\": 3, \"<0xB6>\": 4}, \"merges\": []}}";
+    const char *text = "a\xc3\xa9\xc4\xb6xya\xc4\xb6"; /* 0xC4 has none */
+    char *dir = temp_new(), *fused = replaced(json, "\"fuse_unk\": false", "\"fuse_unk\": true");
+    (void)state;
+    hola_tokenizer *t = load(dir, "tokenizer.json", json, (int64_t)strlen(json));
+    assert_true(encodes_to(t, text, 10, (int32_t[]){1, 2, 3, 0, 0, 0, 1, 0}, 8));
+    hola_tokenizer_free(t);
+    t = load(dir, "tokenizer.json", fused, (int64_t)strlen(fused));
+    assert_true(encodes_to(t, text, 10, (int32_t[]){1, 2, 3, 0, 1, 0}, 6));
+    hola_tokenizer_free(t);
+    free(fused);
+    temp_remove(dir);
+}
+
 static void test_json_refused(void **state) {
     static const char *const cases[][3] = {
         {"\"normalizer\": null", "\"normalizer\": {\"type\": \"NFC\"}", "normalizer: type \"NFC\""},
@@ -409,7 +452,8 @@ int main(void) {
         cmocka_unit_test(test_spm),         cmocka_unit_test(test_spm_spaces),
         cmocka_unit_test(test_spm_refused), cmocka_unit_test(test_threads),
         cmocka_unit_test(test_bytes),       cmocka_unit_test(test_words),
-        cmocka_unit_test(test_json),        cmocka_unit_test(test_json_refused),
+        cmocka_unit_test(test_json),        cmocka_unit_test(test_added),
+        cmocka_unit_test(test_fallback),    cmocka_unit_test(test_json_refused),
         cmocka_unit_test(test_train),       cmocka_unit_test(test_mistral),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

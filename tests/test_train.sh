@@ -1,13 +1,6 @@
 #!/bin/bash
 # test_train.sh -- hola train as its users meet it: stopped, killed, short of disk, asked for nonsense.
-# HOLA names the program. Everything it needs it writes itself.
-hola=${HOLA:-./hola}
-[ -x "$hola" ] || { echo "$hola: no such program" && exit 1; }
-dir=$(mktemp -d) || exit 1
-trap 'rm -rf "$dir"' EXIT
-checks=0 failures=0
-bad() { failures=$((failures + 1)) && echo "FAILED: $*"; }
-ok() { checks=$((checks + 1)) && { "$@" >/dev/null 2>&1 || bad "$*"; }; }
+. "${0%/*}/common.sh"
 
 config() { # FILE WIDTH VOCAB
     cat >"$1" <<END
@@ -176,5 +169,4 @@ checks=$((checks + 1))
 "$hola" plot "$dir/nowhere" -o "$dir/p.svg" 2>/dev/null && bad 'plot of nothing'
 wait
 
-echo "$checks checks, $failures failed"
-[ "$failures" -eq 0 ]
+finish

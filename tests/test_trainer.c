@@ -1,4 +1,5 @@
 /* test_trainer.c -- the training form: packed documents, threads, recomputation, updates. */
+#include "model/trainer.h"
 #include "models.h"
 
 /* per-token losses of the training form */
@@ -121,6 +122,87 @@ static void threads_and_recompute(void **state) {
     }
 }
 
+/* Documents in one call: the losses, targets and gradients of each alone. */
+static void documents_are_apart(void **state) {
+    const int64_t starts[] = {0, 70, 71, 171}, n = 240, docs = 4;
+    (void)state;
+    for (int v = 0; v < VARIANTS; v += 4) {
+        hola_model *m = variant_model(v, 2, NULL);
+        const hola_train_opts opt = {.max_tokens = n};
+        int32_t *ids = random_ids(n, m->cfg.vocab_size, 23);
+        real *want = malloc((size_t)m->params.total * sizeof *want);
+        double sum = 0, loss, packed;
+        int64_t count = 0, targets;
+        hola_trainer *t;
+        CHECK_OK(hola_trainer_new(&t, m, &opt));
+        const real *grads = hl_trainer_view(t).grads;
+        for (int64_t i = 0; i < docs; i++) {
+            const int64_t end = i + 1 < docs ? starts[i + 1] : n, len = end - starts[i];
+            CHECK_OK(hola_trainer_accumulate(t, ids + starts[i], len, NULL, 0, 1.0 / 236, &loss, &targets));
+            assert_int_equal(targets, len - 1);
+            sum += loss, count += targets;
+        }
+        memcpy(want, grads, (size_t)m->params.total * sizeof *want);
+        hl_trainer_clear(t);
+        CHECK_OK(hola_trainer_evaluate(t, ids, n, starts, docs, &loss, &targets));
+        CHECK_OK(hola_trainer_accumulate(t, ids, n, starts, docs, 1.0 / 236, &packed, NULL));
+        assert_int_equal(targets, count);
+        assert_true(loss == packed && fabs(loss - sum) < 1e-9 * sum);
+        CHECK_NEAR(grads, want, 1, m->params.total, 1e-5, "%s", variants[v].name);
+        hl_trainer_clear(t); /* as one document it is another loss */
+        CHECK_OK(hola_trainer_accumulate(t, ids, n, NULL, 0, 1.0 / 236, &loss, NULL));
+        assert_true(fabs(loss - sum) > 1e-3 * sum);
+        CHECK_FAR(grads, want, 1, m->params.total, 1e-3);
+        hola_trainer_free(t);
+        free(want), free(ids);
+        hola_model_free(m);
+    }
+}
+
+/* Three updates of which the first is clipped, against AdamW by hand in double; what is frozen stays. */
+static void updates_are_adamw(void **state) {
+    enum { N = 120 };
+    const double lr = 1e-2, b1 = 0.8, b2 = 0.9, eps = 1e-6, decay = 0.2, weight[] = {0.05, 0.002, 0.01};
+    hola_model *m = variant_model(0, 2, NULL);
+    const struct hl_params *p = &m->params;
+    int32_t *ids = random_ids(N, m->cfg.vocab_size, 3);
+    double *x = calloc((size_t)p->total, sizeof *x), *m1 = calloc((size_t)p->total, sizeof *m1),
+           *m2 = calloc((size_t)p->total, sizeof *m2), norm, worst = 0;
+    hola_trainer *t;
+    (void)state;
+    CHECK_OK(hola_trainer_new(&t, m, NULL));
+    CHECK_OK(hola_trainer_accumulate(t, ids, N, NULL, 0, weight[0], NULL, NULL));
+    const double first = sqrt(hl_trainer_sumsq(t));
+    hola_trainer_free(t);
+    const hola_train_opts opt = {
+        .beta1 = b1, .beta2 = b2, .eps = eps, .weight_decay = decay, .clip = first / 1.5};
+    CHECK_OK(hola_trainer_new(&t, m, &opt));
+    for (int64_t i = 0; i < p->total; i++) x[i] = (double)m->rows[i];
+    for (int step = 0; step < 3; step++) {
+        CHECK_OK(hola_trainer_accumulate(t, ids, N, NULL, 0, weight[step], NULL, NULL));
+        const real *g = hl_trainer_view(t).grads;
+        const double length = sqrt(hl_trainer_sumsq(t)), scale = length > opt.clip ? opt.clip / length : 1;
+        assert_true((scale < 1) == (step == 0));
+        for (int64_t k = 0; k < p->n; k++)
+            for (int64_t j = 0; p->tensor[k].trained && j < p->tensor[k].count; j++) {
+                const int64_t i = p->tensor[k].offset + j;
+                const double d = scale * (double)g[i];
+                m1[i] = b1 * m1[i] + (1 - b1) * d;
+                m2[i] = b2 * m2[i] + (1 - b2) * d * d;
+                x[i] -=
+                    lr * (m1[i] / (1 - pow(b1, step + 1)) / (sqrt(m2[i] / (1 - pow(b2, step + 1))) + eps) +
+                          decay * x[i]);
+            }
+        CHECK_OK(hola_trainer_update(t, lr, &norm));
+        assert_true(fabs(norm - length) < 1e-9 * length);
+    }
+    for (int64_t i = 0; i < p->total; i++) worst = fmax(worst, fabs(x[i] - (double)m->rows[i]));
+    if (!(worst < 1e-5)) fail_msg("a weight is %g away after three updates of %g", worst, lr);
+    hola_trainer_free(t);
+    free(x), free(m1), free(m2), free(ids);
+    hola_model_free(m);
+}
+
 static void training_lowers_the_loss(void **state) {
     (void)state;
     for (int v = 0; v < VARIANTS; v += 3) {
@@ -186,8 +268,9 @@ static void bad_gradients_change_nothing(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(packed_is_separate), cmocka_unit_test(training_form_is_streaming_form),
-        cmocka_unit_test(threads_and_recompute), cmocka_unit_test(training_lowers_the_loss),
+        cmocka_unit_test(packed_is_separate),          cmocka_unit_test(training_form_is_streaming_form),
+        cmocka_unit_test(threads_and_recompute),       cmocka_unit_test(documents_are_apart),
+        cmocka_unit_test(updates_are_adamw),           cmocka_unit_test(training_lowers_the_loss),
         cmocka_unit_test(bad_gradients_change_nothing)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -68,7 +68,10 @@ static void test_largest(void **state) {
             struct hl_view_head *h = &v.head[j];
             assert_int_equal(h->kept, closed < c->cache_window ? closed : c->cache_window);
             assert_int_equal(largest_kept(h, h->m, closed, c->cache_window), h->kept);
-            for (int64_t k = 0; k < h->kept; k++) assert_true(h->score[k] == h->m[h->pos[k]]);
+            for (int64_t k = 0; k < h->kept; k++) {
+                assert_true(h->score[k] == h->m[h->pos[k]]);
+                assert_true(k == 0 || h->pos[k] > h->pos[k - 1]);
+            }
             if (closed == c->cache_window) continue;
             h->m[h->pos[0]] = 0; /* a wrong m is seen */
             assert_true(largest_kept(h, h->m, closed, c->cache_window) < h->kept);

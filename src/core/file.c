@@ -96,11 +96,29 @@ static hola_status fail_errno(struct hl_writer *w, int error) {
                               strerror(error)));
 }
 
+/* A device or a pipe (/dev/stdout among them) is written to; root could even put a file in its place. */
+static bool is_stream(const char *path) {
+    struct stat st;
+    if (strncmp(path, "/dev/", 5) == 0 && lstat(path, &st) == 0 && S_ISLNK(st.st_mode)) return true;
+    return stat(path, &st) == 0 && !S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode);
+}
+static hola_status open_stream(struct hl_writer *w, const char *path) {
+    /* O_NONBLOCK: a FIFO that nobody reads is a failure, not an endless wait */
+    int fd = open(path, O_WRONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) return fail_errno(w, errno);
+    if (fcntl(fd, F_SETFL, 0) == 0) w->f = fdopen(fd, "wb");
+    if (w->f) return HOLA_OK;
+    int error = errno;
+    close(fd);
+    return fail_errno(w, error);
+}
+
 hola_status hl_writer_open(struct hl_writer *w, const char *path) {
     static atomic_uint serial; /* two writers of one process never share a temporary file */
     size_t dir = dir_length(path), room = strlen(path) + 48;
     int fd = -1;
     *w = (struct hl_writer){.path = strdup(path), .temp = NULL};
+    if (w->path && is_stream(path)) return open_stream(w, path);
     char *temp = malloc(room);
     if (!w->path || !temp) {
         free(temp);
@@ -157,13 +175,12 @@ hola_status hl_writer_commit(struct hl_writer *w) {
     if (fsync(fileno(f)) != 0 && errno != EINVAL) return fail_errno(w, errno);
     w->f = NULL;
     if (fclose(f) != 0) return fail_errno(w, errno);
+    if (!w->temp) return give_up(w, HOLA_OK);
     if (rename(w->temp, w->path) != 0) return fail_errno(w, errno);
     free(w->temp);
     w->temp = NULL;
     error = sync_directory(w->path);
-    if (error) return fail_errno(w, error);
-    give_up(w, HOLA_OK);
-    return HOLA_OK;
+    return error ? fail_errno(w, error) : give_up(w, HOLA_OK);
 }
 
 void hl_writer_abort(struct hl_writer *w) { give_up(w, w->failed); }

@@ -18,10 +18,10 @@ void hl_map_close(struct hl_map *m); /* closed or zeroed ones too */
  * it over the target; until then the old file stays as it is. Whatever fails: one line with the path, no
  * temporary file left, the old file intact. A killed process leaves its temporary file behind; nothing
  * reads such files, and they may be deleted. After a failure the writer is closed: further writes and the
- * commit return the failure, abort does nothing. */
+ * commit return the failure, abort does nothing. Devices and pipes are written to directly. */
 struct hl_writer {
     FILE *f;
-    char *path, *temp;
+    char *path, *temp; /* temp NULL: no file */
     int64_t written;
     hola_status failed;
 };
