@@ -4,6 +4,7 @@
  * piece before left; a piece of one row is decoding. The activations belong to the model, so a session
  * is its state block alone, and any number of sessions can share a pass. */
 #include "model/session.h"
+#include "text/tokenizer.h"
 #include "core/half.h"
 #include <stdlib.h>
 #include <string.h>

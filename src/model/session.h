@@ -3,7 +3,6 @@
 #define HL_SESSION_H
 #include "model/model.h"
 #include "text/sample.h"
-#include "text/tokenizer.h"
 
 /* All of a session but its two arrays. */
 struct hl_where {
@@ -40,6 +39,7 @@ void hl_point_copy_cache(const hola_model *m, struct hl_point *to, const struct 
 /* Room for logits, where there is none yet. */
 hola_status hl_point_logits(const hola_model *m, struct hl_point *p);
 
+struct hl_ids; /* text/tokenizer.h */
 /* Feeds each of n sessions of one model its tokens, in passes that they share: each gets the bits that it would
  * get alone. logits [n][vocab_size]: after each one's last. */
 hola_status hl_sessions_feed(hola_session *const *y, const struct hl_ids *ids, int64_t n, float *logits);
