@@ -11,7 +11,7 @@ MAKEFLAGS += -j$(JOBS)
 endif
 on = $(filter 1,$(1))
 , := ,
-BUILD := build/$(if $(call on,$(FUZZ)),fuzz,$(notdir $(CC))$(if $(call on,$(SAN)),-san)$(if $(call on,$(TSAN)),-tsan))
+BUILD := build/$(if $(call on,$(FUZZ)),fuzz,$(notdir $(CC))$(if $(call on,$(SAN)),-san)$(if $(call on,$(TSAN)),-tsan)$(if $(NVCC_OPT),-quick))
 
 # What this machine lacks is installed, or named, before anything is compiled; 20 ms when nothing is.
 GOALS := $(or $(MAKECMDGOALS),all)
@@ -25,8 +25,8 @@ WARN := -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Wno-float-conv
 LIBS := -ljansson $(shell pkg-config --libs libarchive 2>/dev/null) -lm -pthread# libarchive: optional, for .gz .xz .zst
 MPI ?= $(shell pkg-config --exists ompi 2>/dev/null && echo ompi)# optional, for several ranks in hola train
 CLI_LIBS := $(if $(MPI),$(shell pkg-config --libs $(MPI))) $(shell pkg-config --libs libedit 2>/dev/null)# optional, line editing in hola generate -i
-CFLAGS ?= $(if $(call on,$(SAN) $(TSAN) $(FUZZ)),-O1,-O3) -g
-ALL_CFLAGS := -std=c11 $(CFLAGS) -fno-math-errno -fPIC -fvisibility=hidden $(WARN) -Iinclude -Isrc -MMD -MP -pthread $(if $(filter -larchive,$(LIBS)),-DHL_HAVE_LIBARCHIVE) $(if $(filter -ledit,$(CLI_LIBS)),-DHL_HAVE_LIBEDIT) $(if $(MPI),-DHL_HAVE_MPI $(patsubst -I%,-isystem %,$(shell pkg-config --cflags-only-I $(MPI))))
+CFLAGS ?= $(if $(call on,$(SAN) $(TSAN) $(FUZZ)),-O1 -g1,-O3 -g)
+ALL_CFLAGS := -std=c11 $(CFLAGS) -fno-math-errno -fPIC -fvisibility=hidden $(WARN) -Iinclude -Isrc -MMD -MP -pthread $(if $(call on,$(TSAN) $(FUZZ)),-DHL_ONE_ISA) $(if $(filter -larchive,$(LIBS)),-DHL_HAVE_LIBARCHIVE) $(if $(filter -ledit,$(CLI_LIBS)),-DHL_HAVE_LIBEDIT) $(if $(MPI),-DHL_HAVE_MPI $(patsubst -I%,-isystem %,$(shell pkg-config --cflags-only-I $(MPI))))
 SANITIZE := $(if $(call on,$(SAN) $(FUZZ)),-fsanitize=address$(,)undefined -fno-sanitize-recover=undefined)
 SANITIZE += $(if $(call on,$(TSAN)),-fsanitize=thread)
 ifneq ($(strip $(SANITIZE)),)
@@ -35,7 +35,8 @@ LDFLAGS += $(SANITIZE)
 endif
 
 # The fast ops are compiled once per instruction set; HL_ISA names each copy (src/ops/ops.h).
-ISAS := base $(if $(findstring x86_64,$(shell $(CC) -dumpmachine 2>/dev/null)),avx2 avx512)
+# (One has to do for fuzzers, which look at parsers, and for the thread sanitizer.)
+ISAS := base $(if $(call on,$(TSAN) $(FUZZ)),,$(if $(findstring x86_64,$(shell $(CC) -dumpmachine 2>/dev/null)),avx2 avx512))
 FLAGS_ref :=
 FLAGS_base := -ffp-contract=fast
 FLAGS_avx2 := -ffp-contract=fast -mavx2 -mfma -mf16c
@@ -73,7 +74,6 @@ $(eval $(call compile,float,))
 $(eval $(call compile,double,-DHL_DOUBLE))
 $(eval $(call compile,double-ref,-DHL_DOUBLE -DHL_ISA=ref $(FLAGS_ref)))
 $(eval $(call compile,double-base,-DHL_DOUBLE -DHL_ISA=base $(FLAGS_base)))
-# (fuzzers look at parsers; clang takes minutes to instrument the kernels)
 $(foreach i,ref $(ISAS) avx512vnni,$(eval $(call compile,$(i),-DHL_ISA=$(i) $(FLAGS_$(i)) $(if $(call on,$(FUZZ)),-fno-sanitize=all))))
 
 # tests/test_x.c is built in float, tests/grad_x.c in double (finite differences), both with cmocka.
@@ -83,9 +83,9 @@ PROGRAMS = $(patsubst tests/%.c,$(BUILD)/tests/%,$(sort $(wildcard tests/$(1)_*.
 FLOAT_TESTS := $(call PROGRAMS,test)
 DOUBLE_TESTS := $(call PROGRAMS,grad)
 FUZZ_TESTS := $(call PROGRAMS,fuzz)
-TESTS := $(FLOAT_TESTS) $(DOUBLE_TESTS) $(FUZZ_TESTS) $(EMU_TESTS) $(sort $(wildcard tests/test_*.sh))
+TESTS := $(EMU_TESTS) $(FLOAT_TESTS) $(DOUBLE_TESTS) $(FUZZ_TESTS) $(sort $(wildcard tests/test_*.sh))
 TESTS := $(if $(ONLY),$(filter $(addprefix %/,$(ONLY)),$(TESTS)),$(TESTS))
-test_link = $(call say,LD $@) mkdir -p $(@D) && $(CC) $(ALL_CFLAGS) -Itests $(LDFLAGS) $(1) -o $@ $< $(2) $(LIBS)
+test_link = $(call say,LD $@) mkdir -p $(@D) && $(CC) $(ALL_CFLAGS) -O1 -Itests $(LDFLAGS) $(1) -o $@ $< $(2) $(LIBS)
 $(BUILD)/tests/test_%: tests/test_%.c $(BUILD)/libhola.a
 	$(call test_link,,$(BUILD)/libhola.a -lcmocka)
 $(BUILD)/tests/grad_%: tests/grad_%.c $(BUILD)/libhola-double.a
@@ -95,7 +95,7 @@ $(BUILD)/tests/fuzz_%: tests/fuzz_%.c $(BUILD)/libhola.a
 
 tests: $(filter $(BUILD)/%,$(TESTS))
 test: $(BUILD)/hola tests ## build and run all tests
-	@HOLA=$(abspath $(BUILD)/hola) tests/run.sh $(TESTS)
+	@HOLA=$(abspath $(BUILD)/hola) JOBS=$(JOBS) tests/run.sh $(TESTS)
 
 demo: all ## what the exact memory is for: trains and measures small models, a few minutes
 	./hola demo $(ARGS)
@@ -113,8 +113,8 @@ $(BUILD)/bench/%: bench/bench_%.c $(BUILD)/libhola.a
 bench-%: $(BUILD)/bench/% ## bench/bench_%.c by itself, e.g. bench-gemm
 	$< $(ARGS)
 
-fuzz fuzz-quick: ## libFuzzer (clang) on every parser, FUZZ_SECONDS=300 each; quick: 20
-	$(MAKE) --no-print-directory CC=clang FUZZ=1 $(if $(filter %quick,$@),FUZZ_SECONDS=20) fuzz-run
+fuzz fuzz-quick: ## libFuzzer (clang) on every parser, FUZZ_SECONDS=300 each; quick: 10
+	$(MAKE) --no-print-directory CC=clang FUZZ=1 $(if $(filter %quick,$@),FUZZ_SECONDS=10) fuzz-run
 fuzz-run: $(FUZZ_TESTS:$(BUILD)/tests/%=fuzz-run-%)
 fuzz-run-%: $(BUILD)/tests/%
 	@mkdir -p $(BUILD)/corpus/$* && $< -max_total_time=$(FUZZ_SECONDS) -timeout=20 -print_final_stats=1 -artifact_prefix=$(BUILD)/$*- \

@@ -109,7 +109,7 @@ typedef struct hola_options { /* zero means default */
                                  instruction set, "cuda-f32", float activations */
 } hola_options;
 
-/* A fresh model with random weights: ARCHITECTURE's initialisation, the same for the same seed. */
+/* A fresh model with random weights (docs/format.md says which), the same for the same seed. */
 HOLA_API hola_status hola_model_new(hola_model **out, const hola_config *cfg, uint64_t seed,
                                     const hola_options *opt);
 /* Loads a model directory: config.json and safetensors, in one file or in shards. */

@@ -1,6 +1,7 @@
 /* fuzz_rows.c -- any bytes as the file of a benchmark: refused with a message that names file and row, or
  * documents whose requests are whole. The first byte picks the task. */
 #define _GNU_SOURCE
+#define MUTATE_RUNS 5000 /* each writes a file */
 #include "mutate.h"
 #include "eval/tasks.h"
 #include <sys/stat.h>

@@ -1,7 +1,7 @@
 /* mutate.h -- drives LLVMFuzzerTestOneInput of a fuzz_*.c.
  *
  * Built for libFuzzer (-DHL_LIBFUZZER): its mutations, with our seeds thrown in, so that it needs no corpus.
- * Built plainly: a program that replays the files named on its command line or, without any, runs 20,000
+ * Built plainly: a program that replays the files named on its command line or, without any, runs MUTATE_RUNS
  * mutations of the seeds, the same in every run. */
 #ifndef HL_MUTATE_H
 #define HL_MUTATE_H
@@ -10,6 +10,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#ifndef MUTATE_RUNS
+#define MUTATE_RUNS 20000
+#endif
 
 struct seed {
     const char *data;
@@ -110,7 +114,7 @@ static int replay(const char *path) {
 }
 
 int main(int argc, char **argv) {
-    enum { RUNS = 20000, ROOM = 1 << 16 };
+    enum { RUNS = MUTATE_RUNS, ROOM = 1 << 16 };
     uint64_t r = 1;
     size_t seeds = seed_count();
     uint8_t *work = malloc(ROOM);

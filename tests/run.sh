@@ -1,13 +1,14 @@
 #!/bin/sh
-# run.sh TEST...: runs each, shows what failed or was skipped, and closes with the sums. A cmocka program counts
-# as many tests as it holds; any other program or script counts as one (status 0: passed, 77: skipped).
-passed=0 failed=0 skipped=0
+# run.sh TEST...: runs them, JOBS at a time, shows what failed or was skipped, and closes with the sums. A cmocka
+# program counts as many tests as it holds; any other program or script counts as one (status 0: passed, 77: skipped).
 limit=${TEST_SECONDS:-600} # a test that hangs is a failure
-for t in "$@"; do
+
+report() { # TEST: what is shown of it; the line of counts, passed failed skipped, goes to $sums
     start=$(date +%s)
-    out=$(timeout "$limit" "$t" 2>&1)
+    out=$(timeout "$limit" "$1" 2>&1)
     rc=$?
-    # ${counts}: passed failed skipped, as cmocka reports them; empty for other programs
+    name=$(basename "$1")
+    # as cmocka reports them; empty for other programs
     counts=$(printf '%s\n' "$out" | awk '
         /^\[==========\] Running [0-9]+ test/ { n += $3 }
         /^\[       OK \]/ { p++ }
@@ -22,14 +23,24 @@ for t in "$@"; do
     elif [ $rc -ne 0 ] && [ "${counts#* 0 }" != "$counts" ]; then
         counts="${counts%% *} 1 ${counts##* }" # all passed, then the program failed (a leak)
     fi
+    echo "$counts" >>"$sums"
     set -- $counts
-    passed=$((passed + $1)) failed=$((failed + $2)) skipped=$((skipped + $3))
-    printf '%-28s %4d passed' "$(basename "$t")" "$1"
+    printf '%-28s %4d passed' "$name" "$1"
     [ "$3" -eq 0 ] || printf ', %d skipped' "$3"
     [ "$2" -eq 0 ] || printf ', %d FAILED (status %d)' "$2" $rc
     printf '  %d s\n' $(($(date +%s) - start))
     [ "$2" -eq 0 ] || printf '%s\n' "$out" | grep -v '^\[ RUN\|^\[       OK' | head -n 200
     printf '%s\n' "$out" | grep '^SKIP'
-done
-echo "$passed passed, $failed failed, $skipped skipped"
-[ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
+}
+if [ "$1" = --one ]; then
+    shown=$(report "$2")
+    flock "$sums" printf '%s\n' "$shown" # one report after another
+    exit
+fi
+
+sums=$(mktemp) || exit 1
+trap 'rm -f "$sums"' EXIT
+export sums
+[ $# -eq 0 ] || printf '%s\n' "$@" | xargs -n 1 -P "${JOBS:-1}" "$0" --one
+awk -v all=$# '{ p += $1; f += $2; s += $3 }
+    END { f += all - NR; printf "%d passed, %d failed, %d skipped\n", p, f, s; exit f > 0 || p == 0 }' "$sums"

@@ -1,25 +1,8 @@
 /* test_params_load.c -- weights from files: exact, wrong, poisoned, old, and by another program. */
 #define _GNU_SOURCE
-#include "temp.h"
-#include "model/config.h"
-#include "model/params.h"
 #include "model/safetensors.h"
-
-/* A small model: 2 layers, d 32, 2 heads of 16, I 64, vocabulary 61, tied. */
-static hola_config small(hola_model_type type) {
-    hola_config c;
-    hl_config_defaults(&c, type);
-    c.hidden_size = 32;
-    c.num_hidden_layers = 2;
-    c.num_heads = c.num_v_heads = 2;
-    c.head_dim = c.head_v_dim = 16;
-    c.intermediate_size = 64;
-    c.vocab_size = 61;
-    c.tie_word_embeddings = true;
-    return c;
-}
-
-static real *block_new(const struct hl_params *p) { return check_new(p->total); }
+#include "params_case.h"
+#include "temp.h"
 
 /* A model's tensors as entries of a file, to be changed by the tests. */
 struct file {

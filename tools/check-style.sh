@@ -14,9 +14,7 @@ done
 [ "$(wc -l <Makefile)" -lt 150 ] || complain 'Makefile: 150 lines or more'
 
 if command -v clang-format >/dev/null; then
-    ugly=$(for f in $(echo "$sources" | grep -v '\.sh$'); do
-        clang-format --dry-run --Werror "$f" 2>/dev/null || echo "$f"
-    done)
+    ugly=$(echo "$sources" | grep -v '\.sh$' | xargs clang-format --dry-run --Werror 2>&1 | sed -n 's/:[0-9]*:[0-9]*: .*//p' | sort -u)
     [ -z "$ugly" ] || complain 'make format would change:' $ugly
 else
     echo 'SKIP clang-format: not installed'

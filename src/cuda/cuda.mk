@@ -6,7 +6,8 @@ CUDA_ARCH ?= 90a
 CUDA_HOME := $(if $(NVCC),$(patsubst %/bin/nvcc,%,$(realpath $(NVCC))))
 CUDA_SRC := $(sort $(wildcard src/ops/*/*_cuda.cu))
 CUDA_C := src/cuda/memory.c src/cuda/device.c src/cuda/gemm.c src/cuda/graph.c src/cuda/nccl.c
-NVCC_FLAGS := -std=c++17 -O3 -lineinfo -Iinclude -Isrc -Xcompiler -fPIC,-Wall,-fvisibility=hidden -diag-suppress 177 \
+NVCC_OPT ?= -O3
+NVCC_FLAGS := -std=c++17 $(NVCC_OPT) -lineinfo -Iinclude -Isrc -Xcompiler -fPIC,-Wall,-fvisibility=hidden -diag-suppress 177 \
     -gencode=arch=compute_80,code=compute_80 \
     $(foreach a,$(CUDA_ARCH),-gencode=arch=compute_$(a),code=[compute_$(a)$(,)sm_$(a)])
 ISA_cuda := -DHL_ISA=cuda

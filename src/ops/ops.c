@@ -8,8 +8,8 @@ extern const struct hl_ops hl_cuda_ops, hl_cuda_f32_ops;
 #endif
 
 extern const struct hl_ops hl_ref_ops, hl_base_ops;
-#ifndef HL_DOUBLE
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(HL_DOUBLE) && !defined(HL_ONE_ISA)
+#define HL_HAVE_AVX
 extern const struct hl_ops hl_avx2_ops, hl_avx512_ops;
 static bool has_avx2(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 static bool has_avx512(void) {
@@ -17,12 +17,11 @@ static bool has_avx512(void) {
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 }
 #endif
-#endif
 
 const struct hl_ops *hl_ops_named(const char *backend) {
     const struct hl_ops *have[4] = {&hl_ref_ops, &hl_base_ops};
     int n = 2;
-#if defined(__x86_64__) && !defined(HL_DOUBLE)
+#ifdef HL_HAVE_AVX
     if (has_avx2()) have[n++] = &hl_avx2_ops;
     if (has_avx512()) have[n++] = &hl_avx512_ops;
 #endif

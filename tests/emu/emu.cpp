@@ -7,7 +7,7 @@
 #include <ucontext.h>
 #endif
 
-enum { MAX_THREADS = 1024, STACK = 256 << 10, SLOT = 64 };
+enum { MAX_THREADS = 1024, STACK = 256 << 10 };
 
 struct copy {
     void *to;
@@ -28,12 +28,12 @@ struct fiber {
     int group;
 };
 struct warp {
-    char slot[2][32][SLOT]; /* of two operations in turn: nobody overwrites what another still reads */
+    char slot[2][32][EMU_SLOT]; /* of two operations in turn: nobody overwrites what another still reads */
     int arrived, lanes;
     unsigned turn; /* operations that all lanes have begun */
 };
 
-struct emu_place emu_now;
+const struct emu_place *emu_now;
 char *emu_shared;
 static fiber fibers[MAX_THREADS];
 static warp warps[MAX_THREADS / 32];
@@ -44,19 +44,24 @@ static void (*kernel)(void *);
 static void *kernel_ctx;
 
 static void die(const char *what) {
-    fprintf(stderr, "emulated kernel: %s (block %u,%u,%u thread %u)\n", what, emu_now.bid.x, emu_now.bid.y,
-            emu_now.bid.z, emu_now.tid.x);
+    fprintf(stderr, "emulated kernel: %s (block %u,%u,%u thread %u)\n", what, blockIdx.x, blockIdx.y,
+            blockIdx.z, threadIdx.x);
     abort();
 }
 
 #if defined(__x86_64__)
-extern "C" void emu_switch(void **save, void *to);
-asm(".text\n"
-    ".type emu_switch,@function\n"
-    "emu_switch:\n"
-    "  pushq %rbp\n  pushq %rbx\n  pushq %r12\n  pushq %r13\n  pushq %r14\n  pushq %r15\n"
-    "  movq %rsp, (%rdi)\n  movq %rsi, %rsp\n"
-    "  popq %r15\n  popq %r14\n  popq %r13\n  popq %r12\n  popq %rbx\n  popq %rbp\n  ret\n");
+/* Inline and without a return: a processor guesses where returns go, and after a switch always wrongly. (The 128
+ * bytes under the stack pointer are the compiler's.) */
+static inline __attribute__((always_inline)) void emu_switch(void **save, void *to) {
+    asm volatile("leaq -128(%%rsp), %%rsp\n  pushq %%rbp\n  leaq 1f(%%rip), %%rax\n  pushq %%rax\n"
+                 "  movq %%rsp, (%0)\n  movq %1, %%rsp\n"
+                 "  popq %%rax\n  popq %%rbp\n  leaq 128(%%rsp), %%rsp\n  jmp *%%rax\n1:\n"
+                 : "+D"(save), "+S"(to)
+                 :
+                 : "rax", "rbx", "rcx", "rdx", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15", "xmm0",
+                   "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11",
+                   "xmm12", "xmm13", "xmm14", "xmm15", "cc", "memory");
+}
 static void *main_sp;
 static void go(void **save, fiber *to) { emu_switch(save, to->sp); }
 #else
@@ -65,15 +70,18 @@ static ucontext_t main_context;
 
 static int next_fiber(void) {
     int i = current;
-    do i = (i + order_step + n_fibers) % n_fibers;
-    while (fibers[i].done);
+    do {
+        i += order_step;
+        if (i == n_fibers) i = 0;
+        if (i < 0) i = n_fibers - 1;
+    } while (fibers[i].done);
     return i;
 }
 static void leave(int to) { /* the running fiber gives way to another */
     int from = current;
     if (to == from) return;
     current = to;
-    emu_now = fibers[to].at;
+    emu_now = &fibers[to].at;
 #if defined(__x86_64__)
     go(&fibers[from].sp, &fibers[to]);
 #else
@@ -113,14 +121,16 @@ int emu_block_or(int v) {
 }
 
 unsigned emu_lane(void) { return (unsigned)current & 31; }
-const char *emu_share(const void *mine, size_t bytes) {
+const char *emu_share(const void *mine, size_t bytes, void (*whole)(char (*)[EMU_SLOT])) {
     fiber *f = &fibers[current];
     warp *w = &warps[current / 32];
-    char(*slot)[SLOT] = w->slot[f->warp_turn & 1];
-    if (bytes > SLOT) die("a warp operation of too many bytes");
-    memcpy(slot[current & 31], mine, bytes);
+    char(*slot)[EMU_SLOT] = w->slot[f->warp_turn & 1];
+    if (bytes > EMU_SLOT) die("a warp operation of too many bytes");
+    if (bytes == 4) memcpy(slot[current & 31], mine, 4); /* the usual size, without a call */
+    else memcpy(slot[current & 31], mine, bytes);
     f->warp_turn++;
     if (++w->arrived == w->lanes) {
+        if (whole) whole(slot);
         w->arrived = 0;
         w->turn++;
         idle = 0;
@@ -165,10 +175,12 @@ static void start(fiber *f) {
     f->warp_turn = 0;
     f->group = 0;
 #if defined(__x86_64__)
-    void **sp = (void **)(f->stack + STACK);
+    /* not all at the same place of a page: they would share a few lines of the processor's cache */
+    void **sp = (void **)(f->stack + STACK - (f - fibers) % 64 * 320);
     *--sp = NULL; /* keeps the stack aligned as after a call */
+    sp -= 128 / sizeof *sp;
+    *--sp = NULL; /* rbp */
     *--sp = (void *)body;
-    for (int i = 0; i < 6; i++) *--sp = NULL;
     f->sp = sp;
 #else
     getcontext(&f->context);
@@ -213,7 +225,7 @@ void emu_run(dim3 grid, dim3 block, size_t shared, void (*k)(void *), void *ctx)
             start(&fibers[i]);
         }
         current = order_step > 0 ? 0 : n_fibers - 1;
-        emu_now = fibers[current].at;
+        emu_now = &fibers[current].at;
 #if defined(__x86_64__)
         go(&main_sp, &fibers[current]);
 #else
@@ -225,45 +237,53 @@ void emu_run(dim3 grid, dim3 block, size_t shared, void (*k)(void *), void *ctx)
 /* ---- tensor cores: fragments as PTX lays them out ---- */
 
 static float bf(uint32_t pair, int high) { return __uint_as_float(high ? pair & 0xffff0000u : pair << 16); }
+static float tf(uint32_t x) { return __uint_as_float(x & 0xffffe000u); }
 
-struct operands {
+struct operands { /* of one lane */
     uint32_t a[4], b[2];
+    float d[4];
 };
-static struct operands lane_operands(const char *all, int lane) {
-    struct operands o;
-    memcpy(&o, all + lane * SLOT, sizeof o);
-    return o;
+/* D += A B of a whole warp, each D[r][n] in the order of k; D[r][n] is in lane (r%8)*4 + n/2, element
+ * 2(r/8) + n%2. */
+template <int K> static void product(char (*slot)[EMU_SLOT], const float A[16][K], const float B[K][8]) {
+    for (int r = 0; r < 16; r++) {
+        float D[8];
+        for (int n = 0; n < 8; n += 2)
+            memcpy(&D[n], ((operands *)slot[r % 8 * 4 + n / 2])->d + r / 8 * 2, sizeof(float[2]));
+        for (int k = 0; k < K; k++)
+            for (int n = 0; n < 8; n++) D[n] += A[r][k] * B[k][n];
+        for (int n = 0; n < 8; n += 2)
+            memcpy(((operands *)slot[r % 8 * 4 + n / 2])->d + r / 8 * 2, &D[n], sizeof(float[2]));
+    }
 }
 /* m16n8k16: A[r][c] is in lane (r%8)*4 + (c%8)/2, register r/8 + 2(c/8), half c%2; B[k][n] in lane
- * n*4 + (k%8)/2, register k/8; D[r][n] in lane (r%8)*4 + n/2, element 2(r/8) + n%2. */
-void emu_mma_bf16(float d[4], const uint32_t a[4], const uint32_t b[2]) {
-    struct operands mine = {{a[0], a[1], a[2], a[3]}, {b[0], b[1]}};
-    const char *all = emu_share(&mine, sizeof mine);
-    int lane = current & 31;
-    for (int e = 0; e < 4; e++) {
-        int row = lane / 4 + e / 2 * 8, col = lane % 4 * 2 + e % 2;
-        for (int k = 0; k < 16; k++) {
-            struct operands x = lane_operands(all, row % 8 * 4 + k % 8 / 2);
-            struct operands y = lane_operands(all, col * 4 + k % 8 / 2);
-            d[e] += bf(x.a[row / 8 + 2 * (k / 8)], k & 1) * bf(y.b[k / 8], k & 1);
-        }
+ * n*4 + (k%8)/2, register k/8 */
+static void product_bf16(char (*slot)[EMU_SLOT]) {
+    float A[16][16], B[16][8];
+    for (int k = 0; k < 16; k++) {
+        for (int r = 0; r < 16; r++)
+            A[r][k] = bf(((operands *)slot[r % 8 * 4 + k % 8 / 2])->a[r / 8 + 2 * (k / 8)], k & 1);
+        for (int n = 0; n < 8; n++) B[k][n] = bf(((operands *)slot[n * 4 + k % 8 / 2])->b[k / 8], k & 1);
     }
+    product<16>(slot, A, B);
 }
 /* m16n8k8: A[r][c] in lane (r%8)*4 + c%4, register r/8 + 2(c/4); B[k][n] in lane n*4 + k%4, register k/4 */
-void emu_mma_tf32(float d[4], const uint32_t a[4], const uint32_t b[2]) {
-    struct operands mine = {{a[0], a[1], a[2], a[3]}, {b[0], b[1]}};
-    const char *all = emu_share(&mine, sizeof mine);
-    int lane = current & 31;
-    for (int e = 0; e < 4; e++) {
-        int row = lane / 4 + e / 2 * 8, col = lane % 4 * 2 + e % 2;
-        for (int k = 0; k < 8; k++) {
-            struct operands x = lane_operands(all, row % 8 * 4 + k % 4);
-            struct operands y = lane_operands(all, col * 4 + k % 4);
-            d[e] += __uint_as_float(x.a[row / 8 + 2 * (k / 4)] & 0xffffe000u) *
-                    __uint_as_float(y.b[k / 4] & 0xffffe000u);
-        }
+static void product_tf32(char (*slot)[EMU_SLOT]) {
+    float A[16][8], B[8][8];
+    for (int k = 0; k < 8; k++) {
+        for (int r = 0; r < 16; r++)
+            A[r][k] = tf(((operands *)slot[r % 8 * 4 + k % 4])->a[r / 8 + 2 * (k / 4)]);
+        for (int n = 0; n < 8; n++) B[k][n] = tf(((operands *)slot[n * 4 + k % 4])->b[k / 4]);
     }
+    product<8>(slot, A, B);
 }
+static void mma(float d[4], const uint32_t a[4], const uint32_t b[2], void (*whole)(char (*)[EMU_SLOT])) {
+    const operands mine = {{a[0], a[1], a[2], a[3]}, {b[0], b[1]}, {d[0], d[1], d[2], d[3]}};
+    const char *all = emu_share(&mine, sizeof mine, whole);
+    memcpy(d, ((const operands *)(all + emu_lane() * EMU_SLOT))->d, sizeof mine.d);
+}
+void emu_mma_bf16(float d[4], const uint32_t a[4], const uint32_t b[2]) { mma(d, a, b, product_bf16); }
+void emu_mma_tf32(float d[4], const uint32_t a[4], const uint32_t b[2]) { mma(d, a, b, product_tf32); }
 void emu_ldmatrix(uint32_t *r, int n, const void *row, bool trans) {
     if ((uintptr_t)row % 16) die("ldmatrix: a row that is not on 16 bytes");
     const char *all = emu_share(&row, sizeof row);
@@ -273,7 +293,7 @@ void emu_ldmatrix(uint32_t *r, int n, const void *row, bool trans) {
         for (int j = 0; j < 2; j++) {
             int at = trans ? lane % 4 * 2 + j : lane / 4, col = trans ? lane / 4 : lane % 4 * 2 + j;
             const uint16_t *p;
-            memcpy(&p, all + (i * 8 + at) * SLOT, sizeof p);
+            memcpy(&p, all + (i * 8 + at) * EMU_SLOT, sizeof p);
             half[j] = p[col];
         }
         r[i] = half[0] | (uint32_t)half[1] << 16;

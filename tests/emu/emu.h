@@ -46,19 +46,21 @@ EMU_VECTOR(unsigned, uint, 8)
 struct emu_place {
     dim3 tid, bid, bdim, gdim;
 };
-extern struct emu_place emu_now; /* of the fiber that runs */
-#define threadIdx (emu_now.tid)
-#define blockIdx (emu_now.bid)
-#define blockDim (emu_now.bdim)
-#define gridDim (emu_now.gdim)
+extern const struct emu_place *emu_now; /* of the fiber that runs */
+#define threadIdx (emu_now->tid)
+#define blockIdx (emu_now->bid)
+#define blockDim (emu_now->bdim)
+#define gridDim (emu_now->gdim)
 enum { warpSize = 32 };
 
 extern char *emu_shared; /* dynamic shared memory of the block */
 void emu_run(dim3 grid, dim3 block, size_t shared, void (*body)(void *), void *ctx);
 void __syncthreads(void);
 void emu_sync_warp(void);
-/* Gives every lane's `bytes` to the whole warp; the result, [32][stride 64], is valid until the next call. */
-const char *emu_share(const void *mine, size_t bytes);
+/* Gives every lane's `bytes` to the whole warp; the result, [32][stride 64], is valid until the next call. The
+ * lane that comes last puts it through `whole` first. */
+enum { EMU_SLOT = 64 };
+const char *emu_share(const void *mine, size_t bytes, void (*whole)(char (*slot)[EMU_SLOT]) = NULL);
 unsigned emu_lane(void);
 
 static inline void __syncwarp(unsigned mask = 0xffffffffu) {
@@ -72,7 +74,7 @@ static inline int __syncthreads_or(int v) {
 template <class T> static inline T emu_from(T v, unsigned lane) {
     const char *all = emu_share(&v, sizeof v);
     T r;
-    memcpy(&r, all + (lane & 31) * 64, sizeof r);
+    memcpy(&r, all + (lane & 31) * EMU_SLOT, sizeof r);
     return r;
 }
 template <class T> static inline T __shfl_sync(unsigned, T v, int lane, int width = 32) {
@@ -98,7 +100,7 @@ static inline unsigned __ballot_sync(unsigned, int p) {
     unsigned r = 0;
     for (int i = 0; i < 32; i++) {
         int one;
-        memcpy(&one, all + i * 64, sizeof one);
+        memcpy(&one, all + i * EMU_SLOT, sizeof one);
         r |= (unsigned)(one != 0) << i;
     }
     return r;
