@@ -141,6 +141,19 @@ static void all_shapes(void **state) {
     }
 }
 
+/* Sequences that are walked in parts, beside short ones; little decay, so that the cuts matter. */
+static void parts(void **state) {
+    (void)state;
+    static const struct gdn_shape small = {1, 1, 64, 64, GATE_RANDOM, -0.001, 0, 0.3},
+                                  large = {1, 1, 256, 128, GATE_RANDOM, -0.001, 0, 0.3},
+                                  odd = {1, 2, 128, 64, GATE_RANDOM, -0.001, 0, 0.3};
+    static const int64_t len[] = {800, 70};
+    struct dev d = dev_open(false);
+    compare(&d, &small, len, 2, false);
+    if (!dev_slow(&d)) compare(&d, &large, len, 2, true), compare(&d, &odd, len, 2, true);
+    dev_close(&d);
+}
+
 static void all_gates(void **state) {
     (void)state;
     static const struct gdn_shape gates[] = {
@@ -254,9 +267,9 @@ static void times(void **state) {
 }
 
 int main(int argc, char **argv) {
-    const struct CMUnitTest all[] = {cmocka_unit_test(all_shapes), cmocka_unit_test(all_gates),
-                                     cmocka_unit_test(wrong_is_caught), cmocka_unit_test(with_forward),
-                                     cmocka_unit_test(times)};
+    const struct CMUnitTest all[] = {cmocka_unit_test(all_shapes),   cmocka_unit_test(parts),
+                                     cmocka_unit_test(all_gates),    cmocka_unit_test(wrong_is_caught),
+                                     cmocka_unit_test(with_forward), cmocka_unit_test(times)};
     (void)argv;
     if (argc > 1) { /* times only */
         const struct CMUnitTest only[] = {cmocka_unit_test(times)};

@@ -140,6 +140,12 @@ static int64_t carve_all(struct gdn_back *a, char *room, bool fast) {
     a->h = carve(room, &at, heads * a->K * a->V, size);
     a->dh = carve(room, &at, heads * a->K * a->V, size);
     a->X2 = carve(room, &at, a->T * a->HV * a->V, size);
+    if (fast && a->e.parts > 1) {
+        const int64_t ends = a->segs * a->HV * a->e.parts;
+        a->e.ends = (float *)carve(room, &at, ends * a->K * a->V, sizeof(float));
+        a->e.moves = (float *)carve(room, &at, ends * a->K * a->K, sizeof(float));
+        a->decays = (float *)carve(room, &at, ends, sizeof(float));
+    }
     if (a->group > 1) {
         a->dq_head = (act *)carve(room, &at, a->T * a->HV * a->K, sizeof(act));
         a->dk_head = (act *)carve(room, &at, a->T * a->HV * a->K, sizeof(act));
@@ -170,6 +176,8 @@ extern "C" void HL_OP(gdn_backward)(struct hl_pool *pool, const struct hl_gdn *x
     a.g = x->g, a.beta = x->beta;
     a.dq = (act *)x->dq, a.dk = (act *)x->dk, a.dv = (act *)x->dv, a.dg = x->dg, a.dbeta = x->dbeta;
     a.seg = rows->seg, a.chunk = rows->chunk, a.chunk_first = rows->chunk_first;
+    a.e.segs = a.segs, a.e.HV = a.HV, a.e.V = a.V;
+    a.e.parts = gdn_parts(GDN_BUSY / (a.segs * a.HV * hl_pieces(a.V, 64)), hl_pieces(rows->longest, C));
     char *room = (char *)hl_cuda_scratch(c, carve_all(&a, NULL, fast));
     if (!room) return;
     carve_all(&a, room, fast);

@@ -17,6 +17,7 @@
 #ifndef HL_GDN_BACK_CUDA_CUH
 #define HL_GDN_BACK_CUDA_CUH
 #include "cuda/fragments.cuh"
+#include "ops/gdn/gdn_turned_cuda.cuh"
 
 enum {
     C = HL_CHUNK,
@@ -45,6 +46,8 @@ struct gdn_back {
     void *h, *dh;           /* the first chunk of a segment has h = 0, the last one dh = 0: not stored */
     void *X2;               /* [T][HV][V], as the states */
     act *dq_head, *dk_head; /* [T][HV][K]: dq, dk themselves when a key head has one value head */
+    struct gdn_ends e;      /* of the parts of long segments */
+    float *decays;          /* [segs][HV][parts]: of the state, over a part */
 };
 
 extern "C" {

@@ -69,13 +69,12 @@ extern "C" bool HL_OP(gdn_chunk)(struct hl_pool *pool, const struct hl_gdn *a) {
 #ifdef HL_CUDA_F32
     return false;
 #else
-    enum { BUSY = 128 };
     const int64_t K = a->K, blocks = a->rows->n * a->HV * (a->V / 64);
     if ((K != 64 && K != 128 && K != 256) || a->V % 64 || !there_is_room(K, 1)) return false;
     struct hl_cuda *c = hl_cuda_of(pool);
     struct gdn_prep p = {};
     struct gdn_walk x = {(const bf16 *)a->q, (const bf16 *)a->k, (const bf16 *)a->v};
-    x.segs = a->rows->n, x.parts = gdn_parts(BUSY / blocks, hl_pieces(a->rows->dev->longest, CHUNK));
+    x.segs = a->rows->n, x.parts = gdn_parts(GDN_BUSY / blocks, hl_pieces(a->rows->dev->longest, CHUNK));
     char *room = (char *)hl_cuda_scratch(c, carve(a, NULL, &p, &x) - (char *)NULL);
     if (!room) return true;
     carve(a, room, &p, &x);
@@ -87,7 +86,7 @@ extern "C" bool HL_OP(gdn_chunk)(struct hl_pool *pool, const struct hl_gdn *a) {
     x.H = (int)a->H, x.HV = (int)a->HV, x.V = (int)a->V;
     x.e.seg = x.seg, x.e.segs = x.segs, x.e.S_off = a->S_off, x.e.HV = x.HV, x.e.V = x.V, x.e.parts = x.parts;
     if (x.parts > 1) HL_OP(gdn_split)(c, &x, K);
-    const bool wide = a->V % 128 == 0 && blocks * x.parts > BUSY && there_is_room(K, 2);
+    const bool wide = a->V % 128 == 0 && blocks * x.parts > GDN_BUSY && there_is_room(K, 2);
     if (K == 256) (wide ? launch_walk<256, 2> : launch_walk<256, 1>)(c, &x);
     else if (K == 128) (wide ? launch_walk<128, 2> : launch_walk<128, 1>)(c, &x);
     else (wide ? launch_walk<64, 2> : launch_walk<64, 1>)(c, &x);

@@ -23,6 +23,8 @@ struct gdn_ends {
     int64_t segs, S_off;
     int HV, V, parts;
 };
+/* blocks that keep a chip busy: a fixed number, so that every chip gives the same bits */
+enum { GDN_BUSY = 128 };
 /* In how many parts a segment of `chunks` is walked where so many are `wanted`: fewer than three are slower than
  * one, and so are very short ones. */
 static inline int gdn_parts(int64_t wanted, int64_t chunks) {
@@ -108,11 +110,11 @@ static __device__ __forceinline__ void read_state(float d[HL_CHUNK / 8][4], cons
             const float *y = S[4 * b + i / 2] + i % 2 * 2;
             x[b % 2][i / 4][i % 4] = AGAIN ? pack2(one * y[0], one * y[1]) : pack2(y[0], y[1]);
         }
-        for (int h = 0; h < 2 && to; h++) {
-            const uint32_t(*y)[4] = x[b % 2];
-            *(uint4 *)(to + (g + 8 * h) * K + 32 * b + 8 * t) =
-                make_uint4(y[0][h], y[0][2 + h], y[1][h], y[1][2 + h]);
-        }
+        if (to)
+#pragma unroll
+            for (int h = 0; h < 2; h++)
+                *(uint4 *)(to + (g + 8 * h) * K + 32 * b + 8 * t) =
+                    make_uint4(x[b % 2][0][h], x[b % 2][0][2 + h], x[b % 2][1][h], x[b % 2][1][2 + h]);
         hold_operands<2>(x[b % 2]);
         products_go_on();
 #pragma unroll

@@ -43,15 +43,15 @@ template <int K, int W, bool OUT> struct walk_room {
 
 /* One block's way. */
 struct way {
-    int64_t row, rows, first; /* the part's first row, the rows from there on; first chunk */
+    int row, rows, first; /* the part's first row, the rows from there on; first chunk */
     int hv, col, tile, chunks;
     bool values; /* else there are none: v is 0 */
 };
 static __device__ __forceinline__ struct way way_of(const struct gdn_walk &a, int s, int part, int hv) {
     const int all = a.chunk_first[s + 1] - a.chunk_first[s];
-    const int first = gdn_cut(all, part, a.parts), end = gdn_cut(all, part + 1, a.parts);
-    const int64_t skip = (int64_t)first * CHUNK;
-    return {a.seg[s].row + skip, a.seg[s].len - skip, a.chunk_first[s] + first, hv, 0, 0, end - first, true};
+    const int first = gdn_cut(all, part, a.parts), chunks = gdn_cut(all, part + 1, a.parts) - first;
+    const int row = (int)a.seg[s].row + first * CHUNK, rows = (int)a.seg[s].len - first * CHUNK;
+    return {row, rows, a.chunk_first[s] + first, hv, 0, 0, chunks, true};
 }
 
 /* ---- the group that copies ----
@@ -63,8 +63,8 @@ struct rows_of {
 };
 static __device__ __forceinline__ struct rows_of rows_at(const struct gdn_walk &a, const struct way &w,
                                                          int c) {
-    const int64_t left = w.rows - (int64_t)c * CHUNK;
-    return {(w.row + (int64_t)c * CHUNK) * a.HV + w.hv, left < CHUNK ? (int)left : CHUNK};
+    const int left = w.rows - c * CHUNK;
+    return {(int64_t)(w.row + c * CHUNK) * a.HV + w.hv, left < CHUNK ? left : CHUNK};
 }
 
 static __device__ __forceinline__ float squares(uint32_t pair) {
@@ -77,7 +77,7 @@ static __device__ __forceinline__ void load_keys(walk_room<K, W, OUT> &x, const 
                                                  const struct way &w, int c, int i) {
     enum { N = walk_room<K, W, OUT>::LOADERS };
     const struct rows_of r = rows_at(a, w, c);
-    const int64_t qk = ((w.row + (int64_t)c * CHUNK) * a.H + w.hv / (a.HV / a.H)) * K;
+    const int64_t qk = ((int64_t)(w.row + c * CHUNK) * a.H + w.hv / (a.HV / a.H)) * K;
     const int n = c % walk_room<K, W, OUT>::DEPTH;
     stage<K, W, OUT> &s = x.s[n];
 #pragma unroll 1
@@ -89,7 +89,7 @@ static __device__ __forceinline__ void load_keys(walk_room<K, W, OUT> &x, const 
     copy_panel<CHUNK, CHUNK, N>(s.A, a.A + r.row * CHUNK, (int64_t)a.HV * CHUNK, r.len, i);
     if constexpr (OUT) copy_panel<CHUNK, CHUNK, N>(s.P, a.P + r.row * CHUNK, (int64_t)a.HV * CHUNK, r.len, i);
     if (i < GATES / 4)
-        copy_async(x.gates[n] + 4 * i, a.gates + ((w.first + c) * a.HV + w.hv) * GATES + 4 * i);
+        copy_async(x.gates[n] + 4 * i, a.gates + ((int64_t)(w.first + c) * a.HV + w.hv) * GATES + 4 * i);
 }
 template <int K, int W, bool OUT>
 static __device__ __forceinline__ void load_values(walk_room<K, W, OUT> &x, const struct gdn_walk &a,
