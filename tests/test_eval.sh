@@ -2,25 +2,7 @@
 # hola eval, the program: tasks from small files, JSON, samples, the page, going on after an interruption, and bad
 # input. The model is random: what is checked is what does not depend on it.
 set -u
-hola=${HOLA:-./hola}
-dir=$(mktemp -d) || exit 1
-trap 'rm -rf "$dir"' EXIT
-bad=0
-check() { # check WHAT CONDITION...
-    what=$1
-    shift
-    "$@" || { echo "FAILED: $what"; bad=1; }
-}
-refused() { # refused STATUS WORD ARGS...: one line on stderr that has the word, nothing on stdout
-    want=$1 word=$2
-    shift 2
-    "$hola" "$@" >"$dir/out" 2>"$dir/err"
-    rc=$?
-    check "status $rc instead of $want: $*" [ $rc -eq "$want" ]
-    check "'$word' in: $(cat "$dir/err")" grep -q -- "$word" "$dir/err"
-    check "one line: $*" [ "$(wc -l <"$dir/err")" -eq 1 ]
-    check "nothing on stdout: $*" [ ! -s "$dir/out" ]
-}
+. "${0%/*}/check.sh"
 put() { mkdir -p "$dir/data/${1%/*}" && cat >"$dir/data/$1"; }
 
 cat >"$dir/config.json" <<JSON

@@ -1,24 +1,7 @@
 #!/bin/sh
 # hola inspect --memory: table, heat map, JSON, the page in a real browser, and bad input.
 set -u
-hola=${HOLA:-./hola}
-dir=$(mktemp -d) || exit 1
-trap 'rm -rf "$dir"' EXIT
-bad=0
-check() { # check WHAT CONDITION...
-    what=$1
-    shift
-    "$@" || { echo "FAILED: $what"; bad=1; }
-}
-refused() { # refused STATUS WORD ARGS...: one line on stderr that has the word
-    want=$1 word=$2
-    shift 2
-    "$hola" "$@" >"$dir/out" 2>"$dir/err"
-    rc=$?
-    check "status $rc instead of $want: $*" [ $rc -eq "$want" ]
-    check "'$word' in: $(cat "$dir/err")" grep -q -- "$word" "$dir/err"
-    check "one line: $*" [ "$(wc -l <"$dir/err")" -eq 1 ]
-}
+. "${0%/*}/check.sh"
 
 cat >"$dir/config.json" <<JSON
 {"model_type": "hola", "hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 258, "num_heads": 2, "head_dim": 16,
