@@ -111,6 +111,22 @@ ours --requests "$dir/requests" >"$dir/answers" || bad=1
 check "an answer each" [ "$(wc -l <"$dir/answers")" -eq 4 ]
 check "texts and ids agree" [ "$(sed -n 1p "$dir/answers")" = "$(sed -n 2p "$dir/answers")" ]
 
+# RULER: several lengths, samples to a file and back, NVIDIA's; and what was printed once more
+ruler() { ours --tasks ruler_fwe,ruler_vt --limit 2 "$@"; }
+ruler --length 3000,4096 --max-length 9000 --dump "$dir/prompts" --json --log-samples "$dir/s1" >"$dir/one" || bad=1
+check "both lengths" grep -q '"ruler_fwe": {"n": 4, "3000": [^}]*"4096": ' "$dir/one"
+check "eight samples" [ "$(wc -l <"$dir/prompts")" -eq 8 ]
+ruler --prompts "$dir/prompts" --max-length 9000 --json --log-samples "$dir/s2" >"$dir/two" || bad=1
+cut -d, -f1,4- "$dir/s1" >"$dir/s1.same" && cut -d, -f1,4- "$dir/s2" >"$dir/s2.same"
+check "the same answers to prompts of a file" cmp "$dir/s1.same" "$dir/s2.same"
+check "and the same figures" [ "$(grep -o '"results.*"configs"' "$dir/one")" = "$(grep -o '"results.*"configs"' "$dir/two")" ]
+ruler --length 3000 --max-length 9000 --ruler nvidia --dump "$dir/theirs" >/dev/null || bad=1
+check "NVIDIA's prompts are others" [ "$(head -n 1 "$dir/theirs")" != "$(head -n 1 "$dir/prompts")" ]
+"$hola" eval --results "$dir/one" --results "$dir/json" --html "$dir/both.html" >"$dir/table" || bad=1
+check "results of two runs" [ "$(grep -c 'ruler_fwe \|arc_easy ' "$dir/table")" -eq 4 ]
+check "one model" [ "$(grep -c 'class=ours' "$dir/both.html")" -eq 3 ]
+check "a curve" grep -q '<svg' "$dir/both.html"
+
 # bad input
 refused 2 'unknown task' eval -m "$dir/m" --data "$dir/data" --tasks arc
 refused 2 'tasks' eval -m "$dir/m" --data "$dir/data"
@@ -119,6 +135,14 @@ refused 2 'bos' eval -m "$dir/m" --bos twice --tasks arc_easy
 refused 1 'allenai/winogrande' eval -m "$dir/m" --tokenizer byte --data "$dir/data" --tasks winogrande
 refused 1 'data DIR is needed' eval -m "$dir/m" --tokenizer byte --tasks winogrande
 refused 1 'neither tokenizer.model' eval -m "$dir/m" --data "$dir/data" --tasks arc_easy
+refused 2 'not a list of numbers' eval -m "$dir/m" --tokenizer byte --data "$dir/data" --tasks ruler_vt --length 12,x
+refused 1 'max_length is 256' eval -m "$dir/m" --tokenizer byte --data "$dir/data" --tasks ruler_fwe --length 3000
+refused 1 'wonderwords' eval -m "$dir/m" --tokenizer byte --data "$dir/data" --tasks niah_single_1 --length 256
+refused 1 'hotpotqa.github.io' eval -m "$dir/m" --tokenizer byte --data "$dir/data" --tasks ruler_qa_hotpot --length 256
+refused 1 'no "results"' eval --results "$dir/config.json"
+printf '%s\n' '{"input": "a", "answer_prefix": "b", "outputs": ["c"]}' '{"input": "a", "outputs": ["c"]}' >"$dir/prompts"
+refused 1 'line 2: no "input"' eval -m "$dir/m" --tokenizer byte --tasks ruler_vt --prompts "$dir/prompts" --dump "$dir/none"
+check "no dump" [ ! -e "$dir/none" ]
 wrong() { # wrong FILE TASK WORD <<ROWS
     put "$1"
     refused 1 "$3" eval -m "$dir/m" --tokenizer byte --data "$dir/data" --tasks "$2" --log-samples "$dir/none" --html "$dir/none.html"
@@ -146,6 +170,15 @@ wrong boolq/validation.jsonl boolq '"answer" is not true or false' <<'T'
 {"passage": "p", "question": "q", "answer": "yes"}
 T
 wrong sciq/test.jsonl sciq 'empty file' </dev/null
+wrong hellaswag/validation.jsonl hellaswag '"label" is not a number' <<'T'
+{"activity_label": "x", "ctx_a": "a", "ctx_b": "", "endings": ["a", "b"], "label": ""}
+T
+wrong swde/validation.jsonl swde 'row 1: "value" is empty' <<'T'
+{"text": "t", "value": "  "}
+T
+wrong squad/dev-v1.1.json squad_rebuilt 'question 0' <<'T'
+{"data": [{"paragraphs": [{"context": "c", "qas": [{"question": "q", "answers": []}]}]}]}
+T
 wrong lambada/lambada_test.jsonl lambada_openai 'row 1: "text" is not a string' <<'T'
 {"text": ["a"]}
 T
