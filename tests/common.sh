@@ -10,6 +10,11 @@ ok() { # COMMAND...: it must succeed
     checks=$((checks + 1))
     "$@" >/dev/null 2>"$dir/said" || bad "$*: $(head -n 5 "$dir/said")"
 }
+check() { # check WHAT CONDITION...
+    checks=$((checks + 1)) && what=$1
+    shift
+    "$@" || bad "$what"
+}
 # ended WHAT GOT WANT TEXT: the status of WHAT, and of a failure: one line in $dir/err that begins with "hola: " and
 # holds TEXT, and no result in $dir/out.
 ended() {
@@ -20,6 +25,12 @@ ended() {
     grep -qF -e "$4" "$dir/err" || bad "$1: no '$4' in: $(cat "$dir/err")"
     [ -s "$dir/out" ] && bad "$1: printed a result though it failed"
     return 0
+}
+refused() { # refused STATUS TEXT ARGS...: hola with these ends so
+    want=$1 text=$2
+    shift 2
+    "$hola" "$@" >"$dir/out" 2>"$dir/err"
+    ended "$*" $? "$want" "$text"
 }
 # noted WHAT TEXT: of a success: nothing in $dir/err, TEXT in $dir/out
 noted() {

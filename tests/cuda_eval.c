@@ -1,42 +1,27 @@
-/* cuda_eval.c -- the evaluation engine on a CUDA device (emulated, or real): the answers of the CPU. */
-#include "eval/eval.h"
-#include "models.h"
+/* cuda_eval.c -- the evaluation engine on a CUDA device (emulated, or real): the answers of the CPU, together and
+ * alone. */
+#include "eval_case.h"
 
-enum { VOCAB = 258 };
-
-static hola_model *byte_model(const char *backend) {
-    hola_config cfg = variant_config(0);
-    const hola_options opt = {.threads = 1, .backend = backend};
-    hola_model *m;
-    cfg.vocab_size = VOCAB;
-    CHECK_OK(hola_model_new(&m, &cfg, 11, &opt));
-    return m;
+static hola_tokenizer *tok;
+static int setup(void **state) {
+    (void)state;
+    return hola_tokenizer_load(&tok, "byte") != HOLA_OK;
 }
-static struct hl_span some_text(struct hl_set *s, int64_t n, uint64_t seed) {
-    char *p = hl_set_bytes(s, n + 1);
-    for (int64_t i = 0; i < n; i++) p[i] = (char)('a' + check_mix(seed + (uint64_t)i) % 26);
-    return (struct hl_span){p, n};
-}
-static struct hl_set make_set(void) {
-    struct hl_set s = {0};
-    struct hl_doc *d;
-    for (uint64_t i = 0; i < 4; i++) {
-        const struct hl_span context = some_text(&s, (int64_t)(1 + i * 15), 1000 * i);
-        CHECK_OK(hl_set_doc(&s, &d));
-        for (uint64_t k = 0; k < 3; k++) {
-            struct hl_request r = {.context = context, .text = some_text(&s, (int64_t)(1 + k), 77 * i + k)};
-            CHECK_OK(hl_set_ask(&s, &r));
-        }
-    }
-    CHECK_OK(hl_set_doc(&s, &d));
-    CHECK_OK(hl_set_ask(&s, &(struct hl_request){.kind = HL_ASK_ROLLING, .text = some_text(&s, 150, 5)}));
-    CHECK_OK(hl_set_doc(&s, &d));
-    const struct hl_request r = {.kind = HL_ASK_GENERATE, .context = some_text(&s, 20, 9), .max_new = 4};
-    CHECK_OK(hl_set_ask(&s, &r));
-    return s;
+static int teardown(void **state) {
+    (void)state;
+    hola_tokenizer_free(tok);
+    return 0;
 }
 
-static void test_answers(void **state) {
+static hola_model *model_on(const char *backend) {
+    return byte_model("{" TINY HOLA "\"expand_v\":1}", backend, 1);
+}
+static struct hl_set some_kinds(void) {
+    const struct eval_case c = {
+        .docs = 4, .texts = 2, .prompts = 3, .lists = 1, .grow = 5, .text = 150, .prompt = 17, .max_new = 4};
+    return make_set(&c);
+}
+static hola_model *device(void) {
     struct hl_pool *pool = NULL;
     const struct hl_ops *ops;
     if (hl_backend_open("cuda-f32", 1, &ops, &pool) != HOLA_OK) {
@@ -44,35 +29,61 @@ static void test_answers(void **state) {
         skip();
     }
     hl_pool_free(pool);
-    hola_model *cpu = byte_model("cpu"), *gpu = byte_model("cuda-f32");
-    struct hl_eval_opts o = {.bos = HL_BOS_DOUBLE, .max_length = 64};
-    struct hl_set s = make_set();
-    struct hl_answer *want = calloc((size_t)s.n, sizeof *want), *got = calloc((size_t)s.n, sizeof *got);
-    hola_tokenizer *t;
-    double worst = 0, apart = 0;
-    (void)state;
-    CHECK_OK(hola_tokenizer_load(&t, "byte"));
-    o.tokenizer = t;
-    CHECK_OK(hl_eval_run(cpu, &o, &s, want, NULL));
-    CHECK_OK(hl_eval_run(gpu, &o, &s, got, NULL));
-    for (int64_t i = 0; i < s.n; i++) {
-        assert_true(got[i].done && got[i].tokens == want[i].tokens && got[i].greedy == want[i].greedy);
-        assert_true(hl_span_equal(hl_span_text(&got[i].text), hl_span_text(&want[i].text)));
-        worst = fmax(worst, fabs(got[i].loglikelihood - want[i].loglikelihood));
-        if (i > 0)
-            apart = fmax(apart, fabs(got[i].loglikelihood - want[i - 1].loglikelihood)); /* the wrong ones */
+    return model_on("cuda-f32");
+}
+
+/* The largest distance of answers that must be the same in all else. */
+static double apart(const struct hl_answer *x, const struct hl_answer *y, int64_t n) {
+    double worst = 0;
+    for (int64_t i = 0; i < n; i++) {
+        assert_true(x[i].done && x[i].tokens == y[i].tokens && x[i].greedy == y[i].greedy);
+        assert_true(hl_span_equal(hl_span_text(&x[i].text), hl_span_text(&y[i].text)));
+        worst = fmax(worst, fabs(x[i].loglikelihood - y[i].loglikelihood));
     }
+    return worst;
+}
+
+static void test_answers(void **state) {
+    hola_model *gpu = device(), *cpu = model_on("cpu");
+    const struct hl_eval_opts o = {.bos = HL_BOS_DOUBLE, .max_length = 64, .tokenizer = tok};
+    struct hl_set s = some_kinds();
+    struct hl_answer *want = answers(cpu, &o, &s), *got = answers(gpu, &o, &s);
+    double wrong = 0;
+    (void)state;
+    const double worst = apart(got, want, s.n);
+    for (int64_t i = 1; i < s.n; i++) /* those of their neighbours */
+        wrong = fmax(wrong, fabs(got[i].loglikelihood - want[i - 1].loglikelihood));
     if (!(worst < 2e-3)) fail_msg("a log-likelihood is %g off", worst);
-    assert_true(apart > 0.1);
+    assert_true(wrong > 0.1);
     hl_answers_free(want, s.n);
     hl_answers_free(got, s.n);
     hl_set_free(&s);
-    hola_tokenizer_free(t);
     hola_model_free(cpu);
     hola_model_free(gpu);
 }
 
+/* Each request by itself: no padding, no neighbour, no order shows. */
+static void test_alone(void **state) {
+    hola_model *gpu = device();
+    const struct hl_eval_opts o = {.bos = HL_BOS_DOUBLE, .max_length = 64, .tokenizer = tok};
+    struct hl_set s = some_kinds();
+    struct hl_answer *all = answers(gpu, &o, &s);
+    double worst = 0;
+    (void)state;
+    for (int64_t i = s.n - 1; i >= 0; i -= 2) {
+        struct hl_set one = s;
+        one.request = &s.request[i], one.n = 1;
+        struct hl_answer *a = answers(gpu, &o, &one);
+        worst = fmax(worst, apart(&all[i], a, 1));
+        hl_answers_free(a, 1);
+    }
+    if (!(worst < 1e-4)) fail_msg("alone a log-likelihood is %g off", worst);
+    hl_answers_free(all, s.n);
+    hl_set_free(&s);
+    hola_model_free(gpu);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_answers)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_answers), cmocka_unit_test(test_alone)};
+    return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -2,25 +2,7 @@
 # hola eval, the program: tasks from small files, JSON, samples, the page, going on after an interruption, and bad
 # input. The model is random: what is checked is what does not depend on it.
 set -u
-hola=${HOLA:-./hola}
-dir=$(mktemp -d) || exit 1
-trap 'rm -rf "$dir"' EXIT
-bad=0
-check() { # check WHAT CONDITION...
-    what=$1
-    shift
-    "$@" || { echo "FAILED: $what"; bad=1; }
-}
-refused() { # refused STATUS WORD ARGS...: one line on stderr that has the word, nothing on stdout
-    want=$1 word=$2
-    shift 2
-    "$hola" "$@" >"$dir/out" 2>"$dir/err"
-    rc=$?
-    check "status $rc instead of $want: $*" [ $rc -eq "$want" ]
-    check "'$word' in: $(cat "$dir/err")" grep -q -- "$word" "$dir/err"
-    check "one line: $*" [ "$(wc -l <"$dir/err")" -eq 1 ]
-    check "nothing on stdout: $*" [ ! -s "$dir/out" ]
-}
+. "${0%/*}/common.sh"
 put() { mkdir -p "$dir/data/${1%/*}" && cat >"$dir/data/$1"; }
 
 cat >"$dir/config.json" <<JSON
@@ -55,9 +37,9 @@ put lambada/lambada_test.jsonl <<'T'
 T
 ours() { "$hola" eval -m "$dir/m" --tokenizer byte --backend cpu --data "$dir/data" "$@"; }
 
-ours --tasks wikitext,arc_easy,boolq,fda,lambada_openai --json --log-samples "$dir/samples" --html "$dir/page.html" >"$dir/json" || bad=1
+ours --tasks wikitext,arc_easy,boolq,fda,lambada_openai --json --log-samples "$dir/samples" --html "$dir/page.html" >"$dir/json" || bad "it failed, see above"
 command -v python3 >/dev/null || echo "SKIP the JSON, number by number: there is no python3 here"
-command -v python3 >/dev/null && { python3 - "$dir" <<'PY' || bad=1
+command -v python3 >/dev/null && { python3 - "$dir" <<'PY' || bad "it failed, see above"
 import hashlib, json, math, sys
 d = sys.argv[1]
 r = json.load(open(d + "/json"))
@@ -94,26 +76,26 @@ PY
 }
 check "the paper in the page" grep -q '27.32' "$dir/page.html"
 check "nothing from elsewhere" [ "$(grep -c 'https\?://' "$dir/page.html")" -eq 0 ]
-ours --tasks arc_easy >"$dir/table" || bad=1
+ours --tasks arc_easy >"$dir/table" || bad "it failed, see above"
 check "a table" grep -q 'arc_easy .* 2  acc_norm ' "$dir/table"
-ours --tasks arc_easy --limit 1 --json | grep -q '"n": 1' || { echo "FAILED: --limit"; bad=1; }
+ours --tasks arc_easy --limit 1 --json | grep -q '"n": 1' || bad "--limit"
 
 # one scoring after the other gives the numbers of hola score
 printf 'Some text to score.' >"$dir/text"
-ours --text "$dir/text" --bos never --json --log-samples "$dir/samples" >"$dir/out" || bad=1
-"$hola" score -m "$dir/m" --tokenizer byte --backend cpu -f "$dir/text" --json >"$dir/score" || bad=1
+ours --text "$dir/text" --bos never --json --log-samples "$dir/samples" >"$dir/out" || bad "it failed, see above"
+"$hola" score -m "$dir/m" --tokenizer byte --backend cpu -f "$dir/text" --json >"$dir/score" || bad "it failed, see above"
 nll=$(sed 's/.*"nll": \([0-9.]*\).*/\1/' "$dir/score") ll=$(sed 's/.*"loglikelihood": -\([0-9.]*\).*/\1/' "$dir/samples")
 check "nll $nll, log-likelihood -$ll" awk "BEGIN { exit !($nll - $ll < 1e-3 && $ll - $nll < 1e-3 && $ll > 1) }"
 
 # several models side by side, and the same answers in a file that is gone on with
-"$hola" eval -m "$dir/m" -m "$dir/m2" --tokenizer byte --backend cpu --data "$dir/data" --tasks arc_easy,fda --out "$dir/kept" --json >"$dir/one" || bad=1
+"$hola" eval -m "$dir/m" -m "$dir/m2" --tokenizer byte --backend cpu --data "$dir/data" --tasks arc_easy,fda --out "$dir/kept" --json >"$dir/one" || bad "it failed, see above"
 check "two models" [ "$(grep -o '"model_sha256"' "$dir/one" | wc -l)" -eq 3 ]
 check "a file per model and task" [ "$(ls "$dir/kept" | wc -l)" -eq 4 ]
 for f in "$dir/kept"/*; do # each cut in the middle of a line
     size=$(wc -c <"$f")
     head -c $((size - 20)) "$f" >"$dir/cut" && cp "$dir/cut" "$f"
 done
-"$hola" eval -m "$dir/m" -m "$dir/m2" --tokenizer byte --backend cpu --data "$dir/data" --tasks arc_easy,fda --out "$dir/kept" --json >"$dir/two" 2>"$dir/err" || bad=1
+"$hola" eval -m "$dir/m" -m "$dir/m2" --tokenizer byte --backend cpu --data "$dir/data" --tasks arc_easy,fda --out "$dir/kept" --json >"$dir/two" 2>"$dir/err" || bad "it failed, see above"
 check "answers were there: $(cat "$dir/err")" grep -q '4 of 5 answers' "$dir/err"
 for f in one two; do sed 's/"seconds": [0-9.e-]*//g' "$dir/$f" >"$dir/$f.same"; done
 check "the same results after an interruption" cmp "$dir/one.same" "$dir/two.same"
@@ -125,9 +107,25 @@ cat >"$dir/requests" <<'T'
 {"type": "loglikelihood_rolling", "text": "abc"}
 {"type": "generate_until", "context": "ab", "until": ["x"], "max_gen_toks": 5}
 T
-ours --requests "$dir/requests" >"$dir/answers" || bad=1
+ours --requests "$dir/requests" >"$dir/answers" || bad "it failed, see above"
 check "an answer each" [ "$(wc -l <"$dir/answers")" -eq 4 ]
 check "texts and ids agree" [ "$(sed -n 1p "$dir/answers")" = "$(sed -n 2p "$dir/answers")" ]
+
+# RULER: several lengths, samples to a file and back, NVIDIA's; and what was printed once more
+ruler() { ours --tasks ruler_fwe,ruler_vt --limit 2 "$@"; }
+ruler --length 3000,4096 --max-length 9000 --dump "$dir/prompts" --json --log-samples "$dir/s1" >"$dir/one" || bad "it failed, see above"
+check "both lengths" grep -q '"ruler_fwe": {"n": 4, "3000": [^}]*"4096": ' "$dir/one"
+check "eight samples" [ "$(wc -l <"$dir/prompts")" -eq 8 ]
+ruler --prompts "$dir/prompts" --max-length 9000 --json --log-samples "$dir/s2" >"$dir/two" || bad "it failed, see above"
+cut -d, -f1,4- "$dir/s1" >"$dir/s1.same" && cut -d, -f1,4- "$dir/s2" >"$dir/s2.same"
+check "the same answers to prompts of a file" cmp "$dir/s1.same" "$dir/s2.same"
+check "and the same figures" [ "$(grep -o '"results.*"configs"' "$dir/one")" = "$(grep -o '"results.*"configs"' "$dir/two")" ]
+ruler --length 3000 --max-length 9000 --ruler nvidia --dump "$dir/theirs" >/dev/null || bad "it failed, see above"
+check "NVIDIA's prompts are others" [ "$(head -n 1 "$dir/theirs")" != "$(head -n 1 "$dir/prompts")" ]
+"$hola" eval --results "$dir/one" --results "$dir/json" --html "$dir/both.html" >"$dir/table" || bad "it failed, see above"
+check "results of two runs" [ "$(grep -c 'ruler_fwe \|arc_easy ' "$dir/table")" -eq 4 ]
+check "one model" [ "$(grep -c 'class=ours' "$dir/both.html")" -eq 3 ]
+check "a curve" grep -q '<svg' "$dir/both.html"
 
 # bad input
 refused 2 'unknown task' eval -m "$dir/m" --data "$dir/data" --tasks arc
@@ -137,6 +135,14 @@ refused 2 'bos' eval -m "$dir/m" --bos twice --tasks arc_easy
 refused 1 'allenai/winogrande' eval -m "$dir/m" --tokenizer byte --data "$dir/data" --tasks winogrande
 refused 1 'data DIR is needed' eval -m "$dir/m" --tokenizer byte --tasks winogrande
 refused 1 'neither tokenizer.model' eval -m "$dir/m" --data "$dir/data" --tasks arc_easy
+refused 2 'not a list of numbers' eval -m "$dir/m" --tokenizer byte --data "$dir/data" --tasks ruler_vt --length 12,x
+refused 1 'max_length is 256' eval -m "$dir/m" --tokenizer byte --data "$dir/data" --tasks ruler_fwe --length 3000
+refused 1 'wonderwords' eval -m "$dir/m" --tokenizer byte --data "$dir/data" --tasks niah_single_1 --length 256
+refused 1 'hotpotqa.github.io' eval -m "$dir/m" --tokenizer byte --data "$dir/data" --tasks ruler_qa_hotpot --length 256
+refused 1 'no "results"' eval --results "$dir/config.json"
+printf '%s\n' '{"input": "a", "answer_prefix": "b", "outputs": ["c"]}' '{"input": "a", "outputs": ["c"]}' >"$dir/prompts"
+refused 1 'line 2: no "input"' eval -m "$dir/m" --tokenizer byte --tasks ruler_vt --prompts "$dir/prompts" --dump "$dir/none"
+check "no dump" [ ! -e "$dir/none" ]
 wrong() { # wrong FILE TASK WORD <<ROWS
     put "$1"
     refused 1 "$3" eval -m "$dir/m" --tokenizer byte --data "$dir/data" --tasks "$2" --log-samples "$dir/none" --html "$dir/none.html"
@@ -164,7 +170,16 @@ wrong boolq/validation.jsonl boolq '"answer" is not true or false' <<'T'
 {"passage": "p", "question": "q", "answer": "yes"}
 T
 wrong sciq/test.jsonl sciq 'empty file' </dev/null
+wrong hellaswag/validation.jsonl hellaswag '"label" is not a number' <<'T'
+{"activity_label": "x", "ctx_a": "a", "ctx_b": "", "endings": ["a", "b"], "label": ""}
+T
+wrong swde/validation.jsonl swde 'row 1: "value" is empty' <<'T'
+{"text": "t", "value": "  "}
+T
+wrong squad/dev-v1.1.json squad_rebuilt 'question 0' <<'T'
+{"data": [{"paragraphs": [{"context": "c", "qas": [{"question": "q", "answers": []}]}]}]}
+T
 wrong lambada/lambada_test.jsonl lambada_openai 'row 1: "text" is not a string' <<'T'
 {"text": ["a"]}
 T
-exit $bad
+finish

@@ -3,24 +3,29 @@
 #define _GNU_SOURCE
 #include "eval/prompt.h"
 #include "eval/tasks.h"
-#include "models.h"
+#include "eval_case.h"
 #include "temp.h"
 
-enum { VOCAB = 258 };
 static hola_tokenizer *tok;
 
-/* a model of bytes, of every kind in turn */
-static hola_model *byte_model(int kind, const char *backend) {
+/* of every kind in turn */
+static hola_model *model_of(int kind) {
     static const char *const json[] = {
         "{" TINY HOLA "\"expand_v\":1}",
         "{" TINY "\"model_type\":\"gated_deltanet\",\"num_heads\":2,\"head_dim\":16,\"expand_v\":2}"};
-    hola_config cfg;
-    CHECK_OK(hl_config_parse(&cfg, json[kind], (int64_t)strlen(json[kind]), "model"));
-    cfg.vocab_size = VOCAB;
-    const hola_options opt = {.threads = 2, .backend = backend};
-    hola_model *m;
-    CHECK_OK(hola_model_new(&m, &cfg, 11, &opt));
-    return m;
+    return byte_model(json[kind], "cpu", 2);
+}
+/* longer and shorter than a pass; more prompts than are read at once */
+static struct hl_set all_kinds(void) {
+    const struct eval_case c = {.docs = 24,
+                                .texts = 4,
+                                .prompts = 6,
+                                .lists = 3,
+                                .grow = 2,
+                                .text = 700,
+                                .prompt = 90,
+                                .max_new = 20};
+    return make_set(&c);
 }
 static int setup(void **state) {
     (void)state;
@@ -33,57 +38,6 @@ static int teardown(void **state) {
 }
 static struct hl_eval_opts opts(int64_t max_length) {
     return (struct hl_eval_opts){.tokenizer = tok, .bos = HL_BOS_DOUBLE, .max_length = max_length};
-}
-
-/* ---- requests ---- */
-
-static struct hl_span some_text(struct hl_set *s, int64_t n, uint64_t seed) {
-    char *p = hl_set_bytes(s, n + 1);
-    for (int64_t i = 0; i < n; i++) p[i] = (char)('a' + check_mix(seed + (uint64_t)i) % 26);
-    return (struct hl_span){p, n};
-}
-/* Documents of several choices, texts of several windows, ids, prompts; longer and shorter than a pass. */
-static struct hl_set make_set(void) {
-    struct hl_set s = {0};
-    struct hl_doc *d;
-    for (uint64_t i = 0; i < 24; i++) {
-        const struct hl_span context = some_text(&s, (int64_t)(1 + i * i * 2), 1000 * i);
-        CHECK_OK(hl_set_doc(&s, &d));
-        for (uint64_t k = 0; k < 2 + i % 3; k++) {
-            struct hl_request r = {.context = context,
-                                   .text = some_text(&s, (int64_t)(1 + (i + k) % 7), 77 * i + k)};
-            CHECK_OK(hl_set_ask(&s, &r));
-        }
-    }
-    for (uint64_t i = 0; i < 4; i++) {
-        CHECK_OK(hl_set_doc(&s, &d));
-        struct hl_request r = {.kind = HL_ASK_ROLLING, .text = some_text(&s, (int64_t)(1 + i * 700), 5 * i)};
-        CHECK_OK(hl_set_ask(&s, &r));
-    }
-    for (uint64_t i = 0; i < 6; i++) {
-        CHECK_OK(hl_set_doc(&s, &d));
-        struct hl_request r = {
-            .kind = HL_ASK_GENERATE, .context = some_text(&s, (int64_t)(1 + i * 90), i), .max_new = 20};
-        r.until[0] = i % 2 ? "qu" : "\n";
-        CHECK_OK(hl_set_ask(&s, &r));
-    }
-    for (uint64_t i = 0; i < 3; i++) {
-        CHECK_OK(hl_set_doc(&s, &d));
-        int32_t *next = hl_set_bytes(&s, 100 * 4), *ids = hl_set_bytes(&s, 100 * 4);
-        for (int64_t t = 0; t < 100; t++) {
-            ids[t] = (int32_t)(check_mix(i * 100 + (uint64_t)t) % VOCAB);
-            next[t] = t % 9 == 4 ? (int32_t)(t % VOCAB) : -1;
-        }
-        struct hl_request r = {.kind = HL_ASK_IDS, .ids = ids, .next = next, .n_ids = 100};
-        CHECK_OK(hl_set_ask(&s, &r));
-    }
-    return s;
-}
-static struct hl_answer *answers(hola_model *m, const struct hl_eval_opts *o, const struct hl_set *s) {
-    struct hl_answer *a = calloc((size_t)s->n + 1, sizeof *a);
-    CHECK_OK(hl_eval_run(m, o, s, a, NULL));
-    for (int64_t i = 0; i < s->n; i++) assert_true(a[i].done);
-    return a;
 }
 
 /* ---- one by one ---- */
@@ -138,9 +92,9 @@ static void plain_generate(hola_model *m, const struct hl_eval_opts *o, const st
 static void test_plain(void **state) {
     (void)state;
     for (int kind = 0; kind < 2; kind++) {
-        hola_model *m = byte_model(kind, "cpu");
+        hola_model *m = model_of(kind);
         const struct hl_eval_opts o = opts(600);
-        struct hl_set s = make_set();
+        struct hl_set s = all_kinds();
         struct hl_answer *a = answers(m, &o, &s);
         double worst = 0, wrong = 0;
         for (int64_t i = 0; i < s.n; i++) {
@@ -179,7 +133,7 @@ static void test_plain(void **state) {
 /* Greedy: every token asked for is the likeliest, the first and the last of them. */
 static void test_greedy(void **state) {
     enum { N = 30, FIRST = 11, LAST = 29 };
-    hola_model *m = byte_model(0, "cpu");
+    hola_model *m = model_of(0);
     const struct hl_eval_opts o = opts(600);
     int32_t *ids = random_ids(N, VOCAB, 8), best[N] = {0};
     hola_session *y;
@@ -221,9 +175,9 @@ static void same_answer(const struct hl_answer *x, const struct hl_answer *y) {
 
 /* Each alone, and all in reverse order: the same bits. */
 static void test_company(void **state) {
-    hola_model *m = byte_model(0, "cpu");
+    hola_model *m = model_of(0);
     const struct hl_eval_opts o = opts(600);
-    struct hl_set s = make_set(), back = s;
+    struct hl_set s = all_kinds(), back = s;
     struct hl_answer *a = answers(m, &o, &s), *b;
     (void)state;
     back.request = malloc((size_t)s.n * sizeof *back.request);
@@ -244,12 +198,35 @@ static void test_company(void **state) {
     hola_model_free(m);
 }
 
+/* More prompts than places, of lengths below, at and above a pass: those that share passes, those that come
+ * later, and each alone get the same text and count. */
+static void test_prompts(void **state) {
+    hola_model *m = model_of(0);
+    const struct hl_eval_opts o = opts(2000);
+    const struct eval_case c = {.prompts = 40, .prompt = 30, .max_new = 6};
+    struct hl_set s = make_set(&c);
+    struct hl_answer *a = answers(m, &o, &s);
+    int64_t differ = 0;
+    (void)state;
+    for (int64_t i = 0; i < s.n; i += 1 + i % 3) {
+        struct hl_text want = {0};
+        plain_generate(m, &o, &s.request[i], &want);
+        assert_true(hl_span_equal(hl_span_text(&want), hl_span_text(&a[i].text)));
+        differ += i > 0 && !hl_span_equal(hl_span_text(&want), hl_span_text(&a[i - 1].text)); /* another's */
+        free(want.data);
+    }
+    assert_true(differ > 5);
+    hl_answers_free(a, s.n);
+    hl_set_free(&s);
+    hola_model_free(m);
+}
+
 /* What is done already stays as it is; the rest does not notice. */
 static void test_resume(void **state) {
-    hola_model *m = byte_model(0, "cpu");
+    hola_model *m = model_of(0);
     const struct hl_eval_opts o = opts(600);
-    struct hl_set s = make_set();
-    struct hl_answer *a = answers(m, &o, &s), *b = calloc((size_t)s.n, sizeof *b);
+    struct hl_set s = all_kinds();
+    struct hl_answer *a = answers(m, &o, &s), *b = calloc((size_t)s.n + 1, sizeof *b);
     (void)state;
     for (int64_t i = 0; i < s.n; i += 2) b[i] = (struct hl_answer){.done = true, .loglikelihood = 42};
     CHECK_OK(hl_eval_run(m, &o, &s, b, NULL));
@@ -264,7 +241,7 @@ static void test_resume(void **state) {
 
 /* Long texts: logits of no more rows than xent works on are ever there. */
 static void test_memory(void **state) {
-    hola_model *m = byte_model(0, "cpu");
+    hola_model *m = model_of(0);
     const struct hl_eval_opts o = opts(5000);
     struct hl_set s = {0};
     struct hl_doc *d;
@@ -282,7 +259,7 @@ static void test_memory(void **state) {
 
 /* Decoding ends with the target; what is before it stays. */
 static void test_target(void **state) {
-    hola_model *m = byte_model(0, "cpu");
+    hola_model *m = model_of(0);
     const struct hl_eval_opts o = opts(600);
     struct hl_set s = {0};
     struct hl_doc *d;
@@ -366,9 +343,10 @@ static void test_perplexity(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_plain),  cmocka_unit_test(test_company), cmocka_unit_test(test_resume),
-        cmocka_unit_test(test_memory), cmocka_unit_test(test_target),  cmocka_unit_test(test_accuracy),
-        cmocka_unit_test(test_greedy), cmocka_unit_test(test_lengths), cmocka_unit_test(test_perplexity),
+        cmocka_unit_test(test_plain),    cmocka_unit_test(test_company), cmocka_unit_test(test_prompts),
+        cmocka_unit_test(test_resume),   cmocka_unit_test(test_memory),  cmocka_unit_test(test_target),
+        cmocka_unit_test(test_accuracy), cmocka_unit_test(test_greedy),  cmocka_unit_test(test_lengths),
+        cmocka_unit_test(test_perplexity),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -130,6 +130,37 @@ static void test_xent_threads(void **state) {
     }
 }
 
+/* A few rows, whose logits are all there, and the same among many, of which blocks are: the same bits. */
+static void test_xent_company(void **state) {
+    static const hola_dtype types[] = {HOLA_BF16, HOLA_INT8};
+    enum { M = 600, D = 40, V = 1500, FEW = 7, FIRST = 113 };
+    struct hl_pool *pool = check_pool(2, hl_linear_scratch());
+    (void)state;
+    for (int b = 0; check_backend(b); b++) {
+        const struct hl_ops *ops = hl_ops_named(check_backend(b));
+        struct head h;
+        double few[FEW];
+        if (!ops) continue;
+        head_new(&h, M, D, V, 1);
+        for (int i = 0; i < 2; i++) {
+            struct hl_weight W = {
+                .data = h.panels, .layout = HL_PANELS, .rows = V, .cols = D, .dtype = types[i]};
+            struct hl_xent a = {
+                .M = FEW, .D = D, .x = h.x + FIRST * D, .W = W, .nll = few, .logits = h.logits};
+            assert_true(hl_panel_bytes(V, D, types[i]) <= hl_panel_bytes(V, D, HOLA_BF16));
+            hl_panel_pack(h.panels, types[i], h.W, V, D);
+            a.target = h.target + FIRST;
+            ops->xent(pool, &a);
+            a.M = M, a.x = h.x, a.target = h.target, a.nll = h.nll;
+            ops->xent(pool, &a);
+            assert_memory_equal(few, h.nll + FIRST, sizeof few);
+            assert_true(few[0] > 1 && few[0] != h.nll[FIRST + 1]);
+        }
+        head_free(&h);
+    }
+    hl_pool_free(pool);
+}
+
 /* Logits are small integers, so that equals are many: the target is on top where it is the first of the
  * largest, and nowhere else. */
 static void test_top(void **state) {
@@ -353,10 +384,15 @@ static void test_sumsq(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_xent),  cmocka_unit_test(test_xent_threads),
-        cmocka_unit_test(test_top),   cmocka_unit_test(test_exp_through_xent),
-        cmocka_unit_test(test_v_exp), cmocka_unit_test(test_embed),
-        cmocka_unit_test(test_adamw), cmocka_unit_test(test_sumsq),
+        cmocka_unit_test(test_xent),
+        cmocka_unit_test(test_xent_threads),
+        cmocka_unit_test(test_xent_company),
+        cmocka_unit_test(test_top),
+        cmocka_unit_test(test_exp_through_xent),
+        cmocka_unit_test(test_v_exp),
+        cmocka_unit_test(test_embed),
+        cmocka_unit_test(test_adamw),
+        cmocka_unit_test(test_sumsq),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,24 +1,7 @@
 #!/bin/sh
 # hola inspect --memory: table, heat map, JSON, the page in a real browser, and bad input.
 set -u
-hola=${HOLA:-./hola}
-dir=$(mktemp -d) || exit 1
-trap 'rm -rf "$dir"' EXIT
-bad=0
-check() { # check WHAT CONDITION...
-    what=$1
-    shift
-    "$@" || { echo "FAILED: $what"; bad=1; }
-}
-refused() { # refused STATUS WORD ARGS...: one line on stderr that has the word
-    want=$1 word=$2
-    shift 2
-    "$hola" "$@" >"$dir/out" 2>"$dir/err"
-    rc=$?
-    check "status $rc instead of $want: $*" [ $rc -eq "$want" ]
-    check "'$word' in: $(cat "$dir/err")" grep -q -- "$word" "$dir/err"
-    check "one line: $*" [ "$(wc -l <"$dir/err")" -eq 1 ]
-}
+. "${0%/*}/common.sh"
 
 cat >"$dir/config.json" <<JSON
 {"model_type": "hola", "hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 258, "num_heads": 2, "head_dim": 16,
@@ -30,17 +13,17 @@ printf 'The <b>cat</b> sat </script><script>alert(1)</script> \303\244 \303 \001
 cat "$dir/t.txt" "$dir/t.txt" >"$dir/text"
 
 memory() { "$hola" inspect -m "$dir/m" --tokenizer byte --memory -f "$dir/text" "$@"; }
-memory --html "$dir/page.html" >"$dir/table" || bad=1
+memory --html "$dir/page.html" >"$dir/table" || bad "it failed, see above"
 check "four heads in the table" [ "$(grep -c '^ *[01] *[01] *8 ' "$dir/table")" -eq 4 ]
 check "no colour in a file" [ "$(grep -c "$(printf '\033')" "$dir/table")" -eq 0 ]
-memory --color always >"$dir/table" || bad=1
+memory --color always >"$dir/table" || bad "it failed, see above"
 check "colour when it is asked for" grep -q "$(printf '\033')\\[48;5;" "$dir/table"
-memory --layer 1 --head 0 --query 40 >"$dir/table" || bad=1
+memory --layer 1 --head 0 --query 40 >"$dir/table" || bad "it failed, see above"
 check "eight tokens listed" [ "$(grep -c '|$' "$dir/table")" -ge 8 ]
 
-memory --json --query 40 >"$dir/json" || bad=1
+memory --json --query 40 >"$dir/json" || bad "it failed, see above"
 command -v python3 >/dev/null || echo "SKIP the JSON, number by number: there is no python3 here"
-command -v python3 >/dev/null && { python3 - "$dir/json" <<'PY' || bad=1
+command -v python3 >/dev/null && { python3 - "$dir/json" <<'PY' || bad "it failed, see above"
 import json, sys
 d = json.load(open(sys.argv[1]))
 n = len(d["tokens"])
@@ -83,4 +66,4 @@ refused 1 "$dir/none" inspect -m "$dir/m" --tokenizer byte --memory -f "$dir/non
 refused 1 'nowhere' inspect -m "$dir/m" --tokenizer byte --memory -f "$dir/text" --html "$dir/nowhere/page.html"
 "$hola" init -o "$dir/gdn" --config "$dir/config.json" --model-type gated_deltanet -s 1 >/dev/null 2>&1
 refused 1 'no exact memory' inspect -m "$dir/gdn" --tokenizer byte --memory -f "$dir/text"
-exit $bad
+finish

@@ -112,12 +112,15 @@ static hola_status squad_paragraph(struct hl_ruler_gen *g, const json_t *article
 
 /* Also found where the benchmark of that name has it, beside RULER's data. */
 static const char *squad_file(const char *dir) {
-    static const char *const beside = "../squad/dev-v2.0.json";
-    char *here = hl_path_join(dir ? dir : "", "squad.json"), *there = hl_path_join(dir ? dir : "", beside);
-    const bool use = here && there && access(here, R_OK) != 0 && access(there, R_OK) == 0;
-    free(here);
-    free(there);
-    return use ? beside : "squad.json";
+    static const char *const names[] = {"squad.json", "../squad/dev-v2.0.json",
+                                        "../squad/dev-v2.0.from_explorer_html.json"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        char *path = hl_path_join(dir ? dir : "", names[i]);
+        const bool there = path && access(path, R_OK) == 0;
+        free(path);
+        if (there) return names[i];
+    }
+    return names[0];
 }
 
 static hola_status read_squad(struct hl_ruler_gen *g) {

@@ -1,7 +1,6 @@
 /* ruler_score.c -- RULER's score, and samples that its tools wrote. */
 #include "eval/ruler_work.h"
 #include "core/file.h"
-#include "core/json.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -59,10 +58,12 @@ static hola_status read_refs(const json_t *o, struct hl_draft *d, const char *pa
 
 static hola_status read_line(const char *path, int64_t line, const char *text, int64_t n,
                              enum hl_ruler_task task, struct hl_draft *d, struct hl_ruler_set *out) {
-    json_t *root, *doc;
-    hola_status s = hl_json_object(&root, text, n, 1 << 30, path);
-    if (s != HOLA_OK) return s; /* (its line is that of the object) */
-    doc = json_object_get(root, "doc");
+    json_error_t e;
+    json_t *root = json_loadb(text, (size_t)n, JSON_REJECT_DUPLICATES, &e),
+           *doc = json_object_get(root, "doc");
+    hola_status s = HOLA_OK;
+    if (!root) return bad_line(path, line, e.text);
+    if (!json_is_object(root)) return json_decref(root), bad_line(path, line, "not a JSON object");
     const json_t *o = json_is_object(doc) ? doc : root;
     const char *name = json_string_value(json_object_get(root, "task"));
     const char *input = json_string_value(json_object_get(o, "input"));
