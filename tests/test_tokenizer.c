@@ -305,6 +305,27 @@ static void test_fallback(void **state) {
     temp_remove(dir);
 }
 
+/* A pair whose neighbour was merged away must not be merged in the old pair's turn: a b goes before bc d, but when
+ * bc is there a b is not. Words of both lengths, as each has its own way. */
+static void test_stale_pair(void **state) {
+    const char *json = "{\"decoder\": {\"type\": \"Fuse\"}, "
+                       "\"model\": {\"type\": \"BPE\", \"unk_token\": \"<unk>\", \"vocab\": {\"<unk>\": 0, "
+                       "\"a\": 1, \"b\": 2, \"c\": 3, \"d\": 4, \"x\": 5, \"bc\": 6, \"ab\": 7, \"bcd\": 8, "
+                       "\"abc\": 9}, \"merges\": [\"b c\", \"a b\", \"bc d\", \"a bc\"]}}";
+    char *dir = temp_new(), text[200];
+    int32_t want[200];
+    (void)state;
+    hola_tokenizer *t = load(dir, "tokenizer.json", json, (int64_t)strlen(json));
+    for (int before = 0; before < 150; before += 30) {
+        for (int i = 0; i < before; i++) text[i] = 'x', want[i] = 5;
+        memcpy(text + before, "abcd", 4);
+        want[before] = 1, want[before + 1] = 8;
+        assert_true(encodes_to(t, text, before + 4, want, before + 2));
+    }
+    hola_tokenizer_free(t);
+    temp_remove(dir);
+}
+
 static void test_json_refused(void **state) {
     static const char *const cases[][3] = {
         {"\"normalizer\": null", "\"normalizer\": {\"type\": \"NFC\"}", "normalizer: type \"NFC\""},
@@ -449,12 +470,13 @@ static void test_mistral(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_spm),         cmocka_unit_test(test_spm_spaces),
-        cmocka_unit_test(test_spm_refused), cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_bytes),       cmocka_unit_test(test_words),
-        cmocka_unit_test(test_json),        cmocka_unit_test(test_added),
-        cmocka_unit_test(test_fallback),    cmocka_unit_test(test_json_refused),
-        cmocka_unit_test(test_train),       cmocka_unit_test(test_mistral),
+        cmocka_unit_test(test_spm),          cmocka_unit_test(test_spm_spaces),
+        cmocka_unit_test(test_spm_refused),  cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_bytes),        cmocka_unit_test(test_words),
+        cmocka_unit_test(test_json),         cmocka_unit_test(test_added),
+        cmocka_unit_test(test_fallback),     cmocka_unit_test(test_stale_pair),
+        cmocka_unit_test(test_json_refused), cmocka_unit_test(test_train),
+        cmocka_unit_test(test_mistral),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
