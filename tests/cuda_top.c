@@ -46,6 +46,7 @@ static void test_top(void **state) {
         struct dev d = dev_open(f);
         compare(&d, 3, 101, 40, 0);
         compare(&d, 2, 7, 7, 0);
+        compare(&d, 3, 300, HL_TOP_MOST, 0);
         compare(&d, 3, 1500, 1, 0);
         compare(&d, 3, 5000, 104, 0);
         compare(&d, 1, 5000, 3, 1); /* all equal */

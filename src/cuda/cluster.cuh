@@ -24,18 +24,32 @@ static __device__ __forceinline__ void cluster_sync() {
                      : "memory");
 #endif
 }
-/* The float that lies in block `rank` where `own` lies in this one. */
-static __device__ __forceinline__ float cluster_float(const float *own, int rank) {
-    float x = 0.0f;
+/* The four floats that lie in block `rank` where `own` lies in this one. */
+static __device__ __forceinline__ float4 cluster_floats(const float *own, int rank) {
+    float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #if HL_CLUSTER
     uint32_t at;
     asm("mapa.shared::cluster.u32 %0, %1, %2;"
         : "=r"(at)
         : "r"((uint32_t)__cvta_generic_to_shared(own)), "r"(rank));
-    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(x) : "r"(at) : "memory");
+    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+                 : "r"(at)
+                 : "memory");
 #endif
     return x;
 }
+
+/* Kernels that follow each other early only share a multiprocessor where they want its memory cut alike: as much of
+ * it as can be for shared memory. */
+#ifdef HL_CUDA_EMU
+static inline void prefer_shared(const void *) {}
+#else
+static inline void prefer_shared(const void *kernel) {
+    cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                         cudaSharedmemCarveoutMaxShared);
+}
+#endif
 
 #ifndef HL_CUDA_EMU
 /* launch_early with `size` neighbouring blocks a cluster */
@@ -51,6 +65,7 @@ static void launch_clusters(struct hl_cuda *c, void (*kernel)(P...), unsigned si
     config.gridDim = grid, config.blockDim = block, config.dynamicSmemBytes = shared;
     config.stream = hl_cuda_stream(c), config.attrs = at, config.numAttrs = size > 1 ? 2 : 1;
     if (shared > 48 << 10) hl_cuda_prepare(c, (const void *)kernel, shared);
+    prefer_shared((const void *)kernel);
     hl_cuda_launched(c, cudaLaunchKernelEx(&config, kernel, P(args)...));
 }
 #endif

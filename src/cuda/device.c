@@ -59,6 +59,8 @@ void hl_cuda_close(struct hl_cuda *c) {
     cudaFreeHost(c->stage);
     for (int i = 0; i < 2; i++)
         if (c->tick[i]) cudaEventDestroy(c->tick[i]);
+    for (int i = 0; i < HL_PARTS; i++)
+        if (c->part[i]) cudaEventDestroy(c->part[i]);
     cudaStreamDestroy(c->stream);
     free(c);
 }
@@ -99,6 +101,13 @@ void hl_cuda_memcpy(struct hl_cuda *c, void *to, const void *from, int64_t bytes
     check(c, cudaMemcpyAsync(to, from, (size_t)bytes, kind[way], c->stream), "copy");
     if (way == HL_TO_HOST) hl_cuda_wait(c);
 }
+void hl_cuda_get(struct hl_cuda *c, void *stage, const void *from, int64_t bytes, int i) {
+    if (!c->part[i])
+        check(c, cudaEventCreateWithFlags((cudaEvent_t *)&c->part[i], cudaEventDisableTiming), "event");
+    check(c, cudaMemcpyAsync(stage, from, (size_t)bytes, cudaMemcpyDeviceToHost, c->stream), "copy");
+    check(c, cudaEventRecord(c->part[i], c->stream), "event");
+}
+void hl_cuda_got(struct hl_cuda *c, int i) { check(c, cudaEventSynchronize(c->part[i]), "kernel"); }
 void hl_cuda_wait(struct hl_cuda *c) { check(c, cudaStreamSynchronize(c->stream), "kernel"); }
 void hl_cuda_room(struct hl_cuda *c, int64_t *free_bytes, int64_t *used) {
     size_t left = 0, total = 0;

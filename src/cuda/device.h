@@ -4,7 +4,7 @@
 #define HL_DEVICE_H
 #include "cuda/cuda.h"
 
-enum { HL_GRAPHS = 16 };
+enum { HL_GRAPHS = 16, HL_PARTS = 8 };
 struct hl_graph { /* work recorded under a key; runs 1: done once, not recorded yet */
     uint64_t key;
     int64_t generation, runs;
@@ -24,8 +24,9 @@ struct hl_cuda {
     struct hl_dev_rows rows; /* the last pass's, cut up: host and device copies of one block */
     char *rows_host, *rows_dev;
     int64_t rows_room;
-    char *stage;        /* host memory that the device writes by itself; NULL: not yet */
-    int64_t generation; /* raised when memory comes or goes: recorded work may point to it */
+    char *stage;          /* host memory that the device writes by itself; NULL: not yet */
+    void *part[HL_PARTS]; /* events: a part of it is there */
+    int64_t generation;   /* raised when memory comes or goes: recorded work may point to it */
     struct hl_graph graph[HL_GRAPHS];
     struct hl_graph *recording;
     struct hl_link *link; /* to the devices of other ranks; NULL: none */
@@ -46,6 +47,9 @@ void hl_cuda_memset(struct hl_cuda *c, void *p, int byte, int64_t bytes);
 enum hl_direction { HL_TO_DEVICE, HL_TO_HOST, HL_ON_DEVICE };
 void hl_cuda_memcpy(struct hl_cuda *c, void *to, const void *from, int64_t bytes, enum hl_direction way);
 void hl_cuda_wait(struct hl_cuda *c);
+/* A copy to the stage that is not waited for, as part i of several; and until that part is there. */
+void hl_cuda_get(struct hl_cuda *c, void *stage, const void *from, int64_t bytes, int i);
+void hl_cuda_got(struct hl_cuda *c, int i);
 void hl_cuda_room(struct hl_cuda *c, int64_t *free_bytes, int64_t *used);
 void hl_gemm_close(struct hl_cuda *c);
 bool hl_cuda_replay(struct hl_cuda *c, uint64_t key);

@@ -57,8 +57,9 @@ static void dev_put(struct hl_pool *pool, void *to, const void *host, int64_t by
 }
 /* What comes to the host, logits above all, comes through memory that the device writes by itself, and from there
  * by all threads: the driver's own way into memory it does not know takes longer for the logits of a token than
- * half of the layers, and half as long again for those of many sessions. */
-enum { STAGE = 16 << 20, PIECE = 256 << 10 };
+ * half of the layers, and half as long again for those of many sessions. In parts, so that the next one is on its
+ * way meanwhile. */
+enum { PART = 2 << 20, STAGE = HL_PARTS * PART, PIECE = 256 << 10 };
 struct from_stage {
     char *to;
     const char *from;
@@ -73,12 +74,18 @@ static void take_piece(void *ctx, int64_t i, int worker) {
 static void dev_get(struct hl_pool *pool, void *host, const void *from, int64_t bytes) {
     struct hl_cuda *c = hl_cuda_of(pool);
     if (bytes > 0 && !c->stage) c->stage = hl_cuda_malloc_host(c, STAGE);
-    for (int64_t at = 0; at < bytes;) {
-        const int64_t n = !c->stage || bytes - at < STAGE ? bytes - at : STAGE;
-        struct from_stage s = {(char *)host + at, c->stage, n};
-        hl_cuda_memcpy(c, c->stage ? c->stage : (char *)host, (const char *)from + at, n, HL_TO_HOST);
-        if (c->stage) hl_pool_run(pool, hl_pieces(n, PIECE), take_piece, &s);
-        at += n;
+    if (!c->stage && bytes > 0) hl_cuda_memcpy(c, host, from, bytes, HL_TO_HOST);
+    for (int64_t at = 0; c->stage && at < bytes; at += STAGE) {
+        const int64_t n = bytes - at < STAGE ? bytes - at : STAGE, parts = hl_pieces(n, PART);
+        for (int i = 0; i < parts; i++)
+            hl_cuda_get(c, c->stage + i * PART, (const char *)from + at + i * PART,
+                        n - i * PART < PART ? n - i * PART : PART, i);
+        for (int i = 0; i < parts; i++) {
+            struct from_stage s = {(char *)host + at + i * PART, c->stage + i * PART,
+                                   n - i * PART < PART ? n - i * PART : PART};
+            hl_cuda_got(c, i);
+            hl_pool_run(pool, hl_pieces(s.bytes, PIECE), take_piece, &s);
+        }
     }
 }
 static hola_status dev_finish(struct hl_pool *pool) {

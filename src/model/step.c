@@ -81,7 +81,7 @@ static hola_status step_rows(hola_model *m, struct hl_rows *rows, const int32_t 
     ids = hl_acts_put(&m->infer, m->infer.ids, ids, n);
     struct hl_decode d;
     const bool at_once = (!logits || room) && hl_decode_open(m, rows, &d);
-    const uint64_t key = ((uint64_t)n * HL_TOP_MOST + (uint64_t)w->k) * 4 + room * 2 + at_once;
+    const uint64_t key = ((uint64_t)n * (HL_TOP_MOST + 1) + (uint64_t)w->k) * 4 + room * 2 + at_once;
     if (!mem->replay(m->pool, key)) {
         do_step(m, rows, ids, room, at_once, &d, w->k);
         mem->recorded(m->pool, key);

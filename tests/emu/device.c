@@ -47,6 +47,11 @@ void hl_cuda_memcpy(struct hl_cuda *c, void *to, const void *from, int64_t bytes
     (void)c, (void)way;
     memcpy(to, from, (size_t)bytes);
 }
+void hl_cuda_get(struct hl_cuda *c, void *stage, const void *from, int64_t bytes, int i) {
+    c->part[i] = stage;
+    memcpy(stage, from, (size_t)bytes);
+}
+void hl_cuda_got(struct hl_cuda *c, int i) { HL_ASSERT(c->part[i]); }
 void hl_cuda_wait(struct hl_cuda *c) { (void)c; }
 void hl_cuda_room(struct hl_cuda *c, int64_t *free_bytes, int64_t *used) {
     (void)c;

@@ -7,7 +7,8 @@
 #include "ops/gdn/gdn_prep_cuda.cuh"
 #include "ops/gdn/gdn_step_cuda.cuh"
 
-enum { THREADS = 256, COLS = GDN_STEP_COLS, QUADS = COLS / 4, STEP_ROWS = 8 /* tokens of a segment */ };
+enum { COLS = GDN_STEP_COLS, QUADS = COLS / 4, THREADS = 8 * COLS, WARPS = THREADS / 32 };
+enum { STEP_ROWS = 8 }; /* tokens of a segment */
 
 /* N activations */
 template <int N> static __device__ __forceinline__ void load_row(float x[N], const act *p) {
@@ -19,7 +20,7 @@ template <int N> static __device__ __forceinline__ void load_row(float x[N], con
 }
 
 /* k^T S, q^T S of the thread's 4 columns and q.k, summed over the block in a fixed order */
-static __device__ __forceinline__ void sum_rows(float x[9], float (*part)[QUADS][THREADS / 32]) {
+static __device__ __forceinline__ void sum_rows(float x[9], float (*part)[QUADS][WARPS]) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, quad = lane % QUADS;
 #pragma unroll
     for (int i = 0; i < 9; i++) {
@@ -30,16 +31,21 @@ static __device__ __forceinline__ void sum_rows(float x[9], float (*part)[QUADS]
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < 9; i++) {
-        const float4 p = *(const float4 *)part[i][quad], r = *(const float4 *)(part[i][quad] + 4);
-        x[i] = ((p.x + p.y) + (p.z + p.w)) + ((r.x + r.y) + (r.z + r.w));
+        x[i] = 0.0f;
+#pragma unroll
+        for (int w = 0; w < WARPS; w += 4) {
+            const float4 p = *(const float4 *)(part[i][quad] + w);
+            x[i] += (p.x + p.y) + (p.z + p.w);
+        }
     }
 }
 
 static __device__ __forceinline__ float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
 
-template <int K> static __global__ void __launch_bounds__(THREADS, 4) step_tokens(const struct gdn_step a) {
+template <int K>
+static __global__ void __launch_bounds__(THREADS, 1024 / THREADS) step_tokens(const struct gdn_step a) {
     const int R = K * QUADS / THREADS;
-    __shared__ __align__(16) float part[2][9][QUADS][THREADS / 32];
+    __shared__ __align__(16) float part[2][9][QUADS][WARPS];
     const int tile = blockIdx.x % a.tiles, hv = blockIdx.x / a.tiles % a.HV, s = blockIdx.x / a.tiles / a.HV;
     const struct hl_seg seg = a.seg[s];
     const int quad = threadIdx.x % QUADS, first = threadIdx.x / QUADS * R, hk = hv / (a.HV / a.H);
@@ -95,9 +101,11 @@ template <int K> static __global__ void __launch_bounds__(THREADS, 4) step_token
 
 void HL_OP(gdn_step_start)(struct hl_cuda *c, const struct gdn_step *a, int64_t K, int64_t segments) {
     const unsigned blocks = (unsigned)(segments * a->HV * a->tiles);
-    if (K == 64) launch_early(c, step_tokens<64>, blocks, THREADS, 0, *a);
-    else if (K == 128) launch_early(c, step_tokens<128>, blocks, THREADS, 0, *a);
-    else launch_early(c, step_tokens<256>, blocks, THREADS, 0, *a);
+    void (*kernel)(struct gdn_step) = K == 64    ? step_tokens<64>
+                                      : K == 128 ? step_tokens<128>
+                                                 : step_tokens<256>;
+    prefer_shared((const void *)kernel);
+    launch_early(c, kernel, blocks, THREADS, 0, *a);
 }
 
 extern "C" bool HL_OP(gdn_step)(struct hl_pool *pool, const struct hl_gdn *a) {

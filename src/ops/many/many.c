@@ -4,7 +4,7 @@
 bool hl_many_takes(const struct hl_decode *a) {
     const bool heads = a->K == a->V && (a->K == 64 || a->K == 128 || a->K == 256);
     const int64_t vv = a->HV * a->V;
-    const bool widths = a->d % 64 == 0 && a->I % 8 == 0 && vv % 8 == 0 && a->d <= HL_MANY_K &&
+    const bool widths = a->d % 64 == 0 && a->I % 8 == 0 && vv % 8 == 0 && a->d <= HL_MANY_D &&
                         a->I <= HL_MANY_K && vv <= HL_MANY_K;
     return heads && widths && a->conv == 4 && a->rows->T <= HL_MANY_ROWS &&
            !(a->cache && a->evict == HOLA_EVICT_H2O);

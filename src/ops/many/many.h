@@ -6,7 +6,11 @@
 #define HL_MANY_H
 #include "ops/decode/decode.h"
 
-enum { HL_MANY_ROWS = 64, HL_MANY_K = 4096 }; /* rows; the longest sums */
+enum {
+    HL_MANY_ROWS = 64,
+    HL_MANY_D = 3072,
+    HL_MANY_K = 4096
+}; /* rows; hidden size; the longest other sums */
 
 /* Whether sizes and kinds are ones that the op knows. */
 bool hl_many_takes(const struct hl_decode *a);

@@ -51,6 +51,19 @@ template <int N> static __device__ __forceinline__ void store_acts(bf16 *p, cons
         for (int i = 0; i < N; i += 2) *(uint32_t *)(p + i) = pack2(x[i], x[i + 1]);
 }
 
+template <int N> static __device__ __forceinline__ void load_floats(float *x, const float *p) {
+    if constexpr (N == 2) x[0] = ((const float2 *)p)->x, x[1] = ((const float2 *)p)->y;
+    else
+#pragma unroll
+        for (int i = 0; i < N; i += 4) load_wide(x + i, p + i);
+}
+template <int N> static __device__ __forceinline__ void store_floats(float *p, const float *x) {
+    if constexpr (N == 2) *(float2 *)p = make_float2(x[0], x[1]);
+    else
+#pragma unroll
+        for (int i = 0; i < N; i += 4) store_wide(p + i, x + i);
+}
+
 template <int D>
 static __global__ void __launch_bounds__(32 * PREPARE_WARPS) prepare(const struct many_prepare a) {
     enum { N = D / 32 };
@@ -62,24 +75,22 @@ static __global__ void __launch_bounds__(32 * PREPARE_WARPS) prepare(const struc
     const int which = unit < a.H ? 0 : unit < 2 * a.H ? 1 : 2, head = unit - which * a.H;
     const int heads = which == 2 ? a.HV : a.H, c = head * D + lane * N;
     const struct hl_seg seg = a.seg[row];
-    float *tail = (float *)(seg.state + a.tail[which]) + c, h[4][N], w[N][4], gamma[N], y[N], sum = 0.0f;
+    float *tail = (float *)(seg.state + a.tail[which]) + c, h[4][N] = {}, w[N][4], gamma[N] = {}, y[N],
+          sum = 0.0f;
 #pragma unroll
-    for (int j = 0; j < N; j++) {
-        const float4 t = *(const float4 *)(a.w[which] + (c + j) * 4);
-        w[j][0] = t.x, w[j][1] = t.y, w[j][2] = t.z, w[j][3] = t.w;
-        gamma[j] = which < 2 && a.gamma[which % 2] ? a.gamma[which % 2][lane * N + j] : 0.0f;
-#pragma unroll
-        for (int i = 0; i < 3; i++) h[i][j] = seg.pos ? tail[i * heads * D + j] : 0.0f;
-    }
+    for (int i = 0; i < 3; i++)
+        if (seg.pos) load_floats<N>(h[i], tail + i * heads * D);
+    load_floats<4 * N>(&w[0][0], a.w[which] + c * 4);
+    if (which < 2 && a.gamma[which % 2]) load_floats<N>(gamma, a.gamma[which % 2] + lane * N);
     wait_for_others(), let_others_start();
     load_acts<N>(h[3], a.in + (int64_t)seg.row * a.ld + unit * D + lane * N);
 #pragma unroll
     for (int j = 0; j < N; j++) {
         const float u = w[j][0] * h[0][j] + w[j][1] * h[1][j] + w[j][2] * h[2][j] + w[j][3] * h[3][j];
         y[j] = quick_silu(u), sum += y[j] * y[j];
-#pragma unroll
-        for (int i = 0; i < 3; i++) tail[i * heads * D + j] = h[i + 1][j];
     }
+#pragma unroll
+    for (int i = 0; i < 3; i++) store_floats<N>(tail + i * heads * D, h[i + 1]);
     const int64_t at = (int64_t)seg.row * heads * D + c;
     if (which == 2) {
         store_acts<N>(a.v + at, y);
@@ -133,9 +144,11 @@ static void start_prepare(struct hl_cuda *c, const struct hl_decode *p, const st
     if (p->rms) a.gamma[0] = y->q_norm, a.gamma[1] = y->k_norm;
     a.ld = b->ld, a.H = (int)p->H, a.HV = (int)p->HV, a.units = 2 * a.H + a.HV;
     const dim3 grid(blocks_for(a.units, PREPARE_WARPS), (unsigned)p->rows->T);
-    if (p->K == 64) launch_early(c, prepare<64>, grid, 32 * PREPARE_WARPS, 0, a);
-    if (p->K == 128) launch_early(c, prepare<128>, grid, 32 * PREPARE_WARPS, 0, a);
-    if (p->K == 256) launch_early(c, prepare<256>, grid, 32 * PREPARE_WARPS, 0, a);
+    void (*kernel)(struct many_prepare) = p->K == 64    ? prepare<64>
+                                          : p->K == 128 ? prepare<128>
+                                                        : prepare<256>;
+    prefer_shared((const void *)kernel);
+    launch_early(c, kernel, grid, 32 * PREPARE_WARPS, 0, a);
 }
 static void start_state(struct hl_cuda *c, const struct hl_decode *p, const struct many *b,
                         const struct hl_decode_layer *y, int64_t at) {
@@ -184,20 +197,20 @@ static void start_layer(struct hl_cuda *c, const struct hl_decode *p, const stru
     o.from = b->x, o.squares_out = b->squares_h;
     mlp.norm = y->mlp_norm, mlp.squares = b->squares_h, mlp.W2 = (const bf16 *)y->up;
     down.from = b->h, down.squares_out = b->squares_x;
-    start_product<48, 32, NORMED>(c, in);
+    start_product<96, NORMED>(c, in);
     start_prepare(c, p, b, y, at);
     start_state(c, p, b, y, at);
     start_cache(c, p, b, y, at);
-    start_product<32, 64, JOINED>(c, o);
-    start_product<96, 32, GATED>(c, mlp);
-    start_product<32, 64, JOINED>(c, down);
+    start_product<64, JOINED>(c, o);
+    start_product<176, GATED>(c, mlp);
+    start_product<64, JOINED>(c, down);
 }
 
 static bool has_room(void) {
 #ifdef HL_CUDA_EMU
     return true;
 #else
-    return shared_limit() >= SHARED_MOST && can_wait((const void *)many_product<32, JOINED>);
+    return shared_limit() >= SHARED_MOST && can_wait((const void *)many_product<64, JOINED>);
 #endif
 }
 
@@ -209,13 +222,14 @@ extern "C" bool HL_OP(decode_many)(struct hl_pool *pool, const struct hl_decode 
     char *block = (char *)hl_cuda_scratch(c, carve(&b, NULL, p, &any));
     if (!block) return true; /* the failure is kept */
     carve(&b, block, p, &any);
+    prefer_shared((const void *)many_embed);
     launch(c, many_embed, (unsigned)p->rows->T, THREADS, 0, (const bf16 *)p->embed, p->ids, b.x, b.squares_x,
            (int)p->d);
     for (int64_t l = 0; l < p->L; l++) start_layer(c, p, &b, l);
     if (!p->logits) return true;
     struct many_linear head = linear(p, b.x, p->d, p->head, p->vocab, p->logits, p->vocab);
     head.norm = p->final_norm, head.squares = b.squares_x;
-    start_product<96, 64, LOGITS>(c, head);
+    start_product<128, LOGITS>(c, head);
     return true;
 }
 

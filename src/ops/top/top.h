@@ -4,7 +4,7 @@
 #include "core/real.h"
 #include "core/status.h"
 
-enum { HL_TOP_MOST = 256 };
+enum { HL_TOP_MOST = 128 };
 struct hl_candidate {
     float logit;
     int32_t id;

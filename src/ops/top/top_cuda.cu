@@ -1,11 +1,11 @@
 /* top_cuda.cu -- see top.h: a thread block a row.
  *
- * A logit and its id are one number, larger for what comes first, and no two are equal. The k-th of all threads'
- * best ones bounds the k-th of the row from below, so those at least as large are few: they are collected and
+ * A logit and its id are one number, larger for what comes first, and no two are equal. The k-th of the best of
+ * GROUPS parts bounds the k-th of the row from below, so those at least as large are few: they are collected and
  * each counts how many are before it. */
 #include "cuda/early.cuh"
 
-enum { TOP_THREADS = 1024, LIST = 2048 };
+enum { TOP_THREADS = 1024, GROUPS = TOP_THREADS / 4, LIST = 2048 }; /* GROUPS: of neighbouring threads */
 
 static __device__ __forceinline__ uint64_t order_of(float x, int32_t id) {
     const uint32_t u = __float_as_uint(x + 0.0f), key = u & 0x80000000u ? ~u : u | 0x80000000u;
@@ -36,8 +36,13 @@ static __device__ __forceinline__ uint64_t best_of(const float *x, int64_t V, ui
     return best;
 }
 
+static __device__ __forceinline__ uint64_t group_best(uint64_t v) {
+    v = max(v, (uint64_t)__shfl_xor_sync(0xffffffffu, (unsigned long long)v, 1));
+    return max(v, (uint64_t)__shfl_xor_sync(0xffffffffu, (unsigned long long)v, 2));
+}
+
 static __global__ void __launch_bounds__(TOP_THREADS) top(const struct hl_top a) {
-    __shared__ uint64_t best[TOP_THREADS], list[LIST];
+    __shared__ uint64_t best[GROUPS], list[LIST];
     __shared__ uint64_t least;
     __shared__ int count;
     const int k = (int)a.k;
@@ -45,14 +50,15 @@ static __global__ void __launch_bounds__(TOP_THREADS) top(const struct hl_top a)
     const float *x = a.logits + (int64_t)blockIdx.x * a.V;
     struct hl_candidate *out = a.out + (int64_t)blockIdx.x * k;
     bool wrong = false;
-    const uint64_t mine = best_of(x, a.V, ~(uint64_t)0, &wrong);
-    best[threadIdx.x] = mine;
+    const uint64_t mine = group_best(best_of(x, a.V, ~(uint64_t)0, &wrong));
+    best[threadIdx.x / 4] = mine;
     if (threadIdx.x == 0) count = 0, least = 0;
     if (__syncthreads_or(wrong)) {
         if (threadIdx.x == 0) out[0].id = -1;
         return;
     }
-    if (mine && before(best, TOP_THREADS, mine) == k - 1) least = mine; /* 0: fewer threads than k have any */
+    if (threadIdx.x % 4 == 0 && mine && before(best, GROUPS, mine) == k - 1)
+        least = mine; /* 0: fewer than k have any */
     __syncthreads();
     for (int64_t i = threadIdx.x; i < a.V; i += TOP_THREADS) {
         const uint64_t v = order_of(x[i], (int32_t)i);
@@ -68,10 +74,10 @@ static __global__ void __launch_bounds__(TOP_THREADS) top(const struct hl_top a)
     }
     uint64_t limit = ~(uint64_t)0;
     for (int j = 0; j < k && n > LIST; j++) { /* equal ones without end: one by one */
-        best[threadIdx.x] = best_of(x, a.V, limit, &wrong);
+        best[threadIdx.x / 4] = group_best(best_of(x, a.V, limit, &wrong));
         __syncthreads();
         limit = 0;
-        for (int i = 0; i < TOP_THREADS; i++) limit = max(limit, best[i]);
+        for (int i = 0; i < GROUPS; i++) limit = max(limit, best[i]);
         if (threadIdx.x == 0) out[j] = candidate_of(limit);
         __syncthreads();
     }
