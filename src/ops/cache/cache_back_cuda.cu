@@ -223,7 +223,8 @@ static __global__ void gather_kept(const struct cache_dev c, const struct cache_
     write_sum(to_v, old_v, dv, D);
     if (!first) return;
     for (int i = h + 1; i < (hk + 1) * group; i++)
-        add_shares(c, b, row, i, block, end, find_kept(c.a.sel + ((int64_t)block * HV + i) * w, w, row), dk, NULL);
+        add_shares(c, b, row, i, block, end, find_kept(c.a.sel + ((int64_t)block * HV + i) * w, w, row), dk,
+                   NULL);
     write_sum(to_k, old_k, dk, D);
 }
 
@@ -271,9 +272,7 @@ extern "C" void HL_OP(cache_backward)(struct hl_pool *pool, const struct hl_cach
     const bool tiled = !whole && cache_tiled(a) && HL_OP(cache_back_fits)(a);
     if (c.T == 0) return;
     b.parts = whole ? c.rows.blocks * WHOLE_SHARES : tiled ? c.rows.blocks * tiles_of(a->chunk) : c.T;
-    b.taus = whole   ? b.parts
-             : tiled ? c.rows.blocks * (tiles_of(a->window) + tiles_of(a->chunk))
-                     : c.T;
+    b.taus = whole ? b.parts : tiled ? c.rows.blocks * (tiles_of(a->window) + tiles_of(a->chunk)) : c.T;
     for (int place = 0; place < 2; place++) { /* counts, then places */
         int64_t used = 0;
         b.R = cut(scratch, &used, whole ? 0 : c.T * a->HV);
@@ -293,8 +292,9 @@ extern "C" void HL_OP(cache_backward)(struct hl_pool *pool, const struct hl_cach
             HL_OP(cache_back_q)(cuda, &c, &b);
         }
         if (a->window > 0)
-            launch_early(cuda, gather_kept, dim3((unsigned)(c.rows.blocks * a->HV), blocks_for(a->window, WARPS)),
-                         THREADS, 0, c, b);
+            launch_early(cuda, gather_kept,
+                         dim3((unsigned)(c.rows.blocks * a->HV), blocks_for(a->window, WARPS)), THREADS, 0, c,
+                         b);
     } else plain(cuda, &c, &b);
     if (a->window > 0) launch_early(cuda, sums, (unsigned)a->HV, 1024, 0, c, b);
     else launch(cuda, sums, (unsigned)a->HV, 1024, 0, c, b);

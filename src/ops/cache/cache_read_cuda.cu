@@ -34,8 +34,9 @@ static __device__ __forceinline__ void copy_queries(struct read_room<D> *m, cons
 }
 /* KEYS columns from column `from` on: kept ones or the block's own */
 template <int D>
-static __device__ __forceinline__ void copy_columns(struct read_room<D> *m, int stage, const struct cache_dev &c,
-                                                    const struct view &s, bool kept, int from) {
+static __device__ __forceinline__ void copy_columns(struct read_room<D> *m, int stage,
+                                                    const struct cache_dev &c, const struct view &s,
+                                                    bool kept, int from) {
     enum { KEYS = read_room<D>::KEYS, THREADS = read_room<D>::THREADS, PANEL = read_room<D>::PANEL };
     bf16 *k = m->kv[stage][0], *v = m->kv[stage][1];
     if (!kept && from >= s.skip) {
@@ -43,10 +44,12 @@ static __device__ __forceinline__ void copy_columns(struct read_room<D> *m, int 
         const int left = s.len + s.skip - from;
 #pragma unroll
         for (int x = 0; x < D / 64; x++) {
-            copy_panel<64, KEYS, THREADS>(k + x * PANEL, (const bf16 *)c.a.k + (row * c.a.H + s.hk) * D + x * 64,
-                                          c.a.H * D, left, threadIdx.x);
-            copy_panel<64, KEYS, THREADS>(v + x * PANEL, (const bf16 *)c.a.v + (row * c.a.HV + s.h) * D + x * 64,
-                                          c.a.HV * D, left, threadIdx.x);
+            copy_panel<64, KEYS, THREADS>(k + x * PANEL,
+                                          (const bf16 *)c.a.k + (row * c.a.H + s.hk) * D + x * 64, c.a.H * D,
+                                          left, threadIdx.x);
+            copy_panel<64, KEYS, THREADS>(v + x * PANEL,
+                                          (const bf16 *)c.a.v + (row * c.a.HV + s.h) * D + x * 64, c.a.HV * D,
+                                          left, threadIdx.x);
         }
         return;
     }
@@ -72,8 +75,8 @@ template <int D> struct reader { float o[D / 8][4], top[2], sum[2]; };
 
 /* s becomes p; sums and what was added up so far follow the largest logit. */
 template <int D>
-static __device__ __forceinline__ void soften(struct reader<D> &r, float (*s)[4], float scale, const int limit[2],
-                                              bool edge) {
+static __device__ __forceinline__ void soften(struct reader<D> &r, float (*s)[4], float scale,
+                                              const int limit[2], bool edge) {
     enum { KEYS = read_room<D>::KEYS };
     const int t = threadIdx.x % 4;
     float top[2] = {r.top[0], r.top[1]};
@@ -150,7 +153,8 @@ static __device__ __forceinline__ void write_rows(const struct cache_dev &c, con
     for (int i = 0; i < EACH; i++) {
         const int row = (lane + 32 * i) / CHUNKS, at = (lane + 32 * i) % CHUNKS * 8;
         if (from + row < s.len)
-            old[i] = *(const uint4 *)((const bf16 *)c.a.out + ((int64_t)(s.row + from + row) * c.a.HV + s.h) * D + at);
+            old[i] = *(const uint4 *)((const bf16 *)c.a.out +
+                                      ((int64_t)(s.row + from + row) * c.a.HV + s.h) * D + at);
     }
     for (int i = 0; i < 2; i++) {
         r.sum[i] += __shfl_xor_sync(0xffffffffu, r.sum[i], 1);
@@ -170,7 +174,8 @@ static __device__ __forceinline__ void write_rows(const struct cache_dev &c, con
     for (int i = 0; i < EACH; i++) {
         const int row = (lane + 32 * i) / CHUNKS, at = (lane + 32 * i) % CHUNKS * 8;
         const int64_t to = ((int64_t)(s.row + from + row) * c.a.HV + s.h) * D + at;
-        const uint4 x = *(const uint4 *)(q + at / 64 * 64 * 64 + tile_at<64>(first + row, at % 64)), y = old[i];
+        const uint4 x = *(const uint4 *)(q + at / 64 * 64 * 64 + tile_at<64>(first + row, at % 64)),
+                    y = old[i];
         if (from + row >= s.len) continue;
         if (c.a.read) *(uint4 *)((bf16 *)c.a.read + to) = x;
         *(uint4 *)((bf16 *)c.a.out + to) =
@@ -197,14 +202,16 @@ static __global__ void __launch_bounds__(read_room<D>::THREADS, 2)
     struct reader<D> r = {};
     r.top[0] = r.top[1] = c.a.sink[h] * LOG2E;
     copy_queries<D>(m, c, s, from);
-    for (int j = -1; j < all; j++) {
-        if (j + 1 == own) wait_for_others(); /* what is kept is known */
-        if (j + 1 < all) copy_columns<D>(m, (j + 1) & 1, c, s, j + 1 >= own, (j + 1 < own ? j + 1 : j + 1 - own) * KEYS);
-        copy_commit();
-        if (j < 0) continue;
-        copy_wait<1>();
+    copy_columns<D>(m, 0, c, s, false, 0);
+    copy_commit();
+    for (int j = 0; j < all; j++) {
+        copy_wait<0>();
         operands_written();
-        __syncthreads();
+        __syncthreads();                     /* this tile is there, the one before is done with */
+        if (j + 1 == own) wait_for_others(); /* what is kept is known */
+        if (j + 1 < all)
+            copy_columns<D>(m, (j + 1) & 1, c, s, j + 1 >= own, (j + 1 < own ? j + 1 : j + 1 - own) * KEYS);
+        copy_commit();
         const int first = (j < own ? j : j - own) * KEYS,
                   at = s.skip + from + row; /* of the warp's first query */
         const int limit[2] = {j < own ? at + g - first : s.kept - 1 - first,
@@ -212,13 +219,14 @@ static __global__ void __launch_bounds__(read_room<D>::THREADS, 2)
         if (j >= own || first <= s.skip + from + group * 64 + 63)
             read_tile<D>(r, m->q[group], m->kv[j & 1][0], m->kv[j & 1][1], scale, limit,
                          j < own ? first + KEYS - 1 > at : s.kept < first + KEYS);
-        __syncthreads();
     }
+    __syncthreads(); /* nobody reads q any more */
     write_rows<D>(c, s, r, m->q[group], from + row);
 }
 
 template <int D, bool STATES> static void run(struct hl_cuda *cuda, const struct cache_dev *c) {
-    const unsigned tiles = blocks_for(c->a.chunk, read_room<D>::ROWS), grid = (unsigned)(c->rows.blocks * c->a.HV) * tiles;
+    const unsigned tiles = blocks_for(c->a.chunk, read_room<D>::ROWS),
+                   grid = (unsigned)(c->rows.blocks * c->a.HV) * tiles;
     const size_t bytes = sizeof(struct read_room<D>) + TILES_ROOM;
     /* only after `pick`, which writes nothing else: what comes before it may have written the queries */
     if (c->a.window > 0)
@@ -235,5 +243,6 @@ void HL_OP(cache_read)(struct hl_cuda *cuda, const struct cache_dev *c, bool sta
     else any<false>(cuda, c);
 }
 #else
-void HL_OP(cache_read)(struct hl_cuda *, const struct cache_dev *, bool) {} /* cache_tiled() never asks for it */
+void HL_OP(cache_read)(struct hl_cuda *, const struct cache_dev *, bool) {
+} /* cache_tiled() never asks for it */
 #endif
