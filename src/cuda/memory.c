@@ -59,6 +59,10 @@ static void dev_put(struct hl_pool *pool, void *to, const void *host, int64_t by
  * by all threads: the driver's own way into memory it does not know takes longer for the logits of a token than
  * half of the layers, and half as long again for those of many sessions. */
 enum { STAGE = 16 << 20, PIECE = 256 << 10 };
+void *hl_cuda_stage(struct hl_cuda *c, int64_t bytes) {
+    if (!c->stage) c->stage = hl_cuda_malloc_host(c, STAGE);
+    return bytes <= STAGE ? c->stage : NULL;
+}
 struct from_stage {
     char *to;
     const char *from;
@@ -72,7 +76,7 @@ static void take_piece(void *ctx, int64_t i, int worker) {
 }
 static void dev_get(struct hl_pool *pool, void *host, const void *from, int64_t bytes) {
     struct hl_cuda *c = hl_cuda_of(pool);
-    if (bytes > 0 && !c->stage) c->stage = hl_cuda_malloc_host(c, STAGE);
+    if (bytes > 0) hl_cuda_stage(c, 0);
     for (int64_t at = 0; at < bytes;) {
         const int64_t n = !c->stage || bytes - at < STAGE ? bytes - at : STAGE;
         struct from_stage s = {(char *)host + at, c->stage, n};
