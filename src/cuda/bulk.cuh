@@ -68,6 +68,16 @@ static __device__ __forceinline__ void barrier_wait(barrier_at b, uint32_t parit
                      : "memory");
 #endif
 }
+/* An arrival once all of this thread's asynchronous copies are there. */
+static __device__ __forceinline__ void copy_arrive(barrier_at b) {
+#ifdef HL_CUDA_EMU
+    emu_copy_commit();
+    emu_copy_wait(0);
+    emu_barrier_arrive(b, 0);
+#elif HL_BULK
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(b) : "memory");
+#endif
+}
 /* bytes: a multiple of 16, both ends on 16. What is read once goes first from the chip's cache. */
 static __device__ __forceinline__ void copy_bulk(void *shared, const void *global, int bytes, barrier_at b) {
 #ifdef HL_CUDA_EMU

@@ -60,6 +60,10 @@ static void dev_put(struct hl_pool *pool, void *to, const void *host, int64_t by
  * half of the layers, and half as long again for those of many sessions. In parts, so that the next one is on its
  * way meanwhile. */
 enum { PART = 2 << 20, STAGE = HL_PARTS * PART, PIECE = 256 << 10 };
+void *hl_cuda_stage(struct hl_cuda *c, int64_t bytes) {
+    if (!c->stage) c->stage = hl_cuda_malloc_host(c, STAGE);
+    return bytes <= STAGE ? c->stage : NULL;
+}
 struct from_stage {
     char *to;
     const char *from;
@@ -73,7 +77,7 @@ static void take_piece(void *ctx, int64_t i, int worker) {
 }
 static void dev_get(struct hl_pool *pool, void *host, const void *from, int64_t bytes) {
     struct hl_cuda *c = hl_cuda_of(pool);
-    if (bytes > 0 && !c->stage) c->stage = hl_cuda_malloc_host(c, STAGE);
+    if (bytes > 0) hl_cuda_stage(c, 0);
     if (!c->stage && bytes > 0) hl_cuda_memcpy(c, host, from, bytes, HL_TO_HOST);
     for (int64_t at = 0; c->stage && at < bytes; at += STAGE) {
         const int64_t n = bytes - at < STAGE ? bytes - at : STAGE, parts = hl_pieces(n, PART);

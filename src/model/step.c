@@ -18,12 +18,15 @@ static void keep_one(void *ctx, int64_t i, int worker) {
     const struct keeping *k = ctx;
     hola_session *y = k->y[i];
     const int64_t vocab = y->model->cfg.vocab_size;
-    const float *logits = k->logits + i * vocab;
+    const float *restrict logits = k->logits + i * vocab;
+    float *restrict kept = y->now.logits;
     const uint32_t exponent = 0x7f800000u;
     uint32_t wrong = 0;
     (void)worker;
-    for (int64_t j = 0; j < vocab; j++) wrong |= (hl_bits_of_float(logits[j]) & exponent) == exponent;
-    memcpy(y->now.logits, logits, (size_t)vocab * sizeof *logits);
+    for (int64_t j = 0; j < vocab; j++) {
+        wrong |= (hl_bits_of_float(logits[j]) & exponent) == exponent;
+        kept[j] = logits[j];
+    }
     y->now.at.has_logits = !wrong;
 }
 hola_status hl_session_take_over(hola_session *const *y, int64_t n, const float *logits) {
@@ -53,17 +56,44 @@ static hola_status need_top(hola_model *m, int64_t n) {
     return HOLA_OK;
 }
 
+static void find_top(hola_model *m, int64_t n, int64_t k) {
+    const struct hl_top top = {
+        .M = n, .V = m->cfg.vocab_size, .k = k, .logits = m->infer.logits, .out = m->top};
+    m->ops->top(m->pool, &top);
+}
+
 /* All rows through the model; room: their logits as well. */
 static void do_step(hola_model *m, struct hl_rows *rows, const int32_t *ids, bool room, bool at_once,
                     struct hl_decode *d, int64_t k) {
     if (at_once) d->ids = ids, d->logits = room ? m->infer.logits : NULL;
-    if (!at_once || !(d->layer ? m->ops->decode : m->ops->decode_many)(m->pool, d)) {
+    if (!at_once || !m->ops->decode_many(m->pool, d)) {
         hl_model_forward(m, &m->infer, rows, ids);
         if (room) hl_session_head(m, 0, rows->T);
     }
-    const struct hl_top top = {
-        .M = rows->T, .V = m->cfg.vocab_size, .k = k, .logits = m->infer.logits, .out = m->top};
-    if (k) m->ops->top(m->pool, &top);
+    if (k) find_top(m, rows->T, k);
+}
+
+/* A few rows in one go; false: the backend cannot. */
+static bool step_at_once(hola_model *m, struct hl_rows *rows, const int32_t *ids, const struct want *w,
+                         hola_status *s) {
+    const struct hl_memory *mem = m->ops->mem;
+    const int64_t n = rows->T;
+    struct hl_decode d;
+    if (!hl_decode_open(m, rows, &d) || !d.layer) return false;
+    d.host_ids = ids;
+    if (w->k) {
+        *s = hl_acts_reserve(&m->infer, &m->cfg, rows, 2 * n);
+        if (*s == HOLA_OK) *s = need_top(m, n * w->k);
+        if (*s != HOLA_OK) return true;
+        d.logits = m->infer.logits;
+    } else d.host_logits = (real *)w->logits;
+    if (!m->ops->decode(m->pool, &d)) return false;
+    if (w->k) {
+        find_top(m, n, w->k);
+        mem->get(m->pool, w->top, m->top, n * w->k * (int64_t)sizeof *w->top);
+    }
+    *s = mem->finish(m->pool);
+    return true;
 }
 
 /* One row each: the same work every time, so that a device may replay it. */
@@ -72,6 +102,7 @@ static hola_status step_rows(hola_model *m, struct hl_rows *rows, const int32_t 
     const int64_t n = rows->T;
     const bool logits = w->logits || w->k;
     hola_status s = hl_model_need_panels(m);
+    if (s == HOLA_OK && step_at_once(m, rows, ids, w, &s)) return s;
     /* reals take the place of up to two activations */
     if (s == HOLA_OK) s = hl_acts_reserve(&m->infer, &m->cfg, rows, logits ? 2 * n : 0);
     if (s == HOLA_OK && w->k) s = need_top(m, n * w->k);
@@ -80,7 +111,7 @@ static hola_status step_rows(hola_model *m, struct hl_rows *rows, const int32_t 
     HL_ASSERT(room || !w->k);
     ids = hl_acts_put(&m->infer, m->infer.ids, ids, n);
     struct hl_decode d;
-    const bool at_once = (!logits || room) && hl_decode_open(m, rows, &d);
+    const bool at_once = (!logits || room) && hl_decode_open(m, rows, &d) && !d.layer;
     const uint64_t key = ((uint64_t)n * (HL_TOP_MOST + 1) + (uint64_t)w->k) * 4 + room * 2 + at_once;
     if (!mem->replay(m->pool, key)) {
         do_step(m, rows, ids, room, at_once, &d, w->k);

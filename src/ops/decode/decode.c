@@ -5,6 +5,7 @@ enum {
     SHARED = 226 << 10,
     MOST_DEPTH = 32,
     LEAST_DEPTH = 4,
+    FLIGHT = 24 << 10, /* bytes: what keeps memory busy; more would only queue up, with the words behind */
     MOST_CHUNK = 32 * HL_DECODE_STEPS * HL_DECODE_WARPS
 };
 
@@ -13,7 +14,7 @@ struct hl_decode_words hl_decode_words(const struct hl_decode *a) {
     struct hl_decode_words w = {0};
     w.ab = w.in + qk + (a->gated ? vv : vv / 2);
     w.z = w.ab + 2 * a->HV;
-    w.o = w.z + a->HV * (a->window + a->chunk);
+    w.o = w.z + a->HV * ((a->window + a->chunk + 1) / 2 * 2);
     w.h = w.o + vv / 2;
     w.x = w.h + a->d / 2;
     w.act = w.x + a->d / 2;
@@ -49,16 +50,15 @@ struct hl_decode_shared hl_decode_shared(const struct hl_decode *a) {
     s.sums = cut(&used, 2 * HL_DECODE_BATCH * HL_DECODE_WARPS * 8 * 4);
     s.squares = cut(&used, 2 * M * HL_DECODE_WARPS * 4);
     s.parts = cut(&used, M * (vv / 32) * 4);
-    s.head = cut(&used, 4 * a->K * 4);
     s.small = cut(&used, 512 * 4);
-    s.p = cut(&used, slots * 4);
     s.S = cut(&used, a->K * HL_DECODE_COLS * 4);
     s.v = cut(&used, slots * HL_DECODE_COLS * 2);
     s.k = cut(&used, slots ? 2 * HL_DECODE_WARPS * a->K * 2 : 0);
-    s.barrier = cut(&used, MOST_DEPTH * 2 * 8);
+    s.barrier = cut(&used, (MOST_DEPTH * 3 + 2) * 8);
     s.ring = (int32_t)used;
     s.depth = used < SHARED ? (int32_t)((SHARED - used) / (8 * s.stride)) : 0;
     if (s.depth > MOST_DEPTH) s.depth = MOST_DEPTH;
+    s.flight = (int32_t)max(2, FLIGHT / (8 * s.chunk));
     s.bytes = (int32_t)used + s.depth * 8 * s.stride;
     return s;
 }

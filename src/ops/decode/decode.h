@@ -1,8 +1,8 @@
 /* decode.h -- one token of each of a few sessions, through all layers and the head in one go.
  *
  * The same function as the ops of a layer one after another (model/layer.c), on the same states, for backends
- * where starting each of them costs more than its work. All pointers but `rows` are the backend's; positions
- * and states come from rows->dev, so that the work can be recorded and played again. */
+ * where starting each of them costs more than its work. Pointers are the backend's but for `rows` and those
+ * that are called the host's: a token is little, and to hand it over with the launch is quicker than a copy. */
 #ifndef HL_DECODE_H
 #define HL_DECODE_H
 #include "ops/rows.h"
@@ -36,9 +36,11 @@ struct hl_decode {
     const struct hl_decode_layer *host;        /* the same table, where the host can read it */
     const void *embed, *head;
     const real *final_norm;
-    const int32_t *ids;
-    real *logits; /* [rows][vocab]; NULL: not wanted */
-    void *memory; /* hl_decode_bytes() of them, kept from token to token; zeros before the first */
+    const int32_t *ids;      /* for decode_many */
+    const int32_t *host_ids; /* for decode */
+    real *logits;            /* [rows][vocab]; NULL: not wanted */
+    real *host_logits;       /* the same on the host, there when decode returns */
+    void *memory;            /* hl_decode_bytes() of them, kept from token to token; zeros before the first */
 };
 
 /* Whether sizes and kinds are ones that the op knows. */
@@ -52,7 +54,7 @@ int64_t hl_decode_bytes(const struct hl_decode *a);
 struct hl_decode_words {
     int64_t in;     /* [(2 H K + HV V (2 with a gate)) / 2]: pairs of q, k, v, z */
     int64_t ab;     /* [2][HV]: raw decay, write strength */
-    int64_t z;      /* [HV][window + chunk]: logits of the cache's read */
+    int64_t z;      /* [HV][window + chunk, made even]: logits of the cache's read */
     int64_t o;      /* [HV V / 2] */
     int64_t h, x;   /* [d / 2]: the residual stream between mixer and MLP, and after */
     int64_t act;    /* [I / 2] */
@@ -71,16 +73,15 @@ struct hl_decode_shared {
     int32_t sums;    /* float [2][HL_DECODE_BATCH][warps][8]: parts of outputs, of two products in turn */
     int32_t squares; /* float [2][rows][warps]: parts of their sums of squares, likewise */
     int32_t parts;   /* float [rows][HV V / 32]: the same of the heads' outputs */
-    int32_t head;    /* float [4][K]: q and k for the state, for the cache */
     int32_t small;   /* float [512]: parts of sums */
-    int32_t p;       /* float [slots]: weights of the cache's read */
     int32_t S;       /* float [K][8]: a task's state */
     int32_t v, k;    /* bf16 [slots][8], [2 warps][K]: the cache's values and keys */
-    int32_t barrier; /* [depth][2]: a place is full, is empty */
+    int32_t barrier; /* [depth][3]: halves of a place are full, it is empty; [2]: the same of S, v and k */
     int32_t ring;    /* [depth][8][stride]: weights */
     int32_t chunk;   /* columns that a place holds */
     int32_t stride;  /* bytes from row to row in a place */
     int32_t each;    /* steps of a chunk that a warp takes */
+    int32_t flight;  /* halves of places that are on their way at a time */
     int32_t depth, bytes;
 };
 struct hl_decode_shared hl_decode_shared(const struct hl_decode *a);

@@ -2,6 +2,9 @@
  * its blocks one after another, so there every part is a launch of its own. */
 #include "ops/decode/decode_product.cuh"
 #include "ops/decode/decode_state.cuh"
+extern "C" {
+#include "cuda/device.h"
+}
 
 #ifndef HL_CUDA_F32
 
@@ -13,14 +16,13 @@ template <class D> static __device__ __forceinline__ uint64_t *counter(const D &
 template <class D> static __device__ __forceinline__ struct block open_block(const D &a) {
     struct block b = {};
     b.shared = shared_memory();
-    b.warp = threadIdx.x / 32, b.lane = threadIdx.x % 32, b.in_head = -1;
+    b.warp = threadIdx.x / 32, b.lane = threadIdx.x % 32;
     const uint64_t *from = (const uint64_t *)a.layer;
     uint64_t *to = (uint64_t *)(b.shared + a.s.layers);
     b.barriers = barriers_of((uint64_t *)(b.shared + a.s.barrier));
     if (threadIdx.x == THREADS) open_ring(a, b);
     for (int i = threadIdx.x; i < a.L * (int)(sizeof(struct hl_decode_layer) / 8); i += ALL) to[i] = from[i];
-    from = (const uint64_t *)a.seg, to = (uint64_t *)(b.shared + a.s.seg);
-    for (int i = threadIdx.x; i < a.M * (int)(sizeof(struct hl_seg) / 8); i += ALL) to[i] = from[i];
+    if ((int)threadIdx.x < a.M) ((struct hl_seg *)(b.shared + a.s.seg))[threadIdx.x] = a.seg[threadIdx.x];
     b.passes = look(counter(a)) / gridDim.x;
     b.number = (uint32_t)(b.passes * a.L + 1);
     b.tile = task_at(a, blockIdx.x, a.tiles);
@@ -52,17 +54,24 @@ template <class D> static __device__ __forceinline__ void arrive(const D &a) {
     }
 }
 
+/* What a phase makes of these is made again in the next one: kept through a layer, the addresses of all phases
+ * would take the registers that weights need. */
+static __device__ __forceinline__ void forget(struct block &b) {
+#ifndef HL_CUDA_EMU
+    asm volatile("" : "+r"(b.warp), "+r"(b.lane), "+r"(b.barriers));
+#endif
+}
+
 /* A phase of a layer; the emulated device does the two parts of the memories in two launches. */
-template <class D>
-static __device__ __forceinline__ void run_phase(const D &a, struct block &b, int phase, bool first,
-                                                 bool second) {
-    const int kind = kind_of(a, phase), l = phase / PHASES;
+template <int kind, class D>
+static __device__ __forceinline__ void run_phase(const D &a, struct block &b, int l, bool first = true,
+                                                 bool second = true) {
+    forget(b);
     b.now = words_of(a, l), b.before = words_of(a, l + LAPS - 1);
     if (kind == MEMORIES) memories(a, b, l, first && a.cache ? 0 : 1, second ? 2 : 1);
     else if (first) {
-        if (kind == OUT && l + 1 < a.L) fetch_ahead(a, b, l + 1); /* while the heads' outputs are awaited */
         if (kind == HEAD && a.cache) put_scores(a, b);
-        product(a, b, kind, l);
+        product<kind>(a, b, l);
     }
     next_groups(b);
 }
@@ -73,12 +82,19 @@ template <class D> static void decode_phase(const D a, int phase, int part) {
     struct block b = open_block(a);
     open_groups(b, phase);
     if (b.warp == WARPS) {
-        if (part == 0) stream(a, b, phase, phase + 1);
+        if (part == 0 || kind_of(a, phase) == MEMORIES) stream(a, b, phase, phase + 1);
         return;
     }
     open_scalars(a, b);
-    if (kind_of(a, phase) == MEMORIES) fetch_ahead(a, b, phase / PHASES);
-    run_phase(a, b, phase, part == 0, part == 1);
+    const int l = phase / PHASES;
+    switch (kind_of(a, phase)) {
+    case IN: run_phase<IN>(a, b, l, part == 0, part == 1); break;
+    case MEMORIES: run_phase<MEMORIES>(a, b, l, part == 0, part == 1); break;
+    case OUT: run_phase<OUT>(a, b, l, part == 0, part == 1); break;
+    case MLP: run_phase<MLP>(a, b, l, part == 0, part == 1); break;
+    case DOWN: run_phase<DOWN>(a, b, l, part == 0, part == 1); break;
+    default: run_phase<HEAD>(a, b, l, part == 0, part == 1);
+    }
 }
 template <class D> static void decode_merge(const D a) {
     struct block b = open_block(a);
@@ -102,9 +118,15 @@ static __global__ void __launch_bounds__(ALL, 1) decode_token(const __grid_const
     if (b.warp == WARPS) stream(a, b, 0, PHASES * a.L + 1);
     else {
         open_scalars(a, b);
-        fetch_ahead(a, b, 0);
 #pragma unroll 1
-        for (int phase = 0; phase <= PHASES * a.L; phase++) run_phase(a, b, phase, true, true);
+        for (int l = 0; l < a.L; l++) {
+            run_phase<IN>(a, b, l);
+            run_phase<MEMORIES>(a, b, l);
+            run_phase<OUT>(a, b, l);
+            run_phase<MLP>(a, b, l);
+            run_phase<DOWN>(a, b, l);
+        }
+        run_phase<HEAD>(a, b, a.L);
     }
     arrive(a);
     if (!any_full(a, b)) return;
@@ -143,7 +165,7 @@ static bool start_preset(struct hl_cuda *c, const struct hl_decode *p, const str
     struct decode<sizes> a = {};
     const bool kind = p->cache && p->rms && p->decay && p->beta && p->gated == a.gated;
     if (p->rows->T != 1 || !kind || p->d != a.d || p->I != a.I || p->K != a.K || p->V != a.V || p->H != a.H ||
-        p->HV != a.HV)
+        p->HV != a.HV || y.slots > a.each * 4 * (WARPS - 1))
         return false;
     (struct arguments &)a = y;
     start(c, &a);
@@ -157,7 +179,7 @@ static struct any_sizes sizes_of(const struct hl_decode *p, const struct hl_deco
     a.one_d = 1.0f / (float)a.d, a.one_K = 1.0f / (float)a.K, a.one_V = 1.0f / (float)a.V;
     a.a_at = 2 * a.qk + a.vv, a.b_at = a.a_at + (a.decay ? a.HV : 0), a.z_at = a.b_at + (a.beta ? a.HV : 0);
     a.in_rows = a.z_at + (a.gated ? a.vv : 0);
-    a.width = s.chunk, a.apart = s.stride, a.part = s.each;
+    a.width = s.chunk, a.apart = s.stride, a.part = s.each, a.whole = a.V % (32 * a.part) == 0;
     return a;
 }
 static struct arguments arguments_of(struct hl_cuda *c, const struct hl_decode *p) {
@@ -170,24 +192,23 @@ static struct arguments arguments_of(struct hl_cuda *c, const struct hl_decode *
         a.window = (int)p->window, a.chunk = (int)p->chunk, a.slots = a.window + a.chunk;
         a.at = hl_cache_layout(p->K, p->V, p->window, p->chunk, sizeof(bf16));
         a.share = min(2 * (int)WARPS, (int)blocks_for((int64_t)a.slots * p->HV, hl_cuda_sms(c)));
-        a.shares = (int)blocks_for(a.slots, a.share), a.each = (int)blocks_for(a.slots, WARPS);
+        a.shares = (int)blocks_for(a.slots, a.share);
+        a.even_slots = (a.slots + 1) / 2 * 2;
     }
     const struct hl_decode_words w = hl_decode_words(p);
     a.w_in = (int)w.in, a.w_ab = (int)w.ab, a.w_z = (int)w.z, a.w_o = (int)w.o, a.w_h = (int)w.h;
     a.w_x = (int)w.x, a.w_act = (int)w.act, a.row = (int)w.row, a.scores = w.scores,
     a.s = hl_decode_shared(p);
-    a.seg = p->rows->dev->seg, a.layer = p->layer;
+    for (int64_t m = 0; m < p->rows->T; m++) a.seg[m] = p->rows->seg[m], a.ids[m] = p->host_ids[m];
+    a.layer = p->layer;
     a.embed = (const bf16 *)p->embed, a.head = (const bf16 *)p->head, a.final_norm = p->final_norm;
-    a.ids = p->ids, a.logits = p->logits, a.words = (uint64_t *)p->memory;
+    a.words = (uint64_t *)p->memory;
     return a;
 }
 
-extern "C" bool HL_OP(decode)(struct hl_pool *pool, const struct hl_decode *p) {
-    struct hl_cuda *c = hl_cuda_of(pool);
-    const struct arguments y = arguments_of(c, p);
-    if (!has_room(y.s.bytes)) return false;
-    if (start_preset<struct preset<512, 768, 128, true>>(c, p, y)) return true;
-    if (start_preset<struct preset<1024, 2816, 256, false>>(c, p, y)) return true;
+static void start_any(struct hl_cuda *c, const struct hl_decode *p, const struct arguments &y) {
+    if (start_preset<struct preset<512, 768, 128, true>>(c, p, y)) return;
+    if (start_preset<struct preset<1024, 2816, 256, false>>(c, p, y)) return;
     if (p->rows->T == 1) {
         struct decode<struct any_one> a = {};
         (struct arguments &)a = y, (struct any_sizes &)a = sizes_of(p, y.s);
@@ -196,6 +217,21 @@ extern "C" bool HL_OP(decode)(struct hl_pool *pool, const struct hl_decode *p) {
         struct decode<struct any_some> a = {};
         (struct arguments &)a = y, (struct any_sizes &)a = sizes_of(p, y.s), a.M = (int)p->rows->T;
         start(c, &a);
+    }
+}
+
+/* The kernel writes logits to the host's memory itself, while the rest of the head is still under way. */
+extern "C" bool HL_OP(decode)(struct hl_pool *pool, const struct hl_decode *p) {
+    struct hl_cuda *c = hl_cuda_of(pool);
+    struct arguments y = arguments_of(c, p);
+    const int64_t bytes = p->rows->T * p->vocab * (int64_t)sizeof(float);
+    if (!has_room(y.s.bytes)) return false;
+    y.logits = p->host_logits ? (float *)hl_cuda_stage(c, bytes) : p->logits;
+    if (p->host_logits && !y.logits) return false;
+    start_any(c, p, y);
+    if (p->host_logits) {
+        hl_cuda_wait(c);
+        memcpy(p->host_logits, y.logits, (size_t)bytes);
     }
     return true;
 }

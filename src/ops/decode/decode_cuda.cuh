@@ -25,12 +25,13 @@ enum kind { IN, MEMORIES, OUT, MLP, DOWN, PHASES, HEAD = PHASES };
 /* Sizes and kinds of a model: numbers that come with the arguments, or constants, which make less code and leave
  * no register spilled: where shared memory leaves the first-level cache no room, a spilled number comes from the
  * second. rows: of the state, a warp's share; width, apart, part: hl_decode_shared's chunk, stride, each; a_at to
- * in_rows: rows of all matrices of IN together: q, k, v, a, b, z */
+ * in_rows: rows of all matrices of IN together: q, k, v, a, b, z; whole: a warp's columns of the heads' outputs are
+ * of one head; each: slots of the cache that a lane reads, of all warps but one, an even number */
 struct any_sizes {
     int d, I, H, HV, K, V, qk, vv, a_at, b_at, z_at, in_rows, tiles, group, rows, width, apart, part;
-    bool gated, decay, beta, cache, rms;
+    bool gated, decay, beta, cache, rms, whole;
     float one_d, one_K, one_V; /* 1 / d */
-    static constexpr int chunks = HL_DECODE_CHUNKS;
+    static constexpr int chunks = HL_DECODE_CHUNKS, each = 20;
 };
 struct any_one : any_sizes {
     static constexpr int M = 1, most = 1; /* rows, and how many there is room for */
@@ -45,12 +46,14 @@ template <int D, int INNER, int HEAD_SIZE, bool GATE> struct preset {
     static constexpr int qk = D, vv = D, a_at = 3 * D, b_at = a_at + HV, z_at = b_at + HV,
                          in_rows = z_at + GATE * vv;
     static constexpr int tiles = V / COLS, group = 1, rows = K / WARPS;
-    static constexpr int width = D, apart = 2 * D + 64, part = D / 32 / WARPS, chunks = (I + D - 1) / D;
-    static constexpr bool gated = GATE, decay = true, beta = true, cache = true, rms = true;
+    static constexpr int width = D, apart = 2 * D + 64, part = D / 32 / WARPS, chunks = (I + D - 1) / D,
+                         each = 12;
+    static constexpr bool gated = GATE, decay = true, beta = true, cache = true, rms = true, whole = true;
+    static_assert(V % (32 * part) == 0, "whole");
     static constexpr float one_d = 1.0f / D, one_K = 1.0f / K, one_V = 1.0f / V;
 };
 struct arguments {
-    int L, vocab, window, chunk, slots, share, shares, each; /* each: slots, a warp's share */
+    int L, vocab, window, chunk, slots, even_slots, share, shares;
     hola_evict evict;
     float top, eps;
     int64_t S, tail_q, tail_k, tail_v, cache_at, layer_bytes;
@@ -58,11 +61,11 @@ struct arguments {
     int w_in, w_ab, w_z, w_o, w_h, w_x, w_act, row; /* hl_decode_words */
     int64_t scores;
     struct hl_decode_shared s;
-    const struct hl_seg *seg;
+    struct hl_seg seg[ROWS];
+    int32_t ids[ROWS];
     const struct hl_decode_layer *layer;
     const bf16 *embed, *head;
     const float *final_norm;
-    const int32_t *ids;
     float *logits;
     uint64_t *words;
 };
@@ -76,16 +79,17 @@ struct task {
 /* What a warp knows of its block. */
 struct block {
     char *shared;
-    int warp, lane, in_head; /* in_head: whose q and k lie in shared memory */
-    uint32_t number;         /* of layer 0's words */
-    uint64_t passes;         /* tokens before this one */
-    uint64_t *now, *before;  /* words of row 0, of this layer and of the last */
-    struct task look, tile;  /* its first tasks */
-    int first, skip;         /* its first group of the phase; how far that moves from phase to phase */
-    int place;               /* the ring: where it stands */
-    uint32_t lap;            /* ... its parity */
-    barrier_at barriers;     /* ... a place is full, is empty */
-    int turn, norm;          /* which half of the sums and of the squares is in use */
+    int warp, lane;
+    uint32_t number;        /* of layer 0's words */
+    uint64_t passes;        /* tokens before this one */
+    uint64_t *now, *before; /* words of row 0, of this layer and of the last */
+    struct task look, tile; /* its first tasks */
+    int first, skip;        /* its first group of the phase; how far that moves from phase to phase */
+    int place;              /* the ring: where it stands */
+    uint32_t lap;           /* ... its parity */
+    uint32_t tasks;         /* the same for the place of the memories' tasks */
+    barrier_at barriers;    /* ... a place is full, is empty */
+    int turn, norm;         /* which half of the sums and of the squares is in use */
 };
 
 /* All threads that compute. */
@@ -153,8 +157,11 @@ static __device__ __forceinline__ void look_again() {
     fprintf(stderr, "decode: a word was never written\n"), abort();
 #endif
 }
+/* Whether it is so for all lanes. They look again together: lanes that went on alone would have to be brought
+ * together at every exchange between them that follows. */
+static __device__ __forceinline__ bool all_lanes(bool x) { return __all_sync(0xffffffffu, x); }
 /* Waits for the first n of N words, or of N pairs of neighbouring ones, each `stride` after the last. All are
- * asked for before any is looked at. */
+ * asked for before any is looked at. All lanes. */
 template <int N>
 static __device__ __forceinline__ void take(uint32_t (&v)[N], const uint64_t *p, int stride, int n,
                                             uint32_t number) {
@@ -171,7 +178,7 @@ static __device__ __forceinline__ void take(uint32_t (&v)[N], const uint64_t *p,
             v[i] = (uint32_t)w[i];
             there = there && fresh(w[i], number);
         }
-        if (there) return;
+        if (all_lanes(there)) return;
         look_again();
     }
 }
@@ -191,7 +198,7 @@ static __device__ __forceinline__ void take_pairs(uint2 (&v)[N], const uint64_t 
             v[i] = make_uint2((uint32_t)w[i].x, (uint32_t)w[i].y);
             there = there && fresh(w[i].x, number) && fresh(w[i].y, number);
         }
-        if (there) return;
+        if (all_lanes(there)) return;
         look_again();
     }
 }
@@ -203,7 +210,8 @@ static __device__ __forceinline__ uint32_t take_one(const uint64_t *p, uint32_t 
     }
     return (uint32_t)w;
 }
-static __device__ __forceinline__ float round_bf16(float x) { return f32(__float2bfloat16(x)); }
+/* as activations are; one number alone would go another, longer way */
+static __device__ __forceinline__ float rounded(float x) { return low(pack2(x, 0.0f)); }
 
 /* A division is a dozen instructions more than this. */
 static __device__ __forceinline__ float quick_silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
