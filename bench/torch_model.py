@@ -6,7 +6,7 @@
 
 Written for speed within torch 1.13 (no torch.compile): chunked delta rule as batched matmuls with a
 Python loop over chunks only, blockwise cache read, fused projections, hand-written backward where
-autograd would make extra passes over memory. Section numbers refer to ARCHITECTURE.md.
+autograd would make extra passes over memory.
 
 Shapes: x [B,T,d]; per head [B*HV, T, width], so a chunk (64) or block (C) of a head is contiguous.
 """
@@ -55,7 +55,7 @@ PRESET_COMMON = dict(expand_v=1.0, tie_word_embeddings=True, vocab_size=32000)
 
 
 class Config:
-    """The fields of config.json that matter here, with fla's defaults (sec. 1.1, 6.1, 8)."""
+    """The fields of config.json that matter here, with fla's defaults."""
 
     def __init__(self, c):
         self.type = c["model_type"]
@@ -156,7 +156,7 @@ class Norm(Function):
 
 
 class Conv(Function):
-    """Depthwise causal convolution of 4 taps over [B,T,C] as shifted multiply-adds (sec. 1.4).
+    """Depthwise causal convolution of 4 taps over [B,T,C] as shifted multiply-adds.
     torch's own grouped conv1d takes five times as long, most of it in backward."""
 
     @staticmethod
@@ -180,7 +180,7 @@ class Conv(Function):
 
 
 class Read(Function):
-    """o = softmax over keys and a sink whose value is 0 (sec. 8.2, 8.3). q [n,C,dk] (scaled),
+    """o = softmax over keys and a sink whose value is 0. q [n,C,dk] (scaled),
     k [n,J,dk], v [n,J,dv], bias [n,C,J] or broadcast (0 / -inf), sink [n,1,1]."""
 
     @staticmethod
@@ -332,7 +332,7 @@ class Model:
             self.p[key].copy_(torch.cat([get(n, s).view(s) for n, s in tensors]))
 
     def init(self, seed=0):
-        """Fresh weights, sec. 1.2 and 8.2."""
+        """Fresh weights."""
         gen = torch.Generator().manual_seed(seed)
 
         def get(name, s):
@@ -437,7 +437,7 @@ class Model:
         return HeadLoss.apply(x, self.head(), ids[:, 1:].reshape(-1))
 
 
-# ---- check against the vectors (sec. 10) --------------------------------------------------------
+# ---- check against the vectors ------------------------------------------------------------------
 
 MASK = (1 << 64) - 1
 GOLD = 0x9e3779b97f4a7c15
@@ -451,7 +451,7 @@ def splitmix64(y):
 
 
 def vector_weight(name, shape, key=""):
-    """The weights of sec. 10; `key` is mixed into the seed to get another set of the same kind."""
+    """The weights of the vectors; `key` is mixed into the seed to get another set of the same kind."""
     seed = 0xcbf29ce484222325
     for ch in (name + key).encode():
         seed = ((seed ^ ch) * 0x100000001b3) & MASK

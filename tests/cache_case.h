@@ -1,5 +1,5 @@
-/* cache_case.h -- a random batch for the exact memory, the op run on it, and sec. 8.2 of ARCHITECTURE
- * written down once more: no stream, no state, every block ranks all rows before it. */
+/* cache_case.h -- a random batch for the exact memory, the op run on it, and docs/math.md's
+ * selection written down once more: no stream, no state, every block ranks all rows before it. */
 #ifndef HL_CACHE_CASE_H
 #define HL_CACHE_CASE_H
 #include "check.h"

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Writes the small model directories of tests/data: checkpoints with the names and habits of
-flash-linear-attention (ARCHITECTURE.md sec. 7), each beside an expected.json with
+flash-linear-attention, each beside an expected.json with
 
     ids       70 token ids
     logprobs  log p(ids[i+1] | ids[..i]), float64, from the weights as stored (rounded)

@@ -71,7 +71,7 @@ static const struct args_command command = {
 
 /* ---- options ---- */
 
-/* ARCHITECTURE section 9. The steps are those of 15.0, 6.22 and 0.5 billion tokens. The paper states no optimizer
+/* As the paper trains. The steps are those of 15.0, 6.22 and 0.5 billion tokens. The paper states no optimizer
  * for 46m; a warmup of 1000 would outlast its 954 steps, so that stays at the default. */
 static void apply_recipe(struct train_opts *o) {
     static const struct {

@@ -1,4 +1,4 @@
-/* cache_back_cpu.c -- the backward pass of the read (ARCHITECTURE sec. 8.3).
+/* cache_back_cpu.c -- the backward pass of the read (docs/math.md).
  *
  * One task owns a key head of a segment: kept rows collect gradient from many blocks, so all of them go
  * through one pair of hands, value head by value head, block by block. A tile is up to CACHE_BACK queries

@@ -1,4 +1,4 @@
-/* cache_back_cuda.cu -- backward of the exact memory, every shape: ARCHITECTURE sec. 8.3 row by row.
+/* cache_back_cuda.cu -- backward of the exact memory, every shape, row by row (docs/math.md).
  *
  * A kept row collects gradients from every later block that sees it: each block leaves its share in
  * scratch, and `gather` adds them up in the order of the blocks. */

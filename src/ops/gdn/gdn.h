@@ -7,7 +7,7 @@
  * Per value head; value head h reads the q, k of key head h / (HV/H). q and k come L2-normalised.
  * g NULL: no decay (DeltaNet).
  *
- * Chunked form (ARCHITECTURE sec. 4): chunks of HL_CHUNK rows from each segment's first row; in it the
+ * Chunked form (docs/math.md): chunks of HL_CHUNK rows from each segment's first row; in it the
  * rows of v_new are beta_t e_t, so m costs one row norm. A training pass keeps h, v_new and A. */
 #ifndef HL_GDN_H
 #define HL_GDN_H

@@ -1,4 +1,4 @@
-/* gdn_chunk_bwd_cpu.c -- the backward pass, chunks last to first (ARCHITECTURE sec. 4.3, rearranged).
+/* gdn_chunk_bwd_cpu.c -- the backward pass, chunks last to first (docs/math.md).
  *
  * dh: gradient of the state after the chunk; s = K^{-1/2}; eL = exp(G_last - G); Q, K, V, v_new: its rows.
  *     dv_new = P^T dO + eL (K dh)              X2 = A^T dv_new           dV = beta X2

@@ -1,4 +1,4 @@
-/* gdn_chunk_cpu.c -- the forward pass, 64 rows at a time (ARCHITECTURE sec. 4.1), and the choice between
+/* gdn_chunk_cpu.c -- the forward pass, 64 rows at a time (docs/math.md), and the choice between
  * it and the step.
  *
  * With X = [q; k] of the chunk, h the state before it, G the cumulated log-decay inside it, s = K^{-1/2}:

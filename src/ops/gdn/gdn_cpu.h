@@ -1,5 +1,5 @@
-/* gdn_cpu.h -- what the fast forms of the delta rule share: one chunk of one value head (ARCHITECTURE
- * sec. 4), its scores and its inverse, products with triangles, and loops over one row. */
+/* gdn_cpu.h -- what the fast forms of the delta rule share: one chunk of one value head
+ * (docs/math.md), its scores and its inverse, products with triangles, and loops over one row. */
 #ifndef HL_GDN_CPU_H
 #define HL_GDN_CPU_H
 #include "ops/matmul/mm.h"

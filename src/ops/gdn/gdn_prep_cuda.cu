@@ -1,4 +1,4 @@
-/* gdn_prep_cuda.cu -- the parallel half of the chunked delta rule (ARCHITECTURE sec. 4.1): per chunk and
+/* gdn_prep_cuda.cu -- the parallel half of the chunked delta rule (docs/math.md): per chunk and
  * value head
  *     A = (I + L)^-1,  L = stril(diag(beta) (k k^T) .* D)      P = K^{-1/2} tril((q k^T) .* D)
  * and the gates, all that does not depend on the state. Floor: k and q read once, A and P written once. */

@@ -1,4 +1,4 @@
-/* gdn_step_cpu.c -- the recurrence for segments of a few tokens (ARCHITECTURE sec. 5).
+/* gdn_step_cpu.c -- the recurrence for segments of a few tokens (docs/math.md).
  *
  * A state goes by tiles of 64 columns, which stay in the near caches between the two passes of a token:
  * k^T S and q^T S are summed together, then S is decayed and written once. The read after the write

@@ -1,4 +1,4 @@
-/* gdn_step_cuda.cu -- decoding: segments of a few tokens that have a state (ARCHITECTURE sec. 5).
+/* gdn_step_cuda.cu -- decoding: segments of a few tokens that have a state (docs/math.md).
  *
  * A block owns COLS columns of one value head's state, read from memory once and written once whatever
  * the number of tokens or of sessions; a thread holds 4 neighbouring columns of K COLS / 1024 neighbouring rows. The

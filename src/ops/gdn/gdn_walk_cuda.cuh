@@ -1,4 +1,4 @@
-/* gdn_walk_cuda.cuh -- from chunk to chunk (ARCHITECTURE sec. 4.1).
+/* gdn_walk_cuda.cuh -- from chunk to chunk (docs/math.md).
  *
  * With S the state before a chunk, G the cumulated log-decay inside it, s = K^{-1/2}, A and P from
  * gdn_prep:
