@@ -120,8 +120,8 @@ static void long_sequence(void **state) {
     dev_close(&d);
 }
 
-/* A sequence that is walked in parts, beside one too short for that; little decay, so that what the cuts carry over
- * matters: with empty states there the result is far off. */
+/* A sequence that is walked in parts, beside one too short for that; little decay, so that what the cuts
+ * carry over matters: with empty states there the result is far off. */
 static void parts(void **state) {
     static const int64_t whole[] = {800, 70}, cut[] = {256, 256, 288, 70};
     static const struct gdn_shape f = {1, 1, 64, 64, GATE_RANDOM, -0.001, 0, 0.3};

@@ -174,8 +174,8 @@ static __device__ __forceinline__ void products_go_on() {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #endif
 }
-/* the batch ends here; all but the last `left` batches are waited for. What is still under way is not held: each
- * hold may become a copy. */
+/* the batch ends here; all but the last `left` batches are waited for. What is still under way is not held:
+ * each hold may become a copy. */
 template <int left> static __device__ __forceinline__ void products_left() {
 #if HL_WGMMA
     asm volatile("wgmma.commit_group.sync.aligned;\n\twgmma.wait_group.sync.aligned %0;" ::"n"(left)

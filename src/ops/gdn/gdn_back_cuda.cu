@@ -186,7 +186,7 @@ extern "C" void HL_OP(gdn_backward)(struct hl_pool *pool, const struct hl_gdn *x
         const dim3 grid((unsigned)a.chunks, (unsigned)a.H);
         launch(c, back_scores, grid, 32 * WARPS, sizeof(struct scores_room), a);
         HL_OP(gdn_back_states)(c, &a);
-        HL_OP(gdn_back_scan)(c, &a);
+        (a.e.parts > 1 ? HL_OP(gdn_back_parts) : HL_OP(gdn_back_scan))(c, &a);
         HL_OP(gdn_back_rest)(c, &a);
     } else
 #endif

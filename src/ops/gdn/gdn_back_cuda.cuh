@@ -53,6 +53,8 @@ struct gdn_back {
 extern "C" {
 void HL_OP(gdn_back_states)(struct hl_cuda *c, const struct gdn_back *a);
 void HL_OP(gdn_back_scan)(struct hl_cuda *c, const struct gdn_back *a);
+void HL_OP(gdn_back_parts)(struct hl_cuda *c,
+                           const struct gdn_back *a); /* the same, where segments have parts */
 void HL_OP(gdn_back_rest)(struct hl_cuda *c, const struct gdn_back *a);
 void HL_OP(gdn_back_plain)(struct hl_cuda *c, const struct gdn_back *a);
 }
@@ -78,6 +80,22 @@ static __device__ __forceinline__ void scale_columns(uint32_t a[4], const float 
     a[0] = scale_pair(a[0], all * lo.x, all * lo.y), a[1] = scale_pair(a[1], all * lo.x, all * lo.y);
     a[2] = scale_pair(a[2], all * hi.x, all * hi.y), a[3] = scale_pair(a[3], all * hi.x, all * hi.y);
 }
+/* One warp's [16][8 n] accumulators, packed, as 16 rows of the stored state. Every 32 columns lie in the
+ * order in which lanes have them: 16 bytes of a lane are columns 2t, 2t + 1 of four tiles. */
+template <int n> static __device__ __forceinline__ void store_state(bf16 *to, int ld, const float (*S)[4]) {
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+    for (int x = 0; x < n / 4; x++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            uint32_t w[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) w[i] = pack2(S[4 * x + i][2 * half], S[4 * x + i][2 * half + 1]);
+            *(uint4 *)(to + (int64_t)(g + 8 * half) * ld + 32 * x + 8 * t) =
+                make_uint4(w[0], w[1], w[2], w[3]);
+        }
+}
+
 /* Lane t of four holds columns 2t, 2t+1 of four tiles; after it, the eight columns of tile t. */
 static __device__ __forceinline__ void gather_columns(uint32_t w[4]) {
     const int t = threadIdx.x % 4;

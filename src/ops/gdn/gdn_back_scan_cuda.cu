@@ -1,254 +1,213 @@
-/* gdn_back_scan_cuda.cu -- the gradient of the state after each chunk, dh, from the last chunk of a segment to its
- * first, and X2: as the forward walk (gdn_turned_cuda.cuh), with dO in the place of v. Long segments are walked in
- * parts, here counted from the segment's end. */
+/* gdn_back_scan_cuda.cu -- the walk back along a segment: the gradients of the states.
+ *
+ * A warp owns 16 columns of V for the whole walk and keeps its part of the turned state, [16][K], as fp32
+ * accumulators. Turned, because packed accumulators are A fragments: K dh needs dh as an operand, and so no
+ * warp waits for another's part of it. Warps share only the rows of the chunk, copied ahead. */
 #include "ops/gdn/gdn_back_cuda.cuh"
 
 #ifndef HL_CUDA_F32
-
-/* out: dO, then X2 on its way to memory; each group of W has its panel */
-template <int K, int W> struct scan_stage { bf16 q[C * K], k[C * K], P[C * C], A[C * C], out[W * PANEL]; };
-template <int K, int W> struct scan_room {
-    enum { DEPTH = K == 256 || W == 1 ? 2 : 3, AHEAD = DEPTH - 1, LOADERS = GROUP / 2 };
-    scan_stage<K, W> stage[DEPTH];
-    float gates[DEPTH][3 * C]; /* exp(G), exp(G_last - G), beta */
-};
-
-/* What a block walks along: chunks of a segment, one value head. Rows are counted, not looked up: a load from
- * memory in every step would be waited for. */
+/* What a block walks along: the chunks of a segment, one value head. Rows are counted, not looked up: a load
+ * from memory in every step would be waited for. */
 struct walk {
-    int s, hv, part;
-    int first, last, chunks; /* the segment's first and last, how many of them from `last` of this part on */
-    int64_t row, len;        /* of the segment */
-    int top, col;            /* the part's last chunk; of V */
-    bool values;             /* else dO is 0 */
+    int hv, first, last; /* chunks */
+    int64_t row, len;    /* of the segment */
 };
-static __device__ __forceinline__ walk walk_of(const struct gdn_back &a, int s, int hv, int part) {
-    const int first = a.chunk_first[s], n = a.chunk_first[s + 1] - first, p = a.e.parts - 1 - part;
-    const int end = gdn_cut(n, p + 1, a.e.parts);
-    return {s,
-            hv,
-            part,
-            first,
-            first + n - 1,
-            end - gdn_cut(n, p, a.e.parts),
-            a.seg[s].row,
-            a.seg[s].len,
-            first + end - 1,
-            0,
-            true};
-}
-/* rows of chunk c, and the first of them, of [T][HV] */
-static __device__ __forceinline__ int rows_of(const walk &w, int c) {
-    return c < w.last ? C : (int)(w.len - (int64_t)(c - w.first) * C);
-}
-static __device__ __forceinline__ int64_t row_of(const struct gdn_back &a, const walk &w, int c) {
-    return (w.row + (int64_t)(c - w.first) * C) * a.HV + w.hv;
+static __device__ __forceinline__ walk walk_of(const struct gdn_back &a) {
+    const int seg = blockIdx.x / a.HV;
+    return {(int)(blockIdx.x % a.HV), a.chunk_first[seg], a.chunk_first[seg + 1] - 1, a.seg[seg].row,
+            a.seg[seg].len};
 }
 
-/* ---- the group that copies ---- */
+/* ---- dh: gradient of the state after each chunk, and X2 ----
+ * grid (segments x HV, V / 16 W): W warps, two chunks in shared memory; products of warpgroups. Operands as
+ * wide as K are panels of 64 columns, dO a panel for each group. */
 
-/* all but dO, in whose place X2 may be */
+template <int K, int W> struct scan_stage {
+    bf16 q[C * K], k[C * K], P[C * C], A[C * C];
+    bf16 out[C * 16 * W]; /* dO, then X2 on its way out: each warp uses its own columns only */
+};
+template <int K, int W> struct scan_room {
+    scan_stage<K, W> stage[2];
+    float gates[2][3 * C]; /* exp(G), exp(G_last - G), beta */
+};
+
 template <int K, int W>
-static __device__ __forceinline__ void load_keys(scan_room<K, W> &m, const struct gdn_back &a, const walk &w,
-                                                 int step, int i) {
-    enum { N = scan_room<K, W>::LOADERS };
-    const int c = w.top - step, n = rows_of(w, c), at = step % scan_room<K, W>::DEPTH;
-    const int64_t row = row_of(a, w, c), head = (int64_t)c * a.HV + w.hv;
-    const int64_t qk = (row / a.HV * a.H + w.hv / a.group) * K;
-    scan_stage<K, W> &s = m.stage[at];
-#pragma unroll 1
-    for (int p = 0; p < K / 64; p++) {
-        copy_panel<64, C, N>(s.k + p * PANEL, a.k + qk + 64 * p, a.H * K, n, i);
-        if (w.values) copy_panel<64, C, N>(s.q + p * PANEL, a.q + qk + 64 * p, a.H * K, n, i);
-    }
-    if (w.values) copy_panel<C, C, N>(s.P, a.P + head * C * C, C, C, i);
-    copy_panel<C, C, N>(s.A, a.A + row * C, a.HV * C, n, i);
-    if (i < 3 * C / 4) /* EG, EL and BETA lie one after another on both sides */
-        copy_async(m.gates[at] + 4 * i, a.gates + head * GATES + EG + 4 * i);
-}
-template <int K, int W>
-static __device__ __forceinline__ void load_out(scan_room<K, W> &m, const struct gdn_back &a, const walk &w,
-                                                int step, int i) {
-    const int c = w.top - step;
-    const bf16 *from = a.dout + row_of(a, w, c) * a.V + w.col;
-#pragma unroll 1
-    for (int g = 0; g < W && w.values; g++)
-        copy_panel<64, C, scan_room<K, W>::LOADERS>(m.stage[step % scan_room<K, W>::DEPTH].out + g * PANEL,
-                                                    from + 64 * g, a.HV * a.V, rows_of(w, c), i);
-}
-template <int K, int W>
-static __device__ __forceinline__ void load_all(scan_room<K, W> &m, const struct gdn_back &a, const walk &w,
-                                                int i) {
-    enum { DEPTH = scan_room<K, W>::DEPTH, AHEAD = DEPTH - 1, LOADERS = scan_room<K, W>::LOADERS };
-    for (int c = -AHEAD; c <= w.chunks; c++) {
-        const int next = c + AHEAD, done = c - 1;
-        if (c >= 0 && c < w.chunks) {
-            copy_wait<AHEAD - 1>();
-            operands_written();
-            for (int g = 0; g < W; g++) come(is_there<W>(c % DEPTH, g), LOADERS + GROUP);
-        }
-        for (int g = 0; g < W && c > 0; g++) meet(is_done<W>(done % DEPTH, g), 2 * GROUP);
-        if (next < w.chunks) {
-            load_keys(m, a, w, next, i);
-            if (c > 0) meet(is_stored(done % DEPTH), GROUP);
-            load_out(m, a, w, next, i);
-        }
-        copy_commit();
-    }
-}
-/* X2 of the block's columns, if it is KEPT */
-template <int K, int W, bool KEPT>
-static __device__ __forceinline__ void store_all(scan_room<K, W> &m, const struct gdn_back &a, const walk &w,
-                                                 int i) {
-    enum { DEPTH = scan_room<K, W>::DEPTH, STEP = GROUP / 2 / 8 };
-    const int col = i % 8 * 8;
-    for (int c = 0; c < w.chunks; c++) {
-        for (int g = 0; g < W; g++) meet(is_done<W>(c % DEPTH, g), 2 * GROUP);
-        if (KEPT) {
-            const int n = rows_of(w, w.top - c);
-            bf16 *to = (bf16 *)a.X2 + (row_of(a, w, w.top - c) + i / 8 * a.HV) * a.V + w.col + col;
-#pragma unroll 1
-            for (int g = 0; g < W; g++)
-#pragma unroll 4
-                for (int r = 0; r < C; r += STEP)
-                    if (r + i / 8 < n)
-                        *(uint4 *)(to + (int64_t)r * a.HV * a.V + 64 * g) = *(
-                            const uint4 *)(m.stage[c % DEPTH].out + g * PANEL + tile_at<64>(r + i / 8, col));
-        }
-        if (c + DEPTH < w.chunks) come(is_stored(c % DEPTH), GROUP);
-    }
-}
-
-/* ---- the others ---- */
-
-/* d += x T, T [64][64] */
-static __device__ __forceinline__ void times_square(float d[C / 8][4], const uint32_t x[4][4],
-                                                    const bf16 *T) {
+static __device__ __forceinline__ void load_scan(const struct gdn_back &a, const walk &w, scan_room<K, W> *m,
+                                                 int at, int c) {
+    const int64_t t = w.row + (int64_t)(c - w.first) * C, head = (int64_t)c * a.HV + w.hv;
+    const int64_t row = t * a.HV + w.hv, qk = (t * a.H + w.hv / a.group) * K;
+    const int n = c < w.last ? C : (int)(w.row + w.len - t), i = threadIdx.x;
+    scan_stage<K, W> *s = m->stage + at;
 #pragma unroll
-    for (int i = 0; i < 4; i++) product_regs<C>(d, x[i], operand<C, true>{T, 16 * i, 0});
+    for (int p = 0; p < K / 64; p++) {
+        copy_panel<64, C, 32 * W>(s->k + p * PANEL, a.k + qk + 64 * p, a.H * K, n, i);
+        copy_panel<64, C, 32 * W>(s->q + p * PANEL, a.q + qk + 64 * p, a.H * K, n, i);
+    }
+    copy_panel<C, C, 32 * W>(s->P, a.P + head * C * C, C, C, i);
+    copy_panel<C, C, 32 * W>(s->A, a.A + row * C, a.HV * C, n, i);
+#pragma unroll
+    for (int p = 0; p < W / 4; p++)
+        copy_panel<64, C, 32 * W>(s->out + p * PANEL, a.dout + row * a.V + blockIdx.y * 16 * W + 64 * p,
+                                  a.HV * a.V, n, i);
+    if (i < 3 * C / 4) /* EG, EL and BETA lie one after another on both sides */
+        copy_async(m->gates[at] + 4 * i, a.gates + head * GATES + EG + 4 * i);
+}
+
+/* d[16 rows a warp][K] += x Y[16 i..][K] */
+template <int K>
+static __device__ __forceinline__ void times_rows(float (*d)[4], const uint32_t x[4], const bf16 *Y, int i) {
+    enum { N = K < 128 ? K : 128 };
+#pragma unroll
+    for (int n = 0; n < K; n += N)
+        product_regs<N>(d + n / 8, x, operand<64, true, PANEL>{Y + n / 64 * PANEL, 16 * i, 0});
 }
 /* of -eG beta d, by columns */
-static __device__ __forceinline__ void pack_scaled(uint32_t x[4][4], const float d[C / 8][4], const float *eG,
+static __device__ __forceinline__ void pack_scaled(uint32_t a[4], const float d[2][4], const float *eG,
                                                    const float *beta) {
     const int t = threadIdx.x % 4;
 #pragma unroll
-    for (int n = 0; n < C / 8; n++) {
+    for (int n = 0; n < 2; n++) {
         const float2 e = *(const float2 *)(eG + 8 * n + 2 * t), b = *(const float2 *)(beta + 8 * n + 2 * t);
-        const float y = -e.x * b.x, z = -e.y * b.y;
-        x[n / 2][n % 2 * 2] = pack2(y * d[n][0], z * d[n][1]);
-        x[n / 2][n % 2 * 2 + 1] = pack2(y * d[n][2], z * d[n][3]);
+        const float x = -e.x * b.x, y = -e.y * b.y;
+        a[2 * n] = pack2(x * d[n][0], y * d[n][1]), a[2 * n + 1] = pack2(x * d[n][2], y * d[n][3]);
     }
 }
 
-/* One chunk: dh, which is that after it, becomes that before it. to: dh as it came, or NULL. */
-template <int K, int W, bool KEPT>
-static __device__ __forceinline__ void scan_chunk(scan_stage<K, W> &s, const float *eG, int group,
-                                                  float dh[K / 8][4], bool values, bf16 *to) {
-    const float *eL = eG + C, *beta = eL + C, end = eG[C - 1];
-    bf16 *out = s.out + group * PANEL;
-    float d[C / 8][4];
-    uint32_t x[4][4], y[4][4];
-    read_state<K, false>(d, dh, s.k, to);
-    scale_columns(d, eL, 1.0f);
+/* dv_new turned = eL (K dh), turned */
+template <int K>
+static __device__ __forceinline__ void through_state(float (*dv)[4], const float (*dh)[4], const bf16 *k,
+                                                     const float *eL) {
+    enum { BATCH = 4 };
+    const int t = threadIdx.x % 4;
 #pragma unroll
-    for (int n = 0; n < K / 8; n++)
+    for (int p = 0; p < K / 16; p += BATCH) { /* a panel */
+        uint32_t x[BATCH][4];
 #pragma unroll
-        for (int i = 0; i < 4; i++) dh[n][i] *= end;
-    if (values) { /* both uses of dO: dv += P^T dO and dh += Q^T (s eG dO) */
+        for (int i = 0; i < BATCH; i++) pack_a(x[i], dh + 2 * (p + i));
+        hold_operands<BATCH>(x);
+        products_begin<C / 8>(dv);
 #pragma unroll
-        for (int i = 0; i < 4; i++) frag_a_turned<64>(x[i], out, 16 * i, threadIdx.x / 32 % 4 * 16);
-        scale_operands(y, x, eG, 1.0f / sqrtf((float)K));
-        hold_operands<4>(x), hold_operands<4>(y);
-        products_begin<C / 8>(d);
-        times_square(d, x, s.P);
-        products_left<1>();
-        products_begin<K / 8>(dh);
-        write_state<K>(dh, y, s.q);
-        products_left<1>();
-        hold<C / 8>(d), hold_operands<4>(x);
+        for (int i = 0; i < BATCH; i++)
+            product_regs<C>(dv, x[i], operand<64, false>{k + p / 4 * PANEL, 0, 16 * i});
+        products_end<C / 8>(dv);
+        hold_operands<BATCH>(x);
     }
 #pragma unroll
-    for (int i = 0; i < 4; i++) pack_a(x[i], d + 2 * i);
-    hold_operands<4>(x);
-    zero(d);
-    products_begin<C / 8>(d);
-    times_square(d, x, s.A);
-    products_end<C / 8>(d);
-    hold_operands<4>(x), hold<K / 8>(dh);
-    if (values) hold_operands<4>(y);
-    pack_scaled(y, d, eG, beta);
-    hold_operands<4>(y);
+    for (int j = 0; j < C / 8; j++) {
+        const float2 e = *(const float2 *)(eL + 8 * j + 2 * t);
+        dv[j][0] *= e.x, dv[j][1] *= e.y, dv[j][2] *= e.x, dv[j][3] *= e.y;
+    }
+}
+/* both uses of dO: dv += P^T dO and, where there is a state, dh += Q^T (s eG dO) */
+template <int K>
+static __device__ __forceinline__ void through_out(float (*dv)[4], float (*dh)[4], const bf16 *dO,
+                                                   const bf16 *P, const bf16 *q, const float *eG, float scale,
+                                                   bool state) {
+    uint32_t x[C / 16][4], y[C / 16][4];
+#pragma unroll
+    for (int i = 0; i < C / 16; i++) {
+        frag_a_turned<64>(x[i], dO, 16 * i, threadIdx.x / 32 % 4 * 16);
+#pragma unroll
+        for (int j = 0; j < 4; j++) y[i][j] = x[i][j];
+        scale_columns(y[i], eG, 16 * i, scale);
+    }
+    hold_operands<C / 16>(x);
+    products_begin<C / 8>(dv);
+#pragma unroll
+    for (int i = 0; i < C / 16; i++) product_regs<C>(dv, x[i], operand<C, true>{P, 16 * i, 0});
+    products_end<C / 8>(dv);
+    hold_operands<C / 16>(x);
+    if (!state) return;
+    hold_operands<C / 16>(y);
     products_begin<K / 8>(dh);
-    write_state<K>(dh, y, s.k);
-    products_left<1>();
-    if (KEPT) {
 #pragma unroll
-        for (int i = 0; i < 4; i++) pack_a(x[i], d + 2 * i);
-        leave(out, x);
-    }
-    products_wait<K / 8>(dh);
-    hold_operands<4>(y);
+    for (int i = 0; i < C / 16; i++) times_rows<K>(dh, y[i], q, i);
+    products_end<K / 8>(dh);
+    hold_operands<C / 16>(y);
 }
-template <int K, int W, bool KEPT>
-static __device__ __forceinline__ void scan_all(scan_room<K, W> &m, const struct gdn_back &a, const walk &w,
-                                                int group, float dh[K / 8][4]) {
-    enum { DEPTH = scan_room<K, W>::DEPTH };
-    const int64_t v0 = w.col + threadIdx.x / 32 * 16;
-    for (int step = 0; step < w.chunks; step++) {
-        const int c = w.top - step;
-        bf16 *to = NULL;
-        if (KEPT && c < w.last) to = (bf16 *)a.dh + (((int64_t)c * a.HV + w.hv) * a.V + v0) * K;
-        meet(is_there<W>(step % DEPTH, group), scan_room<K, W>::LOADERS + GROUP);
-        scan_chunk<K, W, KEPT>(m.stage[step % DEPTH], m.gates[step % DEPTH], group, dh, w.values, to);
-        come(is_done<W>(step % DEPTH, group), 2 * GROUP);
+
+/* X2 turned, [16][C], to its rows; room: the group's panel of the tile in shared memory */
+static __device__ __forceinline__ void store_X2(bf16 *to, int64_t stride, int n, const float (*X2)[4],
+                                                bf16 *room) {
+    const int l = threadIdx.x % 32, g = l / 4, t = l % 4, col = threadIdx.x / 32 % 4 * 16;
+    __syncwarp(); /* all lanes have read what was in the room */
+#pragma unroll
+    for (int j = 0; j < C / 8; j++)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            put(room + tile_at<64>(8 * j + 2 * t + i % 2, col + g + i / 2 * 8), X2[j][i]);
+    __syncwarp();
+    to += l / 2 * stride + l % 2 * 8;
+#pragma unroll
+    for (int r = 0; r < C; r += 16)
+        if (l / 2 + r < n)
+            *(uint4 *)(to + r * stride) = *(const uint4 *)(room + tile_at<64>(l / 2 + r, col + l % 2 * 8));
+}
+
+template <int K, int W>
+static __global__ void __launch_bounds__(32 * W, 1) back_scan(const struct gdn_back a) {
+    scan_room<K, W> *m = (scan_room<K, W> *)shared_tiles();
+    const walk w = walk_of(a);
+    const int hv = w.hv, first = w.first, last = w.last, warp = threadIdx.x / 32;
+    const int64_t v0 = blockIdx.y * 16 * W + 16 * warp;
+    const float scale = 1.0f / sqrtf((float)K);
+    float dh[K / 8][4] = {};
+    if (last >= first) load_scan(a, w, m, 0, last);
+    copy_commit();
+    for (int c = last; c >= first; c--) {
+        const int now = (last - c) % 2;
+        scan_stage<K, W> *s = m->stage + now;
+        const float *eG = m->gates[now], *eL = eG + C, *beta = eL + C;
+        bf16 *out = s->out + group_of_warps() * PANEL;
+        copy_wait<0>();
+        operands_written();
+        __syncthreads(); /* the chunk is there, and the one after it is done with */
+        if (c > first) load_scan(a, w, m, 1 - now, c - 1);
+        copy_commit();
+        float dv[C / 8][4] = {}, X2[C / 8][4] = {};
+        uint32_t x[C / 16][4];
+        if (c < last) {
+            store_state<K / 8>((bf16 *)a.dh + (((int64_t)c * a.HV + hv) * a.V + v0) * K, K, dh);
+            through_state<K>(dv, dh, s->k, eL);
+            const float end = eG[C - 1];
+#pragma unroll
+            for (int n = 0; n < K / 8; n++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) dh[n][i] *= end;
+        }
+        through_out<K>(dv, dh, out, s->P, s->q, eG, scale, c > first);
+#pragma unroll
+        for (int i = 0; i < C / 16; i++) pack_a(x[i], dv + 2 * i);
+        hold_operands<C / 16>(x);
+        products_begin<C / 8>(X2);
+#pragma unroll
+        for (int i = 0; i < C / 16; i++) product_regs<C>(X2, x[i], operand<C, true>{s->A, 16 * i, 0});
+        products_end<C / 8>(X2);
+        hold_operands<C / 16>(x);
+        const int64_t t = w.row + (int64_t)(c - first) * C;
+        store_X2((bf16 *)a.X2 + (t * a.HV + hv) * a.V + v0, a.HV * a.V,
+                 c < last ? C : (int)(w.row + w.len - t), X2, out);
+        if (c > first) {
+#pragma unroll
+            for (int i = 0; i < C / 16; i++) pack_scaled(x[i], X2 + 2 * i, eG + 16 * i, beta + 16 * i);
+            hold_operands<C / 16>(x);
+            products_begin<K / 8>(dh);
+#pragma unroll
+            for (int i = 0; i < C / 16; i++) times_rows<K>(dh, x[i], s->k, i);
+            products_end<K / 8>(dh);
+            hold_operands<C / 16>(x);
+        }
     }
 }
 
-/* KEPT: dh and X2, by part, head and tile of V's columns. Else where parts end: tiles of V's columns, then of K's
- * (the identity's). */
-template <int K, int W, bool KEPT>
-static __global__ void __launch_bounds__((W + 1) * GROUP, 1) back_scan(const struct gdn_back a) {
-    scan_room<K, W> &m = *(scan_room<K, W> *)shared_tiles();
-    const int values = a.V / (64 * W), tiles = KEPT ? values : values + K / (64 * W);
-    const int parts = KEPT ? a.e.parts : a.e.parts - 1, tile = blockIdx.x % tiles, group = group_of_warps();
-    const int hv = blockIdx.x / tiles % a.HV, part = blockIdx.x / tiles / a.HV % parts,
-              s = blockIdx.x / tiles / a.HV / parts;
-    walk w = walk_of(a, s, hv, part);
-    w.values = tile < values;
-    w.col = (w.values ? tile : tile - values) * 64 * W;
-    if (!w.values && part == 0) return;
-    if (group == W) {
-        registers_of_copier<K, W>();
-        const int i = threadIdx.x - W * GROUP;
-        if (i < GROUP / 2) load_all(m, a, w, i);
-        else store_all<K, W, KEPT>(m, a, w, i - GROUP / 2);
-    } else {
-        registers_of_walker<K, W>();
-        const int64_t col = w.col + threadIdx.x / 32 * 16;
-        float dh[K / 8][4];
-        if (w.values) state_in<K>(dh, KEPT && part > 0 ? end_of(a.e, K, s, hv, part - 1) + col : NULL, a.V);
-        else state_one<K>(dh, (int)col);
-        scan_all<K, W, KEPT>(m, a, w, group, dh);
-        if (!KEPT && w.values) state_out<K>(end_of(a.e, K, s, hv, part) + col, dh, a.V);
-        else if (!KEPT) state_out<K>(move_of(a.e, K, s, hv, part) + col, dh, K);
-    }
-}
-
-template <int K, int W, bool KEPT> static void launch_scan(struct hl_cuda *c, const struct gdn_back *a) {
-    const int64_t parts = KEPT ? a->e.parts : a->e.parts - 1, width = KEPT ? a->V : a->V + K;
-    launch(c, back_scan<K, W, KEPT>, (unsigned)(a->segs * a->HV * parts * (width / (64 * W))),
-           (W + 1) * GROUP, sizeof(scan_room<K, W>) + TILES_ROOM, *a);
-}
-template <int K> static void scan_of(struct hl_cuda *c, const struct gdn_back *a) {
-    const bool even = a->V % 128 == 0, wide = even && a->segs * a->HV * a->e.parts * (a->V / 64) > GDN_BUSY;
-    if (a->e.parts > 1) {
-        if constexpr (K % 128 == 0) (even ? launch_scan<K, 2, false> : launch_scan<K, 1, false>)(c, a);
-        else launch_scan<K, 1, false>(c, a);
-        HL_OP(gdn_join)(c, &a->e, K);
-    }
-    (wide ? launch_scan<K, 2, true> : launch_scan<K, 1, true>)(c, a);
+template <int K, int W> static void launch_scan(struct hl_cuda *c, const struct gdn_back *a) {
+    const dim3 grid((unsigned)(a->segs * a->HV), (unsigned)(a->V / (16 * W)));
+    launch(c, back_scan<K, W>, grid, 32 * W, sizeof(scan_room<K, W>) + TILES_ROOM, *a);
 }
 extern "C" void HL_OP(gdn_back_scan)(struct hl_cuda *c, const struct gdn_back *a) {
-    (a->K == 256 ? scan_of<256> : a->K == 128 ? scan_of<128> : scan_of<64>)(c, a);
+    const bool wide = a->V % 128 == 0;
+    if (a->K == 256) (wide ? launch_scan<256, 8> : launch_scan<256, 4>)(c, a);
+    else if (a->K == 128) (wide ? launch_scan<128, 8> : launch_scan<128, 4>)(c, a);
+    else (wide ? launch_scan<64, 8> : launch_scan<64, 4>)(c, a);
 }
 #endif

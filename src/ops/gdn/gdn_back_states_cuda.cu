@@ -1,29 +1,13 @@
 /* gdn_back_states_cuda.cu -- the states again: h, before each chunk, S <- exp(G_last) S + K^T (eL v_new).
  *
- * A warp owns 16 columns of V and keeps its part of the turned state, [16][KT], as fp32 accumulators. Long segments
- * are walked in parts: once for where each part ends when it starts from nothing, and by how much it decays what was
- * before; a part's start is then the sum of the ends before it, decayed. */
+ * A warp owns 16 columns of V and keeps its part of the turned state, [16][KT], as fp32 accumulators. Long
+ * segments are walked in parts: once for where each part ends when it starts from nothing, and by how much it
+ * decays what was before; a part's start is then the sum of the ends before it, decayed. */
 #include "ops/gdn/gdn_back_cuda.cuh"
 
 #ifndef HL_CUDA_F32
-/* One warp's [16][8 n] accumulators, packed, as 16 rows of the stored state. Every 32 columns lie in the
- * order in which lanes have them: 16 bytes of a lane are columns 2t, 2t + 1 of four tiles. */
-template <int n> static __device__ __forceinline__ void store_state(bf16 *to, int ld, const float (*S)[4]) {
-    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-#pragma unroll
-    for (int x = 0; x < n / 4; x++)
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            uint32_t w[4];
-#pragma unroll
-            for (int i = 0; i < 4; i++) w[i] = pack2(S[4 * x + i][2 * half], S[4 * x + i][2 * half + 1]);
-            *(uint4 *)(to + (int64_t)(g + 8 * half) * ld + 32 * x + 8 * t) =
-                make_uint4(w[0], w[1], w[2], w[3]);
-        }
-}
-
-/* What a block walks along: chunks [from, end) of a segment, one value head. Rows are counted, not looked up: a
- * load from memory in every step would be waited for. */
+/* What a block walks along: chunks [from, end) of a segment, one value head. Rows are counted, not looked up:
+ * a load from memory in every step would be waited for. */
 struct walk {
     int hv, first, from, end, part;
     int64_t row, place; /* the segment's first row; [segs][HV][parts] */
@@ -41,7 +25,8 @@ static __device__ __forceinline__ walk walk_of(const struct gdn_back &a, int par
             ((int64_t)seg * a.HV + hv) * a.e.parts};
 }
 
-/* grid (segments x HV x parts, V / 16 W, K / KT): W warps, a tile of 16 W x KT of the turned state, DEPTH chunks. */
+/* grid (segments x HV x parts, V / 16 W, K / KT): W warps, a tile of 16 W x KT of the turned state, DEPTH
+ * chunks. */
 
 enum { DEPTH = 3 };
 template <int KT, int W> struct state_stage {

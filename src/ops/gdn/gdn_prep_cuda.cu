@@ -12,6 +12,7 @@ struct args {
     const float *g, *beta;
     bf16 *A, *P;
     float *gates;
+    int *ready;
     const struct hl_piece *chunk;
     int H, HV;
 };
@@ -160,7 +161,8 @@ static __device__ __forceinline__ void write_A(const float *A, bf16 *to, int64_t
 }
 
 /* Warps 0 to 3 have the scores of k, 4 to 7 those of q, 16 rows each. */
-template <int K> static __global__ void __launch_bounds__(THREADS, K == 256 ? 3 : 4) prep_chunk(const struct args a) {
+template <int K>
+static __global__ void __launch_bounds__(THREADS, K == 256 ? 3 : 4) prep_chunk(const struct args a) {
     struct room<K> &x = *(struct room<K> *)shared_memory();
     const int hv = blockIdx.x % a.HV, hk = hv / (a.HV / a.H), warp = threadIdx.x / 32;
     const int64_t c = blockIdx.x / a.HV;
@@ -182,6 +184,7 @@ template <int K> static __global__ void __launch_bounds__(THREADS, K == 256 ? 3 
         const int i = threadIdx.x - THREADS / 2;
         float *gates = a.gates + (c * a.HV + hv) * GATES;
         const float eG = decay_since_start(&x.d, i), eL = decay_between(&x.d, CHUNK - 1, i);
+        if (i == 0 && a.ready) a.ready[c * a.HV + hv] = 0;
         gates[i] = x.d.beta[i], gates[CHUNK + i] = eG, gates[2 * CHUNK + i] = eL;
     }
     __syncthreads();
@@ -201,7 +204,7 @@ extern "C" bool HL_OP(gdn_prep)(struct hl_pool *pool, const struct hl_gdn *a, co
     const struct hl_dev_rows *rows = a->rows->dev;
     struct args x = {(const bf16 *)a->q, (const bf16 *)a->k, a->g,    a->beta,
                      (bf16 *)p->A,       (bf16 *)p->P,       p->gates};
-    x.chunk = rows->chunk, x.H = (int)a->H, x.HV = (int)a->HV;
+    x.ready = p->ready, x.chunk = rows->chunk, x.H = (int)a->H, x.HV = (int)a->HV;
     struct hl_cuda *c = hl_cuda_of(pool);
     if (HL_ACT_DTYPE != HOLA_BF16) return false;
     if (a->K == 64) launch_prep<64>(c, &x, rows->chunks);

@@ -11,13 +11,28 @@ enum { CHUNK = HL_CHUNK, GATES = 3 * HL_CHUNK };
 struct gdn_prep {
     act *A, *P; /* [T][HV][64]: (I + L)^-1; K^{-1/2} (q k^T) decayed, with the diagonal. P NULL: not wanted */
     float *gates; /* [chunks][HV][3][64]: beta, exp(G), exp(G_last - G); past the chunk's rows beta is 0 */
+    int *ready;   /* [chunks][HV], becomes 0; NULL: not wanted */
 };
+/* What the scan leaves, of which out is read. */
+struct gdn_out {
+    const bf16 *h, *v_new, *P; /* h: [chunks][HV][K][V], the state before each chunk */
+    const float *gates;
+    const int *ready; /* [chunks][HV], at a window's first chunk: `tiles` when h and v_new of it are there */
+    int tiles;
+};
+/* the first chunk of c's window, both counted from the segment's first */
+enum { GDN_WINDOW = 8 };
+static inline __host__ __device__ int gdn_window(int c) { return c / GDN_WINDOW * GDN_WINDOW; }
 struct gdn_walk;
 extern "C" {
 bool HL_OP(gdn_prep)(struct hl_pool *pool, const struct hl_gdn *a, const struct gdn_prep *p);
 bool HL_OP(gdn_chunk)(struct hl_pool *pool, const struct hl_gdn *a); /* false: not for these head sizes */
+bool HL_OP(gdn_scan)(struct hl_pool *pool, const struct hl_gdn *a);  /* the same, for few segments */
+bool HL_OP(gdn_long)(struct hl_pool *pool,
+                     const struct hl_gdn *a); /* for few and long ones; false: not these */
 /* the states at the cuts of segments that are walked in parts */
 void HL_OP(gdn_split)(struct hl_cuda *c, const struct gdn_walk *a, int64_t K);
+void HL_OP(gdn_out)(struct hl_pool *pool, const struct hl_gdn *a, const struct gdn_out *p);
 /* where every segment has a state and few rows */
 bool HL_OP(gdn_step)(struct hl_pool *pool, const struct hl_gdn *a);
 void HL_OP(gdn_plain)(struct hl_pool *pool, const struct hl_gdn *a);
@@ -25,6 +40,57 @@ void HL_OP(gdn_plain)(struct hl_pool *pool, const struct hl_gdn *a);
 void HL_OP(gdn_plain_inverse)(struct hl_pool *pool, const struct hl_gdn *a);
 /* m from the sums of squares that the tiles left, [tiles][n], added in the tiles' order */
 void HL_OP(gdn_scores)(struct hl_pool *pool, real *m, const float *sums, int64_t tiles, int64_t n);
+}
+
+/* one B fragment alone */
+template <int WIDTH>
+static __device__ __forceinline__ void frag_b_one(uint32_t b[2], const bf16 *tile, int k0, int n0) {
+    const bf16 *row = tile + tile_at<WIDTH>(k0 + threadIdx.x % 16, n0);
+#ifdef HL_CUDA_EMU
+    emu_ldmatrix(b, 2, row, true);
+#else
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];"
+                 : "=r"(b[0]), "=r"(b[1])
+                 : "r"((uint32_t)__cvta_generic_to_shared(row))
+                 : "memory");
+#endif
+}
+
+/* ---- tiles [64][VT] shared by 8 warps: 16 rows from 16 (w % 4), VT/2 columns from (w / 4) VT/2 each ---- */
+
+/* B fragments of 16 rows from k0 of a tile [..][VT], the warp's VT/2 columns from n0 */
+template <int VT>
+static __device__ __forceinline__ void frags(uint32_t b[VT / 16][2], const bf16 *tile, int k0, int n0) {
+    if (VT == 16) frag_b_one<VT>(b[0], tile, k0, n0);
+    else
+#pragma unroll
+        for (int n = 0; n + 1 < VT / 16; n += 2) frag_b<VT>(b[n], tile, k0, n0 + 8 * n);
+}
+
+/* acc += T x, T lower triangular [64][64], for the warp's rows and columns */
+template <int VT>
+static __device__ __forceinline__ void triangle(const bf16 *T, const bf16 *x, float acc[VT / 16][4]) {
+    const int warp = threadIdx.x / 32, rows = warp % 4;
+#pragma unroll
+    for (int c = 0; c < 4; c++) {
+        uint32_t a[4], b[VT / 16][2];
+        if (c > rows) continue;
+        frag_a<CHUNK>(a, T, 16 * rows, 16 * c);
+        frags<VT>(b, x, 16 * c, warp / 4 * (VT / 2));
+#pragma unroll
+        for (int n = 0; n < VT / 16; n++) mma_bf16(acc[n], a, b[n]);
+    }
+}
+
+/* the warp's rows of `tile` to memory, 16 bytes a lane */
+template <int VT>
+static __device__ __forceinline__ void store_rows(bf16 *to, const bf16 *tile, int64_t stride, int len) {
+    const int warp = threadIdx.x / 32, units = VT / 16;
+#pragma unroll
+    for (int i = threadIdx.x % 32; i < 16 * units; i += 32) {
+        const int row = warp % 4 * 16 + i / units, col = warp / 4 * (VT / 2) + i % units * 8;
+        if (row < len) *(uint4 *)(to + row * stride + col) = *(const uint4 *)(tile + tile_at<VT>(row, col));
+    }
 }
 
 /* Rows of one head, `stride` apart, to a tile; rows past len become 0. Waits for nothing. */

@@ -1,5 +1,5 @@
-/* gdn_split_cuda.cu -- few, long segments, cut into parts that are walked at the same time (gdn_turned_cuda.cuh):
- * where each part ends, and the states at the cuts. */
+/* gdn_split_cuda.cu -- few, long segments, cut into parts that are walked at the same time
+ * (gdn_turned_cuda.cuh): where each part ends, and the states at the cuts. */
 #include "ops/gdn/gdn_walk_cuda.cuh"
 
 #ifndef HL_CUDA_F32
@@ -33,8 +33,8 @@ static __global__ void __launch_bounds__((W + 1) * GROUP, 1) walk_ends(const str
     }
 }
 
-/* ---- the states at the cuts: a block has 16 columns of V, a warp 16 rows. bf16 operands in two parts each, high
- * and low, so that nothing is lost that a float has. ---- */
+/* ---- the states at the cuts: a block has 16 columns of V, a warp 16 rows. bf16 operands in two parts each,
+ * high and low, so that nothing is lost that a float has. ---- */
 
 enum { COLS = 16 };
 static __device__ __forceinline__ void split_pair(uint32_t *hi, uint32_t *lo, float x, float y) {
@@ -55,8 +55,8 @@ static __device__ __forceinline__ void leave_state(ends_room<K> &x, int at, cons
                        S[n][2 * h + 1]);
         }
 }
-/* Of every 16 columns a lane has 4t to 4t + 3, 16 bytes, where a fragment has 2t, 2t + 1, 2t + 8 and 2t + 9; so of
- * the state it gets those rows. */
+/* Of every 16 columns a lane has 4t to 4t + 3, 16 bytes, where a fragment has 2t, 2t + 1, 2t + 8 and 2t + 9;
+ * so of the state it gets those rows. */
 static __device__ __forceinline__ void state_rows(uint32_t b[4], const bf16 *tile, int k0) {
     const int l = threadIdx.x % 32, row = l % 8 / 2 * 4 + l / 8 % 2 * 2 + l % 2;
     ldmatrix4_trans(b, tile + tile_at<COLS>(k0 + row, l / 16 * 8));

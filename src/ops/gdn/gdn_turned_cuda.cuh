@@ -1,13 +1,13 @@
 /* gdn_turned_cuda.cuh -- what the walks along a segment share, the forward one and that of the gradients.
  *
- * A warpgroup owns 64 columns of V and has everything turned: the state as [64][K] in fp32 accumulators, 16 rows
- * a warp, whose packed pairs are operands as they are. Lane 4g + t holds rows g and g + 8 (columns of V), and there
- * columns (rows of a chunk, or of K) 2t, 2t + 1 of every 8. One more group of the block copies.
+ * A warpgroup owns 64 columns of V and has everything turned: the state as [64][K] in fp32 accumulators, 16
+ * rows a warp, whose packed pairs are operands as they are. Lane 4g + t holds rows g and g + 8 (columns of
+ * V), and there columns (rows of a chunk, or of K) 2t, 2t + 1 of every 8. One more group of the block copies.
  *
- * Long segments are walked in parts. What a part makes of the state it starts from is linear, M S + B: B is the
- * walk from an empty state, M that from the identity with no values. All of these are walked at once
- * (`walk for the ends`); the states at the cuts then follow one from another (gdn_join), and from there the parts
- * are walked again. The gradients go the other way, their first part is the last of the segment. */
+ * Long segments are walked in parts. What a part makes of the state it starts from is linear, M S + B: B is
+ * the walk from an empty state, M that from the identity with no values. All of these are walked at once
+ * (`walk for the ends`); the states at the cuts then follow one from another (gdn_join), and from there the
+ * parts are walked again. The gradients go the other way, their first part is the last of the segment. */
 #ifndef HL_GDN_TURNED_CUH
 #define HL_GDN_TURNED_CUH
 #include "cuda/early.cuh"
@@ -15,8 +15,8 @@
 
 enum { GROUP = 128, PANEL = HL_CHUNK * 64 };
 
-/* The states at the cuts, [segs][HV][parts][K][V] and [K][K]: ends[p] is where part p + 1 starts, the last one where
- * the first does; moves[p] is M, of all but the first and the last. */
+/* The states at the cuts, [segs][HV][parts][K][V] and [K][K]: ends[p] is where part p + 1 starts, the last
+ * one where the first does; moves[p] is M, of all but the first and the last. */
 struct gdn_ends {
     float *ends, *moves;
     const struct hl_seg *seg; /* the first part starts from their states; NULL: from nothing */
@@ -25,8 +25,8 @@ struct gdn_ends {
 };
 /* blocks that keep a chip busy: a fixed number, so that every chip gives the same bits */
 enum { GDN_BUSY = 128 };
-/* In how many parts a segment of `chunks` is walked where so many are `wanted`: fewer than three are slower than
- * one, and so are very short ones. */
+/* In how many parts a segment of `chunks` is walked where so many are `wanted`: fewer than three are slower
+ * than one, and so are very short ones. */
 static inline int gdn_parts(int64_t wanted, int64_t chunks) {
     enum { LEAST = 4 };
     const int64_t n = wanted < chunks / LEAST ? wanted : chunks / LEAST;
@@ -52,8 +52,8 @@ static __device__ __forceinline__ float *kept_state(const struct gdn_ends &a, in
     return a.seg && a.seg[s].state ? (float *)(a.seg[s].state + a.S_off) + hv * K * a.V : NULL;
 }
 
-/* Barriers of the group that copies and one other, which has chunk n of those in shared memory: it is there; the
- * other group is done with it. */
+/* Barriers of the group that copies and one other, which has chunk n of those in shared memory: it is there;
+ * the other group is done with it. */
 template <int W> static __device__ __forceinline__ int is_there(int n, int group) {
     return 1 + 2 * (n * W + group);
 }
@@ -90,11 +90,11 @@ static __device__ __forceinline__ void zero(float d[HL_CHUNK / 8][4]) {
 #pragma unroll
         for (int i = 0; i < 4; i++) d[n][i] = 0.0f;
 }
-/* d = rows S, rows: k or q; in batches of 32 rows of S, of which two are under way. AGAIN: S is packed anew. The
- * compiler would rather keep what it packed the first time, and run out of registers: so it gets to see other
- * numbers, though they are the same. `to`, or NULL: S is left there as well, [V][K] at the warp's first row, with
- * every 32 columns in the order in which lanes have them: 16 bytes of a lane are columns 2t, 2t + 1 of four
- * tiles. */
+/* d = rows S, rows: k or q; in batches of 32 rows of S, of which two are under way. AGAIN: S is packed anew.
+ * The compiler would rather keep what it packed the first time, and run out of registers: so it gets to see
+ * other numbers, though they are the same. `to`, or NULL: S is left there as well, [V][K] at the warp's first
+ * row, with every 32 columns in the order in which lanes have them: 16 bytes of a lane are columns 2t, 2t + 1
+ * of four tiles. */
 template <int K, bool AGAIN>
 static __device__ __forceinline__ void read_state(float d[HL_CHUNK / 8][4], const float S[K / 8][4],
                                                   const bf16 *rows, bf16 *to) {

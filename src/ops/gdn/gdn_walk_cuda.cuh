@@ -6,9 +6,9 @@
  *     S = exp(G_last) S + k^T (exp(G_last - G) v_new)
  * A warpgroup owns 64 columns of V and has everything turned: S as [64][K] in fp32 accumulators, whose packed
  * pairs are operands of (k S) and (q S) as they are; so are those of r, of v_new and of v_new decayed. No
- * product waits for another warp, and nothing but out and v_new passes through shared memory. W such groups of
- * a block share k, q, A and P. One more group copies, DEPTH chunks deep; half of it takes out, v_new and the sums
- * of its squares to memory, so that no load waits for a store.
+ * product waits for another warp, and nothing but out and v_new passes through shared memory. W such groups
+ * of a block share k, q, A and P. One more group copies, DEPTH chunks deep; half of it takes out, v_new and
+ * the sums of its squares to memory, so that no load waits for a store.
  *
  * OUT false: only the state is wanted, at the end. */
 #ifndef HL_GDN_WALK_CUH

@@ -1,0 +1,97 @@
+/* gdn_out_cuda.cu -- the read of the chunked delta rule, all chunks at once, after the scan:
+ *     out = K^{-1/2} exp(G) q h + P v_new
+ * A block has a chunk and VT columns of a value head; 16 rows and half of the columns a warp. Floor: h
+ * is read once. */
+#include "cuda/early.cuh"
+#include "ops/gdn/gdn_prep_cuda.cuh"
+
+#ifndef HL_CUDA_F32
+
+enum { THREADS = 256, VT = 64 };
+
+struct args {
+    struct gdn_out p;
+    const bf16 *q;
+    bf16 *out;
+    const struct hl_piece *chunk;
+    const int32_t *chunk_first;
+    int H, HV, V;
+};
+
+/* The scan may still be running; it does not wait for this kernel, and all of its blocks are on the chip. */
+static __device__ __forceinline__ void wait_until(const int *ready, int tiles) {
+#ifndef HL_CUDA_EMU
+    int n = 0;
+    if (threadIdx.x == 0)
+        for (;;) {
+            asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(n) : "l"(ready) : "memory");
+            if (n >= tiles) break;
+            __nanosleep(100);
+        }
+#endif
+    __syncthreads();
+}
+
+template <int K> struct room { bf16 q[CHUNK * K], h[K * VT], v_new[CHUNK * VT], P[CHUNK * CHUNK]; };
+
+template <int K> static __global__ void __launch_bounds__(THREADS) read_out(const struct args a) {
+    struct room<K> &x = *(struct room<K> *)shared_memory();
+    const int tiles = a.V / VT, col = blockIdx.x % tiles * VT, hv = blockIdx.x / tiles % a.HV;
+    const int64_t c = blockIdx.x / tiles / a.HV;
+    const struct hl_piece p = a.chunk[c];
+    const int64_t at = (int64_t)p.row * a.HV + hv, stride = (int64_t)a.HV * a.V;
+    const int warp = threadIdx.x / 32, rows = warp % 4, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    load_tile<K, THREADS>(x.q, a.q + ((int64_t)p.row * a.H + hv / (a.HV / a.H)) * K, (int64_t)a.H * K, p.len);
+    load_tile<CHUNK, THREADS>(x.P, a.p.P + at * CHUNK, (int64_t)a.HV * CHUNK, p.len);
+    const int first = a.chunk_first[p.seg];
+    wait_until(a.p.ready + (first + gdn_window((int)c - first)) * (int64_t)a.HV + hv, a.p.tiles);
+    for (int n = 0; n < K; n += CHUNK)
+        load_tile<VT, THREADS>(x.h + n * VT, a.p.h + ((c * a.HV + hv) * K + n) * a.V + col, a.V, CHUNK);
+    load_tile<VT, THREADS>(x.v_new, a.p.v_new + at * a.V + col, stride, p.len);
+    copy_commit();
+    const float *eG = a.p.gates + (c * a.HV + hv) * GATES + CHUNK + 16 * rows + g;
+    const float s[2] = {eG[0] / sqrtf((float)K), eG[8] / sqrtf((float)K)};
+    copy_wait<0>();
+    __syncthreads();
+    float acc[4][4] = {};
+#pragma unroll 4
+    for (int k = 0; k < K; k += 16) {
+        uint32_t f[4], b[4][2];
+        frag_a<K>(f, x.q, 16 * rows, k);
+        frags<VT>(b, x.h, k, warp / 4 * (VT / 2));
+#pragma unroll
+        for (int n = 0; n < 4; n++) mma_bf16(acc[n], f, b[n]);
+    }
+#pragma unroll
+    for (int n = 0; n < 4; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) acc[n][i] *= s[i / 2];
+    triangle<VT>(x.P, x.v_new, acc);
+    __syncthreads(); /* v_new's place is free */
+#pragma unroll
+    for (int n = 0; n < 4; n++)
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+            *(uint32_t *)(x.v_new + tile_at<VT>(16 * rows + g + 8 * h, warp / 4 * (VT / 2) + 8 * n + 2 * t)) =
+                pack2(acc[n][2 * h], acc[n][2 * h + 1]);
+    __syncwarp();
+    store_rows<VT>(a.out + at * a.V + col, x.v_new, stride, p.len);
+    if (blockIdx.x + 1 < gridDim.x) return;
+    wait_for_others(); /* who waits for this kernel's end waits for the scan's, too */
+}
+
+template <int K> static void launch_out(struct hl_cuda *c, const struct args *a, int64_t chunks) {
+    launch_early(c, read_out<K>, (unsigned)(chunks * a->HV * (a->V / VT)), THREADS, sizeof(struct room<K>),
+                 *a);
+}
+
+#endif
+
+extern "C" void HL_OP(gdn_out)(struct hl_pool *pool, const struct hl_gdn *a, const struct gdn_out *p) {
+#ifndef HL_CUDA_F32
+    struct args x = {*p, (const bf16 *)a->q, (bf16 *)a->out, a->rows->dev->chunk, a->rows->dev->chunk_first};
+    x.H = (int)a->H, x.HV = (int)a->HV, x.V = (int)a->V;
+    if (a->K == 128) launch_out<128>(hl_cuda_of(pool), &x, a->rows->dev->chunks);
+    else launch_out<256>(hl_cuda_of(pool), &x, a->rows->dev->chunks);
+#endif
+}
