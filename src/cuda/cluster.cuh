@@ -40,17 +40,6 @@ static __device__ __forceinline__ float4 cluster_floats(const float *own, int ra
     return x;
 }
 
-/* Kernels that follow each other early only share a multiprocessor where they want its memory cut alike: as much of
- * it as can be for shared memory. */
-#ifdef HL_CUDA_EMU
-static inline void prefer_shared(const void *) {}
-#else
-static inline void prefer_shared(const void *kernel) {
-    cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                         cudaSharedmemCarveoutMaxShared);
-}
-#endif
-
 #ifndef HL_CUDA_EMU
 /* launch_early with `size` neighbouring blocks a cluster */
 template <class... P, class... A>
@@ -65,7 +54,6 @@ static void launch_clusters(struct hl_cuda *c, void (*kernel)(P...), unsigned si
     config.gridDim = grid, config.blockDim = block, config.dynamicSmemBytes = shared;
     config.stream = hl_cuda_stream(c), config.attrs = at, config.numAttrs = size > 1 ? 2 : 1;
     if (shared > 48 << 10) hl_cuda_prepare(c, (const void *)kernel, shared);
-    prefer_shared((const void *)kernel);
     hl_cuda_launched(c, cudaLaunchKernelEx(&config, kernel, P(args)...));
 }
 #endif

@@ -272,7 +272,6 @@ static __global__ void __launch_bounds__(THREADS, 2)
 
 template <int D>
 static void run(struct hl_cuda *cuda, const struct cache_dev *c, float *result, int shares, bool beside) {
-    prefer_shared((const void *)part<D>);
     launch_early(cuda, part<D>,
                  dim3(blocks_for(shares, PART_WARPS), (unsigned)c->a.HV, (unsigned)c->a.rows->n),
                  32 * PART_WARPS, 0, *c, result, shares, beside);
@@ -285,7 +284,6 @@ void HL_OP(cache_step_with)(struct hl_cuda *cuda, const struct cache_dev *c, voi
     if (shares && c->a.K == 64) run<64>(cuda, c, result, shares, e->y);
     if (shares && c->a.K == 128) run<128>(cuda, c, result, shares, e->y);
     if (shares && c->a.K == 256) run<256>(cuda, c, result, shares, e->y);
-    prefer_shared((const void *)join);
     launch_early(cuda, join, dim3((unsigned)c->a.HV, (unsigned)c->a.rows->n), THREADS,
                  room > least ? room : least, *c, (const float *)result, shares, *e);
 }

@@ -1,7 +1,7 @@
 /* cache_step_cuda.cuh -- a decoding step of the exact memory, and what a layer does next, in the same launches. */
 #ifndef HL_CACHE_STEP_CUDA_CUH
 #define HL_CACHE_STEP_CUDA_CUH
-#include "cuda/cluster.cuh"
+#include "cuda/early.cuh"
 #include "ops/cache/cache_cuda.cuh"
 
 /* Where y is not NULL: y = norm(o + gated read) [silu(z)] instead of out, and the new rows' scores come from `sums`

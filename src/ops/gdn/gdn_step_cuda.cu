@@ -96,7 +96,7 @@ static __global__ void __launch_bounds__(THREADS, 1024 / THREADS) step_tokens(co
         }
     }
 #pragma unroll
-    for (int i = 0; i < R; i++) *(float4 *)(kept + (int64_t)i * a.V) = S[i];
+    for (int i = 0; i < R; i++) __stcs((float4 *)(kept + (int64_t)i * a.V), S[i]); /* not read again soon */
 }
 
 void HL_OP(gdn_step_start)(struct hl_cuda *c, const struct gdn_step *a, int64_t K, int64_t segments) {
@@ -104,7 +104,6 @@ void HL_OP(gdn_step_start)(struct hl_cuda *c, const struct gdn_step *a, int64_t 
     void (*kernel)(struct gdn_step) = K == 64    ? step_tokens<64>
                                       : K == 128 ? step_tokens<128>
                                                  : step_tokens<256>;
-    prefer_shared((const void *)kernel);
     launch_early(c, kernel, blocks, THREADS, 0, *a);
 }
 

@@ -1,7 +1,7 @@
 /* gdn_step_cuda.cuh -- the decoding kernel's arguments, for those who start it by themselves. */
 #ifndef HL_GDN_STEP_CUDA_CUH
 #define HL_GDN_STEP_CUDA_CUH
-#include "cuda/cluster.cuh"
+#include "cuda/early.cuh"
 
 enum { GDN_STEP_COLS = 32 }; /* columns of a tile */
 struct gdn_step {

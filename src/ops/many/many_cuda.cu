@@ -147,7 +147,6 @@ static void start_prepare(struct hl_cuda *c, const struct hl_decode *p, const st
     void (*kernel)(struct many_prepare) = p->K == 64    ? prepare<64>
                                           : p->K == 128 ? prepare<128>
                                                         : prepare<256>;
-    prefer_shared((const void *)kernel);
     launch_early(c, kernel, grid, 32 * PREPARE_WARPS, 0, a);
 }
 static void start_state(struct hl_cuda *c, const struct hl_decode *p, const struct many *b,
@@ -222,7 +221,6 @@ extern "C" bool HL_OP(decode_many)(struct hl_pool *pool, const struct hl_decode 
     char *block = (char *)hl_cuda_scratch(c, carve(&b, NULL, p, &any));
     if (!block) return true; /* the failure is kept */
     carve(&b, block, p, &any);
-    prefer_shared((const void *)many_embed);
     launch(c, many_embed, (unsigned)p->rows->T, THREADS, 0, (const bf16 *)p->embed, p->ids, b.x, b.squares_x,
            (int)p->d);
     for (int64_t l = 0; l < p->L; l++) start_layer(c, p, &b, l);
