@@ -59,7 +59,13 @@ static __device__ __forceinline__ void barrier(int id, int threads) {
 /* the block's shared memory where tiles may start; asked for with TILES_ROOM more bytes than are used */
 enum { TILES_ROOM = 1024 };
 static __device__ __forceinline__ char *shared_tiles() {
+#ifdef HL_CUDA_EMU
     return (char *)(((uintptr_t)shared_memory() + TILES_ROOM - 1) / TILES_ROOM * TILES_ROOM);
+#else
+    extern __shared__ __align__(
+        1024) char hl_tiles[]; /* a place known when compiled: so are operands' addresses */
+    return hl_tiles;
+#endif
 }
 
 /* Rows [0, n) of WIDTH numbers into a tile, the rest of ROWS as zeros (copies of no bytes read nothing), by
@@ -90,10 +96,11 @@ template <int WIDTH_, bool TURNED_, int PANEL_ = 0> struct operand {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define HL_WGMMA 1
 template <class O> static __device__ __forceinline__ uint64_t descriptor(O o) {
-    const uint32_t at = (uint32_t)__cvta_generic_to_shared(o.tile + o.row * O::WIDTH + o.col);
+    const uint32_t tile =
+        (uint32_t)__cvta_generic_to_shared(o.tile); /* its part is made once for all products */
     const uint64_t swizzle = O::WIDTH == 64 ? 1 : O::WIDTH == 32 ? 2 : 3;
-    return (at & 0x3ffff) >> 4 | (uint64_t)(O::PANEL * 2 >> 4) << 16 | (uint64_t)(O::WIDTH * 16 >> 4) << 32 |
-           swizzle << 62;
+    return (tile >> 4) + (uint32_t)((o.row * O::WIDTH + o.col) * 2 >> 4) |
+           (uint64_t)(O::PANEL * 2 >> 4) << 16 | (uint64_t)(O::WIDTH * 16 >> 4) << 32 | swizzle << 62;
 }
 #else
 #define HL_WGMMA 0
