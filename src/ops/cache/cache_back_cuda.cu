@@ -2,6 +2,7 @@
  *
  * A kept row collects gradients from every later block that sees it: each block leaves its share in
  * scratch, and `gather` adds them up in the order of the blocks. */
+#include "cuda/early.cuh"
 #include "ops/cache/cache_back_cuda.cuh"
 
 enum { THREADS = 128, WARPS = THREADS / 32 };
@@ -178,40 +179,57 @@ static __device__ __forceinline__ void add_shares(const struct cache_dev &c, con
 struct __align__(4 * sizeof(act)) four {
     act x[4];
 };
-/* to[D] += the lane's columns */
-static __device__ __forceinline__ void add_columns(act *to, const float sum[2][4], int64_t D) {
+/* a lane's columns of a row of D */
+struct columns {
+    struct four x[2];
+};
+static __device__ __forceinline__ struct columns columns_of(const act *row, int D) {
+    struct columns c;
     for (int i = 0; i < 2; i++) {
-        const int64_t x = 128 * i + threadIdx.x % 32 * 4;
+        const int x = 128 * i + threadIdx.x % 32 * 4;
+        if (x < D) c.x[i] = *(const struct four *)(row + x);
+    }
+    return c;
+}
+static __device__ __forceinline__ void write_sum(act *to, struct columns old, const float sum[2][4], int D) {
+    for (int i = 0; i < 2; i++) {
+        const int x = 128 * i + threadIdx.x % 32 * 4;
         if (x >= D) continue;
-        struct four y = *(const struct four *)(to + x);
-        for (int j = 0; j < 4; j++) put(&y.x[j], f32(y.x[j]) + sum[i][j]);
-        *(struct four *)(to + x) = y;
+        for (int j = 0; j < 4; j++) put(&old.x[i].x[j], f32(old.x[i].x[j]) + sum[i][j]);
+        *(struct four *)(to + x) = old.x[i];
     }
 }
 
-/* grid (blocks HV window / WARPS): a warp looks after one kept row of one block if it came from the block
+/* grid (blocks HV, window / WARPS): a warp looks after one kept row of one block if it came from the block
  * before, and adds all its shares to dk and dv. A row that several value heads of a key head keep is its
  * first one's. */
 static __global__ void gather_kept(const struct cache_dev c, const struct cache_back b) {
-    const int64_t at = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32, w = c.a.window;
-    const int64_t block = at / w / c.a.HV, h = at / w % c.a.HV, hk = h / c.group, D = c.a.K;
-    if (block >= c.rows.blocks) return;
-    const int64_t row = c.a.sel[at];
-    if (row < 0 || row < c.rows.block[block - 1].row) return;
-    const int64_t end = c.rows.block_first[c.rows.block[block].seg + 1];
+    const int HV = (int)c.a.HV, D = (int)c.a.K, w = (int)c.a.window, group = (int)c.group;
+    const int block = blockIdx.x / HV, h = blockIdx.x % HV, hk = h / group,
+              slot = blockIdx.y * WARPS + threadIdx.x / 32;
+    wait_for_others(), let_others_start();
+    if (slot >= w) return;
+    const int64_t row = c.a.sel[(int64_t)blockIdx.x * w + slot];
+    const int seg = c.rows.block[block].seg, before = c.rows.block[max(block - 1, 0)].row;
+    if (row < before) return; /* none, or one that was kept before: -1 is less than any */
+    const int end = c.rows.block_first[seg + 1];
+    act *to_v = (act *)c.a.dv + (row * HV + h) * D, *to_k = (act *)c.a.dk + (row * c.a.H + hk) * D;
+    const struct columns old_v = columns_of(to_v, D), old_k = columns_of(to_k, D); /* under way */
     float dk[2][4] = {}, dv[2][4] = {};
     bool first = true;
-    for (int64_t i = hk * c.group; i < h; i++)
-        first = first && find_kept(c.a.sel + (block * c.a.HV + i) * w, w, row) < 0;
-    add_shares(c, b, row, h, block, end, at % w, dk, dv);
-    add_columns((act *)c.a.dv + (row * c.a.HV + h) * D, dv, D);
+    for (int i = hk * group; i < h; i++)
+        first = first && find_kept(c.a.sel + ((int64_t)block * HV + i) * w, w, row) < 0;
+    add_shares(c, b, row, h, block, end, slot, dk, dv);
+    write_sum(to_v, old_v, dv, D);
     if (!first) return;
-    for (int64_t i = h + 1; i < (hk + 1) * c.group; i++)
-        add_shares(c, b, row, i, block, end, find_kept(c.a.sel + (block * c.a.HV + i) * w, w, row), dk, NULL);
-    add_columns((act *)c.a.dk + (row * c.a.H + hk) * D, dk, D);
+    for (int i = h + 1; i < (hk + 1) * group; i++)
+        add_shares(c, b, row, i, block, end, find_kept(c.a.sel + ((int64_t)block * HV + i) * w, w, row), dk,
+                   NULL);
+    write_sum(to_k, old_k, dk, D);
 }
 
-/* grid (HV): the shares of the scalars' gradients, in a fixed order */
+/* grid (HV): the shares of the scalars' gradients, in a fixed order. May run beside `gather_kept`, which has waited
+ * for those who wrote them; who comes next finds both done. */
 static __global__ void sums(const struct cache_dev c, const struct cache_back b) {
     __shared__ float room[33];
     const int64_t h = blockIdx.x;
@@ -224,6 +242,7 @@ static __global__ void sums(const struct cache_dev c, const struct cache_back b)
         x = block_sum(x, room);
         if (threadIdx.x == 0) to[h] += x;
     }
+    wait_for_others();
 }
 
 static void plain(struct hl_cuda *cuda, const struct cache_dev *c, const struct cache_back *b) {
@@ -249,27 +268,34 @@ extern "C" void HL_OP(cache_backward)(struct hl_pool *pool, const struct hl_cach
     struct cache_dev c = cache_dev_of(a);
     struct cache_back b = {};
     char *scratch = NULL;
-    const bool tiled = cache_tiled(a) && HL_OP(cache_back_fits)(a);
+    const bool whole = cache_tiled(a) && HL_OP(cache_back_whole_fits)(a);
+    const bool tiled = !whole && cache_tiled(a) && HL_OP(cache_back_fits)(a);
     if (c.T == 0) return;
-    b.parts = tiled ? c.rows.blocks * tiles_of(a->chunk) : c.T;
-    b.taus = tiled ? c.rows.blocks * (tiles_of(a->window) + tiles_of(a->chunk)) : c.T;
+    b.parts = whole ? c.rows.blocks * WHOLE_SHARES : tiled ? c.rows.blocks * tiles_of(a->chunk) : c.T;
+    b.taus = whole ? b.parts : tiled ? c.rows.blocks * (tiles_of(a->window) + tiles_of(a->chunk)) : c.T;
     for (int place = 0; place < 2; place++) { /* counts, then places */
         int64_t used = 0;
-        b.R = cut(scratch, &used, c.T * a->HV);
+        b.R = cut(scratch, &used, whole ? 0 : c.T * a->HV);
         b.part = cut(scratch, &used, b.parts * a->HV * 2);
         b.tau = cut(scratch, &used, b.taus * a->HV);
         b.kept = cut(scratch, &used, c.rows.blocks * a->HV * a->window * (a->K + a->V));
         if (tiled) b.ds = cut(scratch, &used, c.rows.blocks * a->HV * ds_tiles(a) * TILE * TILE / 2);
-        else b.own = cut(scratch, &used, c.T * a->HV * (a->K + a->V));
+        else if (!whole) b.own = cut(scratch, &used, c.T * a->HV * (a->K + a->V));
         if (place == 0) scratch = (char *)hl_cuda_scratch(cuda, used);
         if (!scratch) return;
     }
-    if (tiled) {
-        const int64_t kept = c.rows.blocks * a->HV * a->window;
-        HL_OP(cache_back_along)(cuda, &c, &b);
-        HL_OP(cache_back_kv)(cuda, &c, &b);
-        HL_OP(cache_back_q)(cuda, &c, &b);
-        if (kept > 0) launch(cuda, gather_kept, blocks_for(kept, WARPS), THREADS, 0, c, b);
+    if (whole || tiled) {
+        if (whole) HL_OP(cache_back_whole)(cuda, &c, &b);
+        else {
+            HL_OP(cache_back_along)(cuda, &c, &b);
+            HL_OP(cache_back_kv)(cuda, &c, &b);
+            HL_OP(cache_back_q)(cuda, &c, &b);
+        }
+        if (a->window > 0)
+            launch_early(cuda, gather_kept,
+                         dim3((unsigned)(c.rows.blocks * a->HV), blocks_for(a->window, WARPS)), THREADS, 0, c,
+                         b);
     } else plain(cuda, &c, &b);
-    launch(cuda, sums, (unsigned)a->HV, 1024, 0, c, b);
+    if (a->window > 0) launch_early(cuda, sums, (unsigned)a->HV, 1024, 0, c, b);
+    else launch(cuda, sums, (unsigned)a->HV, 1024, 0, c, b);
 }

@@ -19,6 +19,10 @@ void HL_OP(cache_back_along)(struct hl_cuda *cuda, const struct cache_dev *c, co
 void HL_OP(cache_back_kv)(struct hl_cuda *cuda, const struct cache_dev *c, const struct cache_back *b);
 bool HL_OP(cache_back_fits)(const struct hl_cache *a); /* in this device's shared memory */
 void HL_OP(cache_back_q)(struct hl_cuda *cuda, const struct cache_dev *c, const struct cache_back *b);
+/* the same in one kernel, which leaves kept and needs no R and no ds */
+void HL_OP(cache_back_whole)(struct hl_cuda *cuda, const struct cache_dev *c, const struct cache_back *b);
+bool HL_OP(cache_back_whole_fits)(const struct hl_cache *a);
+enum { WHOLE_SHARES = 8 }; /* its warps: shares of a block's sums */
 
 enum { TILE = 64 }; /* keys and queries of a tile of the backward pass */
 static inline __host__ __device__ int tiles_of(int64_t n) { return (int)((n + TILE - 1) / TILE); }

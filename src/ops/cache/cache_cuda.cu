@@ -1,4 +1,5 @@
 /* cache_cuda.cu -- the exact memory: scores, which rows every block keeps, sessions brought up to date. */
+#include "cuda/early.cuh"
 #include "ops/cache/cache_cuda.cuh"
 
 enum { THREADS = 256, COLUMNS = 128 };
@@ -46,6 +47,7 @@ static __device__ __forceinline__ void write_kept(const struct cache_dev &c, con
  * next block are under way while this one's are ranked. With several groups, what the others than the first keep
  * is of their own blocks alone, until pick_all. */
 static __global__ void pick(const struct cache_dev c, int span) {
+    let_others_start(); /* readers begin with what is not chosen here */
     const int64_t n = blockIdx.x / c.a.HV, h = blockIdx.x % c.a.HV, score = c.a.K + c.a.V;
     const struct hl_seg seg = c.rows.seg[n];
     const struct chooser s = chooser_at(c, shared_memory());
@@ -91,6 +93,7 @@ static __global__ void pick(const struct cache_dev c, int span) {
 /* grid (n HV, blocks of the longest segment + 1): what a block of a later group keeps is the best of the groups
  * before it and of its own group so far; behind the last block, what is kept after the segment. */
 static __global__ void pick_all(const struct cache_dev c, int span, int groups) {
+    let_others_start();
     const int64_t n = blockIdx.x / c.a.HV, h = blockIdx.x % c.a.HV;
     const struct hl_seg seg = c.rows.seg[n];
     const struct chooser s = chooser_at(c, shared_memory(), (groups + 1) * c.a.window);
@@ -116,6 +119,76 @@ static __global__ void pick_all(const struct cache_dev c, int span, int groups) 
     if (b < end) write_kept(c, s, b * c.a.HV + h, kept);
     else
         for (int j = threadIdx.x; j < kept; j += blockDim.x) c.last[(n * c.a.HV + h) * w + j] = s.id[j];
+}
+
+/* The sum of x over this thread and those before it; THREADS of them. When it is back, everybody has read what
+ * they meant to read before. */
+static __device__ __forceinline__ int sum_before(int x, int *warps) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    for (int d = 1; d < 32; d *= 2) {
+        const int y = __shfl_up_sync(0xffffffffu, x, d);
+        if (lane >= d) x += y;
+    }
+    if (lane == 31) warps[warp] = x;
+    __syncthreads();
+    for (int i = 0; i < warp; i++) x += warps[i];
+    __syncthreads();
+    return x;
+}
+/* The w-th largest of n > w keys, byte by byte, and of those equal to it how many are among the best w. room: 256
+ * counts, two numbers, 8 for sum_before */
+static __device__ __forceinline__ uint32_t least_of_best(const uint32_t *key, int n, int w, int *room,
+                                                         int *equal) {
+    uint32_t least = 0, seen = 0; /* seen: bits that are known */
+    int *found = room + 256, left = w;
+    for (int shift = 24; shift >= 0; shift -= 8) {
+        room[threadIdx.x] = 0;
+        __syncthreads();
+        for (int i = threadIdx.x; i < n; i += THREADS)
+            if ((key[i] & seen) == least) atomicAdd(room + (key[i] >> shift & 255), 1);
+        __syncthreads();
+        const int mine = room[255 - threadIdx.x], upto = sum_before(mine, found + 2);
+        if (upto >= left && upto - mine < left) found[0] = 255 - threadIdx.x, found[1] = left - (upto - mine);
+        __syncthreads();
+        least |= (uint32_t)found[0] << shift, seen |= 255u << shift;
+        left = found[1];
+    }
+    *equal = left;
+    return least;
+}
+/* grid (blocks HV): where there are no sessions and few blocks, each finds the best of all rows before it on its
+ * own. A thread looks after `each` neighbouring rows. */
+static __global__ void pick_apart(const struct cache_dev c) {
+    let_others_start();
+    const int64_t h = blockIdx.x % c.a.HV;
+    const struct hl_piece p = c.rows.block[blockIdx.x / c.a.HV];
+    const int first = (int)c.rows.seg[p.seg].row, n = p.row - first, w = (int)c.a.window;
+    uint32_t *key = (uint32_t *)shared_memory();
+    int *room = (int *)key + (n + 3) / 4 * 4, equal = 0;
+    const bool latest = c.a.evict == HOLA_EVICT_RECENCY;
+    int32_t *id = c.id + (int64_t)blockIdx.x * w;
+    int64_t *sel = c.a.sel ? c.a.sel + (int64_t)blockIdx.x * w : NULL;
+    for (int i = min(n, w) + threadIdx.x; i < w; i += THREADS) {
+        id[i] = NO_ROW;
+        if (sel) sel[i] = -1;
+    }
+    for (int i = threadIdx.x; i < n; i += THREADS)
+        key[i] = latest ? (uint32_t)i : rank_of(c.a.score[(int64_t)(first + i) * c.a.HV + h]);
+    __syncthreads();
+    const uint32_t least = n > w ? least_of_best(key, n, w, room, &equal) : 0;
+    const int each = (n + THREADS - 1) / THREADS, from = threadIdx.x * each, end = min(from + each, n);
+    int better = 0, same = 0;
+    for (int i = from; i < end; i++) better += n <= w || key[i] > least, same += key[i] == least;
+    same = n > w ? same : 0;
+    const int betters = sum_before(better, room) - better, sames = sum_before(same, room) - same;
+    int at = betters + min(sames, equal), ties = equal - sames; /* the older ones of those that are equal */
+    for (int i = from; i < end; i++) {
+        const bool tie = n > w && key[i] == least && ties-- > 0;
+        if (!tie && n > w && key[i] <= least) continue;
+        id[at] = first + i;
+        if (sel) sel[at] = first + i;
+        at++;
+    }
 }
 
 /* grid (n HV, columns): when everybody has read, the state gets the kept rows and the open block's. */
@@ -182,13 +255,16 @@ extern "C" void HL_OP(cache_forward)(struct hl_pool *pool, const struct hl_cache
     if (!c.id) return;
     c.last = c.id + c.rows.blocks * a->HV * a->window;
     c.found = c.last + heads * a->window;
-    if (a->window > 0)
+    const int64_t apart = ((most - 1) * a->chunk + 3) / 4 * 16 + (256 + 2 + THREADS / 32) * 4;
+    if (a->window > 0 && !states && most < LONG && apart <= 48 << 10)
+        launch(cuda, pick_apart, (unsigned)(c.rows.blocks * a->HV), THREADS, (size_t)apart, c);
+    else if (a->window > 0)
         launch(cuda, pick, dim3((unsigned)heads, (unsigned)groups), chooser_threads(a),
                (size_t)chooser_bytes(a), c, (int)span);
-    if (a->window > 0 && groups > 1)
+    if (a->window > 0 && groups > 1) /* LONG blocks or more */
         launch(cuda, pick_all, dim3((unsigned)heads, (unsigned)most + 1), chooser_threads(a),
                (size_t)chooser_bytes(a, (groups + 1) * a->window), c, (int)span, (int)groups);
-    HL_OP(cache_read)(cuda, &c);
+    HL_OP(cache_read)(cuda, &c, states);
     if (states)
         launch(cuda, store, dim3((unsigned)(n * a->HV), blocks_for(a->K + a->V + 2, COLUMNS)), COLUMNS, 0, c);
 }

@@ -32,7 +32,7 @@ static inline struct cache_dev cache_dev_of(const struct hl_cache *a) {
 }
 
 /* the parts of the forward op, one file each */
-void HL_OP(cache_read)(struct hl_cuda *cuda, const struct cache_dev *c);
+void HL_OP(cache_read)(struct hl_cuda *cuda, const struct cache_dev *c, bool states);
 void HL_OP(cache_step)(struct hl_cuda *cuda, const struct cache_dev *c, void *scratch);
 int64_t HL_OP(cache_step_scratch)(const struct hl_cache *a);
 void HL_OP(cache_stream)(struct hl_cuda *cuda, const struct cache_dev *c, char *scratch);

@@ -1,9 +1,11 @@
 /* cache_read_cuda.cu -- the read on tensor cores: softmax and sum over the keys as they stream past.
  *
- * grid (blocks HV tiles): a thread block is ROWS queries of one block and value head, a warp 16 of them
- * with their sums in registers. Keys and values come KEYS at a time into two buffers; nothing else is
- * kept. */
+ * grid (blocks HV tiles): a thread block is ROWS queries of one block and value head, a warpgroup 64 of them
+ * with their sums in registers. Keys and values come KEYS at a time into two buffers, the block's own ones first:
+ * which rows are kept may still be under way when the kernel starts. */
+#include "cuda/early.cuh"
 #include "cuda/quick.cuh"
+#include "cuda/wgmma.cuh"
 #include "ops/cache/cache_mma.cuh"
 
 #ifndef HL_CUDA_F32
@@ -11,29 +13,73 @@ static const float LOG2E = 1.44269504f, LN2 = 0.69314718f;
 
 /* The largest tiles that leave room for 8 warps or more on a multiprocessor, of chips with 99 KB too. */
 template <int D> struct read_room {
-    enum {
-        ROWS = D == 256 ? 64 : 128,
-        KEYS = D == 64 ? 64 : 32,
-        THREADS = 2 * ROWS,
-        Q = ROWS * tile<D>::LD,
-        KV = KEYS * tile<D>::LD,
-        BYTES = (Q + 4 * KV) * 2,
-    };
+    enum { ROWS = D == 256 ? 64 : 128, KEYS = D == 256 ? 32 : 64, THREADS = 2 * ROWS, PANEL = KEYS * 64 };
+    bf16 q[ROWS / 64][64 * D]; /* rows of D numbers are panels of 64 */
+    bf16 kv[2][2][KEYS * D];
 };
 
-/* Softmax so far of the warp's 16 queries; a thread holds rows g and g + 8. */
+/* ---- copies; to be committed ---- */
+
+template <int D>
+static __device__ __forceinline__ void copy_queries(struct read_room<D> *m, const struct cache_dev &c,
+                                                    const struct view &s, int from) {
+    const int64_t ld = c.a.H * D;
+    const bf16 *q = (const bf16 *)c.a.q + (int64_t)(s.row + from) * ld + s.hk * D;
+#pragma unroll
+    for (int i = 0; i < read_room<D>::ROWS / 64; i++)
+#pragma unroll
+        for (int x = 0; x < D / 64; x++)
+            copy_panel<64, 64, read_room<D>::THREADS>(m->q[i] + x * 64 * 64, q + i * 64 * ld + x * 64, ld,
+                                                      s.len - from - i * 64, threadIdx.x);
+}
+/* KEYS columns from column `from` on: kept ones or the block's own */
+template <int D>
+static __device__ __forceinline__ void copy_columns(struct read_room<D> *m, int stage,
+                                                    const struct cache_dev &c, const struct view &s,
+                                                    bool kept, int from) {
+    enum { KEYS = read_room<D>::KEYS, THREADS = read_room<D>::THREADS, PANEL = read_room<D>::PANEL };
+    bf16 *k = m->kv[stage][0], *v = m->kv[stage][1];
+    if (!kept && from >= s.skip) {
+        const int64_t row = s.row + from - s.skip;
+        const int left = s.len + s.skip - from;
+#pragma unroll
+        for (int x = 0; x < D / 64; x++) {
+            copy_panel<64, KEYS, THREADS>(k + x * PANEL,
+                                          (const bf16 *)c.a.k + (row * c.a.H + s.hk) * D + x * 64, c.a.H * D,
+                                          left, threadIdx.x);
+            copy_panel<64, KEYS, THREADS>(v + x * PANEL,
+                                          (const bf16 *)c.a.v + (row * c.a.HV + s.h) * D + x * 64, c.a.HV * D,
+                                          left, threadIdx.x);
+        }
+        return;
+    }
+#pragma unroll 2
+    for (int i = threadIdx.x; i < KEYS * 8; i += THREADS) {
+        const int r = i / 8, col = i % 8 * 8;
+        const int id = kept ? kept_id(s, from + r) : own_id(c, s, from + r);
+        const int slot = id == (int)NO_ROW ? -1 : -1 - id;
+#pragma unroll
+        for (int x = 0; x < D / 64; x++) {
+            const int to = x * PANEL + tile_at<64>(r, col);
+            fetch<D>(k + to, (const bf16 *)c.a.k, id < 0 ? -1 : (int64_t)id * c.a.H + s.hk, s.m.k, slot,
+                     x * 64 + col);
+            fetch<D>(v + to, (const bf16 *)c.a.v, id < 0 ? -1 : (int64_t)id * c.a.HV + s.h, s.m.v, slot,
+                     x * 64 + col);
+        }
+    }
+}
+
+/* ---- softmax so far of the warpgroup's 64 queries; a thread holds rows g and g + 8 of its warp's 16 ---- */
+
 template <int D> struct reader { float o[D / 8][4], top[2], sum[2]; };
 
-/* One tile of columns: the queries see those up to `limit`[row], counted from the tile's first. */
+/* s becomes p; sums and what was added up so far follow the largest logit. */
 template <int D>
-static __device__ __forceinline__ void read_tile(struct reader<D> &r, const bf16 *q, const bf16 *k,
-                                                 const bf16 *v, int row, float scale, const int limit[2],
-                                                 bool edge) {
+static __device__ __forceinline__ void soften(struct reader<D> &r, float (*s)[4], float scale,
+                                              const int limit[2], bool edge) {
     enum { KEYS = read_room<D>::KEYS };
-    float s[KEYS / 8][4] = {};
     const int t = threadIdx.x % 4;
     float top[2] = {r.top[0], r.top[1]};
-    product_rows<D, KEYS>(s, q, row, k, 0);
 #pragma unroll
     for (int n = 0; n < KEYS / 8; n++)
 #pragma unroll
@@ -62,19 +108,54 @@ static __device__ __forceinline__ void read_tile(struct reader<D> &r, const bf16
             s[n][e] = quick_exp2(s[n][e] - top[e / 2]);
             r.sum[e / 2] += s[n][e];
         }
-    product_sum<D, KEYS>(r.o, s, v);
+}
+
+/* One tile of columns: the queries see those up to `limit`[row], counted from the tile's first. */
+template <int D>
+static __device__ __forceinline__ void read_tile(struct reader<D> &r, const bf16 *q, const bf16 *k,
+                                                 const bf16 *v, float scale, const int limit[2], bool edge) {
+    enum { KEYS = read_room<D>::KEYS, PANEL = read_room<D>::PANEL, N = D < 128 ? D : 128 };
+    float s[KEYS / 8][4] = {};
+    uint32_t p[KEYS / 16][4];
+    products_begin<KEYS / 8>(s);
+#pragma unroll
+    for (int x = 0; x < D; x += 16)
+        product<KEYS>(s, operand<64, false>{q + x / 64 * 64 * 64, 0, x % 64},
+                      operand<64, false>{k + x / 64 * PANEL, 0, x % 64});
+    products_end<KEYS / 8>(s);
+    soften<D>(r, s, scale, limit, edge);
+#pragma unroll
+    for (int i = 0; i < KEYS / 16; i++) as_fragment(p[i], s, i);
+    hold_operands<KEYS / 16>(p);
+    products_begin<D / 8>(r.o);
+#pragma unroll
+    for (int i = 0; i < KEYS / 16; i++)
+#pragma unroll
+        for (int n = 0; n < D; n += N)
+            product_regs<N>(r.o + n / 8, p[i], operand<64, true, PANEL>{v + n / 64 * PANEL, 16 * i, 0});
+    products_end<D / 8>(r.o);
+    hold_operands<KEYS / 16>(p);
 }
 
 static __device__ __forceinline__ uint32_t add_pairs(uint32_t y, float a, uint32_t x) {
     return pack2(low(y) + a * low(x), high(y) + a * high(x));
 }
-/* The warp's rows go out through `room` [16][LD], whole lines at a time. */
+/* The warp's 16 rows, from `from` of the block on, go out through their place in q, whole lines at a time. */
 template <int D>
 static __device__ __forceinline__ void write_rows(const struct cache_dev &c, const struct view &s,
-                                                  struct reader<D> &r, bf16 *room, int from) {
-    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+                                                  struct reader<D> &r, bf16 *q, int from) {
+    enum { CHUNKS = D / 8, EACH = CHUNKS / 2 };
+    const int lane = threadIdx.x % 32, first = threadIdx.x / 32 % 4 * 16, g = lane / 4, t = lane % 4;
     const float sink = c.a.sink[s.h] * LOG2E, lambda = sigmoid(c.a.gate[s.h]);
     float over[2];
+    uint4 old[EACH]; /* every load before the first store: they might be the same memory */
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        const int row = (lane + 32 * i) / CHUNKS, at = (lane + 32 * i) % CHUNKS * 8;
+        if (from + row < s.len)
+            old[i] = *(const uint4 *)((const bf16 *)c.a.out +
+                                      ((int64_t)(s.row + from + row) * c.a.HV + s.h) * D + at);
+    }
     for (int i = 0; i < 2; i++) {
         r.sum[i] += __shfl_xor_sync(0xffffffffu, r.sum[i], 1);
         r.sum[i] += __shfl_xor_sync(0xffffffffu, r.sum[i], 2);
@@ -86,24 +167,15 @@ static __device__ __forceinline__ void write_rows(const struct cache_dev &c, con
 #pragma unroll
     for (int n = 0; n < D / 8; n++)
         for (int i = 0; i < 2; i++)
-            *(uint32_t *)(room + (g + 8 * i) * tile<D>::LD + n * 8 + 2 * t) =
+            *(uint32_t *)(q + n / 8 * 64 * 64 + tile_at<64>(first + g + 8 * i, n % 8 * 8 + 2 * t)) =
                 pack2(r.o[n][2 * i] * over[i], r.o[n][2 * i + 1] * over[i]);
     __syncwarp();
-    enum {
-        EACH = tile<D>::CHUNKS / 2
-    }; /* every load before the first store: they might be the same memory */
-    uint4 old[EACH];
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
-        const int row = (lane + 32 * i) / tile<D>::CHUNKS, at = (lane + 32 * i) % tile<D>::CHUNKS * 8;
+        const int row = (lane + 32 * i) / CHUNKS, at = (lane + 32 * i) % CHUNKS * 8;
         const int64_t to = ((int64_t)(s.row + from + row) * c.a.HV + s.h) * D + at;
-        if (from + row < s.len) old[i] = *(const uint4 *)((const bf16 *)c.a.out + to);
-    }
-#pragma unroll
-    for (int i = 0; i < EACH; i++) {
-        const int row = (lane + 32 * i) / tile<D>::CHUNKS, at = (lane + 32 * i) % tile<D>::CHUNKS * 8;
-        const int64_t to = ((int64_t)(s.row + from + row) * c.a.HV + s.h) * D + at;
-        const uint4 x = *(const uint4 *)(room + row * tile<D>::LD + at), y = old[i];
+        const uint4 x = *(const uint4 *)(q + at / 64 * 64 * 64 + tile_at<64>(first + row, at % 64)),
+                    y = old[i];
         if (from + row >= s.len) continue;
         if (c.a.read) *(uint4 *)((bf16 *)c.a.read + to) = x;
         *(uint4 *)((bf16 *)c.a.out + to) =
@@ -112,55 +184,64 @@ static __device__ __forceinline__ void write_rows(const struct cache_dev &c, con
     }
 }
 
-template <int D>
+/* STATES: of sessions; where there are none the compiler is to see it: the kernel needs its registers */
+template <int D, bool STATES>
 static __global__ void __launch_bounds__(read_room<D>::THREADS, 2)
     read_block(const struct cache_dev c, int tiles) {
-    enum { ROWS = read_room<D>::ROWS, KEYS = read_room<D>::KEYS, THREADS = read_room<D>::THREADS };
+    enum { ROWS = read_room<D>::ROWS, KEYS = read_room<D>::KEYS };
+    struct read_room<D> *m = (struct read_room<D> *)shared_tiles();
     const int64_t h = blockIdx.x / tiles % c.a.HV;
-    const struct view s = view_of(c, blockIdx.x / tiles / c.a.HV, h, false);
-    const int from = blockIdx.x % tiles * ROWS, row = threadIdx.x / 32 * 16, g = threadIdx.x % 32 / 4;
+    struct view s = view_of(c, blockIdx.x / tiles / c.a.HV, h, false);
+    if (!STATES) s.m = (struct memory){}, s.skip = 0;
+    const int from = (tiles - 1 - blockIdx.x % tiles) * ROWS, group = group_of_warps(),
+              row = threadIdx.x / 32 * 16, g = threadIdx.x % 32 / 4;
     if (from >= s.len) return;
-    bf16 *q = (bf16 *)shared_memory(), *kv = q + read_room<D>::Q;
     const float scale = c.a.tau[h] * LOG2E / sqrtf((float)D);
-    const int kept = (s.kept + KEYS - 1) / KEYS;
-    const int all = kept + (s.skip + min(from + ROWS, s.len) + KEYS - 1) / KEYS;
+    const int own = (s.skip + min(from + ROWS, s.len) + KEYS - 1) / KEYS;
+    const int all = own + (s.kept + KEYS - 1) / KEYS;
     struct reader<D> r = {};
     r.top[0] = r.top[1] = c.a.sink[h] * LOG2E;
-    fetch_rows<D, ROWS, THREADS>(q, c.a.q, c.a.H, s.hk, s.row + from, s.len - from);
+    copy_queries<D>(m, c, s, from);
     for (int j = -1; j < all; j++) {
-        if (j + 1 < all) {
-            bf16 *next = kv + ((j + 1) & 1) * 2 * read_room<D>::KV;
-            const bool old = j + 1 < kept;
-            fetch_columns<D, KEYS, THREADS>(next, next + read_room<D>::KV, c, s, old,
-                                            (old ? j + 1 : j + 1 - kept) * KEYS);
-        }
+        if (j + 1 == own) wait_for_others(); /* what is kept is known */
+        if (j + 1 < all)
+            copy_columns<D>(m, (j + 1) & 1, c, s, j + 1 >= own, (j + 1 < own ? j + 1 : j + 1 - own) * KEYS);
         copy_commit();
         if (j < 0) continue;
         copy_wait<1>();
+        operands_written();
         __syncthreads();
-        const bf16 *now = kv + (j & 1) * 2 * read_room<D>::KV;
-        const int first = (j < kept ? j : j - kept) * KEYS,
+        const int first = (j < own ? j : j - own) * KEYS,
                   at = s.skip + from + row; /* of the warp's first query */
-        const int limit[2] = {j < kept ? s.kept - 1 - first : at + g - first,
-                              j < kept ? s.kept - 1 - first : at + g + 8 - first};
-        if (j < kept || first <= at + 15)
-            read_tile<D>(r, q, now, now + read_room<D>::KV, row, scale, limit,
-                         j < kept ? s.kept < first + KEYS : first + KEYS - 1 > at);
+        const int limit[2] = {j < own ? at + g - first : s.kept - 1 - first,
+                              j < own ? at + g + 8 - first : s.kept - 1 - first};
+        if (j >= own || first <= s.skip + from + group * 64 + 63)
+            read_tile<D>(r, m->q[group], m->kv[j & 1][0], m->kv[j & 1][1], scale, limit,
+                         j < own ? first + KEYS - 1 > at : s.kept < first + KEYS);
         __syncthreads();
     }
-    write_rows<D>(c, s, r, q + row * tile<D>::LD, from + row);
+    write_rows<D>(c, s, r, m->q[group], from + row);
 }
 
-template <int D> static void run(struct hl_cuda *cuda, const struct cache_dev *c) {
-    const unsigned tiles = blocks_for(c->a.chunk, read_room<D>::ROWS);
-    launch(cuda, read_block<D>, (unsigned)(c->rows.blocks * c->a.HV * tiles), read_room<D>::THREADS,
-           (size_t)read_room<D>::BYTES, *c, (int)tiles);
+template <int D, bool STATES> static void run(struct hl_cuda *cuda, const struct cache_dev *c) {
+    const unsigned tiles = blocks_for(c->a.chunk, read_room<D>::ROWS),
+                   grid = (unsigned)(c->rows.blocks * c->a.HV) * tiles;
+    const size_t bytes = sizeof(struct read_room<D>) + TILES_ROOM;
+    /* only after `pick`, which writes nothing else: what comes before it may have written the queries */
+    if (c->a.window > 0)
+        launch_early(cuda, read_block<D, STATES>, grid, read_room<D>::THREADS, bytes, *c, (int)tiles);
+    else launch(cuda, read_block<D, STATES>, grid, read_room<D>::THREADS, bytes, *c, (int)tiles);
 }
-void HL_OP(cache_read)(struct hl_cuda *cuda, const struct cache_dev *c) {
-    if (c->a.K == 64) run<64>(cuda, c);
-    if (c->a.K == 128) run<128>(cuda, c);
-    if (c->a.K == 256) run<256>(cuda, c);
+template <bool STATES> static void any(struct hl_cuda *cuda, const struct cache_dev *c) {
+    if (c->a.K == 64) run<64, STATES>(cuda, c);
+    if (c->a.K == 128) run<128, STATES>(cuda, c);
+    if (c->a.K == 256) run<256, STATES>(cuda, c);
+}
+void HL_OP(cache_read)(struct hl_cuda *cuda, const struct cache_dev *c, bool states) {
+    if (states) any<true>(cuda, c);
+    else any<false>(cuda, c);
 }
 #else
-void HL_OP(cache_read)(struct hl_cuda *, const struct cache_dev *) {} /* cache_tiled() never asks for it */
+void HL_OP(cache_read)(struct hl_cuda *, const struct cache_dev *, bool) {
+} /* cache_tiled() never asks for it */
 #endif

@@ -1,0 +1,168 @@
+/* cache_whole_cuda.cuh -- cache_whole_cuda.cu's shared memory, and what comes into it and goes out. */
+#ifndef HL_CACHE_WHOLE_CUDA_CUH
+#define HL_CACHE_WHOLE_CUDA_CUH
+#include "cuda/wgmma.cuh"
+#include "ops/cache/cache_back_cuda.cuh"
+
+enum { GROUP = 128, THREADS = 32 * WHOLE_SHARES, TILES = 4 /* of queries */, SQUARE = TILE * TILE };
+
+/* Rows of D numbers are panels of 64. */
+template <int D> struct whole_room {
+    bf16 q[TILES][TILE * D], dout[TILES][TILE * D], k[TILE * D], v[TILE * D];
+    bf16 p[TILES][SQUARE],
+        ds[TILES][SQUARE]; /* [query][key] of a tile; results pass through them on the way out */
+    float lse[TILES * TILE], along[TILES * TILE]; /* log2 of the denominator over lambda; dout.read */
+};
+
+/* One block of the grid and one value head: what number `at` = block x HV + h is */
+struct item {
+    int row, len, kept;
+};
+static __device__ __forceinline__ struct item item_of(const struct cache_dev &c, int at, int items) {
+    struct item x = {0, 0, 0};
+    if (at >= items) return x;
+    const struct hl_piece p = c.rows.block[at / (int)c.a.HV];
+    const struct hl_seg s = c.rows.seg[p.seg];
+    x.row = p.row, x.len = p.len;
+    x.kept = (int)kept_at(c, s.pos + p.row - s.row);
+    return x;
+}
+
+/* ---- copies; to be committed ---- */
+
+/* 64 rows of head h of x [T][HV][D] from `row` on; zeros from the `left`-th on */
+template <int D>
+static __device__ __forceinline__ void copy_rows(bf16 *to, const struct cache_dev &c, const void *x, int h,
+                                                 int row, int left) {
+    const bf16 *from = (const bf16 *)x + ((int64_t)row * c.a.HV + h) * D;
+#pragma unroll
+    for (int i = 0; i < D / 64; i++)
+        copy_panel<64, TILE, THREADS>(to + i * SQUARE, from + 64 * i, c.a.HV * D, left, threadIdx.x);
+}
+/* Tile i of a block's queries, where it has one. */
+template <int D>
+static __device__ __forceinline__ void copy_queries(struct whole_room<D> *m, const struct cache_dev &c,
+                                                    const struct item &x, int h, int i) {
+    if (i * TILE >= x.len) return;
+    copy_rows<D>(m->q[i], c, c.a.q, h, x.row + i * TILE, x.len - i * TILE);
+    copy_rows<D>(m->dout[i], c, c.a.dout, h, x.row + i * TILE, x.len - i * TILE);
+}
+/* The rows that this thread copies of a tile of kept keys: asked for before they are needed */
+static __device__ __forceinline__ void ask_kept(const struct cache_dev &c, int at, int tile, int id[2]) {
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const int slot = tile * TILE + i * (TILE / 2) + threadIdx.x / 8;
+        id[i] = slot < c.a.window ? (int)c.a.sel[(int64_t)at * c.a.window + slot] : -1;
+    }
+}
+/* Tile n of a block's keys: kept ones first */
+template <int D>
+static __device__ __forceinline__ void copy_keys(struct whole_room<D> *m, const struct cache_dev &c,
+                                                 const struct item &x, int h, int n, const int id[2]) {
+    const int from = (n - tiles_of(x.kept)) * TILE;
+    if (from >= 0) {
+        copy_rows<D>(m->k, c, c.a.k, h, x.row + from, x.len - from);
+        copy_rows<D>(m->v, c, c.a.v, h, x.row + from, x.len - from);
+        return;
+    }
+    const int col = threadIdx.x % 8 * 8;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const int64_t row = ((int64_t)max(id[i], 0) * c.a.HV + h) * D + col;
+#pragma unroll
+        for (int j = 0; j < D / 64; j++) {
+            const int to = j * SQUARE + tile_at<64>(i * (TILE / 2) + threadIdx.x / 8, col);
+            copy_async(m->k + to, (const bf16 *)c.a.k + row + 64 * j, id[i] < 0 ? 0 : 16);
+            copy_async(m->v + to, (const bf16 *)c.a.v + row + 64 * j, id[i] < 0 ? 0 : 16);
+        }
+    }
+}
+
+/* ---- results: a warpgroup's 64 rows ---- */
+
+/* as floats, 2 D apart: the share of kept rows */
+template <int D>
+static __device__ __forceinline__ void write_share(float *to, const float (*d)[4], int rows) {
+    const int row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+    for (int n = 0; n < D / 8; n++)
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            if (row + 8 * i < rows)
+                *(float2 *)(to + (row + 8 * i) * 2 * D + n * 8 + 2 * t) =
+                    make_float2(d[n][2 * i], d[n][2 * i + 1]);
+}
+/* Rows of a result, 16 bytes at a time: those of one thread */
+template <int D> struct lines {
+    enum { CHUNKS = D / 8, STEP = GROUP / CHUNKS, EACH = TILE / STEP };
+    uint4 x[EACH];
+};
+template <int D>
+static __device__ __forceinline__ void read_lines(struct lines<D> &old, const bf16 *from, int ld, int rows,
+                                                  bool there) {
+    const int i = threadIdx.x % GROUP, r = i / lines<D>::CHUNKS, at = i % lines<D>::CHUNKS * 8;
+#pragma unroll
+    for (int n = 0; n < lines<D>::EACH; n++) {
+        const int row = r + n * lines<D>::STEP;
+        old.x[n] = make_uint4(0, 0, 0, 0);
+        if (there && row < rows) old.x[n] = *(const uint4 *)(from + row * ld + at);
+    }
+}
+/* to = d + old, through room [64][D] whose 32 bytes are swapped about */
+template <int D>
+static __device__ __forceinline__ void write_sum(bf16 *to, int ld, int rows, const float (*d)[4],
+                                                 const struct lines<D> &old, float *room, int group) {
+    const int g = threadIdx.x % 32 / 4, row = threadIdx.x / 32 % 4 * 16 + g, t = threadIdx.x % 4;
+    const int i = threadIdx.x % GROUP, first = i / lines<D>::CHUNKS, chunk = i % lines<D>::CHUNKS;
+#pragma unroll
+    for (int n = 0; n < D / 8; n++)
+#pragma unroll
+        for (int j = 0; j < 2; j++)
+            *(float2 *)(room + (row + 8 * j) * D + (n ^ g) * 8 + 2 * t) =
+                make_float2(d[n][2 * j], d[n][2 * j + 1]);
+    barrier(1 + group, GROUP);
+    const float *from = room + first * D + (chunk ^ first % 8) * 8;
+    static_assert(lines<D>::STEP % 8 == 0, "steps of whole groups of 8 rows");
+#pragma unroll
+    for (int n = 0; n < lines<D>::EACH; n++) {
+        const int r = n * lines<D>::STEP;
+        const float4 x = *(const float4 *)(from + r * D), y = *(const float4 *)(from + r * D + 4);
+        const uint4 o = old.x[n];
+        if (first + r < rows)
+            *(uint4 *)(to + (first + r) * ld + chunk * 8) =
+                make_uint4(pack2(low(o.x) + x.x, high(o.x) + x.y), pack2(low(o.y) + x.z, high(o.y) + x.w),
+                           pack2(low(o.z) + y.x, high(o.z) + y.y), pack2(low(o.w) + y.z, high(o.w) + y.w));
+    }
+}
+/* 64 x 64 accumulators to a tile; x: the same as operands of the next product */
+static __device__ __forceinline__ void store_square(bf16 *to, const float (*d)[4], uint32_t (*x)[4]) {
+    const int row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            x[i][j] = pack2(d[2 * i + j / 2][j % 2 * 2], d[2 * i + j / 2][j % 2 * 2 + 1]);
+            *(uint32_t *)(to + tile_at<64>(row + j % 2 * 8, 16 * i + j / 2 * 8 + 2 * t)) = x[i][j];
+        }
+}
+
+/* dq of tile i, which nobody needs any more: through its p and ds */
+template <int D>
+static __device__ __forceinline__ void write_dq(struct whole_room<D> *m, const struct cache_dev &c,
+                                                const struct item &x, int h, int i, const float (*d)[4],
+                                                int group) {
+    uint32_t unused[4][4];
+    store_square(m->p[i], d, unused);
+    if (D == 128) store_square(m->ds[i], d + 8, unused);
+    barrier(1 + group, GROUP);
+    enum { CHUNKS = D / 8, STEP = GROUP / CHUNKS };
+    const int first = threadIdx.x % GROUP / CHUNKS, chunk = threadIdx.x % CHUNKS, ld = (int)c.a.HV * D;
+    const bf16 *from = (chunk < 8 ? m->p[i] : m->ds[i]) + tile_at<64>(first, chunk % 8 * 8);
+    bf16 *to = (bf16 *)c.a.dq + (int64_t)(x.row + i * TILE + first) * ld + h * D + chunk * 8;
+    static_assert(STEP % 8 == 0, "steps of whole groups of 8 rows");
+#pragma unroll
+    for (int r = 0; r < TILE; r += STEP)
+        if (i * TILE + first + r < x.len) *(uint4 *)(to + r * ld) = *(const uint4 *)(from + r * 64);
+}
+
+#endif
