@@ -10,24 +10,8 @@ template <int D> struct tile {
     enum { LD = D + 8, CHUNKS = D / 8 };
 };
 
-/* d[N/8] (16 x N) += A (16 x D, from row `row`) B^T (N x D, from row `column`), both stored by rows */
-template <int D, int N>
-static __device__ __forceinline__ void product_rows(float d[][4], const bf16 *a_tile, int row,
-                                                    const bf16 *b_tile, int column) {
-#pragma unroll
-    for (int k = 0; k < D; k += 16) {
-        uint32_t a[4], b[4];
-        fragment_a(a, a_tile, tile<D>::LD, row, k);
-#pragma unroll
-        for (int n = 0; n < N; n += 16) {
-            fragment_b(b, b_tile, tile<D>::LD, column + n, k);
-            mma_bf16(d[n / 8], a, b);
-            mma_bf16(d[n / 8 + 1], a, b + 2);
-        }
-    }
-}
-
-/* The same for two pairs of tiles at once: twice as many sums that do not wait for each other. */
+/* d[N/8] (16 x N) += A (16 x D, from row `row`) B^T (N x D, from row `column`), both stored by rows; for two pairs
+ * of tiles at once: twice as many sums that do not wait for each other. */
 template <int D, int N>
 static __device__ __forceinline__ void product_rows_two(float d[][4], const bf16 *a_tile, const bf16 *b_tile,
                                                         float e[][4], const bf16 *a2_tile,
@@ -53,22 +37,6 @@ static __device__ __forceinline__ void product_rows_two(float d[][4], const bf16
 static __device__ __forceinline__ void as_fragment(uint32_t a[4], const float d[][4], int i) {
     a[0] = pack2(d[2 * i][0], d[2 * i][1]), a[1] = pack2(d[2 * i][2], d[2 * i][3]);
     a[2] = pack2(d[2 * i + 1][0], d[2 * i + 1][1]), a[3] = pack2(d[2 * i + 1][2], d[2 * i + 1][3]);
-}
-
-/* d[D/8] (16 x D) += P (16 x N, accumulators) B (N x D, stored by rows) */
-template <int D, int N>
-static __device__ __forceinline__ void product_sum(float d[][4], const float p[][4], const bf16 *b_tile) {
-#pragma unroll
-    for (int k = 0; k < N; k += 16) {
-        uint32_t a[4], b[4];
-        as_fragment(a, p, k / 16);
-#pragma unroll
-        for (int n = 0; n < D; n += 16) {
-            fragment_b_turned(b, b_tile, tile<D>::LD, k, n);
-            mma_bf16(d[n / 8], a, b);
-            mma_bf16(d[n / 8 + 1], a, b + 2);
-        }
-    }
 }
 
 /* One block of the grid and one value head, as a thread block sees it. The backward pass has no states,

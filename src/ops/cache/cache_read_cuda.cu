@@ -202,16 +202,15 @@ static __global__ void __launch_bounds__(read_room<D>::THREADS, 2)
     struct reader<D> r = {};
     r.top[0] = r.top[1] = c.a.sink[h] * LOG2E;
     copy_queries<D>(m, c, s, from);
-    copy_columns<D>(m, 0, c, s, false, 0);
-    copy_commit();
-    for (int j = 0; j < all; j++) {
-        copy_wait<0>();
-        operands_written();
-        __syncthreads();                     /* this tile is there, the one before is done with */
+    for (int j = -1; j < all; j++) {
         if (j + 1 == own) wait_for_others(); /* what is kept is known */
         if (j + 1 < all)
             copy_columns<D>(m, (j + 1) & 1, c, s, j + 1 >= own, (j + 1 < own ? j + 1 : j + 1 - own) * KEYS);
         copy_commit();
+        if (j < 0) continue;
+        copy_wait<1>();
+        operands_written();
+        __syncthreads();
         const int first = (j < own ? j : j - own) * KEYS,
                   at = s.skip + from + row; /* of the warp's first query */
         const int limit[2] = {j < own ? at + g - first : s.kept - 1 - first,
@@ -219,8 +218,8 @@ static __global__ void __launch_bounds__(read_room<D>::THREADS, 2)
         if (j >= own || first <= s.skip + from + group * 64 + 63)
             read_tile<D>(r, m->q[group], m->kv[j & 1][0], m->kv[j & 1][1], scale, limit,
                          j < own ? first + KEYS - 1 > at : s.kept < first + KEYS);
+        __syncthreads();
     }
-    __syncthreads(); /* nobody reads q any more */
     write_rows<D>(c, s, r, m->q[group], from + row);
 }
 
