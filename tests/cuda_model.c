@@ -125,7 +125,7 @@ static void any_pieces(void **state) {
     static const double tol[] = {2e-4, 0.1};
     (void)state;
     NEEDS_DEVICE();
-    const int64_t n = emulated ? 100 : 150;
+    const int64_t n = slow ? 100 : 150;
     for (int v = 0; v <= VARIANTS; v = next_variant(v)) {
         hola_model *ref = model_of(v, "cpu-ref");
         int32_t *ids = random_ids(n, ref->cfg.vocab_size, 5);
