@@ -43,7 +43,8 @@ void *hl_cuda_malloc(struct hl_cuda *c, int64_t bytes); /* NULL: no room; nothin
 void hl_cuda_free(struct hl_cuda *c, void *p);
 void *hl_cuda_malloc_host(struct hl_cuda *c, int64_t bytes); /* memory the device copies from without help */
 void hl_cuda_free_host(struct hl_cuda *c, void *p);
-void *hl_cuda_stage(struct hl_cuda *c, int64_t bytes); /* of such memory, until the next get; NULL: too many */
+void *hl_cuda_stage(struct hl_cuda *c,
+                    int64_t bytes); /* of such memory, until the next get; NULL: too many */
 void hl_cuda_memset(struct hl_cuda *c, void *p, int byte, int64_t bytes);
 enum hl_direction { HL_TO_DEVICE, HL_TO_HOST, HL_ON_DEVICE };
 void hl_cuda_memcpy(struct hl_cuda *c, void *to, const void *from, int64_t bytes, enum hl_direction way);
