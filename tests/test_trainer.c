@@ -147,7 +147,8 @@ static void documents_are_apart(void **state) {
         CHECK_OK(hola_trainer_evaluate(t, ids, n, starts, docs, &loss, &targets));
         CHECK_OK(hola_trainer_accumulate(t, ids, n, starts, docs, 1.0 / 236, &packed, NULL));
         assert_int_equal(targets, count);
-        assert_true(loss == packed && fabs(loss - sum) < 1e-9 * sum);
+        /* without gradients the loss is summed in another order */
+        assert_true(fabs(loss - packed) < 1e-6 * sum && fabs(packed - sum) < 1e-9 * sum);
         CHECK_NEAR(grads, want, 1, m->params.total, 1e-5, "%s", variants[v].name);
         hl_trainer_clear(t); /* as one document it is another loss */
         CHECK_OK(hola_trainer_accumulate(t, ids, n, NULL, 0, 1.0 / 236, &loss, NULL));

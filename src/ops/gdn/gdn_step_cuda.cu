@@ -3,12 +3,13 @@
  * A block owns COLS columns of one value head's state, read from memory once and written once whatever
  * the number of tokens or of sessions; a thread holds 4 neighbouring columns of K COLS / 1024 neighbouring rows. The
  * read after the write needs no second pass:  q^T S_t = alpha q^T S_{t-1} + (q.k) beta e,  so a token
- * costs one sum over the block. */
+ * costs one sum over the block. Blocks go on from tile to tile, with the next one on its way in shared memory, of
+ * which a thread reads what it has copied itself: so memory is never left waiting for the sums. */
 #include "ops/gdn/gdn_prep_cuda.cuh"
 #include "ops/gdn/gdn_step_cuda.cuh"
 
 enum { COLS = GDN_STEP_COLS, QUADS = COLS / 4, THREADS = 8 * COLS, WARPS = THREADS / 32 };
-enum { STEP_ROWS = 8 }; /* tokens of a segment */
+enum { STEP_ROWS = 8, PER_SM = 3 }; /* tokens of a segment; blocks */
 
 /* N activations */
 template <int N> static __device__ __forceinline__ void load_row(float x[N], const act *p) {
@@ -42,69 +43,103 @@ static __device__ __forceinline__ void sum_rows(float x[9], float (*part)[QUADS]
 
 static __device__ __forceinline__ float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
 
+/* Where a thread's part of tile w lies. */
+struct place {
+    int tile, hv;
+    struct hl_seg seg;
+    float *kept;
+};
+template <int K> static __device__ __forceinline__ struct place place_of(const struct gdn_step &a, int w) {
+    struct place p = {w % a.tiles, w / a.tiles % a.HV, a.seg[w / a.tiles / a.HV]};
+    const int first = threadIdx.x / QUADS * (K * QUADS / THREADS);
+    p.kept = (float *)(p.seg.state + a.S_off) + ((int64_t)p.hv * K + first) * a.V + p.tile * COLS +
+             threadIdx.x % QUADS * 4;
+    return p;
+}
+
 template <int K>
-static __global__ void __launch_bounds__(THREADS, 1024 / THREADS) step_tokens(const struct gdn_step a) {
-    const int R = K * QUADS / THREADS;
+static __global__ void __launch_bounds__(THREADS, PER_SM) step_tokens(const struct gdn_step a, int items) {
+    const int R = K * QUADS / THREADS, quad = threadIdx.x % QUADS, first = threadIdx.x / QUADS * R;
     __shared__ __align__(16) float part[2][9][QUADS][WARPS];
-    const int tile = blockIdx.x % a.tiles, hv = blockIdx.x / a.tiles % a.HV, s = blockIdx.x / a.tiles / a.HV;
-    const struct hl_seg seg = a.seg[s];
-    const int quad = threadIdx.x % QUADS, first = threadIdx.x / QUADS * R, hk = hv / (a.HV / a.H);
-    float *kept = (float *)(seg.state + a.S_off) + ((int64_t)hv * K + first) * a.V + tile * COLS + 4 * quad;
-    float4 S[R]; /* rows from `first` */
+    float4 *ring = (float4 *)shared_memory() + threadIdx.x; /* [2][R][THREADS] */
+    struct place next = place_of<K>(a, blockIdx.x);
+    int turn = 0;
 #pragma unroll
-    for (int i = 0; i < R; i++) S[i] = *(const float4 *)(kept + (int64_t)i * a.V);
+    for (int i = 0; i < R; i++) copy_async(ring + i * THREADS, next.kept + (int64_t)i * a.V);
+    copy_commit();
     wait_for_others(); /* no kernel right before this one writes states */
     let_others_start();
-    for (int t = 0; t < (int)seg.len; t++) {
-        const int64_t row = seg.row + t, b = row * a.HV + hv, at = b * a.V + tile * COLS + 4 * quad;
-        const int64_t qk = (row * a.H + hk) * K + first;
-        const float scale = 1.0f / sqrtf((float)K);
-        float alpha = 1.0f, beta = 1.0f;
-        if (a.raw && a.a)
-            alpha = expf(-expf(a.A_log[hv]) * softplus(f32(a.a[row * a.ld + hv]) + a.dt_bias[hv]));
-        if (a.raw && a.b) beta = a.top * sigmoid(f32(a.b[row * a.ld + hv]));
-        if (!a.raw) alpha = a.g ? expf(a.g[b]) : 1.0f, beta = a.beta[b];
-        float k[R], q[R], v[4], r[4], x[9] = {0.0f};
-        load_row<R>(k, a.k + qk);
-        load_row<R>(q, a.q + qk);
-        load_row<4>(v, a.v + at);
+    for (int w = blockIdx.x, slot = 0; w < items; w += gridDim.x, slot ^= 1) {
+        const struct place now = next;
+        const struct hl_seg seg = now.seg;
+        const int tile = now.tile, hv = now.hv, hk = hv / (a.HV / a.H);
+        float *kept = now.kept;
+        float4 S[R]; /* rows from `first` */
+        if (w + (int)gridDim.x < items) {
+            next = place_of<K>(a, w + gridDim.x);
 #pragma unroll
-        for (int i = 0; i < R; i++) {
-            x[0] += k[i] * S[i].x, x[1] += k[i] * S[i].y, x[2] += k[i] * S[i].z, x[3] += k[i] * S[i].w;
-            x[4] += q[i] * S[i].x, x[5] += q[i] * S[i].y, x[6] += q[i] * S[i].z, x[7] += q[i] * S[i].w;
-            x[8] += q[i] * k[i];
+            for (int i = 0; i < R; i++)
+                copy_async(ring + ((slot ^ 1) * R + i) * THREADS, next.kept + (int64_t)i * a.V);
         }
-        sum_rows(x, part[t % 2]);
-        float sum = 0.0f;
+        copy_commit();
+        copy_wait<1>();
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
-            const float e = v[j] - alpha * x[j];
-            r[j] = beta * e;
-            const float s = a.evict == HOLA_EVICT_E ? e : a.evict == HOLA_EVICT_BETAV ? beta * v[j] : r[j];
-            sum += s * s;
-            const float o = scale * (alpha * x[4 + j] + x[8] * r[j]);
-            if (first == 0 && a.out32) a.out32[at + j] = o;
-            else if (first == 0) put(a.out + at + j, o);
+        for (int i = 0; i < R; i++) S[i] = ring[(slot * R + i) * THREADS];
+        for (int t = 0; t < (int)seg.len; t++) {
+            const int64_t row = seg.row + t, b = row * a.HV + hv, at = b * a.V + tile * COLS + 4 * quad;
+            const int64_t qk = (row * a.H + hk) * K + first;
+            const float scale = 1.0f / sqrtf((float)K);
+            float alpha = 1.0f, beta = 1.0f;
+            if (a.raw && a.a)
+                alpha = expf(-expf(a.A_log[hv]) * softplus(f32(a.a[row * a.ld + hv]) + a.dt_bias[hv]));
+            if (a.raw && a.b) beta = a.top * sigmoid(f32(a.b[row * a.ld + hv]));
+            if (!a.raw) alpha = a.g ? expf(a.g[b]) : 1.0f, beta = a.beta[b];
+            float k[R], q[R], v[4], r[4], x[9] = {0.0f};
+            load_row<R>(k, a.k + qk);
+            load_row<R>(q, a.q + qk);
+            load_row<4>(v, a.v + at);
+#pragma unroll
+            for (int i = 0; i < R; i++) {
+                x[0] += k[i] * S[i].x, x[1] += k[i] * S[i].y, x[2] += k[i] * S[i].z, x[3] += k[i] * S[i].w;
+                x[4] += q[i] * S[i].x, x[5] += q[i] * S[i].y, x[6] += q[i] * S[i].z, x[7] += q[i] * S[i].w;
+                x[8] += q[i] * k[i];
+            }
+            sum_rows(x, part[turn]), turn ^= 1;
+            float sum = 0.0f;
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const float e = v[j] - alpha * x[j];
+                r[j] = beta * e;
+                const float s = a.evict == HOLA_EVICT_E       ? e
+                                : a.evict == HOLA_EVICT_BETAV ? beta * v[j]
+                                                              : r[j];
+                sum += s * s;
+                const float o = scale * (alpha * x[4 + j] + x[8] * r[j]);
+                if (first == 0 && a.out32) a.out32[at + j] = o;
+                else if (first == 0) put(a.out + at + j, o);
+            }
+#pragma unroll
+            for (int n = 1; n < QUADS; n *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, n);
+            if (threadIdx.x == 0) a.sums[a.raw ? b * a.tiles + tile : tile * a.T * a.HV + b] = sum;
+#pragma unroll
+            for (int i = 0; i < R; i++) {
+                S[i].x = alpha * S[i].x + k[i] * r[0], S[i].y = alpha * S[i].y + k[i] * r[1];
+                S[i].z = alpha * S[i].z + k[i] * r[2], S[i].w = alpha * S[i].w + k[i] * r[3];
+            }
         }
 #pragma unroll
-        for (int n = 1; n < QUADS; n *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, n);
-        if (threadIdx.x == 0) a.sums[a.raw ? b * a.tiles + tile : tile * a.T * a.HV + b] = sum;
-#pragma unroll
-        for (int i = 0; i < R; i++) {
-            S[i].x = alpha * S[i].x + k[i] * r[0], S[i].y = alpha * S[i].y + k[i] * r[1];
-            S[i].z = alpha * S[i].z + k[i] * r[2], S[i].w = alpha * S[i].w + k[i] * r[3];
-        }
+        for (int i = 0; i < R; i++)
+            __stcs((float4 *)(kept + (int64_t)i * a.V), S[i]); /* not read again soon */
     }
-#pragma unroll
-    for (int i = 0; i < R; i++) __stcs((float4 *)(kept + (int64_t)i * a.V), S[i]); /* not read again soon */
 }
 
 void HL_OP(gdn_step_start)(struct hl_cuda *c, const struct gdn_step *a, int64_t K, int64_t segments) {
-    const unsigned blocks = (unsigned)(segments * a->HV * a->tiles);
-    void (*kernel)(struct gdn_step) = K == 64    ? step_tokens<64>
-                                      : K == 128 ? step_tokens<128>
-                                                 : step_tokens<256>;
-    launch_early(c, kernel, blocks, THREADS, 0, *a);
+    const int items = (int)segments * a->HV * a->tiles, most = PER_SM * hl_cuda_sms(c);
+    void (*kernel)(struct gdn_step, int) = K == 64    ? step_tokens<64>
+                                           : K == 128 ? step_tokens<128>
+                                                      : step_tokens<256>;
+    launch_early(c, kernel, (unsigned)(items < most ? items : most), THREADS, (size_t)(2 * K * COLS * 4), *a,
+                 items);
 }
 
 extern "C" bool HL_OP(gdn_step)(struct hl_pool *pool, const struct hl_gdn *a) {
