@@ -343,9 +343,9 @@ static void test_perplexity(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_plain),    cmocka_unit_test(test_company), cmocka_unit_test(test_prompts),
-        cmocka_unit_test(test_resume),   cmocka_unit_test(test_memory),  cmocka_unit_test(test_target),
-        cmocka_unit_test(test_accuracy), cmocka_unit_test(test_greedy),  cmocka_unit_test(test_lengths),
+        cmocka_unit_test(test_plain),      cmocka_unit_test(test_company), cmocka_unit_test(test_prompts),
+        cmocka_unit_test(test_resume),     cmocka_unit_test(test_memory),  cmocka_unit_test(test_target),
+        cmocka_unit_test(test_accuracy),   cmocka_unit_test(test_greedy),  cmocka_unit_test(test_lengths),
         cmocka_unit_test(test_perplexity),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
