@@ -141,6 +141,20 @@ static void all_shapes(void **state) {
     }
 }
 
+/* What a walk in parts would give if nothing went from part to part is far from right. */
+static void cuts_matter(const struct dev *d, const struct gdn_shape *f) {
+    struct gdn_case *whole = new_case(d, f, (int64_t[]){800}, 1),
+                    *cut = new_case(d, f, (int64_t[]){384, 416}, 2);
+    struct gdn_result want = result_new(whole), wrong = result_new(cut);
+    assert_memory_equal(whole->a.k, cut->a.k, (size_t)whole->qk * sizeof(real));
+    run_training(hl_ops_named("cpu-ref"), d->pool, whole, &want, true);
+    run_training(hl_ops_named("cpu-ref"), d->pool, cut, &wrong, true);
+    CHECK_FAR(wrong.dq, want.dq, whole->T, f->H * f->K, 2e-2);
+    CHECK_FAR(wrong.dk, want.dk, whole->T, f->H * f->K, 2e-2);
+    CHECK_FAR(wrong.dv, want.dv, whole->T, f->HV * f->V, 2e-2);
+    result_free(whole, &want), result_free(cut, &wrong);
+    case_free(whole), case_free(cut);
+}
 /* Sequences that are walked in parts, beside short ones; little decay, so that the cuts matter. */
 static void parts(void **state) {
     (void)state;
@@ -149,6 +163,7 @@ static void parts(void **state) {
                                   odd = {1, 2, 128, 64, GATE_RANDOM, -0.001, 0, 0.3};
     static const int64_t len[] = {800, 70};
     struct dev d = dev_open(false);
+    cuts_matter(&d, &small);
     compare(&d, &small, len, 2, false);
     if (!dev_slow(&d)) compare(&d, &large, len, 2, true), compare(&d, &odd, len, 2, true);
     dev_close(&d);
