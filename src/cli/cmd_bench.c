@@ -84,8 +84,8 @@ static void print_table(const struct report *r) {
     print_row(r, "training step", r->train.tokens_per_s, r->train.seconds, share(r->train.flops, peak(r)),
               r->train.ratio);
     for (int t = 0; t < HOLA_DTYPE_COUNT; t++)
-        print_row(r, stored_name(n, "prefill", t), r->prefill[t].tokens_per_s, r->prefill[t].seconds,
-                  share(r->prefill[t].flops, peak(r)), r->prefill[t].ratio);
+        print_row(r, stored_name(n, "prefill", r->device ? HOLA_BF16 : t), r->prefill[t].tokens_per_s,
+                  r->prefill[t].seconds, share(r->prefill[t].flops, peak(r)), r->prefill[t].ratio);
     for (int t = 0; t < HOLA_DTYPE_COUNT; t++)
         print_row(r, stored_name(n, "decode", t), r->decode[t].tokens_per_s, 1 / r->decode[t].tokens_per_s,
                   share(r->decode[t].bytes, r->limits.bandwidth), r->decode[t].ratio);
