@@ -2,17 +2,6 @@
  * alone. */
 #include "eval_case.h"
 
-static hola_tokenizer *tok;
-static int setup(void **state) {
-    (void)state;
-    return hola_tokenizer_load(&tok, "byte") != HOLA_OK;
-}
-static int teardown(void **state) {
-    (void)state;
-    hola_tokenizer_free(tok);
-    return 0;
-}
-
 static hola_model *model_on(const char *backend) {
     return byte_model("{" TINY HOLA "\"expand_v\":1}", backend, 1);
 }

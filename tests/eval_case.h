@@ -5,6 +5,16 @@
 #include "models.h"
 
 enum { VOCAB = 258 };
+static hola_tokenizer *tok; /* of bytes, for all tests of a program */
+static inline int setup(void **state) {
+    (void)state;
+    return hola_tokenizer_load(&tok, "byte") != HOLA_OK;
+}
+static inline int teardown(void **state) {
+    (void)state;
+    hola_tokenizer_free(tok);
+    return 0;
+}
 
 static inline hola_model *byte_model(const char *json, const char *backend, int threads) {
     hola_config cfg;

@@ -6,8 +6,6 @@
 #include "eval_case.h"
 #include "temp.h"
 
-static hola_tokenizer *tok;
-
 /* of every kind in turn */
 static hola_model *model_of(int kind) {
     static const char *const json[] = {
@@ -26,15 +24,6 @@ static struct hl_set all_kinds(void) {
                                 .prompt = 90,
                                 .max_new = 20};
     return make_set(&c);
-}
-static int setup(void **state) {
-    (void)state;
-    return hola_tokenizer_load(&tok, "byte") != HOLA_OK;
-}
-static int teardown(void **state) {
-    (void)state;
-    hola_tokenizer_free(tok);
-    return 0;
 }
 static struct hl_eval_opts opts(int64_t max_length) {
     return (struct hl_eval_opts){.tokenizer = tok, .bos = HL_BOS_DOUBLE, .max_length = max_length};

@@ -61,34 +61,28 @@ static inline vr v_select(vi mask, vr a, vr b) { return (vr)(((vi)a & mask) | ((
 #endif
 static inline vr v_max(vr a, vr b) { return (vr)V_MM(max_ps)(a, b); }
 static inline vr v_min(vr a, vr b) { return (vr)V_MM(min_ps)(a, b); }
-static inline real v_sum(vr x) {
 #if HL_VBYTES == 64
-    __m256 half = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
-#elif HL_VBYTES == 32
-    __m256 half = x;
+#define V_HALF(op, x) _mm256_##op##_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1))
+#else
+#define V_HALF(op, x) (x)
 #endif
 #if HL_VBYTES >= 32
-    __m128 q = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+#define V_QUARTER(op, x) _mm_##op##_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1))
 #else
-    __m128 q = x;
+#define V_QUARTER(op, x) (x)
 #endif
-    q = _mm_add_ps(q, _mm_movehl_ps(q, q));
-    return _mm_cvtss_f32(_mm_add_ss(q, _mm_shuffle_ps(q, q, 1)));
-}
-static inline real v_hmax(vr x) {
-#if HL_VBYTES == 64
-    __m256 half = _mm256_max_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
-#elif HL_VBYTES == 32
-    __m256 half = x;
-#endif
-#if HL_VBYTES >= 32
-    __m128 q = _mm_max_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
-#else
-    __m128 q = x;
-#endif
-    q = _mm_max_ps(q, _mm_movehl_ps(q, q));
-    return _mm_cvtss_f32(_mm_max_ss(q, _mm_shuffle_ps(q, q, 1)));
-}
+/* All lanes to one number, the upper half onto the lower each time. */
+#define V_FOLD(name, op)                                                                 \
+    static inline real name(vr x) {                                                      \
+        const __auto_type half = V_HALF(op, x);                                          \
+        const __m128 q = V_QUARTER(op, half), p = _mm_##op##_ps(q, _mm_movehl_ps(q, q)); \
+        return _mm_cvtss_f32(_mm_##op##_ss(p, _mm_shuffle_ps(p, p, 1)));                 \
+    }
+V_FOLD(v_sum, add)
+V_FOLD(v_hmax, max)
+#undef V_FOLD
+#undef V_QUARTER
+#undef V_HALF
 #undef V_MM
 #else
 static inline vr v_max(vr a, vr b) { return v_select((vi)(a > b), a, b); }

@@ -116,7 +116,6 @@ void hl_bpe_trainer_free(struct hl_bpe_trainer *t) {
     free(t);
 }
 
-int hl_bpe_trainer_threads(const struct hl_bpe_trainer *t) { return hl_pool_threads(t->pool); }
 int64_t hl_bpe_trainer_size(const struct hl_bpe_trainer *t) { return t->tokens; }
 int64_t hl_bpe_trainer_words(const struct hl_bpe_trainer *t) { return t->bag[0].n; }
 

@@ -9,7 +9,6 @@ enum { HL_TRAIN_LEAST = 258 }; /* <s>, </s>, 256 bytes */
 struct hl_bpe_trainer;
 hola_status hl_bpe_trainer_new(struct hl_bpe_trainer **out, int threads);
 void hl_bpe_trainer_free(struct hl_bpe_trainer *t);
-int hl_bpe_trainer_threads(const struct hl_bpe_trainer *t);
 
 /* Counts the words of n texts, each from its own beginning. */
 struct hl_train_text {
