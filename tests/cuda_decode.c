@@ -2,6 +2,7 @@
  * in float, from any position, alone and side by side, over many blocks of the cache. */
 #define _GNU_SOURCE
 #include "cuda.h"
+#include "model/session.h"
 #include "models.h"
 
 #define BODY_OF(inner)                                                                                       \
@@ -312,6 +313,31 @@ static void crowd_choices(void **state) {
     free(ids), free(logits);
     hola_model_free(m);
 }
+/* Logits that are not numbers are refused where only the likeliest come to the host, by name of the token. */
+static void not_a_number(void **state) {
+    const hola_sampling greedy = {.repeat_penalty = 1, .top_p = 1};
+    const float nan[] = {NAN, NAN};
+    (void)state;
+    NEEDS_DEVICE();
+    for (int n = 1; n <= 4; n += 3) { /* in one kernel, and in the other */
+        hola_model *m = model_of(0, "cuda", false);
+        int32_t *ids = random_ids(200, 101, 5), next[4] = {1, 2, 3, 4};
+        m->decoder.always = n == 1;
+        struct crowd c = crowd_new(m, ids, n);
+        CHECK_OK(hola_session_step_sample(c.s, n, next, &greedy, next));
+        m->ops->mem->put(m->pool, c.s[n - 1]->now.state, nan, sizeof nan);
+        const int64_t pos = hola_session_position(c.s[n - 1]);
+        char want[80];
+        snprintf(want, sizeof want, "the logits after token %d are not finite", (int)pos);
+        assert_int_equal(hola_session_step_sample(c.s, n, next, &greedy, next), HOLA_ENUMERIC);
+        assert_string_equal(hola_last_error(), want);
+        hola_session_reset(c.s[n - 1]);
+        CHECK_OK(hola_session_step_sample(c.s, n, next, &greedy, next));
+        crowd_free(&c);
+        free(ids);
+        hola_model_free(m);
+    }
+}
 /* The number of sessions changes no bit. */
 static void crowd_bits(void **state) {
     const int few = 4, more = slow ? 7 : 64, steps = slow ? 2 : 40;
@@ -330,9 +356,9 @@ static void crowd_bits(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(every_kind),       cmocka_unit_test(after_blocks),
-                                       cmocka_unit_test(side_by_side),     cmocka_unit_test(mixed),
-                                       cmocka_unit_test(silent_and_again), cmocka_unit_test(crowds),
-                                       cmocka_unit_test(crowd_choices),    cmocka_unit_test(crowd_bits)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_kind),    cmocka_unit_test(after_blocks),     cmocka_unit_test(side_by_side),
+        cmocka_unit_test(mixed),         cmocka_unit_test(silent_and_again), cmocka_unit_test(crowds),
+        cmocka_unit_test(crowd_choices), cmocka_unit_test(crowd_bits),       cmocka_unit_test(not_a_number)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

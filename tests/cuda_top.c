@@ -10,14 +10,17 @@ static void sorted(struct hl_candidate *out, const real *x, int64_t V) {
     for (int64_t i = 0; i < V; i++) out[i] = (struct hl_candidate){(float)x[i], (int32_t)i};
     qsort(out, (size_t)V, sizeof *out, first);
 }
-/* distinct 0: all different, else so many values */
-static void compare(const struct dev *d, int64_t M, int64_t V, int64_t k, int distinct) {
+/* distinct 0: all different, else so many values; crowded: the largest are all in the parts of few threads, more
+ * than can be collected, so that they are found one by one */
+static void compare(const struct dev *d, int64_t M, int64_t V, int64_t k, int distinct, bool crowded) {
     real *x = check_random(M * V, 0, 3, (uint64_t)(V + k));
     struct hl_candidate *want = malloc((size_t)V * sizeof *want),
                         *got = malloc((size_t)(M * k) * sizeof *got);
     assert_true(want && got);
     for (int64_t i = 0; i < M * V && distinct; i++)
         x[i] = (real)(check_mix((uint64_t)i) % (uint64_t)distinct) - 1;
+    for (int64_t i = 0; i < M * V && crowded; i++)
+        if (i % V % 1024 / 4 < k - 1) x[i] += 10;
     if (distinct == 2) x[V / 2] = (real)-0.0;
     if (M > 1) x[V + V / 3] = (real)NAN;
     real *there = dev_real(d, x, M * V);
@@ -44,15 +47,17 @@ static void test_top(void **state) {
     (void)state;
     for (int f = 0; f < 2; f++) {
         struct dev d = dev_open(f);
-        compare(&d, 3, 101, 40, 0);
-        compare(&d, 2, 7, 7, 0);
-        compare(&d, 3, 300, HL_TOP_MOST, 0);
-        compare(&d, 3, 1500, 1, 0);
-        compare(&d, 3, 5000, 104, 0);
-        compare(&d, 1, 5000, 3, 1); /* all equal */
-        compare(&d, 3, 5000, 17, 2);
-        if (!dev_slow(&d)) compare(&d, 64, 32000, HL_TOP_MOST, 0);
-        if (!dev_slow(&d)) compare(&d, 64, 32000, 40, 20);
+        compare(&d, 3, 101, 40, 0, false);
+        compare(&d, 2, 7, 7, 0, false);
+        compare(&d, 3, 300, HL_TOP_MOST, 0, false);
+        compare(&d, 3, 1500, 1, 0, false);
+        compare(&d, 3, 5000, 104, 0, false);
+        compare(&d, 1, 5000, 3, 1, false); /* all equal */
+        compare(&d, 3, 5000, 17, 2, false);
+        compare(&d, 1, 6000, 120, 0, true);
+        compare(&d, 1, 6000, 120, 3, true);
+        if (!dev_slow(&d)) compare(&d, 64, 32000, HL_TOP_MOST, 0, false);
+        if (!dev_slow(&d)) compare(&d, 64, 32000, 40, 20, false);
         dev_close(&d);
     }
 }

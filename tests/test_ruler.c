@@ -141,6 +141,9 @@ static void test_variables(void **state) {
             assert_int_equal(sscanf(strstr(p->input, "the value "), "the value %7[0-9]", value), 1);
             assert_int_equal(follow(p->input, value, name), 5);
             for (int k = 0; k < 5; k++) assert_int_equal(strlen(name[k]), 3);
+            int lines = 0; /* of noise: five, also where they are taken apart */
+            for (const char *q = p->input; (q = strstr(q, "There and back again.")) && q < text; q++) lines++;
+            assert_int_equal(lines, 5);
             char last[64];
             snprintf(last, sizeof last, "they are:  %s %s %s %s %s\n", name[0], name[1], name[2], name[3],
                      name[4]);

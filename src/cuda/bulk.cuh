@@ -92,22 +92,6 @@ static __device__ __forceinline__ void copy_bulk(void *shared, const void *globa
 #endif
 }
 
-/* Barriers of some warps: `threads` of them come to barrier `id`, and those that only arrive do not wait. */
-template <int id, int threads> static __device__ __forceinline__ void sync_some() {
-#ifdef HL_CUDA_EMU
-    emu_sync_some(id, threads, true);
-#else
-    asm volatile("bar.sync %0, %1;" ::"n"(id), "n"(threads) : "memory");
-#endif
-}
-template <int id, int threads> static __device__ __forceinline__ void arrive_some() {
-#ifdef HL_CUDA_EMU
-    emu_sync_some(id, threads, false);
-#else
-    asm volatile("bar.arrive %0, %1;" ::"n"(id), "n"(threads) : "memory");
-#endif
-}
-
 /* Whether the kernel was compiled for a chip that has all this. */
 #ifdef HL_CUDA_EMU
 static inline bool can_bulk(const void *) { return true; }

@@ -13,10 +13,6 @@
 #ifndef HL_WGMMA_CUH
 #define HL_WGMMA_CUH
 #include "cuda/dev.cuh"
-#ifdef HL_CUDA_EMU
-void emu_barrier(int id, int threads);
-void emu_sync_some(int id, int threads, bool wait);
-#endif
 
 template <int WIDTH> static __device__ __forceinline__ int tile_at(int row, int col) {
     const int units = WIDTH / 8, turn = units >= 8 ? row % 8 : row / (8 / units) % units;
@@ -72,32 +68,6 @@ static __device__ __forceinline__ void pack_a(uint32_t a[4], const float d[2][4]
     a[0] = pack2(d[0][0], d[0][1]), a[1] = pack2(d[0][2], d[0][3]);
     a[2] = pack2(d[1][0], d[1][1]), a[3] = pack2(d[1][2], d[1][3]);
 }
-/* A barrier of `threads` of the block's threads, whole warps; id from 1 to 15, 0 is that of __syncthreads. */
-static __device__ __forceinline__ void barrier(int id, int threads) {
-#ifdef HL_CUDA_EMU
-    emu_barrier(id, threads);
-#else
-    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-#endif
-}
-
-/* The same where some of the threads only say that they have come this far, and go on: they call `come`, the
- * others `meet`. */
-static __device__ __forceinline__ void meet(int id, int threads) {
-#ifdef HL_CUDA_EMU
-    emu_sync_some(id, threads, true);
-#else
-    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-#endif
-}
-static __device__ __forceinline__ void come(int id, int threads) {
-#ifdef HL_CUDA_EMU
-    emu_sync_some(id, threads, false);
-#else
-    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-#endif
-}
-
 /* the block's shared memory where tiles may start; asked for with TILES_ROOM more bytes than are used */
 enum { TILES_ROOM = 1024 };
 static __device__ __forceinline__ char *shared_tiles() {

@@ -1,5 +1,6 @@
 /* lanes.c -- see lanes.h. */
 #include "model/lanes.h"
+#include "model/session.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -60,11 +61,11 @@ static void add(struct pass *p, const struct hl_lanes *l, const struct hl_stretc
 static hola_status flush(struct pass *p, const struct hl_lanes *l, const struct hl_stretch *s) {
     hola_model *m = l->model;
     const int64_t T = p->rows;
-    const bool scored = T > 0 && s[p->stretch[0]].next;
     if (T == 0) return HOLA_OK;
+    const bool scored = s[p->stretch[0]].next;
     struct hl_rows rows = {.T = T, .n = p->n, .seg = p->seg};
     hola_status st = hl_model_need_panels(m);
-    if (st == HOLA_OK) st = hl_acts_reserve(&m->infer, &m->cfg, &rows, scored ? T : 0);
+    if (st == HOLA_OK) st = hl_acts_reserve(&m->infer, &m->cfg, &rows, scored ? T : 1);
     if (st != HOLA_OK) return st;
     hl_model_forward(m, &m->infer, &rows, hl_acts_put(&m->infer, m->infer.ids, p->ids, T));
     if (scored) {
@@ -77,7 +78,13 @@ static hola_status flush(struct pass *p, const struct hl_lanes *l, const struct 
                 s[p->stretch[i]].top[p->from[i] + j] = top[p->seg[i].row + j] != 0;
             }
     }
-    for (int64_t i = 0; i < p->n; i++) l->lane[s[p->stretch[i]].lane].pos += p->seg[i].len;
+    for (int64_t i = 0; i < p->n; i++) {
+        const struct hl_stretch *one = &s[p->stretch[i]];
+        const struct hl_seg *seg = &p->seg[i];
+        l->lane[one->lane].pos += seg->len;
+        if (one->logits && p->from[i] + seg->len == one->n)
+            hl_session_read_logits(m, seg->row + seg->len - 1, 1, one->logits);
+    }
     p->n = p->rows = 0;
     return m->ops->mem->finish(m->pool);
 }
@@ -88,8 +95,8 @@ static hola_status run(struct pass *p, const struct hl_lanes *l, const struct hl
     for (int64_t i = 0; st == HOLA_OK && i < n; i++)
         for (int64_t from = 0, len; st == HOLA_OK && from < s[i].n; from += len) {
             len = s[i].n - from < most ? s[i].n - from : most;
-            /* a lane's pieces follow each other, so each needs a pass of its own */
-            if (p->rows + len > most || from > 0) st = flush(p, l, s);
+            /* (a piece that another of its lane follows fills a pass) */
+            if (p->rows + len > most) st = flush(p, l, s);
             if (st == HOLA_OK) add(p, l, &s[i], i, from, len);
         }
     return st == HOLA_OK ? flush(p, l, s) : st;

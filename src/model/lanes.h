@@ -28,6 +28,7 @@ struct hl_stretch {
     int64_t n;
     double *logprob; /* [n]: log p(next[i] | all up to ids[i]) */
     bool *top;       /* [n]: whether next[i] is the most likely token there, the lowest id of equals */
+    float *logits;   /* of what is fed: [vocab_size] after its last token; NULL: not asked */
 };
 /* All stretches fed, or all scored; no two of one lane. */
 hola_status hl_lanes_run(const struct hl_lanes *l, const struct hl_stretch *s, int64_t n);

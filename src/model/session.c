@@ -4,6 +4,7 @@
  * piece before left; a piece of one row is decoding. The activations belong to the model, so a session
  * is its state block alone, and any number of sessions can share a pass. */
 #include "model/session.h"
+#include "model/lanes.h"
 #include "text/tokenizer.h"
 #include "core/half.h"
 #include <stdlib.h>
@@ -182,56 +183,26 @@ hola_status hola_session_score(hola_session *y, const int32_t *ids, const int32_
     return s;
 }
 
-/* Piece of a prompt in a pass. */
-struct piece {
-    int64_t prompt, from, len;
-};
-/* Runs the pieces that were gathered, and reads the logits of those that end their prompt. */
-static hola_status feed_pieces(hola_session *const *y, const struct hl_ids *ids, const struct piece *p,
-                               int64_t n, struct hl_seg *seg, int32_t *all, float *logits) {
-    hola_model *m = y[0]->model;
-    struct hl_rows rows = {.n = n, .seg = seg};
-    for (int64_t i = 0; i < n; i++) {
-        hola_session *one = y[p[i].prompt];
-        seg[i] =
-            (struct hl_seg){.row = rows.T, .len = p[i].len, .pos = one->now.at.pos, .state = one->now.state};
-        memcpy(all + rows.T, ids[p[i].prompt].data + p[i].from, (size_t)p[i].len * sizeof *all);
-        rows.T += p[i].len;
-        hl_session_before(one, p[i].len);
-    }
-    hola_status s = run(m, &rows, all, 1);
-    for (int64_t i = 0; s == HOLA_OK && i < n; i++) {
-        const struct hl_ids *whole = &ids[p[i].prompt];
-        hl_session_went_in(y[p[i].prompt], whole->data + p[i].from, p[i].len, p[i].from == 0);
-        if (p[i].from + p[i].len == whole->n)
-            hl_session_read_logits(m, seg[i].row + p[i].len - 1, 1, logits + p[i].prompt * m->cfg.vocab_size);
-    }
-    return s == HOLA_OK ? m->ops->mem->finish(m->pool) : s;
-}
-
 hola_status hl_sessions_feed(hola_session *const *y, const struct hl_ids *ids, int64_t n, float *logits) {
     hola_model *m = y[0]->model;
-    const int64_t most = hl_model_rows(m);
-    struct piece *p = malloc((size_t)n * sizeof *p);
-    struct hl_seg *seg = malloc((size_t)n * sizeof *seg);
-    int32_t *all = malloc((size_t)most * sizeof *all);
-    hola_status s = p && seg && all ? HOLA_OK : hl_fail(HOLA_ENOMEM, "feed: %lld sessions", (long long)n);
+    struct hl_lane *lane = malloc((size_t)n * sizeof *lane);
+    struct hl_stretch *feed = calloc((size_t)n, sizeof *feed);
+    hola_status s = lane && feed ? HOLA_OK : hl_fail(HOLA_ENOMEM, "feed: %lld sessions", (long long)n);
     for (int64_t i = 0; s == HOLA_OK && i < n; i++) {
-        s = ids[i].n < 1 ? hl_fail(HOLA_EINVAL, "feed: no tokens")
-                         : hl_model_check_ids(m, ids[i].data, ids[i].n);
-        if (s == HOLA_OK) s = hl_point_logits(m, &y[i]->now);
+        s = ids[i].n < 1 ? hl_fail(HOLA_EINVAL, "feed: no tokens") : hl_point_logits(m, &y[i]->now);
+        if (s != HOLA_OK) break;
+        lane[i] = (struct hl_lane){.pos = y[i]->now.at.pos, .state = y[i]->now.state};
+        feed[i] = (struct hl_stretch){
+            .lane = i, .ids = ids[i].data, .n = ids[i].n, .logits = logits + i * m->cfg.vocab_size};
+        pthread_mutex_lock(&m->lock);
+        hl_session_before(y[i], ids[i].n);
+        pthread_mutex_unlock(&m->lock);
     }
-    pthread_mutex_lock(&m->lock);
-    int64_t k = 0, rows = 0;
-    for (int64_t i = 0; s == HOLA_OK && i < n; i++)
-        for (int64_t from = 0, len; s == HOLA_OK && from < ids[i].n; from += len) {
-            len = ids[i].n - from < most ? ids[i].n - from : most; /* cut as if it were alone */
-            if (rows + len > most || from > 0) s = feed_pieces(y, ids, p, k, seg, all, logits), k = rows = 0;
-            p[k++] = (struct piece){i, from, len};
-            rows += len;
-        }
-    if (s == HOLA_OK) s = feed_pieces(y, ids, p, k, seg, all, logits);
-    pthread_mutex_unlock(&m->lock);
-    free(p), free(seg), free(all);
+    if (s == HOLA_OK) {
+        s = hl_lanes_run(&(struct hl_lanes){m, lane, n}, feed, n);
+        for (int64_t i = 0; i < n; i++) /* as far as it came */
+            hl_session_went_in(y[i], ids[i].data, lane[i].pos - y[i]->now.at.pos, true);
+    }
+    free(lane), free(feed);
     return s == HOLA_OK ? hl_session_take_over(y, n, logits) : s;
 }

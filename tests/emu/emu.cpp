@@ -106,14 +106,6 @@ void __syncthreads(void) {
     else
         while (barrier_turn == turn) yield();
 }
-void emu_barrier(int id, int threads) {
-    static int arrived[16];
-    static unsigned turns[16];
-    const unsigned turn = turns[id];
-    if (++arrived[id] == threads) arrived[id] = 0, turns[id]++, idle = 0;
-    else
-        while (turns[id] == turn) yield();
-}
 int emu_block_or(int v) {
     any_or |= v != 0;
     __syncthreads();

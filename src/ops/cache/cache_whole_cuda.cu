@@ -190,6 +190,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     back_whole(const struct cache_dev c, const struct cache_back b, int items) {
     struct whole_room<D> *m = (struct whole_room<D> *)shared_tiles();
     const int group = group_of_warps(), step = gridDim.x, HV = (int)c.a.HV;
+    open_some();
     wait_for_others(), let_others_start();
     struct item x = item_of(c, blockIdx.x, items);
     int id[2] = {-1, -1};

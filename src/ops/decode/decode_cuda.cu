@@ -15,6 +15,7 @@ template <class D> static __device__ __forceinline__ uint64_t *counter(const D &
 /* Everything that is not data of this token: tables to shared memory, the ring of weights. All threads. */
 template <class D> static __device__ __forceinline__ struct block open_block(const D &a) {
     struct block b = {};
+    open_some();
     b.shared = shared_memory();
     b.warp = threadIdx.x / 32, b.lane = threadIdx.x % 32;
     const uint64_t *from = (const uint64_t *)a.layer;
@@ -67,6 +68,7 @@ template <int kind, class D>
 static __device__ __forceinline__ void run_phase(const D &a, struct block &b, int l, bool first = true,
                                                  bool second = true) {
     forget(b);
+    next_phase();
     b.now = words_of(a, l), b.before = words_of(a, l + LAPS - 1);
     if (kind == MEMORIES) memories(a, b, l, first && a.cache ? 0 : 1, second ? 2 : 1);
     else if (first) {

@@ -10,6 +10,7 @@
 #define HL_DECODE_CUDA_CUH
 #include "ops/cache/cache_cuda.cuh"
 #include "cuda/bulk.cuh"
+#include "cuda/some.cuh"
 
 enum {
     WARPS = HL_DECODE_WARPS,
@@ -93,7 +94,15 @@ struct block {
 };
 
 /* All threads that compute. */
-static __device__ __forceinline__ void sync_block() { sync_some<1, THREADS>(); }
+static __device__ __forceinline__ void sync_block() { meet(1, THREADS); }
+/* Between phases: what a phase writes to shared memory waits for words that other blocks give once they have this
+ * one's, and those are given when the last phase's numbers are no longer in use. racecheck does not follow an order
+ * through memory, so for it there is a barrier as well. */
+static __device__ __forceinline__ void next_phase() {
+#if HL_RACECHECK > 1
+    sync_block();
+#endif
+}
 
 template <class D>
 static __device__ __forceinline__ const struct hl_decode_layer &layer_of(const D &a, const struct block &b,

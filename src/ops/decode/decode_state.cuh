@@ -247,11 +247,11 @@ static __device__ __forceinline__ void remember(const D &a, const struct block &
     meet_state(a, b, l, p, y, small);
     if (b.warp == GATES) put_gates(a, b, l, p, gates, word, small);
     if (b.warp == RULE) {
-        sync_some<2, THREADS>();
+        meet(2, THREADS);
         delta_rule(a, b, l, p, small);
     } else {
         __syncwarp();
-        arrive_some<2, THREADS>();
+        come(2, THREADS);
         if (a.cache) read_slots(a, b, l, p, small);
     }
     sync_block();
@@ -293,6 +293,7 @@ static __device__ __forceinline__ void memories(const D &a, struct block &b, int
             if (part) remember(a, b, l, p);
             else look_up(a, b, l, p);
         }
+        next_phase();
     }
     if (!ahead) return;
     __syncwarp();

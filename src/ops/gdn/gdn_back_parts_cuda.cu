@@ -213,6 +213,7 @@ static __global__ void __launch_bounds__((W + 1) * GROUP, 1) scan_parts(const st
     const int parts = KEPT ? a.e.parts : a.e.parts - 1, tile = blockIdx.x % tiles, group = group_of_warps();
     const int hv = blockIdx.x / tiles % a.HV, part = blockIdx.x / tiles / a.HV % parts,
               s = blockIdx.x / tiles / a.HV / parts;
+    open_some();
     walk w = walk_of(a, s, hv, part);
     w.values = tile < values;
     w.col = (w.values ? tile : tile - values) * 64 * W;

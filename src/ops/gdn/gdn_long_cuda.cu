@@ -12,6 +12,7 @@ static __global__ void __launch_bounds__((W + 1) * GROUP, 1) walk_parts(const st
     const int tiles = a.V / (64 * W), group = group_of_warps(), tile = blockIdx.x % tiles;
     const int hv = blockIdx.x / tiles % a.HV, part = blockIdx.x / tiles / a.HV % a.parts,
               s = blockIdx.x / tiles / a.HV / a.parts;
+    open_some();
     wait_for_others();
     let_others_start();
     struct way w = way_of(a, s, part, hv);

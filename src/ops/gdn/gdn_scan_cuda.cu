@@ -9,6 +9,7 @@
  * of a head reads it. When h and v_new of a window of chunks are in memory the block says so, and gdn_out,
  * which is already there, reads them. */
 #include "cuda/early.cuh"
+#include "cuda/some.cuh"
 #include "ops/gdn/gdn_prep_cuda.cuh"
 
 #ifndef HL_CUDA_F32
@@ -228,6 +229,7 @@ static __global__ void __launch_bounds__(SCAN_THREADS) scan_chunks(const struct 
     const struct hl_seg seg = a.seg[s];
     const struct walk w = {seg.row, seg.len, (int64_t)a.chunk_first[s] * a.HV + hv, hv, tile * VT, tile};
     const int chunks = a.chunk_first[s + 1] - a.chunk_first[s], group = group_of_warps();
+    open_some();
     wait_for_others();
     let_others_start();
     if (group == 2) {
@@ -244,7 +246,7 @@ static __global__ void __launch_bounds__(SCAN_THREADS) scan_chunks(const struct 
         const float *gates = x.gates[n], end = gates[2 * CHUNK - 1];
         if (group == 0) {
             residual(x, x.s[n], gates);
-            barrier(1, GROUP); /* r is there */
+            meet(1, GROUP); /* r is there */
             values(x, x.s[n], gates);
         } else if (c > 0 && c % GDN_WINDOW == 0 && threadIdx.x == GROUP) say_ready(a, w, c);
 #pragma unroll

@@ -11,6 +11,7 @@ static __global__ void __launch_bounds__((W + 1) * GROUP, 1) walk_ends(const str
     const int values = a.V / (64 * W), tiles = values + K / (64 * W), tile = blockIdx.x % tiles;
     const int group = group_of_warps(), hv = blockIdx.x / tiles % a.HV,
               part = blockIdx.x / tiles / a.HV % (a.parts - 1), s = blockIdx.x / tiles / a.HV / (a.parts - 1);
+    open_some();
     wait_for_others();
     let_others_start();
     struct way w = way_of(a, s, part, hv);
