@@ -1,10 +1,9 @@
-/* test_quant.c -- weights as 8-bit and 4-bit codes: how far from the floats, through files and back, in sessions. */
-#define _GNU_SOURCE
-#include "models.h"
+/* test_quant.c -- weights as 8-bit and 4-bit codes: how far products are from the floats, the codes themselves.
+ * (Models of such weights: test_quant_model.c.) */
+#include "check.h"
 #include "model/quant.h"
 #include "ops/matmul/dot.h"
 #include "ops/matmul/weight.h"
-#include "temp.h"
 
 static const hola_dtype types[] = {HOLA_INT8, HOLA_INT4};
 /* Of a product: a step is 1/127 or 1/8 of a group's largest number, which is about 2.8 (of 128) or 2.5 (of 64)
@@ -210,157 +209,6 @@ static void test_codes(void **state) {
             }
 }
 
-/* ---- models ---- */
-
-/* Saved as codes and loaded: what the floats give that the codes stand for, and not what the first ones gave; all
- * at once, token by token and side by side agree. Allowed: x rounded to 16 bits, through a model whose random weights
- * forgive little. */
-static void test_sessions(void **state) {
-    enum { N = 150, SIDE = 3 };
-    char *dir = temp_new();
-    (void)state;
-    for (int v = 0; v < VARIANTS; v += 3)
-        for (int t = 0; t < 2; t++) {
-            hola_model *m = variant_model(v, 2, NULL), *q, *f;
-            int32_t *ids = random_ids(N, m->cfg.vocab_size, 9);
-            CHECK_OK(hola_model_save(m, dir, types[t]));
-            CHECK_OK(hola_model_load(&q, dir, NULL));
-            CHECK_OK(hola_model_save(q, dir, HOLA_F32));
-            CHECK_OK(hola_model_load(&f, dir, NULL));
-            double *first = scores(m, ids, N, N), *want = scores(f, ids, N, N);
-            double *all = scores(q, ids, N, N), *single = scores(q, ids, N, 1);
-            if (farthest(all, want, N - 1) > 2e-3 || farthest(single, want, N - 1) > 2e-3)
-                fail_msg("%s: %g and %g from the floats", variants[v].name, farthest(all, want, N - 1),
-                         farthest(single, want, N - 1));
-            assert_true(farthest(all, first, N - 1) > 2e-2);
-            hola_session *s[SIDE], *alone;
-            float *side = malloc(SIDE * 97 * sizeof *side), one[97];
-            for (int i = 0; i < SIDE; i++) CHECK_OK(hola_session_new(&s[i], q));
-            CHECK_OK(hola_session_new(&alone, q));
-            for (int k = 0; k < 40; k++) {
-                const int32_t step[SIDE] = {ids[k], ids[k + 50], ids[k + 90]};
-                CHECK_OK(hola_session_step(s, SIDE, step, side));
-                CHECK_OK(hola_session_feed(alone, &ids[k + 50], 1, one));
-                assert_memory_equal(one, side + 97, sizeof one);
-            }
-            for (int i = 0; i < SIDE; i++) hola_session_free(s[i]);
-            hola_session_free(alone);
-            free(side);
-            free(first);
-            free(want);
-            free(all);
-            free(single);
-            free(ids);
-            hola_model_free(m);
-            hola_model_free(q);
-            hola_model_free(f);
-        }
-    temp_remove(dir);
-}
-
-/* Types as stored; back to floats the values that the codes stand for; from there on floats. */
-static void test_back(void **state) {
-    char *dir = temp_new();
-    (void)state;
-    for (int t = 0; t < 2; t++) {
-        hola_model *m = variant_model(0, 1, NULL), *q, *f;
-        hola_trainer *trainer;
-        const hola_train_opts opt = {.max_tokens = 8};
-        int64_t codes = 0;
-        CHECK_OK(hola_model_save(m, dir, types[t]));
-        CHECK_OK(hola_model_load(&q, dir, NULL));
-        CHECK_OK(hola_model_save(q, dir, HOLA_F32));
-        CHECK_OK(hola_model_load(&f, dir, NULL));
-        for (int64_t i = 0; i < hola_model_tensor_count(q); i++) {
-            hola_tensor_info info, plain;
-            CHECK_OK(hola_model_tensor(q, i, &info));
-            CHECK_OK(hola_model_tensor(f, i, &plain));
-            const bool small = info.ndim != 2 || strstr(info.name, "a_proj") || strstr(info.name, "b_proj");
-            assert_int_equal(info.dtype, small ? HOLA_F32 : types[t]);
-            assert_int_equal(plain.dtype, HOLA_F32);
-            codes += !small;
-            float *a = malloc((size_t)info.count * 4), *b = malloc((size_t)info.count * 4);
-            CHECK_OK(hola_model_tensor_read(q, i, a));
-            CHECK_OK(hola_model_tensor_read(f, i, b));
-            assert_memory_equal(a, b, (size_t)info.count * 4);
-            free(a);
-            free(b);
-        }
-        assert_int_equal(codes, 2 + 2 * 8);
-        CHECK_OK(hola_trainer_new(&trainer, q, &opt)); /* training takes them as floats */
-        hola_trainer_free(trainer);
-        hola_tensor_info info;
-        CHECK_OK(hola_model_tensor(q, 0, &info));
-        assert_int_equal(info.dtype, HOLA_F32);
-        hola_model_free(m);
-        hola_model_free(q);
-        hola_model_free(f);
-    }
-    temp_remove(dir);
-}
-
-/* ---- files from elsewhere ---- */
-
-/* Replaces the first `from` in the header with as many bytes. */
-static void patch(char *bytes, const char *near, const char *from, const char *to) {
-    char *at = strstr(bytes + 8, near);
-    at = at ? strstr(at, from) : NULL;
-    assert_true(at && strlen(from) == strlen(to));
-    memcpy(at, to, strlen(to));
-}
-
-static void test_hostile(void **state) {
-    static const struct {
-        const char *near, *from, *to, *says;
-        hola_status status;
-    } bad[] = {
-        {"k_proj.weight\"", "I8", "U8", "k_proj.weight: U8 [32,48], expected [32,24]", HOLA_EFORMAT},
-        {"k_proj.weight\"", "I8", "I7", "k_proj.weight: stored as I7", HOLA_ENOTSUP},
-        {"k_proj.weight\"", "[32,48]", "[48,32]", "k_proj.weight: I8 [48,32], expected [32,48]",
-         HOLA_EFORMAT},
-        {"k_proj.weight_scale\"", "BF16", "F16 ", "k_proj.weight_scale: stored as F16 , expected BF16",
-         HOLA_EFORMAT},
-        {"k_proj.weight_scale\"", "[32,1]", "[16,2]", "k_proj.weight_scale: BF16 [16,2], expected [32,1]",
-         HOLA_EFORMAT},
-        {"k_proj.weight_scale\"", "scale", "skale", "k_proj.weight_scale: missing", HOLA_EFORMAT},
-        {"a_proj.weight\"", "F32", "I8 ", "a_proj.weight: stored as I8", HOLA_ENOTSUP},
-    };
-    static const uint16_t scales[] = {0, 0x8000, 0x7fc0, 0x7f80, 0xff80};
-    hola_model *m = variant_model(0, 1, NULL), *q = NULL;
-    char *dir = temp_new(), *good;
-    int64_t size;
-    (void)state;
-    CHECK_OK(hola_model_save(m, dir, HOLA_INT8));
-    good = temp_read(dir, "model.safetensors", &size);
-    char *bytes = malloc((size_t)size);
-    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        memcpy(bytes, good, (size_t)size);
-        patch(bytes, bad[i].near, bad[i].from, bad[i].to);
-        temp_write(dir, "model.safetensors", bytes, size);
-        CHECK_FAILS(hola_model_load(&q, dir, NULL), bad[i].status, bad[i].says);
-    }
-    const char *header = strstr(good + 8, "v_proj.weight_scale\"");
-    const int64_t at =
-        8 + *(const int64_t *)(const void *)good + strtoll(strstr(header, "offsets\":[") + 10, NULL, 10);
-    for (size_t i = 0; i < sizeof scales / sizeof *scales; i++) {
-        memcpy(bytes, good, (size_t)size);
-        memcpy(bytes + at + 6, &scales[i], 2);
-        temp_write(dir, "model.safetensors", bytes, size);
-        CHECK_FAILS(hola_model_load(&q, dir, NULL), HOLA_ENUMERIC,
-                    i < 2 ? "scale 3 is zero" : "scale 3 is not finite");
-    }
-    const uint16_t large = 0x7f7f; /* 127 times it is infinite */
-    memcpy(bytes, good, (size_t)size);
-    memcpy(bytes + at + 6, &large, 2);
-    temp_write(dir, "model.safetensors", bytes, size);
-    CHECK_FAILS(hola_model_load(&q, dir, NULL), HOLA_ENUMERIC,
-                "v_proj.weight: holds values that are not finite");
-    free(bytes);
-    free(good);
-    hola_model_free(m);
-    temp_remove(dir);
-}
-
 static double error_of(const float *x, int n, double scale) {
     double sum = 0;
     for (int i = 0; i < n; i++) {
@@ -401,9 +249,8 @@ static void test_best_scale(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_error),   cmocka_unit_test(test_vnni),       cmocka_unit_test(test_not_finite),
-        cmocka_unit_test(test_codes),   cmocka_unit_test(test_sessions),   cmocka_unit_test(test_back),
-        cmocka_unit_test(test_hostile), cmocka_unit_test(test_best_scale),
+        cmocka_unit_test(test_error), cmocka_unit_test(test_vnni),       cmocka_unit_test(test_not_finite),
+        cmocka_unit_test(test_codes), cmocka_unit_test(test_best_scale),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
