@@ -16,6 +16,10 @@ static void test_view(void **state) {
         double apart = 0;
         assert_int_equal(x->kept, y->kept);
         assert_memory_equal(x->pos, y->pos, (size_t)x->kept * sizeof *x->pos);
+        for (int64_t j = 0; j < x->kept; j++) {
+            assert_true(fabsf(x->score[j] - y->score[j]) < 1e-4f);
+            assert_true(x->score[j] == x->m[x->pos[j]] && y->score[j] == y->m[y->pos[j]]);
+        }
         assert_int_equal(x->seen, y->seen);
         for (int64_t t = 0; t < N; t++) assert_true(fabsf(x->m[t] - y->m[t]) < 1e-4f);
         for (int64_t j = 0; j < x->seen; j++) {

@@ -45,6 +45,34 @@ static void named_lengths(void **state) {
     hola_model_free(m);
 }
 
+/* The logits after each of many tokens, over more than one pass: they give the log-probabilities of a score, and the
+ * last ones are kept. */
+static void each_logits(void **state) {
+    (void)state;
+    for (int v = 0; v < VARIANTS; v += 5) {
+        hola_model *m = variant_model(v, 2, NULL);
+        const int64_t vocab = m->cfg.vocab_size, n = 2 * hl_model_rows(m) + 30;
+        int32_t *ids = random_ids(n, vocab, 13);
+        float *logits = malloc((size_t)(n * vocab) * sizeof *logits);
+        double *want = scores(m, ids, n, n), *got = calloc((size_t)n, sizeof *got);
+        hola_session *s;
+        CHECK_OK(hola_session_new(&s, m));
+        CHECK_OK(hola_session_feed_each(s, ids, n, logits));
+        for (int64_t i = 0; i < n - 1; i++) {
+            const float *z = logits + i * vocab;
+            double sum = 0;
+            for (int64_t j = 0; j < vocab; j++) sum += exp((double)z[j]);
+            got[i] = (double)z[ids[i + 1]] - log(sum);
+        }
+        assert_true(farthest(got, want, n - 1) < 2e-5);
+        assert_true(farthest(got, want + 1, n - 2) > 1e-3);
+        assert_memory_equal(hola_session_logits(s), logits + (n - 1) * vocab, (size_t)vocab * sizeof *logits);
+        hola_session_free(s);
+        free(ids), free(logits), free(want), free(got);
+        hola_model_free(m);
+    }
+}
+
 /* The tests above must be able to fail: a session that lost its memory gives other numbers. */
 static void forgetting_is_caught(void **state) {
     (void)state;
@@ -202,12 +230,10 @@ static void wrong_calls(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(any_split),
-                                       cmocka_unit_test(named_lengths),
-                                       cmocka_unit_test(forgetting_is_caught),
-                                       cmocka_unit_test(batch_is_alone),
-                                       cmocka_unit_test(threads_do_not_matter),
-                                       cmocka_unit_test(save_and_load),
-                                       cmocka_unit_test(wrong_calls)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(any_split),      cmocka_unit_test(named_lengths),
+        cmocka_unit_test(each_logits),    cmocka_unit_test(forgetting_is_caught),
+        cmocka_unit_test(batch_is_alone), cmocka_unit_test(threads_do_not_matter),
+        cmocka_unit_test(save_and_load),  cmocka_unit_test(wrong_calls)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,7 +3,7 @@
 #include "model/view.h"
 #include "models.h"
 
-enum { BETAE = 0, RECENCY = 4, H2O = 5, GDN = 11, N = 300 };
+enum { BETAE = 0, RECENCY = 4, H2O = 5, VALUE_HEADS = 8, GDN = 11, N = 300 };
 
 static void kept_of(hola_model *m, const int32_t *ids, int64_t n, int64_t layer, int64_t head, int64_t *pos,
                     int64_t *count, hola_status want) {
@@ -94,12 +94,10 @@ static double score_of(const hola_session *y, const hola_config *c, int64_t laye
 }
 
 /* H2O adds up what every row has been given, so the query's shares are a difference of two states. */
-static void test_read(void **state) {
+static void read_as_scored(hola_model *m) {
     const int64_t queries[] = {0, 5, 32, 40, 97, 190}; /* none that closes its block */
-    hola_model *m = variant_model(H2O, 1, NULL);
     const hola_config *c = hola_model_config(m);
     int32_t *ids = random_ids(N, 97, 4);
-    (void)state;
     for (size_t i = 0; i < sizeof queries / sizeof *queries; i++) {
         const int64_t q = queries[i];
         hola_session *before, *after;
@@ -132,6 +130,17 @@ static void test_read(void **state) {
     }
     free(ids);
     hola_model_free(m);
+}
+static void test_read(void **state) {
+    hola_config grouped = variant_config(VALUE_HEADS); /* a key for several value heads */
+    const hola_options opt = {.threads = 1};
+    hola_model *m;
+    (void)state;
+    read_as_scored(variant_model(H2O, 1, NULL));
+    grouped.cache_evict = HOLA_EVICT_H2O;
+    assert_true(grouped.num_v_heads > grouped.num_heads);
+    CHECK_OK(hola_model_new(&m, &grouped, 7, &opt));
+    read_as_scored(m);
 }
 
 /* The text in one go or in pieces, and whichever token is the query: the same tokens stay. */

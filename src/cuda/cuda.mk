@@ -61,4 +61,7 @@ GPU_TESTS := $(patsubst tests/%.c,$(BUILD)/gpu-tests/%,$(sort $(wildcard tests/c
 gpu-tests: $(GPU_TESTS)
 test-cuda: $(GPU_TESTS) ## the CUDA backend on this machine's GPU
 	@tests/run.sh $(GPU_TESTS)
-.PHONY: gpu-tests test-cuda
+sanitize: gpu-tests ## compute-sanitizer's memcheck and racecheck over them
+	$(MAKE) --no-print-directory BUILD=$(BUILD)-race NVCC_OPT='$(NVCC_OPT) -DHL_RACECHECK' gpu-tests
+	tools/sanitize.sh $(BUILD) $(BUILD)-race $(JOBS)
+.PHONY: gpu-tests test-cuda sanitize

@@ -99,7 +99,7 @@ static __device__ __forceinline__ void sync_block() { meet(1, THREADS); }
  * one's, and those are given when the last phase's numbers are no longer in use. racecheck does not follow an order
  * through memory, so for it there is a barrier as well. */
 static __device__ __forceinline__ void next_phase() {
-#if HL_RACECHECK > 1
+#ifdef HL_RACECHECK
     sync_block();
 #endif
 }
