@@ -31,6 +31,12 @@ static inline bool dev_slow_pool(struct hl_pool *pool) {
     return getenv("HOLA_SMALL") || !strcmp(hl_cuda_name(hl_cuda_of(pool)), "emulated");
 }
 static inline bool dev_slow(const struct dev *d) { return dev_slow_pool(d->pool); }
+/* HOLA_SMALL=2: as few of these as reach every kernel, for racecheck, to which every access of shared memory is a
+ * record. */
+static inline bool dev_least(void) {
+    const char *small = getenv("HOLA_SMALL");
+    return small && atoi(small) > 1;
+}
 /* For tests that open models, not ops: says why there is no device. */
 static inline bool dev_there(bool *slow) {
     struct hl_pool *pool = NULL;

@@ -74,7 +74,7 @@ static void test_odd_shapes(void **state) {
         for (int i = 0; i < 5; i++)
             for (int e = 0; e < 5; e++) {
                 const int64_t *k = kv[(i + e) % 3], group = 1 + (i + e) % 2;
-                if (dev_slow(&d) && (i + e + f) % 3) continue;
+                if ((dev_slow(&d) && (i + e + f) % 3) || (dev_least() && (i + e) % 4)) continue;
                 against_ref(&d, (struct shape){wc[i][0], wc[i][1], 2, 2 * group, k[0], k[1], kinds[e]},
                             (uint64_t)(i * 100 + e * 10));
             }
@@ -124,7 +124,7 @@ static void test_long(void **state) {
         for (int e = 0; e < 4; e++) {
             const int64_t C = wc[i][1], len[] = {(e == 0 ? 70 : 19) * C + 5, 2 * C};
             const struct shape s = {wc[i][0], C, 1, 2, 64, 64, kinds[e]};
-            if (dev_slow(&d) && (i + e) % 3) continue;
+            if ((dev_slow(&d) && (i + e) % 3) || (dev_least() && i + e)) continue;
             struct batch *got = rounded(&d, batch_new(s, len, 2, 40 + (uint64_t)e)),
                          *want = rounded(&d, batch_new(s, len, 2, 40 + (uint64_t)e));
             for (int64_t j = 0; j < got->T * s.HV; j++) /* ties, among them between groups */
@@ -140,7 +140,7 @@ static void test_definition(void **state) {
     (void)state;
     for (int f = 0; f < 2; f++) {
         struct dev d = dev_open(f);
-        for (int usual = 0; usual < 2; usual++) {
+        for (int usual = dev_least(); usual < 2; usual++) {
             const struct shape s = {6, 16, 1, 2, usual ? 64 : 24, usual ? 64 : 16, HOLA_EVICT_BETAE};
             struct batch *b = mixed(&d, s, 7);
             real *want = check_new(b->nv), *dv = check_new(b->nv), *out0 = check_new(b->nv),
@@ -179,7 +179,7 @@ static void test_odd_scores(void **state) {
             for (int64_t i = 0; i < want->T * s.HV; i++)
                 want->score[i] = got->score[i] = odd[check_mix((uint64_t)i) % (uint64_t)n];
             compare(&d, got, want, tol_of(&d));
-            if (dev_slow(&d)) n += 3;
+            if (dev_slow(&d)) n += dev_least() ? 9 : 3;
         }
         dev_close(&d);
     }

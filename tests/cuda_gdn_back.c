@@ -129,10 +129,17 @@ static void all_shapes(void **state) {
                          many[] = {1, 15, 16, 17, 63, 64, 65, 127, 128, 129, 200, 3 * 64 + 7};
     for (int f32 = 0; f32 < 2; f32++) {
         struct dev d = dev_open(f32);
-        const bool slow = dev_slow(&d);
+        const bool slow = dev_slow(&d), least = dev_least();
         for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
-            if (!slow || !f32 || i == 0 || i > 5)
-                compare(&d, &shapes[i], slow ? few : many, slow ? 3 : sizeof many / sizeof *many, false);
+            if (!slow || !f32 || i == 0 || (i > 5 && !least))
+                compare(&d, &shapes[i],
+                        least  ? few + 2
+                        : slow ? few
+                               : many,
+                        least  ? 1
+                        : slow ? 3
+                               : sizeof many / sizeof *many,
+                        false);
         if (!slow) {
             const struct gdn_shape big = {2, 2, 256, 256, GATE_RANDOM, -0.1, 0, 1};
             compare(&d, &big, many + 3, 4, false);
@@ -181,6 +188,7 @@ static void all_gates(void **state) {
         struct dev d = dev_open(f32);
         for (size_t i = 0; i < sizeof gates / sizeof *gates; i++) {
             struct gdn_shape f = gates[i];
+            if (dev_least() && i) continue;
             if (f32 && dev_slow(&d)) f.K = 40, f.V = 24; /* the same kernels as for 64 */
             compare(&d, &f, len, 2, false);
         }

@@ -99,6 +99,19 @@ done
 check "answers were there: $(cat "$dir/err")" grep -q '4 of 5 answers' "$dir/err"
 for f in one two; do sed 's/"seconds": [0-9.e-]*//g' "$dir/$f" >"$dir/$f.same"; done
 check "the same results after an interruption" cmp "$dir/one.same" "$dir/two.same"
+kept() { ours --tasks "$1" --out "$dir/$2" --json 2>"$dir/err"; }
+"$hola" eval -m "$dir/m" -m "$dir/m2" --tokenizer byte --backend cpu --data "$dir/data" --tasks arc_easy,fda --out "$dir/kept" --json >"$dir/two" 2>"$dir/err" || bad "it failed, see above"
+check "all answers were there: $(cat "$dir/err")" [ "$(grep -c '5 of 5 answers\|1 of 1 answers' "$dir/err")" -eq 4 ]
+sed 's/"seconds": [0-9.e-]*//g' "$dir/two" >"$dir/two.same"
+check "the same results a third time" cmp "$dir/one.same" "$dir/two.same"
+# what a file of answers says is what counts: likelihoods and greedy ones; an answer comes once
+kept lambada_openai read >/dev/null || bad "it failed, see above"
+sed -i 's/"ll": [^,]*, "greedy": false/"ll": -2.5, "greedy": true/' "$dir/read"/lambada*
+kept lambada_openai read >"$dir/out" || bad "it failed, see above"
+check "answers of the file: $(cat "$dir/out")" grep -q '"perplexity": 12.18249396[0-9]*, "acc": 1' "$dir/out"
+tail -n 1 "$dir/read"/lambada* >"$dir/line" && cat "$dir/line" >>"$(echo "$dir/read"/lambada*)"
+kept lambada_openai read >"$dir/out"
+ended "an answer twice" $? 1 'line 3 is not an answer of this evaluation'
 
 # requests, as tools/lm_eval_hola.py sends them
 cat >"$dir/requests" <<'T'
@@ -126,6 +139,17 @@ check "NVIDIA's prompts are others" [ "$(head -n 1 "$dir/theirs")" != "$(head -n
 check "results of two runs" [ "$(grep -c 'ruler_fwe \|arc_easy ' "$dir/table")" -eq 4 ]
 check "one model" [ "$(grep -c 'class=ours' "$dir/both.html")" -eq 3 ]
 check "a curve" grep -q '<svg' "$dir/both.html"
+cat >"$dir/theirs" <<'T'
+{"model": "x", "model_sha256": "0", "dtype": "BF16", "parameters": 5000000,
+ "results": {"niah_single_1": {"n": 9, "8192": 0.25, "8192_stderr": 0.125, "2048": 1.0, "4096": 0.5}},
+ "configs": {"niah_single_1": {"version": 1, "profile": "harness-0.4.8", "bos": "never", "retrieval": "harness-v1",
+  "max_length": 777, "precision": "bf16-harness", "limit": 9, "seed": 3, "seconds": 1, "split": null}}}
+T
+"$hola" eval --results "$dir/theirs" --html "$dir/both.html" >"$dir/table" || bad "it failed, see above"
+check "points by length" grep -q 'points="107.1,15.0 164.3,137.5 221.4,198.8 "' "$dir/both.html"
+check "an error with its figure" grep -q '8192  *0.2500  *0.1250' "$dir/table"
+check "their settings" grep -q 'profile harness-0.4.8, bos never, retrieval harness-v1, max_length 777, log-likelihoods bf16' "$dir/table"
+check "their settings in the page" grep -q '<td>5.0M<td>BF16<td><code>0</code><td>harness-0.4.8<td>never<td>harness-v1<td>777<td>bf16-harness<td>9<td>3' "$dir/both.html"
 
 # bad input
 refused 2 'unknown task' eval -m "$dir/m" --data "$dir/data" --tasks arc

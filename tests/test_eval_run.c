@@ -146,7 +146,11 @@ static void test_greedy(void **state) {
             hl_set_ask(&s, &(struct hl_request){.kind = HL_ASK_IDS, .ids = ids, .next = next, .n_ids = N}));
     }
     struct hl_answer *a = answers(m, &o, &s);
-    for (int wrong = 0; wrong < 4; wrong++) assert_int_equal(a[wrong].greedy, wrong == 0);
+    for (int wrong = 0; wrong < 4; wrong++) {
+        assert_int_equal(a[wrong].greedy, wrong == 0);
+        for (int t = 0; t < N; t++) /* and which of them */
+            assert_int_equal(a[wrong].top[t], (t == FIRST && !(wrong & 1)) || (t == LAST && !(wrong >> 1)));
+    }
     hl_answers_free(a, s.n);
     hl_set_free(&s);
     hola_model_free(m);

@@ -10,7 +10,7 @@ PATH=$PATH:/usr/local/cuda/bin
 if [ "$1" = --one ]; then # TOOL PROGRAM LOGS
     log=$4/$2-$(basename "$3").txt
     start=$(date +%s)
-    HOLA_SMALL=1 timeout "$limit" compute-sanitizer --tool "$2" --print-limit 100000 \
+    HOLA_SMALL=$([ "$2" = memcheck ] && echo 1 || echo 2) timeout "$limit" compute-sanitizer --tool "$2" --print-limit 100000 \
         $([ "$2" = memcheck ] || echo --racecheck-num-workers 2) "$3" >"$log" 2>&1
     rc=$?
     awk -v tool="$2" -v name="$(basename "$3")" -v rc=$rc -v foreign="$foreign" -v s=$(($(date +%s) - start)) '

@@ -134,7 +134,7 @@ static hola_status run_once(const struct eval_opts *o, hola_model *model, struct
     if (st == HOLA_OK && m == w->first) st = dump(o, t, &s, w);
     if (st == HOLA_OK && o->out)
         st = eval_journal_open(&r.journal, o->out, t->name, settings(m, t, &s, o), &s, a);
-    if (r.journal.found > 0)
+    if (st == HOLA_OK && r.journal.found > 0)
         fprintf(stderr, "hola: %s: %lld of %lld answers are there already\n", t->name,
                 (long long)r.journal.found, (long long)s.n);
     const struct hl_eval_hooks hooks = {.ctx = &r, .progress = show, .answered = keep, .warn = warn};

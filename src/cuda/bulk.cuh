@@ -74,6 +74,9 @@ static __device__ __forceinline__ void copy_arrive(barrier_at b) {
     emu_copy_commit();
     emu_copy_wait(0);
     emu_barrier_arrive(b, 0);
+#elif HL_BULK && defined(HL_RACECHECK) /* it does not know the other instruction */
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    barrier_arrive(b);
 #elif HL_BULK
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(b) : "memory");
 #endif

@@ -7,6 +7,10 @@ CUDA_HOME := $(if $(NVCC),$(patsubst %/bin/nvcc,%,$(realpath $(NVCC))))
 CUDA_SRC := $(sort $(wildcard src/ops/*/*_cuda.cu))
 CUDA_C := src/cuda/memory.c src/cuda/device.c src/cuda/gemm.c src/cuda/graph.c src/cuda/nccl.c
 NVCC_OPT ?= -O3
+ifeq ($(RACE),1) # for compute-sanitizer's racecheck: src/cuda/some.cuh, tests/race
+override NVCC_OPT += -DHL_RACECHECK
+CUDA_C := $(filter-out src/cuda/gemm.c,$(CUDA_C))
+endif
 NVCC_FLAGS := -std=c++17 $(NVCC_OPT) -lineinfo -Iinclude -Isrc -Xcompiler -fPIC,-Wall,-fvisibility=hidden -diag-suppress 177 \
     -gencode=arch=compute_80,code=compute_80 \
     $(foreach a,$(CUDA_ARCH),-gencode=arch=compute_$(a),code=[compute_$(a)$(,)sm_$(a)])
@@ -14,7 +18,7 @@ ISA_cuda := -DHL_ISA=cuda
 ISA_cuda_f32 := -DHL_ISA=cuda_f32 -DHL_CUDA_F32
 
 CUDA_OBJ := $(patsubst %.c,$(BUILD)/cuda-host/%.o,$(CUDA_C)) $(foreach i,cuda cuda_f32,$(BUILD)/$(i)/src/cuda/table.o \
-    $(patsubst %.cu,$(BUILD)/$(i)/%.o,$(CUDA_SRC)))
+    $(patsubst %.cu,$(BUILD)/$(i)/%.o,$(CUDA_SRC))) $(if $(filter 1,$(RACE)),$(BUILD)/cuda/tests/race/gemm.o)
 EMU_OBJ := $(patsubst %.c,$(BUILD)/emu/%.o,src/cuda/memory.c tests/emu/device.c) $(BUILD)/emu/tests/emu/emu.o \
     $(foreach i,cuda cuda_f32,$(BUILD)/emu-$(i)/src/cuda/table.o $(patsubst %.cu,$(BUILD)/emu-$(i)/%.o,$(CUDA_SRC)))
 
@@ -62,6 +66,6 @@ gpu-tests: $(GPU_TESTS)
 test-cuda: $(GPU_TESTS) ## the CUDA backend on this machine's GPU
 	@tests/run.sh $(GPU_TESTS)
 sanitize: gpu-tests ## compute-sanitizer's memcheck and racecheck over them
-	$(MAKE) --no-print-directory BUILD=$(BUILD)-race NVCC_OPT='$(NVCC_OPT) -DHL_RACECHECK' gpu-tests
+	$(MAKE) --no-print-directory BUILD=$(BUILD)-race RACE=1 gpu-tests
 	tools/sanitize.sh $(BUILD) $(BUILD)-race $(JOBS)
 .PHONY: gpu-tests test-cuda sanitize

@@ -2,18 +2,20 @@
  * __syncthreads). Those that meet wait for the others; those that come only say so and go on. Kernels begin with
  * open_some, in all threads.
  *
- * HL_RACECHECK, for compute-sanitizer alone (docs/cuda.md): racecheck takes these barriers for a part of
- * __syncthreads and reports what is in order. There they lie in shared memory, where it follows them; every
- * thread has 1 / threads of what ends a phase, whatever the barrier. */
+ * HL_RACECHECK, for compute-sanitizer alone (make sanitize): racecheck takes these barriers for a part of
+ * __syncthreads and reports what is in order. There they lie in shared memory, where it follows them, in the last
+ * SOME_ROOM bytes that were asked for (of TILES_ROOM, or beside what is used); every thread has 1 / threads of what
+ * ends a phase, whatever the barrier. */
 #ifndef HL_SOME_CUH
 #define HL_SOME_CUH
 #include "cuda/dev.cuh"
 
 #if defined(HL_RACECHECK) && !defined(HL_CUDA_EMU)
-enum { SHARES = 322560 }; /* 1024 * 9 * 5 * 7 */
+enum { SOME_ROOM = 17 * 8, SHARES = 322560 /* 1024 * 9 * 5 * 7 */ };
 static __device__ __forceinline__ uint32_t some_at(int id) {
-    static __shared__ uint64_t some[16];
-    return (uint32_t)__cvta_generic_to_shared(some + id);
+    uint32_t bytes;
+    asm volatile("mov.u32 %0, %dynamic_smem_size;" : "=r"(bytes));
+    return ((uint32_t)__cvta_generic_to_shared(shared_memory()) + bytes - SOME_ROOM + 7) / 8 * 8 + 8 * id;
 }
 static __device__ __forceinline__ void open_some() {
     if (threadIdx.x < 16)
@@ -41,6 +43,7 @@ static __device__ __forceinline__ void meet(int id, int threads) {
                      : "memory");
 }
 #else
+enum { SOME_ROOM = 0 };
 static __device__ __forceinline__ void open_some() {}
 static __device__ __forceinline__ void meet(int id, int threads) {
 #ifdef HL_CUDA_EMU

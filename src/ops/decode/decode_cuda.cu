@@ -145,7 +145,7 @@ static bool has_room(int bytes) {
     cudaGetDevice(&device);
     cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     cudaDeviceGetAttribute(&together, cudaDevAttrCooperativeLaunch, device);
-    return bytes <= most && together && can_bulk((const void *)decode_token<struct decode<struct any_some>>);
+    return bytes + SOME_ROOM <= most && together && can_bulk((const void *)decode_token<struct decode<struct any_some>>);
 }
 /* All blocks must be there at once, since they wait for each other: a cooperative launch sees to it. */
 template <class D> static void start(struct hl_cuda *c, const D *a) {
@@ -154,7 +154,7 @@ template <class D> static void start(struct hl_cuda *c, const D *a) {
     together.id = cudaLaunchAttributeCooperative;
     together.val.cooperative = 1;
     config.gridDim = dim3((unsigned)hl_cuda_sms(c)), config.blockDim = dim3(ALL);
-    config.dynamicSmemBytes = (size_t)a->s.bytes;
+    config.dynamicSmemBytes = (size_t)a->s.bytes + SOME_ROOM;
     config.stream = hl_cuda_stream(c), config.attrs = &together, config.numAttrs = 1;
     hl_cuda_prepare(c, (const void *)decode_token<D>, config.dynamicSmemBytes);
     hl_cuda_launched(c, cudaLaunchKernelEx(&config, decode_token<D>, *a));
