@@ -31,8 +31,7 @@ static inline bool dev_slow_pool(struct hl_pool *pool) {
     return getenv("HOLA_SMALL") || !strcmp(hl_cuda_name(hl_cuda_of(pool)), "emulated");
 }
 static inline bool dev_slow(const struct dev *d) { return dev_slow_pool(d->pool); }
-/* HOLA_SMALL=2: as few of these as reach every kernel, for racecheck, to which every access of shared memory is a
- * record. */
+/* HOLA_SMALL=2: as few of these as reach every kernel, for racecheck, to which a launch is some 10 ms. */
 static inline bool dev_least(void) {
     const char *small = getenv("HOLA_SMALL");
     return small && atoi(small) > 1;

@@ -18,10 +18,7 @@ static hola_model *model_on(const char *backend) {
     hola_config cfg;
     hola_model *m;
     CHECK_OK(hl_config_parse(&cfg, BODY, (int64_t)strlen(BODY), "config"));
-    if (hola_model_new(&m, &cfg, 7, &opt) == HOLA_OK) {
-        m->decoder.off = dev_least(); /* cuda_decode.c looks at that kernel */
-        return m;
-    }
+    if (hola_model_new(&m, &cfg, 7, &opt) == HOLA_OK) return m;
     print_message("%s\n", hola_last_error());
     return NULL;
 }
@@ -54,7 +51,6 @@ static void positions_of_what_is_kept(void **state) {
     CHECK_OK(hl_config_parse(&cfg, BODY, (int64_t)strlen(BODY), "config"));
     cfg.cache_evict = HOLA_EVICT_RECENCY;
     if (hola_model_new(&m, &cfg, 7, &(hola_options){.threads = 1, .backend = "cuda"}) != HOLA_OK) skip();
-    m->decoder.off = dev_least();
     hola_session *s;
     CHECK_OK(hola_session_new(&s, m));
     for (int i = 0; i < 40; i++) CHECK_OK(hola_session_feed(s, ids + i, 1, NULL));

@@ -98,6 +98,8 @@ static void test_pack(void **state) {
     check_pack(doc, 5000, 4096, 0.98); /* rows of usual size are full */
     check_pack(doc, 5000, 70000, 0.9); /* room lists of several words of bits */
     check_pack(doc, 0, 10, 0);
+    const int64_t exact[] = {0, 7, 14, 21, 22, 23, 24, 30, 32};
+    check_pack(exact, 8, 8, 1); /* the last token of a row is used, too */
 }
 
 /* ---- rows ---- */

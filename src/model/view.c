@@ -158,12 +158,9 @@ static void list_kept(const struct watch *w, int64_t layer, int64_t head) {
     const char *held = head_of(w->m, w->held, layer, head);
     struct hl_view_head *o = &w->v->head[layer * w->v->heads + head];
     o->kept = kept_at(&w->m->cfg, w->v->n);
-    for (int64_t i = 0; i < o->kept; i++) {
-        const int64_t pos = ((const int64_t *)(held + at.pos))[i];
-        int64_t j = i;
-        for (; j > 0 && o->pos[j - 1] > pos; j--) o->pos[j] = o->pos[j - 1], o->score[j] = o->score[j - 1];
-        o->pos[j] = pos;
-        o->score[j] = (float)((const real *)(held + at.score))[i];
+    for (int64_t i = 0; i < o->kept; i++) { /* they stand in order */
+        o->pos[i] = ((const int64_t *)(held + at.pos))[i];
+        o->score[i] = (float)((const real *)(held + at.score))[i];
     }
 }
 

@@ -145,7 +145,8 @@ static bool has_room(int bytes) {
     cudaGetDevice(&device);
     cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     cudaDeviceGetAttribute(&together, cudaDevAttrCooperativeLaunch, device);
-    return bytes + SOME_ROOM <= most && together && can_bulk((const void *)decode_token<struct decode<struct any_some>>);
+    return bytes + SOME_ROOM <= most && together &&
+           can_bulk((const void *)decode_token<struct decode<struct any_some>>);
 }
 /* All blocks must be there at once, since they wait for each other: a cooperative launch sees to it. */
 template <class D> static void start(struct hl_cuda *c, const D *a) {
