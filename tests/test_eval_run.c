@@ -4,7 +4,7 @@
 #include "eval/prompt.h"
 #include "eval/tasks.h"
 #include "eval_case.h"
-#include "temp.h"
+#include "tokenizer_load.h"
 
 /* of every kind in turn */
 static hola_model *model_of(int kind) {
@@ -273,6 +273,42 @@ static void test_target(void **state) {
     hola_model_free(m);
 }
 
+/* EOS ends an output as a text, too: one of the two tokens that this model can choose has it inside. */
+static void test_eos_text(void **state) {
+    static const char json[] = "{\"added_tokens\": [{\"id\": 1, \"content\": \"</s>\", \"special\": true}], "
+                               "\"pre_tokenizer\": {\"type\": "
+                               "\"ByteLevel\", \"add_prefix_space\": false}, \"decoder\": {\"type\": "
+                               "\"ByteLevel\"}, \"model\": {\"type\": "
+                               "\"BPE\", \"vocab\": {\"<s>\": 0, \"</s>\": 1, \"a\": 2, \"x</s>y\": 3, "
+                               "\"z</s>w\": 4}, \"merges\": []}}";
+    char *dir = temp_new();
+    hola_tokenizer *t = load(dir, "tokenizer.json", json, sizeof json - 1);
+    const struct hl_eval_opts o = {.tokenizer = t, .bos = HL_BOS_NEVER, .max_length = 100};
+    hola_config cfg = variant_config(0);
+    hola_model *m;
+    struct hl_set s = {0};
+    struct hl_doc *d;
+    (void)state;
+    cfg.vocab_size = 5;
+    CHECK_OK(hola_model_new(&m, &cfg, 11, &(hola_options){.threads = 1}));
+    real *head = m->rows + m->params.tensor[m->params.head].offset;
+    for (int64_t i = 0; i < cfg.vocab_size * cfg.hidden_size; i++) {
+        const int64_t id = i / cfg.hidden_size; /* logits: 0, 0, 0, z, -z */
+        head[i] = (real)(id == 3) - (real)(id == 4);
+    }
+    CHECK_OK(hl_set_doc(&s, &d));
+    CHECK_OK(hl_set_ask(
+        &s, &(struct hl_request){.kind = HL_ASK_GENERATE, .context = hl_span_of("aaa"), .max_new = 20}));
+    struct hl_answer *a = answers(m, &o, &s);
+    assert_true(a[0].text.n == 1 && strchr("xz", a[0].text.data[0]));
+    assert_int_equal(a[0].tokens, 1);
+    hl_answers_free(a, 1);
+    hl_set_free(&s);
+    hola_model_free(m);
+    hola_tokenizer_free(t);
+    temp_remove(dir);
+}
+
 /* ---- metrics ---- */
 
 static void test_accuracy(void **state) {
@@ -336,10 +372,10 @@ static void test_perplexity(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_plain),      cmocka_unit_test(test_company), cmocka_unit_test(test_prompts),
-        cmocka_unit_test(test_resume),     cmocka_unit_test(test_memory),  cmocka_unit_test(test_target),
-        cmocka_unit_test(test_accuracy),   cmocka_unit_test(test_greedy),  cmocka_unit_test(test_lengths),
-        cmocka_unit_test(test_perplexity),
+        cmocka_unit_test(test_plain),    cmocka_unit_test(test_company),    cmocka_unit_test(test_prompts),
+        cmocka_unit_test(test_resume),   cmocka_unit_test(test_memory),     cmocka_unit_test(test_target),
+        cmocka_unit_test(test_eos_text), cmocka_unit_test(test_accuracy),   cmocka_unit_test(test_greedy),
+        cmocka_unit_test(test_lengths),  cmocka_unit_test(test_perplexity),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
