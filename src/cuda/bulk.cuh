@@ -6,7 +6,7 @@
  * through. */
 #ifndef HL_BULK_CUH
 #define HL_BULK_CUH
-#include "cuda/dev.cuh"
+#include "cuda/some.cuh"
 
 #if !defined(HL_CUDA_EMU) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define HL_BULK 1
@@ -94,6 +94,10 @@ static __device__ __forceinline__ void copy_bulk(void *shared, const void *globa
                  : "memory");
 #endif
 }
+
+/* Barriers of some warps whose numbers are known when compiled (some.cuh). */
+template <int id, int threads> static __device__ __forceinline__ void sync_some() { meet(id, threads); }
+template <int id, int threads> static __device__ __forceinline__ void arrive_some() { come(id, threads); }
 
 /* Whether the kernel was compiled for a chip that has all this. */
 #ifdef HL_CUDA_EMU

@@ -44,7 +44,11 @@ static __device__ __forceinline__ void meet(int id, int threads) {
 }
 #else
 enum { SOME_ROOM = 0 };
-static __device__ __forceinline__ void open_some() {}
+static __device__ __forceinline__ void open_some() {
+#ifdef HL_CUDA_EMU
+    emu_open_some();
+#endif
+}
 static __device__ __forceinline__ void meet(int id, int threads) {
 #ifdef HL_CUDA_EMU
     emu_sync_some(id, threads, true);
@@ -60,5 +64,7 @@ static __device__ __forceinline__ void come(int id, int threads) {
 #endif
 }
 #endif
+/* Where all wait. */
+static __device__ __forceinline__ void barrier(int id, int threads) { meet(id, threads); }
 
 #endif

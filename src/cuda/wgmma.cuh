@@ -12,7 +12,7 @@
  * 64 or 128 bytes. Wider operands are panels of such tiles. */
 #ifndef HL_WGMMA_CUH
 #define HL_WGMMA_CUH
-#include "cuda/dev.cuh"
+#include "cuda/some.cuh"
 
 template <int WIDTH> static __device__ __forceinline__ int tile_at(int row, int col) {
     const int units = WIDTH / 8, turn = units >= 8 ? row % 8 : row / (8 / units) % units;

@@ -37,7 +37,7 @@ const struct emu_place *emu_now;
 char *emu_shared;
 static fiber fibers[MAX_THREADS];
 static warp warps[MAX_THREADS / 32];
-static int n_fibers, current, at_barrier, live, order_step = 1, any_or, or_result;
+static int n_fibers, current, at_barrier, opened, live, order_step = 1, any_or, or_result;
 static unsigned barrier_turn;
 static long idle; /* switches since anything moved */
 static void (*kernel)(void *);
@@ -201,6 +201,7 @@ void emu_run(dim3 grid, dim3 block, size_t shared, void (*k)(void *), void *ctx)
         memset(emu_shared, 0xff, shared); /* NaN in every format */
         live = n_fibers;
         at_barrier = 0;
+        opened = 0;
         idle = 0;
         forget_copies();
         for (int w = 0; w * 32 < n_fibers; w++) {
@@ -223,6 +224,7 @@ void emu_run(dim3 grid, dim3 block, size_t shared, void (*k)(void *), void *ctx)
 #else
         swapcontext(&main_context, &fibers[current].context);
 #endif
+        if (opened && opened != n_fibers) die("open_some by a part of the block");
     }
 }
 
@@ -379,7 +381,9 @@ static struct {
     int come;
     unsigned turn;
 } some[16];
+void emu_open_some(void) { opened++; }
 void emu_sync_some(int id, int threads, bool wait) {
+    if (!opened) die("a barrier of some warps in a kernel that did not begin with open_some");
     unsigned turn = some[id].turn;
     if (++some[id].come == threads) {
         some[id].come = 0;

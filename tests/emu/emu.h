@@ -183,6 +183,7 @@ void emu_barrier_open(uint64_t *b, int arrivals);
 void emu_barrier_arrive(uint64_t *b, int bytes);
 void emu_barrier_wait(uint64_t *b, uint32_t parity);
 void emu_copy_bulk(void *shared, const void *global, int bytes, uint64_t *b);
+void emu_open_some(void); /* before the first of these in a block */
 void emu_sync_some(int id, int threads, bool wait);
 
 #endif

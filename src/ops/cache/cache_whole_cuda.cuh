@@ -1,7 +1,6 @@
 /* cache_whole_cuda.cuh -- cache_whole_cuda.cu's shared memory, and what comes into it and goes out. */
 #ifndef HL_CACHE_WHOLE_CUDA_CUH
 #define HL_CACHE_WHOLE_CUDA_CUH
-#include "cuda/some.cuh"
 #include "cuda/wgmma.cuh"
 #include "ops/cache/cache_back_cuda.cuh"
 
@@ -121,7 +120,7 @@ static __device__ __forceinline__ void write_sum(bf16 *to, int ld, int rows, con
         for (int j = 0; j < 2; j++)
             *(float2 *)(room + (row + 8 * j) * D + (n ^ g) * 8 + 2 * t) =
                 make_float2(d[n][2 * j], d[n][2 * j + 1]);
-    meet(1 + group, GROUP);
+    barrier(1 + group, GROUP);
     const float *from = room + first * D + (chunk ^ first % 8) * 8;
     static_assert(lines<D>::STEP % 8 == 0, "steps of whole groups of 8 rows");
 #pragma unroll
@@ -155,7 +154,7 @@ static __device__ __forceinline__ void write_dq(struct whole_room<D> *m, const s
     uint32_t unused[4][4];
     store_square(m->p[i], d, unused);
     if (D == 128) store_square(m->ds[i], d + 8, unused);
-    meet(1 + group, GROUP);
+    barrier(1 + group, GROUP);
     enum { CHUNKS = D / 8, STEP = GROUP / CHUNKS };
     const int first = threadIdx.x % GROUP / CHUNKS, chunk = threadIdx.x % CHUNKS, ld = (int)c.a.HV * D;
     const bf16 *from = (chunk < 8 ? m->p[i] : m->ds[i]) + tile_at<64>(first, chunk % 8 * 8);

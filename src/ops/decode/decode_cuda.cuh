@@ -10,7 +10,6 @@
 #define HL_DECODE_CUDA_CUH
 #include "ops/cache/cache_cuda.cuh"
 #include "cuda/bulk.cuh"
-#include "cuda/some.cuh"
 
 enum {
     WARPS = HL_DECODE_WARPS,
@@ -94,7 +93,7 @@ struct block {
 };
 
 /* All threads that compute. */
-static __device__ __forceinline__ void sync_block() { meet(1, THREADS); }
+static __device__ __forceinline__ void sync_block() { sync_some<1, THREADS>(); }
 /* Between phases: what a phase writes to shared memory waits for words that other blocks give once they have this
  * one's, and those are given when the last phase's numbers are no longer in use. racecheck does not follow an order
  * through memory, so for it there is a barrier as well. */

@@ -247,11 +247,11 @@ static __device__ __forceinline__ void remember(const D &a, const struct block &
     meet_state(a, b, l, p, y, small);
     if (b.warp == GATES) put_gates(a, b, l, p, gates, word, small);
     if (b.warp == RULE) {
-        meet(2, THREADS);
+        sync_some<2, THREADS>();
         delta_rule(a, b, l, p, small);
     } else {
         __syncwarp();
-        come(2, THREADS);
+        arrive_some<2, THREADS>();
         if (a.cache) read_slots(a, b, l, p, small);
     }
     sync_block();

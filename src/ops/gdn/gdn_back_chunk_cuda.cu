@@ -186,8 +186,8 @@ template <int KT> static __device__ __forceinline__ void serve(const struct gdn_
                 if (tile == 0) values<KT>(a, p, s, n, beta, vx, i);
             }
             if (slices <= AHEAD) copy_wait<0>(); /* else the gates, q and k were waited for with a slice */
-            if (slices <= AHEAD && tile == 0) meet(3, REST_THREADS);
-            meet(2, GROUP);
+            if (slices <= AHEAD && tile == 0) barrier(3, REST_THREADS);
+            barrier(2, GROUP);
             reorder<KT>(m->q, i), reorder<KT>(m->k, i);
             operands_written();
             __syncthreads();
@@ -242,7 +242,7 @@ static __device__ __forceinline__ void work(const struct gdn_back &a, const plac
         products_wait<KT / 16>(U.d);
         hold<KT / 16>(dQ.d), hold<KT / 16>(E.d);
         if (FIRST) hold<C / 8>(f);
-        if (FIRST && a.V / SLICE < AHEAD + 1) meet(3, REST_THREADS); /* the gates are there */
+        if (FIRST && a.V / SLICE < AHEAD + 1) barrier(3, REST_THREADS); /* the gates are there */
         if (FIRST) store_scores<KT>(f, m, scale, group);
         __syncthreads(); /* dS and N, q and k are there */
     }

@@ -1,7 +1,6 @@
 /* gdn_back_rows_cuda.cuh -- parts of gdn_back_chunk_cuda.cu: shared memory, the rows of a finished tile. */
 #ifndef HL_GDN_BACK_ROWS_CUDA_CUH
 #define HL_GDN_BACK_ROWS_CUDA_CUH
-#include "cuda/some.cuh"
 #include "cuda/wgmma.cuh"
 #include "ops/gdn/gdn_back_cuda.cuh"
 

@@ -9,7 +9,6 @@
  * of a head reads it. When h and v_new of a window of chunks are in memory the block says so, and gdn_out,
  * which is already there, reads them. */
 #include "cuda/early.cuh"
-#include "cuda/some.cuh"
 #include "ops/gdn/gdn_prep_cuda.cuh"
 
 #ifndef HL_CUDA_F32
@@ -246,7 +245,7 @@ static __global__ void __launch_bounds__(SCAN_THREADS) scan_chunks(const struct 
         const float *gates = x.gates[n], end = gates[2 * CHUNK - 1];
         if (group == 0) {
             residual(x, x.s[n], gates);
-            meet(1, GROUP); /* r is there */
+            barrier(1, GROUP); /* r is there */
             values(x, x.s[n], gates);
         } else if (c > 0 && c % GDN_WINDOW == 0 && threadIdx.x == GROUP) say_ready(a, w, c);
 #pragma unroll

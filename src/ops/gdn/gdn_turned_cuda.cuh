@@ -11,7 +11,6 @@
 #ifndef HL_GDN_TURNED_CUH
 #define HL_GDN_TURNED_CUH
 #include "cuda/early.cuh"
-#include "cuda/some.cuh"
 #include "cuda/wgmma.cuh"
 
 enum { GROUP = 128, PANEL = HL_CHUNK * 64 };
