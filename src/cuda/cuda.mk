@@ -7,10 +7,6 @@ CUDA_HOME := $(if $(NVCC),$(patsubst %/bin/nvcc,%,$(realpath $(NVCC))))
 CUDA_SRC := $(sort $(wildcard src/ops/*/*_cuda.cu))
 CUDA_C := src/cuda/memory.c src/cuda/device.c src/cuda/gemm.c src/cuda/graph.c src/cuda/nccl.c
 NVCC_OPT ?= -O3
-ifeq ($(RACE),1) # for compute-sanitizer's racecheck: src/cuda/some.cuh, tests/race
-override NVCC_OPT += -DHL_RACECHECK
-CUDA_C := $(filter-out src/cuda/gemm.c,$(CUDA_C))
-endif
 NVCC_FLAGS := -std=c++17 $(NVCC_OPT) -lineinfo -Iinclude -Isrc -Xcompiler -fPIC,-Wall,-fvisibility=hidden -diag-suppress 177 \
     -gencode=arch=compute_80,code=compute_80 \
     $(foreach a,$(CUDA_ARCH),-gencode=arch=compute_$(a),code=[compute_$(a)$(,)sm_$(a)])
@@ -18,9 +14,14 @@ ISA_cuda := -DHL_ISA=cuda
 ISA_cuda_f32 := -DHL_ISA=cuda_f32 -DHL_CUDA_F32
 
 CUDA_OBJ := $(patsubst %.c,$(BUILD)/cuda-host/%.o,$(CUDA_C)) $(foreach i,cuda cuda_f32,$(BUILD)/$(i)/src/cuda/table.o \
-    $(patsubst %.cu,$(BUILD)/$(i)/%.o,$(CUDA_SRC))) $(if $(filter 1,$(RACE)),$(BUILD)/cuda/tests/race/gemm.o)
+    $(patsubst %.cu,$(BUILD)/$(i)/%.o,$(CUDA_SRC)))
 EMU_OBJ := $(patsubst %.c,$(BUILD)/emu/%.o,src/cuda/memory.c tests/emu/device.c) $(BUILD)/emu/tests/emu/emu.o \
     $(foreach i,cuda cuda_f32,$(BUILD)/emu-$(i)/src/cuda/table.o $(patsubst %.cu,$(BUILD)/emu-$(i)/%.o,$(CUDA_SRC)))
+
+ifeq ($(RACE),1) # for compute-sanitizer's racecheck: src/cuda/some.cuh, tests/race
+NVCC_FLAGS += -DHL_RACECHECK
+CUDA_OBJ := $(filter-out %/src/cuda/gemm.o,$(CUDA_OBJ)) $(BUILD)/cuda/tests/race/gemm.o
+endif
 
 # sanitizers and fuzzers look at the host's code: there the kernels would only take time
 CUDA := $(if $(call on,$(SAN) $(TSAN) $(FUZZ)),,$(NVCC))

@@ -68,13 +68,13 @@ template <int kind, class D>
 static __device__ __forceinline__ void run_phase(const D &a, struct block &b, int l, bool first = true,
                                                  bool second = true) {
     forget(b);
-    next_phase();
     b.now = words_of(a, l), b.before = words_of(a, l + LAPS - 1);
     if (kind == MEMORIES) memories(a, b, l, first && a.cache ? 0 : 1, second ? 2 : 1);
     else if (first) {
         if (kind == HEAD && a.cache) put_scores(a, b);
         product<kind>(a, b, l);
     }
+    next_phase();
     next_groups(b);
 }
 
@@ -145,8 +145,7 @@ static bool has_room(int bytes) {
     cudaGetDevice(&device);
     cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     cudaDeviceGetAttribute(&together, cudaDevAttrCooperativeLaunch, device);
-    return bytes + SOME_ROOM <= most && together &&
-           can_bulk((const void *)decode_token<struct decode<struct any_some>>);
+    return bytes <= most && together && can_bulk((const void *)decode_token<struct decode<struct any_some>>);
 }
 /* All blocks must be there at once, since they wait for each other: a cooperative launch sees to it. */
 template <class D> static void start(struct hl_cuda *c, const D *a) {

@@ -293,7 +293,6 @@ static __device__ __forceinline__ void memories(const D &a, struct block &b, int
             if (part) remember(a, b, l, p);
             else look_up(a, b, l, p);
         }
-        next_phase();
     }
     if (!ahead) return;
     __syncwarp();
