@@ -105,16 +105,6 @@ static void test_tiles(void **state) {
     }
 }
 
-/* all four tiles of queries of a block, with kept rows before them, where the rest of the sequence is short */
-static void test_long_block(void **state) {
-    static const int64_t len[] = {256 + 250, 30};
-    (void)state;
-    struct dev d = dev_open(false);
-    const struct shape s = {20, 256, 1, 1, 64, 64, HOLA_EVICT_BETAE};
-    compare(&d, rounded(&d, batch_new(s, len, 2, 77)), rounded(&d, batch_new(s, len, 2, 77)), tol_of(&d));
-    dev_close(&d);
-}
-
 /* a sequence of many blocks, whose selection is made in groups of them */
 static void test_long(void **state) {
     static const int64_t wc[][2] = {{4, 16}, {20, 8}, {7, 3}};
@@ -310,11 +300,11 @@ static void test_speed(void **state) {
 /* [test] [repeats of what is timed; 1 for a profiler] */
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_odd_shapes),   cmocka_unit_test(test_tiles),
-        cmocka_unit_test(test_long_block),   cmocka_unit_test(test_long),
-        cmocka_unit_test(test_definition),   cmocka_unit_test(test_odd_scores),
-        cmocka_unit_test(test_large_logits), cmocka_unit_test(test_bits),
-        cmocka_unit_test(test_score),        cmocka_unit_test(test_speed),
+        cmocka_unit_test(test_odd_shapes), cmocka_unit_test(test_tiles),
+        cmocka_unit_test(test_long),       cmocka_unit_test(test_definition),
+        cmocka_unit_test(test_odd_scores), cmocka_unit_test(test_large_logits),
+        cmocka_unit_test(test_bits),       cmocka_unit_test(test_score),
+        cmocka_unit_test(test_speed),
     };
     int failed;
     if (argc > 1) cmocka_set_test_filter(argv[1]);
