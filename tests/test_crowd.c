@@ -2,6 +2,7 @@
  * among them whose numbers are none. */
 #include "models.h"
 #include "model/session.h"
+#include "text/tokenizer.h"
 
 enum { CROWD = 64, ROUNDS = 200, LONGEST = 200 };
 static int32_t chosen(hola_session *s) {
@@ -108,6 +109,55 @@ static void step_and_sample(void **state) {
     assert_int_equal(hola_session_step_sample(NULL, 0, NULL, NULL, NULL), HOLA_EINVAL);
     free(ids), free(logits);
     hola_model_free(m);
+}
+
+/* Prompts of several sessions in passes that they share: each gets the bits that it gets alone, also behind a mark. */
+static void fed_together(void **state) {
+    enum { N = 4 };
+    (void)state;
+    for (int v = 0; v < VARIANTS; v += 5) {
+        hola_model *m = variant_model(v, 2, NULL);
+        const int64_t vocab = m->cfg.vocab_size, len[N] = {1, 40, 2 * hl_model_rows(m) + 5, 31};
+        int32_t *all = random_ids(len[2] + N, vocab, 5);
+        float *logits = malloc((size_t)(N * vocab) * sizeof *logits),
+              *alone = malloc((size_t)vocab * sizeof *alone);
+        hola_session *y[N], *z[N];
+        struct hl_ids ids[N];
+        for (int i = 0; i < N; i++) {
+            ids[i] = (struct hl_ids){.data = all + i, .n = len[i]};
+            for (int k = 0; k < 2; k++) {
+                hola_session **s = k ? &z[i] : &y[i];
+                CHECK_OK(hola_session_new(s, m));
+                CHECK_OK(hola_session_feed(*s, all + 7, 10 + i, NULL));
+                CHECK_OK(hola_session_mark(*s));
+            }
+        }
+        CHECK_OK(hl_sessions_feed(y, ids, N, logits));
+        for (int i = 0; i < N; i++) {
+            CHECK_OK(hola_session_feed(z[i], ids[i].data, ids[i].n, alone));
+            assert_memory_equal(logits + i * vocab, alone, (size_t)vocab * sizeof *alone);
+            assert_memory_equal(hola_session_logits(y[i]), alone, (size_t)vocab * sizeof *alone);
+            assert_memory_equal(&y[i]->now.at, &z[i]->now.at, sizeof y[i]->now.at);
+            assert_memory_equal(y[i]->now.state, z[i]->now.state, (size_t)m->state.bytes);
+        }
+        assert_memory_not_equal(logits, logits + vocab, (size_t)vocab * sizeof *logits);
+        for (int i = 0; i < 2; i++) { /* over the end of a block, and not */
+            CHECK_OK(hola_session_rollback(y[i], len[i]));
+            CHECK_OK(hola_session_rollback(z[i], len[i]));
+            CHECK_OK(hola_session_feed(y[i], all, 60, logits));
+            CHECK_OK(hola_session_feed(z[i], all, 60, alone));
+            assert_memory_equal(logits, alone, (size_t)vocab * sizeof *alone);
+        }
+        const int64_t pos = hola_session_position(y[3]);
+        ids[2].n = 0;
+        assert_int_equal(hl_sessions_feed(y, ids, N, logits), HOLA_EINVAL);
+        ids[2] = (struct hl_ids){.data = (int32_t[]){-1}, .n = 1};
+        assert_int_equal(hl_sessions_feed(y, ids, N, logits), HOLA_EINVAL);
+        assert_int_equal(hola_session_position(y[3]), pos);
+        for (int i = 0; i < N; i++) hola_session_free(y[i]), hola_session_free(z[i]);
+        free(all), free(logits), free(alone);
+        hola_model_free(m);
+    }
 }
 
 /* ---- memory that comes back as NaN ---- */
@@ -228,6 +278,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(come_and_go),
         cmocka_unit_test(step_and_sample),
+        cmocka_unit_test(fed_together),
         cmocka_unit_test(freed_sessions_leave_nothing),
         cmocka_unit_test(not_a_number_is_refused),
     };
