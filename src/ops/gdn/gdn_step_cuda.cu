@@ -180,8 +180,8 @@ static __global__ void __launch_bounds__(step_tile<K, COLS>::THREADS, step_tile<
         copy_wait<SLOTS - 1>();
 #pragma unroll
         for (int i = 0; i < ROWS; i++) S[i] = m.ring[n % SLOTS][i][threadIdx.x];
-        bring(n + SLOTS);
         if (n + 1 < own) ask(next, n + 1, 0);
+        bring(n + SLOTS);
         if (n % (KNOWN / 2) == 0 && n) /* those of long ago make room */
             find_places<K, COLS>(a, m, n + KNOWN / 4, KNOWN / 2, items);
         for (int t = 0; t < p.len; t++) {
