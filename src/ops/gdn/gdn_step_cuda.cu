@@ -5,23 +5,25 @@
  * needs no second pass:  q^T S_t = alpha q^T S_{t-1} + (q.k) beta e,  so a token costs one sum over the block.
  *
  * Blocks go on from tile to tile, and memory never waits for them: the next SLOTS tiles are on their way in shared
- * memory, where a thread reads what it has copied itself, as many already before other kernels are waited for.
- * Nothing else is asked for only when it is needed: where tiles lie is known long before, q, k, v and the gates one
- * tile before. */
+ * memory, where a thread reads what it has copied itself, as many already before other kernels are waited for. A
+ * row of the next tile is read and summed when that of the present one goes back to memory, for stores take as long
+ * as all the rest. Where tiles lie is known long before; q, k, v and the gates of a tile are asked for two tiles before,
+ * and before the copies, behind which they would queue. */
 #include "cuda/limits.cuh"
 #include "ops/gdn/gdn_prep_cuda.cuh"
 #include "ops/gdn/gdn_step_cuda.cuh"
 
-enum { STEP_ROWS = 8, ROWS = 8, SLOTS = 3, KNOWN = 64, SM_THREADS = 512 }; /* STEP_ROWS: tokens of a segment */
+enum { STEP_ROWS = 8 }; /* tokens of a segment */
+enum { ROWS = 8, SLOTS = 2, KNOWN = 64, SM_THREADS = 512 };
 
 struct place { /* of a tile */
     float *state;
     int row, len, hv, column;
 };
-template <int K, int COLS> struct step_tile {
-    enum { QUADS = COLS / 4, THREADS = K / ROWS * QUADS, WARPS = THREADS / 32, PER_SM = SM_THREADS / THREADS };
+template <int K, int COLS> struct step_tile { /* what a block has in shared memory */
+    enum { QUADS = COLS / 4, THREADS = K / ROWS * QUADS, WARPS = THREADS / 32 };
     float4 ring[SLOTS][ROWS][THREADS];
-    struct place place[KNOWN];
+    struct place place[KNOWN];       /* of the block's tile n: n % KNOWN */
     float part[WARPS][2 * COLS + 4]; /* k^T S, q^T S, q.k over a warp's rows */
     float all[2 * COLS + 4];
 };
@@ -90,33 +92,41 @@ static __device__ __forceinline__ void sum_rows(struct step_tile<K, COLS> &m, fl
     __syncthreads();
 }
 
-/* A token of a tile: S becomes the state after it, the outputs and the sum of squares go to memory. All threads. */
+/* x: what a row of four columns adds to k^T S, q^T S and q.k */
+static __device__ __forceinline__ void add_row(float x[9], const float4 &S, float k, float q) {
+    x[0] += k * S.x, x[1] += k * S.y, x[2] += k * S.z, x[3] += k * S.w;
+    x[4] += q * S.x, x[5] += q * S.y, x[6] += q * S.z, x[7] += q * S.w;
+    x[8] += q * k;
+}
+/* What a token does to the rows: S = alpha S + k r^T. */
+struct change {
+    float alpha, r[4];
+    __device__ __forceinline__ void apply(float4 &S, float k) const {
+        S.x = alpha * S.x + k * r[0], S.y = alpha * S.y + k * r[1];
+        S.z = alpha * S.z + k * r[2], S.w = alpha * S.w + k * r[3];
+    }
+};
+/* A token of a tile, from the thread's sums x: its outputs and sum of squares go to memory. All threads. */
 template <int K, int COLS>
-static __device__ __forceinline__ void step_token(const struct gdn_step &a, struct step_tile<K, COLS> &m,
-                                                  const struct token &y, const struct place &p, int64_t row,
-                                                  float4 S[ROWS]) {
+static __device__ __forceinline__ struct change
+step_token(const struct gdn_step &a, struct step_tile<K, COLS> &m, const struct token &y,
+           const struct place &p, int64_t row, float x[9]) {
     typedef struct step_tile<K, COLS> tile;
     const int quad = threadIdx.x % tile::QUADS, column = p.column + 4 * quad;
     const int64_t b = row * a.HV + p.hv;
-    const float alpha = decay_of(a, y), beta = beta_of(a, y), scale = 1.0f / sqrtf((float)K);
-    float x[9] = {0.0f}, r[4], sum = 0.0f;
-#pragma unroll
-    for (int i = 0; i < ROWS; i++) {
-        const float k = y.k[i], q = y.q[i];
-        x[0] += k * S[i].x, x[1] += k * S[i].y, x[2] += k * S[i].z, x[3] += k * S[i].w;
-        x[4] += q * S[i].x, x[5] += q * S[i].y, x[6] += q * S[i].z, x[7] += q * S[i].w;
-        x[8] += q * k;
-    }
+    const float beta = beta_of(a, y), scale = 1.0f / sqrtf((float)K);
+    struct change c = {decay_of(a, y)};
+    float sum = 0.0f;
     sum_rows<K, COLS>(m, x);
     const float4 kS = *(const float4 *)(m.all + 4 * quad), qS = *(const float4 *)(m.all + COLS + 4 * quad);
     const float kept[4] = {kS.x, kS.y, kS.z, kS.w}, read[4] = {qS.x, qS.y, qS.z, qS.w}, qk = m.all[2 * COLS];
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-        const float e = y.v[j] - alpha * kept[j];
-        r[j] = beta * e;
-        const float s = a.evict == HOLA_EVICT_E ? e : a.evict == HOLA_EVICT_BETAV ? beta * y.v[j] : r[j];
+        const float e = y.v[j] - c.alpha * kept[j];
+        c.r[j] = beta * e;
+        const float s = a.evict == HOLA_EVICT_E ? e : a.evict == HOLA_EVICT_BETAV ? beta * y.v[j] : c.r[j];
         sum += s * s;
-        const float o = scale * (alpha * read[j] + qk * r[j]);
+        const float o = scale * (c.alpha * read[j] + qk * c.r[j]);
         if (threadIdx.x < tile::QUADS && a.out32) a.out32[b * a.V + column + j] = o;
         else if (threadIdx.x < tile::QUADS) put(a.out + b * a.V + column + j, o);
     }
@@ -127,12 +137,7 @@ static __device__ __forceinline__ void step_token(const struct gdn_step &a, stru
         if (threadIdx.x < tile::QUADS && column % GDN_STEP_COLS == 0)
             a.sums[a.raw ? b * a.tiles + at : at * a.T * a.HV + b] = sum;
     }
-#pragma unroll
-    for (int i = 0; i < ROWS; i++) {
-        const float k = y.k[i];
-        S[i].x = alpha * S[i].x + k * r[0], S[i].y = alpha * S[i].y + k * r[1];
-        S[i].z = alpha * S[i].z + k * r[2], S[i].w = alpha * S[i].w + k * r[3];
-    }
+    return c;
 }
 
 /* Places of the block's tiles from number n on, `many` of them; a barrier must follow. */
@@ -147,57 +152,87 @@ static __device__ __forceinline__ void find_places(const struct gdn_step &a, str
     p->state = (float *)(seg.state + a.S_off) + (int64_t)p->hv * K * a.V + p->column;
 }
 
+/* The block's tile n, when there is one. */
 template <int K, int COLS>
-static __global__ void __launch_bounds__(step_tile<K, COLS>::THREADS, step_tile<K, COLS>::PER_SM)
+static __device__ __forceinline__ void bring(const struct gdn_step &a, struct step_tile<K, COLS> &m, int n,
+                                             int own, int at) {
+    if (n < own) {
+        const float *from = m.place[n % KNOWN].state + at;
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) copy_async(&m.ring[n % SLOTS][i][threadIdx.x], from + i * a.V);
+    }
+    copy_commit();
+}
+/* Token t of that tile, when there is one. */
+template <int K, int COLS>
+static __device__ __forceinline__ void ask(struct token &x, const struct gdn_step &a,
+                                           const struct step_tile<K, COLS> &m, int n, int own, int t) {
+    typedef struct step_tile<K, COLS> tile;
+    if (n >= own) return;
+    const struct place p = m.place[n % KNOWN];
+    fetch(x, a, p.row + t, p.hv, K, threadIdx.x / tile::QUADS * ROWS,
+          p.column + threadIdx.x % tile::QUADS * 4);
+}
+
+template <int K, int COLS>
+static __global__ void __launch_bounds__(step_tile<K, COLS>::THREADS,
+                                         SM_THREADS / step_tile<K, COLS>::THREADS)
     step_tokens(const struct gdn_step a, int items) {
     typedef struct step_tile<K, COLS> tile;
     tile &m = *(tile *)shared_memory();
-    const int quad = threadIdx.x % tile::QUADS, first = threadIdx.x / tile::QUADS * ROWS;
-    const int own = (items - 1 - (int)blockIdx.x) / (int)gridDim.x + 1, at = first * a.V + 4 * quad; /* tiles */
-    const auto bring = [&](int n) { /* the block's tile n, when there is one */
-        if (n < own) {
-            const float *from = m.place[n % KNOWN].state + at;
-#pragma unroll
-            for (int i = 0; i < ROWS; i++) copy_async(&m.ring[n % SLOTS][i][threadIdx.x], from + i * a.V);
-        }
-        copy_commit();
-    };
-    const auto ask = [&](struct token &x, int n, int t) {
-        const struct place p = m.place[n % KNOWN];
-        fetch(x, a, p.row + t, p.hv, K, first, p.column + 4 * quad);
-    };
-    find_places<K, COLS>(a, m, 0, min((int)KNOWN * 3 / 4, (int)tile::THREADS), items);
+    const int own = (items - 1 - (int)blockIdx.x) / (int)gridDim.x + 1; /* tiles */
+    const int at = threadIdx.x / tile::QUADS * ROWS * a.V + threadIdx.x % tile::QUADS * 4;
+    find_places<K, COLS>(a, m, 0, KNOWN * 3 / 4, items);
     __syncthreads();
-    for (int i = 0; i < SLOTS; i++) bring(i);
+    for (int i = 0; i < SLOTS; i++) bring<K, COLS>(a, m, i, own, at);
     wait_for_others(); /* no kernel right before this one writes states */
     let_others_start();
-    struct token next;
-    ask(next, 0, 0);
+    struct token now, next, then;
+    float4 S[ROWS] = {};
+    float x[9] = {0.0f};
+    ask<K, COLS>(now, a, m, 0, own, 0);
+    ask<K, COLS>(next, a, m, 1, own, 0);
+    copy_wait<SLOTS - 1>();
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) S[i] = m.ring[0][i][threadIdx.x], add_row(x, S[i], now.k[i], now.q[i]);
+    bring<K, COLS>(a, m, SLOTS, own, at);
     for (int n = 0; n < own; n++) {
         const struct place p = m.place[n % KNOWN];
-        struct token now = next;
-        float4 S[ROWS];
-        copy_wait<SLOTS - 1>();
+        struct change c = {1.0f};
+        for (int t = 0; t < p.len; t++) {
+            if (t) {
+                const struct token was = now;
+                ask<K, COLS>(now, a, m, n, own, t);
 #pragma unroll
-        for (int i = 0; i < ROWS; i++) S[i] = m.ring[n % SLOTS][i][threadIdx.x];
-        if (n + 1 < own) ask(next, n + 1, 0);
-        bring(n + SLOTS);
+                for (int i = 0; i < 9; i++) x[i] = 0.0f;
+#pragma unroll
+                for (int i = 0; i < ROWS; i++) c.apply(S[i], was.k[i]), add_row(x, S[i], now.k[i], now.q[i]);
+            }
+            c = step_token<K, COLS>(a, m, now, p, p.row + t, x);
+        }
+        ask<K, COLS>(then, a, m, n + 2, own, 0);
         if (n % (KNOWN / 2) == 0 && n) /* those of long ago make room */
             find_places<K, COLS>(a, m, n + KNOWN / 4, KNOWN / 2, items);
-        for (int t = 0; t < p.len; t++) {
-            if (t) ask(now, n, t);
-            step_token<K, COLS>(a, m, now, p, p.row + t, S);
-        }
+        copy_wait<SLOTS - 1>();
 #pragma unroll
-        for (int i = 0; i < ROWS; i++)
+        for (int i = 0; i < 9; i++) x[i] = 0.0f;
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) { /* a row goes and the next tile's comes */
+            c.apply(S[i], now.k[i]);
             __stcs((float4 *)(p.state + at + i * a.V), S[i]); /* not read again soon */
+            if (n + 1 < own)
+                S[i] = m.ring[(n + 1) % SLOTS][i][threadIdx.x], add_row(x, S[i], next.k[i], next.q[i]);
+        }
+        bring<K, COLS>(a, m, n + 1 + SLOTS, own, at);
+        now = next, next = then;
     }
 }
 
 template <int K, int COLS>
 static void start_tiles(struct hl_cuda *c, const struct gdn_step *a, int64_t segments) {
     typedef struct step_tile<K, COLS> tile;
-    const int items = (int)segments * a->HV * (a->V / COLS), most = tile::PER_SM * hl_cuda_sms(c);
+    const int items = (int)segments * a->HV * (a->V / COLS),
+              most = SM_THREADS / tile::THREADS * hl_cuda_sms(c);
     launch_early(c, step_tokens<K, COLS>, (unsigned)min(items, most), tile::THREADS, sizeof(tile), *a, items);
 }
 template <int K> static void start(struct hl_cuda *c, const struct gdn_step *a, int64_t segments) {
