@@ -5,13 +5,13 @@
  * a chunk needs has its own ring of buffers and is read ahead as soon as its buffer is free: q's after that first
  * product, k's, A's and P's at the chunk's end, v's when out, which takes its place, is in memory. So there is
  * always something on its way, and neither loads nor stores are waited for one after another. */
-#include "cuda/bulk.cuh"
 #include "cuda/limits.cuh"
+#include "ops/gdn/gdn_pieces_cuda.cuh"
 #include "ops/gdn/gdn_walk_cuda.cuh"
 
 #ifndef HL_CUDA_F32
 
-enum { LOADERS = GROUP / 2, STORERS = GROUP / 2, VALUES = 3 };
+enum { LOADERS = GROUP / 2, VALUES = 3 };
 
 template <int K, int W> struct ring {
     enum { DEPTH = K == 256 ? 2 : 3 };
@@ -45,9 +45,6 @@ template <int DEPTH> struct marks {
         return barrier_number(first, 3 * DEPTH + 2 * VALUES + 1);
     }
 };
-template <int N> static __device__ __forceinline__ uint32_t full(int c) { return c / N & 1; }
-template <int N> static __device__ __forceinline__ uint32_t empty(int c) { return (c / N & 1) ^ 1; }
-
 /* by one thread */
 template <int W, int DEPTH> static __device__ __forceinline__ void open_marks(const marks<DEPTH> &b) {
     for (int i = 0; i < DEPTH; i++) {
@@ -57,12 +54,6 @@ template <int W, int DEPTH> static __device__ __forceinline__ void open_marks(co
     for (int i = 0; i < VALUES; i++) barrier_open(b.out_there(i), 4 * W), barrier_open(b.v_free(i), STORERS);
     barrier_open(b.new_there(), 4 * W), barrier_open(b.new_free(), STORERS);
 }
-/* the warp is done with something, or has left something */
-static __device__ __forceinline__ void warp_arrive(barrier_at b) {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(b);
-}
-
 /* ---- those that load: i of LOADERS ---- */
 
 template <int K, int W>
@@ -98,40 +89,8 @@ static __device__ __forceinline__ float squares(uint32_t pair) {
     return low(pair) * low(pair) + high(pair) * high(pair);
 }
 
-/* ---- those that store: i of STORERS, each 16 bytes of every STEP-th row, AT_ONCE rows at a time ---- */
+/* ---- those that store: i of STORERS ---- */
 
-enum { AT_ONCE = 4 };
-/* 16 bytes as one store: the compiler makes four of a store that is not always done */
-static __device__ __forceinline__ void store_piece(bf16 *to, uint4 x, bool yes) {
-#ifdef HL_CUDA_EMU
-    if (yes) *(uint4 *)to = x;
-#else
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\n@p st.global.v4.u32 [%0], {%1,%2,%3,%4};\n}" ::"l"(to),
-        "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w), "r"((uint32_t)yes)
-        : "memory");
-#endif
-}
-template <int W> struct pieces {
-    enum { UNITS = 8 * W, STEP = STORERS / UNITS };
-    int row, col, at[2]; /* the first one; where it is in a tile, and where it would be 4 rows on */
-    __device__ __forceinline__ pieces(int i) {
-        row = i / UNITS, col = i % UNITS * 8;
-        for (int n = 0; n < 2; n++) at[n] = col / 64 * PANEL + tile_at<64>(row + 4 * n, col % 64) - 256 * n;
-    }
-    __device__ __forceinline__ void read(uint4 x[AT_ONCE], const bf16 *tile, int first) const {
-#pragma unroll
-        for (int n = 0; n < AT_ONCE; n++)
-            x[n] = *(const uint4 *)(tile + at[n * STEP % 8 / 4] + (first + n * STEP) * 64);
-    }
-    __device__ __forceinline__ void write(bf16 *to, const uint4 x[AT_ONCE], int64_t step, int left) const {
-#pragma unroll
-        for (int n = 0; n < AT_ONCE; n++) {
-            store_piece(to, x[n], row + n * STEP < left);
-            to += step;
-        }
-    }
-};
 /* The sums over the UNITS threads of a row, of AT_ONCE rows: halves change places, so that in the end each thread
  * has that of row number n of them, where n is left. */
 template <int UNITS>
