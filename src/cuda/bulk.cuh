@@ -109,8 +109,8 @@ template <int id, int threads> static __device__ __forceinline__ void arrive_som
 #endif
 }
 
-/* Whether the kernel was compiled for a chip that has all this. The emulated one has it, but where a test asks for
- * an older one. */
+/* Whether the kernel was compiled for a chip that has all this. The emulated one has it, but where a test
+ * asks for an older one. */
 #ifdef HL_CUDA_EMU
 static inline bool can_bulk(const void *) { return !getenv("EMU_OLDER"); }
 #else

@@ -54,8 +54,8 @@ struct gdn_back {
 extern "C" {
 void HL_OP(gdn_back_states)(struct hl_cuda *c, const struct gdn_back *a);
 void HL_OP(gdn_back_scan)(struct hl_cuda *c, const struct gdn_back *a);
-/* the same on chips with barriers in shared memory, which gdn_back_fits tells: P not needed, and segments may have
- * parts */
+/* the same on chips with barriers in shared memory, which gdn_back_fits tells: P not needed, and segments
+ * may have parts */
 void HL_OP(gdn_back_parts)(struct hl_cuda *c, const struct gdn_back *a);
 bool HL_OP(gdn_back_fits)(int64_t K);
 void HL_OP(gdn_back_rest)(struct hl_cuda *c, const struct gdn_back *a);
@@ -83,9 +83,9 @@ static __device__ __forceinline__ void scale_columns(uint32_t a[4], const float 
     a[0] = scale_pair(a[0], all * lo.x, all * lo.y), a[1] = scale_pair(a[1], all * lo.x, all * lo.y);
     a[2] = scale_pair(a[2], all * hi.x, all * hi.y), a[3] = scale_pair(a[3], all * hi.x, all * hi.y);
 }
-/* One warp's [16][8 n] accumulators, packed, as 16 rows of the stored state. Of that, 8 rows of 32 columns lie
- * together, and the columns in the order in which lanes have them: 16 bytes of a lane are columns 2t, 2t + 1 of
- * four tiles, and a warp writes 512 bytes in one piece. */
+/* One warp's [16][8 n] accumulators, packed, as 16 rows of the stored state. Of that, 8 rows of 32 columns
+ * lie together, and the columns in the order in which lanes have them: 16 bytes of a lane are columns 2t,
+ * 2t + 1 of four tiles, and a warp writes 512 bytes in one piece. */
 template <int n> static __device__ __forceinline__ void store_state(bf16 *to, int ld, const float (*S)[4]) {
     to += threadIdx.x % 32 * 8;
 #pragma unroll

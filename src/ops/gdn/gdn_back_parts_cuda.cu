@@ -1,6 +1,7 @@
-/* gdn_back_parts_cuda.cu -- the gradient of the state after each chunk, dh, from the last chunk of a segment
- * to its first, and X2: as the forward walk (gdn_turned_cuda.cuh, gdn_ring_cuda.cu), with dO in the place of v.
- * The groups form P = s tril(q k^T) D themselves. Long segments have parts, counted from the segment's end. */
+/* gdn_back_parts_cuda.cu -- the gradient of the state after each chunk, dh, from the last chunk of a
+ * segment to its first, and X2: as the forward walk (gdn_turned_cuda.cuh, gdn_ring_cuda.cu), with dO in the
+ * place of v. The groups form P = s tril(q k^T) D themselves. Long segments have parts, counted from the
+ * segment's end. */
 #include "cuda/limits.cuh"
 #include "ops/gdn/gdn_back_cuda.cuh"
 #include "ops/gdn/gdn_pieces_cuda.cuh"

@@ -1,5 +1,5 @@
-/* gdn_back_scan_cuda.cu -- the walk back along a segment: the gradients of the states, on chips without barriers
- * in shared memory.
+/* gdn_back_scan_cuda.cu -- the walk back along a segment: the gradients of the states, on chips without
+ * barriers in shared memory.
  *
  * A warp owns 16 columns of V for the whole walk and keeps its part of the turned state, [16][K], as fp32
  * accumulators. Turned, because packed accumulators are A fragments: K dh needs dh as an operand, and so no

@@ -1,6 +1,6 @@
-/* gdn_long_cuda.cu -- the chunked delta rule with the walk of gdn_ring_cuda.cu: gdn_prep for all chunks at once,
- * then the walk from chunk to chunk, one block for a segment, or a part of it, a value head and 64 or 128
- * columns of V. Floor of the walk: q, k, v, A, P read once, out written once. */
+/* gdn_long_cuda.cu -- the chunked delta rule with the walk of gdn_ring_cuda.cu: gdn_prep for all chunks at
+ * once, then the walk from chunk to chunk, one block for a segment, or a part of it, a value head and 64 or
+ * 128 columns of V. Floor of the walk: q, k, v, A, P read once, out written once. */
 #include "ops/gdn/gdn_walk_cuda.cuh"
 
 #ifndef HL_CUDA_F32
@@ -46,8 +46,8 @@ static void walk(struct hl_pool *pool, const struct hl_gdn *a, int parts, int W)
 
 #endif
 
-/* Where there are enough segments to keep the chip busy: wide tiles while they do, as q and k are read once per
- * tile. */
+/* Where there are enough segments to keep the chip busy: wide tiles while they do, as q and k are read once
+ * per tile. */
 extern "C" bool HL_OP(gdn_many)(struct hl_pool *pool, const struct hl_gdn *a) {
 #ifdef HL_CUDA_F32
     return false;

@@ -1,5 +1,5 @@
-/* gdn_pieces_cuda.cuh -- what the walks with rings of buffers share: their barriers in shared memory, and the way of
- * tiles to memory. */
+/* gdn_pieces_cuda.cuh -- what the walks with rings of buffers share: their barriers in shared memory, and
+ * the way of tiles to memory. */
 #ifndef HL_GDN_PIECES_CUH
 #define HL_GDN_PIECES_CUH
 #include "cuda/bulk.cuh"
@@ -16,8 +16,8 @@ static __device__ __forceinline__ void warp_arrive(barrier_at b) {
 }
 
 enum { STORERS = GROUP / 2 };
-/* ---- rows of 64 W columns to memory, by threads i of STORERS: each 16 bytes of every STEP-th row, AT_ONCE rows
- * at a time ---- */
+/* ---- rows of 64 W columns to memory, by threads i of STORERS: each 16 bytes of every STEP-th row, AT_ONCE
+ * rows at a time ---- */
 
 enum { AT_ONCE = 4 };
 /* 16 bytes as one store: the compiler makes four of a store that is not always done */

@@ -212,8 +212,8 @@ static __device__ __forceinline__ void write_gates(const struct gdn_decay *d, fl
     gates[2 * CHUNK + i] = decay_between(d, CHUNK - 1, i);
 }
 
-/* Warps 0 to 3 have the scores of k, 4 to 7 those of q, 16 rows each. As soon as these are there, k and q of the
- * block's next item are on their way. */
+/* Warps 0 to 3 have the scores of k, 4 to 7 those of q, 16 rows each. As soon as these are there, k and q
+ * of the block's next item are on their way. */
 template <int K>
 static __global__ void __launch_bounds__(THREADS, K == 256 ? 2 : 3) prep_chunks(const struct args a) {
     room<K> &x = *(room<K> *)shared_tiles();

@@ -1,10 +1,11 @@
-/* gdn_ring_cuda.cu -- the walk from chunk to chunk with its outputs (gdn_walk_cuda.cuh), on chips with barriers in
- * shared memory.
+/* gdn_ring_cuda.cu -- the walk from chunk to chunk with its outputs (gdn_walk_cuda.cuh), on chips with
+ * barriers in shared memory.
  *
- * k S and q S are one product: k and q of a chunk lie under each other, in panels of 64 columns. Each kind of what
- * a chunk needs has its own ring of buffers and is read ahead as soon as its buffer is free: q's after that first
- * product, k's, A's and P's at the chunk's end, v's when out, which takes its place, is in memory. So there is
- * always something on its way, and neither loads nor stores are waited for one after another. */
+ * k S and q S are one product: k and q of a chunk lie under each other, in panels of 64 columns. Each kind
+ * of what a chunk needs has its own ring of buffers and is read ahead as soon as its buffer is free: q's
+ * after that first product, k's, A's and P's at the chunk's end, v's when out, which takes its place, is in
+ * memory. So there is always something on its way, and neither loads nor stores are waited for one after
+ * another. */
 #include "cuda/limits.cuh"
 #include "ops/gdn/gdn_pieces_cuda.cuh"
 #include "ops/gdn/gdn_walk_cuda.cuh"
@@ -22,7 +23,8 @@ template <int K, int W> struct ring {
     uint64_t barriers[3 * DEPTH + 2 * VALUES + 2];
 };
 
-/* The barriers, and the parities of chunk c: that of its buffers' contents, and that of their being free again. */
+/* The barriers, and the parities of chunk c: that of its buffers' contents, and that of their being free
+ * again. */
 template <int DEPTH> struct marks {
     barrier_at first;
     __device__ __forceinline__ barrier_at there(int c) const { return barrier_number(first, c % DEPTH); }
@@ -91,8 +93,8 @@ static __device__ __forceinline__ float squares(uint32_t pair) {
 
 /* ---- those that store: i of STORERS ---- */
 
-/* The sums over the UNITS threads of a row, of AT_ONCE rows: halves change places, so that in the end each thread
- * has that of row number n of them, where n is left. */
+/* The sums over the UNITS threads of a row, of AT_ONCE rows: halves change places, so that in the end each
+ * thread has that of row number n of them, where n is left. */
 template <int UNITS>
 static __device__ __forceinline__ float sums_of_rows(const float x[AT_ONCE], int i, int *n) {
     const bool upper = i & UNITS / 2, odd = i & UNITS / 4;

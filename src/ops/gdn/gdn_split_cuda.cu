@@ -13,7 +13,8 @@ template <int K, int W> struct walk_room {
     float gates[DEPTH][GATES];
 };
 
-/* The group that copies. Barriers, of this group and one other: a chunk is there; the other group is done with it. */
+/* The group that copies. Barriers, of this group and one other: a chunk is there; the other group is done
+ * with it. */
 template <int K, int W>
 static __device__ __forceinline__ void load_chunk(walk_room<K, W> &x, const struct gdn_walk &a,
                                                   const struct way &w, int c, int i) {

@@ -90,11 +90,11 @@ template <int ROWS = HL_CHUNK> static __device__ __forceinline__ void zero(float
 #pragma unroll
         for (int i = 0; i < 4; i++) d[n][i] = 0.0f;
 }
-/* d = rows S, rows: k or q; in batches of STEP rows of S, of which two are under way. AGAIN: S is packed anew.
- * The compiler would rather keep what it packed the first time, and run out of registers: so it gets to see
- * other numbers, though they are the same. `to`, or NULL: S is left there as well, [V][K] at the
- * warp's first row, with every 32 columns in the order in which lanes have them: 16 bytes of a lane are columns
- * 2t, 2t + 1 of four tiles. */
+/* d = rows S, rows: k or q; in batches of STEP rows of S, of which two are under way. AGAIN: S is packed
+ * anew. The compiler would rather keep what it packed the first time, and run out of registers: so it gets
+ * to see other numbers, though they are the same. `to`, or NULL: S is left there as well, [V][K] at the
+ * warp's first row, with every 32 columns in the order in which lanes have them: 16 bytes of a lane are
+ * columns 2t, 2t + 1 of four tiles. */
 template <int K, bool AGAIN = false, int ROWS = HL_CHUNK, int STRIDE = PANEL>
 static __device__ __forceinline__ void read_state(float d[ROWS / 8][4], const float S[K / 8][4],
                                                   const bf16 *rows, bf16 *to) {
