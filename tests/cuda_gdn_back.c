@@ -1,6 +1,7 @@
 /* cuda_gdn_back.c -- the backward pass of the delta rule on a device against the reference; what a forward
  * pass would have kept is computed here. Then with the device's own forward pass, and times on a real
  * device. */
+#define _POSIX_C_SOURCE 200809L
 #include "cuda.h"
 #include "gdn_case.h"
 
@@ -242,6 +243,33 @@ static void with_forward(void **state) {
     }
 }
 
+/* So many sequences that tiles are wide; one of them longer than the rings of buffers. */
+static void many(void **state) {
+    static const int64_t len[12] = {330, 66, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+    (void)state;
+    struct dev d = dev_open(false);
+    for (int64_t K = 128; K <= (dev_slow(&d) ? 128 : 256); K *= 2) {
+        const struct gdn_shape f = {1, 8, K, 128, GATE_RANDOM, -0.1, 0, 1};
+        compare(&d, &f, len, 12, true);
+    }
+    dev_close(&d);
+}
+
+/* What chips without barriers in shared memory do: here the emulated one can be such. */
+static void older(void **state) {
+    (void)state;
+    struct dev d = dev_open(false);
+    if (!dev_slow(&d)) {
+        dev_close(&d);
+        skip();
+    }
+    assert_int_equal(setenv("EMU_OLDER", "1", 1), 0);
+    compare(&d, &shapes[0], (int64_t[]){65, 1, 330}, 3, true);
+    compare(&d, &shapes[7], (int64_t[]){65, 1, 130}, 3, true);
+    assert_int_equal(unsetenv("EMU_OLDER"), 0);
+    dev_close(&d);
+}
+
 /* n x 2048 tokens; the kept arrays are random, which costs the same as true ones. forward: ms of the forward
  * pass, where 2.5 times that is aimed at, else 0. */
 static void time_one(const struct dev *d, int64_t n, int64_t H, int64_t D, double forward) {
@@ -292,7 +320,8 @@ static void times(void **state) {
 int main(int argc, char **argv) {
     const struct CMUnitTest all[] = {cmocka_unit_test(all_shapes),   cmocka_unit_test(parts),
                                      cmocka_unit_test(all_gates),    cmocka_unit_test(wrong_is_caught),
-                                     cmocka_unit_test(with_forward), cmocka_unit_test(times)};
+                                     cmocka_unit_test(with_forward), cmocka_unit_test(many),
+                                     cmocka_unit_test(older),        cmocka_unit_test(times)};
     (void)argv;
     if (argc > 1) { /* times only */
         const struct CMUnitTest only[] = {cmocka_unit_test(times)};

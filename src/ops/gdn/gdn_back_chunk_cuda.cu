@@ -5,7 +5,7 @@
  * of K. Slices of 32 columns of V -- of dO, X2, v_new, v and the turned states -- come through shared memory,
  * DEPTH deep, without a stop between tiles or chunks: while two warpgroups finish the rows of one tile, the
  * next is under way. In a slice they have dO h^T, X2 h^T, v_new dh^T of the tile, and with the first tile
- * dO v_new^T and X2 v_new^T for dS and N. A third group copies, and takes h.dh, dv and v.X2 along. Where
+ * dO v_new^T and X2 v_new^T for dS and N. A third group copies, a fourth takes h.dh, dv and v.X2 along. Where
  * there is no state it is zeros. q and k are put into the order of the states' columns (store_state), and so
  * every lane ends up with eight neighbouring columns of dQ and dK. */
 #include "ops/gdn/gdn_back_rows_cuda.cuh"
@@ -51,15 +51,20 @@ static __device__ __forceinline__ void copy_slice(const struct gdn_back &a, curs
         copy_async(s->v_new + to, a.v_new + x, fill);
         if (c->tile == 0) copy_async(s->v + to, a.v + x, fill);
     }
-    const int r = i / (KT / 8), y = i % (KT / 8) * 8,
+    /* h comes as store_state left it, dh row by row */
+    const int block = i / 32, r = block / (KT / 32) * 8 + i % 32 / 4, y = block % (KT / 32) * 32 + i % 4 * 8,
               to = y / COLS * SLICE * COLS + tile_at<COLS>(r, y % COLS);
-    int64_t state = ((int64_t)c->item * a.V + c->slice * SLICE + r) * a.K + c->tile * KT + y;
+    const int dr = i / (KT / 8), dy = i % (KT / 8) * 8,
+              dto = dy / COLS * SLICE * COLS + tile_at<COLS>(dr, dy % COLS);
+    const int64_t first = ((int64_t)c->item * a.V + c->slice * SLICE) * a.K;
+    const bf16 *h =
+        (const bf16 *)a.h + first + r / 8 * 8 * a.K + (c->tile * KT + y / 32 * 32) * 8 + i % 32 * 8;
+    const bf16 *dh = (const bf16 *)a.dh + first + dr * a.K + c->tile * KT + dy;
     static_assert(ROWS % 8 == 0, "steps of whole groups of 8 rows");
 #pragma unroll
     for (int j = 0; j < SLICE; j += ROWS) {
-        copy_async(s->h + to + j * COLS, (const bf16 *)a.h + state, c->before);
-        copy_async(s->dh + to + j * COLS, (const bf16 *)a.dh + state, c->after);
-        state += ROWS * a.K;
+        copy_async(s->h + to + j * COLS, h + (int64_t)j * a.K, c->before);
+        copy_async(s->dh + dto + j * COLS, dh + (int64_t)j * a.K, c->after);
     }
     if (++c->slice < a.V / SLICE) return;
     c->slice = 0;
@@ -156,8 +161,8 @@ static __device__ __forceinline__ void gate_rows(const struct gdn_back &a, const
 }
 
 /* The barriers of the groups: one per slice, one at the end of a tile's slices, one at the end of an item. */
-template <int KT> static __device__ __forceinline__ void serve(const struct gdn_back &a, room<KT> *m) {
-    const int i = threadIdx.x - 2 * GROUP, g = i % 32 / 4, t = i % 4, slices = a.V / SLICE;
+template <int KT> static __device__ __forceinline__ void copy_all(const struct gdn_back &a, room<KT> *m) {
+    const int i = threadIdx.x - 2 * GROUP, slices = a.V / SLICE;
     cursor next;
     next.step = 0;
     seek(a, &next, blockIdx.x);
@@ -167,14 +172,8 @@ template <int KT> static __device__ __forceinline__ void serve(const struct gdn_
     }
     for (int item = blockIdx.x; item < a.items; item += gridDim.x) {
         const place p = place_of(a, item);
-        float hdh[4] = {}, vx[2] = {}, beta[2];
-        for (int j = 0; j < 2; j++) {
-            const int r = j * (C / 2) + i / 4;
-            beta[j] = r < p.n ? a.beta[p.row + r * a.HV] : 0.0f;
-        }
         for (int tile = 0; tile < a.K / KT; tile++) {
             for (int n = 0; n < slices; n++) {
-                const slice<KT> *s = m->stage + next.step % DEPTH;
                 copy_wait<AHEAD - 1>();
                 operands_written();
                 __syncthreads(); /* this slice is there; the last but one and the last tile are done with */
@@ -182,13 +181,39 @@ template <int KT> static __device__ __forceinline__ void serve(const struct gdn_
                 if (n == 0) copy_tile<KT>(a, p, m, tile, i);
                 copy_commit();
                 next.step++;
-                dot_states<KT>(hdh, s, i);
-                if (tile == 0) values<KT>(a, p, s, n, beta, vx, i);
             }
             if (slices <= AHEAD) copy_wait<0>(); /* else the gates, q and k were waited for with a slice */
             if (slices <= AHEAD && tile == 0) barrier(3, REST_THREADS);
-            barrier(2, GROUP);
-            reorder<KT>(m->q, i), reorder<KT>(m->k, i);
+            barrier(2, 2 * GROUP);
+            reorder<KT>(m->q, i);
+            operands_written();
+            __syncthreads();
+        }
+        __syncthreads();
+    }
+}
+/* the group that takes along what is not products of the others */
+template <int KT> static __device__ __forceinline__ void take_along(const struct gdn_back &a, room<KT> *m) {
+    const int i = threadIdx.x - 3 * GROUP, g = i % 32 / 4, t = i % 4, slices = a.V / SLICE;
+    int step = 0;
+    for (int item = blockIdx.x; item < a.items; item += gridDim.x) {
+        const place p = place_of(a, item);
+        float hdh[4] = {}, vx[2] = {}, beta[2];
+        for (int j = 0; j < 2; j++) {
+            const int r = j * (C / 2) + i / 4;
+            beta[j] = r < p.n ? a.beta[p.row + r * a.HV] : 0.0f;
+        }
+        for (int tile = 0; tile < a.K / KT; tile++) {
+            for (int n = 0; n < slices; n++) {
+                const slice<KT> *s = m->stage + step;
+                __syncthreads();
+                dot_states<KT>(hdh, s, i);
+                if (tile == 0) values<KT>(a, p, s, n, beta, vx, i);
+                step = step + 1 < DEPTH ? step + 1 : 0;
+            }
+            if (slices <= AHEAD && tile == 0) barrier(3, REST_THREADS);
+            barrier(2, 2 * GROUP); /* q and k are there */
+            reorder<KT>(m->k, i);
             operands_written();
             __syncthreads();
         }
@@ -259,10 +284,15 @@ static __global__ void __launch_bounds__(REST_THREADS, 1) back_rest(const struct
     room<KT> *m = (room<KT> *)shared_tiles();
     const int group = group_of_warps();
     open_some();
-    if (group == 2) {
-        serve<KT>(a, m);
+    wait_for_others();
+    let_others_start();
+    if (group >= 2) {
+        fewer_registers<88>();
+        if (group == 2) copy_all<KT>(a, m);
+        else take_along<KT>(a, m);
         return;
     }
+    more_registers<168>();
     int step = 0;
     for (int item = blockIdx.x; item < a.items; item += gridDim.x) {
         const place p = place_of(a, item);
@@ -274,8 +304,8 @@ static __global__ void __launch_bounds__(REST_THREADS, 1) back_rest(const struct
 
 template <int KT> static void launch_rest(struct hl_cuda *c, const struct gdn_back *a) {
     const int blocks = hl_cuda_sms(c);
-    launch(c, back_rest<KT>, (unsigned)(a->items < blocks ? a->items : blocks), REST_THREADS,
-           sizeof(room<KT>) + TILES_ROOM, *a);
+    launch_early(c, back_rest<KT>, (unsigned)(a->items < blocks ? a->items : blocks), REST_THREADS,
+                 sizeof(room<KT>) + TILES_ROOM, *a);
 }
 extern "C" void HL_OP(gdn_back_rest)(struct hl_cuda *c, const struct gdn_back *a) {
     if (a->K == 64) launch_rest<64>(c, a);

@@ -132,11 +132,11 @@ static void *carve(char *room, int64_t *at, int64_t n, int64_t size) {
     *at += (n * size + 255) / 256 * 256;
     return p;
 }
-static int64_t carve_all(struct gdn_back *a, char *room, bool fast) {
+static int64_t carve_all(struct gdn_back *a, char *room, bool fast, bool scores) {
     const int64_t heads = a->chunks * a->HV, size = fast ? sizeof(bf16) : sizeof(float);
     int64_t at = 0;
     a->gates = (float *)carve(room, &at, heads * GATES, sizeof(float));
-    a->P = (act *)carve(room, &at, fast ? heads * C * C : 0, sizeof(act));
+    a->P = (act *)carve(room, &at, scores ? heads * C * C : 0, sizeof(act));
     a->h = carve(room, &at, heads * a->K * a->V, size);
     a->dh = carve(room, &at, heads * a->K * a->V, size);
     a->X2 = carve(room, &at, a->T * a->HV * a->V, size);
@@ -153,6 +153,11 @@ static int64_t carve_all(struct gdn_back *a, char *room, bool fast) {
     return at;
 }
 
+#ifdef HL_CUDA_F32
+#define HAS_RING(K) false
+#else
+#define HAS_RING(K) HL_OP(gdn_back_fits)(K)
+#endif
 static bool is_fast(const struct hl_gdn *a) {
 #ifdef HL_CUDA_F32
     return false;
@@ -164,7 +169,7 @@ static bool is_fast(const struct hl_gdn *a) {
 extern "C" void HL_OP(gdn_backward)(struct hl_pool *pool, const struct hl_gdn *x) {
     struct hl_cuda *c = hl_cuda_of(pool);
     const struct hl_dev_rows *rows = x->rows->dev;
-    const bool fast = is_fast(x);
+    const bool fast = is_fast(x), ring = fast && HAS_RING(x->K);
     struct gdn_back a = {};
     HL_ASSERT(x->HV % x->H == 0 && x->v_new && x->A);
     if (x->rows->T == 0) return;
@@ -177,16 +182,18 @@ extern "C" void HL_OP(gdn_backward)(struct hl_pool *pool, const struct hl_gdn *x
     a.dq = (act *)x->dq, a.dk = (act *)x->dk, a.dv = (act *)x->dv, a.dg = x->dg, a.dbeta = x->dbeta;
     a.seg = rows->seg, a.chunk = rows->chunk, a.chunk_first = rows->chunk_first;
     a.e.segs = a.segs, a.e.HV = a.HV, a.e.V = a.V;
-    a.e.parts = gdn_parts(GDN_BUSY / (a.segs * a.HV * hl_pieces(a.V, 64)), hl_pieces(rows->longest, C));
-    char *room = (char *)hl_cuda_scratch(c, carve_all(&a, NULL, fast));
+    a.e.parts =
+        !ring ? 1 : gdn_parts(GDN_BUSY / (a.segs * a.HV * hl_pieces(a.V, 64)), hl_pieces(rows->longest, C));
+    char *room = (char *)hl_cuda_scratch(c, carve_all(&a, NULL, fast, fast && !ring));
     if (!room) return;
-    carve_all(&a, room, fast);
+    carve_all(&a, room, fast, fast && !ring);
 #ifndef HL_CUDA_F32
     if (fast) {
         const dim3 grid((unsigned)a.chunks, (unsigned)a.H);
-        launch(c, back_scores, grid, 32 * WARPS, sizeof(struct scores_room), a);
+        if (ring) launch(c, back_gates, blocks_for(a.chunks * a.HV, WARPS), 32 * WARPS, 0, a);
+        else launch(c, back_scores, grid, 32 * WARPS, sizeof(struct scores_room), a);
         HL_OP(gdn_back_states)(c, &a);
-        (a.e.parts > 1 ? HL_OP(gdn_back_parts) : HL_OP(gdn_back_scan))(c, &a);
+        (ring ? HL_OP(gdn_back_parts) : HL_OP(gdn_back_scan))(c, &a);
         HL_OP(gdn_back_rest)(c, &a);
     } else
 #endif

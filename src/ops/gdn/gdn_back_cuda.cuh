@@ -40,7 +40,8 @@ struct gdn_back {
     const struct hl_seg *seg;
     const struct hl_piece *chunk;
     const int32_t *chunk_first;
-    /* scratch; states are turned, [chunks][HV][V][K]: bf16, or float in the plain form */
+    /* scratch; states are turned, [chunks][HV][V][K]: bf16, h in the order of store_state, dh row by row with
+     * the same order of columns; or float in the plain form */
     float *gates;           /* [chunks][HV][GATES] */
     act *P;                 /* [chunks][HV][C][C] */
     void *h, *dh;           /* the first chunk of a segment has h = 0, the last one dh = 0: not stored */
@@ -53,8 +54,10 @@ struct gdn_back {
 extern "C" {
 void HL_OP(gdn_back_states)(struct hl_cuda *c, const struct gdn_back *a);
 void HL_OP(gdn_back_scan)(struct hl_cuda *c, const struct gdn_back *a);
-void HL_OP(gdn_back_parts)(struct hl_cuda *c,
-                           const struct gdn_back *a); /* the same, where segments have parts */
+/* the same on chips with barriers in shared memory, which gdn_back_fits tells: P not needed, and segments
+ * may have parts */
+void HL_OP(gdn_back_parts)(struct hl_cuda *c, const struct gdn_back *a);
+bool HL_OP(gdn_back_fits)(int64_t K);
 void HL_OP(gdn_back_rest)(struct hl_cuda *c, const struct gdn_back *a);
 void HL_OP(gdn_back_plain)(struct hl_cuda *c, const struct gdn_back *a);
 }
@@ -80,10 +83,11 @@ static __device__ __forceinline__ void scale_columns(uint32_t a[4], const float 
     a[0] = scale_pair(a[0], all * lo.x, all * lo.y), a[1] = scale_pair(a[1], all * lo.x, all * lo.y);
     a[2] = scale_pair(a[2], all * hi.x, all * hi.y), a[3] = scale_pair(a[3], all * hi.x, all * hi.y);
 }
-/* One warp's [16][8 n] accumulators, packed, as 16 rows of the stored state. Every 32 columns lie in the
- * order in which lanes have them: 16 bytes of a lane are columns 2t, 2t + 1 of four tiles. */
+/* One warp's [16][8 n] accumulators, packed, as 16 rows of the stored state. Of that, 8 rows of 32 columns
+ * lie together, and the columns in the order in which lanes have them: 16 bytes of a lane are columns 2t,
+ * 2t + 1 of four tiles, and a warp writes 512 bytes in one piece. */
 template <int n> static __device__ __forceinline__ void store_state(bf16 *to, int ld, const float (*S)[4]) {
-    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    to += threadIdx.x % 32 * 8;
 #pragma unroll
     for (int x = 0; x < n / 4; x++)
 #pragma unroll
@@ -91,8 +95,7 @@ template <int n> static __device__ __forceinline__ void store_state(bf16 *to, in
             uint32_t w[4];
 #pragma unroll
             for (int i = 0; i < 4; i++) w[i] = pack2(S[4 * x + i][2 * half], S[4 * x + i][2 * half + 1]);
-            *(uint4 *)(to + (int64_t)(g + 8 * half) * ld + 32 * x + 8 * t) =
-                make_uint4(w[0], w[1], w[2], w[3]);
+            *(uint4 *)(to + 8 * half * ld + 256 * x) = make_uint4(w[0], w[1], w[2], w[3]);
         }
 }
 

@@ -1,17 +1,41 @@
-/* gdn_back_parts_cuda.cu -- the gradient of the state after each chunk, dh, from the last chunk of a segment
- * to its first, and X2, for few, long segments: as the forward walk of those (gdn_turned_cuda.cuh), with dO
- * in the place of v and the parts counted from the segment's end. */
+/* gdn_back_parts_cuda.cu -- the gradient of the state after each chunk, dh, from the last chunk of a
+ * segment to its first, and X2: as the forward walk (gdn_turned_cuda.cuh, gdn_ring_cuda.cu), with dO in the
+ * place of v. The groups form P = s tril(q k^T) D themselves. Long segments have parts, counted from the
+ * segment's end. */
+#include "cuda/limits.cuh"
 #include "ops/gdn/gdn_back_cuda.cuh"
+#include "ops/gdn/gdn_pieces_cuda.cuh"
 
 #ifndef HL_CUDA_F32
 
-/* out: dO, then X2 on its way to memory; each group of W has its panel */
-template <int K, int W> struct scan_stage { bf16 q[C * K], k[C * K], P[C * C], A[C * C], out[W * PANEL]; };
+enum { LOADERS = GROUP / 2, OUTS = 3 };
+template <int K> struct scan_stage { bf16 q[C * K], k[C * K], P[C * C], A[C * C]; };
 template <int K, int W> struct scan_room {
-    enum { DEPTH = K == 256 || W == 1 ? 2 : 3, AHEAD = DEPTH - 1, LOADERS = GROUP / 2 };
-    scan_stage<K, W> stage[DEPTH];
-    float gates[DEPTH][3 * C]; /* exp(G), exp(G_last - G), beta */
+    enum { DEPTH = K == 256 ? 2 : 3 };
+    scan_stage<K> stage[DEPTH];
+    bf16 out[OUTS][W * PANEL]; /* dO, then X2 on its way to memory; each group of W has its panel */
+    float gates[DEPTH][GATES];
+    uint64_t barriers[2 * DEPTH + 2 * OUTS];
 };
+/* A step's operands are there, its place is free; the same for what leaves. */
+template <int DEPTH> struct marks {
+    barrier_at first;
+    __device__ __forceinline__ barrier_at there(int c) const { return barrier_number(first, c % DEPTH); }
+    __device__ __forceinline__ barrier_at free(int c) const {
+        return barrier_number(first, DEPTH + c % DEPTH);
+    }
+    __device__ __forceinline__ barrier_at out_there(int c) const {
+        return barrier_number(first, 2 * DEPTH + c % OUTS);
+    }
+    __device__ __forceinline__ barrier_at out_free(int c) const {
+        return barrier_number(first, 2 * DEPTH + OUTS + c % OUTS);
+    }
+};
+/* by one thread */
+template <int W, int DEPTH> static __device__ __forceinline__ void open_marks(const marks<DEPTH> &b) {
+    for (int i = 0; i < DEPTH; i++) barrier_open(b.there(i), LOADERS), barrier_open(b.free(i), 4 * W);
+    for (int i = 0; i < OUTS; i++) barrier_open(b.out_there(i), 4 * W), barrier_open(b.out_free(i), STORERS);
+}
 
 /* What a block walks along: chunks of a segment, one value head. Rows are counted, not looked up: a load from
  * memory in every step would be waited for. */
@@ -47,75 +71,52 @@ static __device__ __forceinline__ int64_t row_of(const struct gdn_back &a, const
 
 /* ---- the group that copies ---- */
 
-/* all but dO, in whose place X2 may be */
 template <int K, int W>
-static __device__ __forceinline__ void load_keys(scan_room<K, W> &m, const struct gdn_back &a, const walk &w,
-                                                 int step, int i) {
-    enum { N = scan_room<K, W>::LOADERS };
-    const int c = w.top - step, n = rows_of(w, c), at = step % scan_room<K, W>::DEPTH;
-    const int64_t row = row_of(a, w, c), head = (int64_t)c * a.HV + w.hv;
-    const int64_t qk = (row / a.HV * a.H + w.hv / a.group) * K;
-    scan_stage<K, W> &s = m.stage[at];
+static __device__ __forceinline__ void load_all(scan_room<K, W> &m, const marks<scan_room<K, W>::DEPTH> &b,
+                                                const struct gdn_back &a, const walk &w, int i) {
+    enum { DEPTH = scan_room<K, W>::DEPTH };
+    for (int step = 0; step < w.chunks; step++) {
+        const int c = w.top - step, n = rows_of(w, c), at = step % DEPTH;
+        const int64_t row = row_of(a, w, c), head = (int64_t)c * a.HV + w.hv;
+        const int64_t qk = (row / a.HV * a.H + w.hv / a.group) * K;
+        scan_stage<K> &s = m.stage[at];
+        barrier_wait(b.free(step), empty<DEPTH>(step));
 #pragma unroll 1
-    for (int p = 0; p < K / 64; p++) {
-        copy_panel<64, C, N>(s.k + p * PANEL, a.k + qk + 64 * p, a.H * K, n, i);
-        if (w.values) copy_panel<64, C, N>(s.q + p * PANEL, a.q + qk + 64 * p, a.H * K, n, i);
-    }
-    if (w.values) copy_panel<C, C, N>(s.P, a.P + head * C * C, C, C, i);
-    copy_panel<C, C, N>(s.A, a.A + row * C, a.HV * C, n, i);
-    if (i < 3 * C / 4) /* EG, EL and BETA lie one after another on both sides */
-        copy_async(m.gates[at] + 4 * i, a.gates + head * GATES + EG + 4 * i);
-}
-template <int K, int W>
-static __device__ __forceinline__ void load_out(scan_room<K, W> &m, const struct gdn_back &a, const walk &w,
-                                                int step, int i) {
-    const int c = w.top - step;
-    const bf16 *from = a.dout + row_of(a, w, c) * a.V + w.col;
+        for (int p = 0; p < K / 64; p++) {
+            copy_panel<64, C, LOADERS>(s.k + p * PANEL, a.k + qk + 64 * p, a.H * K, n, i);
+            copy_panel<64, C, LOADERS>(s.q + p * PANEL, a.q + qk + 64 * p, a.H * K, n, i);
+        }
+        copy_panel<C, C, LOADERS>(s.A, a.A + row * C, a.HV * C, n, i);
 #pragma unroll 1
-    for (int g = 0; g < W && w.values; g++)
-        copy_panel<64, C, scan_room<K, W>::LOADERS>(m.stage[step % scan_room<K, W>::DEPTH].out + g * PANEL,
-                                                    from + 64 * g, a.HV * a.V, rows_of(w, c), i);
-}
-template <int K, int W>
-static __device__ __forceinline__ void load_all(scan_room<K, W> &m, const struct gdn_back &a, const walk &w,
-                                                int i) {
-    enum { DEPTH = scan_room<K, W>::DEPTH, AHEAD = DEPTH - 1, LOADERS = scan_room<K, W>::LOADERS };
-    for (int c = -AHEAD; c <= w.chunks; c++) {
-        const int next = c + AHEAD, done = c - 1;
-        if (c >= 0 && c < w.chunks) {
-            copy_wait<AHEAD - 1>();
-            operands_written();
-            for (int g = 0; g < W; g++) come(is_there<W>(c % DEPTH, g), LOADERS + GROUP);
-        }
-        for (int g = 0; g < W && c > 0; g++) meet(is_done<W>(done % DEPTH, g), 2 * GROUP);
-        if (next < w.chunks) {
-            load_keys(m, a, w, next, i);
-            if (c > 0) meet(is_stored(done % DEPTH), GROUP);
-            load_out(m, a, w, next, i);
-        }
-        copy_commit();
+        for (int j = i; j < GATES / 4; j += LOADERS)
+            copy_async(m.gates[at] + 4 * j, a.gates + head * GATES + 4 * j);
+        barrier_wait(b.out_free(step), empty<OUTS>(step));
+#pragma unroll 1
+        for (int g = 0; g < W; g++)
+            copy_panel<64, C, LOADERS>(m.out[step % OUTS] + g * PANEL,
+                                       a.dout + row * a.V + (w.values ? w.col + 64 * g : 0), a.HV * a.V,
+                                       w.values ? n : 0, i);
+        copy_arrive(b.there(step));
     }
 }
 /* X2 of the block's columns, if it is KEPT */
 template <int K, int W, bool KEPT>
-static __device__ __forceinline__ void store_all(scan_room<K, W> &m, const struct gdn_back &a, const walk &w,
-                                                 int i) {
-    enum { DEPTH = scan_room<K, W>::DEPTH, STEP = GROUP / 2 / 8 };
-    const int col = i % 8 * 8;
-    for (int c = 0; c < w.chunks; c++) {
-        for (int g = 0; g < W; g++) meet(is_done<W>(c % DEPTH, g), 2 * GROUP);
-        if (KEPT) {
-            const int n = rows_of(w, w.top - c);
-            bf16 *to = (bf16 *)a.X2 + (row_of(a, w, w.top - c) + i / 8 * a.HV) * a.V + w.col + col;
-#pragma unroll 1
-            for (int g = 0; g < W; g++)
-#pragma unroll 4
-                for (int r = 0; r < C; r += STEP)
-                    if (r + i / 8 < n)
-                        *(uint4 *)(to + (int64_t)r * a.HV * a.V + 64 * g) = *(
-                            const uint4 *)(m.stage[c % DEPTH].out + g * PANEL + tile_at<64>(r + i / 8, col));
+static __device__ __forceinline__ void store_all(scan_room<K, W> &m, const marks<scan_room<K, W>::DEPTH> &b,
+                                                 const struct gdn_back &a, const walk &w, int i) {
+    enum { STEP = pieces<W>::STEP };
+    const pieces<W> p(i);
+    const int64_t next = (int64_t)STEP * a.HV * a.V;
+    for (int step = 0; step < w.chunks; step++) {
+        const int c = w.top - step, n = rows_of(w, c);
+        bf16 *to = (bf16 *)a.X2 + (row_of(a, w, c) + (int64_t)p.row * a.HV) * a.V + w.col + p.col;
+        barrier_wait(b.out_there(step), full<OUTS>(step));
+#pragma unroll
+        for (int first = 0; KEPT && first < C; first += AT_ONCE * STEP) {
+            uint4 x[AT_ONCE];
+            p.read(x, m.out[step % OUTS], first);
+            p.write(to, x, next, n - first), to += AT_ONCE * next;
         }
-        if (c + DEPTH < w.chunks) come(is_stored(c % DEPTH), GROUP);
+        barrier_arrive(b.out_free(step));
     }
 }
 
@@ -140,33 +141,67 @@ static __device__ __forceinline__ void pack_scaled(uint32_t x[4][4], const float
     }
 }
 
+static __device__ __forceinline__ int own_row(int h) {
+    return threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4 + 8 * h;
+}
+/* P; the group has C / W of its columns */
+template <int K, int W>
+static __device__ __forceinline__ void form_scores(scan_stage<K> &s, const float *gates, int group) {
+    enum { COLS = C / W };
+    const int t = threadIdx.x % 4;
+    const float scale = 1.0f / sqrtf((float)K);
+    float d[COLS / 8][4] = {};
+    products_begin<COLS / 8>(d);
+#pragma unroll
+    for (int n = 0; n < K / 16; n++)
+        product<COLS>(d, operand<64, false>{s.q + n / 4 * PANEL, 0, n % 4 * 16},
+                      operand<64, false>{s.k + n / 4 * PANEL, group * COLS, n % 4 * 16});
+    products_end<COLS / 8>(d);
+#pragma unroll
+    for (int n = 0; n < COLS / 8; n++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const int i = own_row(h), j = group * COLS + 8 * n + 2 * t;
+            const float2 D = decay(gates, i, j);
+            *(uint32_t *)(s.P + tile_at<C>(i, j)) = pack2(j <= i ? scale * d[n][2 * h] * D.x : 0.0f,
+                                                          j < i ? scale * d[n][2 * h + 1] * D.y : 0.0f);
+        }
+    operands_written();
+}
 /* One chunk: dh, which is that after it, becomes that before it. to: dh as it came, or NULL. */
 template <int K, int W, bool KEPT>
-static __device__ __forceinline__ void scan_chunk(scan_stage<K, W> &s, const float *eG, int group,
-                                                  float dh[K / 8][4], bool values, bf16 *to) {
-    const float *eL = eG + C, *beta = eL + C, end = eG[C - 1];
-    bf16 *out = s.out + group * PANEL;
+static __device__ __forceinline__ void scan_chunk(scan_room<K, W> &m, const marks<scan_room<K, W>::DEPTH> &b,
+                                                  int step, int group, float dh[K / 8][4], bf16 *to) {
+    enum { DEPTH = scan_room<K, W>::DEPTH };
+    scan_stage<K> &s = m.stage[step % DEPTH];
+    const float *gates = m.gates[step % DEPTH], *eG = gates + EG, *eL = gates + EL, *beta = gates + BETA;
+    const float scale = 1.0f / sqrtf((float)K);
+    bf16 *out = m.out[step % OUTS] + group * PANEL;
     float d[C / 8][4];
     uint32_t x[4][4], y[4][4];
-    read_state<K, false>(d, dh, s.k, to);
+    barrier_wait(b.there(step), full<DEPTH>(step));
+    operands_written();
+    const float end = eG[C - 1];
+    form_scores<K, W>(s, gates, group);
+    read_state<K>(d, dh, s.k, to);
     scale_columns(d, eL, 1.0f);
 #pragma unroll
     for (int n = 0; n < K / 8; n++)
 #pragma unroll
         for (int i = 0; i < 4; i++) dh[n][i] *= end;
-    if (values) { /* both uses of dO: dv += P^T dO and dh += Q^T (s eG dO) */
+            /* both uses of dO: dv += P^T dO and dh += Q^T (s eG dO) */
 #pragma unroll
-        for (int i = 0; i < 4; i++) frag_a_turned<64>(x[i], out, 16 * i, threadIdx.x / 32 % 4 * 16);
-        scale_operands(y, x, eG, 1.0f / sqrtf((float)K));
-        hold_operands<4>(x), hold_operands<4>(y);
-        products_begin<C / 8>(d);
-        times_square(d, x, s.P);
-        products_left<1>();
-        products_begin<K / 8>(dh);
-        write_state<K>(dh, y, s.q);
-        products_left<1>();
-        hold<C / 8>(d), hold_operands<4>(x);
-    }
+    for (int i = 0; i < 4; i++) frag_a_turned<64>(x[i], out, 16 * i, threadIdx.x / 32 % 4 * 16);
+    scale_operands(y, x, eG, scale);
+    hold_operands<4>(x), hold_operands<4>(y);
+    barrier(1, W * GROUP); /* P is there */
+    products_begin<C / 8>(d);
+    times_square(d, x, s.P);
+    products_left<1>();
+    products_begin<K / 8>(dh);
+    write_state<K>(dh, y, s.q);
+    products_left<1>();
+    hold<C / 8>(d), hold_operands<4>(x);
 #pragma unroll
     for (int i = 0; i < 4; i++) pack_a(x[i], d + 2 * i);
     hold_operands<4>(x);
@@ -175,32 +210,31 @@ static __device__ __forceinline__ void scan_chunk(scan_stage<K, W> &s, const flo
     times_square(d, x, s.A);
     products_end<C / 8>(d);
     hold_operands<4>(x), hold<K / 8>(dh);
-    if (values) hold_operands<4>(y);
+    hold_operands<4>(y);
     pack_scaled(y, d, eG, beta);
     hold_operands<4>(y);
     products_begin<K / 8>(dh);
     write_state<K>(dh, y, s.k);
     products_left<1>();
-    if (KEPT) {
 #pragma unroll
-        for (int i = 0; i < 4; i++) pack_a(x[i], d + 2 * i);
-        leave(out, x);
-    }
+    for (int i = 0; i < 4; i++) pack_a(x[i], d + 2 * i);
+    leave(out, x);
+    warp_arrive(b.out_there(step));
     products_wait<K / 8>(dh);
     hold_operands<4>(y);
+    warp_arrive(b.free(step));
 }
+
 template <int K, int W, bool KEPT>
-static __device__ __forceinline__ void scan_all(scan_room<K, W> &m, const struct gdn_back &a, const walk &w,
-                                                int group, float dh[K / 8][4]) {
-    enum { DEPTH = scan_room<K, W>::DEPTH };
-    const int64_t v0 = w.col + threadIdx.x / 32 * 16;
+static __device__ __forceinline__ void scan_all(scan_room<K, W> &m, const marks<scan_room<K, W>::DEPTH> &b,
+                                                const struct gdn_back &a, const walk &w, int group,
+                                                float dh[K / 8][4]) {
+    const int64_t col = w.col + threadIdx.x / 32 * 16;
     for (int step = 0; step < w.chunks; step++) {
         const int c = w.top - step;
         bf16 *to = NULL;
-        if (KEPT && c < w.last) to = (bf16 *)a.dh + (((int64_t)c * a.HV + w.hv) * a.V + v0) * K;
-        meet(is_there<W>(step % DEPTH, group), scan_room<K, W>::LOADERS + GROUP);
-        scan_chunk<K, W, KEPT>(m.stage[step % DEPTH], m.gates[step % DEPTH], group, dh, w.values, to);
-        come(is_done<W>(step % DEPTH, group), 2 * GROUP);
+        if (a.dh && c < w.last) to = (bf16 *)a.dh + (((int64_t)c * a.HV + w.hv) * a.V + col) * K;
+        scan_chunk<K, W, KEPT>(m, b, step, group, dh, to);
     }
 }
 
@@ -209,6 +243,7 @@ static __device__ __forceinline__ void scan_all(scan_room<K, W> &m, const struct
 template <int K, int W, bool KEPT>
 static __global__ void __launch_bounds__((W + 1) * GROUP, 1) scan_parts(const struct gdn_back a) {
     scan_room<K, W> &m = *(scan_room<K, W> *)shared_tiles();
+    const marks<scan_room<K, W>::DEPTH> b = {barriers_of(m.barriers)};
     const int values = a.V / (64 * W), tiles = KEPT ? values : values + K / (64 * W);
     const int parts = KEPT ? a.e.parts : a.e.parts - 1, tile = blockIdx.x % tiles, group = group_of_warps();
     const int hv = blockIdx.x / tiles % a.HV, part = blockIdx.x / tiles / a.HV % parts,
@@ -218,18 +253,22 @@ static __global__ void __launch_bounds__((W + 1) * GROUP, 1) scan_parts(const st
     w.values = tile < values;
     w.col = (w.values ? tile : tile - values) * 64 * W;
     if (!w.values && part == 0) return;
+    if (threadIdx.x == 0) open_marks<W>(b);
+    __syncthreads();
+    wait_for_others();
+    let_others_start();
     if (group == W) {
         registers_of_copier<K, W>();
         const int i = threadIdx.x - W * GROUP;
-        if (i < GROUP / 2) load_all(m, a, w, i);
-        else store_all<K, W, KEPT>(m, a, w, i - GROUP / 2);
+        if (i < LOADERS) load_all(m, b, a, w, i);
+        else store_all<K, W, KEPT>(m, b, a, w, i - LOADERS);
     } else {
         registers_of_walker<K, W>();
         const int64_t col = w.col + threadIdx.x / 32 * 16;
         float dh[K / 8][4];
         if (w.values) state_in<K>(dh, KEPT && part > 0 ? end_of(a.e, K, s, hv, part - 1) + col : NULL, a.V);
         else state_one<K>(dh, (int)col);
-        scan_all<K, W, KEPT>(m, a, w, group, dh);
+        scan_all<K, W, KEPT>(m, b, a, w, group, dh);
         if (!KEPT && w.values) state_out<K>(end_of(a.e, K, s, hv, part) + col, dh, a.V);
         else if (!KEPT) state_out<K>(move_of(a.e, K, s, hv, part) + col, dh, K);
     }
@@ -237,14 +276,30 @@ static __global__ void __launch_bounds__((W + 1) * GROUP, 1) scan_parts(const st
 
 template <int K, int W, bool KEPT> static void launch_scan(struct hl_cuda *c, const struct gdn_back *a) {
     const int64_t parts = KEPT ? a->e.parts : a->e.parts - 1, width = KEPT ? a->V : a->V + K;
-    launch(c, scan_parts<K, W, KEPT>, (unsigned)(a->segs * a->HV * parts * (width / (64 * W))),
-           (W + 1) * GROUP, sizeof(scan_room<K, W>) + TILES_ROOM, *a);
+    struct gdn_back x = *a;
+    if (!KEPT) x.dh = NULL;
+    launch_early(c, scan_parts<K, W, KEPT>, (unsigned)(a->segs * a->HV * parts * (width / (64 * W))),
+                 (W + 1) * GROUP, sizeof(scan_room<K, W>) + TILES_ROOM, x);
 }
+/* wide tiles where they keep the chip busy */
 template <int K> static void scan_of(struct hl_cuda *c, const struct gdn_back *a) {
-    if constexpr (K % 128 == 0) (a->V % 128 ? launch_scan<K, 1, false> : launch_scan<K, 2, false>)(c, a);
-    else launch_scan<K, 1, false>(c, a);
-    HL_OP(gdn_join)(c, &a->e, K);
-    launch_scan<K, 1, true>(c, a);
+    const bool busy = a->segs * a->HV * a->e.parts * (a->V / 128) >= GDN_FULL;
+    if (a->e.parts > 1) {
+        if constexpr (K % 128 == 0) (a->V % 128 ? launch_scan<K, 1, false> : launch_scan<K, 2, false>)(c, a);
+        else launch_scan<K, 1, false>(c, a);
+        HL_OP(gdn_join)(c, &a->e, K);
+    }
+    if constexpr (K % 128 == 0)
+        (a->V % 128 || !busy ? launch_scan<K, 1, true> : launch_scan<K, 2, true>)(c, a);
+    else launch_scan<K, 1, true>(c, a);
+}
+template <int K> static bool scan_fits() {
+    enum { W = K % 128 ? 1 : 2 };
+    return can_bulk((const void *)scan_parts<K, W, true>) &&
+           sizeof(scan_room<K, W>) + TILES_ROOM <= (size_t)shared_limit();
+}
+extern "C" bool HL_OP(gdn_back_fits)(int64_t K) {
+    return K == 256 ? scan_fits<256>() : K == 128 ? scan_fits<128>() : scan_fits<64>();
 }
 extern "C" void HL_OP(gdn_back_parts)(struct hl_cuda *c, const struct gdn_back *a) {
     (a->K == 256 ? scan_of<256> : a->K == 128 ? scan_of<128> : scan_of<64>)(c, a);

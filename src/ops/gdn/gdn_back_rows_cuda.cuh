@@ -4,7 +4,7 @@
 #include "cuda/wgmma.cuh"
 #include "ops/gdn/gdn_back_cuda.cuh"
 
-enum { SLICE = 32, REST_THREADS = 3 * GROUP, DEPTH = 5, AHEAD = DEPTH - 2 };
+enum { SLICE = 32, REST_THREADS = 4 * GROUP, DEPTH = 5, AHEAD = DEPTH - 2 };
 /* products of rows; dg takes QDQ + UP from row i on, with UP = beta k.E - k.(W - U) */
 enum { QDQ, KE, KU, UP, DOTS };
 

@@ -1,4 +1,5 @@
-/* gdn_back_scan_cuda.cu -- the walk back along a segment: the gradients of the states.
+/* gdn_back_scan_cuda.cu -- the walk back along a segment: the gradients of the states, on chips without
+ * barriers in shared memory.
  *
  * A warp owns 16 columns of V for the whole walk and keeps its part of the turned state, [16][K], as fp32
  * accumulators. Turned, because packed accumulators are A fragments: K dh needs dh as an operand, and so no
@@ -126,6 +127,20 @@ static __device__ __forceinline__ void through_out(float (*dv)[4], float (*dh)[4
     hold_operands<C / 16>(y);
 }
 
+/* dh, of the warp's 16 rows; columns in the order of store_state, but row by row */
+template <int K> static __device__ __forceinline__ void store_dh(bf16 *to, const float (*dh)[4]) {
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+    for (int x = 0; x < K / 32; x++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            uint32_t w[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) w[i] = pack2(dh[4 * x + i][2 * h], dh[4 * x + i][2 * h + 1]);
+            *(uint4 *)(to + (g + 8 * h) * K + 32 * x + 8 * t) = make_uint4(w[0], w[1], w[2], w[3]);
+        }
+}
+
 /* X2 turned, [16][C], to its rows; room: the group's panel of the tile in shared memory */
 static __device__ __forceinline__ void store_X2(bf16 *to, int64_t stride, int n, const float (*X2)[4],
                                                 bf16 *room) {
@@ -167,7 +182,7 @@ static __global__ void __launch_bounds__(32 * W, 1) back_scan(const struct gdn_b
         float dv[C / 8][4] = {}, X2[C / 8][4] = {};
         uint32_t x[C / 16][4];
         if (c < last) {
-            store_state<K / 8>((bf16 *)a.dh + (((int64_t)c * a.HV + hv) * a.V + v0) * K, K, dh);
+            store_dh<K>((bf16 *)a.dh + (((int64_t)c * a.HV + hv) * a.V + v0) * K, dh);
             through_state<K>(dv, dh, s->k, eL);
             const float end = eG[C - 1];
 #pragma unroll

@@ -84,11 +84,13 @@ static __device__ __forceinline__ void leave_end(const struct gdn_back &a, const
 
 /* KEPT: h of all parts; else where all but the last end */
 template <int KT, int W, bool KEPT>
-static __global__ void __launch_bounds__(32 * W) back_states(const struct gdn_back a) {
+static __global__ void __launch_bounds__(32 * W, 2) back_states(const struct gdn_back a) {
     state_stage<KT, W> *stage = (state_stage<KT, W> *)shared_memory();
     const walk w = walk_of(a, KEPT ? a.e.parts : a.e.parts - 1);
     const int warp = threadIdx.x / 32;
     float S[KT / 8][4] = {}, decay = 1.0f;
+    wait_for_others();
+    let_others_start();
     for (int i = 0; i < DEPTH - 1; i++) {
         if (w.from + i < w.end) load_states(a, w, stage + i, w.from + i);
         copy_commit();
@@ -118,7 +120,7 @@ static __global__ void __launch_bounds__(32 * W) back_states(const struct gdn_ba
             }
         }
         const int64_t to = (((int64_t)(c + 1) * a.HV + w.hv) * a.V + (blockIdx.y * W + warp) * 16) * a.K;
-        if (KEPT) store_state<KT / 8>((bf16 *)a.h + to + blockIdx.z * KT, a.K, S);
+        if (KEPT) store_state<KT / 8>((bf16 *)a.h + to + blockIdx.z * KT * 8, a.K, S);
     }
     if (!KEPT) leave_end<KT, W>(a, w, S, decay);
 }
@@ -128,8 +130,8 @@ template <int KT, int W> static void launch_states(struct hl_cuda *c, const stru
     const unsigned high = (unsigned)(a->V / (16 * W)), wide = (unsigned)(a->K / KT);
     const size_t room = DEPTH * sizeof(state_stage<KT, W>);
     if (parts > 1)
-        launch(c, back_states<KT, W, false>, dim3(heads * (parts - 1), high, wide), 32 * W, room, *a);
-    launch(c, back_states<KT, W, true>, dim3(heads * parts, high, wide), 32 * W, room, *a);
+        launch_early(c, back_states<KT, W, false>, dim3(heads * (parts - 1), high, wide), 32 * W, room, *a);
+    launch_early(c, back_states<KT, W, true>, dim3(heads * parts, high, wide), 32 * W, room, *a);
 }
 extern "C" void HL_OP(gdn_back_states)(struct hl_cuda *c, const struct gdn_back *a) {
     const bool wide = a->V % 128 == 0;

@@ -9,7 +9,7 @@ extern "C" void HL_OP(gdn_forward)(struct hl_pool *pool, const struct hl_gdn *a)
     HL_ASSERT(a->HV % a->H == 0 && !a->v_new == !a->A && a->rows->dev);
     if (HL_OP(gdn_step)(pool, a)) return;
     if (few && (HL_OP(gdn_long)(pool, a) || HL_OP(gdn_scan)(pool, a))) return;
-    if (HL_OP(gdn_chunk)(pool, a) || HL_OP(gdn_scan)(pool, a)) return;
+    if (HL_OP(gdn_many)(pool, a) || HL_OP(gdn_chunk)(pool, a) || HL_OP(gdn_scan)(pool, a)) return;
     if (a->A) HL_OP(gdn_plain_inverse)(pool, a);
     HL_OP(gdn_plain)(pool, a);
 }

@@ -5,7 +5,7 @@
 #include "cuda/early.cuh"
 #include "ops/gdn/gdn_prep_cuda.cuh"
 
-enum { THREADS = 256, SCORE_THREADS = 256 };
+enum { HALF = 128, THREADS = 2 * HALF, SCORE_THREADS = 256, PANEL = CHUNK * 64 };
 
 struct args {
     const bf16 *q, *k;
@@ -14,47 +14,64 @@ struct args {
     float *gates;
     int *ready;
     const struct hl_piece *chunk;
-    int H, HV;
+    int H, HV, items; /* chunks times HV */
 };
 
+/* k and q in panels of 64 columns */
 template <int K> struct room {
-    bf16 k[CHUNK * K];
-    union {
-        bf16 q[CHUNK * K];
-        struct {
-            float L[CHUNK * INVERSE_LD], A[CHUNK * INVERSE_LD]; /* L turned */
-        };
-    };
-    struct gdn_decay d;
+    bf16 k[CHUNK * K], q[CHUNK * K], P[CHUNK * CHUNK];
+    float L[CHUNK * INVERSE_LD], A[CHUNK * INVERSE_LD]; /* L turned */
+    struct gdn_decay d[2];
 };
 
-/* Scores of the warp's 16 rows of x (k or q) against all rows of k up to them: only tiles that reach the
- * diagonal. */
+/* A chunk and value head. */
+struct item {
+    int row, len, hv;
+};
+static __device__ __forceinline__ struct item item_of(const struct args &a, int n) {
+    const struct hl_piece p = a.chunk[n / a.HV];
+    return {(int)p.row, p.len, n % a.HV};
+}
 template <int K>
-static __device__ __forceinline__ void scores(const bf16 *x, const bf16 *k, float acc[8][4]) {
-    const int rows = threadIdx.x / 32 % 4;
-#pragma unroll
-    for (int n = 0; n < 8; n++)
-        for (int i = 0; i < 4; i++) acc[n][i] = 0.0f;
-#pragma unroll 2
-    for (int c = 0; c < K; c += 16) {
-        uint32_t a[4], b[4];
-        frag_a<K>(a, x, 16 * rows, c);
-#pragma unroll
-        for (int n = 0; n < 4; n++) {
-            if (n > rows) continue;
-            frag_b_rows<K>(b, k, 16 * n, c);
-            mma_bf16(acc[2 * n], a, b);
-            mma_bf16(acc[2 * n + 1], a, b + 2);
-        }
+static __device__ __forceinline__ void load_item(room<K> &x, const struct args &a, const struct item &p) {
+    const int64_t at = ((int64_t)p.row * a.H + p.hv / (a.HV / a.H)) * K;
+#pragma unroll 1
+    for (int n = 0; n < K / 64; n++) {
+        copy_panel<64, CHUNK, THREADS>(x.k + n * PANEL, a.k + at + 64 * n, (int64_t)a.H * K, p.len,
+                                       threadIdx.x);
+        if (a.P)
+            copy_panel<64, CHUNK, THREADS>(x.q + n * PANEL, a.q + at + 64 * n, (int64_t)a.H * K, p.len,
+                                           threadIdx.x);
     }
+    copy_commit();
+}
+/* by one warp */
+static __device__ __forceinline__ void load_gates(struct gdn_decay *d, const struct args &a,
+                                                  const struct item &p) {
+    const int64_t at = (int64_t)p.row * a.HV + p.hv;
+    load_decay(d, a.g ? a.g + at : NULL, a.beta + at, a.HV, p.len);
 }
 
-/* P, of the warp's rows, to memory */
+/* Scores of the warp's 16 rows of x (k or q) against all rows of k. */
 template <int K>
-static __device__ __forceinline__ void write_P(const struct gdn_decay *d, float acc[8][4], bf16 *P,
-                                               int64_t stride, int len) {
-    const int rows = threadIdx.x / 32 % 4, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+static __device__ __forceinline__ void scores(const bf16 *x, const bf16 *k, float acc[8][4]) {
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) acc[n][i] = 0.0f;
+    products_begin<8>(acc);
+#pragma unroll
+    for (int n = 0; n < K / 16; n++)
+        product<CHUNK>(acc, operand<64, false>{x + n / 4 * PANEL, 0, n % 4 * 16},
+                       operand<64, false>{k + n / 4 * PANEL, 0, n % 4 * 16});
+    products_end<8>(acc);
+}
+
+/* P, of the warp's rows, to memory by way of `tile` */
+template <int K>
+static __device__ __forceinline__ void write_P(const struct gdn_decay *d, float acc[8][4], bf16 *tile,
+                                               bf16 *P, int64_t stride, int len) {
+    const int l = threadIdx.x % 32, rows = threadIdx.x / 32 % 4, g = l / 4, t = l % 4;
     const float scale = 1.0f / sqrtf((float)K);
 #pragma unroll
     for (int n = 0; n < 8; n++)
@@ -64,8 +81,14 @@ static __device__ __forceinline__ void write_P(const struct gdn_decay *d, float 
             float x = 0.0f, y = 0.0f;
             if (n / 2 <= rows && i >= j) x = scale * decay_between(d, i, j) * acc[n][2 * h];
             if (n / 2 <= rows && i >= j + 1) y = scale * decay_between(d, i, j + 1) * acc[n][2 * h + 1];
-            if (i < len) *(uint32_t *)(P + i * stride + j) = pack2(x, y);
+            *(uint32_t *)(tile + tile_at<CHUNK>(i, j)) = pack2(x, y);
         }
+    __syncwarp();
+#pragma unroll
+    for (int n = 0; n < 4; n++) {
+        const int row = 16 * rows + 4 * n + l / 8, col = l % 8 * 8;
+        if (row < len) *(uint4 *)(P + row * stride + col) = *(const uint4 *)(tile + tile_at<CHUNK>(row, col));
+    }
 }
 
 /* L, of the warp's rows, turned */
@@ -82,7 +105,9 @@ static __device__ __forceinline__ void write_L(const struct gdn_decay *d, float 
         }
 }
 
-/* ---- (I + L)^-1, in 16 x 16 blocks: A_ii by substitution, then A_ij = -A_ii sum_{j<=k<i} L_ik A_kj ---- */
+/* ---- (I + L)^-1, in 16 x 16 blocks: those on the diagonal by substitution, then twice
+ *     (X 0; L Y)^-1 = (X^-1 0; -Y^-1 L X^-1 Y^-1)
+ * of blocks of 16 and of 32. Of what is below, a warp has 8 columns, which need no others. ---- */
 
 /* warp b: block (b, b), a column of it in each of 16 lanes */
 static __device__ __forceinline__ void invert_diagonal(const float *turned, float *A, int b) {
@@ -105,99 +130,125 @@ static __device__ __forceinline__ void invert_diagonal(const float *turned, floa
 /* an operand of mma_tf32, rounded to the nearest: the unit would cut its last bits off */
 static __device__ __forceinline__ uint32_t tf32(float x) { return __float_as_uint(x) + 0x1000u; }
 
-/* acc += X Y, blocks of 16 x 16: X(r, c) at x[r * xr + c * xc], Y at rows of INVERSE_LD */
-static __device__ __forceinline__ void block_product(float acc[2][4], const float *x, int xr, int xc,
+/* acc += X Y: X 16 x 16, X(r, c) at x[r * xr + c * xc]; Y 16 x 8, at rows of INVERSE_LD */
+static __device__ __forceinline__ void block_product(float acc[4], const float *x, int xr, int xc,
                                                      const float *y) {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
     for (int c = 0; c < 16; c += 8) {
-        const float *p = x + g * xr + (c + t) * xc;
+        const float *p = x + g * xr + (c + t) * xc, *r = y + (c + t) * INVERSE_LD + g;
         const uint32_t a[4] = {tf32(p[0]), tf32(p[8 * xr]), tf32(p[4 * xc]), tf32(p[8 * xr + 4 * xc])};
+        const uint32_t b[2] = {tf32(r[0]), tf32(r[4 * INVERSE_LD])};
+        mma_tf32(acc, a, b);
+    }
+}
+static __device__ __forceinline__ void write_block(float *A, const float acc[4], float sign) {
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
-        for (int n = 0; n < 2; n++) {
-            const float *r = y + (c + t) * INVERSE_LD + 8 * n + g;
-            const uint32_t b[2] = {tf32(r[0]), tf32(r[4 * INVERSE_LD])};
-            mma_tf32(acc[n], a, b);
+    for (int h = 0; h < 2; h++)
+        *(float2 *)(A + (g + 8 * h) * INVERSE_LD + 2 * t) =
+            make_float2(sign * acc[2 * h], sign * acc[2 * h + 1]);
+}
+/* N x N blocks below the diagonal, at block (at + N, at), 8 columns from `col` of them on; L X^-1 waits where
+ * the result will be */
+template <int N>
+static __device__ __forceinline__ void invert_below(const float *turned, float *A, int at, int col) {
+    float acc[N][4] = {}, last[N][4] = {}, *X = A + 16 * at * INVERSE_LD + 16 * at + col;
+    const float *Y = A + 16 * (at + N) * (INVERSE_LD + 1);
+#pragma unroll
+    for (int i = 0; i < N; i++)
+#pragma unroll
+        for (int k = 0; k < N; k++)
+            if (k >= col / 16)
+                block_product(acc[i], turned + 16 * (at + k) * INVERSE_LD + 16 * (at + N + i), 1, INVERSE_LD,
+                              X + 16 * k * INVERSE_LD);
+    X += 16 * N * INVERSE_LD;
+#pragma unroll
+    for (int i = 0; i < N; i++) write_block(X + 16 * i * INVERSE_LD, acc[i], 1.0f);
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < N; i++)
+#pragma unroll
+        for (int k = 0; k <= i; k++)
+            block_product(last[i], Y + 16 * i * INVERSE_LD + 16 * k, INVERSE_LD, 1, X + 16 * k * INVERSE_LD);
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < N; i++) write_block(X + 16 * i * INVERSE_LD, last[i], -1.0f);
+}
+
+/* rows of A to memory, 16 bytes a thread; zeros right of the diagonal blocks */
+static __device__ __forceinline__ void write_A(const float *A, bf16 *to, int64_t stride, int len) {
+    const int col = threadIdx.x % 8 * 8;
+#pragma unroll
+    for (int n = 0; n < 4; n++) {
+        const int row = 16 * n + threadIdx.x / 8;
+        const float *p = A + row * INVERSE_LD + col;
+        const float4 x = *(const float4 *)p, y = *(const float4 *)(p + 4);
+        uint4 u = make_uint4(pack2(x.x, x.y), pack2(x.z, x.w), pack2(y.x, y.y), pack2(y.z, y.w));
+        if (col / 16 > n) u = make_uint4(0u, 0u, 0u, 0u);
+        if (row < len) *(uint4 *)(to + row * stride + col) = u;
+    }
+}
+
+/* A from the scores of k, by the first half of the warps */
+static __device__ __forceinline__ void invert(const struct gdn_decay *d, float acc[8][4], float *L, float *A,
+                                              bf16 *to, int64_t stride, int len) {
+    const int warp = threadIdx.x / 32;
+    write_L(d, acc, L);
+    barrier(1, HALF);
+    invert_diagonal(L, A, warp);
+    barrier(1, HALF);
+    invert_below<1>(L, A, warp / 2 * 2, warp % 2 * 8);
+    barrier(1, HALF);
+    invert_below<2>(L, A, 0, warp * 8);
+    barrier(1, HALF);
+    write_A(A, to, stride, len);
+}
+static __device__ __forceinline__ void write_gates(const struct gdn_decay *d, float *gates, int *ready) {
+    const int i = threadIdx.x - HALF;
+    if (i == 0 && ready) *ready = 0;
+    if (i >= CHUNK) return;
+    gates[i] = d->beta[i], gates[CHUNK + i] = decay_since_start(d, i);
+    gates[2 * CHUNK + i] = decay_between(d, CHUNK - 1, i);
+}
+
+/* Warps 0 to 3 have the scores of k, 4 to 7 those of q, 16 rows each. As soon as these are there, k and q
+ * of the block's next item are on their way. */
+template <int K>
+static __global__ void __launch_bounds__(THREADS, K == 256 ? 2 : 3) prep_chunks(const struct args a) {
+    room<K> &x = *(room<K> *)shared_tiles();
+    const int warp = threadIdx.x / 32, group = group_of_warps();
+    const int64_t stride = (int64_t)a.HV * CHUNK;
+    struct item p = item_of(a, blockIdx.x);
+    open_some();
+    let_others_start();
+    load_item(x, a, p);
+    if (warp == 4) load_gates(&x.d[0], a, p);
+    for (int n = blockIdx.x, i = 0; n < a.items; n += gridDim.x, i ^= 1) {
+        const bool more = n + (int)gridDim.x < a.items;
+        const int64_t to = ((int64_t)p.row * a.HV + p.hv) * CHUNK;
+        const int len = p.len;
+        float acc[8][4];
+        if (more) p = item_of(a, n + gridDim.x);
+        copy_wait<0>();
+        operands_written();
+        __syncthreads();
+        if (group == 0 || a.P) scores<K>(group == 0 ? x.k : x.q, x.k, acc);
+        __syncthreads(); /* k and q are done with */
+        if (more) load_item(x, a, p);
+        if (group == 0) invert(&x.d[i], acc, x.L, x.A, a.A + to, stride, len);
+        else {
+            write_gates(&x.d[i], a.gates + (int64_t)n * GATES, a.ready ? a.ready + n : NULL);
+            if (a.P) write_P<K>(&x.d[i], acc, x.P, a.P + to, stride, len);
+            if (more && warp == 4) load_gates(&x.d[i ^ 1], a, p);
         }
     }
 }
-static __device__ __forceinline__ void write_block(float *A, const float acc[2][4], float sign) {
-    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    __syncwarp();
-#pragma unroll
-    for (int n = 0; n < 2; n++)
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            A[(g + i / 2 * 8) * INVERSE_LD + 8 * n + 2 * t + i % 2] = sign * acc[n][i];
-    __syncwarp();
-}
-/* warp j: what is below block (j, j), downwards; the sum waits where its result will be */
-static __device__ __forceinline__ void invert_below(const float *turned, float *A, int j) {
-    for (int i = j + 1; i < 4; i++) {
-        float *block = A + 16 * i * INVERSE_LD + 16 * j, acc[2][4] = {};
-        for (int k = j; k < i; k++)
-            block_product(acc, turned + 16 * k * INVERSE_LD + 16 * i, 1, INVERSE_LD,
-                          A + 16 * k * INVERSE_LD + 16 * j);
-        write_block(block, acc, 1.0f);
-        float last[2][4] = {};
-        block_product(last, A + 16 * i * INVERSE_LD + 16 * i, INVERSE_LD, 1, block);
-        write_block(block, last, -1.0f);
-    }
-}
 
-/* rows of A to memory, 32 bytes a thread; zeros right of the diagonal blocks */
-static __device__ __forceinline__ void write_A(const float *A, bf16 *to, int64_t stride, int len) {
-    const int row = threadIdx.x / 4, block = threadIdx.x % 4;
-    if (row >= len) return;
-    uint32_t x[8];
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        const float2 p = *(const float2 *)(A + row * INVERSE_LD + 16 * block + 2 * i);
-        x[i] = block <= row / 16 ? pack2(p.x, p.y) : 0u;
-    }
-    uint4 *p = (uint4 *)(to + row * stride + 16 * block);
-    p[0] = make_uint4(x[0], x[1], x[2], x[3]);
-    p[1] = make_uint4(x[4], x[5], x[6], x[7]);
-}
-
-/* Warps 0 to 3 have the scores of k, 4 to 7 those of q, 16 rows each. */
-template <int K>
-static __global__ void __launch_bounds__(THREADS, K == 256 ? 3 : 4) prep_chunk(const struct args a) {
-    struct room<K> &x = *(struct room<K> *)shared_memory();
-    const int hv = blockIdx.x % a.HV, hk = hv / (a.HV / a.H), warp = threadIdx.x / 32;
-    const int64_t c = blockIdx.x / a.HV;
-    const struct hl_piece p = a.chunk[c];
-    let_others_start();
-    const int64_t b = (int64_t)p.row * a.HV + hv, qk = ((int64_t)p.row * a.H + hk) * K;
-    load_tile<K, THREADS>(x.k, a.k + qk, (int64_t)a.H * K, p.len);
-    if (a.P) load_tile<K, THREADS>(x.q, a.q + qk, (int64_t)a.H * K, p.len);
-    copy_commit();
-    if (warp == 0) load_decay(&x.d, a.g ? a.g + b : NULL, a.beta + b, a.HV, p.len);
-    copy_wait<0>();
-    __syncthreads();
-    float acc[8][4];
-    if (warp < 4) scores<K>(x.k, x.k, acc);
-    else if (a.P) scores<K>(x.q, x.k, acc);
-    __syncthreads(); /* q is done with: L and A take its place */
-    if (warp < 4) write_L(&x.d, acc, x.L);
-    else if (threadIdx.x < THREADS / 2 + CHUNK) {
-        const int i = threadIdx.x - THREADS / 2;
-        float *gates = a.gates + (c * a.HV + hv) * GATES;
-        const float eG = decay_since_start(&x.d, i), eL = decay_between(&x.d, CHUNK - 1, i);
-        if (i == 0 && a.ready) a.ready[c * a.HV + hv] = 0;
-        gates[i] = x.d.beta[i], gates[CHUNK + i] = eG, gates[2 * CHUNK + i] = eL;
-    }
-    __syncthreads();
-    if (warp < 4) invert_diagonal(x.L, x.A, warp);
-    __syncthreads();
-    if (warp < 3) invert_below(x.L, x.A, warp);
-    if (warp >= 4 && a.P) write_P<K>(&x.d, acc, a.P + b * CHUNK, (int64_t)a.HV * CHUNK, p.len);
-    __syncthreads();
-    write_A(x.A, a.A + b * CHUNK, (int64_t)a.HV * CHUNK, p.len);
-}
-
-template <int K> static void launch_prep(struct hl_cuda *c, const struct args *a, int64_t chunks) {
-    launch(c, prep_chunk<K>, (unsigned)(chunks * a->HV), THREADS, sizeof(struct room<K>), *a);
+template <int K> static void launch_prep(struct hl_cuda *c, const struct args *a) {
+    const int most = hl_cuda_sms(c) * (K == 256 ? 2 : 3);
+    launch(c, prep_chunks<K>, (unsigned)(a->items < most ? a->items : most), THREADS,
+           sizeof(room<K>) + TILES_ROOM, *a);
 }
 
 extern "C" bool HL_OP(gdn_prep)(struct hl_pool *pool, const struct hl_gdn *a, const struct gdn_prep *p) {
@@ -205,11 +256,12 @@ extern "C" bool HL_OP(gdn_prep)(struct hl_pool *pool, const struct hl_gdn *a, co
     struct args x = {(const bf16 *)a->q, (const bf16 *)a->k, a->g,    a->beta,
                      (bf16 *)p->A,       (bf16 *)p->P,       p->gates};
     x.ready = p->ready, x.chunk = rows->chunk, x.H = (int)a->H, x.HV = (int)a->HV;
+    x.items = (int)(rows->chunks * a->HV);
     struct hl_cuda *c = hl_cuda_of(pool);
     if (HL_ACT_DTYPE != HOLA_BF16) return false;
-    if (a->K == 64) launch_prep<64>(c, &x, rows->chunks);
-    else if (a->K == 128) launch_prep<128>(c, &x, rows->chunks);
-    else if (a->K == 256) launch_prep<256>(c, &x, rows->chunks);
+    if (a->K == 64) launch_prep<64>(c, &x);
+    else if (a->K == 128) launch_prep<128>(c, &x);
+    else if (a->K == 256) launch_prep<256>(c, &x);
     else return false;
     return true;
 }

@@ -30,6 +30,7 @@ bool HL_OP(gdn_chunk)(struct hl_pool *pool, const struct hl_gdn *a); /* false: n
 bool HL_OP(gdn_scan)(struct hl_pool *pool, const struct hl_gdn *a);  /* the same, for few segments */
 bool HL_OP(gdn_long)(struct hl_pool *pool,
                      const struct hl_gdn *a); /* for few and long ones; false: not these */
+bool HL_OP(gdn_many)(struct hl_pool *pool, const struct hl_gdn *a);
 /* the states at the cuts of segments that are walked in parts */
 void HL_OP(gdn_split)(struct hl_cuda *c, const struct gdn_walk *a, int64_t K);
 void HL_OP(gdn_out)(struct hl_pool *pool, const struct hl_gdn *a, const struct gdn_out *p);

@@ -4,10 +4,85 @@
 
 #ifndef HL_CUDA_F32
 
+/* ---- the walk for the state alone ---- */
+
+template <int K, int W> struct stage { bf16 k[CHUNK * K], A[CHUNK * CHUNK], v[W * PANEL]; };
+template <int K, int W> struct walk_room {
+    enum { DEPTH = W == 1 ? 2 : 3, AHEAD = DEPTH - 1 };
+    stage<K, W> s[DEPTH];
+    float gates[DEPTH][GATES];
+};
+
+/* The group that copies. Barriers, of this group and one other: a chunk is there; the other group is done
+ * with it. */
+template <int K, int W>
+static __device__ __forceinline__ void load_chunk(walk_room<K, W> &x, const struct gdn_walk &a,
+                                                  const struct way &w, int c, int i) {
+    const struct rows_of r = rows_at(a, w, c);
+    const int64_t at = ((int64_t)(w.row + c * CHUNK) * a.H + w.hv / (a.HV / a.H)) * K;
+    const int n = c % walk_room<K, W>::DEPTH;
+    stage<K, W> &s = x.s[n];
+#pragma unroll 1
+    for (int p = 0; p < K / 64; p++)
+        copy_panel<64, CHUNK, GROUP>(s.k + p * PANEL, a.k + at + 64 * p, (int64_t)a.H * K, r.len, i);
+    copy_panel<CHUNK, CHUNK, GROUP>(s.A, a.A + r.row * CHUNK, (int64_t)a.HV * CHUNK, r.len, i);
+    if (i < GATES / 4)
+        copy_async(x.gates[n] + 4 * i, a.gates + ((int64_t)(w.first + c) * a.HV + w.hv) * GATES + 4 * i);
+#pragma unroll 1
+    for (int g = 0; g < W; g++)
+        copy_panel<64, CHUNK, GROUP>(s.v + g * PANEL, a.v + (w.values ? r.row * a.V + w.col + 64 * g : 0),
+                                     (int64_t)a.HV * a.V, w.values ? r.len : 0, i);
+}
+template <int K, int W>
+static __device__ __forceinline__ void load_all(walk_room<K, W> &x, const struct gdn_walk &a,
+                                                const struct way &w, int i) {
+    enum { DEPTH = walk_room<K, W>::DEPTH, AHEAD = DEPTH - 1 };
+    for (int c = -AHEAD; c <= w.chunks; c++) {
+        const int next = c + AHEAD, done = c - 1;
+        if (c >= 0 && c < w.chunks) {
+            copy_wait<AHEAD - 1>();
+            operands_written();
+            for (int g = 0; g < W; g++) come(is_there<W>(c % DEPTH, g), 2 * GROUP);
+        }
+        for (int g = 0; g < W && c > 0; g++) meet(is_done<W>(done % DEPTH, g), 2 * GROUP);
+        if (next < w.chunks) load_chunk(x, a, w, next, i);
+        copy_commit();
+    }
+}
+
+template <int K, int W>
+static __device__ __forceinline__ void walk_chunk(const stage<K, W> &s, const float *gates, int group,
+                                                  float S[K / 8][4]) {
+    const float end = gates[2 * CHUNK - 1];
+    float d[CHUNK / 8][4];
+    uint32_t r[4][4], decayed[4][4];
+    read_state<K>(d, S, s.k, NULL);
+    residual(r, d, s.v + group * PANEL, gates);
+    hold_operands<4>(r);
+    zero(d);
+    products_begin<CHUNK / 8>(d);
+    times_square(d, r, s.A);
+    products_end<CHUNK / 8>(d);
+    hold_operands<4>(r);
+#pragma unroll
+    for (int i = 0; i < 4; i++) pack_a(r[i], d + 2 * i);
+    hold_operands<4>(r);
+#pragma unroll
+    for (int i = 0; i < K / 8; i++)
+#pragma unroll
+        for (int j = 0; j < 4; j++) S[i][j] *= end;
+    scale_operands(decayed, r, gates + 2 * CHUNK, 1.0f);
+    hold_operands<4>(decayed);
+    products_begin<K / 8>(S);
+    write_state<K>(S, decayed, s.k);
+    products_end<K / 8>(S);
+    hold_operands<4>(decayed);
+}
+
 /* Blocks: tiles of V's columns, then of K's (the identity's), of a part and a head. */
 template <int K, int W>
 static __global__ void __launch_bounds__((W + 1) * GROUP, 1) walk_ends(const struct gdn_walk a) {
-    walk_room<K, W, false> &x = *(walk_room<K, W, false> *)shared_tiles();
+    walk_room<K, W> &x = *(walk_room<K, W> *)shared_tiles();
     const int values = a.V / (64 * W), tiles = values + K / (64 * W), tile = blockIdx.x % tiles;
     const int group = group_of_warps(), hv = blockIdx.x / tiles % a.HV,
               part = blockIdx.x / tiles / a.HV % (a.parts - 1), s = blockIdx.x / tiles / a.HV / (a.parts - 1);
@@ -20,7 +95,7 @@ static __global__ void __launch_bounds__((W + 1) * GROUP, 1) walk_ends(const str
     if (!w.values && part == 0) return;
     if (group == W) {
         registers_of_copier<K, W>();
-        serve(x, a, w);
+        load_all(x, a, w, threadIdx.x - W * GROUP);
     } else {
         registers_of_walker<K, W>();
         const int64_t col = w.col + threadIdx.x / 32 * 16;
@@ -28,7 +103,11 @@ static __global__ void __launch_bounds__((W + 1) * GROUP, 1) walk_ends(const str
         float S[K / 8][4];
         if (w.values) state_in<K>(S, kept ? kept + col : NULL, a.V);
         else state_one<K>(S, (int)col);
-        walk_all(x, w, group, S);
+        for (int c = 0; c < w.chunks; c++) {
+            meet(is_there<W>(c % walk_room<K, W>::DEPTH, group), 2 * GROUP);
+            walk_chunk(x.s[c % walk_room<K, W>::DEPTH], x.gates[c % walk_room<K, W>::DEPTH], group, S);
+            come(is_done<W>(c % walk_room<K, W>::DEPTH, group), 2 * GROUP);
+        }
         if (w.values) state_out<K>(end_of(a.e, K, s, hv, part) + col, S, a.V);
         else state_out<K>(move_of(a.e, K, s, hv, part) + col, S, K);
     }
@@ -115,7 +194,7 @@ template <int K> static __global__ void __launch_bounds__(2 * K) join_ends(const
 template <int K, int W> static void launch_ends(struct hl_cuda *c, const struct gdn_walk *a) {
     const int64_t tiles = (a->V + K) / (64 * W);
     launch_early(c, walk_ends<K, W>, (unsigned)(a->segs * (a->parts - 1) * a->HV * tiles), (W + 1) * GROUP,
-                 sizeof(walk_room<K, W, false>) + TILES_ROOM, *a);
+                 sizeof(walk_room<K, W>) + TILES_ROOM, *a);
 }
 template <int K> static void launch_join(struct hl_cuda *c, const struct gdn_ends *a) {
     launch_early(c, join_ends<K>, (unsigned)(a->segs * a->HV * (a->V / COLS)), 2 * K, 0, *a);

@@ -24,7 +24,7 @@ struct gdn_ends {
     int HV, V, parts;
 };
 /* blocks that keep a chip busy: a fixed number, so that every chip gives the same bits */
-enum { GDN_BUSY = 128 };
+enum { GDN_BUSY = 128, GDN_FULL = 96 }; /* FULL: where more would not pay */
 /* In how many parts a segment of `chunks` is walked where so many are `wanted`: fewer than three are slower
  * than one, and so are very short ones. */
 static inline int gdn_parts(int64_t wanted, int64_t chunks) {
@@ -66,10 +66,10 @@ static __device__ __forceinline__ int is_stored(int n) { return 13 + n; }
 
 /* the registers of the block's threads, moved to where they are needed */
 template <int K, int W> static __device__ __forceinline__ void registers_of_copier() {
-    if (W == 2) fewer_registers<K == 256 ? 40 : 88>();
+    if (W == 2) fewer_registers<K == 256 ? 56 : 88>();
 }
 template <int K, int W> static __device__ __forceinline__ void registers_of_walker() {
-    if (W == 2) more_registers<K == 256 ? 232 : 208>();
+    if (W == 2) more_registers<K == 256 ? 224 : 208>();
 }
 
 /* ---- products ---- */
@@ -84,58 +84,61 @@ static __device__ __forceinline__ void scale_columns(float d[HL_CHUNK / 8][4], c
     }
 }
 
-static __device__ __forceinline__ void zero(float d[HL_CHUNK / 8][4]) {
+template <int ROWS = HL_CHUNK> static __device__ __forceinline__ void zero(float d[ROWS / 8][4]) {
 #pragma unroll
-    for (int n = 0; n < HL_CHUNK / 8; n++)
+    for (int n = 0; n < ROWS / 8; n++)
 #pragma unroll
         for (int i = 0; i < 4; i++) d[n][i] = 0.0f;
 }
-/* d = rows S, rows: k or q; in batches of 32 rows of S, of which two are under way. AGAIN: S is packed anew.
- * The compiler would rather keep what it packed the first time, and run out of registers: so it gets to see
- * other numbers, though they are the same. `to`, or NULL: S is left there as well, [V][K] at the warp's first
- * row, with every 32 columns in the order in which lanes have them: 16 bytes of a lane are columns 2t, 2t + 1
- * of four tiles. */
-template <int K, bool AGAIN>
-static __device__ __forceinline__ void read_state(float d[HL_CHUNK / 8][4], const float S[K / 8][4],
+/* d = rows S, rows: k or q; in batches of STEP rows of S, of which two are under way. AGAIN: S is packed
+ * anew. The compiler would rather keep what it packed the first time, and run out of registers: so it gets
+ * to see other numbers, though they are the same. `to`, or NULL: S is left there as well, [V][K] at the
+ * warp's first row, with every 32 columns in the order in which lanes have them: 16 bytes of a lane are
+ * columns 2t, 2t + 1 of four tiles. */
+template <int K, bool AGAIN = false, int ROWS = HL_CHUNK, int STRIDE = PANEL>
+static __device__ __forceinline__ void read_state(float d[ROWS / 8][4], const float S[K / 8][4],
                                                   const bf16 *rows, bf16 *to) {
+    enum { STEP = ROWS == HL_CHUNK ? 32 : 16, N = STEP / 16 };
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const float one = __int_as_float(0x3f800000 + (int)blockIdx.z);
-    uint32_t x[2][2][4];
-    zero(d);
-    hold<HL_CHUNK / 8>(d);
+    uint32_t x[2][N][4];
+    zero<ROWS>(d);
+    hold<ROWS / 8>(d);
 #pragma unroll
-    for (int b = 0; b < K / 32; b++) {
+    for (int b = 0; b < K / STEP; b++) {
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
-            const float *y = S[4 * b + i / 2] + i % 2 * 2;
+        for (int i = 0; i < 4 * N; i++) {
+            const float *y = S[STEP / 8 * b + i / 2] + i % 2 * 2;
             x[b % 2][i / 4][i % 4] = AGAIN ? pack2(one * y[0], one * y[1]) : pack2(y[0], y[1]);
         }
-        if (to)
+        if constexpr (N == 2)
+            if (to)
 #pragma unroll
-            for (int h = 0; h < 2; h++)
-                *(uint4 *)(to + (g + 8 * h) * K + 32 * b + 8 * t) =
-                    make_uint4(x[b % 2][0][h], x[b % 2][0][2 + h], x[b % 2][1][h], x[b % 2][1][2 + h]);
-        hold_operands<2>(x[b % 2]);
+                for (int h = 0; h < 2; h++)
+                    *(uint4 *)(to + (g + 8 * h) * K + 32 * b + 8 * t) =
+                        make_uint4(x[b % 2][0][h], x[b % 2][0][2 + h], x[b % 2][1][h], x[b % 2][1][2 + h]);
+        hold_operands<N>(x[b % 2]);
         products_go_on();
 #pragma unroll
-        for (int i = 0; i < 2; i++)
-            product_regs<HL_CHUNK>(d, x[b % 2][i],
-                                   operand<64, false>{rows + b / 2 * PANEL, 0, b % 2 * 32 + 16 * i});
+        for (int i = 0; i < N; i++) {
+            const int col = STEP * b + 16 * i;
+            product_regs<ROWS>(d, x[b % 2][i], operand<64, false>{rows + col / 64 * STRIDE, 0, col % 64});
+        }
         products_left<1>();
-        if (b > 0) hold_operands<2>(x[(b + 1) % 2]);
+        if (b > 0) hold_operands<N>(x[(b + 1) % 2]);
     }
-    products_wait<HL_CHUNK / 8>(d);
-    hold_operands<2>(x[1]);
+    products_wait<ROWS / 8>(d);
+    hold_operands<N>(x[1]);
 }
-/* S += x k */
-template <int K>
+/* S += x k, k in panels that are STRIDE apart */
+template <int K, int STRIDE = PANEL>
 static __device__ __forceinline__ void write_state(float S[K / 8][4], const uint32_t x[4][4], const bf16 *k) {
     enum { N = K < 128 ? K : 128 };
 #pragma unroll
     for (int c = 0; c < 4; c++)
 #pragma unroll
         for (int n = 0; n < K; n += N)
-            product_regs<N>(S + n / 8, x[c], operand<64, true, PANEL>{k + n / 64 * PANEL, 16 * c, 0});
+            product_regs<N>(S + n / 8, x[c], operand<64, true, STRIDE>{k + n / 64 * STRIDE, 16 * c, 0});
 }
 
 /* turned to the group's tile, [64][64] */
