@@ -104,6 +104,43 @@ static void test_swiglu(void **state) {
     (void)state;
     all_variants(&kind_swiglu, Ms, Ds, COUNT(Ms));
 }
+
+/* gate and up side by side in rows of both: the bits of two arrays, and nothing between the rows is touched */
+static void test_swiglu_rows(void **state) {
+    static const int64_t Ds[] = {24, 20, 8};
+    enum { M = 37, GAP = 8 };
+    (void)state;
+    for (int f = 0; f < 2; f++) {
+        struct dev d = dev_open(f);
+        for (int i = 0; i < 3; i++) {
+            const int64_t D = Ds[i], ld = 2 * D + GAP, n = M * D;
+            real *rows = check_random(M * ld, -3, 3, 5), *dy = check_random(n, -1, 1, 6),
+                 *got = check_new(M * ld), *part[2] = {check_new(n), check_new(n)},
+                 *y[2] = {check_new(n), check_new(n)};
+            dev_round(&d, rows, M * ld);
+            for (int64_t k = 0; k < 2 * n; k++) part[k / n][k % n] = rows[k % n / D * ld + k / n * D + k % D];
+            char *x = dev_act(&d, rows, M * ld);
+            struct hl_swiglu a = {.M = M, .D = D, .ld = ld, .gate = x, .up = x + D * d.ops->mem->act_size};
+            struct hl_swiglu b = {
+                .M = M, .D = D, .gate = dev_act(&d, part[0], n), .up = dev_act(&d, part[1], n)};
+            a.dgate = (void *)a.gate, a.dup = (void *)a.up, b.dgate = (void *)b.gate, b.dup = (void *)b.up;
+            a.dy = b.dy = dev_act(&d, dy, n), a.y = dev_act(&d, NULL, n), b.y = dev_act(&d, NULL, n);
+            d.ops->swiglu_forward(d.pool, &a), d.ops->swiglu_forward(d.pool, &b);
+            d.ops->swiglu_backward(d.pool, &a), d.ops->swiglu_backward(d.pool, &b);
+            dev_act_take(&d, a.y, y[0], n), dev_act_take(&d, b.y, y[1], n), dev_act_take(&d, x, got, M * ld);
+            dev_act_take(&d, (void *)b.gate, part[0], n), dev_act_take(&d, (void *)b.up, part[1], n);
+            assert_memory_equal(y[0], y[1], (size_t)n * sizeof(real));
+            for (int64_t k = 0; k < M * ld; k++) {
+                const int64_t col = k % ld, at = k / ld * D + col % D;
+                assert_true(got[k] == (col < 2 * D ? part[col / D][at] : rows[k]));
+            }
+            dev_drop(&d, a.dy);
+            check_free(rows, M * ld), check_free(got, M * ld), check_free(dy, n);
+            for (int k = 0; k < 2; k++) check_free(part[k], n), check_free(y[k], n);
+        }
+        dev_close(&d);
+    }
+}
 static void test_conv(void **state) {
     static const int64_t Ms[] = {1, 3, 31, 32, 33, 64, 150, 150, 70, 0, 300, 100};
     static const int64_t Ds[] = {16, 24, 64, 100, 40, 16, 24, 17, 300, 16, 264, 1032};
@@ -378,9 +415,11 @@ static void test_speed(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rmsnorm), cmocka_unit_test(test_l2norm), cmocka_unit_test(test_gate),
-        cmocka_unit_test(test_swiglu),  cmocka_unit_test(test_conv),   cmocka_unit_test(test_conv_sessions),
-        cmocka_unit_test(test_apart),   cmocka_unit_test(test_wrong),  cmocka_unit_test(test_speed),
+        cmocka_unit_test(test_rmsnorm),       cmocka_unit_test(test_l2norm),
+        cmocka_unit_test(test_gate),          cmocka_unit_test(test_swiglu),
+        cmocka_unit_test(test_swiglu_rows),   cmocka_unit_test(test_conv),
+        cmocka_unit_test(test_conv_sessions), cmocka_unit_test(test_apart),
+        cmocka_unit_test(test_wrong),         cmocka_unit_test(test_speed),
     };
     return cmocka_run_group_tests(tests, setup, NULL);
 }

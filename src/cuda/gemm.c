@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { WORKSPACE = 64 << 20, MAX_PLANS = 256, CANDIDATES = 8, ROUNDS = 6, ROUND = 64 };
+enum { WORKSPACE = 64 << 20, MAX_PLANS = 256, CANDIDATES = 8, ROUNDS = 6, ROUND = 64, LONG = 2048 };
 
 /* X(result, name, parameters): the functions we use */
 #define LT_LIST(X)                                                                                         \
@@ -144,17 +144,20 @@ static int candidates(struct lt *lt, const struct hl_plan *p, size_t room,
 }
 /* What a kernel of this tile would take: rounds of all multiprocessors, times the tile, times what its
  * numbers cost on an H200 beside those of others (with fewer than ROUNDS the first choice of cuBLAS is good, with
- * more smaller tiles are 5 to 20 % faster). 0: a tile that was not measured. full: one round with nearly all
- * multiprocessors at work, which is better than splitting K. */
+ * more smaller tiles are 5 to 20 % faster, except for sums of LONG and more). 0: a tile that was not measured.
+ * full: one round with nearly all multiprocessors at work, which is better than splitting K. */
 static double tile_cost(int tile, const struct hl_gemm *g, int sms, bool *full) {
-    static const struct {
+    const struct {
         int id;
         int64_t n, m; /* of our N and M */
         double each;
     } known[] = {
-        {CUBLASLT_MATMUL_TILE_256x128, 256, 128, 1.1}, {CUBLASLT_MATMUL_TILE_128x256, 128, 256, 1.1},
-        {CUBLASLT_MATMUL_TILE_128x160, 128, 160, 1},   {CUBLASLT_MATMUL_TILE_176x128, 176, 128, 0.98},
-        {CUBLASLT_MATMUL_TILE_256x96, 256, 96, 1.1},   {CUBLASLT_MATMUL_TILE_64x128, 64, 128, 1.3},
+        {CUBLASLT_MATMUL_TILE_256x128, 256, 128, g->K < LONG ? 1.1 : 1},
+        {CUBLASLT_MATMUL_TILE_128x256, 128, 256, 1.1},
+        {CUBLASLT_MATMUL_TILE_128x160, 128, 160, 1},
+        {CUBLASLT_MATMUL_TILE_176x128, 176, 128, 0.98},
+        {CUBLASLT_MATMUL_TILE_256x96, 256, 96, 1.1},
+        {CUBLASLT_MATMUL_TILE_64x128, 64, 128, 1.3},
     };
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
         if (known[i].id != tile) continue;

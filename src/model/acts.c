@@ -31,7 +31,11 @@ static int64_t padded(int64_t bytes) { return (bytes + 255) / 256 * 256; }
 static int64_t joint_row(const struct hl_acts *a, const struct hl_dims *s) {
     const int64_t few = s->HV * (s->decay + s->beta);
     if (a->pass != HL_TRAIN || a->ops->mem->host || s->qk % 8 || s->vv % 8 || few % 8) return 0;
-    return 2 * s->qk + s->vv + few + (s->gated ? s->vv : 0);
+    const int64_t row = 2 * s->qk + s->vv + few + (s->gated ? s->vv : 0);
+    return (row + 63) / 64 * 64; /* rows begin on whole lines of memory */
+}
+static int64_t paired_row(const struct hl_acts *a, const struct hl_dims *s) {
+    return a->pass != HL_TRAIN || a->ops->mem->host || s->I % 8 ? 0 : 2 * s->I;
 }
 /* The parts of such a row, in the order of the weights. */
 static void cut_row(const struct hl_dims *s, char *row, int64_t size, void **q, void **k, void **v, void **a,
@@ -50,10 +54,12 @@ static int64_t place(struct hl_acts *a, const struct hl_dims *s, int64_t rows, c
     const int64_t d = s->d, I = s->I, H = s->H, HV = s->HV, qk = s->qk, vv = s->vv;
     const int64_t ACT = a->ops->mem->act_size, REAL = (int64_t)sizeof(real);
     const bool gated = s->gated, decay = s->decay, rms = s->rms, cache = s->cache;
-    const bool share_cheap = a->pass == HL_INFER || a->recompute, joint = joint_row(a, s) > 0;
+    const bool share_cheap = a->pass == HL_INFER || a->recompute, joint = joint_row(a, s) > 0,
+               paired = paired_row(a, s) > 0;
     int64_t used = 0;
     void *row;
     a->joint = joint_row(a, s);
+    a->paired = paired_row(a, s);
 #define TAKE(to, width, type)                              \
     (to) = at && (width) > 0 ? (void *)(at + used) : NULL; \
     used += padded(rows * (width) * (type));
@@ -70,6 +76,8 @@ static int64_t place(struct hl_acts *a, const struct hl_dims *s, int64_t rows, c
         if (a->pass == HL_INFER) y->h = y->x; /* branches are added in place */
         TAKE(row, a->joint, ACT)
         if (row) cut_row(s, row, ACT, &y->q0, &y->k0, &y->v0, &y->a, &y->b, &y->z);
+        TAKE(row, a->paired, ACT)
+        if (row) y->gate = row, y->up = (char *)row + I * ACT;
     }
 #define PLACE(name, width, type) TAKE(a->grad.name, width, type)
     if (a->pass == HL_TRAIN) {

@@ -45,8 +45,8 @@
     X(h, d, KEEP, ACT)   /* residual stream between mixer and MLP */                \
     X(hn, d, CHEAP, ACT)                                                            \
     X(r_mlp, 1, KEEP, REAL)                                                         \
-    X(gate, I, KEEP, ACT)                                                           \
-    X(up, I, KEEP, ACT)                                                             \
+    X(gate, paired ? 0 : I, KEEP, ACT)                                              \
+    X(up, paired ? 0 : I, KEEP, ACT)                                                \
     X(act, I, CHEAP, ACT)
 
 /* What the backward pass hands from op to op; one set for all layers. */
@@ -104,6 +104,7 @@ struct hl_acts {
     /* Training on a device: q0, k0, v0, a, b, z of a token are one row of so many numbers, in the order of their
      * weights, and so are their gradients: one product makes them, one takes them. 0: each is an array. */
     int64_t joint;
+    int64_t paired;               /* the same of gate and up */
     int64_t rows, chunks, blocks; /* capacity */
     struct hl_layer_acts *layer;  /* [L] */
     void *last, *lastn;           /* final residual stream [rows][d], its norm */

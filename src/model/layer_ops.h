@@ -15,9 +15,9 @@ struct layer {
     struct hl_layer_acts *a;
     struct hl_grads *d;
     enum hl_pass pass;
-    int64_t T, state; /* rows; this layer's offset in a session's block */
-    int64_t joint;    /* as struct hl_acts has it */
-    real *grads;      /* parameter gradients; NULL in a forward pass */
+    int64_t T, state;      /* rows; this layer's offset in a session's block */
+    int64_t joint, paired; /* as struct hl_acts has them */
+    real *grads;           /* parameter gradients; NULL in a forward pass */
 };
 
 static inline struct layer open_layer(hola_model *m, struct hl_acts *acts, const struct hl_rows *rows,
@@ -34,6 +34,7 @@ static inline struct layer open_layer(hola_model *m, struct hl_acts *acts, const
                           .pass = acts->pass,
                           .T = rows->T,
                           .joint = acts->joint,
+                          .paired = acts->paired,
                           .state = index * m->state.layer,
                           .grads = grads};
 }
@@ -222,13 +223,14 @@ static inline struct hl_swiglu swiglu(const struct layer *l) { /* gradients may 
                               .D = l->s.I,
                               .gate = l->a->gate,
                               .up = l->a->up,
+                              .ld = l->paired,
                               .y = l->a->act,
                               .dy = l->d->dact,
                               .dgate = l->a->gate,
                               .dup = l->a->up};
 }
 static inline struct hl_linear mlp_in(const struct layer *l) {
-    struct hl_linear a = {.M = l->T, .K = l->s.d, .x = l->a->hn, .dx = l->d->dn};
+    struct hl_linear a = {.M = l->T, .K = l->s.d, .x = l->a->hn, .dx = l->d->dn, .ld = l->paired};
     part(l, &a, l->p->gate_proj, l->a->gate, l->a->gate);
     part(l, &a, l->p->up_proj, l->a->up, l->a->up);
     return a;

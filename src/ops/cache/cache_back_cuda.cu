@@ -268,10 +268,13 @@ extern "C" void HL_OP(cache_backward)(struct hl_pool *pool, const struct hl_cach
     struct cache_dev c = cache_dev_of(a);
     struct cache_back b = {};
     char *scratch = NULL;
-    const bool whole = cache_tiled(a) && HL_OP(cache_back_whole_fits)(a);
+    const int64_t parts = cache_tiled(a) ? HL_OP(cache_back_parts_shares)(a) : 0;
+    const bool whole = parts > 0 || (cache_tiled(a) && HL_OP(cache_back_whole_fits)(a));
     const bool tiled = !whole && cache_tiled(a) && HL_OP(cache_back_fits)(a);
     if (c.T == 0) return;
-    b.parts = whole ? c.rows.blocks * WHOLE_SHARES : tiled ? c.rows.blocks * tiles_of(a->chunk) : c.T;
+    b.parts = whole   ? c.rows.blocks * (parts ? parts : WHOLE_SHARES)
+              : tiled ? c.rows.blocks * tiles_of(a->chunk)
+                      : c.T;
     b.taus = whole ? b.parts : tiled ? c.rows.blocks * (tiles_of(a->window) + tiles_of(a->chunk)) : c.T;
     for (int place = 0; place < 2; place++) { /* counts, then places */
         int64_t used = 0;
@@ -285,7 +288,8 @@ extern "C" void HL_OP(cache_backward)(struct hl_pool *pool, const struct hl_cach
         if (!scratch) return;
     }
     if (whole || tiled) {
-        if (whole) HL_OP(cache_back_whole)(cuda, &c, &b);
+        if (parts) HL_OP(cache_back_parts)(cuda, &c, &b);
+        else if (whole) HL_OP(cache_back_whole)(cuda, &c, &b);
         else {
             HL_OP(cache_back_along)(cuda, &c, &b);
             HL_OP(cache_back_kv)(cuda, &c, &b);

@@ -23,6 +23,9 @@ void HL_OP(cache_back_q)(struct hl_cuda *cuda, const struct cache_dev *c, const 
 void HL_OP(cache_back_whole)(struct hl_cuda *cuda, const struct cache_dev *c, const struct cache_back *b);
 bool HL_OP(cache_back_whole_fits)(const struct hl_cache *a);
 enum { WHOLE_SHARES = 8 }; /* its warps: shares of a block's sums */
+/* the same for heads of 256, and its shares of a block; 0: not for this shape or device */
+void HL_OP(cache_back_parts)(struct hl_cuda *cuda, const struct cache_dev *c, const struct cache_back *b);
+int64_t HL_OP(cache_back_parts_shares)(const struct hl_cache *a);
 
 enum { TILE = 64 }; /* keys and queries of a tile of the backward pass */
 static inline __host__ __device__ int tiles_of(int64_t n) { return (int)((n + TILE - 1) / TILE); }

@@ -1,16 +1,22 @@
-/* cache_whole_cuda.cuh -- cache_whole_cuda.cu's shared memory, and what comes into it and goes out. */
+/* cache_whole_cuda.cuh -- shared memory of cache_whole_cuda.cu and cache_parts_cuda.cu, and what comes into it and
+ * goes out. */
 #ifndef HL_CACHE_WHOLE_CUDA_CUH
 #define HL_CACHE_WHOLE_CUDA_CUH
 #include "cuda/wgmma.cuh"
 #include "ops/cache/cache_back_cuda.cuh"
 
-enum { GROUP = 128, THREADS = 32 * WHOLE_SHARES, TILES = 4 /* of queries */, SQUARE = TILE * TILE };
+enum { GROUP = 128, THREADS = 32 * WHOLE_SHARES, SQUARE = TILE * TILE };
 
 /* Rows of D numbers are panels of 64. */
 template <int D> struct whole_room {
+    enum {
+        TILES = D > 128 ? 2 : 4,            /* of queries that lie here at a time */
+        ROWS = TILES * TILE / WHOLE_SHARES, /* of them a warp's */
+        COLUMNS = D > 128 ? 64 : D          /* of dk and dv that a warpgroup sums up at a time */
+    };
     bf16 q[TILES][TILE * D], dout[TILES][TILE * D], k[TILE * D], v[TILE * D];
     bf16 p[TILES][SQUARE],
-        ds[TILES][SQUARE]; /* [query][key] of a tile; results pass through them on the way out */
+        ds[TILES][SQUARE]; /* [query][key] of a tile; results of D <= 128 pass through them on the way out */
     float lse[TILES * TILE], along[TILES * TILE]; /* log2 of the denominator over lambda; dout.read */
 };
 

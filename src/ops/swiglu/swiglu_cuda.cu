@@ -3,17 +3,28 @@
 
 enum { THREADS = 256 };
 
-/* n is whole pieces of WIDE; the few numbers behind them are one more, narrow launch */
-template <int wide> static __global__ void swiglu_fwd(const act *gate, const act *up, act *y, int64_t n) {
-    const int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * wide;
+/* n numbers in pieces of `wide`, `pieces` a row. gate and up have rows of ld numbers, y has no gaps. */
+struct cut {
+    int64_t n, ld;
+    unsigned pieces;
+};
+/* where the thread's piece is: of gate and up; i: of y */
+template <int wide> static __device__ __forceinline__ int64_t place(const struct cut &c, int64_t i) {
+    const unsigned p = (unsigned)(i / wide), row = p / c.pieces;
+    return row * c.ld + (p - row * c.pieces) * wide;
+}
+
+template <int wide>
+static __global__ void swiglu_fwd(const act *gate, const act *up, act *y, const struct cut c) {
+    const int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * wide, at = place<wide>(c, i);
     wait_for_others(), let_others_start();
-    if (i >= n) return;
+    if (i >= c.n) return;
     float g[WIDE], u[WIDE];
     if (wide > 1) {
-        load_wide(g, gate + i), load_wide(u, up + i);
+        load_wide(g, gate + at), load_wide(u, up + at);
         for (int j = 0; j < WIDE; j++) u[j] *= silu(g[j]);
         store_wide(y + i, u);
-    } else put(y + i, f32(up[i]) * silu(f32(gate[i])));
+    } else put(y + i, f32(up[at]) * silu(f32(gate[at])));
 }
 
 static __device__ __forceinline__ void turn_back(float *g, float *u, float dy) {
@@ -23,41 +34,61 @@ static __device__ __forceinline__ void turn_back(float *g, float *u, float dy) {
 }
 template <int wide>
 static __global__ void swiglu_bwd(const act *gate, const act *up, const act *dy, act *dgate, act *dup,
-                                  int64_t n) {
-    const int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * wide;
-    if (i >= n) return;
+                                  const struct cut c) {
+    const int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * wide, at = place<wide>(c, i);
+    if (i >= c.n) return;
     float g[WIDE], u[WIDE], d[WIDE];
     if (wide > 1) {
-        load_wide(g, gate + i), load_wide(u, up + i), load_wide(d, dy + i);
+        load_wide(g, gate + at), load_wide(u, up + at), load_wide(d, dy + i);
         for (int j = 0; j < WIDE; j++) turn_back(&g[j], &u[j], d[j]);
-        store_wide(dgate + i, g), store_wide(dup + i, u);
+        store_wide(dgate + at, g), store_wide(dup + at, u);
     } else {
-        g[0] = f32(gate[i]), u[0] = f32(up[i]);
+        g[0] = f32(gate[at]), u[0] = f32(up[at]);
         turn_back(g, u, f32(dy[i]));
-        put(dgate + i, g[0]), put(dup + i, u[0]);
+        put(dgate + at, g[0]), put(dup + at, u[0]);
     }
 }
 
+/* What is cut into pieces of 16 bytes, and what is left. Rows without gaps are one row. */
+struct cuts {
+    struct cut wide, narrow;
+    int64_t whole; /* the first number of the narrow ones */
+};
+static struct cuts cuts_of(const struct hl_swiglu *a) {
+    const int64_t n = a->M * a->D;
+    struct cuts c = {};
+    if (a->ld == 0 || a->ld == a->D) {
+        c.whole = n / WIDE * WIDE;
+        c.wide.n = c.whole, c.wide.pieces = (unsigned)(n / WIDE);
+        c.narrow.n = n - c.whole, c.narrow.pieces = (unsigned)c.narrow.n;
+    } else if (a->D % WIDE == 0 && a->ld % WIDE == 0) {
+        c.wide.n = c.whole = n, c.wide.ld = a->ld, c.wide.pieces = (unsigned)(a->D / WIDE);
+    } else c.narrow.n = n, c.narrow.ld = a->ld, c.narrow.pieces = (unsigned)a->D;
+    return c;
+}
+
 extern "C" void HL_OP(swiglu_forward)(struct hl_pool *pool, const struct hl_swiglu *a) {
-    const int64_t n = a->M * a->D, whole = n / WIDE * WIDE;
+    const struct cuts k = cuts_of(a);
     const act *gate = (const act *)a->gate, *up = (const act *)a->up;
     act *y = (act *)a->y;
     struct hl_cuda *c = hl_cuda_of(pool);
-    if (whole > 0)
-        launch_early(c, swiglu_fwd<WIDE>, blocks_for(whole, THREADS * WIDE), THREADS, 0, gate, up, y, whole);
-    if (n > whole)
-        launch_early(c, swiglu_fwd<1>, 1, THREADS, 0, gate + whole, up + whole, y + whole, n - whole);
+    if (k.wide.n > 0)
+        launch_early(c, swiglu_fwd<WIDE>, blocks_for(k.wide.n, THREADS * WIDE), THREADS, 0, gate, up, y,
+                     k.wide);
+    if (k.narrow.n > 0)
+        launch_early(c, swiglu_fwd<1>, blocks_for(k.narrow.n, THREADS), THREADS, 0, gate + k.whole,
+                     up + k.whole, y + k.whole, k.narrow);
 }
 
 extern "C" void HL_OP(swiglu_backward)(struct hl_pool *pool, const struct hl_swiglu *a) {
-    const int64_t n = a->M * a->D, whole = n / WIDE * WIDE;
+    const struct cuts k = cuts_of(a);
     const act *gate = (const act *)a->gate, *up = (const act *)a->up, *dy = (const act *)a->dy;
     act *dgate = (act *)a->dgate, *dup = (act *)a->dup;
     struct hl_cuda *c = hl_cuda_of(pool);
-    if (whole > 0)
-        launch(c, swiglu_bwd<WIDE>, blocks_for(whole, THREADS * WIDE), THREADS, 0, gate, up, dy, dgate, dup,
-               whole);
-    if (n > whole)
-        launch(c, swiglu_bwd<1>, 1, THREADS, 0, gate + whole, up + whole, dy + whole, dgate + whole,
-               dup + whole, n - whole);
+    if (k.wide.n > 0)
+        launch(c, swiglu_bwd<WIDE>, blocks_for(k.wide.n, THREADS * WIDE), THREADS, 0, gate, up, dy, dgate,
+               dup, k.wide);
+    if (k.narrow.n > 0)
+        launch(c, swiglu_bwd<1>, blocks_for(k.narrow.n, THREADS), THREADS, 0, gate + k.whole, up + k.whole,
+               dy + k.whole, dgate + k.whole, dup + k.whole, k.narrow);
 }
