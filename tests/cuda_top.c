@@ -56,8 +56,11 @@ static void test_top(void **state) {
         compare(&d, 3, 300, HL_TOP_MOST, 0);
         compare(&d, 3, 1500, 1, 0);
         compare(&d, 3, 5000, 104, 0);
+        compare(&d, 3, 5000, 2, 0); /* of two groups, as it happens */
         compare(&d, 1, 5000, 3, 1); /* all equal */
         compare(&d, 3, 5000, 17, 2);
+        compare(&d, 1, 40000, 33, 0); /* more than the threads hold */
+        compare(&d, 1, 40000, 9, 3);
         if (!dev_slow(&d)) compare(&d, 64, 32000, HL_TOP_MOST, 0);
         if (!dev_slow(&d)) compare(&d, 64, 32000, 40, 20);
         dev_close(&d);

@@ -83,11 +83,20 @@ static __device__ __forceinline__ void copy_arrive(barrier_at b) {
 #endif
 }
 /* bytes: a multiple of 16, both ends on 16. What is read once goes first from the chip's cache. */
-static __device__ __forceinline__ void copy_bulk(void *shared, const void *global, int bytes, barrier_at b) {
+static __device__ __forceinline__ void copy_bulk(void *shared, const void *global, int bytes, barrier_at b,
+                                                 bool again = false) {
 #ifdef HL_CUDA_EMU
     emu_copy_bulk(shared, global, bytes, b);
 #elif HL_BULK
     uint64_t once;
+    if (again) {
+        asm volatile(
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                shared_address(shared)),
+            "l"(global), "r"(bytes), "r"(b)
+            : "memory");
+        return;
+    }
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
                  "[%0], [%1], %2, [%3], %4;" ::"r"(shared_address(shared)),

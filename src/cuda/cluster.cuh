@@ -17,27 +17,38 @@ static __device__ __forceinline__ int cluster_rank() {
 #endif
     return (int)r;
 }
-/* All threads of all blocks; what they wrote to shared memory before can be read after. */
-static __device__ __forceinline__ void cluster_sync() {
+/* All threads of all blocks say that they have come this far; they wait for it. Says nothing about memory. */
+static __device__ __forceinline__ void cluster_arrive() {
 #if HL_CLUSTER
-    asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::
-                     : "memory");
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 #endif
 }
-/* The four floats that lie in block `rank` where `own` lies in this one. */
-static __device__ __forceinline__ float4 cluster_floats(const float *own, int rank) {
-    float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+static __device__ __forceinline__ void cluster_wait() {
 #if HL_CLUSTER
-    uint32_t at;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;"
-        : "=r"(at)
-        : "r"((uint32_t)__cvta_generic_to_shared(own)), "r"(rank));
-    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
-                 : "r"(at)
-                 : "memory");
+    asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
 #endif
-    return x;
+}
+/* Where in block `rank` lies what lies at `own` in this one's shared memory. */
+static __device__ __forceinline__ uint32_t cluster_address(uint32_t own, int rank) {
+    uint32_t at = 0;
+#if HL_CLUSTER
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(own), "r"(rank));
+#else
+    (void)own, (void)rank;
+#endif
+    return at;
+}
+/* Four floats to another block, where they count as 16 bytes at a barrier (bulk.cuh) there. */
+static __device__ __forceinline__ void cluster_send(uint32_t at, float4 x, uint32_t barrier) {
+#if HL_CLUSTER
+    asm volatile(
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::
+            "r"(at),
+        "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w), "r"(barrier)
+        : "memory");
+#else
+    (void)at, (void)x, (void)barrier;
+#endif
 }
 
 #ifndef HL_CUDA_EMU

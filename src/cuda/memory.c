@@ -1,7 +1,9 @@
 /* memory.c -- a device's memory as a backend's (struct hl_memory), scratch, and the rows of a pass cut up. */
 #include "cuda/device.h"
 #include "ops/ops.h"
+#include <pthread.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -91,6 +93,44 @@ static void dev_get(struct hl_pool *pool, void *host, const void *from, int64_t 
             hl_pool_run(pool, hl_pieces(s.bytes, PIECE), take_piece, &s);
         }
     }
+}
+/* Threads that sleep take longer to come than all the rows together; so they are called while the device still works,
+ * and one of them waits for the part that all need next. */
+struct taking {
+    struct hl_cuda *c;
+    int64_t each, rows; /* bytes of a row; rows of a part */
+    void (*row)(void *, int64_t, const void *);
+    void *ctx;
+    pthread_mutex_t one;
+    atomic_bool there[HL_PARTS];
+};
+static void take_when_there(void *ctx, int64_t i, int worker) {
+    struct taking *t = ctx;
+    const int64_t part = i / t->rows;
+    (void)worker;
+    while (!atomic_load_explicit(&t->there[part], memory_order_acquire)) {
+        if (pthread_mutex_trylock(&t->one)) continue;
+        if (!atomic_load_explicit(&t->there[part], memory_order_acquire)) hl_cuda_got(t->c, (int)part);
+        atomic_store_explicit(&t->there[part], true, memory_order_release);
+        pthread_mutex_unlock(&t->one);
+    }
+    t->row(t->ctx, i, t->c->stage + part * PART + i % t->rows * t->each);
+}
+static bool dev_take(struct hl_pool *pool, const void *from, int64_t each, int64_t n,
+                     void (*row)(void *, int64_t, const void *), void *ctx) {
+    struct taking t = {.c = hl_cuda_of(pool), .each = each, .row = row, .ctx = ctx};
+    t.rows = PART / (each > 0 ? each : 1);
+    if (t.rows < 1 || hl_pieces(n, t.rows) > HL_PARTS) return false;
+    hl_cuda_stage(t.c, 0);
+    if (!t.c->stage) return false;
+    pthread_mutex_init(&t.one, NULL);
+    for (int i = 0; i < hl_pieces(n, t.rows); i++) {
+        const int64_t some = n - i * t.rows < t.rows ? n - i * t.rows : t.rows;
+        hl_cuda_get(t.c, t.c->stage + i * PART, (const char *)from + i * t.rows * each, some * each, i);
+    }
+    hl_pool_run(pool, n, take_when_there, &t);
+    pthread_mutex_destroy(&t.one);
+    return true;
 }
 static hola_status dev_finish(struct hl_pool *pool) {
     struct hl_cuda *c = hl_cuda_of(pool);
@@ -197,7 +237,7 @@ static void dev_share(struct hl_pool *pool, void *block, int64_t bytes) {
 #define MEMORY(size)                                                                                    \
     {                                                                                                   \
         .alloc = dev_alloc, .release = dev_release, .zero = dev_zero, .copy = dev_copy, .put = dev_put, \
-        .get = dev_get, .rows = dev_rows, .finish = dev_finish, .replay = dev_replay,                   \
+        .get = dev_get, .take = dev_take, .rows = dev_rows, .finish = dev_finish, .replay = dev_replay, \
         .recorded = dev_recorded, .link = dev_link, .reduce = dev_reduce, .reduced = dev_reduced,       \
         .share = dev_share, .room = dev_room, .act_size = (size), .xent_rows = 8192                     \
     }

@@ -193,16 +193,22 @@ static __device__ __forceinline__ int group_of_warps() {
 #define HL_D4(d, i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
 #define HL_D16 "{%0,%1,%2,%3,%4,%5,%6,%7}"
 #define HL_D32 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}"
+#define HL_D48 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23}"
 #define HL_D64                                                                                        \
     "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25," \
     "%26,%27,%28,%29,%30,%31}"
+#define HL_D96                                                                                    \
+    "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24," \
+    "%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47}"
 #define HL_D128                                                                                        \
     "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,"  \
     "%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49," \
     "%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}"
 #define HL_D16_OF(d, i) HL_D4(d, i), HL_D4(d, i + 1)
 #define HL_D32_OF(d, i) HL_D16_OF(d, i), HL_D16_OF(d, i + 2)
+#define HL_D48_OF(d, i) HL_D32_OF(d, i), HL_D16_OF(d, i + 4)
 #define HL_D64_OF(d, i) HL_D32_OF(d, i), HL_D32_OF(d, i + 4)
+#define HL_D96_OF(d, i) HL_D64_OF(d, i), HL_D32_OF(d, i + 8)
 #define HL_D128_OF(d, i) HL_D64_OF(d, i), HL_D64_OF(d, i + 8)
 #define HL_WGMMA_TEXT(N)                                                                 \
     "{\n\t.reg .pred p;\n\tsetp.eq.u32 p, 0, 0;\n\twgmma.mma_async.sync.aligned.m64n" #N \
@@ -250,9 +256,12 @@ template <int N, class A, class B> static __device__ __forceinline__ void produc
 #if HL_WGMMA
     if constexpr (N == 16) HL_WGMMA_TILES(16, 8, 9, 10, 11);
     else if constexpr (N == 32) HL_WGMMA_TILES(32, 16, 17, 18, 19);
+    else if constexpr (N == 48) HL_WGMMA_TILES(48, 24, 25, 26, 27);
     else if constexpr (N == 64) HL_WGMMA_TILES(64, 32, 33, 34, 35);
+    else if constexpr (N == 96) HL_WGMMA_TILES(96, 48, 49, 50, 51);
     else if constexpr (N == 128) HL_WGMMA_TILES(128, 64, 65, 66, 67);
-    static_assert(N == 16 || N == 32 || N == 64 || N == 128, "a width that is spelled out above");
+    static_assert(N == 16 || N == 32 || N == 48 || N == 64 || N == 96 || N == 128,
+                  "a width that is spelled out above");
 #else
     const int rows = threadIdx.x / 32 % 4 * 16;
     uint32_t x[4];

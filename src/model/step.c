@@ -12,34 +12,53 @@ static hola_status not_finite(const hola_session *y) {
 }
 struct keeping {
     hola_session *const *y;
-    const float *logits; /* [sessions][vocab_size] */
+    float *logits; /* [sessions][vocab_size] */
 };
-static void keep_one(void *ctx, int64_t i, int worker) {
+/* Logits [from, to) of session i; all of them are kept in parts, the first ones first. */
+static void keep_part(void *ctx, int64_t i, int64_t from, int64_t to) {
     const struct keeping *k = ctx;
     hola_session *y = k->y[i];
-    const int64_t vocab = y->model->cfg.vocab_size;
-    const float *restrict logits = k->logits + i * vocab;
+    const float *restrict logits = k->logits + i * y->model->cfg.vocab_size;
     float *restrict kept = y->now.logits;
     const uint32_t exponent = 0x7f800000u;
     uint32_t wrong = 0;
-    (void)worker;
-    for (int64_t j = 0; j < vocab; j++) {
+    for (int64_t j = from; j < to; j++) {
         wrong |= (hl_bits_of_float(logits[j]) & exponent) == exponent;
         kept[j] = logits[j];
     }
-    y->now.at.has_logits = !wrong;
+    y->wrong = (from > 0 && y->wrong) || wrong;
+    y->now.at.has_logits = false;
+}
+static void keep_one(void *ctx, int64_t i, int worker) {
+    const struct keeping *k = ctx;
+    (void)worker;
+    keep_part(ctx, i, 0, k->y[i]->model->cfg.vocab_size);
+}
+/* All parts are kept. */
+static hola_status check_kept(hola_session *const *y, int64_t n) {
+    for (int64_t i = 0; i < n; i++) y[i]->now.at.has_logits = !y[i]->wrong;
+    for (int64_t i = 0; i < n; i++)
+        if (y[i]->wrong) return not_finite(y[i]);
+    return HOLA_OK;
 }
 hola_status hl_session_take_over(hola_session *const *y, int64_t n, const float *logits) {
-    struct keeping k = {y, logits};
+    struct keeping k = {y, (float *)logits};
     hl_pool_run(y[0]->model->pool, n, keep_one, &k);
-    for (int64_t i = 0; i < n; i++)
-        if (!y[i]->now.at.has_logits) return not_finite(y[i]);
-    return HOLA_OK;
+    return check_kept(y, n);
+}
+/* A row that has come, in memory that will be used again: to its caller, and from there it is kept. */
+static void take_row(void *ctx, int64_t i, const void *row) {
+    const struct keeping *k = ctx;
+    const int64_t vocab = k->y[i]->model->cfg.vocab_size;
+    memcpy(k->logits + i * vocab, row, (size_t)vocab * sizeof(float));
+    keep_part(ctx, i, 0, vocab);
 }
 
 /* What is wanted of a step beside the states. */
 struct want {
     float *logits;            /* NULL: none */
+    struct keeping keep;      /* logits: whose they are */
+    bool kept;                /* they have them */
     int64_t k;                /* largest logits of each session */
     struct hl_candidate *top; /* [sessions][k], on the host */
 };
@@ -96,8 +115,18 @@ static bool step_at_once(hola_model *m, struct hl_rows *rows, const int32_t *ids
     return true;
 }
 
+/* room: all of them are there. */
+static void bring_logits(hola_model *m, int64_t n, bool room, struct want *w) {
+    const struct hl_memory *mem = m->ops->mem;
+    const int64_t each = m->cfg.vocab_size * (int64_t)sizeof(real);
+    if (room && mem->take && sizeof(real) == sizeof(float))
+        w->kept = mem->take(m->pool, m->infer.logits, each, n, take_row, &w->keep);
+    if (room && !w->kept) hl_session_take_logits(m, n, w->logits);
+    if (!room) hl_session_read_logits(m, 0, n, w->logits);
+}
+
 /* One row each: the same work every time, so that a device may replay it. */
-static hola_status step_rows(hola_model *m, struct hl_rows *rows, const int32_t *ids, const struct want *w) {
+static hola_status step_rows(hola_model *m, struct hl_rows *rows, const int32_t *ids, struct want *w) {
     const struct hl_memory *mem = m->ops->mem;
     const int64_t n = rows->T;
     const bool logits = w->logits || w->k;
@@ -118,8 +147,7 @@ static hola_status step_rows(hola_model *m, struct hl_rows *rows, const int32_t 
         mem->recorded(m->pool, key);
     }
     if (w->k) mem->get(m->pool, w->top, m->top, n * w->k * (int64_t)sizeof *w->top);
-    else if (room) hl_session_take_logits(m, n, w->logits);
-    else if (logits) hl_session_read_logits(m, 0, n, w->logits);
+    else if (logits) bring_logits(m, n, room, w);
     return mem->finish(m->pool);
 }
 
@@ -136,7 +164,7 @@ static hola_status check_step(hola_session *const *y, int64_t n, const int32_t *
     }
     return s;
 }
-static hola_status step(hola_session *const *y, int64_t n, const int32_t *ids, const struct want *w) {
+static hola_status step(hola_session *const *y, int64_t n, const int32_t *ids, struct want *w) {
     hola_model *m = y[0]->model;
     struct hl_seg *seg = calloc((size_t)n, sizeof *seg);
     if (!seg) return hl_fail(HOLA_ENOMEM, "step: %lld sessions", (long long)n);
@@ -153,11 +181,12 @@ static hola_status step(hola_session *const *y, int64_t n, const int32_t *ids, c
 }
 
 hola_status hola_session_step(hola_session *const *y, int64_t n, const int32_t *ids, float *logits) {
-    const struct want w = {.logits = logits};
+    struct want w = {.logits = logits, .keep = {y, logits}};
     hola_status s = check_step(y, n, ids);
     for (int64_t i = 0; s == HOLA_OK && logits && i < n; i++) s = hl_point_logits(y[i]->model, &y[i]->now);
     if (s == HOLA_OK) s = step(y, n, ids, &w);
-    return s == HOLA_OK && logits ? hl_session_take_over(y, n, logits) : s;
+    if (s != HOLA_OK || !logits) return s;
+    return w.kept ? check_kept(y, n) : hl_session_take_over(y, n, logits);
 }
 
 /* ---- with a choice ---- */
@@ -165,7 +194,7 @@ hola_status hola_session_step(hola_session *const *y, int64_t n, const int32_t *
 /* From the largest logits alone. */
 static hola_status step_few(hola_session *const *y, int64_t n, const int32_t *ids, const hola_sampling *p,
                             int64_t k, int32_t *next) {
-    const struct want w = {.k = k, .top = malloc((size_t)(n * k) * sizeof *w.top)};
+    struct want w = {.k = k, .top = malloc((size_t)(n * k) * sizeof *w.top)};
     hola_status s = w.top ? step(y, n, ids, &w) : hl_fail(HOLA_ENOMEM, "step: %lld sessions", (long long)n);
     for (int64_t i = 0; s == HOLA_OK && i < n; i++) {
         struct hl_candidate *c = w.top + i * k;

@@ -73,6 +73,10 @@ struct hl_memory {
     bool host;         /* arrays are the host's own: put and get could be memcpy */
     int64_t act_size;  /* bytes of an activation */
     int64_t xent_rows; /* rows of logits that xent works on at a time */
+    /* Rows of `each` bytes to the host, or NULL: taken one by one by any thread when they are there, which they need not
+     * be when this is called. false: nothing was done. */
+    bool (*take)(struct hl_pool *, const void *from, int64_t each, int64_t n,
+                 void (*row)(void *ctx, int64_t i, const void *bytes), void *ctx);
 };
 
 #define HL_OPS_MEMBER(name, arg) void (*name)(struct hl_pool *, const struct arg *);

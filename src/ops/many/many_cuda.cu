@@ -9,17 +9,20 @@ extern "C" {
 
 #ifndef HL_CUDA_F32
 
-/* ---- a row's embedding, with its sums of squares: a block each ---- */
+/* ---- a row's embedding, as the products leave it: a block each ---- */
 
 enum { THREADS = 256 };
-static __global__ void many_embed(const bf16 *E, const int32_t *ids, bf16 *x, float *squares, int d) {
+static __global__ void many_embed(const bf16 *E, const int32_t *ids, const float *weight, bf16 *x,
+                                  const struct panels panels, float *squares, int d, int *counts, int heads) {
     const int row = blockIdx.x;
     wait_for_others(), let_others_start();
     const bf16 *from = E + (int64_t)ids[row] * d;
+    for (int i = threadIdx.x; i < heads; i += THREADS) counts[row * heads + i] = 0; /* of the exact memory */
     for (int i = threadIdx.x; i < d; i += THREADS) { /* d is a multiple of 64 */
         const bf16 v = from[i];
         const float s = warp_sum(f32(v) * f32(v));
         x[(int64_t)row * d + i] = v;
+        put(panel_at(panels, row, i), f32(v) * weight[i]);
         if (threadIdx.x % 32 == 0) squares[row * (d / SQUARES) + i / SQUARES] = s;
     }
 }
@@ -69,7 +72,7 @@ static __global__ void __launch_bounds__(32 * PREPARE_WARPS) prepare(const struc
     enum { N = D / 32 };
     const int unit = blockIdx.x * PREPARE_WARPS + threadIdx.x / 32, row = blockIdx.y, lane = threadIdx.x % 32;
     if (unit >= a.units) { /* (the grid ends when the one before has) */
-        wait_for_others(), let_others_start();
+        let_others_start(), wait_for_others();
         return;
     }
     const int which = unit < a.H ? 0 : unit < 2 * a.H ? 1 : 2, head = unit - which * a.H;
@@ -82,7 +85,7 @@ static __global__ void __launch_bounds__(32 * PREPARE_WARPS) prepare(const struc
         if (seg.pos) load_floats<N>(h[i], tail + i * heads * D);
     load_floats<4 * N>(&w[0][0], a.w[which] + c * 4);
     if (which < 2 && a.gamma[which % 2]) load_floats<N>(gamma, a.gamma[which % 2] + lane * N);
-    wait_for_others(), let_others_start();
+    let_others_start(), wait_for_others(); /* the delta rule reads nothing but states before it waits */
     load_acts<N>(h[3], a.in + (int64_t)seg.row * a.ld + unit * D + lane * N);
 #pragma unroll
     for (int j = 0; j < N; j++) {
@@ -108,7 +111,8 @@ static __global__ void __launch_bounds__(32 * PREPARE_WARPS) prepare(const struc
 /* ---- the op ---- */
 
 struct many { /* the rows' numbers, one array after another */
-    bf16 *x, *h, *in, *q, *k, *qt, *kt, *v, *y, *act;
+    bf16 *x, *h, *in, *q, *k, *qt, *kt, *v;
+    struct panels xw, hw, y, act;
     float *o, *sums, *squares_x, *squares_h, *shares;
     int ld, tiles; /* of `in`; of the delta rule */
 };
@@ -117,6 +121,11 @@ static void *cut(char *block, int64_t *used, int64_t n, int64_t size) {
     void *at = block ? block + *used : NULL;
     *used += (n * size + 255) / 256 * 256;
     return at;
+}
+static struct panels cut_panels(char *block, int64_t *used, int64_t rows, int64_t K) {
+    const int each = rows > 32 ? 64 : 32;
+    const struct panels p = {(bf16 *)cut(block, used, (int64_t)panels_of(K) * each * PANEL, 2), each};
+    return p;
 }
 static int64_t carve(struct many *b, char *block, const struct hl_decode *p, const struct hl_cache *cache) {
     const int64_t M = p->rows->T, qk = p->H * p->K, vv = p->HV * p->V;
@@ -127,13 +136,14 @@ static int64_t carve(struct many *b, char *block, const struct hl_decode *p, con
     b->in = (bf16 *)cut(block, &used, M * b->ld, 2);
     b->q = (bf16 *)cut(block, &used, M * qk, 2), b->k = (bf16 *)cut(block, &used, M * qk, 2);
     b->qt = (bf16 *)cut(block, &used, M * qk, 2), b->kt = (bf16 *)cut(block, &used, M * qk, 2);
-    b->v = (bf16 *)cut(block, &used, M * vv, 2), b->y = (bf16 *)cut(block, &used, M * vv, 2);
-    b->act = (bf16 *)cut(block, &used, M * p->I, 2);
+    b->v = (bf16 *)cut(block, &used, M * vv, 2);
+    b->xw = cut_panels(block, &used, M, p->d), b->hw = cut_panels(block, &used, M, p->d);
+    b->y = cut_panels(block, &used, M, vv), b->act = cut_panels(block, &used, M, p->I);
     b->o = (float *)cut(block, &used, M * vv, 4);
     b->sums = (float *)cut(block, &used, M * p->HV * b->tiles, 4);
     b->squares_x = (float *)cut(block, &used, M * p->d / SQUARES, 4);
     b->squares_h = (float *)cut(block, &used, M * p->d / SQUARES, 4);
-    b->shares = (float *)cut(block, &used, p->cache ? HL_OP(cache_step_scratch)(cache) : 0, 1);
+    b->shares = (float *)cut(block, &used, HL_OP(cache_step_scratch)(cache), 1);
     return used;
 }
 
@@ -178,7 +188,7 @@ static void start_cache(struct hl_cuda *c, const struct hl_decode *p, const stru
     HL_OP(cache_step_with)(c, &dev, b->shares, &e);
 }
 
-static struct many_linear linear(const struct hl_decode *p, const bf16 *x, int64_t K, const void *W,
+static struct many_linear linear(const struct hl_decode *p, const struct panels &x, int64_t K, const void *W,
                                  int64_t N, void *out, int64_t ld) {
     struct many_linear a = {x, (const bf16 *)W};
     a.M = (int)p->rows->T, a.K = (int)K, a.N = (int)N, a.out = out, a.ld = (int)ld, a.eps = p->eps;
@@ -188,28 +198,29 @@ static void start_layer(struct hl_cuda *c, const struct hl_decode *p, const stru
     const struct hl_decode_layer *y = &p->host[l];
     const int64_t vv = p->HV * p->V, at = l * p->layer_bytes,
                   N = 2 * p->H * p->K + vv + (p->decay + p->beta) * p->HV + (p->gated ? vv : 0);
-    struct many_linear in = linear(p, b->x, p->d, y->in, N, b->in, b->ld),
+    struct many_linear in = linear(p, b->xw, p->d, y->in, N, b->in, b->ld),
                        o = linear(p, b->y, vv, y->o, p->d, b->h, p->d),
-                       mlp = linear(p, b->h, p->d, y->gate, p->I, b->act, p->I),
+                       mlp = linear(p, b->hw, p->d, y->gate, p->I, NULL, 0),
                        down = linear(p, b->act, p->I, y->down, p->d, b->x, p->d);
-    in.norm = y->attn_norm, in.squares = b->squares_x;
-    o.from = b->x, o.squares_out = b->squares_h;
-    mlp.norm = y->mlp_norm, mlp.squares = b->squares_h, mlp.W2 = (const bf16 *)y->up;
-    down.from = b->h, down.squares_out = b->squares_x;
-    start_product<96, NORMED>(c, in);
+    in.squares = b->squares_x;
+    o.from = b->x, o.squares_out = b->squares_h, o.panels = b->hw, o.weight = y->mlp_norm;
+    mlp.squares = b->squares_h, mlp.W2 = (const bf16 *)y->up, mlp.panels = b->act;
+    down.from = b->h, down.squares_out = b->squares_x, down.panels = b->xw;
+    down.weight = l + 1 < p->L ? p->host[l + 1].attn_norm : p->final_norm;
+    start_product<48, 96, NORMED>(c, in);
     start_prepare(c, p, b, y, at);
     start_state(c, p, b, y, at);
     start_cache(c, p, b, y, at);
-    start_product<64, JOINED>(c, o);
-    start_product<176, GATED>(c, mlp);
-    start_product<64, JOINED>(c, down);
+    start_product<32, 64, JOINED>(c, o);
+    start_product<96, 64, GATED>(c, mlp);
+    start_product<32, 64, JOINED>(c, down);
 }
 
 static bool has_room(void) {
 #ifdef HL_CUDA_EMU
     return true;
 #else
-    return shared_limit() >= SHARED_MOST && can_wait((const void *)many_product<64, JOINED>);
+    return shared_limit() >= SHARED_MOST && can_wait((const void *)many_product<32, JOINED>);
 #endif
 }
 
@@ -221,13 +232,13 @@ extern "C" bool HL_OP(decode_many)(struct hl_pool *pool, const struct hl_decode 
     char *block = (char *)hl_cuda_scratch(c, carve(&b, NULL, p, &any));
     if (!block) return true; /* the failure is kept */
     carve(&b, block, p, &any);
-    launch(c, many_embed, (unsigned)p->rows->T, THREADS, 0, (const bf16 *)p->embed, p->ids, b.x, b.squares_x,
-           (int)p->d);
+    launch(c, many_embed, (unsigned)p->rows->T, THREADS, 0, (const bf16 *)p->embed, p->ids,
+           p->host[0].attn_norm, b.x, b.xw, b.squares_x, (int)p->d, (int *)b.shares, (int)p->HV);
     for (int64_t l = 0; l < p->L; l++) start_layer(c, p, &b, l);
     if (!p->logits) return true;
-    struct many_linear head = linear(p, b.x, p->d, p->head, p->vocab, p->logits, p->vocab);
-    head.norm = p->final_norm, head.squares = b.squares_x;
-    start_product<128, LOGITS>(c, head);
+    struct many_linear head = linear(p, b.xw, p->d, p->head, p->vocab, p->logits, p->vocab);
+    head.squares = b.squares_x;
+    start_product<96, 64, LOGITS>(c, head);
     return true;
 }
 

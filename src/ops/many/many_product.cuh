@@ -1,56 +1,53 @@
 /* many_product.cuh -- up to 64 rows times a matrix, for sessions decoded side by side; every weight is read once.
  *
- * What limits such products is how much a multiprocessor can take in, so K is cut as well as the outputs: a
- * block has NB outputs of some panels of 64 columns, of W and of x, all in shared memory at once, W before
- * others are waited for. The blocks of a cluster have the parts of K, and each adds up a part of the rows over
- * all of them, in order. How a product is cut follows from its shape alone, so the number of rows changes no
- * bit.
+ * What such a product costs is the way of x: so the outputs are cut into tiles of NB and K into parts, which the
+ * blocks of a cluster have, W is there before others are waited for, and x comes in panels, each multiplied when it
+ * is there. Every block of a cluster adds up some rows over all parts, in order, which the others have sent to its
+ * shared memory. How a product is cut follows from its shape alone, so the number of rows changes no bit.
  *
- * x is normed on its way where the product wants it so, from sums of squares over 32 columns, which the product
- * that made x has left. */
+ * A norm before a product is in two places: its weights are in x already, which the kernel that made x put there; the
+ * row's factor comes to the sums, from sums of squares over 32 columns that the same kernel left. */
 #ifndef HL_MANY_PRODUCT_CUH
 #define HL_MANY_PRODUCT_CUH
+#include "cuda/bulk.cuh"
 #include "cuda/cluster.cuh"
 #include "cuda/quick.cuh"
-#include "cuda/wgmma.cuh"
+#include "ops/many/many_panel.cuh"
 
-enum { PRODUCT_THREADS = 256, MANY_ROWS = 64, PANEL = 64, PANELS = 8, STAGE = 4, SPLITS = 8, SQUARES = 32 };
-enum { NORM_ROOM = PANELS * PANEL * 4 }; /* the norm's weights */
+enum { PRODUCT_THREADS = 256, PANELS = 12, SPLITS = 8, SQUARES = 32 };
+enum { HEAD_ROOM = 1024 }; /* the rows' factors, then a barrier a panel and one for the sums */
 
-/* NORMED: out = norm(x) W^T; LOGITS: the same as floats; GATED: out = silu(norm(x) W^T) (norm(x) W2^T);
- * JOINED: out = from + x W^T */
+/* NORMED: out = norm(x) W^T; LOGITS: the same as floats; GATED: panels of silu(norm(x) W^T) (norm(x) W2^T);
+ * JOINED: out = from + x W^T, and panels of out times `weight` */
 enum product_kind { NORMED, LOGITS, GATED, JOINED };
 struct many_linear {
-    const bf16 *x; /* [M][K] */
+    struct panels x;
     const bf16 *W, *W2;
     int M, K, N;
-    const float *norm, *squares; /* [K], [M][K / SQUARES] */
+    const float *squares; /* [M][K / SQUARES] */
     float eps;
     const bf16 *from;
-    float *squares_out; /* JOINED: [M][N / SQUARES] */
-    void *out;          /* [M][ld] */
+    const float *weight; /* JOINED: [N] */
+    float *squares_out;  /* JOINED: [M][N / SQUARES] */
+    void *out;           /* [M][ld] */
+    struct panels panels;
     int ld, splits;
 };
 
-/* The first warpgroup has the first FIRST outputs, the second the others. The sums take the place of the tiles. */
 template <int NB> struct product_room {
     enum {
-        X = MANY_ROWS * PANEL,
         W = NB * PANEL,
-        LD = NB + 8,
-        SUMS = MANY_ROWS * LD,
-        FIRST = NB == 176 ? 96 : NB / 2,
+        LD = NB % 32 == 24 ? NB + 16 : NB + 8,
     };
 };
-static inline int panels_of(const struct many_linear &a) { return (a.K + PANEL - 1) / PANEL; }
 template <int NB> static size_t product_bytes(const struct many_linear &a) {
     typedef struct product_room<NB> room;
-    const size_t n = (size_t)(panels_of(a) + a.splits - 1) / a.splits, tiles = n * (room::X + room::W) * 2,
-                 sums = room::SUMS * 4;
+    const size_t n = (size_t)(panels_of(a.K) + a.splits - 1) / a.splits, x = n * a.x.rows * PANEL * 2,
+                 W = n * room::W * 2, sums = a.x.rows * room::LD * 4;
 #ifdef HL_CUDA_EMU
-    return NORM_ROOM + TILES_ROOM + tiles + a.splits * sums;
+    return HEAD_ROOM + TILES_ROOM + x + W + a.splits * sums;
 #else
-    return NORM_ROOM + TILES_ROOM + (tiles > sums ? tiles : sums);
+    return HEAD_ROOM + W + x + sums;
 #endif
 }
 
@@ -61,245 +58,278 @@ static __device__ __forceinline__ const bf16 *weights_at(const struct many_linea
     return row < a.N ? (r < half ? a.W : a.W2) + (int64_t)row * a.K : NULL;
 }
 
-/* d += x W^T over a panel and N outputs. A warpgroup. */
-template <int N>
-static __device__ __forceinline__ void product_panel(float (*d)[4], const bf16 *x, const bf16 *W) {
-#pragma unroll
-    for (int k = 0; k < PANEL; k += 16) {
-        const struct operand<PANEL, false> A = {x, 0, k}, B = { W, 0, k };
-        if constexpr (N == 32 || N == 64) product<N>(d, A, B);
-        if constexpr (N == 48) {
-            const struct operand<PANEL, false> C = { W, 32, k };
-            product<32>(d, A, B), product<16>(d + 4, A, C);
-        }
-        if constexpr (N == 80 || N == 96) {
-            const struct operand<PANEL, false> C = { W, 64, k };
-            product<64>(d, A, B), product<N - 64>(d + 8, A, C);
-        }
-    }
-}
-
-/* A thread brings 16 bytes, column `unit` of eight, of every 32nd row of a panel. */
-struct bring {
-    int unit, row, first, n; /* first panel, panels */
-    float r[2];              /* what norms its two rows of x */
+struct part { /* of K: panels [first, first + n) */
+    int rank, first, n;
 };
+/* A thread brings 16 bytes, one column of eight, of every 32nd row of a panel. */
 template <int NB, int KIND>
-static __device__ __forceinline__ void bring_weights(const struct many_linear &a, const struct bring &b,
+static __device__ __forceinline__ void bring_weights(const struct many_linear &a, const struct part &b,
                                                      int tile, bf16 *W) {
-    for (int r = b.row; r < NB; r += 32) {
+    const int unit = threadIdx.x % 8;
+    for (int r = threadIdx.x / 8; r < NB; r += 32) {
         const bf16 *from = weights_at<NB, KIND>(a, tile, r);
         for (int p = 0; p < b.n; p++) {
-            const int col = (b.first + p) * PANEL + b.unit * 8;
+            const int col = (b.first + p) * PANEL + unit * 8;
             const bool there = from && col < a.K;
-            copy_async(W + p * product_room<NB>::W + tile_at<PANEL>(r, b.unit * 8), there ? from + col : a.W,
+            copy_async(W + p * product_room<NB>::W + tile_at<PANEL>(r, unit * 8), there ? from + col : a.W,
                        there ? 16 : 0);
         }
     }
 }
-static __device__ __forceinline__ void bring_rows(const struct many_linear &a, const struct bring &b, int p,
-                                                  bf16 *x) {
-    const int col = (b.first + p) * PANEL + b.unit * 8;
-    for (int i = 0; i < 2; i++) {
-        const bool there = b.row + 32 * i < a.M && col < a.K;
-        copy_async(x + tile_at<PANEL>(b.row + 32 * i, b.unit * 8),
-                   there ? a.x + (int64_t)(b.row + 32 * i) * a.K + col : a.x, there ? 16 : 0);
-    }
-}
-/* The factors of the thread's two rows; eight threads add up one. */
-static __device__ __forceinline__ void bring_norms(const struct many_linear &a, struct bring &b) {
-    const int n = a.K / SQUARES;
-    for (int i = 0; i < 2; i++) {
-        const int row = b.row + 32 * i;
-        float s = 0.0f;
-        for (int j = b.unit; row < a.M && j < n; j += 8) s += a.squares[row * n + j];
-        for (int j = 1; j < 8; j *= 2) s += __shfl_xor_sync(0xffffffffu, s, j);
-        b.r[i] = row < a.M ? rsqrtf(s / (float)a.K + a.eps) : 0.0f;
-    }
-}
-/* What the thread has brought of x, in place. */
-static __device__ __forceinline__ void norm_rows(const struct bring &b, bf16 *x, const float *w) {
-    for (int i = 0; i < 2; i++) {
-        bf16 *at = x + tile_at<PANEL>(b.row + 32 * i, b.unit * 8);
-        float v[8];
-        load_wide(v, at);
-        for (int j = 0; j < 8; j++) v[j] = b.r[i] * v[j] * w[b.unit * 8 + j];
-        store_wide(at, v);
-    }
+/* The factors of the block's rows, some threads a row. A warpgroup. */
+static __device__ __forceinline__ void bring_norms(const struct many_linear &a, int rank, float *factor) {
+    const int n = a.K / SQUARES, each = 128 * a.splits / a.x.rows, i = threadIdx.x % 128,
+              row = (rank * 128 + i) / each;
+    float s = 0.0f;
+#pragma unroll 8
+    for (int j = i % each; j < n; j += each) s += row < a.M ? a.squares[row * n + j] : 0.0f;
+    for (int j = 1; j < each; j *= 2) s += __shfl_xor_sync(0xffffffffu, s, j);
+    if (i % each == 0) factor[row] = rsqrtf(s / (float)a.K + a.eps);
 }
 
-/* Panels [from, to) of x are there: normed, then multiplied. */
-template <int NB, int KIND>
-static __device__ __forceinline__ void product_stage(const struct bring &b, float (*d)[4], bf16 *X,
-                                                     const bf16 *W, const float *norm, int from, int to) {
+/* The block's sums over its part, to where they are added up: [blocks][rows of each][LD] in the shared memory of the
+ * block that has the row. A warpgroup; of two neighbouring threads one has four columns of a row, the other of that 8 rows below. */
+template <int NB>
+static __device__ __forceinline__ void send_sums(const struct many_linear &a, const float (*d)[4], int rank,
+                                                 float *P, barrier_at come) {
     typedef struct product_room<NB> room;
-    enum { FIRST = room::FIRST, SECOND = NB - FIRST, TILES = FIRST / 8 };
+    const int lane = threadIdx.x % 32, rows = a.x.rows / a.splits, odd = lane % 2;
+    const int row = threadIdx.x / 32 % 4 * 16 + lane / 4 + 8 * odd, to = row / rows;
+    const int at = (rank * rows + row % rows) * room::LD + lane % 4 / 2 * 4;
+#ifdef HL_CUDA_EMU
+    float *p = P + to * a.x.rows * room::LD + at;
+#else
+    const uint32_t p = cluster_address(shared_address(P + at), to), bar = cluster_address(come, to);
+#endif
+    const bool there = row < a.x.rows; /* (the products are always of 64 rows) */
 #pragma unroll
-    for (int p = 0; p < STAGE; p++)
-        if (KIND != JOINED && from + p < to)
-            norm_rows(b, X + (from + p) * room::X, norm + (from + p) * PANEL);
-    operands_written();
-    __syncthreads();
-    products_begin<TILES>(d);
-    if (group_of_warps() == 0) {
-#pragma unroll
-        for (int p = 0; p < STAGE; p++)
-            if (from + p < to) product_panel<FIRST>(d, X + (from + p) * room::X, W + (from + p) * room::W);
-    } else {
-#pragma unroll
-        for (int p = 0; p < STAGE; p++)
-            if (from + p < to)
-                product_panel<SECOND>(d, X + (from + p) * room::X, W + (from + p) * room::W + FIRST * PANEL);
+    for (int n = 0; n < NB / 8; n++) {
+        const float x = __shfl_xor_sync(0xffffffffu, odd ? d[n][0] : d[n][2], 1),
+                    y = __shfl_xor_sync(0xffffffffu, odd ? d[n][1] : d[n][3], 1);
+        const float4 v = odd ? make_float4(x, y, d[n][2], d[n][3]) : make_float4(d[n][0], d[n][1], x, y);
+#ifdef HL_CUDA_EMU
+        if (there) *(float4 *)(p + n * 8) = v;
+#else
+        if (there && a.splits == 1) *(float4 *)(P + at + n * 8) = v;
+        if (there && a.splits > 1) cluster_send(p + n * 32, v, bar);
+#endif
     }
-    products_end<TILES>(d);
 }
 
-/* One part of K: the block's sums to P [64][LD]. All threads; a barrier must follow. */
+/* What the outputs are added to, asked for before the sums are there. */
+template <int NB> struct old_outputs { uint2 u[MANY_ROWS * NB / 4 / PRODUCT_THREADS]; };
+template <int NB>
+static __device__ __forceinline__ void load_old(struct old_outputs<NB> &old, const struct many_linear &a,
+                                                int tile, int rank) {
+    const int rows = a.x.rows / a.splits;
+#pragma unroll
+    for (int j = 0; j < MANY_ROWS * NB / 4 / PRODUCT_THREADS; j++) {
+        const int i = threadIdx.x + j * PRODUCT_THREADS, row = rank * rows + i / (NB / 4),
+                  n = tile * NB + i % (NB / 4) * 4;
+        old.u[j] = make_uint2(0, 0);
+        if (i < rows * (NB / 4) && row < a.M && n < a.N)
+            old.u[j] = *(const uint2 *)(a.from + (int64_t)row * a.ld + n);
+    }
+}
+
+/* The panels of x as they come, times W, and the sums on their way. A warpgroup. */
+template <int NB>
+static __device__ __forceinline__ void multiply(const struct many_linear &a, const struct part &b, int tile,
+                                                const bf16 *X, const bf16 *W, float *P, barrier_at there) {
+    float d[NB / 8][4] = {};
+    products_begin<NB / 8>(d);
+    for (int i = 0; i < b.n; i++) {
+        const int p = (i + tile) % b.n;
+        barrier_wait(barrier_number(there, p), 0);
+        products_go_on();
+#pragma unroll
+        for (int k = 0; k < PANEL; k += 16) {
+            const struct operand<PANEL, false> x = {X + p * a.x.rows * PANEL, 0, k}, w = {
+                W + p *product_room<NB>::W, 0, k
+            };
+            product<NB>(d, x, w);
+        }
+    }
+    products_end<NB / 8>(d);
+    if (a.splits > 1) cluster_wait();
+    send_sums<NB>(a, d, b.rank, P, barrier_number(there, b.n));
+}
+
+/* One part of K, until the sums of the block's rows are there. The first warpgroup multiplies; a thread of the second
+ * brings x. All threads. */
 template <int NB, int KIND>
 static __device__ __forceinline__ void product_part(const struct many_linear &a, int tile, int rank,
-                                                    char *shared, int most, float *P) {
-    typedef struct product_room<NB> room;
-    const int panels = (a.K + PANEL - 1) / PANEL, wg = group_of_warps();
-    const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane / 4, col = lane % 4 * 2;
-    float *norm = (float *)shared, d[room::FIRST / 8][4] = {};
-    bf16 *X = (bf16 *)(shared + NORM_ROOM), *W = X + most * room::X;
-    struct bring b = {(int)threadIdx.x % 8, (int)threadIdx.x / 8, panels * rank / a.splits};
+                                                    char *shared, int most, float *P,
+                                                    struct old_outputs<NB> &old) {
+    const int panels = panels_of(a.K), size = a.x.rows * PANEL;
+    struct part b = {rank, panels * rank / a.splits};
     b.n = panels * (rank + 1) / a.splits - b.first;
+    const barrier_at there = barriers_of((uint64_t *)(shared + MANY_ROWS * 4));
+    bf16 *W = (bf16 *)(shared + HEAD_ROOM), *X = W + most * product_room<NB>::W;
+    if (threadIdx.x == 0)
+        for (int p = 0; p <= b.n; p++) barrier_open(barrier_number(there, p), 1);
+    if (threadIdx.x == 0 && a.splits > 1) barrier_expect(barrier_number(there, b.n), a.x.rows * NB * 4);
     bring_weights<NB, KIND>(a, b, tile, W);
     copy_commit();
-    for (int i = threadIdx.x; KIND != JOINED && i < b.n * PANEL; i += PRODUCT_THREADS)
-        norm[i] = b.first * PANEL + i < a.K ? a.norm[b.first * PANEL + i] : 0.0f;
-    wait_for_others(), let_others_start();
-    for (int p = 0; p < b.n; p++) bring_rows(a, b, p, X + p * room::X);
-    copy_commit();
-    if (KIND != JOINED) bring_norms(a, b);
+    __syncthreads();
+    if (a.splits > 1) cluster_arrive(); /* nothing is sent to a block that has not begun */
+    let_others_start(), wait_for_others();
+    for (int i = 0; i < b.n && threadIdx.x == 128; i++) {
+        const int p = (i + tile) % b.n; /* not all blocks the same at once */
+        barrier_expect(barrier_number(there, p), size * 2);
+        copy_bulk(X + p * size, a.x.at + (b.first + p) * size, size * 2, barrier_number(there, p), true);
+    }
+    if (KIND == JOINED) load_old<NB>(old, a, tile, rank);
     copy_wait<0>();
-    __syncthreads(); /* the norm's weights */
-    for (int p = 0; p < b.n; p += STAGE)
-        product_stage<NB, KIND>(b, d, X, W, norm, p, min(b.n, p + (int)STAGE));
-    __syncthreads(); /* the tiles' place */
-#pragma unroll
-    for (int n = 0; n < room::FIRST / 8; n++)
-#pragma unroll
-        for (int i = 0; i < 2; i++)
-            if (wg == 0 || n < (NB - room::FIRST) / 8)
-                *(float2 *)(P + (row + 8 * i) * room::LD + wg * room::FIRST + n * 8 + col) =
-                    make_float2(d[n][2 * i], d[n][2 * i + 1]);
+    operands_written();
+    __syncthreads();
+    if (group_of_warps() == 0) multiply<NB>(a, b, tile, X, W, P, there);
+    else if (a.splits > 1) cluster_wait();
+    if (KIND != JOINED && group_of_warps() == 1) bring_norms(a, rank, (float *)shared);
+    __syncthreads(); /* the factors; the sums of a block alone */
+#ifndef HL_CUDA_EMU
+    if (a.splits > 1) barrier_wait(barrier_number(there, b.n), 0);
+#endif
 }
 
 /* Four neighbours of the sum over the parts at P [row][col], in order. */
 template <int NB>
 static __device__ __forceinline__ float4 product_sum(const struct many_linear &a, const float *P, int at) {
-    float4 s = make_float4(0.0f, 0.0f, 0.0f, 0.0f), x[SPLITS];
+    float4 s = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
     for (int r = 0; r < SPLITS; r++) {
-        x[r] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#ifdef HL_CUDA_EMU
-        if (r < a.splits) x[r] = *(const float4 *)(P + r * product_room<NB>::SUMS + at);
-#else
-        if (r < a.splits) x[r] = cluster_floats(P + at, r);
-#endif
+        if (r >= a.splits) break;
+        const float4 x = *(const float4 *)(P + r * (a.x.rows / a.splits) * product_room<NB>::LD + at);
+        s.x += x.x, s.y += x.y, s.z += x.z, s.w += x.w;
     }
-#pragma unroll
-    for (int r = 0; r < SPLITS; r++) s.x += x[r].x, s.y += x[r].y, s.z += x[r].z, s.w += x[r].w;
     return s;
 }
 /* Four neighbours to the outputs, or those of them that there are. */
-static __device__ __forceinline__ void put_four(const struct many_linear &a, bf16 *out, int n,
+static __device__ __forceinline__ void put_four(const struct many_linear &a, int64_t at, int n,
                                                 const float *y) {
+    bf16 *out = (bf16 *)a.out + at;
     if (n + 4 <= a.N && a.ld % 4 == 0) *(uint2 *)out = make_uint2(pack2(y[0], y[1]), pack2(y[2], y[3]));
     else
         for (int j = 0; j < 4 && n + j < a.N; j++) put(out + j, y[j]);
 }
-/* Rows [from, to) of the outputs. All threads. */
+static __device__ __forceinline__ void put_logits(const struct many_linear &a, int64_t at, int n,
+                                                  const float *y) {
+    float *out = (float *)a.out + at;
+    if (n + 4 <= a.N && a.ld % 4 == 0) *(float4 *)out = make_float4(y[0], y[1], y[2], y[3]);
+    else
+        for (int j = 0; j < 4 && n + j < a.N; j++) out[j] = y[j];
+}
+/* Eight threads have SQUARES columns of a row; all warps are whole here. */
+static __device__ __forceinline__ void put_joined(const struct many_linear &a, int row, int n, bool there,
+                                                  const float *y, uint2 old) {
+    const uint2 z = make_uint2(pack2(y[0] + low(old.x), y[1] + high(old.x)),
+                               pack2(y[2] + low(old.y), y[3] + high(old.y)));
+    const float x[4] = {low(z.x), high(z.x), low(z.y), high(z.y)};
+    float squares = x[0] * x[0] + x[1] * x[1] + x[2] * x[2] + x[3] * x[3];
+    for (int j = 1; j < 8; j *= 2) squares += __shfl_xor_sync(0xffffffffu, squares, j);
+    if (!there) return;
+    const float4 w = *(const float4 *)(a.weight + n);
+    *(uint2 *)((bf16 *)a.out + (int64_t)row * a.ld + n) = z;
+    *(uint2 *)panel_at(a.panels, row, n) =
+        make_uint2(pack2(x[0] * w.x, x[1] * w.y), pack2(x[2] * w.z, x[3] * w.w));
+    if (n % SQUARES == 0) a.squares_out[row * (a.N / SQUARES) + n / SQUARES] = squares;
+}
+/* The outputs of the block's rows. All threads. */
 template <int NB, int KIND>
-static __device__ __forceinline__ void product_out(const struct many_linear &a, int tile, const float *P,
-                                                   int from, int to) {
-    enum { LD = product_room<NB>::LD, OUT = KIND == GATED ? NB / 2 : NB, FOURS = OUT / 4 };
-    for (int i = threadIdx.x; i < (to - from) * FOURS; i += PRODUCT_THREADS) {
-        const int row = from + i / FOURS, col = i % FOURS * 4, n = tile * OUT + col;
+static __device__ __forceinline__ void product_out(const struct many_linear &a, int tile, int rank,
+                                                   const float *factor, const float *P,
+                                                   const struct old_outputs<NB> &old) {
+    enum {
+        LD = product_room<NB>::LD,
+        OUT = KIND == GATED ? NB / 2 : NB,
+        FOURS = OUT / 4,
+        EACH = (MANY_ROWS * FOURS + PRODUCT_THREADS - 1) / PRODUCT_THREADS
+    };
+    const int rows = a.x.rows / a.splits;
+#pragma unroll
+    for (int j = 0; j < EACH; j++) {
+        const int i = threadIdx.x + j * PRODUCT_THREADS, r = i / FOURS, row = rank * rows + r,
+                  col = i % FOURS * 4, n = tile * OUT + col;
+        if (r >= rows) break;
         const bool there = row < a.M && n < a.N;
-        const int64_t at = (int64_t)row * a.ld + n;
-        uint2 old = make_uint2(0, 0);
-        if (KIND == JOINED && there) old = *(const uint2 *)(a.from + at);
-        const float4 s = product_sum<NB>(a, P, row * LD + col);
-        float y[4] = {s.x, s.y, s.z, s.w};
-        if (KIND == GATED) {
-            const float4 u = product_sum<NB>(a, P, row * LD + col + NB / 2);
-            y[0] = quick_silu(y[0]) * u.x, y[1] = quick_silu(y[1]) * u.y;
-            y[2] = quick_silu(y[2]) * u.z, y[3] = quick_silu(y[3]) * u.w;
-        }
-        if (KIND == LOGITS && n + 4 <= a.N && a.ld % 4 == 0) {
-            if (there) *(float4 *)((float *)a.out + at) = make_float4(y[0], y[1], y[2], y[3]);
-        } else if (KIND == LOGITS)
-            for (int j = 0; j < 4 && there && n + j < a.N; j++) ((float *)a.out)[at + j] = y[j];
-        if ((KIND == NORMED || KIND == GATED) && there) put_four(a, (bf16 *)a.out + at, n, y);
-        if (KIND == JOINED) { /* eight threads have SQUARES columns of a row; all warps are whole here */
-            const uint2 z = make_uint2(pack2(y[0] + low(old.x), y[1] + high(old.x)),
-                                       pack2(y[2] + low(old.y), y[3] + high(old.y)));
-            float squares =
-                low(z.x) * low(z.x) + high(z.x) * high(z.x) + low(z.y) * low(z.y) + high(z.y) * high(z.y);
-            for (int j = 1; j < 8; j *= 2) squares += __shfl_xor_sync(0xffffffffu, squares, j);
-            if (there) *(uint2 *)((bf16 *)a.out + at) = z;
-            if (there && col % SQUARES == 0) a.squares_out[row * (a.N / SQUARES) + n / SQUARES] = squares;
+        const float4 s = product_sum<NB>(a, P, r * LD + col);
+        const float f = KIND == JOINED ? 1.0f : factor[row];
+        float y[4] = {f * s.x, f * s.y, f * s.z, f * s.w};
+        if (KIND == JOINED)
+            put_joined(a, row, n, there, y, old.u[j % (MANY_ROWS * NB / 4 / PRODUCT_THREADS)]);
+        if (KIND == LOGITS && there) put_logits(a, (int64_t)row * a.ld + n, n, y);
+        if (KIND == NORMED && there) put_four(a, (int64_t)row * a.ld + n, n, y);
+        if (KIND == GATED && row < a.M && n < panels_of(a.N) * PANEL) { /* zeros to the panel's end */
+            const float4 u = product_sum<NB>(a, P, r * LD + col + NB / 2);
+            y[0] = quick_silu(y[0]) * f * u.x, y[1] = quick_silu(y[1]) * f * u.y;
+            y[2] = quick_silu(y[2]) * f * u.z, y[3] = quick_silu(y[3]) * f * u.w;
+            *(uint2 *)panel_at(a.panels, row, n) = make_uint2(pack2(y[0], y[1]), pack2(y[2], y[3]));
         }
     }
 }
 
 /* grid (tiles splits), clusters of `splits` */
 template <int NB, int KIND>
-static __global__ void __launch_bounds__(PRODUCT_THREADS, 1) many_product(const struct many_linear a) {
-    const int panels = (a.K + PANEL - 1) / PANEL, most = (panels + a.splits - 1) / a.splits;
-    char *shared = shared_tiles();
-#ifdef HL_CUDA_EMU
+static __global__ void __launch_bounds__(PRODUCT_THREADS, 2) many_product(const struct many_linear a) {
     typedef struct product_room<NB> room;
-    float *P = (float *)(shared + NORM_ROOM + most * (room::X + room::W) * 2);
-    for (int rank = 0; rank < a.splits; rank++) {
-        product_part<NB, KIND>(a, blockIdx.x, rank, shared, most, P + rank * room::SUMS);
-        __syncthreads();
-    }
-    product_out<NB, KIND>(a, blockIdx.x, P, 0, MANY_ROWS);
+    const int panels = panels_of(a.K), most = (panels + a.splits - 1) / a.splits;
+    char *shared = shared_tiles();
+    float *factor = (float *)shared,
+          *P = (float *)(shared + HEAD_ROOM + most * (room::W + a.x.rows * PANEL) * 2);
+#ifdef HL_CUDA_EMU
+    struct old_outputs<NB> old[SPLITS];
+    for (int rank = 0; rank < a.splits; rank++)
+        product_part<NB, KIND>(a, blockIdx.x, rank, shared, most, P, old[rank]);
+    for (int rank = 0; rank < a.splits; rank++)
+        product_out<NB, KIND>(a, blockIdx.x, rank, factor, P + rank * a.x.rows * room::LD, old[rank]);
 #else
     const int rank = a.splits > 1 ? cluster_rank() : 0, tile = blockIdx.x / a.splits;
-    const int rows = MANY_ROWS / a.splits;
-    float *P = (float *)(shared + NORM_ROOM);
-    product_part<NB, KIND>(a, tile, rank, shared, most, P);
-    if (a.splits > 1) cluster_sync();
-    else __syncthreads();
-    product_out<NB, KIND>(a, tile, P, rank * rows, (rank + 1) * rows);
-    if (a.splits > 1) cluster_sync(); /* others may be reading here */
+    struct old_outputs<NB> old;
+    product_part<NB, KIND>(a, tile, rank, shared, most, P, old);
+    product_out<NB, KIND>(a, tile, rank, factor, P, old);
 #endif
 }
 
 /* ---- how a product is cut ---- */
 
-enum { CHIP = 132, SHARED_MOST = 224 << 10, EACH = 100000 };
-/* about what a multiprocessor takes in, in bytes, with what a block and a cluster's exchange cost beside it;
- * negative: no room */
+enum { CHIP = 132, CHIP_OF_CLUSTERS = 120, SHARED_MOST = 224 << 10 };
+/* about the time of a cut in nanoseconds; negative: no room. x passes by while others wait, of W some was there before;
+ * then the sums travel. Larger clusters find less room on the chip. */
 template <int NB> static int64_t product_cost(struct many_linear a, int kind, int splits) {
-    const int out = kind == GATED ? NB / 2 : NB, n = (panels_of(a) + splits - 1) / splits;
-    const int64_t blocks = (int64_t)((a.N + out - 1) / out) * splits;
-    a.splits = splits;
-    if (n > PANELS || splits > panels_of(a) || product_bytes<NB>(a) > SHARED_MOST) return -1;
-    return (blocks + CHIP - 1) / CHIP * (n * (MANY_ROWS + NB) * PANEL * 2 + EACH) +
-           (splits > 1 ? splits * 1000 : 0);
+    const int out = kind == GATED ? NB / 2 : NB, n = (panels_of(a.K) + splits - 1) / splits;
+    const int64_t blocks = (int64_t)((a.N + out - 1) / out) * splits,
+                  chip = splits > 2 ? CHIP_OF_CLUSTERS : CHIP;
+    a.splits = splits, a.x.rows = MANY_ROWS;
+    if (n > PANELS || splits > panels_of(a.K) || product_bytes<NB>(a) > SHARED_MOST) return -1;
+    return (blocks + chip - 1) / chip * n * PANEL * 2 * (2 * MANY_ROWS + NB) / 90 +
+           MANY_ROWS * NB * 4 * (splits - 1) / splits / 25 + splits * 100;
 }
 template <int NB, int KIND> static void product_start(struct hl_cuda *c, const struct many_linear &a) {
     const int out = KIND == GATED ? NB / 2 : NB;
+    /* (gated outputs go on to the end of their last panel) */
+    const int N = KIND == GATED ? panels_of(a.N) * PANEL : a.N;
 #ifdef HL_CUDA_EMU
-    launch(c, many_product<NB, KIND>, blocks_for(a.N, out), PRODUCT_THREADS, product_bytes<NB>(a), a);
+    launch(c, many_product<NB, KIND>, blocks_for(N, out), PRODUCT_THREADS, product_bytes<NB>(a), a);
 #else
-    launch_clusters(c, many_product<NB, KIND>, (unsigned)a.splits, blocks_for(a.N, out) * (unsigned)a.splits,
+    launch_clusters(c, many_product<NB, KIND>, (unsigned)a.splits, blocks_for(N, out) * (unsigned)a.splits,
                     PRODUCT_THREADS, product_bytes<NB>(a), a);
 #endif
 }
-template <int NB, int KIND> static void start_product(struct hl_cuda *c, struct many_linear a) {
+/* The best cut into tiles of NB; its cost. */
+template <int NB> static int64_t cut_product(struct many_linear &a, int kind) {
     int64_t least = -1;
     for (int splits = 1; splits <= SPLITS; splits *= 2) {
-        const int64_t cost = product_cost<NB>(a, KIND, splits);
+        const int64_t cost = product_cost<NB>(a, kind, splits);
         if (cost >= 0 && (least < 0 || cost < least)) least = cost, a.splits = splits;
     }
-    product_start<NB, KIND>(c, a);
+    return least;
+}
+/* In tiles of one of two sizes. */
+template <int NB, int NB2, int KIND> static void start_product(struct hl_cuda *c, struct many_linear a) {
+    struct many_linear b = a;
+    const int64_t x = cut_product<NB>(a, KIND), y = cut_product<NB2>(b, KIND);
+    if (y < 0 || (x >= 0 && x <= y)) product_start<NB, KIND>(c, a);
+    else product_start<NB2, KIND>(c, b);
 }
 
 #endif

@@ -1,11 +1,16 @@
-/* top_cuda.cu -- see top.h: a thread block a row.
+/* top_cuda.cu -- see top.h: a thread block a row, whose logits its threads hold as far as they have room.
  *
- * A logit and its id are one number, larger for what comes first, and no two are equal. The k-th of the best of
- * GROUPS parts bounds the k-th of the row from below, so those at least as large are few: they are collected and
- * each counts how many are before it. */
+ * The k-th of the best of GROUPS parts bounds the k-th of the row from below, so those at least as large are few: they
+ * are collected, each with its id as one number, larger for what comes first, so that no two are equal, and each counts
+ * how many are before it. */
 #include "cuda/early.cuh"
 
-enum { TOP_THREADS = 1024, GROUPS = TOP_THREADS / 4, LIST = 2048 }; /* GROUPS: of neighbouring threads */
+enum {
+    TOP_THREADS = 1024,
+    GROUPS = TOP_THREADS / 4,
+    LIST = 2048,
+    HELD = 32
+}; /* GROUPS: of neighbouring threads */
 
 static __device__ __forceinline__ uint64_t order_of(float x, int32_t id) {
     const uint32_t u = __float_as_uint(x + 0.0f), key = u & 0x80000000u ? ~u : u | 0x80000000u;
@@ -24,47 +29,88 @@ static __device__ __forceinline__ int before(const uint64_t *list, int n, uint64
     return more;
 }
 /* The thread's best below `limit`. */
-static __device__ __forceinline__ uint64_t best_of(const float *x, int64_t V, uint64_t limit, bool *wrong) {
+static __device__ __forceinline__ uint64_t best_of(const float *x, int64_t V, uint64_t limit) {
     uint64_t best = 0;
-#pragma unroll 8
     for (int64_t i = threadIdx.x; i < V; i += TOP_THREADS) {
-        const float z = x[i];
-        const uint64_t v = order_of(z, (int32_t)i);
-        *wrong = *wrong || (__float_as_uint(z) & 0x7f800000u) == 0x7f800000u;
+        const uint64_t v = order_of(x[i], (int32_t)i);
         if (v > best && v < limit) best = v;
     }
     return best;
 }
+/* Equal ones without end: one by one. All threads. */
+static __device__ void find_slowly(const struct hl_top &a, const float *x, struct hl_candidate *out,
+                                   uint64_t *best) {
+    uint64_t limit = ~(uint64_t)0;
+    for (int j = 0; j < (int)a.k; j++) {
+        uint64_t v = best_of(x, a.V, limit);
+        v = max(v, (uint64_t)__shfl_xor_sync(0xffffffffu, (unsigned long long)v, 1));
+        best[threadIdx.x / 4] = max(v, (uint64_t)__shfl_xor_sync(0xffffffffu, (unsigned long long)v, 2));
+        __syncthreads();
+        limit = 0;
+        for (int i = 0; i < GROUPS; i++) limit = max(limit, best[i]);
+        if (threadIdx.x == 0) out[j] = candidate_of(limit);
+        __syncthreads();
+    }
+}
 
-static __device__ __forceinline__ uint64_t group_best(uint64_t v) {
-    v = max(v, (uint64_t)__shfl_xor_sync(0xffffffffu, (unsigned long long)v, 1));
-    return max(v, (uint64_t)__shfl_xor_sync(0xffffffffu, (unsigned long long)v, 2));
+static __device__ __forceinline__ bool is_wrong(float x) {
+    return (__float_as_uint(x) & 0x7f800000u) == 0x7f800000u;
+}
+/* The k-th largest of best[GROUPS]: by all threads, four for each. */
+static __device__ __forceinline__ void find_least(const float *best, int k, float *least) {
+    const float mine = best[threadIdx.x / 4];
+    int more = 0, same = 0;
+#pragma unroll 8
+    for (int i = threadIdx.x % 4 * 4; i < GROUPS; i += 16) {
+        const float4 b = *(const float4 *)(best + i);
+        more += (b.x > mine) + (b.y > mine) + (b.z > mine) + (b.w > mine);
+        same += (b.x == mine) + (b.y == mine) + (b.z == mine) + (b.w == mine);
+    }
+    more += __shfl_xor_sync(0xffffffffu, more, 1), same += __shfl_xor_sync(0xffffffffu, same, 1);
+    more += __shfl_xor_sync(0xffffffffu, more, 2), same += __shfl_xor_sync(0xffffffffu, same, 2);
+    if (more < k && more + same >= k) *least = mine; /* equal ones write the same */
 }
 
 static __global__ void __launch_bounds__(TOP_THREADS) top(const struct hl_top a) {
-    __shared__ uint64_t best[GROUPS], list[LIST];
-    __shared__ uint64_t least;
+    __shared__ uint64_t list[LIST];
+    __shared__ __align__(16) float best[GROUPS];
+    __shared__ float least;
     __shared__ int count;
     const int k = (int)a.k;
+    const int64_t mine = threadIdx.x;
+    const float lowest = -3.402823466e38f; /* of those that are right */
     wait_for_others(), let_others_start();
     const float *x = a.logits + (int64_t)blockIdx.x * a.V;
     struct hl_candidate *out = a.out + (int64_t)blockIdx.x * k;
+    float held[HELD], top = lowest;
     bool wrong = false;
-    const uint64_t mine = group_best(best_of(x, a.V, ~(uint64_t)0, &wrong));
-    best[threadIdx.x / 4] = mine;
-    if (threadIdx.x == 0) count = 0, least = 0;
+#pragma unroll
+    for (int j = 0; j < HELD; j++)
+        held[j] = mine + j * TOP_THREADS < a.V ? x[mine + j * TOP_THREADS] : lowest;
+#pragma unroll
+    for (int j = 0; j < HELD; j++) wrong = wrong || is_wrong(held[j]), top = fmaxf(top, held[j]);
+    for (int64_t i = mine + HELD * TOP_THREADS; i < a.V; i += TOP_THREADS)
+        wrong = wrong || is_wrong(x[i]), top = fmaxf(top, x[i]);
+    top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+    best[threadIdx.x / 4] = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+    if (threadIdx.x == 0) count = 0;
     if (__syncthreads_or(wrong)) {
-        if (threadIdx.x == 0) out[0].id = -1;
+        if ((int)threadIdx.x < k) out[threadIdx.x] = hl_candidate{0.0f, -1};
         return;
     }
-    if (threadIdx.x % 4 == 0 && mine && before(best, GROUPS, mine) == k - 1)
-        least = mine; /* 0: fewer than k have any */
+    find_least(best, k, &least);
     __syncthreads();
-    for (int64_t i = threadIdx.x; i < a.V; i += TOP_THREADS) {
-        const uint64_t v = order_of(x[i], (int32_t)i);
-        if (v < least) continue;
+#pragma unroll
+    for (int j = 0; j < HELD; j++) {
+        const int64_t i = mine + j * TOP_THREADS;
+        if (i >= a.V || held[j] < least) continue;
         const int at = atomicAdd(&count, 1);
-        if (at < LIST) list[at] = v;
+        if (at < LIST) list[at] = order_of(held[j], (int32_t)i);
+    }
+    for (int64_t i = mine + HELD * TOP_THREADS; i < a.V; i += TOP_THREADS) {
+        if (x[i] < least) continue;
+        const int at = atomicAdd(&count, 1);
+        if (at < LIST) list[at] = order_of(x[i], (int32_t)i);
     }
     __syncthreads();
     const int n = count;
@@ -72,15 +118,8 @@ static __global__ void __launch_bounds__(TOP_THREADS) top(const struct hl_top a)
         const int at = before(list, n, list[i]);
         if (at < k) out[at] = candidate_of(list[i]);
     }
-    uint64_t limit = ~(uint64_t)0;
-    for (int j = 0; j < k && n > LIST; j++) { /* equal ones without end: one by one */
-        best[threadIdx.x / 4] = group_best(best_of(x, a.V, limit, &wrong));
-        __syncthreads();
-        limit = 0;
-        for (int i = 0; i < GROUPS; i++) limit = max(limit, best[i]);
-        if (threadIdx.x == 0) out[j] = candidate_of(limit);
-        __syncthreads();
-    }
+    __syncthreads();
+    if (n > LIST) find_slowly(a, x, out, list);
 }
 
 extern "C" void HL_OP(top)(struct hl_pool *pool, const struct hl_top *a) {
