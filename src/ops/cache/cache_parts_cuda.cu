@@ -145,6 +145,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     back_parts(const struct cache_dev c, const struct cache_back b, int items, int parts) {
     room *m = (room *)shared_tiles();
     const int group = group_of_warps();
+    open_some();
     wait_for_others(), let_others_start();
     struct part x = part_of(c, blockIdx.x, items);
     int id[2] = {-1, -1};
