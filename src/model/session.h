@@ -27,6 +27,7 @@ struct hola_session {
     struct hl_point *mark;     /* or NULL */
     int64_t turns;             /* how often it went anywhere but forward */
     struct hl_candidate *work; /* the sampler's, once there is one */
+    bool wrong;                /* the logits that came last are not all finite */
 };
 
 hola_status hl_point_new(struct hl_point **out, const hola_model *m);

@@ -14,32 +14,44 @@ struct keeping {
     hola_session *const *y;
     const float *logits; /* [sessions][vocab_size] */
 };
-static void keep_one(void *ctx, int64_t i, int worker) {
+/* Logits [from, to) of session i; all of them are kept in parts, the first ones first. */
+static void keep_part(void *ctx, int64_t i, int64_t from, int64_t to) {
     const struct keeping *k = ctx;
     hola_session *y = k->y[i];
-    const int64_t vocab = y->model->cfg.vocab_size;
-    const float *restrict logits = k->logits + i * vocab;
+    const float *restrict logits = k->logits + i * y->model->cfg.vocab_size;
     float *restrict kept = y->now.logits;
     const uint32_t exponent = 0x7f800000u;
     uint32_t wrong = 0;
-    (void)worker;
-    for (int64_t j = 0; j < vocab; j++) {
+    for (int64_t j = from; j < to; j++) {
         wrong |= (hl_bits_of_float(logits[j]) & exponent) == exponent;
         kept[j] = logits[j];
     }
-    y->now.at.has_logits = !wrong;
+    y->wrong = (from > 0 && y->wrong) || wrong;
+    y->now.at.has_logits = false;
+}
+static void keep_one(void *ctx, int64_t i, int worker) {
+    const struct keeping *k = ctx;
+    (void)worker;
+    keep_part(ctx, i, 0, k->y[i]->model->cfg.vocab_size);
+}
+/* All parts are kept. */
+static hola_status check_kept(hola_session *const *y, int64_t n) {
+    for (int64_t i = 0; i < n; i++) y[i]->now.at.has_logits = !y[i]->wrong;
+    for (int64_t i = 0; i < n; i++)
+        if (y[i]->wrong) return not_finite(y[i]);
+    return HOLA_OK;
 }
 hola_status hl_session_take_over(hola_session *const *y, int64_t n, const float *logits) {
     struct keeping k = {y, logits};
     hl_pool_run(y[0]->model->pool, n, keep_one, &k);
-    for (int64_t i = 0; i < n; i++)
-        if (!y[i]->now.at.has_logits) return not_finite(y[i]);
-    return HOLA_OK;
+    return check_kept(y, n);
 }
 
 /* What is wanted of a step beside the states. */
 struct want {
     float *logits;            /* NULL: none */
+    struct keeping keep;      /* logits: whose they are */
+    bool kept;                /* they have them */
     int64_t k;                /* largest logits of each session */
     struct hl_candidate *top; /* [sessions][k], on the host */
 };
@@ -73,31 +85,35 @@ static void do_step(hola_model *m, struct hl_rows *rows, const int32_t *ids, boo
     if (k) find_top(m, rows->T, k);
 }
 
-/* A few rows in one go; false: the backend cannot. */
-static bool step_at_once(hola_model *m, struct hl_rows *rows, const int32_t *ids, const struct want *w,
+/* A few rows in one go; false: the backend cannot. Logits, or the largest one, are there before the device has
+ * ended. */
+static bool step_at_once(hola_model *m, struct hl_rows *rows, const int32_t *ids, struct want *w,
                          hola_status *s) {
     const struct hl_memory *mem = m->ops->mem;
     const int64_t n = rows->T;
     struct hl_decode d;
     if (!hl_decode_open(m, rows, &d) || !d.layer) return false;
     d.host_ids = ids;
-    if (w->k) {
+    if (w->k > 1) {
         *s = hl_acts_reserve(&m->infer, &m->cfg, rows, 2 * n);
         if (*s == HOLA_OK) *s = need_top(m, n * w->k);
         if (*s != HOLA_OK) return true;
         d.logits = m->infer.logits;
-    } else d.host_logits = (real *)w->logits;
+    }
+    if (w->k == 1) d.host_best = w->top;
+    if (w->logits) d.host_logits = (real *)w->logits, d.came = keep_part, d.ctx = &w->keep;
     if (!m->ops->decode(m->pool, &d)) return false;
-    if (w->k) {
+    if (w->k > 1) {
         find_top(m, n, w->k);
         mem->get(m->pool, w->top, m->top, n * w->k * (int64_t)sizeof *w->top);
     }
-    *s = mem->finish(m->pool);
+    w->kept = w->logits;
+    *s = w->k == 1 || w->logits ? mem->status(m->pool) : mem->finish(m->pool);
     return true;
 }
 
 /* One row each: the same work every time, so that a device may replay it. */
-static hola_status step_rows(hola_model *m, struct hl_rows *rows, const int32_t *ids, const struct want *w) {
+static hola_status step_rows(hola_model *m, struct hl_rows *rows, const int32_t *ids, struct want *w) {
     const struct hl_memory *mem = m->ops->mem;
     const int64_t n = rows->T;
     const bool logits = w->logits || w->k;
@@ -136,7 +152,7 @@ static hola_status check_step(hola_session *const *y, int64_t n, const int32_t *
     }
     return s;
 }
-static hola_status step(hola_session *const *y, int64_t n, const int32_t *ids, const struct want *w) {
+static hola_status step(hola_session *const *y, int64_t n, const int32_t *ids, struct want *w) {
     hola_model *m = y[0]->model;
     struct hl_seg *seg = calloc((size_t)n, sizeof *seg);
     if (!seg) return hl_fail(HOLA_ENOMEM, "step: %lld sessions", (long long)n);
@@ -153,11 +169,12 @@ static hola_status step(hola_session *const *y, int64_t n, const int32_t *ids, c
 }
 
 hola_status hola_session_step(hola_session *const *y, int64_t n, const int32_t *ids, float *logits) {
-    const struct want w = {.logits = logits};
+    struct want w = {.logits = logits, .keep = {y, logits}};
     hola_status s = check_step(y, n, ids);
     for (int64_t i = 0; s == HOLA_OK && logits && i < n; i++) s = hl_point_logits(y[i]->model, &y[i]->now);
     if (s == HOLA_OK) s = step(y, n, ids, &w);
-    return s == HOLA_OK && logits ? hl_session_take_over(y, n, logits) : s;
+    if (s != HOLA_OK || !logits) return s;
+    return w.kept ? check_kept(y, n) : hl_session_take_over(y, n, logits);
 }
 
 /* ---- with a choice ---- */
@@ -165,7 +182,7 @@ hola_status hola_session_step(hola_session *const *y, int64_t n, const int32_t *
 /* From the largest logits alone. */
 static hola_status step_few(hola_session *const *y, int64_t n, const int32_t *ids, const hola_sampling *p,
                             int64_t k, int32_t *next) {
-    const struct want w = {.k = k, .top = malloc((size_t)(n * k) * sizeof *w.top)};
+    struct want w = {.k = k, .top = malloc((size_t)(n * k) * sizeof *w.top)};
     hola_status s = w.top ? step(y, n, ids, &w) : hl_fail(HOLA_ENOMEM, "step: %lld sessions", (long long)n);
     for (int64_t i = 0; s == HOLA_OK && i < n; i++) {
         struct hl_candidate *c = w.top + i * k;

@@ -45,7 +45,8 @@
     X(sumsq, hl_sumsq)
 
 /* Where a backend's arrays live. put and get copy between the host and there, copy within. Calls and ops take
- * effect in order; get and finish wait. finish gives the first failure since it was last called. */
+ * effect in order; get and finish wait. finish gives the first failure since it was last called; so does status, of
+ * what is known, without waiting. */
 struct hl_memory {
     void *(*alloc)(struct hl_pool *, int64_t bytes); /* on 256 bytes; NULL: no room */
     void (*release)(struct hl_pool *, void *);
@@ -73,6 +74,7 @@ struct hl_memory {
     bool host;         /* arrays are the host's own: put and get could be memcpy */
     int64_t act_size;  /* bytes of an activation */
     int64_t xent_rows; /* rows of logits that xent works on at a time */
+    hola_status (*status)(struct hl_pool *);
 };
 
 #define HL_OPS_MEMBER(name, arg) void (*name)(struct hl_pool *, const struct arg *);

@@ -1,22 +1,11 @@
-/* top_cuda.cu -- see top.h: a thread block a row.
- *
- * A logit and its id are one number, larger for what comes first, and no two are equal. The k-th of the best of
+/* top_cuda.cu -- see top.h: a thread block a row, with logits in their order (top_order.cuh). The k-th of the best of
  * GROUPS parts bounds the k-th of the row from below, so those at least as large are few: they are collected and
  * each counts how many are before it. */
 #include "cuda/early.cuh"
+#include "ops/top/top_order.cuh"
 
 enum { TOP_THREADS = 1024, GROUPS = TOP_THREADS / 4, LIST = 2048 }; /* GROUPS: of neighbouring threads */
 
-static __device__ __forceinline__ uint64_t order_of(float x, int32_t id) {
-    const uint32_t u = __float_as_uint(x + 0.0f), key = u & 0x80000000u ? ~u : u | 0x80000000u;
-    return (uint64_t)key << 32 | (uint32_t)~id;
-}
-static __device__ __forceinline__ struct hl_candidate candidate_of(uint64_t v) {
-    const uint32_t key = (uint32_t)(v >> 32);
-    struct hl_candidate c = {__uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key),
-                             (int32_t) ~(uint32_t)v};
-    return c;
-}
 static __device__ __forceinline__ int before(const uint64_t *list, int n, uint64_t v) {
     int more = 0;
 #pragma unroll 8
@@ -30,7 +19,7 @@ static __device__ __forceinline__ uint64_t best_of(const float *x, int64_t V, ui
     for (int64_t i = threadIdx.x; i < V; i += TOP_THREADS) {
         const float z = x[i];
         const uint64_t v = order_of(z, (int32_t)i);
-        *wrong = *wrong || (__float_as_uint(z) & 0x7f800000u) == 0x7f800000u;
+        *wrong = *wrong || !is_finite(z);
         if (v > best && v < limit) best = v;
     }
     return best;
