@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include "cuda.h"
 #include "model/session.h"
+#include "cuda/device.h"
 #include "models.h"
 
 #define BODY_OF(inner)                                                                                       \
@@ -288,13 +289,9 @@ static void crowds(void **state) {
         free(exact), free(plain), free(fast), free(ids);
     }
 }
-/* Without the logits on the host the same tokens are chosen. */
-static void crowd_choices(void **state) {
+/* Without the logits on the host the same tokens are chosen, by one session, a few or many. */
+static void choose_by(hola_model *m, int n, int steps) {
     static const hola_sampling how[] = {{1, 0, 0, 1, 0, 0}, {1.2, 16, 40, 0.95, 0.01, 1}};
-    const int n = slow ? 4 : 64, steps = slow ? 2 : 40;
-    (void)state;
-    NEEDS_DEVICE();
-    hola_model *m = model_of(0, "cuda", false);
     int32_t *ids = random_ids(200, 101, 5), x[MOST], y[MOST], last = 0;
     float *logits = malloc((size_t)(n * 101) * sizeof *logits);
     m->decoder.always = false;
@@ -307,11 +304,19 @@ static void crowd_choices(void **state) {
             CHECK_OK(hola_session_step_sample(b.s, n, y, &how[h], y));
             assert_memory_equal(x, y, (size_t)n * sizeof *x);
         }
-        if (h) assert_int_not_equal(last, y[n - 1]); /* (as it happens) */
+        if (h && n > 3) assert_int_not_equal(last, y[n - 1]); /* (as it happens) */
         last = y[n - 1];
         crowd_free(&a), crowd_free(&b);
     }
     free(ids), free(logits);
+}
+static void crowd_choices(void **state) {
+    (void)state;
+    NEEDS_DEVICE();
+    hola_model *m = model_of(0, "cuda", false);
+    choose_by(m, 1, slow ? 6 : 40);
+    choose_by(m, 3, slow ? 2 : 40);
+    choose_by(m, slow ? 4 : 64, slow ? 2 : 40);
     hola_model_free(m);
 }
 /* Logits that are not numbers are refused where only the likeliest come to the host, by name of the token. */
@@ -339,6 +344,56 @@ static void not_a_number(void **state) {
         hola_model_free(m);
     }
 }
+/* Logits that are not finite are seen, whoever looks at them; the next token of another session is none the worse. */
+static void not_finite(void **state) {
+    const hola_sampling likeliest = {.repeat_penalty = 1, .top_p = 1};
+    float logits[101], want[101];
+    int32_t id = 5, next = 77;
+    hola_session *s[2];
+    (void)state;
+    NEEDS_DEVICE();
+    hola_model *m = model_of(0, "cuda", false);
+    for (int i = 0; i < 2; i++) CHECK_OK(hola_session_new(&s[i], m));
+    CHECK_OK(hola_session_step(&s[0], 1, &id, want));
+    const float nan = NAN;
+    char *state_of = (char *)hl_session_state(s[0]) + m->state.S;
+    m->ops->mem->put(m->pool, state_of, &nan, sizeof nan); /* the state's first number */
+    assert_int_equal(hola_session_step(&s[0], 1, &id, logits), HOLA_ENUMERIC);
+    assert_null(hola_session_logits(s[0]));
+    assert_int_equal(hola_session_step_sample(&s[0], 1, &id, &likeliest, &next), HOLA_ENUMERIC);
+    CHECK_OK(hola_session_step(&s[1], 1, &id, logits));
+    assert_memory_equal(logits, want, sizeof want);
+    for (int i = 0; i < 2; i++) hola_session_free(s[i]);
+    hola_model_free(m);
+}
+/* answer.c: words as they come; those that never come are an error, not a wait without end. */
+static void got_word(void *ctx, int64_t from, int64_t to) { *(int64_t *)ctx += to - from; }
+static void answers(void **state) {
+    enum { N = 2500 };
+    static uint32_t got[N];
+    int64_t n = 0;
+    uint32_t tag;
+    uint64_t few[2];
+    (void)state;
+    struct dev d = dev_open(false);
+    struct hl_cuda *c = hl_cuda_of(d.pool);
+    for (int turn = 0; turn < 5; turn++) {
+        uint32_t *w = hl_cuda_answer(c, N, &tag);
+        for (uint32_t i = 0; i < N && turn != 2; i++) w[i] = ((i + (uint32_t)turn) << 1) | tag;
+        assert_int_equal(hl_cuda_take(c, got, 0, N, got_word, &n), turn != 2);
+        assert_int_equal(d.ops->mem->status(d.pool), turn == 2 ? HOLA_EDEVICE : HOLA_OK);
+        for (uint32_t i = 0; i < N && turn != 2; i++) assert_int_equal(got[i], (i + (uint32_t)turn) << 1);
+    }
+    assert_int_equal(n, 4 * N);
+    for (int turn = 0; turn < 3; turn++) {
+        uint64_t *w = hl_cuda_few(c, 2);
+        for (int i = 0; i < 2 && turn != 1; i++) w[i] = (uint64_t)(turn * 2 + i);
+        assert_int_equal(hl_cuda_take_few(c, few, 2), turn != 1);
+        assert_int_equal(d.ops->mem->status(d.pool), turn == 1 ? HOLA_EDEVICE : HOLA_OK);
+        if (turn != 1) assert_int_equal(few[1], (uint64_t)(turn * 2 + 1));
+    }
+    dev_close(&d);
+}
 /* The number of sessions changes no bit. */
 static void crowd_bits(void **state) {
     const int few = 4, more = slow ? 7 : 64, steps = slow ? 2 : 40;
@@ -360,6 +415,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_kind),    cmocka_unit_test(after_blocks),     cmocka_unit_test(side_by_side),
         cmocka_unit_test(mixed),         cmocka_unit_test(silent_and_again), cmocka_unit_test(crowds),
-        cmocka_unit_test(crowd_choices), cmocka_unit_test(crowd_bits),       cmocka_unit_test(not_a_number)};
+        cmocka_unit_test(crowd_choices), cmocka_unit_test(not_finite),       cmocka_unit_test(answers),
+        cmocka_unit_test(crowd_bits),    cmocka_unit_test(not_a_number)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

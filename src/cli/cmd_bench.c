@@ -38,8 +38,8 @@ struct report {
     struct bench_opts o;
     struct bench_limits limits;
     struct bench_train train;
-    struct bench_infer prefill[HOLA_DTYPE_COUNT], decode[HOLA_DTYPE_COUNT], decode_many,
-        decode_ids; /* by stored type */
+    struct bench_infer prefill[HOLA_DTYPE_COUNT], decode[HOLA_DTYPE_COUNT]; /* by stored type */
+    struct bench_infer decode_id, decode_many, decode_ids;
     struct bench_context context[2];
     struct bench_op ops[BENCH_OPS], decode_ops[BENCH_OPS]; /* of one step, of one token */
     int n_ops;
@@ -89,6 +89,8 @@ static void print_table(const struct report *r) {
     for (int t = 0; t < HOLA_DTYPE_COUNT; t++)
         print_row(r, stored_name(n, "decode", t), r->decode[t].tokens_per_s, 1 / r->decode[t].tokens_per_s,
                   share(r->decode[t].bytes, r->limits.bandwidth), r->decode[t].ratio);
+    print_row(r, "..., id alone", r->decode_id.tokens_per_s, 1 / r->decode_id.tokens_per_s,
+              share(r->decode_id.bytes, r->limits.bandwidth), 0);
     print_row(r, "decode, many", r->decode_many.tokens_per_s, 1 / r->decode_many.tokens_per_s,
               share(r->decode_many.bytes, r->limits.bandwidth), 0);
     print_row(r, "..., ids alone", r->decode_ids.tokens_per_s, 1 / r->decode_ids.tokens_per_s,
@@ -133,16 +135,17 @@ static int print_report(const struct report *r) {
                                         (json_int_t)r->context[i].session, "seconds_per_token",
                                         r->context[i].seconds_per_token));
     json_t *root = json_pack(
-        "{s:s,s:s,s:I,s:I,s:{s:f,s:f,s:f},s:{s:I,s:f,s:f,s:f,s:f,s:f,s:f,s:f},s:o,s:o,s:o,s:o,s:o}", "preset",
-        r->o.preset, "model_type", cli_model_types[r->o.model_type], "parameters", (json_int_t)r->parameters,
-        "threads", (json_int_t)r->o.threads, "limits", "blas_flops", r->limits.blas, "own_flops",
-        r->limits.own, "read_bytes_per_s", r->limits.bandwidth, "train", "tokens",
-        (json_int_t)(r->o.batch * r->o.seq), "tokens_per_s", r->train.tokens_per_s, "seconds",
+        "{s:s,s:s,s:I,s:I,s:{s:f,s:f,s:f},s:{s:I,s:f,s:f,s:f,s:f,s:f,s:f,s:f},s:o,s:o,s:o,s:o,s:o,s:o}",
+        "preset", r->o.preset, "model_type", cli_model_types[r->o.model_type], "parameters",
+        (json_int_t)r->parameters, "threads", (json_int_t)r->o.threads, "limits", "blas_flops",
+        r->limits.blas, "own_flops", r->limits.own, "read_bytes_per_s", r->limits.bandwidth, "train",
+        "tokens", (json_int_t)(r->o.batch * r->o.seq), "tokens_per_s", r->train.tokens_per_s, "seconds",
         r->train.seconds, "forward", r->train.forward, "backward", r->train.backward, "update",
         r->train.update, "of_limit", share(r->train.flops, peak(r)), "cache_cost", cache_cost(r->train.ratio),
-        "decode_many", infer_json(&r->decode_many, share(r->decode_many.bytes, r->limits.bandwidth)),
-        "decode_ids", infer_json(&r->decode_ids, share(r->decode_ids.bytes, r->limits.bandwidth)),
-        "train_ops", ops, "decode_ops", decode_ops, "context", contexts);
+        "decode_id", infer_json(&r->decode_id, share(r->decode_id.bytes, r->limits.bandwidth)), "decode_many",
+        infer_json(&r->decode_many, share(r->decode_many.bytes, r->limits.bandwidth)), "decode_ids",
+        infer_json(&r->decode_ids, share(r->decode_ids.bytes, r->limits.bandwidth)), "train_ops", ops,
+        "decode_ops", decode_ops, "context", contexts);
     for (int t = 0; t < HOLA_DTYPE_COUNT; t++) {
         char name[CLI_GROUPED];
         if (t > HOLA_BF16 && r->decode[t].tokens_per_s <= 0) continue; /* not measured in this run */
@@ -197,6 +200,7 @@ static hola_status measure(struct report *r, hola_model *m, hola_model *gdn) {
     if (s == HOLA_OK && !r->device) s = keep_as(m, HOLA_BF16); /* a device has them so already */
     if (s == HOLA_OK && !r->device) s = keep_as(gdn, HOLA_BF16);
     if (s == HOLA_OK) s = bench_decode(m, gdn, decode, n, &r->decode[HOLA_BF16]);
+    if (s == HOLA_OK && m->ops->top) s = bench_decode_many(m, 1, decode, false, n, &r->decode_id);
     if (s == HOLA_OK && r->o.sessions)
         s = bench_decode_many(m, r->o.sessions, r->o.quick ? 2 : 64, true, n, &r->decode_many);
     if (s == HOLA_OK && r->o.sessions)

@@ -57,6 +57,7 @@ void hl_cuda_close(struct hl_cuda *c) {
     cudaFree(c->rows_dev);
     cudaFreeHost(c->rows_host);
     cudaFreeHost(c->stage);
+    cudaFreeHost(c->answer);
     for (int i = 0; i < 2; i++)
         if (c->tick[i]) cudaEventDestroy(c->tick[i]);
     for (int i = 0; i < HL_PARTS; i++)
@@ -109,6 +110,12 @@ void hl_cuda_get(struct hl_cuda *c, void *stage, const void *from, int64_t bytes
 }
 void hl_cuda_got(struct hl_cuda *c, int i) { check(c, cudaEventSynchronize(c->part[i]), "kernel"); }
 void hl_cuda_wait(struct hl_cuda *c) { check(c, cudaStreamSynchronize(c->stream), "kernel"); }
+bool hl_cuda_busy(struct hl_cuda *c) {
+    const cudaError_t e = cudaStreamQuery(c->stream);
+    if (e == cudaErrorNotReady) return true;
+    check(c, e, "kernel");
+    return false;
+}
 void hl_cuda_room(struct hl_cuda *c, int64_t *free_bytes, int64_t *used) {
     size_t left = 0, total = 0;
     check(c, cudaMemGetInfo(&left, &total), "memory");

@@ -26,7 +26,11 @@ struct hl_cuda {
     int64_t rows_room;
     char *stage;          /* host memory that the device writes by itself; NULL: not yet */
     void *part[HL_PARTS]; /* events: a part of it is there */
-    int64_t generation;   /* raised when memory comes or goes: recorded work may point to it */
+    char *answer;         /* such memory as well (answer.c) */
+    int64_t answer_room, answer_words;
+    uint32_t answer_tag;
+    int bulk_room;      /* shared memory of a block where there are bulk copies; 0: not known yet */
+    int64_t generation; /* raised when memory comes or goes: recorded work may point to it */
     struct hl_graph graph[HL_GRAPHS];
     struct hl_graph *recording;
     struct hl_link *link; /* to the devices of other ranks; NULL: none */
@@ -45,10 +49,19 @@ void *hl_cuda_malloc_host(struct hl_cuda *c, int64_t bytes); /* memory the devic
 void hl_cuda_free_host(struct hl_cuda *c, void *p);
 void *hl_cuda_stage(struct hl_cuda *c,
                     int64_t bytes); /* of such memory, until the next get; NULL: too many */
+/* Host memory for so many words of 4 bytes that the next kernel writes, their last bits the tag; NULL: there is none.
+ * Then the words from the first one on, as they come, their last bits 0; false: they will not. */
+void *hl_cuda_answer(struct hl_cuda *c, int64_t words, uint32_t *tag);
+bool hl_cuda_take(struct hl_cuda *c, void *to, int64_t first, int64_t words,
+                  void (*came)(void *ctx, int64_t from, int64_t to), void *ctx);
+/* The same for up to 8 numbers, none of them UINT64_MAX. */
+uint64_t *hl_cuda_few(struct hl_cuda *c, int n);
+bool hl_cuda_take_few(struct hl_cuda *c, uint64_t *to, int n);
 void hl_cuda_memset(struct hl_cuda *c, void *p, int byte, int64_t bytes);
 enum hl_direction { HL_TO_DEVICE, HL_TO_HOST, HL_ON_DEVICE };
 void hl_cuda_memcpy(struct hl_cuda *c, void *to, const void *from, int64_t bytes, enum hl_direction way);
 void hl_cuda_wait(struct hl_cuda *c);
+bool hl_cuda_busy(struct hl_cuda *c); /* whether there is anything to wait for */
 /* A copy to the stage that is not waited for, as part i of several; and until that part is there. */
 void hl_cuda_get(struct hl_cuda *c, void *stage, const void *from, int64_t bytes, int i);
 void hl_cuda_got(struct hl_cuda *c, int i);

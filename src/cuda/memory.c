@@ -132,12 +132,15 @@ static bool dev_take(struct hl_pool *pool, const void *from, int64_t each, int64
     pthread_mutex_destroy(&t.one);
     return true;
 }
-static hola_status dev_finish(struct hl_pool *pool) {
+static hola_status dev_status(struct hl_pool *pool) {
     struct hl_cuda *c = hl_cuda_of(pool);
-    hl_cuda_wait(c);
-    hola_status s = c->failure;
+    const hola_status s = c->failure;
     c->failure = HOLA_OK;
     return s == HOLA_OK ? s : hl_fail(s, "%s", c->message);
+}
+static hola_status dev_finish(struct hl_pool *pool) {
+    hl_cuda_wait(hl_cuda_of(pool));
+    return dev_status(pool);
 }
 
 /* ---- rows ---- */
@@ -234,11 +237,11 @@ static void dev_share(struct hl_pool *pool, void *block, int64_t bytes) {
     hl_cuda_share(hl_cuda_of(pool), block, bytes);
 }
 
-#define MEMORY(size)                                                                                    \
-    {                                                                                                   \
-        .alloc = dev_alloc, .release = dev_release, .zero = dev_zero, .copy = dev_copy, .put = dev_put, \
-        .get = dev_get, .take = dev_take, .rows = dev_rows, .finish = dev_finish, .replay = dev_replay, \
-        .recorded = dev_recorded, .link = dev_link, .reduce = dev_reduce, .reduced = dev_reduced,       \
-        .share = dev_share, .room = dev_room, .act_size = (size), .xent_rows = 8192                     \
+#define MEMORY(size)                                                                                        \
+    {                                                                                                       \
+        .alloc = dev_alloc, .release = dev_release, .zero = dev_zero, .copy = dev_copy, .put = dev_put,     \
+        .get = dev_get, .take = dev_take, .rows = dev_rows, .finish = dev_finish, .status = dev_status,     \
+        .replay = dev_replay, .recorded = dev_recorded, .link = dev_link, .reduce = dev_reduce,             \
+        .reduced = dev_reduced, .share = dev_share, .room = dev_room, .act_size = (size), .xent_rows = 8192 \
     }
 const struct hl_memory hl_cuda_memory = MEMORY(2), hl_cuda_f32_memory = MEMORY(4);

@@ -92,26 +92,30 @@ static void do_step(hola_model *m, struct hl_rows *rows, const int32_t *ids, boo
     if (k) find_top(m, rows->T, k);
 }
 
-/* A few rows in one go; false: the backend cannot. */
-static bool step_at_once(hola_model *m, struct hl_rows *rows, const int32_t *ids, const struct want *w,
+/* A few rows in one go; false: the backend cannot. Logits, or the largest one, are there before the device has
+ * ended. */
+static bool step_at_once(hola_model *m, struct hl_rows *rows, const int32_t *ids, struct want *w,
                          hola_status *s) {
     const struct hl_memory *mem = m->ops->mem;
     const int64_t n = rows->T;
     struct hl_decode d;
     if (!hl_decode_open(m, rows, &d) || !d.layer) return false;
     d.host_ids = ids;
-    if (w->k) {
+    if (w->k > 1) {
         *s = hl_acts_reserve(&m->infer, &m->cfg, rows, 2 * n);
         if (*s == HOLA_OK) *s = need_top(m, n * w->k);
         if (*s != HOLA_OK) return true;
         d.logits = m->infer.logits;
-    } else d.host_logits = (real *)w->logits;
+    }
+    if (w->k == 1) d.host_best = w->top;
+    if (w->logits) d.host_logits = (real *)w->logits, d.came = keep_part, d.ctx = &w->keep;
     if (!m->ops->decode(m->pool, &d)) return false;
-    if (w->k) {
+    if (w->k > 1) {
         find_top(m, n, w->k);
         mem->get(m->pool, w->top, m->top, n * w->k * (int64_t)sizeof *w->top);
     }
-    *s = mem->finish(m->pool);
+    w->kept = w->logits;
+    *s = w->k == 1 || w->logits ? mem->status(m->pool) : mem->finish(m->pool);
     return true;
 }
 

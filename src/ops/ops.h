@@ -45,7 +45,8 @@
     X(sumsq, hl_sumsq)
 
 /* Where a backend's arrays live. put and get copy between the host and there, copy within. Calls and ops take
- * effect in order; get and finish wait. finish gives the first failure since it was last called. */
+ * effect in order; get and finish wait. finish gives the first failure since it was last called; so does status, of
+ * what is known, without waiting. */
 struct hl_memory {
     void *(*alloc)(struct hl_pool *, int64_t bytes); /* on 256 bytes; NULL: no room */
     void (*release)(struct hl_pool *, void *);
@@ -55,7 +56,7 @@ struct hl_memory {
     void (*get)(struct hl_pool *, void *host, const void *from, int64_t bytes);
     /* cuts the rows up on the device and sets rows->dev, valid until the next call; C: the cache's block */
     hola_status (*rows)(struct hl_pool *, struct hl_rows *rows, int64_t C);
-    hola_status (*finish)(struct hl_pool *);
+    hola_status (*finish)(struct hl_pool *), (*status)(struct hl_pool *);
     /* Work done again and again with the same arrays and shapes, as in decoding. replay: true where the work of
      * this key was recorded and is now under way once more. Otherwise do it and call recorded. */
     bool (*replay)(struct hl_pool *, uint64_t key);

@@ -5,7 +5,7 @@ enum {
     SHARED = 226 << 10,
     MOST_DEPTH = 32,
     LEAST_DEPTH = 4,
-    FLIGHT = 24 << 10, /* bytes: what keeps memory busy; more would only queue up, with the words behind */
+    FLIGHT = 32 << 10, /* bytes: what keeps memory busy; more would only queue up, with the words behind */
     MOST_CHUNK = 32 * HL_DECODE_STEPS * HL_DECODE_WARPS
 };
 

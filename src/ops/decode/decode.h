@@ -6,6 +6,7 @@
 #ifndef HL_DECODE_H
 #define HL_DECODE_H
 #include "ops/rows.h"
+#include "ops/top/top.h"
 
 enum {
     HL_DECODE_ROWS = 4,
@@ -39,8 +40,14 @@ struct hl_decode {
     const int32_t *ids;      /* for decode_many */
     const int32_t *host_ids; /* for decode */
     real *logits;            /* [rows][vocab]; NULL: not wanted */
-    real *host_logits;       /* the same on the host, there when decode returns */
-    void *memory;            /* hl_decode_bytes() of them, kept from token to token; zeros before the first */
+    real *host_logits;       /* instead on the host, there when decode returns */
+    /* Called before that, as parts of rows come, in order; or NULL. */
+    void (*came)(void *ctx, int64_t row, int64_t from, int64_t to);
+    void *ctx;
+    /* [rows], or NULL: the largest logit of each, of equals the lowest id, on the host when decode returns; id -1:
+     * not all are finite. */
+    struct hl_candidate *host_best;
+    void *memory; /* hl_decode_bytes() of them, kept from token to token; zeros before the first */
 };
 
 /* Whether sizes and kinds are ones that the op knows. */

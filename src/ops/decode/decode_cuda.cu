@@ -46,12 +46,41 @@ template <class D> static __device__ __forceinline__ void open_scalars(const D &
     }
     sync_block();
 }
+/* The largest logit of every row: of a block, and when all have come, to the host. All warps that compute; one
+ * thread. */
+template <class D> static __device__ __forceinline__ void gather_best(const D &a, const struct block &b) {
+    uint64_t *parts = (uint64_t *)(b.shared + a.s.small), v = b.best; /* [ROWS][WARPS] */
+    static_assert(ROWS * WARPS * 8 <= 512 * 4, "decode.h: small");
+    for (int n = 1; n < 8; n *= 2)
+        v = max(v, (uint64_t)__shfl_xor_sync(0xffffffffu, (unsigned long long)v, n));
+    if (b.lane % 8 == 0) parts[b.lane / 8 * WARPS + b.warp] = v;
+    sync_block();
+    if (b.warp > 0) return;
+    v = parts[b.lane];
+    for (int n = 1; n < 8; n *= 2)
+        v = max(v, (uint64_t)__shfl_xor_sync(0xffffffffu, (unsigned long long)v, n));
+    if (b.lane % 8 == 0 && b.lane / 8 < a.M)
+        atomicMax((unsigned long long *)a.best + b.lane / 8, (unsigned long long)v);
+}
+template <class D> static __device__ __forceinline__ void tell_best(const D &a) {
+    __threadfence();
+    for (int m = 0; m < a.M; m++) {
+        const uint64_t v = look(a.best + m);
+        a.best[m] = 0;
+        const struct hl_candidate none = {0.0f, -1}, c = v == UINT64_MAX ? none : candidate_of(v);
+        const uint64_t both = (uint64_t)(uint32_t)c.id << 32 | __float_as_uint(c.logit);
+        *(volatile uint64_t *)(a.verdict + m) = both;
+    }
+}
+static_assert(WARPS == 8, "a lane has one part");
+
 /* Every block comes here once a token, so that the counter gives the number of tokens at any time before. */
 template <class D> static __device__ __forceinline__ void arrive(const D &a) {
     __syncthreads();
     if (threadIdx.x == 0) {
         __threadfence();
-        atomicAdd((unsigned long long *)counter(a), 1ull);
+        const uint64_t before = atomicAdd((unsigned long long *)counter(a), 1ull);
+        if (a.verdict && (before + 1) % gridDim.x == 0) tell_best(a);
     }
 }
 
@@ -73,13 +102,14 @@ static __device__ __forceinline__ void run_phase(const D &a, struct block &b, in
     else if (first) {
         if (kind == HEAD && a.cache) put_scores(a, b);
         product<kind>(a, b, l);
+        if (kind == HEAD && a.verdict) gather_best(a, b);
     }
     next_phase();
     next_groups(b);
 }
 
 #ifdef HL_CUDA_EMU
-static bool has_room(int bytes) { return bytes <= 227 << 10; }
+static bool has_room(struct hl_cuda *, int bytes) { return bytes <= 227 << 10; }
 template <class D> static void decode_phase(const D a, int phase, int part) {
     struct block b = open_block(a);
     open_groups(b, phase);
@@ -140,12 +170,16 @@ static __global__ void __launch_bounds__(ALL, 1) decode_token(const __grid_const
     merge_full(a, b);
 }
 /* Chips before Hopper have less shared memory, and no copy engine. */
-static bool has_room(int bytes) {
+static bool has_room(struct hl_cuda *c, int bytes) {
     int device = 0, most = 0, together = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    cudaDeviceGetAttribute(&together, cudaDevAttrCooperativeLaunch, device);
-    return bytes <= most && together && can_bulk((const void *)decode_token<struct decode<struct any_some>>);
+    if (!c->bulk_room) {
+        cudaGetDevice(&device);
+        cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+        cudaDeviceGetAttribute(&together, cudaDevAttrCooperativeLaunch, device);
+        c->bulk_room =
+            together && can_bulk((const void *)decode_token<struct decode<struct any_some>>) ? most : -1;
+    }
+    return bytes <= c->bulk_room;
 }
 /* All blocks must be there at once, since they wait for each other: a cooperative launch sees to it. */
 template <class D> static void start(struct hl_cuda *c, const D *a) {
@@ -204,7 +238,7 @@ static struct arguments arguments_of(struct hl_cuda *c, const struct hl_decode *
     for (int64_t m = 0; m < p->rows->T; m++) a.seg[m] = p->rows->seg[m], a.ids[m] = p->host_ids[m];
     a.layer = p->layer;
     a.embed = (const bf16 *)p->embed, a.head = (const bf16 *)p->head, a.final_norm = p->final_norm;
-    a.words = (uint64_t *)p->memory;
+    a.words = (uint64_t *)p->memory, a.best = a.words + 4; /* in the counter's line */
     return a;
 }
 
@@ -222,19 +256,30 @@ static void start_any(struct hl_cuda *c, const struct hl_decode *p, const struct
     }
 }
 
-/* The kernel writes logits to the host's memory itself, while the rest of the head is still under way. */
+struct coming {
+    const struct hl_decode *p;
+    int64_t row;
+};
+static void came(void *ctx, int64_t from, int64_t to) {
+    const struct coming *y = (const struct coming *)ctx;
+    if (y->p->came) y->p->came(y->p->ctx, y->row, from, to);
+}
+/* What the kernel writes to the host's memory itself is taken while the rest is under way. */
 extern "C" bool HL_OP(decode)(struct hl_pool *pool, const struct hl_decode *p) {
     struct hl_cuda *c = hl_cuda_of(pool);
+    const int64_t M = p->rows->T;
     struct arguments y = arguments_of(c, p);
-    const int64_t bytes = p->rows->T * p->vocab * (int64_t)sizeof(float);
-    if (!has_room(y.s.bytes)) return false;
-    y.logits = p->host_logits ? (float *)hl_cuda_stage(c, bytes) : p->logits;
-    if (p->host_logits && !y.logits) return false;
+    if (!has_room(c, y.s.bytes)) return false;
+    y.logits = p->host_logits ? (float *)hl_cuda_answer(c, M * p->vocab, &y.tag) : p->logits;
+    if (p->host_best) y.verdict = hl_cuda_few(c, (int)M);
+    if ((p->host_logits && !y.logits) || (p->host_best && !y.verdict)) return false;
     start_any(c, p, y);
-    if (p->host_logits) {
-        hl_cuda_wait(c);
-        memcpy(p->host_logits, y.logits, (size_t)bytes);
-    }
+    for (struct coming k = {p, 0}; p->host_logits && k.row < M; k.row++)
+        if (!hl_cuda_take(c, p->host_logits + k.row * p->vocab, k.row * p->vocab, p->vocab, came, &k)) break;
+    static_assert(sizeof *p->host_best == sizeof *y.verdict, "a logit and its id");
+    uint64_t best[ROWS];
+    if (p->host_best && hl_cuda_take_few(c, best, (int)M))
+        memcpy(p->host_best, best, (size_t)M * sizeof *best);
     return true;
 }
 

@@ -10,6 +10,7 @@
 #define HL_DECODE_CUDA_CUH
 #include "ops/cache/cache_cuda.cuh"
 #include "cuda/bulk.cuh"
+#include "ops/top/top_order.cuh"
 
 enum {
     WARPS = HL_DECODE_WARPS,
@@ -67,6 +68,9 @@ struct arguments {
     const bf16 *embed, *head;
     const float *final_norm;
     float *logits;
+    uint32_t tag;      /* the last bit of every logit */
+    uint64_t *best;    /* [ROWS]: of the largest logits of all blocks, 0 before and after a token */
+    uint64_t *verdict; /* or NULL: [ROWS], on the host, the largest ones themselves */
     uint64_t *words;
 };
 template <class sizes> struct decode : sizes, arguments {};
@@ -90,6 +94,7 @@ struct block {
     uint32_t tasks;         /* the same for the place of the memories' tasks */
     barrier_at barriers;    /* ... a place is full, is empty */
     int turn, norm;         /* which half of the sums and of the squares is in use */
+    uint64_t best;          /* of this lane's logits, as top_order.cuh has them */
 };
 
 /* All threads that compute. */

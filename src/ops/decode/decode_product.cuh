@@ -55,14 +55,23 @@ static __device__ __forceinline__ void put_in(const D &a, uint64_t *words, uint3
         give(words + a.w_ab + at, __float_as_uint(x), number);
     } else if (row % 2 == 0) give(words + a.w_in + (a.a_at + row - a.z_at) / 2, pack2(y, other), number);
 }
+/* Without its last bit, wherever it goes: that says on the host whether it is new. */
+template <class D>
+static __device__ __forceinline__ void put_logit(const D &a, struct block &b, int m, int row, float s) {
+    const uint32_t bits = __float_as_uint(s) & ~1u;
+    if (a.logits) ((uint32_t *)a.logits)[(int64_t)m * a.vocab + row] = bits | a.tag;
+    if (!a.verdict) return;
+    const uint64_t v = is_finite(s) ? order_of(__uint_as_float(bits), row) : UINT64_MAX;
+    if (v > b.best) b.best = v;
+}
 template <int kind, class D>
-static __device__ __forceinline__ void hand_on(const D &a, const struct block &b, int l, int m, int unit,
-                                               float s, bool mine, const struct behind &e) {
+static __device__ __forceinline__ void hand_on(const D &a, struct block &b, int l, int m, int unit, float s,
+                                               bool mine, const struct behind &e) {
     const int g = b.lane % 8, row = unit * 8 + g;
     uint64_t *words = b.now + m * a.row;
     if (kind == IN) put_in(a, words, b.number + l, row, s, mine, e);
     else if (kind == HEAD) {
-        if (mine && row < a.vocab) a.logits[(int64_t)m * a.vocab + row] = s;
+        if (mine && row < a.vocab) put_logit(a, b, m, row, s);
     } else if (kind == MLP) {
         const float up = __shfl_xor_sync(0xffffffffu, s, 4);
         const float y = quick_silu(rounded(s)) * rounded(up), other = __shfl_xor_sync(0xffffffffu, y, 1);

@@ -17,7 +17,7 @@ template <class D> static __device__ __forceinline__ int units_of(const D &a, in
     return kind == IN         ? (a.in_rows + 7) / 8
            : kind == MEMORIES ? 0
            : kind == MLP      ? a.I / 4
-           : kind == HEAD     ? (a.logits ? (a.vocab + 7) / 8 : 0)
+           : kind == HEAD     ? (a.logits || a.verdict ? (a.vocab + 7) / 8 : 0)
                               : a.d / 8;
 }
 template <class D> static __device__ __forceinline__ int kind_of(const D &a, int phase) {

@@ -1,9 +1,9 @@
 /* top_cuda.cu -- see top.h: a thread block a row, whose logits its threads hold as far as they have room.
  *
  * The k-th of the best of GROUPS parts bounds the k-th of the row from below, so those at least as large are few: they
- * are collected, each with its id as one number, larger for what comes first, so that no two are equal, and each counts
- * how many are before it. */
+ * are collected, in their order (top_order.cuh), and each counts how many are before it. */
 #include "cuda/early.cuh"
+#include "ops/top/top_order.cuh"
 
 enum {
     TOP_THREADS = 1024,
@@ -12,16 +12,6 @@ enum {
     HELD = 32
 }; /* GROUPS: of neighbouring threads */
 
-static __device__ __forceinline__ uint64_t order_of(float x, int32_t id) {
-    const uint32_t u = __float_as_uint(x + 0.0f), key = u & 0x80000000u ? ~u : u | 0x80000000u;
-    return (uint64_t)key << 32 | (uint32_t)~id;
-}
-static __device__ __forceinline__ struct hl_candidate candidate_of(uint64_t v) {
-    const uint32_t key = (uint32_t)(v >> 32);
-    struct hl_candidate c = {__uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key),
-                             (int32_t) ~(uint32_t)v};
-    return c;
-}
 static __device__ __forceinline__ int before(const uint64_t *list, int n, uint64_t v) {
     int more = 0;
 #pragma unroll 8
@@ -53,9 +43,6 @@ static __device__ void find_slowly(const struct hl_top &a, const float *x, struc
     }
 }
 
-static __device__ __forceinline__ bool is_wrong(float x) {
-    return (__float_as_uint(x) & 0x7f800000u) == 0x7f800000u;
-}
 /* The k-th largest of best[GROUPS]: by all threads, four for each. */
 static __device__ __forceinline__ void find_least(const float *best, int k, float *least) {
     const float mine = best[threadIdx.x / 4];
@@ -88,9 +75,9 @@ static __global__ void __launch_bounds__(TOP_THREADS) top(const struct hl_top a)
     for (int j = 0; j < HELD; j++)
         held[j] = mine + j * TOP_THREADS < a.V ? x[mine + j * TOP_THREADS] : lowest;
 #pragma unroll
-    for (int j = 0; j < HELD; j++) wrong = wrong || is_wrong(held[j]), top = fmaxf(top, held[j]);
+    for (int j = 0; j < HELD; j++) wrong = wrong || !is_finite(held[j]), top = fmaxf(top, held[j]);
     for (int64_t i = mine + HELD * TOP_THREADS; i < a.V; i += TOP_THREADS)
-        wrong = wrong || is_wrong(x[i]), top = fmaxf(top, x[i]);
+        wrong = wrong || !is_finite(x[i]), top = fmaxf(top, x[i]);
     top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
     best[threadIdx.x / 4] = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
     if (threadIdx.x == 0) count = 0;

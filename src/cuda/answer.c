@@ -1,0 +1,86 @@
+/* answer.c -- what a kernel writes to the host's memory by itself, taken as it comes: that is sooner than the driver
+ * says that the kernel has ended.
+ *
+ * The last bit of a word says whether it is new: it is another one every time. So the host only reads, and the device
+ * finds no line that it would have to wait for. */
+#include "cuda/device.h"
+#include <stdatomic.h>
+#include <string.h>
+
+enum {
+    PIECE = 1024, /* words that are taken at a time */
+    PATIENCE =
+        1 << 12, /* looks, about a millisecond, before the driver is asked whether anything will come */
+    FEW = 64     /* bytes for numbers of their own, before the words */
+};
+
+static bool need_room(struct hl_cuda *c, int64_t bytes) {
+    if (bytes <= c->answer_room) return true;
+    hl_cuda_wait(c);
+    hl_cuda_free_host(c, c->answer);
+    c->answer_room = c->answer_words = 0;
+    c->answer = hl_cuda_malloc_host(c, bytes);
+    if (c->answer) c->answer_room = bytes;
+    return c->answer;
+}
+void *hl_cuda_answer(struct hl_cuda *c, int64_t words, uint32_t *tag) {
+    if (!need_room(c, FEW + words * 4)) return NULL;
+    if (words != c->answer_words) {
+        memset(c->answer + FEW, 0, (size_t)words * 4);
+        c->answer_words = words;
+        c->answer_tag = 0;
+    }
+    *tag = c->answer_tag ^= 1;
+    return c->answer + FEW;
+}
+
+/* Whether all of them were new. */
+static bool copy_piece(uint32_t *restrict to, const uint32_t *restrict from, int64_t n, uint32_t tag) {
+    uint32_t old = 0;
+    atomic_thread_fence(memory_order_acquire); /* what was read before may have changed */
+    for (int64_t i = 0; i < n; i++) {
+        const uint32_t word = from[i];
+        to[i] = word & ~1u;
+        old |= word ^ tag;
+    }
+    return !(old & 1);
+}
+/* looks: how many there were; false: there is no point in another one. */
+static bool patient(struct hl_cuda *c, int64_t looks, bool *over) {
+    if (*over) {
+        c->answer_words = 0;
+        hl_cuda_fail(c, HOLA_EDEVICE, "CUDA: a kernel ended without its answer");
+        return false;
+    }
+    if (looks % PATIENCE == 0) *over = !hl_cuda_busy(c); /* then a last look */
+    return true;
+}
+bool hl_cuda_take(struct hl_cuda *c, void *to, int64_t first, int64_t words,
+                  void (*came)(void *ctx, int64_t from, int64_t to), void *ctx) {
+    const uint32_t *answer = (const uint32_t *)(c->answer + FEW) + first;
+    bool over = false;
+    for (int64_t i = 0; i < words; i += PIECE) {
+        const int64_t n = words - i < PIECE ? words - i : PIECE;
+        for (int64_t looks = 1; !copy_piece((uint32_t *)to + i, answer + i, n, c->answer_tag); looks++)
+            if (!patient(c, looks, &over)) return false;
+        came(ctx, i, i + n);
+    }
+    return true;
+}
+
+enum { MOST_FEW = FEW / 8 };
+uint64_t *hl_cuda_few(struct hl_cuda *c, int n) {
+    HL_ASSERT(n <= MOST_FEW);
+    if (!need_room(c, FEW)) return NULL;
+    uint64_t *p = (uint64_t *)c->answer;
+    for (int i = 0; i < n; i++) p[i] = UINT64_MAX;
+    return p;
+}
+bool hl_cuda_take_few(struct hl_cuda *c, uint64_t *to, int n) {
+    const volatile uint64_t *p = (const volatile uint64_t *)c->answer;
+    bool over = false;
+    for (int i = 0; i < n; i++)
+        for (int64_t looks = 1; (to[i] = p[i]) == UINT64_MAX; looks++)
+            if (!patient(c, looks, &over)) return false;
+    return true;
+}
