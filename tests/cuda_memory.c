@@ -1,7 +1,11 @@
 /* cuda_memory.c -- a device's memory: what is put there, copied or zeroed comes back, whatever its size. What comes
- * back passes through a stage of several parts, so sizes lie around the pieces, the parts and the whole of it. */
+ * back passes through a stage of several parts, so sizes lie around the pieces, the parts and the whole of it. And what
+ * kernels write to the host's memory by themselves. */
 #include "cuda.h"
 #include "cuda/device.h"
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
 
 enum { PIECE = 256 << 10, PART = 2 << 20, STAGE = 8 * PART, ROOM = 64 };
 
@@ -64,7 +68,80 @@ static void failures(void **state) {
     dev_close(&d);
 }
 
+/* answer.c: words as they come; those that never come are an error, not a wait without end. */
+enum { WORDS = 2500 };
+static uint32_t word_of(uint32_t i, int turn) { return (i * 7 + (uint32_t)turn) << 1; }
+static void got_word(void *ctx, int64_t from, int64_t to) { *(int64_t *)ctx += to - from; }
+static void answers(void **state) {
+    static uint32_t got[WORDS];
+    int64_t n = 0;
+    uint32_t tag;
+    uint64_t few[2];
+    (void)state;
+    struct dev d = dev_open(false);
+    struct hl_cuda *c = hl_cuda_of(d.pool);
+    for (int turn = 0; turn < 5; turn++) {
+        uint32_t *w = hl_cuda_answer(c, WORDS, &tag);
+        for (uint32_t i = 0; i < WORDS && turn != 2; i++) w[i] = word_of(i, turn) | tag;
+        assert_int_equal(hl_cuda_take(c, got, 0, WORDS, got_word, &n), turn != 2);
+        assert_int_equal(d.ops->mem->status(d.pool), turn == 2 ? HOLA_EDEVICE : HOLA_OK);
+        for (uint32_t i = 0; i < WORDS && turn != 2; i++) assert_int_equal(got[i], word_of(i, turn));
+    }
+    assert_int_equal(n, 4 * WORDS);
+    for (int turn = 0; turn < 3; turn++) {
+        uint64_t *w = hl_cuda_few(c, 2);
+        for (int i = 0; i < 2 && turn != 1; i++) w[i] = (uint64_t)(turn * 2 + i);
+        assert_int_equal(hl_cuda_take_few(c, few, 2), turn != 1);
+        assert_int_equal(d.ops->mem->status(d.pool), turn == 1 ? HOLA_EDEVICE : HOLA_OK);
+        if (turn != 1) assert_int_equal(few[1], (uint64_t)(turn * 2 + 1));
+    }
+    dev_close(&d);
+}
+
+/* The same while they are written: a thread in the kernel's place. What is taken is what was looked at. */
+struct writer {
+    atomic_int turn, done; /* that it may write, has written; < 0: the end */
+    volatile uint32_t *words;
+    uint32_t tag;
+};
+static void *write_words(void *ctx) {
+    struct writer *w = ctx;
+    for (int turn = 1;; turn++) {
+        int now;
+        while ((now = atomic_load(&w->turn)) >= 0 && now < turn) sched_yield();
+        if (now < 0) return NULL;
+        for (uint32_t i = 0; i < WORDS; i++) w->words[i] = word_of(i, turn) | w->tag;
+        atomic_store(&w->done, turn);
+    }
+}
+static void meanwhile(void **state) {
+    enum { TURNS = 4000, ENOUGH = TURNS / 100 };
+    static uint32_t got[WORDS];
+    int taken = 0;
+    int64_t n = 0;
+    struct writer w = {.words = NULL};
+    pthread_t thread;
+    (void)state;
+    struct dev d = dev_open(false);
+    struct hl_cuda *c = hl_cuda_of(d.pool);
+    assert_int_equal(pthread_create(&thread, NULL, write_words, &w), 0);
+    for (int turn = 1; turn <= TURNS; turn++) {
+        w.words = hl_cuda_answer(c, WORDS, &w.tag);
+        atomic_store(&w.turn, turn);
+        const bool all = hl_cuda_take(c, got, 0, WORDS, got_word, &n);
+        while (atomic_load(&w.done) < turn) sched_yield(); /* it may have slept, and nobody waited */
+        d.ops->mem->status(d.pool);
+        taken += all;
+        for (uint32_t i = 0; all && i < WORDS; i++) assert_int_equal(got[i], word_of(i, turn));
+    }
+    atomic_store(&w.turn, -1);
+    pthread_join(thread, NULL);
+    assert_true(taken >= ENOUGH);
+    dev_close(&d);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(sizes), cmocka_unit_test(failures)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(sizes), cmocka_unit_test(failures),
+                                       cmocka_unit_test(answers), cmocka_unit_test(meanwhile)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -34,14 +34,16 @@ void *hl_cuda_answer(struct hl_cuda *c, int64_t words, uint32_t *tag) {
     return c->answer + FEW;
 }
 
-/* Whether all of them were new. */
+/* Whether all of them were new. What is looked at is the copy: a word that is read twice may be another one then, and
+ * without the fence between, a compiler may read it twice. */
 static bool copy_piece(uint32_t *restrict to, const uint32_t *restrict from, int64_t n, uint32_t tag) {
     uint32_t old = 0;
     atomic_thread_fence(memory_order_acquire); /* what was read before may have changed */
+    memcpy(to, from, (size_t)n * sizeof *to);
+    atomic_thread_fence(memory_order_acq_rel);
     for (int64_t i = 0; i < n; i++) {
-        const uint32_t word = from[i];
-        to[i] = word & ~1u;
-        old |= word ^ tag;
+        old |= to[i] ^ tag;
+        to[i] &= ~1u;
     }
     return !(old & 1);
 }

@@ -76,15 +76,17 @@ static __device__ __forceinline__ void bring_weights(const struct many_linear &a
         }
     }
 }
-/* The factors of the block's rows, some threads a row. A warpgroup. */
+/* The factors of the block's rows, some threads a row: as many as 64 rows would have, so that the order of the sums is
+ * always the same. A warpgroup. */
 static __device__ __forceinline__ void bring_norms(const struct many_linear &a, int rank, float *factor) {
-    const int n = a.K / SQUARES, each = 128 * a.splits / a.x.rows, i = threadIdx.x % 128,
-              row = (rank * 128 + i) / each;
+    const int n = a.K / SQUARES, each = 128 * a.splits / MANY_ROWS, rows = a.x.rows / a.splits;
+    const int i = threadIdx.x % 128, row = rank * rows + i / each;
+    const bool mine = i / each < rows;
     float s = 0.0f;
 #pragma unroll 8
-    for (int j = i % each; j < n; j += each) s += row < a.M ? a.squares[row * n + j] : 0.0f;
+    for (int j = i % each; j < n; j += each) s += mine && row < a.M ? a.squares[row * n + j] : 0.0f;
     for (int j = 1; j < each; j *= 2) s += __shfl_xor_sync(0xffffffffu, s, j);
-    if (i % each == 0) factor[row] = rsqrtf(s / (float)a.K + a.eps);
+    if (mine && i % each == 0) factor[row] = rsqrtf(s / (float)a.K + a.eps);
 }
 
 /* The block's sums over its part, to where they are added up: [blocks][rows of each][LD] in the shared memory of the
