@@ -140,7 +140,7 @@ uninstall: ## what install wrote
 	rm -f $(addprefix $(DESTDIR)$(PREFIX)/,$(FILES))
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z% -]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z% -]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile src/cuda/cuda.mk
 clean: ## remove everything that was built
 	rm -rf build hola
 
