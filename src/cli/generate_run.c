@@ -164,9 +164,13 @@ static int32_t last_id(const struct gen_run *r) {
 
 int gen_run_feed(struct gen_run *r) {
     const int32_t id = r->pending ? last_id(r) : 0;
+    const struct gen_opts *o = r->g->o;
     if (!r->pending) return CLI_OK;
     r->pending = false;
-    return feed(r, &id, 1, r->logits) == HOLA_OK ? CLI_OK : cli_fail_library();
+    if (r->history || r->logprobs || o->save) /* where somebody will look at the logits */
+        return feed(r, &id, 1, r->logits) == HOLA_OK ? CLI_OK : cli_fail_library();
+    r->chosen = hola_session_step_sample(&r->session, 1, &id, &o->sampling, &r->next) == HOLA_OK;
+    return r->chosen ? CLI_OK : cli_fail_library();
 }
 
 int gen_run_all(struct gen_run *r, FILE *out) {
