@@ -25,11 +25,12 @@ static inline void dev_close(struct dev *d) {
     CHECK_OK(d->ops->mem->finish(d->pool));
     hl_pool_free(d->pool);
 }
+static inline bool dev_emulated(struct hl_pool *pool) {
+    return !strcmp(hl_cuda_name(hl_cuda_of(pool)), "emulated");
+}
 /* whether a big case would take too long: the emulated device is some 10,000 times slower.
  * HOLA_SMALL=1: the same shapes on a real device, for compute-sanitizer. */
-static inline bool dev_slow_pool(struct hl_pool *pool) {
-    return getenv("HOLA_SMALL") || !strcmp(hl_cuda_name(hl_cuda_of(pool)), "emulated");
-}
+static inline bool dev_slow_pool(struct hl_pool *pool) { return getenv("HOLA_SMALL") || dev_emulated(pool); }
 static inline bool dev_slow(const struct dev *d) { return dev_slow_pool(d->pool); }
 /* HOLA_SMALL=2: as few of these as reach every kernel, for racecheck, to which a launch is some 10 ms. */
 static inline bool dev_least(void) {

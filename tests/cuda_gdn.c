@@ -3,6 +3,7 @@
  * seen; and its speed. */
 #define _POSIX_C_SOURCE 200809L
 #include "cuda_gdn.h"
+#include "cuda_older.h"
 
 /* bf16: rounding the operands of each product leaves 2 to 4 parts in a thousand */
 static double tolerance(const struct dev *d) { return d->f32 ? 1e-5 : 6e-3; }
@@ -111,20 +112,14 @@ static void tiles(void **state) {
     dev_close(&d);
 }
 
-/* What chips without barriers in shared memory do: here the emulated one can be such. */
+/* What chips without barriers in shared memory do. */
 static void older(void **state) {
     static const int64_t len[12] = {66, 1, 2, 3, 1, 1, 1, 1, 1, 1, 1, 1};
     static const struct gdn_shape f = {1, 8, 128, 128, GATE_RANDOM, -0.1, 0, 1};
     (void)state;
-    struct dev d = dev_open(false);
-    if (!dev_slow(&d)) {
-        dev_close(&d);
-        skip();
-    }
-    assert_int_equal(setenv("EMU_OLDER", "1", 1), 0);
+    struct dev d = dev_open_older();
     compare(&d, &f, len, 12);
-    assert_int_equal(unsetenv("EMU_OLDER"), 0);
-    dev_close(&d);
+    dev_close_older(&d);
 }
 
 /* One sequence of many chunks: errors of the state would add up. */

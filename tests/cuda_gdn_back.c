@@ -3,6 +3,7 @@
  * device. */
 #define _POSIX_C_SOURCE 200809L
 #include "cuda.h"
+#include "cuda_older.h"
 #include "gdn_case.h"
 
 /* v_new (rows beta_t e_t) and A = (I + L)^-1 of one value head and segment, token by token */
@@ -255,19 +256,13 @@ static void many(void **state) {
     dev_close(&d);
 }
 
-/* What chips without barriers in shared memory do: here the emulated one can be such. */
+/* What chips without barriers in shared memory do. */
 static void older(void **state) {
     (void)state;
-    struct dev d = dev_open(false);
-    if (!dev_slow(&d)) {
-        dev_close(&d);
-        skip();
-    }
-    assert_int_equal(setenv("EMU_OLDER", "1", 1), 0);
+    struct dev d = dev_open_older();
     compare(&d, &shapes[0], (int64_t[]){65, 1, 330}, 3, true);
     compare(&d, &shapes[7], (int64_t[]){65, 1, 130}, 3, true);
-    assert_int_equal(unsetenv("EMU_OLDER"), 0);
-    dev_close(&d);
+    dev_close_older(&d);
 }
 
 /* n x 2048 tokens; the kept arrays are random, which costs the same as true ones. forward: ms of the forward

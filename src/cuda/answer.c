@@ -8,10 +8,9 @@
 #include <string.h>
 
 enum {
-    PIECE = 1024, /* words that are taken at a time */
-    PATIENCE =
-        1 << 12, /* looks, about a millisecond, before the driver is asked whether anything will come */
-    FEW = 64     /* bytes for numbers of their own, before the words */
+    PIECE = 1024,       /* words that are taken at a time */
+    PATIENCE = 1 << 12, /* looks before the driver is asked whether anything will come */
+    FEW = 64            /* bytes for numbers of their own, before the words */
 };
 
 static bool need_room(struct hl_cuda *c, int64_t bytes) {
