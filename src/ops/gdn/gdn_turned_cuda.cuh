@@ -61,9 +61,6 @@ template <int W> static __device__ __forceinline__ int is_done(int n, int group)
     return 2 + 2 * (n * W + group);
 }
 
-/* and what it left is in memory: between those that load and those that store */
-static __device__ __forceinline__ int is_stored(int n) { return 13 + n; }
-
 /* the registers of the block's threads, moved to where they are needed */
 template <int K, int W> static __device__ __forceinline__ void registers_of_copier() {
     if (W == 2) fewer_registers<K == 256 ? 56 : 88>();
