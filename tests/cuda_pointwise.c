@@ -94,6 +94,58 @@ static void test_l2norm(void **state) {
     (void)state;
     all_variants(&kind_l2, Ms, Ds, COUNT(Ms));
 }
+/* Both norms of one x in one op: what the reference's two give, one after the other. */
+static void both_norms(const struct dev *d, int64_t M, int64_t D, bool dx_add, bool wrong) {
+    const int64_t n = M * D;
+    real *host[] = {check_random(n, -0.01, 0.01, 1), check_random(n, -1, 1, 2),    check_random(n, -1, 1, 3),
+                    check_random(n, -1, 1, 4),       check_random(D, 0.5, 1.5, 5), check_random(D, -1, 1, 6)};
+    real *want[] = {check_new(n), check_new(n), check_new(M), check_new(M)}, *got[2], *dw = check_new(D);
+    enum { X, DY_L2, DY_RMS, DX, W, DW, ARRAYS };
+    for (int i = X; i <= DX; i++) dev_round(d, host[i], n);
+    void *there[ARRAYS];
+    for (int i = 0; i < ARRAYS; i++) there[i] = i < W ? dev_act(d, host[i], n) : dev_real(d, host[i], D);
+    struct hl_l2norm l2 = {.M = M, .D = D, .x = host[X], .y = want[0], .r = want[2], .dy = host[DY_L2]};
+    struct hl_rmsnorm rms = {.M = M, .D = D, .eps = (real)1e-6, .x = host[X], .w = host[W], .y = want[1]};
+    rms.r = want[3], rms.dy = host[DY_RMS], rms.dw = host[DW];
+    l2.dx = rms.dx = host[DX], l2.dx_add = dx_add, rms.dx_add = true;
+    struct hl_l2norm a = l2;
+    struct hl_rmsnorm b = rms;
+    ref->l2norm_forward(d->pool, &l2), ref->rmsnorm_forward(d->pool, &rms);
+    ref->l2norm_backward(d->pool, &l2), ref->rmsnorm_backward(d->pool, &rms);
+    a.x = b.x = there[X], a.dy = there[DY_L2], b.dy = there[DY_RMS], a.dx = b.dx = there[DX];
+    b.w = there[W], b.dw = there[DW];
+    a.y = dev_act(d, NULL, n), b.y = dev_act(d, NULL, n);
+    a.r = dev_real(d, NULL, M), b.r = dev_real(d, NULL, M);
+    d->ops->twonorm_forward(d->pool, &a, &b);
+    if (wrong) b.dy = there[DY_L2]; /* this must be seen */
+    d->ops->twonorm_backward(d->pool, &a, &b);
+    for (int i = 0; i < 2; i++) got[i] = check_new(n), dev_act_take(d, i ? b.y : a.y, got[i], n);
+    const double tol = d->f32 ? 1e-5 : 3e-3;
+    for (int i = 0; i < 2; i++) CHECK_NEAR(got[i], want[i], M, D, tol, "norm %d of %d", i, (int)D);
+    dev_act_take(d, there[DX], got[0], n), dev_real_take(d, there[DW], dw, D);
+    if (wrong) {
+        CHECK_FAR(got[0], host[DX], M, D, tol);
+        CHECK_FAR(dw, host[DW], 1, D, tol);
+    } else {
+        CHECK_NEAR(got[0], host[DX], M, D, tol, "dx of %d", (int)D);
+        CHECK_NEAR(dw, host[DW], 1, D, tol, "dw of %d", (int)D);
+    }
+    for (int i = 0; i < ARRAYS; i++) check_free(host[i], i < W ? n : D);
+    for (int i = 0; i < 2; i++) check_free(want[i], n), check_free(want[2 + i], M), check_free(got[i], n);
+    check_free(dw, D);
+    dev_drop(d, there[DY_L2]), dev_drop(d, there[DY_RMS]), dev_drop(d, there[X]), dev_drop(d, there[W]);
+    dev_drop(d, a.r), dev_drop(d, b.r);
+}
+static void test_twonorm(void **state) {
+    static const int64_t Ms[] = {1, 7, 300, 33, 70, 9, 5, 3}, Ds[] = {16, 64, 128, 256, 512, 40, 100, 1024};
+    (void)state;
+    for (int f = 0; f < 2; f++) {
+        struct dev d = dev_open(f);
+        for (int i = 0; i < COUNT(Ms); i++) both_norms(&d, Ms[i], Ds[i], i % 3 == 2, false);
+        both_norms(&d, 70, 128, false, true);
+        dev_close(&d);
+    }
+}
 static void test_gate(void **state) {
     static const int64_t Ms[] = {1, 7, 300, 1000, 65, 3, 0, 4000}, Ds[] = {1, 4, 6, 16, 40, 300, 4, 8};
     (void)state;
@@ -224,92 +276,6 @@ static void test_conv_sessions(void **state) {
     }
 }
 
-/* ---- rows that lie apart: the same bits as rows that do not ---- */
-
-enum { APART = 24 };
-/* [rows][width], APART numbers from one row to the next and NaN between; x NULL: all NaN */
-static void *spread(const struct dev *d, const real *x, int64_t rows, int64_t width) {
-    real *all = check_new(rows * APART);
-    for (int64_t i = 0; x && i < rows; i++)
-        memcpy(all + i * APART, x + i * width, (size_t)width * sizeof(real));
-    void *p = dev_act(d, all, rows * APART);
-    check_free(all, rows * APART);
-    return p;
-}
-static void same_apart(const struct dev *d, void *apart, void *close, int64_t rows, int64_t width) {
-    real *a = check_new(rows * APART), *b = check_new(rows * width);
-    dev_act_take(d, apart, a, rows * APART), dev_act_take(d, close, b, rows * width);
-    for (int64_t i = 0; i < rows; i++) {
-        assert_memory_equal(a + i * APART, b + i * width, (size_t)width * sizeof(real));
-        for (int64_t k = width; k < APART; k++) assert_true(isnan(a[i * APART + k]));
-    }
-    check_free(a, rows * APART), check_free(b, rows * width);
-}
-static void gate_apart(const struct dev *d) {
-    enum { T = 70, H = 4 };
-    struct pw c = {0};
-    gate_build(&c, T, H, 0);
-    struct hl_gate a = c.op.gate, b;
-    a.A_log = dev_real(d, a.A_log, H), a.dt_bias = dev_real(d, a.dt_bias, H);
-    a.dg = dev_real(d, a.dg, T * H), a.dbeta = dev_real(d, a.dbeta, T * H);
-    a.dA_log = dev_real(d, a.dA_log, H), a.ddt_bias = dev_real(d, a.ddt_bias, H);
-    a.g = dev_real(d, NULL, T * H), a.beta = dev_real(d, NULL, T * H);
-    b = a, b.ld = APART, b.g = dev_real(d, NULL, T * H), b.beta = dev_real(d, NULL, T * H);
-    b.a = spread(d, a.a, T, H), b.b = spread(d, a.b, T, H);
-    b.da = spread(d, NULL, T, H), b.db = spread(d, NULL, T, H);
-    a.a = dev_act(d, a.a, T * H), a.b = dev_act(d, a.b, T * H);
-    a.da = dev_act(d, NULL, T * H), a.db = dev_act(d, NULL, T * H);
-    d->ops->gate_forward(d->pool, &a), d->ops->gate_backward(d->pool, &a);
-    d->ops->gate_forward(d->pool, &b), d->ops->gate_backward(d->pool, &b);
-    real *one = check_new(T * H), *two = check_new(T * H);
-    dev_real_take(d, a.g, one, T * H), dev_real_take(d, b.g, two, T * H);
-    assert_memory_equal(one, two, T * H * sizeof(real));
-    dev_real_take(d, a.beta, one, T * H), dev_real_take(d, b.beta, two, T * H);
-    assert_memory_equal(one, two, T * H * sizeof(real));
-    same_apart(d, b.da, a.da, T, H), same_apart(d, b.db, a.db, T, H);
-    check_free(one, T * H), check_free(two, T * H);
-    dev_drop(d, a.a), dev_drop(d, a.b), dev_drop(d, b.a), dev_drop(d, b.b);
-    dev_drop(d, a.A_log), dev_drop(d, a.dt_bias), dev_drop(d, a.dg), dev_drop(d, a.dbeta);
-    dev_drop(d, a.dA_log), dev_drop(d, a.ddt_bias);
-    pw_free(&c);
-}
-/* heads of D, two of them a row of z */
-static void norm_apart(const struct dev *d, int64_t D) {
-    enum { T = 35, H = 2 };
-    const int64_t n = T * H * D;
-    struct pw c = {0};
-    rms_build(&c, T * H, D, 1);
-    struct hl_rmsnorm a = c.op.rms, b;
-    a.x = dev_act(d, a.x, n), a.dy = dev_act(d, a.dy, n);
-    a.w = dev_real(d, a.w, D), a.dw = dev_real(d, a.dw, D), a.r = dev_real(d, NULL, T * H);
-    b = a, b.z_heads = H, b.z_ld = APART;
-    b.z = spread(d, a.z, T, H * D), b.dz = spread(d, NULL, T, H * D);
-    a.z = dev_act(d, a.z, n), a.dz = dev_act(d, NULL, n);
-    a.y = dev_act(d, NULL, n), b.y = dev_act(d, NULL, n);
-    a.dx = dev_act(d, NULL, n), b.dx = dev_act(d, NULL, n);
-    d->ops->rmsnorm_forward(d->pool, &a), d->ops->rmsnorm_backward(d->pool, &a);
-    d->ops->rmsnorm_forward(d->pool, &b), d->ops->rmsnorm_backward(d->pool, &b);
-    real *one = check_new(n), *two = check_new(n);
-    dev_act_take(d, a.y, one, n), dev_act_take(d, b.y, two, n);
-    assert_memory_equal(one, two, (size_t)n * sizeof(real));
-    dev_act_take(d, a.dx, one, n), dev_act_take(d, b.dx, two, n);
-    assert_memory_equal(one, two, (size_t)n * sizeof(real));
-    same_apart(d, b.dz, a.dz, T, H * D);
-    check_free(one, n), check_free(two, n);
-    dev_drop(d, a.x), dev_drop(d, a.dy), dev_drop(d, a.w), dev_drop(d, a.dw), dev_drop(d, a.r);
-    dev_drop(d, a.z), dev_drop(d, b.z);
-    pw_free(&c);
-}
-static void test_apart(void **state) {
-    (void)state;
-    for (int f = 0; f < 2; f++) {
-        struct dev d = dev_open(f);
-        gate_apart(&d);
-        norm_apart(&d, 8), norm_apart(&d, 5);
-        dev_close(&d);
-    }
-}
-
 /* ---- wrong versions: what the device computes for a slightly different question must be seen ---- */
 
 static void test_wrong(void **state) {
@@ -415,11 +381,11 @@ static void test_speed(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rmsnorm),       cmocka_unit_test(test_l2norm),
-        cmocka_unit_test(test_gate),          cmocka_unit_test(test_swiglu),
-        cmocka_unit_test(test_swiglu_rows),   cmocka_unit_test(test_conv),
-        cmocka_unit_test(test_conv_sessions), cmocka_unit_test(test_apart),
-        cmocka_unit_test(test_wrong),         cmocka_unit_test(test_speed),
+        cmocka_unit_test(test_rmsnorm), cmocka_unit_test(test_l2norm),
+        cmocka_unit_test(test_twonorm), cmocka_unit_test(test_gate),
+        cmocka_unit_test(test_swiglu),  cmocka_unit_test(test_swiglu_rows),
+        cmocka_unit_test(test_conv),    cmocka_unit_test(test_conv_sessions),
+        cmocka_unit_test(test_wrong),   cmocka_unit_test(test_speed),
     };
     return cmocka_run_group_tests(tests, setup, NULL);
 }
