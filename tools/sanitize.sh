@@ -7,9 +7,9 @@ PATH=$PATH:/usr/local/cuda/bin
 
 if [ "$1" = --one ]; then # LOGS TOOL PROGRAM
     name=$(basename "$4") log=$2/$3-$(basename "$4").txt start=$(date +%s)
-    case $3 in # the emulator's cases; fewer of them for racecheck (tests/cuda.h)
-    memcheck) HOLA_SMALL=1 ;;
-    *) HOLA_SMALL=2 ;;
+    case $3-$name in # the emulator's cases; fewer where each takes long (tests/cuda.h)
+    memcheck-cuda_decode | memcheck-cuda_model | racecheck-*) HOLA_SMALL=2 ;;
+    *) HOLA_SMALL=1 ;;
     esac
     export HOLA_SMALL
     timeout "$limit" compute-sanitizer --tool "$3" --print-limit 100000 "$4" >"$log" 2>&1

@@ -69,6 +69,21 @@ static __device__ __forceinline__ void barrier_wait(barrier_at b, uint32_t parit
                      : "memory");
 #endif
 }
+/* Arrivals of whole warps: one thread's for all, which racecheck takes for that thread's alone. */
+#ifdef HL_RACECHECK
+enum { WARP_ARRIVALS = 32 };
+#else
+enum { WARP_ARRIVALS = 1 };
+#endif
+static __device__ __forceinline__ void barrier_open_warps(barrier_at b, int warps) {
+    barrier_open(b, warps * WARP_ARRIVALS);
+}
+/* The warp is done with something, or has left something. */
+static __device__ __forceinline__ void warp_arrive(barrier_at b, int lane) {
+    __syncwarp();
+    if (lane < WARP_ARRIVALS) barrier_arrive(b);
+}
+static __device__ __forceinline__ void warp_arrive(barrier_at b) { warp_arrive(b, threadIdx.x % 32); }
 /* An arrival once all of this thread's asynchronous copies are there. */
 static __device__ __forceinline__ void copy_arrive(barrier_at b) {
 #ifdef HL_CUDA_EMU

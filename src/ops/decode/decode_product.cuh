@@ -147,8 +147,7 @@ static __device__ __forceinline__ struct weights fetch(const D &a, struct block 
     barrier_wait(full(b, b.lane / 16), b.lap); /* where this lane's row is */
 #pragma unroll
     for (int i = 0; i < STEPS; i++) w.step[i] = *(const uint4 *)(from + (i < n ? i * 64 : 0));
-    __syncwarp();
-    if (b.lane == 0) barrier_arrive(empty(b));
+    warp_arrive(empty(b), b.lane);
     next_place(a, b);
     return w;
 }

@@ -295,8 +295,7 @@ static __device__ __forceinline__ void memories(const D &a, struct block &b, int
         }
     }
     if (!ahead) return;
-    __syncwarp();
-    if (b.lane == 0) barrier_arrive(tasks_empty(a, b));
+    warp_arrive(tasks_empty(a, b), b.lane);
     b.tasks ^= 1;
 }
 

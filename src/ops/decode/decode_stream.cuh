@@ -58,11 +58,11 @@ static __device__ __forceinline__ barrier_at tasks_empty(const D &a, const struc
 /* One thread. */
 template <class D> static __device__ __forceinline__ void open_ring(const D &a, const struct block &b) {
     barrier_open(tasks_full(a, b), 32);
-    barrier_open(tasks_empty(a, b), WARPS);
+    barrier_open_warps(tasks_empty(a, b), WARPS);
     for (int i = 0; i < a.s.depth; i++) {
         barrier_open(barrier_number(b.barriers, 3 * i), 1);
         barrier_open(barrier_number(b.barriers, 3 * i + 1), 1);
-        barrier_open(barrier_number(b.barriers, 3 * i + 2), WARPS);
+        barrier_open_warps(barrier_number(b.barriers, 3 * i + 2), WARPS);
     }
 }
 

@@ -33,8 +33,9 @@ template <int DEPTH> struct marks {
 };
 /* by one thread */
 template <int W, int DEPTH> static __device__ __forceinline__ void open_marks(const marks<DEPTH> &b) {
-    for (int i = 0; i < DEPTH; i++) barrier_open(b.there(i), LOADERS), barrier_open(b.free(i), 4 * W);
-    for (int i = 0; i < OUTS; i++) barrier_open(b.out_there(i), 4 * W), barrier_open(b.out_free(i), STORERS);
+    for (int i = 0; i < DEPTH; i++) barrier_open(b.there(i), LOADERS), barrier_open_warps(b.free(i), 4 * W);
+    for (int i = 0; i < OUTS; i++)
+        barrier_open_warps(b.out_there(i), 4 * W), barrier_open(b.out_free(i), STORERS);
 }
 
 /* What a block walks along: chunks of a segment, one value head. Rows are counted, not looked up: a load from

@@ -9,12 +9,6 @@
 template <int N> static __device__ __forceinline__ uint32_t full(int c) { return c / N & 1; }
 template <int N> static __device__ __forceinline__ uint32_t empty(int c) { return (c / N & 1) ^ 1; }
 
-/* the warp is done with something, or has left something */
-static __device__ __forceinline__ void warp_arrive(barrier_at b) {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(b);
-}
-
 enum { STORERS = GROUP / 2 };
 /* ---- rows of 64 W columns to memory, by threads i of STORERS: each 16 bytes of every STEP-th row, AT_ONCE
  * rows at a time ---- */

@@ -51,10 +51,11 @@ template <int DEPTH> struct marks {
 template <int W, int DEPTH> static __device__ __forceinline__ void open_marks(const marks<DEPTH> &b) {
     for (int i = 0; i < DEPTH; i++) {
         barrier_open(b.there(i), LOADERS);
-        barrier_open(b.q_free(i), 4 * W), barrier_open(b.k_free(i), 4 * W);
+        barrier_open_warps(b.q_free(i), 4 * W), barrier_open_warps(b.k_free(i), 4 * W);
     }
-    for (int i = 0; i < VALUES; i++) barrier_open(b.out_there(i), 4 * W), barrier_open(b.v_free(i), STORERS);
-    barrier_open(b.new_there(), 4 * W), barrier_open(b.new_free(), STORERS);
+    for (int i = 0; i < VALUES; i++)
+        barrier_open_warps(b.out_there(i), 4 * W), barrier_open(b.v_free(i), STORERS);
+    barrier_open_warps(b.new_there(), 4 * W), barrier_open(b.new_free(), STORERS);
 }
 /* ---- those that load: i of LOADERS ---- */
 
