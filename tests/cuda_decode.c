@@ -44,6 +44,8 @@ static const struct variant kinds[] = {
 };
 enum { ALL_KINDS = sizeof kinds / sizeof *kinds, KINDS = ALL_KINDS - 2 }; /* the presets take long */
 
+extern int hl_emu_sms __attribute__((weak)); /* the emulated device's multiprocessors */
+
 static bool slow;
 #define NEEDS_DEVICE() \
     if (!dev_there(&slow)) skip()
@@ -120,6 +122,27 @@ static void after_blocks(void **state) {
     NEEDS_DEVICE();
     for (int k = 0; k < KINDS; k += dev_least() ? KINDS : slow ? 4 : 1) compare(k, 126, slow ? 3 : 300);
     for (int k = 0; k < KINDS && !slow; k++) compare(k, 700, 600);
+}
+
+/* The kernels for chips with as many multiprocessors as a preset needs give the same bits as those for any chip. */
+static void wide_chip(void **state) {
+    const int64_t lead = 3, steps = 3;
+    (void)state;
+    NEEDS_DEVICE();
+    if (!&hl_emu_sms) skip();
+    for (int kind = KINDS; kind < ALL_KINDS; kind++) {
+        int32_t *ids = random_ids(lead + steps, 101, 5);
+        float *narrow = decode_by(kind, "cuda", false, ids, lead, steps);
+        const int before = hl_emu_sms;
+        hl_emu_sms = 132;
+        float *wide = decode_by(kind, "cuda", false, ids, lead, steps);
+        ids[lead] ^= 1; /* a wrong version */
+        float *other = decode_by(kind, "cuda", false, ids, lead, 1);
+        hl_emu_sms = before;
+        assert_memory_equal(narrow, wide, (size_t)(steps * 101) * sizeof *wide);
+        assert_memory_not_equal(narrow, other, 101 * sizeof *other);
+        free(narrow), free(wide), free(other), free(ids);
+    }
 }
 
 /* Sessions side by side give the same bits as each alone, at any positions. */
@@ -384,10 +407,10 @@ static void crowd_bits(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(every_kind),       cmocka_unit_test(after_blocks),
-                                       cmocka_unit_test(side_by_side),     cmocka_unit_test(mixed),
-                                       cmocka_unit_test(silent_and_again), cmocka_unit_test(crowds),
-                                       cmocka_unit_test(crowd_choices),    cmocka_unit_test(not_finite),
-                                       cmocka_unit_test(crowd_bits),       cmocka_unit_test(not_a_number)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_kind),   cmocka_unit_test(after_blocks),  cmocka_unit_test(wide_chip),
+        cmocka_unit_test(side_by_side), cmocka_unit_test(mixed),         cmocka_unit_test(silent_and_again),
+        cmocka_unit_test(crowds),       cmocka_unit_test(crowd_choices), cmocka_unit_test(not_finite),
+        cmocka_unit_test(crowd_bits),   cmocka_unit_test(not_a_number)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -5,7 +5,7 @@ NVCC ?= $(firstword $(wildcard $(shell command -v nvcc 2>/dev/null) /usr/local/c
 CUDA_ARCH ?= 90a
 CUDA_HOME := $(if $(NVCC),$(patsubst %/bin/nvcc,%,$(realpath $(NVCC))))
 CUDA_SRC := $(sort $(wildcard src/ops/*/*_cuda.cu))
-CUDA_C := src/cuda/memory.c src/cuda/answer.c src/cuda/device.c src/cuda/gemm.c src/cuda/graph.c src/cuda/nccl.c
+CUDA_C := src/cuda/memory.c src/cuda/answer.c src/cuda/stay.c src/cuda/device.c src/cuda/gemm.c src/cuda/graph.c src/cuda/nccl.c
 NVCC_OPT ?= -O3
 NVCC_FLAGS := -std=c++17 $(NVCC_OPT) -lineinfo -Iinclude -Isrc -Xcompiler -fPIC,-Wall,-fvisibility=hidden -diag-suppress 177 \
     -gencode=arch=compute_80,code=compute_80 \
@@ -15,7 +15,7 @@ ISA_cuda_f32 := -DHL_ISA=cuda_f32 -DHL_CUDA_F32
 
 CUDA_OBJ := $(patsubst %.c,$(BUILD)/cuda-host/%.o,$(CUDA_C)) $(foreach i,cuda cuda_f32,$(BUILD)/$(i)/src/cuda/table.o \
     $(patsubst %.cu,$(BUILD)/$(i)/%.o,$(CUDA_SRC)))
-EMU_OBJ := $(patsubst %.c,$(BUILD)/emu/%.o,src/cuda/memory.c src/cuda/answer.c tests/emu/device.c) $(BUILD)/emu/tests/emu/emu.o \
+EMU_OBJ := $(patsubst %.c,$(BUILD)/emu/%.o,src/cuda/memory.c src/cuda/answer.c src/cuda/stay.c tests/emu/device.c) $(BUILD)/emu/tests/emu/emu.o \
     $(foreach i,cuda cuda_f32,$(BUILD)/emu-$(i)/src/cuda/table.o $(patsubst %.cu,$(BUILD)/emu-$(i)/%.o,$(CUDA_SRC)))
 
 ifeq ($(RACE),1) # for compute-sanitizer's racecheck: src/cuda/some.cuh, tests/race

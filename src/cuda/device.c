@@ -41,6 +41,7 @@ hola_status hl_cuda_open(struct hl_cuda **out, int device) {
     c->index = device;
     c->sms = prop.multiProcessorCount;
     c->stream = stream;
+    hl_stay_open(c);
     snprintf(c->name, sizeof c->name, "%s", prop.name);
     *out = c;
     return HOLA_OK;
@@ -49,7 +50,7 @@ hola_status hl_cuda_open(struct hl_cuda **out, int device) {
 void hl_cuda_close(struct hl_cuda *c) {
     if (!c) return;
     cudaSetDevice(c->index);
-    cudaStreamSynchronize(c->stream);
+    cudaStreamSynchronize(hl_stream(c));
     hl_link_close(c);
     hl_graph_close(c);
     hl_gemm_close(c);
@@ -58,6 +59,7 @@ void hl_cuda_close(struct hl_cuda *c) {
     cudaFreeHost(c->rows_host);
     cudaFreeHost(c->stage);
     cudaFreeHost(c->answer);
+    hl_stay_close(c);
     for (int i = 0; i < 2; i++)
         if (c->tick[i]) cudaEventDestroy(c->tick[i]);
     for (int i = 0; i < HL_PARTS; i++)
@@ -67,7 +69,7 @@ void hl_cuda_close(struct hl_cuda *c) {
 }
 
 /* dev.cuh's side of a launch */
-cudaStream_t hl_cuda_stream(struct hl_cuda *c) { return c->stream; }
+cudaStream_t hl_cuda_stream(struct hl_cuda *c) { return hl_stream(c); }
 void hl_cuda_prepare(struct hl_cuda *c, const void *kernel, size_t shared) {
     check(c, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared),
           "shared memory");
@@ -76,6 +78,7 @@ void hl_cuda_launched(struct hl_cuda *c, cudaError_t e) { check(c, e, "launch");
 
 void *hl_cuda_malloc(struct hl_cuda *c, int64_t bytes) {
     void *p = NULL;
+    hl_cuda_let_go(c);
     if (cudaMalloc(&p, (size_t)bytes) != cudaSuccess) {
         cudaGetLastError(); /* it is the caller's to report */
         return NULL;
@@ -85,31 +88,36 @@ void *hl_cuda_malloc(struct hl_cuda *c, int64_t bytes) {
 }
 void hl_cuda_free(struct hl_cuda *c, void *p) {
     if (p) c->generation++;
+    hl_cuda_let_go(c);
     check(c, cudaFree(p), "free");
 }
 void *hl_cuda_malloc_host(struct hl_cuda *c, int64_t bytes) {
     void *p = NULL;
+    hl_cuda_let_go(c);
     check(c, cudaMallocHost(&p, (size_t)bytes), "pinned memory");
     return p;
 }
-void hl_cuda_free_host(struct hl_cuda *c, void *p) { check(c, cudaFreeHost(p), "free"); }
+void hl_cuda_free_host(struct hl_cuda *c, void *p) {
+    hl_cuda_let_go(c);
+    check(c, cudaFreeHost(p), "free");
+}
 void hl_cuda_memset(struct hl_cuda *c, void *p, int byte, int64_t bytes) {
-    check(c, cudaMemsetAsync(p, byte, (size_t)bytes, c->stream), "fill");
+    check(c, cudaMemsetAsync(p, byte, (size_t)bytes, hl_stream(c)), "fill");
 }
 void hl_cuda_memcpy(struct hl_cuda *c, void *to, const void *from, int64_t bytes, enum hl_direction way) {
     static const enum cudaMemcpyKind kind[] = {cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost,
                                                cudaMemcpyDeviceToDevice};
-    check(c, cudaMemcpyAsync(to, from, (size_t)bytes, kind[way], c->stream), "copy");
+    check(c, cudaMemcpyAsync(to, from, (size_t)bytes, kind[way], hl_stream(c)), "copy");
     if (way == HL_TO_HOST) hl_cuda_wait(c);
 }
 void hl_cuda_get(struct hl_cuda *c, void *stage, const void *from, int64_t bytes, int i) {
     if (!c->part[i])
         check(c, cudaEventCreateWithFlags((cudaEvent_t *)&c->part[i], cudaEventDisableTiming), "event");
-    check(c, cudaMemcpyAsync(stage, from, (size_t)bytes, cudaMemcpyDeviceToHost, c->stream), "copy");
-    check(c, cudaEventRecord(c->part[i], c->stream), "event");
+    check(c, cudaMemcpyAsync(stage, from, (size_t)bytes, cudaMemcpyDeviceToHost, hl_stream(c)), "copy");
+    check(c, cudaEventRecord(c->part[i], hl_stream(c)), "event");
 }
 void hl_cuda_got(struct hl_cuda *c, int i) { check(c, cudaEventSynchronize(c->part[i]), "kernel"); }
-void hl_cuda_wait(struct hl_cuda *c) { check(c, cudaStreamSynchronize(c->stream), "kernel"); }
+void hl_cuda_wait(struct hl_cuda *c) { check(c, cudaStreamSynchronize(hl_stream(c)), "kernel"); }
 bool hl_cuda_busy(struct hl_cuda *c) {
     const cudaError_t e = cudaStreamQuery(c->stream);
     if (e == cudaErrorNotReady) return true;
@@ -126,11 +134,11 @@ void hl_cuda_room(struct hl_cuda *c, int64_t *free_bytes, int64_t *used) {
 void hl_cuda_timer_start(struct hl_cuda *c) {
     for (int i = 0; i < 2; i++)
         if (!c->tick[i]) check(c, cudaEventCreate((cudaEvent_t *)&c->tick[i]), "event");
-    check(c, cudaEventRecord(c->tick[0], c->stream), "event");
+    check(c, cudaEventRecord(c->tick[0], hl_stream(c)), "event");
 }
 double hl_cuda_timer_stop(struct hl_cuda *c) {
     float ms = 0;
-    check(c, cudaEventRecord(c->tick[1], c->stream), "event");
+    check(c, cudaEventRecord(c->tick[1], hl_stream(c)), "event");
     check(c, cudaEventSynchronize(c->tick[1]), "event");
     check(c, cudaEventElapsedTime(&ms, c->tick[0], c->tick[1]), "event");
     return (double)ms * 1e-3;

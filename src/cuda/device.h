@@ -11,6 +11,16 @@ struct hl_graph { /* work recorded under a key; runs 1: done once, not recorded 
     void *exec;
 };
 
+enum { HL_STOP = 1u << 31 };
+struct hl_mail { /* what a kernel needs that is launched ahead of its piece of work */
+    uint32_t number;
+    int32_t patience; /* ns that it waits */
+    /* The host's words, number << 32 | value: what comes, HL_STOP: the kernel must leave; and what the kernel says:
+     * it took the piece, or HL_STOP: it left without. NULL: it has its piece. */
+    const uint64_t *mail;
+    uint64_t *said;
+};
+
 struct hl_cuda {
     hola_status failure; /* the first since finish was last called */
     char message[256];
@@ -29,8 +39,9 @@ struct hl_cuda {
     char *answer;         /* such memory as well (answer.c) */
     int64_t answer_room, answer_words;
     uint32_t answer_tag;
-    int bulk_room;      /* shared memory of a block where there are bulk copies; 0: not known yet */
-    int64_t generation; /* raised when memory comes or goes: recorded work may point to it */
+    struct hl_stay *stay; /* stay.c; NULL: no memory */
+    int bulk_room;        /* shared memory of a block where there are bulk copies; 0: not known yet */
+    int64_t generation;   /* raised when memory comes or goes: recorded work may point to it */
     struct hl_graph graph[HL_GRAPHS];
     struct hl_graph *recording;
     struct hl_link *link; /* to the devices of other ranks; NULL: none */
@@ -57,6 +68,23 @@ bool hl_cuda_take(struct hl_cuda *c, void *to, int64_t first, int64_t words,
 /* The same for up to 8 numbers, none of them UINT64_MAX. */
 uint64_t *hl_cuda_few(struct hl_cuda *c, int n);
 bool hl_cuda_take_few(struct hl_cuda *c, uint64_t *to, int n);
+/* A kernel that is launched ahead (stay.c). Pieces of work have numbers, hl_cuda_number the next one's. hand: the
+ * kernel that is there took the piece; what: all that it must have in common with the last one, so what counts on from
+ * piece to piece less the number. Else it is to be launched. ahead: then a kernel for the next piece may be launched,
+ * with this mail. answered: the piece is done. */
+uint32_t hl_cuda_number(const struct hl_cuda *c);
+bool hl_cuda_hand(struct hl_cuda *c, const void *what, int64_t size, uint32_t value);
+bool hl_cuda_ahead(struct hl_cuda *c, struct hl_mail *out);
+void hl_cuda_answered(struct hl_cuda *c);
+int64_t hl_cuda_handed(const struct hl_cuda *c); /* how many were */
+void hl_cuda_let_go(struct hl_cuda *c);          /* a kernel that waits for its piece leaves */
+void hl_stay_open(struct hl_cuda *c);
+void hl_stay_close(struct hl_cuda *c);
+/* For everything that goes to the device, or waits for it. */
+static inline void *hl_stream(struct hl_cuda *c) {
+    hl_cuda_let_go(c);
+    return c->stream;
+}
 void hl_cuda_memset(struct hl_cuda *c, void *p, int byte, int64_t bytes);
 enum hl_direction { HL_TO_DEVICE, HL_TO_HOST, HL_ON_DEVICE };
 void hl_cuda_memcpy(struct hl_cuda *c, void *to, const void *from, int64_t bytes, enum hl_direction way);

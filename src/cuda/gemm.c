@@ -263,7 +263,7 @@ void hl_cuda_gemm(struct hl_cuda *c, const struct hl_gemm *g) {
     if (!p) return;
     cublasStatus_t s = lt->cublasLtMatmul(lt->handle, p->op, &g->alpha, g->B, p->a, g->A, p->b, &g->beta,
                                           g->add ? g->add : g->C, p->c, g->C, p->c, &p->algo, lt->workspace,
-                                          p->workspace, c->stream);
+                                          p->workspace, hl_stream(c));
     if (s != CUBLAS_STATUS_SUCCESS)
         hl_cuda_fail(c, HOLA_EDEVICE, "matrix product %lld x %lld x %lld: cuBLAS status %d", (long long)g->M,
                      (long long)g->N, (long long)g->K, (int)s);

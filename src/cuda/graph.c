@@ -22,11 +22,12 @@ bool hl_cuda_replay(struct hl_cuda *c, uint64_t key) {
         return false;
     }
     if (g->exec) {
-        cudaError_t e = cudaGraphLaunch(g->exec, c->stream);
+        cudaError_t e = cudaGraphLaunch(g->exec, hl_stream(c));
         if (e != cudaSuccess) hl_cuda_fail(c, HOLA_EDEVICE, "CUDA: graph: %s", cudaGetErrorString(e));
         return true;
     }
-    if (cudaStreamBeginCapture(c->stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess) c->recording = g;
+    if (cudaStreamBeginCapture(hl_stream(c), cudaStreamCaptureModeThreadLocal) == cudaSuccess)
+        c->recording = g;
     return false;
 }
 
@@ -39,9 +40,9 @@ void hl_cuda_recorded(struct hl_cuda *c, uint64_t key) {
             c->generation; /* memory came during the first run: that is all */
         return;
     }
-    cudaError_t e = cudaStreamEndCapture(c->stream, &graph);
+    cudaError_t e = cudaStreamEndCapture(hl_stream(c), &graph);
     if (e == cudaSuccess) e = cudaGraphInstantiate((cudaGraphExec_t *)&g->exec, graph, 0);
-    if (e == cudaSuccess) e = cudaGraphLaunch(g->exec, c->stream);
+    if (e == cudaSuccess) e = cudaGraphLaunch(g->exec, hl_stream(c));
     if (e != cudaSuccess) hl_cuda_fail(c, HOLA_EDEVICE, "CUDA: graph: %s", cudaGetErrorString(e));
     if (graph) cudaGraphDestroy(graph);
 }

@@ -94,7 +94,7 @@ static void check(struct hl_cuda *c, int e, const char *what) {
 
 void hl_cuda_reduce(struct hl_cuda *c, float *x, int64_t first, int64_t n, int64_t part) {
     struct hl_link *l = c->link;
-    cudaEventRecord(l->there, c->stream);
+    cudaEventRecord(l->there, hl_stream(c));
     cudaStreamWaitEvent(l->side, l->there, 0);
     check(c, l->ncclGroupStart(), "reduce");
     for (int64_t end = first + n; first < end;) {
@@ -111,13 +111,13 @@ void hl_cuda_reduce(struct hl_cuda *c, float *x, int64_t first, int64_t n, int64
 void hl_cuda_reduced(struct hl_cuda *c) {
     struct hl_link *l = c->link;
     cudaEventRecord(l->back, l->side);
-    cudaStreamWaitEvent(c->stream, l->back, 0);
+    cudaStreamWaitEvent(hl_stream(c), l->back, 0);
 }
 
 void hl_cuda_share(struct hl_cuda *c, void *block, int64_t bytes) {
     struct hl_link *l = c->link;
     check(c,
           l->ncclAllGather((char *)block + l->rank * bytes, block, (size_t)bytes, NCCL_INT8, l->comm,
-                           c->stream),
+                           hl_stream(c)),
           "gather");
 }

@@ -46,6 +46,7 @@ struct hl_decode_shared hl_decode_shared(const struct hl_decode *a) {
     s.layers = cut(&used, a->L * (int64_t)sizeof(struct hl_decode_layer));
     s.seg = cut(&used, M * (int64_t)sizeof(struct hl_seg));
     s.filled = cut(&used, M * 8);
+    s.id = cut(&used, HL_DECODE_WARPS * 4);
     s.scalars = cut(&used, a->L * a->HV * 5 * 4);
     s.sums = cut(&used, 2 * HL_DECODE_BATCH * HL_DECODE_WARPS * 8 * 4);
     s.squares = cut(&used, 2 * M * HL_DECODE_WARPS * 4);

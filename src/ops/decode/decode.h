@@ -76,6 +76,7 @@ struct hl_decode_shared {
     int32_t layers;  /* the table of weights */
     int32_t seg;     /* the segments */
     int32_t filled;  /* int [rows][2]: kept slots, the new token's slot */
+    int32_t id;      /* int [warps]: where there is one row, its token */
     int32_t scalars; /* float [L][HV][5] */
     int32_t sums;    /* float [2][HL_DECODE_BATCH][warps][8]: parts of outputs, of two products in turn */
     int32_t squares; /* float [2][rows][warps]: parts of their sums of squares, likewise */

@@ -4,6 +4,7 @@
  * (sum_of): here only squares are added up. */
 #ifndef HL_DECODE_BRING_CUH
 #define HL_DECODE_BRING_CUH
+#include "ops/decode/decode_ahead.cuh"
 #include "ops/decode/decode_stream.cuh"
 
 enum { STEPS = HL_DECODE_STEPS };
@@ -13,8 +14,9 @@ struct columns {
     uint2 step[STEPS];
 };
 
-template <class D> static __device__ __forceinline__ const uint32_t *embedding(const D &a, int m) {
-    return (const uint32_t *)(a.embed + (int64_t)a.ids[m] * a.d);
+template <class D>
+static __device__ __forceinline__ const uint32_t *embedding(const D &a, const struct block &b, int m) {
+    return (const uint32_t *)(a.embed + (int64_t)(D::most == 1 ? *id_of(a, b) : a.ids[m]) * a.d);
 }
 static __device__ __forceinline__ float square(uint32_t v) { return low(v) * low(v) + high(v) * high(v); }
 static __device__ __forceinline__ float square(uint2 v) { return square(v.x) + square(v.y); }
@@ -108,13 +110,15 @@ static __device__ __forceinline__ float bring_normed(const D &a, const struct bl
         if (i < n) y[i][0] = *(const float2 *)(w + i * 32), y[i][1] = *(const float2 *)(w + i * 32 + 4);
     }
     if (kind == IN && l == 0) {
-        const uint32_t *from = embedding(a, min(x_row<D>(b), a.M - 1)) + word_of(a, b);
+        const uint32_t *from = embedding(a, b, min(x_row<D>(b), a.M - 1)) + word_of(a, b);
 #pragma unroll
         for (int i = 0; i < N; i++)
             v[i] = i < n ? make_uint2(from[i * 16], from[i * 16 + 2]) : make_uint2(0, 0);
     } else {
         const uint64_t *from = words_at(a, b, kind == MLP ? b.now + a.w_h : b.before + a.w_x);
-        take_pairs<N>(v, from, 16, n, b.number + (kind == MLP ? l : l - 1));
+        const uint32_t number = b.number + (kind == MLP ? l : l - 1);
+        if (D::sparing) take_missing(v, from, 16, n, number);
+        else take_pairs<N>(v, from, 16, n, number);
     }
     return scale_columns(b, v, y, x);
 }
@@ -162,12 +166,14 @@ static __device__ __forceinline__ float bring_heads(const D &a, const struct blo
 #pragma unroll
         for (int i = 0; i < N; i++) {
             uint32_t z[2];
-            take<2>(z, from + i * 16, 2, i < n ? 2 : 0, b.number + l);
+            if (D::sparing) take_missing(z, from + i * 16, 2, i < n ? 2 : 0, b.number + l);
+            else take<2>(z, from + i * 16, 2, i < n ? 2 : 0, b.number + l);
             y[i][0].x *= quick_silu(low(z[0])), y[i][0].y *= quick_silu(high(z[0]));
             y[i][1].x *= quick_silu(low(z[1])), y[i][1].y *= quick_silu(high(z[1]));
         }
     }
-    take_pairs<N>(v, words_at(a, b, b.now + a.w_o), 16, n, b.number + l);
+    if (D::sparing) take_missing(v, words_at(a, b, b.now + a.w_o), 16, n, b.number + l);
+    else take_pairs<N>(v, words_at(a, b, b.now + a.w_o), 16, n, b.number + l);
     if (!a.whole) norm_heads(a, b, v, y);
     return scale_columns(b, v, y, x);
 }
@@ -179,21 +185,28 @@ static __device__ __forceinline__ void bring_acts(const D &a, const struct block
     const uint64_t *from = words_at(a, b, b.now + a.w_act);
     const uint32_t number = b.number + l;
     uint2 v[D::chunks][N];
-    for (;;) { /* all chunks at once: one after another would be a trip to the chip's cache each */
-        bool there = true;
+    if (D::sparing) {
+        int n[D::chunks];
 #pragma unroll
-        for (int c = 0; c < D::chunks; c++) {
-            const int n = steps_of(a, b, min(a.I - c * a.width, a.width));
+        for (int c = 0; c < D::chunks; c++) n[c] = steps_of(a, b, min(a.I - c * a.width, a.width));
+        take_missing(v, from, a.width / 2, 16, n, number);
+    } else {
+        for (;;) { /* all chunks at once: one after another would be a trip to the chip's cache each */
+            bool there = true;
 #pragma unroll
-            for (int i = 0; i < N; i++) {
-                struct two w = {(uint64_t)number << 32, (uint64_t)number << 32};
-                if (i < n) w = look_two(from + c * (a.width / 2) + i * 16);
-                v[c][i] = make_uint2((uint32_t)w.x, (uint32_t)w.y);
-                there = there && fresh(w.x, number) && fresh(w.y, number);
+            for (int c = 0; c < D::chunks; c++) {
+                const int n = steps_of(a, b, min(a.I - c * a.width, a.width));
+#pragma unroll
+                for (int i = 0; i < N; i++) {
+                    struct two w = {(uint64_t)number << 32, (uint64_t)number << 32};
+                    if (i < n) w = look_two(from + c * (a.width / 2) + i * 16);
+                    v[c][i] = make_uint2((uint32_t)w.x, (uint32_t)w.y);
+                    there = there && fresh(w.x, number) && fresh(w.y, number);
+                }
             }
+            if (all_lanes(there)) break;
+            look_again();
         }
-        if (all_lanes(there)) break;
-        look_again();
     }
 #pragma unroll
     for (int c = 0; c < D::chunks; c++) spread(b, v[c], x[c]);

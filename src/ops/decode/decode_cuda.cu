@@ -2,9 +2,6 @@
  * its blocks one after another, so there every part is a launch of its own. */
 #include "ops/decode/decode_product.cuh"
 #include "ops/decode/decode_state.cuh"
-extern "C" {
-#include "cuda/device.h"
-}
 
 #ifndef HL_CUDA_F32
 
@@ -24,6 +21,7 @@ template <class D> static __device__ __forceinline__ struct block open_block(con
     if (threadIdx.x == THREADS) open_ring(a, b);
     for (int i = threadIdx.x; i < a.L * (int)(sizeof(struct hl_decode_layer) / 8); i += ALL) to[i] = from[i];
     if ((int)threadIdx.x < a.M) ((struct hl_seg *)(b.shared + a.s.seg))[threadIdx.x] = a.seg[threadIdx.x];
+    if (b.lane == 0 && b.warp < WARPS) *id_of(a, b) = a.ids[0];
     b.passes = look(counter(a)) / gridDim.x;
     b.number = (uint32_t)(b.passes * a.L + 1);
     b.tile = task_at(a, blockIdx.x, a.tiles);
@@ -147,9 +145,12 @@ template <class D>
 static __global__ void __launch_bounds__(ALL, 1) decode_token(const __grid_constant__ D a) {
     struct block b = open_block(a);
     open_groups(b, 0);
-    if (b.warp == WARPS) stream(a, b, 0, PHASES * a.L + 1);
-    else {
+    if (b.warp == WARPS) {
+        await_token(a, b);
+        stream(a, b, 0, PHASES * a.L + 1);
+    } else {
         open_scalars(a, b);
+        await_token(a, b);
 #pragma unroll 1
         for (int l = 0; l < a.L; l++) {
             run_phase<IN>(a, b, l);
@@ -181,7 +182,8 @@ static bool has_room(struct hl_cuda *c, int bytes) {
     }
     return bytes <= c->bulk_room;
 }
-/* All blocks must be there at once, since they wait for each other: a cooperative launch sees to it. */
+/* All blocks must be there at once, since they wait for each other: a cooperative launch sees to it. A kernel that was
+ * launched ahead is not told to go here: it has left, or it is this one. */
 template <class D> static void start(struct hl_cuda *c, const D *a) {
     cudaLaunchAttribute together = {};
     cudaLaunchConfig_t config = {};
@@ -189,7 +191,7 @@ template <class D> static void start(struct hl_cuda *c, const D *a) {
     together.val.cooperative = 1;
     config.gridDim = dim3((unsigned)hl_cuda_sms(c)), config.blockDim = dim3(ALL);
     config.dynamicSmemBytes = (size_t)a->s.bytes + SOME_ROOM;
-    config.stream = hl_cuda_stream(c), config.attrs = &together, config.numAttrs = 1;
+    config.stream = (cudaStream_t)c->stream, config.attrs = &together, config.numAttrs = 1;
     hl_cuda_prepare(c, (const void *)decode_token<D>, config.dynamicSmemBytes);
     hl_cuda_launched(c, cudaLaunchKernelEx(&config, decode_token<D>, *a));
 }
@@ -203,6 +205,7 @@ static bool start_preset(struct hl_cuda *c, const struct hl_decode *p, const str
     if (p->rows->T != 1 || !kind || p->d != a.d || p->I != a.I || p->K != a.K || p->V != a.V || p->H != a.H ||
         p->HV != a.HV || y.slots > a.each * 4 * (WARPS - 1))
         return false;
+    if (a.once && (hl_cuda_sms(c) < SMS || a.HV * y.shares > SMS)) return false;
     (struct arguments &)a = y;
     start(c, &a);
     return true;
@@ -238,13 +241,15 @@ static struct arguments arguments_of(struct hl_cuda *c, const struct hl_decode *
     for (int64_t m = 0; m < p->rows->T; m++) a.seg[m] = p->rows->seg[m], a.ids[m] = p->host_ids[m];
     a.layer = p->layer;
     a.embed = (const bf16 *)p->embed, a.head = (const bf16 *)p->head, a.final_norm = p->final_norm;
-    a.words = (uint64_t *)p->memory, a.best = a.words + 4; /* in the counter's line */
+    a.words = (uint64_t *)p->memory, a.best = a.words + BEST;
     return a;
 }
 
 static void start_any(struct hl_cuda *c, const struct hl_decode *p, const struct arguments &y) {
-    if (start_preset<struct preset<512, 768, 128, true>>(c, p, y)) return;
-    if (start_preset<struct preset<1024, 2816, 256, false>>(c, p, y)) return;
+    if (start_preset<struct preset<512, 768, 128, true, true, false>>(c, p, y)) return;
+    if (start_preset<struct preset<1024, 2816, 256, false, true, true>>(c, p, y)) return;
+    if (start_preset<struct preset<512, 768, 128, true, false, false>>(c, p, y)) return;
+    if (start_preset<struct preset<1024, 2816, 256, false, false, true>>(c, p, y)) return;
     if (p->rows->T == 1) {
         struct decode<struct any_one> a = {};
         (struct arguments &)a = y, (struct any_sizes &)a = sizes_of(p, y.s);
@@ -264,6 +269,21 @@ static void came(void *ctx, int64_t from, int64_t to) {
     const struct coming *y = (const struct coming *)ctx;
     if (y->p->came) y->p->came(y->p->ctx, y->row, from, to);
 }
+/* To the kernel that was launched for it, or to a new one; then one more for the next token, where the host is told
+ * when a token is done. (The emulated device's would not end before there is one.) */
+static void hand_over(struct hl_cuda *c, const struct hl_decode *p, const struct arguments &y) {
+    const bool told = p->rows->T == 1 && (p->host_logits || p->host_best);
+    const uint32_t number = hl_cuda_number(c), flips = p->host_logits ? 1 : 0;
+    struct arguments what = y, next = y; /* what: all but what counts on from token to token */
+    static_assert(sizeof what <= 1024, "stay.c: ROOM");
+    what.ids[0] = 0, what.seg[0].pos -= number, what.tag ^= number & flips;
+    next.seg[0].pos++, next.tag ^= flips;
+    if (!told) hl_cuda_let_go(c);
+    if (!told || !hl_cuda_hand(c, &what, sizeof what, (uint32_t)y.ids[0])) start_any(c, p, y);
+#ifndef HL_CUDA_EMU
+    if (told && hl_cuda_ahead(c, &next.mail)) start_any(c, p, next);
+#endif
+}
 /* What the kernel writes to the host's memory itself is taken while the rest is under way. */
 extern "C" bool HL_OP(decode)(struct hl_pool *pool, const struct hl_decode *p) {
     struct hl_cuda *c = hl_cuda_of(pool);
@@ -273,13 +293,14 @@ extern "C" bool HL_OP(decode)(struct hl_pool *pool, const struct hl_decode *p) {
     y.logits = p->host_logits ? (float *)hl_cuda_answer(c, M * p->vocab, &y.tag) : p->logits;
     if (p->host_best) y.verdict = hl_cuda_few(c, (int)M);
     if ((p->host_logits && !y.logits) || (p->host_best && !y.verdict)) return false;
-    start_any(c, p, y);
+    hand_over(c, p, y);
     for (struct coming k = {p, 0}; p->host_logits && k.row < M; k.row++)
         if (!hl_cuda_take(c, p->host_logits + k.row * p->vocab, k.row * p->vocab, p->vocab, came, &k)) break;
     static_assert(sizeof *p->host_best == sizeof *y.verdict, "a logit and its id");
     uint64_t best[ROWS];
     if (p->host_best && hl_cuda_take_few(c, best, (int)M))
         memcpy(p->host_best, best, (size_t)M * sizeof *best);
+    hl_cuda_answered(c);
     return true;
 }
 

@@ -11,6 +11,9 @@
 #include "ops/cache/cache_cuda.cuh"
 #include "cuda/bulk.cuh"
 #include "ops/top/top_order.cuh"
+extern "C" {
+#include "cuda/device.h"
+}
 
 enum {
     WARPS = HL_DECODE_WARPS,
@@ -18,7 +21,9 @@ enum {
     COLS = HL_DECODE_COLS,
     LAPS = HL_DECODE_LAPS,
     ROWS = HL_DECODE_ROWS,
-    COUNTER = 16 /* words before the rows' */
+    COUNTER = 16, /* words before the rows' */
+    BEST = 4,     /* of these */
+    NEXT = 8
 };
 /* The phases of a layer: products, and the two memories between the first two; behind the layers the head. */
 enum kind { IN, MEMORIES, OUT, MLP, DOWN, PHASES, HEAD = PHASES };
@@ -33,6 +38,8 @@ struct any_sizes {
     bool gated, decay, beta, cache, rms, whole;
     float one_d, one_K, one_V; /* 1 / d */
     static constexpr int chunks = HL_DECODE_CHUNKS, each = 20;
+    static constexpr bool once = false, sparing = false;
+    static constexpr int in_groups = 0, mlp_groups = 0, out_groups = 0; /* of a block; 0: any number */
 };
 struct any_one : any_sizes {
     static constexpr int M = 1, most = 1; /* rows, and how many there is room for */
@@ -41,8 +48,11 @@ struct any_some : any_sizes {
     static constexpr int most = ROWS;
     int M;
 };
-/* one row, the exact memory */
-template <int D, int INNER, int HEAD_SIZE, bool GATE> struct preset {
+/* one row, the exact memory; ONCE: on a chip of SMS multiprocessors or more, where a block has one task of the
+ * memories at most and is known to have few groups of a product: without code for more, what a layer runs through is
+ * shorter by a fifth. SPARING: decode_sparing.cuh. */
+enum { SMS = 132 };
+template <int D, int INNER, int HEAD_SIZE, bool GATE, bool ONCE, bool SPARING> struct preset {
     static constexpr int M = 1, most = 1, d = D, I = INNER, H = D / HEAD_SIZE, HV = H, K = HEAD_SIZE, V = K;
     static constexpr int qk = D, vv = D, a_at = 3 * D, b_at = a_at + HV, z_at = b_at + HV,
                          in_rows = z_at + GATE * vv;
@@ -50,6 +60,11 @@ template <int D, int INNER, int HEAD_SIZE, bool GATE> struct preset {
     static constexpr int width = D, apart = 2 * D + 64, part = D / 32 / WARPS, chunks = (I + D - 1) / D,
                          each = 12;
     static constexpr bool gated = GATE, decay = true, beta = true, cache = true, rms = true, whole = true;
+    static constexpr bool once = ONCE, sparing = SPARING;
+    static constexpr int in_groups = ONCE * ((in_rows + 8 * SMS - 1) / (8 * SMS)),
+                         mlp_groups = ONCE * ((2 * I + 8 * SMS - 1) / (8 * SMS)),
+                         out_groups = ONCE * ((D + 8 * SMS - 1) / (8 * SMS)); /* of DOWN, too */
+    static_assert(HV * tiles <= SMS || !ONCE, "once");
     static_assert(V % (32 * part) == 0, "whole");
     static constexpr float one_d = 1.0f / D, one_K = 1.0f / K, one_V = 1.0f / V;
 };
@@ -72,6 +87,7 @@ struct arguments {
     uint64_t *best;    /* [ROWS]: of the largest logits of all blocks, 0 before and after a token */
     uint64_t *verdict; /* or NULL: [ROWS], on the host, the largest ones themselves */
     uint64_t *words;
+    struct hl_mail mail;
 };
 template <class sizes> struct decode : sizes, arguments {};
 

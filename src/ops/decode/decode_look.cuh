@@ -2,7 +2,7 @@
  * cache's read. Half a warp per slot of the cache leaves its logit as a word. */
 #ifndef HL_DECODE_LOOK_CUH
 #define HL_DECODE_LOOK_CUH
-#include "ops/decode/decode_cuda.cuh"
+#include "ops/decode/decode_sparing.cuh"
 
 template <class D> static __device__ __forceinline__ struct task task_at(const D &a, int t, int parts) {
     struct task p = {t / parts / a.HV, t / parts % a.HV, t % parts};
@@ -115,7 +115,8 @@ static __device__ __forceinline__ void look_up(const D &a, const struct block &b
         k[e] = filled && e < n ? key[e * 16] : make_uint2(0, 0);
         y[e] = a.rms && e < n ? gamma[e * 16] : make_float4(1.0f, 1.0f, 1.0f, 1.0f);
     }
-    take_pairs<PIECES_OF_KEY>(q, words, 32, filled ? n : 0, b.number + l);
+    if (D::sparing) take_missing(q, words, 32, filled ? n : 0, b.number + l);
+    else take_pairs<PIECES_OF_KEY>(q, words, 32, filled ? n : 0, b.number + l);
 #pragma unroll
     for (int e = 0; e < PIECES_OF_KEY; e++) {
         const float4 x = make_float4(low(q[e].x), high(q[e].x), low(q[e].y), high(q[e].y));

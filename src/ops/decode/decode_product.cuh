@@ -25,7 +25,7 @@ struct behind { /* fetched before the product */
 template <int kind, class D>
 static __device__ __forceinline__ void prepare(const D &a, const struct block &b, int l, int m, int row,
                                                struct behind &e) {
-    if (kind == OUT && l == 0) e.x = embedding(a, m)[row / 2];
+    if (kind == OUT && l == 0) e.x = embedding(a, b, m)[row / 2];
     if (kind == OUT && l > 0) e.x_at = b.before + m * a.row + a.w_x + swapped(row / 2);
     if (kind == DOWN) e.x_at = b.now + m * a.row + a.w_h + swapped(row / 2);
     if (e.x_at) e.x = look(e.x_at);
@@ -181,8 +181,15 @@ static __device__ __forceinline__ void product(const D &a, struct block &b, int 
                : kind == HEAD              ? 2
                : kind == MLP               ? 4
                                            : 3,
-        AHEAD = WANT < ROOM ? WANT : ROOM,
+        GROUPS = kind == IN     ? D::in_groups
+                 : kind == MLP  ? D::mlp_groups
+                 : kind == HEAD ? 0
+                                : D::out_groups,
+        SOME = GROUPS && GROUPS < WANT ? GROUPS : WANT,
+        AHEAD = SOME < ROOM ? SOME : ROOM,
         BATCH = ROOM / AHEAD * AHEAD,
+        AT_ONCE = GROUPS && GROUPS <= AHEAD, /* there are no more than these */
+        ONE_BATCH = GROUPS && GROUPS <= BATCH,
         TURNS = WANT == 1 ? 2 : 1 /* accumulators: one alone would wait for itself */
     };
     const int units = units_of(a, kind), G = gridDim.x, m = b.lane / 8;
@@ -207,7 +214,7 @@ static __device__ __forceinline__ void product(const D &a, struct block &b, int 
         float *sums = (float *)(b.shared + a.s.sums) +
                       ((b.turn * HL_DECODE_BATCH * WARPS + b.warp * D::most) + b.lane % 4) * 8 + b.lane / 4;
 #pragma unroll 1
-        for (int j = 0; j < BATCH && first + j * G < units; j += AHEAD) {
+        for (int j = 0; j < (AT_ONCE ? 1 : BATCH) && first + j * G < units; j += AHEAD) {
             float d[AHEAD][TURNS][4] = {};
 #pragma unroll
             for (int i = 0; i < AHEAD; i++) { /* one group does not wait for another */
@@ -217,7 +224,7 @@ static __device__ __forceinline__ void product(const D &a, struct block &b, int 
             }
 #pragma unroll
             for (int i = 0; i < AHEAD; i++, ahead += G)
-                if (ahead < units) fetch_group<kind>(a, b, w[i]);
+                if (!AT_ONCE && ahead < units) fetch_group<kind>(a, b, w[i]);
 #pragma unroll
             for (int i = 0; i < AHEAD; i++, sums += WARPS * D::most * 8) {
                 float s = d[i][0][0] + d[i][0][3];
@@ -229,6 +236,7 @@ static __device__ __forceinline__ void product(const D &a, struct block &b, int 
         sync_block();
         if (has) hand_on<kind>(a, b, l, m, unit, sum_of<kind>(a, b, b.warp), m < a.M, e);
         b.turn ^= 1;
+        if (ONE_BATCH) return;
         first += BATCH * G, unit += BATCH * G;
         if (first >= units) return;
         has = b.warp < BATCH && unit < units;

@@ -88,7 +88,8 @@ static __device__ __forceinline__ void meet_state(const D &a, const struct block
     }
 #pragma unroll
     for (int i = 0; i < HELD; i++) y.S[i] = i * 4 < a.rows ? S[i * 4 * COLS] : 0.0f;
-    take<1>(v, words, 0, n, b.number + l);
+    if (D::sparing) take_missing(v, words, 0, n, b.number + l);
+    else take<1>(v, words, 0, n, b.number + l);
 #pragma unroll
     for (int i = 0; i < HELD; i++) {
         const uint32_t q = __shfl_sync(0xffffffffu, v[0], 2 * i + r / 2),
@@ -174,7 +175,9 @@ static __device__ __forceinline__ void read_slots(const D &a, const struct block
     float v[N], z[N], top = -1e30f, sum = 0.0f, y = 0.0f;
 #pragma unroll
     for (int i = 0; i < N; i++) v[i] = need >> i & 1 ? f32(values[i * COLS]) : 0.0f;
-    take_logits<N>(z, b.now + p.m * a.row + a.w_z + p.h * a.even_slots + first, need, b.number + l);
+    const uint64_t *words = b.now + p.m * a.row + a.w_z + p.h * a.even_slots + first;
+    if (D::sparing) take_missing(z, words, need, b.number + l);
+    else take_logits<N>(z, words, need, b.number + l);
 #pragma unroll
     for (int i = 0; i < N; i++) top = fmaxf(top, z[i]);
     top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 8));
@@ -224,8 +227,9 @@ static __device__ __forceinline__ void keep_key(const D &a, const struct block &
     uint32_t *place = (uint32_t *)(cache_of(a, b, l, p).k + filled_of(a, b, p.m).fresh * a.K) + b.lane;
     uint32_t v[EACH];
     float s = 0.0f;
-    take<EACH>(v, b.now + p.m * a.row + a.w_in + (a.qk + p.h / a.group * a.K) / 2 + b.lane, 32, n,
-               b.number + l);
+    const uint64_t *words = b.now + p.m * a.row + a.w_in + (a.qk + p.h / a.group * a.K) / 2 + b.lane;
+    if (D::sparing) take_missing(v, words, 32, n, b.number + l);
+    else take<EACH>(v, words, 32, n, b.number + l);
 #pragma unroll
     for (int e = 0; e < EACH; e++) s += low(v[e]) * low(v[e]) + high(v[e]) * high(v[e]);
     const float r = factor_of(a, warp_sum(s));
@@ -281,7 +285,7 @@ static __device__ __forceinline__ void memories(const D &a, struct block &b, int
         struct task p = part ? b.tile : b.look;
 #pragma unroll 1
         for (int t = blockIdx.x; t < tasks; t += gridDim.x) {
-            if (t >= (int)gridDim.x) {
+            if (!D::once && t >= (int)gridDim.x) {
                 sync_block(); /* the last one's numbers are no longer in use */
                 p = task_at(a, t, parts);
                 if (part) fetch_tile(a, b, l, p, threadIdx.x, THREADS);
@@ -292,6 +296,7 @@ static __device__ __forceinline__ void memories(const D &a, struct block &b, int
             }
             if (part) remember(a, b, l, p);
             else look_up(a, b, l, p);
+            if (D::once) break;
         }
     }
     if (!ahead) return;
