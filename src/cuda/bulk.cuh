@@ -120,6 +120,13 @@ static __device__ __forceinline__ void copy_bulk(void *shared, const void *globa
 #endif
 }
 
+/* Bytes that will be wanted soon, from memory to the chip's cache; a multiple of 16, on 16. */
+static __device__ __forceinline__ void ask_ahead(const void *global, int bytes) {
+#if HL_BULK
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
+#endif
+}
+
 /* Barriers of some warps whose numbers are known when compiled (some.cuh). */
 template <int id, int threads> static __device__ __forceinline__ void sync_some() { meet(id, threads); }
 template <int id, int threads> static __device__ __forceinline__ void arrive_some() { come(id, threads); }

@@ -6,8 +6,7 @@
  * DEPTH deep, without a stop between tiles or chunks: while two warpgroups finish the rows of one tile, the
  * next is under way. In a slice they have dO h^T, X2 h^T, v_new dh^T of the tile, and with the first tile
  * dO v_new^T and X2 v_new^T for dS and N. A third group copies, a fourth takes h.dh, dv and v.X2 along. Where
- * there is no state it is zeros. q and k are put into the order of the states' columns (store_state), and so
- * every lane ends up with eight neighbouring columns of dQ and dK. */
+ * there is no state it is zeros. */
 #include "ops/gdn/gdn_back_rows_cuda.cuh"
 
 #ifndef HL_CUDA_F32
@@ -51,7 +50,7 @@ static __device__ __forceinline__ void copy_slice(const struct gdn_back &a, curs
         copy_async(s->v_new + to, a.v_new + x, fill);
         if (c->tile == 0) copy_async(s->v + to, a.v + x, fill);
     }
-    /* h comes as store_state left it, dh row by row */
+    /* h comes as store_state left it, dh in panels of 64 x 64 (read_state) */
     const int block = i / 32, r = block / (KT / 32) * 8 + i % 32 / 4, y = block % (KT / 32) * 32 + i % 4 * 8,
               to = y / COLS * SLICE * COLS + tile_at<COLS>(r, y % COLS);
     const int dr = i / (KT / 8), dy = i % (KT / 8) * 8,
@@ -59,12 +58,14 @@ static __device__ __forceinline__ void copy_slice(const struct gdn_back &a, curs
     const int64_t first = ((int64_t)c->item * a.V + c->slice * SLICE) * a.K;
     const bf16 *h =
         (const bf16 *)a.h + first + r / 8 * 8 * a.K + (c->tile * KT + y / 32 * 32) * 8 + i % 32 * 8;
-    const bf16 *dh = (const bf16 *)a.dh + first + dr * a.K + c->tile * KT + dy;
+    const int dk = c->tile * KT + dy;
+    const bf16 *dh = (const bf16 *)a.dh + ((int64_t)c->item * a.V + c->slice / 2 * 64) * a.K +
+                     dk / 64 * PANEL + tile_at<64>(c->slice % 2 * SLICE + dr, dk % 64);
     static_assert(ROWS % 8 == 0, "steps of whole groups of 8 rows");
 #pragma unroll
     for (int j = 0; j < SLICE; j += ROWS) {
         copy_async(s->h + to + j * COLS, h + (int64_t)j * a.K, c->before);
-        copy_async(s->dh + dto + j * COLS, dh + (int64_t)j * a.K, c->after);
+        copy_async(s->dh + dto + j * COLS, dh + j * 64, c->after);
     }
     if (++c->slice < a.V / SLICE) return;
     c->slice = 0;
@@ -84,22 +85,6 @@ static __device__ __forceinline__ void copy_tile(const struct gdn_back &a, const
     }
     if (tile == 0 && i < GATES / 4) copy_async(m->gates + 4 * i, a.gates + (int64_t)p.item * GATES + 4 * i);
 }
-/* Columns 8 i + 2 t, + 1 of every 32 go to 8 t + 2 i: where states have them. A thread takes 32 columns. */
-template <int KT> static __device__ __forceinline__ void reorder(bf16 *tile, int i) {
-    enum { COLS = KT / 2, GROUPS = KT / 32 };
-#pragma unroll
-    for (int j = 0; j < C * GROUPS; j += GROUP) {
-        const int r = (j + i) % C, y = (j + i) / C * 32;
-        bf16 *to = tile + y / COLS * C * COLS;
-        uint4 *const p[4] = {
-            (uint4 *)(to + tile_at<COLS>(r, y % COLS)), (uint4 *)(to + tile_at<COLS>(r, y % COLS + 8)),
-            (uint4 *)(to + tile_at<COLS>(r, y % COLS + 16)), (uint4 *)(to + tile_at<COLS>(r, y % COLS + 24))};
-        const uint4 a = *p[0], b = *p[1], c = *p[2], d = *p[3];
-        *p[0] = make_uint4(a.x, b.x, c.x, d.x), *p[1] = make_uint4(a.y, b.y, c.y, d.y);
-        *p[2] = make_uint4(a.z, b.z, c.z, d.z), *p[3] = make_uint4(a.w, b.w, c.w, d.w);
-    }
-}
-
 /* h.dh over one slice: rows of both against each other, of which the diagonal of d counts. The order of
  * columns does not matter, so 16 bytes of a row are two fragments' worth. */
 template <int KT> static __device__ __forceinline__ void dot_states(float d[4], const slice<KT> *s, int i) {
@@ -184,8 +169,6 @@ template <int KT> static __device__ __forceinline__ void copy_all(const struct g
             }
             if (slices <= AHEAD) copy_wait<0>(); /* else the gates, q and k were waited for with a slice */
             if (slices <= AHEAD && tile == 0) barrier(3, REST_THREADS);
-            barrier(2, 2 * GROUP);
-            reorder<KT>(m->q, i);
             operands_written();
             __syncthreads();
         }
@@ -212,8 +195,6 @@ template <int KT> static __device__ __forceinline__ void take_along(const struct
                 step = step + 1 < DEPTH ? step + 1 : 0;
             }
             if (slices <= AHEAD && tile == 0) barrier(3, REST_THREADS);
-            barrier(2, 2 * GROUP); /* q and k are there */
-            reorder<KT>(m->k, i);
             operands_written();
             __syncthreads();
         }

@@ -26,9 +26,9 @@ static __device__ void gates_of(const struct gdn_back &a, const struct hl_piece 
     last = __shfl_sync(0xffffffffu, sum, 31);
     for (int i = 0; i < 2; i++) {
         const int r = 2 * lane + i;
-        const double whole = rint(G[i]);
+        const double by_two = G[i] * 1.4426950408889634074, whole = rint(by_two); /* log2 of e */
         gates[WHOLE + r] = (float)whole;
-        gates[PART + r] = (float)(G[i] - whole);
+        gates[PART + r] = (float)(by_two - whole);
         gates[EG + r] = expf((float)G[i]);
         gates[EL + r] = expf((float)(last - G[i]));
     }
@@ -36,6 +36,8 @@ static __device__ void gates_of(const struct gdn_back &a, const struct hl_piece 
 
 static __global__ void __launch_bounds__(32 * WARPS) back_gates(const struct gdn_back a) {
     const int64_t i = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
+    wait_for_others();
+    let_others_start();
     if (i >= a.chunks * a.HV) return;
     gates_of(a, a.chunk[i / a.HV], (int)(i % a.HV), a.gates + i * GATES);
 }
@@ -132,19 +134,28 @@ static void *carve(char *room, int64_t *at, int64_t n, int64_t size) {
     *at += (n * size + 255) / 256 * 256;
     return p;
 }
-static int64_t carve_all(struct gdn_back *a, char *room, bool fast, bool scores) {
-    const int64_t heads = a->chunks * a->HV, size = fast ? sizeof(bf16) : sizeof(float);
+/* How it is done: by plain loops, with tensor cores, with the scan of chips that have barriers in shared
+ * memory, and with the walk of those. */
+enum form { PLAIN, FAST, RING, WALK };
+static int64_t carve_all(struct gdn_back *a, char *room, enum form form) {
+    const int64_t heads = a->chunks * a->HV, size = form ? sizeof(bf16) : sizeof(float);
+    const int64_t walks = a->segs * a->HV;
     int64_t at = 0;
     a->gates = (float *)carve(room, &at, heads * GATES, sizeof(float));
-    a->P = (act *)carve(room, &at, scores ? heads * C * C : 0, sizeof(act));
-    a->h = carve(room, &at, heads * a->K * a->V, size);
+    a->P = (act *)carve(room, &at, form == FAST ? heads * C * C : 0, sizeof(act));
+    a->h = carve(room, &at, form == WALK ? 0 : heads * a->K * a->V, size);
     a->dh = carve(room, &at, heads * a->K * a->V, size);
     a->X2 = carve(room, &at, a->T * a->HV * a->V, size);
-    if (fast && a->e.parts > 1) {
-        const int64_t ends = a->segs * a->HV * a->e.parts;
+    if (form == WALK) {
+        a->starts = (float *)carve(room, &at, a->cuts > 1 ? walks * a->cuts * a->K * a->V : 0, sizeof(float));
+        a->sums = (float *)carve(room, &at, hl_pieces(a->K, 128) * heads * SUMS, sizeof(float));
+    }
+    a->decays =
+        (float *)carve(room, &at, walks * (a->cuts > a->e.parts ? a->cuts : a->e.parts), sizeof(float));
+    if (a->e.parts > 1) {
+        const int64_t ends = walks * a->e.parts;
         a->e.ends = (float *)carve(room, &at, ends * a->K * a->V, sizeof(float));
         a->e.moves = (float *)carve(room, &at, ends * a->K * a->K, sizeof(float));
-        a->decays = (float *)carve(room, &at, ends, sizeof(float));
     }
     if (a->group > 1) {
         a->dq_head = (act *)carve(room, &at, a->T * a->HV * a->K, sizeof(act));
@@ -153,23 +164,25 @@ static int64_t carve_all(struct gdn_back *a, char *room, bool fast, bool scores)
     return at;
 }
 
-#ifdef HL_CUDA_F32
-#define HAS_RING(K) false
-#else
-#define HAS_RING(K) HL_OP(gdn_back_fits)(K)
+static enum form form_of(const struct hl_gdn *a) {
+#ifndef HL_CUDA_F32
+    if ((a->K == 64 || a->K == 128 || a->K == 256) && a->V % 64 == 0)
+        return !HL_OP(gdn_back_fits)(a->K) ? FAST : HL_OP(gdn_back_walks)(a->V) ? WALK : RING;
 #endif
-static bool is_fast(const struct hl_gdn *a) {
-#ifdef HL_CUDA_F32
-    return false;
-#else
-    return (a->K == 64 || a->K == 128 || a->K == 256) && a->V % 64 == 0;
-#endif
+    return PLAIN;
+}
+/* into how many parts segments are cut for the walk forward, so that blocks keep the chip busy */
+static int cuts_of(const struct gdn_back *a, int64_t longest) {
+    enum { LEAST = 4 };
+    const int64_t wanted = GDN_BUSY / (a->segs * a->HV * hl_pieces(a->K, 128)), most = longest / C / LEAST;
+    const int64_t n = wanted < most ? wanted : most;
+    return n < 2 ? 1 : (int)n;
 }
 
 extern "C" void HL_OP(gdn_backward)(struct hl_pool *pool, const struct hl_gdn *x) {
     struct hl_cuda *c = hl_cuda_of(pool);
     const struct hl_dev_rows *rows = x->rows->dev;
-    const bool fast = is_fast(x), ring = fast && HAS_RING(x->K);
+    const enum form form = form_of(x);
     struct gdn_back a = {};
     HL_ASSERT(x->HV % x->H == 0 && x->v_new && x->A);
     if (x->rows->T == 0) return;
@@ -182,19 +195,22 @@ extern "C" void HL_OP(gdn_backward)(struct hl_pool *pool, const struct hl_gdn *x
     a.dq = (act *)x->dq, a.dk = (act *)x->dk, a.dv = (act *)x->dv, a.dg = x->dg, a.dbeta = x->dbeta;
     a.seg = rows->seg, a.chunk = rows->chunk, a.chunk_first = rows->chunk_first;
     a.e.segs = a.segs, a.e.HV = a.HV, a.e.V = a.V;
-    a.e.parts =
-        !ring ? 1 : gdn_parts(GDN_BUSY / (a.segs * a.HV * hl_pieces(a.V, 64)), hl_pieces(rows->longest, C));
-    char *room = (char *)hl_cuda_scratch(c, carve_all(&a, NULL, fast, fast && !ring));
+    a.e.parts = form < RING
+                    ? 1
+                    : gdn_parts(GDN_BUSY / (a.segs * a.HV * hl_pieces(a.V, 64)), hl_pieces(rows->longest, C));
+    a.cuts = form == WALK ? cuts_of(&a, rows->longest) : 1;
+    char *room = (char *)hl_cuda_scratch(c, carve_all(&a, NULL, form));
     if (!room) return;
-    carve_all(&a, room, fast, fast && !ring);
+    carve_all(&a, room, form);
 #ifndef HL_CUDA_F32
-    if (fast) {
+    if (form != PLAIN) {
         const dim3 grid((unsigned)a.chunks, (unsigned)a.H);
-        if (ring) launch(c, back_gates, blocks_for(a.chunks * a.HV, WARPS), 32 * WARPS, 0, a);
+        if (form != FAST) launch_early(c, back_gates, blocks_for(a.chunks * a.HV, WARPS), 32 * WARPS, 0, a);
         else launch(c, back_scores, grid, 32 * WARPS, sizeof(struct scores_room), a);
-        HL_OP(gdn_back_states)(c, &a);
-        (ring ? HL_OP(gdn_back_parts) : HL_OP(gdn_back_scan))(c, &a);
-        HL_OP(gdn_back_rest)(c, &a);
+        if (form != WALK) HL_OP(gdn_back_states)(c, &a);
+        (form != FAST ? HL_OP(gdn_back_parts) : HL_OP(gdn_back_scan))(c, &a);
+        if (a.cuts > 1) HL_OP(gdn_back_starts)(c, &a);
+        (form == WALK ? HL_OP(gdn_back_walk) : HL_OP(gdn_back_rest))(c, &a);
     } else
 #endif
     {

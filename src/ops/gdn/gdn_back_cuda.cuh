@@ -13,10 +13,12 @@
  * to dQ, dK after the row products for dg are taken. So dg is exactly 0 where decay wipes everything.
  *
  * In order: gates and P of every chunk (scores), the states again (states), the gradients of the states from
- * the last chunk to the first (scan), everything else, chunk by chunk (rest). */
+ * the last chunk to the first (scan), everything else, chunk by chunk (rest). Where chips can, states and
+ * rest are one walk from the first chunk to the last, after the scan, and no state is in memory. */
 #ifndef HL_GDN_BACK_CUDA_CUH
 #define HL_GDN_BACK_CUDA_CUH
 #include "cuda/fragments.cuh"
+#include "cuda/quick.cuh"
 #include "ops/gdn/gdn_turned_cuda.cuh"
 
 enum {
@@ -26,8 +28,8 @@ enum {
     PART = C,
     EG = 2 * C,
     EL = 3 * C,
-    BETA = 4 * C, /* G = WHOLE + PART, exp(G), exp(G_last - G), beta */
-    LC = C + 8    /* row lengths in shared memory are padded by 16 bytes: no bank conflicts in ldmatrix */
+    BETA = 4 * C, /* G = WHOLE + PART, to the base 2; exp(G), exp(G_last - G), beta */
+    SUMS = 3 * C + 4
 };
 
 struct gdn_back {
@@ -40,8 +42,8 @@ struct gdn_back {
     const struct hl_seg *seg;
     const struct hl_piece *chunk;
     const int32_t *chunk_first;
-    /* scratch; states are turned, [chunks][HV][V][K]: bf16, h in the order of store_state, dh row by row with
-     * the same order of columns; or float in the plain form */
+    /* scratch; states are turned, [chunks][HV][V][K]: bf16, h in the order of store_state, dh in that of
+     * read_state; or float in the plain form */
     float *gates;           /* [chunks][HV][GATES] */
     act *P;                 /* [chunks][HV][C][C] */
     void *h, *dh;           /* the first chunk of a segment has h = 0, the last one dh = 0: not stored */
@@ -49,6 +51,10 @@ struct gdn_back {
     act *dq_head, *dk_head; /* [T][HV][K]: dq, dk themselves when a key head has one value head */
     struct gdn_ends e;      /* of the parts of long segments */
     float *decays;          /* [segs][HV][parts]: of the state, over a part */
+    /* of the walk forward: its parts, where they start, [segs][HV][cuts][V][K]; sums over K of each tile's
+     * rows, [tiles][chunks][HV][SUMS] */
+    int cuts;
+    float *starts, *sums;
 };
 
 extern "C" {
@@ -59,6 +65,10 @@ void HL_OP(gdn_back_scan)(struct hl_cuda *c, const struct gdn_back *a);
 void HL_OP(gdn_back_parts)(struct hl_cuda *c, const struct gdn_back *a);
 bool HL_OP(gdn_back_fits)(int64_t K);
 void HL_OP(gdn_back_rest)(struct hl_cuda *c, const struct gdn_back *a);
+/* states and rest in one on such chips, for values of these widths; h not needed */
+bool HL_OP(gdn_back_walks)(int64_t V);
+void HL_OP(gdn_back_starts)(struct hl_cuda *c, const struct gdn_back *a); /* where cuts > 1 */
+void HL_OP(gdn_back_walk)(struct hl_cuda *c, const struct gdn_back *a);
 void HL_OP(gdn_back_plain)(struct hl_cuda *c, const struct gdn_back *a);
 }
 
@@ -67,7 +77,7 @@ void HL_OP(gdn_back_plain)(struct hl_cuda *c, const struct gdn_back *a);
 static __device__ __forceinline__ float2 decay(const float *gates, int i, int j) {
     const float whole = gates[WHOLE + i], part = gates[PART + i];
     const float2 w = *(const float2 *)(gates + WHOLE + j), p = *(const float2 *)(gates + PART + j);
-    return make_float2(__expf((whole - w.x) + (part - p.x)), __expf((whole - w.y) + (part - p.y)));
+    return make_float2(quick_exp2((whole - w.x) + (part - p.x)), quick_exp2((whole - w.y) + (part - p.y)));
 }
 
 /* ---- fragments ---- */
@@ -84,8 +94,7 @@ static __device__ __forceinline__ void scale_columns(uint32_t a[4], const float 
     a[2] = scale_pair(a[2], all * hi.x, all * hi.y), a[3] = scale_pair(a[3], all * hi.x, all * hi.y);
 }
 /* One warp's [16][8 n] accumulators, packed, as 16 rows of the stored state. Of that, 8 rows of 32 columns
- * lie together, and the columns in the order in which lanes have them: 16 bytes of a lane are columns 2t,
- * 2t + 1 of four tiles, and a warp writes 512 bytes in one piece. */
+ * lie together: a warp writes 512 bytes in one piece. */
 template <int n> static __device__ __forceinline__ void store_state(bf16 *to, int ld, const float (*S)[4]) {
     to += threadIdx.x % 32 * 8;
 #pragma unroll
@@ -95,23 +104,9 @@ template <int n> static __device__ __forceinline__ void store_state(bf16 *to, in
             uint32_t w[4];
 #pragma unroll
             for (int i = 0; i < 4; i++) w[i] = pack2(S[4 * x + i][2 * half], S[4 * x + i][2 * half + 1]);
+            gather_columns(w);
             *(uint4 *)(to + 8 * half * ld + 256 * x) = make_uint4(w[0], w[1], w[2], w[3]);
         }
-}
-
-/* Lane t of four holds columns 2t, 2t+1 of four tiles; after it, the eight columns of tile t. */
-static __device__ __forceinline__ void gather_columns(uint32_t w[4]) {
-    const int t = threadIdx.x % 4;
-#pragma unroll
-    for (int m = 1; m < 4; m *= 2)
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            if (!(i & m)) {
-                const bool up = t & m;
-                const uint32_t got = __shfl_xor_sync(0xffffffffu, up ? w[i] : w[i | m], m);
-                if (up) w[i] = got;
-                else w[i | m] = got;
-            }
 }
 
 /* Rows [0, n) of `columns` numbers into shared memory, the rest of `rows` as zeros (copies of no bytes read

@@ -159,14 +159,20 @@ static __device__ __forceinline__ void form_scores(scan_stage<K> &s, const float
                       operand<64, false>{s.k + n / 4 * PANEL, group * COLS, n % 4 * 16});
     products_end<COLS / 8>(d);
 #pragma unroll
-    for (int n = 0; n < COLS / 8; n++)
+    for (int n = 0; n < COLS / 8; n++) /* all loads before the stores, which might be to the same place */
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const int i = own_row(h), j = group * COLS + 8 * n + 2 * t;
             const float2 D = decay(gates, i, j);
-            *(uint32_t *)(s.P + tile_at<C>(i, j)) = pack2(j <= i ? scale * d[n][2 * h] * D.x : 0.0f,
-                                                          j < i ? scale * d[n][2 * h + 1] * D.y : 0.0f);
+            d[n][2 * h] = j <= i ? scale * d[n][2 * h] * D.x : 0.0f;
+            d[n][2 * h + 1] = j < i ? scale * d[n][2 * h + 1] * D.y : 0.0f;
         }
+#pragma unroll
+    for (int n = 0; n < COLS / 8; n++)
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+            *(uint32_t *)(s.P + tile_at<C>(own_row(h), group * COLS + 8 * n + 2 * t)) =
+                pack2(d[n][2 * h], d[n][2 * h + 1]);
     operands_written();
 }
 /* One chunk: dh, which is that after it, becomes that before it. to: dh as it came, or NULL. */
@@ -230,11 +236,11 @@ template <int K, int W, bool KEPT>
 static __device__ __forceinline__ void scan_all(scan_room<K, W> &m, const marks<scan_room<K, W>::DEPTH> &b,
                                                 const struct gdn_back &a, const walk &w, int group,
                                                 float dh[K / 8][4]) {
-    const int64_t col = w.col + threadIdx.x / 32 * 16;
+    const int64_t col = w.col + group * 64, row = threadIdx.x / 32 % 4 * 16;
     for (int step = 0; step < w.chunks; step++) {
         const int c = w.top - step;
         bf16 *to = NULL;
-        if (a.dh && c < w.last) to = (bf16 *)a.dh + (((int64_t)c * a.HV + w.hv) * a.V + col) * K;
+        if (a.dh && c < w.last) to = (bf16 *)a.dh + (((int64_t)c * a.HV + w.hv) * a.V + col) * K + row * 64;
         scan_chunk<K, W, KEPT>(m, b, step, group, dh, to);
     }
 }

@@ -83,7 +83,7 @@ static __device__ void plain_scores(const struct gdn_back &a, const struct hl_pi
             l += X2[at + v] * y;
         }
         const float D =
-            expf((m->gates[WHOLE + i] - m->gates[WHOLE + j]) + (m->gates[PART + i] - m->gates[PART + j]));
+            exp2f((m->gates[WHOLE + i] - m->gates[WHOLE + j]) + (m->gates[PART + i] - m->gates[PART + j]));
         m->dS[i][j] = scale * s * D;
         m->N[i][j] = -l * D;
     }

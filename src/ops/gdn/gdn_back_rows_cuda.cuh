@@ -42,8 +42,8 @@ static __device__ __forceinline__ void store_scores(const float (*f)[4], room<KT
             const float x = f[n][2 * h], y = f[n][2 * h + 1], beta = b[h];
             const float2 w = *(const float2 *)(m->gates + WHOLE + j),
                          p = *(const float2 *)(m->gates + PART + j);
-            float2 D = make_float2(__expf((whole[h] - w.x) + (part[h] - p.x)),
-                                   __expf((whole[h] - w.y) + (part[h] - p.y)));
+            float2 D = make_float2(quick_exp2((whole[h] - w.x) + (part[h] - p.x)),
+                                   quick_exp2((whole[h] - w.y) + (part[h] - p.y)));
             D.x = j < i ? D.x : 0.0f, D.y = j + 1 < i ? D.y : 0.0f;
             if (group == 0) {
                 *(uint32_t *)(m->dS + at) = pack2(scale * x * D.x, scale * y * D.y);
@@ -126,6 +126,7 @@ static __device__ __forceinline__ void finish_rows(const part<KT> *dQ, const par
                 }
                 out_q[i] = pack2(a[0], a[1]), out_k[i] = pack2(b[0], b[1]);
             }
+            gather_columns(out_q), gather_columns(out_k);
             if (row >= rows) continue;
             *(uint4 *)(dq + row * stride + x + 8 * t) = make_uint4(out_q[0], out_q[1], out_q[2], out_q[3]);
             *(uint4 *)(dk + row * stride + x + 8 * t) = make_uint4(out_k[0], out_k[1], out_k[2], out_k[3]);

@@ -127,7 +127,7 @@ static __device__ __forceinline__ void through_out(float (*dv)[4], float (*dh)[4
     hold_operands<C / 16>(y);
 }
 
-/* dh, of the warp's 16 rows; columns in the order of store_state, but row by row */
+/* dh, of the warp's 16 rows, as read_state leaves it */
 template <int K> static __device__ __forceinline__ void store_dh(bf16 *to, const float (*dh)[4]) {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
@@ -137,7 +137,9 @@ template <int K> static __device__ __forceinline__ void store_dh(bf16 *to, const
             uint32_t w[4];
 #pragma unroll
             for (int i = 0; i < 4; i++) w[i] = pack2(dh[4 * x + i][2 * h], dh[4 * x + i][2 * h + 1]);
-            *(uint4 *)(to + (g + 8 * h) * K + 32 * x + 8 * t) = make_uint4(w[0], w[1], w[2], w[3]);
+            gather_columns(w);
+            *(uint4 *)(to + x / 2 * PANEL + tile_at<64>(g + 8 * h, x % 2 * 32 + 8 * t)) =
+                make_uint4(w[0], w[1], w[2], w[3]);
         }
 }
 
@@ -182,7 +184,8 @@ static __global__ void __launch_bounds__(32 * W, 1) back_scan(const struct gdn_b
         float dv[C / 8][4] = {}, X2[C / 8][4] = {};
         uint32_t x[C / 16][4];
         if (c < last) {
-            store_dh<K>((bf16 *)a.dh + (((int64_t)c * a.HV + hv) * a.V + v0) * K, dh);
+            store_dh<K>((bf16 *)a.dh + (((int64_t)c * a.HV + hv) * a.V + v0 / 64 * 64) * K + v0 % 64 * 64,
+                        dh);
             through_state<K>(dv, dh, s->k, eL);
             const float end = eG[C - 1];
 #pragma unroll

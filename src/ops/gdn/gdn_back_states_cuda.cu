@@ -125,17 +125,46 @@ static __global__ void __launch_bounds__(32 * W, 2) back_states(const struct gdn
     if (!KEPT) leave_end<KT, W>(a, w, S, decay);
 }
 
+/* ends[p] = decays[p] ends[p - 1] + ends[p]: where parts start. Four numbers of the state a thread. */
+static __global__ void __launch_bounds__(256) join_starts(const struct gdn_back a) {
+    const int64_t n = (int64_t)a.K * a.V / 4, i = (int64_t)blockIdx.x * 256 + threadIdx.x;
+    wait_for_others();
+    let_others_start();
+    if (i >= a.segs * a.HV * n) return;
+    const int64_t place = i / n * a.e.parts;
+    float4 *end = (float4 *)a.e.ends + place * n + i % n, S = *end;
+    for (int p = 1; p < a.e.parts - 1; p++) {
+        const float decay = a.decays[place + p];
+        const float4 y = end[p * n];
+        S.x = decay * S.x + y.x, S.y = decay * S.y + y.y, S.z = decay * S.z + y.z, S.w = decay * S.w + y.w;
+        end[p * n] = S;
+    }
+}
+
+template <int KT, int W> static void launch_ends(struct hl_cuda *c, const struct gdn_back *a) {
+    const dim3 grid((unsigned)(a->segs * a->HV * (a->e.parts - 1)), (unsigned)(a->V / (16 * W)),
+                    (unsigned)(a->K / KT));
+    launch_early(c, back_states<KT, W, false>, grid, 32 * W, DEPTH * sizeof(state_stage<KT, W>), *a);
+}
 template <int KT, int W> static void launch_states(struct hl_cuda *c, const struct gdn_back *a) {
     const unsigned heads = (unsigned)(a->segs * a->HV), parts = (unsigned)a->e.parts;
     const unsigned high = (unsigned)(a->V / (16 * W)), wide = (unsigned)(a->K / KT);
     const size_t room = DEPTH * sizeof(state_stage<KT, W>);
-    if (parts > 1)
-        launch_early(c, back_states<KT, W, false>, dim3(heads * (parts - 1), high, wide), 32 * W, room, *a);
+    if (parts > 1) launch_ends<KT, W>(c, a);
     launch_early(c, back_states<KT, W, true>, dim3(heads * parts, high, wide), 32 * W, room, *a);
 }
 extern "C" void HL_OP(gdn_back_states)(struct hl_cuda *c, const struct gdn_back *a) {
     const bool wide = a->V % 128 == 0;
     if (a->K % 128 == 0) (wide ? launch_states<128, 8> : launch_states<128, 4>)(c, a);
     else (wide ? launch_states<64, 8> : launch_states<64, 4>)(c, a);
+}
+extern "C" void HL_OP(gdn_back_starts)(struct hl_cuda *c, const struct gdn_back *a) {
+    const bool wide = a->V % 128 == 0;
+    struct gdn_back x = *a;
+    x.e.parts = a->cuts, x.e.ends = a->starts;
+    if (a->K % 128 == 0) (wide ? launch_ends<128, 8> : launch_ends<128, 4>)(c, &x);
+    else (wide ? launch_ends<64, 8> : launch_ends<64, 4>)(c, &x);
+    if (a->cuts > 2)
+        launch_early(c, join_starts, blocks_for(a->segs * a->HV * a->K * a->V / 4, 256), 256, 0, x);
 }
 #endif

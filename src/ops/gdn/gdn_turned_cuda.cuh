@@ -87,15 +87,30 @@ template <int ROWS = HL_CHUNK> static __device__ __forceinline__ void zero(float
 #pragma unroll
         for (int i = 0; i < 4; i++) d[n][i] = 0.0f;
 }
+/* Lane t of four holds columns 2t, 2t+1 of four tiles; after it, the eight columns of tile t. */
+static __device__ __forceinline__ void gather_columns(uint32_t w[4]) {
+    const int t = threadIdx.x % 4;
+#pragma unroll
+    for (int m = 1; m < 4; m *= 2)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if (!(i & m)) {
+                const bool up = t & m;
+                const uint32_t got = __shfl_xor_sync(0xffffffffu, up ? w[i] : w[i | m], m);
+                if (up) w[i] = got;
+                else w[i | m] = got;
+            }
+}
+
 /* d = rows S, rows: k or q; in batches of STEP rows of S, of which two are under way. AGAIN: S is packed
  * anew. The compiler would rather keep what it packed the first time, and run out of registers: so it gets
- * to see other numbers, though they are the same. `to`, or NULL: S is left there as well, [V][K] at the
- * warp's first row, with every 32 columns in the order in which lanes have them: 16 bytes of a lane are
- * columns 2t, 2t + 1 of four tiles. */
-template <int K, bool AGAIN = false, int ROWS = HL_CHUNK, int STRIDE = PANEL>
+ * to see other numbers, though they are the same. `to`, or NULL: S is left there as well, from the
+ * warp's first row on in panels of 64 rows of V and 64 columns, as tiles in shared memory have them. */
+template <int K, bool AGAIN = false, int ROWS = HL_CHUNK, int STRIDE = PANEL,
+          int STEP = ROWS == HL_CHUNK ? 32 : 16>
 static __device__ __forceinline__ void read_state(float d[ROWS / 8][4], const float S[K / 8][4],
                                                   const bf16 *rows, bf16 *to) {
-    enum { STEP = ROWS == HL_CHUNK ? 32 : 16, N = STEP / 16 };
+    enum { N = STEP / 16 };
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const float one = __int_as_float(0x3f800000 + (int)blockIdx.z);
     uint32_t x[2][N][4];
@@ -111,9 +126,12 @@ static __device__ __forceinline__ void read_state(float d[ROWS / 8][4], const fl
         if constexpr (N == 2)
             if (to)
 #pragma unroll
-                for (int h = 0; h < 2; h++)
-                    *(uint4 *)(to + (g + 8 * h) * K + 32 * b + 8 * t) =
-                        make_uint4(x[b % 2][0][h], x[b % 2][0][2 + h], x[b % 2][1][h], x[b % 2][1][2 + h]);
+                for (int h = 0; h < 2; h++) {
+                    uint32_t w[4] = {x[b % 2][0][h], x[b % 2][0][2 + h], x[b % 2][1][h], x[b % 2][1][2 + h]};
+                    gather_columns(w);
+                    *(uint4 *)(to + b / 2 * PANEL + tile_at<64>(g + 8 * h, b % 2 * 32 + 8 * t)) =
+                        make_uint4(w[0], w[1], w[2], w[3]);
+                }
         hold_operands<N>(x[b % 2]);
         products_go_on();
 #pragma unroll

@@ -1,0 +1,351 @@
+/* gdn_back_walk_cuda.cu -- the walk forward along a segment, after that of the gradients: the states again,
+ *     S <- exp(G_last) S + K^T (eL v_new),
+ * and all gradients of a chunk while its state is there. So no state is ever in memory.
+ *
+ * A warpgroup owns 64 rows of K and all columns of V: S as [64][V] in fp32 accumulators, whose packed pairs
+ * are operands of dO h^T and X2 h^T as they are. Everything as wide as K is turned, [64][rows of the chunk].
+ * Two such groups share a block, one more copies and one takes along v.X2, dv and what leaves.
+ *
+ * Sums over K, of a row's products, are those of the block's tile of K; gates_end adds the tiles. */
+#include "cuda/limits.cuh"
+#include "ops/gdn/gdn_back_walk_cuda.cuh"
+
+#ifndef HL_CUDA_F32
+
+static __device__ __forceinline__ int own_row(int h) {
+    return threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4 + 8 * h;
+}
+/* dS and its diagonal from dO v_new^T, N and beta N from X2 v_new^T; the first group has dS */
+template <class R>
+static __device__ __forceinline__ void form_scores(R &m, const marks<R> &b, int c, int which, float scale) {
+    const float *gates = m.gates[c % R::ALL_GATES], all = which ? -1.0f : scale;
+    const bf16 *x = which ? m.X2[c % R::STAGES] : m.dO[c % R::STAGES], *v_new = m.v_new[c % R::NEW];
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, row[2] = {own_row(0), own_row(1)};
+    const float whole[2] = {gates[WHOLE + row[0]], gates[WHOLE + row[1]]};
+    const float part[2] = {gates[PART + row[0]], gates[PART + row[1]]};
+    const float beta[2] = {gates[BETA + row[0]], gates[BETA + row[1]]};
+    bf16 *to = (which ? m.N[0] : m.dS) + row[0] * 64 + 2 * t;
+    float f[C / 8][4] = {};
+    products_begin<C / 8>(f);
+#pragma unroll
+    for (int v = 0; v < R::V; v += 16)
+        product<C>(f, operand<64, false>{x + v / 64 * PANEL, 0, v % 64},
+                   operand<64, false>{v_new + v / 64 * PANEL, 0, v % 64});
+    products_end<C / 8>(f);
+#pragma unroll
+    for (int n = 0; n < C / 8; n++) { /* all loads before the stores, which might be to the same place */
+        const float2 w = *(const float2 *)(gates + WHOLE + 8 * n + 2 * t),
+                     p = *(const float2 *)(gates + PART + 8 * n + 2 * t);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const int i = row[h], j = 8 * n + 2 * t;
+            float *y = f[n] + 2 * h;
+            y[0] *= all, y[1] *= all;
+            if (!which && i == j) m.diagonal[c % 2][i] = y[0];
+            if (!which && i == j + 1) m.diagonal[c % 2][i] = y[1];
+            y[0] = j < i ? y[0] * quick_exp2((whole[h] - w.x) + (part[h] - p.x)) : 0.0f;
+            y[1] = j + 1 < i ? y[1] * quick_exp2((whole[h] - w.y) + (part[h] - p.y)) : 0.0f;
+        }
+    }
+    barrier_wait(b.n_done(), empty<1>(c)); /* with those of the chunk before */
+#pragma unroll
+    for (int n = 0; n < C / 8; n++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            uint32_t *at = (uint32_t *)(to + (n ^ g) * 8 + h * 8 * C);
+            const float *y = f[n] + 2 * h;
+            *at = pack2(y[0], y[1]);
+            if (which) at[C * C / 2] = pack2(beta[h] * y[0], beta[h] * y[1]);
+        }
+    operands_written();
+}
+
+/* the chunk's row whose sum over the warp's rows a lane has, of 32 half.. */
+static __device__ __forceinline__ int row_of_sum(int half) {
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    return 32 * half + g / 2 * 8 + 2 * t + g % 2;
+}
+/* Sums over the warp's rows of x d, x: q or k: two for each lane. */
+static __device__ __forceinline__ void times_rows(float to[2], const float d[C / 8][4], const bf16 *x) {
+    const int g = threadIdx.x % 32 / 4;
+    uint32_t y[4][4];
+    float sum[2][8];
+#pragma unroll
+    for (int i = 0; i < 4; i++) frag_a_turned<64>(y[i], x, 16 * i, threadIdx.x / 32 % 4 * 16);
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+#pragma unroll
+        for (int z = 0; z < 4; z += 2) {
+            const float *e = d[2 * i + z / 2];
+            float *to8 = sum[i / 2] + i % 2 * 4 + z;
+            to8[0] = low(y[i][z]) * e[0] + low(y[i][z + 1]) * e[2];
+            to8[1] = high(y[i][z]) * e[1] + high(y[i][z + 1]) * e[3];
+        }
+#pragma unroll
+    for (int m = 4; m > 0; m /= 2)
+#pragma unroll
+        for (int i = 0; i < m; i++)
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                const bool up = g & m;
+                const float got = __shfl_xor_sync(0xffffffffu, up ? sum[h][i] : sum[h][i + m], 4 * m);
+                sum[h][i] = (up ? sum[h][i + m] : sum[h][i]) + got;
+            }
+    to[0] = sum[0][0], to[1] = sum[1][0];
+}
+/* d += y[row] x */
+static __device__ __forceinline__ void add_rows(float d[C / 8][4], const bf16 *x, const float *y) {
+    const int t = threadIdx.x % 4;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        uint32_t f[4];
+        frag_a_turned<64>(f, x, 16 * i, threadIdx.x / 32 % 4 * 16);
+#pragma unroll
+        for (int z = 0; z < 4; z++) {
+            const float2 e = *(const float2 *)(y + 16 * i + z / 2 * 8 + 2 * t);
+            float *dd = d[2 * i + z / 2] + z % 2 * 2;
+            dd[0] += e.x * low(f[z]), dd[1] += e.y * high(f[z]);
+        }
+    }
+}
+/* dQ: d holds s eG (dO h^T), and leaves in the place of dO */
+template <class R>
+static __device__ __forceinline__ void finish_queries(R &m, const marks<R> &b, int c, int group,
+                                                      float d[C / 8][4], float up[2]) {
+    const bf16 *q = m.q[c % 2] + group * PANEL, *k = m.k[c % 2] + group * PANEL;
+    uint32_t x[4][4];
+    products_begin<C / 8>(d);
+#pragma unroll
+    for (int j = 0; j < C; j += 16) product<C>(d, operand<64, true>{k, j, 0}, operand<C, false>{m.dS, 0, j});
+    products_end<C / 8>(d);
+    times_rows(up, d, q);
+    add_rows(d, k, m.diagonal[c % 2]);
+#pragma unroll
+    for (int i = 0; i < 4; i++) pack_a(x[i], d + 2 * i);
+    leave(m.dO[c % R::STAGES] + group * PANEL, x);
+    warp_arrive(b.dq_there(c));
+}
+/* dK: d holds X2 h^T, and becomes E, beta E, beta E + U, dK; what the products of rows with k grow by is
+ * what they are with each of these. So dK is in one place all the time: there are no registers for two. */
+template <class R>
+static __device__ __forceinline__ void finish_errors(R &m, const marks<R> &b, int c, int group,
+                                                     float d[C / 8][4], float ke[2]) {
+    const float *gates = m.gates[c % R::ALL_GATES];
+    const bf16 *k = m.k[c % 2] + group * PANEL;
+    scale_columns(d, gates + EG, -1.0f);
+    products_begin<C / 8>(d);
+#pragma unroll
+    for (int j = 0; j < C; j += 16)
+        product<C>(d, operand<64, true>{k, j, 0}, operand<C, false>{m.N[0], 0, j});
+    products_end<C / 8>(d);
+    times_rows(ke, d, k);
+    scale_columns(d, gates + BETA, 1.0f);
+}
+/* Only here, after v_ready, are the sums of the chunk before taken for sure. */
+template <class R>
+static __device__ __forceinline__ void finish_keys(R &m, const marks<R> &b, int c, int group,
+                                                   float d[C / 8][4], const float up[2], const float ke[2]) {
+    const float *beta = m.gates[c % R::ALL_GATES] + BETA;
+    float(*dot)[C] = m.dot[threadIdx.x / 32], kd[2], all[2];
+    bf16 *q = m.q[c % 2] + group * PANEL, *k = m.k[c % 2] + group * PANEL;
+    uint32_t x[4][4];
+    times_rows(kd, d, k);
+    products_begin<C / 8>(d);
+#pragma unroll
+    for (int j = 0; j < C; j += 16) {
+        product<C>(d, operand<64, true>{q, j, 0}, operand<C, true>{m.dS, j, 0});
+        product<C>(d, operand<64, true>{k, j, 0}, operand<C, true>{m.N[1], j, 0});
+    }
+    products_end<C / 8>(d);
+    warp_arrive(b.n_done());
+    times_rows(all, d, k);
+    add_rows(d, q, m.diagonal[c % 2]);
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int row = row_of_sum(half);
+        const float x = beta[row] * ke[half];
+        dot[DB][row] = ke[half], dot[KU][row] = kd[half] - x;
+        dot[UP][row] = up[half] + x + (kd[half] - all[half]);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) pack_a(x[i], d + 2 * i);
+    barrier(2 + group, GROUP); /* the group is done with q */
+    leave(q, x);
+    warp_arrive(b.dk_there());
+}
+/* h.dh of 64 columns of V, the warp's rows */
+static __device__ __forceinline__ float dot_state(const float S[8][4], const bf16 *dh) {
+    float x = 0, y = 0;
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        uint32_t f[4];
+        frag_a_turned<64>(f, dh, 16 * j, threadIdx.x / 32 % 4 * 16);
+#pragma unroll
+        for (int z = 0; z < 4; z++) {
+            const float *s = S[2 * j + z / 2] + z % 2 * 2;
+            x += low(f[z]) * s[0], y += high(f[z]) * s[1];
+        }
+    }
+    return x + y;
+}
+/* d += dh (eL v_new)^T, and the state after the chunk; v_new times eL is there. */
+template <class R>
+static __device__ __forceinline__ float next_state(R &m, const marks<R> &b, int c, int group,
+                                                   float d[C / 8][4], float S[R::V / 8][4]) {
+    const float end = m.gates[c % R::ALL_GATES][EG + C - 1];
+    const bf16 *k = m.k[c % 2] + group * PANEL;
+    float hdh = 0;
+    hold<C / 8>(d);
+#pragma unroll
+    for (int p = 0; p < R::PANELS; p++) {
+        const int n = c * R::PANELS + p;
+        const bf16 *dh = m.dh[n % R::SLOTS] + group * PANEL, *v = m.v_new[c % R::NEW] + p * PANEL;
+        float(*s)[4] = S + 8 * p;
+        barrier_wait(b.dh_there(n), full<R::SLOTS>(n));
+        products_go_on();
+#pragma unroll
+        for (int j = 0; j < 64; j += 16)
+            product<C>(d, operand<64, true>{dh, j, 0}, operand<64, false>{v, 0, j});
+        products_left<1>();
+        hdh += dot_state(s, dh);
+        products_left<0>();
+        warp_arrive(b.dh_free(n));
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) s[j][i] *= end;
+        products_begin<8>(s);
+#pragma unroll
+        for (int j = 0; j < C; j += 16)
+            product<64>(s, operand<64, true>{k, j, 0}, operand<64, true>{v, j, 0});
+        products_left<1>();
+    }
+    products_left<0>();
+#pragma unroll
+    for (int p = 0; p < R::PANELS; p++) hold<8>(S + 8 * p);
+    warp_arrive(b.v_free(c));
+    hold<C / 8>(d);
+    return hdh;
+}
+template <class R>
+static __device__ __forceinline__ void walk_chunk(R &m, const marks<R> &b, int c, int group, float scale,
+                                                  float S[R::V / 8][4]) {
+    float d[C / 8][4], up[2], ke[2];
+    barrier_wait(b.a_there(c), full<R::STAGES>(c));
+    barrier_wait(b.v_there(c), full<R::NEW>(c));
+    barrier_wait(b.qk_there(c), full<2>(c));
+    operands_written();
+    for (int which = group; which < 2; which += R::W) form_scores<R>(m, b, c, which, scale);
+    warp_arrive(b.scores_done());
+    read_state<R::V, false, C, PANEL, 16>(d, S, m.dO[c % R::STAGES], NULL);
+    scale_columns(d, m.gates[c % R::ALL_GATES] + EG, scale);
+    barrier(1, R::W * GROUP); /* dS and N are there, and dO is done with */
+    finish_queries<R>(m, b, c, group, d, up);
+    read_state<R::V, true, C, PANEL, 16>(d, S, m.X2[c % R::STAGES], NULL);
+    warp_arrive(b.a_free(c));
+    finish_errors<R>(m, b, c, group, d, ke);
+    barrier_wait(b.v_ready(), full<1>(c));
+    const float hdh = warp_sum(next_state<R>(m, b, c, group, d, S));
+    if (threadIdx.x % 32 == 0) m.hdh[threadIdx.x / 32] = hdh;
+    finish_keys<R>(m, b, c, group, d, up, ke);
+}
+
+/* where a part starts */
+template <class R>
+static __device__ __forceinline__ void start(const struct gdn_back &a, const walk &w, int group,
+                                             float S[R::V / 8][4]) {
+    const int t = threadIdx.x % 4;
+    const float *from = NULL;
+    if (w.part > 0) from = a.starts + (((int64_t)w.s * a.HV + w.hv) * a.cuts + w.part - 1) * R::V * a.K;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int k = w.tile * R::KT + group * 64 + own_row(i / 2);
+#pragma unroll
+        for (int n = 0; n < R::V / 8; n++) S[n][i] = from ? from[(8 * n + 2 * t + i % 2) * a.K + k] : 0.0f;
+    }
+}
+template <int KT, int V>
+static __global__ void __launch_bounds__(2 * GROUP + 2 * KT, 1) back_walk(const struct gdn_back a) {
+    typedef walk_room<KT, V> R;
+    static_assert(sizeof(R) + TILES_ROOM <= 227 << 10, "the most of a block");
+    R &m = *(R *)shared_tiles();
+    const marks<R> b = {barriers_of(m.barriers)};
+    const int group = group_of_warps();
+    open_some();
+    if (threadIdx.x == 0) open_marks<R>(b);
+    __syncthreads();
+    wait_for_others();
+    let_others_start();
+    const walk w = walk_of(a, a.K / KT);
+    if (group >= R::W) {
+        const int i = threadIdx.x % GROUP;
+        if (group > R::W) {
+            fewer_registers<R::W == 1 ? 120 : V == 256 ? 56 : 88>();
+            take_along<R>(m, b, a, w, i);
+        } else {
+            fewer_registers<R::W == 1 ? 120 : V == 256 ? 40 : 88>();
+            if (i < LOADERS) load_values<R>(m, b, a, w, i);
+            else load_keys<R>(m, b, a, w, i - LOADERS);
+        }
+        return;
+    }
+    more_registers<R::W == 1 ? 240 : V == 256 ? 208 : 168>();
+    const float scale = 1.0f / sqrtf((float)a.K);
+    float S[V / 8][4];
+    start<R>(a, w, group, S);
+    for (int c = 0; c < w.chunks; c++) walk_chunk<R>(m, b, c, group, scale, S);
+}
+
+/* One warp: dbeta and dg of a chunk, dg from the sums over the rows before and after; two rows a lane */
+static __global__ void __launch_bounds__(GROUP) gates_end(const struct gdn_back a, int tiles) {
+    const int lane = threadIdx.x % 32, item = blockIdx.x * (GROUP / 32) + threadIdx.x / 32;
+    wait_for_others();
+    let_others_start();
+    if (item >= a.items) return;
+    const struct hl_piece p = a.chunk[item / a.HV];
+    const int64_t row = (int64_t)p.row * a.HV + item % a.HV;
+    float x[2][DOTS] = {}, hdh = 0;
+    for (int tile = 0; tile < tiles; tile++) {
+        const float *sums = a.sums + ((int64_t)tile * a.items + item) * SUMS;
+        hdh += sums[DOTS * C];
+        for (int d = 0; d < DOTS; d++) {
+            const float2 y = *(const float2 *)(sums + d * C + 2 * lane);
+            x[0][d] += y.x, x[1][d] += y.y;
+        }
+    }
+    for (int i = 0; i < 2; i++) {
+        const int r = 2 * lane + i;
+        if (r >= p.len) x[i][UP] = x[i][KU] = 0;
+        else a.dbeta[row + (int64_t)r * a.HV] = x[i][DB];
+    }
+    float after = x[0][UP] + x[1][UP], before = x[0][KU] + x[1][KU]; /* from this lane on, up to it */
+    for (int d = 1; d < 32; d *= 2) {
+        const float y = __shfl_down_sync(0xffffffffu, after, d), z = __shfl_up_sync(0xffffffffu, before, d);
+        if (lane + d < 32) after += y;
+        if (lane >= d) before += z;
+    }
+    const float skipped = __shfl_up_sync(0xffffffffu, before, 1), base = lane ? skipped : 0.0f;
+    const float later = __shfl_down_sync(0xffffffffu, after, 1), tail = lane < 31 ? later : 0.0f;
+    if (!a.dg) return;
+    if (2 * lane < p.len) a.dg[row + (int64_t)(2 * lane) * a.HV] = x[0][UP] + (x[1][UP] + tail) + base + hdh;
+    if (2 * lane + 1 < p.len)
+        a.dg[row + (int64_t)(2 * lane + 1) * a.HV] = x[1][UP] + tail + (base + x[0][KU]) + hdh;
+}
+
+template <int KT, int V> static void launch_walk(struct hl_cuda *c, const struct gdn_back *a) {
+    const int tiles = a->K / KT;
+    launch_early(c, back_walk<KT, V>, (unsigned)(a->segs * a->cuts * a->HV * tiles), 2 * GROUP + 2 * KT,
+                 sizeof(walk_room<KT, V>) + TILES_ROOM, *a);
+    launch_early(c, gates_end, (unsigned)((a->items + GROUP / 32 - 1) / (GROUP / 32)), GROUP, 0, *a, tiles);
+}
+template <int KT> static void walk_of_tile(struct hl_cuda *c, const struct gdn_back *a) {
+    (a->V == 256 ? launch_walk<KT, 256> : a->V == 128 ? launch_walk<KT, 128> : launch_walk<KT, 64>)(c, a);
+}
+extern "C" bool HL_OP(gdn_back_walks)(int64_t V) {
+    return (V == 64 || V == 128 || V == 256) && can_bulk((const void *)back_walk<128, 256>) &&
+           sizeof(walk_room<128, 256>) + TILES_ROOM <= (size_t)shared_limit();
+}
+extern "C" void HL_OP(gdn_back_walk)(struct hl_cuda *c, const struct gdn_back *a) {
+    (a->K == 64 ? walk_of_tile<64> : walk_of_tile<128>)(c, a);
+}
+#endif

@@ -1,0 +1,294 @@
+/* gdn_back_walk_cuda.cuh -- parts of gdn_back_walk_cuda.cu: shared memory, and the groups that do not
+ * multiply. */
+#ifndef HL_GDN_BACK_WALK_CUDA_CUH
+#define HL_GDN_BACK_WALK_CUDA_CUH
+#include "ops/gdn/gdn_back_cuda.cuh"
+#include "ops/gdn/gdn_pieces_cuda.cuh"
+
+/* sums over K of a row: those of dg from the row on and before it (KU), and of dbeta */
+enum { UP, KU, DB, DOTS };
+/* KT rows of the state, 64 for each group that multiplies, and all V columns. Operands are panels of 64
+ * columns, rings of them: dO and X2 of STAGES chunks, v_new of NEW, q and k of two, dh by 64 columns of V as it lies
+ * in memory. dQ leaves from the place of dO, dK from that of q. */
+template <int KT_, int V_> struct walk_room {
+    enum { KT = KT_, V = V_, W = KT / 64, WARPS = 4 * W, PANELS = V / 64 };
+    enum {
+        STAGES = V == 256 ? 1 : 2,
+        NEW = V == 64 ? 2 : 1,
+        SLOTS = 2,
+        BLOCK = KT * 64,
+        ALL_GATES = STAGES + 1
+    };
+    bf16 dO[STAGES][C * (V > KT ? V : KT)], X2[STAGES][C * V], v_new[NEW][C * V], dh[SLOTS][BLOCK];
+    bf16 q[2][C * KT], k[2][C * KT], dS[C * C], N[2][C * C]; /* N, beta N */
+    float gates[ALL_GATES][GATES], dot[WARPS][DOTS][C], diagonal[2][C], vx[2][C], hdh[WARPS];
+    uint64_t barriers[10 + 2 * STAGES + 2 * NEW + 2 * SLOTS];
+};
+/* THERE: what was copied; FREE: its place. A: dO, X2 and the gates. */
+template <class R> struct marks {
+    enum { S = R::STAGES, V_AT = 10 + 2 * S, DH_AT = V_AT + 2 * R::NEW };
+    barrier_at first;
+    __device__ __forceinline__ barrier_at at(int i) const { return barrier_number(first, i); }
+    __device__ __forceinline__ barrier_at dq_there(int c) const { return at(4 + c % 2); }
+    __device__ __forceinline__ barrier_at dk_there() const { return at(1); }
+    __device__ __forceinline__ barrier_at scores_done() const { return at(2); } /* of v_new */
+    __device__ __forceinline__ barrier_at n_done() const { return at(3); }
+    __device__ __forceinline__ barrier_at v_ready() const { return at(0); } /* v_new times eL */
+    __device__ __forceinline__ barrier_at qk_there(int c) const { return at(6 + c % 2); }
+    __device__ __forceinline__ barrier_at qk_free(int c) const { return at(8 + c % 2); }
+    __device__ __forceinline__ barrier_at a_there(int c) const { return at(10 + c % S); }
+    __device__ __forceinline__ barrier_at a_free(int c) const { return at(10 + S + c % S); }
+    __device__ __forceinline__ barrier_at v_free(int c) const { return at(V_AT + c % R::NEW); }
+    __device__ __forceinline__ barrier_at v_there(int c) const { return at(V_AT + R::NEW + c % R::NEW); }
+    __device__ __forceinline__ barrier_at dh_there(int n) const { return at(DH_AT + n % R::SLOTS); }
+    __device__ __forceinline__ barrier_at dh_free(int n) const { return at(DH_AT + R::SLOTS + n % R::SLOTS); }
+};
+enum { LOADERS = GROUP / 2 };
+/* By one thread. No barrier can be lapped: whoever waits for a phase must arrive, itself or through one that
+ * waits for it, before the next one can end. */
+template <class R> static __device__ __forceinline__ void open_marks(const marks<R> &b) {
+    barrier_open_warps(b.scores_done(), R::WARPS), barrier_open_warps(b.n_done(), R::WARPS);
+    barrier_open_warps(b.dk_there(), R::WARPS), barrier_open_warps(b.v_ready(), 4);
+    for (int i = 0; i < 2; i++) {
+        barrier_open_warps(b.dq_there(i), R::WARPS);
+        barrier_open(b.qk_there(i), LOADERS), barrier_open_warps(b.qk_free(i), 4);
+    }
+    for (int i = 0; i < R::STAGES; i++)
+        barrier_open(b.a_there(i), LOADERS), barrier_open_warps(b.a_free(i), R::WARPS + 4);
+    for (int i = 0; i < R::NEW; i++)
+        barrier_open(b.v_there(i), LOADERS), barrier_open_warps(b.v_free(i), R::WARPS);
+    for (int i = 0; i < R::SLOTS; i++)
+        barrier_open(b.dh_there(i), 1), barrier_open_warps(b.dh_free(i), R::WARPS);
+}
+
+/* What a block walks along: chunks of a segment, one value head, KT columns of K. Rows are counted, not
+ * looked up. */
+struct walk {
+    int s, hv, part, tile;
+    int chunk, chunks, last; /* the first one, how many, the segment's last */
+    int row, rows;           /* of the first chunk, and those from there on */
+};
+static __device__ __forceinline__ walk walk_of(const struct gdn_back &a, int tiles) {
+    const int tile = blockIdx.x % tiles, hv = blockIdx.x / tiles % a.HV,
+              part = blockIdx.x / tiles / a.HV % a.cuts, s = blockIdx.x / tiles / a.HV / a.cuts;
+    const int first = a.chunk_first[s], n = a.chunk_first[s + 1] - first, from = gdn_cut(n, part, a.cuts);
+    return {s,
+            hv,
+            part,
+            tile,
+            first + from,
+            gdn_cut(n, part + 1, a.cuts) - from,
+            first + n - 1,
+            (int)a.seg[s].row + from * C,
+            (int)a.seg[s].len - from * C};
+}
+static __device__ __forceinline__ int rows_of(const walk &w, int c) {
+    const int left = w.rows - c * C;
+    return left < C ? left : C;
+}
+static __device__ __forceinline__ int64_t row_of(const struct gdn_back &a, const walk &w, int c) {
+    return (int64_t)(w.row + c * C) * a.HV + w.hv;
+}
+
+/* ---- the group that copies: i counts the threads of each half ---- */
+
+template <class R>
+static __device__ __forceinline__ void load_values(R &m, const marks<R> &b, const struct gdn_back &a,
+                                                   const walk &w, int i) {
+    enum { V = R::V, STAGES = R::STAGES };
+    const int64_t stride = (int64_t)a.HV * V;
+    for (int c = 0; c < w.chunks; c++) {
+        const int n = rows_of(w, c), s = c % STAGES;
+        const int64_t row = row_of(a, w, c), at = row * V, item = (int64_t)(w.chunk + c) * a.HV + w.hv;
+        if (w.tile == 0 && c + 1 < w.chunks && i < rows_of(w, c + 1)) { /* also for the other tile's block */
+            ask_ahead(a.v_new + at + (C + i) * stride, V * (int)sizeof(bf16));
+            if (a.K == R::KT) ask_ahead(a.v + at + (C + i) * stride, V * (int)sizeof(bf16));
+        }
+        barrier_wait(b.a_free(c), empty<STAGES>(c));
+#pragma unroll 1
+        for (int p = 0; p < R::PANELS; p++) {
+            copy_panel<64, C, LOADERS>(m.dO[s] + p * PANEL, a.dout + at + 64 * p, stride, n, i);
+            copy_panel<64, C, LOADERS>(m.X2[s] + p * PANEL, (const bf16 *)a.X2 + at + 64 * p, stride, n, i);
+        }
+#pragma unroll 1
+        for (int j = i; j < GATES / 4; j += LOADERS)
+            copy_async(m.gates[c % R::ALL_GATES] + 4 * j, a.gates + item * GATES + 4 * j);
+        copy_arrive(b.a_there(c));
+        barrier_wait(b.v_free(c), empty<R::NEW>(c));
+#pragma unroll 1
+        for (int p = 0; p < R::PANELS; p++)
+            copy_panel<64, C, LOADERS>(m.v_new[c % R::NEW] + p * PANEL, a.v_new + at + 64 * p, stride, n, i);
+        copy_arrive(b.v_there(c));
+    }
+}
+/* dh number n of the way */
+template <class R>
+static __device__ __forceinline__ const bf16 *dh_at(const struct gdn_back &a, const walk &w, int n) {
+    const int64_t item = (int64_t)(w.chunk + n / R::PANELS) * a.HV + w.hv;
+    return (const bf16 *)a.dh + (item * R::V + n % R::PANELS * 64) * a.K + w.tile * R::BLOCK;
+}
+/* that of the segment's last chunk is 0 */
+template <class R>
+static __device__ __forceinline__ void load_dh(R &m, const marks<R> &b, const struct gdn_back &a,
+                                               const walk &w, int n, int i) {
+    const int bytes = R::BLOCK * (int)sizeof(bf16), c = w.chunk + n / R::PANELS;
+    if (n >= w.chunks * R::PANELS || (i > 0 && c < w.last)) return;
+    if (i == 0) barrier_wait(b.dh_free(n), empty<R::SLOTS>(n));
+    if (c == w.last) {
+        barrier(5, LOADERS); /* one thread has waited, for all */
+        for (int j = i; j < R::BLOCK / 8; j += LOADERS)
+            ((uint4 *)m.dh[n % R::SLOTS])[j] = make_uint4(0, 0, 0, 0);
+        operands_written();
+        barrier(5, LOADERS);
+    }
+    if (i > 0) return;
+    if (c == w.last) barrier_arrive(b.dh_there(n));
+    else
+        barrier_expect(b.dh_there(n), bytes),
+            copy_bulk(m.dh[n % R::SLOTS], dh_at<R>(a, w, n), bytes, b.dh_there(n));
+}
+template <class R>
+static __device__ __forceinline__ void load_keys(R &m, const marks<R> &b, const struct gdn_back &a,
+                                                 const walk &w, int i) {
+    const int64_t stride = (int64_t)a.H * a.K;
+    for (int c = -1; c < w.chunks; c++) {
+        if (i < R::PANELS && w.chunk + c + 1 < w.last)
+            ask_ahead(dh_at<R>(a, w, (c + 1) * R::PANELS + i), R::BLOCK * (int)sizeof(bf16));
+        if (c + 1 < w.chunks) {
+            const int n = rows_of(w, c + 1), s = (c + 1) % 2;
+            const int64_t at = ((int64_t)(w.row + (c + 1) * C) * a.H + w.hv / a.group) * a.K + w.tile * R::KT;
+            barrier_wait(b.qk_free(c + 1), empty<2>(c + 1));
+#pragma unroll 1
+            for (int p = 0; p < R::W; p++) {
+                copy_panel<64, C, LOADERS>(m.q[s] + p * PANEL, a.q + at + 64 * p, stride, n, i);
+                copy_panel<64, C, LOADERS>(m.k[s] + p * PANEL, a.k + at + 64 * p, stride, n, i);
+            }
+            copy_arrive(b.qk_there(c + 1));
+        }
+        for (int p = 0; p < (c < 0 ? R::SLOTS : R::PANELS); p++)
+            load_dh<R>(m, b, a, w, c < 0 ? p : c * R::PANELS + p + R::SLOTS, i);
+    }
+}
+
+/* ---- the group that takes along what is not products ---- */
+
+template <int PANELS>
+static __device__ __forceinline__ void store_panels(bf16 *to, const bf16 *tile, int64_t stride, int n,
+                                                    int i) {
+    const int row = i / 8, col = i % 8 * 8;
+    tile += tile_at<64>(row, col), to += row * stride + col;
+#pragma unroll
+    for (int p = 0; p < PANELS; p++)
+#pragma unroll
+        for (int r = 0; r < C; r += GROUP / 8)
+            store_piece(to + r * stride + p * 64, *(const uint4 *)(tile + p * PANEL + r * 64), row + r < n);
+}
+/* v_new becomes eL v_new */
+template <class R> static __device__ __forceinline__ void scale_values(R &m, int c, int i) {
+    const float *eL = m.gates[c % R::ALL_GATES] + EL;
+    bf16 *v = m.v_new[c % R::NEW];
+#pragma unroll 1
+    for (int r = i / 8; r < C; r += GROUP / 8) {
+        const float e = eL[r];
+#pragma unroll
+        for (int p = 0; p < R::PANELS; p++) {
+            float x[8];
+            load_wide(x, v + p * PANEL + r * 64 + i % 8 * 8);
+#pragma unroll
+            for (int z = 0; z < 8; z++) x[z] *= e;
+            store_wide(v + p * PANEL + r * 64 + i % 8 * 8, x);
+        }
+    }
+    operands_written();
+}
+/* dv = beta X2 and v.X2, of half of the rows where two blocks share the chunk. A thread has 16 bytes of every
+ * 32 columns of a row, of which ON_WAY are on their way from memory. */
+template <class R> struct values {
+    enum { SLICES = R::V / 32, ON_WAY = SLICES < 4 ? SLICES : 4 };
+    int first, passes; /* rows i / 4 from there on, and 32 on where there are two passes */
+    uint4 v[ON_WAY];
+    /* where a thread's first piece is, of v and dv; -1: nowhere */
+    static __device__ __forceinline__ int64_t place(const struct gdn_back &a, const walk &w, int c, int row,
+                                                    int i) {
+        if (c >= w.chunks || row >= rows_of(w, c)) return -1;
+        return (row_of(a, w, c) + (int64_t)row * a.HV) * R::V + i % 4 * 8;
+    }
+    __device__ __forceinline__ values(R &m, const struct gdn_back &a, const walk &w, int i) {
+        passes = a.K == 2 * R::KT ? 1 : 2, first = w.tile * (C / 2) + i / 4;
+        const int64_t at = place(a, w, 0, first, i);
+#pragma unroll
+        for (int j = 0; j < ON_WAY; j++)
+            v[j] = at < 0 ? make_uint4(0, 0, 0, 0) : *(const uint4 *)(a.v + at + 32 * j);
+        m.vx[i / C][i % C] = 0;
+    }
+    __device__ __forceinline__ void take(R &m, const struct gdn_back &a, const walk &w, int c, int i) {
+        const float *beta = m.gates[c % R::ALL_GATES] + BETA;
+#pragma unroll 1
+        for (int pass = 0; pass < passes; pass++) {
+            const int row = first + pass * (C / 2);
+            const bool more = pass + 1 < passes;
+            const int64_t at = place(a, w, c, row, i),
+                          next = more ? place(a, w, c, row + C / 2, i) : place(a, w, c + 1, first, i);
+            const bf16 *X2 = m.X2[c % R::STAGES];
+            const float b = beta[row];
+            float sum = 0;
+#pragma unroll
+            for (int x = 0; x < SLICES; x++) {
+                const int j = x % ON_WAY, col = 32 * x + i % 4 * 8;
+                const uint32_t u[4] = {v[j].x, v[j].y, v[j].z, v[j].w};
+                const int64_t then = x + ON_WAY < SLICES ? at : next;
+                if (then >= 0) v[j] = *(const uint4 *)(a.v + then + 32 * (x + ON_WAY) % R::V);
+                float y[8];
+                load_wide(y, X2 + col / 64 * PANEL + tile_at<64>(row, col % 64));
+#pragma unroll
+                for (int z = 0; z < 4; z++) sum += low(u[z]) * y[2 * z] + high(u[z]) * y[2 * z + 1];
+#pragma unroll
+                for (int z = 0; z < 8; z++) y[z] *= b;
+                if (at >= 0) store_wide(a.dv + at + 32 * x, y);
+            }
+            sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+            sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+            if (i % 4 == 0) m.vx[c % 2][row] = sum;
+        }
+    }
+};
+/* sums over the block's columns of K, for gates_end */
+template <class R> static __device__ __forceinline__ void leave_sums(R &m, float *sums, int c, int i) {
+#pragma unroll 1
+    for (int j = i; j < DOTS * C; j += GROUP) {
+        float x = j / C == DB ? m.vx[c % 2][j % C] : 0.0f;
+#pragma unroll
+        for (int y = 0; y < R::WARPS; y++) x += m.dot[y][j / C][j % C];
+        sums[j] = x;
+    }
+    if (i > 0) return;
+    float x = 0;
+    for (int y = 0; y < R::WARPS; y++) x += m.hdh[y];
+    sums[DOTS * C] = x * m.gates[c % R::ALL_GATES][EG + C - 1];
+}
+template <class R>
+static __device__ __forceinline__ void take_along(R &m, const marks<R> &b, const struct gdn_back &a,
+                                                  const walk &w, int i) {
+    const int64_t stride = (int64_t)a.HV * a.K;
+    values<R> v(m, a, w, i);
+    barrier(4, GROUP); /* the sums start from 0 */
+    for (int c = 0; c < w.chunks; c++) {
+        const int n = rows_of(w, c);
+        const int64_t item = (int64_t)(w.chunk + c) * a.HV + w.hv;
+        const int64_t out = row_of(a, w, c) * a.K + w.tile * R::KT;
+        barrier_wait(b.a_there(c), full<R::STAGES>(c));
+        v.take(m, a, w, c, i);
+        barrier_wait(b.scores_done(), full<1>(c));
+        scale_values<R>(m, c, i);
+        warp_arrive(b.v_ready());
+        barrier_wait(b.dq_there(c), full<2>(c));
+        store_panels<R::W>(a.dq_head + out, m.dO[c % R::STAGES], stride, n, i);
+        warp_arrive(b.a_free(c));
+        barrier(4, GROUP); /* v.X2 is there */
+        barrier_wait(b.dk_there(), full<1>(c));
+        store_panels<R::W>(a.dk_head + out, m.q[c % 2], stride, n, i);
+        leave_sums<R>(m, a.sums + ((int64_t)w.tile * a.items + item) * SUMS, c, i);
+        warp_arrive(b.qk_free(c));
+    }
+}
+#endif
