@@ -3,7 +3,7 @@
  * One launch whose size depends on the number of sessions alone; positions are read on the device, so that a recorded
  * graph can be played again. A block has READ_SLOTS slots of a head, a warp some of them, all asked for at once: each
  * lane copies what it will read itself. The block leaves its softmax, and the last one of a head puts those of all
- * together, in order, and does what follows where that is asked for (cache_step_cuda.cuh). */
+ * together, in order. */
 #include "ops/cache/cache_step_cuda.cuh"
 
 enum { READ_WARPS = 8, WARP_ROWS = 8, READ_THREADS = 32 * READ_WARPS, READ_SLOTS = READ_WARPS * WARP_ROWS };
@@ -17,17 +17,6 @@ int64_t HL_OP(cache_step_scratch)(const struct hl_cache *a) {
     return counts_bytes(a) + a->rows->n * a->HV * parts_of(a) * (a->V + 2) * 4;
 }
 
-/* Which slots of a head are filled: [0, kept) and [w, fresh); the new row comes to slot `fresh`. */
-struct filled {
-    int kept, w, fresh;
-};
-static __device__ __forceinline__ struct filled filled_at(const struct cache_dev &c, int64_t pos) {
-    const int w = (int)c.a.window, chunk = (int)c.a.chunk;
-    /* (a division of 64 bits takes longer than the rest) */
-    const int into = pos < INT32_MAX ? (int)((uint32_t)pos % (uint32_t)chunk) : (int)(pos % chunk);
-    const struct filled f = {(int)min(pos - into, (int64_t)w), w, w + into};
-    return f;
-}
 static __device__ __forceinline__ bool has_row(const struct filled &f, int slot) {
     return slot < f.kept || (slot >= f.w && slot < f.fresh);
 }
@@ -184,56 +173,6 @@ static __device__ __forceinline__ void leave_part(const struct reading<D> &r, fl
     if (threadIdx.x == 0) result[D] = top, result[D + 1] = sum;
 }
 
-/* two neighbours of a row */
-#ifdef HL_CUDA_F32
-typedef float2 pair;
-#else
-typedef uint32_t pair;
-#endif
-/* The rows of the slots -1 - id[0, n) become the kept ones, in place: a row only moves to a lower slot, so what is
- * loaded before its batch is stored is not lost. A thread has two columns of k or v, a warp the scores, another
- * one the positions. */
-static __device__ __forceinline__ void keep_slots(const struct cache_dev &c, const struct memory &m,
-                                                  const int32_t *id, int n, int64_t first) {
-    enum { AT_ONCE = 16 };
-    const int D = (int)c.a.K, lane = threadIdx.x % 32;
-    for (int i0 = 0; i0 < n && threadIdx.x < 64; i0 += 32) {
-        const int64_t slot = i0 + lane < n ? -1 - id[i0 + lane] : 0, w = c.a.window;
-        const float score = threadIdx.x < 32 ? m.score[slot] : 0.0f;
-        const int64_t pos = threadIdx.x < 32 ? 0 : slot < w ? m.pos[slot] : first + slot - w;
-        __syncwarp();
-        if (i0 + lane < n && threadIdx.x < 32) m.score[i0 + lane] = score;
-        if (i0 + lane < n && threadIdx.x >= 32) m.pos[i0 + lane] = pos;
-        __syncwarp();
-    }
-    for (int x = 2 * threadIdx.x; x < 2 * D; x += 2 * READ_THREADS) {
-        act *at = x < D ? m.k + x : m.v + x - D;
-        for (int i0 = 0; i0 < n; i0 += AT_ONCE) {
-            pair row[AT_ONCE];
-#pragma unroll
-            for (int i = 0; i < AT_ONCE; i++)
-                if (i0 + i < n) row[i] = *(const pair *)(at + (int64_t)(-1 - id[i0 + i]) * D);
-#pragma unroll
-            for (int i = 0; i < AT_ONCE; i++)
-                if (i0 + i < n) *(pair *)(at + (int64_t)(i0 + i) * D) = row[i];
-        }
-    }
-}
-
-/* The block is full: kept = top_w(kept + block). */
-static __device__ void merge_full(const struct cache_dev &c, const struct hl_seg &seg, int64_t h) {
-    const struct memory m = memory_of(c, seg, h);
-    const struct chooser s = chooser_at(c, shared_memory());
-    const int64_t kept = kept_at(c, seg.pos), w = c.a.window, n = kept + c.a.chunk;
-    for (int64_t j = threadIdx.x; j < n; j += READ_THREADS) {
-        const int64_t slot = j < kept ? j : w + j - kept;
-        s.id[j] = (int32_t)(-1 - slot);
-        s.key[j] = c.a.evict == HOLA_EVICT_RECENCY ? (uint32_t)j : rank_of(m.score[slot]);
-    }
-    const int now = choose(s, (int)kept, (int)n, (int)w);
-    keep_slots(c, m, s.id, now, seg.pos + 1 - c.a.chunk);
-}
-
 /* A column of the memory's read: all parts together, with the sink, over the denominator. */
 static __device__ __forceinline__ float read_column(const struct cache_dev &c, const struct filled &f,
                                                     const float *result, int parts, float sink, int x) {
@@ -261,104 +200,53 @@ static __device__ __forceinline__ float read_column(const struct cache_dev &c, c
     return acc / sum;
 }
 
-/* A head's weights; loaded before others are waited for. */
-struct head_weights {
-    float sink, gate, norm, tau;
-};
-static __device__ __forceinline__ struct head_weights
-head_weights_of(const struct cache_dev &c, int parts, int64_t h, const struct cache_finish &e) {
-    struct head_weights w = {};
-    if (parts) w.sink = c.a.sink[h], w.gate = c.a.gate[h], w.tau = c.a.tau[h];
-    if (e.y.at && threadIdx.x < c.a.V) w.norm = e.norm[threadIdx.x];
-    return w;
-}
-/* What follows the read of a head; parts 0: there is no exact memory. room: 33 floats. All threads. */
-static __device__ void finish_head(const struct cache_dev &c, const struct hl_seg &seg,
-                                   const struct filled &f, const float *result, int parts, int64_t h,
-                                   const struct head_weights &w, const struct cache_finish &e, float *room) {
-    const int V = (int)c.a.V, x = threadIdx.x;
-    const int64_t row = seg.row * c.a.HV + h;
-    const float z = e.y.at && e.z && x < V ? f32(e.z[seg.row * e.ld + h * V + x]) : 0.0f;
-    float y = e.y.at && x < V ? e.o[row * V + x] : 0.0f, score = 0.0f;
-    for (int i = x; e.y.at && parts && x < 32 && i < e.tiles; i += 32) score += e.sums[row * e.tiles + i];
-    if (parts) y += read_column(c, f, result, parts, w.sink, x) / (1.0f + expf(-w.gate));
-    if (!e.y.at) {
-        act *out = (act *)c.a.out + row * V + x;
-        if (x < V) put(out, f32(*out) + y);
-        return;
-    }
-    if (parts && x < 32) score = warp_sum(score);
-    if (parts && x == 0) memory_of(c, seg, h).score[f.fresh] = by_score(c) ? sqrtf(score) : 0.0f;
-    y *= rsqrtf(block_sum(y * y, room) / (float)V + e.eps) * w.norm;
-    if (x < V) put(panel_at(e.y, (int)seg.row, (int)h * V + x), e.z ? y * silu(z) : y);
-}
-
-/* grid (parts, HV, n); parts 0: (1, HV, n). What does not depend on the new row is asked for before others are waited
- * for: the kernel just before this one writes none of it. beside: nor does it write what else is read here, and the
- * one before it has ended, so it is waited for by those that finish a head. */
+/* grid (parts, HV, n). What does not depend on the new row is asked for before others are waited for: the kernel just
+ * before this one writes none of it. */
 template <int D>
 static __global__ void __launch_bounds__(READ_THREADS, 3)
-    read_step(const struct cache_dev c, int *counts, float *result, int parts, bool beside,
-              const struct cache_finish e) {
+    read_step(const struct cache_dev c, int *counts, float *result, int parts) {
     const int64_t h = blockIdx.y, n = blockIdx.z, head = n * c.a.HV + h;
     const int part = blockIdx.x, first = part * READ_SLOTS;
     const struct hl_seg seg = c.rows.seg[n];
+    const struct memory m = memory_of(c, seg, h);
+    const struct filled f = filled_at(c, seg.pos);
     act *K = (act *)shared_memory(), *V = K + READ_SLOTS * D;
     float *tales = (float *)(V + READ_SLOTS * D);
-    __shared__ float room[33];
     __shared__ int last;
-    struct filled f = {};
-    struct head_weights w = {};
     result += head * parts * (D + 2);
-    if (parts) {
-        const struct memory m = memory_of(c, seg, h);
-        struct reading<D> r;
-        f = filled_at(c, seg.pos);
-        if (!part_used(f, part)) {
-            if (!beside) wait_for_others();
-            let_others_start();
-            return; /* those that finish a head have waited */
-        }
-        const bool has_new = f.fresh >= first && f.fresh < first + READ_SLOTS;
-        const int64_t hk = (seg.row * c.a.H + h / c.group) * D;
-        const act *k = (const act *)c.a.k + hk, *v = (const act *)c.a.v + (seg.row * c.a.HV + h) * D;
-        /* small loads first: behind the many copies they would have to wait */
-        w = head_weights_of(c, parts, h, e);
-        if (beside) load_query<D>(r, (const act *)c.a.q + hk);
-        if (beside && has_new) ask_new<D>(K, k, f, first), ask_new<D>(V, v, f, first);
-        ask_rows<D>(K, m.k, f, first), copy_commit();
-        ask_rows<D>(V, m.v, f, first), copy_commit();
-        if (!beside) wait_for_others();
-        let_others_start();
-        if (!beside) load_query<D>(r, (const act *)c.a.q + hk);
-        if (!beside && has_new) ask_new<D>(K, k, f, first), ask_new<D>(V, v, f, first), copy_commit();
-        if (has_new && threadIdx.x == 0 && (c.a.score || !by_score(c)))
-            m.score[f.fresh] = column(c, m, h, seg.row, 2 * D);
-        if (beside) copy_wait<1>();
-        else copy_wait<0>();
-        unpack_query<D>(r);
-        weigh_keys<D>(r, K, f, first, w.tau / sqrtf((float)D));
-        copy_wait<0>();
-        add_values<D>(r, V);
-        if (has_new) keep_new<D>(m.k, K, f, first), keep_new<D>(m.v, V, f, first);
-        leave_part<D>(r, tales, result + part * (D + 2));
-        __threadfence();
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            last = atomicAdd(counts + head, 1) + 1 == parts_used(f, parts);
-            if (last) counts[head] = 0;
-        }
-        __syncthreads();
-        if (!last) return;
-        __threadfence();
-    } else {
-        w = head_weights_of(c, parts, h, e);
-        let_others_start();
+    if (!part_used(f, part)) {
+        wait_for_others(), let_others_start();
+        return;
     }
-    if (beside) wait_for_others();
-    finish_head(c, seg, f, result, parts, h, w, e, room);
-    __syncthreads(); /* the rows' room */
-    if (parts && c.a.window > 0 && f.fresh == f.w + (int)c.a.chunk - 1) merge_full(c, seg, h);
+    const bool has_new = f.fresh >= first && f.fresh < first + READ_SLOTS;
+    const int64_t hk = (seg.row * c.a.H + h / c.group) * D, hv = (seg.row * c.a.HV + h) * D;
+    /* small loads first: behind the many copies they would have to wait */
+    const float sink = c.a.sink[h], gate = c.a.gate[h], tau = c.a.tau[h];
+    struct reading<D> r;
+    ask_rows<D>(K, m.k, f, first), ask_rows<D>(V, m.v, f, first);
+    copy_commit();
+    wait_for_others(), let_others_start();
+    load_query<D>(r, (const act *)c.a.q + hk);
+    if (has_new) ask_new<D>(K, (const act *)c.a.k + hk, f, first);
+    if (has_new) ask_new<D>(V, (const act *)c.a.v + hv, f, first);
+    copy_commit();
+    if (has_new && threadIdx.x == 0) m.score[f.fresh] = column(c, m, h, seg.row, 2 * D);
+    copy_wait<0>();
+    unpack_query<D>(r);
+    weigh_keys<D>(r, K, f, first, tau / sqrtf((float)D));
+    add_values<D>(r, V);
+    if (has_new) keep_new<D>(m.k, K, f, first), keep_new<D>(m.v, V, f, first);
+    leave_part<D>(r, tales, result + part * (D + 2));
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) last = atomicAdd(counts + head, 1) + 1 == parts_used(f, parts);
+    __syncthreads();
+    if (!last) return;
+    __threadfence();
+    const float y = read_column(c, f, result, parts, sink, threadIdx.x) / (1.0f + expf(-gate));
+    act *out = (act *)c.a.out + hv + threadIdx.x;
+    if (threadIdx.x < D) put(out, f32(*out) + y);
+    if (c.a.window > 0 && f.fresh == f.w + (int)c.a.chunk - 1) merge_full<D>(c, seg, h, shared_memory());
 }
 
 static __global__ void clear_counts(int *counts, int n) {
@@ -367,28 +255,18 @@ static __global__ void clear_counts(int *counts, int n) {
 }
 
 template <int D>
-static void run(struct hl_cuda *cuda, const struct cache_dev *c, void *scratch, int parts, bool beside,
-                const struct cache_finish *e) {
+static void run(struct hl_cuda *cuda, const struct cache_dev *c, int *counts, float *result) {
+    const int parts = (int)parts_of(&c->a);
     const size_t room = (size_t)chooser_bytes(&c->a), tiles = 2 * READ_SLOTS * D * sizeof(act),
-                 tales = reading<D>::TALES * (D + 4) * 4, most = tiles + tales > room ? tiles + tales : room;
-    launch_early(cuda, read_step<D>,
-                 dim3((unsigned)(parts ? parts : 1), (unsigned)c->a.HV, (unsigned)c->a.rows->n), READ_THREADS,
-                 parts ? most : 0, *c, (int *)scratch, (float *)((char *)scratch + counts_bytes(&c->a)),
-                 parts, beside, *e);
-}
-static void run_any(struct hl_cuda *cuda, const struct cache_dev *c, void *scratch, bool beside,
-                    const struct cache_finish *e) {
-    const int parts = c->a.chunk > 0 ? (int)parts_of(&c->a) : 0;
-    if (c->a.K == 64) run<64>(cuda, c, scratch, parts, beside, e);
-    if (c->a.K == 128) run<128>(cuda, c, scratch, parts, beside, e);
-    if (c->a.K == 256) run<256>(cuda, c, scratch, parts, beside, e);
-}
-void HL_OP(cache_step_with)(struct hl_cuda *cuda, const struct cache_dev *c, void *scratch,
-                            const struct cache_finish *e) {
-    run_any(cuda, c, scratch, true, e);
+                 tales = reading<D>::TALES * (D + 4) * 4;
+    launch_early(cuda, read_step<D>, dim3((unsigned)parts, (unsigned)c->a.HV, (unsigned)c->a.rows->n),
+                 READ_THREADS, max(tiles + tales, room), *c, counts, result, parts);
 }
 void HL_OP(cache_step)(struct hl_cuda *cuda, const struct cache_dev *c, void *scratch) {
-    const struct cache_finish none = {};
-    launch_early(cuda, clear_counts, 1, READ_THREADS, 0, (int *)scratch, (int)(c->a.rows->n * c->a.HV));
-    run_any(cuda, c, scratch, false, &none);
+    int *counts = (int *)scratch;
+    float *result = (float *)((char *)scratch + counts_bytes(&c->a));
+    launch_early(cuda, clear_counts, 1, READ_THREADS, 0, counts, (int)(c->a.rows->n * c->a.HV));
+    if (c->a.K == 64) run<64>(cuda, c, counts, result);
+    if (c->a.K == 128) run<128>(cuda, c, counts, result);
+    if (c->a.K == 256) run<256>(cuda, c, counts, result);
 }

@@ -1,25 +1,70 @@
-/* cache_step_cuda.cuh -- a decoding step of the exact memory, and what a layer does next, in the same launches. */
+/* cache_step_cuda.cuh -- a decoding step of the exact memory: which rows there are, and what a full block leaves. */
 #ifndef HL_CACHE_STEP_CUDA_CUH
 #define HL_CACHE_STEP_CUDA_CUH
 #include "cuda/early.cuh"
 #include "ops/cache/cache_cuda.cuh"
-#include "ops/many/many_panel.cuh"
 
-/* Where y is there: y = norm(o + gated read) [silu(z)] instead of out, and the new rows' scores come from `sums`
- * (c.a.score is NULL). V <= 256. The kernel just before made o and sums, and the one before that q, k and v. */
-struct cache_finish {
-    const float *o;    /* [T][HV][V] */
-    const float *sums; /* [T][HV][tiles]: their roots are the scores */
-    int tiles;
-    const float *norm; /* [V] */
-    float eps;
-    const act *z; /* rows of `ld` numbers; NULL: no gate */
-    int ld;
-    struct panels y; /* HV V columns */
+/* Which slots of a head are filled: [0, kept) and [w, fresh); the new row comes to slot `fresh`. */
+struct filled {
+    int kept, w, fresh;
 };
-/* chunk 0: no exact memory. scratch: cache_step_scratch() bytes, of which the first n HV words are 0; they will be
- * again. */
-void HL_OP(cache_step_with)(struct hl_cuda *cuda, const struct cache_dev *c, void *scratch,
-                            const struct cache_finish *e);
+static __device__ __forceinline__ struct filled filled_at(const struct cache_dev &c, int64_t pos) {
+    const int w = (int)c.a.window, chunk = (int)c.a.chunk;
+    /* (a division of 64 bits takes longer than the rest) */
+    const int into = pos < INT32_MAX ? (int)((uint32_t)pos % (uint32_t)chunk) : (int)(pos % chunk);
+    const struct filled f = {(int)min(pos - into, (int64_t)w), w, w + into};
+    return f;
+}
+/* The rows of the slots -1 - id[0, n) become the kept ones, in place: a row only moves to a lower slot, so what is
+ * loaded before its batch is stored is not lost. All threads, which have 16 bytes of k or v at a time; some have a row's
+ * score and position as well. */
+template <int D>
+static __device__ __forceinline__ void keep_slots(const struct cache_dev &c, const struct memory &m,
+                                                  const int32_t *id, int n, int64_t first) {
+    enum { AT_ONCE = 4, UNITS = D / WIDE };
+    const int w = (int)c.a.window,
+              rows = AT_ONCE * (int)blockDim.x / (2 * UNITS); /* of a batch: at most threads */
+    for (int i0 = 0; i0 < n; i0 += rows) {
+        const int mine = i0 + (int)threadIdx.x, slot = mine < n ? -1 - id[mine] : 0;
+        const bool there = (int)threadIdx.x < rows && mine < n;
+        const float score = there ? m.score[slot] : 0.0f;
+        const int64_t pos = !there ? 0 : slot < w ? m.pos[slot] : first + slot - w;
+        uint4 x[AT_ONCE];
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++) {
+            const int u = (int)(threadIdx.x + j * blockDim.x), i = i0 + u / (2 * UNITS),
+                      col = u % UNITS * WIDE;
+            const act *from = u / UNITS % 2 ? m.v : m.k;
+            if (u < rows * 2 * UNITS && i < n)
+                x[j] = *(const uint4 *)(from + (int64_t)(-1 - id[i]) * D + col);
+        }
+        __syncthreads();
+        if (there) m.score[mine] = score, m.pos[mine] = pos;
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++) {
+            const int u = (int)(threadIdx.x + j * blockDim.x), i = i0 + u / (2 * UNITS),
+                      col = u % UNITS * WIDE;
+            act *to = u / UNITS % 2 ? m.v : m.k;
+            if (u < rows * 2 * UNITS && i < n) *(uint4 *)(to + (int64_t)i * D + col) = x[j];
+        }
+        __syncthreads();
+    }
+}
+
+/* The block is full: kept = top_w(kept + block). room: chooser_bytes(). All threads. */
+template <int D>
+static __device__ __forceinline__ void merge_full(const struct cache_dev &c, const struct hl_seg &seg,
+                                                  int64_t h, char *room) {
+    const struct memory m = memory_of(c, seg, h);
+    const struct chooser s = chooser_at(c, room);
+    const int64_t kept = kept_at(c, seg.pos), w = c.a.window, n = kept + c.a.chunk;
+    for (int64_t j = threadIdx.x; j < n; j += blockDim.x) {
+        const int64_t slot = j < kept ? j : w + j - kept;
+        s.id[j] = (int32_t)(-1 - slot);
+        s.key[j] = c.a.evict == HOLA_EVICT_RECENCY ? (uint32_t)j : rank_of(m.score[slot]);
+    }
+    const int now = choose(s, (int)kept, (int)n, (int)w);
+    keep_slots<D>(c, m, s.id, now, seg.pos + 1 - c.a.chunk);
+}
 
 #endif

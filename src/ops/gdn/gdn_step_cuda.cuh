@@ -1,4 +1,4 @@
-/* gdn_step_cuda.cuh -- the decoding kernel's arguments, for those who start it by themselves. */
+/* gdn_step_cuda.cuh -- the decoding kernels' arguments. */
 #ifndef HL_GDN_STEP_CUDA_CUH
 #define HL_GDN_STEP_CUDA_CUH
 #include "cuda/early.cuh"
@@ -25,6 +25,5 @@ struct gdn_step {
 static inline bool gdn_step_knows(int64_t K, int64_t V) {
     return (K == 64 || K == 128 || K == 256) && V % GDN_STEP_COLS == 0;
 }
-void HL_OP(gdn_step_start)(struct hl_cuda *c, const struct gdn_step *a, int64_t K, int64_t segments);
 
 #endif

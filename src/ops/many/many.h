@@ -1,7 +1,6 @@
 /* many.h -- one token of each of many sessions, through all layers and the head: the same function as decode.h's,
  * for more rows than one kernel can take. Each product is a launch, with the norm before it and what follows it
- * inside; between the products a layer has three: convolutions and norms, the delta rule, and the exact memory's read
- * with the output norm. */
+ * inside; between the products a layer has one, of both memories (memory.cuh). */
 #ifndef HL_MANY_H
 #define HL_MANY_H
 #include "ops/decode/decode.h"

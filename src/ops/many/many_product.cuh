@@ -17,9 +17,16 @@
 enum { PRODUCT_THREADS = 256, PANELS = 12, SPLITS = 8, SQUARES = 32 };
 enum { HEAD_ROOM = 1024 }; /* the rows' factors, then a barrier a panel and one for the sums */
 
-/* NORMED: out = norm(x) W^T; LOGITS: the same as floats; GATED: panels of silu(norm(x) W^T) (norm(x) W2^T);
- * JOINED: out = from + x W^T, and panels of out times `weight` */
-enum product_kind { NORMED, LOGITS, GATED, JOINED };
+/* NORMED: out = norm(x) W^T; GATED: panels of silu(norm(x) W^T) (norm(x) W2^T); JOINED: out = from + x W^T, and panels
+ * of out times `weight` */
+enum product_kind { NORMED, GATED, JOINED };
+/* What the next kernel will read, to the chip's cache while memory is idle: the first AHEAD columns of some states. */
+enum { AHEAD = 64 };
+struct ahead {
+    const struct hl_seg *seg;
+    int64_t at;
+    int heads, HV, rows, columns; /* heads of all sessions */
+};
 struct many_linear {
     struct panels x;
     const bf16 *W, *W2;
@@ -32,6 +39,7 @@ struct many_linear {
     void *out;           /* [M][ld] */
     struct panels panels;
     int ld, splits;
+    struct ahead ahead; /* NORMED */
 };
 
 template <int NB> struct product_room {
@@ -157,8 +165,25 @@ static __device__ __forceinline__ void multiply(const struct many_linear &a, con
     send_sums<NB>(a, d, b.rank, P, barrier_number(there, b.n));
 }
 
-/* One part of K, until the sums of the block's rows are there. The first warpgroup multiplies; a thread of the second
- * brings x. All threads. */
+static __device__ __forceinline__ void ask_near(const void *global) {
+#ifdef HL_CUDA_EMU
+    (void)global;
+#else
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
+#endif
+}
+static __device__ __forceinline__ void bring_near(const struct ahead &a) { /* a warpgroup */
+    enum { SECTOR = 8, EACH = AHEAD / SECTOR };                            /* columns */
+    for (int x = blockIdx.x; x < a.heads; x += gridDim.x) {
+        const float *state =
+            (const float *)(a.seg[x / a.HV].state + a.at) + (int64_t)(x % a.HV) * a.rows * a.columns;
+        for (int i = threadIdx.x % 128; i < a.rows * EACH; i += 128)
+            ask_near(state + i / EACH * a.columns + i % EACH * SECTOR);
+    }
+}
+
+/* One part of K, until the sums of the block's rows are there. The first warpgroup multiplies; a thread of each warp
+ * of the second brings x: to ask for a panel takes 0.1 microseconds. All threads. */
 template <int NB, int KIND>
 static __device__ __forceinline__ void product_part(const struct many_linear &a, int tile, int rank,
                                                     char *shared, int most, float *P,
@@ -176,7 +201,7 @@ static __device__ __forceinline__ void product_part(const struct many_linear &a,
     __syncthreads();
     if (a.splits > 1) cluster_arrive(); /* nothing is sent to a block that has not begun */
     let_others_start(), wait_for_others();
-    for (int i = 0; i < b.n && threadIdx.x == 128; i++) {
+    for (int i = (int)threadIdx.x / 32 - 4; i < b.n && i >= 0 && threadIdx.x % 32 == 0; i += 4) {
         const int p = (i + tile) % b.n; /* not all blocks the same at once */
         barrier_expect(barrier_number(there, p), size * 2);
         copy_bulk(X + p * size, a.x.at + (b.first + p) * size, size * 2, barrier_number(there, p), true);
@@ -188,6 +213,10 @@ static __device__ __forceinline__ void product_part(const struct many_linear &a,
     if (group_of_warps() == 0) multiply<NB>(a, b, tile, X, W, P, there);
     else if (a.splits > 1) cluster_wait();
     if (KIND != JOINED && group_of_warps() == 1) bring_norms(a, rank, (float *)shared);
+    if (KIND == NORMED && group_of_warps() == 1) {
+        for (int p = 0; p < b.n; p++) barrier_wait(barrier_number(there, p), 0); /* x goes first */
+        bring_near(a.ahead);
+    }
     __syncthreads(); /* the factors; the sums of a block alone */
 #ifndef HL_CUDA_EMU
     if (a.splits > 1) barrier_wait(barrier_number(there, b.n), 0);
@@ -213,13 +242,6 @@ static __device__ __forceinline__ void put_four(const struct many_linear &a, int
     if (n + 4 <= a.N && a.ld % 4 == 0) *(uint2 *)out = make_uint2(pack2(y[0], y[1]), pack2(y[2], y[3]));
     else
         for (int j = 0; j < 4 && n + j < a.N; j++) put(out + j, y[j]);
-}
-static __device__ __forceinline__ void put_logits(const struct many_linear &a, int64_t at, int n,
-                                                  const float *y) {
-    float *out = (float *)a.out + at;
-    if (n + 4 <= a.N && a.ld % 4 == 0) *(float4 *)out = make_float4(y[0], y[1], y[2], y[3]);
-    else
-        for (int j = 0; j < 4 && n + j < a.N; j++) out[j] = y[j];
 }
 /* Eight threads have SQUARES columns of a row; all warps are whole here. */
 static __device__ __forceinline__ void put_joined(const struct many_linear &a, int row, int n, bool there,
@@ -259,7 +281,6 @@ static __device__ __forceinline__ void product_out(const struct many_linear &a, 
         float y[4] = {f * s.x, f * s.y, f * s.z, f * s.w};
         if (KIND == JOINED)
             put_joined(a, row, n, there, y, old.u[j % (MANY_ROWS * NB / 4 / PRODUCT_THREADS)]);
-        if (KIND == LOGITS && there) put_logits(a, (int64_t)row * a.ld + n, n, y);
         if (KIND == NORMED && there) put_four(a, (int64_t)row * a.ld + n, n, y);
         if (KIND == GATED && row < a.M && n < panels_of(a.N) * PANEL) { /* zeros to the panel's end */
             const float4 u = product_sum<NB>(a, P, r * LD + col + NB / 2);

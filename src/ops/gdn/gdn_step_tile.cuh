@@ -1,0 +1,243 @@
+/* gdn_step_tile.cuh -- decoding: threads that take tile after tile of the sessions' states (docs/math.md).
+ *
+ * They own COLS columns of one value head's state at a time, read from memory once and written once whatever the number
+ * of tokens or of sessions; a thread holds 4 neighbouring columns of ROWS neighbouring rows. The read after the write
+ * needs no second pass:  q^T S_t = alpha q^T S_{t-1} + (q.k) beta e,  so a token costs one sum over the threads.
+ *
+ * Memory never waits for them: the next SLOTS tiles are on their way in shared memory, where a thread reads what it
+ * has copied itself, as many already before other kernels are waited for. A row of the next tile is read and summed when
+ * that of the present one goes back to memory, for stores take as long as all the rest. Where tiles lie is known long
+ * before; q, k and v of a tile are asked for two tiles before, and before the copies, behind which they would queue. */
+#ifndef HL_GDN_STEP_TILE_CUH
+#define HL_GDN_STEP_TILE_CUH
+#include "ops/gdn/gdn_prep_cuda.cuh"
+#include "ops/gdn/gdn_step_cuda.cuh"
+
+enum { STEP_ROWS = 8 }; /* tokens of a segment */
+enum { ROWS = 8, SLOTS = 2, KNOWN = 64, SM_THREADS = 512 };
+
+struct tile_place { /* of a tile */
+    float *state;
+    int row, len, hv, column;
+    float alpha, beta; /* of the present token */
+};
+template <int K, int COLS> struct step_tile { /* what the threads have in shared memory */
+    enum { QUADS = COLS / 4, THREADS = K / ROWS * QUADS, WARPS = THREADS / 32 };
+    float4 ring[SLOTS][ROWS][THREADS];
+    struct tile_place place[KNOWN];  /* of the own tile n: n % KNOWN */
+    float part[WARPS][2 * COLS + 4]; /* k^T S, q^T S, q.k over a warp's rows */
+    float all[2 * COLS + 4];
+};
+
+/* N activations as they came: who asks for them early must not touch them early. */
+template <int N> struct acts {
+    uint32_t w[N * sizeof(act) / 4];
+    __device__ __forceinline__ void fetch(const act *p) {
+        if constexpr (sizeof w == 8) *(uint2 *)w = *(const uint2 *)p;
+        else
+#pragma unroll
+            for (int i = 0; i < (int)sizeof w / 16; i++) ((uint4 *)w)[i] = ((const uint4 *)p)[i];
+    }
+    __device__ __forceinline__ float operator[](int i) const {
+        return sizeof(act) == 4 ? __uint_as_float(w[i]) : i % 2 ? high(w[i / 2]) : low(w[i / 2]);
+    }
+};
+/* What a thread needs of a token. */
+struct token {
+    __align__(16) struct acts<ROWS> k, q;
+    __align__(16) struct acts<4> v;
+};
+static __device__ __forceinline__ float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
+/* Decay and write strength of a token of the tile. One thread; a barrier must follow. */
+static __device__ __forceinline__ void find_gates(const struct gdn_step &a, struct tile_place *p,
+                                                  int64_t row) {
+    const int hv = p->hv;
+    const int64_t b = row * a.HV + hv;
+    if (a.raw) {
+        p->alpha =
+            a.a ? expf(-expf(a.A_log[hv]) * softplus(f32(a.a[row * a.ld + hv]) + a.dt_bias[hv])) : 1.0f;
+        p->beta = a.b ? a.top * sigmoid(f32(a.b[row * a.ld + hv])) : 1.0f;
+    } else p->alpha = a.g ? expf(a.g[b]) : 1.0f, p->beta = a.beta[b];
+}
+
+/* k^T S, q^T S and q.k of the thread's rows: over all threads to m.all, in a fixed order. */
+template <int K, int COLS, class TEAM>
+static __device__ __forceinline__ void sum_rows(struct step_tile<K, COLS> &m, const TEAM &team, float x[9]) {
+    typedef struct step_tile<K, COLS> tile;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+    for (int n = tile::QUADS; n < 32; n *= 2)
+#pragma unroll
+        for (int j = 0; j < 9; j++) x[j] += __shfl_xor_sync(0xffffffffu, x[j], n);
+    if (lane < tile::QUADS) {
+        *(float4 *)(m.part[warp] + 4 * lane) = make_float4(x[0], x[1], x[2], x[3]);
+        *(float4 *)(m.part[warp] + COLS + 4 * lane) = make_float4(x[4], x[5], x[6], x[7]);
+        if (lane == 0) m.part[warp][2 * COLS] = x[8];
+    }
+    team.sync();
+    for (int i = threadIdx.x; i <= 2 * COLS; i += tile::THREADS) {
+        float s = m.part[0][i];
+#pragma unroll
+        for (int w = 1; w < tile::WARPS; w++) s += m.part[w][i];
+        m.all[i] = s;
+    }
+    team.sync();
+}
+
+/* x: what a row of four columns adds to k^T S, q^T S and q.k */
+static __device__ __forceinline__ void add_row(float x[9], const float4 &S, float k, float q) {
+    x[0] += k * S.x, x[1] += k * S.y, x[2] += k * S.z, x[3] += k * S.w;
+    x[4] += q * S.x, x[5] += q * S.y, x[6] += q * S.z, x[7] += q * S.w;
+    x[8] += q * k;
+}
+/* What a token does to the rows: S = alpha S + k r^T. */
+struct change {
+    float alpha, r[4];
+    __device__ __forceinline__ void apply(float4 &S, float k) const {
+        S.x = alpha * S.x + k * r[0], S.y = alpha * S.y + k * r[1];
+        S.z = alpha * S.z + k * r[2], S.w = alpha * S.w + k * r[3];
+    }
+};
+/* A token of a tile, from the thread's sums x: its outputs and sum of squares go to memory. All threads. */
+template <int K, int COLS, class TEAM>
+static __device__ __forceinline__ struct change
+step_token(const struct gdn_step &a, struct step_tile<K, COLS> &m, const TEAM &team, const struct token &y,
+           const struct tile_place &p, int64_t row, float x[9]) {
+    typedef struct step_tile<K, COLS> tile;
+    const int quad = threadIdx.x % tile::QUADS, column = p.column + 4 * quad;
+    const int64_t b = row * a.HV + p.hv;
+    const float scale = 1.0f / sqrtf((float)K);
+    float sum = 0.0f;
+    sum_rows<K, COLS>(m, team, x);
+    const float beta = p.beta;
+    struct change c = {p.alpha};
+    const float4 kS = *(const float4 *)(m.all + 4 * quad), qS = *(const float4 *)(m.all + COLS + 4 * quad);
+    const float kept[4] = {kS.x, kS.y, kS.z, kS.w}, read[4] = {qS.x, qS.y, qS.z, qS.w}, qk = m.all[2 * COLS];
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        const float e = y.v[j] - c.alpha * kept[j];
+        c.r[j] = beta * e;
+        const float s = a.evict == HOLA_EVICT_E ? e : a.evict == HOLA_EVICT_BETAV ? beta * y.v[j] : c.r[j];
+        sum += s * s;
+        const float o = scale * (c.alpha * read[j] + qk * c.r[j]);
+        if (threadIdx.x < tile::QUADS && a.out32) a.out32[b * a.V + column + j] = o;
+        else if (threadIdx.x < tile::QUADS) put(a.out + b * a.V + column + j, o);
+    }
+    if (threadIdx.x < 32) { /* the sums' columns are neighbouring lanes' */
+#pragma unroll
+        for (int n = 1; n < GDN_STEP_COLS / 4; n *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, n);
+        const int at = column / GDN_STEP_COLS;
+        if (threadIdx.x < tile::QUADS && column % GDN_STEP_COLS == 0)
+            a.sums[a.raw ? b * a.tiles + at : at * a.T * a.HV + b] = sum;
+    }
+    return c;
+}
+
+/* Places of the own tiles from number n on, `many` of them; a barrier must follow. */
+template <int K, int COLS, class TEAM>
+static __device__ __forceinline__ void find_places(const struct gdn_step &a, struct step_tile<K, COLS> &m,
+                                                   const TEAM &team, int n, int many, int own) {
+    const int tiles = a.V / COLS, w = team.number(n + threadIdx.x);
+    if ((int)threadIdx.x >= many || n + (int)threadIdx.x >= own) return;
+    const struct hl_seg seg = a.seg[w / tiles / a.HV];
+    struct tile_place *p = &m.place[(n + threadIdx.x) % KNOWN];
+    p->row = (int)seg.row, p->len = (int)seg.len, p->hv = w / tiles % a.HV, p->column = w % tiles * COLS;
+    p->state = (float *)(seg.state + a.S_off) + (int64_t)p->hv * K * a.V + p->column;
+}
+/* Their gates, of the first token. */
+template <int K, int COLS>
+static __device__ __forceinline__ void
+find_first_gates(const struct gdn_step &a, struct step_tile<K, COLS> &m, int n, int many, int own) {
+    struct tile_place *p = &m.place[(n + threadIdx.x) % KNOWN];
+    if ((int)threadIdx.x < many && n + (int)threadIdx.x < own) find_gates(a, p, p->row);
+}
+
+/* The own tile n, when there is one. */
+template <int K, int COLS>
+static __device__ __forceinline__ void bring(const struct gdn_step &a, struct step_tile<K, COLS> &m, int n,
+                                             int own, int at) {
+    if (n < own) {
+        const float *from = m.place[n % KNOWN].state + at;
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) copy_async(&m.ring[n % SLOTS][i][threadIdx.x], from + i * a.V);
+    }
+    copy_commit();
+}
+/* Token t of that tile, when there is one. */
+template <int K, int COLS, class TEAM>
+static __device__ __forceinline__ void ask(struct token &x, const struct gdn_step &a, const TEAM &team,
+                                           const struct step_tile<K, COLS> &m, int n, int own, int t) {
+    typedef struct step_tile<K, COLS> tile;
+    if (n >= own) return;
+    const struct tile_place &p = m.place[n % KNOWN];
+    team.fetch(x, a, p, n, t, K, threadIdx.x / tile::QUADS * ROWS, p.column + threadIdx.x % tile::QUADS * 4);
+}
+
+/* TEAM: number(n) of the own tile n among all, segments first, columns last; sync(), a barrier of the threads; fetch(),
+ * their share of token t of tile n; done(n), called when the results of tile n are stored by some of the first warp;
+ * TOKENS, 1: of a segment; GATED: the gates of all tiles are there. */
+template <int K, int COLS> static __device__ __forceinline__ int place_in_tile(const struct gdn_step &a) {
+    typedef struct step_tile<K, COLS> tile;
+    return threadIdx.x / tile::QUADS * ROWS * a.V + threadIdx.x % tile::QUADS * 4;
+}
+/* What is done before others are waited for: no kernel right before writes states. */
+template <int K, int COLS, class TEAM>
+static __device__ __forceinline__ void begin_tiles(const struct gdn_step &a, struct step_tile<K, COLS> &m,
+                                                   const TEAM &team, int own) {
+    find_places<K, COLS>(a, m, team, 0, KNOWN * 3 / 4, own);
+    team.sync();
+    for (int i = 0; i < SLOTS; i++) bring<K, COLS>(a, m, i, own, place_in_tile<K, COLS>(a));
+}
+/* The rest, by the block's first threads. */
+template <int K, int COLS, class TEAM>
+static __device__ __forceinline__ void walk_tiles(const struct gdn_step &a, struct step_tile<K, COLS> &m,
+                                                  const TEAM &team, int own) {
+    const int at = place_in_tile<K, COLS>(a);
+    struct token now, next, then;
+    float4 S[ROWS] = {};
+    float x[9] = {0.0f};
+    ask<K, COLS>(now, a, team, m, 0, own, 0);
+    ask<K, COLS>(next, a, team, m, 1, own, 0);
+    if (!TEAM::GATED) find_first_gates<K, COLS>(a, m, 0, KNOWN * 3 / 4, own);
+    copy_wait<SLOTS - 1>();
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) S[i] = m.ring[0][i][threadIdx.x], add_row(x, S[i], now.k[i], now.q[i]);
+    bring<K, COLS>(a, m, SLOTS, own, at);
+    for (int n = 0; n < own; n++) {
+        struct tile_place &p = m.place[n % KNOWN];
+        struct change c = {1.0f};
+        for (int t = 0; t < (TEAM::TOKENS == 1 ? 1 : p.len); t++) {
+            if (t) {
+                const struct token was = now;
+                team.sync(); /* the gates are done with */
+                if (threadIdx.x == 0) find_gates(a, &p, p.row + t);
+                ask<K, COLS>(now, a, team, m, n, own, t);
+#pragma unroll
+                for (int i = 0; i < 9; i++) x[i] = 0.0f;
+#pragma unroll
+                for (int i = 0; i < ROWS; i++) c.apply(S[i], was.k[i]), add_row(x, S[i], now.k[i], now.q[i]);
+            }
+            c = step_token<K, COLS>(a, m, team, now, p, p.row + t, x);
+        }
+        team.done(n);
+        ask<K, COLS>(then, a, team, m, n + 2, own, 0);
+        if (n % (KNOWN / 2) == 0 && n) { /* those of long ago make room */
+            find_places<K, COLS>(a, m, team, n + KNOWN / 4, KNOWN / 2, own);
+            find_first_gates<K, COLS>(a, m, n + KNOWN / 4, KNOWN / 2, own);
+        }
+        copy_wait<SLOTS - 1>();
+#pragma unroll
+        for (int i = 0; i < 9; i++) x[i] = 0.0f;
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) { /* a row goes and the next tile's comes */
+            c.apply(S[i], now.k[i]);
+            __stcs((float4 *)(p.state + at + i * a.V), S[i]); /* not read again soon */
+            if (n + 1 < own)
+                S[i] = m.ring[(n + 1) % SLOTS][i][threadIdx.x], add_row(x, S[i], next.k[i], next.q[i]);
+        }
+        bring<K, COLS>(a, m, n + 1 + SLOTS, own, at);
+        now = next, next = then;
+    }
+}
+
+#endif
