@@ -98,9 +98,11 @@ static void answers(void **state) {
     dev_close(&d);
 }
 
-/* The same while they are written: a thread in the kernel's place. What is taken is what was looked at. */
+/* The same while they are written: a thread in the place of the emulated device's kernel. What is taken is what was
+ * looked at. */
+extern atomic_int hl_emu_busy __attribute__((weak)); /* something is under way */
 struct writer {
-    atomic_int turn, done; /* that it may write, has written; < 0: the end */
+    atomic_int turn; /* that it may write; < 0: the end */
     volatile uint32_t *words;
     uint32_t tag;
 };
@@ -111,32 +113,30 @@ static void *write_words(void *ctx) {
         while ((now = atomic_load(&w->turn)) >= 0 && now < turn) sched_yield();
         if (now < 0) return NULL;
         for (uint32_t i = 0; i < WORDS; i++) w->words[i] = word_of(i, turn) | w->tag;
-        atomic_store(&w->done, turn);
     }
 }
 static void meanwhile(void **state) {
-    enum { TURNS = 4000, ENOUGH = TURNS / 100 };
+    enum { TURNS = 1000 };
     static uint32_t got[WORDS];
-    int taken = 0;
     int64_t n = 0;
     struct writer w = {.words = NULL};
     pthread_t thread;
     (void)state;
+    if (!&hl_emu_busy) skip();
     struct dev d = dev_open(false);
     struct hl_cuda *c = hl_cuda_of(d.pool);
     assert_int_equal(pthread_create(&thread, NULL, write_words, &w), 0);
+    atomic_store(&hl_emu_busy, 1);
     for (int turn = 1; turn <= TURNS; turn++) {
         w.words = hl_cuda_answer(c, WORDS, &w.tag);
         atomic_store(&w.turn, turn);
-        const bool all = hl_cuda_take(c, got, 0, WORDS, got_word, &n);
-        while (atomic_load(&w.done) < turn) sched_yield(); /* it may have slept, and nobody waited */
-        d.ops->mem->status(d.pool);
-        taken += all;
-        for (uint32_t i = 0; all && i < WORDS; i++) assert_int_equal(got[i], word_of(i, turn));
+        assert_true(hl_cuda_take(c, got, 0, WORDS, got_word, &n));
+        for (uint32_t i = 0; i < WORDS; i++) assert_int_equal(got[i], word_of(i, turn));
     }
     atomic_store(&w.turn, -1);
     pthread_join(thread, NULL);
-    assert_true(taken >= ENOUGH);
+    atomic_store(&hl_emu_busy, 0);
+    assert_int_equal(n, (int64_t)TURNS * WORDS);
     dev_close(&d);
 }
 

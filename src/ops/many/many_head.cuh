@@ -118,7 +118,7 @@ static __global__ void __launch_bounds__(HEAD_THREADS, 1) many_head(const struct
     put_logits(a, d, m->factor, first, own);
 }
 
-static void start_head(struct hl_cuda *c, const struct many_linear &a) {
+static inline void start_head(struct hl_cuda *c, const struct many_linear &a) {
     const int units = (a.N + 7) / 8, sms = hl_cuda_sms(c), most = HEAD_COLS / 8;
     const int waves = (units + most * sms - 1) / (most * sms),
               each = (units + waves * sms - 1) / (waves * sms);
