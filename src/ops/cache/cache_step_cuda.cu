@@ -258,9 +258,9 @@ template <int D>
 static void run(struct hl_cuda *cuda, const struct cache_dev *c, int *counts, float *result) {
     const int parts = (int)parts_of(&c->a);
     const size_t room = (size_t)chooser_bytes(&c->a), tiles = 2 * READ_SLOTS * D * sizeof(act),
-                 tales = reading<D>::TALES * (D + 4) * 4;
+                 tales = reading<D>::TALES * (D + 4) * 4, shared = tiles + tales;
     launch_early(cuda, read_step<D>, dim3((unsigned)parts, (unsigned)c->a.HV, (unsigned)c->a.rows->n),
-                 READ_THREADS, max(tiles + tales, room), *c, counts, result, parts);
+                 READ_THREADS, shared > room ? shared : room, *c, counts, result, parts);
 }
 void HL_OP(cache_step)(struct hl_cuda *cuda, const struct cache_dev *c, void *scratch) {
     int *counts = (int *)scratch;

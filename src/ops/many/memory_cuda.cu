@@ -339,9 +339,10 @@ static void run(struct hl_cuda *cuda, const struct many_prepare *p, const struct
     typedef struct memory_room<D> room;
     const int heads = (int)(c->a.rows->n * c->a.HV), few = (heads + room::HEADS - 1) / room::HEADS;
     const int most = SM_THREADS / room::STATES * hl_cuda_sms(cuda), grid = max(min(heads, most), few);
-    const size_t chooser = offsetof(room, state) + (size_t)chooser_bytes(&c->a);
-    launch_early(cuda, step_memory<D>, (unsigned)grid, room::STATES + room::READERS,
-                 max(sizeof(room), chooser) + SOME_ROOM, *p, *a, *c, *e, heads, first);
+    const size_t chooser = offsetof(room, state) + (size_t)chooser_bytes(&c->a),
+                 shared = chooser > sizeof(room) ? chooser : sizeof(room);
+    launch_early(cuda, step_memory<D>, (unsigned)grid, room::STATES + room::READERS, shared + SOME_ROOM, *p,
+                 *a, *c, *e, heads, first);
 }
 void HL_OP(memory_step)(struct hl_cuda *cuda, const struct many_prepare *p, const struct gdn_step *a,
                         const struct cache_dev *c, const struct cache_finish *e, bool first) {
