@@ -72,6 +72,10 @@ void HL_OP(gdn_back_walk)(struct hl_cuda *c, const struct gdn_back *a);
 void HL_OP(gdn_back_plain)(struct hl_cuda *c, const struct gdn_back *a);
 }
 
+/* Lane 4g + t holds columns 2t, 2t + 1 of every 8, of rows g and g + 8 of the warp's 16. */
+static __device__ __forceinline__ int own_row(int h) {
+    return threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4 + 8 * h;
+}
 /* exp(G_i - G_j) and exp(G_i - G_{j+1}), j even; garbage where i comes before j. The differences of whole
  * numbers are exact, so nothing is lost in a sum of -4000. */
 static __device__ __forceinline__ float2 decay(const float *gates, int i, int j) {

@@ -142,9 +142,6 @@ static __device__ __forceinline__ void pack_scaled(uint32_t x[4][4], const float
     }
 }
 
-static __device__ __forceinline__ int own_row(int h) {
-    return threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4 + 8 * h;
-}
 /* P; the group has C / W of its columns */
 template <int K, int W>
 static __device__ __forceinline__ void form_scores(scan_stage<K> &s, const float *gates, int group) {

@@ -21,11 +21,6 @@ template <int KT> struct room {
 /* the part of one warpgroup: 64 rows, KT/2 columns */
 template <int KT> struct part { float d[KT / 16][4]; };
 
-/* lane 4g + t holds columns 2t, 2t + 1 of every 8, of rows g and g + 8 of the warp's 16 */
-static __device__ __forceinline__ int own_row(int h) {
-    return threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4 + 8 * h;
-}
-
 /* From dO v_new^T (group 0) dS and its diagonal, from X2 v_new^T (group 1) N: strictly below the diagonal */
 template <int KT>
 static __device__ __forceinline__ void store_scores(const float (*f)[4], room<KT> *m, float scale,

@@ -12,9 +12,6 @@
 
 #ifndef HL_CUDA_F32
 
-static __device__ __forceinline__ int own_row(int h) {
-    return threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4 + 8 * h;
-}
 /* dS and its diagonal from dO v_new^T, N and beta N from X2 v_new^T; the first group has dS */
 template <class R>
 static __device__ __forceinline__ void form_scores(R &m, const marks<R> &b, int c, int which, float scale) {
