@@ -123,8 +123,8 @@ static const struct gdn_shape shapes[] = {
     {1, 1, 128, 64, GATE_RANDOM, -0.1, 0, 1},  {1, 1, 128, 128, GATE_RANDOM, -0.1, 0, 1},
     {1, 1, 256, 128, GATE_RANDOM, -0.1, 0, 1}, {1, 1, 256, 64, GATE_NONE, 0, 0, 1},
     {1, 1, 64, 192, GATE_RANDOM, -0.1, 0, 1},  {1, 1, 64, 256, GATE_RANDOM, -0.1, 0, 1},
-    {2, 4, 16, 16, GATE_RANDOM, -0.1, 0, 1},   {1, 1, 24, 40, GATE_RANDOM, -0.1, 0, 1},
-    {1, 1, 80, 100, GATE_RANDOM, -0.1, 0, 1}};
+    {1, 1, 256, 256, GATE_RANDOM, -0.1, 0, 1}, {2, 4, 16, 16, GATE_RANDOM, -0.1, 0, 1},
+    {1, 1, 24, 40, GATE_RANDOM, -0.1, 0, 1},   {1, 1, 80, 100, GATE_RANDOM, -0.1, 0, 1}};
 
 static void all_shapes(void **state) {
     (void)state;
@@ -134,7 +134,7 @@ static void all_shapes(void **state) {
         struct dev d = dev_open(f32);
         const bool slow = dev_slow(&d), least = dev_least();
         for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
-            if (!slow || !f32 || i == 0 || (i > 7 && !least))
+            if (!slow || !f32 || i == 0 || (i > 8 && !least))
                 compare(&d, &shapes[i],
                         least  ? few + 2
                         : slow ? few

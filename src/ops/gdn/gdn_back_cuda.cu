@@ -145,7 +145,7 @@ static int64_t carve_all(struct gdn_back *a, char *room, enum form form) {
     a->P = (act *)carve(room, &at, form == FAST ? heads * C * C : 0, sizeof(act));
     a->h = carve(room, &at, form == WALK ? 0 : heads * a->K * a->V, size);
     a->dh = carve(room, &at, heads * a->K * a->V, size);
-    a->X2 = carve(room, &at, a->T * a->HV * a->V, size);
+    a->X2 = carve(room, &at, (form == WALK ? a->chunks * C : a->T) * a->HV * a->V, size);
     if (form == WALK) {
         a->starts = (float *)carve(room, &at, a->cuts > 1 ? walks * a->cuts * a->K * a->V : 0, sizeof(float));
         a->sums = (float *)carve(room, &at, hl_pieces(a->K, 128) * heads * SUMS, sizeof(float));
@@ -199,6 +199,7 @@ extern "C" void HL_OP(gdn_backward)(struct hl_pool *pool, const struct hl_gdn *x
                     ? 1
                     : gdn_parts(GDN_BUSY / (a.segs * a.HV * hl_pieces(a.V, 64)), hl_pieces(rows->longest, C));
     a.cuts = form == WALK ? cuts_of(&a, rows->longest) : 1;
+    a.walks = form == WALK;
     char *room = (char *)hl_cuda_scratch(c, carve_all(&a, NULL, form));
     if (!room) return;
     carve_all(&a, room, form);

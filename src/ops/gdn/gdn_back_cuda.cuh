@@ -47,7 +47,7 @@ struct gdn_back {
     float *gates;           /* [chunks][HV][GATES] */
     act *P;                 /* [chunks][HV][C][C] */
     void *h, *dh;           /* the first chunk of a segment has h = 0, the last one dh = 0: not stored */
-    void *X2;               /* [T][HV][V], as the states */
+    void *X2;               /* [T][HV][V], as the states; [chunks][HV] of tiles where it `walks` */
     act *dq_head, *dk_head; /* [T][HV][K]: dq, dk themselves when a key head has one value head */
     struct gdn_ends e;      /* of the parts of long segments */
     float *decays;          /* [segs][HV][parts]: of the state, over a part */
@@ -55,6 +55,7 @@ struct gdn_back {
      * rows, [tiles][chunks][HV][SUMS] */
     int cuts;
     float *starts, *sums;
+    bool walks; /* then X2 lies in memory as in shared memory, by 64 columns, and is copied in one piece */
 };
 
 extern "C" {

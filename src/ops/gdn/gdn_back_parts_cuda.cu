@@ -31,11 +31,12 @@ template <int DEPTH> struct marks {
         return barrier_number(first, 2 * DEPTH + OUTS + c % OUTS);
     }
 };
-/* by one thread */
-template <int W, int DEPTH> static __device__ __forceinline__ void open_marks(const marks<DEPTH> &b) {
-    for (int i = 0; i < DEPTH; i++) barrier_open(b.there(i), LOADERS), barrier_open_warps(b.free(i), 4 * W);
+/* by one thread; so many load and store */
+template <int W, int DEPTH>
+static __device__ __forceinline__ void open_marks(const marks<DEPTH> &b, int loaders, int storers) {
+    for (int i = 0; i < DEPTH; i++) barrier_open(b.there(i), loaders), barrier_open_warps(b.free(i), 4 * W);
     for (int i = 0; i < OUTS; i++)
-        barrier_open_warps(b.out_there(i), 4 * W), barrier_open(b.out_free(i), STORERS);
+        barrier_open_warps(b.out_there(i), 4 * W), barrier_open(b.out_free(i), storers);
 }
 
 /* What a block walks along: chunks of a segment, one value head. Rows are counted, not looked up: a load from
@@ -72,7 +73,18 @@ static __device__ __forceinline__ int64_t row_of(const struct gdn_back &a, const
 
 /* ---- the group that copies ---- */
 
+/* X2 of a step, as it lies in shared memory, on its way; by one thread */
 template <int K, int W>
+static __device__ __forceinline__ void store_panels(scan_room<K, W> &m,
+                                                    const marks<scan_room<K, W>::DEPTH> &b,
+                                                    const struct gdn_back &a, const walk &w, int step) {
+    const int64_t item = (int64_t)(w.top - step) * a.HV + w.hv;
+    barrier_wait(b.out_there(step), full<OUTS>(step));
+    copy_out((bf16 *)a.X2 + item * C * a.V + w.col * C, m.out[step % OUTS], W * PANEL * (int)sizeof(bf16));
+}
+/* By threads i of N. STORES: the first of them also sends X2 to memory, as soon as a step is known to be
+ * over: DEPTH steps later, when its place is free. */
+template <int K, int W, int N, bool STORES>
 static __device__ __forceinline__ void load_all(scan_room<K, W> &m, const marks<scan_room<K, W>::DEPTH> &b,
                                                 const struct gdn_back &a, const walk &w, int i) {
     enum { DEPTH = scan_room<K, W>::DEPTH };
@@ -82,25 +94,35 @@ static __device__ __forceinline__ void load_all(scan_room<K, W> &m, const marks<
         const int64_t qk = (row / a.HV * a.H + w.hv / a.group) * K;
         scan_stage<K> &s = m.stage[at];
         barrier_wait(b.free(step), empty<DEPTH>(step));
+        if (STORES && i == 0 && step >= DEPTH) store_panels(m, b, a, w, step - DEPTH);
 #pragma unroll 1
         for (int p = 0; p < K / 64; p++) {
-            copy_panel<64, C, LOADERS>(s.k + p * PANEL, a.k + qk + 64 * p, a.H * K, n, i);
-            copy_panel<64, C, LOADERS>(s.q + p * PANEL, a.q + qk + 64 * p, a.H * K, n, i);
+            copy_panel<64, C, N>(s.k + p * PANEL, a.k + qk + 64 * p, a.H * K, n, i);
+            copy_panel<64, C, N>(s.q + p * PANEL, a.q + qk + 64 * p, a.H * K, n, i);
         }
-        copy_panel<C, C, LOADERS>(s.A, a.A + row * C, a.HV * C, n, i);
+        copy_panel<C, C, N>(s.A, a.A + row * C, a.HV * C, n, i);
 #pragma unroll 1
-        for (int j = i; j < GATES / 4; j += LOADERS)
+        for (int j = i; j < GATES / 4; j += N)
             copy_async(m.gates[at] + 4 * j, a.gates + head * GATES + 4 * j);
+        if (STORES && i == 0 && step >= OUTS) {
+            copies_read<OUTS - DEPTH>();
+            barrier_arrive(b.out_free(step - OUTS));
+        }
         barrier_wait(b.out_free(step), empty<OUTS>(step));
 #pragma unroll 1
         for (int g = 0; g < W; g++)
-            copy_panel<64, C, LOADERS>(m.out[step % OUTS] + g * PANEL,
-                                       a.dout + row * a.V + (w.values ? w.col + 64 * g : 0), a.HV * a.V,
-                                       w.values ? n : 0, i);
+            copy_panel<64, C, N>(m.out[step % OUTS] + g * PANEL,
+                                 a.dout + row * a.V + (w.values ? w.col + 64 * g : 0), a.HV * a.V,
+                                 w.values ? n : 0, i);
         copy_arrive(b.there(step));
     }
+    if constexpr (STORES) {
+        for (int step = w.chunks < DEPTH ? 0 : w.chunks - DEPTH; i == 0 && step < w.chunks; step++)
+            store_panels(m, b, a, w, step);
+        if (i == 0) copies_read<0>();
+    }
 }
-/* X2 of the block's columns, if it is KEPT */
+/* X2 of the block's columns by rows, if it is KEPT */
 template <int K, int W, bool KEPT>
 static __device__ __forceinline__ void store_all(scan_room<K, W> &m, const marks<scan_room<K, W>::DEPTH> &b,
                                                  const struct gdn_back &a, const walk &w, int i) {
@@ -223,6 +245,7 @@ static __device__ __forceinline__ void scan_chunk(scan_room<K, W> &m, const mark
 #pragma unroll
     for (int i = 0; i < 4; i++) pack_a(x[i], d + 2 * i);
     leave(out, x);
+    operands_written();
     warp_arrive(b.out_there(step));
     products_wait<K / 8>(dh);
     hold_operands<4>(y);
@@ -257,14 +280,16 @@ static __global__ void __launch_bounds__((W + 1) * GROUP, 1) scan_parts(const st
     w.values = tile < values;
     w.col = (w.values ? tile : tile - values) * 64 * W;
     if (!w.values && part == 0) return;
-    if (threadIdx.x == 0) open_marks<W>(b);
+    const bool whole = KEPT && a.walks;
+    if (threadIdx.x == 0) open_marks<W>(b, whole ? GROUP : LOADERS, whole ? 1 : STORERS);
     __syncthreads();
     wait_for_others();
     let_others_start();
     if (group == W) {
         registers_of_copier<K, W>();
         const int i = threadIdx.x - W * GROUP;
-        if (i < LOADERS) load_all(m, b, a, w, i);
+        if (whole) load_all<K, W, GROUP, KEPT>(m, b, a, w, i);
+        else if (i < LOADERS) load_all<K, W, LOADERS, false>(m, b, a, w, i);
         else store_all<K, W, KEPT>(m, b, a, w, i - LOADERS);
     } else {
         registers_of_walker<K, W>();

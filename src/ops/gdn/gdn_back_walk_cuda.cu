@@ -12,17 +12,30 @@
 
 #ifndef HL_CUDA_F32
 
-/* dS and its diagonal from dO v_new^T, N and beta N from X2 v_new^T; the first group has dS */
+/* columns 8 n.. and 8 n + 8.. of the warp's 16 rows to a tile */
+static __device__ __forceinline__ void store_rows(bf16 *tile, const float y[2][4], int n) {
+    const uint32_t x[4] = {pack2(y[0][0], y[0][1]), pack2(y[0][2], y[0][3]), pack2(y[1][0], y[1][1]),
+                           pack2(y[1][2], y[1][3])};
+#if HL_WGMMA
+    const int l = threadIdx.x % 32;
+    const bf16 *row = tile + tile_at<C>(threadIdx.x / 32 % 4 * 16 + l % 16, 8 * n + l / 16 * 8);
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(shared_address(row)),
+                 "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
+                 : "memory");
+#else
+    for (int i = 0; i < 4; i++)
+        *(uint32_t *)(tile + tile_at<C>(own_row(i % 2), 8 * (n + i / 2) + threadIdx.x % 4 * 2)) = x[i];
+#endif
+}
+/* dS and its diagonal from dO v_new^T, -N from X2 v_new^T; the first group has dS. */
 template <class R>
-static __device__ __forceinline__ void form_scores(R &m, const marks<R> &b, int c, int which, float scale) {
-    const float *gates = m.gates[c % R::ALL_GATES], all = which ? -1.0f : scale;
+static __device__ __forceinline__ void form_scores(R &m, const marks<R> &b, int c, int which) {
+    const float *gates = m.gates[c % R::ALL_GATES];
     const bf16 *x = which ? m.X2[c % R::STAGES] : m.dO[c % R::STAGES], *v_new = m.v_new[c % R::NEW];
-    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, row[2] = {own_row(0), own_row(1)};
-    const float whole[2] = {gates[WHOLE + row[0]], gates[WHOLE + row[1]]};
-    const float part[2] = {gates[PART + row[0]], gates[PART + row[1]]};
-    const float beta[2] = {gates[BETA + row[0]], gates[BETA + row[1]]};
-    bf16 *to = (which ? m.N[0] : m.dS) + row[0] * 64 + 2 * t;
-    float f[C / 8][4] = {};
+    const int t = threadIdx.x % 4, row[2] = {own_row(0), own_row(1)};
+    const float whole[2] = {gates[WHOLE + row[0]], gates[WHOLE + row[1]]}, more = which ? 0.0f : m.bits;
+    const float part[2] = {gates[PART + row[0]] + more, gates[PART + row[1]] + more};
+    float f[C / 8][4] = {}, own[2];
     products_begin<C / 8>(f);
 #pragma unroll
     for (int v = 0; v < R::V; v += 16)
@@ -37,160 +50,195 @@ static __device__ __forceinline__ void form_scores(R &m, const marks<R> &b, int 
         for (int h = 0; h < 2; h++) {
             const int i = row[h], j = 8 * n + 2 * t;
             float *y = f[n] + 2 * h;
-            y[0] *= all, y[1] *= all;
-            if (!which && i == j) m.diagonal[c % 2][i] = y[0];
-            if (!which && i == j + 1) m.diagonal[c % 2][i] = y[1];
+            if (i / 8 == n) own[h] = i % 2 ? y[1] : y[0]; /* the diagonal's, in lanes t == i % 8 / 2 */
             y[0] = j < i ? y[0] * quick_exp2((whole[h] - w.x) + (part[h] - p.x)) : 0.0f;
             y[1] = j + 1 < i ? y[1] * quick_exp2((whole[h] - w.y) + (part[h] - p.y)) : 0.0f;
         }
     }
     barrier_wait(b.n_done(), empty<1>(c)); /* with those of the chunk before */
 #pragma unroll
-    for (int n = 0; n < C / 8; n++)
+    for (int n = 0; n < C / 8; n += 2) store_rows(which ? m.N : m.dS, f + n, n);
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            uint32_t *at = (uint32_t *)(to + (n ^ g) * 8 + h * 8 * C);
-            const float *y = f[n] + 2 * h;
-            *at = pack2(y[0], y[1]);
-            if (which) at[C * C / 2] = pack2(beta[h] * y[0], beta[h] * y[1]);
-        }
+    for (int h = 0; h < 2; h++)
+        if (!which && t == row[h] % 8 / 2) put(m.diagonal + tile_at<C>(row[h], row[h]), m.scale * own[h]);
     operands_written();
 }
 
+/* A tile of q, k or dh, turned: the warp's columns, as operands and beside accumulators */
+static __device__ __forceinline__ void take_rows(uint32_t x[4][4], const bf16 *tile) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) frag_a_turned<64>(x[i], tile, 16 * i, threadIdx.x / 32 % 4 * 16);
+}
 /* the chunk's row whose sum over the warp's rows a lane has, of 32 half.. */
 static __device__ __forceinline__ int row_of_sum(int half) {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     return 32 * half + g / 2 * 8 + 2 * t + g % 2;
 }
-/* Sums over the warp's rows of x d, x: q or k: two for each lane. */
+/* Sums over the warp's rows of x d, x: a tile of q or k: two for each lane. ROWS of them at once: as
+ * registers allow. */
+template <int ROWS>
 static __device__ __forceinline__ void times_rows(float to[2], const float d[C / 8][4], const bf16 *x) {
     const int g = threadIdx.x % 32 / 4;
-    uint32_t y[4][4];
-    float sum[2][8];
 #pragma unroll
-    for (int i = 0; i < 4; i++) frag_a_turned<64>(y[i], x, 16 * i, threadIdx.x / 32 % 4 * 16);
+    for (int r = 0; r < C; r += ROWS) {
+        float sum[ROWS / 32][8];
+        uint32_t y[ROWS / 16][4];
 #pragma unroll
-    for (int i = 0; i < 4; i++)
+        for (int i = 0; i < ROWS / 16; i++) frag_a_turned<64>(y[i], x, r + 16 * i, threadIdx.x / 32 % 4 * 16);
 #pragma unroll
-        for (int z = 0; z < 4; z += 2) {
-            const float *e = d[2 * i + z / 2];
-            float *to8 = sum[i / 2] + i % 2 * 4 + z;
-            to8[0] = low(y[i][z]) * e[0] + low(y[i][z + 1]) * e[2];
-            to8[1] = high(y[i][z]) * e[1] + high(y[i][z + 1]) * e[3];
+        for (int i = 0; i < ROWS / 8; i++) {
+            const uint32_t lo = y[i / 2][i % 2 * 2], hi = y[i / 2][i % 2 * 2 + 1];
+            const float *e = d[r / 8 + i];
+            sum[i / 4][i % 4 * 2] = low(lo) * e[0] + low(hi) * e[2];
+            sum[i / 4][i % 4 * 2 + 1] = high(lo) * e[1] + high(hi) * e[3];
         }
 #pragma unroll
-    for (int m = 4; m > 0; m /= 2)
+        for (int m = 4; m > 0; m /= 2)
 #pragma unroll
-        for (int i = 0; i < m; i++)
+            for (int i = 0; i < m; i++)
 #pragma unroll
-            for (int h = 0; h < 2; h++) {
-                const bool up = g & m;
-                const float got = __shfl_xor_sync(0xffffffffu, up ? sum[h][i] : sum[h][i + m], 4 * m);
-                sum[h][i] = (up ? sum[h][i + m] : sum[h][i]) + got;
-            }
-    to[0] = sum[0][0], to[1] = sum[1][0];
-}
-/* d += y[row] x */
-static __device__ __forceinline__ void add_rows(float d[C / 8][4], const bf16 *x, const float *y) {
-    const int t = threadIdx.x % 4;
+                for (int h = 0; h < ROWS / 32; h++) {
+                    const bool up = g & m;
+                    const float got = __shfl_xor_sync(0xffffffffu, up ? sum[h][i] : sum[h][i + m], 4 * m);
+                    sum[h][i] = (up ? sum[h][i + m] : sum[h][i]) + got;
+                }
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        uint32_t f[4];
-        frag_a_turned<64>(f, x, 16 * i, threadIdx.x / 32 % 4 * 16);
-#pragma unroll
-        for (int z = 0; z < 4; z++) {
-            const float2 e = *(const float2 *)(y + 16 * i + z / 2 * 8 + 2 * t);
-            float *dd = d[2 * i + z / 2] + z % 2 * 2;
-            dd[0] += e.x * low(f[z]), dd[1] += e.y * high(f[z]);
-        }
+        for (int h = 0; h < ROWS / 32; h++) to[r / 32 + h] = sum[h][0];
     }
 }
-/* dQ: d holds s eG (dO h^T), and leaves in the place of dO */
+/* d += x times the diagonal of dS */
+static __device__ __forceinline__ void times_diagonal(float d[C / 8][4], const bf16 *x,
+                                                      const bf16 *diagonal) {
+    products_begin<C / 8>(d);
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        product<C>(d, operand<64, true>{x, 16 * i, 0}, operand<C, false>{diagonal, 0, 16 * i});
+    products_end<C / 8>(d);
+}
+/* d += x T, T [64][64], or its transpose where it is TURNED: begun, not waited for */
+template <bool TURNED>
+static __device__ __forceinline__ void times_square(float d[C / 8][4], uint32_t x[4][4], const bf16 *T) {
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        product_regs<C>(d, x[i], operand<C, TURNED>{T, TURNED ? 16 * i : 0, TURNED ? 0 : 16 * i});
+}
+/* dQ: d holds s eG (dO h^T), and leaves in the place of dO. That q has come says that the sums which were in
+ * the place of this chunk's have been taken. */
 template <class R>
 static __device__ __forceinline__ void finish_queries(R &m, const marks<R> &b, int c, int group,
-                                                      float d[C / 8][4], float up[2]) {
-    const bf16 *q = m.q[c % 2] + group * PANEL, *k = m.k[c % 2] + group * PANEL;
+                                                      float d[C / 8][4]) {
+    const bf16 *q = m.q[c % R::KEYS] + group * PANEL, *k = m.k[c % R::KEYS] + group * PANEL;
     uint32_t x[4][4];
+    float up[2];
     products_begin<C / 8>(d);
 #pragma unroll
     for (int j = 0; j < C; j += 16) product<C>(d, operand<64, true>{k, j, 0}, operand<C, false>{m.dS, 0, j});
     products_end<C / 8>(d);
-    times_rows(up, d, q);
-    add_rows(d, k, m.diagonal[c % 2]);
+    times_rows<R::SUM_ROWS>(up, d, q);
+    times_diagonal(d, k, m.diagonal);
+    for (int half = 0; half < 2; half++)
+        m.dot[c % R::KEYS][threadIdx.x / 32][UP][row_of_sum(half)] = up[half];
 #pragma unroll
     for (int i = 0; i < 4; i++) pack_a(x[i], d + 2 * i);
     leave(m.dO[c % R::STAGES] + group * PANEL, x);
     warp_arrive(b.dq_there(c));
 }
-/* dK: d holds X2 h^T, and becomes E, beta E, beta E + U, dK; what the products of rows with k grow by is
+/* dK: d holds X2 h^T, and becomes -E, beta E, beta E + U, dK; what the products of rows with k grow by is
  * what they are with each of these. So dK is in one place all the time: there are no registers for two. */
 template <class R>
-static __device__ __forceinline__ void finish_errors(R &m, const marks<R> &b, int c, int group,
-                                                     float d[C / 8][4], float ke[2]) {
+static __device__ __forceinline__ void finish_errors(R &m, int c, int group, float d[C / 8][4]) {
     const float *gates = m.gates[c % R::ALL_GATES];
-    const bf16 *k = m.k[c % 2] + group * PANEL;
-    scale_columns(d, gates + EG, -1.0f);
+    const bf16 *k = m.k[c % R::KEYS] + group * PANEL;
+    uint32_t x[4][4];
+    float ke[2];
+    scale_columns(d, gates + EG, 1.0f);
+    take_rows(x, k);
+    hold_operands<4>(x);
     products_begin<C / 8>(d);
-#pragma unroll
-    for (int j = 0; j < C; j += 16)
-        product<C>(d, operand<64, true>{k, j, 0}, operand<C, false>{m.N[0], 0, j});
+    times_square<false>(d, x, m.N);
     products_end<C / 8>(d);
-    times_rows(ke, d, k);
-    scale_columns(d, gates + BETA, 1.0f);
+    hold_operands<4>(x);
+    times_rows<R::SUM_ROWS>(ke, d, k);
+    for (int half = 0; half < 2; half++)
+        m.dot[c % R::KEYS][threadIdx.x / 32][DB][row_of_sum(half)] = -ke[half];
+    scale_columns(d, gates + BETA, -1.0f);
 }
-/* Only here, after v_ready, are the sums of the chunk before taken for sure. */
 template <class R>
 static __device__ __forceinline__ void finish_keys(R &m, const marks<R> &b, int c, int group,
-                                                   float d[C / 8][4], const float up[2], const float ke[2]) {
+                                                   float d[C / 8][4]) {
     const float *beta = m.gates[c % R::ALL_GATES] + BETA;
-    float(*dot)[C] = m.dot[threadIdx.x / 32], kd[2], all[2];
-    bf16 *q = m.q[c % 2] + group * PANEL, *k = m.k[c % 2] + group * PANEL;
+    float(*dot)[C] = m.dot[c % R::KEYS][threadIdx.x / 32], kd[2], all[2];
+    bf16 *q = m.q[c % R::KEYS] + group * PANEL, *k = m.k[c % R::KEYS] + group * PANEL;
     uint32_t x[4][4];
-    times_rows(kd, d, k);
+    times_rows<R::SUM_ROWS>(kd, d, k);
+    take_rows(x, k);
+#pragma unroll
+    for (int i = 0; i < 4; i++) scale_columns(x[i], beta, 16 * i, -1.0f);
+    hold_operands<4>(x);
     products_begin<C / 8>(d);
 #pragma unroll
-    for (int j = 0; j < C; j += 16) {
-        product<C>(d, operand<64, true>{q, j, 0}, operand<C, true>{m.dS, j, 0});
-        product<C>(d, operand<64, true>{k, j, 0}, operand<C, true>{m.N[1], j, 0});
-    }
+    for (int j = 0; j < C; j += 16) product<C>(d, operand<64, true>{q, j, 0}, operand<C, true>{m.dS, j, 0});
+    times_square<true>(d, x, m.N);
     products_end<C / 8>(d);
+    hold_operands<4>(x);
+    times_rows<R::SUM_ROWS>(all, d, k);
+    times_diagonal(d, q, m.diagonal);
     warp_arrive(b.n_done());
-    times_rows(all, d, k);
-    add_rows(d, q, m.diagonal[c % 2]);
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const int row = row_of_sum(half);
-        const float x = beta[row] * ke[half];
-        dot[DB][row] = ke[half], dot[KU][row] = kd[half] - x;
-        dot[UP][row] = up[half] + x + (kd[half] - all[half]);
-    }
 #pragma unroll
     for (int i = 0; i < 4; i++) pack_a(x[i], d + 2 * i);
     barrier(2 + group, GROUP); /* the group is done with q */
     leave(q, x);
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int row = row_of_sum(half);
+        const float y = beta[row] * dot[DB][row];
+        dot[KU][row] = kd[half] - y;
+        dot[UP][row] += y + (kd[half] - all[half]);
+    }
     warp_arrive(b.dk_there());
 }
 /* h.dh of 64 columns of V, the warp's rows */
-static __device__ __forceinline__ float dot_state(const float S[8][4], const bf16 *dh) {
+static __device__ __forceinline__ float dot_state(const float S[8][4], const uint32_t dh[4][4]) {
     float x = 0, y = 0;
 #pragma unroll
-    for (int j = 0; j < 4; j++) {
-        uint32_t f[4];
-        frag_a_turned<64>(f, dh, 16 * j, threadIdx.x / 32 % 4 * 16);
+    for (int j = 0; j < 4; j++)
 #pragma unroll
         for (int z = 0; z < 4; z++) {
             const float *s = S[2 * j + z / 2] + z % 2 * 2;
-            x += low(f[z]) * s[0], y += high(f[z]) * s[1];
+            x += low(dh[j][z]) * s[0], y += high(dh[j][z]) * s[1];
         }
-    }
     return x + y;
+}
+/* read_state once more. The compiler would rather keep what it packed the first time, and run out of
+ * registers: so it gets to see other pairs, that are then turned about. */
+template <int V>
+static __device__ __forceinline__ void read_again(float d[C / 8][4], const float S[V / 8][4],
+                                                  const bf16 *rows) {
+    uint32_t x[2][1][4];
+    zero(d);
+    hold<C / 8>(d);
+#pragma unroll
+    for (int b = 0; b < V / 16; b++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float *y = S[2 * b + i / 2] + i % 2 * 2;
+            const uint32_t turned = pack2(y[1], y[0]);
+            x[b % 2][0][i] = turned << 16 | turned >> 16;
+        }
+        hold_operands<1>(x[b % 2]);
+        products_go_on();
+        product_regs<C>(d, x[b % 2][0], operand<64, false>{rows + b / 4 * PANEL, 0, b % 4 * 16});
+        products_left<1>();
+        if (b > 0) hold_operands<1>(x[(b + 1) % 2]);
+    }
+    products_wait<C / 8>(d);
+    hold_operands<1>(x[1]);
 }
 /* d += dh (eL v_new)^T, and the state after the chunk; v_new times eL is there. */
 template <class R>
 static __device__ __forceinline__ float next_state(R &m, const marks<R> &b, int c, int group,
                                                    float d[C / 8][4], float S[R::V / 8][4]) {
-    const float end = m.gates[c % R::ALL_GATES][EG + C - 1];
-    const bf16 *k = m.k[c % 2] + group * PANEL;
+    const bf16 *k = m.k[c % R::KEYS] + group * PANEL;
     float hdh = 0;
     hold<C / 8>(d);
 #pragma unroll
@@ -198,15 +246,19 @@ static __device__ __forceinline__ float next_state(R &m, const marks<R> &b, int 
         const int n = c * R::PANELS + p;
         const bf16 *dh = m.dh[n % R::SLOTS] + group * PANEL, *v = m.v_new[c % R::NEW] + p * PANEL;
         float(*s)[4] = S + 8 * p;
+        uint32_t x[4][4];
         barrier_wait(b.dh_there(n), full<R::SLOTS>(n));
         products_go_on();
 #pragma unroll
         for (int j = 0; j < 64; j += 16)
             product<C>(d, operand<64, true>{dh, j, 0}, operand<64, false>{v, 0, j});
         products_left<1>();
-        hdh += dot_state(s, dh);
+        take_rows(x, dh);
+        if (p > 0) warp_arrive(b.v_free(n - 1));
+        hdh += dot_state(s, x);
         products_left<0>();
         warp_arrive(b.dh_free(n));
+        const float end = m.gates[c % R::ALL_GATES][EG + C - 1];
 #pragma unroll
         for (int j = 0; j < 8; j++)
 #pragma unroll
@@ -220,47 +272,34 @@ static __device__ __forceinline__ float next_state(R &m, const marks<R> &b, int 
     products_left<0>();
 #pragma unroll
     for (int p = 0; p < R::PANELS; p++) hold<8>(S + 8 * p);
-    warp_arrive(b.v_free(c));
+    warp_arrive(b.v_free(c * R::PANELS + R::PANELS - 1));
     hold<C / 8>(d);
     return hdh;
 }
 template <class R>
-static __device__ __forceinline__ void walk_chunk(R &m, const marks<R> &b, int c, int group, float scale,
+static __device__ __forceinline__ void walk_chunk(R &m, const marks<R> &b, int c, int group,
                                                   float S[R::V / 8][4]) {
-    float d[C / 8][4], up[2], ke[2];
+    float d[C / 8][4];
     barrier_wait(b.a_there(c), full<R::STAGES>(c));
     barrier_wait(b.v_there(c), full<R::NEW>(c));
-    barrier_wait(b.qk_there(c), full<2>(c));
     operands_written();
-    for (int which = group; which < 2; which += R::W) form_scores<R>(m, b, c, which, scale);
+    for (int which = group; which < 2; which += R::W) form_scores<R>(m, b, c, which);
     warp_arrive(b.scores_done());
     read_state<R::V, false, C, PANEL, 16>(d, S, m.dO[c % R::STAGES], NULL);
-    scale_columns(d, m.gates[c % R::ALL_GATES] + EG, scale);
+    scale_columns(d, m.gates[c % R::ALL_GATES] + EG, m.scale);
+    barrier_wait(b.qk_there(c), full<R::KEYS>(c));
+    operands_written();
     barrier(1, R::W * GROUP); /* dS and N are there, and dO is done with */
-    finish_queries<R>(m, b, c, group, d, up);
-    read_state<R::V, true, C, PANEL, 16>(d, S, m.X2[c % R::STAGES], NULL);
-    warp_arrive(b.a_free(c));
-    finish_errors<R>(m, b, c, group, d, ke);
+    finish_queries<R>(m, b, c, group, d);
+    read_again<R::V>(d, S, m.X2[c % R::STAGES]);
+    warp_arrive(b.x_free(c));
+    finish_errors<R>(m, c, group, d);
     barrier_wait(b.v_ready(), full<1>(c));
     const float hdh = warp_sum(next_state<R>(m, b, c, group, d, S));
     if (threadIdx.x % 32 == 0) m.hdh[threadIdx.x / 32] = hdh;
-    finish_keys<R>(m, b, c, group, d, up, ke);
+    finish_keys<R>(m, b, c, group, d);
 }
 
-/* where a part starts */
-template <class R>
-static __device__ __forceinline__ void start(const struct gdn_back &a, const walk &w, int group,
-                                             float S[R::V / 8][4]) {
-    const int t = threadIdx.x % 4;
-    const float *from = NULL;
-    if (w.part > 0) from = a.starts + (((int64_t)w.s * a.HV + w.hv) * a.cuts + w.part - 1) * R::V * a.K;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const int k = w.tile * R::KT + group * 64 + own_row(i / 2);
-#pragma unroll
-        for (int n = 0; n < R::V / 8; n++) S[n][i] = from ? from[(8 * n + 2 * t + i % 2) * a.K + k] : 0.0f;
-    }
-}
 template <int KT, int V>
 static __global__ void __launch_bounds__(2 * GROUP + 2 * KT, 1) back_walk(const struct gdn_back a) {
     typedef walk_room<KT, V> R;
@@ -269,7 +308,13 @@ static __global__ void __launch_bounds__(2 * GROUP + 2 * KT, 1) back_walk(const 
     const marks<R> b = {barriers_of(m.barriers)};
     const int group = group_of_warps();
     open_some();
-    if (threadIdx.x == 0) open_marks<R>(b);
+    if (threadIdx.x == 0) {
+        open_marks<R>(b);
+        m.scale = 1.0f / sqrtf((float)a.K), m.bits = log2f(m.scale);
+    }
+    for (int i = threadIdx.x; i < C * C / 8; i += blockDim.x)
+        ((uint4 *)m.diagonal)[i] = make_uint4(0, 0, 0, 0);
+    operands_written();
     __syncthreads();
     wait_for_others();
     let_others_start();
@@ -277,20 +322,18 @@ static __global__ void __launch_bounds__(2 * GROUP + 2 * KT, 1) back_walk(const 
     if (group >= R::W) {
         const int i = threadIdx.x % GROUP;
         if (group > R::W) {
-            fewer_registers<R::W == 1 ? 120 : V == 256 ? 56 : 88>();
+            fewer_registers<R::W == 1 ? 120 : V == 256 ? 56 : 72>();
             take_along<R>(m, b, a, w, i);
         } else {
-            fewer_registers<R::W == 1 ? 120 : V == 256 ? 40 : 88>();
-            if (i < LOADERS) load_values<R>(m, b, a, w, i);
-            else load_keys<R>(m, b, a, w, i - LOADERS);
+            fewer_registers<R::W == 1 ? 120 : V == 256 ? 40 : 72>();
+            load_all<R>(m, b, a, w, i);
         }
         return;
     }
-    more_registers<R::W == 1 ? 240 : V == 256 ? 208 : 168>();
-    const float scale = 1.0f / sqrtf((float)a.K);
+    more_registers<R::W == 1 ? 240 : V == 256 ? 208 : 184>();
     float S[V / 8][4];
     start<R>(a, w, group, S);
-    for (int c = 0; c < w.chunks; c++) walk_chunk<R>(m, b, c, group, scale, S);
+    for (int c = 0; c < w.chunks; c++) walk_chunk<R>(m, b, c, group, S);
 }
 
 /* One warp: dbeta and dg of a chunk, dg from the sums over the rows before and after; two rows a lane */

@@ -1,5 +1,5 @@
-/* gdn_back_walk_cuda.cuh -- parts of gdn_back_walk_cuda.cu: shared memory, and the groups that do not
- * multiply. */
+/* gdn_back_walk_cuda.cuh -- parts of gdn_back_walk_cuda.cu: shared memory, where blocks start, and the groups
+ * that do not multiply. */
 #ifndef HL_GDN_BACK_WALK_CUDA_CUH
 #define HL_GDN_BACK_WALK_CUDA_CUH
 #include "ops/gdn/gdn_back_cuda.cuh"
@@ -8,55 +8,68 @@
 /* sums over K of a row: those of dg from the row on and before it (KU), and of dbeta */
 enum { UP, KU, DB, DOTS };
 /* KT rows of the state, 64 for each group that multiplies, and all V columns. Operands are panels of 64
- * columns, rings of them: dO and X2 of STAGES chunks, v_new of NEW, q and k of two, dh by 64 columns of V as it lies
- * in memory. dQ leaves from the place of dO, dK from that of q. */
+ * columns, rings of them: dO and X2 of STAGES chunks, v_new of NEW, q and k of KEYS; SLOTS panels of dh, each
+ * 64 columns of V, as they lie in memory. Where V is 256 there is room for one chunk of each: what is done
+ * with makes room as early as it can, panel by panel. dQ leaves from the place of dO, dK from that of q. */
 template <int KT_, int V_> struct walk_room {
     enum { KT = KT_, V = V_, W = KT / 64, WARPS = 4 * W, PANELS = V / 64 };
     enum {
         STAGES = V == 256 ? 1 : 2,
         NEW = V == 64 ? 2 : 1,
-        SLOTS = 2,
+        KEYS = V == 256 ? 1 : 2,
+        SLOTS = V == 256 ? 4 : 2,
         BLOCK = KT * 64,
-        ALL_GATES = STAGES + 1
+        ALL_GATES = STAGES + 1,
+        SUM_ROWS = V == 256 ? 32 : 64
     };
     bf16 dO[STAGES][C * (V > KT ? V : KT)], X2[STAGES][C * V], v_new[NEW][C * V], dh[SLOTS][BLOCK];
-    bf16 q[2][C * KT], k[2][C * KT], dS[C * C], N[2][C * C]; /* N, beta N */
-    float gates[ALL_GATES][GATES], dot[WARPS][DOTS][C], diagonal[2][C], vx[2][C], hdh[WARPS];
-    uint64_t barriers[10 + 2 * STAGES + 2 * NEW + 2 * SLOTS];
+    bf16 q[KEYS][C * KT], k[KEYS][C * KT], dS[C * C], N[C * C];
+    bf16 diagonal[C * C]; /* of dS, without decay; all else is 0 */
+    float gates[ALL_GATES][GATES], dot[KEYS][WARPS][DOTS][C], vx[2][C], hdh[WARPS];
+    float scale, bits; /* s, and its logarithm to the base 2: here they take no registers */
+    uint64_t barriers[6 + 3 * STAGES + 2 * KEYS + NEW * (PANELS + 1) + 2 * SLOTS];
 };
 /* THERE: what was copied; FREE: its place. A: dO, X2 and the gates. */
 template <class R> struct marks {
-    enum { S = R::STAGES, V_AT = 10 + 2 * S, DH_AT = V_AT + 2 * R::NEW };
+    enum {
+        S = R::STAGES,
+        A_AT = 6,
+        QK_AT = A_AT + 3 * S,
+        V_AT = QK_AT + 2 * R::KEYS,
+        V_PANELS = R::NEW * R::PANELS,
+        DH_AT = V_AT + R::NEW + V_PANELS
+    };
     barrier_at first;
     __device__ __forceinline__ barrier_at at(int i) const { return barrier_number(first, i); }
-    __device__ __forceinline__ barrier_at dq_there(int c) const { return at(4 + c % 2); }
+    __device__ __forceinline__ barrier_at v_ready() const { return at(0); } /* v_new times eL */
     __device__ __forceinline__ barrier_at dk_there() const { return at(1); }
     __device__ __forceinline__ barrier_at scores_done() const { return at(2); } /* of v_new */
     __device__ __forceinline__ barrier_at n_done() const { return at(3); }
-    __device__ __forceinline__ barrier_at v_ready() const { return at(0); } /* v_new times eL */
-    __device__ __forceinline__ barrier_at qk_there(int c) const { return at(6 + c % 2); }
-    __device__ __forceinline__ barrier_at qk_free(int c) const { return at(8 + c % 2); }
-    __device__ __forceinline__ barrier_at a_there(int c) const { return at(10 + c % S); }
-    __device__ __forceinline__ barrier_at a_free(int c) const { return at(10 + S + c % S); }
-    __device__ __forceinline__ barrier_at v_free(int c) const { return at(V_AT + c % R::NEW); }
-    __device__ __forceinline__ barrier_at v_there(int c) const { return at(V_AT + R::NEW + c % R::NEW); }
+    __device__ __forceinline__ barrier_at dq_there(int c) const { return at(4 + c % 2); }
+    __device__ __forceinline__ barrier_at a_there(int c) const { return at(A_AT + c % S); }
+    __device__ __forceinline__ barrier_at x_free(int c) const { return at(A_AT + S + c % S); }     /* X2's */
+    __device__ __forceinline__ barrier_at o_free(int c) const { return at(A_AT + 2 * S + c % S); } /* dO's */
+    __device__ __forceinline__ barrier_at qk_there(int c) const { return at(QK_AT + c % R::KEYS); }
+    __device__ __forceinline__ barrier_at qk_free(int c) const { return at(QK_AT + R::KEYS + c % R::KEYS); }
+    __device__ __forceinline__ barrier_at v_there(int c) const { return at(V_AT + c % R::NEW); }
+    /* n counts panels, as of dh */
+    __device__ __forceinline__ barrier_at v_free(int n) const { return at(V_AT + R::NEW + n % V_PANELS); }
     __device__ __forceinline__ barrier_at dh_there(int n) const { return at(DH_AT + n % R::SLOTS); }
     __device__ __forceinline__ barrier_at dh_free(int n) const { return at(DH_AT + R::SLOTS + n % R::SLOTS); }
 };
-enum { LOADERS = GROUP / 2 };
 /* By one thread. No barrier can be lapped: whoever waits for a phase must arrive, itself or through one that
  * waits for it, before the next one can end. */
 template <class R> static __device__ __forceinline__ void open_marks(const marks<R> &b) {
     barrier_open_warps(b.scores_done(), R::WARPS), barrier_open_warps(b.n_done(), R::WARPS);
     barrier_open_warps(b.dk_there(), R::WARPS), barrier_open_warps(b.v_ready(), 4);
-    for (int i = 0; i < 2; i++) {
-        barrier_open_warps(b.dq_there(i), R::WARPS);
-        barrier_open(b.qk_there(i), LOADERS), barrier_open_warps(b.qk_free(i), 4);
+    for (int i = 0; i < 2; i++) barrier_open_warps(b.dq_there(i), R::WARPS);
+    for (int i = 0; i < R::STAGES; i++) {
+        barrier_open(b.a_there(i), GROUP + 1);
+        barrier_open_warps(b.x_free(i), R::WARPS + 4), barrier_open_warps(b.o_free(i), 4);
     }
-    for (int i = 0; i < R::STAGES; i++)
-        barrier_open(b.a_there(i), LOADERS), barrier_open_warps(b.a_free(i), R::WARPS + 4);
-    for (int i = 0; i < R::NEW; i++)
-        barrier_open(b.v_there(i), LOADERS), barrier_open_warps(b.v_free(i), R::WARPS);
+    for (int i = 0; i < R::KEYS; i++) barrier_open(b.qk_there(i), GROUP), barrier_open_warps(b.qk_free(i), 4);
+    for (int i = 0; i < R::NEW; i++) barrier_open(b.v_there(i), GROUP);
+    for (int i = 0; i < R::NEW * R::PANELS; i++) barrier_open_warps(b.v_free(i), R::WARPS);
     for (int i = 0; i < R::SLOTS; i++)
         barrier_open(b.dh_there(i), 1), barrier_open_warps(b.dh_free(i), R::WARPS);
 }
@@ -90,83 +103,100 @@ static __device__ __forceinline__ int64_t row_of(const struct gdn_back &a, const
     return (int64_t)(w.row + c * C) * a.HV + w.hv;
 }
 
-/* ---- the group that copies: i counts the threads of each half ---- */
-
+/* where a part starts */
 template <class R>
-static __device__ __forceinline__ void load_values(R &m, const marks<R> &b, const struct gdn_back &a,
-                                                   const walk &w, int i) {
-    enum { V = R::V, STAGES = R::STAGES };
-    const int64_t stride = (int64_t)a.HV * V;
-    for (int c = 0; c < w.chunks; c++) {
-        const int n = rows_of(w, c), s = c % STAGES;
-        const int64_t row = row_of(a, w, c), at = row * V, item = (int64_t)(w.chunk + c) * a.HV + w.hv;
-        if (w.tile == 0 && c + 1 < w.chunks && i < rows_of(w, c + 1)) { /* also for the other tile's block */
-            ask_ahead(a.v_new + at + (C + i) * stride, V * (int)sizeof(bf16));
-            if (a.K == R::KT) ask_ahead(a.v + at + (C + i) * stride, V * (int)sizeof(bf16));
-        }
-        barrier_wait(b.a_free(c), empty<STAGES>(c));
-#pragma unroll 1
-        for (int p = 0; p < R::PANELS; p++) {
-            copy_panel<64, C, LOADERS>(m.dO[s] + p * PANEL, a.dout + at + 64 * p, stride, n, i);
-            copy_panel<64, C, LOADERS>(m.X2[s] + p * PANEL, (const bf16 *)a.X2 + at + 64 * p, stride, n, i);
-        }
-#pragma unroll 1
-        for (int j = i; j < GATES / 4; j += LOADERS)
-            copy_async(m.gates[c % R::ALL_GATES] + 4 * j, a.gates + item * GATES + 4 * j);
-        copy_arrive(b.a_there(c));
-        barrier_wait(b.v_free(c), empty<R::NEW>(c));
-#pragma unroll 1
-        for (int p = 0; p < R::PANELS; p++)
-            copy_panel<64, C, LOADERS>(m.v_new[c % R::NEW] + p * PANEL, a.v_new + at + 64 * p, stride, n, i);
-        copy_arrive(b.v_there(c));
+static __device__ __forceinline__ void start(const struct gdn_back &a, const walk &w, int group,
+                                             float S[R::V / 8][4]) {
+    const int t = threadIdx.x % 4;
+    const float *from = NULL;
+    if (w.part > 0) from = a.starts + (((int64_t)w.s * a.HV + w.hv) * a.cuts + w.part - 1) * R::V * a.K;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int k = w.tile * R::KT + group * 64 + own_row(i / 2);
+#pragma unroll
+        for (int n = 0; n < R::V / 8; n++) S[n][i] = from ? from[(8 * n + 2 * t + i % 2) * a.K + k] : 0.0f;
     }
 }
-/* dh number n of the way */
+
+/* ---- the group that copies ---- */
+
+/* Panel n of dh, counted from the first chunk on, from its place in memory; that of the segment's last chunk
+ * is 0. */
 template <class R>
-static __device__ __forceinline__ const bf16 *dh_at(const struct gdn_back &a, const walk &w, int n) {
-    const int64_t item = (int64_t)(w.chunk + n / R::PANELS) * a.HV + w.hv;
-    return (const bf16 *)a.dh + (item * R::V + n % R::PANELS * 64) * a.K + w.tile * R::BLOCK;
-}
-/* that of the segment's last chunk is 0 */
-template <class R>
-static __device__ __forceinline__ void load_dh(R &m, const marks<R> &b, const struct gdn_back &a,
-                                               const walk &w, int n, int i) {
+static __device__ __forceinline__ void load_dh(R &m, const marks<R> &b, const walk &w, const bf16 *from,
+                                               int n, int i) {
     const int bytes = R::BLOCK * (int)sizeof(bf16), c = w.chunk + n / R::PANELS;
-    if (n >= w.chunks * R::PANELS || (i > 0 && c < w.last)) return;
+    if (i > 0 && c < w.last) return;
     if (i == 0) barrier_wait(b.dh_free(n), empty<R::SLOTS>(n));
     if (c == w.last) {
-        barrier(5, LOADERS); /* one thread has waited, for all */
-        for (int j = i; j < R::BLOCK / 8; j += LOADERS)
+        barrier(5, GROUP); /* one thread has waited, for all */
+        for (int j = i; j < R::BLOCK / 8; j += GROUP)
             ((uint4 *)m.dh[n % R::SLOTS])[j] = make_uint4(0, 0, 0, 0);
         operands_written();
-        barrier(5, LOADERS);
+        barrier(5, GROUP);
     }
     if (i > 0) return;
     if (c == w.last) barrier_arrive(b.dh_there(n));
-    else
-        barrier_expect(b.dh_there(n), bytes),
-            copy_bulk(m.dh[n % R::SLOTS], dh_at<R>(a, w, n), bytes, b.dh_there(n));
+    else barrier_expect(b.dh_there(n), bytes), copy_bulk(m.dh[n % R::SLOTS], from, bytes, b.dh_there(n));
 }
+/* q and k of chunk c, at `at` of both */
 template <class R>
-static __device__ __forceinline__ void load_keys(R &m, const marks<R> &b, const struct gdn_back &a,
-                                                 const walk &w, int i) {
-    const int64_t stride = (int64_t)a.H * a.K;
-    for (int c = -1; c < w.chunks; c++) {
-        if (i < R::PANELS && w.chunk + c + 1 < w.last)
-            ask_ahead(dh_at<R>(a, w, (c + 1) * R::PANELS + i), R::BLOCK * (int)sizeof(bf16));
-        if (c + 1 < w.chunks) {
-            const int n = rows_of(w, c + 1), s = (c + 1) % 2;
-            const int64_t at = ((int64_t)(w.row + (c + 1) * C) * a.H + w.hv / a.group) * a.K + w.tile * R::KT;
-            barrier_wait(b.qk_free(c + 1), empty<2>(c + 1));
+static __device__ __forceinline__ void load_qk(R &m, const marks<R> &b, const struct gdn_back &a, int64_t at,
+                                               int n, int c, int i) {
+    const int stride = a.H * a.K, s = c % R::KEYS;
+    barrier_wait(b.qk_free(c), empty<R::KEYS>(c));
 #pragma unroll 1
-            for (int p = 0; p < R::W; p++) {
-                copy_panel<64, C, LOADERS>(m.q[s] + p * PANEL, a.q + at + 64 * p, stride, n, i);
-                copy_panel<64, C, LOADERS>(m.k[s] + p * PANEL, a.k + at + 64 * p, stride, n, i);
-            }
-            copy_arrive(b.qk_there(c + 1));
+    for (int j = 0; j < 2 * R::W; j++)
+        copy_panel<64, C, GROUP>((j % 2 ? m.q[s] : m.k[s]) + j / 2 * PANEL,
+                                 (const bf16 *)(j % 2 ? a.q : a.k) + at + j / 2 * 64, stride, n, i);
+    copy_arrive(b.qk_there(c));
+}
+/* dO, X2 and the gates of chunk c; those panels of dO last that dQ leaves from */
+template <class R>
+static __device__ __forceinline__ void load_outer(R &m, const marks<R> &b, const struct gdn_back &a,
+                                                  int64_t at, int item, int n, int c, int i) {
+    enum { PANELS = R::PANELS, LEAVES = R::W < PANELS ? R::W : PANELS, BYTES = C * R::V * (int)sizeof(bf16) };
+    const int s = c % R::STAGES;
+    barrier_wait(b.x_free(c), empty<R::STAGES>(c));
+    if (i == 0) {
+        barrier_expect(b.a_there(c), BYTES);
+        copy_bulk(m.X2[s], (const bf16 *)a.X2 + (int64_t)item * C * R::V, BYTES, b.a_there(c), true);
+    }
+#pragma unroll 1
+    for (int j = 0; j < PANELS; j++) {
+        const int p = (j + LEAVES) % PANELS;
+        if (j == PANELS - LEAVES) barrier_wait(b.o_free(c), empty<R::STAGES>(c));
+        copy_panel<64, C, GROUP>(m.dO[s] + p * PANEL, (const bf16 *)a.dout + at + 64 * p, a.HV * R::V, n, i);
+    }
+    if (i < GATES / 4) copy_async(m.gates[c % R::ALL_GATES] + 4 * i, a.gates + (int64_t)item * GATES + 4 * i);
+    copy_arrive(b.a_there(c));
+}
+/* In the order in which places become free: those of q and k before dh's and v_new's, where there are two. */
+template <class R>
+static __device__ __forceinline__ void load_all(R &m, const marks<R> &b, const struct gdn_back &a,
+                                                const walk &w, int i) {
+    enum { PANELS = R::PANELS };
+    const int panel = 64 * a.K;
+    int64_t at_k = ((int64_t)w.row * a.H + w.hv / a.group) * a.K + w.tile * R::KT;
+    const bf16 *dh = (const bf16 *)a.dh + ((int64_t)w.chunk * a.HV + w.hv) * R::V * a.K + w.tile * R::BLOCK;
+    for (int c = 0; c < w.chunks; c++) {
+        const int n = rows_of(w, c);
+        const int64_t at = row_of(a, w, c) * R::V;
+        load_outer<R>(m, b, a, at, (w.chunk + c) * a.HV + w.hv, n, c, i);
+        if (R::KEYS == 2) load_qk<R>(m, b, a, at_k, n, c, i);
+#pragma unroll 1
+        for (int p = 0; p < PANELS; p++) {
+            const int x = c * PANELS + p;
+            load_dh<R>(m, b, w, dh + p * panel, x, i);
+            barrier_wait(b.v_free(x), empty<marks<R>::V_PANELS>(x));
+            copy_panel<64, C, GROUP>(m.v_new[c % R::NEW] + p * PANEL, (const bf16 *)a.v_new + at + 64 * p,
+                                     a.HV * R::V, n, i);
         }
-        for (int p = 0; p < (c < 0 ? R::SLOTS : R::PANELS); p++)
-            load_dh<R>(m, b, a, w, c < 0 ? p : c * R::PANELS + p + R::SLOTS, i);
+        copy_arrive(b.v_there(c));
+        if (R::KEYS == 1) load_qk<R>(m, b, a, at_k, n, c, i);
+        at_k += (int64_t)C * a.H * a.K;
+        dh += (int64_t)a.HV * PANELS * panel;
+        if (i < PANELS && w.chunk + c + 1 < w.last) ask_ahead(dh + i * panel, R::BLOCK * (int)sizeof(bf16));
     }
 }
 
@@ -205,7 +235,6 @@ template <class R> static __device__ __forceinline__ void scale_values(R &m, int
  * 32 columns of a row, of which ON_WAY are on their way from memory. */
 template <class R> struct values {
     enum { SLICES = R::V / 32, ON_WAY = SLICES < 4 ? SLICES : 4 };
-    int first, passes; /* rows i / 4 from there on, and 32 on where there are two passes */
     uint4 v[ON_WAY];
     /* where a thread's first piece is, of v and dv; -1: nowhere */
     static __device__ __forceinline__ int64_t place(const struct gdn_back &a, const walk &w, int c, int row,
@@ -213,23 +242,23 @@ template <class R> struct values {
         if (c >= w.chunks || row >= rows_of(w, c)) return -1;
         return (row_of(a, w, c) + (int64_t)row * a.HV) * R::V + i % 4 * 8;
     }
-    __device__ __forceinline__ values(R &m, const struct gdn_back &a, const walk &w, int i) {
-        passes = a.K == 2 * R::KT ? 1 : 2, first = w.tile * (C / 2) + i / 4;
-        const int64_t at = place(a, w, 0, first, i);
+    static __device__ __forceinline__ int first_row(const walk &w, int i) { return w.tile * (C / 2) + i / 4; }
+    /* the first ones of chunk c */
+    __device__ __forceinline__ void ask(const struct gdn_back &a, const walk &w, int c, int i) {
+        const int64_t at = place(a, w, c, first_row(w, i), i);
 #pragma unroll
         for (int j = 0; j < ON_WAY; j++)
             v[j] = at < 0 ? make_uint4(0, 0, 0, 0) : *(const uint4 *)(a.v + at + 32 * j);
-        m.vx[i / C][i % C] = 0;
     }
     __device__ __forceinline__ void take(R &m, const struct gdn_back &a, const walk &w, int c, int i) {
         const float *beta = m.gates[c % R::ALL_GATES] + BETA;
+        const bf16 *X2 = m.X2[c % R::STAGES];
+        const int passes = a.K == 2 * R::KT ? 1 : 2; /* of half of the rows */
 #pragma unroll 1
         for (int pass = 0; pass < passes; pass++) {
-            const int row = first + pass * (C / 2);
-            const bool more = pass + 1 < passes;
+            const int row = first_row(w, i) + pass * (C / 2);
             const int64_t at = place(a, w, c, row, i),
-                          next = more ? place(a, w, c, row + C / 2, i) : place(a, w, c + 1, first, i);
-            const bf16 *X2 = m.X2[c % R::STAGES];
+                          next = pass + 1 < passes ? place(a, w, c, row + C / 2, i) : -1;
             const float b = beta[row];
             float sum = 0;
 #pragma unroll
@@ -258,7 +287,7 @@ template <class R> static __device__ __forceinline__ void leave_sums(R &m, float
     for (int j = i; j < DOTS * C; j += GROUP) {
         float x = j / C == DB ? m.vx[c % 2][j % C] : 0.0f;
 #pragma unroll
-        for (int y = 0; y < R::WARPS; y++) x += m.dot[y][j / C][j % C];
+        for (int y = 0; y < R::WARPS; y++) x += m.dot[c % R::KEYS][y][j / C][j % C];
         sums[j] = x;
     }
     if (i > 0) return;
@@ -270,7 +299,9 @@ template <class R>
 static __device__ __forceinline__ void take_along(R &m, const marks<R> &b, const struct gdn_back &a,
                                                   const walk &w, int i) {
     const int64_t stride = (int64_t)a.HV * a.K;
-    values<R> v(m, a, w, i);
+    values<R> v;
+    m.vx[i / C][i % C] = 0;
+    v.ask(a, w, 0, i);
     barrier(4, GROUP); /* the sums start from 0 */
     for (int c = 0; c < w.chunks; c++) {
         const int n = rows_of(w, c);
@@ -278,15 +309,17 @@ static __device__ __forceinline__ void take_along(R &m, const marks<R> &b, const
         const int64_t out = row_of(a, w, c) * a.K + w.tile * R::KT;
         barrier_wait(b.a_there(c), full<R::STAGES>(c));
         v.take(m, a, w, c, i);
+        warp_arrive(b.x_free(c));
         barrier_wait(b.scores_done(), full<1>(c));
         scale_values<R>(m, c, i);
         warp_arrive(b.v_ready());
         barrier_wait(b.dq_there(c), full<2>(c));
         store_panels<R::W>(a.dq_head + out, m.dO[c % R::STAGES], stride, n, i);
-        warp_arrive(b.a_free(c));
+        warp_arrive(b.o_free(c));
         barrier(4, GROUP); /* v.X2 is there */
+        v.ask(a, w, c + 1, i);
         barrier_wait(b.dk_there(), full<1>(c));
-        store_panels<R::W>(a.dk_head + out, m.q[c % 2], stride, n, i);
+        store_panels<R::W>(a.dk_head + out, m.q[c % R::KEYS], stride, n, i);
         leave_sums<R>(m, a.sums + ((int64_t)w.tile * a.items + item) * SUMS, c, i);
         warp_arrive(b.qk_free(c));
     }

@@ -9,6 +9,25 @@
 template <int N> static __device__ __forceinline__ uint32_t full(int c) { return c / N & 1; }
 template <int N> static __device__ __forceinline__ uint32_t empty(int c) { return (c / N & 1) ^ 1; }
 
+/* A run of bytes from shared memory to memory, by one thread, begun; copies_read comes back when all but the
+ * last `left` have been read. A multiple of 16, both ends on 16; whoever wrote it there has called
+ * operands_written. */
+static __device__ __forceinline__ void copy_out(void *global, const void *shared, int bytes) {
+#ifdef HL_CUDA_EMU
+    memcpy(global, shared, (size_t)bytes);
+#elif HL_BULK
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n\t"
+                 "cp.async.bulk.commit_group;" ::"l"(global),
+                 "r"(shared_address(shared)), "r"(bytes)
+                 : "memory");
+#endif
+}
+template <int left> static __device__ __forceinline__ void copies_read() {
+#if HL_BULK
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(left) : "memory");
+#endif
+}
+
 enum { STORERS = GROUP / 2 };
 /* ---- rows of 64 W columns to memory, by threads i of STORERS: each 16 bytes of every STEP-th row, AT_ONCE
  * rows at a time ---- */
