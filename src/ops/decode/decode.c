@@ -51,7 +51,7 @@ struct hl_decode_shared hl_decode_shared(const struct hl_decode *a) {
     s.sums = cut(&used, 2 * HL_DECODE_BATCH * HL_DECODE_WARPS * 8 * 4);
     s.squares = cut(&used, 2 * M * HL_DECODE_WARPS * 4);
     s.parts = cut(&used, M * (vv / 32) * 4);
-    s.small = cut(&used, 512 * 4);
+    s.small = cut(&used, HL_DECODE_SMALL * 4);
     s.S = cut(&used, a->K * HL_DECODE_COLS * 4);
     s.v = cut(&used, slots * HL_DECODE_COLS * 2);
     s.k = cut(&used, slots ? 2 * HL_DECODE_WARPS * a->K * 2 : 0);

@@ -15,6 +15,7 @@ enum {
     HL_DECODE_STEPS = 4,  /* steps of 32 columns of a chunk that a warp takes at most */
     HL_DECODE_CHUNKS = 4, /* chunks that the MLP's inner size has at most */
     HL_DECODE_BATCH = 8,  /* groups of 8 outputs of one row between two sums over its warps */
+    HL_DECODE_SMALL = 656, /* floats of a task of the memories that its warps share */
     HL_DECODE_LAPS = 4    /* layers after which the place of a layer's words is used again */
 };
 
@@ -81,7 +82,7 @@ struct hl_decode_shared {
     int32_t sums;    /* float [2][HL_DECODE_BATCH][warps][8]: parts of outputs, of two products in turn */
     int32_t squares; /* float [2][rows][warps]: parts of their sums of squares, likewise */
     int32_t parts;   /* float [rows][HV V / 32]: the same of the heads' outputs */
-    int32_t small;   /* float [512]: parts of sums */
+    int32_t small;   /* float [HL_DECODE_SMALL]: parts of sums */
     int32_t S;       /* float [K][8]: a task's state */
     int32_t v, k;    /* bf16 [slots][8], [2 warps][K]: the cache's values and keys */
     int32_t barrier; /* [depth][3]: halves of a place are full, it is empty; [2]: the same of S, v and k */

@@ -18,7 +18,6 @@ template <class D>
 static __device__ __forceinline__ const uint32_t *embedding(const D &a, const struct block &b, int m) {
     return (const uint32_t *)(a.embed + (int64_t)(D::most == 1 ? *id_of(a, b) : a.ids[m]) * a.d);
 }
-static __device__ __forceinline__ float square(uint32_t v) { return low(v) * low(v) + high(v) * high(v); }
 static __device__ __forceinline__ float square(uint2 v) { return square(v.x) + square(v.y); }
 static __device__ __forceinline__ uint32_t scaled(uint32_t v, float2 y) {
     return pack2(low(v) * y.x, high(v) * y.y);

@@ -48,7 +48,7 @@ template <class D> static __device__ __forceinline__ void open_scalars(const D &
  * thread. */
 template <class D> static __device__ __forceinline__ void gather_best(const D &a, const struct block &b) {
     uint64_t *parts = (uint64_t *)(b.shared + a.s.small), v = b.best; /* [ROWS][WARPS] */
-    static_assert(ROWS * WARPS * 8 <= 512 * 4, "decode.h: small");
+    static_assert(ROWS * WARPS * 8 <= HL_DECODE_SMALL * 4, "decode.h: small");
     for (int n = 1; n < 8; n *= 2)
         v = max(v, (uint64_t)__shfl_xor_sync(0xffffffffu, (unsigned long long)v, n));
     if (b.lane % 8 == 0) parts[b.lane / 8 * WARPS + b.warp] = v;
@@ -96,7 +96,7 @@ static __device__ __forceinline__ void run_phase(const D &a, struct block &b, in
                                                  bool second = true) {
     forget(b);
     b.now = words_of(a, l), b.before = words_of(a, l + LAPS - 1);
-    if (kind == MEMORIES) memories(a, b, l, first && a.cache ? 0 : 1, second ? 2 : 1);
+    if (kind == MEMORIES) memories(a, b, l, first && a.cache, second);
     else if (first) {
         if (kind == HEAD && a.cache) put_scores(a, b);
         product<kind>(a, b, l);

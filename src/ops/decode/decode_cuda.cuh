@@ -242,6 +242,7 @@ static __device__ __forceinline__ uint32_t take_one(const uint64_t *p, uint32_t 
 /* as activations are; one number alone would go another, longer way */
 static __device__ __forceinline__ float rounded(float x) { return low(pack2(x, 0.0f)); }
 
+static __device__ __forceinline__ float square(uint32_t v) { return low(v) * low(v) + high(v) * high(v); }
 /* A division is a dozen instructions more than this. */
 static __device__ __forceinline__ float quick_silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
 /* Where a row's word lies in x, h, o and act: those that one lane multiplies are neighbours. */

@@ -86,7 +86,11 @@ static __device__ __forceinline__ void fetch_ahead(const D &a, const struct bloc
 
 /* ---- the logits of the slots that were there before ---- */
 
-enum { PIECES_OF_KEY = 4 }; /* of 4 numbers that one of 16 lanes has: K <= 256 */
+enum {
+    PIECES_OF_KEY = 4, /* of 4 numbers that one of 16 lanes has: K <= 256 */
+    QUERY = 272        /* among the shared floats of a task: [256] q, times its norm's weights, [128] squares of pairs */
+};
+static_assert(QUERY + 256 + 128 <= HL_DECODE_SMALL, "decode.h");
 
 /* A row's factor for the cache, of its sum of squares. */
 template <class D> static __device__ __forceinline__ float factor_of(const D &a, float squares) {
@@ -96,38 +100,64 @@ static __device__ __forceinline__ float over_half(float s) {
     for (int n = 1; n < 16; n *= 2) s += __shfl_xor_sync(0xffffffffu, s, n);
     return s;
 }
-/* A task's logits. The factor of q's norm comes in at the end. */
+/* Of the rows of the state that a warp has, a pair of neighbours each lane: half of the lanes have the word of q, the
+ * others that of k; all have the weights of both norms. */
+struct pair {
+    uint32_t word;
+    float2 q_norm, k_norm;
+};
 template <class D>
-static __device__ __forceinline__ void look_up(const D &a, const struct block &b, int l,
-                                               const struct task &p) {
-    if (b.warp * 2 >= a.share) return;
+static __device__ __forceinline__ struct pair take_rows(const D &a, const struct block &b, int l,
+                                                        const struct task &p) {
+    const int j = b.lane % 16, n = j < a.rows / 2 ? 1 : 0;
+    const uint64_t *words = b.now + p.m * a.row + a.w_in + (p.h / a.group * a.K + b.warp * a.rows) / 2 + j +
+                            b.lane / 16 * (a.qk / 2);
+    struct pair y = {0, make_float2(1.0f, 1.0f), make_float2(1.0f, 1.0f)};
+    if (a.cache && a.rms && n) { /* come while the word is waited for */
+        y.q_norm = ((const float2 *)(layer_of(a, b, l).q_norm + b.warp * a.rows))[j];
+        y.k_norm = ((const float2 *)(layer_of(a, b, l).k_norm + b.warp * a.rows))[j];
+    }
+    uint32_t v[1];
+    if (D::sparing) take_missing(v, words, 0, n, b.number + l);
+    else take<1>(v, words, 0, n, b.number + l);
+    y.word = v[0];
+    return y;
+}
+/* A task's logits. The warps take a part of q each, since a word is seen the sooner the fewer ask for it, and meet in
+ * shared memory. The factor of q's norm comes in at the end. */
+template <class D>
+static __device__ __forceinline__ struct pair look_up(const D &a, const struct block &b, int l,
+                                                      const struct task &p) {
     const int place = b.warp * 2 + b.lane / 16, slot = place < a.share ? p.part * a.share + place : a.slots,
               n = (a.K / 4 - b.lane % 16 + 15) / 16;
     const bool filled = old_slot(a, filled_of(a, b, p.m), slot);
-    const uint64_t *words = b.now + p.m * a.row + a.w_in + p.h / a.group * a.K / 2 + b.lane % 16 * 2;
     const uint2 *key = (const uint2 *)(b.shared + a.s.k) + place * (a.K / 4) + b.lane % 16;
-    const float4 *gamma = (const float4 *)layer_of(a, b, l).q_norm + b.lane % 16;
-    uint2 q[PIECES_OF_KEY], k[PIECES_OF_KEY];
-    float4 y[PIECES_OF_KEY];
+    float *query = (float *)(b.shared + a.s.small) + QUERY, *squares = query + 256;
+    uint2 k[PIECES_OF_KEY];
     float dot = 0.0f, s = 0.0f;
 #pragma unroll
-    for (int e = 0; e < PIECES_OF_KEY; e++) {
-        k[e] = filled && e < n ? key[e * 16] : make_uint2(0, 0);
-        y[e] = a.rms && e < n ? gamma[e * 16] : make_float4(1.0f, 1.0f, 1.0f, 1.0f);
+    for (int e = 0; e < PIECES_OF_KEY; e++) k[e] = filled && e < n ? key[e * 16] : make_uint2(0, 0);
+    const struct pair mine = take_rows(a, b, l, p);
+    if (b.lane < a.rows / 2) {
+        const int at = b.warp * (a.rows / 2) + b.lane;
+        const float x = low(mine.word), y = high(mine.word);
+        ((float2 *)query)[at] = make_float2(x * mine.q_norm.x, y * mine.q_norm.y);
+        squares[at] = x * x + y * y;
     }
-    if (D::sparing) take_missing(q, words, 32, filled ? n : 0, b.number + l);
-    else take_pairs<PIECES_OF_KEY>(q, words, 32, filled ? n : 0, b.number + l);
+    sync_block();
 #pragma unroll
     for (int e = 0; e < PIECES_OF_KEY; e++) {
-        const float4 x = make_float4(low(q[e].x), high(q[e].x), low(q[e].y), high(q[e].y));
-        dot += x.x * y[e].x * low(k[e].x) + x.y * y[e].y * high(k[e].x) + x.z * y[e].z * low(k[e].y) +
-               x.w * y[e].w * high(k[e].y);
-        s += x.x * x.x + x.y * x.y + x.z * x.z + x.w * x.w;
+        if (e >= n) continue;
+        const float4 x = ((const float4 *)query)[e * 16 + b.lane % 16];
+        const float2 xx = ((const float2 *)squares)[e * 16 + b.lane % 16];
+        dot += x.x * low(k[e].x) + x.y * high(k[e].x) + x.z * low(k[e].y) + x.w * high(k[e].y);
+        s += xx.x + xx.y;
     }
     dot = over_half(dot), s = over_half(s);
     if (b.lane % 16 == 0 && filled)
         give(b.now + p.m * a.row + a.w_z + p.h * a.even_slots + slot,
              __float_as_uint(dot * factor_of(a, s) * scalars_of(a, b, l, p.h)[SCALE]), b.number + l);
+    return mine;
 }
 
 #endif

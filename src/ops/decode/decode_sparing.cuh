@@ -75,33 +75,5 @@ static __device__ __forceinline__ void take_missing(uint2 (&v)[C][N], const uint
 #pragma unroll
         for (int i = 0; i < N; i++) v[c][i] = make_uint2((uint32_t)w[c][i].x, (uint32_t)w[c][i].y);
 }
-/* Logits of the slots in `need`; the others become -INFINITY. */
-template <int N>
-static __device__ __forceinline__ void take_missing(float (&z)[N], const uint64_t *words, uint32_t need,
-                                                    uint32_t number) {
-    struct two w[N / 2];
-#pragma unroll
-    for (int i = 0; i < N / 2; i++) {
-        w[i].x = need >> 2 * i & 1 ? 0 : (uint64_t)number << 32;
-        w[i].y = need >> 2 * i & 2 ? 0 : (uint64_t)number << 32;
-    }
-    for (;;) {
-        bool there = true;
-#pragma unroll
-        for (int i = 0; i < N / 2; i++) {
-            if (fresh(w[i], number)) continue;
-            const struct two now = look_two(words + 2 * i);
-            if (need >> 2 * i & 1) w[i].x = now.x;
-            if (need >> 2 * i & 2) w[i].y = now.y;
-        }
-#pragma unroll
-        for (int i = 0; i < N / 2; i++) there = there && fresh(w[i], number);
-        if (all_lanes(there)) break;
-        look_again();
-    }
-#pragma unroll
-    for (int i = 0; i < N; i++)
-        z[i] = need >> i & 1 ? __uint_as_float((uint32_t)(i % 2 ? w[i / 2].y : w[i / 2].x)) : -INFINITY;
-}
 
 #endif

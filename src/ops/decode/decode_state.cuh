@@ -3,7 +3,7 @@
  *
  * A block owns COLS columns of a value head: of the state, which it reads and writes once (the read after the
  * write needs no second pass, see gdn_step_cuda.cu), and of the cache's values, so that nothing but the
- * logits is exchanged between blocks. Lane (r, c) of a warp has column c of every fourth row. q and k come as
+ * logits is exchanged between blocks. Lane (r, c) of a warp has column c of every fourth pair of rows. q and k come as
  * they are: their norms' factors belong to whole rows and come in with the sums. */
 #ifndef HL_DECODE_STATE_CUH
 #define HL_DECODE_STATE_CUH
@@ -23,7 +23,7 @@ enum {
     READ = WRITE + COLS,
     SMALL = READ + COLS
 };
-static_assert(SMALL <= 512, "decode.h: small");
+static_assert((int)SMALL <= (int)QUERY, "decode_look.cuh");
 /* who does what only one warp can do; the first ones have logits to find. The one of the rule reads no slots. */
 enum { GATES = WARPS - 2, RULE };
 static_assert(RULE == HL_DECODE_WARPS - 1, "the others are the first ones");
@@ -65,47 +65,43 @@ static __device__ __forceinline__ void put_gates(const D &a, const struct block 
     if (a.cache) ((uint32_t *)(values_at(a, b, l, p) + filled_of(a, b, p.m).fresh * a.V))[i - 4] = v;
 }
 
-/* This lane's column of rows of the state, and k there. */
-enum { HELD = 256 / WARPS / 4 };
+/* This lane's column of pairs of rows of the state, and k there. */
+enum { HELD = 256 / WARPS / 8 };
 struct held {
-    float S[HELD], k[HELD];
+    float2 S[HELD], k[HELD];
 };
-/* The state times k and q, in parts. Half of the lanes take a word of q each, the others the same one of k. */
+/* The state times k and q, in parts. Two sums that are spread over lanes at once: of each half of them one. */
 template <class D>
-static __device__ __forceinline__ void meet_state(const D &a, const struct block &b, int l,
-                                                  const struct task &p, struct held &y, float *small) {
-    const struct hl_decode_layer &w = layer_of(a, b, l);
-    const int r = b.lane / COLS, j = b.lane % 16, n = j < a.rows / 2 ? 1 : 0;
-    const float *S = (const float *)(b.shared + a.s.S) + b.warp * a.rows * COLS + b.lane;
-    const uint64_t *words = b.now + p.m * a.row + a.w_in + (p.h / a.group * a.K + b.warp * a.rows) / 2 + j +
-                            b.lane / 16 * (a.qk / 2);
+static __device__ __forceinline__ void meet_state(const D &a, const struct block &b, const struct pair &mine,
+                                                  struct held &y, float *small) {
+    const int r = b.lane / COLS, pairs = a.rows / 2;
+    const float *S = (const float *)(b.shared + a.s.S) + (b.warp * a.rows + 2 * r) * COLS + b.lane % COLS;
     float sk = 0.0f, sq = 0.0f;
-    float2 gq = make_float2(1.0f, 1.0f), gk = gq;
-    uint32_t v[1];
-    if (a.cache && a.rms && n) {
-        gq = ((const float2 *)(w.q_norm + b.warp * a.rows))[j];
-        gk = ((const float2 *)(w.k_norm + b.warp * a.rows))[j];
-    }
-#pragma unroll
-    for (int i = 0; i < HELD; i++) y.S[i] = i * 4 < a.rows ? S[i * 4 * COLS] : 0.0f;
-    if (D::sparing) take_missing(v, words, 0, n, b.number + l);
-    else take<1>(v, words, 0, n, b.number + l);
 #pragma unroll
     for (int i = 0; i < HELD; i++) {
-        const uint32_t q = __shfl_sync(0xffffffffu, v[0], 2 * i + r / 2),
-                       k = __shfl_sync(0xffffffffu, v[0], 16 + 2 * i + r / 2);
-        y.k[i] = r % 2 ? high(k) : low(k);
-        sk += y.k[i] * y.S[i], sq += (r % 2 ? high(q) : low(q)) * y.S[i];
+        y.S[i] = make_float2(0.0f, 0.0f);
+        if (i * 4 + r < pairs) y.S[i] = make_float2(S[i * 8 * COLS], S[i * 8 * COLS + COLS]);
     }
-    sk = over_column(sk), sq = over_column(sq);
-    if (b.lane < COLS) small[b.warp * 2 * COLS + b.lane] = sk, small[(b.warp * 2 + 1) * COLS + b.lane] = sq;
-    const uint32_t other = __shfl_xor_sync(0xffffffffu, v[0], 16), q = b.lane < 16 ? v[0] : other,
-                   k = b.lane < 16 ? other : v[0];
+#pragma unroll
+    for (int i = 0; i < HELD; i++) {
+        const uint32_t q = __shfl_sync(0xffffffffu, mine.word, i * 4 + r),
+                       k = __shfl_sync(0xffffffffu, mine.word, 16 + i * 4 + r);
+        y.k[i] = make_float2(low(k), high(k));
+        sk += y.k[i].x * y.S[i].x + y.k[i].y * y.S[i].y;
+        sq += low(q) * y.S[i].x + high(q) * y.S[i].y;
+    }
+    sk = (r % 2 ? sq : sk) + __shfl_xor_sync(0xffffffffu, r % 2 ? sk : sq, 8);
+    sk += __shfl_xor_sync(0xffffffffu, sk, 16);
+    if (b.lane < 2 * COLS) small[b.warp * 2 * COLS + b.lane] = sk;
+    const bool upper = b.lane >= 16, odd = b.lane & 8;
+    const uint32_t other = __shfl_xor_sync(0xffffffffu, mine.word, 16), q = upper ? other : mine.word,
+                   k = upper ? mine.word : other;
     const float x0 = low(q) * low(k), x1 = high(q) * high(k);
-    const float4 all = make_float4(over_half(low(q) * low(q) + high(q) * high(q)),
-                                   over_half(low(k) * low(k) + high(k) * high(k)), over_half(x0 + x1),
-                                   over_half(x0 * gq.x * gk.x + x1 * gq.y * gk.y));
-    if (b.lane == 0) *(float4 *)(small + NORMS + b.warp * 4) = all;
+    const float u = upper ? x0 + x1 : square(q),
+                t = upper ? x0 * mine.q_norm.x * mine.k_norm.x + x1 * mine.q_norm.y * mine.k_norm.y : square(k);
+    float s = (odd ? t : u) + __shfl_xor_sync(0xffffffffu, odd ? u : t, 8);
+    for (int n = 1; n < 8; n *= 2) s += __shfl_xor_sync(0xffffffffu, s, n);
+    if (b.lane % 8 == 0) small[NORMS + b.warp * 4 + b.lane / 8] = s;
 }
 /* What is written and read, by one warp; a lane of a column adds a quarter of the parts. */
 template <class D>
@@ -135,63 +131,79 @@ static __device__ __forceinline__ void delta_rule(const D &a, const struct block
 
 /* ---- the cache's read ---- */
 
-static __device__ __forceinline__ uint32_t bits_below(int n) {
-    return n <= 0 ? 0u : n >= 32 ? 0xffffffffu : (1u << n) - 1;
-}
-/* The logits of this lane's slots; `need`: those that there are. */
-template <int N>
-static __device__ __forceinline__ void take_logits(float (&z)[N], const uint64_t *words, uint32_t need,
-                                                   uint32_t number) {
-    for (;;) {
-        struct two w[N / 2];
-        bool there = true;
+/* Of 8 numbers of each lane the sums over all lanes: number lane / 4. */
+static __device__ __forceinline__ float sums_of_eight(int lane, float (&y)[8]) {
 #pragma unroll
-        for (int i = 0; i < N / 2; i++) {
-            w[i].x = w[i].y = 0;
-            if (need >> 2 * i & 3) w[i] = look_two(words + 2 * i);
-        }
+    for (int n = 4; n > 0; n /= 2) {
+        const bool upper = lane & 4 * n;
 #pragma unroll
-        for (int i = 0; i < N; i++) {
-            const uint64_t word = i % 2 ? w[i / 2].y : w[i / 2].x;
-            const bool needed = need >> i & 1;
-            z[i] = needed ? __uint_as_float((uint32_t)word) : -INFINITY;
-            there = there && (!needed || fresh(word, number));
-        }
-        if (all_lanes(there)) return;
-        look_again();
+        for (int i = 0; i < n; i++)
+            y[i] = (upper ? y[i + n] : y[i]) + __shfl_xor_sync(0xffffffffu, upper ? y[i] : y[i + n], 4 * n);
     }
+    y[0] += __shfl_xor_sync(0xffffffffu, y[0], 2);
+    return y[0] + __shfl_xor_sync(0xffffffffu, y[0], 1);
 }
 /* The read over this warp's slots, in parts: the largest logit, the sum of weights relative to it, the weighted
- * values. A lane has one column of some neighbouring slots. */
+ * values. A lane has pairs of neighbouring slots. */
 template <class D>
 static __device__ __forceinline__ void read_slots(const D &a, const struct block &b, int l,
                                                   const struct task &p, float *small) {
-    enum { N = D::each };
+    enum { N = D::each, EACH = (2 * N + 31) / 32 }; /* pairs of a lane */
     const struct filled f = filled_of(a, b, p.m);
-    const int first = (b.warp * 4 + b.lane / COLS) * N;
-    const uint32_t need =
-        bits_below(f.kept - first) | (bits_below(f.fresh - first) & ~bits_below(a.window - first));
-    const bf16 *values = (const bf16 *)(b.shared + a.s.v) + first * COLS + b.lane % COLS;
-    float v[N], z[N], top = -1e30f, sum = 0.0f, y = 0.0f;
+    const uint64_t *words = b.now + p.m * a.row + a.w_z + p.h * a.even_slots;
+    const uint32_t number = b.number + l;
+    uint4 v[EACH][2];
+    struct two w[EACH];
+    bool need[EACH][2];
 #pragma unroll
-    for (int i = 0; i < N; i++) v[i] = need >> i & 1 ? f32(values[i * COLS]) : 0.0f;
-    const uint64_t *words = b.now + p.m * a.row + a.w_z + p.h * a.even_slots + first;
-    if (D::sparing) take_missing(z, words, need, b.number + l);
-    else take_logits<N>(z, words, need, b.number + l);
+    for (int i = 0; i < EACH; i++) {
+        const int pair = i * 32 + b.lane, slot = b.warp * 4 * N + 2 * pair;
+        w[i].x = w[i].y = 0;
 #pragma unroll
-    for (int i = 0; i < N; i++) top = fmaxf(top, z[i]);
-    top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 8));
-    top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 16));
-#pragma unroll
-    for (int i = 0; i < N; i++) {
-        const float w = __expf(z[i] - top);
-        sum += w, y += w * v[i];
+        for (int k = 0; k < 2; k++) {
+            need[i][k] = pair < 2 * N && old_slot(a, f, slot + k);
+            v[i][k] = make_uint4(0, 0, 0, 0);
+            if (need[i][k]) v[i][k] = *(const uint4 *)(b.shared + a.s.v + (slot + k) * (COLS * 2));
+        }
     }
-    sum = over_column(sum), y = over_column(y);
+    words += b.warp * 4 * N + 2 * b.lane;
+    for (;;) {
+        bool there = true;
+#pragma unroll
+        for (int i = 0; i < EACH; i++)
+            if ((need[i][0] && !fresh(w[i].x, number)) || (need[i][1] && !fresh(w[i].y, number)))
+                w[i] = look_two(words + i * 64);
+#pragma unroll
+        for (int i = 0; i < EACH; i++)
+            there = there && (!need[i][0] || fresh(w[i].x, number)) && (!need[i][1] || fresh(w[i].y, number));
+        if (all_lanes(there)) break;
+        look_again();
+    }
+    float z[EACH][2], y[COLS] = {}, top = -1e30f, sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        z[i][0] = need[i][0] ? __uint_as_float((uint32_t)w[i].x) : -INFINITY;
+        z[i][1] = need[i][1] ? __uint_as_float((uint32_t)w[i].y) : -INFINITY;
+        top = fmaxf(top, fmaxf(z[i][0], z[i][1]));
+    }
+    top = warp_max(top);
+#pragma unroll
+    for (int i = 0; i < EACH; i++)
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            const float s = __expf(z[i][k] - top);
+            const uint32_t c[4] = {v[i][k].x, v[i][k].y, v[i][k].z, v[i][k].w};
+            sum += s;
+#pragma unroll
+            for (int e = 0; e < 4; e++) y[2 * e] += s * low(c[e]), y[2 * e + 1] += s * high(c[e]);
+        }
+    sum = warp_sum(sum);
+    const float all = sums_of_eight(b.lane, y);
     float *part = small + READS + b.warp * READ_PART;
     if (b.lane == 0) part[0] = top, part[1] = sum;
-    if (b.lane < COLS) part[2 + b.lane] = y;
+    if (b.lane % 4 == 0) part[2 + b.lane / 4] = all;
 }
+static_assert(COLS == 8, "sums_of_eight");
 /* All parts, the new slot and the sink together, by one warp: 4 lanes a column, each with 2 warps' parts. */
 template <class D>
 static __device__ __forceinline__ float read_cache(const D &a, const struct block &b, int l,
@@ -241,14 +253,14 @@ static __device__ __forceinline__ void keep_key(const D &a, const struct block &
     }
 }
 
-/* A task of both memories; the logits are on their way. */
+/* A task of both memories; the logits are on their way; mine: take_rows(). */
 template <class D>
 static __device__ __forceinline__ void remember(const D &a, const struct block &b, int l,
-                                                const struct task &p) {
+                                                const struct task &p, const struct pair &mine) {
     float *small = (float *)(b.shared + a.s.small);
     struct held y;
     const uint64_t *gates = b.warp == GATES ? gates_at(a, b, p) : NULL, word = gates ? look(gates) : 0;
-    meet_state(a, b, l, p, y, small);
+    meet_state(a, b, mine, y, small);
     if (b.warp == GATES) put_gates(a, b, l, p, gates, word, small);
     if (b.warp == RULE) {
         sync_some<2, THREADS>();
@@ -267,37 +279,49 @@ static __device__ __forceinline__ void remember(const D &a, const struct block &
                  pack2(o, other), b.number + l);
     }
     const float alpha = small[ALPHA], w = small[WRITE + b.lane % COLS];
-    float *S = state_at(a, b, l, p) + (b.warp * a.rows + b.lane / COLS) * a.V + b.lane % COLS;
+    float *S = state_at(a, b, l, p) + (b.warp * a.rows + b.lane / COLS * 2) * a.V + b.lane % COLS;
 #pragma unroll
-    for (int i = 0; i < HELD; i++)
-        if (i * 4 < a.rows) S[i * 4 * a.V] = alpha * y.S[i] + y.k[i] * w;
+    for (int i = 0; i < HELD; i++) {
+        if (i * 4 + b.lane / COLS >= a.rows / 2) continue;
+        S[i * 8 * a.V] = alpha * y.S[i].x + y.k[i].x * w;
+        S[i * 8 * a.V + a.V] = alpha * y.S[i].y + y.k[i].y * w;
+    }
     if (a.cache && p.part == 0 && b.warp == GATES) keep_key(a, b, l, p);
 }
 
+/* A task that was not fetched ahead. */
+template <int part, class D>
+static __device__ __forceinline__ void fetch_now(const D &a, const struct block &b, int l, const struct task &p) {
+    sync_block(); /* the last one's numbers are no longer in use */
+    if (part) fetch_tile(a, b, l, p, threadIdx.x, THREADS);
+    else fetch_keys(a, b, l, p, threadIdx.x, THREADS);
+    copy_commit();
+    copy_wait<0>();
+    sync_block();
+}
 /* The two memories of a layer: all logits first, then the rest. The emulated device does them in two launches. */
 template <class D>
-static __device__ __forceinline__ void memories(const D &a, struct block &b, int l, int from, int to) {
+static __device__ __forceinline__ void memories(const D &a, struct block &b, int l, bool first, bool second) {
     const bool ahead = has_task(a, b);
+    const int looks = first ? a.M * a.HV * a.shares : 0, tiles = second ? a.M * a.HV * a.tiles : 0;
+    bool have = false; /* what the tile needs of q and k came with its block's logits */
+    struct pair mine = {};
     if (ahead) barrier_wait(tasks_full(a, b), b.tasks);
 #pragma unroll 1
-    for (int part = from; part < to; part++) {
-        const int parts = part ? a.tiles : a.shares, tasks = a.M * a.HV * parts;
-        struct task p = part ? b.tile : b.look;
+    for (int t = blockIdx.x; t < looks; t += gridDim.x) {
+        const struct task p = t == (int)blockIdx.x ? b.look : task_at(a, t, a.shares);
+        if (!D::once && t >= (int)gridDim.x) fetch_now<0>(a, b, l, p);
+        mine = look_up(a, b, l, p);
+        have = D::once && p.h == b.tile.h;
+        if (D::once) break;
+    }
 #pragma unroll 1
-        for (int t = blockIdx.x; t < tasks; t += gridDim.x) {
-            if (!D::once && t >= (int)gridDim.x) {
-                sync_block(); /* the last one's numbers are no longer in use */
-                p = task_at(a, t, parts);
-                if (part) fetch_tile(a, b, l, p, threadIdx.x, THREADS);
-                else fetch_keys(a, b, l, p, threadIdx.x, THREADS);
-                copy_commit();
-                copy_wait<0>();
-                sync_block();
-            }
-            if (part) remember(a, b, l, p);
-            else look_up(a, b, l, p);
-            if (D::once) break;
-        }
+    for (int t = blockIdx.x; t < tiles; t += gridDim.x) {
+        const struct task p = t == (int)blockIdx.x ? b.tile : task_at(a, t, a.tiles);
+        if (!D::once && t >= (int)gridDim.x) fetch_now<1>(a, b, l, p);
+        if (!have) mine = take_rows(a, b, l, p);
+        remember(a, b, l, p, mine);
+        if (D::once) break;
     }
     if (!ahead) return;
     warp_arrive(tasks_empty(a, b), b.lane);
