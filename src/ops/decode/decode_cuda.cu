@@ -5,7 +5,7 @@
 
 #ifndef HL_CUDA_F32
 
-enum { ALL = THREADS + 32 }; /* and the warp that brings the weights */
+enum { ALL = THREADS + 64 }; /* and the warps that bring weights and tasks */
 
 template <class D> static __device__ __forceinline__ uint64_t *counter(const D &a) { return a.words; }
 
@@ -111,13 +111,13 @@ static bool has_room(struct hl_cuda *, int bytes) { return bytes <= 227 << 10; }
 template <class D> static void decode_phase(const D a, int phase, int part) {
     struct block b = open_block(a);
     open_groups(b, phase);
-    if (b.warp == WARPS) {
-        if (part == 0 || kind_of(a, phase) == MEMORIES) stream(a, b, phase, phase + 1);
-        return;
-    }
+    const int kind = kind_of(a, phase);
+    if (b.warp == WARPS && part == 0) stream(a, b, phase, phase + 1);
+    if (b.warp > WARPS && kind == MEMORIES) stream_tasks(a, b, phase / PHASES, phase / PHASES + 1);
+    if (b.warp >= WARPS) return;
     open_scalars(a, b);
     const int l = phase / PHASES;
-    switch (kind_of(a, phase)) {
+    switch (kind) {
     case IN: run_phase<IN>(a, b, l, part == 0, part == 1); break;
     case MEMORIES: run_phase<MEMORIES>(a, b, l, part == 0, part == 1); break;
     case OUT: run_phase<OUT>(a, b, l, part == 0, part == 1); break;
@@ -145,9 +145,10 @@ template <class D>
 static __global__ void __launch_bounds__(ALL, 1) decode_token(const __grid_constant__ D a) {
     struct block b = open_block(a);
     open_groups(b, 0);
-    if (b.warp == WARPS) {
+    if (b.warp >= WARPS) {
         await_token(a, b);
-        stream(a, b, 0, PHASES * a.L + 1);
+        if (b.warp == WARPS) stream(a, b, 0, PHASES * a.L + 1);
+        else stream_tasks(a, b, 0, a.L);
     } else {
         open_scalars(a, b);
         await_token(a, b);

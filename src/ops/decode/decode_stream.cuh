@@ -103,6 +103,20 @@ static __device__ __forceinline__ void warm_layer(const D &a, const struct block
         warm(b, state + a.tail_v, a.vv * 12);
     }
 }
+/* The warp that brings what the memories' tasks of layers [from, to) need: beside the weights' warp, since to ask for
+ * many small pieces takes long. */
+template <class D>
+static __device__ __forceinline__ void stream_tasks(const D &a, struct block &b, int from, int to) {
+#pragma unroll 1
+    for (int l = from; l < to; l++) {
+        warm_layer(a, b, l);
+        if (!has_task(a, b)) continue;
+        barrier_wait(tasks_empty(a, b), b.tasks ^ 1);
+        fetch_ahead(a, b, l);
+        copy_arrive(tasks_full(a, b));
+        b.tasks ^= 1;
+    }
+}
 /* The warp that brings the weights of phases [from, to). */
 template <class D>
 static __device__ __forceinline__ void stream(const D &a, struct block &b, int from, int to) {
@@ -112,13 +126,6 @@ static __device__ __forceinline__ void stream(const D &a, struct block &b, int f
     for (int phase = from; phase < to; phase++, next_groups(b)) {
         const int kind = kind_of(a, phase), l = phase / PHASES, K = inner(a, kind), units = units_of(a, kind);
         const int rows = kind == IN ? a.in_rows : kind == HEAD ? a.vocab : units * 8;
-        if (kind == IN) warm_layer(a, b, l);
-        if (kind == MEMORIES && has_task(a, b)) {
-            barrier_wait(tasks_empty(a, b), b.tasks ^ 1);
-            fetch_ahead(a, b, l);
-            copy_arrive(tasks_full(a, b));
-            b.tasks ^= 1;
-        }
 #pragma unroll 1
         for (int unit = b.first; unit < units; unit += gridDim.x) {
             const bf16 *W = row_of(a, b, kind, l, unit);
