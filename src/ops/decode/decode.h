@@ -10,13 +10,13 @@
 
 enum {
     HL_DECODE_ROWS = 4,
-    HL_DECODE_WARPS = 8,  /* that compute; one more brings the weights */
-    HL_DECODE_COLS = 8,   /* columns of a state that a thread block takes */
-    HL_DECODE_STEPS = 4,  /* steps of 32 columns of a chunk that a warp takes at most */
-    HL_DECODE_CHUNKS = 4, /* chunks that the MLP's inner size has at most */
-    HL_DECODE_BATCH = 8,  /* groups of 8 outputs of one row between two sums over its warps */
+    HL_DECODE_WARPS = 8,   /* that compute; two more bring weights and what the memories need */
+    HL_DECODE_COLS = 8,    /* columns of a state that a thread block takes */
+    HL_DECODE_STEPS = 4,   /* steps of 32 columns of a chunk that a warp takes at most */
+    HL_DECODE_CHUNKS = 4,  /* chunks that the MLP's inner size has at most */
+    HL_DECODE_BATCH = 8,   /* groups of 8 outputs of one row between two sums over its warps */
     HL_DECODE_SMALL = 656, /* floats of a task of the memories that its warps share */
-    HL_DECODE_LAPS = 4    /* layers after which the place of a layer's words is used again */
+    HL_DECODE_LAPS = 4     /* layers after which the place of a layer's words is used again */
 };
 
 /* The weights of a layer; NULL: there is none. */

@@ -5,7 +5,8 @@
 
 #ifndef HL_CUDA_F32
 
-enum { ALL = THREADS + 64 }; /* and the warps that bring weights and tasks */
+/* and the warps that bring weights and tasks */
+enum { WEIGHTS = WARPS, TASKS, ALL = THREADS + 64 };
 
 template <class D> static __device__ __forceinline__ uint64_t *counter(const D &a) { return a.words; }
 
@@ -49,9 +50,9 @@ template <class D> static __device__ __forceinline__ void open_scalars(const D &
 template <class D> static __device__ __forceinline__ void gather_best(const D &a, const struct block &b) {
     uint64_t *parts = (uint64_t *)(b.shared + a.s.small), v = b.best; /* [ROWS][WARPS] */
     static_assert(ROWS * WARPS * 8 <= HL_DECODE_SMALL * 4, "decode.h: small");
-    for (int n = 1; n < 8; n *= 2)
+    for (int n = 1; n < 4; n *= 2)
         v = max(v, (uint64_t)__shfl_xor_sync(0xffffffffu, (unsigned long long)v, n));
-    if (b.lane % 8 == 0) parts[b.lane / 8 * WARPS + b.warp] = v;
+    if (b.lane % 4 == 0 && b.lane / 4 < ROWS) parts[b.lane / 4 * WARPS + b.warp] = v;
     sync_block();
     if (b.warp > 0) return;
     v = parts[b.lane];
@@ -87,6 +88,7 @@ template <class D> static __device__ __forceinline__ void arrive(const D &a) {
 static __device__ __forceinline__ void forget(struct block &b) {
 #ifndef HL_CUDA_EMU
     asm volatile("" : "+r"(b.warp), "+r"(b.lane), "+r"(b.barriers));
+    __builtin_assume(b.warp >= 0 && b.warp < WARPS && b.lane >= 0 && b.lane < 32); /* to divide is to shift */
 #endif
 }
 
@@ -98,7 +100,6 @@ static __device__ __forceinline__ void run_phase(const D &a, struct block &b, in
     b.now = words_of(a, l), b.before = words_of(a, l + LAPS - 1);
     if (kind == MEMORIES) memories(a, b, l, first && a.cache, second);
     else if (first) {
-        if (kind == HEAD && a.cache) put_scores(a, b);
         product<kind>(a, b, l);
         if (kind == HEAD && a.verdict) gather_best(a, b);
     }
@@ -112,8 +113,9 @@ template <class D> static void decode_phase(const D a, int phase, int part) {
     struct block b = open_block(a);
     open_groups(b, phase);
     const int kind = kind_of(a, phase);
-    if (b.warp == WARPS && part == 0) stream(a, b, phase, phase + 1);
-    if (b.warp > WARPS && kind == MEMORIES) stream_tasks(a, b, phase / PHASES, phase / PHASES + 1);
+    if (b.warp == WEIGHTS && part == 0) stream(a, b, phase, phase + 1);
+    if (b.warp == TASKS && kind == MEMORIES) stream_tasks(a, b, phase / PHASES, phase / PHASES + 1);
+    if (b.warp == TASKS && kind == HEAD && a.cache) put_scores(a, b);
     if (b.warp >= WARPS) return;
     open_scalars(a, b);
     const int l = phase / PHASES;
@@ -147,8 +149,11 @@ static __global__ void __launch_bounds__(ALL, 1) decode_token(const __grid_const
     open_groups(b, 0);
     if (b.warp >= WARPS) {
         await_token(a, b);
-        if (b.warp == WARPS) stream(a, b, 0, PHASES * a.L + 1);
-        else stream_tasks(a, b, 0, a.L);
+        if (b.warp == WEIGHTS) stream(a, b, 0, PHASES * a.L + 1);
+        else {
+            stream_tasks(a, b, 0, a.L);
+            if (a.cache) put_scores(a, b);
+        }
     } else {
         open_scalars(a, b);
         await_token(a, b);

@@ -239,10 +239,16 @@ static __device__ __forceinline__ uint32_t take_one(const uint64_t *p, uint32_t 
     }
     return (uint32_t)w;
 }
-/* as activations are; one number alone would go another, longer way */
-static __device__ __forceinline__ float rounded(float x) { return low(pack2(x, 0.0f)); }
-
 static __device__ __forceinline__ float square(uint32_t v) { return low(v) * low(v) + high(v) * high(v); }
+/* Without care for numbers that an epsilon keeps away. */
+static __device__ __forceinline__ float quick_rsqrt(float x) {
+#ifdef HL_CUDA_EMU
+    return rsqrtf(x);
+#else
+    asm("rsqrt.approx.ftz.f32 %0, %0;" : "+f"(x));
+    return x;
+#endif
+}
 /* A division is a dozen instructions more than this. */
 static __device__ __forceinline__ float quick_silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
 /* Where a row's word lies in x, h, o and act: those that one lane multiplies are neighbours. */

@@ -88,13 +88,14 @@ static __device__ __forceinline__ void fetch_ahead(const D &a, const struct bloc
 
 enum {
     PIECES_OF_KEY = 4, /* of 4 numbers that one of 16 lanes has: K <= 256 */
-    QUERY = 272        /* among the shared floats of a task: [256] q, times its norm's weights, [128] squares of pairs */
+    QUERY =
+        272 /* among the shared floats of a task: [256] q, times its norm's weights, [128] squares of pairs */
 };
 static_assert(QUERY + 256 + 128 <= HL_DECODE_SMALL, "decode.h");
 
 /* A row's factor for the cache, of its sum of squares. */
 template <class D> static __device__ __forceinline__ float factor_of(const D &a, float squares) {
-    return a.rms ? rsqrtf(squares * a.one_K + 1e-6f) : rsqrtf(squares + (float)HL_L2_EPS);
+    return quick_rsqrt(a.rms ? squares * a.one_K + 1e-6f : squares + (float)HL_L2_EPS);
 }
 static __device__ __forceinline__ float over_half(float s) {
     for (int n = 1; n < 16; n *= 2) s += __shfl_xor_sync(0xffffffffu, s, n);

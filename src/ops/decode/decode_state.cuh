@@ -98,7 +98,8 @@ static __device__ __forceinline__ void meet_state(const D &a, const struct block
                    k = upper ? mine.word : other;
     const float x0 = low(q) * low(k), x1 = high(q) * high(k);
     const float u = upper ? x0 + x1 : square(q),
-                t = upper ? x0 * mine.q_norm.x * mine.k_norm.x + x1 * mine.q_norm.y * mine.k_norm.y : square(k);
+                t = upper ? x0 * mine.q_norm.x * mine.k_norm.x + x1 * mine.q_norm.y * mine.k_norm.y
+                          : square(k);
     float s = (odd ? t : u) + __shfl_xor_sync(0xffffffffu, odd ? u : t, 8);
     for (int n = 1; n < 8; n *= 2) s += __shfl_xor_sync(0xffffffffu, s, n);
     if (b.lane % 8 == 0) small[NORMS + b.warp * 4 + b.lane / 8] = s;
@@ -113,7 +114,7 @@ static __device__ __forceinline__ void delta_rule(const D &a, const struct block
                  n1 = *(const float4 *)(small + NORMS + first * 4 + 4);
     const float alpha = small[ALPHA], beta = small[BETA], v = small[VALUES + c];
     const float qq = over_column(n0.x + n1.x), kk = over_column(n0.y + n1.y),
-                rq = rsqrtf(qq + (float)HL_L2_EPS), rk = rsqrtf(kk + (float)HL_L2_EPS),
+                rq = quick_rsqrt(qq + (float)HL_L2_EPS), rk = quick_rsqrt(kk + (float)HL_L2_EPS),
                 qk = rq * rk * over_column(n0.z + n1.z), new_dot = over_column(n0.w + n1.w);
     const float sk = rk * over_column(part[0] + part[2 * COLS]),
                 sq = rq * over_column(part[COLS] + part[3 * COLS]);
@@ -291,7 +292,8 @@ static __device__ __forceinline__ void remember(const D &a, const struct block &
 
 /* A task that was not fetched ahead. */
 template <int part, class D>
-static __device__ __forceinline__ void fetch_now(const D &a, const struct block &b, int l, const struct task &p) {
+static __device__ __forceinline__ void fetch_now(const D &a, const struct block &b, int l,
+                                                 const struct task &p) {
     sync_block(); /* the last one's numbers are no longer in use */
     if (part) fetch_tile(a, b, l, p, threadIdx.x, THREADS);
     else fetch_keys(a, b, l, p, threadIdx.x, THREADS);
@@ -330,10 +332,10 @@ static __device__ __forceinline__ void memories(const D &a, struct block &b, int
 
 /* ---- after the layers ---- */
 
-/* The scores of the new tokens, from the parts that the tiles left: a warp each. */
+/* The scores of the new tokens, from the parts that the tiles left. One warp of a block. */
 template <class D> static __device__ __forceinline__ void put_scores(const D &a, const struct block &b) {
     const bool ranked = a.evict != HOLA_EVICT_RECENCY;
-    for (int t = blockIdx.x * WARPS + b.warp; t < a.L * a.M * a.HV; t += gridDim.x * WARPS) {
+    for (int t = blockIdx.x; t < a.L * a.M * a.HV; t += gridDim.x) {
         const int l = t / (a.M * a.HV);
         const struct task p = task_at(a, t % (a.M * a.HV), 1);
         const uint64_t *words = a.words + a.scores + ((l * ROWS + p.m) * a.HV + p.h) * a.tiles;

@@ -3,8 +3,8 @@
  * Which weights a block multiplies, and when, does not depend on the data: one warp walks through the products
  * of all layers ahead of the others and has the copy engine bring them into a ring. A piece is 8 rows of a
  * matrix, or of the MLP 4 of gate and the same 4 of up, by as many columns as a place of the ring holds. So
- * memory stays busy while the blocks wait for each other's results. What the memories' tasks need comes between,
- * to a place of its own. */
+ * memory stays busy while the blocks wait for each other's results. What the memories' tasks need is brought by another
+ * warp, to a place of its own. */
 #ifndef HL_DECODE_STREAM_CUH
 #define HL_DECODE_STREAM_CUH
 #include "ops/decode/decode_look.cuh"
