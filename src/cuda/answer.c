@@ -46,6 +46,10 @@ static bool copy_piece(uint32_t *restrict to, const uint32_t *restrict from, int
     }
     return !(old & 1);
 }
+/* A word that comes late, so as to leave the others to the device until then. */
+static bool is_new(const uint32_t *word, uint32_t tag) {
+    return !((*(const volatile uint32_t *)word ^ tag) & 1);
+}
 /* looks: how many there were; false: there is no point in another one. */
 static bool patient(struct hl_cuda *c, int64_t looks, bool *over) {
     if (*over) {
@@ -62,7 +66,9 @@ bool hl_cuda_take(struct hl_cuda *c, void *to, int64_t first, int64_t words,
     bool over = false;
     for (int64_t i = 0; i < words; i += PIECE) {
         const int64_t n = words - i < PIECE ? words - i : PIECE;
-        for (int64_t looks = 1; !copy_piece((uint32_t *)to + i, answer + i, n, c->answer_tag); looks++)
+        for (int64_t looks = 1; !is_new(answer + i + n - 1, c->answer_tag) ||
+                                !copy_piece((uint32_t *)to + i, answer + i, n, c->answer_tag);
+             looks++)
             if (!patient(c, looks, &over)) return false;
         came(ctx, i, i + n);
     }
