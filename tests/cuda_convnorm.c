@@ -15,8 +15,8 @@ struct shape {
     int64_t T, H, K, W;
     bool two, apart; /* both norms; rows of x and dx GAP numbers apart */
 };
-struct arrays { /* on the host */
-    real *x, *w, *gamma, *dy, *dyt, *y, *yt, *dx, *dw, *dgamma;
+struct arrays { /* on the host; r: the L2 norm's factors */
+    real *x, *w, *gamma, *dy, *dyt, *y, *yt, *dx, *dw, *dgamma, *r;
 };
 struct cut {
     struct hl_rows rows;
@@ -40,7 +40,7 @@ static struct arrays arrays_new(const struct dev *d, const struct shape *s) {
     a.dgamma = check_random(s->K, -1, 1, 7);
     for (int64_t i = 0; i < C; i++)
         a.x[i] *= 0.01f; /* a sequence of its own, where the L2 norm's epsilon counts */
-    a.y = check_new(n), a.yt = check_new(n), a.dx = check_new(n);
+    a.y = check_new(n), a.yt = check_new(n), a.dx = check_new(n), a.r = check_new(s->T * s->H);
     dev_round(d, a.x, n), dev_round(d, a.dy, n), dev_round(d, a.dyt, n);
     return a;
 }
@@ -49,25 +49,26 @@ static void arrays_free(struct arrays *a, const struct shape *s) {
     real *const big[] = {a->x, a->dy, a->dyt, a->y, a->yt, a->dx};
     for (int i = 0; i < 6; i++) check_free(big[i], n);
     check_free(a->w, C * s->W), check_free(a->dw, C * s->W);
-    check_free(a->gamma, s->K), check_free(a->dgamma, s->K);
+    check_free(a->gamma, s->K), check_free(a->dgamma, s->K), check_free(a->r, s->T * s->H);
 }
 
 /* the ops one by one */
 static void on_host(const struct dev *d, const struct shape *s, struct arrays *a) {
     const int64_t C = s->H * s->K, n = s->T * C, M = s->T * s->H;
     struct cut c;
-    real *between = check_new(n), *d_between = check_new(n), *r = check_new(M), *rt = check_new(M);
+    real *between = check_new(n), *d_between = check_new(n), *rt = check_new(M);
     cut(&c, s->T);
     struct hl_conv conv = {.rows = &c.rows, .C = C, .W = s->W, .x = a->x, .w = a->w, .y = between};
     conv.dy = d_between, conv.dx = a->dx, conv.dw = a->dw;
-    struct hl_l2norm l = {.M = M, .D = s->K, .x = between, .y = a->y, .r = r, .dy = a->dy, .dx = d_between};
+    struct hl_l2norm l = {
+        .M = M, .D = s->K, .x = between, .y = a->y, .r = a->r, .dy = a->dy, .dx = d_between};
     struct hl_rmsnorm m = {.M = M, .D = s->K, .eps = (real)1e-6, .x = between, .w = a->gamma, .y = a->yt};
     m.r = rt, m.dy = a->dyt, m.dx = d_between, m.dw = a->dgamma, m.dx_add = true;
     ref->conv_forward(d->pool, &conv);
     ref->l2norm_forward(d->pool, &l), ref->l2norm_backward(d->pool, &l);
     if (s->two) ref->rmsnorm_forward(d->pool, &m), ref->rmsnorm_backward(d->pool, &m);
     ref->conv_backward(d->pool, &conv);
-    check_free(between, n), check_free(d_between, n), check_free(r, M), check_free(rt, M);
+    check_free(between, n), check_free(d_between, n), check_free(rt, M);
 }
 
 /* [T][C] with GAP numbers of NaN after each row, or without */
@@ -90,8 +91,9 @@ static void gather(const struct dev *d, const struct shape *s, void *p, real *x,
     check_free(wide, s->T * ld);
 }
 
-/* whole: as if the rows were one sequence; eps of the RMS norm */
-static void on_device(const struct dev *d, const struct shape *s, struct arrays *a, bool whole, double eps) {
+/* whole: as if the rows were one sequence; eps of the RMS norm; forget: the factors on the way back */
+static void on_device(const struct dev *d, const struct shape *s, struct arrays *a, bool whole, double eps,
+                      bool forget) {
     const int64_t C = s->H * s->K, n = s->T * C, M = s->T * s->H;
     struct cut c;
     cut(&c, s->T);
@@ -106,6 +108,8 @@ static void on_device(const struct dev *d, const struct shape *s, struct arrays 
     m.r = dev_real(d, NULL, M), m.dy = dev_act(d, a->dyt, n), m.dx = l.dx, m.dx_add = true;
     m.w = dev_real(d, a->gamma, s->K), m.dw = dev_real(d, a->dgamma, s->K);
     d->ops->convnorm_forward(d->pool, &conv, &l, s->two ? &m : NULL);
+    d->ops->mem->get(d->pool, a->r, l.r, M * (int64_t)sizeof(real));
+    if (forget) d->ops->mem->copy(d->pool, l.r, l.r + M / 2, M / 2 * (int64_t)sizeof(real));
     d->ops->convnorm_backward(d->pool, &conv, &l, s->two ? &m : NULL);
     gather(d, s, conv.dx, a->dx, C);
     dev_act_take(d, l.y, a->y, n), dev_act_take(d, m.y, a->yt, n);
@@ -117,6 +121,7 @@ static void on_device(const struct dev *d, const struct shape *s, struct arrays 
 static double distance(const struct shape *s, const struct arrays *a, const struct arrays *b) {
     const int64_t C = s->H * s->K;
     double e = fmax(check_distance(a->y, b->y, s->T, C), check_distance(a->dx, b->dx, s->T, C));
+    e = fmax(e, check_distance(a->r, b->r, s->T, s->H));
     e = fmax(e, check_distance(a->dw, b->dw, C, s->W));
     if (!s->two) return e;
     return fmax(e,
@@ -140,7 +145,7 @@ static void test_shapes(void **state) {
             const struct shape *s = &shapes[i];
             struct arrays want = arrays_new(&d, s), got = arrays_new(&d, s), again = arrays_new(&d, s);
             on_host(&d, s, &want);
-            on_device(&d, s, &got, false, 1e-6), on_device(&d, s, &again, false, 1e-6);
+            on_device(&d, s, &got, false, 1e-6, false), on_device(&d, s, &again, false, 1e-6, false);
             assert_true(distance(s, &got, &again) == 0);
             const double e = distance(s, &got, &want);
             if (!(e <= tol)) fail_msg("%s, shape %d: %.3g away", d.ops->name, (int)i, e);
@@ -160,14 +165,16 @@ static void test_wrong(void **state) {
         const int64_t C = s.H * s.K;
         struct arrays want = arrays_new(&d, &s), got = arrays_new(&d, &s), eps = arrays_new(&d, &s);
         on_host(&d, &s, &want);
-        on_device(&d, &s, &got, true, 1e-6); /* sequences that run into each other */
+        on_device(&d, &s, &got, true, 1e-6, false); /* sequences that run into each other */
         CHECK_FAR(got.y, want.y, s.T, C, tol);
         CHECK_FAR(got.yt, want.yt, s.T, C, tol);
         CHECK_FAR(got.dx, want.dx, s.T, C, tol);
         CHECK_FAR(got.dw, want.dw, C, s.W, tol);
-        on_device(&d, &s, &eps, false, 1e-2);
+        on_device(&d, &s, &eps, false, 1e-2, false);
         CHECK_FAR(eps.yt, want.yt, s.T, C, tol);
         CHECK_FAR(eps.dgamma, want.dgamma, 1, s.K, tol);
+        on_device(&d, &s, &eps, false, 1e-6, true); /* the factors of other rows */
+        CHECK_FAR(eps.dx, want.dx, s.T, C, tol);
         arrays_free(&want, &s), arrays_free(&got, &s), arrays_free(&eps, &s);
         dev_close(&d);
     }
@@ -226,15 +233,19 @@ static void time_heads(const struct dev *d, int64_t H, int64_t K) {
     for (int i = 0; i < 6; i++) x[i] = noise(d, n, false);
     struct hl_conv conv = {.rows = &rows, .C = C, .W = 4, .x = x[0], .dx = x[1]};
     conv.w = noise(d, C * 4, true), conv.dw = noise(d, C * 4, true);
-    struct hl_l2norm l = {.M = T * H, .D = K, .y = x[2], .dy = x[3]};
+    struct hl_l2norm l = {.M = T * H, .D = K, .y = x[2], .dy = x[3], .r = noise(d, T * H, true)};
     struct hl_rmsnorm m = {.M = T * H, .D = K, .eps = (real)1e-6, .y = x[4], .dy = x[5]};
     m.w = noise(d, K, true), m.dw = noise(d, K, true);
     snprintf(what, sizeof what, "convnorm fwd %d x %d", (int)H, (int)K);
     TIME(d, what, n * 6, d->ops->convnorm_forward(d->pool, &conv, &l, &m));
     snprintf(what, sizeof what, "convnorm bwd %d x %d", (int)H, (int)K);
     TIME(d, what, n * 8, d->ops->convnorm_backward(d->pool, &conv, &l, &m));
+    snprintf(what, sizeof what, "one norm, fwd %d x %d", (int)H, (int)K);
+    TIME(d, what, n * 4, d->ops->convnorm_forward(d->pool, &conv, &l, NULL));
+    snprintf(what, sizeof what, "one norm, bwd %d x %d", (int)H, (int)K);
+    TIME(d, what, n * 6, d->ops->convnorm_backward(d->pool, &conv, &l, NULL));
     for (int i = 0; i < 6; i++) dev_drop(d, x[i]);
-    dev_drop(d, conv.w), dev_drop(d, conv.dw), dev_drop(d, m.w), dev_drop(d, m.dw);
+    dev_drop(d, conv.w), dev_drop(d, conv.dw), dev_drop(d, m.w), dev_drop(d, m.dw), dev_drop(d, l.r);
 }
 static void test_speed(void **state) {
     struct dev d = dev_open(false);

@@ -1,7 +1,7 @@
 /* convnorm_back_cuda.cu -- see convnorm_cuda.cuh: the backward pass, from the gradients of both norms to that
  * of the convolution's input; what the forward pass did not store is computed again. Instructions are what
  * limits it, so two rows inside a segment are taken without asking anything. */
-#include "cuda/partials.cuh"
+#include "cuda/early.cuh"
 #include "ops/conv/convnorm_cuda.cuh"
 
 enum { V = WIDE, RING = 8, BACK_PER_SM = 2, PLACE = THREADS * 16 }; /* RING: rows on their way */
@@ -10,9 +10,11 @@ enum { V = WIDE, RING = 8, BACK_PER_SM = 2, PLACE = THREADS * 16 }; /* RING: row
  * to be fetched. */
 struct walk {
     float h[TAPS - 1][V], dx[TAPS - 1][V], w[TAPS][V], dw[TAPS][V], gamma[V], dgamma[V];
-    const act *next_x, *next_dy, *next_dyt;
+    const act *next_x, *next_dy;
+    const float *next_r;
     act *to; /* dx of the row TAPS - 1 before the next one */
     char *ring;
+    float *factors;         /* the L2 norm's, RING of them as well */
     int next, t1, low, end; /* t1: the stretch's end; dx is wanted from row low on; end: the segment's */
     bool live;
 };
@@ -20,12 +22,26 @@ struct walk {
 template <bool two> static __device__ __forceinline__ char *slot_of(const struct walk &k, int row) {
     return k.ring + (unsigned)row % RING * (two ? 3 : 2) * PLACE;
 }
+/* 4 bytes, as copy_async */
+static __device__ __forceinline__ void copy_four(void *shared, const void *global) {
+#ifdef HL_CUDA_EMU
+    emu_copy_async(shared, global, 4, 4);
+#else
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((uint32_t)__cvta_generic_to_shared(shared)),
+                 "l"(global)
+                 : "memory");
+#endif
+}
+static __device__ __forceinline__ float *factor_of(const struct walk &k, int row) {
+    return k.factors + (unsigned)row % RING * THREADS;
+}
 template <bool two>
 static __device__ __forceinline__ void fetch(const struct conv_norm &a, struct walk &k, int stop) {
     char *slot = slot_of<two>(k, k.next);
     if (k.next < stop) {
+        copy_four(factor_of(k, k.next), k.next_r), k.next_r += a.heads;
         copy_async(slot, k.next_x), copy_async(slot + PLACE, k.next_dy);
-        if (two) copy_async(slot + 2 * PLACE, k.next_dyt), k.next_dyt += a.c.C;
+        if (two) copy_async(slot + 2 * PLACE, (const char *)k.next_dy + a.apart);
         k.next_x += a.c.ld, k.next_dy += a.c.C, k.next++;
     }
     copy_commit();
@@ -40,39 +56,43 @@ static __device__ __forceinline__ void leave_segment(const struct conv_norm &a, 
     }
 }
 
-/* Sigmoid of u, and the thread's shares of y.y, y.dy and y.(dyt gamma), y being SiLU(u). */
-template <bool two>
-static __device__ __forceinline__ void look_at(const struct walk &k, const char *slot, const float *u,
-                                               float *s, float *sums) {
-    float dy[V], dyt[V];
-    load_wide(dy, (const act *)(slot + PLACE));
-    if (two) load_wide(dyt, (const act *)(slot + 2 * PLACE));
-    sums[0] = sums[1] = sums[2] = 0.0f;
-    for (int v = 0; v < V; v++) {
-        s[v] = quick_sigmoid(u[v]);
-        const float y = u[v] * s[v];
-        sums[0] += y * y, sums[1] += y * dy[v];
-        if (two) sums[2] += y * (dyt[v] * k.gamma[v]);
-    }
+/* The RMS norm's factor, from that of the L2 norm */
+static __device__ __forceinline__ float rms_factor(const struct conv_norm &a, float r) {
+    return r * quick_rsqrt(a.share + r * r * (a.eps - (float)HL_L2_EPS * a.share));
 }
 
-/* A row, with the sums of its head: its gradient goes to the rows it looked at. counted: its part of dw and dgamma
+/* u becomes y = SiLU(u), slope its derivative; the thread's share of what the norms take away along y comes back:
+ * y.dy r^3 + y.(dyt gamma) rt^3 / K. */
+template <bool two>
+static __device__ __forceinline__ float look_at(const struct conv_norm &a, const struct walk &k,
+                                                const char *slot, float r, float rt, float *u, float *slope) {
+    float dy[V], dyt[V], sum = 0.0f, sum_t = 0.0f;
+    load_wide(dy, (const act *)(slot + PLACE));
+    if (two) load_wide(dyt, (const act *)(slot + 2 * PLACE));
+    for (int v = 0; v < V; v++) {
+        const float s = quick_sigmoid(u[v]), y = u[v] * s;
+        slope[v] = s + (y - y * s), u[v] = y;
+        sum += y * dy[v];
+        if (two) sum_t += y * (dyt[v] * k.gamma[v]);
+    }
+    return sum * (r * r * r) + (two ? sum_t * (rt * rt * rt * a.share) : 0.0f);
+}
+
+/* A row, with `along` of its head: its gradient goes to the rows it looked at. counted: its part of dw and dgamma
  * is this stretch's. dx: of the row TAPS - 1 before, which is now whole. */
 template <bool two>
-static __device__ __forceinline__ void back_row(const struct conv_norm &a, struct walk &k, const char *slot,
-                                                bool counted, const float *x, const float *u, const float *s,
-                                                const float *sums, float *dx) {
-    const float r = rsqrtf(sums[0] + (float)HL_L2_EPS), rt = two ? rsqrtf(sums[0] * a.share + a.eps) : 0.0f;
-    const float along = sums[1] * r * r * r + (two ? sums[2] * rt * rt * rt * a.share : 0.0f);
+static __device__ __forceinline__ void back_row(struct walk &k, const char *slot, bool counted, float r,
+                                                float rt, float along, const float *x, const float *y,
+                                                const float *slope, float *dx) {
     float dy[V], dyt[V];
     load_wide(dy, (const act *)(slot + PLACE));
     if (two) load_wide(dyt, (const act *)(slot + 2 * PLACE));
     for (int v = 0; v < V; v++) {
-        const float y = u[v] * s[v], mine = two ? rt * dyt[v] : 0.0f;
-        const float dn = r * dy[v] + (two ? mine * k.gamma[v] : 0.0f) - y * along;
-        const float du = dn * (s[v] * (1.0f + u[v] - y));
+        const float mine = two ? rt * dyt[v] : 0.0f;
+        const float dn = r * dy[v] + (two ? mine * k.gamma[v] : 0.0f) - y[v] * along;
+        const float du = dn * slope[v];
         if (counted) {
-            if (two) k.dgamma[v] += mine * y;
+            if (two) k.dgamma[v] += mine * y[v];
             for (int i = 0; i + 1 < TAPS; i++) k.dw[i][v] += du * k.h[i][v];
             k.dw[TAPS - 1][v] += du * x[v];
         }
@@ -87,14 +107,17 @@ static __device__ __forceinline__ void back_row(const struct conv_norm &a, struc
 template <int lanes, bool two>
 static __device__ __forceinline__ void two_rows(const struct conv_norm &a, struct walk &k, int t) {
     const char *slot[PAIR] = {slot_of<two>(k, t), slot_of<two>(k, t + 1)};
-    float x[PAIR][V], u[PAIR][V], s[PAIR][V], sums[PAIR * 3], dx[V];
-    for (int j = 0; j < PAIR; j++) load_wide(x[j], (const act *)slot[j]);
-    conv_row<V>(u[0], k.w, k.h, x[0]);
-    conv_second<V>(u[1], k.w, k.h, x[0], x[1]);
-    for (int j = 0; j < PAIR; j++) look_at<two>(k, slot[j], u[j], s[j], sums + j * 3);
-    head_sums<lanes, PAIR * 3>(sums);
+    float x[PAIR][V], y[PAIR][V], slope[PAIR][V], r[PAIR], rt[PAIR], along[PAIR], dx[V];
+    for (int j = 0; j < PAIR; j++) r[j] = *factor_of(k, t + j), load_wide(x[j], (const act *)slot[j]);
+    conv_row<V>(y[0], k.w, k.h, x[0]);
+    conv_second<V>(y[1], k.w, k.h, x[0], x[1]);
     for (int j = 0; j < PAIR; j++) {
-        back_row<two>(a, k, slot[j], true, x[j], u[j], s[j], sums + j * 3, dx);
+        rt[j] = two ? rms_factor(a, r[j]) : 0.0f;
+        along[j] = look_at<two>(a, k, slot[j], r[j], rt[j], y[j], slope[j]);
+    }
+    head_sums<lanes, PAIR>(along);
+    for (int j = 0; j < PAIR; j++) {
+        back_row<two>(k, slot[j], true, r[j], rt[j], along[j], x[j], y[j], slope[j], dx);
         if (k.live) store_wide(k.to, dx);
         k.to += a.c.ld;
     }
@@ -102,14 +125,22 @@ static __device__ __forceinline__ void two_rows(const struct conv_norm &a, struc
 template <int lanes, bool two>
 static __device__ __forceinline__ void one_row(const struct conv_norm &a, struct walk &k, int t) {
     const char *slot = slot_of<two>(k, t);
-    float x[V], u[V], s[V], sums[3], dx[V];
+    float x[V], y[V], slope[V], dx[V];
+    const float r = *factor_of(k, t), rt = two ? rms_factor(a, r) : 0.0f;
     load_wide(x, (const act *)slot);
-    conv_row<V>(u, k.w, k.h, x);
-    look_at<two>(k, slot, u, s, sums);
-    head_sums<lanes, 3>(sums);
-    back_row<two>(a, k, slot, t < k.t1, x, u, s, sums, dx);
+    conv_row<V>(y, k.w, k.h, x);
+    float along = look_at<two>(a, k, slot, r, rt, y, slope);
+    head_sums<lanes, 1>(&along);
+    back_row<two>(k, slot, t < k.t1, r, rt, along, x, y, slope, dx);
     if (k.live && t - (TAPS - 1) >= k.low) store_wide(k.to, dx);
     k.to += a.c.ld;
+}
+
+template <int lanes, bool two>
+static __device__ __forceinline__ void next_pair(const struct conv_norm &a, struct walk &k, int t, int stop) {
+    copy_wait<RING - PAIR>();
+    two_rows<lanes, two>(a, k, t);
+    fetch<two>(a, k, stop), fetch<two>(a, k, stop);
 }
 
 /* The rows of a stretch, and TAPS - 1 more of its last segment for the last dx. */
@@ -120,8 +151,8 @@ static __device__ __forceinline__ void walk_back(const struct conv_norm &a, stru
     const int stop = (int)min((int64_t)k.t1 + TAPS - 1, last.row + last.len);
     k.next = k.low = t0, k.end = (int)(first.row + first.len);
     k.next_x = a.c.x + t0 * a.c.ld + c, k.next_dy = a.dy + t0 * a.c.C + c;
-    k.next_dyt = two ? a.dyt + t0 * a.c.C + c : NULL;
     k.to = a.c.dx + (t0 - (TAPS - 1)) * a.c.ld + c;
+    k.next_r = a.r + t0 * a.heads + c / a.K;
 #pragma unroll 1
     for (int i = 0; i < RING; i++) fetch<two>(a, k, stop);
     for (int i = 0; i < TAPS - 1; i++) {
@@ -137,10 +168,9 @@ static __device__ __forceinline__ void walk_back(const struct conv_norm &a, stru
         }
         const int whole = min(k.t1, k.end) - PAIR; /* the last row that begins a pair */
         while (t - (TAPS - 1) >= k.low && t <= whole) {
-            copy_wait<RING - PAIR>();
-            two_rows<lanes, two>(a, k, t);
-            fetch<two>(a, k, stop), fetch<two>(a, k, stop);
-            t += PAIR;
+            next_pair<lanes, two>(a, k, t, stop), t += PAIR;
+            if (two && t <= whole) /* again: fewer numbers change their places */
+                next_pair<lanes, two>(a, k, t, stop), t += PAIR;
         }
         if (t == k.end || t == stop) continue;
         copy_wait<RING - 1>();
@@ -175,6 +205,8 @@ static __global__ void __launch_bounds__(THREADS, BACK_PER_SM) conv_norm_bwd(str
     k.live = mine < a.c.C; /* the others go along: warps add up as a whole */
     k.t1 = (int)stretch_begin(a.c.T, 1);
     k.ring = shared_memory() + (threadIdx.y * blockDim.x + threadIdx.x) * 16;
+    k.factors =
+        (float *)(shared_memory() + RING * (two ? 3 : 2) * PLACE) + threadIdx.y * blockDim.x + threadIdx.x;
     const int64_t c = k.live ? mine : (int64_t)(threadIdx.x % lanes) * V;
     for (int v = 0; v < V; v++) {
         for (int i = 0; i < TAPS; i++) k.dw[i][v] = 0.0f;
@@ -188,6 +220,37 @@ static __global__ void __launch_bounds__(THREADS, BACK_PER_SM) conv_norm_bwd(str
         for (int i = 0; i < TAPS; i++) turned[v * TAPS + i] = k.dw[i][v];
     block_rows<V * TAPS>(a.part + (int64_t)blockIdx.y * a.c.C * TAPS, turned, k.live, c * TAPS);
     if (two) block_rows<V>(a.gamma_part + (int64_t)blockIdx.y * a.c.C, k.dgamma, k.live, c);
+}
+
+/* out[i] += sum over p of part[p][i]: warps take every WARPS-th p, then one warp adds the sums of all. Of the taps and of
+ * gamma in one launch, gamma's blocks first: they have more to add. */
+enum { WARPS = 32 };
+struct sums {
+    float *out; /* NULL: not wanted */
+    const float *part;
+    int P, n, blocks;
+};
+static struct sums sums_of(float *out, const float *part, int64_t P, int64_t n) {
+    const struct sums s = {out, part, (int)P, (int)n, out ? (int)blocks_for(n, 32) : 0};
+    return s;
+}
+static __global__ void __launch_bounds__(32 * WARPS) add_both(struct sums a, struct sums b) {
+    __shared__ float room[WARPS][32];
+    const bool first = (int)blockIdx.x < a.blocks;
+    const struct sums s = first ? a : b;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32,
+              i = ((int)blockIdx.x - (first ? 0 : a.blocks)) * 32 + lane;
+    float sum = 0.0f;
+    wait_for_others(), let_others_start();
+    if (i < s.n) { /* asked once: loads of several p are then under way together */
+#pragma unroll 8
+        for (int p = warp; p < s.P; p += WARPS) sum += s.part[(int64_t)p * s.n + i];
+    }
+    room[warp][lane] = sum;
+    __syncthreads();
+    if (warp > 0 || i >= s.n) return;
+    for (int k = 1; k < WARPS; k++) sum += room[k][lane];
+    s.out[i] += sum;
 }
 
 extern "C" void HL_OP(twonorm_backward)(struct hl_pool *, const struct hl_l2norm *,
@@ -211,9 +274,11 @@ extern "C" void HL_OP(convnorm_backward)(struct hl_pool *pool, const struct hl_c
     a.gamma_part = a.part + grid.y * a.c.C * TAPS;
 #define RUN(n)                                                                     \
     launch(c, rms ? conv_norm_bwd<n, true> : conv_norm_bwd<n, false>, grid, block, \
-           RING *(rms ? 3 : 2) * PLACE, a)
+           RING *((rms ? 3 : 2) * PLACE + THREADS * 4), a)
     BY_LANES(lanes, RUN)
 #undef RUN
-    if (conv->dw) sum_partials(c, conv->dw, a.part, grid.y, a.c.C * TAPS);
-    if (rms && rms->dw) sum_partials(c, rms->dw, a.gamma_part, grid.y * (a.c.C / a.K), a.K);
+    const struct sums taps = sums_of(conv->dw, a.part, grid.y, a.c.C * TAPS),
+                      gamma = sums_of(rms ? rms->dw : NULL, a.gamma_part, grid.y * a.heads, a.K);
+    if (taps.blocks + gamma.blocks > 0)
+        launch_early(c, add_both, (unsigned)(taps.blocks + gamma.blocks), 32 * WARPS, 0, gamma, taps);
 }

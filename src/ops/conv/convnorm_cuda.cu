@@ -2,12 +2,13 @@
 #include "ops/conv/conv_session_cuda.cuh"
 #include "ops/conv/convnorm_cuda.cuh"
 
-enum { V = WIDE, RING = 8, FWD_PER_SM = 4 }; /* RING: rows on their way */
+enum { V = WIDE, RING = 4, FWD_PER_SM = 4 }; /* RING: rows on their way */
 
 struct walk {
     float w[TAPS][V], h[TAPS - 1][V], gamma[V]; /* h: x of the TAPS - 1 rows before */
     const act *next_x;                          /* the next row to be fetched */
     act *y, *yt;
+    float *r; /* a head's first thread has one */
     char *ring;
     int next, t1; /* t1: the stretch's end */
     bool live;
@@ -34,9 +35,10 @@ template <bool two>
 static __device__ __forceinline__ void norm_row(const struct conv_norm &a, struct walk &k, float *u,
                                                 float sum) {
     float y[V];
-    const float r = rsqrtf(sum + (float)HL_L2_EPS), rt = rsqrtf(sum * a.share + a.eps);
+    const float r = quick_rsqrt(sum + (float)HL_L2_EPS), rt = quick_rsqrt(sum * a.share + a.eps);
     for (int v = 0; v < V; v++) y[v] = r * u[v];
     if (k.live) store_wide(k.y, y);
+    if (k.r) *k.r = r, k.r += a.heads;
     k.y += a.c.C;
     if (two) {
         for (int v = 0; v < V; v++) u[v] *= rt * k.gamma[v];
@@ -73,6 +75,7 @@ static __global__ void __launch_bounds__(THREADS, FWD_PER_SM) conv_norm_fwd(stru
     const int64_t c = k.live ? mine : (int64_t)(threadIdx.x % lanes) * V;
     k.next = t0, k.next_x = a.c.x + t0 * a.c.ld + c;
     k.y = a.y + t0 * a.c.C + c, k.yt = two ? a.yt + t0 * a.c.C + c : NULL;
+    k.r = k.live && threadIdx.x % lanes == 0 ? a.r + t0 * a.heads + c / a.K : NULL;
     k.ring = shared_memory() + (threadIdx.y * blockDim.x + threadIdx.x) * 16;
 #pragma unroll 1
     for (int i = 0; i < RING; i++) fetch(a, k);

@@ -11,20 +11,24 @@ enum { TAPS = 4, PAIR = 2 }; /* rows are taken two at a time, so that their sums
 struct conv_norm {
     struct conv c; /* its y and dy are not used */
     int64_t K;     /* channels of a head */
+    int heads;
     float eps, share;
     const float *gamma; /* NULL: no RMS norm */
     act *y, *yt;        /* L2 and RMS norm */
-    const act *dy, *dyt;
+    float *r;           /* [T][heads]: the L2 norm's factors */
+    const act *dy;
+    int64_t apart;            /* bytes from dy to dyt, the RMS norm's: a thread has one address for both */
     float *part, *gamma_part; /* [blocks][C][TAPS], [blocks][C]: of dw, of gamma's gradient */
 };
 
 static struct conv_norm open_conv_norm(const struct hl_conv *c, const struct hl_l2norm *l,
                                        const struct hl_rmsnorm *r) {
     struct conv_norm a = {open_conv(c), l->D};
+    a.heads = (int)(a.c.C / a.K), a.r = l->r;
     a.y = (act *)l->y, a.dy = (const act *)l->dy;
     if (!r) return a;
     a.eps = (float)r->eps, a.share = 1.0f / (float)r->D, a.gamma = r->w;
-    a.yt = (act *)r->y, a.dyt = (const act *)r->dy;
+    a.yt = (act *)r->y, a.apart = (int64_t)((intptr_t)r->dy - (intptr_t)l->dy);
     return a;
 }
 /* Lanes of a head with WIDE channels each; 0: heads that are not for these kernels. The same for both directions,
@@ -62,6 +66,16 @@ static __device__ __forceinline__ void load_taps(float (*w)[V], const float *fro
         load_wide(taps, from + (c + v) * TAPS);
         for (int i = 0; i < TAPS; i++) w[i][v] = taps[i];
     }
+}
+/* 1 / sqrt(x), x not so small that it would not be a normal number */
+static __device__ __forceinline__ float quick_rsqrt(float x) {
+#ifdef HL_CUDA_EMU
+    return 1.0f / sqrtf(x);
+#else
+    float r;
+    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
+#endif
 }
 /* the sums of a head's lanes, of n numbers at a time */
 template <int lanes, int n> static __device__ __forceinline__ void head_sums(float *x) {
