@@ -39,26 +39,47 @@ static __device__ __forceinline__ void ask_reads(struct old_reads<D> &r, const s
     const bool there = lane < r.ROWS && first + lane < x.len;
     r.lse = there ? c.a.lse[(int64_t)(x.row + first + lane) * c.a.HV + h] : 0.0f;
 }
+/* Sums of N numbers over lanes of N, the i-th in the lane with the number i: half as many are left after each step. */
+template <int N> static __device__ __forceinline__ float sums_by_lane(float *x) {
+    if constexpr (N > 1) {
+        const bool upper = threadIdx.x & N / 2;
+#pragma unroll
+        for (int i = 0; i < N / 2; i++) {
+            const float mine = upper ? x[i + N / 2] : x[i], other = upper ? x[i] : x[i + N / 2];
+            x[i] = mine + __shfl_xor_sync(0xffffffffu, other, N / 2);
+        }
+        return sums_by_lane<N / 2>(x);
+    }
+    return x[0];
+}
 /* m->along, m->lse, and the warp's share of dgate and dsink. Barriers around it. */
 template <int D>
 static __device__ __forceinline__ void along_rows(struct whole_room<D> *m, const struct cache_dev &c,
                                                   const struct old_reads<D> &read, int len, int h,
                                                   float part[2]) {
-    enum { CHUNKS = D / 8, AT_ONCE = old_reads<D>::AT_ONCE, ALIKE = old_reads<D>::ALIKE };
+    enum {
+        CHUNKS = D / 8,
+        AT_ONCE = old_reads<D>::AT_ONCE,
+        ALIKE = old_reads<D>::ALIKE,
+        EACH = old_reads<D>::EACH
+    };
     const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * read.ROWS, chunk = lane % CHUNKS,
               row = first + lane / CHUNKS;
     const float lambda = sigmoid(c.a.gate[h]);
     const bf16 *dout = m->dout[first / TILE] + chunk / 8 * SQUARE;
+    float sums[EACH];
 #pragma unroll
-    for (int i = 0; i < old_reads<D>::EACH; i++) {
-        float a[8], b[8], sum = 0;
+    for (int i = 0; i < EACH; i++) {
+        float a[8], b[8];
         load_wide(a, (const bf16 *)&read.x[i]);
         load_wide(b,
                   dout + tile_at<64>(row % TILE + i / ALIKE * AT_ONCE, chunk % 8 * 8) + i % ALIKE * 8 * 64);
-        for (int j = 0; j < 8; j++) sum += a[j] * b[j];
-        for (int j = CHUNKS / 2; j > 0; j /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, j);
-        if (chunk == 0) m->along[row + read.row_of(i)] = sum;
+        sums[i] = 0;
+        for (int j = 0; j < 8; j++) sums[i] += a[j] * b[j];
     }
+    float sum = sums_by_lane<EACH>(sums);
+    for (int j = CHUNKS / 2; j >= EACH; j /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, j);
+    if (chunk < EACH) m->along[row + read.row_of(chunk)] = sum;
     __syncwarp();
     const bool own = lane < read.ROWS, there = own && first + lane < len;
     const float along = there ? m->along[first + lane] : 0.0f;
@@ -137,11 +158,10 @@ template <int D, bool TAU>
 static __device__ __forceinline__ float pairs(float (*dq)[4], struct whole_room<D> *m, int i, float tau,
                                               const struct edge &e) {
     float s[8][4] = {}, dp[8][4] = {};
-    uint32_t x[4][4];
+    uint32_t x[4][4], y[4][4];
     score<D>(s, dp, m, i);
     const float sum = weigh<D, TAU>(s, dp, m, i, tau, e);
-    store_square(m->p[i], s, x);
-    store_square(m->ds[i], dp, x);
+    pack_square(x, dp), pack_square(y, s);
     hold_operands<4>(x);
     products_begin<D / 8>(dq);
 #pragma unroll
@@ -150,7 +170,9 @@ static __device__ __forceinline__ float pairs(float (*dq)[4], struct whole_room<
         for (int col = 0; col < D; col += whole_room<D>::COLUMNS)
             product_regs<whole_room<D>::COLUMNS>(
                 dq + col / 8, x[j], operand<64, true, SQUARE>{m->k + col / 64 * SQUARE, 16 * j, 0});
-    products_end<D / 8>(dq);
+    products_left<1>(); /* it goes on while these are stored */
+    store_square(m->p[i], y), store_square(m->ds[i], x);
+    products_wait<D / 8>(dq);
     hold_operands<4>(x);
     return sum;
 }

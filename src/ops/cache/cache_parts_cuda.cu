@@ -156,7 +156,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     while (x.at < items) {
         const int kepts = tiles_of(x.all.kept), tiles = tiles_in(x), all = kepts + x.first + tiles;
         const int share = share_of(c, x, parts, x.first / TILES);
-        const float tau = c.a.tau[x.h] / sqrtf((float)D);
+        const float tau = c.a.tau[x.h] * (1.0f / sqrtf((float)D));
         struct old_reads<D> read;
         ask_reads<D>(read, c, queries(x), x.h);
         const struct part next = part_after(c, x, items);

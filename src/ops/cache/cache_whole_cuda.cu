@@ -24,10 +24,23 @@ static __device__ __forceinline__ void finish_keys(struct whole_room<D> *m, cons
     read_lines<D>(old, to, ld, x.len - own * TILE, own >= 0 && group == 0);
     if (group) sum_queries<D>(d, m->ds, m->q, 0, max(own, 0), end);
     else sum_queries<D>(d, m->p, m->dout, 0, max(own, 0), end);
-    if (own < 0)
+    if (own < 0) {
         write_share<D>(b.kept + ((int64_t)at * c.a.window + n * TILE) * 2 * D + (group ? 0 : D), d,
                        x.kept - n * TILE);
-    else write_sum<D>(to, ld, x.len - own * TILE, d, old, (float *)(group ? m->ds : m->p), group);
+        return;
+    }
+    bf16(*room)[SQUARE] = group ? m->ds : m->p;
+    barrier(1 + group, GROUP); /* other warps' products may still read there */
+    write_tile<D, true>(to, ld, x.len - own * TILE, d, old, room[0], room[1], group); /* dk's old: 0 */
+}
+/* dq of tile i, which nobody needs any more: through its p and ds */
+template <int D>
+static __device__ __forceinline__ void write_dq(struct whole_room<D> *m, const struct cache_dev &c,
+                                                const struct item &x, int h, int i, const float (*d)[4],
+                                                int group) {
+    bf16 *to = (bf16 *)c.a.dq + ((int64_t)(x.row + i * TILE) * c.a.HV + h) * D;
+    const struct lines<D> none = {};
+    write_tile<D, false>(to, (int)c.a.HV * D, x.len - i * TILE, d, none, m->p[i], m->ds[i], group);
 }
 
 /* Which of the four tiles of queries is the a-th of a group: 0 and 3, or 1 and 2 */
@@ -50,7 +63,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     for (int at = blockIdx.x; at < items; at += step) {
         const int h = at % HV, kepts = tiles_of(x.kept), tiles = tiles_of(x.len), all = kepts + tiles;
         const int h1 = (at + step) % HV, share = (at / HV * WHOLE_SHARES + threadIdx.x / 32) * HV + h;
-        const float tau = c.a.tau[h] / sqrtf((float)D);
+        const float tau = c.a.tau[h] * (1.0f / sqrtf((float)D));
         struct old_reads<D> read;
         ask_reads<D>(read, c, x, h);
         const struct item next = item_of(c, at + step, items);

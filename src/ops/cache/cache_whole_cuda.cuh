@@ -2,7 +2,7 @@
  * goes out. */
 #ifndef HL_CACHE_WHOLE_CUDA_CUH
 #define HL_CACHE_WHOLE_CUDA_CUH
-#include "cuda/wgmma.cuh"
+#include "cuda/stage.cuh"
 #include "ops/cache/cache_back_cuda.cuh"
 
 enum { GROUP = 128, THREADS = 32 * WHOLE_SHARES, SQUARE = TILE * TILE };
@@ -30,7 +30,7 @@ static __device__ __forceinline__ struct item item_of(const struct cache_dev &c,
     const struct hl_piece p = c.rows.block[at / (int)c.a.HV];
     const struct hl_seg s = c.rows.seg[p.seg];
     x.row = p.row, x.len = p.len;
-    x.kept = (int)kept_at(c, s.pos + p.row - s.row);
+    x.kept = min(p.row - (int)s.row, (int)c.a.window); /* segments start empty */
     return x;
 }
 
@@ -114,61 +114,38 @@ static __device__ __forceinline__ void read_lines(struct lines<D> &old, const bf
         if (there && row < rows) old.x[n] = *(const uint4 *)(from + row * ld + at);
     }
 }
-/* to = d + old, through room [64][D] whose 32 bytes are swapped about */
-template <int D>
-static __device__ __forceinline__ void write_sum(bf16 *to, int ld, int rows, const float (*d)[4],
-                                                 const struct lines<D> &old, float *room, int group) {
-    const int g = threadIdx.x % 32 / 4, row = threadIdx.x / 32 % 4 * 16 + g, t = threadIdx.x % 4;
-    const int i = threadIdx.x % GROUP, first = i / lines<D>::CHUNKS, chunk = i % lines<D>::CHUNKS;
+/* 64 x 64 accumulators as operands of the next product, and those to a tile */
+static __device__ __forceinline__ void pack_square(uint32_t (*x)[4], const float (*d)[4]) {
 #pragma unroll
-    for (int n = 0; n < D / 8; n++)
-#pragma unroll
-        for (int j = 0; j < 2; j++)
-            *(float2 *)(room + (row + 8 * j) * D + (n ^ g) * 8 + 2 * t) =
-                make_float2(d[n][2 * j], d[n][2 * j + 1]);
-    barrier(1 + group, GROUP);
-    const float *from = room + first * D + (chunk ^ first % 8) * 8;
-    static_assert(lines<D>::STEP % 8 == 0, "steps of whole groups of 8 rows");
-#pragma unroll
-    for (int n = 0; n < lines<D>::EACH; n++) {
-        const int r = n * lines<D>::STEP;
-        const float4 x = *(const float4 *)(from + r * D), y = *(const float4 *)(from + r * D + 4);
-        const uint4 o = old.x[n];
-        if (first + r < rows)
-            *(uint4 *)(to + (first + r) * ld + chunk * 8) =
-                make_uint4(pack2(low(o.x) + x.x, high(o.x) + x.y), pack2(low(o.y) + x.z, high(o.y) + x.w),
-                           pack2(low(o.z) + y.x, high(o.z) + y.y), pack2(low(o.w) + y.z, high(o.w) + y.w));
-    }
+    for (int i = 0; i < 4; i++) pack_a(x[i], d + 2 * i);
 }
-/* 64 x 64 accumulators to a tile; x: the same as operands of the next product */
-static __device__ __forceinline__ void store_square(bf16 *to, const float (*d)[4], uint32_t (*x)[4]) {
-    const int row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+static __device__ __forceinline__ void store_square(bf16 *to, const uint32_t (*x)[4]) {
 #pragma unroll
-    for (int i = 0; i < 4; i++)
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            x[i][j] = pack2(d[2 * i + j / 2][j % 2 * 2], d[2 * i + j / 2][j % 2 * 2 + 1]);
-            *(uint32_t *)(to + tile_at<64>(row + j % 2 * 8, 16 * i + j / 2 * 8 + 2 * t)) = x[i][j];
-        }
+    for (int i = 0; i < 4; i++) store_matrices(to, threadIdx.x / 32 % 4 * 16, 16 * i, x[i]);
 }
 
-/* dq of tile i, which nobody needs any more: through its p and ds */
-template <int D>
-static __device__ __forceinline__ void write_dq(struct whole_room<D> *m, const struct cache_dev &c,
-                                                const struct item &x, int h, int i, const float (*d)[4],
-                                                int group) {
-    uint32_t unused[4][4];
-    store_square(m->p[i], d, unused);
-    if (D == 128) store_square(m->ds[i], d + 8, unused);
+/* to = d, or d + old: 64 rows through two squares, columns up to 64 and those behind */
+template <int D, bool ADD>
+static __device__ __forceinline__ void write_tile(bf16 *to, int ld, int rows, const float (*d)[4],
+                                                  const struct lines<D> &old, bf16 *left, bf16 *right,
+                                                  int group) {
+    enum { CHUNKS = lines<D>::CHUNKS, STEP = lines<D>::STEP };
+    const int first = threadIdx.x % GROUP / CHUNKS, chunk = threadIdx.x % CHUNKS;
+    uint32_t x[4][4];
+    pack_square(x, d);
+    store_square(left, x);
+    if (D == 128) pack_square(x, d + 8), store_square(right, x);
     barrier(1 + group, GROUP);
-    enum { CHUNKS = D / 8, STEP = GROUP / CHUNKS };
-    const int first = threadIdx.x % GROUP / CHUNKS, chunk = threadIdx.x % CHUNKS, ld = (int)c.a.HV * D;
-    const bf16 *from = (chunk < 8 ? m->p[i] : m->ds[i]) + tile_at<64>(first, chunk % 8 * 8);
-    bf16 *to = (bf16 *)c.a.dq + (int64_t)(x.row + i * TILE + first) * ld + h * D + chunk * 8;
+    const bf16 *from = (chunk < 8 ? left : right) + tile_at<64>(first, chunk % 8 * 8);
+    to += first * ld + chunk * 8;
     static_assert(STEP % 8 == 0, "steps of whole groups of 8 rows");
 #pragma unroll
-    for (int r = 0; r < TILE; r += STEP)
-        if (i * TILE + first + r < x.len) *(uint4 *)(to + r * ld) = *(const uint4 *)(from + r * 64);
+    for (int n = 0; n < lines<D>::EACH; n++) {
+        const int r = n * STEP;
+        uint4 y = *(const uint4 *)(from + r * 64);
+        if (ADD) y = add_pairs(y, old.x[n]);
+        if (first + r < rows) *(uint4 *)(to + r * ld) = y;
+    }
 }
 
 #endif
