@@ -47,7 +47,7 @@ static __device__ __forceinline__ void write_kept(const struct cache_dev &c, con
  * next block are under way while this one's are ranked. With several groups, what the others than the first keep
  * is of their own blocks alone, until pick_all. */
 static __global__ void pick(const struct cache_dev c, int span) {
-    let_others_start(); /* readers begin with what is not chosen here */
+    wait_for_others(), let_others_start(); /* readers begin with what is not chosen here */
     const int64_t n = blockIdx.x / c.a.HV, h = blockIdx.x % c.a.HV, score = c.a.K + c.a.V;
     const struct hl_seg seg = c.rows.seg[n];
     const struct chooser s = chooser_at(c, shared_memory());
@@ -93,7 +93,7 @@ static __global__ void pick(const struct cache_dev c, int span) {
 /* grid (n HV, blocks of the longest segment + 1): what a block of a later group keeps is the best of the groups
  * before it and of its own group so far; behind the last block, what is kept after the segment. */
 static __global__ void pick_all(const struct cache_dev c, int span, int groups) {
-    let_others_start();
+    wait_for_others(), let_others_start();
     const int64_t n = blockIdx.x / c.a.HV, h = blockIdx.x % c.a.HV;
     const struct hl_seg seg = c.rows.seg[n];
     const struct chooser s = chooser_at(c, shared_memory(), (groups + 1) * c.a.window);
@@ -159,7 +159,7 @@ static __device__ __forceinline__ uint32_t least_of_best(const uint32_t *key, in
 /* grid (blocks HV): where there are no sessions and few blocks, each finds the best of all rows before it on its
  * own. A thread looks after `each` neighbouring rows. */
 static __global__ void pick_apart(const struct cache_dev c) {
-    let_others_start();
+    wait_for_others(), let_others_start();
     const int64_t h = blockIdx.x % c.a.HV;
     const struct hl_piece p = c.rows.block[blockIdx.x / c.a.HV];
     const int first = (int)c.rows.seg[p.seg].row, n = p.row - first, w = (int)c.a.window;
@@ -257,13 +257,13 @@ extern "C" void HL_OP(cache_forward)(struct hl_pool *pool, const struct hl_cache
     c.found = c.last + heads * a->window;
     const int64_t apart = ((most - 1) * a->chunk + 3) / 4 * 16 + (256 + 2 + THREADS / 32) * 4;
     if (a->window > 0 && !states && most < LONG && apart <= 48 << 10)
-        launch(cuda, pick_apart, (unsigned)(c.rows.blocks * a->HV), THREADS, (size_t)apart, c);
+        launch_early(cuda, pick_apart, (unsigned)(c.rows.blocks * a->HV), THREADS, (size_t)apart, c);
     else if (a->window > 0)
-        launch(cuda, pick, dim3((unsigned)heads, (unsigned)groups), chooser_threads(a),
-               (size_t)chooser_bytes(a), c, (int)span);
+        launch_early(cuda, pick, dim3((unsigned)heads, (unsigned)groups), chooser_threads(a),
+                     (size_t)chooser_bytes(a), c, (int)span);
     if (a->window > 0 && groups > 1) /* LONG blocks or more */
-        launch(cuda, pick_all, dim3((unsigned)heads, (unsigned)most + 1), chooser_threads(a),
-               (size_t)chooser_bytes(a, (groups + 1) * a->window), c, (int)span, (int)groups);
+        launch_early(cuda, pick_all, dim3((unsigned)heads, (unsigned)most + 1), chooser_threads(a),
+                     (size_t)chooser_bytes(a, (groups + 1) * a->window), c, (int)span, (int)groups);
     HL_OP(cache_read)(cuda, &c, states);
     if (states)
         launch(cuda, store, dim3((unsigned)(n * a->HV), blocks_for(a->K + a->V + 2, COLUMNS)), COLUMNS, 0, c);

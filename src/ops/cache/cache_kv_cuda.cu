@@ -233,7 +233,7 @@ static __global__ void __launch_bounds__(kv_room<D, S>::THREADS, D == 256 ? 1 : 
     const int64_t h0 = own ? unit / owns * c.group : unit / kepts, h1 = own ? h0 + c.group : h0 + 1;
     struct kv_sums<D, S> sum = {};
     for (int64_t h = h0; h < h1; h++) {
-        const struct view s = view_of(c, block, h, true);
+        const struct view s = view_of(c, block, h, true, false);
         const int keys = (own ? s.len : s.kept) - from;
         float *tau = b.tau + (block * (kepts + owns) + (own ? kepts + t : t)) * c.a.HV + h;
         if (keys <= 0) {

@@ -39,8 +39,8 @@ static __device__ __forceinline__ void as_fragment(uint32_t a[4], const float d[
     a[2] = pack2(d[2 * i + 1][0], d[2 * i + 1][1]), a[3] = pack2(d[2 * i + 1][2], d[2 * i + 1][3]);
 }
 
-/* One block of the grid and one value head, as a thread block sees it. The backward pass has no states,
- * which the compiler is to see: its kernels need their registers. */
+/* One block of the grid and one value head, as a thread block sees it. Where there are no states, as in the backward
+ * pass, the compiler is to see it: its kernels need their registers, and blocks begin with the segment. */
 struct view {
     int64_t h, hk;
     int row, len, skip; /* new rows of the block; those of it that are in the state */
@@ -50,16 +50,16 @@ struct view {
     struct memory m;
 };
 static __device__ __forceinline__ struct view view_of(const struct cache_dev &c, int64_t block, int64_t h,
-                                                      bool backward) {
+                                                      bool backward, bool states) {
     const struct hl_piece p = c.rows.block[block];
     const struct hl_seg s = c.rows.seg[p.seg];
     struct view v = {};
-    v.h = h, v.hk = h / c.group;
-    v.row = p.row, v.len = p.len, v.skip = p.skip;
-    v.kept = (int)kept_at(c, s.pos + p.row - s.row);
+    v.h = h, v.hk = (int)h / (int)c.group;
+    v.row = p.row, v.len = p.len, v.skip = states ? p.skip : 0;
+    v.kept = states ? (int)kept_at(c, s.pos + p.row - s.row) : min(p.row - (int)s.row, (int)c.a.window);
     if (backward) v.sel = c.a.sel + (block * c.a.HV + h) * c.a.window;
     else v.id = c.id + (block * c.a.HV + h) * c.a.window;
-    if (!backward && s.state) v.m = memory_of(c, s, h);
+    if (states && s.state) v.m = memory_of(c, s, h);
     return v;
 }
 /* id of kept column i; of own column i */

@@ -32,7 +32,7 @@ static __global__ void __launch_bounds__(THREADS)
     back_along(const struct cache_dev c, const struct cache_back b, int tiles) {
     __shared__ float along[TILE];
     const int64_t h = blockIdx.x % c.a.HV, block = blockIdx.x / c.a.HV / tiles;
-    const struct view s = view_of(c, block, h, true);
+    const struct view s = view_of(c, block, h, true, false);
     const int from = blockIdx.x / (int)c.a.HV % tiles * TILE, warp = threadIdx.x / 32;
     const float lambda = sigmoid(c.a.gate[h]);
     float gate = 0, sink = 0;
@@ -96,14 +96,14 @@ static __global__ void __launch_bounds__(THREADS)
     const int64_t hk = blockIdx.x / owns % c.a.H, block = blockIdx.x / owns / c.a.H, h0 = hk * c.group;
     const int tile_q = blockIdx.x % owns, warp = threadIdx.x / 32;
     bf16 *room = (bf16 *)shared_memory();
-    struct view s = view_of(c, block, h0, true);
+    struct view s = view_of(c, block, h0, true, false);
     const int each = tiles_of(s.kept) + tile_q + 1, all = each * (int)c.group;
     float dq[D / 8][4] = {};
     if (tile_q * TILE >= s.len) return;
     for (int u = -1; u < all; u++) {
         if (u + 1 < all) {
             const int64_t h = h0 + (u + 1) / each;
-            if (h != s.h) s = view_of(c, block, h, true);
+            if (h != s.h) s = view_of(c, block, h, true, false);
             fetch_pair<D>(room + (u + 1) % 2 * (q_room<D>::K + q_room<D>::DS), c, s,
                           (const bf16 *)b.ds + (block * c.a.HV + h) * all_ds * TILE * TILE, (u + 1) % each,
                           tile_q, kepts, owns);

@@ -5,7 +5,7 @@
  * which rows are kept may still be under way when the kernel starts. */
 #include "cuda/early.cuh"
 #include "cuda/quick.cuh"
-#include "cuda/wgmma.cuh"
+#include "cuda/stage.cuh"
 #include "ops/cache/cache_mma.cuh"
 
 #ifndef HL_CUDA_F32
@@ -31,6 +31,13 @@ static __device__ __forceinline__ void copy_queries(struct read_room<D> *m, cons
         for (int x = 0; x < D / 64; x++)
             copy_panel<64, 64, read_room<D>::THREADS>(m->q[i] + x * 64 * 64, q + i * 64 * ld + x * 64, ld,
                                                       s.len - from - i * 64, threadIdx.x);
+}
+/* q becomes -q, where the temperature is negative: what reads them needs only its size. */
+template <int D> static __device__ __forceinline__ void turn_queries(struct read_room<D> *m) {
+    uint32_t *q = (uint32_t *)m->q;
+    for (int i = threadIdx.x; i < read_room<D>::ROWS * D / 2; i += read_room<D>::THREADS) q[i] ^= 0x80008000u;
+    operands_written();
+    __syncthreads();
 }
 /* KEYS columns from column `from` on: kept ones or the block's own */
 template <int D>
@@ -73,25 +80,30 @@ static __device__ __forceinline__ void copy_columns(struct read_room<D> *m, int 
 
 template <int D> struct reader { float o[D / 8][4], top[2], sum[2]; };
 
-/* s becomes p; sums and what was added up so far follow the largest logit. */
+/* s becomes p; sums and what was added up so far follow the largest logit. scale > 0: the largest s has the largest
+ * logit. */
 template <int D>
 static __device__ __forceinline__ void soften(struct reader<D> &r, float (*s)[4], float scale,
                                               const int limit[2], bool edge) {
     enum { KEYS = read_room<D>::KEYS };
     const int t = threadIdx.x % 4;
-    float top[2] = {r.top[0], r.top[1]};
+    float top[2] = {-INFINITY, -INFINITY};
+    if (edge) {
+#pragma unroll
+        for (int n = 0; n < KEYS / 8; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                if (n * 8 + 2 * t + e % 2 > limit[e / 2]) s[n][e] = -INFINITY;
+    }
 #pragma unroll
     for (int n = 0; n < KEYS / 8; n++)
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
-            s[n][e] *= scale;
-            if (edge && n * 8 + 2 * t + e % 2 > limit[e / 2]) s[n][e] = -INFINITY;
-            top[e / 2] = fmaxf(top[e / 2], s[n][e]);
-        }
+        for (int e = 0; e < 4; e++) top[e / 2] = fmaxf(top[e / 2], s[n][e]);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         top[i] = fmaxf(top[i], __shfl_xor_sync(0xffffffffu, top[i], 1));
         top[i] = fmaxf(top[i], __shfl_xor_sync(0xffffffffu, top[i], 2));
+        top[i] = fmaxf(r.top[i], top[i] * scale);
     }
     if (__any_sync(0xffffffffu, top[0] > r.top[0] || top[1] > r.top[1])) {
         const float less[2] = {exp2f(r.top[0] - top[0]), exp2f(r.top[1] - top[1])};
@@ -105,7 +117,7 @@ static __device__ __forceinline__ void soften(struct reader<D> &r, float (*s)[4]
     for (int n = 0; n < KEYS / 8; n++)
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            s[n][e] = quick_exp2(s[n][e] - top[e / 2]);
+            s[n][e] = quick_exp2(s[n][e] * scale - top[e / 2]);
             r.sum[e / 2] += s[n][e];
         }
 }
@@ -137,25 +149,24 @@ static __device__ __forceinline__ void read_tile(struct reader<D> &r, const bf16
     hold_operands<KEYS / 16>(p);
 }
 
-static __device__ __forceinline__ uint32_t add_pairs(uint32_t y, float a, uint32_t x) {
-    return pack2(low(y) + a * low(x), high(y) + a * high(x));
-}
-/* The warp's 16 rows, from `from` of the block on, go out through their place in q, whole lines at a time. */
+/* The warp's 16 rows, from `from` of the block on, go out whole lines at a time, through their place in q and, times
+ * lambda, through the same place in kv. */
 template <int D>
 static __device__ __forceinline__ void write_rows(const struct cache_dev &c, const struct view &s,
-                                                  struct reader<D> &r, bf16 *q, int from) {
-    enum { CHUNKS = D / 8, EACH = CHUNKS / 2 };
+                                                  struct reader<D> &r, struct read_room<D> *m, int group,
+                                                  int from) {
+    enum { CHUNKS = D / 8, STEP = 32 / CHUNKS, EACH = 16 / STEP };
     const int lane = threadIdx.x % 32, first = threadIdx.x / 32 % 4 * 16, g = lane / 4, t = lane % 4;
+    const int row = lane / CHUNKS, chunk = lane % CHUNKS, left = s.len - from - row, ld = (int)c.a.HV * D;
+    const int64_t at = ((int64_t)(s.row + from + row) * c.a.HV + s.h) * D + chunk * 8;
+    bf16 *const out = (bf16 *)c.a.out + at, *const read = (bf16 *)c.a.read + at;
     const float sink = c.a.sink[s.h] * LOG2E, lambda = sigmoid(c.a.gate[s.h]);
+    bf16 *const plain = m->q[group], *const gated = m->kv[0][0] + group * 64 * D;
     float over[2];
     uint4 old[EACH]; /* every load before the first store: they might be the same memory */
 #pragma unroll
-    for (int i = 0; i < EACH; i++) {
-        const int row = (lane + 32 * i) / CHUNKS, at = (lane + 32 * i) % CHUNKS * 8;
-        if (from + row < s.len)
-            old[i] = *(const uint4 *)((const bf16 *)c.a.out +
-                                      ((int64_t)(s.row + from + row) * c.a.HV + s.h) * D + at);
-    }
+    for (int i = 0; i < EACH; i++)
+        if (i * STEP < left) old[i] = *(const uint4 *)(out + i * STEP * ld);
     for (int i = 0; i < 2; i++) {
         r.sum[i] += __shfl_xor_sync(0xffffffffu, r.sum[i], 1);
         r.sum[i] += __shfl_xor_sync(0xffffffffu, r.sum[i], 2);
@@ -165,22 +176,24 @@ static __device__ __forceinline__ void write_rows(const struct cache_dev &c, con
             c.a.lse[(int64_t)(s.row + from + g + 8 * i) * c.a.HV + s.h] = (r.top[i] + log2f(r.sum[i])) * LN2;
     }
 #pragma unroll
-    for (int n = 0; n < D / 8; n++)
-        for (int i = 0; i < 2; i++)
-            *(uint32_t *)(q + n / 8 * 64 * 64 + tile_at<64>(first + g + 8 * i, n % 8 * 8 + 2 * t)) =
-                pack2(r.o[n][2 * i] * over[i], r.o[n][2 * i + 1] * over[i]);
+    for (int n = 0; n < D / 8; n += 2) {
+        uint32_t x[4];
+        for (int j = 0; j < 2; j++)
+            for (int e = 0; e < 4; e++) r.o[n + j][e] *= over[e / 2];
+        pack_a(x, r.o + n);
+        store_matrices(plain + n / 8 * 64 * 64, first, n % 8 * 8, x);
+        for (int j = 0; j < 2; j++)
+            for (int e = 0; e < 4; e++) r.o[n + j][e] *= lambda;
+        pack_a(x, r.o + n);
+        store_matrices(gated + n / 8 * 64 * 64, first, n % 8 * 8, x);
+    }
     __syncwarp();
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
-        const int row = (lane + 32 * i) / CHUNKS, at = (lane + 32 * i) % CHUNKS * 8;
-        const int64_t to = ((int64_t)(s.row + from + row) * c.a.HV + s.h) * D + at;
-        const uint4 x = *(const uint4 *)(q + at / 64 * 64 * 64 + tile_at<64>(first + row, at % 64)),
-                    y = old[i];
-        if (from + row >= s.len) continue;
-        if (c.a.read) *(uint4 *)((bf16 *)c.a.read + to) = x;
-        *(uint4 *)((bf16 *)c.a.out + to) =
-            make_uint4(add_pairs(y.x, lambda, x.x), add_pairs(y.y, lambda, x.y), add_pairs(y.z, lambda, x.z),
-                       add_pairs(y.w, lambda, x.w));
+        const int place = chunk / 8 * 64 * 64 + tile_at<64>(first + row + i * STEP, chunk % 8 * 8);
+        if (i * STEP >= left) continue;
+        if (c.a.read) *(uint4 *)(read + i * STEP * ld) = *(const uint4 *)(plain + place);
+        *(uint4 *)(out + i * STEP * ld) = add_pairs(old[i], *(const uint4 *)(gated + place));
     }
 }
 
@@ -190,13 +203,12 @@ static __global__ void __launch_bounds__(read_room<D>::THREADS, 2)
     read_block(const struct cache_dev c, int tiles) {
     enum { ROWS = read_room<D>::ROWS, KEYS = read_room<D>::KEYS };
     struct read_room<D> *m = (struct read_room<D> *)shared_tiles();
-    const int64_t h = blockIdx.x / tiles % c.a.HV;
-    struct view s = view_of(c, blockIdx.x / tiles / c.a.HV, h, false);
-    if (!STATES) s.m = (struct memory){}, s.skip = 0;
+    const int at = (int)blockIdx.x / tiles, h = at % (int)c.a.HV;
+    const struct view s = view_of(c, at / (int)c.a.HV, h, false, STATES);
     const int from = (tiles - 1 - blockIdx.x % tiles) * ROWS, group = group_of_warps(),
               row = threadIdx.x / 32 * 16, g = threadIdx.x % 32 / 4;
     if (from >= s.len) return;
-    const float scale = c.a.tau[h] * LOG2E / sqrtf((float)D);
+    const float tau = c.a.tau[h], scale = fmaxf(fabsf(tau) * LOG2E / sqrtf((float)D), 1e-30f);
     const int own = (s.skip + min(from + ROWS, s.len) + KEYS - 1) / KEYS;
     const int all = own + (s.kept + KEYS - 1) / KEYS;
     struct reader<D> r = {};
@@ -211,6 +223,7 @@ static __global__ void __launch_bounds__(read_room<D>::THREADS, 2)
         copy_wait<1>();
         operands_written();
         __syncthreads();
+        if (tau < 0 && j == 0) turn_queries<D>(m);
         const int first = (j < own ? j : j - own) * KEYS,
                   at = s.skip + from + row; /* of the warp's first query */
         const int limit[2] = {j < own ? at + g - first : s.kept - 1 - first,
@@ -220,7 +233,7 @@ static __global__ void __launch_bounds__(read_room<D>::THREADS, 2)
                          j < own ? first + KEYS - 1 > at : s.kept < first + KEYS);
         __syncthreads();
     }
-    write_rows<D>(c, s, r, m->q[group], from + row);
+    write_rows<D>(c, s, r, m, group, from + row);
 }
 
 template <int D, bool STATES> static void run(struct hl_cuda *cuda, const struct cache_dev *c) {
