@@ -91,39 +91,51 @@ static __device__ __forceinline__ void write_quads(bf16 *to, int ld, int rows, c
     for (int n = 0; n < width / 16; n++)
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            float own[2], other[2];
-#pragma unroll
-            for (int j = 0; j < 2; j++) {
-                const float a = d[2 * n][2 * i + j], b = d[2 * n + 1][2 * i + j];
-                own[j] = odd ? b : a;
-                other[j] = __shfl_xor_sync(0xffffffffu, odd ? a : b, 1);
-            }
+            const uint32_t a = pack2(d[2 * n][2 * i], d[2 * n][2 * i + 1]),
+                           b = pack2(d[2 * n + 1][2 * i], d[2 * n + 1][2 * i + 1]);
+            const uint32_t own = odd ? b : a, other = __shfl_xor_sync(0xffffffffu, odd ? a : b, 1);
             const uint2 o = old.x[n][i];
             uint2 y;
-            y.x = pack2(low(o.x) + (odd ? other[0] : own[0]), high(o.x) + (odd ? other[1] : own[1]));
-            y.y = pack2(low(o.y) + (odd ? own[0] : other[0]), high(o.y) + (odd ? own[1] : other[1]));
+            y.x = add_pair(o.x, odd ? other : own), y.y = add_pair(o.y, odd ? own : other);
             if (old.row(i) < rows) *(uint2 *)(to + old.row(i) * ld + old.column(n)) = y;
         }
 }
 
-/* dv (group 0) or dk (group 1) of tile n of the keys, once p and ds of the part's queries are there */
+/* Where dv (group 0) or dk (group 1) of a tile of the block's own keys lies, and how many rows of it there are; `old`:
+ * whether something is there that is added to: dv always, dk if an earlier part has seen the keys. */
+struct place {
+    bf16 *to;
+    int rows;
+    bool old;
+};
+static __device__ __forceinline__ struct place place_of(const struct cache_dev &c, const struct part &x,
+                                                        int own, int group) {
+    struct place p;
+    p.to = (bf16 *)(group ? c.a.dk : c.a.dv) + ((int64_t)(x.all.row + own * TILE) * c.a.HV + x.h) * D;
+    p.rows = x.all.len - own * TILE;
+    p.old = own >= 0 && (group == 0 || own < x.first);
+    return p;
+}
+
+/* dv (group 0) or dk (group 1) of tile n of the keys, once p and ds of the part's queries are there. old: what was
+ * there of the first columns, asked for long before; the next columns' is asked for a step ahead. */
 static __device__ __forceinline__ void finish_keys(room *m, const struct cache_dev &c,
                                                    const struct cache_back &b, const struct part &x, int n,
-                                                   int group) {
+                                                   int group, struct quads<N> old) {
     const int own = n - tiles_of(x.all.kept), first = max(own - x.first, 0), end = tiles_in(x);
-    const int ld = (int)c.a.HV * D, rows = own < 0 ? x.all.kept - n * TILE : x.all.len - own * TILE;
-    const bool seen = x.first > 0 && own < x.first; /* by the part before */
+    const int ld = (int)c.a.HV * D;
+    const struct place p = place_of(c, x, own, group);
     float *share = b.kept + ((int64_t)x.at * c.a.window + n * TILE) * 2 * D + (group ? 0 : D);
-    bf16 *to = (bf16 *)(group ? c.a.dk : c.a.dv) + (int64_t)(x.all.row + own * TILE) * ld + x.h * D;
 #pragma unroll
     for (int col = 0; col < D; col += N) {
         float d[N / 8][4] = {};
-        struct quads<N> old;
-        read_quads<N>(old, to + col, ld, rows, own >= 0 && (group == 0 || seen));
+        struct quads<N> soon;
+        read_quads<N>(soon, p.to + col + N, ld, p.rows, p.old && col + N < D);
         if (group) sum_queries<D>(d, m->ds, m->q, col, first, end);
         else sum_queries<D>(d, m->p, m->dout, col, first, end);
-        if (own < 0) add_share(share + col, d, rows, seen);
-        else write_quads<N>(to + col, ld, rows, d, old);
+        if (own < 0) add_share(share + col, d, x.all.kept - n * TILE, x.first > 0);
+        else write_quads<N>(p.to + col, ld, p.rows, d, old);
+        old = soon;
     }
 }
 
@@ -174,13 +186,16 @@ static __global__ void __launch_bounds__(THREADS, 1)
             if (last ? next.all.kept > 0 : n + 1 < kepts)
                 ask_kept(c, last ? next.at : x.at, last ? 0 : n + 1, id);
             const struct edge e = {own < 0 ? x.all.kept - n * TILE : x.all.len - own * TILE, done == group};
+            const struct place p = place_of(c, x, own, group);
+            struct quads<N> old;
+            read_quads<N>(old, p.to, (int)c.a.HV * D, p.rows, p.old);
             if (group >= done && group < tiles) dtau += pairs<D, TAU>(dq, m, group, tau, e);
             operands_written();
             __syncthreads(); /* p and ds are there, these keys are done with */
             if (last) copy_keys<D>(m, c, next.all, next.h, 0, id);
             else copy_keys<D>(m, c, x.all, x.h, n + 1, id);
             copy_commit();
-            finish_keys(m, c, b, x, n, group);
+            finish_keys(m, c, b, x, n, group, old);
             copy_wait<0>();
             operands_written();
             __syncthreads(); /* the next keys are there, p and ds are done with */
