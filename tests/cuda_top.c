@@ -55,6 +55,8 @@ static void test_top(void **state) {
         compare(&d, 2, 7, 7, 0);
         compare(&d, 3, 300, HL_TOP_MOST, 0);
         compare(&d, 3, 1500, 1, 0);
+        compare(&d, 3, 5000, 1, 2);
+        compare(&d, 1, 40000, 1, 3);
         compare(&d, 3, 5000, 104, 0);
         compare(&d, 3, 5000, 2, 0); /* of two groups, as it happens */
         compare(&d, 1, 5000, 3, 1); /* all equal */

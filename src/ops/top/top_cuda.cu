@@ -109,6 +109,45 @@ static __global__ void __launch_bounds__(TOP_THREADS) top(const struct hl_top a)
     if (n > LIST) find_slowly(a, x, out, list);
 }
 
+/* The same for k = 1. */
+static __global__ void __launch_bounds__(TOP_THREADS) best(const struct hl_top a) {
+    __shared__ uint64_t all[TOP_THREADS / 32];
+    wait_for_others(), let_others_start();
+    const float *x = a.logits + (int64_t)blockIdx.x * a.V;
+    const int V = (int)a.V, mine = (int)threadIdx.x;
+    float top = -INFINITY;
+    int at = 0;
+    bool wrong = false;
+    for (int first = 0; first < V; first += HELD * TOP_THREADS) {
+        float held[HELD];
+#pragma unroll
+        for (int j = 0; j < HELD; j++) {
+            const int i = first + mine + j * TOP_THREADS;
+            held[j] = x[i < V ? i : 0]; /* one that is there, and before */
+        }
+#pragma unroll
+        for (int j = 0; j < HELD; j++) {
+            wrong = wrong || !is_finite(held[j]);
+            if (held[j] > top) top = held[j], at = first + j * TOP_THREADS;
+        }
+    }
+    if (__syncthreads_or(wrong)) {
+        if (threadIdx.x == 0) a.out[blockIdx.x] = hl_candidate{0.0f, -1};
+        return;
+    }
+    uint64_t v = order_of(top, mine + at < V ? mine + at : 0);
+    for (int i = 16; i > 0; i /= 2)
+        v = max(v, (uint64_t)__shfl_xor_sync(0xffffffffu, (unsigned long long)v, i));
+    if (threadIdx.x % 32 == 0) all[threadIdx.x / 32] = v;
+    __syncthreads();
+    if (threadIdx.x >= 32) return;
+    v = all[threadIdx.x];
+    for (int i = 16; i > 0; i /= 2)
+        v = max(v, (uint64_t)__shfl_xor_sync(0xffffffffu, (unsigned long long)v, i));
+    if (threadIdx.x == 0) a.out[blockIdx.x] = candidate_of(v);
+}
+
 extern "C" void HL_OP(top)(struct hl_pool *pool, const struct hl_top *a) {
-    if (a->M > 0) launch_early(hl_cuda_of(pool), top, (unsigned)a->M, TOP_THREADS, 0, *a);
+    if (a->M < 1) return;
+    launch_early(hl_cuda_of(pool), a->k == 1 ? best : top, (unsigned)a->M, TOP_THREADS, 0, *a);
 }
