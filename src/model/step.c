@@ -94,12 +94,10 @@ static void do_step(hola_model *m, struct hl_rows *rows, const int32_t *ids, boo
 
 /* A few rows in one go; false: the backend cannot. Logits, or the largest one, are there before the device has
  * ended. */
-static bool step_at_once(hola_model *m, struct hl_rows *rows, const int32_t *ids, struct want *w,
-                         hola_status *s) {
+static bool step_at_once(hola_model *m, struct hl_rows *rows, struct hl_decode d, const int32_t *ids,
+                         struct want *w, hola_status *s) {
     const struct hl_memory *mem = m->ops->mem;
     const int64_t n = rows->T;
-    struct hl_decode d;
-    if (!hl_decode_open(m, rows, &d) || !d.layer) return false;
     d.host_ids = ids;
     if (w->k > 1) {
         *s = hl_acts_reserve(&m->infer, &m->cfg, rows, 2 * n);
@@ -134,8 +132,11 @@ static hola_status step_rows(hola_model *m, struct hl_rows *rows, const int32_t 
     const struct hl_memory *mem = m->ops->mem;
     const int64_t n = rows->T;
     const bool logits = w->logits || w->k;
+    struct hl_decode d;
     hola_status s = hl_model_need_panels(m);
-    if (s == HOLA_OK && step_at_once(m, rows, ids, w, &s)) return s;
+    if (s != HOLA_OK) return s;
+    const bool knows = hl_decode_open(m, rows, &d);
+    if (knows && d.layer && step_at_once(m, rows, d, ids, w, &s)) return s;
     /* reals take the place of up to two activations */
     if (s == HOLA_OK) s = hl_acts_reserve(&m->infer, &m->cfg, rows, logits ? 2 * n : 0);
     if (s == HOLA_OK && w->k) s = need_top(m, n * w->k);
@@ -143,8 +144,7 @@ static hola_status step_rows(hola_model *m, struct hl_rows *rows, const int32_t 
     const bool room = logits && hl_session_logits_room(m) >= n;
     HL_ASSERT(room || !w->k);
     ids = hl_acts_put(&m->infer, m->infer.ids, ids, n);
-    struct hl_decode d;
-    const bool at_once = (!logits || room) && hl_decode_open(m, rows, &d) && !d.layer;
+    const bool at_once = (!logits || room) && knows && !d.layer;
     const uint64_t key = ((uint64_t)n * (HL_TOP_MOST + 1) + (uint64_t)w->k) * 4 + room * 2 + at_once;
     if (!mem->replay(m->pool, key)) {
         do_step(m, rows, ids, room, at_once, &d, w->k);
