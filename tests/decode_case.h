@@ -44,8 +44,9 @@ static const struct variant kinds[] = {
     {"384, value heads",
      "{" BODY "\"model_type\":\"hola\",\"hidden_size\":384,\"num_heads\":2,\"num_v_heads\":4,"
      "\"head_dim\":64,\"expand_v\":1," SMALL_MEMORY "}"},
+    {"window of four blocks", "{" BODY HOLA_64 "\"cache_window\":40,\"cache_chunk\":12}"},
 };
-enum { ALL_KINDS = sizeof kinds / sizeof *kinds, KINDS = ALL_KINDS - 3 }; /* the presets take long; crowds' */
+enum { ALL_KINDS = sizeof kinds / sizeof *kinds, KINDS = ALL_KINDS - 4 }; /* the presets take long; crowds' */
 
 static bool slow;
 #define NEEDS_DEVICE() \

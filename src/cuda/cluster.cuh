@@ -38,16 +38,17 @@ static __device__ __forceinline__ uint32_t cluster_address(uint32_t own, int ran
 #endif
     return at;
 }
-/* Four floats to another block, where they count as 16 bytes at a barrier (bulk.cuh) there. */
-static __device__ __forceinline__ void cluster_send(uint32_t at, float4 x, uint32_t barrier) {
+/* Bytes of this block's shared memory to another one's, where they count at a barrier (bulk.cuh); a multiple of 16, both
+ * ends on 16. The block must not end before they are there. */
+static __device__ __forceinline__ void cluster_copy(uint32_t at, uint32_t from, int bytes, uint32_t barrier) {
 #if HL_CLUSTER
     asm volatile(
-        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::
-            "r"(at),
-        "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w), "r"(barrier)
+        "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+            at),
+        "r"(from), "r"(bytes), "r"(barrier)
         : "memory");
 #else
-    (void)at, (void)x, (void)barrier;
+    (void)at, (void)from, (void)bytes, (void)barrier;
 #endif
 }
 

@@ -14,7 +14,9 @@ struct whole_block {
         x.q.fetch(a.q + qk);
         x.v.fetch(a.v + (row * a.HV + p.hv) * a.V + column);
     }
+    __device__ __forceinline__ float *near_out(int) const { return NULL; }
     __device__ __forceinline__ void done(int) const {}
+    __device__ __forceinline__ void bring_more(int, int) const {}
 };
 template <int K, int COLS>
 static __global__ void __launch_bounds__(step_tile<K, COLS>::THREADS,
@@ -58,7 +60,7 @@ extern "C" bool HL_OP(gdn_step)(struct hl_pool *pool, const struct hl_gdn *a) {
     x.sums = (float *)hl_cuda_scratch(c, tiles * rows * (int64_t)sizeof(float));
     if (!x.sums) return true;
     x.seg = a->rows->dev->seg, x.S_off = a->S_off, x.T = a->rows->T;
-    x.H = (int)a->H, x.HV = (int)a->HV, x.V = (int)a->V, x.tiles = (int)tiles;
+    x.H = (int)a->H, x.HV = (int)a->HV, x.V = (int)a->V;
     start_any(c, &x, a->K, a->rows->n);
     HL_OP(gdn_scores)(pool, a->m, x.sums, tiles, rows);
     return true;

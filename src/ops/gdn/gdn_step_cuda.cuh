@@ -8,11 +8,10 @@ struct gdn_step {
     const act *q, *k, *v;
     const float *g, *beta;
     act *out;
-    float *
-        sums; /* [tiles][T][HV]; raw: [T][HV][tiles]: of the squares of what evict ranks by; 0: of the writes */
+    float *sums; /* [tiles][T][HV]: of the squares of what evict ranks by; 0: of the writes */
     const struct hl_seg *seg;
     int64_t S_off, T;
-    int H, HV, V, tiles;
+    int H, HV, V;
     /* instead of g and beta what they come from: rows of `ld` numbers; a, b NULL: no decay, beta 1 */
     bool raw;
     const act *a, *b;
@@ -20,7 +19,6 @@ struct gdn_step {
     float top; /* of beta */
     int ld;
     hola_evict evict;
-    float *out32; /* instead of out */
 };
 static inline bool gdn_step_knows(int64_t K, int64_t V) {
     return (K == 64 || K == 128 || K == 256) && V % GDN_STEP_COLS == 0;

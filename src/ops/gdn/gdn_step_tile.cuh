@@ -98,16 +98,16 @@ struct change {
         S.z = alpha * S.z + k * r[2], S.w = alpha * S.w + k * r[3];
     }
 };
-/* A token of a tile, from the thread's sums x: its outputs and sum of squares go to memory. All threads. */
+/* A token of tile n, from the thread's sums x: its outputs and sums of squares go to memory, or near. All threads. */
 template <int K, int COLS, class TEAM>
 static __device__ __forceinline__ struct change
 step_token(const struct gdn_step &a, struct step_tile<K, COLS> &m, const TEAM &team, const struct token &y,
-           const struct tile_place &p, int64_t row, float x[9]) {
+           const struct tile_place &p, int n, int64_t row, float x[9]) {
     typedef struct step_tile<K, COLS> tile;
     const int quad = threadIdx.x % tile::QUADS, column = p.column + 4 * quad;
     const int64_t b = row * a.HV + p.hv;
     const float scale = 1.0f / sqrtf((float)K);
-    float sum = 0.0f;
+    float sum = 0.0f, *near = team.near_out(n);
     sum_rows<K, COLS>(m, team, x);
     const float beta = p.beta;
     struct change c = {p.alpha};
@@ -120,27 +120,27 @@ step_token(const struct gdn_step &a, struct step_tile<K, COLS> &m, const TEAM &t
         const float s = a.evict == HOLA_EVICT_E ? e : a.evict == HOLA_EVICT_BETAV ? beta * y.v[j] : c.r[j];
         sum += s * s;
         const float o = scale * (c.alpha * read[j] + qk * c.r[j]);
-        if (threadIdx.x < tile::QUADS && a.out32) a.out32[b * a.V + column + j] = o;
+        if (threadIdx.x < tile::QUADS && near) near[column + j] = o;
         else if (threadIdx.x < tile::QUADS) put(a.out + b * a.V + column + j, o);
     }
     if (threadIdx.x < 32) { /* the sums' columns are neighbouring lanes' */
 #pragma unroll
-        for (int n = 1; n < GDN_STEP_COLS / 4; n *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, n);
+        for (int i = 1; i < GDN_STEP_COLS / 4; i *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, i);
         const int at = column / GDN_STEP_COLS;
         if (threadIdx.x < tile::QUADS && column % GDN_STEP_COLS == 0)
-            a.sums[a.raw ? b * a.tiles + at : at * a.T * a.HV + b] = sum;
+            *(near ? near + K + at : a.sums + at * a.T * a.HV + b) = sum;
     }
     return c;
 }
 
-/* Places of the own tiles from number n on, `many` of them; a barrier must follow. */
+/* Places of the own tiles from number n on, `many` of them, one by thread t; a barrier must follow. */
 template <int K, int COLS, class TEAM>
 static __device__ __forceinline__ void find_places(const struct gdn_step &a, struct step_tile<K, COLS> &m,
-                                                   const TEAM &team, int n, int many, int own) {
-    const int tiles = a.V / COLS, w = team.number(n + threadIdx.x);
-    if ((int)threadIdx.x >= many || n + (int)threadIdx.x >= own) return;
+                                                   const TEAM &team, int t, int n, int many, int own) {
+    const int tiles = a.V / COLS, w = team.number(n + t);
+    if (t < 0 || t >= many || n + t >= own) return;
     const struct hl_seg seg = a.seg[w / tiles / a.HV];
-    struct tile_place *p = &m.place[(n + threadIdx.x) % KNOWN];
+    struct tile_place *p = &m.place[(n + t) % KNOWN];
     p->row = (int)seg.row, p->len = (int)seg.len, p->hv = w / tiles % a.HV, p->column = w % tiles * COLS;
     p->state = (float *)(seg.state + a.S_off) + (int64_t)p->hv * K * a.V + p->column;
 }
@@ -152,15 +152,20 @@ find_first_gates(const struct gdn_step &a, struct step_tile<K, COLS> &m, int n, 
     if ((int)threadIdx.x < many && n + (int)threadIdx.x < own) find_gates(a, p, p->row);
 }
 
-/* The own tile n, when there is one. */
+/* The own tile n. */
 template <int K, int COLS>
-static __device__ __forceinline__ void bring(const struct gdn_step &a, struct step_tile<K, COLS> &m, int n,
-                                             int own, int at) {
-    if (n < own) {
-        const float *from = m.place[n % KNOWN].state + at;
+static __device__ __forceinline__ void bring_tile(const struct gdn_step &a, struct step_tile<K, COLS> &m,
+                                                  int n, int at) {
+    const float *from = m.place[n % KNOWN].state + at;
 #pragma unroll
-        for (int i = 0; i < ROWS; i++) copy_async(&m.ring[n % SLOTS][i][threadIdx.x], from + i * a.V);
-    }
+    for (int i = 0; i < ROWS; i++) copy_async(&m.ring[n % SLOTS][i][threadIdx.x], from + i * a.V);
+}
+/* The same, when there is one; else what the team has behind them. */
+template <int K, int COLS, class TEAM>
+static __device__ __forceinline__ void bring(const struct gdn_step &a, struct step_tile<K, COLS> &m,
+                                             const TEAM &team, int n, int own, int at) {
+    if (n < own) bring_tile<K, COLS>(a, m, n, at);
+    else team.bring_more(n - own, n % SLOTS);
     copy_commit();
 }
 /* Token t of that tile, when there is one. */
@@ -174,8 +179,9 @@ static __device__ __forceinline__ void ask(struct token &x, const struct gdn_ste
 }
 
 /* TEAM: number(n) of the own tile n among all, segments first, columns last; sync(), a barrier of the threads; fetch(),
- * their share of token t of tile n; done(n), called when the results of tile n are stored by some of the first warp;
- * TOKENS, 1: of a segment; GATED: the gates of all tiles are there. */
+ * their share of token t of tile n; near_out(n): V numbers of its head and then the sums go there, K = V, NULL: to
+ * memory; done(n), called when the results of tile n are stored by some of the first warp; bring_more(n, slot): copies
+ * number n behind the tiles, to a slot of the ring; TOKENS, 1: of a segment; GATED: the gates of all tiles are there. */
 template <int K, int COLS> static __device__ __forceinline__ int place_in_tile(const struct gdn_step &a) {
     typedef struct step_tile<K, COLS> tile;
     return threadIdx.x / tile::QUADS * ROWS * a.V + threadIdx.x % tile::QUADS * 4;
@@ -184,9 +190,9 @@ template <int K, int COLS> static __device__ __forceinline__ int place_in_tile(c
 template <int K, int COLS, class TEAM>
 static __device__ __forceinline__ void begin_tiles(const struct gdn_step &a, struct step_tile<K, COLS> &m,
                                                    const TEAM &team, int own) {
-    find_places<K, COLS>(a, m, team, 0, KNOWN * 3 / 4, own);
+    find_places<K, COLS>(a, m, team, threadIdx.x, 0, KNOWN * 3 / 4, own);
     team.sync();
-    for (int i = 0; i < SLOTS; i++) bring<K, COLS>(a, m, i, own, place_in_tile<K, COLS>(a));
+    for (int i = 0; i < SLOTS; i++) bring<K, COLS>(a, m, team, i, own, place_in_tile<K, COLS>(a));
 }
 /* The rest, by the block's first threads. */
 template <int K, int COLS, class TEAM>
@@ -202,7 +208,7 @@ static __device__ __forceinline__ void walk_tiles(const struct gdn_step &a, stru
     copy_wait<SLOTS - 1>();
 #pragma unroll
     for (int i = 0; i < ROWS; i++) S[i] = m.ring[0][i][threadIdx.x], add_row(x, S[i], now.k[i], now.q[i]);
-    bring<K, COLS>(a, m, SLOTS, own, at);
+    bring<K, COLS>(a, m, team, SLOTS, own, at);
     for (int n = 0; n < own; n++) {
         struct tile_place &p = m.place[n % KNOWN];
         struct change c = {1.0f};
@@ -217,12 +223,12 @@ static __device__ __forceinline__ void walk_tiles(const struct gdn_step &a, stru
 #pragma unroll
                 for (int i = 0; i < ROWS; i++) c.apply(S[i], was.k[i]), add_row(x, S[i], now.k[i], now.q[i]);
             }
-            c = step_token<K, COLS>(a, m, team, now, p, p.row + t, x);
+            c = step_token<K, COLS>(a, m, team, now, p, n, p.row + t, x);
         }
         team.done(n);
         ask<K, COLS>(then, a, team, m, n + 2, own, 0);
         if (n % (KNOWN / 2) == 0 && n) { /* those of long ago make room */
-            find_places<K, COLS>(a, m, team, n + KNOWN / 4, KNOWN / 2, own);
+            find_places<K, COLS>(a, m, team, threadIdx.x, n + KNOWN / 4, KNOWN / 2, own);
             find_first_gates<K, COLS>(a, m, n + KNOWN / 4, KNOWN / 2, own);
         }
         copy_wait<SLOTS - 1>();
@@ -235,7 +241,7 @@ static __device__ __forceinline__ void walk_tiles(const struct gdn_step &a, stru
             if (n + 1 < own)
                 S[i] = m.ring[(n + 1) % SLOTS][i][threadIdx.x], add_row(x, S[i], next.k[i], next.q[i]);
         }
-        bring<K, COLS>(a, m, n + 1 + SLOTS, own, at);
+        bring<K, COLS>(a, m, team, n + 1 + SLOTS, own, at);
         now = next, next = then;
     }
 }

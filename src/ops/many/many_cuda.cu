@@ -8,7 +8,7 @@ extern "C" {
 
 #ifndef HL_CUDA_F32
 
-/* ---- a row's embedding, as the products leave it: a block each; the first one puts the sessions in order ---- */
+/* ---- a row's embedding, as the products leave it: a block each; one more puts the sessions in order ---- */
 
 enum { THREADS = 256 };
 struct many_order {
@@ -26,6 +26,7 @@ static __device__ void order_sessions(const struct many_order &a) {
         rows[i] = (int)(min(pos - into, (int64_t)a.window) + into);
     }
     __syncthreads();
+#pragma unroll 8
     for (int j = 0; j < a.n && i < a.n; j++) before += rows[j] > rows[i] || (rows[j] == rows[i] && j < i);
     if (i < a.n) a.sorted[before] = a.seg[i];
 }
@@ -34,6 +35,10 @@ static __global__ void many_embed(const bf16 *E, const int32_t *ids, const float
                                   const struct many_order order) {
     const int row = blockIdx.x;
     wait_for_others(), let_others_start();
+    if (row + 1 == (int)gridDim.x) {
+        order_sessions(order);
+        return;
+    }
     const bf16 *from = E + (int64_t)ids[row] * d;
     for (int i = threadIdx.x; i < d; i += THREADS) { /* d is a multiple of 64 */
         const bf16 v = from[i];
@@ -42,7 +47,6 @@ static __global__ void many_embed(const bf16 *E, const int32_t *ids, const float
         put(panel_at(panels, row, i), f32(v) * weight[i]);
         if (threadIdx.x % 32 == 0) squares[row * (d / SQUARES) + i / SQUARES] = s;
     }
-    if (row == 0) order_sessions(order);
 }
 
 /* ---- q, k and v, where several value heads share a key head ---- */
@@ -60,7 +64,10 @@ static __global__ void __launch_bounds__(32 * PREPARE_WARPS) prepare(const struc
     struct prepared<D> x;
     x.ask(a, seg, which, unit - which * a.H);
     let_others_start(), wait_for_others(); /* who follows reads nothing but states before it waits */
-    x.finish(a, (int)seg.row, NULL);
+    x.ask_new(a, (int)seg.row);
+    x.fold();
+    x.finish(a, (int)seg.row, NULL, NULL);
+    x.keep(a);
 }
 
 /* ---- the op ---- */
@@ -68,9 +75,9 @@ static __global__ void __launch_bounds__(32 * PREPARE_WARPS) prepare(const struc
 struct many { /* the rows' numbers, one array after another */
     bf16 *x, *h, *in, *q, *k, *qt, *kt, *v;
     struct panels xw, hw, y, act;
-    float *o, *sums, *squares_x, *squares_h;
+    float *squares_x, *squares_h;
     struct hl_seg *sorted;
-    int ld, tiles; /* of `in`; of the delta rule */
+    int ld; /* of `in` */
 };
 /* The next n items; NULL while only counting. */
 static void *cut(char *block, int64_t *used, int64_t n, int64_t size) {
@@ -87,7 +94,7 @@ static int64_t carve(struct many *b, char *block, const struct hl_decode *p) {
     const int64_t M = p->rows->T, qk = p->H * p->K, vv = p->HV * p->V;
     const int64_t in = 2 * qk + vv + (p->decay + p->beta) * p->HV + (p->gated ? vv : 0);
     int64_t used = 0;
-    b->ld = (int)((in + 7) / 8 * 8), b->tiles = (int)(p->V / GDN_STEP_COLS);
+    b->ld = (int)((in + 7) / 8 * 8);
     b->x = (bf16 *)cut(block, &used, M * p->d, 2), b->h = (bf16 *)cut(block, &used, M * p->d, 2);
     b->in = (bf16 *)cut(block, &used, M * b->ld, 2);
     b->q = (bf16 *)cut(block, &used, M * qk, 2), b->k = (bf16 *)cut(block, &used, M * qk, 2);
@@ -95,8 +102,6 @@ static int64_t carve(struct many *b, char *block, const struct hl_decode *p) {
     b->v = (bf16 *)cut(block, &used, M * vv, 2);
     b->xw = cut_panels(block, &used, M, p->d), b->hw = cut_panels(block, &used, M, p->d);
     b->y = cut_panels(block, &used, M, vv), b->act = cut_panels(block, &used, M, p->I);
-    b->o = (float *)cut(block, &used, M * vv, 4);
-    b->sums = (float *)cut(block, &used, M * p->HV * b->tiles, 4);
     b->squares_x = (float *)cut(block, &used, M * p->d / SQUARES, 4);
     b->squares_h = (float *)cut(block, &used, M * p->d / SQUARES, 4);
     b->sorted = (struct hl_seg *)cut(block, &used, M, sizeof *b->sorted);
@@ -122,12 +127,12 @@ static struct gdn_step state_of(const struct hl_decode *p, const struct many *b,
                                 const struct hl_decode_layer *y, int64_t at) {
     const int64_t ab = 2 * p->H * p->K + p->HV * p->V;
     struct gdn_step a = {b->q, b->k, b->v};
-    a.sums = b->sums, a.seg = b->sorted, a.S_off = at + p->S, a.T = p->rows->T;
-    a.H = (int)p->H, a.HV = (int)p->HV, a.V = (int)p->V, a.tiles = b->tiles;
+    a.seg = b->sorted, a.S_off = at + p->S, a.T = p->rows->T;
+    a.H = (int)p->H, a.HV = (int)p->HV, a.V = (int)p->V;
     a.raw = true, a.ld = b->ld, a.top = p->neg_eigval ? 2.0f : 1.0f;
     if (p->decay) a.a = b->in + ab, a.A_log = y->A_log, a.dt_bias = y->dt_bias;
     if (p->beta) a.b = b->in + ab + (p->decay ? p->HV : 0);
-    a.evict = p->evict, a.out32 = b->o;
+    a.evict = p->evict;
     return a;
 }
 static struct hl_cache cache_of(const struct hl_decode *p, const struct many *b,
@@ -142,20 +147,25 @@ static void start_memory(struct hl_cuda *c, const struct hl_decode *p, const str
     const struct gdn_step state = state_of(p, b, y, at);
     const struct hl_cache a = cache_of(p, b, y, at);
     struct cache_dev dev = cache_dev_of(&a);
-    struct cache_finish e = {b->o, b->sums, b->tiles, y->o_norm, p->eps};
+    struct cache_finish e = {y->o_norm, p->eps};
     if (p->gated) e.z = b->in + 2 * p->H * p->K + p->HV * p->V + (p->decay + p->beta) * p->HV;
     e.ld = b->ld, e.y = b->y;
+    e.soon.at = y->o, e.soon.bytes = p->HV * p->V * p->d * 2;
     struct many_prepare prepare = prepare_of(p, b, y, at);
     if (p->H != p->HV) start_prepare(c, p, prepare), prepare.units = 0;
     prepare.seg = dev.rows.seg = b->sorted;
     HL_OP(memory_step)(c, &prepare, &state, &dev, &e, first);
 }
 
-/* What the layer's memories will read first: states of as many heads as there are blocks. */
-static struct ahead states_ahead(const struct hl_decode *p, const struct many *b, int64_t at) {
-    const int64_t heads = p->rows->n * p->HV;
-    const struct ahead a = {b->sorted,  at + p->S, (int)(heads < CHIP ? heads : CHIP),
-                            (int)p->HV, (int)p->K, (int)p->V};
+/* What the memories of layer l will read: first, with the tails, or second (part 0, 1). */
+static struct ahead states_ahead(struct hl_cuda *c, const struct hl_decode *p, const struct many *b,
+                                 int64_t l, int part) {
+    const int heads = (int)(p->rows->n * p->HV);
+    const int64_t at = l * p->layer_bytes;
+    struct ahead a = {b->sorted, at + p->S + part * AHEAD * (int64_t)sizeof(float), at + p->tail[0]};
+    a.heads = heads, a.HV = (int)p->HV, a.rows = (int)p->K, a.columns = (int)p->V;
+    if (l < p->L && (part + 1) * AHEAD <= p->V) a.blocks = memory_blocks(c, p->K, heads);
+    if (part == 0) a.tail_bytes = (int)(p->cache_at - p->tail[0]); /* q's, k's and v's lie there */
     return a;
 }
 static struct many_linear linear(const struct hl_decode *p, const struct panels &x, int64_t K, const void *W,
@@ -172,9 +182,11 @@ static void start_layer(struct hl_cuda *c, const struct hl_decode *p, const stru
                        o = linear(p, b->y, vv, y->o, p->d, b->h, p->d),
                        mlp = linear(p, b->hw, p->d, y->gate, p->I, NULL, 0),
                        down = linear(p, b->act, p->I, y->down, p->d, b->x, p->d);
-    in.squares = b->squares_x, in.ahead = states_ahead(p, b, at);
+    in.squares = b->squares_x, in.ahead = states_ahead(c, p, b, l, 0);
     o.from = b->x, o.squares_out = b->squares_h, o.panels = b->hw, o.weight = y->mlp_norm;
+    o.soon.at = y->down, o.soon.bytes = p->I * p->d * 2;
     mlp.squares = b->squares_h, mlp.W2 = (const bf16 *)y->up, mlp.panels = b->act;
+    mlp.ahead = states_ahead(c, p, b, l + 1, 1);
     down.from = b->h, down.squares_out = b->squares_x, down.panels = b->xw;
     down.weight = l + 1 < p->L ? p->host[l + 1].attn_norm : p->final_norm;
     start_product<48, 96, NORMED>(c, in);
@@ -201,7 +213,7 @@ extern "C" bool HL_OP(decode_many)(struct hl_pool *pool, const struct hl_decode 
     carve(&b, block, p);
     const struct many_order order = {p->rows->dev->seg, (int)p->rows->n, (int)p->window, (int)p->chunk,
                                      b.sorted};
-    launch(c, many_embed, (unsigned)p->rows->T, THREADS, 0, (const bf16 *)p->embed, p->ids,
+    launch(c, many_embed, (unsigned)p->rows->T + 1, THREADS, 0, (const bf16 *)p->embed, p->ids,
            p->host[0].attn_norm, b.x, b.xw, b.squares_x, (int)p->d, order);
     for (int64_t l = 0; l < p->L; l++) start_layer(c, p, &b, l);
     if (!p->logits) return true;

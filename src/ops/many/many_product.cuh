@@ -12,20 +12,25 @@
 #include "cuda/bulk.cuh"
 #include "cuda/cluster.cuh"
 #include "cuda/quick.cuh"
+#include "ops/many/many_deal.cuh"
 #include "ops/many/many_panel.cuh"
 
-enum { PRODUCT_THREADS = 256, PANELS = 12, SPLITS = 8, SQUARES = 32 };
+enum { PRODUCT_THREADS = 256, W_THREADS = 192, PANELS = 12, SPLITS = 8, SQUARES = 32 };
+enum { OF_PRODUCTS = 1 };  /* a barrier */
 enum { HEAD_ROOM = 1024 }; /* the rows' factors, then a barrier a panel and one for the sums */
 
 /* NORMED: out = norm(x) W^T; GATED: panels of silu(norm(x) W^T) (norm(x) W2^T); JOINED: out = from + x W^T, and panels
  * of out times `weight` */
 enum product_kind { NORMED, GATED, JOINED };
-/* What the next kernel will read, to the chip's cache while memory is idle: the first AHEAD columns of some states. */
-enum { AHEAD = 64 };
+/* What the memories will read first, to the chip's cache while memory is idle: AHEAD columns of some states, and the
+ * convolutions' last inputs of all sessions. */
+enum { AHEAD = 64, CHIP = 132 };
 struct ahead {
     const struct hl_seg *seg;
-    int64_t at;
-    int heads, HV, rows, columns; /* heads of all sessions */
+    int64_t at, tails; /* from a session's start */
+    int blocks, heads; /* of that kernel, 0: none; of all sessions */
+    int HV, rows, columns;
+    int tail_bytes; /* 0: not those */
 };
 struct many_linear {
     struct panels x;
@@ -39,7 +44,8 @@ struct many_linear {
     void *out;           /* [M][ld] */
     struct panels panels;
     int ld, splits;
-    struct ahead ahead; /* NORMED */
+    struct ahead ahead;
+    struct weights soon;
 };
 
 template <int NB> struct product_room {
@@ -55,7 +61,7 @@ template <int NB> static size_t product_bytes(const struct many_linear &a) {
 #ifdef HL_CUDA_EMU
     return HEAD_ROOM + TILES_ROOM + x + W + a.splits * sums;
 #else
-    return HEAD_ROOM + W + x + sums;
+    return HEAD_ROOM + W + x + sums + SOME_ROOM;
 #endif
 }
 
@@ -69,18 +75,18 @@ static __device__ __forceinline__ const bf16 *weights_at(const struct many_linea
 struct part { /* of K: panels [first, first + n) */
     int rank, first, n;
 };
-/* A thread brings 16 bytes, one column of eight, of every 32nd row of a panel. */
+/* A thread brings 16 bytes, one column of eight, of some rows of every panel. The first W_THREADS. */
 template <int NB, int KIND>
 static __device__ __forceinline__ void bring_weights(const struct many_linear &a, const struct part &b,
                                                      int tile, bf16 *W) {
-    const int unit = threadIdx.x % 8;
-    for (int r = threadIdx.x / 8; r < NB; r += 32) {
-        const bf16 *from = weights_at<NB, KIND>(a, tile, r);
+    const int unit = threadIdx.x % 8 * 8, first = b.first * PANEL + unit;
+    for (int r = threadIdx.x / 8; r < NB; r += W_THREADS / 8) {
+        const bf16 *row = weights_at<NB, KIND>(a, tile, r), *from = (row ? row : a.W) + first;
+        bf16 *to = W + tile_at<PANEL>(r, unit);
+#pragma unroll 4
         for (int p = 0; p < b.n; p++) {
-            const int col = (b.first + p) * PANEL + unit * 8;
-            const bool there = from && col < a.K;
-            copy_async(W + p * product_room<NB>::W + tile_at<PANEL>(r, unit * 8), there ? from + col : a.W,
-                       there ? 16 : 0);
+            const bool there = row && first + p * PANEL < a.K;
+            copy_async(to + p * product_room<NB>::W, there ? from + p * PANEL : a.W, there ? 16 : 0);
         }
     }
 }
@@ -98,40 +104,50 @@ static __device__ __forceinline__ void bring_norms(const struct many_linear &a, 
 }
 
 /* The block's sums over its part, to where they are added up: [blocks][rows of each][LD] in the shared memory of the
- * block that has the row. A warpgroup; of two neighbouring threads one has four columns of a row, the other of that 8 rows below. */
+ * block that has the row, by way of `mine`, [rows][LD] here. A warpgroup; a warp has 16 rows, which one block or two
+ * want. (Sent from registers, 16 bytes a lane, they take three times as long.) */
 template <int NB>
 static __device__ __forceinline__ void send_sums(const struct many_linear &a, const float (*d)[4], int rank,
-                                                 float *P, barrier_at come) {
-    typedef struct product_room<NB> room;
-    const int lane = threadIdx.x % 32, rows = a.x.rows / a.splits, odd = lane % 2;
-    const int row = threadIdx.x / 32 % 4 * 16 + lane / 4 + 8 * odd, to = row / rows;
-    const int at = (rank * rows + row % rows) * room::LD + lane % 4 / 2 * 4;
+                                                 float *mine, float *P, barrier_at come) {
+    enum { LD = product_room<NB>::LD, WARP_ROWS = 16 };
+    const int lane = threadIdx.x % 32, rows = a.x.rows / a.splits, first = threadIdx.x / 32 % 4 * WARP_ROWS;
+    const int row = first + lane / 4;
+    if (first >= a.x.rows) return; /* (the products are always of 64 rows) */
 #ifdef HL_CUDA_EMU
-    float *p = P + to * a.x.rows * room::LD + at;
+    for (int i = 0; i < 2; i++)
+        for (int n = 0; n < NB / 8; n++) {
+            const int r = row + 8 * i;
+            float *to = P + (r / rows * a.x.rows + rank * rows + r % rows) * LD + n * 8 + lane % 4 * 2;
+            to[0] = d[n][2 * i], to[1] = d[n][2 * i + 1];
+        }
+    (void)mine, (void)come;
 #else
-    const uint32_t p = cluster_address(shared_address(P + at), to), bar = cluster_address(come, to);
-#endif
-    const bool there = row < a.x.rows; /* (the products are always of 64 rows) */
+    float *at = (a.splits > 1 ? mine : P) + row * LD + lane % 4 * 2;
 #pragma unroll
     for (int n = 0; n < NB / 8; n++) {
-        const float x = __shfl_xor_sync(0xffffffffu, odd ? d[n][0] : d[n][2], 1),
-                    y = __shfl_xor_sync(0xffffffffu, odd ? d[n][1] : d[n][3], 1);
-        const float4 v = odd ? make_float4(x, y, d[n][2], d[n][3]) : make_float4(d[n][0], d[n][1], x, y);
-#ifdef HL_CUDA_EMU
-        if (there) *(float4 *)(p + n * 8) = v;
-#else
-        if (there && a.splits == 1) *(float4 *)(P + at + n * 8) = v;
-        if (there && a.splits > 1) cluster_send(p + n * 32, v, bar);
-#endif
+        *(float2 *)(at + n * 8) = make_float2(d[n][0], d[n][1]);
+        *(float2 *)(at + n * 8 + 8 * LD) = make_float2(d[n][2], d[n][3]);
     }
+    operands_written();
+    __syncwarp();
+    const int each = min(rows, (int)WARP_ROWS),
+              from = first + lane * each; /* a lane sends a block its rows */
+    if (a.splits == 1 || lane * each >= WARP_ROWS) return;
+    const uint32_t to = cluster_address(shared_address(P + (rank * rows + from % rows) * LD), from / rows);
+    cluster_copy(to, shared_address(mine + from * LD), each * LD * 4, cluster_address(come, from / rows));
+#endif
 }
 
 /* What the outputs are added to, asked for before the sums are there. */
-template <int NB> struct old_outputs { uint2 u[MANY_ROWS * NB / 4 / PRODUCT_THREADS]; };
+template <int NB> struct old_outputs {
+    uint2 u[MANY_ROWS * NB / 4 / PRODUCT_THREADS];
+    float4 weight; /* of the thread's columns, which are the same in all its rows */
+};
 template <int NB>
 static __device__ __forceinline__ void load_old(struct old_outputs<NB> &old, const struct many_linear &a,
                                                 int tile, int rank) {
-    const int rows = a.x.rows / a.splits;
+    const int rows = a.x.rows / a.splits, first = tile * NB + threadIdx.x % (NB / 4) * 4;
+    if (first < a.N) old.weight = *(const float4 *)(a.weight + first);
 #pragma unroll
     for (int j = 0; j < MANY_ROWS * NB / 4 / PRODUCT_THREADS; j++) {
         const int i = threadIdx.x + j * PRODUCT_THREADS, row = rank * rows + i / (NB / 4),
@@ -145,7 +161,7 @@ static __device__ __forceinline__ void load_old(struct old_outputs<NB> &old, con
 /* The panels of x as they come, times W, and the sums on their way. A warpgroup. */
 template <int NB>
 static __device__ __forceinline__ void multiply(const struct many_linear &a, const struct part &b, int tile,
-                                                const bf16 *X, const bf16 *W, float *P, barrier_at there) {
+                                                const bf16 *X, bf16 *W, float *P, barrier_at there) {
     float d[NB / 8][4] = {};
     products_begin<NB / 8>(d);
     for (int i = 0; i < b.n; i++) {
@@ -162,7 +178,8 @@ static __device__ __forceinline__ void multiply(const struct many_linear &a, con
     }
     products_end<NB / 8>(d);
     if (a.splits > 1) cluster_wait();
-    send_sums<NB>(a, d, b.rank, P, barrier_number(there, b.n));
+    barrier(OF_PRODUCTS, 128); /* W and x are done with */
+    send_sums<NB>(a, d, b.rank, (float *)W, P, barrier_number(there, b.n));
 }
 
 static __device__ __forceinline__ void ask_near(const void *global) {
@@ -174,7 +191,11 @@ static __device__ __forceinline__ void ask_near(const void *global) {
 }
 static __device__ __forceinline__ void bring_near(const struct ahead &a) { /* a warpgroup */
     enum { SECTOR = 8, EACH = AHEAD / SECTOR };                            /* columns */
-    for (int x = blockIdx.x; x < a.heads; x += gridDim.x) {
+    for (int i = blockIdx.x; a.tail_bytes && i < a.heads / a.HV && threadIdx.x % 128 == 0; i += gridDim.x)
+        ask_ahead(a.seg[i].state + a.tails, a.tail_bytes);
+    for (int b = blockIdx.x; b < min(a.blocks, (int)CHIP); b += gridDim.x) {
+        const struct deal deal = {b, a.blocks, a.heads};
+        const int x = deal.head(0);
         const float *state =
             (const float *)(a.seg[x / a.HV].state + a.at) + (int64_t)(x % a.HV) * a.rows * a.columns;
         for (int i = threadIdx.x % 128; i < a.rows * EACH; i += 128)
@@ -182,8 +203,9 @@ static __device__ __forceinline__ void bring_near(const struct ahead &a) { /* a 
     }
 }
 
-/* One part of K, until the sums of the block's rows are there. The first warpgroup multiplies; a thread of each warp
- * of the second brings x: to ask for a panel takes 0.1 microseconds. All threads. */
+/* One part of K, until the sums of the block's rows are there. Most warps bring W and some x, at once where others have
+ * ended already: to ask for a panel takes 0.1 microseconds. The first warpgroup multiplies. All threads. */
+enum { X_WARPS = (PRODUCT_THREADS - W_THREADS) / 32 };
 template <int NB, int KIND>
 static __device__ __forceinline__ void product_part(const struct many_linear &a, int tile, int rank,
                                                     char *shared, int most, float *P,
@@ -193,15 +215,18 @@ static __device__ __forceinline__ void product_part(const struct many_linear &a,
     b.n = panels * (rank + 1) / a.splits - b.first;
     const barrier_at there = barriers_of((uint64_t *)(shared + MANY_ROWS * 4));
     bf16 *W = (bf16 *)(shared + HEAD_ROOM), *X = W + most * product_room<NB>::W;
-    if (threadIdx.x == 0)
-        for (int p = 0; p <= b.n; p++) barrier_open(barrier_number(there, p), 1);
-    if (threadIdx.x == 0 && a.splits > 1) barrier_expect(barrier_number(there, b.n), a.x.rows * NB * 4);
-    bring_weights<NB, KIND>(a, b, tile, W);
-    copy_commit();
-    __syncthreads();
+    const int turn = ((int)threadIdx.x - W_THREADS) / 32, lane = threadIdx.x % 32; /* of those that bring x */
+    if (threadIdx.x < W_THREADS) bring_weights<NB, KIND>(a, b, tile, W), copy_commit();
+    else if (X_WARPS * lane + turn < b.n)
+        barrier_open(barrier_number(there, (X_WARPS * lane + turn + tile) % b.n), 1);
+    if (threadIdx.x == PRODUCT_THREADS - 1) {
+        barrier_open(barrier_number(there, b.n), 1);
+        if (a.splits > 1) barrier_expect(barrier_number(there, b.n), a.x.rows * product_room<NB>::LD * 4);
+    }
+    __syncwarp();
     if (a.splits > 1) cluster_arrive(); /* nothing is sent to a block that has not begun */
     let_others_start(), wait_for_others();
-    for (int i = (int)threadIdx.x / 32 - 4; i < b.n && i >= 0 && threadIdx.x % 32 == 0; i += 4) {
+    for (int i = turn; threadIdx.x >= W_THREADS && lane == 0 && i < b.n; i += X_WARPS) {
         const int p = (i + tile) % b.n; /* not all blocks the same at once */
         barrier_expect(barrier_number(there, p), size * 2);
         copy_bulk(X + p * size, a.x.at + (b.first + p) * size, size * 2, barrier_number(there, p), true);
@@ -209,17 +234,18 @@ static __device__ __forceinline__ void product_part(const struct many_linear &a,
     if (KIND == JOINED) load_old<NB>(old, a, tile, rank);
     copy_wait<0>();
     operands_written();
-    __syncthreads();
+    __syncthreads(); /* W is there */
     if (group_of_warps() == 0) multiply<NB>(a, b, tile, X, W, P, there);
     else if (a.splits > 1) cluster_wait();
     if (KIND != JOINED && group_of_warps() == 1) bring_norms(a, rank, (float *)shared);
-    if (KIND == NORMED && group_of_warps() == 1) {
+    if (group_of_warps() == 1) {
         for (int p = 0; p < b.n; p++) barrier_wait(barrier_number(there, p), 0); /* x goes first */
         bring_near(a.ahead);
+        if (threadIdx.x == 128) a.soon.ask();
     }
     __syncthreads(); /* the factors; the sums of a block alone */
 #ifndef HL_CUDA_EMU
-    if (a.splits > 1) barrier_wait(barrier_number(there, b.n), 0);
+    if (a.splits > 1) barrier_wait(barrier_number(there, b.n), 0), cluster_arrive();
 #endif
 }
 
@@ -245,14 +271,13 @@ static __device__ __forceinline__ void put_four(const struct many_linear &a, int
 }
 /* Eight threads have SQUARES columns of a row; all warps are whole here. */
 static __device__ __forceinline__ void put_joined(const struct many_linear &a, int row, int n, bool there,
-                                                  const float *y, uint2 old) {
+                                                  const float *y, uint2 old, const float4 &w) {
     const uint2 z = make_uint2(pack2(y[0] + low(old.x), y[1] + high(old.x)),
                                pack2(y[2] + low(old.y), y[3] + high(old.y)));
     const float x[4] = {low(z.x), high(z.x), low(z.y), high(z.y)};
     float squares = x[0] * x[0] + x[1] * x[1] + x[2] * x[2] + x[3] * x[3];
     for (int j = 1; j < 8; j *= 2) squares += __shfl_xor_sync(0xffffffffu, squares, j);
     if (!there) return;
-    const float4 w = *(const float4 *)(a.weight + n);
     *(uint2 *)((bf16 *)a.out + (int64_t)row * a.ld + n) = z;
     *(uint2 *)panel_at(a.panels, row, n) =
         make_uint2(pack2(x[0] * w.x, x[1] * w.y), pack2(x[2] * w.z, x[3] * w.w));
@@ -280,7 +305,7 @@ static __device__ __forceinline__ void product_out(const struct many_linear &a, 
         const float f = KIND == JOINED ? 1.0f : factor[row];
         float y[4] = {f * s.x, f * s.y, f * s.z, f * s.w};
         if (KIND == JOINED)
-            put_joined(a, row, n, there, y, old.u[j % (MANY_ROWS * NB / 4 / PRODUCT_THREADS)]);
+            put_joined(a, row, n, there, y, old.u[j % (MANY_ROWS * NB / 4 / PRODUCT_THREADS)], old.weight);
         if (KIND == NORMED && there) put_four(a, (int64_t)row * a.ld + n, n, y);
         if (KIND == GATED && row < a.M && n < panels_of(a.N) * PANEL) { /* zeros to the panel's end */
             const float4 u = product_sum<NB>(a, P, r * LD + col + NB / 2);
@@ -297,6 +322,7 @@ static __global__ void __launch_bounds__(PRODUCT_THREADS, 2) many_product(const 
     typedef struct product_room<NB> room;
     const int panels = panels_of(a.K), most = (panels + a.splits - 1) / a.splits;
     char *shared = shared_tiles();
+    open_some();
     float *factor = (float *)shared,
           *P = (float *)(shared + HEAD_ROOM + most * (room::W + a.x.rows * PANEL) * 2);
 #ifdef HL_CUDA_EMU
@@ -310,20 +336,23 @@ static __global__ void __launch_bounds__(PRODUCT_THREADS, 2) many_product(const 
     struct old_outputs<NB> old;
     product_part<NB, KIND>(a, tile, rank, shared, most, P, old);
     product_out<NB, KIND>(a, tile, rank, factor, P, old);
+    if (a.splits > 1) cluster_wait(); /* the others have what was sent to them */
 #endif
 }
 
 /* ---- how a product is cut ---- */
 
-enum { CHIP = 132, CHIP_OF_CLUSTERS = 120, SHARED_MOST = 224 << 10 };
+enum { CHIP_OF_CLUSTERS = 120, SHARED_MOST = 224 << 10 };
 /* about the time of a cut in nanoseconds; negative: no room. x passes by while others wait, of W some was there before;
  * then the sums travel. Larger clusters find less room on the chip. */
 template <int NB> static int64_t product_cost(struct many_linear a, int kind, int splits) {
     const int out = kind == GATED ? NB / 2 : NB, n = (panels_of(a.K) + splits - 1) / splits;
     const int64_t blocks = (int64_t)((a.N + out - 1) / out) * splits,
-                  chip = splits > 2 ? CHIP_OF_CLUSTERS : CHIP;
+                  chip = splits > 2 ? (int)CHIP_OF_CLUSTERS : (int)CHIP;
     a.splits = splits, a.x.rows = MANY_ROWS;
     if (n > PANELS || splits > panels_of(a.K) || product_bytes<NB>(a) > SHARED_MOST) return -1;
+    const int left = n * PANEL * 2 * (NB + MANY_ROWS); /* by W and x, for the sums */
+    if (splits > 1 && left < MANY_ROWS * product_room<NB>::LD * 4) return -1;
     return (blocks + chip - 1) / chip * n * PANEL * 2 * (2 * MANY_ROWS + NB) / 90 +
            MANY_ROWS * NB * 4 * (splits - 1) / splits / 25 + splits * 100;
 }
