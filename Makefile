@@ -34,21 +34,21 @@ ALL_CFLAGS += $(SANITIZE) $(if $(call on,$(FUZZ)),-fsanitize=fuzzer-no-link) -fn
 LDFLAGS += $(SANITIZE)
 endif
 
-# The fast ops are compiled once per instruction set; HL_ISA names each copy (src/ops/ops.h).
+# The fast ops are compiled once per instruction set; HL_ISA names each copy (src/backend/backend.h).
 # (One has to do for fuzzers, which look at parsers, and for the thread sanitizer.)
 ISAS := base $(if $(call on,$(TSAN) $(FUZZ)),,$(if $(findstring x86_64,$(shell $(CC) -dumpmachine 2>/dev/null)),avx2 avx512))
-FLAGS_ref :=
+FLAGS_ref := -DHL_ISA_REF
 FLAGS_base := -ffp-contract=fast
 FLAGS_avx2 := -ffp-contract=fast -mavx2 -mfma -mf16c
 FLAGS_avx512 := -ffp-contract=fast -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c -mprefer-vector-width=512
 FLAGS_avx512vnni := $(FLAGS_avx512) -mavx512vnni
 
-REF_SRC := $(sort $(wildcard src/ops/*/*_ref.c)) src/ops/table.c
-FAST_SRC := $(sort $(wildcard src/ops/*/*_cpu.c)) src/ops/table.c
-LIB_SRC := $(filter-out $(REF_SRC) $(FAST_SRC) %_mpi.c,$(sort $(wildcard src/core/*.c src/ops/*.c src/ops/*/*.c src/model/*.c src/text/*.c src/train/*.c src/eval/*.c)))
+REF_SRC := $(sort $(wildcard src/ops/*/*_ref.c)) src/backend/cpu_table.c
+FAST_SRC := $(sort $(wildcard src/ops/*/*_cpu.c)) src/backend/cpu_table.c
+LIB_SRC := $(filter-out $(REF_SRC) $(FAST_SRC) %_mpi.c src/backend/cuda_%.c,$(sort $(wildcard src/core/*.c src/backend/*.c src/ops/*/*.c src/fused/*/*.c src/mixers/*.c src/mixers/*/*.c src/model/*.c src/tokenizer/*.c src/data/*.c src/train/*.c src/eval/*.c src/plot/*.c)))
 CLI_SRC := $(sort $(wildcard src/cli/*.c)) $(if $(MPI),src/train/dist_mpi.c)
 obj = $(patsubst %.c,$(BUILD)/$(1)/%.o,$(2))
-LIB_OBJ := $(call obj,float,$(LIB_SRC)) $(call obj,ref,$(REF_SRC)) $(foreach i,$(ISAS),$(call obj,$(i),$(FAST_SRC))) $(if $(filter avx512,$(ISAS)),$(call obj,avx512vnni,src/ops/matmul/dot_cpu.c))
+LIB_OBJ := $(call obj,float,$(LIB_SRC)) $(call obj,ref,$(REF_SRC)) $(foreach i,$(ISAS),$(call obj,$(i),$(FAST_SRC))) $(if $(filter avx512,$(ISAS)),$(call obj,avx512vnni,src/ops/linear/quant_dot_cpu.c))
 DBL_OBJ := $(call obj,double,$(LIB_SRC)) $(call obj,double-ref,$(REF_SRC)) $(call obj,double-base,$(FAST_SRC))
 
 say = $(if $(V),,@echo "  $(1)";)
@@ -64,7 +64,7 @@ $(BUILD)/libhola.so.0: $(LIB_OBJ)
 	$(call say,LD $@) $(CC) $(LDFLAGS) -shared -Wl,-soname,libhola.so.0 -Wl,-z,defs -o $@ $^ $(LIBS)
 $(BUILD)/hola: $(call obj,float,$(CLI_SRC)) $(BUILD)/libhola.a
 	$(call say,LD $@) $(CC) $(LDFLAGS) -o $@ $^ $(LIBS) $(CLI_LIBS)
-$(BUILD)/float/src/cli/memory_page.o: src/cli/memory.html # the assembler reads it, which -MMD does not see
+$(BUILD)/float/src/cli/memory_page.o: src/cli/cache_view.html # the assembler reads it, which -MMD does not see
 
 define compile
 $$(BUILD)/$(1)/%.o: %.c

@@ -4,7 +4,7 @@
  * One line per shape: milliseconds, medians over 20 runs, on numbers that are not zero. */
 #define _POSIX_C_SOURCE 200809L
 #include "core/half.h"
-#include "ops/ops.h"
+#include "backend/backend.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
@@ -16,7 +16,7 @@ static const struct shape usual[] = {{16, 2048, 4, 256}, {32, 2048, 4, 128}, {1,
 enum { RUNS = 20, WARM = 3 };
 
 static const struct hl_ops *ops;
-static struct hl_pool *pool;
+static struct hl_backend *backend;
 
 static double now(void) {
     struct timespec t;
@@ -28,7 +28,7 @@ static int by_value(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 static void *there(int64_t n, int64_t size) {
-    void *p = ops->mem->alloc(pool, n * size);
+    void *p = hl_alloc(backend, n * size);
     if (!p) fprintf(stderr, "bench_gdn: no room for %lld numbers\n", (long long)n), exit(1);
     return p;
 }
@@ -39,7 +39,7 @@ static float uniform(float lo, float hi) {
 }
 /* n activations or reals; norm: rows of that many are L2-normalised */
 static void *fill(int64_t n, bool act, float lo, float hi, int64_t norm) {
-    const int64_t size = act ? ops->mem->act_size : (int64_t)sizeof(real);
+    const int64_t size = act ? backend->act_size : (int64_t)sizeof(real);
     float *x = malloc((size_t)n * sizeof *x);
     uint16_t *half = malloc((size_t)n * sizeof *half);
     void *p = there(n, size);
@@ -51,21 +51,21 @@ static void *fill(int64_t n, bool act, float lo, float hi, int64_t norm) {
         for (int64_t j = i; j < i + norm; j++) x[j] /= sqrtf(s);
     }
     for (int64_t i = 0; i < n; i++) half[i] = hl_to_bf16(x[i]);
-    ops->mem->put(pool, p, size == 2 ? (void *)half : (void *)x, n * size);
-    ops->mem->finish(pool);
+    hl_put(backend, p, size == 2 ? (void *)half : (void *)x, n * size);
+    hl_finish(backend);
     free(x);
     free(half);
     return p;
 }
 
-typedef void (*op)(struct hl_pool *, const struct hl_gdn *);
+typedef void (*op)(struct hl_backend *, const struct hl_gdn *);
 static double median_ms(op f, const struct hl_gdn *a) {
     double t[RUNS];
     for (int i = -WARM; i < RUNS; i++) {
-        ops->mem->finish(pool);
+        hl_finish(backend);
         const double began = now();
-        f(pool, a);
-        ops->mem->finish(pool);
+        f(backend, a);
+        hl_finish(backend);
         if (i >= 0) t[i] = (now() - began) * 1e3;
     }
     qsort(t, RUNS, sizeof *t, by_value);
@@ -73,12 +73,12 @@ static double median_ms(op f, const struct hl_gdn *a) {
 }
 
 static void one(const struct shape *s) {
-    const int64_t T = s->n * s->len, d = s->heads * s->size, act = ops->mem->act_size,
+    const int64_t T = s->n * s->len, d = s->heads * s->size, act = backend->act_size,
                   real_ = (int64_t)sizeof(real);
     struct hl_seg *seg = calloc((size_t)s->n, sizeof *seg);
     struct hl_rows rows = {.T = T, .n = s->n, .seg = seg};
     for (int64_t i = 0; seg && i < s->n; i++) seg[i] = (struct hl_seg){.row = i * s->len, .len = s->len};
-    if (!seg || ops->mem->rows(pool, &rows, 0) != HOLA_OK) exit(1);
+    if (!seg || backend->storage.cut_rows(backend, &rows, 0) != HOLA_OK) exit(1);
     struct hl_gdn a = {.rows = &rows, .H = s->heads, .HV = s->heads, .K = s->size, .V = s->size};
     a.q = fill(T * d, true, -1, 1, s->size), a.k = fill(T * d, true, -1, 1, s->size);
     a.v = fill(T * d, true, -1, 1, 0), a.dout = fill(T * d, true, -1, 1, 0);
@@ -86,7 +86,7 @@ static void one(const struct shape *s) {
     a.out = there(T * d, act), a.m = there(T * s->heads, real_);
     double forward = median_ms(ops->gdn_forward, &a);
     a.v_new = there(T * d, act), a.A = there(T * s->heads * HL_CHUNK, act);
-    if (ops->mem->host) a.h = there(hl_chunks_before(&rows, s->n) * s->heads * s->size * s->size, real_);
+    if (backend->host) a.h = there(hl_chunks_before(&rows, s->n) * s->heads * s->size * s->size, real_);
     a.dq = there(T * d, act), a.dk = there(T * d, act), a.dv = there(T * d, act);
     a.dg = there(T * s->heads, real_), a.dbeta = there(T * s->heads, real_);
     double keeping = median_ms(ops->gdn_forward, &a), backward = median_ms(ops->gdn_backward, &a);
@@ -96,15 +96,15 @@ static void one(const struct shape *s) {
            backward);
     const void *all[] = {a.q,     a.k, a.v, a.dout, a.g,  a.beta, a.out, a.m,
                          a.v_new, a.A, a.h, a.dq,   a.dk, a.dv,   a.dg,  a.dbeta};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) ops->mem->release(pool, (void *)all[i]);
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) hl_release(backend, (void *)all[i]);
     free(seg);
 }
 
 int main(int argc, char **argv) {
-    const char *backend = argc > 1 ? argv[1] : "cuda";
-    if (hl_backend_open(backend, 0, &ops, &pool) != HOLA_OK ||
-        hl_pool_reserve(pool, hl_gdn_scratch(256, 256)) != HOLA_OK)
+    if (hl_backend_open(&backend, argc > 1 ? argv[1] : "cuda", 0) != HOLA_OK ||
+        hl_backend_reserve(backend, hl_gdn_scratch(256, 256)) != HOLA_OK)
         return fprintf(stderr, "bench_gdn: %s\n", hola_last_error()), 1;
+    ops = &backend->ops;
     for (int i = 2; i < argc; i++) {
         struct shape s;
         long long n[4];
@@ -114,6 +114,6 @@ int main(int argc, char **argv) {
         one(&s);
     }
     for (size_t i = 0; argc <= 2 && i < sizeof usual / sizeof *usual; i++) one(&usual[i]);
-    hl_pool_free(pool);
+    hl_backend_close(backend);
     return 0;
 }

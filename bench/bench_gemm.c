@@ -4,8 +4,7 @@
  *   ./bench_gemm [threads [backend]]
  * Each line: GFLOP/s of OpenBLAS, of ours, and their ratio, for out = x W^T, dx = dout W, dW += dout^T x;
  * the two take turns, and the best of the rounds counts. */
-#include "core/pool.h"
-#include "ops/ops.h"
+#include "backend/backend.h"
 #include <cblas.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,7 +27,7 @@ static float *fresh(int64_t n) {
 
 struct setup {
     const struct hl_ops *ops;
-    struct hl_pool *pool;
+    struct hl_backend *backend;
     int M, N, K;
     float *x, *W, *out;
 };
@@ -41,8 +40,8 @@ static void ours(const struct setup *s, int form) {
     a.part[0].dout = s->out;
     a.dx = form == 1 ? s->x : NULL;
     a.part[0].dW = form == 2 ? s->W : NULL;
-    if (form == 0) s->ops->linear_forward(s->pool, &a);
-    else s->ops->linear_backward(s->pool, &a);
+    if (form == 0) s->ops->linear_forward(s->backend, &a);
+    else s->ops->linear_backward(s->backend, &a);
 }
 static void theirs(const struct setup *s, int form) {
     int M = s->M, N = s->N, K = s->K;
@@ -106,7 +105,7 @@ static double prefill(const struct setup *s, hola_dtype dtype, const void *panel
     a.part[0].out = out;
     for (int r = 0; r < 12; r++) {
         double t = now();
-        s->ops->linear_forward(s->pool, &a);
+        s->ops->linear_forward(s->backend, &a);
         t = now() - t;
         if (t < best) best = t;
     }
@@ -131,7 +130,7 @@ static void decode(const struct setup *s, hola_dtype dtype, double bandwidth) {
         a.part[0].out = out;
         for (int r = 0; r < 7; r++) {
             double t = now();
-            s->ops->linear_forward(s->pool, &a);
+            s->ops->linear_forward(s->backend, &a);
             t = now() - t;
             if (t < best) best = t;
         }
@@ -164,21 +163,23 @@ int main(int argc, char **argv) {
     static const int shape[][3] = {
         {2048, 512, 512},   {2048, 768, 512},   {2048, 512, 768}, {512, 32000, 512}, {2048, 1024, 1024},
         {2048, 2816, 1024}, {2048, 1024, 2816}, {2048, 4, 512},   {1024, 512, 512},  {8192, 512, 512}};
-    struct setup s = {.ops = hl_ops_named(argc > 2 ? argv[2] : NULL)};
+    struct setup s = {0};
     int threads = argc > 1 ? atoi(argv[1]) : 0;
-    if (!s.ops || hl_pool_new(&s.pool, threads) != HOLA_OK) return 1;
-    if (hl_pool_reserve(s.pool, hl_linear_scratch()) != HOLA_OK) return 1;
-    openblas_set_num_threads(hl_pool_threads(s.pool));
-    printf("%s, %d threads: GFLOP/s of OpenBLAS, ours, ratio\n", s.ops->name, hl_pool_threads(s.pool));
+    if (hl_backend_open(&s.backend, argc > 2 ? argv[2] : NULL, threads) != HOLA_OK) return 1;
+    s.ops = &s.backend->ops;
+    if (hl_backend_reserve(s.backend, hl_linear_scratch()) != HOLA_OK) return 1;
+    openblas_set_num_threads(hl_pool_threads(s.backend->pool));
+    printf("%s, %d threads: GFLOP/s of OpenBLAS, ours, ratio\n", s.ops->name,
+           hl_pool_threads(s.backend->pool));
     for (size_t i = argc > 3 ? 99 : 0; i < sizeof shape / sizeof *shape; i++) {
         s.M = shape[i][0];
         s.N = shape[i][1];
         s.K = shape[i][2];
         compare(&s);
     }
-    double bw = bandwidth(s.pool);
+    double bw = bandwidth(s.backend->pool);
     printf("a plain sum over 256 MB: %.1f GB/s\n", bw);
     for (int t = HOLA_F32; t < HOLA_DTYPE_COUNT; t++) decode(&s, (hola_dtype)t, bw);
-    hl_pool_free(s.pool);
+    hl_backend_close(s.backend);
     return 0;
 }

@@ -3,7 +3,7 @@
 #ifndef HL_CACHE_CASE_H
 #define HL_CACHE_CASE_H
 #include "check.h"
-#include "ops/ops.h"
+#include "backend/backend.h"
 
 struct shape {
     int64_t window, chunk, H, HV, K, V;
@@ -102,9 +102,9 @@ static inline void batch_free(struct batch *b) {
     free(b);
 }
 
-static inline void batch_run(struct batch *b, const char *backend, struct hl_pool *pool, bool backward) {
+static inline void batch_run(struct batch *b, const char *backend, struct hl_backend *pool, bool backward) {
     const struct hl_ops *ops = hl_ops_named(backend);
-    CHECK_OK(hl_pool_reserve(pool, hl_cache_scratch(b->s.K, b->s.V, b->s.window, b->s.chunk)));
+    CHECK_OK(hl_backend_reserve(pool, hl_cache_scratch(b->s.K, b->s.V, b->s.window, b->s.chunk)));
     ops->cache_forward(pool, &b->a);
     if (backward) ops->cache_backward(pool, &b->a);
 }

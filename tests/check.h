@@ -7,7 +7,7 @@
 #include <stdint.h>
 /* cmocka.h needs the four above */
 #include <cmocka.h>
-#include "core/pool.h"
+#include "backend/backend.h"
 #include "core/real.h"
 #include <math.h>
 #include <stdio.h>
@@ -130,13 +130,20 @@ static inline double check_gradient(check_fn f, void *ctx, real *x, const real *
         if (!(check_e <= (tol))) fail_msg("%s: off finite differences by %.3g", #dx, check_e); \
     } while (0)
 
-/* ---- a pool for ops ---- */
+/* ---- threads, and a backend for CPU ops ---- */
 
 static inline struct hl_pool *check_pool(int threads, int64_t scratch) {
     struct hl_pool *p = NULL;
     CHECK_OK(hl_pool_new(&p, threads));
     CHECK_OK(hl_pool_reserve(p, scratch));
     return p;
+}
+
+static inline struct hl_backend *check_backend_open(int threads, int64_t scratch) {
+    struct hl_backend *b = NULL;
+    CHECK_OK(hl_backend_open(&b, "cpu-ref", threads));
+    CHECK_OK(hl_backend_reserve(b, scratch));
+    return b;
 }
 
 /* the fast backends of this machine, to loop over: for (int b = 0; check_backend(b); b++) */

@@ -4,34 +4,36 @@
 #define HL_TEST_CUDA_H
 #include "check.h"
 #include "core/half.h"
+#include "backend/cuda_backend.h"
 #include "cuda/cuda.h"
-#include "ops/ops.h"
+#include "backend/backend.h"
 
 struct dev {
-    const struct hl_ops *ops;
-    struct hl_pool *pool;
+    const struct hl_ops *ops; /* the backend's */
+    struct hl_backend *backend;
     bool f32;
 };
 /* Skips the test where there is no device. f32: the backend with float activations. */
 static inline struct dev dev_open(bool f32) {
     struct dev d = {.f32 = f32};
-    if (hl_backend_open(f32 ? "cuda-f32" : "cuda", 1, &d.ops, &d.pool) != HOLA_OK) {
+    if (hl_backend_open(&d.backend, f32 ? "cuda-f32" : "cuda", 1) != HOLA_OK) {
         print_message("%s\n", hola_last_error());
         skip();
     }
+    d.ops = &d.backend->ops;
     return d;
 }
 static inline void dev_close(struct dev *d) {
-    CHECK_OK(d->ops->mem->finish(d->pool));
-    hl_pool_free(d->pool);
+    CHECK_OK(hl_finish(d->backend));
+    hl_backend_close(d->backend);
 }
-static inline bool dev_emulated(struct hl_pool *pool) {
-    return !strcmp(hl_cuda_name(hl_cuda_of(pool)), "emulated");
+static inline bool dev_emulated(const struct hl_backend *b) {
+    return !strcmp(hl_cuda_name(b->device), "emulated");
 }
 /* whether a big case would take too long: the emulated device is some 10,000 times slower.
  * HOLA_SMALL=1: the same shapes on a real device, for compute-sanitizer. */
-static inline bool dev_slow_pool(struct hl_pool *pool) { return getenv("HOLA_SMALL") || dev_emulated(pool); }
-static inline bool dev_slow(const struct dev *d) { return dev_slow_pool(d->pool); }
+static inline bool dev_slow_backend(struct hl_backend *b) { return getenv("HOLA_SMALL") || dev_emulated(b); }
+static inline bool dev_slow(const struct dev *d) { return dev_slow_backend(d->backend); }
 /* HOLA_SMALL=2: as few of these as reach every kernel, for racecheck, to which a launch is some 10 ms. */
 static inline bool dev_least(void) {
     const char *small = getenv("HOLA_SMALL");
@@ -39,12 +41,11 @@ static inline bool dev_least(void) {
 }
 /* For tests that open models, not ops: says why there is no device. */
 static inline bool dev_there(bool *slow) {
-    struct hl_pool *pool = NULL;
-    const struct hl_ops *ops;
-    const bool there = hl_backend_open("cuda", 1, &ops, &pool) == HOLA_OK;
+    struct hl_backend *b = NULL;
+    const bool there = hl_backend_open(&b, "cuda", 1) == HOLA_OK;
     if (!there) print_message("%s\n", hola_last_error());
-    else *slow = dev_slow_pool(pool);
-    hl_pool_free(pool);
+    else *slow = dev_slow_backend(b);
+    hl_backend_close(b);
     return there;
 }
 
@@ -54,7 +55,7 @@ static inline void dev_round(const struct dev *d, real *x, int64_t n) {
 }
 /* n activations or reals on the device; host NULL: NaN */
 static inline void *dev_act(const struct dev *d, const real *host, int64_t n) {
-    void *p = d->ops->mem->alloc(d->pool, n * d->ops->mem->act_size);
+    void *p = hl_alloc(d->backend, n * d->backend->act_size);
     uint16_t *half = malloc((size_t)n * 2);
     float *full = malloc((size_t)n * 4);
     assert_true(p && half && full);
@@ -62,17 +63,17 @@ static inline void *dev_act(const struct dev *d, const real *host, int64_t n) {
         full[i] = host ? (float)host[i] : NAN;
         half[i] = hl_to_bf16(full[i]);
     }
-    d->ops->mem->put(d->pool, p, d->f32 ? (void *)full : (void *)half, n * d->ops->mem->act_size);
-    CHECK_OK(d->ops->mem->finish(d->pool));
+    hl_put(d->backend, p, d->f32 ? (void *)full : (void *)half, n * d->backend->act_size);
+    CHECK_OK(hl_finish(d->backend));
     free(half);
     free(full);
     return p;
 }
 static inline void *dev_put(const struct dev *d, const void *host, int64_t bytes) {
-    void *p = d->ops->mem->alloc(d->pool, bytes);
+    void *p = hl_alloc(d->backend, bytes);
     assert_non_null(p);
-    d->ops->mem->put(d->pool, p, host, bytes);
-    CHECK_OK(d->ops->mem->finish(d->pool));
+    hl_put(d->backend, p, host, bytes);
+    CHECK_OK(hl_finish(d->backend));
     return p;
 }
 static inline real *dev_real(const struct dev *d, const real *host, int64_t n) {
@@ -86,17 +87,17 @@ static inline real *dev_real(const struct dev *d, const real *host, int64_t n) {
 static inline void dev_act_take(const struct dev *d, void *p, real *out, int64_t n) {
     uint16_t *half = malloc((size_t)n * 4);
     assert_non_null(half);
-    d->ops->mem->get(d->pool, half, p, n * d->ops->mem->act_size);
-    CHECK_OK(d->ops->mem->finish(d->pool));
+    hl_get(d->backend, half, p, n * d->backend->act_size);
+    CHECK_OK(hl_finish(d->backend));
     for (int64_t i = 0; i < n; i++) out[i] = d->f32 ? ((float *)half)[i] : hl_from_bf16(half[i]);
     free(half);
-    d->ops->mem->release(d->pool, p);
+    hl_release(d->backend, p);
 }
 static inline void dev_real_take(const struct dev *d, real *p, real *out, int64_t n) {
-    d->ops->mem->get(d->pool, out, p, n * (int64_t)sizeof(real));
-    CHECK_OK(d->ops->mem->finish(d->pool));
-    d->ops->mem->release(d->pool, p);
+    hl_get(d->backend, out, p, n * (int64_t)sizeof(real));
+    CHECK_OK(hl_finish(d->backend));
+    hl_release(d->backend, p);
 }
-static inline void dev_drop(const struct dev *d, const void *p) { d->ops->mem->release(d->pool, (void *)p); }
+static inline void dev_drop(const struct dev *d, const void *p) { hl_release(d->backend, (void *)p); }
 
 #endif

@@ -8,11 +8,11 @@ static void run(const struct dev *d, struct batch *b) {
     struct hl_cache x = upload(d, b);
     struct hl_rows rows = b->rows;
     x.rows = &rows;
-    CHECK_OK(d->ops->mem->rows(d->pool, &rows, b->s.chunk));
-    d->ops->cache_forward(d->pool, &x);
-    d->ops->cache_backward(d->pool, &x);
-    CHECK_OK(d->ops->mem->finish(d->pool));
-    d->ops->mem->get(d->pool, b->sel, x.sel, b->ns * (int64_t)sizeof *b->sel);
+    CHECK_OK(d->backend->storage.cut_rows(d->backend, &rows, b->s.chunk));
+    d->ops->cache_forward(d->backend, &x);
+    d->ops->cache_backward(d->backend, &x);
+    CHECK_OK(hl_finish(d->backend));
+    hl_get(d->backend, b->sel, x.sel, b->ns * (int64_t)sizeof *b->sel);
     dev_act_take(d, x.out, b->out, b->nv), dev_act_take(d, x.read, b->read, b->nv);
     dev_real_take(d, x.lse, b->lse, b->T * HV);
     dev_act_take(d, x.dq, b->dq, b->nq), dev_act_take(d, x.dk, b->dk, b->nq),
@@ -249,7 +249,7 @@ static void test_score(void **state) {
                                  dev_act(&d, v, N * V),
                                  dev_real(&d, NULL, N)};
             hl_ops_named("cpu-ref")->cache_score(host, &a);
-            d.ops->cache_score(d.pool, &b);
+            d.ops->cache_score(d.backend, &b);
             dev_real_take(&d, b.score, got, N);
             CHECK_NEAR(got, want, T, HV, 1e-6, "score %d", e);
             if (e > 0) CHECK_FAR(got, m, T, HV, 1e-2);
@@ -263,9 +263,9 @@ static void test_score(void **state) {
 /* ---- speed ---- */
 
 static void *dev_copy_of(const struct dev *d, const void *from, int64_t n) {
-    void *p = d->ops->mem->alloc(d->pool, n * d->ops->mem->act_size);
+    void *p = hl_alloc(d->backend, n * d->backend->act_size);
     assert_non_null(p);
-    d->ops->mem->copy(d->pool, p, from, n * d->ops->mem->act_size);
+    hl_copy(d->backend, p, from, n * d->backend->act_size);
     return p;
 }
 static void time_training(const struct dev *d, int64_t n, int64_t len, int64_t K) {
@@ -285,13 +285,13 @@ static void time_training(const struct dev *d, int64_t n, int64_t len, int64_t K
     x.score = dev_real(d, fill, T * 4), x.lse = dev_real(d, fill, T * 4), x.tau = dev_real(d, fill, 4);
     x.sink = dev_real(d, fill, 4), x.gate = dev_real(d, fill, 4), x.dsink = dev_real(d, fill, 4);
     x.dgate = dev_real(d, fill, 4);
-    x.sel = d->ops->mem->alloc(d->pool, n * hl_pieces(len, 256) * 4 * 64 * 8);
-    CHECK_OK(d->ops->mem->rows(d->pool, &rows, 256));
+    x.sel = hl_alloc(d->backend, n * hl_pieces(len, 256) * 4 * 64 * 8);
+    CHECK_OK(d->backend->storage.cut_rows(d->backend, &rows, 256));
     const double fwd = milliseconds(d, &x, d->ops->cache_forward);
     const double bwd = milliseconds(d, &x, d->ops->cache_backward);
     print_message("%s %lld x %lld tokens, 4 heads x %lld: forward %.3f ms, backward %.3f ms\n", d->ops->name,
                   (long long)n, (long long)len, (long long)K, fwd, bwd);
-    CHECK_OK(d->ops->mem->finish(d->pool));
+    CHECK_OK(hl_finish(d->backend));
     drop(d, &x);
     check_free(fill, nv);
     free(seg);
@@ -322,9 +322,9 @@ int main(int argc, char **argv) {
     int failed;
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     if (argc > 2) repeats = atoi(argv[2]), warm = repeats > 1 ? 3 : 0;
-    host = check_pool(1, hl_cache_scratch(256, 256, 600, 700));
+    host = check_backend_open(1, hl_cache_scratch(256, 256, 600, 700));
     failed = cmocka_run_group_tests(tests, NULL, NULL);
     print_message("largest distances: f32 %.2g, bf16 %.2g\n", worst[0], worst[1]);
-    hl_pool_free(host);
+    hl_backend_close(host);
     return failed;
 }

@@ -4,7 +4,7 @@
 #include "cache_case.h"
 #include "cuda.h"
 
-static struct hl_pool *host;
+static struct hl_backend *host;
 
 static const hola_evict kinds[] = {HOLA_EVICT_BETAE, HOLA_EVICT_E, HOLA_EVICT_BETAV, HOLA_EVICT_RECENCY,
                                    HOLA_EVICT_H2O};
@@ -52,11 +52,11 @@ static inline const char *judge(const struct batch *b) { return b->nv > 200000 ?
 static int warm = 3, repeats = 20; /* 0 and 1 under a profiler */
 
 static inline double milliseconds(const struct dev *d, const struct hl_cache *x,
-                                  void (*op)(struct hl_pool *, const struct hl_cache *)) {
-    for (int i = 0; i < warm; i++) op(d->pool, x);
-    hl_cuda_timer_start(hl_cuda_of(d->pool));
-    for (int i = 0; i < repeats; i++) op(d->pool, x);
-    return 1e3 * hl_cuda_timer_stop(hl_cuda_of(d->pool)) / repeats;
+                                  void (*op)(struct hl_backend *, const struct hl_cache *)) {
+    for (int i = 0; i < warm; i++) op(d->backend, x);
+    hl_cuda_timer_start(hl_cuda_of(d->backend));
+    for (int i = 0; i < repeats; i++) op(d->backend, x);
+    return 1e3 * hl_cuda_timer_stop(hl_cuda_of(d->backend)) / repeats;
 }
 
 #endif

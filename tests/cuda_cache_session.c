@@ -36,7 +36,7 @@ struct session {
 };
 static struct session session_new(const struct dev *d, const struct batch *b) {
     const int64_t most = OFF + 64 + b->s.HV * layout(&b->s, sizeof(real)).bytes;
-    struct session s = {.bytes = OFF + 64 + b->s.HV * layout(&b->s, d->ops->mem->act_size).bytes};
+    struct session s = {.bytes = OFF + 64 + b->s.HV * layout(&b->s, d->backend->act_size).bytes};
     s.host = aligned_alloc(64, (size_t)most);
     assert_non_null(s.host);
     memset(s.host, 0xff, (size_t)most); /* NaN: what was not written must not be read */
@@ -46,8 +46,8 @@ static struct session session_new(const struct dev *d, const struct batch *b) {
 static void session_check(const struct dev *d, const struct batch *b, struct session *s, int64_t pos) {
     char *got = malloc((size_t)s->bytes);
     assert_non_null(got);
-    d->ops->mem->get(d->pool, got, s->dev, s->bytes);
-    same_state(b, got + OFF, d->ops->mem->act_size, s->host + OFF, pos, 1e-4);
+    hl_get(d->backend, got, s->dev, s->bytes);
+    same_state(b, got + OFF, d->backend->act_size, s->host + OFF, pos, 1e-4);
     for (int64_t i = 0; i < OFF; i++) assert_int_equal(got[i], (char)0xff);
     for (int64_t i = s->bytes - 64; i < s->bytes; i++) assert_int_equal(got[i], (char)0xff);
     free(got);
@@ -79,8 +79,8 @@ static void feed(const struct dev *d, struct batch *b, int64_t (*len)(int pass, 
         if (rows.n == 0) break;
         mine.n = rows.n;
         x.rows = &rows, y.rows = &mine;
-        CHECK_OK(d->ops->mem->rows(d->pool, &rows, b->s.chunk));
-        d->ops->cache_forward(d->pool, &x);
+        CHECK_OK(d->backend->storage.cut_rows(d->backend, &rows, b->s.chunk));
+        d->ops->cache_forward(d->backend, &x);
         hl_ops_named(judge(b))->cache_forward(host, &y);
     }
     dev_act_take(d, x.out, got, b->nv);
@@ -154,7 +154,7 @@ static void test_sessions_tiles(void **state) {
 
 /* n sessions of one token each, at position `pos` */
 static void time_step(const struct dev *d, int64_t n, int64_t K, int64_t pos) {
-    const int64_t bytes = hl_cache_state_bytes(4, K, K, 64, 256, d->ops->mem->act_size);
+    const int64_t bytes = hl_cache_state_bytes(4, K, K, 64, 256, d->backend->act_size);
     struct hl_seg *seg = calloc((size_t)n, sizeof *seg);
     struct hl_rows rows = {.T = n, .n = n, .seg = seg};
     real *fill = check_random(n * bytes / 4, 0.01, 1, 9);
@@ -166,11 +166,11 @@ static void time_step(const struct dev *d, int64_t n, int64_t K, int64_t pos) {
     x.out = dev_act(d, fill, n * 4 * K);
     x.score = dev_real(d, fill, n * 4), x.tau = dev_real(d, fill, 4), x.sink = dev_real(d, fill, 4);
     x.gate = dev_real(d, fill, 4);
-    CHECK_OK(d->ops->mem->rows(d->pool, &rows, 256));
+    CHECK_OK(d->backend->storage.cut_rows(d->backend, &rows, 256));
     print_message("%s step of %lld sessions, 4 heads x %lld, position %lld: %.1f us\n", d->ops->name,
                   (long long)n, (long long)K, (long long)pos,
                   1e3 * milliseconds(d, &x, d->ops->cache_forward));
-    CHECK_OK(d->ops->mem->finish(d->pool));
+    CHECK_OK(hl_finish(d->backend));
     drop(d, &x);
     dev_drop(d, states);
     check_free(fill, n * bytes / 4);
@@ -200,8 +200,8 @@ int main(int argc, char **argv) {
     int failed;
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     if (argc > 2) repeats = atoi(argv[2]), warm = repeats > 1 ? 3 : 0;
-    host = check_pool(1, hl_cache_scratch(256, 256, 600, 700));
+    host = check_backend_open(1, hl_cache_scratch(256, 256, 600, 700));
     failed = cmocka_run_group_tests(tests, NULL, NULL);
-    hl_pool_free(host);
+    hl_backend_close(host);
     return failed;
 }

@@ -64,10 +64,10 @@ static void on_host(const struct dev *d, const struct shape *s, struct arrays *a
         .M = M, .D = s->K, .x = between, .y = a->y, .r = a->r, .dy = a->dy, .dx = d_between};
     struct hl_rmsnorm m = {.M = M, .D = s->K, .eps = (real)1e-6, .x = between, .w = a->gamma, .y = a->yt};
     m.r = rt, m.dy = a->dyt, m.dx = d_between, m.dw = a->dgamma, m.dx_add = true;
-    ref->conv_forward(d->pool, &conv);
-    ref->l2norm_forward(d->pool, &l), ref->l2norm_backward(d->pool, &l);
-    if (s->two) ref->rmsnorm_forward(d->pool, &m), ref->rmsnorm_backward(d->pool, &m);
-    ref->conv_backward(d->pool, &conv);
+    ref->conv_forward(d->backend, &conv);
+    ref->l2norm_forward(d->backend, &l), ref->l2norm_backward(d->backend, &l);
+    if (s->two) ref->rmsnorm_forward(d->backend, &m), ref->rmsnorm_backward(d->backend, &m);
+    ref->conv_backward(d->backend, &conv);
     check_free(between, n), check_free(d_between, n), check_free(rt, M);
 }
 
@@ -98,7 +98,7 @@ static void on_device(const struct dev *d, const struct shape *s, struct arrays 
     struct cut c;
     cut(&c, s->T);
     if (whole) c.rows.n = 1, c.seg[0].len = s->T;
-    CHECK_OK(d->ops->mem->rows(d->pool, &c.rows, 64));
+    CHECK_OK(d->backend->storage.cut_rows(d->backend, &c.rows, 64));
     struct hl_conv conv = {.rows = &c.rows, .C = C, .W = s->W, .x = spread(d, s, a->x, C)};
     conv.w = dev_real(d, a->w, C * s->W), conv.y = dev_act(d, NULL, n), conv.dy = dev_act(d, NULL, n);
     conv.dx = spread(d, s, NULL, C), conv.dw = dev_real(d, a->dw, C * s->W), conv.ld = s->apart ? C + GAP : 0;
@@ -107,10 +107,11 @@ static void on_device(const struct dev *d, const struct shape *s, struct arrays 
     struct hl_rmsnorm m = {.M = M, .D = s->K, .eps = (real)eps, .x = conv.y, .y = dev_act(d, NULL, n)};
     m.r = dev_real(d, NULL, M), m.dy = dev_act(d, a->dyt, n), m.dx = l.dx, m.dx_add = true;
     m.w = dev_real(d, a->gamma, s->K), m.dw = dev_real(d, a->dgamma, s->K);
-    d->ops->convnorm_forward(d->pool, &conv, &l, s->two ? &m : NULL);
-    d->ops->mem->get(d->pool, a->r, l.r, M * (int64_t)sizeof(real));
-    if (forget) d->ops->mem->copy(d->pool, l.r, l.r + M / 2, M / 2 * (int64_t)sizeof(real));
-    d->ops->convnorm_backward(d->pool, &conv, &l, s->two ? &m : NULL);
+    const struct hl_convnorm all = {&conv, &l, s->two ? &m : NULL};
+    d->ops->convnorm_forward(d->backend, &all);
+    hl_get(d->backend, a->r, l.r, M * (int64_t)sizeof(real));
+    if (forget) hl_copy(d->backend, l.r, l.r + M / 2, M / 2 * (int64_t)sizeof(real));
+    d->ops->convnorm_backward(d->backend, &all);
     gather(d, s, conv.dx, a->dx, C);
     dev_act_take(d, l.y, a->y, n), dev_act_take(d, m.y, a->yt, n);
     dev_real_take(d, conv.dw, a->dw, C * s->W), dev_real_take(d, m.dw, a->dgamma, s->K);
@@ -187,7 +188,6 @@ static void test_session(void **state) {
     (void)state;
     for (int f = 0; f < 2; f++) {
         struct dev d = dev_open(f);
-        const struct hl_memory *mem = d.ops->mem;
         struct arrays a = arrays_new(&d, &s);
         real *whole[2] = {check_new(T * C), check_new(T * C)}, *tail = check_new((W - 1) * C);
         char *x = dev_act(&d, a.x, T * C), *block = (char *)dev_real(&d, NULL, (W - 1) * C);
@@ -201,10 +201,11 @@ static void test_session(void **state) {
                 const int64_t from = i ? FIRST : 0, len = pieces == 1 ? T : i ? T - FIRST : FIRST;
                 struct hl_seg seg = {.len = len, .pos = from, .state = block};
                 struct hl_rows rows = {.T = len, .n = 1, .seg = &seg};
-                CHECK_OK(mem->rows(d.pool, &rows, 64));
-                conv.rows = &rows, conv.x = x + from * C * mem->act_size, l.M = m.M = len * H;
-                l.y = y + from * C * mem->act_size, m.y = yt + from * C * mem->act_size;
-                d.ops->convnorm_forward(d.pool, &conv, &l, &m);
+                CHECK_OK(d.backend->storage.cut_rows(d.backend, &rows, 64));
+                conv.rows = &rows, conv.x = x + from * C * d.backend->act_size, l.M = m.M = len * H;
+                l.y = y + from * C * d.backend->act_size, m.y = yt + from * C * d.backend->act_size;
+                const struct hl_convnorm all = {&conv, &l, &m};
+                d.ops->convnorm_forward(d.backend, &all);
             }
             dev_act_take(&d, y, pieces == 1 ? whole[0] : a.y, T * C);
             dev_act_take(&d, yt, pieces == 1 ? whole[1] : a.yt, T * C);
@@ -228,7 +229,7 @@ static void time_heads(const struct dev *d, int64_t H, int64_t K) {
     struct hl_seg seg[N];
     struct hl_rows rows = {.T = T, .n = N, .seg = seg};
     for (int i = 0; i < N; i++) seg[i] = (struct hl_seg){.row = i * (T / N), .len = T / N};
-    CHECK_OK(d->ops->mem->rows(d->pool, &rows, 64));
+    CHECK_OK(d->backend->storage.cut_rows(d->backend, &rows, 64));
     void *x[6];
     for (int i = 0; i < 6; i++) x[i] = noise(d, n, false);
     struct hl_conv conv = {.rows = &rows, .C = C, .W = 4, .x = x[0], .dx = x[1]};
@@ -236,14 +237,15 @@ static void time_heads(const struct dev *d, int64_t H, int64_t K) {
     struct hl_l2norm l = {.M = T * H, .D = K, .y = x[2], .dy = x[3], .r = noise(d, T * H, true)};
     struct hl_rmsnorm m = {.M = T * H, .D = K, .eps = (real)1e-6, .y = x[4], .dy = x[5]};
     m.w = noise(d, K, true), m.dw = noise(d, K, true);
+    const struct hl_convnorm both = {&conv, &l, &m}, alone = {&conv, &l, NULL};
     snprintf(what, sizeof what, "convnorm fwd %d x %d", (int)H, (int)K);
-    TIME(d, what, n * 6, d->ops->convnorm_forward(d->pool, &conv, &l, &m));
+    TIME(d, what, n * 6, d->ops->convnorm_forward(d->backend, &both));
     snprintf(what, sizeof what, "convnorm bwd %d x %d", (int)H, (int)K);
-    TIME(d, what, n * 8, d->ops->convnorm_backward(d->pool, &conv, &l, &m));
+    TIME(d, what, n * 8, d->ops->convnorm_backward(d->backend, &both));
     snprintf(what, sizeof what, "one norm, fwd %d x %d", (int)H, (int)K);
-    TIME(d, what, n * 4, d->ops->convnorm_forward(d->pool, &conv, &l, NULL));
+    TIME(d, what, n * 4, d->ops->convnorm_forward(d->backend, &alone));
     snprintf(what, sizeof what, "one norm, bwd %d x %d", (int)H, (int)K);
-    TIME(d, what, n * 6, d->ops->convnorm_backward(d->pool, &conv, &l, NULL));
+    TIME(d, what, n * 6, d->ops->convnorm_backward(d->backend, &alone));
     for (int i = 0; i < 6; i++) dev_drop(d, x[i]);
     dev_drop(d, conv.w), dev_drop(d, conv.dw), dev_drop(d, m.w), dev_drop(d, m.dw), dev_drop(d, l.r);
 }

@@ -11,13 +11,12 @@ static struct hl_set some_kinds(void) {
     return make_set(&c);
 }
 static hola_model *device(void) {
-    struct hl_pool *pool = NULL;
-    const struct hl_ops *ops;
-    if (hl_backend_open("cuda-f32", 1, &ops, &pool) != HOLA_OK) {
+    struct hl_backend *b = NULL;
+    if (hl_backend_open(&b, "cuda-f32", 1) != HOLA_OK) {
         print_message("%s\n", hola_last_error());
         skip();
     }
-    hl_pool_free(pool);
+    hl_backend_close(b);
     return model_on("cuda-f32");
 }
 

@@ -42,7 +42,7 @@ static void inverse(const struct gdn_case *c, real *A) {
  * A against its definition. */
 static void compare(const struct dev *d, const struct gdn_shape *f, const int64_t *len, int64_t n) {
     struct gdn_case *c = dev_case(d, f, len, n, 7);
-    struct hl_pool *pool = check_pool(1, hl_gdn_scratch(f->K, f->V));
+    struct hl_backend *pool = check_backend_open(1, hl_gdn_scratch(f->K, f->V));
     struct gdn_result train = result_new(c), session = result_new(c), kept = result_new(c);
     double tol = tolerance(d);
     run_training(hl_ops_named("cpu-ref"), pool, c, &train, false);
@@ -72,7 +72,7 @@ static void compare(const struct dev *d, const struct gdn_shape *f, const int64_
     result_free(c, &train);
     result_free(c, &session);
     result_free(c, &kept);
-    hl_pool_free(pool);
+    hl_backend_close(pool);
     case_free(c);
 }
 
@@ -211,15 +211,15 @@ static void decode(void **state) {
             run_session(hl_ops_named("cpu-ref"), NULL, c, &want, false);
             dev_gdn_open(&d, &x, c, got.S, false);
             for (size_t p = 0; p + 1 < sizeof cut / sizeof *cut; p++) {
-                const int64_t t = cut[p], qk = t * f->H * f->K * d.ops->mem->act_size;
-                const int64_t v = t * f->HV * f->V * d.ops->mem->act_size, b = t * f->HV;
+                const int64_t t = cut[p], qk = t * f->H * f->K * d.backend->act_size;
+                const int64_t v = t * f->HV * f->V * d.backend->act_size, b = t * f->HV;
                 struct hl_gdn a = x.a;
                 x.rows.T = x.seg[0].len = cut[p + 1] - t, x.seg[0].pos = t;
-                CHECK_OK(d.ops->mem->rows(d.pool, &x.rows, 64));
+                CHECK_OK(d.backend->storage.cut_rows(d.backend, &x.rows, 64));
                 a.q = (const char *)a.q + qk, a.k = (const char *)a.k + qk;
                 a.v = (const char *)a.v + v, a.out = (char *)a.out + v;
                 a.g = a.g ? a.g + b : NULL, a.beta += b, a.m += b;
-                d.ops->gdn_forward(d.pool, &a);
+                d.ops->gdn_forward(d.backend, &a);
             }
             dev_gdn_close(&d, &x, c, &got);
             check_outputs(c, f, &got, &want, tolerance(&d));
@@ -278,7 +278,7 @@ static void time_one(const struct dev *d, int64_t n, int64_t len, int64_t H, int
     for (int64_t s = 0; s < n; s++)
         seg[s] = (struct hl_seg){
             .row = s * len, .len = len, .state = session ? (char *)(states + s * H * K * K) : NULL};
-    CHECK_OK(d->ops->mem->rows(d->pool, &rows, 64));
+    CHECK_OK(d->backend->storage.cut_rows(d->backend, &rows, 64));
     struct hl_gdn a = {.rows = &rows, .H = H, .HV = H, .K = K, .V = K};
     for (int64_t i = 0; i < qk; i++) x[i] *= (real)sqrt(3.0 / (double)K); /* rows of length 1 */
     a.q = dev_act(d, x, qk), a.v = dev_act(d, x, qk);
@@ -287,9 +287,9 @@ static void time_one(const struct dev *d, int64_t n, int64_t len, int64_t H, int
     a.out = dev_act(d, NULL, qk), a.m = dev_real(d, NULL, T * H);
     if (!session) a.v_new = dev_act(d, NULL, qk), a.A = dev_act(d, NULL, T * H * HL_CHUNK);
     for (int round = 0; round < ROUNDS; round++) {
-        hl_cuda_timer_start(hl_cuda_of(d->pool));
-        for (int i = 0; i < REPEATS; i++) d->ops->gdn_forward(d->pool, &a);
-        double s = hl_cuda_timer_stop(hl_cuda_of(d->pool)) / REPEATS;
+        hl_cuda_timer_start(hl_cuda_of(d->backend));
+        for (int i = 0; i < REPEATS; i++) d->ops->gdn_forward(d->backend, &a);
+        double s = hl_cuda_timer_stop(hl_cuda_of(d->backend)) / REPEATS;
         if (round && s < best) best = s; /* the first one warms up */
     }
     print_message("%3d x %5d, %d x %3d: %.4f ms", (int)n, (int)len, (int)H, (int)K, 1e3 * best);

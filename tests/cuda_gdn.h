@@ -33,7 +33,7 @@ static inline void dev_gdn_open(const struct dev *d, struct dev_gdn *x, const st
         if (S) x->seg[s].state = (char *)(x->S + s * c->S) - 32; /* S_off is not zero */
     }
     x->rows.seg = x->seg;
-    CHECK_OK(d->ops->mem->rows(d->pool, &x->rows, 64));
+    CHECK_OK(d->backend->storage.cut_rows(d->backend, &x->rows, 64));
     x->a.rows = &x->rows;
     x->a.S_off = 32;
     x->a.q = dev_act(d, c->a.q, c->qk);
@@ -67,7 +67,7 @@ static inline void dev_gdn_forward(const struct dev *d, const struct gdn_case *c
                                    bool session, bool keep) {
     struct dev_gdn x;
     dev_gdn_open(d, &x, c, session ? r->S : NULL, keep);
-    d->ops->gdn_forward(d->pool, &x.a);
+    d->ops->gdn_forward(d->backend, &x.a);
     dev_gdn_close(d, &x, c, r);
 }
 

@@ -55,7 +55,7 @@ static struct gdn_case *new_case(const struct dev *d, const struct gdn_shape *f,
 static struct hl_gdn upload(const struct dev *d, const struct gdn_case *c, struct hl_rows *rows, bool own) {
     struct hl_gdn a = c->a;
     *rows = c->rows;
-    CHECK_OK(d->ops->mem->rows(d->pool, rows, 0));
+    CHECK_OK(d->backend->storage.cut_rows(d->backend, rows, 0));
     a.rows = rows;
     a.q = dev_act(d, c->a.q, c->qk), a.k = dev_act(d, c->a.k, c->qk), a.v = dev_act(d, c->a.v, c->v);
     a.dout = dev_act(d, c->a.dout, c->v);
@@ -93,10 +93,10 @@ static void compare(const struct dev *d, const struct gdn_shape *f, const int64_
     struct gdn_case *c = new_case(d, f, len, n);
     struct gdn_result want = result_new(c), got = result_new(c);
     struct hl_rows rows;
-    run_training(hl_ops_named("cpu-ref"), d->pool, c, &want, true);
+    run_training(hl_ops_named("cpu-ref"), d->backend, c, &want, true);
     struct hl_gdn a = upload(d, c, &rows, own);
-    if (own) d->ops->gdn_forward(d->pool, &a);
-    d->ops->gdn_backward(d->pool, &a);
+    if (own) d->ops->gdn_forward(d->backend, &a);
+    d->ops->gdn_backward(d->backend, &a);
     take(d, c, &a, &got);
     /* dg is a small difference of large sums in some windows */
     static const char *const name[] = {"dq", "dk", "dv", "dbeta", "dg"};
@@ -157,8 +157,8 @@ static void cuts_matter(const struct dev *d, const struct gdn_shape *f) {
                     *cut = new_case(d, f, (int64_t[]){384, 416}, 2);
     struct gdn_result want = result_new(whole), wrong = result_new(cut);
     assert_memory_equal(whole->a.k, cut->a.k, (size_t)whole->qk * sizeof(real));
-    run_training(hl_ops_named("cpu-ref"), d->pool, whole, &want, true);
-    run_training(hl_ops_named("cpu-ref"), d->pool, cut, &wrong, true);
+    run_training(hl_ops_named("cpu-ref"), d->backend, whole, &want, true);
+    run_training(hl_ops_named("cpu-ref"), d->backend, cut, &wrong, true);
     CHECK_FAR(wrong.dq, want.dq, whole->T, f->H * f->K, 2e-2);
     CHECK_FAR(wrong.dk, want.dk, whole->T, f->H * f->K, 2e-2);
     CHECK_FAR(wrong.dv, want.dv, whole->T, f->HV * f->V, 2e-2);
@@ -211,9 +211,9 @@ static void wrong_is_caught(void **state) {
         struct hl_rows rows;
         struct hl_gdn a = upload(&d, c, &rows, false);
         if (i == 2)
-            d.ops->mem->zero(d.pool, (char *)a.A + 40 * HL_CHUNK * d.ops->mem->act_size,
-                             20 * HL_CHUNK * d.ops->mem->act_size);
-        d.ops->gdn_backward(d.pool, &a);
+            hl_zero(d.backend, (char *)a.A + 40 * HL_CHUNK * d.backend->act_size,
+                    20 * HL_CHUNK * d.backend->act_size);
+        d.ops->gdn_backward(d.backend, &a);
         take(&d, c, &a, &r[i]);
         drop(&d, &a);
     }
@@ -279,16 +279,16 @@ static void time_one(const struct dev *d, int64_t n, int64_t H, int64_t D, doubl
     for (int64_t i = 0; i < n; i++) seg[i] = (struct hl_seg){.row = 2048 * i, .len = 2048};
     struct hl_gdn a = upload(d, c, &rows, true);
     rows.n = n, rows.seg = seg;
-    CHECK_OK(d->ops->mem->rows(d->pool, &rows, 0));
+    CHECK_OK(d->backend->storage.cut_rows(d->backend, &rows, 0));
     real *kept = check_random(c->b * HL_CHUNK, -0.1, 0.1, 3);
     dev_drop(d, a.A), dev_drop(d, a.v_new);
     a.A = dev_act(d, kept, c->b * HL_CHUNK), a.v_new = dev_act(d, c->a.v, c->v);
     check_free(kept, c->b * HL_CHUNK);
     const int repeat = d->f32 ? 2 : 20;
-    for (int i = 0; i < 3; i++) d->ops->gdn_backward(d->pool, &a);
-    hl_cuda_timer_start(hl_cuda_of(d->pool));
-    for (int i = 0; i < repeat; i++) d->ops->gdn_backward(d->pool, &a);
-    const double s = hl_cuda_timer_stop(hl_cuda_of(d->pool));
+    for (int i = 0; i < 3; i++) d->ops->gdn_backward(d->backend, &a);
+    hl_cuda_timer_start(hl_cuda_of(d->backend));
+    for (int i = 0; i < repeat; i++) d->ops->gdn_backward(d->backend, &a);
+    const double s = hl_cuda_timer_stop(hl_cuda_of(d->backend));
     print_message("%s %lld x 2048, %lld heads of %lld: backward %.3f ms", d->f32 ? "f32" : "bf16",
                   (long long)n, (long long)H, (long long)D, s / repeat * 1e3);
     if (forward > 0) print_message(" (aim %.2f)", 2.5 * forward);

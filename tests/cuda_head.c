@@ -29,14 +29,14 @@ static void embed_case(const struct dev *d, int64_t T, int64_t D, int64_t rows, 
     b.ids = dev_put(d, ids, T * 4), b.E.data = dev_act(d, E, rows * D), b.dout = dev_act(d, dout, T * D);
     for (int i = 0; i < 2; i++) {
         b.out = dev_act(d, NULL, T * D), b.dE = dev_real(d, dE, rows * D);
-        d->ops->embed_forward(d->pool, &b);
-        d->ops->embed_backward(d->pool, &b);
+        d->ops->embed_forward(d->backend, &b);
+        d->ops->embed_backward(d->backend, &b);
         dev_act_take(d, b.out, out, T * D);
         dev_real_take(d, b.dE, i ? again : got, rows * D);
     }
     a.dE = dE;
-    ref->embed_forward(d->pool, &a);
-    ref->embed_backward(d->pool, &a);
+    ref->embed_forward(d->backend, &a);
+    ref->embed_backward(d->backend, &a);
     assert_memory_equal(out, want, (size_t)(T * D) * sizeof(real));
     assert_memory_equal(got, again, (size_t)(rows * D) * sizeof(real));
     CHECK_NEAR(got, dE, rows, D, 1e-5, "embed %d x %d of %d", (int)T, (int)D, (int)rows);
@@ -86,8 +86,7 @@ static void loss_free(struct loss *l) {
     free(l->top);
 }
 static void loss_run(const struct dev *d, struct loss *l, bool backward) {
-    const struct hl_memory *mem = d->ops->mem;
-    const int64_t rows = l->M < mem->xent_rows ? l->M : mem->xent_rows;
+    const int64_t rows = l->M < d->backend->xent_rows ? l->M : d->backend->xent_rows;
     struct hl_xent a = {.M = l->M, .D = l->D, .scale = (real)0.125};
     a.W = (struct hl_weight){
         .data = dev_act(d, l->W, l->V * l->D), .layout = HL_ROWS, .rows = l->V, .cols = l->D};
@@ -95,9 +94,9 @@ static void loss_run(const struct dev *d, struct loss *l, bool backward) {
     a.nll = dev_put(d, l->nll, l->M * 8), a.logits = dev_act(d, NULL, rows * l->V);
     a.top = dev_put(d, l->top, l->M * 4);
     a.dx = backward ? dev_act(d, NULL, l->M * l->D) : NULL, a.dW = dev_real(d, l->dW, l->V * l->D);
-    d->ops->xent(d->pool, &a);
-    mem->get(d->pool, l->nll, a.nll, l->M * 8);
-    mem->get(d->pool, l->top, a.top, l->M * 4);
+    d->ops->xent(d->backend, &a);
+    hl_get(d->backend, l->nll, a.nll, l->M * 8);
+    hl_get(d->backend, l->top, a.top, l->M * 4);
     if (backward) dev_act_take(d, a.dx, l->dx, l->M * l->D);
     dev_real_take(d, a.dW, l->dW, l->V * l->D);
     dev_drop(d, a.W.data), dev_drop(d, a.x), dev_drop(d, a.target), dev_drop(d, a.nll), dev_drop(d, a.logits);
@@ -108,7 +107,7 @@ static void loss_ref(const struct dev *d, struct loss *l) {
         .M = l->M, .D = l->D, .x = l->x, .target = l->target, .nll = l->nll, .scale = (real)0.125};
     a.W = (struct hl_weight){.data = l->W, .layout = HL_ROWS, .dtype = HOLA_F32, .rows = l->V, .cols = l->D};
     a.dx = l->dx, a.dW = l->dW;
-    ref->xent(d->pool, &a);
+    ref->xent(d->backend, &a);
 }
 /* the means of the losses apart, and the worst single ones */
 static void losses_near(const struct loss *got, const struct loss *want, double tol) {
@@ -183,11 +182,11 @@ static void adamw_case(const struct dev *d, int64_t n, bool half) {
     struct hl_adamw b = a;
     b.p = dev_real(d, p, n), b.m = dev_real(d, m, n), b.v = dev_real(d, v, n), b.grad = dev_real(d, g, n);
     b.half = half ? dev_act(d, NULL, n) : NULL;
-    d->ops->adamw(d->pool, &b);
+    d->ops->adamw(d->backend, &b);
     dev_real_take(d, b.p, gp, n), dev_real_take(d, b.m, gm, n), dev_real_take(d, b.v, gv, n);
     if (half) dev_act_take(d, b.half, gh, n);
     CHECK_FAR(gp, p, 1, n, 1e-3); /* the old ones */
-    ref->adamw(d->pool, &a);
+    ref->adamw(d->backend, &a);
     CHECK_NEAR(gp, p, 1, n, 1e-6, "adamw %d", (int)n);
     CHECK_NEAR(gm, m, 1, n, 1e-6, "adamw %d", (int)n);
     CHECK_NEAR(gv, v, 1, n, 1e-6, "adamw %d", (int)n);
@@ -195,11 +194,11 @@ static void adamw_case(const struct dev *d, int64_t n, bool half) {
     if (half) assert_memory_equal(gh, gp, (size_t)n * sizeof(real));
     double want, got = NAN, again = NAN;
     struct hl_sumsq s = {.n = n, .x = g, .out = &want};
-    ref->sumsq(d->pool, &s);
+    ref->sumsq(d->backend, &s);
     s.x = b.grad, s.out = &got;
-    d->ops->sumsq(d->pool, &s);
+    d->ops->sumsq(d->backend, &s);
     s.out = &again;
-    d->ops->sumsq(d->pool, &s);
+    d->ops->sumsq(d->backend, &s);
     assert_true(got == again && fabs(got - want) <= 1e-12 * want);
     dev_drop(d, b.grad);
     check_free(p, n), check_free(m, n), check_free(v, n), check_free(g, n);
@@ -214,7 +213,7 @@ static void test_adamw(void **state) {
         struct hl_sumsq none = {.n = 0, .out = &zero};
         for (int i = 0; i < 7; i++) adamw_case(&d, ns[i], i != 2);
         if (!dev_slow(&d)) adamw_case(&d, 3000005, true);
-        d.ops->sumsq(d.pool, &none);
+        d.ops->sumsq(d.backend, &none);
         assert_true(zero == 0);
         dev_close(&d);
     }
@@ -236,12 +235,12 @@ static void time_xent(const struct dev *d) {
     a.nll = noise(d, 2 * M, true), a.logits = noise(d, (int64_t)ROWS * V, false),
     a.dW = noise(d, (int64_t)V * D, true);
     TIME(d, "xent 65536 x 1024 x 32000", 6.0 * M * D * V,
-         d->ops->xent(d->pool, &a)); /* operations, not bytes */
+         d->ops->xent(d->backend, &a)); /* operations, not bytes */
     a.dx = NULL;
-    TIME(d, "xent, the loss alone", 2.0 * M * D * V, d->ops->xent(d->pool, &a));
+    TIME(d, "xent, the loss alone", 2.0 * M * D * V, d->ops->xent(d->backend, &a));
     struct hl_embed e = {.T = M, .D = D, .ids = target, .E = weight, .out = out, .dout = x, .dE = a.dW};
-    TIME(d, "embed fwd 1024", 4.0 * M * D, d->ops->embed_forward(d->pool, &e));
-    TIME(d, "embed bwd 1024", 4.0 * M * D, d->ops->embed_backward(d->pool, &e));
+    TIME(d, "embed fwd 1024", 4.0 * M * D, d->ops->embed_forward(d->backend, &e));
+    TIME(d, "embed bwd 1024", 4.0 * M * D, d->ops->embed_backward(d->backend, &e));
     dev_drop(d, W), dev_drop(d, x), dev_drop(d, out), dev_drop(d, target);
     dev_drop(d, a.nll), dev_drop(d, a.logits), dev_drop(d, a.dW);
     free(ids);
@@ -259,9 +258,9 @@ static void test_speed(void **state) {
         a.p = noise(&d, N, true), a.m = noise(&d, N, true), a.v = noise(&d, N, true),
         a.grad = noise(&d, N, true);
         a.half = noise(&d, N, false);
-        TIME(&d, "adamw 340M", 30.0 * N, d.ops->adamw(d.pool, &a));
+        TIME(&d, "adamw 340M", 30.0 * N, d.ops->adamw(d.backend, &a));
         struct hl_sumsq s = {.n = N, .x = a.grad, .out = &sum};
-        TIME(&d, "sumsq 340M", 4.0 * N, d.ops->sumsq(d.pool, &s));
+        TIME(&d, "sumsq 340M", 4.0 * N, d.ops->sumsq(d.backend, &s));
         dev_drop(&d, a.p), dev_drop(&d, a.m), dev_drop(&d, a.v), dev_drop(&d, a.grad), dev_drop(&d, a.half);
     }
     dev_close(&d);

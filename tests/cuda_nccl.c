@@ -9,17 +9,16 @@ static void nobody(void *data, int64_t bytes) { (void)data, (void)bytes; }
 static void one_rank(void **state) {
     enum { N = 1000 };
     struct dev d = dev_open(false);
-    const struct hl_memory *mem = d.ops->mem;
     (void)state;
-    if (mem->link(d.pool, 0, 1, nobody) != HOLA_OK) {
+    if (d.backend->collectives->link(d.backend, 0, 1, nobody) != HOLA_OK) {
         print_message("%s\n", hola_last_error());
         dev_close(&d);
         skip();
     }
     real *x = check_random(N, -1, 1, 3), *got = check_new(N), *p = dev_real(&d, x, N);
-    mem->reduce(d.pool, p, 10, 900, N);
-    mem->reduced(d.pool);
-    mem->share(d.pool, p, N * (int64_t)sizeof(real));
+    d.backend->collectives->reduce(d.backend, p, 10, 900, N);
+    d.backend->collectives->reduced(d.backend);
+    d.backend->collectives->share(d.backend, p, N * (int64_t)sizeof(real));
     dev_real_take(&d, p, got, N);
     assert_memory_equal(got, x, N * sizeof *x);
     check_free(x, N);

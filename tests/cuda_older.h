@@ -6,7 +6,7 @@
 /* Skips the test on others. */
 static inline struct dev dev_open_older(void) {
     struct dev d = dev_open(false);
-    if (!dev_emulated(d.pool)) {
+    if (!dev_emulated(d.backend)) {
         dev_close(&d);
         skip();
     }

@@ -35,10 +35,10 @@ static void run_on_device(const struct dev *d, const struct kind *k, struct pw *
     }
     if (k == &kind_conv) {
         there.rows.seg = there.seg, there.op.conv.rows = &there.rows;
-        CHECK_OK(d->ops->mem->rows(d->pool, &there.rows, 64));
+        CHECK_OK(d->backend->storage.cut_rows(d->backend, &there.rows, 64));
     }
-    k->forward(d->ops, d->pool, &there);
-    k->backward(d->ops, d->pool, &there);
+    k->forward(d->ops, d->backend, &there);
+    k->backward(d->ops, d->backend, &there);
     for (int i = 0; i < c->n; i++) {
         const int64_t n = c->v[i].rows * c->v[i].width;
         if (is_real(c->v[i].name)) dev_real_take(d, twin[i], c->v[i].p, n);
@@ -52,8 +52,8 @@ static void compare(const struct dev *d, const struct kind *k, int64_t M, int64_
     const char *name;
     k->build(&want, M, D, variant), k->build(&got, M, D, variant), k->build(&again, M, D, variant);
     round_acts(d, &want), round_acts(d, &got), round_acts(d, &again);
-    k->forward(ref, d->pool, &want);
-    k->backward(ref, d->pool, &want);
+    k->forward(ref, d->backend, &want);
+    k->backward(ref, d->backend, &want);
     run_on_device(d, k, &got);
     run_on_device(d, k, &again);
     const double e = pw_distance(&got, &want, &name), tol = d->f32 ? 1e-5 : 3e-3;
@@ -110,15 +110,16 @@ static void both_norms(const struct dev *d, int64_t M, int64_t D, bool dx_add, b
     l2.dx = rms.dx = host[DX], l2.dx_add = dx_add, rms.dx_add = true;
     struct hl_l2norm a = l2;
     struct hl_rmsnorm b = rms;
-    ref->l2norm_forward(d->pool, &l2), ref->rmsnorm_forward(d->pool, &rms);
-    ref->l2norm_backward(d->pool, &l2), ref->rmsnorm_backward(d->pool, &rms);
+    ref->l2norm_forward(d->backend, &l2), ref->rmsnorm_forward(d->backend, &rms);
+    ref->l2norm_backward(d->backend, &l2), ref->rmsnorm_backward(d->backend, &rms);
     a.x = b.x = there[X], a.dy = there[DY_L2], b.dy = there[DY_RMS], a.dx = b.dx = there[DX];
     b.w = there[W], b.dw = there[DW];
     a.y = dev_act(d, NULL, n), b.y = dev_act(d, NULL, n);
     a.r = dev_real(d, NULL, M), b.r = dev_real(d, NULL, M);
-    d->ops->twonorm_forward(d->pool, &a, &b);
+    const struct hl_twonorm two = {&a, &b};
+    d->ops->twonorm_forward(d->backend, &two);
     if (wrong) b.dy = there[DY_L2]; /* this must be seen */
-    d->ops->twonorm_backward(d->pool, &a, &b);
+    d->ops->twonorm_backward(d->backend, &two);
     for (int i = 0; i < 2; i++) got[i] = check_new(n), dev_act_take(d, i ? b.y : a.y, got[i], n);
     const double tol = d->f32 ? 1e-5 : 3e-3;
     for (int i = 0; i < 2; i++) CHECK_NEAR(got[i], want[i], M, D, tol, "norm %d of %d", i, (int)D);
@@ -172,13 +173,13 @@ static void test_swiglu_rows(void **state) {
             dev_round(&d, rows, M * ld);
             for (int64_t k = 0; k < 2 * n; k++) part[k / n][k % n] = rows[k % n / D * ld + k / n * D + k % D];
             char *x = dev_act(&d, rows, M * ld);
-            struct hl_swiglu a = {.M = M, .D = D, .ld = ld, .gate = x, .up = x + D * d.ops->mem->act_size};
+            struct hl_swiglu a = {.M = M, .D = D, .ld = ld, .gate = x, .up = x + D * d.backend->act_size};
             struct hl_swiglu b = {
                 .M = M, .D = D, .gate = dev_act(&d, part[0], n), .up = dev_act(&d, part[1], n)};
             a.dgate = (void *)a.gate, a.dup = (void *)a.up, b.dgate = (void *)b.gate, b.dup = (void *)b.up;
             a.dy = b.dy = dev_act(&d, dy, n), a.y = dev_act(&d, NULL, n), b.y = dev_act(&d, NULL, n);
-            d.ops->swiglu_forward(d.pool, &a), d.ops->swiglu_forward(d.pool, &b);
-            d.ops->swiglu_backward(d.pool, &a), d.ops->swiglu_backward(d.pool, &b);
+            d.ops->swiglu_forward(d.backend, &a), d.ops->swiglu_forward(d.backend, &b);
+            d.ops->swiglu_backward(d.backend, &a), d.ops->swiglu_backward(d.backend, &b);
             dev_act_take(&d, a.y, y[0], n), dev_act_take(&d, b.y, y[1], n), dev_act_take(&d, x, got, M * ld);
             dev_act_take(&d, (void *)b.gate, part[0], n), dev_act_take(&d, (void *)b.up, part[1], n);
             assert_memory_equal(y[0], y[1], (size_t)n * sizeof(real));
@@ -209,8 +210,7 @@ enum { ROWS = 70, OFF = 64 };
 static void splits(const struct dev *d, int64_t C, int64_t W) {
     static const int64_t lens[][4] = {{ROWS}, {1}, {2, 1}, {1, 5, 3, 1}, {40, 1, 2, 33}};
     static const int counts[] = {1, 1, 2, 4, 4};
-    const struct hl_memory *mem = d->ops->mem;
-    const int64_t bytes = OFF + (W - 1) * C * (int64_t)sizeof(real), size = mem->act_size;
+    const int64_t bytes = OFF + (W - 1) * C * (int64_t)sizeof(real), size = d->backend->act_size;
     real *x = check_random(ROWS * C, -2, 2, 1), *w = check_random(C * W, -1, 1, 2);
     real *whole = check_new(ROWS * C), *y = check_new(2 * ROWS * C), *tail = check_new((W - 1) * C);
     dev_round(d, x, ROWS * C);
@@ -220,8 +220,8 @@ static void splits(const struct dev *d, int64_t C, int64_t W) {
     char *dx = dev_act(d, x, ROWS * C), *in = dev_act(d, NULL, 2 * ROWS * C),
          *out = dev_act(d, NULL, 2 * ROWS * C);
     a.w = dev_real(d, w, C * W), a.x = dx, a.y = dev_act(d, NULL, ROWS * C);
-    CHECK_OK(mem->rows(d->pool, &rows, 64));
-    d->ops->conv_forward(d->pool, &a); /* a training segment: no state */
+    CHECK_OK(d->backend->storage.cut_rows(d->backend, &rows, 64));
+    d->ops->conv_forward(d->backend, &a); /* a training segment: no state */
     dev_act_take(d, a.y, whole, ROWS * C);
     for (int s = 0; s < 5; s += dev_least() ? 4 : 1) {
         real *block[2] = {dev_real(d, NULL, bytes / 4),
@@ -237,15 +237,15 @@ static void splits(const struct dev *d, int64_t C, int64_t W) {
                 if (take == 0) continue;
                 seg[piece.n++] =
                     (struct hl_seg){.row = piece.T, .len = take, .pos = at[j], .state = (char *)block[j]};
-                mem->copy(d->pool, in + piece.T * C * size, dx + at[j] * C * size, take * C * size);
+                hl_copy(d->backend, in + piece.T * C * size, dx + at[j] * C * size, take * C * size);
                 piece.T += take;
             }
             a.rows = &piece, a.x = in, a.y = out;
-            CHECK_OK(mem->rows(d->pool, &piece, 64));
-            d->ops->conv_forward(d->pool, &a);
+            CHECK_OK(d->backend->storage.cut_rows(d->backend, &piece, 64));
+            d->ops->conv_forward(d->backend, &a);
             real *part = check_new(piece.T * C);
-            void *copy = mem->alloc(d->pool, piece.T * C * size);
-            mem->copy(d->pool, copy, out, piece.T * C * size);
+            void *copy = hl_alloc(d->backend, piece.T * C * size);
+            hl_copy(d->backend, copy, out, piece.T * C * size);
             dev_act_take(d, copy, part, piece.T * C);
             for (int64_t k = 0; k < piece.n; k++) {
                 const int j = seg[k].state == (char *)block[1];
@@ -257,7 +257,7 @@ static void splits(const struct dev *d, int64_t C, int64_t W) {
         }
         for (int j = 0; j < 2; j++) {
             assert_memory_equal(y + j * ROWS * C, whole, (size_t)(ROWS * C) * sizeof(real));
-            mem->get(d->pool, tail, (char *)block[j] + OFF, (W - 1) * C * (int64_t)sizeof(real));
+            hl_get(d->backend, tail, (char *)block[j] + OFF, (W - 1) * C * (int64_t)sizeof(real));
             assert_memory_equal(tail, x + (ROWS - W + 1) * C, (size_t)((W - 1) * C) * sizeof(real));
             dev_drop(d, block[j]);
         }
@@ -287,7 +287,7 @@ static void test_wrong(void **state) {
         struct pw want = {0}, got = {0};
         rms_build(&want, M, D, 1), rms_build(&got, M, D, 1);
         round_acts(&d, &want), round_acts(&d, &got);
-        kind_rms.forward(ref, d.pool, &want), kind_rms.backward(ref, d.pool, &want);
+        kind_rms.forward(ref, d.backend, &want), kind_rms.backward(ref, d.backend, &want);
         got.op.rms.eps = (real)1.1e-6;
         run_on_device(&d, &kind_rms, &got);
         CHECK_FAR(pw_get(&got, "y")->p, pw_get(&want, "y")->p, M, D, tol);
@@ -296,7 +296,7 @@ static void test_wrong(void **state) {
         want = got = (struct pw){0};
         conv_build(&want, M, D, 4), conv_build(&got, M, D, 4);
         round_acts(&d, &want), round_acts(&d, &got);
-        kind_conv.forward(ref, d.pool, &want), kind_conv.backward(ref, d.pool, &want);
+        kind_conv.forward(ref, d.backend, &want), kind_conv.backward(ref, d.backend, &want);
         got.rows.n = 1, got.seg[0].len = M; /* sequences that run into each other */
         run_on_device(&d, &kind_conv, &got);
         CHECK_FAR(pw_get(&got, "y")->p, pw_get(&want, "y")->p, M, D, tol);
@@ -318,22 +318,22 @@ static void time_norms(const struct dev *d, void *const *x, int64_t D) {
     struct hl_rmsnorm a = {.M = M, .D = D, .eps = (real)1e-6, .x = x[0], .w = w, .y = x[1], .r = r};
     a.dy = x[2], a.dx = x[3], a.dw = dw;
     snprintf(what, sizeof what, "rmsnorm fwd %d", (int)D);
-    TIME(d, what, n * 4, d->ops->rmsnorm_forward(d->pool, &a));
+    TIME(d, what, n * 4, d->ops->rmsnorm_forward(d->backend, &a));
     snprintf(what, sizeof what, "rmsnorm bwd %d", (int)D);
-    TIME(d, what, n * 6, d->ops->rmsnorm_backward(d->pool, &a));
+    TIME(d, what, n * 6, d->ops->rmsnorm_backward(d->backend, &a));
     a.dx_add = true;
     snprintf(what, sizeof what, "rmsnorm bwd %d, added", (int)D);
-    TIME(d, what, n * 8, d->ops->rmsnorm_backward(d->pool, &a));
+    TIME(d, what, n * 8, d->ops->rmsnorm_backward(d->backend, &a));
     a.dx_add = false, a.z = x[4], a.dz = x[5];
     snprintf(what, sizeof what, "rmsnorm fwd %d, gated", (int)D);
-    TIME(d, what, n * 6, d->ops->rmsnorm_forward(d->pool, &a));
+    TIME(d, what, n * 6, d->ops->rmsnorm_forward(d->backend, &a));
     snprintf(what, sizeof what, "rmsnorm bwd %d, gated", (int)D);
-    TIME(d, what, n * 10, d->ops->rmsnorm_backward(d->pool, &a));
+    TIME(d, what, n * 10, d->ops->rmsnorm_backward(d->backend, &a));
     struct hl_l2norm l = {.M = M, .D = D, .x = x[0], .y = x[1], .r = r, .dy = x[2], .dx = x[3]};
     snprintf(what, sizeof what, "l2norm fwd %d", (int)D);
-    TIME(d, what, n * 4, d->ops->l2norm_forward(d->pool, &l));
+    TIME(d, what, n * 4, d->ops->l2norm_forward(d->backend, &l));
     snprintf(what, sizeof what, "l2norm bwd %d", (int)D);
-    TIME(d, what, n * 6, d->ops->l2norm_backward(d->pool, &l));
+    TIME(d, what, n * 6, d->ops->l2norm_backward(d->backend, &l));
     dev_drop(d, w), dev_drop(d, dw), dev_drop(d, r);
 }
 static void time_conv(const struct dev *d, void *const *x) {
@@ -342,11 +342,11 @@ static void time_conv(const struct dev *d, void *const *x) {
     struct hl_seg seg[N];
     struct hl_rows rows = {.T = BIG, .n = N, .seg = seg};
     for (int i = 0; i < N; i++) seg[i] = (struct hl_seg){.row = i * (BIG / N), .len = BIG / N};
-    CHECK_OK(d->ops->mem->rows(d->pool, &rows, 64));
+    CHECK_OK(d->backend->storage.cut_rows(d->backend, &rows, 64));
     struct hl_conv a = {.rows = &rows, .C = C, .W = 4, .x = x[0], .y = x[1], .dy = x[2], .dx = x[3]};
     a.w = noise(d, C * 4, true), a.dw = noise(d, C * 4, true);
-    TIME(d, "conv fwd 1024", n * 4, d->ops->conv_forward(d->pool, &a));
-    TIME(d, "conv bwd 1024", n * 6, d->ops->conv_backward(d->pool, &a));
+    TIME(d, "conv fwd 1024", n * 4, d->ops->conv_forward(d->backend, &a));
+    TIME(d, "conv bwd 1024", n * 6, d->ops->conv_backward(d->backend, &a));
     dev_drop(d, a.w), dev_drop(d, a.dw);
 }
 static void time_rest(const struct dev *d, void *const *x) {
@@ -354,15 +354,15 @@ static void time_rest(const struct dev *d, void *const *x) {
     const int64_t n = (int64_t)BIG * I, h = (int64_t)BIG * H;
     struct hl_swiglu s = {.M = BIG, .D = I, .gate = x[0], .up = x[1], .y = x[2], .dy = x[3]};
     s.dgate = x[4], s.dup = x[5];
-    TIME(d, "swiglu fwd 2816", n * 6, d->ops->swiglu_forward(d->pool, &s));
-    TIME(d, "swiglu bwd 2816", n * 10, d->ops->swiglu_backward(d->pool, &s));
+    TIME(d, "swiglu fwd 2816", n * 6, d->ops->swiglu_forward(d->backend, &s));
+    TIME(d, "swiglu bwd 2816", n * 10, d->ops->swiglu_backward(d->backend, &s));
     struct hl_gate g = {.T = BIG, .H = H, .a = x[0], .b = x[1], .da = x[2], .db = x[3]};
     float *r[6];
     for (int i = 0; i < 6; i++) r[i] = noise(d, h, true);
     g.A_log = r[0], g.dt_bias = r[0] + 64, g.g = r[1], g.beta = r[2], g.dg = r[3], g.dbeta = r[4];
     g.dA_log = r[5], g.ddt_bias = r[5] + 64;
-    TIME(d, "gate fwd 4 heads", h * 12, d->ops->gate_forward(d->pool, &g));
-    TIME(d, "gate bwd 4 heads", h * 20, d->ops->gate_backward(d->pool, &g));
+    TIME(d, "gate fwd 4 heads", h * 12, d->ops->gate_forward(d->backend, &g));
+    TIME(d, "gate bwd 4 heads", h * 20, d->ops->gate_backward(d->backend, &g));
     for (int i = 0; i < 6; i++) dev_drop(d, r[i]);
 }
 static void test_speed(void **state) {

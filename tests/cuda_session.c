@@ -4,7 +4,7 @@
 #include "cuda.h"
 #include "models.h"
 #include "model/session.h"
-#include "model/view.h"
+#include "model/cache_view.h"
 #include "temp.h"
 
 #define BODY                                                                                          \

@@ -2,7 +2,7 @@
  * can be read. What passes is also loaded as the weights of a tiny model. */
 #include "mutate.h"
 #include "model/config.h"
-#include "model/quant.h"
+#include "model/quant_file.h"
 
 static void tiny_params(struct hl_params *p) {
     hola_config c;
@@ -46,16 +46,16 @@ static struct seed tiny_file(bool codes) {
     for (int64_t i = 0; i < p.n; i++) {
         const struct hl_tensor *t = &p.tensor[i];
         const int type = (int)(i % 3);
-        if (!codes || !hl_quant_takes(&p, i)) {
+        if (!codes || !hl_quant_file_takes(&p, i)) {
             add(&d, t->name, hola_dtype_name((hola_dtype)type), t->ndim, t->dim, type == HOLA_F32 ? 4 : 2, 0);
             continue;
         }
         const hola_dtype as = i % 2 ? HOLA_INT8 : HOLA_INT4;
-        char name[HL_QUANT_NAME];
+        char name[HL_QUANT_FILE_NAME];
         snprintf(name, sizeof name, "%s_scale", t->name);
-        add(&d, t->name, i % 2 ? "I8" : "U8", 2, (const int64_t[2]){t->dim[0], hl_codes_row(as, t->dim[1])},
+        add(&d, t->name, i % 2 ? "I8" : "U8", 2, (const int64_t[2]){t->dim[0], hl_quant_row(as, t->dim[1])},
             1, 0);
-        add(&d, name, "BF16", 2, (const int64_t[2]){t->dim[0], hl_codes_groups(as, t->dim[1])}, 2, 0x3f80);
+        add(&d, name, "BF16", 2, (const int64_t[2]){t->dim[0], hl_quant_groups(as, t->dim[1])}, 2, 0x3f80);
     }
     d.head[d.head_size++] = '}';
     MUST(d.head_size < (int)sizeof d.head);
@@ -105,10 +105,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     tiny_params(&p);
     real *block = malloc((size_t)p.total * sizeof(real));
     MUST(block);
-    struct hl_codes *codes = calloc((size_t)p.n, sizeof *codes);
+    struct hl_quant *codes = calloc((size_t)p.n, sizeof *codes);
     MUST(codes);
     s = hl_params_load(&p, f, "d", block, codes);
-    for (int64_t i = 0; i < p.n; i++) hl_quant_free(&codes[i]);
+    for (int64_t i = 0; i < p.n; i++) hl_quant_file_free(&codes[i]);
     free(codes);
     MUST(s == HOLA_OK || s == HOLA_EFORMAT || s == HOLA_ENUMERIC || s == HOLA_ENOTSUP);
     for (int64_t i = 0; i < p.total && s == HOLA_OK; i++) MUST(isfinite(block[i]));

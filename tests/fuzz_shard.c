@@ -1,7 +1,7 @@
 /* fuzz_shard.c -- any bytes as a token shard: refused with a message, or every token can be read, and the ids
  * are below the vocabulary where they were said to be. */
 #include "mutate.h"
-#include "text/shard.h"
+#include "data/shard.h"
 
 enum { VOCAB = 300 };
 

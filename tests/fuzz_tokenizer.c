@@ -1,8 +1,8 @@
 /* fuzz_tokenizer.c -- any bytes as a tokenizer file, then any bytes as a text: refused with a message, or ids that
  * are tokens, the same for any number of threads, and that decode. A file and a text are told apart by a NUL. */
 #include "mutate.h"
-#include "text/tokenizer.h"
-#include "text/tokenizer_work.h"
+#include "tokenizer/tokenizer.h"
+#include "tokenizer/encode_cache.h"
 
 #define PIECE(length, text, score, type) "\n" length "\n" text "\x15" score "\x18" type
 #define META "\xe2\x96\x81"

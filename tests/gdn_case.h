@@ -3,7 +3,7 @@
 #ifndef HL_GDN_CASE_H
 #define HL_GDN_CASE_H
 #include "check.h"
-#include "ops/ops.h"
+#include "backend/backend.h"
 
 enum { CASE_SEGS = 16 };
 /* GATE_RESETS: random, but wiped by -60 in the first 20 of 64 tokens: decays near 1 beside sums near -1200 */
@@ -104,7 +104,7 @@ static inline void result_free(const struct gdn_case *c, struct gdn_result *r) {
 }
 
 /* A session's pass: states are read from r->S and written there. keep: as a training pass does. */
-static inline void run_session(const struct hl_ops *ops, struct hl_pool *pool, const struct gdn_case *c,
+static inline void run_session(const struct hl_ops *ops, struct hl_backend *pool, const struct gdn_case *c,
                                struct gdn_result *r, bool keep) {
     struct hl_seg seg[CASE_SEGS];
     struct hl_rows rows = c->rows;
@@ -123,7 +123,7 @@ static inline void run_session(const struct hl_ops *ops, struct hl_pool *pool, c
 }
 
 /* A training pass: forward, or forward and backward. */
-static inline void run_training(const struct hl_ops *ops, struct hl_pool *pool, const struct gdn_case *c,
+static inline void run_training(const struct hl_ops *ops, struct hl_backend *pool, const struct gdn_case *c,
                                 struct gdn_result *r, bool backward) {
     struct hl_gdn a = c->a;
     a.out = r->out, a.m = r->m;
@@ -154,7 +154,7 @@ static inline void check_gradients(const struct gdn_case *c, const struct gdn_sh
 }
 
 /* Every fast backend against the reference: a training pass with gradients, a session's with states. */
-static inline void compare_backends(struct hl_pool *pool, const struct gdn_shape *f, const int64_t *len,
+static inline void compare_backends(struct hl_backend *pool, const struct gdn_shape *f, const int64_t *len,
                                     int64_t n, double tol, double grad_tol) {
     struct gdn_case *c = case_new(f, len, n, 7);
     struct gdn_result train = result_new(c), session = result_new(c);
@@ -195,7 +195,7 @@ enum {
 static inline void compare_shapes(double tol, double grad_tol) {
     static const int64_t size[][2] = {{16, 16},   {24, 24}, {64, 64},  {128, 128},
                                       {256, 256}, {16, 32}, {64, 128}, {80, 100}};
-    struct hl_pool *pool = check_pool(2, hl_gdn_scratch(256, 256));
+    struct hl_backend *pool = check_backend_open(2, hl_gdn_scratch(256, 256));
     for (size_t i = 0; i < sizeof size / sizeof *size; i++)
         for (int64_t group = 1; group <= (size[i][0] < 256 ? 2 : 1); group++) {
             bool big = size[i][1] >= 100;
@@ -204,7 +204,7 @@ static inline void compare_shapes(double tol, double grad_tol) {
             compare_backends(pool, &f, big ? big_lengths : case_lengths, big ? BIG_LENGTHS : CASE_LENGTHS,
                              tol, grad_tol);
         }
-    hl_pool_free(pool);
+    hl_backend_close(pool);
 }
 
 static inline void compare_gates(double tol, double grad_tol) {
@@ -215,14 +215,14 @@ static inline void compare_gates(double tol, double grad_tol) {
                  {GATE_RESETS, -0.01},  {GATE_RANDOM, -1e30}, {GATE_ZERO, 0},    {GATE_NONE, 0}};
     static const double beta[][2] = {{0, 1}, {0, 1e-4}, {0.999, 1}, {0, 2}};
     static const int64_t len[] = {150, 3, 65};
-    struct hl_pool *pool = check_pool(2, hl_gdn_scratch(40, 40));
+    struct hl_backend *pool = check_backend_open(2, hl_gdn_scratch(40, 40));
     for (size_t g = 0; g < sizeof gates / sizeof *gates; g++)
         for (size_t b = 0; b < sizeof beta / sizeof *beta; b++)
             for (int64_t d = 16; d <= 40; d += 24) {
                 struct gdn_shape f = {1, 2, d, d, gates[g].gate, gates[g].lo, beta[b][0], beta[b][1]};
                 compare_backends(pool, &f, len, 3, tol, grad_tol);
             }
-    hl_pool_free(pool);
+    hl_backend_close(pool);
 }
 
 #endif

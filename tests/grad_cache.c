@@ -2,7 +2,7 @@
  * held, the fast code against the reference to the last digits, and backward passes that are wrong. */
 #include "cache_case.h"
 
-static struct hl_pool *pool;
+static struct hl_backend *pool;
 
 struct ctx {
     struct batch *b;
@@ -111,8 +111,8 @@ int main(void) {
         cmocka_unit_test(test_fast_is_ref),
     };
     int failed;
-    pool = check_pool(2, hl_cache_scratch(32, 32, 500, 300));
+    pool = check_backend_open(2, hl_cache_scratch(32, 32, 500, 300));
     failed = cmocka_run_group_tests(tests, NULL, NULL);
-    hl_pool_free(pool);
+    hl_backend_close(pool);
     return failed;
 }

@@ -1,12 +1,12 @@
 /* grad_head.c -- gradients of the cross-entropy and of the embedding against finite differences, in double. */
 #include "check.h"
-#include "ops/ops.h"
+#include "backend/backend.h"
 
 enum { M = 21, D = 24, V = 61 };
 
 struct head {
     const struct hl_ops *ops;
-    struct hl_pool *pool;
+    struct hl_backend *pool;
     real *x, *W, *logits;
     int32_t target[M];
     double nll[M];
@@ -28,7 +28,7 @@ static double head_loss(void *ctx) {
 }
 
 static void check_xent(const struct hl_ops *ops) {
-    struct head h = {.ops = ops, .pool = check_pool(2, hl_linear_scratch())};
+    struct head h = {.ops = ops, .pool = check_backend_open(2, hl_linear_scratch())};
     real *dx = check_new(M * D), *dW = check_zero(V * D);
     struct hl_xent a;
     h.x = check_random(M * D, -1, 1, 1);
@@ -46,7 +46,7 @@ static void check_xent(const struct hl_ops *ops) {
     h.target[0] = 8; /* the gradient of other targets is caught */
     assert_true(check_gradient(head_loss, &h, h.x, dx, M * D, 1e-5) > 1e-3);
 
-    hl_pool_free(h.pool);
+    hl_backend_close(h.pool);
     check_free(dx, M * D);
     check_free(dW, V * D);
     check_free(h.x, M * D);
@@ -56,7 +56,7 @@ static void check_xent(const struct hl_ops *ops) {
 
 struct lookup {
     const struct hl_ops *ops;
-    struct hl_pool *pool;
+    struct hl_backend *pool;
     real *E, *out, *c;
     int32_t ids[M];
 };
@@ -74,7 +74,7 @@ static double lookup_loss(void *ctx) {
     return s;
 }
 static void check_embed(const struct hl_ops *ops) {
-    struct lookup l = {.ops = ops, .pool = check_pool(2, hl_linear_scratch())};
+    struct lookup l = {.ops = ops, .pool = check_backend_open(2, hl_linear_scratch())};
     real *dE = check_zero(V * D);
     struct hl_embed a;
     l.E = check_random(V * D, -1, 1, 1);
@@ -87,7 +87,7 @@ static void check_embed(const struct hl_ops *ops) {
     CHECK_GRADIENT(lookup_loss, &l, l.E, dE, V * D, 1e-6);
     l.ids[5] = 60;
     assert_true(check_gradient(lookup_loss, &l, l.E, dE, V * D, 1e-5) > 1e-3);
-    hl_pool_free(l.pool);
+    hl_backend_close(l.pool);
     check_free(dE, V * D);
     check_free(l.E, V * D);
     check_free(l.c, M * D);

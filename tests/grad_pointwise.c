@@ -2,16 +2,16 @@
  * (below 1e-6), the fast sources against the reference, and wrong gradients that must be caught. */
 #include "pointwise.h"
 
-static struct hl_pool *one;
+static struct hl_backend *one;
 
 static int setup(void **state) {
     (void)state;
-    one = check_pool(1, 0);
+    one = check_backend_open(1, 0);
     return 0;
 }
 static int teardown(void **state) {
     (void)state;
-    hl_pool_free(one);
+    hl_backend_close(one);
     return 0;
 }
 

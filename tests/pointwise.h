@@ -6,7 +6,7 @@
 #ifndef HL_POINTWISE_H
 #define HL_POINTWISE_H
 #include "check.h"
-#include "ops/ops.h"
+#include "backend/backend.h"
 
 enum { MAX_ARRAYS = 16, MAX_SEGS = 64 };
 
@@ -35,8 +35,8 @@ struct kind {
     const char *name;
     int variants;
     void (*build)(struct pw *c, int64_t M, int64_t D, int variant);
-    void (*forward)(const struct hl_ops *o, struct hl_pool *p, const struct pw *c);
-    void (*backward)(const struct hl_ops *o, struct hl_pool *p, const struct pw *c);
+    void (*forward)(const struct hl_ops *o, struct hl_backend *p, const struct pw *c);
+    void (*backward)(const struct hl_ops *o, struct hl_backend *p, const struct pw *c);
 };
 
 /* ---- arrays ---- */
@@ -98,10 +98,10 @@ static inline void rms_build(struct pw *c, int64_t M, int64_t D, int variant) {
         a->dz = pw_out(c, "dz", M, D);
     }
 }
-static inline void rms_forward(const struct hl_ops *o, struct hl_pool *p, const struct pw *c) {
+static inline void rms_forward(const struct hl_ops *o, struct hl_backend *p, const struct pw *c) {
     o->rmsnorm_forward(p, &c->op.rms);
 }
-static inline void rms_backward(const struct hl_ops *o, struct hl_pool *p, const struct pw *c) {
+static inline void rms_backward(const struct hl_ops *o, struct hl_backend *p, const struct pw *c) {
     o->rmsnorm_backward(p, &c->op.rms);
 }
 
@@ -115,10 +115,10 @@ static inline void l2_build(struct pw *c, int64_t M, int64_t D, int variant) {
     c->op.l2.y = pw_out(c, "y", M, D);
     c->op.l2.r = pw_out(c, "r", M, 1);
 }
-static inline void l2_forward(const struct hl_ops *o, struct hl_pool *p, const struct pw *c) {
+static inline void l2_forward(const struct hl_ops *o, struct hl_backend *p, const struct pw *c) {
     o->l2norm_forward(p, &c->op.l2);
 }
-static inline void l2_backward(const struct hl_ops *o, struct hl_pool *p, const struct pw *c) {
+static inline void l2_backward(const struct hl_ops *o, struct hl_backend *p, const struct pw *c) {
     o->l2norm_backward(p, &c->op.l2);
 }
 
@@ -143,10 +143,10 @@ static inline void gate_build(struct pw *c, int64_t T, int64_t H, int variant) {
     a->g = pw_out(c, "g", T, H);
     a->da = pw_out(c, "da", T, H);
 }
-static inline void gate_forward(const struct hl_ops *o, struct hl_pool *p, const struct pw *c) {
+static inline void gate_forward(const struct hl_ops *o, struct hl_backend *p, const struct pw *c) {
     o->gate_forward(p, &c->op.gate);
 }
-static inline void gate_backward(const struct hl_ops *o, struct hl_pool *p, const struct pw *c) {
+static inline void gate_backward(const struct hl_ops *o, struct hl_backend *p, const struct pw *c) {
     o->gate_backward(p, &c->op.gate);
 }
 
@@ -163,10 +163,10 @@ static inline void swiglu_build(struct pw *c, int64_t M, int64_t D, int variant)
     a->dgate = pw_out(c, "dgate", M, D);
     a->dup = pw_out(c, "dup", M, D);
 }
-static inline void swiglu_forward(const struct hl_ops *o, struct hl_pool *p, const struct pw *c) {
+static inline void swiglu_forward(const struct hl_ops *o, struct hl_backend *p, const struct pw *c) {
     o->swiglu_forward(p, &c->op.swiglu);
 }
-static inline void swiglu_backward(const struct hl_ops *o, struct hl_pool *p, const struct pw *c) {
+static inline void swiglu_backward(const struct hl_ops *o, struct hl_backend *p, const struct pw *c) {
     o->swiglu_backward(p, &c->op.swiglu);
 }
 
@@ -195,10 +195,10 @@ static inline void conv_build(struct pw *c, int64_t T, int64_t C, int W) {
     a->w = pw_add(c, "w", C, W, -1, 1);
     a->dw = pw_add(c, "dw", C, W, -1, 1);
 }
-static inline void conv_forward(const struct hl_ops *o, struct hl_pool *p, const struct pw *c) {
+static inline void conv_forward(const struct hl_ops *o, struct hl_backend *p, const struct pw *c) {
     o->conv_forward(p, &c->op.conv);
 }
-static inline void conv_backward(const struct hl_ops *o, struct hl_pool *p, const struct pw *c) {
+static inline void conv_backward(const struct hl_ops *o, struct hl_backend *p, const struct pw *c) {
     o->conv_backward(p, &c->op.conv);
 }
 

@@ -2,7 +2,7 @@
  * sequence fed whole, in pieces, and token by token; ties, NaN, threads and neighbours in the batch. */
 #include "cache_case.h"
 
-static struct hl_pool *one, *three;
+static struct hl_backend *one, *three;
 
 static const hola_evict kinds[] = {HOLA_EVICT_BETAE, HOLA_EVICT_E, HOLA_EVICT_BETAV, HOLA_EVICT_RECENCY,
                                    HOLA_EVICT_H2O};
@@ -307,10 +307,10 @@ int main(void) {
         cmocka_unit_test(test_large_logits),
     };
     int failed;
-    one = check_pool(1, hl_cache_scratch(128, 128, 600, 700));
-    three = check_pool(3, hl_cache_scratch(128, 128, 600, 700));
+    one = check_backend_open(1, hl_cache_scratch(128, 128, 600, 700));
+    three = check_backend_open(3, hl_cache_scratch(128, 128, 600, 700));
     failed = cmocka_run_group_tests(tests, NULL, NULL);
-    hl_pool_free(one);
-    hl_pool_free(three);
+    hl_backend_close(one);
+    hl_backend_close(three);
     return failed;
 }

@@ -249,8 +249,8 @@ static void directory(void **state) {
 
 static void lines(void **state) {
     char *dir = temp_new(), *path = path_of(dir, "metrics.jsonl");
-    struct hl_metrics w;
-    struct hl_history h;
+    struct hl_metrics_log w;
+    struct hl_metrics_history h;
     struct hl_metric m = {
         .loss = 1.0 / 3, .lr = 1e-4, .grad_norm = 2, .tok_per_s = 10, .seconds = 1, .val_loss = (double)NAN};
     (void)state;
@@ -260,19 +260,19 @@ static void lines(void **state) {
     CHECK_OK(hl_metrics_add(&w, &m));
     CHECK_OK(hl_metrics_sync(&w));
     hl_metrics_close(&w);
-    CHECK_OK(hl_history_read(&h, path));
+    CHECK_OK(hl_metrics_history_read(&h, path));
     assert_int_equal(h.n, 6);
     assert_true(h.at[0].loss == 1.0 / 3 && isnan(h.at[0].val_loss) && isnan(h.at[5].loss) &&
                 h.at[5].val_loss == 0.1);
-    hl_history_free(&h);
+    hl_metrics_history_free(&h);
 
     FILE *f = fopen(path, "a"); /* a killed run, and somebody's hand */
     fputs("nonsense\n{\"step\": 2.5}\n{\"step\": 7, \"loss\": 1", f);
     fclose(f);
-    CHECK_OK(hl_history_read(&h, path));
+    CHECK_OK(hl_metrics_history_read(&h, path));
     assert_int_equal(h.n, 6);
     assert_int_equal(h.bad, 3);
-    hl_history_free(&h);
+    hl_metrics_history_free(&h);
     int64_t all, kept;
     char *before = temp_read(dir, "metrics.jsonl", &all);
     CHECK_OK(hl_metrics_open(&w, path, 4));
@@ -296,10 +296,10 @@ static void lines(void **state) {
     assert_true(st.st_size == w.size);
     CHECK_OK(hl_metrics_add(&w, &m));
     hl_metrics_close(&w);
-    CHECK_OK(hl_history_read(&h, path));
+    CHECK_OK(hl_metrics_history_read(&h, path));
     assert_true(h.n == 8 && h.bad == 0);
     for (int i = 0; i < 8; i++) assert_int_equal(h.at[i].step, i + 1);
-    hl_history_free(&h);
+    hl_metrics_history_free(&h);
     free(before), free(after), free(path);
     temp_remove(dir);
 }

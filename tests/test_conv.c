@@ -4,18 +4,18 @@
 
 enum { T = 150, OFF = 64 }; /* OFF: where the tail lies in a state block */
 
-static struct hl_pool *one, *three;
+static struct hl_backend *one, *three;
 
 static int setup(void **state) {
     (void)state;
-    one = check_pool(1, 0);
-    three = check_pool(3, 0);
+    one = check_backend_open(1, 0);
+    three = check_backend_open(3, 0);
     return 0;
 }
 static int teardown(void **state) {
     (void)state;
-    hl_pool_free(one);
-    hl_pool_free(three);
+    hl_backend_close(one);
+    hl_backend_close(three);
     return 0;
 }
 

@@ -2,7 +2,7 @@
  * arithmetic of segments. */
 #define _GNU_SOURCE
 #include "check.h"
-#include "ops/rows.h"
+#include "core/rows.h"
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>

@@ -2,9 +2,9 @@
  * and directories that are not what they should be. */
 #define _GNU_SOURCE
 #include "temp.h"
-#include "text/dataset.h"
-#include "text/pack.h"
-#include "text/shard.h"
+#include "data/dataset.h"
+#include "data/pack.h"
+#include "data/shard.h"
 
 /* ---- permutation ---- */
 

@@ -19,7 +19,7 @@ static void score_is_the_write(void **state) {
     static const int64_t len[] = {150};
     const struct gdn_shape f = {1, 1, 32, 48, GATE_RANDOM, -0.05, 0, 1};
     struct gdn_case *c = case_new(&f, len, 1, 3);
-    struct hl_pool *pool = check_pool(1, hl_gdn_scratch(f.K, f.V));
+    struct hl_backend *pool = check_backend_open(1, hl_gdn_scratch(f.K, f.V));
     const real *k = c->a.k, *v = c->a.v;
     real *m = check_new(c->T), *unscaled = check_new(c->T), *S = check_zero(f.K * f.V);
     (void)state;
@@ -50,14 +50,14 @@ static void score_is_the_write(void **state) {
     check_free(m, c->T);
     check_free(unscaled, c->T);
     check_free(S, f.K * f.V);
-    hl_pool_free(pool);
+    hl_backend_close(pool);
     case_free(c);
 }
 
 /* ---- sessions ---- */
 
 /* Feeds the case's only segment in pieces; r->S carries the state. */
-static void feed(const struct hl_ops *ops, struct hl_pool *pool, const struct gdn_case *c,
+static void feed(const struct hl_ops *ops, struct hl_backend *pool, const struct gdn_case *c,
                  struct gdn_result *r, const int64_t *cut, int64_t cuts) {
     for (int64_t i = 0, at = 0; i <= cuts; i++) {
         int64_t end = i < cuts ? cut[i] : c->T;
@@ -75,7 +75,7 @@ static void any_cut_is_the_whole(void **state) {
     static const int64_t single[] = {1, 5, 16, 17, 63, 64, 100, 199};
     const struct gdn_shape f = {1, 2, 64, 80, GATE_RANDOM, -0.02, 0, 1};
     struct gdn_case *c = case_new(&f, len, 1, 5);
-    struct hl_pool *pool = check_pool(2, hl_gdn_scratch(f.K, f.V));
+    struct hl_backend *pool = check_backend_open(2, hl_gdn_scratch(f.K, f.V));
     int64_t each[T - 1];
     (void)state;
     for (int64_t i = 0; i < T - 1; i++) each[i] = i + 1;
@@ -95,7 +95,7 @@ static void any_cut_is_the_whole(void **state) {
         }
         result_free(c, &whole);
     }
-    hl_pool_free(pool);
+    hl_backend_close(pool);
     case_free(c);
 }
 
@@ -122,14 +122,14 @@ static void check_threads(const struct hl_ops *ops, const struct gdn_shape *f, c
     struct gdn_case *c = case_new(f, len, n, 11);
     struct gdn_result session[3], training[3];
     for (int i = 0; i < 3; i++) {
-        struct hl_pool *pool = check_pool(threads[i], hl_gdn_scratch(f->K, f->V));
+        struct hl_backend *pool = check_backend_open(threads[i], hl_gdn_scratch(f->K, f->V));
         session[i] = result_new(c);
         training[i] = result_new(c);
         run_session(ops, pool, c, &session[i], false);
         run_training(ops, pool, c, &training[i], true);
         same_result(c, &session[0], &session[i]);
         same_result(c, &training[0], &training[i]);
-        hl_pool_free(pool);
+        hl_backend_close(pool);
     }
     for (int i = 0; i < 3; i++) {
         result_free(c, &session[i]);
@@ -154,7 +154,7 @@ static void threads_change_no_bits(void **state) {
 }
 
 /* Segment s alone must give the rows it gave in the batch. */
-static void check_alone(const struct hl_ops *ops, struct hl_pool *pool, const struct gdn_case *c,
+static void check_alone(const struct hl_ops *ops, struct hl_backend *pool, const struct gdn_case *c,
                         const struct gdn_result *batch, int64_t s, bool training) {
     struct gdn_case x = *c;
     struct gdn_result r, part = *batch;
@@ -183,7 +183,7 @@ static void check_alone(const struct hl_ops *ops, struct hl_pool *pool, const st
 static void neighbours_change_no_bits(void **state) {
     const struct gdn_shape f = {1, 2, 64, 96, GATE_RANDOM, -0.1, 0, 1};
     struct gdn_case *c = case_new(&f, case_lengths, CASE_LENGTHS, 13);
-    struct hl_pool *pool = check_pool(2, hl_gdn_scratch(f.K, f.V));
+    struct hl_backend *pool = check_backend_open(2, hl_gdn_scratch(f.K, f.V));
     (void)state;
     for (int b = 0; check_backend(b); b++) {
         const struct hl_ops *ops = hl_ops_named(check_backend(b));
@@ -196,7 +196,7 @@ static void neighbours_change_no_bits(void **state) {
         for (int64_t s = 0; s < CASE_LENGTHS; s++) check_alone(ops, pool, c, &batch, s, true);
         result_free(c, &batch);
     }
-    hl_pool_free(pool);
+    hl_backend_close(pool);
     case_free(c);
 }
 
@@ -238,7 +238,7 @@ static void mistakes_are_seen(void **state) {
     const struct gdn_shape hold = {1, 1, 64, 64, GATE_RANDOM, -0.001, 0, 1};
     const struct gdn_shape decay = {1, 1, 64, 64, GATE_RANDOM, -0.1, 0, 1};
     const struct hl_ops *ref = hl_ops_named("cpu-ref");
-    struct hl_pool *pool = check_pool(2, hl_gdn_scratch(64, 64));
+    struct hl_backend *pool = check_backend_open(2, hl_gdn_scratch(64, 64));
     struct hl_seg seg[T];
     (void)state;
     for (int b = 0; check_backend(b); b++) {
@@ -270,7 +270,7 @@ static void mistakes_are_seen(void **state) {
         case_free(c);
         case_free(d);
     }
-    hl_pool_free(pool);
+    hl_backend_close(pool);
 }
 
 int main(void) {

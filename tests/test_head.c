@@ -1,7 +1,7 @@
 /* test_head.c -- cross-entropy, embedding, AdamW and sum of squares: every fast backend against the
  * reference, the same bits for any number of threads, and the accuracy of the vector exponential. */
 #include "check.h"
-#include "ops/ops.h"
+#include "backend/backend.h"
 #include "ops/simd.h"
 
 /* ---- cross-entropy ---- */
@@ -42,7 +42,7 @@ static void head_free(struct head *h) {
     free(h->top);
     free(h->panels);
 }
-static void head_run(const struct hl_ops *ops, struct hl_pool *pool, struct head *h, bool gradient,
+static void head_run(const struct hl_ops *ops, struct hl_backend *pool, struct head *h, bool gradient,
                      bool panels) {
     struct hl_xent a = {
         .M = h->M, .D = h->D, .x = h->x, .target = h->target, .nll = h->nll, .logits = h->logits};
@@ -70,7 +70,8 @@ static double nll_error(const struct head *a, const struct head *b) {
     return worst;
 }
 
-static void compare_heads(struct hl_pool *pool, const struct hl_ops *ops, const int64_t d[3], double range) {
+static void compare_heads(struct hl_backend *pool, const struct hl_ops *ops, const int64_t d[3],
+                          double range) {
     double allowed = d[1] == 1 && range <= 1 ? 2e-7 : 3e-6; /* the former: logits of one rounding */
     struct head want, got;
     head_new(&want, d[0], d[1], d[2], range);
@@ -99,14 +100,14 @@ static void compare_heads(struct hl_pool *pool, const struct hl_ops *ops, const 
 static void test_xent(void **state) {
     static const int64_t dims[][3] = {{1, 16, 61},    {3, 5, 1},      {40, 100, 7},
                                       {33, 64, 1000}, {600, 24, 333}, {9, 1, 32000}};
-    struct hl_pool *pool = check_pool(2, hl_linear_scratch());
+    struct hl_backend *pool = check_backend_open(2, hl_linear_scratch());
     (void)state;
     for (int b = 0; check_backend(b); b++) {
         const struct hl_ops *ops = hl_ops_named(check_backend(b));
         for (size_t i = 0; ops && i < sizeof dims / sizeof *dims; i++) compare_heads(pool, ops, dims[i], 1);
         if (ops) compare_heads(pool, ops, (const int64_t[]){20, 1, 500}, 300); /* logits up to 300 */
     }
-    hl_pool_free(pool);
+    hl_backend_close(pool);
 }
 
 static void test_xent_threads(void **state) {
@@ -118,9 +119,9 @@ static void test_xent_threads(void **state) {
         head_new(&one, 70, 48, 500, 1);
         head_new(&two, 70, 48, 500, 1);
         for (int threads = 1; threads <= 3; threads += 2) {
-            struct hl_pool *pool = check_pool(threads, hl_linear_scratch());
+            struct hl_backend *pool = check_backend_open(threads, hl_linear_scratch());
             head_run(ops, pool, threads == 1 ? &one : &two, true, false);
-            hl_pool_free(pool);
+            hl_backend_close(pool);
         }
         assert_memory_equal(one.nll, two.nll, 70 * sizeof *one.nll);
         assert_memory_equal(one.dx, two.dx, 70 * 48 * sizeof(real));
@@ -134,7 +135,7 @@ static void test_xent_threads(void **state) {
 static void test_xent_company(void **state) {
     static const hola_dtype types[] = {HOLA_BF16, HOLA_INT8};
     enum { M = 600, D = 40, V = 1500, FEW = 7, FIRST = 113 };
-    struct hl_pool *pool = check_pool(2, hl_linear_scratch());
+    struct hl_backend *pool = check_backend_open(2, hl_linear_scratch());
     (void)state;
     for (int b = 0; check_backend(b); b++) {
         const struct hl_ops *ops = hl_ops_named(check_backend(b));
@@ -158,14 +159,14 @@ static void test_xent_company(void **state) {
         }
         head_free(&h);
     }
-    hl_pool_free(pool);
+    hl_backend_close(pool);
 }
 
 /* Logits are small integers, so that equals are many: the target is on top where it is the first of the
  * largest, and nowhere else. */
 static void test_top(void **state) {
     enum { V = 1000, M = 600 };
-    struct hl_pool *pool = check_pool(2, hl_linear_scratch());
+    struct hl_backend *pool = check_backend_open(2, hl_linear_scratch());
     (void)state;
     for (int b = 0; check_backend(b); b++) {
         const struct hl_ops *ops = hl_ops_named(check_backend(b));
@@ -185,14 +186,14 @@ static void test_top(void **state) {
         for (int64_t t = 0; t < M; t++) assert_int_equal(h.top[t], h.target[t] == 2);
         head_free(&h);
     }
-    hl_pool_free(pool);
+    hl_backend_close(pool);
 }
 
 /* Two classes with logits 0 and z (x = 1, W = logits): the second gradient is exp(z) / (1 + exp(z)), down to
  * the smallest exponentials; huge logits neither overflow nor lose the loss. */
 static void test_exp_through_xent(void **state) {
     enum { N = 3000 };
-    struct hl_pool *pool = check_pool(1, hl_linear_scratch());
+    struct hl_backend *pool = check_backend_open(1, hl_linear_scratch());
     (void)state;
     for (int b = 0; check_backend(b); b++) {
         const struct hl_ops *ops = hl_ops_named(check_backend(b));
@@ -214,7 +215,7 @@ static void test_exp_through_xent(void **state) {
         }
         if (!(worst < 4e-7)) fail_msg("%s: exponential off by %.3g", ops->name, worst);
     }
-    hl_pool_free(pool);
+    hl_backend_close(pool);
 }
 
 static void test_v_exp(void **state) {
@@ -243,7 +244,7 @@ static void compare_embed(const struct hl_ops *ops, int64_t D) {
     real *E = check_random(ROWS * D, -1, 1, 1), *dout = check_random(TOKENS * D, -1, 1, 2);
     real *want = check_new(TOKENS * D), *got = check_new(TOKENS * D);
     real *dwant = check_random(ROWS * D, -1, 1, 3), *dgot = check_random(ROWS * D, -1, 1, 3);
-    struct hl_pool *pool = check_pool(3, 64);
+    struct hl_backend *pool = check_backend_open(3, 64);
     int32_t ids[TOKENS];
     struct hl_embed a = {.T = TOKENS, .D = D, .ids = ids, .dout = dout};
     embed_ids(ids);
@@ -275,7 +276,7 @@ static void compare_embed(const struct hl_ops *ops, int64_t D) {
     check_fill(dgot, ROWS * D, -1, 1, 3);
     ops->embed_backward(pool, &a);
     CHECK_FAR(dgot, dwant, ROWS, D, 1e-3);
-    hl_pool_free(pool);
+    hl_backend_close(pool);
     check_free(E, ROWS * D);
     check_free(dout, TOKENS * D);
     check_free(want, TOKENS * D);
@@ -308,8 +309,8 @@ static void state_free(struct state *s, int64_t n) {
     check_free(s->m, n);
     check_free(s->v, n);
 }
-static void step(const struct hl_ops *ops, struct hl_pool *pool, struct state *s, const real *grad, int64_t n,
-                 double bias1) {
+static void step(const struct hl_ops *ops, struct hl_backend *pool, struct state *s, const real *grad,
+                 int64_t n, double bias1) {
     struct hl_adamw a = {.n = n, .p = s->p, .m = s->m, .v = s->v, .grad = grad, .lr = 4e-4, .beta1 = 0.9};
     a.beta2 = 0.95;
     a.eps = 1e-8;
@@ -325,7 +326,7 @@ static void subtract(real *p, const real *q, int64_t n) {
 }
 
 static void compare_adamw(const struct hl_ops *ops, int64_t n) {
-    struct hl_pool *pool = check_pool(2, 64);
+    struct hl_backend *pool = check_backend_open(2, 64);
     struct state want = state_new(n), got = state_new(n), wrong = state_new(n), old = state_new(n);
     real *grad = check_random(n, -0.1, 0.1, 4);
     step(hl_ops_named("cpu-ref"), pool, &want, grad, n, 1 - 0.9 * 0.9);
@@ -339,7 +340,7 @@ static void compare_adamw(const struct hl_ops *ops, int64_t n) {
     CHECK_NEAR(got.m, want.m, 1, n, 2e-7, "%s m", ops->name);
     CHECK_NEAR(got.v, want.v, 1, n, 2e-7, "%s v", ops->name);
     CHECK_FAR(wrong.p, want.p, 1, n, 0.1);
-    hl_pool_free(pool);
+    hl_backend_close(pool);
     state_free(&want, n);
     state_free(&got, n);
     state_free(&wrong, n);
@@ -366,10 +367,10 @@ static void test_sumsq(void **state) {
             struct hl_sumsq a = {.n = sizes[i], .x = x, .out = &want};
             hl_ops_named("cpu-ref")->sumsq(NULL, &a);
             for (int threads = 1; threads <= 3; threads++) {
-                struct hl_pool *pool = check_pool(threads, 64);
+                struct hl_backend *pool = check_backend_open(threads, 64);
                 a.out = &got[threads - 1];
                 ops->sumsq(pool, &a);
-                hl_pool_free(pool);
+                hl_backend_close(pool);
             }
             assert_true(fabs(got[0] - want) <= 1e-13 * want);
             assert_true(got[0] == got[1] && got[0] == got[2]);

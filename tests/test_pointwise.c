@@ -10,24 +10,24 @@ static const int64_t Ms[] = {1, 2, 7, 64, 257}, Ds[] = {16, 24, 100, 128, 512};
 static const int64_t heads[] = {1, 4, 6, 16, 40};
 enum { SHAPES = 5 };
 
-static struct hl_pool *one, *three;
+static struct hl_backend *one, *three;
 static const struct hl_ops *ref;
 
 static int setup(void **state) {
     (void)state;
-    one = check_pool(1, 0);
-    three = check_pool(3, 0);
+    one = check_backend_open(1, 0);
+    three = check_backend_open(3, 0);
     ref = hl_ops_named("cpu-ref");
     return ref == NULL;
 }
 static int teardown(void **state) {
     (void)state;
-    hl_pool_free(one);
-    hl_pool_free(three);
+    hl_backend_close(one);
+    hl_backend_close(three);
     return 0;
 }
 
-static void run(const struct kind *k, const struct hl_ops *o, struct hl_pool *p, struct pw *c, int64_t M,
+static void run(const struct kind *k, const struct hl_ops *o, struct hl_backend *p, struct pw *c, int64_t M,
                 int64_t D, int variant) {
     *c = (struct pw){0};
     k->build(c, M, D, variant);

@@ -1,9 +1,9 @@
 /* test_quant.c -- weights as 8-bit and 4-bit codes: how far products are from the floats, the codes themselves.
  * (Models of such weights: test_quant_model.c.) */
 #include "check.h"
-#include "model/quant.h"
-#include "ops/matmul/dot.h"
-#include "ops/matmul/weight.h"
+#include "model/quant_file.h"
+#include "ops/linear/quant_dot.h"
+#include "ops/linear/weight.h"
 
 static const hola_dtype types[] = {HOLA_INT8, HOLA_INT4};
 /* Of a product: a step is 1/127 or 1/8 of a group's largest number, which is about 2.8 (of 128) or 2.5 (of 64)
@@ -27,7 +27,7 @@ struct product {
     int64_t M, N, K;
     real *x, *W, *exact;
 };
-static void product_new(struct product *p, struct hl_pool *pool, int64_t M, int64_t N, int64_t K) {
+static void product_new(struct product *p, struct hl_backend *pool, int64_t M, int64_t N, int64_t K) {
     *p = (struct product){M, N, K, weights(M * K, 5), weights(N * K, 6), check_new(M * N)};
     struct hl_linear a = {.M = M, .K = K, .x = p->x, .n = 1};
     a.part[0].W = (struct hl_weight){.data = p->W, .rows = N, .cols = K};
@@ -39,12 +39,12 @@ static void product_free(struct product *p) {
     check_free(p->W, p->N * p->K);
     check_free(p->exact, p->M * p->N);
 }
-static void run(const struct hl_ops *ops, struct hl_pool *pool, const struct product *p,
-                const struct hl_codes *c, real *out) {
+static void run(const struct hl_ops *ops, struct hl_backend *pool, const struct product *p,
+                const struct hl_quant *c, real *out) {
     void *panels = malloc((size_t)hl_panel_bytes(p->N, p->K, c->dtype));
     struct hl_linear a = {.M = p->M, .K = p->K, .x = p->x, .n = 1};
     assert_non_null(panels);
-    hl_codes_pack(panels, c);
+    hl_quant_pack(panels, c);
     a.part[0].W = (struct hl_weight){
         .data = panels, .layout = HL_PANELS, .dtype = c->dtype, .rows = p->N, .cols = p->K};
     a.part[0].out = out;
@@ -55,17 +55,17 @@ static void run(const struct hl_ops *ops, struct hl_pool *pool, const struct pro
 /* Odd columns, columns that fill no group, one row and many; and one scale of many that is wrong. */
 static void test_error(void **state) {
     static const int64_t Ks[] = {31, 33, 64, 127, 129, 200, 257, 384, 2049}, Ms[] = {1, 5, 16};
-    struct hl_pool *pool = check_pool(2, hl_linear_scratch());
+    struct hl_backend *pool = check_backend_open(2, hl_linear_scratch());
     (void)state;
     for (int k = 0; k < 9; k++)
         for (int t = 0; t < 2; t++) {
             struct product p;
-            struct hl_codes c;
+            struct hl_quant c;
             product_new(&p, pool, Ms[k % 3], 61 + k, Ks[k]);
             real *got = check_new(p.M * p.N);
-            assert_true(hl_quant_new(&c, types[t], p.N, p.K));
-            assert_true(hl_codes_make(&c, p.W));
-            const int64_t groups = hl_codes_groups(c.dtype, p.K);
+            assert_true(hl_quant_file_new(&c, types[t], p.N, p.K));
+            assert_true(hl_quant_make(&c, p.W));
+            const int64_t groups = hl_quant_groups(c.dtype, p.K);
             for (int b = 0; check_backend(b); b++) {
                 const struct hl_ops *ops = hl_ops_named(check_backend(b));
                 if (!ops) continue;
@@ -86,11 +86,11 @@ static void test_error(void **state) {
                     assert_true(off > norm * allowed(c.dtype) * allowed(c.dtype));
                 *last ^= 0x80;
             }
-            hl_quant_free(&c);
+            hl_quant_file_free(&c);
             check_free(got, p.M * p.N);
             product_free(&p);
         }
-    hl_pool_free(pool);
+    hl_backend_close(pool);
 }
 
 /* The integer sums are the same in every instruction set, and so are the numbers made of them where both fuse the
@@ -139,18 +139,18 @@ static void test_vnni(void **state) {
 
 /* What is not a number in x is not one in out, in that row alone; a row of zeros gives zeros. */
 static void test_not_finite(void **state) {
-    struct hl_pool *pool = check_pool(1, hl_linear_scratch());
+    struct hl_backend *pool = check_backend_open(1, hl_linear_scratch());
     struct product p;
     (void)state;
     for (int t = 0; t < 2; t++) {
-        struct hl_codes c;
+        struct hl_quant c;
         product_new(&p, pool, 4, 40, 150);
         real *got = check_new(p.M * p.N);
         p.x[1 * p.K + 149] = (real)NAN;
         p.x[2 * p.K + 3] = -(real)INFINITY;
         memset(p.x + 3 * p.K, 0, (size_t)p.K * sizeof(real));
-        assert_true(hl_quant_new(&c, types[t], p.N, p.K));
-        assert_true(hl_codes_make(&c, p.W));
+        assert_true(hl_quant_file_new(&c, types[t], p.N, p.K));
+        assert_true(hl_quant_make(&c, p.W));
         for (int b = 0; check_backend(b); b++) {
             const struct hl_ops *ops = hl_ops_named(check_backend(b));
             if (!ops) continue;
@@ -161,12 +161,12 @@ static void test_not_finite(void **state) {
             }
         }
         p.W[77] = (real)NAN;
-        assert_false(hl_codes_make(&c, p.W));
-        hl_quant_free(&c);
+        assert_false(hl_quant_make(&c, p.W));
+        hl_quant_file_free(&c);
         check_free(got, p.M * p.N);
         product_free(&p);
     }
-    hl_pool_free(pool);
+    hl_backend_close(pool);
 }
 
 /* ---- codes ---- */
@@ -179,31 +179,32 @@ static void test_codes(void **state) {
         for (int k = 0; k < 7; k++)
             for (int t = 0; t < 2; t++) {
                 const int64_t N = Ns[n], K = Ks[k];
-                struct hl_codes c, again;
+                struct hl_quant c, again;
                 real *W = weights(N * K, 8), *back = check_new(N * K);
                 memset(W, 0, (size_t)(K < 5 ? 1 : 5) * sizeof(real)); /* zeros, and a group of nothing else */
                 if (N > 1) memset(W + K, 0, (size_t)K * sizeof(real));
                 if (N > 2) W[2 * K] = (real)1e-40, W[3 * K] = (real)3e38;
                 void *panels = malloc((size_t)hl_panel_bytes(N, K, types[t]));
-                assert_true(hl_quant_new(&c, types[t], N, K) && hl_quant_new(&again, types[t], N, K));
-                assert_true(hl_codes_make(&c, W));
-                hl_codes_read(&c, back);
-                hl_codes_pack(panels, &c);
+                assert_true(hl_quant_file_new(&c, types[t], N, K) &&
+                            hl_quant_file_new(&again, types[t], N, K));
+                assert_true(hl_quant_make(&c, W));
+                hl_quant_read(&c, back);
+                hl_quant_pack(panels, &c);
                 for (int64_t i = 0; i < N * K; i++) {
                     const double step = fabs((double)hl_from_bf16(
-                        c.scale[i / K * hl_codes_groups(types[t], K) + i % K / hl_group_size(types[t])]));
-                    assert_true(back[i] == hl_codes_at(panels, types[t], K, i / K, i % K));
+                        c.scale[i / K * hl_quant_groups(types[t], K) + i % K / hl_group_size(types[t])]));
+                    assert_true(back[i] == hl_quant_at(panels, types[t], K, i / K, i % K));
                     if (types[t] == HOLA_INT8)
                         assert_true(fabs((double)back[i] - (double)W[i]) <= 0.5001 * step);
                     else assert_true(fabs((double)back[i] - (double)W[i]) <= 1.8 * step);
                 }
-                assert_true(hl_codes_make(&again, back));
-                if (K > 1) assert_memory_equal(c.code, again.code, (size_t)(N * hl_codes_row(types[t], K)));
-                hl_codes_read(&again, W);
+                assert_true(hl_quant_make(&again, back));
+                if (K > 1) assert_memory_equal(c.code, again.code, (size_t)(N * hl_quant_row(types[t], K)));
+                hl_quant_read(&again, W);
                 for (int64_t i = 0; i < N * K; i++) assert_true(W[i] == back[i]);
                 free(panels);
-                hl_quant_free(&c);
-                hl_quant_free(&again);
+                hl_quant_file_free(&c);
+                hl_quant_file_free(&again);
                 check_free(W, N * K);
                 check_free(back, N * K);
             }
@@ -222,12 +223,12 @@ static double error_of(const float *x, int n, double scale) {
 static void test_best_scale(void **state) {
     enum { ROWS = 100, COLS = 63 };
     real *W = weights(ROWS * COLS, 3), *back = check_new(ROWS * COLS);
-    struct hl_codes c;
+    struct hl_quant c;
     double got = 0, least = 0;
     (void)state;
-    assert_true(hl_quant_new(&c, HOLA_INT4, ROWS, COLS));
-    assert_true(hl_codes_make(&c, W));
-    hl_codes_read(&c, back);
+    assert_true(hl_quant_file_new(&c, HOLA_INT4, ROWS, COLS));
+    assert_true(hl_quant_make(&c, W));
+    hl_quant_read(&c, back);
     for (int r = 0; r < ROWS; r++) {
         const real *x = W + r * COLS;
         double most = 0, best = INFINITY;
@@ -239,10 +240,10 @@ static void test_best_scale(void **state) {
             for (int sign = -1; sign <= 1; sign += 2)
                 best = fmin(best, error_of(x, COLS, sign * most / (5.5 + 0.01 * i)));
         least += best;
-        assert_int_equal(c.code[(r + 1) * hl_codes_row(HOLA_INT4, COLS) - 1] >> 4, 8);
+        assert_int_equal(c.code[(r + 1) * hl_quant_row(HOLA_INT4, COLS) - 1] >> 4, 8);
     }
     if (!(got < 1.02 * least)) fail_msg("an error of %g, the least is %g: %g", got, least, got / least);
-    hl_quant_free(&c);
+    hl_quant_file_free(&c);
     check_free(W, ROWS * COLS);
     check_free(back, ROWS * COLS);
 }

@@ -1,7 +1,7 @@
 /* test_recall.c -- the synthetic tasks: what a sequence must look like, in every one of many. */
 #include "check.h"
-#include "text/mqar.h"
-#include "text/recall.h"
+#include "data/mqar.h"
+#include "data/recall.h"
 
 /* ---- recall ---- */
 

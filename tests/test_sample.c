@@ -1,6 +1,6 @@
 /* test_sample.c -- the choice of a token against one written down plainly: everything sorted, every sum taken. */
 #include "check.h"
-#include "text/sample.h"
+#include "model/sample.h"
 
 enum { VOCAB = 300 };
 

@@ -1,7 +1,7 @@
 /* test_shard.c -- token shards: what is written comes back, what lies is refused, nothing half-written shows. */
 #define _GNU_SOURCE
 #include "temp.h"
-#include "text/shard.h"
+#include "data/shard.h"
 #include <signal.h>
 #include <sys/resource.h>
 

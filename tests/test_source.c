@@ -1,7 +1,7 @@
 /* test_source.c -- documents from files: which, in which order, byte for byte; and files that are damaged. */
 #define _GNU_SOURCE
 #include "temp.h"
-#include "text/source.h"
+#include "data/source.h"
 
 static void put(const char *dir, const char *name, const char *text) {
     temp_write(dir, name, text, (int64_t)strlen(text));

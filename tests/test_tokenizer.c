@@ -1,7 +1,7 @@
 /* test_tokenizer.c -- the tokenizers against encoders that do the plainest thing: try all pairs, merge the best,
  * again. Vocabularies and texts are random, so that ties, odd splits and broken UTF-8 all come up. */
 #define _GNU_SOURCE
-#include "text/bpe_train.h"
+#include "tokenizer/bpe_train.h"
 #include "tokenizer_case.h"
 #include "tokenizer_load.h"
 

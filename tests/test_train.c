@@ -3,9 +3,9 @@
 #include "model/config.h"
 #include "model/trainer.h"
 #include "temp.h"
-#include "text/shard.h"
+#include "data/shard.h"
 #include "train/batch.h"
-#include "train/plot.h"
+#include "plot/training_plot.h"
 #include "train/train.h"
 
 #define PI 3.14159265358979323846
@@ -112,9 +112,9 @@ static char *path_of(const char *a, const char *b) {
 /* what must not differ between two ways to the same step */
 static void same_curve(const char *a, const char *b) {
     char *pa = path_of(a, "metrics.jsonl"), *pb = path_of(b, "metrics.jsonl");
-    struct hl_history x, y;
-    CHECK_OK(hl_history_read(&x, pa));
-    CHECK_OK(hl_history_read(&y, pb));
+    struct hl_metrics_history x, y;
+    CHECK_OK(hl_metrics_history_read(&x, pa));
+    CHECK_OK(hl_metrics_history_read(&y, pb));
     assert_int_equal(x.n, y.n);
     assert_int_equal(x.bad + y.bad, 0);
     for (int64_t i = 0; i < x.n; i++) {
@@ -127,8 +127,8 @@ static void same_curve(const char *a, const char *b) {
             fail_msg("step %d: loss %.17g and %.17g, norm %.17g and %.17g", (int)p->step, p->loss, q->loss,
                      p->grad_norm, q->grad_norm);
     }
-    hl_history_free(&x);
-    hl_history_free(&y);
+    hl_metrics_history_free(&x);
+    hl_metrics_history_free(&y);
     free(pa);
     free(pb);
 }
@@ -295,7 +295,7 @@ static void plots(void **state) {
     struct hl_metric many[3000],
         one = {
             .step = 1, .loss = 2, .lr = 1, .grad_norm = (double)NAN, .tok_per_s = 5, .val_loss = (double)NAN};
-    struct hl_history h[3] = {{.n = 3000, .at = many}, {.n = 1, .at = &one}, {0}};
+    struct hl_metrics_history h[3] = {{.n = 3000, .at = many}, {.n = 1, .at = &one}, {0}};
     const struct hl_plot_run run[3] = {{"a<b>&\"", &h[0]}, {"one", &h[1]}, {"none", &h[2]}};
     (void)state;
     for (int i = 0; i < 3000; i++)

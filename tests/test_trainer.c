@@ -6,7 +6,7 @@
 static double *losses(hola_model *m, const int32_t *ids, int64_t n, const int64_t *starts, int64_t n_starts) {
     struct hl_seg *seg = calloc((size_t)n_starts, sizeof *seg);
     struct hl_rows rows = {.T = n, .n = n_starts, .seg = seg};
-    struct hl_acts acts = {.pass = HL_TRAIN, .ops = m->ops, .pool = m->pool};
+    struct hl_activations acts = {.pass = HL_TRAIN, .backend = m->backend};
     int32_t *target = malloc((size_t)n * sizeof *target);
     double *out = malloc((size_t)n * sizeof *out);
     for (int64_t i = 0; i < n_starts; i++) {
@@ -15,11 +15,11 @@ static double *losses(hola_model *m, const int32_t *ids, int64_t n, const int64_
         for (int64_t j = starts[i]; j < end; j++) target[j] = j + 1 < end ? ids[j + 1] : -1;
     }
     CHECK_OK(hl_model_need_master(m));
-    CHECK_OK(hl_acts_reserve(&acts, &m->cfg, &rows, n));
+    CHECK_OK(hl_activations_reserve(&acts, &m->cfg, &rows, n));
     hl_model_forward(m, &acts, &rows, ids);
     hl_model_loss(m, &acts, n, target, 0, NULL);
     memcpy(out, acts.nll, (size_t)n * sizeof *out);
-    hl_acts_free(&acts);
+    hl_activations_free(&acts);
     free(target);
     free(seg);
     return out;
@@ -73,18 +73,18 @@ static real *gradient(int v, int threads, const char *backend, bool recompute, d
     int32_t *ids = random_ids(n, m->cfg.vocab_size, 31);
     struct hl_seg seg[3] = {{.row = 0, .len = 100}, {.row = 100, .len = 1}, {.row = 101, .len = 199}};
     struct hl_rows rows = {.T = n, .n = 3, .seg = seg};
-    struct hl_acts acts = {.pass = HL_TRAIN, .ops = m->ops, .pool = m->pool, .recompute = recompute};
+    struct hl_activations acts = {.pass = HL_TRAIN, .backend = m->backend, .recompute = recompute};
     int32_t target[300];
     real *g = calloc((size_t)m->params.total, sizeof *g);
     for (int64_t i = 0; i < n; i++) target[i] = i == 99 || i == 100 || i == 299 ? -1 : ids[i + 1];
     CHECK_OK(hl_model_need_master(m));
-    CHECK_OK(hl_acts_reserve(&acts, &m->cfg, &rows, n));
+    CHECK_OK(hl_activations_reserve(&acts, &m->cfg, &rows, n));
     hl_model_forward(m, &acts, &rows, ids);
     hl_model_loss(m, &acts, n, target, 1.0 / 297, g);
     hl_model_backward(m, &acts, &rows, ids, g);
     *loss = 0;
     for (int64_t i = 0; i < n; i++) *loss += acts.nll[i] / 297;
-    hl_acts_free(&acts);
+    hl_activations_free(&acts);
     free(ids);
     hola_model_free(m);
     return g;

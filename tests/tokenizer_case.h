@@ -3,7 +3,7 @@
 #ifndef HL_TOKENIZER_CASE_H
 #define HL_TOKENIZER_CASE_H
 #include "check.h"
-#include "text/tokenizer.h"
+#include "tokenizer/tokenizer.h"
 
 /* ---- models ---- */
 

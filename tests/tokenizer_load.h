@@ -3,7 +3,7 @@
 #define TOKENIZER_LOAD_H
 #include "check.h"
 #include "temp.h"
-#include "text/tokenizer.h"
+#include "tokenizer/tokenizer.h"
 
 static inline hola_tokenizer *load(const char *dir, const char *name, const void *data, int64_t size) {
     hola_tokenizer *t = NULL;

@@ -77,7 +77,7 @@ static double number(json_t *v, const char *key) { return json_number_value(json
 /* The run itself: one batch forward and backward with every buffer reachable. */
 struct vector_run {
     hola_model *m;
-    struct hl_acts acts;
+    struct hl_activations acts;
     struct hl_seg seg;
     struct hl_rows rows;
     int32_t ids[64], target[64];
@@ -95,10 +95,9 @@ static void vector_forward_backward(struct vector_run *r, json_t *v, const char 
     for (int64_t i = 0; i < r->T; i++) r->target[i] = i + 1 < r->T ? r->ids[i + 1] : -1;
     r->seg = (struct hl_seg){.len = r->T};
     r->rows = (struct hl_rows){.T = r->T, .n = 1, .seg = &r->seg};
-    r->acts =
-        (struct hl_acts){.pass = HL_TRAIN, .ops = r->m->ops, .pool = r->m->pool, .recompute = recompute};
+    r->acts = (struct hl_activations){.pass = HL_TRAIN, .backend = r->m->backend, .recompute = recompute};
     CHECK_OK(hl_model_need_master(r->m));
-    CHECK_OK(hl_acts_reserve(&r->acts, &r->m->cfg, &r->rows, r->T));
+    CHECK_OK(hl_activations_reserve(&r->acts, &r->m->cfg, &r->rows, r->T));
     r->grads = calloc((size_t)r->m->params.total, sizeof(real));
     hl_model_forward(r->m, &r->acts, &r->rows, r->ids);
     hl_model_loss(r->m, &r->acts, r->T, r->target, 1.0 / (double)(r->T - 1), r->grads);
@@ -107,7 +106,7 @@ static void vector_forward_backward(struct vector_run *r, json_t *v, const char 
 }
 
 static void vector_close(struct vector_run *r) {
-    hl_acts_free(&r->acts);
+    hl_activations_free(&r->acts);
     free(r->grads);
     hola_model_free(r->m);
 }

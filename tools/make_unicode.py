@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes src/text/unicode_table.h: python3 tools/make_unicode.py > src/text/unicode_table.h
+"""Writes src/tokenizer/unicode_table.h: python3 tools/make_unicode.py > src/tokenizer/unicode_table.h
 
 From PyPI's unicodedata2 where it is installed (Unicode 16, as Hugging Face's tokenizers), else from Python's own."""
 try:

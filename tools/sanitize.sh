@@ -1,6 +1,6 @@
 #!/bin/sh
 # sanitize.sh BUILD RACE [JOBS]: compute-sanitizer over the GPU tests, JOBS at a time: memcheck over BUILD/gpu-tests,
-# racecheck over RACE/gpu-tests (built with RACE=1: src/cuda/some.cuh, tests/race). A line for each, the whole in
+# racecheck over RACE/gpu-tests (built with RACE=1: src/cuda/named_barrier.cuh, tests/race). A line for each, the whole in
 # RACE/sanitize; status 1 where a test fails or does not end, or where something is reported.
 limit=${TEST_SECONDS:-600}
 PATH=$PATH:/usr/local/cuda/bin

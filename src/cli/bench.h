@@ -15,7 +15,7 @@ struct bench_limits {
     double bandwidth; /* bytes/s read from memory, on all threads; on a device read and written by a copy */
 };
 /* Keeps the better of what is there and a new measurement: the machine may be shared. */
-void bench_limits_measure(struct bench_limits *l, struct hl_pool *pool, const struct hl_ops *ops);
+void bench_limits_measure(struct bench_limits *l, struct hl_backend *backend);
 
 /* Seconds spent in each op since the start; the model runs on the timed table while this is on. */
 struct bench_op {
@@ -45,7 +45,7 @@ hola_status bench_prefill(hola_model *m, hola_model *other, int64_t tokens, int 
 hola_status bench_decode(hola_model *m, hola_model *other, int64_t tokens, int repeats,
                          struct bench_infer *out);
 /* logits: all of them to the host, else the likeliest ids alone */
-hola_status bench_decode_many(hola_model *m, int64_t n, int64_t tokens, bool logits, int repeats,
+hola_status bench_decode_batch(hola_model *m, int64_t n, int64_t tokens, bool logits, int repeats,
                               struct bench_infer *out);
 /* Time per token and resident memory of one session after 1,000 tokens, and after `tokens` of them. */
 struct bench_context {

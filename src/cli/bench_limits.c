@@ -47,8 +47,7 @@ static float *operands(int64_t n) {
 }
 
 /* best rate over a few runs */
-static void time_product(struct bench_limits *l, struct hl_pool *pool, const struct hl_ops *ops,
-                         const struct product *p) {
+static void time_product(struct bench_limits *l, struct hl_backend *backend, const struct product *p) {
     float *x = operands(p->M * p->K), *W = operands(p->N * p->K), *y = operands(p->M * p->N);
     const double flop = 2.0 * (double)p->M * (double)p->N * (double)p->K;
     struct hl_linear a = {.M = p->M, .K = p->K, .x = x, .n = 1};
@@ -63,7 +62,7 @@ static void time_product(struct bench_limits *l, struct hl_pool *pool, const str
         if (flop / s > l->blas) l->blas = flop / s;
         t = bench_now();
 #endif
-        ops->linear_forward(pool, &a);
+        backend->ops.linear_forward(backend, &a);
         s = bench_now() - t;
         if (flop / s > l->own) l->own = flop / s;
     }
@@ -103,49 +102,48 @@ static void time_reading(struct bench_limits *l, struct hl_pool *pool) {
 }
 
 /* A device: one large product and one large copy, on numbers that are not zero. */
-static void device_limits(struct bench_limits *l, struct hl_pool *pool, const struct hl_ops *ops) {
+static void device_limits(struct bench_limits *l, struct hl_backend *backend) {
     enum { N = 8192, TIMES = 10 };
-    const struct hl_memory *mem = ops->mem;
-    const int64_t n = (int64_t)N * N, bytes = n * mem->act_size, big = (int64_t)1 << 31;
-    char *x = mem->alloc(pool, 3 * bytes), *copy = mem->alloc(pool, 2 * big);
+    const int64_t n = (int64_t)N * N, bytes = n * backend->act_size, big = (int64_t)1 << 31;
+    char *x = hl_alloc(backend, 3 * bytes), *copy = hl_alloc(backend, 2 * big);
     uint16_t *host = malloc((size_t)(2 * bytes));
     if (x && copy && host) {
         struct hl_linear a = {.M = N, .K = N, .x = x, .n = 1};
         a.part[0].W = (struct hl_weight){
-            .data = x + bytes, .dtype = mem->act_size == 2 ? HOLA_BF16 : HOLA_F32, .rows = N, .cols = N};
+            .data = x + bytes, .dtype = backend->act_size == 2 ? HOLA_BF16 : HOLA_F32, .rows = N, .cols = N};
         a.part[0].out = x + 2 * bytes;
         for (int64_t i = 0; i < bytes; i++) /* 0.5 to 2, both signs, in either type */
             host[i] =
                 (uint16_t)(0x3f00u + (uint32_t)(i * 2654435761u >> 20) % 256 + (i % 3 == 0 ? 0x8000u : 0));
-        mem->put(pool, x, host, 2 * bytes);
-        mem->zero(pool, copy, big);
+        hl_put(backend, x, host, 2 * bytes);
+        hl_zero(backend, copy, big);
         for (int i = 0; i < TIMES; i++) {
-            mem->finish(pool);
+            hl_finish(backend);
             double t = bench_now();
-            for (int j = 0; j < 4; j++) ops->linear_forward(pool, &a);
-            mem->finish(pool);
+            for (int j = 0; j < 4; j++) backend->ops.linear_forward(backend, &a);
+            hl_finish(backend);
             t = (bench_now() - t) / 4;
             if (2.0 * N * (double)n / t > l->own) l->own = 2.0 * N * (double)n / t;
             t = bench_now();
-            for (int j = 0; j < 4; j++) mem->copy(pool, copy + big, copy, big);
-            mem->finish(pool);
+            for (int j = 0; j < 4; j++) hl_copy(backend, copy + big, copy, big);
+            hl_finish(backend);
             t = (bench_now() - t) / 4;
             if (2.0 * (double)big / t > l->bandwidth) l->bandwidth = 2.0 * (double)big / t;
         }
     }
-    mem->release(pool, x);
-    mem->release(pool, copy);
+    hl_release(backend, x);
+    hl_release(backend, copy);
     free(host);
 }
 
-void bench_limits_measure(struct bench_limits *l, struct hl_pool *pool, const struct hl_ops *ops) {
-    if (!ops->mem->host) {
-        device_limits(l, pool, ops);
+void bench_limits_measure(struct bench_limits *l, struct hl_backend *backend) {
+    if (!backend->host) {
+        device_limits(l, backend);
         return;
     }
 #ifdef HL_HAVE_OPENBLAS
-    openblas_set_num_threads(hl_pool_threads(pool));
+    openblas_set_num_threads(hl_pool_threads(backend->pool));
 #endif
-    for (size_t i = 0; i < sizeof products / sizeof *products; i++) time_product(l, pool, ops, &products[i]);
-    time_reading(l, pool);
+    for (size_t i = 0; i < sizeof products / sizeof *products; i++) time_product(l, backend, &products[i]);
+    time_reading(l, backend->pool);
 }

@@ -1,60 +1,53 @@
 /* bench_model.c -- times of whole passes: training steps, prefill, decoding. Two models are timed in
  * turns, step by step, so that their ratio survives a noisy machine. */
 #include "cli/bench.h"
-#include "ops/matmul/codes.h"
+#include "ops/linear/quant.h"
 #include <stdlib.h>
 #include <string.h>
 
 /* ---- each op of the table, timed ---- */
 
-static const struct hl_ops *timed_ops;
+static struct hl_ops untimed; /* the model's own, while it runs on the timed ones */
 static struct bench_op timed[BENCH_OPS];
 enum {
-#define INDEX(name, arg) OP_##name,
+#define INDEX(name, arg, need, where) OP_##name,
     HL_OPS_LIST(INDEX)
 #undef INDEX
         OP_COUNT
 };
 _Static_assert((int)OP_COUNT <= (int)BENCH_OPS, "BENCH_OPS is too small");
-#define TIMED(op, arg)                                                  \
-    static void timed_##op(struct hl_pool *pool, const struct arg *a) { \
+#define TIMED(op, arg, need, where)                                     \
+    static void timed_##op(struct hl_backend *b, const struct arg *a) { \
         double t = bench_now();                                         \
-        timed_ops->op(pool, a);                                         \
-        timed_ops->mem->finish(pool);                                   \
+        untimed.op(b, a);                                               \
+        hl_finish(b);                                                   \
         timed[OP_##op].seconds += bench_now() - t;                      \
         timed[OP_##op].calls++;                                         \
     }
 HL_OPS_LIST(TIMED)
 #undef TIMED
-#define ENTRY(op, arg) .op = timed_##op,
-static struct hl_ops timed_table = {.name = "timed", HL_OPS_LIST(ENTRY)};
-#undef ENTRY
 
 /* Each op is waited for, so nothing may be recorded for replay meanwhile. */
-static struct hl_memory timed_memory;
-static bool never_replay(struct hl_pool *pool, uint64_t key) {
-    (void)pool, (void)key;
-    return false;
-}
-static void never_recorded(struct hl_pool *pool, uint64_t key) { (void)pool, (void)key; }
+static struct hl_graphs graphs;
 
 int bench_ops_start(hola_model *m) {
-#define NAME(op, arg) timed[OP_##op] = (struct bench_op){.name = #op};
-    HL_OPS_LIST(NAME)
-#undef NAME
-    timed_ops = m->ops;
-    timed_memory = *timed_ops->mem;
-    timed_memory.replay = never_replay;
-    timed_memory.recorded = never_recorded;
-    timed_table.mem = &timed_memory;
-    m->ops = &timed_table;
+    untimed = m->backend->ops;
+    graphs = m->backend->graphs;
+    m->backend->graphs = (struct hl_graphs){0};
+#define TIME(op, arg, need, where)                   \
+    timed[OP_##op] = (struct bench_op){.name = #op}; \
+    if (untimed.op) m->backend->ops.op = timed_##op;
+    HL_OPS_LIST(TIME)
+#undef TIME
     return OP_COUNT;
 }
 
 void bench_ops_stop(hola_model *m, struct bench_op out[BENCH_OPS]) {
-    m->ops = timed_ops;
+    m->backend->ops = untimed;
+    m->backend->graphs = graphs;
     memcpy(out, timed, sizeof timed);
 }
+static bool is_timed(const hola_model *m) { return m->backend->ops.linear_forward == timed_linear_forward; }
 
 /* ---- training ---- */
 
@@ -83,7 +76,7 @@ static hola_status train_step(struct run *r, const int32_t *ids, int64_t n, cons
                               int64_t docs, int i) {
     double loss, norm, t0 = bench_now(), t1, t2;
     hola_status s = HOLA_OK;
-    if (r->m->ops != &timed_table) s = hola_trainer_evaluate(r->trainer, ids, n, starts, docs, &loss, NULL);
+    if (!is_timed(r->m)) s = hola_trainer_evaluate(r->trainer, ids, n, starts, docs, &loss, NULL);
     t1 = bench_now();
     if (s == HOLA_OK)
         s = hola_trainer_accumulate(r->trainer, ids, n, starts, docs, 1.0 / (double)n, &loss, NULL);
@@ -146,12 +139,12 @@ static double session_bytes(const hola_model *m) {
     const struct hl_dims d = hl_dims(&m->cfg);
     const int64_t rows = d.cache ? m->cfg.cache_window + m->cfg.cache_chunk / 2 : 0;
     const int64_t state = 2 * d.K * d.V * (int64_t)sizeof(real),
-                  cache = rows * (d.K + d.V) * m->ops->mem->act_size;
+                  cache = rows * (d.K + d.V) * m->backend->act_size;
     return (double)(d.L * d.HV * (state + cache));
 }
 static int64_t weight_bytes(const struct hl_weight *w, int64_t count) {
-    if (hl_is_codes(w->dtype))
-        return w->rows * (hl_codes_row(w->dtype, w->cols) + 2 * hl_codes_groups(w->dtype, w->cols));
+    if (hl_is_quant(w->dtype))
+        return w->rows * (hl_quant_row(w->dtype, w->cols) + 2 * hl_quant_groups(w->dtype, w->cols));
     return count * (w->dtype != HOLA_F32 ? 2 : 4);
 }
 /* Bytes a decoded token must move: every weight once, and its session's. */
@@ -221,7 +214,7 @@ hola_status bench_decode(hola_model *m, hola_model *other, int64_t tokens, int r
 }
 
 /* n sequences side by side, one token each at a time; they stand at different positions. */
-hola_status bench_decode_many(hola_model *m, int64_t n, int64_t tokens, bool with_logits, int repeats,
+hola_status bench_decode_batch(hola_model *m, int64_t n, int64_t tokens, bool with_logits, int repeats,
                               struct bench_infer *out) {
     const hola_sampling likeliest = {.repeat_penalty = 1, .top_p = 1};
     hola_session **sess = calloc((size_t)n, sizeof *sess);
@@ -271,8 +264,8 @@ static hola_status measure_at(hola_session *y, int64_t tokens, const int32_t *id
     *out = (struct bench_context){.tokens = tokens,
                                   .session = hola_session_bytes(y),
                                   .seconds_per_token = (bench_now() - t) / TIMED_TOKENS};
-    m->ops->mem->room(m->pool, &left, &used);
-    out->resident = m->ops->mem->host ? bench_resident() : used;
+    m->backend->storage.free_memory(m->backend, &left, &used);
+    out->resident = m->backend->host ? bench_resident() : used;
     return s;
 }
 

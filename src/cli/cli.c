@@ -1,7 +1,7 @@
 /* cli.c -- messages, exit statuses and output that the commands share. */
 #define _POSIX_C_SOURCE 200809L
 #include "cli/cli.h"
-#include "ops/ops.h"
+#include "backend/backend.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>

@@ -1,7 +1,7 @@
 /* cmd_bench.c -- hola bench: what this machine can do, what the model gets of it, and op by op. */
 #include "cli/args.h"
 #include "cli/bench.h"
-#include "model/quant.h"
+#include "model/quant_file.h"
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -39,7 +39,7 @@ struct report {
     struct bench_limits limits;
     struct bench_train train;
     struct bench_infer prefill[HOLA_DTYPE_COUNT], decode[HOLA_DTYPE_COUNT]; /* by stored type */
-    struct bench_infer decode_id, decode_many, decode_ids;
+    struct bench_infer decode_id, decode_batch, decode_ids;
     struct bench_context context[2];
     struct bench_op ops[BENCH_OPS], decode_ops[BENCH_OPS]; /* of one step, of one token */
     int n_ops;
@@ -91,8 +91,8 @@ static void print_table(const struct report *r) {
                   share(r->decode[t].bytes, r->limits.bandwidth), r->decode[t].ratio);
     print_row(r, "..., id alone", r->decode_id.tokens_per_s, 1 / r->decode_id.tokens_per_s,
               share(r->decode_id.bytes, r->limits.bandwidth), 0);
-    print_row(r, "decode, many", r->decode_many.tokens_per_s, 1 / r->decode_many.tokens_per_s,
-              share(r->decode_many.bytes, r->limits.bandwidth), 0);
+    print_row(r, "decode, many", r->decode_batch.tokens_per_s, 1 / r->decode_batch.tokens_per_s,
+              share(r->decode_batch.bytes, r->limits.bandwidth), 0);
     print_row(r, "..., ids alone", r->decode_ids.tokens_per_s, 1 / r->decode_ids.tokens_per_s,
               share(r->decode_ids.bytes, r->limits.bandwidth), 0);
     if (r->train.seconds > 0)
@@ -142,10 +142,10 @@ static int print_report(const struct report *r) {
         "tokens", (json_int_t)(r->o.batch * r->o.seq), "tokens_per_s", r->train.tokens_per_s, "seconds",
         r->train.seconds, "forward", r->train.forward, "backward", r->train.backward, "update",
         r->train.update, "of_limit", share(r->train.flops, peak(r)), "cache_cost", cache_cost(r->train.ratio),
-        "decode_id", infer_json(&r->decode_id, share(r->decode_id.bytes, r->limits.bandwidth)), "decode_many",
-        infer_json(&r->decode_many, share(r->decode_many.bytes, r->limits.bandwidth)), "decode_ids",
-        infer_json(&r->decode_ids, share(r->decode_ids.bytes, r->limits.bandwidth)), "train_ops", ops,
-        "decode_ops", decode_ops, "context", contexts);
+        "decode_id", infer_json(&r->decode_id, share(r->decode_id.bytes, r->limits.bandwidth)),
+        "decode_batch", infer_json(&r->decode_batch, share(r->decode_batch.bytes, r->limits.bandwidth)),
+        "decode_ids", infer_json(&r->decode_ids, share(r->decode_ids.bytes, r->limits.bandwidth)),
+        "train_ops", ops, "decode_ops", decode_ops, "context", contexts);
     for (int t = 0; t < HOLA_DTYPE_COUNT; t++) {
         char name[CLI_GROUPED];
         if (t > HOLA_BF16 && r->decode[t].tokens_per_s <= 0) continue; /* not measured in this run */
@@ -163,7 +163,7 @@ static hola_status keep_as(hola_model *m, hola_dtype dtype) {
     if (!m) return HOLA_OK;
     hola_status s = hl_model_need_rows(m);
     for (int64_t i = 0; i < m->params.n; i++)
-        if (!hl_is_codes(dtype) || hl_quant_takes(&m->params, i)) m->stored[i] = dtype;
+        if (!hl_is_quant(dtype) || hl_quant_file_takes(&m->params, i)) m->stored[i] = dtype;
     m->stale = true;
     return s;
 }
@@ -190,21 +190,21 @@ static hola_status measure(struct report *r, hola_model *m, hola_model *gdn) {
     const int n = (int)r->o.repeats;
     const int64_t decode = r->o.quick ? 8 : 256;
     hola_status s = HOLA_OK;
-    bench_limits_measure(&r->limits, m->pool, m->ops);
+    bench_limits_measure(&r->limits, m->backend);
     if (!r->o.infer_only) s = bench_train(m, gdn, r->o.batch, r->o.seq, n, &r->train);
     if (s == HOLA_OK && !r->o.infer_only) s = time_train_ops(r, m);
     if (r->o.train_only) return s;
     if (s == HOLA_OK) s = bench_prefill(m, gdn, r->o.prefill, n, &r->prefill[HOLA_F32]);
-    bench_limits_measure(&r->limits, m->pool, m->ops);
+    bench_limits_measure(&r->limits, m->backend);
     if (s == HOLA_OK && !r->device) s = bench_decode(m, gdn, decode, n, &r->decode[HOLA_F32]);
     if (s == HOLA_OK && !r->device) s = keep_as(m, HOLA_BF16); /* a device has them so already */
     if (s == HOLA_OK && !r->device) s = keep_as(gdn, HOLA_BF16);
     if (s == HOLA_OK) s = bench_decode(m, gdn, decode, n, &r->decode[HOLA_BF16]);
-    if (s == HOLA_OK && m->ops->top) s = bench_decode_many(m, 1, decode, false, n, &r->decode_id);
+    if (s == HOLA_OK && m->backend->ops.topk) s = bench_decode_batch(m, 1, decode, false, n, &r->decode_id);
     if (s == HOLA_OK && r->o.sessions)
-        s = bench_decode_many(m, r->o.sessions, r->o.quick ? 2 : 64, true, n, &r->decode_many);
+        s = bench_decode_batch(m, r->o.sessions, r->o.quick ? 2 : 64, true, n, &r->decode_batch);
     if (s == HOLA_OK && r->o.sessions)
-        s = bench_decode_many(m, r->o.sessions, r->o.quick ? 2 : 64, false, n, &r->decode_ids);
+        s = bench_decode_batch(m, r->o.sessions, r->o.quick ? 2 : 64, false, n, &r->decode_ids);
     if (s == HOLA_OK) s = time_decode_ops(r, m, decode);
     for (int t = HOLA_INT8; t <= HOLA_INT4 && !r->device; t++) {
         if (s == HOLA_OK) s = keep_as(m, (hola_dtype)t);
@@ -212,7 +212,7 @@ static hola_status measure(struct report *r, hola_model *m, hola_model *gdn) {
         if (s == HOLA_OK) s = bench_prefill(m, gdn, r->o.prefill, n, &r->prefill[t]);
         if (s == HOLA_OK) s = bench_decode(m, gdn, decode, n, &r->decode[t]);
     }
-    bench_limits_measure(&r->limits, m->pool, m->ops);
+    bench_limits_measure(&r->limits, m->backend);
     if (s == HOLA_OK && r->o.context) s = bench_contexts(m, r->o.context, r->context);
     return s;
 }
@@ -239,8 +239,8 @@ int cmd_bench(int argc, char **argv) {
     }
     if (s == HOLA_OK) {
         r.parameters = hola_config_parameters(&m->cfg);
-        r.o.threads = hl_pool_threads(m->pool);
-        r.device = !m->ops->mem->host;
+        r.o.threads = hl_pool_threads(m->backend->pool);
+        r.device = !m->backend->host;
         s = measure(&r, m, gdn);
     }
     rc = s == HOLA_OK ? print_report(&r) : cli_fail_library();

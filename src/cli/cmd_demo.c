@@ -106,7 +106,7 @@ struct school {
     struct demo *d;
     struct hl_pool *pool;
     hola_trainer *trainer[DEMO_MODELS];
-    struct hl_course_batch batch;
+    struct hl_recall_batch batch;
     double lr, loss[DEMO_MODELS];
     const struct hl_recall *task; /* what is measured */
     double *right;                /* [DEMO_MODELS][samples] */
@@ -131,7 +131,7 @@ static hola_status at_once(struct school *y, hl_task task) {
 
 static void learn(void *ctx, int64_t k, int worker) {
     struct school *y = ctx;
-    const struct hl_course_batch *b = &y->batch;
+    const struct hl_recall_batch *b = &y->batch;
     double loss = 0;
     (void)worker;
     hola_status s = hl_trainer_accumulate_masked(y->trainer[k], b->ids, b->tokens, b->starts, b->documents,
@@ -155,11 +155,11 @@ static void show_step(struct progress *p, const struct school *y, int64_t step) 
 }
 
 static hola_status train(struct school *y) {
-    const struct hl_course *c = &y->d->course;
+    const struct hl_recall_curriculum *c = &y->d->course;
     const struct hl_schedule lr = {
         .kind = HL_COSINE, .peak = y->d->lr, .floor = 0.1, .warmup = y->d->warmup, .steps = c->steps};
     struct progress p;
-    hola_status s = hl_course_batch_new(&y->batch, c);
+    hola_status s = hl_recall_batch_new(&y->batch, c);
     for (int k = 0; s == HOLA_OK && k < DEMO_MODELS; k++) {
         s = hola_trainer_new(&y->trainer[k], y->d->model[k],
                              &(hola_train_opts){.max_tokens = c->batch_tokens});
@@ -168,12 +168,12 @@ static hola_status train(struct school *y) {
     progress_begin(&p);
     for (int64_t step = 0; s == HOLA_OK && step < c->steps; step++) {
         y->lr = hl_schedule_lr(&lr, step);
-        s = hl_course_batch_make(&y->batch, c, step);
+        s = hl_recall_batch_make(&y->batch, c, step);
         if (s == HOLA_OK) s = at_once(y, learn);
         if (s == HOLA_OK) show_step(&p, y, step + 1);
     }
     progress_end(&p);
-    hl_course_batch_free(&y->batch);
+    hl_recall_batch_free(&y->batch);
     for (int k = 0; k < DEMO_MODELS; k++) hola_trainer_free(y->trainer[k]);
     return s;
 }
@@ -273,7 +273,7 @@ static hola_status report(const struct demo *d) {
 
 static hola_status run(struct demo *d, int threads) {
     struct school y = {.d = d};
-    hola_status s = hl_course_check(&d->course);
+    hola_status s = hl_recall_curriculum_check(&d->course);
     if (s == HOLA_OK) s = check_out(d->out);
     if (s == HOLA_OK) s = hl_pool_new(&y.pool, threads);
     for (int k = 0; s == HOLA_OK && k < DEMO_MODELS; k++) s = make_model(d, k);

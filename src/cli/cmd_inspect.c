@@ -2,7 +2,7 @@
  * a text leaves in the exact memory (memory_report.c). */
 #include "cli/args.h"
 #include "cli/cli.h"
-#include "cli/memory.h"
+#include "cli/cache_view.h"
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>

@@ -4,7 +4,7 @@
 #include "cli/cli.h"
 #include "cli/positional.h"
 #include "core/file.h"
-#include "train/plot.h"
+#include "plot/training_plot.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,16 +27,16 @@ static const struct args_command command = {"plot", "-o FILE RUN...",
                                             "of hola train, or such files).",
                                             options};
 
-static hola_status read_run(const char *run, struct hl_history *h) {
+static hola_status read_run(const char *run, struct hl_metrics_history *h) {
     struct stat st;
-    if (stat(run, &st) != 0 || !S_ISDIR(st.st_mode)) return hl_history_read(h, run);
+    if (stat(run, &st) != 0 || !S_ISDIR(st.st_mode)) return hl_metrics_history_read(h, run);
     char *path = hl_path_join(run, "metrics.jsonl");
-    hola_status s = path ? hl_history_read(h, path) : hl_fail(HOLA_ENOMEM, "%s: no memory", run);
+    hola_status s = path ? hl_metrics_history_read(h, path) : hl_fail(HOLA_ENOMEM, "%s: no memory", run);
     free(path);
     return s;
 }
 
-static json_t *describe(const char *name, const struct hl_history *h) {
+static json_t *describe(const char *name, const struct hl_metrics_history *h) {
     const struct hl_metric *last = h->n ? &h->at[h->n - 1] : NULL;
     return json_pack("{s:s, s:I, s:I, s:I, s:o}", "run", name, "lines", (json_int_t)h->n, "malformed",
                      (json_int_t)h->bad, "step", (json_int_t)(last ? last->step : 0), "loss",
@@ -44,7 +44,7 @@ static json_t *describe(const char *name, const struct hl_history *h) {
 }
 
 static int draw(const struct plot_opts *o, const char **words, int n) {
-    struct hl_history *h = calloc((size_t)n, sizeof *h);
+    struct hl_metrics_history *h = calloc((size_t)n, sizeof *h);
     struct hl_plot_run *run = calloc((size_t)n, sizeof *run);
     json_t *list = o->json ? json_array() : NULL;
     hola_status s = h && run ? HOLA_OK : hl_fail(HOLA_ENOMEM, "%d runs", n);
@@ -65,7 +65,7 @@ static int draw(const struct plot_opts *o, const char **words, int n) {
     }
     if (s != HOLA_OK) rc = cli_fail_library();
     else if (list) rc = cli_print_json(json_pack("{s:s, s:O}", "file", o->out, "runs", list));
-    for (int i = 0; h && i < n; i++) hl_history_free(&h[i]);
+    for (int i = 0; h && i < n; i++) hl_metrics_history_free(&h[i]);
     json_decref(list);
     free(h);
     free(run);

@@ -4,7 +4,7 @@
 #include "cli/cli.h"
 #include "cli/positional.h"
 #include "cli/progress.h"
-#include "text/prepare.h"
+#include "data/prepare.h"
 #include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>

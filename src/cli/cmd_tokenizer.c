@@ -4,8 +4,8 @@
 #include "cli/cli.h"
 #include "cli/positional.h"
 #include "cli/progress.h"
-#include "text/bpe_train.h"
-#include "text/source.h"
+#include "tokenizer/bpe_train.h"
+#include "data/source.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>

@@ -3,7 +3,7 @@
 #include "cli/args.h"
 #include "cli/cli.h"
 #include "cli/train_log.h"
-#include "text/dataset.h"
+#include "data/dataset.h"
 #include "train/train.h"
 #include <signal.h>
 #include <stdio.h>

@@ -2,8 +2,8 @@
 #ifndef HOLA_CLI_DEMO_H
 #define HOLA_CLI_DEMO_H
 #include "cli/cli.h"
-#include "train/course.h"
-#include "train/recall_plot.h"
+#include "data/recall_curriculum.h"
+#include "plot/recall_plot.h"
 
 enum { DEMO_GDN, DEMO_HOLA, DEMO_RECENCY, DEMO_MODELS };
 enum { DEMO_FACTS = 7, DEMO_LENGTHS = 5 };
@@ -13,7 +13,7 @@ struct demo {
     int64_t samples;
     double lr;
     int64_t warmup;
-    struct hl_course course;
+    struct hl_recall_curriculum course;
     hola_model *model[DEMO_MODELS];
     int64_t state_bytes[DEMO_MODELS];
     struct hl_recall_point by_facts[DEMO_FACTS], by_length[DEMO_LENGTHS];

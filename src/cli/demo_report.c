@@ -1,7 +1,7 @@
 /* demo_report.c -- see demo.h. */
 #include "cli/demo.h"
 #include "core/file.h"
-#include "model/view.h"
+#include "model/cache_view.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -154,7 +154,7 @@ static json_t *json_models(const struct demo *d) {
 
 /* Nothing in it depends on the clock or on the number of threads: two runs can be compared byte by byte. */
 hola_status demo_write_json(const struct demo *d, json_t *kept) {
-    const struct hl_course *c = &d->course;
+    const struct hl_recall_curriculum *c = &d->course;
     const struct hl_recall *t = &c->task;
     json_t *root = json_pack(
         "{s:{s:I, s:I, s:I, s:I, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:I}, s:o, s:f, s:o, s:o, s:o}",

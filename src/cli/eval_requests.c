@@ -1,7 +1,7 @@
 /* eval_requests.c -- hola eval --requests: lm-evaluation-harness's three kinds of request, one JSON object
  * per line, texts or token ids; answers on stdout in the same order. What tools/lm_eval_hola.py talks to. */
 #include "cli/eval.h"
-#include "eval/rows.h"
+#include "eval/jsonl.h"
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,7 +1,7 @@
 /* generate_prompt.c -- where the prompts of hola generate come from. */
 #define _GNU_SOURCE
 #include "cli/generate.h"
-#include "text/tokenizer.h"
+#include "tokenizer/tokenizer.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>

@@ -22,8 +22,6 @@ struct hl_pool {
     int threads;
     struct worker *worker;
     int64_t scratch_bytes;
-    void *device;
-    void (*close)(void *);
     pthread_mutex_t busy; /* one job at a time */
 
     /* the job; written before `job` is raised */
@@ -147,7 +145,6 @@ hola_status hl_pool_new(struct hl_pool **out, int threads) {
 
 void hl_pool_free(struct hl_pool *p) {
     if (!p) return;
-    if (p->close) p->close(p->device);
     atomic_store(&p->stop, true);
     raise_job(p);
     for (int i = 1; i < p->threads; i++) pthread_join(p->worker[i].thread, NULL);
@@ -183,9 +180,3 @@ void *hl_pool_scratch(struct hl_pool *p, int worker, int64_t bytes) {
     HL_ASSERT(bytes <= p->scratch_bytes);
     return p->worker[worker].scratch;
 }
-
-void hl_pool_attach(struct hl_pool *p, void *device, void (*close)(void *)) {
-    p->device = device;
-    p->close = close;
-}
-void *hl_pool_device(const struct hl_pool *p) { return p->device; }

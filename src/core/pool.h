@@ -23,8 +23,4 @@ void hl_pool_run(struct hl_pool *p, int64_t n, hl_task task, void *ctx);
 hola_status hl_pool_reserve(struct hl_pool *p, int64_t bytes);
 void *hl_pool_scratch(struct hl_pool *p, int worker, int64_t bytes);
 
-/* A backend that is not the CPU hangs its device here; it is closed with the pool. */
-void hl_pool_attach(struct hl_pool *p, void *device, void (*close)(void *));
-void *hl_pool_device(const struct hl_pool *p);
-
 #endif

@@ -2,7 +2,7 @@
  * and later). The emulated device runs one block after another and has none. */
 #ifndef HL_CLUSTER_CUH
 #define HL_CLUSTER_CUH
-#include "cuda/early.cuh"
+#include "cuda/pdl.cuh"
 
 #if !defined(HL_CUDA_EMU) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define HL_CLUSTER 1
@@ -53,7 +53,7 @@ static __device__ __forceinline__ void cluster_copy(uint32_t at, uint32_t from, 
 }
 
 #ifndef HL_CUDA_EMU
-/* launch_early with `size` neighbouring blocks a cluster */
+/* launch_pdl with `size` neighbouring blocks a cluster */
 template <class... P, class... A>
 static void launch_clusters(struct hl_cuda *c, void (*kernel)(P...), unsigned size, dim3 grid, dim3 block,
                             size_t shared, A... args) {
@@ -65,7 +65,7 @@ static void launch_clusters(struct hl_cuda *c, void (*kernel)(P...), unsigned si
     at[1].val.clusterDim.x = size, at[1].val.clusterDim.y = at[1].val.clusterDim.z = 1;
     config.gridDim = grid, config.blockDim = block, config.dynamicSmemBytes = shared;
     config.stream = hl_cuda_stream(c), config.attrs = at, config.numAttrs = size > 1 ? 2 : 1;
-    if (shared > 48 << 10) hl_cuda_prepare(c, (const void *)kernel, shared);
+    if (shared > 48 << 10) hl_cuda_allow_shared(c, (const void *)kernel, shared);
     hl_cuda_launched(c, cudaLaunchKernelEx(&config, kernel, P(args)...));
 }
 #endif

@@ -1,12 +1,11 @@
 /* cuda.h -- one CUDA device, as the host code of the ops sees it.
  *
  * All work of a model goes to one stream, in order. Ops do not return errors: the first failure is kept and
- * reported when the pass is waited for (hl_memory's finish). Compiled by nvcc for a GPU, and by a C++
+ * reported when the pass is waited for (hl_finish). Compiled by nvcc for a GPU, and by a C++
  * compiler with the kernels emulated (tests/emu), where "device memory" is host memory. */
 #ifndef HL_CUDA_H
 #define HL_CUDA_H
-#include "core/pool.h"
-#include "ops/rows.h"
+#include "core/rows.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -15,10 +14,9 @@ extern "C" {
 struct hl_cuda;
 
 /* device < 0: the first. One line says why there is none ("no CUDA device: ..."). */
-bool hl_cuda_there(void);
+bool hl_cuda_available(void);
 hola_status hl_cuda_open(struct hl_cuda **out, int device);
 void hl_cuda_close(struct hl_cuda *c);
-struct hl_cuda *hl_cuda_of(struct hl_pool *pool); /* ops get their device through the pool */
 const char *hl_cuda_name(const struct hl_cuda *c);
 int hl_cuda_sms(const struct hl_cuda *c); /* multiprocessors */
 
@@ -30,12 +28,12 @@ void *hl_cuda_scratch(struct hl_cuda *c, int64_t bytes);
 void hl_cuda_timer_start(struct hl_cuda *c);
 double hl_cuda_timer_stop(struct hl_cuda *c);
 
-/* C [M][N] = alpha op(A) op(B) + beta C, all row-major. a_turned: A is stored [K][M]; b_turned: B is stored [N][K].
+/* C [M][N] = alpha op(A) op(B) + beta C, all row-major. a_trans: A is stored [K][M]; b_trans: B is stored [N][K].
  * A and B have one type; C may be F32 beside BF16 operands. Sums are in fp32, in an order that depends on the
  * shape alone. */
 struct hl_gemm {
     int64_t M, N, K;
-    bool a_turned, b_turned;
+    bool a_trans, b_trans;
     const void *A, *B;
     void *C;
     int64_t lda, ldb, ldc; /* row lengths as stored */
@@ -47,7 +45,7 @@ void hl_cuda_gemm(struct hl_cuda *c, const struct hl_gemm *g);
 
 /* How the rows of a pass are cut, in device memory (struct hl_rows: dev). Chunks and blocks are listed segment by
  * segment, in order. */
-struct hl_piece {
+struct hl_dev_span {
     int32_t row, len; /* rows [row, row + len) of the batch */
     int32_t seg;
     int32_t skip; /* blocks: rows of this block that came before the segment (they are in its state) */
@@ -56,9 +54,9 @@ struct hl_dev_rows {
     int64_t chunks, blocks, longest; /* rows of the longest segment */
     const struct hl_seg *seg;        /* [n]; states are device pointers */
     const int32_t *row_seg;          /* [T] */
-    const struct hl_piece *chunk;    /* [chunks]: HL_CHUNK rows from each segment's first */
+    const struct hl_dev_span *chunk; /* [chunks]: HL_CHUNK rows from each segment's first */
     const int32_t *chunk_first;      /* [n + 1] */
-    const struct hl_piece *block;    /* [blocks]: the cache's grid of absolute positions */
+    const struct hl_dev_span *block; /* [blocks]: the cache's grid of absolute positions */
     const int32_t *block_first;      /* [n + 1] */
 };
 

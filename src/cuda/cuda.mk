@@ -4,8 +4,8 @@
 NVCC ?= $(firstword $(wildcard $(shell command -v nvcc 2>/dev/null) /usr/local/cuda/bin/nvcc))
 CUDA_ARCH ?= 90a
 CUDA_HOME := $(if $(NVCC),$(patsubst %/bin/nvcc,%,$(realpath $(NVCC))))
-CUDA_SRC := $(sort $(wildcard src/ops/*/*_cuda.cu))
-CUDA_C := src/cuda/memory.c src/cuda/answer.c src/cuda/stay.c src/cuda/device.c src/cuda/gemm.c src/cuda/graph.c src/cuda/nccl.c
+CUDA_SRC := $(sort $(wildcard src/ops/*/*_cuda.cu src/fused/*/*_cuda.cu))
+CUDA_C := src/backend/cuda_backend.c src/cuda/device_memory.c src/cuda/mapped_output.c src/cuda/prelaunch.c src/cuda/device.c src/cuda/gemm.c src/cuda/graph.c src/cuda/nccl.c
 NVCC_OPT ?= -O3
 NVCC_FLAGS := -std=c++17 $(NVCC_OPT) -lineinfo -Iinclude -Isrc -Xcompiler -fPIC,-Wall,-fvisibility=hidden -diag-suppress 177 \
     -gencode=arch=compute_80,code=compute_80 \
@@ -13,12 +13,12 @@ NVCC_FLAGS := -std=c++17 $(NVCC_OPT) -lineinfo -Iinclude -Isrc -Xcompiler -fPIC,
 ISA_cuda := -DHL_ISA=cuda
 ISA_cuda_f32 := -DHL_ISA=cuda_f32 -DHL_CUDA_F32
 
-CUDA_OBJ := $(patsubst %.c,$(BUILD)/cuda-host/%.o,$(CUDA_C)) $(foreach i,cuda cuda_f32,$(BUILD)/$(i)/src/cuda/table.o \
+CUDA_OBJ := $(patsubst %.c,$(BUILD)/cuda-host/%.o,$(CUDA_C)) $(foreach i,cuda cuda_f32,$(BUILD)/$(i)/src/backend/cuda_table.o \
     $(patsubst %.cu,$(BUILD)/$(i)/%.o,$(CUDA_SRC)))
-EMU_OBJ := $(patsubst %.c,$(BUILD)/emu/%.o,src/cuda/memory.c src/cuda/answer.c src/cuda/stay.c tests/emu/device.c) $(BUILD)/emu/tests/emu/emu.o \
-    $(foreach i,cuda cuda_f32,$(BUILD)/emu-$(i)/src/cuda/table.o $(patsubst %.cu,$(BUILD)/emu-$(i)/%.o,$(CUDA_SRC)))
+EMU_OBJ := $(patsubst %.c,$(BUILD)/emu/%.o,src/backend/cuda_backend.c src/cuda/device_memory.c src/cuda/mapped_output.c src/cuda/prelaunch.c tests/emu/device.c) $(BUILD)/emu/tests/emu/emu.o \
+    $(foreach i,cuda cuda_f32,$(BUILD)/emu-$(i)/src/backend/cuda_table.o $(patsubst %.cu,$(BUILD)/emu-$(i)/%.o,$(CUDA_SRC)))
 
-ifeq ($(RACE),1) # for compute-sanitizer's racecheck: src/cuda/some.cuh, tests/race
+ifeq ($(RACE),1) # for compute-sanitizer's racecheck: src/cuda/named_barrier.cuh, tests/race
 NVCC_FLAGS += -DHL_RACECHECK
 CUDA_OBJ := $(filter-out %/src/cuda/gemm.o,$(CUDA_OBJ)) $(BUILD)/cuda/tests/race/gemm.o
 endif
@@ -29,7 +29,7 @@ CPU_OBJ := $(LIB_OBJ)
 ifneq ($(CUDA),)
 LIB_OBJ += $(CUDA_OBJ)
 LIBS += -L$(CUDA_HOME)/lib64 -lcudart_static -ldl -lrt -lstdc++
-$(BUILD)/float/src/ops/ops.o: ALL_CFLAGS += -DHL_HAVE_CUDA
+$(BUILD)/float/src/backend/backend.o: ALL_CFLAGS += -DHL_HAVE_CUDA
 endif
 all:
 
@@ -40,9 +40,9 @@ $(BUILD)/emu/%.o: %.c
 $(BUILD)/emu/%.o: %.cpp
 	$(call say,CXX $@) mkdir -p $(@D) && $(CXX) -std=c++17 -O2 -g -MMD -MP -Itests -c -o $@ $<
 define cuda_compile
-$$(BUILD)/$(1)/src/cuda/%.o: src/cuda/%.c
+$$(BUILD)/$(1)/src/backend/%.o: src/backend/%.c
 	$$(call say,CC $$@) mkdir -p $$(@D) && $$(CC) $$(ALL_CFLAGS) $$(ISA_$(1)) -c -o $$@ $$<
-$$(BUILD)/emu-$(1)/src/cuda/%.o: src/cuda/%.c
+$$(BUILD)/emu-$(1)/src/backend/%.o: src/backend/%.c
 	$$(call say,CC $$@) mkdir -p $$(@D) && $$(CC) $$(ALL_CFLAGS) $$(ISA_$(1)) -c -o $$@ $$<
 $$(BUILD)/$(1)/%.o: %.cu
 	$$(call say,NVCC $$@) mkdir -p $$(@D) && $$(NVCC) $$(NVCC_FLAGS) $$(ISA_$(1)) -MMD -MP -c -o $$@ $$<
@@ -53,8 +53,8 @@ endef
 $(foreach i,cuda cuda_f32,$(eval $(call cuda_compile,$(i))))
 
 # a library whose "cuda" backend is emulated, for tests/cuda_x.c; `make test-cuda` links them with the real one
-$(BUILD)/emu/src/ops/ops.o: ALL_CFLAGS += -DHL_HAVE_CUDA
-$(BUILD)/libhola-emu.a: $(filter-out %/src/ops/ops.o,$(CPU_OBJ)) $(BUILD)/emu/src/ops/ops.o $(EMU_OBJ)
+$(BUILD)/emu/src/backend/backend.o: ALL_CFLAGS += -DHL_HAVE_CUDA
+$(BUILD)/libhola-emu.a: $(filter-out %/src/backend/backend.o,$(CPU_OBJ)) $(BUILD)/emu/src/backend/backend.o $(EMU_OBJ)
 $(BUILD)/tests/cuda_%: tests/cuda_%.c $(BUILD)/libhola-emu.a
 	$(call test_link,,$(BUILD)/libhola-emu.a -lcmocka -lstdc++)
 $(BUILD)/gpu-tests/cuda_%: tests/cuda_%.c $(BUILD)/libhola.a

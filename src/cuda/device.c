@@ -41,7 +41,7 @@ hola_status hl_cuda_open(struct hl_cuda **out, int device) {
     c->index = device;
     c->sms = prop.multiProcessorCount;
     c->stream = stream;
-    hl_stay_open(c);
+    hl_prelaunch_open(c);
     snprintf(c->name, sizeof c->name, "%s", prop.name);
     *out = c;
     return HOLA_OK;
@@ -58,8 +58,8 @@ void hl_cuda_close(struct hl_cuda *c) {
     cudaFree(c->rows_dev);
     cudaFreeHost(c->rows_host);
     cudaFreeHost(c->stage);
-    cudaFreeHost(c->answer);
-    hl_stay_close(c);
+    cudaFreeHost(c->mapped);
+    hl_prelaunch_close(c);
     for (int i = 0; i < 2; i++)
         if (c->tick[i]) cudaEventDestroy(c->tick[i]);
     for (int i = 0; i < HL_PARTS; i++)
@@ -70,7 +70,7 @@ void hl_cuda_close(struct hl_cuda *c) {
 
 /* dev.cuh's side of a launch */
 cudaStream_t hl_cuda_stream(struct hl_cuda *c) { return hl_stream(c); }
-void hl_cuda_prepare(struct hl_cuda *c, const void *kernel, size_t shared) {
+void hl_cuda_allow_shared(struct hl_cuda *c, const void *kernel, size_t shared) {
     check(c, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared),
           "shared memory");
 }
@@ -78,7 +78,7 @@ void hl_cuda_launched(struct hl_cuda *c, cudaError_t e) { check(c, e, "launch");
 
 void *hl_cuda_malloc(struct hl_cuda *c, int64_t bytes) {
     void *p = NULL;
-    hl_cuda_let_go(c);
+    hl_prelaunch_cancel(c);
     if (cudaMalloc(&p, (size_t)bytes) != cudaSuccess) {
         cudaGetLastError(); /* it is the caller's to report */
         return NULL;
@@ -88,17 +88,17 @@ void *hl_cuda_malloc(struct hl_cuda *c, int64_t bytes) {
 }
 void hl_cuda_free(struct hl_cuda *c, void *p) {
     if (p) c->generation++;
-    hl_cuda_let_go(c);
+    hl_prelaunch_cancel(c);
     check(c, cudaFree(p), "free");
 }
 void *hl_cuda_malloc_host(struct hl_cuda *c, int64_t bytes) {
     void *p = NULL;
-    hl_cuda_let_go(c);
+    hl_prelaunch_cancel(c);
     check(c, cudaMallocHost(&p, (size_t)bytes), "pinned memory");
     return p;
 }
 void hl_cuda_free_host(struct hl_cuda *c, void *p) {
-    hl_cuda_let_go(c);
+    hl_prelaunch_cancel(c);
     check(c, cudaFreeHost(p), "free");
 }
 void hl_cuda_memset(struct hl_cuda *c, void *p, int byte, int64_t bytes) {
@@ -124,7 +124,7 @@ bool hl_cuda_busy(struct hl_cuda *c) {
     check(c, e, "kernel");
     return false;
 }
-void hl_cuda_room(struct hl_cuda *c, int64_t *free_bytes, int64_t *used) {
+void hl_cuda_free_memory(struct hl_cuda *c, int64_t *free_bytes, int64_t *used) {
     size_t left = 0, total = 0;
     check(c, cudaMemGetInfo(&left, &total), "memory");
     *free_bytes = (int64_t)left;

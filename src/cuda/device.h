@@ -4,21 +4,26 @@
 #define HL_DEVICE_H
 #include "cuda/cuda.h"
 
-enum { HL_GRAPHS = 16, HL_PARTS = 8 };
+enum {
+    HL_GRAPHS = 16,
+    HL_PARTS = 8, /* copies to the host that run at a time, each through its own part of the stage */
+    HL_STAGE_PART = 2 << 20,
+    HL_STAGE_BYTES = HL_PARTS * HL_STAGE_PART
+};
 struct hl_graph { /* work recorded under a key; runs 1: done once, not recorded yet */
     uint64_t key;
     int64_t generation, runs;
     void *exec;
 };
 
-enum { HL_STOP = 1u << 31 };
-struct hl_mail { /* what a kernel needs that is launched ahead of its piece of work */
+enum { HL_PRELAUNCH_STOP = 1u << 31 };
+struct hl_prelaunch_slot { /* what a kernel needs that is launched ahead of its piece of work */
     uint32_t number;
-    int32_t patience; /* ns that it waits */
-    /* The host's words, number << 32 | value: what comes, HL_STOP: the kernel must leave; and what the kernel says:
-     * it took the piece, or HL_STOP: it left without. NULL: it has its piece. */
-    const uint64_t *mail;
-    uint64_t *said;
+    int32_t timeout_ns; /* ns that it waits */
+    /* The host's words, number << 32 | value: what comes, HL_PRELAUNCH_STOP: the kernel must leave; and what the kernel says:
+     * it took the piece, or HL_PRELAUNCH_STOP: it left without. NULL: it has its piece. */
+    const uint64_t *request;
+    uint64_t *reply;
 };
 
 struct hl_cuda {
@@ -36,12 +41,12 @@ struct hl_cuda {
     int64_t rows_room;
     char *stage;          /* host memory that the device writes by itself; NULL: not yet */
     void *part[HL_PARTS]; /* events: a part of it is there */
-    char *answer;         /* such memory as well (answer.c) */
-    int64_t answer_room, answer_words;
-    uint32_t answer_tag;
-    struct hl_stay *stay; /* stay.c; NULL: no memory */
-    int bulk_room;        /* shared memory of a block where there are bulk copies; 0: not known yet */
-    int64_t generation;   /* raised when memory comes or goes: recorded work may point to it */
+    char *mapped;         /* such memory as well (answer.c) */
+    int64_t mapped_bytes, mapped_words;
+    uint32_t mapped_tag;
+    struct hl_prelaunch *prelaunch; /* stay.c; NULL: no memory */
+    int bulk_room;      /* shared memory of a block where there are bulk copies; 0: not known yet */
+    int64_t generation; /* raised when memory comes or goes: recorded work may point to it */
     struct hl_graph graph[HL_GRAPHS];
     struct hl_graph *recording;
     struct hl_link *link; /* to the devices of other ranks; NULL: none */
@@ -62,27 +67,27 @@ void *hl_cuda_stage(struct hl_cuda *c,
                     int64_t bytes); /* of such memory, until the next get; NULL: too many */
 /* Host memory for so many words of 4 bytes that the next kernel writes, their last bits the tag; NULL: there is none.
  * Then the words from the first one on, as they come, their last bits 0; false: they will not. */
-void *hl_cuda_answer(struct hl_cuda *c, int64_t words, uint32_t *tag);
-bool hl_cuda_take(struct hl_cuda *c, void *to, int64_t first, int64_t words,
-                  void (*came)(void *ctx, int64_t from, int64_t to), void *ctx);
+void *hl_mapped_words(struct hl_cuda *c, int64_t words, uint32_t *tag);
+bool hl_mapped_words_wait(struct hl_cuda *c, void *to, int64_t first, int64_t words,
+                          void (*came)(void *ctx, int64_t from, int64_t to), void *ctx);
 /* The same for up to 8 numbers, none of them UINT64_MAX. */
-uint64_t *hl_cuda_few(struct hl_cuda *c, int n);
-bool hl_cuda_take_few(struct hl_cuda *c, uint64_t *to, int n);
-/* A kernel that is launched ahead (stay.c). Pieces of work have numbers, hl_cuda_number the next one's. hand: the
+uint64_t *hl_mapped_values(struct hl_cuda *c, int n);
+bool hl_mapped_values_wait(struct hl_cuda *c, uint64_t *to, int n);
+/* A kernel that is launched ahead (stay.c). Pieces of work have numbers, hl_prelaunch_number the next one's. hand: the
  * kernel that is there took the piece; what: all that it must have in common with the last one, so what counts on from
  * piece to piece less the number. Else it is to be launched. ahead: then a kernel for the next piece may be launched,
  * with this mail. answered: the piece is done. */
-uint32_t hl_cuda_number(const struct hl_cuda *c);
-bool hl_cuda_hand(struct hl_cuda *c, const void *what, int64_t size, uint32_t value);
-bool hl_cuda_ahead(struct hl_cuda *c, struct hl_mail *out);
-void hl_cuda_answered(struct hl_cuda *c);
-int64_t hl_cuda_handed(const struct hl_cuda *c); /* how many were */
-void hl_cuda_let_go(struct hl_cuda *c);          /* a kernel that waits for its piece leaves */
-void hl_stay_open(struct hl_cuda *c);
-void hl_stay_close(struct hl_cuda *c);
+uint32_t hl_prelaunch_number(const struct hl_cuda *c);
+bool hl_prelaunch_submit(struct hl_cuda *c, const void *what, int64_t size, uint32_t value);
+bool hl_prelaunch_arm(struct hl_cuda *c, struct hl_prelaunch_slot *out);
+void hl_prelaunch_done(struct hl_cuda *c);
+int64_t hl_prelaunch_submitted(const struct hl_cuda *c); /* how many were */
+void hl_prelaunch_cancel(struct hl_cuda *c);             /* a kernel that waits for its piece leaves */
+void hl_prelaunch_open(struct hl_cuda *c);
+void hl_prelaunch_close(struct hl_cuda *c);
 /* For everything that goes to the device, or waits for it. */
 static inline void *hl_stream(struct hl_cuda *c) {
-    hl_cuda_let_go(c);
+    hl_prelaunch_cancel(c);
     return c->stream;
 }
 void hl_cuda_memset(struct hl_cuda *c, void *p, int byte, int64_t bytes);
@@ -93,7 +98,7 @@ bool hl_cuda_busy(struct hl_cuda *c); /* whether there is anything to wait for *
 /* A copy to the stage that is not waited for, as part i of several; and until that part is there. */
 void hl_cuda_get(struct hl_cuda *c, void *stage, const void *from, int64_t bytes, int i);
 void hl_cuda_got(struct hl_cuda *c, int i);
-void hl_cuda_room(struct hl_cuda *c, int64_t *free_bytes, int64_t *used);
+void hl_cuda_free_memory(struct hl_cuda *c, int64_t *free_bytes, int64_t *used);
 void hl_gemm_close(struct hl_cuda *c);
 bool hl_cuda_replay(struct hl_cuda *c, uint64_t key);
 void hl_cuda_recorded(struct hl_cuda *c, uint64_t key);

@@ -170,9 +170,9 @@ static double tile_cost(int tile, const struct hl_gemm *g, int sms, bool *full) 
 
 static bool layouts(struct lt *lt, struct hl_plan *p, const struct hl_gemm *g) {
     const uint64_t M = (uint64_t)g->M, N = (uint64_t)g->N, K = (uint64_t)g->K;
-    return !lt->cublasLtMatrixLayoutCreate(&p->a, type_of(g->in), g->b_turned ? K : N, g->b_turned ? N : K,
+    return !lt->cublasLtMatrixLayoutCreate(&p->a, type_of(g->in), g->b_trans ? K : N, g->b_trans ? N : K,
                                            g->ldb) &&
-           !lt->cublasLtMatrixLayoutCreate(&p->b, type_of(g->in), g->a_turned ? M : K, g->a_turned ? K : M,
+           !lt->cublasLtMatrixLayoutCreate(&p->b, type_of(g->in), g->a_trans ? M : K, g->a_trans ? K : M,
                                            g->lda) &&
            !lt->cublasLtMatrixLayoutCreate(&p->c, type_of(g->out), N, M, g->ldc);
 }
@@ -184,7 +184,7 @@ static int without_workspace(struct lt *lt, const struct hl_plan *p, const struc
     struct hl_plan q = {.op = p->op};
     even.N = hl_pieces(g->N, ROUND) * ROUND;
     if (even.N == g->N || g->N < 8 * ROUND) return candidates(lt, p, 0, out);
-    if (!g->b_turned && even.ldb < even.N) even.ldb = even.N;
+    if (!g->b_trans && even.ldb < even.N) even.ldb = even.N;
     if (even.ldc < even.N) even.ldc = even.N;
     const int n = layouts(lt, &q, &even) ? candidates(lt, &q, 0, out) : 0;
     q.op = NULL; /* the plan's own */
@@ -223,8 +223,8 @@ static bool choose(struct hl_cuda *c, struct lt *lt, struct hl_plan *p, const st
 
 /* cuBLAS thinks in columns: our C [M][N] is its C^T, so it multiplies our B by our A. */
 static bool plan_make(struct hl_cuda *c, struct lt *lt, struct hl_plan *p, const struct hl_gemm *g) {
-    const cublasOperation_t ta = g->b_turned ? CUBLAS_OP_T : CUBLAS_OP_N;
-    const cublasOperation_t tb = g->a_turned ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const cublasOperation_t ta = g->b_trans ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const cublasOperation_t tb = g->a_trans ? CUBLAS_OP_T : CUBLAS_OP_N;
     bool ok = lt->cublasLtMatmulDescCreate(&p->op, CUBLAS_COMPUTE_32F, CUDA_R_32F) == CUBLAS_STATUS_SUCCESS;
     lt->cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_TRANSA, &ta, sizeof ta);
     lt->cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_TRANSB, &tb, sizeof tb);
@@ -242,7 +242,7 @@ static struct hl_plan *plan_find(struct hl_cuda *c, struct lt *lt, const struct 
     struct hl_gemm shape;
     memset(&shape, 0, sizeof shape); /* padding too: shapes are compared as bytes */
     shape.M = g->M, shape.N = g->N, shape.K = g->K;
-    shape.a_turned = g->a_turned, shape.b_turned = g->b_turned;
+    shape.a_trans = g->a_trans, shape.b_trans = g->b_trans;
     shape.lda = g->lda, shape.ldb = g->ldb, shape.ldc = g->ldc;
     shape.in = g->in, shape.out = g->out;
     for (int i = 0; i < c->plans; i++)

@@ -1,7 +1,7 @@
 /* limits.cuh -- what this device allows. */
 #ifndef HL_LIMITS_CUH
 #define HL_LIMITS_CUH
-#include "cuda/dev.cuh"
+#include "cuda/common.cuh"
 
 /* the most shared memory of a thread block, in bytes */
 static inline int shared_limit(void) {

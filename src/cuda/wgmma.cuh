@@ -2,9 +2,9 @@
  * memory:
  *     D[64][N] += A[64][16] B[16][N]
  * with D as the accumulators of mma_bf16 hold it, 16 rows a warp. On Hopper (sm_90a) these are wgmma
- * instructions, which run on their own: products_begin before the first of a batch, products_end after the
+ * instructions, which run on their own: wgmma_begin before the first of a batch, wgmma_end after the
  * last, results and operands are touched again only when the batch has been waited for. What threads
- * themselves wrote to shared memory is made visible to them by operands_written, before the barrier.
+ * themselves wrote to shared memory is made visible to them by fence_proxy_async, before the barrier.
  * Elsewhere, and in the emulator, the same products are made of mma_bf16; nothing runs on its own there.
  *
  * Tiles are [rows][WIDTH], WIDTH 16, 32 or 64, on 1024 bytes (shared_tiles), with the 16-byte pieces of a row
@@ -12,41 +12,41 @@
  * 64 or 128 bytes. Wider operands are panels of such tiles. */
 #ifndef HL_WGMMA_CUH
 #define HL_WGMMA_CUH
-#include "cuda/some.cuh"
+#include "cuda/named_barrier.cuh"
 
 template <int WIDTH> static __device__ __forceinline__ int tile_at(int row, int col) {
     const int units = WIDTH / 8, turn = units >= 8 ? row % 8 : row / (8 / units) % units;
     return row * WIDTH + ((col / 8) ^ turn) * 8 + col % 8;
 }
 
-/* A fragments of rows r0.., columns c0.. of a tile; turned: of the tile's transpose (rows and columns
- * named as in the tile). B fragments of an operand stored [n][k] are those of frag_b_rows. */
+/* A fragments of rows r0.., columns c0.. of a tile; trans: of the tile's transpose (rows and columns
+ * named as in the tile). B fragments of an operand stored [n][k] are those of tile_load_b_trans. */
 template <int WIDTH>
-static __device__ __forceinline__ void frag_a(uint32_t a[4], const bf16 *tile, int r0, int c0) {
+static __device__ __forceinline__ void tile_load_a(uint32_t a[4], const bf16 *tile, int r0, int c0) {
     const int l = threadIdx.x % 32;
     ldmatrix4(a, tile + tile_at<WIDTH>(r0 + l % 16, c0 + l / 16 * 8));
 }
 template <int WIDTH>
-static __device__ __forceinline__ void frag_a_turned(uint32_t a[4], const bf16 *tile, int r0, int c0) {
+static __device__ __forceinline__ void tile_load_a_trans(uint32_t a[4], const bf16 *tile, int r0, int c0) {
     const int l = threadIdx.x % 32;
     ldmatrix4_trans(a, tile + tile_at<WIDTH>(r0 + l % 8 + l / 16 * 8, c0 + l / 8 % 2 * 8));
 }
 /* two B fragments, of columns n0.. and n0 + 8..: the tile holds the operand as [n][k] */
 template <int WIDTH>
-static __device__ __forceinline__ void frag_b_rows(uint32_t b[4], const bf16 *tile, int n0, int k0) {
+static __device__ __forceinline__ void tile_load_b_trans(uint32_t b[4], const bf16 *tile, int n0, int k0) {
     const int l = threadIdx.x % 32;
     ldmatrix4(b, tile + tile_at<WIDTH>(n0 + l % 8 + l / 16 * 8, k0 + l / 8 % 2 * 8));
 }
 /* the same where the tile holds the operand as [k][n] */
 template <int WIDTH>
-static __device__ __forceinline__ void frag_b(uint32_t b[4], const bf16 *tile, int k0, int n0) {
+static __device__ __forceinline__ void tile_load_b(uint32_t b[4], const bf16 *tile, int k0, int n0) {
     const int l = threadIdx.x % 32;
     ldmatrix4_trans(b, tile + tile_at<WIDTH>(k0 + l % 16, n0 + l / 16 * 8));
 }
 
-/* what frag_a_turned gave, or was made like it, back to the tile */
+/* what tile_load_a_trans gave, or was made like it, back to the tile */
 template <int WIDTH>
-static __device__ __forceinline__ void store_turned(bf16 *tile, const uint32_t a[4], int r0, int c0) {
+static __device__ __forceinline__ void tile_store_trans(bf16 *tile, const uint32_t a[4], int r0, int c0) {
     const int l = threadIdx.x % 32;
 #if !defined(HL_CUDA_EMU) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     const bf16 *row = tile + tile_at<WIDTH>(r0 + l % 8 + l / 16 * 8, c0 + l / 8 % 2 * 8);
@@ -97,10 +97,10 @@ static __device__ __forceinline__ void copy_panel(bf16 *tile, const bf16 *from, 
 
 /* ---- operands: 16 x 64 or 16 x N of a tile, from row r0 (of 8) and column c0 (of 16) on ---- */
 
-/* TURNED: the tile is [16 of the sum][64 or N], else [64 or N][16 of the sum]. PANEL: where N > WIDTH of a
- * turned tile, numbers from one panel to the next. */
-template <int WIDTH_, bool TURNED_, int PANEL_ = 0> struct operand {
-    enum { WIDTH = WIDTH_, TURNED = TURNED_, PANEL = PANEL_ };
+/* TRANS: the tile is [16 of the sum][64 or N], else [64 or N][16 of the sum]. PANEL: where N > WIDTH of a
+ * trans tile, numbers from one panel to the next. */
+template <int WIDTH_, bool TRANS_, int PANEL_ = 0> struct operand {
+    enum { WIDTH = WIDTH_, TRANS = TRANS_, PANEL = PANEL_ };
     const bf16 *tile;
     int row, col;
 };
@@ -118,13 +118,13 @@ template <class O> static __device__ __forceinline__ uint64_t descriptor(O o) {
 #define HL_WGMMA 0
 #endif
 
-static __device__ __forceinline__ void operands_written() {
+static __device__ __forceinline__ void fence_proxy_async() {
 #if HL_WGMMA
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 }
 /* Keeps the compiler from moving what is done with `tiles` times 8 columns of accumulators across it. */
-template <int tiles> static __device__ __forceinline__ void hold(float (*d)[4]) {
+template <int tiles> static __device__ __forceinline__ void wgmma_hold(float (*d)[4]) {
 #if HL_WGMMA
 #pragma unroll
     for (int n = 0; n < tiles; n++)
@@ -132,40 +132,40 @@ template <int tiles> static __device__ __forceinline__ void hold(float (*d)[4]) 
 #endif
 }
 /* a batch of products into `tiles` times 8 columns of accumulators */
-template <int tiles> static __device__ __forceinline__ void products_begin(float (*d)[4]) {
-    hold<tiles>(d);
+template <int tiles> static __device__ __forceinline__ void wgmma_begin(float (*d)[4]) {
+    wgmma_hold<tiles>(d);
 #if HL_WGMMA
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #endif
 }
 /* another batch into accumulators that may still be under way, with operands in registers */
-static __device__ __forceinline__ void products_go_on() {
+static __device__ __forceinline__ void wgmma_fence() {
 #if HL_WGMMA
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #endif
 }
 /* the batch ends here; all but the last `left` batches are waited for. What is still under way is not held:
  * each hold may become a copy. */
-template <int left> static __device__ __forceinline__ void products_left() {
+template <int left> static __device__ __forceinline__ void wgmma_commit_wait() {
 #if HL_WGMMA
     asm volatile("wgmma.commit_group.sync.aligned;\n\twgmma.wait_group.sync.aligned %0;" ::"n"(left)
                  : "memory");
 #endif
 }
 /* the same, with the accumulators held that the batch, or the one before it, went to */
-template <int tiles, int left = 0> static __device__ __forceinline__ void products_end(float (*d)[4]) {
-    products_left<left>();
-    hold<tiles>(d);
+template <int tiles, int left = 0> static __device__ __forceinline__ void wgmma_end(float (*d)[4]) {
+    wgmma_commit_wait<left>();
+    wgmma_hold<tiles>(d);
 }
 /* all batches that were left */
-template <int tiles> static __device__ __forceinline__ void products_wait(float (*d)[4]) {
+template <int tiles> static __device__ __forceinline__ void wgmma_wait_all(float (*d)[4]) {
 #if HL_WGMMA
     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 #endif
-    hold<tiles>(d);
+    wgmma_hold<tiles>(d);
 }
 /* the same for operands in registers: they stay what they are until the batch has ended */
-template <int n> static __device__ __forceinline__ void hold_operands(uint32_t (*a)[4]) {
+template <int n> static __device__ __forceinline__ void wgmma_hold_a(uint32_t (*a)[4]) {
 #if HL_WGMMA
 #pragma unroll
     for (int i = 0; i < n; i++)
@@ -173,18 +173,18 @@ template <int n> static __device__ __forceinline__ void hold_operands(uint32_t (
 #endif
 }
 /* Registers of a thread from here on, by all of a warpgroup: what one group gives away another may take. */
-template <int n> static __device__ __forceinline__ void fewer_registers() {
+template <int n> static __device__ __forceinline__ void setmaxnreg_dec() {
 #if HL_WGMMA
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(n));
 #endif
 }
-template <int n> static __device__ __forceinline__ void more_registers() {
+template <int n> static __device__ __forceinline__ void setmaxnreg_inc() {
 #if HL_WGMMA
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(n));
 #endif
 }
 /* which warpgroup of the block this is, in a way that tells the compiler that its threads agree */
-static __device__ __forceinline__ int group_of_warps() {
+static __device__ __forceinline__ int warpgroup_index() {
     return __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0);
 }
 
@@ -216,31 +216,31 @@ static __device__ __forceinline__ int group_of_warps() {
 #define HL_WGMMA_TILES(N, x, y, ta, tb)                                                   \
     asm volatile(HL_WGMMA_TEXT(N) ", %" #x ", %" #y ", p, 1, 1, %" #ta ", %" #tb ";\n\t}" \
                  : HL_D##N##_OF(d, 0)                                                     \
-                 : "l"(descriptor(a)), "l"(descriptor(b)), "n"((int)A::TURNED), "n"((int)B::TURNED))
+                 : "l"(descriptor(a)), "l"(descriptor(b)), "n"((int)A::TRANS), "n"((int)B::TRANS))
 #define HL_WGMMA_REGS(N, x0, x1, x2, x3, y, tb)                                                      \
     asm volatile(HL_WGMMA_TEXT(N) ", {%" #x0 ",%" #x1 ",%" #x2 ",%" #x3 "}, %" #y ", p, 1, 1, %" #tb \
                                   ";\n\t}"                                                           \
                  : HL_D##N##_OF(d, 0)                                                                \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(descriptor(b)), "n"((int)B::TURNED))
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(descriptor(b)), "n"((int)B::TRANS))
 #endif
 
 /* d += A B of the warp's 16 rows */
 template <int N, class B>
-static __device__ __forceinline__ void product_of(float (*d)[4], const uint32_t a[4], B b) {
+static __device__ __forceinline__ void wgmma_rs_step(float (*d)[4], const uint32_t a[4], B b) {
 #pragma unroll
     for (int n = 0; n < N; n += 16) {
         uint32_t y[4];
-        if (B::TURNED) {
+        if (B::TRANS) {
             const int col = b.col + n;
-            frag_b<B::WIDTH>(y, b.tile + col / B::WIDTH * B::PANEL, b.row, col % B::WIDTH);
-        } else frag_b_rows<B::WIDTH>(y, b.tile, b.row + n, b.col);
+            tile_load_b<B::WIDTH>(y, b.tile + col / B::WIDTH * B::PANEL, b.row, col % B::WIDTH);
+        } else tile_load_b_trans<B::WIDTH>(y, b.tile, b.row + n, b.col);
         mma_bf16(d[n / 8], a, y), mma_bf16(d[n / 8 + 1], a, y + 2);
     }
 }
 
 /* d += A B, A in registers, as fragments of mma_bf16: 16 rows a warp */
 template <int N, class B>
-static __device__ __forceinline__ void product_regs(float (*d)[4], const uint32_t a[4], B b) {
+static __device__ __forceinline__ void wgmma_rs(float (*d)[4], const uint32_t a[4], B b) {
 #if HL_WGMMA
     if constexpr (N == 16) HL_WGMMA_REGS(16, 8, 9, 10, 11, 12, 13);
     else if constexpr (N == 32) HL_WGMMA_REGS(32, 16, 17, 18, 19, 20, 21);
@@ -248,11 +248,11 @@ static __device__ __forceinline__ void product_regs(float (*d)[4], const uint32_
     else if constexpr (N == 128) HL_WGMMA_REGS(128, 64, 65, 66, 67, 68, 69);
     static_assert(N == 16 || N == 32 || N == 64 || N == 128, "a width that is spelled out above");
 #else
-    product_of<N>(d, a, b);
+    wgmma_rs_step<N>(d, a, b);
 #endif
 }
 /* d += A B, both in tiles */
-template <int N, class A, class B> static __device__ __forceinline__ void product(float (*d)[4], A a, B b) {
+template <int N, class A, class B> static __device__ __forceinline__ void wgmma_ss(float (*d)[4], A a, B b) {
 #if HL_WGMMA
     if constexpr (N == 16) HL_WGMMA_TILES(16, 8, 9, 10, 11);
     else if constexpr (N == 32) HL_WGMMA_TILES(32, 16, 17, 18, 19);
@@ -265,9 +265,9 @@ template <int N, class A, class B> static __device__ __forceinline__ void produc
 #else
     const int rows = threadIdx.x / 32 % 4 * 16;
     uint32_t x[4];
-    if (A::TURNED) frag_a_turned<A::WIDTH>(x, a.tile, a.row, a.col + rows);
-    else frag_a<A::WIDTH>(x, a.tile, a.row + rows, a.col);
-    product_of<N>(d, x, b);
+    if (A::TRANS) tile_load_a_trans<A::WIDTH>(x, a.tile, a.row, a.col + rows);
+    else tile_load_a<A::WIDTH>(x, a.tile, a.row + rows, a.col);
+    wgmma_rs_step<N>(d, x, b);
 #endif
 }
 #endif

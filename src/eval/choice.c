@@ -1,6 +1,6 @@
 /* choice.c -- multiple choice: the requests of each task, and acc and acc_norm. Contexts and choices are as
  * the harness's templates make them, from the hub's rows or those of other exports of the same data. */
-#include "eval/rows.h"
+#include "eval/jsonl.h"
 #include "eval/tasks.h"
 #include <stdlib.h>
 

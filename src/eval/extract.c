@@ -1,6 +1,6 @@
 /* extract.c -- FDA, SWDE, SQuAD: a document, the name of a field, and whether the value is in what the model
  * writes next. What counts as the prompt has changed over time: --retrieval. */
-#include "eval/rows.h"
+#include "eval/jsonl.h"
 #include "eval/tasks.h"
 #include <stdlib.h>
 

@@ -43,7 +43,7 @@ static bool cut_at(struct hl_text *t, const char *stop) {
 
 /* EOS as a text: it ends an output, too. */
 static const char *eos_text(const hola_tokenizer *t, char room[64]) {
-    const struct hl_piece *p = t->eos >= 0 && !t->plain_bytes ? &t->bpe.piece[t->eos] : NULL;
+    const struct hl_token_piece *p = t->eos >= 0 && !t->plain_bytes ? &t->bpe.piece[t->eos] : NULL;
     if (!p || p->len <= 0 || p->len >= 64) return NULL;
     memcpy(room, p->text, (size_t)p->len);
     room[p->len] = 0;
@@ -97,7 +97,7 @@ static hola_status take_tokens(struct batch *b, int64_t first) {
     struct hl_engine *e = b->engine;
     struct taking t = {b, first};
     hola_status st = HOLA_OK;
-    hl_pool_run(e->model->pool, b->n - first, take_one, &t);
+    hl_pool_run(e->model->backend->pool, b->n - first, take_one, &t);
     for (int64_t i = b->n; st == HOLA_OK && i-- > first;) {
         const struct slot s = b->slot[i];
         if (s.status != HOLA_OK) st = hl_fail(s.status, "eval: no memory for an answer");
@@ -141,7 +141,7 @@ static hola_status begin(struct batch *b) {
     const int64_t n = gather(b), first = b->n, vocab = hola_model_config(e->model)->vocab_size;
     hola_status st = HOLA_OK;
     if (n == 0) return HOLA_OK;
-    hl_pool_run(e->model->pool, n, read_prompt, b);
+    hl_pool_run(e->model->backend->pool, n, read_prompt, b);
     for (int64_t i = 0; st == HOLA_OK && i < n; i++) {
         struct slot *s = &b->slot[first + i];
         if (s->status != HOLA_OK) read_prompt(b, i, 0), st = s->status; /* again, for its message */

@@ -1,5 +1,5 @@
 /* lambada.c -- the last word of a passage, given the rest: cut at spaces alone, newlines stay in words. */
-#include "eval/rows.h"
+#include "eval/jsonl.h"
 #include "eval/tasks.h"
 #include <math.h>
 #include <stdlib.h>

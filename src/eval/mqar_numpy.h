@@ -1,9 +1,9 @@
 /* mqar_numpy.h -- the very examples of zoology's multiquery_ar(seed=..). The
- * task and its settings are text/mqar.h's, which has random numbers of its own, example by example; here a
+ * task and its settings are data/mqar.h's, which has random numbers of its own, example by example; here a
  * set is made whole, from numpy's stream: all keys, then all values, then all places. */
 #ifndef HL_MQAR_NUMPY_H
 #define HL_MQAR_NUMPY_H
-#include "text/mqar.h"
+#include "data/mqar.h"
 
 /* inputs, labels [examples][length]. Where m->random_non_queries, the tokens between the queries are those of
  * torch.randint after torch.manual_seed(torch_seed). m->answers must be false. */

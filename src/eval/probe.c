@@ -1,7 +1,7 @@
 /* probe.c -- see probe.h. */
 #include "eval/probe.h"
 #include "eval/pyrandom.h"
-#include "eval/ruler_work.h"
+#include "eval/ruler_internal.h"
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>

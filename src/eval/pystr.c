@@ -1,6 +1,6 @@
 /* pystr.c -- see pystr.h. */
 #include "eval/pystr.h"
-#include "text/unicode.h"
+#include "tokenizer/unicode.h"
 
 struct case_range { /* first, first + step .. last: add difference */
     uint32_t first, last;

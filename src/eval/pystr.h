@@ -1,7 +1,7 @@
 /* pystr.h -- Python's str, as far as benchmarks are defined by it, on UTF-8. */
 #ifndef HL_PYSTR_H
 #define HL_PYSTR_H
-#include "text/tokenizer.h"
+#include "tokenizer/tokenizer.h"
 
 struct hl_span { /* a text, lent */
     const char *p;

@@ -1,6 +1,6 @@
 /* ruler.c -- see ruler.h: names, the search for how much haystack fits, sample after sample. */
 #include "eval/ruler.h"
-#include "eval/ruler_work.h"
+#include "eval/ruler_internal.h"
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>

@@ -18,7 +18,7 @@
  *   english_words.json                                  NVIDIA's ruler_cwe beyond about 100k tokens alone */
 #ifndef HL_RULER_H
 #define HL_RULER_H
-#include "text/tokenizer.h"
+#include "tokenizer/tokenizer.h"
 
 enum hl_ruler_task {
     HL_NIAH_SINGLE_1,

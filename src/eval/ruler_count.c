@@ -1,6 +1,6 @@
 /* ruler_count.c -- words that are counted: a numbered list with ten common words (cwe), and coded words whose
  * frequencies fall as 1/rank^2 (fwe). */
-#include "eval/ruler_work.h"
+#include "eval/ruler_internal.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

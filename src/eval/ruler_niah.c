@@ -1,6 +1,6 @@
 /* ruler_niah.c -- needles in a haystack: one to four of them in lines of noise, in needles nobody asks for,
  * or in essays. */
-#include "eval/ruler_work.h"
+#include "eval/ruler_internal.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -220,7 +220,7 @@ static hola_status split_essay(struct niah *w, int64_t n, bool repeat) {
         if (w->repeated.bad) return hl_fail(HOLA_ENOMEM, "ruler: no memory");
         p = w->repeated.data, len = w->repeated.n;
     } else if (n > 0) {
-        const struct hl_span *last = &w->word.at[(n < w->word.n ? n : w->word.n) - 1];
+        const struct hl_ruler_span *last = &w->word.at[(n < w->word.n ? n : w->word.n) - 1];
         len = last->text + last->n - p;
     }
     len = hl_strip(&p, len);

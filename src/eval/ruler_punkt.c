@@ -4,10 +4,10 @@
  *
  * Files of nltk_data/tokenizers/punkt_tab/english: abbrev_types.txt, sent_starters.txt (a word per line),
  * collocations.tab (two words), ortho_context.tab (a word and a sum of the ORTHO bits below). */
-#include "eval/ruler_work.h"
+#include "eval/ruler_internal.h"
 #include "core/file.h"
-#include "text/bpe.h"
-#include "text/unicode.h"
+#include "tokenizer/bpe.h"
+#include "tokenizer/unicode.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -170,7 +170,7 @@ static int64_t without_period(const struct word *w) {
 
 enum starter { NO, YES, UNKNOWN };
 static int ortho(const struct hl_punkt *p, const struct word *w) {
-    const struct hl_span *f =
+    const struct hl_ruler_span *f =
         hl_spans_find(&p->list[ORTHO], w->type, w->ends ? without_period(w) : w->type_n);
     return f ? f->value : 0;
 }
@@ -260,11 +260,11 @@ static int64_t closing(const char *t, const char *end, int64_t *with_spaces) {
 static void realign(struct hl_spans *v) {
     int64_t n = 0, skip = 0;
     for (int64_t i = 0; i < v->n; i++) {
-        struct hl_span a = v->at[i];
+        struct hl_ruler_span a = v->at[i];
         a.text += skip, a.n -= skip;
         skip = 0;
         if (i + 1 < v->n) {
-            const struct hl_span *b = &v->at[i + 1];
+            const struct hl_ruler_span *b = &v->at[i + 1];
             int64_t m = closing(b->text, b->text + b->n, &skip);
             if (m) a.n = b->text + m - a.text;
         }

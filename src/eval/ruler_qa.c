@@ -1,6 +1,6 @@
 /* ruler_qa.c -- questions over documents: SQuAD's answerable ones with paragraphs of the same article, then
  * of others; HotpotQA's with its own ten paragraphs, then others. */
-#include "eval/ruler_work.h"
+#include "eval/ruler_internal.h"
 #include "core/file.h"
 #include <stdlib.h>
 #include <string.h>

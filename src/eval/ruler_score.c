@@ -1,5 +1,5 @@
 /* ruler_score.c -- RULER's score, and samples that its tools wrote. */
-#include "eval/ruler_work.h"
+#include "eval/ruler_internal.h"
 #include "core/file.h"
 #include <stdlib.h>
 #include <string.h>

@@ -1,8 +1,8 @@
 /* ruler_text.c -- texts that grow, Python's ways with strings, lists of spans, files of the data. */
-#include "eval/ruler_work.h"
+#include "eval/ruler_internal.h"
 #include "core/file.h"
-#include "text/bpe.h"
-#include "text/unicode.h"
+#include "tokenizer/bpe.h"
+#include "tokenizer/unicode.h"
 #include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -141,16 +141,16 @@ int64_t hl_strip(const char **text, int64_t n) {
 hola_status hl_spans_add(struct hl_spans *v, const char *text, int64_t n, int32_t value) {
     if (v->n == v->cap) {
         int64_t cap = 2 * v->cap + 64;
-        struct hl_span *at = realloc(v->at, (size_t)cap * sizeof *at);
+        struct hl_ruler_span *at = realloc(v->at, (size_t)cap * sizeof *at);
         if (!at) return hl_fail(HOLA_ENOMEM, "ruler: no memory");
         v->at = at, v->cap = cap;
     }
-    v->at[v->n++] = (struct hl_span){text, n, value};
+    v->at[v->n++] = (struct hl_ruler_span){text, n, value};
     return HOLA_OK;
 }
 
 int hl_span_compare(const void *a, const void *b) {
-    const struct hl_span *x = a, *y = b;
+    const struct hl_ruler_span *x = a, *y = b;
     int c = memcmp(x->text, y->text, (size_t)(x->n < y->n ? x->n : y->n));
     return c ? c : (x->n > y->n) - (x->n < y->n);
 }
@@ -163,8 +163,8 @@ void hl_spans_sort(struct hl_spans *v, bool unique) {
     if (unique) v->n = n;
 }
 
-const struct hl_span *hl_spans_find(const struct hl_spans *v, const char *text, int64_t n) {
-    const struct hl_span key = {text, n, 0};
+const struct hl_ruler_span *hl_spans_find(const struct hl_spans *v, const char *text, int64_t n) {
+    const struct hl_ruler_span key = {text, n, 0};
     return v->n ? bsearch(&key, v->at, (size_t)v->n, sizeof *v->at, hl_span_compare) : NULL;
 }
 

@@ -1,6 +1,6 @@
 /* ruler_vt.c -- variable tracking: VAR A = 12345, then VAR B = VAR A, and so on, among lines of noise.
  * Before the question stands an example of the same kind, with names of three letters instead of five. */
-#include "eval/ruler_work.h"
+#include "eval/ruler_internal.h"
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,5 +1,5 @@
 /* ruler_words.c -- wonderwords' lists, as RULER's tasks order them. */
-#include "eval/ruler_work.h"
+#include "eval/ruler_internal.h"
 #include "core/file.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,11 +33,11 @@ static hola_status read_list(struct hl_lexicon *w, int file, const struct hl_rul
 }
 
 /* "adjective-" of x is the beginning of that of y */
-static bool begins(const struct hl_span *x, const struct hl_span *y) {
+static bool begins(const struct hl_ruler_span *x, const struct hl_ruler_span *y) {
     return y->n > x->n && memcmp(x->text, y->text, (size_t)x->n) == 0 && y->text[x->n] == '-';
 }
 static int dashed(const void *a, const void *b) { /* by "adjective-" */
-    const struct hl_span *x = a, *y = b;
+    const struct hl_ruler_span *x = a, *y = b;
     int c = memcmp(x->text, y->text, (size_t)(x->n < y->n ? x->n : y->n));
     if (c || x->n == y->n) return c;
     return x->n < y->n ? (begins(x, y) ? -1 : '-' - (unsigned char)y->text[x->n])
@@ -118,9 +118,9 @@ void hl_lexicon_free(struct hl_lexicon *w) {
 int64_t hl_lexicon_count(const struct hl_lexicon *w) { return w->pair ? w->n_pairs : w->noun.n; }
 
 void hl_lexicon_get(const struct hl_lexicon *w, int64_t i, struct hl_str *out) {
-    const struct hl_span *noun = &w->noun.at[w->pair ? w->pair[i] & 0xffff : i];
+    const struct hl_ruler_span *noun = &w->noun.at[w->pair ? w->pair[i] & 0xffff : i];
     if (w->pair) {
-        const struct hl_span *a = &w->adjective.at[w->pair[i] >> 16];
+        const struct hl_ruler_span *a = &w->adjective.at[w->pair[i] >> 16];
         hl_str_put(out, a->text, a->n);
         hl_str_put(out, "-", 1);
     }

@@ -20,8 +20,8 @@ void hl_engine_warn(const struct hl_engine *e, const char *text) {
 
 int64_t hl_engine_room(const hola_model *m, int64_t most_host, int64_t most_device) {
     const int64_t host = (int64_t)1 << 29, device = (int64_t)1 << 34; /* bytes */
-    const int64_t most = m->ops->mem->host ? most_host : most_device;
-    const int64_t fits = (m->ops->mem->host ? host : device) / m->state.bytes;
+    const int64_t most = m->backend->host ? most_host : most_device;
+    const int64_t fits = (m->backend->host ? host : device) / m->state.bytes;
     return fits < 2 ? 2 : fits < most ? fits : most;
 }
 
@@ -63,7 +63,7 @@ static hola_status tokenize_all(struct hl_engine *e, struct hl_items *items) {
         t.part[k].n = e->set->n - k * PART < PART ? e->set->n - k * PART : PART;
     }
     if (n > 1) t.opts.threads = 1;
-    if (st == HOLA_OK && n > 1) hl_pool_run(e->model->pool, n, tokenize_part, &t);
+    if (st == HOLA_OK && n > 1) hl_pool_run(e->model->backend->pool, n, tokenize_part, &t);
     else if (st == HOLA_OK && n == 1) tokenize_part(&t, 0, 0);
     for (int64_t k = 0; st == HOLA_OK && k < n; k++) {
         if (t.part[k].status != HOLA_OK) tokenize_part(&t, k, 0); /* again, for its message */

@@ -2,7 +2,7 @@
  * is left of every item is scored. A wave is as many items as there are states. */
 #include "core/half.h"
 #include "eval/engine.h"
-#include "model/lanes.h"
+#include "model/sequences.h"
 #include <math.h>
 #include <stdlib.h>
 
@@ -23,9 +23,9 @@ static bool same_prefix(const struct hl_item *x, const struct hl_item *y) {
 }
 
 struct wave {
-    struct hl_lanes lanes;
-    struct hl_stretch *feed, *score; /* [lanes] */
-    double *logprob;                 /* room for `rows` of them */
+    struct hl_sequences lanes;
+    struct hl_feed *feed, *score; /* [lanes] */
+    double *logprob;              /* room for `rows` of them */
     bool *top;
     int64_t rows;
     int64_t *left; /* [requests]: items without an answer */
@@ -45,14 +45,14 @@ static hola_status feed_prefixes(struct wave *w, const struct hl_item *item, int
     int64_t k = 0;
     for (int64_t i = 0; i < n; i++) {
         if (i > 0 && same_prefix(&item[i], &item[i - 1])) continue;
-        hl_lane_reset(&w->lanes, i);
+        hl_sequence_reset(&w->lanes, i);
         if (item[i].prefix == 0) continue;
-        w->feed[k++] = (struct hl_stretch){.lane = i, .ids = item[i].ids, .n = item[i].prefix};
+        w->feed[k++] = (struct hl_feed){.lane = i, .ids = item[i].ids, .n = item[i].prefix};
         *fed += item[i].prefix;
     }
-    hola_status st = k > 0 ? hl_lanes_run(&w->lanes, w->feed, k) : HOLA_OK;
+    hola_status st = k > 0 ? hl_sequences_run(&w->lanes, w->feed, k) : HOLA_OK;
     for (int64_t i = 1; st == HOLA_OK && i < n; i++)
-        if (same_prefix(&item[i], &item[i - 1])) hl_lane_copy(&w->lanes, i, i - 1);
+        if (same_prefix(&item[i], &item[i - 1])) hl_sequence_copy(&w->lanes, i, i - 1);
     return st;
 }
 
@@ -60,7 +60,7 @@ static double round_bf16(double x) { return (double)hl_from_bf16(hl_to_bf16((flo
 
 /* Adds one item's scores to its request's answer. */
 static hola_status take(struct hl_engine *e, struct wave *w, const struct hl_item *item,
-                        const struct hl_stretch *s) {
+                        const struct hl_feed *s) {
     struct hl_answer *a = &e->answer[item->request];
     const bool bf16 = e->opts->precision == HL_PRECISION_BF16;
     double sum = 0;
@@ -86,15 +86,15 @@ static hola_status run_wave(struct hl_engine *e, struct wave *w, const struct hl
     rows = 0;
     for (int64_t i = 0; i < n; i++) {
         const int64_t from = item[i].prefix;
-        w->score[i] = (struct hl_stretch){.lane = i,
-                                          .ids = item[i].ids + from,
-                                          .next = item[i].next + from,
-                                          .n = item[i].n - from,
-                                          .logprob = w->logprob + rows,
-                                          .top = w->top + rows};
+        w->score[i] = (struct hl_feed){.lane = i,
+                                       .ids = item[i].ids + from,
+                                       .next = item[i].next + from,
+                                       .n = item[i].n - from,
+                                       .logprob = w->logprob + rows,
+                                       .top = w->top + rows};
         rows += item[i].n - from;
     }
-    if (st == HOLA_OK) st = hl_lanes_run(&w->lanes, w->score, n);
+    if (st == HOLA_OK) st = hl_sequences_run(&w->lanes, w->score, n);
     for (int64_t i = 0; st == HOLA_OK && i < n; i++) st = take(e, w, &item[i], &w->score[i]);
     if (st == HOLA_OK) hl_engine_progress(e, rows + fed);
     return st;
@@ -129,7 +129,7 @@ hola_status hl_engine_score(struct hl_engine *e, struct hl_items *items) {
     int64_t bare = n;
     while (bare > 0 && items->item[bare - 1].prefix == 0) bare--;
     qsort(items->item + bare, (size_t)(n - bare), sizeof *items->item, by_length);
-    hola_status st = hl_lanes_new(&w.lanes, e->model, most < n ? most : n);
+    hola_status st = hl_sequences_new(&w.lanes, e->model, most < n ? most : n);
     w.feed = calloc((size_t)most, sizeof *w.feed), w.score = calloc((size_t)most, sizeof *w.score);
     w.left = calloc((size_t)e->set->n, sizeof *w.left);
     if (st == HOLA_OK && (!w.feed || !w.score || !w.left))
@@ -139,7 +139,7 @@ hola_status hl_engine_score(struct hl_engine *e, struct hl_items *items) {
         k = wave_size(e, &w, items->item + i, n - i);
         st = run_wave(e, &w, items->item + i, k);
     }
-    hl_lanes_free(&w.lanes);
+    hl_sequences_free(&w.lanes);
     free(w.feed), free(w.score), free(w.left), free(w.logprob), free(w.top);
     return st;
 }

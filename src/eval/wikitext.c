@@ -1,7 +1,7 @@
 /* wikitext.c -- perplexity: WikiText's pages, put together from its lines and detokenised as the harness
  * does it, and any text file. Words and bytes are counted on the page as it was, the likelihood is that of
  * the detokenised text. */
-#include "eval/rows.h"
+#include "eval/jsonl.h"
 #include "eval/tasks.h"
 #include <math.h>
 #include <stdlib.h>

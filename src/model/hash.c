@@ -54,7 +54,7 @@ static void hash_panel(void *ctx, int64_t p, int worker) {
 /* Whether tensor i lies here as floats, whole or halved; otherwise it is brought here as rows. */
 static bool readable(const hola_model *m, int64_t i) {
     if (m->ahead) return false;
-    return m->rows || (m->ops->mem->host && m->weight[i].data && m->weight[i].dtype <= HOLA_F16);
+    return m->rows || (m->backend->host && m->weight[i].data && m->weight[i].dtype <= HOLA_F16);
 }
 
 static hola_status hash_tensor(const hola_model *m, int64_t i, uint64_t *out) {
@@ -72,7 +72,7 @@ static hola_status hash_tensor(const hola_model *m, int64_t i, uint64_t *out) {
         if (!here) hl_model_read(m, i, copy), j.data = copy;
         else if (m->rows) j.data = m->rows + t->offset;
         else j.data = m->weight[i].data, j.layout = m->weight[i].layout, j.dtype = m->weight[i].dtype;
-        hl_pool_run(m->pool, panels, hash_panel, &j);
+        hl_pool_run(m->backend->pool, panels, hash_panel, &j);
         *out = hl_fnv1a(t->name);
         for (int64_t p = 0; p < panels; p++) *out += sum[p];
         *out = hl_hash_mix(*out);

@@ -14,7 +14,7 @@ struct hola_history {
     int32_t *ids;
     bool *begins; /* [room]: a call began there */
     int64_t points;
-    struct hl_point **point; /* [most], by position */
+    struct hl_restore_point **point; /* [most], by position */
 };
 
 hola_status hola_history_new(hola_history **out, hola_session *s, const hola_history_opts *opt) {
@@ -31,9 +31,9 @@ hola_status hola_history_new(hola_history **out, hola_session *s, const hola_his
     if (h) {
         h->session = s;
         h->turns = s->turns;
-        h->every = opt->every ? opt->every : s->model->ops->mem->host ? 512 : 8192;
+        h->every = opt->every ? opt->every : s->model->backend->host ? 512 : 8192;
         h->most = opt->most ? opt->most : 8;
-        h->point = calloc((size_t)h->most, sizeof(struct hl_point *));
+        h->point = calloc((size_t)h->most, sizeof(struct hl_restore_point *));
     }
     if (!h || !h->point) {
         free(h);
@@ -45,7 +45,7 @@ hola_status hola_history_new(hola_history **out, hola_session *s, const hola_his
 
 void hola_history_free(hola_history *h) {
     if (!h) return;
-    for (int64_t i = 0; i < h->points; i++) hl_point_free(h->session->model, h->point[i]);
+    for (int64_t i = 0; i < h->points; i++) hl_restore_point_free(h->session->model, h->point[i]);
     free(h->point);
     free(h->ids);
     free(h->begins);
@@ -71,7 +71,7 @@ static hola_status make_room(hola_history *h, int64_t n) {
 
 /* Takes over what went to the session without us. */
 static hola_status catch_up(hola_history *h) {
-    const struct hl_where *w = &h->session->now.at;
+    const struct hl_position *w = &h->session->now.at;
     if (h->session->turns != h->turns)
         return hl_fail(HOLA_EINVAL, "history: the session was reset, loaded or rolled back without it");
     if (w->pos - h->n > HOLA_RECENT)
@@ -79,8 +79,8 @@ static hola_status catch_up(hola_history *h) {
                        (long long)(w->pos - h->n), HOLA_RECENT);
     hola_status s = make_room(h, w->pos);
     for (; s == HOLA_OK && h->n < w->pos; h->n++) {
-        h->ids[h->n] = hl_where_id(w, h->n);
-        h->begins[h->n] = hl_where_begins(w, h->n);
+        h->ids[h->n] = hl_position_id(w, h->n);
+        h->begins[h->n] = hl_position_begins(w, h->n);
     }
     return s;
 }
@@ -88,7 +88,7 @@ static hola_status catch_up(hola_history *h) {
 /* ---- points ---- */
 
 /* Takes out the point whose absence leaves the smallest gap for how far back it is. */
-static struct hl_point *take_out(hola_history *h) {
+static struct hl_restore_point *take_out(hola_history *h) {
     int64_t which = 0;
     double least = INFINITY;
     for (int64_t i = 0; i < h->points; i++) {
@@ -97,25 +97,25 @@ static struct hl_point *take_out(hola_history *h) {
         const double cost = (double)(after - before) / (double)(position(h) - here + h->every);
         if (cost < least) least = cost, which = i;
     }
-    struct hl_point *p = h->point[which];
+    struct hl_restore_point *p = h->point[which];
     memmove(h->point + which, h->point + which + 1, (size_t)(--h->points - which) * sizeof *h->point);
     return p;
 }
 
 hola_status hola_history_keep(hola_history *h) {
     const hola_model *m = h->session->model;
-    const struct hl_point *now = &h->session->now, *last = h->points ? h->point[h->points - 1] : NULL;
-    struct hl_point *p = NULL;
+    const struct hl_restore_point *now = &h->session->now, *last = h->points ? h->point[h->points - 1] : NULL;
+    struct hl_restore_point *p = NULL;
     hola_status s = catch_up(h);
     if (s != HOLA_OK || now->at.pos == 0) return s;
     if (last && last->at.pos == now->at.pos) { /* the same point; it may lack the logits */
         if (last->at.has_logits || !now->at.has_logits) return HOLA_OK;
         p = h->point[--h->points];
     } else if (h->points == h->most) p = take_out(h); /* its memory serves again */
-    else s = hl_point_new(&p, m);
-    if (s == HOLA_OK) s = hl_point_copy(m, p, now, false);
+    else s = hl_restore_point_new(&p, m);
+    if (s == HOLA_OK) s = hl_restore_point_copy(m, p, now, false);
     if (s == HOLA_OK) h->point[h->points++] = p;
-    else hl_point_free(m, p);
+    else hl_restore_point_free(m, p);
     return s;
 }
 
@@ -124,10 +124,10 @@ static hola_status go_back(hola_history *h, int64_t to) {
     hola_session *y = h->session;
     hola_status s = HOLA_OK;
     while (h->points > 0 && h->point[h->points - 1]->at.pos > to)
-        hl_point_free(y->model, h->point[--h->points]);
+        hl_restore_point_free(y->model, h->point[--h->points]);
     const uint64_t seed = y->now.at.seed;
     hola_session_reset(y);
-    if (h->points > 0) s = hl_point_copy(y->model, &y->now, h->point[h->points - 1], false);
+    if (h->points > 0) s = hl_restore_point_copy(y->model, &y->now, h->point[h->points - 1], false);
     y->now.at.seed = seed;
     h->turns = y->turns;
     h->n = y->now.at.pos;

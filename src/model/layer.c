@@ -5,32 +5,38 @@
 
 /* Convolutions and norms: everything between the projections and the two memories. */
 static void prepare(const struct layer *l) {
-    const struct hl_ops *ops = l->ops;
+    const struct hl_ops *ops = &l->backend->ops;
     for (int i = 0; i < 2; i++) {
         struct hl_conv c = conv(l, i == 0 ? 'q' : 'k');
         struct hl_l2norm n = state_norm(l, i == 0);
         struct hl_rmsnorm r = read_norm(l, i == 0);
         if (in_one(l)) {
-            ops->convnorm_forward(l->pool, &c, &n, l->s.rms ? &r : NULL);
+            {
+                const struct hl_convnorm all = {&c, &n, l->s.rms ? &r : NULL};
+                ops->convnorm_forward(l->backend, &all);
+            }
             continue;
         }
-        ops->conv_forward(l->pool, &c);
+        ops->conv_forward(l->backend, &c);
         if (l->s.rms && ops->twonorm_forward) {
-            ops->twonorm_forward(l->pool, &n, &r);
+            {
+                const struct hl_twonorm both = {&n, &r};
+                ops->twonorm_forward(l->backend, &both);
+            }
             continue;
         }
-        ops->l2norm_forward(l->pool, &n);
-        if (l->s.rms) ops->rmsnorm_forward(l->pool, &r);
+        ops->l2norm_forward(l->backend, &n);
+        if (l->s.rms) ops->rmsnorm_forward(l->backend, &r);
     }
     struct hl_conv v = conv(l, 'v');
-    ops->conv_forward(l->pool, &v);
+    ops->conv_forward(l->backend, &v);
 }
 
 static void remember(const struct layer *l) {
     struct hl_gate g = gates(l);
     struct hl_gdn r = delta_rule(l);
-    l->ops->gate_forward(l->pool, &g);
-    l->ops->gdn_forward(l->pool, &r);
+    l->backend->ops.gate_forward(l->backend, &g);
+    l->backend->ops.gdn_forward(l->backend, &r);
     if (l->s.cache) {
         struct hl_score score = {.T = l->T,
                                  .HV = l->s.HV,
@@ -41,8 +47,9 @@ static void remember(const struct layer *l) {
                                  .v = l->a->v1,
                                  .score = l->a->score};
         struct hl_cache c = exact_memory(l);
-        if (score.evict != HOLA_EVICT_BETAE) l->ops->cache_score(l->pool, &score); /* that is m itself */
-        l->ops->cache_forward(l->pool, &c);
+        if (score.evict != HOLA_EVICT_BETAE)
+            l->backend->ops.cache_score(l->backend, &score); /* that is m itself */
+        l->backend->ops.cache_forward(l->backend, &c);
     }
 }
 
@@ -51,35 +58,35 @@ static void join(const struct layer *l, int64_t w, const void *x, int64_t K, con
     struct hl_linear a = {.M = l->T, .K = K, .x = x};
     part(l, &a, w, out, NULL);
     a.part[0].from = in;
-    l->ops->linear_forward(l->pool, &a);
+    l->backend->ops.linear_forward(l->backend, &a);
 }
 
-void hl_layer_forward(hola_model *m, struct hl_acts *acts, const struct hl_rows *rows, int64_t index,
+void hl_layer_forward(hola_model *m, struct hl_activations *acts, const struct hl_rows *rows, int64_t index,
                       void *out) {
     const struct layer l = open_layer(m, acts, rows, index, NULL);
     struct hl_rmsnorm n1 = attn_norm(&l), n2 = out_norm(&l), n3 = mlp_norm(&l);
     struct hl_linear in = projections(&l), up = mlp_in(&l);
     struct hl_swiglu act = swiglu(&l);
 
-    l.ops->rmsnorm_forward(l.pool, &n1);
-    l.ops->linear_forward(l.pool, &in);
+    l.backend->ops.rmsnorm_forward(l.backend, &n1);
+    l.backend->ops.linear_forward(l.backend, &in);
     prepare(&l);
     remember(&l);
-    l.ops->rmsnorm_forward(l.pool, &n2);
+    l.backend->ops.rmsnorm_forward(l.backend, &n2);
     join(&l, l.p->o_proj, l.a->y, l.s.vv, l.a->x, l.a->h);
 
-    l.ops->rmsnorm_forward(l.pool, &n3);
-    l.ops->linear_forward(l.pool, &up);
-    l.ops->swiglu_forward(l.pool, &act);
+    l.backend->ops.rmsnorm_forward(l.backend, &n3);
+    l.backend->ops.linear_forward(l.backend, &up);
+    l.backend->ops.swiglu_forward(l.backend, &act);
     join(&l, l.p->down_proj, l.a->act, l.s.I, l.a->h, out);
 }
 
 void hl_layer_recompute(const struct layer *l) {
     struct hl_rmsnorm n1 = attn_norm(l), n2 = out_norm(l), n3 = mlp_norm(l);
     struct hl_swiglu act = swiglu(l);
-    l->ops->rmsnorm_forward(l->pool, &n1);
+    l->backend->ops.rmsnorm_forward(l->backend, &n1);
     prepare(l);
-    l->ops->rmsnorm_forward(l->pool, &n2);
-    l->ops->rmsnorm_forward(l->pool, &n3);
-    l->ops->swiglu_forward(l->pool, &act);
+    l->backend->ops.rmsnorm_forward(l->backend, &n2);
+    l->backend->ops.rmsnorm_forward(l->backend, &n3);
+    l->backend->ops.swiglu_forward(l->backend, &act);
 }

@@ -6,25 +6,23 @@
 /* What every step needs at hand. */
 struct layer {
     hola_model *m;
-    const struct hl_ops *ops;
-    struct hl_pool *pool;
+    struct hl_backend *backend;
     const hola_config *cfg;
     struct hl_dims s;
     const struct hl_rows *rows;
     const struct hl_layer_params *p;
-    struct hl_layer_acts *a;
+    struct hl_layer_activations *a;
     struct hl_grads *d;
     enum hl_pass pass;
     int64_t T, state;      /* rows; this layer's offset in a session's block */
-    int64_t joint, paired; /* as struct hl_acts has them */
+    int64_t joint, paired; /* as struct hl_activations has them */
     real *grads;           /* parameter gradients; NULL in a forward pass */
 };
 
-static inline struct layer open_layer(hola_model *m, struct hl_acts *acts, const struct hl_rows *rows,
+static inline struct layer open_layer(hola_model *m, struct hl_activations *acts, const struct hl_rows *rows,
                                       int64_t index, real *grads) {
     return (struct layer){.m = m,
-                          .ops = m->ops,
-                          .pool = m->pool,
+                          .backend = m->backend,
                           .cfg = &m->cfg,
                           .s = hl_dims(&m->cfg),
                           .rows = rows,
@@ -118,7 +116,7 @@ static inline struct hl_l2norm state_norm(const struct layer *l, bool query) {
                               .dx = query ? l->d->dq1 : l->d->dk1};
 }
 static inline struct hl_conv conv(const struct layer *l, char which) {
-    const struct hl_layer_acts *a = l->a;
+    const struct hl_layer_activations *a = l->a;
     const struct hl_layer_params *p = l->p;
     const struct hl_state_layout *at = &l->m->state;
     struct hl_conv c = {.rows = l->rows, .ld = l->joint, .W = l->cfg->conv_size > 0 ? l->cfg->conv_size : 1};
@@ -152,7 +150,7 @@ static inline struct hl_gate gates(const struct layer *l) {
                             .ddt_bias = grad(l, l->p->dt_bias)};
 }
 static inline struct hl_gdn delta_rule(const struct layer *l) {
-    const struct hl_layer_acts *a = l->a;
+    const struct hl_layer_activations *a = l->a;
     const bool keep = l->pass == HL_TRAIN;
     return (struct hl_gdn){.rows = l->rows,
                            .H = l->s.H,
@@ -178,7 +176,7 @@ static inline struct hl_gdn delta_rule(const struct layer *l) {
                            .dbeta = l->d->dbeta};
 }
 static inline struct hl_cache exact_memory(const struct layer *l) {
-    const struct hl_layer_acts *a = l->a;
+    const struct hl_layer_activations *a = l->a;
     const bool keep = l->pass == HL_TRAIN;
     return (struct hl_cache){.rows = l->rows,
                              .H = l->s.H,
@@ -238,7 +236,7 @@ static inline struct hl_linear mlp_in(const struct layer *l) {
 /* Whether queries and keys go through convolution and norms in one op. Not where the flat read shares the state's
  * q and k: there one norm has two gradients. */
 static inline bool in_one(const struct layer *l) {
-    return l->ops->convnorm_forward && (l->s.rms || !l->s.cache);
+    return l->backend->ops.convnorm_forward && (l->s.rms || !l->s.cache);
 }
 
 /* Fills the layer's CHEAP buffers again from the kept ones. */

@@ -1,166 +1,93 @@
-/* model.c -- a model's life: made, loaded, and its tensors in the form that is asked for. */
+/* model.c -- embed, layers, final norm, loss; and the same backwards. */
 #include "model/model.h"
-#include "core/file.h"
-#include "model/config.h"
-#include "model/quant.h"
-#include <stdlib.h>
-#include <string.h>
 
-static int64_t lines(int64_t bytes) { return (bytes + 63) / 64 * 64; }
-
-struct hl_state_layout hl_state_layout(const hola_config *cfg, int64_t act_size) {
-    const struct hl_dims s = hl_dims(cfg);
-    const int64_t size = (int64_t)sizeof(real), tail = cfg->conv_size > 1 ? cfg->conv_size - 1 : 0;
-    struct hl_state_layout y = {.S = 0};
-    y.tail_q = y.S + lines(s.HV * s.K * s.V * size);
-    y.tail_k = y.tail_q + lines(tail * s.qk * size);
-    y.tail_v = y.tail_k + lines(tail * s.qk * size);
-    y.cache = y.tail_v + lines(tail * s.vv * size);
-    y.layer = y.cache;
-    if (s.cache)
-        y.layer += hl_cache_state_bytes(s.HV, s.K, s.V, cfg->cache_window, cfg->cache_chunk, act_size);
-    y.bytes = s.L * y.layer;
-    return y;
+static struct hl_rmsnorm final_norm(const hola_model *m, const struct hl_activations *acts, int64_t T,
+                                    real *grads) {
+    const int64_t i = m->params.final_norm;
+    return (struct hl_rmsnorm){.M = T,
+                               .D = m->cfg.hidden_size,
+                               .eps = (real)m->cfg.norm_eps,
+                               .x = acts->last,
+                               .w = hl_model_vector(m, acts->pass, i),
+                               .y = acts->lastn,
+                               .r = acts->r_last,
+                               .dy = acts->grad.dn,
+                               .dx = acts->grad.dx,
+                               .dw = grads ? grads + m->params.tensor[i].offset : NULL};
 }
 
-/* ---- life ---- */
-
-static hola_status model_open(hola_model **out, const hola_config *cfg, const hola_options *opt) {
-    const hola_options none = {0};
-    hola_status s;
-    hola_model *m = calloc(1, sizeof *m);
-    *out = NULL;
-    if (!m) return hl_fail(HOLA_ENOMEM, "model: %zu bytes", sizeof *m);
-    if (!opt) opt = &none;
-    pthread_mutex_init(&m->lock, NULL);
-    m->cfg = *cfg;
-    s = hl_backend_open(opt->backend, opt->threads, &m->ops, &m->pool);
-    if (s != HOLA_OK) goto fail;
-    m->infer = (struct hl_acts){.pass = HL_INFER, .ops = m->ops, .pool = m->pool};
-    s = hl_params_new(&m->params, cfg);
-    if (s != HOLA_OK) goto fail;
-    m->state = hl_state_layout(cfg, m->ops->mem->act_size);
-    int64_t scratch = hl_linear_scratch(), gdn = hl_gdn_scratch(cfg->head_dim, cfg->head_v_dim);
-    int64_t cache = hl_cache_scratch(cfg->head_dim, cfg->head_v_dim, cfg->cache_window, cfg->cache_chunk);
-    if (gdn > scratch) scratch = gdn;
-    if (hl_has_cache(cfg) && cache > scratch) scratch = cache;
-    s = hl_pool_reserve(m->pool, scratch);
-    if (s != HOLA_OK) goto fail;
-    m->stored = calloc((size_t)m->params.n, sizeof *m->stored);
-    m->weight = calloc((size_t)m->params.n, sizeof *m->weight);
-    m->codes = calloc((size_t)m->params.n, sizeof *m->codes);
-    m->rows = aligned_alloc(64, (size_t)lines(m->params.total * (int64_t)sizeof(real)));
-    if (!m->stored || !m->weight || !m->codes || !m->rows) {
-        s = hl_fail(HOLA_ENOMEM, "weights: %lld numbers do not fit in memory", (long long)m->params.total);
-        goto fail;
-    }
-    *out = m;
-    return HOLA_OK;
-fail:
-    hola_model_free(m);
-    return s;
+static struct hl_embed embedding(const hola_model *m, const struct hl_activations *acts, int64_t T,
+                                 const int32_t *ids, real *grads) {
+    const int64_t i = m->params.embed;
+    return (struct hl_embed){.T = T,
+                             .D = m->cfg.hidden_size,
+                             .ids = ids,
+                             .E = hl_model_weight(m, acts->pass, i),
+                             .out = acts->layer[0].x,
+                             .dout = acts->grad.dx,
+                             .dE = grads ? grads + m->params.tensor[i].offset : NULL};
 }
 
-hola_status hola_model_new(hola_model **out, const hola_config *cfg, uint64_t seed, const hola_options *opt) {
-    hola_status s = model_open(out, cfg, opt);
-    if (s == HOLA_OK) hl_params_init(&(*out)->params, (*out)->pool, (*out)->rows, seed);
-    return s;
-}
+int64_t hl_model_rows(const hola_model *m) { return m->backend->host ? 512 : 8192; }
 
-/* Reads config.json, keeping its text for fields that are not ours. */
-static hola_status read_config(const char *dir, hola_config *cfg, char **text) {
-    struct hl_map map = {0};
-    char *path = hl_path_join(dir, "config.json");
-    if (!path) return hl_fail(HOLA_ENOMEM, "%s: no memory for its name", dir);
-    hola_status s = hl_map_open(&map, path);
-    if (s == HOLA_OK) s = hl_config_parse(cfg, map.data, map.size, path);
-    if (s == HOLA_OK) {
-        *text = calloc(1, (size_t)map.size + 1);
-        if (*text) memcpy(*text, map.data, (size_t)map.size);
-        else s = hl_fail(HOLA_ENOMEM, "%s: %lld bytes", path, (long long)map.size);
-    }
-    hl_map_close(&map);
-    free(path);
-    return s;
-}
-
-hola_status hola_model_load(hola_model **out, const char *dir, const hola_options *opt) {
-    hola_config cfg;
-    char *text = NULL;
-    struct hl_stfile *f = NULL;
-    hola_model *m = NULL;
-    hola_status s = read_config(dir, &cfg, &text);
-    *out = NULL;
-    if (s == HOLA_OK) s = hl_st_open(&f, dir);
-    if (s == HOLA_OK) s = model_open(&m, &cfg, opt);
-    if (s == HOLA_OK) s = hl_params_load(&m->params, f, dir, m->rows, m->codes);
-    if (s == HOLA_OK) {
-        for (int64_t i = 0; i < m->params.n; i++) {
-            const struct hl_st_tensor *t = hl_st_find(f, m->params.tensor[i].name);
-            m->stored[i] = m->codes[i].code ? m->codes[i].dtype
-                           : t              ? t->dtype
-                                            : HOLA_F32; /* up_proj inside an old gate_proj, a missing tau */
-        }
-        m->config_text = text;
-        text = NULL;
-        *out = m;
-        m = NULL;
-    }
-    hl_st_close(f);
-    free(text);
-    hola_model_free(m);
-    return s;
-}
-
-void hola_model_free(hola_model *m) {
-    if (!m) return;
-    if (m->ops) {
-        hl_acts_free(&m->infer);
-        hl_decode_close(m);
-        if (m->top) m->ops->mem->release(m->pool, m->top);
-        hl_model_drop_panels(m);
-        hl_model_drop_master(m);
-    }
-    hl_model_drop_codes(m);
-    free(m->codes);
-    free(m->rows);
-    free(m->weight);
-    free(m->stored);
-    free(m->config_text);
-    hl_params_free(&m->params);
-    hl_pool_free(m->pool);
-    pthread_mutex_destroy(&m->lock);
-    free(m);
-}
-
-const hola_config *hola_model_config(const hola_model *m) { return &m->cfg; }
-int64_t hola_model_tensor_count(const hola_model *m) { return m->params.n; }
-
-static hola_status tensor_index(const hola_model *m, int64_t i) {
-    if (i >= 0 && i < m->params.n) return HOLA_OK;
-    return hl_fail(HOLA_EINVAL, "tensor %lld: there are %lld", (long long)i, (long long)m->params.n);
-}
-
-hola_status hola_model_tensor(const hola_model *m, int64_t i, hola_tensor_info *out) {
-    hola_status s = tensor_index(m, i);
-    if (s != HOLA_OK) return s;
-    const struct hl_tensor *t = &m->params.tensor[i];
-    *out = (hola_tensor_info){
-        .name = t->name, .ndim = t->ndim, .count = t->count, .trained = t->trained, .dtype = m->stored[i]};
-    memcpy(out->dim, t->dim, sizeof out->dim);
+hola_status hl_model_check_ids(const hola_model *m, const int32_t *ids, int64_t n) {
+    for (int64_t i = 0; i < n; i++)
+        if (ids[i] < 0 || ids[i] >= m->cfg.vocab_size)
+            return hl_fail(HOLA_EINVAL, "token %lld: id %d is not in the vocabulary of %lld", (long long)i,
+                           (int)ids[i], (long long)m->cfg.vocab_size);
     return HOLA_OK;
 }
 
-hola_status hola_model_tensor_read(const hola_model *m, int64_t i, float *out) {
-    hola_status s = tensor_index(m, i);
-    if (s != HOLA_OK) return s;
-    hola_model *w = (hola_model *)m;
-    real *t = malloc((size_t)m->params.tensor[i].count * sizeof(real));
-    if (!t) return hl_fail(HOLA_ENOMEM, "%s: no memory to read it", m->params.tensor[i].name);
-    pthread_mutex_lock(&w->lock);
-    hl_model_read(m, i, t);
-    pthread_mutex_unlock(&w->lock);
-    for (int64_t j = 0; j < m->params.tensor[i].count; j++) out[j] = (float)t[j];
-    free(t);
-    return HOLA_OK;
+void hl_model_forward(hola_model *m, struct hl_activations *acts, const struct hl_rows *rows,
+                      const int32_t *ids) {
+    const int64_t L = m->cfg.num_hidden_layers;
+    struct hl_embed e = embedding(m, acts, rows->T, ids, NULL);
+    struct hl_rmsnorm n = final_norm(m, acts, rows->T, NULL);
+    m->backend->ops.embed_forward(m->backend, &e);
+    for (int64_t l = 0; l < L; l++) {
+        hl_layer_forward(m, acts, rows, l, l + 1 < L ? acts->layer[l + 1].x : acts->last);
+        if (acts->watch) acts->watch(acts->watch_ctx, l, &acts->layer[l], rows->T);
+    }
+    m->backend->ops.rmsnorm_forward(m->backend, &n);
+}
+
+void hl_model_loss(hola_model *m, struct hl_activations *acts, int64_t T, const int32_t *target, double scale,
+                   real *grads) {
+    const int64_t i = m->params.head;
+    struct hl_xent x = {.M = T,
+                        .D = m->cfg.hidden_size,
+                        .x = acts->lastn,
+                        .W = hl_model_weight(m, acts->pass, i),
+                        .target = target,
+                        .nll = acts->nll,
+                        .top = acts->top,
+                        .logits = acts->logits,
+                        .scale = (real)scale,
+                        .dx = grads ? acts->grad.dn : NULL,
+                        .dW = grads ? grads + m->params.tensor[i].offset : NULL};
+    m->backend->ops.xent(m->backend, &x);
+}
+
+/* Tells that the tensors of a layer (-1: those outside of the layers) have their gradients. */
+static void tell_ready(const hola_model *m, const struct hl_activations *acts, int64_t layer) {
+    const struct hl_params *p = &m->params;
+    for (int64_t i = 0; acts->ready && i < p->n; i++) {
+        if (p->tensor[i].layer != layer) continue;
+        const int64_t first = p->tensor[i].offset;
+        while (i + 1 < p->n && p->tensor[i + 1].layer == layer) i++;
+        acts->ready(acts->ready_ctx, first, (i + 1 < p->n ? p->tensor[i + 1].offset : p->total) - first);
+    }
+}
+
+void hl_model_backward(hola_model *m, struct hl_activations *acts, const struct hl_rows *rows,
+                       const int32_t *ids, real *grads) {
+    struct hl_rmsnorm n = final_norm(m, acts, rows->T, grads);
+    struct hl_embed e = embedding(m, acts, rows->T, ids, grads);
+    m->backend->ops.rmsnorm_backward(m->backend, &n);
+    for (int64_t l = m->cfg.num_hidden_layers; l-- > 0;) {
+        hl_layer_backward(m, acts, rows, l, grads);
+        tell_ready(m, acts, l);
+    }
+    m->backend->ops.embed_backward(m->backend, &e);
+    tell_ready(m, acts, -1);
 }

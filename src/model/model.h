@@ -1,7 +1,8 @@
 /* model.h -- inside a model: its tensors in two forms, the passes over it, a session's state block. */
 #ifndef HL_MODEL_H
 #define HL_MODEL_H
-#include "model/acts.h"
+#include "fused/decode_batch/decode_batch.h"
+#include "model/activations.h"
 #include "model/params.h"
 #include <pthread.h>
 
@@ -27,8 +28,7 @@ struct hola_model {
     char *config_text; /* the config.json it was loaded from, for its unknown fields; or NULL */
     struct hl_params params;
     hola_dtype *stored; /* [params.n]: each tensor's type in the file */
-    const struct hl_ops *ops;
-    struct hl_pool *pool;
+    struct hl_backend *backend;
 
     /* The weights in three forms, any of which may be absent. Rows: all tensors as reals in one block on the
      * host; what files are read into and written from. Panels: what inference reads, where the backend's arrays
@@ -36,7 +36,7 @@ struct hola_model {
      * a block of the small tensors. Master: the rows that training reads and writes; on a device a block of
      * their own there, with a second copy in the activations' type for the products. */
     real *rows;
-    struct hl_codes
+    struct hl_quant
         *codes; /* [params.n]: as in the file, until the panels are made; empty: stored as floats */
     real *small;
     char *panels;
@@ -50,7 +50,7 @@ struct hola_model {
     struct hl_state_layout state;
     uint64_t hash;        /* of configuration and weights (hash.c); 0: not known */
     pthread_mutex_t lock; /* guards `infer` and the change of form */
-    struct hl_acts infer;
+    struct hl_activations infer;
     struct hl_candidate *top; /* where the backend's arrays are: room for top_room of them */
     int64_t top_room;
     struct hl_decoder decoder;
@@ -74,14 +74,15 @@ const real *hl_model_vector(const hola_model *m, enum hl_pass pass, int64_t i); 
 int64_t hl_model_rows(const hola_model *m);
 hola_status hl_model_check_ids(const hola_model *m, const int32_t *ids, int64_t n);
 /* Fills acts->lastn: the normed residual stream after the last layer. ids (and targets below) are where the
- * backend's arrays are: hl_acts_put. */
-void hl_model_forward(hola_model *m, struct hl_acts *acts, const struct hl_rows *rows, const int32_t *ids);
+ * backend's arrays are: hl_activations_put. */
+void hl_model_forward(hola_model *m, struct hl_activations *acts, const struct hl_rows *rows,
+                      const int32_t *ids);
 /* grads: a block laid out as the rows. Takes acts->grad.dn, the gradient of lastn. */
-void hl_model_backward(hola_model *m, struct hl_acts *acts, const struct hl_rows *rows, const int32_t *ids,
-                       real *grads);
+void hl_model_backward(hola_model *m, struct hl_activations *acts, const struct hl_rows *rows,
+                       const int32_t *ids, real *grads);
 /* The loss of every row (acts->nll); with grads also their gradient times scale, into acts->grad.dn
  * and the head's. target < 0: no loss. */
-void hl_model_loss(hola_model *m, struct hl_acts *acts, int64_t T, const int32_t *target, double scale,
+void hl_model_loss(hola_model *m, struct hl_activations *acts, int64_t T, const int32_t *target, double scale,
                    real *grads);
 
 /* decode.c: whether these rows (each a token of a session) can go through all layers in one go; then *out is ready
@@ -98,8 +99,9 @@ const hola_model *hl_session_model(const hola_session *s);
 const char *hl_session_state(const hola_session *s);
 
 /* layer.c: one layer. x in acts->layer[l].x; the result goes to `out` ([T][d], may be that x). */
-void hl_layer_forward(hola_model *m, struct hl_acts *acts, const struct hl_rows *rows, int64_t l, void *out);
-void hl_layer_backward(hola_model *m, struct hl_acts *acts, const struct hl_rows *rows, int64_t l,
+void hl_layer_forward(hola_model *m, struct hl_activations *acts, const struct hl_rows *rows, int64_t l,
+                      void *out);
+void hl_layer_backward(hola_model *m, struct hl_activations *acts, const struct hl_rows *rows, int64_t l,
                        real *grads);
 
 #endif

@@ -7,7 +7,7 @@
 #include "core/real.h"
 #include "core/status.h"
 
-struct hl_codes;
+struct hl_quant;
 struct hl_pool;
 struct hl_stfile;
 
@@ -67,8 +67,8 @@ void hl_params_init_tensor(const struct hl_params *p, int64_t i, real *block, ui
 /* Fills the block from a model's files: every tensor present, of its shape and finite; further tensors are
  * ignored. Also takes old fla files whose gate_proj holds the gate and the up rows, and files without
  * cache_tau, which then comes from the config. dir is for messages. codes: NULL, or one for each tensor, zeroed;
- * those of tensors that are stored as codes are kept there, beside their values in the block, for hl_quant_free. */
+ * those of tensors that are stored as codes are kept there, beside their values in the block, for hl_quant_file_free. */
 hola_status hl_params_load(const struct hl_params *p, const struct hl_stfile *f, const char *dir, real *block,
-                           struct hl_codes *codes);
+                           struct hl_quant *codes);
 
 #endif

@@ -1,5 +1,5 @@
 /* params_load.c -- weights from safetensors files into the block of a model. */
-#include "model/quant.h"
+#include "model/quant_file.h"
 #include <string.h>
 
 static bool has_shape(const struct hl_st_tensor *got, int ndim, const int64_t *dim) {
@@ -25,18 +25,18 @@ static hola_status check_finite(const struct hl_tensor *t, const char *dir, cons
 }
 
 static hola_status load_codes(const struct hl_tensor *t, const struct hl_stfile *f, const char *dir, real *x,
-                              struct hl_codes *keep) {
-    struct hl_codes c;
-    hola_status s = hl_quant_load(&c, t, f, dir);
+                              struct hl_quant *keep) {
+    struct hl_quant c;
+    hola_status s = hl_quant_file_load(&c, t, f, dir);
     if (s != HOLA_OK) return s;
-    hl_codes_read(&c, x);
+    hl_quant_read(&c, x);
     if (keep) *keep = c;
-    else hl_quant_free(&c);
+    else hl_quant_file_free(&c);
     return check_finite(t, dir, x);
 }
 
 static hola_status load_tensor(const struct hl_params *p, const struct hl_stfile *f, const char *dir,
-                               int64_t i, real *x, struct hl_codes *codes) {
+                               int64_t i, real *x, struct hl_quant *codes) {
     const struct hl_tensor *t = &p->tensor[i];
     const struct hl_st_tensor *got = hl_st_find(f, t->name), *both = old_gate_and_up(p, f, i);
     int64_t first = 0;
@@ -45,7 +45,7 @@ static hola_status load_tensor(const struct hl_params *p, const struct hl_stfile
         first = i == p->layer[t->layer].up_proj ? t->count : 0;
     } else if (!got) {
         return hl_fail(HOLA_EFORMAT, "%s: %s: missing", dir, t->name);
-    } else if (hl_quant_takes(p, i) && hl_quant_type(got) != HOLA_DTYPE_COUNT) {
+    } else if (hl_quant_file_takes(p, i) && hl_quant_file_type(got) != HOLA_DTYPE_COUNT) {
         return load_codes(t, f, dir, x, codes ? &codes[i] : NULL);
     } else if (!has_shape(got, t->ndim, t->dim)) {
         char a[200], b[200];
@@ -58,7 +58,7 @@ static hola_status load_tensor(const struct hl_params *p, const struct hl_stfile
 }
 
 hola_status hl_params_load(const struct hl_params *p, const struct hl_stfile *f, const char *dir, real *block,
-                           struct hl_codes *codes) {
+                           struct hl_quant *codes) {
     for (int64_t i = 0; i < p->n; i++) {
         const struct hl_tensor *t = &p->tensor[i];
         int64_t end = i + 1 < p->n ? p->tensor[i + 1].offset : p->total;

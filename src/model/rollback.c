@@ -10,17 +10,17 @@
 
 /* ---- points ---- */
 
-hola_status hl_point_logits(const hola_model *m, struct hl_point *p) {
+hola_status hl_restore_point_logits(const hola_model *m, struct hl_restore_point *p) {
     if (p->logits) return HOLA_OK;
     p->logits = malloc((size_t)m->cfg.vocab_size * sizeof *p->logits);
     if (p->logits) return HOLA_OK;
     return hl_fail(HOLA_ENOMEM, "session: no memory for %lld logits", (long long)m->cfg.vocab_size);
 }
 
-hola_status hl_point_new(struct hl_point **out, const hola_model *m) {
-    struct hl_point *p = calloc(1, sizeof *p);
+hola_status hl_restore_point_new(struct hl_restore_point **out, const hola_model *m) {
+    struct hl_restore_point *p = calloc(1, sizeof *p);
     *out = p;
-    if (p) p->state = m->ops->mem->alloc(m->pool, m->state.bytes);
+    if (p) p->state = hl_alloc(m->backend, m->state.bytes);
     if (p && p->state) return HOLA_OK;
     free(p);
     *out = NULL;
@@ -28,9 +28,9 @@ hola_status hl_point_new(struct hl_point **out, const hola_model *m) {
                    (long long)m->state.bytes);
 }
 
-void hl_point_free(const hola_model *m, struct hl_point *p) {
+void hl_restore_point_free(const hola_model *m, struct hl_restore_point *p) {
     if (!p) return;
-    m->ops->mem->release(m->pool, p->state);
+    hl_release(m->backend, p->state);
     free(p->logits);
     free(p);
 }
@@ -38,19 +38,20 @@ void hl_point_free(const hola_model *m, struct hl_point *p) {
 static void copy_part(const hola_model *m, char *to, const char *from, int64_t begin, int64_t end) {
     for (int64_t l = 0; l < m->cfg.num_hidden_layers && end > begin; l++) {
         const int64_t at = l * m->state.layer + begin;
-        m->ops->mem->copy(m->pool, to + at, from + at, end - begin);
+        hl_copy(m->backend, to + at, from + at, end - begin);
     }
 }
 
-void hl_point_copy_cache(const hola_model *m, struct hl_point *to, const struct hl_point *from) {
+void hl_restore_point_copy_cache(const hola_model *m, struct hl_restore_point *to,
+                                 const struct hl_restore_point *from) {
     copy_part(m, to->state, from->state, m->state.cache, m->state.layer);
     to->cache = true;
 }
 
-hola_status hl_point_copy(const hola_model *m, struct hl_point *to, const struct hl_point *from,
-                          bool without) {
+hola_status hl_restore_point_copy(const hola_model *m, struct hl_restore_point *to,
+                                  const struct hl_restore_point *from, bool without) {
     if (from->at.has_logits) {
-        hola_status s = hl_point_logits(m, to);
+        hola_status s = hl_restore_point_logits(m, to);
         if (s != HOLA_OK) return s;
         memcpy(to->logits, from->logits, (size_t)m->cfg.vocab_size * sizeof *to->logits);
     }
@@ -58,8 +59,8 @@ hola_status hl_point_copy(const hola_model *m, struct hl_point *to, const struct
     to->at = from->at;
     to->cache = false;
     copy_part(m, to->state, from->state, 0, m->state.cache);
-    if (!without) hl_point_copy_cache(m, to, from);
-    hola_status s = m->ops->mem->finish(m->pool);
+    if (!without) hl_restore_point_copy_cache(m, to, from);
+    hola_status s = hl_finish(m->backend);
     pthread_mutex_unlock(&((hola_model *)m)->lock);
     return s;
 }
@@ -67,22 +68,22 @@ hola_status hl_point_copy(const hola_model *m, struct hl_point *to, const struct
 /* ---- the mark ---- */
 
 hola_status hola_session_mark(hola_session *y) {
-    hola_status s = y->mark ? HOLA_OK : hl_point_new(&y->mark, y->model);
+    hola_status s = y->mark ? HOLA_OK : hl_restore_point_new(&y->mark, y->model);
     if (s != HOLA_OK) return s;
-    return hl_point_copy(y->model, y->mark, &y->now, y->model->cfg.cache_evict != HOLA_EVICT_H2O);
+    return hl_restore_point_copy(y->model, y->mark, &y->now, y->model->cfg.cache_evict != HOLA_EVICT_H2O);
 }
 
 void hl_session_before(hola_session *y, int64_t len) {
     const hola_model *m = y->model;
     if (!y->mark || y->mark->cache || !hl_dims(&m->cfg).cache) return;
     if ((y->now.at.pos + len) / m->cfg.cache_chunk > y->mark->at.pos / m->cfg.cache_chunk)
-        hl_point_copy_cache(m, y->mark, &y->now);
+        hl_restore_point_copy_cache(m, y->mark, &y->now);
 }
 
 /* Back to the mark. What the exact memory got since then lies behind what it held, or it was copied. */
 static hola_status to_mark(hola_session *y) {
-    struct hl_point *p = y->mark;
-    hola_status s = hl_point_copy(y->model, &y->now, p, !p->cache);
+    struct hl_restore_point *p = y->mark;
+    hola_status s = hl_restore_point_copy(y->model, &y->now, p, !p->cache);
     y->now.cache = true;
     y->turns++;
     return s;
@@ -99,16 +100,16 @@ hola_status hola_session_rollback(hola_session *y, int64_t k) {
     if (pos - from > HOLA_RECENT)
         return hl_fail(HOLA_EINVAL, "rollback: the mark is %lld tokens back, at most %d can be",
                        (long long)(pos - from), HOLA_RECENT);
-    const struct hl_where old = y->now.at;
-    hola_status s = y->now.logits || from == to ? HOLA_OK : hl_point_logits(y->model, &y->now);
+    const struct hl_position old = y->now.at;
+    hola_status s = y->now.logits || from == to ? HOLA_OK : hl_restore_point_logits(y->model, &y->now);
     float *logits =
         s == HOLA_OK && to > from ? malloc((size_t)y->model->cfg.vocab_size * sizeof *logits) : NULL;
     if (s == HOLA_OK && to > from && !logits) s = hl_fail(HOLA_ENOMEM, "rollback: no memory for logits");
     if (s == HOLA_OK) s = to_mark(y);
     for (int64_t i = from, end; s == HOLA_OK && i < to; i = end) { /* call by call, as they were */
         int32_t ids[HOLA_RECENT];
-        for (end = i; end < to && (end == i || !hl_where_begins(&old, end)); end++)
-            ids[end - i] = hl_where_id(&old, end);
+        for (end = i; end < to && (end == i || !hl_position_begins(&old, end)); end++)
+            ids[end - i] = hl_position_id(&old, end);
         s = hola_session_feed(y, ids, end - i, end == to ? logits : NULL);
     }
     free(logits);

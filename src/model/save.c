@@ -2,7 +2,7 @@
 #include "core/file.h"
 #include "model/config.h"
 #include "model/model.h"
-#include "model/quant.h"
+#include "model/quant_file.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,9 +12,9 @@ struct contents {
     hola_dtype dtype;
     int64_t n;
     struct hl_st_entry *entry;
-    struct hl_codes *codes;      /* [params.n], those made for this file */
-    char (*name)[HL_QUANT_NAME]; /* [params.n], of scales */
-    hola_status *status;         /* [params.n] */
+    struct hl_quant *codes;           /* [params.n], those made for this file */
+    char (*name)[HL_QUANT_FILE_NAME]; /* [params.n], of scales */
+    hola_status *status;              /* [params.n] */
 };
 
 /* The codes of tensor i: those that it was loaded with, else the nearest ones. */
@@ -22,30 +22,30 @@ static void make_codes(void *ctx, int64_t i, int worker) {
     const struct contents *c = ctx;
     const struct hl_tensor *t = &c->m->params.tensor[i];
     (void)worker;
-    if (!hl_is_codes(c->dtype) || !hl_quant_takes(&c->m->params, i) || c->m->codes[i].dtype == c->dtype)
+    if (!hl_is_quant(c->dtype) || !hl_quant_file_takes(&c->m->params, i) || c->m->codes[i].dtype == c->dtype)
         return;
-    if (!hl_quant_new(&c->codes[i], c->dtype, t->dim[0], t->dim[1])) c->status[i] = HOLA_ENOMEM;
-    else if (!hl_codes_make(&c->codes[i], c->m->rows + t->offset)) c->status[i] = HOLA_ENUMERIC;
+    if (!hl_quant_file_new(&c->codes[i], c->dtype, t->dim[0], t->dim[1])) c->status[i] = HOLA_ENOMEM;
+    else if (!hl_quant_make(&c->codes[i], c->m->rows + t->offset)) c->status[i] = HOLA_ENUMERIC;
 }
 
 static hola_status fill(struct contents *c) {
     const hola_model *m = c->m;
-    hl_pool_run(m->pool, m->params.n, make_codes, c);
+    hl_pool_run(m->backend->pool, m->params.n, make_codes, c);
     for (int64_t i = 0; i < m->params.n; i++) {
         const struct hl_tensor *t = &m->params.tensor[i];
         if (c->status[i] != HOLA_OK)
             return hl_fail(c->status[i], "%s: %s", t->name,
                            c->status[i] == HOLA_ENOMEM ? "no memory for its codes"
                                                        : "holds values that are not finite");
-        if (hl_is_codes(c->dtype) && hl_quant_takes(&m->params, i)) {
-            hl_quant_entries(&c->entry[c->n], c->codes[i].code ? &c->codes[i] : &m->codes[i], t->name,
-                             c->name[i]);
+        if (hl_is_quant(c->dtype) && hl_quant_file_takes(&m->params, i)) {
+            hl_quant_file_entries(&c->entry[c->n], c->codes[i].code ? &c->codes[i] : &m->codes[i], t->name,
+                                  c->name[i]);
             c->n += 2;
             continue;
         }
         struct hl_st_entry *e = &c->entry[c->n++];
         *e = (struct hl_st_entry){.name = t->name, .ndim = t->ndim, .src = m->rows + t->offset};
-        e->dtype = hl_is_codes(c->dtype) ? m->stored[i] : c->dtype;
+        e->dtype = hl_is_quant(c->dtype) ? m->stored[i] : c->dtype;
         memcpy(e->dim, t->dim, sizeof t->dim);
     }
     return HOLA_OK;
@@ -67,7 +67,7 @@ static hola_status save_rows(const hola_model *m, const char *dir, hola_dtype dt
     if (s == HOLA_OK) s = hl_st_write(weights, c.entry, c.n, NULL);
     /* the config last: a directory with one is complete */
     if (s == HOLA_OK) s = hl_write_file(cfg, config, (int64_t)strlen(config));
-    for (size_t i = 0; c.codes && i < n; i++) hl_quant_free(&c.codes[i]);
+    for (size_t i = 0; c.codes && i < n; i++) hl_quant_file_free(&c.codes[i]);
     free(weights);
     free(cfg);
     free(c.entry);
@@ -82,7 +82,7 @@ hola_status hola_model_save(const hola_model *m, const char *dir, hola_dtype dty
     char *config = NULL;
     if ((unsigned)dtype >= HOLA_DTYPE_COUNT) return hl_fail(HOLA_EINVAL, "dtype: %d is unknown", (int)dtype);
     /* beside codes, the type of everything else */
-    const hola_dtype others = hl_is_codes(dtype) ? m->stored[m->params.final_norm] : dtype;
+    const hola_dtype others = hl_is_quant(dtype) ? m->stored[m->params.final_norm] : dtype;
     hola_status s = hl_config_text(&m->cfg, m->config_text, others, &config);
     if (s == HOLA_OK) s = hl_make_dirs(dir);
     if (s == HOLA_OK) {

@@ -4,8 +4,8 @@
  * piece before left; a piece of one row is decoding. The activations belong to the model, so a session
  * is its state block alone, and any number of sessions can share a pass. */
 #include "model/session.h"
-#include "model/lanes.h"
-#include "text/tokenizer.h"
+#include "model/sequences.h"
+#include "tokenizer/tokenizer.h"
 #include "core/half.h"
 #include <stdlib.h>
 #include <string.h>
@@ -17,10 +17,10 @@ hola_status hola_session_new(hola_session **out, hola_model *m) {
     pthread_mutex_unlock(&m->lock);
     if (s != HOLA_OK) return s;
     hola_session *y = calloc(1, sizeof *y);
-    char *state = m->ops->mem->alloc(m->pool, m->state.bytes);
+    char *state = hl_alloc(m->backend, m->state.bytes);
     if (!y || !state) {
         free(y);
-        m->ops->mem->release(m->pool, state);
+        hl_release(m->backend, state);
         return hl_fail(HOLA_ENOMEM, "session: %lld bytes do not fit in memory", (long long)m->state.bytes);
     }
     y->model = m;
@@ -35,7 +35,7 @@ hola_status hola_session_clone(hola_session **out, const hola_session *from) {
     hola_session *y;
     hola_status s = hola_session_new(&y, from->model);
     *out = NULL;
-    if (s == HOLA_OK) s = hl_point_copy(y->model, &y->now, &from->now, false);
+    if (s == HOLA_OK) s = hl_restore_point_copy(y->model, &y->now, &from->now, false);
     if (s == HOLA_OK) *out = y;
     else hola_session_free(y);
     return s;
@@ -43,19 +43,19 @@ hola_status hola_session_clone(hola_session **out, const hola_session *from) {
 
 void hola_session_free(hola_session *s) {
     if (!s) return;
-    s->model->ops->mem->release(s->model->pool, s->now.state);
-    hl_point_free(s->model, s->mark);
+    hl_release(s->model->backend, s->now.state);
+    hl_restore_point_free(s->model, s->mark);
     free(s->now.logits);
     free(s->work);
     free(s);
 }
 
 void hola_session_reset(hola_session *s) {
-    hl_point_free(s->model, s->mark);
+    hl_restore_point_free(s->model, s->mark);
     s->mark = NULL;
     s->turns++;
-    s->now.at = (struct hl_where){0};
-    s->model->ops->mem->zero(s->model->pool, s->now.state, s->model->state.bytes);
+    s->now.at = (struct hl_position){0};
+    hl_zero(s->model->backend, s->now.state, s->model->state.bytes);
 }
 
 const hola_model *hl_session_model(const hola_session *s) { return s->model; }
@@ -71,12 +71,12 @@ int64_t hola_session_recent(const hola_session *s, int32_t *ids, int64_t n) {
     if (n > HOLA_RECENT) n = HOLA_RECENT;
     if (n > pos) n = pos;
     if (n < 0) n = 0;
-    for (int64_t i = 0; i < n; i++) ids[i] = hl_where_id(&s->now.at, pos - n + i);
+    for (int64_t i = 0; i < n; i++) ids[i] = hl_position_id(&s->now.at, pos - n + i);
     return n;
 }
 
-void hl_session_went_in(hola_session *y, const int32_t *ids, int64_t n, bool begin) {
-    struct hl_where *w = &y->now.at;
+void hl_session_advanced(hola_session *y, const int32_t *ids, int64_t n, bool begin) {
+    struct hl_position *w = &y->now.at;
     w->has_logits = false;
     for (int64_t i = n > HOLA_RECENT ? n - HOLA_RECENT : 0; i < n; i++) {
         const int64_t p = w->pos + i;
@@ -92,9 +92,9 @@ void hl_session_went_in(hola_session *y, const int32_t *ids, int64_t n, bool beg
  * rows' logits will be read. */
 static hola_status run(hola_model *m, struct hl_rows *rows, const int32_t *ids, int64_t logits) {
     hola_status s = hl_model_need_panels(m);
-    if (s == HOLA_OK) s = hl_acts_reserve(&m->infer, &m->cfg, rows, logits);
+    if (s == HOLA_OK) s = hl_activations_reserve(&m->infer, &m->cfg, rows, logits);
     if (s == HOLA_OK)
-        hl_model_forward(m, &m->infer, rows, hl_acts_put(&m->infer, m->infer.ids, ids, rows->T));
+        hl_model_forward(m, &m->infer, rows, hl_activations_put(&m->infer, m->infer.ids, ids, rows->T));
     return s;
 }
 
@@ -102,13 +102,13 @@ void hl_session_head(hola_model *m, int64_t first, int64_t n) {
     struct hl_linear a = {.M = n, .K = m->cfg.hidden_size, .n = 1, .out_real = true};
     a.part[0].W = hl_model_weight(m, HL_INFER, m->params.head);
     a.part[0].out = m->infer.logits;
-    a.x = (char *)m->infer.lastn + first * a.K * m->ops->mem->act_size;
-    m->ops->linear_forward(m->pool, &a);
+    a.x = (char *)m->infer.lastn + first * a.K * m->backend->act_size;
+    m->backend->ops.linear_forward(m->backend, &a);
 }
 void hl_session_take_logits(hola_model *m, int64_t n, float *out) {
     const int64_t count = n * m->cfg.vocab_size;
     if (sizeof(real) == sizeof(float))
-        m->ops->mem->get(m->pool, out, m->infer.logits, count * (int64_t)sizeof(float));
+        hl_get(m->backend, out, m->infer.logits, count * (int64_t)sizeof(float));
     else
         for (int64_t j = 0; j < count; j++) out[j] = (float)((real *)m->infer.logits)[j];
 }
@@ -131,7 +131,7 @@ static hola_status feed_rows(hola_session *y, const int32_t *ids, int64_t n, flo
     const int64_t vocab = m->cfg.vocab_size, feed = hl_model_rows(m);
     hola_status s =
         n < 1 ? hl_fail(HOLA_EINVAL, "feed: %lld tokens", (long long)n) : hl_model_check_ids(m, ids, n);
-    if (s == HOLA_OK && logits) s = hl_point_logits(m, &y->now);
+    if (s == HOLA_OK && logits) s = hl_restore_point_logits(m, &y->now);
     if (s != HOLA_OK) return s;
     pthread_mutex_lock(&m->lock);
     for (int64_t i = 0; s == HOLA_OK && i < n; i += feed) {
@@ -141,13 +141,13 @@ static hola_status feed_rows(hola_session *y, const int32_t *ids, int64_t n, flo
         hl_session_before(y, seg.len);
         s = run(m, &rows, ids + i, !logits ? 0 : each ? seg.len : last);
         if (s != HOLA_OK) break;
-        hl_session_went_in(y, ids + i, seg.len, i == 0);
+        hl_session_advanced(y, ids + i, seg.len, i == 0);
         if (logits && each) hl_session_read_logits(m, 0, seg.len, logits + i * vocab);
         else if (logits && last) hl_session_read_logits(m, seg.len - 1, 1, logits);
-        s = m->ops->mem->finish(m->pool);
+        s = hl_finish(m->backend);
     }
     pthread_mutex_unlock(&m->lock);
-    return s == HOLA_OK && logits ? hl_session_take_over(&y, 1, logits + (each ? (n - 1) * vocab : 0)) : s;
+    return s == HOLA_OK && logits ? hl_session_keep_logits(&y, 1, logits + (each ? (n - 1) * vocab : 0)) : s;
 }
 
 hola_status hola_session_feed(hola_session *y, const int32_t *ids, int64_t n, float *logits) {
@@ -172,12 +172,12 @@ hola_status hola_session_score(hola_session *y, const int32_t *ids, const int32_
         hl_session_before(y, seg.len);
         s = run(m, &rows, ids + i, seg.len);
         if (s != HOLA_OK) break;
-        hl_session_went_in(y, ids + i, seg.len, i == 0);
-        hl_model_loss(m, &m->infer, seg.len, hl_acts_put(&m->infer, m->infer.target, next + i, seg.len), 0,
-                      NULL);
-        const double *nll = hl_acts_nll(&m->infer, seg.len);
+        hl_session_advanced(y, ids + i, seg.len, i == 0);
+        hl_model_loss(m, &m->infer, seg.len,
+                      hl_activations_put(&m->infer, m->infer.target, next + i, seg.len), 0, NULL);
+        const double *nll = hl_activations_nll(&m->infer, seg.len);
         for (int64_t j = 0; j < seg.len; j++) logprobs[i + j] = -nll[j];
-        s = m->ops->mem->finish(m->pool);
+        s = hl_finish(m->backend);
     }
     pthread_mutex_unlock(&m->lock);
     return s;
@@ -185,24 +185,24 @@ hola_status hola_session_score(hola_session *y, const int32_t *ids, const int32_
 
 hola_status hl_sessions_feed(hola_session *const *y, const struct hl_ids *ids, int64_t n, float *logits) {
     hola_model *m = y[0]->model;
-    struct hl_lane *lane = malloc((size_t)n * sizeof *lane);
-    struct hl_stretch *feed = calloc((size_t)n, sizeof *feed);
+    struct hl_sequence *lane = malloc((size_t)n * sizeof *lane);
+    struct hl_feed *feed = calloc((size_t)n, sizeof *feed);
     hola_status s = lane && feed ? HOLA_OK : hl_fail(HOLA_ENOMEM, "feed: %lld sessions", (long long)n);
     for (int64_t i = 0; s == HOLA_OK && i < n; i++) {
-        s = ids[i].n < 1 ? hl_fail(HOLA_EINVAL, "feed: no tokens") : hl_point_logits(m, &y[i]->now);
+        s = ids[i].n < 1 ? hl_fail(HOLA_EINVAL, "feed: no tokens") : hl_restore_point_logits(m, &y[i]->now);
         if (s != HOLA_OK) break;
-        lane[i] = (struct hl_lane){.pos = y[i]->now.at.pos, .state = y[i]->now.state};
-        feed[i] = (struct hl_stretch){
+        lane[i] = (struct hl_sequence){.pos = y[i]->now.at.pos, .state = y[i]->now.state};
+        feed[i] = (struct hl_feed){
             .lane = i, .ids = ids[i].data, .n = ids[i].n, .logits = logits + i * m->cfg.vocab_size};
         pthread_mutex_lock(&m->lock);
         hl_session_before(y[i], ids[i].n);
         pthread_mutex_unlock(&m->lock);
     }
     if (s == HOLA_OK) {
-        s = hl_lanes_run(&(struct hl_lanes){m, lane, n}, feed, n);
+        s = hl_sequences_run(&(struct hl_sequences){m, lane, n}, feed, n);
         for (int64_t i = 0; i < n; i++) /* as far as it came */
-            hl_session_went_in(y[i], ids[i].data, lane[i].pos - y[i]->now.at.pos, true);
+            hl_session_advanced(y[i], ids[i].data, lane[i].pos - y[i]->now.at.pos, true);
     }
     free(lane), free(feed);
-    return s == HOLA_OK ? hl_session_take_over(y, n, logits) : s;
+    return s == HOLA_OK ? hl_session_keep_logits(y, n, logits) : s;
 }

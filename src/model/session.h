@@ -2,10 +2,10 @@
 #ifndef HL_SESSION_H
 #define HL_SESSION_H
 #include "model/model.h"
-#include "text/sample.h"
+#include "model/sample.h"
 
 /* All of a session but its two arrays. */
-struct hl_where {
+struct hl_position {
     int64_t pos;
     uint64_t seed;
     bool has_logits;
@@ -14,8 +14,8 @@ struct hl_where {
         begins[HOLA_RECENT / 64]; /* its bit: a call began there, so that tokens can be fed again alike */
 };
 
-struct hl_point {
-    struct hl_where at;
+struct hl_restore_point {
+    struct hl_position at;
     float *logits; /* [vocab]; NULL in a session that never was asked for any */
     char *state;   /* where the backend's arrays are */
     bool cache;    /* the exact memory's part of the state is in it too */
@@ -23,24 +23,25 @@ struct hl_point {
 
 struct hola_session {
     hola_model *model;
-    struct hl_point now;
-    struct hl_point *mark;     /* or NULL */
-    int64_t turns;             /* how often it went anywhere but forward */
-    struct hl_candidate *work; /* the sampler's, once there is one */
-    bool wrong;                /* the logits that came last are not all finite */
+    struct hl_restore_point now;
+    struct hl_restore_point *mark; /* or NULL */
+    int64_t turns;                 /* how often it went anywhere but forward */
+    struct hl_candidate *work;     /* the sampler's, once there is one */
+    bool wrong;                    /* the logits that came last are not all finite */
 };
 
-hola_status hl_point_new(struct hl_point **out, const hola_model *m);
-void hl_point_free(const hola_model *m, struct hl_point *p);
-/* Everything from one to the other; without: but the exact memory, which hl_point_copy_cache brings later. */
-hola_status hl_point_copy(const hola_model *m, struct hl_point *to, const struct hl_point *from,
-                          bool without);
-void hl_point_copy_cache(const hola_model *m, struct hl_point *to, const struct hl_point *from);
+hola_status hl_restore_point_new(struct hl_restore_point **out, const hola_model *m);
+void hl_restore_point_free(const hola_model *m, struct hl_restore_point *p);
+/* Everything from one to the other; without: but the exact memory, which hl_restore_point_copy_cache brings later. */
+hola_status hl_restore_point_copy(const hola_model *m, struct hl_restore_point *to,
+                                  const struct hl_restore_point *from, bool without);
+void hl_restore_point_copy_cache(const hola_model *m, struct hl_restore_point *to,
+                                 const struct hl_restore_point *from);
 
 /* Room for logits, where there is none yet. */
-hola_status hl_point_logits(const hola_model *m, struct hl_point *p);
+hola_status hl_restore_point_logits(const hola_model *m, struct hl_restore_point *p);
 
-struct hl_ids; /* text/tokenizer.h */
+struct hl_ids; /* tokenizer/tokenizer.h */
 /* Feeds each of n sessions of one model its tokens, in passes that they share: each gets the bits that it would
  * get alone. logits [n][vocab_size]: after each one's last. */
 hola_status hl_sessions_feed(hola_session *const *y, const struct hl_ids *ids, int64_t n, float *logits);
@@ -49,7 +50,7 @@ hola_status hl_sessions_feed(hola_session *const *y, const struct hl_ids *ids, i
 void hl_session_before(hola_session *s, int64_t len);
 
 /* session.c, the model's lock held: n tokens went in; begin: they, or the first of them, began a call. */
-void hl_session_went_in(hola_session *y, const int32_t *ids, int64_t n, bool begin);
+void hl_session_advanced(hola_session *y, const int32_t *ids, int64_t n, bool begin);
 /* The logits of rows [first, first + n) of a pass's normed stream: into m->infer.logits, as reals, of which there is
  * room for logits_room rows; to the host from there; and both, as many rows at a time as there is room for. */
 int64_t hl_session_logits_room(const hola_model *m);
@@ -58,14 +59,14 @@ void hl_session_take_logits(hola_model *m, int64_t n, float *out);
 void hl_session_read_logits(hola_model *m, int64_t first, int64_t n, float *logits);
 
 /* step.c: keeps the logits of n sessions; those that are not numbers are refused. */
-hola_status hl_session_take_over(hola_session *const *y, int64_t n, const float *logits);
+hola_status hl_session_keep_logits(hola_session *const *y, int64_t n, const float *logits);
 /* choose.c: the number in [0, 1) that decides at this position. */
-double hl_session_chance(const hola_session *y);
+double hl_session_uniform(const hola_session *y);
 
-static inline int32_t hl_where_id(const struct hl_where *w, int64_t pos) {
+static inline int32_t hl_position_id(const struct hl_position *w, int64_t pos) {
     return w->recent[pos % HOLA_RECENT];
 }
-static inline bool hl_where_begins(const struct hl_where *w, int64_t pos) {
+static inline bool hl_position_begins(const struct hl_position *w, int64_t pos) {
     return w->begins[pos % HOLA_RECENT / 64] >> (pos % 64) & 1;
 }
 

@@ -36,7 +36,7 @@ static bool visit_cache(const hola_model *m, int64_t at, visitor visit, void *ct
     const hola_config *c = &m->cfg;
     const int64_t w = c->cache_window, n = w + c->cache_chunk;
     const struct hl_cache_layout l =
-        hl_cache_layout(c->head_dim, c->head_v_dim, w, c->cache_chunk, m->ops->mem->act_size);
+        hl_cache_layout(c->head_dim, c->head_v_dim, w, c->cache_chunk, m->backend->act_size);
     for (int64_t h = 0; h < c->num_v_heads; h++, at += l.bytes)
         if (!visit(ctx, ROWS, at + l.k, n * c->head_dim) || !visit(ctx, ROWS, at + l.v, n * c->head_v_dim) ||
             !visit(ctx, SCORES, at + l.score, n) || !visit(ctx, PLACES, at + l.pos, w))
@@ -143,12 +143,12 @@ static hola_status open_file(const hola_session *y, const char *path, hola_dtype
 static hola_status state_here(const hola_session *y, char **state) {
     hola_model *m = y->model;
     *state = y->now.state;
-    if (m->ops->mem->host) return HOLA_OK;
+    if (m->backend->host) return HOLA_OK;
     *state = malloc((size_t)m->state.bytes);
     if (!*state) return hl_fail(HOLA_ENOMEM, "session: %lld bytes", (long long)m->state.bytes);
     pthread_mutex_lock(&m->lock);
-    m->ops->mem->get(m->pool, *state, y->now.state, m->state.bytes);
-    hola_status s = m->ops->mem->finish(m->pool);
+    hl_get(m->backend, *state, y->now.state, m->state.bytes);
+    hola_status s = hl_finish(m->backend);
     pthread_mutex_unlock(&m->lock);
     return s;
 }
@@ -163,7 +163,7 @@ hola_status hl_snapshot_make(const hola_session *y, const char *path, hola_dtype
     if (s == HOLA_OK) s = state_here(y, &state);
     if (s == HOLA_OK) {
         struct copy c = {.dtype = dtype,
-                         .half = y->model->ops->mem->act_size == 2,
+                         .half = y->model->backend->act_size == 2,
                          .state = state,
                          .file = *file + HEADER + RECENT_BYTES + y->model->cfg.vocab_size * 4};
         if (!visit_state(y->model, put_part, &c))
@@ -244,7 +244,7 @@ static hola_status check_header(hola_model *m, const struct header *h, const cha
     return HOLA_OK;
 }
 
-static hola_status check_small(const hola_model *m, const struct hl_where *w, const float *logits,
+static hola_status check_small(const hola_model *m, const struct hl_position *w, const float *logits,
                                const char *path) {
     hola_status s = hl_model_check_ids(m, w->recent, HOLA_RECENT);
     uint32_t wrong = 0;
@@ -261,9 +261,9 @@ hola_status hl_snapshot_parse(hola_session *y, const char *data, int64_t size, c
     if (size >= HEADER) memcpy(&h, data, sizeof h);
     hola_status s = check_header(m, &h, data, size, path);
     if (s != HOLA_OK) return s;
-    struct hl_where w = {.pos = h.pos, .seed = h.seed, .has_logits = h.flags & HAS_LOGITS};
+    struct hl_position w = {.pos = h.pos, .seed = h.seed, .has_logits = h.flags & HAS_LOGITS};
     struct copy c = {.dtype = (hola_dtype)h.dtype,
-                     .half = m->ops->mem->act_size == 2,
+                     .half = m->backend->act_size == 2,
                      .state = calloc(1, (size_t)m->state.bytes),
                      .file = (char *)(uintptr_t)data + HEADER + RECENT_BYTES + vocab * 4,
                      .pos = h.pos,
@@ -283,8 +283,8 @@ hola_status hl_snapshot_parse(hola_session *y, const char *data, int64_t size, c
         free(y->now.logits);
         y->now.logits = logits, logits = NULL;
         pthread_mutex_lock(&m->lock);
-        m->ops->mem->put(m->pool, y->now.state, c.state, m->state.bytes);
-        s = m->ops->mem->finish(m->pool);
+        hl_put(m->backend, y->now.state, c.state, m->state.bytes);
+        s = hl_finish(m->backend);
         pthread_mutex_unlock(&m->lock);
     }
     free(logits);

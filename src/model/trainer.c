@@ -7,7 +7,7 @@
 struct hola_trainer {
     hola_model *model;
     hola_train_opts opt;
-    struct hl_acts acts;
+    struct hl_activations acts;
     real *grads;  /* laid out as the model's rows */
     int64_t part; /* of `ranks` equal parts of that block this trainer updates [first, first + n) */
     int64_t first, n, ranks;
@@ -43,9 +43,8 @@ static hola_train_opts defaults(const hola_train_opts *given) {
 }
 
 static real *zeros(hola_model *m, int64_t n) {
-    const struct hl_memory *mem = m->ops->mem;
-    real *p = mem->alloc(m->pool, (n + 16) * (int64_t)sizeof(real)); /* n may be 0 */
-    if (p) mem->zero(m->pool, p, (n + 16) * (int64_t)sizeof(real));
+    real *p = hl_alloc(m->backend, (n + 16) * (int64_t)sizeof(real)); /* n may be 0 */
+    if (p) hl_zero(m->backend, p, (n + 16) * (int64_t)sizeof(real));
     return p;
 }
 
@@ -69,8 +68,7 @@ hola_status hl_trainer_new_part(hola_trainer **out, hola_model *model, const hol
     if (!t) return hl_fail(HOLA_ENOMEM, "trainer: %zu bytes", sizeof *t);
     t->model = model;
     t->opt = o;
-    t->acts =
-        (struct hl_acts){.pass = HL_TRAIN, .ops = model->ops, .pool = model->pool, .recompute = o.recompute};
+    t->acts = (struct hl_activations){.pass = HL_TRAIN, .backend = model->backend, .recompute = o.recompute};
     t->ranks = ranks;
     t->part = ((total + ranks - 1) / ranks + 15) / 16 * 16; /* parts begin on 64 bytes */
     t->first = rank * t->part < total ? rank * t->part : total;
@@ -82,7 +80,7 @@ hola_status hl_trainer_new_part(hola_trainer **out, hola_model *model, const hol
     if (!t->grads || !t->m || !t->v || !t->target) {
         hola_trainer_free(t);
         return hl_fail(HOLA_ENOMEM, "trainer: three times %lld numbers do not fit in %s memory",
-                       (long long)total, model->ops->mem->host ? "the" : "the device's");
+                       (long long)total, model->backend->host ? "the" : "the device's");
     }
     model->training = true;
     *out = t;
@@ -92,11 +90,10 @@ hola_status hl_trainer_new_part(hola_trainer **out, hola_model *model, const hol
 void hola_trainer_free(hola_trainer *t) {
     if (!t) return;
     hola_model *m = t->model;
-    const struct hl_memory *mem = m->ops->mem;
-    hl_acts_free(&t->acts);
-    mem->release(m->pool, t->grads);
-    mem->release(m->pool, t->m);
-    mem->release(m->pool, t->v);
+    hl_activations_free(&t->acts);
+    hl_release(m->backend, t->grads);
+    hl_release(m->backend, t->m);
+    hl_release(m->backend, t->v);
     if (m->ahead) hl_model_need_rows(m); /* what was learnt outlives the trainer */
     hl_model_drop_master(m);
     m->training = false;
@@ -150,15 +147,15 @@ static hola_status run(hola_trainer *t, const int32_t *ids, int64_t n, const int
     double sum = 0, lane[LANES] = {0};
     hola_status s = lay_out(t, ids, n, starts, n_starts, mask, &rows, &count);
     if (s == HOLA_OK) s = hl_model_check_ids(m, ids, n);
-    if (s == HOLA_OK) s = hl_acts_reserve(&t->acts, &m->cfg, &rows, n);
+    if (s == HOLA_OK) s = hl_activations_reserve(&t->acts, &m->cfg, &rows, n);
     if (s != HOLA_OK) return s;
-    ids = hl_acts_put(&t->acts, t->acts.ids, ids, n);
-    const int32_t *target = hl_acts_put(&t->acts, t->acts.target, t->target, n);
+    ids = hl_activations_put(&t->acts, t->acts.ids, ids, n);
+    const int32_t *target = hl_activations_put(&t->acts, t->acts.target, t->target, n);
     hl_model_forward(m, &t->acts, &rows, ids);
     hl_model_loss(m, &t->acts, n, target, weight, backward ? t->grads : NULL);
     if (backward) hl_model_backward(m, &t->acts, &rows, ids, t->grads);
-    const double *nll = hl_acts_nll(&t->acts, n);
-    s = m->ops->mem->finish(m->pool);
+    const double *nll = hl_activations_nll(&t->acts, n);
+    s = hl_finish(m->backend);
     if (s != HOLA_OK) return s;
     for (int64_t i = 0; i < n; i++) lane[i % LANES] += nll[i]; /* a device waits for this */
     for (int i = 0; i < LANES; i++) sum += lane[i];
@@ -192,43 +189,41 @@ static hola_status host_copy(real **p, int64_t n) {
 
 hola_status hl_trainer_fetch(hola_trainer *t, enum hl_trainer_part what) {
     hola_model *m = t->model;
-    const struct hl_memory *mem = m->ops->mem;
     const int64_t size = (int64_t)sizeof(real), all = t->part * t->ranks;
     hola_status s = HOLA_OK;
-    if (mem->host) return s;
+    if (m->backend->host) return s;
     if (what & HL_PARAMS) s = hl_model_need_rows(m);
     if (s == HOLA_OK && what & HL_GRADS) {
         s = host_copy(&t->host_grads, all);
-        if (s == HOLA_OK) mem->get(m->pool, t->host_grads, t->grads, all * size);
+        if (s == HOLA_OK) hl_get(m->backend, t->host_grads, t->grads, all * size);
     }
     if (s == HOLA_OK && what & HL_MOMENTS) {
         s = host_copy(&t->host_m, t->n);
         if (s == HOLA_OK) s = host_copy(&t->host_v, t->n);
         if (s == HOLA_OK) {
-            mem->get(m->pool, t->host_m, t->m, t->n * size);
-            mem->get(m->pool, t->host_v, t->v, t->n * size);
+            hl_get(m->backend, t->host_m, t->m, t->n * size);
+            hl_get(m->backend, t->host_v, t->v, t->n * size);
         }
     }
-    return s == HOLA_OK ? mem->finish(m->pool) : s;
+    return s == HOLA_OK ? hl_finish(m->backend) : s;
 }
 
 hola_status hl_trainer_store(hola_trainer *t, enum hl_trainer_part what) {
     hola_model *m = t->model;
-    const struct hl_memory *mem = m->ops->mem;
     const int64_t size = (int64_t)sizeof(real);
     hola_status s = HOLA_OK;
-    if (mem->host) return s;
+    if (m->backend->host) return s;
     if (what & HL_PARAMS) s = hl_model_need_master(m);
-    if (what & HL_GRADS) mem->put(m->pool, t->grads, t->host_grads, t->part * t->ranks * size);
+    if (what & HL_GRADS) hl_put(m->backend, t->grads, t->host_grads, t->part * t->ranks * size);
     if (what & HL_MOMENTS) {
-        mem->put(m->pool, t->m, t->host_m, t->n * size);
-        mem->put(m->pool, t->v, t->host_v, t->n * size);
+        hl_put(m->backend, t->m, t->host_m, t->n * size);
+        hl_put(m->backend, t->v, t->host_v, t->n * size);
     }
-    return s == HOLA_OK ? mem->finish(m->pool) : s;
+    return s == HOLA_OK ? hl_finish(m->backend) : s;
 }
 
 struct hl_trainer_view hl_trainer_view(const hola_trainer *t) {
-    const bool host = t->model->ops->mem->host;
+    const bool host = t->model->backend->host;
     return (struct hl_trainer_view){.total = t->model->params.total,
                                     .part = t->part,
                                     .first = t->first,
@@ -245,11 +240,11 @@ void hl_trainer_set_updates(hola_trainer *t, int64_t updates) { t->step = update
 /* ---- ranks whose devices talk to each other ---- */
 
 hola_status hl_trainer_link(hola_trainer *t, int rank, void (*broadcast)(void *, int64_t bytes)) {
-    const struct hl_memory *mem = t->model->ops->mem;
-    if (!mem->link) return hl_fail(HOLA_ENOTSUP, "this backend has no link between ranks");
+    if (!t->model->backend->collectives)
+        return hl_fail(HOLA_ENOTSUP, "this backend has no link between ranks");
     if (t->part * t->ranks > t->model->params.total + HL_MASTER_SLACK)
         return hl_fail(HOLA_ENOTSUP, "%lld ranks are too many", (long long)t->ranks);
-    hola_status s = mem->link(t->model->pool, rank, (int)t->ranks, broadcast);
+    hola_status s = t->model->backend->collectives->link(t->model->backend, rank, (int)t->ranks, broadcast);
     t->linked = s == HOLA_OK;
     return s;
 }
@@ -257,7 +252,7 @@ bool hl_trainer_linked(const hola_trainer *t) { return t->linked; }
 
 static void reduce_ready(void *ctx, int64_t first, int64_t n) {
     hola_trainer *t = ctx;
-    t->model->ops->mem->reduce(t->model->pool, t->grads, first, n, t->part);
+    t->model->backend->collectives->reduce(t->model->backend, t->grads, first, n, t->part);
 }
 void hl_trainer_announce(hola_trainer *t) {
     t->acts.ready = t->linked ? reduce_ready : NULL;
@@ -265,18 +260,19 @@ void hl_trainer_announce(hola_trainer *t) {
 }
 void hl_trainer_reduce(hola_trainer *t) {
     t->acts.ready = NULL;
-    t->model->ops->mem->reduced(t->model->pool);
+    t->model->backend->collectives->reduced(t->model->backend);
 }
 void hl_trainer_share(hola_trainer *t) {
-    const struct hl_memory *mem = t->model->ops->mem;
-    mem->share(t->model->pool, t->model->master, t->part * (int64_t)sizeof(real));
-    mem->share(t->model->pool, t->model->half, t->part * mem->act_size);
+    t->model->backend->collectives->share(t->model->backend, t->model->master,
+                                          t->part * (int64_t)sizeof(real));
+    t->model->backend->collectives->share(t->model->backend, t->model->half,
+                                          t->part * t->model->backend->act_size);
 }
 
 double hl_trainer_sumsq(const hola_trainer *t) {
     double sum = 0;
     struct hl_sumsq q = {.n = t->n, .x = t->grads + t->first, .out = &sum};
-    if (t->n > 0) t->model->ops->sumsq(t->model->pool, &q);
+    if (t->n > 0) t->model->backend->ops.sumsq(t->model->backend, &q);
     return sum;
 }
 
@@ -301,18 +297,18 @@ void hl_trainer_apply(hola_trainer *t, double lr, double norm) {
         if (from >= to) continue;
         a.n = to - from;
         a.p = t->model->master + from;
-        a.half = t->model->half ? (char *)t->model->half + from * t->model->ops->mem->act_size : NULL;
+        a.half = t->model->half ? (char *)t->model->half + from * t->model->backend->act_size : NULL;
         a.m = t->m + (from - t->first);
         a.v = t->v + (from - t->first);
         a.grad = t->grads + from;
-        t->model->ops->adamw(t->model->pool, &a);
+        t->model->backend->ops.adamw(t->model->backend, &a);
     }
     t->model->stale = true;
-    t->model->ahead = !t->model->ops->mem->host;
+    t->model->ahead = !t->model->backend->host;
 }
 
 void hl_trainer_clear(hola_trainer *t) {
-    t->model->ops->mem->zero(t->model->pool, t->grads, t->part * t->ranks * (int64_t)sizeof(real));
+    hl_zero(t->model->backend, t->grads, t->part * t->ranks * (int64_t)sizeof(real));
 }
 
 hola_status hola_trainer_update(hola_trainer *t, double lr, double *grad_norm) {

@@ -1,8 +1,8 @@
 /* weights.c -- a model's weights in the forms that files, inference and training want (model.h). */
 #include "core/half.h"
 #include "model/model.h"
-#include "model/quant.h"
-#include "ops/matmul/weight.h"
+#include "model/quant_file.h"
+#include "ops/linear/weight.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,14 +11,14 @@ static bool packed(const hola_model *m, int64_t i) {
     return m->params.tensor[i].matrix || i == m->params.embed;
 }
 static int64_t row_length(const struct hl_tensor *t) { return t->count / t->dim[0]; }
-static hola_dtype act_dtype(const hola_model *m) { return m->ops->mem->act_size == 2 ? HOLA_BF16 : HOLA_F32; }
+static hola_dtype act_dtype(const hola_model *m) { return m->backend->act_size == 2 ? HOLA_BF16 : HOLA_F32; }
 
 struct hl_weight hl_model_weight(const hola_model *m, enum hl_pass pass, int64_t i) {
     const struct hl_tensor *t = &m->params.tensor[i];
     if (pass == HL_INFER) return m->weight[i];
     struct hl_weight w = {.data = m->master + t->offset, .rows = t->dim[0], .cols = row_length(t)};
     if (m->half) {
-        w.data = (char *)m->half + t->offset * m->ops->mem->act_size;
+        w.data = (char *)m->half + t->offset * m->backend->act_size;
         w.dtype = act_dtype(m);
     }
     return w;
@@ -40,7 +40,7 @@ static void unpack(const struct hl_weight *w, real *out) {
 void hl_model_read(const hola_model *m, int64_t i, real *out) {
     const struct hl_tensor *t = &m->params.tensor[i];
     const size_t bytes = (size_t)t->count * sizeof(real);
-    if (m->ahead) m->ops->mem->get(m->pool, out, m->master + t->offset, (int64_t)bytes);
+    if (m->ahead) hl_get(m->backend, out, m->master + t->offset, (int64_t)bytes);
     else if (m->rows) memcpy(out, m->rows + t->offset, bytes);
     else if (m->weight[i].layout == HL_PANELS) unpack(&m->weight[i], out);
     else memcpy(out, m->weight[i].data, bytes);
@@ -56,35 +56,34 @@ hola_status hl_model_need_rows(hola_model *m) {
     for (int64_t i = 0; i < m->params.n; i++) hl_model_read(m, i, rows + m->params.tensor[i].offset);
     m->rows = rows;
     m->ahead = false;
-    return m->ops->mem->finish(m->pool);
+    return hl_finish(m->backend);
 }
 
 /* ---- panels ---- */
 
 void hl_model_drop_panels(hola_model *m) {
-    m->ops->mem->release(m->pool, m->panels);
-    m->ops->mem->release(m->pool, m->small);
+    hl_release(m->backend, m->panels);
+    hl_release(m->backend, m->small);
     m->panels = NULL;
     m->small = NULL;
 }
 
 void hl_model_drop_codes(hola_model *m) {
-    for (int64_t i = 0; m->codes && i < m->params.n; i++) hl_quant_free(&m->codes[i]);
+    for (int64_t i = 0; m->codes && i < m->params.n; i++) hl_quant_file_free(&m->codes[i]);
 }
 
 static int64_t packed_bytes(const hola_model *m, int64_t i) {
     const struct hl_tensor *t = &m->params.tensor[i];
-    return lines(m->ops->mem->host ? hl_panel_bytes(t->dim[0], row_length(t), m->stored[i])
-                                   : t->count * m->ops->mem->act_size);
+    return lines(m->backend->host ? hl_panel_bytes(t->dim[0], row_length(t), m->stored[i])
+                                  : t->count * m->backend->act_size);
 }
 
 /* n reals of the host as activations of a device */
 static hola_status put_acts(const hola_model *m, void *to, const real *from, int64_t n) {
-    const struct hl_memory *mem = m->ops->mem;
     enum { PIECE = 1 << 20 };
-    if (mem->act_size == (int64_t)sizeof(real)) {
-        mem->put(m->pool, to, from, n * mem->act_size);
-        return mem->finish(m->pool);
+    if (m->backend->act_size == (int64_t)sizeof(real)) {
+        hl_put(m->backend, to, from, n * m->backend->act_size);
+        return hl_finish(m->backend);
     }
     hola_status s = HOLA_OK;
     uint16_t *half = malloc(PIECE * sizeof *half);
@@ -92,8 +91,8 @@ static hola_status put_acts(const hola_model *m, void *to, const real *from, int
     for (int64_t i = 0; s == HOLA_OK && i < n; i += PIECE) {
         const int64_t len = n - i < PIECE ? n - i : PIECE;
         for (int64_t j = 0; j < len; j++) half[j] = hl_to_bf16((float)from[i + j]);
-        mem->put(m->pool, (uint16_t *)to + i, half, len * (int64_t)sizeof *half);
-        s = mem->finish(m->pool);
+        hl_put(m->backend, (uint16_t *)to + i, half, len * (int64_t)sizeof *half);
+        s = hl_finish(m->backend);
     }
     free(half);
     return s;
@@ -106,7 +105,7 @@ static void pack_matrix(void *ctx, int64_t i, int worker) {
     char *to = (char *)(uintptr_t)w->data;
     (void)worker;
     if (w->layout != HL_PANELS) return;
-    if (m->codes[i].code && m->codes[i].dtype == w->dtype) hl_codes_pack(to, &m->codes[i]);
+    if (m->codes[i].code && m->codes[i].dtype == w->dtype) hl_quant_pack(to, &m->codes[i]);
     else hl_panel_pack(to, w->dtype, m->rows + m->params.tensor[i].offset, w->rows, w->cols);
 }
 
@@ -117,10 +116,10 @@ static hola_status place_tensor(hola_model *m, int64_t i, char *to) {
     struct hl_weight *w = &m->weight[i];
     *w = (struct hl_weight){.data = to, .rows = t->dim[0], .cols = row_length(t)};
     if (!packed(m, i)) {
-        m->ops->mem->put(m->pool, to, from, t->count * (int64_t)sizeof(real));
-        return m->ops->mem->finish(m->pool);
+        hl_put(m->backend, to, from, t->count * (int64_t)sizeof(real));
+        return hl_finish(m->backend);
     }
-    if (!m->ops->mem->host) {
+    if (!m->backend->host) {
         w->dtype = act_dtype(m);
         return put_acts(m, to, from, t->count);
     }
@@ -138,12 +137,12 @@ static hola_status make_panels(hola_model *m) {
         if (packed(m, i)) bytes += packed_bytes(m, i);
         else small += lines(m->params.tensor[i].count * (int64_t)sizeof(real));
     hl_model_drop_panels(m);
-    m->panels = m->ops->mem->alloc(m->pool, bytes);
-    m->small = m->ops->mem->alloc(m->pool, small);
+    m->panels = hl_alloc(m->backend, bytes);
+    m->small = hl_alloc(m->backend, small);
     if (!m->panels || !m->small) {
         hl_model_drop_panels(m);
         return hl_fail(HOLA_ENOMEM, "weights: %.1f MB do not fit in %s memory", (double)bytes * 1e-6,
-                       m->ops->mem->host ? "the" : "the device's");
+                       m->backend->host ? "the" : "the device's");
     }
     char *p = m->panels, *q = (char *)m->small;
     for (int64_t i = 0; s == HOLA_OK && i < m->params.n; i++) {
@@ -151,7 +150,7 @@ static hola_status make_panels(hola_model *m) {
         if (packed(m, i)) p += packed_bytes(m, i);
         else q += lines(m->params.tensor[i].count * (int64_t)sizeof(real));
     }
-    if (s == HOLA_OK && m->ops->mem->host) hl_pool_run(m->pool, m->params.n, pack_matrix, m);
+    if (s == HOLA_OK && m->backend->host) hl_pool_run(m->backend->pool, m->params.n, pack_matrix, m);
     if (s != HOLA_OK) hl_model_drop_panels(m);
     m->stale = false;
     m->hash = 0;
@@ -161,7 +160,7 @@ static hola_status make_panels(hola_model *m) {
 hola_status hl_model_need_panels(hola_model *m) {
     if (m->panels && !m->stale) return HOLA_OK;
     hola_status s = make_panels(m);
-    if (s != HOLA_OK || m->training || !m->ops->mem->host) return s;
+    if (s != HOLA_OK || m->training || !m->backend->host) return s;
     free(m->rows); /* can be had again from the panels, to the bit */
     m->rows = NULL;
     hl_model_drop_codes(m);
@@ -171,34 +170,33 @@ hola_status hl_model_need_panels(hola_model *m) {
 /* ---- master ---- */
 
 hola_status hl_model_need_master(hola_model *m) {
-    const struct hl_memory *mem = m->ops->mem;
     const int64_t n = m->params.total;
     hola_status s = hl_model_need_rows(m);
     if (s != HOLA_OK) return s;
     for (int64_t i = 0; i < m->params.n; i++) /* what is learnt from here on would not survive as codes */
-        if (hl_is_codes(m->stored[i])) m->stored[i] = HOLA_F32;
+        if (hl_is_quant(m->stored[i])) m->stored[i] = HOLA_F32;
     hl_model_drop_codes(m);
-    if (mem->host) {
+    if (m->backend->host) {
         m->master = m->rows;
         return HOLA_OK;
     }
     /* a little longer, so that ranks can share it in equal parts */
-    if (!m->master) m->master = mem->alloc(m->pool, (n + HL_MASTER_SLACK) * (int64_t)sizeof(real));
-    if (!m->half) m->half = mem->alloc(m->pool, (n + HL_MASTER_SLACK) * mem->act_size);
+    if (!m->master) m->master = hl_alloc(m->backend, (n + HL_MASTER_SLACK) * (int64_t)sizeof(real));
+    if (!m->half) m->half = hl_alloc(m->backend, (n + HL_MASTER_SLACK) * m->backend->act_size);
     if (!m->master || !m->half) {
         hl_model_drop_master(m);
         return hl_fail(HOLA_ENOMEM, "weights: %.1f MB do not fit in the device's memory",
-                       (double)(n * ((int64_t)sizeof(real) + mem->act_size)) * 1e-6);
+                       (double)(n * ((int64_t)sizeof(real) + m->backend->act_size)) * 1e-6);
     }
-    mem->put(m->pool, m->master, m->rows, n * (int64_t)sizeof(real));
+    hl_put(m->backend, m->master, m->rows, n * (int64_t)sizeof(real));
     s = put_acts(m, m->half, m->rows, n);
     return s;
 }
 
 void hl_model_drop_master(hola_model *m) {
-    if (!m->ops->mem->host) {
-        m->ops->mem->release(m->pool, m->master);
-        m->ops->mem->release(m->pool, m->half);
+    if (!m->backend->host) {
+        hl_release(m->backend, m->master);
+        hl_release(m->backend, m->half);
     }
     m->master = NULL;
     m->half = NULL;

@@ -1,7 +1,7 @@
 /* batch.h -- rows of a dataset end to end, as a trainer takes them. */
 #ifndef HL_BATCH_H
 #define HL_BATCH_H
-#include "text/dataset.h"
+#include "data/dataset.h"
 
 struct hl_batch {
     int64_t rows, room, seq; /* rows in it; the most there may be; tokens of a row, at most */

@@ -109,9 +109,9 @@ static hola_status drop_after(const char *path, int64_t last) {
     return s;
 }
 
-hola_status hl_metrics_open(struct hl_metrics *w, const char *path, int64_t last_step) {
+hola_status hl_metrics_open(struct hl_metrics_log *w, const char *path, int64_t last_step) {
     hola_status s = drop_after(path, last_step);
-    *w = (struct hl_metrics){.fd = -1};
+    *w = (struct hl_metrics_log){.fd = -1};
     if (s != HOLA_OK) return s;
     w->path = strdup(path);
     if (!w->path) return hl_fail(HOLA_ENOMEM, "%s: no memory", path);
@@ -125,7 +125,7 @@ hola_status hl_metrics_open(struct hl_metrics *w, const char *path, int64_t last
 }
 
 /* Writes what waits, all of it or, as far as the file shows, nothing. */
-static hola_status flush(struct hl_metrics *w) {
+static hola_status flush(struct hl_metrics_log *w) {
     for (int64_t done = 0; done < w->n;) {
         ssize_t k = pwrite(w->fd, w->pending + done, (size_t)(w->n - done), w->size + done);
         if (k < 0 && errno == EINTR) continue;
@@ -141,7 +141,7 @@ static hola_status flush(struct hl_metrics *w) {
     return HOLA_OK;
 }
 
-hola_status hl_metrics_add(struct hl_metrics *w, const struct hl_metric *m) {
+hola_status hl_metrics_add(struct hl_metrics_log *w, const struct hl_metric *m) {
     enum { LINE = 512 };
     if (w->n + LINE > w->room) {
         char *p = realloc(w->pending, (size_t)(2 * w->room + LINE));
@@ -153,29 +153,29 @@ hola_status hl_metrics_add(struct hl_metrics *w, const struct hl_metric *m) {
     return flush(w);
 }
 
-hola_status hl_metrics_sync(struct hl_metrics *w) {
+hola_status hl_metrics_sync(struct hl_metrics_log *w) {
     hola_status s = flush(w);
     if (s == HOLA_OK && fsync(w->fd) != 0 && errno != EINVAL)
         s = hl_fail(HOLA_EIO, "%s: cannot write: %s", w->path, strerror(errno));
     return s;
 }
 
-void hl_metrics_close(struct hl_metrics *w) {
+void hl_metrics_close(struct hl_metrics_log *w) {
     if (w->fd >= 0) close(w->fd);
     free(w->path);
     free(w->pending);
-    *w = (struct hl_metrics){.fd = -1};
+    *w = (struct hl_metrics_log){.fd = -1};
 }
 
 /* ---- reading ---- */
 
 struct reader {
-    struct hl_history *h;
+    struct hl_metrics_history *h;
     int64_t room;
 };
 static hola_status take_line(void *ctx, const char *line, int64_t n, bool ok, const struct hl_metric *m) {
     struct reader *r = ctx;
-    struct hl_history *h = r->h;
+    struct hl_metrics_history *h = r->h;
     (void)line, (void)n;
     if (!ok) {
         h->bad++;
@@ -191,19 +191,19 @@ static hola_status take_line(void *ctx, const char *line, int64_t n, bool ok, co
     return HOLA_OK;
 }
 
-hola_status hl_history_read(struct hl_history *h, const char *path) {
+hola_status hl_metrics_history_read(struct hl_metrics_history *h, const char *path) {
     struct reader r = {.h = h};
     struct hl_map map = {0};
-    *h = (struct hl_history){0};
+    *h = (struct hl_metrics_history){0};
     hola_status s = hl_map_open(&map, path);
     if (s == HOLA_EFORMAT) return HOLA_OK; /* empty: a run that has not made a step */
     if (s == HOLA_OK) s = for_lines(&map, take_line, &r);
     hl_map_close(&map);
-    if (s != HOLA_OK) hl_history_free(h);
+    if (s != HOLA_OK) hl_metrics_history_free(h);
     return s;
 }
 
-void hl_history_free(struct hl_history *h) {
+void hl_metrics_history_free(struct hl_metrics_history *h) {
     free(h->at);
-    *h = (struct hl_history){0};
+    *h = (struct hl_metrics_history){0};
 }

@@ -10,7 +10,7 @@ struct hl_metric {
 };
 
 /* Lines that cannot be written (a full disk) wait in memory and follow with the next one that can. */
-struct hl_metrics {
+struct hl_metrics_log {
     int fd;
     char *path;
     int64_t size; /* of the file: whole lines */
@@ -19,16 +19,16 @@ struct hl_metrics {
 };
 /* Opens for appending. Lines of steps after last_step, and malformed ones, are dropped; the others stay as
  * they are, byte for byte. */
-hola_status hl_metrics_open(struct hl_metrics *w, const char *path, int64_t last_step);
-hola_status hl_metrics_add(struct hl_metrics *w, const struct hl_metric *m);
-hola_status hl_metrics_sync(struct hl_metrics *w); /* everything is on the disk */
-void hl_metrics_close(struct hl_metrics *w);
+hola_status hl_metrics_open(struct hl_metrics_log *w, const char *path, int64_t last_step);
+hola_status hl_metrics_add(struct hl_metrics_log *w, const struct hl_metric *m);
+hola_status hl_metrics_sync(struct hl_metrics_log *w); /* everything is on the disk */
+void hl_metrics_close(struct hl_metrics_log *w);
 
-struct hl_history {
+struct hl_metrics_history {
     int64_t n, bad; /* bad: malformed lines, left out */
     struct hl_metric *at;
 };
-hola_status hl_history_read(struct hl_history *h, const char *path);
-void hl_history_free(struct hl_history *h);
+hola_status hl_metrics_history_read(struct hl_metrics_history *h, const char *path);
+void hl_metrics_history_free(struct hl_metrics_history *h);
 
 #endif

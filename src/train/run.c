@@ -1,7 +1,7 @@
 /* run.c -- the training loop: a step, an evaluation, a checkpoint. */
 #define _GNU_SOURCE
 #include "train/run.h"
-#include "train/plot.h"
+#include "plot/training_plot.h"
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -184,13 +184,13 @@ static hola_status save(struct hl_run *r) {
 }
 
 static void plot(struct hl_run *r, bool running) {
-    struct hl_history h;
+    struct hl_metrics_history h;
     if (!r->root) return;
-    hola_status s = hl_history_read(&h, r->dir.metrics);
+    hola_status s = hl_metrics_history_read(&h, r->dir.metrics);
     if (s == HOLA_OK) {
         const struct hl_plot_run run = {.name = r->o->out, .history = &h};
         s = hl_plot_write(r->dir.plot, &run, 1, running ? 30 : 0);
-        hl_history_free(&h);
+        hl_metrics_history_free(&h);
     }
     if (s != HOLA_OK && !r->plot_failed) hl_run_note(r, "the plot is not up to date: %s", hola_last_error());
     r->plot_failed = s != HOLA_OK;
@@ -222,7 +222,7 @@ static void announce(struct hl_run *r) {
     b.flop_per_token = 6.0 * (double)b.parameters;
     if (!o->config.tie_word_embeddings)
         b.flop_per_token -= 6.0 * (double)(o->config.vocab_size * o->config.hidden_size);
-    if (r->dist->size == 1) b.peak = hl_train_peak(r->model);
+    if (r->dist->size == 1) b.peak = hl_gemm_peak(r->model);
     o->report.begin(o->report.ctx, &b);
 }
 

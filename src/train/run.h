@@ -22,7 +22,7 @@ struct hl_run {
     hola_model *model;
     hola_trainer *trainer;
     struct hl_rundir dir;
-    struct hl_metrics metrics;
+    struct hl_metrics_log metrics;
     bool metrics_late, plot_failed;
     struct hl_train_state state;
 };

@@ -197,7 +197,7 @@ static hola_status setup_model(struct hl_run *r, int64_t step) {
     else s = hola_model_new(&r->model, &o->config, o->seed, &model);
     if (s == HOLA_OK) s = check_config(r, dir ? dir : o->from ? o->from : "the model");
     if (s == HOLA_OK) s = hl_trainer_new_part(&r->trainer, r->model, &opt, r->dist->rank, r->dist->size);
-    if (s == HOLA_OK && !r->model->ops->mem->host && r->dist->size > 1 &&
+    if (s == HOLA_OK && !r->model->backend->host && r->dist->size > 1 &&
         hl_trainer_link(r->trainer, r->dist->rank, r->dist->broadcast) != HOLA_OK)
         hl_run_note(r, "the devices do not talk to each other, the host copies: %s", hola_last_error());
     if (s == HOLA_OK && dir) {

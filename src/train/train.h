@@ -50,6 +50,6 @@ struct hl_train_result {
 hola_status hl_train_run(const struct hl_train *o, struct hl_train_result *r);
 
 /* peak.c: flop/s of a 1024^3 product with the model's threads, some tens of milliseconds; 0: unknown. */
-double hl_train_peak(hola_model *m);
+double hl_gemm_peak(hola_model *m);
 
 #endif

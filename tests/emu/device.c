@@ -17,7 +17,7 @@ hola_status hl_cuda_open(struct hl_cuda **out, int device) {
     if (!c) return hl_fail(HOLA_ENOMEM, "device: %zu bytes", sizeof *c);
     c->index = device;
     c->sms = hl_emu_sms;
-    hl_stay_open(c);
+    hl_prelaunch_open(c);
     snprintf(c->name, sizeof c->name, "emulated");
     return HOLA_OK;
 }
@@ -26,8 +26,8 @@ void hl_cuda_close(struct hl_cuda *c) {
     free(c->scratch);
     free(c->rows_host);
     free(c->stage);
-    free(c->answer);
-    hl_stay_close(c);
+    free(c->mapped);
+    hl_prelaunch_close(c);
     free(c->rows_dev);
     free(c);
 }
@@ -65,7 +65,7 @@ bool hl_cuda_busy(struct hl_cuda *c) {
     sched_yield();
     return atomic_load(&hl_emu_busy);
 }
-void hl_cuda_room(struct hl_cuda *c, int64_t *free_bytes, int64_t *used) {
+void hl_cuda_free_memory(struct hl_cuda *c, int64_t *free_bytes, int64_t *used) {
     (void)c;
     *free_bytes = (int64_t)1 << 32;
     *used = 0;
@@ -80,8 +80,8 @@ void hl_cuda_gemm(struct hl_cuda *c, const struct hl_gemm *g) {
         for (int64_t j = 0; j < g->N; j++) {
             float sum = 0;
             for (int64_t k = 0; k < g->K; k++)
-                sum += read_at(g->A, g->in, g->a_turned ? k * g->lda + i : i * g->lda + k) *
-                       read_at(g->B, g->in, g->b_turned ? j * g->ldb + k : k * g->ldb + j);
+                sum += read_at(g->A, g->in, g->a_trans ? k * g->lda + i : i * g->lda + k) *
+                       read_at(g->B, g->in, g->b_trans ? j * g->ldb + k : k * g->ldb + j);
             sum *= g->alpha;
             if (g->beta != 0) sum += g->beta * read_at(g->add ? g->add : g->C, g->out, i * g->ldc + j);
             if (g->out == HOLA_BF16) ((uint16_t *)g->C)[i * g->ldc + j] = hl_to_bf16(sum);

@@ -224,7 +224,7 @@ void emu_run(dim3 grid, dim3 block, size_t shared, void (*k)(void *), void *ctx)
 #else
         swapcontext(&main_context, &fibers[current].context);
 #endif
-        if (opened && opened != n_fibers) die("open_some by a part of the block");
+        if (opened && opened != n_fibers) die("named_barrier_init by a part of the block");
     }
 }
 
@@ -259,7 +259,7 @@ static void product_bf16(char (*slot)[EMU_SLOT]) {
             A[r][k] = bf(((operands *)slot[r % 8 * 4 + k % 8 / 2])->a[r / 8 + 2 * (k / 8)], k & 1);
         for (int n = 0; n < 8; n++) B[k][n] = bf(((operands *)slot[n * 4 + k % 8 / 2])->b[k / 8], k & 1);
     }
-    product<16>(slot, A, B);
+    wgmma_ss<16>(slot, A, B);
 }
 /* m16n8k8: A[r][c] in lane (r%8)*4 + c%4, register r/8 + 2(c/4); B[k][n] in lane n*4 + k%4, register k/4 */
 static void product_tf32(char (*slot)[EMU_SLOT]) {
@@ -269,7 +269,7 @@ static void product_tf32(char (*slot)[EMU_SLOT]) {
             A[r][k] = tf(((operands *)slot[r % 8 * 4 + k % 4])->a[r / 8 + 2 * (k / 4)]);
         for (int n = 0; n < 8; n++) B[k][n] = tf(((operands *)slot[n * 4 + k % 4])->b[k / 4]);
     }
-    product<8>(slot, A, B);
+    wgmma_ss<8>(slot, A, B);
 }
 static void mma(float d[4], const uint32_t a[4], const uint32_t b[2], void (*whole)(char (*)[EMU_SLOT])) {
     const operands mine = {{a[0], a[1], a[2], a[3]}, {b[0], b[1]}, {d[0], d[1], d[2], d[3]}};
@@ -329,7 +329,7 @@ struct bulk {
 static std::vector<bulk> bulks;
 static void forget_copies(void) { bulks.clear(); }
 
-static shared_barrier *barrier_at(uint64_t *b) {
+static shared_barrier *mbarrier_t(uint64_t *b) {
     shared_barrier *s = (shared_barrier *)b;
     if (s->open != 1) die("a barrier that was never opened");
     return s;
@@ -339,19 +339,19 @@ static void end_phase(shared_barrier *s) {
     s->phase ^= 1;
     s->missing = s->arrivals;
 }
-void emu_barrier_open(uint64_t *b, int arrivals) {
+void emu_mbarrier_init(uint64_t *b, int arrivals) {
     *(shared_barrier *)b = {0, (uint8_t)arrivals, (uint8_t)arrivals, 1, 0};
 }
-void emu_barrier_arrive(uint64_t *b, int bytes) {
-    shared_barrier *s = barrier_at(b);
+void emu_mbarrier_arrive(uint64_t *b, int bytes) {
+    shared_barrier *s = mbarrier_t(b);
     if (!s->missing) die("an arrival too many");
     s->missing--;
     s->bytes += bytes;
     idle = 0;
     end_phase(s);
 }
-void emu_barrier_wait(uint64_t *b, uint32_t parity) {
-    shared_barrier *s = barrier_at(b);
+void emu_mbarrier_wait(uint64_t *b, uint32_t parity) {
+    shared_barrier *s = mbarrier_t(b);
     while (s->phase == parity) {
         size_t left = 0;
         for (size_t i = 0; i < bulks.size(); i++) {
@@ -369,7 +369,7 @@ void emu_barrier_wait(uint64_t *b, uint32_t parity) {
         } else yield();
     }
 }
-void emu_copy_bulk(void *shared, const void *global, int bytes, uint64_t *b) {
+void emu_bulk_copy(void *shared, const void *global, int bytes, uint64_t *b) {
     if ((uintptr_t)shared % 16 || (uintptr_t)global % 16 || bytes % 16 || bytes < 16)
         die("a bulk copy that is not aligned");
     bulks.push_back({shared, global, (size_t)bytes, b});
@@ -381,9 +381,9 @@ static struct {
     int come;
     unsigned turn;
 } some[16];
-void emu_open_some(void) { opened++; }
-void emu_sync_some(int id, int threads, bool wait) {
-    if (!opened) die("a barrier of some warps in a kernel that did not begin with open_some");
+void emu_named_barrier_init(void) { opened++; }
+void emu_named_barrier(int id, int threads, bool wait) {
+    if (!opened) die("a barrier of some warps in a kernel that did not begin with named_barrier_init");
     unsigned turn = some[id].turn;
     if (++some[id].come == threads) {
         some[id].come = 0;

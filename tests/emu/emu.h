@@ -177,13 +177,13 @@ void emu_copy_async(void *shared, const void *global, int bytes, int filled);
 void emu_copy_commit(void);
 void emu_copy_wait(int groups);
 
-/* ---- copies by the copy engine, barriers in shared memory, barriers of some warps (cuda/bulk.cuh) ---- */
+/* ---- copies by the copy engine, barriers in shared memory, barriers of some warps (cuda/mbarrier.cuh) ---- */
 
-void emu_barrier_open(uint64_t *b, int arrivals);
-void emu_barrier_arrive(uint64_t *b, int bytes);
-void emu_barrier_wait(uint64_t *b, uint32_t parity);
-void emu_copy_bulk(void *shared, const void *global, int bytes, uint64_t *b);
-void emu_open_some(void); /* before the first of these in a block */
-void emu_sync_some(int id, int threads, bool wait);
+void emu_mbarrier_init(uint64_t *b, int arrivals);
+void emu_mbarrier_arrive(uint64_t *b, int bytes);
+void emu_mbarrier_wait(uint64_t *b, uint32_t parity);
+void emu_bulk_copy(void *shared, const void *global, int bytes, uint64_t *b);
+void emu_named_barrier_init(void); /* before the first of these in a block */
+void emu_named_barrier(int id, int threads, bool wait);
 
 #endif

@@ -1,7 +1,7 @@
 /* gemm.cu -- matrix products by plain loops, in place of cuBLAS (src/cuda/gemm.c) where racecheck looks: it finds hazards
  * inside of cuBLAS's kernels, takes minutes for them, and ends with an error of its own where it is told to leave them
  * out. */
-#include "cuda/dev.cuh"
+#include "cuda/common.cuh"
 extern "C" {
 #include "cuda/device.h"
 }
@@ -15,8 +15,8 @@ static __global__ void product(const struct hl_gemm g) {
     if (i >= g.M) return;
     float sum = 0;
     for (int64_t k = 0; k < g.K; k++)
-        sum += number_at(g.A, g.in, g.a_turned ? k * g.lda + i : i * g.lda + k) *
-               number_at(g.B, g.in, g.b_turned ? j * g.ldb + k : k * g.ldb + j);
+        sum += number_at(g.A, g.in, g.a_trans ? k * g.lda + i : i * g.lda + k) *
+               number_at(g.B, g.in, g.b_trans ? j * g.ldb + k : k * g.ldb + j);
     sum *= g.alpha;
     if (g.beta != 0) sum += g.beta * number_at(g.add ? g.add : g.C, g.out, i * g.ldc + j);
     if (g.out == HOLA_BF16) put((bf16 *)g.C + i * g.ldc + j, sum);

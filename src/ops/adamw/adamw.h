@@ -4,7 +4,7 @@
  *     p -= lr (m/bias1 / (sqrt(v/bias2) + eps) + weight_decay p)        bias_i = 1 - b_i^step */
 #ifndef HL_ADAMW_H
 #define HL_ADAMW_H
-#include "ops/rows.h"
+#include "core/rows.h"
 
 struct hl_adamw {
     int64_t n;

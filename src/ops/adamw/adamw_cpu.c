@@ -22,8 +22,8 @@ static void adamw_task(void *ctx, int64_t i, int worker) {
     }
 }
 
-void HL_OP(adamw)(struct hl_pool *pool, const struct hl_adamw *a) {
-    hl_pool_run(pool, hl_pieces(a->n, PIECE), adamw_task, (void *)a);
+void HL_OP(adamw)(struct hl_backend *backend, const struct hl_adamw *a) {
+    hl_pool_run(hl_backend_pool(backend), hl_pieces(a->n, PIECE), adamw_task, (void *)a);
 }
 
 struct sums {
@@ -47,7 +47,7 @@ static void sumsq_task(void *ctx, int64_t i, int worker) {
     s->part[i] = sum;
 }
 
-void HL_OP(sumsq)(struct hl_pool *pool, const struct hl_sumsq *a) {
+void HL_OP(sumsq)(struct hl_backend *backend, const struct hl_sumsq *a) {
     struct sums s;
     double sum = 0;
     int64_t pieces;
@@ -55,7 +55,7 @@ void HL_OP(sumsq)(struct hl_pool *pool, const struct hl_sumsq *a) {
     s.size = PIECE * hl_pieces(a->n, (int64_t)PIECE * MOST_PIECES);
     if (a->n == 0) s.size = PIECE;
     pieces = hl_pieces(a->n, s.size);
-    hl_pool_run(pool, pieces, sumsq_task, &s);
+    hl_pool_run(hl_backend_pool(backend), pieces, sumsq_task, &s);
     for (int64_t i = 0; i < pieces; i++) sum += s.part[i];
     *a->out = sum;
 }

@@ -1,8 +1,7 @@
 /* adamw_cuda.cu -- see adamw.h: one pass over all arrays, four numbers a thread. */
-#include "cuda/dev.cuh"
+#include "ops/cuda_ops.cuh"
 
 enum { THREADS = 256, SUM_BLOCKS = 1024 };
-extern "C" const struct hl_memory HL_OP(memory);
 
 struct adamw {
     int64_t n;
@@ -43,13 +42,13 @@ static __global__ void __launch_bounds__(THREADS) adamw_step(struct adamw a) {
         }
 }
 
-extern "C" void HL_OP(adamw)(struct hl_pool *pool, const struct hl_adamw *a) {
+extern "C" void HL_OP(adamw)(struct hl_backend *backend, const struct hl_adamw *a) {
     struct adamw s = {a->n, a->p, a->m, a->v, (act *)a->half, a->grad};
     s.lr = (float)a->lr, s.eps = (float)a->eps, s.weight_decay = (float)a->weight_decay;
     s.beta1 = (float)a->beta1, s.rest1 = (float)(1 - a->beta1), s.unbias1 = (float)(1 / a->bias1);
     s.beta2 = (float)a->beta2, s.rest2 = (float)(1 - a->beta2), s.unbias2 = (float)(1 / a->bias2);
     s.grad_scale = (float)a->grad_scale;
-    if (a->n > 0) launch(hl_cuda_of(pool), adamw_step, blocks_for(a->n, THREADS * 4), THREADS, 0, s);
+    if (a->n > 0) launch(hl_cuda_of(backend), adamw_step, blocks_for(a->n, THREADS * 4), THREADS, 0, s);
 }
 
 /* ---- sum of squares ---- */
@@ -86,13 +85,13 @@ static __global__ void sumsq_all(double *part, int n) {
     if (threadIdx.x == 0) part[n] = s;
 }
 
-extern "C" void HL_OP(sumsq)(struct hl_pool *pool, const struct hl_sumsq *a) {
-    struct hl_cuda *c = hl_cuda_of(pool);
+extern "C" void HL_OP(sumsq)(struct hl_backend *backend, const struct hl_sumsq *a) {
+    struct hl_cuda *c = hl_cuda_of(backend);
     const int blocks = (int)min((int64_t)SUM_BLOCKS, (a->n + THREADS * 4 - 1) / (THREADS * 4));
     double *part = (double *)hl_cuda_scratch(c, (SUM_BLOCKS + 1) * (int64_t)sizeof(double));
     *a->out = 0;
     if (!part || blocks == 0) return;
     launch(c, sumsq_part, (unsigned)blocks, THREADS, 0, a->x, a->n, part);
     launch(c, sumsq_all, 1, THREADS, 0, part, blocks);
-    HL_OP(memory).get(pool, a->out, part + blocks, sizeof(double));
+    hl_backend_get(backend, a->out, part + blocks, sizeof(double));
 }

@@ -1,8 +1,8 @@
 /* adamw_ref.c -- AdamW and the sum of squares, one number after the other, in double. */
 #include "ops/ops.h"
 
-void HL_OP(adamw)(struct hl_pool *pool, const struct hl_adamw *a) {
-    (void)pool;
+void HL_OP(adamw)(struct hl_backend *backend, const struct hl_adamw *a) {
+    (void)backend;
     for (int64_t i = 0; i < a->n; i++) {
         double g = a->grad_scale * (double)a->grad[i];
         double m = a->beta1 * (double)a->m[i] + (1 - a->beta1) * g;
@@ -14,9 +14,9 @@ void HL_OP(adamw)(struct hl_pool *pool, const struct hl_adamw *a) {
     }
 }
 
-void HL_OP(sumsq)(struct hl_pool *pool, const struct hl_sumsq *a) {
+void HL_OP(sumsq)(struct hl_backend *backend, const struct hl_sumsq *a) {
     double s = 0;
-    (void)pool;
+    (void)backend;
     for (int64_t i = 0; i < a->n; i++) s += (double)a->x[i] * (double)a->x[i];
     *a->out = s;
 }

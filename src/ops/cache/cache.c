@@ -1,5 +1,5 @@
 /* cache.c -- how the state of a session and the scratch of a worker are laid out. */
-#include "ops/cache/cache_fast.h"
+#include "ops/cache/cache_cpu.h"
 
 enum { LINE = 64, SCORES = 768 * 1024 }; /* reals of one tile's scores, unless one step of rows needs more */
 
@@ -37,7 +37,7 @@ static struct hl_cache_work carve(void *scratch, int64_t K, int64_t V, int64_t w
     w.pick.score = cut(scratch, &used, all, size);
     w.pick.key = cut(scratch, &used, all, sizeof *w.pick.key);
     w.rows = cut(scratch, &used, CACHE_BCOLS * hl_cache_ld(wide), size);
-    w.mm = cut(scratch, &used, HL_MM_SCRATCH, size);
+    w.mm = cut(scratch, &used, HL_SMALL_GEMM_SCRATCH, size);
     forward = used; /* from here on, one or the other */
     w.ldk = hl_cache_ld(cols);
     w.kT = cut(scratch, &used, K * w.ldk, size);

@@ -12,7 +12,7 @@
  * of the kept rows. How many of each are filled follows from the position: min(w, C*(pos/C)), pos % C. */
 #ifndef HL_CACHE_H
 #define HL_CACHE_H
-#include "ops/rows.h"
+#include "core/rows.h"
 
 struct hl_cache {
     const struct hl_rows *rows;

@@ -3,8 +3,8 @@
  * One task owns a key head of a segment: kept rows collect gradient from many blocks, so all of them go
  * through one pair of hands, value head by value head, block by block. A tile is up to CACHE_BACK queries
  * against CACHE_BCOLS columns (cache_fast.h); P is rebuilt from lse. */
-#include "ops/cache/cache_fast.h"
-#include "ops/matmul/kernel.h"
+#include "ops/cache/cache_cpu.h"
+#include "ops/linear/kernel.h"
 
 enum { PARTS = 512 }; /* sums of the scalar gradients held at a time, one per value head of a segment */
 
@@ -91,7 +91,7 @@ static real weights(const struct tile *t, int64_t i, int64_t seen, int64_t n) {
 
 /* The n columns' share of dk or dv: p's A = dS or P and B = rows of queries, in dst [T][stride]. Rows that
  * follow each other are written in place; kept rows are scattered. */
-static void give(const struct tile *t, const int64_t *id, int64_t n, struct hl_mm p, real *dst,
+static void give(const struct tile *t, const int64_t *id, int64_t n, struct hl_small_gemm p, real *dst,
                  int64_t stride) {
     bool even = id[n - 1] - id[0] == n - 1;
     dst += t->d->row * stride;
@@ -102,7 +102,7 @@ static void give(const struct tile *t, const int64_t *id, int64_t n, struct hl_m
     p.C = even ? dst + id[0] * stride : t->w->rows;
     p.ldc = even ? stride : hl_cache_ld(p.N);
     p.add = even && p.add;
-    HL_OP(mm)(&p, t->w->mm);
+    HL_OP(small_gemm)(&p, t->w->mm);
     for (int64_t c = 0; c < n && !even; c++)
         for (int64_t j = 0; j < p.N; j++) dst[id[c] * stride + j] += p.C[c * p.ldc + j];
 }
@@ -117,30 +117,31 @@ static void piece(const struct tile *t, const int64_t *id, int64_t n, int64_t fi
     const real lam = hl_sigmoid(a->gate[d->h]), scale = 1 / R_SQRT((real)a->K), slope = a->tau[d->h] * scale;
     const bool fresh = d->h % (a->HV / a->H) == 0; /* the first value head of this key head */
     real *dq = (real *)a->dq + ((t->row + first) * a->H + d->hk) * a->K;
-    struct hl_mm S = {
+    struct hl_small_gemm S = {
         .M = m, .N = n, .K = a->K, .ai = 1, .ak = ldT, .bk = ld, .bn = 1, .ldc = ld, .alpha = scale};
-    struct hl_mm dP = S, dQ, dK = {.K = m, .N = a->K, .bk = t->ldk, .alpha = slope}, dV = dK;
+    struct hl_small_gemm dP = S, dQ, dK = {.K = m, .N = a->K, .bk = t->ldk, .alpha = slope}, dV = dK;
     int64_t ldk;
     const real *k = load_keys(t, id, n, &ldk);
     S.A = t->w->bqT + first;
     S.B = t->w->bkT;
     S.C = t->w->P + first * ld;
-    HL_OP(mm)(&S, t->w->mm);
+    HL_OP(small_gemm)(&S, t->w->mm);
     dP.K = a->V;
     dP.A = t->w->bdoT + first;
     dP.B = t->w->bvT;
     dP.C = t->w->dS + first * ld;
     dP.alpha = lam;
-    HL_OP(mm)(&dP, t->w->mm);
+    HL_OP(small_gemm)(&dP, t->w->mm);
     for (int64_t i = first; i < t->n; i++)
         t->part->tau += (double)weights(t, i, edge ? min(n, i - first + 1) : n, n);
 
-    dQ = (struct hl_mm){.M = m, .N = a->K, .K = n, .A = dP.C, .ai = ld, .ak = 1, .B = k, .bk = ldk, .bn = 1};
+    dQ = (struct hl_small_gemm){
+        .M = m, .N = a->K, .K = n, .A = dP.C, .ai = ld, .ak = 1, .B = k, .bk = ldk, .bn = 1};
     dQ.C = dq;
     dQ.ldc = a->H * a->K;
     dQ.alpha = slope;
     dQ.add = !fresh || id != t->w->pick.id;
-    HL_OP(mm)(&dQ, t->w->mm);
+    HL_OP(small_gemm)(&dQ, t->w->mm);
     dK.A = dP.C;
     dK.add = !fresh || !edge;
     dK.B = t->q + first * t->ldk;
@@ -193,14 +194,14 @@ static void back_task(void *ctx, int64_t i, int worker) {
     }
 }
 
-void HL_OP(cache_backward)(struct hl_pool *pool, const struct hl_cache *a) {
+void HL_OP(cache_backward)(struct hl_backend *backend, const struct hl_cache *a) {
     const int64_t rep = a->HV / a->H, tasks = a->rows->n * a->H, round = PARTS / rep;
-    struct back g = {.pool = pool, .a = a};
+    struct back g = {.pool = hl_backend_pool(backend), .a = a};
     HL_ASSERT(rep <= PARTS);
     for (int64_t n = 0; n < a->rows->n; n++) HL_ASSERT(!a->rows->seg[n].state && a->rows->seg[n].pos == 0);
     for (g.first = 0; g.first < tasks; g.first += round) {
         int64_t now = min(round, tasks - g.first);
-        hl_pool_run(pool, now, back_task, &g);
+        hl_pool_run(hl_backend_pool(backend), now, back_task, &g);
         for (int64_t i = 0; i < now * rep; i++) { /* segment by segment, so in order for every head */
             int64_t h = (g.first * rep + i) % a->HV;
             if (a->dtau) a->dtau[h] += (real)g.part[i].tau;

@@ -2,7 +2,8 @@
  *
  * A kept row collects gradients from every later block that sees it: each block leaves its share in
  * scratch, and `gather` adds them up in the order of the blocks. */
-#include "cuda/early.cuh"
+#include "ops/cuda_ops.cuh"
+#include "cuda/pdl.cuh"
 #include "ops/cache/cache_back_cuda.cuh"
 
 enum { THREADS = 128, WARPS = THREADS / 32 };
@@ -51,7 +52,7 @@ static __global__ void along(const struct cache_dev c, const struct cache_back b
  * rows */
 static __global__ void plain_q(const struct cache_dev c, const struct cache_back b) {
     const int64_t block = blockIdx.x / c.a.chunk, t = blockIdx.x % c.a.chunk, hk = blockIdx.y, w = c.a.window;
-    const struct hl_piece p = c.rows.block[block];
+    const struct hl_dev_span p = c.rows.block[block];
     const int64_t all = w + t + 1, row = p.row + t;
     float *ds = (float *)shared_memory(), *sds = ds + w + c.a.chunk;
     int32_t *from = (int32_t *)(sds + w + c.a.chunk);
@@ -90,7 +91,7 @@ static __global__ void plain_q(const struct cache_dev c, const struct cache_back
 static __global__ void plain_kv(const struct cache_dev c, const struct cache_back b) {
     const int64_t w = c.a.window, C = c.a.chunk, K = c.a.K, V = c.a.V, h = blockIdx.y;
     const int64_t block = blockIdx.x / (w + C), j = blockIdx.x % (w + C), first = j < w ? 0 : j - w;
-    const struct hl_piece p = c.rows.block[block];
+    const struct hl_dev_span p = c.rows.block[block];
     const int64_t row = j < w ? c.a.sel[(block * c.a.HV + h) * w + j] : j - w < p.len ? p.row + j - w : -1;
     const float scale = c.a.tau[h] / sqrtf((float)K), lambda = 1.0f / (1.0f + expf(-c.a.gate[h]));
     float *ds = (float *)shared_memory(), *weight = ds + C;
@@ -207,7 +208,7 @@ static __global__ void gather_kept(const struct cache_dev c, const struct cache_
     const int HV = (int)c.a.HV, D = (int)c.a.K, w = (int)c.a.window, group = (int)c.group;
     const int block = blockIdx.x / HV, h = blockIdx.x % HV, hk = h / group,
               slot = blockIdx.y * WARPS + threadIdx.x / 32;
-    wait_for_others(), let_others_start();
+    pdl_wait(), pdl_trigger();
     if (slot >= w) return;
     const int64_t row = c.a.sel[(int64_t)blockIdx.x * w + slot];
     const int seg = c.rows.block[block].seg, before = c.rows.block[max(block - 1, 0)].row;
@@ -242,7 +243,7 @@ static __global__ void sums(const struct cache_dev c, const struct cache_back b)
         x = block_sum(x, room);
         if (threadIdx.x == 0) to[h] += x;
     }
-    wait_for_others();
+    pdl_wait();
 }
 
 static void plain(struct hl_cuda *cuda, const struct cache_dev *c, const struct cache_back *b) {
@@ -263,8 +264,8 @@ static float *cut(char *base, int64_t *used, int64_t n) {
     return p;
 }
 
-extern "C" void HL_OP(cache_backward)(struct hl_pool *pool, const struct hl_cache *a) {
-    struct hl_cuda *cuda = hl_cuda_of(pool);
+extern "C" void HL_OP(cache_backward)(struct hl_backend *backend, const struct hl_cache *a) {
+    struct hl_cuda *cuda = hl_cuda_of(backend);
     struct cache_dev c = cache_dev_of(a);
     struct cache_back b = {};
     char *scratch = NULL;
@@ -296,10 +297,10 @@ extern "C" void HL_OP(cache_backward)(struct hl_pool *pool, const struct hl_cach
             HL_OP(cache_back_q)(cuda, &c, &b);
         }
         if (a->window > 0)
-            launch_early(cuda, gather_kept,
-                         dim3((unsigned)(c.rows.blocks * a->HV), blocks_for(a->window, WARPS)), THREADS, 0, c,
-                         b);
+            launch_pdl(cuda, gather_kept,
+                       dim3((unsigned)(c.rows.blocks * a->HV), blocks_for(a->window, WARPS)), THREADS, 0, c,
+                       b);
     } else plain(cuda, &c, &b);
-    if (a->window > 0) launch_early(cuda, sums, (unsigned)a->HV, 1024, 0, c, b);
+    if (a->window > 0) launch_pdl(cuda, sums, (unsigned)a->HV, 1024, 0, c, b);
     else launch(cuda, sums, (unsigned)a->HV, 1024, 0, c, b);
 }

@@ -2,6 +2,7 @@
  * tiles. */
 #ifndef HL_CACHE_BACK_CUDA_CUH
 #define HL_CACHE_BACK_CUDA_CUH
+#include "ops/cuda_ops.cuh"
 #include "cuda/limits.cuh"
 #include "ops/cache/cache_cuda.cuh"
 

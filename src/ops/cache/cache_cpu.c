@@ -4,7 +4,7 @@
  * tiny, so a task repeats it from the segment's start up to its own blocks rather than wait for others;
  * h2o's selection needs the reads, so there one task walks all blocks. Sessions bring their state up to
  * date in a second round, when nobody reads it any more. */
-#include "ops/cache/cache_fast.h"
+#include "ops/cache/cache_cpu.h"
 #include "ops/simd.h"
 
 enum {
@@ -74,8 +74,8 @@ static void all_tasks(void *ctx, int64_t i, int worker) {
     for (i = 0; i < ((const struct forward *)ctx)->tasks; i++) forward_task(ctx, i, worker);
 }
 
-void HL_OP(cache_forward)(struct hl_pool *pool, const struct hl_cache *a) {
-    struct forward f = {.pool = pool, .a = a, .shares = 1, .reads = true};
+void HL_OP(cache_forward)(struct hl_backend *backend, const struct hl_cache *a) {
+    struct forward f = {.pool = hl_backend_pool(backend), .a = a, .shares = 1, .reads = true};
     double flops = 0;
     bool later = false;
     HL_ASSERT(a->HV % a->H == 0 && a->window >= 0 && a->chunk > 0 && a->evict < HOLA_EVICT_NONE);
@@ -90,14 +90,14 @@ void HL_OP(cache_forward)(struct hl_pool *pool, const struct hl_cache *a) {
     if (f.shares > SHARES) f.shares = SHARES;
     f.tasks = a->rows->n * a->HV * f.shares;
     f.stores = f.shares == 1;
-    if (flops < SMALL) hl_pool_run(pool, 1, all_tasks, &f);
-    else hl_pool_run(pool, f.tasks, forward_task, &f);
+    if (flops < SMALL) hl_pool_run(hl_backend_pool(backend), 1, all_tasks, &f);
+    else hl_pool_run(hl_backend_pool(backend), f.tasks, forward_task, &f);
     if (f.stores || !later) return;
     f.tasks = a->rows->n * a->HV;
     f.shares = 1;
     f.reads = false;
     f.stores = true;
-    hl_pool_run(pool, f.tasks, forward_task, &f);
+    hl_pool_run(hl_backend_pool(backend), f.tasks, forward_task, &f);
 }
 
 struct score {
@@ -120,7 +120,7 @@ static void score_rows(void *ctx, int64_t piece, int worker) {
     }
 }
 
-void HL_OP(cache_score)(struct hl_pool *pool, const struct hl_score *a) {
+void HL_OP(cache_score)(struct hl_backend *backend, const struct hl_score *a) {
     struct score s = {a};
-    hl_pool_run(pool, hl_pieces(a->T, SCORE_ROWS), score_rows, &s);
+    hl_pool_run(hl_backend_pool(backend), hl_pieces(a->T, SCORE_ROWS), score_rows, &s);
 }

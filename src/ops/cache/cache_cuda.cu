@@ -1,5 +1,6 @@
 /* cache_cuda.cu -- the exact memory: scores, which rows every block keeps, sessions brought up to date. */
-#include "cuda/early.cuh"
+#include "ops/cuda_ops.cuh"
+#include "cuda/pdl.cuh"
 #include "ops/cache/cache_cuda.cuh"
 
 enum { THREADS = 256, COLUMNS = 128 };
@@ -20,8 +21,8 @@ static __global__ void score_betav(const float *beta, const act *v, float *score
     if (threadIdx.x % 32 == 0) score[i] = beta[i] * sqrtf(sum);
 }
 
-extern "C" void HL_OP(cache_score)(struct hl_pool *pool, const struct hl_score *a) {
-    struct hl_cuda *cuda = hl_cuda_of(pool);
+extern "C" void HL_OP(cache_score)(struct hl_backend *backend, const struct hl_score *a) {
+    struct hl_cuda *cuda = hl_cuda_of(backend);
     const int64_t n = a->T * a->HV;
     if (n == 0) return;
     if (a->evict == HOLA_EVICT_BETAE || a->evict == HOLA_EVICT_E)
@@ -47,7 +48,7 @@ static __device__ __forceinline__ void write_kept(const struct cache_dev &c, con
  * next block are under way while this one's are ranked. With several groups, what the others than the first keep
  * is of their own blocks alone, until pick_all. */
 static __global__ void pick(const struct cache_dev c, int span) {
-    wait_for_others(), let_others_start(); /* readers begin with what is not chosen here */
+    pdl_wait(), pdl_trigger(); /* readers begin with what is not chosen here */
     const int64_t n = blockIdx.x / c.a.HV, h = blockIdx.x % c.a.HV, score = c.a.K + c.a.V;
     const struct hl_seg seg = c.rows.seg[n];
     const struct chooser s = chooser_at(c, shared_memory());
@@ -93,7 +94,7 @@ static __global__ void pick(const struct cache_dev c, int span) {
 /* grid (n HV, blocks of the longest segment + 1): what a block of a later group keeps is the best of the groups
  * before it and of its own group so far; behind the last block, what is kept after the segment. */
 static __global__ void pick_all(const struct cache_dev c, int span, int groups) {
-    wait_for_others(), let_others_start();
+    pdl_wait(), pdl_trigger();
     const int64_t n = blockIdx.x / c.a.HV, h = blockIdx.x % c.a.HV;
     const struct hl_seg seg = c.rows.seg[n];
     const struct chooser s = chooser_at(c, shared_memory(), (groups + 1) * c.a.window);
@@ -159,9 +160,9 @@ static __device__ __forceinline__ uint32_t least_of_best(const uint32_t *key, in
 /* grid (blocks HV): where there are no sessions and few blocks, each finds the best of all rows before it on its
  * own. A thread looks after `each` neighbouring rows. */
 static __global__ void pick_apart(const struct cache_dev c) {
-    wait_for_others(), let_others_start();
+    pdl_wait(), pdl_trigger();
     const int64_t h = blockIdx.x % c.a.HV;
-    const struct hl_piece p = c.rows.block[blockIdx.x / c.a.HV];
+    const struct hl_dev_span p = c.rows.block[blockIdx.x / c.a.HV];
     const int first = (int)c.rows.seg[p.seg].row, n = p.row - first, w = (int)c.a.window;
     uint32_t *key = (uint32_t *)shared_memory();
     int *room = (int *)key + (n + 3) / 4 * 4, equal = 0;
@@ -198,7 +199,7 @@ static __global__ void store(const struct cache_dev c) {
     const struct hl_seg seg = c.rows.seg[n];
     if (!seg.state || x >= end) return;
     const struct memory m = memory_of(c, seg, h);
-    const struct hl_piece p = c.rows.block[c.rows.block_first[n + 1] - 1];
+    const struct hl_dev_span p = c.rows.block[c.rows.block_first[n + 1] - 1];
     const int64_t open = (seg.pos + seg.len) % C;
     /* without a whole block there is nothing new among the kept */
     if (seg.pos / C < (seg.pos + seg.len) / C)
@@ -231,8 +232,8 @@ static int64_t group_span(const struct hl_cuda *cuda, const struct hl_cache *a, 
     return blocks > SPAN * GROUPS ? hl_pieces(blocks, GROUPS) : (int64_t)SPAN;
 }
 
-extern "C" void HL_OP(cache_forward)(struct hl_pool *pool, const struct hl_cache *a) {
-    struct hl_cuda *cuda = hl_cuda_of(pool);
+extern "C" void HL_OP(cache_forward)(struct hl_backend *backend, const struct hl_cache *a) {
+    struct hl_cuda *cuda = hl_cuda_of(backend);
     struct cache_dev c = cache_dev_of(a);
     const int64_t n = a->rows->n;
     bool states = false;
@@ -257,13 +258,13 @@ extern "C" void HL_OP(cache_forward)(struct hl_pool *pool, const struct hl_cache
     c.found = c.last + heads * a->window;
     const int64_t apart = ((most - 1) * a->chunk + 3) / 4 * 16 + (256 + 2 + THREADS / 32) * 4;
     if (a->window > 0 && !states && most < LONG && apart <= 48 << 10)
-        launch_early(cuda, pick_apart, (unsigned)(c.rows.blocks * a->HV), THREADS, (size_t)apart, c);
+        launch_pdl(cuda, pick_apart, (unsigned)(c.rows.blocks * a->HV), THREADS, (size_t)apart, c);
     else if (a->window > 0)
-        launch_early(cuda, pick, dim3((unsigned)heads, (unsigned)groups), chooser_threads(a),
-                     (size_t)chooser_bytes(a), c, (int)span);
+        launch_pdl(cuda, pick, dim3((unsigned)heads, (unsigned)groups), chooser_threads(a),
+                   (size_t)chooser_bytes(a), c, (int)span);
     if (a->window > 0 && groups > 1) /* LONG blocks or more */
-        launch_early(cuda, pick_all, dim3((unsigned)heads, (unsigned)most + 1), chooser_threads(a),
-                     (size_t)chooser_bytes(a, (groups + 1) * a->window), c, (int)span, (int)groups);
+        launch_pdl(cuda, pick_all, dim3((unsigned)heads, (unsigned)most + 1), chooser_threads(a),
+                   (size_t)chooser_bytes(a, (groups + 1) * a->window), c, (int)span, (int)groups);
     HL_OP(cache_read)(cuda, &c, states);
     if (states)
         launch(cuda, store, dim3((unsigned)(n * a->HV), blocks_for(a->K + a->V + 2, COLUMNS)), COLUMNS, 0, c);

@@ -5,7 +5,7 @@
  * session's state. So training, prompts and sessions are one code. */
 #ifndef HL_CACHE_CUDA_CUH
 #define HL_CACHE_CUDA_CUH
-#include "cuda/dev.cuh"
+#include "ops/cuda_ops.cuh"
 
 enum { NO_ROW = INT32_MIN };
 

@@ -1,7 +1,8 @@
 /* cache_mma.cuh -- tiles of rows in shared memory, and products of them on the tensor cores. */
 #ifndef HL_CACHE_MMA_CUH
 #define HL_CACHE_MMA_CUH
-#include "cuda/fragments.cuh"
+#include "ops/cuda_ops.cuh"
+#include "cuda/mma.cuh"
 #include "ops/cache/cache_cuda.cuh"
 
 /* Distance of a tile's rows: 16 bytes more than their length, so that the 8 rows of a fragment lie in 8
@@ -19,12 +20,12 @@ static __device__ __forceinline__ void product_rows_two(float d[][4], const bf16
 #pragma unroll
     for (int k = 0; k < D; k += 16) {
         uint32_t a[4], a2[4], b[4], b2[4];
-        fragment_a(a, a_tile, tile<D>::LD, row, k);
-        fragment_a(a2, a2_tile, tile<D>::LD, row, k);
+        mma_load_a(a, a_tile, tile<D>::LD, row, k);
+        mma_load_a(a2, a2_tile, tile<D>::LD, row, k);
 #pragma unroll
         for (int n = 0; n < N; n += 16) {
-            fragment_b(b, b_tile, tile<D>::LD, column + n, k);
-            fragment_b(b2, b2_tile, tile<D>::LD, column + n, k);
+            mma_load_b(b, b_tile, tile<D>::LD, column + n, k);
+            mma_load_b(b2, b2_tile, tile<D>::LD, column + n, k);
             mma_bf16(d[n / 8], a, b);
             mma_bf16(d[n / 8 + 1], a, b + 2);
             mma_bf16(e[n / 8], a2, b2);
@@ -51,7 +52,7 @@ struct view {
 };
 static __device__ __forceinline__ struct view view_of(const struct cache_dev &c, int64_t block, int64_t h,
                                                       bool backward, bool states) {
-    const struct hl_piece p = c.rows.block[block];
+    const struct hl_dev_span p = c.rows.block[block];
     const struct hl_seg s = c.rows.seg[p.seg];
     struct view v = {};
     v.h = h, v.hk = (int)h / (int)c.group;

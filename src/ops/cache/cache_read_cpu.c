@@ -3,8 +3,8 @@
  *
  * Scores are kept as S[key][query]: both products then take their operands as they lie, the softmax runs
  * down the columns with a query per lane, and h2o's sums over queries are dot products along rows. */
-#include "ops/cache/cache_fast.h"
-#include "ops/matmul/kernel.h"
+#include "ops/cache/cache_cpu.h"
+#include "ops/linear/kernel.h"
 
 /* Queries [i0, i0 + n) of block b against its columns [0, cols). */
 struct tile {
@@ -36,14 +36,14 @@ static void scores(const struct tile *t, int64_t c0, int64_t n) {
     const struct hl_cache *a = t->d->a;
     for (int64_t i = 0; i < t->n; i = step_end(t, i)) {
         int64_t end = step_end(t, i);
-        struct hl_mm p = {.N = end - i, .K = a->K, .ai = 1, .ak = t->w->ldk, .bk = t->ld, .bn = 1};
+        struct hl_small_gemm p = {.N = end - i, .K = a->K, .ai = 1, .ak = t->w->ldk, .bk = t->ld, .bn = 1};
         p.M = min(n, t->seen + end - 1 - c0);
         p.A = t->w->kT;
         p.B = t->w->qT + i;
         p.C = t->w->S + c0 * t->ld + i;
         p.ldc = t->ld;
         p.alpha = a->tau[t->d->h] / R_SQRT((real)a->K);
-        if (p.M > 0) HL_OP(mm)(&p, t->w->mm);
+        if (p.M > 0) HL_OP(small_gemm)(&p, t->w->mm);
     }
 }
 
@@ -51,7 +51,7 @@ static void values(const struct tile *t, int64_t c0, int64_t n) {
     const struct hl_cache *a = t->d->a;
     for (int64_t i = 0; i < t->n; i = step_end(t, i)) {
         int64_t end = step_end(t, i);
-        struct hl_mm p = {
+        struct hl_small_gemm p = {
             .M = end - i, .N = a->V, .ai = 1, .ak = t->ld, .bk = hl_cache_ld(a->V), .bn = 1, .alpha = 1};
         p.K = min(n, t->seen + end - 1 - c0);
         p.A = t->w->S + c0 * t->ld + i;
@@ -59,7 +59,7 @@ static void values(const struct tile *t, int64_t c0, int64_t n) {
         p.C = t->w->O + i * hl_cache_ld(a->V);
         p.ldc = hl_cache_ld(a->V);
         p.add = c0 > 0;
-        if (p.K > 0) HL_OP(mm)(&p, t->w->mm);
+        if (p.K > 0) HL_OP(small_gemm)(&p, t->w->mm);
     }
 }
 

@@ -3,9 +3,10 @@
  * grid (blocks HV tiles): a thread block is ROWS queries of one block and value head, a warpgroup 64 of them
  * with their sums in registers. Keys and values come KEYS at a time into two buffers, the block's own ones first:
  * which rows are kept may still be under way when the kernel starts. */
-#include "cuda/early.cuh"
-#include "cuda/quick.cuh"
-#include "cuda/stage.cuh"
+#include "ops/cuda_ops.cuh"
+#include "cuda/pdl.cuh"
+#include "cuda/fastmath.cuh"
+#include "cuda/epilogue.cuh"
 #include "ops/cache/cache_mma.cuh"
 
 #ifndef HL_CUDA_F32
@@ -36,7 +37,7 @@ static __device__ __forceinline__ void copy_queries(struct read_room<D> *m, cons
 template <int D> static __device__ __forceinline__ void turn_queries(struct read_room<D> *m) {
     uint32_t *q = (uint32_t *)m->q;
     for (int i = threadIdx.x; i < read_room<D>::ROWS * D / 2; i += read_room<D>::THREADS) q[i] ^= 0x80008000u;
-    operands_written();
+    fence_proxy_async();
     __syncthreads();
 }
 /* KEYS columns from column `from` on: kept ones or the block's own */
@@ -117,7 +118,7 @@ static __device__ __forceinline__ void soften(struct reader<D> &r, float (*s)[4]
     for (int n = 0; n < KEYS / 8; n++)
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            s[n][e] = quick_exp2(s[n][e] * scale - top[e / 2]);
+            s[n][e] = fast_exp2(s[n][e] * scale - top[e / 2]);
             r.sum[e / 2] += s[n][e];
         }
 }
@@ -129,24 +130,24 @@ static __device__ __forceinline__ void read_tile(struct reader<D> &r, const bf16
     enum { KEYS = read_room<D>::KEYS, PANEL = read_room<D>::PANEL, N = D < 128 ? D : 128 };
     float s[KEYS / 8][4] = {};
     uint32_t p[KEYS / 16][4];
-    products_begin<KEYS / 8>(s);
+    wgmma_begin<KEYS / 8>(s);
 #pragma unroll
     for (int x = 0; x < D; x += 16)
-        product<KEYS>(s, operand<64, false>{q + x / 64 * 64 * 64, 0, x % 64},
-                      operand<64, false>{k + x / 64 * PANEL, 0, x % 64});
-    products_end<KEYS / 8>(s);
+        wgmma_ss<KEYS>(s, operand<64, false>{q + x / 64 * 64 * 64, 0, x % 64},
+                       operand<64, false>{k + x / 64 * PANEL, 0, x % 64});
+    wgmma_end<KEYS / 8>(s);
     soften<D>(r, s, scale, limit, edge);
 #pragma unroll
     for (int i = 0; i < KEYS / 16; i++) as_fragment(p[i], s, i);
-    hold_operands<KEYS / 16>(p);
-    products_begin<D / 8>(r.o);
+    wgmma_hold_a<KEYS / 16>(p);
+    wgmma_begin<D / 8>(r.o);
 #pragma unroll
     for (int i = 0; i < KEYS / 16; i++)
 #pragma unroll
         for (int n = 0; n < D; n += N)
-            product_regs<N>(r.o + n / 8, p[i], operand<64, true, PANEL>{v + n / 64 * PANEL, 16 * i, 0});
-    products_end<D / 8>(r.o);
-    hold_operands<KEYS / 16>(p);
+            wgmma_rs<N>(r.o + n / 8, p[i], operand<64, true, PANEL>{v + n / 64 * PANEL, 16 * i, 0});
+    wgmma_end<D / 8>(r.o);
+    wgmma_hold_a<KEYS / 16>(p);
 }
 
 /* The warp's 16 rows, from `from` of the block on, go out whole lines at a time, through their place in q and, times
@@ -181,11 +182,11 @@ static __device__ __forceinline__ void write_rows(const struct cache_dev &c, con
         for (int j = 0; j < 2; j++)
             for (int e = 0; e < 4; e++) r.o[n + j][e] *= over[e / 2];
         pack_a(x, r.o + n);
-        store_matrices(plain + n / 8 * 64 * 64, first, n % 8 * 8, x);
+        tile_stmatrix(plain + n / 8 * 64 * 64, first, n % 8 * 8, x);
         for (int j = 0; j < 2; j++)
             for (int e = 0; e < 4; e++) r.o[n + j][e] *= lambda;
         pack_a(x, r.o + n);
-        store_matrices(gated + n / 8 * 64 * 64, first, n % 8 * 8, x);
+        tile_stmatrix(gated + n / 8 * 64 * 64, first, n % 8 * 8, x);
     }
     __syncwarp();
 #pragma unroll
@@ -205,7 +206,7 @@ static __global__ void __launch_bounds__(read_room<D>::THREADS, 2)
     struct read_room<D> *m = (struct read_room<D> *)shared_tiles();
     const int at = (int)blockIdx.x / tiles, h = at % (int)c.a.HV;
     const struct view s = view_of(c, at / (int)c.a.HV, h, false, STATES);
-    const int from = (tiles - 1 - blockIdx.x % tiles) * ROWS, group = group_of_warps(),
+    const int from = (tiles - 1 - blockIdx.x % tiles) * ROWS, group = warpgroup_index(),
               row = threadIdx.x / 32 * 16, g = threadIdx.x % 32 / 4;
     if (from >= s.len) return;
     const float tau = c.a.tau[h], scale = fmaxf(fabsf(tau) * LOG2E / sqrtf((float)D), 1e-30f);
@@ -215,13 +216,13 @@ static __global__ void __launch_bounds__(read_room<D>::THREADS, 2)
     r.top[0] = r.top[1] = c.a.sink[h] * LOG2E;
     copy_queries<D>(m, c, s, from);
     for (int j = -1; j < all; j++) {
-        if (j + 1 == own) wait_for_others(); /* what is kept is known */
+        if (j + 1 == own) pdl_wait(); /* what is kept is known */
         if (j + 1 < all)
             copy_columns<D>(m, (j + 1) & 1, c, s, j + 1 >= own, (j + 1 < own ? j + 1 : j + 1 - own) * KEYS);
         copy_commit();
         if (j < 0) continue;
         copy_wait<1>();
-        operands_written();
+        fence_proxy_async();
         __syncthreads();
         if (tau < 0 && j == 0) turn_queries<D>(m);
         const int first = (j < own ? j : j - own) * KEYS,
@@ -242,7 +243,7 @@ template <int D, bool STATES> static void run(struct hl_cuda *cuda, const struct
     const size_t bytes = sizeof(struct read_room<D>) + TILES_ROOM;
     /* only after `pick`, which writes nothing else: what comes before it may have written the queries */
     if (c->a.window > 0)
-        launch_early(cuda, read_block<D, STATES>, grid, read_room<D>::THREADS, bytes, *c, (int)tiles);
+        launch_pdl(cuda, read_block<D, STATES>, grid, read_room<D>::THREADS, bytes, *c, (int)tiles);
     else launch(cuda, read_block<D, STATES>, grid, read_room<D>::THREADS, bytes, *c, (int)tiles);
 }
 template <bool STATES> static void any(struct hl_cuda *cuda, const struct cache_dev *c) {

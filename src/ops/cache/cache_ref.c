@@ -5,9 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-void HL_OP(cache_score)(struct hl_pool *pool, const struct hl_score *a) {
+void HL_OP(cache_score)(struct hl_backend *backend, const struct hl_score *a) {
     const real *v = a->v;
-    (void)pool;
+    (void)backend;
     for (int64_t i = 0; i < a->T * a->HV; i++) {
         real sum = 0;
         if (a->evict == HOLA_EVICT_BETAE) a->score[i] = a->m[i];
@@ -125,10 +125,10 @@ static void run_head(const struct hl_cache *a, const struct hl_seg *s, char *sta
     free(p);
 }
 
-void HL_OP(cache_forward)(struct hl_pool *pool, const struct hl_cache *a) {
+void HL_OP(cache_forward)(struct hl_backend *backend, const struct hl_cache *a) {
     struct hl_cache_layout l = hl_cache_layout(a->K, a->V, a->window, a->chunk, sizeof(real));
     char *own = malloc((size_t)l.bytes);
-    (void)pool;
+    (void)backend;
     HL_ASSERT(own);
     for (int64_t n = 0; n < a->rows->n; n++) {
         const struct hl_seg *s = &a->rows->seg[n];
@@ -168,8 +168,8 @@ static void back_row(const struct hl_cache *a, int64_t h, int64_t row, int64_t t
     }
 }
 
-void HL_OP(cache_backward)(struct hl_pool *pool, const struct hl_cache *a) {
-    (void)pool;
+void HL_OP(cache_backward)(struct hl_backend *backend, const struct hl_cache *a) {
+    (void)backend;
     memset(a->dq, 0, (size_t)(a->rows->T * a->H * a->K) * sizeof(real));
     memset(a->dk, 0, (size_t)(a->rows->T * a->H * a->K) * sizeof(real));
     for (int64_t n = 0; n < a->rows->n; n++) {

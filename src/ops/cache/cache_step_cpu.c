@@ -1,5 +1,5 @@
 /* cache_step_cpu.c -- one new token of a session: k and v stream past once, row by row as they lie. */
-#include "ops/cache/cache_fast.h"
+#include "ops/cache/cache_cpu.h"
 #include "ops/simd.h"
 
 enum { ROWS = 32 };

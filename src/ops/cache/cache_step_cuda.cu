@@ -4,6 +4,7 @@
  * graph can be played again. A block has READ_SLOTS slots of a head, a warp some of them, all asked for at once: each
  * lane copies what it will read itself. The block leaves its softmax, and the last one of a head puts those of all
  * together, in order. */
+#include "ops/cuda_ops.cuh"
 #include "ops/cache/cache_step_cuda.cuh"
 
 enum { READ_WARPS = 8, WARP_ROWS = 8, READ_THREADS = 32 * READ_WARPS, READ_SLOTS = READ_WARPS * WARP_ROWS };
@@ -215,7 +216,7 @@ static __global__ void __launch_bounds__(READ_THREADS, 3)
     __shared__ int last;
     result += head * parts * (D + 2);
     if (!part_used(f, part)) {
-        wait_for_others(), let_others_start();
+        pdl_wait(), pdl_trigger();
         return;
     }
     const bool has_new = f.fresh >= first && f.fresh < first + READ_SLOTS;
@@ -225,7 +226,7 @@ static __global__ void __launch_bounds__(READ_THREADS, 3)
     struct reading<D> r;
     ask_rows<D>(K, m.k, f, first), ask_rows<D>(V, m.v, f, first);
     copy_commit();
-    wait_for_others(), let_others_start();
+    pdl_wait(), pdl_trigger();
     load_query<D>(r, (const act *)c.a.q + hk);
     if (has_new) ask_new<D>(K, (const act *)c.a.k + hk, f, first);
     if (has_new) ask_new<D>(V, (const act *)c.a.v + hv, f, first);
@@ -250,7 +251,7 @@ static __global__ void __launch_bounds__(READ_THREADS, 3)
 }
 
 static __global__ void clear_counts(int *counts, int n) {
-    wait_for_others(), let_others_start();
+    pdl_wait(), pdl_trigger();
     for (int i = threadIdx.x; i < n; i += READ_THREADS) counts[i] = 0;
 }
 
@@ -259,13 +260,13 @@ static void run(struct hl_cuda *cuda, const struct cache_dev *c, int *counts, fl
     const int parts = (int)parts_of(&c->a);
     const size_t room = (size_t)chooser_bytes(&c->a), tiles = 2 * READ_SLOTS * D * sizeof(act),
                  tales = reading<D>::TALES * (D + 4) * 4, shared = tiles + tales;
-    launch_early(cuda, read_step<D>, dim3((unsigned)parts, (unsigned)c->a.HV, (unsigned)c->a.rows->n),
-                 READ_THREADS, shared > room ? shared : room, *c, counts, result, parts);
+    launch_pdl(cuda, read_step<D>, dim3((unsigned)parts, (unsigned)c->a.HV, (unsigned)c->a.rows->n),
+               READ_THREADS, shared > room ? shared : room, *c, counts, result, parts);
 }
 void HL_OP(cache_step)(struct hl_cuda *cuda, const struct cache_dev *c, void *scratch) {
     int *counts = (int *)scratch;
     float *result = (float *)((char *)scratch + counts_bytes(&c->a));
-    launch_early(cuda, clear_counts, 1, READ_THREADS, 0, counts, (int)(c->a.rows->n * c->a.HV));
+    launch_pdl(cuda, clear_counts, 1, READ_THREADS, 0, counts, (int)(c->a.rows->n * c->a.HV));
     if (c->a.K == 64) run<64>(cuda, c, counts, result);
     if (c->a.K == 128) run<128>(cuda, c, counts, result);
     if (c->a.K == 256) run<256>(cuda, c, counts, result);

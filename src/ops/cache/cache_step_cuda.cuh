@@ -1,7 +1,8 @@
 /* cache_step_cuda.cuh -- a decoding step of the exact memory: which rows there are, and what a full block leaves. */
 #ifndef HL_CACHE_STEP_CUDA_CUH
 #define HL_CACHE_STEP_CUDA_CUH
-#include "cuda/early.cuh"
+#include "ops/cuda_ops.cuh"
+#include "cuda/pdl.cuh"
 #include "ops/cache/cache_cuda.cuh"
 
 /* Which slots of a head are filled: [0, kept) and [w, fresh); the new row comes to slot `fresh`. */

@@ -6,7 +6,7 @@
  * Backward recomputes u. Sessions are not differentiated. */
 #ifndef HL_CONV_H
 #define HL_CONV_H
-#include "ops/rows.h"
+#include "ops/norm/norm.h"
 
 enum { HL_CONV_MAX = 8 };
 struct hl_conv {
@@ -20,5 +20,11 @@ struct hl_conv {
     const void *dy;
     void *dx;
     real *dw; /* accumulated */
+};
+/* The convolution and the norms of its y in one op, whose y, dy and r need not be written. */
+struct hl_convnorm {
+    const struct hl_conv *conv;
+    const struct hl_l2norm *l2;
+    const struct hl_rmsnorm *rms; /* NULL: the L2 norm alone */
 };
 #endif

@@ -1,5 +1,6 @@
 /* conv_back_cuda.cu -- see conv.h: the backward pass, with u computed again. */
-#include "cuda/partials.cuh"
+#include "ops/cuda_ops.cuh"
+#include "cuda/reduce.cuh"
 #include "ops/conv/conv_cuda.cuh"
 
 enum { BACK_WIDE = 4, BACK_PER_SM = 4, BATCH = 4 };
@@ -10,7 +11,7 @@ static __device__ __forceinline__ void turn_back(float *du, const float (*w)[V],
     for (int v = 0; v < V; v++) {
         float u = 0.0f;
         for (int i = 0; i < W; i++) u += w[i][v] * h[i][v];
-        const float s = quick_sigmoid(u);
+        const float s = fast_sigmoid(u);
         du[v] *= s * (1.0f + u * (1.0f - s));
     }
 }
@@ -30,7 +31,7 @@ template <int V, int W> struct walk {
  * r are in the stretch and in one segment. */
 template <bool inside, int V, int W>
 static __device__ __forceinline__ void back_row(const struct conv &a, struct walk<V, W> &k, int t,
-                                                typename raw_of<V>::type x, typename raw_of<V>::type dy,
+                                                typename packed_of<V>::type x, typename packed_of<V>::type dy,
                                                 act *to) {
     const int r = t - W + 1;
     for (int i = 0; i + 1 < W; i++)
@@ -54,13 +55,13 @@ static __device__ __forceinline__ void back_row(const struct conv &a, struct wal
     for (int i = 1; i < W; i++)
         if (inside || r + i < k.r_end)
             for (int v = 0; v < V; v++) dx[v] += k.w[W - 1 - i][v] * k.d[i][v];
-    store_raw((typename raw_of<V>::type *)to, dx);
+    store_packed((typename packed_of<V>::type *)to, dx);
 }
 
 /* The rows of a stretch, and W - 1 more for the last dx. x and dy are loaded BATCH rows ahead. */
 template <int V, int W>
 static __device__ __forceinline__ void walk_back(const struct conv &a, struct walk<V, W> &k, int64_t c) {
-    typedef typename raw_of<V>::type raw;
+    typedef typename packed_of<V>::type raw;
     raw x[BATCH], dy[BATCH];
     const int begin = (int)a.seg[a.row_seg[k.t0]].row, stop = k.t1 + W - 1, last = min(stop, (int)a.T);
     const int64_t C = a.C, ld = a.ld;
@@ -131,8 +132,8 @@ template <int W> static void choose(struct hl_cuda *c, const struct conv *a, flo
     else backward<1, W>(c, *a, dw);
 }
 
-extern "C" void HL_OP(conv_backward)(struct hl_pool *pool, const struct hl_conv *p) {
-    struct hl_cuda *c = hl_cuda_of(pool);
+extern "C" void HL_OP(conv_backward)(struct hl_backend *backend, const struct hl_conv *p) {
+    struct hl_cuda *c = hl_cuda_of(backend);
     const struct conv a = open_conv(p);
     float *dw = a.w ? p->dw : NULL;
     if (a.T == 0) return;

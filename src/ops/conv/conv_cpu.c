@@ -167,14 +167,14 @@ static void keep_tail(void *ctx, int64_t i, int worker) {
            (size_t)(fresh * C) * sizeof(real));
 }
 
-void HL_OP(conv_forward)(struct hl_pool *pool, const struct hl_conv *a) {
+void HL_OP(conv_forward)(struct hl_backend *backend, const struct hl_conv *a) {
     struct blocks b = {
         .op = a, .W = a->w ? a->W : 1, .n = hl_pieces(a->rows->T, ROWS), .rows = ROWS, .c1 = a->C};
     HL_ASSERT(b.W >= 1 && b.W <= HL_CONV_MAX);
-    run(pool, &b, forward_piece);
+    run(hl_backend_pool(backend), &b, forward_piece);
     if (b.W == 1) return;
     /* only now has every task read the old tails */
-    if (a->rows->n * a->C > SMALL) hl_pool_run(pool, a->rows->n, keep_tail, &b);
+    if (a->rows->n * a->C > SMALL) hl_pool_run(hl_backend_pool(backend), a->rows->n, keep_tail, &b);
     else
         for (int64_t i = 0; i < a->rows->n; i++) keep_tail(&b, i, 0);
 }
@@ -256,7 +256,7 @@ static void backward_piece(void *ctx, int64_t i, int worker) {
     else backward_rows(b, b->W, &p);
 }
 
-void HL_OP(conv_backward)(struct hl_pool *pool, const struct hl_conv *a) {
+void HL_OP(conv_backward)(struct hl_backend *backend, const struct hl_conv *a) {
     struct blocks b = {.op = a, .W = a->w ? a->W : 1};
     real part[PARTS];
     HL_ASSERT(b.W >= 1 && b.W <= HL_CONV_MAX);
@@ -268,7 +268,7 @@ void HL_OP(conv_backward)(struct hl_pool *pool, const struct hl_conv *a) {
         b.n = least(hl_pieces(a->rows->T, ROWS), PARTS / size);
         b.rows = hl_pieces(hl_pieces(a->rows->T, b.n), ROWS) * ROWS;
         b.n = hl_pieces(a->rows->T, b.rows);
-        run(pool, &b, backward_piece);
+        run(hl_backend_pool(backend), &b, backward_piece);
         for (int64_t i = 0; a->w && i < b.n; i++)
             for (int64_t k = 0; k < b.W; k++)
                 for (int64_t c = b.c0; c < b.c1; c++)

@@ -1,5 +1,6 @@
 /* conv_cuda.cu -- see conv.h: the forward pass, in sequences and token by token. */
-#include "cuda/early.cuh"
+#include "ops/cuda_ops.cuh"
+#include "cuda/pdl.cuh"
 #include "ops/conv/conv_session_cuda.cuh"
 
 enum { FWD_WIDE = 4, FWD_PER_SM = 8, BATCH = 4 };
@@ -7,7 +8,7 @@ enum { FWD_WIDE = 4, FWD_PER_SM = 8, BATCH = 4 };
 /* One row: h holds the last W, the newest in h[W - 1]. */
 template <int V, int W>
 static __device__ __forceinline__ void next_row(float (*h)[V], const float (*w)[V],
-                                                typename raw_of<V>::type x, act *y) {
+                                                typename packed_of<V>::type x, act *y) {
     float u[V];
     for (int i = 0; i + 1 < W; i++)
         for (int v = 0; v < V; v++) h[i][v] = h[i + 1][v];
@@ -15,9 +16,9 @@ static __device__ __forceinline__ void next_row(float (*h)[V], const float (*w)[
     for (int v = 0; v < V; v++) {
         u[v] = 0.0f;
         for (int i = 0; i < W; i++) u[v] += w[i][v] * h[i][v];
-        u[v] *= quick_sigmoid(u[v]);
+        u[v] *= fast_sigmoid(u[v]);
     }
-    store_raw((typename raw_of<V>::type *)y, u);
+    store_packed((typename packed_of<V>::type *)y, u);
 }
 
 /* Rows [t, t1), as far as BATCH goes; x points at row t. */
@@ -30,7 +31,7 @@ static __device__ __forceinline__ void load_rows(raw *to, const act *x, int64_t 
 
 template <int V, int W>
 static __global__ void __launch_bounds__(THREADS, W <= 4 ? FWD_PER_SM : 1) conv_fwd(struct conv a) {
-    typedef typename raw_of<V>::type raw;
+    typedef typename packed_of<V>::type raw;
     const int64_t c = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * V;
     const int t0 = (int)stretch_begin(a.T, 0), t1 = (int)stretch_begin(a.T, 1);
     if (c >= a.C || t0 >= t1) return;
@@ -65,7 +66,7 @@ static __global__ void __launch_bounds__(THREADS, W <= 4 ? FWD_PER_SM : 1) conv_
 /* Every segment is one row: a thread per channel reads its tail, and moves it on by one. */
 template <int W> static __global__ void conv_step(struct conv a) {
     const int64_t c = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    wait_for_others(), let_others_start();
+    pdl_wait(), pdl_trigger();
     const struct hl_seg s = a.seg[blockIdx.y];
     if (c >= a.C) return;
     float h[W], u = 0.0f;
@@ -73,7 +74,7 @@ template <int W> static __global__ void conv_step(struct conv a) {
         look_back<1>(&h[i], a, s, s.row - W + 1 + i, c);
         u += (a.w ? a.w[c * W + i] : 1.0f) * h[i];
     }
-    put(a.y + s.row * a.C + c, u * quick_sigmoid(u));
+    put(a.y + s.row * a.C + c, u * fast_sigmoid(u));
     if (s.state)
         for (int i = 1; i < W; i++) ((float *)(s.state + a.tail_off))[(i - 1) * a.C + c] = h[i];
 }
@@ -82,7 +83,7 @@ template <int W> static void forward(struct hl_cuda *c, const struct conv *a, bo
     enum { V = W <= 4 ? (int)FWD_WIDE : 4 };
     dim3 grid, block;
     if (single) {
-        launch_early(c, conv_step<W>, dim3(blocks_for(a->C, THREADS), (unsigned)a->n), THREADS, 0, *a);
+        launch_pdl(c, conv_step<W>, dim3(blocks_for(a->C, THREADS), (unsigned)a->n), THREADS, 0, *a);
         return;
     }
     conv_shape(c, a, conv_wide(a, V) ? V : 1, FWD_PER_SM, &grid, &block);
@@ -90,8 +91,8 @@ template <int W> static void forward(struct hl_cuda *c, const struct conv *a, bo
     else launch(c, conv_fwd<1, W>, grid, block, 0, *a);
 }
 
-extern "C" void HL_OP(conv_forward)(struct hl_pool *pool, const struct hl_conv *p) {
-    struct hl_cuda *c = hl_cuda_of(pool);
+extern "C" void HL_OP(conv_forward)(struct hl_backend *backend, const struct hl_conv *p) {
+    struct hl_cuda *c = hl_cuda_of(backend);
     const struct conv a = open_conv(p);
     const bool single = all_single(p->rows);
     if (a.T == 0) return;

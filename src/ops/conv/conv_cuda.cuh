@@ -2,8 +2,9 @@
  * down a stretch of rows with the last W rows in registers, so that x is read once. */
 #ifndef HL_CONV_CUDA_CUH
 #define HL_CONV_CUDA_CUH
-#include "cuda/quick.cuh"
-#include "cuda/raw.cuh"
+#include "ops/cuda_ops.cuh"
+#include "cuda/fastmath.cuh"
+#include "cuda/packed.cuh"
 
 enum { THREADS = 128, LEAST = 16 }; /* LEAST: rows of a thread, if there are so many */
 
@@ -43,14 +44,14 @@ static __device__ __forceinline__ int64_t stretch_begin(int64_t T, int ahead) {
 
 static inline bool conv_wide(const struct conv *a, int V) { return a->C % V == 0 && a->ld % V == 0; }
 
-/* the channels' weights, turned: w[i][v] goes with the row W - 1 - i before */
+/* the channels' weights, trans: w[i][v] goes with the row W - 1 - i before */
 template <int V, int W>
 static __device__ __forceinline__ void load_weights(float (*w)[V], const float *from, int64_t c) {
     for (int v = 0; v < V; v++)
         for (int i = 0; i < W; i++) w[i][v] = from ? from[(c + v) * W + i] : 1.0f;
 }
 template <int V> static __device__ __forceinline__ void load_row(float *x, const act *p) {
-    unpack(x, *(const typename raw_of<V>::type *)p);
+    unpack(x, *(const typename packed_of<V>::type *)p);
 }
 
 /* Row t of the sequence of segment s, t in rows of the batch: before the segment, what its state keeps. */

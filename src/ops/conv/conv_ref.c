@@ -26,9 +26,9 @@ static void keep_tail(const struct hl_conv *a, const struct hl_seg *s, int64_t W
     free(tail);
 }
 
-void HL_OP(conv_forward)(struct hl_pool *pool, const struct hl_conv *a) {
+void HL_OP(conv_forward)(struct hl_backend *backend, const struct hl_conv *a) {
     const int64_t W = a->w ? a->W : 1;
-    (void)pool;
+    (void)backend;
     for (int64_t n = 0; n < a->rows->n; n++) {
         const struct hl_seg *s = &a->rows->seg[n];
         for (int64_t t = 0; t < s->len; t++)
@@ -47,9 +47,9 @@ static real du(const struct hl_conv *a, const struct hl_seg *s, int64_t W, int64
     return ((const real *)a->dy)[(s->row + t) * a->C + c] * sg * (1 + u * (1 - sg));
 }
 
-void HL_OP(conv_backward)(struct hl_pool *pool, const struct hl_conv *a) {
+void HL_OP(conv_backward)(struct hl_backend *backend, const struct hl_conv *a) {
     const int64_t W = a->w ? a->W : 1;
-    (void)pool;
+    (void)backend;
     for (int64_t n = 0; n < a->rows->n; n++) {
         const struct hl_seg *s = &a->rows->seg[n];
         HL_ASSERT(!s->state);

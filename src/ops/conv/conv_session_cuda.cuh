@@ -1,6 +1,7 @@
 /* conv_session_cuda.cuh -- the last rows of a session's input, which its next piece begins with. */
 #ifndef HL_CONV_SESSION_CUDA_CUH
 #define HL_CONV_SESSION_CUDA_CUH
+#include "ops/cuda_ops.cuh"
 #include "ops/conv/conv_cuda.cuh"
 
 /* After the convolution, which reads the old tails: a thread per segment and channel. Entry i comes from the row

@@ -1,7 +1,8 @@
 /* convnorm_back_cuda.cu -- see convnorm_cuda.cuh: the backward pass, from the gradients of both norms to that
  * of the convolution's input; what the forward pass did not store is computed again. Instructions are what
  * limits it, so two rows inside a segment are taken without asking anything. */
-#include "cuda/early.cuh"
+#include "ops/cuda_ops.cuh"
+#include "cuda/pdl.cuh"
 #include "ops/conv/convnorm_cuda.cuh"
 
 enum { V = WIDE, RING = 8, BACK_PER_SM = 2, PLACE = THREADS * 16 }; /* RING: rows on their way */
@@ -58,7 +59,7 @@ static __device__ __forceinline__ void leave_segment(const struct conv_norm &a, 
 
 /* The RMS norm's factor, from that of the L2 norm */
 static __device__ __forceinline__ float rms_factor(const struct conv_norm &a, float r) {
-    return r * quick_rsqrt(a.share + r * r * (a.eps - (float)HL_L2_EPS * a.share));
+    return r * fast_rsqrt(a.share + r * r * (a.eps - (float)HL_L2_EPS * a.share));
 }
 
 /* u becomes y = SiLU(u), slope its derivative; the thread's share of what the norms take away along y comes back:
@@ -70,7 +71,7 @@ static __device__ __forceinline__ float look_at(const struct conv_norm &a, const
     load_wide(dy, (const act *)(slot + PLACE));
     if (two) load_wide(dyt, (const act *)(slot + 2 * PLACE));
     for (int v = 0; v < V; v++) {
-        const float s = quick_sigmoid(u[v]), y = u[v] * s;
+        const float s = fast_sigmoid(u[v]), y = u[v] * s;
         slope[v] = s + (y - y * s), u[v] = y;
         sum += y * dy[v];
         if (two) sum_t += y * (dyt[v] * k.gamma[v]);
@@ -215,10 +216,10 @@ static __global__ void __launch_bounds__(THREADS, BACK_PER_SM) conv_norm_bwd(str
     load_taps<V>(k.w, a.c.w, c);
     if (t0 < k.t1) walk_back<lanes, two>(a, k, t0, c);
     copy_wait<0>();
-    float turned[V * TAPS];
+    float trans[V * TAPS];
     for (int v = 0; v < V; v++)
-        for (int i = 0; i < TAPS; i++) turned[v * TAPS + i] = k.dw[i][v];
-    block_rows<V * TAPS>(a.part + (int64_t)blockIdx.y * a.c.C * TAPS, turned, k.live, c * TAPS);
+        for (int i = 0; i < TAPS; i++) trans[v * TAPS + i] = k.dw[i][v];
+    block_rows<V * TAPS>(a.part + (int64_t)blockIdx.y * a.c.C * TAPS, trans, k.live, c * TAPS);
     if (two) block_rows<V>(a.gamma_part + (int64_t)blockIdx.y * a.c.C, k.dgamma, k.live, c);
 }
 
@@ -241,7 +242,7 @@ static __global__ void __launch_bounds__(32 * WARPS) add_both(struct sums a, str
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32,
               i = ((int)blockIdx.x - (first ? 0 : a.blocks)) * 32 + lane;
     float sum = 0.0f;
-    wait_for_others(), let_others_start();
+    pdl_wait(), pdl_trigger();
     if (i < s.n) { /* asked once: loads of several p are then under way together */
 #pragma unroll 8
         for (int p = warp; p < s.P; p += WARPS) sum += s.part[(int64_t)p * s.n + i];
@@ -253,19 +254,21 @@ static __global__ void __launch_bounds__(32 * WARPS) add_both(struct sums a, str
     s.out[i] += sum;
 }
 
-extern "C" void HL_OP(twonorm_backward)(struct hl_pool *, const struct hl_l2norm *,
-                                        const struct hl_rmsnorm *);
-extern "C" void HL_OP(convnorm_backward)(struct hl_pool *pool, const struct hl_conv *conv,
-                                         const struct hl_l2norm *l2, const struct hl_rmsnorm *rms) {
-    struct hl_cuda *c = hl_cuda_of(pool);
+extern "C" void HL_OP(convnorm_backward)(struct hl_backend *backend, const struct hl_convnorm *n) {
+    const struct hl_conv *conv = n->conv;
+    const struct hl_l2norm *l2 = n->l2;
+    const struct hl_rmsnorm *rms = n->rms;
+    struct hl_cuda *c = hl_cuda_of(backend);
     struct conv_norm a = open_conv_norm(conv, l2, rms);
     const int lanes = head_lanes(&a);
     dim3 grid, block;
     if (a.c.T == 0) return;
     if (!lanes) {
-        if (rms) HL_OP(twonorm_backward)(pool, l2, rms);
-        else HL_OP(l2norm_backward)(pool, l2);
-        HL_OP(conv_backward)(pool, conv);
+        if (rms) {
+            const struct hl_twonorm both = {l2, rms};
+            HL_OP(twonorm_backward)(backend, &both);
+        } else HL_OP(l2norm_backward)(backend, l2);
+        HL_OP(conv_backward)(backend, conv);
         return;
     }
     conv_norm_shape(c, &a, BACK_PER_SM, &grid, &block);
@@ -280,5 +283,5 @@ extern "C" void HL_OP(convnorm_backward)(struct hl_pool *pool, const struct hl_c
     const struct sums taps = sums_of(conv->dw, a.part, grid.y, a.c.C * TAPS),
                       gamma = sums_of(rms ? rms->dw : NULL, a.gamma_part, grid.y * a.heads, a.K);
     if (taps.blocks + gamma.blocks > 0)
-        launch_early(c, add_both, (unsigned)(taps.blocks + gamma.blocks), 32 * WARPS, 0, gamma, taps);
+        launch_pdl(c, add_both, (unsigned)(taps.blocks + gamma.blocks), 32 * WARPS, 0, gamma, taps);
 }

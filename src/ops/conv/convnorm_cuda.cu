@@ -1,4 +1,5 @@
 /* convnorm_cuda.cu -- see convnorm_cuda.cuh: the forward pass. */
+#include "ops/cuda_ops.cuh"
 #include "ops/conv/conv_session_cuda.cuh"
 #include "ops/conv/convnorm_cuda.cuh"
 
@@ -28,14 +29,14 @@ static __device__ __forceinline__ void fetch(const struct conv_norm &a, struct w
 /* One row: u becomes its SiLU; the thread's share of the sum of squares. */
 static __device__ __forceinline__ float silu_row(float *u) {
     float sum = 0.0f;
-    for (int v = 0; v < V; v++) u[v] *= quick_sigmoid(u[v]), sum += u[v] * u[v];
+    for (int v = 0; v < V; v++) u[v] *= fast_sigmoid(u[v]), sum += u[v] * u[v];
     return sum;
 }
 template <bool two>
 static __device__ __forceinline__ void norm_row(const struct conv_norm &a, struct walk &k, float *u,
                                                 float sum) {
     float y[V];
-    const float r = quick_rsqrt(sum + (float)HL_L2_EPS), rt = quick_rsqrt(sum * a.share + a.eps);
+    const float r = fast_rsqrt(sum + (float)HL_L2_EPS), rt = fast_rsqrt(sum * a.share + a.eps);
     for (int v = 0; v < V; v++) y[v] = r * u[v];
     if (k.live) store_wide(k.y, y);
     if (k.r) *k.r = r, k.r += a.heads;
@@ -88,18 +89,21 @@ static __global__ void __launch_bounds__(THREADS, FWD_PER_SM) conv_norm_fwd(stru
     }
 }
 
-extern "C" void HL_OP(twonorm_forward)(struct hl_pool *, const struct hl_l2norm *, const struct hl_rmsnorm *);
-extern "C" void HL_OP(convnorm_forward)(struct hl_pool *pool, const struct hl_conv *conv,
-                                        const struct hl_l2norm *l2, const struct hl_rmsnorm *rms) {
-    struct hl_cuda *c = hl_cuda_of(pool);
+extern "C" void HL_OP(convnorm_forward)(struct hl_backend *backend, const struct hl_convnorm *n) {
+    const struct hl_conv *conv = n->conv;
+    const struct hl_l2norm *l2 = n->l2;
+    const struct hl_rmsnorm *rms = n->rms;
+    struct hl_cuda *c = hl_cuda_of(backend);
     const struct conv_norm a = open_conv_norm(conv, l2, rms);
     const int lanes = head_lanes(&a);
     dim3 grid, block;
     if (a.c.T == 0) return;
     if (!lanes || all_single(conv->rows)) {
-        HL_OP(conv_forward)(pool, conv);
-        if (rms) HL_OP(twonorm_forward)(pool, l2, rms);
-        else HL_OP(l2norm_forward)(pool, l2);
+        HL_OP(conv_forward)(backend, conv);
+        if (rms) {
+            const struct hl_twonorm both = {l2, rms};
+            HL_OP(twonorm_forward)(backend, &both);
+        } else HL_OP(l2norm_forward)(backend, l2);
         return;
     }
     conv_norm_shape(c, &a, FWD_PER_SM, &grid, &block);

@@ -4,6 +4,7 @@
  * reads what it has copied itself. */
 #ifndef HL_CONVNORM_CUDA_CUH
 #define HL_CONVNORM_CUDA_CUH
+#include "ops/cuda_ops.cuh"
 #include "ops/conv/conv_cuda.cuh"
 
 enum { TAPS = 4, PAIR = 2 }; /* rows are taken two at a time, so that their sums overlap */
@@ -68,7 +69,7 @@ static __device__ __forceinline__ void load_taps(float (*w)[V], const float *fro
     }
 }
 /* 1 / sqrt(x), x not so small that it would not be a normal number */
-static __device__ __forceinline__ float quick_rsqrt(float x) {
+static __device__ __forceinline__ float fast_rsqrt(float x) {
 #ifdef HL_CUDA_EMU
     return 1.0f / sqrtf(x);
 #else

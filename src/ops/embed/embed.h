@@ -1,7 +1,7 @@
 /* embed.h -- rows of the embedding: out[t] = E[ids[t]]; dE[ids[t]] += dout[t], in the order of t. */
 #ifndef HL_EMBED_H
 #define HL_EMBED_H
-#include "ops/rows.h"
+#include "core/rows.h"
 
 struct hl_embed {
     int64_t T, D;

@@ -1,6 +1,6 @@
 /* embed_cpu.c -- forward in pieces of tokens; backward in slices of columns, each over all tokens in
  * order, so that a token that comes twice is added in the same order for every number of threads. */
-#include "ops/matmul/weight.h"
+#include "ops/linear/weight.h"
 #include "ops/ops.h"
 #include "ops/simd.h"
 
@@ -24,9 +24,9 @@ static void forward_task(void *ctx, int64_t i, int worker) {
     }
 }
 
-void HL_OP(embed_forward)(struct hl_pool *pool, const struct hl_embed *a) {
+void HL_OP(embed_forward)(struct hl_backend *backend, const struct hl_embed *a) {
     struct pieces p = {a, hl_pieces(TASK, a->D)};
-    hl_pool_run(pool, hl_pieces(a->T, p.size), forward_task, &p);
+    hl_pool_run(hl_backend_pool(backend), hl_pieces(a->T, p.size), forward_task, &p);
 }
 
 static void backward_task(void *ctx, int64_t i, int worker) {
@@ -44,7 +44,7 @@ static void backward_task(void *ctx, int64_t i, int worker) {
     }
 }
 
-void HL_OP(embed_backward)(struct hl_pool *pool, const struct hl_embed *a) {
+void HL_OP(embed_backward)(struct hl_backend *backend, const struct hl_embed *a) {
     struct pieces p = {a, a->T * a->D <= TASK ? a->D : SLICE};
-    hl_pool_run(pool, hl_pieces(a->D, p.size), backward_task, &p);
+    hl_pool_run(hl_backend_pool(backend), hl_pieces(a->D, p.size), backward_task, &p);
 }

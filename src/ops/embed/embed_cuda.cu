@@ -1,7 +1,8 @@
 /* embed_cuda.cu -- see embed.h. Backward: positions are sorted by token (count, prefix sum, place, and the
  * order of t within a token by counting who is smaller), then each token's rows are added up in that order.
  * Integer atomics only: the sums are the same in every run. */
-#include "cuda/early.cuh"
+#include "ops/cuda_ops.cuh"
+#include "cuda/pdl.cuh"
 
 enum {
     THREADS = 256,
@@ -13,7 +14,7 @@ enum {
 template <int V>
 static __global__ void embed_fwd(const act *E, const int32_t *ids, act *out, int64_t T, int64_t D) {
     const int64_t each = D / V, i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    wait_for_others(), let_others_start();
+    pdl_wait(), pdl_trigger();
     if (i >= T * each) return;
     const act *from = E + ids[i / each] * D + i % each * V;
     if (V > 1) *(uint4 *)(out + i * V) = *(const uint4 *)from;
@@ -138,17 +139,16 @@ static __global__ void __launch_bounds__(THREADS) embed_many(struct order o, con
     }
 }
 
-extern "C" void HL_OP(embed_forward)(struct hl_pool *pool, const struct hl_embed *a) {
-    struct hl_cuda *c = hl_cuda_of(pool);
+extern "C" void HL_OP(embed_forward)(struct hl_backend *backend, const struct hl_embed *a) {
+    struct hl_cuda *c = hl_cuda_of(backend);
     const act *E = (const act *)a->E.data;
     act *out = (act *)a->out;
     if (a->T == 0) return;
     if (a->D % WIDE == 0)
-        launch_early(c, embed_fwd<WIDE>, blocks_for(a->T * (a->D / WIDE), THREADS), THREADS, 0, E, a->ids,
-                     out, a->T, a->D);
+        launch_pdl(c, embed_fwd<WIDE>, blocks_for(a->T * (a->D / WIDE), THREADS), THREADS, 0, E, a->ids, out,
+                   a->T, a->D);
     else
-        launch_early(c, embed_fwd<1>, blocks_for(a->T * a->D, THREADS), THREADS, 0, E, a->ids, out, a->T,
-                     a->D);
+        launch_pdl(c, embed_fwd<1>, blocks_for(a->T * a->D, THREADS), THREADS, 0, E, a->ids, out, a->T, a->D);
 }
 
 template <int V> static void add_rows(struct hl_cuda *c, const struct order *o, const act *dout, float *dE) {
@@ -157,8 +157,8 @@ template <int V> static void add_rows(struct hl_cuda *c, const struct order *o, 
     if (o->T > MANY) launch(c, embed_many<V>, dim3(blocks_for(o->T, MANY), across), THREADS, 0, *o, dout, dE);
 }
 
-extern "C" void HL_OP(embed_backward)(struct hl_pool *pool, const struct hl_embed *a) {
-    struct hl_cuda *c = hl_cuda_of(pool);
+extern "C" void HL_OP(embed_backward)(struct hl_backend *backend, const struct hl_embed *a) {
+    struct hl_cuda *c = hl_cuda_of(backend);
     struct order o = {a->T, a->E.rows, a->D, a->ids};
     const act *dout = (const act *)a->dout;
     if (a->T == 0) return;

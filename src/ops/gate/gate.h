@@ -6,7 +6,7 @@
  *           d dt_bias += sum da;  d A_log += sum dg g. */
 #ifndef HL_GATE_H
 #define HL_GATE_H
-#include "ops/rows.h"
+#include "core/rows.h"
 
 struct hl_gate {
     int64_t T, H; /* H: value heads */

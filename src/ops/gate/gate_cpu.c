@@ -111,9 +111,9 @@ static void forward_block(void *ctx, int64_t block, int worker) {
     }
 }
 
-void HL_OP(gate_forward)(struct hl_pool *pool, const struct hl_gate *p) {
+void HL_OP(gate_forward)(struct hl_backend *backend, const struct hl_gate *p) {
     struct blocks b = cut(p);
-    run(pool, &b, forward_block);
+    run(hl_backend_pool(backend), &b, forward_block);
 }
 
 /* Lanes not in use read dg = 0 and add nothing. */
@@ -152,11 +152,11 @@ static void backward_block(void *ctx, int64_t block, int worker) {
     }
 }
 
-void HL_OP(gate_backward)(struct hl_pool *pool, const struct hl_gate *p) {
+void HL_OP(gate_backward)(struct hl_backend *backend, const struct hl_gate *p) {
     struct blocks b = cut(p);
     real part[PARTS];
     b.part = b.n > 1 ? part : NULL;
-    run(pool, &b, backward_block);
+    run(hl_backend_pool(backend), &b, backward_block);
     for (int64_t i = 0; p->a && b.part && i < b.n; i++)
         for (int64_t h = 0; h < p->H; h++) {
             p->dA_log[h] += part[i * 2 * p->H + h];

@@ -1,5 +1,6 @@
 /* gate_cuda.cu -- see gate.h: a thread per token and head. */
-#include "cuda/early.cuh"
+#include "ops/cuda_ops.cuh"
+#include "cuda/pdl.cuh"
 
 enum {
     THREADS = 256,
@@ -20,7 +21,7 @@ static __device__ __forceinline__ float softplus(float x) { return x > 20.0f ? x
 
 static __global__ void gate_fwd(struct gate p) {
     const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    wait_for_others(), let_others_start();
+    pdl_wait(), pdl_trigger();
     if (i >= p.T * p.H) return;
     const int64_t h = i % p.H, at = i / p.H * p.ld + h;
     p.beta[i] = p.b ? p.top * sigmoid(f32(p.b[at])) : 1.0f;
@@ -80,13 +81,13 @@ static struct gate open_gate(const struct hl_gate *a) {
     return p;
 }
 
-extern "C" void HL_OP(gate_forward)(struct hl_pool *pool, const struct hl_gate *a) {
+extern "C" void HL_OP(gate_forward)(struct hl_backend *backend, const struct hl_gate *a) {
     if (a->T * a->H > 0)
-        launch_early(hl_cuda_of(pool), gate_fwd, blocks_for(a->T * a->H, THREADS), THREADS, 0, open_gate(a));
+        launch_pdl(hl_cuda_of(backend), gate_fwd, blocks_for(a->T * a->H, THREADS), THREADS, 0, open_gate(a));
 }
 
-extern "C" void HL_OP(gate_backward)(struct hl_pool *pool, const struct hl_gate *a) {
-    struct hl_cuda *c = hl_cuda_of(pool);
+extern "C" void HL_OP(gate_backward)(struct hl_backend *backend, const struct hl_gate *a) {
+    struct hl_cuda *c = hl_cuda_of(backend);
     struct gate p = open_gate(a);
     const int64_t blocks =
         min((a->T * a->H + 2 * THREADS - 1) / (2 * THREADS), (int64_t)(PER_SM * hl_cuda_sms(c)));

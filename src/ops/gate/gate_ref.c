@@ -3,9 +3,9 @@
 
 static real softplus(real x) { return x > 20 ? x : R_LOG1P(R_EXP(x)); }
 
-void HL_OP(gate_forward)(struct hl_pool *pool, const struct hl_gate *p) {
+void HL_OP(gate_forward)(struct hl_backend *backend, const struct hl_gate *p) {
     const real *a = p->a, *b = p->b, top = p->neg_eigval ? 2 : 1;
-    (void)pool;
+    (void)backend;
     for (int64_t t = 0; t < p->T; t++)
         for (int64_t h = 0; h < p->H; h++) {
             int64_t i = t * p->H + h;
@@ -14,10 +14,10 @@ void HL_OP(gate_forward)(struct hl_pool *pool, const struct hl_gate *p) {
         }
 }
 
-void HL_OP(gate_backward)(struct hl_pool *pool, const struct hl_gate *p) {
+void HL_OP(gate_backward)(struct hl_backend *backend, const struct hl_gate *p) {
     const real *a = p->a, *b = p->b, top = p->neg_eigval ? 2 : 1;
     real *da = p->da, *db = p->db;
-    (void)pool;
+    (void)backend;
     for (int64_t h = 0; h < p->H; h++) {
         double dA_log = 0, ddt_bias = 0;
         for (int64_t t = 0; t < p->T; t++) {

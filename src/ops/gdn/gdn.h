@@ -11,7 +11,7 @@
  * rows of v_new are beta_t e_t, so m costs one row norm. A training pass keeps h, v_new and A. */
 #ifndef HL_GDN_H
 #define HL_GDN_H
-#include "ops/rows.h"
+#include "core/rows.h"
 
 struct hl_gdn {
     const struct hl_rows *rows;

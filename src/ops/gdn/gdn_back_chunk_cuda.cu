@@ -2,11 +2,12 @@
  * known.
  *
  * Blocks stay on their multiprocessor and walk over (chunk, value head), and in each over tiles of KT columns
- * of K. Slices of 32 columns of V -- of dO, X2, v_new, v and the turned states -- come through shared memory,
+ * of K. Slices of 32 columns of V -- of dO, X2, v_new, v and the trans states -- come through shared memory,
  * DEPTH deep, without a stop between tiles or chunks: while two warpgroups finish the rows of one tile, the
  * next is under way. In a slice they have dO h^T, X2 h^T, v_new dh^T of the tile, and with the first tile
  * dO v_new^T and X2 v_new^T for dS and N. A third group copies, a fourth takes h.dh, dv and v.X2 along. Where
  * there is no state it is zeros. */
+#include "ops/cuda_ops.cuh"
 #include "ops/gdn/gdn_back_rows_cuda.cuh"
 
 #ifndef HL_CUDA_F32
@@ -18,7 +19,7 @@ struct place {
 };
 static __device__ __forceinline__ place place_of(const struct gdn_back &a, int item) {
     const int c = item / a.HV, hv = item % a.HV;
-    const struct hl_piece p = a.chunk[c];
+    const struct hl_dev_span p = a.chunk[c];
     const bool first = c == a.chunk_first[p.seg], last = c + 1 == a.chunk_first[p.seg + 1];
     return {item, p.row * a.HV + hv, hv, p.len, first ? 0 : 16, last ? 0 : 16};
 }
@@ -160,7 +161,7 @@ template <int KT> static __device__ __forceinline__ void copy_all(const struct g
         for (int tile = 0; tile < a.K / KT; tile++) {
             for (int n = 0; n < slices; n++) {
                 copy_wait<AHEAD - 1>();
-                operands_written();
+                fence_proxy_async();
                 __syncthreads(); /* this slice is there; the last but one and the last tile are done with */
                 copy_slice<KT>(a, &next, m->stage + (next.step + AHEAD) % DEPTH, i);
                 if (n == 0) copy_tile<KT>(a, p, m, tile, i);
@@ -168,8 +169,8 @@ template <int KT> static __device__ __forceinline__ void copy_all(const struct g
                 next.step++;
             }
             if (slices <= AHEAD) copy_wait<0>(); /* else the gates, q and k were waited for with a slice */
-            if (slices <= AHEAD && tile == 0) barrier(3, REST_THREADS);
-            operands_written();
+            if (slices <= AHEAD && tile == 0) named_barrier_sync(3, REST_THREADS);
+            fence_proxy_async();
             __syncthreads();
         }
         __syncthreads();
@@ -194,8 +195,8 @@ template <int KT> static __device__ __forceinline__ void take_along(const struct
                 if (tile == 0) values<KT>(a, p, s, n, beta, vx, i);
                 step = step + 1 < DEPTH ? step + 1 : 0;
             }
-            if (slices <= AHEAD && tile == 0) barrier(3, REST_THREADS);
-            operands_written();
+            if (slices <= AHEAD && tile == 0) named_barrier_sync(3, REST_THREADS);
+            fence_proxy_async();
             __syncthreads();
         }
         const float sum = warp_sum(2 * t == g ? hdh[0] : 2 * t + 1 == g ? hdh[1] : 0.0f);
@@ -218,19 +219,19 @@ static __device__ __forceinline__ void multiply(const slice<KT> *s, int group, p
     enum { COLS = KT / 2, TILES = COLS / 8 };
     const bf16 *h = s->h + group * SLICE * COLS, *dh = s->dh + group * SLICE * COLS,
                *x = group ? s->X2 : s->dO;
-    hold<TILES>(dQ->d), hold<TILES>(E->d);
-    if (SCORES) hold<C / 8>(f);
-    products_begin<TILES>(U->d);
+    wgmma_hold<TILES>(dQ->d), wgmma_hold<TILES>(E->d);
+    if (SCORES) wgmma_hold<C / 8>(f);
+    wgmma_begin<TILES>(U->d);
 #pragma unroll
     for (int v = 0; v < SLICE; v += 16) {
-        product<COLS>(dQ->d, operand<SLICE, false>{s->dO, 0, v}, operand<COLS, true>{h, v, 0});
-        product<COLS>(E->d, operand<SLICE, false>{s->X2, 0, v}, operand<COLS, true>{h, v, 0});
-        product<COLS>(U->d, operand<SLICE, false>{s->v_new, 0, v}, operand<COLS, true>{dh, v, 0});
-        if (SCORES) product<C>(f, operand<SLICE, false>{x, 0, v}, operand<SLICE, false>{s->v_new, 0, v});
+        wgmma_ss<COLS>(dQ->d, operand<SLICE, false>{s->dO, 0, v}, operand<COLS, true>{h, v, 0});
+        wgmma_ss<COLS>(E->d, operand<SLICE, false>{s->X2, 0, v}, operand<COLS, true>{h, v, 0});
+        wgmma_ss<COLS>(U->d, operand<SLICE, false>{s->v_new, 0, v}, operand<COLS, true>{dh, v, 0});
+        if (SCORES) wgmma_ss<C>(f, operand<SLICE, false>{x, 0, v}, operand<SLICE, false>{s->v_new, 0, v});
     }
-    products_end<TILES, 1>(U->d); /* the slice before this one is done with */
-    hold<TILES>(dQ->d), hold<TILES>(E->d);
-    if (SCORES) hold<C / 8>(f);
+    wgmma_end<TILES, 1>(U->d); /* the slice before this one is done with */
+    wgmma_hold<TILES>(dQ->d), wgmma_hold<TILES>(E->d);
+    if (SCORES) wgmma_hold<C / 8>(f);
 }
 /* One tile of an item, the first one with the scores */
 template <int KT, bool FIRST>
@@ -245,10 +246,10 @@ static __device__ __forceinline__ void work(const struct gdn_back &a, const plac
             multiply<KT, FIRST>(m->stage + *step, group, &dQ, &E, &U, f);
             *step = *step + 1 < DEPTH ? *step + 1 : 0;
         }
-        products_wait<KT / 16>(U.d);
-        hold<KT / 16>(dQ.d), hold<KT / 16>(E.d);
-        if (FIRST) hold<C / 8>(f);
-        if (FIRST && a.V / SLICE < AHEAD + 1) barrier(3, REST_THREADS); /* the gates are there */
+        wgmma_wait_all<KT / 16>(U.d);
+        wgmma_hold<KT / 16>(dQ.d), wgmma_hold<KT / 16>(E.d);
+        if (FIRST) wgmma_hold<C / 8>(f);
+        if (FIRST && a.V / SLICE < AHEAD + 1) named_barrier_sync(3, REST_THREADS); /* the gates are there */
         if (FIRST) store_scores<KT>(f, m, scale, group);
         __syncthreads(); /* dS and N, q and k are there */
     }
@@ -263,17 +264,17 @@ static __device__ __forceinline__ void work(const struct gdn_back &a, const plac
 template <int KT>
 static __global__ void __launch_bounds__(REST_THREADS, 1) back_rest(const struct gdn_back a) {
     room<KT> *m = (room<KT> *)shared_tiles();
-    const int group = group_of_warps();
-    open_some();
-    wait_for_others();
-    let_others_start();
+    const int group = warpgroup_index();
+    named_barrier_init();
+    pdl_wait();
+    pdl_trigger();
     if (group >= 2) {
-        fewer_registers<88>();
+        setmaxnreg_dec<88>();
         if (group == 2) copy_all<KT>(a, m);
         else take_along<KT>(a, m);
         return;
     }
-    more_registers<168>();
+    setmaxnreg_inc<168>();
     int step = 0;
     for (int item = blockIdx.x; item < a.items; item += gridDim.x) {
         const place p = place_of(a, item);
@@ -285,8 +286,8 @@ static __global__ void __launch_bounds__(REST_THREADS, 1) back_rest(const struct
 
 template <int KT> static void launch_rest(struct hl_cuda *c, const struct gdn_back *a) {
     const int blocks = hl_cuda_sms(c);
-    launch_early(c, back_rest<KT>, (unsigned)(a->items < blocks ? a->items : blocks), REST_THREADS,
-                 sizeof(room<KT>) + TILES_ROOM, *a);
+    launch_pdl(c, back_rest<KT>, (unsigned)(a->items < blocks ? a->items : blocks), REST_THREADS,
+               sizeof(room<KT>) + TILES_ROOM, *a);
 }
 extern "C" void HL_OP(gdn_back_rest)(struct hl_cuda *c, const struct gdn_back *a) {
     if (a->K == 64) launch_rest<64>(c, a);

@@ -1,5 +1,6 @@
 /* gdn_back_cuda.cu -- backward pass of the delta rule: gates and scores of the chunks, and who does the
  * rest. */
+#include "ops/cuda_ops.cuh"
 #include "ops/gdn/gdn_back_cuda.cuh"
 
 enum { WARPS = 4 };
@@ -7,7 +8,7 @@ enum { WARPS = 4 };
 /* One warp: the gates of one chunk and value head, two rows a lane. Rows past the chunk's end decay no more
  * and have beta = 0. exp(-128) is 0 in float, so a gate below that changes nothing but the size of the
  * sums. */
-static __device__ void gates_of(const struct gdn_back &a, const struct hl_piece &p, int hv, float *gates) {
+static __device__ void gates_of(const struct gdn_back &a, const struct hl_dev_span &p, int hv, float *gates) {
     const int lane = threadIdx.x % 32;
     double G[2], last;
     for (int i = 0; i < 2; i++) {
@@ -36,8 +37,8 @@ static __device__ void gates_of(const struct gdn_back &a, const struct hl_piece 
 
 static __global__ void __launch_bounds__(32 * WARPS) back_gates(const struct gdn_back a) {
     const int64_t i = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
-    wait_for_others();
-    let_others_start();
+    pdl_wait();
+    pdl_trigger();
     if (i >= a.chunks * a.HV) return;
     gates_of(a, a.chunk[i / a.HV], (int)(i % a.HV), a.gates + i * GATES);
 }
@@ -50,7 +51,7 @@ struct scores_room {
     bf16 q[SLICES][C * (SLICE + 8)], k[SLICES][C * (SLICE + 8)];
     float gates[GATES];
 };
-static __device__ __forceinline__ void copy_slice(const struct gdn_back &a, const struct hl_piece &p,
+static __device__ __forceinline__ void copy_slice(const struct gdn_back &a, const struct hl_dev_span &p,
                                                   struct scores_room *m, int i) {
     const int64_t at = ((int64_t)p.row * a.H + blockIdx.y) * a.K + i * SLICE;
     if (i * SLICE >= a.K) return;
@@ -78,7 +79,7 @@ static __device__ __forceinline__ void store_P(bf16 *P, const float (*s)[4], con
 }
 static __global__ void __launch_bounds__(32 * WARPS, 5) back_scores(const struct gdn_back a) {
     struct scores_room *m = (struct scores_room *)shared_memory();
-    const struct hl_piece p = a.chunk[blockIdx.x];
+    const struct hl_dev_span p = a.chunk[blockIdx.x];
     const int warp = threadIdx.x / 32, hv = blockIdx.y * a.group;
     for (int i = 0; i < SLICES; i++) {
         copy_slice(a, p, m, i);
@@ -92,11 +93,11 @@ static __global__ void __launch_bounds__(32 * WARPS, 5) back_scores(const struct
         __syncthreads();
         for (int x = 0; x < SLICE; x += 16) {
             uint32_t f[4], y[4];
-            fragment_a(f, q, SLICE + 8, 16 * warp, x);
+            mma_load_a(f, q, SLICE + 8, 16 * warp, x);
 #pragma unroll
             for (int n = 0; n < C / 16; n++)
                 if (n <= warp) {
-                    fragment_b(y, k, SLICE + 8, 16 * n, x);
+                    mma_load_b(y, k, SLICE + 8, 16 * n, x);
                     mma_bf16(s[2 * n], f, y), mma_bf16(s[2 * n + 1], f, y + 2);
                 }
         }
@@ -179,8 +180,8 @@ static int cuts_of(const struct gdn_back *a, int64_t longest) {
     return n < 2 ? 1 : (int)n;
 }
 
-extern "C" void HL_OP(gdn_backward)(struct hl_pool *pool, const struct hl_gdn *x) {
-    struct hl_cuda *c = hl_cuda_of(pool);
+extern "C" void HL_OP(gdn_backward)(struct hl_backend *backend, const struct hl_gdn *x) {
+    struct hl_cuda *c = hl_cuda_of(backend);
     const struct hl_dev_rows *rows = x->rows->dev;
     const enum form form = form_of(x);
     struct gdn_back a = {};
@@ -206,7 +207,7 @@ extern "C" void HL_OP(gdn_backward)(struct hl_pool *pool, const struct hl_gdn *x
 #ifndef HL_CUDA_F32
     if (form != PLAIN) {
         const dim3 grid((unsigned)a.chunks, (unsigned)a.H);
-        if (form != FAST) launch_early(c, back_gates, blocks_for(a.chunks * a.HV, WARPS), 32 * WARPS, 0, a);
+        if (form != FAST) launch_pdl(c, back_gates, blocks_for(a.chunks * a.HV, WARPS), 32 * WARPS, 0, a);
         else launch(c, back_scores, grid, 32 * WARPS, sizeof(struct scores_room), a);
         if (form != WALK) HL_OP(gdn_back_states)(c, &a);
         (form != FAST ? HL_OP(gdn_back_parts) : HL_OP(gdn_back_scan))(c, &a);

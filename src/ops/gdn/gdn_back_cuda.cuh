@@ -17,9 +17,10 @@
  * rest are one walk from the first chunk to the last, after the scan, and no state is in memory. */
 #ifndef HL_GDN_BACK_CUDA_CUH
 #define HL_GDN_BACK_CUDA_CUH
-#include "cuda/fragments.cuh"
-#include "cuda/quick.cuh"
-#include "ops/gdn/gdn_turned_cuda.cuh"
+#include "ops/cuda_ops.cuh"
+#include "cuda/mma.cuh"
+#include "cuda/fastmath.cuh"
+#include "ops/gdn/gdn_trans_cuda.cuh"
 
 enum {
     C = HL_CHUNK,
@@ -40,9 +41,9 @@ struct gdn_back {
     act *dq, *dk, *dv;
     float *dg, *dbeta;
     const struct hl_seg *seg;
-    const struct hl_piece *chunk;
+    const struct hl_dev_span *chunk;
     const int32_t *chunk_first;
-    /* scratch; states are turned, [chunks][HV][V][K]: bf16, h in the order of store_state, dh in that of
+    /* scratch; states are trans, [chunks][HV][V][K]: bf16, h in the order of store_state, dh in that of
      * read_state; or float in the plain form */
     float *gates;           /* [chunks][HV][GATES] */
     act *P;                 /* [chunks][HV][C][C] */
@@ -82,7 +83,7 @@ static __device__ __forceinline__ int own_row(int h) {
 static __device__ __forceinline__ float2 decay(const float *gates, int i, int j) {
     const float whole = gates[WHOLE + i], part = gates[PART + i];
     const float2 w = *(const float2 *)(gates + WHOLE + j), p = *(const float2 *)(gates + PART + j);
-    return make_float2(quick_exp2((whole - w.x) + (part - p.x)), quick_exp2((whole - w.y) + (part - p.y)));
+    return make_float2(fast_exp2((whole - w.x) + (part - p.x)), fast_exp2((whole - w.y) + (part - p.y)));
 }
 
 /* ---- fragments ---- */

@@ -1,10 +1,11 @@
 /* gdn_back_parts_cuda.cu -- the gradient of the state after each chunk, dh, from the last chunk of a
- * segment to its first, and X2: as the forward walk (gdn_turned_cuda.cuh, gdn_ring_cuda.cu), with dO in the
+ * segment to its first, and X2: as the forward walk (gdn_trans_cuda.cuh, gdn_ring_cuda.cu), with dO in the
  * place of v. The groups form P = s tril(q k^T) D themselves. Long segments have parts, counted from the
  * segment's end. */
+#include "ops/cuda_ops.cuh"
 #include "cuda/limits.cuh"
 #include "ops/gdn/gdn_back_cuda.cuh"
-#include "ops/gdn/gdn_pieces_cuda.cuh"
+#include "ops/gdn/gdn_pipeline_cuda.cuh"
 
 #ifndef HL_CUDA_F32
 
@@ -19,24 +20,22 @@ template <int K, int W> struct scan_room {
 };
 /* A step's operands are there, its place is free; the same for what leaves. */
 template <int DEPTH> struct marks {
-    barrier_at first;
-    __device__ __forceinline__ barrier_at there(int c) const { return barrier_number(first, c % DEPTH); }
-    __device__ __forceinline__ barrier_at free(int c) const {
-        return barrier_number(first, DEPTH + c % DEPTH);
+    mbarrier_t first;
+    __device__ __forceinline__ mbarrier_t there(int c) const { return mbarrier_at(first, c % DEPTH); }
+    __device__ __forceinline__ mbarrier_t free(int c) const { return mbarrier_at(first, DEPTH + c % DEPTH); }
+    __device__ __forceinline__ mbarrier_t out_there(int c) const {
+        return mbarrier_at(first, 2 * DEPTH + c % OUTS);
     }
-    __device__ __forceinline__ barrier_at out_there(int c) const {
-        return barrier_number(first, 2 * DEPTH + c % OUTS);
-    }
-    __device__ __forceinline__ barrier_at out_free(int c) const {
-        return barrier_number(first, 2 * DEPTH + OUTS + c % OUTS);
+    __device__ __forceinline__ mbarrier_t out_free(int c) const {
+        return mbarrier_at(first, 2 * DEPTH + OUTS + c % OUTS);
     }
 };
 /* by one thread; so many load and store */
 template <int W, int DEPTH>
 static __device__ __forceinline__ void open_marks(const marks<DEPTH> &b, int loaders, int storers) {
-    for (int i = 0; i < DEPTH; i++) barrier_open(b.there(i), loaders), barrier_open_warps(b.free(i), 4 * W);
+    for (int i = 0; i < DEPTH; i++) mbarrier_init(b.there(i), loaders), mbarrier_init_warps(b.free(i), 4 * W);
     for (int i = 0; i < OUTS; i++)
-        barrier_open_warps(b.out_there(i), 4 * W), barrier_open(b.out_free(i), storers);
+        mbarrier_init_warps(b.out_there(i), 4 * W), mbarrier_init(b.out_free(i), storers);
 }
 
 /* What a block walks along: chunks of a segment, one value head. Rows are counted, not looked up: a load from
@@ -79,7 +78,7 @@ static __device__ __forceinline__ void store_panels(scan_room<K, W> &m,
                                                     const marks<scan_room<K, W>::DEPTH> &b,
                                                     const struct gdn_back &a, const walk &w, int step) {
     const int64_t item = (int64_t)(w.top - step) * a.HV + w.hv;
-    barrier_wait(b.out_there(step), full<OUTS>(step));
+    mbarrier_wait(b.out_there(step), full<OUTS>(step));
     copy_out((bf16 *)a.X2 + item * C * a.V + w.col * C, m.out[step % OUTS], W * PANEL * (int)sizeof(bf16));
 }
 /* By threads i of N. STORES: the first of them also sends X2 to memory, as soon as a step is known to be
@@ -93,7 +92,7 @@ static __device__ __forceinline__ void load_all(scan_room<K, W> &m, const marks<
         const int64_t row = row_of(a, w, c), head = (int64_t)c * a.HV + w.hv;
         const int64_t qk = (row / a.HV * a.H + w.hv / a.group) * K;
         scan_stage<K> &s = m.stage[at];
-        barrier_wait(b.free(step), empty<DEPTH>(step));
+        mbarrier_wait(b.free(step), empty<DEPTH>(step));
         if (STORES && i == 0 && step >= DEPTH) store_panels(m, b, a, w, step - DEPTH);
 #pragma unroll 1
         for (int p = 0; p < K / 64; p++) {
@@ -106,15 +105,15 @@ static __device__ __forceinline__ void load_all(scan_room<K, W> &m, const marks<
             copy_async(m.gates[at] + 4 * j, a.gates + head * GATES + 4 * j);
         if (STORES && i == 0 && step >= OUTS) {
             copies_read<OUTS - DEPTH>();
-            barrier_arrive(b.out_free(step - OUTS));
+            mbarrier_arrive(b.out_free(step - OUTS));
         }
-        barrier_wait(b.out_free(step), empty<OUTS>(step));
+        mbarrier_wait(b.out_free(step), empty<OUTS>(step));
 #pragma unroll 1
         for (int g = 0; g < W; g++)
             copy_panel<64, C, N>(m.out[step % OUTS] + g * PANEL,
                                  a.dout + row * a.V + (w.values ? w.col + 64 * g : 0), a.HV * a.V,
                                  w.values ? n : 0, i);
-        copy_arrive(b.there(step));
+        copy_async_arrive(b.there(step));
     }
     if constexpr (STORES) {
         for (int step = w.chunks < DEPTH ? 0 : w.chunks - DEPTH; i == 0 && step < w.chunks; step++)
@@ -132,14 +131,14 @@ static __device__ __forceinline__ void store_all(scan_room<K, W> &m, const marks
     for (int step = 0; step < w.chunks; step++) {
         const int c = w.top - step, n = rows_of(w, c);
         bf16 *to = (bf16 *)a.X2 + (row_of(a, w, c) + (int64_t)p.row * a.HV) * a.V + w.col + p.col;
-        barrier_wait(b.out_there(step), full<OUTS>(step));
+        mbarrier_wait(b.out_there(step), full<OUTS>(step));
 #pragma unroll
         for (int first = 0; KEPT && first < C; first += AT_ONCE * STEP) {
             uint4 x[AT_ONCE];
             p.read(x, m.out[step % OUTS], first);
             p.write(to, x, next, n - first), to += AT_ONCE * next;
         }
-        barrier_arrive(b.out_free(step));
+        mbarrier_arrive(b.out_free(step));
     }
 }
 
@@ -149,7 +148,7 @@ static __device__ __forceinline__ void store_all(scan_room<K, W> &m, const marks
 static __device__ __forceinline__ void times_square(float d[C / 8][4], const uint32_t x[4][4],
                                                     const bf16 *T) {
 #pragma unroll
-    for (int i = 0; i < 4; i++) product_regs<C>(d, x[i], operand<C, true>{T, 16 * i, 0});
+    for (int i = 0; i < 4; i++) wgmma_rs<C>(d, x[i], operand<C, true>{T, 16 * i, 0});
 }
 /* of -eG beta d, by columns */
 static __device__ __forceinline__ void pack_scaled(uint32_t x[4][4], const float d[C / 8][4], const float *eG,
@@ -171,12 +170,12 @@ static __device__ __forceinline__ void form_scores(scan_stage<K> &s, const float
     const int t = threadIdx.x % 4;
     const float scale = 1.0f / sqrtf((float)K);
     float d[COLS / 8][4] = {};
-    products_begin<COLS / 8>(d);
+    wgmma_begin<COLS / 8>(d);
 #pragma unroll
     for (int n = 0; n < K / 16; n++)
-        product<COLS>(d, operand<64, false>{s.q + n / 4 * PANEL, 0, n % 4 * 16},
-                      operand<64, false>{s.k + n / 4 * PANEL, group * COLS, n % 4 * 16});
-    products_end<COLS / 8>(d);
+        wgmma_ss<COLS>(d, operand<64, false>{s.q + n / 4 * PANEL, 0, n % 4 * 16},
+                       operand<64, false>{s.k + n / 4 * PANEL, group * COLS, n % 4 * 16});
+    wgmma_end<COLS / 8>(d);
 #pragma unroll
     for (int n = 0; n < COLS / 8; n++) /* all loads before the stores, which might be to the same place */
 #pragma unroll
@@ -192,7 +191,7 @@ static __device__ __forceinline__ void form_scores(scan_stage<K> &s, const float
         for (int h = 0; h < 2; h++)
             *(uint32_t *)(s.P + tile_at<C>(own_row(h), group * COLS + 8 * n + 2 * t)) =
                 pack2(d[n][2 * h], d[n][2 * h + 1]);
-    operands_written();
+    fence_proxy_async();
 }
 /* One chunk: dh, which is that after it, becomes that before it. to: dh as it came, or NULL. */
 template <int K, int W, bool KEPT>
@@ -205,8 +204,8 @@ static __device__ __forceinline__ void scan_chunk(scan_room<K, W> &m, const mark
     bf16 *out = m.out[step % OUTS] + group * PANEL;
     float d[C / 8][4];
     uint32_t x[4][4], y[4][4];
-    barrier_wait(b.there(step), full<DEPTH>(step));
-    operands_written();
+    mbarrier_wait(b.there(step), full<DEPTH>(step));
+    fence_proxy_async();
     const float end = eG[C - 1];
     form_scores<K, W>(s, gates, group);
     read_state<K>(d, dh, s.k, to);
@@ -217,39 +216,39 @@ static __device__ __forceinline__ void scan_chunk(scan_room<K, W> &m, const mark
         for (int i = 0; i < 4; i++) dh[n][i] *= end;
             /* both uses of dO: dv += P^T dO and dh += Q^T (s eG dO) */
 #pragma unroll
-    for (int i = 0; i < 4; i++) frag_a_turned<64>(x[i], out, 16 * i, threadIdx.x / 32 % 4 * 16);
+    for (int i = 0; i < 4; i++) tile_load_a_trans<64>(x[i], out, 16 * i, threadIdx.x / 32 % 4 * 16);
     scale_operands(y, x, eG, scale);
-    hold_operands<4>(x), hold_operands<4>(y);
-    barrier(1, W * GROUP); /* P is there */
-    products_begin<C / 8>(d);
+    wgmma_hold_a<4>(x), wgmma_hold_a<4>(y);
+    named_barrier_sync(1, W * GROUP); /* P is there */
+    wgmma_begin<C / 8>(d);
     times_square(d, x, s.P);
-    products_left<1>();
-    products_begin<K / 8>(dh);
+    wgmma_commit_wait<1>();
+    wgmma_begin<K / 8>(dh);
     write_state<K>(dh, y, s.q);
-    products_left<1>();
-    hold<C / 8>(d), hold_operands<4>(x);
+    wgmma_commit_wait<1>();
+    wgmma_hold<C / 8>(d), wgmma_hold_a<4>(x);
 #pragma unroll
     for (int i = 0; i < 4; i++) pack_a(x[i], d + 2 * i);
-    hold_operands<4>(x);
+    wgmma_hold_a<4>(x);
     zero(d);
-    products_begin<C / 8>(d);
+    wgmma_begin<C / 8>(d);
     times_square(d, x, s.A);
-    products_end<C / 8>(d);
-    hold_operands<4>(x), hold<K / 8>(dh);
-    hold_operands<4>(y);
+    wgmma_end<C / 8>(d);
+    wgmma_hold_a<4>(x), wgmma_hold<K / 8>(dh);
+    wgmma_hold_a<4>(y);
     pack_scaled(y, d, eG, beta);
-    hold_operands<4>(y);
-    products_begin<K / 8>(dh);
+    wgmma_hold_a<4>(y);
+    wgmma_begin<K / 8>(dh);
     write_state<K>(dh, y, s.k);
-    products_left<1>();
+    wgmma_commit_wait<1>();
 #pragma unroll
     for (int i = 0; i < 4; i++) pack_a(x[i], d + 2 * i);
     leave(out, x);
-    operands_written();
-    warp_arrive(b.out_there(step));
-    products_wait<K / 8>(dh);
-    hold_operands<4>(y);
-    warp_arrive(b.free(step));
+    fence_proxy_async();
+    mbarrier_arrive_warp(b.out_there(step));
+    wgmma_wait_all<K / 8>(dh);
+    wgmma_hold_a<4>(y);
+    mbarrier_arrive_warp(b.free(step));
 }
 
 template <int K, int W, bool KEPT>
@@ -270,12 +269,12 @@ static __device__ __forceinline__ void scan_all(scan_room<K, W> &m, const marks<
 template <int K, int W, bool KEPT>
 static __global__ void __launch_bounds__((W + 1) * GROUP, 1) scan_parts(const struct gdn_back a) {
     scan_room<K, W> &m = *(scan_room<K, W> *)shared_tiles();
-    const marks<scan_room<K, W>::DEPTH> b = {barriers_of(m.barriers)};
+    const marks<scan_room<K, W>::DEPTH> b = {mbarrier_base(m.barriers)};
     const int values = a.V / (64 * W), tiles = KEPT ? values : values + K / (64 * W);
-    const int parts = KEPT ? a.e.parts : a.e.parts - 1, tile = blockIdx.x % tiles, group = group_of_warps();
+    const int parts = KEPT ? a.e.parts : a.e.parts - 1, tile = blockIdx.x % tiles, group = warpgroup_index();
     const int hv = blockIdx.x / tiles % a.HV, part = blockIdx.x / tiles / a.HV % parts,
               s = blockIdx.x / tiles / a.HV / parts;
-    open_some();
+    named_barrier_init();
     walk w = walk_of(a, s, hv, part);
     w.values = tile < values;
     w.col = (w.values ? tile : tile - values) * 64 * W;
@@ -283,8 +282,8 @@ static __global__ void __launch_bounds__((W + 1) * GROUP, 1) scan_parts(const st
     const bool whole = KEPT && a.walks;
     if (threadIdx.x == 0) open_marks<W>(b, whole ? GROUP : LOADERS, whole ? 1 : STORERS);
     __syncthreads();
-    wait_for_others();
-    let_others_start();
+    pdl_wait();
+    pdl_trigger();
     if (group == W) {
         registers_of_copier<K, W>();
         const int i = threadIdx.x - W * GROUP;
@@ -307,8 +306,8 @@ template <int K, int W, bool KEPT> static void launch_scan(struct hl_cuda *c, co
     const int64_t parts = KEPT ? a->e.parts : a->e.parts - 1, width = KEPT ? a->V : a->V + K;
     struct gdn_back x = *a;
     if (!KEPT) x.dh = NULL;
-    launch_early(c, scan_parts<K, W, KEPT>, (unsigned)(a->segs * a->HV * parts * (width / (64 * W))),
-                 (W + 1) * GROUP, sizeof(scan_room<K, W>) + TILES_ROOM, x);
+    launch_pdl(c, scan_parts<K, W, KEPT>, (unsigned)(a->segs * a->HV * parts * (width / (64 * W))),
+               (W + 1) * GROUP, sizeof(scan_room<K, W>) + TILES_ROOM, x);
 }
 /* wide tiles where they keep the chip busy */
 template <int K> static void scan_of(struct hl_cuda *c, const struct gdn_back *a) {
@@ -324,7 +323,7 @@ template <int K> static void scan_of(struct hl_cuda *c, const struct gdn_back *a
 }
 template <int K> static bool scan_fits() {
     enum { W = K % 128 ? 1 : 2 };
-    return can_bulk((const void *)scan_parts<K, W, true>) &&
+    return compiled_for_sm90((const void *)scan_parts<K, W, true>) &&
            sizeof(scan_room<K, W>) + TILES_ROOM <= (size_t)shared_limit();
 }
 extern "C" bool HL_OP(gdn_back_fits)(int64_t K) {

@@ -1,10 +1,11 @@
 /* gdn_back_plain_cuda.cu -- the backward pass for any sizes, all in float: the oracle on the device, and for
  * head sizes that the tensor cores' form does not take. Uses v_new of what the forward pass kept, not A. */
+#include "ops/cuda_ops.cuh"
 #include "ops/gdn/gdn_back_cuda.cuh"
 
 enum { THREADS = 256, COLS = 32, PARTS = THREADS / COLS };
 
-/* h, turned: S_t = exp(g_t) S_{t-1} + k_t v_new_t^T. A thread has one number of one state. */
+/* h, trans: S_t = exp(g_t) S_{t-1} + k_t v_new_t^T. A thread has one number of one state. */
 static __global__ void __launch_bounds__(THREADS) plain_states(const struct gdn_back a) {
     const int seg = blockIdx.x / a.HV, hv = blockIdx.x % a.HV;
     const int64_t KV = (int64_t)a.K * a.V, at = (int64_t)blockIdx.y * THREADS + threadIdx.x;
@@ -12,7 +13,7 @@ static __global__ void __launch_bounds__(THREADS) plain_states(const struct gdn_
     const int i = (int)(at % a.K), j = (int)(at / a.K);
     float S = 0;
     for (int c = a.chunk_first[seg]; c < a.chunk_first[seg + 1]; c++) {
-        const struct hl_piece p = a.chunk[c];
+        const struct hl_dev_span p = a.chunk[c];
         ((float *)a.h)[((int64_t)c * a.HV + hv) * KV + at] = S;
         for (int64_t t = p.row; t < p.row + p.len; t++) {
             const float alpha = a.g ? expf(a.g[t * a.HV + hv]) : 1.0f;
@@ -32,7 +33,7 @@ static __global__ void __launch_bounds__(THREADS) plain_scan(const struct gdn_ba
     float *dh = (float *)shared_memory() + x, *sums = dh + (int64_t)a.K * COLS;
     for (int i = part; i < a.K; i += PARTS) dh[i * COLS] = 0;
     for (int c = a.chunk_first[seg + 1] - 1; c >= a.chunk_first[seg]; c--) {
-        const struct hl_piece p = a.chunk[c];
+        const struct hl_dev_span p = a.chunk[c];
         float *kept = (float *)a.dh + (((int64_t)c * a.HV + hv) * a.V + j) * a.K;
         for (int i = part; i < a.K && mine; i += PARTS) kept[i] = dh[i * COLS];
         for (int64_t t = p.row + p.len - 1; t >= p.row; t--) {
@@ -67,7 +68,7 @@ struct room {
 };
 
 /* dS and N, strictly below the diagonal; V.X2 */
-static __device__ void plain_scores(const struct gdn_back &a, const struct hl_piece &p, int hv,
+static __device__ void plain_scores(const struct gdn_back &a, const struct hl_dev_span &p, int hv,
                                     struct room *m) {
     const float scale = 1.0f / sqrtf((float)a.K);
     const int64_t first = (int64_t)p.row * a.HV + hv;
@@ -97,7 +98,7 @@ static __device__ void plain_scores(const struct gdn_back &a, const struct hl_pi
 }
 
 /* Row i by one warp: dQ and dK, and what of dbeta and dg hangs on it */
-static __device__ void plain_row(const struct gdn_back &a, const struct hl_piece &p, int hv, int64_t head,
+static __device__ void plain_row(const struct gdn_back &a, const struct hl_dev_span &p, int hv, int64_t head,
                                  int i, struct room *m) {
     const int lane = threadIdx.x % 32, hk = hv / a.group;
     const float scale = 1.0f / sqrtf((float)a.K), eG = m->gates[EG + i], eL = m->gates[EL + i];
@@ -142,7 +143,7 @@ static __global__ void __launch_bounds__(THREADS) plain_rest(const struct gdn_ba
     struct room *m = (struct room *)shared_memory();
     const int64_t head = blockIdx.x, KV = (int64_t)a.K * a.V;
     const int hv = (int)(head % a.HV);
-    const struct hl_piece p = a.chunk[head / a.HV];
+    const struct hl_dev_span p = a.chunk[head / a.HV];
     for (int i = threadIdx.x; i < GATES; i += THREADS) m->gates[i] = a.gates[head * GATES + i];
     __syncthreads();
     plain_scores(a, p, hv, m);

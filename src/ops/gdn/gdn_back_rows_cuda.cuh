@@ -1,6 +1,7 @@
 /* gdn_back_rows_cuda.cuh -- parts of gdn_back_chunk_cuda.cu: shared memory, the rows of a finished tile. */
 #ifndef HL_GDN_BACK_ROWS_CUDA_CUH
 #define HL_GDN_BACK_ROWS_CUDA_CUH
+#include "ops/cuda_ops.cuh"
 #include "cuda/wgmma.cuh"
 #include "ops/gdn/gdn_back_cuda.cuh"
 
@@ -37,8 +38,8 @@ static __device__ __forceinline__ void store_scores(const float (*f)[4], room<KT
             const float x = f[n][2 * h], y = f[n][2 * h + 1], beta = b[h];
             const float2 w = *(const float2 *)(m->gates + WHOLE + j),
                          p = *(const float2 *)(m->gates + PART + j);
-            float2 D = make_float2(quick_exp2((whole[h] - w.x) + (part[h] - p.x)),
-                                   quick_exp2((whole[h] - w.y) + (part[h] - p.y)));
+            float2 D = make_float2(fast_exp2((whole[h] - w.x) + (part[h] - p.x)),
+                                   fast_exp2((whole[h] - w.y) + (part[h] - p.y)));
             D.x = j < i ? D.x : 0.0f, D.y = j + 1 < i ? D.y : 0.0f;
             if (group == 0) {
                 *(uint32_t *)(m->dS + at) = pack2(scale * x * D.x, scale * y * D.y);
@@ -49,7 +50,7 @@ static __device__ __forceinline__ void store_scores(const float (*f)[4], room<KT
                 *(uint32_t *)(m->bN + at) = pack2(beta * (-x * D.x), beta * (-y * D.y));
             }
         }
-    operands_written();
+    fence_proxy_async();
 }
 
 template <int KT> static __device__ __forceinline__ void scale_rows(part<KT> *p, const float *x, float all) {
@@ -63,17 +64,17 @@ static __device__ __forceinline__ void through_keys(const room<KT> *m, int group
                                                     part<KT> *later) {
     enum { COLS = KT / 2, TILES = COLS / 8 };
     const bf16 *q = m->q + group * C * COLS, *k = m->k + group * C * COLS;
-    hold<TILES>(dQ->d), hold<TILES>(E->d);
-    products_begin<TILES>(later->d);
+    wgmma_hold<TILES>(dQ->d), wgmma_hold<TILES>(E->d);
+    wgmma_begin<TILES>(later->d);
 #pragma unroll
     for (int j = 0; j < C; j += 16) {
-        product<COLS>(dQ->d, operand<C, false>{m->dS, 0, j}, operand<COLS, true>{k, j, 0});
-        product<COLS>(E->d, operand<C, false>{m->N, 0, j}, operand<COLS, true>{k, j, 0});
-        product<COLS>(later->d, operand<C, true>{m->dS, j, 0}, operand<COLS, true>{q, j, 0});
-        product<COLS>(later->d, operand<C, true>{m->bN, j, 0}, operand<COLS, true>{k, j, 0});
+        wgmma_ss<COLS>(dQ->d, operand<C, false>{m->dS, 0, j}, operand<COLS, true>{k, j, 0});
+        wgmma_ss<COLS>(E->d, operand<C, false>{m->N, 0, j}, operand<COLS, true>{k, j, 0});
+        wgmma_ss<COLS>(later->d, operand<C, true>{m->dS, j, 0}, operand<COLS, true>{q, j, 0});
+        wgmma_ss<COLS>(later->d, operand<C, true>{m->bN, j, 0}, operand<COLS, true>{k, j, 0});
     }
-    products_end<TILES>(later->d);
-    hold<TILES>(dQ->d), hold<TILES>(E->d);
+    wgmma_end<TILES>(later->d);
+    wgmma_hold<TILES>(dQ->d), wgmma_hold<TILES>(E->d);
 }
 
 static __device__ __forceinline__ float sum_quad(float x) {

@@ -1,9 +1,10 @@
 /* gdn_back_scan_cuda.cu -- the walk back along a segment: the gradients of the states, on chips without
  * barriers in shared memory.
  *
- * A warp owns 16 columns of V for the whole walk and keeps its part of the turned state, [16][K], as fp32
+ * A warp owns 16 columns of V for the whole walk and keeps its part of the trans state, [16][K], as fp32
  * accumulators. Turned, because packed accumulators are A fragments: K dh needs dh as an operand, and so no
  * warp waits for another's part of it. Warps share only the rows of the chunk, copied ahead. */
+#include "ops/cuda_ops.cuh"
 #include "ops/gdn/gdn_back_cuda.cuh"
 
 #ifndef HL_CUDA_F32
@@ -60,7 +61,7 @@ static __device__ __forceinline__ void times_rows(float (*d)[4], const uint32_t 
     enum { N = K < 128 ? K : 128 };
 #pragma unroll
     for (int n = 0; n < K; n += N)
-        product_regs<N>(d + n / 8, x, operand<64, true, PANEL>{Y + n / 64 * PANEL, 16 * i, 0});
+        wgmma_rs<N>(d + n / 8, x, operand<64, true, PANEL>{Y + n / 64 * PANEL, 16 * i, 0});
 }
 /* of -eG beta d, by columns */
 static __device__ __forceinline__ void pack_scaled(uint32_t a[4], const float d[2][4], const float *eG,
@@ -74,7 +75,7 @@ static __device__ __forceinline__ void pack_scaled(uint32_t a[4], const float d[
     }
 }
 
-/* dv_new turned = eL (K dh), turned */
+/* dv_new trans = eL (K dh), trans */
 template <int K>
 static __device__ __forceinline__ void through_state(float (*dv)[4], const float (*dh)[4], const bf16 *k,
                                                      const float *eL) {
@@ -85,13 +86,13 @@ static __device__ __forceinline__ void through_state(float (*dv)[4], const float
         uint32_t x[BATCH][4];
 #pragma unroll
         for (int i = 0; i < BATCH; i++) pack_a(x[i], dh + 2 * (p + i));
-        hold_operands<BATCH>(x);
-        products_begin<C / 8>(dv);
+        wgmma_hold_a<BATCH>(x);
+        wgmma_begin<C / 8>(dv);
 #pragma unroll
         for (int i = 0; i < BATCH; i++)
-            product_regs<C>(dv, x[i], operand<64, false>{k + p / 4 * PANEL, 0, 16 * i});
-        products_end<C / 8>(dv);
-        hold_operands<BATCH>(x);
+            wgmma_rs<C>(dv, x[i], operand<64, false>{k + p / 4 * PANEL, 0, 16 * i});
+        wgmma_end<C / 8>(dv);
+        wgmma_hold_a<BATCH>(x);
     }
 #pragma unroll
     for (int j = 0; j < C / 8; j++) {
@@ -107,24 +108,24 @@ static __device__ __forceinline__ void through_out(float (*dv)[4], float (*dh)[4
     uint32_t x[C / 16][4], y[C / 16][4];
 #pragma unroll
     for (int i = 0; i < C / 16; i++) {
-        frag_a_turned<64>(x[i], dO, 16 * i, threadIdx.x / 32 % 4 * 16);
+        tile_load_a_trans<64>(x[i], dO, 16 * i, threadIdx.x / 32 % 4 * 16);
 #pragma unroll
         for (int j = 0; j < 4; j++) y[i][j] = x[i][j];
         scale_columns(y[i], eG, 16 * i, scale);
     }
-    hold_operands<C / 16>(x);
-    products_begin<C / 8>(dv);
+    wgmma_hold_a<C / 16>(x);
+    wgmma_begin<C / 8>(dv);
 #pragma unroll
-    for (int i = 0; i < C / 16; i++) product_regs<C>(dv, x[i], operand<C, true>{P, 16 * i, 0});
-    products_end<C / 8>(dv);
-    hold_operands<C / 16>(x);
+    for (int i = 0; i < C / 16; i++) wgmma_rs<C>(dv, x[i], operand<C, true>{P, 16 * i, 0});
+    wgmma_end<C / 8>(dv);
+    wgmma_hold_a<C / 16>(x);
     if (!state) return;
-    hold_operands<C / 16>(y);
-    products_begin<K / 8>(dh);
+    wgmma_hold_a<C / 16>(y);
+    wgmma_begin<K / 8>(dh);
 #pragma unroll
     for (int i = 0; i < C / 16; i++) times_rows<K>(dh, y[i], q, i);
-    products_end<K / 8>(dh);
-    hold_operands<C / 16>(y);
+    wgmma_end<K / 8>(dh);
+    wgmma_hold_a<C / 16>(y);
 }
 
 /* dh, of the warp's 16 rows, as read_state leaves it */
@@ -143,7 +144,7 @@ template <int K> static __device__ __forceinline__ void store_dh(bf16 *to, const
         }
 }
 
-/* X2 turned, [16][C], to its rows; room: the group's panel of the tile in shared memory */
+/* X2 trans, [16][C], to its rows; room: the group's panel of the tile in shared memory */
 static __device__ __forceinline__ void store_X2(bf16 *to, int64_t stride, int n, const float (*X2)[4],
                                                 bf16 *room) {
     const int l = threadIdx.x % 32, g = l / 4, t = l % 4, col = threadIdx.x / 32 % 4 * 16;
@@ -175,9 +176,9 @@ static __global__ void __launch_bounds__(32 * W, 1) back_scan(const struct gdn_b
         const int now = (last - c) % 2;
         scan_stage<K, W> *s = m->stage + now;
         const float *eG = m->gates[now], *eL = eG + C, *beta = eL + C;
-        bf16 *out = s->out + group_of_warps() * PANEL;
+        bf16 *out = s->out + warpgroup_index() * PANEL;
         copy_wait<0>();
-        operands_written();
+        fence_proxy_async();
         __syncthreads(); /* the chunk is there, and the one after it is done with */
         if (c > first) load_scan(a, w, m, 1 - now, c - 1);
         copy_commit();
@@ -196,24 +197,24 @@ static __global__ void __launch_bounds__(32 * W, 1) back_scan(const struct gdn_b
         through_out<K>(dv, dh, out, s->P, s->q, eG, scale, c > first);
 #pragma unroll
         for (int i = 0; i < C / 16; i++) pack_a(x[i], dv + 2 * i);
-        hold_operands<C / 16>(x);
-        products_begin<C / 8>(X2);
+        wgmma_hold_a<C / 16>(x);
+        wgmma_begin<C / 8>(X2);
 #pragma unroll
-        for (int i = 0; i < C / 16; i++) product_regs<C>(X2, x[i], operand<C, true>{s->A, 16 * i, 0});
-        products_end<C / 8>(X2);
-        hold_operands<C / 16>(x);
+        for (int i = 0; i < C / 16; i++) wgmma_rs<C>(X2, x[i], operand<C, true>{s->A, 16 * i, 0});
+        wgmma_end<C / 8>(X2);
+        wgmma_hold_a<C / 16>(x);
         const int64_t t = w.row + (int64_t)(c - first) * C;
         store_X2((bf16 *)a.X2 + (t * a.HV + hv) * a.V + v0, a.HV * a.V,
                  c < last ? C : (int)(w.row + w.len - t), X2, out);
         if (c > first) {
 #pragma unroll
             for (int i = 0; i < C / 16; i++) pack_scaled(x[i], X2 + 2 * i, eG + 16 * i, beta + 16 * i);
-            hold_operands<C / 16>(x);
-            products_begin<K / 8>(dh);
+            wgmma_hold_a<C / 16>(x);
+            wgmma_begin<K / 8>(dh);
 #pragma unroll
             for (int i = 0; i < C / 16; i++) times_rows<K>(dh, x[i], s->k, i);
-            products_end<K / 8>(dh);
-            hold_operands<C / 16>(x);
+            wgmma_end<K / 8>(dh);
+            wgmma_hold_a<C / 16>(x);
         }
     }
 }

@@ -1,8 +1,9 @@
 /* gdn_back_states_cuda.cu -- the states again: h, before each chunk, S <- exp(G_last) S + K^T (eL v_new).
  *
- * A warp owns 16 columns of V and keeps its part of the turned state, [16][KT], as fp32 accumulators. Long
+ * A warp owns 16 columns of V and keeps its part of the trans state, [16][KT], as fp32 accumulators. Long
  * segments are walked in parts: once for where each part ends when it starts from nothing, and by how much it
  * decays what was before; a part's start is then the sum of the ends before it, decayed. */
+#include "ops/cuda_ops.cuh"
 #include "ops/gdn/gdn_back_cuda.cuh"
 
 #ifndef HL_CUDA_F32
@@ -25,7 +26,7 @@ static __device__ __forceinline__ walk walk_of(const struct gdn_back &a, int par
             ((int64_t)seg * a.HV + hv) * a.e.parts};
 }
 
-/* grid (segments x HV x parts, V / 16 W, K / KT): W warps, a tile of 16 W x KT of the turned state, DEPTH
+/* grid (segments x HV x parts, V / 16 W, K / KT): W warps, a tile of 16 W x KT of the trans state, DEPTH
  * chunks. */
 
 enum { DEPTH = 3 };
@@ -89,8 +90,8 @@ static __global__ void __launch_bounds__(32 * W, 2) back_states(const struct gdn
     const walk w = walk_of(a, KEPT ? a.e.parts : a.e.parts - 1);
     const int warp = threadIdx.x / 32;
     float S[KT / 8][4] = {}, decay = 1.0f;
-    wait_for_others();
-    let_others_start();
+    pdl_wait();
+    pdl_trigger();
     for (int i = 0; i < DEPTH - 1; i++) {
         if (w.from + i < w.end) load_states(a, w, stage + i, w.from + i);
         copy_commit();
@@ -111,11 +112,11 @@ static __global__ void __launch_bounds__(32 * W, 2) back_states(const struct gdn
 #pragma unroll
         for (int i = 0; i < C; i += 16) {
             uint32_t x[4], y[4];
-            fragment_a_turned(x, s->v, 16 * W + 8, i, 16 * warp);
+            mma_load_a_trans(x, s->v, 16 * W + 8, i, 16 * warp);
             scale_columns(x, s->eL, i, 1.0f);
 #pragma unroll
             for (int n = 0; n < KT / 16; n++) {
-                fragment_b_turned(y, s->k, KT + 8, i, 16 * n);
+                mma_load_b_trans(y, s->k, KT + 8, i, 16 * n);
                 mma_bf16(S[2 * n], x, y), mma_bf16(S[2 * n + 1], x, y + 2);
             }
         }
@@ -128,8 +129,8 @@ static __global__ void __launch_bounds__(32 * W, 2) back_states(const struct gdn
 /* ends[p] = decays[p] ends[p - 1] + ends[p]: where parts start. Four numbers of the state a thread. */
 static __global__ void __launch_bounds__(256) join_starts(const struct gdn_back a) {
     const int64_t n = (int64_t)a.K * a.V / 4, i = (int64_t)blockIdx.x * 256 + threadIdx.x;
-    wait_for_others();
-    let_others_start();
+    pdl_wait();
+    pdl_trigger();
     if (i >= a.segs * a.HV * n) return;
     const int64_t place = i / n * a.e.parts;
     float4 *end = (float4 *)a.e.ends + place * n + i % n, S = *end;
@@ -144,14 +145,14 @@ static __global__ void __launch_bounds__(256) join_starts(const struct gdn_back 
 template <int KT, int W> static void launch_ends(struct hl_cuda *c, const struct gdn_back *a) {
     const dim3 grid((unsigned)(a->segs * a->HV * (a->e.parts - 1)), (unsigned)(a->V / (16 * W)),
                     (unsigned)(a->K / KT));
-    launch_early(c, back_states<KT, W, false>, grid, 32 * W, DEPTH * sizeof(state_stage<KT, W>), *a);
+    launch_pdl(c, back_states<KT, W, false>, grid, 32 * W, DEPTH * sizeof(state_stage<KT, W>), *a);
 }
 template <int KT, int W> static void launch_states(struct hl_cuda *c, const struct gdn_back *a) {
     const unsigned heads = (unsigned)(a->segs * a->HV), parts = (unsigned)a->e.parts;
     const unsigned high = (unsigned)(a->V / (16 * W)), wide = (unsigned)(a->K / KT);
     const size_t room = DEPTH * sizeof(state_stage<KT, W>);
     if (parts > 1) launch_ends<KT, W>(c, a);
-    launch_early(c, back_states<KT, W, true>, dim3(heads * parts, high, wide), 32 * W, room, *a);
+    launch_pdl(c, back_states<KT, W, true>, dim3(heads * parts, high, wide), 32 * W, room, *a);
 }
 extern "C" void HL_OP(gdn_back_states)(struct hl_cuda *c, const struct gdn_back *a) {
     const bool wide = a->V % 128 == 0;
@@ -165,6 +166,6 @@ extern "C" void HL_OP(gdn_back_starts)(struct hl_cuda *c, const struct gdn_back 
     if (a->K % 128 == 0) (wide ? launch_ends<128, 8> : launch_ends<128, 4>)(c, &x);
     else (wide ? launch_ends<64, 8> : launch_ends<64, 4>)(c, &x);
     if (a->cuts > 2)
-        launch_early(c, join_starts, blocks_for(a->segs * a->HV * a->K * a->V / 4, 256), 256, 0, x);
+        launch_pdl(c, join_starts, blocks_for(a->segs * a->HV * a->K * a->V / 4, 256), 256, 0, x);
 }
 #endif

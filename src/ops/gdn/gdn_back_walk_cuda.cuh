@@ -2,8 +2,9 @@
  * that do not multiply. */
 #ifndef HL_GDN_BACK_WALK_CUDA_CUH
 #define HL_GDN_BACK_WALK_CUDA_CUH
+#include "ops/cuda_ops.cuh"
 #include "ops/gdn/gdn_back_cuda.cuh"
-#include "ops/gdn/gdn_pieces_cuda.cuh"
+#include "ops/gdn/gdn_pipeline_cuda.cuh"
 
 /* sums over K of a row: those of dg from the row on and before it (KU), and of dbeta */
 enum { UP, KU, DB, DOTS };
@@ -39,39 +40,40 @@ template <class R> struct marks {
         V_PANELS = R::NEW * R::PANELS,
         DH_AT = V_AT + R::NEW + V_PANELS
     };
-    barrier_at first;
-    __device__ __forceinline__ barrier_at at(int i) const { return barrier_number(first, i); }
-    __device__ __forceinline__ barrier_at v_ready() const { return at(0); } /* v_new times eL */
-    __device__ __forceinline__ barrier_at dk_there() const { return at(1); }
-    __device__ __forceinline__ barrier_at scores_done() const { return at(2); } /* of v_new */
-    __device__ __forceinline__ barrier_at n_done() const { return at(3); }
-    __device__ __forceinline__ barrier_at dq_there(int c) const { return at(4 + c % 2); }
-    __device__ __forceinline__ barrier_at a_there(int c) const { return at(A_AT + c % S); }
-    __device__ __forceinline__ barrier_at x_free(int c) const { return at(A_AT + S + c % S); }     /* X2's */
-    __device__ __forceinline__ barrier_at o_free(int c) const { return at(A_AT + 2 * S + c % S); } /* dO's */
-    __device__ __forceinline__ barrier_at qk_there(int c) const { return at(QK_AT + c % R::KEYS); }
-    __device__ __forceinline__ barrier_at qk_free(int c) const { return at(QK_AT + R::KEYS + c % R::KEYS); }
-    __device__ __forceinline__ barrier_at v_there(int c) const { return at(V_AT + c % R::NEW); }
+    mbarrier_t first;
+    __device__ __forceinline__ mbarrier_t at(int i) const { return mbarrier_at(first, i); }
+    __device__ __forceinline__ mbarrier_t v_ready() const { return at(0); } /* v_new times eL */
+    __device__ __forceinline__ mbarrier_t dk_there() const { return at(1); }
+    __device__ __forceinline__ mbarrier_t scores_done() const { return at(2); } /* of v_new */
+    __device__ __forceinline__ mbarrier_t n_done() const { return at(3); }
+    __device__ __forceinline__ mbarrier_t dq_there(int c) const { return at(4 + c % 2); }
+    __device__ __forceinline__ mbarrier_t a_there(int c) const { return at(A_AT + c % S); }
+    __device__ __forceinline__ mbarrier_t x_free(int c) const { return at(A_AT + S + c % S); }     /* X2's */
+    __device__ __forceinline__ mbarrier_t o_free(int c) const { return at(A_AT + 2 * S + c % S); } /* dO's */
+    __device__ __forceinline__ mbarrier_t qk_there(int c) const { return at(QK_AT + c % R::KEYS); }
+    __device__ __forceinline__ mbarrier_t qk_free(int c) const { return at(QK_AT + R::KEYS + c % R::KEYS); }
+    __device__ __forceinline__ mbarrier_t v_there(int c) const { return at(V_AT + c % R::NEW); }
     /* n counts panels, as of dh */
-    __device__ __forceinline__ barrier_at v_free(int n) const { return at(V_AT + R::NEW + n % V_PANELS); }
-    __device__ __forceinline__ barrier_at dh_there(int n) const { return at(DH_AT + n % R::SLOTS); }
-    __device__ __forceinline__ barrier_at dh_free(int n) const { return at(DH_AT + R::SLOTS + n % R::SLOTS); }
+    __device__ __forceinline__ mbarrier_t v_free(int n) const { return at(V_AT + R::NEW + n % V_PANELS); }
+    __device__ __forceinline__ mbarrier_t dh_there(int n) const { return at(DH_AT + n % R::SLOTS); }
+    __device__ __forceinline__ mbarrier_t dh_free(int n) const { return at(DH_AT + R::SLOTS + n % R::SLOTS); }
 };
 /* By one thread. No barrier can be lapped: whoever waits for a phase must arrive, itself or through one that
  * waits for it, before the next one can end. */
 template <class R> static __device__ __forceinline__ void open_marks(const marks<R> &b) {
-    barrier_open_warps(b.scores_done(), R::WARPS), barrier_open_warps(b.n_done(), R::WARPS);
-    barrier_open_warps(b.dk_there(), R::WARPS), barrier_open_warps(b.v_ready(), 4);
-    for (int i = 0; i < 2; i++) barrier_open_warps(b.dq_there(i), R::WARPS);
+    mbarrier_init_warps(b.scores_done(), R::WARPS), mbarrier_init_warps(b.n_done(), R::WARPS);
+    mbarrier_init_warps(b.dk_there(), R::WARPS), mbarrier_init_warps(b.v_ready(), 4);
+    for (int i = 0; i < 2; i++) mbarrier_init_warps(b.dq_there(i), R::WARPS);
     for (int i = 0; i < R::STAGES; i++) {
-        barrier_open(b.a_there(i), GROUP + 1);
-        barrier_open_warps(b.x_free(i), R::WARPS + 4), barrier_open_warps(b.o_free(i), 4);
+        mbarrier_init(b.a_there(i), GROUP + 1);
+        mbarrier_init_warps(b.x_free(i), R::WARPS + 4), mbarrier_init_warps(b.o_free(i), 4);
     }
-    for (int i = 0; i < R::KEYS; i++) barrier_open(b.qk_there(i), GROUP), barrier_open_warps(b.qk_free(i), 4);
-    for (int i = 0; i < R::NEW; i++) barrier_open(b.v_there(i), GROUP);
-    for (int i = 0; i < R::NEW * R::PANELS; i++) barrier_open_warps(b.v_free(i), R::WARPS);
+    for (int i = 0; i < R::KEYS; i++)
+        mbarrier_init(b.qk_there(i), GROUP), mbarrier_init_warps(b.qk_free(i), 4);
+    for (int i = 0; i < R::NEW; i++) mbarrier_init(b.v_there(i), GROUP);
+    for (int i = 0; i < R::NEW * R::PANELS; i++) mbarrier_init_warps(b.v_free(i), R::WARPS);
     for (int i = 0; i < R::SLOTS; i++)
-        barrier_open(b.dh_there(i), 1), barrier_open_warps(b.dh_free(i), R::WARPS);
+        mbarrier_init(b.dh_there(i), 1), mbarrier_init_warps(b.dh_free(i), R::WARPS);
 }
 
 /* What a block walks along: chunks of a segment, one value head, KT columns of K. Rows are counted, not
@@ -127,29 +129,31 @@ static __device__ __forceinline__ void load_dh(R &m, const marks<R> &b, const wa
                                                int n, int i) {
     const int bytes = R::BLOCK * (int)sizeof(bf16), c = w.chunk + n / R::PANELS;
     if (i > 0 && c < w.last) return;
-    if (i == 0) barrier_wait(b.dh_free(n), empty<R::SLOTS>(n));
+    if (i == 0) mbarrier_wait(b.dh_free(n), empty<R::SLOTS>(n));
     if (c == w.last) {
-        barrier(5, GROUP); /* one thread has waited, for all */
+        named_barrier_sync(5, GROUP); /* one thread has waited, for all */
         for (int j = i; j < R::BLOCK / 8; j += GROUP)
             ((uint4 *)m.dh[n % R::SLOTS])[j] = make_uint4(0, 0, 0, 0);
-        operands_written();
-        barrier(5, GROUP);
+        fence_proxy_async();
+        named_barrier_sync(5, GROUP);
     }
     if (i > 0) return;
-    if (c == w.last) barrier_arrive(b.dh_there(n));
-    else barrier_expect(b.dh_there(n), bytes), copy_bulk(m.dh[n % R::SLOTS], from, bytes, b.dh_there(n));
+    if (c == w.last) mbarrier_arrive(b.dh_there(n));
+    else
+        mbarrier_arrive_expect_tx(b.dh_there(n), bytes),
+            bulk_copy(m.dh[n % R::SLOTS], from, bytes, b.dh_there(n));
 }
 /* q and k of chunk c, at `at` of both */
 template <class R>
 static __device__ __forceinline__ void load_qk(R &m, const marks<R> &b, const struct gdn_back &a, int64_t at,
                                                int n, int c, int i) {
     const int stride = a.H * a.K, s = c % R::KEYS;
-    barrier_wait(b.qk_free(c), empty<R::KEYS>(c));
+    mbarrier_wait(b.qk_free(c), empty<R::KEYS>(c));
 #pragma unroll 1
     for (int j = 0; j < 2 * R::W; j++)
         copy_panel<64, C, GROUP>((j % 2 ? m.q[s] : m.k[s]) + j / 2 * PANEL,
                                  (const bf16 *)(j % 2 ? a.q : a.k) + at + j / 2 * 64, stride, n, i);
-    copy_arrive(b.qk_there(c));
+    copy_async_arrive(b.qk_there(c));
 }
 /* dO, X2 and the gates of chunk c; those panels of dO last that dQ leaves from */
 template <class R>
@@ -157,19 +161,19 @@ static __device__ __forceinline__ void load_outer(R &m, const marks<R> &b, const
                                                   int64_t at, int item, int n, int c, int i) {
     enum { PANELS = R::PANELS, LEAVES = R::W < PANELS ? R::W : PANELS, BYTES = C * R::V * (int)sizeof(bf16) };
     const int s = c % R::STAGES;
-    barrier_wait(b.x_free(c), empty<R::STAGES>(c));
+    mbarrier_wait(b.x_free(c), empty<R::STAGES>(c));
     if (i == 0) {
-        barrier_expect(b.a_there(c), BYTES);
-        copy_bulk(m.X2[s], (const bf16 *)a.X2 + (int64_t)item * C * R::V, BYTES, b.a_there(c), true);
+        mbarrier_arrive_expect_tx(b.a_there(c), BYTES);
+        bulk_copy(m.X2[s], (const bf16 *)a.X2 + (int64_t)item * C * R::V, BYTES, b.a_there(c), true);
     }
 #pragma unroll 1
     for (int j = 0; j < PANELS; j++) {
         const int p = (j + LEAVES) % PANELS;
-        if (j == PANELS - LEAVES) barrier_wait(b.o_free(c), empty<R::STAGES>(c));
+        if (j == PANELS - LEAVES) mbarrier_wait(b.o_free(c), empty<R::STAGES>(c));
         copy_panel<64, C, GROUP>(m.dO[s] + p * PANEL, (const bf16 *)a.dout + at + 64 * p, a.HV * R::V, n, i);
     }
     if (i < GATES / 4) copy_async(m.gates[c % R::ALL_GATES] + 4 * i, a.gates + (int64_t)item * GATES + 4 * i);
-    copy_arrive(b.a_there(c));
+    copy_async_arrive(b.a_there(c));
 }
 /* In the order in which places become free: those of q and k before dh's and v_new's, where there are two. */
 template <class R>
@@ -188,15 +192,15 @@ static __device__ __forceinline__ void load_all(R &m, const marks<R> &b, const s
         for (int p = 0; p < PANELS; p++) {
             const int x = c * PANELS + p;
             load_dh<R>(m, b, w, dh + p * panel, x, i);
-            barrier_wait(b.v_free(x), empty<marks<R>::V_PANELS>(x));
+            mbarrier_wait(b.v_free(x), empty<marks<R>::V_PANELS>(x));
             copy_panel<64, C, GROUP>(m.v_new[c % R::NEW] + p * PANEL, (const bf16 *)a.v_new + at + 64 * p,
                                      a.HV * R::V, n, i);
         }
-        copy_arrive(b.v_there(c));
+        copy_async_arrive(b.v_there(c));
         if (R::KEYS == 1) load_qk<R>(m, b, a, at_k, n, c, i);
         at_k += (int64_t)C * a.H * a.K;
         dh += (int64_t)a.HV * PANELS * panel;
-        if (i < PANELS && w.chunk + c + 1 < w.last) ask_ahead(dh + i * panel, R::BLOCK * (int)sizeof(bf16));
+        if (i < PANELS && w.chunk + c + 1 < w.last) prefetch_l2(dh + i * panel, R::BLOCK * (int)sizeof(bf16));
     }
 }
 
@@ -229,7 +233,7 @@ template <class R> static __device__ __forceinline__ void scale_values(R &m, int
             store_wide(v + p * PANEL + r * 64 + i % 8 * 8, x);
         }
     }
-    operands_written();
+    fence_proxy_async();
 }
 /* dv = beta X2 and v.X2, of half of the rows where two blocks share the chunk. A thread has 16 bytes of every
  * 32 columns of a row, of which ON_WAY are on their way from memory. */
@@ -302,26 +306,26 @@ static __device__ __forceinline__ void take_along(R &m, const marks<R> &b, const
     values<R> v;
     m.vx[i / C][i % C] = 0;
     v.ask(a, w, 0, i);
-    barrier(4, GROUP); /* the sums start from 0 */
+    named_barrier_sync(4, GROUP); /* the sums start from 0 */
     for (int c = 0; c < w.chunks; c++) {
         const int n = rows_of(w, c);
         const int64_t item = (int64_t)(w.chunk + c) * a.HV + w.hv;
         const int64_t out = row_of(a, w, c) * a.K + w.tile * R::KT;
-        barrier_wait(b.a_there(c), full<R::STAGES>(c));
+        mbarrier_wait(b.a_there(c), full<R::STAGES>(c));
         v.take(m, a, w, c, i);
-        warp_arrive(b.x_free(c));
-        barrier_wait(b.scores_done(), full<1>(c));
+        mbarrier_arrive_warp(b.x_free(c));
+        mbarrier_wait(b.scores_done(), full<1>(c));
         scale_values<R>(m, c, i);
-        warp_arrive(b.v_ready());
-        barrier_wait(b.dq_there(c), full<2>(c));
+        mbarrier_arrive_warp(b.v_ready());
+        mbarrier_wait(b.dq_there(c), full<2>(c));
         store_panels<R::W>(a.dq_head + out, m.dO[c % R::STAGES], stride, n, i);
-        warp_arrive(b.o_free(c));
-        barrier(4, GROUP); /* v.X2 is there */
+        mbarrier_arrive_warp(b.o_free(c));
+        named_barrier_sync(4, GROUP); /* v.X2 is there */
         v.ask(a, w, c + 1, i);
-        barrier_wait(b.dk_there(), full<1>(c));
+        mbarrier_wait(b.dk_there(), full<1>(c));
         store_panels<R::W>(a.dk_head + out, m.q[c % R::KEYS], stride, n, i);
         leave_sums<R>(m, a.sums + ((int64_t)w.tile * a.items + item) * SUMS, c, i);
-        warp_arrive(b.qk_free(c));
+        mbarrier_arrive_warp(b.qk_free(c));
     }
 }
 #endif

@@ -32,7 +32,7 @@ struct work {
 static struct work carve(const struct hl_gdn *a, real *p) {
     const real *base = p;
     struct work w = {.a = a, .ldv = gdn_ld(a->V)};
-    w.x.mm = gdn_take(&p, HL_MM_SCRATCH);
+    w.x.mm = gdn_take(&p, HL_SMALL_GEMM_SCRATCH);
     w.x.X = gdn_take(&p, 2 * C * gdn_ld(a->K));
     w.x.P = gdn_take(&p, 2 * C * C);
     w.x.D = gdn_take(&p, C * C);
@@ -59,10 +59,10 @@ static void solve(struct work *w) {
         row_copy(w->v_new + i * w->ldv, (const real *)a->v_new + at * a->V + i * ld, a->V);
     }
     if (!w->last) {
-        struct hl_mm p = {.M = n, .N = a->V, .K = a->K, .alpha = 1, .C = w->dv_new, .ldc = w->ldv};
+        struct hl_small_gemm p = {.M = n, .N = a->V, .K = a->K, .alpha = 1, .C = w->dv_new, .ldc = w->ldv};
         p.A = x->X + n * x->ldx, p.ai = x->ldx, p.ak = 1;
         p.B = w->dh, p.bk = a->V, p.bn = 1;
-        HL_OP(mm)(&p, x->mm);
+        HL_OP(small_gemm)(&p, x->mm);
         for (int64_t i = 0; i < n; i++)
             row_scale(w->dv_new + i * w->ldv, w->dv_new + i * w->ldv, x->eL[i], a->V);
     }
@@ -120,19 +120,20 @@ static void through_states(struct work *w, const real *h) {
     struct gdn_chunk *x = &w->x;
     int64_t n = x->n, K = a->K, V = a->V;
     real scale = 1 / R_SQRT((real)K), *dK = w->dX + n * x->ldx;
-    struct hl_mm p = {.N = K, .K = V, .alpha = 1, .ldc = x->ldx, .ai = w->ldv, .ak = 1, .bk = 1, .bn = V};
+    struct hl_small_gemm p = {
+        .N = K, .K = V, .alpha = 1, .ldc = x->ldx, .ai = w->ldv, .ak = 1, .bk = 1, .bn = V};
     if (!w->first) {
         for (int64_t i = 0; i < n; i++) {
             row_scale(w->Z + i * w->ldv, w->Y + i * w->ldv, scale * x->eG[i], V);
             row_scale(w->Z + (n + i) * w->ldv, w->Y + (n + i) * w->ldv, -x->eG[i], V);
         }
         p.M = 2 * n, p.A = w->Z, p.B = h, p.C = w->dX;
-        HL_OP(mm)(&p, x->mm);
+        HL_OP(small_gemm)(&p, x->mm);
     } else memset(w->dX, 0, (size_t)(2 * n * x->ldx) * sizeof *w->dX);
     if (!w->last) {
         for (int64_t i = 0; i < n; i++) row_scale(w->v_new + i * w->ldv, w->v_new + i * w->ldv, x->eL[i], V);
         p.M = n, p.A = w->v_new, p.B = w->dh, p.C = w->U;
-        HL_OP(mm)(&p, x->mm);
+        HL_OP(small_gemm)(&p, x->mm);
     }
     for (int64_t i = 0; i < n; i++) {
         const real *q = x->X + i * x->ldx, *k = x->X + (n + i) * x->ldx;
@@ -175,10 +176,11 @@ static void step_back(struct work *w, const real *h) {
     w->hdh *= (double)x->end;
     for (int64_t i = 0; i < n; i++)
         row_scale(w->Z + (n + i) * w->ldv, w->Z + (n + i) * w->ldv, x->beta[i], V);
-    struct hl_mm p = {.M = a->K, .N = V, .K = 2 * n, .alpha = 1, .C = w->dh, .ldc = V, .add = !w->last};
+    struct hl_small_gemm p = {
+        .M = a->K, .N = V, .K = 2 * n, .alpha = 1, .C = w->dh, .ldc = V, .add = !w->last};
     p.A = x->X, p.ai = 1, p.ak = x->ldx;
     p.B = w->Z, p.bk = w->ldv, p.bn = 1;
-    HL_OP(mm)(&p, x->mm);
+    HL_OP(small_gemm)(&p, x->mm);
 }
 
 /* add: dq and dk hold the sum over the value heads of the group before this one */
@@ -233,8 +235,8 @@ static void task(void *ctx, int64_t i, int worker) {
     for (int64_t r = 0; r < group; r++) walk_back(&w, i / j->a->H, i % j->a->H * group + r, r > 0);
 }
 
-void HL_OP(gdn_backward)(struct hl_pool *pool, const struct hl_gdn *a) {
-    struct job j = {.pool = pool, .a = a};
+void HL_OP(gdn_backward)(struct hl_backend *backend, const struct hl_gdn *a) {
+    struct job j = {.pool = hl_backend_pool(backend), .a = a};
     HL_ASSERT(a->HV % a->H == 0 && a->h && a->v_new && a->A);
-    hl_pool_run(pool, a->rows->n * a->H, task, &j);
+    hl_pool_run(hl_backend_pool(backend), a->rows->n * a->H, task, &j);
 }

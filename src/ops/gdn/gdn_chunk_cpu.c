@@ -27,7 +27,7 @@ struct work {
 static struct work carve(const struct hl_gdn *a, real *p) {
     const real *base = p;
     struct work w = {.ldv = gdn_ld(a->V)};
-    w.x.mm = gdn_take(&p, HL_MM_SCRATCH);
+    w.x.mm = gdn_take(&p, HL_SMALL_GEMM_SCRATCH);
     w.x.X = gdn_take(&p, 2 * C * gdn_ld(a->K));
     w.x.P = gdn_take(&p, 2 * C * C);
     w.x.D = gdn_take(&p, C * C);
@@ -47,11 +47,11 @@ static void read_state(const struct span *p, struct work *w, const real *h) {
     const real *v = (const real *)a->v + at;
     real *out = (real *)a->out + at, *r = w->Y + n * w->ldv, scale = 1 / R_SQRT((real)a->K);
     if (h) {
-        struct hl_mm mm = {.M = 2 * n, .N = p->cols, .K = a->K, .alpha = 1, .ldc = w->ldv};
+        struct hl_small_gemm mm = {.M = 2 * n, .N = p->cols, .K = a->K, .alpha = 1, .ldc = w->ldv};
         mm.A = x->X, mm.ai = x->ldx, mm.ak = 1;
         mm.B = h, mm.bk = a->V, mm.bn = 1;
         mm.C = w->Y;
-        HL_OP(mm)(&mm, x->mm);
+        HL_OP(small_gemm)(&mm, x->mm);
     }
     for (int64_t i = 0; i < n; i++) {
         if (h) row_residual(r + i * w->ldv, v + i * ld, x->beta[i], x->eG[i], p->cols);
@@ -75,11 +75,11 @@ static void write_state(const struct span *p, struct work *w, const real *h, rea
         row_scale(w->v_new + i * w->ldv, w->v_new + i * w->ldv, x->eL[i], p->cols);
     if (h && (h != next || a->g))
         for (int64_t i = 0; i < a->K; i++) row_scale(next + i * a->V, h + i * a->V, x->end, p->cols);
-    struct hl_mm mm = {.M = a->K, .N = p->cols, .K = x->n, .alpha = 1, .ldc = a->V, .add = h != NULL};
+    struct hl_small_gemm mm = {.M = a->K, .N = p->cols, .K = x->n, .alpha = 1, .ldc = a->V, .add = h != NULL};
     mm.A = x->X + x->n * x->ldx, mm.ai = 1, mm.ak = x->ldx;
     mm.B = w->v_new, mm.bk = w->ldv, mm.bn = 1;
     mm.C = next;
-    HL_OP(mm)(&mm, x->mm);
+    HL_OP(small_gemm)(&mm, x->mm);
 }
 
 /* What else leaves the chunk: m (or its sums) and, for the backward pass, v_new and A. */
@@ -192,17 +192,18 @@ static void run_split(struct job *j) {
     }
 }
 
-void HL_OP(gdn_forward)(struct hl_pool *pool, const struct hl_gdn *a) {
+void HL_OP(gdn_forward)(struct hl_backend *backend, const struct hl_gdn *a) {
     real sums[PARTS];
-    struct job j = {.pool = pool, .p.a = a, .tiles = hl_pieces(a->V, GDN_TILE), .sums = sums};
+    struct job j = {
+        .pool = hl_backend_pool(backend), .p.a = a, .tiles = hl_pieces(a->V, GDN_TILE), .sums = sums};
     int64_t segs = 0;
     HL_ASSERT(a->HV % a->H == 0 && !a->h == !a->v_new && !a->h == !a->A);
     j.window = PARTS / (a->HV * j.tiles) / C * C;
     for (int64_t s = 0; s < a->rows->n; s++) segs += gdn_chunked(a, &a->rows->seg[s]);
-    if (segs < a->rows->n) HL_OP(gdn_step)(pool, a);
+    if (segs < a->rows->n) HL_OP(gdn_step)(hl_backend_pool(backend), a);
     if (segs == 0) return;
     if (!worth_splitting(&j, segs)) {
-        hl_pool_run(pool, a->rows->n * a->HV, whole_task, &j);
+        hl_pool_run(hl_backend_pool(backend), a->rows->n * a->HV, whole_task, &j);
         return;
     }
     for (j.p.s = 0; j.p.s < a->rows->n; j.p.s++)

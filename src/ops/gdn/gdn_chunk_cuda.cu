@@ -9,7 +9,8 @@
  * copy in shared memory is an operand. Of everything with 64 rows warp w has 16 from 16 (w % 4), and the
  * same columns. Three barriers a chunk: r is there, v_new is there, the next S is there. What comes next
  * is copied in behind the arithmetic. Nothing but v_new leaves: no state is ever stored. */
-#include "cuda/early.cuh"
+#include "ops/cuda_ops.cuh"
+#include "cuda/pdl.cuh"
 #include "ops/gdn/gdn_prep_cuda.cuh"
 
 #ifndef HL_CUDA_F32
@@ -97,8 +98,8 @@ static __device__ __forceinline__ void read_state(const bf16 *k, const bf16 *q, 
 #pragma unroll 2
     for (int c = 0; c < K; c += 16) {
         uint32_t ak[4], aq[4], b[VT / 16][2];
-        frag_a<K>(ak, k, warp % 4 * 16, c);
-        frag_a<K>(aq, q, warp % 4 * 16, c);
+        tile_load_a<K>(ak, k, warp % 4 * 16, c);
+        tile_load_a<K>(aq, q, warp % 4 * 16, c);
         frags<VT>(b, S, c, warp / 4 * (VT / 2));
 #pragma unroll
         for (int n = 0; n < VT / 16; n++) {
@@ -126,7 +127,7 @@ static __device__ __forceinline__ void write_state(const bf16 *k, const bf16 *v_
 #pragma unroll
         for (int m = 0; m < K / 64; m++) {
             uint32_t a[4];
-            frag_a_turned<K>(a, k, c, warp % 4 * (K / 4) + 16 * m);
+            tile_load_a_trans<K>(a, k, c, warp % 4 * (K / 4) + 16 * m);
 #pragma unroll
             for (int n = 0; n < VT / 16; n++) mma_bf16(S[m][n], a, b[n]);
         }
@@ -280,8 +281,8 @@ static __global__ void __launch_bounds__(THREADS, sizeof(struct room<K, VT, BUF>
     const int chunks = a.chunk_first[s + 1] - w.first;
     float *kept = seg.state ? (float *)(seg.state + a.S_off) + (int64_t)hv * K * a.V + w.col : NULL;
     float S[K / 64][VT / 16][4];
-    wait_for_others();
-    let_others_start();
+    pdl_wait();
+    pdl_trigger();
     load_chunk(x, a, w, 0);
     copy_commit();
     state_in<K, VT>(S, kept, a.V);
@@ -348,15 +349,15 @@ static int64_t shared_limit(void) {
 
 template <int K, int VT, int BUF>
 static void launch_walk(struct hl_cuda *c, const struct args *a, int64_t segments) {
-    launch_early(c, walk_chunks<K, VT, BUF>, (unsigned)(segments * a->HV * a->tiles), THREADS,
-                 sizeof(struct room<K, VT, BUF>), *a);
+    launch_pdl(c, walk_chunks<K, VT, BUF>, (unsigned)(segments * a->HV * a->tiles), THREADS,
+               sizeof(struct room<K, VT, BUF>), *a);
 }
 
 #endif
 
 /* Wide tiles while they fill the chip: q and k are read once per tile. Chips before Hopper have not the
  * shared memory for the widest. */
-extern "C" bool HL_OP(gdn_chunk)(struct hl_pool *pool, const struct hl_gdn *a) {
+extern "C" bool HL_OP(gdn_chunk)(struct hl_backend *backend, const struct hl_gdn *a) {
 #ifdef HL_CUDA_F32
     return false;
 #else
@@ -368,13 +369,13 @@ extern "C" bool HL_OP(gdn_chunk)(struct hl_pool *pool, const struct hl_gdn *a) {
     const int64_t tiles = a->V / VT, square = rows * CHUNK * (int64_t)sizeof(bf16);
     const int64_t gates = a->rows->dev->chunks * a->HV * GATES * (int64_t)sizeof(float);
     const int64_t sums = tiles > 1 ? tiles * rows * (int64_t)sizeof(float) : 0;
-    struct hl_cuda *c = hl_cuda_of(pool);
+    struct hl_cuda *c = hl_cuda_of(backend);
     char *room = (char *)hl_cuda_scratch(c, (a->A ? 1 : 2) * square + gates + sums);
     if (!room) return true;
     struct gdn_prep p = {(bf16 *)a->A, (bf16 *)room, (float *)(room + square)};
     room += square + gates;
     if (!p.A) p.A = (bf16 *)room, room += square;
-    HL_OP(gdn_prep)(pool, a, &p);
+    HL_OP(gdn_prep)(backend, a, &p);
     struct args x = {(const bf16 *)a->q, (const bf16 *)a->k, (const bf16 *)a->v, p.A, p.P, p.gates};
     x.out = (bf16 *)a->out, x.v_new = (bf16 *)a->v_new;
     x.m = a->m, x.sums = sums ? (float *)room : NULL;
@@ -389,7 +390,7 @@ extern "C" bool HL_OP(gdn_chunk)(struct hl_pool *pool, const struct hl_gdn *a) {
     else if (VT == 64) launch_walk<64, 64, 2>(c, &x, a->rows->n);
     else if (VT == 32) launch_walk<64, 32, 2>(c, &x, a->rows->n);
     else launch_walk<64, 16, 2>(c, &x, a->rows->n);
-    if (sums) HL_OP(gdn_scores)(pool, a->m, x.sums, tiles, rows);
+    if (sums) HL_OP(gdn_scores)(backend, a->m, x.sums, tiles, rows);
     return true;
 #endif
 }

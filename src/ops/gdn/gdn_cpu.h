@@ -2,7 +2,7 @@
  * (docs/math.md), its scores and its inverse, products with triangles, and loops over one row. */
 #ifndef HL_GDN_CPU_H
 #define HL_GDN_CPU_H
-#include "ops/matmul/mm.h"
+#include "ops/linear/small_gemm.h"
 #include "ops/simd.h"
 
 enum {
@@ -26,7 +26,8 @@ static inline real *gdn_take(real **p, int64_t n) {
 }
 /* reals of scratch that forward and backward carve their parts from */
 static inline int64_t gdn_scratch_reals(int64_t K, int64_t V) {
-    return HL_MM_SCRATCH + K * V + 16 + 6 * HL_CHUNK * (gdn_ld(K) + gdn_ld(V)) + 8 * HL_CHUNK * HL_CHUNK;
+    return HL_SMALL_GEMM_SCRATCH + K * V + 16 + 6 * HL_CHUNK * (gdn_ld(K) + gdn_ld(V)) +
+           8 * HL_CHUNK * HL_CHUNK;
 }
 
 struct gdn_chunk {

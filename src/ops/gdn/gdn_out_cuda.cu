@@ -2,7 +2,8 @@
  *     out = K^{-1/2} exp(G) q h + P v_new
  * A block has a chunk and VT columns of a value head; 16 rows and half of the columns a warp. Floor: h
  * is read once. */
-#include "cuda/early.cuh"
+#include "ops/cuda_ops.cuh"
+#include "cuda/pdl.cuh"
 #include "ops/gdn/gdn_prep_cuda.cuh"
 
 #ifndef HL_CUDA_F32
@@ -13,7 +14,7 @@ struct args {
     struct gdn_out p;
     const bf16 *q;
     bf16 *out;
-    const struct hl_piece *chunk;
+    const struct hl_dev_span *chunk;
     const int32_t *chunk_first;
     int H, HV, V;
 };
@@ -38,7 +39,7 @@ template <int K> static __global__ void __launch_bounds__(THREADS) read_out(cons
     struct room<K> &x = *(struct room<K> *)shared_memory();
     const int tiles = a.V / VT, col = blockIdx.x % tiles * VT, hv = blockIdx.x / tiles % a.HV;
     const int64_t c = blockIdx.x / tiles / a.HV;
-    const struct hl_piece p = a.chunk[c];
+    const struct hl_dev_span p = a.chunk[c];
     const int64_t at = (int64_t)p.row * a.HV + hv, stride = (int64_t)a.HV * a.V;
     const int warp = threadIdx.x / 32, rows = warp % 4, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     load_tile<K, THREADS>(x.q, a.q + ((int64_t)p.row * a.H + hv / (a.HV / a.H)) * K, (int64_t)a.H * K, p.len);
@@ -57,7 +58,7 @@ template <int K> static __global__ void __launch_bounds__(THREADS) read_out(cons
 #pragma unroll 4
     for (int k = 0; k < K; k += 16) {
         uint32_t f[4], b[4][2];
-        frag_a<K>(f, x.q, 16 * rows, k);
+        tile_load_a<K>(f, x.q, 16 * rows, k);
         frags<VT>(b, x.h, k, warp / 4 * (VT / 2));
 #pragma unroll
         for (int n = 0; n < 4; n++) mma_bf16(acc[n], f, b[n]);
@@ -77,21 +78,20 @@ template <int K> static __global__ void __launch_bounds__(THREADS) read_out(cons
     __syncwarp();
     store_rows<VT>(a.out + at * a.V + col, x.v_new, stride, p.len);
     if (blockIdx.x + 1 < gridDim.x) return;
-    wait_for_others(); /* who waits for this kernel's end waits for the scan's, too */
+    pdl_wait(); /* who waits for this kernel's end waits for the scan's, too */
 }
 
 template <int K> static void launch_out(struct hl_cuda *c, const struct args *a, int64_t chunks) {
-    launch_early(c, read_out<K>, (unsigned)(chunks * a->HV * (a->V / VT)), THREADS, sizeof(struct room<K>),
-                 *a);
+    launch_pdl(c, read_out<K>, (unsigned)(chunks * a->HV * (a->V / VT)), THREADS, sizeof(struct room<K>), *a);
 }
 
 #endif
 
-extern "C" void HL_OP(gdn_out)(struct hl_pool *pool, const struct hl_gdn *a, const struct gdn_out *p) {
+extern "C" void HL_OP(gdn_out)(struct hl_backend *backend, const struct hl_gdn *a, const struct gdn_out *p) {
 #ifndef HL_CUDA_F32
     struct args x = {*p, (const bf16 *)a->q, (bf16 *)a->out, a->rows->dev->chunk, a->rows->dev->chunk_first};
     x.H = (int)a->H, x.HV = (int)a->HV, x.V = (int)a->V;
-    if (a->K == 128) launch_out<128>(hl_cuda_of(pool), &x, a->rows->dev->chunks);
-    else launch_out<256>(hl_cuda_of(pool), &x, a->rows->dev->chunks);
+    if (a->K == 128) launch_out<128>(hl_cuda_of(backend), &x, a->rows->dev->chunks);
+    else launch_out<256>(hl_cuda_of(backend), &x, a->rows->dev->chunks);
 #endif
 }

@@ -87,22 +87,22 @@ void HL_OP(gdn_inverse)(const struct gdn_chunk *x, real *A) {
 void HL_OP(gdn_tri)(const struct gdn_tri *t, real *mm) {
     for (int64_t i = 0; i < t->n; i += STRIP) {
         int64_t m = t->n - i < STRIP ? t->n - i : STRIP;
-        struct hl_mm p = {.M = m, .N = t->N, .K = i + m, .alpha = 1, .add = t->add};
+        struct hl_small_gemm p = {.M = m, .N = t->N, .K = i + m, .alpha = 1, .add = t->add};
         p.A = t->T + i * t->ldt, p.ai = t->ldt, p.ak = 1;
         p.B = t->B, p.bk = t->ldb, p.bn = 1;
         p.C = t->C + i * t->ldc, p.ldc = t->ldc;
-        HL_OP(mm)(&p, mm);
+        HL_OP(small_gemm)(&p, mm);
     }
 }
 
 void HL_OP(gdn_tri_turned)(const struct gdn_tri *t, real *mm) {
     for (int64_t i = 0; i < t->n; i += STRIP) {
         int64_t m = t->n - i < STRIP ? t->n - i : STRIP;
-        struct hl_mm p = {.M = m, .N = t->N, .K = t->n - i, .alpha = 1, .add = t->add};
+        struct hl_small_gemm p = {.M = m, .N = t->N, .K = t->n - i, .alpha = 1, .add = t->add};
         p.A = t->T + i * t->ldt + i, p.ai = 1, p.ak = t->ldt;
         p.B = t->B + i * t->ldb, p.bk = t->ldb, p.bn = 1;
         p.C = t->C + i * t->ldc, p.ldc = t->ldc;
-        HL_OP(mm)(&p, mm);
+        HL_OP(small_gemm)(&p, mm);
     }
 }
 
@@ -110,17 +110,17 @@ void HL_OP(gdn_lower)(real *out, const real *Y, int64_t ldy, const real *B, int6
                       real *mm) {
     /* columns [0, half) need all rows, the others the later ones */
     int64_t half = n < HL_PANEL ? n : HL_PANEL;
-    struct hl_mm p = {.M = 2 * n, .N = half, .K = N, .alpha = 1, .ldc = C};
+    struct hl_small_gemm p = {.M = 2 * n, .N = half, .K = N, .alpha = 1, .ldc = C};
     p.A = Y, p.ai = ldy, p.ak = 1;
     p.B = B, p.bk = 1, p.bn = ldb;
     p.C = out;
-    HL_OP(mm)(&p, mm);
+    HL_OP(small_gemm)(&p, mm);
     if (half == n) return;
     p.M = p.N = n - half;
     p.B = B + half * ldb;
     for (int64_t i = half; i < 2 * n; i += n) {
         p.A = Y + i * ldy;
         p.C = out + i * C + half;
-        HL_OP(mm)(&p, mm);
+        HL_OP(small_gemm)(&p, mm);
     }
 }

@@ -4,6 +4,7 @@
  * A warp owns COLS columns of one value head's state and walks a segment; lane l holds rows l, l + 32,
  * ... of them in registers. No shared memory, no barrier. Cost: one warp-wide sum per column and token
  * for each of k^T S, q^T S. */
+#include "ops/cuda_ops.cuh"
 #include "ops/gdn/gdn_prep_cuda.cuh"
 
 enum { COLS = 4, WARPS = 4, ROWS = 16, /* a lane's rows: K <= 512 */ STEP = 16 };
@@ -86,9 +87,9 @@ template <int R> static __global__ void __launch_bounds__(32 * WARPS) walk_token
         }
 }
 
-extern "C" void HL_OP(gdn_plain)(struct hl_pool *pool, const struct hl_gdn *a) {
+extern "C" void HL_OP(gdn_plain)(struct hl_backend *backend, const struct hl_gdn *a) {
     const int64_t rows = a->rows->T * a->HV, tiles = (a->V + COLS - 1) / COLS;
-    struct hl_cuda *c = hl_cuda_of(pool);
+    struct hl_cuda *c = hl_cuda_of(backend);
     HL_ASSERT(a->K <= 32 * ROWS);
     struct args x = {(const act *)a->q, (const act *)a->k, (const act *)a->v, a->g, a->beta};
     x.out = (act *)a->out, x.v_new = (act *)a->v_new;
@@ -102,7 +103,7 @@ extern "C" void HL_OP(gdn_plain)(struct hl_pool *pool, const struct hl_gdn *a) {
     else if (a->K <= 128) launch(c, walk_tokens<4>, blocks, 32 * WARPS, 0, x);
     else if (a->K <= 256) launch(c, walk_tokens<8>, blocks, 32 * WARPS, 0, x);
     else launch(c, walk_tokens<ROWS>, blocks, 32 * WARPS, 0, x);
-    HL_OP(gdn_scores)(pool, a->m, x.sums, tiles, rows);
+    HL_OP(gdn_scores)(backend, a->m, x.sums, tiles, rows);
 }
 
 /* ---- A for the backward pass: thread j has column j of k k^T, then of the inverse ---- */
@@ -111,16 +112,16 @@ struct inverse {
     const act *k;
     const float *g, *beta;
     act *A;
-    const struct hl_piece *chunk;
+    const struct hl_dev_span *chunk;
     int H, HV, K;
 };
 
 static __global__ void __launch_bounds__(CHUNK) inverse_chunk(const struct inverse a) {
     __shared__ struct gdn_decay d;
-    __shared__ float k[STEP][CHUNK]; /* a few columns of k, turned */
-    __shared__ __align__(16) float turned[CHUNK * INVERSE_LD];
+    __shared__ float k[STEP][CHUNK]; /* a few columns of k, trans */
+    __shared__ __align__(16) float trans[CHUNK * INVERSE_LD];
     const int hv = blockIdx.x % a.HV, hk = hv / (a.HV / a.H), j = threadIdx.x;
-    const struct hl_piece p = a.chunk[blockIdx.x / a.HV];
+    const struct hl_dev_span p = a.chunk[blockIdx.x / a.HV];
     const int64_t b = (int64_t)p.row * a.HV + hv;
     float x[CHUNK];
     if (threadIdx.x < 32) load_decay(&d, a.g ? a.g + b : NULL, a.beta + b, a.HV, p.len);
@@ -137,7 +138,7 @@ static __global__ void __launch_bounds__(CHUNK) inverse_chunk(const struct inver
     }
 #pragma unroll
     for (int i = 0; i < CHUNK; i++)
-        if (i > j) turned[j * INVERSE_LD + i] = d.beta[i] * x[i] * decay_between(&d, i, j);
+        if (i > j) trans[j * INVERSE_LD + i] = d.beta[i] * x[i] * decay_between(&d, i, j);
     __syncthreads();
     /* column j of the inverse by forward substitution */
 #pragma unroll
@@ -145,14 +146,14 @@ static __global__ void __launch_bounds__(CHUNK) inverse_chunk(const struct inver
 #pragma unroll
     for (int n = 0; n < CHUNK - 1; n++)
 #pragma unroll
-        for (int i = n + 1; i < CHUNK; i++) x[i] -= turned[n * INVERSE_LD + i] * x[n];
+        for (int i = n + 1; i < CHUNK; i++) x[i] -= trans[n * INVERSE_LD + i] * x[n];
     for (int i = 0; i < CHUNK; i++)
         if (i < p.len) put(a.A + (b + (int64_t)i * a.HV) * CHUNK + j, x[i]);
 }
 
-extern "C" void HL_OP(gdn_plain_inverse)(struct hl_pool *pool, const struct hl_gdn *a) {
+extern "C" void HL_OP(gdn_plain_inverse)(struct hl_backend *backend, const struct hl_gdn *a) {
     const struct hl_dev_rows *rows = a->rows->dev;
     const struct inverse x = {(const act *)a->k, a->g,      a->beta,    (act *)a->A,
                               rows->chunk,       (int)a->H, (int)a->HV, (int)a->K};
-    launch(hl_cuda_of(pool), inverse_chunk, (unsigned)(rows->chunks * a->HV), CHUNK, 0, x);
+    launch(hl_cuda_of(backend), inverse_chunk, (unsigned)(rows->chunks * a->HV), CHUNK, 0, x);
 }

@@ -2,7 +2,8 @@
  * value head
  *     A = (I + L)^-1,  L = stril(diag(beta) (k k^T) .* D)      P = K^{-1/2} tril((q k^T) .* D)
  * and the gates, all that does not depend on the state. Floor: k and q read once, A and P written once. */
-#include "cuda/early.cuh"
+#include "ops/cuda_ops.cuh"
+#include "cuda/pdl.cuh"
 #include "ops/gdn/gdn_prep_cuda.cuh"
 
 enum { HALF = 128, THREADS = 2 * HALF, SCORE_THREADS = 256, PANEL = CHUNK * 64 };
@@ -13,14 +14,14 @@ struct args {
     bf16 *A, *P;
     float *gates;
     int *ready;
-    const struct hl_piece *chunk;
+    const struct hl_dev_span *chunk;
     int H, HV, items; /* chunks times HV */
 };
 
 /* k and q in panels of 64 columns */
 template <int K> struct room {
     bf16 k[CHUNK * K], q[CHUNK * K], P[CHUNK * CHUNK];
-    float L[CHUNK * INVERSE_LD], A[CHUNK * INVERSE_LD]; /* L turned */
+    float L[CHUNK * INVERSE_LD], A[CHUNK * INVERSE_LD]; /* L trans */
     struct gdn_decay d[2];
 };
 
@@ -29,7 +30,7 @@ struct item {
     int row, len, hv;
 };
 static __device__ __forceinline__ struct item item_of(const struct args &a, int n) {
-    const struct hl_piece p = a.chunk[n / a.HV];
+    const struct hl_dev_span p = a.chunk[n / a.HV];
     return {(int)p.row, p.len, n % a.HV};
 }
 template <int K>
@@ -59,12 +60,12 @@ static __device__ __forceinline__ void scores(const bf16 *x, const bf16 *k, floa
     for (int n = 0; n < 8; n++)
 #pragma unroll
         for (int i = 0; i < 4; i++) acc[n][i] = 0.0f;
-    products_begin<8>(acc);
+    wgmma_begin<8>(acc);
 #pragma unroll
     for (int n = 0; n < K / 16; n++)
-        product<CHUNK>(acc, operand<64, false>{x + n / 4 * PANEL, 0, n % 4 * 16},
-                       operand<64, false>{k + n / 4 * PANEL, 0, n % 4 * 16});
-    products_end<8>(acc);
+        wgmma_ss<CHUNK>(acc, operand<64, false>{x + n / 4 * PANEL, 0, n % 4 * 16},
+                        operand<64, false>{k + n / 4 * PANEL, 0, n % 4 * 16});
+    wgmma_end<8>(acc);
 }
 
 /* P, of the warp's rows, to memory by way of `tile` */
@@ -91,8 +92,8 @@ static __device__ __forceinline__ void write_P(const struct gdn_decay *d, float 
     }
 }
 
-/* L, of the warp's rows, turned */
-static __device__ __forceinline__ void write_L(const struct gdn_decay *d, float acc[8][4], float *turned) {
+/* L, of the warp's rows, trans */
+static __device__ __forceinline__ void write_L(const struct gdn_decay *d, float acc[8][4], float *trans) {
     const int rows = threadIdx.x / 32 % 4, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
     for (int n = 0; n < 8; n++)
@@ -100,7 +101,7 @@ static __device__ __forceinline__ void write_L(const struct gdn_decay *d, float 
         for (int i = 0; i < 4; i++) {
             const int row = 16 * rows + g + 8 * (i / 2), col = 8 * n + 2 * t + i % 2;
             if (n / 2 > rows) continue;
-            turned[col * INVERSE_LD + row] =
+            trans[col * INVERSE_LD + row] =
                 row > col ? d->beta[row] * decay_between(d, row, col) * acc[n][i] : 0.0f;
         }
 }
@@ -110,7 +111,7 @@ static __device__ __forceinline__ void write_L(const struct gdn_decay *d, float 
  * of blocks of 16 and of 32. Of what is below, a warp has 8 columns, which need no others. ---- */
 
 /* warp b: block (b, b), a column of it in each of 16 lanes */
-static __device__ __forceinline__ void invert_diagonal(const float *turned, float *A, int b) {
+static __device__ __forceinline__ void invert_diagonal(const float *trans, float *A, int b) {
     const int col = threadIdx.x % 16;
     float x[16];
 #pragma unroll
@@ -119,7 +120,7 @@ static __device__ __forceinline__ void invert_diagonal(const float *turned, floa
     for (int j = 0; j < 15; j++)
 #pragma unroll
         for (int i = (j + 1) / 4 * 4; i < 16; i += 4) { /* zeros come first where i <= j */
-            const float4 L = *(const float4 *)(turned + (16 * b + j) * INVERSE_LD + 16 * b + i);
+            const float4 L = *(const float4 *)(trans + (16 * b + j) * INVERSE_LD + 16 * b + i);
             x[i] -= L.x * x[j], x[i + 1] -= L.y * x[j], x[i + 2] -= L.z * x[j], x[i + 3] -= L.w * x[j];
         }
     if (threadIdx.x % 32 < 16)
@@ -152,7 +153,7 @@ static __device__ __forceinline__ void write_block(float *A, const float acc[4],
 /* N x N blocks below the diagonal, at block (at + N, at), 8 columns from `col` of them on; L X^-1 waits where
  * the result will be */
 template <int N>
-static __device__ __forceinline__ void invert_below(const float *turned, float *A, int at, int col) {
+static __device__ __forceinline__ void invert_below(const float *trans, float *A, int at, int col) {
     float acc[N][4] = {}, last[N][4] = {}, *X = A + 16 * at * INVERSE_LD + 16 * at + col;
     const float *Y = A + 16 * (at + N) * (INVERSE_LD + 1);
 #pragma unroll
@@ -160,7 +161,7 @@ static __device__ __forceinline__ void invert_below(const float *turned, float *
 #pragma unroll
         for (int k = 0; k < N; k++)
             if (k >= col / 16)
-                block_product(acc[i], turned + 16 * (at + k) * INVERSE_LD + 16 * (at + N + i), 1, INVERSE_LD,
+                block_product(acc[i], trans + 16 * (at + k) * INVERSE_LD + 16 * (at + N + i), 1, INVERSE_LD,
                               X + 16 * k * INVERSE_LD);
     X += 16 * N * INVERSE_LD;
 #pragma unroll
@@ -195,13 +196,13 @@ static __device__ __forceinline__ void invert(const struct gdn_decay *d, float a
                                               bf16 *to, int64_t stride, int len) {
     const int warp = threadIdx.x / 32;
     write_L(d, acc, L);
-    barrier(1, HALF);
+    named_barrier_sync(1, HALF);
     invert_diagonal(L, A, warp);
-    barrier(1, HALF);
+    named_barrier_sync(1, HALF);
     invert_below<1>(L, A, warp / 2 * 2, warp % 2 * 8);
-    barrier(1, HALF);
+    named_barrier_sync(1, HALF);
     invert_below<2>(L, A, 0, warp * 8);
-    barrier(1, HALF);
+    named_barrier_sync(1, HALF);
     write_A(A, to, stride, len);
 }
 static __device__ __forceinline__ void write_gates(const struct gdn_decay *d, float *gates, int *ready) {
@@ -217,11 +218,11 @@ static __device__ __forceinline__ void write_gates(const struct gdn_decay *d, fl
 template <int K>
 static __global__ void __launch_bounds__(THREADS, K == 256 ? 2 : 3) prep_chunks(const struct args a) {
     room<K> &x = *(room<K> *)shared_tiles();
-    const int warp = threadIdx.x / 32, group = group_of_warps();
+    const int warp = threadIdx.x / 32, group = warpgroup_index();
     const int64_t stride = (int64_t)a.HV * CHUNK;
     struct item p = item_of(a, blockIdx.x);
-    open_some();
-    let_others_start();
+    named_barrier_init();
+    pdl_trigger();
     load_item(x, a, p);
     if (warp == 4) load_gates(&x.d[0], a, p);
     for (int n = blockIdx.x, i = 0; n < a.items; n += gridDim.x, i ^= 1) {
@@ -231,7 +232,7 @@ static __global__ void __launch_bounds__(THREADS, K == 256 ? 2 : 3) prep_chunks(
         float acc[8][4];
         if (more) p = item_of(a, n + gridDim.x);
         copy_wait<0>();
-        operands_written();
+        fence_proxy_async();
         __syncthreads();
         if (group == 0 || a.P) scores<K>(group == 0 ? x.k : x.q, x.k, acc);
         __syncthreads(); /* k and q are done with */
@@ -251,13 +252,14 @@ template <int K> static void launch_prep(struct hl_cuda *c, const struct args *a
            sizeof(room<K>) + TILES_ROOM, *a);
 }
 
-extern "C" bool HL_OP(gdn_prep)(struct hl_pool *pool, const struct hl_gdn *a, const struct gdn_prep *p) {
+extern "C" bool HL_OP(gdn_prep)(struct hl_backend *backend, const struct hl_gdn *a,
+                                const struct gdn_prep *p) {
     const struct hl_dev_rows *rows = a->rows->dev;
     struct args x = {(const bf16 *)a->q, (const bf16 *)a->k, a->g,    a->beta,
                      (bf16 *)p->A,       (bf16 *)p->P,       p->gates};
     x.ready = p->ready, x.chunk = rows->chunk, x.H = (int)a->H, x.HV = (int)a->HV;
     x.items = (int)(rows->chunks * a->HV);
-    struct hl_cuda *c = hl_cuda_of(pool);
+    struct hl_cuda *c = hl_cuda_of(backend);
     if (HL_ACT_DTYPE != HOLA_BF16) return false;
     if (a->K == 64) launch_prep<64>(c, &x);
     else if (a->K == 128) launch_prep<128>(c, &x);
@@ -269,15 +271,15 @@ extern "C" bool HL_OP(gdn_prep)(struct hl_pool *pool, const struct hl_gdn *a, co
 static __global__ void scores_from_sums(float *m, const float *sums, int64_t tiles, int64_t n) {
     const int64_t i = (int64_t)blockIdx.x * SCORE_THREADS + threadIdx.x;
     float sum = 0.0f;
-    wait_for_others();
-    let_others_start();
+    pdl_wait();
+    pdl_trigger();
     if (i >= n) return;
     for (int64_t t = 0; t < tiles; t++) sum += sums[t * n + i];
     m[i] = sqrtf(sum);
 }
 
-extern "C" void HL_OP(gdn_scores)(struct hl_pool *pool, real *m, const float *sums, int64_t tiles,
+extern "C" void HL_OP(gdn_scores)(struct hl_backend *backend, real *m, const float *sums, int64_t tiles,
                                   int64_t n) {
-    launch_early(hl_cuda_of(pool), scores_from_sums, blocks_for(n, SCORE_THREADS), SCORE_THREADS, 0, m, sums,
-                 tiles, n);
+    launch_pdl(hl_cuda_of(backend), scores_from_sums, blocks_for(n, SCORE_THREADS), SCORE_THREADS, 0, m, sums,
+               tiles, n);
 }

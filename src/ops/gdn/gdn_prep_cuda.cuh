@@ -2,6 +2,7 @@
  * decays of a chunk, and the entry points of the files. */
 #ifndef HL_GDN_PREP_CUH
 #define HL_GDN_PREP_CUH
+#include "ops/cuda_ops.cuh"
 #include "cuda/wgmma.cuh"
 
 enum { CHUNK = HL_CHUNK, GATES = 3 * HL_CHUNK };
@@ -25,22 +26,23 @@ enum { GDN_WINDOW = 8 };
 static inline __host__ __device__ int gdn_window(int c) { return c / GDN_WINDOW * GDN_WINDOW; }
 struct gdn_walk;
 extern "C" {
-bool HL_OP(gdn_prep)(struct hl_pool *pool, const struct hl_gdn *a, const struct gdn_prep *p);
-bool HL_OP(gdn_chunk)(struct hl_pool *pool, const struct hl_gdn *a); /* false: not for these head sizes */
-bool HL_OP(gdn_scan)(struct hl_pool *pool, const struct hl_gdn *a);  /* the same, for few segments */
-bool HL_OP(gdn_long)(struct hl_pool *pool,
+bool HL_OP(gdn_prep)(struct hl_backend *backend, const struct hl_gdn *a, const struct gdn_prep *p);
+bool HL_OP(gdn_chunk)(struct hl_backend *backend,
+                      const struct hl_gdn *a); /* false: not for these head sizes */
+bool HL_OP(gdn_scan)(struct hl_backend *backend, const struct hl_gdn *a); /* the same, for few segments */
+bool HL_OP(gdn_long)(struct hl_backend *backend,
                      const struct hl_gdn *a); /* for few and long ones; false: not these */
-bool HL_OP(gdn_many)(struct hl_pool *pool, const struct hl_gdn *a);
+bool HL_OP(gdn_many)(struct hl_backend *backend, const struct hl_gdn *a);
 /* the states at the cuts of segments that are walked in parts */
 void HL_OP(gdn_split)(struct hl_cuda *c, const struct gdn_walk *a, int64_t K);
-void HL_OP(gdn_out)(struct hl_pool *pool, const struct hl_gdn *a, const struct gdn_out *p);
+void HL_OP(gdn_out)(struct hl_backend *backend, const struct hl_gdn *a, const struct gdn_out *p);
 /* where every segment has a state and few rows */
-bool HL_OP(gdn_step)(struct hl_pool *pool, const struct hl_gdn *a);
-void HL_OP(gdn_plain)(struct hl_pool *pool, const struct hl_gdn *a);
+bool HL_OP(gdn_step)(struct hl_backend *backend, const struct hl_gdn *a);
+void HL_OP(gdn_plain)(struct hl_backend *backend, const struct hl_gdn *a);
 /* fills a->A for any head size */
-void HL_OP(gdn_plain_inverse)(struct hl_pool *pool, const struct hl_gdn *a);
+void HL_OP(gdn_plain_inverse)(struct hl_backend *backend, const struct hl_gdn *a);
 /* m from the sums of squares that the tiles left, [tiles][n], added in the tiles' order */
-void HL_OP(gdn_scores)(struct hl_pool *pool, real *m, const float *sums, int64_t tiles, int64_t n);
+void HL_OP(gdn_scores)(struct hl_backend *backend, real *m, const float *sums, int64_t tiles, int64_t n);
 }
 
 /* one B fragment alone */
@@ -65,7 +67,7 @@ static __device__ __forceinline__ void frags(uint32_t b[VT / 16][2], const bf16 
     if (VT == 16) frag_b_one<VT>(b[0], tile, k0, n0);
     else
 #pragma unroll
-        for (int n = 0; n + 1 < VT / 16; n += 2) frag_b<VT>(b[n], tile, k0, n0 + 8 * n);
+        for (int n = 0; n + 1 < VT / 16; n += 2) tile_load_b<VT>(b[n], tile, k0, n0 + 8 * n);
 }
 
 /* acc += T x, T lower triangular [64][64], for the warp's rows and columns */
@@ -76,7 +78,7 @@ static __device__ __forceinline__ void triangle(const bf16 *T, const bf16 *x, fl
     for (int c = 0; c < 4; c++) {
         uint32_t a[4], b[VT / 16][2];
         if (c > rows) continue;
-        frag_a<CHUNK>(a, T, 16 * rows, 16 * c);
+        tile_load_a<CHUNK>(a, T, 16 * rows, 16 * c);
         frags<VT>(b, x, 16 * c, warp / 4 * (VT / 2));
 #pragma unroll
         for (int n = 0; n < VT / 16; n++) mma_bf16(acc[n], a, b[n]);
@@ -143,7 +145,7 @@ static __device__ __forceinline__ void load_decay(struct gdn_decay *d, const flo
     }
 }
 
-/* L turned (its transpose, strictly upper; what is on and below that diagonal is never read) and the
+/* L trans (its transpose, strictly upper; what is on and below that diagonal is never read) and the
  * inverse are float [64][INVERSE_LD] in shared memory. */
 enum { INVERSE_LD = CHUNK + 4 };
 

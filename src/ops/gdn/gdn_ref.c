@@ -70,8 +70,8 @@ static void forward_head(const struct hl_gdn *a, const struct hl_seg *s, int64_t
     free(e);
 }
 
-void HL_OP(gdn_forward)(struct hl_pool *pool, const struct hl_gdn *a) {
-    (void)pool;
+void HL_OP(gdn_forward)(struct hl_backend *backend, const struct hl_gdn *a) {
+    (void)backend;
     HL_ASSERT(a->HV % a->H == 0);
     for (int64_t s = 0; s < a->rows->n; s++)
         for (int64_t hv = 0; hv < a->HV; hv++) forward_head(a, &a->rows->seg[s], hv);
@@ -132,8 +132,8 @@ static void backward_head(const struct hl_gdn *a, const struct hl_seg *s, int64_
     free(tmp);
 }
 
-void HL_OP(gdn_backward)(struct hl_pool *pool, const struct hl_gdn *a) {
-    (void)pool;
+void HL_OP(gdn_backward)(struct hl_backend *backend, const struct hl_gdn *a) {
+    (void)backend;
     HL_ASSERT(a->HV % a->H == 0);
     for (int64_t s = 0; s < a->rows->n; s++) {
         int64_t row = a->rows->seg[s].row, width = a->H * a->K;

@@ -6,8 +6,9 @@
  * after that first product, k's, A's and P's at the chunk's end, v's when out, which takes its place, is in
  * memory. So there is always something on its way, and neither loads nor stores are waited for one after
  * another. */
+#include "ops/cuda_ops.cuh"
 #include "cuda/limits.cuh"
-#include "ops/gdn/gdn_pieces_cuda.cuh"
+#include "ops/gdn/gdn_pipeline_cuda.cuh"
 #include "ops/gdn/gdn_walk_cuda.cuh"
 
 #ifndef HL_CUDA_F32
@@ -26,36 +27,36 @@ template <int K, int W> struct ring {
 /* The barriers, and the parities of chunk c: that of its buffers' contents, and that of their being free
  * again. */
 template <int DEPTH> struct marks {
-    barrier_at first;
-    __device__ __forceinline__ barrier_at there(int c) const { return barrier_number(first, c % DEPTH); }
-    __device__ __forceinline__ barrier_at q_free(int c) const {
-        return barrier_number(first, DEPTH + c % DEPTH);
+    mbarrier_t first;
+    __device__ __forceinline__ mbarrier_t there(int c) const { return mbarrier_at(first, c % DEPTH); }
+    __device__ __forceinline__ mbarrier_t q_free(int c) const {
+        return mbarrier_at(first, DEPTH + c % DEPTH);
     }
-    __device__ __forceinline__ barrier_at k_free(int c) const {
-        return barrier_number(first, 2 * DEPTH + c % DEPTH);
+    __device__ __forceinline__ mbarrier_t k_free(int c) const {
+        return mbarrier_at(first, 2 * DEPTH + c % DEPTH);
     }
-    __device__ __forceinline__ barrier_at out_there(int c) const {
-        return barrier_number(first, 3 * DEPTH + c % VALUES);
+    __device__ __forceinline__ mbarrier_t out_there(int c) const {
+        return mbarrier_at(first, 3 * DEPTH + c % VALUES);
     }
-    __device__ __forceinline__ barrier_at v_free(int c) const {
-        return barrier_number(first, 3 * DEPTH + VALUES + c % VALUES);
+    __device__ __forceinline__ mbarrier_t v_free(int c) const {
+        return mbarrier_at(first, 3 * DEPTH + VALUES + c % VALUES);
     }
-    __device__ __forceinline__ barrier_at new_there() const {
-        return barrier_number(first, 3 * DEPTH + 2 * VALUES);
+    __device__ __forceinline__ mbarrier_t new_there() const {
+        return mbarrier_at(first, 3 * DEPTH + 2 * VALUES);
     }
-    __device__ __forceinline__ barrier_at new_free() const {
-        return barrier_number(first, 3 * DEPTH + 2 * VALUES + 1);
+    __device__ __forceinline__ mbarrier_t new_free() const {
+        return mbarrier_at(first, 3 * DEPTH + 2 * VALUES + 1);
     }
 };
 /* by one thread */
 template <int W, int DEPTH> static __device__ __forceinline__ void open_marks(const marks<DEPTH> &b) {
     for (int i = 0; i < DEPTH; i++) {
-        barrier_open(b.there(i), LOADERS);
-        barrier_open_warps(b.q_free(i), 4 * W), barrier_open_warps(b.k_free(i), 4 * W);
+        mbarrier_init(b.there(i), LOADERS);
+        mbarrier_init_warps(b.q_free(i), 4 * W), mbarrier_init_warps(b.k_free(i), 4 * W);
     }
     for (int i = 0; i < VALUES; i++)
-        barrier_open_warps(b.out_there(i), 4 * W), barrier_open(b.v_free(i), STORERS);
-    barrier_open_warps(b.new_there(), 4 * W), barrier_open(b.new_free(), STORERS);
+        mbarrier_init_warps(b.out_there(i), 4 * W), mbarrier_init(b.v_free(i), STORERS);
+    mbarrier_init_warps(b.new_there(), 4 * W), mbarrier_init(b.new_free(), STORERS);
 }
 /* ---- those that load: i of LOADERS ---- */
 
@@ -67,11 +68,11 @@ static __device__ __forceinline__ void load_all(ring<K, W> &x, const marks<ring<
         const int n = c % DEPTH;
         const struct rows_of r = rows_at(a, w, c);
         const int64_t qk = ((int64_t)(w.row + c * CHUNK) * a.H + w.hv / (a.HV / a.H)) * K;
-        barrier_wait(b.q_free(c), empty<DEPTH>(c));
+        mbarrier_wait(b.q_free(c), empty<DEPTH>(c));
 #pragma unroll 1
         for (int p = 0; p < K / 64; p++)
             copy_panel<64, CHUNK, LOADERS>(x.kq[n][p] + PANEL, a.q + qk + 64 * p, (int64_t)a.H * K, r.len, i);
-        barrier_wait(b.k_free(c), empty<DEPTH>(c));
+        mbarrier_wait(b.k_free(c), empty<DEPTH>(c));
 #pragma unroll 1
         for (int p = 0; p < K / 64; p++)
             copy_panel<64, CHUNK, LOADERS>(x.kq[n][p], a.k + qk + 64 * p, (int64_t)a.H * K, r.len, i);
@@ -79,12 +80,12 @@ static __device__ __forceinline__ void load_all(ring<K, W> &x, const marks<ring<
         copy_panel<CHUNK, CHUNK, LOADERS>(x.P[n], a.P + r.row * CHUNK, (int64_t)a.HV * CHUNK, r.len, i);
         if (i < GATES / 4)
             copy_async(x.gates[n] + 4 * i, a.gates + ((int64_t)(w.first + c) * a.HV + w.hv) * GATES + 4 * i);
-        barrier_wait(b.v_free(c), empty<VALUES>(c));
+        mbarrier_wait(b.v_free(c), empty<VALUES>(c));
 #pragma unroll 1
         for (int g = 0; g < W; g++)
             copy_panel<64, CHUNK, LOADERS>(x.v[c % VALUES] + g * PANEL, a.v + r.row * a.V + w.col + 64 * g,
                                            (int64_t)a.HV * a.V, r.len, i);
-        copy_arrive(b.there(c));
+        copy_async_arrive(b.there(c));
     }
 }
 
@@ -152,12 +153,12 @@ static __device__ __forceinline__ void store_all(ring<K, W> &x, const marks<ring
                                                  const struct gdn_walk &a, const struct way &w, int i) {
     const pieces<W> p(i);
     for (int c = 0; c < w.chunks; c++) {
-        barrier_wait(b.new_there(), full<1>(c));
+        mbarrier_wait(b.new_there(), full<1>(c));
         store_new<W>(x.v_new, a, w, p, c, i);
-        barrier_arrive(b.new_free());
-        barrier_wait(b.out_there(c), full<VALUES>(c));
+        mbarrier_arrive(b.new_free());
+        mbarrier_wait(b.out_there(c), full<VALUES>(c));
         store_out<W>(x.v[c % VALUES], a, w, p, c);
-        barrier_arrive(b.v_free(c));
+        mbarrier_arrive(b.v_free(c));
     }
 }
 
@@ -172,62 +173,62 @@ static __device__ __forceinline__ void walk_chunk(ring<K, W> &x, const marks<rin
     float d[BOTH ? 2 * ROWS : ROWS][4], *gates = x.gates[n];
     float(*qS)[4] = d + (BOTH ? ROWS : 0);
     uint32_t r[4][4], decayed[4][4];
-    barrier_wait(b.there(c), full<DEPTH>(c));
-    operands_written();
+    mbarrier_wait(b.there(c), full<DEPTH>(c));
+    fence_proxy_async();
     const float end = gates[2 * CHUNK - 1];
     read_state<K, false, BOTH ? 2 * CHUNK : CHUNK, 2 * PANEL>(d, S, x.kq[n][0], NULL); /* k S, then q S */
-    if (BOTH) warp_arrive(b.q_free(c));
+    if (BOTH) mbarrier_arrive_warp(b.q_free(c));
     residual(r, d, v, gates);
-    hold_operands<4>(r);
+    wgmma_hold_a<4>(r);
     zero(d);
-    products_begin<ROWS>(d);
+    wgmma_begin<ROWS>(d);
     times_square(d, r, x.A[n]);
-    products_end<ROWS>(d);
-    hold_operands<4>(r);
+    wgmma_end<ROWS>(d);
+    wgmma_hold_a<4>(r);
 #pragma unroll
     for (int i = 0; i < 4; i++) pack_a(r[i], d + 2 * i);
-    hold_operands<4>(r);
-    barrier_wait(b.new_free(), empty<1>(c));
+    wgmma_hold_a<4>(r);
+    mbarrier_wait(b.new_free(), empty<1>(c));
     leave(x.v_new + group * PANEL, r);
-    warp_arrive(b.new_there());
+    mbarrier_arrive_warp(b.new_there());
     if (!BOTH) {
         read_state<K, true, CHUNK, 2 * PANEL>(d, S, x.kq[n][0] + PANEL, NULL);
-        warp_arrive(b.q_free(c));
+        mbarrier_arrive_warp(b.q_free(c));
     }
     scale_columns(qS, gates + CHUNK, 1.0f / sqrtf((float)K));
-    products_begin<ROWS>(qS);
+    wgmma_begin<ROWS>(qS);
     times_square(qS, r, x.P[n]);
-    products_left<1>();
+    wgmma_commit_wait<1>();
 #pragma unroll
     for (int i = 0; i < K / 8; i++)
 #pragma unroll
         for (int j = 0; j < 4; j++) S[i][j] *= end;
     scale_operands(decayed, r, gates + 2 * CHUNK, 1.0f);
-    hold_operands<4>(decayed);
-    products_begin<K / 8>(S);
+    wgmma_hold_a<4>(decayed);
+    wgmma_begin<K / 8>(S);
     write_state<K, 2 * PANEL>(S, decayed, x.kq[n][0]);
-    products_left<1>(); /* out is there */
-    hold<ROWS>(qS), hold_operands<4>(r);
+    wgmma_commit_wait<1>(); /* out is there */
+    wgmma_hold<ROWS>(qS), wgmma_hold_a<4>(r);
 #pragma unroll
     for (int i = 0; i < 4; i++) pack_a(r[i], qS + 2 * i);
     leave(v, r);
-    warp_arrive(b.out_there(c));
-    products_wait<K / 8>(S);
-    hold_operands<4>(decayed);
-    warp_arrive(b.k_free(c));
+    mbarrier_arrive_warp(b.out_there(c));
+    wgmma_wait_all<K / 8>(S);
+    wgmma_hold_a<4>(decayed);
+    mbarrier_arrive_warp(b.k_free(c));
 }
 
 template <int K, int W>
 static __global__ void __launch_bounds__((W + 1) * GROUP, 1) walk_ring(const struct gdn_walk a) {
     ring<K, W> &x = *(ring<K, W> *)shared_tiles();
-    const marks<ring<K, W>::DEPTH> b = {barriers_of(x.barriers)};
-    const int tiles = a.V / (64 * W), group = group_of_warps(), tile = blockIdx.x % tiles;
+    const marks<ring<K, W>::DEPTH> b = {mbarrier_base(x.barriers)};
+    const int tiles = a.V / (64 * W), group = warpgroup_index(), tile = blockIdx.x % tiles;
     const int hv = blockIdx.x / tiles % a.HV, part = blockIdx.x / tiles / a.HV % a.parts,
               s = blockIdx.x / tiles / a.HV / a.parts;
     if (threadIdx.x == 0) open_marks<W>(b);
     __syncthreads();
-    wait_for_others();
-    let_others_start();
+    pdl_wait();
+    pdl_trigger();
     struct way w = way_of(a, s, part, hv);
     w.tile = tile, w.col = tile * 64 * W;
     if (group == W) {
@@ -247,12 +248,12 @@ static __global__ void __launch_bounds__((W + 1) * GROUP, 1) walk_ring(const str
 }
 
 template <int K, int W> static bool ring_fits() {
-    return can_bulk((const void *)walk_ring<K, W>) &&
+    return compiled_for_sm90((const void *)walk_ring<K, W>) &&
            sizeof(ring<K, W>) + TILES_ROOM <= (size_t)shared_limit();
 }
 template <int K, int W> static void launch_ring(struct hl_cuda *c, const struct gdn_walk *a) {
-    launch_early(c, walk_ring<K, W>, (unsigned)(a->segs * a->parts * a->HV * (a->V / (64 * W))),
-                 (W + 1) * GROUP, sizeof(ring<K, W>) + TILES_ROOM, *a);
+    launch_pdl(c, walk_ring<K, W>, (unsigned)(a->segs * a->parts * a->HV * (a->V / (64 * W))),
+               (W + 1) * GROUP, sizeof(ring<K, W>) + TILES_ROOM, *a);
 }
 
 #endif

@@ -8,7 +8,8 @@
  * chunks ahead. k is read once for both its products: of all that a chunk needs it is most, and every block
  * of a head reads it. When h and v_new of a window of chunks are in memory the block says so, and gdn_out,
  * which is already there, reads them. */
-#include "cuda/early.cuh"
+#include "ops/cuda_ops.cuh"
+#include "cuda/pdl.cuh"
 #include "ops/gdn/gdn_prep_cuda.cuh"
 
 #ifndef HL_CUDA_F32
@@ -106,7 +107,7 @@ static __device__ __forceinline__ void serve(room<K, VT> &x, const struct args &
         copy_commit();
     }
     copy_wait<AHEAD - 1>();
-    operands_written();
+    fence_proxy_async();
     __syncthreads();
     for (int c = 0; c < chunks; c++) {
         if (c + AHEAD < chunks) load_chunk(x, a, w, c + AHEAD, i);
@@ -115,7 +116,7 @@ static __device__ __forceinline__ void serve(room<K, VT> &x, const struct args &
         __syncthreads();
         keep_values<VT>(a, w, c, x.v_new, i);
         copy_wait<AHEAD - 1>();
-        operands_written();
+        fence_proxy_async();
         __syncthreads();
     }
 }
@@ -131,12 +132,12 @@ template <int K, int VT>
 static __device__ __forceinline__ void residual(room<K, VT> &x, const stage<K, VT> &s, const float *gates) {
     const int t = threadIdx.x % 4;
     float acc[VT / 8][4] = {};
-    products_begin<VT / 8>(acc);
+    wgmma_begin<VT / 8>(acc);
 #pragma unroll
     for (int n = 0; n < K / 16; n++)
-        product<VT>(acc, operand<64, false>{s.k + n / 4 * PANEL, 0, n % 4 * 16},
-                    operand<VT, true>{x.S, 16 * n, 0});
-    products_end<VT / 8>(acc);
+        wgmma_ss<VT>(acc, operand<64, false>{s.k + n / 4 * PANEL, 0, n % 4 * 16},
+                     operand<VT, true>{x.S, 16 * n, 0});
+    wgmma_end<VT / 8>(acc);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         const float beta = gates[own_row(h)], eG = gates[CHUNK + own_row(h)];
@@ -148,18 +149,18 @@ static __device__ __forceinline__ void residual(room<K, VT> &x, const stage<K, V
                 pack2(beta * (low(v) - eG * acc[n][2 * h]), beta * (high(v) - eG * acc[n][2 * h + 1]));
         }
     }
-    operands_written();
+    fence_proxy_async();
 }
 /* v_new = A r, as it is and decayed */
 template <int K, int VT>
 static __device__ __forceinline__ void values(room<K, VT> &x, const stage<K, VT> &s, const float *gates) {
     const int t = threadIdx.x % 4;
     float acc[VT / 8][4] = {};
-    products_begin<VT / 8>(acc);
+    wgmma_begin<VT / 8>(acc);
 #pragma unroll
     for (int n = 0; n < CHUNK / 16; n++)
-        product<VT>(acc, operand<CHUNK, false>{s.A, 0, 16 * n}, operand<VT, true>{x.r, 16 * n, 0});
-    products_end<VT / 8>(acc);
+        wgmma_ss<VT>(acc, operand<CHUNK, false>{s.A, 0, 16 * n}, operand<VT, true>{x.r, 16 * n, 0});
+    wgmma_end<VT / 8>(acc);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         const float eL = gates[2 * CHUNK + own_row(h)];
@@ -170,7 +171,7 @@ static __device__ __forceinline__ void values(room<K, VT> &x, const stage<K, VT>
             *(uint32_t *)(x.v_end + at) = pack2(eL * acc[n][2 * h], eL * acc[n][2 * h + 1]);
         }
     }
-    operands_written();
+    fence_proxy_async();
 }
 
 /* The group's rows of S: [K / 128] times 64 from the panel of k on that it multiplies */
@@ -188,7 +189,7 @@ static __device__ __forceinline__ void state_copy(bf16 *tile, const float S[K / 
             for (int h = 0; h < 2; h++)
                 *(uint32_t *)(tile + tile_at<VT>(64 * panel_of<K>(m) + own_row(h), 8 * n + 2 * t)) =
                     pack2(S[m][n][2 * h], S[m][n][2 * h + 1]);
-    operands_written();
+    fence_proxy_async();
 }
 /* out of or into a session's state; in: S is read */
 template <int K, int VT>
@@ -211,14 +212,14 @@ static __device__ __forceinline__ void state_memory(float *kept, float S[K / 128
 template <int K, int VT>
 static __device__ __forceinline__ void write_state(const stage<K, VT> &s, const bf16 *v_end,
                                                    float S[K / 128][VT / 8][4]) {
-    products_begin<K / 128 * VT / 8>(S[0]);
+    wgmma_begin<K / 128 * VT / 8>(S[0]);
 #pragma unroll
     for (int m = 0; m < K / 128; m++)
 #pragma unroll
         for (int n = 0; n < CHUNK / 16; n++)
-            product<VT>(S[m], operand<64, true>{s.k + panel_of<K>(m) * PANEL, 16 * n, 0},
-                        operand<VT, true>{v_end, 16 * n, 0});
-    products_end<K / 128 * VT / 8>(S[0]);
+            wgmma_ss<VT>(S[m], operand<64, true>{s.k + panel_of<K>(m) * PANEL, 16 * n, 0},
+                         operand<VT, true>{v_end, 16 * n, 0});
+    wgmma_end<K / 128 * VT / 8>(S[0]);
 }
 
 template <int K, int VT>
@@ -227,10 +228,10 @@ static __global__ void __launch_bounds__(SCAN_THREADS) scan_chunks(const struct 
     const int tile = blockIdx.x % a.tiles, hv = blockIdx.x / a.tiles % a.HV, s = blockIdx.x / a.tiles / a.HV;
     const struct hl_seg seg = a.seg[s];
     const struct walk w = {seg.row, seg.len, (int64_t)a.chunk_first[s] * a.HV + hv, hv, tile * VT, tile};
-    const int chunks = a.chunk_first[s + 1] - a.chunk_first[s], group = group_of_warps();
-    open_some();
-    wait_for_others();
-    let_others_start();
+    const int chunks = a.chunk_first[s + 1] - a.chunk_first[s], group = warpgroup_index();
+    named_barrier_init();
+    pdl_wait();
+    pdl_trigger();
     if (group == 2) {
         serve<K, VT>(x, a, w, chunks);
         return;
@@ -245,7 +246,7 @@ static __global__ void __launch_bounds__(SCAN_THREADS) scan_chunks(const struct 
         const float *gates = x.gates[n], end = gates[2 * CHUNK - 1];
         if (group == 0) {
             residual(x, x.s[n], gates);
-            barrier(1, GROUP); /* r is there */
+            named_barrier_sync(1, GROUP); /* r is there */
             values(x, x.s[n], gates);
         } else if (c > 0 && c % GDN_WINDOW == 0 && threadIdx.x == GROUP) say_ready(a, w, c);
 #pragma unroll
@@ -263,8 +264,8 @@ static __global__ void __launch_bounds__(SCAN_THREADS) scan_chunks(const struct 
 
 template <int K, int VT> static void launch_scan(struct hl_cuda *c, struct args *a, int64_t segments) {
     a->tiles = a->V / VT;
-    launch_early(c, scan_chunks<K, VT>, (unsigned)(segments * a->HV * a->tiles), SCAN_THREADS,
-                 sizeof(room<K, VT>) + TILES_ROOM, *a);
+    launch_pdl(c, scan_chunks<K, VT>, (unsigned)(segments * a->HV * a->tiles), SCAN_THREADS,
+               sizeof(room<K, VT>) + TILES_ROOM, *a);
 }
 /* scratch: takes `bytes` of it, on 256 */
 static void *take(char **room, int64_t bytes) {
@@ -287,11 +288,11 @@ static char *carve(const struct hl_gdn *a, char *room, struct gdn_prep *p, struc
 
 #endif
 
-extern "C" bool HL_OP(gdn_scan)(struct hl_pool *pool, const struct hl_gdn *a) {
+extern "C" bool HL_OP(gdn_scan)(struct hl_backend *backend, const struct hl_gdn *a) {
 #ifdef HL_CUDA_F32
     return false;
 #else
-    struct hl_cuda *c = hl_cuda_of(pool);
+    struct hl_cuda *c = hl_cuda_of(backend);
     struct gdn_prep p = {};
     struct args x = {};
     if ((a->K != 128 && a->K != 256) || a->V % 64) return false;
@@ -303,12 +304,12 @@ extern "C" bool HL_OP(gdn_scan)(struct hl_pool *pool, const struct hl_gdn *a) {
     x.seg = a->rows->dev->seg, x.chunk_first = a->rows->dev->chunk_first;
     x.S_off = a->S_off, x.T = a->rows->T;
     x.H = (int)a->H, x.HV = (int)a->HV, x.V = (int)a->V;
-    HL_OP(gdn_prep)(pool, a, &p);
+    HL_OP(gdn_prep)(backend, a, &p);
     if (a->K == 128) launch_scan<128, 16>(c, &x, a->rows->n);
     else launch_scan<256, 16>(c, &x, a->rows->n);
     struct gdn_out o = {x.h, x.v_new, p.P, p.gates, x.ready, x.tiles};
-    HL_OP(gdn_out)(pool, a, &o);
-    HL_OP(gdn_scores)(pool, a->m, x.sums, x.tiles, a->rows->T * a->HV);
+    HL_OP(gdn_out)(backend, a, &o);
+    HL_OP(gdn_scores)(backend, a->m, x.sums, x.tiles, a->rows->T * a->HV);
     return true;
 #endif
 }

@@ -1,4 +1,5 @@
 /* gdn_step_cuda.cu -- decoding: segments of a few tokens that have a state (gdn_step_tile.cuh). */
+#include "ops/cuda_ops.cuh"
 #include "cuda/limits.cuh"
 #include "ops/gdn/gdn_step_tile.cuh"
 
@@ -26,8 +27,8 @@ static __global__ void __launch_bounds__(step_tile<K, COLS>::THREADS,
     struct step_tile<K, COLS> &m = *(struct step_tile<K, COLS> *)shared_memory();
     const struct whole_block team;
     begin_tiles<K, COLS>(a, m, team, own);
-    wait_for_others();
-    let_others_start();
+    pdl_wait();
+    pdl_trigger();
     walk_tiles<K, COLS>(a, m, team, own);
 }
 
@@ -36,7 +37,7 @@ static void start_tiles(struct hl_cuda *c, const struct gdn_step *a, int64_t seg
     typedef struct step_tile<K, COLS> tile;
     const int items = (int)segments * a->HV * (a->V / COLS),
               most = SM_THREADS / tile::THREADS * hl_cuda_sms(c);
-    launch_early(c, step_tokens<K, COLS>, (unsigned)min(items, most), tile::THREADS, sizeof(tile), *a, items);
+    launch_pdl(c, step_tokens<K, COLS>, (unsigned)min(items, most), tile::THREADS, sizeof(tile), *a, items);
 }
 template <int K> static void start(struct hl_cuda *c, const struct gdn_step *a, int64_t segments) {
     const bool wide = a->V % 64 == 0 && shared_limit() >= (int)sizeof(struct step_tile<256, 64>);
@@ -49,12 +50,12 @@ static void start_any(struct hl_cuda *c, const struct gdn_step *a, int64_t K, in
     else start<256>(c, a, segments);
 }
 
-extern "C" bool HL_OP(gdn_step)(struct hl_pool *pool, const struct hl_gdn *a) {
+extern "C" bool HL_OP(gdn_step)(struct hl_backend *backend, const struct hl_gdn *a) {
     const int64_t rows = a->rows->T * a->HV, tiles = a->V / GDN_STEP_COLS;
     if (!gdn_step_knows(a->K, a->V) || a->A || a->v_new || a->rows->dev->longest > STEP_ROWS) return false;
     for (int64_t s = 0; s < a->rows->n; s++)
         if (!a->rows->seg[s].state || (uintptr_t)(a->rows->seg[s].state + a->S_off) % 16) return false;
-    struct hl_cuda *c = hl_cuda_of(pool);
+    struct hl_cuda *c = hl_cuda_of(backend);
     struct gdn_step x = {(const act *)a->q, (const act *)a->k, (const act *)a->v, a->g,
                          a->beta,           (act *)a->out};
     x.sums = (float *)hl_cuda_scratch(c, tiles * rows * (int64_t)sizeof(float));
@@ -62,6 +63,6 @@ extern "C" bool HL_OP(gdn_step)(struct hl_pool *pool, const struct hl_gdn *a) {
     x.seg = a->rows->dev->seg, x.S_off = a->S_off, x.T = a->rows->T;
     x.H = (int)a->H, x.HV = (int)a->HV, x.V = (int)a->V;
     start_any(c, &x, a->K, a->rows->n);
-    HL_OP(gdn_scores)(pool, a->m, x.sums, tiles, rows);
+    HL_OP(gdn_scores)(backend, a->m, x.sums, tiles, rows);
     return true;
 }

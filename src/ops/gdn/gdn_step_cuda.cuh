@@ -1,7 +1,8 @@
 /* gdn_step_cuda.cuh -- the decoding kernels' arguments. */
 #ifndef HL_GDN_STEP_CUDA_CUH
 #define HL_GDN_STEP_CUDA_CUH
-#include "cuda/early.cuh"
+#include "ops/cuda_ops.cuh"
+#include "cuda/pdl.cuh"
 
 enum { GDN_STEP_COLS = 32 }; /* columns of a tile */
 struct gdn_step {

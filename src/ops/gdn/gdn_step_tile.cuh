@@ -10,6 +10,7 @@
  * before; q, k and v of a tile are asked for two tiles before, and before the copies, behind which they would queue. */
 #ifndef HL_GDN_STEP_TILE_CUH
 #define HL_GDN_STEP_TILE_CUH
+#include "ops/cuda_ops.cuh"
 #include "ops/gdn/gdn_prep_cuda.cuh"
 #include "ops/gdn/gdn_step_cuda.cuh"
 

@@ -4,15 +4,16 @@
  * gdn_prep:
  *     r = beta (v - exp(G) k S)    v_new = A r (= beta e)    out = s exp(G) q S + P v_new
  *     S = exp(G_last) S + k^T (exp(G_last - G) v_new)
- * A warpgroup owns 64 columns of V and has everything turned: S as [64][K] in fp32 accumulators, whose packed
+ * A warpgroup owns 64 columns of V and has everything trans: S as [64][K] in fp32 accumulators, whose packed
  * pairs are operands of (k S) and (q S) as they are; so are those of r, of v_new and of v_new decayed. No
  * product waits for another warp, and nothing but out and v_new passes through shared memory. W such groups
  * of a block share what a chunk reads; one more group copies. gdn_ring_cuda.cu is the walk with its outputs,
  * gdn_split_cuda.cu that for the state alone, at the end. */
 #ifndef HL_GDN_WALK_CUH
 #define HL_GDN_WALK_CUH
+#include "ops/cuda_ops.cuh"
 #include "ops/gdn/gdn_prep_cuda.cuh"
-#include "ops/gdn/gdn_turned_cuda.cuh"
+#include "ops/gdn/gdn_trans_cuda.cuh"
 
 /* Long sequences are cut into parts (gdn_split_cuda.cu); part p of n chunks has those from n p / parts on. */
 struct gdn_walk {
@@ -66,7 +67,7 @@ static __device__ __forceinline__ void residual(uint32_t r[4][4], const float kS
     const int t = threadIdx.x % 4, warp = threadIdx.x / 32 % 4;
 #pragma unroll
     for (int c = 0; c < 4; c++) {
-        frag_a_turned<64>(r[c], v, 16 * c, 16 * warp);
+        tile_load_a_trans<64>(r[c], v, 16 * c, 16 * warp);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const int j = 16 * c + 8 * (i / 2) + 2 * t;
@@ -80,7 +81,7 @@ static __device__ __forceinline__ void residual(uint32_t r[4][4], const float kS
 static __device__ __forceinline__ void times_square(float d[CHUNK / 8][4], const uint32_t x[4][4],
                                                     const bf16 *T) {
 #pragma unroll
-    for (int c = 0; c < 4; c++) product_regs<CHUNK>(d, x[c], operand<CHUNK, false>{T, 0, 16 * c});
+    for (int c = 0; c < 4; c++) wgmma_rs<CHUNK>(d, x[c], operand<CHUNK, false>{T, 0, 16 * c});
 }
 
 #endif

@@ -6,7 +6,7 @@
  * l2norm:  r = 1/sqrt(sum(x^2) + 1e-6), y = r x.   dx = r (dy - y (y.dy)). */
 #ifndef HL_NORM_H
 #define HL_NORM_H
-#include "ops/rows.h"
+#include "core/rows.h"
 
 struct hl_rmsnorm {
     int64_t M, D;
@@ -31,5 +31,10 @@ struct hl_l2norm {
     const void *dy;
     void *dx;
     bool dx_add;
+};
+/* Both norms of one x in one op: one dx, written. */
+struct hl_twonorm {
+    const struct hl_l2norm *l2;
+    const struct hl_rmsnorm *rms;
 };
 #endif

@@ -86,9 +86,9 @@ static void rms_block(void *ctx, int64_t block, int worker) {
     }
 }
 
-void HL_OP(rmsnorm_forward)(struct hl_pool *pool, const struct hl_rmsnorm *a) {
+void HL_OP(rmsnorm_forward)(struct hl_backend *backend, const struct hl_rmsnorm *a) {
     struct blocks b = cut(a, a->M, a->D);
-    run(pool, &b, rms_block);
+    run(hl_backend_pool(backend), &b, rms_block);
 }
 
 /* x u w, where u is the gradient before the gate. dz receives sigma(z) for the second pass. */
@@ -148,7 +148,7 @@ static void drms_block(void *ctx, int64_t block, int worker) {
     }
 }
 
-void HL_OP(rmsnorm_backward)(struct hl_pool *pool, const struct hl_rmsnorm *a) {
+void HL_OP(rmsnorm_backward)(struct hl_backend *backend, const struct hl_rmsnorm *a) {
     struct blocks b = cut(a, a->M, a->D);
     real part[PARTS];
     HL_ASSERT(!a->z || (a->dz && a->dz != a->z));
@@ -158,7 +158,7 @@ void HL_OP(rmsnorm_backward)(struct hl_pool *pool, const struct hl_rmsnorm *a) {
         b.n = hl_pieces(a->M, b.rows);
     }
     b.part = b.n > 1 ? part : NULL;
-    run(pool, &b, drms_block);
+    run(hl_backend_pool(backend), &b, drms_block);
     for (int64_t i = 0; b.part && i < b.n; i++)
         for (int64_t c = 0; c < a->D; c++) a->dw[c] += part[i * a->D + c];
 }
@@ -181,9 +181,9 @@ static void l2_block(void *ctx, int64_t block, int worker) {
     }
 }
 
-void HL_OP(l2norm_forward)(struct hl_pool *pool, const struct hl_l2norm *a) {
+void HL_OP(l2norm_forward)(struct hl_backend *backend, const struct hl_l2norm *a) {
     struct blocks b = cut(a, a->M, a->D);
-    run(pool, &b, l2_block);
+    run(hl_backend_pool(backend), &b, l2_block);
 }
 
 static inline void dl2_lanes(const struct hl_l2norm *a, int64_t i, vr r, vr ydy, int64_t n) {
@@ -205,7 +205,7 @@ static void dl2_block(void *ctx, int64_t block, int worker) {
     }
 }
 
-void HL_OP(l2norm_backward)(struct hl_pool *pool, const struct hl_l2norm *a) {
+void HL_OP(l2norm_backward)(struct hl_backend *backend, const struct hl_l2norm *a) {
     struct blocks b = cut(a, a->M, a->D);
-    run(pool, &b, dl2_block);
+    run(hl_backend_pool(backend), &b, dl2_block);
 }

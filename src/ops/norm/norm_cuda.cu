@@ -1,6 +1,7 @@
 /* norm_cuda.cu -- see norm.h: one pass over memory (norm_cuda.cuh). Rows that do not fit (odd or very wide
  * ones) are read twice by a warp. */
-#include "cuda/quick.cuh"
+#include "ops/cuda_ops.cuh"
+#include "cuda/fastmath.cuh"
 #include "ops/norm/norm_cuda.cuh"
 
 /* where row m of z and dz begins */
@@ -19,7 +20,7 @@ static __global__ void __launch_bounds__(FWD_THREADS) norm_fwd(struct norm a) {
     const int64_t at_z = gated ? z_row(a, m) : 0;
     uint4 z[N];
     float x[N][WIDE], sum = 0.0f;
-    wait_for_others(), let_others_start();
+    pdl_wait(), pdl_trigger();
 #pragma unroll
     for (int i = 0; i < N; i++) {
         const int64_t c = (i * lanes + lane) * WIDE;
@@ -43,7 +44,7 @@ static __global__ void __launch_bounds__(FWD_THREADS) norm_fwd(struct norm a) {
         if (gated) unpack(g, z[i]);
         for (int j = 0; j < WIDE; j++) {
             x[i][j] *= r * w[j];
-            if (gated) x[i][j] *= quick_silu(g[j]);
+            if (gated) x[i][j] *= fast_silu(g[j]);
         }
         store_wide(a.y + m * D + c, x[i]);
     }
@@ -58,7 +59,7 @@ static __device__ __forceinline__ float back_piece(const struct norm &a, int64_t
     for (int j = 0; j < WIDE; j++) {
         x[j] *= r;
         if (gated) {
-            const float s = quick_sigmoid(z[j]), d = dy[j];
+            const float s = fast_sigmoid(z[j]), d = dy[j];
             dy[j] = d * z[j] * s;
             z[j] = d * x[j] * w[j] * s * (1.0f + z[j] * (1.0f - s));
         }
@@ -110,7 +111,7 @@ static __global__ void __launch_bounds__(THREADS) norm_bwd(struct norm a) {
             if (gated) unpack(z, kz[i]);
             if (a.dx_add) unpack(old, kold[i]);
             for (int j = 0; j < WIDE; j++) {
-                const float u = gated ? dy[j] * quick_silu(z[j]) : dy[j];
+                const float u = gated ? dy[j] * fast_silu(z[j]) : dy[j];
                 old[j] += r * (u * w[j] - r * x[j] * dot);
             }
             store_wide(a.dx + m * D + c, old);
@@ -123,7 +124,7 @@ static __global__ void __launch_bounds__(THREADS) norm_bwd(struct norm a) {
 
 static __global__ void norm_fwd_any(struct norm a) {
     const int64_t m = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32, D = a.D;
-    wait_for_others(), let_others_start();
+    pdl_wait(), pdl_trigger();
     if (m >= a.M) return;
     float sum = 0.0f;
     for (int64_t c = threadIdx.x % 32; c < D; c += 32) sum += f32(a.x[m * D + c]) * f32(a.x[m * D + c]);
@@ -178,12 +179,12 @@ static int back_lanes(int64_t pieces) { return pieces > 32 && pieces <= 64 ? 16 
 static void forward(struct hl_cuda *c, const struct norm *n) {
     if (n->M == 0) return;
     if (!fits(n)) {
-        launch_early(c, norm_fwd_any, blocks_for(n->M, THREADS / 32), THREADS, 0, *n);
+        launch_pdl(c, norm_fwd_any, blocks_for(n->M, THREADS / 32), THREADS, 0, *n);
         return;
     }
-#define RUN(lanes, N)                                                            \
-    launch_early(c, n->z ? norm_fwd<lanes, N, true> : norm_fwd<lanes, N, false>, \
-                 blocks_for(n->M, FWD_THREADS / lanes), FWD_THREADS, 0, *n)
+#define RUN(lanes, N)                                                          \
+    launch_pdl(c, n->z ? norm_fwd<lanes, N, true> : norm_fwd<lanes, N, false>, \
+               blocks_for(n->M, FWD_THREADS / lanes), FWD_THREADS, 0, *n)
     BY_WIDTH(n->D / WIDE, RUN)
 #undef RUN
 }
@@ -207,19 +208,19 @@ static void backward(struct hl_cuda *c, struct norm *n, float *dw) {
     if (dw) sum_partials(c, dw, n->part, blocks, n->D);
 }
 
-extern "C" void HL_OP(rmsnorm_forward)(struct hl_pool *pool, const struct hl_rmsnorm *a) {
+extern "C" void HL_OP(rmsnorm_forward)(struct hl_backend *backend, const struct hl_rmsnorm *a) {
     const struct norm n = rms(a);
-    forward(hl_cuda_of(pool), &n);
+    forward(hl_cuda_of(backend), &n);
 }
-extern "C" void HL_OP(rmsnorm_backward)(struct hl_pool *pool, const struct hl_rmsnorm *a) {
+extern "C" void HL_OP(rmsnorm_backward)(struct hl_backend *backend, const struct hl_rmsnorm *a) {
     struct norm n = rms(a);
-    backward(hl_cuda_of(pool), &n, a->dw);
+    backward(hl_cuda_of(backend), &n, a->dw);
 }
-extern "C" void HL_OP(l2norm_forward)(struct hl_pool *pool, const struct hl_l2norm *a) {
+extern "C" void HL_OP(l2norm_forward)(struct hl_backend *backend, const struct hl_l2norm *a) {
     const struct norm n = l2(a);
-    forward(hl_cuda_of(pool), &n);
+    forward(hl_cuda_of(backend), &n);
 }
-extern "C" void HL_OP(l2norm_backward)(struct hl_pool *pool, const struct hl_l2norm *a) {
+extern "C" void HL_OP(l2norm_backward)(struct hl_backend *backend, const struct hl_l2norm *a) {
     struct norm n = l2(a);
-    backward(hl_cuda_of(pool), &n, NULL);
+    backward(hl_cuda_of(backend), &n, NULL);
 }

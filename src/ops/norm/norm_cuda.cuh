@@ -2,9 +2,10 @@
  * time; the L2 norm is the RMS norm without weights, its sum not divided by D. */
 #ifndef HL_NORM_CUDA_CUH
 #define HL_NORM_CUDA_CUH
-#include "cuda/early.cuh"
-#include "cuda/partials.cuh"
-#include "cuda/raw.cuh"
+#include "ops/cuda_ops.cuh"
+#include "cuda/pdl.cuh"
+#include "cuda/reduce.cuh"
+#include "cuda/packed.cuh"
 
 enum {
     FWD_THREADS = 256,

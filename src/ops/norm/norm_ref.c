@@ -1,8 +1,8 @@
 /* norm_ref.c -- RMSNorm, gated RMSNorm and L2 norm as in norm.h, row by row. Backward reads x and r. */
 #include "ops/ops.h"
 
-void HL_OP(rmsnorm_forward)(struct hl_pool *pool, const struct hl_rmsnorm *a) {
-    (void)pool;
+void HL_OP(rmsnorm_forward)(struct hl_backend *backend, const struct hl_rmsnorm *a) {
+    (void)backend;
     for (int64_t m = 0; m < a->M; m++) {
         const real *x = (const real *)a->x + m * a->D;
         const real *z = a->z ? (const real *)a->z + m * a->D : NULL;
@@ -23,10 +23,10 @@ static real ungated(const struct hl_rmsnorm *a, int64_t i) {
     return z ? dy[i] * z[i] * hl_sigmoid(z[i]) : dy[i];
 }
 
-void HL_OP(rmsnorm_backward)(struct hl_pool *pool, const struct hl_rmsnorm *a) {
+void HL_OP(rmsnorm_backward)(struct hl_backend *backend, const struct hl_rmsnorm *a) {
     const real *x = a->x, *z = a->z, *dy = a->dy;
     real *dx = a->dx, *dz = a->dz;
-    (void)pool;
+    (void)backend;
     for (int64_t c = 0; c < a->D; c++) {
         double dw = 0;
         for (int64_t m = 0; m < a->M; m++) {
@@ -54,8 +54,8 @@ void HL_OP(rmsnorm_backward)(struct hl_pool *pool, const struct hl_rmsnorm *a) {
     }
 }
 
-void HL_OP(l2norm_forward)(struct hl_pool *pool, const struct hl_l2norm *a) {
-    (void)pool;
+void HL_OP(l2norm_forward)(struct hl_backend *backend, const struct hl_l2norm *a) {
+    (void)backend;
     for (int64_t m = 0; m < a->M; m++) {
         const real *x = (const real *)a->x + m * a->D;
         real *y = (real *)a->y + m * a->D;
@@ -66,8 +66,8 @@ void HL_OP(l2norm_forward)(struct hl_pool *pool, const struct hl_l2norm *a) {
     }
 }
 
-void HL_OP(l2norm_backward)(struct hl_pool *pool, const struct hl_l2norm *a) {
-    (void)pool;
+void HL_OP(l2norm_backward)(struct hl_backend *backend, const struct hl_l2norm *a) {
+    (void)backend;
     for (int64_t m = 0; m < a->M; m++) {
         const real *x = (const real *)a->x + m * a->D, *dy = (const real *)a->dy + m * a->D;
         real *dx = (real *)a->dx + m * a->D;

@@ -1,4 +1,5 @@
 /* twonorm_cuda.cu -- see norm.h: both norms of one x, L2 for the state, RMS for the exact memory's read. */
+#include "ops/cuda_ops.cuh"
 #include "ops/norm/norm_cuda.cuh"
 
 struct two {
@@ -9,7 +10,7 @@ template <int lanes, int N> static __global__ void __launch_bounds__(FWD_THREADS
     const int64_t m = (int64_t)blockIdx.x * (FWD_THREADS / lanes) + threadIdx.x / lanes, D = a.l2.D;
     const bool in = m < a.l2.M;
     float x[N][WIDE], y[WIDE], w[WIDE], sum = 0.0f;
-    wait_for_others(), let_others_start();
+    pdl_wait(), pdl_trigger();
 #pragma unroll
     for (int i = 0; i < N; i++) {
         const int64_t c = (i * lanes + lane) * WIDE;
@@ -76,29 +77,31 @@ template <int lanes, int N> static __global__ void __launch_bounds__(THREADS) tw
     if (a.rms.part) add_groups<lanes>(dw, a.rms.part + blockIdx.x * D, D);
 }
 
-extern "C" void HL_OP(twonorm_forward)(struct hl_pool *pool, const struct hl_l2norm *a,
-                                       const struct hl_rmsnorm *b) {
-    struct hl_cuda *c = hl_cuda_of(pool);
+extern "C" void HL_OP(twonorm_forward)(struct hl_backend *backend, const struct hl_twonorm *n) {
+    const struct hl_l2norm *a = n->l2;
+    const struct hl_rmsnorm *b = n->rms;
+    struct hl_cuda *c = hl_cuda_of(backend);
     const struct two t = {l2(a), rms(b)};
     if (a->M == 0) return;
     if (!fits(&t.l2) || t.l2.D / WIDE > 64) {
-        HL_OP(l2norm_forward)(pool, a);
-        HL_OP(rmsnorm_forward)(pool, b);
+        HL_OP(l2norm_forward)(backend, a);
+        HL_OP(rmsnorm_forward)(backend, b);
         return;
     }
 #define RUN(lanes, N) \
-    launch_early(c, two_fwd<lanes, N>, blocks_for(a->M, FWD_THREADS / lanes), FWD_THREADS, 0, t)
+    launch_pdl(c, two_fwd<lanes, N>, blocks_for(a->M, FWD_THREADS / lanes), FWD_THREADS, 0, t)
     BY_WIDTH(t.l2.D / WIDE, RUN)
 #undef RUN
 }
-extern "C" void HL_OP(twonorm_backward)(struct hl_pool *pool, const struct hl_l2norm *a,
-                                        const struct hl_rmsnorm *b) {
-    struct hl_cuda *c = hl_cuda_of(pool);
+extern "C" void HL_OP(twonorm_backward)(struct hl_backend *backend, const struct hl_twonorm *n) {
+    const struct hl_l2norm *a = n->l2;
+    const struct hl_rmsnorm *b = n->rms;
+    struct hl_cuda *c = hl_cuda_of(backend);
     struct two t = {l2(a), rms(b)};
     if (a->M == 0) return;
     if (!fits(&t.l2) || t.l2.D / WIDE > 64 || a->dx_add) {
-        HL_OP(l2norm_backward)(pool, a);
-        HL_OP(rmsnorm_backward)(pool, b);
+        HL_OP(l2norm_backward)(backend, a);
+        HL_OP(rmsnorm_backward)(backend, b);
         return;
     }
     const int64_t each = THREADS / lanes_for(t.l2.D / WIDE);

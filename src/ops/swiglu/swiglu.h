@@ -1,7 +1,7 @@
 /* swiglu.h -- y = silu(gate) up.   dup = dy silu(gate),  dgate = dy up s (1 + gate (1 - s)), s = sigma(gate). */
 #ifndef HL_SWIGLU_H
 #define HL_SWIGLU_H
-#include "ops/rows.h"
+#include "core/rows.h"
 
 struct hl_swiglu {
     int64_t M, D;

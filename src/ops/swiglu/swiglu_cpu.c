@@ -32,7 +32,9 @@ static void forward_block(void *ctx, int64_t block, int worker) {
     if (i < end) forward(a, i, end - i);
 }
 
-void HL_OP(swiglu_forward)(struct hl_pool *pool, const struct hl_swiglu *a) { run(pool, a, forward_block); }
+void HL_OP(swiglu_forward)(struct hl_backend *backend, const struct hl_swiglu *a) {
+    run(hl_backend_pool(backend), a, forward_block);
+}
 
 static inline void backward(const struct hl_swiglu *a, int64_t i, int64_t n) {
     vr g = get((const real *)a->gate + i, n), up = get((const real *)a->up + i, n);
@@ -49,4 +51,6 @@ static void backward_block(void *ctx, int64_t block, int worker) {
     if (i < end) backward(a, i, end - i);
 }
 
-void HL_OP(swiglu_backward)(struct hl_pool *pool, const struct hl_swiglu *a) { run(pool, a, backward_block); }
+void HL_OP(swiglu_backward)(struct hl_backend *backend, const struct hl_swiglu *a) {
+    run(hl_backend_pool(backend), a, backward_block);
+}

@@ -1,5 +1,6 @@
 /* swiglu_cuda.cu -- see swiglu.h: one pass over memory, 16 bytes a thread at a time. */
-#include "cuda/early.cuh"
+#include "ops/cuda_ops.cuh"
+#include "cuda/pdl.cuh"
 
 enum { THREADS = 256 };
 
@@ -17,7 +18,7 @@ template <int wide> static __device__ __forceinline__ int64_t place(const struct
 template <int wide>
 static __global__ void swiglu_fwd(const act *gate, const act *up, act *y, const struct cut c) {
     const int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * wide, at = place<wide>(c, i);
-    wait_for_others(), let_others_start();
+    pdl_wait(), pdl_trigger();
     if (i >= c.n) return;
     float g[WIDE], u[WIDE];
     if (wide > 1) {
@@ -67,24 +68,24 @@ static struct cuts cuts_of(const struct hl_swiglu *a) {
     return c;
 }
 
-extern "C" void HL_OP(swiglu_forward)(struct hl_pool *pool, const struct hl_swiglu *a) {
+extern "C" void HL_OP(swiglu_forward)(struct hl_backend *backend, const struct hl_swiglu *a) {
     const struct cuts k = cuts_of(a);
     const act *gate = (const act *)a->gate, *up = (const act *)a->up;
     act *y = (act *)a->y;
-    struct hl_cuda *c = hl_cuda_of(pool);
+    struct hl_cuda *c = hl_cuda_of(backend);
     if (k.wide.n > 0)
-        launch_early(c, swiglu_fwd<WIDE>, blocks_for(k.wide.n, THREADS * WIDE), THREADS, 0, gate, up, y,
-                     k.wide);
+        launch_pdl(c, swiglu_fwd<WIDE>, blocks_for(k.wide.n, THREADS * WIDE), THREADS, 0, gate, up, y,
+                   k.wide);
     if (k.narrow.n > 0)
-        launch_early(c, swiglu_fwd<1>, blocks_for(k.narrow.n, THREADS), THREADS, 0, gate + k.whole,
-                     up + k.whole, y + k.whole, k.narrow);
+        launch_pdl(c, swiglu_fwd<1>, blocks_for(k.narrow.n, THREADS), THREADS, 0, gate + k.whole,
+                   up + k.whole, y + k.whole, k.narrow);
 }
 
-extern "C" void HL_OP(swiglu_backward)(struct hl_pool *pool, const struct hl_swiglu *a) {
+extern "C" void HL_OP(swiglu_backward)(struct hl_backend *backend, const struct hl_swiglu *a) {
     const struct cuts k = cuts_of(a);
     const act *gate = (const act *)a->gate, *up = (const act *)a->up, *dy = (const act *)a->dy;
     act *dgate = (act *)a->dgate, *dup = (act *)a->dup;
-    struct hl_cuda *c = hl_cuda_of(pool);
+    struct hl_cuda *c = hl_cuda_of(backend);
     if (k.wide.n > 0)
         launch(c, swiglu_bwd<WIDE>, blocks_for(k.wide.n, THREADS * WIDE), THREADS, 0, gate, up, dy, dgate,
                dup, k.wide);

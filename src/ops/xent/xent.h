@@ -6,9 +6,9 @@
  * Logits exist for HL_XENT_ROWS rows at a time, in the caller's workspace. */
 #ifndef HL_XENT_H
 #define HL_XENT_H
-#include "ops/rows.h"
+#include "core/rows.h"
 
-enum { HL_XENT_ROWS = 512 };
+enum { HL_XENT_ROWS = 512, HL_XENT_ROWS_CUDA = 8192 };
 struct hl_xent {
     int64_t M, D;
     const void *x;      /* [M][D] */

@@ -1,8 +1,8 @@
 /* xent_cpu.c -- HL_XENT_ROWS rows at a time. With gradients: logits by the matrix product, then each row by
  * itself (maximum, exponentials and their sum, gradient in place), then the two products of the gradient. The loss
  * alone: blocks of logits that stay in a processor's cache, of which a maximum and a sum are kept. */
-#include "ops/matmul/codes.h"
-#include "ops/matmul/kernel.h"
+#include "ops/linear/quant.h"
+#include "ops/linear/kernel.h"
 #include "ops/ops.h"
 
 struct pass {
@@ -195,40 +195,40 @@ static bool lay_out(struct scoring *s) {
     return true;
 }
 
-static void loss_alone(struct hl_pool *pool, const struct hl_xent *a, int64_t row, int64_t rows) {
-    struct scoring s = {.a = a, .pool = pool, .row = row, .rows = rows};
+static void loss_alone(struct hl_backend *backend, const struct hl_xent *a, int64_t row, int64_t rows) {
+    struct scoring s = {.a = a, .pool = hl_backend_pool(backend), .row = row, .rows = rows};
     if (lay_out(&s)) {
-        if (a->W.layout == HL_PANELS && hl_is_codes(a->W.dtype)) s.strips = NULL;
-        else hl_pool_run(pool, s.row_blocks, pack_block, &s);
-        hl_pool_run(pool, s.row_blocks * hl_pieces(a->W.rows, COLUMNS), score_block, &s);
+        if (a->W.layout == HL_PANELS && hl_is_quant(a->W.dtype)) s.strips = NULL;
+        else hl_pool_run(s.pool, s.row_blocks, pack_block, &s);
+        hl_pool_run(s.pool, s.row_blocks * hl_pieces(a->W.rows, COLUMNS), score_block, &s);
     } else {
         struct hl_linear l = {.M = rows, .K = a->D, .x = (const real *)a->x + row * a->D, .n = 1};
         l.part[0].W = a->W;
         l.part[0].out = a->logits;
-        HL_OP(linear_forward)(pool, &l);
+        HL_OP(linear_forward)(backend, &l);
     }
-    hl_pool_run(pool, rows, score_row, &s);
+    hl_pool_run(s.pool, rows, score_row, &s);
 }
 
 /* ---- the op ---- */
 
-void HL_OP(xent)(struct hl_pool *pool, const struct hl_xent *a) {
+void HL_OP(xent)(struct hl_backend *backend, const struct hl_xent *a) {
     HL_ASSERT(!a->dx || a->W.layout == HL_ROWS);
     for (int64_t row = 0; row < a->M; row += HL_XENT_ROWS) {
         struct pass p = {.a = a, .row = row, .rows = a->M - row < HL_XENT_ROWS ? a->M - row : HL_XENT_ROWS};
         struct hl_linear l = {.M = p.rows, .K = a->D, .x = (const real *)a->x + row * a->D, .n = 1};
         if (!a->dx) {
-            loss_alone(pool, a, row, p.rows);
+            loss_alone(backend, a, row, p.rows);
             continue;
         }
         l.part[0].W = a->W;
         l.part[0].out = a->logits;
-        HL_OP(linear_forward)(pool, &l);
+        HL_OP(linear_forward)(backend, &l);
         p.per_task = hl_pieces(8192, a->W.rows); /* a task is worth a few microseconds */
-        hl_pool_run(pool, hl_pieces(p.rows, p.per_task), task, &p);
+        hl_pool_run(hl_backend_pool(backend), hl_pieces(p.rows, p.per_task), task, &p);
         l.part[0].dout = a->logits;
         l.part[0].dW = a->dW;
         l.dx = (real *)a->dx + row * a->D;
-        HL_OP(linear_backward)(pool, &l);
+        HL_OP(linear_backward)(backend, &l);
     }
 }

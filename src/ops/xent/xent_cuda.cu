@@ -1,9 +1,9 @@
-/* xent_cuda.cu -- see xent.h: logits of some rows, their softmax turned into gradients in place, and the two
+/* xent_cuda.cu -- see xent.h: logits of some rows, their softmax trans into gradients in place, and the two
  * products with those. */
-#include "cuda/raw.cuh"
+#include "ops/cuda_ops.cuh"
+#include "cuda/packed.cuh"
 
 enum { THREADS = 1024, PIECES = 8 }; /* pieces of 16 bytes that a thread keeps of a row */
-extern "C" const struct hl_memory HL_OP(memory);
 
 struct softmax {
     int64_t V;
@@ -74,7 +74,7 @@ template <int N> static __global__ void __launch_bounds__(THREADS) softmax_row(s
             unpack(x, kept[i]);
             for (int j = 0; j < WIDE; j++) x[j] = __expf(x[j] - top), sum += x[j];
             if (a.backward)
-                store_raw(&kept[i], x); /* an exponential takes longer than its bytes on their way */
+                store_packed(&kept[i], x); /* an exponential takes longer than its bytes on their way */
         }
     sum = block_sum(sum, room);
     keep_nll(a, row, target, top, sum);
@@ -129,9 +129,9 @@ static void softmax_rows(struct hl_cuda *c, const struct softmax *a, int64_t row
 #undef RUN
 }
 
-extern "C" void HL_OP(xent)(struct hl_pool *pool, const struct hl_xent *a) {
-    struct hl_cuda *c = hl_cuda_of(pool);
-    const int64_t V = a->W.rows, D = a->D, most = HL_OP(memory).xent_rows;
+extern "C" void HL_OP(xent)(struct hl_backend *backend, const struct hl_xent *a) {
+    struct hl_cuda *c = hl_cuda_of(backend);
+    const int64_t V = a->W.rows, D = a->D, most = HL_XENT_ROWS_CUDA;
     for (int64_t row = 0; row < a->M; row += most) {
         const int64_t rows = min(most, a->M - row);
         const act *x = (const act *)a->x + row * D;
@@ -148,11 +148,11 @@ extern "C" void HL_OP(xent)(struct hl_pool *pool, const struct hl_xent *a) {
         hl_cuda_gemm(c, &g);
         softmax_rows(c, &s, rows);
         if (!a->dx) continue;
-        g.M = rows, g.N = D, g.K = V, g.b_turned = false;
+        g.M = rows, g.N = D, g.K = V, g.b_trans = false;
         g.A = a->logits, g.B = a->W.data, g.C = (act *)a->dx + row * D;
         g.lda = V, g.ldb = D, g.ldc = D;
         hl_cuda_gemm(c, &g);
-        g.M = V, g.N = D, g.K = rows, g.a_turned = true;
+        g.M = V, g.N = D, g.K = rows, g.a_trans = true;
         g.A = a->logits, g.B = x, g.C = a->dW, g.lda = V, g.out = HOLA_F32, g.beta = 1.0f;
         hl_cuda_gemm(c, &g);
     }

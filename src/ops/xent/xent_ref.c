@@ -1,5 +1,5 @@
 /* xent_ref.c -- cross-entropy of a linear head, one row of logits at a time, in double. */
-#include "ops/matmul/weight.h"
+#include "ops/linear/weight.h"
 #include "ops/ops.h"
 #include <stdlib.h>
 
@@ -22,9 +22,9 @@ static int64_t first_of_largest(const double *z, int64_t n) {
     return best;
 }
 
-void HL_OP(xent)(struct hl_pool *pool, const struct hl_xent *a) {
+void HL_OP(xent)(struct hl_backend *backend, const struct hl_xent *a) {
     double *z = malloc((size_t)a->W.rows * sizeof *z), *d = malloc((size_t)a->D * sizeof *d);
-    (void)pool;
+    (void)backend;
     HL_ASSERT(z && d);
     for (int64_t t = 0; t < a->M; t++) {
         const real *x = (const real *)a->x + t * a->D;

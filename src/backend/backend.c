@@ -1,0 +1,124 @@
+/* backend.c -- opens a backend by its name; picks the ops for this processor. */
+#include "backend/backend.h"
+#include "backend/cpu_storage.h"
+#include <stdlib.h>
+#include <string.h>
+#ifdef HL_HAVE_CUDA
+#include "backend/cuda_backend.h"
+#include "cuda/cuda.h"
+#endif
+
+/* ---- ops of this processor ---- */
+
+extern const struct hl_ops hl_ref_ops, hl_base_ops;
+#if defined(__x86_64__) && !defined(HL_DOUBLE) && !defined(HL_ONE_ISA)
+#define HL_HAVE_AVX
+extern const struct hl_ops hl_avx2_ops, hl_avx512_ops;
+static bool has_avx2(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+static bool has_avx512(void) {
+    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+}
+#endif
+
+const struct hl_ops *hl_ops_named(const char *name) {
+    const struct hl_ops *have[4] = {&hl_ref_ops, &hl_base_ops};
+    int n = 2;
+#ifdef HL_HAVE_AVX
+    if (has_avx2()) have[n++] = &hl_avx2_ops;
+    if (has_avx512()) have[n++] = &hl_avx512_ops;
+#endif
+    if (!name || !strcmp(name, "cpu")) return have[n - 1];
+    for (int i = 0; i < n; i++)
+        if (!strcmp(name, have[i]->name)) return have[i];
+    return NULL;
+}
+
+/* ---- opening ---- */
+
+static hola_status cpu_open(struct hl_backend *b, const char *name) {
+    const struct hl_ops *ops = hl_ops_named(name);
+    if (!ops) return hl_fail(HOLA_EINVAL, "backend: this machine has no '%s'", name);
+    b->ops = *ops;
+#define FALL_BACK(op, arg, need, where) \
+    if (!b->ops.op) b->ops.op = hl_ref_ops.op;
+    HL_OPS_LIST(FALL_BACK)
+#undef FALL_BACK
+    b->storage = hl_cpu_storage;
+    b->host = true;
+    b->act_size = (int64_t)sizeof(real);
+    b->xent_rows = HL_XENT_ROWS;
+    return HOLA_OK;
+}
+
+/* "cuda", "cuda-f32", either with ":1" for the second device; NULL: not such a name */
+static const char *cuda_name(const char *name, bool *f32) {
+    if (!name || strncmp(name, "cuda", 4) != 0) return NULL;
+    *f32 = !strncmp(name + 4, "-f32", 4);
+    const char *rest = name + (*f32 ? 8 : 4);
+    return *rest == 0 || *rest == ':' ? rest : NULL;
+}
+
+static hola_status cuda_open(struct hl_backend *b, const char *device, bool f32) {
+#ifdef HL_HAVE_CUDA
+    int index = 0;
+    if (*device == ':') {
+        char *end;
+        long n = strtol(device + 1, &end, 10);
+        if (end == device + 1 || *end || n < 0 || n > 1023)
+            return hl_fail(HOLA_EINVAL, "backend: '%s' is not the number of a device", device + 1);
+        index = (int)n;
+    }
+    return hl_cuda_backend_open(b, index, f32);
+#else
+    (void)b, (void)device, (void)f32;
+    return hl_fail(HOLA_ENOTSUP, "no CUDA device: this hola was built without CUDA (nvcc was not found)");
+#endif
+}
+
+const char *hl_backend_best(void) {
+#ifdef HL_HAVE_CUDA
+    if (hl_cuda_available()) return "cuda";
+#endif
+    return "cpu";
+}
+
+hola_status hl_backend_open(struct hl_backend **out, const char *name, int threads) {
+    bool f32 = false;
+    const char *device = cuda_name(name, &f32);
+    struct hl_backend *b = calloc(1, sizeof *b);
+    *out = NULL;
+    if (!b) return hl_fail(HOLA_ENOMEM, "backend: no memory");
+    hola_status s = device ? cuda_open(b, device, f32) : cpu_open(b, name);
+    if (s == HOLA_OK) s = hl_pool_new(&b->pool, threads);
+    if (s == HOLA_OK) *out = b;
+    else hl_backend_close(b);
+    return s;
+}
+
+struct hl_pool *hl_backend_pool(const struct hl_backend *b) {
+    return b ? b->pool : NULL;
+}
+
+void hl_backend_get(struct hl_backend *b, void *host, const void *from, int64_t bytes) {
+    hl_get(b, host, from, bytes);
+}
+
+void hl_backend_close(struct hl_backend *b) {
+    if (!b) return;
+    if (b->close) b->close(b->device);
+    hl_pool_free(b->pool);
+    free(b);
+}
+
+hola_status hl_backend_require(const struct hl_backend *b, const char *const *ops) {
+    for (; *ops; ops++) {
+        bool has = false;
+#define LOOK(op, arg, need, where) \
+    if (!strcmp(*ops, #op)) has = b->ops.op != NULL;
+        HL_OPS_LIST(LOOK)
+#undef LOOK
+        if (!has) return hl_fail(HOLA_ENOTSUP, "%s: the op %s is not available", b->ops.name, *ops);
+    }
+    return HOLA_OK;
+}

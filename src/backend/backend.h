@@ -1,0 +1,92 @@
+/* backend.h -- what a model computes with: a table of ops, storage for arrays, recorded work, collectives between
+ * ranks, and the host's threads. The model is written once against this. */
+#ifndef HL_BACKEND_H
+#define HL_BACKEND_H
+#include "ops/ops.h"
+
+/* Where a backend's arrays live. put and get copy between the host and there, copy within. Calls and ops take
+ * effect in order; get and finish wait. finish gives the first failure since it was last called; so does status,
+ * of what is known, without waiting. */
+struct hl_storage {
+    void *(*alloc)(struct hl_backend *, int64_t bytes); /* 256-byte aligned; NULL: out of memory */
+    void (*release)(struct hl_backend *, void *);
+    void (*zero)(struct hl_backend *, void *, int64_t bytes);
+    void (*copy)(struct hl_backend *, void *to, const void *from, int64_t bytes);
+    void (*put)(struct hl_backend *, void *to, const void *host, int64_t bytes);
+    void (*get)(struct hl_backend *, void *host, const void *from, int64_t bytes);
+    hola_status (*finish)(struct hl_backend *), (*status)(struct hl_backend *);
+    /* Cuts a batch into chunks and blocks on the device and sets rows->dev, valid until the next call; C: the
+     * exact memory's block, 0: there is none. */
+    hola_status (*cut_rows)(struct hl_backend *, struct hl_rows *rows, int64_t C);
+    /* Bytes that could still be allocated, and bytes in use; 0: not known. */
+    void (*free_memory)(struct hl_backend *, int64_t *free_bytes, int64_t *used);
+    /* NULL, or: hands n rows of `each` bytes to `row` on any thread, each as soon as its copy to the host has
+     * arrived. false: nothing was done. */
+    bool (*stream_rows)(struct hl_backend *, const void *from, int64_t each, int64_t n,
+                        void (*row)(void *ctx, int64_t i, const void *bytes), void *ctx);
+};
+
+/* Work repeated with the same arrays and shapes, as in decoding. replay: true where the work of this key was
+ * recorded and is now running once more. Otherwise do it and call recorded. */
+struct hl_graphs {
+    bool (*replay)(struct hl_backend *, uint64_t key);
+    void (*recorded)(struct hl_backend *, uint64_t key);
+};
+
+/* Collectives between the devices of several ranks. link may fail: then arrays meet on the host.
+ * broadcast: from rank 0. reduce: x[first, first + n) summed over the ranks into the copy of the rank that owns
+ * that part of the block; runs beside other work until reduced. share: all-gather of every rank's `bytes`. */
+struct hl_collectives {
+    hola_status (*link)(struct hl_backend *, int rank, int size, void (*broadcast)(void *, int64_t bytes));
+    void (*reduce)(struct hl_backend *, real *x, int64_t first, int64_t n, int64_t part);
+    void (*reduced)(struct hl_backend *);
+    void (*share)(struct hl_backend *, void *block, int64_t bytes);
+};
+
+struct hl_backend {
+    struct hl_ops ops;
+    struct hl_storage storage;
+    struct hl_graphs graphs;                  /* replay NULL: nothing is recorded */
+    const struct hl_collectives *collectives; /* NULL: none */
+    struct hl_pool *pool;                     /* the host's threads; a device's backend has them, too */
+    void *device;                             /* NULL on the host */
+    void (*close)(void *device);
+    bool host;         /* arrays are the host's own: put and get could be memcpy */
+    int64_t act_size;  /* bytes of an activation */
+    int64_t xent_rows; /* rows of logits that xent works on at a time */
+};
+
+/* "cpu" or NULL: the fastest this processor runs; "cpu-ref": the plain reference, which defines what is
+ * correct; "cpu-base", "cpu-avx2", "cpu-avx512": one instruction set; "cuda": the first GPU, "cuda:1" the
+ * second; "cuda-f32": with float activations, for checking. threads: of the host, 0: one per processor.
+ * On success *out is yours: hl_backend_close() it. */
+hola_status hl_backend_open(struct hl_backend **out, const char *name, int threads);
+void hl_backend_close(struct hl_backend *b);
+/* "cuda" where there is a device, else "cpu". */
+const char *hl_backend_best(void);
+/* The ops of a CPU backend, to call with any CPU backend. NULL: unknown, or not on this machine. */
+const struct hl_ops *hl_ops_named(const char *name);
+/* Scratch memory of every worker (pool.h). */
+static inline hola_status hl_backend_reserve(struct hl_backend *b, int64_t bytes) {
+    return hl_pool_reserve(b->pool, bytes);
+}
+/* Fails, naming the op, unless all ops of this list (NULL ends it) are there. */
+hola_status hl_backend_require(const struct hl_backend *b, const char *const *ops);
+
+/* ---- storage, shorter ---- */
+
+static inline void *hl_alloc(struct hl_backend *b, int64_t bytes) { return b->storage.alloc(b, bytes); }
+static inline void hl_release(struct hl_backend *b, void *p) { b->storage.release(b, p); }
+static inline void hl_zero(struct hl_backend *b, void *p, int64_t bytes) { b->storage.zero(b, p, bytes); }
+static inline void hl_copy(struct hl_backend *b, void *to, const void *from, int64_t bytes) {
+    b->storage.copy(b, to, from, bytes);
+}
+static inline void hl_put(struct hl_backend *b, void *to, const void *host, int64_t bytes) {
+    b->storage.put(b, to, host, bytes);
+}
+static inline void hl_get(struct hl_backend *b, void *host, const void *from, int64_t bytes) {
+    b->storage.get(b, host, from, bytes);
+}
+static inline hola_status hl_finish(struct hl_backend *b) { return b->storage.finish(b); }
+
+#endif

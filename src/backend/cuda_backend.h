@@ -1,0 +1,10 @@
+/* cuda_backend.h -- a CUDA device as a backend; in builds with CUDA only. */
+#ifndef HL_CUDA_BACKEND_H
+#define HL_CUDA_BACKEND_H
+#include "backend/backend.h"
+
+/* Fills *b but for its threads. */
+hola_status hl_cuda_backend_open(struct hl_backend *b, int device, bool f32);
+struct hl_cuda *hl_cuda_of(const struct hl_backend *b);
+
+#endif

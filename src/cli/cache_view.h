@@ -1,0 +1,42 @@
+/* cache_view.h -- hola inspect --memory: what a text leaves in the exact memory, as a table, JSON and a page. */
+#ifndef HOLA_CLI_MEMORY_H
+#define HOLA_CLI_MEMORY_H
+#include "cli/cli.h"
+#include "model/cache_view.h"
+
+struct memory_opts {
+    const char *file, *ids, *tokenizer, *html;
+    int64_t query;       /* -1: the last token */
+    int64_t layer, head; /* -1: all */
+    int64_t top;         /* tokens listed per head */
+    int color;
+    bool on, json;
+};
+enum memory_color { MEMORY_COLOR_AUTO, MEMORY_COLOR_ALWAYS, MEMORY_COLOR_NEVER };
+extern const char *const memory_colors[];
+
+struct memory_report {
+    const struct memory_opts *opts;
+    const hola_config *cfg;
+    struct hl_cache_view view;
+    const int32_t *ids;
+    char **text; /* of every token, printable UTF-8 */
+};
+
+/* The whole command, for a loaded model; dir is where its tokenizer is sought. */
+int memory_inspect(hola_model *m, const char *dir, const struct memory_opts *o);
+
+/* memory_page.c: one self-contained HTML page, written whole or not at all. */
+int memory_write_page(const struct memory_report *r, const char *path);
+
+/* Would the latest tokens of the closed blocks, which a memory by recency holds, include this one? */
+bool memory_recent(const struct memory_report *r, int64_t pos);
+static inline const struct hl_cache_view_head *memory_head(const struct memory_report *r, int64_t l,
+                                                           int64_t h) {
+    return &r->view.head[l * r->view.heads + h];
+}
+/* Whether the options choose this head. */
+static inline bool memory_chosen(const struct memory_report *r, int64_t l, int64_t h) {
+    return (r->opts->layer < 0 || r->opts->layer == l) && (r->opts->head < 0 || r->opts->head == h);
+}
+#endif

@@ -1,0 +1,39 @@
+/* device_memory.c -- a device's scratch and staging memory, and the first failure it met. */
+#include "cuda/device.h"
+#include <stdarg.h>
+#include <stdio.h>
+
+const char *hl_cuda_name(const struct hl_cuda *c) { return c->name; }
+int hl_cuda_sms(const struct hl_cuda *c) { return c->sms; }
+
+void hl_cuda_fail(struct hl_cuda *c, hola_status s, const char *format, ...) {
+    va_list args;
+    if (c->failure != HOLA_OK) return;
+    c->failure = s;
+    va_start(args, format);
+    vsnprintf(c->message, sizeof c->message, format, args);
+    va_end(args);
+}
+
+void *hl_cuda_scratch(struct hl_cuda *c, int64_t bytes) {
+    if (bytes > c->scratch_bytes) {
+        hl_cuda_wait(c);
+        hl_cuda_free(c, c->scratch);
+        c->scratch_bytes = 0;
+        c->scratch = hl_cuda_malloc(c, bytes);
+        if (!c->scratch) {
+            int64_t left, used;
+            hl_cuda_free_memory(c, &left, &used);
+            hl_cuda_fail(c, HOLA_ENOMEM, "device memory: %.1f MB of scratch do not fit beside %.1f MB in use",
+                         (double)bytes * 1e-6, (double)used * 1e-6);
+            return NULL;
+        }
+        c->scratch_bytes = bytes;
+    }
+    return c->scratch;
+}
+
+void *hl_cuda_stage(struct hl_cuda *c, int64_t bytes) {
+    if (!c->stage) c->stage = hl_cuda_malloc_host(c, HL_STAGE_BYTES);
+    return bytes <= HL_STAGE_BYTES ? c->stage : NULL;
+}

@@ -1,0 +1,77 @@
+/* named_barrier.cuh -- barriers of some of a block's warps: `threads` of them come to barrier `id`, 1 to 15 (0 is that of
+ * __syncthreads). Those that meet wait for the others; those that come only say so and go on. Kernels begin with
+ * named_barrier_init, in all threads.
+ *
+ * HL_RACECHECK, for compute-sanitizer alone (make sanitize): racecheck takes these barriers for a part of
+ * __syncthreads and reports what is in order. There they lie in shared memory, where it follows them, in the last
+ * NAMED_BARRIER_BYTES bytes that were asked for (of TILES_ROOM, or beside what is used); every thread has 1 / threads of what
+ * ends a phase, whatever the barrier. */
+#ifndef HL_SOME_CUH
+#define HL_SOME_CUH
+#include "cuda/common.cuh"
+
+#if defined(HL_RACECHECK) && !defined(HL_CUDA_EMU)
+enum { NAMED_BARRIER_BYTES = 17 * 8, SHARES = 322560 /* 1024 * 9 * 5 * 7 */ };
+static __device__ __forceinline__ uint32_t named_barrier_address(int id) {
+    uint32_t bytes;
+    asm volatile("mov.u32 %0, %dynamic_smem_size;" : "=r"(bytes));
+    return ((uint32_t)__cvta_generic_to_shared(shared_memory()) + bytes - NAMED_BARRIER_BYTES + 7) / 8 * 8 +
+           8 * id;
+}
+static __device__ __forceinline__ void named_barrier_init() {
+    if (threadIdx.x < 16)
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(named_barrier_address(threadIdx.x)),
+                     "r"(SHARES)
+                     : "memory");
+    __syncthreads();
+}
+static __device__ __forceinline__ uint64_t named_barrier_arrive(int id, int threads) {
+    uint64_t phase;
+    asm volatile("mbarrier.arrive.shared::cta.b64 %0, [%1], %2;"
+                 : "=l"(phase)
+                 : "r"(named_barrier_address(id)), "r"(SHARES / threads)
+                 : "memory");
+    return phase;
+}
+static __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
+    const uint64_t phase = named_barrier_arrive(id, threads);
+    uint32_t over = 0;
+    while (!over)
+        asm volatile("{\n.reg .pred p;\n"
+                     "mbarrier.try_wait.shared::cta.b64 p, [%1], %2;\n"
+                     "selp.u32 %0, 1, 0, p;\n}"
+                     : "=r"(over)
+                     : "r"(named_barrier_address(id)), "l"(phase)
+                     : "memory");
+}
+#else
+enum { NAMED_BARRIER_BYTES = 0 };
+static __device__ __forceinline__ void named_barrier_init() {
+#ifdef HL_CUDA_EMU
+    emu_named_barrier_init();
+#endif
+}
+static __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
+#ifdef HL_CUDA_EMU
+    emu_named_barrier(id, threads, true);
+#else
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+#endif
+}
+static __device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
+#ifdef HL_CUDA_EMU
+    emu_named_barrier(id, threads, false);
+#else
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+#endif
+}
+#endif
+/* The same with numbers that are known when compiled. */
+template <int id, int threads> static __device__ __forceinline__ void named_barrier_sync() {
+    named_barrier_sync(id, threads);
+}
+template <int id, int threads> static __device__ __forceinline__ void named_barrier_arrive() {
+    named_barrier_arrive(id, threads);
+}
+
+#endif

@@ -1,0 +1,246 @@
+/* prepare.c -- see prepare.h. One batch of documents is encoded while the next one is read; they are written
+ * in their order. */
+#define _GNU_SOURCE
+#include "data/prepare.h"
+#include "core/pool.h"
+#include "data/prepare_out.h"
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+
+enum {
+    BATCH_BYTES = 8 << 20,
+    BATCH_DOCS = 4096,
+    LARGE = 4 << 20, /* a document that all threads encode together */
+    NAMES = 1000     /* of source files that dataset.json lists */
+};
+
+/* A failure on another thread: its message is carried to the one that asked. */
+struct failure {
+    hola_status status;
+    char text[512];
+};
+static void keep(struct failure *f, hola_status s) {
+    f->status = s;
+    if (s != HOLA_OK) snprintf(f->text, sizeof f->text, "%s", hola_last_error());
+}
+static hola_status tell(const struct failure *f) {
+    return f->status == HOLA_OK ? HOLA_OK : hl_fail(f->status, "%s", f->text);
+}
+
+struct item {
+    struct hl_record record;
+    struct hl_document document;
+    bool bad;
+    struct failure failure;
+};
+struct batch {
+    struct item *item;
+    int64_t n;
+    struct failure failure; /* of reading on, after these */
+};
+
+struct job {
+    const struct hl_prepare_opts *o;
+    struct hl_source *source;
+    hola_tokenizer *tokenizer;
+    struct hl_pool *pool;
+    struct batch batch[2], *now, *next;
+};
+
+/* ---- the two kinds of task ---- */
+
+static void read_batch(struct job *j, struct batch *b) {
+    int64_t bytes = 0;
+    b->n = 0;
+    b->failure.status = HOLA_OK;
+    while (b->n < BATCH_DOCS && bytes < BATCH_BYTES) {
+        struct item *it = &b->item[b->n];
+        hola_status s;
+        it->document = (struct hl_document){0};
+        it->bad = false;
+        it->failure.status = HOLA_OK;
+        s = hl_source_next(j->source, &it->record);
+        keep(&b->failure, s);
+        if (s != HOLA_OK || !it->record.text) break;
+        bytes += it->record.len;
+        b->n++;
+    }
+}
+
+static void encode(const struct job *j, struct item *it, int threads) {
+    hola_status s = hl_record_decode(&it->record, j->o->field);
+    it->bad = s == HOLA_EFORMAT;
+    if (s == HOLA_OK && it->record.len > 0)
+        s = hola_tokenizer_encode(j->tokenizer, it->record.text, it->record.len, threads, &it->document.ids,
+                                  &it->document.n);
+    it->document.bytes = it->record.len;
+    keep(&it->failure, s);
+    free(it->record.text);
+    it->record.text = NULL;
+}
+
+static void run_task(void *ctx, int64_t i, int worker) {
+    struct job *j = ctx;
+    (void)worker;
+    if (i == 0) read_batch(j, j->next);
+    else if (j->now->item[i - 1].record.len < LARGE) encode(j, &j->now->item[i - 1], 1);
+}
+
+/* ---- a batch's way ---- */
+
+static hola_status write_batch(struct job *j, struct hl_out *out) {
+    struct hl_prepare_result *r = out->result;
+    for (int64_t i = 0; i < j->now->n; i++) {
+        struct item *it = &j->now->item[i];
+        hola_status s = HOLA_OK;
+        if (it->record.text) encode(j, it, hl_pool_threads(j->pool));
+        if (it->bad && j->o->skip_bad) r->bad++;
+        else if (it->failure.status != HOLA_OK) s = tell(&it->failure);
+        else if (it->document.n == 0) r->empty++;
+        else s = hl_out_add(out, &it->document);
+        free(it->document.ids);
+        it->document.ids = NULL;
+        if (s != HOLA_OK) return s;
+    }
+    return HOLA_OK;
+}
+
+static hola_status run_batches(struct job *j, struct hl_out *out) {
+    hola_status s = HOLA_OK;
+    read_batch(j, j->next);
+    while (s == HOLA_OK) {
+        struct batch *b = j->next;
+        j->next = j->now, j->now = b;
+        if (b->n > 0) hl_pool_run(j->pool, b->n + 1, run_task, j);
+        s = write_batch(j, out);
+        if (s == HOLA_OK) s = tell(&b->failure);
+        hl_source_progress(j->source, &out->result->all.done, &out->result->all.all);
+        if (s == HOLA_OK && j->o->progress) j->o->progress(j->o->ctx, &out->result->all);
+        if (b->n == 0) break;
+    }
+    return s;
+}
+
+/* ---- from text ---- */
+
+/* Which file to copy, and what it is called in a dataset. */
+static hola_status name_tokenizer(const struct hl_prepare_opts *o, struct hl_out *out) {
+    static const char *const names[] = {"tokenizer.model", "tokenizer.json"};
+    struct stat st;
+    size_t n = strlen(o->tokenizer);
+    if (!strcmp(o->tokenizer, "byte")) {
+        out->called = "byte";
+        return HOLA_OK;
+    }
+    if (stat(o->tokenizer, &st) == 0 && S_ISDIR(st.st_mode)) {
+        for (int i = 0; i < 2; i++) { /* in the order of hola_tokenizer_load */
+            free(out->tokenizer);
+            out->called = names[i];
+            out->tokenizer = hl_path_join(o->tokenizer, names[i]);
+            if (!out->tokenizer || stat(out->tokenizer, &st) == 0) break;
+        }
+    } else {
+        out->called = names[n >= 5 && !strcmp(o->tokenizer + n - 5, ".json")];
+        out->tokenizer = strdup(o->tokenizer);
+    }
+    return out->tokenizer ? HOLA_OK : hl_fail(HOLA_ENOMEM, "%s: no memory", o->tokenizer);
+}
+
+/* A name as JSON: bytes that are not ASCII may be no UTF-8, then they are left out. */
+static json_t *name_of(const char *path) {
+    json_t *name = json_string(path);
+    char *ascii = name ? NULL : strdup(path);
+    for (char *p = ascii; p && *p; p++)
+        if (*p & 0x80) *p = '?';
+    if (ascii) name = json_string(ascii);
+    free(ascii);
+    return name;
+}
+
+static json_t *describe_source(const struct hl_source *s) {
+    json_t *names = json_array();
+    for (int64_t i = 0; i < hl_source_files(s) && i < NAMES; i++)
+        json_array_append_new(names, name_of(hl_source_path(s, i)));
+    return json_pack("{s:I, s:o}", "source_files", (json_int_t)hl_source_files(s), "sources", names);
+}
+
+static hola_status from_text(const struct hl_prepare_opts *o, struct hl_out *out) {
+    struct job j = {.o = o, .now = &j.batch[0], .next = &j.batch[1]};
+    struct hl_prepare_result *r = out->result;
+    hola_status s = hola_tokenizer_load(&j.tokenizer, o->tokenizer);
+    if (s == HOLA_OK) s = name_tokenizer(o, out);
+    if (s == HOLA_OK) s = hl_source_open(&j.source, o->inputs, o->n_inputs, &o->source);
+    if (s == HOLA_OK) s = hl_pool_new(&j.pool, o->threads);
+    for (int i = 0; i < 2 && s == HOLA_OK; i++)
+        if (!(j.batch[i].item = calloc(BATCH_DOCS, sizeof *j.batch[i].item)))
+            s = hl_fail(HOLA_ENOMEM, "no memory");
+    if (s == HOLA_OK) {
+        r->vocab = hola_tokenizer_size(j.tokenizer);
+        r->bos = out->front = o->no_bos ? -1 : hola_tokenizer_bos(j.tokenizer);
+        s = run_batches(&j, out);
+    }
+    if (s == HOLA_OK && r->all.documents == 0)
+        s = hl_fail(HOLA_EINVAL, "%s%s: no text in it", o->inputs[0], o->n_inputs > 1 ? " and so on" : "");
+    if (s == HOLA_OK) {
+        json_t *about = describe_source(j.source);
+        s = about ? hl_out_end(out, about) : hl_fail(HOLA_ENOMEM, "no memory");
+        json_decref(about);
+    }
+    for (int b = 0; b < 2; b++) {
+        for (int64_t i = 0; j.batch[b].item && i < BATCH_DOCS; i++) {
+            free(j.batch[b].item[i].record.text);
+            free(j.batch[b].item[i].document.ids);
+        }
+        free(j.batch[b].item);
+    }
+    hl_pool_free(j.pool);
+    hl_source_free(j.source);
+    hola_tokenizer_free(j.tokenizer);
+    return s;
+}
+
+/* ---- generated ---- */
+
+static hola_status from_generator(const struct hl_prepare_opts *o, struct hl_out *out) {
+    struct hl_prepare_result *r = out->result;
+    bool recall = o->generate == HL_GENERATE_RECALL;
+    int64_t length = recall ? o->recall.length : o->mqar.length;
+    hola_status s = recall ? hl_recall_check(&o->recall) : hl_mqar_check(&o->mqar);
+    r->vocab = recall ? hl_recall_vocab(&o->recall) : o->mqar.vocab;
+    r->bos = recall ? HL_RECALL_BEGIN : -1; /* the sequences hold it: nothing goes in front */
+    r->all.all = o->samples;
+    for (int64_t i = 0; i < o->samples && s == HOLA_OK; i++) {
+        struct hl_document d = {.ids = malloc((size_t)length * sizeof *d.ids), .n = length};
+        if (!d.ids) return hl_fail(HOLA_ENOMEM, "a sequence of %" PRId64 " tokens", length);
+        s = recall ? hl_recall_make(&o->recall, o->seed, i, d.ids, NULL)
+                   : hl_mqar_make(&o->mqar, o->seed, i, d.ids, NULL);
+        if (s == HOLA_OK) s = hl_out_add(out, &d);
+        free(d.ids);
+        r->all.done = i + 1;
+        if (s == HOLA_OK && o->progress && i % 256 == 255) o->progress(o->ctx, &r->all);
+    }
+    if (s == HOLA_OK) {
+        json_t *about = json_pack("{s:s, s:I}", "generated", recall ? "recall" : "mqar", "sequence_length",
+                                  (json_int_t)length);
+        s = about ? hl_out_end(out, about) : hl_fail(HOLA_ENOMEM, "no memory");
+        json_decref(about);
+    }
+    return s;
+}
+
+hola_status hl_prepare(const struct hl_prepare_opts *o, struct hl_prepare_result *r) {
+    struct timespec t0, t1;
+    struct hl_out out = {.opts = o, .result = r, .front = -1, .lock = -1};
+    hola_status s;
+    *r = (struct hl_prepare_result){.bos = -1};
+    clock_gettime(CLOCK_MONOTONIC, &t0);
+    s = hl_out_check(o);
+    if (s == HOLA_OK) s = o->generate ? from_generator(o, &out) : from_text(o, &out);
+    hl_out_free(&out);
+    clock_gettime(CLOCK_MONOTONIC, &t1);
+    r->seconds = (double)(t1.tv_sec - t0.tv_sec) + 1e-9 * (double)(t1.tv_nsec - t0.tv_nsec);
+    return s;
+}

@@ -1,0 +1,238 @@
+/* cache_view.c -- see view.h. The text goes through the model in pieces, as in a session; after each layer of a piece
+ * the write magnitudes are copied out. The query is a piece of its own: what it saw follows from the state before
+ * it and from its own q and k. */
+#include "model/cache_view.h"
+#include "core/half.h"
+#include "model/model.h"
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct watch {
+    hola_model *m;
+    struct hl_cache_view *v;
+    char *state, *held; /* the backend's block; a copy on the host, of the state before the query */
+    int64_t pos;        /* of the piece's first token */
+    bool query;         /* the piece is the query alone */
+    void *raw;          /* room for a layer's m, q or k of a piece, as the backend stores them */
+    real *q, *k;        /* the query's, of one layer */
+    hola_status failed;
+};
+
+/* ---- where things are in a state block ---- */
+
+static int64_t kept_at(const hola_config *c, int64_t pos) {
+    const int64_t closed = pos / c->cache_chunk * c->cache_chunk;
+    return closed < c->cache_window ? closed : c->cache_window;
+}
+static struct hl_cache_layout layout(const hola_model *m) {
+    const hola_config *c = &m->cfg;
+    return hl_cache_layout(c->head_dim, c->head_v_dim, c->cache_window, c->cache_chunk, m->backend->act_size);
+}
+static const char *head_of(const hola_model *m, const char *state, int64_t layer, int64_t head) {
+    return state + layer * m->state.layer + m->state.cache + head * layout(m).bytes;
+}
+
+static hola_status check_head(const hola_model *m, int64_t layer, int64_t head) {
+    if (!hl_dims(&m->cfg).cache) return hl_fail(HOLA_EINVAL, "this model has no exact memory");
+    if (layer < 0 || layer >= m->cfg.num_hidden_layers || head < 0 || head >= m->cfg.num_v_heads)
+        return hl_fail(HOLA_EINVAL, "layer %lld, head %lld", (long long)layer, (long long)head);
+    return HOLA_OK;
+}
+
+static int ascending(const void *a, const void *b) {
+    const int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return (x > y) - (x < y);
+}
+
+hola_status hl_session_kept(const hola_session *y, int64_t layer, int64_t head, int64_t *pos,
+                            int64_t *count) {
+    const hola_model *m = hl_session_model(y);
+    hola_status s = check_head(m, layer, head);
+    *count = 0;
+    if (s != HOLA_OK) return s;
+    const int64_t n = kept_at(&m->cfg, hola_session_position(y));
+    hl_get(m->backend, pos, head_of(m, hl_session_state(y), layer, head) + layout(m).pos,
+           n * (int64_t)sizeof *pos);
+    s = hl_finish(m->backend);
+    if (s != HOLA_OK) return s;
+    qsort(pos, (size_t)n, sizeof *pos, ascending);
+    *count = n;
+    return HOLA_OK;
+}
+
+/* ---- watching a pass ---- */
+
+static const void *fetch(struct watch *w, const void *from, int64_t bytes) {
+    hl_get(w->m->backend, w->raw, from, bytes);
+    const hola_status s = hl_finish(w->m->backend);
+    if (s != HOLA_OK) w->failed = s;
+    return w->raw;
+}
+static real act_at(const void *x, int64_t size, int64_t i) {
+    return size == 2 ? (real)hl_from_bf16(((const uint16_t *)x)[i]) : ((const real *)x)[i];
+}
+static void fetch_acts(struct watch *w, const void *from, int64_t n, real *out) {
+    const int64_t size = w->m->backend->act_size;
+    const void *x = fetch(w, from, n * size);
+    for (int64_t i = 0; i < n; i++) out[i] = act_at(x, size, i);
+}
+static double scalar(struct watch *w, int64_t tensor, int64_t head) {
+    const real *x = hl_model_vector(w->m, HL_INFER, tensor);
+    return *(const real *)fetch(w, x + head, sizeof *x);
+}
+
+/* cache.h's softmax for the query, from the rows that were there before it and its own */
+static void read_of(struct watch *w, int64_t layer, int64_t head) {
+    const hola_config *c = &w->m->cfg;
+    const struct hl_layer_params *p = &w->m->params.layer[layer];
+    const struct hl_cache_layout at = layout(w->m);
+    const char *held = head_of(w->m, w->held, layer, head);
+    const int64_t K = c->head_dim, size = w->m->backend->act_size,
+                  hk = head / (c->num_v_heads / c->num_heads);
+    const int64_t kept = kept_at(c, w->pos), first = w->pos / c->cache_chunk * c->cache_chunk;
+    const double tau = scalar(w, p->cache_tau, head), sink = scalar(w, p->cache_sink, head);
+    struct hl_cache_view_head *o = &w->v->head[layer * w->v->heads + head];
+    double max = sink, sum;
+    o->gate = (float)hl_sigmoid((real)scalar(w, p->cache_gate, head));
+    o->seen_kept = kept;
+    o->seen = kept + w->pos - first + 1;
+    for (int64_t j = 0; j < o->seen; j++) {
+        const int64_t slot = j < kept ? j : c->cache_window + j - kept;
+        double z = 0;
+        for (int64_t i = 0; i < K; i++) {
+            const real k = j + 1 < o->seen ? act_at(held + at.k, size, slot * K + i) : w->k[hk * K + i];
+            z += (double)w->q[hk * K + i] * (double)k;
+        }
+        o->p[j] = (float)(z * tau / sqrt((double)K));
+        o->seen_pos[j] = j < kept ? ((const int64_t *)(held + at.pos))[j] : first + j - kept;
+        max = fmax(max, (double)o->p[j]);
+    }
+    sum = exp(sink - max);
+    for (int64_t j = 0; j < o->seen; j++) sum += exp((double)o->p[j] - max);
+    for (int64_t j = 0; j < o->seen; j++) o->p[j] = (float)(exp((double)o->p[j] - max) / sum);
+    o->p_sink = (float)(exp(sink - max) / sum);
+}
+
+static void after_layer(void *ctx, int64_t layer, const struct hl_layer_activations *a, int64_t T) {
+    struct watch *w = ctx;
+    const struct hl_dims s = hl_dims(&w->m->cfg);
+    const real *m = fetch(w, a->m, T * s.HV * (int64_t)sizeof *m);
+    for (int64_t h = 0; h < s.HV; h++)
+        for (int64_t t = 0; t < T; t++) w->v->head[layer * s.HV + h].m[w->pos + t] = (float)m[t * s.HV + h];
+    if (!w->query) return;
+    fetch_acts(w, s.rms ? a->qt : a->q, s.qk, w->q);
+    fetch_acts(w, s.rms ? a->kt : a->k, s.qk, w->k);
+    for (int64_t h = 0; h < s.HV; h++) read_of(w, layer, h);
+}
+
+/* Feeds tokens [w->pos, end); the model's lock is held. */
+static hola_status feed(struct watch *w, const int32_t *ids, int64_t end) {
+    hola_model *m = w->m;
+    const int64_t most = hl_model_rows(m);
+    for (int64_t n; w->pos < end; w->pos += n) {
+        n = end - w->pos < most ? end - w->pos : most;
+        struct hl_seg seg = {.len = n, .pos = w->pos, .state = w->state};
+        struct hl_rows rows = {.T = n, .n = 1, .seg = &seg};
+        hola_status s = hl_activations_reserve(&m->infer, &m->cfg, &rows, 0);
+        if (s != HOLA_OK) return s;
+        m->infer.watch = after_layer;
+        m->infer.watch_ctx = w;
+        hl_model_forward(m, &m->infer, &rows, hl_activations_put(&m->infer, m->infer.ids, ids + w->pos, n));
+        m->infer.watch = NULL;
+        s = hl_finish(m->backend);
+        if (s == HOLA_OK) s = w->failed;
+        if (s != HOLA_OK) return s;
+    }
+    return HOLA_OK;
+}
+
+static hola_status copy_state(struct watch *w) {
+    hl_get(w->m->backend, w->held, w->state, w->m->state.bytes);
+    return hl_finish(w->m->backend);
+}
+
+static void list_kept(const struct watch *w, int64_t layer, int64_t head) {
+    const struct hl_cache_layout at = layout(w->m);
+    const char *held = head_of(w->m, w->held, layer, head);
+    struct hl_cache_view_head *o = &w->v->head[layer * w->v->heads + head];
+    o->kept = kept_at(&w->m->cfg, w->v->n);
+    for (int64_t i = 0; i < o->kept; i++) { /* they stand in order */
+        o->pos[i] = ((const int64_t *)(held + at.pos))[i];
+        o->score[i] = (float)((const real *)(held + at.score))[i];
+    }
+}
+
+static hola_status look(struct watch *w, const int32_t *ids) {
+    hola_status s = hl_model_need_panels(w->m);
+    if (s == HOLA_OK) s = feed(w, ids, w->v->query);
+    if (s == HOLA_OK) s = copy_state(w);
+    w->query = true;
+    if (s == HOLA_OK) s = feed(w, ids, w->v->query + 1);
+    w->query = false;
+    if (s == HOLA_OK) s = feed(w, ids, w->v->n);
+    if (s == HOLA_OK) s = copy_state(w);
+    for (int64_t i = 0; s == HOLA_OK && i < w->v->layers * w->v->heads; i++)
+        list_kept(w, i / w->v->heads, i % w->v->heads);
+    return s;
+}
+
+/* ---- the view's own memory ---- */
+
+static hola_status allocate(struct hl_cache_view *v, const hola_config *c) {
+    const int64_t heads = v->layers * v->heads, w = c->cache_window, rows = w + c->cache_chunk;
+    const int64_t each = (w + rows) * 8 + (v->n + w + rows) * 4;
+    v->head = calloc((size_t)heads, sizeof *v->head);
+    v->block = malloc((size_t)(heads * (each + 8)));
+    if (!v->head || !v->block) {
+        hl_cache_view_free(v);
+        return hl_fail(HOLA_ENOMEM, "memory view: no memory for %lld tokens x %lld heads", (long long)v->n,
+                       (long long)heads);
+    }
+    int64_t *whole = v->block;
+    float *part = (float *)(whole + heads * (w + rows));
+    for (int64_t i = 0; i < heads; i++) {
+        struct hl_cache_view_head *h = &v->head[i];
+        h->pos = whole, h->seen_pos = whole + w, whole += w + rows;
+        h->m = part, h->score = part + v->n, h->p = h->score + w, part = h->p + rows;
+    }
+    return HOLA_OK;
+}
+
+hola_status hl_cache_view_make(struct hl_cache_view *v, hola_model *m, const int32_t *ids, int64_t n,
+                               int64_t query) {
+    const struct hl_dims d = hl_dims(&m->cfg);
+    *v = (struct hl_cache_view){.n = n, .layers = d.L, .heads = d.HV, .query = query};
+    hola_status s = check_head(m, 0, 0);
+    if (s == HOLA_OK && (n < 1 || query < 0 || query >= n))
+        s = hl_fail(HOLA_EINVAL, "memory view: token %lld of %lld", (long long)query, (long long)n);
+    if (s == HOLA_OK) s = hl_model_check_ids(m, ids, n);
+    if (s == HOLA_OK) s = allocate(v, &m->cfg);
+    if (s != HOLA_OK) return s;
+    struct watch w = {.m = m,
+                      .v = v,
+                      .state = hl_alloc(m->backend, m->state.bytes),
+                      .held = malloc((size_t)m->state.bytes),
+                      .raw = malloc((size_t)(hl_model_rows(m) * d.HV + d.qk) * sizeof(real)),
+                      .q = malloc((size_t)d.qk * sizeof(real)),
+                      .k = malloc((size_t)d.qk * sizeof(real))};
+    if (!w.state || !w.held || !w.raw || !w.q || !w.k) {
+        s = hl_fail(HOLA_ENOMEM, "memory view: %lld bytes of state do not fit in memory",
+                    (long long)m->state.bytes);
+    } else {
+        pthread_mutex_lock(&m->lock);
+        hl_zero(m->backend, w.state, m->state.bytes);
+        s = look(&w, ids);
+        pthread_mutex_unlock(&m->lock);
+    }
+    hl_release(m->backend, w.state);
+    free(w.held), free(w.raw), free(w.q), free(w.k);
+    if (s != HOLA_OK) hl_cache_view_free(v);
+    return s;
+}
+
+void hl_cache_view_free(struct hl_cache_view *v) {
+    free(v->head);
+    free(v->block);
+    *v = (struct hl_cache_view){0};
+}

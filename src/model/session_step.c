@@ -1,0 +1,239 @@
+/* session_step.c -- a token of each of several sessions in one pass, and the next one of each.
+ *
+ * A choice needs few of the logits (model/sample.h). Where the backend can find the largest ones, only they come to the
+ * host. */
+#include "core/half.h"
+#include "model/session.h"
+#include <stdlib.h>
+#include <string.h>
+
+static hola_status not_finite(const hola_session *y) {
+    return hl_fail(HOLA_ENUMERIC, "the logits after token %lld are not finite", (long long)y->now.at.pos - 1);
+}
+struct keeping {
+    hola_session *const *y;
+    float *logits; /* [sessions][vocab_size] */
+};
+/* Logits [from, to) of session i; all of them are kept in parts, the first ones first. */
+static void keep_part(void *ctx, int64_t i, int64_t from, int64_t to) {
+    const struct keeping *k = ctx;
+    hola_session *y = k->y[i];
+    const float *restrict logits = k->logits + i * y->model->cfg.vocab_size;
+    float *restrict kept = y->now.logits;
+    const uint32_t exponent = 0x7f800000u;
+    uint32_t wrong = 0;
+    for (int64_t j = from; j < to; j++) {
+        wrong |= (hl_bits_of_float(logits[j]) & exponent) == exponent;
+        kept[j] = logits[j];
+    }
+    y->wrong = (from > 0 && y->wrong) || wrong;
+    y->now.at.has_logits = false;
+}
+static void keep_one(void *ctx, int64_t i, int worker) {
+    const struct keeping *k = ctx;
+    (void)worker;
+    keep_part(ctx, i, 0, k->y[i]->model->cfg.vocab_size);
+}
+/* All parts are kept. */
+static hola_status check_kept(hola_session *const *y, int64_t n) {
+    for (int64_t i = 0; i < n; i++) y[i]->now.at.has_logits = !y[i]->wrong;
+    for (int64_t i = 0; i < n; i++)
+        if (y[i]->wrong) return not_finite(y[i]);
+    return HOLA_OK;
+}
+hola_status hl_session_keep_logits(hola_session *const *y, int64_t n, const float *logits) {
+    struct keeping k = {y, (float *)logits};
+    hl_pool_run(y[0]->model->backend->pool, n, keep_one, &k);
+    return check_kept(y, n);
+}
+/* A row that has come, in memory that will be used again: to its caller, and from there it is kept. */
+static void take_row(void *ctx, int64_t i, const void *row) {
+    const struct keeping *k = ctx;
+    const int64_t vocab = k->y[i]->model->cfg.vocab_size;
+    memcpy(k->logits + i * vocab, row, (size_t)vocab * sizeof(float));
+    keep_part(ctx, i, 0, vocab);
+}
+
+/* What is wanted of a step beside the states. */
+struct want {
+    float *logits;            /* NULL: none */
+    struct keeping keep;      /* logits: whose they are */
+    bool kept;                /* they have them */
+    int64_t k;                /* largest logits of each session */
+    struct hl_candidate *top; /* [sessions][k], on the host */
+};
+
+/* Room for n candidates, where the backend's arrays are. */
+static hola_status need_top(hola_model *m, int64_t n) {
+    if (n <= m->top_room) return HOLA_OK;
+    if (m->top) hl_release(m->backend, m->top);
+    m->top_room = 0;
+    m->top = hl_alloc(m->backend, n * (int64_t)sizeof *m->top);
+    if (!m->top) return hl_fail(HOLA_ENOMEM, "sample: no memory for %lld candidates", (long long)n);
+    m->top_room = n;
+    return HOLA_OK;
+}
+
+static void find_top(hola_model *m, int64_t n, int64_t k) {
+    const struct hl_topk top = {
+        .M = n, .V = m->cfg.vocab_size, .k = k, .logits = m->infer.logits, .out = m->top};
+    m->backend->ops.topk(m->backend, &top);
+}
+
+/* All rows through the model; room: their logits as well. */
+static void do_step(hola_model *m, struct hl_rows *rows, const int32_t *ids, bool room, bool at_once,
+                    const struct hl_decode *plan, int64_t k) {
+    bool refused = !at_once;
+    if (at_once) {
+        struct hl_decode d = *plan;
+        d.ids = ids, d.logits = room ? m->infer.logits : NULL, d.refused = &refused;
+        m->backend->ops.decode_batch(m->backend, &d);
+    }
+    if (refused) {
+        hl_model_forward(m, &m->infer, rows, ids);
+        if (room) hl_session_head(m, 0, rows->T);
+    }
+    if (k) find_top(m, rows->T, k);
+}
+
+/* A few rows in one go; false: the backend cannot. Logits, or the largest one, are there before the device has
+ * ended. */
+static bool step_at_once(hola_model *m, struct hl_rows *rows, struct hl_decode d, const int32_t *ids,
+                         struct want *w, hola_status *s) {
+    const int64_t n = rows->T;
+    d.host_ids = ids;
+    if (w->k > 1) {
+        *s = hl_activations_reserve(&m->infer, &m->cfg, rows, 2 * n);
+        if (*s == HOLA_OK) *s = need_top(m, n * w->k);
+        if (*s != HOLA_OK) return true;
+        d.logits = m->infer.logits;
+    }
+    if (w->k == 1) d.host_best = w->top;
+    if (w->logits) d.host_logits = (real *)w->logits, d.came = keep_part, d.ctx = &w->keep;
+    bool refused = false;
+    d.refused = &refused;
+    m->backend->ops.decode_one(m->backend, &d);
+    if (refused) return false;
+    if (w->k > 1) {
+        find_top(m, n, w->k);
+        hl_get(m->backend, w->top, m->top, n * w->k * (int64_t)sizeof *w->top);
+    }
+    w->kept = w->logits;
+    *s = w->k == 1 || w->logits ? m->backend->storage.status(m->backend) : hl_finish(m->backend);
+    return true;
+}
+
+/* room: all of them are there. */
+static void bring_logits(hola_model *m, int64_t n, bool room, struct want *w) {
+    const int64_t each = m->cfg.vocab_size * (int64_t)sizeof(real);
+    if (room && m->backend->storage.stream_rows && sizeof(real) == sizeof(float))
+        w->kept = m->backend->storage.stream_rows(m->backend, m->infer.logits, each, n, take_row, &w->keep);
+    if (room && !w->kept) hl_session_take_logits(m, n, w->logits);
+    if (!room) hl_session_read_logits(m, 0, n, w->logits);
+}
+
+/* One row each: the same work every time, so that a device may replay it. */
+static hola_status step_rows(hola_model *m, struct hl_rows *rows, const int32_t *ids, struct want *w) {
+    const int64_t n = rows->T;
+    const bool logits = w->logits || w->k;
+    struct hl_decode d;
+    hola_status s = hl_model_need_panels(m);
+    if (s != HOLA_OK) return s;
+    const bool knows = hl_decode_open(m, rows, &d);
+    if (knows && d.layer && step_at_once(m, rows, d, ids, w, &s)) return s;
+    /* reals take the place of up to two activations */
+    if (s == HOLA_OK) s = hl_activations_reserve(&m->infer, &m->cfg, rows, logits ? 2 * n : 0);
+    if (s == HOLA_OK && w->k) s = need_top(m, n * w->k);
+    if (s != HOLA_OK) return s;
+    const bool room = logits && hl_session_logits_room(m) >= n;
+    HL_ASSERT(room || !w->k);
+    ids = hl_activations_put(&m->infer, m->infer.ids, ids, n);
+    const bool at_once = (!logits || room) && knows && !d.layer;
+    const uint64_t key = ((uint64_t)n * (HL_TOPK_MOST + 1) + (uint64_t)w->k) * 4 + room * 2 + at_once;
+    const struct hl_graphs *graphs = &m->backend->graphs;
+    if (!graphs->replay || !graphs->replay(m->backend, key)) {
+        do_step(m, rows, ids, room, at_once, &d, w->k);
+        if (graphs->recorded) graphs->recorded(m->backend, key);
+    }
+    if (w->k) hl_get(m->backend, w->top, m->top, n * w->k * (int64_t)sizeof *w->top);
+    else if (logits) bring_logits(m, n, room, w);
+    return hl_finish(m->backend);
+}
+
+static hola_status check_step(hola_session *const *y, int64_t n, const int32_t *ids) {
+    if (n < 1) return hl_fail(HOLA_EINVAL, "step: %lld sessions", (long long)n);
+    hola_status s = hl_model_check_ids(y[0]->model, ids, n);
+    for (int64_t i = 0; s == HOLA_OK && i < n; i++) {
+        if (y[i]->model != y[0]->model)
+            s = hl_fail(HOLA_EINVAL, "step: session %lld is of another model", (long long)i);
+        for (int64_t j = 0; s == HOLA_OK && j < i; j++)
+            if (y[i] == y[j])
+                s = hl_fail(HOLA_EINVAL, "step: sessions %lld and %lld are the same", (long long)j,
+                            (long long)i);
+    }
+    return s;
+}
+static hola_status step(hola_session *const *y, int64_t n, const int32_t *ids, struct want *w) {
+    hola_model *m = y[0]->model;
+    struct hl_seg *seg = calloc((size_t)n, sizeof *seg);
+    if (!seg) return hl_fail(HOLA_ENOMEM, "step: %lld sessions", (long long)n);
+    for (int64_t i = 0; i < n; i++)
+        seg[i] = (struct hl_seg){.row = i, .len = 1, .pos = y[i]->now.at.pos, .state = y[i]->now.state};
+    struct hl_rows rows = {.T = n, .n = n, .seg = seg};
+    pthread_mutex_lock(&m->lock);
+    for (int64_t i = 0; i < n; i++) hl_session_before(y[i], 1);
+    const hola_status s = step_rows(m, &rows, ids, w);
+    pthread_mutex_unlock(&m->lock);
+    free(seg);
+    for (int64_t i = 0; s == HOLA_OK && i < n; i++) hl_session_advanced(y[i], ids + i, 1, true);
+    return s;
+}
+
+hola_status hola_session_step(hola_session *const *y, int64_t n, const int32_t *ids, float *logits) {
+    struct want w = {.logits = logits, .keep = {y, logits}};
+    hola_status s = check_step(y, n, ids);
+    for (int64_t i = 0; s == HOLA_OK && logits && i < n; i++)
+        s = hl_restore_point_logits(y[i]->model, &y[i]->now);
+    if (s == HOLA_OK) s = step(y, n, ids, &w);
+    if (s != HOLA_OK || !logits) return s;
+    return w.kept ? check_kept(y, n) : hl_session_keep_logits(y, n, logits);
+}
+
+/* ---- with a choice ---- */
+
+/* From the largest logits alone. */
+static hola_status step_few(hola_session *const *y, int64_t n, const int32_t *ids, const hola_sampling *p,
+                            int64_t k, int32_t *next) {
+    struct want w = {.k = k, .top = malloc((size_t)(n * k) * sizeof *w.top)};
+    hola_status s = w.top ? step(y, n, ids, &w) : hl_fail(HOLA_ENOMEM, "step: %lld sessions", (long long)n);
+    for (int64_t i = 0; s == HOLA_OK && i < n; i++) {
+        struct hl_candidate *c = w.top + i * k;
+        int32_t recent[HOLA_RECENT];
+        if (c[0].id < 0) s = not_finite(y[i]);
+        else
+            next[i] = hl_sample_few(c, k, p, recent, hola_session_recent(y[i], recent, p->repeat_last_n),
+                                    hl_session_uniform(y[i]));
+    }
+    free(w.top);
+    return s;
+}
+
+hola_status hola_session_step_sample(hola_session *const *y, int64_t n, const int32_t *ids,
+                                     const hola_sampling *p, int32_t *next) {
+    const hola_sampling standard = hola_sampling_default();
+    if (!p) p = &standard;
+    hola_status s = check_step(y, n, ids);
+    if (s == HOLA_OK) s = hl_sampling_check(p);
+    if (s != HOLA_OK) return s;
+    const hola_model *m = y[0]->model;
+    const int64_t vocab = m->cfg.vocab_size, needs = hl_sample_needs(p), k = needs < vocab ? needs : vocab;
+    if (m->backend->ops.topk && k > 0 && k <= HL_TOPK_MOST && 2 * n <= m->backend->xent_rows)
+        return step_few(y, n, ids, p, k, next);
+    float *logits = malloc((size_t)(n * vocab) * sizeof *logits);
+    if (!logits) return hl_fail(HOLA_ENOMEM, "step: %lld sessions", (long long)n);
+    s = hola_session_step(y, n, ids, logits);
+    for (int64_t i = 0; s == HOLA_OK && i < n; i++) s = hola_session_sample(y[i], p, &next[i]);
+    for (int64_t i = 0; i < n; i++) y[i]->now.at.has_logits = false;
+    free(logits);
+    return s;
+}

@@ -1,0 +1,97 @@
+/* cache_rowwise_cuda.cu -- the exact memory row by row, as the reference does it: for every shape and for
+ * h2o, whose selection depends on the reads.
+ *
+ * grid (n HV): a thread block is one value head of a segment. The rows lie in the session's state, or in
+ * one of the scratch where the segment has none. */
+#include "ops/cuda_ops.cuh"
+#include "ops/cache/cache_cuda.cuh"
+
+enum { STREAM = 512, WARPS = STREAM / 32 };
+
+/* Slot of the j-th visible row. */
+static __device__ __forceinline__ int64_t slot_of(int64_t j, int64_t kept, int64_t w) {
+    return j < kept ? j : w + j - kept;
+}
+
+/* p[j] = softmax over n rows and the sink; the log of the denominator comes back. room: 33 floats */
+static __device__ float softmax(float *p, int64_t n, float sink, float *room) {
+    float top = sink, sum = 0;
+    for (int64_t j = 0; j < n; j++) top = fmaxf(top, p[j]);
+    __syncthreads();
+    for (int64_t j = threadIdx.x; j < n; j += STREAM) sum += p[j] = expf(p[j] - top);
+    sum = block_sum(sum, room) + expf(sink - top);
+    for (int64_t j = threadIdx.x; j < n; j += STREAM) p[j] /= sum;
+    __syncthreads();
+    return top + logf(sum);
+}
+
+/* The row `row` of the batch reads n rows. */
+static __device__ void read_row(const struct cache_dev &c, const struct memory &m, int64_t h, int64_t row,
+                                int64_t kept, int64_t n, float *p, float *room) {
+    const int64_t K = c.a.K, V = c.a.V, w = c.a.window, at = row * c.a.HV + h;
+    const act *q = (const act *)c.a.q + (row * c.a.H + h / c.group) * K;
+    const float scale = c.a.tau[h] / sqrtf((float)K), lambda = 1.0f / (1.0f + expf(-c.a.gate[h]));
+    const int lane = threadIdx.x % 32;
+    for (int64_t j = threadIdx.x / 32; j < n; j += WARPS) {
+        const act *k = m.k + slot_of(j, kept, w) * K;
+        float dot = 0;
+        for (int64_t i = lane; i < K; i += 32) dot += f32(q[i]) * f32(k[i]);
+        dot = warp_sum(dot);
+        if (lane == 0) p[j] = scale * dot;
+    }
+    __syncthreads();
+    const float lse = softmax(p, n, c.a.sink[h], room);
+    if (c.a.lse && threadIdx.x == 0) c.a.lse[at] = lse;
+    for (int64_t i = threadIdx.x; i < V; i += STREAM) {
+        act *out = (act *)c.a.out + at * V + i;
+        float sum = 0;
+        for (int64_t j = 0; j < n; j++) sum += p[j] * f32(m.v[slot_of(j, kept, w) * V + i]);
+        put(out, f32(*out) + lambda * sum);
+        if (c.a.read) put((act *)c.a.read + at * V + i, sum);
+    }
+    if (c.a.evict == HOLA_EVICT_H2O)
+        for (int64_t j = threadIdx.x; j < n; j += STREAM) m.score[slot_of(j, kept, w)] += p[j];
+    __syncthreads();
+}
+
+/* kept = top_w(kept + block) */
+static __device__ int64_t merge_block(const struct cache_dev &c, const struct memory &m, int64_t h,
+                                      int64_t kept, int64_t first, const struct chooser &s) {
+    const int64_t w = c.a.window, n = kept + c.a.chunk;
+    const struct hl_seg none = {};
+    for (int64_t j = threadIdx.x; j < n; j += STREAM) {
+        const int64_t slot = slot_of(j, kept, w);
+        s.id[j] = (int32_t)(-1 - slot);
+        s.key[j] = c.a.evict == HOLA_EVICT_RECENCY ? (uint32_t)j : rank_of(m.score[slot]);
+    }
+    const int now = choose(s, (int)kept, (int)n, (int)w);
+    keep_rows(c, m, h, s.id, now, none, first, threadIdx.x, STREAM);
+    __syncthreads();
+    return now;
+}
+
+static __global__ void stream(const struct cache_dev c, char *scratch) {
+    const int64_t n = blockIdx.x / c.a.HV, h = blockIdx.x % c.a.HV, w = c.a.window, C = c.a.chunk;
+    const struct hl_seg seg = c.rows.seg[n];
+    const struct memory m =
+        seg.state ? memory_of(c, seg, h) : memory_at(c, scratch + n * c.a.HV * c.at.bytes, h);
+    float *p = (float *)shared_memory(), *room = p + w + C;
+    const struct chooser s = chooser_at(c, (char *)(p + (w + C + 40) / 4 * 4));
+    int64_t kept = kept_at(c, seg.pos);
+    for (int64_t t = 0; t < seg.len; t++) {
+        const int64_t row = seg.row + t, pos = seg.pos + t, open = pos % C;
+        const int64_t block = c.rows.block_first[n] + pos / C - seg.pos / C;
+        for (int64_t j = threadIdx.x; c.a.sel && open == 0 && j < w; j += STREAM)
+            c.a.sel[(block * c.a.HV + h) * w + j] = j < kept ? seg.row + m.pos[j] : -1;
+        for (int64_t x = threadIdx.x; x <= c.a.K + c.a.V; x += STREAM)
+            put_column(c, m, w + open, x, column(c, m, h, row, x));
+        __syncthreads();
+        read_row(c, m, h, row, kept, kept + open + 1, p, room);
+        if (open + 1 == C) kept = merge_block(c, m, h, kept, pos + 1 - C, s);
+    }
+}
+
+void HL_OP(cache_stream)(struct hl_cuda *cuda, const struct cache_dev *c, char *scratch) {
+    const size_t shared = (size_t)((c->a.window + c->a.chunk + 40) / 4 * 16 + chooser_bytes(&c->a));
+    launch(cuda, stream, (unsigned)(c->a.rows->n * c->a.HV), STREAM, shared, *c, scratch);
+}

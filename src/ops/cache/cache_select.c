@@ -1,0 +1,178 @@
+/* cache_select.c -- which rows a block sees: the kept ones, chosen block by block, and where they lie. */
+#include "ops/cache/cache_cpu.h"
+#include <stdlib.h>
+#include <string.h>
+
+struct hl_cache_head hl_cache_head(const struct hl_cache *a, const struct hl_seg *s, int64_t h) {
+    struct hl_cache_head d = {
+        .a = a, .h = h, .hk = h / (a->HV / a->H), .row = s->row, .len = s->len, .pos = s->pos};
+    HL_ASSERT(s->state ? !a->sel : s->pos == 0);
+    if (s->state) {
+        struct hl_cache_layout l = hl_cache_layout(a->K, a->V, a->window, a->chunk, sizeof(real));
+        char *state = s->state + a->state_off + h * l.bytes;
+        d.open = s->pos % a->chunk;
+        d.kept = s->pos - d.open < a->window ? s->pos - d.open : a->window;
+        d.k = (real *)(state + l.k);
+        d.v = (real *)(state + l.v);
+        d.score = (real *)(state + l.score);
+        d.at = (int64_t *)(state + l.pos);
+    }
+    return d;
+}
+
+void hl_cache_start(struct hl_cache_pick *p, const struct hl_cache_head *d) {
+    p->n = d->kept;
+    for (int64_t i = 0; i < d->kept; i++) {
+        p->id[i] = -1 - i;
+        p->score[i] = d->score[i];
+    }
+}
+
+int64_t hl_cache_columns(struct hl_cache_pick *p, const struct hl_cache_head *d, int64_t b) {
+    const struct hl_cache *a = d->a;
+    int64_t first = b * a->chunk - d->open, m = d->len - first < a->chunk ? d->len - first : a->chunk;
+    bool scored = a->evict != HOLA_EVICT_RECENCY && a->evict != HOLA_EVICT_H2O;
+    for (int64_t c = 0; c < m; c++) {
+        int64_t i = first + c, slot = a->window + c; /* rows before the segment are in the state */
+        p->id[p->n + c] = i < 0 ? -1 - slot : i;
+        p->score[p->n + c] = i < 0 ? d->score[slot] : scored ? a->score[(d->row + i) * a->HV + d->h] : 0;
+    }
+    return m;
+}
+
+/* Numbers in the order of the scores. NaN counts as -inf; the sum makes -0 equal to 0. */
+static uint64_t rank_of(real x) {
+    const uint64_t sign = (uint64_t)1 << (8 * sizeof(real) - 1);
+    uint64_t u = 0;
+    x = x == x ? x + 0 : -(real)INFINITY;
+#ifdef HL_DOUBLE
+    memcpy(&u, &x, sizeof x);
+#else
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof x);
+    u = bits;
+#endif
+    return u & sign ? ~u & (2 * sign - 1) : u | sign;
+}
+
+/* The w-th largest of n >= w >= 1 keys, byte by byte from the top; how many of the keys equal to it are
+ * among the w largest comes back in *equal. */
+static uint64_t nth_key(const uint64_t *key, int64_t n, int64_t w, int64_t *equal) {
+    uint64_t prefix = 0, mask = 0;
+    for (int shift = 8 * (int)sizeof(real) - 8; shift >= 0; shift -= 8) {
+        int32_t count[256] = {0};
+        int byte = 255;
+        for (int64_t i = 0; i < n; i++)
+            if ((key[i] & mask) == prefix) count[(key[i] >> shift) & 255]++;
+        while (count[byte] < w) w -= count[byte--];
+        prefix |= (uint64_t)byte << shift;
+        mask |= (uint64_t)255 << shift;
+    }
+    *equal = w;
+    return prefix;
+}
+
+/* Drops from the m rows of the block those that no full set of kept rows lets in: at most the least kept
+ * score, where the older row wins. Returns how many columns are left; late in a sequence, few more than w. */
+static int64_t drop_losers(struct hl_cache_pick *p, int64_t m) {
+    uint64_t least = UINT64_MAX;
+    int64_t to = p->n;
+    for (int64_t i = 0; i < p->n; i++) least = p->key[i] < least ? p->key[i] : least;
+    for (int64_t i = p->n; i < p->n + m; i++) {
+        if (p->key[i] <= least) continue;
+        p->id[to] = p->id[i];
+        p->score[to] = p->score[i];
+        p->key[to++] = p->key[i];
+    }
+    return to;
+}
+
+void hl_cache_merge(struct hl_cache_pick *p, const struct hl_cache_head *d, int64_t m) {
+    const int64_t w = d->a->window;
+    int64_t n = p->n + m, to = 0, equal;
+    uint64_t nth;
+    if (n <= w || w == 0) {
+        p->n = n <= w ? n : 0;
+        return;
+    }
+    if (d->a->evict == HOLA_EVICT_RECENCY) { /* columns stand in order of position */
+        memmove(p->id, p->id + n - w, (size_t)w * sizeof *p->id);
+        memmove(p->score, p->score + n - w, (size_t)w * sizeof *p->score);
+        p->n = w;
+        return;
+    }
+    for (int64_t i = 0; i < n; i++) p->key[i] = rank_of(p->score[i]);
+    if (p->n == w) n = drop_losers(p, m);
+    nth = nth_key(p->key, n, w, &equal);
+    for (int64_t i = 0; i < n; i++) { /* among equals the first, which are the older ones */
+        if (p->key[i] < nth || (p->key[i] == nth && equal-- <= 0)) continue;
+        p->id[to] = p->id[i];
+        p->score[to++] = p->score[i];
+    }
+    p->n = w;
+}
+
+static const real *row_k(const struct hl_cache_head *d, int64_t id) {
+    const struct hl_cache *a = d->a;
+    return id < 0 ? d->k + (-1 - id) * a->K : (const real *)a->k + ((d->row + id) * a->H + d->hk) * a->K;
+}
+static const real *row_v(const struct hl_cache_head *d, int64_t id) {
+    const struct hl_cache *a = d->a;
+    return id < 0 ? d->v + (-1 - id) * a->V : (const real *)a->v + ((d->row + id) * a->HV + d->h) * a->V;
+}
+
+/* Do the n rows follow each other? Ids stand in order of position: in the batch they grow, slots go down. */
+static bool evenly(const int64_t *id, int64_t n) {
+    return n > 0 && (id[0] < 0) == (id[n - 1] < 0) && llabs(id[n - 1] - id[0]) == n - 1;
+}
+
+const real *hl_cache_keys(const struct hl_cache_head *d, const int64_t *id, int64_t n, real *room,
+                          int64_t *ld) {
+    if (evenly(id, n)) {
+        *ld = id[0] < 0 ? d->a->K : d->a->H * d->a->K;
+        return row_k(d, id[0]);
+    }
+    *ld = hl_cache_ld(d->a->K);
+    for (int64_t i = 0; i < n; i++) memcpy(room + i * *ld, row_k(d, id[i]), (size_t)d->a->K * sizeof(real));
+    return room;
+}
+
+const real *hl_cache_values(const struct hl_cache_head *d, const int64_t *id, int64_t n, real *room,
+                            int64_t *ld) {
+    if (evenly(id, n)) {
+        *ld = id[0] < 0 ? d->a->V : d->a->HV * d->a->V;
+        return row_v(d, id[0]);
+    }
+    hl_cache_gather_values(d, id, n, room);
+    *ld = hl_cache_ld(d->a->V);
+    return room;
+}
+
+void hl_cache_gather_values(const struct hl_cache_head *d, const int64_t *id, int64_t n, real *to) {
+    const int64_t V = d->a->V, ld = hl_cache_ld(V);
+    for (int64_t i = 0; i < n; i++) memcpy(to + i * ld, row_v(d, id[i]), (size_t)V * sizeof(real));
+}
+
+/* Columns [from, from + n) of the pick go to the slots from `slot` on. Going up, no slot is overwritten
+ * before it was read: kept rows only move down, and the open block only receives new rows. */
+static void store(const struct hl_cache_pick *p, const struct hl_cache_head *d, int64_t from, int64_t slot,
+                  int64_t n) {
+    const int64_t K = d->a->K, V = d->a->V;
+    for (int64_t i = 0; i < n; i++, slot++) {
+        int64_t id = p->id[from + i];
+        d->score[slot] = p->score[from + i];
+        if (id == -1 - slot) continue;
+        memcpy(d->k + slot * K, row_k(d, id), (size_t)K * sizeof(real));
+        memcpy(d->v + slot * V, row_v(d, id), (size_t)V * sizeof(real));
+    }
+}
+
+void hl_cache_store(const struct hl_cache_pick *p, const struct hl_cache_head *d, int64_t m) {
+    const int64_t w = d->a->window;
+    for (int64_t i = 0; i < p->n; i++) {
+        int64_t slot = -1 - p->id[i];
+        d->at[i] = slot < 0 ? d->pos + p->id[i] : slot < w ? d->at[slot] : d->pos - d->open + slot - w;
+    }
+    store(p, d, 0, 0, p->n);
+    store(p, d, p->n, w, m);
+}

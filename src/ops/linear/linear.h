@@ -1,0 +1,52 @@
+/* linear.h -- linear layers: out_i = x W_i^T for up to six matrices that share the input x.
+ *
+ * x [M][K], W_i [N_i][K], out_i [M][N_i]. The order of every sum over K is fixed by K alone: a row's
+ * result does not depend on M, on the other rows, or on the number of threads.
+ * The residual stream takes its branches as `from`. Weights kept as codes (codes.h) take x rounded to 16 bits (dot.h).
+ * Backward: dx = sum_i dout_i W_i, dW_i += dout_i^T x. */
+#ifndef HL_MATMUL_H
+#define HL_MATMUL_H
+#include "core/rows.h"
+struct hl_pool;
+
+enum { HL_LINEAR_MAX = 6 };
+struct hl_linear_part {
+    struct hl_weight W;
+    void *out;        /* forward */
+    const void *from; /* forward: out = from + x W^T, may be out itself; NULL: out = x W^T */
+    const void *dout; /* backward */
+    real *dW;         /* backward, accumulated; NULL: not wanted */
+};
+struct hl_linear {
+    int64_t M, K;
+    const void *x;
+    int n;
+    struct hl_linear_part part[HL_LINEAR_MAX];
+    /* a device: numbers from a row of every out, from and dout to the next; 0: as long as each is wide. Parts
+     * whose weights and outputs lie side by side are then one product. */
+    int64_t ld;
+    bool out_real; /* forward: out and from are real whatever the activations are (logits) */
+    void *dx;      /* backward; NULL: not wanted */
+    bool dx_add;
+};
+
+int64_t hl_linear_scratch(void); /* bytes per worker */
+
+/* A block of x W^T for an op that uses it up at once: columns [n0, n0 + n) of M rows, n0 a multiple of HL_PANEL,
+ * n at most HL_LINEAR_COLUMNS. The bits are those of the whole product. */
+enum { HL_LINEAR_COLUMNS = 512 };
+struct hl_linear_block {
+    int64_t M, K, n0, n;
+    const real *x;      /* [M][K] */
+    const real *strips; /* these rows as linear_strips packs them; NULL: packed here */
+    struct hl_weight W;
+    real *C; /* [M][ldc] */
+    int64_t ldc;
+};
+
+/* panels of a [rows][cols] matrix given as floats; out has hl_panel_bytes() bytes. Codes (codes.h) are made of
+ * finite numbers alone. */
+int64_t hl_panel_bytes(int64_t rows, int64_t cols, hola_dtype dtype);
+void hl_panel_pack(void *out, hola_dtype dtype, const real *rows_in, int64_t rows, int64_t cols);
+
+#endif

@@ -1,0 +1,106 @@
+/* linear_cuda.cu -- see matmul.h: a few rows by gemv_cuda.cuh and few_cuda.cuh, a few outputs by tiny_cuda.cuh, the
+ * rest as products of cuBLAS. */
+#include "ops/cuda_ops.cuh"
+#include "ops/linear/gemm_small_m_cuda.cuh"
+#include "ops/linear/gemm_small_n_cuda.cuh"
+
+/* Which parts go together as tiny ones; whether there are any. Float activations: none, plain products. */
+static bool find_tiny(const struct hl_linear *a, bool *is_tiny) {
+    int64_t all = 0;
+    for (int p = 0; p < a->n; p++) {
+        const int64_t rows = a->part[p].W.rows;
+        is_tiny[p] = !a->ld && a->K <= TINY_K && HL_ACT_DTYPE == HOLA_BF16 && rows <= TINY_ROWS &&
+                     all + rows <= TINY_ALL && a->K % WIDE == 0;
+        if (is_tiny[p]) all += rows;
+    }
+    return all > 0;
+}
+
+/* Parts whose weights, outputs and gradients go on where those of the part before end, as one. */
+static struct hl_linear merged(const struct hl_linear *a) {
+    const int64_t size = a->out_real ? (int64_t)sizeof(float) : (int64_t)sizeof(act);
+    struct hl_linear m = *a;
+    m.n = 0;
+    for (int p = 0; p < a->n; p++) {
+        const struct hl_linear_part *next = &a->part[p];
+        struct hl_linear_part *last = m.n ? &m.part[m.n - 1] : NULL;
+        const int64_t rows = last ? last->W.rows : 0;
+        if (last && a->ld && !last->from && !next->from &&
+            next->W.data == (const act *)last->W.data + rows * a->K &&
+            (!next->out || next->out == (char *)last->out + rows * size) &&
+            (!next->dout || next->dout == (const act *)last->dout + rows) &&
+            (next->dW ? last->dW && next->dW == last->dW + rows * a->K : !last->dW))
+            last->W.rows += next->W.rows;
+        else m.part[m.n++] = *next;
+    }
+    return m;
+}
+
+static struct hl_gemm product(int64_t M, int64_t N, int64_t K, const void *A, const void *B, void *C) {
+    struct hl_gemm g = {M, N, K, false,        false,        A,    B,    C,
+                        K, N, N, HL_ACT_DTYPE, HL_ACT_DTYPE, 1.0f, 0.0f, NULL};
+    return g;
+}
+
+extern "C" void HL_OP(linear_forward)(struct hl_backend *backend, const struct hl_linear *parts) {
+    struct hl_cuda *c = hl_cuda_of(backend);
+    const struct hl_linear all = merged(parts), *a = &all;
+    bool is_tiny[HL_LINEAR_MAX];
+    if (a->M == 0 || a->n == 0) return;
+    if (!a->ld && gemv_fits(a)) {
+        gemv(c, a);
+        return;
+    }
+    if (!a->ld && few_fits(a)) {
+        few(c, a);
+        return;
+    }
+    const bool any_tiny = find_tiny(a, is_tiny);
+    for (int p = 0; p < a->n; p++) {
+        const struct hl_linear_part *part = &a->part[p];
+        if (is_tiny[p]) continue;
+        struct hl_gemm g = product(a->M, part->W.rows, a->K, a->x, part->W.data, part->out);
+        g.b_trans = true, g.ldb = a->K;
+        if (a->ld) g.ldc = a->ld;
+        if (part->from) g.beta = 1.0f, g.add = part->from;
+        if (a->out_real) g.out = HOLA_F32;
+        hl_cuda_gemm(c, &g);
+    }
+#ifndef HL_CUDA_F32
+    const struct tiny t = tiny_open(a, is_tiny);
+    if (any_tiny) tiny_forward(c, &t);
+#endif
+    (void)any_tiny;
+}
+
+extern "C" void HL_OP(linear_backward)(struct hl_backend *backend, const struct hl_linear *parts) {
+    struct hl_cuda *c = hl_cuda_of(backend);
+    const struct hl_linear all = merged(parts), *a = &all;
+    bool is_tiny[HL_LINEAR_MAX], dx_add = a->dx_add;
+    if (a->M == 0 || a->n == 0) return;
+    const bool any_tiny = find_tiny(a, is_tiny);
+#ifndef HL_CUDA_F32
+    struct tiny t = tiny_open(a, is_tiny);
+    if (any_tiny) tiny_backward_w(c, &t);
+    if (any_tiny && a->dx) tiny_backward_x(c, &t, dx_add);
+#endif
+    dx_add = dx_add || any_tiny;
+    for (int p = 0; p < a->n; p++) {
+        const struct hl_linear_part *part = &a->part[p];
+        const int64_t N = part->W.rows, ld = a->ld ? a->ld : N;
+        if (is_tiny[p]) continue;
+        if (a->dx) {
+            struct hl_gemm g = product(a->M, a->K, N, part->dout, part->W.data, a->dx);
+            g.lda = ld;
+            if (dx_add) g.beta = 1.0f;
+            dx_add = true;
+            hl_cuda_gemm(c, &g);
+        }
+        if (part->dW) {
+            struct hl_gemm g = product(N, a->K, a->M, part->dout, a->x, part->dW);
+            g.a_trans = true, g.lda = ld;
+            g.out = HOLA_F32, g.beta = 1.0f;
+            hl_cuda_gemm(c, &g);
+        }
+    }
+}

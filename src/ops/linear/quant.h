@@ -1,0 +1,48 @@
+/* quant.h -- matrices of small integers: w = scale * code, one scale (BF16) per group of a row's columns.
+ *
+ * INT8: code in -128..127, groups of 128 columns. INT4: code in -8..7, groups of 64. As rows (what files hold)
+ * a row is its codes, INT4 two in a byte (column 2j in the low half, stored as code + 8), and its scales apart.
+ * As panels (what products read) 32 rows are interleaved: group after group, first the 32 scales, then 32 x the
+ * group's columns, the last group rounded up to 8 columns with codes of 0:
+ *     INT8: [columns / 2][32 rows][2 columns] bytes
+ *     INT4: [columns / 8][32 rows] words of 32 bits; columns 2i and 2i + 1 are the bits from 4i and from 16 + 4i
+ * so that a shift and a mask, or a sign extension, give pairs of 16-bit numbers for a dot product. */
+#ifndef HL_CODES_H
+#define HL_CODES_H
+#include "core/rows.h"
+
+enum { HL_GROUP_INT8 = 128, HL_GROUP_INT4 = 64, HL_GROUP_MAX = 128, HL_CODE_STEP = 8 };
+
+static inline bool hl_is_quant(hola_dtype t) { return t == HOLA_INT8 || t == HOLA_INT4; }
+static inline int64_t hl_group_size(hola_dtype t) { return t == HOLA_INT8 ? HL_GROUP_INT8 : HL_GROUP_INT4; }
+
+struct hl_quant { /* rows */
+    hola_dtype dtype;
+    int64_t rows, cols;
+    uint8_t *code;   /* [rows][hl_quant_row()] */
+    uint16_t *scale; /* [rows][hl_quant_groups()] */
+};
+static inline int64_t hl_quant_groups(hola_dtype t, int64_t cols) {
+    return hl_pieces(cols, hl_group_size(t));
+}
+static inline int64_t hl_quant_row(hola_dtype t, int64_t cols) { /* bytes */
+    return t == HOLA_INT8 ? cols : hl_pieces(cols, 2);
+}
+
+/* The nearest codes of rows of real; false: a number is not finite. All of c is there but its content. */
+bool hl_quant_make(const struct hl_quant *c, const real *rows_in);
+void hl_quant_read(const struct hl_quant *c, real *rows_out);
+
+/* panels */
+static inline int64_t hl_quant_block(hola_dtype t, int64_t cols) { /* bytes of a group of so many columns */
+    return HL_PANEL * 2 + hl_pieces(cols, HL_CODE_STEP) * HL_CODE_STEP * HL_PANEL / (t == HOLA_INT8 ? 1 : 2);
+}
+static inline int64_t hl_quant_panel(hola_dtype t, int64_t cols) {
+    const int64_t G = hl_group_size(t), whole = cols / G;
+    return whole * hl_quant_block(t, G) + (cols % G ? hl_quant_block(t, cols % G) : 0);
+}
+void hl_quant_pack(void *panels, const struct hl_quant *c);
+/* one element, exactly */
+real hl_quant_at(const void *panels, hola_dtype t, int64_t cols, int64_t i, int64_t j);
+
+#endif

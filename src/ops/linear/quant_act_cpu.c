@@ -1,0 +1,96 @@
+/* quant_act_cpu.c -- rows of x as 16-bit integers, strip after strip, past the panels of a block (dot.h). */
+#include "ops/linear/quant_dot.h"
+
+enum { PIECE = 1024 }; /* columns at a time where there are many rows: the block's codes stay in the cache */
+
+typedef int16_t vs __attribute__((vector_size(2 * VL)));
+
+static int64_t round_up(int64_t a, int64_t b) { return (a + b - 1) / b * b; }
+static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* n <= HL_GROUP_MAX numbers of x; out has room for whole vectors. Returns the scale: NaN where x is not finite, so
+ * that out shows it. */
+static real round_group(const real *x, int64_t n, int16_t *out, int32_t *sum) {
+    const real magic =
+        sizeof(real) == 4 ? (real)12582912 : (real)6755399441055744; /* rounds what it is added to */
+    vr most = {0}, bad = {0}, total = {0};                           /* exact: a sum of integers below 2^24 */
+    real peak = 0;
+    vr v[HL_GROUP_MAX / VL];
+    const int64_t vectors = hl_pieces(round_up(n, HL_CODE_STEP), VL);
+    for (int64_t i = 0, left = n; i < vectors; i++, left -= VL) {
+        v[i] = left >= VL ? v_load(x + i * VL) : left > 0 ? v_load_n(x + i * VL, left) : (vr){0};
+        most = v_max(most, v_max(v[i], -v[i]));
+        bad += v[i] - v[i];
+    }
+    peak = v_hmax(most);
+    const vr inverse = v_set(peak > 0 ? 32767 / peak : 0);
+    for (int64_t i = 0; i < vectors; i++) {
+        const vr rounded = v[i] * inverse + magic;
+        const vs narrow = __builtin_convertvector((vi)rounded - (vi)v_set(magic), vs);
+        total += rounded - magic;
+        memcpy(out + i * VL, &narrow, sizeof narrow);
+    }
+    *sum = (int32_t)v_sum(total);
+    return peak / 32767 + v_sum(bad);
+}
+
+struct strip {
+    int16_t *x;
+    real *scale;
+    int32_t *sum;
+    int64_t xs, gs;
+};
+
+/* room for K columns of m rows, K a multiple of the group or all there are */
+static struct strip strip_in(void *room, int64_t m, int64_t K, int64_t G) {
+    struct strip s = {.xs = round_up(K, HL_GROUP_MAX), .gs = hl_pieces(K, G)};
+    s.x = room;
+    s.scale = (real *)(s.x + m * s.xs);
+    s.sum = (int32_t *)(s.scale + round_up(m * s.gs, 16));
+    return s;
+}
+/* the most columns for which that is in so many bytes */
+static int64_t columns_in(int64_t bytes, int64_t m, int64_t G) {
+    const int64_t group = m * (G * 2 + (int64_t)sizeof(real) + 4);
+    return (bytes - 256 - m * 2 * HL_GROUP_MAX) / group * G / HL_GROUP_MAX * HL_GROUP_MAX;
+}
+
+static void (*dot_of(void))(const struct hl_dot *) {
+#if defined(__AVX512F__)
+    if (__builtin_cpu_supports("avx512vnni")) return hl_avx512vnni_dot;
+#endif
+    return HL_OP(dot);
+}
+
+void HL_OP(dot_block)(const struct hl_dot_block *b, void *room, int64_t room_bytes) {
+    void (*const dot)(const struct hl_dot *) = dot_of();
+    const int64_t G = hl_group_size(b->dtype), panel = hl_quant_panel(b->dtype, b->K);
+    const int64_t rows = min64(b->m, HL_DOT_ROWS);
+    int64_t piece = columns_in(room_bytes, rows, G);
+    if (b->m > HL_DOT_ROWS) piece = min64(piece, PIECE);
+    for (int64_t k = 0; k < b->K; k += piece) {
+        const int64_t K = min64(b->K - k, piece);
+        const struct strip s = strip_in(room, rows, K, G);
+        const char *B =
+            (const char *)b->panels + b->n0 / HL_PANEL * panel + k / G * hl_quant_block(b->dtype, G);
+        struct hl_dot d = {.dtype = b->dtype, .K = K, .x = s.x, .scale = s.scale, .sum = s.sum};
+        d.xs = s.xs;
+        d.gs = s.gs;
+        d.ldc = b->ldc;
+        d.add = b->add || k > 0;
+        for (int64_t i = 0; i < b->m; i += HL_DOT_ROWS) {
+            d.mr = (int)min64(b->m - i, HL_DOT_ROWS);
+            for (int64_t r = 0; r < d.mr; r++)
+                for (int64_t g = 0; g < s.gs; g++)
+                    s.scale[r * s.gs + g] =
+                        round_group(b->x + (i + r) * b->xs + k + g * G, min64(K - g * G, G),
+                                    s.x + r * s.xs + g * G, &s.sum[r * s.gs + g]);
+            for (int64_t j = 0; j < b->n; j += HL_PANEL) {
+                d.B = B + j / HL_PANEL * panel;
+                d.n = (int)min64(b->n - j, HL_PANEL);
+                d.C = b->C + i * b->ldc + j;
+                dot(&d);
+            }
+        }
+    }
+}

@@ -1,0 +1,53 @@
+/* quant_dot.h -- products with panels of codes (codes.h): integer dot products of 16-bit numbers.
+ *
+ * A row of x goes through as 16-bit integers, one scale per group of the weight's columns: 32767 stands for the
+ * largest magnitude of the group, so the rounding is about 2e-5 of it, far below that of the weights. A group's
+ * dot product is then a sum of integers, the same in any order and instruction set; out gets
+ * (sum * scale of x) * scale of w, group after group. So a row has the same bits in every batch. */
+#ifndef HL_DOT_H
+#define HL_DOT_H
+#include "ops/linear/quant.h"
+#include "ops/linear/kernel.h"
+
+/* Rows of a strip: as many as the registers hold sums of, a panel wide. */
+#if defined(__AVX512F__)
+enum { HL_DOT_ROWS = 12 };
+#elif defined(__AVX2__)
+enum { HL_DOT_ROWS = 3 };
+#else
+enum { HL_DOT_ROWS = 2 };
+#endif
+
+struct hl_dot {
+    hola_dtype dtype;
+    const void *B;      /* a panel, from the start of a group */
+    int64_t K;          /* columns from there */
+    const int16_t *x;   /* row i at x + i * xs, rounded up to HL_CODE_STEP with 0 */
+    const real *scale;  /* row i's of group g at [i * gs + g] */
+    const int32_t *sum; /* of the row's numbers in the group: INT4 is stored as code + 8 */
+    int64_t xs, gs;
+    real *C;
+    int64_t ldc;
+    int mr, n; /* rows <= HL_DOT_ROWS, columns <= HL_PANEL */
+    bool add;  /* C += instead of = */
+};
+
+/* C[m][n] (= or +=) x B over K columns, for columns n0, n0 + n of a matrix of panels; n0 a multiple of HL_PANEL. */
+struct hl_dot_block {
+    hola_dtype dtype;
+    const void *panels;
+    const real *x;
+    int64_t xs; /* from a row of x to the next */
+    int64_t K, n0, n, m;
+    real *C; /* row 0, column n0 */
+    int64_t ldc;
+    bool add;
+};
+#ifdef HL_ISA
+void HL_OP(dot)(const struct hl_dot *d);
+void HL_OP(dot_block)(const struct hl_dot_block *b, void *room, int64_t room_bytes);
+#endif
+/* the same with AVX512-VNNI, where the processor has it */
+void hl_avx512vnni_dot(const struct hl_dot *d);
+
+#endif

@@ -1,0 +1,27 @@
+/* small_gemm.h -- the matrix product inside other fast ops: one thread, any strides, small operands.
+ *
+ *     C[M][N] (= or +=) alpha A B      A(i,k) = A[i*ai + k*ak]   B(k,n) = B[k*bk + n*bn]   C(i,n) = C[i*ldc + n]
+ * Transposes are strides. Fast where bn = 1 or bk = 1. Every element is summed over k in order, in
+ * pieces fixed by K alone, so a row's result does not depend on M or N. C must not overlap A or B. */
+#ifndef HL_SMALL_GEMM_H
+#define HL_SMALL_GEMM_H
+#include "ops/ops.h"
+
+enum { HL_SMALL_GEMM_SCRATCH = 96 * 1024 }; /* reals */
+struct hl_small_gemm {
+    int64_t M, N, K;
+    const real *A;
+    int64_t ai, ak;
+    const real *B;
+    int64_t bk, bn;
+    real *C;
+    int64_t ldc;
+    real alpha;
+    bool add;
+};
+#ifdef HL_ISA
+void HL_OP(small_gemm)(const struct hl_small_gemm *a,
+                       real *scratch); /* scratch: HL_SMALL_GEMM_SCRATCH reals, 64-byte aligned */
+#endif
+
+#endif

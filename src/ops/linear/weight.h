@@ -1,0 +1,20 @@
+/* weight.h -- one element of a stored weight, whatever its layout and type. */
+#ifndef HL_WEIGHT_H
+#define HL_WEIGHT_H
+#include "core/half.h"
+#include "ops/linear/quant.h"
+
+/* where element (i, j) is in data, counted in elements */
+static inline int64_t hl_weight_index(const struct hl_weight *w, int64_t i, int64_t j) {
+    return w->layout == HL_ROWS ? i * w->cols + j : (i / HL_PANEL * w->cols + j) * HL_PANEL + i % HL_PANEL;
+}
+static inline real hl_weight_at(const struct hl_weight *w, int64_t i, int64_t j) {
+    if (w->layout == HL_PANELS && hl_is_quant(w->dtype)) return hl_quant_at(w->data, w->dtype, w->cols, i, j);
+    const int64_t at = hl_weight_index(w, i, j);
+    if (w->layout == HL_ROWS) return ((const real *)w->data)[at];
+    if (w->dtype == HOLA_BF16) return hl_from_bf16(((const uint16_t *)w->data)[at]);
+    if (w->dtype == HOLA_F16) return hl_from_f16(((const uint16_t *)w->data)[at]);
+    return ((const float *)w->data)[at];
+}
+
+#endif

@@ -1,0 +1,195 @@
+/* tokenizer.c -- loading a tokenizer by path, and ids back to bytes. Encoding: tokenizer_encode.c. */
+#define _POSIX_C_SOURCE 200809L
+#include "tokenizer/encode_cache.h"
+#include "core/file.h"
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+
+enum { BYTE_BOS = 256, BYTE_EOS = 257, BYTE_SIZE = 258 };
+
+/* ---- growing arrays ---- */
+
+static hola_status grow(void **data, int64_t n, int64_t *cap, int64_t more, size_t size) {
+    int64_t room = *cap > INT64_MAX / 4 ? INT64_MAX / 2 : *cap + *cap / 2 + 64;
+    void *p;
+    if (more < *cap - n) return HOLA_OK;
+    if (room < n + more) room = n + more;
+    p = room < INT64_MAX / 16 ? realloc(*data, (size_t)room * size) : NULL;
+    if (!p) return hl_fail(HOLA_ENOMEM, "tokenizer: %lld tokens or bytes", (long long)room);
+    *data = p;
+    *cap = room;
+    return HOLA_OK;
+}
+
+hola_status hl_ids_room(struct hl_ids *v, int64_t more) {
+    void *p = v->data;
+    hola_status s = grow(&p, v->n, &v->cap, more, sizeof *v->data);
+    v->data = p;
+    return s;
+}
+
+hola_status hl_text_room(struct hl_text *v, int64_t more) {
+    void *p = v->data;
+    hola_status s = grow(&p, v->n, &v->cap, more, 1);
+    v->data = p;
+    return s;
+}
+
+/* ---- load ---- */
+
+/* The tokenizer file that a path means, malloced; NULL: no memory. */
+static char *file_of(const char *path) {
+    struct stat st;
+    char *model;
+    if (stat(path, &st) != 0 || !S_ISDIR(st.st_mode)) return hl_path_join("", path);
+    model = hl_path_join(path, "tokenizer.model");
+    if (!model || stat(model, &st) == 0) return model;
+    free(model);
+    return hl_path_join(path, "tokenizer.json");
+}
+
+static hola_status load_file(hola_tokenizer *t, const char *path) {
+    struct hl_map m = {0};
+    struct stat st;
+    int64_t i = 0;
+    char *file = file_of(path);
+    hola_status s;
+    if (!file) return hl_fail(HOLA_ENOMEM, "%s: no memory for its name", path);
+    if (stat(path, &st) == 0 && S_ISDIR(st.st_mode) && stat(file, &st) != 0 && errno == ENOENT)
+        s = hl_fail(HOLA_EIO, "%s: holds neither tokenizer.model nor tokenizer.json", path);
+    else s = hl_map_open(&m, file);
+    if (s != HOLA_OK) goto done;
+    while (i < m.size && strchr(" \t\r\n", m.data[i]) && m.data[i]) i++;
+    /* a SentencePiece model begins with the tag of its first piece, a line feed */
+    if (i < m.size && m.data[i] == '{' && (i == 0 || m.data[0] != '\n' || m.size - i < 2 || m.data[1] != '{'))
+        s = hl_tokenizer_json_read(t, m.data, m.size, file);
+    else s = hl_spm_read(t, m.data, m.size, file);
+done:
+    hl_map_close(&m);
+    free(file);
+    return s;
+}
+
+hola_status hola_tokenizer_load(hola_tokenizer **out, const char *path) {
+    hola_tokenizer *t = calloc(1, sizeof *t);
+    hola_status s = HOLA_OK;
+    *out = NULL;
+    if (!t) return hl_fail(HOLA_ENOMEM, "tokenizer: %zu bytes", sizeof *t);
+    t->bos = t->eos = t->bpe.unknown = -1;
+    memset(t->bpe.byte, 0xff, sizeof t->bpe.byte);
+    if (strcmp(path, "byte") == 0) {
+        t->plain_bytes = true;
+        t->size = BYTE_SIZE, t->bos = BYTE_BOS, t->eos = BYTE_EOS;
+    } else {
+        s = load_file(t, path);
+        t->size = t->bpe.size;
+    }
+    if (s == HOLA_OK) s = hl_caches_new(&t->caches);
+    if (s == HOLA_OK) *out = t, t = NULL;
+    hola_tokenizer_free(t);
+    return s;
+}
+
+void hola_tokenizer_free(hola_tokenizer *t) {
+    if (!t) return;
+    hl_bpe_free(&t->bpe);
+    hl_caches_free(t->caches);
+    hl_added_free(&t->raw), hl_added_free(&t->normalised);
+    free(t->unknown_text), free(t->added_store);
+    free(t);
+}
+
+int64_t hola_tokenizer_size(const hola_tokenizer *t) { return t->size; }
+int32_t hola_tokenizer_bos(const hola_tokenizer *t) { return t->bos; }
+int32_t hola_tokenizer_eos(const hola_tokenizer *t) { return t->eos; }
+
+/* ---- decode ---- */
+
+/* Appends a piece's text; U+2581 becomes a space but for the first `drop` of those at its front. */
+static void put_spaced(struct hl_text *out, const char *text, int64_t len, int64_t drop) {
+    bool front = true;
+    for (int64_t i = 0; i < len;) {
+        bool meta = len - i >= 3 && memcmp(text + i, HL_META_TEXT, 3) == 0;
+        if (!meta) out->data[out->n++] = text[i];
+        else if (!front || drop-- <= 0) out->data[out->n++] = ' ';
+        front = front && meta;
+        i += meta ? 3 : 1;
+    }
+}
+
+/* SentencePiece: the first piece that is text gives up one U+2581 at its front if there was a space put
+ * before the text; all of them while the text is still empty, if extra spaces are squeezed. */
+static void put_spm(const hola_tokenizer *t, const struct hl_token_piece *p, bool *at_front, bool *seen,
+                    struct hl_text *out) {
+    bool strips = t->prefix == HL_PREFIX_ALWAYS || t->squeeze, meta;
+    if (p->type == HL_PIECE_BYTE) {
+        out->data[out->n++] = p->text[0];
+        return;
+    }
+    if (*seen || out->n > 0) *at_front = false;
+    *seen = false;
+    if (p->type == HL_PIECE_UNKNOWN) {
+        memcpy(out->data + out->n, t->unknown_text, strlen(t->unknown_text));
+        out->n += (int64_t)strlen(t->unknown_text);
+        return;
+    }
+    meta = p->len >= 3 && memcmp(p->text, HL_META_TEXT, 3) == 0;
+    put_spaced(out, p->text, p->len, *at_front && strips ? 1 : 0);
+    *seen = *at_front && strips && meta && !t->squeeze;
+}
+
+static hola_status decode_pieces(const hola_tokenizer *t, const int32_t *ids, int64_t n,
+                                 struct hl_text *out) {
+    bool at_front = true, seen = false, first = true;
+    for (int64_t i = 0; i < n; i++) {
+        const struct hl_token_piece *p = ids[i] >= 0 && ids[i] < t->size ? &t->bpe.piece[ids[i]] : NULL;
+        hola_status s;
+        if (!p)
+            return hl_fail(HOLA_EINVAL, "id %d is not one of the %lld tokens", (int)ids[i],
+                           (long long)t->size);
+        if (p->type == HL_PIECE_CONTROL) {
+            seen = false;
+            continue;
+        }
+        s = hl_text_room(out, p->len + (t->unknown_text ? (int64_t)strlen(t->unknown_text) : 0) + 1);
+        if (s != HOLA_OK) return s;
+        if (t->decoder == HL_DECODE_SPM) put_spm(t, p, &at_front, &seen, out);
+        else if (t->decoder == HL_DECODE_BYTES || p->type == HL_PIECE_BYTE) {
+            memcpy(out->data + out->n, p->text, (size_t)p->len);
+            out->n += p->len;
+        } else put_spaced(out, p->text, p->len, t->decoder == HL_DECODE_METASPACE && first ? INT64_MAX : 0);
+        first = false;
+    }
+    if (t->decoder == HL_DECODE_STRIP && out->n > 0 && out->data[0] == ' ')
+        memmove(out->data, out->data + 1, (size_t)--out->n);
+    return HOLA_OK;
+}
+
+static hola_status decode_bytes(const int32_t *ids, int64_t n, struct hl_text *out) {
+    for (int64_t i = 0; i < n; i++) {
+        hola_status s = hl_text_room(out, 1);
+        if (s != HOLA_OK) return s;
+        if (ids[i] < 0 || ids[i] >= BYTE_SIZE)
+            return hl_fail(HOLA_EINVAL, "id %d is not one of the %d tokens", (int)ids[i], BYTE_SIZE);
+        if (ids[i] < BYTE_BOS) out->data[out->n++] = (char)ids[i];
+    }
+    return HOLA_OK;
+}
+
+hola_status hola_tokenizer_decode(const hola_tokenizer *t, const int32_t *ids, int64_t n, char **text,
+                                  int64_t *len) {
+    struct hl_text out = {0};
+    hola_status s;
+    *text = NULL, *len = 0;
+    if (n < 0 || (n > 0 && !ids)) return hl_fail(HOLA_EINVAL, "tokenizer: no ids");
+    s = t->plain_bytes ? decode_bytes(ids, n, &out) : decode_pieces(t, ids, n, &out);
+    if (s == HOLA_OK) s = hl_text_room(&out, 1);
+    if (s != HOLA_OK) {
+        free(out.data);
+        return s;
+    }
+    out.data[out.n] = 0;
+    *text = out.data, *len = out.n;
+    return HOLA_OK;
+}

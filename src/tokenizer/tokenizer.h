@@ -1,0 +1,93 @@
+/* tokenizer.h -- what the tokenizer's files share: pieces, the model that merges them, the steps of a text.
+ *
+ * A text goes through the same steps whatever file the tokenizer came from:
+ *   1. added tokens (user-defined pieces) are cut out, each the leftmost and longest;
+ *   2. the text between them is rewritten (normalised) where the file asks for more than ' ' -> U+2581;
+ *   3. it is cut into words: by the file's pattern, or where no merge can reach across (bpe.h);
+ *   4. each word is merged by byte pair encoding, or found in a cache of words merged before.
+ * Steps 3 and 4 run on blocks of the text, many at a time. */
+#ifndef HL_TOKENIZER_H
+#define HL_TOKENIZER_H
+#include "tokenizer/bpe.h"
+
+enum hl_piece_type {                /* as SentencePiece numbers them */
+                     HL_PIECE_NONE, /* an id that no piece has */
+                     HL_PIECE_NORMAL,
+                     HL_PIECE_UNKNOWN,
+                     HL_PIECE_CONTROL, /* special: never in a text, no bytes when decoded */
+                     HL_PIECE_USER,    /* an added token that is part of the text */
+                     HL_PIECE_UNUSED,
+                     HL_PIECE_BYTE
+};
+
+/* Strings that are looked for in a text; see tokenizer_added.c. */
+struct hl_added {
+    struct hl_added_token {
+        char *text;
+        int32_t len, id;
+        bool lstrip, rstrip, single_word;
+    } * token; /* by first byte, then longest first */
+    int64_t n;
+    int64_t first[257]; /* where the tokens that begin with a byte start */
+};
+hola_status hl_added_put(struct hl_added *a, const char *text, int64_t len, int32_t id);
+void hl_added_sort(struct hl_added *a); /* after the last put */
+void hl_added_free(struct hl_added *a);
+/* The first token in text[from..len): true, and where it begins and ends (with what it strips). */
+struct hl_found {
+    int64_t begin, end;
+    int32_t id;
+};
+bool hl_added_find(const struct hl_added *a, const char *text, int64_t len, int64_t from, struct hl_found *f);
+
+enum hl_prefix { /* a space put before a text or segment of it */
+                 HL_PREFIX_NONE,
+                 HL_PREFIX_FIRST,    /* before the text's first segment, if it begins without */
+                 HL_PREFIX_UNSPACED, /* before every segment that begins without one */
+                 HL_PREFIX_ALWAYS    /* before every segment */
+};
+
+enum hl_decoding {
+    HL_DECODE_BYTES,     /* pieces are bytes */
+    HL_DECODE_SPM,       /* U+2581 is a space; the first one goes as SentencePiece does it */
+    HL_DECODE_STRIP,     /* U+2581 is a space; one space at the front goes */
+    HL_DECODE_METASPACE, /* U+2581 is a space; those of the first piece go */
+    HL_DECODE_SPACES     /* U+2581 is a space; all stay */
+};
+
+struct hola_tokenizer {
+    int64_t size;
+    int32_t bos, eos;
+    struct hl_bpe bpe;
+    struct hl_caches *caches;
+    struct hl_added raw;        /* looked for in the text as it is */
+    struct hl_added normalised; /* looked for after rewriting */
+    enum hl_prefix prefix;
+    bool rewrite;      /* step 2 makes a copy: spaces become U+2581 */
+    bool squeeze;      /* SentencePiece's remove_extra_whitespaces */
+    bool fuse_unknown; /* a run of unknown tokens is one, across words */
+    enum hl_decoding decoder;
+    char *added_store;  /* the texts of added tokens */
+    char *unknown_text; /* what the unknown piece decodes to; NULL: its own text */
+    bool plain_bytes;   /* the tokenizer "byte" */
+};
+
+/* Fill *t, which is zeroed, from a file's content; path is for messages. On failure the caller frees t. */
+hola_status hl_spm_read(hola_tokenizer *t, const char *data, int64_t size, const char *path);
+hola_status hl_tokenizer_json_read(hola_tokenizer *t, const char *data, int64_t size, const char *path);
+
+/* Growing arrays: room for `more` further entries, or HOLA_ENOMEM. */
+struct hl_ids {
+    int32_t *data;
+    int64_t n, cap;
+};
+struct hl_text {
+    char *data;
+    int64_t n, cap;
+};
+hola_status hl_ids_room(struct hl_ids *v, int64_t more);
+hola_status hl_text_room(struct hl_text *v, int64_t more);
+/* Step 2 for one segment; *out is empty before. */
+hola_status hl_tokenizer_rewrite(const hola_tokenizer *t, const char *text, int64_t len, struct hl_text *out);
+
+#endif

@@ -1,0 +1,31 @@
+/* tokenizer_json.h -- what the two files that read tokenizer.json share. */
+#ifndef HL_TOKENIZER_JSON_H
+#define HL_TOKENIZER_JSON_H
+#include "core/json.h"
+#include "tokenizer/tokenizer.h"
+
+enum { HL_JSON_MAX_ID = 1 << 22, HL_JSON_MAX_TOKEN = 1 << 16 };
+
+/* "PATH: FIELD: WHAT"; HOLA_ENOTSUP for what is beyond this reader, HOLA_EFORMAT for what makes no sense. */
+hola_status hl_json_refuse(const char *path, const char *field, const char *what);
+hola_status hl_json_bad(const char *path, const char *field, const char *what);
+
+/* A boolean of an object, or its default where it is absent or null. */
+static inline bool hl_json_flag(const json_t *object, const char *name, bool absent) {
+    const json_t *v = json_object_get(object, name);
+    return json_is_boolean(v) ? json_is_true(v) : absent;
+}
+static inline bool hl_json_is(const json_t *value, const char *text) {
+    return json_is_string(value) && strcmp(json_string_value(value), text) == 0;
+}
+
+/* The model: vocabulary and merges into t->bpe, whose byte_level, space_is_meta and words are set. `more` is one
+ * more than the largest id of added tokens. */
+hola_status hl_json_model(hola_tokenizer *t, const json_t *model, int64_t more, bool bytes_decoded,
+                          const char *path);
+
+/* GPT-2's way to write bytes as characters. The byte that a character stands for, -1: none; and back. */
+int hl_byte_of_char(uint32_t c);
+uint32_t hl_char_of_byte(unsigned char byte);
+
+#endif
