@@ -76,8 +76,8 @@ static void test_linear(void **state) {
 }
 
 /* the fast small product is the plain one to double precision, alpha and strides included */
-void hl_ref_mm(const struct hl_small_gemm *, real *);
-void hl_base_mm(const struct hl_small_gemm *, real *);
+void hl_ref_small_gemm(const struct hl_small_gemm *, real *);
+void hl_base_small_gemm(const struct hl_small_gemm *, real *);
 static void test_mm(void **state) {
     enum { R = 45, C = 70, D = 530 };
     real *A = check_random(R * D, -1, 1, 1), *B = check_random(C * D, -1, 1, 2);
@@ -89,11 +89,11 @@ static void test_mm(void **state) {
     assert_non_null(scratch);
     a.alpha = -0.25;
     a.add = true;
-    hl_ref_mm(&a, scratch);
+    hl_ref_small_gemm(&a, scratch);
     a.C = got;
-    hl_base_mm(&a, scratch);
+    hl_base_small_gemm(&a, scratch);
     CHECK_NEAR(got, want, R, C, 1e-14, "mm");
-    hl_base_mm(&a, scratch);
+    hl_base_small_gemm(&a, scratch);
     CHECK_FAR(got, want, R, C, 0.5);
     free(scratch);
     check_free(A, R * D);

@@ -5,15 +5,15 @@
 #include "backend/backend.h"
 
 typedef void (*mm_fn)(const struct hl_small_gemm *, real *);
-void hl_ref_mm(const struct hl_small_gemm *, real *);
-void hl_base_mm(const struct hl_small_gemm *, real *);
+void hl_ref_small_gemm(const struct hl_small_gemm *, real *);
+void hl_base_small_gemm(const struct hl_small_gemm *, real *);
 /* in the order of check_backend() */
 #if defined(__x86_64__)
-void hl_avx2_mm(const struct hl_small_gemm *, real *);
-void hl_avx512_mm(const struct hl_small_gemm *, real *);
-static const mm_fn fast_mm[] = {hl_base_mm, hl_avx2_mm, hl_avx512_mm};
+void hl_avx2_small_gemm(const struct hl_small_gemm *, real *);
+void hl_avx512_small_gemm(const struct hl_small_gemm *, real *);
+static const mm_fn fast_mm[] = {hl_base_small_gemm, hl_avx2_small_gemm, hl_avx512_small_gemm};
 #else
-static const mm_fn fast_mm[] = {hl_base_mm, NULL, NULL};
+static const mm_fn fast_mm[] = {hl_base_small_gemm, NULL, NULL};
 #endif
 
 static _Alignas(64) real mm_scratch[HL_SMALL_GEMM_SCRATCH];
@@ -44,7 +44,7 @@ static void test_mm(void **state) {
         for (int turn = 0; turn < 8; turn++) {
             int64_t M = dims[i][0], width = dims[i][1] + 3;
             real *want = check_new(M * width), *got = check_new(M * width);
-            run_mm(hl_ref_mm, dims[i], turn, turn % 3 == 0, A, B, want);
+            run_mm(hl_ref_small_gemm, dims[i], turn, turn % 3 == 0, A, B, want);
             for (int b = 0; check_backend(b); b++) {
                 if (!hl_ops_named(check_backend(b))) continue;
                 run_mm(fast_mm[b], dims[i], turn, turn % 3 == 0, A, B, got);

@@ -46,7 +46,7 @@ hola_status bench_decode(hola_model *m, hola_model *other, int64_t tokens, int r
                          struct bench_infer *out);
 /* logits: all of them to the host, else the likeliest ids alone */
 hola_status bench_decode_batch(hola_model *m, int64_t n, int64_t tokens, bool logits, int repeats,
-                              struct bench_infer *out);
+                               struct bench_infer *out);
 /* Time per token and resident memory of one session after 1,000 tokens, and after `tokens` of them. */
 struct bench_context {
     int64_t tokens, resident, session;

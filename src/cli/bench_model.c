@@ -215,7 +215,7 @@ hola_status bench_decode(hola_model *m, hola_model *other, int64_t tokens, int r
 
 /* n sequences side by side, one token each at a time; they stand at different positions. */
 hola_status bench_decode_batch(hola_model *m, int64_t n, int64_t tokens, bool with_logits, int repeats,
-                              struct bench_infer *out) {
+                               struct bench_infer *out) {
     const hola_sampling likeliest = {.repeat_penalty = 1, .top_p = 1};
     hola_session **sess = calloc((size_t)n, sizeof *sess);
     int32_t *ids = some_ids(n * tokens + 512, m->cfg.vocab_size);

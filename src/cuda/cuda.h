@@ -19,6 +19,9 @@ hola_status hl_cuda_open(struct hl_cuda **out, int device);
 void hl_cuda_close(struct hl_cuda *c);
 const char *hl_cuda_name(const struct hl_cuda *c);
 int hl_cuda_sms(const struct hl_cuda *c); /* multiprocessors */
+/* Whether the code of a kernel that this device runs was compiled for Hopper or later, and so has its waits for other
+ * kernels, bulk copies and wgmma. Asked of the driver once per device and kernel; any thread may ask. */
+bool hl_cuda_compiled_for_sm90(struct hl_cuda *c, const void *kernel);
 
 /* Device memory that lives until the next op: an op asks once, for all it needs. 256-byte aligned. NULL: there is
  * no room, the failure is kept and the op must return at once. */

@@ -11,7 +11,7 @@ static bool check(struct hl_cuda *c, cudaError_t e, const char *what) {
     return false;
 }
 
-bool hl_cuda_there(void) {
+bool hl_cuda_available(void) {
     int n = 0;
     return cudaGetDeviceCount(&n) == cudaSuccess && n > 0;
 }
@@ -37,7 +37,13 @@ hola_status hl_cuda_open(struct hl_cuda **out, int device) {
                        device, prop.name, prop.major, prop.minor);
     }
     struct hl_cuda *c = calloc(1, sizeof *c);
-    if (!c) return hl_fail(HOLA_ENOMEM, "device: %zu bytes", sizeof *c);
+    uint64_t *kernels = calloc(HL_KERNELS, sizeof *kernels);
+    if (!c || !kernels) {
+        free(c), free(kernels);
+        cudaStreamDestroy(stream);
+        return hl_fail(HOLA_ENOMEM, "device: %zu bytes", sizeof *c);
+    }
+    c->kernels = kernels;
     c->index = device;
     c->sms = prop.multiProcessorCount;
     c->stream = stream;
@@ -65,16 +71,36 @@ void hl_cuda_close(struct hl_cuda *c) {
     for (int i = 0; i < HL_PARTS; i++)
         if (c->part[i]) cudaEventDestroy(c->part[i]);
     cudaStreamDestroy(c->stream);
+    free(c->kernels);
     free(c);
 }
 
-/* dev.cuh's side of a launch */
+/* ---- launches (common.cuh, pdl.cuh) ---- */
+
 cudaStream_t hl_cuda_stream(struct hl_cuda *c) { return hl_stream(c); }
 void hl_cuda_allow_shared(struct hl_cuda *c, const void *kernel, size_t shared) {
     check(c, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared),
           "shared memory");
 }
 void hl_cuda_launched(struct hl_cuda *c, cudaError_t e) { check(c, e, "launch"); }
+
+/* Two threads that ask about a new kernel both ask the driver, and write the same. */
+bool hl_cuda_compiled_for_sm90(struct hl_cuda *c, const void *kernel) {
+    const uint64_t address = (uint64_t)(uintptr_t)kernel;
+    struct cudaFuncAttributes at;
+    uint64_t *slot = NULL, seen = 0;
+    for (uint64_t i = address / 16, n = 0; n < HL_KERNELS; i++, n++) {
+        slot = &c->kernels[i % HL_KERNELS];
+        seen = __atomic_load_n(slot, __ATOMIC_RELAXED);
+        if (seen >> 1 == address) return seen & 1;
+        if (seen == 0) break;
+    }
+    const bool sm90 = cudaFuncGetAttributes(&at, kernel) == cudaSuccess && at.ptxVersion >= 90;
+    if (seen == 0)
+        __atomic_compare_exchange_n(slot, &seen, address << 1 | sm90, false, __ATOMIC_RELAXED,
+                                    __ATOMIC_RELAXED);
+    return sm90;
+}
 
 void *hl_cuda_malloc(struct hl_cuda *c, int64_t bytes) {
     void *p = NULL;

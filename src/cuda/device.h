@@ -6,7 +6,8 @@
 
 enum {
     HL_GRAPHS = 16,
-    HL_PARTS = 8, /* copies to the host that run at a time, each through its own part of the stage */
+    HL_KERNELS = 1024, /* more than there are */
+    HL_PARTS = 8,      /* copies to the host that run at a time, each through its own part of the stage */
     HL_STAGE_PART = 2 << 20,
     HL_STAGE_BYTES = HL_PARTS * HL_STAGE_PART
 };
@@ -32,6 +33,7 @@ struct hl_cuda {
     char name[256];
     int index, sms;
     void *stream, *lt; /* the real device's */
+    uint64_t *kernels; /* [HL_KERNELS]: those asked about, address << 1 | compiled for sm_90; 0: free */
     void *tick[2];     /* events of the timer */
     double began;      /* the emulated device's */
     void *scratch;

@@ -1,5 +1,5 @@
 /* mbarrier.cuh -- runs of bytes that the chip's copy engine brings to shared memory, and the barriers in shared
- * memory that say when they are there (Hopper and later; compiled_for_sm90() asks).
+ * memory that say when they are there (Hopper and later; hl_cuda_compiled_for_sm90 asks).
  *
  * A barrier's phase ends when all arrivals have come and all bytes that were announced are there; waiting for
  * parity p returns once phase number p, p + 2, ... is over, so a fresh barrier lets the waiters for parity 1
@@ -7,7 +7,6 @@
 #ifndef HL_BULK_CUH
 #define HL_BULK_CUH
 #include "cuda/named_barrier.cuh"
-#include <stdlib.h>
 
 #if !defined(HL_CUDA_EMU) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define HL_BULK 1
@@ -128,16 +127,5 @@ static __device__ __forceinline__ void prefetch_l2(const void *global, int bytes
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
 #endif
 }
-
-/* Whether the kernel was compiled for a chip that has all this. The emulated one has it, but where a test
- * asks for an older one. */
-#ifdef HL_CUDA_EMU
-static inline bool compiled_for_sm90(const void *) { return !getenv("EMU_OLDER"); }
-#else
-static inline bool compiled_for_sm90(const void *kernel) {
-    struct cudaFuncAttributes at;
-    return cudaFuncGetAttributes(&at, kernel) == cudaSuccess && at.ptxVersion >= 90;
-}
-#endif
 
 #endif

@@ -25,19 +25,13 @@ static void launch_pdl(struct hl_cuda *c, void (*kernel)(P...), dim3 grid, dim3 
     launch(c, kernel, grid, block, shared, args...);
 }
 #else
-/* Only where the kernel was compiled for a chip that can wait: elsewhere its waits are not in it. */
-static inline bool compiled_for_sm90(const void *kernel) {
-    struct cudaFuncAttributes at;
-    return cudaFuncGetAttributes(&at, kernel) == cudaSuccess && at.ptxVersion >= 90;
-}
 template <class... P, class... A>
 static void launch_pdl(struct hl_cuda *c, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared,
                        A... args) {
     cudaLaunchAttribute early = {};
     cudaLaunchConfig_t config = {};
-    static void (*known)(P...); /* of many kernels with these parameters mostly one is launched again */
-    static bool waits;
-    if (known != kernel) known = kernel, waits = compiled_for_sm90((const void *)kernel);
+    /* compiled for an older chip, a kernel has no waits in it */
+    const bool waits = hl_cuda_compiled_for_sm90(c, (const void *)kernel);
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;
     config.gridDim = grid, config.blockDim = block, config.dynamicSmemBytes = shared;

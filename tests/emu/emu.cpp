@@ -259,7 +259,7 @@ static void product_bf16(char (*slot)[EMU_SLOT]) {
             A[r][k] = bf(((operands *)slot[r % 8 * 4 + k % 8 / 2])->a[r / 8 + 2 * (k / 8)], k & 1);
         for (int n = 0; n < 8; n++) B[k][n] = bf(((operands *)slot[n * 4 + k % 8 / 2])->b[k / 8], k & 1);
     }
-    wgmma_ss<16>(slot, A, B);
+    product<16>(slot, A, B);
 }
 /* m16n8k8: A[r][c] in lane (r%8)*4 + c%4, register r/8 + 2(c/4); B[k][n] in lane n*4 + k%4, register k/4 */
 static void product_tf32(char (*slot)[EMU_SLOT]) {
@@ -269,7 +269,7 @@ static void product_tf32(char (*slot)[EMU_SLOT]) {
             A[r][k] = tf(((operands *)slot[r % 8 * 4 + k % 4])->a[r / 8 + 2 * (k / 4)]);
         for (int n = 0; n < 8; n++) B[k][n] = tf(((operands *)slot[n * 4 + k % 4])->b[k / 4]);
     }
-    wgmma_ss<8>(slot, A, B);
+    product<8>(slot, A, B);
 }
 static void mma(float d[4], const uint32_t a[4], const uint32_t b[2], void (*whole)(char (*)[EMU_SLOT])) {
     const operands mine = {{a[0], a[1], a[2], a[3]}, {b[0], b[1]}, {d[0], d[1], d[2], d[3]}};

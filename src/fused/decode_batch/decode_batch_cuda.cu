@@ -197,18 +197,19 @@ static void start_layer(struct hl_cuda *c, const struct hl_decode *p, const stru
     start_product<32, 64, JOINED>(c, down);
 }
 
-static bool has_room(void) {
+static bool has_room(struct hl_cuda *c) {
 #ifdef HL_CUDA_EMU
     return true;
 #else
-    return shared_limit() >= SHARED_MOST && compiled_for_sm90((const void *)many_product<32, JOINED>);
+    return shared_limit() >= SHARED_MOST &&
+           hl_cuda_compiled_for_sm90(c, (const void *)many_product<32, JOINED>);
 #endif
 }
 
 extern "C" void HL_OP(decode_batch)(struct hl_backend *backend, const struct hl_decode *p) {
     struct hl_cuda *c = hl_cuda_of(backend);
     struct many b = {};
-    *p->refused = !has_room();
+    *p->refused = !has_room(c);
     if (*p->refused) return;
     char *block = (char *)hl_cuda_scratch(c, carve(&b, NULL, p));
     if (!block) return; /* the failure is kept */

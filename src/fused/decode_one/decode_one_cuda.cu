@@ -184,9 +184,10 @@ static bool has_room(struct hl_cuda *c, int bytes) {
         cudaGetDevice(&device);
         cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
         cudaDeviceGetAttribute(&together, cudaDevAttrCooperativeLaunch, device);
-        c->bulk_room =
-            together && compiled_for_sm90((const void *)decode_token<struct decode<struct any_some>>) ? most
-                                                                                                      : -1;
+        c->bulk_room = together && hl_cuda_compiled_for_sm90(
+                                       c, (const void *)decode_token<struct decode<struct any_some>>)
+                           ? most
+                           : -1;
     }
     return bytes <= c->bulk_room;
 }

@@ -165,10 +165,10 @@ static int64_t carve_all(struct gdn_back *a, char *room, enum form form) {
     return at;
 }
 
-static enum form form_of(const struct hl_gdn *a) {
+static enum form form_of(struct hl_cuda *c, const struct hl_gdn *a) {
 #ifndef HL_CUDA_F32
     if ((a->K == 64 || a->K == 128 || a->K == 256) && a->V % 64 == 0)
-        return !HL_OP(gdn_back_fits)(a->K) ? FAST : HL_OP(gdn_back_walks)(a->V) ? WALK : RING;
+        return !HL_OP(gdn_back_fits)(c, a->K) ? FAST : HL_OP(gdn_back_walks)(c, a->V) ? WALK : RING;
 #endif
     return PLAIN;
 }
@@ -183,7 +183,7 @@ static int cuts_of(const struct gdn_back *a, int64_t longest) {
 extern "C" void HL_OP(gdn_backward)(struct hl_backend *backend, const struct hl_gdn *x) {
     struct hl_cuda *c = hl_cuda_of(backend);
     const struct hl_dev_rows *rows = x->rows->dev;
-    const enum form form = form_of(x);
+    const enum form form = form_of(c, x);
     struct gdn_back a = {};
     HL_ASSERT(x->HV % x->H == 0 && x->v_new && x->A);
     if (x->rows->T == 0) return;

@@ -65,10 +65,10 @@ void HL_OP(gdn_back_scan)(struct hl_cuda *c, const struct gdn_back *a);
 /* the same on chips with barriers in shared memory, which gdn_back_fits tells: P not needed, and segments
  * may have parts */
 void HL_OP(gdn_back_parts)(struct hl_cuda *c, const struct gdn_back *a);
-bool HL_OP(gdn_back_fits)(int64_t K);
+bool HL_OP(gdn_back_fits)(struct hl_cuda *c, int64_t K);
 void HL_OP(gdn_back_rest)(struct hl_cuda *c, const struct gdn_back *a);
 /* states and rest in one on such chips, for values of these widths; h not needed */
-bool HL_OP(gdn_back_walks)(int64_t V);
+bool HL_OP(gdn_back_walks)(struct hl_cuda *c, int64_t V);
 void HL_OP(gdn_back_starts)(struct hl_cuda *c, const struct gdn_back *a); /* where cuts > 1 */
 void HL_OP(gdn_back_walk)(struct hl_cuda *c, const struct gdn_back *a);
 void HL_OP(gdn_back_plain)(struct hl_cuda *c, const struct gdn_back *a);

@@ -321,13 +321,13 @@ template <int K> static void scan_of(struct hl_cuda *c, const struct gdn_back *a
         (a->V % 128 || !busy ? launch_scan<K, 1, true> : launch_scan<K, 2, true>)(c, a);
     else launch_scan<K, 1, true>(c, a);
 }
-template <int K> static bool scan_fits() {
+template <int K> static bool scan_fits(struct hl_cuda *c) {
     enum { W = K % 128 ? 1 : 2 };
-    return compiled_for_sm90((const void *)scan_parts<K, W, true>) &&
+    return hl_cuda_compiled_for_sm90(c, (const void *)scan_parts<K, W, true>) &&
            sizeof(scan_room<K, W>) + TILES_ROOM <= (size_t)shared_limit();
 }
-extern "C" bool HL_OP(gdn_back_fits)(int64_t K) {
-    return K == 256 ? scan_fits<256>() : K == 128 ? scan_fits<128>() : scan_fits<64>();
+extern "C" bool HL_OP(gdn_back_fits)(struct hl_cuda *c, int64_t K) {
+    return K == 256 ? scan_fits<256>(c) : K == 128 ? scan_fits<128>(c) : scan_fits<64>(c);
 }
 extern "C" void HL_OP(gdn_back_parts)(struct hl_cuda *c, const struct gdn_back *a) {
     (a->K == 256 ? scan_of<256> : a->K == 128 ? scan_of<128> : scan_of<64>)(c, a);

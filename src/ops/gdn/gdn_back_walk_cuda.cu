@@ -383,8 +383,9 @@ template <int KT, int V> static void launch_walk(struct hl_cuda *c, const struct
 template <int KT> static void walk_of_tile(struct hl_cuda *c, const struct gdn_back *a) {
     (a->V == 256 ? launch_walk<KT, 256> : a->V == 128 ? launch_walk<KT, 128> : launch_walk<KT, 64>)(c, a);
 }
-extern "C" bool HL_OP(gdn_back_walks)(int64_t V) {
-    return (V == 64 || V == 128 || V == 256) && compiled_for_sm90((const void *)back_walk<128, 256>) &&
+extern "C" bool HL_OP(gdn_back_walks)(struct hl_cuda *c, int64_t V) {
+    return (V == 64 || V == 128 || V == 256) &&
+           hl_cuda_compiled_for_sm90(c, (const void *)back_walk<128, 256>) &&
            sizeof(walk_room<128, 256>) + TILES_ROOM <= (size_t)shared_limit();
 }
 extern "C" void HL_OP(gdn_back_walk)(struct hl_cuda *c, const struct gdn_back *a) {

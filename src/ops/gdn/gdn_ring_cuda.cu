@@ -247,8 +247,8 @@ static __global__ void __launch_bounds__((W + 1) * GROUP, 1) walk_ring(const str
     }
 }
 
-template <int K, int W> static bool ring_fits() {
-    return compiled_for_sm90((const void *)walk_ring<K, W>) &&
+template <int K, int W> static bool ring_fits(struct hl_cuda *c) {
+    return hl_cuda_compiled_for_sm90(c, (const void *)walk_ring<K, W>) &&
            sizeof(ring<K, W>) + TILES_ROOM <= (size_t)shared_limit();
 }
 template <int K, int W> static void launch_ring(struct hl_cuda *c, const struct gdn_walk *a) {
@@ -258,12 +258,12 @@ template <int K, int W> static void launch_ring(struct hl_cuda *c, const struct 
 
 #endif
 
-extern "C" bool HL_OP(gdn_ring_fits)(int64_t K, int64_t V) {
+extern "C" bool HL_OP(gdn_ring_fits)(struct hl_cuda *c, int64_t K, int64_t V) {
 #ifdef HL_CUDA_F32
     return false;
 #else
     if (V % 64) return false;
-    return K == 256 ? ring_fits<256, 2>() : K == 128 ? ring_fits<128, 2>() : K == 64 && ring_fits<64, 1>();
+    return K == 256 ? ring_fits<256, 2>(c) : K == 128 ? ring_fits<128, 2>(c) : K == 64 && ring_fits<64, 1>(c);
 #endif
 }
 extern "C" void HL_OP(gdn_ring)(struct hl_cuda *c, const struct gdn_walk *a, int64_t K, int W) {

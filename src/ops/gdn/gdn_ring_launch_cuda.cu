@@ -54,7 +54,8 @@ extern "C" bool HL_OP(gdn_many)(struct hl_backend *backend, const struct hl_gdn 
     return false;
 #else
     const int64_t tiles = a->rows->n * a->HV * (a->V / 64);
-    if (a->K == 64 || tiles < GDN_FULL || !HL_OP(gdn_ring_fits)(a->K, a->V)) return false;
+    if (a->K == 64 || tiles < GDN_FULL || !HL_OP(gdn_ring_fits)(hl_cuda_of(backend), a->K, a->V))
+        return false;
     walk(backend, a, 1, a->V % 128 || tiles / 2 < GDN_FULL ? 1 : 2);
     return true;
 #endif
@@ -68,7 +69,7 @@ extern "C" bool HL_OP(gdn_long)(struct hl_backend *backend, const struct hl_gdn 
 #else
     enum { LEAST = 112 };
     const int64_t blocks = a->rows->n * a->HV * (a->V / 64), chunks = hl_pieces(a->rows->dev->longest, CHUNK);
-    if (!blocks || !HL_OP(gdn_ring_fits)(a->K, a->V)) return false;
+    if (!blocks || !HL_OP(gdn_ring_fits)(hl_cuda_of(backend), a->K, a->V)) return false;
     const int parts = gdn_parts(GDN_BUSY / blocks, chunks);
     if (parts == 1 || (a->K != 64 && chunks < LEAST)) return false;
     walk(backend, a, parts, 1);

@@ -29,7 +29,7 @@ struct gdn_walk {
 };
 extern "C" {
 /* whether the chip can walk in a ring */
-bool HL_OP(gdn_ring_fits)(int64_t K, int64_t V);
+bool HL_OP(gdn_ring_fits)(struct hl_cuda *c, int64_t K, int64_t V);
 /* the walk of all parts, from the states at the cuts; W 64 columns of V a block, 1 or 2 */
 void HL_OP(gdn_ring)(struct hl_cuda *c, const struct gdn_walk *a, int64_t K, int W);
 }
