@@ -103,7 +103,7 @@ static void not_a_number(void **state) {
         m->decoder.always = n == 1;
         struct crowd c = crowd_new(m, ids, n);
         CHECK_OK(hola_session_step_sample(c.s, n, next, &greedy, next));
-        hl_put(m->backend, c.s[n - 1]->now.state, nan, sizeof nan);
+        hl_put(m->backend, c.s[n - 1]->now.state.fixed, nan, sizeof nan);
         const int64_t pos = hola_session_position(c.s[n - 1]);
         char want[80];
         snprintf(want, sizeof want, "the logits after token %d are not finite", (int)pos);

@@ -198,8 +198,8 @@ static void not_finite(void **state) {
     for (int i = 0; i < 2; i++) CHECK_OK(hola_session_new(&s[i], m));
     CHECK_OK(hola_session_step(&s[0], 1, &id, want));
     const float nan = NAN;
-    char *state_of = (char *)hl_session_state(s[0]) + m->state.S;
-    hl_put(m->backend, state_of, &nan, sizeof nan); /* the state's first number */
+    char *state_of = s[0]->now.state.fixed; /* S comes first */
+    hl_put(m->backend, state_of, &nan, sizeof nan);
     assert_int_equal(hola_session_step(&s[0], 1, &id, logits), HOLA_ENUMERIC);
     assert_null(hola_session_logits(s[0]));
     assert_int_equal(hola_session_step_sample(&s[0], 1, &id, &likeliest, &next), HOLA_ENUMERIC);

@@ -1,6 +1,8 @@
 /* test_cache_view.c -- the look into the exact memory against what is known without it: what is kept are the tokens with
  * the largest m, what a query reads is what H2O's scores grow by, what recency keeps are the latest tokens. */
 #include "model/cache_view.h"
+#include "mixers/gdn/gdn_layer.h"
+#include "model/session.h"
 #include "models.h"
 
 enum { BETAE = 0, RECENCY = 4, H2O = 5, VALUE_HEADS = 8, GDN = 11, N = 300 };
@@ -87,9 +89,9 @@ static double score_of(const hola_session *y, const hola_config *c, int64_t laye
                        int64_t slot) {
     const struct hl_cache_layout at =
         hl_cache_layout(c->head_dim, c->head_v_dim, c->cache_window, c->cache_chunk, sizeof(real));
-    const hola_model *m = hl_session_model(y);
+    const struct hl_state_layout *state = &y->model->state;
     const char *p =
-        hl_session_state(y) + layer * m->state.layer + m->state.cache + head * at.bytes + at.score;
+        y->now.state.fixed + layer * state->layer + state->at[STATE_MEMORY] + head * at.bytes + at.score;
     return (double)((const real *)p)[slot];
 }
 

@@ -2,6 +2,7 @@
  * compared to the bit with a session that never saw what was taken back. */
 #define _GNU_SOURCE
 #include "models.h"
+#include "mixers/gdn/gdn_layer.h"
 #include "model/session.h"
 #include "temp.h"
 
@@ -81,11 +82,14 @@ static void a_poor_mark_is_caught(void **state) {
         hola_session *a = session_of(m);
         CHECK_OK(hola_session_feed(a, ids, 90, x));
         CHECK_OK(hola_session_mark(a));
-        if (wrong == 1) a->mark->cache = true; /* claims to have the exact memory, which will change */
-        if (wrong == 1) memset(a->mark->state + m->state.cache, 0, (size_t)(m->state.layer - m->state.cache));
+        if (wrong == 1) a->mark->ranked = true; /* claims to have the exact memory, which will change */
+        if (wrong == 1)
+            memset(a->mark->state.fixed + m->state.at[STATE_MEMORY], 0,
+                   (size_t)(m->state.layer - m->state.at[STATE_MEMORY]));
         CHECK_OK(hola_session_feed(a, ids + 90, 20, NULL));
         if (wrong == 2)
-            memset(a->mark->state + m->state.tail_q, 0, (size_t)(m->state.cache - m->state.tail_q));
+            memset(a->mark->state.fixed + m->state.at[TAIL_Q], 0,
+                   (size_t)(m->state.at[STATE_MEMORY] - m->state.at[TAIL_Q]));
         CHECK_OK(hola_session_rollback(a, 20));
         assert_memory_equal(hola_session_logits(a), x, (size_t)vocab * sizeof *x);
         CHECK_OK(hola_session_feed(a, ids + 300, 1, y));

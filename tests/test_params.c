@@ -1,6 +1,7 @@
 /* test_params.c -- the table of tensors, and fresh weights. */
 #define _GNU_SOURCE
 #include "params_case.h"
+#include "mixers/gdn/gdn_layer.h"
 #include "temp.h"
 
 /* ---- the table ---- */
@@ -94,31 +95,32 @@ static void test_indices(void **state) {
             int64_t at;
             const char *name;
         } all[] = {{l->attn_norm, "attn_norm.weight"},
-                   {l->q_proj, "attn.q_proj.weight"},
-                   {l->k_proj, "attn.k_proj.weight"},
-                   {l->v_proj, "attn.v_proj.weight"},
-                   {l->a_proj, "attn.a_proj.weight"},
-                   {l->b_proj, "attn.b_proj.weight"},
-                   {l->g_proj, "attn.g_proj.weight"},
-                   {l->o_proj, "attn.o_proj.weight"},
-                   {l->q_conv, "attn.q_conv1d.weight"},
-                   {l->k_conv, "attn.k_conv1d.weight"},
-                   {l->v_conv, "attn.v_conv1d.weight"},
-                   {l->A_log, "attn.A_log"},
-                   {l->dt_bias, "attn.dt_bias"},
-                   {l->o_norm, "attn.o_norm.weight"},
-                   {l->cache_q_norm, "attn.cache_q_norm.weight"},
-                   {l->cache_k_norm, "attn.cache_k_norm.weight"},
-                   {l->cache_sink, "attn.cache_sink"},
-                   {l->cache_gate, "attn.cache_gate"},
-                   {l->cache_tau, "attn.cache_tau"},
+                   {l->mixer[Q_PROJ], "attn.q_proj.weight"},
+                   {l->mixer[K_PROJ], "attn.k_proj.weight"},
+                   {l->mixer[V_PROJ], "attn.v_proj.weight"},
+                   {l->mixer[A_PROJ], "attn.a_proj.weight"},
+                   {l->mixer[B_PROJ], "attn.b_proj.weight"},
+                   {l->mixer[G_PROJ], "attn.g_proj.weight"},
+                   {l->mixer[O_PROJ], "attn.o_proj.weight"},
+                   {l->mixer[Q_CONV], "attn.q_conv1d.weight"},
+                   {l->mixer[K_CONV], "attn.k_conv1d.weight"},
+                   {l->mixer[V_CONV], "attn.v_conv1d.weight"},
+                   {l->mixer[A_LOG], "attn.A_log"},
+                   {l->mixer[DT_BIAS], "attn.dt_bias"},
+                   {l->mixer[O_NORM], "attn.o_norm.weight"},
+                   {l->mixer[MEMORY + HL_MEMORY_Q_NORM], "attn.cache_q_norm.weight"},
+                   {l->mixer[MEMORY + HL_MEMORY_K_NORM], "attn.cache_k_norm.weight"},
+                   {l->mixer[MEMORY + HL_MEMORY_SINK], "attn.cache_sink"},
+                   {l->mixer[MEMORY + HL_MEMORY_GATE], "attn.cache_gate"},
+                   {l->mixer[MEMORY + HL_MEMORY_TAU], "attn.cache_tau"},
                    {l->mlp_norm, "mlp_norm.weight"},
                    {l->gate_proj, "mlp.gate_proj.weight"},
                    {l->up_proj, "mlp.up_proj.weight"},
                    {l->down_proj, "mlp.down_proj.weight"}};
         for (size_t j = 0; j < sizeof all / sizeof *all; j++) check_name(&p, all[j].at, i, all[j].name);
-        assert_false(p.tensor[l->cache_tau].trained);
-        assert_true(p.tensor[l->q_proj].matrix && !p.tensor[l->q_conv].matrix && !p.tensor[l->A_log].matrix);
+        assert_false(p.tensor[l->mixer[MEMORY + HL_MEMORY_TAU]].trained);
+        assert_true(p.tensor[l->mixer[Q_PROJ]].matrix && !p.tensor[l->mixer[Q_CONV]].matrix &&
+                    !p.tensor[l->mixer[A_LOG]].matrix);
     }
     for (int64_t i = 0; i < p.n; i++) { /* aligned, in order, no overlap */
         const struct hl_tensor *t = &p.tensor[i];
@@ -137,8 +139,9 @@ static void test_indices(void **state) {
     CHECK_OK(hl_params_new(&p, &c));
     assert_string_equal(p.tensor[p.head].name, "lm_head.weight");
     assert_true(p.tensor[p.head].matrix && !p.tensor[p.embed].matrix);
-    assert_true(p.layer[0].q_conv == -1 && p.layer[1].v_conv == -1 && p.layer[0].g_proj == -1);
-    assert_false(p.tensor[p.layer[1].cache_gate].trained);
+    assert_true(p.layer[0].mixer[Q_CONV] == -1 && p.layer[1].mixer[V_CONV] == -1 &&
+                p.layer[0].mixer[G_PROJ] == -1);
+    assert_false(p.tensor[p.layer[1].mixer[MEMORY + HL_MEMORY_GATE]].trained);
     hl_params_free(&p);
     c.head_dim = 0;
     CHECK_FAILS(hl_params_new(&p, &c), HOLA_EINVAL, "head_dim");

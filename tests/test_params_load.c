@@ -1,6 +1,7 @@
 /* test_params_load.c -- weights from files: exact, wrong, poisoned, old, and by another program. */
 #define _GNU_SOURCE
 #include "model/safetensors.h"
+#include "mixers/gdn/gdn_layer.h"
 #include "params_case.h"
 #include "temp.h"
 
@@ -188,8 +189,9 @@ static void test_load_lenient(void **state) {
     drop(&f, "model.layers.0.attn.cache_tau"); /* from the config then */
     c.cache_tau_init = 3;
     CHECK_OK(load(&f, &c, &p, &x));
-    const real *tau = x + p.tensor[p.layer[0].cache_tau].offset;
-    assert_true(tau[0] == 3 && tau[1] == 3 && tau[2] == 0 && x[p.tensor[p.layer[1].cache_tau].offset] == 1);
+    const real *tau = x + p.tensor[p.layer[0].mixer[MEMORY + HL_MEMORY_TAU]].offset;
+    assert_true(tau[0] == 3 && tau[1] == 3 && tau[2] == 0 &&
+                x[p.tensor[p.layer[1].mixer[MEMORY + HL_MEMORY_TAU]].offset] == 1);
     loaded_free(&p, x);
     file_free(&f);
 }

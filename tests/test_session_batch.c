@@ -138,7 +138,7 @@ static void fed_together(void **state) {
             assert_memory_equal(logits + i * vocab, alone, (size_t)vocab * sizeof *alone);
             assert_memory_equal(hola_session_logits(y[i]), alone, (size_t)vocab * sizeof *alone);
             assert_memory_equal(&y[i]->now.at, &z[i]->now.at, sizeof y[i]->now.at);
-            assert_memory_equal(y[i]->now.state, z[i]->now.state, (size_t)m->state.bytes);
+            assert_memory_equal(y[i]->now.state.fixed, z[i]->now.state.fixed, (size_t)m->state.bytes);
         }
         assert_memory_not_equal(logits, logits + vocab, (size_t)vocab * sizeof *logits);
         for (int i = 0; i < 2; i++) { /* over the end of a block, and not */
@@ -215,7 +215,7 @@ static void freed_sessions_leave_nothing(void **state) {
             CHECK_OK(hola_session_rollback(a, 30));
             CHECK_OK(hola_session_new(&c, p));
             CHECK_OK(hola_session_feed(c, ids, 50, NULL));
-            assert_memory_equal(b->now.state, c->now.state, (size_t)p->state.bytes);
+            assert_memory_equal(b->now.state.fixed, c->now.state.fixed, (size_t)p->state.bytes);
             double la, lb, lc;
             CHECK_OK(hola_session_score(a, ids + 50, ids + 51, 1, &la));
             CHECK_OK(hola_session_score(b, ids + 50, ids + 51, 1, &lb));
@@ -244,7 +244,7 @@ static void not_a_number_is_refused(void **state) {
         assert_null(hola_session_logits(s[i]));
         assert_int_equal(hola_session_sample(s[i], NULL, &id), HOLA_EINVAL);
     }
-    ((float *)s[1]->now.state)[5] = NAN;
+    ((float *)s[1]->now.state.fixed)[5] = NAN;
     assert_int_equal(hola_session_step(s, 3, ids, logits), HOLA_ENUMERIC);
     assert_string_equal(hola_last_error(), "the logits after token 3 are not finite");
     assert_non_null(hola_session_logits(s[0]));

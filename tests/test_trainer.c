@@ -1,5 +1,6 @@
 /* test_trainer.c -- the training form: packed documents, threads, recomputation, updates. */
 #include "model/trainer.h"
+#include "mixers/gdn/gdn_layer.h"
 #include "models.h"
 
 /* per-token losses of the training form */
@@ -214,7 +215,7 @@ static void training_lowers_the_loss(void **state) {
         int64_t targets;
         for (int i = 0; i < 240; i++) ids[i] = (int32_t)((i * i) % 13);
         CHECK_OK(hola_trainer_new(&t, m, NULL));
-        const int64_t tau = m->params.layer[0].cache_tau;
+        const int64_t tau = m->params.layer[0].mixer[MEMORY + HL_MEMORY_TAU];
         const real before = tau >= 0 ? m->rows[m->params.tensor[tau].offset] : 0;
         for (int step = 0; step < 30; step++) {
             CHECK_OK(hola_trainer_accumulate(t, ids, 240, NULL, 0, 1.0 / 239, &last, &targets));

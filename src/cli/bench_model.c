@@ -1,6 +1,7 @@
 /* bench_model.c -- times of whole passes: training steps, prefill, decoding. Two models are timed in
  * turns, step by step, so that their ratio survives a noisy machine. */
 #include "cli/bench.h"
+#include "model/session.h"
 #include "ops/linear/quant.h"
 #include <stdlib.h>
 #include <string.h>
@@ -133,15 +134,6 @@ static int64_t inner_parameters(const hola_model *m) {
             n += m->params.tensor[i].count;
     return n;
 }
-/* Bytes that a decoded token moves beside the weights: the state read and written, the kept rows and, on average,
- * half a block of the exact memory read. */
-static double session_bytes(const hola_model *m) {
-    const struct hl_dims d = hl_dims(&m->cfg);
-    const int64_t rows = d.cache ? m->cfg.cache_window + m->cfg.cache_chunk / 2 : 0;
-    const int64_t state = 2 * d.K * d.V * (int64_t)sizeof(real),
-                  cache = rows * (d.K + d.V) * m->backend->act_size;
-    return (double)(d.L * d.HV * (state + cache));
-}
 static int64_t weight_bytes(const struct hl_weight *w, int64_t count) {
     if (hl_is_quant(w->dtype))
         return w->rows * (hl_quant_row(w->dtype, w->cols) + 2 * hl_quant_groups(w->dtype, w->cols));
@@ -154,7 +146,7 @@ static double decode_bytes(const hola_model *m) {
         if (i == m->params.embed && i != m->params.head) continue; /* one row of it */
         bytes += weight_bytes(&m->weight[i], m->params.tensor[i].count);
     }
-    return (double)bytes + session_bytes(m);
+    return (double)bytes + hl_state_traffic(&m->state, 0);
 }
 
 /* logits: room for a vocabulary of them; prefill does not ask for any */
@@ -238,7 +230,8 @@ hola_status bench_decode_batch(hola_model *m, int64_t n, int64_t tokens, bool wi
     if (s == HOLA_OK) {
         *out = (struct bench_infer){.seconds = bench_median(time, repeats)};
         out->tokens_per_s = (double)(n * tokens) / out->seconds;
-        out->bytes = (decode_bytes(m) + (double)(n - 1) * session_bytes(m)) * (double)tokens / out->seconds;
+        out->bytes = (decode_bytes(m) + (double)(n - 1) * hl_state_traffic(&m->state, 0)) * (double)tokens /
+                     out->seconds;
     }
     for (int64_t i = 0; sess && i < n; i++) hola_session_free(sess[i]);
     free(sess);
@@ -253,7 +246,7 @@ enum { CONTEXT_PIECE = 4096 };
 static hola_status measure_at(hola_session *y, int64_t tokens, const int32_t *ids, float *logits,
                               struct bench_context *out) {
     enum { TIMED_TOKENS = 64 };
-    hola_model *m = (hola_model *)hl_session_model(y);
+    hola_model *m = y->model;
     hola_status s = HOLA_OK;
     int64_t left, used;
     for (int64_t n; s == HOLA_OK && (n = tokens - hola_session_position(y)) > 0;)

@@ -8,7 +8,10 @@
 #include "core/real.h"
 #include "core/status.h"
 
-enum { HL_CHUNK = 64 }; /* rows of one chunk of the chunked delta rule */
+enum {
+    HL_CHUNK = 64,       /* rows of one chunk of the chunked delta rule */
+    HL_PAGE_TOKENS = 256 /* tokens of a page of state that grows with the position */
+};
 
 struct hl_seg {
     int64_t row, len; /* rows [row, row+len) of the batch */
@@ -21,6 +24,7 @@ struct hl_rows {
     int64_t T, n; /* rows, segments */
     const struct hl_seg *seg;
     const struct hl_dev_rows *dev; /* the same cut up on a device (cuda/cuda.h); NULL on the CPU */
+    char *const *const *pages; /* [n]: each session's pages, on the host; NULL: no part of the state grows */
 };
 
 /* Segments are cut into pieces of `size` rows on the grid of absolute positions of each segment's own

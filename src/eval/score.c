@@ -23,36 +23,36 @@ static bool same_prefix(const struct hl_item *x, const struct hl_item *y) {
 }
 
 struct wave {
-    struct hl_sequences lanes;
-    struct hl_feed *feed, *score; /* [lanes] */
+    struct hl_sequences sequences;
+    struct hl_feed *feed, *score; /* [sequences] */
     double *logprob;              /* room for `rows` of them */
-    bool *top;
+    bool *correct;
     int64_t rows;
     int64_t *left; /* [requests]: items without an answer */
 };
 
 static hola_status wave_room(struct wave *w, int64_t rows) {
     if (rows <= w->rows) return HOLA_OK;
-    free(w->logprob), free(w->top);
+    free(w->logprob), free(w->correct);
     w->logprob = malloc((size_t)rows * sizeof *w->logprob);
-    w->top = malloc((size_t)rows * sizeof *w->top);
-    w->rows = w->logprob && w->top ? rows : 0;
+    w->correct = malloc((size_t)rows * sizeof *w->correct);
+    w->rows = w->logprob && w->correct ? rows : 0;
     return w->rows ? HOLA_OK : hl_fail(HOLA_ENOMEM, "eval: no memory for %lld scores", (long long)rows);
 }
 
-/* Feeds the prefixes of item[0..n), each once, and leaves each item's state in the lane of its place. */
+/* Feeds the prefixes of item[0..n), each once, and leaves each item's state in the sequence of its place. */
 static hola_status feed_prefixes(struct wave *w, const struct hl_item *item, int64_t n, int64_t *fed) {
     int64_t k = 0;
     for (int64_t i = 0; i < n; i++) {
         if (i > 0 && same_prefix(&item[i], &item[i - 1])) continue;
-        hl_sequence_reset(&w->lanes, i);
+        hl_sequence_reset(&w->sequences, i);
         if (item[i].prefix == 0) continue;
-        w->feed[k++] = (struct hl_feed){.lane = i, .ids = item[i].ids, .n = item[i].prefix};
+        w->feed[k++] = (struct hl_feed){.sequence = i, .ids = item[i].ids, .n = item[i].prefix};
         *fed += item[i].prefix;
     }
-    hola_status st = k > 0 ? hl_sequences_run(&w->lanes, w->feed, k) : HOLA_OK;
+    hola_status st = k > 0 ? hl_sequences_run(&w->sequences, w->feed, k) : HOLA_OK;
     for (int64_t i = 1; st == HOLA_OK && i < n; i++)
-        if (same_prefix(&item[i], &item[i - 1])) hl_sequence_copy(&w->lanes, i, i - 1);
+        if (same_prefix(&item[i], &item[i - 1])) st = hl_sequence_copy(&w->sequences, i, i - 1);
     return st;
 }
 
@@ -70,9 +70,9 @@ static hola_status take(struct hl_engine *e, struct wave *w, const struct hl_ite
             return hl_fail(HOLA_ENUMERIC, "document %lld: a log-probability is not a finite number",
                            (long long)e->set->request[item->request].doc);
         sum = bf16 ? (double)((float)sum + (float)round_bf16(s->logprob[i])) : sum + s->logprob[i];
-        a->greedy = a->greedy && s->top[i];
+        a->greedy = a->greedy && s->correct[i];
         a->tokens++;
-        if (a->top) a->top[item->prefix + i] = s->top[i];
+        if (a->top) a->top[item->prefix + i] = s->correct[i];
     }
     a->loglikelihood += bf16 ? round_bf16(sum) : sum;
     return --w->left[item->request] == 0 ? hl_engine_answered(e, item->request) : HOLA_OK;
@@ -86,27 +86,27 @@ static hola_status run_wave(struct hl_engine *e, struct wave *w, const struct hl
     rows = 0;
     for (int64_t i = 0; i < n; i++) {
         const int64_t from = item[i].prefix;
-        w->score[i] = (struct hl_feed){.lane = i,
+        w->score[i] = (struct hl_feed){.sequence = i,
                                        .ids = item[i].ids + from,
                                        .next = item[i].next + from,
                                        .n = item[i].n - from,
                                        .logprob = w->logprob + rows,
-                                       .top = w->top + rows};
+                                       .correct = w->correct + rows};
         rows += item[i].n - from;
     }
-    if (st == HOLA_OK) st = hl_sequences_run(&w->lanes, w->score, n);
+    if (st == HOLA_OK) st = hl_sequences_run(&w->sequences, w->score, n);
     for (int64_t i = 0; st == HOLA_OK && i < n; i++) st = take(e, w, &item[i], &w->score[i]);
     if (st == HOLA_OK) hl_engine_progress(e, rows + fed);
     return st;
 }
 
-/* Items that make a wave: as many as there are lanes, but no more rows than some passes take, so that
+/* Items that make a wave: as many as there are sequences, but no more rows than some passes take, so that
  * progress shows and little is lost on an interruption. */
 static int64_t wave_size(const struct hl_engine *e, const struct wave *w, const struct hl_item *item,
                          int64_t n) {
     const int64_t most = 4 * hl_model_rows(e->model);
     int64_t k = 0;
-    for (int64_t rows = 0; k < n && k < w->lanes.n; k++) {
+    for (int64_t rows = 0; k < n && k < w->sequences.n; k++) {
         rows += item[k].n - (k > 0 && same_prefix(&item[k], &item[k - 1]) ? item[k].prefix : 0);
         if (k > 0 && rows > most) break;
     }
@@ -129,7 +129,7 @@ hola_status hl_engine_score(struct hl_engine *e, struct hl_items *items) {
     int64_t bare = n;
     while (bare > 0 && items->item[bare - 1].prefix == 0) bare--;
     qsort(items->item + bare, (size_t)(n - bare), sizeof *items->item, by_length);
-    hola_status st = hl_sequences_new(&w.lanes, e->model, most < n ? most : n);
+    hola_status st = hl_sequences_new(&w.sequences, e->model, most < n ? most : n);
     w.feed = calloc((size_t)most, sizeof *w.feed), w.score = calloc((size_t)most, sizeof *w.score);
     w.left = calloc((size_t)e->set->n, sizeof *w.left);
     if (st == HOLA_OK && (!w.feed || !w.score || !w.left))
@@ -139,7 +139,7 @@ hola_status hl_engine_score(struct hl_engine *e, struct hl_items *items) {
         k = wave_size(e, &w, items->item + i, n - i);
         st = run_wave(e, &w, items->item + i, k);
     }
-    hl_sequences_free(&w.lanes);
-    free(w.feed), free(w.score), free(w.left), free(w.logprob), free(w.top);
+    hl_sequences_free(&w.sequences);
+    free(w.feed), free(w.score), free(w.left), free(w.logprob), free(w.correct);
     return st;
 }

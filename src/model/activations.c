@@ -1,106 +1,110 @@
-/* activations.c -- one block for all row buffers, cut by the table in acts.h. */
+/* activations.c -- one block of memory for all buffers of a pass, laid out from the lists of block and mixer. */
 #include "model/activations.h"
+#include "model/state.h"
 #include <stdlib.h>
 #include <string.h>
 
-struct hl_dims hl_dims(const hola_config *c) {
-    struct hl_dims s = {.d = c->hidden_size,
-                        .I = c->intermediate_size,
-                        .H = c->num_heads,
-                        .HV = c->num_v_heads,
-                        .K = c->head_dim,
-                        .V = c->head_v_dim,
-                        .L = c->num_hidden_layers,
-                        .vocab = c->vocab_size,
-                        .gated = c->use_gate,
-                        .decay = c->model_type != HOLA_TYPE_DELTA_NET,
-                        .beta = c->use_beta};
-    s.qk = s.H * s.K;
-    s.vv = s.HV * s.V;
-    s.cache = c->model_type == HOLA_TYPE_HOLA && c->cache_evict != HOLA_EVICT_NONE;
-    s.rms = s.cache && c->cache_norm == HOLA_NORM_RMS;
-    return s;
+/* ---- the block's own buffers ---- */
+
+static int64_t paired_row(const struct hl_activations *a, const hola_config *c) {
+    const bool one = a->pass == HL_TRAIN && !a->backend->host && c->intermediate_size % 8 == 0;
+    return one ? 2 * c->intermediate_size : 0;
 }
 
-enum kind { KEEP, CHEAP };
-
-/* Every buffer starts on 256 bytes: a cache line, and what a device copies best. */
-static int64_t padded(int64_t bytes) { return (bytes + 255) / 256 * 256; }
-
-/* The row of all projections; 0: their parts would not begin on 16 bytes, or it is not wanted. */
-static int64_t joint_row(const struct hl_activations *a, const struct hl_dims *s) {
-    const int64_t few = s->HV * (s->decay + s->beta);
-    if (a->pass != HL_TRAIN || a->backend->host || s->qk % 8 || s->vv % 8 || few % 8) return 0;
-    const int64_t row = 2 * s->qk + s->vv + few + (s->gated ? s->vv : 0);
-    return (row + 63) / 64 * 64; /* rows begin on whole lines of memory */
-}
-static int64_t paired_row(const struct hl_activations *a, const struct hl_dims *s) {
-    return a->pass != HL_TRAIN || a->backend->host || s->I % 8 ? 0 : 2 * s->I;
-}
-/* The parts of such a row, in the order of the weights. */
-static void cut_row(const struct hl_dims *s, char *row, int64_t size, void **q, void **k, void **v, void **a,
-                    void **b, void **z) {
-    *q = row;
-    *k = row + s->qk * size;
-    *v = row + 2 * s->qk * size;
-    row += (2 * s->qk + s->vv) * size;
-    if (s->decay) *a = row, row += s->HV * size;
-    if (s->beta) *b = row, row += s->HV * size;
-    if (s->gated) *z = row;
+static void list_block(const struct hl_activations *a, const hola_config *c, struct hl_buffers *acts,
+                       struct hl_buffers *grads) {
+    const int64_t d = c->hidden_size, I = c->intermediate_size, pair = paired_row(a, c);
+#define ADD(name, numbers, ...)                                                                  \
+    hl_buffer_add(acts, (struct hl_buffer){.field = offsetof(struct hl_layer_activations, name), \
+                                           .width = numbers,                                     \
+                                           __VA_ARGS__})
+    ADD(x, d, .cheap = false);
+    ADD(xn, d, .cheap = true);
+    ADD(r_attn, 1, .element = HL_ELEMENT_REAL);
+    ADD(h, a->pass == HL_TRAIN ? d : 0, .cheap = false); /* else branches are added to x in place */
+    ADD(hn, d, .cheap = true);
+    ADD(r_mlp, 1, .element = HL_ELEMENT_REAL);
+    if (pair) ADD(pair, pair, .cheap = false);
+    ADD(gate, I, .inside = pair > 0);
+    ADD(up, I, .inside = pair > 0, .offset = I);
+    ADD(act, I, .cheap = true);
+#undef ADD
+    if (a->pass != HL_TRAIN) return;
+    const size_t field[] = {offsetof(struct hl_gradients, dx), offsetof(struct hl_gradients, dn),
+                            offsetof(struct hl_gradients, dact)};
+    for (int i = 0; i < 3; i++)
+        hl_buffer_add(grads, (struct hl_buffer){.field = field[i], .width = i == 2 ? I : d});
 }
 
-/* Hands out the buffers from `at` (NULL: only counts) and returns how many bytes they take. */
-static int64_t place(struct hl_activations *a, const struct hl_dims *s, int64_t rows, char *at) {
-    const int64_t d = s->d, I = s->I, H = s->H, HV = s->HV, qk = s->qk, vv = s->vv;
-    const int64_t ACT = a->backend->act_size, REAL = (int64_t)sizeof(real);
-    const bool gated = s->gated, decay = s->decay, rms = s->rms, cache = s->cache;
-    const bool share_cheap = a->pass == HL_INFER || a->recompute, joint = joint_row(a, s) > 0,
-               paired = paired_row(a, s) > 0;
-    int64_t used = 0;
-    void *row;
-    a->joint = joint_row(a, s);
-    a->paired = paired_row(a, s);
-#define TAKE(to, width, type)                              \
-    (to) = at && (width) > 0 ? (void *)(at + used) : NULL; \
-    used += padded(rows * (width) * (type));
-    for (int64_t l = 0; l < s->L; l++) {
+/* ---- placing ---- */
+
+/* A walk over all buffers that hands them out from `base`; NULL: it only counts. Every buffer starts on 256 bytes: a
+ * cache line, and what a device copies best. */
+struct placing {
+    char *base;
+    int64_t used, act_size;
+    int64_t units[3]; /* by enum hl_unit */
+};
+static void *take(struct placing *p, int64_t bytes) {
+    void *at = p->base && bytes > 0 ? p->base + p->used : NULL;
+    p->used += (bytes + 255) / 256 * 256;
+    return at;
+}
+static int64_t element_size(const struct placing *p, enum hl_element e) {
+    return e == HL_ELEMENT_ACT    ? p->act_size
+           : e == HL_ELEMENT_REAL ? (int64_t)sizeof(real)
+                                  : (int64_t)sizeof(int64_t);
+}
+/* to: the struct whose pointers the list is of. shared: NULL, or the struct of the layer that owns what is shared, of
+ * which all (everything) or the cheap buffers are taken over. */
+static void place(struct placing *p, const struct hl_buffers *list, void *to, const void *shared,
+                  bool everything) {
+    char *owner = NULL;
+    for (int i = 0; i < list->n; i++) {
+        const struct hl_buffer *b = &list->buffer[i];
+        const int64_t size = element_size(p, b->element);
+        char *at = NULL;
+        if (shared && (everything || b->cheap)) memcpy(&at, (const char *)shared + b->field, sizeof at);
+        else if (b->inside) at = owner && b->width > 0 ? owner + b->offset * size : NULL;
+        else at = take(p, p->units[b->unit] * b->width * size);
+        if (!b->inside) owner = at;
+        memcpy((char *)to + b->field, &at, sizeof at);
+    }
+}
+
+static int64_t place_all(struct hl_activations *a, const hola_config *c, char *base) {
+    const struct hl_mixer *mixer = hl_mixer_of(c->model_type);
+    const struct hl_buffers_for f = {c, a->pass, a->backend->host};
+    struct hl_buffers acts = {0}, grads = {0}, mixer_acts = {0}, mixer_grads = {0};
+    struct placing p = {
+        .base = base, .act_size = a->backend->act_size, .units = {a->rows, a->chunks, a->blocks}};
+    const bool infer = a->pass == HL_INFER;
+    list_block(a, c, &acts, &grads);
+    mixer->buffers(&f, &mixer_acts, &mixer_grads);
+    a->paired = paired_row(a, c);
+    for (int64_t l = 0; l < c->num_hidden_layers; l++) {
         struct hl_layer_activations *y = &a->layer[l], *first = &a->layer[0];
-#define PLACE(name, width, kind, type)                                        \
-    if (l > 0 && (a->pass == HL_INFER || ((kind) == CHEAP && share_cheap))) { \
-        y->name = first->name;                                                \
-    } else {                                                                  \
-        TAKE(y->name, width, type)                                            \
+        const bool share = l > 0 && (infer || a->recompute);
+        place(&p, &acts, y, share ? first : NULL, infer);
+        place(&p, &mixer_acts, y->mixer, share ? first->mixer : NULL, infer);
+        if (infer) y->h = y->x;
     }
-        HL_ACTS_LIST(PLACE)
-#undef PLACE
-        if (a->pass == HL_INFER) y->h = y->x; /* branches are added in place */
-        TAKE(row, a->joint, ACT)
-        if (row) cut_row(s, row, ACT, &y->q0, &y->k0, &y->v0, &y->a, &y->b, &y->z);
-        TAKE(row, a->paired, ACT)
-        if (row) y->gate = row, y->up = (char *)row + I * ACT;
-    }
-#define PLACE(name, width, type) TAKE(a->grad.name, width, type)
-    if (a->pass == HL_TRAIN) {
-        struct hl_grads *g = &a->grad;
-        HL_GRADS_LIST(PLACE)
-        TAKE(row, a->joint, ACT)
-        if (row) cut_row(s, row, ACT, &g->dq0, &g->dk0, &g->dv0, &g->da, &g->db, &g->dz);
-        TAKE(a->last, d, ACT)
-    } else a->last = a->layer[0].x;
-#undef PLACE
-    TAKE(a->lastn, d, ACT)
-    TAKE(a->r_last, 1, REAL)
-    TAKE(a->nll, 1, (int64_t)sizeof(double))
-    TAKE(a->top, a->pass == HL_INFER, (int64_t)sizeof(int32_t))
-    if (!a->backend->host) {
-        TAKE(a->ids, 1, (int64_t)sizeof(int32_t))
-        TAKE(a->target, 1, (int64_t)sizeof(int32_t))
-    }
-#undef TAKE
-    return used;
+    place(&p, &grads, &a->grad, NULL, false);
+    if (!infer) place(&p, &mixer_grads, a->grad.mixer, NULL, false);
+    const int64_t row = c->hidden_size * p.act_size;
+    a->last = infer ? a->layer[0].x : take(&p, a->rows * row);
+    a->lastn = take(&p, a->rows * row);
+    a->r_last = take(&p, a->rows * (int64_t)sizeof(real));
+    a->nll = take(&p, a->rows * (int64_t)sizeof(double));
+    a->correct = take(&p, infer ? a->rows * (int64_t)sizeof(int32_t) : 0);
+    a->ids = take(&p, a->backend->host ? 0 : a->rows * (int64_t)sizeof(int32_t));
+    a->target = take(&p, a->backend->host ? 0 : a->rows * (int64_t)sizeof(int32_t));
+    return p.used;
 }
 
-static hola_status no_room(const struct hl_activations *a, const char *what, int64_t bytes) {
+/* ---- reserving ---- */
+
+static hola_status does_not_fit(const struct hl_activations *a, const char *what, int64_t bytes) {
     return hl_fail(HOLA_ENOMEM, "%s: %.1f MB do not fit in %s memory", what, (double)bytes * 1e-6,
                    a->backend->host ? "the" : "the device's");
 }
@@ -110,92 +114,84 @@ static hola_status block_new(const struct hl_activations *a, void *block, int64_
     void **b = block;
     hl_release(a->backend, *b);
     *b = bytes > 0 ? hl_alloc(a->backend, bytes) : NULL;
-    return bytes > 0 && !*b ? no_room(a, what, bytes) : HOLA_OK;
+    return bytes > 0 && !*b ? does_not_fit(a, what, bytes) : HOLA_OK;
 }
 
-/* The buffers whose size depends on how the rows are cut, not on their number. */
-static hola_status reserve_pieces(struct hl_activations *a, const hola_config *cfg, const struct hl_dims *s,
-                                  int64_t chunks, int64_t blocks) {
-    hola_status st = HOLA_OK;
-    if (chunks > a->chunks && a->backend->host) {
-        const int64_t each = chunks * s->HV * s->K * s->V;
-        a->chunks = 0;
-        st = block_new(a, &a->S_block, s->L * each * (int64_t)sizeof(real), "chunk states");
-        if (st != HOLA_OK) return st;
-        for (int64_t l = 0; l < s->L; l++) a->layer[l].S = a->S_block + l * each;
-        a->chunks = chunks;
-    }
-    if (s->cache && blocks > a->blocks) {
-        const int64_t each = blocks * s->HV * cfg->cache_window;
-        a->blocks = 0;
-        st = block_new(a, &a->sel_block, (s->L * each + 1) * (int64_t)sizeof(int64_t), "cache selections");
-        if (st != HOLA_OK) return st;
-        for (int64_t l = 0; l < s->L; l++) a->layer[l].sel = a->sel_block + l * each;
-        a->blocks = blocks;
-    }
-    return st;
-}
-
-static hola_status reserve_rows(struct hl_activations *a, const struct hl_dims *s, int64_t rows) {
-    const int64_t bytes = place(a, s, rows, NULL);
-    int64_t left, used;
-    a->rows = 0;
-    hola_status st = block_new(a, &a->block, bytes, "activations");
-    if (st != HOLA_OK) {
-        a->backend->storage.free_memory(a->backend, &left, &used);
-        if (left == 0) return st;
-        return hl_fail(
-            HOLA_ENOMEM,
-            "activations: %lld tokens take %.2f GB, the device has %.2f GB left: about %lld tokens at "
-            "a time would fit",
-            (long long)rows, (double)bytes * 1e-9, (double)left * 1e-9,
-            (long long)((double)left / (double)bytes * 0.9 * (double)rows));
-    }
-    if (!a->backend->host) {
-        free(a->nll_host);
-        a->nll_host = malloc((size_t)rows * sizeof *a->nll_host);
-        free(a->top_host);
-        a->top_host = malloc((size_t)rows * sizeof *a->top_host);
-        if (!a->nll_host || !a->top_host)
-            return hl_fail(HOLA_ENOMEM, "losses: no memory for %lld rows", (long long)rows);
-    }
-    place(a, s, rows, a->block);
-    a->rows = rows;
+static hola_status new_tables(struct hl_activations *a, const hola_config *c) {
+    const struct hl_mixer *mixer = hl_mixer_of(c->model_type);
+    const size_t L = (size_t)c->num_hidden_layers;
+    a->layer = calloc(L, sizeof *a->layer);
+    a->mixer = calloc(1, L * mixer->acts_size + mixer->grads_size);
+    if (!a->layer || !a->mixer) return hl_fail(HOLA_ENOMEM, "activations: no memory for their table");
+    for (size_t l = 0; l < L; l++) a->layer[l].mixer = a->mixer + l * mixer->acts_size;
+    a->grad.mixer = a->mixer + L * mixer->acts_size;
     return HOLA_OK;
+}
+
+static hola_status host_copies(struct hl_activations *a) {
+    if (a->backend->host) return HOLA_OK;
+    free(a->nll_host), free(a->correct_host);
+    a->nll_host = malloc((size_t)a->rows * sizeof *a->nll_host);
+    a->correct_host = malloc((size_t)a->rows * sizeof *a->correct_host);
+    if (a->nll_host && a->correct_host) return HOLA_OK;
+    return hl_fail(HOLA_ENOMEM, "losses: no memory for %lld rows", (long long)a->rows);
+}
+
+static int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
+
+static hola_status reserve(struct hl_activations *a, const hola_config *c, int64_t rows, int64_t chunks,
+                           int64_t blocks) {
+    int64_t left = 0, used;
+    a->rows = max(a->rows, rows), a->chunks = max(a->chunks, chunks), a->blocks = max(a->blocks, blocks);
+    const int64_t bytes = place_all(a, c, NULL);
+    hola_status s = block_new(a, &a->block, bytes, "activations");
+    if (s != HOLA_OK) {
+        a->backend->storage.free_memory(a->backend, &left, &used);
+        if (left > 0)
+            s = hl_fail(
+                HOLA_ENOMEM,
+                "activations: %lld tokens take %.2f GB, the device has %.2f GB left: about %lld tokens "
+                "at a time would fit",
+                (long long)rows, (double)bytes * 1e-9, (double)left * 1e-9,
+                (long long)((double)left / (double)bytes * 0.9 * (double)rows));
+    }
+    if (s == HOLA_OK) s = host_copies(a);
+    if (s == HOLA_OK) place_all(a, c, a->block);
+    else a->rows = a->chunks = a->blocks = 0;
+    return s;
+}
+
+static hola_status reserve_logits(struct hl_activations *a, int64_t vocab, int64_t logits) {
+    const int64_t n = logits < a->backend->xent_rows ? logits : a->backend->xent_rows;
+    /* at least one row of reals, for reading them */
+    const int64_t bytes =
+        logits > 0 ? max(n * vocab * a->backend->act_size, vocab * (int64_t)sizeof(real)) : 0;
+    if (bytes <= a->logits_bytes) return HOLA_OK;
+    a->logits_bytes = 0;
+    hola_status s = block_new(a, &a->logits, bytes, "logits");
+    if (s == HOLA_OK) a->logits_bytes = bytes;
+    return s;
 }
 
 hola_status hl_activations_reserve(struct hl_activations *a, const hola_config *cfg, struct hl_rows *rows,
                                    int64_t logits) {
-    const struct hl_dims s = hl_dims(cfg);
-    const int64_t C = s.cache ? cfg->cache_chunk : 1;
-    hola_status st = HOLA_OK;
-    if (!a->layer) {
-        a->layer = calloc((size_t)s.L, sizeof *a->layer);
-        if (!a->layer) return hl_fail(HOLA_ENOMEM, "activations: no memory for their table");
-    }
-    if (rows->T > a->rows) st = reserve_rows(a, &s, rows->T);
-    if (st == HOLA_OK && logits > 0) {
-        const int64_t n = logits < a->backend->xent_rows ? logits : a->backend->xent_rows;
-        const int64_t one = s.vocab * (int64_t)sizeof(real), all = n * s.vocab * a->backend->act_size;
-        const int64_t bytes = all > one ? all : one; /* at least one row of reals, for reading them */
-        if (bytes > a->logits_bytes) {
-            a->logits_bytes = 0;
-            st = block_new(a, &a->logits, bytes, "logits");
-            if (st == HOLA_OK) a->logits_bytes = bytes;
-        }
-    }
-    if (st == HOLA_OK && a->pass == HL_TRAIN)
-        st = reserve_pieces(a, cfg, &s, hl_chunks_before(rows, rows->n), hl_blocks_before(rows, rows->n, C));
-    return st == HOLA_OK ? a->backend->storage.cut_rows(a->backend, rows, s.cache ? C : 0) : st;
+    const int64_t C = hl_state_block(cfg), train = a->pass == HL_TRAIN;
+    const int64_t chunks = train ? hl_chunks_before(rows, rows->n) : 0;
+    const int64_t blocks = train && C > 0 ? hl_blocks_before(rows, rows->n, C) : 0;
+    hola_status s = a->layer ? HOLA_OK : new_tables(a, cfg);
+    if (s == HOLA_OK && (rows->T > a->rows || chunks > a->chunks || blocks > a->blocks))
+        s = reserve(a, cfg, rows->T, chunks, blocks);
+    if (s == HOLA_OK) s = reserve_logits(a, cfg->vocab_size, logits);
+    return s == HOLA_OK ? a->backend->storage.cut_rows(a->backend, rows, C) : s;
 }
 
 void hl_activations_free(struct hl_activations *a) {
-    void *const blocks[] = {a->block, a->S_block, a->sel_block, a->logits};
-    for (size_t i = 0; i < sizeof blocks / sizeof blocks[0]; i++)
-        if (blocks[i]) hl_release(a->backend, blocks[i]);
+    hl_release(a->backend, a->block);
+    hl_release(a->backend, a->logits);
     free(a->layer);
+    free(a->mixer);
     free(a->nll_host);
-    free(a->top_host);
+    free(a->correct_host);
     *a = (struct hl_activations){.pass = a->pass, .backend = a->backend, .recompute = a->recompute};
 }
 
@@ -212,8 +208,8 @@ const double *hl_activations_nll(const struct hl_activations *a, int64_t n) {
     return a->nll_host;
 }
 
-const int32_t *hl_activations_top(const struct hl_activations *a, int64_t n) {
-    if (a->backend->host) return a->top;
-    hl_get(a->backend, a->top_host, a->top, n * (int64_t)sizeof *a->top);
-    return a->top_host;
+const int32_t *hl_activations_correct(const struct hl_activations *a, int64_t n) {
+    if (a->backend->host) return a->correct;
+    hl_get(a->backend, a->correct_host, a->correct, n * (int64_t)sizeof *a->correct);
+    return a->correct_host;
 }

@@ -3,7 +3,8 @@
  * it and from its own q and k. */
 #include "model/cache_view.h"
 #include "core/half.h"
-#include "model/model.h"
+#include "mixers/exact_memory.h"
+#include "model/session.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,7 +20,7 @@ struct watch {
     hola_status failed;
 };
 
-/* ---- where things are in a state block ---- */
+/* ---- where things are in a state ---- */
 
 static int64_t kept_at(const hola_config *c, int64_t pos) {
     const int64_t closed = pos / c->cache_chunk * c->cache_chunk;
@@ -29,12 +30,14 @@ static struct hl_cache_layout layout(const hola_model *m) {
     const hola_config *c = &m->cfg;
     return hl_cache_layout(c->head_dim, c->head_v_dim, c->cache_window, c->cache_chunk, m->backend->act_size);
 }
+/* The exact memory's parts are the last of a layer. */
 static const char *head_of(const hola_model *m, const char *state, int64_t layer, int64_t head) {
-    return state + layer * m->state.layer + m->state.cache + head * layout(m).bytes;
+    const int first = m->state.n - HL_MEMORY_PARTS;
+    return state + layer * m->state.layer + m->state.at[first] + head * m->state.stride[first];
 }
 
 static hola_status check_head(const hola_model *m, int64_t layer, int64_t head) {
-    if (!hl_dims(&m->cfg).cache) return hl_fail(HOLA_EINVAL, "this model has no exact memory");
+    if (!hl_has_exact_memory(&m->cfg)) return hl_fail(HOLA_EINVAL, "this model has no exact memory");
     if (layer < 0 || layer >= m->cfg.num_hidden_layers || head < 0 || head >= m->cfg.num_v_heads)
         return hl_fail(HOLA_EINVAL, "layer %lld, head %lld", (long long)layer, (long long)head);
     return HOLA_OK;
@@ -47,12 +50,12 @@ static int ascending(const void *a, const void *b) {
 
 hola_status hl_session_kept(const hola_session *y, int64_t layer, int64_t head, int64_t *pos,
                             int64_t *count) {
-    const hola_model *m = hl_session_model(y);
+    const hola_model *m = y->model;
     hola_status s = check_head(m, layer, head);
     *count = 0;
     if (s != HOLA_OK) return s;
     const int64_t n = kept_at(&m->cfg, hola_session_position(y));
-    hl_get(m->backend, pos, head_of(m, hl_session_state(y), layer, head) + layout(m).pos,
+    hl_get(m->backend, pos, head_of(m, y->now.state.fixed, layer, head) + layout(m).pos,
            n * (int64_t)sizeof *pos);
     s = hl_finish(m->backend);
     if (s != HOLA_OK) return s;
@@ -77,24 +80,24 @@ static void fetch_acts(struct watch *w, const void *from, int64_t n, real *out) 
     const void *x = fetch(w, from, n * size);
     for (int64_t i = 0; i < n; i++) out[i] = act_at(x, size, i);
 }
-static double scalar(struct watch *w, int64_t tensor, int64_t head) {
-    const real *x = hl_model_vector(w->m, HL_INFER, tensor);
+static double scalar(struct watch *w, const struct hl_exact_memory *memory, int tensor, int64_t head) {
+    const real *x = memory->tensor[tensor].vector;
     return *(const real *)fetch(w, x + head, sizeof *x);
 }
 
 /* cache.h's softmax for the query, from the rows that were there before it and its own */
-static void read_of(struct watch *w, int64_t layer, int64_t head) {
+static void read_of(struct watch *w, const struct hl_exact_memory *memory, int64_t head) {
+    const int64_t layer = memory->l->index;
     const hola_config *c = &w->m->cfg;
-    const struct hl_layer_params *p = &w->m->params.layer[layer];
     const struct hl_cache_layout at = layout(w->m);
     const char *held = head_of(w->m, w->held, layer, head);
     const int64_t K = c->head_dim, size = w->m->backend->act_size,
                   hk = head / (c->num_v_heads / c->num_heads);
     const int64_t kept = kept_at(c, w->pos), first = w->pos / c->cache_chunk * c->cache_chunk;
-    const double tau = scalar(w, p->cache_tau, head), sink = scalar(w, p->cache_sink, head);
+    const double tau = scalar(w, memory, HL_MEMORY_TAU, head), sink = scalar(w, memory, HL_MEMORY_SINK, head);
     struct hl_cache_view_head *o = &w->v->head[layer * w->v->heads + head];
     double max = sink, sum;
-    o->gate = (float)hl_sigmoid((real)scalar(w, p->cache_gate, head));
+    o->gate = (float)hl_sigmoid((real)scalar(w, memory, HL_MEMORY_GATE, head));
     o->seen_kept = kept;
     o->seen = kept + w->pos - first + 1;
     for (int64_t j = 0; j < o->seen; j++) {
@@ -114,16 +117,19 @@ static void read_of(struct watch *w, int64_t layer, int64_t head) {
     o->p_sink = (float)(exp(sink - max) / sum);
 }
 
-static void after_layer(void *ctx, int64_t layer, const struct hl_layer_activations *a, int64_t T) {
+static void after_layer(void *ctx, const struct hl_layer *l) {
     struct watch *w = ctx;
-    const struct hl_dims s = hl_dims(&w->m->cfg);
-    const real *m = fetch(w, a->m, T * s.HV * (int64_t)sizeof *m);
-    for (int64_t h = 0; h < s.HV; h++)
-        for (int64_t t = 0; t < T; t++) w->v->head[layer * s.HV + h].m[w->pos + t] = (float)m[t * s.HV + h];
+    struct hl_exact_memory memory;
+    hl_mixer_of(w->m->cfg.model_type)->memory(l, &memory);
+    const bool rms = hl_memory_has_own_norm(&w->m->cfg);
+    const int64_t HV = memory.heads.HV, qk = memory.heads.H * memory.heads.K;
+    const real *m = fetch(w, memory.m, l->T * HV * (int64_t)sizeof *m);
+    for (int64_t h = 0; h < HV; h++)
+        for (int64_t t = 0; t < l->T; t++) w->v->head[l->index * HV + h].m[w->pos + t] = (float)m[t * HV + h];
     if (!w->query) return;
-    fetch_acts(w, s.rms ? a->qt : a->q, s.qk, w->q);
-    fetch_acts(w, s.rms ? a->kt : a->k, s.qk, w->k);
-    for (int64_t h = 0; h < s.HV; h++) read_of(w, layer, h);
+    fetch_acts(w, rms ? memory.a->qt : memory.q, qk, w->q);
+    fetch_acts(w, rms ? memory.a->kt : memory.k, qk, w->k);
+    for (int64_t h = 0; h < HV; h++) read_of(w, &memory, h);
 }
 
 /* Feeds tokens [w->pos, end); the model's lock is held. */
@@ -201,8 +207,8 @@ static hola_status allocate(struct hl_cache_view *v, const hola_config *c) {
 
 hola_status hl_cache_view_make(struct hl_cache_view *v, hola_model *m, const int32_t *ids, int64_t n,
                                int64_t query) {
-    const struct hl_dims d = hl_dims(&m->cfg);
-    *v = (struct hl_cache_view){.n = n, .layers = d.L, .heads = d.HV, .query = query};
+    const int64_t HV = m->cfg.num_v_heads, qk = m->cfg.num_heads * m->cfg.head_dim;
+    *v = (struct hl_cache_view){.n = n, .layers = m->cfg.num_hidden_layers, .heads = HV, .query = query};
     hola_status s = check_head(m, 0, 0);
     if (s == HOLA_OK && (n < 1 || query < 0 || query >= n))
         s = hl_fail(HOLA_EINVAL, "memory view: token %lld of %lld", (long long)query, (long long)n);
@@ -213,9 +219,9 @@ hola_status hl_cache_view_make(struct hl_cache_view *v, hola_model *m, const int
                       .v = v,
                       .state = hl_alloc(m->backend, m->state.bytes),
                       .held = malloc((size_t)m->state.bytes),
-                      .raw = malloc((size_t)(hl_model_rows(m) * d.HV + d.qk) * sizeof(real)),
-                      .q = malloc((size_t)d.qk * sizeof(real)),
-                      .k = malloc((size_t)d.qk * sizeof(real))};
+                      .raw = malloc((size_t)(hl_model_rows(m) * HV + qk) * sizeof(real)),
+                      .q = malloc((size_t)qk * sizeof(real)),
+                      .k = malloc((size_t)qk * sizeof(real))};
     if (!w.state || !w.held || !w.raw || !w.q || !w.k) {
         s = hl_fail(HOLA_ENOMEM, "memory view: %lld bytes of state do not fit in memory",
                     (long long)m->state.bytes);

@@ -1,116 +1,84 @@
-/* decode_plan.c -- a model as the decoding op sees it: sizes, the table of its weights, the op's memory. */
-#include "model/model.h"
+/* decode_plan.c -- chooses how a token is decoded, and lays the model out for the fused kernels.
+ *
+ * The kernels know one mixer, so the mixer itself says whether a model is theirs and where its weights lie; sizes
+ * alone do not tell. */
+#include "model/block.h"
 #include <stdlib.h>
-#include <string.h>
 
-enum { WORTH = 3 }; /* rows at a time up to which this is the faster way, as measured */
+enum { ONE_ROWS = 3 }; /* rows up to which one kernel for all is the faster way, as measured */
 
-static const void *matrix(const hola_model *m, int64_t i) {
-    return i < 0 ? NULL : hl_model_weight(m, HL_INFER, i).data;
-}
+static const void *matrix(const hola_model *m, int64_t i) { return hl_model_weight(m, HL_INFER, i).data; }
 static const real *vector(const hola_model *m, int64_t i) { return hl_model_vector(m, HL_INFER, i); }
 
-/* The matrices that share the normed stream lie one behind the other. */
-static bool joined(const hola_model *m, const struct hl_layer_params *p) {
-    const int64_t all[] = {p->q_proj, p->k_proj, p->v_proj, p->a_proj, p->b_proj, p->g_proj};
-    const char *at = matrix(m, p->q_proj);
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
-        if (all[i] < 0) continue;
-        if (matrix(m, all[i]) != at) return false;
-        at += m->params.tensor[all[i]].count * m->backend->act_size;
+/* The weights of every layer where they are now; false: not as the kernels want them. */
+static bool list_layers(hola_model *m, const struct hl_mixer *mixer) {
+    struct hl_decoder *d = &m->decoder;
+    if (!d->layer) d->layer = calloc((size_t)m->cfg.num_hidden_layers, sizeof *d->layer);
+    if (!d->layer) return false;
+    for (int64_t i = 0; i < m->cfg.num_hidden_layers; i++) {
+        const struct hl_layer_params *p = &m->params.layer[i];
+        const struct hl_layer l = hl_layer_open(m, &m->infer, NULL, i, NULL);
+        d->layer[i] = (struct hl_decode_layer){.gate = matrix(m, p->gate_proj),
+                                               .up = matrix(m, p->up_proj),
+                                               .down = matrix(m, p->down_proj),
+                                               .attn_norm = vector(m, p->attn_norm),
+                                               .mlp_norm = vector(m, p->mlp_norm)};
+        if (!mixer->decode_layer(&l, &d->layer[i])) return false;
     }
     return true;
 }
-static struct hl_decode_layer layer_of(const hola_model *m, const struct hl_layer_params *p) {
-    return (struct hl_decode_layer){
-        .in = matrix(m, p->q_proj),
-        .o = matrix(m, p->o_proj),
-        .gate = matrix(m, p->gate_proj),
-        .up = matrix(m, p->up_proj),
-        .down = matrix(m, p->down_proj),
-        .attn_norm = vector(m, p->attn_norm),
-        .mlp_norm = vector(m, p->mlp_norm),
-        .o_norm = vector(m, p->o_norm),
-        .conv = {vector(m, p->q_conv), vector(m, p->k_conv), vector(m, p->v_conv)},
-        .A_log = vector(m, p->A_log),
-        .dt_bias = vector(m, p->dt_bias),
-        .q_norm = vector(m, p->cache_q_norm),
-        .k_norm = vector(m, p->cache_k_norm),
-        .tau = vector(m, p->cache_tau),
-        .sink = vector(m, p->cache_sink),
-        .cache_gate = vector(m, p->cache_gate)};
-}
 
-static struct hl_decode sizes_of(const hola_model *m, const struct hl_rows *rows) {
-    const hola_config *c = &m->cfg;
-    const struct hl_dims s = hl_dims(c);
-    return (struct hl_decode){.rows = rows,
-                              .d = s.d,
-                              .I = s.I,
-                              .H = s.H,
-                              .HV = s.HV,
-                              .K = s.K,
-                              .V = s.V,
-                              .L = s.L,
-                              .vocab = s.vocab,
-                              .window = s.cache ? c->cache_window : 0,
-                              .chunk = s.cache ? c->cache_chunk : 0,
-                              .conv = c->conv_size,
-                              .gated = s.gated,
-                              .decay = s.decay,
-                              .beta = m->params.layer[0].b_proj >= 0,
-                              .neg_eigval = c->allow_neg_eigval,
-                              .cache = s.cache,
-                              .rms = s.rms,
-                              .evict = c->cache_evict,
-                              .eps = (real)c->norm_eps,
-                              .S = m->state.S,
-                              .tail = {m->state.tail_q, m->state.tail_k, m->state.tail_v},
-                              .cache_at = m->state.cache,
-                              .layer_bytes = m->state.layer};
-}
-
-/* The table is that of the weights where they are now. few: on the backend, too, with the op's memory. */
-static bool ready(hola_model *m, const struct hl_decode *a, int64_t table, bool few) {
+/* Once for every time that the weights move. */
+static void lay_out(hola_model *m) {
+    const struct hl_mixer *mixer = hl_mixer_of(m->cfg.model_type);
+    const struct hl_weight head = m->weight[m->params.head];
     struct hl_decoder *d = &m->decoder;
-    const int64_t bytes = table + hl_decode_one_bytes(a);
-    bool changed = !d->layer;
-    if (!d->layer) d->layer = calloc((size_t)a->L, sizeof *d->layer);
-    if (!d->layer) return false;
-    for (int64_t l = 0; l < a->L; l++) {
-        if (!joined(m, &m->params.layer[l])) return false;
-        const struct hl_decode_layer y = layer_of(m, &m->params.layer[l]);
-        changed = changed || memcmp(&y, &d->layer[l], sizeof y) != 0;
-        d->layer[l] = y;
-    }
-    d->stale = d->stale || changed;
-    if (!few) return true;
+    d->made = m->panels_made;
+    d->stale = true;
+    d->fits =
+        mixer->decode_layer && m->backend->ops.decode_one && head.layout == HL_ROWS && list_layers(m, mixer);
+    if (!d->fits) return;
+    const struct hl_layer first = hl_layer_open(m, &m->infer, NULL, 0, NULL);
+    d->model = (struct hl_decode){.d = m->cfg.hidden_size,
+                                  .I = m->cfg.intermediate_size,
+                                  .L = m->cfg.num_hidden_layers,
+                                  .vocab = m->cfg.vocab_size,
+                                  .eps = (real)m->cfg.norm_eps,
+                                  .layer_bytes = m->state.layer,
+                                  .host = d->layer,
+                                  .embed = matrix(m, m->params.embed),
+                                  .head = head.data,
+                                  .final_norm = vector(m, m->params.final_norm)};
+    mixer->decode_sizes(&first, &d->model);
+}
+
+/* The table of layers and the workspace of the one kernel are where the backend's arrays are. */
+static bool bring_table(hola_model *m, struct hl_decode *a) {
+    struct hl_decoder *d = &m->decoder;
+    const int64_t table = (a->L * (int64_t)sizeof(struct hl_decode_layer) + 255) / 256 * 256;
     if (!d->block) {
+        const int64_t bytes = table + hl_decode_one_bytes(a);
         d->block = hl_alloc(m->backend, bytes);
         if (!d->block) return false;
         hl_zero(m->backend, d->block, bytes);
     }
     if (d->stale) hl_put(m->backend, d->block, d->layer, a->L * (int64_t)sizeof *d->layer);
     d->stale = false;
+    a->layer = (const struct hl_decode_layer *)d->block;
+    a->memory = d->block + table;
     return true;
 }
 
-bool hl_decode_open(hola_model *m, const struct hl_rows *rows, struct hl_decode *out) {
-    const struct hl_weight head = m->weight[m->params.head];
-    const int64_t most = m->decoder.always ? HL_DECODE_ONE_ROWS : WORTH;
-    if (!m->backend->ops.decode_one || m->decoder.off || head.layout != HL_ROWS) return false;
-    *out = sizes_of(m, rows);
-    const int64_t table = (out->L * (int64_t)sizeof(struct hl_decode_layer) + 255) / 256 * 256;
-    const bool few = rows->T <= most && hl_decode_one_takes(out);
-    if (!few && !(rows->T > 1 && m->backend->ops.decode_batch && hl_decode_batch_takes(out))) return false;
-    if (!ready(m, out, table, few)) return false;
-    out->layer = few ? (const struct hl_decode_layer *)m->decoder.block : NULL;
-    out->memory = few ? m->decoder.block + table : NULL;
-    out->host = m->decoder.layer;
-    out->embed = matrix(m, m->params.embed);
-    out->head = head.data;
-    out->final_norm = vector(m, m->params.final_norm);
-    return true;
+enum hl_decode_way hl_decode_plan(hola_model *m, const struct hl_rows *rows, struct hl_decode *out) {
+    const int64_t most = m->decoder.always ? HL_DECODE_ONE_ROWS : ONE_ROWS;
+    if (m->decoder.off || !m->backend->ops.decode_one) return HL_BY_OPS;
+    if (m->decoder.made != m->panels_made) lay_out(m);
+    if (!m->decoder.fits) return HL_BY_OPS;
+    *out = m->decoder.model;
+    out->rows = rows;
+    if (rows->T <= most && hl_decode_one_takes(out) && bring_table(m, out)) return HL_BY_ONE_KERNEL;
+    const bool batch = rows->T > 1 && m->backend->ops.decode_batch && hl_decode_batch_takes(out);
+    return batch ? HL_BY_BATCH : HL_BY_OPS;
 }
 
 void hl_decode_close(hola_model *m) {

@@ -9,8 +9,8 @@
 
 struct hola_history {
     hola_session *session;
-    int64_t every, most, turns; /* turns: the session's, as last seen */
-    int64_t n, room;            /* ids */
+    int64_t every, most, generation; /* generation: the session's, as last seen */
+    int64_t n, room;                 /* ids */
     int32_t *ids;
     bool *begins; /* [room]: a call began there */
     int64_t points;
@@ -30,7 +30,7 @@ hola_status hola_history_new(hola_history **out, hola_session *s, const hola_his
     }
     if (h) {
         h->session = s;
-        h->turns = s->turns;
+        h->generation = s->generation;
         h->every = opt->every ? opt->every : s->model->backend->host ? 512 : 8192;
         h->most = opt->most ? opt->most : 8;
         h->point = calloc((size_t)h->most, sizeof(struct hl_restore_point *));
@@ -72,7 +72,7 @@ static hola_status make_room(hola_history *h, int64_t n) {
 /* Takes over what went to the session without us. */
 static hola_status catch_up(hola_history *h) {
     const struct hl_position *w = &h->session->now.at;
-    if (h->session->turns != h->turns)
+    if (h->session->generation != h->generation)
         return hl_fail(HOLA_EINVAL, "history: the session was reset, loaded or rolled back without it");
     if (w->pos - h->n > HOLA_RECENT)
         return hl_fail(HOLA_EINVAL, "history: %lld tokens were fed without it, at most %d can be",
@@ -113,7 +113,7 @@ hola_status hola_history_keep(hola_history *h) {
         p = h->point[--h->points];
     } else if (h->points == h->most) p = take_out(h); /* its memory serves again */
     else s = hl_restore_point_new(&p, m);
-    if (s == HOLA_OK) s = hl_restore_point_copy(m, p, now, false);
+    if (s == HOLA_OK) s = hl_restore_point_copy(m, p, now, HL_ALL_CHANGES);
     if (s == HOLA_OK) h->point[h->points++] = p;
     else hl_restore_point_free(m, p);
     return s;
@@ -127,9 +127,9 @@ static hola_status go_back(hola_history *h, int64_t to) {
         hl_restore_point_free(y->model, h->point[--h->points]);
     const uint64_t seed = y->now.at.seed;
     hola_session_reset(y);
-    if (h->points > 0) s = hl_restore_point_copy(y->model, &y->now, h->point[h->points - 1], false);
+    if (h->points > 0) s = hl_restore_point_copy(y->model, &y->now, h->point[h->points - 1], HL_ALL_CHANGES);
     y->now.at.seed = seed;
-    h->turns = y->turns;
+    h->generation = y->generation;
     h->n = y->now.at.pos;
     return s;
 }

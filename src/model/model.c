@@ -1,5 +1,5 @@
-/* model.c -- embed, layers, final norm, loss; and the same backwards. */
-#include "model/model.h"
+/* model.c -- the passes over a model: embeddings, layers, final norm, loss; and the same backwards. */
+#include "model/block.h"
 
 static struct hl_rmsnorm final_norm(const hola_model *m, const struct hl_activations *acts, int64_t T,
                                     real *grads) {
@@ -45,8 +45,7 @@ void hl_model_forward(hola_model *m, struct hl_activations *acts, const struct h
     struct hl_rmsnorm n = final_norm(m, acts, rows->T, NULL);
     m->backend->ops.embed_forward(m->backend, &e);
     for (int64_t l = 0; l < L; l++) {
-        hl_layer_forward(m, acts, rows, l, l + 1 < L ? acts->layer[l + 1].x : acts->last);
-        if (acts->watch) acts->watch(acts->watch_ctx, l, &acts->layer[l], rows->T);
+        hl_block_forward(m, acts, rows, l, l + 1 < L ? acts->layer[l + 1].x : acts->last);
     }
     m->backend->ops.rmsnorm_forward(m->backend, &n);
 }
@@ -60,7 +59,7 @@ void hl_model_loss(hola_model *m, struct hl_activations *acts, int64_t T, const 
                         .W = hl_model_weight(m, acts->pass, i),
                         .target = target,
                         .nll = acts->nll,
-                        .top = acts->top,
+                        .top = acts->correct,
                         .logits = acts->logits,
                         .scale = (real)scale,
                         .dx = grads ? acts->grad.dn : NULL,
@@ -85,7 +84,7 @@ void hl_model_backward(hola_model *m, struct hl_activations *acts, const struct 
     struct hl_embed e = embedding(m, acts, rows->T, ids, grads);
     m->backend->ops.rmsnorm_backward(m->backend, &n);
     for (int64_t l = m->cfg.num_hidden_layers; l-- > 0;) {
-        hl_layer_backward(m, acts, rows, l, grads);
+        hl_block_backward(m, acts, rows, l, grads);
         tell_ready(m, acts, l);
     }
     m->backend->ops.embed_backward(m->backend, &e);

@@ -1,26 +1,20 @@
-/* model.h -- inside a model: its tensors in two forms, the passes over it, a session's state block. */
+/* model.h -- inside a model: its weights in three forms, and the passes over it. */
 #ifndef HL_MODEL_H
 #define HL_MODEL_H
-#include "fused/decode_batch/decode_batch.h"
 #include "model/activations.h"
 #include "model/params.h"
+#include "model/state.h"
 #include <pthread.h>
 
-/* Where the parts of a session's state block lie, in bytes from a layer's start. Everything that
- * changes per token is in that block: copying it copies the session. */
-struct hl_state_layout {
-    int64_t S, tail_q, tail_k, tail_v, cache;
-    int64_t layer; /* bytes of one layer */
-    int64_t bytes; /* of the whole block */
-};
-struct hl_state_layout hl_state_layout(const hola_config *cfg, int64_t act_size);
-
-/* A token at a time in one go (decode.c), where the backend can. */
+/* A model as the fused decoding kernels see it (decode_plan.c). */
 struct hl_decoder {
-    bool off, always;              /* tests: one op after another; however many rows */
-    struct hl_decode_layer *layer; /* [L] */
+    bool off, always;       /* tests: one op after another; however many rows */
+    int64_t made;           /* the panels' number when the rest was made; 0: not yet */
+    bool fits;              /* the mixer has the kernels' form, and the weights lie as they want them */
+    struct hl_decode model; /* sizes and weights, without rows */
+    struct hl_decode_layer *layer; /* [L], on the host */
     bool stale;                    /* not as last put to `block` */
-    char *block;                   /* the backend's: that table, then the op's memory */
+    char *block;                   /* the backend's: that table, then decode_one's workspace */
 };
 
 struct hola_model {
@@ -42,6 +36,7 @@ struct hola_model {
     char *panels;
     real *master;             /* on the host: the rows */
     void *half;               /* NULL on the host */
+    int64_t panels_made;      /* how often: what points into them is renewed */
     bool stale;               /* training has changed the weights since the panels were made */
     bool ahead;               /* ... since the device's master was copied to the rows */
     bool training;            /* a trainer holds the master */
@@ -51,8 +46,8 @@ struct hola_model {
     uint64_t hash;        /* of configuration and weights (hash.c); 0: not known */
     pthread_mutex_t lock; /* guards `infer` and the change of form */
     struct hl_activations infer;
-    struct hl_candidate *top; /* where the backend's arrays are: room for top_room of them */
-    int64_t top_room;
+    struct hl_candidate *candidates; /* where the backend's arrays are: room for candidates_room of them */
+    int64_t candidates_room;
     struct hl_decoder decoder;
 };
 
@@ -85,23 +80,18 @@ void hl_model_backward(hola_model *m, struct hl_activations *acts, const struct 
 void hl_model_loss(hola_model *m, struct hl_activations *acts, int64_t T, const int32_t *target, double scale,
                    real *grads);
 
-/* decode.c: whether these rows (each a token of a session) can go through all layers in one go; then *out is ready
- * but for ids and logits. */
-bool hl_decode_open(hola_model *m, const struct hl_rows *rows, struct hl_decode *out);
+/* decode_plan.c: how the next token of each of these rows (one a session) goes through the model. */
+enum hl_decode_way {
+    HL_BY_OPS,        /* op by op, as any other pass */
+    HL_BY_ONE_KERNEL, /* one persistent kernel for all layers and the head: a few rows */
+    HL_BY_BATCH       /* fused products and one kernel per mixer: up to HL_DECODE_BATCH_ROWS rows */
+};
+/* *out is ready for the fused kernels but for ids, logits and refused. */
+enum hl_decode_way hl_decode_plan(hola_model *m, const struct hl_rows *rows, struct hl_decode *out);
 void hl_decode_close(hola_model *m);
 
 /* hash.c: the same for models that give the same numbers, whatever form their weights are in; never 0. Reads all
  * weights the first time, over the pool. The lock is held. */
 hola_status hl_model_hash(hola_model *m, uint64_t *out);
-
-/* session.c: what a session is of, and its state block, where the backend's arrays are. */
-const hola_model *hl_session_model(const hola_session *s);
-const char *hl_session_state(const hola_session *s);
-
-/* layer.c: one layer. x in acts->layer[l].x; the result goes to `out` ([T][d], may be that x). */
-void hl_layer_forward(hola_model *m, struct hl_activations *acts, const struct hl_rows *rows, int64_t l,
-                      void *out);
-void hl_layer_backward(hola_model *m, struct hl_activations *acts, const struct hl_rows *rows, int64_t l,
-                       real *grads);
 
 #endif

@@ -1,4 +1,4 @@
-/* model_load.c -- a model's life: made, loaded, and its tensors in the form that is asked for. */
+/* model_load.c -- models are made, loaded, looked at and freed. */
 #include "model/model.h"
 #include "core/file.h"
 #include "model/config.h"
@@ -8,22 +8,14 @@
 
 static int64_t lines(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
-struct hl_state_layout hl_state_layout(const hola_config *cfg, int64_t act_size) {
-    const struct hl_dims s = hl_dims(cfg);
-    const int64_t size = (int64_t)sizeof(real), tail = cfg->conv_size > 1 ? cfg->conv_size - 1 : 0;
-    struct hl_state_layout y = {.S = 0};
-    y.tail_q = y.S + lines(s.HV * s.K * s.V * size);
-    y.tail_k = y.tail_q + lines(tail * s.qk * size);
-    y.tail_v = y.tail_k + lines(tail * s.qk * size);
-    y.cache = y.tail_v + lines(tail * s.vv * size);
-    y.layer = y.cache;
-    if (s.cache)
-        y.layer += hl_cache_state_bytes(s.HV, s.K, s.V, cfg->cache_window, cfg->cache_chunk, act_size);
-    y.bytes = s.L * y.layer;
-    return y;
-}
+/* ---- opening and freeing ---- */
 
-/* ---- life ---- */
+/* A backend that lacks an op of the mixer says which. */
+static hola_status check_backend(const struct hl_backend *b, const struct hl_mixer *mixer) {
+    if (mixer->host_op && !b->host)
+        return hl_fail(HOLA_ENOTSUP, "%s: the op %s is not available", b->ops.name, mixer->host_op);
+    return mixer->ops ? hl_backend_require(b, mixer->ops) : HOLA_OK;
+}
 
 static hola_status model_open(hola_model **out, const hola_config *cfg, const hola_options *opt) {
     const hola_options none = {0};
@@ -37,13 +29,14 @@ static hola_status model_open(hola_model **out, const hola_config *cfg, const ho
     s = hl_backend_open(&m->backend, opt->backend, opt->threads);
     if (s != HOLA_OK) goto fail;
     m->infer = (struct hl_activations){.pass = HL_INFER, .backend = m->backend};
-    s = hl_params_new(&m->params, cfg);
+    s = hl_params_new(&m->params, cfg); /* checks the config */
+    if (s != HOLA_OK) goto fail;
+    const struct hl_mixer *mixer = hl_mixer_of(cfg->model_type);
+    s = check_backend(m->backend, mixer);
     if (s != HOLA_OK) goto fail;
     m->state = hl_state_layout(cfg, m->backend->act_size);
-    int64_t scratch = hl_linear_scratch(), gdn = hl_gdn_scratch(cfg->head_dim, cfg->head_v_dim);
-    int64_t cache = hl_cache_scratch(cfg->head_dim, cfg->head_v_dim, cfg->cache_window, cfg->cache_chunk);
-    if (gdn > scratch) scratch = gdn;
-    if (hl_has_cache(cfg) && cache > scratch) scratch = cache;
+    int64_t scratch = hl_linear_scratch(), own = mixer->scratch ? mixer->scratch(cfg) : 0;
+    if (own > scratch) scratch = own;
     s = hl_backend_reserve(m->backend, scratch);
     if (s != HOLA_OK) goto fail;
     m->stored = calloc((size_t)m->params.n, sizeof *m->stored);
@@ -117,7 +110,7 @@ void hola_model_free(hola_model *m) {
     if (m->backend) {
         hl_activations_free(&m->infer);
         hl_decode_close(m);
-        if (m->top) hl_release(m->backend, m->top);
+        if (m->candidates) hl_release(m->backend, m->candidates);
         hl_model_drop_panels(m);
         hl_model_drop_master(m);
     }

@@ -4,22 +4,10 @@
  * the padding between tensors is 0. Gradients and optimizer moments use the same offsets. */
 #ifndef HL_PARAMS_H
 #define HL_PARAMS_H
-#include "core/real.h"
-#include "core/status.h"
+#include "mixers/mixer.h"
 
 struct hl_quant;
-struct hl_pool;
 struct hl_stfile;
-
-enum hl_init {
-    HL_INIT_NORMAL, /* N(0, initializer_range^2) */
-    HL_INIT_ONE,
-    HL_INIT_ZERO,
-    HL_INIT_A_LOG,   /* log U(0, 16) */
-    HL_INIT_DT_BIAS, /* softplus^-1 of a step log-uniform in [0.001, 0.1] */
-    HL_INIT_GATE,    /* cache_gate_init */
-    HL_INIT_TAU      /* cache_tau_init */
-};
 
 struct hl_tensor {
     char name[80]; /* as in the file */
@@ -28,18 +16,17 @@ struct hl_tensor {
     int64_t offset; /* in reals, into the block of all tensors */
     int64_t layer;  /* -1: embeddings, final norm, head */
     enum hl_init init;
+    double value; /* HL_INIT_CONSTANT */
     bool trained;
-    bool matrix; /* the weight of a linear op (may be packed) */
+    bool matrix;    /* the weight of a linear op (may be packed) */
+    bool quantised; /* stored as codes in INT8 and INT4 files */
+    bool optional;  /* a file without it has its start value */
 };
 
 /* Indices into the table; -1: this model has none. */
 struct hl_layer_params {
     int64_t attn_norm;
-    int64_t q_proj, k_proj, v_proj, a_proj, b_proj, g_proj, o_proj;
-    int64_t q_conv, k_conv, v_conv; /* [C][1][W] */
-    int64_t A_log, dt_bias, o_norm;
-    int64_t cache_q_norm, cache_k_norm;        /* [d_k], cache_norm rms only */
-    int64_t cache_sink, cache_gate, cache_tau; /* [HV], model_type hola, also with cache_evict none */
+    int64_t mixer[HL_MIXER_TENSORS]; /* by the mixer's own indices */
     int64_t mlp_norm, gate_proj, up_proj, down_proj;
 };
 

@@ -62,7 +62,7 @@ hola_status hl_params_load(const struct hl_params *p, const struct hl_stfile *f,
     for (int64_t i = 0; i < p->n; i++) {
         const struct hl_tensor *t = &p->tensor[i];
         int64_t end = i + 1 < p->n ? p->tensor[i + 1].offset : p->total;
-        if (t->init == HL_INIT_TAU && !hl_st_find(f, t->name)) {
+        if (t->optional && !hl_st_find(f, t->name)) {
             hl_params_init_tensor(p, i, block, 0); /* the config's value */
             continue;
         }

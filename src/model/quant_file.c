@@ -3,12 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-bool hl_quant_file_takes(const struct hl_params *p, int64_t i) {
-    const struct hl_tensor *t = &p->tensor[i];
-    if (i == p->embed) return true;
-    if (!t->matrix) return false;
-    return t->layer < 0 || (i != p->layer[t->layer].a_proj && i != p->layer[t->layer].b_proj);
-}
+bool hl_quant_file_takes(const struct hl_params *p, int64_t i) { return p->tensor[i].quantised; }
 
 bool hl_quant_file_new(struct hl_quant *c, hola_dtype dtype, int64_t rows, int64_t cols) {
     *c = (struct hl_quant){.dtype = dtype, .rows = rows, .cols = cols};

@@ -1,6 +1,6 @@
 /* quant_file.h -- tensors stored as codes (ops/linear/quant.h): NAME holds them, NAME_scale the scales. */
-#ifndef HL_QUANT_H
-#define HL_QUANT_H
+#ifndef HL_QUANT_FILE_H
+#define HL_QUANT_FILE_H
 #include "model/params.h"
 #include "model/safetensors.h"
 #include "ops/linear/quant.h"

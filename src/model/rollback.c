@@ -1,14 +1,12 @@
-/* rollback.c -- points of a session, and the mark it can go back to.
+/* rollback.c -- restore points of a session, and the mark it can go back to.
  *
- * Between two block boundaries tokens change of a layer's state the fast weights and the convolutions' tails;
- * to the exact memory they only add behind what is there, which the position tells apart. So a mark copies the
- * former (a sixth of the state at 46m), and the exact memory only when a block closes behind it. h2o, whose scores
- * move with every token, is copied whole. */
+ * What a mark copies follows from how the parts of the state change (mixers/mixer.h): those that are replaced at once
+ * (a sixth of the state at 46m), ranked ones when a block closes behind the mark, growing ones never. */
 #include "model/session.h"
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- points ---- */
+/* ---- restore points ---- */
 
 hola_status hl_restore_point_logits(const hola_model *m, struct hl_restore_point *p) {
     if (p->logits) return HOLA_OK;
@@ -20,47 +18,33 @@ hola_status hl_restore_point_logits(const hola_model *m, struct hl_restore_point
 hola_status hl_restore_point_new(struct hl_restore_point **out, const hola_model *m) {
     struct hl_restore_point *p = calloc(1, sizeof *p);
     *out = p;
-    if (p) p->state = hl_alloc(m->backend, m->state.bytes);
-    if (p && p->state) return HOLA_OK;
+    if (p && hl_state_new(&p->state, &m->state, m->backend) == HOLA_OK) return HOLA_OK;
     free(p);
     *out = NULL;
-    return hl_fail(HOLA_ENOMEM, "session: %lld bytes to go back to do not fit in memory",
+    return hl_fail(HOLA_ENOMEM, "session: no memory for a copy of %lld bytes to go back to",
                    (long long)m->state.bytes);
 }
 
 void hl_restore_point_free(const hola_model *m, struct hl_restore_point *p) {
     if (!p) return;
-    hl_release(m->backend, p->state);
+    hl_state_free(&p->state, m->backend);
     free(p->logits);
     free(p);
 }
 
-static void copy_part(const hola_model *m, char *to, const char *from, int64_t begin, int64_t end) {
-    for (int64_t l = 0; l < m->cfg.num_hidden_layers && end > begin; l++) {
-        const int64_t at = l * m->state.layer + begin;
-        hl_copy(m->backend, to + at, from + at, end - begin);
-    }
-}
-
-void hl_restore_point_copy_cache(const hola_model *m, struct hl_restore_point *to,
-                                 const struct hl_restore_point *from) {
-    copy_part(m, to->state, from->state, m->state.cache, m->state.layer);
-    to->cache = true;
-}
-
 hola_status hl_restore_point_copy(const hola_model *m, struct hl_restore_point *to,
-                                  const struct hl_restore_point *from, bool without) {
-    if (from->at.has_logits) {
-        hola_status s = hl_restore_point_logits(m, to);
-        if (s != HOLA_OK) return s;
-        memcpy(to->logits, from->logits, (size_t)m->cfg.vocab_size * sizeof *to->logits);
-    }
+                                  const struct hl_restore_point *from, unsigned changes) {
+    hola_status s = HOLA_OK;
+    if (from->at.has_logits) s = hl_restore_point_logits(m, to);
+    if (s == HOLA_OK && changes & HL_GROWS)
+        s = hl_state_reserve(&to->state, &m->state, m->backend, from->at.pos);
+    if (s != HOLA_OK) return s;
+    if (from->at.has_logits) memcpy(to->logits, from->logits, (size_t)m->cfg.vocab_size * sizeof *to->logits);
     pthread_mutex_lock(&((hola_model *)m)->lock);
     to->at = from->at;
-    to->cache = false;
-    copy_part(m, to->state, from->state, 0, m->state.cache);
-    if (!without) hl_restore_point_copy_cache(m, to, from);
-    hola_status s = hl_finish(m->backend);
+    to->ranked = changes & HL_RANKED;
+    hl_state_copy(&to->state, &from->state, &m->state, m->backend, from->at.pos, changes);
+    s = hl_finish(m->backend);
     pthread_mutex_unlock(&((hola_model *)m)->lock);
     return s;
 }
@@ -69,23 +53,28 @@ hola_status hl_restore_point_copy(const hola_model *m, struct hl_restore_point *
 
 hola_status hola_session_mark(hola_session *y) {
     hola_status s = y->mark ? HOLA_OK : hl_restore_point_new(&y->mark, y->model);
-    if (s != HOLA_OK) return s;
-    return hl_restore_point_copy(y->model, y->mark, &y->now, y->model->cfg.cache_evict != HOLA_EVICT_H2O);
+    return s == HOLA_OK ? hl_restore_point_copy(y->model, y->mark, &y->now, HL_REPLACED) : s;
 }
 
-void hl_session_before(hola_session *y, int64_t len) {
-    const hola_model *m = y->model;
-    if (!y->mark || y->mark->cache || !hl_dims(&m->cfg).cache) return;
-    if ((y->now.at.pos + len) / m->cfg.cache_chunk > y->mark->at.pos / m->cfg.cache_chunk)
-        hl_restore_point_copy_cache(m, y->mark, &y->now);
+hola_status hl_session_prepare(hola_session *y, int64_t len) {
+    const struct hl_state_layout *state = &y->model->state;
+    const int64_t end = y->now.at.pos + len;
+    hola_status s = hl_state_reserve(&y->now.state, state, y->model->backend, end);
+    if (s != HOLA_OK || !y->mark || y->mark->ranked || !state->ranked) return s;
+    if (end / state->block > y->mark->at.pos / state->block) {
+        hl_state_copy(&y->mark->state, &y->now.state, state, y->model->backend, 0, HL_RANKED);
+        y->mark->ranked = true;
+    }
+    return HOLA_OK;
 }
 
-/* Back to the mark. What the exact memory got since then lies behind what it held, or it was copied. */
+/* Back to the mark. What ranked parts got since then lies behind what they held, or they were copied; parts that
+ * grow have their rows still. */
 static hola_status to_mark(hola_session *y) {
-    struct hl_restore_point *p = y->mark;
-    hola_status s = hl_restore_point_copy(y->model, &y->now, p, !p->cache);
-    y->now.cache = true;
-    y->turns++;
+    const unsigned changes = HL_REPLACED | (y->mark->ranked ? HL_RANKED : 0);
+    hola_status s = hl_restore_point_copy(y->model, &y->now, y->mark, changes);
+    y->now.ranked = true;
+    y->generation++;
     return s;
 }
 

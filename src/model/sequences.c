@@ -1,4 +1,4 @@
-/* sequences.c -- see lanes.h. */
+/* sequences.c -- see sequences.h. */
 #include "model/sequences.h"
 #include "model/session.h"
 #include <stdlib.h>
@@ -10,60 +10,75 @@ hola_status hl_sequences_new(struct hl_sequences *out, hola_model *m, int64_t mo
     hola_status s = hl_model_need_panels(m);
     pthread_mutex_unlock(&m->lock);
     if (s != HOLA_OK) return s;
-    out->lane = calloc((size_t)most, sizeof *out->lane);
-    for (; out->lane && out->n < most; out->n++) {
-        out->lane[out->n].state = hl_alloc(m->backend, m->state.bytes);
-        if (!out->lane[out->n].state) break;
+    out->sequence = calloc((size_t)most, sizeof *out->sequence);
+    if (!out->sequence) return hl_fail(HOLA_ENOMEM, "sequences: no memory for %lld", (long long)most);
+    for (; out->n < most; out->n++) {
+        s = hl_state_new(&out->sequence[out->n].state, &m->state, m->backend);
+        if (s != HOLA_OK) break;
     }
-    if (out->n == 0) {
-        hl_sequences_free(out);
-        return hl_fail(HOLA_ENOMEM, "session: %lld bytes do not fit in memory", (long long)m->state.bytes);
-    }
+    if (out->n > 0) return HOLA_OK;
+    hl_sequences_free(out);
+    return s;
+}
+
+void hl_sequences_free(struct hl_sequences *q) {
+    for (int64_t i = 0; i < q->n; i++) hl_state_free(&q->sequence[i].state, q->model->backend);
+    free(q->sequence);
+    *q = (struct hl_sequences){0};
+}
+
+void hl_sequence_reset(const struct hl_sequences *q, int64_t i) {
+    hl_state_clear(&q->sequence[i].state, &q->model->state, q->model->backend);
+    q->sequence[i].pos = 0;
+}
+
+hola_status hl_sequence_copy(const struct hl_sequences *q, int64_t to, int64_t from) {
+    const hola_model *m = q->model;
+    struct hl_sequence *a = &q->sequence[to], *b = &q->sequence[from];
+    hola_status s = hl_state_reserve(&a->state, &m->state, m->backend, b->pos);
+    if (s != HOLA_OK) return s;
+    hl_state_copy(&a->state, &b->state, &m->state, m->backend, b->pos, HL_ALL_CHANGES);
+    a->pos = b->pos;
     return HOLA_OK;
 }
 
-void hl_sequences_free(struct hl_sequences *l) {
-    for (int64_t i = 0; i < l->n; i++) hl_release(l->model->backend, l->lane[i].state);
-    free(l->lane);
-    *l = (struct hl_sequences){0};
-}
-
-void hl_sequence_reset(const struct hl_sequences *l, int64_t i) {
-    hl_zero(l->model->backend, l->lane[i].state, l->model->state.bytes);
-    l->lane[i].pos = 0;
-}
-
-void hl_sequence_copy(const struct hl_sequences *l, int64_t to, int64_t from) {
-    hl_copy(l->model->backend, l->lane[to].state, l->lane[from].state, l->model->state.bytes);
-    l->lane[to].pos = l->lane[from].pos;
-}
-
-/* One pass: pieces of several stretches side by side. */
+/* One pass: pieces of several feeds side by side. */
 struct pass {
     int64_t n, rows;
     struct hl_seg *seg;
-    int64_t *stretch, *from; /* [n]: of which stretch, from which of its tokens on */
-    int32_t *ids, *next;     /* [rows] */
+    char *const **pages;  /* [n] */
+    int64_t *feed, *from; /* [n]: of which feed, from which of its tokens on */
+    int32_t *ids, *next;  /* [rows] */
 };
 
-static void add(struct pass *p, const struct hl_sequences *l, const struct hl_feed *s, int64_t which,
+static void add(struct pass *p, const struct hl_sequences *q, const struct hl_feed *f, int64_t which,
                 int64_t from, int64_t len) {
-    const struct hl_sequence *lane = &l->lane[s->lane];
-    p->seg[p->n] = (struct hl_seg){.row = p->rows, .len = len, .pos = lane->pos, .state = lane->state};
-    p->stretch[p->n] = which, p->from[p->n] = from;
-    memcpy(p->ids + p->rows, s->ids + from, (size_t)len * sizeof *p->ids);
-    if (s->next) memcpy(p->next + p->rows, s->next + from, (size_t)len * sizeof *p->next);
+    const struct hl_sequence *y = &q->sequence[f->sequence];
+    p->seg[p->n] = (struct hl_seg){.row = p->rows, .len = len, .pos = y->pos, .state = y->state.fixed};
+    p->pages[p->n] = y->state.page;
+    p->feed[p->n] = which, p->from[p->n] = from;
+    memcpy(p->ids + p->rows, f->ids + from, (size_t)len * sizeof *p->ids);
+    if (f->next) memcpy(p->next + p->rows, f->next + from, (size_t)len * sizeof *p->next);
     p->rows += len;
     p->n++;
 }
 
+static void take_scores(const struct pass *p, const struct hl_feed *f, const double *nll,
+                        const int32_t *correct) {
+    for (int64_t i = 0; i < p->n; i++)
+        for (int64_t j = 0; j < p->seg[i].len; j++) {
+            f[p->feed[i]].logprob[p->from[i] + j] = -nll[p->seg[i].row + j];
+            f[p->feed[i]].correct[p->from[i] + j] = correct[p->seg[i].row + j] != 0;
+        }
+}
+
 /* Runs what was gathered; the model's lock is held. */
-static hola_status flush(struct pass *p, const struct hl_sequences *l, const struct hl_feed *s) {
-    hola_model *m = l->model;
+static hola_status flush(struct pass *p, const struct hl_sequences *q, const struct hl_feed *f) {
+    hola_model *m = q->model;
     const int64_t T = p->rows;
     if (T == 0) return HOLA_OK;
-    const bool scored = s[p->stretch[0]].next;
-    struct hl_rows rows = {.T = T, .n = p->n, .seg = p->seg};
+    const bool scored = f[p->feed[0]].next;
+    struct hl_rows rows = {.T = T, .n = p->n, .seg = p->seg, .pages = (char *const *const *)p->pages};
     hola_status st = hl_model_need_panels(m);
     if (st == HOLA_OK) st = hl_activations_reserve(&m->infer, &m->cfg, &rows, scored ? T : 1);
     if (st != HOLA_OK) return st;
@@ -71,17 +86,12 @@ static hola_status flush(struct pass *p, const struct hl_sequences *l, const str
     if (scored) {
         hl_model_loss(m, &m->infer, T, hl_activations_put(&m->infer, m->infer.target, p->next, T), 0, NULL);
         const double *nll = hl_activations_nll(&m->infer, T);
-        const int32_t *top = hl_activations_top(&m->infer, T);
-        for (int64_t i = 0; i < p->n; i++)
-            for (int64_t j = 0; j < p->seg[i].len; j++) {
-                s[p->stretch[i]].logprob[p->from[i] + j] = -nll[p->seg[i].row + j];
-                s[p->stretch[i]].top[p->from[i] + j] = top[p->seg[i].row + j] != 0;
-            }
+        take_scores(p, f, nll, hl_activations_correct(&m->infer, T));
     }
     for (int64_t i = 0; i < p->n; i++) {
-        const struct hl_feed *one = &s[p->stretch[i]];
+        const struct hl_feed *one = &f[p->feed[i]];
         const struct hl_seg *seg = &p->seg[i];
-        l->lane[one->lane].pos += seg->len;
+        q->sequence[one->sequence].pos += seg->len;
         if (one->logits && p->from[i] + seg->len == one->n)
             hl_session_read_logits(m, seg->row + seg->len - 1, 1, one->logits);
     }
@@ -89,40 +99,46 @@ static hola_status flush(struct pass *p, const struct hl_sequences *l, const str
     return hl_finish(m->backend);
 }
 
-static hola_status run(struct pass *p, const struct hl_sequences *l, const struct hl_feed *s, int64_t n) {
-    const int64_t most = hl_model_rows(l->model);
+static hola_status run(struct pass *p, const struct hl_sequences *q, const struct hl_feed *f, int64_t n) {
+    hola_model *m = q->model;
+    const int64_t most = hl_model_rows(m);
     hola_status st = HOLA_OK;
+    for (int64_t i = 0; st == HOLA_OK && i < n; i++) {
+        struct hl_sequence *y = &q->sequence[f[i].sequence];
+        st = hl_state_reserve(&y->state, &m->state, m->backend, y->pos + f[i].n);
+    }
     for (int64_t i = 0; st == HOLA_OK && i < n; i++)
-        for (int64_t from = 0, len; st == HOLA_OK && from < s[i].n; from += len) {
-            len = s[i].n - from < most ? s[i].n - from : most;
-            /* (a piece that another of its lane follows fills a pass) */
-            if (p->rows + len > most) st = flush(p, l, s);
-            if (st == HOLA_OK) add(p, l, &s[i], i, from, len);
+        for (int64_t from = 0, len; st == HOLA_OK && from < f[i].n; from += len) {
+            len = f[i].n - from < most ? f[i].n - from : most;
+            /* (a piece that another of its sequence follows fills a pass) */
+            if (p->rows + len > most) st = flush(p, q, f);
+            if (st == HOLA_OK) add(p, q, &f[i], i, from, len);
         }
-    return st == HOLA_OK ? flush(p, l, s) : st;
+    return st == HOLA_OK ? flush(p, q, f) : st;
 }
 
-hola_status hl_sequences_run(const struct hl_sequences *l, const struct hl_feed *s, int64_t n) {
-    hola_model *m = l->model;
+hola_status hl_sequences_run(const struct hl_sequences *q, const struct hl_feed *f, int64_t n) {
+    hola_model *m = q->model;
     const size_t most = (size_t)hl_model_rows(m);
     hola_status st = HOLA_OK;
     for (int64_t i = 0; st == HOLA_OK && i < n; i++) {
-        HL_ASSERT(s[i].lane >= 0 && s[i].lane < l->n && !s[i].next == !s[0].next);
-        st = hl_model_check_ids(m, s[i].ids, s[i].n);
-        for (int64_t j = 0; st == HOLA_OK && s[i].next && j < s[i].n; j++)
-            if (s[i].next[j] >= 0) st = hl_model_check_ids(m, s[i].next + j, 1);
+        HL_ASSERT(f[i].sequence >= 0 && f[i].sequence < q->n && !f[i].next == !f[0].next);
+        st = hl_model_check_ids(m, f[i].ids, f[i].n);
+        for (int64_t j = 0; st == HOLA_OK && f[i].next && j < f[i].n; j++)
+            if (f[i].next[j] >= 0) st = hl_model_check_ids(m, f[i].next + j, 1);
     }
     if (st != HOLA_OK) return st;
     struct pass p = {.seg = malloc(most * sizeof *p.seg),
-                     .stretch = malloc(most * sizeof *p.stretch),
+                     .pages = malloc(most * sizeof *p.pages),
+                     .feed = malloc(most * sizeof *p.feed),
                      .from = malloc(most * sizeof *p.from),
                      .ids = malloc(most * sizeof *p.ids),
                      .next = malloc(most * sizeof *p.next)};
-    if (p.seg && p.stretch && p.from && p.ids && p.next) {
+    if (p.seg && p.pages && p.feed && p.from && p.ids && p.next) {
         pthread_mutex_lock(&m->lock);
-        st = run(&p, l, s, n);
+        st = run(&p, q, f, n);
         pthread_mutex_unlock(&m->lock);
     } else st = hl_fail(HOLA_ENOMEM, "score: no memory for %zu rows", most);
-    free(p.seg), free(p.stretch), free(p.from), free(p.ids), free(p.next);
+    free(p.seg), free(p.pages), free(p.feed), free(p.from), free(p.ids), free(p.next);
     return st;
 }

@@ -1,11 +1,10 @@
-/* session.c -- one sequence in constant memory: a block of state, a position, the last ids and logits.
+/* session.c -- one sequence: its state, a position, the last ids and logits.
  *
  * Tokens go through the model in pieces of up to hl_model_rows rows, each continuing from the state that the
  * piece before left; a piece of one row is decoding. The activations belong to the model, so a session
- * is its state block alone, and any number of sessions can share a pass. */
+ * is its state alone, and any number of sessions can share a pass. */
 #include "model/session.h"
 #include "model/sequences.h"
-#include "tokenizer/tokenizer.h"
 #include "core/half.h"
 #include <stdlib.h>
 #include <string.h>
@@ -17,15 +16,14 @@ hola_status hola_session_new(hola_session **out, hola_model *m) {
     pthread_mutex_unlock(&m->lock);
     if (s != HOLA_OK) return s;
     hola_session *y = calloc(1, sizeof *y);
-    char *state = hl_alloc(m->backend, m->state.bytes);
-    if (!y || !state) {
+    if (!y) return hl_fail(HOLA_ENOMEM, "session: no memory");
+    s = hl_state_new(&y->now.state, &m->state, m->backend);
+    if (s != HOLA_OK) {
         free(y);
-        hl_release(m->backend, state);
-        return hl_fail(HOLA_ENOMEM, "session: %lld bytes do not fit in memory", (long long)m->state.bytes);
+        return s;
     }
     y->model = m;
-    y->now.state = state;
-    y->now.cache = true;
+    y->now.ranked = true;
     hola_session_reset(y);
     *out = y;
     return HOLA_OK;
@@ -35,7 +33,7 @@ hola_status hola_session_clone(hola_session **out, const hola_session *from) {
     hola_session *y;
     hola_status s = hola_session_new(&y, from->model);
     *out = NULL;
-    if (s == HOLA_OK) s = hl_restore_point_copy(y->model, &y->now, &from->now, false);
+    if (s == HOLA_OK) s = hl_restore_point_copy(y->model, &y->now, &from->now, HL_ALL_CHANGES);
     if (s == HOLA_OK) *out = y;
     else hola_session_free(y);
     return s;
@@ -43,7 +41,7 @@ hola_status hola_session_clone(hola_session **out, const hola_session *from) {
 
 void hola_session_free(hola_session *s) {
     if (!s) return;
-    hl_release(s->model->backend, s->now.state);
+    hl_state_free(&s->now.state, s->model->backend);
     hl_restore_point_free(s->model, s->mark);
     free(s->now.logits);
     free(s->work);
@@ -53,15 +51,15 @@ void hola_session_free(hola_session *s) {
 void hola_session_reset(hola_session *s) {
     hl_restore_point_free(s->model, s->mark);
     s->mark = NULL;
-    s->turns++;
+    s->generation++;
     s->now.at = (struct hl_position){0};
-    hl_zero(s->model->backend, s->now.state, s->model->state.bytes);
+    hl_state_clear(&s->now.state, &s->model->state, s->model->backend);
 }
 
-const hola_model *hl_session_model(const hola_session *s) { return s->model; }
-const char *hl_session_state(const hola_session *s) { return s->now.state; }
 int64_t hola_session_position(const hola_session *s) { return s->now.at.pos; }
-int64_t hola_session_bytes(const hola_session *s) { return s->model->state.bytes; }
+int64_t hola_session_bytes(const hola_session *s) {
+    return s->model->state.bytes + s->now.state.pages * s->model->state.page;
+}
 const float *hola_session_logits(const hola_session *s) {
     return s->now.at.has_logits ? s->now.logits : NULL;
 }
@@ -135,11 +133,14 @@ static hola_status feed_rows(hola_session *y, const int32_t *ids, int64_t n, flo
     if (s != HOLA_OK) return s;
     pthread_mutex_lock(&m->lock);
     for (int64_t i = 0; s == HOLA_OK && i < n; i += feed) {
-        struct hl_seg seg = {.len = n - i < feed ? n - i : feed, .pos = y->now.at.pos, .state = y->now.state};
-        struct hl_rows rows = {.T = seg.len, .n = 1, .seg = &seg};
+        struct hl_seg seg = {
+            .len = n - i < feed ? n - i : feed, .pos = y->now.at.pos, .state = y->now.state.fixed};
+        char *const *pages;
+        struct hl_rows rows = {.T = seg.len, .n = 1, .seg = &seg, .pages = &pages};
         const bool last = i + seg.len == n;
-        hl_session_before(y, seg.len);
-        s = run(m, &rows, ids + i, !logits ? 0 : each ? seg.len : last);
+        s = hl_session_prepare(y, seg.len);
+        pages = y->now.state.page;
+        if (s == HOLA_OK) s = run(m, &rows, ids + i, !logits ? 0 : each ? seg.len : last);
         if (s != HOLA_OK) break;
         hl_session_advanced(y, ids + i, seg.len, i == 0);
         if (logits && each) hl_session_read_logits(m, 0, seg.len, logits + i * vocab);
@@ -167,10 +168,13 @@ hola_status hola_session_score(hola_session *y, const int32_t *ids, const int32_
     const int64_t feed = hl_model_rows(m);
     pthread_mutex_lock(&m->lock);
     for (int64_t i = 0; s == HOLA_OK && i < n; i += feed) {
-        struct hl_seg seg = {.len = n - i < feed ? n - i : feed, .pos = y->now.at.pos, .state = y->now.state};
-        struct hl_rows rows = {.T = seg.len, .n = 1, .seg = &seg};
-        hl_session_before(y, seg.len);
-        s = run(m, &rows, ids + i, seg.len);
+        struct hl_seg seg = {
+            .len = n - i < feed ? n - i : feed, .pos = y->now.at.pos, .state = y->now.state.fixed};
+        char *const *pages;
+        struct hl_rows rows = {.T = seg.len, .n = 1, .seg = &seg, .pages = &pages};
+        s = hl_session_prepare(y, seg.len);
+        pages = y->now.state.page;
+        if (s == HOLA_OK) s = run(m, &rows, ids + i, seg.len);
         if (s != HOLA_OK) break;
         hl_session_advanced(y, ids + i, seg.len, i == 0);
         hl_model_loss(m, &m->infer, seg.len,
@@ -185,24 +189,24 @@ hola_status hola_session_score(hola_session *y, const int32_t *ids, const int32_
 
 hola_status hl_sessions_feed(hola_session *const *y, const struct hl_ids *ids, int64_t n, float *logits) {
     hola_model *m = y[0]->model;
-    struct hl_sequence *lane = malloc((size_t)n * sizeof *lane);
+    struct hl_sequence *sequence = malloc((size_t)n * sizeof *sequence);
     struct hl_feed *feed = calloc((size_t)n, sizeof *feed);
-    hola_status s = lane && feed ? HOLA_OK : hl_fail(HOLA_ENOMEM, "feed: %lld sessions", (long long)n);
+    hola_status s = sequence && feed ? HOLA_OK : hl_fail(HOLA_ENOMEM, "feed: %lld sessions", (long long)n);
     for (int64_t i = 0; s == HOLA_OK && i < n; i++) {
         s = ids[i].n < 1 ? hl_fail(HOLA_EINVAL, "feed: no tokens") : hl_restore_point_logits(m, &y[i]->now);
         if (s != HOLA_OK) break;
-        lane[i] = (struct hl_sequence){.pos = y[i]->now.at.pos, .state = y[i]->now.state};
-        feed[i] = (struct hl_feed){
-            .lane = i, .ids = ids[i].data, .n = ids[i].n, .logits = logits + i * m->cfg.vocab_size};
         pthread_mutex_lock(&m->lock);
-        hl_session_before(y[i], ids[i].n);
+        s = hl_session_prepare(y[i], ids[i].n);
         pthread_mutex_unlock(&m->lock);
+        sequence[i] = (struct hl_sequence){.pos = y[i]->now.at.pos, .state = y[i]->now.state};
+        feed[i] = (struct hl_feed){
+            .sequence = i, .ids = ids[i].data, .n = ids[i].n, .logits = logits + i * m->cfg.vocab_size};
     }
     if (s == HOLA_OK) {
-        s = hl_sequences_run(&(struct hl_sequences){m, lane, n}, feed, n);
+        s = hl_sequences_run(&(struct hl_sequences){m, sequence, n}, feed, n);
         for (int64_t i = 0; i < n; i++) /* as far as it came */
-            hl_session_advanced(y[i], ids[i].data, lane[i].pos - y[i]->now.at.pos, true);
+            hl_session_advanced(y[i], ids[i].data, sequence[i].pos - y[i]->now.at.pos, true);
     }
-    free(lane), free(feed);
+    free(sequence), free(feed);
     return s == HOLA_OK ? hl_session_keep_logits(y, n, logits) : s;
 }

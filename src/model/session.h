@@ -1,10 +1,11 @@
-/* session.h -- inside a session, and points: copies of one to go back to. */
+/* session.h -- inside a session, and restore points: copies of one to go back to. */
 #ifndef HL_SESSION_H
 #define HL_SESSION_H
+#include "core/ids.h"
 #include "model/model.h"
 #include "model/sample.h"
 
-/* All of a session but its two arrays. */
+/* All of a session but its state and its logits. */
 struct hl_position {
     int64_t pos;
     uint64_t seed;
@@ -14,40 +15,39 @@ struct hl_position {
         begins[HOLA_RECENT / 64]; /* its bit: a call began there, so that tokens can be fed again alike */
 };
 
+/* A session at some point, or a copy of it to go back to. */
 struct hl_restore_point {
     struct hl_position at;
     float *logits; /* [vocab]; NULL in a session that never was asked for any */
-    char *state;   /* where the backend's arrays are */
-    bool cache;    /* the exact memory's part of the state is in it too */
+    struct hl_state state;
+    bool ranked; /* parts of the state that change as blocks close are in it too */
 };
 
 struct hola_session {
     hola_model *model;
     struct hl_restore_point now;
     struct hl_restore_point *mark; /* or NULL */
-    int64_t turns;                 /* how often it went anywhere but forward */
+    int64_t generation;            /* raised whenever it goes anywhere but forward */
     struct hl_candidate *work;     /* the sampler's, once there is one */
-    bool wrong;                    /* the logits that came last are not all finite */
+    bool not_finite;               /* the logits that came last are not all finite */
 };
 
 hola_status hl_restore_point_new(struct hl_restore_point **out, const hola_model *m);
 void hl_restore_point_free(const hola_model *m, struct hl_restore_point *p);
-/* Everything from one to the other; without: but the exact memory, which hl_restore_point_copy_cache brings later. */
+/* The position, the logits and the parts of the state that change in one of these ways (enum hl_state_change). */
+enum { HL_ALL_CHANGES = HL_REPLACED | HL_RANKED | HL_GROWS };
 hola_status hl_restore_point_copy(const hola_model *m, struct hl_restore_point *to,
-                                  const struct hl_restore_point *from, bool without);
-void hl_restore_point_copy_cache(const hola_model *m, struct hl_restore_point *to,
-                                 const struct hl_restore_point *from);
+                                  const struct hl_restore_point *from, unsigned changes);
 
 /* Room for logits, where there is none yet. */
 hola_status hl_restore_point_logits(const hola_model *m, struct hl_restore_point *p);
 
-struct hl_ids; /* tokenizer/tokenizer.h */
 /* Feeds each of n sessions of one model its tokens, in passes that they share: each gets the bits that it would
  * get alone. logits [n][vocab_size]: after each one's last. */
 hola_status hl_sessions_feed(hola_session *const *y, const struct hl_ids *ids, int64_t n, float *logits);
 
-/* rollback.c: before len tokens are fed; the mark may need what they overwrite. */
-void hl_session_before(hola_session *s, int64_t len);
+/* rollback.c: before len tokens are fed: the state has room for them, and the mark has what they overwrite. */
+hola_status hl_session_prepare(hola_session *s, int64_t len);
 
 /* session.c, the model's lock held: n tokens went in; begin: they, or the first of them, began a call. */
 void hl_session_advanced(hola_session *y, const int32_t *ids, int64_t n, bool begin);
@@ -58,9 +58,9 @@ void hl_session_head(hola_model *m, int64_t first, int64_t n);
 void hl_session_take_logits(hola_model *m, int64_t n, float *out);
 void hl_session_read_logits(hola_model *m, int64_t first, int64_t n, float *logits);
 
-/* step.c: keeps the logits of n sessions; those that are not numbers are refused. */
+/* session_step.c: keeps the logits of n sessions; those that are not numbers are refused. */
 hola_status hl_session_keep_logits(hola_session *const *y, int64_t n, const float *logits);
-/* choose.c: the number in [0, 1) that decides at this position. */
+/* session_sample.c: the number in [0, 1) that decides at this position. */
 double hl_session_uniform(const hola_session *y);
 
 static inline int32_t hl_position_id(const struct hl_position *w, int64_t pos) {
@@ -75,7 +75,7 @@ static inline bool hl_position_begins(const struct hl_position *w, int64_t pos) 
 hola_status hl_snapshot_make(const hola_session *s, const char *path, hola_dtype dtype, char **file,
                              int64_t *size);
 hola_status hl_snapshot_parse(hola_session *s, const char *data, int64_t size, const char *path);
-int64_t hl_snapshot_bytes(const hola_model *m, hola_dtype dtype);
+int64_t hl_snapshot_bytes(const hola_model *m, hola_dtype dtype, int64_t pos);
 uint64_t hl_snapshot_sum(const char *data, int64_t size); /* what a file's checksum should be */
 
 #endif

@@ -1,7 +1,7 @@
 /* session_step.c -- a token of each of several sessions in one pass, and the next one of each.
  *
- * A choice needs few of the logits (model/sample.h). Where the backend can find the largest ones, only they come to the
- * host. */
+ * There are three ways through the model (enum hl_decode_way). Sampling needs few of the logits (model/sample.h): the
+ * backend finds the largest ones, and only they come to the host. */
 #include "core/half.h"
 #include "model/session.h"
 #include <stdlib.h>
@@ -26,7 +26,7 @@ static void keep_part(void *ctx, int64_t i, int64_t from, int64_t to) {
         wrong |= (hl_bits_of_float(logits[j]) & exponent) == exponent;
         kept[j] = logits[j];
     }
-    y->wrong = (from > 0 && y->wrong) || wrong;
+    y->not_finite = (from > 0 && y->not_finite) || wrong;
     y->now.at.has_logits = false;
 }
 static void keep_one(void *ctx, int64_t i, int worker) {
@@ -36,9 +36,9 @@ static void keep_one(void *ctx, int64_t i, int worker) {
 }
 /* All parts are kept. */
 static hola_status check_kept(hola_session *const *y, int64_t n) {
-    for (int64_t i = 0; i < n; i++) y[i]->now.at.has_logits = !y[i]->wrong;
+    for (int64_t i = 0; i < n; i++) y[i]->now.at.has_logits = !y[i]->not_finite;
     for (int64_t i = 0; i < n; i++)
-        if (y[i]->wrong) return not_finite(y[i]);
+        if (y[i]->not_finite) return not_finite(y[i]);
     return HOLA_OK;
 }
 hola_status hl_session_keep_logits(hola_session *const *y, int64_t n, const float *logits) {
@@ -54,38 +54,69 @@ static void take_row(void *ctx, int64_t i, const void *row) {
     keep_part(ctx, i, 0, vocab);
 }
 
-/* What is wanted of a step beside the states. */
+/* What is wanted of a step beside the states: logits, or the k largest of each session, or neither. */
 struct want {
     float *logits;            /* NULL: none */
-    struct keeping keep;      /* logits: whose they are */
-    bool kept;                /* they have them */
-    int64_t k;                /* largest logits of each session */
+    struct keeping keep;      /* whose they are */
+    bool kept;                /* the sessions have them */
+    int64_t k;                /* 0: none */
     struct hl_candidate *top; /* [sessions][k], on the host */
 };
 
 /* Room for n candidates, where the backend's arrays are. */
-static hola_status need_top(hola_model *m, int64_t n) {
-    if (n <= m->top_room) return HOLA_OK;
-    if (m->top) hl_release(m->backend, m->top);
-    m->top_room = 0;
-    m->top = hl_alloc(m->backend, n * (int64_t)sizeof *m->top);
-    if (!m->top) return hl_fail(HOLA_ENOMEM, "sample: no memory for %lld candidates", (long long)n);
-    m->top_room = n;
+static hola_status need_candidates(hola_model *m, int64_t n) {
+    if (n <= m->candidates_room) return HOLA_OK;
+    if (m->candidates) hl_release(m->backend, m->candidates);
+    m->candidates_room = 0;
+    m->candidates = hl_alloc(m->backend, n * (int64_t)sizeof *m->candidates);
+    if (!m->candidates) return hl_fail(HOLA_ENOMEM, "sample: no memory for %lld candidates", (long long)n);
+    m->candidates_room = n;
     return HOLA_OK;
 }
-
-static void find_top(hola_model *m, int64_t n, int64_t k) {
+static void find_candidates(hola_model *m, int64_t n, int64_t k) {
     const struct hl_topk top = {
-        .M = n, .V = m->cfg.vocab_size, .k = k, .logits = m->infer.logits, .out = m->top};
+        .M = n, .V = m->cfg.vocab_size, .k = k, .logits = m->infer.logits, .out = m->candidates};
     m->backend->ops.topk(m->backend, &top);
 }
+static void fetch_candidates(hola_model *m, int64_t n, struct want *w) {
+    hl_get(m->backend, w->top, m->candidates, n * w->k * (int64_t)sizeof *w->top);
+}
 
-/* All rows through the model; room: their logits as well. */
-static void do_step(hola_model *m, struct hl_rows *rows, const int32_t *ids, bool room, bool at_once,
-                    const struct hl_decode *plan, int64_t k) {
-    bool refused = !at_once;
-    if (at_once) {
-        struct hl_decode d = *plan;
+/* Buffers for a step of these rows. Logits are reals, which take the place of up to two activations. */
+static hola_status reserve(hola_model *m, struct hl_rows *rows, const struct want *w) {
+    const bool logits = w->logits || w->k;
+    hola_status s = hl_activations_reserve(&m->infer, &m->cfg, rows, logits ? 2 * rows->T : 0);
+    return s == HOLA_OK && w->k ? need_candidates(m, rows->T * w->k) : s;
+}
+
+/* HL_BY_ONE_KERNEL; false: the device refused. Logits, or the largest one, are here before the kernel has ended. */
+static bool step_one(hola_model *m, struct hl_rows *rows, struct hl_decode d, const int32_t *ids,
+                     struct want *w, hola_status *s) {
+    bool refused = false;
+    d.refused = &refused;
+    d.host_ids = ids;
+    if (w->k > 1) {
+        *s = reserve(m, rows, w);
+        if (*s != HOLA_OK) return true;
+        d.logits = m->infer.logits;
+    }
+    if (w->k == 1) d.host_best = w->top;
+    if (w->logits) d.host_logits = (real *)w->logits, d.came = keep_part, d.ctx = &w->keep;
+    m->backend->ops.decode_one(m->backend, &d);
+    if (refused) return false;
+    if (w->k > 1) find_candidates(m, rows->T, w->k), fetch_candidates(m, rows->T, w);
+    w->kept = w->logits;
+    *s = w->k == 1 || w->logits ? m->backend->storage.status(m->backend) : hl_finish(m->backend);
+    return true;
+}
+
+/* HL_BY_OPS and HL_BY_BATCH: all rows through the model, to logits where there is room for all of them, to
+ * candidates where they are wanted. */
+static void run_rows(hola_model *m, struct hl_rows *rows, const int32_t *ids, bool room,
+                     const struct hl_decode *batch, int64_t k) {
+    bool refused = !batch;
+    if (batch) {
+        struct hl_decode d = *batch;
         d.ids = ids, d.logits = room ? m->infer.logits : NULL, d.refused = &refused;
         m->backend->ops.decode_batch(m->backend, &d);
     }
@@ -93,38 +124,11 @@ static void do_step(hola_model *m, struct hl_rows *rows, const int32_t *ids, boo
         hl_model_forward(m, &m->infer, rows, ids);
         if (room) hl_session_head(m, 0, rows->T);
     }
-    if (k) find_top(m, rows->T, k);
+    if (k) find_candidates(m, rows->T, k);
 }
 
-/* A few rows in one go; false: the backend cannot. Logits, or the largest one, are there before the device has
- * ended. */
-static bool step_at_once(hola_model *m, struct hl_rows *rows, struct hl_decode d, const int32_t *ids,
-                         struct want *w, hola_status *s) {
-    const int64_t n = rows->T;
-    d.host_ids = ids;
-    if (w->k > 1) {
-        *s = hl_activations_reserve(&m->infer, &m->cfg, rows, 2 * n);
-        if (*s == HOLA_OK) *s = need_top(m, n * w->k);
-        if (*s != HOLA_OK) return true;
-        d.logits = m->infer.logits;
-    }
-    if (w->k == 1) d.host_best = w->top;
-    if (w->logits) d.host_logits = (real *)w->logits, d.came = keep_part, d.ctx = &w->keep;
-    bool refused = false;
-    d.refused = &refused;
-    m->backend->ops.decode_one(m->backend, &d);
-    if (refused) return false;
-    if (w->k > 1) {
-        find_top(m, n, w->k);
-        hl_get(m->backend, w->top, m->top, n * w->k * (int64_t)sizeof *w->top);
-    }
-    w->kept = w->logits;
-    *s = w->k == 1 || w->logits ? m->backend->storage.status(m->backend) : hl_finish(m->backend);
-    return true;
-}
-
-/* room: all of them are there. */
-static void bring_logits(hola_model *m, int64_t n, bool room, struct want *w) {
+/* room: all of them are in m->infer.logits. */
+static void fetch_logits(hola_model *m, int64_t n, bool room, struct want *w) {
     const int64_t each = m->cfg.vocab_size * (int64_t)sizeof(real);
     if (room && m->backend->storage.stream_rows && sizeof(real) == sizeof(float))
         w->kept = m->backend->storage.stream_rows(m->backend, m->infer.logits, each, n, take_row, &w->keep);
@@ -132,31 +136,28 @@ static void bring_logits(hola_model *m, int64_t n, bool room, struct want *w) {
     if (!room) hl_session_read_logits(m, 0, n, w->logits);
 }
 
-/* One row each: the same work every time, so that a device may replay it. */
+/* One row each, of sessions: the same work every time, so that a device may replay it. */
 static hola_status step_rows(hola_model *m, struct hl_rows *rows, const int32_t *ids, struct want *w) {
     const int64_t n = rows->T;
-    const bool logits = w->logits || w->k;
+    const struct hl_graphs *graphs = &m->backend->graphs;
     struct hl_decode d;
     hola_status s = hl_model_need_panels(m);
     if (s != HOLA_OK) return s;
-    const bool knows = hl_decode_open(m, rows, &d);
-    if (knows && d.layer && step_at_once(m, rows, d, ids, w, &s)) return s;
-    /* reals take the place of up to two activations */
-    if (s == HOLA_OK) s = hl_activations_reserve(&m->infer, &m->cfg, rows, logits ? 2 * n : 0);
-    if (s == HOLA_OK && w->k) s = need_top(m, n * w->k);
+    const enum hl_decode_way way = hl_decode_plan(m, rows, &d);
+    if (way == HL_BY_ONE_KERNEL && step_one(m, rows, d, ids, w, &s)) return s;
+    s = reserve(m, rows, w);
     if (s != HOLA_OK) return s;
-    const bool room = logits && hl_session_logits_room(m) >= n;
+    const bool logits = w->logits || w->k, room = logits && hl_session_logits_room(m) >= n;
+    const bool batch = way == HL_BY_BATCH && (!logits || room);
     HL_ASSERT(room || !w->k);
     ids = hl_activations_put(&m->infer, m->infer.ids, ids, n);
-    const bool at_once = (!logits || room) && knows && !d.layer;
-    const uint64_t key = ((uint64_t)n * (HL_TOPK_MOST + 1) + (uint64_t)w->k) * 4 + room * 2 + at_once;
-    const struct hl_graphs *graphs = &m->backend->graphs;
+    const uint64_t key = ((uint64_t)n * (HL_TOPK_MOST + 1) + (uint64_t)w->k) * 4 + room * 2 + batch;
     if (!graphs->replay || !graphs->replay(m->backend, key)) {
-        do_step(m, rows, ids, room, at_once, &d, w->k);
+        run_rows(m, rows, ids, room, batch ? &d : NULL, w->k);
         if (graphs->recorded) graphs->recorded(m->backend, key);
     }
-    if (w->k) hl_get(m->backend, w->top, m->top, n * w->k * (int64_t)sizeof *w->top);
-    else if (logits) bring_logits(m, n, room, w);
+    if (w->k) fetch_candidates(m, n, w);
+    else if (logits) fetch_logits(m, n, room, w);
     return hl_finish(m->backend);
 }
 
@@ -176,15 +177,21 @@ static hola_status check_step(hola_session *const *y, int64_t n, const int32_t *
 static hola_status step(hola_session *const *y, int64_t n, const int32_t *ids, struct want *w) {
     hola_model *m = y[0]->model;
     struct hl_seg *seg = calloc((size_t)n, sizeof *seg);
-    if (!seg) return hl_fail(HOLA_ENOMEM, "step: %lld sessions", (long long)n);
-    for (int64_t i = 0; i < n; i++)
-        seg[i] = (struct hl_seg){.row = i, .len = 1, .pos = y[i]->now.at.pos, .state = y[i]->now.state};
-    struct hl_rows rows = {.T = n, .n = n, .seg = seg};
-    pthread_mutex_lock(&m->lock);
-    for (int64_t i = 0; i < n; i++) hl_session_before(y[i], 1);
-    const hola_status s = step_rows(m, &rows, ids, w);
-    pthread_mutex_unlock(&m->lock);
-    free(seg);
+    char *const **pages = calloc((size_t)n, sizeof *pages);
+    hola_status s = seg && pages ? HOLA_OK : hl_fail(HOLA_ENOMEM, "step: %lld sessions", (long long)n);
+    if (s == HOLA_OK) {
+        struct hl_rows rows = {.T = n, .n = n, .seg = seg, .pages = (char *const *const *)pages};
+        pthread_mutex_lock(&m->lock);
+        for (int64_t i = 0; s == HOLA_OK && i < n; i++) s = hl_session_prepare(y[i], 1);
+        for (int64_t i = 0; i < n; i++) {
+            seg[i] =
+                (struct hl_seg){.row = i, .len = 1, .pos = y[i]->now.at.pos, .state = y[i]->now.state.fixed};
+            pages[i] = y[i]->now.state.page;
+        }
+        if (s == HOLA_OK) s = step_rows(m, &rows, ids, w);
+        pthread_mutex_unlock(&m->lock);
+    }
+    free(seg), free(pages);
     for (int64_t i = 0; s == HOLA_OK && i < n; i++) hl_session_advanced(y[i], ids + i, 1, true);
     return s;
 }

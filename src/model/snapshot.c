@@ -1,4 +1,4 @@
-/* snapshot.c -- a session as a file of fixed size; docs/format.md has its bytes.
+/* snapshot.c -- a session as a file; docs/format.md has its bytes.
  *
  * A header of 128 bytes, the last ids, the last logits, then every layer's numbers without the padding they have
  * in memory. Scores of the exact memory stay floats and its positions integers in any type, so that evictions
@@ -26,55 +26,14 @@ struct header {
 _Static_assert(sizeof(struct header) == HEADER && offsetof(struct header, sum) == SUM_AT,
                "the file's header");
 
-/* ---- the parts of a state block, in the file's order ---- */
-
-enum kind { NUMBERS, ROWS, SCORES, PLACES }; /* ROWS: activations in memory */
-typedef bool (*visitor)(void *ctx, enum kind kind, int64_t at, int64_t count);
-
-/* Stops where a visitor says false, and says so too. */
-static bool visit_cache(const hola_model *m, int64_t at, visitor visit, void *ctx) {
-    const hola_config *c = &m->cfg;
-    const int64_t w = c->cache_window, n = w + c->cache_chunk;
-    const struct hl_cache_layout l =
-        hl_cache_layout(c->head_dim, c->head_v_dim, w, c->cache_chunk, m->backend->act_size);
-    for (int64_t h = 0; h < c->num_v_heads; h++, at += l.bytes)
-        if (!visit(ctx, ROWS, at + l.k, n * c->head_dim) || !visit(ctx, ROWS, at + l.v, n * c->head_v_dim) ||
-            !visit(ctx, SCORES, at + l.score, n) || !visit(ctx, PLACES, at + l.pos, w))
-            return false;
-    return true;
+static int64_t size_of(enum hl_state_kind kind, hola_dtype dtype) {
+    return kind == HL_STATE_POSITION ? 8 : kind == HL_STATE_SCORE || dtype == HOLA_F32 ? 4 : 2;
 }
-static bool visit_state(const hola_model *m, visitor visit, void *ctx) {
-    const struct hl_dims s = hl_dims(&m->cfg);
-    const int64_t tail = m->cfg.conv_size > 1 ? m->cfg.conv_size - 1 : 0;
-    for (int64_t l = 0; l < s.L; l++) {
-        const int64_t at = l * m->state.layer;
-        if (!visit(ctx, NUMBERS, at + m->state.S, s.HV * s.K * s.V) ||
-            !visit(ctx, NUMBERS, at + m->state.tail_q, tail * s.qk) ||
-            !visit(ctx, NUMBERS, at + m->state.tail_k, tail * s.qk) ||
-            !visit(ctx, NUMBERS, at + m->state.tail_v, tail * s.vv) ||
-            (s.cache && !visit_cache(m, at + m->state.cache, visit, ctx)))
-            return false;
-    }
-    return true;
-}
-
-static int64_t size_of(enum kind kind, hola_dtype dtype) {
-    return kind == PLACES ? 8 : kind == SCORES || dtype == HOLA_F32 ? 4 : 2;
-}
-struct count {
-    hola_dtype dtype;
-    int64_t bytes;
-};
-static bool count_part(void *ctx, enum kind kind, int64_t at, int64_t n) {
-    struct count *c = ctx;
-    (void)at;
-    c->bytes += n * size_of(kind, c->dtype);
-    return true;
-}
-int64_t hl_snapshot_bytes(const hola_model *m, hola_dtype dtype) {
-    struct count c = {.dtype = dtype, .bytes = HEADER + RECENT_BYTES + m->cfg.vocab_size * 4};
-    visit_state(m, count_part, &c);
-    return c.bytes;
+int64_t hl_snapshot_bytes(const hola_model *m, hola_dtype dtype, int64_t pos) {
+    int64_t bytes = HEADER + RECENT_BYTES + m->cfg.vocab_size * 4, count[4];
+    hl_state_count(&m->state, pos, count);
+    for (int kind = 0; kind < 4; kind++) bytes += count[kind] * size_of((enum hl_state_kind)kind, dtype);
+    return bytes;
 }
 
 uint64_t hl_snapshot_sum(const char *data, int64_t size) {
@@ -85,19 +44,20 @@ uint64_t hl_snapshot_sum(const char *data, int64_t size) {
 
 struct copy {
     hola_dtype dtype;
-    bool half;          /* activations are bf16 */
-    char *state, *file; /* file: where the next part lies */
-    int64_t pos, chunk;
+    bool half;  /* activations are bf16 */
+    char *file; /* where the next part lies */
+    int64_t pos;
 };
 
-static bool put_part(void *ctx, enum kind kind, int64_t at, int64_t n) {
+static bool put_part(void *ctx, const struct hl_state_part *part, void *at, int64_t n) {
     struct copy *c = ctx;
-    const real *x = (const real *)(c->state + at);
-    const uint16_t *row = kind == ROWS && c->half ? (const uint16_t *)x : NULL;
-    const hola_dtype type = kind == SCORES ? HOLA_F32 : c->dtype;
+    const enum hl_state_kind kind = part->kind;
+    const real *x = at;
+    const uint16_t *row = kind == HL_STATE_ACT && c->half ? at : NULL;
+    const hola_dtype type = kind == HL_STATE_SCORE ? HOLA_F32 : c->dtype;
     uint32_t wrong = 0;
-    if (kind == PLACES) memcpy(c->file, c->state + at, (size_t)n * 8);
-    for (int64_t i = 0; kind != PLACES && i < n; i++) {
+    if (kind == HL_STATE_POSITION) memcpy(c->file, at, (size_t)n * 8);
+    for (int64_t i = 0; kind != HL_STATE_POSITION && i < n; i++) {
         const float y = row ? hl_from_bf16(row[i]) : (float)x[i];
         const uint16_t half = type == HOLA_BF16 ? hl_to_bf16(y) : type == HOLA_F16 ? hl_to_f16(y) : 0;
         const uint32_t bits = hl_bits_of_float(type == HOLA_BF16  ? hl_from_bf16(half)
@@ -120,7 +80,7 @@ static hola_status open_file(const hola_session *y, const char *path, hola_dtype
     hola_status s = hl_model_hash(m, &model);
     pthread_mutex_unlock(&m->lock);
     if (s != HOLA_OK) return s;
-    *size = hl_snapshot_bytes(m, dtype);
+    *size = hl_snapshot_bytes(m, dtype, y->now.at.pos);
     *out = calloc(1, (size_t)*size);
     if (!*out) return hl_fail(HOLA_ENOMEM, "%s: no memory for %lld bytes", path, (long long)*size);
     const struct header h = {.version = VERSION,
@@ -139,38 +99,55 @@ static hola_status open_file(const hola_session *y, const char *path, hola_dtype
     return HOLA_OK;
 }
 
-/* The state block on the host: itself, or a copy that is the caller's to free. */
-static hola_status state_here(const hola_session *y, char **state) {
+/* A state on the host: room for pos tokens. */
+static hola_status host_state(struct hl_state *s, const hola_model *m, int64_t pos, const char *path) {
+    const int64_t pages = m->state.page > 0 ? hl_pieces(pos, HL_PAGE_TOKENS) : 0;
+    *s = (struct hl_state){.fixed = calloc(1, (size_t)m->state.bytes + 1)};
+    if (s->fixed && pages > 0) s->page = calloc((size_t)pages, sizeof *s->page);
+    while (s->page && s->pages < pages && (s->page[s->pages] = calloc(1, (size_t)m->state.page))) s->pages++;
+    if (s->fixed && s->pages == pages) return HOLA_OK;
+    return hl_fail(HOLA_ENOMEM, "%s: no memory for a state of %lld bytes", path,
+                   (long long)hl_state_size(&m->state, pos));
+}
+static void free_host_state(struct hl_state *s) {
+    for (int64_t i = 0; i < s->pages; i++) free(s->page[i]);
+    free(s->page);
+    free(s->fixed);
+}
+/* The session's state on the host: itself, or a copy that is the caller's to free. */
+static hola_status state_here(const hola_session *y, struct hl_state *state, const char *path) {
     hola_model *m = y->model;
     *state = y->now.state;
     if (m->backend->host) return HOLA_OK;
-    *state = malloc((size_t)m->state.bytes);
-    if (!*state) return hl_fail(HOLA_ENOMEM, "session: %lld bytes", (long long)m->state.bytes);
+    hola_status s = host_state(state, m, y->now.at.pos, path);
+    if (s != HOLA_OK) return s;
     pthread_mutex_lock(&m->lock);
-    hl_get(m->backend, *state, y->now.state, m->state.bytes);
-    hola_status s = hl_finish(m->backend);
+    hl_get(m->backend, state->fixed, y->now.state.fixed, m->state.bytes);
+    for (int64_t i = 0; i < state->pages; i++)
+        hl_get(m->backend, state->page[i], y->now.state.page[i], m->state.page);
+    s = hl_finish(m->backend);
     pthread_mutex_unlock(&m->lock);
     return s;
 }
 
 hola_status hl_snapshot_make(const hola_session *y, const char *path, hola_dtype dtype, char **file,
                              int64_t *size) {
-    char *state = NULL;
+    const hola_model *m = y->model;
+    struct hl_state state = {0};
     *file = NULL;
     if ((unsigned)dtype > HOLA_F16)
-        return hl_fail(HOLA_EINVAL, "dtype: %d is none for a session", (int)dtype);
+        return hl_fail(HOLA_EINVAL, "dtype: a session cannot be saved as %s", hola_dtype_name(dtype));
     hola_status s = open_file(y, path, dtype, file, size);
-    if (s == HOLA_OK) s = state_here(y, &state);
+    if (s == HOLA_OK) s = state_here(y, &state, path);
     if (s == HOLA_OK) {
         struct copy c = {.dtype = dtype,
-                         .half = y->model->backend->act_size == 2,
-                         .state = state,
-                         .file = *file + HEADER + RECENT_BYTES + y->model->cfg.vocab_size * 4};
-        if (!visit_state(y->model, put_part, &c))
+                         .half = m->backend->act_size == 2,
+                         .file = *file + HEADER + RECENT_BYTES + m->cfg.vocab_size * 4};
+        if (!hl_state_visit(&state, &m->state, y->now.at.pos, put_part, &c))
             s = hl_fail(HOLA_ENUMERIC, "%s: the session's state is not finite in %s", path,
                         hola_dtype_name(dtype));
     }
-    if (state != y->now.state) free(state);
+    if (state.fixed != y->now.state.fixed) free_host_state(&state);
     if (s == HOLA_OK) {
         const uint64_t sum = hl_snapshot_sum(*file, *size);
         memcpy(*file + SUM_AT, &sum, sizeof sum);
@@ -192,17 +169,19 @@ hola_status hola_session_save(const hola_session *y, const char *path, hola_dtyp
 
 /* ---- in ---- */
 
-static bool get_part(void *ctx, enum kind kind, int64_t at, int64_t n) {
+static bool get_part(void *ctx, const struct hl_state_part *part, void *at, int64_t n) {
     struct copy *c = ctx;
-    real *x = (real *)(c->state + at);
-    uint16_t *row = kind == ROWS && c->half ? (uint16_t *)x : NULL;
-    const hola_dtype type = kind == SCORES ? HOLA_F32 : c->dtype;
-    const int64_t closed = c->pos - (kind == PLACES ? c->pos % c->chunk : 0);
+    const enum hl_state_kind kind = part->kind;
+    real *x = at;
+    int64_t *position = at;
+    uint16_t *row = kind == HL_STATE_ACT && c->half ? at : NULL;
+    const hola_dtype type = kind == HL_STATE_SCORE ? HOLA_F32 : c->dtype;
+    const int64_t closed = part->block > 0 ? c->pos - c->pos % part->block : c->pos;
     uint32_t wrong = 0;
-    if (kind == PLACES) memcpy(c->state + at, c->file, (size_t)n * 8);
-    for (int64_t i = 0; kind == PLACES && i < n && i < closed; i++) /* those that are filled */
-        wrong |= ((int64_t *)x)[i] < 0 || ((int64_t *)x)[i] >= closed;
-    for (int64_t i = 0; kind != PLACES && i < n; i++) {
+    if (kind == HL_STATE_POSITION) memcpy(at, c->file, (size_t)n * 8);
+    for (int64_t i = 0; kind == HL_STATE_POSITION && i < n && i < closed; i++) /* those that are filled */
+        wrong |= position[i] < 0 || position[i] >= closed;
+    for (int64_t i = 0; kind != HL_STATE_POSITION && i < n; i++) {
         uint16_t half = 0;
         uint32_t bits = 0;
         if (type == HOLA_F32) memcpy(&bits, c->file + i * 4, 4);
@@ -239,7 +218,8 @@ static hola_status check_header(hola_model *m, const struct header *h, const cha
     if (h->model != model)
         return hl_fail(HOLA_EINVAL, "%s: a session of another model (other weights or configuration)", path);
     if (h->dtype > HOLA_F16 || h->flags > HAS_LOGITS || h->pos < 0 || h->pos > INT64_MAX / 2 ||
-        h->vocab != m->cfg.vocab_size || size != hl_snapshot_bytes(m, (hola_dtype)h->dtype))
+        h->vocab != m->cfg.vocab_size || (m->state.page > 0 && h->pos > size) ||
+        size != hl_snapshot_bytes(m, (hola_dtype)h->dtype, h->pos))
         return hl_fail(HOLA_EFORMAT, "%s: a field of its header cannot be", path);
     return HOLA_OK;
 }
@@ -264,31 +244,37 @@ hola_status hl_snapshot_parse(hola_session *y, const char *data, int64_t size, c
     struct hl_position w = {.pos = h.pos, .seed = h.seed, .has_logits = h.flags & HAS_LOGITS};
     struct copy c = {.dtype = (hola_dtype)h.dtype,
                      .half = m->backend->act_size == 2,
-                     .state = calloc(1, (size_t)m->state.bytes),
                      .file = (char *)(uintptr_t)data + HEADER + RECENT_BYTES + vocab * 4,
-                     .pos = h.pos,
-                     .chunk = m->cfg.cache_chunk};
+                     .pos = h.pos};
+    struct hl_state state;
     float *logits = malloc((size_t)vocab * sizeof *logits);
-    if (!c.state || !logits) s = hl_fail(HOLA_ENOMEM, "%s: no memory for it", path);
+    s = host_state(&state, m, h.pos, path);
+    if (s == HOLA_OK && !logits) s = hl_fail(HOLA_ENOMEM, "%s: no memory for it", path);
     if (s == HOLA_OK) {
         memcpy(w.recent, data + HEADER, RECENT_BYTES);
         memcpy(logits, data + HEADER + RECENT_BYTES, (size_t)vocab * 4);
         s = check_small(m, &w, logits, path);
     }
-    if (s == HOLA_OK && !visit_state(m, get_part, &c))
+    if (s == HOLA_OK && !hl_state_visit(&state, &m->state, h.pos, get_part, &c))
         s = hl_fail(HOLA_EFORMAT, "%s: its state holds numbers that cannot be", path);
+    if (s == HOLA_OK) s = hl_state_reserve(&y->now.state, &m->state, m->backend, h.pos);
     if (s == HOLA_OK) {
+        const struct hl_state pages = y->now.state;
+        y->now.state.pages = 0; /* the reset is to leave them */
         hola_session_reset(y);
+        y->now.state = pages;
         y->now.at = w;
         free(y->now.logits);
         y->now.logits = logits, logits = NULL;
         pthread_mutex_lock(&m->lock);
-        hl_put(m->backend, y->now.state, c.state, m->state.bytes);
+        hl_put(m->backend, y->now.state.fixed, state.fixed, m->state.bytes);
+        for (int64_t i = 0; i < state.pages; i++)
+            hl_put(m->backend, y->now.state.page[i], state.page[i], m->state.page);
         s = hl_finish(m->backend);
         pthread_mutex_unlock(&m->lock);
     }
     free(logits);
-    free(c.state);
+    free_host_state(&state);
     return s;
 }
 

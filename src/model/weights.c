@@ -154,6 +154,7 @@ static hola_status make_panels(hola_model *m) {
     if (s != HOLA_OK) hl_model_drop_panels(m);
     m->stale = false;
     m->hash = 0;
+    m->panels_made++;
     return s;
 }
 

@@ -8,6 +8,7 @@
  * Steps 3 and 4 run on blocks of the text, many at a time. */
 #ifndef HL_TOKENIZER_H
 #define HL_TOKENIZER_H
+#include "core/ids.h"
 #include "tokenizer/bpe.h"
 
 enum hl_piece_type {                /* as SentencePiece numbers them */
@@ -77,10 +78,6 @@ hola_status hl_spm_read(hola_tokenizer *t, const char *data, int64_t size, const
 hola_status hl_tokenizer_json_read(hola_tokenizer *t, const char *data, int64_t size, const char *path);
 
 /* Growing arrays: room for `more` further entries, or HOLA_ENOMEM. */
-struct hl_ids {
-    int32_t *data;
-    int64_t n, cap;
-};
 struct hl_text {
     char *data;
     int64_t n, cap;

@@ -1,0 +1,161 @@
+/* exact_memory.c -- see exact_memory.h. */
+#include "mixers/exact_memory.h"
+
+bool hl_has_exact_memory(const hola_config *c) {
+    const struct hl_mixer *m = hl_mixer_of(c->model_type);
+    return m && m->memory && c->cache_evict != HOLA_EVICT_NONE;
+}
+bool hl_memory_has_own_norm(const hola_config *c) {
+    return hl_has_exact_memory(c) && c->cache_norm == HOLA_NORM_RMS;
+}
+
+/* With cache_evict none the tensors stay, so that a rewritten model keeps them, but nothing trains them. */
+void hl_memory_tensors(const hola_config *c, const struct hl_memory_heads *h, struct hl_tensor_spec *out) {
+    const bool off = !hl_has_exact_memory(c);
+    if (c->cache_norm == HOLA_NORM_RMS) {
+        out[HL_MEMORY_Q_NORM] = (struct hl_tensor_spec){.name = "cache_q_norm.weight",
+                                                        .dim = {h->K},
+                                                        .init = HL_INIT_CONSTANT,
+                                                        .value = 1,
+                                                        .frozen = off};
+        out[HL_MEMORY_K_NORM] = out[HL_MEMORY_Q_NORM];
+        out[HL_MEMORY_K_NORM].name = "cache_k_norm.weight";
+    }
+    out[HL_MEMORY_SINK] = (struct hl_tensor_spec){
+        .name = "cache_sink", .dim = {h->HV}, .init = HL_INIT_CONSTANT, .value = 0, .frozen = off};
+    out[HL_MEMORY_GATE] = (struct hl_tensor_spec){.name = "cache_gate",
+                                                  .dim = {h->HV},
+                                                  .init = HL_INIT_CONSTANT,
+                                                  .value = c->cache_gate_init,
+                                                  .frozen = off};
+    out[HL_MEMORY_TAU] = (struct hl_tensor_spec){.name = "cache_tau",
+                                                 .dim = {h->HV},
+                                                 .init = HL_INIT_CONSTANT,
+                                                 .value = c->cache_tau_init,
+                                                 .frozen = off || c->cache_tau_freeze,
+                                                 .optional = true};
+}
+
+/* As hl_cache_layout has them. Scores that move with every read (h2o) are new with every token, so a mark copies all. */
+int hl_memory_state(const hola_config *c, const struct hl_memory_heads *h, struct hl_state_part *out) {
+    const int64_t w = c->cache_window, slots = w + c->cache_chunk;
+    const struct hl_state_part part = {.change = c->cache_evict == HOLA_EVICT_H2O ? HL_REPLACED : HL_RANKED,
+                                       .heads = h->HV,
+                                       .block = c->cache_chunk};
+    if (!hl_has_exact_memory(c)) return 0;
+    for (int i = 0; i < HL_MEMORY_PARTS; i++) out[i] = part;
+    out[HL_MEMORY_K].name = "cache.k", out[HL_MEMORY_K].kind = HL_STATE_ACT;
+    out[HL_MEMORY_K].count = slots * h->K;
+    out[HL_MEMORY_V].name = "cache.v", out[HL_MEMORY_V].kind = HL_STATE_ACT;
+    out[HL_MEMORY_V].count = slots * h->V;
+    out[HL_MEMORY_SCORE].name = "cache.score", out[HL_MEMORY_SCORE].kind = HL_STATE_SCORE;
+    out[HL_MEMORY_SCORE].count = slots;
+    out[HL_MEMORY_POSITION].name = "cache.position", out[HL_MEMORY_POSITION].kind = HL_STATE_POSITION;
+    out[HL_MEMORY_POSITION].count = w;
+    return HL_MEMORY_PARTS;
+}
+
+int64_t hl_memory_scratch(const hola_config *c, const struct hl_memory_heads *h) {
+    return hl_has_exact_memory(c) ? hl_cache_scratch(h->K, h->V, c->cache_window, c->cache_chunk) : 0;
+}
+
+static bool needs_score(const hola_config *c) {
+    return c->cache_evict != HOLA_EVICT_BETAE;
+} /* that is m itself */
+
+void hl_memory_buffers(const struct hl_buffers_for *f, const struct hl_memory_heads *h,
+                       struct hl_buffers *acts, size_t acts_field, struct hl_buffers *grads,
+                       size_t grads_field) {
+    const int64_t qk = h->H * h->K, vv = h->HV * h->V;
+    const bool rms = hl_memory_has_own_norm(f->cfg);
+    if (!hl_has_exact_memory(f->cfg)) return;
+#define FIELD(name) .field = acts_field + offsetof(struct hl_memory_acts, name)
+#define REAL .element = HL_ELEMENT_REAL
+    hl_buffer_add(acts, (struct hl_buffer){FIELD(qt), .width = rms ? qk : 0, .cheap = true});
+    hl_buffer_add(acts, (struct hl_buffer){FIELD(kt), .width = rms ? qk : 0, .cheap = true});
+    hl_buffer_add(acts, (struct hl_buffer){FIELD(r_qt), .width = rms ? h->H : 0, .cheap = true, REAL});
+    hl_buffer_add(acts, (struct hl_buffer){FIELD(r_kt), .width = rms ? h->H : 0, .cheap = true, REAL});
+    hl_buffer_add(acts, (struct hl_buffer){FIELD(score), .width = needs_score(f->cfg) ? h->HV : 0, REAL});
+    if (f->pass != HL_TRAIN) return;
+    hl_buffer_add(acts, (struct hl_buffer){FIELD(read), .width = vv});
+    hl_buffer_add(acts, (struct hl_buffer){FIELD(lse), .width = h->HV, REAL});
+    hl_buffer_add(acts, (struct hl_buffer){FIELD(sel), .width = h->HV * f->cfg->cache_window,
+                                           .element = HL_ELEMENT_INT64, .unit = HL_PER_BLOCK});
+#undef FIELD
+#undef REAL
+#define FIELD(name) .field = grads_field + offsetof(struct hl_memory_grads, name)
+    hl_buffer_add(grads, (struct hl_buffer){FIELD(dqt), .width = qk});
+    hl_buffer_add(grads, (struct hl_buffer){FIELD(dkt), .width = qk});
+#undef FIELD
+}
+
+/* ---- forward and backward ---- */
+
+struct hl_rmsnorm hl_memory_norm(const struct hl_exact_memory *m, bool query) {
+    const struct hl_layer_tensor *w = &m->tensor[query ? HL_MEMORY_Q_NORM : HL_MEMORY_K_NORM];
+    return (struct hl_rmsnorm){.M = m->l->T * m->heads.H,
+                               .D = m->heads.K,
+                               .eps = (real)1e-6,
+                               .x = query ? m->q1 : m->k1,
+                               .w = w->vector,
+                               .y = query ? m->a->qt : m->a->kt,
+                               .r = query ? m->a->r_qt : m->a->r_kt,
+                               .dy = m->d ? query ? m->d->dqt : m->d->dkt : NULL,
+                               .dx = query ? m->dq1 : m->dk1,
+                               .dx_add = true,
+                               .dw = w->grad};
+}
+
+static struct hl_cache read_of(const struct hl_exact_memory *m) {
+    const hola_config *c = m->l->cfg;
+    const bool keep = m->l->pass == HL_TRAIN, rms = hl_memory_has_own_norm(c);
+    const struct hl_layer_tensor *t = m->tensor;
+    return (struct hl_cache){.rows = m->l->rows,
+                             .H = m->heads.H,
+                             .HV = m->heads.HV,
+                             .K = m->heads.K,
+                             .V = m->heads.V,
+                             .window = c->cache_window,
+                             .chunk = c->cache_chunk,
+                             .evict = c->cache_evict,
+                             .q = rms ? m->a->qt : m->q,
+                             .k = rms ? m->a->kt : m->k,
+                             .v = m->v,
+                             .score = needs_score(c) ? m->a->score : m->m,
+                             .tau = t[HL_MEMORY_TAU].vector,
+                             .sink = t[HL_MEMORY_SINK].vector,
+                             .gate = t[HL_MEMORY_GATE].vector,
+                             .out = m->out,
+                             .state_off = m->state,
+                             .read = keep ? m->a->read : NULL,
+                             .lse = keep ? m->a->lse : NULL,
+                             .sel = keep ? m->a->sel : NULL,
+                             .dout = m->dout,
+                             .dq = m->d ? m->d->dqt : NULL,
+                             .dk = m->d ? m->d->dkt : NULL,
+                             .dv = m->dv,
+                             .dtau = c->cache_tau_freeze ? NULL : t[HL_MEMORY_TAU].grad,
+                             .dsink = t[HL_MEMORY_SINK].grad,
+                             .dgate = t[HL_MEMORY_GATE].grad};
+}
+
+void hl_memory_forward(const struct hl_exact_memory *m) {
+    const struct hl_cache read = read_of(m);
+    if (needs_score(m->l->cfg)) {
+        const struct hl_score score = {.T = m->l->T,
+                                       .HV = m->heads.HV,
+                                       .V = m->heads.V,
+                                       .evict = m->l->cfg->cache_evict,
+                                       .m = m->m,
+                                       .beta = m->beta,
+                                       .v = m->v,
+                                       .score = m->a->score};
+        m->l->backend->ops.cache_score(m->l->backend, &score);
+    }
+    m->l->backend->ops.cache_forward(m->l->backend, &read);
+}
+
+void hl_memory_backward(const struct hl_exact_memory *m) {
+    const struct hl_cache read = read_of(m);
+    m->l->backend->ops.cache_backward(m->l->backend, &read);
+}

@@ -1,0 +1,289 @@
+/* gdn.c -- Gated DeltaNet (paper sec. 2), DeltaNet, and HOLA, which is Gated DeltaNet with an exact memory.
+ *
+ * In the paper's order: projections, short convolution, norms of q and k, gates, delta rule, exact memory, output
+ * norm and gate, projection. Training, prefill and decoding all come through here; what differs is in the rows
+ * (segments with or without a state) and in which buffers are kept. */
+#include "mixers/gdn/gdn_layer.h"
+
+struct gdn_layer hl_gdn_open(const struct hl_layer *l) {
+    const struct gdn_dims s = hl_gdn_dims(l->cfg);
+    struct gdn_acts *a = l->acts;
+    struct gdn_grads *d = l->grads;
+    struct gdn_layer g = {
+        .l = l, .s = s, .a = a, .d = d, .joint = hl_gdn_joint_row(&s, l->pass, l->backend->host)};
+    if (!s.memory) return g;
+    g.memory = (struct hl_exact_memory){.l = l,
+                                        .heads = {s.H, s.HV, s.K, s.V},
+                                        .tensor = l->tensor + MEMORY,
+                                        .state = l->state[STATE_MEMORY],
+                                        .a = &a->memory,
+                                        .q1 = a->q1,
+                                        .k1 = a->k1,
+                                        .q = a->q,
+                                        .k = a->k,
+                                        .v = a->v1,
+                                        .m = a->m,
+                                        .beta = a->beta,
+                                        .out = a->o};
+    if (!d) return g;
+    g.memory.d = &d->memory;
+    g.memory.dout = d->dout, g.memory.dv = d->dv;
+    g.memory.dq1 = d->dq1, g.memory.dk1 = d->dk1;
+    return g;
+}
+
+/* ---- the ops, as forward and backward share them ---- */
+
+static struct hl_linear projections(const struct gdn_layer *g) { /* in the order of the weights */
+    const struct gdn_grads none = {0}, *d = g->d ? g->d : &none;
+    struct hl_linear a = {.M = g->l->T, .K = g->s.d, .x = g->l->xn, .dx = g->l->dxn, .ld = g->joint};
+    hl_layer_part(g->l, &a, Q_PROJ, g->a->q0, d->dq0);
+    hl_layer_part(g->l, &a, K_PROJ, g->a->k0, d->dk0);
+    hl_layer_part(g->l, &a, V_PROJ, g->a->v0, d->dv0);
+    hl_layer_part(g->l, &a, A_PROJ, g->a->a, d->da);
+    hl_layer_part(g->l, &a, B_PROJ, g->a->b, d->db);
+    hl_layer_part(g->l, &a, G_PROJ, g->a->z, d->dz);
+    return a;
+}
+
+static struct hl_conv convolution(const struct gdn_layer *g, enum gdn_tensor which) {
+    const struct gdn_grads none = {0}, *d = g->d ? g->d : &none;
+    const struct gdn_acts *a = g->a;
+    const hola_config *cfg = g->l->cfg;
+    struct hl_conv c = {.rows = g->l->rows, .ld = g->joint, .W = cfg->conv_size > 0 ? cfg->conv_size : 1};
+    c.w = g->l->tensor[which].vector, c.dw = g->l->tensor[which].grad;
+    switch (which) {
+    case Q_CONV:
+        c.C = g->s.qk, c.x = a->q0, c.y = a->q1, c.dy = d->dq1, c.dx = d->dq0;
+        c.tail_off = g->l->state[TAIL_Q];
+        return c;
+    case K_CONV:
+        c.C = g->s.qk, c.x = a->k0, c.y = a->k1, c.dy = d->dk1, c.dx = d->dk0;
+        c.tail_off = g->l->state[TAIL_K];
+        return c;
+    default:
+        c.C = g->s.vv, c.x = a->v0, c.y = a->v1, c.dy = d->dv, c.dx = d->dv0;
+        c.tail_off = g->l->state[TAIL_V];
+        return c;
+    }
+}
+
+/* The L2 norm of q or k, for the state. */
+static struct hl_l2norm state_norm(const struct gdn_layer *g, bool query) {
+    const struct gdn_grads none = {0}, *d = g->d ? g->d : &none;
+    return (struct hl_l2norm){.M = g->l->T * g->s.H,
+                              .D = g->s.K,
+                              .x = query ? g->a->q1 : g->a->k1,
+                              .y = query ? g->a->q : g->a->k,
+                              .r = query ? g->a->r_q : g->a->r_k,
+                              .dy = query ? d->dq : d->dk,
+                              .dx = query ? d->dq1 : d->dk1};
+}
+
+static struct hl_gate gates(const struct gdn_layer *g) {
+    const struct gdn_grads none = {0}, *d = g->d ? g->d : &none;
+    const struct hl_layer_tensor *t = g->l->tensor;
+    return (struct hl_gate){.T = g->l->T,
+                            .H = g->s.HV,
+                            .neg_eigval = g->l->cfg->allow_neg_eigval,
+                            .a = g->s.decay ? g->a->a : NULL,
+                            .b = g->s.beta ? g->a->b : NULL,
+                            .ld = g->joint,
+                            .A_log = t[A_LOG].vector,
+                            .dt_bias = t[DT_BIAS].vector,
+                            .g = g->a->g,
+                            .beta = g->a->beta,
+                            .dg = d->dg,
+                            .dbeta = d->dbeta,
+                            .da = d->da,
+                            .db = d->db,
+                            .dA_log = t[A_LOG].grad,
+                            .ddt_bias = t[DT_BIAS].grad};
+}
+
+static struct hl_gdn delta_rule(const struct gdn_layer *g) {
+    const struct gdn_grads none = {0}, *d = g->d ? g->d : &none;
+    const struct gdn_acts *a = g->a; /* S, v_new and A are there in training only */
+    return (struct hl_gdn){.rows = g->l->rows,
+                           .H = g->s.H,
+                           .HV = g->s.HV,
+                           .K = g->s.K,
+                           .V = g->s.V,
+                           .q = a->q,
+                           .k = a->k,
+                           .v = a->v1,
+                           .g = g->s.decay ? a->g : NULL,
+                           .beta = a->beta,
+                           .out = a->o,
+                           .m = a->m,
+                           .S_off = g->l->state[STATE_S],
+                           .h = a->S,
+                           .v_new = a->v_new,
+                           .A = a->A,
+                           .dout = d->dout,
+                           .dq = d->dq,
+                           .dk = d->dk,
+                           .dv = d->dv,
+                           .dg = g->s.decay ? d->dg : NULL,
+                           .dbeta = d->dbeta};
+}
+
+/* RMSNorm of the heads' outputs, times silu(z) with use_gate. */
+static struct hl_rmsnorm output_norm(const struct gdn_layer *g) {
+    const struct gdn_grads none = {0}, *d = g->d ? g->d : &none;
+    return (struct hl_rmsnorm){.M = g->l->T * g->s.HV,
+                               .D = g->s.V,
+                               .eps = (real)g->l->cfg->norm_eps,
+                               .x = g->a->o,
+                               .z = g->a->z,
+                               .z_heads = g->joint ? g->s.HV : 0,
+                               .z_ld = g->joint,
+                               .w = g->l->tensor[O_NORM].vector,
+                               .y = g->a->y,
+                               .r = g->a->r_o,
+                               .dy = d->dy,
+                               .dx = d->dout,
+                               .dz = g->s.gated ? d->dz : NULL,
+                               .dw = g->l->tensor[O_NORM].grad};
+}
+
+/* Whether q and k go through convolution and norms in one op. Not where the memory's flat read shares the state's
+ * q and k: there one norm has two gradients. */
+static bool in_one(const struct gdn_layer *g) {
+    return g->l->backend->ops.convnorm_forward && (g->s.rms || !g->s.memory);
+}
+
+/* ---- forward ---- */
+
+static void convolve_and_norm(const struct gdn_layer *g) {
+    struct hl_backend *b = g->l->backend;
+    for (int i = 0; i < 2; i++) {
+        const bool query = i == 0;
+        const struct hl_conv c = convolution(g, query ? Q_CONV : K_CONV);
+        const struct hl_l2norm n = state_norm(g, query);
+        struct hl_rmsnorm r = {0};
+        if (g->s.rms) r = hl_memory_norm(&g->memory, query);
+        if (in_one(g)) {
+            const struct hl_convnorm all = {&c, &n, g->s.rms ? &r : NULL};
+            b->ops.convnorm_forward(b, &all);
+            continue;
+        }
+        b->ops.conv_forward(b, &c);
+        if (g->s.rms && b->ops.twonorm_forward) {
+            const struct hl_twonorm both = {&n, &r};
+            b->ops.twonorm_forward(b, &both);
+            continue;
+        }
+        b->ops.l2norm_forward(b, &n);
+        if (g->s.rms) b->ops.rmsnorm_forward(b, &r);
+    }
+    const struct hl_conv v = convolution(g, V_CONV);
+    b->ops.conv_forward(b, &v);
+}
+
+static void forward(const struct hl_layer *l) {
+    const struct gdn_layer g = hl_gdn_open(l);
+    const struct hl_linear in = projections(&g);
+    const struct hl_gate gate = gates(&g);
+    const struct hl_gdn rule = delta_rule(&g);
+    const struct hl_rmsnorm norm = output_norm(&g);
+    struct hl_backend *b = l->backend;
+
+    b->ops.linear_forward(b, &in);
+    convolve_and_norm(&g);
+    b->ops.gate_forward(b, &gate);
+    b->ops.gdn_forward(b, &rule);
+    if (g.s.memory) hl_memory_forward(&g.memory);
+    b->ops.rmsnorm_forward(b, &norm);
+    hl_layer_project(l, O_PROJ, g.a->y, g.s.vv);
+}
+
+static void recompute(const struct hl_layer *l) {
+    const struct gdn_layer g = hl_gdn_open(l);
+    const struct hl_rmsnorm norm = output_norm(&g);
+    convolve_and_norm(&g);
+    l->backend->ops.rmsnorm_forward(l->backend, &norm);
+}
+
+/* ---- backward: the same steps, last to first ---- */
+
+static void norms_backward(const struct gdn_layer *g, bool query) {
+    struct hl_backend *b = g->l->backend;
+    struct hl_l2norm n = state_norm(g, query);
+    if (g->s.rms) {
+        const struct hl_rmsnorm r = hl_memory_norm(&g->memory, query);
+        const struct hl_twonorm both = {&n, &r};
+        if (b->ops.twonorm_backward) {
+            b->ops.twonorm_backward(b, &both);
+            return;
+        }
+        b->ops.l2norm_backward(b, &n);
+        b->ops.rmsnorm_backward(b, &r);
+        return;
+    }
+    b->ops.l2norm_backward(b, &n);
+    if (!g->s.memory) return;
+    n.dy = query ? g->d->memory.dqt : g->d->memory.dkt; /* the flat read shares the state's q and k */
+    n.dx_add = true;
+    b->ops.l2norm_backward(b, &n);
+}
+
+static void convolve_and_norm_backward(const struct gdn_layer *g) {
+    struct hl_backend *b = g->l->backend;
+    for (int i = 0; i < 2; i++) {
+        const bool query = i == 0;
+        const struct hl_conv c = convolution(g, query ? Q_CONV : K_CONV);
+        if (in_one(g)) {
+            const struct hl_l2norm n = state_norm(g, query);
+            struct hl_rmsnorm r = {0};
+            if (g->s.rms) r = hl_memory_norm(&g->memory, query);
+            const struct hl_convnorm all = {&c, &n, g->s.rms ? &r : NULL};
+            b->ops.convnorm_backward(b, &all);
+            continue;
+        }
+        norms_backward(g, query);
+        b->ops.conv_backward(b, &c);
+    }
+    const struct hl_conv v = convolution(g, V_CONV);
+    b->ops.conv_backward(b, &v);
+}
+
+static void backward(const struct hl_layer *l) {
+    const struct gdn_layer g = hl_gdn_open(l);
+    const struct hl_linear in = projections(&g);
+    const struct hl_gate gate = gates(&g);
+    const struct hl_gdn rule = delta_rule(&g);
+    const struct hl_rmsnorm norm = output_norm(&g);
+    struct hl_backend *b = l->backend;
+
+    hl_layer_project_backward(l, O_PROJ, g.a->y, g.s.vv, g.d->dy);
+    b->ops.rmsnorm_backward(b, &norm);
+    b->ops.gdn_backward(b, &rule); /* writes dq, dk, dv; the memory adds to dv */
+    if (g.s.memory) hl_memory_backward(&g.memory);
+    b->ops.gate_backward(b, &gate);
+    convolve_and_norm_backward(&g);
+    b->ops.linear_backward(b, &in);
+}
+
+/* ---- the three models ---- */
+
+static void memory(const struct hl_layer *l, struct hl_exact_memory *out) { *out = hl_gdn_open(l).memory; }
+
+static int64_t scratch(const hola_config *c) {
+    const struct hl_memory_heads heads = {c->num_heads, c->num_v_heads, c->head_dim, c->head_v_dim};
+    const int64_t rule = hl_gdn_scratch(heads.K, heads.V), memory = hl_memory_scratch(c, &heads);
+    return rule > memory ? rule : memory;
+}
+
+#define GDN                                                                                                  \
+    .scratch = scratch, .tensors = hl_gdn_tensors, .state = hl_gdn_state,                                    \
+    .acts_size = sizeof(struct gdn_acts), .grads_size = sizeof(struct gdn_grads), .buffers = hl_gdn_buffers, \
+    .forward = forward, .recompute = recompute, .backward = backward, .decode_sizes = hl_gdn_decode_sizes,   \
+    .decode_layer = hl_gdn_decode_layer
+
+extern const struct hl_mixer hl_mixer_hola, hl_mixer_gated_deltanet, hl_mixer_delta_net;
+const struct hl_mixer hl_mixer_hola = {
+    .name = "hola", .architecture = "HolaForCausalLM", .memory = memory, GDN};
+const struct hl_mixer hl_mixer_gated_deltanet = {
+    .name = "gated_deltanet", .architecture = "GatedDeltaNetForCausalLM", GDN};
+const struct hl_mixer hl_mixer_delta_net = {.name = "delta_net", .architecture = "DeltaNetForCausalLM", GDN};

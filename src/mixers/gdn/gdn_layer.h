@@ -1,0 +1,79 @@
+/* gdn_layer.h -- a layer's gated delta rule: its sizes, tensors, buffers, and the exact memory it may feed. */
+#ifndef HL_GDN_LAYER_H
+#define HL_GDN_LAYER_H
+#include "mixers/exact_memory.h"
+
+enum gdn_tensor { /* in file order */
+                  Q_PROJ,
+                  K_PROJ,
+                  V_PROJ,
+                  A_PROJ, /* raw decay; none in delta_net */
+                  B_PROJ, /* raw write strength; none without use_beta */
+                  G_PROJ, /* output gate, with use_gate */
+                  O_PROJ,
+                  Q_CONV,
+                  K_CONV,
+                  V_CONV,
+                  A_LOG,
+                  DT_BIAS,
+                  O_NORM,
+                  MEMORY, /* from here on those of the exact memory */
+                  GDN_TENSORS = MEMORY + HL_MEMORY_TENSORS
+};
+enum gdn_part { STATE_S, TAIL_Q, TAIL_K, TAIL_V, STATE_MEMORY };
+
+struct gdn_dims {
+    int64_t d, H, HV, K, V, qk, vv; /* hidden size; key and value heads and their sizes; H K, HV V */
+    bool decay, beta, gated, memory, rms;
+};
+struct gdn_dims hl_gdn_dims(const hola_config *c);
+
+struct gdn_acts {
+    /* Training on a device: q0, k0, v0, a, b, z of a token are one row, in the order of their weights, and so are
+     * their gradients: one product makes them, one takes them. */
+    void *row;
+    void *q0, *k0, *v0; /* projections, before the convolution */
+    void *a, *b;        /* raw decay and write strength */
+    void *z;            /* output gate */
+    void *q1, *k1, *v1; /* after convolution and SiLU */
+    void *q, *k;        /* L2-normalised: what the state sees */
+    real *r_q, *r_k;
+    real *beta, *g; /* write strength, log decay */
+    real *m;        /* write magnitude */
+    void *v_new, *A;
+    real *S; /* [chunks][HV][K][V]; NULL on a device */
+    void *o; /* state read + gated read of the exact memory */
+    real *r_o;
+    void *y; /* output norm and gate */
+    struct hl_memory_acts memory;
+};
+struct gdn_grads {
+    void *row;
+    void *dq0, *dk0, *dv0, *da, *db, *dz;
+    void *dy, *dout;
+    void *dq, *dk, *dv, *dq1, *dk1;
+    real *dg, *dbeta;
+    struct hl_memory_grads memory;
+};
+
+/* A layer in a pass, opened. */
+struct gdn_layer {
+    const struct hl_layer *l;
+    struct gdn_dims s;
+    struct gdn_acts *a;
+    struct gdn_grads *d;
+    int64_t joint; /* numbers of the row that holds all projections; 0: each is an array */
+    struct hl_exact_memory memory;
+};
+struct gdn_layer hl_gdn_open(const struct hl_layer *l);
+int64_t hl_gdn_joint_row(const struct gdn_dims *s, enum hl_pass pass, bool host);
+
+/* gdn_decode.c */
+void hl_gdn_decode_sizes(const struct hl_layer *l, struct hl_decode *out);
+bool hl_gdn_decode_layer(const struct hl_layer *l, struct hl_decode_layer *out);
+/* gdn_tables.c */
+void hl_gdn_tensors(const hola_config *c, struct hl_tensor_spec *out);
+int hl_gdn_state(const hola_config *c, struct hl_state_part *out);
+void hl_gdn_buffers(const struct hl_buffers_for *f, struct hl_buffers *acts, struct hl_buffers *grads);
+
+#endif
