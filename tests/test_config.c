@@ -1,4 +1,4 @@
-/* test_config.c -- presets, exact parameter counts, config.json read, and everything wrong with it. */
+/* test_config.c -- presets, exact parameter counts, config.json read, everything wrong with it; the hash. */
 #define _GNU_SOURCE
 #include "temp.h"
 #include "core/json.h"
@@ -267,7 +267,8 @@ static void test_bad_texts(void **state) {
         {"{\"model_type\": \"delta_net\", \"expand_k\": 1e12}", "expand_k"},
         {"{\"model_type\": \"delta_net\", \"num_heads\": 1}", "head_dim: 2048 is not between 1 and 512"},
         {"{\"model_type\": \"delta_net\", \"use_beta\": 1}", "use_beta"},
-        {"{\"model_type\": \"hola\", \"hidden_ratio\": 1e300}", "hidden_ratio: 1e+300 is out of range"},
+        {"{\"model_type\": \"hola\", \"hidden_ratio\": 1e300}", "hidden_ratio: 1e+300 is not between"},
+        {"{\"model_type\": \"hola\", \"hidden_ratio\": 1e6}", "hidden_ratio: 1e+06 is out of range"},
         {"{\"model_type\": \"hola\", \"hidden_ratio\": 0}", "hidden_ratio"},
     };
     hola_config c;
@@ -328,6 +329,9 @@ static void test_check(void **state) {
     WRONG(use_beta, false);
 #undef WRONG
     c = good;
+    c.model_type = HOLA_TYPE_COUNT;
+    CHECK_FAILS(hola_config_check(&c), HOLA_EINVAL, "config: model_type: 3 is unknown");
+    c = good;
     c.model_type = HOLA_TYPE_DELTA_NET;
     c.cache_chunk = 0; /* no matter there */
     CHECK_OK(hola_config_check(&c));
@@ -339,12 +343,47 @@ static void test_check(void **state) {
     assert_string_equal(hola_dtype_name(HOLA_BF16), "BF16");
 }
 
+/* Saved sessions hold these hashes: they must never change. Every field that counts has at least two values
+ * here. */
+static void test_hash(void **state) {
+    static const struct {
+        const char *preset;
+        uint64_t hash[HOLA_TYPE_COUNT];
+    } cases[] = {
+        {"46m", {0x984f770214e4b4d4, 0x30232689f47f319b, 0x55f145287f90d9e3}},
+        {"170m-gate", {0xf3330d304fb46841, 0x86b61675f819357d, 0xa6d76bbd81a47aac}},
+        {"340m", {0x02db182d03ef4642, 0x746af2fa1fad4721, 0xc058587102733e71}},
+    };
+    hola_config c, other;
+    (void)state;
+    for (int i = 0; i < 3; i++)
+        for (int type = 0; type < HOLA_TYPE_COUNT; type++) {
+            CHECK_OK(hola_config_preset(&c, cases[i].preset, (hola_model_type)type));
+            assert_true(hl_config_hash(&c) == cases[i].hash[type]);
+        }
+    hl_config_defaults(&c, HOLA_TYPE_HOLA);
+    c.vocab_size = 61, c.num_v_heads = 12, c.conv_size = 0, c.norm_eps = 1e-5;
+    c.allow_neg_eigval = c.tie_word_embeddings = true;
+    c.cache_evict = HOLA_EVICT_H2O, c.cache_norm = HOLA_NORM_L2, c.cache_window = 7, c.cache_chunk = 5;
+    assert_true(hl_config_hash(&c) == 0x45a67cb2b05c39e6);
+    other = c; /* what a session does not depend on */
+    other.max_position_embeddings = 7, other.bos_token_id = 3, other.hidden_ratio = 2;
+    other.initializer_range = 1, other.cache_gate_init = 0, other.cache_tau_freeze = false;
+    assert_true(hl_config_hash(&other) == hl_config_hash(&c));
+    hl_config_defaults(&c, HOLA_TYPE_DELTA_NET);
+    c.use_beta = false;
+    assert_true(hl_config_hash(&c) == 0xcb0e38c8fb4d8dcf);
+    c.cache_window = 7; /* no exact memory here */
+    assert_true(hl_config_hash(&c) == 0xcb0e38c8fb4d8dcf);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_presets),    cmocka_unit_test(test_vector_configs),
         cmocka_unit_test(test_defaults),   cmocka_unit_test(test_meanings),
         cmocka_unit_test(test_bad_fields), cmocka_unit_test(test_not_supported),
         cmocka_unit_test(test_bad_texts),  cmocka_unit_test(test_check),
+        cmocka_unit_test(test_hash),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

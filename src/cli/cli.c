@@ -2,6 +2,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "cli/cli.h"
 #include "backend/backend.h"
+#include "model/config.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
@@ -79,4 +80,14 @@ bool cli_holds_model(const char *dir, const char **which) {
         if (lstat(path, &st) == 0) return true;
     }
     return false;
+}
+
+hola_status cli_config(hola_config *cfg, const char *preset, const char *path, int model_type) {
+    if (preset) return hola_config_preset(cfg, preset, (hola_model_type)(model_type < 0 ? 0 : model_type));
+    const hola_status s = hola_config_read(cfg, path);
+    if (s != HOLA_OK || model_type < 0) return s;
+    if (!hl_config_has(cfg, HL_GROUP_MEMORY))
+        cfg->cache_evict = HOLA_EVICT_BETAE; /* not in the file: default */
+    cfg->model_type = (hola_model_type)model_type;
+    return hola_config_check(cfg);
 }

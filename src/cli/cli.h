@@ -34,6 +34,10 @@ extern const char *const cli_model_types[]; /* in the order of hola_model_type *
 /* What hola_options gets: auto is the first GPU where there is one, else the CPU. */
 const char *cli_backend(int choice);
 
+/* The config of a preset, or of the file or model directory at path where preset is NULL. model_type < 0: the
+ * file's, or the first of cli_model_types. */
+hola_status cli_config(hola_config *cfg, const char *preset, const char *path, int model_type);
+
 /* Token ids for a model of this vocabulary; *ids is yours to free(). Both print what is wrong. */
 int cli_ids_read(const char *path, int64_t vocab, int32_t **ids, int64_t *n);
 int cli_ids_encode(const char *tokenizer, const char *text_path, int64_t vocab, int32_t **ids, int64_t *n);

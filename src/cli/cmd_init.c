@@ -29,19 +29,6 @@ static const struct args_command command = {"init", "-o DIR (--preset NAME | --c
                                             "Writes a fresh model: config.json and model.safetensors.",
                                             options};
 
-static hola_status make_config(const struct init_opts *o, hola_config *cfg) {
-    hola_status s;
-    if (o->preset)
-        return hola_config_preset(cfg, o->preset,
-                                  o->model_type < 0 ? HOLA_TYPE_HOLA : (hola_model_type)o->model_type);
-    s = hola_config_read(cfg, o->config);
-    if (s != HOLA_OK || o->model_type < 0) return s;
-    if (cfg->model_type != HOLA_TYPE_HOLA && cfg->cache_evict == HOLA_EVICT_NONE)
-        cfg->cache_evict = HOLA_EVICT_BETAE; /* the file was not about an exact memory: take the default */
-    cfg->model_type = (hola_model_type)o->model_type;
-    return hola_config_check(cfg);
-}
-
 int cmd_init(int argc, char **argv) {
     struct init_opts o = {.model_type = -1};
     hola_config cfg;
@@ -54,7 +41,7 @@ int cmd_init(int argc, char **argv) {
     if (!o.force && cli_holds_model(o.out, &file))
         return cli_fail("%s: there is a %s already; --force overwrites it", o.out, file);
 
-    if (make_config(&o, &cfg) != HOLA_OK) return cli_fail_library();
+    if (cli_config(&cfg, o.preset, o.config, o.model_type) != HOLA_OK) return cli_fail_library();
     if (hola_model_new(&m, &cfg, (uint64_t)o.seed, NULL) != HOLA_OK ||
         hola_model_save(m, o.out, (hola_dtype)o.dtype) != HOLA_OK) {
         hola_model_free(m);

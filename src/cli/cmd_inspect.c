@@ -3,6 +3,7 @@
 #include "cli/args.h"
 #include "cli/cli.h"
 #include "cli/cache_view.h"
+#include "model/config.h"
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -47,84 +48,38 @@ static const struct args_command command = {
 
 /* ---- configuration ---- */
 
-static const char *model_type(const hola_config *c) { return hola_model_type_name(c->model_type); }
-static const char *cache_evict(const hola_config *c) { return hola_evict_name(c->cache_evict); }
-static const char *cache_norm(const hola_config *c) { return hola_cache_norm_name(c->cache_norm); }
-
-enum field_type { INT, REAL, BOOL, TEXT };
-static const struct field {
-    const char *name;
-    enum field_type type;
-    size_t offset;
-    const char *(*text)(const hola_config *c);
-} fields[] = {
-#define FIELD(name, type) \
-    { #name, type, offsetof(hola_config, name), NULL }
-    {"model_type", TEXT, 0, model_type},
-    FIELD(hidden_size, INT),
-    FIELD(num_hidden_layers, INT),
-    FIELD(intermediate_size, INT),
-    FIELD(vocab_size, INT),
-    FIELD(num_heads, INT),
-    FIELD(num_v_heads, INT),
-    FIELD(head_dim, INT),
-    FIELD(head_v_dim, INT),
-    FIELD(conv_size, INT),
-    FIELD(max_position_embeddings, INT),
-    FIELD(bos_token_id, INT),
-    FIELD(eos_token_id, INT),
-    FIELD(norm_eps, REAL),
-    FIELD(initializer_range, REAL),
-    FIELD(hidden_ratio, REAL),
-    FIELD(use_gate, BOOL),
-    FIELD(tie_word_embeddings, BOOL),
-    FIELD(allow_neg_eigval, BOOL),
-    FIELD(use_beta, BOOL),
-    {"cache_evict", TEXT, 0, cache_evict}, /* the exact memory begins here */
-    {"cache_norm", TEXT, 0, cache_norm},
-    FIELD(cache_window, INT),
-    FIELD(cache_chunk, INT),
-    FIELD(cache_gate_init, REAL),
-    FIELD(cache_tau_init, REAL),
-    FIELD(cache_tau_freeze, BOOL),
-#undef FIELD
-};
-enum { FIELDS = sizeof fields / sizeof fields[0] };
-
-/* Only hola models have an exact memory to speak of. */
-static int field_count(const hola_config *c) {
-    int n = 0;
-    if (c->model_type == HOLA_TYPE_HOLA) return FIELDS;
-    while (fields[n].text != cache_evict) n++;
-    return n;
+/* The next field of the model in the order of struct hola_config; after: NULL, or the field before it. */
+static const struct hl_field *next_field(const hola_config *c, const struct hl_field *after) {
+    const struct hl_field *next = NULL;
+    for (const struct hl_field *f = hl_config_fields; f->name; f++)
+        if (f->kind != HL_FIELD_OTHER && hl_config_has(c, f->of) && (!after || f->at > after->at) &&
+            (!next || f->at < next->at))
+            next = f;
+    return next;
 }
 
-static json_t *field_json(const hola_config *c, const struct field *f) {
-    const char *p = (const char *)c + f->offset;
-    switch (f->type) {
-    case INT: return json_integer(*(const int64_t *)p);
-    case REAL: return cli_json_number(*(const double *)p);
-    case BOOL: return json_boolean(*(const bool *)p);
-    default: return json_string(f->text(c));
-    }
+static json_t *field_json(const hola_config *c, const struct hl_field *f) {
+    const int64_t x = hl_field_int(f, c);
+    if (f->kind == HL_FIELD_REAL) return cli_json_number(hl_field_real(f, c));
+    if (f->kind == HL_FIELD_BOOL) return json_boolean(x);
+    return f->kind == HL_FIELD_NAME ? json_string(f->text((int)x)) : json_integer(x);
 }
 
 static json_t *config_json(const hola_config *c) {
     json_t *o = json_object();
-    for (int i = 0; i < field_count(c); i++)
-        if (json_object_set_new(o, fields[i].name, field_json(c, &fields[i]))) return NULL;
+    for (const struct hl_field *f = NULL; (f = next_field(c, f));)
+        if (json_object_set_new(o, f->name, field_json(c, f))) return NULL;
     return o;
 }
 
 static void print_config(const hola_config *c) {
-    for (int i = 0; i < field_count(c); i++) {
-        const struct field *f = &fields[i];
-        const char *p = (const char *)c + f->offset;
+    for (const struct hl_field *f = NULL; (f = next_field(c, f));) {
+        const int64_t x = hl_field_int(f, c);
         printf("%-24s ", f->name);
-        if (f->type == INT) printf("%" PRId64 "\n", *(const int64_t *)p);
-        if (f->type == REAL) printf("%g\n", *(const double *)p);
-        if (f->type == BOOL) printf("%s\n", *(const bool *)p ? "true" : "false");
-        if (f->type == TEXT) printf("%s\n", f->text(c));
+        if (f->kind == HL_FIELD_REAL) printf("%g\n", hl_field_real(f, c));
+        else if (f->kind == HL_FIELD_BOOL) printf("%s\n", x ? "true" : "false");
+        else if (f->kind == HL_FIELD_NAME) printf("%s\n", f->text((int)x));
+        else printf("%" PRId64 "\n", x);
     }
 }
 

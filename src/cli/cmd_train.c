@@ -107,20 +107,10 @@ static hola_status adopt_tokenizer(hola_config *cfg, const char *data) {
 }
 
 static hola_status make_config(const struct train_opts *o, hola_config *cfg) {
-    const hola_model_type type = o->model_type < 0 ? HOLA_TYPE_HOLA : (hola_model_type)o->model_type;
-    hola_status s;
-    if (o->preset) {
-        s = hola_config_preset(cfg, o->preset, type);
-        if (s == HOLA_OK) s = adopt_tokenizer(cfg, o->data);
-        cfg->max_position_embeddings = o->seq_len;
-        return s;
-    }
-    s = hola_config_read(cfg, o->model ? o->model : o->config);
-    if (s != HOLA_OK || o->model_type < 0) return s;
-    if (cfg->model_type != HOLA_TYPE_HOLA && cfg->cache_evict == HOLA_EVICT_NONE)
-        cfg->cache_evict = HOLA_EVICT_BETAE; /* the file was not about an exact memory: take the default */
-    cfg->model_type = type;
-    return hola_config_check(cfg);
+    hola_status s = cli_config(cfg, o->preset, o->model ? o->model : o->config, o->model_type);
+    if (s != HOLA_OK || !o->preset) return s;
+    cfg->max_position_embeddings = o->seq_len;
+    return adopt_tokenizer(cfg, o->data);
 }
 
 static int check_usage(const struct train_opts *o) {

@@ -1,17 +1,32 @@
-/* config.c -- the architecture of a model: presets, defaults, limits. */
+/* config.c -- the architecture of a model: types, presets, defaults, limits, hash. */
 #define _GNU_SOURCE
 #include "model/config.h"
 #include "core/file.h"
+#include "core/hash.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
-/* ---- names ---- */
+/* ---- model types, names ---- */
 
+static const struct {
+    const char *name, *class_name;
+    unsigned groups;
+} types[HOLA_TYPE_COUNT] = {
+    [HOLA_TYPE_HOLA] = {"hola", "HolaForCausalLM",
+                        HL_GROUP_ALL | HL_GROUP_HEADS | HL_GROUP_GATED | HL_GROUP_MEMORY},
+    [HOLA_TYPE_GATED_DELTANET] = {"gated_deltanet", "GatedDeltaNetForCausalLM",
+                                  HL_GROUP_ALL | HL_GROUP_HEADS | HL_GROUP_GATED},
+    [HOLA_TYPE_DELTA_NET] = {"delta_net", "DeltaNetForCausalLM",
+                             HL_GROUP_ALL | HL_GROUP_HEADS | HL_GROUP_DELTA_NET},
+};
+unsigned hl_config_groups(hola_model_type t) {
+    return (unsigned)t < HOLA_TYPE_COUNT ? types[t].groups : HL_GROUP_ALL;
+}
+const char *hl_config_class(hola_model_type t) { return types[t].class_name; }
 const char *hola_model_type_name(hola_model_type t) {
-    static const char *const names[] = {"hola", "gated_deltanet", "delta_net"};
-    return (unsigned)t < HOLA_TYPE_COUNT ? names[t] : "unknown";
+    return (unsigned)t < HOLA_TYPE_COUNT ? types[t].name : "unknown";
 }
 const char *hola_evict_name(hola_evict e) {
     static const char *const names[] = {"betae", "e", "betav", "recency", "h2o", "none"};
@@ -35,7 +50,8 @@ int64_t hl_intermediate_size(int64_t hidden_size, double hidden_ratio) {
 }
 
 void hl_config_defaults(hola_config *c, hola_model_type type) {
-    bool delta_net = type == HOLA_TYPE_DELTA_NET;
+    const unsigned groups = hl_config_groups(type);
+    const bool delta_net = groups & HL_GROUP_DELTA_NET;
     *c = (hola_config){
         .model_type = type,
         .hidden_size = 2048,
@@ -55,7 +71,7 @@ void hl_config_defaults(hola_config *c, hola_model_type type) {
         .hidden_ratio = 4,
         .use_gate = !delta_net,
         .use_beta = true,
-        .cache_evict = type == HOLA_TYPE_HOLA ? HOLA_EVICT_BETAE : HOLA_EVICT_NONE,
+        .cache_evict = groups & HL_GROUP_MEMORY ? HOLA_EVICT_BETAE : HOLA_EVICT_NONE,
         .cache_norm = HOLA_NORM_RMS,
         .cache_window = 64,
         .cache_chunk = 256,
@@ -86,7 +102,7 @@ hola_status hola_config_preset(hola_config *out, const char *name, hola_model_ty
     out->num_hidden_layers = presets[i].layers;
     out->hidden_ratio = presets[i].ratio;
     out->intermediate_size = hl_intermediate_size(out->hidden_size, out->hidden_ratio);
-    out->head_dim = type == HOLA_TYPE_DELTA_NET ? 128 : presets[i].head_dim; /* delta_net: as flame's */
+    out->head_dim = hl_config_has(out, HL_GROUP_DELTA_NET) ? 128 : presets[i].head_dim; /* 128: as flame's */
     out->head_v_dim = out->head_dim;
     out->num_heads = out->num_v_heads = out->hidden_size / out->head_dim;
     out->max_position_embeddings = presets[i].max_position;
@@ -95,93 +111,65 @@ hola_status hola_config_preset(hola_config *out, const char *name, hola_model_ty
     return HOLA_OK;
 }
 
-/* ---- limits ---- */
+/* ---- fields: limits, hash ---- */
 
-#define AT(field) offsetof(hola_config, field)
-static const struct int_field {
-    const char *name;
-    size_t at;
-    int64_t lo, hi;
-    bool cache; /* of model_type hola only */
-} int_fields[] = {
-    {"hidden_size", AT(hidden_size), 1, HL_MAX_HIDDEN, false},
-    {"num_hidden_layers", AT(num_hidden_layers), 1, HL_MAX_LAYERS, false},
-    {"intermediate_size", AT(intermediate_size), 1, HL_MAX_INTERMEDIATE, false},
-    {"vocab_size", AT(vocab_size), 1, HL_MAX_VOCAB, false},
-    {"num_heads", AT(num_heads), 1, HL_MAX_HEADS, false},
-    {"num_v_heads", AT(num_v_heads), 1, HL_MAX_HEADS, false},
-    {"head_dim", AT(head_dim), 1, HL_MAX_HEAD_DIM, false},
-    {"head_v_dim", AT(head_v_dim), 1, HL_MAX_HEAD_V_DIM, false},
-    {"conv_size", AT(conv_size), 0, HL_MAX_CONV, false},
-    {"max_position_embeddings", AT(max_position_embeddings), 1, INT32_MAX, false},
-    {"bos_token_id", AT(bos_token_id), -1, HL_MAX_VOCAB - 1, false},
-    {"eos_token_id", AT(eos_token_id), -1, HL_MAX_VOCAB - 1, false},
-    {"cache_window", AT(cache_window), 0, HL_MAX_WINDOW, true},
-    {"cache_chunk", AT(cache_chunk), 1, HL_MAX_CHUNK, true},
-};
-static const struct real_field {
-    const char *name;
-    size_t at;
-    double lo, hi; /* bounds that mean the same in float */
-    bool cache;
-} real_fields[] = {
-    {"norm_eps", AT(norm_eps), 1e-30, 1, false},
-    {"initializer_range", AT(initializer_range), 0, 100, false},
-    {"hidden_ratio", AT(hidden_ratio), 1e-6, 1e6, false},
-    {"cache_gate_init", AT(cache_gate_init), -1e6, 1e6, true},
-    {"cache_tau_init", AT(cache_tau_init), -1e6, 1e6, true},
-};
-enum {
-    INT_FIELDS = sizeof int_fields / sizeof *int_fields,
-    REAL_FIELDS = sizeof real_fields / sizeof *real_fields
-};
-
-static hola_status check_int(const char *where, const struct int_field *f, int64_t value) {
-    if (value >= f->lo && value <= f->hi) return HOLA_OK;
-    return hl_fail(HOLA_EINVAL, "%s: %s: %lld is not between %lld and %lld", where, f->name, (long long)value,
-                   (long long)f->lo, (long long)f->hi);
+_Static_assert(sizeof(hola_model_type) == sizeof(int) && sizeof(hola_evict) == sizeof(int), "read as int");
+int64_t hl_field_int(const struct hl_field *f, const hola_config *c) {
+    const void *at = (const char *)c + f->at;
+    int64_t x;
+    if (f->kind == HL_FIELD_BOOL) return *(const bool *)at;
+    if (f->kind == HL_FIELD_NAME) return *(const int *)at;
+    memcpy(&x, at, sizeof x);
+    return x;
 }
 
-hola_status hl_config_range(const char *where, const char *name, int64_t value) {
-    int i = 0;
-    while (i < INT_FIELDS && strcmp(int_fields[i].name, name) != 0) i++;
-    HL_ASSERT(i < INT_FIELDS);
-    return check_int(where, &int_fields[i], value);
+hola_status hl_field_check(const struct hl_field *f, const hola_config *c, const char *where) {
+    if (f->kind == HL_FIELD_OTHER || f->kind == HL_FIELD_BOOL) return HOLA_OK;
+    const int64_t n = hl_field_int(f, c);
+    const double x = f->kind == HL_FIELD_REAL ? hl_field_real(f, c) : (double)n;
+    if (x >= f->lo && x <= f->hi) return HOLA_OK;
+    if (f->kind == HL_FIELD_NAME)
+        return hl_fail(HOLA_EINVAL, "%s: %s: %lld is unknown", where, f->name, (long long)n);
+    if (f->kind == HL_FIELD_REAL)
+        return hl_fail(HOLA_EINVAL, "%s: %s: %g is not between %g and %g", where, f->name, x, f->lo, f->hi);
+    return hl_fail(HOLA_EINVAL, "%s: %s: %lld is not between %.0f and %.0f", where, f->name, (long long)n,
+                   f->lo, f->hi);
 }
 
 hola_status hl_config_check(const hola_config *c, const char *where) {
-    bool hola = c->model_type == HOLA_TYPE_HOLA;
-    if ((unsigned)c->model_type >= HOLA_TYPE_COUNT)
-        return hl_fail(HOLA_EINVAL, "%s: model_type: %d is none", where, (int)c->model_type);
-    for (int i = 0; i < INT_FIELDS; i++) {
-        if (int_fields[i].cache && !hola) continue;
-        hola_status s =
-            check_int(where, &int_fields[i], *(const int64_t *)((const char *)c + int_fields[i].at));
-        if (s != HOLA_OK) return s;
-    }
-    for (int i = 0; i < REAL_FIELDS; i++) {
-        const struct real_field *f = &real_fields[i];
-        double x = *(const double *)((const char *)c + f->at);
-        if (f->cache && !hola) continue;
-        if (!(x >= f->lo && x <= f->hi))
-            return hl_fail(HOLA_EINVAL, "%s: %s: %g is not between %g and %g", where, f->name, x, f->lo,
-                           f->hi);
-    }
-    if (hola && (unsigned)c->cache_evict >= HOLA_EVICT_COUNT)
-        return hl_fail(HOLA_EINVAL, "%s: cache_evict: %d is none", where, (int)c->cache_evict);
-    if (hola && (unsigned)c->cache_norm >= HOLA_NORM_COUNT)
-        return hl_fail(HOLA_EINVAL, "%s: cache_norm: %d is none", where, (int)c->cache_norm);
+    const unsigned groups = hl_config_groups(c->model_type);
+    hola_status s = HOLA_OK;
+    for (const struct hl_field *f = hl_config_fields; f->name && s == HOLA_OK; f++)
+        if (f->of & groups) s = hl_field_check(f, c, where);
+    if (s != HOLA_OK || !(groups & HL_GROUP_HEADS)) return s;
     if (c->num_v_heads % c->num_heads != 0)
         return hl_fail(HOLA_EINVAL, "%s: num_v_heads: %lld is not a multiple of num_heads, %lld", where,
                        (long long)c->num_v_heads, (long long)c->num_heads);
-    if (c->model_type == HOLA_TYPE_DELTA_NET && c->num_v_heads != c->num_heads)
+    if (groups & HL_GROUP_DELTA_NET && c->num_v_heads != c->num_heads)
         return hl_fail(HOLA_EINVAL, "%s: num_v_heads: delta_net has as many value heads as heads", where);
-    if (c->model_type != HOLA_TYPE_DELTA_NET && !c->use_beta)
-        return hl_fail(HOLA_EINVAL, "%s: use_beta: only delta_net goes without", where);
+    if (!(groups & HL_GROUP_DELTA_NET) && !c->use_beta)
+        return hl_fail(HOLA_EINVAL, "%s: use_beta: only delta_net may set it to false", where);
     return HOLA_OK;
 }
 
 hola_status hola_config_check(const hola_config *cfg) { return hl_config_check(cfg, "config"); }
+
+/* One hash per block, each going on from the last. A field that this type does not have counts as 0; a block of
+ * such fields does not count. */
+uint64_t hl_config_hash(const hola_config *c) {
+    uint64_t h = 0;
+    for (int block = 1; block <= 3; block++) {
+        int64_t word[100] = {0}, n = 0;
+        for (const struct hl_field *f = hl_config_fields; f->name; f++) {
+            const int place = f->hash % 100;
+            if (f->hash / 100 != block || !hl_config_has(c, f->of)) continue;
+            word[place] = hl_field_int(f, c);
+            if (place >= n) n = place + 1;
+        }
+        if (n > 0) h = hl_hash(h, word, n * (int64_t)sizeof *word);
+    }
+    return h;
+}
 
 /* ---- files ---- */
 

@@ -1,4 +1,5 @@
-/* config.h -- hola_config inside the library: config.json as text. The public part is in hola.h. */
+/* config.h -- hola_config inside the library: the list of its fields, config.json as text. The public part
+ * is in hola.h. */
 #ifndef HL_CONFIG_H
 #define HL_CONFIG_H
 #include "core/status.h"
@@ -19,23 +20,72 @@ enum {
     HL_MAX_CONFIG_TEXT = 16 << 20 /* bytes of a config.json */
 };
 
+/* ---- model types ---- */
+
+/* Groups of fields; a model type has one or more of them. */
+enum hl_config_group {
+    HL_GROUP_ALL = 1,       /* every model */
+    HL_GROUP_HEADS = 2,     /* heads of the delta rule */
+    HL_GROUP_DELTA_NET = 4, /* without decay, head sizes given by expand_k and expand_v */
+    HL_GROUP_GATED = 8,     /* with decay, head sizes given by head_dim and expand_v */
+    HL_GROUP_MEMORY = 16    /* exact memory */
+};
+unsigned hl_config_groups(hola_model_type type);   /* HL_GROUP_ALL alone for an unknown type */
+const char *hl_config_class(hola_model_type type); /* "HolaForCausalLM": architectures in config.json */
+/* The model has one of these groups. */
+static inline bool hl_config_has(const hola_config *c, unsigned groups) {
+    return hl_config_groups(c->model_type) & groups;
+}
+
 /* Key and value channels of a layer: H d_k, HV d_v. */
 static inline int64_t hl_key_dim(const hola_config *c) { return c->num_heads * c->head_dim; }
 static inline int64_t hl_value_dim(const hola_config *c) { return c->num_v_heads * c->head_v_dim; }
-/* The exact memory is read and written (model_type hola and cache_evict not none). */
+/* The exact memory is read and written. */
 static inline bool hl_has_cache(const hola_config *c) {
-    return c->model_type == HOLA_TYPE_HOLA && c->cache_evict != HOLA_EVICT_NONE;
+    return hl_config_has(c, HL_GROUP_MEMORY) && c->cache_evict != HOLA_EVICT_NONE;
 }
+
+/* ---- the list of fields ---- */
+
+/* OTHER: config.json says it in another way than hola_config, or only config.json has it. */
+enum hl_field_kind { HL_FIELD_OTHER, HL_FIELD_INT, HL_FIELD_REAL, HL_FIELD_BOOL, HL_FIELD_NAME };
+
+struct hl_config_json; /* a config.json being read or written */
+struct hl_field {
+    const char *name; /* in config.json */
+    enum hl_field_kind kind;
+    size_t at;                      /* in hola_config */
+    unsigned of;                    /* groups that have the value */
+    unsigned file;                  /* groups that have it in config.json */
+    int hash;                       /* 100 x block + place in the block; 0: a session does not depend on it */
+    double lo, hi;                  /* limits, which a real also keeps as a float */
+    const char *(*text)(int value); /* NAME: what config.json says */
+    double (*null)(const hola_config *c); /* what null or no such field means; NULL: null is refused */
+    /* NULL: according to kind */
+    void (*read)(struct hl_config_json *j, const struct hl_field *f, hola_config *c);
+    void (*write)(struct hl_config_json *j, const struct hl_field *f, const hola_config *c);
+};
+/* In the order of a written config.json; a field without a name ends it. */
+extern const struct hl_field hl_config_fields[];
+
+/* The value of an INT, BOOL or NAME, the bits of a REAL. */
+int64_t hl_field_int(const struct hl_field *f, const hola_config *c);
+static inline double hl_field_real(const struct hl_field *f, const hola_config *c) {
+    return *(const double *)((const char *)c + f->at);
+}
+/* The value against its limits; `where` comes before the message. */
+hola_status hl_field_check(const struct hl_field *f, const hola_config *c, const char *where);
+
+/* ---- whole configs ---- */
 
 /* The MLP width of fla where config.json gives none: 256 ceil(floor(d ratio 2/3) / 256); 0: out of range. */
 int64_t hl_intermediate_size(int64_t hidden_size, double hidden_ratio);
-
 /* All fields that a config.json of this type leaves out. */
 void hl_config_defaults(hola_config *c, hola_model_type type);
 /* hola_config_check with `where` before the message. */
 hola_status hl_config_check(const hola_config *c, const char *where);
-/* One integer field against its limits; the name is the one in config.json. */
-hola_status hl_config_range(const char *where, const char *name, int64_t value);
+/* Of all that the numbers of a session depend on besides the weights. Saved sessions hold it: never change it. */
+uint64_t hl_config_hash(const hola_config *c);
 
 /* Reads the text of a config.json; path is only for messages. On failure *out is untouched. */
 hola_status hl_config_parse(hola_config *out, const char *text, int64_t len, const char *path);

@@ -1,255 +1,361 @@
-/* config_json.c -- config.json to hola_config and back, with the field names and defaults of fla.
+/* config_json.c -- the list of config fields; config.json to hola_config and back, with the names of fla.
  *
  * What a field says that we do not compute is refused, never ignored. Fields that only choose between
  * equal computations (fuse_*, attn_mode, use_cache), that speak of the stored type or of training in fla
- * (use_l2warp), and unknown ones are passed over. */
+ * (use_l2warp), and unknown ones are passed over.
+ *
+ * When a file is rewritten, what it says and we agree with stays as it was spelled there (null, 4 or 4.0,
+ * the order of fields), so that rewriting changes no more than it must. */
 #include "core/json.h"
 #include "model/config.h"
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
-/* The first failure stays; readers after it do nothing. */
-struct reader {
+struct hl_config_json {
     json_t *root;
     const char *path;
-    hola_status s;
+    hola_status s;             /* the first failure */
+    const hola_config *before; /* writing: what the old file says, or NULL */
+    hola_dtype dtype;          /* writing: of the weights */
 };
 
-/* ---- typed fields ---- */
+static json_t *get(const struct hl_config_json *j, const char *name) {
+    return json_object_get(j->root, name);
+}
+static bool absent(const json_t *v) { return !v || json_is_null(v); }
+static bool is_text(const json_t *v, const char *text) {
+    return text && json_is_string(v) && strcmp(json_string_value(v), text) == 0;
+}
 
-static const char *kind_name(const json_t *v) {
+/* ---- reading one value ---- */
+
+static void wrong_kind(struct hl_config_json *j, const char *name, const char *expected, const json_t *v) {
     static const char *const names[] = {"an object", "an array",      "a string",      "an integer",
                                         "a number",  "true or false", "true or false", "null"};
-    return names[json_typeof(v)];
+    j->s = hl_fail(HOLA_EFORMAT, "%s: %s: expected %s, found %s", j->path, name, expected,
+                   names[json_typeof(v)]);
 }
 
-static void wrong_kind(struct reader *r, const char *name, const char *expected, const json_t *v) {
-    r->s = hl_fail(HOLA_EFORMAT, "%s: %s: expected %s, found %s", r->path, name, expected, kind_name(v));
+/* "a, b, c": the names that a field may have. */
+static const char *join_names(const struct hl_field *f, char *list, size_t room) {
+    *list = 0;
+    for (int i = 0; i <= (int)f->hi; i++) {
+        strncat(list, i ? ", " : "", room - strlen(list) - 1);
+        strncat(list, f->text(i), room - strlen(list) - 1);
+    }
+    return list;
 }
 
-/* NULL: absent, null, or an earlier failure; *out keeps its default then. */
-static json_t *present(const struct reader *r, const char *name) {
-    json_t *v = r->s == HOLA_OK ? json_object_get(r->root, name) : NULL;
-    return json_is_null(v) ? NULL : v;
+/* The number of a name; -1: none of them. */
+static int find_name(const struct hl_field *f, const json_t *v) {
+    int i = (int)f->hi;
+    while (i >= 0 && !is_text(v, f->text(i))) i--;
+    return i;
 }
 
-/* NULL also stands for null, but there it is an error. */
-static json_t *required_kind(struct reader *r, const char *name, const char *expected) {
-    json_t *v = r->s == HOLA_OK ? json_object_get(r->root, name) : NULL;
-    if (!json_is_null(v)) return v;
-    wrong_kind(r, name, expected, v);
-    return NULL;
-}
-
-static void take_int(struct reader *r, const char *name, const json_t *v, int64_t *out) {
+/* v NULL: the default stays. */
+static void take(struct hl_config_json *j, const struct hl_field *f, const json_t *v, hola_config *c) {
+    static const char *const expected[] = {"", "an integer", "a number", "true or false", "a string"};
+    void *at = (char *)c + f->at;
+    char list[128];
     if (!v) return;
-    if (!json_is_integer(v)) {
-        wrong_kind(r, name, "an integer", v);
-        return;
-    }
-    *out = json_integer_value(v);
-    r->s = hl_config_range(r->path, name, *out);
-    if (r->s == HOLA_EINVAL) r->s = HOLA_EFORMAT; /* the file's fault, not the caller's */
+    if (f->kind == HL_FIELD_INT && json_is_integer(v)) *(int64_t *)at = json_integer_value(v);
+    else if (f->kind == HL_FIELD_REAL && json_is_number(v)) *(double *)at = json_number_value(v);
+    else if (f->kind == HL_FIELD_BOOL && json_is_boolean(v)) *(bool *)at = json_boolean_value(v);
+    else if (f->kind != HL_FIELD_NAME || !json_is_string(v)) wrong_kind(j, f->name, expected[f->kind], v);
+    else if ((*(int *)at = find_name(f, v)) < 0)
+        j->s = hl_fail(HOLA_EFORMAT, "%s: %s: \"%.40s\" is not one of %s", j->path, f->name,
+                       json_string_value(v), join_names(f, list, sizeof list));
+    if (j->s == HOLA_OK && hl_field_check(f, c, j->path) != HOLA_OK)
+        j->s = HOLA_EFORMAT; /* the file's fault */
 }
-static void read_int(struct reader *r, const char *name, int64_t *out) {
-    take_int(r, name, required_kind(r, name, "an integer"), out);
-}
-static void read_int_or_null(struct reader *r, const char *name, int64_t *out) {
-    take_int(r, name, present(r, name), out);
-}
-
-static void take_real(struct reader *r, const char *name, const json_t *v, double *out) {
-    if (!v) return;
-    if (json_is_number(v)) *out = json_number_value(v);
-    else wrong_kind(r, name, "a number", v);
-}
-static void read_real(struct reader *r, const char *name, double *out) {
-    take_real(r, name, required_kind(r, name, "a number"), out);
+static void read_field(struct hl_config_json *j, const struct hl_field *f, hola_config *c) {
+    const json_t *v = get(j, f->name);
+    if (!f->null || !absent(v)) take(j, f, v, c);
+    else if (f->kind == HL_FIELD_INT) *(int64_t *)((char *)c + f->at) = (int64_t)f->null(c);
+    else *(double *)((char *)c + f->at) = f->null(c);
 }
 
-static void read_bool(struct reader *r, const char *name, bool *out) {
-    json_t *v = required_kind(r, name, "true or false");
-    if (!v) return;
-    if (json_is_boolean(v)) *out = json_boolean_value(v);
-    else wrong_kind(r, name, "true or false", v);
+/* ---- writing one value; out of memory shows once, at the end ---- */
+
+static void set(struct hl_config_json *j, const char *name, json_t *value) {
+    if (json_object_set_new(j->root, name, value) != 0) j->s = HOLA_ENOMEM;
 }
 
-/* The position of a string among the names name_of(0), name_of(1), ... */
-static int read_name(struct reader *r, const char *field, const char *(*name_of)(int), int count,
-                     int fallback) {
-    char list[128] = "";
-    json_t *v = required_kind(r, field, "a string");
-    if (!v) return fallback;
-    if (!json_is_string(v)) {
-        wrong_kind(r, field, "a string", v);
-        return fallback;
-    }
-    for (int i = 0; i < count; i++) {
-        if (strcmp(json_string_value(v), name_of(i)) == 0) return i;
-        strncat(list, i ? ", " : "", sizeof list - strlen(list) - 1);
-        strncat(list, name_of(i), sizeof list - strlen(list) - 1);
-    }
-    r->s = hl_fail(HOLA_EFORMAT, "%s: %s: \"%.40s\" is not one of %s", r->path, field, json_string_value(v),
-                   list);
-    return fallback;
-}
-static const char *evict_name(int i) { return hola_evict_name((hola_evict)i); }
-static const char *norm_name(int i) { return hola_cache_norm_name((hola_cache_norm)i); }
-
-/* An id, null or -1 for none, or a list whose first entry counts. An id outside the vocabulary is none. */
-static void read_token(struct reader *r, const char *name, int64_t vocab, int64_t *out) {
-    const json_t *v = r->s == HOLA_OK ? json_object_get(r->root, name) : NULL;
-    if (json_is_array(v) && json_array_size(v) > 0) v = json_array_get(v, 0);
-    if (json_is_null(v)) *out = -1;
-    else take_int(r, name, v, out);
-    if (*out >= vocab) *out = -1;
+static void write_field(struct hl_config_json *j, const struct hl_field *f, const hola_config *c) {
+    const json_t *old = get(j, f->name);
+    const bool real = f->kind == HL_FIELD_REAL;
+    const int64_t n = hl_field_int(f, c);
+    const double x = real ? hl_field_real(f, c) : (double)n;
+    if (f->null && json_is_null(old) && x == f->null(c)) return;
+    if (f->kind == HL_FIELD_BOOL) set(j, f->name, json_boolean(n));
+    else if (f->kind == HL_FIELD_NAME) set(j, f->name, json_string(f->text((int)n)));
+    else if (!(real ? json_is_number(old) : json_is_integer(old)) || json_number_value(old) != x)
+        set(j, f->name, real ? json_real(x) : json_integer(n));
 }
 
-/* ---- what we do not compute ---- */
+/* ---- fields that are not simply one value ---- */
 
-static void refuse_unless(struct reader *r, const char *name, bool fine, const char *why) {
-    if (r->s == HOLA_OK && !fine) r->s = hl_fail(HOLA_ENOTSUP, "%s: %s: %s", r->path, name, why);
-}
-static bool is_text(const json_t *v, const char *text) {
-    return json_is_string(v) && strcmp(json_string_value(v), text) == 0;
+static void write_class(struct hl_config_json *j, const struct hl_field *f, const hola_config *c) {
+    if (!is_text(get(j, "model_type"), hola_model_type_name(c->model_type)) || !get(j, f->name))
+        set(j, f->name, json_pack("[s]", hl_config_class(c->model_type)));
 }
 
-static void refuse_unsupported(struct reader *r) {
-    const json_t *v;
-    refuse_unless(r, "attn", !present(r, "attn"), "hybrid attention layers are not supported");
-    refuse_unless(r, "attnres_block_size", !present(r, "attnres_block_size"), "not supported");
-    refuse_unless(r, "quantization_config", !present(r, "quantization_config"), "not supported");
-    v = present(r, "conv_bias");
-    refuse_unless(r, "conv_bias", !v || json_is_false(v), "a convolution with bias is not supported");
-    v = present(r, "use_mamba_gate");
-    refuse_unless(r, "use_mamba_gate", !v || json_is_true(v), "other decays are not supported");
-    v = present(r, "hidden_act");
-    refuse_unless(r, "hidden_act", !v || is_text(v, "swish") || is_text(v, "silu"),
-                  "only swish is supported");
-    v = present(r, "qk_activation");
-    refuse_unless(r, "qk_activation", !v || is_text(v, "silu"), "only silu is supported");
-    v = present(r, "qk_norm");
-    refuse_unless(r, "qk_norm", !v || is_text(v, "l2"), "only l2 is supported");
+static void read_heads(struct hl_config_json *j, const struct hl_field *f, hola_config *c) {
+    read_field(j, f, c);
+    c->num_v_heads = c->num_heads; /* for types whose files have no num_v_heads */
 }
 
-static void read_model_type(struct reader *r, hola_model_type *type) {
-    const json_t *v = json_object_get(r->root, "model_type");
-    if (!json_is_string(v)) {
-        if (v) wrong_kind(r, "model_type", "a string", v);
-        else r->s = hl_fail(HOLA_EFORMAT, "%s: model_type: missing", r->path);
-        return;
-    }
-    for (int i = 0; i < HOLA_TYPE_COUNT; i++) {
-        if (!is_text(v, hola_model_type_name((hola_model_type)i))) continue;
-        *type = (hola_model_type)i;
-        return;
-    }
-    r->s =
-        hl_fail(HOLA_ENOTSUP, "%s: model_type: %.60s is not supported (hola, gated_deltanet, delta_net are)",
-                r->path, json_string_value(v));
+/* expand_k and expand_v give a head size (f->at) as a factor. With HL_GROUP_DELTA_NET (returns true) it is a
+ * factor of hidden_size for all heads together, rounded down as Python's int() does; otherwise of head_dim,
+ * and the product must be whole. */
+static bool expand_base(const hola_config *c, int64_t *base, int64_t *heads) {
+    const bool of_hidden = hl_config_has(c, HL_GROUP_DELTA_NET);
+    *base = of_hidden ? c->hidden_size : c->head_dim;
+    *heads = of_hidden ? c->num_heads : 1;
+    return of_hidden;
+}
+static void read_expand(struct hl_config_json *j, const struct hl_field *f, hola_config *c) {
+    const json_t *v = get(j, f->name);
+    int64_t base, heads;
+    const bool of_hidden = expand_base(c, &base, &heads);
+    const double factor = v ? json_number_value(v) : of_hidden ? 1 : 2;
+    const double exact = (double)base * factor, whole = floor(exact);
+    if (v && !json_is_number(v)) wrong_kind(j, f->name, "a number", v);
+    else if (!(whole >= 1 && whole <= HL_MAX_HEADS * (double)HL_MAX_HEAD_V_DIM) ||
+             (int64_t)whole % heads != 0 || (!of_hidden && exact - whole > 1e-5 * exact))
+        j->s = hl_fail(HOLA_EFORMAT, "%s: %s: %g gives no whole head size", j->path, f->name, factor);
+    else *(int64_t *)((char *)c + f->at) = (int64_t)whole / heads;
+}
+static void write_expand(struct hl_config_json *j, const struct hl_field *f, const hola_config *c) {
+    const json_t *old = get(j, f->name);
+    int64_t base, heads;
+    expand_base(c, &base, &heads);
+    const double size = (double)base, wanted = (double)(heads * *(const int64_t *)((const char *)c + f->at));
+    double factor = wanted / size;
+    if (json_is_number(old) && floor(size * json_number_value(old)) == wanted) return;
+    while (floor(size * factor) < wanted) factor = nextafter(factor, INFINITY);
+    set(j, f->name, json_real(factor));
 }
 
-/* ---- sizes that follow from others ---- */
-
-/* int(size * factor) as Python computes it; 0: out of range. */
-static int64_t expanded(int64_t size, double factor) {
-    double x = floor((double)size * factor);
-    return x >= 1 && x <= HL_MAX_HEADS * (double)HL_MAX_HEAD_V_DIM ? (int64_t)x : 0;
+static void read_width(struct hl_config_json *j, const struct hl_field *f, hola_config *c) {
+    if (absent(get(j, f->name)) && f->null(c) == 0)
+        j->s = hl_fail(HOLA_EFORMAT, "%s: hidden_ratio: %g is out of range", j->path, c->hidden_ratio);
+    else read_field(j, f, c);
 }
 
-static void bad_expand(struct reader *r, const char *name, double factor, const char *why) {
-    if (r->s == HOLA_OK) r->s = hl_fail(HOLA_EFORMAT, "%s: %s: %g %s", r->path, name, factor, why);
-}
-
-static void read_heads(struct reader *r, hola_config *c) {
-    double expand_k = 1, expand_v = c->model_type == HOLA_TYPE_DELTA_NET ? 1 : 2;
-    read_int(r, "num_heads", &c->num_heads);
-    c->num_v_heads = c->num_heads;
-    read_real(r, "expand_v", &expand_v);
-    if (c->model_type == HOLA_TYPE_DELTA_NET) {
-        read_real(r, "expand_k", &expand_k);
-        if (r->s != HOLA_OK) return;
-        int64_t k = expanded(c->hidden_size, expand_k), v = expanded(c->hidden_size, expand_v);
-        if (k == 0 || k % c->num_heads != 0) bad_expand(r, "expand_k", expand_k, "gives no whole head size");
-        if (v == 0 || v % c->num_heads != 0) bad_expand(r, "expand_v", expand_v, "gives no whole head size");
-        c->head_dim = k / c->num_heads;
-        c->head_v_dim = v / c->num_heads;
-    } else {
-        read_int(r, "head_dim", &c->head_dim);
-        read_int_or_null(r, "num_v_heads", &c->num_v_heads);
-        if (r->s != HOLA_OK) return;
-        c->head_v_dim = expanded(c->head_dim, expand_v);
-        double exact = (double)c->head_dim * expand_v;
-        if (c->head_v_dim == 0 || fabs(exact - (double)c->head_v_dim) > 1e-5 * exact)
-            bad_expand(r, "expand_v", expand_v, "gives no whole head size");
-    }
-}
-
-static void read_mlp(struct reader *r, hola_config *c) {
-    take_real(r, "hidden_ratio", present(r, "hidden_ratio"), &c->hidden_ratio);
-    if (r->s != HOLA_OK) return;
-    c->intermediate_size = hl_intermediate_size(c->hidden_size, c->hidden_ratio);
-    if (c->intermediate_size == 0 && !present(r, "intermediate_size"))
-        r->s = hl_fail(HOLA_EFORMAT, "%s: hidden_ratio: %g is out of range", r->path, c->hidden_ratio);
-    read_int_or_null(r, "intermediate_size", &c->intermediate_size);
+static void write_act(struct hl_config_json *j, const struct hl_field *f, const hola_config *c) {
+    (void)c;
+    if (!get(j, f->name)) set(j, f->name, json_string("swish"));
 }
 
 /* conv_size 0 stands for use_short_conv false inside; in the file it is an error. */
-static void read_conv(struct reader *r, hola_config *c) {
-    bool use = true;
-    read_bool(r, "use_short_conv", &use);
-    if (use) read_int(r, "conv_size", &c->conv_size);
-    if (use && r->s == HOLA_OK && c->conv_size == 0)
-        r->s = hl_fail(HOLA_EFORMAT, "%s: conv_size: 0 is not between 1 and %d", r->path, HL_MAX_CONV);
-    if (!use) c->conv_size = 0;
+static void read_use_conv(struct hl_config_json *j, const struct hl_field *f, hola_config *c) {
+    const json_t *v = get(j, f->name);
+    if (v && !json_is_boolean(v)) wrong_kind(j, f->name, "true or false", v);
+    if (json_is_false(v)) c->conv_size = 0;
+}
+static void write_use_conv(struct hl_config_json *j, const struct hl_field *f, const hola_config *c) {
+    set(j, f->name, json_boolean(c->conv_size > 0));
+}
+static void read_conv(struct hl_config_json *j, const struct hl_field *f, hola_config *c) {
+    if (c->conv_size == 0) return;
+    read_field(j, f, c);
+    if (j->s == HOLA_OK && c->conv_size == 0)
+        j->s = hl_fail(HOLA_EFORMAT, "%s: conv_size: 0 is not between 1 and %d", j->path, HL_MAX_CONV);
+}
+static void write_conv(struct hl_config_json *j, const struct hl_field *f, const hola_config *c) {
+    if (c->conv_size > 0) write_field(j, f, c);
 }
 
-static void read_cache(struct reader *r, hola_config *c) {
-    c->cache_evict =
-        (hola_evict)read_name(r, "cache_evict", evict_name, HOLA_EVICT_COUNT, (int)c->cache_evict);
-    c->cache_norm =
-        (hola_cache_norm)read_name(r, "cache_norm", norm_name, HOLA_NORM_COUNT, (int)c->cache_norm);
-    read_int(r, "cache_window", &c->cache_window);
-    read_int(r, "cache_chunk", &c->cache_chunk);
-    read_real(r, "cache_gate_init", &c->cache_gate_init);
-    read_real(r, "cache_tau_init", &c->cache_tau_init);
-    read_bool(r, "cache_tau_freeze", &c->cache_tau_freeze);
+/* An id, null or -1 for none, or a list whose first entry counts. An id outside the vocabulary is none. */
+static void read_token(struct hl_config_json *j, const struct hl_field *f, hola_config *c) {
+    const json_t *v = get(j, f->name);
+    int64_t *id = (int64_t *)((char *)c + f->at);
+    if (json_array_size(v) > 0) v = json_array_get(v, 0);
+    if (json_is_null(v)) *id = -1;
+    else take(j, f, v, c);
+    if (*id >= c->vocab_size) *id = -1;
+}
+/* Keeps a list, or an id that we read as none, while it still means the same. */
+static void write_token(struct hl_config_json *j, const struct hl_field *f, const hola_config *c) {
+    const int64_t id = hl_field_int(f, c);
+    if (get(j, f->name) && j->before && hl_field_int(f, j->before) == id) return;
+    set(j, f->name, id < 0 ? json_null() : json_integer(id));
 }
 
-static void read_fields(struct reader *r, hola_config *c) {
-    read_int(r, "hidden_size", &c->hidden_size);
-    read_int(r, "num_hidden_layers", &c->num_hidden_layers);
-    read_int(r, "vocab_size", &c->vocab_size);
-    read_heads(r, c);
-    read_mlp(r, c);
-    read_conv(r, c);
-    read_bool(r, "use_gate", &c->use_gate);
-    read_bool(r, "tie_word_embeddings", &c->tie_word_embeddings);
-    read_bool(r, "allow_neg_eigval", &c->allow_neg_eigval);
-    if (c->model_type == HOLA_TYPE_DELTA_NET) read_bool(r, "use_beta", &c->use_beta);
-    read_real(r, "norm_eps", &c->norm_eps);
-    read_real(r, "initializer_range", &c->initializer_range);
-    read_int_or_null(r, "max_position_embeddings", &c->max_position_embeddings);
-    read_token(r, "bos_token_id", c->vocab_size, &c->bos_token_id);
-    read_token(r, "eos_token_id", c->vocab_size, &c->eos_token_id);
-    if (c->model_type == HOLA_TYPE_HOLA) read_cache(r, c);
+/* dtype: what newer transformers call it. */
+static void write_dtype(struct hl_config_json *j, const struct hl_field *f, const hola_config *c) {
+    static const char *const names[] = {"float32", "bfloat16", "float16"};
+    (void)c;
+    if (get(j, f->name) || !get(j, "dtype")) set(j, f->name, json_string(names[j->dtype]));
+    if (get(j, "dtype")) set(j, "dtype", json_string(names[j->dtype]));
+}
+
+/* ---- the list ---- */
+
+static const char *type_name(int i) { return hola_model_type_name((hola_model_type)i); }
+static const char *evict_name(int i) { return hola_evict_name((hola_evict)i); }
+static const char *norm_name(int i) { return hola_cache_norm_name((hola_cache_norm)i); }
+
+static double null_v_heads(const hola_config *c) { return (double)c->num_heads; }
+static double null_width(const hola_config *c) {
+    return (double)hl_intermediate_size(c->hidden_size, c->hidden_ratio);
+}
+static double null_ratio(const hola_config *c) { return (void)c, 4; }
+static double null_positions(const hola_config *c) { return (void)c, 2048; }
+
+#define ALL HL_GROUP_ALL
+#define HEADS HL_GROUP_HEADS
+#define DELTA HL_GROUP_DELTA_NET
+#define GATED HL_GROUP_GATED
+#define MEMORY HL_GROUP_MEMORY
+#define AT(field) offsetof(hola_config, field)
+#define FIELD(k, field, groups, in_file, place, low, high)                                               \
+    .name = #field, .kind = HL_FIELD_##k, .at = AT(field), .of = groups, .file = in_file, .hash = place, \
+    .lo = low, .hi = high
+#define HOOKS(what) .read = read_##what, .write = write_##what
+
+/* clang-format off */
+const struct hl_field hl_config_fields[] = {
+    /*     kind  name                     groups  in file hash limits */
+    {.name = "architectures", .file = ALL, .write = write_class},
+    {FIELD(NAME, model_type,              ALL,    ALL,    100, 0, HOLA_TYPE_COUNT - 1), .text = type_name},
+    {FIELD(INT,  hidden_size,             ALL,    ALL,    101, 1, HL_MAX_HIDDEN)},
+    {FIELD(INT,  num_hidden_layers,       ALL,    ALL,    102, 1, HL_MAX_LAYERS)},
+    {FIELD(INT,  num_heads,               HEADS,  HEADS,  105, 1, HL_MAX_HEADS), .read = read_heads},
+    {FIELD(INT,  num_v_heads,             HEADS,  GATED,  106, 1, HL_MAX_HEADS), .null = null_v_heads},
+    {FIELD(INT,  head_dim,                HEADS,  GATED,  107, 1, HL_MAX_HEAD_DIM)},
+    {FIELD(INT,  head_v_dim,              HEADS,  0,      108, 1, HL_MAX_HEAD_V_DIM)},
+    {.name = "expand_k", .at = AT(head_dim), .file = DELTA, HOOKS(expand)},
+    {.name = "expand_v", .at = AT(head_v_dim), .file = HEADS, HOOKS(expand)},
+    {FIELD(BOOL, use_beta,                HEADS,  DELTA,  112, 0, 1)},
+    {FIELD(REAL, hidden_ratio,            ALL,    ALL,    0,   1e-6, 1e6), .null = null_ratio},
+    {FIELD(INT,  intermediate_size,       ALL,    ALL,    103, 1, HL_MAX_INTERMEDIATE),
+     .null = null_width, .read = read_width},
+    {.name = "hidden_act", .file = ALL, .write = write_act},
+    {FIELD(BOOL, use_gate,                HEADS,  HEADS,  110, 0, 1)},
+    {.name = "use_short_conv", .file = HEADS, HOOKS(use_conv)},
+    {FIELD(INT,  conv_size,               HEADS,  HEADS,  109, 0, HL_MAX_CONV), HOOKS(conv)},
+    {FIELD(BOOL, allow_neg_eigval,        HEADS,  HEADS,  113, 0, 1)},
+    {FIELD(REAL, norm_eps,                ALL,    ALL,    200, 1e-30, 1)},
+    {FIELD(INT,  vocab_size,              ALL,    ALL,    104, 1, HL_MAX_VOCAB)},
+    {FIELD(BOOL, tie_word_embeddings,     ALL,    ALL,    111, 0, 1)},
+    {FIELD(REAL, initializer_range,       ALL,    ALL,    0,   0, 100)},
+    {FIELD(INT,  max_position_embeddings, ALL,    ALL,    0,   1, INT32_MAX), .null = null_positions},
+    {FIELD(INT,  bos_token_id,            ALL,    ALL,    0,   -1, HL_MAX_VOCAB - 1), HOOKS(token)},
+    {FIELD(INT,  eos_token_id,            ALL,    ALL,    0,   -1, HL_MAX_VOCAB - 1), HOOKS(token)},
+    {FIELD(NAME, cache_evict,             MEMORY, MEMORY, 300, 0, HOLA_EVICT_COUNT - 1), .text = evict_name},
+    {FIELD(NAME, cache_norm,              MEMORY, MEMORY, 301, 0, HOLA_NORM_COUNT - 1), .text = norm_name},
+    {FIELD(INT,  cache_window,            MEMORY, MEMORY, 302, 0, HL_MAX_WINDOW)},
+    {FIELD(INT,  cache_chunk,             MEMORY, MEMORY, 303, 1, HL_MAX_CHUNK)},
+    {FIELD(REAL, cache_gate_init,         MEMORY, MEMORY, 0,   -1e6, 1e6)},
+    {FIELD(REAL, cache_tau_init,          MEMORY, MEMORY, 0,   -1e6, 1e6)},
+    {FIELD(BOOL, cache_tau_freeze,        MEMORY, MEMORY, 0,   0, 1)},
+    {.name = "torch_dtype", .file = ALL, .write = write_dtype},
+    {.name = NULL}};
+/* clang-format on */
+
+/* ---- reading a file ---- */
+
+/* What a field that we do not compute may say besides null. */
+static void refuse_unsupported(struct hl_config_json *j) {
+    static const struct {
+        const char *name, *why;
+        json_type type; /* JSON_NULL: nothing */
+        const char *text, *or_text;
+    } fields[] = {
+        {"attn", "hybrid attention layers are not supported", JSON_NULL, NULL, NULL},
+        {"attnres_block_size", "not supported", JSON_NULL, NULL, NULL},
+        {"quantization_config", "not supported", JSON_NULL, NULL, NULL},
+        {"conv_bias", "a convolution with bias is not supported", JSON_FALSE, NULL, NULL},
+        {"use_mamba_gate", "other decays are not supported", JSON_TRUE, NULL, NULL},
+        {"hidden_act", "only swish is supported", JSON_STRING, "swish", "silu"},
+        {"qk_activation", "only silu is supported", JSON_STRING, "silu", NULL},
+        {"qk_norm", "only l2 is supported", JSON_STRING, "l2", NULL},
+    };
+    for (size_t i = 0; i < sizeof fields / sizeof *fields && j->s == HOLA_OK; i++) {
+        const json_t *v = get(j, fields[i].name);
+        const bool fine = absent(v) || (json_typeof(v) == fields[i].type && fields[i].type != JSON_STRING) ||
+                          is_text(v, fields[i].text) || is_text(v, fields[i].or_text);
+        if (!fine) j->s = hl_fail(HOLA_ENOTSUP, "%s: %s: %s", j->path, fields[i].name, fields[i].why);
+    }
+}
+
+/* It comes first: the defaults of all others depend on it. */
+static hola_model_type read_type(struct hl_config_json *j) {
+    const struct hl_field *f = hl_config_fields;
+    char list[128];
+    while (f->text != type_name) f++;
+    const json_t *v = get(j, f->name);
+    const int type = find_name(f, v);
+    if (!v) j->s = hl_fail(HOLA_EFORMAT, "%s: model_type: missing", j->path);
+    else if (!json_is_string(v)) wrong_kind(j, f->name, "a string", v);
+    else if (type < 0)
+        j->s = hl_fail(HOLA_ENOTSUP, "%s: model_type: %.60s is not supported (%s are)", j->path,
+                       json_string_value(v), join_names(f, list, sizeof list));
+    return (hola_model_type)type;
 }
 
 hola_status hl_config_parse(hola_config *out, const char *text, int64_t len, const char *path) {
-    struct reader r = {.path = path};
-    hola_model_type type = HOLA_TYPE_HOLA;
+    struct hl_config_json j = {.path = path};
     hola_config c;
-    r.s = hl_json_object(&r.root, text, len, HL_MAX_CONFIG_TEXT, path);
-    if (r.s != HOLA_OK) return r.s;
-    read_model_type(&r, &type);
-    hl_config_defaults(&c, type);
-    refuse_unsupported(&r);
-    read_fields(&r, &c);
-    json_decref(r.root);
-    if (r.s == HOLA_OK) {
-        r.s = hl_config_check(&c, path);
-        if (r.s == HOLA_EINVAL) r.s = HOLA_EFORMAT;
+    j.s = hl_json_object(&j.root, text, len, HL_MAX_CONFIG_TEXT, path);
+    if (j.s != HOLA_OK) return j.s;
+    hl_config_defaults(&c, read_type(&j));
+    if (j.s == HOLA_OK) refuse_unsupported(&j);
+    for (const struct hl_field *f = hl_config_fields; f->name && j.s == HOLA_OK; f++) {
+        if (!hl_config_has(&c, f->file)) continue;
+        if (f->read) f->read(&j, f, &c);
+        else if (f->kind != HL_FIELD_OTHER) read_field(&j, f, &c);
     }
-    if (r.s == HOLA_OK) *out = c;
-    return r.s;
+    json_decref(j.root);
+    if (j.s == HOLA_OK && hl_config_check(&c, path) != HOLA_OK) j.s = HOLA_EFORMAT;
+    if (j.s == HOLA_OK) *out = c;
+    return j.s;
+}
+
+/* ---- writing a file ---- */
+
+/* The fewest digits that give every number back: 1e-06, not 9.9999999999999995e-07. */
+static char *shortest(const json_t *root) {
+    for (size_t digits = 15;; digits++) {
+        char *text = json_dumps(root, JSON_INDENT(2) | JSON_REAL_PRECISION(digits));
+        json_t *back = text && digits < 17 ? json_loads(text, 0, NULL) : NULL;
+        bool good = !text || digits == 17 || json_equal(back, root);
+        json_decref(back);
+        if (good) return text;
+        free(text);
+    }
+}
+
+hola_status hl_config_text(const hola_config *cfg, const char *old, hola_dtype dtype, char **out) {
+    struct hl_config_json j = {.dtype = dtype};
+    hola_config before;
+    hola_status s = hola_config_check(cfg);
+    *out = NULL;
+    if (s != HOLA_OK) return s;
+    if ((unsigned)dtype > HOLA_F16) return hl_fail(HOLA_EINVAL, "config.json: no such stored type");
+    if (old) {
+        s = hl_json_object(&j.root, old, (int64_t)strlen(old), HL_MAX_CONFIG_TEXT, "config.json");
+        if (s != HOLA_OK) return s;
+        if (hl_config_parse(&before, old, (int64_t)strlen(old), "config.json") == HOLA_OK) j.before = &before;
+    } else {
+        j.root = json_object();
+    }
+    for (const struct hl_field *f = hl_config_fields; f->name; f++)
+        if (hl_config_has(cfg, f->file)) (f->write ? f->write : write_field)(&j, f, cfg);
+    if (j.root && j.s == HOLA_OK) *out = shortest(j.root);
+    json_decref(j.root);
+    size_t n = *out ? strlen(*out) : 0;
+    char *line = *out ? realloc(*out, n + 2) : NULL; /* a text file ends with a newline */
+    if (!line) {
+        free(*out);
+        *out = NULL;
+        return hl_fail(HOLA_ENOMEM, "config.json: no memory");
+    }
+    memcpy(line + n, "\n", 2);
+    *out = line;
+    return HOLA_OK;
 }

@@ -6,6 +6,7 @@
 #include "core/half.h"
 #include "core/hash.h"
 #include "core/rng.h"
+#include "model/config.h"
 #include "model/model.h"
 #include <stdlib.h>
 
@@ -81,20 +82,8 @@ static hola_status hash_tensor(const hola_model *m, int64_t i, uint64_t *out) {
     return room ? HOLA_OK : hl_fail(HOLA_ENOMEM, "%s: no memory to look at it", t->name);
 }
 
-/* What the numbers of a session depend on besides the weights. */
-static uint64_t hash_config(const hola_config *c) {
-    const int64_t whole[] = {c->model_type, c->hidden_size,     c->num_hidden_layers, c->intermediate_size,
-                             c->vocab_size, c->num_heads,       c->num_v_heads,       c->head_dim,
-                             c->head_v_dim, c->conv_size,       c->use_gate,          c->tie_word_embeddings,
-                             c->use_beta,   c->allow_neg_eigval};
-    const int64_t memory[] = {c->cache_evict, c->cache_norm, c->cache_window, c->cache_chunk};
-    uint64_t h = hl_hash(0, whole, sizeof whole);
-    h = hl_hash(h, &c->norm_eps, sizeof c->norm_eps);
-    return c->model_type == HOLA_TYPE_HOLA ? hl_hash(h, memory, sizeof memory) : h;
-}
-
 hola_status hl_model_hash(hola_model *m, uint64_t *out) {
-    uint64_t h = hash_config(&m->cfg);
+    uint64_t h = hl_config_hash(&m->cfg);
     if (m->stale || m->training) m->hash = 0; /* it may have changed since */
     for (int64_t i = 0; m->hash == 0 && i < m->params.n; i++) {
         uint64_t one = 0;
