@@ -11,6 +11,17 @@
 enum { HL_MIXER_TENSORS = 32, HL_STATE_PARTS = 16, HL_BUFFERS = 64 };
 enum hl_pass { HL_INFER, HL_TRAIN };
 
+/* ---- config fields ---- */
+
+/* Groups of fields of hola_config; a mixer has one or more of them. model/config_json.c lists the fields. */
+enum hl_config_group {
+    HL_GROUP_ALL = 1,       /* every model */
+    HL_GROUP_HEADS = 2,     /* heads of the delta rule */
+    HL_GROUP_DELTA_NET = 4, /* without decay, head sizes given by expand_k and expand_v */
+    HL_GROUP_GATED = 8,     /* with decay, head sizes given by head_dim and expand_v */
+    HL_GROUP_MEMORY = 16    /* exact memory */
+};
+
 /* ---- tensors ---- */
 
 enum hl_init {
@@ -107,11 +118,12 @@ struct hl_layer {
 
 struct hl_exact_memory;
 struct hl_mixer {
-    const char *name;         /* model_type in config.json */
-    const char *architecture; /* the class that config.json names */
-    unsigned fields;          /* which groups of config fields it has (model/config.h) */
-    void (*defaults)(hola_config *c);
-    void (*preset)(hola_config *c); /* after the sizes of a preset were set; NULL: nothing to add */
+    const char *name;                 /* model_type in config.json */
+    const char *architecture;         /* the class that config.json names */
+    unsigned fields;                  /* groups of config fields, or-ed */
+    void (*defaults)(hola_config *c); /* what differs from the common defaults; NULL: nothing */
+    void (*preset)(hola_config *c);   /* what differs from the common sizes of a preset; NULL: nothing */
+    /* What ranges of single fields do not say; `where` begins the message. NULL: nothing. */
     hola_status (*check)(const hola_config *c, const char *where);
     const char *const *ops; /* ops beyond those that every backend has; NULL ends; NULL: none */
     const char *host_op; /* an op that the mixer brings along as plain C; a device refuses it. NULL: none */

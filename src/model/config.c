@@ -10,23 +10,13 @@
 
 /* ---- model types, names ---- */
 
-static const struct {
-    const char *name, *class_name;
-    unsigned groups;
-} types[HOLA_TYPE_COUNT] = {
-    [HOLA_TYPE_HOLA] = {"hola", "HolaForCausalLM",
-                        HL_GROUP_ALL | HL_GROUP_HEADS | HL_GROUP_GATED | HL_GROUP_MEMORY},
-    [HOLA_TYPE_GATED_DELTANET] = {"gated_deltanet", "GatedDeltaNetForCausalLM",
-                                  HL_GROUP_ALL | HL_GROUP_HEADS | HL_GROUP_GATED},
-    [HOLA_TYPE_DELTA_NET] = {"delta_net", "DeltaNetForCausalLM",
-                             HL_GROUP_ALL | HL_GROUP_HEADS | HL_GROUP_DELTA_NET},
-};
 unsigned hl_config_groups(hola_model_type t) {
-    return (unsigned)t < HOLA_TYPE_COUNT ? types[t].groups : HL_GROUP_ALL;
+    const struct hl_mixer *m = hl_mixer_of(t);
+    return HL_GROUP_ALL | (m ? m->fields : 0);
 }
-const char *hl_config_class(hola_model_type t) { return types[t].class_name; }
 const char *hola_model_type_name(hola_model_type t) {
-    return (unsigned)t < HOLA_TYPE_COUNT ? types[t].name : "unknown";
+    const struct hl_mixer *m = hl_mixer_of(t);
+    return m ? m->name : "unknown";
 }
 const char *hola_evict_name(hola_evict e) {
     static const char *const names[] = {"betae", "e", "betav", "recency", "h2o", "none"};
@@ -50,18 +40,17 @@ int64_t hl_intermediate_size(int64_t hidden_size, double hidden_ratio) {
 }
 
 void hl_config_defaults(hola_config *c, hola_model_type type) {
-    const unsigned groups = hl_config_groups(type);
-    const bool delta_net = groups & HL_GROUP_DELTA_NET;
+    const struct hl_mixer *mixer = hl_mixer_of(type);
     *c = (hola_config){
         .model_type = type,
         .hidden_size = 2048,
-        .num_hidden_layers = delta_net ? 24 : 21,
+        .num_hidden_layers = 21,
         .intermediate_size = 5632,
         .vocab_size = 32000,
-        .num_heads = delta_net ? 16 : 6,
-        .num_v_heads = delta_net ? 16 : 6,
-        .head_dim = delta_net ? 128 : 256,
-        .head_v_dim = delta_net ? 128 : 512,
+        .num_heads = 6,
+        .num_v_heads = 6,
+        .head_dim = 256,
+        .head_v_dim = 512,
         .conv_size = 4,
         .max_position_embeddings = 2048,
         .bos_token_id = 1,
@@ -69,9 +58,9 @@ void hl_config_defaults(hola_config *c, hola_model_type type) {
         .norm_eps = 1e-6,
         .initializer_range = 0.02,
         .hidden_ratio = 4,
-        .use_gate = !delta_net,
+        .use_gate = true,
         .use_beta = true,
-        .cache_evict = groups & HL_GROUP_MEMORY ? HOLA_EVICT_BETAE : HOLA_EVICT_NONE,
+        .cache_evict = hl_config_groups(type) & HL_GROUP_MEMORY ? HOLA_EVICT_BETAE : HOLA_EVICT_NONE,
         .cache_norm = HOLA_NORM_RMS,
         .cache_window = 64,
         .cache_chunk = 256,
@@ -79,6 +68,7 @@ void hl_config_defaults(hola_config *c, hola_model_type type) {
         .cache_tau_init = 1,
         .cache_tau_freeze = true,
     };
+    if (mixer && mixer->defaults) mixer->defaults(c);
 }
 
 hola_status hola_config_preset(hola_config *out, const char *name, hola_model_type type) {
@@ -92,7 +82,7 @@ hola_status hola_config_preset(hola_config *out, const char *name, hola_model_ty
                    {"340m", 1024, 24, 256, 2048, 4, false}};
     const char *dash = strchr(name, '-');
     size_t base = dash ? (size_t)(dash - name) : strlen(name), i = 0;
-    if ((unsigned)type >= HOLA_TYPE_COUNT) return hl_fail(HOLA_EINVAL, "preset %s: no such model type", name);
+    if (!hl_mixer_of(type)) return hl_fail(HOLA_EINVAL, "preset %s: no such model type", name);
     while (i < 3 && (strlen(presets[i].name) != base || memcmp(presets[i].name, name, base) != 0)) i++;
     if (i == 3 || (dash && strcmp(dash, "-gate") != 0 && strcmp(dash, "-nogate") != 0))
         return hl_fail(HOLA_EINVAL, "preset %s: not one of 46m, 170m, 340m, each also with -gate or -nogate",
@@ -102,12 +92,12 @@ hola_status hola_config_preset(hola_config *out, const char *name, hola_model_ty
     out->num_hidden_layers = presets[i].layers;
     out->hidden_ratio = presets[i].ratio;
     out->intermediate_size = hl_intermediate_size(out->hidden_size, out->hidden_ratio);
-    out->head_dim = hl_config_has(out, HL_GROUP_DELTA_NET) ? 128 : presets[i].head_dim; /* 128: as flame's */
-    out->head_v_dim = out->head_dim;
+    out->head_dim = out->head_v_dim = presets[i].head_dim;
     out->num_heads = out->num_v_heads = out->hidden_size / out->head_dim;
     out->max_position_embeddings = presets[i].max_position;
     out->tie_word_embeddings = true;
     out->use_gate = dash ? strcmp(dash, "-gate") == 0 : presets[i].gate;
+    if (hl_mixer_of(type)->preset) hl_mixer_of(type)->preset(out);
     return HOLA_OK;
 }
 
@@ -137,19 +127,12 @@ hola_status hl_field_check(const struct hl_field *f, const hola_config *c, const
 }
 
 hola_status hl_config_check(const hola_config *c, const char *where) {
-    const unsigned groups = hl_config_groups(c->model_type);
+    const struct hl_mixer *mixer = hl_mixer_of(c->model_type);
     hola_status s = HOLA_OK;
+    if (!mixer) return hl_fail(HOLA_EINVAL, "%s: model_type: %d is unknown", where, (int)c->model_type);
     for (const struct hl_field *f = hl_config_fields; f->name && s == HOLA_OK; f++)
-        if (f->of & groups) s = hl_field_check(f, c, where);
-    if (s != HOLA_OK || !(groups & HL_GROUP_HEADS)) return s;
-    if (c->num_v_heads % c->num_heads != 0)
-        return hl_fail(HOLA_EINVAL, "%s: num_v_heads: %lld is not a multiple of num_heads, %lld", where,
-                       (long long)c->num_v_heads, (long long)c->num_heads);
-    if (groups & HL_GROUP_DELTA_NET && c->num_v_heads != c->num_heads)
-        return hl_fail(HOLA_EINVAL, "%s: num_v_heads: delta_net has as many value heads as heads", where);
-    if (!(groups & HL_GROUP_DELTA_NET) && !c->use_beta)
-        return hl_fail(HOLA_EINVAL, "%s: use_beta: only delta_net may set it to false", where);
-    return HOLA_OK;
+        if (hl_config_has(c, f->of)) s = hl_field_check(f, c, where);
+    return s == HOLA_OK && mixer->check ? mixer->check(c, where) : s;
 }
 
 hola_status hola_config_check(const hola_config *cfg) { return hl_config_check(cfg, "config"); }

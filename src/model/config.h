@@ -2,7 +2,7 @@
  * is in hola.h. */
 #ifndef HL_CONFIG_H
 #define HL_CONFIG_H
-#include "core/status.h"
+#include "mixers/mixer.h"
 
 /* Largest sizes a config may have. No product of them that the library forms reaches 2^53, so sizes in
  * scalars and bytes need no overflow checks behind hola_config_check(). */
@@ -22,27 +22,11 @@ enum {
 
 /* ---- model types ---- */
 
-/* Groups of fields; a model type has one or more of them. */
-enum hl_config_group {
-    HL_GROUP_ALL = 1,       /* every model */
-    HL_GROUP_HEADS = 2,     /* heads of the delta rule */
-    HL_GROUP_DELTA_NET = 4, /* without decay, head sizes given by expand_k and expand_v */
-    HL_GROUP_GATED = 8,     /* with decay, head sizes given by head_dim and expand_v */
-    HL_GROUP_MEMORY = 16    /* exact memory */
-};
-unsigned hl_config_groups(hola_model_type type);   /* HL_GROUP_ALL alone for an unknown type */
-const char *hl_config_class(hola_model_type type); /* "HolaForCausalLM": architectures in config.json */
+/* A mixer says which groups of fields its models have (mixers/mixer.h). */
+unsigned hl_config_groups(hola_model_type type); /* HL_GROUP_ALL alone for an unknown type */
 /* The model has one of these groups. */
 static inline bool hl_config_has(const hola_config *c, unsigned groups) {
     return hl_config_groups(c->model_type) & groups;
-}
-
-/* Key and value channels of a layer: H d_k, HV d_v. */
-static inline int64_t hl_key_dim(const hola_config *c) { return c->num_heads * c->head_dim; }
-static inline int64_t hl_value_dim(const hola_config *c) { return c->num_v_heads * c->head_v_dim; }
-/* The exact memory is read and written. */
-static inline bool hl_has_cache(const hola_config *c) {
-    return hl_config_has(c, HL_GROUP_MEMORY) && c->cache_evict != HOLA_EVICT_NONE;
 }
 
 /* ---- the list of fields ---- */

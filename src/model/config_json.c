@@ -37,10 +37,15 @@ static void wrong_kind(struct hl_config_json *j, const char *name, const char *e
                    names[json_typeof(v)]);
 }
 
+static const char *type_name(int i) { return hola_model_type_name((hola_model_type)i); }
+/* How many names a field may have: model_type those of the mixers. */
+static int names_of(const struct hl_field *f) {
+    return f->text == type_name ? hl_mixer_count() : (int)f->hi + 1;
+}
 /* "a, b, c": the names that a field may have. */
 static const char *join_names(const struct hl_field *f, char *list, size_t room) {
     *list = 0;
-    for (int i = 0; i <= (int)f->hi; i++) {
+    for (int i = 0; i < names_of(f); i++) {
         strncat(list, i ? ", " : "", room - strlen(list) - 1);
         strncat(list, f->text(i), room - strlen(list) - 1);
     }
@@ -49,7 +54,7 @@ static const char *join_names(const struct hl_field *f, char *list, size_t room)
 
 /* The number of a name; -1: none of them. */
 static int find_name(const struct hl_field *f, const json_t *v) {
-    int i = (int)f->hi;
+    int i = names_of(f) - 1;
     while (i >= 0 && !is_text(v, f->text(i))) i--;
     return i;
 }
@@ -85,21 +90,21 @@ static void set(struct hl_config_json *j, const char *name, json_t *value) {
 
 static void write_field(struct hl_config_json *j, const struct hl_field *f, const hola_config *c) {
     const json_t *old = get(j, f->name);
-    const bool real = f->kind == HL_FIELD_REAL;
+    const bool is_real = f->kind == HL_FIELD_REAL;
     const int64_t n = hl_field_int(f, c);
-    const double x = real ? hl_field_real(f, c) : (double)n;
+    const double x = is_real ? hl_field_real(f, c) : (double)n;
     if (f->null && json_is_null(old) && x == f->null(c)) return;
     if (f->kind == HL_FIELD_BOOL) set(j, f->name, json_boolean(n));
     else if (f->kind == HL_FIELD_NAME) set(j, f->name, json_string(f->text((int)n)));
-    else if (!(real ? json_is_number(old) : json_is_integer(old)) || json_number_value(old) != x)
-        set(j, f->name, real ? json_real(x) : json_integer(n));
+    else if (!(is_real ? json_is_number(old) : json_is_integer(old)) || json_number_value(old) != x)
+        set(j, f->name, is_real ? json_real(x) : json_integer(n));
 }
 
 /* ---- fields that are not simply one value ---- */
 
 static void write_class(struct hl_config_json *j, const struct hl_field *f, const hola_config *c) {
     if (!is_text(get(j, "model_type"), hola_model_type_name(c->model_type)) || !get(j, f->name))
-        set(j, f->name, json_pack("[s]", hl_config_class(c->model_type)));
+        set(j, f->name, json_pack("[s]", hl_mixer_of(c->model_type)->architecture));
 }
 
 static void read_heads(struct hl_config_json *j, const struct hl_field *f, hola_config *c) {
@@ -195,7 +200,6 @@ static void write_dtype(struct hl_config_json *j, const struct hl_field *f, cons
 
 /* ---- the list ---- */
 
-static const char *type_name(int i) { return hola_model_type_name((hola_model_type)i); }
 static const char *evict_name(int i) { return hola_evict_name((hola_evict)i); }
 static const char *norm_name(int i) { return hola_cache_norm_name((hola_cache_norm)i); }
 
@@ -221,7 +225,7 @@ static double null_positions(const hola_config *c) { return (void)c, 2048; }
 const struct hl_field hl_config_fields[] = {
     /*     kind  name                     groups  in file hash limits */
     {.name = "architectures", .file = ALL, .write = write_class},
-    {FIELD(NAME, model_type,              ALL,    ALL,    100, 0, HOLA_TYPE_COUNT - 1), .text = type_name},
+    {FIELD(NAME, model_type,              ALL,    ALL,    100, 0, INT32_MAX), .text = type_name},
     {FIELD(INT,  hidden_size,             ALL,    ALL,    101, 1, HL_MAX_HIDDEN)},
     {FIELD(INT,  num_hidden_layers,       ALL,    ALL,    102, 1, HL_MAX_LAYERS)},
     {FIELD(INT,  num_heads,               HEADS,  HEADS,  105, 1, HL_MAX_HEADS), .read = read_heads},

@@ -275,6 +275,31 @@ static int64_t scratch(const hola_config *c) {
     return rule > memory ? rule : memory;
 }
 
+/* As flame's. */
+static void delta_net_sizes(hola_config *c) {
+    c->head_dim = c->head_v_dim = 128;
+    c->num_heads = c->num_v_heads = c->hidden_size / 128;
+}
+static void delta_net_defaults(hola_config *c) {
+    delta_net_sizes(c);
+    c->num_hidden_layers = 24;
+    c->use_gate = false;
+}
+
+static hola_status check_heads(const hola_config *c, const char *where) {
+    if (c->num_v_heads % c->num_heads == 0) return HOLA_OK;
+    return hl_fail(HOLA_EINVAL, "%s: num_v_heads: %lld is not a multiple of num_heads, %lld", where,
+                   (long long)c->num_v_heads, (long long)c->num_heads);
+}
+static hola_status check_gated(const hola_config *c, const char *where) {
+    if (c->use_beta) return check_heads(c, where);
+    return hl_fail(HOLA_EINVAL, "%s: use_beta: only delta_net may set it to false", where);
+}
+static hola_status check_delta_net(const hola_config *c, const char *where) {
+    if (c->num_v_heads == c->num_heads) return HOLA_OK;
+    return hl_fail(HOLA_EINVAL, "%s: num_v_heads: delta_net has as many value heads as heads", where);
+}
+
 #define GDN                                                                                                  \
     .scratch = scratch, .tensors = hl_gdn_tensors, .state = hl_gdn_state,                                    \
     .acts_size = sizeof(struct gdn_acts), .grads_size = sizeof(struct gdn_grads), .buffers = hl_gdn_buffers, \
@@ -282,8 +307,21 @@ static int64_t scratch(const hola_config *c) {
     .decode_layer = hl_gdn_decode_layer
 
 extern const struct hl_mixer hl_mixer_hola, hl_mixer_gated_deltanet, hl_mixer_delta_net;
-const struct hl_mixer hl_mixer_hola = {
-    .name = "hola", .architecture = "HolaForCausalLM", .memory = memory, GDN};
-const struct hl_mixer hl_mixer_gated_deltanet = {
-    .name = "gated_deltanet", .architecture = "GatedDeltaNetForCausalLM", GDN};
-const struct hl_mixer hl_mixer_delta_net = {.name = "delta_net", .architecture = "DeltaNetForCausalLM", GDN};
+const struct hl_mixer hl_mixer_hola = {.name = "hola",
+                                       .architecture = "HolaForCausalLM",
+                                       .fields = HL_GROUP_HEADS | HL_GROUP_GATED | HL_GROUP_MEMORY,
+                                       .check = check_gated,
+                                       .memory = memory,
+                                       GDN};
+const struct hl_mixer hl_mixer_gated_deltanet = {.name = "gated_deltanet",
+                                                 .architecture = "GatedDeltaNetForCausalLM",
+                                                 .fields = HL_GROUP_HEADS | HL_GROUP_GATED,
+                                                 .check = check_gated,
+                                                 GDN};
+const struct hl_mixer hl_mixer_delta_net = {.name = "delta_net",
+                                            .architecture = "DeltaNetForCausalLM",
+                                            .fields = HL_GROUP_HEADS | HL_GROUP_DELTA_NET,
+                                            .defaults = delta_net_defaults,
+                                            .preset = delta_net_sizes,
+                                            .check = check_delta_net,
+                                            GDN};

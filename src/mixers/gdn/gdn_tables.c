@@ -7,7 +7,7 @@ struct gdn_dims hl_gdn_dims(const hola_config *c) {
                          .HV = c->num_v_heads,
                          .K = c->head_dim,
                          .V = c->head_v_dim,
-                         .decay = c->model_type != HOLA_TYPE_DELTA_NET,
+                         .decay = hl_mixer_of(c->model_type)->fields & HL_GROUP_GATED,
                          .beta = c->use_beta,
                          .gated = c->use_gate,
                          .memory = hl_has_exact_memory(c),
