@@ -2,11 +2,11 @@
 #define _POSIX_C_SOURCE 200809L
 #include "cli/args.h"
 #include "cli/cli.h"
+#include "core/clock.h"
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
 struct score_opts {
     const char *model, *ids, *file, *tokenizer;
@@ -47,12 +47,6 @@ static hola_status score(hola_session *s, const struct score_opts *o, const int3
         fed += piece;
     }
     return st;
-}
-
-static double seconds(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
 static int print_result(const struct score_opts *o, const double *logprobs, int64_t n, double time) {
@@ -101,9 +95,9 @@ int cmd_score(int argc, char **argv) {
         goto done;
     }
     if (hola_session_new(&s, m) != HOLA_OK) goto library;
-    start = seconds();
+    start = hl_clock();
     if (score(s, &o, ids, n, logprobs) != HOLA_OK) goto library;
-    rc = print_result(&o, logprobs, n, seconds() - start);
+    rc = print_result(&o, logprobs, n, hl_clock() - start);
     goto done;
 library:
     rc = cli_fail_library();

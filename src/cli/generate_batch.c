@@ -1,7 +1,9 @@
 /* generate_batch.c -- many prompts: up to --parallel sequences are stepped together, each joins when one ends.
  *
  * Every one starts from a copy of the same session, empty or loaded, and gives what it gives alone. */
+#define _POSIX_C_SOURCE 200809L
 #include "cli/generate.h"
+#include "core/clock.h"
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -43,7 +45,7 @@ static int print_ready(struct batch *b) {
             json_t *root = gen_run_json(r);
             if (root && json_object_set_new(root, "prompt", json_integer(b->printed))) root = NULL;
             rc = cli_print_json(root);
-        } else print_line(r->text.data, r->text.len);
+        } else print_line(r->text.text.data, r->text.text.n);
         hola_session_free(r->session);
         gen_run_free(r);
         r->session = NULL;
@@ -104,10 +106,10 @@ static int run(struct batch *b) {
     while (rc == CLI_OK && b->printed < b->n) {
         while (rc == CLI_OK && b->active < b->g->o->parallel && b->joined < b->n && !gen_interrupted())
             rc = join(b);
-        const double start = gen_seconds();
+        const double start = hl_clock();
         if (rc == CLI_OK) rc = choose(b);
         if (rc == CLI_OK) rc = step(b);
-        const double time = gen_seconds() - start;
+        const double time = hl_clock() - start;
         b->decode += time;
         for (int64_t k = 0; k < b->active; k++) b->run[b->who[k]].decode += time;
         if (rc == CLI_OK) rc = print_ready(b);

@@ -32,12 +32,9 @@ static hola_status add_sample(const struct hl_task *t, struct hl_set *out, const
                               int64_t max_new) {
     struct hl_doc *d;
     struct hl_text prompt = {0}, refs = {0};
-    hola_status st = hl_text_add(&prompt, hl_span_of(s->input));
-    if (st == HOLA_OK) st = hl_text_add(&prompt, hl_span_of(s->prefix));
-    for (int64_t i = 0; st == HOLA_OK && i < s->n_refs; i++) {
-        if (i > 0) st = hl_text_add(&refs, hl_span_of(", "));
-        if (st == HOLA_OK) st = hl_text_add(&refs, hl_span_of(s->refs[i]));
-    }
+    hola_status st = hl_text_printf(&prompt, "%s%s", s->input, s->prefix);
+    for (int64_t i = 0; st == HOLA_OK && i < s->n_refs; i++)
+        st = hl_text_printf(&refs, "%s%s", i > 0 ? ", " : "", s->refs[i]);
     struct hl_request r = {
         .kind = HL_ASK_GENERATE, .max_new = max_new, .whole = true, .early = s->n_refs == 1};
     if (st == HOLA_OK)

@@ -8,34 +8,6 @@
 
 enum { BYTE_BOS = 256, BYTE_EOS = 257, BYTE_SIZE = 258 };
 
-/* ---- growing arrays ---- */
-
-static hola_status grow(void **data, int64_t n, int64_t *cap, int64_t more, size_t size) {
-    int64_t room = *cap > INT64_MAX / 4 ? INT64_MAX / 2 : *cap + *cap / 2 + 64;
-    void *p;
-    if (more < *cap - n) return HOLA_OK;
-    if (room < n + more) room = n + more;
-    p = room < INT64_MAX / 16 ? realloc(*data, (size_t)room * size) : NULL;
-    if (!p) return hl_fail(HOLA_ENOMEM, "tokenizer: %lld tokens or bytes", (long long)room);
-    *data = p;
-    *cap = room;
-    return HOLA_OK;
-}
-
-hola_status hl_ids_room(struct hl_ids *v, int64_t more) {
-    void *p = v->data;
-    hola_status s = grow(&p, v->n, &v->cap, more, sizeof *v->data);
-    v->data = p;
-    return s;
-}
-
-hola_status hl_text_room(struct hl_text *v, int64_t more) {
-    void *p = v->data;
-    hola_status s = grow(&p, v->n, &v->cap, more, 1);
-    v->data = p;
-    return s;
-}
-
 /* ---- load ---- */
 
 /* The tokenizer file that a path means, malloced; NULL: no memory. */

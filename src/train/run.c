@@ -1,20 +1,14 @@
 /* run.c -- the training loop: a step, an evaluation, a checkpoint. */
 #define _GNU_SOURCE
 #include "train/run.h"
+#include "core/clock.h"
 #include "plot/training_plot.h"
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 enum { MOST_SKIPPED = 5 }; /* steps in a row */
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 void hl_run_note(const struct hl_run *r, const char *fmt, ...) {
     char text[1024];
@@ -232,9 +226,9 @@ static bool every(int64_t n, int64_t step) { return n > 0 && step % n == 0; }
 static hola_status advance(struct hl_run *r, bool *stop) {
     const struct hl_train *o = r->o;
     struct hl_metric m = {.val_loss = (double)NAN};
-    const double begun = now();
+    const double begun = hl_clock();
     hola_status s = one_step(r, &m, stop);
-    const double seconds = now() - begun;
+    const double seconds = hl_clock() - begun;
     if (s != HOLA_OK && s != HOLA_ENUMERIC) return s;
     const bool last = m.step == r->schedule.steps, looked = every(r->eval_every, m.step) || last;
     r->state.seconds += seconds;
