@@ -64,7 +64,7 @@ $(BUILD)/libhola.so.0: $(LIB_OBJ)
 	$(call say,LD $@) $(CC) $(LDFLAGS) -shared -Wl,-soname,libhola.so.0 -Wl,-z,defs -o $@ $^ $(LIBS)
 $(BUILD)/hola: $(call obj,float,$(CLI_SRC)) $(BUILD)/libhola.a
 	$(call say,LD $@) $(CC) $(LDFLAGS) -o $@ $^ $(LIBS) $(CLI_LIBS)
-$(BUILD)/float/src/cli/memory_page.o: src/cli/cache_view.html # the assembler reads it, which -MMD does not see
+$(BUILD)/float/src/cli/cache_view_page.o: src/cli/cache_view.html # the assembler reads it, which -MMD does not see
 
 define compile
 $$(BUILD)/$(1)/%.o: %.c

@@ -1,8 +1,7 @@
 /* args.h -- command-line options: one table per command, from which parsing and --help both follow.
  *
- * `--name V`, `--name=V`, `-n V` and `-nV` are the same; the last of several wins, but for lists; `--` ends the
- * options.
- * Numbers must be the whole word and lie in their range. */
+ * `--name V`, `--name=V`, `-n V` and `-nV` are the same. An option given twice counts once, the last time, unless
+ * it is a list. `--` ends the options. Numbers must be the whole word and lie in their range. */
 #ifndef HOLA_CLI_ARGS_H
 #define HOLA_CLI_ARGS_H
 #include <stdbool.h>
@@ -74,5 +73,10 @@ struct args_command {
  * that the command must return: help was printed (0) or the usage was wrong (2). */
 enum { ARGS_RUN = -1 };
 int args_parse(const struct args_command *c, int argc, char **argv, void *opts);
+
+/* For commands that take words besides options (hola prepare INPUT...), before args_parse: options and their
+ * values move to the front of argv, counted by the new *argc; the other words, "-" among them and all that
+ * follows "--", go to words, which has room for argc pointers. Returns how many. */
+int args_split(const struct arg *args, int *argc, char **argv, const char **words);
 
 #endif

@@ -1,5 +1,5 @@
 /* cmd_inspect.c -- hola inspect: the configuration, the tensors and their values, the parameters by part; or what
- * a text leaves in the exact memory (memory_report.c). */
+ * a text leaves in the exact memory (cache_view_report.c). */
 #include "cli/args.h"
 #include "cli/cli.h"
 #include "cli/cache_view.h"
@@ -11,7 +11,7 @@
 
 struct inspect_opts {
     const char *model;
-    struct memory_opts memory;
+    struct cache_view_opts memory;
     int64_t threads;
     int backend;
     bool json;
@@ -30,7 +30,8 @@ static const struct arg options[] = {
     OPT_INT(0, "head", memory.head, 0, INT64_MAX, "N", "this head alone; with --layer: token by token"),
     OPT_INT(0, "top", memory.top, 1, INT64_MAX, "N", "tokens listed then (default: all that are kept)"),
     OPT_STRING(0, "html", memory.html, "FILE", "also: a page to explore it in a browser"),
-    OPT_CHOICE(0, "color", memory.color, memory_colors, "the text as a heat map (default: on a terminal)"),
+    OPT_CHOICE(0, "color", memory.color, cache_view_colors,
+               "the text as a heat map (default: on a terminal)"),
     OPT_THREADS,
     OPT_BACKEND,
     OPT_JSON,
@@ -297,7 +298,7 @@ static int print_model(const hola_model *m, bool json, int64_t state_bytes) {
 }
 
 static int check_options(const struct inspect_opts *o) {
-    const struct memory_opts *y = &o->memory;
+    const struct cache_view_opts *y = &o->memory;
     if (y->on && !y->file == !y->ids) return cli_usage("inspect", "--memory needs either --file or --ids");
     if (!y->on &&
         (y->file || y->ids || y->html || y->tokenizer || y->query >= 0 || y->layer >= 0 || y->head >= 0))
@@ -315,7 +316,7 @@ int cmd_inspect(int argc, char **argv) {
     o.memory.json = o.json;
     const hola_options opt = {.threads = (int)o.threads, .backend = cli_backend(o.backend)};
     if (hola_model_load(&m, o.model, &opt) != HOLA_OK) rc = cli_fail_library();
-    else if (o.memory.on) rc = memory_inspect(m, o.model, &o.memory);
+    else if (o.memory.on) rc = cache_view_inspect(m, o.model, &o.memory);
     else if (hola_session_new(&s, m) != HOLA_OK) rc = cli_fail_library();
     else rc = print_model(m, o.json, hola_session_bytes(s));
     hola_session_free(s);

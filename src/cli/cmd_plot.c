@@ -2,7 +2,6 @@
 #define _POSIX_C_SOURCE 200809L
 #include "cli/args.h"
 #include "cli/cli.h"
-#include "cli/positional.h"
 #include "core/file.h"
 #include "plot/training_plot.h"
 #include <stdio.h>

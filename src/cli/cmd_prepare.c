@@ -2,7 +2,6 @@
 #define _POSIX_C_SOURCE 200809L
 #include "cli/args.h"
 #include "cli/cli.h"
-#include "cli/positional.h"
 #include "cli/progress.h"
 #include "data/prepare.h"
 #include <inttypes.h>
@@ -106,7 +105,7 @@ static int print_table(const struct hl_prepare_result *r) {
     return CLI_OK;
 }
 
-static int run(const struct prepare_opts *o, const char *const *inputs, int n) {
+static int run_prepare(const struct prepare_opts *o, const char *const *inputs, int n) {
     struct progress bar;
     struct hl_prepare_result r;
     struct hl_prepare_opts p = {
@@ -157,7 +156,7 @@ int cmd_prepare(int argc, char **argv) {
         rc = cli_usage("prepare", "--generate takes neither inputs nor a tokenizer");
     else if (!o.generate && !o.tokenizer) rc = cli_usage("prepare", "--tokenizer PATH is needed");
     else if (!o.generate && n == 0) rc = cli_usage("prepare", "no INPUT; - is standard input");
-    else rc = run(&o, inputs, n);
+    else rc = run_prepare(&o, inputs, n);
 done:
     free(inputs);
     return rc;

@@ -2,7 +2,6 @@
 #define _POSIX_C_SOURCE 200809L
 #include "cli/args.h"
 #include "cli/cli.h"
-#include "cli/positional.h"
 #include "cli/progress.h"
 #include "tokenizer/bpe_train.h"
 #include "data/source.h"

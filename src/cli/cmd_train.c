@@ -192,7 +192,7 @@ static int print_result(const struct train_opts *o, const struct train_log *log,
 
 static bool on_device(const struct train_opts *o) { return strncmp(cli_backend(o->backend), "cuda", 4) == 0; }
 
-static int run(const struct train_opts *o, const struct hl_dist *dist) {
+static int run_training(const struct train_opts *o, const struct hl_dist *dist) {
     struct train_log log;
     struct hl_train_result r;
     struct hl_train t = {.data = o->data,
@@ -263,7 +263,7 @@ int cmd_train(int argc, char **argv) {
     if (rc != ARGS_RUN) return rc;
     rc = begin_ranks(&dist, &argc, &argv);
     if (rc != CLI_OK) return rc;
-    rc = run(&o, &dist);
+    rc = run_training(&o, &dist);
     end_ranks(&dist);
     return rc;
 }

@@ -101,7 +101,7 @@ static int step(struct batch *b) {
     return s == HOLA_OK ? CLI_OK : cli_fail_library();
 }
 
-static int run(struct batch *b) {
+static int run_batch(struct batch *b) {
     int rc = CLI_OK;
     while (rc == CLI_OK && b->printed < b->n) {
         while (rc == CLI_OK && b->active < b->g->o->parallel && b->joined < b->n && !gen_interrupted())
@@ -128,7 +128,7 @@ int gen_batch(const struct gen *g, hola_session *base, const struct gen_prompt *
     b.ids = calloc(most + 1, sizeof *b.ids);
     if (g->o->logits) b.logits = malloc(most * (size_t)g->vocab * sizeof *b.logits);
     int rc = CLI_FAILED;
-    if (b.run && b.done && b.who && b.session && b.ids && (b.logits || !g->o->logits)) rc = run(&b);
+    if (b.run && b.done && b.who && b.session && b.ids && (b.logits || !g->o->logits)) rc = run_batch(&b);
     else cli_fail("no memory for %" PRId64 " prompts", n);
     if (rc == CLI_OK && !g->o->quiet)
         fprintf(stderr,

@@ -44,7 +44,7 @@ static int print_commands(void) {
     return CLI_OK;
 }
 
-static int run(int argc, char **argv) {
+static int run_command(int argc, char **argv) {
     char *help[] = {NULL, "--help", NULL};
     if (!strcmp(argv[0], "--version") && argc == 1) return printf("hola %s\n", hola_version()), CLI_OK;
     if (!strcmp(argv[0], "help") || !strcmp(argv[0], "--help") || !strcmp(argv[0], "-h")) {
@@ -65,7 +65,7 @@ int main(int argc, char **argv) {
         cli_fail("no command; see 'hola help'");
         return CLI_USAGE;
     }
-    rc = run(argc - 1, argv + 1);
+    rc = run_command(argc - 1, argv + 1);
     /* results that did not get out are a failure, whatever the command thought */
     if ((fflush(stdout) || ferror(stdout)) && rc == CLI_OK) return cli_fail("standard output: cannot write");
     return rc;

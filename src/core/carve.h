@@ -1,7 +1,7 @@
 /* carve.h -- many arrays in one block of memory: count what they need, allocate, place them.
  *
- * The same function runs twice: with base NULL it only counts (every array is NULL), then `used` is the size of the
- * block; with the block as base it gives out the arrays. */
+ * The same code runs twice. With base NULL it only counts: every array is NULL, and `used` is the size of the
+ * block in the end. With the block as base it hands out the arrays. */
 #ifndef HL_CARVE_H
 #define HL_CARVE_H
 #include <stddef.h>

@@ -1,4 +1,4 @@
-/* clock.h -- time that only goes forward. A file that includes this needs _POSIX_C_SOURCE 200809L, or _GNU_SOURCE. */
+/* clock.h -- a clock that only goes forward. Files that include it define _POSIX_C_SOURCE 200809L first. */
 #ifndef HL_CLOCK_H
 #define HL_CLOCK_H
 #include <stdint.h>

@@ -5,8 +5,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Failure is sticky: once memory has run out, whatever is added is dropped and every call says HOLA_ENOMEM. So a page
- * can be written line by line with one question at its end. */
+/* Failure is sticky: once memory has run out, whatever is added is dropped and every call returns
+ * HOLA_ENOMEM. A page can be written line by line and checked once, at its end. */
 struct hl_text {
     char *data; /* NUL-terminated by put, puts, printf and clear */
     int64_t n, cap;

@@ -3,6 +3,7 @@
 #include "plot/svg.h"
 #include <inttypes.h>
 #include <math.h>
+#include <stdio.h>
 
 enum {
     WIDTH = 1084,
@@ -29,13 +30,11 @@ static double to_x(const struct hl_recall_panel *p, double x) {
 static double to_y(double recall) { return PANEL_H - 8 - recall * (PANEL_H - 20); }
 
 static void axes(struct hl_text *t, const struct hl_recall_panel *p, double chance) {
-    hl_text_printf(t,
-                   "<rect width='%d' height='%d' fill='#fff' stroke='#999'/>\n"
-                   "<text x='0' y='-12' class='h'>%s</text>\n",
-                   PANEL_W, PANEL_H, p->title);
-    for (int i = 0; i <= 5; i++)
-        hl_text_printf(t, "<path d='M0 %.1fh%d' class='g'/><text x='-7' y='%.1f' class='y'>%.1f</text>\n",
-                       to_y(0.2 * i), PANEL_W, to_y(0.2 * i) + 4, 0.2 * i);
+    for (int i = 0; i <= 5; i++) {
+        char label[8];
+        snprintf(label, sizeof label, "%.1f", 0.2 * i);
+        hl_svg_level(t, to_y(0.2 * i), PANEL_W, label);
+    }
     for (int i = 0; i < p->points; i++) {
         const struct hl_recall_point *q = &p->point[i];
         const double x = to_x(p, (double)q->x);
@@ -101,16 +100,11 @@ static void legend(struct hl_text *t, const struct hl_recall_figure *f) {
 
 hola_status hl_recall_plot(const char *path, const struct hl_recall_figure *f) {
     struct hl_text t = {0};
-    hl_text_printf(&t,
-                   "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 %d %d' font-family='sans-serif' "
-                   "font-size='13'>\n<style>.h{font-size:15px;font-weight:bold}.g{stroke:#e8e8e8}"
-                   ".y{text-anchor:end}.x{text-anchor:middle}.s{font-size:11px;fill:#666}</style>\n"
-                   "<rect width='100%%' height='100%%' fill='#fff'/>\n",
-                   WIDTH, HEIGHT);
+    hl_svg_begin(&t, WIDTH, HEIGHT, 13);
     legend(&t, f);
     for (int i = 0; i < 2; i++) {
         const struct hl_recall_panel *p = &f->panel[i];
-        hl_text_printf(&t, "<g transform='translate(%d %d)'>\n", LEFT + i * GAP_X, TOP);
+        hl_svg_panel(&t, LEFT + i * GAP_X, TOP, PANEL_W, PANEL_H, "", p->title);
         axes(&t, p, f->chance);
         upright(&t, p, p->head_size, "head size");
         upright(&t, p, p->window, "exact memory");

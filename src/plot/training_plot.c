@@ -3,6 +3,7 @@
 #include "plot/svg.h"
 #include <inttypes.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -82,16 +83,13 @@ static double to_y(const struct range *r, double y) {
     return v < 0 ? 0 : v > PANEL_H ? PANEL_H : v;
 }
 
-static void axes(struct hl_text *t, const struct panel *p, const struct range *r) {
+static void axes(struct hl_text *t, const struct range *r) {
     double sx = tick_step(r->x1 - r->x0, 6), sy = tick_step(r->y1 - r->y0, 5);
-    hl_text_printf(
-        t,
-        "<rect width='%d' height='%d' fill='#fff' stroke='#999'/>\n<text x='0' y='-10' class='h'>%s</text>\n",
-        PANEL_W, PANEL_H, p->title);
-    for (double y = ceil(r->y0 / sy) * sy; y <= r->y1; y += sy)
-        hl_text_printf(t, "<path d='M0 %.1fh%d' class='g'/><text x='-6' y='%.1f' class='y'>%.*g</text>\n",
-                       to_y(r, y), PANEL_W, to_y(r, y) + 4, fabs(y) < 1e4 ? 4 : 7 /* 160000, not 1.6e+05 */,
-                       fabs(y) < 1e-9 * sy ? 0 : y);
+    for (double y = ceil(r->y0 / sy) * sy; y <= r->y1; y += sy) {
+        char label[32]; /* 160000, not 1.6e+05 */
+        snprintf(label, sizeof label, "%.*g", fabs(y) < 1e4 ? 4 : 7, fabs(y) < 1e-9 * sy ? 0 : y);
+        hl_svg_level(t, to_y(r, y), PANEL_W, label);
+    }
     for (double x = ceil(r->x0 / sx) * sx; x <= r->x1; x += sx)
         hl_text_printf(t, "<path d='M%.1f 0v%d' class='g'/><text x='%.1f' y='%d' class='x'>%.7g</text>\n",
                        to_x(r, x), PANEL_H, to_x(r, x), PANEL_H + 17, x);
@@ -103,7 +101,8 @@ static void curve(struct hl_text *t, const struct hl_metrics_history *h, size_t 
                   const char *color, bool dashed) {
     const int64_t bin = (h->n + POINTS - 1) / POINTS;
     int64_t drawn = 0;
-    hl_text_printf(t, "<path class='c' stroke='%s'%s d='", color, dashed ? " stroke-dasharray='5 3'" : "");
+    hl_text_printf(t, "<path class='c' fill='none' stroke-width='1.4' stroke='%s'%s d='", color,
+                   dashed ? " stroke-dasharray='5 3'" : "");
     for (int64_t i = 0, pen = 0; i < h->n; i += bin) {
         double sum = 0, steps = 0;
         int64_t k = 0;
@@ -126,9 +125,11 @@ static void put_panel(struct hl_text *t, const struct hl_plot_run *run, int n, i
         t->failed = true;
         return;
     }
-    hl_text_printf(t, "<g class='p' transform='translate(%d %d)' data-r='%.17g %.17g %.17g %.17g'>\n",
-                   LEFT + i % 2 * GAP_X, TOP + 24 * ((n + 1) / 2) + i / 2 * GAP_Y, r.x0, r.x1, r.y0, r.y1);
-    axes(t, p, &r);
+    char data[160]; /* for the script below */
+    snprintf(data, sizeof data, " class='p' data-r='%.17g %.17g %.17g %.17g'", r.x0, r.x1, r.y0, r.y1);
+    hl_svg_panel(t, LEFT + i % 2 * GAP_X, TOP + 24 * ((n + 1) / 2) + i / 2 * GAP_Y, PANEL_W, PANEL_H, data,
+                 p->title);
+    axes(t, &r);
     for (int k = 0; k < n; k++) {
         curve(t, run[k].history, p->field, &r, colors[k % COLORS], false);
         /* of a single run the evaluations get a color of their own */
@@ -158,14 +159,7 @@ static void put_svg(struct hl_text *t, const struct hl_plot_run *run, int n) {
     for (int i = 0; i < n; i++)
         for (int64_t k = 0; k < run[i].history->n; k++)
             if ((double)run[i].history->at[k].step > r.x1) r.x1 = (double)run[i].history->at[k].step;
-    hl_text_printf(
-        t,
-        "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 %d %d' font-family='sans-serif' "
-        "font-size='12'>\n"
-        "<style>.h{font-size:14px;font-weight:bold}.g{stroke:#e4e4e4}.c{fill:none;stroke-width:1.4}.y{text-"
-        "anchor:end}"
-        ".x{text-anchor:middle}</style>\n<rect width='100%%' height='100%%' fill='#fff'/>\n",
-        WIDTH, height);
+    hl_svg_begin(t, WIDTH, height, 12);
     legend(t, run, n);
     for (int i = 0; i < 4; i++) put_panel(t, run, n, i, r);
     hl_text_printf(t, "</svg>\n");
