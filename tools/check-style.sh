@@ -35,6 +35,7 @@ for f in $sources Makefile; do
 done
 [ "$(wc -l <include/hola.h)" -lt 400 ] || complain 'include/hola.h: 400 lines or more'
 [ "$(wc -l <Makefile)" -lt 150 ] || complain 'Makefile: 150 lines or more'
+if grep -qE '^.{161,}' Makefile; then complain 'Makefile: a line of more than 160 columns'; fi
 
 if command -v clang-format >/dev/null; then
     ugly=$(echo "$code" | xargs clang-format --dry-run --Werror 2>&1 | sed -n 's/:[0-9]*:[0-9]*: .*//p' | sort -u)
