@@ -168,7 +168,7 @@ static void print_report(const struct cache_view_report *r, const double *heat, 
     if (o->color == CACHE_VIEW_COLOR_ALWAYS ||
         (o->color == CACHE_VIEW_COLOR_AUTO && isatty(1) && !(term && !strcmp(term, "dumb"))))
         print_heat(r, heat);
-    printf("\n%37s%20s  %s\n", "", "kept tokens", "          what the query reads of");
+    printf("\n%37s%20s  %s\n", "", "kept tokens", "        what the query reads from");
     printf("%5s %4s %5s  %8s %8s  %8s %8s  %6s %6s %6s  %5s  %s\n", "layer", "head", "kept", "least m",
            "most m", "mean age", "recency", "kept", "block", "sink", "gate", "most surprising");
     for (int64_t l = 0; l < r->view.layers; l++)

@@ -24,18 +24,18 @@ struct demo_opts {
 #define OPTS struct demo_opts
 static const struct arg options[] = {
     OPT_STRING('o', "out", out, "DIR",
-               "where the models, recall.json and recall.svg go (default build/demo)"),
-    OPT_INT(0, "steps", steps, 1, 1000000, "N", "training steps of each model (default 1600)"),
-    OPT_INT(0, "samples", samples, 2, 1000000, "N", "samples of each measurement (default 300)"),
-    OPT_INT('s', "seed", seed, 0, INT64_MAX, "N", "of weights and data (default 1)"),
-    OPT_FLAG(0, "quick", quick, "20 steps, 4 samples: everything is shown, nothing is learnt"),
+               "directory for the models, recall.json and recall.svg (default build/demo)"),
+    OPT_INT(0, "steps", steps, 1, 1000000, "N", "training steps per model (default 1600)"),
+    OPT_INT(0, "samples", samples, 2, 1000000, "N", "samples per measurement (default 300)"),
+    OPT_INT('s', "seed", seed, 0, INT64_MAX, "N", "seed of the weights and the data (default 1)"),
+    OPT_FLAG(0, "quick", quick, "20 steps, 4 samples: shows everything, learns nothing"),
     OPT_THREADS,
     OPT_END,
 };
 static const struct args_command command = {"demo", "[options]",
-                                            "Trains a small Gated DeltaNet and the same with the exact "
-                                            "memory to recall facts, and measures both over\n"
-                                            "the number of facts and over the length of the text.",
+                                            "Trains a small Gated DeltaNet to recall facts, with and "
+                                            "without the exact memory, and measures how\n"
+                                            "many facts each recalls and over which length of text.",
                                             options};
 
 const char *const demo_names[] = {"gdn", "hola", "hola-recency"};

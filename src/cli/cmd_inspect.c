@@ -20,18 +20,18 @@ struct inspect_opts {
 #define OPTS struct inspect_opts
 static const struct arg options[] = {
     OPT_MODEL,
-    OPT_FLAG(0, "memory", memory.on, "what a text leaves in the exact memory of every layer and head"),
-    OPT_STRING('f', "file", memory.file, "FILE", "the text, to which the tokenizer's BOS is put in front"),
-    OPT_STRING(0, "ids", memory.ids, "FILE", "or its token ids: a JSON array"),
+    OPT_FLAG(0, "memory", memory.on, "show what a text leaves in the exact memory of every layer and head"),
+    OPT_STRING('f', "file", memory.file, "FILE", "text file; the tokenizer's BOS is put before the text"),
+    OPT_STRING(0, "ids", memory.ids, "FILE", "token ids instead of a text, as a JSON array"),
     OPT_STRING(0, "tokenizer", memory.tokenizer, "PATH",
-               "directory, file or \"byte\" (default: the model's)"),
-    OPT_INT(0, "query", memory.query, 0, INT64_MAX, "N", "token whose read is shown (default: the last)"),
-    OPT_INT(0, "layer", memory.layer, 0, INT64_MAX, "N", "this layer alone"),
-    OPT_INT(0, "head", memory.head, 0, INT64_MAX, "N", "this head alone; with --layer: token by token"),
-    OPT_INT(0, "top", memory.top, 1, INT64_MAX, "N", "tokens listed then (default: all that are kept)"),
-    OPT_STRING(0, "html", memory.html, "FILE", "also: a page to explore it in a browser"),
+               "tokenizer: a directory, a file or \"byte\" (default: the model's)"),
+    OPT_INT(0, "query", memory.query, 0, INT64_MAX, "N", "position whose read is shown (default: the last)"),
+    OPT_INT(0, "layer", memory.layer, 0, INT64_MAX, "N", "only this layer"),
+    OPT_INT(0, "head", memory.head, 0, INT64_MAX, "N", "only this head; with --layer: token by token"),
+    OPT_INT(0, "top", memory.top, 1, INT64_MAX, "N", "tokens to list then (default: all kept tokens)"),
+    OPT_STRING(0, "html", memory.html, "FILE", "also write a page to explore in a browser"),
     OPT_CHOICE(0, "color", memory.color, cache_view_colors,
-               "the text as a heat map (default: on a terminal)"),
+               "show the text as a heat map (default: on a terminal)"),
     OPT_THREADS,
     OPT_BACKEND,
     OPT_JSON,
@@ -39,11 +39,9 @@ static const struct arg options[] = {
 };
 static const struct args_command command = {
     "inspect", "-m DIR [--memory (-f FILE | --ids FILE)] [options]",
-    "The configuration of a model, its tensors, how many parameters each part has, the size of a session. "
-    "With\n"
-    "--memory: which tokens of a text every layer and head keeps, their surprise m, position and age, what "
-    "one\n"
-    "token reads of them, and which of them a memory of the latest tokens would hold as well.",
+    "Prints the configuration of a model, its tensors, the parameters of each part and the size of a\n"
+    "session. With --memory: which tokens of a text every layer and head keeps, their surprise m, position\n"
+    "and age, how much one token reads of them, and which of them a window of recent tokens would hold too.",
     options};
 
 /* ---- configuration ---- */
@@ -302,7 +300,8 @@ static int check_options(const struct inspect_opts *o) {
     if (y->on && !y->file == !y->ids) return cli_usage("inspect", "--memory needs either --file or --ids");
     if (!y->on &&
         (y->file || y->ids || y->html || y->tokenizer || y->query >= 0 || y->layer >= 0 || y->head >= 0))
-        return cli_usage("inspect", "options of --memory, without it");
+        return cli_usage("inspect",
+                         "-f, --ids, --tokenizer, --query, --layer, --head and --html need --memory");
     return CLI_OK;
 }
 

@@ -11,7 +11,7 @@
 static void print_head(const char *what) {
     printf("\n%-22s", what);
     for (int k = 0; k < DEMO_MODELS; k++) printf("  %16s", demo_titles[k]);
-    printf("  %16s\n", "HOLA over GDN");
+    printf("  %16s\n", "HOLA minus GDN");
 }
 
 static void print_row(const struct hl_recall_point *p, struct hl_mean ahead) {
@@ -21,12 +21,13 @@ static void print_row(const struct hl_recall_point *p, struct hl_mean ahead) {
 
 void demo_print_tables(const struct demo *d) {
     const struct hl_recall *t = &d->curriculum.task;
-    printf("\nRecall: the share of right answers, mean and standard error over %lld samples of up to %lld "
-           "questions.\n"
-           "Chance is %.3f. The state of a head has %lld rows, the exact memory holds %lld tokens.\n",
-           (long long)d->samples, (long long)t->queries, 1.0 / (double)t->values,
-           (long long)hola_model_config(d->model[DEMO_HOLA])->head_dim,
-           (long long)hola_model_config(d->model[DEMO_HOLA])->cache_window);
+    printf(
+        "\nRecall: the fraction of correct answers, mean and standard error over %lld samples of up to %lld "
+        "questions.\n"
+        "Chance is %.3f. The state of a head has %lld rows, the exact memory holds %lld tokens.\n",
+        (long long)d->samples, (long long)t->queries, 1.0 / (double)t->values,
+        (long long)hola_model_config(d->model[DEMO_HOLA])->head_dim,
+        (long long)hola_model_config(d->model[DEMO_HOLA])->cache_window);
     print_head("facts");
     for (int i = 0; i < DEMO_FACTS; i++) {
         printf("%-22lld", (long long)d->by_facts[i].x);
@@ -94,7 +95,7 @@ static json_t *list_kept(const struct hl_recall *r, const hola_session *y, const
     const int64_t closed = l->n / c->cache_chunk * c->cache_chunk;
     for (int64_t i = 0; i < count; i++) pos[i] = closed - count + i;
     draw_map(l, r, pos, count);
-    snprintf(title, sizeof title, "the latest %lld tokens would be", (long long)count);
+    snprintf(title, sizeof title, "the most recent %lld tokens would be", (long long)count);
     latest = print_map(l, title, pos, count);
     return json_pack("{s:i, s:I, s:o, s:o}", "facts", DEMO_LISTED_FACTS, "tokens", (json_int_t)l->n, "heads",
                      heads, "latest", latest);

@@ -133,7 +133,7 @@ int gen_batch(const struct gen *g, hola_session *base, const struct gen_prompt *
     if (rc == CLI_OK && !g->o->quiet)
         fprintf(stderr,
                 "%" PRId64 " prompts, %zu at a time: read %" PRId64 " tokens, %.1f/s; wrote %" PRId64
-                ", %.1f/s; a session has %" PRId64 " bytes\n",
+                ", %.1f/s; %" PRId64 " bytes per session\n",
                 b.printed, most, b.read, b.prefill > 0 ? (double)b.read / b.prefill : 0, b.tokens,
                 b.decode > 0 ? (double)b.tokens / b.decode : 0, hola_session_bytes(base));
     for (int64_t i = b.printed; b.run && i < b.joined; i++) {

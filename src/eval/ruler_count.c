@@ -140,7 +140,9 @@ static hola_status cwe_open(struct hl_ruler_gen *g) {
     hola_status s = hl_lexicon_new(&w->words, g->o, false);
     if (s != HOLA_OK) return s;
     int64_t n = hl_lexicon_count(w->words);
-    if (n < 40) return hl_fail(HOLA_EINVAL, "ruler_cwe: %lld words are too few, 40 the least", (long long)n);
+    if (n < 40)
+        return hl_fail(HOLA_EINVAL, "ruler_cwe: %lld words are too few; at least 40 are needed",
+                       (long long)n);
     if (!g->nvidia) g->cap = n;
     w->order = malloc((size_t)n * sizeof *w->order);
     if (!w->order) return hl_fail(HOLA_ENOMEM, "ruler: no memory");

@@ -61,14 +61,14 @@ static hola_status read_samples(const struct hl_task *t, const struct hl_eval_op
 static hola_status too_long(const struct hl_task *t, const struct hl_eval_opts *o, int64_t length) {
     return hl_fail(
         HOLA_EINVAL,
-        "%s: prompts of %lld tokens, max_length is %lld: --max-length %lld, or --truncate to cut them",
+        "%s: prompts of %lld tokens exceed max_length %lld; use --max-length %lld, or --truncate to cut them",
         t->name, (long long)length, (long long)o->max_length, (long long)length);
 }
 
 static hola_status make_samples(const struct hl_task *t, const struct hl_eval_opts *o, struct ruler *r) {
     char *data = o->data ? hl_path_join(o->data, "ruler") : NULL;
     struct hl_ruler_opts how = hl_ruler_default();
-    if (!data) return hl_fail(HOLA_EINVAL, "%s: --data DIR is needed", t->name);
+    if (!data) return hl_fail(HOLA_EINVAL, "%s: --data DIR is required", t->name);
     how.task = r->task, how.variant = r->variant, how.seed = o->seed, how.tokenizer = o->tokenizer;
     how.data = data, how.bos = o->bos == HL_BOS_NEVER ? 0 : -1;
     if (o->length) how.length = o->length;

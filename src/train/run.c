@@ -186,7 +186,7 @@ static void plot(struct hl_run *r, bool running) {
         s = hl_plot_write(r->dir.plot, &run, 1, running ? 30 : 0);
         hl_metrics_history_free(&h);
     }
-    if (s != HOLA_OK && !r->plot_failed) hl_run_note(r, "the plot is not up to date: %s", hola_last_error());
+    if (s != HOLA_OK && !r->plot_failed) hl_run_note(r, "the plot is out of date: %s", hola_last_error());
     r->plot_failed = s != HOLA_OK;
 }
 
@@ -195,7 +195,7 @@ static void log_step(struct hl_run *r, const struct hl_metric *m, double seconds
     if (hl_metrics_add(&r->metrics, m) == HOLA_OK) r->metrics_late = false;
     else if (!r->metrics_late) {
         r->metrics_late = true;
-        hl_run_note(r, "%s; its lines wait in memory", hola_last_error());
+        hl_run_note(r, "%s; its lines are kept in memory for now", hola_last_error());
     }
     if (r->o->report.step) r->o->report.step(r->o->report.ctx, m, seconds);
 }
@@ -242,7 +242,8 @@ static hola_status advance(struct hl_run *r, bool *stop) {
     if (due || last || *stop) {
         s = save(r);
         if (s != HOLA_OK && !last && !*stop) {
-            hl_run_note(r, "step %" PRId64 ": no checkpoint: %s; the run goes on", m.step, hola_last_error());
+            hl_run_note(r, "step %" PRId64 ": no checkpoint: %s; training continues", m.step,
+                        hola_last_error());
             s = HOLA_OK;
         }
     }
