@@ -1,8 +1,5 @@
-# hola: `make` builds ./hola, `make help` lists the rest. Choices: CC=clang, SAN=1 (address and undefined
-# behaviour sanitizers), TSAN=1 (threads), V=1 (show the commands), ONLY="test_x grad_y" (those tests alone).
-SAN ?= 0
-TSAN ?= 0
-FUZZ ?= 0
+# hola: `make` builds ./hola, `make help` lists the rest. Options: CC=clang, SAN=1 (address and undefined behaviour
+# sanitizers), TSAN=1 (thread sanitizer), V=1 (show the commands), ONLY="test_x grad_y" (run these tests only).
 FUZZ_SECONDS ?= 300
 PREFIX ?= /usr/local
 JOBS ?= $(shell nproc)
@@ -13,7 +10,7 @@ on = $(filter 1,$(1))
 , := ,
 BUILD := build/$(if $(call on,$(FUZZ)),fuzz,$(notdir $(CC))$(if $(call on,$(SAN)),-san)$(if $(call on,$(TSAN)),-tsan)$(if $(NVCC_OPT),-quick))
 
-# What this machine lacks is installed, or named, before anything is compiled; 20 ms when nothing is.
+# Missing packages are installed, or named, before anything is compiled; the check takes 20 ms.
 GOALS := $(or $(MAKECMDGOALS),all)
 ifneq ($(filter-out help clean uninstall format,$(GOALS)),)
 ifneq ($(shell CC='$(CC)' tools/deps.sh $(if $(filter test% demo deps fuzz%,$(GOALS)),test,build) >&2 && echo ok),ok)
@@ -26,16 +23,16 @@ LIBS := -ljansson $(shell pkg-config --libs libarchive 2>/dev/null) -lm -pthread
 MPI ?= $(shell pkg-config --exists ompi 2>/dev/null && echo ompi)# optional, for several ranks in hola train
 CLI_LIBS := $(if $(MPI),$(shell pkg-config --libs $(MPI))) $(shell pkg-config --libs libedit 2>/dev/null)# optional, line editing in hola generate -i
 CFLAGS ?= $(if $(call on,$(SAN) $(TSAN) $(FUZZ)),-O1 -g1,-O3 -g)
-ALL_CFLAGS := -std=c11 $(CFLAGS) -fno-math-errno -fPIC -fvisibility=hidden $(WARN) -Iinclude -Isrc -MMD -MP -pthread $(if $(call on,$(TSAN) $(FUZZ)),-DHL_ONE_ISA) $(if $(filter -larchive,$(LIBS)),-DHL_HAVE_LIBARCHIVE) $(if $(filter -ledit,$(CLI_LIBS)),-DHL_HAVE_LIBEDIT) $(if $(MPI),-DHL_HAVE_MPI $(patsubst -I%,-isystem %,$(shell pkg-config --cflags-only-I $(MPI))))
-SANITIZE := $(if $(call on,$(SAN) $(FUZZ)),-fsanitize=address$(,)undefined -fno-sanitize-recover=undefined)
-SANITIZE += $(if $(call on,$(TSAN)),-fsanitize=thread)
-ifneq ($(strip $(SANITIZE)),)
-ALL_CFLAGS += $(SANITIZE) $(if $(call on,$(FUZZ)),-fsanitize=fuzzer-no-link) -fno-omit-frame-pointer
-LDFLAGS += $(SANITIZE)
-endif
+ALL_CFLAGS := -std=c11 $(CFLAGS) -fno-math-errno -fPIC -fvisibility=hidden $(WARN) -Iinclude -Isrc -MMD -MP -pthread
+ALL_CFLAGS += $(if $(call on,$(TSAN) $(FUZZ)),-DHL_ONE_ISA) $(if $(filter -larchive,$(LIBS)),-DHL_HAVE_LIBARCHIVE) \
+    $(if $(filter -ledit,$(CLI_LIBS)),-DHL_HAVE_LIBEDIT) \
+    $(if $(MPI),-DHL_HAVE_MPI $(patsubst -I%,-isystem %,$(shell pkg-config --cflags-only-I $(MPI))))
+SANITIZE := $(if $(call on,$(SAN) $(FUZZ)),address$(,)undefined -fno-sanitize-recover=undefined,$(if $(call on,$(TSAN)),thread))
+ALL_CFLAGS += $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-omit-frame-pointer) $(if $(call on,$(FUZZ)),-fsanitize=fuzzer-no-link)
+LDFLAGS += $(if $(SANITIZE),-fsanitize=$(SANITIZE))
 
-# The fast ops are compiled once per instruction set; HL_ISA names each copy (src/backend/backend.h).
-# (One has to do for fuzzers, which look at parsers, and for the thread sanitizer.)
+# The fast ops are compiled once per instruction set; HL_ISA names each copy (src/backend/backend.h). Fuzzers, which test
+# parsers, and the thread sanitizer get one of them.
 ISAS := base $(if $(call on,$(TSAN) $(FUZZ)),,$(if $(findstring x86_64,$(shell $(CC) -dumpmachine 2>/dev/null)),avx2 avx512))
 FLAGS_ref := -DHL_ISA_REF
 FLAGS_base := -ffp-contract=fast
@@ -45,15 +42,17 @@ FLAGS_avx512vnni := $(FLAGS_avx512) -mavx512vnni
 
 REF_SRC := $(sort $(wildcard src/ops/*/*_ref.c)) src/backend/cpu_table.c
 FAST_SRC := $(sort $(wildcard src/ops/*/*_cpu.c)) src/backend/cpu_table.c
-LIB_SRC := $(filter-out $(REF_SRC) $(FAST_SRC) %_mpi.c src/backend/cuda_%.c,$(sort $(wildcard src/core/*.c src/backend/*.c src/ops/*/*.c src/fused/*/*.c src/mixers/*.c src/mixers/*/*.c src/model/*.c src/tokenizer/*.c src/data/*.c src/train/*.c src/eval/*.c src/plot/*.c)))
+LIB_SRC := $(foreach d,core backend ops/* fused/* mixers mixers/* model tokenizer data train eval plot,$(wildcard src/$(d)/*.c))
+LIB_SRC := $(filter-out $(REF_SRC) $(FAST_SRC) %_mpi.c src/backend/cuda_%.c,$(sort $(LIB_SRC)))
 CLI_SRC := $(sort $(wildcard src/cli/*.c)) $(if $(MPI),src/train/dist_mpi.c)
 obj = $(patsubst %.c,$(BUILD)/$(1)/%.o,$(2))
-LIB_OBJ := $(call obj,float,$(LIB_SRC)) $(call obj,ref,$(REF_SRC)) $(foreach i,$(ISAS),$(call obj,$(i),$(FAST_SRC))) $(if $(filter avx512,$(ISAS)),$(call obj,avx512vnni,src/ops/linear/quant_dot_cpu.c))
+LIB_OBJ := $(call obj,float,$(LIB_SRC)) $(call obj,ref,$(REF_SRC)) $(foreach i,$(ISAS),$(call obj,$(i),$(FAST_SRC))) \
+    $(if $(filter avx512,$(ISAS)),$(call obj,avx512vnni,src/ops/linear/quant_dot_cpu.c))
 DBL_OBJ := $(call obj,double,$(LIB_SRC)) $(call obj,double-ref,$(REF_SRC)) $(call obj,double-base,$(FAST_SRC))
 
 say = $(if $(V),,@echo "  $(1)";)
 include src/cuda/cuda.mk
-all: $(BUILD)/hola ## the program, as ./hola (default)
+all: $(BUILD)/hola ## build the program, as ./hola (default)
 	@ln -sf $(BUILD)/hola hola
 
 $(BUILD)/libhola.a: $(LIB_OBJ)
@@ -64,7 +63,7 @@ $(BUILD)/libhola.so.0: $(LIB_OBJ)
 	$(call say,LD $@) $(CC) $(LDFLAGS) -shared -Wl,-soname,libhola.so.0 -Wl,-z,defs -o $@ $^ $(LIBS)
 $(BUILD)/hola: $(call obj,float,$(CLI_SRC)) $(BUILD)/libhola.a
 	$(call say,LD $@) $(CC) $(LDFLAGS) -o $@ $^ $(LIBS) $(CLI_LIBS)
-$(BUILD)/float/src/cli/memory_page.o: src/cli/cache_view.html # the assembler reads it, which -MMD does not see
+$(BUILD)/float/src/cli/cache_view_page.o: src/cli/cache_view.html # the assembler reads it, which -MMD does not see
 
 define compile
 $$(BUILD)/$(1)/%.o: %.c
@@ -77,13 +76,11 @@ $(eval $(call compile,double-base,-DHL_DOUBLE -DHL_ISA=base $(FLAGS_base)))
 $(foreach i,ref $(ISAS) avx512vnni,$(eval $(call compile,$(i),-DHL_ISA=$(i) $(FLAGS_$(i)) $(if $(call on,$(FUZZ)),-fno-sanitize=all))))
 
 # tests/test_x.c is built in float, tests/grad_x.c in double (finite differences), both with cmocka.
-# tests/fuzz_x.c is a plain program that tries bad input of its own; `make fuzz` gives it libFuzzer's.
+# tests/fuzz_x.c is a plain program with bad input of its own; `make fuzz` runs it with libFuzzer's.
 # tests/test_x.sh drives the program itself.
 PROGRAMS = $(patsubst tests/%.c,$(BUILD)/tests/%,$(sort $(wildcard tests/$(1)_*.c)))
-FLOAT_TESTS := $(call PROGRAMS,test)
-DOUBLE_TESTS := $(call PROGRAMS,grad)
 FUZZ_TESTS := $(call PROGRAMS,fuzz)
-TESTS := $(EMU_TESTS) $(FLOAT_TESTS) $(DOUBLE_TESTS) $(FUZZ_TESTS) $(sort $(wildcard tests/test_*.sh))
+TESTS := $(EMU_TESTS) $(call PROGRAMS,test) $(call PROGRAMS,grad) $(FUZZ_TESTS) $(sort $(wildcard tests/test_*.sh))
 TESTS := $(if $(ONLY),$(filter $(addprefix %/,$(ONLY)),$(TESTS)),$(TESTS))
 test_link = $(call say,LD $@) mkdir -p $(@D) && $(CC) $(ALL_CFLAGS) -O1 -Itests $(LDFLAGS) $(1) -o $@ $< $(2) $(LIBS)
 $(BUILD)/tests/test_%: tests/test_%.c $(BUILD)/libhola.a
@@ -97,23 +94,23 @@ tests: $(filter $(BUILD)/%,$(TESTS))
 test: $(BUILD)/hola tests ## build and run all tests
 	@HOLA=$(abspath $(BUILD)/hola) JOBS=$(JOBS) tests/run.sh $(TESTS)
 
-demo: all ## what the exact memory is for: trains and measures small models, a few minutes
+demo: all ## train and compare small models with and without the exact memory (minutes)
 	./hola demo $(ARGS)
 
-# The benchmark has OpenBLAS as a yardstick where it is installed; nothing else is ever linked with it.
+# Benchmarks compare with OpenBLAS where it is installed; nothing else is linked with it.
 BLAS_TEST := printf '\043include <cblas.h>\nint main(void) { return 0; }' | $(CC) -x c - -lopenblas -o /dev/null
 BLAS := $(if $(filter bench%,$(GOALS)),$(shell $(BLAS_TEST) 2>/dev/null && echo -lopenblas))
 $(eval $(call compile,bench$(BLAS),$(if $(BLAS),-DHL_HAVE_OPENBLAS)))
 $(BUILD)/hola-bench$(BLAS): $(call obj,bench$(BLAS),$(CLI_SRC)) $(BUILD)/libhola.a
 	$(call say,LD $@) $(CC) $(LDFLAGS) -o $@ $^ $(LIBS) $(CLI_LIBS) $(BLAS)
-bench: $(BUILD)/hola-bench$(BLAS) ## speed on this machine; ARGS="--quick" and so on
+bench: $(BUILD)/hola-bench$(BLAS) ## measure speed on this machine, with ARGS="--quick" for example
 	$< bench $(ARGS)
 $(BUILD)/bench/%: bench/bench_%.c $(BUILD)/libhola.a
 	$(call test_link,$(if $(BLAS),-DHL_HAVE_OPENBLAS),$(BUILD)/libhola.a $(BLAS))
-bench-%: $(BUILD)/bench/% ## bench/bench_%.c by itself, e.g. bench-gemm
+bench-%: $(BUILD)/bench/% ## build and run bench/bench_%.c, for example bench-gemm
 	$< $(ARGS)
 
-fuzz fuzz-quick: ## libFuzzer (clang) on every parser, FUZZ_SECONDS=300 each; quick: 10
+fuzz fuzz-quick: ## run libFuzzer (clang) on every parser for FUZZ_SECONDS=300; fuzz-quick: 10
 	$(MAKE) --no-print-directory CC=clang FUZZ=1 $(if $(filter %quick,$@),FUZZ_SECONDS=10) fuzz-run
 fuzz-run: $(FUZZ_TESTS:$(BUILD)/tests/%=fuzz-run-%)
 fuzz-run-%: $(BUILD)/tests/%
@@ -121,29 +118,31 @@ fuzz-run-%: $(BUILD)/tests/%
 	    $(BUILD)/corpus/$* >$(BUILD)/$*.log 2>&1 || { tail -n 80 $(BUILD)/$*.log; exit 1; }
 	@echo "  $*: $$(sed -n 's/^stat::number_of_executed_units: *//p' $(BUILD)/$*.log) inputs, nothing found"
 
-check-style: $(BUILD)/libhola.a ## format, file sizes, exported names, the header as C and C++
+check-style: $(BUILD)/libhola.a ## check format, includes, file sizes, exported names, documents
 	@CC='$(CC)' tools/check-style.sh $(BUILD)/libhola.a
-format: ## clang-format all sources
+format: ## run clang-format on all sources
 	clang-format -i $$(find include src tests bench tools -name '*.[ch]' -o -name '*.cu*' -o -name '*.cpp')
-deps: ## install what building and testing need (Debian)
+deps: ## install the packages that building and testing need (Debian)
 
 FILES := bin/hola lib/libhola.a lib/libhola.so.0 lib/libhola.so lib/pkgconfig/hola.pc include/hola.h share/man/man1/hola.1
-install: all $(BUILD)/libhola.so.0 ## into DESTDIR and PREFIX
+install: all $(BUILD)/libhola.so.0 ## install into DESTDIR and PREFIX
 	install -d $(addprefix $(DESTDIR)$(PREFIX)/,bin lib/pkgconfig include share/man/man1)
 	install $(BUILD)/hola $(DESTDIR)$(PREFIX)/bin/
 	install -m 644 $(BUILD)/libhola.a $(BUILD)/libhola.so.0 $(DESTDIR)$(PREFIX)/lib/
 	ln -sf libhola.so.0 $(DESTDIR)$(PREFIX)/lib/libhola.so
 	install -m 644 include/hola.h $(DESTDIR)$(PREFIX)/include/
 	install -m 644 man/hola.1 $(DESTDIR)$(PREFIX)/share/man/man1/
-	sed "s|@PREFIX@|$(PREFIX)|; s|@VERSION@|$$(sed -n 's/^.define HOLA_VERSION "\(.*\)"/\1/p' include/hola.h)|; s|@LIBS@|$(strip $(LIBS))|" hola.pc.in > $(DESTDIR)$(PREFIX)/lib/pkgconfig/hola.pc
-uninstall: ## what install wrote
+	version=$$(sed -n 's/^.define HOLA_VERSION "\(.*\)"/\1/p' include/hola.h) && \
+	    sed "s|@PREFIX@|$(PREFIX)|; s|@VERSION@|$$version|; s|@LIBS@|$(strip $(LIBS))|" hola.pc.in \
+	    >$(DESTDIR)$(PREFIX)/lib/pkgconfig/hola.pc
+uninstall: ## remove what install wrote
 	rm -f $(addprefix $(DESTDIR)$(PREFIX)/,$(FILES))
 
-help: ## this list
-	@awk -F ':.*## ' '/^[a-z% -]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile src/cuda/cuda.mk
+help: ## print this list
+	@awk -F ':.*## ' '/^[a-z% -]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' Makefile src/cuda/cuda.mk
 clean: ## remove everything that was built
 	rm -rf build hola
 
-.SECONDARY:
+.PRECIOUS: $(BUILD)/tests/% $(BUILD)/bench/%
 .PHONY: all tests test demo bench fuzz fuzz-quick fuzz-run check-style format deps install uninstall help clean
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

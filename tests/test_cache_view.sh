@@ -59,7 +59,7 @@ else
 fi
 
 refused 2 'either --file or --ids' inspect -m "$dir/m" --memory
-refused 2 'without it' inspect -m "$dir/m" --layer 0
+refused 2 'need --memory' inspect -m "$dir/m" --layer 0
 refused 1 'the text has' inspect -m "$dir/m" --tokenizer byte --memory -f "$dir/text" --query 100000
 refused 1 '2 layers x 2 heads' inspect -m "$dir/m" --tokenizer byte --memory -f "$dir/text" --layer 2
 refused 1 "$dir/none" inspect -m "$dir/m" --tokenizer byte --memory -f "$dir/none"

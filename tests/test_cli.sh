@@ -41,7 +41,7 @@ expect 2 "unknown command 'frobnicate'" frobnicate
 expect 2 "unknown command 'x?y'" 'x
 y'
 expect 2 "unknown command 'frobnicate'" help frobnicate
-expect 2 '--out DIR is needed' init --preset 46m
+expect 2 '--out DIR is required' init --preset 46m
 expect 2 'either --preset NAME or --config FILE' init -o "$dir/m"
 expect 2 'either --preset NAME or --config FILE' init -o "$dir/m" --preset 46m --config x
 expect 2 'needs a value' init -o
@@ -53,12 +53,12 @@ for n in -1 1x x '' ' 1' +1 1.0 0x10 9223372036854775808; do
 done
 expect 2 '--threads takes an integer from 1' score -m "$dir/m" -t0
 expect 2 '--threads takes an integer from 1' score -m "$dir/m" -t 1000000
-expect 2 '--model DIR is needed' score --ids x
+expect 2 '--model DIR is required' score --ids x
 expect 2 'either --ids FILE or -f FILE' score -m "$dir/m"
 expect 2 'either --ids FILE or -f FILE' score -m "$dir/m" --ids x -f y
 expect 2 'takes one of prefill, decode' score -m "$dir/m" --mode backwards
 expect 2 '--backend takes one of' score -m "$dir/m" --backend abacus
-expect 2 '--model DIR is needed' inspect
+expect 2 '--model DIR is required' inspect
 
 # ---- init ----
 
@@ -74,7 +74,7 @@ config "$dir/tiny.json" hola 8 32
 config "$dir/wide.json" hola 64 256
 expect 0 'hola, ' init -o "$dir/m" --config "$dir/tiny.json" -s 5
 ok test -s "$dir/m/config.json" -a -s "$dir/m/model.safetensors"
-expect 1 'there is a config.json already' init -o "$dir/m" --config "$dir/tiny.json"
+expect 1 'already holds a config.json' init -o "$dir/m" --config "$dir/tiny.json"
 expect 0 '"seed": 5' init -o "$dir/same" --config="$dir/tiny.json" --seed 4 --seed=5 --json
 ok cmp "$dir/m/model.safetensors" "$dir/same/model.safetensors"
 expect 0 '"parameters": ' init -o "$dir/same" --config "$dir/tiny.json" -s6 --force --json
@@ -90,7 +90,7 @@ expect 0 '"cache_evict": "betae"' inspect -m "$dir/given" --json
 expect 0 '46,408,896 parameters' init -o "$dir/46m" --preset 46m --dtype bf16
 rm -rf "$dir/46m"
 mkdir "$dir/part" && : >"$dir/part/model.safetensors"
-expect 1 'there is a model.safetensors already' init -o "$dir/part" --config "$dir/tiny.json"
+expect 1 'already holds a model.safetensors' init -o "$dir/part" --config "$dir/tiny.json"
 expect 1 '7m' init -o "$dir/x" --preset 7m
 expect 1 "$dir/none.json" init -o "$dir/x" --config "$dir/none.json"
 expect 1 "$dir/tiny.json/x" init -o "$dir/tiny.json/x" --preset 46m
@@ -198,7 +198,7 @@ hostile 'not a JSON array' '[99999999999999999999]'
 hostile 'not a JSON array' '[1, \0001]'
 hostile 'not a JSON array' '\0377\0376[1]'
 hostile 'not a JSON array' '[1,\n\n "a\nb"]'
-hostile '[1]: 61 is not a token id of this model (0 to 60)' '[60, 61]'
+hostile '[1]: 61 is not a token id (0 to 60)' '[60, 61]'
 hostile '[0]: -1 is not' '[-1]'
 hostile '[2]: 1.0 is not' '[1, 2, 1.0]'
 hostile '[0]: 4294967296 is not' '[4294967296]'
@@ -245,35 +245,35 @@ cp "$dir/out" "$dir/text.ids"
 expect 0 'the cat sat' tokenizer decode --tokenizer "$dir/t.json" --ids "$dir/text.ids"
 ok cmp "$dir/out" "$dir/text.txt"
 expect 0 '[104, 105]' tokenizer encode --tokenizer byte hi
-expect 2 'train, encode or decode is needed' tokenizer
+expect 2 'train, encode or decode is required' tokenizer
 expect 2 "not 'frobnicate'" tokenizer frobnicate
-expect 2 '--out FILE is needed' tokenizer train "$dir/text.txt"
-expect 2 'INPUT is needed' tokenizer train -o "$dir/x.json"
+expect 2 '--out FILE is required' tokenizer train "$dir/text.txt"
+expect 2 'no INPUT given' tokenizer train -o "$dir/x.json"
 expect 2 '--vocab-size takes an integer from 258' tokenizer train -o "$dir/x.json" --vocab-size 3 "$dir/text.txt"
 expect 2 "unknown option '--nonsense'" tokenizer train --nonsense
 expect 1 "$dir/nowhere" tokenizer train -o "$dir/x.json" "$dir/nowhere"
 expect 1 "$dir/text.txt/x" tokenizer train -o "$dir/text.txt/x" "$dir/text.txt"
 ok test ! -e "$dir/x.json"
-expect 2 '--tokenizer PATH is needed' tokenizer encode hi
+expect 2 '--tokenizer PATH is required' tokenizer encode hi
 expect 1 "$dir/nowhere" tokenizer encode --tokenizer "$dir/nowhere" hi
 expect 1 "$dir/nowhere" tokenizer encode --tokenizer byte -f "$dir/nowhere"
 expect 1 "$dir/broken" tokenizer encode --tokenizer "$dir/broken" hi
-expect 2 '--ids FILE is needed' tokenizer decode --tokenizer byte
+expect 2 '--ids FILE is required' tokenizer decode --tokenizer byte
 expect 1 "$dir/broken" tokenizer decode --tokenizer byte --ids "$dir/broken"
-expect 2 '--data DIR is needed' train
-expect 2 '--out DIR is needed' train --data "$dir"
-expect 2 'one of --recipe, --preset, --config or -m is needed' train --data "$dir" --out "$dir/x"
+expect 2 '--data DIR is required' train
+expect 2 '--out DIR is required' train --data "$dir"
+expect 2 'one of --recipe, --preset, --config and -m is required' train --data "$dir" --out "$dir/x"
 expect 2 'only one of --preset, --config and -m' train --data "$dir" --out "$dir/x" --preset 46m -m "$dir/m"
 expect 2 '--lr takes a number' train --data "$dir" --out "$dir/x" --preset 46m --lr fast
 expect 1 "$dir/broken" train --data "$dir" --out "$dir/x" --config "$dir/broken"
 expect 1 "$dir/nowhere" train --data "$dir/nowhere" --out "$dir/x" --config "$dir/tiny.json"
 ok test ! -e "$dir/x"
-expect 2 '--out FILE is needed' plot "$dir"
+expect 2 '--out FILE is required' plot "$dir"
 expect 2 'no RUN' plot -o "$dir/x.svg"
-expect 2 'a file.html or a file.svg' plot -o "$dir/x.png" "$dir"
+expect 2 'an .html or .svg file' plot -o "$dir/x.png" "$dir"
 expect 1 "$dir/nowhere" plot -o "$dir/x.svg" "$dir/nowhere"
 expect 1 "$dir/metrics.jsonl" plot -o "$dir/x.svg" "$dir"
-expect 1 "not one line of it" plot -o "$dir/x.svg" "$dir/broken"
+expect 1 "no line of it is a training step" plot -o "$dir/x.svg" "$dir/broken"
 ok test ! -e "$dir/x.svg"
 echo '{"step": 1, "tokens": 10, "loss": 5, "lr": 0.1, "grad_norm": 1, "tok_per_s": 160000, "seconds": 1}' >"$dir/run.jsonl"
 expect 0 '1 steps' plot -o "$dir/x.svg" "$dir/run.jsonl"

@@ -72,9 +72,9 @@ ok grep -Eq 'layers.0.attn.q_proj.weight .* F32 ' "$dir/out"
 
 # ---- nonsense ----
 
-expect 2 '--dtype TYPE is needed' convert -m "$dir/m" -o "$dir/x"
+expect 2 '--dtype TYPE is required' convert -m "$dir/m" -o "$dir/x"
 expect 2 "not 'int3'" convert -m "$dir/m" -o "$dir/x" --dtype int3
-expect 1 'there is a config.json already' convert -m "$dir/m" -o "$dir/int8" --dtype int8
+expect 1 'already holds a config.json' convert -m "$dir/m" -o "$dir/int8" --dtype int8
 expect 1 'onto itself' convert -m "$dir/m" -o "$dir/m/." --dtype int8 --force
 expect 1 "$dir/none" convert -m "$dir/none" -o "$dir/x" --dtype int8
 ok "$hola" convert -m "$dir/m" -o "$dir/int8" --dtype bf16 --force

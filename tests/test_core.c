@@ -1,8 +1,12 @@
-/* test_core.c -- the thread pool (every task once, callers in turn, scratch), the error line, and the
- * arithmetic of segments. */
+/* test_core.c -- the thread pool (every task once, callers in turn, scratch), the error line, the arithmetic of
+ * segments, texts that grow, arrays in one block. */
 #define _GNU_SOURCE
 #include "check.h"
+#include "core/argmax.h"
+#include "core/carve.h"
+#include "core/clock.h"
 #include "core/rows.h"
+#include "core/text.h"
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -277,12 +281,70 @@ static void test_segments(void **state) {
     assert_int_equal(hl_pieces(9, 8), 2);
 }
 
+/* ---- small helpers ---- */
+
+static void test_text(void **state) {
+    struct hl_text t = {0};
+    (void)state;
+    for (int i = 0; i < 1000; i++) CHECK_OK(hl_text_printf(&t, "%d,", i % 10));
+    assert_int_equal(t.n, 2000);
+    assert_string_equal(t.data + 1996, "8,9,");
+    CHECK_OK(hl_text_clear(&t));
+    assert_string_equal(t.data, "");
+    CHECK_OK(hl_text_put(&t, "abc", 2));
+    CHECK_OK(hl_text_puts(&t, "|"));
+    assert_string_equal(t.data, "ab|");
+    /* no memory once is no memory for good: nothing is added behind a gap */
+    assert_int_equal(hl_text_room(&t, INT64_MAX / 4), HOLA_ENOMEM);
+    assert_int_equal(hl_text_puts(&t, "x"), HOLA_ENOMEM);
+    assert_int_equal(hl_text_printf(&t, "x"), HOLA_ENOMEM);
+    assert_int_equal(hl_text_status(&t), HOLA_ENOMEM);
+    assert_int_equal(t.n, 3);
+    hl_text_free(&t);
+    CHECK_OK(hl_text_status(&t));
+}
+
+static int64_t place(char *base, char **a, int32_t **b) {
+    struct hl_carve c = {.base = base, .align = 64};
+    *a = hl_carve(&c, 65, 1);
+    *b = hl_carve(&c, 3, sizeof **b);
+    return c.used;
+}
+
+static void test_carve(void **state) {
+    _Alignas(64) char block[192];
+    char *a;
+    int32_t *b;
+    (void)state;
+    assert_int_equal(place(NULL, &a, &b), sizeof block);
+    assert_true(!a && !b);
+    place(block, &a, &b);
+    assert_true(a == block && (char *)b == block + 128);
+}
+
+static void test_argmax_and_clock(void **state) {
+    const float x[] = {-1, 3, 2, 3};
+    const double begun = hl_clock();
+    const int64_t ns = hl_clock_ns();
+    (void)state;
+    assert_int_equal(hl_argmax(x, 4), 1); /* the first of equals */
+    assert_int_equal(hl_argmax(x, 1), 0);
+    assert_true(hl_clock() >= begun && fabs(hl_clock() - 1e-9 * (double)ns) < 60);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_each_task_once),  cmocka_unit_test(test_after_a_pause),
-        cmocka_unit_test(test_callers_in_turn), cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_scratch),         cmocka_unit_test(test_asserts),
-        cmocka_unit_test(test_status),          cmocka_unit_test(test_segments),
+        cmocka_unit_test(test_text),
+        cmocka_unit_test(test_carve),
+        cmocka_unit_test(test_argmax_and_clock),
+        cmocka_unit_test(test_each_task_once),
+        cmocka_unit_test(test_after_a_pause),
+        cmocka_unit_test(test_callers_in_turn),
+        cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_scratch),
+        cmocka_unit_test(test_asserts),
+        cmocka_unit_test(test_status),
+        cmocka_unit_test(test_segments),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

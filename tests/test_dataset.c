@@ -272,7 +272,7 @@ static void test_dataset_json(void **state) {
         hola_status status;
     } bad[] = {
         {"{\"complete\": false}", "not prepared to the end", HOLA_EFORMAT},
-        {"{\"vocab_size\": 1001}", "a tokenizer of 1001 tokens, the model's vocabulary has 1000",
+        {"{\"vocab_size\": 1001}", "its tokenizer has 1001 tokens, the model's vocabulary only 1000",
          HOLA_EINVAL},
         {"{\"vocab_size\": -1}", "bad vocab_size", HOLA_EFORMAT},
         {"{\"vocab_size\": \"x\"}", "bad vocab_size", HOLA_EFORMAT},

@@ -25,7 +25,7 @@ ok grep -q '^step 6/6 | loss: GDN [0-9.]*, HOLA [0-9.]*, HOLA+recency [0-9.]* | 
 ok test "$(grep -c '^\(4\|8\|16\|32\|48\|64\|96\) .* +- ' "$dir/text")" = 7
 ok test "$(grep -c '^[0-9]* ([0-9]*x) .* +- ' "$dir/text")" = 5
 ok test "$(grep -c '^head [01] keeps 64 tokens: the values of [0-9]* of 32 facts' "$dir/text")" = 2
-ok grep -q '^the latest 64 tokens would be: ' "$dir/text"
+ok grep -q '^the most recent 64 tokens would be: ' "$dir/text"
 ok grep -q '^  [kvKV.*]*$' "$dir/text"
 
 # ---- the numbers: every mean in [0, 1], its error below a half; 64 positions in order ----

@@ -157,10 +157,10 @@ refused 2 'tasks' eval -m "$dir/m" --data "$dir/data"
 refused 2 'model' eval --tasks arc_easy
 refused 2 'bos' eval -m "$dir/m" --bos twice --tasks arc_easy
 refused 1 'allenai/winogrande' eval -m "$dir/m" --tokenizer byte --data "$dir/data" --tasks winogrande
-refused 1 'data DIR is needed' eval -m "$dir/m" --tokenizer byte --tasks winogrande
+refused 1 'data DIR is required' eval -m "$dir/m" --tokenizer byte --tasks winogrande
 refused 1 'neither tokenizer.model' eval -m "$dir/m" --data "$dir/data" --tasks arc_easy
 refused 2 'not a list of numbers' eval -m "$dir/m" --tokenizer byte --data "$dir/data" --tasks ruler_vt --length 12,x
-refused 1 'max_length is 256' eval -m "$dir/m" --tokenizer byte --data "$dir/data" --tasks ruler_fwe --length 3000
+refused 1 'exceed max_length 256' eval -m "$dir/m" --tokenizer byte --data "$dir/data" --tasks ruler_fwe --length 3000
 refused 1 'wonderwords' eval -m "$dir/m" --tokenizer byte --data "$dir/data" --tasks niah_single_1 --length 256
 refused 1 'hotpotqa.github.io' eval -m "$dir/m" --tokenizer byte --data "$dir/data" --tasks ruler_qa_hotpot --length 256
 refused 1 'no "results"' eval --results "$dir/config.json"

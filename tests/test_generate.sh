@@ -197,7 +197,7 @@ ok test $? = 0
 ok test ! -s "$dir/err"
 printf 'hello\nsomething else\n/undo\nand then\n/save %s\n' "$dir/saved" |
     "$hola" generate $m -i -n 12 -s 1 --ignore-eos -q >"$dir/undone" 2>"$dir/err"
-ok grep -q 'took [0-9]* tokens back' "$dir/err"
+ok grep -q 'undid [0-9]* tokens' "$dir/err"
 ok test -s "$dir/saved"
 tail -c 12 "$dir/chat" >"$dir/a"
 tail -c 12 "$dir/undone" >"$dir/b"
@@ -236,7 +236,7 @@ checks=$((checks + 1))
 # ---- wrong usage and wrong input ----
 
 expect 0 '' --help
-expect 2 '--model DIR is needed' -p x
+expect 2 '--model DIR is required' -p x
 for n in -2 -5 1x '' 99999999999 9223372036854775808 1.5; do expect 2 '--predict takes an integer' $m -p x -n "$n"; done
 expect 2 '--temp takes a number' $m -p x --temp -1
 expect 2 '--temp takes a number' $m -p x --temp nan
@@ -246,14 +246,14 @@ expect 2 '--top-k takes an integer' $m -p x --top-k -1
 expect 2 '--repeat-last-n takes an integer' $m -p x --repeat-last-n 5000
 expect 2 'only one of' $m -p x -f y
 expect 2 'only one of' $m -p x --prompts y
-expect 2 '--prompts does not go with -i' $m --prompts y -i
-expect 2 '--prompts does not go with --save-session' $m --prompts y --save-session z
-expect 2 '--json does not go with -i' $m -i --json
+expect 2 '--prompts cannot be used with -i' $m --prompts y -i
+expect 2 '--prompts cannot be used with --save-session' $m --prompts y --save-session z
+expect 2 '--json cannot be used with -i' $m -i --json
 expect 2 '--logits needs --json' $m -p x --logits 2
 expect 2 '--stop needs a text' $m -p x --stop ''
 expect 2 '--session-dtype takes one of' $m -p x --session-dtype int8
 set -- && for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17; do set -- "$@" --stop x$i; done
-expect 2 '--stop can be given 16 times at most' $m -p x "$@"
+expect 2 '--stop can be given at most 16 times' $m -p x "$@"
 expect 1 'holds neither tokenizer' -m "$dir/m" -p x
 "$hola" tokenizer train -o "$dir/big.json" --vocab-size 300 "$0" >/dev/null 2>&1
 expect 1 'more than the model' -m "$dir/m" -p x --tokenizer "$dir/big.json"

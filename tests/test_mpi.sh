@@ -55,7 +55,7 @@ cmp -s "$dir/two/latest/training.safetensors" "$dir/again/latest/training.safete
 for n in 1 3; do
     rm -rf "$dir/two/latest" "$dir/two/checkpoints/step-00000008"
     ranks $n train $options --out "$dir/two" || bad "$n ranks after two: $(cat "$dir/err")"
-    grep -q 'goes on at step 4' "$dir/err" || bad "$n ranks do not go on"
+    grep -q 'resuming at step 4' "$dir/err" || bad "$n ranks do not resume"
     same one two 1e-5
 done
 ranks 2 train $options --seq-len 48 --out "$dir/two" && bad 'wrong batch accepted'

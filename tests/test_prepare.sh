@@ -28,8 +28,8 @@ byte="--tokenizer byte"
 # ---- usage ----
 
 expect 0 'usage: hola prepare' --help
-expect 2 '--out DIR is needed' $byte x
-expect 2 '--tokenizer PATH is needed' -o "$dir/d" x
+expect 2 '--out DIR is required' $byte x
+expect 2 '--tokenizer PATH is required' -o "$dir/d" x
 expect 2 'no INPUT' -o "$dir/d" $byte
 expect 2 "unknown option '--nonsense'" -o "$dir/d" $byte --nonsense x
 expect 2 '--val takes a number' -o "$dir/d" $byte --val 0.6 x
@@ -149,11 +149,11 @@ ok test ! -e "$dir/none"
 
 # ---- a directory that is not ours to write ----
 
-expect 1 'there is a dataset already; --force' -o "$dir/t1" $byte "$dir/c.jsonl"
+expect 1 'already holds a dataset; --force' -o "$dir/t1" $byte "$dir/c.jsonl"
 same "$dir/t1" "$dir/t3"
 mkdir "$dir/llmc" && cp "$dir/t1/train_000000.bin" "$dir/llmc/web_train_000001.bin"
-expect 1 'there is a dataset already' -o "$dir/llmc" $byte "$dir/c.jsonl"
-expect 1 'not hola' -o "$dir/llmc" $byte --force "$dir/c.jsonl"
+expect 1 'already holds a dataset' -o "$dir/llmc" $byte "$dir/c.jsonl"
+expect 1 'hola did not write' -o "$dir/llmc" $byte --force "$dir/c.jsonl"
 is "$(ls -A "$dir/llmc")" 'web_train_000001.bin'
 expect 1 'not a directory' -o "$dir/a.txt" $byte "$dir/c.jsonl"
 expect 1 "$dir/a.txt" -o "$dir/a.txt/x" $byte "$dir/c.jsonl"

@@ -1,8 +1,9 @@
-/* test_recall_curriculum.c -- the batches of the recall course, and the means. */
+/* test_recall_curriculum.c -- the batches of the recall curriculum, the measurement, the means. */
 #include "models.h"
 #include "data/recall_curriculum.h"
+#include "eval/recall.h"
 
-static const struct hl_recall_curriculum course = {
+static const struct hl_recall_curriculum curriculum = {
     .task =
         {.fillers = 8, .keys = 128, .values = 64, .facts = 2, .queries = 16, .length = 320, .distance = 48},
     .most_facts = 64,
@@ -10,14 +11,14 @@ static const struct hl_recall_curriculum course = {
     .batch_tokens = 4096,
     .seed = 5};
 
-/* The facts of every document; checks what course.h says about each. */
+/* The facts of every document; checks what recall_curriculum.h says about each. */
 static int64_t most_facts_of(const struct hl_recall_batch *b) {
     int64_t most = 0, answers = 0;
     for (int64_t i = 0; i < b->documents; i++) {
         const int64_t first = b->starts[i], end = i + 1 < b->documents ? b->starts[i + 1] : b->tokens;
         int64_t values = 0, asked = 0;
         assert_int_equal(b->ids[first], HL_RECALL_BEGIN);
-        assert_in_range(end - first, 1 + 3 * 2 + 3 * 2, course.task.length);
+        assert_in_range(end - first, 1 + 3 * 2 + 3 * 2, curriculum.task.length);
         for (int64_t t = first; t < end; t++) {
             values += b->ids[t] >= 2 + 8 + 128;
             asked += b->mask[t];
@@ -37,37 +38,37 @@ static void test_batches(void **state) {
     struct hl_recall_batch b, again;
     int64_t before = 0;
     (void)state;
-    CHECK_OK(hl_recall_curriculum_check(&course));
-    CHECK_OK(hl_recall_batch_new(&b, &course));
-    CHECK_OK(hl_recall_batch_new(&again, &course));
-    for (int64_t step = 0; step < course.steps; step += 50) {
-        CHECK_OK(hl_recall_batch_make(&b, &course, step));
-        assert_in_range(b.tokens, course.batch_tokens - course.task.length, course.batch_tokens);
+    CHECK_OK(hl_recall_curriculum_check(&curriculum));
+    CHECK_OK(hl_recall_batch_new(&b, &curriculum));
+    CHECK_OK(hl_recall_batch_new(&again, &curriculum));
+    for (int64_t step = 0; step < curriculum.steps; step += 50) {
+        CHECK_OK(hl_recall_batch_make(&b, &curriculum, step));
+        assert_in_range(b.tokens, curriculum.batch_tokens - curriculum.task.length, curriculum.batch_tokens);
         const int64_t most = most_facts_of(&b);
         assert_true(most >= before); /* only ever harder */
         before = most;
         if (step == 0) assert_int_equal(most, 2);
     }
     assert_int_equal(before, 64);
-    CHECK_OK(hl_recall_batch_make(&again, &course, course.steps - 50));
+    CHECK_OK(hl_recall_batch_make(&again, &curriculum, curriculum.steps - 50));
     assert_int_equal(again.tokens, b.tokens);
     assert_memory_equal(again.ids, b.ids, (size_t)b.tokens * sizeof *b.ids);
-    CHECK_OK(hl_recall_batch_make(&again, &course, course.steps - 49));
+    CHECK_OK(hl_recall_batch_make(&again, &curriculum, curriculum.steps - 49));
     assert_memory_not_equal(again.ids, b.ids, 512);
     hl_recall_batch_free(&b);
     hl_recall_batch_free(&again);
 }
 
-static void test_course_limits(void **state) {
-    struct hl_recall_curriculum c = course;
+static void test_limits(void **state) {
+    struct hl_recall_curriculum c = curriculum;
     (void)state;
     c.most_facts = 1;
     assert_int_equal(hl_recall_curriculum_check(&c), HOLA_EINVAL);
-    c = course, c.batch_tokens = 319;
+    c = curriculum, c.batch_tokens = 319;
     assert_int_equal(hl_recall_curriculum_check(&c), HOLA_EINVAL);
-    c = course, c.steps = 0;
+    c = curriculum, c.steps = 0;
     assert_int_equal(hl_recall_curriculum_check(&c), HOLA_EINVAL);
-    c = course, c.task.length = 200; /* 64 facts, 48 apart, and 16 questions need 225 */
+    c = curriculum, c.task.length = 200; /* 64 facts, 48 apart, and 16 questions need 225 */
     assert_int_equal(hl_recall_curriculum_check(&c), HOLA_EINVAL);
 }
 
@@ -101,7 +102,7 @@ static void test_measure(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_batches),
-        cmocka_unit_test(test_course_limits),
+        cmocka_unit_test(test_limits),
         cmocka_unit_test(test_means),
         cmocka_unit_test(test_measure),
     };

@@ -83,7 +83,8 @@ static void test_spm_spaces(void **state) {
     assert_int_equal(len, 9);
     assert_memory_equal(text, " a\xff \xe2\x81\x87  ", 9);
     free(text);
-    CHECK_FAILS(hola_tokenizer_decode(t, &m.n, 1, &text, &len), HOLA_EINVAL, "not one of the");
+    CHECK_FAILS(hola_tokenizer_decode(t, &m.n, 1, &text, &len), HOLA_EINVAL,
+                "not below the tokenizer's size");
     CHECK_FAILS(hola_tokenizer_decode(t, (int32_t[]){-1}, 1, &text, &len), HOLA_EINVAL, "id -1");
     hola_tokenizer_free(t);
     temp_remove(dir);
@@ -113,7 +114,7 @@ static void test_spm_refused(void **state) {
     BAD(bad.piece[300].len = 0, HOLA_EFORMAT, "piece 300");
     BAD(bad.piece[300].score = NAN, HOLA_EFORMAT, "piece 300");
     BAD(bad.piece[300].text[0] = '\xff', HOLA_EFORMAT, "piece 300");
-    BAD(bad.piece[300] = bad.piece[301], HOLA_EFORMAT, "there twice");
+    BAD(bad.piece[300] = bad.piece[301], HOLA_EFORMAT, "occurs twice");
     write_model(&m, &file);
     for (int64_t n = 1; n < file.n;
          n += 7) { /* cut off anywhere: refused or, after the last piece, whole enough */

@@ -222,7 +222,7 @@ static void other_runs_differ(void **state) {
     o.steps = 9;
     CHECK_FAILS(hl_train_run(&o, &r), HOLA_ENUMERIC, "5 steps in a row");
     o.batch_tokens = 100;
-    CHECK_FAILS(hl_train_run(&o, &r), HOLA_EINVAL, "not a number of rows");
+    CHECK_FAILS(hl_train_run(&o, &r), HOLA_EINVAL, "must be a multiple of --seq-len");
     free(data), free(a), free(b);
     temp_remove(dir);
 }

@@ -69,7 +69,7 @@ for signal in TERM INT; do
     kill -$signal $job
     wait $job
     ok test $? = 0
-    ok grep -q '^stopped at step [0-9]*; the same command goes on$' "$dir/err"
+    ok grep -q '^stopped at step [0-9]*; the same command resumes$' "$dir/err"
     stopped=$(sed -n 's/^stopped at step \([0-9]*\);.*/\1/p' "$dir/err")
     ok test "$(readlink "$dir/$signal/latest")" = "checkpoints/$(printf 'step-%08d' "$stopped")"
 done
@@ -110,7 +110,7 @@ checks=$((checks + 1))
 (ulimit -f 20 && train full --save-every 4)
 got=$?
 [ $got = 1 ] || bad "full disk: status $got"
-grep -q 'step 4: no checkpoint: .*; the run goes on' "$dir/err" || bad "full disk: $(cat "$dir/err")"
+grep -q 'step 4: no checkpoint: .*; training continues' "$dir/err" || bad "full disk: $(cat "$dir/err")"
 ok test "$(wc -l <"$dir/full/metrics.jsonl")" = $steps
 ok test ! -e "$dir/full/latest"
 ok test -z "$(ls -A "$dir/full/checkpoints")"
@@ -129,13 +129,13 @@ expect 1 'has documents false, not true' whole --documents
 config "$dir/c.json" 48 258
 expect 1 'has hidden_size 32, not 48' whole
 config "$dir/c.json" 32 100
-expect 1 "a tokenizer of 258 tokens, the model's vocabulary has 100" other
+expect 1 "its tokenizer has 258 tokens, the model's vocabulary only 100" other
 mv "$dir/data/dataset.json" "$dir/dataset.json"
 expect 1 'train_000000.bin' other # an id that is not in the vocabulary
 mv "$dir/dataset.json" "$dir/data/dataset.json"
 config "$dir/c.json" 32 258
 expect 1 'no train shards' other --data "$dir"
-expect 1 'not a number of rows' other --batch-tokens 100
+expect 1 'must be a multiple of --seq-len' other --batch-tokens 100
 expect 1 'less than one row' other --seq-len 65536 --batch-tokens 65536
 expect 1 'is longer than the run' other --warmup 13
 expect 2 "unknown option '--nonsense'" other --nonsense

@@ -1,9 +1,32 @@
 #!/bin/sh
 # check-style.sh LIBRARY: what a reviewer should not have to look for. Prints what is wrong, then fails.
+
+# Who may include whom: a folder of src/, then the folders below it. (Its own headers and hola.h it may always include;
+# ops/ may include cuda/ in .cu and .cuh files only.) Nothing in src/ includes what is outside of it, except that
+# cuda/common.cuh takes the emulator (tests/emu) for the CUDA headers where there is no nvcc.
+arrows='
+core
+cuda       core
+ops        core cuda
+fused      core cuda ops
+backend    core cuda ops fused
+mixers     core ops fused backend
+model      core ops fused backend mixers
+tokenizer  core
+data       core tokenizer
+plot       core train eval
+train      core backend model tokenizer data plot
+eval       core backend model tokenizer data
+cli        core ops backend mixers model tokenizer data plot train eval
+'
+
 cc=${CC:-cc}
-sources=$(find include src tests bench tools -name '*.[ch]' -o -name '*.sh' -o -name '*.cu' -o -name '*.cuh' -o -name '*.cpp' | sort)
+code=$(find include src tests bench tools -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.cpp' | sort)
+sources="$code $(find tests tools -name '*.sh' | sort)"
+in_src=$(echo "$code" | grep '^src/')
 bad=0
 complain() { bad=1 && echo "check-style: $*"; }
+all() { sed 's/^/check-style: /' | grep .; } # complains about every line of the input; false: there is none
 
 for f in $sources Makefile; do
     lines=$(wc -l <"$f")
@@ -12,19 +35,42 @@ for f in $sources Makefile; do
 done
 [ "$(wc -l <include/hola.h)" -lt 400 ] || complain 'include/hola.h: 400 lines or more'
 [ "$(wc -l <Makefile)" -lt 150 ] || complain 'Makefile: 150 lines or more'
+if grep -qE '^.{161,}' Makefile; then complain 'Makefile: a line of more than 160 columns'; fi
 
 if command -v clang-format >/dev/null; then
-    ugly=$(echo "$sources" | grep -v '\.sh$' | xargs clang-format --dry-run --Werror 2>&1 | sed -n 's/:[0-9]*:[0-9]*: .*//p' | sort -u)
+    ugly=$(echo "$code" | xargs clang-format --dry-run --Werror 2>&1 | sed -n 's/:[0-9]*:[0-9]*: .*//p' | sort -u)
     [ -z "$ugly" ] || complain 'make format would change:' $ugly
 else
     echo 'SKIP clang-format: not installed'
 fi
 
+grep -En '^[[:space:]]*#[[:space:]]*include[[:space:]]+"' $in_src | awk -v arrows="$arrows" -F '[:"]' '
+    BEGIN {
+        n = split(arrows, row, "\n")
+        for (i = 1; i <= n; i++)
+            for (k = split(row[i], word, " "); k > 0; k--) allowed[word[1], word[k]] = 1
+    }
+    {
+        split($1, path, "/"); from = path[2]
+        split($4, path, "/"); to = path[1]
+        ok = (from, to) in allowed || to == "hola.h" || ($1 == "src/cuda/common.cuh" && $4 == "emu/emu.h")
+        if (from == "ops" && to == "cuda" && $1 !~ /\.cuh?$/) ok = 0
+        if (!ok) printf "%s:%s: includes %s: %s/ may not (tools/check-style.sh says who may)\n", $1, $2, $4, from
+    }' | all && bad=1
+
+grep -Eho '^[[:space:]]*(struct|union|enum) hl_[a-z0-9_]+ \{' $in_src | sed 's/^ *//; s/ {//' | sort | uniq -d | while read -r tag; do
+    echo "$tag is defined twice:" $(grep -l "$tag {" $in_src)
+done | all && bad=1
+
+LC_ALL=C.UTF-8 grep -nE '^.{121,}' ./*.md docs/*.md | grep -vE '^[^:]*:[0-9]*:[[:space:]]*[|]|https?://' |
+    sed 's/^\([^:]*:[0-9]*\):.*/\1: more than 120 columns/' | all && bad=1
+
 # (what files of one CUDA op share has C++ names; a kernel that is not static would be one copy for both types. Weak ones
 # of std:: and of the CUDA headers are left where nvcc does not optimise.)
-nm -g --defined-only "$1" | awk 'NF == 3 && !($2 == "W" && $3 ~ /^(_ZSt|_ZN4dim3|(ll|u)?(min|max)$)/) && $3 !~ /^(_Z[0-9]+)?(hola|hl)_/ && $3 !~ /^DW.ref/ { print $3 }' | sort -u | while read -r name; do
-    echo "check-style: $1 defines $name: not hola_ or hl_"
-done | grep . && bad=1
+nm -g --defined-only "$1" | awk '
+    $2 == "W" && $3 ~ /^(_ZSt|_ZN4dim3|(ll|u)?(min|max)$)/ { next }
+    NF == 3 && $3 !~ /^(_Z[0-9]+)?(hola|hl)_/ && $3 !~ /^DW.ref/ { print $3 }' | sort -u |
+    sed "s|.*|$1 defines &: not hola_ or hl_|" | all && bad=1
 
 compile='-Wall -Wextra -Wpedantic -Werror -fsyntax-only -Iinclude'
 echo '#include "hola.h"' | $cc -std=c11 $compile -x c - || complain 'hola.h is not C11'

@@ -31,7 +31,7 @@ static void print_option(const struct arg *a) {
 static void print_help(const struct args_command *c) {
     printf("usage: hola %s %s\n\n%s\n\n", c->name, c->usage, c->about);
     for (const struct arg *a = c->args; a->name; a++) print_option(a);
-    printf("  -h, --help                this text\n");
+    printf("  -h, --help                print this help\n");
 }
 
 /* ---- values ---- */
@@ -54,7 +54,7 @@ static bool parse_real(const char *s, double *out) {
 static int bad_value(const struct args_command *c, const struct arg *a, const char *value) {
     char list[256] = "";
     switch (a->type) {
-    case ARG_LIST: return cli_usage(c->name, "--%s can be given %d times at most", a->name, ARG_LIST_MOST);
+    case ARG_LIST: return cli_usage(c->name, "--%s can be given at most %d times", a->name, ARG_LIST_MOST);
     case ARG_INT:
         return cli_usage(c->name, "--%s takes an integer from %" PRId64 " to %" PRId64 ", not '%s'", a->name,
                          a->lo, a->hi, value);
@@ -119,7 +119,7 @@ static const struct arg *find(const struct args_command *c, const char *word, co
 static int check_needed(const struct args_command *c, const void *opts) {
     for (const struct arg *a = c->args; a->name; a++)
         if (a->needed && !*(const char *const *)((const char *)opts + a->offset))
-            return cli_usage(c->name, "--%s %s is needed", a->name, a->meta);
+            return cli_usage(c->name, "--%s %s is required", a->name, a->meta);
     return ARGS_RUN;
 }
 
@@ -148,4 +148,32 @@ int args_parse(const struct args_command *c, int argc, char **argv, void *opts) 
         if (rc != ARGS_RUN) return rc;
     }
     return check_needed(c, opts);
+}
+
+/* ---- words that are not options ---- */
+
+/* Whether the next word is the value of this option. What no option is, args_parse will refuse. */
+static bool wants_next(const struct arg *args, const char *word) {
+    bool is_long = word[1] == '-';
+    for (const struct arg *a = args; a->name; a++) {
+        if (is_long ? strcmp(a->name, word + 2) != 0 : a->letter != word[1]) continue;
+        return a->type != ARG_FLAG && (is_long || !word[2]);
+    }
+    return false;
+}
+
+int args_split(const struct arg *args, int *argc, char **argv, const char **words) {
+    int n = 0, options = 1, i = 1;
+    for (; i < *argc && strcmp(argv[i], "--") != 0; i++) {
+        char *word = argv[i];
+        if (word[0] != '-' || !word[1]) {
+            words[n++] = word;
+            continue;
+        }
+        argv[options++] = word;
+        if (wants_next(args, word) && i + 1 < *argc) argv[options++] = argv[++i];
+    }
+    while (++i < *argc) words[n++] = argv[i];
+    *argc = options;
+    return n;
 }

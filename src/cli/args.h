@@ -1,8 +1,7 @@
 /* args.h -- command-line options: one table per command, from which parsing and --help both follow.
  *
- * `--name V`, `--name=V`, `-n V` and `-nV` are the same; the last of several wins, but for lists; `--` ends the
- * options.
- * Numbers must be the whole word and lie in their range. */
+ * `--name V`, `--name=V`, `-n V` and `-nV` are the same. An option given twice counts once, the last time, unless
+ * it is a list. `--` ends the options. Numbers must be the whole word and lie in their range. */
 #ifndef HOLA_CLI_ARGS_H
 #define HOLA_CLI_ARGS_H
 #include <stdbool.h>
@@ -58,10 +57,11 @@ struct arg {
 /* Rows that several commands have. */
 #define OPT_MODEL OPT_NEEDED('m', "model", model, "DIR", "model directory")
 #define OPT_JSON OPT_FLAG(0, "json", json, "print the result as JSON")
-#define OPT_THREADS OPT_INT('t', "threads", threads, 1, 1024, "N", "threads (default: one per processor)")
+#define OPT_THREADS \
+    OPT_INT('t', "threads", threads, 1, 1024, "N", "number of threads (default: one per processor)")
 #define OPT_BACKEND                                 \
     OPT_CHOICE(0, "backend", backend, cli_backends, \
-               "what computes (auto, the default: a GPU where there is one)")
+               "where to compute (auto, the default: on the GPU if there is one)")
 
 struct args_command {
     const char *name;
@@ -74,5 +74,10 @@ struct args_command {
  * that the command must return: help was printed (0) or the usage was wrong (2). */
 enum { ARGS_RUN = -1 };
 int args_parse(const struct args_command *c, int argc, char **argv, void *opts);
+
+/* For commands that take words besides options (hola prepare INPUT...), before args_parse: options and their
+ * values move to the front of argv, counted by the new *argc; the other words, "-" among them and all that
+ * follows "--", go to words, which has room for argc pointers. Returns how many. */
+int args_split(const struct arg *args, int *argc, char **argv, const char **words);
 
 #endif

@@ -4,9 +4,7 @@
 #include "cli/cli.h"
 #include "model/model.h"
 
-double bench_now(void);                /* seconds, monotonic */
 double bench_median(double *x, int n); /* sorts x */
-int64_t bench_resident(void);          /* bytes of this process in memory */
 
 /* What this machine can do, measured here and now. 0: not measured (no BLAS in this build). */
 struct bench_limits {

@@ -2,20 +2,14 @@
  * installed BLAS, and how fast memory can be read. */
 #define _POSIX_C_SOURCE 200809L
 #include "cli/bench.h"
+#include "core/clock.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 #ifdef HL_HAVE_OPENBLAS
 #include <cblas.h>
 #endif
-
-double bench_now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 static int by_value(const void *a, const void *b) {
     double x = *(const double *)a, y = *(const double *)b;
@@ -24,15 +18,6 @@ static int by_value(const void *a, const void *b) {
 double bench_median(double *x, int n) {
     qsort(x, (size_t)n, sizeof *x, by_value);
     return n % 2 ? x[n / 2] : 0.5 * (x[n / 2 - 1] + x[n / 2]);
-}
-
-int64_t bench_resident(void) {
-    long long pages = 0;
-    FILE *f = fopen("/proc/self/statm", "r");
-    if (!f) return 0;
-    if (fscanf(f, "%*s %lld", &pages) != 1) pages = 0;
-    fclose(f);
-    return pages * sysconf(_SC_PAGESIZE);
 }
 
 struct product {
@@ -54,16 +39,16 @@ static void time_product(struct bench_limits *l, struct hl_backend *backend, con
     a.part[0].W = (struct hl_weight){.data = W, .layout = HL_ROWS, .rows = p->N, .cols = p->K};
     a.part[0].out = y;
     for (int i = 0; x && W && y && i < 4; i++) {
-        double t = bench_now(), s;
+        double t = hl_clock(), s;
 #ifdef HL_HAVE_OPENBLAS
         cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (int)p->M, (int)p->N, (int)p->K, 1, x, (int)p->K,
                     W, (int)p->K, 0, y, (int)p->N);
-        s = bench_now() - t;
+        s = hl_clock() - t;
         if (flop / s > l->blas) l->blas = flop / s;
-        t = bench_now();
+        t = hl_clock();
 #endif
         backend->ops.linear_forward(backend, &a);
-        s = bench_now() - t;
+        s = hl_clock() - t;
         if (flop / s > l->own) l->own = flop / s;
     }
     free(x);
@@ -93,9 +78,9 @@ static void time_reading(struct bench_limits *l, struct hl_pool *pool) {
     if (!x) return;
     memset(x, 1, (size_t)bytes);
     for (int i = 0; i < 6; i++) {
-        double t = bench_now();
+        double t = hl_clock();
         hl_pool_run(pool, PIECES, sweep_piece, &s);
-        t = bench_now() - t;
+        t = hl_clock() - t;
         if ((double)bytes / t > l->bandwidth) l->bandwidth = (double)bytes / t;
     }
     free(x);
@@ -119,15 +104,15 @@ static void device_limits(struct bench_limits *l, struct hl_backend *backend) {
         hl_zero(backend, copy, big);
         for (int i = 0; i < TIMES; i++) {
             hl_finish(backend);
-            double t = bench_now();
+            double t = hl_clock();
             for (int j = 0; j < 4; j++) backend->ops.linear_forward(backend, &a);
             hl_finish(backend);
-            t = (bench_now() - t) / 4;
+            t = (hl_clock() - t) / 4;
             if (2.0 * N * (double)n / t > l->own) l->own = 2.0 * N * (double)n / t;
-            t = bench_now();
+            t = hl_clock();
             for (int j = 0; j < 4; j++) hl_copy(backend, copy + big, copy, big);
             hl_finish(backend);
-            t = (bench_now() - t) / 4;
+            t = (hl_clock() - t) / 4;
             if (2.0 * (double)big / t > l->bandwidth) l->bandwidth = 2.0 * (double)big / t;
         }
     }

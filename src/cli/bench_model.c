@@ -1,6 +1,8 @@
 /* bench_model.c -- times of whole passes: training steps, prefill, decoding. Two models are timed in
  * turns, step by step, so that their ratio survives a noisy machine. */
+#define _POSIX_C_SOURCE 200809L
 #include "cli/bench.h"
+#include "core/clock.h"
 #include "model/session.h"
 #include "ops/linear/quant.h"
 #include <stdlib.h>
@@ -19,10 +21,10 @@ enum {
 _Static_assert((int)OP_COUNT <= (int)BENCH_OPS, "BENCH_OPS is too small");
 #define TIMED(op, arg, need, where)                                     \
     static void timed_##op(struct hl_backend *b, const struct arg *a) { \
-        double t = bench_now();                                         \
+        double t = hl_clock();                                          \
         untimed.op(b, a);                                               \
         hl_finish(b);                                                   \
-        timed[OP_##op].seconds += bench_now() - t;                      \
+        timed[OP_##op].seconds += hl_clock() - t;                       \
         timed[OP_##op].calls++;                                         \
     }
 HL_OPS_LIST(TIMED)
@@ -75,17 +77,17 @@ struct run {
 /* The forward pass is timed by itself before the step, so that the step can be split. */
 static hola_status train_step(struct run *r, const int32_t *ids, int64_t n, const int64_t *starts,
                               int64_t docs, int i) {
-    double loss, norm, t0 = bench_now(), t1, t2;
+    double loss, norm, t0 = hl_clock(), t1, t2;
     hola_status s = HOLA_OK;
     if (!is_timed(r->m)) s = hola_trainer_evaluate(r->trainer, ids, n, starts, docs, &loss, NULL);
-    t1 = bench_now();
+    t1 = hl_clock();
     if (s == HOLA_OK)
         s = hola_trainer_accumulate(r->trainer, ids, n, starts, docs, 1.0 / (double)n, &loss, NULL);
-    t2 = bench_now();
+    t2 = hl_clock();
     if (s == HOLA_OK) s = hola_trainer_update(r->trainer, 1e-4, &norm);
     r->forward[i] = t1 - t0;
     r->both[i] = t2 - t1;
-    r->update[i] = bench_now() - t2;
+    r->update[i] = hl_clock() - t2;
     return s;
 }
 
@@ -175,9 +177,9 @@ static hola_status infer(hola_model *m, hola_model *other, int64_t tokens, int64
     }
     for (int i = -1; s == HOLA_OK && i < repeats; i++) /* -1: warm-up */
         for (int k = 0; s == HOLA_OK && k < 2 && models[k]; k++) {
-            double t = bench_now();
+            double t = hl_clock();
             s = p(sess[k], ids, tokens, logits);
-            if (i >= 0) time[k][i] = bench_now() - t;
+            if (i >= 0) time[k][i] = hl_clock() - t;
         }
     if (s == HOLA_OK) {
         for (int i = 0; i < repeats; i++) ratio[i] = other ? time[1][i] / time[0][i] : 0;
@@ -221,11 +223,11 @@ hola_status bench_decode_batch(hola_model *m, int64_t n, int64_t tokens, bool wi
         if (s == HOLA_OK) s = hola_session_feed(sess[i], ids, 256 + i * 7 % 256, NULL);
     }
     for (int i = -1; s == HOLA_OK && i < repeats; i++) {
-        double t = bench_now();
+        double t = hl_clock();
         for (int64_t j = 0; s == HOLA_OK && j < tokens; j++)
             s = with_logits ? hola_session_step(sess, n, ids + j * n, logits)
                             : hola_session_step_sample(sess, n, ids + j * n, &likeliest, next);
-        if (i >= 0) time[i] = bench_now() - t;
+        if (i >= 0) time[i] = hl_clock() - t;
     }
     if (s == HOLA_OK) {
         *out = (struct bench_infer){.seconds = bench_median(time, repeats)};
@@ -252,13 +254,13 @@ static hola_status measure_at(hola_session *y, int64_t tokens, const int32_t *id
     for (int64_t n; s == HOLA_OK && (n = tokens - hola_session_position(y)) > 0;)
         s = hola_session_feed(y, ids, n < CONTEXT_PIECE ? n : CONTEXT_PIECE, NULL);
     if (s == HOLA_OK) s = pass_decode(y, ids, 4, logits); /* warm-up */
-    const double t = bench_now();
+    const double t = hl_clock();
     if (s == HOLA_OK) s = pass_decode(y, ids, TIMED_TOKENS, logits);
     *out = (struct bench_context){.tokens = tokens,
                                   .session = hola_session_bytes(y),
-                                  .seconds_per_token = (bench_now() - t) / TIMED_TOKENS};
+                                  .seconds_per_token = (hl_clock() - t) / TIMED_TOKENS};
     m->backend->storage.free_memory(m->backend, &left, &used);
-    out->resident = m->backend->host ? bench_resident() : used;
+    out->resident = m->backend->host ? cli_resident_bytes() : used;
     return s;
 }
 

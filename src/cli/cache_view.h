@@ -1,10 +1,10 @@
 /* cache_view.h -- hola inspect --memory: what a text leaves in the exact memory, as a table, JSON and a page. */
-#ifndef HOLA_CLI_MEMORY_H
-#define HOLA_CLI_MEMORY_H
+#ifndef HOLA_CLI_CACHE_VIEW_H
+#define HOLA_CLI_CACHE_VIEW_H
 #include "cli/cli.h"
 #include "model/cache_view.h"
 
-struct memory_opts {
+struct cache_view_opts {
     const char *file, *ids, *tokenizer, *html;
     int64_t query;       /* -1: the last token */
     int64_t layer, head; /* -1: all */
@@ -12,11 +12,11 @@ struct memory_opts {
     int color;
     bool on, json;
 };
-enum memory_color { MEMORY_COLOR_AUTO, MEMORY_COLOR_ALWAYS, MEMORY_COLOR_NEVER };
-extern const char *const memory_colors[];
+enum cache_view_color { CACHE_VIEW_COLOR_AUTO, CACHE_VIEW_COLOR_ALWAYS, CACHE_VIEW_COLOR_NEVER };
+extern const char *const cache_view_colors[];
 
-struct memory_report {
-    const struct memory_opts *opts;
+struct cache_view_report {
+    const struct cache_view_opts *opts;
     const hola_config *cfg;
     struct hl_cache_view view;
     const int32_t *ids;
@@ -24,19 +24,19 @@ struct memory_report {
 };
 
 /* The whole command, for a loaded model; dir is where its tokenizer is sought. */
-int memory_inspect(hola_model *m, const char *dir, const struct memory_opts *o);
+int cache_view_inspect(hola_model *m, const char *dir, const struct cache_view_opts *o);
 
-/* memory_page.c: one self-contained HTML page, written whole or not at all. */
-int memory_write_page(const struct memory_report *r, const char *path);
+/* cache_view_page.c: one self-contained HTML page, written whole or not at all. */
+int cache_view_page_write(const struct cache_view_report *r, const char *path);
 
 /* Would the latest tokens of the closed blocks, which a memory by recency holds, include this one? */
-bool memory_recent(const struct memory_report *r, int64_t pos);
-static inline const struct hl_cache_view_head *memory_head(const struct memory_report *r, int64_t l,
-                                                           int64_t h) {
+bool cache_view_recent(const struct cache_view_report *r, int64_t pos);
+static inline const struct hl_cache_view_head *cache_view_head(const struct cache_view_report *r, int64_t l,
+                                                               int64_t h) {
     return &r->view.head[l * r->view.heads + h];
 }
 /* Whether the options choose this head. */
-static inline bool memory_chosen(const struct memory_report *r, int64_t l, int64_t h) {
+static inline bool cache_view_chosen(const struct cache_view_report *r, int64_t l, int64_t h) {
     return (r->opts->layer < 0 || r->opts->layer == l) && (r->opts->head < 0 || r->opts->head == h);
 }
 #endif

@@ -1,4 +1,4 @@
-/* cache_view_page.c -- the page of hola inspect --memory: memory.html with the data in its place. See memory.h. */
+/* cache_view_page.c -- the page of hola inspect --memory: cache_view.html with the data in its place. */
 #include "cli/cache_view.h"
 #include "core/file.h"
 #include <inttypes.h>
@@ -7,11 +7,11 @@
 
 /* the page itself, as a file that a browser shows and an editor knows */
 __asm__(".pushsection .rodata\n"
-        ".local memory_html\nmemory_html: .incbin \"src/cli/cache_view.html\"\n"
-        ".local memory_html_end\nmemory_html_end: .byte 0\n"
+        ".local cache_view_html\ncache_view_html: .incbin \"src/cli/cache_view.html\"\n"
+        ".local cache_view_html_end\ncache_view_html_end: .byte 0\n"
         ".popsection\n");
-extern const char memory_html[] __attribute__((visibility("hidden")));
-extern const char memory_html_end[] __attribute__((visibility("hidden")));
+extern const char cache_view_html[] __attribute__((visibility("hidden")));
+extern const char cache_view_html_end[] __attribute__((visibility("hidden")));
 
 /* as many numbers as a browser takes without trouble: 128 MiB */
 enum { MOST_NUMBERS = 1 << 25 };
@@ -41,8 +41,8 @@ static json_t *numbers(const float *x, int64_t n) {
     return list;
 }
 
-/* The data that memory.html reads, as text; NULL: no memory. */
-static char *page_data(const struct memory_report *r) {
+/* The data that cache_view.html reads, as text; NULL: no memory. */
+static char *page_data(const struct cache_view_report *r) {
     const struct hl_cache_view *v = &r->view;
     const int64_t heads = v->layers * v->heads;
     json_t *tokens = json_array(), *kept = json_array(), *read = json_array();
@@ -82,21 +82,21 @@ static hola_status write_data(struct hl_writer *w, const char *s) {
     return st;
 }
 
-int memory_write_page(const struct memory_report *r, const char *path) {
+int cache_view_page_write(const struct cache_view_report *r, const char *path) {
     static const char mark[] = "@DATA@";
     const int64_t numbers = r->view.layers * r->view.heads * r->view.n;
     if (numbers > MOST_NUMBERS)
         return cli_fail("%s: %" PRId64 " tokens x %" PRId64
                         " heads are too many for a page (%d numbers at most)",
                         path, r->view.n, r->view.layers * r->view.heads, MOST_NUMBERS);
-    const char *hole = strstr(memory_html, mark), *rest = hole + sizeof mark - 1;
+    const char *hole = strstr(cache_view_html, mark), *rest = hole + sizeof mark - 1;
     char *data = page_data(r);
     struct hl_writer w;
     if (!data) return cli_fail("%s: no memory for the page", path);
     hola_status s = hl_writer_open(&w, path);
-    if (s == HOLA_OK) s = hl_writer_write(&w, memory_html, hole - memory_html);
+    if (s == HOLA_OK) s = hl_writer_write(&w, cache_view_html, hole - cache_view_html);
     if (s == HOLA_OK) s = write_data(&w, data);
-    if (s == HOLA_OK) s = hl_writer_write(&w, rest, memory_html_end - rest);
+    if (s == HOLA_OK) s = hl_writer_write(&w, rest, cache_view_html_end - rest);
     if (s == HOLA_OK) s = hl_writer_commit(&w);
     else hl_writer_abort(&w);
     free(data);

@@ -1,4 +1,4 @@
-/* cache_view_report.c -- hola inspect --memory: reads a text, prints what the heads hold of it. See memory.h. */
+/* cache_view_report.c -- hola inspect --memory: reads a text, prints what the heads hold of it. See cache_view.h. */
 #define _POSIX_C_SOURCE 200809L
 #include "cli/cache_view.h"
 #include <inttypes.h>
@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-const char *const memory_colors[] = {"auto", "always", "never", NULL};
+const char *const cache_view_colors[] = {"auto", "always", "never", NULL};
 
 /* ---- the text of tokens ---- */
 
@@ -63,21 +63,21 @@ static char *token_text(const hola_tokenizer *t, const int32_t *ids, int64_t i) 
 
 /* ---- figures ---- */
 
-bool memory_recent(const struct memory_report *r, int64_t pos) {
+bool cache_view_recent(const struct cache_view_report *r, int64_t pos) {
     const int64_t closed = r->view.n / r->cfg->cache_chunk * r->cfg->cache_chunk;
     return pos < closed && pos >= closed - r->cfg->cache_window;
 }
 
 /* Every token's surprise against the mean over the text, over the heads that the options choose; yours. */
-static double *heat_of(const struct memory_report *r) {
+static double *heat_of(const struct cache_view_report *r) {
     const int64_t n = r->view.n;
     double *heat = calloc((size_t)n, sizeof *heat), heads = 0;
     for (int64_t i = 0; heat && i < r->view.layers * r->view.heads; i++)
-        heads += memory_chosen(r, i / r->view.heads, i % r->view.heads);
+        heads += cache_view_chosen(r, i / r->view.heads, i % r->view.heads);
     for (int64_t i = 0; heat && i < r->view.layers * r->view.heads; i++) {
         const float *m = r->view.head[i].m;
         double sum = 0;
-        if (!memory_chosen(r, i / r->view.heads, i % r->view.heads)) continue;
+        if (!cache_view_chosen(r, i / r->view.heads, i % r->view.heads)) continue;
         for (int64_t t = 0; t < n; t++) sum += (double)m[t];
         for (int64_t t = 0; sum > 0 && t < n; t++) heat[t] += (double)m[t] * (double)n / sum / heads;
     }
@@ -88,13 +88,13 @@ struct summary {
     double min, max, age, recent; /* of the kept tokens: score, mean age, share that recency would keep */
     double kept, block, sink;     /* what the query reads */
 };
-static struct summary sum_up(const struct memory_report *r, const struct hl_cache_view_head *h) {
+static struct summary sum_up(const struct cache_view_report *r, const struct hl_cache_view_head *h) {
     struct summary s = {.min = INFINITY, .max = -INFINITY, .sink = (double)h->p_sink};
     for (int64_t i = 0; i < h->kept; i++) {
         s.min = fmin(s.min, (double)h->m[h->pos[i]]);
         s.max = fmax(s.max, (double)h->m[h->pos[i]]);
         s.age += (double)(r->view.n - h->pos[i]) / (double)h->kept;
-        s.recent += memory_recent(r, h->pos[i]) / (double)h->kept;
+        s.recent += cache_view_recent(r, h->pos[i]) / (double)h->kept;
     }
     for (int64_t i = 0; i < h->seen; i++) *(i < h->seen_kept ? &s.kept : &s.block) += (double)h->p[i];
     return s;
@@ -109,7 +109,7 @@ static double read_at(const struct hl_cache_view_head *h, int64_t pos) {
 
 /* ---- on the terminal ---- */
 
-static void print_heat(const struct memory_report *r, const double *heat) {
+static void print_heat(const struct cache_view_report *r, const double *heat) {
     static const int shades[] = {0, 229, 222, 215, 208, 202, 196}; /* of the 256 colours; below 1: none */
     enum { SHADES = sizeof shades / sizeof shades[0] };
     printf("\nThe text, by surprise against its mean (1.0 to %.1f times and more):\n",
@@ -134,8 +134,8 @@ static int larger_first(const void *a, const void *b) {
     return x->by != y->by ? (x->by < y->by) - (x->by > y->by) : (x->pos > y->pos) - (x->pos < y->pos);
 }
 
-static void print_head_row(const struct memory_report *r, int64_t l, int64_t h, struct ranked *rank) {
-    const struct hl_cache_view_head *x = memory_head(r, l, h);
+static void print_head_row(const struct cache_view_report *r, int64_t l, int64_t h, struct ranked *rank) {
+    const struct hl_cache_view_head *x = cache_view_head(r, l, h);
     const struct summary s = sum_up(r, x);
     printf("%5" PRId64 " %4" PRId64 " %5" PRId64, l, h, x->kept);
     if (x->kept) printf("  %8.3g %8.3g  %8.0f %7.0f%%", s.min, s.max, s.age, 100 * s.recent);
@@ -147,46 +147,46 @@ static void print_head_row(const struct memory_report *r, int64_t l, int64_t h, 
     putchar('\n');
 }
 
-static void print_kept(const struct memory_report *r, const struct hl_cache_view_head *x,
+static void print_kept(const struct cache_view_report *r, const struct hl_cache_view_head *x,
                        struct ranked *rank) {
     printf("\n%10s %10s %10s %10s %10s  %s\n", "position", "age", "m", "query", "recency", "token");
     for (int64_t i = 0; i < x->kept; i++) rank[i] = (struct ranked){x->pos[i], (double)x->m[x->pos[i]]};
     qsort(rank, (size_t)x->kept, sizeof *rank, larger_first);
     for (int64_t i = 0; i < x->kept && i < r->opts->top; i++)
         printf("%10" PRId64 " %10" PRId64 " %10.4g %10.4f %10s  |%s|\n", rank[i].pos, r->view.n - rank[i].pos,
-               rank[i].by, read_at(x, rank[i].pos), memory_recent(r, rank[i].pos) ? "too" : "-",
+               rank[i].by, read_at(x, rank[i].pos), cache_view_recent(r, rank[i].pos) ? "too" : "-",
                r->text[rank[i].pos]);
 }
 
-static void print_report(const struct memory_report *r, const double *heat, struct ranked *rank) {
-    const struct memory_opts *o = r->opts;
+static void print_report(const struct cache_view_report *r, const double *heat, struct ranked *rank) {
+    const struct cache_view_opts *o = r->opts;
     const char *term = getenv("TERM");
     printf("%" PRId64 " tokens; %" PRId64 " layers x %" PRId64 " heads keep up to %" PRId64
            " of them each (%s), in blocks of %" PRId64 ".\nThe query is token %" PRId64 ", |%s|.\n",
            r->view.n, r->view.layers, r->view.heads, r->cfg->cache_window,
            hola_evict_name(r->cfg->cache_evict), r->cfg->cache_chunk, r->view.query, r->text[r->view.query]);
-    if (o->color == MEMORY_COLOR_ALWAYS ||
-        (o->color == MEMORY_COLOR_AUTO && isatty(1) && !(term && !strcmp(term, "dumb"))))
+    if (o->color == CACHE_VIEW_COLOR_ALWAYS ||
+        (o->color == CACHE_VIEW_COLOR_AUTO && isatty(1) && !(term && !strcmp(term, "dumb"))))
         print_heat(r, heat);
-    printf("\n%37s%20s  %s\n", "", "kept tokens", "          what the query reads of");
+    printf("\n%37s%20s  %s\n", "", "kept tokens", "        what the query reads from");
     printf("%5s %4s %5s  %8s %8s  %8s %8s  %6s %6s %6s  %5s  %s\n", "layer", "head", "kept", "least m",
            "most m", "mean age", "recency", "kept", "block", "sink", "gate", "most surprising");
     for (int64_t l = 0; l < r->view.layers; l++)
         for (int64_t h = 0; h < r->view.heads; h++)
-            if (memory_chosen(r, l, h)) print_head_row(r, l, h, rank);
-    if (o->layer >= 0 && o->head >= 0) print_kept(r, memory_head(r, o->layer, o->head), rank);
+            if (cache_view_chosen(r, l, h)) print_head_row(r, l, h, rank);
+    if (o->layer >= 0 && o->head >= 0) print_kept(r, cache_view_head(r, o->layer, o->head), rank);
 }
 
 /* ---- JSON ---- */
 
-static json_t *head_json(const struct memory_report *r, int64_t l, int64_t h) {
-    const struct hl_cache_view_head *x = memory_head(r, l, h);
+static json_t *head_json(const struct cache_view_report *r, int64_t l, int64_t h) {
+    const struct hl_cache_view_head *x = cache_view_head(r, l, h);
     json_t *kept = json_array(), *read = json_array(), *m = json_array();
     for (int64_t i = 0; i < x->kept; i++)
         json_array_append_new(kept, json_pack("{s:I, s:I, s:f, s:f, s:b}", "position", (json_int_t)x->pos[i],
                                               "age", (json_int_t)(r->view.n - x->pos[i]), "m",
                                               (double)x->m[x->pos[i]], "score", (double)x->score[i],
-                                              "recency", (int)memory_recent(r, x->pos[i])));
+                                              "recency", (int)cache_view_recent(r, x->pos[i])));
     for (int64_t i = 0; i < x->seen; i++)
         json_array_append_new(read, json_pack("{s:I, s:f, s:b}", "position", (json_int_t)x->seen_pos[i], "p",
                                               (double)x->p[i], "kept", (int)(i < x->seen_kept)));
@@ -195,13 +195,13 @@ static json_t *head_json(const struct memory_report *r, int64_t l, int64_t h) {
                      "kept", kept, "read", read, "sink", (double)x->p_sink, "gate", (double)x->gate, "m", m);
 }
 
-static int print_json(const struct memory_report *r) {
+static int print_json(const struct cache_view_report *r) {
     json_t *tokens = json_array(), *heads = json_array();
     for (int64_t t = 0; t < r->view.n; t++)
         json_array_append_new(tokens, json_pack("{s:i, s:s}", "id", (int)r->ids[t], "text", r->text[t]));
     for (int64_t l = 0; l < r->view.layers; l++)
         for (int64_t h = 0; h < r->view.heads; h++)
-            if (memory_chosen(r, l, h)) json_array_append_new(heads, head_json(r, l, h));
+            if (cache_view_chosen(r, l, h)) json_array_append_new(heads, head_json(r, l, h));
     return cli_print_json(
         json_pack("{s:s, s:I, s:I, s:I, s:o, s:o}", "evict", hola_evict_name(r->cfg->cache_evict), "window",
                   (json_int_t)r->cfg->cache_window, "chunk", (json_int_t)r->cfg->cache_chunk, "query",
@@ -210,13 +210,14 @@ static int print_json(const struct memory_report *r) {
 
 /* ---- the command ---- */
 
-static int read_ids(const struct memory_opts *o, const char *dir, int64_t vocab, int32_t **ids, int64_t *n) {
+static int read_ids(const struct cache_view_opts *o, const char *dir, int64_t vocab, int32_t **ids,
+                    int64_t *n) {
     if (o->ids) return cli_ids_read(o->ids, vocab, ids, n);
     return cli_ids_encode(o->tokenizer ? o->tokenizer : dir, o->file, vocab, ids, n);
 }
 
-static int report(struct memory_report *r, hola_model *m, const char *dir, int64_t n) {
-    const struct memory_opts *o = r->opts;
+static int report(struct cache_view_report *r, hola_model *m, const char *dir, int64_t n) {
+    const struct cache_view_opts *o = r->opts;
     hola_tokenizer *t = NULL;
     struct ranked *rank = malloc((size_t)(r->cfg->cache_window + 1) * sizeof *rank);
     double *heat = NULL;
@@ -231,7 +232,7 @@ static int report(struct memory_report *r, hola_model *m, const char *dir, int64
     if (rc == CLI_OK &&
         hl_cache_view_make(&r->view, m, r->ids, n, o->query < 0 ? n - 1 : o->query) != HOLA_OK)
         rc = cli_fail_library();
-    if (rc == CLI_OK && o->html) rc = memory_write_page(r, o->html);
+    if (rc == CLI_OK && o->html) rc = cache_view_page_write(r, o->html);
     if (rc == CLI_OK && o->json) rc = print_json(r);
     else if (rc == CLI_OK && !(heat = heat_of(r))) rc = cli_fail("no memory for %" PRId64 " tokens", n);
     else if (rc == CLI_OK) print_report(r, heat, rank);
@@ -244,8 +245,8 @@ static int report(struct memory_report *r, hola_model *m, const char *dir, int64
     return rc;
 }
 
-int memory_inspect(hola_model *m, const char *dir, const struct memory_opts *o) {
-    struct memory_report r = {.opts = o, .cfg = hola_model_config(m)};
+int cache_view_inspect(hola_model *m, const char *dir, const struct cache_view_opts *o) {
+    struct cache_view_report r = {.opts = o, .cfg = hola_model_config(m)};
     int32_t *ids = NULL;
     int64_t n = 0;
     if (o->layer >= r.cfg->num_hidden_layers || o->head >= r.cfg->num_v_heads)

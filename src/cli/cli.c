@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 const char *const cli_backends[] = {"auto",     "cpu",      "cuda",       "cuda-f32", "cpu-ref",
                                     "cpu-base", "cpu-avx2", "cpu-avx512", NULL};
@@ -55,6 +56,15 @@ int cli_print_json(json_t *root) {
     putchar('\n');
     /* an error of stdout itself is main's to report */
     return rc && !ferror(stdout) ? cli_fail("out of memory for the result") : CLI_OK;
+}
+
+int64_t cli_resident_bytes(void) {
+    long long pages = 0;
+    FILE *f = fopen("/proc/self/statm", "r");
+    if (!f) return 0;
+    if (fscanf(f, "%*s %lld", &pages) != 1) pages = 0;
+    fclose(f);
+    return pages * sysconf(_SC_PAGESIZE);
 }
 
 json_t *cli_json_number(double x) { return isfinite(x) ? json_real(x) : json_null(); }

@@ -23,16 +23,16 @@ static const char *const dtypes[] = {"f32",  "bf16", "f16",
 static const struct arg options[] = {
     OPT_MODEL,
     OPT_NEEDED('o', "out", out, "DIR", "directory to write"),
-    OPT_CHOICE(0, "dtype", dtype, dtypes, "how weights are stored; int8, int4: the large matrices"),
-    OPT_FLAG(0, "force", force, "overwrite a model that is there"),
+    OPT_CHOICE(0, "dtype", dtype, dtypes, "type of the stored weights; int8 and int4: of the large matrices"),
+    OPT_FLAG(0, "force", force, "overwrite an existing model"),
     OPT_THREADS,
     OPT_JSON,
     OPT_END,
 };
-static const struct args_command command = {
-    "convert", "-m DIR -o DIR --dtype TYPE [options]",
-    "Writes a model again with weights of another type; int8 and int4 take a half and a quarter of bf16.",
-    options};
+static const struct args_command command = {"convert", "-m DIR -o DIR --dtype TYPE [options]",
+                                            "Writes a copy of a model with weights of another type. int8 "
+                                            "takes half the space of bf16, int4 a quarter.",
+                                            options};
 
 /* What a model directory may hold beside the weights and config.json. */
 static const char *const companions[] = {"tokenizer.json",         "tokenizer.model",
@@ -44,7 +44,7 @@ static hola_status copy_file(const char *from, const char *to, const char *name)
     char *src = hl_path_join(from, name), *dst = hl_path_join(to, name);
     struct hl_map map = {0};
     struct stat st;
-    hola_status s = src && dst ? HOLA_OK : hl_fail(HOLA_ENOMEM, "%s: no memory to copy it", name);
+    hola_status s = src && dst ? HOLA_OK : hl_fail(HOLA_ENOMEM, "%s: not enough memory to copy it", name);
     if (s == HOLA_OK && stat(src, &st) == 0 && st.st_size > 0) {
         s = hl_map_open(&map, src);
         if (s == HOLA_OK) s = hl_write_file(dst, map.data, map.size);
@@ -84,10 +84,10 @@ int cmd_convert(int argc, char **argv) {
     char count[CLI_GROUPED], size[CLI_GROUPED];
     int rc = args_parse(&command, argc, argv, &o);
     if (rc != ARGS_RUN) return rc;
-    if (o.dtype < 0) return cli_usage("convert", "--dtype TYPE is needed");
+    if (o.dtype < 0) return cli_usage("convert", "--dtype TYPE is required");
     if (same_directory(o.model, o.out)) return cli_fail("%s: cannot be converted onto itself", o.out);
     if (!o.force && cli_holds_model(o.out, &file))
-        return cli_fail("%s: there is a %s already; --force overwrites it", o.out, file);
+        return cli_fail("%s: already holds a %s; --force overwrites it", o.out, file);
     if (convert(&o, &m) != HOLA_OK) {
         hola_model_free(m);
         return cli_fail_library();

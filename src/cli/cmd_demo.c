@@ -24,18 +24,18 @@ struct demo_opts {
 #define OPTS struct demo_opts
 static const struct arg options[] = {
     OPT_STRING('o', "out", out, "DIR",
-               "where the models, recall.json and recall.svg go (default build/demo)"),
-    OPT_INT(0, "steps", steps, 1, 1000000, "N", "training steps of each model (default 1600)"),
-    OPT_INT(0, "samples", samples, 2, 1000000, "N", "samples of each measurement (default 300)"),
-    OPT_INT('s', "seed", seed, 0, INT64_MAX, "N", "of weights and data (default 1)"),
-    OPT_FLAG(0, "quick", quick, "20 steps, 4 samples: everything is shown, nothing is learnt"),
+               "directory for the models, recall.json and recall.svg (default build/demo)"),
+    OPT_INT(0, "steps", steps, 1, 1000000, "N", "training steps per model (default 1600)"),
+    OPT_INT(0, "samples", samples, 2, 1000000, "N", "samples per measurement (default 300)"),
+    OPT_INT('s', "seed", seed, 0, INT64_MAX, "N", "seed of the weights and the data (default 1)"),
+    OPT_FLAG(0, "quick", quick, "20 steps, 4 samples: shows everything, learns nothing"),
     OPT_THREADS,
     OPT_END,
 };
 static const struct args_command command = {"demo", "[options]",
-                                            "Trains a small Gated DeltaNet and the same with the exact "
-                                            "memory to recall facts, and measures both over\n"
-                                            "the number of facts and over the length of the text.",
+                                            "Trains a small Gated DeltaNet to recall facts, with and "
+                                            "without the exact memory, and measures how\n"
+                                            "many facts each recalls and over which length of text.",
                                             options};
 
 const char *const demo_names[] = {"gdn", "hola", "hola-recency"};
@@ -53,19 +53,19 @@ static struct demo the_demo(const struct demo_opts *o) {
                                                : 300,
                          .lr = 4e-3,
                          .warmup = 50,
-                         .course = {.task = {.fillers = 8,
-                                             .keys = 128,
-                                             .values = 64,
-                                             .facts = 2,
-                                             .queries = 16,
-                                             .length = 320,
-                                             .distance = 48},
-                                    .most_facts = 64,
-                                    .steps = o->steps   ? o->steps
-                                             : o->quick ? 20
-                                                        : 1600,
-                                    .batch_tokens = 4096,
-                                    .seed = (uint64_t)o->seed}};
+                         .curriculum = {.task = {.fillers = 8,
+                                                 .keys = 128,
+                                                 .values = 64,
+                                                 .facts = 2,
+                                                 .queries = 16,
+                                                 .length = 320,
+                                                 .distance = 48},
+                                        .most_facts = 64,
+                                        .steps = o->steps   ? o->steps
+                                                 : o->quick ? 20
+                                                            : 1600,
+                                        .batch_tokens = 4096,
+                                        .seed = (uint64_t)o->seed}};
 }
 
 /* One layer, two heads of 16. The weights start larger than in big models, where 0.02 is usual; the gate of the
@@ -78,10 +78,10 @@ static hola_config backbone(const struct demo *d, int which) {
     c.num_heads = c.num_v_heads = 2;
     c.head_dim = c.head_v_dim = 16;
     c.intermediate_size = 128;
-    c.vocab_size = hl_recall_vocab(&d->course.task);
+    c.vocab_size = hl_recall_vocab(&d->curriculum.task);
     c.tie_word_embeddings = true;
     c.initializer_range = 0.08;
-    c.max_position_embeddings = d->course.task.length;
+    c.max_position_embeddings = d->curriculum.task.length;
     c.bos_token_id = HL_RECALL_BEGIN;
     c.eos_token_id = -1;
     c.cache_window = 64;
@@ -92,7 +92,7 @@ static hola_config backbone(const struct demo *d, int which) {
 }
 
 struct hl_recall demo_task(const struct demo *d, int64_t facts, int64_t times) {
-    struct hl_recall r = d->course.task;
+    struct hl_recall r = d->curriculum.task;
     r.facts = facts;
     if (r.queries > facts) r.queries = facts;
     r.distance += (times - 1) * r.length;
@@ -143,7 +143,7 @@ static void learn(void *ctx, int64_t k, int worker) {
 
 /* One line that is written anew on a terminal; elsewhere ten lines in all. */
 static void show_step(struct progress *p, const struct school *y, int64_t step) {
-    const int64_t steps = y->d->course.steps, every = steps > 10 ? steps / 10 : 1;
+    const int64_t steps = y->d->curriculum.steps, every = steps > 10 ? steps / 10 : 1;
     const double part = (double)step / (double)steps, spent = progress_seconds(p);
     const double *loss = y->loss;
     progress_show(p, part, "loss: GDN %.2f, HOLA %.2f, recency %.2f | %.0f s left", loss[DEMO_GDN],
@@ -155,7 +155,7 @@ static void show_step(struct progress *p, const struct school *y, int64_t step) 
 }
 
 static hola_status train(struct school *y) {
-    const struct hl_recall_curriculum *c = &y->d->course;
+    const struct hl_recall_curriculum *c = &y->d->curriculum;
     const struct hl_schedule lr = {
         .kind = HL_COSINE, .peak = y->d->lr, .floor = 0.1, .warmup = y->d->warmup, .steps = c->steps};
     struct progress p;
@@ -182,7 +182,7 @@ static hola_status make_model(struct demo *d, int which) {
     const hola_config cfg = backbone(d, which);
     char count[CLI_GROUPED];
     hola_session *y = NULL;
-    hola_status s = hola_model_new(&d->model[which], &cfg, d->course.seed, &(hola_options){.threads = 1});
+    hola_status s = hola_model_new(&d->model[which], &cfg, d->curriculum.seed, &(hola_options){.threads = 1});
     if (s == HOLA_OK) s = hola_session_new(&y, d->model[which]);
     if (s != HOLA_OK) return s;
     d->state_bytes[which] = hola_session_bytes(y);
@@ -207,7 +207,7 @@ static void answer(void *ctx, int64_t k, int worker) {
     struct school *y = ctx;
     (void)worker;
     keep_status(y, k,
-                hl_recall_measure(y->d->model[k], y->task, ~y->d->course.seed, y->d->samples,
+                hl_recall_measure(y->d->model[k], y->task, ~y->d->curriculum.seed, y->d->samples,
                                   y->right + k * y->d->samples));
 }
 
@@ -271,9 +271,9 @@ static hola_status report(const struct demo *d) {
     return s;
 }
 
-static hola_status run(struct demo *d, int threads) {
+static hola_status run_demo(struct demo *d, int threads) {
     struct school y = {.d = d};
-    hola_status s = hl_recall_curriculum_check(&d->course);
+    hola_status s = hl_recall_curriculum_check(&d->curriculum);
     if (s == HOLA_OK) s = check_out(d->out);
     if (s == HOLA_OK) s = hl_pool_new(&y.pool, threads);
     for (int k = 0; s == HOLA_OK && k < DEMO_MODELS; k++) s = make_model(d, k);
@@ -290,7 +290,7 @@ int cmd_demo(int argc, char **argv) {
     int rc = args_parse(&command, argc, argv, &o);
     if (rc != ARGS_RUN) return rc;
     struct demo d = the_demo(&o);
-    if (run(&d, (int)o.threads) != HOLA_OK) rc = cli_fail_library();
+    if (run_demo(&d, (int)o.threads) != HOLA_OK) rc = cli_fail_library();
     else rc = CLI_OK;
     for (int k = 0; k < DEMO_MODELS; k++) hola_model_free(d.model[k]);
     return rc;

@@ -12,31 +12,38 @@ static const char *const rulers[] = {"harness", "nvidia", NULL};
 #define OPTS struct eval_opts
 static const struct arg options[] = {
     OPT_LIST('m', "model", models, "DIR", "model directory; several are compared"),
-    OPT_STRING(0, "data", data, "DIR", "directory of the benchmarks' files (docs/eval.md)"),
-    OPT_STRING(0, "tasks", tasks, "NAME[,NAME...]", "which benchmarks; --list names them"),
+    OPT_STRING(0, "data", data, "DIR", "directory with the benchmarks' files (docs/eval.md)"),
+    OPT_STRING(0, "tasks", tasks, "NAME[,NAME...]", "benchmarks to run; --list prints them all"),
     OPT_STRING(0, "text", text, "FILE", "perplexity of this text (the task `text`)"),
-    OPT_INT(0, "limit", limit, 1, INT64_MAX, "N", "the first N documents of a task alone"),
-    OPT_CHOICE(0, "profile", profile, hl_profile_names, "as which harness (default harness-head)"),
-    OPT_CHOICE(0, "bos", bos, hl_bos_names, "<s> before every prompt (default auto: the profile's way)"),
+    OPT_INT(0, "limit", limit, 1, INT64_MAX, "N", "only the first N documents of each task"),
+    OPT_CHOICE(0, "profile", profile, hl_profile_names,
+               "version of the harness to follow (default harness-head)"),
+    OPT_CHOICE(0, "bos", bos, hl_bos_names,
+               "whether <s> precedes every prompt (default auto: as the profile does)"),
     OPT_CHOICE(0, "retrieval", retrieval, hl_retrieval_names,
-               "prompts of fda, swde, squad (default: the profile's)"),
+               "form of the prompts of fda, swde and squad (default: the profile's)"),
     OPT_CHOICE(0, "ll-precision", precision, hl_precision_names,
-               "sums, or rounded as the harness does in bf16"),
+               "log-likelihoods in fp32, or rounded as the harness does in bf16"),
     OPT_INT(0, "max-length", max_length, 2, 1 << 24, "N",
-            "tokens (default: the model's max_position_embeddings)"),
-    OPT_STRING(0, "length", lengths, "N[,N...]", "tokens of generated prompts; several are all run"),
-    OPT_INT('s', "seed", seed, 0, INT32_MAX, "N", "of generated prompts (default: their benchmark's own)"),
-    OPT_FLAG(0, "truncate", truncate, "cut generated prompts that do not fit"),
-    OPT_CHOICE(0, "ruler", ruler, rulers, "whose RULER (default harness)"),
-    OPT_STRING(0, "prompts", prompts, "FILE", "RULER: samples of this file, of either tool or of --dump"),
+            "longest input in tokens (default: the model's max_position_embeddings)"),
+    OPT_STRING(0, "length", lengths, "N[,N...]",
+               "length of generated prompts in tokens; a list runs all of them"),
+    OPT_INT('s', "seed", seed, 0, INT32_MAX, "N", "seed of generated prompts (default: the benchmark's own)"),
+    OPT_FLAG(0, "truncate", truncate, "cut generated prompts that are too long"),
+    OPT_CHOICE(0, "ruler", ruler, rulers, "whose version of RULER (default harness)"),
+    OPT_STRING(0, "prompts", prompts, "FILE",
+               "take RULER's samples from a file written by --dump or by either tool"),
     OPT_STRING(0, "dump", dump, "FILE", "write RULER's samples, one JSON object per line"),
-    OPT_STRING(0, "tokenizer", tokenizer, "PATH", "directory, file or \"byte\" (default: the model's)"),
-    OPT_STRING('o', "out", out, "DIR", "keep answers there; the same command again goes on"),
+    OPT_STRING(0, "tokenizer", tokenizer, "PATH",
+               "tokenizer: a directory, a file or \"byte\" (default: the model's)"),
+    OPT_STRING('o', "out", out, "DIR", "keep answers there; the same command again continues"),
     OPT_STRING(0, "log-samples", samples, "FILE", "write every answer, one JSON object per line"),
-    OPT_STRING(0, "html", html, "FILE", "write a page with the paper's results beside these"),
-    OPT_LIST(0, "results", results, "FILE", "report what an earlier run printed with --json; several"),
-    OPT_STRING(0, "requests", requests, "FILE", "answer requests instead of tasks (docs/eval.md)"),
-    OPT_FLAG(0, "list", list, "the tasks, their files and where they are had"),
+    OPT_STRING(0, "html", html, "FILE", "write a page with these results next to the paper's"),
+    OPT_LIST(0, "results", results, "FILE",
+             "report results that an earlier run printed with --json; repeatable"),
+    OPT_STRING(0, "requests", requests, "FILE",
+               "answer requests from a file instead of running tasks (docs/eval.md)"),
+    OPT_FLAG(0, "list", list, "list the tasks, their files and where to get them"),
     OPT_THREADS,
     OPT_BACKEND,
     OPT_JSON,
@@ -44,7 +51,8 @@ static const struct arg options[] = {
 };
 static const struct args_command command = {
     "eval", "-m DIR [-m DIR...] --data DIR --tasks NAME[,NAME...] [options]",
-    "Benchmarks as lm-evaluation-harness defines them: perplexity, multiple choice, extraction.", options};
+    "Runs benchmarks as lm-evaluation-harness defines them: perplexity, multiple choice, extraction, RULER.",
+    options};
 
 /* ---- one task ---- */
 
@@ -135,7 +143,7 @@ static hola_status run_once(const struct eval_opts *o, hola_model *model, struct
     if (st == HOLA_OK && o->out)
         st = eval_journal_open(&r.journal, o->out, t->name, settings(m, t, &s, o), &s, a);
     if (st == HOLA_OK && r.journal.found > 0)
-        fprintf(stderr, "hola: %s: %lld of %lld answers are there already\n", t->name,
+        fprintf(stderr, "hola: %s: %lld of %lld answers are already there\n", t->name,
                 (long long)r.journal.found, (long long)s.n);
     const struct hl_eval_hooks hooks = {.ctx = &r, .progress = show, .answered = keep, .warn = warn};
     if (st == HOLA_OK) st = hl_eval_run(model, &m->how, &s, a, &hooks);
@@ -183,13 +191,13 @@ static int pick_tasks(const struct eval_opts *o, const struct hl_task **task, in
         const size_t len = strcspn(p, ",");
         snprintf(name, sizeof name, "%.*s", (int)(len < sizeof name ? len : sizeof name - 1), p);
         const struct hl_task *t = hl_task_find(name);
-        if (!t) return cli_usage("eval", "unknown task '%s'; --list names them", name);
+        if (!t) return cli_usage("eval", "unknown task '%s'; --list prints them all", name);
         bool twice = false;
         for (int i = 0; i < *n; i++) twice = twice || task[i] == t;
         if (!twice && *n < most) task[(*n)++] = t;
         p += len + (p[len] == ',');
     }
-    return *n > 0 ? CLI_OK : cli_usage("eval", "--tasks NAME[,NAME...] is needed");
+    return *n > 0 ? CLI_OK : cli_usage("eval", "--tasks NAME[,NAME...] is required");
 }
 
 static hola_status run_model(const struct eval_opts *o, struct eval_model *m, const struct hl_task **task,
@@ -248,7 +256,7 @@ static int read_lengths(struct eval_opts *o) {
         if (end == p || (*end && *end != ',') || x < 1 || x > 1 << 24)
             return cli_usage("eval", "--length: '%s' is not a list of numbers from 1 to %d", o->lengths,
                              1 << 24);
-        if (o->n_lengths == most) return cli_usage("eval", "--length: more than %d", most);
+        if (o->n_lengths == most) return cli_usage("eval", "--length: more than %d lengths", most);
         o->length[o->n_lengths++] = x;
         p = end + (*end == ',');
     }
@@ -262,10 +270,10 @@ int cmd_eval(int argc, char **argv) {
     if (rc != ARGS_RUN) return rc;
     if (o.list) return list_tasks();
     if (o.results.n > 0) {
-        if (o.models.n > 0 || o.json) return cli_usage("eval", "--results goes with --html alone");
+        if (o.models.n > 0 || o.json) return cli_usage("eval", "--results can be used only with --html");
         return run_all(&o, NULL, 0);
     }
-    if (o.models.n == 0) return cli_usage("eval", "--model DIR is needed");
+    if (o.models.n == 0) return cli_usage("eval", "--model DIR is required");
     if (o.requests) {
         struct eval_model m = {.dir = o.models.item[0]};
         struct eval_loaded l;

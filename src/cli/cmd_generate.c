@@ -14,53 +14,58 @@ static const char *const dtypes[] = {"f32", "bf16", "f16", NULL}; /* in the orde
 #define OPTS struct gen_opts
 static const struct arg options[] = {
     OPT_MODEL,
-    OPT_STRING('p', "prompt", prompt, "TEXT", "what the text begins with"),
-    OPT_STRING('f', "file", file, "FILE", "the same from a file, less one line feed at its end; -: a pipe"),
-    OPT_STRING(0, "ids", ids, "FILE", "the same as token ids: a JSON array, fed as it is"),
-    OPT_STRING(0, "prompts", prompts, "FILE", "many: one per line, or a .jsonl; stepped together"),
-    OPT_INT(0, "parallel", parallel, 1, 4096, "N", "how many of them at a time (default 16)"),
+    OPT_STRING('p', "prompt", prompt, "TEXT", "prompt: the text to continue"),
+    OPT_STRING('f', "file", file, "FILE",
+               "read the prompt from a file, without a final newline; -: standard input"),
+    OPT_STRING(0, "ids", ids, "FILE", "read the prompt as token ids: a JSON array, used as it is"),
+    OPT_STRING(0, "prompts", prompts, "FILE", "many prompts: one per line, or .jsonl; decoded in a batch"),
+    OPT_INT(0, "parallel", parallel, 1, 4096, "N", "prompts decoded at the same time (default 16)"),
     OPT_INT('n', "predict", predict, -1, INT32_MAX, "N",
-            "tokens to write (default 256; -1: until the text ends, as with -i)"),
+            "tokens to generate (default 256; -1, the default with -i: until EOS)"),
     OPT_REAL(0, "temp", sampling.temp, 0, 1000, "X",
-             "temperature (default 0.8); 0: always the likeliest token"),
-    OPT_INT(0, "top-k", sampling.top_k, 0, INT32_MAX, "N", "of the N likeliest (default 40; 0: of all)"),
-    OPT_REAL(0, "top-p", sampling.top_p, 0.0001, 1, "X", "of the likeliest up to this sum (default 0.95)"),
-    OPT_REAL(0, "min-p", sampling.min_p, 0, 1, "X", "not under this part of the likeliest (default 0.05)"),
+             "temperature (default 0.8); 0: greedy, always the likeliest token"),
+    OPT_INT(0, "top-k", sampling.top_k, 0, INT32_MAX, "N",
+            "sample from the N likeliest tokens (default 40; 0: all)"),
+    OPT_REAL(0, "top-p", sampling.top_p, 0.0001, 1, "X",
+             "nucleus sampling: smallest set with this probability (default 0.95)"),
+    OPT_REAL(0, "min-p", sampling.min_p, 0, 1, "X",
+             "drop tokens below X times the highest probability (default 0.05)"),
     OPT_REAL(0, "repeat-penalty", sampling.repeat_penalty, 0.01, 100, "X",
-             "against repetition (default 1: off)"),
+             "penalty on repeated tokens (default 1: off)"),
     OPT_INT(0, "repeat-last-n", sampling.repeat_last_n, 0, HOLA_RECENT, "N",
-            "tokens it looks at (default 64)"),
-    OPT_INT('s', "seed", seed, 0, INT64_MAX, "N", "of the chance (default: another every time)"),
-    OPT_LIST(0, "stop", stop, "TEXT", "end before this text; may be given several times"),
-    OPT_FLAG(0, "ignore-eos", ignore_eos, "do not end where the text ends"),
-    OPT_FLAG(0, "no-bos", no_bos, "do not begin with the tokenizer's BOS"),
-    OPT_FLAG('i', "interactive", interactive, "go on with lines from the keyboard or a pipe"),
-    OPT_STRING(0, "in-prefix", in_prefix, "TEXT", "put before every such line"),
-    OPT_STRING(0, "in-suffix", in_suffix, "TEXT", "put behind it (default: a line feed)"),
-    OPT_STRING(0, "save-session", save, "FILE", "write the session to a file in the end"),
-    OPT_STRING(0, "load-session", load, "FILE", "go on from such a file; the prompt follows its text"),
-    OPT_CHOICE(0, "session-dtype", dtype, dtypes, "numbers in that file (default f32: exact)"),
-    OPT_INT(0, "logits", logits, 0, 1000, "N", "with --json: the N likeliest tokens at every place"),
-    OPT_STRING(0, "tokenizer", tokenizer, "PATH", "directory, file or \"byte\" (default: the model's)"),
+            "recent tokens the penalty applies to (default 64)"),
+    OPT_INT('s', "seed", seed, 0, INT64_MAX, "N", "sampling seed (default: random)"),
+    OPT_LIST(0, "stop", stop, "TEXT", "stop before this text; may be given several times"),
+    OPT_FLAG(0, "ignore-eos", ignore_eos, "continue after the EOS token"),
+    OPT_FLAG(0, "no-bos", no_bos, "do not put the tokenizer's BOS first"),
+    OPT_FLAG('i', "interactive", interactive,
+             "hold a conversation, one line from the keyboard or a pipe at a time"),
+    OPT_STRING(0, "in-prefix", in_prefix, "TEXT", "put before every line of input"),
+    OPT_STRING(0, "in-suffix", in_suffix, "TEXT", "put after every line of input (default: a newline)"),
+    OPT_STRING(0, "save-session", save, "FILE", "save the session to a file at the end"),
+    OPT_STRING(0, "load-session", load, "FILE", "continue a saved session; the prompt follows its text"),
+    OPT_CHOICE(0, "session-dtype", dtype, dtypes, "type of the numbers in that file (default f32: exact)"),
+    OPT_INT(0, "logits", logits, 0, 1000, "N", "with --json: the N likeliest tokens at every position"),
+    OPT_STRING(0, "tokenizer", tokenizer, "PATH",
+               "tokenizer: a directory, a file or \"byte\" (default: the model's)"),
     OPT_THREADS,
     OPT_BACKEND,
-    OPT_FLAG('q', "quiet", quiet, "no speed and memory on stderr"),
+    OPT_FLAG('q', "quiet", quiet, "do not report speed and memory on stderr"),
     OPT_JSON,
     OPT_END,
 };
 static const struct args_command command = {
     "generate", "-m DIR (-p TEXT | -f FILE | --prompts FILE | -i) [options]",
-    "Text that follows a prompt. Memory and time per token do not grow with the length of the text.",
-    options};
+    "Continues a prompt. Memory and time per token do not grow with the length of the text.", options};
 
 static int check_usage(const struct gen_opts *o) {
     const int prompts = !!o->prompt + !!o->file + !!o->ids + !!o->prompts;
-    if (prompts > 1) return cli_usage("generate", "only one of -p, -f, --ids and --prompts");
-    if (o->prompts && o->interactive) return cli_usage("generate", "--prompts does not go with -i");
-    if (o->prompts && o->save) return cli_usage("generate", "--prompts does not go with --save-session");
-    if (o->interactive && o->json) return cli_usage("generate", "--json does not go with -i");
+    if (prompts > 1) return cli_usage("generate", "only one of -p, -f, --ids and --prompts can be given");
+    if (o->prompts && o->interactive) return cli_usage("generate", "--prompts cannot be used with -i");
+    if (o->prompts && o->save) return cli_usage("generate", "--prompts cannot be used with --save-session");
+    if (o->interactive && o->json) return cli_usage("generate", "--json cannot be used with -i");
     if (o->interactive && o->file && !strcmp(o->file, "-"))
-        return cli_usage("generate", "-f - does not go with -i: both would read standard input");
+        return cli_usage("generate", "-f - cannot be used with -i: both would read standard input");
     if (o->logits && !o->json) return cli_usage("generate", "--logits needs --json");
     for (int i = 0; i < o->stop.n; i++)
         if (!*o->stop.item[i]) return cli_usage("generate", "--stop needs a text");
@@ -107,7 +112,7 @@ static int one(const struct gen *g, hola_session *s) {
     if (rc == CLI_OK) rc = gen_read_prompt(g, first, &p);
     if (rc == CLI_OK && o->interactive) rc = gen_chat(&r, &p);
     else if (rc == CLI_OK && p.n == 0 && !hola_session_logits(s) && o->predict != 0)
-        rc = cli_fail("%s: was saved without logits, so a prompt is needed to go on", o->load);
+        rc = cli_fail("%s: saved without logits, so a prompt is needed to continue", o->load);
     else if (rc == CLI_OK) {
         rc = gen_run_prompt(&r, &p);
         free(p.ids), p.ids = NULL;

@@ -17,17 +17,18 @@ static const char *const dtypes[] = {"f32", "bf16", "f16", NULL}; /* in the orde
 static const struct arg options[] = {
     OPT_NEEDED('o', "out", out, "DIR", "directory to write"),
     OPT_STRING(0, "preset", preset, "NAME", "46m, 170m or 340m, also with -gate or -nogate"),
-    OPT_STRING(0, "config", config, "FILE", "a config.json"),
-    OPT_CHOICE(0, "model-type", model_type, cli_model_types, "default: hola, or what the config says"),
+    OPT_STRING(0, "config", config, "FILE", "config.json of the model"),
+    OPT_CHOICE(0, "model-type", model_type, cli_model_types,
+               "type of model (default: hola, or the config's)"),
     OPT_INT('s', "seed", seed, 0, INT64_MAX, "N", "seed of the random weights (default 0)"),
-    OPT_CHOICE(0, "dtype", dtype, dtypes, "how weights are stored (default f32)"),
-    OPT_FLAG(0, "force", force, "overwrite a model that is there"),
+    OPT_CHOICE(0, "dtype", dtype, dtypes, "type of the stored weights (default f32)"),
+    OPT_FLAG(0, "force", force, "overwrite an existing model"),
     OPT_JSON,
     OPT_END,
 };
-static const struct args_command command = {"init", "-o DIR (--preset NAME | --config FILE) [options]",
-                                            "Writes a fresh model: config.json and model.safetensors.",
-                                            options};
+static const struct args_command command = {
+    "init", "-o DIR (--preset NAME | --config FILE) [options]",
+    "Writes a new model with random weights: config.json and model.safetensors.", options};
 
 int cmd_init(int argc, char **argv) {
     struct init_opts o = {.model_type = -1};
@@ -37,9 +38,9 @@ int cmd_init(int argc, char **argv) {
     char count[CLI_GROUPED];
     int rc = args_parse(&command, argc, argv, &o);
     if (rc != ARGS_RUN) return rc;
-    if (!o.preset == !o.config) return cli_usage("init", "either --preset NAME or --config FILE is needed");
+    if (!o.preset == !o.config) return cli_usage("init", "either --preset NAME or --config FILE is required");
     if (!o.force && cli_holds_model(o.out, &file))
-        return cli_fail("%s: there is a %s already; --force overwrites it", o.out, file);
+        return cli_fail("%s: already holds a %s; --force overwrites it", o.out, file);
 
     if (cli_config(&cfg, o.preset, o.config, o.model_type) != HOLA_OK) return cli_fail_library();
     if (hola_model_new(&m, &cfg, (uint64_t)o.seed, NULL) != HOLA_OK ||

@@ -1,5 +1,5 @@
 /* cmd_inspect.c -- hola inspect: the configuration, the tensors and their values, the parameters by part; or what
- * a text leaves in the exact memory (memory_report.c). */
+ * a text leaves in the exact memory (cache_view_report.c). */
 #include "cli/args.h"
 #include "cli/cli.h"
 #include "cli/cache_view.h"
@@ -12,7 +12,7 @@
 
 struct inspect_opts {
     const char *model;
-    struct memory_opts memory;
+    struct cache_view_opts memory;
     int64_t threads;
     int backend;
     bool json;
@@ -21,17 +21,18 @@ struct inspect_opts {
 #define OPTS struct inspect_opts
 static const struct arg options[] = {
     OPT_MODEL,
-    OPT_FLAG(0, "memory", memory.on, "what a text leaves in the exact memory of every layer and head"),
-    OPT_STRING('f', "file", memory.file, "FILE", "the text, to which the tokenizer's BOS is put in front"),
-    OPT_STRING(0, "ids", memory.ids, "FILE", "or its token ids: a JSON array"),
+    OPT_FLAG(0, "memory", memory.on, "show what a text leaves in the exact memory of every layer and head"),
+    OPT_STRING('f', "file", memory.file, "FILE", "text file; the tokenizer's BOS is put before the text"),
+    OPT_STRING(0, "ids", memory.ids, "FILE", "token ids instead of a text, as a JSON array"),
     OPT_STRING(0, "tokenizer", memory.tokenizer, "PATH",
-               "directory, file or \"byte\" (default: the model's)"),
-    OPT_INT(0, "query", memory.query, 0, INT64_MAX, "N", "token whose read is shown (default: the last)"),
-    OPT_INT(0, "layer", memory.layer, 0, INT64_MAX, "N", "this layer alone"),
-    OPT_INT(0, "head", memory.head, 0, INT64_MAX, "N", "this head alone; with --layer: token by token"),
-    OPT_INT(0, "top", memory.top, 1, INT64_MAX, "N", "tokens listed then (default: all that are kept)"),
-    OPT_STRING(0, "html", memory.html, "FILE", "also: a page to explore it in a browser"),
-    OPT_CHOICE(0, "color", memory.color, memory_colors, "the text as a heat map (default: on a terminal)"),
+               "tokenizer: a directory, a file or \"byte\" (default: the model's)"),
+    OPT_INT(0, "query", memory.query, 0, INT64_MAX, "N", "position whose read is shown (default: the last)"),
+    OPT_INT(0, "layer", memory.layer, 0, INT64_MAX, "N", "only this layer"),
+    OPT_INT(0, "head", memory.head, 0, INT64_MAX, "N", "only this head; with --layer: token by token"),
+    OPT_INT(0, "top", memory.top, 1, INT64_MAX, "N", "tokens to list then (default: all kept tokens)"),
+    OPT_STRING(0, "html", memory.html, "FILE", "also write a page to explore in a browser"),
+    OPT_CHOICE(0, "color", memory.color, cache_view_colors,
+               "show the text as a heat map (default: on a terminal)"),
     OPT_THREADS,
     OPT_BACKEND,
     OPT_JSON,
@@ -39,11 +40,9 @@ static const struct arg options[] = {
 };
 static const struct args_command command = {
     "inspect", "-m DIR [--memory (-f FILE | --ids FILE)] [options]",
-    "The configuration of a model, its tensors, how many parameters each part has, the size of a session. "
-    "With\n"
-    "--memory: which tokens of a text every layer and head keeps, their surprise m, position and age, what "
-    "one\n"
-    "token reads of them, and which of them a memory of the latest tokens would hold as well.",
+    "Prints the configuration of a model, its tensors, the parameters of each part and the size of a\n"
+    "session. With --memory: which tokens of a text every layer and head keeps, their surprise m, position\n"
+    "and age, how much one token reads of them, and which of them a window of recent tokens would hold too.",
     options};
 
 /* ---- configuration ---- */
@@ -252,11 +251,12 @@ static int print_model(const hola_model *m, bool json, int64_t state_bytes) {
 }
 
 static int check_options(const struct inspect_opts *o) {
-    const struct memory_opts *y = &o->memory;
+    const struct cache_view_opts *y = &o->memory;
     if (y->on && !y->file == !y->ids) return cli_usage("inspect", "--memory needs either --file or --ids");
     if (!y->on &&
         (y->file || y->ids || y->html || y->tokenizer || y->query >= 0 || y->layer >= 0 || y->head >= 0))
-        return cli_usage("inspect", "options of --memory, without it");
+        return cli_usage("inspect",
+                         "-f, --ids, --tokenizer, --query, --layer, --head and --html need --memory");
     return CLI_OK;
 }
 
@@ -270,7 +270,7 @@ int cmd_inspect(int argc, char **argv) {
     o.memory.json = o.json;
     const hola_options opt = {.threads = (int)o.threads, .backend = cli_backend(o.backend)};
     if (hola_model_load(&m, o.model, &opt) != HOLA_OK) rc = cli_fail_library();
-    else if (o.memory.on) rc = memory_inspect(m, o.model, &o.memory);
+    else if (o.memory.on) rc = cache_view_inspect(m, o.model, &o.memory);
     else if (hola_session_new(&s, m) != HOLA_OK) rc = cli_fail_library();
     else rc = print_model(m, o.json, hola_session_bytes(s));
     hola_session_free(s);

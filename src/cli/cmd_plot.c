@@ -2,7 +2,6 @@
 #define _POSIX_C_SOURCE 200809L
 #include "cli/args.h"
 #include "cli/cli.h"
-#include "cli/positional.h"
 #include "core/file.h"
 #include "plot/training_plot.h"
 #include <stdio.h>
@@ -17,14 +16,14 @@ struct plot_opts {
 
 #define OPTS struct plot_opts
 static const struct arg options[] = {
-    OPT_NEEDED('o', "out", out, "FILE", "file to write, .html or .svg"),
+    OPT_NEEDED('o', "out", out, "FILE", "file to write: .html or .svg"),
     OPT_JSON,
     OPT_END,
 };
 static const struct args_command command = {"plot", "-o FILE RUN...",
-                                            "Draws loss, learning rate, gradient norm and speed over the "
-                                            "steps from the metrics.jsonl of runs (directories\n"
-                                            "of hola train, or such files).",
+                                            "Plots loss, learning rate, gradient norm and speed over the "
+                                            "steps. RUN is a directory of hola train\n"
+                                            "or a metrics.jsonl.",
                                             options};
 
 static hola_status read_run(const char *run, struct hl_metrics_history *h) {
@@ -52,7 +51,7 @@ static int draw(const struct plot_opts *o, const char **words, int n) {
     for (int i = 0; i < n && s == HOLA_OK; i++) {
         s = read_run(words[i], &h[i]);
         if (s == HOLA_OK && h[i].n == 0 && h[i].bad > 0)
-            s = hl_fail(HOLA_EFORMAT, "%s: not one line of it is a step of a run", words[i]);
+            s = hl_fail(HOLA_EFORMAT, "%s: no line of it is a training step", words[i]);
         run[i] = (struct hl_plot_run){.name = words[i], .history = &h[i]};
     }
     if (s == HOLA_OK) s = hl_plot_write(o->out, run, n, 0);
@@ -82,8 +81,8 @@ int cmd_plot(int argc, char **argv) {
     if (rc == ARGS_RUN) {
         dot = strrchr(o.out, '.');
         if (!dot || (strcmp(dot, ".html") != 0 && strcmp(dot, ".svg") != 0))
-            rc = cli_usage("plot", "--out takes a file.html or a file.svg, not '%s'", o.out);
-        else rc = n > 0 ? draw(&o, words, n) : cli_usage("plot", "no RUN");
+            rc = cli_usage("plot", "--out takes an .html or .svg file, not '%s'", o.out);
+        else rc = n > 0 ? draw(&o, words, n) : cli_usage("plot", "no RUN given");
     }
     free(words);
     return rc;

@@ -2,7 +2,6 @@
 #define _POSIX_C_SOURCE 200809L
 #include "cli/args.h"
 #include "cli/cli.h"
-#include "cli/positional.h"
 #include "cli/progress.h"
 #include "data/prepare.h"
 #include <inttypes.h>
@@ -26,29 +25,29 @@ static const struct arg options[] = {
     OPT_NEEDED('o', "out", out, "DIR", "directory to write"),
     OPT_STRING(0, "tokenizer", tokenizer, "PATH",
                "tokenizer.model, tokenizer.json, a directory with one, or byte"),
-    OPT_REAL(0, "val", val, 0, 0.5, "X", "part of the documents that goes to val (default 0.005)"),
-    OPT_INT(0, "val-tokens", val_tokens, 1, INT64_MAX, "N", "val gets at most so many tokens"),
-    OPT_INT(0, "shard-tokens", shard_tokens, 1, INT32_MAX, "N", "tokens of a file (default 100000000)"),
-    OPT_CHOICE(0, "format", format, formats, "of all inputs (default: by name, then by content)"),
-    OPT_STRING(0, "field", field, "NAME", "where a JSON object has its text (default text)"),
-    OPT_FLAG(0, "split-lines", split_lines, "every line of a text is a document"),
-    OPT_FLAG(0, "skip-bad", skip_bad, "leave out malformed lines of JSON instead of failing"),
-    OPT_FLAG(0, "no-bos", no_bos, "no BOS token in front of documents"),
-    OPT_INT('s', "seed", seed, 0, INT64_MAX, "N", "chooses the documents of val (default 0)"),
+    OPT_REAL(0, "val", val, 0, 0.5, "X", "fraction of the documents kept for validation (default 0.005)"),
+    OPT_INT(0, "val-tokens", val_tokens, 1, INT64_MAX, "N", "at most N tokens for validation"),
+    OPT_INT(0, "shard-tokens", shard_tokens, 1, INT32_MAX, "N", "tokens per file (default 100000000)"),
+    OPT_CHOICE(0, "format", format, formats, "format of all inputs (default: by name, then by content)"),
+    OPT_STRING(0, "field", field, "NAME", "field of a JSON object that holds the text (default text)"),
+    OPT_FLAG(0, "split-lines", split_lines, "treat every line of a text as a document"),
+    OPT_FLAG(0, "skip-bad", skip_bad, "skip malformed lines of JSON instead of failing"),
+    OPT_FLAG(0, "no-bos", no_bos, "put no BOS token before documents"),
+    OPT_INT('s', "seed", seed, 0, INT64_MAX, "N", "seed that selects the validation documents (default 0)"),
     OPT_THREADS,
-    OPT_FLAG(0, "force", force, "replace a dataset that is there"),
-    OPT_CHOICE(0, "generate", generate, tasks, "a synthetic task instead of inputs"),
+    OPT_FLAG(0, "force", force, "replace an existing dataset"),
+    OPT_CHOICE(0, "generate", generate, tasks, "generate a synthetic task instead of reading inputs"),
     OPT_INT(0, "samples", samples, 1, INT64_MAX, "N", "sequences to generate (default 10000)"),
-    OPT_INT(0, "facts", facts, 1, 1 << 28, "N", "facts (pairs) of a generated sequence"),
-    OPT_INT(0, "length", length, 1, 1 << 28, "N", "tokens of a generated sequence"),
+    OPT_INT(0, "facts", facts, 1, 1 << 28, "N", "facts (pairs) in a generated sequence"),
+    OPT_INT(0, "length", length, 1, 1 << 28, "N", "tokens in a generated sequence"),
     OPT_JSON,
     OPT_END,
 };
 static const struct args_command command = {
     "prepare", "-o DIR --tokenizer PATH [options] INPUT...",
-    "Writes token shards, train_*.bin and val_*.bin, from text: .txt (a file is a document) and .jsonl (a "
-    "line\n"
-    "is one), also as .gz, .xz or .zst; directories of these; - is standard input.",
+    "Writes token shards, train_*.bin and val_*.bin, from text. Inputs are .txt (one document per file)\n"
+    "and .jsonl files (one document per line), also as .gz, .xz or .zst, directories of these, or - for\n"
+    "standard input.",
     options};
 
 static void show(void *ctx, const struct hl_prepare_counts *c) {
@@ -106,7 +105,7 @@ static int print_table(const struct hl_prepare_result *r) {
     return CLI_OK;
 }
 
-static int run(const struct prepare_opts *o, const char *const *inputs, int n) {
+static int run_prepare(const struct prepare_opts *o, const char *const *inputs, int n) {
     struct progress bar;
     struct hl_prepare_result r;
     struct hl_prepare_opts p = {
@@ -155,9 +154,9 @@ int cmd_prepare(int argc, char **argv) {
     if (rc != ARGS_RUN) goto done;
     if (o.generate && (n > 0 || o.tokenizer))
         rc = cli_usage("prepare", "--generate takes neither inputs nor a tokenizer");
-    else if (!o.generate && !o.tokenizer) rc = cli_usage("prepare", "--tokenizer PATH is needed");
-    else if (!o.generate && n == 0) rc = cli_usage("prepare", "no INPUT; - is standard input");
-    else rc = run(&o, inputs, n);
+    else if (!o.generate && !o.tokenizer) rc = cli_usage("prepare", "--tokenizer PATH is required");
+    else if (!o.generate && n == 0) rc = cli_usage("prepare", "no INPUT given; - reads standard input");
+    else rc = run_prepare(&o, inputs, n);
 done:
     free(inputs);
     return rc;

@@ -2,11 +2,11 @@
 #define _POSIX_C_SOURCE 200809L
 #include "cli/args.h"
 #include "cli/cli.h"
+#include "core/clock.h"
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
 struct score_opts {
     const char *model, *ids, *file, *tokenizer;
@@ -21,11 +21,12 @@ static const char *const modes[] = {"prefill", "decode", NULL};
 #define OPTS struct score_opts
 static const struct arg options[] = {
     OPT_MODEL,
-    OPT_STRING(0, "ids", ids, "FILE", "token ids: a JSON array"),
-    OPT_STRING('f', "file", file, "FILE", "text, to which the tokenizer's BOS is put in front"),
-    OPT_STRING(0, "tokenizer", tokenizer, "PATH", "directory, file or \"byte\" (default: the model's)"),
+    OPT_STRING(0, "ids", ids, "FILE", "token ids, as a JSON array"),
+    OPT_STRING('f', "file", file, "FILE", "text file; the tokenizer's BOS is put before the text"),
+    OPT_STRING(0, "tokenizer", tokenizer, "PATH",
+               "tokenizer: a directory, a file or \"byte\" (default: the model's)"),
     OPT_CHOICE(0, "mode", mode, modes, "feed all tokens at once (default) or one by one"),
-    OPT_INT(0, "split", split, 0, INT64_MAX, "N", "feed the first N at once, then the rest as --mode says"),
+    OPT_INT(0, "split", split, 0, INT64_MAX, "N", "feed the first N tokens at once, the rest as --mode says"),
     OPT_THREADS,
     OPT_BACKEND,
     OPT_JSON,
@@ -33,7 +34,8 @@ static const struct arg options[] = {
 };
 static const struct args_command command = {
     "score", "-m DIR (--ids FILE | -f FILE) [options]",
-    "Log-probability of every token given those before it, and the perplexity. All modes agree.", options};
+    "Computes the log-probability of every token given those before it, and the perplexity. All modes agree.",
+    options};
 
 /* Scores ids[1..n) in the pieces that the options ask for; the last token is never fed. */
 static hola_status score(hola_session *s, const struct score_opts *o, const int32_t *ids, int64_t n,
@@ -47,12 +49,6 @@ static hola_status score(hola_session *s, const struct score_opts *o, const int3
         fed += piece;
     }
     return st;
-}
-
-static double seconds(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
 static int print_result(const struct score_opts *o, const double *logprobs, int64_t n, double time) {
@@ -86,7 +82,7 @@ int cmd_score(int argc, char **argv) {
     int64_t n, vocab;
     int rc = args_parse(&command, argc, argv, &o);
     if (rc != ARGS_RUN) return rc;
-    if (!o.ids == !o.file) return cli_usage("score", "either --ids FILE or -f FILE is needed");
+    if (!o.ids == !o.file) return cli_usage("score", "either --ids FILE or -f FILE is required");
     hola_options opt = {.threads = (int)o.threads, .backend = cli_backend(o.backend)};
 
     rc = CLI_FAILED;
@@ -101,9 +97,9 @@ int cmd_score(int argc, char **argv) {
         goto done;
     }
     if (hola_session_new(&s, m) != HOLA_OK) goto library;
-    start = seconds();
+    start = hl_clock();
     if (score(s, &o, ids, n, logprobs) != HOLA_OK) goto library;
-    rc = print_result(&o, logprobs, n, seconds() - start);
+    rc = print_result(&o, logprobs, n, hl_clock() - start);
     goto done;
 library:
     rc = cli_fail_library();

@@ -2,7 +2,6 @@
 #define _POSIX_C_SOURCE 200809L
 #include "cli/args.h"
 #include "cli/cli.h"
-#include "cli/positional.h"
 #include "cli/progress.h"
 #include "tokenizer/bpe_train.h"
 #include "data/source.h"
@@ -22,9 +21,10 @@ struct train_opts {
 #define OPTS struct train_opts
 static const struct arg train_options[] = {
     OPT_NEEDED('o', "out", out, "FILE", "tokenizer.json to write"),
-    OPT_INT(0, "vocab-size", vocab, HL_TRAIN_LEAST, 1 << 20, "N", "tokens (default 32000)"),
-    OPT_INT(0, "min-frequency", least, 1, INT64_MAX, "N", "merge what occurs so often (default 2)"),
-    OPT_STRING(0, "field", field, "NAME", "where a JSON object has its text (default text)"),
+    OPT_INT(0, "vocab-size", vocab, HL_TRAIN_LEAST, 1 << 20, "N", "size of the vocabulary (default 32000)"),
+    OPT_INT(0, "min-frequency", least, 1, INT64_MAX, "N",
+            "least number of occurrences for a merge (default 2)"),
+    OPT_STRING(0, "field", field, "NAME", "field of a JSON object that holds the text (default text)"),
     OPT_THREADS,
     OPT_JSON,
     OPT_END,
@@ -32,9 +32,9 @@ static const struct arg train_options[] = {
 #undef OPTS
 static const struct args_command train_command = {
     "tokenizer train", "-o FILE [options] INPUT...",
-    "Trains a byte-level BPE, with GPT-2's word pattern, on .txt and .jsonl files, also as .gz, .xz or "
-    ".zst;\n"
-    "directories of these; - is standard input. Ids: 0 <s>, 1 </s>, 2 to 257 the bytes, then the merges.",
+    "Trains a byte-level BPE with GPT-2's word pattern on .txt and .jsonl files, also as .gz, .xz or .zst,\n"
+    "directories of these, or - for standard input. Ids: 0 is <s>, 1 is </s>, 2 to 257 are the bytes; then\n"
+    "come the merges.",
     train_options};
 
 /* Texts that are counted at once, so that all threads have some. */
@@ -123,7 +123,9 @@ static int run_train(int argc, char **argv) {
     if (!inputs) return cli_fail("out of memory");
     n = args_split(train_options, &argc, argv, inputs);
     rc = args_parse(&train_command, argc, argv, &o);
-    if (rc == ARGS_RUN) rc = n > 0 ? train(&o, inputs, n) : cli_usage(train_command.name, "INPUT is needed");
+    if (rc == ARGS_RUN)
+        rc = n > 0 ? train(&o, inputs, n)
+                   : cli_usage(train_command.name, "no INPUT given; - reads standard input");
     free(inputs);
     return rc;
 }
@@ -140,21 +142,22 @@ struct text_opts {
     OPT_NEEDED(0, "tokenizer", tokenizer, "PATH", \
                "tokenizer.model, tokenizer.json, a directory with one, or byte")
 static const struct arg encode_options[] = {
-    OPT_TOKENIZER, OPT_STRING('f', "file", file, "FILE", "text; - is standard input"), OPT_THREADS, OPT_JSON,
+    OPT_TOKENIZER, OPT_STRING('f', "file", file, "FILE", "text file; -: standard input"),
+    OPT_THREADS,   OPT_JSON,
     OPT_END,
 };
 static const struct arg decode_options[] = {
     OPT_TOKENIZER,
-    OPT_NEEDED(0, "ids", ids, "FILE", "token ids: a JSON array"),
+    OPT_NEEDED(0, "ids", ids, "FILE", "token ids, as a JSON array"),
     OPT_JSON,
     OPT_END,
 };
 static const struct args_command encode_command = {
     "tokenizer encode", "--tokenizer PATH (-f FILE | TEXT) [options]",
-    "The token ids of a text, as a JSON array. No BOS or EOS is added.", encode_options};
+    "Prints the token ids of a text as a JSON array. No BOS or EOS is added.", encode_options};
 static const struct args_command decode_command = {
     "tokenizer decode", "--tokenizer PATH --ids FILE [options]",
-    "The text of token ids, byte for byte; special tokens are left out.", decode_options};
+    "Prints the text of token ids, byte for byte; special tokens are left out.", decode_options};
 
 /* All of a file; *text is yours. */
 static int read_all(const char *path, char **text, int64_t *len) {
@@ -215,7 +218,7 @@ static int run_encode(int argc, char **argv) {
     n = args_split(encode_options, &argc, argv, words);
     rc = args_parse(&encode_command, argc, argv, &o);
     if (rc == ARGS_RUN && (n > 1 || (n == 1) == (o.file != NULL)))
-        rc = cli_usage(encode_command.name, "either -f FILE or one TEXT is needed");
+        rc = cli_usage(encode_command.name, "either -f FILE or one TEXT is required");
     if (rc == ARGS_RUN && o.file) {
         rc = read_all(o.file, &text, &len);
         if (rc == CLI_OK) rc = encode(&o, text, len);
@@ -273,18 +276,18 @@ int cmd_tokenizer(int argc, char **argv) {
         int (*run)(int argc, char **argv);
     } parts[] = {
         {"train", "train a byte-level BPE on text (writes tokenizer.json)", run_train},
-        {"encode", "token ids of a text", run_encode},
-        {"decode", "text of token ids", run_decode},
+        {"encode", "print the token ids of a text", run_encode},
+        {"decode", "print the text of token ids", run_decode},
     };
     const char *word = argc > 1 ? argv[1] : "";
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
         if (strcmp(word, parts[i].name) == 0) return parts[i].run(argc - 1, argv + 1);
-    if (argc < 2) return cli_usage("tokenizer", "train, encode or decode is needed");
+    if (argc < 2) return cli_usage("tokenizer", "train, encode or decode is required");
     if (strcmp(word, "--help") != 0 && strcmp(word, "-h") != 0)
-        return cli_usage("tokenizer", "train, encode or decode is needed, not '%s'", word);
+        return cli_usage("tokenizer", "train, encode or decode is required, not '%s'", word);
     printf("usage: hola tokenizer (train | encode | decode) [options]\n\n");
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
         printf("  %-8s %s\n", parts[i].name, parts[i].about);
-    printf("\n'hola tokenizer train --help' and so on list the options of each; results also with --json.\n");
+    printf("\n'hola tokenizer train --help' lists the options of train, and so on; all take --json.\n");
     return CLI_OK;
 }

@@ -24,39 +24,41 @@ static const char *const recipes[] = {"340m", "170m", "46m", NULL};
 
 #define OPTS struct train_opts
 static const struct arg options[] = {
-    OPT_NEEDED(0, "data", data, "DIR", "token shards, as hola prepare writes them"),
-    OPT_NEEDED('o', "out", out, "DIR", "directory of the run; one that is there goes on"),
+    OPT_NEEDED(0, "data", data, "DIR", "token shards written by hola prepare"),
+    OPT_NEEDED('o', "out", out, "DIR", "directory of the run; an existing run is resumed"),
     OPT_STRING(0, "preset", preset, "NAME", "46m, 170m or 340m, also with -gate or -nogate"),
-    OPT_STRING(0, "config", config, "FILE", "a config.json"),
-    OPT_STRING('m', "model", model, "DIR", "start with the weights of this model"),
-    OPT_CHOICE(0, "recipe", recipe, recipes, "the paper's settings; single options override it"),
-    OPT_CHOICE(0, "model-type", model_type, cli_model_types, "default: hola, or what the config says"),
-    OPT_INT(0, "steps", steps, 1, INT32_MAX, "N", "steps (default: one epoch)"),
-    OPT_INT(0, "batch-tokens", batch_tokens, 1, 1 << 30, "N", "tokens of a step (default 524288)"),
+    OPT_STRING(0, "config", config, "FILE", "config.json of the model"),
+    OPT_STRING('m', "model", model, "DIR", "start from the weights of this model"),
+    OPT_CHOICE(0, "recipe", recipe, recipes, "the paper's settings; other options override them"),
+    OPT_CHOICE(0, "model-type", model_type, cli_model_types,
+               "type of model (default: hola, or the config's)"),
+    OPT_INT(0, "steps", steps, 1, INT32_MAX, "N", "training steps (default: one epoch)"),
+    OPT_INT(0, "batch-tokens", batch_tokens, 1, 1 << 30, "N", "tokens per step (default 524288)"),
     OPT_INT(0, "micro-tokens", micro_tokens, 1, 1 << 24, "N",
-            "tokens computed at once (default 8192; cuda: 32768)"),
-    OPT_INT(0, "seq-len", seq_len, 2, 1 << 24, "N", "tokens of a row (default 2048)"),
-    OPT_FLAG(0, "documents", documents, "rows of whole documents, each from an empty state"),
+            "tokens per forward and backward pass (default 8192; cuda: 32768)"),
+    OPT_INT(0, "seq-len", seq_len, 2, 1 << 24, "N", "tokens per row (default 2048)"),
+    OPT_FLAG(0, "documents", documents, "fill rows with whole documents, each from an empty state"),
     OPT_REAL(0, "lr", lr, 0, 1e6, "X", "peak learning rate (default 4e-4)"),
-    OPT_CHOICE(0, "schedule", schedule, hl_schedule_names, "of the learning rate (default cosine)"),
-    OPT_INT(0, "warmup", warmup, 0, INT32_MAX, "N", "steps (default: a tenth, at most 1000)"),
-    OPT_REAL(0, "min-lr", min_lr, 0, 1, "X", "part of the peak where it ends (default 0.1)"),
-    OPT_INT(0, "decay-steps", decay, 0, INT32_MAX, "N", "last steps of wsd (default: a fifth)"),
-    OPT_REAL(0, "weight-decay", weight_decay, 0, 100, "X", "default 0.01"),
-    OPT_REAL(0, "clip", clip, 0, 1e9, "X", "gradient norm (default 1; 0: no clipping)"),
-    OPT_REAL(0, "beta1", beta1, 1e-6, 0.999999, "X", "AdamW (default 0.9)"),
-    OPT_REAL(0, "beta2", beta2, 1e-6, 0.999999, "X", "AdamW (default 0.95)"),
-    OPT_REAL(0, "eps", eps, 1e-30, 1, "X", "AdamW (default 1e-8)"),
-    OPT_INT('s', "seed", seed, 0, INT64_MAX, "N", "of weights and order of rows (default 0)"),
+    OPT_CHOICE(0, "schedule", schedule, hl_schedule_names, "learning rate schedule (default cosine)"),
+    OPT_INT(0, "warmup", warmup, 0, INT32_MAX, "N", "warmup steps (default: a tenth of all, at most 1000)"),
+    OPT_REAL(0, "min-lr", min_lr, 0, 1, "X", "final learning rate as a fraction of the peak (default 0.1)"),
+    OPT_INT(0, "decay-steps", decay, 0, INT32_MAX, "N", "decay steps of wsd (default: a fifth of all)"),
+    OPT_REAL(0, "weight-decay", weight_decay, 0, 100, "X", "AdamW weight decay (default 0.01)"),
+    OPT_REAL(0, "clip", clip, 0, 1e9, "X", "clip gradients to this norm (default 1; 0: no clipping)"),
+    OPT_REAL(0, "beta1", beta1, 1e-6, 0.999999, "X", "AdamW beta1 (default 0.9)"),
+    OPT_REAL(0, "beta2", beta2, 1e-6, 0.999999, "X", "AdamW beta2 (default 0.95)"),
+    OPT_REAL(0, "eps", eps, 1e-30, 1, "X", "AdamW epsilon (default 1e-8)"),
+    OPT_INT('s', "seed", seed, 0, INT64_MAX, "N", "seed of the weights and the order of rows (default 0)"),
     OPT_INT(0, "eval-every", eval_every, 1, INT32_MAX, "N", "steps between validations (default 250)"),
-    OPT_INT(0, "eval-tokens", eval_tokens, 1, INT64_MAX, "N", "of one (default: 16 batches, at most 524288)"),
+    OPT_INT(0, "eval-tokens", eval_tokens, 1, INT64_MAX, "N",
+            "tokens per validation (default: 16 batches, at most 524288)"),
     OPT_INT(0, "save-every", save_every, 1, INT32_MAX, "N", "steps between checkpoints (default 1000)"),
-    OPT_INT(0, "keep", keep, 1, 4096, "N", "last checkpoints to keep, beside the best (default 3)"),
-    OPT_INT(0, "plot-every", plot_every, 1, INT32_MAX, "N", "steps between plots (default: as validations)"),
+    OPT_INT(0, "keep", keep, 1, 4096, "N", "recent checkpoints to keep besides the best (default 3)"),
+    OPT_INT(0, "plot-every", plot_every, 1, INT32_MAX, "N", "steps between plots (default: as --eval-every)"),
     OPT_INT(0, "log-every", log_every, 1, INT32_MAX, "N",
-            "steps between lines where stderr is no terminal (default 10)"),
-    OPT_FLAG(0, "restart", restart, "begin anew; the run that is there moves to OUT/old-N"),
-    OPT_FLAG(0, "recompute", recompute, "about half the memory for activations, a few percent slower"),
+            "steps between log lines if stderr is not a terminal (default 10)"),
+    OPT_FLAG(0, "restart", restart, "start over; an existing run is moved to OUT/old-N"),
+    OPT_FLAG(0, "recompute", recompute, "recompute activations: about half the memory, a few percent slower"),
     OPT_THREADS,
     OPT_BACKEND,
     OPT_JSON,
@@ -64,9 +66,9 @@ static const struct arg options[] = {
 };
 static const struct args_command command = {
     "train", "--data DIR --out DIR (--recipe NAME | --preset NAME | --config FILE | -m DIR) [options]",
-    "Trains a model. The same command again goes on at the last checkpoint, to the same numbers. Ctrl-C "
-    "finishes\n"
-    "the step, writes a checkpoint and ends. With MPI: mpirun -n 4 hola train ... shares every batch.",
+    "Trains a model. The same command again resumes at the last checkpoint, with the same results.\n"
+    "Ctrl-C finishes the step, writes a checkpoint and exits. With MPI, mpirun -n 4 hola train ...\n"
+    "splits every batch among four ranks.",
     options};
 
 /* ---- options ---- */
@@ -115,9 +117,9 @@ static hola_status make_config(const struct train_opts *o, hola_config *cfg) {
 
 static int check_usage(const struct train_opts *o) {
     const int sources = !!o->preset + !!o->config + !!o->model;
-    if (sources == 0) return cli_usage("train", "one of --recipe, --preset, --config or -m is needed");
-    if (sources > 1) return cli_usage("train", "only one of --preset, --config and -m");
-    if (o->model && o->model_type >= 0) return cli_usage("train", "--model-type does not go with -m");
+    if (sources == 0) return cli_usage("train", "one of --recipe, --preset, --config and -m is required");
+    if (sources > 1) return cli_usage("train", "only one of --preset, --config and -m can be given");
+    if (o->model && o->model_type >= 0) return cli_usage("train", "--model-type cannot be used with -m");
     return ARGS_RUN;
 }
 
@@ -164,7 +166,7 @@ static void end_ranks(const struct hl_dist *d) {
 static int print_result(const struct train_opts *o, const struct train_log *log,
                         const struct hl_train_result *r) {
     const struct hl_metric *m = &log->last;
-    if (r->stopped) fprintf(stderr, "stopped at step %lld; the same command goes on\n", (long long)r->step);
+    if (r->stopped) fprintf(stderr, "stopped at step %lld; the same command resumes\n", (long long)r->step);
     if (o->json)
         return cli_print_json(json_pack("{s:I, s:I, s:I, s:o, s:o, s:b}", "step", (json_int_t)r->step,
                                         "steps", (json_int_t)log->begin.steps, "tokens",
@@ -182,7 +184,7 @@ static int print_result(const struct train_opts *o, const struct train_log *log,
 
 static bool on_device(const struct train_opts *o) { return strncmp(cli_backend(o->backend), "cuda", 4) == 0; }
 
-static int run(const struct train_opts *o, const struct hl_dist *dist) {
+static int run_training(const struct train_opts *o, const struct hl_dist *dist) {
     struct train_log log;
     struct hl_train_result r;
     struct hl_train t = {.data = o->data,
@@ -253,7 +255,7 @@ int cmd_train(int argc, char **argv) {
     if (rc != ARGS_RUN) return rc;
     rc = begin_ranks(&dist, &argc, &argv);
     if (rc != CLI_OK) return rc;
-    rc = run(&o, &dist);
+    rc = run_training(&o, &dist);
     end_ranks(&dist);
     return rc;
 }

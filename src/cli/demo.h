@@ -3,6 +3,7 @@
 #define HOLA_CLI_DEMO_H
 #include "cli/cli.h"
 #include "data/recall_curriculum.h"
+#include "eval/recall.h"
 #include "plot/recall_plot.h"
 
 enum { DEMO_GDN, DEMO_HOLA, DEMO_RECENCY, DEMO_MODELS };
@@ -13,7 +14,7 @@ struct demo {
     int64_t samples;
     double lr;
     int64_t warmup;
-    struct hl_recall_curriculum course;
+    struct hl_recall_curriculum curriculum;
     hola_model *model[DEMO_MODELS];
     int64_t state_bytes[DEMO_MODELS];
     struct hl_recall_point by_facts[DEMO_FACTS], by_length[DEMO_LENGTHS];

@@ -11,7 +11,7 @@
 static void print_head(const char *what) {
     printf("\n%-22s", what);
     for (int k = 0; k < DEMO_MODELS; k++) printf("  %16s", demo_titles[k]);
-    printf("  %16s\n", "HOLA over GDN");
+    printf("  %16s\n", "HOLA minus GDN");
 }
 
 static void print_row(const struct hl_recall_point *p, struct hl_mean ahead) {
@@ -20,13 +20,14 @@ static void print_row(const struct hl_recall_point *p, struct hl_mean ahead) {
 }
 
 void demo_print_tables(const struct demo *d) {
-    const struct hl_recall *t = &d->course.task;
-    printf("\nRecall: the share of right answers, mean and standard error over %lld samples of up to %lld "
-           "questions.\n"
-           "Chance is %.3f. The state of a head has %lld rows, the exact memory holds %lld tokens.\n",
-           (long long)d->samples, (long long)t->queries, 1.0 / (double)t->values,
-           (long long)hola_model_config(d->model[DEMO_HOLA])->head_dim,
-           (long long)hola_model_config(d->model[DEMO_HOLA])->cache_window);
+    const struct hl_recall *t = &d->curriculum.task;
+    printf(
+        "\nRecall: the fraction of correct answers, mean and standard error over %lld samples of up to %lld "
+        "questions.\n"
+        "Chance is %.3f. The state of a head has %lld rows, the exact memory holds %lld tokens.\n",
+        (long long)d->samples, (long long)t->queries, 1.0 / (double)t->values,
+        (long long)hola_model_config(d->model[DEMO_HOLA])->head_dim,
+        (long long)hola_model_config(d->model[DEMO_HOLA])->cache_window);
     print_head("facts");
     for (int i = 0; i < DEMO_FACTS; i++) {
         printf("%-22lld", (long long)d->by_facts[i].x);
@@ -94,7 +95,7 @@ static json_t *list_kept(const struct hl_recall *r, const hola_session *y, const
     const int64_t closed = l->n / c->cache_chunk * c->cache_chunk;
     for (int64_t i = 0; i < count; i++) pos[i] = closed - count + i;
     draw_map(l, r, pos, count);
-    snprintf(title, sizeof title, "the latest %lld tokens would be", (long long)count);
+    snprintf(title, sizeof title, "the most recent %lld tokens would be", (long long)count);
     latest = print_map(l, title, pos, count);
     return json_pack("{s:i, s:I, s:o, s:o}", "facts", DEMO_LISTED_FACTS, "tokens", (json_int_t)l->n, "heads",
                      heads, "latest", latest);
@@ -110,7 +111,7 @@ json_t *demo_print_kept(const struct demo *d) {
     int64_t *pos = malloc((size_t)c->cache_window * sizeof *pos);
     json_t *kept = NULL;
     if (!l.ids || !l.map || !pos) hl_fail(HOLA_ENOMEM, "demo: no memory");
-    else if (hl_recall_make(&r, ~d->course.seed, 0, l.ids, NULL) == HOLA_OK &&
+    else if (hl_recall_make(&r, ~d->curriculum.seed, 0, l.ids, NULL) == HOLA_OK &&
              hola_session_new(&y, d->model[DEMO_HOLA]) == HOLA_OK &&
              hola_session_feed(y, l.ids, l.n, NULL) == HOLA_OK) {
         printf("\nWhat the exact memory of HOLA holds of the first sample when the questions begin. k v: a "
@@ -154,7 +155,7 @@ static json_t *json_models(const struct demo *d) {
 
 /* Nothing in it depends on the clock or on the number of threads: two runs can be compared byte by byte. */
 hola_status demo_write_json(const struct demo *d, json_t *kept) {
-    const struct hl_recall_curriculum *c = &d->course;
+    const struct hl_recall_curriculum *c = &d->curriculum;
     const struct hl_recall *t = &c->task;
     json_t *root = json_pack(
         "{s:{s:I, s:I, s:I, s:I, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:I}, s:o, s:f, s:o, s:o, s:o}",
@@ -182,7 +183,7 @@ hola_status demo_write_figure(const struct demo *d) {
     char facts[64], length[64];
     const struct hl_recall_figure f = {.name = demo_titles,
                                        .curves = DEMO_MODELS,
-                                       .chance = 1.0 / (double)d->course.task.values,
+                                       .chance = 1.0 / (double)d->curriculum.task.values,
                                        .panel = {{.title = facts,
                                                   .axis = "facts in the text",
                                                   .point = d->by_facts,
@@ -194,7 +195,7 @@ hola_status demo_write_figure(const struct demo *d) {
                                                   .point = d->by_length,
                                                   .points = DEMO_LENGTHS}}};
     snprintf(facts, sizeof facts, "Recall over the number of facts, %lld tokens",
-             (long long)d->course.task.length);
+             (long long)d->curriculum.task.length);
     snprintf(length, sizeof length, "Recall over the length of the text, %d facts", DEMO_LISTED_FACTS);
     char *path = hl_path_join(d->out, "recall.svg");
     hola_status s = path ? hl_recall_plot(path, &f) : hl_fail(HOLA_ENOMEM, "recall.svg: no memory");

@@ -48,11 +48,9 @@ json_t *eval_json(const struct eval_report *r); /* NULL: no memory */
 /* eval_page.c: results beside the paper's, as one file */
 hola_status eval_page_write(const char *path, const struct eval_report *r);
 
-hola_status eval_say(struct hl_text *out, const char *fmt, ...) HL_PRINTF(2, 3);
-hola_status eval_quote(struct hl_text *out,
-                       const char *text); /* text from outside: names of files and models */
+void eval_quote(struct hl_text *out, const char *text); /* text from outside: names of files and models */
 /* eval_curve.c: Figure 1, the paper's lines and ours */
-hola_status eval_curve_put(struct hl_text *out, const struct eval_report *r);
+void eval_curve_put(struct hl_text *out, const struct eval_report *r);
 /* eval_results.c: adds what is in a file of --json; models of the same hash are one */
 hola_status eval_results_read(struct eval_report *r, const char *path);
 

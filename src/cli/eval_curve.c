@@ -16,30 +16,27 @@ struct line {
     int n;
     const char *name, *style;
 };
-static hola_status put_line(struct hl_text *out, const struct line *l) {
-    hola_status st = eval_say(out, "<polyline fill=none %s points=\"", l->style);
-    for (int i = 0; st == HOLA_OK && i < l->n; i++)
-        st = eval_say(out, "%.1f,%.1f ", x_of(l->length[i]), y_of(l->value[i]));
-    if (st == HOLA_OK)
-        st = eval_say(out, "\"/>\n<text x=%.1f y=%.1f>", x_of(l->length[l->n - 1]) + 6,
-                      y_of(l->value[l->n - 1]) + 4);
-    if (st == HOLA_OK) st = eval_quote(out, l->name);
-    return st == HOLA_OK ? eval_say(out, "</text>\n") : st;
+static void put_line(struct hl_text *out, const struct line *l) {
+    hl_text_printf(out, "<polyline fill=none %s points=\"", l->style);
+    for (int i = 0; i < l->n; i++) hl_text_printf(out, "%.1f,%.1f ", x_of(l->length[i]), y_of(l->value[i]));
+    hl_text_printf(out, "\"/>\n<text x=%.1f y=%.1f>", x_of(l->length[l->n - 1]) + 6,
+                   y_of(l->value[l->n - 1]) + 4);
+    eval_quote(out, l->name);
+    hl_text_puts(out, "</text>\n");
 }
 
-static hola_status put_axes(struct hl_text *out) {
-    hola_status st = eval_say(out, "<svg viewBox=\"0 0 %d %d\" width=%d font-size=12 fill=currentColor>\n",
-                              WIDTH, HEIGHT, WIDTH);
-    for (int i = LEAST; st == HOLA_OK && i <= MOST; i++)
-        st = eval_say(out, "<text x=%.1f y=%d text-anchor=middle>%dk</text>\n", x_of(exp2(i)),
-                      HEIGHT - BOTTOM + 18, 1 << (i - 10));
-    for (int i = 0; st == HOLA_OK && i <= 4; i++)
-        st =
-            eval_say(out,
-                     "<line x1=%d x2=%d y1=%.1f y2=%.1f stroke=currentColor stroke-opacity=.2 />\n<text x=%d "
-                     "y=%.1f text-anchor=end>%.2f</text>\n",
-                     LEFT, WIDTH - RIGHT, y_of(i / 4.0), y_of(i / 4.0), LEFT - 6, y_of(i / 4.0) + 4, i / 4.0);
-    return st;
+static void put_axes(struct hl_text *out) {
+    hl_text_printf(out, "<svg viewBox=\"0 0 %d %d\" width=%d font-size=12 fill=currentColor>\n", WIDTH,
+                   HEIGHT, WIDTH);
+    for (int i = LEAST; i <= MOST; i++)
+        hl_text_printf(out, "<text x=%.1f y=%d text-anchor=middle>%dk</text>\n", x_of(exp2(i)),
+                       HEIGHT - BOTTOM + 18, 1 << (i - 10));
+    for (int i = 0; i <= 4; i++)
+        hl_text_printf(
+            out,
+            "<line x1=%d x2=%d y1=%.1f y2=%.1f stroke=currentColor stroke-opacity=.2 />\n<text x=%d "
+            "y=%.1f text-anchor=end>%.2f</text>\n",
+            LEFT, WIDTH - RIGHT, y_of(i / 4.0), y_of(i / 4.0), LEFT - 6, y_of(i / 4.0) + 4, i / 4.0);
 }
 
 /* A model's figures of niah_single_1, shortest prompts first. */
@@ -57,7 +54,7 @@ static void take_figures(const struct eval_model *m, struct line *l) {
         }
 }
 
-hola_status eval_curve_put(struct hl_text *out, const struct eval_report *r) {
+void eval_curve_put(struct hl_text *out, const struct eval_report *r) {
     static const struct line paper[] = {
         {{2048, 4096, 8192, 16384, 32768},
          {1, 1, .83, .30, .14},
@@ -72,12 +69,12 @@ hola_status eval_curve_put(struct hl_text *out, const struct eval_report *r) {
         {{2048, 4096, 8192, 16384, 32768}, {1, .99, .98, .94, .58}, 5, "HOLA, paper", "stroke=#999"}};
     static const char *const style[] = {"stroke=#1f77b4 stroke-width=2", "stroke=#d62728 stroke-width=2",
                                         "stroke=#2ca02c stroke-width=2", "stroke=#9467bd stroke-width=2"};
-    hola_status st = put_axes(out);
-    for (size_t i = 0; st == HOLA_OK && i < sizeof paper / sizeof *paper; i++) st = put_line(out, &paper[i]);
-    for (int i = 0; st == HOLA_OK && i < r->n; i++) {
+    put_axes(out);
+    for (size_t i = 0; i < sizeof paper / sizeof *paper; i++) put_line(out, &paper[i]);
+    for (int i = 0; i < r->n; i++) {
         struct line l = {.name = r->model[i].dir, .style = style[i % 4]};
         take_figures(&r->model[i], &l);
-        if (l.n > 0) st = put_line(out, &l);
+        if (l.n > 0) put_line(out, &l);
     }
-    return st == HOLA_OK ? eval_say(out, "</svg>\n") : st;
+    hl_text_puts(out, "</svg>\n");
 }

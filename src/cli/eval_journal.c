@@ -11,35 +11,28 @@
 /* ---- lines ---- */
 
 /* Appends a JSON string. */
-static hola_status put_string(struct hl_text *t, struct hl_span s) {
+static void put_string(struct hl_text *t, struct hl_span s) {
     json_t *v = json_stringn(s.p ? s.p : "", (size_t)s.n);
     char *text = v ? json_dumps(v, JSON_ENCODE_ANY) : NULL;
-    hola_status st =
-        text ? hl_text_add(t, hl_span_of(text)) : hl_fail(HOLA_ENOMEM, "no memory for an answer");
+    if (text) hl_text_puts(t, text);
+    else t->failed = true;
     free(text);
     json_decref(v);
-    return st;
 }
 
-static hola_status put_line(struct hl_text *t, const struct hl_request *r, int64_t i,
-                            const struct hl_answer *a) {
-    char head[160];
-    hola_status st;
-    snprintf(head, sizeof head, "{\"i\": %lld, \"ll\": %.17g, \"greedy\": %s, \"tokens\": %lld", (long long)i,
-             a->loglikelihood, a->greedy ? "true" : "false", (long long)a->tokens);
-    t->n = 0;
-    st = hl_text_add(t, hl_span_of(head));
-    if (st == HOLA_OK && r->kind == HL_ASK_GENERATE) {
-        st = hl_text_add(t, hl_span_of(", \"output\": "));
-        if (st == HOLA_OK) st = put_string(t, hl_span_text(&a->text));
+static void put_line(struct hl_text *t, const struct hl_request *r, int64_t i, const struct hl_answer *a) {
+    hl_text_printf(t, "{\"i\": %lld, \"ll\": %.17g, \"greedy\": %s, \"tokens\": %lld", (long long)i,
+                   a->loglikelihood, a->greedy ? "true" : "false", (long long)a->tokens);
+    if (r->kind == HL_ASK_GENERATE) {
+        hl_text_puts(t, ", \"output\": ");
+        put_string(t, hl_span_text(&a->text));
     }
-    if (st == HOLA_OK && r->kind == HL_ASK_IDS) {
-        st = hl_text_add(t, hl_span_of(", \"top\": \""));
-        for (int64_t k = 0; st == HOLA_OK && k < r->n_ids; k++)
-            st = hl_text_add(t, hl_span_of(a->top[k] ? "1" : "0"));
-        if (st == HOLA_OK) st = hl_text_add(t, hl_span_of("\""));
+    if (r->kind == HL_ASK_IDS) {
+        hl_text_puts(t, ", \"top\": \"");
+        for (int64_t k = 0; k < r->n_ids; k++) hl_text_puts(t, a->top[k] ? "1" : "0");
+        hl_text_puts(t, "\"");
     }
-    return st == HOLA_OK ? hl_text_add(t, hl_span_of("}\n")) : st;
+    hl_text_puts(t, "}\n");
 }
 
 /* One line back into an answer; false: not such a line. */
@@ -55,7 +48,7 @@ static bool take_line(const char *line, int64_t len, const struct hl_set *s, str
     if (good) {
         const struct hl_request *r = &s->request[i];
         struct hl_answer y = {.done = true, .greedy = greedy, .loglikelihood = ll, .tokens = tokens};
-        if (r->kind == HL_ASK_GENERATE) good = output && hl_text_add(&y.text, hl_span_of(output)) == HOLA_OK;
+        if (r->kind == HL_ASK_GENERATE) good = output && hl_text_puts(&y.text, output) == HOLA_OK;
         if (r->kind == HL_ASK_IDS) {
             good = top && strlen(top) == (size_t)r->n_ids &&
                    (y.top = calloc((size_t)r->n_ids + 1, sizeof *y.top));
@@ -106,8 +99,8 @@ hola_status eval_journal_open(struct eval_journal *j, const char *dir, const cha
     *j = (struct eval_journal){0};
     json_decref(settings);
     hola_status st = head ? hl_make_dirs(dir) : hl_fail(HOLA_ENOMEM, "%s: no memory", dir);
-    if (st == HOLA_OK) st = hl_text_add(&line, hl_span_of(head));
-    if (st == HOLA_OK) st = hl_text_add(&line, (struct hl_span){"\n\0", 2});
+    if (st == HOLA_OK) st = hl_text_puts(&line, head);
+    if (st == HOLA_OK) st = hl_text_put(&line, "\n", 2) /* with its NUL */;
     if (st == HOLA_OK) {
         hl_sha256_begin(&sha);
         hl_sha256_add(&sha, line.data, line.n);
@@ -128,7 +121,8 @@ hola_status eval_journal_open(struct eval_journal *j, const char *dir, const cha
 hola_status eval_journal_put(struct eval_journal *j, const struct hl_request *r, int64_t i,
                              const struct hl_answer *a) {
     struct hl_text t = {0};
-    hola_status st = put_line(&t, r, i, a);
+    put_line(&t, r, i, a);
+    hola_status st = hl_text_status(&t);
     if (st == HOLA_OK && fwrite(t.data, 1, (size_t)t.n, j->f) != (size_t)t.n) st = io_fail(j->path);
     free(t.data);
     return st;

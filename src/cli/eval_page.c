@@ -2,7 +2,6 @@
  * every figure with its settings. One file, nothing from elsewhere. */
 #include "cli/eval.h"
 #include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -92,24 +91,14 @@ static const struct table tables[] = {
 
 /* ---- writing ---- */
 
-hola_status eval_say(struct hl_text *out, const char *fmt, ...) {
-    char text[1024];
-    va_list ap;
-    va_start(ap, fmt);
-    vsnprintf(text, sizeof text, fmt, ap);
-    va_end(ap);
-    return hl_text_add(out, hl_span_of(text));
-}
-
 /* Text from outside: names of files and models. */
-hola_status eval_quote(struct hl_text *out, const char *text) {
+void eval_quote(struct hl_text *out, const char *text) {
     struct hl_text valid = {0};
-    hola_status st = hl_text_add_valid(&valid, hl_span_of(text));
-    for (int64_t i = 0; st == HOLA_OK && i < valid.n; i++)
-        if (strchr("<>&\"'", valid.data[i]) && valid.data[i]) st = eval_say(out, "&#%d;", valid.data[i]);
-        else st = hl_text_add(out, (struct hl_span){valid.data + i, 1});
-    free(valid.data);
-    return st;
+    if (hl_text_add_valid(&valid, hl_span_of(text)) != HOLA_OK) out->failed = true;
+    for (int64_t i = 0; i < valid.n; i++)
+        if (strchr("<>&\"'", valid.data[i]) && valid.data[i]) hl_text_printf(out, "&#%d;", valid.data[i]);
+        else hl_text_put(out, valid.data + i, 1);
+    hl_text_free(&valid);
 }
 
 static const struct hl_figure *figure(const struct eval_model *m, const char *task, const char *metric) {
@@ -133,99 +122,88 @@ static double ours(const struct table *t, const struct eval_model *m, int column
     return sum / n;
 }
 
-static hola_status cell(struct hl_text *out, double value, double error, bool unit) {
+static void cell(struct hl_text *out, double value, double error, bool unit) {
     const int digits = unit ? 3 : 2;
-    if (!isfinite(value)) return eval_say(out, "<td>&ndash;</td>");
-    if (!isfinite(error)) return eval_say(out, "<td>%.*f</td>", digits, value);
-    return eval_say(out, "<td>%.*f <small>&plusmn; %.*f</small></td>", digits, value, digits, error);
+    if (!isfinite(value)) hl_text_puts(out, "<td>&ndash;</td>");
+    else if (!isfinite(error)) hl_text_printf(out, "<td>%.*f</td>", digits, value);
+    else hl_text_printf(out, "<td>%.*f <small>&plusmn; %.*f</small></td>", digits, value, digits, error);
 }
 
-static hola_status put_table(struct hl_text *out, const struct table *t, const struct eval_report *r) {
-    hola_status st = eval_say(out, "<h2>%s</h2>\n<div class=wide><table><tr><th>", t->title);
-    for (int c = 0; st == HOLA_OK && c < t->columns; c++) st = eval_say(out, "<th>%s", t->column[c].title);
-    for (int i = 0; st == HOLA_OK && i < ROWS && t->row[i].name; i++) {
-        st = eval_say(out, "\n<tr><td>%s", t->row[i].name);
-        for (int c = 0; st == HOLA_OK && c < t->columns; c++)
-            st = cell(out, t->row[i].value[c] > 0 ? t->row[i].value[c] : NAN, NAN,
-                      t->column[c].scale == 1 && t->row[i].value[c] < 2);
+static void put_table(struct hl_text *out, const struct table *t, const struct eval_report *r) {
+    hl_text_printf(out, "<h2>%s</h2>\n<div class=wide><table><tr><th>", t->title);
+    for (int c = 0; c < t->columns; c++) hl_text_printf(out, "<th>%s", t->column[c].title);
+    for (int i = 0; i < ROWS && t->row[i].name; i++) {
+        hl_text_printf(out, "\n<tr><td>%s", t->row[i].name);
+        for (int c = 0; c < t->columns; c++)
+            cell(out, t->row[i].value[c] > 0 ? t->row[i].value[c] : NAN, NAN,
+                 t->column[c].scale == 1 && t->row[i].value[c] < 2);
     }
-    for (int m = 0; st == HOLA_OK && m < r->n; m++) {
-        st = eval_say(out, "\n<tr class=ours><td>");
-        if (st == HOLA_OK) st = eval_quote(out, r->model[m].dir);
-        for (int c = 0; st == HOLA_OK && c < t->columns; c++) {
+    for (int m = 0; m < r->n; m++) {
+        hl_text_puts(out, "\n<tr class=ours><td>");
+        eval_quote(out, r->model[m].dir);
+        for (int c = 0; c < t->columns; c++) {
             double error, value = ours(t, &r->model[m], c, &error);
-            st = cell(out, value, error, t->column[c].scale == 1 && value < 2);
+            cell(out, value, error, t->column[c].scale == 1 && value < 2);
         }
     }
-    return st == HOLA_OK ? eval_say(out, "\n</table></div>\n<p><small>%s</small></p>\n", t->note) : st;
+    hl_text_printf(out, "\n</table></div>\n<p><small>%s</small></p>\n", t->note);
 }
 
-static hola_status put_result(struct hl_text *out, const struct eval_model *m, const struct eval_result *y) {
-    hola_status st = HOLA_OK;
-    for (int k = 0; st == HOLA_OK && k < y->metrics.count; k++) {
+static void put_result(struct hl_text *out, const struct eval_model *m, const struct eval_result *y) {
+    for (int k = 0; k < y->metrics.count; k++) {
         const struct hl_figure *f = &y->metrics.metric[k];
-        st = eval_say(out, "<tr><td>");
-        if (st == HOLA_OK) st = eval_quote(out, m->dir);
-        if (st == HOLA_OK)
-            st = eval_say(out, "<td>%s<td>%lld<td>%s", y->task->name, (long long)y->documents, f->name);
-        if (st == HOLA_OK) st = cell(out, f->value, f->error, true);
-        if (st == HOLA_OK)
-            st = eval_say(out, "<td>%d<td>%s<td><code>%.12s</code><td>%s</tr>\n", y->version,
-                          y->split ? y->split : "", y->sha256, y->note ? y->note : "");
+        hl_text_puts(out, "<tr><td>");
+        eval_quote(out, m->dir);
+        hl_text_printf(out, "<td>%s<td>%lld<td>%s", y->task->name, (long long)y->documents, f->name);
+        cell(out, f->value, f->error, true);
+        hl_text_printf(out, "<td>%d<td>%s<td><code>%.12s</code><td>%s</tr>\n", y->version,
+                       y->split ? y->split : "", y->sha256, y->note ? y->note : "");
     }
-    return st;
 }
 
-static hola_status put_model(struct hl_text *out, const struct eval_model *m) {
+static void put_model(struct hl_text *out, const struct eval_model *m) {
     const struct hl_eval_opts *h = &m->how;
     char seed[32] = "their own", limit[32] = "none";
     if (h->seed >= 0) snprintf(seed, sizeof seed, "%lld", (long long)h->seed);
     if (h->limit > 0) snprintf(limit, sizeof limit, "%lld", (long long)h->limit);
-    hola_status st = eval_say(out, "<tr><td>");
-    if (st == HOLA_OK) st = eval_quote(out, m->dir);
-    return st != HOLA_OK
-               ? st
-               : eval_say(
-                     out,
-                     "<td>%.1fM<td>%s<td><code>%.16s</code><td>%s<td>%s<td>%s<td>%lld<td>%s<td>%s<td>%s</"
-                     "tr>\n",
-                     (double)m->parameters * 1e-6, hola_dtype_name(m->dtype), m->sha256,
-                     hl_profile_names[h->profile], hl_bos_names[h->bos], hl_retrieval_names[h->retrieval],
-                     (long long)h->max_length, hl_precision_names[h->precision], limit, seed);
+    hl_text_puts(out, "<tr><td>");
+    eval_quote(out, m->dir);
+    hl_text_printf(out,
+                   "<td>%.1fM<td>%s<td><code>%.16s</code><td>%s<td>%s<td>%s<td>%lld<td>%s<td>%s<td>%s"
+                   "</tr>\n",
+                   (double)m->parameters * 1e-6, hola_dtype_name(m->dtype), m->sha256,
+                   hl_profile_names[h->profile], hl_bos_names[h->bos], hl_retrieval_names[h->retrieval],
+                   (long long)h->max_length, hl_precision_names[h->precision], limit, seed);
 }
 
-static hola_status put_page(struct hl_text *out, const struct eval_report *r) {
-    hola_status st = hl_text_add(
-        out, hl_span_of("<!doctype html>\n<html lang=en><meta charset=utf-8>\n<meta name=viewport "
-                        "content=\"width=device-width\">\n<title>hola eval</title>\n<style>\n"));
-    if (st == HOLA_OK) st = hl_text_add(out, hl_span_of(style));
-    if (st == HOLA_OK) st = eval_say(out, "</style>\n<h1>Evaluation</h1>\n");
-    for (size_t i = 0; st == HOLA_OK && i < sizeof tables / sizeof *tables; i++) {
-        st = put_table(out, &tables[i], r);
-        if (st == HOLA_OK && strncmp(tables[i].title, "Figure 1", 8) == 0) st = eval_curve_put(out, r);
+static void put_page(struct hl_text *out, const struct eval_report *r) {
+    hl_text_printf(out,
+                   "<!doctype html>\n<html lang=en><meta charset=utf-8>\n<meta name=viewport "
+                   "content=\"width=device-width\">\n<title>hola eval</title>\n<style>\n%s</style>\n"
+                   "<h1>Evaluation</h1>\n",
+                   style);
+    for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) {
+        put_table(out, &tables[i], r);
+        if (strncmp(tables[i].title, "Figure 1", 8) == 0) eval_curve_put(out, r);
     }
-    if (st == HOLA_OK)
-        st = eval_say(
-            out, "<h2>All figures</h2>\n<div class=wide><table><tr><th>model<th>task<th>n<th>metric<th>value "
+    hl_text_puts(out,
+                 "<h2>All figures</h2>\n<div class=wide><table><tr><th>model<th>task<th>n<th>metric<th>value "
                  "&plusmn; standard error<th>version<th>split<th>data<th></tr>\n");
-    for (int m = 0; st == HOLA_OK && m < r->n; m++)
-        for (int i = 0; st == HOLA_OK && i < r->model[m].n; i++)
-            st = put_result(out, &r->model[m], &r->model[m].result[i]);
-    if (st == HOLA_OK)
-        st = eval_say(
-            out,
-            "</table></div>\n<h2>Settings</h2>\n<div class=wide><table><tr><th>model<th>parameters<th>weights"
-            "<th>hash<th>profile<th>bos<th>retrieval<th>max_length<th>sums<th>limit<th>seed</tr>\n");
-    for (int m = 0; st == HOLA_OK && m < r->n; m++) st = put_model(out, &r->model[m]);
-    return st == HOLA_OK
-               ? eval_say(out, "</table></div>\n<p><small>hola %s</small></p>\n</html>\n", hola_version())
-               : st;
+    for (int m = 0; m < r->n; m++)
+        for (int i = 0; i < r->model[m].n; i++) put_result(out, &r->model[m], &r->model[m].result[i]);
+    hl_text_puts(
+        out,
+        "</table></div>\n<h2>Settings</h2>\n<div class=wide><table><tr><th>model<th>parameters<th>weights"
+        "<th>hash<th>profile<th>bos<th>retrieval<th>max_length<th>sums<th>limit<th>seed</tr>\n");
+    for (int m = 0; m < r->n; m++) put_model(out, &r->model[m]);
+    hl_text_printf(out, "</table></div>\n<p><small>hola %s</small></p>\n</html>\n", hola_version());
 }
 
 hola_status eval_page_write(const char *path, const struct eval_report *r) {
     struct hl_text out = {0};
-    hola_status st = put_page(&out, r);
+    put_page(&out, r);
+    hola_status st = hl_text_status(&out);
     if (st == HOLA_OK) st = hl_write_file(path, out.data, out.n);
-    free(out.data);
+    hl_text_free(&out);
     return st;
 }

@@ -3,6 +3,7 @@
 #define HOLA_CLI_GENERATE_H
 #include "cli/args.h"
 #include "cli/cli.h"
+#include "core/text.h"
 #include <stdio.h>
 
 struct gen_opts {
@@ -53,9 +54,9 @@ struct gen_text {
     const struct gen *g;
     int32_t before[8]; /* the last ids: what a piece decodes to may depend on them */
     int n_before;
-    char *data; /* from the first byte that is kept */
-    int64_t len, room, out;
-    bool keep; /* all of it, not only what is not out yet */
+    struct hl_text text; /* from the first byte that is kept */
+    int64_t out;         /* bytes of it that are written */
+    bool keep;           /* all of it, not only what is not out yet */
     bool stopped, any;
 };
 void gen_text_begin(struct gen_text *t, const struct gen *g, const hola_session *s, bool keep);
@@ -63,7 +64,6 @@ void gen_text_begin(struct gen_text *t, const struct gen *g, const hola_session 
 bool gen_text_add(struct gen_text *t, int32_t id);
 /* What may go out now; end: nothing more comes. Writes it to f, or only counts it (NULL). */
 void gen_text_flush(struct gen_text *t, bool end, FILE *f);
-void gen_text_free(struct gen_text *t);
 /* As a JSON string: bytes that are no UTF-8 become U+FFFD. */
 json_t *gen_text_json(const char *data, int64_t len);
 
@@ -86,7 +86,6 @@ struct gen_run {
     enum gen_end end;
     double prefill, decode; /* seconds */
 };
-double gen_seconds(void);
 int gen_run_begin(struct gen_run *r, const struct gen *g, hola_session *s);
 void gen_run_free(struct gen_run *r);
 /* Feeds the prompt in pieces, with logits at its end; an interrupt leaves the rest unfed. */

@@ -1,7 +1,9 @@
 /* generate_batch.c -- many prompts: up to --parallel sequences are stepped together, each joins when one ends.
  *
  * Every one starts from a copy of the same session, empty or loaded, and gives what it gives alone. */
+#define _POSIX_C_SOURCE 200809L
 #include "cli/generate.h"
+#include "core/clock.h"
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -43,7 +45,7 @@ static int print_ready(struct batch *b) {
             json_t *root = gen_run_json(r);
             if (root && json_object_set_new(root, "prompt", json_integer(b->printed))) root = NULL;
             rc = cli_print_json(root);
-        } else print_line(r->text.data, r->text.len);
+        } else print_line(r->text.text.data, r->text.text.n);
         hola_session_free(r->session);
         gen_run_free(r);
         r->session = NULL;
@@ -99,15 +101,15 @@ static int step(struct batch *b) {
     return s == HOLA_OK ? CLI_OK : cli_fail_library();
 }
 
-static int run(struct batch *b) {
+static int run_batch(struct batch *b) {
     int rc = CLI_OK;
     while (rc == CLI_OK && b->printed < b->n) {
         while (rc == CLI_OK && b->active < b->g->o->parallel && b->joined < b->n && !gen_interrupted())
             rc = join(b);
-        const double start = gen_seconds();
+        const double start = hl_clock();
         if (rc == CLI_OK) rc = choose(b);
         if (rc == CLI_OK) rc = step(b);
-        const double time = gen_seconds() - start;
+        const double time = hl_clock() - start;
         b->decode += time;
         for (int64_t k = 0; k < b->active; k++) b->run[b->who[k]].decode += time;
         if (rc == CLI_OK) rc = print_ready(b);
@@ -126,12 +128,12 @@ int gen_batch(const struct gen *g, hola_session *base, const struct gen_prompt *
     b.ids = calloc(most + 1, sizeof *b.ids);
     if (g->o->logits) b.logits = malloc(most * (size_t)g->vocab * sizeof *b.logits);
     int rc = CLI_FAILED;
-    if (b.run && b.done && b.who && b.session && b.ids && (b.logits || !g->o->logits)) rc = run(&b);
+    if (b.run && b.done && b.who && b.session && b.ids && (b.logits || !g->o->logits)) rc = run_batch(&b);
     else cli_fail("no memory for %" PRId64 " prompts", n);
     if (rc == CLI_OK && !g->o->quiet)
         fprintf(stderr,
                 "%" PRId64 " prompts, %zu at a time: read %" PRId64 " tokens, %.1f/s; wrote %" PRId64
-                ", %.1f/s; a session has %" PRId64 " bytes\n",
+                ", %.1f/s; %" PRId64 " bytes per session\n",
                 b.printed, most, b.read, b.prefill > 0 ? (double)b.read / b.prefill : 0, b.tokens,
                 b.decode > 0 ? (double)b.tokens / b.decode : 0, hola_session_bytes(base));
     for (int64_t i = b.printed; b.run && i < b.joined; i++) {

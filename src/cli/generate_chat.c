@@ -108,11 +108,11 @@ static int turn(struct chat *c, const struct gen_prompt *p) {
 
 static int undo(struct chat *c) {
     struct gen_run *r = c->r;
-    if (!r->history) return fprintf(stderr, "a loaded session cannot go back\n"), CLI_OK;
-    if (c->turns == 0) return fprintf(stderr, "there is nothing to take back\n"), CLI_OK;
+    if (!r->history) return fprintf(stderr, "a loaded session cannot be undone\n"), CLI_OK;
+    if (c->turns == 0) return fprintf(stderr, "nothing to undo\n"), CLI_OK;
     const int64_t k = hola_session_position(r->session) - c->begin[--c->turns];
     if (hola_history_rollback(r->history, k) != HOLA_OK) return cli_fail_library();
-    fprintf(stderr, "took %lld tokens back\n", (long long)k);
+    fprintf(stderr, "undid %lld tokens\n", (long long)k);
     return CLI_OK;
 }
 

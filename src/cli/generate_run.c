@@ -1,23 +1,16 @@
 /* generate_run.c -- one sequence: its prompt, then token by token to its end; what is said about it. */
 #define _POSIX_C_SOURCE 200809L
-#include "cli/bench.h"
 #include "cli/generate.h"
 #include "cli/progress.h"
+#include "core/clock.h"
 #include <inttypes.h>
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 static const char *const ends[] = {"", "length", "eos", "stop", "interrupt"}; /* in the order of gen_end */
-
-double gen_seconds(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 /* ---- Ctrl-C ---- */
 
@@ -52,7 +45,7 @@ int gen_run_begin(struct gen_run *r, const struct gen *g, hola_session *s) {
 void gen_run_free(struct gen_run *r) {
     free(r->logits), free(r->ids);
     json_decref(r->logprobs);
-    gen_text_free(&r->text);
+    hl_text_free(&r->text.text);
 }
 
 static hola_status feed(struct gen_run *r, const int32_t *ids, int64_t n, float *logits) {
@@ -61,7 +54,7 @@ static hola_status feed(struct gen_run *r, const int32_t *ids, int64_t n, float 
 }
 
 int gen_run_prompt(struct gen_run *r, const struct gen_prompt *p) {
-    const double start = gen_seconds();
+    const double start = hl_clock();
     struct progress show;
     hola_status s = HOLA_OK;
     int64_t fed = 0;
@@ -77,8 +70,8 @@ int gen_run_prompt(struct gen_run *r, const struct gen_prompt *p) {
     }
     progress_end(&show);
     r->prompt_tokens += fed;
-    r->prefill += gen_seconds() - start;
-    gen_text_free(&r->text);
+    r->prefill += hl_clock() - start;
+    hl_text_free(&r->text.text);
     gen_text_begin(&r->text, r->g, r->session, r->g->o->json || r->g->o->prompts);
     r->end = fed < p->n ? GEN_INTERRUPT : GEN_GOES_ON;
     return s == HOLA_OK ? CLI_OK : cli_fail_library();
@@ -90,8 +83,8 @@ struct top {
     double logit;
     int32_t id;
 };
-/* The n likeliest, by insertion: n is small. */
-static int64_t likeliest(const float *x, int64_t vocab, int64_t n, struct top *out) {
+/* The n largest, in order, by insertion: n is small. */
+static int64_t top_logits(const float *x, int64_t vocab, int64_t n, struct top *out) {
     int64_t have = 0;
     for (int64_t i = 0; i < vocab; i++) {
         if (have == n && (double)x[i] <= out[n - 1].logit) continue;
@@ -110,7 +103,7 @@ static bool note_logprobs(struct gen_run *r, int32_t id) {
     json_t *list = json_array();
     double sum = 0;
     if (!top) return json_decref(list), false;
-    const int64_t have = likeliest(x, r->g->vocab, n, top);
+    const int64_t have = top_logits(x, r->g->vocab, n, top);
     for (int64_t i = 0; i < r->g->vocab; i++) sum += exp((double)x[i] - top[0].logit);
     const double log_sum = top[0].logit + log(sum);
     bool ok = true;
@@ -174,7 +167,7 @@ int gen_run_feed(struct gen_run *r) {
 }
 
 int gen_run_all(struct gen_run *r, FILE *out) {
-    const double start = gen_seconds();
+    const double start = hl_clock();
     int rc = CLI_OK;
     while (rc == CLI_OK && r->end == GEN_GOES_ON) {
         rc = gen_run_feed(r);
@@ -182,7 +175,7 @@ int gen_run_all(struct gen_run *r, FILE *out) {
         if (rc == CLI_OK) gen_text_flush(&r->text, r->end != GEN_GOES_ON, out);
         if (out && ferror(out)) break; /* main will say so */
     }
-    r->decode += gen_seconds() - start;
+    r->decode += hl_clock() - start;
     return rc;
 }
 
@@ -194,13 +187,13 @@ json_t *gen_run_json(const struct gen_run *r) {
     json_t *ids = json_array();
     for (int64_t i = 0; i < r->n; i++)
         if (json_array_append_new(ids, json_integer(r->ids[i]))) return NULL;
-    json_t *root =
-        json_pack("{s:I, s:o, s:o, s:f, s:f, s:I, s:I, s:I, s:s, s:I}", "prompt_tokens",
-                  (json_int_t)r->prompt_tokens, "ids", ids, "text", gen_text_json(r->text.data, r->text.len),
-                  "tok_per_s", rate(r->n, r->decode), "prefill_tok_per_s", rate(r->prompt_tokens, r->prefill),
-                  "memory_bytes", (json_int_t)hola_session_bytes(r->session), "resident_bytes",
-                  (json_int_t)bench_resident(), "position", (json_int_t)hola_session_position(r->session),
-                  "end", ends[r->end], "seed", (json_int_t)hola_session_seed_of(r->session));
+    json_t *root = json_pack(
+        "{s:I, s:o, s:o, s:f, s:f, s:I, s:I, s:I, s:s, s:I}", "prompt_tokens", (json_int_t)r->prompt_tokens,
+        "ids", ids, "text", gen_text_json(r->text.text.data, r->text.text.n), "tok_per_s",
+        rate(r->n, r->decode), "prefill_tok_per_s", rate(r->prompt_tokens, r->prefill), "memory_bytes",
+        (json_int_t)hola_session_bytes(r->session), "resident_bytes", (json_int_t)cli_resident_bytes(),
+        "position", (json_int_t)hola_session_position(r->session), "end", ends[r->end], "seed",
+        (json_int_t)hola_session_seed_of(r->session));
     if (root && r->logprobs && json_object_set(root, "logprobs", r->logprobs)) {
         json_decref(root);
         return NULL;
@@ -218,5 +211,5 @@ void gen_run_report(const struct gen_run *r) {
         "\n",
         cli_grouped(prompt, r->prompt_tokens), rate(r->prompt_tokens, r->prefill), cli_grouped(n, written),
         rate(written, r->decode), ends[r->end], cli_grouped(bytes, hola_session_bytes(r->session)),
-        (double)bench_resident() * 1e-6, hola_session_seed_of(r->session));
+        (double)cli_resident_bytes() * 1e-6, hola_session_seed_of(r->session));
 }

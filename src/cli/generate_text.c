@@ -13,36 +13,23 @@ void gen_text_begin(struct gen_text *t, const struct gen *g, const hola_session 
         if (t->before[i] < hola_tokenizer_size(g->t)) t->before[t->n_before++] = t->before[i];
 }
 
-void gen_text_free(struct gen_text *t) {
-    free(t->data);
-    t->data = NULL;
-}
-
 static bool append(struct gen_text *t, const char *bytes, int64_t n) {
-    if (t->len + n > t->room) {
-        const int64_t room = 2 * (t->len + n) + 64;
-        char *more = realloc(t->data, (size_t)room);
-        if (!more) return cli_fail("no memory for %lld bytes of text", (long long)room), false;
-        t->data = more, t->room = room;
-    }
-    memcpy(t->data + t->len, bytes, (size_t)n);
-    t->len += n;
-    return true;
+    return hl_text_put(&t->text, bytes, n) == HOLA_OK || (cli_fail_library(), false);
 }
 
 /* The first stop string that lies in the text from `from` on ends it there. */
 static void look_for_stop(struct gen_text *t, int64_t from) {
     const struct arg_list *stop = &t->g->o->stop;
-    int64_t longest = 0, cut = t->len;
+    int64_t longest = 0, cut = t->text.n;
     for (int i = 0; i < stop->n; i++)
         if ((int64_t)strlen(stop->item[i]) > longest) longest = (int64_t)strlen(stop->item[i]);
     from = from > t->out + longest ? from - longest : t->out;
     for (int i = 0; i < stop->n; i++) {
         const int64_t n = (int64_t)strlen(stop->item[i]);
-        for (int64_t at = from; at + n <= t->len && at < cut; at++)
-            if (memcmp(t->data + at, stop->item[i], (size_t)n) == 0) cut = at, t->stopped = true;
+        for (int64_t at = from; at + n <= t->text.n && at < cut; at++)
+            if (memcmp(t->text.data + at, stop->item[i], (size_t)n) == 0) cut = at, t->stopped = true;
     }
-    if (t->stopped) t->len = cut;
+    if (t->stopped) t->text.n = cut;
 }
 
 /* What the id adds to the text of those before it: some pieces lose a space at the very front only. */
@@ -65,7 +52,7 @@ static bool add_piece(struct gen_text *t, int32_t id) {
 }
 
 bool gen_text_add(struct gen_text *t, int32_t id) {
-    const int64_t from = t->len;
+    const int64_t from = t->text.n;
     char number[16];
     bool ok;
     if (t->g->t) ok = add_piece(t, id);
@@ -99,20 +86,20 @@ static int64_t beginning_of_stop(const struct arg_list *stop, const char *p, int
 }
 
 void gen_text_flush(struct gen_text *t, bool end, FILE *f) {
-    int64_t to = t->len;
+    int64_t to = t->text.n;
     if (!end && !t->stopped) {
-        const int64_t a = incomplete(t->data + t->out, t->len - t->out),
-                      b = beginning_of_stop(&t->g->o->stop, t->data + t->out, t->len - t->out);
+        const int64_t a = incomplete(t->text.data + t->out, t->text.n - t->out),
+                      b = beginning_of_stop(&t->g->o->stop, t->text.data + t->out, t->text.n - t->out);
         to -= a > b ? a : b;
     }
     if (to > t->out && f) {
-        fwrite(t->data + t->out, 1, (size_t)(to - t->out), f);
+        fwrite(t->text.data + t->out, 1, (size_t)(to - t->out), f);
         fflush(f);
     }
     if (to > t->out) t->out = to;
     if (t->keep || t->out == 0) return;
-    memmove(t->data, t->data + t->out, (size_t)(t->len - t->out));
-    t->len -= t->out, t->out = 0;
+    memmove(t->text.data, t->text.data + t->out, (size_t)(t->text.n - t->out));
+    t->text.n -= t->out, t->out = 0;
 }
 
 /* ---- JSON ---- */

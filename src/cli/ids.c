@@ -28,7 +28,7 @@ static json_t *load_array(const char *path) {
 
 static int bad_id(const char *path, int64_t i, const json_t *value, int64_t vocab) {
     char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT);
-    int rc = cli_fail("%s: [%lld]: %.60s is not a token id of this model (0 to %lld)", path, (long long)i,
+    int rc = cli_fail("%s: [%lld]: %.60s is not a token id (0 to %lld)", path, (long long)i,
                       text ? text : "?", (long long)vocab - 1);
     free(text);
     return rc;

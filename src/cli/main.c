@@ -13,18 +13,18 @@ static const struct command {
     int (*run)(int argc, char **argv);
     const char *about;
 } commands[] = {
-    {"demo", cmd_demo, "what the exact memory is for, in a few minutes"},
-    {"prepare", cmd_prepare, "text to token shards, with a tokenizer"},
+    {"demo", cmd_demo, "show what the exact memory is for, in a few minutes"},
+    {"prepare", cmd_prepare, "turn text into token shards for training"},
     {"tokenizer", cmd_tokenizer, "train a byte-level BPE; encode and decode text"},
-    {"init", cmd_init, "write a fresh model directory from a preset or a config"},
-    {"train", cmd_train, "train; resumable; writes checkpoints, metrics.jsonl and plots"},
-    {"plot", cmd_plot, "the curves of one or several runs in one file"},
-    {"score", cmd_score, "log-probability of every token of a text or id list; perplexity"},
-    {"generate", cmd_generate, "text from a prompt, constant memory, sessions saved and restored"},
-    {"eval", cmd_eval, "the benchmarks of language models, as lm-evaluation-harness counts them"},
-    {"inspect", cmd_inspect, "what is in a checkpoint"},
-    {"convert", cmd_convert, "the same model with weights of another type: f32, bf16, f16, int8, int4"},
-    {"bench", cmd_bench, "speed of ops and of the whole model on this machine"},
+    {"init", cmd_init, "write a new model with random weights"},
+    {"train", cmd_train, "train a model, with checkpoints, metrics and plots; resumable"},
+    {"plot", cmd_plot, "plot the curves of one or more runs"},
+    {"score", cmd_score, "compute the log-probability of every token, and the perplexity"},
+    {"generate", cmd_generate, "continue a prompt, chat, save and restore sessions"},
+    {"eval", cmd_eval, "run benchmarks as lm-evaluation-harness defines them"},
+    {"inspect", cmd_inspect, "show what is in a model, or in its exact memory"},
+    {"convert", cmd_convert, "store a model's weights as f32, bf16, f16, int8 or int4"},
+    {"bench", cmd_bench, "measure speed on this machine"},
 };
 enum { COMMANDS = sizeof commands / sizeof commands[0] };
 
@@ -39,12 +39,12 @@ static void keep_standard_streams(void) {
 static int print_commands(void) {
     printf("usage: hola <command> [options]\n\n");
     for (int i = 0; i < COMMANDS; i++) printf("  %-10s %s\n", commands[i].name, commands[i].about);
-    printf("\n'hola <command> --help' lists the options of a command; 'hola --version' says which hola this "
-           "is.\n");
+    printf("\n'hola <command> --help' lists the options of a command; 'hola --version' prints the "
+           "version.\n");
     return CLI_OK;
 }
 
-static int run(int argc, char **argv) {
+static int run_command(int argc, char **argv) {
     char *help[] = {NULL, "--help", NULL};
     if (!strcmp(argv[0], "--version") && argc == 1) return printf("hola %s\n", hola_version()), CLI_OK;
     if (!strcmp(argv[0], "help") || !strcmp(argv[0], "--help") || !strcmp(argv[0], "-h")) {
@@ -62,10 +62,10 @@ int main(int argc, char **argv) {
     int rc;
     keep_standard_streams();
     if (argc < 2) {
-        cli_fail("no command; see 'hola help'");
+        cli_fail("no command given; see 'hola help'");
         return CLI_USAGE;
     }
-    rc = run(argc - 1, argv + 1);
+    rc = run_command(argc - 1, argv + 1);
     /* results that did not get out are a failure, whatever the command thought */
     if ((fflush(stdout) || ferror(stdout)) && rc == CLI_OK) return cli_fail("standard output: cannot write");
     return rc;

@@ -1,28 +1,23 @@
 /* progress.c -- see progress.h. */
 #define _POSIX_C_SOURCE 200809L
 #include "cli/progress.h"
+#include "core/clock.h"
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
-#include <time.h>
 #include <unistd.h>
 
 enum { BAR = 16 };
 
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 void progress_begin(struct progress *p) {
     const char *term = getenv("TERM");
-    *p = (struct progress){.on = isatty(STDERR_FILENO) && !(term && !strcmp(term, "dumb")), .begun = now()};
+    *p = (struct progress){.on = isatty(STDERR_FILENO) && !(term && !strcmp(term, "dumb")),
+                           .begun = hl_clock()};
 }
 
-double progress_seconds(const struct progress *p) { return now() - p->begun; }
+double progress_seconds(const struct progress *p) { return hl_clock() - p->begun; }
 
 /* Columns of the terminal: a line that wraps cannot be taken back. */
 static int columns(void) {
@@ -34,7 +29,7 @@ void progress_show(struct progress *p, double part, const char *fmt, ...) {
     char text[256];
     int n = 0;
     va_list ap;
-    double t = now();
+    double t = hl_clock();
     if (!p->on || t - p->shown < 0.1) return;
     p->shown = t;
     if (part >= 0) {

@@ -12,10 +12,10 @@ static void begin(void *ctx, const struct hl_train_begin *b) {
     struct train_log *l = ctx;
     char parameters[CLI_GROUPED], tokens[CLI_GROUPED], batch[CLI_GROUPED];
     l->begin = *b;
-    fprintf(stderr, "%s parameters | %s training tokens | %s tokens a step, %lld steps, %.3g epochs\n",
+    fprintf(stderr, "%s parameters | %s training tokens | %s tokens per step, %lld steps, %.3g epochs\n",
             cli_grouped(parameters, b->parameters), cli_grouped(tokens, b->train_tokens),
             cli_grouped(batch, b->tokens_per_step), (long long)b->steps, b->epochs);
-    if (b->step > 0) fprintf(stderr, "goes on at step %lld\n", (long long)b->step);
+    if (b->step > 0) fprintf(stderr, "resuming at step %lld\n", (long long)b->step);
 }
 
 static const char *duration(char buf[32], double seconds) {

@@ -101,7 +101,7 @@ static hola_status read_fields(struct hl_dataset *d, json_t *root, const char *p
     json_t *tokens = json_object_get(split, "tokens");
     const char *tokenizer = json_string_value(json_object_get(root, "tokenizer"));
     if (json_is_false(json_object_get(root, "complete")))
-        return hl_fail(HOLA_EFORMAT, "%s: not prepared to the end: prepare it again", d->dir);
+        return hl_fail(HOLA_EFORMAT, "%s: was not prepared to the end; prepare it again", d->dir);
     if (vocab && json_integer_value(vocab) <= 0) return hl_fail(HOLA_EFORMAT, "%s: bad vocab_size", path);
     d->info.vocab = json_integer_value(vocab);
     if (json_is_integer(bos)) {
@@ -161,8 +161,9 @@ hola_status hl_dataset_open(struct hl_dataset **out, const char *dir, const char
     if (s == HOLA_OK) s = open_shards(d, names, n);
     if (s == HOLA_OK) s = read_info(d);
     if (s == HOLA_OK && vocab > 0 && d->info.vocab > vocab)
-        s = hl_fail(HOLA_EINVAL, "%s: a tokenizer of %" PRId64 " tokens, the model's vocabulary has %" PRId64,
-                    dir, d->info.vocab, vocab);
+        s = hl_fail(HOLA_EINVAL,
+                    "%s: its tokenizer has %" PRId64 " tokens, the model's vocabulary only %" PRId64, dir,
+                    d->info.vocab, vocab);
     free_names(names, n);
     if (s == HOLA_OK) *out = d;
     else hl_dataset_free(d);
@@ -253,7 +254,7 @@ static hola_status count_documents(struct scan *c, int64_t blocks, struct hl_poo
     for (int64_t b = 0; b < blocks; b++)
         if (c->count[b] < 0) {
             hola_status s = scan_block(c, b, &n);
-            return s == HOLA_OK ? hl_fail(HOLA_EIO, "%s: changes while it is read", c->d->dir) : s;
+            return s == HOLA_OK ? hl_fail(HOLA_EIO, "%s: changed while it was read", c->d->dir) : s;
         }
     return HOLA_OK;
 }
@@ -307,7 +308,7 @@ hola_status hl_dataset_rows(struct hl_dataset *d, enum hl_row_mode mode, int64_t
                        d->info.tokens, d->split, seq);
     if (bos < 0) bos = d->info.bos;
     if (mode == HL_ROWS_PACKED && bos < 0)
-        return hl_fail(HOLA_EINVAL, "%s: no BOS token is known that tells its documents apart", d->dir);
+        return hl_fail(HOLA_EINVAL, "%s: has no BOS token that would tell its documents apart", d->dir);
     d->seq = seq;
     d->mode = mode;
     s = mode == HL_ROWS_PACKED ? pack_documents(d, bos, pool) : HOLA_OK;

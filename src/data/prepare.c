@@ -2,13 +2,13 @@
  * in their order. */
 #define _GNU_SOURCE
 #include "data/prepare.h"
+#include "core/clock.h"
 #include "core/pool.h"
 #include "data/prepare_out.h"
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <time.h>
 
 enum {
     BATCH_BYTES = 8 << 20,
@@ -232,15 +232,13 @@ static hola_status from_generator(const struct hl_prepare_opts *o, struct hl_out
 }
 
 hola_status hl_prepare(const struct hl_prepare_opts *o, struct hl_prepare_result *r) {
-    struct timespec t0, t1;
+    const double begun = hl_clock();
     struct hl_out out = {.opts = o, .result = r, .front = -1, .lock = -1};
     hola_status s;
     *r = (struct hl_prepare_result){.bos = -1};
-    clock_gettime(CLOCK_MONOTONIC, &t0);
     s = hl_out_check(o);
     if (s == HOLA_OK) s = o->generate ? from_generator(o, &out) : from_text(o, &out);
     hl_out_free(&out);
-    clock_gettime(CLOCK_MONOTONIC, &t1);
-    r->seconds = (double)(t1.tv_sec - t0.tv_sec) + 1e-9 * (double)(t1.tv_nsec - t0.tv_nsec);
+    r->seconds = hl_clock() - begun;
     return s;
 }

@@ -44,7 +44,7 @@ hola_status hl_out_check(const struct hl_prepare_opts *o) {
     if (stat(o->out, &st) == 0 && !S_ISDIR(st.st_mode))
         return hl_fail(HOLA_EIO, "%s: not a directory", o->out);
     if (there && !o->force && !is_unfinished(o->out))
-        return hl_fail(HOLA_EINVAL, "%s: there is a dataset already; --force replaces it", o->out);
+        return hl_fail(HOLA_EINVAL, "%s: already holds a dataset; --force replaces it", o->out);
     return HOLA_OK;
 }
 
@@ -73,7 +73,7 @@ static hola_status refuse_foreign(const char *dir, const char *name) {
     size_t n = strlen(name);
     if (name[0] == '.' || n < 4 || strcmp(name + n - 4, ".bin") != 0 || is_ours(name)) return HOLA_OK;
     if (!strstr(name, split_name[HL_SPLIT_TRAIN]) && !strstr(name, split_name[HL_SPLIT_VAL])) return HOLA_OK;
-    return hl_fail(HOLA_EINVAL, "%s/%s: a shard that is not hola's to replace", dir, name);
+    return hl_fail(HOLA_EINVAL, "%s/%s: a shard that hola did not write; it will not be replaced", dir, name);
 }
 
 static hola_status remove_old(const char *dir, const char *name) {

@@ -22,7 +22,7 @@ hola_status hl_recall_check(const struct hl_recall *r) {
     const int64_t all[] = {r->fillers, r->keys, r->values, r->facts, r->queries, r->length};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         if (all[i] < 1 || all[i] > MOST)
-            return hl_fail(HOLA_EINVAL, "recall: %" PRId64 " of something", all[i]);
+            return hl_fail(HOLA_EINVAL, "recall: every count must be at least 1, not %" PRId64, all[i]);
     if (r->distance < 0 || r->distance > MOST)
         return hl_fail(HOLA_EINVAL, "recall: a distance of %" PRId64, r->distance);
     if (r->facts > r->keys)

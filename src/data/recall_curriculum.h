@@ -1,13 +1,13 @@
-/* recall_curriculum.h -- learning to recall: the batches of a short training, and how well a model does afterwards.
+/* recall_curriculum.h -- learning to recall: the batches of a short training.
  *
- * The course goes from few facts to many and from near to far. A sequence has 2, 4, 8, .. up to most_facts facts,
+ * The curriculum goes from few facts to many and from near to far. A sequence has 2, 4, 8, .. up to most_facts facts,
  * each number equally often; the larger numbers join one after another during the first two thirds of the training.
  * Half of the sequences ask at once (a distance of 0 to 4), so that a model finds out what to do; the others after
  * up to `task.distance` tokens, a limit that is reached after an eighth of the training. Between the facts stands as
  * much filler as there are facts, if task.length has room for it.
  * Only the answers are learnt: nothing else can be predicted but the filler. */
-#ifndef HL_COURSE_H
-#define HL_COURSE_H
+#ifndef HL_RECALL_CURRICULUM_H
+#define HL_RECALL_CURRICULUM_H
 #include "data/recall.h"
 
 struct hl_recall_curriculum {
@@ -30,16 +30,5 @@ void hl_recall_batch_free(struct hl_recall_batch *b);
 /* The batch of step 0, 1, ..: the same for every model. */
 hola_status hl_recall_batch_make(struct hl_recall_batch *b, const struct hl_recall_curriculum *c,
                                  int64_t step);
-
-/* The share of answers that are right (the largest of all logits), sample by sample: out [samples]. */
-hola_status hl_recall_measure(hola_model *m, const struct hl_recall *task, uint64_t seed, int64_t samples,
-                              double *out);
-
-struct hl_mean {
-    double mean, error; /* standard error of the mean */
-};
-struct hl_mean hl_mean(const double *x, int64_t n);
-/* Of x - y, sample by sample. */
-struct hl_mean hl_mean_difference(const double *x, const double *y, int64_t n);
 
 #endif

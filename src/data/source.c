@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "data/source.h"
 #include "core/file.h"
+#include "core/text.h"
 #include "data/stream.h"
 #include <dirent.h>
 #include <errno.h>
@@ -10,11 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-
-struct buffer {
-    char *data;
-    int64_t n, room;
-};
 
 struct hl_source {
     struct hl_source_opts opts;
@@ -31,7 +27,7 @@ struct hl_source {
     int64_t line;
     const char *rest; /* of the block that the stream lent */
     int64_t left;
-    struct buffer part; /* the beginning of a line, or of a file */
+    struct hl_text part; /* the beginning of a line, or of a file */
 };
 
 /* ---- finding files ---- */
@@ -140,18 +136,9 @@ void hl_source_progress(const struct hl_source *s, int64_t *done, int64_t *all) 
 /* ---- reading ---- */
 
 static hola_status append(struct hl_source *s, const char *data, int64_t n) {
-    struct buffer *b = &s->part;
-    if (n > b->room - b->n) {
-        int64_t room = b->room + b->room / 2 > b->n + n ? b->room + b->room / 2 : b->n + n;
-        char *p = realloc(b->data, (size_t)room);
-        if (!p)
-            return hl_fail(HOLA_ENOMEM, "%s: no memory for a document of %" PRId64 " bytes",
-                           hl_stream_name(s->stream), b->n + n);
-        b->data = p, b->room = room;
-    }
-    if (n > 0) memcpy(b->data + b->n, data, (size_t)n);
-    b->n += n;
-    return HOLA_OK;
+    if (hl_text_put(&s->part, data, n) == HOLA_OK) return HOLA_OK;
+    return hl_fail(HOLA_ENOMEM, "%s: no memory for a document of %" PRId64 " bytes",
+                   hl_stream_name(s->stream), s->part.n + n);
 }
 
 /* Fills rest; left stays 0 at the end of the file. */
@@ -194,8 +181,8 @@ static hola_status give(struct hl_source *s, const char *data, int64_t n, struct
                             .line = s->line,
                             .json = s->json};
     if (!s->lines) { /* it may be large: no copy */
-        r->text = s->part.data ? s->part.data : calloc(1, 1);
-        s->part = (struct buffer){0};
+        r->text = s->part.data;
+        s->part = (struct hl_text){0};
     } else if ((r->text = malloc((size_t)s->part.n + 1))) {
         memcpy(r->text, s->part.data, (size_t)s->part.n);
     }

@@ -39,20 +39,17 @@ static struct hl_span cut_key(struct hl_span s, struct hl_span key) {
 
 /* The document as one sentence, then the key with a capital. */
 static hola_status jrt_prompt(struct hl_span text, struct hl_span key, bool swde, struct hl_text *out) {
-    hola_status st;
     const int64_t summary = swde ? hl_py_find(text, "Summary of information above...") : -1;
     if (summary >= 0) text.n = summary;
     text = cut_key(text, key);
     text = strip_of(swde ? hl_py_strip(text) : strip_of(text, '\n'), '.');
     out->n = 0;
-    st = hl_text_add(out, text);
-    if (st == HOLA_OK && (out->n == 0 || out->data[out->n - 1] != '.'))
-        st = hl_text_add(out, hl_span_of("."));
-    if (st == HOLA_OK) st = hl_text_add(out, hl_span_of(" "));
+    hl_text_add(out, text);
+    hl_text_puts(out, text.n > 0 && text.p[text.n - 1] == '.' ? " " : ". ");
     const int64_t at = out->n;
-    if (st == HOLA_OK) st = hl_text_add(out, key);
+    hola_status st = hl_text_add(out, key);
     if (st == HOLA_OK && key.n > 0 && out->data[at] >= 'a' && out->data[at] <= 'z') out->data[at] -= 32;
-    return st == HOLA_OK ? hl_text_add(out, hl_span_of(":")) : st;
+    return hl_text_puts(out, ":");
 }
 
 /* ---- tasks ---- */
@@ -111,10 +108,8 @@ static hola_status squad_question(const char *path, const json_t *context, const
         return hl_fail(HOLA_EFORMAT, "%s: question %lld: no context, question or answer text", path,
                        (long long)i);
     buf->n = 0;
-    hola_status st = hl_text_add(buf, hl_span_of(json_string_value(context)));
-    if (st == HOLA_OK) st = hl_text_add(buf, hl_span_of("\nQuestion: "));
-    if (st == HOLA_OK) st = hl_text_add(buf, hl_span_of(json_string_value(question)));
-    if (st == HOLA_OK) st = hl_text_add(buf, hl_span_of("\nAnswer:"));
+    hola_status st = hl_text_printf(buf, "%s\nQuestion: %s\nAnswer:", json_string_value(context),
+                                    json_string_value(question));
     return st == HOLA_OK ? add(out, hl_span_text(buf), hl_span_of(json_string_value(answer)), "\n", 48) : st;
 }
 

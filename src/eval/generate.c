@@ -1,8 +1,10 @@
 /* generate.c -- greedy decoding of many prompts, a session each, a token of all at a time; when some have
  * ended the next prompts take their places, read in passes that they share. A session gets the bits that it would
  * get alone. */
+#include "core/argmax.h"
 #include "eval/engine.h"
 #include "model/session.h"
+#include "tokenizer/tokenizer.h"
 #include <stdlib.h>
 
 enum { SLOTS_HOST = 16, SLOTS_DEVICE = 64 };
@@ -26,13 +28,6 @@ struct batch {
     float *logits; /* [room][vocabulary] */
     bool warned;
 };
-
-static int32_t likeliest(const float *z, int64_t n) {
-    int64_t best = 0;
-    for (int64_t v = 1; v < n; v++)
-        if (z[v] > z[best]) best = v;
-    return (int32_t)best;
-}
 
 /* Cuts the text at the first occurrence of a string that ends it; whether there was one. */
 static bool cut_at(struct hl_text *t, const char *stop) {
@@ -154,7 +149,7 @@ static hola_status begin(struct batch *b) {
     }
     if (st == HOLA_OK) st = hl_sessions_feed(b->session, b->prompt, n, b->logits);
     for (int64_t i = 0; st == HOLA_OK && i < n; i++)
-        b->ids[i] = likeliest(b->logits + i * vocab, vocab),
+        b->ids[i] = (int32_t)hl_argmax(b->logits + i * vocab, vocab),
         hl_engine_progress(e, e->set->request[b->slot[first + i].request].context.n / 4);
     b->n += n;
     return st == HOLA_OK ? take_tokens(b, first) : st;

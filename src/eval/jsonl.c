@@ -87,7 +87,7 @@ hola_status hl_row_list(const struct hl_rowfile *f, const char *name, struct hl_
         *labels = json_object_get(v, "label");
         v = json_object_get(v, "text");
         if (!json_is_array(v) || !json_is_array(*labels) || json_array_size(v) != json_array_size(*labels))
-            return hl_row_fail(f, "\"%s\" has not as many \"label\"s as \"text\"s", name);
+            return hl_row_fail(f, "\"%s\" has different numbers of \"label\" and \"text\"", name);
     }
     if (!json_is_array(v)) return hl_row_fail(f, "\"%s\" is not a list", name);
     const size_t count = json_array_size(v);

@@ -37,42 +37,43 @@ static int64_t place(const struct quiz *z, int fact, int64_t fillers) {
 }
 
 /* The text up to the answer of question `ask`. */
-static void put_text(const struct quiz *z, int64_t fillers, int ask, struct hl_str *out) {
+static void put_text(const struct quiz *z, int64_t fillers, int ask, struct hl_text *out) {
     const int facts = z->keys ? z->keys : 1;
     int next = 0;
-    hl_str_clear(out);
-    hl_str_add(out, HEAD);
+    hl_text_clear(out);
+    hl_text_puts(out, HEAD);
     for (int64_t i = 0; i <= fillers; i++) {
         for (; next < facts && place(z, next, fillers) == i; next++) {
             const int64_t v = z->value[next];
-            if (z->keys) hl_str_addf(out, "The pass key for %s is %" PRId64 ".\n", words[z->word[next]], v);
+            if (z->keys)
+                hl_text_printf(out, "The pass key for %s is %" PRId64 ".\n", words[z->word[next]], v);
             else
-                hl_str_addf(out, "The pass key is %" PRId64 ". Remember it. %" PRId64 " is the pass key.\n",
-                            v, v);
+                hl_text_printf(
+                    out, "The pass key is %" PRId64 ". Remember it. %" PRId64 " is the pass key.\n", v, v);
         }
-        if (i < fillers) hl_str_add(out, FILLER);
+        if (i < fillers) hl_text_puts(out, FILLER);
     }
-    if (!z->keys) hl_str_add(out, "What is the pass key? The pass key is");
+    if (!z->keys) hl_text_puts(out, "What is the pass key? The pass key is");
     else {
         const char *w = words[z->word[ask]];
-        hl_str_addf(out, "What is the pass key for %s? The pass key for %s is", w, w);
+        hl_text_printf(out, "What is the pass key for %s? The pass key for %s is", w, w);
     }
 }
 
-static hola_status encode(const hola_tokenizer *t, const struct hl_str *text, int32_t **ids, int64_t *n) {
-    if (text->bad) return hl_fail(HOLA_ENOMEM, "probe: no memory");
+static hola_status encode(const hola_tokenizer *t, const struct hl_text *text, int32_t **ids, int64_t *n) {
+    if (text->failed) return hl_fail(HOLA_ENOMEM, "probe: no memory");
     return hola_tokenizer_encode(t, text->data, text->n, 1, ids, n);
 }
 
 /* Tokens of BOS, text and answer, of the longest question. */
 static hola_status measure(const struct quiz *z, const hola_tokenizer *t, int64_t fillers,
-                           struct hl_str *text, int64_t *most) {
+                           struct hl_text *text, int64_t *most) {
     *most = 0;
     for (int q = 0; q < (z->keys ? z->keys : 1); q++) {
         int32_t *ids = NULL;
         int64_t n;
         put_text(z, fillers, q, text);
-        hl_str_addf(text, " %" PRId64, z->value[q]);
+        hl_text_printf(text, " %" PRId64, z->value[q]);
         hola_status s = encode(t, text, &ids, &n);
         free(ids);
         if (s != HOLA_OK) return s;
@@ -84,7 +85,7 @@ static hola_status measure(const struct quiz *z, const hola_tokenizer *t, int64_
 
 /* The most filler that fits: from a guess, by steps that double until it lies between two, then by halves.
  * Without a guess, what eight lines take makes one. */
-static hola_status fit(const struct quiz *z, const hola_tokenizer *t, int64_t length, struct hl_str *text,
+static hola_status fit(const struct quiz *z, const hola_tokenizer *t, int64_t length, struct hl_text *text,
                        int64_t *fillers) {
     int64_t good = -1, bad = length, n = *fillers, step = 1, none, eight,
             tokens; /* a line is a token at least */
@@ -125,7 +126,7 @@ static hola_status mark_digits(struct hl_probe *p, const hola_tokenizer *t) {
 }
 
 static hola_status make_one(const struct quiz *z, const hola_tokenizer *t, int64_t fillers, int ask,
-                            struct hl_str *text, struct hl_probe *out) {
+                            struct hl_text *text, struct hl_probe *out) {
     int32_t *before = NULL, *all = NULL;
     int64_t n_before, n, same = 0, bos = hola_tokenizer_bos(t) >= 0;
     *out = (struct hl_probe){.key = z->value[ask],
@@ -134,7 +135,7 @@ static hola_status make_one(const struct quiz *z, const hola_tokenizer *t, int64
                              .place = place(z, ask, fillers)};
     put_text(z, fillers, ask, text);
     hola_status s = encode(t, text, &before, &n_before);
-    hl_str_addf(text, " %" PRId64, z->value[ask]);
+    hl_text_printf(text, " %" PRId64, z->value[ask]);
     if (s == HOLA_OK) s = encode(t, text, &all, &n);
     if (s == HOLA_OK) {
         /* the answer begins where its tokens differ from those of the text alone */
@@ -157,7 +158,7 @@ static hola_status make_one(const struct quiz *z, const hola_tokenizer *t, int64
 static hola_status make_all(const struct quiz *z, const hola_tokenizer *t, int64_t length, int64_t *guess,
                             struct hl_probe *out) {
     const int asks = z->keys ? z->keys : 1;
-    struct hl_str text = {.data = NULL};
+    struct hl_text text = {.data = NULL};
     int64_t fillers = guess ? *guess : 0;
     if (length < 1 || length > 1 << 28) return hl_fail(HOLA_EINVAL, "probe: a length of %" PRId64, length);
     for (int q = 0; q < asks; q++) out[q] = (struct hl_probe){.ids = NULL};
@@ -165,7 +166,7 @@ static hola_status make_all(const struct quiz *z, const hola_tokenizer *t, int64
     for (int q = 0; q < asks && s == HOLA_OK; q++) s = make_one(z, t, fillers, q, &text, &out[q]);
     if (s == HOLA_OK && guess) *guess = fillers;
     for (int q = 0; q < asks && s != HOLA_OK; q++) hl_probe_free(&out[q]);
-    hl_str_free(&text);
+    hl_text_free(&text);
     return s;
 }
 

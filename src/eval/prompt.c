@@ -35,7 +35,7 @@ static int32_t prefix_token(const hola_tokenizer *t) {
 }
 static hola_status no_prefix(void) {
     return hl_fail(HOLA_EINVAL,
-                   "the tokenizer has neither BOS nor EOS: nothing comes before a text's first token");
+                   "the tokenizer has neither BOS nor EOS to put before the first token of a text");
 }
 
 /* Room for n ids that stay. */

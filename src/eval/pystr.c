@@ -1,5 +1,6 @@
 /* pystr.c -- see pystr.h. */
 #include "eval/pystr.h"
+#include "tokenizer/bpe.h"
 #include "tokenizer/unicode.h"
 
 struct case_range { /* first, first + step .. last: add difference */
@@ -24,21 +25,13 @@ static uint32_t take(struct hl_span *s) {
 }
 
 static hola_status put(struct hl_text *t, uint32_t c) {
-    hola_status st = hl_text_room(t, 4);
-    if (st != HOLA_OK) return st;
-    char *p = t->data + t->n;
-    if (c >= 0x110000) p[0] = (char)(c - 0x110000), t->n += 1;
-    else if (c < 0x80) p[0] = (char)c, t->n += 1;
-    else if (c < 0x800) p[0] = (char)(0xc0 | c >> 6), p[1] = (char)(0x80 | (c & 63)), t->n += 2;
-    else if (c < 0x10000)
-        p[0] = (char)(0xe0 | c >> 12), p[1] = (char)(0x80 | (c >> 6 & 63)), p[2] = (char)(0x80 | (c & 63)),
-        t->n += 3;
-    else {
-        p[0] = (char)(0xf0 | c >> 18), p[1] = (char)(0x80 | (c >> 12 & 63));
-        p[2] = (char)(0x80 | (c >> 6 & 63)), p[3] = (char)(0x80 | (c & 63));
-        t->n += 4;
-    }
-    return HOLA_OK;
+    char u[4];
+    static const unsigned char lead[] = {0, 0, 0xc0, 0xe0, 0xf0};
+    const int n = c < 0x80 || c >= 0x110000 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
+    if (c >= 0x110000) c -= 0x110000; /* a byte that is not UTF-8: see take() */
+    for (int i = n - 1; i > 0; i--, c >>= 6) u[i] = (char)(0x80 | (c & 63));
+    u[0] = (char)(lead[n] | c);
+    return hl_text_put(t, u, n);
 }
 
 static uint32_t mapped(uint32_t c, const struct case_range *r, size_t n) {
@@ -48,22 +41,12 @@ static uint32_t mapped(uint32_t c, const struct case_range *r, size_t n) {
     return c;
 }
 #define COUNT(x) (sizeof(x) / sizeof *(x))
-static uint32_t lower(uint32_t c) {
+uint32_t hl_py_lower_char(uint32_t c) {
     if (c < 128) return c >= 'A' && c <= 'Z' ? c + 32 : c;
     return mapped(c, lower_case, COUNT(lower_case));
 }
 
-bool hl_py_space(uint32_t c) { return (c >= 0x1c && c <= 0x1f) || (c < 0x110000 && hl_is_space(c)); }
-
 /* ---- strings ---- */
-
-hola_status hl_text_add(struct hl_text *t, struct hl_span s) {
-    hola_status st = hl_text_room(t, s.n + 1);
-    if (st != HOLA_OK) return st;
-    if (s.n > 0) memcpy(t->data + t->n, s.p, (size_t)s.n);
-    t->n += s.n;
-    return HOLA_OK;
-}
 
 hola_status hl_text_add_valid(struct hl_text *out, struct hl_span s) {
     hola_status st = HOLA_OK;
@@ -74,17 +57,20 @@ hola_status hl_text_add_valid(struct hl_text *out, struct hl_span s) {
     return st;
 }
 
+int hl_py_space(struct hl_span s) {
+    uint32_t c;
+    const int len = s.n > 0 ? hl_utf8(s.p, s.n, &c) : 0;
+    return len > 0 && (hl_is_space(c) || (c >= 0x1c && c <= 0x1f)) ? len : 0;
+}
+
 struct hl_span hl_py_lstrip(struct hl_span s) {
-    for (struct hl_span rest = s; s.n > 0 && hl_py_space(take(&rest));) s = rest;
+    for (int k = hl_py_space(s); k > 0; k = hl_py_space(s)) s.p += k, s.n -= k;
     return s;
 }
 
 struct hl_span hl_py_rstrip(struct hl_span s) {
-    struct hl_span rest = s;
-    int64_t end = 0;
-    while (rest.n > 0)
-        if (!hl_py_space(take(&rest))) end = s.n - rest.n;
-    s.n = end;
+    for (int k = 1; k <= 3 && k <= s.n; k++) /* no white space has more than three bytes */
+        if (hl_py_space((struct hl_span){s.p + s.n - k, k}) == k) s.n -= k, k = 0;
     return s;
 }
 
@@ -101,7 +87,8 @@ int64_t hl_py_len(struct hl_span s) {
 int64_t hl_py_words(struct hl_span s) {
     int64_t n = 1;
     for (bool in_space = false; s.n > 0;) {
-        const bool space = hl_py_space(take(&s));
+        const bool space = hl_py_space(s) > 0;
+        take(&s);
         n += space && !in_space;
         in_space = space;
     }
@@ -124,9 +111,18 @@ hola_status hl_py_replace(struct hl_text *out, struct hl_span s, const char *old
     hola_status st = HOLA_OK;
     for (int64_t at; st == HOLA_OK && (at = hl_py_find(s, old)) >= 0; s.p += at + len, s.n -= at + len) {
         st = hl_text_add(out, (struct hl_span){s.p, at});
-        if (st == HOLA_OK) st = hl_text_add(out, hl_span_of(new_text));
+        if (st == HOLA_OK) st = hl_text_puts(out, new_text);
     }
     return st == HOLA_OK ? hl_text_add(out, s) : st;
+}
+
+hola_status hl_py_lower(struct hl_text *out, struct hl_span s) {
+    hola_status st = HOLA_OK;
+    while (st == HOLA_OK && s.n > 0) {
+        const uint32_t c = take(&s);
+        st = c == 0x130 ? hl_text_puts(out, "i\xcc\x87") : put(out, hl_py_lower_char(c));
+    }
+    return st;
 }
 
 hola_status hl_py_capitalize(struct hl_text *out, struct hl_span s) {
@@ -136,17 +132,12 @@ hola_status hl_py_capitalize(struct hl_text *out, struct hl_span s) {
     const char *several = NULL;
     for (size_t i = 0; i < COUNT(long_title); i++)
         if (long_title[i].c == first) several = long_title[i].text;
-    st = several ? hl_text_add(out, hl_span_of(several))
-                 : put(out, mapped(first, title_case, COUNT(title_case)));
-    while (st == HOLA_OK && s.n > 0) {
-        const uint32_t c = take(&s);
-        st = c == 0x130 ? hl_text_add(out, hl_span_of("i\xcc\x87")) : put(out, lower(c));
-    }
-    return st;
+    st = several ? hl_text_puts(out, several) : put(out, mapped(first, title_case, COUNT(title_case)));
+    return st == HOLA_OK ? hl_py_lower(out, s) : st;
 }
 
 static bool same_letter(uint32_t text, uint32_t pattern) {
-    text = lower(text), pattern = lower(pattern);
+    text = hl_py_lower_char(text), pattern = hl_py_lower_char(pattern);
     if (text == pattern) return true;
     if (text < 128 && pattern < 128) return false;
     for (size_t i = 0; i < COUNT(extra_case); i++)
@@ -162,4 +153,29 @@ bool hl_py_contains(struct hl_span s, struct hl_span what) {
         if (what.n == 0) return true;
         if (s.n == 0) return false;
     }
+}
+
+/* As Python: single quotes unless there are only single ones inside. */
+static void repr_one(struct hl_text *s, const char *t) {
+    const char quote = strchr(t, '\'') && !strchr(t, '"') ? '"' : '\'';
+    hl_text_put(s, &quote, 1);
+    for (; *t; t++) {
+        unsigned char c = (unsigned char)*t;
+        if (c == (unsigned char)quote || c == '\\') hl_text_printf(s, "\\%c", c);
+        else if (c == '\n') hl_text_puts(s, "\\n");
+        else if (c == '\t') hl_text_puts(s, "\\t");
+        else if (c == '\r') hl_text_puts(s, "\\r");
+        else if (c < 32 || c == 127) hl_text_printf(s, "\\x%02x", c);
+        else hl_text_put(s, t, 1);
+    }
+    hl_text_put(s, &quote, 1);
+}
+
+hola_status hl_py_repr(struct hl_text *s, char *const *list, int64_t n) {
+    hl_text_puts(s, "[");
+    for (int64_t i = 0; i < n; i++) {
+        if (i) hl_text_puts(s, ", ");
+        repr_one(s, list[i]);
+    }
+    return hl_text_puts(s, "]");
 }

@@ -47,19 +47,19 @@ void hl_draft_clear(struct hl_draft *d) {
     d->n_refs = 0;
     d->failed = false;
     d->cut = -1;
-    hl_str_clear(&d->text);
-    hl_str_clear(&d->head);
-    hl_str_clear(&d->tail);
-    hl_str_clear(&d->prefix);
+    hl_text_clear(&d->text);
+    hl_text_clear(&d->head);
+    hl_text_clear(&d->tail);
+    hl_text_clear(&d->prefix);
 }
 
 void hl_draft_free(struct hl_draft *d) {
     hl_draft_clear(d);
     free(d->refs);
-    hl_str_free(&d->text);
-    hl_str_free(&d->head);
-    hl_str_free(&d->tail);
-    hl_str_free(&d->prefix);
+    hl_text_free(&d->text);
+    hl_text_free(&d->head);
+    hl_text_free(&d->tail);
+    hl_text_free(&d->prefix);
 }
 
 hola_status hl_draft_ref(struct hl_draft *d, const char *text, int64_t n) {
@@ -77,11 +77,11 @@ hola_status hl_ruler_keep(struct hl_ruler_gen *g, struct hl_draft *d, int64_t le
                           struct hl_ruler_set *out) {
     struct hl_ruler_sample *v = realloc(out->sample, (size_t)(out->n + 1) * sizeof *v);
     if (v) out->sample = v;
-    if (!v || d->text.bad || d->prefix.bad) return hl_fail(HOLA_ENOMEM, "ruler: no memory");
+    if (!v || d->text.failed || d->prefix.failed) return hl_fail(HOLA_ENOMEM, "ruler: no memory");
     if (d->cut >= 0) {
-        hl_str_clear(&d->prefix);
-        hl_str_put(&d->prefix, d->text.data + d->cut, d->text.n - d->cut);
-        if (d->prefix.bad) return hl_fail(HOLA_ENOMEM, "ruler: no memory");
+        hl_text_clear(&d->prefix);
+        hl_text_put(&d->prefix, d->text.data + d->cut, d->text.n - d->cut);
+        if (d->prefix.failed) return hl_fail(HOLA_ENOMEM, "ruler: no memory");
         d->text.data[d->cut] = 0;
     }
     v[out->n++] = (struct hl_ruler_sample){.input = d->text.data,
@@ -90,7 +90,7 @@ hola_status hl_ruler_keep(struct hl_ruler_gen *g, struct hl_draft *d, int64_t le
                                            .n_refs = d->n_refs,
                                            .length = length,
                                            .max_length = g->o->length};
-    d->text = d->prefix = (struct hl_str){.data = NULL};
+    d->text = d->prefix = (struct hl_text){.data = NULL};
     d->refs = NULL;
     d->n_refs = 0;
     return HOLA_OK;
@@ -127,22 +127,22 @@ hola_status hl_ruler_too_short(const struct hl_ruler_gen *g) {
                    hl_ruler_name(g->o->task), g->o->length);
 }
 
-hola_status hl_ruler_count(const struct hl_ruler_gen *g, const struct hl_str *a, const struct hl_str *b,
-                           const struct hl_str *c, int64_t *n) {
-    struct hl_str all = {.data = NULL};
-    const struct hl_str *text = a;
+hola_status hl_ruler_count(const struct hl_ruler_gen *g, const struct hl_text *a, const struct hl_text *b,
+                           const struct hl_text *c, int64_t *n) {
+    struct hl_text all = {.data = NULL};
+    const struct hl_text *text = a;
     int32_t *ids = NULL;
     if (b || c) {
-        hl_str_put(&all, a->data, a->n);
-        if (b) hl_str_put(&all, b->data, b->n);
-        if (c) hl_str_put(&all, c->data, c->n);
+        hl_text_put(&all, a->data, a->n);
+        if (b) hl_text_put(&all, b->data, b->n);
+        if (c) hl_text_put(&all, c->data, c->n);
         text = &all;
     }
-    hola_status s = text->bad
+    hola_status s = text->failed
                         ? hl_fail(HOLA_ENOMEM, "ruler: no memory")
                         : hola_tokenizer_encode(g->o->tokenizer, text->data, text->n, g->o->threads, &ids, n);
     free(ids);
-    hl_str_free(&all);
+    hl_text_free(&all);
     if (s != HOLA_OK || g->nvidia) return s; /* NVIDIA's scripts count no special tokens */
     *n += g->o->bos >= 0 ? g->o->bos : hola_tokenizer_bos(g->o->tokenizer) >= 0;
     return HOLA_OK;

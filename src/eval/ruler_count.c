@@ -40,15 +40,15 @@ static hola_status read_more(struct hl_ruler_gen *g) {
     return HOLA_OK;
 }
 
-static void put_word(struct cwe *w, bool other, int64_t i, struct hl_str *out) {
-    if (other) hl_str_put(out, w->other.at[i].text, w->other.at[i].n);
+static void put_word(struct cwe *w, bool other, int64_t i, struct hl_text *out) {
+    if (other) hl_text_put(out, w->other.at[i].text, w->other.at[i].n);
     else hl_lexicon_get(w->words, w->order[i], out);
 }
 
 /* "1. word 2. word ..": the first ten of n drawn words `common` times each, the others `rare` times. The
  * ten go as such a list to names and, where there is a draft, to its references. */
 static hola_status put_list(struct hl_ruler_gen *g, int64_t n, int64_t common, int64_t rare,
-                            struct hl_str *out, struct hl_str *names, struct hl_draft *d) {
+                            struct hl_text *out, struct hl_text *names, struct hl_draft *d) {
     struct cwe *w = g->state;
     const int64_t ten = n < COMMON ? n : COMMON, total = ten * common + (n - ten) * rare;
     const bool other = n > hl_lexicon_count(w->words);
@@ -70,51 +70,51 @@ static hola_status put_list(struct hl_ruler_gen *g, int64_t n, int64_t common, i
         for (int64_t i = 0; i < (n - ten) * rare; i++) list[k++] = (int32_t)(ten + i % (n - ten));
         hl_py_shuffle(g->nvidia ? &inner : &w->own, list, total);
         for (int64_t i = 0; i < total; i++) {
-            hl_str_addf(out, i ? " %lld. " : "%lld. ", (long long)(i + 1));
+            hl_text_printf(out, i ? " %lld. " : "%lld. ", (long long)(i + 1));
             put_word(w, other, drawn[list[i]], out);
         }
     }
     for (int64_t i = 0; i < ten && s == HOLA_OK; i++) {
-        struct hl_str one = {.data = NULL};
+        struct hl_text one = {.data = NULL};
         put_word(w, other, drawn[i], &one);
-        hl_str_addf(names, i ? " %lld. " : "%lld. ", (long long)(i + 1));
-        if (one.bad) s = hl_fail(HOLA_ENOMEM, "ruler: no memory");
-        else hl_str_put(names, one.data, one.n);
+        hl_text_printf(names, i ? " %lld. " : "%lld. ", (long long)(i + 1));
+        if (one.failed) s = hl_fail(HOLA_ENOMEM, "ruler: no memory");
+        else hl_text_put(names, one.data, one.n);
         if (s == HOLA_OK && d) s = hl_draft_ref(d, one.data, one.n);
-        hl_str_free(&one);
+        hl_text_free(&one);
     }
     free(drawn);
     free(list);
     return s;
 }
 
-static hola_status put_cwe(struct hl_ruler_gen *g, int64_t n, bool example, struct hl_str *out,
-                           struct hl_str *names, struct hl_draft *d) {
+static hola_status put_cwe(struct hl_ruler_gen *g, int64_t n, bool example, struct hl_text *out,
+                           struct hl_text *names, struct hl_draft *d) {
     const bool small = g->o->length < 4096;
-    hl_str_add(out, CWE_QUESTION);
+    hl_text_puts(out, CWE_QUESTION);
     hola_status s = example ? put_list(g, n, small ? 3 : 10, small ? 1 : 3, out, names, d)
                             : put_list(g, n, small ? 6 : 30, small ? 1 : 3, out, names, d);
-    hl_str_add(out, CWE_ASK " " CWE_PREFIX);
+    hl_text_puts(out, CWE_ASK " " CWE_PREFIX);
     return s;
 }
 
 /* An example, which the harness makes and counts but does not show, and the list. */
 static hola_status cwe_build(struct hl_ruler_gen *g, int64_t units, int64_t index, bool search,
                              struct hl_draft *d) {
-    struct hl_str names = {.data = NULL}, *shown = g->nvidia ? &d->text : &d->head;
+    struct hl_text names = {.data = NULL}, *shown = g->nvidia ? &d->text : &d->head;
     (void)index;
     (void)search;
     hola_status s = put_cwe(g, g->o->length < 4096 ? 20 : 40, true, shown, &names, NULL);
-    if (s == HOLA_OK && names.bad) s = hl_fail(HOLA_ENOMEM, "ruler: no memory");
+    if (s == HOLA_OK && names.failed) s = hl_fail(HOLA_ENOMEM, "ruler: no memory");
     if (s == HOLA_OK) {
-        hl_str_add(shown, g->nvidia ? " " : "");
-        hl_str_put(shown, names.data, names.n);
-        hl_str_add(shown, "\n");
-        hl_str_add(&d->tail, " ");
+        hl_text_puts(shown, g->nvidia ? " " : "");
+        hl_text_put(shown, names.data, names.n);
+        hl_text_puts(shown, "\n");
+        hl_text_puts(&d->tail, " ");
         s = put_cwe(g, units, false, &d->text, &d->tail, d);
         d->cut = d->text.n - (int64_t)strlen(" " CWE_PREFIX);
     }
-    hl_str_free(&names);
+    hl_text_free(&names);
     return s;
 }
 
@@ -122,7 +122,7 @@ static hola_status cwe_build(struct hl_ruler_gen *g, int64_t units, int64_t inde
 static hola_status cwe_finish(struct hl_ruler_gen *g, struct hl_draft *d) {
     if (g->nvidia) return HOLA_OK;
     d->text.n = d->cut;
-    hl_str_add(&d->text, "\n\n" CWE_PREFIX);
+    hl_text_puts(&d->text, "\n\n" CWE_PREFIX);
     return HOLA_OK;
 }
 
@@ -140,7 +140,9 @@ static hola_status cwe_open(struct hl_ruler_gen *g) {
     hola_status s = hl_lexicon_new(&w->words, g->o, false);
     if (s != HOLA_OK) return s;
     int64_t n = hl_lexicon_count(w->words);
-    if (n < 40) return hl_fail(HOLA_EINVAL, "ruler_cwe: %lld words are too few, 40 the least", (long long)n);
+    if (n < 40)
+        return hl_fail(HOLA_EINVAL, "ruler_cwe: %lld words are too few; at least 40 are needed",
+                       (long long)n);
     if (!g->nvidia) g->cap = n;
     w->order = malloc((size_t)n * sizeof *w->order);
     if (!w->order) return hl_fail(HOLA_ENOMEM, "ruler: no memory");
@@ -235,16 +237,16 @@ static hola_status put_coded(struct hl_ruler_gen *g, int64_t words, struct hl_dr
     }
     hl_py_seed(&inner, g->inner_seed);
     hl_py_shuffle(&inner, w->list, n);
-    hl_str_add(&d->text, FWE_QUESTION);
+    hl_text_puts(&d->text, FWE_QUESTION);
     for (int64_t i = 0; i < n; i++) {
-        if (i) hl_str_put(&d->text, " ", 1);
-        hl_str_add(&d->text, w->word[w->list[i]]);
+        if (i) hl_text_put(&d->text, " ", 1);
+        hl_text_puts(&d->text, w->word[w->list[i]]);
     }
     if ((int64_t)((double)words / 16 / zeta) < 1)
         return hl_ruler_too_short(g); /* an answer that is not there */
-    hl_str_add(&d->text, FWE_ASK);
+    hl_text_puts(&d->text, FWE_ASK);
     d->cut = d->text.n;
-    hl_str_add(&d->text, FWE_PREFIX);
+    hl_text_puts(&d->text, FWE_PREFIX);
     hola_status s = HOLA_OK;
     for (int r = 1; r <= 3 && s == HOLA_OK; r++) s = hl_draft_ref(d, w->word[r], LETTERS);
     return s;

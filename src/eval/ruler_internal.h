@@ -1,37 +1,12 @@
-/* ruler_internal.h -- what the files of RULER share: texts that grow, drafts of samples, the tasks. */
-#ifndef HL_RULER_WORK_H
-#define HL_RULER_WORK_H
+/* ruler_internal.h -- what the files of RULER share: lists of spans, drafts of samples, the tasks. */
+#ifndef HL_RULER_INTERNAL_H
+#define HL_RULER_INTERNAL_H
 #include "eval/pyrandom.h"
+#include "eval/pystr.h"
 #include "eval/ruler.h"
 #include <jansson.h>
 
-/* ---- texts (ruler_text.c) ---- */
-
-/* A text that grows, NUL-terminated from the first byte on. Without memory it goes `bad` and ignores what
- * follows: one question at the end of a page instead of one per word. */
-struct hl_str {
-    char *data;
-    int64_t n, cap;
-    bool bad;
-};
-void hl_str_put(struct hl_str *s, const char *text, int64_t n);
-void hl_str_add(struct hl_str *s, const char *text);
-void hl_str_addf(struct hl_str *s, const char *fmt, ...) HL_PRINTF(2, 3);
-void hl_str_clear(struct hl_str *s); /* keeps the room */
-void hl_str_free(struct hl_str *s);
-/* Every `from` (not empty) becomes `to`, from left to right, as str.replace does it. */
-void hl_str_replace(struct hl_str *s, const char *from, const char *to);
-/* repr() of a list of strings. Characters beyond ASCII count as printable. */
-void hl_str_repr(struct hl_str *s, char *const *list, int64_t n);
-/* str.lower() of Latin, Greek and Cyrillic characters; others stay. */
-uint32_t hl_lower(uint32_t c);
-void hl_str_lower(struct hl_str *s, const char *text, int64_t n);
-/* The length of the white space (str.isspace) that text begins with; of one character. */
-int hl_space(const char *text, int64_t n);
-/* text without the white space around it: moves *text, returns the length */
-int64_t hl_strip(const char **text, int64_t n);
-
-/* ---- lists of spans, and files ---- */
+/* ---- lists of spans, and files (ruler_text.c) ---- */
 
 struct hl_ruler_span {
     const char *text;
@@ -68,17 +43,17 @@ struct hl_lexicon;
 hola_status hl_lexicon_new(struct hl_lexicon **out, const struct hl_ruler_opts *o, bool pairs);
 void hl_lexicon_free(struct hl_lexicon *w);
 int64_t hl_lexicon_count(const struct hl_lexicon *w);
-void hl_lexicon_get(const struct hl_lexicon *w, int64_t i, struct hl_str *out); /* appends it */
+void hl_lexicon_get(const struct hl_lexicon *w, int64_t i, struct hl_text *out); /* appends it */
 
 /* ---- a task being made ---- */
 
 enum { HL_INNER_SEED = 42 }; /* of the harness's generators that are made anew each time */
 
 struct hl_draft {
-    struct hl_str text;       /* what is counted of a sample */
-    struct hl_str head, tail; /* counted with it in the harness's search */
-    int64_t cut;              /* where the answer's prefix begins in text; -1: it is `prefix` */
-    struct hl_str prefix;
+    struct hl_text text;       /* what is counted of a sample */
+    struct hl_text head, tail; /* counted with it in the harness's search */
+    int64_t cut;               /* where the answer's prefix begins in text; -1: it is `prefix` */
+    struct hl_text prefix;
     char **refs;
     int64_t n_refs;
     bool failed; /* the tool would have met an exception here */
@@ -113,8 +88,8 @@ struct hl_ruler_kind {
 extern const struct hl_ruler_kind hl_ruler_niah, hl_ruler_vt, hl_ruler_cwe, hl_ruler_fwe, hl_ruler_qa;
 
 /* Tokens of a, b and c (b, c: NULL where not wanted) one after the other, as the tool counts them. */
-hola_status hl_ruler_count(const struct hl_ruler_gen *g, const struct hl_str *a, const struct hl_str *b,
-                           const struct hl_str *c, int64_t *n);
+hola_status hl_ruler_count(const struct hl_ruler_gen *g, const struct hl_text *a, const struct hl_text *b,
+                           const struct hl_text *c, int64_t *n);
 /* How many units the tool finds to fit, and one sample of up to so many, in *d. */
 hola_status hl_ruler_search(struct hl_ruler_gen *g, const struct hl_ruler_kind *k, int64_t *units);
 hola_status hl_ruler_draw(struct hl_ruler_gen *g, const struct hl_ruler_kind *k, int64_t units, int64_t index,

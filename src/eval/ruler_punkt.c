@@ -115,14 +115,14 @@ static bool is_number(const char *t, int64_t n) {
 }
 
 static hola_status word_type(struct word *w) {
-    struct hl_str low = {.data = NULL};
-    if (is_number(w->text, w->n)) hl_str_add(&low, "##number##");
-    else hl_str_lower(&low, w->text, w->n);
-    if (low.bad) return hl_fail(HOLA_ENOMEM, "ruler: no memory");
+    struct hl_text low = {.data = NULL};
+    if (is_number(w->text, w->n)) hl_text_puts(&low, "##number##");
+    else hl_py_lower(&low, (struct hl_span){w->text, w->n});
+    if (low.failed) return hl_fail(HOLA_ENOMEM, "ruler: no memory");
     /* nothing in the lists is as long as that */
     w->type_n = low.n < (int64_t)sizeof w->type ? low.n : (int64_t)sizeof w->type - 1;
     memcpy(w->type, low.data, (size_t)w->type_n);
-    hl_str_free(&low);
+    hl_text_free(&low);
     return HOLA_OK;
 }
 
@@ -154,7 +154,7 @@ static uint32_t first_char(const struct word *w) {
     uint32_t c;
     return hl_utf8(w->text, w->n, &c) ? c : 0;
 }
-static bool first_upper(const struct word *w) { return hl_lower(first_char(w)) != first_char(w); }
+static bool first_upper(const struct word *w) { return hl_py_lower_char(first_char(w)) != first_char(w); }
 static bool first_lower(const struct word *w) {
     uint32_t c = first_char(w);
     return c < 128 ? c >= 'a' && c <= 'z' : (hl_class(c) & HL_LETTER) && c < 0x530 && !first_upper(w);

@@ -20,8 +20,8 @@ struct question {
 };
 struct qa {
     json_t *root;
-    struct hl_spans doc;  /* sorted, none twice */
-    struct hl_str joined; /* HotpotQA: title and sentences */
+    struct hl_spans doc;   /* sorted, none twice */
+    struct hl_text joined; /* HotpotQA: title and sentences */
     struct question *q;
     int64_t n_q, cap_q;
     int32_t *index;
@@ -145,18 +145,18 @@ static hola_status read_squad(struct hl_ruler_gen *g) {
 /* ---- HotpotQA ---- */
 
 /* "title\n" and the sentences of one entry of "context", appended to out. */
-static bool hotpot_doc(const json_t *entry, struct hl_str *out) {
+static bool hotpot_doc(const json_t *entry, struct hl_text *out) {
     const char *title = json_string_value(json_array_get(entry, 0));
     json_t *sentence;
     size_t i;
     if (!title || !json_is_array(json_array_get(entry, 1))) return false;
-    hl_str_add(out, title);
-    hl_str_add(out, "\n");
+    hl_text_puts(out, title);
+    hl_text_puts(out, "\n");
     json_array_foreach(json_array_get(entry, 1), i, sentence) {
         if (!json_is_string(sentence)) return false;
-        hl_str_add(out, json_string_value(sentence));
+        hl_text_puts(out, json_string_value(sentence));
     }
-    return !out->bad;
+    return !out->failed;
 }
 
 static hola_status hotpot_docs(struct hl_ruler_gen *g) {
@@ -180,7 +180,7 @@ static hola_status hotpot_docs(struct hl_ruler_gen *g) {
 
 static hola_status read_hotpot(struct hl_ruler_gen *g) {
     struct qa *w = g->state;
-    struct hl_str text = {.data = NULL};
+    struct hl_text text = {.data = NULL};
     size_t i, j;
     json_t *one, *entry;
     hola_status s = hl_ruler_json(
@@ -193,7 +193,7 @@ static hola_status read_hotpot(struct hl_ruler_gen *g) {
                              .text = text_of(one, "question"),
                              .answers = json_object_get(one, "answer")};
         json_array_foreach(json_object_get(one, "context"), j, entry) {
-            hl_str_clear(&text);
+            hl_text_clear(&text);
             if (!hotpot_doc(entry, &text)) s = hl_fail(HOLA_ENOMEM, "ruler: no memory");
             if (s == HOLA_OK) s = add_index(w, find_doc(w, text.data, text.n));
             if (s != HOLA_OK) break;
@@ -204,7 +204,7 @@ static hola_status read_hotpot(struct hl_ruler_gen *g) {
         if (s == HOLA_OK) s = add_question(w, q);
         if (s != HOLA_OK) break;
     }
-    hl_str_free(&text);
+    hl_text_free(&text);
     return s;
 }
 
@@ -232,7 +232,7 @@ static void qa_close(struct hl_ruler_gen *g) {
     struct qa *w = g->state;
     if (!w) return;
     json_decref(w->root);
-    hl_str_free(&w->joined);
+    hl_text_free(&w->joined);
     free(w->doc.at);
     free(w->q);
     free(w->index);
@@ -283,7 +283,7 @@ static hola_status choose_docs(struct hl_ruler_gen *g, const struct question *q,
 }
 
 static hola_status put_docs(struct hl_ruler_gen *g, const struct question *q, int64_t units,
-                            struct hl_str *out) {
+                            struct hl_text *out) {
     struct qa *w = g->state;
     int64_t n = 0, room = (units > w->doc.n ? units : w->doc.n) + q->n_own + q->n_more;
     struct hl_mt inner;
@@ -300,8 +300,8 @@ static hola_status put_docs(struct hl_ruler_gen *g, const struct question *q, in
     /* the harness shuffles its very list here */
     if (units >= w->doc.n && !g->nvidia) memcpy(w->order, all, (size_t)n * sizeof *all);
     for (int64_t i = 0; i < n; i++) {
-        hl_str_addf(out, i ? "\n\nDocument %lld:\n" : "Document %lld:\n", (long long)(i + 1));
-        hl_str_put(out, w->doc.at[all[i]].text, w->doc.at[all[i]].n);
+        hl_text_printf(out, i ? "\n\nDocument %lld:\n" : "Document %lld:\n", (long long)(i + 1));
+        hl_text_put(out, w->doc.at[all[i]].text, w->doc.at[all[i]].n);
     }
     return HOLA_OK;
 }
@@ -321,17 +321,17 @@ static hola_status qa_build(struct hl_ruler_gen *g, int64_t units, int64_t index
                             struct hl_draft *d) {
     struct qa *w = g->state;
     const struct question *q = &w->q[index];
-    hl_str_add(&d->text, ONLY "The following are given documents.\n\n");
+    hl_text_puts(&d->text, ONLY "The following are given documents.\n\n");
     hola_status s = put_docs(g, q, units, &d->text);
     if (s == HOLA_OK) s = add_refs(q, d);
     if (s != HOLA_OK) return s;
-    hl_str_add(&d->text, "\n\n" ONLY "Question: ");
-    hl_str_add(&d->text, q->text);
+    hl_text_puts(&d->text, "\n\n" ONLY "Question: ");
+    hl_text_puts(&d->text, q->text);
     if (g->nvidia) d->cut = d->text.n;
-    hl_str_add(g->nvidia ? &d->text : &d->prefix, " Answer:");
+    hl_text_puts(g->nvidia ? &d->text : &d->prefix, " Answer:");
     if (!search) return HOLA_OK;
-    hl_str_add(&d->tail, " ");
-    hl_str_repr(&d->tail, d->refs, d->n_refs);
+    hl_text_puts(&d->tail, " ");
+    hl_py_repr(&d->tail, d->refs, d->n_refs);
     return HOLA_OK;
 }
 

@@ -6,18 +6,16 @@
 
 /* Control characters become newlines, white space at the ends goes. NULL: no memory. */
 static char *tidy(const char *pred, int64_t len) {
-    struct hl_str low = {.data = NULL};
-    len = hl_strip(&pred, len);
-    hl_str_clear(&low);
-    hl_str_lower(&low, pred, len);
+    struct hl_text low = {.data = NULL};
+    hl_text_clear(&low);
+    hl_py_lower(&low, hl_py_strip((struct hl_span){pred, len}));
     for (int64_t i = 0; i < low.n; i++)
         if ((unsigned char)low.data[i] < 0x20) low.data[i] = '\n';
-    if (low.bad) hl_str_free(&low);
+    if (low.failed) hl_text_free(&low);
     if (!low.data) return NULL;
-    const char *p = low.data;
-    int64_t n = hl_strip(&p, low.n);
-    memmove(low.data, p, (size_t)n);
-    low.data[n] = 0;
+    const struct hl_span s = hl_py_strip(hl_span_text(&low));
+    memmove(low.data, s.p, (size_t)s.n);
+    low.data[s.n] = 0;
     return low.data;
 }
 
@@ -27,11 +25,11 @@ double hl_ruler_score(enum hl_ruler_task t, enum hl_ruler_variant v, const char 
     char *text = tidy(pred, len);
     int64_t found = 0;
     for (int64_t i = 0; text && i < s->n_refs; i++) {
-        struct hl_str ref = {.data = NULL};
-        hl_str_clear(&ref);
-        hl_str_lower(&ref, s->refs[i], (int64_t)strlen(s->refs[i]));
-        found += !ref.bad && strstr(text, ref.data) != NULL;
-        hl_str_free(&ref);
+        struct hl_text ref = {.data = NULL};
+        hl_text_clear(&ref);
+        hl_py_lower(&ref, hl_span_of(s->refs[i]));
+        found += !ref.failed && strstr(text, ref.data) != NULL;
+        hl_text_free(&ref);
     }
     free(text);
     if (s->n_refs == 0) return 0;
@@ -78,9 +76,9 @@ static hola_status read_line(const char *path, int64_t line, const char *text, i
         s = bad_line(path, line, "no \"input\", or neither \"gen_prefix\" nor \"answer_prefix\"");
     if (s == HOLA_OK) s = read_refs(o, d, path, line);
     if (s == HOLA_OK) {
-        hl_str_add(&d->text, input);
-        if (gen) hl_str_add(&d->prefix, task == HL_RULER_CWE ? "\n\n" : " ");
-        hl_str_add(&d->prefix, gen ? gen : answer);
+        hl_text_puts(&d->text, input);
+        if (gen) hl_text_puts(&d->prefix, task == HL_RULER_CWE ? "\n\n" : " ");
+        hl_text_puts(&d->prefix, gen ? gen : answer);
         s = hl_ruler_keep(&g, d, json_integer_value(json_object_get(o, "length")), out);
     }
     json_decref(root);
@@ -127,9 +125,8 @@ hola_status hl_ruler_read(const char *path, enum hl_ruler_task task, struct hl_r
         q = memchr(p, '\n', (size_t)(end - p));
         if (!q) q = end;
         line++;
-        const char *text = p;
-        int64_t n = hl_strip(&text, q - p);
-        if (n > 0) s = read_line(path, line, text, n, task, &d, out);
+        const struct hl_span text = hl_py_strip((struct hl_span){p, q - p});
+        if (text.n > 0) s = read_line(path, line, text.p, text.n, task, &d, out);
     }
     if (s == HOLA_OK && out->n == 0)
         s = hl_fail(HOLA_EFORMAT, "%s: no samples of %s", path, hl_ruler_name(task));

@@ -9,9 +9,9 @@ enum { HOPS = 4, NAMES = HOPS + 1, EXAMPLE_TOKENS = 500 };
 #define PREFIX " Answer: According to the chain(s) of variable assignment in the text above, 5 variables are "
 
 struct vt {
-    bool example;        /* being made */
-    struct hl_str shown; /* the example */
-    char name[NAMES][8]; /* its variables */
+    bool example;         /* being made */
+    struct hl_text shown; /* the example */
+    char name[NAMES][8];  /* its variables */
 };
 
 static void draw_name(struct hl_mt *m, int letters, char *out) {
@@ -50,54 +50,61 @@ static int rising(const void *a, const void *b) {
     return (*x > *y) - (*x < *y);
 }
 
+static void replace(struct hl_text *t, const char *from, const char *to) {
+    struct hl_text out = {.failed = t->failed};
+    hl_py_replace(&out, hl_span_text(t), from, to);
+    hl_text_free(t);
+    *t = out;
+}
+
 static hola_status put_context(struct hl_ruler_gen *g, int64_t n, char name[NAMES][8], int64_t value,
-                               struct hl_str *out) {
+                               struct hl_text *out) {
     const int64_t total = pieces(g, n);
     int64_t at[NAMES];
     int next = 0;
-    struct hl_str context = {.data = NULL};
+    struct hl_text context = {.data = NULL};
     hola_status s = hl_py_sample(&g->random, total, NAMES, at);
     if (s != HOLA_OK) return s;
     qsort(at, NAMES, sizeof *at, rising);
     for (int64_t i = 0; i < total; i++) {
         const char *join = g->nvidia ? "\n" : " ";
-        if (i) hl_str_add(&context, join);
+        if (i) hl_text_puts(&context, join);
         if (next < NAMES && at[next] == i) {
-            if (next == 0) hl_str_addf(&context, "VAR %s = %lld", name[0], (long long)value);
-            else hl_str_addf(&context, "VAR %s = VAR %s ", name[next], name[next - 1]);
-            hl_str_add(&context, join);
+            if (next == 0) hl_text_printf(&context, "VAR %s = %lld", name[0], (long long)value);
+            else hl_text_printf(&context, "VAR %s = VAR %s ", name[next], name[next - 1]);
+            hl_text_puts(&context, join);
             next++;
         }
-        hl_str_add(&context, piece(g, n, i));
+        hl_text_puts(&context, piece(g, n, i));
     }
-    hl_str_replace(&context, ". \n", ".\n");
-    if (context.bad) s = hl_fail(HOLA_ENOMEM, "ruler: no memory");
-    else hl_str_put(out, context.data, context.n);
-    hl_str_free(&context);
+    replace(&context, ". \n", ".\n");
+    if (context.failed) s = hl_fail(HOLA_ENOMEM, "ruler: no memory");
+    else hl_text_put(out, context.data, context.n);
+    hl_text_free(&context);
     return s;
 }
 
 /* The example with other names, and for NVIDIA another value. */
-static void put_example(struct hl_ruler_gen *g, struct hl_str *out) {
+static void put_example(struct hl_ruler_gen *g, struct hl_text *out) {
     struct vt *w = g->state;
-    hl_str_put(out, w->shown.data, w->shown.n);
+    hl_text_put(out, w->shown.data, w->shown.n);
     for (int i = 0; i < NAMES; i++) {
         char next[8];
         draw_name(&g->random, 3, next);
-        hl_str_replace(out, w->name[i], next);
+        replace(out, w->name[i], next);
     }
     if (!g->nvidia) return;
     char value[24] = "";
     int64_t v = hl_np_randint(&g->numpy, 10000, 99999);
     for (int i = 4; i >= 0; i--, v /= 10) value[i] = (char)('0' + v % 10);
-    hl_str_replace(out, "12345", value);
+    replace(out, "12345", value);
 }
 
 static hola_status vt_build(struct hl_ruler_gen *g, int64_t units, int64_t index, bool search,
                             struct hl_draft *d) {
     struct vt *w = g->state;
     char name[NAMES][8];
-    struct hl_str text = {.data = NULL};
+    struct hl_text text = {.data = NULL};
     (void)index;
     d->failed = !draw_names(g, w->example ? 3 : 5, name);
     int64_t value = g->nvidia && w->example ? 12345 : hl_np_randint(&g->numpy, 10000, 99999);
@@ -105,38 +112,38 @@ static hola_status vt_build(struct hl_ruler_gen *g, int64_t units, int64_t index
         if (!(g->nvidia && w->example)) hl_np_randint(&g->numpy, 10000, 99999); /* for the chain that fails */
         return HOLA_OK;
     }
-    hl_str_add(&text,
-               "Memorize and track the chain(s) of variable assignment hidden in the following text.\n\n");
+    hl_text_puts(&text,
+                 "Memorize and track the chain(s) of variable assignment hidden in the following text.\n\n");
     hola_status s = put_context(g, units, name, value, &text);
-    hl_str_addf(&text, QUESTION "%lld in the text above.", (long long)value);
+    hl_text_printf(&text, QUESTION "%lld in the text above.", (long long)value);
     int64_t cut = text.n;
-    hl_str_addf(&text, PREFIX "%s the value %lld, they are: ", g->nvidia ? "assigned" : "assgined",
-                (long long)value);
+    hl_text_printf(&text, PREFIX "%s the value %lld, they are: ", g->nvidia ? "assigned" : "assgined",
+                   (long long)value);
     for (int i = 0; i < NAMES && s == HOLA_OK; i++) s = hl_draft_ref(d, name[i], (int64_t)strlen(name[i]));
-    if (s == HOLA_OK && text.bad) s = hl_fail(HOLA_ENOMEM, "ruler: no memory");
+    if (s == HOLA_OK && text.failed) s = hl_fail(HOLA_ENOMEM, "ruler: no memory");
     if (s == HOLA_OK) {
         if (g->nvidia && !search && !w->example) {
             put_example(g, &d->text);
-            hl_str_add(&d->text, "\n");
+            hl_text_puts(&d->text, "\n");
         }
         d->cut = d->text.n + cut;
-        hl_str_put(&d->text, text.data, text.n);
-        hl_str_add(&d->tail, " ");
-        hl_str_repr(&d->tail, d->refs, d->n_refs);
+        hl_text_put(&d->text, text.data, text.n);
+        hl_text_puts(&d->tail, " ");
+        hl_py_repr(&d->tail, d->refs, d->n_refs);
     }
-    hl_str_free(&text);
+    hl_text_free(&text);
     return s;
 }
 
 /* The harness puts the example in front when the text is settled, and drops the space at the prefix's end. */
 static hola_status vt_finish(struct hl_ruler_gen *g, struct hl_draft *d) {
-    struct hl_str all = {.data = NULL};
+    struct hl_text all = {.data = NULL};
     if (g->nvidia) return HOLA_OK;
     put_example(g, &all);
-    hl_str_add(&all, "\n\n");
+    hl_text_puts(&all, "\n\n");
     d->cut += all.n;
-    hl_str_put(&all, d->text.data, d->text.n - 1);
-    hl_str_free(&d->text);
+    hl_text_put(&all, d->text.data, d->text.n - 1);
+    hl_text_free(&d->text);
     d->text = all;
     return HOLA_OK;
 }
@@ -165,13 +172,13 @@ static hola_status make_example(struct hl_ruler_gen *g) {
         s = hl_ruler_draw(g, &hl_ruler_vt, g->step, 0, &d, &tokens);
     }
     if (s == HOLA_OK) {
-        hl_str_put(&w->shown, d.text.data, d.text.n);
+        hl_text_put(&w->shown, d.text.data, d.text.n);
         for (int i = 0; i < NAMES; i++) {
             strcpy(w->name[i], d.refs[i]);
-            hl_str_add(&w->shown, " ");
-            hl_str_add(&w->shown, d.refs[i]);
+            hl_text_puts(&w->shown, " ");
+            hl_text_puts(&w->shown, d.refs[i]);
         }
-        hl_str_add(&w->shown, g->nvidia ? "\n" : "\n\n");
+        hl_text_puts(&w->shown, g->nvidia ? "\n" : "\n\n");
         s = hl_ruler_count(g, &w->shown, NULL, NULL, &g->extra);
     }
     hl_draft_free(&d);
@@ -191,7 +198,7 @@ static hola_status vt_open(struct hl_ruler_gen *g) {
 
 static void vt_close(struct hl_ruler_gen *g) {
     struct vt *w = g->state;
-    if (w) hl_str_free(&w->shown);
+    if (w) hl_text_free(&w->shown);
     free(w);
 }
 

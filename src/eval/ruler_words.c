@@ -45,7 +45,7 @@ static int dashed(const void *a, const void *b) { /* by "adjective-" */
 }
 
 struct pair_word {
-    struct hl_str text;
+    struct hl_text text;
     uint32_t pair;
 };
 static int by_text(const void *a, const void *b) {
@@ -61,16 +61,16 @@ static hola_status merge_group(struct hl_lexicon *w, int64_t i, int64_t j) {
     bool bad = !word;
     for (int64_t k = 0; !bad && k < n; k++) {
         int64_t a = i + k / w->noun.n, b = k % w->noun.n;
-        hl_str_put(&word[k].text, w->adjective.at[a].text, w->adjective.at[a].n);
-        hl_str_put(&word[k].text, "-", 1);
-        hl_str_put(&word[k].text, w->noun.at[b].text, w->noun.at[b].n);
+        hl_text_put(&word[k].text, w->adjective.at[a].text, w->adjective.at[a].n);
+        hl_text_put(&word[k].text, "-", 1);
+        hl_text_put(&word[k].text, w->noun.at[b].text, w->noun.at[b].n);
         word[k].pair = (uint32_t)a << 16 | (uint32_t)b;
-        bad = word[k].text.bad;
+        bad = word[k].text.failed;
     }
     if (!bad) qsort(word, (size_t)n, sizeof *word, by_text);
     for (int64_t k = 0; !bad && k < n; k++)
         if (k == 0 || by_text(&word[k], &word[k - 1]) != 0) w->pair[w->n_pairs++] = word[k].pair;
-    for (int64_t k = 0; word && k < n; k++) hl_str_free(&word[k].text);
+    for (int64_t k = 0; word && k < n; k++) hl_text_free(&word[k].text);
     free(word);
     return bad ? hl_fail(HOLA_ENOMEM, "ruler: no memory") : HOLA_OK;
 }
@@ -117,12 +117,12 @@ void hl_lexicon_free(struct hl_lexicon *w) {
 
 int64_t hl_lexicon_count(const struct hl_lexicon *w) { return w->pair ? w->n_pairs : w->noun.n; }
 
-void hl_lexicon_get(const struct hl_lexicon *w, int64_t i, struct hl_str *out) {
+void hl_lexicon_get(const struct hl_lexicon *w, int64_t i, struct hl_text *out) {
     const struct hl_ruler_span *noun = &w->noun.at[w->pair ? w->pair[i] & 0xffff : i];
     if (w->pair) {
         const struct hl_ruler_span *a = &w->adjective.at[w->pair[i] >> 16];
-        hl_str_put(out, a->text, a->n);
-        hl_str_put(out, "-", 1);
+        hl_text_put(out, a->text, a->n);
+        hl_text_put(out, "-", 1);
     }
-    hl_str_put(out, noun->text, noun->n);
+    hl_text_put(out, noun->text, noun->n);
 }

@@ -32,12 +32,9 @@ static hola_status add_sample(const struct hl_task *t, struct hl_set *out, const
                               int64_t max_new) {
     struct hl_doc *d;
     struct hl_text prompt = {0}, refs = {0};
-    hola_status st = hl_text_add(&prompt, hl_span_of(s->input));
-    if (st == HOLA_OK) st = hl_text_add(&prompt, hl_span_of(s->prefix));
-    for (int64_t i = 0; st == HOLA_OK && i < s->n_refs; i++) {
-        if (i > 0) st = hl_text_add(&refs, hl_span_of(", "));
-        if (st == HOLA_OK) st = hl_text_add(&refs, hl_span_of(s->refs[i]));
-    }
+    hola_status st = hl_text_printf(&prompt, "%s%s", s->input, s->prefix);
+    for (int64_t i = 0; st == HOLA_OK && i < s->n_refs; i++)
+        st = hl_text_printf(&refs, "%s%s", i > 0 ? ", " : "", s->refs[i]);
     struct hl_request r = {
         .kind = HL_ASK_GENERATE, .max_new = max_new, .whole = true, .early = s->n_refs == 1};
     if (st == HOLA_OK)
@@ -64,14 +61,14 @@ static hola_status read_samples(const struct hl_task *t, const struct hl_eval_op
 static hola_status too_long(const struct hl_task *t, const struct hl_eval_opts *o, int64_t length) {
     return hl_fail(
         HOLA_EINVAL,
-        "%s: prompts of %lld tokens, max_length is %lld: --max-length %lld, or --truncate to cut them",
+        "%s: prompts of %lld tokens exceed max_length %lld; use --max-length %lld, or --truncate to cut them",
         t->name, (long long)length, (long long)o->max_length, (long long)length);
 }
 
 static hola_status make_samples(const struct hl_task *t, const struct hl_eval_opts *o, struct ruler *r) {
     char *data = o->data ? hl_path_join(o->data, "ruler") : NULL;
     struct hl_ruler_opts how = hl_ruler_default();
-    if (!data) return hl_fail(HOLA_EINVAL, "%s: --data DIR is needed", t->name);
+    if (!data) return hl_fail(HOLA_EINVAL, "%s: --data DIR is required", t->name);
     how.task = r->task, how.variant = r->variant, how.seed = o->seed, how.tokenizer = o->tokenizer;
     how.data = data, how.bos = o->bos == HL_BOS_NEVER ? 0 : -1;
     if (o->length) how.length = o->length;

@@ -109,7 +109,7 @@ static hola_status find_file(const struct hl_task *t, const char *data, char **o
         else missing = path;
         name = name[n] ? name + n + 1 : NULL;
     }
-    hl_fail(HOLA_EIO, "%s: not there, and %s needs it: %s", missing, t->name, t->dataset);
+    hl_fail(HOLA_EIO, "%s: not found; %s needs it: %s", missing, t->name, t->dataset);
     free(missing);
     return HOLA_EIO;
 }
@@ -123,12 +123,12 @@ static const char *split_of(const char *file) {
 hola_status hl_task_make(const struct hl_task *t, const struct hl_eval_opts *o, struct hl_set *out) {
     hola_status st = HOLA_OK;
     *out = (struct hl_set){.version = t->version};
-    if (t->files && !o->data) st = hl_fail(HOLA_EINVAL, "%s: --data DIR is needed", t->name);
+    if (t->files && !o->data) st = hl_fail(HOLA_EINVAL, "%s: --data DIR is required", t->name);
     else if (t->files) st = find_file(t, o->data, &out->file);
     else if (o->text && t->make == hl_text_make) {
         out->file = strdup(o->text);
         if (!out->file) st = hl_fail(HOLA_ENOMEM, "%s: no memory for its name", o->text);
-    } else if (t->make == hl_text_make) st = hl_fail(HOLA_EINVAL, "text: --text FILE is needed");
+    } else if (t->make == hl_text_make) st = hl_fail(HOLA_EINVAL, "text: --text FILE is required");
     if (st == HOLA_OK && out->file) st = hl_set_hash(out);
     if (st == HOLA_OK && t->files) out->split = split_of(strrchr(out->file, '/'));
     if (st == HOLA_OK) st = t->make(t, o, out);

@@ -1,7 +1,7 @@
 /* session.h -- inside a session, and restore points: copies of one to go back to. */
 #ifndef HL_SESSION_H
 #define HL_SESSION_H
-#include "core/ids.h"
+#include "core/text.h"
 #include "model/model.h"
 #include "model/sample.h"
 

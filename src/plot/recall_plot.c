@@ -3,6 +3,7 @@
 #include "plot/svg.h"
 #include <inttypes.h>
 #include <math.h>
+#include <stdio.h>
 
 enum {
     WIDTH = 1084,
@@ -28,95 +29,88 @@ static double to_x(const struct hl_recall_panel *p, double x) {
 /* a little room above 1, so that a curve along the top is seen */
 static double to_y(double recall) { return PANEL_H - 8 - recall * (PANEL_H - 20); }
 
-static void axes(struct hl_svg *t, const struct hl_recall_panel *p, double chance) {
-    hl_svg_put(t,
-               "<rect width='%d' height='%d' fill='#fff' stroke='#999'/>\n"
-               "<text x='0' y='-12' class='h'>%s</text>\n",
-               PANEL_W, PANEL_H, p->title);
-    for (int i = 0; i <= 5; i++)
-        hl_svg_put(t, "<path d='M0 %.1fh%d' class='g'/><text x='-7' y='%.1f' class='y'>%.1f</text>\n",
-                   to_y(0.2 * i), PANEL_W, to_y(0.2 * i) + 4, 0.2 * i);
+static void axes(struct hl_text *t, const struct hl_recall_panel *p, double chance) {
+    for (int i = 0; i <= 5; i++) {
+        char label[8];
+        snprintf(label, sizeof label, "%.1f", 0.2 * i);
+        hl_svg_level(t, to_y(0.2 * i), PANEL_W, label);
+    }
     for (int i = 0; i < p->points; i++) {
         const struct hl_recall_point *q = &p->point[i];
         const double x = to_x(p, (double)q->x);
-        hl_svg_put(t,
-                   "<path d='M%.1f %dv5' stroke='#999'/><text x='%.1f' y='%d' class='x'>%" PRId64 "</text>\n",
-                   x, PANEL_H, x, PANEL_H + 19, q->x);
+        hl_text_printf(
+            t, "<path d='M%.1f %dv5' stroke='#999'/><text x='%.1f' y='%d' class='x'>%" PRId64 "</text>\n", x,
+            PANEL_H, x, PANEL_H + 19, q->x);
         if (q->times > 0)
-            hl_svg_put(t, "<text x='%.1f' y='%d' class='x s'>%" PRId64 "×</text>\n", x, PANEL_H + 34,
-                       q->times);
+            hl_text_printf(t, "<text x='%.1f' y='%d' class='x s'>%" PRId64 "×</text>\n", x, PANEL_H + 34,
+                           q->times);
     }
-    hl_svg_put(t, "<text x='%d' y='%d' class='x'>%s</text>\n", PANEL_W / 2,
-               PANEL_H + (p->point[0].times > 0 ? 52 : 42), p->axis);
-    hl_svg_put(t,
-               "<path d='M0 %.1fh%d' stroke='#999' stroke-dasharray='1 3'/><text x='%d' y='%.1f' "
-               "class='s'>chance</text>\n",
-               to_y(chance), PANEL_W, PANEL_W + 4, to_y(chance) + 4);
+    hl_text_printf(t, "<text x='%d' y='%d' class='x'>%s</text>\n", PANEL_W / 2,
+                   PANEL_H + (p->point[0].times > 0 ? 52 : 42), p->axis);
+    hl_text_printf(t,
+                   "<path d='M0 %.1fh%d' stroke='#999' stroke-dasharray='1 3'/><text x='%d' y='%.1f' "
+                   "class='s'>chance</text>\n",
+                   to_y(chance), PANEL_W, PANEL_W + 4, to_y(chance) + 4);
 }
 
-static void upright(struct hl_svg *t, const struct hl_recall_panel *p, int64_t x, const char *what) {
+static void upright(struct hl_text *t, const struct hl_recall_panel *p, int64_t x, const char *what) {
     if (x <= 0) return;
-    hl_svg_put(t,
-               "<path d='M%.1f 0v%d' stroke='#bbb' stroke-dasharray='4 4'/>"
-               "<text transform='translate(%.1f %.1f) rotate(-90)' class='s'>%s = %" PRId64 "</text>\n",
-               to_x(p, (double)x), PANEL_H, to_x(p, (double)x) - 5, to_y(0.45), what, x);
+    hl_text_printf(t,
+                   "<path d='M%.1f 0v%d' stroke='#bbb' stroke-dasharray='4 4'/>"
+                   "<text transform='translate(%.1f %.1f) rotate(-90)' class='s'>%s = %" PRId64 "</text>\n",
+                   to_x(p, (double)x), PANEL_H, to_x(p, (double)x) - 5, to_y(0.45), what, x);
 }
 
-static void mark(struct hl_svg *t, int k, double x, double y) {
+static void mark(struct hl_text *t, int k, double x, double y) {
     const char *c = look[k].color;
     if (k == 0)
-        hl_svg_put(t, "<rect x='%.1f' y='%.1f' width='7' height='7' fill='%s'/>\n", x - 3.5, y - 3.5, c);
-    else if (k == 1) hl_svg_put(t, "<circle cx='%.1f' cy='%.1f' r='4.2' fill='%s'/>\n", x, y, c);
-    else hl_svg_put(t, "<path d='M%.1f %.1fl4.6 8h-9.2z' fill='%s'/>\n", x, y - 5, c);
+        hl_text_printf(t, "<rect x='%.1f' y='%.1f' width='7' height='7' fill='%s'/>\n", x - 3.5, y - 3.5, c);
+    else if (k == 1) hl_text_printf(t, "<circle cx='%.1f' cy='%.1f' r='4.2' fill='%s'/>\n", x, y, c);
+    else hl_text_printf(t, "<path d='M%.1f %.1fl4.6 8h-9.2z' fill='%s'/>\n", x, y - 5, c);
 }
 
-static void curve(struct hl_svg *t, const struct hl_recall_panel *p, int k) {
-    hl_svg_put(t, "<path fill='none' stroke-width='2' stroke='%s' stroke-dasharray='%s' d='", look[k].color,
-               look[k].dash);
+static void curve(struct hl_text *t, const struct hl_recall_panel *p, int k) {
+    hl_text_printf(t, "<path fill='none' stroke-width='2' stroke='%s' stroke-dasharray='%s' d='",
+                   look[k].color, look[k].dash);
     for (int i = 0; i < p->points; i++)
-        hl_svg_put(t, "%c%.1f %.1f", i ? 'L' : 'M', to_x(p, (double)p->point[i].x),
-                   to_y(p->point[i].recall[k].mean));
-    hl_svg_put(t, "'/>\n");
+        hl_text_printf(t, "%c%.1f %.1f", i ? 'L' : 'M', to_x(p, (double)p->point[i].x),
+                       to_y(p->point[i].recall[k].mean));
+    hl_text_printf(t, "'/>\n");
     for (int i = 0; i < p->points; i++) {
         const struct hl_mean m = p->point[i].recall[k];
         const double x = to_x(p, (double)p->point[i].x), lo = to_y(m.mean - m.error),
                      hi = to_y(m.mean + m.error);
-        hl_svg_put(t, "<path d='M%.1f %.1fh6m-3 0V%.1fm-3 0h6' fill='none' stroke='%s'/>\n", x - 3, lo, hi,
-                   look[k].color);
+        hl_text_printf(t, "<path d='M%.1f %.1fh6m-3 0V%.1fm-3 0h6' fill='none' stroke='%s'/>\n", x - 3, lo,
+                       hi, look[k].color);
         mark(t, k, x, to_y(m.mean));
     }
 }
 
-static void legend(struct hl_svg *t, const struct hl_recall_figure *f) {
+static void legend(struct hl_text *t, const struct hl_recall_figure *f) {
     for (int k = 0, x = LEFT; k < f->curves; k++) {
-        hl_svg_put(t, "<path d='M%d 24h34' stroke-width='2' stroke='%s' stroke-dasharray='%s'/>\n", x,
-                   look[k].color, look[k].dash);
+        hl_text_printf(t, "<path d='M%d 24h34' stroke-width='2' stroke='%s' stroke-dasharray='%s'/>\n", x,
+                       look[k].color, look[k].dash);
         mark(t, k, x + 17, 24);
-        hl_svg_put(t, "<text x='%d' y='28'>", x + 42);
-        hl_svg_put_escaped(t, f->name[k]);
-        hl_svg_put(t, "</text>\n");
+        hl_text_printf(t, "<text x='%d' y='28'>", x + 42);
+        hl_svg_escape(t, f->name[k]);
+        hl_text_printf(t, "</text>\n");
         x += 330;
     }
 }
 
 hola_status hl_recall_plot(const char *path, const struct hl_recall_figure *f) {
-    struct hl_svg t = {0};
-    hl_svg_put(&t,
-               "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 %d %d' font-family='sans-serif' "
-               "font-size='13'>\n<style>.h{font-size:15px;font-weight:bold}.g{stroke:#e8e8e8}"
-               ".y{text-anchor:end}.x{text-anchor:middle}.s{font-size:11px;fill:#666}</style>\n"
-               "<rect width='100%%' height='100%%' fill='#fff'/>\n",
-               WIDTH, HEIGHT);
+    struct hl_text t = {0};
+    hl_svg_begin(&t, WIDTH, HEIGHT, 13);
     legend(&t, f);
     for (int i = 0; i < 2; i++) {
         const struct hl_recall_panel *p = &f->panel[i];
-        hl_svg_put(&t, "<g transform='translate(%d %d)'>\n", LEFT + i * GAP_X, TOP);
+        hl_svg_panel(&t, LEFT + i * GAP_X, TOP, PANEL_W, PANEL_H, "", p->title);
         axes(&t, p, f->chance);
         upright(&t, p, p->head_size, "head size");
         upright(&t, p, p->window, "exact memory");
         for (int k = 0; k < f->curves; k++) curve(&t, p, k);
-        hl_svg_put(&t, "</g>\n");
+        hl_text_printf(&t, "</g>\n");
     }
-    hl_svg_put(&t, "</svg>\n");
+    hl_text_printf(&t, "</svg>\n");
     return hl_svg_write(&t, path);
 }

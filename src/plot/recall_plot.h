@@ -1,7 +1,7 @@
 /* recall_plot.h -- recall over the number of facts and over the length of the context, as one SVG. */
 #ifndef HL_RECALL_PLOT_H
 #define HL_RECALL_PLOT_H
-#include "data/recall_curriculum.h"
+#include "eval/recall.h"
 
 enum { HL_RECALL_CURVES = 4 }; /* the most of a panel */
 

@@ -1,39 +1,42 @@
-/* svg.c -- see picture.h. */
+/* svg.c -- see svg.h. */
 #include "plot/svg.h"
 #include "core/file.h"
-#include <stdarg.h>
-#include <stdlib.h>
 
-void hl_svg_put(struct hl_svg *p, const char *fmt, ...) {
-    va_list ap;
-    for (int tries = 0; tries < 2 && !p->failed; tries++) {
-        va_start(ap, fmt);
-        int k = vsnprintf(p->data ? p->data + p->n : NULL, p->room - p->n, fmt, ap);
-        va_end(ap);
-        if (k >= 0 && p->n + (size_t)k < p->room) {
-            p->n += (size_t)k;
-            return;
-        }
-        size_t room = 2 * p->room + (size_t)(k > 0 ? k : 0) + 65536;
-        char *data = realloc(p->data, room);
-        if (data) p->data = data, p->room = room;
-        else p->failed = true;
-    }
+void hl_svg_begin(struct hl_text *t, int width, int height, int font) {
+    hl_text_printf(t,
+                   "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 %d %d' font-family='sans-serif' "
+                   "font-size='%d'>\n<style>.h{font-size:%dpx;font-weight:bold}.g{stroke:#e4e4e4}"
+                   ".y{text-anchor:end}.x{text-anchor:middle}.s{font-size:11px;fill:#666}</style>\n"
+                   "<rect width='100%%' height='100%%' fill='#fff'/>\n",
+                   width, height, font, font + 2);
 }
 
-void hl_svg_put_escaped(struct hl_svg *p, const char *s) {
+void hl_svg_panel(struct hl_text *t, int x, int y, int width, int height, const char *attributes,
+                  const char *title) {
+    hl_text_printf(
+        t,
+        "<g transform='translate(%d %d)'%s>\n<rect width='%d' height='%d' fill='#fff' stroke='#999'/>\n"
+        "<text x='0' y='-11' class='h'>%s</text>\n",
+        x, y, attributes, width, height, title);
+}
+
+void hl_svg_level(struct hl_text *t, double y, int width, const char *label) {
+    hl_text_printf(t, "<path d='M0 %.1fh%d' class='g'/><text x='-6' y='%.1f' class='y'>%s</text>\n", y, width,
+                   y + 4, label);
+}
+
+void hl_svg_escape(struct hl_text *t, const char *s) {
     for (; *s; s++) {
-        if (*s == '<') hl_svg_put(p, "&lt;");
-        else if (*s == '&') hl_svg_put(p, "&amp;");
-        else if (*s == '"') hl_svg_put(p, "&quot;");
-        else hl_svg_put(p, "%c", (unsigned char)*s < 0x20 ? '?' : *s);
+        if (*s == '<') hl_text_puts(t, "&lt;");
+        else if (*s == '&') hl_text_puts(t, "&amp;");
+        else if (*s == '"') hl_text_puts(t, "&quot;");
+        else hl_text_put(t, (unsigned char)*s < 0x20 ? "?" : s, 1);
     }
 }
 
-hola_status hl_svg_write(struct hl_svg *p, const char *path) {
-    hola_status s = p->failed || !p->data ? hl_fail(HOLA_ENOMEM, "%s: no memory for the plot", path)
-                                          : hl_write_file(path, p->data, (int64_t)p->n);
-    free(p->data);
-    *p = (struct hl_svg){0};
+hola_status hl_svg_write(struct hl_text *t, const char *path) {
+    hola_status s = t->failed || !t->data ? hl_fail(HOLA_ENOMEM, "%s: no memory for the plot", path)
+                                          : hl_write_file(path, t->data, t->n);
+    hl_text_free(t);
     return s;
 }

@@ -1,17 +1,20 @@
-/* svg.h -- SVG as text that grows; what the plots share. */
-#ifndef HL_PICTURE_H
-#define HL_PICTURE_H
-#include "core/status.h"
+/* svg.h -- what the plots share; an SVG is a text that grows. */
+#ifndef HL_SVG_H
+#define HL_SVG_H
+#include "core/text.h"
 
-struct hl_svg {
-    char *data;
-    size_t n, room;
-    bool failed; /* memory ran out: the rest is dropped */
-};
-void hl_svg_put(struct hl_svg *p, const char *fmt, ...) HL_PRINTF(2, 3);
-/* Names of files and people's words end up in pictures. */
-void hl_svg_put_escaped(struct hl_svg *p, const char *text);
+/* The head of a figure; font: the size of its text. It defines the classes h (heading), g (grid line), x and y
+ * (numbers at the axes), s (small). */
+void hl_svg_begin(struct hl_text *t, int width, int height, int font);
+/* A panel of this size at (x, y), with a title above it; what follows, up to "</g>", has its corner as origin.
+ * attributes: of its <g>, beginning with a space. */
+void hl_svg_panel(struct hl_text *t, int x, int y, int width, int height, const char *attributes,
+                  const char *title);
+/* A line across the panel at height y, and what it stands for. */
+void hl_svg_level(struct hl_text *t, double y, int width, const char *label);
+/* Adds a name from outside (files, models), quoted for SVG and HTML. */
+void hl_svg_escape(struct hl_text *t, const char *name);
 /* Writes the file unless something failed, and frees the text. */
-hola_status hl_svg_write(struct hl_svg *p, const char *path);
+hola_status hl_svg_write(struct hl_text *t, const char *path);
 
 #endif

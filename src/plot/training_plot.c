@@ -3,6 +3,7 @@
 #include "plot/svg.h"
 #include <inttypes.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -82,28 +83,26 @@ static double to_y(const struct range *r, double y) {
     return v < 0 ? 0 : v > PANEL_H ? PANEL_H : v;
 }
 
-static void axes(struct hl_svg *t, const struct panel *p, const struct range *r) {
+static void axes(struct hl_text *t, const struct range *r) {
     double sx = tick_step(r->x1 - r->x0, 6), sy = tick_step(r->y1 - r->y0, 5);
-    hl_svg_put(
-        t,
-        "<rect width='%d' height='%d' fill='#fff' stroke='#999'/>\n<text x='0' y='-10' class='h'>%s</text>\n",
-        PANEL_W, PANEL_H, p->title);
-    for (double y = ceil(r->y0 / sy) * sy; y <= r->y1; y += sy)
-        hl_svg_put(t, "<path d='M0 %.1fh%d' class='g'/><text x='-6' y='%.1f' class='y'>%.*g</text>\n",
-                   to_y(r, y), PANEL_W, to_y(r, y) + 4, fabs(y) < 1e4 ? 4 : 7 /* 160000, not 1.6e+05 */,
-                   fabs(y) < 1e-9 * sy ? 0 : y);
+    for (double y = ceil(r->y0 / sy) * sy; y <= r->y1; y += sy) {
+        char label[32]; /* 160000, not 1.6e+05 */
+        snprintf(label, sizeof label, "%.*g", fabs(y) < 1e4 ? 4 : 7, fabs(y) < 1e-9 * sy ? 0 : y);
+        hl_svg_level(t, to_y(r, y), PANEL_W, label);
+    }
     for (double x = ceil(r->x0 / sx) * sx; x <= r->x1; x += sx)
-        hl_svg_put(t, "<path d='M%.1f 0v%d' class='g'/><text x='%.1f' y='%d' class='x'>%.7g</text>\n",
-                   to_x(r, x), PANEL_H, to_x(r, x), PANEL_H + 17, x);
-    hl_svg_put(t, "<text x='%d' y='%d' class='x'>step</text>\n", PANEL_W / 2, PANEL_H + 34);
+        hl_text_printf(t, "<path d='M%.1f 0v%d' class='g'/><text x='%.1f' y='%d' class='x'>%.7g</text>\n",
+                       to_x(r, x), PANEL_H, to_x(r, x), PANEL_H + 17, x);
+    hl_text_printf(t, "<text x='%d' y='%d' class='x'>step</text>\n", PANEL_W / 2, PANEL_H + 34);
 }
 
 /* At most POINTS points, each the mean of the steps that fall together; a gap where nothing is finite. */
-static void curve(struct hl_svg *t, const struct hl_metrics_history *h, size_t field, const struct range *r,
+static void curve(struct hl_text *t, const struct hl_metrics_history *h, size_t field, const struct range *r,
                   const char *color, bool dashed) {
     const int64_t bin = (h->n + POINTS - 1) / POINTS;
     int64_t drawn = 0;
-    hl_svg_put(t, "<path class='c' stroke='%s'%s d='", color, dashed ? " stroke-dasharray='5 3'" : "");
+    hl_text_printf(t, "<path class='c' fill='none' stroke-width='1.4' stroke='%s'%s d='", color,
+                   dashed ? " stroke-dasharray='5 3'" : "");
     for (int64_t i = 0, pen = 0; i < h->n; i += bin) {
         double sum = 0, steps = 0;
         int64_t k = 0;
@@ -112,63 +111,58 @@ static void curve(struct hl_svg *t, const struct hl_metrics_history *h, size_t f
             if (isfinite(v)) sum += v, steps += (double)h->at[j].step, k++;
         }
         if (k > 0)
-            hl_svg_put(t, "%c%.2f %.2f", pen ? 'L' : 'M', to_x(r, steps / (double)k),
-                       to_y(r, sum / (double)k)),
+            hl_text_printf(t, "%c%.2f %.2f", pen ? 'L' : 'M', to_x(r, steps / (double)k),
+                           to_y(r, sum / (double)k)),
                 drawn++;
         pen = k > 0 || (dashed && pen); /* evaluations are far apart: one line through them */
     }
-    hl_svg_put(t, drawn == 1 ? "h1'/>\n" : "'/>\n"); /* a lone point is still seen */
+    hl_text_printf(t, drawn == 1 ? "h1'/>\n" : "'/>\n"); /* a lone point is still seen */
 }
 
-static void put_panel(struct hl_svg *t, const struct hl_plot_run *run, int n, int i, struct range r) {
+static void put_panel(struct hl_text *t, const struct hl_plot_run *run, int n, int i, struct range r) {
     const struct panel *p = &panels[i];
     if (!y_range(run, n, p, &r)) {
         t->failed = true;
         return;
     }
-    hl_svg_put(t, "<g class='p' transform='translate(%d %d)' data-r='%.17g %.17g %.17g %.17g'>\n",
-               LEFT + i % 2 * GAP_X, TOP + 24 * ((n + 1) / 2) + i / 2 * GAP_Y, r.x0, r.x1, r.y0, r.y1);
-    axes(t, p, &r);
+    char data[160]; /* for the script below */
+    snprintf(data, sizeof data, " class='p' data-r='%.17g %.17g %.17g %.17g'", r.x0, r.x1, r.y0, r.y1);
+    hl_svg_panel(t, LEFT + i % 2 * GAP_X, TOP + 24 * ((n + 1) / 2) + i / 2 * GAP_Y, PANEL_W, PANEL_H, data,
+                 p->title);
+    axes(t, &r);
     for (int k = 0; k < n; k++) {
         curve(t, run[k].history, p->field, &r, colors[k % COLORS], false);
         /* of a single run the evaluations get a color of their own */
         if (p->other) curve(t, run[k].history, p->other, &r, n == 1 ? colors[1] : colors[k % COLORS], true);
     }
-    hl_svg_put(t, "</g>\n");
+    hl_text_printf(t, "</g>\n");
 }
 
-static void legend(struct hl_svg *t, const struct hl_plot_run *run, int n) {
+static void legend(struct hl_text *t, const struct hl_plot_run *run, int n) {
     for (int k = 0; k < n; k++) {
         const struct hl_metrics_history *h = run[k].history;
         const int x = LEFT + k % 2 * GAP_X, y = 18 + k / 2 * 24;
-        hl_svg_put(t, "<path d='M%d %dh22' stroke='%s' stroke-width='3'/><text x='%d' y='%d'>", x, y - 4,
-                   colors[k % COLORS], x + 28, y);
+        hl_text_printf(t, "<path d='M%d %dh22' stroke='%s' stroke-width='3'/><text x='%d' y='%d'>", x, y - 4,
+                       colors[k % COLORS], x + 28, y);
         const size_t len = strlen(run[k].name);
-        if (len > 48) hl_svg_put(t, "...");
-        hl_svg_put_escaped(t, run[k].name + (len > 48 ? len - 48 : 0)); /* the end tells runs apart */
+        if (len > 48) hl_text_printf(t, "...");
+        hl_svg_escape(t, run[k].name + (len > 48 ? len - 48 : 0)); /* the end tells runs apart */
         if (h->n > 0)
-            hl_svg_put(t, ": step %" PRId64 ", loss %.4f", h->at[h->n - 1].step, h->at[h->n - 1].loss);
-        hl_svg_put(t, "</text>\n");
+            hl_text_printf(t, ": step %" PRId64 ", loss %.4f", h->at[h->n - 1].step, h->at[h->n - 1].loss);
+        hl_text_printf(t, "</text>\n");
     }
 }
 
-static void put_svg(struct hl_svg *t, const struct hl_plot_run *run, int n) {
+static void put_svg(struct hl_text *t, const struct hl_plot_run *run, int n) {
     const int height = TOP + 24 * ((n + 1) / 2) + 2 * GAP_Y;
     struct range r = {.x0 = 0, .x1 = 1};
     for (int i = 0; i < n; i++)
         for (int64_t k = 0; k < run[i].history->n; k++)
             if ((double)run[i].history->at[k].step > r.x1) r.x1 = (double)run[i].history->at[k].step;
-    hl_svg_put(
-        t,
-        "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 %d %d' font-family='sans-serif' "
-        "font-size='12'>\n"
-        "<style>.h{font-size:14px;font-weight:bold}.g{stroke:#e4e4e4}.c{fill:none;stroke-width:1.4}.y{text-"
-        "anchor:end}"
-        ".x{text-anchor:middle}</style>\n<rect width='100%%' height='100%%' fill='#fff'/>\n",
-        WIDTH, height);
+    hl_svg_begin(t, WIDTH, height, 12);
     legend(t, run, n);
     for (int i = 0; i < 4; i++) put_panel(t, run, n, i, r);
-    hl_svg_put(t, "</svg>\n");
+    hl_text_printf(t, "</svg>\n");
 }
 
 /* Finds, on every curve of the panel, the point nearest to the mouse and shows its step and value. */
@@ -190,17 +184,17 @@ static const char script[] =
     "''}})";
 
 hola_status hl_plot_write(const char *path, const struct hl_plot_run *run, int n, int refresh) {
-    struct hl_svg t = {0};
+    struct hl_text t = {0};
     size_t len = strlen(path);
     if (len > 4 && !strcmp(path + len - 4, ".svg")) {
         put_svg(&t, run, n);
     } else {
-        hl_svg_put(&t, "<!doctype html>\n<html><head><meta charset='utf-8'>");
-        if (refresh > 0) hl_svg_put(&t, "<meta http-equiv='refresh' content='%d'>", refresh);
-        hl_svg_put(&t,
-                   "<title>hola: training</title></head>\n<body style='margin:1em auto;max-width:1400px'>\n");
+        hl_text_printf(&t, "<!doctype html>\n<html><head><meta charset='utf-8'>");
+        if (refresh > 0) hl_text_printf(&t, "<meta http-equiv='refresh' content='%d'>", refresh);
+        hl_text_printf(
+            &t, "<title>hola: training</title></head>\n<body style='margin:1em auto;max-width:1400px'>\n");
         put_svg(&t, run, n);
-        hl_svg_put(&t, "<script>%s</script>\n</body></html>\n", script);
+        hl_text_printf(&t, "<script>%s</script>\n</body></html>\n", script);
     }
     return hl_svg_write(&t, path);
 }

@@ -88,7 +88,7 @@ hola_status hl_bpe_index(struct hl_bpe *b, bool (*counts)(const struct hl_token_
         uint32_t c;
         if (p->len == 0 || !counts(p)) continue;
         if (unique && hl_bpe_find(b, p->text, p->len) >= 0)
-            return hl_fail(HOLA_EFORMAT, "piece %lld: \"%.*s\" is there twice", (long long)id,
+            return hl_fail(HOLA_EFORMAT, "piece %lld: \"%.*s\" occurs twice", (long long)id,
                            (int)(p->len < 64 ? p->len : 64), p->text);
         while (b->by_text[i] >= 0) i = (i + 1) & b->by_text_mask;
         b->by_text[i] = (int32_t)id;

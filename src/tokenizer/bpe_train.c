@@ -296,8 +296,8 @@ hola_status hl_bpe_trainer_run(struct hl_bpe_trainer *t, int64_t size, int64_t l
     hola_status s = HOLA_OK;
     int64_t count;
     if (size < HL_TRAIN_LEAST || size > HL_JSON_MAX_ID)
-        return hl_fail(HOLA_EINVAL, "tokenizer: a vocabulary of %lld; %d to %d can be", (long long)size,
-                       HL_TRAIN_LEAST, HL_JSON_MAX_ID);
+        return hl_fail(HOLA_EINVAL, "tokenizer: a vocabulary of %lld tokens; %d to %d are possible",
+                       (long long)size, HL_TRAIN_LEAST, HL_JSON_MAX_ID);
     if (!t->symbols) s = gather(t);
     if (s == HOLA_OK && !t->symbols) s = first_pairs(t);
     while (s == HOLA_OK && t->tokens < size && t->heap_n > 0) {

@@ -106,8 +106,9 @@ static hola_status read_normalizer(struct spm *m, struct cursor c, const char *n
     bool denormalizer = name[0] == 'd';
     while (next_field(&c, &f)) {
         if (f.number == 2 && f.wire == 2 && f.len > 0)
-            return hl_fail(HOLA_ENOTSUP, "%s: %s: a character map (such as nmt_nfkc); only identity is known",
-                           m->path, name);
+            return hl_fail(HOLA_ENOTSUP,
+                           "%s: %s: a character map (such as nmt_nfkc); only identity is supported", m->path,
+                           name);
         if (f.wire != 0 || denormalizer) continue;
         if (f.number == 3) m->add_prefix = f.value != 0;
         if (f.number == 4) m->squeeze = f.value != 0;
@@ -184,8 +185,8 @@ static hola_status keep_texts(const struct spm *m, hola_tokenizer *t) {
         if (p->type != HL_PIECE_BYTE) continue;
         int value = hl_byte_piece(p->text, p->len);
         if (value < 0 || b->byte[value] >= 0)
-            return hl_fail(HOLA_EFORMAT, "%s: piece %lld: not a byte's piece, or its second", m->path,
-                           (long long)i);
+            return hl_fail(HOLA_EFORMAT, "%s: piece %lld: not the piece of a byte, or its second one",
+                           m->path, (long long)i);
         b->byte[value] = (int32_t)i;
         to[0] = (char)value;
         p->len = 1;
@@ -244,7 +245,7 @@ static hola_status add_merges(const struct spm *m, struct hl_bpe *b, int64_t id,
         if (s == HOLA_OK && left >= 0) s = symbol_of(b, p->text + i, p->len - i, rest, &right);
         if (s != HOLA_OK || left < 0 || right < 0) continue;
         if (p->type == HL_PIECE_UNUSED)
-            return hl_fail(HOLA_ENOTSUP, "%s: piece %lld: an unused piece that texts lead to", m->path,
+            return hl_fail(HOLA_ENOTSUP, "%s: piece %lld: an unused piece that merging can produce", m->path,
                            (long long)id);
         s = hl_bpe_merge(b, left, right, (int32_t)id, rank);
     }
@@ -272,10 +273,10 @@ static hola_status make_merges(const struct spm *m, hola_tokenizer *t) {
 
 static hola_status check(const struct spm *m) {
     if (m->model_type != 2)
-        return hl_fail(HOLA_ENOTSUP, "%s: trainer_spec.model_type is %lld; only BPE (2) is known", m->path,
-                       (long long)m->model_type);
+        return hl_fail(HOLA_ENOTSUP, "%s: trainer_spec.model_type is %lld; only BPE (2) is supported",
+                       m->path, (long long)m->model_type);
     if (m->suffix)
-        return hl_fail(HOLA_ENOTSUP, "%s: trainer_spec.treat_whitespace_as_suffix is not known", m->path);
+        return hl_fail(HOLA_ENOTSUP, "%s: trainer_spec.treat_whitespace_as_suffix is not supported", m->path);
     return HOLA_OK;
 }
 

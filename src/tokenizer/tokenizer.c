@@ -8,34 +8,6 @@
 
 enum { BYTE_BOS = 256, BYTE_EOS = 257, BYTE_SIZE = 258 };
 
-/* ---- growing arrays ---- */
-
-static hola_status grow(void **data, int64_t n, int64_t *cap, int64_t more, size_t size) {
-    int64_t room = *cap > INT64_MAX / 4 ? INT64_MAX / 2 : *cap + *cap / 2 + 64;
-    void *p;
-    if (more < *cap - n) return HOLA_OK;
-    if (room < n + more) room = n + more;
-    p = room < INT64_MAX / 16 ? realloc(*data, (size_t)room * size) : NULL;
-    if (!p) return hl_fail(HOLA_ENOMEM, "tokenizer: %lld tokens or bytes", (long long)room);
-    *data = p;
-    *cap = room;
-    return HOLA_OK;
-}
-
-hola_status hl_ids_room(struct hl_ids *v, int64_t more) {
-    void *p = v->data;
-    hola_status s = grow(&p, v->n, &v->cap, more, sizeof *v->data);
-    v->data = p;
-    return s;
-}
-
-hola_status hl_text_room(struct hl_text *v, int64_t more) {
-    void *p = v->data;
-    hola_status s = grow(&p, v->n, &v->cap, more, 1);
-    v->data = p;
-    return s;
-}
-
 /* ---- load ---- */
 
 /* The tokenizer file that a path means, malloced; NULL: no memory. */
@@ -57,7 +29,9 @@ static hola_status load_file(hola_tokenizer *t, const char *path) {
     hola_status s;
     if (!file) return hl_fail(HOLA_ENOMEM, "%s: no memory for its name", path);
     if (stat(path, &st) == 0 && S_ISDIR(st.st_mode) && stat(file, &st) != 0 && errno == ENOENT)
-        s = hl_fail(HOLA_EIO, "%s: holds neither tokenizer.model nor tokenizer.json", path);
+        s = hl_fail(HOLA_EIO,
+                    "%s: holds neither tokenizer.model nor tokenizer.json; name another tokenizer, or byte",
+                    path);
     else s = hl_map_open(&m, file);
     if (s != HOLA_OK) goto done;
     while (i < m.size && strchr(" \t\r\n", m.data[i]) && m.data[i]) i++;
@@ -146,7 +120,7 @@ static hola_status decode_pieces(const hola_tokenizer *t, const int32_t *ids, in
         const struct hl_token_piece *p = ids[i] >= 0 && ids[i] < t->size ? &t->bpe.piece[ids[i]] : NULL;
         hola_status s;
         if (!p)
-            return hl_fail(HOLA_EINVAL, "id %d is not one of the %lld tokens", (int)ids[i],
+            return hl_fail(HOLA_EINVAL, "id %d is not below the tokenizer's size, %lld", (int)ids[i],
                            (long long)t->size);
         if (p->type == HL_PIECE_CONTROL) {
             seen = false;
@@ -171,7 +145,8 @@ static hola_status decode_bytes(const int32_t *ids, int64_t n, struct hl_text *o
         hola_status s = hl_text_room(out, 1);
         if (s != HOLA_OK) return s;
         if (ids[i] < 0 || ids[i] >= BYTE_SIZE)
-            return hl_fail(HOLA_EINVAL, "id %d is not one of the %d tokens", (int)ids[i], BYTE_SIZE);
+            return hl_fail(HOLA_EINVAL, "id %d is not below the tokenizer's size, %d", (int)ids[i],
+                           BYTE_SIZE);
         if (ids[i] < BYTE_BOS) out->data[out->n++] = (char)ids[i];
     }
     return HOLA_OK;

@@ -8,7 +8,7 @@
  * Steps 3 and 4 run on blocks of the text, many at a time. */
 #ifndef HL_TOKENIZER_H
 #define HL_TOKENIZER_H
-#include "core/ids.h"
+#include "core/text.h"
 #include "tokenizer/bpe.h"
 
 enum hl_piece_type {                /* as SentencePiece numbers them */
@@ -77,13 +77,6 @@ struct hola_tokenizer {
 hola_status hl_spm_read(hola_tokenizer *t, const char *data, int64_t size, const char *path);
 hola_status hl_tokenizer_json_read(hola_tokenizer *t, const char *data, int64_t size, const char *path);
 
-/* Growing arrays: room for `more` further entries, or HOLA_ENOMEM. */
-struct hl_text {
-    char *data;
-    int64_t n, cap;
-};
-hola_status hl_ids_room(struct hl_ids *v, int64_t more);
-hola_status hl_text_room(struct hl_text *v, int64_t more);
 /* Step 2 for one segment; *out is empty before. */
 hola_status hl_tokenizer_rewrite(const hola_tokenizer *t, const char *text, int64_t len, struct hl_text *out);
 

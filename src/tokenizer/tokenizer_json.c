@@ -20,7 +20,7 @@ static const char *type_of(const json_t *object) {
 }
 
 static hola_status refuse_type(const char *path, const char *field, const json_t *object) {
-    return hl_fail(HOLA_ENOTSUP, "%s: %s: type \"%.40s\" is not known", path, field, type_of(object));
+    return hl_fail(HOLA_ENOTSUP, "%s: %s: type \"%.40s\" is not supported", path, field, type_of(object));
 }
 
 /* {"String": text} */
@@ -117,7 +117,7 @@ static hola_status read_metaspace(hola_tokenizer *t, const json_t *p, const char
     if (strcmp(scheme, "always") == 0) t->prefix = HL_PREFIX_UNSPACED;
     else if (strcmp(scheme, "first") == 0) t->prefix = HL_PREFIX_FIRST;
     else if (strcmp(scheme, "never") != 0)
-        return hl_json_refuse(path, "pre_tokenizer.Metaspace.prepend_scheme", "not known");
+        return hl_json_refuse(path, "pre_tokenizer.Metaspace.prepend_scheme", "not supported");
     return HOLA_OK;
 }
 
@@ -245,8 +245,8 @@ static hola_status read_added(hola_tokenizer *t, const json_t *root, bool normal
         in_vocab = json_object_get(vocab, text);
         if (in_vocab ? json_integer_value(in_vocab) != id : p->type != HL_PIECE_NONE)
             return hl_fail(HOLA_EFORMAT,
-                           "%s: added_tokens: id %lld is another token's, or the token has another", path,
-                           (long long)id);
+                           "%s: added_tokens: id %lld belongs to another token, or the token has another id",
+                           path, (long long)id);
         p->type = hl_json_flag(a, "special", false) ? HL_PIECE_CONTROL : HL_PIECE_USER;
         p->len = (int32_t)strlen(text);
         p->text = memcpy(t->added_store + at, text, (size_t)p->len);
@@ -313,7 +313,7 @@ static hola_status check_top(const json_t *root, const char *path) {
             found = found || strcmp(key, known[i]) == 0;
         if (!found) return hl_fail(HOLA_ENOTSUP, "%s: \"%.60s\" is not a field of tokenizer.json", path, key);
         if ((strcmp(key, "truncation") == 0 || strcmp(key, "padding") == 0) && !json_is_null(value))
-            return hl_json_refuse(path, key, "not known");
+            return hl_json_refuse(path, key, "not supported");
     }
     return HOLA_OK;
 }

@@ -113,8 +113,8 @@ static hola_status read_merge(struct hl_bpe *b, const json_t *vocab, const json_
     strcat(joined, right);
     l = id_of(vocab, left), r = id_of(vocab, right), m = id_of(vocab, joined);
     if (l < 0 || r < 0 || m < 0)
-        return hl_fail(HOLA_EFORMAT, "%s: model.merges[%u]: of tokens that are not in the vocabulary", path,
-                       rank);
+        return hl_fail(HOLA_EFORMAT, "%s: model.merges[%u]: merges tokens that are not in the vocabulary",
+                       path, rank);
     if (hl_byte_piece(left, (int64_t)strlen(left)) >= 0 || hl_byte_piece(right, (int64_t)strlen(right)) >= 0)
         return hl_json_refuse(path, "model.merges", "a merge of byte tokens");
     if (b->space_is_meta && strchr(joined, ' ')) return HOLA_OK; /* no text has a space in it */

@@ -170,7 +170,7 @@ static hola_status read_moment(const struct hl_stfile *f, const char *path, char
     hola_status s = hl_st_read(st, from - t->offset, to - from, out);
     for (int64_t i = 0; i < to - from && s == HOLA_OK; i++)
         if (!isfinite((double)out[i]) || (which == 'v' && out[i] < 0))
-            s = hl_fail(HOLA_EFORMAT, "%s: %s: holds what no moment can be", path, name);
+            s = hl_fail(HOLA_EFORMAT, "%s: %s: holds values that no moment can have", path, name);
     return s;
 }
 

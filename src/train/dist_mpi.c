@@ -92,7 +92,7 @@ static void broadcast(void *data, int64_t bytes) { MPI_Bcast(data, (int)bytes, M
 hola_status hl_mpi_begin(struct hl_dist *d, int *argc, char ***argv) {
     int given;
     if (MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &given) != MPI_SUCCESS)
-        return hl_fail(HOLA_EDEVICE, "MPI does not start");
+        return hl_fail(HOLA_EDEVICE, "MPI failed to start");
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &size);
     MPI_Comm here;

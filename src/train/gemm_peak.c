@@ -1,17 +1,11 @@
 /* gemm_peak.c -- what this machine makes of a large matrix product: the yardstick of a step's speed. */
 #define _POSIX_C_SOURCE 200809L
+#include "core/clock.h"
 #include "core/half.h"
 #include "model/model.h"
 #include "train/train.h"
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 double hl_gemm_peak(hola_model *m) {
     const int64_t N = m->backend->host ? 1024 : 8192, bytes = N * N * m->backend->act_size;
@@ -31,10 +25,10 @@ double hl_gemm_peak(hola_model *m) {
         hl_put(m->backend, x + bytes, pattern, bytes);
         for (int i = 0; i < 4; i++) {
             hl_finish(m->backend);
-            double t = now();
+            double t = hl_clock();
             m->backend->ops.linear_forward(m->backend, &a);
             hl_finish(m->backend);
-            t = now() - t;
+            t = hl_clock() - t;
             if (2.0 * (double)(N * N * N) / t > best) best = 2.0 * (double)(N * N * N) / t;
         }
     }

@@ -1,20 +1,14 @@
 /* run.c -- the training loop: a step, an evaluation, a checkpoint. */
 #define _GNU_SOURCE
 #include "train/run.h"
+#include "core/clock.h"
 #include "plot/training_plot.h"
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 enum { MOST_SKIPPED = 5 }; /* steps in a row */
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 void hl_run_note(const struct hl_run *r, const char *fmt, ...) {
     char text[1024];
@@ -192,7 +186,7 @@ static void plot(struct hl_run *r, bool running) {
         s = hl_plot_write(r->dir.plot, &run, 1, running ? 30 : 0);
         hl_metrics_history_free(&h);
     }
-    if (s != HOLA_OK && !r->plot_failed) hl_run_note(r, "the plot is not up to date: %s", hola_last_error());
+    if (s != HOLA_OK && !r->plot_failed) hl_run_note(r, "the plot is out of date: %s", hola_last_error());
     r->plot_failed = s != HOLA_OK;
 }
 
@@ -201,7 +195,7 @@ static void log_step(struct hl_run *r, const struct hl_metric *m, double seconds
     if (hl_metrics_add(&r->metrics, m) == HOLA_OK) r->metrics_late = false;
     else if (!r->metrics_late) {
         r->metrics_late = true;
-        hl_run_note(r, "%s; its lines wait in memory", hola_last_error());
+        hl_run_note(r, "%s; its lines are kept in memory for now", hola_last_error());
     }
     if (r->o->report.step) r->o->report.step(r->o->report.ctx, m, seconds);
 }
@@ -232,9 +226,9 @@ static bool every(int64_t n, int64_t step) { return n > 0 && step % n == 0; }
 static hola_status advance(struct hl_run *r, bool *stop) {
     const struct hl_train *o = r->o;
     struct hl_metric m = {.val_loss = (double)NAN};
-    const double begun = now();
+    const double begun = hl_clock();
     hola_status s = one_step(r, &m, stop);
-    const double seconds = now() - begun;
+    const double seconds = hl_clock() - begun;
     if (s != HOLA_OK && s != HOLA_ENUMERIC) return s;
     const bool last = m.step == r->schedule.steps, looked = every(r->eval_every, m.step) || last;
     r->state.seconds += seconds;
@@ -248,7 +242,8 @@ static hola_status advance(struct hl_run *r, bool *stop) {
     if (due || last || *stop) {
         s = save(r);
         if (s != HOLA_OK && !last && !*stop) {
-            hl_run_note(r, "step %" PRId64 ": no checkpoint: %s; the run goes on", m.step, hola_last_error());
+            hl_run_note(r, "step %" PRId64 ": no checkpoint: %s; training continues", m.step,
+                        hola_last_error());
             s = HOLA_OK;
         }
     }

@@ -95,7 +95,7 @@ hola_status hl_rundir_open(struct hl_rundir *d, const char *out) {
     d->lock = open(out, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (d->lock < 0) return fail_errno(out, "open");
     if (flock(d->lock, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
-        return hl_fail(HOLA_EIO, "%s: another hola is training there", out);
+        return hl_fail(HOLA_EIO, "%s: another hola is training in it", out);
     s = for_names(out, clean_file, NULL);
     return s == HOLA_OK ? for_names(d->checkpoints, clean_checkpoint, NULL) : s;
 }
@@ -153,7 +153,7 @@ static hola_status check_same(struct hl_rundir *d, json_t *there, json_t *run, b
             json_integer_value(now) > json_integer_value(old);
     if (*grew) json_object_set(there, "steps", now);
     snprintf(what, sizeof what, "%.400s: the run there", d->out);
-    return hl_json_same(what, there, run, "; --restart begins a new one");
+    return hl_json_same(what, there, run, "; --restart starts a new one");
 }
 
 static hola_status write_run(struct hl_rundir *d, json_t *run, json_t *options) {
@@ -244,8 +244,8 @@ hola_status hl_rundir_begin(struct hl_rundir *d, json_t *run, json_t *options, b
     if (!exists(d->out, "run.json")) {
         for (int i = 0; i < PARTS; i++)
             if (exists(d->out, parts[i]))
-                return hl_fail(HOLA_EINVAL, "%s: there is %s but no run.json; --restart moves it aside",
-                               d->out, parts[i]);
+                return hl_fail(HOLA_EINVAL, "%s: holds %s but no run.json; --restart moves it aside", d->out,
+                               parts[i]);
         return write_run(d, run, options);
     }
     s = read_run(d, &root);

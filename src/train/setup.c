@@ -55,13 +55,14 @@ static hola_status setup_data(struct hl_run *r) {
     const struct hl_train *o = r->o;
     hola_status s;
     if (o->seq_len < 2)
-        return hl_fail(HOLA_EINVAL, "rows of %" PRId64 " tokens have nothing to predict", o->seq_len);
+        return hl_fail(HOLA_EINVAL, "--seq-len %" PRId64 " is too short: there is nothing to predict",
+                       o->seq_len);
     if (o->batch_tokens % o->seq_len != 0 || o->batch_tokens < o->seq_len)
-        return hl_fail(HOLA_EINVAL, "a batch of %" PRId64 " tokens is not a number of rows of %" PRId64,
+        return hl_fail(HOLA_EINVAL, "--batch-tokens %" PRId64 " must be a multiple of --seq-len %" PRId64,
                        o->batch_tokens, o->seq_len);
     r->rows_per_step = o->batch_tokens / o->seq_len;
     if (r->rows_per_step < r->dist->size)
-        return hl_fail(HOLA_EINVAL, "a batch of %" PRId64 " rows cannot be shared by %d ranks",
+        return hl_fail(HOLA_EINVAL, "a batch of %" PRId64 " rows cannot be split evenly among %d ranks",
                        r->rows_per_step, r->dist->size);
     r->rows_per_micro = o->micro_tokens / o->seq_len;
     if (r->rows_per_micro < 1) r->rows_per_micro = 1;
@@ -92,7 +93,7 @@ static hola_status setup_schedule(struct hl_run *r) {
     if (c->kind != HL_WSD) c->decay = 0;
     if (c->decay < 0) c->decay = c->steps / 5;
     if (c->warmup > c->steps)
-        return hl_fail(HOLA_EINVAL, "a warmup of %" PRId64 " steps is longer than the run of %" PRId64,
+        return hl_fail(HOLA_EINVAL, "--warmup %" PRId64 " is longer than the run of %" PRId64 " steps",
                        c->warmup, c->steps);
     if (c->kind == HL_WSD && c->warmup + c->decay > c->steps)
         return hl_fail(HOLA_EINVAL,
@@ -199,7 +200,7 @@ static hola_status setup_model(struct hl_run *r, int64_t step) {
     if (s == HOLA_OK) s = hl_trainer_new_part(&r->trainer, r->model, &opt, r->dist->rank, r->dist->size);
     if (s == HOLA_OK && !r->model->backend->host && r->dist->size > 1 &&
         hl_trainer_link(r->trainer, r->dist->rank, r->dist->broadcast) != HOLA_OK)
-        hl_run_note(r, "the devices do not talk to each other, the host copies: %s", hola_last_error());
+        hl_run_note(r, "the devices cannot communicate directly, so the host copies: %s", hola_last_error());
     if (s == HOLA_OK && dir) {
         s = hl_trainer_fetch(r->trainer, HL_MOMENTS); /* makes room for them */
         struct hl_trainer_view view = hl_trainer_view(r->trainer);
