@@ -67,7 +67,7 @@ static void failures(void **state) {
     dev_close(&d);
 }
 
-/* answer.c: words as they come; those that never come are an error, not a wait without end. */
+/* mapped_output.c: words as they come; those that never come are an error, not a wait without end. */
 enum { WORDS = 2500 };
 static uint32_t word_of(uint32_t i, int turn) { return (i * 7 + (uint32_t)turn) << 1; }
 static void got_word(void *ctx, int64_t from, int64_t to) { *(int64_t *)ctx += to - from; }

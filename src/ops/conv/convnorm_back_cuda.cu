@@ -23,16 +23,6 @@ struct walk {
 template <bool two> static __device__ __forceinline__ char *slot_of(const struct walk &k, int row) {
     return k.ring + (unsigned)row % RING * (two ? 3 : 2) * PLACE;
 }
-/* 4 bytes, as copy_async */
-static __device__ __forceinline__ void copy_four(void *shared, const void *global) {
-#ifdef HL_CUDA_EMU
-    emu_copy_async(shared, global, 4, 4);
-#else
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((uint32_t)__cvta_generic_to_shared(shared)),
-                 "l"(global)
-                 : "memory");
-#endif
-}
 static __device__ __forceinline__ float *factor_of(const struct walk &k, int row) {
     return k.factors + (unsigned)row % RING * THREADS;
 }
@@ -40,7 +30,7 @@ template <bool two>
 static __device__ __forceinline__ void fetch(const struct conv_norm &a, struct walk &k, int stop) {
     char *slot = slot_of<two>(k, k.next);
     if (k.next < stop) {
-        copy_four(factor_of(k, k.next), k.next_r), k.next_r += a.heads;
+        copy_async4(factor_of(k, k.next), k.next_r), k.next_r += a.heads;
         copy_async(slot, k.next_x), copy_async(slot + PLACE, k.next_dy);
         if (two) copy_async(slot + 2 * PLACE, (const char *)k.next_dy + a.apart);
         k.next_x += a.c.ld, k.next_dy += a.c.C, k.next++;

@@ -3,7 +3,6 @@
 #ifndef HL_FEW_CUDA_CUH
 #define HL_FEW_CUDA_CUH
 #include "ops/cuda_ops.cuh"
-#include "cuda/limits.cuh"
 #include "ops/linear/gemv_cuda.cuh"
 
 enum { FEW_ROWS = 64, FEW_SHARED = 224 << 10 };
@@ -122,8 +121,8 @@ template <int EIGHTS> static void few_rows(struct hl_cuda *c, const struct gemv 
 }
 #endif
 
-static bool few_fits(const struct hl_linear *l) {
-    return HL_ACT_DTYPE == HOLA_BF16 && l->K % WIDE == 0 && l->M <= FEW_ROWS && shared_limit() >= FEW_SHARED;
+static bool few_fits(const struct hl_cuda *c, const struct hl_linear *l) {
+    return HL_ACT_DTYPE == HOLA_BF16 && l->K % WIDE == 0 && l->M <= FEW_ROWS && hl_cuda_shared_limit(c) >= FEW_SHARED;
 }
 static void few(struct hl_cuda *c, const struct hl_linear *l) {
 #ifndef HL_CUDA_F32

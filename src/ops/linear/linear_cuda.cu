@@ -51,7 +51,7 @@ extern "C" void HL_OP(linear_forward)(struct hl_backend *backend, const struct h
         gemv(c, a);
         return;
     }
-    if (!a->ld && few_fits(a)) {
+    if (!a->ld && few_fits(c, a)) {
         few(c, a);
         return;
     }
