@@ -1,11 +1,11 @@
 /* convnorm_back_cuda.cu -- see convnorm_cuda.cuh: the backward pass, from the gradients of both norms to that
- * of the convolution's input; what the forward pass did not store is computed again. Instructions are what
- * limits it, so two rows inside a segment are taken without asking anything. */
+ * of the convolution's input; what the forward pass did not store is computed again. It is bound by
+ * instructions, so two rows inside a segment are taken without any test. */
 #include "ops/cuda_ops.cuh"
 #include "cuda/pdl.cuh"
 #include "ops/conv/convnorm_cuda.cuh"
 
-enum { V = WIDE, RING = 8, BACK_PER_SM = 2, PLACE = THREADS * 16 }; /* RING: rows on their way */
+enum { V = WIDE, RING = 8, BACK_PER_SM = 2, PLACE = THREADS * 16 }; /* RING: rows in flight */
 
 /* Where a walk is: x of the TAPS - 1 rows before, and of as many rows of dx what is known so far; the next row
  * to be fetched. */
@@ -226,21 +226,21 @@ static struct sums sums_of(float *out, const float *part, int64_t P, int64_t n) 
     return s;
 }
 static __global__ void __launch_bounds__(32 * WARPS) add_both(struct sums a, struct sums b) {
-    __shared__ float room[WARPS][32];
+    __shared__ float warp_sums[WARPS][32];
     const bool first = (int)blockIdx.x < a.blocks;
     const struct sums s = first ? a : b;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32,
               i = ((int)blockIdx.x - (first ? 0 : a.blocks)) * 32 + lane;
     float sum = 0.0f;
     pdl_wait(), pdl_trigger();
-    if (i < s.n) { /* asked once: loads of several p are then under way together */
+    if (i < s.n) { /* tested once: loads of several p are then in flight together */
 #pragma unroll 8
         for (int p = warp; p < s.P; p += WARPS) sum += s.part[(int64_t)p * s.n + i];
     }
-    room[warp][lane] = sum;
+    warp_sums[warp][lane] = sum;
     __syncthreads();
     if (warp > 0 || i >= s.n) return;
-    for (int k = 1; k < WARPS; k++) sum += room[k][lane];
+    for (int k = 1; k < WARPS; k++) sum += warp_sums[k][lane];
     s.out[i] += sum;
 }
 

@@ -1,7 +1,7 @@
 /* convnorm_cuda.cuh -- the convolution of queries or keys and the norms of its heads in one pass: what lies
  * between them is never stored. A thread owns V neighbouring channels and walks down a stretch of rows; the
- * lanes of a head add up their squares. Rows come through a ring in shared memory, in which every thread
- * reads what it has copied itself. */
+ * lanes of a head add up their squares. Rows come through a ring of cp.async copies in shared memory, in which every
+ * thread reads only what it copied itself: no barriers. */
 #ifndef HL_CONVNORM_CUDA_CUH
 #define HL_CONVNORM_CUDA_CUH
 #include "ops/cuda_ops.cuh"

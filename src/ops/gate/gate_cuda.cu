@@ -1,4 +1,5 @@
-/* gate_cuda.cu -- see gate.h: a thread per token and head. */
+/* gate_cuda.cu -- see gate.h: forward, a thread per token and head; backward, a thread owns a head and walks over
+ * tokens, and gate_sums adds up the blocks' partial sums. */
 #include "ops/cuda_ops.cuh"
 #include "cuda/pdl.cuh"
 

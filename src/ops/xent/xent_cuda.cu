@@ -1,5 +1,8 @@
-/* xent_cuda.cu -- see xent.h: logits of some rows, their softmax trans into gradients in place, and the two
- * products with those. */
+/* xent_cuda.cu -- see xent.h: a GEMM for the logits of up to HL_XENT_ROWS_CUDA rows, a softmax kernel that turns them
+ * into their gradients in place, and the two GEMMs with those.
+ *
+ * softmax: grid rows, block up to THREADS: a block owns a row. softmax_row keeps it in registers and reads it once;
+ * softmax_any reads it three times, for rows that do not fit or are not a multiple of 16 bytes. */
 #include "ops/cuda_ops.cuh"
 #include "cuda/packed.cuh"
 
@@ -15,12 +18,12 @@ struct softmax {
     int32_t *correct;
 };
 
-static __device__ __forceinline__ float block_max(float x, float *room) {
+static __device__ __forceinline__ float block_max(float x, float *shared) {
     const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     x = warp_max(x);
-    if (lane == 0) room[warp] = x;
+    if (lane == 0) shared[warp] = x;
     __syncthreads();
-    return warp_max(lane < (blockDim.x + 31) / 32 ? room[lane] : -INFINITY);
+    return warp_max(lane < (blockDim.x + 31) / 32 ? shared[lane] : -INFINITY);
 }
 static __device__ __forceinline__ void keep_nll(const struct softmax &a, int64_t row, int32_t target,
                                                 float max, float sum) {
@@ -48,7 +51,7 @@ static __device__ __forceinline__ bool ignored(const struct softmax &a, int64_t 
 
 /* Block x: row x, read once and kept in registers, as stored. V is a multiple of WIDE. */
 template <int N> static __global__ void __launch_bounds__(THREADS) softmax_row(struct softmax a) {
-    __shared__ float room[33], room_max[32];
+    __shared__ float shared[33], shared_max[32];
     const int64_t row = blockIdx.x;
     const unsigned pieces = (unsigned)(a.V / WIDE);
     act *z = a.z + row * a.V;
@@ -67,16 +70,16 @@ template <int N> static __global__ void __launch_bounds__(THREADS) softmax_row(s
             unpack(x, kept[i]);
             for (int j = 0; j < WIDE; j++) max = fmaxf(max, x[j]);
         }
-    max = block_max(max, room_max);
+    max = block_max(max, shared_max);
 #pragma unroll
     for (int i = 0; i < N; i++)
         if (i * blockDim.x + threadIdx.x < pieces) {
             unpack(x, kept[i]);
             for (int j = 0; j < WIDE; j++) x[j] = __expf(x[j] - max), sum += x[j];
             if (a.backward)
-                store_packed(&kept[i], x); /* an exponential takes longer than its bytes on their way */
+                store_packed(&kept[i], x); /* an exponential takes longer than to load its bytes again */
         }
-    sum = block_sum(sum, room);
+    sum = block_sum(sum, shared);
     keep_nll(a, row, target, max, sum);
     keep_correct(a, row, target, max);
     if (!a.backward) return;
@@ -95,16 +98,16 @@ template <int N> static __global__ void __launch_bounds__(THREADS) softmax_row(s
 
 /* any V: the row is read three times */
 static __global__ void softmax_any(struct softmax a) {
-    __shared__ float room[33], room_max[32];
+    __shared__ float shared[33], shared_max[32];
     const int64_t row = blockIdx.x;
     act *z = a.z + row * a.V;
     float max = -INFINITY, sum = 0.0f;
     if (ignored(a, row)) return;
     const int32_t target = a.target[row];
     for (int64_t v = threadIdx.x; v < a.V; v += blockDim.x) max = fmaxf(max, f32(z[v]));
-    max = block_max(max, room_max);
+    max = block_max(max, shared_max);
     for (int64_t v = threadIdx.x; v < a.V; v += blockDim.x) sum += __expf(f32(z[v]) - max);
-    sum = block_sum(sum, room);
+    sum = block_sum(sum, shared);
     keep_nll(a, row, target, max, sum);
     keep_correct(a, row, target, max);
     if (!a.backward) return;
