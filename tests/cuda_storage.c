@@ -1,6 +1,6 @@
-/* cuda_storage.c -- a device's memory: what is put there, copied or zeroed comes back, whatever its size. What comes
- * back passes through a stage of several parts, so sizes lie around the pieces, the parts and the whole of it. And what
- * kernels write to the host's memory by themselves. */
+/* cuda_storage.c -- a device's memory: what is put there, copied or zeroed comes back, whatever its size. Copies to the
+ * host go through a staging buffer of several parts, so sizes are around those of a piece, a part and the whole. Then
+ * mapped host memory that kernels write themselves. */
 #include "cuda.h"
 #include "cuda/device.h"
 #include <pthread.h>

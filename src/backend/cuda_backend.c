@@ -1,4 +1,4 @@
-/* cuda_backend.c -- a CUDA device as a backend: storage, copies to the host, the rows of a pass, graphs, collectives. */
+/* cuda_backend.c -- a CUDA device as a backend: storage, copies to the host, rows of a pass, graphs, collectives. */
 #include "backend/cuda_backend.h"
 #include "cuda/device.h"
 #include <pthread.h>
@@ -57,7 +57,7 @@ static void dev_get(struct hl_backend *b, void *host, const void *from, int64_t 
         }
     }
 }
-/* To wake a thread takes longer than to copy all the rows; so the threads start while the device still works, and one of
+/* Waking a thread takes longer than copying all the rows. So the threads start while the device still works, and one of
  * them waits for the part that all need next. */
 struct streaming {
     struct hl_cuda *c;

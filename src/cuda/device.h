@@ -78,10 +78,10 @@ bool hl_mapped_words_wait(struct hl_cuda *c, void *to, int64_t first, int64_t wo
 /* The same for up to 8 values, none of them UINT64_MAX. */
 uint64_t *hl_mapped_values(struct hl_cuda *c, int n);
 bool hl_mapped_values_wait(struct hl_cuda *c, uint64_t *to, int n);
-/* A kernel launched before its request is known (prelaunch.c). Requests are numbered; _number: the next one's. _submit:
- * true: the waiting kernel took the request `value`; false: launch a kernel for it. `what` is all that both must have in
- * common; values that count up from request to request are in it less the number. _arm: a kernel for the next request
- * may now be launched, with this slot. _done: the request's results are there. */
+/* A kernel launched before its request is known (prelaunch.c). Requests are numbered; _number: the next one's.
+ * _submit: true: the waiting kernel took the request `value`; false: launch a kernel for it. `what` is all that both
+ * must have in common; values that count up from request to request are in it less the number. _arm: a kernel for the
+ * next request may now be launched, with this slot. _done: the request's results are there. */
 uint32_t hl_prelaunch_number(const struct hl_cuda *c);
 bool hl_prelaunch_submit(struct hl_cuda *c, const void *what, int64_t size, uint32_t value);
 bool hl_prelaunch_arm(struct hl_cuda *c, struct hl_prelaunch_slot *out);

@@ -7,8 +7,8 @@
  *     INT8: [columns / 2][32 rows][2 columns] bytes
  *     INT4: [columns / 8][32 rows] words of 32 bits; columns 2i and 2i + 1 are the bits from 4i and from 16 + 4i
  * so that a shift and a mask, or a sign extension, give pairs of 16-bit numbers for a dot product. */
-#ifndef HL_QUANT_H
-#define HL_QUANT_H
+#ifndef HL_OPS_QUANT_H
+#define HL_OPS_QUANT_H
 #include "core/rows.h"
 
 enum { HL_GROUP_INT8 = 128, HL_GROUP_INT4 = 64, HL_GROUP_MAX = 128, HL_CODE_STEP = 8 };
