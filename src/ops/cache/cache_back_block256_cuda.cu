@@ -226,7 +226,8 @@ void HL_OP(cache_back_parts)(struct hl_cuda *cuda, const struct cache_dev *c, co
     else launch_pdl(cuda, back_parts<false>, grid, THREADS, bytes, *c, *b, items, parts);
 }
 int64_t HL_OP(cache_back_parts_shares)(struct hl_cuda *cuda, const struct hl_cache *a) {
-    const bool fits = a->H == a->HV && a->K == D && hl_cuda_shared_limit(cuda) >= TILES_ROOM + (int)sizeof(room);
+    const bool fits =
+        a->H == a->HV && a->K == D && hl_cuda_shared_limit(cuda) >= TILES_ROOM + (int)sizeof(room);
     return fits ? WHOLE_SHARES * hl_pieces(a->chunk, TILES * TILE) : 0;
 }
 #else /* cache_tiled() never asks for it */

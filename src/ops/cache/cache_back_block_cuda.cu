@@ -124,7 +124,7 @@ void HL_OP(cache_back_whole)(struct hl_cuda *cuda, const struct cache_dev *c, co
 bool HL_OP(cache_back_whole_fits)(struct hl_cuda *cuda, const struct hl_cache *a) {
     return a->H == a->HV && a->K <= 128 && a->chunk <= TILES * TILE &&
            hl_cuda_shared_limit(cuda) >= TILES_ROOM + (int)(a->K == 64 ? sizeof(struct whole_room<64>)
-                                                           : sizeof(struct whole_room<128>));
+                                                                       : sizeof(struct whole_room<128>));
 }
 #else /* cache_tiled() never asks for it */
 void HL_OP(cache_back_whole)(struct hl_cuda *, const struct cache_dev *, const struct cache_back *) {}

@@ -287,7 +287,8 @@ void HL_OP(cache_back_kv)(struct hl_cuda *cuda, const struct cache_dev *c, const
     if (c->a.K == 256) fit<256>(cuda, c, b);
 }
 bool HL_OP(cache_back_fits)(struct hl_cuda *cuda, const struct hl_cache *a) {
-    return hl_cuda_shared_limit(cuda) >= (a->K == 256 ? (int)kv_room<256, 1>::BYTES : (int)kv_room<128, 1>::BYTES);
+    return hl_cuda_shared_limit(cuda) >=
+           (a->K == 256 ? (int)kv_room<256, 1>::BYTES : (int)kv_room<128, 1>::BYTES);
 }
 #else /* cache_tiled() never asks for it */
 void HL_OP(cache_back_kv)(struct hl_cuda *, const struct cache_dev *, const struct cache_back *) {}
