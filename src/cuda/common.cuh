@@ -207,7 +207,7 @@ __device__ __forceinline__ void spin_acquire(const int *p, int n) {
 #endif
 }
 /* a predicated store of 16 bytes: of a store in an if the compiler makes four of 4 bytes */
-__device__ __forceinline__ void store_if(bool yes, void *p, uint4 x) {
+__device__ __forceinline__ void store_if(void *p, uint4 x, bool yes) {
 #ifdef HL_CUDA_EMU
     if (yes) *(uint4 *)p = x;
 #else

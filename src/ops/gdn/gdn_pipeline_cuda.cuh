@@ -30,7 +30,7 @@ template <int W> struct pieces {
     __device__ __forceinline__ void write(bf16 *to, const uint4 x[AT_ONCE], int64_t step, int left) const {
 #pragma unroll
         for (int n = 0; n < AT_ONCE; n++) {
-            store_if(row + n * STEP < left, to, x[n]);
+            store_if(to, x[n], row + n * STEP < left);
             to += step;
         }
     }
