@@ -63,7 +63,7 @@ struct loss {
     int64_t M, D, V;
     real *x, *W, *dx, *dW;
     double *nll;
-    int32_t *target, *top;
+    int32_t *target, *correct;
 };
 static struct loss loss_new(const struct dev *d, int64_t M, int64_t D, int64_t V) {
     struct loss l = {.M = M, .D = D, .V = V};
@@ -72,7 +72,7 @@ static struct loss loss_new(const struct dev *d, int64_t M, int64_t D, int64_t V
     l.W = check_random(V * D, -4 / sqrt((double)D), 4 / sqrt((double)D), 6);
     l.dx = check_new(M * D), l.dW = check_random(V * D, -0.01, 0.01, 7);
     l.nll = malloc((size_t)M * sizeof *l.nll), l.target = malloc((size_t)M * sizeof *l.target);
-    l.top = malloc((size_t)M * sizeof *l.top);
+    l.correct = malloc((size_t)M * sizeof *l.correct);
     for (int64_t i = 0; i < M; i++)
         l.target[i] = i % 7 == 3 ? -1 : (int32_t)check_uniform(&seed, 0, (double)V), l.nll[i] = NAN;
     dev_round(d, l.x, M * D), dev_round(d, l.W, V * D);
@@ -83,7 +83,7 @@ static void loss_free(struct loss *l) {
     check_free(l->dx, l->M * l->D), check_free(l->dW, l->V * l->D);
     free(l->nll);
     free(l->target);
-    free(l->top);
+    free(l->correct);
 }
 static void loss_run(const struct dev *d, struct loss *l, bool backward) {
     const int64_t rows = l->M < d->backend->xent_rows ? l->M : d->backend->xent_rows;
@@ -92,15 +92,15 @@ static void loss_run(const struct dev *d, struct loss *l, bool backward) {
         .data = dev_act(d, l->W, l->V * l->D), .layout = HL_ROWS, .rows = l->V, .cols = l->D};
     a.x = dev_act(d, l->x, l->M * l->D), a.target = dev_put(d, l->target, l->M * 4);
     a.nll = dev_put(d, l->nll, l->M * 8), a.logits = dev_act(d, NULL, rows * l->V);
-    a.top = dev_put(d, l->top, l->M * 4);
+    a.correct = dev_put(d, l->correct, l->M * 4);
     a.dx = backward ? dev_act(d, NULL, l->M * l->D) : NULL, a.dW = dev_real(d, l->dW, l->V * l->D);
     d->ops->xent(d->backend, &a);
     hl_get(d->backend, l->nll, a.nll, l->M * 8);
-    hl_get(d->backend, l->top, a.top, l->M * 4);
+    hl_get(d->backend, l->correct, a.correct, l->M * 4);
     if (backward) dev_act_take(d, a.dx, l->dx, l->M * l->D);
     dev_real_take(d, a.dW, l->dW, l->V * l->D);
     dev_drop(d, a.W.data), dev_drop(d, a.x), dev_drop(d, a.target), dev_drop(d, a.nll), dev_drop(d, a.logits);
-    dev_drop(d, a.top);
+    dev_drop(d, a.correct);
 }
 static void loss_ref(const struct dev *d, struct loss *l) {
     struct hl_xent a = {
@@ -139,8 +139,8 @@ static void xent_case(const struct dev *d, int64_t M, int64_t D, int64_t V) {
     CHECK_FAR(got.dx, want.dx, M, D, tol);
     loss_free(&want), loss_free(&got), loss_free(&again);
 }
-/* Logits that are small integers: the target is on top where it is the first of the largest. */
-static void top_case(const struct dev *d, int64_t V) {
+/* Logits that are small integers: the target is correct where it is the first of the largest. */
+static void correct_case(const struct dev *d, int64_t V) {
     struct loss l = loss_new(d, 40, 8, V);
     for (int64_t v = 0; v < V * 8; v++) l.W[v] = (real)(v % 8 == 0 ? v / 8 * 7919 % 5 : 0);
     for (int64_t i = 0; i < 40 * 8; i++) l.x[i] = 1;
@@ -149,9 +149,9 @@ static void top_case(const struct dev *d, int64_t V) {
         l.target[i] = (int32_t)(i % 4 == 1 ? 3 : i % 4 == 2 ? V / 2 : i % 4 == 3 ? V - 1 : i);
     l.target[5] = -1;
     for (int backward = 0; backward < 2; backward++) {
-        for (int64_t i = 0; i < 40; i++) l.top[i] = 7;
+        for (int64_t i = 0; i < 40; i++) l.correct[i] = 7;
         loss_run(d, &l, backward);
-        for (int64_t i = 0; i < 40; i++) assert_int_equal(l.top[i], l.target[i] == 3);
+        for (int64_t i = 0; i < 40; i++) assert_int_equal(l.correct[i], l.target[i] == 3);
     }
     loss_free(&l);
 }
@@ -164,7 +164,7 @@ static void test_xent(void **state) {
         xent_case(&d, 3, 8, 16000), xent_case(&d, 2, 8, 32000), xent_case(&d, 2, 8, 50304),
             xent_case(&d, 2, 4, 16387);
         xent_case(&d, 2, 8, 70000);
-        top_case(&d, 61), top_case(&d, 16000);
+        correct_case(&d, 61), correct_case(&d, 16000);
         if (!dev_slow(&d)) xent_case(&d, 8192 + 100, 16, 64), xent_case(&d, 10, 64, 32000);
         dev_close(&d);
     }

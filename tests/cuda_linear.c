@@ -1,5 +1,5 @@
-/* cuda_linear.c -- linear layers on a CUDA device against the reference: products, the few-row and
- * few-output kernels, rows that do not care how many they are, the same bits twice, wrong versions that
+/* cuda_linear.c -- linear layers on a CUDA device against the reference: GEMMs, the small-M and
+ * small-N kernels, rows whose bits do not depend on M, the same bits twice, wrong versions that
  * must be caught, and, on a real device, the speed of decoding. */
 #include "cuda_speed.h"
 
@@ -288,12 +288,12 @@ static void time_training(const struct dev *d) {
     TIME(d, "4 products fwd (Gop/s)", ops, d->ops->linear_forward(d->backend, &a));
     TIME(d, "4 products bwd (Gop/s)", 2 * ops, d->ops->linear_backward(d->backend, &a));
     a.n = 6;
-    TIME(d, "and 2 tiny ones fwd", ops, d->ops->linear_forward(d->backend, &a));
-    TIME(d, "and 2 tiny ones bwd", 2 * ops, d->ops->linear_backward(d->backend, &a));
+    TIME(d, "and 2 of small N fwd", ops, d->ops->linear_forward(d->backend, &a));
+    TIME(d, "and 2 of small N bwd", 2 * ops, d->ops->linear_backward(d->backend, &a));
     struct hl_linear t = a;
     t.n = 2, t.part[0] = a.part[4], t.part[1] = a.part[5], t.dx_add = true;
-    TIME(d, "2 tiny ones fwd", 2.0 * M * K, d->ops->linear_forward(d->backend, &t));
-    TIME(d, "2 tiny ones bwd", 6.0 * M * K, d->ops->linear_backward(d->backend, &t));
+    TIME(d, "2 of small N fwd", 2.0 * M * K, d->ops->linear_forward(d->backend, &t));
+    TIME(d, "2 of small N bwd", 6.0 * M * K, d->ops->linear_backward(d->backend, &t));
     struct hl_linear h = {.M = 8192, .K = K, .n = 1, .x = a.x};
     h.part[0].W = (struct hl_weight){noise(d, 32000 * K, false), HL_ROWS, HOLA_BF16, 32000, K};
     h.part[0].out = noise(d, (int64_t)8192 * 32000, false);

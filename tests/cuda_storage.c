@@ -1,6 +1,6 @@
-/* cuda_storage.c -- a device's memory: what is put there, copied or zeroed comes back, whatever its size. What comes
- * back passes through a stage of several parts, so sizes lie around the pieces, the parts and the whole of it. And what
- * kernels write to the host's memory by themselves. */
+/* cuda_storage.c -- a device's memory: what is put there, copied or zeroed comes back, whatever its size. Copies to the
+ * host go through a staging buffer of several parts, so sizes are around those of a piece, a part and the whole. Then
+ * mapped host memory that kernels write themselves. */
 #include "cuda.h"
 #include "cuda/device.h"
 #include <pthread.h>
@@ -67,7 +67,7 @@ static void failures(void **state) {
     dev_close(&d);
 }
 
-/* answer.c: words as they come; those that never come are an error, not a wait without end. */
+/* mapped_output.c: words as they come; those that never come are an error, not a wait without end. */
 enum { WORDS = 2500 };
 static uint32_t word_of(uint32_t i, int turn) { return (i * 7 + (uint32_t)turn) << 1; }
 static void got_word(void *ctx, int64_t from, int64_t to) { *(int64_t *)ctx += to - from; }

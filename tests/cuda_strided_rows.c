@@ -1,4 +1,4 @@
-/* cuda_strided_rows.c -- rows that lie apart, on a CUDA device: the same bits as rows that do not. */
+/* cuda_strided_rows.c -- ops on rows with a stride, on a CUDA device: the same bits as on dense rows. */
 #include "cuda.h"
 #include "pointwise.h"
 

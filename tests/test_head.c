@@ -10,7 +10,7 @@ struct head {
     int64_t M, D, V;
     real *x, *W, *logits, *dx, *dW;
     double *nll;
-    int32_t *target, *top;
+    int32_t *target, *correct;
     void *panels;
 };
 
@@ -24,9 +24,9 @@ static void head_new(struct head *h, int64_t M, int64_t D, int64_t V, double ran
     h->dW = check_random(V * D, -1, 1, 3);
     h->nll = malloc((size_t)M * sizeof *h->nll);
     h->target = malloc((size_t)M * sizeof *h->target);
-    h->top = malloc((size_t)M * sizeof *h->top);
+    h->correct = malloc((size_t)M * sizeof *h->correct);
     h->panels = malloc((size_t)hl_panel_bytes(V, D, HOLA_BF16));
-    assert_true(h->nll && h->target && h->top && h->panels);
+    assert_true(h->nll && h->target && h->correct && h->panels);
     hl_panel_pack(h->panels, HOLA_BF16, h->W, V, D);
     for (int64_t t = 0; t < M; t++) h->target[t] = t % 7 == 5 ? -100 : (int32_t)(t * 31 % V);
 }
@@ -39,14 +39,14 @@ static void head_free(struct head *h) {
     check_free(h->dW, h->V * h->D);
     free(h->nll);
     free(h->target);
-    free(h->top);
+    free(h->correct);
     free(h->panels);
 }
 static void head_run(const struct hl_ops *ops, struct hl_backend *pool, struct head *h, bool gradient,
                      bool panels) {
     struct hl_xent a = {
         .M = h->M, .D = h->D, .x = h->x, .target = h->target, .nll = h->nll, .logits = h->logits};
-    a.top = h->top;
+    a.correct = h->correct;
     a.W = (struct hl_weight){.data = h->W, .layout = HL_ROWS, .rows = h->V, .cols = h->D};
     if (panels) {
         a.W.data = h->panels;
@@ -162,9 +162,9 @@ static void test_xent_company(void **state) {
     hl_backend_close(pool);
 }
 
-/* Logits are small integers, so that equals are many: the target is on top where it is the first of the
+/* Logits are small integers, so that equals are many: the target is correct where it is the first of the
  * largest, and nowhere else. */
-static void test_top(void **state) {
+static void test_correct(void **state) {
     enum { V = 1000, M = 600 };
     struct hl_backend *pool = check_backend_open(2, hl_linear_scratch());
     (void)state;
@@ -180,10 +180,10 @@ static void test_top(void **state) {
         h.target[0] = 999, h.target[7] = -1;
         head_run(ops, pool, &h, false, false);
         for (int64_t t = 0; t < M; t++)
-            if (h.top[t] != (h.target[t] == 3)) fail_msg("%s: row %d", ops->name, (int)t);
+            if (h.correct[t] != (h.target[t] == 3)) fail_msg("%s: row %d", ops->name, (int)t);
         h.W[2] = 9; /* an equal before it */
         head_run(ops, pool, &h, false, false);
-        for (int64_t t = 0; t < M; t++) assert_int_equal(h.top[t], h.target[t] == 2);
+        for (int64_t t = 0; t < M; t++) assert_int_equal(h.correct[t], h.target[t] == 2);
         head_free(&h);
     }
     hl_backend_close(pool);
@@ -388,7 +388,7 @@ int main(void) {
         cmocka_unit_test(test_xent),
         cmocka_unit_test(test_xent_threads),
         cmocka_unit_test(test_xent_company),
-        cmocka_unit_test(test_top),
+        cmocka_unit_test(test_correct),
         cmocka_unit_test(test_exp_through_xent),
         cmocka_unit_test(test_v_exp),
         cmocka_unit_test(test_embed),

@@ -74,7 +74,7 @@ static void free_outputs(const struct layer *l, real *out[PARTS]) {
 
 /* Allowed: rounding. The last window may hold one row of few numbers, some of them close to zero. */
 static double allowed(int64_t width) { return width < 16 ? 1e-4 : 2e-6; }
-/* ... and that of x to 16 bits, where the weights are codes */
+/* ... and that of x to 16 bits, where the weights are quantised */
 static double allowed_kind(int64_t width, int kind) {
     return kind > 0 && hl_is_quant((hola_dtype)(kind - 1)) ? 20 * allowed(width) : allowed(width);
 }

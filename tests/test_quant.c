@@ -1,4 +1,4 @@
-/* test_quant.c -- weights as 8-bit and 4-bit codes: how far products are from the floats, the codes themselves.
+/* test_quant.c -- weights quantised to 8 and 4 bits: the error of products, rows and panels, the choice of scales.
  * (Models of such weights: test_quant_model.c.) */
 #include "check.h"
 #include "model/quant_file.h"
@@ -171,8 +171,8 @@ static void test_not_finite(void **state) {
 
 /* ---- codes ---- */
 
-/* Rows, panels and single elements agree; codes of what codes stand for stand for the same. */
-static void test_codes(void **state) {
+/* Rows, panels and single elements agree; quantising what was read back changes nothing. */
+static void test_rows_and_panels(void **state) {
     static const int64_t Ns[] = {1, 32, 45}, Ks[] = {1, 7, 32, 100, 128, 131, 300};
     (void)state;
     for (int n = 0; n < 3; n++)
@@ -250,8 +250,9 @@ static void test_best_scale(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_error), cmocka_unit_test(test_vnni),       cmocka_unit_test(test_not_finite),
-        cmocka_unit_test(test_codes), cmocka_unit_test(test_best_scale),
+        cmocka_unit_test(test_error),      cmocka_unit_test(test_vnni),
+        cmocka_unit_test(test_not_finite), cmocka_unit_test(test_rows_and_panels),
+        cmocka_unit_test(test_best_scale),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

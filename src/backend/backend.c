@@ -1,4 +1,4 @@
-/* backend.c -- opens a backend by its name; picks the ops for this processor. */
+/* backend.c -- opens a backend by its name; picks the table of ops for this processor. */
 #include "backend/backend.h"
 #include "backend/cpu_storage.h"
 #include <stdlib.h>
@@ -8,7 +8,7 @@
 #include "cuda/cuda.h"
 #endif
 
-/* ---- ops of this processor ---- */
+/* ---- the ops for this processor ---- */
 
 extern const struct hl_ops hl_ref_ops, hl_base_ops;
 #if defined(__x86_64__) && !defined(HL_DOUBLE) && !defined(HL_ONE_ISA)
@@ -34,16 +34,20 @@ const struct hl_ops *hl_ops_named(const char *name) {
     return NULL;
 }
 
+void hl_ops_fall_back(struct hl_ops *ops) {
+#define FALL_BACK(op, arg, need, where) \
+    if (!ops->op) ops->op = hl_ref_ops.op;
+    HL_OPS_LIST(FALL_BACK)
+#undef FALL_BACK
+}
+
 /* ---- opening ---- */
 
 static hola_status cpu_open(struct hl_backend *b, const char *name) {
     const struct hl_ops *ops = hl_ops_named(name);
-    if (!ops) return hl_fail(HOLA_EINVAL, "backend: this machine has no '%s'", name);
+    if (!ops) return hl_fail(HOLA_EINVAL, "backend: '%s' is unknown, or not for this processor", name);
     b->ops = *ops;
-#define FALL_BACK(op, arg, need, where) \
-    if (!b->ops.op) b->ops.op = hl_ref_ops.op;
-    HL_OPS_LIST(FALL_BACK)
-#undef FALL_BACK
+    hl_ops_fall_back(&b->ops);
     b->storage = hl_cpu_storage;
     b->host = true;
     b->act_size = (int64_t)sizeof(real);
@@ -51,7 +55,7 @@ static hola_status cpu_open(struct hl_backend *b, const char *name) {
     return HOLA_OK;
 }
 
-/* "cuda", "cuda-f32", either with ":1" for the second device; NULL: not such a name */
+/* "cuda" or "cuda-f32", either with ":1" for the second device: what follows the name. NULL: another name. */
 static const char *cuda_name(const char *name, bool *f32) {
     if (!name || strncmp(name, "cuda", 4) != 0) return NULL;
     *f32 = !strncmp(name + 4, "-f32", 4);
@@ -66,7 +70,7 @@ static hola_status cuda_open(struct hl_backend *b, const char *device, bool f32)
         char *end;
         long n = strtol(device + 1, &end, 10);
         if (end == device + 1 || *end || n < 0 || n > 1023)
-            return hl_fail(HOLA_EINVAL, "backend: '%s' is not the number of a device", device + 1);
+            return hl_fail(HOLA_EINVAL, "backend: '%s' is not a device number", device + 1);
         index = (int)n;
     }
     return hl_cuda_backend_open(b, index, f32);

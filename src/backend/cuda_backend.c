@@ -1,4 +1,4 @@
-/* cuda_backend.c -- a CUDA device as a backend: storage, the rows of a pass cut up, graphs, collectives. */
+/* cuda_backend.c -- a CUDA device as a backend: storage, copies to the host, rows of a pass, graphs, collectives. */
 #include "backend/cuda_backend.h"
 #include "cuda/device.h"
 #include <pthread.h>
@@ -22,18 +22,19 @@ static void dev_copy(struct hl_backend *b, void *to, const void *from, int64_t b
 static void dev_put(struct hl_backend *b, void *to, const void *host, int64_t bytes) {
     if (bytes > 0) hl_cuda_memcpy(b->device, to, host, bytes, HL_TO_DEVICE);
 }
-/* What comes to the host, logits above all, comes through memory that the device writes by itself, and from there
- * by all threads: the driver's own way into memory it does not know takes longer for the logits of a token than
- * half of the layers, and half as long again for those of many sessions. In parts, so that the next one is on its
- * way meanwhile. */
+/* ---- copies to the host ---- */
+
+/* Through a staging buffer in pinned memory, which the device writes by itself, and from there by all threads: the
+ * driver's own copy to pageable memory takes longer for the logits of one token than half of the layers, and half as
+ * long again for those of many sessions. In parts, so that one is copied out while the next is in flight. */
 enum { PIECE = 256 << 10 };
-struct from_stage {
+struct staged {
     char *to;
     const char *from;
     int64_t bytes;
 };
-static void take_piece(void *ctx, int64_t i, int worker) {
-    const struct from_stage *s = ctx;
+static void copy_piece(void *ctx, int64_t i, int worker) {
+    const struct staged *s = ctx;
     const int64_t at = i * PIECE, left = s->bytes - at;
     (void)worker;
     memcpy(s->to + at, s->from + at, (size_t)(left < PIECE ? left : PIECE));
@@ -49,39 +50,38 @@ static void dev_get(struct hl_backend *b, void *host, const void *from, int64_t 
             hl_cuda_get(c, c->stage + i * HL_STAGE_PART, (const char *)from + at + i * HL_STAGE_PART,
                         n - i * HL_STAGE_PART < HL_STAGE_PART ? n - i * HL_STAGE_PART : HL_STAGE_PART, i);
         for (int i = 0; i < parts; i++) {
-            struct from_stage s = {(char *)host + at + i * HL_STAGE_PART, c->stage + i * HL_STAGE_PART,
-                                   n - i * HL_STAGE_PART < HL_STAGE_PART ? n - i * HL_STAGE_PART
-                                                                         : HL_STAGE_PART};
+            struct staged s = {(char *)host + at + i * HL_STAGE_PART, c->stage + i * HL_STAGE_PART,
+                               n - i * HL_STAGE_PART < HL_STAGE_PART ? n - i * HL_STAGE_PART : HL_STAGE_PART};
             hl_cuda_got(c, i);
-            hl_pool_run(b->pool, hl_pieces(s.bytes, PIECE), take_piece, &s);
+            hl_pool_run(b->pool, hl_pieces(s.bytes, PIECE), copy_piece, &s);
         }
     }
 }
-/* Threads that sleep take longer to come than all the rows together; so they are called while the device still works,
- * and one of them waits for the part that all need next. */
-struct taking {
+/* Waking a thread takes longer than copying all the rows. So the threads start while the device still works, and one of
+ * them waits for the part that all need next. */
+struct streaming {
     struct hl_cuda *c;
     int64_t each, rows; /* bytes of a row; rows of a part */
     void (*row)(void *, int64_t, const void *);
     void *ctx;
     pthread_mutex_t one;
-    atomic_bool there[HL_PARTS];
+    atomic_bool arrived[HL_PARTS];
 };
-static void take_when_there(void *ctx, int64_t i, int worker) {
-    struct taking *t = ctx;
+static void stream_row(void *ctx, int64_t i, int worker) {
+    struct streaming *t = ctx;
     const int64_t part = i / t->rows;
     (void)worker;
-    while (!atomic_load_explicit(&t->there[part], memory_order_acquire)) {
+    while (!atomic_load_explicit(&t->arrived[part], memory_order_acquire)) {
         if (pthread_mutex_trylock(&t->one)) continue;
-        if (!atomic_load_explicit(&t->there[part], memory_order_acquire)) hl_cuda_got(t->c, (int)part);
-        atomic_store_explicit(&t->there[part], true, memory_order_release);
+        if (!atomic_load_explicit(&t->arrived[part], memory_order_acquire)) hl_cuda_got(t->c, (int)part);
+        atomic_store_explicit(&t->arrived[part], true, memory_order_release);
         pthread_mutex_unlock(&t->one);
     }
     t->row(t->ctx, i, t->c->stage + part * HL_STAGE_PART + i % t->rows * t->each);
 }
 static bool dev_stream_rows(struct hl_backend *b, const void *from, int64_t each, int64_t n,
                             void (*row)(void *, int64_t, const void *), void *ctx) {
-    struct taking t = {.c = b->device, .each = each, .row = row, .ctx = ctx};
+    struct streaming t = {.c = b->device, .each = each, .row = row, .ctx = ctx};
     t.rows = HL_STAGE_PART / (each > 0 ? each : 1);
     if (t.rows < 1 || hl_pieces(n, t.rows) > HL_PARTS) return false;
     hl_cuda_stage(t.c, 0);
@@ -92,7 +92,7 @@ static bool dev_stream_rows(struct hl_backend *b, const void *from, int64_t each
         hl_cuda_get(t.c, t.c->stage + i * HL_STAGE_PART, (const char *)from + i * t.rows * each, some * each,
                     i);
     }
-    hl_pool_run(b->pool, n, take_when_there, &t);
+    hl_pool_run(b->pool, n, stream_row, &t);
     pthread_mutex_destroy(&t.one);
     return true;
 }
@@ -107,9 +107,9 @@ static hola_status dev_finish(struct hl_backend *b) {
     return dev_status(b);
 }
 
-/* ---- rows ---- */
+/* ---- the rows of a pass ---- */
 
-/* Takes n items of `size` bytes off the block; *dev is where they will be on the device. */
+/* Carves n items of `size` bytes out of the block; *dev is where they will be on the device. */
 static void *carve(struct hl_cuda *c, int64_t *at, int64_t n, int64_t size, const void **dev) {
     void *host = c->rows_host ? c->rows_host + *at : NULL;
     if (c->rows_dev) *dev = c->rows_dev + *at;
@@ -144,7 +144,7 @@ static hola_status dev_cut_rows(struct hl_backend *b, struct hl_rows *rows, int6
     if (C < 1) C = INT32_MAX;
     d->chunks = hl_chunks_before(rows, n);
     d->blocks = hl_blocks_before(rows, n, C);
-    for (int place = 0; place < 2; place++) { /* counts, then places */
+    for (int place = 0; place < 2; place++) { /* first counts, then places */
         at = 0;
         seg = carve(c, &at, n, sizeof *seg, (const void **)&d->seg);
         row_seg = carve(c, &at, rows->T, sizeof *row_seg, (const void **)&d->row_seg);
@@ -160,12 +160,12 @@ static hola_status dev_cut_rows(struct hl_backend *b, struct hl_rows *rows, int6
             c->rows_dev = hl_cuda_malloc(c, at);
             c->rows_host = hl_cuda_malloc_host(c, at);
             if (!c->rows_dev || !c->rows_host)
-                return hl_fail(HOLA_ENOMEM, "device memory: no room for a table of %lld rows",
+                return hl_fail(HOLA_ENOMEM, "device memory: no memory for a table of %lld rows",
                                (long long)rows->T);
             c->rows_room = at;
         }
     }
-    hl_cuda_wait(c); /* the last table may be on its way still */
+    hl_cuda_wait(c); /* the last table may still be copied */
     int64_t chunks = 0, blocks = 0;
     d->longest = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -183,6 +183,8 @@ static hola_status dev_cut_rows(struct hl_backend *b, struct hl_rows *rows, int6
     rows->dev = d;
     return HOLA_OK;
 }
+
+/* ---- graphs, collectives ---- */
 
 static bool dev_replay(struct hl_backend *b, uint64_t key) { return hl_cuda_replay(b->device, key); }
 static void dev_free_memory(struct hl_backend *b, int64_t *free_bytes, int64_t *used) {

@@ -3,7 +3,7 @@
 #define HL_CUDA_BACKEND_H
 #include "backend/backend.h"
 
-/* Fills *b but for its threads. */
+/* Fills all of *b but its threads. device: the index, f32: float activations. */
 hola_status hl_cuda_backend_open(struct hl_backend *b, int device, bool f32);
 struct hl_cuda *hl_cuda_of(const struct hl_backend *b);
 

@@ -1,4 +1,4 @@
-/* cuda_table.c -- the ops of a CUDA backend; compiled for HL_ISA=cuda (bf16 activations) and cuda_f32. */
+/* cuda_table.c -- the table of ops of a CUDA backend; compiled for HL_ISA=cuda (bf16 activations) and cuda_f32. */
 #include "ops/ops.h"
 
 #define ENTRY(name, arg, need, where) where(name)

@@ -1,5 +1,5 @@
-/* cluster.cuh -- thread blocks of a cluster, which run at the same time and read each other's shared memory (Hopper
- * and later). The emulated device runs one block after another and has none. */
+/* cluster.cuh -- thread block clusters: blocks that run at the same time and access each other's (distributed) shared
+ * memory. Hopper and later. The emulator runs one block after another and has none. */
 #ifndef HL_CLUSTER_CUH
 #define HL_CLUSTER_CUH
 #include "cuda/pdl.cuh"
@@ -17,7 +17,7 @@ static __device__ __forceinline__ int cluster_rank() {
 #endif
     return (int)r;
 }
-/* All threads of all blocks say that they have come this far; they wait for it. Says nothing about memory. */
+/* The barrier of all threads of all blocks of the cluster. Arrival is relaxed: it orders no memory accesses. */
 static __device__ __forceinline__ void cluster_arrive() {
 #if HL_CLUSTER
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
@@ -28,7 +28,7 @@ static __device__ __forceinline__ void cluster_wait() {
     asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
 #endif
 }
-/* Where in block `rank` lies what lies at `own` in this one's shared memory. */
+/* The address in block `rank` of what is at `own` in this block's shared memory. */
 static __device__ __forceinline__ uint32_t cluster_address(uint32_t own, int rank) {
     uint32_t at = 0;
 #if HL_CLUSTER
@@ -38,8 +38,8 @@ static __device__ __forceinline__ uint32_t cluster_address(uint32_t own, int ran
 #endif
     return at;
 }
-/* Bytes of this block's shared memory to another one's, where they count at a barrier (bulk.cuh); a multiple of 16, both
- * ends on 16. The block must not end before they are there. */
+/* A bulk copy of this block's shared memory to another's, with complete_tx on an mbarrier there (mbarrier.cuh); a
+ * multiple of 16 bytes, both addresses 16-byte aligned. The block must not exit before it has completed. */
 static __device__ __forceinline__ void cluster_copy(uint32_t at, uint32_t from, int bytes, uint32_t barrier) {
 #if HL_CLUSTER
     asm volatile(
@@ -53,7 +53,7 @@ static __device__ __forceinline__ void cluster_copy(uint32_t at, uint32_t from, 
 }
 
 #ifndef HL_CUDA_EMU
-/* launch_pdl with `size` neighbouring blocks a cluster */
+/* launch_pdl in clusters of `size` neighbouring blocks */
 template <class... P, class... A>
 static void launch_clusters(struct hl_cuda *c, void (*kernel)(P...), unsigned size, dim3 grid, dim3 block,
                             size_t shared, A... args) {

@@ -1,22 +1,20 @@
-/* common.cuh -- what all kernels share: the activations' type, wide loads, sums, tensor cores, launches.
+/* common.cuh -- what all kernels share: the activation type, vectorised loads and stores, warp and block reductions,
+ * tensor cores (mma, ldmatrix), cp.async, loads and stores with a memory order, kernel launches.
  *
- * The .cu files of the ops are compiled twice: HL_ISA=cuda with bf16 activations, HL_ISA=cuda_f32 (and
- * HL_CUDA_F32) with float ones, for checking. A third time, for tests, by a C++ compiler with the kernels
- * emulated (HL_CUDA_EMU, tests/emu/emu.h): kernels use no more of CUDA than these two headers offer. */
-#ifndef HL_DEV_CUH
-#define HL_DEV_CUH
-#include <math.h> /* before extern "C", which their C++ parts would not survive */
+ * Every .cu file is compiled twice: HL_ISA=cuda with bf16 activations, HL_ISA=cuda_f32 (and HL_CUDA_F32) with float
+ * ones, for checking. The tests compile it once more with a C++ compiler and HL_CUDA_EMU, against an emulator's own
+ * cuda_runtime.h and cuda_bf16.h. Inline PTX has an emulated twin there (emu_...), which is why it belongs into the
+ * headers of this folder and not into the files of the ops. */
+#ifndef HL_CUDA_COMMON_CUH
+#define HL_CUDA_COMMON_CUH
+#include <math.h> /* these before extern "C": their C++ parts must not be inside it */
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
-#ifdef HL_CUDA_EMU
-#include "emu/emu.h"
-#else
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
-#endif
 extern "C" {
 #include "cuda/cuda.h"
 }
@@ -34,7 +32,7 @@ __device__ __forceinline__ float f32(float x) { return x; }
 __device__ __forceinline__ float f32(bf16 x) { return __bfloat162float(x); }
 __device__ __forceinline__ void put(float *p, float x) { *p = x; }
 __device__ __forceinline__ void put(bf16 *p, float x) { *p = __float2bfloat16(x); }
-/* two floats as a pair of bf16, the first in the low half: what fragments and 4-byte stores take */
+/* two floats to a packed pair of bf16, the first in the low half: what mma fragments and 4-byte stores take */
 __device__ __forceinline__ uint32_t pack2(float lo, float hi) {
 #ifdef HL_CUDA_EMU
     return __float2bfloat16(lo).bits | (uint32_t)__float2bfloat16(hi).bits << 16;
@@ -47,7 +45,7 @@ __device__ __forceinline__ uint32_t pack2(float lo, float hi) {
 __device__ __forceinline__ float low(uint32_t pair) { return __uint_as_float(pair << 16); }
 __device__ __forceinline__ float high(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
 
-/* ---- 16 bytes at a time: WIDE activations ---- */
+/* ---- vectorised loads and stores: WIDE activations, 16 bytes at a time ---- */
 
 enum { WIDE = 16 / sizeof(act) };
 __device__ __forceinline__ void load_wide(float *x, const bf16 *p) {
@@ -66,7 +64,7 @@ __device__ __forceinline__ void store_wide(float *p, const float *x) {
     *(float4 *)p = make_float4(x[0], x[1], x[2], x[3]);
 }
 
-/* ---- sums: a fixed tree, so the same input gives the same bits ---- */
+/* ---- warp and block reductions: a fixed tree, so the same input gives the same bits ---- */
 
 __device__ __forceinline__ float warp_sum(float x) {
     for (int i = 16; i > 0; i /= 2) x += __shfl_xor_sync(0xffffffffu, x, i);
@@ -76,32 +74,32 @@ __device__ __forceinline__ float warp_max(float x) {
     for (int i = 16; i > 0; i /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, i));
     return x;
 }
-/* over the whole block, the result in every thread; room: 33 floats of shared memory */
-__device__ __forceinline__ float block_sum(float x, float *room) {
+/* over the whole block, the result in every thread; shared: 33 floats of shared memory */
+__device__ __forceinline__ float block_sum(float x, float *shared) {
     const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     x = warp_sum(x);
-    __syncthreads(); /* the room may still be in use */
-    if (lane == 0) room[warp] = x;
+    __syncthreads(); /* the last call's may still be read */
+    if (lane == 0) shared[warp] = x;
     __syncthreads();
     if (warp == 0) {
-        x = warp_sum(lane < (blockDim.x + 31) / 32 ? room[lane] : 0.0f);
-        if (lane == 0) room[32] = x;
+        x = warp_sum(lane < (blockDim.x + 31) / 32 ? shared[lane] : 0.0f);
+        if (lane == 0) shared[32] = x;
     }
     __syncthreads();
-    return room[32];
+    return shared[32];
 }
 
 __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + __expf(-x)); }
 __device__ __forceinline__ float silu(float x) { return x / (1.0f + __expf(-x)); }
 
-/* ---- tensor cores ----
+/* ---- tensor cores: one mma of a warp, and ldmatrix ----
  * mma_bf16: D[16][8] += A[16][16] B[16][8]; lane l, g = l/4, t = l%4 holds
  *   a[0] A[g][2t..], a[1] A[g+8][2t..], a[2] A[g][2t+8..], a[3] A[g+8][2t+8..]  (pairs along the row)
  *   b[0] B[2t..][g], b[1] B[2t+8..][g]                                         (pairs along the column)
  *   d[0] D[g][2t], d[1] D[g][2t+1], d[2] D[g+8][2t], d[3] D[g+8][2t+1]
- * So accumulators packed by pack2 are A fragments of the next product.
+ * So accumulators packed by pack2 are A fragments of the next mma.
  * ldmatrix: n 8x8 matrices; lane l gives the address of row l%8 of matrix l/8 (16 bytes in shared memory,
- * 16-byte aligned) and receives row l/4, columns 2(l%4).. of each; trans: of the transposed ones. */
+ * 16-byte aligned) and receives row l/4, columns 2(l%4).. of each; _trans: of each one transposed. */
 __device__ __forceinline__ void mma_bf16(float d[4], const uint32_t a[4], const uint32_t b[2]) {
 #ifdef HL_CUDA_EMU
     emu_mma_bf16(d, a, b);
@@ -145,7 +143,19 @@ __device__ __forceinline__ void ldmatrix4_trans(uint32_t r[4], const void *row) 
 #endif
 }
 
-/* ---- asynchronous copies to shared memory, 16 bytes each; `filled` < 16: the rest becomes 0 ---- */
+/* two matrices, transposed; lanes 0 to 15 give the addresses */
+__device__ __forceinline__ void ldmatrix2_trans(uint32_t r[2], const void *row) {
+#ifdef HL_CUDA_EMU
+    emu_ldmatrix(r, 2, row, true);
+#else
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];"
+                 : "=r"(r[0]), "=r"(r[1])
+                 : "r"((uint32_t)__cvta_generic_to_shared(row))
+                 : "memory");
+#endif
+}
+
+/* ---- cp.async: global to shared memory, 16 bytes each; `filled` < 16: the rest is filled with zeros ---- */
 
 __device__ __forceinline__ void copy_async(void *shared, const void *global, int filled = 16) {
 #ifdef HL_CUDA_EMU
@@ -157,6 +167,15 @@ __device__ __forceinline__ void copy_async(void *shared, const void *global, int
         : "memory");
 #endif
 }
+__device__ __forceinline__ void copy_async4(void *shared, const void *global) { /* 4 bytes */
+#ifdef HL_CUDA_EMU
+    emu_copy_async(shared, global, 4, 4);
+#else
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((uint32_t)__cvta_generic_to_shared(shared)),
+                 "l"(global)
+                 : "memory");
+#endif
+}
 __device__ __forceinline__ void copy_commit() {
 #ifdef HL_CUDA_EMU
     emu_copy_commit();
@@ -164,12 +183,38 @@ __device__ __forceinline__ void copy_commit() {
     asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
-/* waits until at most `groups` of this thread's groups are under way; a barrier must follow */
+/* waits until at most `groups` of this thread's commit groups are in flight; a barrier must follow */
 template <int groups> __device__ __forceinline__ void copy_wait() {
 #ifdef HL_CUDA_EMU
     emu_copy_wait(groups);
 #else
     asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
+#endif
+}
+
+/* ---- global memory, where the compiler's own loads and stores will not do ---- */
+
+/* Spins until *p >= n, with acquire semantics: what the blocks that raised it wrote before can then be read. (The
+ * emulator runs kernels one after another.) */
+__device__ __forceinline__ void spin_acquire(const int *p, int n) {
+#ifndef HL_CUDA_EMU
+    int x = 0;
+    for (;;) {
+        asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(p) : "memory");
+        if (x >= n) break;
+        __nanosleep(100);
+    }
+#endif
+}
+/* a predicated store of 16 bytes: of a store in an if the compiler makes four of 4 bytes */
+__device__ __forceinline__ void store_if(void *p, uint4 x, bool yes) {
+#ifdef HL_CUDA_EMU
+    if (yes) *(uint4 *)p = x;
+#else
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\n@p st.global.v4.u32 [%0], {%1,%2,%3,%4};\n}" ::"l"(p),
+        "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w), "r"((uint32_t)yes)
+        : "memory");
 #endif
 }
 
@@ -194,8 +239,8 @@ static void launch(struct hl_cuda *c, void (*kernel)(P...), dim3 grid, dim3 bloc
         grid, block, shared, [](void *ctx) { (*(decltype(body) *)ctx)(); }, &body);
 }
 #else
-extern "C" void hl_cuda_allow_shared(struct hl_cuda *c, const void *kernel,
-                                     size_t shared); /* allows that much */
+/* opts in to more than 48 KB of dynamic shared memory */
+extern "C" void hl_cuda_allow_shared(struct hl_cuda *c, const void *kernel, size_t shared);
 extern "C" cudaStream_t hl_cuda_stream(struct hl_cuda *c);
 extern "C" void hl_cuda_launched(struct hl_cuda *c, cudaError_t e); /* keeps the first failure */
 template <class... P, class... A>

@@ -1,8 +1,7 @@
 /* cuda.h -- one CUDA device, as the host code of the ops sees it.
  *
- * All work of a model goes to one stream, in order. Ops do not return errors: the first failure is kept and
- * reported when the pass is waited for (hl_finish). Compiled by nvcc for a GPU, and by a C++
- * compiler with the kernels emulated (tests/emu), where "device memory" is host memory. */
+ * All work of a model goes to one stream, in order. Ops return no errors: the first failure is kept, and reported when
+ * the stream is synchronised (hl_finish). The tests also link an emulated device, whose memory is the host's. */
 #ifndef HL_CUDA_H
 #define HL_CUDA_H
 #include "core/rows.h"
@@ -13,21 +12,23 @@ extern "C" {
 
 struct hl_cuda;
 
-/* device < 0: the first. One line says why there is none ("no CUDA device: ..."). */
 bool hl_cuda_available(void);
+/* device < 0: the first. On failure one line says why ("no CUDA device: ..."). */
 hola_status hl_cuda_open(struct hl_cuda **out, int device);
 void hl_cuda_close(struct hl_cuda *c);
 const char *hl_cuda_name(const struct hl_cuda *c);
-int hl_cuda_sms(const struct hl_cuda *c); /* multiprocessors */
-/* Whether the code of a kernel that this device runs was compiled for Hopper or later, and so has its waits for other
- * kernels, bulk copies and wgmma. Asked of the driver once per device and kernel; any thread may ask. */
+int hl_cuda_sms(const struct hl_cuda *c);          /* multiprocessors */
+int hl_cuda_shared_limit(const struct hl_cuda *c); /* the most shared memory of a thread block, in bytes */
+/* Whether the code of a kernel that this device runs was compiled for Hopper (sm_90) or later, and so has programmatic
+ * dependent launch, mbarriers, bulk copies and wgmma. The driver is asked once per device and kernel; any thread may
+ * call this. */
 bool hl_cuda_compiled_for_sm90(struct hl_cuda *c, const void *kernel);
 
-/* Device memory that lives until the next op: an op asks once, for all it needs. 256-byte aligned. NULL: there is
- * no room, the failure is kept and the op must return at once. */
+/* Scratch memory on the device, valid until the next op: an op asks once, for all it needs. 256-byte aligned. NULL: out
+ * of memory; the failure is kept, and the op returns at once. */
 void *hl_cuda_scratch(struct hl_cuda *c, int64_t bytes);
 
-/* The device's own clock: start, work, stop; stop waits and gives the seconds between. */
+/* Time on the stream, by events: stop synchronises and returns the seconds since start. */
 void hl_cuda_timer_start(struct hl_cuda *c);
 double hl_cuda_timer_stop(struct hl_cuda *c);
 
@@ -42,12 +43,12 @@ struct hl_gemm {
     int64_t lda, ldb, ldc; /* row lengths as stored */
     hola_dtype in, out;    /* HOLA_F32 or HOLA_BF16 */
     float alpha, beta;
-    const void *add; /* what beta multiplies, laid out as C; NULL: C itself */
+    const void *add; /* the matrix that beta multiplies, laid out as C; NULL: C itself */
 };
 void hl_cuda_gemm(struct hl_cuda *c, const struct hl_gemm *g);
 
-/* How the rows of a pass are cut, in device memory (struct hl_rows: dev). Chunks and blocks are listed segment by
- * segment, in order. */
+/* How the rows of a pass are cut into chunks and blocks, in device memory (the dev of struct hl_rows). Both are listed
+ * segment by segment, in order. */
 struct hl_dev_span {
     int32_t row, len; /* rows [row, row + len) of the batch */
     int32_t seg;

@@ -1,11 +1,13 @@
-# The CUDA backend, in the program wherever nvcc is (NVCC= builds without it), and its kernels emulated on the
-# CPU for the tests (tests/emu). CUDA_ARCH: the machine code that is made beside PTX for everything from sm_80 on;
-# the a of 90a: with wgmma (src/cuda/wgmma.cuh).
+# The CUDA backend, which the program has wherever there is an nvcc (NVCC= builds without it), and its kernels emulated
+# on the CPU for the tests: EMU names the emulator's folder. CUDA_ARCH: the architectures that get machine code, beside
+# PTX for everything from sm_80 on; the a of 90a: with wgmma (src/cuda/wgmma.cuh).
 NVCC ?= $(firstword $(wildcard $(shell command -v nvcc 2>/dev/null) /usr/local/cuda/bin/nvcc))
 CUDA_ARCH ?= 90a
 CUDA_HOME := $(if $(NVCC),$(patsubst %/bin/nvcc,%,$(realpath $(NVCC))))
 CUDA_SRC := $(sort $(wildcard src/ops/*/*_cuda.cu src/fused/*/*_cuda.cu))
-CUDA_C := src/backend/cuda_backend.c src/cuda/device_memory.c src/cuda/mapped_output.c src/cuda/prelaunch.c src/cuda/device.c src/cuda/gemm.c src/cuda/graph.c src/cuda/nccl.c
+CUDA_COMMON_C := src/backend/cuda_backend.c $(addprefix src/cuda/,device_memory.c mapped_output.c prelaunch.c)
+CUDA_C := $(CUDA_COMMON_C) $(addprefix src/cuda/,device.c gemm.c graph.c nccl.c)
+EMU := tests/emu
 NVCC_OPT ?= -O3
 NVCC_FLAGS := -std=c++17 $(NVCC_OPT) -lineinfo -Iinclude -Isrc -Xcompiler -fPIC,-Wall,-fvisibility=hidden -diag-suppress 177 \
     -gencode=arch=compute_80,code=compute_80 \
@@ -15,7 +17,7 @@ ISA_cuda_f32 := -DHL_ISA=cuda_f32 -DHL_CUDA_F32
 
 CUDA_OBJ := $(patsubst %.c,$(BUILD)/cuda-host/%.o,$(CUDA_C)) $(foreach i,cuda cuda_f32,$(BUILD)/$(i)/src/backend/cuda_table.o \
     $(patsubst %.cu,$(BUILD)/$(i)/%.o,$(CUDA_SRC)))
-EMU_OBJ := $(patsubst %.c,$(BUILD)/emu/%.o,src/backend/cuda_backend.c src/cuda/device_memory.c src/cuda/mapped_output.c src/cuda/prelaunch.c tests/emu/device.c) $(BUILD)/emu/tests/emu/emu.o \
+EMU_OBJ := $(patsubst %.c,$(BUILD)/emu/%.o,$(CUDA_COMMON_C) $(EMU)/device.c) $(BUILD)/emu/$(EMU)/emu.o \
     $(foreach i,cuda cuda_f32,$(BUILD)/emu-$(i)/src/backend/cuda_table.o $(patsubst %.cu,$(BUILD)/emu-$(i)/%.o,$(CUDA_SRC)))
 
 ifeq ($(RACE),1) # for compute-sanitizer's racecheck: src/cuda/named_barrier.cuh, tests/race
@@ -23,7 +25,7 @@ NVCC_FLAGS += -DHL_RACECHECK
 CUDA_OBJ := $(filter-out %/src/cuda/gemm.o,$(CUDA_OBJ)) $(BUILD)/cuda/tests/race/gemm.o
 endif
 
-# sanitizers and fuzzers look at the host's code: there the kernels would only take time
+# sanitizers and fuzzers look at host code: kernels would only take time there
 CUDA := $(if $(call on,$(SAN) $(TSAN) $(FUZZ)),,$(NVCC))
 CPU_OBJ := $(LIB_OBJ)
 ifneq ($(CUDA),)
@@ -38,7 +40,7 @@ $(BUILD)/cuda-host/%.o: %.c
 $(BUILD)/emu/%.o: %.c
 	$(call say,CC $@) mkdir -p $(@D) && $(CC) $(ALL_CFLAGS) -c -o $@ $<
 $(BUILD)/emu/%.o: %.cpp
-	$(call say,CXX $@) mkdir -p $(@D) && $(CXX) -std=c++17 -O2 -g -MMD -MP -Itests -c -o $@ $<
+	$(call say,CXX $@) mkdir -p $(@D) && $(CXX) -std=c++17 -O2 -g -MMD -MP -c -o $@ $<
 define cuda_compile
 $$(BUILD)/$(1)/src/backend/%.o: src/backend/%.c
 	$$(call say,CC $$@) mkdir -p $$(@D) && $$(CC) $$(ALL_CFLAGS) $$(ISA_$(1)) -c -o $$@ $$<
@@ -47,8 +49,8 @@ $$(BUILD)/emu-$(1)/src/backend/%.o: src/backend/%.c
 $$(BUILD)/$(1)/%.o: %.cu
 	$$(call say,NVCC $$@) mkdir -p $$(@D) && $$(NVCC) $$(NVCC_FLAGS) $$(ISA_$(1)) -MMD -MP -c -o $$@ $$<
 $$(BUILD)/emu-$(1)/%.o: %.cu
-	$$(call say,EMU $$@) mkdir -p $$(@D) && $$(CXX) -x c++ -std=c++17 -O2 -g -w -fPIC -Iinclude -Isrc -Itests \
-	    -DHL_CUDA_EMU $$(ISA_$(1)) -MMD -MP -c -o $$@ $$<
+	$$(call say,EMU $$@) mkdir -p $$(@D) && $$(CXX) -x c++ -std=c++17 -O2 -g -w -fPIC -Iinclude -Isrc \
+	    -I$$(EMU)/include -DHL_CUDA_EMU $$(ISA_$(1)) -MMD -MP -c -o $$@ $$<
 endef
 $(foreach i,cuda cuda_f32,$(eval $(call cuda_compile,$(i))))
 

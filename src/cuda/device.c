@@ -46,6 +46,7 @@ hola_status hl_cuda_open(struct hl_cuda **out, int device) {
     c->kernels = kernels;
     c->index = device;
     c->sms = prop.multiProcessorCount;
+    c->shared_limit = (int)prop.sharedMemPerBlockOptin;
     c->stream = stream;
     hl_prelaunch_open(c);
     snprintf(c->name, sizeof c->name, "%s", prop.name);
@@ -84,7 +85,8 @@ void hl_cuda_allow_shared(struct hl_cuda *c, const void *kernel, size_t shared) 
 }
 void hl_cuda_launched(struct hl_cuda *c, cudaError_t e) { check(c, e, "launch"); }
 
-/* Two threads that ask about a new kernel both ask the driver, and write the same. */
+/* A hash table with linear probing, without locks: two threads that meet a new kernel both ask the driver and write the
+ * same entry. */
 bool hl_cuda_compiled_for_sm90(struct hl_cuda *c, const void *kernel) {
     const uint64_t address = (uint64_t)(uintptr_t)kernel;
     struct cudaFuncAttributes at;
@@ -106,7 +108,7 @@ void *hl_cuda_malloc(struct hl_cuda *c, int64_t bytes) {
     void *p = NULL;
     hl_prelaunch_cancel(c);
     if (cudaMalloc(&p, (size_t)bytes) != cudaSuccess) {
-        cudaGetLastError(); /* it is the caller's to report */
+        cudaGetLastError(); /* clears it: the caller reports */
         return NULL;
     }
     c->generation++;

@@ -1,5 +1,5 @@
-/* device.h -- inside struct hl_cuda: what the real device (device.c, gemm.c) and the emulated one
- * (tests/emu/device.c) both provide to memory.c. */
+/* device.h -- struct hl_cuda, and the functions on it that only the backend uses (ops: cuda.h). What is below hl_stream
+ * exists twice: for a real device in this folder, and for the emulated one of the tests. */
 #ifndef HL_DEVICE_H
 #define HL_DEVICE_H
 #include "cuda/cuda.h"
@@ -7,52 +7,54 @@
 enum {
     HL_GRAPHS = 16,
     HL_KERNELS = 1024, /* more than there are */
-    HL_PARTS = 8,      /* copies to the host that run at a time, each through its own part of the stage */
+    HL_PARTS =
+        8, /* copies to the host in flight at a time, each through its own part of the staging buffer */
     HL_STAGE_PART = 2 << 20,
     HL_STAGE_BYTES = HL_PARTS * HL_STAGE_PART
 };
-struct hl_graph { /* work recorded under a key; runs 1: done once, not recorded yet */
+struct hl_graph { /* a CUDA graph, captured under a key; runs 1: the work was done once, not captured yet */
     uint64_t key;
     int64_t generation, runs;
     void *exec;
 };
 
 enum { HL_PRELAUNCH_STOP = 1u << 31 };
-struct hl_prelaunch_slot { /* what a kernel needs that is launched ahead of its piece of work */
+struct hl_prelaunch_slot { /* what a pre-launched kernel is told (prelaunch.c) */
     uint32_t number;
-    int32_t timeout_ns; /* ns that it waits */
-    /* The host's words, number << 32 | value: what comes, HL_PRELAUNCH_STOP: the kernel must leave; and what the kernel says:
-     * it took the piece, or HL_PRELAUNCH_STOP: it left without. NULL: it has its piece. */
+    int32_t timeout_ns; /* how long it waits for its request */
+    /* Words in mapped host memory, number << 32 | value. The host writes the request: its value, or HL_PRELAUNCH_STOP:
+     * exit. The kernel writes the reply: the request was taken, or HL_PRELAUNCH_STOP: it exited without one. NULL: the
+     * kernel was launched with its request and waits for none. */
     const uint64_t *request;
     uint64_t *reply;
 };
 
 struct hl_cuda {
-    hola_status failure; /* the first since finish was last called */
+    hola_status failure; /* the first since hl_finish was last called */
     char message[256];
     char name[256];
-    int index, sms;
-    void *stream, *lt; /* the real device's */
+    int index, sms, shared_limit;
+    void *stream, *lt; /* the real device's stream and cuBLASLt handle */
     uint64_t *kernels; /* [HL_KERNELS]: those asked about, address << 1 | compiled for sm_90; 0: free */
-    void *tick[2];     /* events of the timer */
-    double began;      /* the emulated device's */
+    void *tick[2];     /* the timer's events */
+    double began;      /* the emulated device's timer */
     void *scratch;
     int64_t scratch_bytes;
-    struct hl_dev_rows rows; /* the last pass's, cut up: host and device copies of one block */
+    struct hl_dev_rows rows; /* of the last pass; one block of memory, on the host and on the device */
     char *rows_host, *rows_dev;
-    int64_t rows_room;
-    char *stage;          /* host memory that the device writes by itself; NULL: not yet */
-    void *part[HL_PARTS]; /* events: a part of it is there */
-    char *mapped;         /* such memory as well (answer.c) */
+    int64_t rows_room; /* its bytes */
+    char *stage;       /* the staging buffer: pinned host memory, HL_STAGE_BYTES; NULL: not allocated yet */
+    void *part[HL_PARTS]; /* events: the copy to this part of it has completed */
+    char *mapped;         /* mapped host memory that kernels write results to (mapped_output.c) */
     int64_t mapped_bytes, mapped_words;
     uint32_t mapped_tag;
-    struct hl_prelaunch *prelaunch; /* stay.c; NULL: no memory */
+    struct hl_prelaunch *prelaunch; /* prelaunch.c; NULL: no memory */
     int bulk_room;      /* shared memory of a block where there are bulk copies; 0: not known yet */
-    int64_t generation; /* raised when memory comes or goes: recorded work may point to it */
+    int64_t generation; /* counts allocations and releases: a captured graph may point to what is gone */
     struct hl_graph graph[HL_GRAPHS];
     struct hl_graph *recording;
-    struct hl_link *link; /* to the devices of other ranks; NULL: none */
-    struct hl_plan *plan; /* products seen before */
+    struct hl_link *link; /* to the devices of other ranks (nccl.c); NULL: none */
+    struct hl_plan *plan; /* cuBLASLt algorithms of shapes seen before (gemm.c) */
     int plans;
 };
 
@@ -61,33 +63,34 @@ extern "C" {
 #endif
 void hl_cuda_fail(struct hl_cuda *c, hola_status s, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-void *hl_cuda_malloc(struct hl_cuda *c, int64_t bytes); /* NULL: no room; nothing is kept */
+void *hl_cuda_malloc(struct hl_cuda *c, int64_t bytes); /* NULL: out of memory; no failure is kept */
 void hl_cuda_free(struct hl_cuda *c, void *p);
-void *hl_cuda_malloc_host(struct hl_cuda *c, int64_t bytes); /* memory the device copies from without help */
+void *hl_cuda_malloc_host(struct hl_cuda *c, int64_t bytes); /* pinned */
 void hl_cuda_free_host(struct hl_cuda *c, void *p);
 void *hl_cuda_stage(struct hl_cuda *c,
-                    int64_t bytes); /* of such memory, until the next get; NULL: too many */
-/* Host memory for so many words of 4 bytes that the next kernel writes, their last bits the tag; NULL: there is none.
- * Then the words from the first one on, as they come, their last bits 0; false: they will not. */
+                    int64_t bytes); /* the staging buffer, until the next get; NULL: it is too small */
+/* Mapped host memory for so many words of 4 bytes, which the next kernel writes with the tag as their last bit; NULL:
+ * there is none. _wait: copies the words from `first` on as they arrive, their last bit 0; false: the stream has ended
+ * and they are not all there. */
 void *hl_mapped_words(struct hl_cuda *c, int64_t words, uint32_t *tag);
 bool hl_mapped_words_wait(struct hl_cuda *c, void *to, int64_t first, int64_t words,
                           void (*came)(void *ctx, int64_t from, int64_t to), void *ctx);
-/* The same for up to 8 numbers, none of them UINT64_MAX. */
+/* The same for up to 8 values, none of them UINT64_MAX. */
 uint64_t *hl_mapped_values(struct hl_cuda *c, int n);
 bool hl_mapped_values_wait(struct hl_cuda *c, uint64_t *to, int n);
-/* A kernel that is launched ahead (stay.c). Pieces of work have numbers, hl_prelaunch_number the next one's. hand: the
- * kernel that is there took the piece; what: all that it must have in common with the last one, so what counts on from
- * piece to piece less the number. Else it is to be launched. ahead: then a kernel for the next piece may be launched,
- * with this mail. answered: the piece is done. */
+/* A kernel launched before its request is known (prelaunch.c). Requests are numbered; _number: the next one's.
+ * _submit: true: the waiting kernel took the request `value`; false: launch a kernel for it. `what` is all that both
+ * must have in common; values that count up from request to request are in it less the number. _arm: a kernel for the
+ * next request may now be launched, with this slot. _done: the request's results are there. */
 uint32_t hl_prelaunch_number(const struct hl_cuda *c);
 bool hl_prelaunch_submit(struct hl_cuda *c, const void *what, int64_t size, uint32_t value);
 bool hl_prelaunch_arm(struct hl_cuda *c, struct hl_prelaunch_slot *out);
 void hl_prelaunch_done(struct hl_cuda *c);
-int64_t hl_prelaunch_submitted(const struct hl_cuda *c); /* how many were */
-void hl_prelaunch_cancel(struct hl_cuda *c);             /* a kernel that waits for its piece leaves */
+int64_t hl_prelaunch_submitted(const struct hl_cuda *c); /* how many a waiting kernel took */
+void hl_prelaunch_cancel(struct hl_cuda *c);             /* a kernel that waits for its request exits */
 void hl_prelaunch_open(struct hl_cuda *c);
 void hl_prelaunch_close(struct hl_cuda *c);
-/* For everything that goes to the device, or waits for it. */
+/* The stream, for whatever is enqueued or synchronised: a waiting kernel would block it. */
 static inline void *hl_stream(struct hl_cuda *c) {
     hl_prelaunch_cancel(c);
     return c->stream;
@@ -95,9 +98,9 @@ static inline void *hl_stream(struct hl_cuda *c) {
 void hl_cuda_memset(struct hl_cuda *c, void *p, int byte, int64_t bytes);
 enum hl_direction { HL_TO_DEVICE, HL_TO_HOST, HL_ON_DEVICE };
 void hl_cuda_memcpy(struct hl_cuda *c, void *to, const void *from, int64_t bytes, enum hl_direction way);
-void hl_cuda_wait(struct hl_cuda *c);
-bool hl_cuda_busy(struct hl_cuda *c); /* whether there is anything to wait for */
-/* A copy to the stage that is not waited for, as part i of several; and until that part is there. */
+void hl_cuda_wait(struct hl_cuda *c); /* synchronises the stream */
+bool hl_cuda_busy(struct hl_cuda *c); /* whether the stream has work */
+/* An asynchronous copy to the staging buffer, as part i; _got waits for part i. */
 void hl_cuda_get(struct hl_cuda *c, void *stage, const void *from, int64_t bytes, int i);
 void hl_cuda_got(struct hl_cuda *c, int i);
 void hl_cuda_free_memory(struct hl_cuda *c, int64_t *free_bytes, int64_t *used);

@@ -1,10 +1,12 @@
-/* device_memory.c -- a device's scratch and staging memory, and the first failure it met. */
+/* device_memory.c -- what a real and an emulated device have in common: scratch memory, the staging buffer, the first
+ * failure. */
 #include "cuda/device.h"
 #include <stdarg.h>
 #include <stdio.h>
 
 const char *hl_cuda_name(const struct hl_cuda *c) { return c->name; }
 int hl_cuda_sms(const struct hl_cuda *c) { return c->sms; }
+int hl_cuda_shared_limit(const struct hl_cuda *c) { return c->shared_limit; }
 
 void hl_cuda_fail(struct hl_cuda *c, hola_status s, const char *format, ...) {
     va_list args;
@@ -24,7 +26,8 @@ void *hl_cuda_scratch(struct hl_cuda *c, int64_t bytes) {
         if (!c->scratch) {
             int64_t left, used;
             hl_cuda_free_memory(c, &left, &used);
-            hl_cuda_fail(c, HOLA_ENOMEM, "device memory: %.1f MB of scratch do not fit beside %.1f MB in use",
+            hl_cuda_fail(c, HOLA_ENOMEM,
+                         "device memory: %.1f MB of scratch memory do not fit beside %.1f MB in use",
                          (double)bytes * 1e-6, (double)used * 1e-6);
             return NULL;
         }

@@ -1,10 +1,10 @@
-/* epilogue.cuh -- results on their way out: accumulators to tiles (wgmma.cuh), from where rows leave whole, and sums of
- * pairs of bf16. */
-#ifndef HL_STAGE_CUH
-#define HL_STAGE_CUH
+/* epilogue.cuh -- the epilogue of a product: accumulators by stmatrix to a swizzled tile in shared memory (wgmma.cuh),
+ * from which rows are stored whole, and sums of packed bf16 pairs. */
+#ifndef HL_EPILOGUE_CUH
+#define HL_EPILOGUE_CUH
 #include "cuda/wgmma.cuh"
 
-/* 16 x 16 of a warp's accumulators, as pack_a gives them, to rows from `row` and columns from `column` on */
+/* stmatrix of 16 x 16 accumulators of a warp, as pack_a packs them, to rows from `row` and columns from `column` on */
 static __device__ __forceinline__ void tile_stmatrix(bf16 *tile, int row, int column, const uint32_t x[4]) {
     const int lane = threadIdx.x % 32;
 #if HL_WGMMA

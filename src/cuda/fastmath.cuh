@@ -1,9 +1,10 @@
-/* fastmath.cuh -- functions for kernels that would otherwise spend more time on them than on memory. */
-#ifndef HL_QUICK_CUH
-#define HL_QUICK_CUH
+/* fastmath.cuh -- approximate math (ex2.approx, rcp.approx, rsqrt.approx) for kernels that would otherwise be bound by
+ * arithmetic instead of memory. */
+#ifndef HL_FASTMATH_CUH
+#define HL_FASTMATH_CUH
 #include "cuda/common.cuh"
 
-/* Good to a few units in the last place, in four instructions. */
+/* Accurate to a few ulp, in four instructions. */
 static __device__ __forceinline__ float fast_sigmoid(float x) {
     const float y = x * -1.4426950408889634f; /* log2 of e */
 #ifdef HL_CUDA_EMU
@@ -15,7 +16,7 @@ static __device__ __forceinline__ float fast_sigmoid(float x) {
     return r;
 #endif
 }
-/* 2^x, good to two units in the last place; 0 where the result would not be a normal number */
+/* 2^x, accurate to 2 ulp; denormal results are flushed to 0 */
 static __device__ __forceinline__ float fast_exp2(float x) {
 #ifdef HL_CUDA_EMU
     return exp2f(x);
@@ -23,6 +24,16 @@ static __device__ __forceinline__ float fast_exp2(float x) {
     float e;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(x));
     return e;
+#endif
+}
+/* 1 / sqrt(x), accurate to 2 ulp, for an x that an epsilon keeps away from denormals */
+static __device__ __forceinline__ float fast_rsqrt(float x) {
+#ifdef HL_CUDA_EMU
+    return rsqrtf(x);
+#else
+    float r;
+    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
 #endif
 }
 static __device__ __forceinline__ float fast_silu(float x) { return x * fast_sigmoid(x); }

@@ -1,5 +1,5 @@
-/* gemm.c -- matrix products through cuBLASLt, which is looked for when the first one is asked for: a program
- * built with CUDA starts on a machine without it. */
+/* gemm.c -- matrix products by cuBLASLt, which is loaded (dlopen) at the first one: a program built with CUDA also
+ * starts on a machine without it. */
 #include "cuda/device.h"
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
@@ -9,7 +9,7 @@
 
 enum { WORKSPACE = 64 << 20, MAX_PLANS = 256, CANDIDATES = 8, ROUNDS = 6, ROUND = 64, LONG = 2048 };
 
-/* X(result, name, parameters): the functions we use */
+/* X(name, parameters): the functions we use */
 #define LT_LIST(X)                                                                                         \
     X(cublasLtCreate, (cublasLtHandle_t *))                                                                \
     X(cublasLtDestroy, (cublasLtHandle_t))                                                                 \
@@ -46,7 +46,7 @@ struct lt {
 };
 
 struct hl_plan {
-    struct hl_gemm shape; /* pointers and factors cleared */
+    struct hl_gemm shape; /* with pointers, alpha and beta cleared */
     cublasLtMatmulDesc_t op;
     cublasLtMatrixLayout_t a, b, c;
     cublasLtMatmulAlgo_t algo;
@@ -119,7 +119,7 @@ void hl_gemm_close(struct hl_cuda *c) {
 
 static cudaDataType_t type_of(hola_dtype t) { return t == HOLA_BF16 ? CUDA_R_16BF : CUDA_R_32F; }
 
-/* ---- which kernel ---- */
+/* ---- the choice of a kernel ---- */
 
 static int config(const struct lt *lt, const cublasLtMatmulHeuristicResult_t *r,
                   cublasLtMatmulAlgoConfigAttributes_t what) {
@@ -128,24 +128,24 @@ static int config(const struct lt *lt, const cublasLtMatmulHeuristicResult_t *r,
     lt->cublasLtMatmulAlgoConfigGetAttribute(&r->algo, what, &v, sizeof v, &written);
     return v;
 }
-/* Up to CANDIDATES kernels that need no more than `room` bytes, those cuBLAS thinks best first. */
-static int candidates(struct lt *lt, const struct hl_plan *p, size_t room,
+/* Up to CANDIDATES kernels that need at most so many bytes of workspace, in the order of cuBLAS's heuristic. */
+static int candidates(struct lt *lt, const struct hl_plan *p, size_t workspace,
                       cublasLtMatmulHeuristicResult_t out[CANDIDATES]) {
-    cublasLtMatmulPreference_t wish = NULL;
+    cublasLtMatmulPreference_t preference = NULL;
     int found = 0;
-    if (lt->cublasLtMatmulPreferenceCreate(&wish) != CUBLAS_STATUS_SUCCESS) return 0;
-    lt->cublasLtMatmulPreferenceSetAttribute(wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &room,
-                                             sizeof room);
-    if (lt->cublasLtMatmulAlgoGetHeuristic(lt->handle, p->op, p->a, p->b, p->c, p->c, wish, CANDIDATES, out,
-                                           &found) != CUBLAS_STATUS_SUCCESS)
+    if (lt->cublasLtMatmulPreferenceCreate(&preference) != CUBLAS_STATUS_SUCCESS) return 0;
+    lt->cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
+                                             sizeof workspace);
+    if (lt->cublasLtMatmulAlgoGetHeuristic(lt->handle, p->op, p->a, p->b, p->c, p->c, preference, CANDIDATES,
+                                           out, &found) != CUBLAS_STATUS_SUCCESS)
         found = 0;
-    lt->cublasLtMatmulPreferenceDestroy(wish);
+    lt->cublasLtMatmulPreferenceDestroy(preference);
     return found;
 }
-/* What a kernel of this tile would take: rounds of all multiprocessors, times the tile, times what its
- * numbers cost on an H200 beside those of others (with fewer than ROUNDS the first choice of cuBLAS is good, with
- * more smaller tiles are 5 to 20 % faster, except for sums of LONG and more). 0: a tile that was not measured.
- * full: one round with nearly all multiprocessors at work, which is better than splitting K. */
+/* What a kernel of this tile would take: waves over all multiprocessors, times the tile's size, times the measured cost
+ * per element on an H200 (with fewer than ROUNDS waves the first choice of cuBLAS is good; with more, smaller tiles are
+ * 5 to 20 % faster, except for K of LONG and more). 0: a tile that was not measured. full: one wave that nearly fills
+ * the device, which is better than split-K. */
 static double tile_cost(int tile, const struct hl_gemm *g, int sms, bool *full) {
     const struct {
         int id;
@@ -176,8 +176,8 @@ static bool layouts(struct lt *lt, struct hl_plan *p, const struct hl_gemm *g) {
                                            g->lda) &&
            !lt->cublasLtMatrixLayoutCreate(&p->c, type_of(g->out), N, M, g->ldc);
 }
-/* The kernels that need no workspace. An odd N does not keep those of the next round one from working, but
- * cuBLAS does not name them. */
+/* The kernels that need no workspace. Those of the next N that is a multiple of ROUND work for this N, too, but the
+ * heuristic does not return them. */
 static int without_workspace(struct lt *lt, const struct hl_plan *p, const struct hl_gemm *g,
                              cublasLtMatmulHeuristicResult_t out[CANDIDATES]) {
     struct hl_gemm even = *g;
@@ -192,9 +192,9 @@ static int without_workspace(struct lt *lt, const struct hl_plan *p, const struc
     return n;
 }
 
-/* On Hopper the first choice of cuBLAS is often not the fastest of large products: there the cheapest known kernel
- * is taken, of those that need no workspace to be cleared. By the shape alone: a choice by the clock could give
- * other bits in the next run. */
+/* On Hopper the heuristic's first choice is often not the fastest for large products; there we take the kernel of the
+ * least cost among those that need no workspace to be cleared. By the shape alone: a choice by timing could give other
+ * bits in the next run. */
 static bool choose(struct hl_cuda *c, struct lt *lt, struct hl_plan *p, const struct hl_gemm *g) {
     cublasLtMatmulHeuristicResult_t r[CANDIDATES], checked;
     double least = 0;
@@ -221,7 +221,7 @@ static bool choose(struct hl_cuda *c, struct lt *lt, struct hl_plan *p, const st
     return true;
 }
 
-/* cuBLAS thinks in columns: our C [M][N] is its C^T, so it multiplies our B by our A. */
+/* cuBLAS is column-major: our C [M][N] is its C^T, so it multiplies our B by our A. */
 static bool plan_make(struct hl_cuda *c, struct lt *lt, struct hl_plan *p, const struct hl_gemm *g) {
     const cublasOperation_t ta = g->b_trans ? CUBLAS_OP_T : CUBLAS_OP_N;
     const cublasOperation_t tb = g->a_trans ? CUBLAS_OP_T : CUBLAS_OP_N;
@@ -230,8 +230,8 @@ static bool plan_make(struct hl_cuda *c, struct lt *lt, struct hl_plan *p, const
     lt->cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_TRANSB, &tb, sizeof tb);
     ok = ok && layouts(lt, p, g);
     if (!ok || !choose(c, lt, p, g)) {
-        hl_cuda_fail(c, HOLA_EDEVICE, "no way to multiply %lld x %lld x %lld", (long long)g->M,
-                     (long long)g->N, (long long)g->K);
+        hl_cuda_fail(c, HOLA_EDEVICE, "cuBLAS has no kernel for a product of %lld x %lld x %lld",
+                     (long long)g->M, (long long)g->N, (long long)g->K);
         plan_drop(lt, p);
         return false;
     }
@@ -247,7 +247,7 @@ static struct hl_plan *plan_find(struct hl_cuda *c, struct lt *lt, const struct 
     shape.in = g->in, shape.out = g->out;
     for (int i = 0; i < c->plans; i++)
         if (!memcmp(&c->plan[i].shape, &shape, sizeof shape)) return &c->plan[i];
-    if (c->plans == MAX_PLANS) /* many lengths of prompts: start over */
+    if (c->plans == MAX_PLANS) /* as with prompts of very many lengths: start over */
         while (c->plans > 0) plan_drop(lt, &c->plan[--c->plans]);
     struct hl_plan *p = &c->plan[c->plans];
     if (!plan_make(c, lt, p, g)) return NULL;

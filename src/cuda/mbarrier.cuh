@@ -1,19 +1,19 @@
-/* mbarrier.cuh -- runs of bytes that the chip's copy engine brings to shared memory, and the barriers in shared
- * memory that say when they are there (Hopper and later; hl_cuda_compiled_for_sm90 asks).
+/* mbarrier.cuh -- mbarriers and bulk asynchronous copies (cp.async.bulk, by the TMA unit), for pipelines of a producer
+ * and its consumers. Hopper and later: hl_cuda_compiled_for_sm90 tells.
  *
- * A barrier's phase ends when all arrivals have come and all bytes that were announced are there; waiting for
- * parity p returns once phase number p, p + 2, ... is over, so a fresh barrier lets the waiters for parity 1
- * through. */
-#ifndef HL_BULK_CUH
-#define HL_BULK_CUH
+ * A phase of an mbarrier completes when all arrivals have come and all bytes that were expected (expect_tx) have been
+ * copied. mbarrier_wait of parity p returns once phase p, p + 2, ... is complete, so on an mbarrier just initialised
+ * a wait for parity 1 returns at once: a ring of empty stages needs no special case. */
+#ifndef HL_MBARRIER_CUH
+#define HL_MBARRIER_CUH
 #include "cuda/named_barrier.cuh"
 
 #if !defined(HL_CUDA_EMU) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define HL_BULK 1
 #endif
 
-/* A barrier as the instructions name it: an address in shared memory, made once; what the compiler makes of a
- * pointer each time is longer. */
+/* An mbarrier as PTX names it: a 32-bit address in shared memory. It is converted once, since the compiler would
+ * convert a pointer again at every use. */
 #ifdef HL_CUDA_EMU
 typedef uint64_t *mbarrier_t;
 static inline mbarrier_t mbarrier_base(uint64_t *p) { return p; }
@@ -30,7 +30,7 @@ static __device__ __forceinline__ mbarrier_t mbarrier_base(uint64_t *p) {
 }
 static __device__ __forceinline__ mbarrier_t mbarrier_at(mbarrier_t first, int i) { return first + 8 * i; }
 #endif
-/* One thread; a __syncthreads must follow. */
+/* By one thread; a __syncthreads must follow. */
 static __device__ __forceinline__ void mbarrier_init(mbarrier_t b, int arrivals) {
 #ifdef HL_CUDA_EMU
     emu_mbarrier_init(b, arrivals);
@@ -39,7 +39,7 @@ static __device__ __forceinline__ void mbarrier_init(mbarrier_t b, int arrivals)
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 }
-/* An arrival that announces bytes. */
+/* An arrival of the producer, which expects so many bytes to be copied. */
 static __device__ __forceinline__ void mbarrier_arrive_expect_tx(mbarrier_t b, int bytes) {
 #ifdef HL_CUDA_EMU
     emu_mbarrier_arrive(b, bytes);
@@ -58,17 +58,17 @@ static __device__ __forceinline__ void mbarrier_wait(mbarrier_t b, uint32_t pari
 #ifdef HL_CUDA_EMU
     emu_mbarrier_wait(b, parity);
 #elif HL_BULK
-    uint32_t over = 0;
-    while (!over)
+    uint32_t complete = 0;
+    while (!complete)
         asm volatile("{\n.reg .pred p;\n"
                      "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
                      "selp.u32 %0, 1, 0, p;\n}"
-                     : "=r"(over)
+                     : "=r"(complete)
                      : "r"(b), "r"(parity)
                      : "memory");
 #endif
 }
-/* Arrivals of whole warps: one thread's for all, which racecheck takes for that thread's alone. */
+/* A warp arrives as one thread. racecheck takes that for an arrival of this thread alone, so there all lanes do. */
 #ifdef HL_RACECHECK
 enum { WARP_ARRIVALS = 32 };
 #else
@@ -77,7 +77,7 @@ enum { WARP_ARRIVALS = 1 };
 static __device__ __forceinline__ void mbarrier_init_warps(mbarrier_t b, int warps) {
     mbarrier_init(b, warps * WARP_ARRIVALS);
 }
-/* The warp is done with something, or has left something. */
+/* Of a consumer warp that has read a stage, or a producer warp that has written one. */
 static __device__ __forceinline__ void mbarrier_arrive_warp(mbarrier_t b, int lane) {
     __syncwarp();
     if (lane < WARP_ARRIVALS) mbarrier_arrive(b);
@@ -85,26 +85,27 @@ static __device__ __forceinline__ void mbarrier_arrive_warp(mbarrier_t b, int la
 static __device__ __forceinline__ void mbarrier_arrive_warp(mbarrier_t b) {
     mbarrier_arrive_warp(b, threadIdx.x % 32);
 }
-/* An arrival once all of this thread's asynchronous copies are there. */
+/* An arrival that takes effect when all of this thread's cp.async copies have completed. */
 static __device__ __forceinline__ void copy_async_arrive(mbarrier_t b) {
 #ifdef HL_CUDA_EMU
     emu_copy_commit();
     emu_copy_wait(0);
     emu_mbarrier_arrive(b, 0);
-#elif HL_BULK && defined(HL_RACECHECK) /* it does not know the other instruction */
+#elif HL_BULK && defined(HL_RACECHECK) /* it does not know cp.async.mbarrier.arrive */
     asm volatile("cp.async.wait_all;" ::: "memory");
     mbarrier_arrive(b);
 #elif HL_BULK
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(b) : "memory");
 #endif
 }
-/* bytes: a multiple of 16, both ends on 16. What is read once goes first from the chip's cache. */
+/* Global to shared memory: bytes a multiple of 16, both addresses 16-byte aligned, complete_tx on b. By one thread.
+ * Evict-first in L2 unless it will be read again. */
 static __device__ __forceinline__ void bulk_copy(void *shared, const void *global, int bytes, mbarrier_t b,
                                                  bool again = false) {
 #ifdef HL_CUDA_EMU
     emu_bulk_copy(shared, global, bytes, b);
 #elif HL_BULK
-    uint64_t once;
+    uint64_t evict_first;
     if (again) {
         asm volatile(
             "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
@@ -113,15 +114,32 @@ static __device__ __forceinline__ void bulk_copy(void *shared, const void *globa
             : "memory");
         return;
     }
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(evict_first));
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
                  "[%0], [%1], %2, [%3], %4;" ::"r"(shared_address(shared)),
-                 "l"(global), "r"(bytes), "r"(b), "l"(once)
+                 "l"(global), "r"(bytes), "r"(b), "l"(evict_first)
                  : "memory");
 #endif
 }
-
-/* Bytes that will be wanted soon, from memory to the chip's cache; a multiple of 16, on 16. */
+/* Shared to global memory, by one thread, as a bulk group of its own: a multiple of 16, both addresses 16-byte aligned.
+ * Whoever wrote the shared memory has called fence_proxy_async (wgmma.cuh). */
+static __device__ __forceinline__ void bulk_store(void *global, const void *shared, int bytes) {
+#ifdef HL_CUDA_EMU
+    memcpy(global, shared, (size_t)bytes);
+#elif HL_BULK
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n\t"
+                 "cp.async.bulk.commit_group;" ::"l"(global),
+                 "r"(shared_address(shared)), "r"(bytes)
+                 : "memory");
+#endif
+}
+/* Returns when all but the last `left` of this thread's groups have read their shared memory. */
+template <int left> static __device__ __forceinline__ void bulk_store_wait_read() {
+#if HL_BULK
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(left) : "memory");
+#endif
+}
+/* Prefetch to L2: a multiple of 16 bytes, 16-byte aligned. */
 static __device__ __forceinline__ void prefetch_l2(const void *global, int bytes) {
 #if HL_BULK
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");

@@ -1,10 +1,10 @@
-/* mma.cuh -- operands of mma_bf16 from tiles in shared memory whose rows are `ld` numbers apart; rows start on
- * 16 bytes. */
-#ifndef HL_FRAGMENTS_CUH
-#define HL_FRAGMENTS_CUH
+/* mma.cuh -- fragments of mma_bf16 (common.cuh) by ldmatrix, from tiles in shared memory that are not swizzled: rows are
+ * `ld` elements apart and 16-byte aligned. For swizzled tiles see wgmma.cuh. */
+#ifndef HL_MMA_CUH
+#define HL_MMA_CUH
 #include "cuda/common.cuh"
 
-/* 16 x 16 of A from [row][k] */
+/* A, 16 x 16, stored [row][k] */
 static __device__ __forceinline__ void mma_load_a(uint32_t a[4], const bf16 *t, int ld, int row, int k) {
     const int lane = threadIdx.x % 32;
     ldmatrix4(a, t + (row + lane % 16) * ld + k + lane / 16 * 8);

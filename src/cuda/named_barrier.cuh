@@ -1,13 +1,13 @@
-/* named_barrier.cuh -- barriers of some of a block's warps: `threads` of them come to barrier `id`, 1 to 15 (0 is that of
- * __syncthreads). Those that meet wait for the others; those that come only say so and go on. Kernels begin with
- * named_barrier_init, in all threads.
+/* named_barrier.cuh -- named barriers: bar.sync and bar.arrive of some of a block's warps. `threads` of them take part
+ * in barrier `id`, 1 to 15 (0 is that of __syncthreads): those that sync wait for the others, those that arrive go
+ * on. A kernel that uses them begins with named_barrier_init, in all threads.
  *
- * HL_RACECHECK, for compute-sanitizer alone (make sanitize): racecheck takes these barriers for a part of
- * __syncthreads and reports what is in order. There they lie in shared memory, where it follows them, in the last
- * NAMED_BARRIER_BYTES bytes that were asked for (of TILES_ROOM, or beside what is used); every thread has 1 / threads of what
- * ends a phase, whatever the barrier. */
-#ifndef HL_SOME_CUH
-#define HL_SOME_CUH
+ * HL_RACECHECK, for compute-sanitizer alone (make sanitize): racecheck takes a named barrier for a part of
+ * __syncthreads and reports races that are none. There named barriers are mbarriers, which it follows, in the last
+ * NAMED_BARRIER_BYTES of the block's dynamic shared memory (part of TILES_ROOM, or asked for in addition). As the
+ * number of threads comes with each use, a phase is SHARES arrivals and a thread arrives with SHARES / threads. */
+#ifndef HL_NAMED_BARRIER_CUH
+#define HL_NAMED_BARRIER_CUH
 #include "cuda/common.cuh"
 
 #if defined(HL_RACECHECK) && !defined(HL_CUDA_EMU)
@@ -35,12 +35,12 @@ static __device__ __forceinline__ uint64_t named_barrier_arrive(int id, int thre
 }
 static __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
     const uint64_t phase = named_barrier_arrive(id, threads);
-    uint32_t over = 0;
-    while (!over)
+    uint32_t complete = 0;
+    while (!complete)
         asm volatile("{\n.reg .pred p;\n"
                      "mbarrier.try_wait.shared::cta.b64 p, [%1], %2;\n"
                      "selp.u32 %0, 1, 0, p;\n}"
-                     : "=r"(over)
+                     : "=r"(complete)
                      : "r"(named_barrier_address(id)), "l"(phase)
                      : "memory");
 }
@@ -66,7 +66,7 @@ static __device__ __forceinline__ void named_barrier_arrive(int id, int threads)
 #endif
 }
 #endif
-/* The same with numbers that are known when compiled. */
+/* The same with compile-time operands. */
 template <int id, int threads> static __device__ __forceinline__ void named_barrier_sync() {
     named_barrier_sync(id, threads);
 }

@@ -1,6 +1,6 @@
-/* nccl.c -- the devices of several ranks talk to each other through NCCL, which is looked for at run time: one
- * build serves machines with and without it. Gradients are summed at the rank that owns their part of the block
- * (ZeRO-1), range by range on a stream of its own, while the backward pass goes on with the layers below. */
+/* nccl.c -- collectives between the devices of several ranks by NCCL, which is loaded (dlopen) at run time: one build
+ * serves machines with and without it. Gradients are reduced to the rank that owns their part of the array (ZeRO-1),
+ * range by range on a side stream, overlapped with the backward pass of the layers below. */
 #include "cuda/device.h"
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
@@ -24,7 +24,7 @@ enum { NCCL_OK = 0, NCCL_INT8 = 0, NCCL_FLOAT = 7, NCCL_SUM = 0 };
 struct hl_link {
     void *library, *comm;
     cudaStream_t side;
-    cudaEvent_t there, back; /* work of the main stream is done; of this one */
+    cudaEvent_t ready, done; /* the main stream has written the gradients; the side stream has reduced them */
     int rank, size;
 #define NCCL_MEMBER(name, parameters) int(*name) parameters;
     NCCL_LIST(NCCL_MEMBER)
@@ -36,8 +36,8 @@ void hl_link_close(struct hl_cuda *c) {
     if (!l) return;
     if (l->comm) l->ncclCommDestroy(l->comm);
     if (l->side) cudaStreamDestroy(l->side);
-    if (l->there) cudaEventDestroy(l->there);
-    if (l->back) cudaEventDestroy(l->back);
+    if (l->ready) cudaEventDestroy(l->ready);
+    if (l->done) cudaEventDestroy(l->done);
     free(l);
     c->link = NULL;
 }
@@ -79,11 +79,12 @@ hola_status hl_cuda_link(struct hl_cuda *c, int rank, int size, void (*broadcast
     }
     int e = l->ncclCommInitRank(&l->comm, size, id, rank);
     if (e != NCCL_OK || cudaStreamCreateWithFlags(&l->side, cudaStreamNonBlocking) != cudaSuccess ||
-        cudaEventCreateWithFlags(&l->there, cudaEventDisableTiming) != cudaSuccess ||
-        cudaEventCreateWithFlags(&l->back, cudaEventDisableTiming) != cudaSuccess) {
+        cudaEventCreateWithFlags(&l->ready, cudaEventDisableTiming) != cudaSuccess ||
+        cudaEventCreateWithFlags(&l->done, cudaEventDisableTiming) != cudaSuccess) {
         l->comm = e == NCCL_OK ? l->comm : NULL;
         hl_link_close(c);
-        return hl_fail(HOLA_EDEVICE, "NCCL: rank %d of %d does not start (status %d)", rank, size, e);
+        return hl_fail(HOLA_EDEVICE, "NCCL: rank %d of %d could not be initialised (status %d)", rank, size,
+                       e);
     }
     return HOLA_OK;
 }
@@ -94,8 +95,8 @@ static void check(struct hl_cuda *c, int e, const char *what) {
 
 void hl_cuda_reduce(struct hl_cuda *c, float *x, int64_t first, int64_t n, int64_t part) {
     struct hl_link *l = c->link;
-    cudaEventRecord(l->there, hl_stream(c));
-    cudaStreamWaitEvent(l->side, l->there, 0);
+    cudaEventRecord(l->ready, hl_stream(c));
+    cudaStreamWaitEvent(l->side, l->ready, 0);
     check(c, l->ncclGroupStart(), "reduce");
     for (int64_t end = first + n; first < end;) {
         const int64_t owner = first / part, stop = (owner + 1) * part < end ? (owner + 1) * part : end;
@@ -110,8 +111,8 @@ void hl_cuda_reduce(struct hl_cuda *c, float *x, int64_t first, int64_t n, int64
 
 void hl_cuda_reduced(struct hl_cuda *c) {
     struct hl_link *l = c->link;
-    cudaEventRecord(l->back, l->side);
-    cudaStreamWaitEvent(hl_stream(c), l->back, 0);
+    cudaEventRecord(l->done, l->side);
+    cudaStreamWaitEvent(hl_stream(c), l->done, 0);
 }
 
 void hl_cuda_share(struct hl_cuda *c, void *block, int64_t bytes) {

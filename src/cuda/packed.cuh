@@ -1,7 +1,7 @@
-/* packed.cuh -- V neighbouring activations in registers as stored: half the room of floats, for what is loaded
- * ahead of its use or looked at twice. */
-#ifndef HL_RAW_CUH
-#define HL_RAW_CUH
+/* packed.cuh -- V neighbouring activations in registers as they are stored: half the registers that floats take, for
+ * what is loaded ahead of its use (prefetched) or used twice. */
+#ifndef HL_PACKED_CUH
+#define HL_PACKED_CUH
 #include "cuda/common.cuh"
 
 template <int V> struct packed_of { typedef act type; /* V = 1 */ };

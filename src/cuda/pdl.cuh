@@ -1,10 +1,12 @@
-/* pdl.cuh -- kernels that start while the one before them still works: of many small ones, as in
- * decoding, the start is most of the time. Such a kernel calls pdl_wait before it touches anything
- * that others write or read, and then pdl_trigger; what it may load before is weights, which the
- * kernel just before it never writes. A kernel that is launched in the usual way waits for these to the
- * end, as ever. */
-#ifndef HL_EARLY_CUH
-#define HL_EARLY_CUH
+/* pdl.cuh -- programmatic dependent launch (PDL): a kernel starts while the one before it in the stream still runs, so
+ * that its launch latency is hidden; of the many small kernels of decoding that latency is most of the time.
+ *
+ * A kernel launched by launch_pdl calls pdl_wait before it reads what an earlier kernel wrote, or writes what an
+ * earlier kernel reads, and then pdl_trigger, which lets the next kernel start. Before pdl_wait it may load weights,
+ * which the kernel before it never writes. A kernel launched by launch waits for all before it to end, as ever.
+ * Hopper and later; elsewhere both calls are nothing and launch_pdl is launch. */
+#ifndef HL_PDL_CUH
+#define HL_PDL_CUH
 #include "cuda/common.cuh"
 
 static __device__ __forceinline__ void pdl_wait() {
@@ -28,14 +30,14 @@ static void launch_pdl(struct hl_cuda *c, void (*kernel)(P...), dim3 grid, dim3 
 template <class... P, class... A>
 static void launch_pdl(struct hl_cuda *c, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared,
                        A... args) {
-    cudaLaunchAttribute early = {};
+    cudaLaunchAttribute pdl = {};
     cudaLaunchConfig_t config = {};
-    /* compiled for an older chip, a kernel has no waits in it */
+    /* a kernel compiled for an older architecture has no griddepcontrol.wait in it */
     const bool waits = hl_cuda_compiled_for_sm90(c, (const void *)kernel);
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
+    pdl.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    pdl.val.programmaticStreamSerializationAllowed = 1;
     config.gridDim = grid, config.blockDim = block, config.dynamicSmemBytes = shared;
-    config.stream = hl_cuda_stream(c), config.attrs = &early, config.numAttrs = waits;
+    config.stream = hl_cuda_stream(c), config.attrs = &pdl, config.numAttrs = waits;
     if (shared > 48 << 10) hl_cuda_allow_shared(c, (const void *)kernel, shared);
     hl_cuda_launched(c, cudaLaunchKernelEx(&config, kernel, P(args)...));
 }

@@ -1,12 +1,13 @@
-/* reduce.cuh -- the second half of every sum over rows: blocks leave partial sums in scratch, and these are
- * added up in a fixed order, so that the same input gives the same bits. */
-#ifndef HL_PARTIALS_CUH
-#define HL_PARTIALS_CUH
+/* reduce.cuh -- the second half of every sum over rows (as of split-K): blocks leave partial sums in scratch memory,
+ * and one more kernel adds them up, in a fixed order instead of by atomics, so that the same input gives the same
+ * bits. */
+#ifndef HL_REDUCE_CUH
+#define HL_REDUCE_CUH
 #include "cuda/common.cuh"
 
 enum { PART_COLS = 32, PART_ROWS = 16 };
-/* out[i] += sum over p of part[p][i], the next p `stride` further on. Warps take every PART_ROWS-th p, then
- * one warp adds the sums of all. */
+/* out[i] += sum over p of part[p * stride + i]. Grid: n / PART_COLS, a lane owns a column; warp w of the block takes
+ * p = w, w + PART_ROWS, ..., then the first warp adds up the warps' sums. */
 static __global__ void add_partials(float *out, const float *part, int64_t P, int64_t n, int64_t stride) {
     __shared__ float sums[PART_ROWS][PART_COLS];
     const unsigned lane = threadIdx.x % PART_COLS, warp = threadIdx.x / PART_COLS;

@@ -1,26 +1,27 @@
-/* wgmma.cuh -- products of a warpgroup (128 threads, from a multiple of 128 on) over bf16 tiles in shared
- * memory:
+/* wgmma.cuh -- matrix products of a warpgroup (128 threads, from a multiple of 128 on) with bf16 operands in swizzled
+ * tiles in shared memory:
  *     D[64][N] += A[64][16] B[16][N]
- * with D as the accumulators of mma_bf16 hold it, 16 rows a warp. On Hopper (sm_90a) these are wgmma
- * instructions, which run on their own: wgmma_begin before the first of a batch, wgmma_end after the
- * last, results and operands are touched again only when the batch has been waited for. What threads
- * themselves wrote to shared memory is made visible to them by fence_proxy_async, before the barrier.
- * Elsewhere, and in the emulator, the same products are made of mma_bf16; nothing runs on its own there.
+ * D is laid out as the accumulators of mma_bf16, 16 rows per warp. On Hopper (sm_90a) these are wgmma instructions,
+ * which are asynchronous: wgmma_begin comes before the first of a batch (a wgmma group), wgmma_end after the last, and
+ * accumulators and operands are not touched until the batch has been waited for. What threads themselves wrote to
+ * shared memory they make visible to wgmma by fence_proxy_async, before the barrier. On other architectures, and in
+ * the emulator, the same products are made of mma_bf16, synchronously.
  *
- * Tiles are [rows][WIDTH], WIDTH 16, 32 or 64, on 1024 bytes (shared_tiles), with the 16-byte pieces of a row
- * swapped about so that 8 rows at one column lie in different banks: what the hardware calls a swizzle of 32,
- * 64 or 128 bytes. Wider operands are panels of such tiles. */
+ * Tiles are [rows][WIDTH], WIDTH 16, 32 or 64, aligned to 1024 bytes (shared_tiles). The 16-byte units of a row are
+ * permuted, so that 8 rows at one column are in different banks: the hardware's swizzle modes of 32, 64 and 128
+ * bytes. Wider operands are panels of such tiles. */
 #ifndef HL_WGMMA_CUH
 #define HL_WGMMA_CUH
 #include "cuda/named_barrier.cuh"
 
+/* where element (row, col) is in a swizzled tile */
 template <int WIDTH> static __device__ __forceinline__ int tile_at(int row, int col) {
-    const int units = WIDTH / 8, turn = units >= 8 ? row % 8 : row / (8 / units) % units;
-    return row * WIDTH + ((col / 8) ^ turn) * 8 + col % 8;
+    const int units = WIDTH / 8, swizzle = units >= 8 ? row % 8 : row / (8 / units) % units;
+    return row * WIDTH + ((col / 8) ^ swizzle) * 8 + col % 8;
 }
 
-/* A fragments of rows r0.., columns c0.. of a tile; trans: of the tile's transpose (rows and columns
- * named as in the tile). B fragments of an operand stored [n][k] are those of tile_load_b_trans. */
+/* ldmatrix of the A fragments of rows r0.., columns c0.. of a tile; _trans: of the transposed tile (rows and columns
+ * named as in the tile). */
 template <int WIDTH>
 static __device__ __forceinline__ void tile_load_a(uint32_t a[4], const bf16 *tile, int r0, int c0) {
     const int l = threadIdx.x % 32;
@@ -44,7 +45,7 @@ static __device__ __forceinline__ void tile_load_b(uint32_t b[4], const bf16 *ti
     ldmatrix4_trans(b, tile + tile_at<WIDTH>(k0 + l % 16, n0 + l / 16 * 8));
 }
 
-/* what tile_load_a_trans gave, or was made like it, back to the tile */
+/* stmatrix, the inverse of tile_load_a_trans: fragments of the transposed tile back to the tile */
 template <int WIDTH>
 static __device__ __forceinline__ void tile_store_trans(bf16 *tile, const uint32_t a[4], int r0, int c0) {
     const int l = threadIdx.x % 32;
@@ -63,25 +64,24 @@ static __device__ __forceinline__ void tile_store_trans(bf16 *tile, const uint32
     }
 #endif
 }
-/* accumulators of 16 columns as A fragments of the next product */
+/* accumulators of 16 columns, packed: the A fragments of the next product */
 static __device__ __forceinline__ void pack_a(uint32_t a[4], const float d[2][4]) {
     a[0] = pack2(d[0][0], d[0][1]), a[1] = pack2(d[0][2], d[0][3]);
     a[2] = pack2(d[1][0], d[1][1]), a[3] = pack2(d[1][2], d[1][3]);
 }
-/* the block's shared memory where tiles may start; asked for with TILES_ROOM more bytes than are used */
+/* The block's dynamic shared memory, aligned for tiles. A launch asks for TILES_ROOM bytes more than are used. */
 enum { TILES_ROOM = 1024 };
 static __device__ __forceinline__ char *shared_tiles() {
 #ifdef HL_CUDA_EMU
     return (char *)(((uintptr_t)shared_memory() + TILES_ROOM - 1) / TILES_ROOM * TILES_ROOM);
 #else
-    extern __shared__ __align__(
-        1024) char hl_tiles[]; /* a place known when compiled: so are operands' addresses */
+    extern __shared__ __align__(1024) char hl_tiles[]; /* a compile-time address, and so are the operands' */
     return hl_tiles;
 #endif
 }
 
-/* Rows [0, n) of WIDTH numbers into a tile, the rest of ROWS as zeros (copies of no bytes read nothing), by
- * threads i of THREADS; copy_commit is the caller's. */
+/* cp.async of rows [0, n) of WIDTH elements into a tile, the rest of ROWS filled with zeros (a copy of no bytes reads
+ * nothing), by threads i of THREADS; the caller calls copy_commit. */
 template <int WIDTH, int ROWS, int THREADS>
 static __device__ __forceinline__ void copy_panel(bf16 *tile, const bf16 *from, int64_t stride, int n,
                                                   int i) {
@@ -97,8 +97,8 @@ static __device__ __forceinline__ void copy_panel(bf16 *tile, const bf16 *from, 
 
 /* ---- operands: 16 x 64 or 16 x N of a tile, from row r0 (of 8) and column c0 (of 16) on ---- */
 
-/* TRANS: the tile is [16 of the sum][64 or N], else [64 or N][16 of the sum]. PANEL: where N > WIDTH of a
- * trans tile, numbers from one panel to the next. */
+/* TRANS: the tile is [k][64 or N] (transposed), else [64 or N][k]. PANEL: of a transposed tile with N > WIDTH, the
+ * elements from one panel to the next. */
 template <int WIDTH_, bool TRANS_, int PANEL_ = 0> struct operand {
     enum { WIDTH = WIDTH_, TRANS = TRANS_, PANEL = PANEL_ };
     const bf16 *tile;
@@ -107,9 +107,10 @@ template <int WIDTH_, bool TRANS_, int PANEL_ = 0> struct operand {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define HL_WGMMA 1
+/* the matrix descriptor of an operand in shared memory */
 template <class O> static __device__ __forceinline__ uint64_t descriptor(O o) {
     const uint32_t tile =
-        (uint32_t)__cvta_generic_to_shared(o.tile); /* its part is made once for all products */
+        (uint32_t)__cvta_generic_to_shared(o.tile); /* hoisted: one conversion for all products */
     const uint64_t swizzle = O::WIDTH == 64 ? 1 : O::WIDTH == 32 ? 2 : 3;
     return (tile >> 4) + (uint32_t)((o.row * O::WIDTH + o.col) * 2 >> 4) |
            (uint64_t)(O::PANEL * 2 >> 4) << 16 | (uint64_t)(O::WIDTH * 16 >> 4) << 32 | swizzle << 62;
@@ -118,12 +119,13 @@ template <class O> static __device__ __forceinline__ uint64_t descriptor(O o) {
 #define HL_WGMMA 0
 #endif
 
+/* makes this thread's writes to shared memory visible to the asynchronous proxy: wgmma and bulk copies */
 static __device__ __forceinline__ void fence_proxy_async() {
 #if HL_WGMMA
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 }
-/* Keeps the compiler from moving what is done with `tiles` times 8 columns of accumulators across it. */
+/* A compiler fence for `tiles` times 8 columns of accumulators: no access to them is moved across it. */
 template <int tiles> static __device__ __forceinline__ void wgmma_hold(float (*d)[4]) {
 #if HL_WGMMA
 #pragma unroll
@@ -131,20 +133,20 @@ template <int tiles> static __device__ __forceinline__ void wgmma_hold(float (*d
         asm volatile("" : "+f"(d[n][0]), "+f"(d[n][1]), "+f"(d[n][2]), "+f"(d[n][3])::"memory");
 #endif
 }
-/* a batch of products into `tiles` times 8 columns of accumulators */
+/* begins a batch of products that accumulate into `tiles` times 8 columns */
 template <int tiles> static __device__ __forceinline__ void wgmma_begin(float (*d)[4]) {
     wgmma_hold<tiles>(d);
 #if HL_WGMMA
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #endif
 }
-/* another batch into accumulators that may still be under way, with operands in registers */
+/* begins another batch into accumulators that may still be in flight, with A in registers */
 static __device__ __forceinline__ void wgmma_fence() {
 #if HL_WGMMA
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #endif
 }
-/* the batch ends here; all but the last `left` batches are waited for. What is still under way is not held:
+/* Commits the batch as a group and waits for all groups but the last `left`. Accumulators still in flight are not held:
  * each hold may become a copy. */
 template <int left> static __device__ __forceinline__ void wgmma_commit_wait() {
 #if HL_WGMMA
@@ -152,19 +154,19 @@ template <int left> static __device__ __forceinline__ void wgmma_commit_wait() {
                  : "memory");
 #endif
 }
-/* the same, with the accumulators held that the batch, or the one before it, went to */
+/* the same, and holds the accumulators of the batch, or of the one before it */
 template <int tiles, int left = 0> static __device__ __forceinline__ void wgmma_end(float (*d)[4]) {
     wgmma_commit_wait<left>();
     wgmma_hold<tiles>(d);
 }
-/* all batches that were left */
+/* waits for all groups */
 template <int tiles> static __device__ __forceinline__ void wgmma_wait_all(float (*d)[4]) {
 #if HL_WGMMA
     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 #endif
     wgmma_hold<tiles>(d);
 }
-/* the same for operands in registers: they stay what they are until the batch has ended */
+/* holds operands in registers, which must not change until the batch has completed */
 template <int n> static __device__ __forceinline__ void wgmma_hold_a(uint32_t (*a)[4]) {
 #if HL_WGMMA
 #pragma unroll
@@ -172,7 +174,7 @@ template <int n> static __device__ __forceinline__ void wgmma_hold_a(uint32_t (*
         asm volatile("" : "+r"(a[i][0]), "+r"(a[i][1]), "+r"(a[i][2]), "+r"(a[i][3])::"memory");
 #endif
 }
-/* Registers of a thread from here on, by all of a warpgroup: what one group gives away another may take. */
+/* setmaxnreg: registers per thread from here on, by a whole warpgroup. What a producer releases a consumer takes. */
 template <int n> static __device__ __forceinline__ void setmaxnreg_dec() {
 #if HL_WGMMA
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(n));
@@ -183,12 +185,13 @@ template <int n> static __device__ __forceinline__ void setmaxnreg_inc() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(n));
 #endif
 }
-/* which warpgroup of the block this is, in a way that tells the compiler that its threads agree */
+/* the index of this warpgroup in the block, known to the compiler to be uniform over a warp */
 static __device__ __forceinline__ int warpgroup_index() {
     return __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0);
 }
 
-/* d: accumulators, then the operands from number n on: two descriptors, or four registers and one */
+/* The text of a wgmma: accumulators d, then operand numbers: two descriptors (_TILES: A and B in shared memory), or
+ * four registers and a descriptor (_REGS: A in registers). */
 #if HL_WGMMA
 #define HL_D4(d, i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
 #define HL_D16 "{%0,%1,%2,%3,%4,%5,%6,%7}"
@@ -224,7 +227,7 @@ static __device__ __forceinline__ int warpgroup_index() {
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(descriptor(b)), "n"((int)B::TRANS))
 #endif
 
-/* d += A B of the warp's 16 rows */
+/* the same of mma_bf16: d += A B of the warp's 16 rows */
 template <int N, class B>
 static __device__ __forceinline__ void wgmma_rs_step(float (*d)[4], const uint32_t a[4], B b) {
 #pragma unroll
@@ -238,7 +241,7 @@ static __device__ __forceinline__ void wgmma_rs_step(float (*d)[4], const uint32
     }
 }
 
-/* d += A B, A in registers, as fragments of mma_bf16: 16 rows a warp */
+/* d += A B, A in registers ("rs"), as fragments of mma_bf16: 16 rows per warp */
 template <int N, class B>
 static __device__ __forceinline__ void wgmma_rs(float (*d)[4], const uint32_t a[4], B b) {
 #if HL_WGMMA
@@ -251,7 +254,7 @@ static __device__ __forceinline__ void wgmma_rs(float (*d)[4], const uint32_t a[
     wgmma_rs_step<N>(d, a, b);
 #endif
 }
-/* d += A B, both in tiles */
+/* d += A B, both in shared memory ("ss") */
 template <int N, class A, class B> static __device__ __forceinline__ void wgmma_ss(float (*d)[4], A a, B b) {
 #if HL_WGMMA
     if constexpr (N == 16) HL_WGMMA_TILES(16, 8, 9, 10, 11);

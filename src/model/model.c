@@ -59,7 +59,7 @@ void hl_model_loss(hola_model *m, struct hl_activations *acts, int64_t T, const 
                         .W = hl_model_weight(m, acts->pass, i),
                         .target = target,
                         .nll = acts->nll,
-                        .top = acts->correct,
+                        .correct = acts->correct,
                         .logits = acts->logits,
                         .scale = (real)scale,
                         .dx = grads ? acts->grad.dn : NULL,

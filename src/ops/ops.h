@@ -1,8 +1,9 @@
-/* ops.h -- the list of all ops, and the names of their functions.
+/* ops.h -- the list of all ops, and the table of functions that every backend fills.
  *
- * Each op has a header in its folder with the equation, the shapes and one struct of arguments that serves forward
- * and backward. Activations are void: `real` on the CPU. What an op needs beside its arguments it takes from the
- * backend: a worker's scratch on the CPU, a buffer that grows on a device. */
+ * An op has a header in its folder, with the equation, the shapes and one struct of arguments for forward and backward;
+ * then x_ref.c, plain loops that define what is correct, x_cpu.c and x_cuda.cu. Activations are void: `real` on the
+ * CPU, bf16 or float on a device. Memory beside its arguments an op takes from the backend: a worker's scratch memory
+ * on the CPU, hl_cuda_scratch on a device. */
 #ifndef HL_OPS_H
 #define HL_OPS_H
 #include "core/pool.h"
@@ -18,11 +19,12 @@
 #include "ops/topk/topk.h"
 #include "ops/xent/xent.h"
 
-/* X(name, struct, NEEDED | OPTIONAL, where it exists): every op.
- * Where: ALL backends; HOST: the CPU's, reference included; REF: the reference alone; DEVICE: CUDA; BF16: CUDA
- * with bf16 activations.
- * OPTIONAL: a model must do without it or ask for it (hl_backend_require). A CPU backend that lacks one takes
- * the reference's where there is one. */
+/* X(name, struct, NEEDED | OPTIONAL, where it is implemented).
+ * Where: ALL backends; HOST: all CPU backends; REF: the reference alone; DEVICE: CUDA; BF16: CUDA with bf16
+ * activations. A backend's table holds NULL where it has no implementation; a CPU backend then takes the reference's.
+ * NEEDED ops exist on all backends: call them. OPTIONAL ones may be missing: test the pointer and do without, as with
+ * a fused form, or refuse to run (hl_backend_require), as with an op that a model cannot do without. A new op begins as
+ * OPTIONAL, REF. */
 #define HL_OPS_LIST(X)                                  \
     X(linear_forward, hl_linear, NEEDED, ALL)           \
     X(linear_backward, hl_linear, NEEDED, ALL)          \
@@ -46,7 +48,7 @@
     X(xent, hl_xent, NEEDED, ALL)                       \
     X(adamw, hl_adamw, NEEDED, ALL)                     \
     X(sumsq, hl_sumsq, NEEDED, ALL)                     \
-    X(topk, hl_topk, OPTIONAL, DEVICE)                  \
+    X(topk, hl_topk, NEEDED, ALL)                       \
     X(twonorm_forward, hl_twonorm, OPTIONAL, DEVICE)    \
     X(twonorm_backward, hl_twonorm, OPTIONAL, DEVICE)   \
     X(convnorm_forward, hl_convnorm, OPTIONAL, DEVICE)  \
@@ -56,7 +58,7 @@
 
 struct hl_backend; /* backend/backend.h */
 struct hl_decode;  /* fused/decode_one/decode_one.h */
-/* What ops take from a backend: the host's threads; a copy to the host, waited for. */
+/* What ops use of a backend: the host's threads; a copy to the host, completed on return. */
 struct hl_pool *hl_backend_pool(const struct hl_backend *b);
 void hl_backend_get(struct hl_backend *b, void *host, const void *from, int64_t bytes);
 #define HL_OPS_MEMBER(name, arg, need, where) void (*name)(struct hl_backend *, const struct arg *);
@@ -68,8 +70,8 @@ struct hl_ops {
 
 /* ---- for the sources of ops ---- */
 
-/* They are compiled once per backend with -DHL_ISA=ref|base|avx2|avx512|cuda|cuda_f32, and HL_OP(gdn_forward)
- * names that copy's function: hl_avx2_gdn_forward. */
+/* A source is compiled once per backend, with -DHL_ISA=ref|base|avx2|avx512|cuda|cuda_f32, and HL_OP(gdn_forward) is
+ * the name of that copy's function: hl_avx2_gdn_forward. */
 #ifdef HL_ISA
 #define HL_PASTE(isa, name) hl_##isa##_##name
 #define HL_PASTE_VALUE(isa, name) HL_PASTE(isa, name)

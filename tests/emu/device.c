@@ -22,6 +22,7 @@ hola_status hl_cuda_open(struct hl_cuda **out, int device) {
     if (!c) return hl_fail(HOLA_ENOMEM, "device: %zu bytes", sizeof *c);
     c->index = device;
     c->sms = hl_emu_sms;
+    c->shared_limit = 227 << 10; /* as Hopper has */
     hl_prelaunch_open(c);
     snprintf(c->name, sizeof c->name, "emulated");
     return HOLA_OK;

@@ -168,7 +168,7 @@ static inline __nv_bfloat16 __float2bfloat16(float x) { /* to nearest, ties to e
 }
 static inline float __bfloat162float(__nv_bfloat16 x) { return __uint_as_float((unsigned)x.bits << 16); }
 
-/* ---- tensor cores and asynchronous copies (the wrappers of dev.cuh) ---- */
+/* ---- tensor cores and asynchronous copies (the wrappers are in src/cuda/common.cuh) ---- */
 
 void emu_mma_bf16(float d[4], const uint32_t a[4], const uint32_t b[2]);
 void emu_mma_tf32(float d[4], const uint32_t a[4], const uint32_t b[2]);
@@ -177,7 +177,7 @@ void emu_copy_async(void *shared, const void *global, int bytes, int filled);
 void emu_copy_commit(void);
 void emu_copy_wait(int groups);
 
-/* ---- copies by the copy engine, barriers in shared memory, barriers of some warps (cuda/mbarrier.cuh) ---- */
+/* ---- bulk copies, mbarriers, named barriers (the wrappers are in src/cuda/mbarrier.cuh, named_barrier.cuh) ---- */
 
 void emu_mbarrier_init(uint64_t *b, int arrivals);
 void emu_mbarrier_arrive(uint64_t *b, int bytes);

@@ -1,7 +1,6 @@
 /* decode_batch_cuda.cu -- see many.h. Every kernel starts while the one before it still works (early.cuh). */
 #include "ops/cuda_ops.cuh"
 #include "fused/decode_batch/lm_head.cuh"
-#include "cuda/limits.cuh"
 #include "fused/decode_batch/mixer_step_batch.cuh"
 extern "C" {
 #include "fused/decode_batch/decode_batch.h"
@@ -201,7 +200,7 @@ static bool has_room(struct hl_cuda *c) {
 #ifdef HL_CUDA_EMU
     return true;
 #else
-    return shared_limit() >= SHARED_MOST &&
+    return hl_cuda_shared_limit(c) >= SHARED_MOST &&
            hl_cuda_compiled_for_sm90(c, (const void *)many_product<32, JOINED>);
 #endif
 }

@@ -1,4 +1,5 @@
-/* adamw_cuda.cu -- see adamw.h: one pass over all arrays, four numbers a thread. */
+/* adamw_cuda.cu -- see adamw.h: one pass over all arrays, four elements per thread; grid n / (4 THREADS). The sum of
+ * squares: up to SUM_BLOCKS blocks leave partial sums in scratch memory, which one block adds up in order. */
 #include "ops/cuda_ops.cuh"
 
 enum { THREADS = 256, SUM_BLOCKS = 1024 };

@@ -225,11 +225,12 @@ void HL_OP(cache_back_parts)(struct hl_cuda *cuda, const struct cache_dev *c, co
     if (c->a.dtau) launch_pdl(cuda, back_parts<true>, grid, THREADS, bytes, *c, *b, items, parts);
     else launch_pdl(cuda, back_parts<false>, grid, THREADS, bytes, *c, *b, items, parts);
 }
-int64_t HL_OP(cache_back_parts_shares)(const struct hl_cache *a) {
-    const bool fits = a->H == a->HV && a->K == D && shared_limit() >= TILES_ROOM + (int)sizeof(room);
+int64_t HL_OP(cache_back_parts_shares)(struct hl_cuda *cuda, const struct hl_cache *a) {
+    const bool fits =
+        a->H == a->HV && a->K == D && hl_cuda_shared_limit(cuda) >= TILES_ROOM + (int)sizeof(room);
     return fits ? WHOLE_SHARES * hl_pieces(a->chunk, TILES * TILE) : 0;
 }
 #else /* cache_tiled() never asks for it */
 void HL_OP(cache_back_parts)(struct hl_cuda *, const struct cache_dev *, const struct cache_back *) {}
-int64_t HL_OP(cache_back_parts_shares)(const struct hl_cache *) { return 0; }
+int64_t HL_OP(cache_back_parts_shares)(struct hl_cuda *, const struct hl_cache *) { return 0; }
 #endif

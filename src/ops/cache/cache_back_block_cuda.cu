@@ -121,12 +121,12 @@ void HL_OP(cache_back_whole)(struct hl_cuda *cuda, const struct cache_dev *c, co
     if (c->a.K == 64) run<64>(cuda, c, b);
     else run<128>(cuda, c, b);
 }
-bool HL_OP(cache_back_whole_fits)(const struct hl_cache *a) {
+bool HL_OP(cache_back_whole_fits)(struct hl_cuda *cuda, const struct hl_cache *a) {
     return a->H == a->HV && a->K <= 128 && a->chunk <= TILES * TILE &&
-           shared_limit() >= TILES_ROOM + (int)(a->K == 64 ? sizeof(struct whole_room<64>)
-                                                           : sizeof(struct whole_room<128>));
+           hl_cuda_shared_limit(cuda) >= TILES_ROOM + (int)(a->K == 64 ? sizeof(struct whole_room<64>)
+                                                                       : sizeof(struct whole_room<128>));
 }
 #else /* cache_tiled() never asks for it */
 void HL_OP(cache_back_whole)(struct hl_cuda *, const struct cache_dev *, const struct cache_back *) {}
-bool HL_OP(cache_back_whole_fits)(const struct hl_cache *) { return false; }
+bool HL_OP(cache_back_whole_fits)(struct hl_cuda *, const struct hl_cache *) { return false; }
 #endif

@@ -47,8 +47,8 @@ static void load_queries(const struct tile *t) {
         t->part->gate += (double)(lam * (1 - lam) * along);
         t->part->sink -= (double)(R_EXP(a->sink[h] - a->lse[at]) * t->w->R[i]);
     }
-    HL_OP(pack_turn)(t->w->bqT, ld, t->q, t->ldk, t->n, t->n, a->K);
-    HL_OP(pack_turn)(t->w->bdoT, ld, t->dout, t->ldv, t->n, t->n, a->V);
+    HL_OP(pack_transpose)(t->w->bqT, ld, t->q, t->ldk, t->n, t->n, a->K);
+    HL_OP(pack_transpose)(t->w->bdoT, ld, t->dout, t->ldv, t->n, t->n, a->V);
 }
 
 /* kT and vT of n columns; returns the keys themselves, *ld apart. */
@@ -57,8 +57,8 @@ static const real *load_keys(const struct tile *t, const int64_t *id, int64_t n,
     int64_t ldv;
     const real *k = hl_cache_keys(t->d, id, n, t->w->bk, ldk);
     const real *v = hl_cache_values(t->d, id, n, t->w->rows, &ldv);
-    HL_OP(pack_turn)(t->w->bkT, ld, k, *ldk, n, n, t->d->a->K);
-    HL_OP(pack_turn)(t->w->bvT, ld, v, ldv, n, n, t->d->a->V);
+    HL_OP(pack_transpose)(t->w->bkT, ld, k, *ldk, n, n, t->d->a->K);
+    HL_OP(pack_transpose)(t->w->bvT, ld, v, ldv, n, n, t->d->a->V);
     return k;
 }
 

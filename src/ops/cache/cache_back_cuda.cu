@@ -269,9 +269,9 @@ extern "C" void HL_OP(cache_backward)(struct hl_backend *backend, const struct h
     struct cache_dev c = cache_dev_of(a);
     struct cache_back b = {};
     char *scratch = NULL;
-    const int64_t parts = cache_tiled(a) ? HL_OP(cache_back_parts_shares)(a) : 0;
-    const bool whole = parts > 0 || (cache_tiled(a) && HL_OP(cache_back_whole_fits)(a));
-    const bool tiled = !whole && cache_tiled(a) && HL_OP(cache_back_fits)(a);
+    const int64_t parts = cache_tiled(a) ? HL_OP(cache_back_parts_shares)(cuda, a) : 0;
+    const bool whole = parts > 0 || (cache_tiled(a) && HL_OP(cache_back_whole_fits)(cuda, a));
+    const bool tiled = !whole && cache_tiled(a) && HL_OP(cache_back_fits)(cuda, a);
     if (c.T == 0) return;
     b.parts = whole   ? c.rows.blocks * (parts ? parts : WHOLE_SHARES)
               : tiled ? c.rows.blocks * tiles_of(a->chunk)

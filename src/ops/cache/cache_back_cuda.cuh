@@ -3,7 +3,6 @@
 #ifndef HL_CACHE_BACK_CUDA_CUH
 #define HL_CACHE_BACK_CUDA_CUH
 #include "ops/cuda_ops.cuh"
-#include "cuda/limits.cuh"
 #include "ops/cache/cache_cuda.cuh"
 
 struct cache_back {
@@ -18,15 +17,16 @@ struct cache_back {
 /* on tensor cores: R and its sums; dk and dv, leaving kept and ds; dq from ds */
 void HL_OP(cache_back_along)(struct hl_cuda *cuda, const struct cache_dev *c, const struct cache_back *b);
 void HL_OP(cache_back_kv)(struct hl_cuda *cuda, const struct cache_dev *c, const struct cache_back *b);
-bool HL_OP(cache_back_fits)(const struct hl_cache *a); /* in this device's shared memory */
+bool HL_OP(cache_back_fits)(struct hl_cuda *cuda,
+                            const struct hl_cache *a); /* in this device's shared memory */
 void HL_OP(cache_back_q)(struct hl_cuda *cuda, const struct cache_dev *c, const struct cache_back *b);
 /* the same in one kernel, which leaves kept and needs no R and no ds */
 void HL_OP(cache_back_whole)(struct hl_cuda *cuda, const struct cache_dev *c, const struct cache_back *b);
-bool HL_OP(cache_back_whole_fits)(const struct hl_cache *a);
+bool HL_OP(cache_back_whole_fits)(struct hl_cuda *cuda, const struct hl_cache *a);
 enum { WHOLE_SHARES = 8 }; /* its warps: shares of a block's sums */
 /* the same for heads of 256, and its shares of a block; 0: not for this shape or device */
 void HL_OP(cache_back_parts)(struct hl_cuda *cuda, const struct cache_dev *c, const struct cache_back *b);
-int64_t HL_OP(cache_back_parts_shares)(const struct hl_cache *a);
+int64_t HL_OP(cache_back_parts_shares)(struct hl_cuda *cuda, const struct hl_cache *a);
 
 enum { TILE = 64 }; /* keys and queries of a tile of the backward pass */
 static inline __host__ __device__ int tiles_of(int64_t n) { return (int)((n + TILE - 1) / TILE); }

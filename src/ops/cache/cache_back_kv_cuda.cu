@@ -278,7 +278,7 @@ static void run(struct hl_cuda *cuda, const struct cache_dev *c, const struct ca
 }
 template <int D>
 static void fit(struct hl_cuda *cuda, const struct cache_dev *c, const struct cache_back *b) {
-    if (shared_limit() >= kv_room<D, 2>::BYTES) run<D, 2>(cuda, c, b);
+    if (hl_cuda_shared_limit(cuda) >= kv_room<D, 2>::BYTES) run<D, 2>(cuda, c, b);
     else run<D, 1>(cuda, c, b);
 }
 void HL_OP(cache_back_kv)(struct hl_cuda *cuda, const struct cache_dev *c, const struct cache_back *b) {
@@ -286,10 +286,11 @@ void HL_OP(cache_back_kv)(struct hl_cuda *cuda, const struct cache_dev *c, const
     if (c->a.K == 128) fit<128>(cuda, c, b);
     if (c->a.K == 256) fit<256>(cuda, c, b);
 }
-bool HL_OP(cache_back_fits)(const struct hl_cache *a) {
-    return shared_limit() >= (a->K == 256 ? (int)kv_room<256, 1>::BYTES : (int)kv_room<128, 1>::BYTES);
+bool HL_OP(cache_back_fits)(struct hl_cuda *cuda, const struct hl_cache *a) {
+    return hl_cuda_shared_limit(cuda) >=
+           (a->K == 256 ? (int)kv_room<256, 1>::BYTES : (int)kv_room<128, 1>::BYTES);
 }
 #else /* cache_tiled() never asks for it */
 void HL_OP(cache_back_kv)(struct hl_cuda *, const struct cache_dev *, const struct cache_back *) {}
-bool HL_OP(cache_back_fits)(const struct hl_cache *) { return false; }
+bool HL_OP(cache_back_fits)(struct hl_cuda *, const struct hl_cache *) { return false; }
 #endif

@@ -28,7 +28,7 @@ static void load_keys(const struct tile *t, int64_t base, int64_t from, int64_t 
     for (int64_t c = from; c < from + n; c += CACHE_BCOLS) {
         int64_t m = min(CACHE_BCOLS, from + n - c), ld;
         const real *k = hl_cache_keys(t->d, t->w->pick.id + c, m, t->w->rows, &ld);
-        HL_OP(pack_turn)(t->w->kT + c - base, t->w->ldk, k, ld, m, m, t->d->a->K);
+        HL_OP(pack_transpose)(t->w->kT + c - base, t->w->ldk, k, ld, m, m, t->d->a->K);
     }
 }
 
@@ -136,7 +136,7 @@ static void read_tile(const struct tile *t) {
     const struct hl_cache *a = t->d->a;
     const int64_t ldv = hl_cache_ld(a->V);
     const real *q = (const real *)a->q + (t->row * a->H + t->d->hk) * a->K;
-    HL_OP(pack_turn)(t->w->qT, t->ld, q, a->H * a->K, t->n, t->n, a->K);
+    HL_OP(pack_transpose)(t->w->qT, t->ld, q, a->H * a->K, t->n, t->n, a->K);
     for (int64_t c = 0; c < t->cols; c += CACHE_COLS) {
         int64_t n = min(CACHE_COLS, t->cols - c), have = c == 0 ? t->loaded : 0;
         load_keys(t, c, c + have, n - have);

@@ -7,7 +7,7 @@ enum { BACK_WIDE = 4, BACK_PER_SM = 4, BATCH = 4 };
 
 /* du of one row from the last W rows of x */
 template <int V, int W>
-static __device__ __forceinline__ void turn_back(float *du, const float (*w)[V], const float (*h)[V]) {
+static __device__ __forceinline__ void silu_backward(float *du, const float (*w)[V], const float (*h)[V]) {
     for (int v = 0; v < V; v++) {
         float u = 0.0f;
         for (int i = 0; i < W; i++) u += w[i][v] * h[i][v];
@@ -42,7 +42,7 @@ static __device__ __forceinline__ void back_row(const struct conv &a, struct wal
         for (int i = 0; i + 1 < W; i++)
             for (int v = 0; v < V; v++) k.h[i][v] = 0.0f;
     }
-    turn_back<V, W>(k.d[W - 1], k.w, k.h);
+    silu_backward<V, W>(k.d[W - 1], k.w, k.h);
     if (!inside && t >= a.T)
         for (int v = 0; v < V; v++) k.d[W - 1][v] = 0.0f;
     if (inside || t < k.t1)
@@ -61,8 +61,8 @@ static __device__ __forceinline__ void back_row(const struct conv &a, struct wal
 /* The rows of a stretch, and W - 1 more for the last dx. x and dy are loaded BATCH rows ahead. */
 template <int V, int W>
 static __device__ __forceinline__ void walk_back(const struct conv &a, struct walk<V, W> &k, int64_t c) {
-    typedef typename packed_of<V>::type raw;
-    raw x[BATCH], dy[BATCH];
+    typedef typename packed_of<V>::type packed;
+    packed x[BATCH], dy[BATCH];
     const int begin = (int)a.seg[a.row_seg[k.t0]].row, stop = k.t1 + W - 1, last = min(stop, (int)a.T);
     const int64_t C = a.C, ld = a.ld;
     const act *from_x = a.x + k.t0 * ld + c, *from_dy = a.dy + k.t0 * C + c;
@@ -74,14 +74,15 @@ static __device__ __forceinline__ void walk_back(const struct conv &a, struct wa
     }
 #pragma unroll
     for (int b = 0; b < BATCH; b++)
-        if (k.t0 + b < last) x[b] = *(const raw *)(from_x + b * ld), dy[b] = *(const raw *)(from_dy + b * C);
+        if (k.t0 + b < last)
+            x[b] = *(const packed *)(from_x + b * ld), dy[b] = *(const packed *)(from_dy + b * C);
     for (int t = k.t0; t < stop; t += BATCH, to += BATCH * ld) {
         from_x += BATCH * ld, from_dy += BATCH * C;
         if (t - W + 1 >= k.t0 && t + 2 * BATCH <= k.t1 && t + BATCH <= k.end && k.end == k.r_end) {
 #pragma unroll
             for (int b = 0; b < BATCH; b++) {
-                const raw now_x = x[b], now_dy = dy[b];
-                x[b] = *(const raw *)(from_x + b * ld), dy[b] = *(const raw *)(from_dy + b * C);
+                const packed now_x = x[b], now_dy = dy[b];
+                x[b] = *(const packed *)(from_x + b * ld), dy[b] = *(const packed *)(from_dy + b * C);
                 back_row<true>(a, k, t + b, now_x, now_dy, to + b * ld);
             }
             continue;
@@ -90,7 +91,7 @@ static __device__ __forceinline__ void walk_back(const struct conv &a, struct wa
         for (int b = 0; b < BATCH; b++) {
             if (t + b < stop) back_row<false>(a, k, t + b, x[b], dy[b], to + b * ld);
             if (t + BATCH + b < last)
-                x[b] = *(const raw *)(from_x + b * ld), dy[b] = *(const raw *)(from_dy + b * C);
+                x[b] = *(const packed *)(from_x + b * ld), dy[b] = *(const packed *)(from_dy + b * C);
         }
     }
 }

@@ -22,21 +22,21 @@ static __device__ __forceinline__ void next_row(float (*h)[V], const float (*w)[
 }
 
 /* Rows [t, t1), as far as BATCH goes; x points at row t. */
-template <class raw>
-static __device__ __forceinline__ void load_rows(raw *to, const act *x, int64_t ld, int t, int t1) {
+template <class packed>
+static __device__ __forceinline__ void load_rows(packed *to, const act *x, int64_t ld, int t, int t1) {
 #pragma unroll
     for (int b = 0; b < BATCH; b++)
-        if (t + b < t1) to[b] = *(const raw *)(x + b * ld);
+        if (t + b < t1) to[b] = *(const packed *)(x + b * ld);
 }
 
 template <int V, int W>
 static __global__ void __launch_bounds__(THREADS, W <= 4 ? FWD_PER_SM : 1) conv_fwd(struct conv a) {
-    typedef typename packed_of<V>::type raw;
+    typedef typename packed_of<V>::type packed;
     const int64_t c = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * V;
     const int t0 = (int)stretch_begin(a.T, 0), t1 = (int)stretch_begin(a.T, 1);
     if (c >= a.C || t0 >= t1) return;
     float w[W][V], h[W][V];
-    raw next[BATCH]; /* rows t .. t + BATCH - 1 */
+    packed next[BATCH]; /* rows t .. t + BATCH - 1 */
     const act *x = a.x + (int64_t)t0 * a.ld + c;
     act *y = a.y + (int64_t)t0 * a.C + c;
     load_weights<V, W>(w, a.w, c);
@@ -48,8 +48,8 @@ static __global__ void __launch_bounds__(THREADS, W <= 4 ? FWD_PER_SM : 1) conv_
             x += BATCH * a.ld;
 #pragma unroll
             for (int b = 0; b < BATCH; b++) {
-                const raw now = next[b];
-                if (t + BATCH + b < t1) next[b] = *(const raw *)(x + b * a.ld);
+                const packed now = next[b];
+                if (t + BATCH + b < t1) next[b] = *(const packed *)(x + b * a.ld);
                 next_row<V, W>(h, w, now, y + b * a.C);
             }
         } else { /* up to the end of the segment or of the stretch */

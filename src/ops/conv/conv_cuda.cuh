@@ -1,5 +1,5 @@
-/* conv_cuda.cuh -- what the convolution's kernels share: a thread owns V neighbouring channels and walks
- * down a stretch of rows with the last W rows in registers, so that x is read once. */
+/* conv_cuda.cuh -- what the kernels of the convolution share. Grid (channels, stretches of rows): a thread owns V
+ * neighbouring channels and walks down a stretch of rows with the last W rows in registers, so that x is read once. */
 #ifndef HL_CONV_CUDA_CUH
 #define HL_CONV_CUDA_CUH
 #include "ops/cuda_ops.cuh"
@@ -44,7 +44,7 @@ static __device__ __forceinline__ int64_t stretch_begin(int64_t T, int ahead) {
 
 static inline bool conv_wide(const struct conv *a, int V) { return a->C % V == 0 && a->ld % V == 0; }
 
-/* the channels' weights, trans: w[i][v] goes with the row W - 1 - i before */
+/* the channels' weights, transposed: w[i][v] goes with the row W - 1 - i before */
 template <int V, int W>
 static __device__ __forceinline__ void load_weights(float (*w)[V], const float *from, int64_t c) {
     for (int v = 0; v < V; v++)

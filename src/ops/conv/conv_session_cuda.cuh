@@ -1,4 +1,4 @@
-/* conv_session_cuda.cuh -- the last rows of a session's input, which its next piece begins with. */
+/* conv_session_cuda.cuh -- the tail of a session: the last rows of its input, which the next ones are convolved with. */
 #ifndef HL_CONV_SESSION_CUDA_CUH
 #define HL_CONV_SESSION_CUDA_CUH
 #include "ops/cuda_ops.cuh"

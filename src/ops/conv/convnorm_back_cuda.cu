@@ -1,11 +1,11 @@
 /* convnorm_back_cuda.cu -- see convnorm_cuda.cuh: the backward pass, from the gradients of both norms to that
- * of the convolution's input; what the forward pass did not store is computed again. Instructions are what
- * limits it, so two rows inside a segment are taken without asking anything. */
+ * of the convolution's input; what the forward pass did not store is computed again. It is bound by
+ * instructions, so two rows inside a segment are taken without any test. */
 #include "ops/cuda_ops.cuh"
 #include "cuda/pdl.cuh"
 #include "ops/conv/convnorm_cuda.cuh"
 
-enum { V = WIDE, RING = 8, BACK_PER_SM = 2, PLACE = THREADS * 16 }; /* RING: rows on their way */
+enum { V = WIDE, RING = 8, BACK_PER_SM = 2, PLACE = THREADS * 16 }; /* RING: rows in flight */
 
 /* Where a walk is: x of the TAPS - 1 rows before, and of as many rows of dx what is known so far; the next row
  * to be fetched. */
@@ -23,16 +23,6 @@ struct walk {
 template <bool two> static __device__ __forceinline__ char *slot_of(const struct walk &k, int row) {
     return k.ring + (unsigned)row % RING * (two ? 3 : 2) * PLACE;
 }
-/* 4 bytes, as copy_async */
-static __device__ __forceinline__ void copy_four(void *shared, const void *global) {
-#ifdef HL_CUDA_EMU
-    emu_copy_async(shared, global, 4, 4);
-#else
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((uint32_t)__cvta_generic_to_shared(shared)),
-                 "l"(global)
-                 : "memory");
-#endif
-}
 static __device__ __forceinline__ float *factor_of(const struct walk &k, int row) {
     return k.factors + (unsigned)row % RING * THREADS;
 }
@@ -40,7 +30,7 @@ template <bool two>
 static __device__ __forceinline__ void fetch(const struct conv_norm &a, struct walk &k, int stop) {
     char *slot = slot_of<two>(k, k.next);
     if (k.next < stop) {
-        copy_four(factor_of(k, k.next), k.next_r), k.next_r += a.heads;
+        copy_async4(factor_of(k, k.next), k.next_r), k.next_r += a.heads;
         copy_async(slot, k.next_x), copy_async(slot + PLACE, k.next_dy);
         if (two) copy_async(slot + 2 * PLACE, (const char *)k.next_dy + a.apart);
         k.next_x += a.c.ld, k.next_dy += a.c.C, k.next++;
@@ -236,21 +226,21 @@ static struct sums sums_of(float *out, const float *part, int64_t P, int64_t n) 
     return s;
 }
 static __global__ void __launch_bounds__(32 * WARPS) add_both(struct sums a, struct sums b) {
-    __shared__ float room[WARPS][32];
+    __shared__ float warp_sums[WARPS][32];
     const bool first = (int)blockIdx.x < a.blocks;
     const struct sums s = first ? a : b;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32,
               i = ((int)blockIdx.x - (first ? 0 : a.blocks)) * 32 + lane;
     float sum = 0.0f;
     pdl_wait(), pdl_trigger();
-    if (i < s.n) { /* asked once: loads of several p are then under way together */
+    if (i < s.n) { /* tested once: loads of several p are then in flight together */
 #pragma unroll 8
         for (int p = warp; p < s.P; p += WARPS) sum += s.part[(int64_t)p * s.n + i];
     }
-    room[warp][lane] = sum;
+    warp_sums[warp][lane] = sum;
     __syncthreads();
     if (warp > 0 || i >= s.n) return;
-    for (int k = 1; k < WARPS; k++) sum += room[k][lane];
+    for (int k = 1; k < WARPS; k++) sum += warp_sums[k][lane];
     s.out[i] += sum;
 }
 

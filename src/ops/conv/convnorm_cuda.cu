@@ -3,7 +3,7 @@
 #include "ops/conv/conv_session_cuda.cuh"
 #include "ops/conv/convnorm_cuda.cuh"
 
-enum { V = WIDE, RING = 4, FWD_PER_SM = 4 }; /* RING: rows on their way */
+enum { V = WIDE, RING = 4, FWD_PER_SM = 4 }; /* RING: rows in flight */
 
 struct walk {
     float w[TAPS][V], h[TAPS - 1][V], gamma[V]; /* h: x of the TAPS - 1 rows before */

@@ -1,7 +1,7 @@
 /* convnorm_cuda.cuh -- the convolution of queries or keys and the norms of its heads in one pass: what lies
  * between them is never stored. A thread owns V neighbouring channels and walks down a stretch of rows; the
- * lanes of a head add up their squares. Rows come through a ring in shared memory, in which every thread
- * reads what it has copied itself. */
+ * lanes of a head add up their squares. Rows come through a ring of cp.async copies in shared memory, in which every
+ * thread reads only what it copied itself: no barriers. */
 #ifndef HL_CONVNORM_CUDA_CUH
 #define HL_CONVNORM_CUDA_CUH
 #include "ops/cuda_ops.cuh"
@@ -67,16 +67,6 @@ static __device__ __forceinline__ void load_taps(float (*w)[V], const float *fro
         load_wide(taps, from + (c + v) * TAPS);
         for (int i = 0; i < TAPS; i++) w[i][v] = taps[i];
     }
-}
-/* 1 / sqrt(x), x not so small that it would not be a normal number */
-static __device__ __forceinline__ float fast_rsqrt(float x) {
-#ifdef HL_CUDA_EMU
-    return 1.0f / sqrtf(x);
-#else
-    float r;
-    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
-    return r;
-#endif
 }
 /* the sums of a head's lanes, of n numbers at a time */
 template <int lanes, int n> static __device__ __forceinline__ void head_sums(float *x) {

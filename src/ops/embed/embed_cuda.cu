@@ -1,6 +1,6 @@
 /* embed_cuda.cu -- see embed.h. Backward: positions are sorted by token (count, prefix sum, place, and the
- * order of t within a token by counting who is smaller), then each token's rows are added up in that order.
- * Integer atomics only: the sums are the same in every run. */
+ * order of t within a token by counting who is smaller), then each token's rows are added up in that order:
+ * embed_few, a warp per token; embed_many, a block. Integer atomics only, so the sums are the same in every run. */
 #include "ops/cuda_ops.cuh"
 #include "cuda/pdl.cuh"
 

@@ -1,4 +1,5 @@
-/* gate_cuda.cu -- see gate.h: a thread per token and head. */
+/* gate_cuda.cu -- see gate.h: forward, a thread per token and head; backward, a thread owns a head and walks over
+ * tokens, and gate_sums adds up the blocks' partial sums. */
 #include "ops/cuda_ops.cuh"
 #include "cuda/pdl.cuh"
 
@@ -10,7 +11,7 @@ enum {
 
 struct gate {
     int64_t T, H, ld; /* ld: of a, b, da, db */
-    float top;        /* of beta */
+    float beta_max;   /* 1, or 2 with negative eigenvalues */
     const act *a, *b;
     const float *A_log, *dt_bias, *dg, *dbeta, *g_in;
     float *g, *beta, *part;
@@ -24,7 +25,7 @@ static __global__ void gate_fwd(struct gate p) {
     pdl_wait(), pdl_trigger();
     if (i >= p.T * p.H) return;
     const int64_t h = i % p.H, at = i / p.H * p.ld + h;
-    p.beta[i] = p.b ? p.top * sigmoid(f32(p.b[at])) : 1.0f;
+    p.beta[i] = p.b ? p.beta_max * sigmoid(f32(p.b[at])) : 1.0f;
     if (p.a) p.g[i] = -expf(p.A_log[h]) * softplus(f32(p.a[at]) + p.dt_bias[h]);
 }
 
@@ -41,7 +42,7 @@ static __global__ void gate_bwd(struct gate p) {
             const int64_t i = t * p.H + h, at = t * p.ld + h;
             if (p.b) {
                 const float s = sigmoid(f32(p.b[at]));
-                put(p.db + at, p.dbeta[i] * p.top * s * (1.0f - s));
+                put(p.db + at, p.dbeta[i] * p.beta_max * s * (1.0f - s));
             }
             if (p.a) {
                 const float da = decay * sigmoid(f32(p.a[at]) + bias) * p.dg[i];

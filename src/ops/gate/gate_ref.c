@@ -4,18 +4,18 @@
 static real softplus(real x) { return x > 20 ? x : R_LOG1P(R_EXP(x)); }
 
 void HL_OP(gate_forward)(struct hl_backend *backend, const struct hl_gate *p) {
-    const real *a = p->a, *b = p->b, top = p->neg_eigval ? 2 : 1;
+    const real *a = p->a, *b = p->b, beta_max = p->neg_eigval ? 2 : 1;
     (void)backend;
     for (int64_t t = 0; t < p->T; t++)
         for (int64_t h = 0; h < p->H; h++) {
             int64_t i = t * p->H + h;
-            p->beta[i] = b ? top * hl_sigmoid(b[i]) : 1;
+            p->beta[i] = b ? beta_max * hl_sigmoid(b[i]) : 1;
             if (a) p->g[i] = -R_EXP(p->A_log[h]) * softplus(a[i] + p->dt_bias[h]);
         }
 }
 
 void HL_OP(gate_backward)(struct hl_backend *backend, const struct hl_gate *p) {
-    const real *a = p->a, *b = p->b, top = p->neg_eigval ? 2 : 1;
+    const real *a = p->a, *b = p->b, beta_max = p->neg_eigval ? 2 : 1;
     real *da = p->da, *db = p->db;
     (void)backend;
     for (int64_t h = 0; h < p->H; h++) {
@@ -24,7 +24,7 @@ void HL_OP(gate_backward)(struct hl_backend *backend, const struct hl_gate *p) {
             int64_t i = t * p->H + h;
             if (b) {
                 real s = hl_sigmoid(b[i]);
-                db[i] = p->dbeta[i] * top * s * (1 - s);
+                db[i] = p->dbeta[i] * beta_max * s * (1 - s);
             }
             if (a) {
                 da[i] = -R_EXP(p->A_log[h]) * hl_sigmoid(a[i] + p->dt_bias[h]) * p->dg[i];

@@ -3,7 +3,6 @@
  * place of v. The groups form P = s tril(q k^T) D themselves. Long segments have parts, counted from the
  * segment's end. */
 #include "ops/cuda_ops.cuh"
-#include "cuda/limits.cuh"
 #include "ops/gdn/gdn_back_cuda.cuh"
 #include "ops/gdn/gdn_pipeline_cuda.cuh"
 
@@ -79,7 +78,7 @@ static __device__ __forceinline__ void store_panels(scan_room<K, W> &m,
                                                     const struct gdn_back &a, const walk &w, int step) {
     const int64_t item = (int64_t)(w.top - step) * a.HV + w.hv;
     mbarrier_wait(b.out_there(step), full<OUTS>(step));
-    copy_out((bf16 *)a.X2 + item * C * a.V + w.col * C, m.out[step % OUTS], W * PANEL * (int)sizeof(bf16));
+    bulk_store((bf16 *)a.X2 + item * C * a.V + w.col * C, m.out[step % OUTS], W * PANEL * (int)sizeof(bf16));
 }
 /* By threads i of N. STORES: the first of them also sends X2 to memory, as soon as a step is known to be
  * over: DEPTH steps later, when its place is free. */
@@ -104,7 +103,7 @@ static __device__ __forceinline__ void load_all(scan_room<K, W> &m, const marks<
         for (int j = i; j < GATES / 4; j += N)
             copy_async(m.gates[at] + 4 * j, a.gates + head * GATES + 4 * j);
         if (STORES && i == 0 && step >= OUTS) {
-            copies_read<OUTS - DEPTH>();
+            bulk_store_wait_read<OUTS - DEPTH>();
             mbarrier_arrive(b.out_free(step - OUTS));
         }
         mbarrier_wait(b.out_free(step), empty<OUTS>(step));
@@ -118,7 +117,7 @@ static __device__ __forceinline__ void load_all(scan_room<K, W> &m, const marks<
     if constexpr (STORES) {
         for (int step = w.chunks < DEPTH ? 0 : w.chunks - DEPTH; i == 0 && step < w.chunks; step++)
             store_panels(m, b, a, w, step);
-        if (i == 0) copies_read<0>();
+        if (i == 0) bulk_store_wait_read<0>();
     }
 }
 /* X2 of the block's columns by rows, if it is KEPT */
@@ -324,7 +323,7 @@ template <int K> static void scan_of(struct hl_cuda *c, const struct gdn_back *a
 template <int K> static bool scan_fits(struct hl_cuda *c) {
     enum { W = K % 128 ? 1 : 2 };
     return hl_cuda_compiled_for_sm90(c, (const void *)scan_parts<K, W, true>) &&
-           sizeof(scan_room<K, W>) + TILES_ROOM <= (size_t)shared_limit();
+           sizeof(scan_room<K, W>) + TILES_ROOM <= (size_t)hl_cuda_shared_limit(c);
 }
 extern "C" bool HL_OP(gdn_back_fits)(struct hl_cuda *c, int64_t K) {
     return K == 256 ? scan_fits<256>(c) : K == 128 ? scan_fits<128>(c) : scan_fits<64>(c);

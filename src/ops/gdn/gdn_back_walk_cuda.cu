@@ -8,7 +8,6 @@
  *
  * Sums over K, of a row's products, are those of the block's tile of K; gates_end adds the tiles. */
 #include "ops/cuda_ops.cuh"
-#include "cuda/limits.cuh"
 #include "ops/gdn/gdn_back_walk_cuda.cuh"
 
 #ifndef HL_CUDA_F32
@@ -386,7 +385,7 @@ template <int KT> static void walk_of_tile(struct hl_cuda *c, const struct gdn_b
 extern "C" bool HL_OP(gdn_back_walks)(struct hl_cuda *c, int64_t V) {
     return (V == 64 || V == 128 || V == 256) &&
            hl_cuda_compiled_for_sm90(c, (const void *)back_walk<128, 256>) &&
-           sizeof(walk_room<128, 256>) + TILES_ROOM <= (size_t)shared_limit();
+           sizeof(walk_room<128, 256>) + TILES_ROOM <= (size_t)hl_cuda_shared_limit(c);
 }
 extern "C" void HL_OP(gdn_back_walk)(struct hl_cuda *c, const struct gdn_back *a) {
     (a->K == 64 ? walk_of_tile<64> : walk_of_tile<128>)(c, a);

@@ -215,7 +215,7 @@ static __device__ __forceinline__ void store_panels(bf16 *to, const bf16 *tile, 
     for (int p = 0; p < PANELS; p++)
 #pragma unroll
         for (int r = 0; r < C; r += GROUP / 8)
-            store_piece(to + r * stride + p * 64, *(const uint4 *)(tile + p * PANEL + r * 64), row + r < n);
+            store_if(to + r * stride + p * 64, *(const uint4 *)(tile + p * PANEL + r * 64), row + r < n);
 }
 /* v_new becomes eL v_new */
 template <class R> static __device__ __forceinline__ void scale_values(R &m, int c, int i) {

@@ -337,16 +337,6 @@ static __global__ void __launch_bounds__(THREADS, sizeof(struct room<K, VT, BUF>
     if (kept) state_out<K, VT>(kept, S, a.V);
 }
 
-static int64_t shared_limit(void) {
-    int bytes = 227 << 10;
-#ifndef HL_CUDA_EMU
-    int device = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-#endif
-    return bytes;
-}
-
 template <int K, int VT, int BUF>
 static void launch_walk(struct hl_cuda *c, const struct args *a, int64_t segments) {
     launch_pdl(c, walk_chunks<K, VT, BUF>, (unsigned)(segments * a->HV * a->tiles), THREADS,
@@ -362,14 +352,14 @@ extern "C" bool HL_OP(gdn_chunk)(struct hl_backend *backend, const struct hl_gdn
     return false;
 #else
     const int64_t pairs = a->rows->n * a->HV, rows = a->rows->T * a->HV, K = a->K;
-    const bool roomy = shared_limit() >= (int64_t)sizeof(struct room<256, 128, 1>);
+    struct hl_cuda *c = hl_cuda_of(backend);
+    const bool roomy = hl_cuda_shared_limit(c) >= (int64_t)sizeof(struct room<256, 128, 1>);
     if ((K != 64 && K != 128 && K != 256) || a->V % 64 || (K == 256 && !roomy)) return false;
     int VT = a->V % 128 || (K == 128 && !roomy) ? 64 : 128;
     while (VT > (K == 64 ? 16 : 64) && pairs * (a->V / VT) < 96) VT /= 2;
     const int64_t tiles = a->V / VT, square = rows * CHUNK * (int64_t)sizeof(bf16);
     const int64_t gates = a->rows->dev->chunks * a->HV * GATES * (int64_t)sizeof(float);
     const int64_t sums = tiles > 1 ? tiles * rows * (int64_t)sizeof(float) : 0;
-    struct hl_cuda *c = hl_cuda_of(backend);
     char *room = (char *)hl_cuda_scratch(c, (a->A ? 1 : 2) * square + gates + sums);
     if (!room) return true;
     struct gdn_prep p = {(bf16 *)a->A, (bf16 *)room, (float *)(room + square)};

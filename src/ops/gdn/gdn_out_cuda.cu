@@ -21,15 +21,7 @@ struct args {
 
 /* The scan may still be running; it does not wait for this kernel, and all of its blocks are on the chip. */
 static __device__ __forceinline__ void wait_until(const int *ready, int tiles) {
-#ifndef HL_CUDA_EMU
-    int n = 0;
-    if (threadIdx.x == 0)
-        for (;;) {
-            asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(n) : "l"(ready) : "memory");
-            if (n >= tiles) break;
-            __nanosleep(100);
-        }
-#endif
+    if (threadIdx.x == 0) spin_acquire(ready, tiles);
     __syncthreads();
 }
 

@@ -10,41 +10,11 @@
 template <int N> static __device__ __forceinline__ uint32_t full(int c) { return c / N & 1; }
 template <int N> static __device__ __forceinline__ uint32_t empty(int c) { return (c / N & 1) ^ 1; }
 
-/* A run of bytes from shared memory to memory, by one thread, begun; copies_read comes back when all but the
- * last `left` have been read. A multiple of 16, both ends on 16; whoever wrote it there has called
- * fence_proxy_async. */
-static __device__ __forceinline__ void copy_out(void *global, const void *shared, int bytes) {
-#ifdef HL_CUDA_EMU
-    memcpy(global, shared, (size_t)bytes);
-#elif HL_BULK
-    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n\t"
-                 "cp.async.bulk.commit_group;" ::"l"(global),
-                 "r"(shared_address(shared)), "r"(bytes)
-                 : "memory");
-#endif
-}
-template <int left> static __device__ __forceinline__ void copies_read() {
-#if HL_BULK
-    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(left) : "memory");
-#endif
-}
-
 enum { STORERS = GROUP / 2 };
 /* ---- rows of 64 W columns to memory, by threads i of STORERS: each 16 bytes of every STEP-th row, AT_ONCE
  * rows at a time ---- */
 
 enum { AT_ONCE = 4 };
-/* 16 bytes as one store: the compiler makes four of a store that is not always done */
-static __device__ __forceinline__ void store_piece(bf16 *to, uint4 x, bool yes) {
-#ifdef HL_CUDA_EMU
-    if (yes) *(uint4 *)to = x;
-#else
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\n@p st.global.v4.u32 [%0], {%1,%2,%3,%4};\n}" ::"l"(to),
-        "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w), "r"((uint32_t)yes)
-        : "memory");
-#endif
-}
 template <int W> struct pieces {
     enum { UNITS = 8 * W, STEP = STORERS / UNITS };
     int row, col, at[2]; /* the first one; where it is in a tile, and where it would be 4 rows on */
@@ -60,7 +30,7 @@ template <int W> struct pieces {
     __device__ __forceinline__ void write(bf16 *to, const uint4 x[AT_ONCE], int64_t step, int left) const {
 #pragma unroll
         for (int n = 0; n < AT_ONCE; n++) {
-            store_piece(to, x[n], row + n * STEP < left);
+            store_if(to, x[n], row + n * STEP < left);
             to += step;
         }
     }

@@ -48,15 +48,7 @@ void HL_OP(gdn_scores)(struct hl_backend *backend, real *m, const float *sums, i
 /* one B fragment alone */
 template <int WIDTH>
 static __device__ __forceinline__ void frag_b_one(uint32_t b[2], const bf16 *tile, int k0, int n0) {
-    const bf16 *row = tile + tile_at<WIDTH>(k0 + threadIdx.x % 16, n0);
-#ifdef HL_CUDA_EMU
-    emu_ldmatrix(b, 2, row, true);
-#else
-    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];"
-                 : "=r"(b[0]), "=r"(b[1])
-                 : "r"((uint32_t)__cvta_generic_to_shared(row))
-                 : "memory");
-#endif
+    ldmatrix2_trans(b, tile + tile_at<WIDTH>(k0 + threadIdx.x % 16, n0));
 }
 
 /* ---- tiles [64][VT] shared by 8 warps: 16 rows from 16 (w % 4), VT/2 columns from (w / 4) VT/2 each ---- */

@@ -7,7 +7,6 @@
  * memory. So there is always something on its way, and neither loads nor stores are waited for one after
  * another. */
 #include "ops/cuda_ops.cuh"
-#include "cuda/limits.cuh"
 #include "ops/gdn/gdn_pipeline_cuda.cuh"
 #include "ops/gdn/gdn_walk_cuda.cuh"
 
@@ -249,7 +248,7 @@ static __global__ void __launch_bounds__((W + 1) * GROUP, 1) walk_ring(const str
 
 template <int K, int W> static bool ring_fits(struct hl_cuda *c) {
     return hl_cuda_compiled_for_sm90(c, (const void *)walk_ring<K, W>) &&
-           sizeof(ring<K, W>) + TILES_ROOM <= (size_t)shared_limit();
+           sizeof(ring<K, W>) + TILES_ROOM <= (size_t)hl_cuda_shared_limit(c);
 }
 template <int K, int W> static void launch_ring(struct hl_cuda *c, const struct gdn_walk *a) {
     launch_pdl(c, walk_ring<K, W>, (unsigned)(a->segs * a->parts * a->HV * (a->V / (64 * W))),

@@ -1,6 +1,5 @@
 /* gdn_step_cuda.cu -- decoding: segments of a few tokens that have a state (gdn_step_tile.cuh). */
 #include "ops/cuda_ops.cuh"
-#include "cuda/limits.cuh"
 #include "ops/gdn/gdn_step_tile.cuh"
 
 struct whole_block {
@@ -40,7 +39,7 @@ static void start_tiles(struct hl_cuda *c, const struct gdn_step *a, int64_t seg
     launch_pdl(c, step_tokens<K, COLS>, (unsigned)min(items, most), tile::THREADS, sizeof(tile), *a, items);
 }
 template <int K> static void start(struct hl_cuda *c, const struct gdn_step *a, int64_t segments) {
-    const bool wide = a->V % 64 == 0 && shared_limit() >= (int)sizeof(struct step_tile<256, 64>);
+    const bool wide = a->V % 64 == 0 && hl_cuda_shared_limit(c) >= (int)sizeof(struct step_tile<256, 64>);
     if (wide) start_tiles<K, 64>(c, a, segments);
     else start_tiles<K, 32>(c, a, segments);
 }

@@ -1,6 +1,6 @@
 /* convert.h -- a vector of `real` from numbers stored as f32, bf16 or f16. */
-#ifndef HL_WIDEN_H
-#define HL_WIDEN_H
+#ifndef HL_CONVERT_H
+#define HL_CONVERT_H
 #include "ops/linear/weight.h"
 #include "ops/simd.h"
 #if defined(__AVX2__)

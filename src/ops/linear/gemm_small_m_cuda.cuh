@@ -1,50 +1,54 @@
-/* gemm_small_m_cuda.cuh -- up to 64 rows times all matrices of a linear layer: many sessions decoded side by side. One
- * launch for all parts, every weight read once; a row has the bits that gemv_cuda.cuh gives it alone. */
-#ifndef HL_FEW_CUDA_CUH
-#define HL_FEW_CUDA_CUH
+/* gemm_small_m_cuda.cuh -- GEMM of small M: up to 64 rows times all matrices of a linear layer, as many sessions decode
+ * side by side. One launch for all parts, every weight read once; a row has the bits that gemv_cuda.cuh gives it alone.
+ *
+ * Grid: outputs / 8 NT, one block per multiprocessor; block: GEMV_THREADS. A block owns 8 NT output rows of W and all
+ * rows of x. Its warps split K (split-K within the block) and each has its own pipeline of cp.async in shared memory:
+ * a lane reads only what it copied itself, so no barrier is needed until the epilogue, where the warps' accumulators
+ * are added up in shared memory, in order. The weights of the first stages are loaded before pdl_wait. */
+#ifndef HL_GEMM_SMALL_M_CUDA_CUH
+#define HL_GEMM_SMALL_M_CUDA_CUH
 #include "ops/cuda_ops.cuh"
-#include "cuda/limits.cuh"
 #include "ops/linear/gemv_cuda.cuh"
 
-enum { FEW_ROWS = 64, FEW_SHARED = 224 << 10 };
+enum { SMALL_M_ROWS = 64, SMALL_M_SHARED = 224 << 10 };
 #ifndef HL_CUDA_F32
 
-/* As gemv_mma, with 8 NT output rows a block and 8 EIGHTS rows of x. What a lane multiplies passes through
- * shared memory of its own, DEPTH steps of 32 columns on their way: that many loads registers cannot hold. */
-template <int EIGHTS, int NT> struct few_room {
+/* Shared memory. 8 NT output rows per block, 8 EIGHTS rows of x; the fragments are those of gemv_mma. DEPTH stages of 32
+ * columns are in flight: more than registers could hold. */
+template <int EIGHTS, int NT> struct small_m_shared {
     enum {
         WARPS = GEMV_THREADS / 32,
         ROWS = 8 * EIGHTS,
         PIECES = NT + EIGHTS, /* 16 bytes of a lane in a step: of W, then of x */
         STEP = PIECES * 512,  /* bytes of a warp */
-        MOST = FEW_SHARED / (WARPS * STEP),
+        MOST = SMALL_M_SHARED / (WARPS * STEP),
         DEPTH = MOST < 8 ? MOST : 8,
         LD = 8 * NT + (NT % 2 == 0 ? 8 : 0), /* of the sums: four rows in 32 banks */
         SUMS = WARPS * ROWS * LD * 4,
-        RING = WARPS * DEPTH * STEP,
-        BYTES = RING > SUMS ? RING : SUMS,
+        PIPELINE = WARPS * DEPTH * STEP,
+        BYTES = PIPELINE > SUMS ? PIPELINE : SUMS,
     };
 };
 
-/* The warps' sums, in order. All threads. */
+/* The epilogue: adds up the warps' accumulators, in order. All threads. */
 template <int EIGHTS, int NT>
-static __device__ __forceinline__ void few_put(const struct gemv &a, float d[][NT][4], float *sums) {
-    typedef struct few_room<EIGHTS, NT> room;
+static __device__ __forceinline__ void small_m_epilogue(const struct gemv &a, float d[][NT][4], float *sums) {
+    typedef struct small_m_shared<EIGHTS, NT> layout;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-    __syncthreads(); /* the ring's place */
+    __syncthreads(); /* the pipeline's memory is reused */
 #pragma unroll
     for (int i = 0; i < EIGHTS; i++)
 #pragma unroll
         for (int n = 0; n < NT; n++)
-            *(float2 *)(sums + (warp * room::ROWS + 8 * i + g) * room::LD + 8 * n + 2 * t) =
+            *(float2 *)(sums + (warp * layout::ROWS + 8 * i + g) * layout::LD + 8 * n + 2 * t) =
                 make_float2(d[i / 2][n][i % 2 * 2], d[i / 2][n][i % 2 * 2 + 1]);
     __syncthreads();
-    for (int j = threadIdx.x; j < room::ROWS * 8 * NT; j += GEMV_THREADS) {
+    for (int j = threadIdx.x; j < layout::ROWS * 8 * NT; j += GEMV_THREADS) {
         const int64_t m = j / (8 * NT), row = (int64_t)blockIdx.x * 8 * NT + j % (8 * NT);
         if (m >= a.M || row >= a.end[a.n - 1]) continue;
         float s = 0.0f;
 #pragma unroll
-        for (int w = 0; w < room::WARPS; w++) s += sums[(w * room::ROWS + m) * room::LD + j % (8 * NT)];
+        for (int w = 0; w < layout::WARPS; w++) s += sums[(w * layout::ROWS + m) * layout::LD + j % (8 * NT)];
         int p = 0;
         while (row >= a.end[p]) p++;
         gemv_put(a, p, m * a.rows[p] + row - (a.end[p] - a.rows[p]), s);
@@ -52,14 +56,14 @@ static __device__ __forceinline__ void few_put(const struct gemv &a, float d[][N
 }
 
 template <int EIGHTS, int NT>
-static __global__ void __launch_bounds__(GEMV_THREADS, 1) few_mma(struct gemv a) {
-    typedef struct few_room<EIGHTS, NT> room;
-    enum { DEPTH = room::DEPTH };
+static __global__ void __launch_bounds__(GEMV_THREADS, 1) small_m_mma(struct gemv a) {
+    typedef struct small_m_shared<EIGHTS, NT> layout;
+    enum { DEPTH = layout::DEPTH };
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
     const int64_t steps = (a.K + 31) / 32;
-    const int from = (int)(steps * warp / room::WARPS), to = (int)(steps * (warp + 1) / room::WARPS);
+    const int from = (int)(steps * warp / layout::WARPS), to = (int)(steps * (warp + 1) / layout::WARPS);
     const act *W[NT], *x = a.x + g * a.K + 8 * t;
-    char *ring = shared_memory() + warp * DEPTH * room::STEP + lane * 16;
+    char *ring = shared_memory() + warp * DEPTH * layout::STEP + lane * 16;
     float d[EIGHTS / 2][NT][4] = {};
 #pragma unroll
     for (int n = 0; n < NT; n++) {
@@ -68,8 +72,8 @@ static __global__ void __launch_bounds__(GEMV_THREADS, 1) few_mma(struct gemv a)
         while (i >= a.end[p]) p++;
         W[n] = a.W[p] + (i - (a.end[p] - a.rows[p])) * a.K + 8 * t;
     }
-    auto fetch = [&](int k, bool weights) { /* columns 32 k .. of W, or of x */
-                                            char *to_ring = ring + (k - from) % DEPTH * room::STEP +
+    auto fetch = [&](int k, bool weights) { /* stage k: columns 32 k .. of W, or of x */
+                                            char *to_ring = ring + (k - from) % DEPTH * layout::STEP +
                                                             (weights ? 0 : NT * 512);
                                             const bool in = k < to && k * 32 + 8 * t < a.K;
 #pragma unroll
@@ -84,7 +88,7 @@ static __global__ void __launch_bounds__(GEMV_THREADS, 1) few_mma(struct gemv a)
     pdl_wait(), pdl_trigger();
     for (int k = from; k < from + DEPTH; k++) fetch(k, false), copy_commit();
     for (int k = from; k < to; k++) {
-        const char *now = ring + (k - from) % DEPTH * room::STEP;
+        const char *now = ring + (k - from) % DEPTH * layout::STEP;
         uint4 w[NT];
         copy_wait<DEPTH - 1>();
 #pragma unroll
@@ -104,33 +108,34 @@ static __global__ void __launch_bounds__(GEMV_THREADS, 1) few_mma(struct gemv a)
         fetch(k + DEPTH, true), fetch(k + DEPTH, false), copy_commit();
     }
     copy_wait<0>();
-    few_put<EIGHTS, NT>(a, d, (float *)shared_memory());
+    small_m_epilogue<EIGHTS, NT>(a, d, (float *)shared_memory());
 }
 
-template <int EIGHTS, int NT> static void few_start(struct hl_cuda *c, const struct gemv *a) {
-    launch_pdl(c, few_mma<EIGHTS, NT>, blocks_for(a->end[a->n - 1], 8 * NT), GEMV_THREADS,
-               (size_t)few_room<EIGHTS, NT>::BYTES, *a);
+template <int EIGHTS, int NT> static void small_m_launch(struct hl_cuda *c, const struct gemv *a) {
+    launch_pdl(c, small_m_mma<EIGHTS, NT>, blocks_for(a->end[a->n - 1], 8 * NT), GEMV_THREADS,
+               (size_t)small_m_shared<EIGHTS, NT>::BYTES, *a);
 }
-/* As few outputs a block as give every multiprocessor one block: each reads all of x. */
-template <int EIGHTS> static void few_rows(struct hl_cuda *c, const struct gemv *a) {
+/* As many outputs per block as leave one block per multiprocessor: each block reads all of x. */
+template <int EIGHTS> static void small_m_tiles(struct hl_cuda *c, const struct gemv *a) {
     const int64_t each = hl_pieces(a->end[a->n - 1], hl_cuda_sms(c) * 8);
-    if (each <= 1) few_start<EIGHTS, 1>(c, a);
-    else if (each == 2) few_start<EIGHTS, 2>(c, a);
-    else if (each == 3) few_start<EIGHTS, 3>(c, a);
-    else if (each == 4) few_start<EIGHTS, 4>(c, a);
-    else few_start<EIGHTS, 6>(c, a);
+    if (each <= 1) small_m_launch<EIGHTS, 1>(c, a);
+    else if (each == 2) small_m_launch<EIGHTS, 2>(c, a);
+    else if (each == 3) small_m_launch<EIGHTS, 3>(c, a);
+    else if (each == 4) small_m_launch<EIGHTS, 4>(c, a);
+    else small_m_launch<EIGHTS, 6>(c, a);
 }
 #endif
 
-static bool few_fits(const struct hl_linear *l) {
-    return HL_ACT_DTYPE == HOLA_BF16 && l->K % WIDE == 0 && l->M <= FEW_ROWS && shared_limit() >= FEW_SHARED;
+static bool small_m_fits(const struct hl_cuda *c, const struct hl_linear *l) {
+    return HL_ACT_DTYPE == HOLA_BF16 && l->K % WIDE == 0 && l->M <= SMALL_M_ROWS &&
+           hl_cuda_shared_limit(c) >= SMALL_M_SHARED;
 }
-static void few(struct hl_cuda *c, const struct hl_linear *l) {
+static void small_m(struct hl_cuda *c, const struct hl_linear *l) {
 #ifndef HL_CUDA_F32
     const struct gemv a = gemv_open(l);
     if (a.end[a.n - 1] == 0) return;
-    if (l->M <= 32) few_rows<4>(c, &a);
-    else few_rows<8>(c, &a);
+    if (l->M <= 32) small_m_tiles<4>(c, &a);
+    else small_m_tiles<8>(c, &a);
 #endif
     (void)c, (void)l;
 }

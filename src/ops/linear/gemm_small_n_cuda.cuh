@@ -1,40 +1,48 @@
-/* gemm_small_n_cuda.cuh -- matrices of a few rows (decay and write strength: one row per head), which a product of
- * their own would read x or dx for again and again. All of them together are one matrix of up to 32 rows: x
- * is read once for the outputs, once for the gradients of the weights, and dx takes them all in one pass.
- * bf16. */
-#ifndef HL_TINY_CUDA_CUH
-#define HL_TINY_CUDA_CUH
+/* gemm_small_n_cuda.cuh -- GEMM of small N: matrices of few outputs (decay and write strength: one per head). A product
+ * of its own for each would read x, or read and write dx, again and again; together they are one matrix of up to 32
+ * outputs, so x is read once forward and once for the gradients of the weights, and dx is written in one pass. bf16.
+ *
+ * Block: SMALL_N_THREADS. small_n_fwd, grid M / 128: a warp owns 16 rows and all outputs. small_n_dx, a persistent grid:
+ * a warp owns 16 rows at a time, the weights are in shared memory. small_n_dw, grid (K / 512, parts of M): a warp owns
+ * 64 columns; partial sums go to scratch memory and are added up by sum_partials (split-K). */
+#ifndef HL_GEMM_SMALL_N_CUDA_CUH
+#define HL_GEMM_SMALL_N_CUDA_CUH
 #include "ops/cuda_ops.cuh"
 #include "cuda/pdl.cuh"
 #include "cuda/reduce.cuh"
 
-enum { TINY_ROWS = 16, TINY_ALL = 32, TINY_K = 4096, TINY_THREADS = 256 }; /* rows of one, of all */
+enum {
+    SMALL_N_ROWS = 16,
+    SMALL_N_ALL = 32,
+    SMALL_N_K = 4096,
+    SMALL_N_THREADS = 256
+}; /* outputs of one part, of all */
 
-struct tiny { /* all rows of all tiny parts, one after another */
+struct small_n { /* the outputs of all parts of small N, one after another */
     int64_t M, K;
     int n;
     const act *x;
     act *dx;
     bool out_real;
-    const act *W[TINY_ALL];
-    void *out[TINY_ALL];        /* of row 0; the next one's is `width` further on */
-    const void *from[TINY_ALL]; /* the same; NULL: nothing is added to */
-    const act *dout[TINY_ALL];  /* the same */
-    float *dW[TINY_ALL];
-    int width[TINY_ALL];
+    const act *W[SMALL_N_ALL];
+    void *out[SMALL_N_ALL];        /* of row 0; the next row's is `width` further on */
+    const void *from[SMALL_N_ALL]; /* the same; NULL: nothing is added to */
+    const act *dout[SMALL_N_ALL];  /* the same */
+    float *dW[SMALL_N_ALL];
+    int width[SMALL_N_ALL];
     float *part; /* [blocks][n][K] */
 };
 
 #ifndef HL_CUDA_F32
 
-static struct tiny tiny_open(const struct hl_linear *l, const bool *is_tiny) {
-    struct tiny t = {l->M, l->K};
+static struct small_n small_n_open(const struct hl_linear *l, const bool *is_small_n) {
+    struct small_n t = {l->M, l->K};
     const int64_t size = l->out_real ? sizeof(float) : sizeof(act);
     t.x = (const act *)l->x, t.dx = (act *)l->dx;
     t.out_real = l->out_real;
     for (int p = 0; p < l->n; p++) {
         const struct hl_linear_part *part = &l->part[p];
-        for (int64_t i = 0; is_tiny[p] && i < part->W.rows; i++, t.n++) {
+        for (int64_t i = 0; is_small_n[p] && i < part->W.rows; i++, t.n++) {
             t.W[t.n] = (const act *)part->W.data + i * l->K;
             t.out[t.n] = (char *)part->out + i * size;
             t.from[t.n] = part->from ? (const char *)part->from + i * size : NULL;
@@ -46,7 +54,7 @@ static struct tiny tiny_open(const struct hl_linear *l, const bool *is_tiny) {
     return t;
 }
 
-static __device__ __forceinline__ void tiny_put(const struct tiny &a, int64_t m, int j, float s) {
+static __device__ __forceinline__ void small_n_put(const struct small_n &a, int64_t m, int j, float s) {
     if (m >= a.M || j >= a.n) return;
     const int64_t at = m * a.width[j];
     if (a.out_real) {
@@ -59,11 +67,10 @@ static __device__ __forceinline__ void tiny_put(const struct tiny &a, int64_t m,
 }
 
 /* A warp owns 16 rows of x and all 8 N outputs. Lane (g, t) loads 16 bytes of rows g, g + 8 and of weights
- * g at column 32 k + 8 t: as the order within a sum is ours to choose, those are the fragments of two
- * products. */
-template <int N> static __global__ void __launch_bounds__(TINY_THREADS) tiny_fwd(struct tiny a) {
+ * g at column 32 k + 8 t: as the order of a sum over K is free, these are the fragments of two mma. */
+template <int N> static __global__ void __launch_bounds__(SMALL_N_THREADS) small_n_fwd(struct small_n a) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const int64_t m = ((int64_t)blockIdx.x * (TINY_THREADS / 32) + threadIdx.x / 32) * 16 + g;
+    const int64_t m = ((int64_t)blockIdx.x * (SMALL_N_THREADS / 32) + threadIdx.x / 32) * 16 + g;
     const act *x0 = a.x + min(m, a.M - 1) * a.K + 8 * t, *x1 = a.x + min(m + 8, a.M - 1) * a.K + 8 * t;
     const act *W[N];
     float d[N][4];
@@ -87,7 +94,7 @@ template <int N> static __global__ void __launch_bounds__(TINY_THREADS) tiny_fwd
         }
     }
     for (int n = 0; n < N; n++)
-        for (int i = 0; i < 4; i++) tiny_put(a, m + i / 2 * 8, n * 8 + 2 * t + i % 2, d[n][i]);
+        for (int i = 0; i < 4; i++) small_n_put(a, m + i / 2 * 8, n * 8 + 2 * t + i % 2, d[n][i]);
 }
 
 /* number q of two rows of 8, as a pair */
@@ -96,40 +103,41 @@ static __device__ __forceinline__ uint32_t pick(uint4 u, uint4 v, int q) {
     return q % 2 ? (x[q / 2] >> 16) | (y[q / 2] & 0xffff0000u) : (x[q / 2] & 0xffffu) | (y[q / 2] << 16);
 }
 /* one column of all dout */
-struct tiny_column {
+struct small_n_column {
     const act *at; /* NULL: zeros */
     int64_t width;
 };
-static __device__ __forceinline__ struct tiny_column column_of(const struct tiny &a, int j) {
-    struct tiny_column c = {j < a.n ? a.dout[j] : NULL, j < a.n ? a.width[j] : 0};
+static __device__ __forceinline__ struct small_n_column column_of(const struct small_n &a, int j) {
+    struct small_n_column c = {j < a.n ? a.dout[j] : NULL, j < a.n ? a.width[j] : 0};
     return c;
 }
-static __device__ __forceinline__ float tiny_dout(const struct tiny &a, struct tiny_column c, int64_t m) {
+static __device__ __forceinline__ float small_n_dout(const struct small_n &a, struct small_n_column c,
+                                                     int64_t m) {
     return c.at && m < a.M ? f32(c.at[m * c.width]) : 0.0f;
 }
 
 /* dx (= or +=) sum of dout_j W_j over j0 <= j < j0 + 16. A warp owns 16 rows: dout is A, W is B. Four tiles
- * of 8 columns are dealt out so that lane (g, t) gets 8 neighbours, 32 k + 8 t, of rows g and g + 8: column
+ * of 8 columns are arranged so that lane (g, t) gets 8 neighbours, 32 k + 8 t, of rows g and g + 8: column
  * n of tile q is column 8 (n / 2) + 2 q + n % 2 of the 32. */
-static __global__ void __launch_bounds__(TINY_THREADS) tiny_dx(struct tiny a, int j0, bool add) {
+static __global__ void __launch_bounds__(SMALL_N_THREADS) small_n_dx(struct small_n a, int j0, bool add) {
     uint32_t *W = (uint32_t *)shared_memory(); /* [8][K + 2]: pairs (j, j + 1) of column k */
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, pad = (int)a.K + 2;
-    const int64_t step = (int64_t)gridDim.x * (TINY_THREADS / 32) * 16;
-    struct tiny_column dout[4]; /* 2 t, 2 t + 1, 2 t + 8, 2 t + 9 */
+    const int64_t step = (int64_t)gridDim.x * (SMALL_N_THREADS / 32) * 16;
+    struct small_n_column dout[4]; /* 2 t, 2 t + 1, 2 t + 8, 2 t + 9 */
     for (int i = 0; i < 4; i++) dout[i] = column_of(a, j0 + 2 * t + i / 2 * 8 + i % 2);
     for (int i = 0; i < 8; i++) {
         const act *one = j0 + 2 * i < a.n ? a.W[j0 + 2 * i] : NULL,
                   *two = j0 + 2 * i + 1 < a.n ? a.W[j0 + 2 * i + 1] : NULL;
-        for (int k = threadIdx.x; k < a.K; k += TINY_THREADS)
+        for (int k = threadIdx.x; k < a.K; k += SMALL_N_THREADS)
             W[i * pad + k] = pack2(one ? f32(one[k]) : 0.0f, two ? f32(two[k]) : 0.0f);
     }
     __syncthreads();
-    for (int64_t m = ((int64_t)blockIdx.x * (TINY_THREADS / 32) + threadIdx.x / 32) * 16 + g; m - g < a.M;
+    for (int64_t m = ((int64_t)blockIdx.x * (SMALL_N_THREADS / 32) + threadIdx.x / 32) * 16 + g; m - g < a.M;
          m += step) {
         uint32_t A[4];
         for (int i = 0; i < 4; i++) {
             const int64_t row = m + i % 2 * 8;
-            A[i] = pack2(tiny_dout(a, dout[i / 2 * 2], row), tiny_dout(a, dout[i / 2 * 2 + 1], row));
+            A[i] = pack2(small_n_dout(a, dout[i / 2 * 2], row), small_n_dout(a, dout[i / 2 * 2 + 1], row));
         }
         act *top = a.dx + m * a.K + 8 * t, *bottom = top + 8 * a.K;
 #pragma unroll 2
@@ -153,17 +161,17 @@ static __global__ void __launch_bounds__(TINY_THREADS) tiny_dx(struct tiny a, in
 }
 
 /* part[y][j] = sum of dout_j x over the rows of block y, j0 <= j < j0 + 16. A warp owns 64 columns and
- * takes 16 rows at a time: dout trans is A, x is B. Lane (g, t) loads columns 8 g .. 8 g + 7 of rows 2 t,
+ * takes 16 rows at a time: dout transposed is A, x is B. Lane (g, t) loads columns 8 g .. 8 g + 7 of rows 2 t,
  * 2 t + 1, 2 t + 8, 2 t + 9: tile q is made of the columns 8 g + q. */
-static __global__ void __launch_bounds__(TINY_THREADS) tiny_dw(struct tiny a, int j0) {
+static __global__ void __launch_bounds__(SMALL_N_THREADS) small_n_dw(struct small_n a, int j0) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const int64_t c = ((int64_t)blockIdx.x * (TINY_THREADS / 32) + threadIdx.x / 32) * 64,
+    const int64_t c = ((int64_t)blockIdx.x * (SMALL_N_THREADS / 32) + threadIdx.x / 32) * 64,
                   at = min(c + 8 * g, a.K - 8);
     const int64_t tiles = (a.M + 15) / 16, from = tiles * blockIdx.y / gridDim.y,
                   to = tiles * (blockIdx.y + 1) / gridDim.y;
     float d[8][4];
     if (c >= a.K) return;
-    const struct tiny_column dout[2] = {column_of(a, j0 + g), column_of(a, j0 + g + 8)};
+    const struct small_n_column dout[2] = {column_of(a, j0 + g), column_of(a, j0 + g + 8)};
     for (int q = 0; q < 8; q++) d[q][0] = d[q][1] = d[q][2] = d[q][3] = 0.0f;
 #pragma unroll 2
     for (int64_t m = from * 16; m < to * 16; m += 16) {
@@ -176,7 +184,7 @@ static __global__ void __launch_bounds__(TINY_THREADS) tiny_dw(struct tiny a, in
         }
         for (int i = 0; i < 4; i++) {
             const int64_t row = m + 2 * t + i / 2 * 8;
-            A[i] = pack2(tiny_dout(a, dout[i % 2], row), tiny_dout(a, dout[i % 2], row + 1));
+            A[i] = pack2(small_n_dout(a, dout[i % 2], row), small_n_dout(a, dout[i % 2], row + 1));
         }
 #pragma unroll
         for (int q = 0; q < 8; q++) {
@@ -192,36 +200,36 @@ static __global__ void __launch_bounds__(TINY_THREADS) tiny_dw(struct tiny a, in
         }
 }
 
-static void tiny_forward(struct hl_cuda *c, const struct tiny *t) {
-    const unsigned blocks = blocks_for(t->M, 16 * (TINY_THREADS / 32));
-    if (t->n <= 8) launch(c, tiny_fwd<1>, blocks, TINY_THREADS, 0, *t);
-    else if (t->n <= 16) launch(c, tiny_fwd<2>, blocks, TINY_THREADS, 0, *t);
-    else launch(c, tiny_fwd<4>, blocks, TINY_THREADS, 0, *t);
+static void small_n_forward(struct hl_cuda *c, const struct small_n *t) {
+    const unsigned blocks = blocks_for(t->M, 16 * (SMALL_N_THREADS / 32));
+    if (t->n <= 8) launch(c, small_n_fwd<1>, blocks, SMALL_N_THREADS, 0, *t);
+    else if (t->n <= 16) launch(c, small_n_fwd<2>, blocks, SMALL_N_THREADS, 0, *t);
+    else launch(c, small_n_fwd<4>, blocks, SMALL_N_THREADS, 0, *t);
 }
 
 /* The gradients of one part's weights are neighbours, but not those of two parts. */
-static void tiny_dw_sums(struct hl_cuda *c, const struct tiny *t, int64_t P) {
+static void small_n_dw_sums(struct hl_cuda *c, const struct small_n *t, int64_t P) {
     for (int j = 0; j < t->n; j += t->width[j])
         if (t->dW[j]) sum_partials(c, t->dW[j], t->part + j * t->K, P, t->width[j] * t->K, t->n * t->K);
 }
 
 /* Before the other products, which then add to dx in any case: so it need not be read here. */
-static void tiny_backward_x(struct hl_cuda *c, const struct tiny *t, bool dx_add) {
-    const unsigned rows = blocks_for(t->M, 16 * (TINY_THREADS / 32)), most = 4 * (unsigned)hl_cuda_sms(c);
-    const size_t room = 8 * (size_t)(t->K + 2) * sizeof(uint32_t);
+static void small_n_backward_x(struct hl_cuda *c, const struct small_n *t, bool dx_add) {
+    const unsigned rows = blocks_for(t->M, 16 * (SMALL_N_THREADS / 32)), most = 4 * (unsigned)hl_cuda_sms(c);
+    const size_t shared = 8 * (size_t)(t->K + 2) * sizeof(uint32_t);
     for (int j = 0; j < t->n; j += 16)
-        launch(c, tiny_dx, min(rows, most), TINY_THREADS, room, *t, j, dx_add || j > 0);
+        launch(c, small_n_dx, min(rows, most), SMALL_N_THREADS, shared, *t, j, dx_add || j > 0);
 }
-static void tiny_backward_w(struct hl_cuda *c, struct tiny *t) {
-    const unsigned wide = blocks_for(t->K, 64 * (TINY_THREADS / 32)), most = 4 * (unsigned)hl_cuda_sms(c);
+static void small_n_backward_w(struct hl_cuda *c, struct small_n *t) {
+    const unsigned wide = blocks_for(t->K, 64 * (SMALL_N_THREADS / 32)), most = 4 * (unsigned)hl_cuda_sms(c);
     const unsigned high = min(blocks_for(t->M, 64), blocks_for(most, wide));
     bool any = false;
     for (int j = 0; j < t->n; j++) any = any || t->dW[j];
     if (!any) return;
     t->part = (float *)hl_cuda_scratch(c, (int64_t)high * t->n * t->K * (int64_t)sizeof(float));
     if (!t->part) return;
-    for (int j = 0; j < t->n; j += 16) launch(c, tiny_dw, dim3(wide, high), TINY_THREADS, 0, *t, j);
-    tiny_dw_sums(c, t, high);
+    for (int j = 0; j < t->n; j += 16) launch(c, small_n_dw, dim3(wide, high), SMALL_N_THREADS, 0, *t, j);
+    small_n_dw_sums(c, t, high);
 }
 
 #endif

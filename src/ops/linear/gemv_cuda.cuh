@@ -1,11 +1,14 @@
-/* gemv_cuda.cuh -- a few rows times all matrices of a linear layer: decoding. Every weight is read once, at
- * the speed of memory; one launch for all parts. */
+/* gemv_cuda.cuh -- up to 16 rows times all matrices of a linear layer: decoding. Every weight is read once, at the speed
+ * of memory; one launch for all parts.
+ *
+ * Block: GEMV_THREADS. gemv_mma (bf16), grid outputs / 8: a block owns 8 outputs, its warps split K. gemv_kernel (any
+ * type), grid outputs / 8: a warp owns one output. */
 #ifndef HL_GEMV_CUDA_CUH
 #define HL_GEMV_CUDA_CUH
 #include "ops/cuda_ops.cuh"
 #include "cuda/pdl.cuh"
 
-enum { GEMV_ROWS = 16, GEMV_THREADS = 256, GEMV_AHEAD = 4 }; /* 16-byte loads of W on their way */
+enum { GEMV_ROWS = 16, GEMV_THREADS = 256, GEMV_AHEAD = 4 }; /* 16-byte loads of W in flight */
 
 struct gemv {
     int64_t M, K;
@@ -30,10 +33,9 @@ static __device__ __forceinline__ void gemv_put(const struct gemv &a, int p, int
 }
 
 #ifndef HL_CUDA_F32
-/* A block owns 8 output rows; its warps split K, and add up in order. As in tiny_fwd, lane (g, t) loads 16
- * bytes of row g of W and of rows g and g + 8 of x at column 32 k + 8 t, which are fragments of two
- * products: x is A, W is B. The order of the sum is that of K alone, whatever M is. W is loaded before
- * others are waited for. */
+/* A block owns 8 output rows; its warps split K, and their sums are added up in order. As in small_n_fwd, lane (g, t)
+ * loads 16 bytes of row g of W and of rows g and g + 8 of x at column 32 k + 8 t, which are fragments of two mma: x is
+ * A, W is B. The order of the sum depends on K alone, not on M. W is prefetched before pdl_wait. */
 template <int AHEAD, bool many>
 static __global__ void __launch_bounds__(GEMV_THREADS) gemv_mma(struct gemv a) {
     enum { WARPS = GEMV_THREADS / 32 };

@@ -1,8 +1,9 @@
-/* kernel.h -- the building blocks of every product here: a register tile and the packing before it.
+/* kernel.h -- the building blocks of every product on the CPU: the register tile (micro-kernel) and the packing before
+ * it.
  *
- * B comes in panels of HL_PANEL columns: row k of a panel is 32 neighbouring numbers, the next row `bs`
- * further on. A comes as strips of up to HL_MR rows: column k of a strip is its rows side by side, the
- * next column `as` further on (HL_AS when packed here).
+ * B comes in panels of HL_PANEL columns: row k of a panel is 32 neighbouring numbers, the next row is `bs`
+ * further on. A comes in strips of up to HL_MR rows: column k of a strip is its rows side by side, the
+ * next column is `as` further on (HL_AS when packed here).
  * Every element of C is one chain of multiply-adds over k, in order, within a piece of HL_KC; pieces
  * are added to C in order. No other choice (tile height, blocks, threads) touches that order, hence a
  * row has the same bits in every batch. */
@@ -18,7 +19,7 @@ enum { HL_KC = 256 };
 enum { HL_BLOCK = HL_LINEAR_COLUMNS, HL_STRIPS = 48, HL_BLOCK_SCRATCH = (HL_BLOCK + HL_STRIPS) * HL_KC };
 
 /* Rows of a tile: as many accumulators as the registers hold, beside two vectors of B. A packed strip
- * has room for a multiple of 4 rows, for the 4 x 4 transposes. */
+ * has space for a multiple of 4 rows, for the 4 x 4 transposes. */
 #if defined(__AVX512F__)
 enum { HL_MR = 12, HL_AS = 12 };
 #elif defined(__AVX2__)
@@ -40,19 +41,19 @@ struct hl_tile {
 };
 #ifdef HL_ISA
 void HL_OP(tile)(const struct hl_tile *t);
-/* dst[k*ds + r] = src[r*ss + k], r < rows <= width, k < n <= HL_KC; zero for rows <= r < width. Writes
+/* Transposes: dst[k*ds + r] = src[r*ss + k], r < rows <= width, k < n <= HL_KC; zero for rows <= r < width. Writes
  * whole groups of 4 r. */
-void HL_OP(pack_turn)(real *dst, int64_t ds, const real *src, int64_t ss, int64_t rows, int64_t width,
-                      int64_t n);
+void HL_OP(pack_transpose)(real *dst, int64_t ds, const real *src, int64_t ss, int64_t rows, int64_t width,
+                           int64_t n);
 /* Columns [0, cols) of n rows, `width` at a time: group g at dst + g*n*ds holds dst[k*ds + c] =
  * src[k*ss + g*width + c], zero past the end. */
 void HL_OP(pack_copy)(real *dst, int64_t ds, const real *src, int64_t ss, int64_t cols, int64_t width,
                       int64_t n);
 /* Rows of x as strips, all of K: strip i at dst + i * HL_AS * K. */
 void HL_OP(linear_strips)(real *dst, const real *x, int64_t M, int64_t K);
-void HL_OP(linear_block)(const struct hl_linear_block *b, real *room); /* room: hl_linear_scratch() bytes */
+void HL_OP(linear_block)(const struct hl_linear_block *b, real *scratch); /* hl_linear_scratch() bytes */
 /* n numbers of a dtype, a multiple of HL_PANEL, as `real` */
-void HL_OP(widen)(real *dst, const void *src, hola_dtype dtype, int64_t n);
+void HL_OP(convert)(real *dst, const void *src, hola_dtype dtype, int64_t n);
 #endif
 
 #endif

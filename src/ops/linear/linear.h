@@ -2,10 +2,10 @@
  *
  * x [M][K], W_i [N_i][K], out_i [M][N_i]. The order of every sum over K is fixed by K alone: a row's
  * result does not depend on M, on the other rows, or on the number of threads.
- * The residual stream takes its branches as `from`. Weights kept as codes (codes.h) take x rounded to 16 bits (dot.h).
+ * `from` adds the residual stream. Quantised weights (quant.h) multiply x rounded to 16 bits (quant_dot.h).
  * Backward: dx = sum_i dout_i W_i, dW_i += dout_i^T x. */
-#ifndef HL_MATMUL_H
-#define HL_MATMUL_H
+#ifndef HL_LINEAR_H
+#define HL_LINEAR_H
 #include "core/rows.h"
 struct hl_pool;
 
@@ -22,8 +22,8 @@ struct hl_linear {
     const void *x;
     int n;
     struct hl_linear_part part[HL_LINEAR_MAX];
-    /* a device: numbers from a row of every out, from and dout to the next; 0: as long as each is wide. Parts
-     * whose weights and outputs lie side by side are then one product. */
+    /* A device: the row stride of every out, from and dout; 0: each one's width. Parts whose weights and outputs are
+     * neighbours are then one product. */
     int64_t ld;
     bool out_real; /* forward: out and from are real whatever the activations are (logits) */
     void *dx;      /* backward; NULL: not wanted */
@@ -32,8 +32,8 @@ struct hl_linear {
 
 int64_t hl_linear_scratch(void); /* bytes per worker */
 
-/* A block of x W^T for an op that uses it up at once: columns [n0, n0 + n) of M rows, n0 a multiple of HL_PANEL,
- * n at most HL_LINEAR_COLUMNS. The bits are those of the whole product. */
+/* A block of x W^T for an op that consumes it while it is in the cache: columns [n0, n0 + n) of M rows, n0 a multiple of
+ * HL_PANEL, n at most HL_LINEAR_COLUMNS. The bits are those of the whole product. */
 enum { HL_LINEAR_COLUMNS = 512 };
 struct hl_linear_block {
     int64_t M, K, n0, n;
@@ -44,8 +44,8 @@ struct hl_linear_block {
     int64_t ldc;
 };
 
-/* panels of a [rows][cols] matrix given as floats; out has hl_panel_bytes() bytes. Codes (codes.h) are made of
- * finite numbers alone. */
+/* Panels of a [rows][cols] matrix given as reals; out has hl_panel_bytes() bytes. To be quantised (quant.h) all numbers
+ * must be finite. */
 int64_t hl_panel_bytes(int64_t rows, int64_t cols, hola_dtype dtype);
 void hl_panel_pack(void *out, hola_dtype dtype, const real *rows_in, int64_t rows, int64_t cols);
 

@@ -7,13 +7,13 @@
 #include "ops/linear/quant_dot.h"
 #include <string.h>
 
-enum { TINY_FLOPS = 50000 }; /* less than this is not worth waking threads */
+enum { SERIAL_FLOPS = 50000 }; /* less than this is not worth waking threads */
 
 struct term { /* C (= or +=) A B over K */
     const real *A;
     int64_t ai, ak; /* A(i, k) = A[i*ai + k*ak], one of them 1 */
     const void *B;
-    enum { B_ROWS, B_COLUMNS, B_PANELS, B_CODES } form; /* B(k, n) = B[n*bs + k], B[k*bs + n], or panels */
+    enum { B_ROWS, B_COLUMNS, B_PANELS, B_QUANT } form; /* B(k, n) = B[n*bs + k], B[k*bs + n], or panels */
     hola_dtype dtype;                                   /* of panels */
     int64_t bs, K;
 };
@@ -45,16 +45,16 @@ struct panels { /* of one piece of one term: panel j at B + j * step bytes */
     hola_dtype dtype;
 };
 
-/* Columns n0..n0+n of B, rows k..k+kc: where they are, or packed into `room`. */
+/* Columns n0..n0+n of B, rows k..k+kc: where they are, or packed into scratch. */
 static struct panels find_panels(const struct term *t, int64_t n0, int64_t n, int64_t k, int64_t kc,
-                                 real *room) {
-    struct panels p = {(const char *)room, kc * HL_PANEL * (int64_t)sizeof(real), HOLA_F32};
+                                 real *scratch) {
+    struct panels p = {(const char *)scratch, kc * HL_PANEL * (int64_t)sizeof(real), HOLA_F32};
     if (t->form == B_COLUMNS) {
-        HL_OP(pack_copy)(room, HL_PANEL, (const real *)t->B + k * t->bs + n0, t->bs, n, HL_PANEL, kc);
+        HL_OP(pack_copy)(scratch, HL_PANEL, (const real *)t->B + k * t->bs + n0, t->bs, n, HL_PANEL, kc);
     } else if (t->form == B_ROWS) {
         for (int64_t j = 0; j < n; j += HL_PANEL) {
             const real *W = (const real *)t->B + (n0 + j) * t->bs + k;
-            HL_OP(pack_turn)(room + j * kc, HL_PANEL, W, t->bs, min64(n - j, HL_PANEL), HL_PANEL, kc);
+            HL_OP(pack_transpose)(scratch + j * kc, HL_PANEL, W, t->bs, min64(n - j, HL_PANEL), HL_PANEL, kc);
         }
     } else {
         int64_t size = dtype_size(t->dtype), step = t->K * HL_PANEL * size;
@@ -62,7 +62,7 @@ static struct panels find_panels(const struct term *t, int64_t n0, int64_t n, in
         if (t->dtype == HOLA_F32 && sizeof(real) == sizeof(float))
             return (struct panels){stored, step, t->dtype};
         for (int64_t j = 0; j < n; j += HL_PANEL, stored += step)
-            HL_OP(widen)(room + j * kc, stored, t->dtype, kc * HL_PANEL);
+            HL_OP(convert)(scratch + j * kc, stored, t->dtype, kc * HL_PANEL);
     }
     return p;
 }
@@ -72,7 +72,7 @@ static void pack_strips(real *strips, const struct term *t, int64_t i0, int64_t 
     const real *A = t->A + i0 * t->ai + k * t->ak;
     if (t->ak == 1)
         for (int64_t i = 0; i < m; i += HL_MR, strips += HL_AS * kc, A += HL_MR * t->ai)
-            HL_OP(pack_turn)(strips, HL_AS, A, t->ai, min64(m - i, HL_MR), min64(m - i, HL_MR), kc);
+            HL_OP(pack_transpose)(strips, HL_AS, A, t->ai, min64(m - i, HL_MR), min64(m - i, HL_MR), kc);
     else HL_OP(pack_copy)(strips, HL_AS, A, t->ak, m, HL_MR, kc);
 }
 
@@ -87,12 +87,12 @@ struct piece {
     int64_t ldc;
     bool add;
 };
-static void run_piece(const struct piece *p, real *room) {
+static void run_piece(const struct piece *p, real *scratch) {
     const struct term *t = p->t;
     const int64_t kc = min64(t->K - p->k, HL_KC), m = p->m;
     int64_t group = t->ak == 1 ? HL_MR : HL_STRIPS / HL_AS * HL_MR; /* rows packed at a time */
-    struct panels panels = find_panels(t, p->n0, p->n, p->k, kc, room);
-    real *own = room + HL_BLOCK * HL_KC;
+    struct panels panels = find_panels(t, p->n0, p->n, p->k, kc, scratch);
+    real *own = scratch + HL_BLOCK * HL_KC;
     struct hl_tile tile = {.kc = kc, .ldc = p->ldc, .alpha = 1, .add = p->add};
     tile.as = HL_AS;
     tile.bs = HL_PANEL;
@@ -111,16 +111,16 @@ static void run_piece(const struct piece *p, real *room) {
     }
 }
 
-/* A few rows against stored panels: decoding. Each panel is read once, from end to end, and bf16 and f16
- * become f32 in registers; the strips of all pieces are packed before. */
-static bool few_rows(const struct product *p) {
+/* Small M with stored panels: decoding. Each panel is read once, from end to end, and bf16 and f16 are converted in
+ * registers; the strips of all pieces of K are packed before. */
+static bool small_m(const struct product *p) {
     const struct term *t = &p->term[0];
-    if (t->form == B_CODES) return p->M <= HL_DOT_ROWS;
+    if (t->form == B_QUANT) return p->M <= HL_DOT_ROWS;
     int64_t strips = hl_pieces(p->M, HL_MR);
     return t->form == B_PANELS && strips <= 2 && strips * HL_AS * t->K <= HL_BLOCK_SCRATCH &&
            (t->dtype != HOLA_F32 || sizeof(real) == sizeof(float));
 }
-static void run_few_rows(const struct product *p, int64_t n0, real *strips) {
+static void run_small_m(const struct product *p, int64_t n0, real *strips) {
     const struct term *t = &p->term[0];
     bool row = p->M == 1; /* which is its own strip */
     int64_t end = min64(p->N, n0 + p->nc), size = dtype_size(t->dtype);
@@ -143,8 +143,8 @@ static void run_few_rows(const struct product *p, int64_t n0, real *strips) {
         }
 }
 
-/* Codes go through integer dot products, whatever the number of rows. */
-static void run_codes(const struct piece *p, real *room) {
+/* Quantised weights: integer dot products, for any number of rows. */
+static void run_quant(const struct piece *p, real *scratch) {
     const struct hl_dot_block b = {.dtype = p->t->dtype,
                                    .panels = p->t->B,
                                    .x = p->t->A + p->m0 * p->t->ai,
@@ -156,13 +156,13 @@ static void run_codes(const struct piece *p, real *room) {
                                    .C = p->C,
                                    .ldc = p->ldc,
                                    .add = p->add};
-    HL_OP(dot_block)(&b, room, hl_linear_scratch());
+    HL_OP(dot_block)(&b, scratch, hl_linear_scratch());
 }
 
 static void task(void *ctx, int64_t i, int worker) {
     struct job *job = ctx;
     const struct product *p = job->product;
-    real *room = hl_pool_scratch(job->pool, worker, hl_linear_scratch());
+    real *scratch = hl_pool_scratch(job->pool, worker, hl_linear_scratch());
     int64_t m0, n0;
     for (; i >= p->tasks; p++) i -= p->tasks;
     m0 = i % p->row_blocks * p->mc; /* neighbours share their columns: B comes from the shared cache */
@@ -175,17 +175,17 @@ static void task(void *ctx, int64_t i, int worker) {
                           .C = p->C + m0 * p->N + n0,
                           .ldc = p->N,
                           .add = p->add};
-    if (p->term[0].form == B_CODES) {
-        run_codes(&piece, room);
+    if (p->term[0].form == B_QUANT) {
+        run_quant(&piece, scratch);
         return;
     }
-    if (few_rows(p)) {
-        run_few_rows(p, n0, room);
+    if (small_m(p)) {
+        run_small_m(p, n0, scratch);
         return;
     }
     for (int t = 0; t < p->terms; t++)
         for (piece.t = &p->term[t], piece.k = 0; piece.k < p->term[t].K; piece.k += HL_KC, piece.add = true)
-            run_piece(&piece, room);
+            run_piece(&piece, scratch);
 }
 
 static void all_tasks(void *ctx, int64_t i, int worker) {
@@ -219,11 +219,11 @@ static void cut(struct product *p, int threads) {
         }
 }
 /* Decoding waits for memory, not for the tiles, and has no time to search. */
-static void cut_few_rows(struct product *p, int threads) {
+static void cut_small_m(struct product *p, int threads) {
     int64_t panels = hl_pieces(p->N, HL_PANEL);
     p->mc = p->M;
-    /* every task on codes rounds x for itself: fewer of them */
-    const int64_t tasks = (p->term[0].form == B_CODES ? 4 : 8) * threads;
+    /* every task on quantised weights quantises x for itself: fewer of them */
+    const int64_t tasks = (p->term[0].form == B_QUANT ? 4 : 8) * threads;
     p->nc = max64(hl_pieces(panels, tasks), hl_pieces(512, p->term[0].K)) * HL_PANEL;
 }
 
@@ -232,13 +232,13 @@ static void run(struct job *job) {
     job->tasks = 0;
     for (int i = 0; i < job->n; i++) {
         struct product *p = &job->product[i];
-        (few_rows(p) ? cut_few_rows : cut)(p, hl_pool_threads(job->pool));
+        (small_m(p) ? cut_small_m : cut)(p, hl_pool_threads(job->pool));
         p->row_blocks = hl_pieces(p->M, p->mc);
         p->tasks = p->row_blocks * hl_pieces(p->N, p->nc);
         job->tasks += p->tasks;
         flops += 2 * (double)p->M * (double)p->N * (double)depth(p);
     }
-    if (flops < TINY_FLOPS) hl_pool_run(job->pool, 1, all_tasks, job);
+    if (flops < SERIAL_FLOPS) hl_pool_run(job->pool, 1, all_tasks, job);
     else hl_pool_run(job->pool, job->tasks, task, job);
 }
 
@@ -250,7 +250,7 @@ static struct term forward_term(const real *x, const struct hl_weight *W, int64_
                          .ak = 1,
                          .B = W->data,
                          .form = W->layout != HL_PANELS  ? B_ROWS
-                                 : hl_is_quant(W->dtype) ? B_CODES
+                                 : hl_is_quant(W->dtype) ? B_QUANT
                                                          : B_PANELS,
                          .dtype = W->dtype,
                          .bs = K,
@@ -265,17 +265,17 @@ void HL_OP(linear_strips)(real *dst, const real *x, int64_t M, int64_t K) {
                         min64(K - k, HL_KC));
 }
 
-void HL_OP(linear_block)(const struct hl_linear_block *b, real *room) {
+void HL_OP(linear_block)(const struct hl_linear_block *b, real *scratch) {
     const struct term t = forward_term(b->x, &b->W, b->K);
     struct piece p = {
         .t = &t, .m = b->M, .n0 = b->n0, .n = b->n, .next = HL_AS * b->K, .C = b->C, .ldc = b->ldc};
-    if (t.form == B_CODES) {
-        run_codes(&p, room);
+    if (t.form == B_QUANT) {
+        run_quant(&p, scratch);
         return;
     }
     for (; p.k < b->K; p.k += HL_KC, p.add = true) {
         p.strips = b->strips ? b->strips + p.k * HL_AS : NULL;
-        run_piece(&p, room);
+        run_piece(&p, scratch);
     }
 }
 

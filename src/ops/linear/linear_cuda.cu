@@ -1,22 +1,22 @@
-/* linear_cuda.cu -- see matmul.h: a few rows by gemv_cuda.cuh and few_cuda.cuh, a few outputs by tiny_cuda.cuh, the
- * rest as products of cuBLAS. */
+/* linear_cuda.cu -- see linear.h: chooses the form of each product. Up to 16 rows: gemv_cuda.cuh; up to 64:
+ * gemm_small_m_cuda.cuh; matrices of few outputs: gemm_small_n_cuda.cuh; everything else: cuBLASLt (cuda/gemm.c). */
 #include "ops/cuda_ops.cuh"
 #include "ops/linear/gemm_small_m_cuda.cuh"
 #include "ops/linear/gemm_small_n_cuda.cuh"
 
-/* Which parts go together as tiny ones; whether there are any. Float activations: none, plain products. */
-static bool find_tiny(const struct hl_linear *a, bool *is_tiny) {
+/* Which parts are computed together as one of small N; whether there are any. Float activations: none. */
+static bool find_small_n(const struct hl_linear *a, bool *is_small_n) {
     int64_t all = 0;
     for (int p = 0; p < a->n; p++) {
         const int64_t rows = a->part[p].W.rows;
-        is_tiny[p] = !a->ld && a->K <= TINY_K && HL_ACT_DTYPE == HOLA_BF16 && rows <= TINY_ROWS &&
-                     all + rows <= TINY_ALL && a->K % WIDE == 0;
-        if (is_tiny[p]) all += rows;
+        is_small_n[p] = !a->ld && a->K <= SMALL_N_K && HL_ACT_DTYPE == HOLA_BF16 && rows <= SMALL_N_ROWS &&
+                        all + rows <= SMALL_N_ALL && a->K % WIDE == 0;
+        if (is_small_n[p]) all += rows;
     }
     return all > 0;
 }
 
-/* Parts whose weights, outputs and gradients go on where those of the part before end, as one. */
+/* Merges parts whose weights, outputs and gradients begin where those of the part before end. */
 static struct hl_linear merged(const struct hl_linear *a) {
     const int64_t size = a->out_real ? (int64_t)sizeof(float) : (int64_t)sizeof(act);
     struct hl_linear m = *a;
@@ -45,20 +45,20 @@ static struct hl_gemm product(int64_t M, int64_t N, int64_t K, const void *A, co
 extern "C" void HL_OP(linear_forward)(struct hl_backend *backend, const struct hl_linear *parts) {
     struct hl_cuda *c = hl_cuda_of(backend);
     const struct hl_linear all = merged(parts), *a = &all;
-    bool is_tiny[HL_LINEAR_MAX];
+    bool is_small_n[HL_LINEAR_MAX];
     if (a->M == 0 || a->n == 0) return;
     if (!a->ld && gemv_fits(a)) {
         gemv(c, a);
         return;
     }
-    if (!a->ld && few_fits(a)) {
-        few(c, a);
+    if (!a->ld && small_m_fits(c, a)) {
+        small_m(c, a);
         return;
     }
-    const bool any_tiny = find_tiny(a, is_tiny);
+    const bool any_small_n = find_small_n(a, is_small_n);
     for (int p = 0; p < a->n; p++) {
         const struct hl_linear_part *part = &a->part[p];
-        if (is_tiny[p]) continue;
+        if (is_small_n[p]) continue;
         struct hl_gemm g = product(a->M, part->W.rows, a->K, a->x, part->W.data, part->out);
         g.b_trans = true, g.ldb = a->K;
         if (a->ld) g.ldc = a->ld;
@@ -67,28 +67,28 @@ extern "C" void HL_OP(linear_forward)(struct hl_backend *backend, const struct h
         hl_cuda_gemm(c, &g);
     }
 #ifndef HL_CUDA_F32
-    const struct tiny t = tiny_open(a, is_tiny);
-    if (any_tiny) tiny_forward(c, &t);
+    const struct small_n t = small_n_open(a, is_small_n);
+    if (any_small_n) small_n_forward(c, &t);
 #endif
-    (void)any_tiny;
+    (void)any_small_n;
 }
 
 extern "C" void HL_OP(linear_backward)(struct hl_backend *backend, const struct hl_linear *parts) {
     struct hl_cuda *c = hl_cuda_of(backend);
     const struct hl_linear all = merged(parts), *a = &all;
-    bool is_tiny[HL_LINEAR_MAX], dx_add = a->dx_add;
+    bool is_small_n[HL_LINEAR_MAX], dx_add = a->dx_add;
     if (a->M == 0 || a->n == 0) return;
-    const bool any_tiny = find_tiny(a, is_tiny);
+    const bool any_small_n = find_small_n(a, is_small_n);
 #ifndef HL_CUDA_F32
-    struct tiny t = tiny_open(a, is_tiny);
-    if (any_tiny) tiny_backward_w(c, &t);
-    if (any_tiny && a->dx) tiny_backward_x(c, &t, dx_add);
+    struct small_n t = small_n_open(a, is_small_n);
+    if (any_small_n) small_n_backward_w(c, &t);
+    if (any_small_n && a->dx) small_n_backward_x(c, &t, dx_add);
 #endif
-    dx_add = dx_add || any_tiny;
+    dx_add = dx_add || any_small_n;
     for (int p = 0; p < a->n; p++) {
         const struct hl_linear_part *part = &a->part[p];
         const int64_t N = part->W.rows, ld = a->ld ? a->ld : N;
-        if (is_tiny[p]) continue;
+        if (is_small_n[p]) continue;
         if (a->dx) {
             struct hl_gemm g = product(a->M, a->K, N, part->dout, part->W.data, a->dx);
             g.lda = ld;

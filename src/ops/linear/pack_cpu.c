@@ -1,5 +1,5 @@
-/* pack_cpu.c -- bring operands into the order the tile reads them: plain copies, transposes in blocks
- * of 4 x 4, wider numbers. */
+/* pack_cpu.c -- packs operands into the order in which the tile reads them: copies, transposes in blocks of 4 x 4,
+ * conversions from bf16 and f16. */
 #include "ops/linear/kernel.h"
 #include "ops/linear/convert.h"
 
@@ -10,7 +10,7 @@ static inline v4 load4(const real *p) { return *(const v4_mem *)p; }
 static inline void store4(real *p, v4 x) { *(v4_mem *)p = x; }
 
 /* dst[k*ds + i] = src[i][k], i < 4, k < 4 */
-static inline void turn4(real *dst, int64_t ds, const real *const src[4], int64_t k) {
+static inline void transpose4(real *dst, int64_t ds, const real *const src[4], int64_t k) {
     v4 a = load4(src[0] + k), b = load4(src[1] + k), c = load4(src[2] + k), d = load4(src[3] + k);
     v4 ab = __builtin_shufflevector(a, b, 0, 4, 1, 5), AB = __builtin_shufflevector(a, b, 2, 6, 3, 7);
     v4 cd = __builtin_shufflevector(c, d, 0, 4, 1, 5), CD = __builtin_shufflevector(c, d, 2, 6, 3, 7);
@@ -21,19 +21,19 @@ static inline void turn4(real *dst, int64_t ds, const real *const src[4], int64_
     store4(dst + 3 * ds, __builtin_shufflevector(AB, CD, 2, 3, 6, 7));
 }
 
-void HL_OP(pack_turn)(real *dst, int64_t ds, const real *src, int64_t ss, int64_t rows, int64_t width,
-                      int64_t n) {
+void HL_OP(pack_transpose)(real *dst, int64_t ds, const real *src, int64_t ss, int64_t rows, int64_t width,
+                           int64_t n) {
     static const real zeros[HL_KC];
     for (int64_t r = 0; r < width; r += 4, dst += 4, src += 4 * ss) {
         const real *row[4];
         int64_t k = 0;
         for (int64_t i = 0; i < 4; i++) row[i] = r + i < rows ? src + i * ss : zeros;
         for (; k + 16 <= n; k += 16) {
-            /* the next four rows: too far apart for the processor to guess */
+            /* the next four rows: too far apart for the hardware prefetcher */
             for (int64_t i = 4; i < 8; i++) __builtin_prefetch(src + i * ss + k);
-            for (int64_t i = 0; i < 16; i += 4) turn4(dst, ds, row, k + i);
+            for (int64_t i = 0; i < 16; i += 4) transpose4(dst, ds, row, k + i);
         }
-        for (; k + 4 <= n; k += 4) turn4(dst, ds, row, k);
+        for (; k + 4 <= n; k += 4) transpose4(dst, ds, row, k);
         for (; k < n; k++)
             for (int64_t i = 0; i < 4; i++) dst[k * ds + i] = row[i][k];
     }
@@ -68,7 +68,7 @@ void HL_OP(pack_copy)(real *dst, int64_t ds, const real *src, int64_t ss, int64_
         }
 }
 
-void HL_OP(widen)(real *dst, const void *src, hola_dtype dtype, int64_t n) {
+void HL_OP(convert)(real *dst, const void *src, hola_dtype dtype, int64_t n) {
     for (int64_t i = 0; i < n; i += VL)
         if (dtype == HOLA_BF16) v_store(dst + i, v_load_bf16((const uint16_t *)src + i));
         else if (dtype == HOLA_F16) v_store(dst + i, v_load_f16((const uint16_t *)src + i));

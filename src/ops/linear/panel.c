@@ -12,8 +12,8 @@ int64_t hl_panel_bytes(int64_t rows, int64_t cols, hola_dtype dtype) {
     return panels * HL_PANEL * cols * (dtype == HOLA_F32 ? 4 : 2);
 }
 
-/* Group by group: codes, then their place. */
-static void pack_codes(char *to, hola_dtype dtype, const real *rows_in, int64_t rows, int64_t cols) {
+/* Group by group: quantised, then interleaved. */
+static void pack_quant(char *to, hola_dtype dtype, const real *rows_in, int64_t rows, int64_t cols) {
     const int64_t G = hl_group_size(dtype);
     uint8_t code[HL_PANEL * HL_GROUP_MAX];
     uint16_t scale[HL_PANEL];
@@ -33,7 +33,7 @@ static void pack_codes(char *to, hola_dtype dtype, const real *rows_in, int64_t 
 
 void hl_panel_pack(void *out, hola_dtype dtype, const real *rows_in, int64_t rows, int64_t cols) {
     if (hl_is_quant(dtype)) {
-        pack_codes(out, dtype, rows_in, rows, cols);
+        pack_quant(out, dtype, rows_in, rows, cols);
         return;
     }
     for (int64_t p = 0; p < hl_pieces(rows, HL_PANEL); p++)

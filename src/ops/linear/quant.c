@@ -1,9 +1,9 @@
-/* quant.c -- weights to small integers and back; as rows and as panels. */
+/* quant.c -- quantises weights and reads them back; as rows and as panels. */
 #include "ops/linear/quant.h"
 #include "core/half.h"
 #include <string.h>
 
-/* ---- choosing codes ---- */
+/* ---- choosing scales and codes ---- */
 
 static int clamp(float x, int low, int high) {
     const float r = rintf(x);

@@ -1,16 +1,19 @@
-/* quant_act_cpu.c -- rows of x as 16-bit integers, strip after strip, past the panels of a block (dot.h). */
+/* quant_act_cpu.c -- rows of x quantised to 16-bit integers, strip after strip, times the panels of a block
+ * (quant_dot.h). */
 #include "ops/linear/quant_dot.h"
 
-enum { PIECE = 1024 }; /* columns at a time where there are many rows: the block's codes stay in the cache */
+enum {
+    PIECE = 1024
+}; /* columns at a time where there are many rows: the block's weights stay in the cache */
 
 typedef int16_t vs __attribute__((vector_size(2 * VL)));
 
 static int64_t round_up(int64_t a, int64_t b) { return (a + b - 1) / b * b; }
 static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* n <= HL_GROUP_MAX numbers of x; out has room for whole vectors. Returns the scale: NaN where x is not finite, so
+/* n <= HL_GROUP_MAX numbers of x; out has space for whole vectors. Returns the scale: NaN where x is not finite, so
  * that out shows it. */
-static real round_group(const real *x, int64_t n, int16_t *out, int32_t *sum) {
+static real quantise_group(const real *x, int64_t n, int16_t *out, int32_t *sum) {
     const real magic =
         sizeof(real) == 4 ? (real)12582912 : (real)6755399441055744; /* rounds what it is added to */
     vr most = {0}, bad = {0}, total = {0};                           /* exact: a sum of integers below 2^24 */
@@ -41,10 +44,10 @@ struct strip {
     int64_t xs, gs;
 };
 
-/* room for K columns of m rows, K a multiple of the group or all there are */
-static struct strip strip_in(void *room, int64_t m, int64_t K, int64_t G) {
+/* a strip of m rows and K columns in scratch memory, K a multiple of the group or all there are */
+static struct strip strip_in(void *scratch, int64_t m, int64_t K, int64_t G) {
     struct strip s = {.xs = round_up(K, HL_GROUP_MAX), .gs = hl_pieces(K, G)};
-    s.x = room;
+    s.x = scratch;
     s.scale = (real *)(s.x + m * s.xs);
     s.sum = (int32_t *)(s.scale + round_up(m * s.gs, 16));
     return s;
@@ -62,15 +65,15 @@ static void (*dot_of(void))(const struct hl_dot *) {
     return HL_OP(dot);
 }
 
-void HL_OP(dot_block)(const struct hl_dot_block *b, void *room, int64_t room_bytes) {
+void HL_OP(dot_block)(const struct hl_dot_block *b, void *scratch, int64_t bytes) {
     void (*const dot)(const struct hl_dot *) = dot_of();
     const int64_t G = hl_group_size(b->dtype), panel = hl_quant_panel(b->dtype, b->K);
     const int64_t rows = min64(b->m, HL_DOT_ROWS);
-    int64_t piece = columns_in(room_bytes, rows, G);
+    int64_t piece = columns_in(bytes, rows, G);
     if (b->m > HL_DOT_ROWS) piece = min64(piece, PIECE);
     for (int64_t k = 0; k < b->K; k += piece) {
         const int64_t K = min64(b->K - k, piece);
-        const struct strip s = strip_in(room, rows, K, G);
+        const struct strip s = strip_in(scratch, rows, K, G);
         const char *B =
             (const char *)b->panels + b->n0 / HL_PANEL * panel + k / G * hl_quant_block(b->dtype, G);
         struct hl_dot d = {.dtype = b->dtype, .K = K, .x = s.x, .scale = s.scale, .sum = s.sum};
@@ -83,8 +86,8 @@ void HL_OP(dot_block)(const struct hl_dot_block *b, void *room, int64_t room_byt
             for (int64_t r = 0; r < d.mr; r++)
                 for (int64_t g = 0; g < s.gs; g++)
                     s.scale[r * s.gs + g] =
-                        round_group(b->x + (i + r) * b->xs + k + g * G, min64(K - g * G, G),
-                                    s.x + r * s.xs + g * G, &s.sum[r * s.gs + g]);
+                        quantise_group(b->x + (i + r) * b->xs + k + g * G, min64(K - g * G, G),
+                                       s.x + r * s.xs + g * G, &s.sum[r * s.gs + g]);
             for (int64_t j = 0; j < b->n; j += HL_PANEL) {
                 d.B = B + j / HL_PANEL * panel;
                 d.n = (int)min64(b->n - j, HL_PANEL);

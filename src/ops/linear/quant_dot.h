@@ -1,11 +1,11 @@
-/* quant_dot.h -- products with panels of codes (codes.h): integer dot products of 16-bit numbers.
+/* quant_dot.h -- products with quantised panels (quant.h): integer dot products of 16-bit numbers.
  *
- * A row of x goes through as 16-bit integers, one scale per group of the weight's columns: 32767 stands for the
+ * A row of x is quantised to 16-bit integers, one scale per group of the weight's columns: 32767 stands for the
  * largest magnitude of the group, so the rounding is about 2e-5 of it, far below that of the weights. A group's
  * dot product is then a sum of integers, the same in any order and instruction set; out gets
  * (sum * scale of x) * scale of w, group after group. So a row has the same bits in every batch. */
-#ifndef HL_DOT_H
-#define HL_DOT_H
+#ifndef HL_QUANT_DOT_H
+#define HL_QUANT_DOT_H
 #include "ops/linear/quant.h"
 #include "ops/linear/kernel.h"
 
@@ -45,7 +45,7 @@ struct hl_dot_block {
 };
 #ifdef HL_ISA
 void HL_OP(dot)(const struct hl_dot *d);
-void HL_OP(dot_block)(const struct hl_dot_block *b, void *room, int64_t room_bytes);
+void HL_OP(dot_block)(const struct hl_dot_block *b, void *scratch, int64_t bytes);
 #endif
 /* the same with AVX512-VNNI, where the processor has it */
 void hl_avx512vnni_dot(const struct hl_dot *d);

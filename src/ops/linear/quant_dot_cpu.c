@@ -1,4 +1,4 @@
-/* quant_dot_cpu.c -- one strip of rows against one panel of codes. Also compiled as avx512vnni (Makefile). */
+/* quant_dot_cpu.c -- one strip of rows times one quantised panel. Also compiled as avx512vnni (Makefile). */
 #include "ops/linear/quant_dot.h"
 #include "ops/linear/convert.h"
 #if defined(__SSE2__)
@@ -17,7 +17,7 @@ typedef int32_t vq_mem __attribute__((vector_size(4 * VL), aligned(2), may_alias
 typedef int16_t vw __attribute__((vector_size(4 * VL)));
 typedef int8_t vb_mem __attribute__((vector_size(2 * VL), aligned(1), may_alias));
 enum { NV = HL_PANEL / VL };
-/* A line of weights is asked for this many bytes before it is needed: more than the processor dares by itself. */
+/* Weights are prefetched this many bytes ahead: further than the hardware does by itself. */
 enum { AHEAD = 2048 };
 
 /* acc + the products of both halves of every lane */

@@ -7,7 +7,7 @@ enum { STRIPS = 32 * 1024, PANELS = HL_SMALL_GEMM_SCRATCH - STRIPS }; /* reals o
 /* Rows [0, rows) and columns [0, n) of an operand, turned so that k runs down. */
 static void pack(real *dst, int64_t ds, const real *src, int64_t si, int64_t sk, int64_t rows, int64_t width,
                  int64_t n) {
-    if (sk == 1) HL_OP(pack_turn)(dst, ds, src, si, rows, width, n);
+    if (sk == 1) HL_OP(pack_transpose)(dst, ds, src, si, rows, width, n);
     else if (si == 1) HL_OP(pack_copy)(dst, ds, src, sk, rows, width, n);
     else
         for (int64_t k = 0; k < n; k++) {

@@ -1,4 +1,4 @@
-/* swiglu_cuda.cu -- see swiglu.h: one pass over memory, 16 bytes a thread at a time. */
+/* swiglu_cuda.cu -- see swiglu.h: one pass over memory; a thread owns 16 bytes of each array. */
 #include "ops/cuda_ops.cuh"
 #include "cuda/pdl.cuh"
 
@@ -28,7 +28,7 @@ static __global__ void swiglu_fwd(const act *gate, const act *up, act *y, const 
     } else put(y + i, f32(up[at]) * silu(f32(gate[at])));
 }
 
-static __device__ __forceinline__ void turn_back(float *g, float *u, float dy) {
+static __device__ __forceinline__ void backward_one(float *g, float *u, float dy) {
     const float s = sigmoid(*g), gate = *g, up = *u;
     *u = dy * gate * s;
     *g = dy * up * s * (1.0f + gate * (1.0f - s));
@@ -41,11 +41,11 @@ static __global__ void swiglu_bwd(const act *gate, const act *up, const act *dy,
     float g[WIDE], u[WIDE], d[WIDE];
     if (wide > 1) {
         load_wide(g, gate + at), load_wide(u, up + at), load_wide(d, dy + i);
-        for (int j = 0; j < WIDE; j++) turn_back(&g[j], &u[j], d[j]);
+        for (int j = 0; j < WIDE; j++) backward_one(&g[j], &u[j], d[j]);
         store_wide(dgate + at, g), store_wide(dup + at, u);
     } else {
         g[0] = f32(gate[at]), u[0] = f32(up[at]);
-        turn_back(g, u, f32(dy[i]));
+        backward_one(g, u, f32(dy[i]));
         put(dgate + at, g[0]), put(dup + at, u[0]);
     }
 }

@@ -1,6 +1,6 @@
-/* topk.h -- the largest logits of every row, in order, for a choice that needs no others. */
-#ifndef HL_TOP_H
-#define HL_TOP_H
+/* topk.h -- the k largest logits of every row, in order: all that greedy decoding and top-k sampling look at. */
+#ifndef HL_TOPK_H
+#define HL_TOPK_H
 #include "core/real.h"
 #include "core/status.h"
 
@@ -10,9 +10,9 @@ struct hl_candidate {
     int32_t id;
 };
 struct hl_topk {
-    int64_t M, V, k;          /* k <= V, HL_TOPK_MOST */
+    int64_t M, V, k;          /* 1 <= k <= V, HL_TOPK_MOST */
     const real *logits;       /* [M][V] */
-    struct hl_candidate *out; /* [M][k], the largest first, of equals the lowest id; a row that is not finite
-                               * has -1 as its first id */
+    struct hl_candidate *out; /* [M][k], the largest first, of equals the lowest id; a row with a NaN or an
+                               * infinity has -1 as its first id */
 };
 #endif

@@ -1,14 +1,15 @@
-/* topk_cuda.cu -- see top.h: a thread block a row, whose logits its threads hold as far as they have room.
+/* topk_cuda.cu -- see topk.h. Grid M, block TOPK_THREADS: a block owns a row, whose logits are in its threads' registers
+ * as far as they fit, HELD each.
  *
- * The k-th of the best of GROUPS parts bounds the k-th of the row from below, so those at least as large are few: they
- * are collected, in their order (top_order.cuh), and each counts how many are before it. */
+ * The k-th largest of the maxima of GROUPS groups bounds the k-th largest logit from below, so those at least as large
+ * are few: they are collected in shared memory (in any order), and each thread counts how many come before its own. */
 #include "ops/cuda_ops.cuh"
 #include "cuda/pdl.cuh"
 #include "ops/topk/topk_order.cuh"
 
 enum {
-    TOP_THREADS = 1024,
-    GROUPS = TOP_THREADS / 4,
+    TOPK_THREADS = 1024,
+    GROUPS = TOPK_THREADS / 4,
     LIST = 2048,
     HELD = 32
 }; /* GROUPS: of neighbouring threads */
@@ -22,13 +23,13 @@ static __device__ __forceinline__ int before(const uint64_t *list, int n, uint64
 /* The thread's best below `limit`. */
 static __device__ __forceinline__ uint64_t best_of(const float *x, int64_t V, uint64_t limit) {
     uint64_t best = 0;
-    for (int64_t i = threadIdx.x; i < V; i += TOP_THREADS) {
+    for (int64_t i = threadIdx.x; i < V; i += TOPK_THREADS) {
         const uint64_t v = order_of(x[i], (int32_t)i);
         if (v > best && v < limit) best = v;
     }
     return best;
 }
-/* Equal ones without end: one by one. All threads. */
+/* More of them than LIST, as where very many are equal: one by one. All threads. */
 static __device__ void find_slowly(const struct hl_topk &a, const float *x, struct hl_candidate *out,
                                    uint64_t *best) {
     uint64_t limit = ~(uint64_t)0;
@@ -45,7 +46,7 @@ static __device__ void find_slowly(const struct hl_topk &a, const float *x, stru
 }
 
 /* The k-th largest of best[GROUPS]: by all threads, four for each. */
-static __device__ __forceinline__ void find_least(const float *best, int k, float *least) {
+static __device__ __forceinline__ void find_bound(const float *best, int k, float *bound) {
     const float mine = best[threadIdx.x / 4];
     int more = 0, same = 0;
 #pragma unroll 8
@@ -56,13 +57,13 @@ static __device__ __forceinline__ void find_least(const float *best, int k, floa
     }
     more += __shfl_xor_sync(0xffffffffu, more, 1), same += __shfl_xor_sync(0xffffffffu, same, 1);
     more += __shfl_xor_sync(0xffffffffu, more, 2), same += __shfl_xor_sync(0xffffffffu, same, 2);
-    if (more < k && more + same >= k) *least = mine; /* equal ones write the same */
+    if (more < k && more + same >= k) *bound = mine; /* equal ones write the same */
 }
 
-static __global__ void __launch_bounds__(TOP_THREADS) top(const struct hl_topk a) {
+static __global__ void __launch_bounds__(TOPK_THREADS) topk_row(const struct hl_topk a) {
     __shared__ uint64_t list[LIST];
     __shared__ __align__(16) float best[GROUPS];
-    __shared__ float least;
+    __shared__ float bound;
     __shared__ int count;
     const int k = (int)a.k;
     const int64_t mine = threadIdx.x;
@@ -71,38 +72,38 @@ static __global__ void __launch_bounds__(TOP_THREADS) top(const struct hl_topk a
     const float *x = a.logits + (int64_t)blockIdx.x * a.V;
     struct hl_candidate *out = a.out + (int64_t)blockIdx.x * k;
     float held[HELD], top = lowest;
-    bool wrong = false;
+    bool not_finite = false;
 #pragma unroll
     for (int j = 0; j < HELD; j++)
-        held[j] = mine + j * TOP_THREADS < a.V ? x[mine + j * TOP_THREADS] : lowest;
+        held[j] = mine + j * TOPK_THREADS < a.V ? x[mine + j * TOPK_THREADS] : lowest;
 #pragma unroll
-    for (int j = 0; j < HELD; j++) wrong = wrong || !is_finite(held[j]), top = fmaxf(top, held[j]);
-    for (int64_t i = mine + HELD * TOP_THREADS; i < a.V; i += TOP_THREADS)
-        wrong = wrong || !is_finite(x[i]), top = fmaxf(top, x[i]);
+    for (int j = 0; j < HELD; j++) not_finite = not_finite || !is_finite(held[j]), top = fmaxf(top, held[j]);
+    for (int64_t i = mine + HELD * TOPK_THREADS; i < a.V; i += TOPK_THREADS)
+        not_finite = not_finite || !is_finite(x[i]), top = fmaxf(top, x[i]);
     top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
     best[threadIdx.x / 4] = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
     if (threadIdx.x == 0) count = 0;
-    if (__syncthreads_or(wrong)) {
+    if (__syncthreads_or(not_finite)) {
         if ((int)threadIdx.x < k) out[threadIdx.x] = hl_candidate{0.0f, -1};
         return;
     }
-    find_least(best, k, &least);
+    find_bound(best, k, &bound);
     __syncthreads();
 #pragma unroll
     for (int j = 0; j < HELD; j++) {
-        const int64_t i = mine + j * TOP_THREADS;
-        if (i >= a.V || held[j] < least) continue;
+        const int64_t i = mine + j * TOPK_THREADS;
+        if (i >= a.V || held[j] < bound) continue;
         const int at = atomicAdd(&count, 1);
         if (at < LIST) list[at] = order_of(held[j], (int32_t)i);
     }
-    for (int64_t i = mine + HELD * TOP_THREADS; i < a.V; i += TOP_THREADS) {
-        if (x[i] < least) continue;
+    for (int64_t i = mine + HELD * TOPK_THREADS; i < a.V; i += TOPK_THREADS) {
+        if (x[i] < bound) continue;
         const int at = atomicAdd(&count, 1);
         if (at < LIST) list[at] = order_of(x[i], (int32_t)i);
     }
     __syncthreads();
     const int n = count;
-    for (int i = threadIdx.x; i < n && n <= LIST; i += TOP_THREADS) {
+    for (int i = threadIdx.x; i < n && n <= LIST; i += TOPK_THREADS) {
         const int at = before(list, n, list[i]);
         if (at < k) out[at] = candidate_of(list[i]);
     }
@@ -111,28 +112,28 @@ static __global__ void __launch_bounds__(TOP_THREADS) top(const struct hl_topk a
 }
 
 /* The same for k = 1. */
-static __global__ void __launch_bounds__(TOP_THREADS) best(const struct hl_topk a) {
-    __shared__ uint64_t all[TOP_THREADS / 32];
+static __global__ void __launch_bounds__(TOPK_THREADS) top1(const struct hl_topk a) {
+    __shared__ uint64_t all[TOPK_THREADS / 32];
     pdl_wait(), pdl_trigger();
     const float *x = a.logits + (int64_t)blockIdx.x * a.V;
     const int V = (int)a.V, mine = (int)threadIdx.x;
     float top = -INFINITY;
     int at = 0;
-    bool wrong = false;
-    for (int first = 0; first < V; first += HELD * TOP_THREADS) {
+    bool not_finite = false;
+    for (int first = 0; first < V; first += HELD * TOPK_THREADS) {
         float held[HELD];
 #pragma unroll
         for (int j = 0; j < HELD; j++) {
-            const int i = first + mine + j * TOP_THREADS;
+            const int i = first + mine + j * TOPK_THREADS;
             held[j] = x[i < V ? i : 0]; /* one that is there, and before */
         }
 #pragma unroll
         for (int j = 0; j < HELD; j++) {
-            wrong = wrong || !is_finite(held[j]);
-            if (held[j] > top) top = held[j], at = first + j * TOP_THREADS;
+            not_finite = not_finite || !is_finite(held[j]);
+            if (held[j] > top) top = held[j], at = first + j * TOPK_THREADS;
         }
     }
-    if (__syncthreads_or(wrong)) {
+    if (__syncthreads_or(not_finite)) {
         if (threadIdx.x == 0) a.out[blockIdx.x] = hl_candidate{0.0f, -1};
         return;
     }
@@ -150,5 +151,5 @@ static __global__ void __launch_bounds__(TOP_THREADS) best(const struct hl_topk 
 
 extern "C" void HL_OP(topk)(struct hl_backend *backend, const struct hl_topk *a) {
     if (a->M < 1) return;
-    launch_pdl(hl_cuda_of(backend), a->k == 1 ? best : top, (unsigned)a->M, TOP_THREADS, 0, *a);
+    launch_pdl(hl_cuda_of(backend), a->k == 1 ? top1 : topk_row, (unsigned)a->M, TOPK_THREADS, 0, *a);
 }

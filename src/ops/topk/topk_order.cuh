@@ -1,6 +1,6 @@
-/* topk_order.cuh -- a logit and its id as one number, larger for what comes first; no two are equal, and none is 0. */
-#ifndef HL_TOP_ORDER_CUH
-#define HL_TOP_ORDER_CUH
+/* topk_order.cuh -- a logit and its id as one 64-bit key, larger for what comes first; no two are equal, none is 0. */
+#ifndef HL_TOPK_ORDER_CUH
+#define HL_TOPK_ORDER_CUH
 #include "ops/cuda_ops.cuh"
 
 static __device__ __forceinline__ uint64_t order_of(float x, int32_t id) {

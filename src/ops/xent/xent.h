@@ -14,9 +14,9 @@ struct hl_xent {
     const void *x;      /* [M][D] */
     struct hl_weight W; /* [vocabulary][D] */
     const int32_t *target;
-    double *nll;  /* [M] */
-    int32_t *top; /* NULL, or [M]: 1 where the target has the largest logit, the lowest id of equals */
-    void *logits; /* workspace: [min(M, xent_rows of the backend)][vocabulary] activations */
+    double *nll;      /* [M] */
+    int32_t *correct; /* NULL, or [M]: 1 where the target is the argmax, the lowest id of equal logits */
+    void *logits;     /* workspace: [min(M, xent_rows of the backend)][vocabulary] activations */
     real scale;
     void *dx; /* NULL: the loss alone */
     real *dW; /* accumulated */

@@ -76,14 +76,14 @@ static void one_row(const struct hl_xent *a, int64_t t, real *z) {
     real max;
     double sum, hit;
     a->nll[t] = 0;
-    if (a->top) a->top[t] = 0;
+    if (a->correct) a->correct[t] = 0;
     if (target < 0) {
         memset(z, 0, (size_t)V * sizeof(real));
         return;
     }
     max = row_max(z, V);
     hit = (double)z[target] - (double)max;
-    if (a->top) a->top[t] = z[target] == max && !holds(z, target, max);
+    if (a->correct) a->correct[t] = z[target] == max && !holds(z, target, max);
     sum = row_exp(z, V, max, true);
     a->nll[t] = log(sum) - hit;
     scale_row(z, V, (real)((double)a->scale / sum));
@@ -120,14 +120,14 @@ static struct share look(real *z, int64_t n, int64_t target) {
 
 struct whole { /* of a row so far */
     double max, sum, hit;
-    bool top;
+    bool correct; /* the target is the first of the largest */
 };
 static void join(struct whole *w, const struct share *y, bool has_target) {
     const double max = (double)y->max > w->max ? (double)y->max : w->max;
     w->sum = w->sum * exp(w->max - max) + y->sum * exp((double)y->max - max);
-    if (has_target) w->hit = (double)y->hit, w->top = w->hit > w->max && y->first;
+    if (has_target) w->hit = (double)y->hit, w->correct = w->hit > w->max && y->first;
     w->max = max;
-    w->top = w->top && w->hit == max;
+    w->correct = w->correct && w->hit == max;
 }
 static const struct whole nothing = {.max = -1e300};
 
@@ -135,7 +135,7 @@ struct scoring {
     const struct hl_xent *a;
     struct hl_pool *pool;
     int64_t row, rows, row_blocks;
-    real *strips;        /* of all rows; NULL: codes make their own */
+    real *strips;        /* of all rows; NULL: quantised weights make their own */
     real *room;          /* a block for each worker */
     struct share *share; /* [blocks][rows]; NULL: all logits are there */
 };
@@ -178,7 +178,7 @@ static void score_row(void *ctx, int64_t r, int worker) {
         join(&w, &y, target >= n0 && target < n0 + n);
     }
     a->nll[t] = target < 0 ? 0 : log(w.sum) + w.max - w.hit;
-    if (a->top) a->top[t] = target >= 0 && w.top;
+    if (a->correct) a->correct[t] = target >= 0 && w.correct;
 }
 
 /* Lays the pieces out in the workspace; false: it is too small, or the rows are too few to be worth it. */

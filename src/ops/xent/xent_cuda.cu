@@ -1,5 +1,8 @@
-/* xent_cuda.cu -- see xent.h: logits of some rows, their softmax trans into gradients in place, and the two
- * products with those. */
+/* xent_cuda.cu -- see xent.h: a GEMM for the logits of up to HL_XENT_ROWS_CUDA rows, a softmax kernel that turns them
+ * into their gradients in place, and the two GEMMs with those.
+ *
+ * softmax: grid rows, block up to THREADS: a block owns a row. softmax_row keeps it in registers and reads it once;
+ * softmax_any reads it three times, for rows that do not fit or are not a multiple of 16 bytes. */
 #include "ops/cuda_ops.cuh"
 #include "cuda/packed.cuh"
 
@@ -12,15 +15,15 @@ struct softmax {
     double *nll;
     float scale;
     bool backward;
-    int32_t *top;
+    int32_t *correct;
 };
 
-static __device__ __forceinline__ float block_max(float x, float *room) {
+static __device__ __forceinline__ float block_max(float x, float *shared) {
     const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     x = warp_max(x);
-    if (lane == 0) room[warp] = x;
+    if (lane == 0) shared[warp] = x;
     __syncthreads();
-    return warp_max(lane < (blockDim.x + 31) / 32 ? room[lane] : -INFINITY);
+    return warp_max(lane < (blockDim.x + 31) / 32 ? shared[lane] : -INFINITY);
 }
 static __device__ __forceinline__ void keep_nll(const struct softmax &a, int64_t row, int32_t target,
                                                 float max, float sum) {
@@ -28,32 +31,32 @@ static __device__ __forceinline__ void keep_nll(const struct softmax &a, int64_t
         a.nll[row] = (double)logf(sum) + ((double)max - (double)f32(a.z[row * a.V + target]));
 }
 /* whether no other logit is larger, nor as large with a lower id; before the logits become gradients */
-static __device__ __forceinline__ void keep_top(const struct softmax &a, int64_t row, int32_t target,
-                                                float max) {
+static __device__ __forceinline__ void keep_correct(const struct softmax &a, int64_t row, int32_t target,
+                                                    float max) {
     const act *z = a.z + row * a.V;
-    if (!a.top) return;
+    if (!a.correct) return;
     bool beaten = f32(z[target]) != max;
     for (int64_t v = threadIdx.x; !beaten && v < target; v += blockDim.x) beaten = f32(z[v]) == max;
     beaten = __syncthreads_or(beaten);
-    if (threadIdx.x == 0) a.top[row] = !beaten;
+    if (threadIdx.x == 0) a.correct[row] = !beaten;
 }
 /* true: this row is ignored; its gradient is 0 */
 static __device__ __forceinline__ bool ignored(const struct softmax &a, int64_t row) {
     if (a.target[row] >= 0) return false;
     if (threadIdx.x == 0) a.nll[row] = 0;
-    if (threadIdx.x == 0 && a.top) a.top[row] = 0;
+    if (threadIdx.x == 0 && a.correct) a.correct[row] = 0;
     for (int64_t v = threadIdx.x; a.backward && v < a.V; v += blockDim.x) put(a.z + row * a.V + v, 0.0f);
     return true;
 }
 
 /* Block x: row x, read once and kept in registers, as stored. V is a multiple of WIDE. */
 template <int N> static __global__ void __launch_bounds__(THREADS) softmax_row(struct softmax a) {
-    __shared__ float room[33], room_max[32];
+    __shared__ float shared[33], shared_max[32];
     const int64_t row = blockIdx.x;
     const unsigned pieces = (unsigned)(a.V / WIDE);
     act *z = a.z + row * a.V;
     uint4 kept[N];
-    float x[WIDE], top = -INFINITY, sum = 0.0f;
+    float x[WIDE], max = -INFINITY, sum = 0.0f;
     if (ignored(a, row)) return;
     const int32_t target = a.target[row];
 #pragma unroll
@@ -65,20 +68,20 @@ template <int N> static __global__ void __launch_bounds__(THREADS) softmax_row(s
     for (int i = 0; i < N; i++)
         if (i * blockDim.x + threadIdx.x < pieces) {
             unpack(x, kept[i]);
-            for (int j = 0; j < WIDE; j++) top = fmaxf(top, x[j]);
+            for (int j = 0; j < WIDE; j++) max = fmaxf(max, x[j]);
         }
-    top = block_max(top, room_max);
+    max = block_max(max, shared_max);
 #pragma unroll
     for (int i = 0; i < N; i++)
         if (i * blockDim.x + threadIdx.x < pieces) {
             unpack(x, kept[i]);
-            for (int j = 0; j < WIDE; j++) x[j] = __expf(x[j] - top), sum += x[j];
+            for (int j = 0; j < WIDE; j++) x[j] = __expf(x[j] - max), sum += x[j];
             if (a.backward)
-                store_packed(&kept[i], x); /* an exponential takes longer than its bytes on their way */
+                store_packed(&kept[i], x); /* an exponential takes longer than to load its bytes again */
         }
-    sum = block_sum(sum, room);
-    keep_nll(a, row, target, top, sum);
-    keep_top(a, row, target, top);
+    sum = block_sum(sum, shared);
+    keep_nll(a, row, target, max, sum);
+    keep_correct(a, row, target, max);
     if (!a.backward) return;
     __syncthreads(); /* the target's logit has been read */
     const float share = a.scale / sum;
@@ -95,23 +98,23 @@ template <int N> static __global__ void __launch_bounds__(THREADS) softmax_row(s
 
 /* any V: the row is read three times */
 static __global__ void softmax_any(struct softmax a) {
-    __shared__ float room[33], room_max[32];
+    __shared__ float shared[33], shared_max[32];
     const int64_t row = blockIdx.x;
     act *z = a.z + row * a.V;
-    float top = -INFINITY, sum = 0.0f;
+    float max = -INFINITY, sum = 0.0f;
     if (ignored(a, row)) return;
     const int32_t target = a.target[row];
-    for (int64_t v = threadIdx.x; v < a.V; v += blockDim.x) top = fmaxf(top, f32(z[v]));
-    top = block_max(top, room_max);
-    for (int64_t v = threadIdx.x; v < a.V; v += blockDim.x) sum += __expf(f32(z[v]) - top);
-    sum = block_sum(sum, room);
-    keep_nll(a, row, target, top, sum);
-    keep_top(a, row, target, top);
+    for (int64_t v = threadIdx.x; v < a.V; v += blockDim.x) max = fmaxf(max, f32(z[v]));
+    max = block_max(max, shared_max);
+    for (int64_t v = threadIdx.x; v < a.V; v += blockDim.x) sum += __expf(f32(z[v]) - max);
+    sum = block_sum(sum, shared);
+    keep_nll(a, row, target, max, sum);
+    keep_correct(a, row, target, max);
     if (!a.backward) return;
     __syncthreads();
     const float share = a.scale / sum;
     for (int64_t v = threadIdx.x; v < a.V; v += blockDim.x)
-        put(z + v, __expf(f32(z[v]) - top) * share - (v == target ? a.scale : 0.0f));
+        put(z + v, __expf(f32(z[v]) - max) * share - (v == target ? a.scale : 0.0f));
 }
 
 static void softmax_rows(struct hl_cuda *c, const struct softmax *a, int64_t rows) {
@@ -141,7 +144,7 @@ extern "C" void HL_OP(xent)(struct hl_backend *backend, const struct hl_xent *a)
                                   a->nll + row,
                                   (float)a->scale,
                                   a->dx != NULL,
-                                  a->top ? a->top + row : NULL};
+                                  a->correct ? a->correct + row : NULL};
         struct hl_gemm g = {rows,      V, D, false, true,         x,           a->W.data,
                             a->logits, D, D, V,     HL_ACT_DTYPE, HL_ACT_DTYPE};
         g.alpha = 1.0f, g.beta = 0.0f;

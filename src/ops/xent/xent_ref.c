@@ -36,7 +36,7 @@ void HL_OP(xent)(struct hl_backend *backend, const struct hl_xent *a) {
             lse = row_logits(a, x, z);
             a->nll[t] = lse - z[a->target[t]];
         }
-        if (a->top) a->top[t] = counts && first_of_largest(z, a->W.rows) == a->target[t];
+        if (a->correct) a->correct[t] = counts && first_of_largest(z, a->W.rows) == a->target[t];
         for (int64_t v = 0; v < a->W.rows && a->dx && counts; v++) {
             double g = (double)a->scale * (exp(z[v] - lse) - (v == a->target[t]));
             for (int64_t k = 0; k < a->D; k++) {
