@@ -89,7 +89,7 @@ struct arguments {
     uint64_t *best;    /* [ROWS]: of the largest logits of all blocks, 0 before and after a token */
     uint64_t *verdict; /* or NULL: [ROWS], on the host, the largest ones themselves */
     uint64_t *words;
-    struct hl_prelaunch_slot mail;
+    struct hl_prelaunch_slot request;
 };
 template <class sizes> struct decode : sizes, arguments {};
 
