@@ -25,6 +25,16 @@ static __device__ __forceinline__ float fast_exp2(float x) {
     return e;
 #endif
 }
+/* 1 / sqrt(x), good to two units in the last place; x must be a normal number */
+static __device__ __forceinline__ float fast_rsqrt(float x) {
+#ifdef HL_CUDA_EMU
+    return rsqrtf(x);
+#else
+    float r;
+    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
+#endif
+}
 static __device__ __forceinline__ float fast_silu(float x) { return x * fast_sigmoid(x); }
 
 #endif

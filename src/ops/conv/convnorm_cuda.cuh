@@ -5,6 +5,7 @@
 #ifndef HL_CONVNORM_CUDA_CUH
 #define HL_CONVNORM_CUDA_CUH
 #include "ops/cuda_ops.cuh"
+#include "cuda/fastmath.cuh"
 #include "ops/conv/conv_cuda.cuh"
 
 enum { TAPS = 4, PAIR = 2 }; /* rows are taken two at a time, so that their sums overlap */
@@ -67,16 +68,6 @@ static __device__ __forceinline__ void load_taps(float (*w)[V], const float *fro
         load_wide(taps, from + (c + v) * TAPS);
         for (int i = 0; i < TAPS; i++) w[i][v] = taps[i];
     }
-}
-/* 1 / sqrt(x), x not so small that it would not be a normal number */
-static __device__ __forceinline__ float fast_rsqrt(float x) {
-#ifdef HL_CUDA_EMU
-    return 1.0f / sqrtf(x);
-#else
-    float r;
-    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
-    return r;
-#endif
 }
 /* the sums of a head's lanes, of n numbers at a time */
 template <int lanes, int n> static __device__ __forceinline__ void head_sums(float *x) {
