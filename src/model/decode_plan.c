@@ -105,7 +105,7 @@ bool hl_decode_open(hola_model *m, const struct hl_rows *rows, struct hl_decode 
     if (!few && !(rows->T > 1 && m->backend->ops.decode_batch && hl_decode_batch_takes(out))) return false;
     if (!ready(m, out, table, few)) return false;
     out->layer = few ? (const struct hl_decode_layer *)m->decoder.block : NULL;
-    out->memory = few ? m->decoder.block + table : NULL;
+    out->workspace = few ? m->decoder.block + table : NULL;
     out->host = m->decoder.layer;
     out->embed = matrix(m, m->params.embed);
     out->head = head.data;

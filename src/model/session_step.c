@@ -108,8 +108,8 @@ static bool step_at_once(hola_model *m, struct hl_rows *rows, struct hl_decode d
         if (*s != HOLA_OK) return true;
         d.logits = m->infer.logits;
     }
-    if (w->k == 1) d.host_best = w->top;
-    if (w->logits) d.host_logits = (real *)w->logits, d.came = keep_part, d.ctx = &w->keep;
+    if (w->k == 1) d.host_argmax = w->top;
+    if (w->logits) d.host_logits = (real *)w->logits, d.on_logits = keep_part, d.ctx = &w->keep;
     bool refused = false;
     d.refused = &refused;
     m->backend->ops.decode_one(m->backend, &d);
