@@ -11,18 +11,19 @@ enum {
     HL_STAGE_PART = 2 << 20,
     HL_STAGE_BYTES = HL_PARTS * HL_STAGE_PART
 };
-struct hl_graph { /* work recorded under a key; runs 1: done once, not recorded yet */
+struct hl_graph { /* work captured under a key; exec NULL: run once, not captured yet */
     uint64_t key;
-    int64_t generation, runs;
+    int64_t generation;
     void *exec;
 };
 
 enum { HL_PRELAUNCH_STOP = 1u << 31 };
-struct hl_prelaunch_slot { /* what a kernel needs that is launched ahead of its piece of work */
-    uint32_t number;
-    int32_t timeout_ns; /* ns that it waits */
-    /* The host's words, number << 32 | value: what comes, HL_PRELAUNCH_STOP: the kernel must leave; and what the kernel says:
-     * it took the piece, or HL_PRELAUNCH_STOP: it left without. NULL: it has its piece. */
+struct hl_prelaunch_slot { /* of a kernel that is launched before its work is known (prelaunch.c) */
+    uint32_t number;       /* of the work it is for */
+    int32_t timeout_ns;    /* how long it waits */
+    /* Words in host memory, number << 32 | value. request: the work, or HL_PRELAUNCH_STOP: exit. reply: the
+     * work was accepted, or HL_PRELAUNCH_STOP: the kernel exited without. NULL: it was launched with its
+     * work. */
     const uint64_t *request;
     uint64_t *reply;
 };
@@ -43,10 +44,10 @@ struct hl_cuda {
     int64_t rows_room;
     char *stage;          /* host memory that the device writes by itself; NULL: not yet */
     void *part[HL_PARTS]; /* events: a part of it is there */
-    char *mapped;         /* such memory as well (answer.c) */
+    char *mapped;         /* the same, for mapped_output.c */
     int64_t mapped_bytes, mapped_words;
     uint32_t mapped_tag;
-    struct hl_prelaunch *prelaunch; /* stay.c; NULL: no memory */
+    struct hl_prelaunch *prelaunch; /* NULL: no memory for it */
     int bulk_room;      /* shared memory of a block where there are bulk copies; 0: not known yet */
     int64_t generation; /* raised when memory comes or goes: recorded work may point to it */
     struct hl_graph graph[HL_GRAPHS];
@@ -67,27 +68,29 @@ void *hl_cuda_malloc_host(struct hl_cuda *c, int64_t bytes); /* memory the devic
 void hl_cuda_free_host(struct hl_cuda *c, void *p);
 void *hl_cuda_stage(struct hl_cuda *c,
                     int64_t bytes); /* of such memory, until the next get; NULL: too many */
-/* Host memory for so many words of 4 bytes that the next kernel writes, their last bits the tag; NULL: there is none.
- * Then the words from the first one on, as they come, their last bits 0; false: they will not. */
+/* Host memory for that many 4-byte words, which the next kernel writes with the tag as their lowest bit;
+ * NULL: there is none. wait: copies `words` of them from word `first` on as they arrive, lowest bits cleared,
+ * and calls on_words for each range; false: they will not arrive. */
 void *hl_mapped_words(struct hl_cuda *c, int64_t words, uint32_t *tag);
 bool hl_mapped_words_wait(struct hl_cuda *c, void *to, int64_t first, int64_t words,
-                          void (*came)(void *ctx, int64_t from, int64_t to), void *ctx);
-/* The same for up to 8 numbers, none of them UINT64_MAX. */
+                          void (*on_words)(void *ctx, int64_t from, int64_t to), void *ctx);
+/* The same for up to 8 values, none of them UINT64_MAX. */
 uint64_t *hl_mapped_values(struct hl_cuda *c, int n);
 bool hl_mapped_values_wait(struct hl_cuda *c, uint64_t *to, int n);
-/* A kernel that is launched ahead (stay.c). Pieces of work have numbers, hl_prelaunch_number the next one's. hand: the
- * kernel that is there took the piece; what: all that it must have in common with the last one, so what counts on from
- * piece to piece less the number. Else it is to be launched. ahead: then a kernel for the next piece may be launched,
- * with this mail. answered: the piece is done. */
+/* Kernels launched before their work is known (prelaunch.c). number: of the next piece of work. submit:
+ * offers it to the kernel that waits, if any; true: that kernel accepted it; false: launch one. `work` is
+ * what the kernel must have in common with the last piece; what counts up from piece to piece goes in less
+ * the number. arm: after a submit; true: launch a kernel for the next piece with this slot. done: the result
+ * is there. */
 uint32_t hl_prelaunch_number(const struct hl_cuda *c);
-bool hl_prelaunch_submit(struct hl_cuda *c, const void *what, int64_t size, uint32_t value);
+bool hl_prelaunch_submit(struct hl_cuda *c, const void *work, int64_t size, uint32_t value);
 bool hl_prelaunch_arm(struct hl_cuda *c, struct hl_prelaunch_slot *out);
 void hl_prelaunch_done(struct hl_cuda *c);
-int64_t hl_prelaunch_submitted(const struct hl_cuda *c); /* how many were */
-void hl_prelaunch_cancel(struct hl_cuda *c);             /* a kernel that waits for its piece leaves */
+int64_t hl_prelaunch_submitted(const struct hl_cuda *c); /* how many were accepted */
+void hl_prelaunch_cancel(struct hl_cuda *c);             /* tells a waiting kernel to exit */
 void hl_prelaunch_open(struct hl_cuda *c);
 void hl_prelaunch_close(struct hl_cuda *c);
-/* For everything that goes to the device, or waits for it. */
+/* The stream, for whoever issues work or waits for it: a prelaunched kernel must not stand in the way. */
 static inline void *hl_stream(struct hl_cuda *c) {
     hl_prelaunch_cancel(c);
     return c->stream;
