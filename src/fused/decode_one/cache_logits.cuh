@@ -4,7 +4,7 @@
 #ifndef HL_CACHE_LOGITS_CUH
 #define HL_CACHE_LOGITS_CUH
 #include "ops/cuda_ops.cuh"
-#include "fused/decode_one/poll_missing.cuh"
+#include "fused/decode_one/decode_one_cuda.cuh"
 
 template <class D> static __device__ __forceinline__ struct task task_at(const D &a, int t, int parts) {
     struct task p = {t / parts / a.HV, t / parts % a.HV, t % parts};
@@ -120,8 +120,7 @@ static __device__ __forceinline__ struct qk_pair wait_for_qk(const D &a, const s
         y.k_norm = ((const float2 *)(layer_of(a, b, l).k_norm + b.warp * a.warp_rows))[j];
     }
     uint32_t v[1];
-    if (D::poll_missing) wait_for_missing(v, words, 0, n, b.epoch + l);
-    else wait_for<1>(v, words, 0, n, b.epoch + l);
+    wait_for<D>(v, words, 0, n, b.epoch + l);
     y.word = v[0];
     return y;
 }

@@ -10,6 +10,7 @@
 #include "ops/cache/cache_cuda.cuh"
 #include "cuda/fastmath.cuh"
 #include "cuda/mbarrier.cuh"
+#include "fused/decode_one/words.cuh"
 #include "ops/topk/topk_order.cuh"
 extern "C" {
 #include "cuda/device.h"
@@ -55,7 +56,7 @@ struct runtime_rows : runtime_sizes {
 };
 /* One row, with a cache. ONE_TASK: for devices of SMS multiprocessors or more, where a block has at most
  * one mixer task of each kind and a known, small number of units. Without the code for more, a layer is a
- * fifth less code. POLL_MISSING: poll_missing.cuh. */
+ * fifth less code. POLL_MISSING: words.cuh. */
 enum { SMS = 132 };
 template <int D, int INNER, int HEAD_SIZE, bool GATE, bool ONE_TASK, bool POLL_MISSING> struct preset {
     static constexpr int M = 1, max_rows = 1, d = D, I = INNER, H = D / HEAD_SIZE, HV = H, K = HEAD_SIZE,
@@ -156,96 +157,6 @@ static __device__ __forceinline__ float *scalars_of(const D &a, const struct blo
 
 template <class D> static __device__ __forceinline__ uint64_t *words_of(const D &a, int l) {
     return a.words + HEADER_WORDS + (int64_t)(l % LAYER_BUFFERS) * ROWS * a.row_words;
-}
-static __device__ __forceinline__ void publish(uint64_t *p, uint32_t value, uint32_t epoch) {
-    const uint64_t word = (uint64_t)epoch << 32 | value;
-#ifdef HL_CUDA_EMU
-    *p = word;
-#else
-    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(word) : "memory");
-#endif
-}
-static __device__ __forceinline__ uint64_t poll(const uint64_t *p) {
-#ifdef HL_CUDA_EMU
-    return *p;
-#else
-    uint64_t word;
-    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word) : "l"(p) : "memory");
-    return word;
-#endif
-}
-struct word_pair {
-    uint64_t x, y;
-};
-static __device__ __forceinline__ struct word_pair poll_pair(const uint64_t *p) {
-    struct word_pair w;
-#ifdef HL_CUDA_EMU
-    w.x = p[0], w.y = p[1];
-#else
-    asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(w.x), "=l"(w.y) : "l"(p) : "memory");
-#endif
-    return w;
-}
-static __device__ __forceinline__ bool is_current(uint64_t word, uint32_t epoch) {
-    return (uint32_t)(word >> 32) == epoch;
-}
-static __device__ __forceinline__ void spin() {
-#ifdef HL_CUDA_EMU
-    fprintf(stderr, "decode: a word was never written\n"), abort();
-#endif
-}
-/* Polling loops end for all lanes of a warp together: lanes that left one by one would have to reconverge
- * at every shuffle that follows. */
-static __device__ __forceinline__ bool warp_all(bool x) { return __all_sync(0xffffffffu, x); }
-/* Waits for the first n of N words, or of N pairs of adjacent words, `stride` apart. All are loaded before
- * any is tested. All lanes. */
-template <int N>
-static __device__ __forceinline__ void wait_for(uint32_t (&v)[N], const uint64_t *p, int stride, int n,
-                                                uint32_t epoch) {
-    for (;;) {
-        uint64_t w[N];
-        bool there = true;
-#pragma unroll
-        for (int i = 0; i < N; i++) {
-            w[i] = (uint64_t)epoch << 32;
-            if (i < n) w[i] = poll(p + i * stride);
-        }
-#pragma unroll
-        for (int i = 0; i < N; i++) {
-            v[i] = (uint32_t)w[i];
-            there = there && is_current(w[i], epoch);
-        }
-        if (warp_all(there)) return;
-        spin();
-    }
-}
-template <int N>
-static __device__ __forceinline__ void wait_for_pairs(uint2 (&v)[N], const uint64_t *p, int stride, int n,
-                                                      uint32_t epoch) {
-    for (;;) {
-        struct word_pair w[N];
-        bool there = true;
-#pragma unroll
-        for (int i = 0; i < N; i++) {
-            w[i].x = w[i].y = (uint64_t)epoch << 32;
-            if (i < n) w[i] = poll_pair(p + i * stride);
-        }
-#pragma unroll
-        for (int i = 0; i < N; i++) {
-            v[i] = make_uint2((uint32_t)w[i].x, (uint32_t)w[i].y);
-            there = there && is_current(w[i].x, epoch) && is_current(w[i].y, epoch);
-        }
-        if (warp_all(there)) return;
-        spin();
-    }
-}
-static __device__ __forceinline__ uint32_t wait_for_one(const uint64_t *p, uint32_t epoch) {
-    uint64_t w = poll(p);
-    while (!is_current(w, epoch)) {
-        spin();
-        w = poll(p);
-    }
-    return (uint32_t)w;
 }
 static __device__ __forceinline__ float square(uint32_t v) { return low(v) * low(v) + high(v) * high(v); }
 /* x / (1 + e^-x) with the approximate division, which saves a dozen instructions; not bit-equal to

@@ -121,8 +121,7 @@ static __device__ __forceinline__ float load_normed(const D &a, const struct blo
     } else {
         const uint64_t *from = words_at(a, b, kind == MLP ? b.words + a.w_h : b.last_words + a.w_x);
         const uint32_t epoch = b.epoch + (kind == MLP ? l : l - 1);
-        if (D::poll_missing) wait_for_missing(v, from, 16, n, epoch);
-        else wait_for_pairs<N>(v, from, 16, n, epoch);
+        wait_for<D>(v, from, 16, n, epoch);
     }
     return scale_columns(b, v, y, x);
 }
@@ -170,14 +169,12 @@ static __device__ __forceinline__ float load_heads(const D &a, const struct bloc
 #pragma unroll
         for (int i = 0; i < N; i++) {
             uint32_t z[2];
-            if (D::poll_missing) wait_for_missing(z, from + i * 16, 2, i < n ? 2 : 0, b.epoch + l);
-            else wait_for<2>(z, from + i * 16, 2, i < n ? 2 : 0, b.epoch + l);
+            wait_for<D>(z, from + i * 16, 2, i < n ? 2 : 0, b.epoch + l);
             y[i][0].x *= fast_silu_div(low(z[0])), y[i][0].y *= fast_silu_div(high(z[0]));
             y[i][1].x *= fast_silu_div(low(z[1])), y[i][1].y *= fast_silu_div(high(z[1]));
         }
     }
-    if (D::poll_missing) wait_for_missing(v, words_at(a, b, b.words + a.w_o), 16, n, b.epoch + l);
-    else wait_for_pairs<N>(v, words_at(a, b, b.words + a.w_o), 16, n, b.epoch + l);
+    wait_for<D>(v, words_at(a, b, b.words + a.w_o), 16, n, b.epoch + l);
     if (!a.head_per_warp) scale_heads(a, b, v, y);
     return scale_columns(b, v, y, x);
 }

@@ -250,8 +250,7 @@ static __device__ __forceinline__ void append_key(const D &a, const struct block
     uint32_t v[N];
     float s = 0.0f;
     const uint64_t *words = b.words + p.m * a.row_words + a.w_in + (a.qk + p.h / a.group * a.K) / 2 + b.lane;
-    if (D::poll_missing) wait_for_missing(v, words, 32, n, b.epoch + l);
-    else wait_for<N>(v, words, 32, n, b.epoch + l);
+    wait_for<D>(v, words, 32, n, b.epoch + l);
 #pragma unroll
     for (int e = 0; e < N; e++) s += low(v[e]) * low(v[e]) + high(v[e]) * high(v[e]);
     const float r = factor_of(a, warp_sum(s));
