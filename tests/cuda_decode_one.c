@@ -1,5 +1,6 @@
-/* cuda_decode_one.c -- a token through all layers in one kernel, against the ops one after another: in bf16 and
- * in float, from any position, alone and side by side, over many blocks of the cache. */
+/* cuda_decode_one.c -- a token through all layers in one kernel (fused/decode_one), against the ops one
+ * after another: in bf16 and in float, from any position, alone and side by side, over many blocks of the
+ * cache. */
 #define _GNU_SOURCE
 #include "decode_case.h"
 
@@ -17,31 +18,31 @@ static float *decode(hola_model *m, const int32_t *ids, int64_t lead, int64_t st
     hola_session_free(s);
     return y;
 }
-static float *decode_by(int kind, const char *backend, bool one_by_one, const int32_t *ids, int64_t lead,
+static float *decode_by(int kind, const char *backend, bool unfused, const int32_t *ids, int64_t lead,
                         int64_t steps) {
-    hola_model *m = model_of(kind, backend, one_by_one);
+    hola_model *m = model_of(kind, backend, unfused);
     float *y = decode(m, ids, lead, steps);
-    assert_true((m->decoder.block != NULL) == (!one_by_one && !strcmp(backend, "cuda")));
+    assert_true((m->decoder.block != NULL) == (!unfused && !strcmp(backend, "cuda")));
     hola_model_free(m);
     return y;
 }
-/* As far from the exact result as the plain bf16 computation, or little more. */
+/* The fused result may be as far from float as the unfused bf16 result is, or little more. */
 static void compare(int kind, int64_t lead, int64_t steps) {
     int32_t *ids = random_ids(lead + steps, 101, (uint64_t)(17 + kind));
     float *exact = decode_by(kind, "cuda-f32", true, ids, lead, steps);
-    float *plain = decode_by(kind, "cuda", true, ids, lead, steps);
+    float *unfused = decode_by(kind, "cuda", true, ids, lead, steps);
     float *fast = decode_by(kind, "cuda", false, ids, lead, steps);
-    const double e = distance(fast, exact, steps * 101), base = distance(plain, exact, steps * 101),
-                 apart = distance(fast, plain, steps * 101);
+    const double e = distance(fast, exact, steps * 101), base = distance(unfused, exact, steps * 101),
+                 apart = distance(fast, unfused, steps * 101);
     if (getenv("VERBOSE"))
-        print_message("%-22s %4d + %3d: %.2e from float, plain bf16 %.2e, apart %.2e\n", kinds[kind].name,
+        print_message("%-22s %4d + %3d: %.2e from float, unfused bf16 %.2e, apart %.2e\n", kinds[kind].name,
                       (int)lead, (int)steps, e, base, apart);
     if (!(e <= 2 * base + 1e-3))
-        fail_msg("%s, %d + %d tokens: %.3g away, plain bf16 %.3g", kinds[kind].name, (int)lead, (int)steps, e,
-                 base);
-    /* a wrong version: the tokens of one step later */
+        fail_msg("%s, %d + %d tokens: %.3g away, unfused bf16 %.3g", kinds[kind].name, (int)lead, (int)steps,
+                 e, base);
+    /* a wrong version must be seen: the tokens of one step later */
     assert_true(distance(fast + 101, exact, (steps - 1) * 101) > 0.5);
-    free(exact), free(plain), free(fast), free(ids);
+    free(exact), free(unfused), free(fast), free(ids);
 }
 
 static void every_kind(void **state) {
@@ -58,7 +59,7 @@ static void after_blocks(void **state) {
     for (int k = 0; k < KINDS && !slow; k++) compare(k, 700, 600);
 }
 
-/* The kernels for chips with as many multiprocessors as a preset needs give the same bits as those for any chip. */
+/* The kernels for devices with as many SMs as a preset needs give the same bits as those for any device. */
 static void wide_chip(void **state) {
     const int64_t lead = 3, steps = 3;
     (void)state;
@@ -70,7 +71,7 @@ static void wide_chip(void **state) {
         const int before = hl_emu_sms;
         hl_emu_sms = 132;
         float *wide = decode_by(kind, "cuda", false, ids, lead, steps);
-        ids[lead] ^= 1; /* a wrong version */
+        ids[lead] ^= 1; /* a wrong version must be seen */
         float *other = decode_by(kind, "cuda", false, ids, lead, 1);
         hl_emu_sms = before;
         assert_memory_equal(narrow, wide, (size_t)(steps * 101) * sizeof *wide);
@@ -110,7 +111,7 @@ static void side_by_side(void **state) {
                     fail_msg("%s, %d sessions, step %d: %.3g away", kinds[kind].name, n, s,
                              distance(y, x, n * vocab));
             }
-            assert_true(distance(x, x + vocab, vocab) > 0.1); /* sessions do differ */
+            assert_true(distance(x, x + vocab, vocab) > 0.1); /* the sessions do differ */
             for (int i = 0; i < n; i++) hola_session_free(alone[i]), hola_session_free(together[i]);
             free(x), free(y);
         }
@@ -120,10 +121,10 @@ static void side_by_side(void **state) {
 }
 
 struct turns {
-    double fast, plain, late; /* distances from float, summed; late: as if a turn had been lost */
+    double fast, unfused, late; /* summed distances from float; late: if a turn had been lost */
     int n;
 };
-/* One text of n tokens in pieces of 1 and 27, by one model and by plain bf16 and float ones beside it. */
+/* Feeds one text of n tokens in pieces of 1 and 27 to three models: fused, unfused bf16 and float. */
 static void take_turns(hola_model *const m[3], const int32_t *ids, int64_t n, struct turns *t) {
     hola_session *s[3];
     float x[3][101] = {{0}}, last[101];
@@ -135,14 +136,15 @@ static void take_turns(hola_model *const m[3], const int32_t *ids, int64_t n, st
         for (int j = 0; j < 3; j++) CHECK_OK(hola_session_feed(s[j], ids + i, some, x[j]));
         i += some;
         t->n++;
-        t->fast += distance(x[0], x[2], 101), t->plain += distance(x[1], x[2], 101);
+        t->fast += distance(x[0], x[2], 101), t->unfused += distance(x[1], x[2], 101);
         t->late += distance(last, x[2], 101);
     }
     for (int j = 0; j < 3; j++) hola_session_free(s[j]);
 }
 
-/* A session may change between prompts, tokens in one go and tokens one op after another at any time. bf16 may keep
- * another token than float does and differs for long then, so the measure is plain bf16, over several texts. */
+/* A session may change between prompts, fused tokens and unfused tokens at any time. bf16 may keep another
+ * token in the cache than float does, and then differs for long; so the yardstick is unfused bf16, over
+ * several texts. */
 static void mixed(void **state) {
     (void)state;
     NEEDS_DEVICE();
@@ -157,18 +159,18 @@ static void mixed(void **state) {
             free(ids);
         }
         if (getenv("VERBOSE"))
-            print_message("%-22s mixed: %.2e from float, plain bf16 %.2e\n", kinds[kind].name, t.fast / t.n,
-                          t.plain / t.n);
-        const double most = 3 * t.plain + 1e-3 * t.n;
+            print_message("%-22s mixed: %.2e from float, unfused bf16 %.2e\n", kinds[kind].name, t.fast / t.n,
+                          t.unfused / t.n);
+        const double most = 3 * t.unfused + 1e-3 * t.n;
         if (!(t.fast <= most))
-            fail_msg("%s: %.3g away on average, plain bf16 %.3g", kinds[kind].name, t.fast / t.n,
-                     t.plain / t.n);
+            fail_msg("%s: %.3g away on average, unfused bf16 %.3g", kinds[kind].name, t.fast / t.n,
+                     t.unfused / t.n);
         assert_true(t.late > most);
         for (int j = 0; j < 3; j++) hola_model_free(m[j]);
     }
 }
 
-/* No logits wanted: the state is the same. Twice: the same bits. */
+/* Without logits the state is the same; run twice, the bits are the same. */
 static void silent_and_again(void **state) {
     const int64_t n = dev_least() ? 1 : 4;
     (void)state;
@@ -186,7 +188,8 @@ static void silent_and_again(void **state) {
     hola_model_free(m);
 }
 
-/* Logits that are not finite are seen, whoever looks at them; the next token of another session is none the worse. */
+/* Logits that are not finite are reported, wherever they are read; the next token of another session is
+ * not affected. */
 static void not_finite(void **state) {
     const hola_sampling likeliest = {.repeat_penalty = 1, .top_p = 1};
     float logits[101], want[101];

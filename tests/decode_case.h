@@ -1,4 +1,4 @@
-/* decode_case.h -- models of all kinds that decoding kernels know, and how far their logits are apart. */
+/* decode_case.h -- models of all kinds that the fused decoders take, and the distance between logits. */
 #ifndef HL_DECODE_CASE_H
 #define HL_DECODE_CASE_H
 #include "cuda.h"
@@ -11,24 +11,24 @@
 #define BODY BODY_OF("96")
 #define HOLA_64 "\"model_type\":\"hola\",\"hidden_size\":64,\"num_heads\":2,\"head_dim\":64,\"expand_v\":1,"
 #define HOLA_32 "\"model_type\":\"hola\",\"hidden_size\":128,\"num_heads\":3,\"head_dim\":32,\"expand_v\":1,"
-#define SMALL_MEMORY "\"cache_window\":16,\"cache_chunk\":32"
-/* the sizes of a preset, whose kernel knows them */
+#define SMALL_CACHE "\"cache_window\":16,\"cache_chunk\":32"
+/* the sizes of a preset, which has a kernel of its own */
 #define PRESET                                                                                       \
     "\"model_type\":\"hola\",\"num_hidden_layers\":1,\"vocab_size\":101,\"initializer_range\":0.04," \
     "\"cache_gate_init\":0.5,\"num_heads\":4,\"expand_v\":1,"
 static const struct variant kinds[] = {
-    {"64", "{" BODY HOLA_64 SMALL_MEMORY "}"},
-    {"32, no gate", "{" BODY HOLA_32 SMALL_MEMORY ",\"use_gate\":false,\"tie_word_embeddings\":true}"},
+    {"64", "{" BODY HOLA_64 SMALL_CACHE "}"},
+    {"32, no gate", "{" BODY HOLA_32 SMALL_CACHE ",\"use_gate\":false,\"tie_word_embeddings\":true}"},
     {"128", "{" BODY "\"model_type\":\"hola\",\"hidden_size\":128,\"num_heads\":1,\"head_dim\":128,\"expand_"
-            "v\":1," SMALL_MEMORY "}"},
-    {"e, value heads", "{" BODY HOLA_32 SMALL_MEMORY ",\"num_v_heads\":6,\"cache_evict\":\"e\"}"},
+            "v\":1," SMALL_CACHE "}"},
+    {"e, value heads", "{" BODY HOLA_32 SMALL_CACHE ",\"num_v_heads\":6,\"cache_evict\":\"e\"}"},
     {"betav, wide values",
      "{" BODY
-     "\"model_type\":\"hola\",\"hidden_size\":64,\"num_heads\":2,\"head_dim\":32,\"expand_v\":2," SMALL_MEMORY
+     "\"model_type\":\"hola\",\"hidden_size\":64,\"num_heads\":2,\"head_dim\":32,\"expand_v\":2," SMALL_CACHE
      ",\"cache_evict\":\"betav\"}"},
-    {"recency", "{" BODY HOLA_64 SMALL_MEMORY ",\"cache_evict\":\"recency\"}"},
+    {"recency", "{" BODY HOLA_64 SMALL_CACHE ",\"cache_evict\":\"recency\"}"},
     {"l2, sharp, negative",
-     "{" BODY HOLA_64 SMALL_MEMORY ",\"cache_norm\":\"l2\",\"cache_tau_init\":3,\"allow_neg_eigval\":true}"},
+     "{" BODY HOLA_64 SMALL_CACHE ",\"cache_norm\":\"l2\",\"cache_tau_init\":3,\"allow_neg_eigval\":true}"},
     {"window 0", "{" BODY HOLA_64 "\"cache_window\":0,\"cache_chunk\":32}"},
     {"block of 256", "{" BODY HOLA_64 "\"cache_window\":64,\"cache_chunk\":256}"},
     {"none", "{" BODY HOLA_64 "\"cache_evict\":\"none\"}"},
@@ -37,28 +37,31 @@ static const struct variant kinds[] = {
      "\"model_type\":\"gated_deltanet\",\"hidden_size\":64,\"num_heads\":2,\"head_dim\":32,\"expand_v\":2}"},
     {"delta_net", "{" BODY "\"model_type\":\"delta_net\",\"hidden_size\":192,\"num_heads\":3}"},
     {"192, three chunks", "{" BODY_OF("512") "\"model_type\":\"hola\",\"hidden_size\":192,\"num_heads\":2,"
-                                             "\"head_dim\":64,\"expand_v\":1," SMALL_MEMORY "}"},
+                                             "\"head_dim\":64,\"expand_v\":1," SMALL_CACHE "}"},
     {"46m", "{" PRESET "\"hidden_size\":512,\"head_dim\":128,\"intermediate_size\":768}"},
     {"340m",
      "{" PRESET "\"hidden_size\":1024,\"head_dim\":256,\"intermediate_size\":2816,\"use_gate\":false}"},
     {"384, value heads",
      "{" BODY "\"model_type\":\"hola\",\"hidden_size\":384,\"num_heads\":2,\"num_v_heads\":4,"
-     "\"head_dim\":64,\"expand_v\":1," SMALL_MEMORY "}"},
+     "\"head_dim\":64,\"expand_v\":1," SMALL_CACHE "}"},
     {"window of four blocks", "{" BODY HOLA_64 "\"cache_window\":40,\"cache_chunk\":12}"},
 };
-enum { ALL_KINDS = sizeof kinds / sizeof *kinds, KINDS = ALL_KINDS - 4 }; /* the presets take long; crowds' */
+enum {
+    ALL_KINDS = sizeof kinds / sizeof *kinds,
+    KINDS = ALL_KINDS - 4
+}; /* without the presets, which take long, and two for decode_batch */
 
 static bool slow;
 #define NEEDS_DEVICE() \
     if (!dev_there(&slow)) skip()
 
-static inline hola_model *model_of(int kind, const char *backend, bool one_by_one) {
+static inline hola_model *model_of(int kind, const char *backend, bool unfused) {
     hola_options opt = {.threads = 1, .backend = backend};
     hola_config cfg;
     hola_model *m;
     CHECK_OK(hl_config_parse(&cfg, kinds[kind].json, (int64_t)strlen(kinds[kind].json), kinds[kind].name));
     CHECK_OK(hola_model_new(&m, &cfg, 7, &opt));
-    m->decoder.off = one_by_one;
+    m->decoder.off = unfused;
     m->decoder.always = true;
     return m;
 }

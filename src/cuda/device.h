@@ -12,19 +12,19 @@ enum {
     HL_STAGE_PART = 2 << 20,
     HL_STAGE_BYTES = HL_PARTS * HL_STAGE_PART
 };
-struct hl_graph { /* a CUDA graph, captured under a key; runs 1: the work was done once, not captured yet */
+struct hl_graph { /* work captured under a key; exec NULL: run once, not captured yet */
     uint64_t key;
-    int64_t generation, runs;
+    int64_t generation;
     void *exec;
 };
 
 enum { HL_PRELAUNCH_STOP = 1u << 31 };
-struct hl_prelaunch_slot { /* what a pre-launched kernel is told (prelaunch.c) */
-    uint32_t number;
-    int32_t timeout_ns; /* how long it waits for its request */
-    /* Words in mapped host memory, number << 32 | value. The host writes the request: its value, or HL_PRELAUNCH_STOP:
-     * exit. The kernel writes the reply: the request was taken, or HL_PRELAUNCH_STOP: it exited without one. NULL: the
-     * kernel was launched with its request and waits for none. */
+struct hl_prelaunch_slot { /* of a kernel that is launched before its work is known (prelaunch.c) */
+    uint32_t number;       /* of the work it is for */
+    int32_t timeout_ns;    /* how long it waits */
+    /* Words in host memory, number << 32 | value. request: the work, or HL_PRELAUNCH_STOP: exit. reply: the
+     * work was accepted, or HL_PRELAUNCH_STOP: the kernel exited without. NULL: it was launched with its
+     * work. */
     const uint64_t *request;
     uint64_t *reply;
 };
@@ -68,29 +68,30 @@ void hl_cuda_free(struct hl_cuda *c, void *p);
 void *hl_cuda_malloc_host(struct hl_cuda *c, int64_t bytes); /* pinned */
 void hl_cuda_free_host(struct hl_cuda *c, void *p);
 void *hl_cuda_stage(struct hl_cuda *c,
-                    int64_t bytes); /* the staging buffer, until the next get; NULL: it is too small */
-/* Mapped host memory for so many words of 4 bytes, which the next kernel writes with the tag as their last bit; NULL:
- * there is none. _wait: copies the words from `first` on as they arrive, their last bit 0; false: the stream has ended
- * and they are not all there. */
+                    int64_t bytes); /* of such memory, until the next get; NULL: too many */
+/* Host memory for that many 4-byte words, which the next kernel writes with the tag as their lowest bit;
+ * NULL: there is none. wait: copies `words` of them from word `first` on as they arrive, lowest bits cleared,
+ * and calls on_words for each range; false: they will not arrive. */
 void *hl_mapped_words(struct hl_cuda *c, int64_t words, uint32_t *tag);
 bool hl_mapped_words_wait(struct hl_cuda *c, void *to, int64_t first, int64_t words,
-                          void (*came)(void *ctx, int64_t from, int64_t to), void *ctx);
+                          void (*on_words)(void *ctx, int64_t from, int64_t to), void *ctx);
 /* The same for up to 8 values, none of them UINT64_MAX. */
 uint64_t *hl_mapped_values(struct hl_cuda *c, int n);
 bool hl_mapped_values_wait(struct hl_cuda *c, uint64_t *to, int n);
-/* A kernel launched before its request is known (prelaunch.c). Requests are numbered; _number: the next one's.
- * _submit: true: the waiting kernel took the request `value`; false: launch a kernel for it. `what` is all that both
- * must have in common; values that count up from request to request are in it less the number. _arm: a kernel for the
- * next request may now be launched, with this slot. _done: the request's results are there. */
+/* Kernels launched before their work is known (prelaunch.c). number: of the next piece of work. submit:
+ * offers it to the kernel that waits, if any; true: that kernel accepted it; false: launch one. `work` is
+ * what the kernel must have in common with the last piece; what counts up from piece to piece goes in less
+ * the number. arm: after a submit; true: launch a kernel for the next piece with this slot. done: the result
+ * is there. */
 uint32_t hl_prelaunch_number(const struct hl_cuda *c);
-bool hl_prelaunch_submit(struct hl_cuda *c, const void *what, int64_t size, uint32_t value);
+bool hl_prelaunch_submit(struct hl_cuda *c, const void *work, int64_t size, uint32_t value);
 bool hl_prelaunch_arm(struct hl_cuda *c, struct hl_prelaunch_slot *out);
 void hl_prelaunch_done(struct hl_cuda *c);
-int64_t hl_prelaunch_submitted(const struct hl_cuda *c); /* how many a waiting kernel took */
-void hl_prelaunch_cancel(struct hl_cuda *c);             /* a kernel that waits for its request exits */
+int64_t hl_prelaunch_submitted(const struct hl_cuda *c); /* how many were accepted */
+void hl_prelaunch_cancel(struct hl_cuda *c);             /* tells a waiting kernel to exit */
 void hl_prelaunch_open(struct hl_cuda *c);
 void hl_prelaunch_close(struct hl_cuda *c);
-/* The stream, for whatever is enqueued or synchronised: a waiting kernel would block it. */
+/* The stream, for whoever issues work or waits for it: a prelaunched kernel must not stand in the way. */
 static inline void *hl_stream(struct hl_cuda *c) {
     hl_prelaunch_cancel(c);
     return c->stream;

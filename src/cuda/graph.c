@@ -1,5 +1,5 @@
-/* graph.c -- work recorded as a CUDA graph and launched again: decoding is hundreds of kernels of a few
- * microseconds, which the host could not launch one by one as fast as they run. */
+/* graph.c -- work captured as a CUDA graph and replayed: decoding is hundreds of kernels of a few
+ * microseconds, faster than the host could launch them one by one. */
 #include "cuda/device.h"
 #include <cuda_runtime_api.h>
 #include <string.h>
@@ -12,7 +12,8 @@ void hl_graph_close(struct hl_cuda *c) {
     for (int i = 0; i < HL_GRAPHS; i++) drop(&c->graph[i]);
 }
 
-/* The work of a key is done plainly first, so that all memory it asks for is there; then it is recorded. */
+/* The first time, the work of a key is only run, so that it allocates the memory it needs; the second time it
+ * is captured, and from then on replayed. */
 bool hl_cuda_replay(struct hl_cuda *c, uint64_t key) {
     struct hl_graph *g = &c->graph[key % HL_GRAPHS];
     if (g->key != key || g->generation != c->generation) {
@@ -36,8 +37,7 @@ void hl_cuda_recorded(struct hl_cuda *c, uint64_t key) {
     cudaGraph_t graph = NULL;
     c->recording = NULL;
     if (!g || g->key != key) {
-        c->graph[key % HL_GRAPHS].generation =
-            c->generation; /* memory came during the first run: that is all */
+        c->graph[key % HL_GRAPHS].generation = c->generation; /* the first run may have allocated memory */
         return;
     }
     cudaError_t e = cudaStreamEndCapture(hl_stream(c), &graph);

@@ -65,7 +65,7 @@ static bool bring_table(hola_model *m, struct hl_decode *a) {
     if (d->stale) hl_put(m->backend, d->block, d->layer, a->L * (int64_t)sizeof *d->layer);
     d->stale = false;
     a->layer = (const struct hl_decode_layer *)d->block;
-    a->memory = d->block + table;
+    a->workspace = d->block + table;
     return true;
 }
 

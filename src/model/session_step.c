@@ -100,8 +100,8 @@ static bool step_one(hola_model *m, struct hl_rows *rows, struct hl_decode d, co
         if (*s != HOLA_OK) return true;
         d.logits = m->infer.logits;
     }
-    if (w->k == 1) d.host_best = w->top;
-    if (w->logits) d.host_logits = (real *)w->logits, d.came = keep_part, d.ctx = &w->keep;
+    if (w->k == 1) d.host_argmax = w->top;
+    if (w->logits) d.host_logits = (real *)w->logits, d.on_logits = keep_part, d.ctx = &w->keep;
     m->backend->ops.decode_one(m->backend, &d);
     if (refused) return false;
     if (w->k > 1) find_candidates(m, rows->T, w->k), fetch_candidates(m, rows->T, w);

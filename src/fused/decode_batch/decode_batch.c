@@ -1,4 +1,4 @@
-/* decode_batch.c -- see many.h: which models the op takes. */
+/* decode_batch.c -- see decode_batch.h: which sizes the kernels take. */
 #include "fused/decode_batch/decode_batch.h"
 
 bool hl_decode_batch_takes(const struct hl_decode *a) {

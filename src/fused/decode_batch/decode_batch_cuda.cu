@@ -1,4 +1,4 @@
-/* decode_batch_cuda.cu -- see many.h. Every kernel starts while the one before it still works (early.cuh). */
+/* decode_batch_cuda.cu -- see decode_batch.h: the first launch, the prologue, and the launches of a token. */
 #include "ops/cuda_ops.cuh"
 #include "fused/decode_batch/lm_head.cuh"
 #include "fused/decode_batch/mixer_step_batch.cuh"
@@ -8,16 +8,16 @@ extern "C" {
 
 #ifndef HL_CUDA_F32
 
-/* ---- a row's embedding, as the products leave it: a block each; one more puts the sessions in order ---- */
+/* ---- batch_embed: grid M + 1, a block per row; the last one sorts the sessions ---- */
 
 enum { THREADS = 256 };
-struct many_order {
+struct session_order {
     const struct hl_seg *seg;
     int n, window, chunk;
-    struct hl_seg *sorted; /* by the rows in the exact memories, the most first */
+    struct hl_seg *sorted; /* by rows in the cache, most first */
 };
-/* All threads of a block. */
-static __device__ void order_sessions(const struct many_order &a) {
+/* All threads of a block; one thread per session. */
+static __device__ void sort_sessions(const struct session_order &a) {
     __shared__ int rows[HL_DECODE_BATCH_ROWS];
     const int i = threadIdx.x;
     int before = 0;
@@ -30,13 +30,13 @@ static __device__ void order_sessions(const struct many_order &a) {
     for (int j = 0; j < a.n && i < a.n; j++) before += rows[j] > rows[i] || (rows[j] == rows[i] && j < i);
     if (i < a.n) a.sorted[before] = a.seg[i];
 }
-static __global__ void many_embed(const bf16 *E, const int32_t *ids, const float *weight, bf16 *x,
-                                  const struct panels panels, float *squares, int d,
-                                  const struct many_order order) {
+static __global__ void batch_embed(const bf16 *E, const int32_t *ids, const float *weight, bf16 *x,
+                                   const struct panels panels, float *squares, int d,
+                                   const struct session_order order) {
     const int row = blockIdx.x;
     pdl_wait(), pdl_trigger();
     if (row + 1 == (int)gridDim.x) {
-        order_sessions(order);
+        sort_sessions(order);
         return;
     }
     const bf16 *from = E + (int64_t)ids[row] * d;
@@ -49,82 +49,84 @@ static __global__ void many_embed(const bf16 *E, const int32_t *ids, const float
     }
 }
 
-/* ---- q, k and v, where several value heads share a key head ---- */
+/* ---- prologue: q, k and v where several value heads share a key head; grid (heads / warps, M) ---- */
 
-enum { PREPARE_WARPS = 4 };
+enum { PROLOGUE_WARPS = 4 };
 template <int D>
-static __global__ void __launch_bounds__(32 * PREPARE_WARPS) prepare(const struct batch_prologue a) {
-    const int unit = blockIdx.x * PREPARE_WARPS + threadIdx.x / 32, row = blockIdx.y;
-    if (unit >= a.units) { /* (the grid ends when the one before has) */
+static __global__ void __launch_bounds__(32 * PROLOGUE_WARPS) prologue_kernel(const struct batch_prologue a) {
+    const int unit = blockIdx.x * PROLOGUE_WARPS + threadIdx.x / 32, row = blockIdx.y;
+    if (unit >= a.units) { /* (must wait too: a grid ends no sooner than the one before) */
         pdl_trigger(), pdl_wait();
         return;
     }
     const int which = unit < a.H ? 0 : unit < 2 * a.H ? 1 : 2;
     const struct hl_seg seg = a.seg[row];
-    struct prepared<D> x;
-    x.ask(a, seg, which, unit - which * a.H);
-    pdl_trigger(), pdl_wait(); /* who follows reads nothing but states before it waits */
-    x.ask_new(a, (int)seg.row);
-    x.fold();
+    struct conv_head<D> x;
+    x.load_old(a, seg, which, unit - which * a.H);
+    pdl_trigger(), pdl_wait(); /* the next kernel reads only states before it waits */
+    x.load_new(a, (int)seg.row);
+    x.fold_old();
     x.finish(a, (int)seg.row, NULL, NULL);
-    x.keep(a);
+    x.store_tail(a);
 }
 
 /* ---- the op ---- */
 
-struct many { /* the rows' numbers, one array after another */
+struct decode_batch { /* the workspace */
     bf16 *x, *h, *in, *q, *k, *qt, *kt, *v;
     struct panels xw, hw, y, act;
     float *squares_x, *squares_h;
     struct hl_seg *sorted;
-    int ld; /* of `in` */
+    int ld; /* stride of `in` */
 };
-/* The next n items; NULL while only counting. */
-static void *cut(char *block, int64_t *used, int64_t n, int64_t size) {
+/* Reserves n items; NULL while only counting. */
+static void *carve_array(char *block, int64_t *used, int64_t n, int64_t size) {
     void *at = block ? block + *used : NULL;
     *used += (n * size + 255) / 256 * 256;
     return at;
 }
-static struct panels cut_panels(char *block, int64_t *used, int64_t rows, int64_t K) {
+static struct panels carve_panels(char *block, int64_t *used, int64_t rows, int64_t K) {
     const int each = rows > 32 ? 64 : 32;
-    const struct panels p = {(bf16 *)cut(block, used, (int64_t)panels_of(K) * each * PANEL, 2), each};
+    const struct panels p = {(bf16 *)carve_array(block, used, (int64_t)panels_of(K) * each * PANEL, 2), each};
     return p;
 }
-static int64_t carve(struct many *b, char *block, const struct hl_decode *p) {
+static int64_t carve(struct decode_batch *b, char *block, const struct hl_decode *p) {
     const int64_t M = p->rows->T, qk = p->H * p->K, vv = p->HV * p->V;
     const int64_t in = 2 * qk + vv + (p->decay + p->beta) * p->HV + (p->gated ? vv : 0);
     int64_t used = 0;
     b->ld = (int)((in + 7) / 8 * 8);
-    b->x = (bf16 *)cut(block, &used, M * p->d, 2), b->h = (bf16 *)cut(block, &used, M * p->d, 2);
-    b->in = (bf16 *)cut(block, &used, M * b->ld, 2);
-    b->q = (bf16 *)cut(block, &used, M * qk, 2), b->k = (bf16 *)cut(block, &used, M * qk, 2);
-    b->qt = (bf16 *)cut(block, &used, M * qk, 2), b->kt = (bf16 *)cut(block, &used, M * qk, 2);
-    b->v = (bf16 *)cut(block, &used, M * vv, 2);
-    b->xw = cut_panels(block, &used, M, p->d), b->hw = cut_panels(block, &used, M, p->d);
-    b->y = cut_panels(block, &used, M, vv), b->act = cut_panels(block, &used, M, p->I);
-    b->squares_x = (float *)cut(block, &used, M * p->d / SQUARES, 4);
-    b->squares_h = (float *)cut(block, &used, M * p->d / SQUARES, 4);
-    b->sorted = (struct hl_seg *)cut(block, &used, M, sizeof *b->sorted);
+    b->x = (bf16 *)carve_array(block, &used, M * p->d, 2),
+    b->h = (bf16 *)carve_array(block, &used, M * p->d, 2);
+    b->in = (bf16 *)carve_array(block, &used, M * b->ld, 2);
+    b->q = (bf16 *)carve_array(block, &used, M * qk, 2), b->k = (bf16 *)carve_array(block, &used, M * qk, 2);
+    b->qt = (bf16 *)carve_array(block, &used, M * qk, 2),
+    b->kt = (bf16 *)carve_array(block, &used, M * qk, 2);
+    b->v = (bf16 *)carve_array(block, &used, M * vv, 2);
+    b->xw = carve_panels(block, &used, M, p->d), b->hw = carve_panels(block, &used, M, p->d);
+    b->y = carve_panels(block, &used, M, vv), b->act = carve_panels(block, &used, M, p->I);
+    b->squares_x = (float *)carve_array(block, &used, M * p->d / SQUARES, 4);
+    b->squares_h = (float *)carve_array(block, &used, M * p->d / SQUARES, 4);
+    b->sorted = (struct hl_seg *)carve_array(block, &used, M, sizeof *b->sorted);
     return used;
 }
 
-static struct batch_prologue prepare_of(const struct hl_decode *p, const struct many *b,
-                                        const struct hl_decode_layer *y, int64_t at) {
+static struct batch_prologue prologue_of(const struct hl_decode *p, const struct decode_batch *b,
+                                         const struct hl_decode_layer *y, int64_t at) {
     struct batch_prologue a = {p->rows->dev->seg, b->in, b->q, b->k, b->qt, b->kt, b->v};
     for (int i = 0; i < 3; i++) a.w[i] = y->conv[i], a.tail[i] = at + p->tail[i];
     if (p->rms) a.gamma[0] = y->q_norm, a.gamma[1] = y->k_norm;
     a.ld = b->ld, a.H = (int)p->H, a.HV = (int)p->HV, a.units = 2 * a.H + a.HV;
     return a;
 }
-static void start_prepare(struct hl_cuda *c, const struct hl_decode *p, const struct batch_prologue &a) {
-    const dim3 grid(blocks_for(a.units, PREPARE_WARPS), (unsigned)p->rows->T);
-    void (*kernel)(struct batch_prologue) = p->K == 64    ? prepare<64>
-                                            : p->K == 128 ? prepare<128>
-                                                          : prepare<256>;
-    launch_pdl(c, kernel, grid, 32 * PREPARE_WARPS, 0, a);
+static void launch_prologue(struct hl_cuda *c, const struct hl_decode *p, const struct batch_prologue &a) {
+    const dim3 grid(blocks_for(a.units, PROLOGUE_WARPS), (unsigned)p->rows->T);
+    void (*kernel)(struct batch_prologue) = p->K == 64    ? prologue_kernel<64>
+                                            : p->K == 128 ? prologue_kernel<128>
+                                                          : prologue_kernel<256>;
+    launch_pdl(c, kernel, grid, 32 * PROLOGUE_WARPS, 0, a);
 }
-static struct gdn_step state_of(const struct hl_decode *p, const struct many *b,
-                                const struct hl_decode_layer *y, int64_t at) {
+static struct gdn_step delta_rule_of(const struct hl_decode *p, const struct decode_batch *b,
+                                     const struct hl_decode_layer *y, int64_t at) {
     const int64_t ab = 2 * p->H * p->K + p->HV * p->V;
     struct gdn_step a = {b->q, b->k, b->v};
     a.seg = b->sorted, a.S_off = at + p->S, a.T = p->rows->T;
@@ -135,93 +137,97 @@ static struct gdn_step state_of(const struct hl_decode *p, const struct many *b,
     a.evict = p->evict;
     return a;
 }
-static struct hl_cache cache_of(const struct hl_decode *p, const struct many *b,
+static struct hl_cache cache_of(const struct hl_decode *p, const struct decode_batch *b,
                                 const struct hl_decode_layer *y, int64_t at) {
     struct hl_cache a = {p->rows, p->H, p->HV, p->K, p->V, p->window, p->chunk, p->evict};
     a.q = p->rms ? b->qt : b->q, a.k = p->rms ? b->kt : b->k, a.v = b->v;
     a.tau = y->tau, a.sink = y->sink, a.gate = y->cache_gate, a.state_off = at + p->cache_at;
     return a;
 }
-static void start_memory(struct hl_cuda *c, const struct hl_decode *p, const struct many *b,
+static void launch_mixer(struct hl_cuda *c, const struct hl_decode *p, const struct decode_batch *b,
                          const struct hl_decode_layer *y, int64_t at, bool first) {
-    const struct gdn_step state = state_of(p, b, y, at);
+    const struct gdn_step state = delta_rule_of(p, b, y, at);
     const struct hl_cache a = cache_of(p, b, y, at);
     struct cache_dev dev = cache_dev_of(&a);
-    struct cache_finish e = {y->o_norm, p->eps};
+    struct mixer_epilogue e = {y->o_norm, p->eps};
     if (p->gated) e.z = b->in + 2 * p->H * p->K + p->HV * p->V + (p->decay + p->beta) * p->HV;
     e.ld = b->ld, e.y = b->y;
-    e.soon.at = y->o, e.soon.bytes = p->HV * p->V * p->d * 2;
-    struct batch_prologue prepare = prepare_of(p, b, y, at);
-    if (p->H != p->HV) start_prepare(c, p, prepare), prepare.units = 0;
-    prepare.seg = dev.rows.seg = b->sorted;
-    HL_OP(memory_step)(c, &prepare, &state, &dev, &e, first);
+    e.prefetch.at = y->o, e.prefetch.bytes = p->HV * p->V * p->d * 2;
+    struct batch_prologue prologue = prologue_of(p, b, y, at);
+    if (p->H != p->HV) launch_prologue(c, p, prologue), prologue.units = 0;
+    prologue.seg = dev.rows.seg = b->sorted;
+    HL_OP(mixer_step_batch)(c, &prologue, &state, &dev, &e, first);
 }
 
-/* What the memories of layer l will read: first, with the tails, or second (part 0, 1). */
-static struct ahead states_ahead(struct hl_cuda *c, const struct hl_decode *p, const struct many *b,
-                                 int64_t l, int part) {
+/* What the mixer of layer l will read first, for a prefetch into L2 in two parts; part 0 has the conv
+ * tails. */
+static struct state_prefetch prefetch_of(struct hl_cuda *c, const struct hl_decode *p,
+                                         const struct decode_batch *b, int64_t l, int part) {
     const int heads = (int)(p->rows->n * p->HV);
     const int64_t at = l * p->layer_bytes;
-    struct ahead a = {b->sorted, at + p->S + part * AHEAD * (int64_t)sizeof(float), at + p->tail[0]};
+    struct state_prefetch a = {b->sorted, at + p->S + part * PREFETCH_COLS * (int64_t)sizeof(float),
+                               at + p->tail[0]};
     a.heads = heads, a.HV = (int)p->HV, a.rows = (int)p->K, a.columns = (int)p->V;
-    if (l < p->L && (part + 1) * AHEAD <= p->V) a.blocks = memory_blocks(c, p->K, heads);
-    if (part == 0) a.tail_bytes = (int)(p->cache_at - p->tail[0]); /* q's, k's and v's lie there */
+    if (l < p->L && (part + 1) * PREFETCH_COLS <= p->V) a.blocks = mixer_blocks(c, p->K, heads);
+    if (part == 0)
+        a.tail_bytes = (int)(p->cache_at - p->tail[0]); /* the tails of q, k and v are contiguous */
     return a;
 }
-static struct many_linear linear(const struct hl_decode *p, const struct panels &x, int64_t K, const void *W,
-                                 int64_t N, void *out, int64_t ld) {
-    struct many_linear a = {x, (const bf16 *)W};
+static struct batch_linear linear_of(const struct hl_decode *p, const struct panels &x, int64_t K,
+                                     const void *W, int64_t N, void *out, int64_t ld) {
+    struct batch_linear a = {x, (const bf16 *)W};
     a.M = (int)p->rows->T, a.K = (int)K, a.N = (int)N, a.out = out, a.ld = (int)ld, a.eps = p->eps;
     return a;
 }
-static void start_layer(struct hl_cuda *c, const struct hl_decode *p, const struct many *b, int64_t l) {
+static void launch_layer(struct hl_cuda *c, const struct hl_decode *p, const struct decode_batch *b,
+                         int64_t l) {
     const struct hl_decode_layer *y = &p->host[l];
     const int64_t vv = p->HV * p->V, at = l * p->layer_bytes,
                   N = 2 * p->H * p->K + vv + (p->decay + p->beta) * p->HV + (p->gated ? vv : 0);
-    struct many_linear in = linear(p, b->xw, p->d, y->in, N, b->in, b->ld),
-                       o = linear(p, b->y, vv, y->o, p->d, b->h, p->d),
-                       mlp = linear(p, b->hw, p->d, y->gate, p->I, NULL, 0),
-                       down = linear(p, b->act, p->I, y->down, p->d, b->x, p->d);
-    in.squares = b->squares_x, in.ahead = states_ahead(c, p, b, l, 0);
+    struct batch_linear in = linear_of(p, b->xw, p->d, y->in, N, b->in, b->ld),
+                        o = linear_of(p, b->y, vv, y->o, p->d, b->h, p->d),
+                        mlp = linear_of(p, b->hw, p->d, y->gate, p->I, NULL, 0),
+                        down = linear_of(p, b->act, p->I, y->down, p->d, b->x, p->d);
+    in.squares = b->squares_x, in.state = prefetch_of(c, p, b, l, 0);
     o.from = b->x, o.squares_out = b->squares_h, o.panels = b->hw, o.weight = y->mlp_norm;
-    o.soon.at = y->down, o.soon.bytes = p->I * p->d * 2;
+    o.prefetch.at = y->down, o.prefetch.bytes = p->I * p->d * 2;
     mlp.squares = b->squares_h, mlp.W2 = (const bf16 *)y->up, mlp.panels = b->act;
-    mlp.ahead = states_ahead(c, p, b, l + 1, 1);
+    mlp.state = prefetch_of(c, p, b, l + 1, 1);
     down.from = b->h, down.squares_out = b->squares_x, down.panels = b->xw;
     down.weight = l + 1 < p->L ? p->host[l + 1].attn_norm : p->final_norm;
-    start_product<48, 96, NORMED>(c, in);
-    start_memory(c, p, b, y, at, l == 0);
-    start_product<32, 64, JOINED>(c, o);
-    start_product<96, 64, GATED>(c, mlp);
-    start_product<32, 64, JOINED>(c, down);
+    launch_gemm<48, 96, NORMED>(c, in);
+    launch_mixer(c, p, b, y, at, l == 0);
+    launch_gemm<32, 64, RESIDUAL>(c, o);
+    launch_gemm<96, 64, GATED>(c, mlp);
+    launch_gemm<32, 64, RESIDUAL>(c, down);
 }
 
-static bool has_room(struct hl_cuda *c) {
+static bool supported(struct hl_cuda *c) {
 #ifdef HL_CUDA_EMU
     return true;
 #else
     return hl_cuda_shared_limit(c) >= SHARED_MOST &&
-           hl_cuda_compiled_for_sm90(c, (const void *)many_product<32, JOINED>);
+           hl_cuda_compiled_for_sm90(c, (const void *)batch_gemm<32, RESIDUAL>);
 #endif
 }
 
 extern "C" void HL_OP(decode_batch)(struct hl_backend *backend, const struct hl_decode *p) {
     struct hl_cuda *c = hl_cuda_of(backend);
-    struct many b = {};
-    *p->refused = !has_room(c);
+    struct decode_batch b = {};
+    *p->refused = !supported(c);
     if (*p->refused) return;
     char *block = (char *)hl_cuda_scratch(c, carve(&b, NULL, p));
-    if (!block) return; /* the failure is kept */
+    if (!block) return; /* the failure is recorded */
     carve(&b, block, p);
-    const struct many_order order = {p->rows->dev->seg, (int)p->rows->n, (int)p->window, (int)p->chunk,
-                                     b.sorted};
-    launch(c, many_embed, (unsigned)p->rows->T + 1, THREADS, 0, (const bf16 *)p->embed, p->ids,
+    const struct session_order order = {p->rows->dev->seg, (int)p->rows->n, (int)p->window, (int)p->chunk,
+                                        b.sorted};
+    launch(c, batch_embed, (unsigned)p->rows->T + 1, THREADS, 0, (const bf16 *)p->embed, p->ids,
            p->host[0].attn_norm, b.x, b.xw, b.squares_x, (int)p->d, order);
-    for (int64_t l = 0; l < p->L; l++) start_layer(c, p, &b, l);
+    for (int64_t l = 0; l < p->L; l++) launch_layer(c, p, &b, l);
     if (!p->logits) return;
-    struct many_linear head = linear(p, b.xw, p->d, p->head, p->vocab, p->logits, p->vocab);
+    struct batch_linear head = linear_of(p, b.xw, p->d, p->head, p->vocab, p->logits, p->vocab);
     head.squares = b.squares_x;
-    start_head(c, head);
+    launch_lm_head(c, head);
 }
 
 #endif

@@ -1,11 +1,11 @@
-/* panel.cuh -- the rows that a product reads, as panels of 64 columns: [K / 64][32 or 64 rows][64], each laid out as
- * it will lie in shared memory (wgmma.cuh), so that one copy brings a panel. */
-#ifndef HL_DECODE_BATCH_PANEL_CUH
-#define HL_DECODE_BATCH_PANEL_CUH
+/* panel.cuh -- the rows that a product reads, as panels of 64 columns: [K / 64][32 or 64 rows][64], each
+ * with the layout it will have in shared memory (wgmma.cuh), so that one bulk copy loads a panel. */
+#ifndef HL_PANEL_CUH
+#define HL_PANEL_CUH
 #include "ops/cuda_ops.cuh"
 #include "cuda/wgmma.cuh"
 
-enum { MANY_ROWS = 64, PANEL = 64 };
+enum { BATCH_ROWS = 64, PANEL = 64 };
 struct panels {
     bf16 *at;
     int rows;

@@ -1,6 +1,7 @@
-/* prologue.cuh -- convolutions and norms of q, k, v of one row: a warp has a head of one of them. */
-#ifndef HL_DECODE_BATCH_PREPARE_CUH
-#define HL_DECODE_BATCH_PREPARE_CUH
+/* prologue.cuh -- convolution, SiLU and norms of q, k and v of one row. A warp has one head of one of
+ * them. */
+#ifndef HL_PROLOGUE_CUH
+#define HL_PROLOGUE_CUH
 #include "ops/cuda_ops.cuh"
 #include "cuda/fastmath.cuh"
 
@@ -8,12 +9,12 @@ struct batch_prologue {
     const struct hl_seg *seg;
     const bf16 *in; /* [M][ld]: q, k, v, ... */
     bf16 *q, *k, *qt, *kt, *v;
-    const float *w[3], *gamma[2]; /* gamma NULL: no second norm */
-    int64_t tail[3];              /* from a session's start */
+    const float *w[3], *gamma[2]; /* gamma NULL: no RMSNorm for the cache */
+    int64_t tail[3];              /* offset in a session's state */
     int ld, H, HV, units;
 };
 
-/* N neighbours */
+/* N adjacent activations. */
 template <int N> static __device__ __forceinline__ void store_acts(bf16 *p, const float *x) {
     if constexpr (N == 8) store_wide(p, x);
     else
@@ -33,15 +34,15 @@ template <int N> static __device__ __forceinline__ void store_floats(float *p, c
         for (int i = 0; i < N; i += 4) store_wide(p + i, x + i);
 }
 
-/* What a lane has of head `head` of q, k or v (which: 0, 1, 2). */
-template <int D> struct prepared {
+/* A lane's share of head `head` of q, k or v (which: 0, 1, 2). */
+template <int D> struct conv_head {
     enum { N = D / 32 };
     float *tail, h[4][N], w[N][4], gamma[N];
-    __align__(16) uint32_t now[N / 2]; /* h[3] */
+    __align__(16) uint32_t now[N / 2]; /* h[3], packed */
     int which, head;
-    /* What was there before: asked for before others are waited for. */
-    __device__ __forceinline__ void ask(const struct batch_prologue &a, const struct hl_seg &seg, int which_,
-                                        int head_) {
+    /* The tail and the weights: can be loaded before pdl_wait. */
+    __device__ __forceinline__ void load_old(const struct batch_prologue &a, const struct hl_seg &seg,
+                                             int which_, int head_) {
         which = which_, head = head_;
         const int heads = which == 2 ? a.HV : a.H, c = head * D + threadIdx.x % 32 * N;
         tail = (float *)(seg.state + a.tail[which]) + c;
@@ -53,8 +54,8 @@ template <int D> struct prepared {
         }
         load_floats<4 * N>(&w[0][0], a.w[which] + c * 4);
     }
-    /* What is new, and what comes last: not touched yet, since it takes a while. */
-    __device__ __forceinline__ void ask_new(const struct batch_prologue &a, int row) {
+    /* The new input, and gamma. Not used at once: the loads take a while. */
+    __device__ __forceinline__ void load_new(const struct batch_prologue &a, int row) {
         if (which < 2 && a.gamma[which]) load_floats<N>(gamma, a.gamma[which] + threadIdx.x % 32 * N);
         const bf16 *from = a.in + (int64_t)row * a.ld + which * a.H * D + head * D + threadIdx.x % 32 * N;
         if constexpr (N == 8) *(uint4 *)now = *(const uint4 *)from;
@@ -62,14 +63,15 @@ template <int D> struct prepared {
 #pragma unroll
             for (int i = 0; i < N / 2; i++) now[i] = ((const uint32_t *)from)[i];
     }
-    /* All that is there, so that less is left: into h[0] what the convolution has without the new number. */
-    __device__ __forceinline__ void fold() {
+    /* Adds up the convolution's old inputs in h[0] while the new one is on its way. */
+    __device__ __forceinline__ void fold_old() {
 #pragma unroll
         for (int j = 0; j < N; j++) h[0][j] = w[j][0] * h[0][j] + w[j][1] * h[1][j] + w[j][2] * h[2][j];
     }
-    /* near: to there goes what the delta rule reads, D numbers, and to `sharp` what the exact memory does, of q and k;
-     * NULL: where they belong. */
-    __device__ __forceinline__ void finish(const struct batch_prologue &a, int row, bf16 *near, bf16 *sharp) {
+    /* Stores in shared memory, if staged is not NULL: D elements for the delta rule to `staged` and, of q
+     * and k, D for the cache to `cache_staged`. Otherwise to the arrays in global memory. */
+    __device__ __forceinline__ void finish(const struct batch_prologue &a, int row, bf16 *staged,
+                                           bf16 *cache_staged) {
         const int heads = which == 2 ? a.HV : a.H, c = head * D + threadIdx.x % 32 * N;
         const int64_t at = (int64_t)row * heads * D + c;
         float y[N], z[N], sum = 0.0f;
@@ -81,21 +83,21 @@ template <int D> struct prepared {
             y[j] = fast_silu(u), sum += y[j] * y[j];
         }
         if (which == 2) {
-            store_acts<N>(near ? near + threadIdx.x % 32 * N : a.v + at, y);
+            store_acts<N>(staged ? staged + threadIdx.x % 32 * N : a.v + at, y);
             return;
         }
         sum = warp_sum(sum);
         const float r = rsqrtf(sum + (float)HL_L2_EPS), rt = rsqrtf(sum / (float)D + 1e-6f);
 #pragma unroll
         for (int j = 0; j < N; j++) z[j] = r * y[j];
-        store_acts<N>(near ? near + threadIdx.x % 32 * N : (which ? a.k : a.q) + at, z);
-        if (!near && !a.gamma[which]) return;
+        store_acts<N>(staged ? staged + threadIdx.x % 32 * N : (which ? a.k : a.q) + at, z);
+        if (!staged && !a.gamma[which]) return;
 #pragma unroll
         for (int j = 0; j < N && a.gamma[which]; j++) z[j] = rt * y[j] * gamma[j];
-        store_acts<N>(near ? sharp + threadIdx.x % 32 * N : (which ? a.kt : a.qt) + at, z);
+        store_acts<N>(staged ? cache_staged + threadIdx.x % 32 * N : (which ? a.kt : a.qt) + at, z);
     }
-    /* For the next token. */
-    __device__ __forceinline__ void keep(const struct batch_prologue &a) const {
+    /* The tail for the next token. */
+    __device__ __forceinline__ void store_tail(const struct batch_prologue &a) const {
 #pragma unroll
         for (int i = 0; i < 3; i++) store_floats<N>(tail + i * (which == 2 ? a.HV : a.H) * D, h[i + 1]);
     }

@@ -1,9 +1,10 @@
-/* cache_logits.cuh -- the two memories in a decoding step, first part: where things lie, and the logits of the
- * cache's read. Half a warp per slot of the cache leaves its logit as a word. */
-#ifndef HL_DECODE_LOOK_CUH
-#define HL_DECODE_LOOK_CUH
+/* cache_logits.cuh -- the mixer of a decoding step, part 1: where a task's data lies and how it is
+ * fetched, and the logits of the cache's read. A task is task_slots slots of one head; half a warp
+ * computes one slot's logit and publishes it. */
+#ifndef HL_CACHE_LOGITS_CUH
+#define HL_CACHE_LOGITS_CUH
 #include "ops/cuda_ops.cuh"
-#include "fused/decode_one/poll_missing.cuh"
+#include "fused/decode_one/decode_one_cuda.cuh"
 
 template <class D> static __device__ __forceinline__ struct task task_at(const D &a, int t, int parts) {
     struct task p = {t / parts / a.HV, t / parts % a.HV, t % parts};
@@ -17,39 +18,39 @@ static __device__ __forceinline__ struct memory cache_of(const D &a, const struc
                        (int64_t *)(s + a.at.pos)};
     return m;
 }
-/* slots [0, kept) and [window, fresh) are filled, `fresh` is the new token's */
+/* Slots [0, kept) and [window, new_slot) are filled; the new token goes to new_slot. */
 struct filled {
-    int kept, fresh;
+    int kept, new_slot;
 };
 template <class D>
 static __device__ __forceinline__ struct filled filled_of(const D &a, const struct block &b, int m) {
     return ((const struct filled *)(b.shared + a.s.filled))[m];
 }
 template <class D> static __device__ __forceinline__ struct filled filled_at(const D &a, int64_t pos) {
-    const int64_t whole = pos / a.chunk * a.chunk;
-    struct filled f = {whole < a.window ? (int)whole : a.window, a.window + (int)(pos - whole)};
+    const int64_t block = pos / a.chunk * a.chunk; /* where the open block starts */
+    struct filled f = {block < a.window ? (int)block : a.window, a.window + (int)(pos - block)};
     return f;
 }
 template <class D>
 static __device__ __forceinline__ bool old_slot(const D &a, const struct filled &f, int slot) {
-    return slot < f.kept || (slot >= a.window && slot < f.fresh);
+    return slot < f.kept || (slot >= a.window && slot < f.new_slot);
 }
 
-/* ---- what a task needs, into shared memory before it is needed; this thread is number `me` of `all` ---- */
+/* ---- a task's data, copied to shared memory; this thread is number `me` of `all` ---- */
 
 template <class D>
 static __device__ __forceinline__ void fetch_keys(const D &a, const struct block &b, int l,
                                                   const struct task &p, int me, int all) {
-    const int each = a.K / 8, first = p.part * a.share; /* 16 bytes at a time */
+    const int row = a.K / 8, first = p.part * a.task_slots; /* in units of 16 bytes */
     const struct filled f = filled_of(a, b, p.m);
-    const uint4 *from = (const uint4 *)cache_of(a, b, l, p).k + first * each;
+    const uint4 *from = (const uint4 *)cache_of(a, b, l, p).k + first * row;
     uint4 *to = (uint4 *)(b.shared + a.s.k);
 #pragma unroll 2
-    for (int i = me; i < a.share * each; i += all)
-        if (old_slot(a, f, first + i / each)) copy_async(to + i, from + i);
+    for (int i = me; i < a.task_slots * row; i += all)
+        if (old_slot(a, f, first + i / row)) copy_async(to + i, from + i);
 }
 
-/* COLS columns of the state and of the cache's values */
+/* The first of the COLS columns of a tile task, in the state and in the cache's values. */
 template <class D>
 static __device__ __forceinline__ float *state_at(const D &a, const struct block &b, int l,
                                                   const struct task &p) {
@@ -72,93 +73,91 @@ static __device__ __forceinline__ void fetch_tile(const D &a, const struct block
     bf16 *v = (bf16 *)(b.shared + a.s.v);
     const bf16 *values = values_at(a, b, l, p);
 #pragma unroll 2
-    for (int slot = me; slot < f.fresh; slot += all)
+    for (int slot = me; slot < f.new_slot; slot += all)
         if (old_slot(a, f, slot)) copy_async(v + slot * COLS, values + slot * a.V);
 }
-/* The first tasks of a layer are fetched ahead, by the warp that brings the weights. */
+/* The first tasks of a layer are fetched ahead of time, by TASK_WARP. */
 template <class D> static __device__ __forceinline__ bool has_task(const D &a, const struct block &b) {
-    return (a.cache && b.look.m < a.M) || b.tile.m < a.M;
+    return (a.cache && b.logits_task.m < a.M) || b.tile_task.m < a.M;
 }
 template <class D>
-static __device__ __forceinline__ void fetch_ahead(const D &a, const struct block &b, int l) {
-    if (a.cache && b.look.m < a.M) fetch_keys(a, b, l, b.look, b.lane, 32);
-    if (b.tile.m < a.M) fetch_tile(a, b, l, b.tile, b.lane, 32);
+static __device__ __forceinline__ void fetch_first_tasks(const D &a, const struct block &b, int l) {
+    if (a.cache && b.logits_task.m < a.M) fetch_keys(a, b, l, b.logits_task, b.lane, 32);
+    if (b.tile_task.m < a.M) fetch_tile(a, b, l, b.tile_task, b.lane, 32);
 }
 
-/* ---- the logits of the slots that were there before ---- */
+/* ---- the logits of the slots that were filled before this token ---- */
 
 enum {
-    PIECES_OF_KEY = 4, /* of 4 numbers that one of 16 lanes has: K <= 256 */
-    QUERY =
-        272 /* among the shared floats of a task: [256] q, times its norm's weights, [128] squares of pairs */
+    KEY_PIECES = 4, /* groups of 4 elements of a key per lane, 16 lanes a key: K <= 256 */
+    QUERY = 272     /* in the scratch: float [256] q times its norm's weights, [128] squares of pairs of q */
 };
-static_assert(QUERY + 256 + 128 <= HL_DECODE_SMALL, "decode.h");
+static_assert(QUERY + 256 + 128 <= HL_DECODE_SCRATCH, "decode_one.h: scratch");
 
-/* A row's factor for the cache, of its sum of squares. */
+/* The factor of the cache's norm of q or k, from the sum of squares. */
 template <class D> static __device__ __forceinline__ float factor_of(const D &a, float squares) {
-    return fast_rsqrt(a.rms ? squares * a.one_K + 1e-6f : squares + (float)HL_L2_EPS);
+    return fast_rsqrt(a.rms ? squares * a.inv_K + 1e-6f : squares + (float)HL_L2_EPS);
 }
-static __device__ __forceinline__ float over_half(float s) {
+static __device__ __forceinline__ float sum_over_16(float s) {
     for (int n = 1; n < 16; n *= 2) s += __shfl_xor_sync(0xffffffffu, s, n);
     return s;
 }
-/* Of the rows of the state that a warp has, a pair of neighbours each lane: half of the lanes have the word of q, the
- * others that of k; all have the weights of both norms. */
-struct pair {
+/* What a lane has of q and k for its warp's rows of the state: lanes 0 to 15 a pair of q, lanes 16 to 31
+ * the same pair of k; all have both norms' weights of that pair. */
+struct qk_pair {
     uint32_t word;
     float2 q_norm, k_norm;
 };
 template <class D>
-static __device__ __forceinline__ struct pair take_rows(const D &a, const struct block &b, int l,
-                                                        const struct task &p) {
-    const int j = b.lane % 16, n = j < a.rows / 2 ? 1 : 0;
-    const uint64_t *words = b.now + p.m * a.row + a.w_in + (p.h / a.group * a.K + b.warp * a.rows) / 2 + j +
-                            b.lane / 16 * (a.qk / 2);
-    struct pair y = {0, make_float2(1.0f, 1.0f), make_float2(1.0f, 1.0f)};
-    if (a.cache && a.rms && n) { /* come while the word is waited for */
-        y.q_norm = ((const float2 *)(layer_of(a, b, l).q_norm + b.warp * a.rows))[j];
-        y.k_norm = ((const float2 *)(layer_of(a, b, l).k_norm + b.warp * a.rows))[j];
+static __device__ __forceinline__ struct qk_pair wait_for_qk(const D &a, const struct block &b, int l,
+                                                             const struct task &p) {
+    const int j = b.lane % 16, n = j < a.warp_rows / 2 ? 1 : 0;
+    const uint64_t *words = b.words + p.m * a.row_words + a.w_in +
+                            (p.h / a.group * a.K + b.warp * a.warp_rows) / 2 + j + b.lane / 16 * (a.qk / 2);
+    struct qk_pair y = {0, make_float2(1.0f, 1.0f), make_float2(1.0f, 1.0f)};
+    if (a.cache && a.rms && n) { /* load while the word is awaited */
+        y.q_norm = ((const float2 *)(layer_of(a, b, l).q_norm + b.warp * a.warp_rows))[j];
+        y.k_norm = ((const float2 *)(layer_of(a, b, l).k_norm + b.warp * a.warp_rows))[j];
     }
     uint32_t v[1];
-    if (D::sparing) take_missing(v, words, 0, n, b.number + l);
-    else take<1>(v, words, 0, n, b.number + l);
+    wait_for<D>(v, words, 0, n, b.epoch + l);
     y.word = v[0];
     return y;
 }
-/* A task's logits. The warps take a part of q each, since a word is seen the sooner the fewer ask for it, and meet in
- * shared memory. The factor of q's norm comes in at the end. */
+/* The logits of a task. Each warp polls a part of q, since a word arrives the sooner the fewer poll it,
+ * and all meet in shared memory. The factor of q's norm is applied at the end. */
 template <class D>
-static __device__ __forceinline__ struct pair look_up(const D &a, const struct block &b, int l,
-                                                      const struct task &p) {
-    const int place = b.warp * 2 + b.lane / 16, slot = place < a.share ? p.part * a.share + place : a.slots,
+static __device__ __forceinline__ struct qk_pair cache_logits(const D &a, const struct block &b, int l,
+                                                              const struct task &p) {
+    const int i = b.warp * 2 + b.lane / 16, slot = i < a.task_slots ? p.part * a.task_slots + i : a.slots,
               n = (a.K / 4 - b.lane % 16 + 15) / 16;
     const bool filled = old_slot(a, filled_of(a, b, p.m), slot);
-    const uint2 *key = (const uint2 *)(b.shared + a.s.k) + place * (a.K / 4) + b.lane % 16;
-    float *query = (float *)(b.shared + a.s.small) + QUERY, *squares = query + 256;
-    uint2 k[PIECES_OF_KEY];
+    const uint2 *key = (const uint2 *)(b.shared + a.s.k) + i * (a.K / 4) + b.lane % 16;
+    float *query = (float *)(b.shared + a.s.scratch) + QUERY, *squares = query + 256;
+    uint2 k[KEY_PIECES];
     float dot = 0.0f, s = 0.0f;
 #pragma unroll
-    for (int e = 0; e < PIECES_OF_KEY; e++) k[e] = filled && e < n ? key[e * 16] : make_uint2(0, 0);
-    const struct pair mine = take_rows(a, b, l, p);
-    if (b.lane < a.rows / 2) {
-        const int at = b.warp * (a.rows / 2) + b.lane;
+    for (int e = 0; e < KEY_PIECES; e++) k[e] = filled && e < n ? key[e * 16] : make_uint2(0, 0);
+    const struct qk_pair mine = wait_for_qk(a, b, l, p);
+    if (b.lane < a.warp_rows / 2) {
+        const int at = b.warp * (a.warp_rows / 2) + b.lane;
         const float x = low(mine.word), y = high(mine.word);
         ((float2 *)query)[at] = make_float2(x * mine.q_norm.x, y * mine.q_norm.y);
         squares[at] = x * x + y * y;
     }
     sync_block();
 #pragma unroll
-    for (int e = 0; e < PIECES_OF_KEY; e++) {
+    for (int e = 0; e < KEY_PIECES; e++) {
         if (e >= n) continue;
         const float4 x = ((const float4 *)query)[e * 16 + b.lane % 16];
         const float2 xx = ((const float2 *)squares)[e * 16 + b.lane % 16];
         dot += x.x * low(k[e].x) + x.y * high(k[e].x) + x.z * low(k[e].y) + x.w * high(k[e].y);
         s += xx.x + xx.y;
     }
-    dot = over_half(dot), s = over_half(s);
+    dot = sum_over_16(dot), s = sum_over_16(s);
     if (b.lane % 16 == 0 && filled)
-        give(b.now + p.m * a.row + a.w_z + p.h * a.even_slots + slot,
-             __float_as_uint(dot * factor_of(a, s) * scalars_of(a, b, l, p.h)[SCALE]), b.number + l);
+        publish(b.words + p.m * a.row_words + a.w_logits + p.h * a.even_slots + slot,
+                __float_as_uint(dot * factor_of(a, s) * scalars_of(a, b, l, p.h)[SCALE]), b.epoch + l);
     return mine;
 }
 

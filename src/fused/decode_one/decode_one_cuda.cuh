@@ -1,16 +1,16 @@
-/* decode_one_cuda.cuh -- what the parts of the decoding kernel share: arguments, words handed from block to
- * block, tasks.
+/* decode_one_cuda.cuh -- what the parts of the decoding kernel share: arguments, a warp's view of its
+ * block, tasks, and the words that blocks exchange (decode_one.h shows which).
  *
- * One thread block per multiprocessor runs through all layers. What takes time is the chain of results that
- * the blocks need of each other, six exchanges a layer, so what stands between two of them must be little:
- * weights, which do not depend on the data, are in shared memory before they are needed (decode_stream.cuh);
- * results come as words with a number in them (decode.h), and the reader looks until the number is right; a
- * warp looks for no more than the columns that it multiplies. */
-#ifndef HL_DECODE_CUDA_CUH
-#define HL_DECODE_CUDA_CUH
+ * The time of a token is the chain of exchanges between blocks, six a layer, so as little as possible
+ * stands between two of them. Weights do not depend on data and are in shared memory before they are
+ * needed (weight_stream.cuh). A warp polls only the columns that it multiplies. */
+#ifndef HL_DECODE_ONE_CUDA_CUH
+#define HL_DECODE_ONE_CUDA_CUH
 #include "ops/cuda_ops.cuh"
 #include "ops/cache/cache_cuda.cuh"
+#include "cuda/fastmath.cuh"
 #include "cuda/mbarrier.cuh"
+#include "fused/decode_one/words.cuh"
 #include "ops/topk/topk_order.cuh"
 extern "C" {
 #include "cuda/device.h"
@@ -21,62 +21,68 @@ enum {
     WARPS = HL_DECODE_WARPS,
     THREADS = WARPS * 32, /* that compute */
     COLS = HL_DECODE_COLS,
-    LAPS = HL_DECODE_LAPS,
+    LAYER_BUFFERS = HL_DECODE_LAYER_BUFFERS,
     ROWS = HL_DECODE_ONE_ROWS,
-    COUNTER = 16, /* words before the rows' */
-    BEST = 4,     /* of these */
-    NEXT = 8
+    HEADER_WORDS = 16, /* before the words of the rows: the arrival counter, */
+    ARGMAX_WORD = 4,   /* the argmax of each row, */
+    TOKEN_WORD = 8     /* and the token of a prelaunched kernel */
 };
-/* The phases of a layer: products, and the two memories between the first two; behind the layers the head. */
-enum kind { IN, MEMORIES, OUT, MLP, DOWN, PHASES, HEAD = PHASES };
+/* The phases of a layer, and the head after the last one. */
+enum kind { IN, MIXER, OUT, MLP, DOWN, PHASES, HEAD = PHASES };
 
-/* Sizes and kinds of a model: numbers that come with the arguments, or constants, which make less code and leave
- * no register spilled: where shared memory leaves the first-level cache no room, a spilled number comes from the
- * second. rows: of the state, a warp's share; width, apart, part: hl_decode_shared's chunk, stride, each; a_at to
- * in_rows: rows of all matrices of IN together: q, k, v, a, b, z; whole: a warp's columns of the heads' outputs are
- * of one head; each: slots of the cache that a lane reads, of all warps but one, an even number */
-struct any_sizes {
-    int d, I, H, HV, K, V, qk, vv, a_at, b_at, z_at, in_rows, tiles, group, rows, width, apart, part;
-    bool gated, decay, beta, cache, rms, whole;
-    float one_d, one_K, one_V; /* 1 / d */
-    static constexpr int chunks = HL_DECODE_CHUNKS, each = 20;
-    static constexpr bool once = false, sparing = false;
-    static constexpr int in_groups = 0, mlp_groups = 0, out_groups = 0; /* of a block; 0: any number */
+/* The sizes and options of a model: run-time values that come with the arguments, or constants (preset),
+ * which give less code and no spilled registers. Spills are slow here: shared memory leaves almost no L1
+ * cache, so they go to L2.
+ *
+ * a_at, b_at, z_at, in_rows: where a, b and z start among the rows of W_in, and its number of rows.
+ * warp_rows: rows of a state per warp. width, stride, warp_steps: as in hl_decode_shared. head_per_warp:
+ * the columns of o that a warp multiplies are of one head. warp_slots: most cache slots that a warp reads,
+ * of all warps but one; a multiple of 4. */
+struct runtime_sizes {
+    int d, I, H, HV, K, V, qk, vv, a_at, b_at, z_at, in_rows, tiles, group, warp_rows, width, stride,
+        warp_steps;
+    bool gated, decay, beta, cache, rms, head_per_warp;
+    float inv_d, inv_K, inv_V; /* 1 / d etc. */
+    static constexpr int pieces = HL_DECODE_PIECES, warp_slots = 80;
+    static constexpr bool one_task = false, poll_missing = false;
+    static constexpr int in_units = 0, mlp_units = 0, out_units = 0; /* most units of a block; 0: not known */
 };
-struct any_one : any_sizes {
-    static constexpr int M = 1, most = 1; /* rows, and how many there is room for */
+struct runtime_one_row : runtime_sizes {
+    static constexpr int M = 1, max_rows = 1; /* rows, and most rows */
 };
-struct any_some : any_sizes {
-    static constexpr int most = ROWS;
+struct runtime_rows : runtime_sizes {
+    static constexpr int max_rows = ROWS;
     int M;
 };
-/* one row, the exact memory; ONCE: on a chip of SMS multiprocessors or more, where a block has one task of the
- * memories at most and is known to have few groups of a product: without code for more, what a layer runs through is
- * shorter by a fifth. SPARING: decode_sparing.cuh. */
+/* One row, with a cache. ONE_TASK: for devices of SMS multiprocessors or more, where a block has at most
+ * one mixer task of each kind and a known, small number of units. Without the code for more, a layer is a
+ * fifth less code. POLL_MISSING: words.cuh. */
 enum { SMS = 132 };
-template <int D, int INNER, int HEAD_SIZE, bool GATE, bool ONCE, bool SPARING> struct preset {
-    static constexpr int M = 1, most = 1, d = D, I = INNER, H = D / HEAD_SIZE, HV = H, K = HEAD_SIZE, V = K;
+template <int D, int INNER, int HEAD_SIZE, bool GATE, bool ONE_TASK, bool POLL_MISSING> struct preset {
+    static constexpr int M = 1, max_rows = 1, d = D, I = INNER, H = D / HEAD_SIZE, HV = H, K = HEAD_SIZE,
+                         V = K;
     static constexpr int qk = D, vv = D, a_at = 3 * D, b_at = a_at + HV, z_at = b_at + HV,
                          in_rows = z_at + GATE * vv;
-    static constexpr int tiles = V / COLS, group = 1, rows = K / WARPS;
-    static constexpr int width = D, apart = 2 * D + 64, part = D / 32 / WARPS, chunks = (I + D - 1) / D,
-                         each = 12;
-    static constexpr bool gated = GATE, decay = true, beta = true, cache = true, rms = true, whole = true;
-    static constexpr bool once = ONCE, sparing = SPARING;
-    static constexpr int in_groups = ONCE * ((in_rows + 8 * SMS - 1) / (8 * SMS)),
-                         mlp_groups = ONCE * ((2 * I + 8 * SMS - 1) / (8 * SMS)),
-                         out_groups = ONCE * ((D + 8 * SMS - 1) / (8 * SMS)); /* of DOWN, too */
-    static_assert(HV * tiles <= SMS || !ONCE, "once");
-    static_assert(V % (32 * part) == 0, "whole");
-    static constexpr float one_d = 1.0f / D, one_K = 1.0f / K, one_V = 1.0f / V;
+    static constexpr int tiles = V / COLS, group = 1, warp_rows = K / WARPS;
+    static constexpr int width = D, stride = 2 * D + 64, warp_steps = D / 32 / WARPS,
+                         pieces = (I + D - 1) / D, warp_slots = 48;
+    static constexpr bool gated = GATE, decay = true, beta = true, cache = true, rms = true,
+                          head_per_warp = true;
+    static constexpr bool one_task = ONE_TASK, poll_missing = POLL_MISSING;
+    static constexpr int in_units = ONE_TASK * ((in_rows + 8 * SMS - 1) / (8 * SMS)),
+                         mlp_units = ONE_TASK * ((2 * I + 8 * SMS - 1) / (8 * SMS)),
+                         out_units = ONE_TASK * ((D + 8 * SMS - 1) / (8 * SMS)); /* and of DOWN */
+    static_assert(HV * tiles <= SMS || !ONE_TASK, "one_task");
+    static_assert(V % (32 * warp_steps) == 0, "head_per_warp");
+    static constexpr float inv_d = 1.0f / D, inv_K = 1.0f / K, inv_V = 1.0f / V;
 };
 struct arguments {
-    int L, vocab, window, chunk, slots, even_slots, share, shares;
+    int L, vocab, window, chunk, slots, even_slots, task_slots, slot_tasks;
     hola_evict evict;
-    float top, eps;
+    float beta_scale, eps;
     int64_t S, tail_q, tail_k, tail_v, cache_at, layer_bytes;
     struct hl_cache_layout at;
-    int w_in, w_ab, w_z, w_o, w_h, w_x, w_act, row; /* hl_decode_words */
+    int w_in, w_ab, w_logits, w_o, w_h, w_x, w_act, row_words; /* where they lie: hl_decode_words */
     int64_t scores;
     struct hl_decode_shared s;
     struct hl_seg seg[ROWS];
@@ -85,41 +91,42 @@ struct arguments {
     const bf16 *embed, *head;
     const float *final_norm;
     float *logits;
-    uint32_t tag;      /* the last bit of every logit */
-    uint64_t *best;    /* [ROWS]: of the largest logits of all blocks, 0 before and after a token */
-    uint64_t *verdict; /* or NULL: [ROWS], on the host, the largest ones themselves */
+    uint32_t tag;          /* lowest bit of every logit (cuda/mapped_output.c) */
+    uint64_t *argmax;      /* [ROWS]: maximum over all blocks (topk_order.cuh); 0 between tokens */
+    uint64_t *host_argmax; /* [ROWS] in host memory, or NULL: the largest logit and its id */
     uint64_t *words;
-    struct hl_prelaunch_slot mail;
+    struct hl_prelaunch_slot request;
 };
-template <class sizes> struct decode : sizes, arguments {};
+template <class sizes> struct decode_args : sizes, arguments {};
 
-/* Which row, value head and part of it a task is. */
+/* A mixer task: row, value head, and which part of its slots or columns. */
 struct task {
     int m, h, part;
 };
 
-/* What a warp knows of its block. */
+/* A warp's view of its block. */
 struct block {
     char *shared;
     int warp, lane;
-    uint32_t number;        /* of layer 0's words */
-    uint64_t passes;        /* tokens before this one */
-    uint64_t *now, *before; /* words of row 0, of this layer and of the last */
-    struct task look, tile; /* its first tasks */
-    int first, skip;        /* its first group of the phase; how far that moves from phase to phase */
-    int place;              /* the ring: where it stands */
-    uint32_t lap;           /* ... its parity */
-    uint32_t tasks;         /* the same for the place of the memories' tasks */
-    mbarrier_t barriers;    /* ... a place is full, is empty */
-    int turn, norm;         /* which half of the sums and of the squares is in use */
-    uint64_t best;          /* of this lane's logits, as top_order.cuh has them */
+    uint32_t epoch;                     /* of layer 0's words */
+    uint64_t tokens_done;               /* tokens before this one */
+    uint64_t *words, *last_words;       /* of row 0: this layer's, and those of the layer before */
+    struct task logits_task, tile_task; /* the first tasks of the block */
+    int first_unit, unit_skip;          /* first unit of this phase; how far that moves per phase */
+    int stage;                          /* of the ring of weights */
+    uint32_t parity;                    /* of that stage's mbarriers */
+    uint32_t task_parity;               /* the same for the task data */
+    mbarrier_t barriers;                /* see hl_decode_shared.barrier */
+    int sums_half, squares_half;        /* buffer in use */
+    uint64_t argmax;                    /* maximum of this lane's logits (topk_order.cuh) */
 };
 
-/* All threads that compute. */
+/* The threads that compute; barrier 1. */
 static __device__ __forceinline__ void sync_block() { named_barrier_sync<1, THREADS>(); }
-/* Between phases: what a phase writes to shared memory waits for words that other blocks give once they have this
- * one's, and those are given when the last phase's numbers are no longer in use. racecheck does not follow an order
- * through memory, so for it there is a barrier as well. */
+/* Between phases no barrier is needed: before a phase writes to shared memory, it waits for words of other
+ * blocks. They publish those after they have polled this block's words of the last phase, which this block
+ * publishes when it no longer uses that phase's shared memory. racecheck cannot follow an order through
+ * global memory, so it gets a barrier. */
 static __device__ __forceinline__ void next_phase() {
 #ifdef HL_RACECHECK
     sync_block();
@@ -139,7 +146,7 @@ template <class D>
 static __device__ __forceinline__ char *state_of(const D &a, const struct block &b, int l, int m) {
     return seg_of(a, b, m).state + l * a.layer_bytes;
 }
-/* a number of a value head of a layer */
+/* per value head of a layer */
 enum scalar { DECAY, BIAS, SCALE, SINK, LAMBDA, SCALARS };
 template <class D>
 static __device__ __forceinline__ float *scalars_of(const D &a, const struct block &b, int l, int h) {
@@ -149,112 +156,15 @@ static __device__ __forceinline__ float *scalars_of(const D &a, const struct blo
 /* ---- words ---- */
 
 template <class D> static __device__ __forceinline__ uint64_t *words_of(const D &a, int l) {
-    return a.words + COUNTER + (int64_t)(l % LAPS) * ROWS * a.row;
-}
-static __device__ __forceinline__ void give(uint64_t *p, uint32_t value, uint32_t number) {
-    const uint64_t word = (uint64_t)number << 32 | value;
-#ifdef HL_CUDA_EMU
-    *p = word;
-#else
-    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(word) : "memory");
-#endif
-}
-static __device__ __forceinline__ uint64_t look(const uint64_t *p) {
-#ifdef HL_CUDA_EMU
-    return *p;
-#else
-    uint64_t word;
-    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word) : "l"(p) : "memory");
-    return word;
-#endif
-}
-struct two {
-    uint64_t x, y;
-};
-static __device__ __forceinline__ struct two look_two(const uint64_t *p) {
-    struct two w;
-#ifdef HL_CUDA_EMU
-    w.x = p[0], w.y = p[1];
-#else
-    asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(w.x), "=l"(w.y) : "l"(p) : "memory");
-#endif
-    return w;
-}
-static __device__ __forceinline__ bool fresh(uint64_t word, uint32_t number) {
-    return (uint32_t)(word >> 32) == number;
-}
-static __device__ __forceinline__ void look_again() {
-#ifdef HL_CUDA_EMU
-    fprintf(stderr, "decode: a word was never written\n"), abort();
-#endif
-}
-/* Whether it is so for all lanes. They look again together: lanes that went on alone would have to be brought
- * together at every exchange between them that follows. */
-static __device__ __forceinline__ bool all_lanes(bool x) { return __all_sync(0xffffffffu, x); }
-/* Waits for the first n of N words, or of N pairs of neighbouring ones, each `stride` after the last. All are
- * asked for before any is looked at. All lanes. */
-template <int N>
-static __device__ __forceinline__ void take(uint32_t (&v)[N], const uint64_t *p, int stride, int n,
-                                            uint32_t number) {
-    for (;;) {
-        uint64_t w[N];
-        bool there = true;
-#pragma unroll
-        for (int i = 0; i < N; i++) {
-            w[i] = (uint64_t)number << 32;
-            if (i < n) w[i] = look(p + i * stride);
-        }
-#pragma unroll
-        for (int i = 0; i < N; i++) {
-            v[i] = (uint32_t)w[i];
-            there = there && fresh(w[i], number);
-        }
-        if (all_lanes(there)) return;
-        look_again();
-    }
-}
-template <int N>
-static __device__ __forceinline__ void take_pairs(uint2 (&v)[N], const uint64_t *p, int stride, int n,
-                                                  uint32_t number) {
-    for (;;) {
-        struct two w[N];
-        bool there = true;
-#pragma unroll
-        for (int i = 0; i < N; i++) {
-            w[i].x = w[i].y = (uint64_t)number << 32;
-            if (i < n) w[i] = look_two(p + i * stride);
-        }
-#pragma unroll
-        for (int i = 0; i < N; i++) {
-            v[i] = make_uint2((uint32_t)w[i].x, (uint32_t)w[i].y);
-            there = there && fresh(w[i].x, number) && fresh(w[i].y, number);
-        }
-        if (all_lanes(there)) return;
-        look_again();
-    }
-}
-static __device__ __forceinline__ uint32_t take_one(const uint64_t *p, uint32_t number) {
-    uint64_t w = look(p);
-    while (!fresh(w, number)) {
-        look_again();
-        w = look(p);
-    }
-    return (uint32_t)w;
+    return a.words + HEADER_WORDS + (int64_t)(l % LAYER_BUFFERS) * ROWS * a.row_words;
 }
 static __device__ __forceinline__ float square(uint32_t v) { return low(v) * low(v) + high(v) * high(v); }
-/* Without care for numbers that an epsilon keeps away. */
-static __device__ __forceinline__ float fast_rsqrt(float x) {
-#ifdef HL_CUDA_EMU
-    return rsqrtf(x);
-#else
-    asm("rsqrt.approx.ftz.f32 %0, %0;" : "+f"(x));
-    return x;
-#endif
-}
-/* A division is a dozen instructions more than this. */
-static __device__ __forceinline__ float fast_silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
-/* Where a row's word lies in x, h, o and act: those that one lane multiplies are neighbours. */
-static __device__ __forceinline__ int swapped(int word) {
+/* x / (1 + e^-x) with the approximate division, which saves a dozen instructions; not bit-equal to
+ * fast_silu. */
+static __device__ __forceinline__ float fast_silu_div(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
+/* Where word number `word` of a row of x, h, o or act lies: the words that one lane multiplies are
+ * adjacent. */
+static __device__ __forceinline__ int swizzled(int word) {
     return (word & ~3) | (word & 1) << 1 | (word >> 1 & 1);
 }
 

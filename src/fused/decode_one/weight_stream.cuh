@@ -1,53 +1,54 @@
-/* weight_stream.cuh -- the weights on their way into shared memory.
+/* weight_stream.cuh -- the producer warps: weights and task data on their way into shared memory.
  *
- * Which weights a block multiplies, and when, does not depend on the data: one warp walks through the products
- * of all layers ahead of the others and has the copy engine bring them into a ring. A piece is 8 rows of a
- * matrix, or of the MLP 4 of gate and the same 4 of up, by as many columns as a place of the ring holds. So
- * memory stays busy while the blocks wait for each other's results. What the memories' tasks need is brought by another
- * warp, to a place of its own. */
-#ifndef HL_DECODE_STREAM_CUH
-#define HL_DECODE_STREAM_CUH
+ * Which weights a block multiplies, and when, does not depend on data. So WEIGHT_WARP walks through the
+ * products of all layers ahead of the warps that compute, and bulk copies fill a ring of stages. A stage
+ * holds a piece: a unit (8 rows of a matrix; in the MLP 4 of gate and the same 4 of up) by `width`
+ * columns. So memory stays busy while the blocks wait for each other's words. TASK_WARP fetches the data
+ * of the mixer's first tasks, to a place of its own. */
+#ifndef HL_WEIGHT_STREAM_CUH
+#define HL_WEIGHT_STREAM_CUH
 #include "ops/cuda_ops.cuh"
 #include "fused/decode_one/cache_logits.cuh"
 
-template <class D> static __device__ __forceinline__ int inner(const D &a, int kind) {
+template <class D> static __device__ __forceinline__ int inner_size(const D &a, int kind) {
     return kind == OUT ? a.vv : kind == DOWN ? a.I : a.d;
 }
-/* groups of 8 rows */
+/* Units of 8 rows of a phase's matrix. */
 template <class D> static __device__ __forceinline__ int units_of(const D &a, int kind) {
-    return kind == IN         ? (a.in_rows + 7) / 8
-           : kind == MEMORIES ? 0
-           : kind == MLP      ? a.I / 4
-           : kind == HEAD     ? (a.logits || a.verdict ? (a.vocab + 7) / 8 : 0)
-                              : a.d / 8;
+    return kind == IN      ? (a.in_rows + 7) / 8
+           : kind == MIXER ? 0
+           : kind == MLP   ? a.I / 4
+           : kind == HEAD  ? (a.logits || a.host_argmax ? (a.vocab + 7) / 8 : 0)
+                           : a.d / 8;
 }
-template <class D> static __device__ __forceinline__ int kind_of(const D &a, int phase) {
+template <class D> static __device__ __forceinline__ int phase_kind(const D &a, int phase) {
     return phase == PHASES * a.L ? (int)HEAD : phase % PHASES;
 }
-/* The groups go round the blocks, from another one in every phase: who has one more is not always the same. */
-static __device__ __forceinline__ void open_groups(struct block &b, int phase) {
-    b.skip = 11 % gridDim.x;
-    b.first = (int)((blockIdx.x + (unsigned)b.skip * (unsigned)phase) % gridDim.x);
+/* Units are assigned to blocks round robin, from another block on in every phase, so that it is not always
+ * the same blocks that have one more. */
+static __device__ __forceinline__ void first_units(struct block &b, int phase) {
+    b.unit_skip = 11 % gridDim.x;
+    b.first_unit = (int)((blockIdx.x + (unsigned)b.unit_skip * (unsigned)phase) % gridDim.x);
 }
-static __device__ __forceinline__ void next_groups(struct block &b) {
-    b.first += b.skip;
-    if (b.first >= (int)gridDim.x) b.first -= gridDim.x;
+static __device__ __forceinline__ void next_units(struct block &b) {
+    b.first_unit += b.unit_skip;
+    if (b.first_unit >= (int)gridDim.x) b.first_unit -= gridDim.x;
 }
 
-/* A place comes in two halves of 4 rows. */
+/* A stage is filled in two halves of 4 rows, each with its mbarrier. */
 static __device__ __forceinline__ mbarrier_t full(const struct block &b, int half) {
-    return mbarrier_at(b.barriers, 3 * b.place + half);
+    return mbarrier_at(b.barriers, 3 * b.stage + half);
 }
 static __device__ __forceinline__ mbarrier_t empty(const struct block &b) {
-    return mbarrier_at(b.barriers, 3 * b.place + 2);
+    return mbarrier_at(b.barriers, 3 * b.stage + 2);
 }
-template <class D> static __device__ __forceinline__ char *place_at(const D &a, const struct block &b) {
-    return b.shared + a.s.ring + b.place * 8 * a.apart;
+template <class D> static __device__ __forceinline__ char *stage_at(const D &a, const struct block &b) {
+    return b.shared + a.s.ring + b.stage * 8 * a.stride;
 }
-template <class D> static __device__ __forceinline__ void next_place(const D &a, struct block &b) {
-    if (++b.place == a.s.depth) b.place = 0, b.lap ^= 1;
+template <class D> static __device__ __forceinline__ void next_stage(const D &a, struct block &b) {
+    if (++b.stage == a.s.depth) b.stage = 0, b.parity ^= 1;
 }
-/* The place for tasks of the memories. */
+/* The mbarriers of the task data. */
 template <class D>
 static __device__ __forceinline__ mbarrier_t tasks_full(const D &a, const struct block &b) {
     return mbarrier_at(b.barriers, 3 * a.s.depth);
@@ -57,7 +58,7 @@ static __device__ __forceinline__ mbarrier_t tasks_empty(const D &a, const struc
     return mbarrier_at(b.barriers, 3 * a.s.depth + 1);
 }
 /* One thread. */
-template <class D> static __device__ __forceinline__ void open_ring(const D &a, const struct block &b) {
+template <class D> static __device__ __forceinline__ void init_ring(const D &a, const struct block &b) {
     mbarrier_init(tasks_full(a, b), 32);
     mbarrier_init_warps(tasks_empty(a, b), WARPS);
     for (int i = 0; i < a.s.depth; i++) {
@@ -67,10 +68,10 @@ template <class D> static __device__ __forceinline__ void open_ring(const D &a, 
     }
 }
 
-/* This lane's row of weights of a group. */
+/* This lane's row of a unit. */
 template <class D>
-static __device__ __forceinline__ const bf16 *row_of(const D &a, const struct block &b, int kind, int l,
-                                                     int unit) {
+static __device__ __forceinline__ const bf16 *weight_row(const D &a, const struct block &b, int kind, int l,
+                                                         int unit) {
     const struct hl_decode_layer &y = layer_of(a, b, kind == HEAD ? 0 : l);
     const int g = b.lane % 8, row = kind == MLP ? unit * 4 + g % 4 : unit * 8 + g;
     const void *W = kind == IN     ? y.in
@@ -79,76 +80,76 @@ static __device__ __forceinline__ const bf16 *row_of(const D &a, const struct bl
                     : kind == HEAD ? (const void *)a.head
                     : g < 4        ? y.gate
                                    : y.up;
-    return (const bf16 *)W + (int64_t)row * inner(a, kind);
+    return (const bf16 *)W + (int64_t)row * inner_size(a, kind);
 }
-/* Small things that the blocks load themselves, into the chip's cache ahead of that: from memory they would take as
- * long as an exchange does. The lines go round the blocks. */
-static __device__ __forceinline__ void warm(const struct block &b, const void *p, int bytes) {
+/* Prefetches what the blocks load directly into L2: from memory it would take as long as an exchange. The
+ * lines are spread over the blocks. */
+static __device__ __forceinline__ void prefetch(const struct block &b, const void *p, int bytes) {
 #if !defined(HL_CUDA_EMU)
     for (int at = (blockIdx.x + b.lane * gridDim.x) * 128; at < bytes; at += 32 * gridDim.x * 128)
         asm volatile("prefetch.global.L2 [%0];" ::"l"((const char *)p + at));
 #endif
 }
 template <class D>
-static __device__ __forceinline__ void warm_layer(const D &a, const struct block &b, int l) {
+static __device__ __forceinline__ void prefetch_layer(const D &a, const struct block &b, int l) {
     const struct hl_decode_layer &y = layer_of(a, b, l);
-    warm(b, y.attn_norm, a.d * 4);
-    warm(b, y.mlp_norm, a.d * 4);
-    warm(b, y.o_norm, a.V * 4);
-    if (a.cache && a.rms) warm(b, y.q_norm, a.K * 4), warm(b, y.k_norm, a.K * 4);
-    for (int i = 0; i < 3; i++) warm(b, y.conv[i], (i < 2 ? a.qk : a.vv) * 16);
+    prefetch(b, y.attn_norm, a.d * 4);
+    prefetch(b, y.mlp_norm, a.d * 4);
+    prefetch(b, y.o_norm, a.V * 4);
+    if (a.cache && a.rms) prefetch(b, y.q_norm, a.K * 4), prefetch(b, y.k_norm, a.K * 4);
+    for (int i = 0; i < 3; i++) prefetch(b, y.conv[i], (i < 2 ? a.qk : a.vv) * 16);
     for (int m = 0; m < a.M; m++) {
         const char *state = state_of(a, b, l, m);
-        warm(b, state + a.tail_q, a.qk * 12);
-        warm(b, state + a.tail_k, a.qk * 12);
-        warm(b, state + a.tail_v, a.vv * 12);
+        prefetch(b, state + a.tail_q, a.qk * 12);
+        prefetch(b, state + a.tail_k, a.qk * 12);
+        prefetch(b, state + a.tail_v, a.vv * 12);
     }
 }
-/* The warp that brings what the memories' tasks of layers [from, to) need: beside the weights' warp, since to ask for
- * many small pieces takes long. */
+/* TASK_WARP, for layers [from, to). A warp of its own, because issuing many small copies takes long. */
 template <class D>
-static __device__ __forceinline__ void stream_tasks(const D &a, struct block &b, int from, int to) {
+static __device__ __forceinline__ void stream_task_data(const D &a, struct block &b, int from, int to) {
 #pragma unroll 1
     for (int l = from; l < to; l++) {
-        warm_layer(a, b, l);
+        prefetch_layer(a, b, l);
         if (!has_task(a, b)) continue;
-        mbarrier_wait(tasks_empty(a, b), b.tasks ^ 1);
-        fetch_ahead(a, b, l);
+        mbarrier_wait(tasks_empty(a, b), b.task_parity ^ 1);
+        fetch_first_tasks(a, b, l);
         copy_async_arrive(tasks_full(a, b));
-        b.tasks ^= 1;
+        b.task_parity ^= 1;
     }
 }
-/* The warp that brings the weights of phases [from, to). */
+/* WEIGHT_WARP, for phases [from, to). */
 template <class D>
-static __device__ __forceinline__ void stream(const D &a, struct block &b, int from, int to) {
-    struct block old = b; /* `flight` halves before: no more are on their way at once */
+static __device__ __forceinline__ void stream_weights(const D &a, struct block &b, int from, int to) {
+    struct block old = b; /* the stage in_flight halves before: no more are copied at a time */
     int halves = 0, old_half = 0;
 #pragma unroll 1
-    for (int phase = from; phase < to; phase++, next_groups(b)) {
-        const int kind = kind_of(a, phase), l = phase / PHASES, K = inner(a, kind), units = units_of(a, kind);
+    for (int phase = from; phase < to; phase++, next_units(b)) {
+        const int kind = phase_kind(a, phase), l = phase / PHASES, K = inner_size(a, kind),
+                  units = units_of(a, kind);
         const int rows = kind == IN ? a.in_rows : kind == HEAD ? a.vocab : units * 8;
 #pragma unroll 1
-        for (int unit = b.first; unit < units; unit += gridDim.x) {
-            const bf16 *W = row_of(a, b, kind, l, unit);
+        for (int unit = b.first_unit; unit < units; unit += gridDim.x) {
+            const bf16 *W = weight_row(a, b, kind, l, unit);
             const int some = min(8, rows - unit * 8);
 #pragma unroll 1
             for (int c = 0; c < K; c += a.width) {
                 const int bytes = 2 * min(K - c, a.width);
-                mbarrier_wait(empty(b), b.lap ^ 1);
+                mbarrier_wait(empty(b), b.parity ^ 1);
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
-                    if (kind != HEAD && halves++ >= a.s.flight) {
-                        mbarrier_wait(full(old, old_half), old.lap);
-                        if (old_half) next_place(a, old);
+                    if (kind != HEAD && halves++ >= a.s.in_flight) {
+                        mbarrier_wait(full(old, old_half), old.parity);
+                        if (old_half) next_stage(a, old);
                         old_half ^= 1;
                     }
                     const int n = max(0, min(4, some - half * 4));
                     if (b.lane == 0) mbarrier_arrive_expect_tx(full(b, half), n * bytes);
                     __syncwarp();
                     if (b.lane / 4 == half && b.lane < some)
-                        bulk_copy(place_at(a, b) + b.lane * a.apart, W + c, bytes, full(b, half));
+                        bulk_copy(stage_at(a, b) + b.lane * a.stride, W + c, bytes, full(b, half));
                 }
-                next_place(a, b);
+                next_stage(a, b);
             }
         }
     }

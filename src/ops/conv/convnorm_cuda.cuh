@@ -5,6 +5,7 @@
 #ifndef HL_CONVNORM_CUDA_CUH
 #define HL_CONVNORM_CUDA_CUH
 #include "ops/cuda_ops.cuh"
+#include "cuda/fastmath.cuh"
 #include "ops/conv/conv_cuda.cuh"
 
 enum { TAPS = 4, PAIR = 2 }; /* rows are taken two at a time, so that their sums overlap */
