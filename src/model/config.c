@@ -13,10 +13,6 @@ const char *hola_model_type_name(hola_model_type t) {
     static const char *const names[] = {"hola", "gated_deltanet", "delta_net"};
     return (unsigned)t < HOLA_TYPE_COUNT ? names[t] : "unknown";
 }
-const char *hola_evict_name(hola_evict e) {
-    static const char *const names[] = {"betae", "e", "betav", "recency", "h2o", "none"};
-    return (unsigned)e < HOLA_EVICT_COUNT ? names[e] : "unknown";
-}
 const char *hola_cache_norm_name(hola_cache_norm n) {
     static const char *const names[] = {"rms", "l2"};
     return (unsigned)n < HOLA_NORM_COUNT ? names[n] : "unknown";

@@ -44,6 +44,8 @@ static struct hl_decode_layer layer_of(const hola_model *m, const struct hl_laye
 static struct hl_decode sizes_of(const hola_model *m, const struct hl_rows *rows) {
     const hola_config *c = &m->cfg;
     const struct hl_dims s = hl_dims(c);
+    struct hl_policy policy;
+    hl_policy_of(&policy, c);
     return (struct hl_decode){.rows = rows,
                               .d = s.d,
                               .I = s.I,
@@ -62,7 +64,7 @@ static struct hl_decode sizes_of(const hola_model *m, const struct hl_rows *rows
                               .neg_eigval = c->allow_neg_eigval,
                               .cache = s.cache,
                               .rms = s.rms,
-                              .evict = c->cache_evict,
+                              .policy = policy,
                               .eps = (real)c->norm_eps,
                               .S = m->state.S,
                               .tail = {m->state.tail_q, m->state.tail_k, m->state.tail_v},

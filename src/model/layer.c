@@ -41,13 +41,13 @@ static void remember(const struct layer *l) {
         struct hl_score score = {.T = l->T,
                                  .HV = l->s.HV,
                                  .V = l->s.V,
-                                 .evict = l->cfg->cache_evict,
                                  .m = l->a->m,
                                  .beta = l->a->beta,
                                  .v = l->a->v1,
                                  .score = l->a->score};
         struct hl_cache c = exact_memory(l);
-        if (score.evict != HOLA_EVICT_BETAE)
+        score.policy = c.policy;
+        if (score.policy.score != HL_SCORE_WRITE)
             l->backend->ops.cache_score(l->backend, &score); /* that is m itself */
         l->backend->ops.cache_forward(l->backend, &c);
     }

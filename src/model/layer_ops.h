@@ -178,6 +178,8 @@ static inline struct hl_gdn delta_rule(const struct layer *l) {
 static inline struct hl_cache exact_memory(const struct layer *l) {
     const struct hl_layer_activations *a = l->a;
     const bool keep = l->pass == HL_TRAIN;
+    struct hl_policy policy;
+    hl_policy_of(&policy, l->cfg);
     return (struct hl_cache){.rows = l->rows,
                              .H = l->s.H,
                              .HV = l->s.HV,
@@ -185,11 +187,11 @@ static inline struct hl_cache exact_memory(const struct layer *l) {
                              .V = l->s.V,
                              .window = l->cfg->cache_window,
                              .chunk = l->cfg->cache_chunk,
-                             .evict = l->cfg->cache_evict,
+                             .policy = policy,
                              .q = l->s.rms ? a->qt : a->q,
                              .k = l->s.rms ? a->kt : a->k,
                              .v = a->v1,
-                             .score = l->cfg->cache_evict == HOLA_EVICT_BETAE ? a->m : a->score,
+                             .score = policy.score == HL_SCORE_WRITE ? a->m : a->score,
                              .tau = vec(l, l->p->cache_tau),
                              .sink = vec(l, l->p->cache_sink),
                              .gate = vec(l, l->p->cache_gate),

@@ -69,8 +69,10 @@ hola_status hl_restore_point_copy(const hola_model *m, struct hl_restore_point *
 
 hola_status hola_session_mark(hola_session *y) {
     hola_status s = y->mark ? HOLA_OK : hl_restore_point_new(&y->mark, y->model);
+    struct hl_policy policy;
     if (s != HOLA_OK) return s;
-    return hl_restore_point_copy(y->model, y->mark, &y->now, y->model->cfg.cache_evict != HOLA_EVICT_H2O);
+    hl_policy_of(&policy, &y->model->cfg);
+    return hl_restore_point_copy(y->model, y->mark, &y->now, !policy.moves_with_reads);
 }
 
 void hl_session_before(hola_session *y, int64_t len) {

@@ -6,6 +6,7 @@
 #ifndef HL_DECODE_H
 #define HL_DECODE_H
 #include "core/rows.h"
+#include "ops/cache/policy.h"
 #include "ops/topk/topk.h"
 
 enum {
@@ -32,7 +33,7 @@ struct hl_decode {
     bool *refused;              /* set: whether this device cannot; then nothing was done */
     int64_t d, I, H, HV, K, V, L, vocab, window, chunk, conv;
     bool gated, decay, beta, neg_eigval, cache, rms;
-    hola_evict evict;
+    struct hl_policy policy;
     real eps;
     int64_t S, tail[3], cache_at, layer_bytes; /* a layer's parts in a session's state */
     const struct hl_decode_layer *layer;       /* [L] */

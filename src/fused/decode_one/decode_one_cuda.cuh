@@ -72,7 +72,7 @@ template <int D, int INNER, int HEAD_SIZE, bool GATE, bool ONCE, bool SPARING> s
 };
 struct arguments {
     int L, vocab, window, chunk, slots, even_slots, share, shares;
-    hola_evict evict;
+    struct hl_policy policy;
     float top, eps;
     int64_t S, tail_q, tail_k, tail_v, cache_at, layer_bytes;
     struct hl_cache_layout at;
