@@ -89,8 +89,12 @@ static uint64_t hash_config(const hola_config *c) {
                              c->use_beta,   c->allow_neg_eigval};
     const int64_t memory[] = {c->cache_evict, c->cache_norm, c->cache_window, c->cache_chunk};
     uint64_t h = hl_hash(0, whole, sizeof whole);
+    struct hl_policy policy;
     h = hl_hash(h, &c->norm_eps, sizeof c->norm_eps);
-    return c->model_type == HOLA_TYPE_HOLA ? hl_hash(h, memory, sizeof memory) : h;
+    if (c->model_type != HOLA_TYPE_HOLA) return h;
+    h = hl_hash(h, memory, sizeof memory);
+    hl_policy_of(&policy, c);
+    return policy.sinks ? hl_hash(h, &policy.sinks, sizeof policy.sinks) : h;
 }
 
 hola_status hl_model_hash(hola_model *m, uint64_t *out) {
