@@ -1,3 +1,4 @@
+#define _POSIX_C_SOURCE 200809L
 /* bench_gemm.c -- the linear layers against OpenBLAS, and decoding against the memory's bandwidth.
  *
  *   cc -O2 -Iinclude -Isrc bench/bench_gemm.c build/gcc/libhola.a -ljansson -lopenblas -lm -pthread -o bench_gemm

@@ -63,7 +63,8 @@ typedef enum hola_model_type {
  *   BETAV    the largest beta |v|
  *   RECENCY  the most recent tokens
  *   H2O      the tokens that got the most attention so far
- *   NONE     none: no exact memory, and no read of it */
+ *   NONE     none: no exact memory, and no read of it
+ *   STREAMING  the first cache_sinks tokens of a document and the most recent ones */
 typedef enum hola_evict {
     HOLA_EVICT_BETAE,
     HOLA_EVICT_E,
@@ -71,6 +72,7 @@ typedef enum hola_evict {
     HOLA_EVICT_RECENCY,
     HOLA_EVICT_H2O,
     HOLA_EVICT_NONE,
+    HOLA_EVICT_STREAMING, /* saved sessions hold these numbers: new ones come last */
     HOLA_EVICT_COUNT
 } hola_evict;
 typedef enum hola_cache_norm { HOLA_NORM_RMS, HOLA_NORM_L2, HOLA_NORM_COUNT } hola_cache_norm;
@@ -93,6 +95,7 @@ typedef struct hola_config {
     int64_t cache_window, cache_chunk;
     double cache_gate_init, cache_tau_init;
     bool cache_tau_freeze;
+    int64_t cache_sinks; /* streaming: tokens at a document's start that are never dropped */
 } hola_config;
 
 /* name: "46m", "170m" or "340m", optionally followed by "-gate" or "-nogate". */

@@ -10,6 +10,13 @@ struct shape {
     hola_evict evict;
 };
 
+static inline struct hl_policy policy_of(hola_evict evict) {
+    const hola_config cfg = {.cache_evict = evict, .cache_sinks = 2};
+    struct hl_policy p;
+    assert_true(hl_policy_of(&p, &cfg));
+    return p;
+}
+
 /* Everything the op reads and writes; `a` points into it. */
 struct batch {
     struct shape s;
@@ -68,7 +75,7 @@ static inline struct batch *batch_new(struct shape s, const int64_t *len, int n,
                              .V = s.V,
                              .window = s.window,
                              .chunk = s.chunk,
-                             .evict = s.evict,
+                             .policy = policy_of(s.evict),
                              .q = b->q,
                              .k = b->k,
                              .v = b->v,
@@ -86,8 +93,15 @@ static inline struct batch *batch_new(struct shape s, const int64_t *len, int n,
                              .dtau = b->dtau,
                              .dsink = b->dsink,
                              .dgate = b->dgate};
-    if (s.evict != HOLA_EVICT_RECENCY && s.evict != HOLA_EVICT_H2O) b->a.score = b->score;
+    if (b->a.policy.score != HL_SCORE_NONE) b->a.score = b->score;
     batch_clear(b);
+    return b;
+}
+
+/* Order by position alone: the first n rows of a segment are kept for ever. */
+static inline struct batch *with_sinks(struct batch *b, int64_t n) {
+    assert_true(b->a.policy.by_position);
+    b->a.policy.sinks = n;
     return b;
 }
 
@@ -113,9 +127,10 @@ static inline void batch_run(struct batch *b, const char *backend, struct hl_bac
 static inline void batch_near(const struct batch *b, const struct batch *want, double tol, bool backward,
                               const char *who) {
     const struct shape *s = &b->s;
-#define SAME(x, n, width, tol)                                                                       \
-    CHECK_NEAR(b->x, want->x, n, width, tol, "%s evict %d w %d C %d heads %d/%d K %d V %d " #x, who, \
-               (int)s->evict, (int)s->window, (int)s->chunk, (int)s->H, (int)s->HV, (int)s->K, (int)s->V)
+#define SAME(x, n, width, tol)                                                                           \
+    CHECK_NEAR(b->x, want->x, n, width, tol, "%s evict %d sinks %d w %d C %d heads %d/%d K %d V %d " #x, \
+               who, (int)s->evict, (int)b->a.policy.sinks, (int)s->window, (int)s->chunk, (int)s->H,     \
+               (int)s->HV, (int)s->K, (int)s->V)
     assert_memory_equal(b->sel, want->sel, (size_t)b->ns * sizeof *b->sel);
     SAME(out, b->T, s->HV * s->V, tol);
     SAME(read, b->T, s->HV * s->V, tol);
@@ -133,18 +148,20 @@ static inline void batch_near(const struct batch *b, const struct batch *want, d
 
 /* ---- the definition ---- */
 
-enum wrong { RIGHT, SEES_BLOCK, LATER_TIES, NO_SINK, LATEST, DROPS_KEPT };
+enum wrong { RIGHT, SEES_BLOCK, LATER_TIES, NO_SINK, LATEST, DROPS_KEPT, FORGETS_FIRST, ONE_FIRST_MORE };
 
 /* The rows that the block beginning at row `first` of segment g keeps of those before it. */
 static inline int64_t plain_keep(const struct batch *b, const struct hl_seg *g, int64_t h, int64_t first,
                                  int64_t *keep, enum wrong wrong) {
     int64_t n = 0, until = wrong == SEES_BLOCK && first + b->s.chunk < g->len ? first + b->s.chunk : first;
-    bool latest = b->s.evict == HOLA_EVICT_RECENCY || wrong == LATEST;
+    bool latest = b->a.policy.by_position || wrong == LATEST;
+    int64_t sinks = wrong == FORGETS_FIRST ? 0 : b->a.policy.sinks + (wrong == ONE_FIRST_MORE);
     for (int64_t j = 0; j < until; j++) {
         int64_t better = 0;
         for (int64_t i = 0; i < until; i++) {
             real x = b->score[(g->row + i) * b->s.HV + h], y = b->score[(g->row + j) * b->s.HV + h];
-            better += latest ? i > j : x > y || (x == y && (wrong == LATER_TIES ? i > j : i < j));
+            if (latest) x = i < sinks ? INFINITY : (real)i, y = j < sinks ? INFINITY : (real)j;
+            better += x > y || (x == y && (wrong == LATER_TIES ? i > j : i < j));
         }
         if (better < b->s.window) keep[n++] = j;
     }

@@ -47,9 +47,9 @@ static void near(const struct dev *d, const struct batch *b, const struct batch 
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         const double e = check_distance(all[i].got, all[i].want, all[i].rows, all[i].width);
         if (!(e <= tol * all[i].by))
-            fail_msg("%s: evict %d w %d C %d heads %d/%d K %d V %d: %s is %.3g away", d->ops->name,
-                     (int)s->evict, (int)s->window, (int)s->chunk, (int)s->H, (int)s->HV, (int)s->K,
-                     (int)s->V, all[i].name, e);
+            fail_msg("%s: evict %d sinks %d w %d C %d heads %d/%d K %d V %d: %s is %.3g away", d->ops->name,
+                     (int)s->evict, (int)b->a.policy.sinks, (int)s->window, (int)s->chunk, (int)s->H,
+                     (int)s->HV, (int)s->K, (int)s->V, all[i].name, e);
         if (e / all[i].by > worst[d->f32 ? 0 : 1]) worst[d->f32 ? 0 : 1] = e / all[i].by;
     }
 }
@@ -135,6 +135,37 @@ static void test_long(void **state) {
             compare(&d, got, want, tol_of(&d));
         }
     dev_close(&d);
+}
+
+/* Order by position with a protected prefix: every kernel that selects, and prefixes of several groups of blocks. */
+static void test_first_rows(void **state) {
+    static const int64_t wc[][3] = {
+        {4, 16, 3}, {20, 3, 70}, {7, 5, 19}, {9, 8, 40}}; /* window, block, blocks */
+    (void)state;
+    for (int f = 0; f < 2; f++) {
+        struct dev d = dev_open(f);
+        for (int i = 0; i < 4; i++) {
+            const int64_t w = wc[i][0], C = wc[i][1], len[] = {wc[i][2] * C + 2, C + 1},
+                          sinks[] = {0, 1, 4, w, w + 3};
+            for (int n = 0; n < 5; n++) {
+                const struct shape s = {w, C, 1, 2, f ? 24 : 64, f ? 16 : 64, HOLA_EVICT_RECENCY};
+                if (dev_slow(&d) && (f ? (i + n) % 4 : (i * 2 + n) % (dev_least() ? 10 : 3))) continue;
+                struct batch *got = with_sinks(rounded(&d, batch_new(s, len, 2, 80)), sinks[n]),
+                             *want = with_sinks(rounded(&d, batch_new(s, len, 2, 80)), sinks[n]),
+                             *wrong = with_sinks(rounded(&d, batch_new(s, len, 2, 80)),
+                                                 sinks[n] < w ? sinks[n] + 1 : 0);
+                batch_run(want, judge(want), host, true);
+                batch_run(wrong, judge(wrong), host, false);
+                run(&d, got);
+                assert_memory_equal(got->sel, want->sel, (size_t)got->ns * sizeof *got->sel);
+                CHECK_NEAR(got->out, want->out, got->T, s.HV * s.V, tol_of(&d), "sinks %d", (int)sinks[n]);
+                CHECK_NEAR(got->dv, want->dv, got->T, s.HV * s.V, tol_of(&d), "sinks %d", (int)sinks[n]);
+                CHECK_FAR(got->out, wrong->out, got->T, s.HV * s.V, 2 * tol_of(&d));
+                batch_free(got), batch_free(want), batch_free(wrong);
+            }
+        }
+        dev_close(&d);
+    }
 }
 
 /* ---- the definition, and wrong versions of it ---- */
@@ -239,11 +270,12 @@ static void test_score(void **state) {
         real *want = check_new(N), *got = check_new(N);
         dev_round(&d, v, N * V);
         for (int e = 0; e < 3; e++) {
-            struct hl_score a = {T, HV, V, kinds[e], m, beta, v, want};
+            const struct hl_policy policy = policy_of(kinds[e]);
+            struct hl_score a = {T, HV, V, policy, m, beta, v, want};
             struct hl_score b = {T,
                                  HV,
                                  V,
-                                 kinds[e],
+                                 policy,
                                  dev_real(&d, m, N),
                                  dev_real(&d, beta, N),
                                  dev_act(&d, v, N * V),
@@ -315,9 +347,10 @@ int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_odd_shapes),   cmocka_unit_test(test_tiles),
         cmocka_unit_test(test_whole_blocks), cmocka_unit_test(test_long),
-        cmocka_unit_test(test_definition),   cmocka_unit_test(test_odd_scores),
-        cmocka_unit_test(test_large_logits), cmocka_unit_test(test_bits),
-        cmocka_unit_test(test_score),        cmocka_unit_test(test_speed),
+        cmocka_unit_test(test_first_rows),   cmocka_unit_test(test_definition),
+        cmocka_unit_test(test_odd_scores),   cmocka_unit_test(test_large_logits),
+        cmocka_unit_test(test_bits),         cmocka_unit_test(test_score),
+        cmocka_unit_test(test_speed),
     };
     int failed;
     if (argc > 1) cmocka_set_test_filter(argv[1]);

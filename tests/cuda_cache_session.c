@@ -86,8 +86,9 @@ static void feed(const struct dev *d, struct batch *b, int64_t (*len)(int pass, 
     dev_act_take(d, x.out, got, b->nv);
     x.out = NULL;
     /* a tile of bf16 rounds where the reference does not */
-    CHECK_NEAR(got, b->out, b->T, b->s.HV * b->s.V, tol_of(d), "%s evict %d w %d C %d K %d in pieces",
-               d->ops->name, (int)b->s.evict, (int)b->s.window, (int)b->s.chunk, (int)b->s.K);
+    CHECK_NEAR(got, b->out, b->T, b->s.HV * b->s.V, tol_of(d),
+               "%s evict %d sinks %d w %d C %d K %d in pieces", d->ops->name, (int)b->s.evict,
+               (int)b->a.policy.sinks, (int)b->s.window, (int)b->s.chunk, (int)b->s.K);
     for (int i = 0; i < n; i++) session_check(d, b, &s[i], at[i]);
     check_free(got, b->nv);
     drop(d, &x);
@@ -100,11 +101,15 @@ static int64_t prompt_then_ones(int pass, int i) { return pass == 0 ? 37 + 11 * 
 static int64_t everything(int pass, int i) { return (void)pass, (void)i, 1 << 20; }
 static int64_t mixed_lengths(int pass, int i) { return (pass + i) % 3 == 0 ? 1 : (pass * 7 + i * 5) % 23; }
 
-static void sessions(const struct dev *d, struct shape s, int which, uint64_t seed) {
+static void sessions_with(const struct dev *d, struct shape s, int64_t sinks, int which, uint64_t seed) {
     static int64_t (*const how[])(int, int) = {ones,       sevens,       growing, prompt_then_ones,
                                                everything, mixed_lengths};
     const int64_t C = s.chunk, len[] = {3 * C + 3, C, 2 * C - 1};
-    feed(d, rounded(d, batch_new(s, len, 3, seed)), how[which], 6 * (int)C);
+    struct batch *b = rounded(d, batch_new(s, len, 3, seed));
+    feed(d, sinks ? with_sinks(b, sinks) : b, how[which], 6 * (int)C);
+}
+static void sessions(const struct dev *d, struct shape s, int which, uint64_t seed) {
+    sessions_with(d, s, 0, which, seed);
 }
 static void test_sessions(void **state) {
     static const int64_t wc[][2] = {{4, 16}, {0, 16}, {16, 4}, {5, 1}, {30, 16}};
@@ -133,6 +138,28 @@ static void test_sessions_long(void **state) {
         feed(&d, rounded(&d, batch_new(s, len, 1, 60 + (uint64_t)e)), long_pieces, 5);
     }
     dev_close(&d);
+}
+/* order by position with a protected prefix */
+static void test_sessions_first_rows(void **state) {
+    static const int64_t wc[][2] = {{4, 16}, {16, 4}, {5, 1}, {30, 16}};
+    (void)state;
+    for (int f = 0; f < 2; f++) {
+        struct dev d = dev_open(f);
+        for (int i = 0; i < 4; i++)
+            for (int n = 0; n < 4; n++) {
+                const int64_t w = wc[i][0], C = wc[i][1], sinks[] = {1, 4, w, w + 3}, long_len[] = {600};
+                const int64_t K = (i + n) % 2 ? 64 : 24, V = K == 64 ? 64 : 16;
+                for (int which = 0; which < 6; which++)
+                    if (!dev_slow(&d) || (i + n * 5 + which * 3 + f) % (dev_least() ? 32 : 8) == 0)
+                        sessions_with(&d, (struct shape){w, C, 1, 2, K, V, HOLA_EVICT_RECENCY}, sinks[n],
+                                      which, (uint64_t)(i * 10 + n));
+                const struct shape s = {w, C < 4 ? 4 : C, 1, 1, 64, 64, HOLA_EVICT_RECENCY};
+                if (!f && (!dev_slow(&d) || (i + n) % (dev_least() ? 8 : 4) == 1))
+                    feed(&d, with_sinks(rounded(&d, batch_new(s, long_len, 1, 90)), sinks[n]), long_pieces,
+                         5);
+            }
+        dev_close(&d);
+    }
 }
 static void test_sessions_tiles(void **state) {
     (void)state;
@@ -194,6 +221,7 @@ int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_sessions),
         cmocka_unit_test(test_sessions_long),
+        cmocka_unit_test(test_sessions_first_rows),
         cmocka_unit_test(test_sessions_tiles),
         cmocka_unit_test(test_speed),
     };

@@ -4,9 +4,9 @@
 
 static struct hl_backend *one, *three;
 
-static const hola_evict kinds[] = {HOLA_EVICT_BETAE, HOLA_EVICT_E, HOLA_EVICT_BETAV, HOLA_EVICT_RECENCY,
-                                   HOLA_EVICT_H2O};
-enum { KINDS = 5 };
+static const hola_evict kinds[] = {HOLA_EVICT_BETAE,   HOLA_EVICT_E,   HOLA_EVICT_BETAV,
+                                   HOLA_EVICT_RECENCY, HOLA_EVICT_H2O, HOLA_EVICT_STREAMING};
+enum { KINDS = sizeof kinds / sizeof *kinds };
 static const double tol = 2e-5;
 
 static struct batch *mixed(struct shape s, uint64_t seed) {
@@ -149,8 +149,9 @@ static void streams(struct batch *b, double allowed) {
         for (int c = 0; c < 5; c++) {
             memset(out, 0, (size_t)b->nv * sizeof(real));
             feed(b, who, cut[c].size, cut[c].grows, out);
-            CHECK_NEAR(out, b->out, b->T, s->HV * s->V, allowed, "%s evict %d w %d C %d in pieces of %d", who,
-                       (int)s->evict, (int)s->window, (int)s->chunk, (int)cut[c].size);
+            CHECK_NEAR(out, b->out, b->T, s->HV * s->V, allowed,
+                       "%s evict %d sinks %d w %d C %d in pieces of %d", who, (int)s->evict,
+                       (int)b->a.policy.sinks, (int)s->window, (int)s->chunk, (int)cut[c].size);
         }
     }
     check_free(out, b->nv);
@@ -169,6 +170,36 @@ static void test_streaming(void **state) {
         streams(single((struct shape){64, 256, 1, 1, 16, 16, kinds[e]}, 4 * 256, 70 + (uint64_t)e), tol);
     }
     streams(single((struct shape){64, 256, 1, 1, 64, 128, HOLA_EVICT_BETAE}, 700, 80), tol);
+}
+
+/* Order by position with a protected prefix, down to windows that hold nothing else. */
+static void test_first_rows(void **state) {
+    static const int64_t wc[][2] = {{4, 16}, {16, 4}, {5, 1}, {9, 7}, {0, 8}, {30, 16}};
+    (void)state;
+    for (int i = 0; i < 6; i++) {
+        const int64_t w = wc[i][0], C = wc[i][1], sinks[] = {0, 1, 4, w, w + 3};
+        for (int n = 0; n < 5; n++) {
+            const struct shape s = {w, C, 1, 2, 24, 16, HOLA_EVICT_RECENCY};
+            compare(with_sinks(mixed(s, 90), sinks[n]), with_sinks(mixed(s, 90), sinks[n]), tol);
+            streams(with_sinks(single(s, 9 * C + 5, 95), sinks[n]), tol);
+            struct batch *b = with_sinks(single(s, 9 * C + 5, 100), sinks[n]);
+            real *right = check_zero(b->nv), *forgets = check_zero(b->nv), *more = check_zero(b->nv);
+            plain_run(b, right, NULL, RIGHT);
+            plain_run(b, forgets, NULL, FORGETS_FIRST);
+            plain_run(b, more, NULL, ONE_FIRST_MORE);
+            for (int k = -1; k < 0 || check_backend(k); k++) {
+                const char *who = k < 0 ? "cpu-ref" : check_backend(k);
+                if (!hl_ops_named(who)) continue;
+                memset(b->out, 0, (size_t)b->nv * sizeof(real));
+                batch_run(b, who, one, false);
+                CHECK_NEAR(b->out, right, b->T, s.HV * s.V, tol, "%s sinks %d", who, (int)sinks[n]);
+                if (sinks[n] > 0 && w > 0) CHECK_FAR(b->out, forgets, b->T, s.HV * s.V, 1e-2);
+                if (sinks[n] < w) CHECK_FAR(b->out, more, b->T, s.HV * s.V, 1e-2);
+            }
+            check_free(right, b->nv), check_free(forgets, b->nv), check_free(more, b->nv);
+            batch_free(b);
+        }
+    }
 }
 
 /* logits far outside the range of exp, above and below a sink that is as far out */
@@ -279,7 +310,8 @@ static void test_score(void **state) {
     real *want = check_new(N), *got = check_new(N);
     (void)state;
     for (int e = 0; e < 3; e++) {
-        struct hl_score a = {.T = T, .HV = HV, .V = V, .evict = kinds[e], .m = m, .beta = beta, .v = v};
+        struct hl_score a = {.T = T, .HV = HV, .V = V, .m = m, .beta = beta, .v = v};
+        a.policy = policy_of(kinds[e]);
         for (int64_t i = 0; i < N; i++) {
             double sum = 0;
             for (int64_t j = 0; j < V; j++) sum += (double)v[i * V + j] * (double)v[i * V + j];
@@ -304,7 +336,7 @@ int main(void) {
         cmocka_unit_test(test_definition),   cmocka_unit_test(test_odd_scores),
         cmocka_unit_test(test_streaming),    cmocka_unit_test(test_bits),
         cmocka_unit_test(test_session_bits), cmocka_unit_test(test_score),
-        cmocka_unit_test(test_large_logits),
+        cmocka_unit_test(test_large_logits), cmocka_unit_test(test_first_rows),
     };
     int failed;
     one = check_backend_open(1, hl_cache_scratch(128, 128, 600, 700));

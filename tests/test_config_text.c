@@ -51,6 +51,7 @@ static void test_round_trip(void **state) {
         c.cache_tau_init = check_uniform(&seed, -3, 3);
         c.cache_evict = (hola_evict)(i % HOLA_EVICT_COUNT);
         c.cache_norm = (hola_cache_norm)(i / 7 % 2);
+        c.cache_sinks = i % 13;
         c.bos_token_id = i % 5 - 1;
         c.use_gate = i % 2;
         c.use_beta = i % 3 != 2 || i % 4;

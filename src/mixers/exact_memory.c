@@ -3,10 +3,17 @@
 
 bool hl_has_exact_memory(const hola_config *c) {
     const struct hl_mixer *m = hl_mixer_of(c->model_type);
-    return m && m->memory && c->cache_evict != HOLA_EVICT_NONE;
+    struct hl_policy policy;
+    return m && m->memory && hl_policy_of(&policy, c);
 }
 bool hl_memory_has_own_norm(const hola_config *c) {
     return hl_has_exact_memory(c) && c->cache_norm == HOLA_NORM_RMS;
+}
+
+static struct hl_policy policy_of(const hola_config *c) {
+    struct hl_policy p;
+    hl_policy_of(&p, c);
+    return p;
 }
 
 /* With cache_evict none the tensors stay, so that a rewritten model keeps them, but nothing trains them. */
@@ -39,7 +46,7 @@ void hl_memory_tensors(const hola_config *c, const struct hl_memory_heads *h, st
 /* As hl_cache_layout has them. Scores that move with every read (h2o) are new with every token, so a mark copies all. */
 int hl_memory_state(const hola_config *c, const struct hl_memory_heads *h, struct hl_state_part *out) {
     const int64_t w = c->cache_window, slots = w + c->cache_chunk;
-    const struct hl_state_part part = {.change = c->cache_evict == HOLA_EVICT_H2O ? HL_REPLACED : HL_RANKED,
+    const struct hl_state_part part = {.change = policy_of(c).moves_with_reads ? HL_REPLACED : HL_RANKED,
                                        .heads = h->HV,
                                        .block = c->cache_chunk};
     if (!hl_has_exact_memory(c)) return 0;
@@ -60,8 +67,8 @@ int64_t hl_memory_scratch(const hola_config *c, const struct hl_memory_heads *h)
 }
 
 static bool needs_score(const hola_config *c) {
-    return c->cache_evict != HOLA_EVICT_BETAE;
-} /* that is m itself */
+    return policy_of(c).score != HL_SCORE_WRITE;
+}
 
 void hl_memory_buffers(const struct hl_buffers_for *f, const struct hl_memory_heads *h,
                        struct hl_buffers *acts, size_t acts_field, struct hl_buffers *grads,
@@ -117,7 +124,7 @@ static struct hl_cache read_of(const struct hl_exact_memory *m) {
                              .V = m->heads.V,
                              .window = c->cache_window,
                              .chunk = c->cache_chunk,
-                             .evict = c->cache_evict,
+                             .policy = policy_of(c),
                              .q = rms ? m->a->qt : m->q,
                              .k = rms ? m->a->kt : m->k,
                              .v = m->v,
@@ -145,7 +152,7 @@ void hl_memory_forward(const struct hl_exact_memory *m) {
         const struct hl_score score = {.T = m->l->T,
                                        .HV = m->heads.HV,
                                        .V = m->heads.V,
-                                       .evict = m->l->cfg->cache_evict,
+                                       .policy = policy_of(m->l->cfg),
                                        .m = m->m,
                                        .beta = m->beta,
                                        .v = m->v,

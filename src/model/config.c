@@ -18,10 +18,6 @@ const char *hola_model_type_name(hola_model_type t) {
     const struct hl_mixer *m = hl_mixer_of(t);
     return m ? m->name : "unknown";
 }
-const char *hola_evict_name(hola_evict e) {
-    static const char *const names[] = {"betae", "e", "betav", "recency", "h2o", "none"};
-    return (unsigned)e < HOLA_EVICT_COUNT ? names[e] : "unknown";
-}
 const char *hola_cache_norm_name(hola_cache_norm n) {
     static const char *const names[] = {"rms", "l2"};
     return (unsigned)n < HOLA_NORM_COUNT ? names[n] : "unknown";
@@ -67,6 +63,7 @@ void hl_config_defaults(hola_config *c, hola_model_type type) {
         .cache_gate_init = -4,
         .cache_tau_init = 1,
         .cache_tau_freeze = true,
+        .cache_sinks = 4,
     };
     if (mixer && mixer->defaults) mixer->defaults(c);
 }
@@ -141,11 +138,11 @@ hola_status hola_config_check(const hola_config *cfg) { return hl_config_check(c
  * such fields does not count. */
 uint64_t hl_config_hash(const hola_config *c) {
     uint64_t h = 0;
-    for (int block = 1; block <= 3; block++) {
+    for (int block = 1; block <= 4; block++) {
         int64_t word[100] = {0}, n = 0;
         for (const struct hl_field *f = hl_config_fields; f->name; f++) {
             const int place = f->hash % 100;
-            if (f->hash / 100 != block || !hl_config_has(c, f->of)) continue;
+            if (f->hash / 100 != block || !hl_config_has(c, f->of) || (f->used && !f->used(c))) continue;
             word[place] = hl_field_int(f, c);
             if (place >= n) n = place + 1;
         }

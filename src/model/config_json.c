@@ -203,6 +203,7 @@ static void write_dtype(struct hl_config_json *j, const struct hl_field *f, cons
 static const char *evict_name(int i) { return hola_evict_name((hola_evict)i); }
 static const char *norm_name(int i) { return hola_cache_norm_name((hola_cache_norm)i); }
 
+static bool is_streaming(const hola_config *c) { return c->cache_evict == HOLA_EVICT_STREAMING; }
 static double null_v_heads(const hola_config *c) { return (double)c->num_heads; }
 static double null_width(const hola_config *c) {
     return (double)hl_intermediate_size(c->hidden_size, c->hidden_ratio);
@@ -257,6 +258,7 @@ const struct hl_field hl_config_fields[] = {
     {FIELD(REAL, cache_gate_init,         MEMORY, MEMORY, 0,   -1e6, 1e6)},
     {FIELD(REAL, cache_tau_init,          MEMORY, MEMORY, 0,   -1e6, 1e6)},
     {FIELD(BOOL, cache_tau_freeze,        MEMORY, MEMORY, 0,   0, 1)},
+    {FIELD(INT,  cache_sinks,             MEMORY, MEMORY, 400, 0, HL_MAX_WINDOW), .used = is_streaming},
     {.name = "torch_dtype", .file = ALL, .write = write_dtype},
     {.name = NULL}};
 /* clang-format on */
@@ -349,7 +351,8 @@ hola_status hl_config_text(const hola_config *cfg, const char *old, hola_dtype d
         j.root = json_object();
     }
     for (const struct hl_field *f = hl_config_fields; f->name; f++)
-        if (hl_config_has(cfg, f->file)) (f->write ? f->write : write_field)(&j, f, cfg);
+        if (hl_config_has(cfg, f->file) && (!f->used || f->used(cfg)))
+            (f->write ? f->write : write_field)(&j, f, cfg);
     if (j.root && j.s == HOLA_OK) *out = shortest(j.root);
     json_decref(j.root);
     size_t n = *out ? strlen(*out) : 0;

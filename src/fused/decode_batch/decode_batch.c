@@ -7,5 +7,5 @@ bool hl_decode_batch_takes(const struct hl_decode *a) {
     const bool widths = a->d % 64 == 0 && a->I % 8 == 0 && vv % 8 == 0 && a->d <= HL_DECODE_BATCH_D &&
                         a->I <= HL_DECODE_BATCH_K && vv <= HL_DECODE_BATCH_K;
     return heads && widths && a->conv == 4 && a->rows->T <= HL_DECODE_BATCH_ROWS &&
-           !(a->cache && a->evict == HOLA_EVICT_H2O);
+           !(a->cache && a->policy.moves_with_reads);
 }

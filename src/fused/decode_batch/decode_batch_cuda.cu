@@ -134,12 +134,12 @@ static struct gdn_step delta_rule_of(const struct hl_decode *p, const struct dec
     a.raw = true, a.ld = b->ld, a.top = p->neg_eigval ? 2.0f : 1.0f;
     if (p->decay) a.a = b->in + ab, a.A_log = y->A_log, a.dt_bias = y->dt_bias;
     if (p->beta) a.b = b->in + ab + (p->decay ? p->HV : 0);
-    a.evict = p->evict;
+    a.score = p->policy.score;
     return a;
 }
 static struct hl_cache cache_of(const struct hl_decode *p, const struct decode_batch *b,
                                 const struct hl_decode_layer *y, int64_t at) {
-    struct hl_cache a = {p->rows, p->H, p->HV, p->K, p->V, p->window, p->chunk, p->evict};
+    struct hl_cache a = {p->rows, p->H, p->HV, p->K, p->V, p->window, p->chunk, p->policy};
     a.q = p->rms ? b->qt : b->q, a.k = p->rms ? b->kt : b->k, a.v = b->v;
     a.tau = y->tau, a.sink = y->sink, a.gate = y->cache_gate, a.state_off = at + p->cache_at;
     return a;

@@ -72,7 +72,7 @@ bool hl_decode_one_takes(const struct hl_decode *a) {
     const bool widths =
         a->d % 64 == 0 && a->I % 32 == 0 && width <= MAX_WIDTH && a->I <= HL_DECODE_PIECES * a->d;
     if (!heads || !widths || a->conv != 4 || a->L > 128 || a->rows->T > HL_DECODE_ONE_ROWS) return false;
-    if (a->cache && (a->window + a->chunk > 512 || a->evict == HOLA_EVICT_H2O)) return false;
+    if (a->cache && (a->window + a->chunk > 512 || a->policy.moves_with_reads)) return false;
     if (a->gated && ab % 2) return false; /* z is published in pairs of rows */
     return a->L * a->HV <= 4096 && hl_decode_shared(a).depth >= MIN_DEPTH;
 }

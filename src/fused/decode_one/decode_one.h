@@ -31,6 +31,7 @@
 #ifndef HL_DECODE_ONE_H
 #define HL_DECODE_ONE_H
 #include "core/rows.h"
+#include "ops/cache/policy.h"
 #include "ops/topk/topk.h"
 
 enum {
@@ -57,7 +58,7 @@ struct hl_decode {
     bool *refused;              /* set to true if this device cannot run the kernel; nothing was done then */
     int64_t d, I, H, HV, K, V, L, vocab, window, chunk, conv;
     bool gated, decay, beta, neg_eigval, cache, rms;
-    hola_evict evict;
+    struct hl_policy policy;
     real eps;
     int64_t S, tail[3], cache_at, layer_bytes; /* where a layer's parts lie in a session's state */
     const struct hl_decode_layer *layer;       /* [L] */

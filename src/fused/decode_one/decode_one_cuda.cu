@@ -239,7 +239,7 @@ static struct runtime_sizes sizes_of(const struct hl_decode *p, const struct hl_
 static struct arguments arguments_of(struct hl_cuda *c, const struct hl_decode *p) {
     struct arguments a = {};
     a.L = (int)p->L, a.vocab = (int)p->vocab;
-    a.evict = p->evict, a.beta_scale = p->neg_eigval ? 2.0f : 1.0f, a.eps = p->eps;
+    a.policy = p->policy, a.beta_scale = p->neg_eigval ? 2.0f : 1.0f, a.eps = p->eps;
     a.S = p->S, a.tail_q = p->tail[0], a.tail_k = p->tail[1], a.tail_v = p->tail[2];
     a.cache_at = p->cache_at, a.layer_bytes = p->layer_bytes;
     if (p->cache) {

@@ -78,7 +78,7 @@ template <int D, int INNER, int HEAD_SIZE, bool GATE, bool ONE_TASK, bool POLL_M
 };
 struct arguments {
     int L, vocab, window, chunk, slots, even_slots, task_slots, slot_tasks;
-    hola_evict evict;
+    struct hl_policy policy;
     float beta_scale, eps;
     int64_t S, tail_q, tail_k, tail_v, cache_at, layer_bytes;
     struct hl_cache_layout at;

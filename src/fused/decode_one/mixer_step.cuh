@@ -126,7 +126,8 @@ static __device__ __forceinline__ void delta_rule(const D &a, const struct block
     const float sk = rk * sum_over_column(part[0] + part[2 * COLS]),
                 sq = rq * sum_over_column(part[COLS] + part[3 * COLS]);
     const float e = v - alpha * sk, write = beta * e, read = alpha * sq + qk * write;
-    const float s = a.evict == HOLA_EVICT_E ? e : a.evict == HOLA_EVICT_BETAV ? beta * v : write;
+    const enum hl_score_kind kind = a.policy.score;
+    const float s = kind == HL_SCORE_RESIDUAL ? e : kind == HL_SCORE_VALUE ? beta * v : write;
     if (b.lane < COLS) scratch[WRITE + c] = rk * write, scratch[READ + c] = read * rsqrtf((float)a.K);
     if (b.lane == 0 && a.cache)
         scratch[NEWEST] = new_dot * factor_of(a, qq) * factor_of(a, kk) * scalars_of(a, b, l, p.h)[SCALE];
@@ -342,7 +343,7 @@ static __device__ __forceinline__ void mixer(const D &a, struct block &b, int l,
 
 /* The scores of the new tokens, from the tiles' parts. TASK_WARP. */
 template <class D> static __device__ __forceinline__ void store_scores(const D &a, const struct block &b) {
-    const bool ranked = a.evict != HOLA_EVICT_RECENCY;
+    const bool ranked = a.policy.score != HL_SCORE_NONE;
     for (int t = blockIdx.x; t < a.L * a.M * a.HV; t += gridDim.x) {
         const int l = t / (a.M * a.HV);
         const struct task p = task_at(a, t % (a.M * a.HV), 1);
@@ -365,7 +366,7 @@ template <class D> static __device__ __forceinline__ bool any_full(const D &a, c
 template <class D> static __device__ __forceinline__ void merge_full(const D &a, const struct block &b) {
     struct cache_dev c = {};
     c.a.H = a.H, c.a.HV = a.HV, c.a.K = a.K, c.a.V = a.V, c.a.window = a.window, c.a.chunk = a.chunk;
-    c.a.evict = a.evict, c.at = a.at, c.group = a.group;
+    c.a.policy = a.policy, c.at = a.at, c.group = a.group;
     const struct chooser s = chooser_at(c, b.shared + a.s.ring);
     for (int t = blockIdx.x; t < a.L * a.M * a.HV; t += gridDim.x) {
         const int l = t / (a.M * a.HV);
@@ -379,7 +380,7 @@ template <class D> static __device__ __forceinline__ void merge_full(const D &a,
         for (int j = threadIdx.x; j < n; j += blockDim.x) {
             const int slot = j < f.kept ? j : a.window + j - f.kept;
             s.id[j] = -1 - slot;
-            s.key[j] = a.evict == HOLA_EVICT_RECENCY ? (uint32_t)j : rank_of(m.score[slot]);
+            s.key[j] = rank_of(a.policy, j, m.score + slot);
         }
         const int kept = choose(s, f.kept, n, a.window);
         keep_rows(c, m, p.h, s.id, kept, seg, seg.pos + 1 - a.chunk, threadIdx.x, blockDim.x);

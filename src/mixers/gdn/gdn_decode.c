@@ -11,7 +11,7 @@ void hl_gdn_decode_sizes(const struct hl_layer *l, struct hl_decode *out) {
     out->gated = s.gated, out->decay = s.decay, out->beta = s.beta;
     out->neg_eigval = c->allow_neg_eigval;
     out->cache = s.memory, out->rms = s.rms;
-    out->evict = c->cache_evict;
+    hl_policy_of(&out->policy, c);
     out->S = l->state[STATE_S];
     for (int i = 0; i < 3; i++) out->tail[i] = l->state[TAIL_Q + i];
     out->cache_at = s.memory ? l->state[STATE_MEMORY] : 0;

@@ -1,26 +1,27 @@
 /* cache.h -- the exact memory: top-w selection on the block grid and the sharpened read (paper eq. 7).
  *
- * For the block of C rows that row t stands in, sel = the w rows of earlier blocks with the largest
- * score (ties: the older one). With J = sel + the rows of this block up to t:
+ * For the block of C rows that row t stands in, sel = the w rows of earlier blocks that the policy ranks first:
+ * those with the largest score (ties: the older one), or the first `sinks` rows of the sequence and the latest of
+ * the others. With J = sel + the rows of this block up to t:
  *     z_j = tau q_t.k_j / sqrt(K)   z_sink = sink   p = softmax over J and the sink
  *     read_t = sum_J p_j v_j        out_t += sigma(gate) read_t
  * Per value head; value head h reads the q, k of key head h / (HV/H). q, k come normalised for the read.
- * evict recency: score = position; h2o: score = the p a row has received so far, in stream order.
- * HOLA_EVICT_NONE never reaches this op. w = 0: the block alone.
+ * Policies that move with reads add p to the rows' scores, in stream order. w = 0: the block alone.
  *
  * Sessions carry per value head: the kept rows and the open block, each k, v, score; and the positions
  * of the kept rows. How many of each are filled follows from the position: min(w, C*(pos/C)), pos % C. */
 #ifndef HL_CACHE_H
 #define HL_CACHE_H
 #include "core/rows.h"
+#include "ops/cache/policy.h"
 
 struct hl_cache {
     const struct hl_rows *rows;
     int64_t H, HV, K, V, window, chunk;
-    hola_evict evict;
+    struct hl_policy policy;
     const void *q, *k;             /* [T][H][K] */
     const void *v;                 /* [T][HV][V] */
-    const real *score;             /* [T][HV]; unused by recency and h2o */
+    const real *score;             /* [T][HV]; unused with HL_SCORE_NONE */
     const real *tau, *sink, *gate; /* [HV] */
     void *out;                     /* [T][HV][V], added to */
     int64_t state_off;             /* bytes into seg->state, hl_cache_state_bytes() of them */
@@ -47,10 +48,10 @@ struct hl_cache_layout hl_cache_layout(int64_t K, int64_t V, int64_t window, int
 int64_t hl_cache_state_bytes(int64_t HV, int64_t K, int64_t V, int64_t window, int64_t chunk, int64_t size);
 int64_t hl_cache_scratch(int64_t K, int64_t V, int64_t window, int64_t chunk); /* bytes per worker */
 
-/* The eviction score from the delta rule's m: betae: m, e: m / beta, betav: beta |v|. */
+/* The scores of new rows, by policy.score; HL_SCORE_NONE writes none. */
 struct hl_score {
     int64_t T, HV, V;
-    hola_evict evict;
+    struct hl_policy policy;
     const real *m, *beta; /* [T][HV] */
     const void *v;        /* [T][HV][V] */
     real *score;          /* [T][HV] */

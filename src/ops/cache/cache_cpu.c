@@ -78,11 +78,11 @@ void HL_OP(cache_forward)(struct hl_backend *backend, const struct hl_cache *a) 
     struct forward f = {.pool = hl_backend_pool(backend), .a = a, .shares = 1, .reads = true};
     double flops = 0;
     bool later = false;
-    HL_ASSERT(a->HV % a->H == 0 && a->window >= 0 && a->chunk > 0 && a->evict < HOLA_EVICT_NONE);
+    HL_ASSERT(a->HV % a->H == 0 && a->window >= 0 && a->chunk > 0);
     for (int64_t n = 0; n < a->rows->n; n++) {
         const struct hl_seg *s = &a->rows->seg[n];
         int64_t blocks = hl_seg_blocks(s, a->chunk), seen = s->pos + s->len;
-        if (blocks > f.shares && a->evict != HOLA_EVICT_H2O && !by_steps(s)) f.shares = blocks;
+        if (blocks > f.shares && !a->policy.moves_with_reads && !by_steps(s)) f.shares = blocks;
         if (seen > a->window + a->chunk) seen = a->window + a->chunk;
         flops += 2.0 * (double)(s->len * seen) * (double)(a->HV * (a->K + a->V));
         later = later || (s->state && !by_steps(s));
@@ -108,9 +108,9 @@ static void score_rows(void *ctx, int64_t piece, int worker) {
     int64_t i = piece * SCORE_ROWS * a->HV, end = i + SCORE_ROWS * a->HV;
     (void)worker;
     if (end > a->T * a->HV) end = a->T * a->HV;
-    if (a->evict == HOLA_EVICT_BETAE) memmove(a->score + i, a->m + i, (size_t)(end - i) * sizeof(real));
-    for (; i < end && a->evict == HOLA_EVICT_E; i++) a->score[i] = a->m[i] / a->beta[i];
-    for (; i < end && a->evict == HOLA_EVICT_BETAV; i++) {
+    if (a->policy.score == HL_SCORE_WRITE) memmove(a->score + i, a->m + i, (size_t)(end - i) * sizeof(real));
+    for (; i < end && a->policy.score == HL_SCORE_RESIDUAL; i++) a->score[i] = a->m[i] / a->beta[i];
+    for (; i < end && a->policy.score == HL_SCORE_VALUE; i++) {
         const real *v = (const real *)a->v + i * a->V;
         int64_t j = 0;
         vr sum = {0};

@@ -25,10 +25,10 @@ extern "C" void HL_OP(cache_score)(struct hl_backend *backend, const struct hl_s
     struct hl_cuda *cuda = hl_cuda_of(backend);
     const int64_t n = a->T * a->HV;
     if (n == 0) return;
-    if (a->evict == HOLA_EVICT_BETAE || a->evict == HOLA_EVICT_E)
+    if (a->policy.score == HL_SCORE_WRITE || a->policy.score == HL_SCORE_RESIDUAL)
         launch(cuda, score_simple, blocks_for(n, THREADS), THREADS, 0, a->m,
-               a->evict == HOLA_EVICT_E ? a->beta : (const real *)NULL, a->score, n);
-    if (a->evict == HOLA_EVICT_BETAV)
+               a->policy.score == HL_SCORE_RESIDUAL ? a->beta : (const real *)NULL, a->score, n);
+    if (a->policy.score == HL_SCORE_VALUE)
         launch(cuda, score_betav, blocks_for(n * 32, THREADS), THREADS, 0, a->beta, (const act *)a->v,
                a->score, n, a->V);
 }
@@ -54,7 +54,6 @@ static __global__ void pick(const struct cache_dev c, int span) {
     const struct chooser s = chooser_at(c, shared_memory());
     const int w = (int)c.a.window, C = (int)c.a.chunk, group = blockIdx.y, groups = gridDim.y,
               last = c.rows.block_first[n + 1], open = (int)(seg.pos % C);
-    const bool latest = c.a.evict == HOLA_EVICT_RECENCY;
     struct memory m = {};
     int kept = 0, b = c.rows.block_first[n] + group * span;
     const int end = groups > 1 ? min(b + span, last) : last;
@@ -78,9 +77,10 @@ static __global__ void pick(const struct cache_dev c, int span) {
         early = true;
         if (first + C + threadIdx.x < seg.len)
             ahead = column(c, m, h, seg.row + first + C + threadIdx.x, score);
-        if (latest) {
+        if (c.a.policy.by_position) {
             __syncthreads();
-            for (int x = threadIdx.x; x < kept + C; x += blockDim.x) s.key[x] = x;
+            for (int x = threadIdx.x; x < kept + C; x += blockDim.x)
+                s.key[x] = rank_of_position(x, c.a.policy.sinks);
         }
         kept = choose(s, kept, kept + C, w);
     }
@@ -111,10 +111,9 @@ static __global__ void pick_all(const struct cache_dev c, int span, int groups) 
         const int32_t id = j < before * w                    ? found[j]
                            : b < end && j < (before + 1) * w ? own[j - before * w]
                                                              : (int32_t)NO_ROW;
-        const uint32_t key = id == (int32_t)NO_ROW ? 0 : rank_of(column(c, m, h, id, c.a.K + c.a.V));
+        const float score = id == (int32_t)NO_ROW ? 0 : column(c, m, h, id, c.a.K + c.a.V);
         const int at = place_of(id != (int32_t)NO_ROW, &all, s.warp);
-        if (id != (int32_t)NO_ROW)
-            s.id[at] = id, s.key[at] = c.a.evict == HOLA_EVICT_RECENCY ? (uint32_t)at : key;
+        if (id != (int32_t)NO_ROW) s.id[at] = id, s.key[at] = rank_of(c.a.policy, at, &score);
     }
     const int kept = choose(s, min(all, w), all, w);
     if (b < end) write_kept(c, s, b * c.a.HV + h, kept);
@@ -166,7 +165,6 @@ static __global__ void pick_apart(const struct cache_dev c) {
     const int first = (int)c.rows.seg[p.seg].row, n = p.row - first, w = (int)c.a.window;
     uint32_t *key = (uint32_t *)shared_memory();
     int *room = (int *)key + (n + 3) / 4 * 4, equal = 0;
-    const bool latest = c.a.evict == HOLA_EVICT_RECENCY;
     int32_t *id = c.id + (int64_t)blockIdx.x * w;
     int64_t *sel = c.a.sel ? c.a.sel + (int64_t)blockIdx.x * w : NULL;
     for (int i = min(n, w) + threadIdx.x; i < w; i += THREADS) {
@@ -174,7 +172,7 @@ static __global__ void pick_apart(const struct cache_dev c) {
         if (sel) sel[i] = -1;
     }
     for (int i = threadIdx.x; i < n; i += THREADS)
-        key[i] = latest ? (uint32_t)i : rank_of(c.a.score[(int64_t)(first + i) * c.a.HV + h]);
+        key[i] = rank_of(c.a.policy, i, c.a.score + (int64_t)(first + i) * c.a.HV + h);
     __syncthreads();
     const uint32_t least = n > w ? least_of_best(key, n, w, room, &equal) : 0;
     const int each = (n + THREADS - 1) / THREADS, from = threadIdx.x * each, end = min(from + each, n);
@@ -239,12 +237,12 @@ extern "C" void HL_OP(cache_forward)(struct hl_backend *backend, const struct hl
     bool states = false;
     if (a->rows->T == 0) return;
     for (int64_t i = 0; i < n; i++) states = states || a->rows->seg[i].state;
-    if (a->evict != HOLA_EVICT_H2O && cache_usual(a) && all_steps(a->rows)) {
+    if (!a->policy.moves_with_reads && cache_usual(a) && all_steps(a->rows)) {
         void *scratch = hl_cuda_scratch(cuda, HL_OP(cache_step_scratch)(a));
         if (scratch) HL_OP(cache_step)(cuda, &c, scratch);
         return;
     }
-    if (a->evict == HOLA_EVICT_H2O || !cache_tiled(a)) {
+    if (a->policy.moves_with_reads || !cache_tiled(a)) {
         char *scratch = (char *)hl_cuda_scratch(cuda, n * a->HV * c.at.bytes);
         if (scratch) HL_OP(cache_stream)(cuda, &c, scratch);
         return;

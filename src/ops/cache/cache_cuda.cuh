@@ -67,7 +67,7 @@ static __device__ __forceinline__ int64_t kept_at(const struct cache_dev &c, int
     return min(pos / c.a.chunk * c.a.chunk, c.a.window);
 }
 static __device__ __forceinline__ bool by_score(const struct cache_dev &c) {
-    return c.a.evict != HOLA_EVICT_RECENCY && c.a.evict != HOLA_EVICT_H2O;
+    return c.a.policy.score != HL_SCORE_NONE;
 }
 
 /* Column x of the row `id`: k, then v, then the score. */
@@ -146,6 +146,19 @@ static __device__ __forceinline__ void keep_rows(const struct cache_dev &c, cons
 static __device__ __forceinline__ uint32_t rank_of(float x) {
     const uint32_t u = __float_as_uint(x == x ? x + 0.0f : -INFINITY);
     return u & 0x80000000u ? ~u : u | 0x80000000u;
+}
+
+/* Numbers in order of position: the latest column wins, but the first `sinks` columns win over all others; they are
+ * equal, so the older ones win among themselves. Columns are sorted by position and begin with the first row of the
+ * sequence, or of a group of its blocks: a row that is protected is always among the first columns, because whatever
+ * stands before it is protected as well. A group protects its own first rows without need; that costs nothing, as
+ * it keeps as many of its latest rows as the sequence can. */
+static __device__ __forceinline__ uint32_t rank_of_position(int64_t j, int64_t sinks) {
+    return j < sinks ? UINT32_MAX : (uint32_t)j;
+}
+/* column j, of this score */
+static __device__ __forceinline__ uint32_t rank_of(const struct hl_policy &p, int64_t j, const float *score) {
+    return p.by_position ? rank_of_position(j, p.sinks) : rank_of(*score);
 }
 
 struct chooser {

@@ -149,7 +149,7 @@ static void read_tile(const struct tile *t) {
         values(t, c, n);
     }
     finish(t);
-    if (a->evict == HOLA_EVICT_H2O) count_reads(t);
+    if (a->policy.moves_with_reads) count_reads(t);
 }
 
 void HL_OP(cache_read)(const struct hl_cache_head *d, struct hl_cache_work *w, int64_t b, int64_t m) {

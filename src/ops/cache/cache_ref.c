@@ -10,9 +10,9 @@ void HL_OP(cache_score)(struct hl_backend *backend, const struct hl_score *a) {
     (void)backend;
     for (int64_t i = 0; i < a->T * a->HV; i++) {
         real sum = 0;
-        if (a->evict == HOLA_EVICT_BETAE) a->score[i] = a->m[i];
-        if (a->evict == HOLA_EVICT_E) a->score[i] = a->m[i] / a->beta[i];
-        if (a->evict != HOLA_EVICT_BETAV) continue;
+        if (a->policy.score == HL_SCORE_WRITE) a->score[i] = a->m[i];
+        if (a->policy.score == HL_SCORE_RESIDUAL) a->score[i] = a->m[i] / a->beta[i];
+        if (a->policy.score != HL_SCORE_VALUE) continue;
         for (int64_t j = 0; j < a->V; j++) sum += v[i * a->V + j] * v[i * a->V + j];
         a->score[i] = a->beta[i] * R_SQRT(sum);
     }
@@ -68,13 +68,13 @@ static void read_row(const struct hl_cache *a, struct memory *m, int64_t h, int6
         if (a->read) ((real *)a->read)[(row * a->HV + h) * a->V + i] = o;
     }
     if (a->lse) a->lse[row * a->HV + h] = max + R_LOG(sum);
-    if (a->evict == HOLA_EVICT_H2O)
+    if (a->policy.moves_with_reads)
         for (int64_t j = 0; j < n; j++) m->score[slot_of(m, j)] += p[j];
 }
 
 /* Is a row with score x at position i kept rather than one with score y at j? NaN counts as -inf. */
-static bool beats(hola_evict evict, real x, int64_t i, real y, int64_t j) {
-    if (evict == HOLA_EVICT_RECENCY) return i > j;
+static bool beats(const struct hl_policy *p, real x, int64_t i, real y, int64_t j) {
+    if (p->by_position) return i < p->sinks || j < p->sinks ? i < j : i > j;
     x = x == x ? x : -(real)INFINITY;
     y = y == y ? y : -(real)INFINITY;
     return x > y || (x == y && i < j);
@@ -90,7 +90,7 @@ static void merge_block(const struct hl_cache *a, struct memory *m, int64_t firs
     for (int64_t j = 0; j < n; j++) {
         int64_t better = 0;
         for (int64_t i = 0; i < n; i++)
-            better += beats(a->evict, m->score[slot_of(m, i)], pos[i], m->score[slot_of(m, j)], pos[j]);
+            better += beats(&a->policy, m->score[slot_of(m, i)], pos[i], m->score[slot_of(m, j)], pos[j]);
         keep[j] = better < a->window;
     }
     for (int64_t j = 0; j < n; j++) { /* rows only move down, in order: nothing is lost */
@@ -117,8 +117,7 @@ static void run_head(const struct hl_cache *a, const struct hl_seg *s, char *sta
         memcpy(m.k + slot * a->K, (const real *)a->k + (row * a->H + h / (a->HV / a->H)) * a->K,
                (size_t)a->K * sizeof(real));
         memcpy(m.v + slot * a->V, (const real *)a->v + (row * a->HV + h) * a->V, (size_t)a->V * sizeof(real));
-        m.score[slot] =
-            a->evict == HOLA_EVICT_RECENCY || a->evict == HOLA_EVICT_H2O ? 0 : a->score[row * a->HV + h];
+        m.score[slot] = a->policy.score == HL_SCORE_NONE ? 0 : a->score[row * a->HV + h];
         read_row(a, &m, h, row, open + 1, p);
         if (open + 1 == a->chunk) merge_block(a, &m, pos + 1 - a->chunk);
     }

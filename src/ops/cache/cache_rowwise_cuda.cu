@@ -49,7 +49,7 @@ static __device__ void read_row(const struct cache_dev &c, const struct memory &
         put(out, f32(*out) + lambda * sum);
         if (c.a.read) put((act *)c.a.read + at * V + i, sum);
     }
-    if (c.a.evict == HOLA_EVICT_H2O)
+    if (c.a.policy.moves_with_reads)
         for (int64_t j = threadIdx.x; j < n; j += STREAM) m.score[slot_of(j, kept, w)] += p[j];
     __syncthreads();
 }
@@ -62,7 +62,7 @@ static __device__ int64_t merge_block(const struct cache_dev &c, const struct me
     for (int64_t j = threadIdx.x; j < n; j += STREAM) {
         const int64_t slot = slot_of(j, kept, w);
         s.id[j] = (int32_t)(-1 - slot);
-        s.key[j] = c.a.evict == HOLA_EVICT_RECENCY ? (uint32_t)j : rank_of(m.score[slot]);
+        s.key[j] = rank_of(c.a.policy, j, m.score + slot);
     }
     const int now = choose(s, (int)kept, (int)n, (int)w);
     keep_rows(c, m, h, s.id, now, none, first, threadIdx.x, STREAM);

@@ -31,7 +31,7 @@ void hl_cache_start(struct hl_cache_pick *p, const struct hl_cache_head *d) {
 int64_t hl_cache_columns(struct hl_cache_pick *p, const struct hl_cache_head *d, int64_t b) {
     const struct hl_cache *a = d->a;
     int64_t first = b * a->chunk - d->open, m = d->len - first < a->chunk ? d->len - first : a->chunk;
-    bool scored = a->evict != HOLA_EVICT_RECENCY && a->evict != HOLA_EVICT_H2O;
+    const bool scored = a->policy.score != HL_SCORE_NONE;
     for (int64_t c = 0; c < m; c++) {
         int64_t i = first + c, slot = a->window + c; /* rows before the segment are in the state */
         p->id[p->n + c] = i < 0 ? -1 - slot : i;
@@ -95,9 +95,10 @@ void hl_cache_merge(struct hl_cache_pick *p, const struct hl_cache_head *d, int6
         p->n = n <= w ? n : 0;
         return;
     }
-    if (d->a->evict == HOLA_EVICT_RECENCY) { /* columns stand in order of position */
-        memmove(p->id, p->id + n - w, (size_t)w * sizeof *p->id);
-        memmove(p->score, p->score + n - w, (size_t)w * sizeof *p->score);
+    if (d->a->policy.by_position) { /* columns stand in order of position, from the sequence's first row on */
+        const int64_t first = d->a->policy.sinks < w ? d->a->policy.sinks : w, last = w - first;
+        memmove(p->id + first, p->id + n - last, (size_t)last * sizeof *p->id);
+        memmove(p->score + first, p->score + n - last, (size_t)last * sizeof *p->score);
         p->n = w;
         return;
     }

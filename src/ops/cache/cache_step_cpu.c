@@ -96,10 +96,9 @@ void HL_OP(cache_step)(const struct hl_cache_head *d, struct hl_cache_work *w) {
                *k = (const real *)a->k + (d->row * a->H + d->hk) * K;
     const real lam = hl_sigmoid(a->gate[d->h]), scale = a->tau[d->h] / R_SQRT((real)K);
     real *p = w->S, *read = w->O, *out = (real *)a->out + at * V, sum;
-    bool scored = a->evict != HOLA_EVICT_RECENCY && a->evict != HOLA_EVICT_H2O;
     memcpy(d->k + slot * K, k, (size_t)K * sizeof(real));
     memcpy(d->v + slot * V, (const real *)a->v + at * V, (size_t)V * sizeof(real));
-    d->score[slot] = scored ? a->score[at] : 0;
+    d->score[slot] = a->policy.score == HL_SCORE_NONE ? 0 : a->score[at];
 
     dots(q, d->k, d->kept, K, scale, p);
     dots(q, d->k + a->window * K, n, K, scale, p + d->kept);
@@ -111,7 +110,7 @@ void HL_OP(cache_step)(const struct hl_cache_head *d, struct hl_cache_work *w) {
         read[i] /= sum;
         out[i] += lam * read[i];
     }
-    if (a->evict == HOLA_EVICT_H2O) {
+    if (a->policy.moves_with_reads) {
         for (int64_t j = 0; j < d->kept; j++) d->score[j] += p[j] / sum;
         for (int64_t j = 0; j < n; j++) d->score[a->window + j] += p[d->kept + j] / sum;
     }

@@ -62,7 +62,7 @@ static __device__ __forceinline__ void merge_full(const struct cache_dev &c, con
     for (int64_t j = threadIdx.x; j < n; j += blockDim.x) {
         const int64_t slot = j < kept ? j : w + j - kept;
         s.id[j] = (int32_t)(-1 - slot);
-        s.key[j] = c.a.evict == HOLA_EVICT_RECENCY ? (uint32_t)j : rank_of(m.score[slot]);
+        s.key[j] = rank_of(c.a.policy, j, m.score + slot);
     }
     const int now = choose(s, (int)kept, (int)n, (int)w);
     keep_slots<D>(c, m, s.id, now, seg.pos + 1 - c.a.chunk);

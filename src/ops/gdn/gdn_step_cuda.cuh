@@ -9,7 +9,7 @@ struct gdn_step {
     const act *q, *k, *v;
     const float *g, *beta;
     act *out;
-    float *sums; /* [tiles][T][HV]: of the squares of what evict ranks by; 0: of the writes */
+    float *sums; /* [tiles][T][HV]: of the squares of what `score` is made of */
     const struct hl_seg *seg;
     int64_t S_off, T;
     int H, HV, V;
@@ -19,7 +19,7 @@ struct gdn_step {
     const float *A_log, *dt_bias;
     float top; /* of beta */
     int ld;
-    hola_evict evict;
+    enum hl_score_kind score;
 };
 static inline bool gdn_step_knows(int64_t K, int64_t V) {
     return (K == 64 || K == 128 || K == 256) && V % GDN_STEP_COLS == 0;

@@ -118,7 +118,7 @@ step_token(const struct gdn_step &a, struct step_tile<K, COLS> &m, const TEAM &t
     for (int j = 0; j < 4; j++) {
         const float e = y.v[j] - c.alpha * kept[j];
         c.r[j] = beta * e;
-        const float s = a.evict == HOLA_EVICT_E ? e : a.evict == HOLA_EVICT_BETAV ? beta * y.v[j] : c.r[j];
+        const float s = a.score == HL_SCORE_RESIDUAL ? e : a.score == HL_SCORE_VALUE ? beta * y.v[j] : c.r[j];
         sum += s * s;
         const float o = scale * (c.alpha * read[j] + qk * c.r[j]);
         if (threadIdx.x < tile::QUADS && near) near[column + j] = o;

@@ -1,0 +1,27 @@
+/* policy.h -- which rows the exact memory keeps, as data.
+ *
+ * A policy is settled once, on the host, from the configuration. Ops and kernels see these fields and an array of
+ * scores, never a name: a new policy that they can express is one more row of the table in policy.c. */
+#ifndef HL_CACHE_POLICY_H
+#define HL_CACHE_POLICY_H
+#include "hola.h"
+
+/* The score of a new row: from the delta rule's write magnitude m = beta |e|, its beta, and the row's value. */
+enum hl_score_kind {
+    HL_SCORE_WRITE,    /* m */
+    HL_SCORE_RESIDUAL, /* |e| = m / beta */
+    HL_SCORE_VALUE,    /* beta |v| */
+    HL_SCORE_NONE      /* 0 */
+};
+
+struct hl_policy {
+    enum hl_score_kind score;
+    bool by_position;      /* the latest rows are kept, whatever their scores */
+    bool moves_with_reads; /* every read adds the weight it gave to a row to the row's score */
+    int64_t sinks;         /* by_position only: the first rows of the sequence that are never dropped */
+};
+
+/* false: cache_evict is none, there is no exact memory. */
+bool hl_policy_of(struct hl_policy *out, const hola_config *cfg);
+
+#endif
