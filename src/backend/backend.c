@@ -1,6 +1,5 @@
 /* backend.c -- opens a backend by its name; picks the table of ops for this processor. */
 #include "backend/backend.h"
-#include "backend/cpu_storage.h"
 #include <stdlib.h>
 #include <string.h>
 #ifdef HL_HAVE_CUDA
@@ -41,6 +40,48 @@ void hl_ops_fall_back(struct hl_ops *ops) {
 #undef FALL_BACK
 }
 
+/* ---- the host's memory ---- */
+
+static void *cpu_alloc(struct hl_backend *b, int64_t bytes) {
+    (void)b;
+    return aligned_alloc(256, (size_t)((bytes + 255) / 256 * 256));
+}
+static void cpu_release(struct hl_backend *b, void *p) {
+    (void)b;
+    free(p);
+}
+static void cpu_zero(struct hl_backend *b, void *p, int64_t bytes) {
+    (void)b;
+    if (bytes > 0) memset(p, 0, (size_t)bytes);
+}
+static void cpu_copy(struct hl_backend *b, void *to, const void *from, int64_t bytes) {
+    (void)b;
+    if (bytes > 0) memcpy(to, from, (size_t)bytes);
+}
+static hola_status cpu_finish(struct hl_backend *b) {
+    (void)b;
+    return HOLA_OK;
+}
+static hola_status cpu_cut_rows(struct hl_backend *b, struct hl_rows *rows, int64_t C) {
+    (void)b, (void)rows, (void)C;
+    return HOLA_OK;
+}
+static void cpu_free_memory(struct hl_backend *b, int64_t *free_bytes, int64_t *used) {
+    (void)b;
+    *free_bytes = *used = 0;
+}
+
+static const struct hl_storage cpu_storage = {.alloc = cpu_alloc,
+                                          .release = cpu_release,
+                                          .zero = cpu_zero,
+                                          .copy = cpu_copy,
+                                          .put = cpu_copy,
+                                          .get = cpu_copy,
+                                          .finish = cpu_finish,
+                                          .status = cpu_finish,
+                                          .cut_rows = cpu_cut_rows,
+                                          .free_memory = cpu_free_memory};
+
 /* ---- opening ---- */
 
 static hola_status cpu_open(struct hl_backend *b, const char *name) {
@@ -48,7 +89,7 @@ static hola_status cpu_open(struct hl_backend *b, const char *name) {
     if (!ops) return hl_fail(HOLA_EINVAL, "backend: '%s' is unknown, or not for this processor", name);
     b->ops = *ops;
     hl_ops_fall_back(&b->ops);
-    b->storage = hl_cpu_storage;
+    b->storage = cpu_storage;
     b->host = true;
     b->act_size = (int64_t)sizeof(real);
     b->xent_rows = HL_XENT_ROWS;

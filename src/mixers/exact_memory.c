@@ -66,9 +66,7 @@ int64_t hl_memory_scratch(const hola_config *c, const struct hl_memory_heads *h)
     return hl_has_exact_memory(c) ? hl_cache_scratch(h->K, h->V, c->cache_window, c->cache_chunk) : 0;
 }
 
-static bool needs_score(const hola_config *c) {
-    return policy_of(c).score != HL_SCORE_WRITE;
-}
+static bool needs_score(const hola_config *c) { return policy_of(c).score != HL_SCORE_WRITE; }
 
 void hl_memory_buffers(const struct hl_buffers_for *f, const struct hl_memory_heads *h,
                        struct hl_buffers *acts, size_t acts_field, struct hl_buffers *grads,

@@ -1,5 +1,6 @@
 /* activations.c -- one block of memory for all buffers of a pass, laid out from the lists of block and mixer. */
 #include "model/activations.h"
+#include "core/carve.h"
 #include "model/state.h"
 #include <stdlib.h>
 #include <string.h>
@@ -38,17 +39,15 @@ static void list_block(const struct hl_activations *a, const hola_config *c, str
 
 /* ---- placing ---- */
 
-/* A walk over all buffers that hands them out from `base`; NULL: it only counts. Every buffer starts on 256 bytes: a
- * cache line, and what a device copies best. */
+/* A walk over all buffers that hands them out, or only counts. Each starts on 256 bytes: a cache line, and what a device
+ * copies best. */
 struct placing {
-    char *base;
-    int64_t used, act_size;
+    struct hl_carve block;
+    int64_t act_size;
     int64_t units[3]; /* by enum hl_unit */
 };
 static void *take(struct placing *p, int64_t bytes) {
-    void *at = p->base && bytes > 0 ? p->base + p->used : NULL;
-    p->used += (bytes + 255) / 256 * 256;
-    return at;
+    return bytes > 0 ? hl_carve(&p->block, bytes, 1) : NULL;
 }
 static int64_t element_size(const struct placing *p, enum hl_element e) {
     return e == HL_ELEMENT_ACT    ? p->act_size
@@ -76,8 +75,9 @@ static int64_t place_all(struct hl_activations *a, const hola_config *c, char *b
     const struct hl_mixer *mixer = hl_mixer_of(c->model_type);
     const struct hl_buffers_for f = {c, a->pass, a->backend->host};
     struct hl_buffers acts = {0}, grads = {0}, mixer_acts = {0}, mixer_grads = {0};
-    struct placing p = {
-        .base = base, .act_size = a->backend->act_size, .units = {a->rows, a->chunks, a->blocks}};
+    struct placing p = {.block = {.base = base, .align = 256},
+                        .act_size = a->backend->act_size,
+                        .units = {a->rows, a->chunks, a->blocks}};
     const bool infer = a->pass == HL_INFER;
     list_block(a, c, &acts, &grads);
     mixer->buffers(&f, &mixer_acts, &mixer_grads);
@@ -99,7 +99,7 @@ static int64_t place_all(struct hl_activations *a, const hola_config *c, char *b
     a->correct = take(&p, infer ? a->rows * (int64_t)sizeof(int32_t) : 0);
     a->ids = take(&p, a->backend->host ? 0 : a->rows * (int64_t)sizeof(int32_t));
     a->target = take(&p, a->backend->host ? 0 : a->rows * (int64_t)sizeof(int32_t));
-    return p.used;
+    return p.block.used;
 }
 
 /* ---- reserving ---- */

@@ -1,5 +1,5 @@
-/* block.c -- see block.h. What happens inside the mixer is the mixer's (mixers/mixer.h). */
-#include "model/block.h"
+/* block.c -- one layer: norm, mixer, residual, norm, SwiGLU, residual. What happens inside the mixer is the mixer's (mixers/mixer.h). */
+#include "model/model.h"
 
 struct hl_layer hl_layer_open(const hola_model *m, const struct hl_activations *acts,
                               const struct hl_rows *rows, int64_t index, real *grads) {

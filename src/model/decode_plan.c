@@ -2,7 +2,7 @@
  *
  * The kernels know one mixer, so the mixer itself says whether a model is theirs and where its weights lie; sizes
  * alone do not tell. */
-#include "model/block.h"
+#include "model/model.h"
 #include <stdlib.h>
 
 enum { ONE_ROWS = 3 }; /* rows up to which one kernel for all is the faster way, as measured */

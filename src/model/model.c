@@ -1,5 +1,5 @@
 /* model.c -- the passes over a model: embeddings, layers, final norm, loss; and the same backwards. */
-#include "model/block.h"
+#include "model/model.h"
 
 static struct hl_rmsnorm final_norm(const hola_model *m, const struct hl_activations *acts, int64_t T,
                                     real *grads) {

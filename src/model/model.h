@@ -94,4 +94,15 @@ void hl_decode_close(hola_model *m);
  * weights the first time, over the pool. The lock is held. */
 hola_status hl_model_hash(hola_model *m, uint64_t *out);
 
+/* block.c: one layer: norm, mixer, residual, norm, SwiGLU, residual. */
+/* Layer `index` as its mixer sees it. grads: a block laid out as the rows; NULL in a forward pass. */
+struct hl_layer hl_layer_open(const hola_model *m, const struct hl_activations *acts,
+                              const struct hl_rows *rows, int64_t index, real *grads);
+/* x is in acts->layer[index].x; the result goes to `out` ([T][d], may be that x). */
+void hl_block_forward(const hola_model *m, const struct hl_activations *acts, const struct hl_rows *rows,
+                      int64_t index, void *out);
+/* Takes the gradient of the output in acts->grad.dx and leaves that of x there. */
+void hl_block_backward(const hola_model *m, const struct hl_activations *acts, const struct hl_rows *rows,
+                       int64_t index, real *grads);
+
 #endif

@@ -60,7 +60,7 @@ void hl_session_read_logits(hola_model *m, int64_t first, int64_t n, float *logi
 
 /* session_step.c: keeps the logits of n sessions; those that are not numbers are refused. */
 hola_status hl_session_keep_logits(hola_session *const *y, int64_t n, const float *logits);
-/* session_sample.c: the number in [0, 1) that decides at this position. */
+/* The number in [0, 1) that decides at this position. */
 double hl_session_uniform(const hola_session *y);
 
 static inline int32_t hl_position_id(const struct hl_position *w, int64_t pos) {

@@ -234,8 +234,7 @@ hola_status hola_session_step_sample(hola_session *const *y, int64_t n, const in
     if (s != HOLA_OK) return s;
     const hola_model *m = y[0]->model;
     const int64_t vocab = m->cfg.vocab_size, needs = hl_sample_needs(p), k = needs < vocab ? needs : vocab;
-    if (k > 0 && k <= HL_TOPK_MOST && 2 * n <= m->backend->xent_rows)
-        return step_few(y, n, ids, p, k, next);
+    if (k > 0 && k <= HL_TOPK_MOST && 2 * n <= m->backend->xent_rows) return step_few(y, n, ids, p, k, next);
     float *logits = malloc((size_t)(n * vocab) * sizeof *logits);
     if (!logits) return hl_fail(HOLA_ENOMEM, "step: %lld sessions", (long long)n);
     s = hola_session_step(y, n, ids, logits);

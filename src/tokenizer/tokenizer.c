@@ -1,6 +1,6 @@
 /* tokenizer.c -- loading a tokenizer by path, and ids back to bytes. Encoding: tokenizer_encode.c. */
 #define _POSIX_C_SOURCE 200809L
-#include "tokenizer/encode_cache.h"
+#include "tokenizer/tokenizer.h"
 #include "core/file.h"
 #include <errno.h>
 #include <stdlib.h>

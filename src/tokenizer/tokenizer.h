@@ -80,4 +80,8 @@ hola_status hl_tokenizer_json_read(hola_tokenizer *t, const char *data, int64_t 
 /* Step 2 for one segment; *out is empty before. */
 hola_status hl_tokenizer_rewrite(const hola_tokenizer *t, const char *text, int64_t len, struct hl_text *out);
 
+/* Memory that encoding keeps from one text to the next, one part per thread. */
+hola_status hl_caches_new(struct hl_caches **out);
+void hl_caches_free(struct hl_caches *c);
+
 #endif

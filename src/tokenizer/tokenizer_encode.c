@@ -1,6 +1,6 @@
 /* tokenizer_encode.c -- a text to ids: segments between added tokens, blocks that threads take, one result. */
 #define _POSIX_C_SOURCE 200809L
-#include "tokenizer/encode_cache.h"
+#include "tokenizer/tokenizer.h"
 #include "core/pool.h"
 #include <pthread.h>
 #include <stdlib.h>

@@ -1,6 +1,7 @@
 /* decode_batch_cuda.cu -- see decode_batch.h: the first launch, the prologue, and the launches of a token. */
 #include "ops/cuda_ops.cuh"
 #include "fused/decode_batch/lm_head.cuh"
+#include "core/carve.h"
 #include "fused/decode_batch/mixer_step_batch.cuh"
 extern "C" {
 #include "fused/decode_batch/decode_batch.h"
@@ -79,35 +80,27 @@ struct decode_batch { /* the workspace */
     struct hl_seg *sorted;
     int ld; /* stride of `in` */
 };
-/* Reserves n items; NULL while only counting. */
-static void *carve_array(char *block, int64_t *used, int64_t n, int64_t size) {
-    void *at = block ? block + *used : NULL;
-    *used += (n * size + 255) / 256 * 256;
-    return at;
-}
-static struct panels carve_panels(char *block, int64_t *used, int64_t rows, int64_t K) {
+static struct panels carve_panels(struct hl_carve *c, int64_t rows, int64_t K) {
     const int each = rows > 32 ? 64 : 32;
-    const struct panels p = {(bf16 *)carve_array(block, used, (int64_t)panels_of(K) * each * PANEL, 2), each};
+    const struct panels p = {(bf16 *)hl_carve(c, (int64_t)panels_of(K) * each * PANEL, 2), each};
     return p;
 }
 static int64_t carve(struct decode_batch *b, char *block, const struct hl_decode *p) {
     const int64_t M = p->rows->T, qk = p->H * p->K, vv = p->HV * p->V;
     const int64_t in = 2 * qk + vv + (p->decay + p->beta) * p->HV + (p->gated ? vv : 0);
-    int64_t used = 0;
+    struct hl_carve c = {block, 0, 256};
     b->ld = (int)((in + 7) / 8 * 8);
-    b->x = (bf16 *)carve_array(block, &used, M * p->d, 2),
-    b->h = (bf16 *)carve_array(block, &used, M * p->d, 2);
-    b->in = (bf16 *)carve_array(block, &used, M * b->ld, 2);
-    b->q = (bf16 *)carve_array(block, &used, M * qk, 2), b->k = (bf16 *)carve_array(block, &used, M * qk, 2);
-    b->qt = (bf16 *)carve_array(block, &used, M * qk, 2),
-    b->kt = (bf16 *)carve_array(block, &used, M * qk, 2);
-    b->v = (bf16 *)carve_array(block, &used, M * vv, 2);
-    b->xw = carve_panels(block, &used, M, p->d), b->hw = carve_panels(block, &used, M, p->d);
-    b->y = carve_panels(block, &used, M, vv), b->act = carve_panels(block, &used, M, p->I);
-    b->squares_x = (float *)carve_array(block, &used, M * p->d / SQUARES, 4);
-    b->squares_h = (float *)carve_array(block, &used, M * p->d / SQUARES, 4);
-    b->sorted = (struct hl_seg *)carve_array(block, &used, M, sizeof *b->sorted);
-    return used;
+    b->x = (bf16 *)hl_carve(&c, M * p->d, 2), b->h = (bf16 *)hl_carve(&c, M * p->d, 2);
+    b->in = (bf16 *)hl_carve(&c, M * b->ld, 2);
+    b->q = (bf16 *)hl_carve(&c, M * qk, 2), b->k = (bf16 *)hl_carve(&c, M * qk, 2);
+    b->qt = (bf16 *)hl_carve(&c, M * qk, 2), b->kt = (bf16 *)hl_carve(&c, M * qk, 2);
+    b->v = (bf16 *)hl_carve(&c, M * vv, 2);
+    b->xw = carve_panels(&c, M, p->d), b->hw = carve_panels(&c, M, p->d);
+    b->y = carve_panels(&c, M, vv), b->act = carve_panels(&c, M, p->I);
+    b->squares_x = (float *)hl_carve(&c, M * p->d / SQUARES, 4);
+    b->squares_h = (float *)hl_carve(&c, M * p->d / SQUARES, 4);
+    b->sorted = (struct hl_seg *)hl_carve(&c, M, sizeof *b->sorted);
+    return c.used;
 }
 
 static struct batch_prologue prologue_of(const struct hl_decode *p, const struct decode_batch *b,

@@ -1,5 +1,6 @@
 /* decode_one.c -- see decode_one.h: which sizes the kernel takes, and the layout of its memory. */
 #include "fused/decode_one/decode_one.h"
+#include "core/carve.h"
 
 enum {
     SMEM_BYTES = 226 << 10,
@@ -29,9 +30,9 @@ int64_t hl_decode_one_bytes(const struct hl_decode *a) { return hl_decode_words(
 static int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
 
 /* Reserves n bytes. */
-static int32_t cut(int64_t *used, int64_t n) {
-    const int64_t at = *used;
-    *used += (n + 127) / 128 * 128;
+static int32_t cut(struct hl_carve *c, int64_t n) {
+    const int64_t at = c->used;
+    hl_carve(c, n, 1);
     return (int32_t)at;
 }
 
@@ -40,28 +41,28 @@ static int32_t cut(int64_t *used, int64_t n) {
 struct hl_decode_shared hl_decode_shared(const struct hl_decode *a) {
     const int64_t M = a->rows->T, vv = a->HV * a->V, slots = a->cache ? a->window + a->chunk : 0;
     struct hl_decode_shared s = {0};
-    int64_t used = 0;
+    struct hl_carve c = {.align = 128};
     s.width = (int32_t)((max(a->d, vv) + 63) / 64 * 64);
     s.warp_steps = (s.width / 32 + HL_DECODE_WARPS - 1) / HL_DECODE_WARPS;
     s.stride = 2 * s.width + 64;
-    s.layers = cut(&used, a->L * (int64_t)sizeof(struct hl_decode_layer));
-    s.seg = cut(&used, M * (int64_t)sizeof(struct hl_seg));
-    s.filled = cut(&used, M * 8);
-    s.id = cut(&used, HL_DECODE_WARPS * 4);
-    s.scalars = cut(&used, a->L * a->HV * 5 * 4);
-    s.sums = cut(&used, 2 * HL_DECODE_UNITS * HL_DECODE_WARPS * 8 * 4);
-    s.squares = cut(&used, 2 * M * HL_DECODE_WARPS * 4);
-    s.parts = cut(&used, M * (vv / 32) * 4);
-    s.scratch = cut(&used, HL_DECODE_SCRATCH * 4);
-    s.S = cut(&used, a->K * HL_DECODE_COLS * 4);
-    s.v = cut(&used, slots * HL_DECODE_COLS * 2);
-    s.k = cut(&used, slots ? 2 * HL_DECODE_WARPS * a->K * 2 : 0);
-    s.barrier = cut(&used, (MAX_DEPTH * 3 + 2) * 8);
-    s.ring = (int32_t)used;
-    s.depth = used < SMEM_BYTES ? (int32_t)((SMEM_BYTES - used) / (8 * s.stride)) : 0;
+    s.layers = cut(&c, a->L * (int64_t)sizeof(struct hl_decode_layer));
+    s.seg = cut(&c, M * (int64_t)sizeof(struct hl_seg));
+    s.filled = cut(&c, M * 8);
+    s.id = cut(&c, HL_DECODE_WARPS * 4);
+    s.scalars = cut(&c, a->L * a->HV * 5 * 4);
+    s.sums = cut(&c, 2 * HL_DECODE_UNITS * HL_DECODE_WARPS * 8 * 4);
+    s.squares = cut(&c, 2 * M * HL_DECODE_WARPS * 4);
+    s.parts = cut(&c, M * (vv / 32) * 4);
+    s.scratch = cut(&c, HL_DECODE_SCRATCH * 4);
+    s.S = cut(&c, a->K * HL_DECODE_COLS * 4);
+    s.v = cut(&c, slots * HL_DECODE_COLS * 2);
+    s.k = cut(&c, slots ? 2 * HL_DECODE_WARPS * a->K * 2 : 0);
+    s.barrier = cut(&c, (MAX_DEPTH * 3 + 2) * 8);
+    s.ring = (int32_t)c.used;
+    s.depth = c.used < SMEM_BYTES ? (int32_t)((SMEM_BYTES - c.used) / (8 * s.stride)) : 0;
     if (s.depth > MAX_DEPTH) s.depth = MAX_DEPTH;
     s.in_flight = (int32_t)max(2, IN_FLIGHT / (8 * s.width));
-    s.bytes = (int32_t)used + s.depth * 8 * s.stride;
+    s.bytes = (int32_t)c.used + s.depth * 8 * s.stride;
     return s;
 }
 
