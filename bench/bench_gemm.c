@@ -46,8 +46,7 @@ static void ours(const struct setup *s, int form) {
 }
 static void theirs(const struct setup *s, int form) {
     int M = s->M, N = s->N, K = s->K;
-    if (form == 0)
-        cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, M, N, K, 1, s->x, K, s->W, K, 0, s->out, N);
+    if (form == 0) cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, M, N, K, 1, s->x, K, s->W, K, 0, s->out, N);
     else if (form == 1)
         cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, M, K, N, 1, s->out, N, s->W, K, 0, s->x, K);
     else cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, N, K, M, 1, s->out, N, s->x, K, 1, s->W, K);
@@ -101,8 +100,7 @@ static double prefill(const struct setup *s, hola_dtype dtype, const void *panel
     float *x = fresh(ROWS * K), *out = fresh(ROWS * N);
     struct hl_linear a = {.M = ROWS, .K = K, .x = x, .n = 1};
     double best = 1e30;
-    a.part[0].W =
-        (struct hl_weight){.data = panels, .layout = HL_PANELS, .dtype = dtype, .rows = N, .cols = K};
+    a.part[0].W = (struct hl_weight){.data = panels, .layout = HL_PANELS, .dtype = dtype, .rows = N, .cols = K};
     a.part[0].out = out;
     for (int r = 0; r < 12; r++) {
         double t = now();
@@ -126,8 +124,7 @@ static void decode(const struct setup *s, hola_dtype dtype, double bandwidth) {
         float *x = fresh(M * K), *out = fresh(M * N);
         struct hl_linear a = {.M = M, .K = K, .x = x, .n = 1};
         double best = 1e30;
-        a.part[0].W =
-            (struct hl_weight){.data = panels, .layout = HL_PANELS, .dtype = dtype, .rows = N, .cols = K};
+        a.part[0].W = (struct hl_weight){.data = panels, .layout = HL_PANELS, .dtype = dtype, .rows = N, .cols = K};
         a.part[0].out = out;
         for (int r = 0; r < 7; r++) {
             double t = now();
@@ -135,8 +132,7 @@ static void decode(const struct setup *s, hola_dtype dtype, double bandwidth) {
             t = now() - t;
             if (t < best) best = t;
         }
-        printf("  M %2d %5.1f GB/s (%.2f)", M, (double)bytes / best * 1e-9,
-               (double)bytes / best * 1e-9 / bandwidth);
+        printf("  M %2d %5.1f GB/s (%.2f)", M, (double)bytes / best * 1e-9, (double)bytes / best * 1e-9 / bandwidth);
         free(x);
         free(out);
     }
@@ -161,17 +157,16 @@ static double bandwidth(struct hl_pool *pool) {
 }
 
 int main(int argc, char **argv) {
-    static const int shape[][3] = {
-        {2048, 512, 512},   {2048, 768, 512},   {2048, 512, 768}, {512, 32000, 512}, {2048, 1024, 1024},
-        {2048, 2816, 1024}, {2048, 1024, 2816}, {2048, 4, 512},   {1024, 512, 512},  {8192, 512, 512}};
+    static const int shape[][3] = {{2048, 512, 512},   {2048, 768, 512},   {2048, 512, 768},   {512, 32000, 512},
+                                   {2048, 1024, 1024}, {2048, 2816, 1024}, {2048, 1024, 2816}, {2048, 4, 512},
+                                   {1024, 512, 512},   {8192, 512, 512}};
     struct setup s = {0};
     int threads = argc > 1 ? atoi(argv[1]) : 0;
     if (hl_backend_open(&s.backend, argc > 2 ? argv[2] : NULL, threads) != HOLA_OK) return 1;
     s.ops = &s.backend->ops;
     if (hl_backend_reserve(s.backend, hl_linear_scratch()) != HOLA_OK) return 1;
     openblas_set_num_threads(hl_pool_threads(s.backend->pool));
-    printf("%s, %d threads: GFLOP/s of OpenBLAS, ours, ratio\n", s.ops->name,
-           hl_pool_threads(s.backend->pool));
+    printf("%s, %d threads: GFLOP/s of OpenBLAS, ours, ratio\n", s.ops->name, hl_pool_threads(s.backend->pool));
     for (size_t i = argc > 3 ? 99 : 0; i < sizeof shape / sizeof *shape; i++) {
         s.M = shape[i][0];
         s.N = shape[i][1];

@@ -121,8 +121,7 @@ typedef struct hola_options { /* zero means default */
 } hola_options;
 
 /* A new model with random weights (docs/format.md says how they are drawn), the same for the same seed. */
-HOLA_API hola_status hola_model_new(hola_model **out, const hola_config *cfg, uint64_t seed,
-                                    const hola_options *opt);
+HOLA_API hola_status hola_model_new(hola_model **out, const hola_config *cfg, uint64_t seed, const hola_options *opt);
 /* Loads a model directory: config.json and safetensors, one file or several shards. */
 HOLA_API hola_status hola_model_load(hola_model **out, const char *dir, const hola_options *opt);
 /* Writes config.json and model.safetensors; on failure each is complete or untouched. Fields that hola does
@@ -157,11 +156,11 @@ HOLA_API int32_t hola_tokenizer_bos(const hola_tokenizer *t);  /* -1: none */
 HOLA_API int32_t hola_tokenizer_eos(const hola_tokenizer *t);
 /* text may hold any bytes. *ids is yours: free() it. No BOS or EOS is added. threads: 0 for one per processor;
  * the ids do not depend on it. */
-HOLA_API hola_status hola_tokenizer_encode(const hola_tokenizer *t, const char *text, int64_t len,
-                                           int threads, int32_t **ids, int64_t *n);
+HOLA_API hola_status hola_tokenizer_encode(const hola_tokenizer *t, const char *text, int64_t len, int threads,
+                                           int32_t **ids, int64_t *n);
 /* The bytes of the ids, without special tokens. *text is yours: free() it. A NUL follows its len bytes. */
-HOLA_API hola_status hola_tokenizer_decode(const hola_tokenizer *t, const int32_t *ids, int64_t n,
-                                           char **text, int64_t *len);
+HOLA_API hola_status hola_tokenizer_decode(const hola_tokenizer *t, const int32_t *ids, int64_t n, char **text,
+                                           int64_t *len);
 
 /* ---- sessions: one sequence of tokens ----
  *
@@ -248,8 +247,7 @@ HOLA_API void hola_history_free(hola_history *h);
 /* Feeds the session and keeps points on the way. Tokens may also be fed to the session directly, alone or in a
  * batch, if a call here follows within HOLA_RECENT tokens. */
 HOLA_API hola_status hola_history_feed(hola_history *h, const int32_t *ids, int64_t n, float *logits);
-HOLA_API hola_status
-hola_history_keep(hola_history *h); /* keeps a point here: at the end of a turn, for example */
+HOLA_API hola_status hola_history_keep(hola_history *h); /* keeps a point here: at the end of a turn, for example */
 /* Brings the session to exactly these n tokens: goes back to the last point that agrees with them, then feeds
  * the rest. reused (may be NULL): how many were not fed again. logits: as in hola_session_feed, not NULL. */
 HOLA_API hola_status hola_history_prompt(hola_history *h, const int32_t *ids, int64_t n, float *logits,
@@ -275,13 +273,11 @@ HOLA_API void hola_trainer_free(hola_trainer *t);
  * starts NULL: one document. The target of a token is the next token of its document. Adds the gradient of
  * weight * (sum of the losses); loss_sum and targets (both may be NULL) receive the sum and the number of
  * targets. */
-HOLA_API hola_status hola_trainer_accumulate(hola_trainer *t, const int32_t *ids, int64_t n,
-                                             const int64_t *starts, int64_t n_starts, double weight,
-                                             double *loss_sum, int64_t *targets);
+HOLA_API hola_status hola_trainer_accumulate(hola_trainer *t, const int32_t *ids, int64_t n, const int64_t *starts,
+                                             int64_t n_starts, double weight, double *loss_sum, int64_t *targets);
 /* The same losses, without gradients. */
-HOLA_API hola_status hola_trainer_evaluate(hola_trainer *t, const int32_t *ids, int64_t n,
-                                           const int64_t *starts, int64_t n_starts, double *loss_sum,
-                                           int64_t *targets);
+HOLA_API hola_status hola_trainer_evaluate(hola_trainer *t, const int32_t *ids, int64_t n, const int64_t *starts,
+                                           int64_t n_starts, double *loss_sum, int64_t *targets);
 /* Clips the gradient, takes one AdamW step at this learning rate, clears the gradient. If the gradient is not
  * finite, the weights stay, the gradient is cleared and HOLA_ENUMERIC is returned. grad_norm may be NULL. */
 HOLA_API hola_status hola_trainer_update(hola_trainer *t, double lr, double *grad_norm);

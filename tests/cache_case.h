@@ -127,10 +127,10 @@ static inline void batch_run(struct batch *b, const char *backend, struct hl_bac
 static inline void batch_near(const struct batch *b, const struct batch *want, double tol, bool backward,
                               const char *who) {
     const struct shape *s = &b->s;
-#define SAME(x, n, width, tol)                                                                           \
-    CHECK_NEAR(b->x, want->x, n, width, tol, "%s evict %d sinks %d w %d C %d heads %d/%d K %d V %d " #x, \
-               who, (int)s->evict, (int)b->a.policy.sinks, (int)s->window, (int)s->chunk, (int)s->H,     \
-               (int)s->HV, (int)s->K, (int)s->V)
+#define SAME(x, n, width, tol)                                                                                         \
+    CHECK_NEAR(b->x, want->x, n, width, tol, "%s evict %d sinks %d w %d C %d heads %d/%d K %d V %d " #x, who,          \
+               (int)s->evict, (int)b->a.policy.sinks, (int)s->window, (int)s->chunk, (int)s->H, (int)s->HV, (int)s->K, \
+               (int)s->V)
     assert_memory_equal(b->sel, want->sel, (size_t)b->ns * sizeof *b->sel);
     SAME(out, b->T, s->HV * s->V, tol);
     SAME(read, b->T, s->HV * s->V, tol);
@@ -151,8 +151,8 @@ static inline void batch_near(const struct batch *b, const struct batch *want, d
 enum wrong { RIGHT, SEES_BLOCK, LATER_TIES, NO_SINK, LATEST, DROPS_KEPT, FORGETS_FIRST, ONE_FIRST_MORE };
 
 /* The rows that the block beginning at row `first` of segment g keeps of those before it. */
-static inline int64_t plain_keep(const struct batch *b, const struct hl_seg *g, int64_t h, int64_t first,
-                                 int64_t *keep, enum wrong wrong) {
+static inline int64_t plain_keep(const struct batch *b, const struct hl_seg *g, int64_t h, int64_t first, int64_t *keep,
+                                 enum wrong wrong) {
     int64_t n = 0, until = wrong == SEES_BLOCK && first + b->s.chunk < g->len ? first + b->s.chunk : first;
     bool latest = b->a.policy.by_position || wrong == LATEST;
     int64_t sinks = wrong == FORGETS_FIRST ? 0 : b->a.policy.sinks + (wrong == ONE_FIRST_MORE);
@@ -168,8 +168,7 @@ static inline int64_t plain_keep(const struct batch *b, const struct hl_seg *g, 
     return n;
 }
 
-static inline double plain_score(const struct batch *b, const struct hl_seg *g, int64_t h, int64_t t,
-                                 int64_t j) {
+static inline double plain_score(const struct batch *b, const struct hl_seg *g, int64_t h, int64_t t, int64_t j) {
     const struct shape *s = &b->s;
     const real *q = b->q + ((g->row + t) * s->H + h * s->H / s->HV) * s->K;
     const real *k = b->k + ((g->row + j) * s->H + h * s->H / s->HV) * s->K;
@@ -189,8 +188,7 @@ static inline void plain_run(const struct batch *b, real *out, real *dv, enum wr
             int64_t kept = 0;
             for (int64_t t = 0; t < g->len; t++) {
                 int64_t first = t / s->chunk * s->chunk, n, at = (g->row + t) * s->HV + h;
-                double sum = wrong == NO_SINK ? 0 : exp((double)b->sink[h]),
-                       lam = 1 / (1 + exp(-(double)b->gate[h]));
+                double sum = wrong == NO_SINK ? 0 : exp((double)b->sink[h]), lam = 1 / (1 + exp(-(double)b->gate[h]));
                 if (t == first) kept = plain_keep(b, g, h, first, J, wrong);
                 n = kept;
                 for (int64_t j = first; j <= t; j++) J[n++] = j;

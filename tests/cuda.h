@@ -27,9 +27,7 @@ static inline void dev_close(struct dev *d) {
     CHECK_OK(hl_finish(d->backend));
     hl_backend_close(d->backend);
 }
-static inline bool dev_emulated(const struct hl_backend *b) {
-    return !strcmp(hl_cuda_name(b->device), "emulated");
-}
+static inline bool dev_emulated(const struct hl_backend *b) { return !strcmp(hl_cuda_name(b->device), "emulated"); }
 /* whether a big case would take too long: the emulated device is some 10,000 times slower.
  * HOLA_SMALL=1: the same shapes on a real device, for compute-sanitizer. */
 static inline bool dev_slow_backend(struct hl_backend *b) { return getenv("HOLA_SMALL") || dev_emulated(b); }

@@ -15,8 +15,7 @@ static void run(const struct dev *d, struct batch *b) {
     hl_get(d->backend, b->sel, x.sel, b->ns * (int64_t)sizeof *b->sel);
     dev_act_take(d, x.out, b->out, b->nv), dev_act_take(d, x.read, b->read, b->nv);
     dev_real_take(d, x.lse, b->lse, b->T * HV);
-    dev_act_take(d, x.dq, b->dq, b->nq), dev_act_take(d, x.dk, b->dk, b->nq),
-        dev_act_take(d, x.dv, b->dv, b->nv);
+    dev_act_take(d, x.dq, b->dq, b->nq), dev_act_take(d, x.dk, b->dk, b->nq), dev_act_take(d, x.dv, b->dv, b->nv);
     if (x.dtau) dev_real_take(d, x.dtau, b->dtau, HV);
     dev_real_take(d, x.dsink, b->dsink, HV), dev_real_take(d, x.dgate, b->dgate, HV);
     x.out = x.read = x.dq = x.dk = x.dv = NULL;
@@ -34,22 +33,18 @@ static void near(const struct dev *d, const struct batch *b, const struct batch 
         const real *got, *want;
         int64_t rows, width;
         double by;
-    } all[] = {{"out", b->out, want->out, b->T, s->HV * s->V, 1},
-               {"read", b->read, want->read, b->T, s->HV * s->V, 1},
-               {"lse", b->lse, want->lse, b->T, s->HV, 1},
-               {"dq", b->dq, want->dq, b->T, s->H * s->K, 2},
-               {"dk", b->dk, want->dk, b->T, s->H * s->K, 2},
-               {"dv", b->dv, want->dv, b->T, s->HV * s->V, 1},
-               {"dtau", b->dtau, want->dtau, 1, s->HV, 20},
-               {"dsink", b->dsink, want->dsink, 1, s->HV, 10},
+    } all[] = {{"out", b->out, want->out, b->T, s->HV * s->V, 1}, {"read", b->read, want->read, b->T, s->HV * s->V, 1},
+               {"lse", b->lse, want->lse, b->T, s->HV, 1},        {"dq", b->dq, want->dq, b->T, s->H * s->K, 2},
+               {"dk", b->dk, want->dk, b->T, s->H * s->K, 2},     {"dv", b->dv, want->dv, b->T, s->HV * s->V, 1},
+               {"dtau", b->dtau, want->dtau, 1, s->HV, 20},       {"dsink", b->dsink, want->dsink, 1, s->HV, 10},
                {"dgate", b->dgate, want->dgate, 1, s->HV, 10}};
     assert_memory_equal(b->sel, want->sel, (size_t)b->ns * sizeof *b->sel);
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         const double e = check_distance(all[i].got, all[i].want, all[i].rows, all[i].width);
         if (!(e <= tol * all[i].by))
             fail_msg("%s: evict %d sinks %d w %d C %d heads %d/%d K %d V %d: %s is %.3g away", d->ops->name,
-                     (int)s->evict, (int)b->a.policy.sinks, (int)s->window, (int)s->chunk, (int)s->H,
-                     (int)s->HV, (int)s->K, (int)s->V, all[i].name, e);
+                     (int)s->evict, (int)b->a.policy.sinks, (int)s->window, (int)s->chunk, (int)s->H, (int)s->HV,
+                     (int)s->K, (int)s->V, all[i].name, e);
         if (e / all[i].by > worst[d->f32 ? 0 : 1]) worst[d->f32 ? 0 : 1] = e / all[i].by;
     }
 }
@@ -87,10 +82,9 @@ static void test_tiles(void **state) {
     static const struct {
         int64_t window, chunk, group, K;
         bool big;
-    } all[] = {{20, 70, 1, 64, false},  {40, 33, 2, 64, false},  {64, 128, 1, 64, false},
-               {0, 65, 1, 128, false},  {33, 40, 1, 128, false}, {3, 20, 2, 256, false},
-               {64, 256, 1, 64, true},  {64, 256, 1, 128, true}, {64, 256, 2, 128, true},
-               {64, 256, 1, 256, true}, {70, 200, 2, 256, true}, {100, 130, 1, 256, true},
+    } all[] = {{20, 70, 1, 64, false},  {40, 33, 2, 64, false},  {64, 128, 1, 64, false}, {0, 65, 1, 128, false},
+               {33, 40, 1, 128, false}, {3, 20, 2, 256, false},  {64, 256, 1, 64, true},  {64, 256, 1, 128, true},
+               {64, 256, 2, 128, true}, {64, 256, 1, 256, true}, {70, 200, 2, 256, true}, {100, 130, 1, 256, true},
                {65, 63, 2, 64, true},   {1, 1, 4, 64, true},     {64, 129, 4, 128, true}};
     (void)state;
     for (int f = 0; f < 2; f++) {
@@ -139,21 +133,19 @@ static void test_long(void **state) {
 
 /* Order by position with a protected prefix: every kernel that selects, and prefixes of several groups of blocks. */
 static void test_first_rows(void **state) {
-    static const int64_t wc[][3] = {
-        {4, 16, 3}, {20, 3, 70}, {7, 5, 19}, {9, 8, 40}}; /* window, block, blocks */
+    static const int64_t wc[][3] = {{4, 16, 3}, {20, 3, 70}, {7, 5, 19}, {9, 8, 40}}; /* window, block, blocks */
     (void)state;
     for (int f = 0; f < 2; f++) {
         struct dev d = dev_open(f);
         for (int i = 0; i < 4; i++) {
-            const int64_t w = wc[i][0], C = wc[i][1], len[] = {wc[i][2] * C + 2, C + 1},
-                          sinks[] = {0, 1, 4, w, w + 3};
+            const int64_t w = wc[i][0], C = wc[i][1], len[] = {wc[i][2] * C + 2, C + 1}, sinks[] = {0, 1, 4, w, w + 3};
             for (int n = 0; n < 5; n++) {
                 const struct shape s = {w, C, 1, 2, f ? 24 : 64, f ? 16 : 64, HOLA_EVICT_RECENCY};
                 if (dev_slow(&d) && (f ? (i + n) % 4 : (i * 2 + n) % (dev_least() ? 10 : 3))) continue;
                 struct batch *got = with_sinks(rounded(&d, batch_new(s, len, 2, 80)), sinks[n]),
                              *want = with_sinks(rounded(&d, batch_new(s, len, 2, 80)), sinks[n]),
-                             *wrong = with_sinks(rounded(&d, batch_new(s, len, 2, 80)),
-                                                 sinks[n] < w ? sinks[n] + 1 : 0);
+                             *wrong =
+                                 with_sinks(rounded(&d, batch_new(s, len, 2, 80)), sinks[n] < w ? sinks[n] + 1 : 0);
                 batch_run(want, judge(want), host, true);
                 batch_run(wrong, judge(wrong), host, false);
                 run(&d, got);
@@ -177,12 +169,10 @@ static void test_definition(void **state) {
         for (int usual = dev_least(); usual < 2; usual++) {
             const struct shape s = {6, 16, 1, 2, usual ? 64 : 24, usual ? 64 : 16, HOLA_EVICT_BETAE};
             struct batch *b = mixed(&d, s, 7);
-            real *want = check_new(b->nv), *dv = check_new(b->nv), *out0 = check_new(b->nv),
-                 *dv0 = check_new(b->nv);
+            real *want = check_new(b->nv), *dv = check_new(b->nv), *out0 = check_new(b->nv), *dv0 = check_new(b->nv);
             const size_t size = (size_t)b->nv * sizeof(real);
             const double tol = tol_of(&d);
-            for (int64_t i = 0; i < b->T * s.HV; i++)
-                b->score[i] = (real)(check_mix((uint64_t)i) % 6); /* many ties */
+            for (int64_t i = 0; i < b->T * s.HV; i++) b->score[i] = (real)(check_mix((uint64_t)i) % 6); /* many ties */
             memcpy(out0, b->out, size), memcpy(dv0, b->dv, size);
             run(&d, b);
             for (int w = RIGHT; w <= DROPS_KEPT; w++) {
@@ -265,8 +255,7 @@ static void test_score(void **state) {
     (void)state;
     for (int f = 0; f < 2; f++) {
         struct dev d = dev_open(f);
-        real *m = check_random(N, 0, 2, 1), *beta = check_random(N, 0.1, 1, 2),
-             *v = check_random(N * V, -1, 1, 3);
+        real *m = check_random(N, 0, 2, 1), *beta = check_random(N, 0.1, 1, 2), *v = check_random(N * V, -1, 1, 3);
         real *want = check_new(N), *got = check_new(N);
         dev_round(&d, v, N * V);
         for (int e = 0; e < 3; e++) {
@@ -345,12 +334,10 @@ static void test_speed(void **state) {
 /* [test] [repeats of what is timed; 1 for a profiler] */
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_odd_shapes),   cmocka_unit_test(test_tiles),
-        cmocka_unit_test(test_whole_blocks), cmocka_unit_test(test_long),
-        cmocka_unit_test(test_first_rows),   cmocka_unit_test(test_definition),
-        cmocka_unit_test(test_odd_scores),   cmocka_unit_test(test_large_logits),
-        cmocka_unit_test(test_bits),         cmocka_unit_test(test_score),
-        cmocka_unit_test(test_speed),
+        cmocka_unit_test(test_odd_shapes), cmocka_unit_test(test_tiles),        cmocka_unit_test(test_whole_blocks),
+        cmocka_unit_test(test_long),       cmocka_unit_test(test_first_rows),   cmocka_unit_test(test_definition),
+        cmocka_unit_test(test_odd_scores), cmocka_unit_test(test_large_logits), cmocka_unit_test(test_bits),
+        cmocka_unit_test(test_score),      cmocka_unit_test(test_speed),
     };
     int failed;
     if (argc > 1) cmocka_set_test_filter(argv[1]);

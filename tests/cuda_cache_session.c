@@ -8,13 +8,11 @@ static struct hl_cache_layout layout(const struct shape *s, int64_t size) {
 /* n activations, on the host, are these numbers. */
 static void same_row(const void *x, int64_t size, const real *y, int64_t n) {
     for (int64_t i = 0; i < n; i++)
-        assert_true((size == 2 ? (real)hl_from_bf16(((const uint16_t *)x)[i]) : ((const real *)x)[i]) ==
-                    y[i]);
+        assert_true((size == 2 ? (real)hl_from_bf16(((const uint16_t *)x)[i]) : ((const real *)x)[i]) == y[i]);
 }
 /* The filled part of two states of the same position, on the host: x the device's, whose rows are activations of
  * `size` bytes, y the reference's. */
-static void same_state(const struct batch *b, const char *x, int64_t size, const char *y, int64_t pos,
-                       double tol) {
+static void same_state(const struct batch *b, const char *x, int64_t size, const char *y, int64_t pos, double tol) {
     const struct shape *s = &b->s;
     const struct hl_cache_layout at = layout(s, size), l = layout(s, sizeof(real));
     const int64_t open = pos % s->chunk, kept = pos - open < s->window ? pos - open : s->window;
@@ -86,9 +84,8 @@ static void feed(const struct dev *d, struct batch *b, int64_t (*len)(int pass, 
     dev_act_take(d, x.out, got, b->nv);
     x.out = NULL;
     /* a tile of bf16 rounds where the reference does not */
-    CHECK_NEAR(got, b->out, b->T, b->s.HV * b->s.V, tol_of(d),
-               "%s evict %d sinks %d w %d C %d K %d in pieces", d->ops->name, (int)b->s.evict,
-               (int)b->a.policy.sinks, (int)b->s.window, (int)b->s.chunk, (int)b->s.K);
+    CHECK_NEAR(got, b->out, b->T, b->s.HV * b->s.V, tol_of(d), "%s evict %d sinks %d w %d C %d K %d in pieces",
+               d->ops->name, (int)b->s.evict, (int)b->a.policy.sinks, (int)b->s.window, (int)b->s.chunk, (int)b->s.K);
     for (int i = 0; i < n; i++) session_check(d, b, &s[i], at[i]);
     check_free(got, b->nv);
     drop(d, &x);
@@ -102,8 +99,7 @@ static int64_t everything(int pass, int i) { return (void)pass, (void)i, 1 << 20
 static int64_t mixed_lengths(int pass, int i) { return (pass + i) % 3 == 0 ? 1 : (pass * 7 + i * 5) % 23; }
 
 static void sessions_with(const struct dev *d, struct shape s, int64_t sinks, int which, uint64_t seed) {
-    static int64_t (*const how[])(int, int) = {ones,       sevens,       growing, prompt_then_ones,
-                                               everything, mixed_lengths};
+    static int64_t (*const how[])(int, int) = {ones, sevens, growing, prompt_then_ones, everything, mixed_lengths};
     const int64_t C = s.chunk, len[] = {3 * C + 3, C, 2 * C - 1};
     struct batch *b = rounded(d, batch_new(s, len, 3, seed));
     feed(d, sinks ? with_sinks(b, sinks) : b, how[which], 6 * (int)C);
@@ -151,12 +147,11 @@ static void test_sessions_first_rows(void **state) {
                 const int64_t K = (i + n) % 2 ? 64 : 24, V = K == 64 ? 64 : 16;
                 for (int which = 0; which < 6; which++)
                     if (!dev_slow(&d) || (i + n * 5 + which * 3 + f) % (dev_least() ? 32 : 8) == 0)
-                        sessions_with(&d, (struct shape){w, C, 1, 2, K, V, HOLA_EVICT_RECENCY}, sinks[n],
-                                      which, (uint64_t)(i * 10 + n));
+                        sessions_with(&d, (struct shape){w, C, 1, 2, K, V, HOLA_EVICT_RECENCY}, sinks[n], which,
+                                      (uint64_t)(i * 10 + n));
                 const struct shape s = {w, C < 4 ? 4 : C, 1, 1, 64, 64, HOLA_EVICT_RECENCY};
                 if (!f && (!dev_slow(&d) || (i + n) % (dev_least() ? 8 : 4) == 1))
-                    feed(&d, with_sinks(rounded(&d, batch_new(s, long_len, 1, 90)), sinks[n]), long_pieces,
-                         5);
+                    feed(&d, with_sinks(rounded(&d, batch_new(s, long_len, 1, 90)), sinks[n]), long_pieces, 5);
             }
         dev_close(&d);
     }
@@ -167,14 +162,12 @@ static void test_sessions_tiles(void **state) {
         struct dev d = dev_open(f);
         for (int which = 0; which < 6 && !dev_slow(&d); which++)
             for (int64_t K = f ? 128 : 64; K <= (f ? 128 : 256); K *= 2)
-                sessions(&d, (struct shape){64, 256, 1, 2, K, K, kinds[(which + K / 64) % 4]}, which,
-                         (uint64_t)which);
+                sessions(&d, (struct shape){64, 256, 1, 2, K, K, kinds[(which + K / 64) % 4]}, which, (uint64_t)which);
         if (dev_slow(&d) && !f)
             for (int which = 0; which < 2; which++)
-                sessions(&d, (struct shape){10, 40, 1, 1, which ? 64 : 128, which ? 64 : 128, kinds[0]},
-                         2 + 3 * which, 3);
-        if (dev_slow(&d))
-            sessions(&d, (struct shape){10, 20, 1, 1, f ? 256 : 128, f ? 256 : 128, kinds[1]}, 3, 4);
+                sessions(&d, (struct shape){10, 40, 1, 1, which ? 64 : 128, which ? 64 : 128, kinds[0]}, 2 + 3 * which,
+                         3);
+        if (dev_slow(&d)) sessions(&d, (struct shape){10, 20, 1, 1, f ? 256 : 128, f ? 256 : 128, kinds[1]}, 3, 4);
         dev_close(&d);
     }
 }
@@ -194,9 +187,8 @@ static void time_step(const struct dev *d, int64_t n, int64_t K, int64_t pos) {
     x.score = dev_real(d, fill, n * 4), x.tau = dev_real(d, fill, 4), x.sink = dev_real(d, fill, 4);
     x.gate = dev_real(d, fill, 4);
     CHECK_OK(d->backend->storage.cut_rows(d->backend, &rows, 256));
-    print_message("%s step of %lld sessions, 4 heads x %lld, position %lld: %.1f us\n", d->ops->name,
-                  (long long)n, (long long)K, (long long)pos,
-                  1e3 * milliseconds(d, &x, d->ops->cache_forward));
+    print_message("%s step of %lld sessions, 4 heads x %lld, position %lld: %.1f us\n", d->ops->name, (long long)n,
+                  (long long)K, (long long)pos, 1e3 * milliseconds(d, &x, d->ops->cache_forward));
     CHECK_OK(hl_finish(d->backend));
     drop(d, &x);
     dev_drop(d, states);

@@ -38,8 +38,7 @@ static struct arrays arrays_new(const struct dev *d, const struct shape *s) {
     a.gamma = check_random(s->K, 0.5, 1.5, 3), a.dy = check_random(n, -1, 1, 4);
     a.dyt = check_random(n, -1, 1, 5), a.dw = check_random(C * s->W, -1, 1, 6);
     a.dgamma = check_random(s->K, -1, 1, 7);
-    for (int64_t i = 0; i < C; i++)
-        a.x[i] *= 0.01f; /* a sequence of its own, where the L2 norm's epsilon counts */
+    for (int64_t i = 0; i < C; i++) a.x[i] *= 0.01f; /* a sequence of its own, where the L2 norm's epsilon counts */
     a.y = check_new(n), a.yt = check_new(n), a.dx = check_new(n), a.r = check_new(s->T * s->H);
     dev_round(d, a.x, n), dev_round(d, a.dy, n), dev_round(d, a.dyt, n);
     return a;
@@ -60,8 +59,7 @@ static void on_host(const struct dev *d, const struct shape *s, struct arrays *a
     cut(&c, s->T);
     struct hl_conv conv = {.rows = &c.rows, .C = C, .W = s->W, .x = a->x, .w = a->w, .y = between};
     conv.dy = d_between, conv.dx = a->dx, conv.dw = a->dw;
-    struct hl_l2norm l = {
-        .M = M, .D = s->K, .x = between, .y = a->y, .r = a->r, .dy = a->dy, .dx = d_between};
+    struct hl_l2norm l = {.M = M, .D = s->K, .x = between, .y = a->y, .r = a->r, .dy = a->dy, .dx = d_between};
     struct hl_rmsnorm m = {.M = M, .D = s->K, .eps = (real)1e-6, .x = between, .w = a->gamma, .y = a->yt};
     m.r = rt, m.dy = a->dyt, m.dx = d_between, m.dw = a->dgamma, m.dx_add = true;
     ref->conv_forward(d->backend, &conv);
@@ -125,8 +123,7 @@ static double distance(const struct shape *s, const struct arrays *a, const stru
     e = fmax(e, check_distance(a->r, b->r, s->T, s->H));
     e = fmax(e, check_distance(a->dw, b->dw, C, s->W));
     if (!s->two) return e;
-    return fmax(e,
-                fmax(check_distance(a->yt, b->yt, s->T, C), check_distance(a->dgamma, b->dgamma, 1, s->K)));
+    return fmax(e, fmax(check_distance(a->yt, b->yt, s->T, C), check_distance(a->dgamma, b->dgamma, 1, s->K)));
 }
 
 static const struct shape shapes[] = {

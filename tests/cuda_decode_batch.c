@@ -22,8 +22,7 @@ static void batch_free(struct batch *c) {
 /* `steps` tokens of each; returns the logits of all steps, [steps][n][101]. */
 static float *batch_run(struct batch *c, const int32_t *ids, int steps) {
     float *y = malloc((size_t)(steps * c->n * 101) * sizeof *y);
-    for (int s = 0; s < steps; s++)
-        CHECK_OK(hola_session_step(c->s, c->n, ids + s * MAX_SESSIONS, y + s * c->n * 101));
+    for (int s = 0; s < steps; s++) CHECK_OK(hola_session_step(c->s, c->n, ids + s * MAX_SESSIONS, y + s * c->n * 101));
     return y;
 }
 static float *batch_by(int kind, const char *backend, bool unfused, const int32_t *ids, int n, int steps) {
@@ -52,8 +51,8 @@ static void every_kind(void **state) {
         const int64_t all = (int64_t)steps * n * 101;
         const double e = distance(fast, exact, all), base = distance(unfused, exact, all);
         if (getenv("VERBOSE"))
-            print_message("%-22s %2d sessions: %.2e from float, unfused bf16 %.2e, apart %.2e\n",
-                          kinds[kind].name, n, e, base, distance(fast, unfused, all));
+            print_message("%-22s %2d sessions: %.2e from float, unfused bf16 %.2e, apart %.2e\n", kinds[kind].name, n,
+                          e, base, distance(fast, unfused, all));
         if (!(e <= 2 * base + 1e-3))
             fail_msg("%s, %d sessions: %.3g away, unfused bf16 %.3g", kinds[kind].name, n, e, base);
         /* a wrong version must be seen: the neighbour's logits */
@@ -124,8 +123,7 @@ static void same_bits_in_any_batch(void **state) {
     NEEDS_DEVICE();
     int32_t *ids = random_ids(200 + steps * MAX_SESSIONS, 101, 5);
     for (int kind = slow ? 2 : 0; kind < 3; kind += 2) {
-        float *x = batch_by(kind, "cuda", false, ids, few, steps),
-              *y = batch_by(kind, "cuda", false, ids, more, steps);
+        float *x = batch_by(kind, "cuda", false, ids, few, steps), *y = batch_by(kind, "cuda", false, ids, more, steps);
         for (int s = 0; s < steps; s++)
             assert_memory_equal(x + s * few * 101, y + s * more * 101, (size_t)(few * 101) * sizeof *x);
         assert_memory_not_equal(x, y + 101, 101 * sizeof *x);
@@ -136,7 +134,6 @@ static void same_bits_in_any_batch(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(every_kind), cmocka_unit_test(same_choices),
-                                       cmocka_unit_test(same_bits_in_any_batch),
-                                       cmocka_unit_test(nan_is_reported)};
+                                       cmocka_unit_test(same_bits_in_any_batch), cmocka_unit_test(nan_is_reported)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -18,8 +18,7 @@ static float *decode(hola_model *m, const int32_t *ids, int64_t lead, int64_t st
     hola_session_free(s);
     return y;
 }
-static float *decode_by(int kind, const char *backend, bool unfused, const int32_t *ids, int64_t lead,
-                        int64_t steps) {
+static float *decode_by(int kind, const char *backend, bool unfused, const int32_t *ids, int64_t lead, int64_t steps) {
     hola_model *m = model_of(kind, backend, unfused);
     float *y = decode(m, ids, lead, steps);
     assert_true((m->decoder.block != NULL) == (!unfused && !strcmp(backend, "cuda")));
@@ -35,11 +34,10 @@ static void compare(int kind, int64_t lead, int64_t steps) {
     const double e = distance(fast, exact, steps * 101), base = distance(unfused, exact, steps * 101),
                  apart = distance(fast, unfused, steps * 101);
     if (getenv("VERBOSE"))
-        print_message("%-22s %4d + %3d: %.2e from float, unfused bf16 %.2e, apart %.2e\n", kinds[kind].name,
-                      (int)lead, (int)steps, e, base, apart);
+        print_message("%-22s %4d + %3d: %.2e from float, unfused bf16 %.2e, apart %.2e\n", kinds[kind].name, (int)lead,
+                      (int)steps, e, base, apart);
     if (!(e <= 2 * base + 1e-3))
-        fail_msg("%s, %d + %d tokens: %.3g away, unfused bf16 %.3g", kinds[kind].name, (int)lead, (int)steps,
-                 e, base);
+        fail_msg("%s, %d + %d tokens: %.3g away, unfused bf16 %.3g", kinds[kind].name, (int)lead, (int)steps, e, base);
     /* a wrong version must be seen: the tokens of one step later */
     assert_true(distance(fast + 101, exact, (steps - 1) * 101) > 0.5);
     free(exact), free(unfused), free(fast), free(ids);
@@ -104,12 +102,10 @@ static void side_by_side(void **state) {
             for (int s = 0; s < steps; s++) {
                 int32_t next[HL_DECODE_ONE_ROWS];
                 for (int i = 0; i < n; i++) next[i] = ids[100 + s + 7 * i];
-                for (int i = 0; i < n; i++)
-                    CHECK_OK(hola_session_step(&alone[i], 1, &next[i], x + i * vocab));
+                for (int i = 0; i < n; i++) CHECK_OK(hola_session_step(&alone[i], 1, &next[i], x + i * vocab));
                 CHECK_OK(hola_session_step(together, n, next, y));
                 if (memcmp(x, y, (size_t)(n * vocab) * sizeof *x))
-                    fail_msg("%s, %d sessions, step %d: %.3g away", kinds[kind].name, n, s,
-                             distance(y, x, n * vocab));
+                    fail_msg("%s, %d sessions, step %d: %.3g away", kinds[kind].name, n, s, distance(y, x, n * vocab));
             }
             assert_true(distance(x, x + vocab, vocab) > 0.1); /* the sessions do differ */
             for (int i = 0; i < n; i++) hola_session_free(alone[i]), hola_session_free(together[i]);
@@ -163,8 +159,7 @@ static void mixed(void **state) {
                           t.unfused / t.n);
         const double most = 3 * t.unfused + 1e-3 * t.n;
         if (!(t.fast <= most))
-            fail_msg("%s: %.3g away on average, unfused bf16 %.3g", kinds[kind].name, t.fast / t.n,
-                     t.unfused / t.n);
+            fail_msg("%s: %.3g away on average, unfused bf16 %.3g", kinds[kind].name, t.fast / t.n, t.unfused / t.n);
         assert_true(t.late > most);
         for (int j = 0; j < 3; j++) hola_model_free(m[j]);
     }

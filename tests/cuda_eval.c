@@ -2,9 +2,7 @@
  * alone. */
 #include "eval_case.h"
 
-static hola_model *model_on(const char *backend) {
-    return byte_model("{" TINY HOLA "\"expand_v\":1}", backend, 1);
-}
+static hola_model *model_on(const char *backend) { return byte_model("{" TINY HOLA "\"expand_v\":1}", backend, 1); }
 static struct hl_set some_kinds(void) {
     const struct eval_case c = {
         .docs = 4, .texts = 2, .prompts = 3, .lists = 1, .grow = 5, .text = 150, .prompt = 17, .max_new = 4};

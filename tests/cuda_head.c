@@ -49,8 +49,7 @@ static void test_embed(void **state) {
     (void)state;
     for (int f = 0; f < 2; f++) {
         struct dev d = dev_open(f);
-        embed_case(&d, 1, 16, 61, false), embed_case(&d, 300, 24, 61, false),
-            embed_case(&d, 700, 17, 258, true);
+        embed_case(&d, 1, 16, 61, false), embed_case(&d, 300, 24, 61, false), embed_case(&d, 700, 17, 258, true);
         embed_case(&d, 200, 264, 3000, true), embed_case(&d, 65, 8, 1, false), embed_case(&d, 0, 8, 5, false);
         if (!dev_slow(&d)) embed_case(&d, 30000, 512, 2000, true), embed_case(&d, 8192, 1024, 32000, false);
         dev_close(&d);
@@ -68,8 +67,7 @@ struct loss {
 static struct loss loss_new(const struct dev *d, int64_t M, int64_t D, int64_t V) {
     struct loss l = {.M = M, .D = D, .V = V};
     uint64_t seed = 9;
-    l.x = check_random(M * D, -1, 1, 5),
-    l.W = check_random(V * D, -4 / sqrt((double)D), 4 / sqrt((double)D), 6);
+    l.x = check_random(M * D, -1, 1, 5), l.W = check_random(V * D, -4 / sqrt((double)D), 4 / sqrt((double)D), 6);
     l.dx = check_new(M * D), l.dW = check_random(V * D, -0.01, 0.01, 7);
     l.nll = malloc((size_t)M * sizeof *l.nll), l.target = malloc((size_t)M * sizeof *l.target);
     l.correct = malloc((size_t)M * sizeof *l.correct);
@@ -88,8 +86,7 @@ static void loss_free(struct loss *l) {
 static void loss_run(const struct dev *d, struct loss *l, bool backward) {
     const int64_t rows = l->M < d->backend->xent_rows ? l->M : d->backend->xent_rows;
     struct hl_xent a = {.M = l->M, .D = l->D, .scale = (real)0.125};
-    a.W = (struct hl_weight){
-        .data = dev_act(d, l->W, l->V * l->D), .layout = HL_ROWS, .rows = l->V, .cols = l->D};
+    a.W = (struct hl_weight){.data = dev_act(d, l->W, l->V * l->D), .layout = HL_ROWS, .rows = l->V, .cols = l->D};
     a.x = dev_act(d, l->x, l->M * l->D), a.target = dev_put(d, l->target, l->M * 4);
     a.nll = dev_put(d, l->nll, l->M * 8), a.logits = dev_act(d, NULL, rows * l->V);
     a.correct = dev_put(d, l->correct, l->M * 4);
@@ -103,8 +100,7 @@ static void loss_run(const struct dev *d, struct loss *l, bool backward) {
     dev_drop(d, a.correct);
 }
 static void loss_ref(const struct dev *d, struct loss *l) {
-    struct hl_xent a = {
-        .M = l->M, .D = l->D, .x = l->x, .target = l->target, .nll = l->nll, .scale = (real)0.125};
+    struct hl_xent a = {.M = l->M, .D = l->D, .x = l->x, .target = l->target, .nll = l->nll, .scale = (real)0.125};
     a.W = (struct hl_weight){.data = l->W, .layout = HL_ROWS, .dtype = HOLA_F32, .rows = l->V, .cols = l->D};
     a.dx = l->dx, a.dW = l->dW;
     ref->xent(d->backend, &a);
@@ -159,10 +155,8 @@ static void test_xent(void **state) {
     (void)state;
     for (int f = 0; f < 2; f++) {
         struct dev d = dev_open(f);
-        xent_case(&d, 1, 16, 61), xent_case(&d, 33, 24, 258), xent_case(&d, 20, 16, 512),
-            xent_case(&d, 70, 32, 64);
-        xent_case(&d, 3, 8, 16000), xent_case(&d, 2, 8, 32000), xent_case(&d, 2, 8, 50304),
-            xent_case(&d, 2, 4, 16387);
+        xent_case(&d, 1, 16, 61), xent_case(&d, 33, 24, 258), xent_case(&d, 20, 16, 512), xent_case(&d, 70, 32, 64);
+        xent_case(&d, 3, 8, 16000), xent_case(&d, 2, 8, 32000), xent_case(&d, 2, 8, 50304), xent_case(&d, 2, 4, 16387);
         xent_case(&d, 2, 8, 70000);
         correct_case(&d, 61), correct_case(&d, 16000);
         if (!dev_slow(&d)) xent_case(&d, 8192 + 100, 16, 64), xent_case(&d, 10, 64, 32000);
@@ -174,11 +168,9 @@ static void test_xent(void **state) {
 
 static void adamw_case(const struct dev *d, int64_t n, bool half) {
     real *p = check_random(n, -1, 1, 1), *m = check_random(n, -0.1, 0.1, 2), *v = check_random(n, 0, 0.01, 3);
-    real *g = check_random(n, -3, 3, 4), *gp = check_new(n), *gm = check_new(n), *gv = check_new(n),
-         *gh = check_new(n);
+    real *g = check_random(n, -3, 3, 4), *gp = check_new(n), *gm = check_new(n), *gv = check_new(n), *gh = check_new(n);
     struct hl_adamw a = {.n = n, .p = p, .m = m, .v = v, .grad = g, .lr = 1e-2, .beta1 = 0.9, .beta2 = 0.95};
-    a.eps = 1e-8, a.weight_decay = 0.1, a.bias1 = 1 - 0.9 * 0.9, a.bias2 = 1 - 0.95 * 0.95,
-    a.grad_scale = 0.37;
+    a.eps = 1e-8, a.weight_decay = 0.1, a.bias1 = 1 - 0.9 * 0.9, a.bias2 = 1 - 0.95 * 0.95, a.grad_scale = 0.37;
     struct hl_adamw b = a;
     b.p = dev_real(d, p, n), b.m = dev_real(d, m, n), b.v = dev_real(d, v, n), b.grad = dev_real(d, g, n);
     b.half = half ? dev_act(d, NULL, n) : NULL;
@@ -230,12 +222,9 @@ static void time_xent(const struct dev *d) {
          *out = noise(d, (int64_t)M * D, false);
     void *target = dev_put(d, ids, M * 4);
     struct hl_weight weight = {.data = W, .layout = HL_ROWS, .rows = V, .cols = D};
-    struct hl_xent a = {
-        .M = M, .D = D, .W = weight, .x = x, .target = target, .scale = (real)(1.0 / M), .dx = out};
-    a.nll = noise(d, 2 * M, true), a.logits = noise(d, (int64_t)ROWS * V, false),
-    a.dW = noise(d, (int64_t)V * D, true);
-    TIME(d, "xent 65536 x 1024 x 32000", 6.0 * M * D * V,
-         d->ops->xent(d->backend, &a)); /* operations, not bytes */
+    struct hl_xent a = {.M = M, .D = D, .W = weight, .x = x, .target = target, .scale = (real)(1.0 / M), .dx = out};
+    a.nll = noise(d, 2 * M, true), a.logits = noise(d, (int64_t)ROWS * V, false), a.dW = noise(d, (int64_t)V * D, true);
+    TIME(d, "xent 65536 x 1024 x 32000", 6.0 * M * D * V, d->ops->xent(d->backend, &a)); /* operations, not bytes */
     a.dx = NULL;
     TIME(d, "xent, the loss alone", 2.0 * M * D * V, d->ops->xent(d->backend, &a));
     struct hl_embed e = {.T = M, .D = D, .ids = target, .E = weight, .out = out, .dout = x, .dE = a.dW};
@@ -252,11 +241,9 @@ static void test_speed(void **state) {
     if (!dev_slow(&d)) {
         double sum;
         time_xent(&d);
-        struct hl_adamw a = {
-            .n = N, .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1};
+        struct hl_adamw a = {.n = N, .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1};
         a.bias1 = 0.1, a.bias2 = 0.05, a.grad_scale = 1;
-        a.p = noise(&d, N, true), a.m = noise(&d, N, true), a.v = noise(&d, N, true),
-        a.grad = noise(&d, N, true);
+        a.p = noise(&d, N, true), a.m = noise(&d, N, true), a.v = noise(&d, N, true), a.grad = noise(&d, N, true);
         a.half = noise(&d, N, false);
         TIME(&d, "adamw 340M", 30.0 * N, d.ops->adamw(d.backend, &a));
         struct hl_sumsq s = {.n = N, .x = a.grad, .out = &sum};

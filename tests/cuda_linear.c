@@ -45,8 +45,8 @@ static struct hl_linear host_args(const struct layer *l, const struct arrays *a)
     for (int p = 0; p < l->n; p++) {
         s.part[p] = (struct hl_linear_part){.out = a->out[p], .dout = a->dout[p], .dW = a->dW[p]};
         if (l->add || l->other) s.part[p].from = a->out[p];
-        s.part[p].W = (struct hl_weight){
-            .data = a->W[p], .layout = HL_ROWS, .dtype = HOLA_F32, .rows = l->N[p], .cols = l->K};
+        s.part[p].W =
+            (struct hl_weight){.data = a->W[p], .layout = HL_ROWS, .dtype = HOLA_F32, .rows = l->N[p], .cols = l->K};
     }
     return s;
 }
@@ -181,16 +181,14 @@ static double side_by_side(const struct dev *d, const struct layer *l, bool swap
     int64_t all = 0, at = 0;
     for (int p = 0; p < l->n; p++) all += l->N[p];
     const int64_t ld = all + GAP, M = l->M, K = l->K, size = d->backend->act_size;
-    real *W = check_new(all * K), *dW = check_new(all * K), *out = check_new(M * ld),
-         *dout = check_new(M * ld);
+    real *W = check_new(all * K), *dW = check_new(all * K), *out = check_new(M * ld), *dout = check_new(M * ld);
     for (int p = 0; p < l->n; at += l->N[p++]) {
         memcpy(W + at * K, want.W[p], (size_t)(l->N[p] * K) * sizeof(real));
         memcpy(dW + at * K, want.dW[p], (size_t)(l->N[p] * K) * sizeof(real));
         for (int64_t m = 0; m < M; m++)
             memcpy(dout + m * ld + at, want.dout[p] + m * l->N[p], (size_t)l->N[p] * sizeof(real));
     }
-    char *dev_W = dev_act(d, W, all * K), *dev_out = dev_act(d, out, M * ld),
-         *dev_dout = dev_act(d, dout, M * ld);
+    char *dev_W = dev_act(d, W, all * K), *dev_out = dev_act(d, out, M * ld), *dev_dout = dev_act(d, dout, M * ld);
     real *dev_dW = dev_real(d, dW, all * K);
     a.x = dev_act(d, want.x, M * K), a.dx = dev_act(d, NULL, M * K), a.ld = ld;
     at = 0;
@@ -267,8 +265,7 @@ static void time_few_rows(const struct dev *d, int64_t M, int64_t K, const int64
             }
     }
     const double t = hl_cuda_timer_stop(hl_cuda_of(d->backend)) / (REPEATS * sets);
-    snprintf(what, sizeof what, "%d row%s, %d x %d, %d parts", (int)M, M == 1 ? "" : "s", (int)all, (int)K,
-             n);
+    snprintf(what, sizeof what, "%d row%s, %d x %d, %d parts", (int)M, M == 1 ? "" : "s", (int)all, (int)K, n);
     print_message("%-28s %8.2f us  %6.0f GB/s\n", what, 1e6 * t, 1e-9 * (double)(all * K * 2) / t);
     dev_drop(d, W), dev_drop(d, a.x);
     for (int p = 0; p < n; p++) dev_drop(d, a.part[p].out);
@@ -276,8 +273,7 @@ static void time_few_rows(const struct dev *d, int64_t M, int64_t K, const int64
 static void time_training(const struct dev *d) {
     enum { M = 65536, K = 1024 };
     static const int64_t N[6] = {1024, 1024, 1024, 1024, 4, 4};
-    struct hl_linear a = {
-        .M = M, .K = K, .x = noise(d, (int64_t)M * K, false), .dx = noise(d, (int64_t)M * K, false)};
+    struct hl_linear a = {.M = M, .K = K, .x = noise(d, (int64_t)M * K, false), .dx = noise(d, (int64_t)M * K, false)};
     for (int p = 0; p < 6; p++) {
         a.part[p].W = (struct hl_weight){noise(d, N[p] * K, false), HL_ROWS, HOLA_BF16, N[p], K};
         a.part[p].out = noise(d, M * N[p], false), a.part[p].dout = noise(d, M * N[p], false);

@@ -59,11 +59,9 @@ static void compare(const struct dev *d, const struct kind *k, int64_t M, int64_
     const double e = pw_distance(&got, &want, &name), tol = d->f32 ? 1e-5 : 3e-3;
     if (e > worst_seen[d->f32]) worst_seen[d->f32] = e;
     if (!(e <= tol))
-        fail_msg("%s %s variant %d, %d x %d: %s is %.3g away", d->ops->name, k->name, variant, (int)M, (int)D,
-                 name, e);
+        fail_msg("%s %s variant %d, %d x %d: %s is %.3g away", d->ops->name, k->name, variant, (int)M, (int)D, name, e);
     for (int i = 0; i < got.n; i++)
-        assert_memory_equal(got.v[i].p, again.v[i].p,
-                            (size_t)(got.v[i].rows * got.v[i].width) * sizeof(real));
+        assert_memory_equal(got.v[i].p, again.v[i].p, (size_t)(got.v[i].rows * got.v[i].width) * sizeof(real));
     pw_free(&want), pw_free(&got), pw_free(&again);
 }
 
@@ -73,8 +71,7 @@ static void all_variants(const struct kind *k, const int64_t *Ms, const int64_t 
         struct dev d = dev_open(f);
         for (int i = 0; i < shapes; i++)
             for (int v = 0; v < k->variants; v++)
-                if (!dev_slow(&d) || Ms[i] * Ds[i] <= (dev_least() ? 6000 : 40000))
-                    compare(&d, k, Ms[i], Ds[i], v);
+                if (!dev_slow(&d) || Ms[i] * Ds[i] <= (dev_least() ? 6000 : 40000)) compare(&d, k, Ms[i], Ds[i], v);
         dev_close(&d);
     }
     print_message("%s: %.2g away with bf16, %.2g with float\n", k->name, worst_seen[0], worst_seen[1]);
@@ -83,8 +80,7 @@ static void all_variants(const struct kind *k, const int64_t *Ms, const int64_t 
 #define COUNT(a) ((int)(sizeof(a) / sizeof *(a)))
 static void test_rmsnorm(void **state) {
     static const int64_t Ms[] = {1, 7, 33, 64, 300, 2, 9, 5, 3, 40, 20, 5, 2, 1500, 0, 2000, 5000};
-    static const int64_t Ds[] = {16, 24,  64,   80,   100, 128, 256,  512, 1024,
-                                 1,  200, 2048, 4100, 16,  16,  1024, 128};
+    static const int64_t Ds[] = {16, 24, 64, 80, 100, 128, 256, 512, 1024, 1, 200, 2048, 4100, 16, 16, 1024, 128};
     (void)state;
     all_variants(&kind_rms, Ms, Ds, COUNT(Ms));
 }
@@ -167,15 +163,13 @@ static void test_swiglu_rows(void **state) {
         struct dev d = dev_open(f);
         for (int i = 0; i < 3; i++) {
             const int64_t D = Ds[i], ld = 2 * D + GAP, n = M * D;
-            real *rows = check_random(M * ld, -3, 3, 5), *dy = check_random(n, -1, 1, 6),
-                 *got = check_new(M * ld), *part[2] = {check_new(n), check_new(n)},
-                 *y[2] = {check_new(n), check_new(n)};
+            real *rows = check_random(M * ld, -3, 3, 5), *dy = check_random(n, -1, 1, 6), *got = check_new(M * ld),
+                 *part[2] = {check_new(n), check_new(n)}, *y[2] = {check_new(n), check_new(n)};
             dev_round(&d, rows, M * ld);
             for (int64_t k = 0; k < 2 * n; k++) part[k / n][k % n] = rows[k % n / D * ld + k / n * D + k % D];
             char *x = dev_act(&d, rows, M * ld);
             struct hl_swiglu a = {.M = M, .D = D, .ld = ld, .gate = x, .up = x + D * d.backend->act_size};
-            struct hl_swiglu b = {
-                .M = M, .D = D, .gate = dev_act(&d, part[0], n), .up = dev_act(&d, part[1], n)};
+            struct hl_swiglu b = {.M = M, .D = D, .gate = dev_act(&d, part[0], n), .up = dev_act(&d, part[1], n)};
             a.dgate = (void *)a.gate, a.dup = (void *)a.up, b.dgate = (void *)b.gate, b.dup = (void *)b.up;
             a.dy = b.dy = dev_act(&d, dy, n), a.y = dev_act(&d, NULL, n), b.y = dev_act(&d, NULL, n);
             d.ops->swiglu_forward(d.backend, &a), d.ops->swiglu_forward(d.backend, &b);
@@ -217,15 +211,13 @@ static void splits(const struct dev *d, int64_t C, int64_t W) {
     struct hl_seg one = {.len = ROWS};
     struct hl_rows rows = {.T = ROWS, .n = 1, .seg = &one};
     struct hl_conv a = {.rows = &rows, .C = C, .W = W, .tail_off = OFF};
-    char *dx = dev_act(d, x, ROWS * C), *in = dev_act(d, NULL, 2 * ROWS * C),
-         *out = dev_act(d, NULL, 2 * ROWS * C);
+    char *dx = dev_act(d, x, ROWS * C), *in = dev_act(d, NULL, 2 * ROWS * C), *out = dev_act(d, NULL, 2 * ROWS * C);
     a.w = dev_real(d, w, C * W), a.x = dx, a.y = dev_act(d, NULL, ROWS * C);
     CHECK_OK(d->backend->storage.cut_rows(d->backend, &rows, 64));
     d->ops->conv_forward(d->backend, &a); /* a training segment: no state */
     dev_act_take(d, a.y, whole, ROWS * C);
     for (int s = 0; s < 5; s += dev_least() ? 4 : 1) {
-        real *block[2] = {dev_real(d, NULL, bytes / 4),
-                          dev_real(d, NULL, bytes / 4)}; /* NaN: not to be read */
+        real *block[2] = {dev_real(d, NULL, bytes / 4), dev_real(d, NULL, bytes / 4)}; /* NaN: not to be read */
         int64_t at[2] = {0, 0};
         for (int i = 0; at[0] < ROWS || at[1] < ROWS; i++) {
             struct hl_seg seg[2];
@@ -235,8 +227,7 @@ static void splits(const struct dev *d, int64_t C, int64_t W) {
                 const int64_t len = turn < 0 ? 0 : lens[s][turn < counts[s] ? turn : counts[s] - 1];
                 const int64_t take = at[j] + len < ROWS ? len : ROWS - at[j];
                 if (take == 0) continue;
-                seg[piece.n++] =
-                    (struct hl_seg){.row = piece.T, .len = take, .pos = at[j], .state = (char *)block[j]};
+                seg[piece.n++] = (struct hl_seg){.row = piece.T, .len = take, .pos = at[j], .state = (char *)block[j]};
                 hl_copy(d->backend, in + piece.T * C * size, dx + at[j] * C * size, take * C * size);
                 piece.T += take;
             }
@@ -249,8 +240,7 @@ static void splits(const struct dev *d, int64_t C, int64_t W) {
             dev_act_take(d, copy, part, piece.T * C);
             for (int64_t k = 0; k < piece.n; k++) {
                 const int j = seg[k].state == (char *)block[1];
-                memcpy(y + (j * ROWS + at[j]) * C, part + seg[k].row * C,
-                       (size_t)(seg[k].len * C) * sizeof(real));
+                memcpy(y + (j * ROWS + at[j]) * C, part + seg[k].row * C, (size_t)(seg[k].len * C) * sizeof(real));
                 at[j] += seg[k].len;
             }
             check_free(part, piece.T * C);
@@ -381,11 +371,10 @@ static void test_speed(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rmsnorm), cmocka_unit_test(test_l2norm),
-        cmocka_unit_test(test_twonorm), cmocka_unit_test(test_gate),
-        cmocka_unit_test(test_swiglu),  cmocka_unit_test(test_swiglu_rows),
-        cmocka_unit_test(test_conv),    cmocka_unit_test(test_conv_sessions),
-        cmocka_unit_test(test_wrong),   cmocka_unit_test(test_speed),
+        cmocka_unit_test(test_rmsnorm), cmocka_unit_test(test_l2norm),        cmocka_unit_test(test_twonorm),
+        cmocka_unit_test(test_gate),    cmocka_unit_test(test_swiglu),        cmocka_unit_test(test_swiglu_rows),
+        cmocka_unit_test(test_conv),    cmocka_unit_test(test_conv_sessions), cmocka_unit_test(test_wrong),
+        cmocka_unit_test(test_speed),
     };
     return cmocka_run_group_tests(tests, setup, NULL);
 }

@@ -137,10 +137,9 @@ static void kernel_dies(void **state) {
 /* ---- sessions ---- */
 
 static const struct variant kinds[] = {
-    {"64",
-     "{\"num_hidden_layers\":2,\"vocab_size\":101,\"intermediate_size\":96,\"initializer_range\":0.15,"
-     "\"cache_gate_init\":0.5,\"model_type\":\"hola\",\"hidden_size\":64,\"num_heads\":2,\"head_dim\":64,"
-     "\"expand_v\":1,\"cache_window\":16,\"cache_chunk\":32}"},
+    {"64", "{\"num_hidden_layers\":2,\"vocab_size\":101,\"intermediate_size\":96,\"initializer_range\":0.15,"
+           "\"cache_gate_init\":0.5,\"model_type\":\"hola\",\"hidden_size\":64,\"num_heads\":2,\"head_dim\":64,"
+           "\"expand_v\":1,\"cache_window\":16,\"cache_chunk\":32}"},
     {"gated_deltanet",
      "{\"num_hidden_layers\":3,\"vocab_size\":101,\"intermediate_size\":96,\"initializer_range\":0.15,"
      "\"model_type\":\"gated_deltanet\",\"hidden_size\":64,\"num_heads\":2,\"head_dim\":32,\"expand_v\":2}"},
@@ -191,8 +190,7 @@ static void do_something_else(struct walk *w, uint64_t chance, int64_t i) {
 }
 /* The logits of n tokens, and the ids that were sampled. breaks: waits for the device after each token, so
  * that no kernel is prelaunched. every: how often something else happens, 0: never. */
-static void walk(hola_model *m, int32_t *ids, int64_t n, bool breaks, int every, float *logits,
-                 int32_t *next) {
+static void walk(hola_model *m, int32_t *ids, int64_t n, bool breaks, int every, float *logits, int32_t *next) {
     const hola_sampling likeliest = {.repeat_penalty = 1, .top_p = 1};
     struct walk w = {.m = m, .ids = ids};
     for (int i = 0; i < 2; i++) CHECK_OK(hola_session_new(&w.s[i], m));

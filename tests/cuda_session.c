@@ -178,9 +178,8 @@ static void rows_keep_their_bits(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(positions_of_what_is_kept), cmocka_unit_test(copies_of_a_session),
-        cmocka_unit_test(history_on_a_device), cmocka_unit_test(from_device_to_cpu),
-        cmocka_unit_test(rows_keep_their_bits)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(positions_of_what_is_kept),
+                                       cmocka_unit_test(copies_of_a_session), cmocka_unit_test(history_on_a_device),
+                                       cmocka_unit_test(from_device_to_cpu), cmocka_unit_test(rows_keep_their_bits)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

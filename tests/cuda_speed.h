@@ -15,8 +15,7 @@ static inline void *noise(const struct dev *d, int64_t n, bool reals) {
     assert_true(p && half);
     for (int i = 0; i < PIECE; i++) half[i] = hl_to_bf16((float)x[i]);
     for (int64_t i = 0; i < n; i += PIECE)
-        hl_put(d->backend, p + i * size, size == 4 ? (void *)x : (void *)half,
-               (n - i < PIECE ? n - i : PIECE) * size);
+        hl_put(d->backend, p + i * size, size == 4 ? (void *)x : (void *)half, (n - i < PIECE ? n - i : PIECE) * size);
     CHECK_OK(hl_finish(d->backend));
     check_free(x, PIECE);
     free(half);

@@ -140,7 +140,7 @@ static void meanwhile(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(sizes), cmocka_unit_test(failures),
-                                       cmocka_unit_test(answers), cmocka_unit_test(meanwhile)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(sizes), cmocka_unit_test(failures), cmocka_unit_test(answers),
+                                       cmocka_unit_test(meanwhile)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

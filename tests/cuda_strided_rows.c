@@ -6,8 +6,7 @@ enum { APART = 24 };
 /* [rows][width], APART numbers from one row to the next and NaN between; x NULL: all NaN */
 static void *spread(const struct dev *d, const real *x, int64_t rows, int64_t width) {
     real *all = check_new(rows * APART);
-    for (int64_t i = 0; x && i < rows; i++)
-        memcpy(all + i * APART, x + i * width, (size_t)width * sizeof(real));
+    for (int64_t i = 0; x && i < rows; i++) memcpy(all + i * APART, x + i * width, (size_t)width * sizeof(real));
     void *p = dev_act(d, all, rows * APART);
     check_free(all, rows * APART);
     return p;

@@ -16,11 +16,9 @@ static void compare(const struct dev *d, int64_t M, int64_t V, int64_t k, int di
     const bool crowded = distinct < 0;
     if (crowded) distinct = ~distinct;
     real *x = check_random(M * V, 0, 3, (uint64_t)(V + k));
-    struct hl_candidate *want = malloc((size_t)V * sizeof *want),
-                        *got = malloc((size_t)(M * k) * sizeof *got);
+    struct hl_candidate *want = malloc((size_t)V * sizeof *want), *got = malloc((size_t)(M * k) * sizeof *got);
     assert_true(want && got);
-    for (int64_t i = 0; i < M * V && distinct; i++)
-        x[i] = (real)(check_mix((uint64_t)i) % (uint64_t)distinct) - 1;
+    for (int64_t i = 0; i < M * V && distinct; i++) x[i] = (real)(check_mix((uint64_t)i) % (uint64_t)distinct) - 1;
     for (int64_t i = 0; i < M * V && crowded; i++)
         if (i % V % 1024 / 4 < k - 1) x[i] += 10;
     if (distinct == 2) x[V / 2] = (real)-0.0;

@@ -23,8 +23,7 @@ static const struct variant kinds[] = {
             "v\":1," SMALL_CACHE "}"},
     {"e, value heads", "{" BODY HOLA_32 SMALL_CACHE ",\"num_v_heads\":6,\"cache_evict\":\"e\"}"},
     {"betav, wide values",
-     "{" BODY
-     "\"model_type\":\"hola\",\"hidden_size\":64,\"num_heads\":2,\"head_dim\":32,\"expand_v\":2," SMALL_CACHE
+     "{" BODY "\"model_type\":\"hola\",\"hidden_size\":64,\"num_heads\":2,\"head_dim\":32,\"expand_v\":2," SMALL_CACHE
      ",\"cache_evict\":\"betav\"}"},
     {"streaming", "{" BODY HOLA_64 SMALL_CACHE ",\"cache_evict\":\"streaming\",\"cache_sinks\":4}"},
     {"l2, sharp, negative",
@@ -33,17 +32,14 @@ static const struct variant kinds[] = {
     {"block of 256", "{" BODY HOLA_64 "\"cache_window\":64,\"cache_chunk\":256}"},
     {"none", "{" BODY HOLA_64 "\"cache_evict\":\"none\"}"},
     {"gated_deltanet",
-     "{" BODY
-     "\"model_type\":\"gated_deltanet\",\"hidden_size\":64,\"num_heads\":2,\"head_dim\":32,\"expand_v\":2}"},
+     "{" BODY "\"model_type\":\"gated_deltanet\",\"hidden_size\":64,\"num_heads\":2,\"head_dim\":32,\"expand_v\":2}"},
     {"delta_net", "{" BODY "\"model_type\":\"delta_net\",\"hidden_size\":192,\"num_heads\":3}"},
     {"192, three chunks", "{" BODY_OF("512") "\"model_type\":\"hola\",\"hidden_size\":192,\"num_heads\":2,"
                                              "\"head_dim\":64,\"expand_v\":1," SMALL_CACHE "}"},
     {"46m", "{" PRESET "\"hidden_size\":512,\"head_dim\":128,\"intermediate_size\":768}"},
-    {"340m",
-     "{" PRESET "\"hidden_size\":1024,\"head_dim\":256,\"intermediate_size\":2816,\"use_gate\":false}"},
-    {"384, value heads",
-     "{" BODY "\"model_type\":\"hola\",\"hidden_size\":384,\"num_heads\":2,\"num_v_heads\":4,"
-     "\"head_dim\":64,\"expand_v\":1," SMALL_CACHE "}"},
+    {"340m", "{" PRESET "\"hidden_size\":1024,\"head_dim\":256,\"intermediate_size\":2816,\"use_gate\":false}"},
+    {"384, value heads", "{" BODY "\"model_type\":\"hola\",\"hidden_size\":384,\"num_heads\":2,\"num_v_heads\":4,"
+                         "\"head_dim\":64,\"expand_v\":1," SMALL_CACHE "}"},
     {"window of four blocks", "{" BODY HOLA_64 "\"cache_window\":40,\"cache_chunk\":12}"},
 };
 enum {

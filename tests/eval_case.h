@@ -45,15 +45,13 @@ static inline struct hl_set make_set(const struct eval_case *c) {
         const struct hl_span context = some_text(&s, (int64_t)(1 + i * i * c->grow), 1000 * i);
         CHECK_OK(hl_set_doc(&s, &d));
         for (uint64_t k = 0; k < 2 + i % 3; k++) {
-            struct hl_request r = {.context = context,
-                                   .text = some_text(&s, (int64_t)(1 + (i + k) % 7), 77 * i + k)};
+            struct hl_request r = {.context = context, .text = some_text(&s, (int64_t)(1 + (i + k) % 7), 77 * i + k)};
             CHECK_OK(hl_set_ask(&s, &r));
         }
     }
     for (uint64_t i = 0; i < c->texts; i++) {
         CHECK_OK(hl_set_doc(&s, &d));
-        struct hl_request r = {.kind = HL_ASK_ROLLING,
-                               .text = some_text(&s, (int64_t)(1 + i * c->text), 5 * i)};
+        struct hl_request r = {.kind = HL_ASK_ROLLING, .text = some_text(&s, (int64_t)(1 + i * c->text), 5 * i)};
         CHECK_OK(hl_set_ask(&s, &r));
     }
     for (uint64_t i = 0; i < c->prompts; i++) {

@@ -18,18 +18,15 @@ static const char *const rows[][2] = {
      "\"label\": \"1\"}\n"},
     {"piqa", "{\"goal\": \"g\", \"sol1\": \"a\", \"sol2\": \"b\", \"label\": 0}\n"},
     {"winogrande", "{\"sentence\": \"a _ b\", \"option1\": \"x\", \"option2\": \"y\", \"answer\": \"2\"}\n"},
-    {"boolq",
-     "{\"passage\": \"p\", \"question\": \"q\", \"answer\": true}\n{\"passage\": \"p\", \"question\": \"q\", "
-     "\"label\": 0}\n"},
+    {"boolq", "{\"passage\": \"p\", \"question\": \"q\", \"answer\": true}\n{\"passage\": \"p\", \"question\": \"q\", "
+              "\"label\": 0}\n"},
     {"sciq", "{\"support\": \" s\", \"question\": \"q\", \"distractor1\": \"a\", \"distractor2\": \"b\", "
              "\"distractor3\": \"c\", \"correct_answer\": \"d\"}\n"},
-    {"openbookqa",
-     "{\"question_stem\": \"q\", \"choices\": {\"text\": [\"a\", \"b\"], \"label\": [\"A\", \"B\"]}, "
-     "\"answerKey\": \" A\"}\n"},
+    {"openbookqa", "{\"question_stem\": \"q\", \"choices\": {\"text\": [\"a\", \"b\"], \"label\": [\"A\", \"B\"]}, "
+                   "\"answerKey\": \" A\"}\n"},
     {"fda", "{\"text\": \"t Key:\", \"value\": \" v \", \"key\": \"key\"}\n"},
-    {"squad_rebuilt",
-     "{\"data\": [{\"paragraphs\": [{\"context\": \"c\", \"qas\": [{\"question\": \"q\", \"answers\": "
-     "[{\"text\": \"a\"}]}]}]}]}"},
+    {"squad_rebuilt", "{\"data\": [{\"paragraphs\": [{\"context\": \"c\", \"qas\": [{\"question\": \"q\", \"answers\": "
+                      "[{\"text\": \"a\"}]}]}]}]}"},
 };
 enum { KINDS = sizeof rows / sizeof *rows };
 
@@ -73,8 +70,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     for (int64_t i = 0; st == HOLA_OK && i < s.docs; i++) {
         const struct hl_doc *d = &s.doc[i];
         MUST(d->n >= 1 && d->first + d->n <= s.n && d->gold >= 0 && d->gold < (d->n > 1 ? d->n : 1));
-        for (int64_t k = d->first; k < d->first + d->n; k++)
-            MUST(s.request[k].doc == i && s.request[k].text.n >= 0);
+        for (int64_t k = d->first; k < d->first + d->n; k++) MUST(s.request[k].doc == i && s.request[k].text.n >= 0);
     }
     hl_set_free(&s);
     unlink(path);

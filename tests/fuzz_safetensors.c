@@ -26,10 +26,10 @@ static void add(struct draft *d, const char *name, const char *dtype, int ndim, 
     int bytes = size;
     for (int i = 0; i < ndim; i++) bytes *= (int)dim[i];
     MUST(d->data_size + bytes <= (int)sizeof d->data);
-    d->head_size += snprintf(d->head + d->head_size, sizeof d->head - (size_t)d->head_size,
-                             "%s\"%s\":{\"dtype\":\"%s\",\"shape\":%s,\"data_offsets\":[%d,%d]}",
-                             d->head_size ? "," : "{", name, dtype,
-                             hl_st_shape(shape, sizeof shape, ndim, dim), d->data_size, d->data_size + bytes);
+    d->head_size +=
+        snprintf(d->head + d->head_size, sizeof d->head - (size_t)d->head_size,
+                 "%s\"%s\":{\"dtype\":\"%s\",\"shape\":%s,\"data_offsets\":[%d,%d]}", d->head_size ? "," : "{", name,
+                 dtype, hl_st_shape(shape, sizeof shape, ndim, dim), d->data_size, d->data_size + bytes);
     for (int i = 0; i < bytes; i++) d->data[d->data_size++] = (char)(fill >> i % 2 * 8);
 }
 
@@ -53,8 +53,7 @@ static struct seed tiny_file(bool codes) {
         const hola_dtype as = i % 2 ? HOLA_INT8 : HOLA_INT4;
         char name[HL_QUANT_FILE_NAME];
         snprintf(name, sizeof name, "%s_scale", t->name);
-        add(&d, t->name, i % 2 ? "I8" : "U8", 2, (const int64_t[2]){t->dim[0], hl_quant_row(as, t->dim[1])},
-            1, 0);
+        add(&d, t->name, i % 2 ? "I8" : "U8", 2, (const int64_t[2]){t->dim[0], hl_quant_row(as, t->dim[1])}, 1, 0);
         add(&d, name, "BF16", 2, (const int64_t[2]){t->dim[0], hl_quant_groups(as, t->dim[1])}, 2, 0x3f80);
     }
     d.head[d.head_size++] = '}';

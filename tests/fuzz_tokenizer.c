@@ -31,9 +31,8 @@
     "\"\\u2581a\": 8}, \"merges\": [\"a b\", [\"\\u0120\", \"a\"], \"ab a\", \"\\u2581 a\"]}}"
 #define TEXT "\0 a ab\xff [y] aba <s> \xe2\x96\x81 [x]aa"
 #define LEVEL "{\"type\": \"ByteLevel\", \"add_prefix_space\": true, \"use_regex\": true}"
-#define METASPACE(scheme)                                                                   \
-    "{\"type\": \"Metaspace\", \"replacement\": \"\\u2581\", \"prepend_scheme\": \"" scheme \
-    "\", \"split\": true}"
+#define METASPACE(scheme) \
+    "{\"type\": \"Metaspace\", \"replacement\": \"\\u2581\", \"prepend_scheme\": \"" scheme "\", \"split\": true}"
 #define LLAMA                                                                                        \
     "{\"type\": \"Sequence\", \"normalizers\": [{\"type\": \"Prepend\", \"prepend\": \"\\u2581\"}, " \
     "{\"type\": \"Replace\", "                                                                       \
@@ -55,13 +54,11 @@
 static struct seed seed_at(size_t i) {
     static const char spm[] = SPM TEXT;
     static const char level[] = JSON("null", LEVEL, LEVEL, "\"unk_token\": \"b\", \"fuse_unk\": true, ") TEXT;
-    static const char meta[] =
-        JSON("null", METASPACE("first"), METASPACE("first"), "\"unk_token\": \"b\", ") TEXT;
+    static const char meta[] = JSON("null", METASPACE("first"), METASPACE("first"), "\"unk_token\": \"b\", ") TEXT;
     static const char llama[] = JSON(LLAMA, "null", LLAMA_DECODER, "\"byte_fallback\": true, ") TEXT;
     static const char split[] = JSON("null", SPLIT, LEVEL, "\"ignore_merges\": true, ") TEXT;
-    static const struct seed seeds[] = {{spm, sizeof spm - 1},     {level, sizeof level - 1},
-                                        {meta, sizeof meta - 1},   {llama, sizeof llama - 1},
-                                        {split, sizeof split - 1}, {NULL, 0}};
+    static const struct seed seeds[] = {{spm, sizeof spm - 1},     {level, sizeof level - 1}, {meta, sizeof meta - 1},
+                                        {llama, sizeof llama - 1}, {split, sizeof split - 1}, {NULL, 0}};
     return seeds[i];
 }
 
@@ -78,8 +75,7 @@ static void check_text(const hola_tokenizer *t, const char *text, int64_t len) {
     free(ids), free(more), free(back);
 }
 
-static void check_file(const char *data, int64_t size, const char *text, int64_t len,
-                       struct hl_caches *caches) {
+static void check_file(const char *data, int64_t size, const char *text, int64_t len, struct hl_caches *caches) {
     bool json = size > 0 && data[0] == '{';
     hola_tokenizer *t = calloc(1, sizeof *t);
     hola_status s;

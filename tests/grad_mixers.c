@@ -33,8 +33,7 @@ static void gradients(void **state) {
                 if (w->layer < 0 && k != m->params.final_norm) continue; /* the embeddings take long */
                 CHECK_GRADIENT(loss_of, &x, v.params + w->offset, v.grads + w->offset, w->count, 1e-6);
             }
-            v.grads[m->params.tensor[m->params.layer[0].mixer[Q]].offset] +=
-                (real)0.05; /* a wrong one is seen */
+            v.grads[m->params.tensor[m->params.layer[0].mixer[Q]].offset] += (real)0.05; /* a wrong one is seen */
             const int64_t q = m->params.tensor[m->params.layer[0].mixer[Q]].offset;
             assert_true(check_gradient(loss_of, &x, v.params + q, v.grads + q, 1, 1e-5) > 1e-3);
             free(ids);

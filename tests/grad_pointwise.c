@@ -50,8 +50,8 @@ static void differentiate(const struct kind *k, const struct hl_ops *o, int64_t 
         if (a->out || !da) continue;
         double e = check_gradient(loss, &l, a->p, da->p, a->rows * a->width, step(k));
         if (!(e <= 1e-6))
-            fail_msg("%s %s variant %d, %d x %d: %s is off by %.3g", o->name, k->name, variant, (int)M,
-                     (int)D, da->name, e);
+            fail_msg("%s %s variant %d, %d x %d: %s is off by %.3g", o->name, k->name, variant, (int)M, (int)D,
+                     da->name, e);
     }
     pw_free(&c);
 }
@@ -138,8 +138,7 @@ static void test_wrong_gradients(void **state) {
     swiglu_build(&swiglu, M, D, 0);
     swiglu_backward(ref, one, &swiglu);
     for (int i = 0; i < M * D; i++)
-        d[i] =
-            ((const real *)swiglu.op.swiglu.dgate)[i] * hl_sigmoid(((const real *)swiglu.op.swiglu.gate)[i]);
+        d[i] = ((const real *)swiglu.op.swiglu.dgate)[i] * hl_sigmoid(((const real *)swiglu.op.swiglu.gate)[i]);
     must_be_far(&kind_swiglu, &swiglu, "gate", d);
     pw_free(&rms);
     pw_free(&l2);
@@ -150,12 +149,8 @@ static void test_wrong_gradients(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rmsnorm),
-        cmocka_unit_test(test_l2norm),
-        cmocka_unit_test(test_gate),
-        cmocka_unit_test(test_swiglu),
-        cmocka_unit_test(test_conv),
-        cmocka_unit_test(test_fast_is_ref),
+        cmocka_unit_test(test_rmsnorm),         cmocka_unit_test(test_l2norm), cmocka_unit_test(test_gate),
+        cmocka_unit_test(test_swiglu),          cmocka_unit_test(test_conv),   cmocka_unit_test(test_fast_is_ref),
         cmocka_unit_test(test_wrong_gradients),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

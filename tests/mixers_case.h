@@ -58,10 +58,8 @@ static void attn_recompute(const struct hl_layer *l) { (void)l; } /* nothing is 
 /* ---- linear attention: S += k v^T, out = q^T S ---- */
 
 static int linear_state(const hola_config *c, struct hl_state_part *out) {
-    out[0] = (struct hl_state_part){.name = "S",
-                                    .kind = HL_STATE_REAL,
-                                    .change = HL_REPLACED,
-                                    .count = c->num_heads * c->head_dim * c->head_dim};
+    out[0] = (struct hl_state_part){
+        .name = "S", .kind = HL_STATE_REAL, .change = HL_REPLACED, .count = c->num_heads * c->head_dim * c->head_dim};
     return 1;
 }
 /* One head of a segment. back: S holds the sum over later tokens of q dout^T, and gradients are written. */
@@ -147,8 +145,7 @@ static void softmax_token(const struct hl_layer *l, int64_t s, int64_t h, int64_
     const struct hl_seg *seg = &l->rows->seg[s];
     const struct attn_acts *a = l->acts;
     const struct attn_grads *d = l->grads;
-    const int64_t D = l->cfg->head_dim, at = (seg->row + t) * attn_width(l->cfg) + h * D,
-                  n = seg->pos + t + 1;
+    const int64_t D = l->cfg->head_dim, at = (seg->row + t) * attn_width(l->cfg) + h * D, n = seg->pos + t + 1;
     const real *q = a->q + at, scale = 1 / R_SQRT((real)D);
     real *p = malloc((size_t)n * sizeof *p), max = 0, sum = 0, along = 0;
     for (int64_t j = 0; j < n; j++) {
@@ -183,10 +180,8 @@ static void softmax_op(const struct hl_layer *l) {
     for (int64_t s = 0; s < l->rows->n; s++) {
         const struct hl_seg *seg = &l->rows->seg[s];
         for (int64_t t = 0; seg->state && t < seg->len; t++) {
-            memcpy(softmax_row(l, s, 0, seg->pos + t), a->k + (size_t)(seg->row + t) * row,
-                   row * sizeof(real));
-            memcpy(softmax_row(l, s, 1, seg->pos + t), a->v + (size_t)(seg->row + t) * row,
-                   row * sizeof(real));
+            memcpy(softmax_row(l, s, 0, seg->pos + t), a->k + (size_t)(seg->row + t) * row, row * sizeof(real));
+            memcpy(softmax_row(l, s, 1, seg->pos + t), a->v + (size_t)(seg->row + t) * row, row * sizeof(real));
         }
         for (int64_t t = 0; t < seg->len; t++)
             for (int64_t h = 0; h < l->cfg->num_heads; h++) softmax_token(l, s, h, t, false);
@@ -226,8 +221,7 @@ static hola_config mixer_config(int i) {
     hola_config c;
     if (type[i] == 0) type[i] = hl_mixer_register(mixer_of_test[i]);
     assert_true(type[i] >= HOLA_TYPE_COUNT);
-    snprintf(json, sizeof json,
-             "{" TINY "\"model_type\":\"%s\",\"num_heads\":2,\"head_dim\":8,\"expand_v\":1}",
+    snprintf(json, sizeof json, "{" TINY "\"model_type\":\"%s\",\"num_heads\":2,\"head_dim\":8,\"expand_v\":1}",
              mixer_of_test[i]->name);
     CHECK_OK(hl_config_parse(&c, json, (int64_t)strlen(json), "test"));
     assert_int_equal(c.model_type, type[i]);

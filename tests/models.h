@@ -14,8 +14,7 @@ struct variant {
     "gate_init\":0.5,"
 static const struct variant variants[] = {
     {"hola", "{" TINY HOLA "\"expand_v\":1}"},
-    {"hola without gate, tied",
-     "{" TINY HOLA "\"expand_v\":1,\"use_gate\":false,\"tie_word_embeddings\":true}"},
+    {"hola without gate, tied", "{" TINY HOLA "\"expand_v\":1,\"use_gate\":false,\"tie_word_embeddings\":true}"},
     {"hola e", "{" TINY HOLA "\"expand_v\":1,\"cache_evict\":\"e\"}"},
     {"hola betav", "{" TINY HOLA "\"expand_v\":1,\"cache_evict\":\"betav\"}"},
     {"hola recency", "{" TINY HOLA "\"expand_v\":1,\"cache_evict\":\"recency\"}"},
@@ -27,10 +26,8 @@ static const struct variant variants[] = {
     {"hola window 0", "{" TINY "\"model_type\":\"hola\",\"num_heads\":2,\"head_dim\":16,\"expand_v\":1,"
                       "\"cache_window\":0,\"cache_chunk\":32}"},
     {"hola default block",
-     "{" TINY
-     "\"model_type\":\"hola\",\"num_heads\":2,\"head_dim\":16,\"expand_v\":1,\"cache_gate_init\":0}"},
-    {"gated_deltanet",
-     "{" TINY "\"model_type\":\"gated_deltanet\",\"num_heads\":2,\"head_dim\":16,\"expand_v\":2}"},
+     "{" TINY "\"model_type\":\"hola\",\"num_heads\":2,\"head_dim\":16,\"expand_v\":1,\"cache_gate_init\":0}"},
+    {"gated_deltanet", "{" TINY "\"model_type\":\"gated_deltanet\",\"num_heads\":2,\"head_dim\":16,\"expand_v\":2}"},
     {"delta_net", "{" TINY "\"model_type\":\"delta_net\",\"num_heads\":3}"},
     {"hola streaming", "{" TINY HOLA "\"expand_v\":1,\"cache_evict\":\"streaming\",\"cache_sinks\":3}"},
 };

@@ -61,10 +61,9 @@ static inline uint64_t mutate_next(uint64_t *r) {
 
 /* One change; the buffer has room for max. */
 static inline size_t mutate(uint8_t *p, size_t n, size_t max, uint64_t *r) {
-    static const char *const words[] = {"0",     "-1",       "1.5",     "9223372036854775807",
-                                        "1e308", "null",     "true",    "[]",
-                                        "{}",    "\"",       "[",       "}",
-                                        ",",     "\"BF16\"", "\\u0000", "\xff"};
+    static const char *const words[] = {
+        "0",        "-1",      "1.5", "9223372036854775807", "1e308", "null", "true", "[]", "{}", "\"", "[", "}", ",",
+        "\"BF16\"", "\\u0000", "\xff"};
     uint64_t x = mutate_next(r);
     size_t at = n ? (x >> 8) % n : 0, len = n ? 1 + (x >> 40) % 16 : 0;
     if (len > n - at) len = n - at;

@@ -42,8 +42,7 @@ struct kind {
 /* ---- arrays ---- */
 
 /* lo < hi: random; else an output, NaN until somebody writes it */
-static inline real *pw_add(struct pw *c, const char *name, int64_t rows, int64_t width, double lo,
-                           double hi) {
+static inline real *pw_add(struct pw *c, const char *name, int64_t rows, int64_t width, double lo, double hi) {
     struct array *a = &c->v[c->n++];
     assert_true(c->n <= MAX_ARRAYS);
     *a = (struct array){name, check_new(rows * width), rows, width, !(lo < hi)};

@@ -52,9 +52,8 @@ static void case_lists(const char *dir) {
 /* Sentences with all that Punkt looks at: abbreviations, initials, numbers, ellipses, quotes. */
 static void case_essays(const char *dir) {
     static struct page p;
-    static const char *const end[] = {". ",   "? ",   "!\\n",   ".  ",    " e.g. ",  " (etc.) ",
-                                      "... ", " 3. ", ". \\\"", ".\\\" ", " J. S. ", ".) ",
-                                      "!? ",  ", ",   " -- ",   ". . . "};
+    static const char *const end[] = {". ",     "? ",     "!\\n",    ".  ", " e.g. ", " (etc.) ", "... ", " 3. ",
+                                      ". \\\"", ".\\\" ", " J. S. ", ".) ", "!? ",    ", ",       " -- ", ". . . "};
     uint64_t seed = 5;
     p.n = 0;
     page_add(&p, "{\"text\": \" ");
@@ -73,11 +72,10 @@ static void case_essays(const char *dir) {
     const char *punkt = "nltk_data/tokenizers/punkt_tab/english";
     char *sub = hl_path_join(dir, punkt);
     CHECK_OK(hl_make_dirs(sub));
-    const char *files[][2] = {
-        {"abbrev_types.txt", "e.g\netc\nj\n"},
-        {"sent_starters.txt", "bababa\ndebaba\n"},
-        {"collocations.tab", "##number##\tkibaba\ns\tlobaba\n"},
-        {"ortho_context.tab", "mubaba\t32\nrababa\t36\nsebaba\t48\ntibaba\t14\nbadeba\t2\n"}};
+    const char *files[][2] = {{"abbrev_types.txt", "e.g\netc\nj\n"},
+                              {"sent_starters.txt", "bababa\ndebaba\n"},
+                              {"collocations.tab", "##number##\tkibaba\ns\tlobaba\n"},
+                              {"ortho_context.tab", "mubaba\t32\nrababa\t36\nsebaba\t48\ntibaba\t14\nbadeba\t2\n"}};
     for (int i = 0; i < 4; i++) temp_write(sub, files[i][0], files[i][1], (int64_t)strlen(files[i][1]));
     free(sub);
 }
@@ -97,8 +95,7 @@ static void case_questions(const char *dir) {
             for (int k = 0; k < 12; k++)
                 page_word(&p, page_draw(&seed, 500)), page_add(&p, k < 11 ? " " : ".\", \"qas\": [");
             for (int k = 0; k < 3; k++) {
-                snprintf(text, sizeof text, "%s{\"question\": \"Who is %d of %d.%d?\", ", k ? ", " : "", k, i,
-                         j);
+                snprintf(text, sizeof text, "%s{\"question\": \"Who is %d of %d.%d?\", ", k ? ", " : "", k, i, j);
                 page_add(&p, text);
                 page_add(&p, k == 1 ? "\"is_impossible\": true, \"answers\": []}"
                                     : "\"is_impossible\": false, \"answers\": [{\"text\": \"it's\"}, "
@@ -111,8 +108,7 @@ static void case_questions(const char *dir) {
                  i ? ", " : "", i, i);
         page_add(&h, text);
         for (int j = 0; j < 6; j++) {
-            snprintf(text, sizeof text, "%s[\"title %d\", [\"One %d. \", \"Two ", j ? ", " : "",
-                     (i * 5 + j) % 40, j);
+            snprintf(text, sizeof text, "%s[\"title %d\", [\"One %d. \", \"Two ", j ? ", " : "", (i * 5 + j) % 40, j);
             page_add(&h, text);
             page_word(&h, (uint64_t)(i * 6 + j));
             page_add(&h, ".\"]]");

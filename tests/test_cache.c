@@ -43,8 +43,7 @@ static void test_against_ref(void **state) {
 /* the paper's sizes; more columns than are brought together at once; blocks of several tiles */
 static void test_large_blocks(void **state) {
     (void)state;
-    for (int e = 0; e < KINDS; e++)
-        against_ref((struct shape){64, 256, 1, 1, 16, 24, kinds[e]}, 40 + (uint64_t)e);
+    for (int e = 0; e < KINDS; e++) against_ref((struct shape){64, 256, 1, 1, 16, 24, kinds[e]}, 40 + (uint64_t)e);
     against_ref((struct shape){64, 256, 1, 1, 128, 128, HOLA_EVICT_BETAE}, 50);
     against_ref((struct shape){600, 200, 1, 1, 16, 16, HOLA_EVICT_BETAE}, 51);
     against_ref((struct shape){70, 700, 1, 1, 16, 16, HOLA_EVICT_H2O}, 52);
@@ -58,8 +57,7 @@ static void test_definition(void **state) {
     struct batch *b = mixed(s, 7);
     real *want = check_new(b->nv), *dv = check_new(b->nv);
     (void)state;
-    for (int64_t i = 0; i < b->T * s.HV; i++)
-        b->score[i] = (real)(check_mix((uint64_t)i) % 6); /* many ties */
+    for (int64_t i = 0; i < b->T * s.HV; i++) b->score[i] = (real)(check_mix((uint64_t)i) % 6); /* many ties */
     for (int i = -1; i < 0 || check_backend(i); i++) {
         const char *who = i < 0 ? "cpu-ref" : check_backend(i);
         if (!hl_ops_named(who)) continue;
@@ -111,8 +109,7 @@ static void check_positions(const struct batch *b, const char *state, int64_t po
 /* One segment through a session in pieces of size, size + 1, ... (grows) or all of `size`. */
 static void feed(const struct batch *b, const char *who, int64_t size, bool grows, real *out) {
     const struct shape *s = &b->s;
-    const int64_t off = 192,
-                  bytes = hl_cache_state_bytes(s->HV, s->K, s->V, s->window, s->chunk, sizeof(real));
+    const int64_t off = 192, bytes = hl_cache_state_bytes(s->HV, s->K, s->V, s->window, s->chunk, sizeof(real));
     char *state = aligned_alloc(64, (size_t)((bytes + off + 127) / 64 * 64));
     struct hl_cache a = b->a;
     assert_non_null(state);
@@ -149,9 +146,8 @@ static void streams(struct batch *b, double allowed) {
         for (int c = 0; c < 5; c++) {
             memset(out, 0, (size_t)b->nv * sizeof(real));
             feed(b, who, cut[c].size, cut[c].grows, out);
-            CHECK_NEAR(out, b->out, b->T, s->HV * s->V, allowed,
-                       "%s evict %d sinks %d w %d C %d in pieces of %d", who, (int)s->evict,
-                       (int)b->a.policy.sinks, (int)s->window, (int)s->chunk, (int)cut[c].size);
+            CHECK_NEAR(out, b->out, b->T, s->HV * s->V, allowed, "%s evict %d sinks %d w %d C %d in pieces of %d", who,
+                       (int)s->evict, (int)b->a.policy.sinks, (int)s->window, (int)s->chunk, (int)cut[c].size);
         }
     }
     check_free(out, b->nv);
@@ -164,9 +160,9 @@ static void test_streaming(void **state) {
     (void)state;
     for (int e = 0; e < KINDS; e++) {
         for (int i = 0; i < 5; i++)
-            streams(single((struct shape){wc[i][0], wc[i][1], 1, 2, 24, 16, kinds[e]}, 9 * wc[i][1] + 5,
-                           60 + (uint64_t)e),
-                    tol);
+            streams(
+                single((struct shape){wc[i][0], wc[i][1], 1, 2, 24, 16, kinds[e]}, 9 * wc[i][1] + 5, 60 + (uint64_t)e),
+                tol);
         streams(single((struct shape){64, 256, 1, 1, 16, 16, kinds[e]}, 4 * 256, 70 + (uint64_t)e), tol);
     }
     streams(single((struct shape){64, 256, 1, 1, 64, 128, HOLA_EVICT_BETAE}, 700, 80), tol);
@@ -218,9 +214,7 @@ static void test_large_logits(void **state) {
 
 /* ---- bits: threads, neighbours ---- */
 
-static void same_bits(const real *x, const real *y, int64_t n) {
-    assert_memory_equal(x, y, (size_t)n * sizeof(real));
-}
+static void same_bits(const real *x, const real *y, int64_t n) { assert_memory_equal(x, y, (size_t)n * sizeof(real)); }
 
 static void test_bits(void **state) {
     (void)state;
@@ -232,11 +226,9 @@ static void test_bits(void **state) {
             struct batch *x = mixed(s, 5), *y = mixed(s, 5), *alone = batch_new(s, &x->seg[4].len, 1, 6);
             batch_run(x, who, one, true);
             batch_run(y, who, three, true);
-            same_bits(x->out, y->out, x->nv), same_bits(x->read, y->read, x->nv),
-                same_bits(x->dv, y->dv, x->nv);
+            same_bits(x->out, y->out, x->nv), same_bits(x->read, y->read, x->nv), same_bits(x->dv, y->dv, x->nv);
             same_bits(x->dq, y->dq, x->nq), same_bits(x->dk, y->dk, x->nq);
-            same_bits(x->dtau, y->dtau, s.HV), same_bits(x->dsink, y->dsink, s.HV),
-                same_bits(x->dgate, y->dgate, s.HV);
+            same_bits(x->dtau, y->dtau, s.HV), same_bits(x->dsink, y->dsink, s.HV), same_bits(x->dgate, y->dgate, s.HV);
             /* the last segment by itself */
             int64_t at = x->seg[4].row, qk = at * s.H * s.K, vo = at * s.HV * s.V;
             memcpy(alone->q, x->q + qk, (size_t)alone->nq * sizeof(real));
@@ -284,8 +276,7 @@ static void test_session_bits(void **state) {
                     for (int n = 0; n < 3; n++) {
                         int64_t add = step == 0 ? before[n] : step == 3 ? more[n] : 1;
                         if (at[n] + add > len[n]) add = len[n] - at[n];
-                        g[n] =
-                            (struct hl_seg){b->seg[n].row + at[n], add, at[n], st + (3 * alone + n) * bytes};
+                        g[n] = (struct hl_seg){b->seg[n].row + at[n], add, at[n], st + (3 * alone + n) * bytes};
                         at[n] += add;
                     }
                     for (int n = 0; n < 3; n += alone ? 1 : 3) {
@@ -305,8 +296,7 @@ static void test_session_bits(void **state) {
 
 static void test_score(void **state) {
     enum { T = 70, HV = 3, V = 24, N = T * HV };
-    real *m = check_random(N, 0, 2, 1), *beta = check_random(N, 0.1, 1, 2),
-         *v = check_random(N * V, -1, 1, 3);
+    real *m = check_random(N, 0, 2, 1), *beta = check_random(N, 0.1, 1, 2), *v = check_random(N * V, -1, 1, 3);
     real *want = check_new(N), *got = check_new(N);
     (void)state;
     for (int e = 0; e < 3; e++) {
@@ -332,11 +322,10 @@ static void test_score(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_against_ref),  cmocka_unit_test(test_large_blocks),
-        cmocka_unit_test(test_definition),   cmocka_unit_test(test_odd_scores),
-        cmocka_unit_test(test_streaming),    cmocka_unit_test(test_bits),
-        cmocka_unit_test(test_session_bits), cmocka_unit_test(test_score),
-        cmocka_unit_test(test_large_logits), cmocka_unit_test(test_first_rows),
+        cmocka_unit_test(test_against_ref),  cmocka_unit_test(test_large_blocks), cmocka_unit_test(test_definition),
+        cmocka_unit_test(test_odd_scores),   cmocka_unit_test(test_streaming),    cmocka_unit_test(test_bits),
+        cmocka_unit_test(test_session_bits), cmocka_unit_test(test_score),        cmocka_unit_test(test_large_logits),
+        cmocka_unit_test(test_first_rows),
     };
     int failed;
     one = check_backend_open(1, hl_cache_scratch(128, 128, 600, 700));

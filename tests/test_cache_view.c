@@ -49,8 +49,7 @@ static int64_t largest_kept(const struct hl_cache_view_head *h, const float *m, 
     int64_t found = 0;
     for (int64_t i = 0; i < h->kept; i++) {
         int64_t better = 0;
-        for (int64_t t = 0; t < closed; t++)
-            better += m[t] > m[h->pos[i]] || (m[t] == m[h->pos[i]] && t < h->pos[i]);
+        for (int64_t t = 0; t < closed; t++) better += m[t] > m[h->pos[i]] || (m[t] == m[h->pos[i]] && t < h->pos[i]);
         found += better < w;
     }
     return found;
@@ -85,13 +84,11 @@ static void test_largest(void **state) {
 }
 
 /* The score of the j-th row that the query saw, in the state of a session that stands before or after it. */
-static double score_of(const hola_session *y, const hola_config *c, int64_t layer, int64_t head,
-                       int64_t slot) {
+static double score_of(const hola_session *y, const hola_config *c, int64_t layer, int64_t head, int64_t slot) {
     const struct hl_cache_layout at =
         hl_cache_layout(c->head_dim, c->head_v_dim, c->cache_window, c->cache_chunk, sizeof(real));
     const struct hl_state_layout *state = &y->model->state;
-    const char *p =
-        y->now.state.fixed + layer * state->layer + state->at[STATE_MEMORY] + head * at.bytes + at.score;
+    const char *p = y->now.state.fixed + layer * state->layer + state->at[STATE_MEMORY] + head * at.bytes + at.score;
     return (double)((const real *)p)[slot];
 }
 

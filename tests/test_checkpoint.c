@@ -82,9 +82,9 @@ static void comes_back(void **state) {
     assert_true(there(at, "tokenizer.json"));
     assert_int_equal(temp_entries(dir, NULL), 2);
     CHECK_OK(hl_checkpoint_state(at, &s));
-    assert_true(s.step == 12 && s.updates == 3 && s.tokens == 12345678901 && s.cursor == 77 &&
-                s.skipped == 2 && s.skipped_in_row == 1 && s.seed == 9 && s.seconds == 0.1 &&
-                isnan(s.val_loss) && s.best_val == 1.0 / 3 && s.best_step == 4);
+    assert_true(s.step == 12 && s.updates == 3 && s.tokens == 12345678901 && s.cursor == 77 && s.skipped == 2 &&
+                s.skipped_in_row == 1 && s.seed == 9 && s.seconds == 0.1 && isnan(s.val_loss) &&
+                s.best_val == 1.0 / 3 && s.best_step == 4);
     CHECK_OK(hola_model_load(&n, at, NULL));
     CHECK_OK(hola_trainer_new(&u, n, NULL));
     struct hl_trainer_view x = hl_trainer_view(t), y = hl_trainer_view(u);
@@ -176,8 +176,7 @@ static void full_disk(void **state) {
 }
 
 static json_t *run_object(int64_t steps, const char *schedule) {
-    return json_pack("{s:I, s:s, s:{s:i}}", "steps", (json_int_t)steps, "schedule", schedule, "config", "d",
-                     3);
+    return json_pack("{s:I, s:s, s:{s:i}}", "steps", (json_int_t)steps, "schedule", schedule, "config", "d", 3);
 }
 
 static void directory(void **state) {
@@ -207,8 +206,7 @@ static void directory(void **state) {
     assert_int_equal(readlink(link, target, sizeof target - 1), 25);
     assert_string_equal(target, "checkpoints/step-00000006");
     /* what killed runs leave: half a checkpoint, a link, one that was being replaced */
-    char *half = path_of(d.checkpoints, ".step-00000007.tmp"),
-         *old = path_of(d.checkpoints, ".step-00000005.old");
+    char *half = path_of(d.checkpoints, ".step-00000007.tmp"), *old = path_of(d.checkpoints, ".step-00000005.old");
     char *five = path_of(d.checkpoints, "step-00000005");
     CHECK_OK(hl_make_dirs(half));
     temp_write(half, "model.safetensors", "x", 1);
@@ -262,8 +260,7 @@ static void lines(void **state) {
     hl_metrics_close(&w);
     CHECK_OK(hl_metrics_history_read(&h, path));
     assert_int_equal(h.n, 6);
-    assert_true(h.at[0].loss == 1.0 / 3 && isnan(h.at[0].val_loss) && isnan(h.at[5].loss) &&
-                h.at[5].val_loss == 0.1);
+    assert_true(h.at[0].loss == 1.0 / 3 && isnan(h.at[0].val_loss) && isnan(h.at[5].loss) && h.at[5].val_loss == 0.1);
     hl_metrics_history_free(&h);
 
     FILE *f = fopen(path, "a"); /* a killed run, and somebody's hand */

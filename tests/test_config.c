@@ -59,8 +59,7 @@ static void test_presets(void **state) {
     "\"hidden_size\": 32, \"num_hidden_layers\": 2, \"num_heads\": 2, \"vocab_size\": 61, \"norm_eps\": " \
     "1e-06, "                                                                                             \
     "\"intermediate_size\": 64, \"tie_word_embeddings\": true"
-#define SMALL_HOLA \
-    "{" SMALL ", \"head_dim\": 16, \"expand_v\": 1.0, \"model_type\": \"hola\", \"cache_window\": 4"
+#define SMALL_HOLA "{" SMALL ", \"head_dim\": 16, \"expand_v\": 1.0, \"model_type\": \"hola\", \"cache_window\": 4"
 
 /* Configs as the reference vectors have them: many fields left out. */
 static void test_vector_configs(void **state) {
@@ -71,8 +70,7 @@ static void test_vector_configs(void **state) {
         {"{" SMALL ", \"model_type\": \"delta_net\"}", 23520},
         {"{" SMALL ", \"head_dim\": 16, \"expand_v\": 2.0, \"model_type\": \"gated_deltanet\"}", 32136},
         {"{" SMALL ", \"head_dim\": 16, \"expand_v\": 1.0, \"model_type\": \"gated_deltanet\"}", 25704},
-        {"{" SMALL
-         ", \"head_dim\": 16, \"expand_v\": 1, \"use_gate\": false, \"model_type\": \"gated_deltanet\"}",
+        {"{" SMALL ", \"head_dim\": 16, \"expand_v\": 1, \"use_gate\": false, \"model_type\": \"gated_deltanet\"}",
          23656},
         {SMALL_HOLA "}", 25776},
         {SMALL_HOLA ", \"use_gate\": false}", 23728},
@@ -95,13 +93,12 @@ static void test_defaults(void **state) {
     assert_true(c.hidden_size == 2048 && c.num_hidden_layers == 21 && c.num_heads == 6 && c.num_v_heads == 6);
     assert_true(c.head_dim == 256 && c.head_v_dim == 512 && c.intermediate_size == 5632 && c.conv_size == 4);
     assert_true(c.vocab_size == 32000 && !c.tie_word_embeddings && c.use_gate && !c.allow_neg_eigval);
-    assert_true(c.norm_eps == 1e-6 && c.initializer_range == 0.02 && c.bos_token_id == 1 &&
-                c.eos_token_id == 2);
+    assert_true(c.norm_eps == 1e-6 && c.initializer_range == 0.02 && c.bos_token_id == 1 && c.eos_token_id == 2);
     assert_true(c.max_position_embeddings == 2048 && c.use_beta && c.hidden_ratio == 4);
     CHECK_OK(parse(&c, "{\"model_type\": \"hola\"}"));
     assert_true(c.cache_evict == HOLA_EVICT_BETAE && c.cache_norm == HOLA_NORM_RMS && c.cache_window == 64);
-    assert_true(c.cache_chunk == 256 && c.cache_gate_init == -4 && c.cache_tau_init == 1 &&
-                c.cache_tau_freeze && c.cache_sinks == 4);
+    assert_true(c.cache_chunk == 256 && c.cache_gate_init == -4 && c.cache_tau_init == 1 && c.cache_tau_freeze &&
+                c.cache_sinks == 4);
     CHECK_OK(parse(&c, "{\"model_type\": \"delta_net\", \"hidden_size\": 1024}"));
     assert_true(c.num_heads == 16 && c.head_dim == 64 && c.head_v_dim == 64 && !c.use_gate && c.use_beta);
     assert_true(c.num_hidden_layers == 24 && c.intermediate_size == 2816);
@@ -111,9 +108,8 @@ static void test_defaults(void **state) {
 static void test_meanings(void **state) {
     hola_config c;
     (void)state;
-    CHECK_OK(parse(&c, SMALL_HOLA
-                   ", \"num_v_heads\": null, \"bos_token_id\": null, \"eos_token_id\": [5, 6], "
-                   "\"max_position_embeddings\": null, \"attn\": null, \"use_short_conv\": false}"));
+    CHECK_OK(parse(&c, SMALL_HOLA ", \"num_v_heads\": null, \"bos_token_id\": null, \"eos_token_id\": [5, 6], "
+                                  "\"max_position_embeddings\": null, \"attn\": null, \"use_short_conv\": false}"));
     assert_true(c.num_v_heads == 2 && c.bos_token_id == -1 && c.eos_token_id == 5 && c.conv_size == 0);
     assert_int_equal(c.max_position_embeddings, 2048);
     CHECK_OK(parse(&c, SMALL_HOLA ", \"num_v_heads\": 6, \"bos_token_id\": 61, \"eos_token_id\": -1, "
@@ -125,9 +121,8 @@ static void test_meanings(void **state) {
     assert_int_equal(c.intermediate_size, 768);
     CHECK_OK(parse(&c, "{\"model_type\": \"hola\", \"hidden_size\": 512, \"hidden_ratio\": null}"));
     assert_int_equal(c.intermediate_size, 1536);
-    CHECK_OK(
-        parse(&c, "{\"model_type\": \"delta_net\", \"hidden_size\": 96, \"num_heads\": 3, \"expand_k\": 0.5, "
-                  "\"expand_v\": 2, \"use_gate\": true, \"use_beta\": false}"));
+    CHECK_OK(parse(&c, "{\"model_type\": \"delta_net\", \"hidden_size\": 96, \"num_heads\": 3, \"expand_k\": 0.5, "
+                       "\"expand_v\": 2, \"use_gate\": true, \"use_beta\": false}"));
     assert_true(c.head_dim == 16 && c.head_v_dim == 64 && c.use_gate && !c.use_beta);
     /* hola's fields mean nothing to the others, not even wrong ones */
     CHECK_OK(parse(&c, "{\"model_type\": \"gated_deltanet\", \"cache_window\": \"x\", \"cache_evict\": 3}"));
@@ -196,8 +191,7 @@ static void test_bad_fields(void **state) {
         {"cache_window", "4097", "cache_window: 4097 is not"},
         {"cache_chunk", "0", "cache_chunk: 0 is not between 1 and 4096"},
         {"cache_chunk", "4097", "cache_chunk: 4097 is not"},
-        {"cache_evict", "\"lru\"",
-         "cache_evict: \"lru\" is not one of betae, e, betav, recency, h2o, none, streaming"},
+        {"cache_evict", "\"lru\"", "cache_evict: \"lru\" is not one of betae, e, betav, recency, h2o, none, streaming"},
         {"cache_evict", "null", "cache_evict: expected a string, found null"},
         {"cache_norm", "\"\"", "cache_norm: \"\" is not one of rms, l2"},
         {"cache_norm", "1", "cache_norm: expected a string, found an integer"},
@@ -241,15 +235,14 @@ static void test_not_supported(void **state) {
     (void)state;
     for (int type = 0; type < HOLA_TYPE_COUNT; type++)
         for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-            snprintf(text, sizeof text, "{\"model_type\": \"%s\", %s}",
-                     hola_model_type_name((hola_model_type)type), cases[i][0]);
+            snprintf(text, sizeof text, "{\"model_type\": \"%s\", %s}", hola_model_type_name((hola_model_type)type),
+                     cases[i][0]);
             CHECK_FAILS(parse(&c, text), HOLA_ENOTSUP, cases[i][1]);
         }
-    CHECK_FAILS(parse(&c, "{\"model_type\": \"mamba\"}"), HOLA_ENOTSUP,
-                "dir/config.json: model_type: mamba is not");
-    CHECK_OK(parse(
-        &c, "{\"model_type\": \"hola\", \"attn\": null, \"attnres_block_size\": null, \"conv_bias\": false, "
-            "\"use_mamba_gate\": true, \"qk_norm\": \"l2\", \"qk_activation\": \"silu\", \"fuse_norm\": 7}"));
+    CHECK_FAILS(parse(&c, "{\"model_type\": \"mamba\"}"), HOLA_ENOTSUP, "dir/config.json: model_type: mamba is not");
+    CHECK_OK(parse(&c,
+                   "{\"model_type\": \"hola\", \"attn\": null, \"attnres_block_size\": null, \"conv_bias\": false, "
+                   "\"use_mamba_gate\": true, \"qk_norm\": \"l2\", \"qk_activation\": \"silu\", \"fuse_norm\": 7}"));
 }
 
 static void test_bad_texts(void **state) {
@@ -278,8 +271,7 @@ static void test_bad_texts(void **state) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         CHECK_FAILS(parse(&c, cases[i][0]), HOLA_EFORMAT, cases[i][1]);
     CHECK_FAILS(hl_config_parse(&c, "{\"model_type\": \"hola\"}\0", 23, "x"), HOLA_EFORMAT, "x: a NUL byte");
-    CHECK_FAILS(hl_config_parse(&c, "{\"model_type\": \"hola\", \"x\": 1\0}", 31, "x"), HOLA_EFORMAT,
-                "x: a NUL byte");
+    CHECK_FAILS(hl_config_parse(&c, "{\"model_type\": \"hola\", \"x\": 1\0}", 31, "x"), HOLA_EFORMAT, "x: a NUL byte");
     /* cut at every byte */
     const char *good = SMALL_HOLA ", \"x\": [1.5, \"\xc3\xa9\", {\"y\": null}]}";
     CHECK_OK(parse(&c, good));
@@ -382,11 +374,9 @@ static void test_hash(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_presets),    cmocka_unit_test(test_vector_configs),
-        cmocka_unit_test(test_defaults),   cmocka_unit_test(test_meanings),
-        cmocka_unit_test(test_bad_fields), cmocka_unit_test(test_not_supported),
-        cmocka_unit_test(test_bad_texts),  cmocka_unit_test(test_check),
-        cmocka_unit_test(test_hash),
+        cmocka_unit_test(test_presets),   cmocka_unit_test(test_vector_configs), cmocka_unit_test(test_defaults),
+        cmocka_unit_test(test_meanings),  cmocka_unit_test(test_bad_fields),     cmocka_unit_test(test_not_supported),
+        cmocka_unit_test(test_bad_texts), cmocka_unit_test(test_check),          cmocka_unit_test(test_hash),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

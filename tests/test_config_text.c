@@ -11,8 +11,7 @@ static hola_status parse(hola_config *c, const char *text) {
 /* Field by field: padding between them may differ. */
 static void check_same(const hola_config *a, const hola_config *b) {
     for (const struct hl_field *f = hl_config_fields; f->name; f++)
-        if (hl_config_has(a, f->of) && hl_field_int(f, a) != hl_field_int(f, b))
-            fail_msg("%s differs", f->name);
+        if (hl_config_has(a, f->of) && hl_field_int(f, a) != hl_field_int(f, b)) fail_msg("%s differs", f->name);
 }
 
 static void check_round_trip(const hola_config *c) {
@@ -96,8 +95,7 @@ static void test_keeps_fields(void **state) {
     json_t *was = json_loads(old, 0, NULL), *is = json_loads(text, 0, NULL), *v;
     const char *key;
     json_object_foreach(was, key, v) {
-        if (strcmp(key, "dtype") == 0)
-            assert_string_equal(json_string_value(json_object_get(is, key)), "float16");
+        if (strcmp(key, "dtype") == 0) assert_string_equal(json_string_value(json_object_get(is, key)), "float16");
         else if (!json_equal(v, json_object_get(is, key))) fail_msg("%s has changed", key);
     }
     assert_null(json_object_get(is, "torch_dtype"));
@@ -115,8 +113,7 @@ static void test_keeps_fields(void **state) {
     CHECK_OK(parse(&back, text));
     check_same(&c, &back);
     is = json_loads(text, 0, NULL);
-    assert_string_equal(json_string_value(json_array_get(json_object_get(is, "architectures"), 0)),
-                        "HolaForCausalLM");
+    assert_string_equal(json_string_value(json_array_get(json_object_get(is, "architectures"), 0)), "HolaForCausalLM");
     assert_true(json_equal(json_object_get(was, "zebra"), json_object_get(is, "zebra")));
     json_decref(is);
     json_decref(was);
@@ -134,8 +131,7 @@ static void test_read(void **state) {
     temp_write(dir, "config.json", "", 0);
     CHECK_FAILS(hola_config_read(&c, dir), HOLA_EFORMAT, "config.json: empty file");
     temp_write(dir, "config.json", "{\"model_type\": \"hola\", \"num_heads\": -1}", 39);
-    CHECK_FAILS(hola_config_read(&c, dir), HOLA_EFORMAT,
-                "config.json: num_heads: -1 is not between 1 and 1024");
+    CHECK_FAILS(hola_config_read(&c, dir), HOLA_EFORMAT, "config.json: num_heads: -1 is not between 1 and 1024");
     assert_memory_equal(hola_last_error(), dir, strlen(dir));
     temp_write(dir, "config.json", "{\"model_type\": \"hola\"}", 22);
     CHECK_OK(hola_config_read(&c, dir));
@@ -145,8 +141,8 @@ static void test_read(void **state) {
 }
 
 static void test_fixtures(void **state) {
-    static const char *const dirs[] = {"tests/data/fla_gdn", "tests/data/fla_gdn_sharded",
-                                       "tests/data/fla_delta_net", "tests/data/hola_tiny"};
+    static const char *const dirs[] = {"tests/data/fla_gdn", "tests/data/fla_gdn_sharded", "tests/data/fla_delta_net",
+                                       "tests/data/hola_tiny"};
     hola_config c;
     (void)state;
     for (int i = 0; i < 4; i++) {
@@ -166,9 +162,8 @@ static void test_fixtures(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_round_trip),   cmocka_unit_test(test_text),
-        cmocka_unit_test(test_keeps_fields), cmocka_unit_test(test_read),
-        cmocka_unit_test(test_fixtures),
+        cmocka_unit_test(test_round_trip), cmocka_unit_test(test_text),     cmocka_unit_test(test_keeps_fields),
+        cmocka_unit_test(test_read),       cmocka_unit_test(test_fixtures),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

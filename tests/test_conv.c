@@ -29,8 +29,8 @@ static void block_free(char *b, int64_t W, int64_t C) {
 }
 static const real *tail(const char *b) { return (const real *)(b + OFF); }
 
-static struct hl_conv conv_args(const struct hl_rows *rows, int64_t C, int64_t W, const real *x,
-                                const real *w, real *y) {
+static struct hl_conv conv_args(const struct hl_rows *rows, int64_t C, int64_t W, const real *x, const real *w,
+                                real *y) {
     return (struct hl_conv){.rows = rows, .C = C, .W = W, .x = x, .w = w, .y = y, .tail_off = OFF};
 }
 
@@ -177,7 +177,7 @@ static void test_wrong_conv(void **state) {
     real *x = pw_get(&got, "x")->p, *y = check_new(T * C);
     for (int i = 0; i < T * C; i++) y[i] = x[i] * hl_sigmoid(x[i]);
     CHECK_FAR(y, (const real *)want.op.conv.y, T, C, 1e-2); /* no convolution */
-    for (int i = 0; i < C; i++) /* taps in the wrong order: w[0] on the current row */
+    for (int i = 0; i < C; i++)                             /* taps in the wrong order: w[0] on the current row */
         for (int j = 0; j < W; j++) pw_get(&got, "w")->p[i * W + j] = want.op.conv.w[i * W + W - 1 - j];
     memcpy(got.seg, want.seg, sizeof got.seg);
     got.rows.n = want.rows.n;

@@ -63,8 +63,7 @@ static void test_each_task_once(void **state) {
                 if (times == 1) memset(j, 0, sizeof *j);
                 j->threads = threads[t];
                 hl_pool_run(p, ns[k], count, j);
-                if (!ran(j, ns[k], times))
-                    fail_msg("%d threads, %d tasks, run %d", threads[t], (int)ns[k], times);
+                if (!ran(j, ns[k], times)) fail_msg("%d threads, %d tasks, run %d", threads[t], (int)ns[k], times);
             }
         hl_pool_free(p);
     }

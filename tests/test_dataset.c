@@ -73,8 +73,7 @@ static void check_pack(const int64_t *doc, int64_t documents, int64_t seq, doubl
     assert_int_equal(row_of_token, doc[documents]);
     for (int64_t i = 0; i < documents; i++) { /* a document that fits is one piece, others are cut at seq */
         int64_t pieces = 0, n = doc[i + 1] - doc[i];
-        for (int64_t k = 0; k < p.first[p.rows]; k++)
-            pieces += p.piece[k].at >= doc[i] && p.piece[k].at < doc[i + 1];
+        for (int64_t k = 0; k < p.first[p.rows]; k++) pieces += p.piece[k].at >= doc[i] && p.piece[k].at < doc[i + 1];
         if (documents < 500) assert_int_equal(pieces, (n + seq - 1) / seq);
         if (documents >= 500) break;
     }
@@ -88,8 +87,7 @@ static void test_pack(void **state) {
     uint64_t seed = 1;
     (void)state;
     for (int round = 0; round < 60; round++) {
-        int64_t n = 1 + (int64_t)check_uniform(&seed, 0, 400),
-                seq = 1 + (int64_t)check_uniform(&seed, 0, 300);
+        int64_t n = 1 + (int64_t)check_uniform(&seed, 0, 400), seq = 1 + (int64_t)check_uniform(&seed, 0, 300);
         double longest = check_uniform(&seed, 1, 3 * (double)seq);
         for (int64_t i = 0; i < n; i++) doc[i + 1] = doc[i] + 1 + (int64_t)check_uniform(&seed, 0, longest);
         check_pack(doc, n, seq, 0.5); /* two half-empty rows would have been one */
@@ -106,8 +104,7 @@ static void test_pack(void **state) {
 
 /* Shards of n tokens in files of per_file; documents of random length begin with BOS = 0; other ids are a hash
  * of their place, below 1000. */
-static int32_t *write_corpus(const char *dir, const char *name, int64_t n, int64_t per_file,
-                             int64_t longest) {
+static int32_t *write_corpus(const char *dir, const char *name, int64_t n, int64_t per_file, int64_t longest) {
     struct hl_shards w;
     int32_t *ids = malloc((size_t)n * sizeof *ids);
     uint64_t seed = 5;
@@ -242,8 +239,7 @@ static void test_directories(void **state) {
     /* ids beyond the model's vocabulary: when they are read, or asked for */
     CHECK_OK(hl_dataset_open(&d, dir, "train", 500));
     CHECK_FAILS(hl_dataset_verify(d, NULL), HOLA_EFORMAT, "fineweb_train_000000.bin: token ");
-    CHECK_FAILS(hl_dataset_rows(d, HL_ROWS_PACKED, 8, 0, NULL), HOLA_EFORMAT,
-                "not below the vocabulary of 500");
+    CHECK_FAILS(hl_dataset_rows(d, HL_ROWS_PACKED, 8, 0, NULL), HOLA_EFORMAT, "not below the vocabulary of 500");
     CHECK_OK(hl_dataset_rows(d, HL_ROWS_STREAM, 8, -1, NULL));
     hola_status s = HOLA_OK;
     row = (struct hl_row){.ids = got};
@@ -254,8 +250,7 @@ static void test_directories(void **state) {
     CHECK_OK(hl_shards_begin(&w, dir, "other_train", 100000, 60));
     CHECK_OK(hl_shards_write(&w, (const int32_t[]){1, 2}, 2));
     CHECK_OK(hl_shards_end(&w));
-    CHECK_FAILS(hl_dataset_open(&d, dir, "train", 0), HOLA_EFORMAT,
-                "other_train_000000.bin: tokens of 32 bits");
+    CHECK_FAILS(hl_dataset_open(&d, dir, "train", 0), HOLA_EFORMAT, "other_train_000000.bin: tokens of 32 bits");
     hl_shards_free(&w); /* takes the file away again */
     CHECK_OK(hl_dataset_open(&d, dir, "train", 0));
     hl_dataset_free(d);
@@ -272,15 +267,14 @@ static void test_dataset_json(void **state) {
         hola_status status;
     } bad[] = {
         {"{\"complete\": false}", "not prepared to the end", HOLA_EFORMAT},
-        {"{\"vocab_size\": 1001}", "its tokenizer has 1001 tokens, the model's vocabulary only 1000",
-         HOLA_EINVAL},
+        {"{\"vocab_size\": 1001}", "its tokenizer has 1001 tokens, the model's vocabulary only 1000", HOLA_EINVAL},
         {"{\"vocab_size\": -1}", "bad vocab_size", HOLA_EFORMAT},
         {"{\"vocab_size\": \"x\"}", "bad vocab_size", HOLA_EFORMAT},
         {"{\"bos_token_id\": -1}", "bad bos_token_id", HOLA_EFORMAT},
         {"{\"bos_token_id\": 4294967296}", "bad bos_token_id", HOLA_EFORMAT},
         {"{\"tokenizer\": \"../../etc/passwd\"}", "unknown tokenizer", HOLA_EFORMAT},
-        {"{\"splits\": {\"train\": {\"tokens\": 101}}}",
-         "100 train tokens in the shards, dataset.json says 101", HOLA_EFORMAT},
+        {"{\"splits\": {\"train\": {\"tokens\": 101}}}", "100 train tokens in the shards, dataset.json says 101",
+         HOLA_EFORMAT},
         {"[]", "not a JSON object", HOLA_EFORMAT},
         {"{", "dataset.json: line 1", HOLA_EFORMAT},
     };
@@ -290,9 +284,8 @@ static void test_dataset_json(void **state) {
         temp_write(dir, "dataset.json", bad[i].text, (int64_t)strlen(bad[i].text));
         CHECK_FAILS(hl_dataset_open(&d, dir, "train", 1000), bad[i].status, bad[i].error);
     }
-    static const char good[] =
-        "{\"complete\": true, \"vocab_size\": 1000, \"bos_token_id\": 0, \"tokenizer\": "
-        "\"tokenizer.json\", \"splits\": {\"train\": {\"tokens\": 100}}}";
+    static const char good[] = "{\"complete\": true, \"vocab_size\": 1000, \"bos_token_id\": 0, \"tokenizer\": "
+                               "\"tokenizer.json\", \"splits\": {\"train\": {\"tokens\": 100}}}";
     temp_write(dir, "dataset.json", good, (int64_t)strlen(good));
     CHECK_OK(hl_dataset_open(&d, dir, "train", 1000));
     assert_int_equal(hl_dataset_info(d)->bos, 0);
@@ -305,9 +298,8 @@ static void test_dataset_json(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_permute),     cmocka_unit_test(test_pack),
-        cmocka_unit_test(test_stream_rows), cmocka_unit_test(test_packed_rows),
-        cmocka_unit_test(test_directories), cmocka_unit_test(test_dataset_json),
+        cmocka_unit_test(test_permute),     cmocka_unit_test(test_pack),        cmocka_unit_test(test_stream_rows),
+        cmocka_unit_test(test_packed_rows), cmocka_unit_test(test_directories), cmocka_unit_test(test_dataset_json),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

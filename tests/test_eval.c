@@ -23,10 +23,9 @@ static void check_span(struct hl_span got, const char *want) {
 
 static void test_strip(void **state) {
     (void)state;
-    check_span(hl_py_strip(SPAN(" \t\n\x1c a b\xc2\xa0\xe3\x80\x80\x1f")),
-               "a b");                                                  /* U+00A0, U+3000, separators */
-    check_span(hl_py_strip(SPAN("\xef\xbb\xbf a ")), "\xef\xbb\xbf a"); /* U+FEFF is no white space */
-    check_span(hl_py_strip(SPAN("a\xe2\x80\x8b")), "a\xe2\x80\x8b");    /* nor is U+200B */
+    check_span(hl_py_strip(SPAN(" \t\n\x1c a b\xc2\xa0\xe3\x80\x80\x1f")), "a b"); /* U+00A0, U+3000, separators */
+    check_span(hl_py_strip(SPAN("\xef\xbb\xbf a ")), "\xef\xbb\xbf a");            /* U+FEFF is no white space */
+    check_span(hl_py_strip(SPAN("a\xe2\x80\x8b")), "a\xe2\x80\x8b");               /* nor is U+200B */
     check_span(hl_py_rstrip(SPAN(" a\xe2\x80\xaf")), " a");
     check_span(hl_py_lstrip(SPAN(" a ")), "a ");
     check_span(hl_py_strip(SPAN(" \n ")), "");
@@ -79,8 +78,7 @@ static void test_sha256(void **state) {
         char a[130];
         memset(a, 'a', sizeof a);
         hl_sha256_begin(&s);
-        for (int n = 0; n < 1000000; n += piece)
-            hl_sha256_add(&s, a, n + piece < 1000000 ? piece : 1000000 - n);
+        for (int n = 0; n < 1000000; n += piece) hl_sha256_add(&s, a, n + piece < 1000000 ? piece : 1000000 - n);
         hl_sha256_end(&s, hex);
         assert_string_equal(hex, "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
     }
@@ -110,8 +108,7 @@ static void test_detokenize(void **state) {
 }
 
 static void test_pages(void **state) {
-    static const char file[] =
-        " \n = First = \n \n Text . \n = = Part = = \n more \n = Second = \n \n end \n";
+    static const char file[] = " \n = First = \n \n Text . \n = = Part = = \n more \n = Second = \n \n end \n";
     const struct hl_eval_opts o = {.limit = 0}, one = {.limit = 1};
     struct hl_set s = {0};
     (void)state;
@@ -281,8 +278,7 @@ static void test_wikitext_data(void **state) {
     struct hl_items items = {0};
     int64_t words = 0, bytes = 0, tokens = 0;
     (void)state;
-    if (hl_task_make(hl_task_find("wikitext"), &o, &s) != HOLA_OK ||
-        hola_tokenizer_load(&t, tok) != HOLA_OK) {
+    if (hl_task_make(hl_task_find("wikitext"), &o, &s) != HOLA_OK || hola_tokenizer_load(&t, tok) != HOLA_OK) {
         print_message("SKIP wikitext: %s (set HOLA_SHARED)\n", hola_last_error());
         hl_set_free(&s);
         free(data), free(tok);
@@ -357,12 +353,10 @@ static void test_all_data(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_strip),         cmocka_unit_test(test_case),
-        cmocka_unit_test(test_sha256),        cmocka_unit_test(test_detokenize),
-        cmocka_unit_test(test_pages),         cmocka_unit_test(test_hellaswag),
-        cmocka_unit_test(test_windows),       cmocka_unit_test(test_pairs),
-        cmocka_unit_test(test_prompts),       cmocka_unit_test(test_profiles),
-        cmocka_unit_test(test_wikitext_data), cmocka_unit_test(test_all_data),
+        cmocka_unit_test(test_strip),      cmocka_unit_test(test_case),          cmocka_unit_test(test_sha256),
+        cmocka_unit_test(test_detokenize), cmocka_unit_test(test_pages),         cmocka_unit_test(test_hellaswag),
+        cmocka_unit_test(test_windows),    cmocka_unit_test(test_pairs),         cmocka_unit_test(test_prompts),
+        cmocka_unit_test(test_profiles),   cmocka_unit_test(test_wikitext_data), cmocka_unit_test(test_all_data),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -15,14 +15,8 @@ static hola_model *model_of(int kind) {
 }
 /* longer and shorter than a pass; more prompts than are read at once */
 static struct hl_set all_kinds(void) {
-    const struct eval_case c = {.docs = 24,
-                                .texts = 4,
-                                .prompts = 6,
-                                .lists = 3,
-                                .grow = 2,
-                                .text = 700,
-                                .prompt = 90,
-                                .max_new = 20};
+    const struct eval_case c = {
+        .docs = 24, .texts = 4, .prompts = 6, .lists = 3, .grow = 2, .text = 700, .prompt = 90, .max_new = 20};
     return make_set(&c);
 }
 static struct hl_eval_opts opts(int64_t max_length) {
@@ -142,8 +136,7 @@ static void test_greedy(void **state) {
         for (int t = 0; t < N; t++) next[t] = -1;
         next[FIRST] = (best[FIRST] + (wrong & 1)) % VOCAB, next[LAST] = (best[LAST] + (wrong >> 1)) % VOCAB;
         CHECK_OK(hl_set_doc(&s, &d));
-        CHECK_OK(
-            hl_set_ask(&s, &(struct hl_request){.kind = HL_ASK_IDS, .ids = ids, .next = next, .n_ids = N}));
+        CHECK_OK(hl_set_ask(&s, &(struct hl_request){.kind = HL_ASK_IDS, .ids = ids, .next = next, .n_ids = N}));
     }
     struct hl_answer *a = answers(m, &o, &s);
     for (int wrong = 0; wrong < 4; wrong++) {
@@ -297,8 +290,8 @@ static void test_eos_text(void **state) {
         head[i] = (real)(id == 3) - (real)(id == 4);
     }
     CHECK_OK(hl_set_doc(&s, &d));
-    CHECK_OK(hl_set_ask(
-        &s, &(struct hl_request){.kind = HL_ASK_GENERATE, .context = hl_span_of("aaa"), .max_new = 20}));
+    CHECK_OK(
+        hl_set_ask(&s, &(struct hl_request){.kind = HL_ASK_GENERATE, .context = hl_span_of("aaa"), .max_new = 20}));
     struct hl_answer *a = answers(m, &o, &s);
     assert_true(a[0].text.n == 1 && strchr("xz", a[0].text.data[0]));
     assert_int_equal(a[0].tokens, 1);

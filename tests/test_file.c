@@ -240,11 +240,10 @@ static void test_leftover(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_path_join),   cmocka_unit_test(test_map),
-        cmocka_unit_test(test_make_dirs),   cmocka_unit_test(test_write),
-        cmocka_unit_test(test_two_writers), cmocka_unit_test(test_unwritable),
-        cmocka_unit_test(test_full_disk),   cmocka_unit_test(test_killed),
-        cmocka_unit_test(test_leftover),    cmocka_unit_test(test_stream),
+        cmocka_unit_test(test_path_join), cmocka_unit_test(test_map),         cmocka_unit_test(test_make_dirs),
+        cmocka_unit_test(test_write),     cmocka_unit_test(test_two_writers), cmocka_unit_test(test_unwritable),
+        cmocka_unit_test(test_full_disk), cmocka_unit_test(test_killed),      cmocka_unit_test(test_leftover),
+        cmocka_unit_test(test_stream),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

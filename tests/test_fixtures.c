@@ -4,8 +4,8 @@
 #include "hola.h"
 #include <jansson.h>
 
-static const char *const dirs[] = {"tests/data/fla_gdn", "tests/data/fla_gdn_sharded",
-                                   "tests/data/fla_delta_net", "tests/data/hola_tiny"};
+static const char *const dirs[] = {"tests/data/fla_gdn", "tests/data/fla_gdn_sharded", "tests/data/fla_delta_net",
+                                   "tests/data/hola_tiny"};
 
 struct expected {
     int32_t ids[256];
@@ -67,7 +67,6 @@ static void another_model_is_caught(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(loads_as_it_is),
-                                       cmocka_unit_test(another_model_is_caught)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(loads_as_it_is), cmocka_unit_test(another_model_is_caught)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

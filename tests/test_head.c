@@ -42,10 +42,8 @@ static void head_free(struct head *h) {
     free(h->correct);
     free(h->panels);
 }
-static void head_run(const struct hl_ops *ops, struct hl_backend *pool, struct head *h, bool gradient,
-                     bool panels) {
-    struct hl_xent a = {
-        .M = h->M, .D = h->D, .x = h->x, .target = h->target, .nll = h->nll, .logits = h->logits};
+static void head_run(const struct hl_ops *ops, struct hl_backend *pool, struct head *h, bool gradient, bool panels) {
+    struct hl_xent a = {.M = h->M, .D = h->D, .x = h->x, .target = h->target, .nll = h->nll, .logits = h->logits};
     a.correct = h->correct;
     a.W = (struct hl_weight){.data = h->W, .layout = HL_ROWS, .rows = h->V, .cols = h->D};
     if (panels) {
@@ -70,8 +68,7 @@ static double nll_error(const struct head *a, const struct head *b) {
     return worst;
 }
 
-static void compare_heads(struct hl_backend *pool, const struct hl_ops *ops, const int64_t d[3],
-                          double range) {
+static void compare_heads(struct hl_backend *pool, const struct hl_ops *ops, const int64_t d[3], double range) {
     double allowed = d[1] == 1 && range <= 1 ? 2e-7 : 3e-6; /* the former: logits of one rounding */
     struct head want, got;
     head_new(&want, d[0], d[1], d[2], range);
@@ -80,8 +77,7 @@ static void compare_heads(struct hl_backend *pool, const struct hl_ops *ops, con
         bool gradient = !panels;
         head_run(hl_ops_named("cpu-ref"), pool, &want, gradient, panels);
         head_run(ops, pool, &got, gradient, panels);
-        if (!(nll_error(&got, &want) <= allowed))
-            fail_msg("%s: nll is %.3g off", ops->name, nll_error(&got, &want));
+        if (!(nll_error(&got, &want) <= allowed)) fail_msg("%s: nll is %.3g off", ops->name, nll_error(&got, &want));
     }
     CHECK_NEAR(got.dx, want.dx, d[0], d[1], 1e-5, "%s dx M %d", ops->name, (int)d[0]);
     CHECK_NEAR(got.dW, want.dW, d[2], d[1], 1e-5, "%s dW M %d", ops->name, (int)d[0]);
@@ -144,10 +140,8 @@ static void test_xent_company(void **state) {
         if (!ops) continue;
         head_new(&h, M, D, V, 1);
         for (int i = 0; i < 2; i++) {
-            struct hl_weight W = {
-                .data = h.panels, .layout = HL_PANELS, .rows = V, .cols = D, .dtype = types[i]};
-            struct hl_xent a = {
-                .M = FEW, .D = D, .x = h.x + FIRST * D, .W = W, .nll = few, .logits = h.logits};
+            struct hl_weight W = {.data = h.panels, .layout = HL_PANELS, .rows = V, .cols = D, .dtype = types[i]};
+            struct hl_xent a = {.M = FEW, .D = D, .x = h.x + FIRST * D, .W = W, .nll = few, .logits = h.logits};
             assert_true(hl_panel_bytes(V, D, types[i]) <= hl_panel_bytes(V, D, HOLA_BF16));
             hl_panel_pack(h.panels, types[i], h.W, V, D);
             a.target = h.target + FIRST;
@@ -175,8 +169,7 @@ static void test_correct(void **state) {
         head_new(&h, M, 1, V, 1);
         for (int64_t v = 0; v < V; v++) h.W[v] = (real)(v * 7919 % 5);
         h.W[3] = h.W[501] = h.W[999] = 9;
-        for (int64_t t = 0; t < M; t++)
-            h.x[t] = 1, h.target[t] = (int32_t)(t % 8 == 1 ? 3 : t % 8 == 2 ? 501 : t);
+        for (int64_t t = 0; t < M; t++) h.x[t] = 1, h.target[t] = (int32_t)(t % 8 == 1 ? 3 : t % 8 == 2 ? 501 : t);
         h.target[0] = 999, h.target[7] = -1;
         head_run(ops, pool, &h, false, false);
         for (int64_t t = 0; t < M; t++)
@@ -203,8 +196,7 @@ static void test_exp_through_xent(void **state) {
             real x = 1, W[2] = {0, (real)(-90 + 0.06 * i)}, logits[2], dx, dW[2] = {0};
             int32_t target = 0;
             double nll, z = (double)W[1], p = 1 / (1 + exp(-z));
-            struct hl_xent a = {
-                .M = 1, .D = 1, .x = &x, .target = &target, .nll = &nll, .logits = logits, .scale = 1};
+            struct hl_xent a = {.M = 1, .D = 1, .x = &x, .target = &target, .nll = &nll, .logits = logits, .scale = 1};
             a.W = (struct hl_weight){.data = W, .layout = HL_ROWS, .rows = 2, .cols = 1};
             a.dx = &dx;
             a.dW = dW;
@@ -301,16 +293,15 @@ struct state {
     real *p, *m, *v;
 };
 static struct state state_new(int64_t n) {
-    return (struct state){check_random(n, -1, 1, 1), check_random(n, -0.1, 0.1, 2),
-                          check_random(n, 0, 0.01, 3)};
+    return (struct state){check_random(n, -1, 1, 1), check_random(n, -0.1, 0.1, 2), check_random(n, 0, 0.01, 3)};
 }
 static void state_free(struct state *s, int64_t n) {
     check_free(s->p, n);
     check_free(s->m, n);
     check_free(s->v, n);
 }
-static void step(const struct hl_ops *ops, struct hl_backend *pool, struct state *s, const real *grad,
-                 int64_t n, double bias1) {
+static void step(const struct hl_ops *ops, struct hl_backend *pool, struct state *s, const real *grad, int64_t n,
+                 double bias1) {
     struct hl_adamw a = {.n = n, .p = s->p, .m = s->m, .v = s->v, .grad = grad, .lr = 4e-4, .beta1 = 0.9};
     a.beta2 = 0.95;
     a.eps = 1e-8;
@@ -375,8 +366,7 @@ static void test_sumsq(void **state) {
             assert_true(fabs(got[0] - want) <= 1e-13 * want);
             assert_true(got[0] == got[1] && got[0] == got[2]);
             if (sizes[i] > 1) { /* a lost last number shows */
-                assert_true(fabs(got[0] - (double)x[sizes[i] - 1] * (double)x[sizes[i] - 1] - want) >
-                            1e-13 * want);
+                assert_true(fabs(got[0] - (double)x[sizes[i] - 1] * (double)x[sizes[i] - 1] - want) > 1e-13 * want);
             }
         }
     }

@@ -13,8 +13,7 @@ static hola_session *session_of(hola_model *m) {
 }
 
 /* Feeds ids[0, n) in the given lengths, over and over; the last call gives the logits. */
-static void feed_in(hola_session *s, const int32_t *ids, int64_t n, const int64_t *lengths, int count,
-                    float *logits) {
+static void feed_in(hola_session *s, const int32_t *ids, int64_t n, const int64_t *lengths, int count, float *logits) {
     for (int64_t i = 0, c = 0, len; i < n; i += len, c++) {
         len = lengths[c % count] < n - i ? lengths[c % count] : n - i;
         CHECK_OK(hola_session_feed(s, ids + i, len, i + len == n ? logits : NULL));
@@ -130,11 +129,9 @@ static void speculation(void **state) {
             CHECK_OK(hola_session_feed(plain, &text[i], 1, each));
         }
         for (int n = 0, kept; n < LENGTH; n += kept) {
-            const int right =
-                1 + (int)(check_mix((uint64_t)n) % DRAFT); /* the first one we know from the logits */
+            const int right = 1 + (int)(check_mix((uint64_t)n) % DRAFT); /* the first one we know from the logits */
             assert_int_equal(best(hola_session_logits(s), vocab), text[n]);
-            for (int i = 0; i < DRAFT; i++)
-                draft[i] = i < right ? text[n + i] : (int32_t)((text[n + i] + 1) % vocab);
+            for (int i = 0; i < DRAFT; i++) draft[i] = i < right ? text[n + i] : (int32_t)((text[n + i] + 1) % vocab);
             CHECK_OK(hola_session_mark(s));
             CHECK_OK(hola_session_feed_each(s, draft, DRAFT, each));
             for (kept = 1; kept < DRAFT && best(each + (kept - 1) * vocab, vocab) == draft[kept];) kept++;
@@ -308,10 +305,9 @@ static void wrong_histories(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rollback_is_exact),  cmocka_unit_test(a_poor_mark_is_caught),
-        cmocka_unit_test(speculation),        cmocka_unit_test(wrong_rollbacks),
-        cmocka_unit_test(history_goes_back),  cmocka_unit_test(prompts_that_begin_alike),
-        cmocka_unit_test(points_are_thinned), cmocka_unit_test(wrong_histories)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(rollback_is_exact),  cmocka_unit_test(a_poor_mark_is_caught),
+                                       cmocka_unit_test(speculation),        cmocka_unit_test(wrong_rollbacks),
+                                       cmocka_unit_test(history_goes_back),  cmocka_unit_test(prompts_that_begin_alike),
+                                       cmocka_unit_test(points_are_thinned), cmocka_unit_test(wrong_histories)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -60,8 +60,7 @@ static void forward(const struct hl_ops *ops, struct hl_backend *pool, const str
     real *from[PARTS];
     for (int p = 0; p < l->n; p++) {
         from[p] = check_random(l->M * (l->N + p), -1, 1, 77);
-        out[p] =
-            start == FROM_ITSELF ? check_random(l->M * (l->N + p), -1, 1, 77) : check_new(l->M * (l->N + p));
+        out[p] = start == FROM_ITSELF ? check_random(l->M * (l->N + p), -1, 1, 77) : check_new(l->M * (l->N + p));
         a.part[p].out = out[p];
         a.part[p].from = start == FROM_NOTHING ? NULL : start == FROM_ITSELF ? out[p] : from[p];
     }
@@ -87,9 +86,8 @@ static void compare_forward(struct hl_backend *pool, const struct layer *l, int 
         if (!ops) continue;
         forward(ops, pool, l, kind, start, got);
         for (int p = 0; p < l->n; p++)
-            CHECK_NEAR(got[p], want[p], l->M, l->N + p, allowed_kind(l->N, kind),
-                       "%s M %d N %d K %d kind %d start %d", ops->name, (int)l->M, (int)l->N + p, (int)l->K,
-                       kind, (int)start);
+            CHECK_NEAR(got[p], want[p], l->M, l->N + p, allowed_kind(l->N, kind), "%s M %d N %d K %d kind %d start %d",
+                       ops->name, (int)l->M, (int)l->N + p, (int)l->K, kind, (int)start);
         free_outputs(l, got);
     }
     free_outputs(l, want);
@@ -98,8 +96,7 @@ static void compare_forward(struct hl_backend *pool, const struct layer *l, int 
 struct gradients {
     real *dx, *dW[PARTS];
 };
-static struct gradients backward(const struct hl_ops *ops, struct hl_backend *pool, const struct layer *l,
-                                 bool add) {
+static struct gradients backward(const struct hl_ops *ops, struct hl_backend *pool, const struct layer *l, bool add) {
     struct hl_linear a = layer_args(l, 0);
     struct gradients g = {0};
     a.dx = g.dx = add ? check_random(l->M * l->K, -1, 1, 78) : check_new(l->M * l->K);
@@ -120,11 +117,11 @@ static void compare_backward(struct hl_backend *pool, const struct layer *l, boo
         struct gradients got;
         if (!ops) continue;
         got = backward(ops, pool, l, add);
-        CHECK_NEAR(got.dx, want.dx, l->M, l->K, allowed(l->K), "%s dx M %d N %d K %d", ops->name, (int)l->M,
-                   (int)l->N, (int)l->K);
+        CHECK_NEAR(got.dx, want.dx, l->M, l->K, allowed(l->K), "%s dx M %d N %d K %d", ops->name, (int)l->M, (int)l->N,
+                   (int)l->K);
         for (int p = 0; p < l->n; p++)
-            CHECK_NEAR(got.dW[p], want.dW[p], l->N + p, l->K, allowed(l->K), "%s dW M %d N %d K %d",
-                       ops->name, (int)l->M, (int)l->N + p, (int)l->K);
+            CHECK_NEAR(got.dW[p], want.dW[p], l->N + p, l->K, allowed(l->K), "%s dW M %d N %d K %d", ops->name,
+                       (int)l->M, (int)l->N + p, (int)l->K);
         free_gradients(l, &got);
     }
     free_gradients(l, &want);
@@ -183,8 +180,8 @@ static void test_wrong(void **state) {
 }
 
 /* Rows [m, m + count) computed alone have the bits they have among all. */
-static void compare_rows(const struct hl_ops *ops, struct hl_backend *pool, const struct layer *l, int kind,
-                         int64_t m, int64_t count, real *all[PARTS]) {
+static void compare_rows(const struct hl_ops *ops, struct hl_backend *pool, const struct layer *l, int kind, int64_t m,
+                         int64_t count, real *all[PARTS]) {
     struct layer few = *l;
     real *out[PARTS];
     few.M = count;
@@ -192,8 +189,8 @@ static void compare_rows(const struct hl_ops *ops, struct hl_backend *pool, cons
     forward(ops, pool, &few, kind, FROM_NOTHING, out);
     for (int p = 0; p < l->n; p++)
         if (memcmp(out[p], all[p] + m * (l->N + p), (size_t)(count * (l->N + p)) * sizeof(real)))
-            fail_msg("%s kind %d K %d: rows %d+%d differ in a batch of %d", ops->name, kind, (int)l->K,
-                     (int)m, (int)count, (int)l->M);
+            fail_msg("%s kind %d K %d: rows %d+%d differ in a batch of %d", ops->name, kind, (int)l->K, (int)m,
+                     (int)count, (int)l->M);
     free_outputs(&few, out);
 }
 
@@ -211,8 +208,7 @@ static void test_rows_alone(void **state) {
                 real *all[PARTS];
                 forward(ops, pool, &l, kind, FROM_NOTHING, all);
                 for (int64_t m = 0; m < l.M; m += 37) compare_rows(ops, pool, &l, kind, m, 1, all);
-                for (int64_t n = 2; n < 40; n += n < 16 ? 1 : 7)
-                    compare_rows(ops, pool, &l, kind, 3 * n, n, all);
+                for (int64_t n = 2; n < 40; n += n < 16 ? 1 : 7) compare_rows(ops, pool, &l, kind, 3 * n, n, all);
                 free_outputs(&l, all);
             }
             layer_free(&l);
@@ -296,8 +292,7 @@ static void test_half_weights(void **state) {
             const struct hl_ops *ops = hl_ops_named(check_backend(b));
             struct hl_linear a = {.M = 3, .K = K, .x = x, .n = 1};
             if (!ops) continue;
-            a.part[0].W =
-                (struct hl_weight){.data = W, .layout = HL_PANELS, .dtype = HOLA_F16, .rows = N, .cols = K};
+            a.part[0].W = (struct hl_weight){.data = W, .layout = HL_PANELS, .dtype = HOLA_F16, .rows = N, .cols = K};
             a.part[0].out = out;
             for (int k = 0; k < K; k++) {
                 x[K + k] = 1;

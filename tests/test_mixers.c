@@ -153,9 +153,7 @@ static void sizes(void **state) {
 
 static int64_t pages_left;
 static void *(*real_alloc)(struct hl_backend *, int64_t);
-static void *few_pages(struct hl_backend *b, int64_t bytes) {
-    return pages_left-- > 0 ? real_alloc(b, bytes) : NULL;
-}
+static void *few_pages(struct hl_backend *b, int64_t bytes) { return pages_left-- > 0 ? real_alloc(b, bytes) : NULL; }
 /* Running out of memory is one line that says how many tokens fit; the session goes on from where it was. */
 static void out_of_memory(void **state) {
     hola_model *m = mixer_model(1, 1, NULL);

@@ -95,7 +95,7 @@ static void test_own(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_examples),
-                                       cmocka_unit_test(test_random_non_queries), cmocka_unit_test(test_own)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_examples), cmocka_unit_test(test_random_non_queries),
+                                       cmocka_unit_test(test_own)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

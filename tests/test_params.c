@@ -139,8 +139,7 @@ static void test_indices(void **state) {
     CHECK_OK(hl_params_new(&p, &c));
     assert_string_equal(p.tensor[p.head].name, "lm_head.weight");
     assert_true(p.tensor[p.head].matrix && !p.tensor[p.embed].matrix);
-    assert_true(p.layer[0].mixer[Q_CONV] == -1 && p.layer[1].mixer[V_CONV] == -1 &&
-                p.layer[0].mixer[G_PROJ] == -1);
+    assert_true(p.layer[0].mixer[Q_CONV] == -1 && p.layer[1].mixer[V_CONV] == -1 && p.layer[0].mixer[G_PROJ] == -1);
     assert_false(p.tensor[p.layer[1].mixer[MEMORY + HL_MEMORY_GATE]].trained);
     hl_params_free(&p);
     c.head_dim = 0;
@@ -174,14 +173,11 @@ static void test_init(void **state) {
         else if (strstr(t->name, "cache_gate")) assert_true(lo == -4 && hi == -4);
         else if (strstr(t->name, "cache_sink")) assert_true(lo == 0 && hi == 0);
         else if (strstr(t->name, "cache_tau")) assert_true(lo == 2.5 && hi == 2.5);
-        else if (strstr(t->name, "A_log"))
-            assert_true(hi <= log(16) && hi > log(13) && lo > -12 && lo < log(2));
+        else if (strstr(t->name, "A_log")) assert_true(hi <= log(16) && hi > log(13) && lo > -12 && lo < log(2));
         else if (strstr(t->name, "dt_bias"))
             assert_true(log1p(exp(lo)) > 0.00099 && log1p(exp(lo)) < 0.002 && log1p(exp(hi)) < 0.1001 &&
                         log1p(exp(hi)) > 0.06);
-        else
-            assert_true(fabs(square / n - 0.0004) < 0.0004 * 6 / sqrt(n) &&
-                        fabs(sum / n) < 0.02 * 5 / sqrt(n));
+        else assert_true(fabs(square / n - 0.0004) < 0.0004 * 6 / sqrt(n) && fabs(sum / n) < 0.02 * 5 / sqrt(n));
         int64_t end = i + 1 < p.n ? t[1].offset : p.total;
         for (int64_t j = t->count; j < end - t->offset; j++) assert_true(w[j] == 0);
     }

@@ -24,8 +24,8 @@ static void file_new(struct file *f, const hola_config *c, hola_dtype dtype) {
     assert_true(f->n < 60);
     for (int64_t i = 0; i < f->n; i++) {
         const struct hl_tensor *t = &f->p.tensor[i];
-        f->e[i] = (struct hl_st_entry){t->name,          dtype, t->ndim, {t->dim[0], t->dim[1], t->dim[2]},
-                                       f->x + t->offset, NULL};
+        f->e[i] =
+            (struct hl_st_entry){t->name, dtype, t->ndim, {t->dim[0], t->dim[1], t->dim[2]}, f->x + t->offset, NULL};
     }
     f->dir = temp_new();
     f->path = hl_path_join(f->dir, "model.safetensors");
@@ -144,8 +144,7 @@ static void test_load_poisoned(void **state) {
         CHECK_OK(hl_st_open(&st, f.dir));
         const struct hl_st_tensor *first = hl_st_find(st, "model.embeddings.weight"),
                                   *t = hl_st_find(st, "model.layers.0.attn.A_log");
-        int64_t data =
-            8 + *(const int64_t *)(const void *)bytes + ((const char *)t->data - (const char *)first->data);
+        int64_t data = 8 + *(const int64_t *)(const void *)bytes + ((const char *)t->data - (const char *)first->data);
         hl_st_close(st);
         if (i < 3) {
             memcpy(bytes + data + 4, &poison[i], 4);
@@ -183,8 +182,8 @@ static void test_load_lenient(void **state) {
     assert_memory_equal(x, f.x, (size_t)p.total * sizeof(real));
     loaded_free(&p, x);
     CHECK_OK(load(&f, &g, &p, &x)); /* hola read as gated_deltanet */
-    assert_memory_equal(x + p.tensor[p.layer[1].down_proj].offset,
-                        f.x + f.p.tensor[f.p.layer[1].down_proj].offset, 64 * 32 * sizeof(real));
+    assert_memory_equal(x + p.tensor[p.layer[1].down_proj].offset, f.x + f.p.tensor[f.p.layer[1].down_proj].offset,
+                        64 * 32 * sizeof(real));
     loaded_free(&p, x);
     drop(&f, "model.layers.0.attn.cache_tau"); /* from the config then */
     c.cache_tau_init = 3;
@@ -226,8 +225,8 @@ static void test_load_old_mlp(void **state) {
 
 /* Directories written by another program. */
 static void test_fixtures(void **state) {
-    static const char *const dirs[] = {"tests/data/fla_gdn", "tests/data/fla_gdn_sharded",
-                                       "tests/data/fla_delta_net", "tests/data/hola_tiny"};
+    static const char *const dirs[] = {"tests/data/fla_gdn", "tests/data/fla_gdn_sharded", "tests/data/fla_delta_net",
+                                       "tests/data/hola_tiny"};
     real *first = NULL;
     (void)state;
     for (int i = 0; i < 4; i++) {
@@ -254,9 +253,8 @@ static void test_fixtures(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_load_exact),    cmocka_unit_test(test_load_bad),
-        cmocka_unit_test(test_load_poisoned), cmocka_unit_test(test_load_lenient),
-        cmocka_unit_test(test_load_old_mlp),  cmocka_unit_test(test_fixtures),
+        cmocka_unit_test(test_load_exact),   cmocka_unit_test(test_load_bad),     cmocka_unit_test(test_load_poisoned),
+        cmocka_unit_test(test_load_lenient), cmocka_unit_test(test_load_old_mlp), cmocka_unit_test(test_fixtures),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

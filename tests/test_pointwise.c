@@ -27,8 +27,8 @@ static int teardown(void **state) {
     return 0;
 }
 
-static void run(const struct kind *k, const struct hl_ops *o, struct hl_backend *p, struct pw *c, int64_t M,
-                int64_t D, int variant) {
+static void run(const struct kind *k, const struct hl_ops *o, struct hl_backend *p, struct pw *c, int64_t M, int64_t D,
+                int variant) {
     *c = (struct pw){0};
     k->build(c, M, D, variant);
     k->forward(o, p, c);
@@ -224,15 +224,9 @@ static void test_wrong_gates(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rmsnorm),
-        cmocka_unit_test(test_l2norm),
-        cmocka_unit_test(test_gate),
-        cmocka_unit_test(test_swiglu),
-        cmocka_unit_test(test_conv),
-        cmocka_unit_test(test_odd_sizes),
-        cmocka_unit_test(test_swiglu_in_place),
-        cmocka_unit_test(test_softplus),
-        cmocka_unit_test(test_wrong_norms),
+        cmocka_unit_test(test_rmsnorm),         cmocka_unit_test(test_l2norm),   cmocka_unit_test(test_gate),
+        cmocka_unit_test(test_swiglu),          cmocka_unit_test(test_conv),     cmocka_unit_test(test_odd_sizes),
+        cmocka_unit_test(test_swiglu_in_place), cmocka_unit_test(test_softplus), cmocka_unit_test(test_wrong_norms),
         cmocka_unit_test(test_wrong_gates),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

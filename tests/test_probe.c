@@ -68,8 +68,7 @@ static void test_mk(void **state) {
     snprintf(context, sizeof context, "%s", head);
     for (int64_t i = 0, f = 0; i < n; i++) {
         for (; f < K && f * n / K == i; f++)
-            sprintf(context + strlen(context), "The pass key for %s is %lld.\n", p[f].word,
-                    (long long)p[f].key);
+            sprintf(context + strlen(context), "The pass key for %s is %lld.\n", p[f].word, (long long)p[f].key);
         strcat(context, line);
     }
     int64_t most = 0;
@@ -80,8 +79,8 @@ static void test_mk(void **state) {
         assert_int_equal(p[q].key, value[q]);
         assert_int_equal(p[q].fillers, n);
         assert_int_equal(p[q].place, q * n / K);
-        snprintf(want, sizeof want, "%sWhat is the pass key for %s? The pass key for %s is %lld", context,
-                 word[q], word[q], (long long)value[q]);
+        snprintf(want, sizeof want, "%sWhat is the pass key for %s? The pass key for %s is %lld", context, word[q],
+                 word[q], (long long)value[q]);
         assert_true(reads(&p[q], want));
         if (p[q].n > most) most = p[q].n;
     }
@@ -118,8 +117,7 @@ static void test_score(void **state) {
 static void test_mistral(void **state) {
     const char *base = getenv("HOLA_SHARED");
     char *model = hl_path_join(base ? base : "../shared", "data/tokenizer/tokenizer.model");
-    static const int64_t key[5][2] = {
-        {78967, 21342}, {57914, 10087}, {35159, 75463}, {20309, 77372}, {56854, 65708}};
+    static const int64_t key[5][2] = {{78967, 21342}, {57914, 10087}, {35159, 75463}, {20309, 77372}, {56854, 65708}};
     static const struct {
         int keys;
         int64_t fillers, tokens;

@@ -44,8 +44,8 @@ static void test_lists(void **state) {
     CHECK_OK(hl_py_sample(&m, 20, 5, out)); /* from a copy */
     SAME(out, 10, 4, 12, 1, 2);
     CHECK_OK(hl_py_sample(&m, 100, 30, out)); /* from a copy: 30 make the limit 277 */
-    SAME(out, 68, 12, 46, 74, 7, 64, 27, 4, 11, 55, 53, 8, 30, 91, 70, 54, 95, 72, 15, 28, 96, 83, 73, 79, 50,
-         6, 80, 5, 71, 17);
+    SAME(out, 68, 12, 46, 74, 7, 64, 27, 4, 11, 55, 53, 8, 30, 91, 70, 54, 95, 72, 15, 28, 96, 83, 73, 79, 50, 6, 80, 5,
+         71, 17);
     CHECK_OK(hl_py_sample(&m, 1000, 6, out)); /* drawing again */
     SAME(out, 296, 429, 147, 553, 120, 584);
     CHECK_OK(hl_py_sample(&m, 22, 3, out)); /* one more than the limit 21 */

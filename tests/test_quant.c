@@ -39,14 +39,14 @@ static void product_free(struct product *p) {
     check_free(p->W, p->N * p->K);
     check_free(p->exact, p->M * p->N);
 }
-static void run(const struct hl_ops *ops, struct hl_backend *pool, const struct product *p,
-                const struct hl_quant *c, real *out) {
+static void run(const struct hl_ops *ops, struct hl_backend *pool, const struct product *p, const struct hl_quant *c,
+                real *out) {
     void *panels = malloc((size_t)hl_panel_bytes(p->N, p->K, c->dtype));
     struct hl_linear a = {.M = p->M, .K = p->K, .x = p->x, .n = 1};
     assert_non_null(panels);
     hl_quant_pack(panels, c);
-    a.part[0].W = (struct hl_weight){
-        .data = panels, .layout = HL_PANELS, .dtype = c->dtype, .rows = p->N, .cols = p->K};
+    a.part[0].W =
+        (struct hl_weight){.data = panels, .layout = HL_PANELS, .dtype = c->dtype, .rows = p->N, .cols = p->K};
     a.part[0].out = out;
     ops->linear_forward(pool, &a);
     free(panels);
@@ -78,8 +78,7 @@ static void test_error(void **state) {
                 run(ops, pool, &p, &c, got);
                 double off = 0, norm = 0;
                 for (int64_t m = 0; m < p.M; m++) {
-                    const double want = (double)p.exact[m * p.N + p.N - 1],
-                                 d = (double)got[m * p.N + p.N - 1] - want;
+                    const double want = (double)p.exact[m * p.N + p.N - 1], d = (double)got[m * p.N + p.N - 1] - want;
                     off += d * d, norm += want * want;
                 }
                 if (p.K - (groups - 1) * hl_group_size(c.dtype) >= 8 || groups == 1)
@@ -185,8 +184,7 @@ static void test_rows_and_panels(void **state) {
                 if (N > 1) memset(W + K, 0, (size_t)K * sizeof(real));
                 if (N > 2) W[2 * K] = (real)1e-40, W[3 * K] = (real)3e38;
                 void *panels = malloc((size_t)hl_panel_bytes(N, K, types[t]));
-                assert_true(hl_quant_file_new(&c, types[t], N, K) &&
-                            hl_quant_file_new(&again, types[t], N, K));
+                assert_true(hl_quant_file_new(&c, types[t], N, K) && hl_quant_file_new(&again, types[t], N, K));
                 assert_true(hl_quant_make(&c, W));
                 hl_quant_read(&c, back);
                 hl_quant_pack(panels, &c);
@@ -194,8 +192,7 @@ static void test_rows_and_panels(void **state) {
                     const double step = fabs((double)hl_from_bf16(
                         c.scale[i / K * hl_quant_groups(types[t], K) + i % K / hl_group_size(types[t])]));
                     assert_true(back[i] == hl_quant_at(panels, types[t], K, i / K, i % K));
-                    if (types[t] == HOLA_INT8)
-                        assert_true(fabs((double)back[i] - (double)W[i]) <= 0.5001 * step);
+                    if (types[t] == HOLA_INT8) assert_true(fabs((double)back[i] - (double)W[i]) <= 0.5001 * step);
                     else assert_true(fabs((double)back[i] - (double)W[i]) <= 1.8 * step);
                 }
                 assert_true(hl_quant_make(&again, back));
@@ -250,9 +247,8 @@ static void test_best_scale(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_error),      cmocka_unit_test(test_vnni),
-        cmocka_unit_test(test_not_finite), cmocka_unit_test(test_rows_and_panels),
-        cmocka_unit_test(test_best_scale),
+        cmocka_unit_test(test_error),           cmocka_unit_test(test_vnni),       cmocka_unit_test(test_not_finite),
+        cmocka_unit_test(test_rows_and_panels), cmocka_unit_test(test_best_scale),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

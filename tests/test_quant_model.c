@@ -110,10 +110,8 @@ static void test_hostile(void **state) {
     } bad[] = {
         {"k_proj.weight\"", "I8", "U8", "k_proj.weight: U8 [32,48], expected [32,24]", HOLA_EFORMAT},
         {"k_proj.weight\"", "I8", "I7", "k_proj.weight: stored as I7", HOLA_ENOTSUP},
-        {"k_proj.weight\"", "[32,48]", "[48,32]", "k_proj.weight: I8 [48,32], expected [32,48]",
-         HOLA_EFORMAT},
-        {"k_proj.weight_scale\"", "BF16", "F16 ", "k_proj.weight_scale: stored as F16 , expected BF16",
-         HOLA_EFORMAT},
+        {"k_proj.weight\"", "[32,48]", "[48,32]", "k_proj.weight: I8 [48,32], expected [32,48]", HOLA_EFORMAT},
+        {"k_proj.weight_scale\"", "BF16", "F16 ", "k_proj.weight_scale: stored as F16 , expected BF16", HOLA_EFORMAT},
         {"k_proj.weight_scale\"", "[32,1]", "[16,2]", "k_proj.weight_scale: BF16 [16,2], expected [32,1]",
          HOLA_EFORMAT},
         {"k_proj.weight_scale\"", "scale", "skale", "k_proj.weight_scale: missing", HOLA_EFORMAT},
@@ -134,21 +132,18 @@ static void test_hostile(void **state) {
         CHECK_FAILS(hola_model_load(&q, dir, NULL), bad[i].status, bad[i].says);
     }
     const char *header = strstr(good + 8, "v_proj.weight_scale\"");
-    const int64_t at =
-        8 + *(const int64_t *)(const void *)good + strtoll(strstr(header, "offsets\":[") + 10, NULL, 10);
+    const int64_t at = 8 + *(const int64_t *)(const void *)good + strtoll(strstr(header, "offsets\":[") + 10, NULL, 10);
     for (size_t i = 0; i < sizeof scales / sizeof *scales; i++) {
         memcpy(bytes, good, (size_t)size);
         memcpy(bytes + at + 6, &scales[i], 2);
         temp_write(dir, "model.safetensors", bytes, size);
-        CHECK_FAILS(hola_model_load(&q, dir, NULL), HOLA_ENUMERIC,
-                    i < 2 ? "scale 3 is zero" : "scale 3 is not finite");
+        CHECK_FAILS(hola_model_load(&q, dir, NULL), HOLA_ENUMERIC, i < 2 ? "scale 3 is zero" : "scale 3 is not finite");
     }
     const uint16_t large = 0x7f7f; /* 127 times it is infinite */
     memcpy(bytes, good, (size_t)size);
     memcpy(bytes + at + 6, &large, 2);
     temp_write(dir, "model.safetensors", bytes, size);
-    CHECK_FAILS(hola_model_load(&q, dir, NULL), HOLA_ENUMERIC,
-                "v_proj.weight: holds values that are not finite");
+    CHECK_FAILS(hola_model_load(&q, dir, NULL), HOLA_ENUMERIC, "v_proj.weight: holds values that are not finite");
     free(bytes);
     free(good);
     hola_model_free(m);

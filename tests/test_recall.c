@@ -17,8 +17,7 @@ static bool is_recall(const struct hl_recall *r, const int32_t *ids, const uint8
     for (int64_t i = 1; i < r->length; i++) {
         if (mask[i]) { /* an answer: after its key and the ask, the value that was given */
             int32_t k = ids[i - 1] - key0;
-            if (ids[i - 2] != HL_RECALL_ASK || k < 0 || k >= r->keys || asked[k] || ids[i] != value[k])
-                return false;
+            if (ids[i - 2] != HL_RECALL_ASK || k < 0 || k >= r->keys || asked[k] || ids[i] != value[k]) return false;
             asked[k] = true;
             first_query = first_query < i - 2 ? first_query : i - 2;
             ++*answers;

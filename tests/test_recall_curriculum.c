@@ -4,8 +4,7 @@
 #include "eval/recall.h"
 
 static const struct hl_recall_curriculum curriculum = {
-    .task =
-        {.fillers = 8, .keys = 128, .values = 64, .facts = 2, .queries = 16, .length = 320, .distance = 48},
+    .task = {.fillers = 8, .keys = 128, .values = 64, .facts = 2, .queries = 16, .length = 320, .distance = 48},
     .most_facts = 64,
     .steps = 600,
     .batch_tokens = 4096,

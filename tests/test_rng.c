@@ -51,8 +51,7 @@ static void test_independence(void **state) {
         double c = 0;
         for (uint64_t i = 0; i < N; i++) {
             uint64_t a = kind == 0 ? i : 5, s = kind == 1 ? i : 7, e = kind == 2 ? i : 9;
-            c +=
-                hl_rng_normal(e, s, a) * hl_rng_normal(e + (kind == 2), s + (kind == 1), a + (kind == 0)) / N;
+            c += hl_rng_normal(e, s, a) * hl_rng_normal(e + (kind == 2), s + (kind == 1), a + (kind == 0)) / N;
         }
         assert_true(fabs(c) < 0.015);
     }

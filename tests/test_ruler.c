@@ -14,8 +14,7 @@ static uint64_t hash_set(const struct hl_ruler_set *s) {
     for (int64_t i = 0; i < s->n; i++) {
         char number[32];
         h = hash_text(hash_text(hash_text(h, s->sample[i].input), "|"), s->sample[i].prefix);
-        for (int64_t j = 0; j < s->sample[i].n_refs; j++)
-            h = hash_text(hash_text(h, "|"), s->sample[i].refs[j]);
+        for (int64_t j = 0; j < s->sample[i].n_refs; j++) h = hash_text(hash_text(h, "|"), s->sample[i].refs[j]);
         snprintf(number, sizeof number, "|%lld\n", (long long)s->sample[i].length);
         h = hash_text(h, number);
     }
@@ -93,8 +92,8 @@ static void test_reference(void **state) {
         struct hl_ruler_opts o = options(state, want[i].task, want[i].variant, want[i].length);
         uint64_t h = hash_of(&o);
         if (h != want[i].hash)
-            fail_msg("%s, variant %d, %lld tokens: %016llx", want[i].task, want[i].variant,
-                     (long long)want[i].length, (unsigned long long)h);
+            fail_msg("%s, variant %d, %lld tokens: %016llx", want[i].task, want[i].variant, (long long)want[i].length,
+                     (unsigned long long)h);
         if (i > 0) continue;
         o.seed = 1; /* what differs is seen */
         assert_true(hash_of(&o) != want[i].hash);
@@ -145,8 +144,7 @@ static void test_variables(void **state) {
             for (const char *q = p->input; (q = strstr(q, "There and back again.")) && q < text; q++) lines++;
             assert_int_equal(lines, 5);
             char last[64];
-            snprintf(last, sizeof last, "they are:  %s %s %s %s %s\n", name[0], name[1], name[2], name[3],
-                     name[4]);
+            snprintf(last, sizeof last, "they are:  %s %s %s %s %s\n", name[0], name[1], name[2], name[3], name[4]);
             assert_non_null(strstr(p->input, last));
             assert_true((strstr(p->prefix, "assgined") != NULL) == (v == HL_RULER_HARNESS));
         }
@@ -161,8 +159,7 @@ static void test_short(void **state) {
     int made = 0, refused = 0;
     for (int t = 0; t < HL_RULER_TASKS; t++)
         for (int64_t length = 100; length < 3000; length += length / 3) {
-            struct hl_ruler_opts o =
-                options(state, hl_ruler_name((enum hl_ruler_task)t), HL_RULER_HARNESS, length);
+            struct hl_ruler_opts o = options(state, hl_ruler_name((enum hl_ruler_task)t), HL_RULER_HARNESS, length);
             struct hl_ruler_set s;
             o.samples = 2;
             hola_status status = hl_ruler_make(&o, &s);
@@ -173,8 +170,7 @@ static void test_short(void **state) {
             }
             for (int64_t i = 0; i < s.n; i++) {
                 const struct hl_ruler_sample *p = &s.sample[i];
-                if (t != HL_RULER_FWE)
-                    assert_true(p->length <= length); /* (it keeps no room for its answer) */
+                if (t != HL_RULER_FWE) assert_true(p->length <= length); /* (it keeps no room for its answer) */
                 assert_true(p->n_refs > 0);
                 if (t < HL_RULER_VT) assert_non_null(strstr(p->input, p->refs[0]));
                 made++;
@@ -306,9 +302,8 @@ static void test_mistral(void **state) {
     static const struct {
         const char *task;
         int64_t length, units;
-    } fit[] = {{"niah_single_1", 2048, 70},     {"niah_single_1", 8192, 300},
-               {"niah_single_1", 32768, 1300},  {"niah_multikey_2", 2048, 75},
-               {"niah_multikey_2", 16384, 650}, {"niah_multikey_3", 2048, 20},
+    } fit[] = {{"niah_single_1", 2048, 70},    {"niah_single_1", 8192, 300},    {"niah_single_1", 32768, 1300},
+               {"niah_multikey_2", 2048, 75},  {"niah_multikey_2", 16384, 650}, {"niah_multikey_3", 2048, 20},
                {"niah_multikey_3", 32768, 400}};
     const char *base = getenv("HOLA_SHARED");
     char *model = hl_path_join(base ? base : "../shared", "data/tokenizer/tokenizer.model");
@@ -329,8 +324,8 @@ static void test_mistral(void **state) {
         o.samples = 8;
         CHECK_OK(hl_ruler_make(&o, &s));
         if (hash_set(&s) != want[i].hash)
-            fail_msg("%s, variant %d, %lld tokens: %016llx", want[i].task, want[i].variant,
-                     (long long)want[i].length, (unsigned long long)hash_set(&s));
+            fail_msg("%s, variant %d, %lld tokens: %016llx", want[i].task, want[i].variant, (long long)want[i].length,
+                     (unsigned long long)hash_set(&s));
         hl_ruler_free(&s);
     }
     for (size_t i = 0; i < sizeof fit / sizeof *fit; i++) { /* lines that fit, as measured with the harness */

@@ -49,11 +49,9 @@ static void test_good(void **state) {
     assert_int_equal(hl_st_count(f), 5);
     for (int i = 0; i < 5; i++) assert_memory_equal(hl_st_at(f, i)->name, &"abeis"[i], 1);
     const struct hl_st_tensor *a = hl_st_find(f, "a"), *b = hl_st_find(f, "b"), *i64 = hl_st_find(f, "i");
-    assert_true(a && a->dtype == HOLA_F32 && a->ndim == 2 && a->dim[0] == 2 && a->dim[1] == 3 &&
-                a->count == 6);
+    assert_true(a && a->dtype == HOLA_F32 && a->ndim == 2 && a->dim[0] == 2 && a->dim[1] == 3 && a->count == 6);
     assert_true(b && b->dtype == HOLA_BF16 && b->bytes == 6);
-    assert_true(hl_st_find(f, "e")->count == 0 && hl_st_find(f, "s")->count == 1 &&
-                hl_st_find(f, "s")->ndim == 0);
+    assert_true(hl_st_find(f, "e")->count == 0 && hl_st_find(f, "s")->count == 1 && hl_st_find(f, "s")->ndim == 0);
     assert_null(hl_st_find(f, ""));
     assert_null(hl_st_find(f, "__metadata__"));
     assert_string_equal(hl_st_metadata(f, "format"), "pt");
@@ -79,11 +77,9 @@ static void test_good(void **state) {
     hl_st_close(NULL);
 }
 
-#define ONE(dtype, shape, offsets) \
-    "{\"t\":{\"dtype\":\"" dtype "\",\"shape\":" shape ",\"data_offsets\":" offsets "}}"
-#define TWO(offsets_t, offsets_u)                                         \
-    "{\"t\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":" offsets_t \
-    "},\"u\":{\"dtype\":\"F32\",\"shape\":[1],"                           \
+#define ONE(dtype, shape, offsets) "{\"t\":{\"dtype\":\"" dtype "\",\"shape\":" shape ",\"data_offsets\":" offsets "}}"
+#define TWO(offsets_t, offsets_u)                                                                                     \
+    "{\"t\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":" offsets_t "},\"u\":{\"dtype\":\"F32\",\"shape\":[1]," \
     "\"data_offsets\":" offsets_u "}}"
 
 static void test_bad_headers(void **state) {
@@ -150,16 +146,14 @@ static void test_bad_headers(void **state) {
 }
 
 static void test_bad_lengths(void **state) {
-    static const uint64_t lengths[] = {
-        0, 1, 3, 100000001, 1u << 31, UINT64_MAX, UINT64_MAX - 7, (uint64_t)1 << 63};
+    static const uint64_t lengths[] = {0, 1, 3, 100000001, 1u << 31, UINT64_MAX, UINT64_MAX - 7, (uint64_t)1 << 63};
     int64_t size;
     struct hl_stfile *f;
     char *p = make("{}", 0, &size);
     (void)state;
     for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
         memcpy(p, &lengths[i], 8);
-        CHECK_FAILS(hl_st_parse(&f, p, size, "m"), HOLA_EFORMAT,
-                    lengths[i] > 2 ? "m: a header of" : "m: line");
+        CHECK_FAILS(hl_st_parse(&f, p, size, "m"), HOLA_EFORMAT, lengths[i] > 2 ? "m: a header of" : "m: line");
         assert_null(f);
     }
     free(p);
@@ -245,8 +239,7 @@ static void test_shards(void **state) {
     put(dir, "cut", T4("t"), 3);
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         temp_write(dir, "model.safetensors.index.json", bad[i][0], (int64_t)strlen(bad[i][0]));
-        hola_status want =
-            strstr(bad[i][1], "No such") || strstr(bad[i][1], "directory") ? HOLA_EIO : HOLA_EFORMAT;
+        hola_status want = strstr(bad[i][1], "No such") || strstr(bad[i][1], "directory") ? HOLA_EIO : HOLA_EFORMAT;
         CHECK_FAILS(hl_st_open(&f, dir), want, bad[i][1]);
         assert_null(f);
     }
@@ -269,12 +262,11 @@ static void test_write(void **state) {
     struct hl_stfile *f;
     (void)state;
     memcpy(x, special, sizeof special);
-    const struct hl_st_entry e[] = {
-        {"z", HOLA_F32, 1, {N}, x, NULL},
-        {"a.weight", HOLA_BF16, 3, {6660, 1, 3}, x + 8, NULL}, /* crosses pieces */
-        {"empty", HOLA_F32, 2, {0, 4}, x, NULL},
-        {"half", HOLA_F16, 1, {101}, x + 8, NULL},
-        {"scalar", HOLA_F32, 0, {0}, x + 3, NULL}};
+    const struct hl_st_entry e[] = {{"z", HOLA_F32, 1, {N}, x, NULL},
+                                    {"a.weight", HOLA_BF16, 3, {6660, 1, 3}, x + 8, NULL}, /* crosses pieces */
+                                    {"empty", HOLA_F32, 2, {0, 4}, x, NULL},
+                                    {"half", HOLA_F16, 1, {101}, x + 8, NULL},
+                                    {"scalar", HOLA_F32, 0, {0}, x + 3, NULL}};
     CHECK_OK(hl_st_write(path, e, 5, meta));
     CHECK_OK(hl_st_open_file(&f, path));
     assert_int_equal(hl_st_count(f), 5);
@@ -314,8 +306,7 @@ static void test_write_fails(void **state) {
     CHECK_OK(hl_st_write(path, &e, 1, NULL));
     char *old = temp_read(dir, "m", &before);
     x[N - 1] = (real)NAN;
-    CHECK_FAILS(hl_st_write(path, &e, 1, NULL), HOLA_ENUMERIC,
-                "m: w: holds values that are not finite as F32");
+    CHECK_FAILS(hl_st_write(path, &e, 1, NULL), HOLA_ENUMERIC, "m: w: holds values that are not finite as F32");
     x[N - 1] = (real)-INFINITY;
     e.dtype = HOLA_BF16;
     CHECK_FAILS(hl_st_write(path, &e, 1, NULL), HOLA_ENUMERIC, "not finite as BF16");
@@ -343,10 +334,9 @@ static void test_write_fails(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_good),        cmocka_unit_test(test_bad_headers),
-        cmocka_unit_test(test_bad_lengths), cmocka_unit_test(test_truncated),
-        cmocka_unit_test(test_open),        cmocka_unit_test(test_shards),
-        cmocka_unit_test(test_write),       cmocka_unit_test(test_write_fails),
+        cmocka_unit_test(test_good),      cmocka_unit_test(test_bad_headers), cmocka_unit_test(test_bad_lengths),
+        cmocka_unit_test(test_truncated), cmocka_unit_test(test_open),        cmocka_unit_test(test_shards),
+        cmocka_unit_test(test_write),     cmocka_unit_test(test_write_fails),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

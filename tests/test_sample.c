@@ -11,8 +11,7 @@ static int by_logit(const void *a, const void *b) {
 }
 
 /* The probabilities that the chain leaves, by id. */
-static void plainly(const float *logits, const hola_sampling *p, const int32_t *recent, int64_t n_recent,
-                    double *out) {
+static void plainly(const float *logits, const hola_sampling *p, const int32_t *recent, int64_t n_recent, double *out) {
     struct hl_candidate c[VOCAB];
     int64_t n = VOCAB, first = n_recent > p->repeat_last_n ? n_recent - p->repeat_last_n : 0;
     for (int32_t i = 0; i < VOCAB; i++) {
@@ -37,8 +36,7 @@ static void plainly(const float *logits, const hola_sampling *p, const int32_t *
     n = k;
     total = 0;
     for (int64_t i = 0; i < n; i++) total += exp(((double)c[i].logit - (double)c[0].logit) / p->temp);
-    for (int64_t i = 0; i < n; i++)
-        out[c[i].id] = exp(((double)c[i].logit - (double)c[0].logit) / p->temp) / total;
+    for (int64_t i = 0; i < n; i++) out[c[i].id] = exp(((double)c[i].logit - (double)c[0].logit) / p->temp) / total;
 }
 
 static void random_logits(float *x, double wide, uint64_t seed) {
@@ -47,8 +45,8 @@ static void random_logits(float *x, double wide, uint64_t seed) {
 }
 
 /* How far the shares that evenly spread u give are from the probabilities: half of the sum of differences. */
-static double off(const float *logits, const hola_sampling *p, const hola_sampling *want,
-                  const int32_t *recent, int64_t n_recent) {
+static double off(const float *logits, const hola_sampling *p, const hola_sampling *want, const int32_t *recent,
+                  int64_t n_recent) {
     enum { DRAWS = 5000 };
     static double prob[VOCAB], share[VOCAB];
     struct hl_candidate work[VOCAB];
@@ -65,10 +63,9 @@ static double off(const float *logits, const hola_sampling *p, const hola_sampli
 }
 
 static const hola_sampling chains[] = {
-    {1, 64, 40, 0.95, 0.05, 0.8}, {1, 0, 0, 1, 0, 1},      {1, 0, 5, 1, 0, 1},
-    {1, 0, 1, 1, 0, 2},           {1, 0, 0, 0.5, 0, 1},    {1, 0, 0, 0.999, 0, 1.5},
-    {1, 0, 0, 1, 0.1, 0.7},       {1.3, 64, 0, 0.9, 0, 1}, {0.7, 3, 20, 0.9, 0.02, 0.5},
-    {2, 1024, 100, 0.99, 0, 10},  {1, 0, VOCAB, 1, 1, 1},  {1, 0, 7, 1e-9, 0, 1},
+    {1, 64, 40, 0.95, 0.05, 0.8}, {1, 0, 0, 1, 0, 1},          {1, 0, 5, 1, 0, 1},     {1, 0, 1, 1, 0, 2},
+    {1, 0, 0, 0.5, 0, 1},         {1, 0, 0, 0.999, 0, 1.5},    {1, 0, 0, 1, 0.1, 0.7}, {1.3, 64, 0, 0.9, 0, 1},
+    {0.7, 3, 20, 0.9, 0.02, 0.5}, {2, 1024, 100, 0.99, 0, 10}, {1, 0, VOCAB, 1, 1, 1}, {1, 0, 7, 1e-9, 0, 1},
 };
 
 static void chances_are_right(void **state) {
@@ -78,8 +75,7 @@ static void chances_are_right(void **state) {
     for (size_t c = 0; c < sizeof chains / sizeof *chains; c++)
         for (int wide = 1; wide <= 9; wide += 4) {
             random_logits(logits, wide, c);
-            for (int i = 0; i < 7; i++)
-                logits[recent[i]] = (float)(i - 1); /* likely, and some not positive */
+            for (int i = 0; i < 7; i++) logits[recent[i]] = (float)(i - 1); /* likely, and some not positive */
             const double e = off(logits, &chains[c], &chains[c], recent, 7);
             if (!(e < 0.03)) fail_msg("chain %d, width %d: the chances are %.3g off", (int)c, wide, e);
         }

@@ -33,8 +33,7 @@ static void named_lengths(void **state) {
     for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
         const int64_t n = lengths[i];
         int32_t *ids = random_ids(n, m->cfg.vocab_size, 23);
-        double *prefill = scores(m, ids, n, n), *decode = scores(m, ids, n, 1),
-               *split = scores(m, ids, n, n / 3 + 1);
+        double *prefill = scores(m, ids, n, n), *decode = scores(m, ids, n, 1), *split = scores(m, ids, n, n / 3 + 1);
         double e = fmax(farthest(decode, prefill, n - 1), farthest(split, prefill, n - 1));
         if (!(e < 2e-5)) fail_msg("length %d: %.3g away", (int)n, e);
         free(prefill);
@@ -104,8 +103,7 @@ static void batch_is_alone(void **state) {
         hola_model *m = variant_model(v, 2, NULL);
         const int64_t vocab = m->cfg.vocab_size;
         int32_t *ids = random_ids(N * 1000, vocab, 5);
-        float *together = malloc((size_t)(N * vocab) * sizeof(float)),
-              *alone = malloc((size_t)vocab * sizeof(float));
+        float *together = malloc((size_t)(N * vocab) * sizeof(float)), *alone = malloc((size_t)vocab * sizeof(float));
         hola_session *a[N], *b[N];
         for (int i = 0; i < N; i++) {
             CHECK_OK(hola_session_new(&a[i], m));
@@ -127,8 +125,7 @@ static void batch_is_alone(void **state) {
             for (int j = 0; j < n; j++) {
                 CHECK_OK(hola_session_feed(b[who[j]], &next[j], 1, alone));
                 if (memcmp(alone, together + j * vocab, (size_t)vocab * sizeof(float)))
-                    fail_msg("%s: step %d, session %d differs from running alone", variants[v].name, t,
-                             who[j]);
+                    fail_msg("%s: step %d, session %d differs from running alone", variants[v].name, t, who[j]);
             }
         }
         for (int i = 0; i < N; i++) {
@@ -230,10 +227,9 @@ static void wrong_calls(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(any_split),      cmocka_unit_test(named_lengths),
-        cmocka_unit_test(each_logits),    cmocka_unit_test(forgetting_is_caught),
-        cmocka_unit_test(batch_is_alone), cmocka_unit_test(threads_do_not_matter),
-        cmocka_unit_test(save_and_load),  cmocka_unit_test(wrong_calls)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(any_split),      cmocka_unit_test(named_lengths),
+                                       cmocka_unit_test(each_logits),    cmocka_unit_test(forgetting_is_caught),
+                                       cmocka_unit_test(batch_is_alone), cmocka_unit_test(threads_do_not_matter),
+                                       cmocka_unit_test(save_and_load),  cmocka_unit_test(wrong_calls)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -76,8 +76,7 @@ static void come_and_go(void **state) {
 
 /* A step and a choice in one are the two, one after the other; and the logits are gone. */
 static void step_and_sample(void **state) {
-    static const hola_sampling how[] = {
-        {1.1, 20, 0, 0.99, 0, 1}, {1, 64, 40, 0.95, 0.05, 0.8}, {1, 0, 0, 1, 0, 0}};
+    static const hola_sampling how[] = {{1.1, 20, 0, 0.99, 0, 1}, {1, 64, 40, 0.95, 0.05, 0.8}, {1, 0, 0, 1, 0, 0}};
     hola_model *m = variant_model(0, 1, NULL);
     const int64_t vocab = m->cfg.vocab_size;
     int32_t *ids = random_ids(100, vocab, 5), x[3], y[3], wrong = 0;
@@ -119,8 +118,7 @@ static void fed_together(void **state) {
         hola_model *m = variant_model(v, 2, NULL);
         const int64_t vocab = m->cfg.vocab_size, len[N] = {1, 40, 2 * hl_model_rows(m) + 5, 31};
         int32_t *all = random_ids(len[2] + N, vocab, 5);
-        float *logits = malloc((size_t)(N * vocab) * sizeof *logits),
-              *alone = malloc((size_t)vocab * sizeof *alone);
+        float *logits = malloc((size_t)(N * vocab) * sizeof *logits), *alone = malloc((size_t)vocab * sizeof *alone);
         hola_session *y[N], *z[N];
         struct hl_ids ids[N];
         for (int i = 0; i < N; i++) {

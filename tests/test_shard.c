@@ -6,8 +6,7 @@
 #include <sys/resource.h>
 
 /* A shard by hand: header, then the payload. */
-static void write_raw(const char *dir, const char *name, const int32_t head[3], const void *data,
-                      int64_t bytes) {
+static void write_raw(const char *dir, const char *name, const int32_t head[3], const void *data, int64_t bytes) {
     char *file = calloc(1, (size_t)(HL_SHARD_HEADER + bytes));
     assert_non_null(file);
     memcpy(file, head, 12);
@@ -208,9 +207,8 @@ static void test_disk_full(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_roundtrip),      cmocka_unit_test(test_bytes),
-        cmocka_unit_test(test_lies),           cmocka_unit_test(test_vocabulary),
-        cmocka_unit_test(test_writer_refuses), cmocka_unit_test(test_disk_full),
+        cmocka_unit_test(test_roundtrip),  cmocka_unit_test(test_bytes),          cmocka_unit_test(test_lies),
+        cmocka_unit_test(test_vocabulary), cmocka_unit_test(test_writer_refuses), cmocka_unit_test(test_disk_full),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -34,9 +34,8 @@ static void run_mm(mm_fn mm, const int64_t d[3], int turn, bool add, const real 
 }
 
 static void test_mm(void **state) {
-    static const int64_t dims[][3] = {{1, 1, 1},      {1, 33, 300},  {2, 32, 16},    {3, 5, 7},
-                                      {64, 64, 128},  {64, 128, 64}, {37, 100, 257}, {130, 70, 31},
-                                      {13, 320, 600}, {256, 48, 513}};
+    static const int64_t dims[][3] = {{1, 1, 1},     {1, 33, 300},   {2, 32, 16},   {3, 5, 7},      {64, 64, 128},
+                                      {64, 128, 64}, {37, 100, 257}, {130, 70, 31}, {13, 320, 600}, {256, 48, 513}};
     enum { MOST = 400000 };
     real *A = check_random(MOST, -1, 1, 3), *B = check_random(MOST, -1, 1, 4);
     (void)state;
@@ -67,8 +66,7 @@ static void test_mm_alone(void **state) {
     (void)state;
     for (int b = 0; check_backend(b); b++)
         for (int turn = 0; turn < 2 && hl_ops_named(check_backend(b)); turn++) {
-            struct hl_small_gemm a = {
-                .M = M, .N = N, .K = K, .A = A, .B = B, .bk = N, .bn = 1, .C = all, .ldc = LDC};
+            struct hl_small_gemm a = {.M = M, .N = N, .K = K, .A = A, .B = B, .bk = N, .bn = 1, .C = all, .ldc = LDC};
             a.ai = turn ? 1 : K;
             a.ak = turn ? M : 1;
             a.alpha = (real)0.3;

@@ -40,8 +40,7 @@ static void round_trip(void **state) {
             assert_int_equal(hola_session_position(b), n);
             assert_int_equal(hola_session_seed_of(b), 1000 + i);
             assert_int_equal(!hola_session_logits(b), !hola_session_logits(a));
-            if (hola_session_logits(a))
-                assert_memory_equal(hola_session_logits(b), x, (size_t)vocab * sizeof *x);
+            if (hola_session_logits(a)) assert_memory_equal(hola_session_logits(b), x, (size_t)vocab * sizeof *x);
             int32_t ra[50], rb[50];
             assert_int_equal(hola_session_recent(a, ra, 50), n < 50 ? n : 50);
             assert_int_equal(hola_session_recent(b, rb, 50), n < 50 ? n : 50);
@@ -81,8 +80,7 @@ static void half_the_size(void **state) {
         CHECK_OK(hola_session_save(a, path, (hola_dtype)type));
         free(temp_read(dir, "session", &size));
         assert_int_equal(size, hl_snapshot_bytes(m, (hola_dtype)type, 200));
-        assert_true(2 * size <
-                    hl_snapshot_bytes(m, HOLA_F32, 200) + 2 * 128 + 2 * 4096 + 2 * vocab * 4 + 8192);
+        assert_true(2 * size < hl_snapshot_bytes(m, HOLA_F32, 200) + 2 * 128 + 2 * 4096 + 2 * vocab * 4 + 8192);
         CHECK_OK(hola_session_load(b, path));
         assert_false(same_state(a, b));
         const char *sa = a->now.state.fixed + m->state.at[STATE_MEMORY],
@@ -118,8 +116,7 @@ static void bound_to_the_model(void **state) {
         CHECK_OK(hl_model_hash(m, &c));
         assert_int_equal(a == c, t == 0);
         for (int64_t i = 0; i < rows->params.n; i++) { /* one bit of one number of each tensor */
-            uint32_t *x =
-                (uint32_t *)(rows->rows + rows->params.tensor[i].offset) + rows->params.tensor[i].count / 2;
+            uint32_t *x = (uint32_t *)(rows->rows + rows->params.tensor[i].offset) + rows->params.tensor[i].count / 2;
             *x ^= 1u << (i % 32);
             rows->hash = 0;
             CHECK_OK(hl_model_hash(rows, &d));
@@ -133,8 +130,7 @@ static void bound_to_the_model(void **state) {
         hola_model_free(m), hola_model_free(rows), hola_model_free(panels);
         free(model);
     }
-    for (int v = 0; v < VARIANTS;
-         v += VARIANTS - 1) { /* cache_sinks matters to the last one alone, streaming */
+    for (int v = 0; v < VARIANTS; v += VARIANTS - 1) { /* cache_sinks matters to the last one alone, streaming */
         hola_model *x = variant_model(v, 1, NULL);
         uint64_t before, after;
         CHECK_OK(hl_model_hash(x, &before));
@@ -276,8 +272,8 @@ static void killed_while_saving(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(round_trip), cmocka_unit_test(half_the_size), cmocka_unit_test(bound_to_the_model),
-        cmocka_unit_test(damage_is_refused), cmocka_unit_test(killed_while_saving)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(round_trip), cmocka_unit_test(half_the_size),
+                                       cmocka_unit_test(bound_to_the_model), cmocka_unit_test(damage_is_refused),
+                                       cmocka_unit_test(killed_while_saving)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -32,8 +32,7 @@ static char *all_of(const char *const *inputs, int n, const struct hl_source_opt
 static void expect(const char *dir, const char *name, const struct hl_source_opts *opts, const char *want) {
     char *path = hl_path_join(dir, name), *got = all_of((const char *const[]){path}, 1, opts, "text");
     if (strncmp(want, "ERROR: ", 7) == 0) {
-        if (strncmp(got, "ERROR: ", 7) != 0 && !strstr(got, "|ERROR: "))
-            fail_msg("%s: no error: %s", name, got);
+        if (strncmp(got, "ERROR: ", 7) != 0 && !strstr(got, "|ERROR: ")) fail_msg("%s: no error: %s", name, got);
         if (!strstr(got, want + 7) || !strstr(got, path)) fail_msg("%s: %s, expected %s", name, got, want);
     } else assert_string_equal(got, want);
     free(got);

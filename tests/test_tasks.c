@@ -28,8 +28,7 @@ static struct hl_set make(const char *dir, const char *task, const char *file, c
     return s;
 }
 static void check_span(const char *what, struct hl_span got, const char *want) {
-    if (!hl_span_equal(got, hl_span_of(want)))
-        fail_msg("%s: \"%.*s\", not \"%s\"", what, (int)got.n, got.p, want);
+    if (!hl_span_equal(got, hl_span_of(want))) fail_msg("%s: \"%.*s\", not \"%s\"", what, (int)got.n, got.p, want);
 }
 
 static const struct known known[] = {
@@ -59,8 +58,7 @@ static const struct known known[] = {
      "\"endings\": [\" eats  it.\", \"[step] runs.\"], \"label\": \"1\"}\n",
      1,
      {1},
-     {{"Cooking: A man. cuts. The man then", " eats it."},
-      {"Cooking: A man. cuts. The man then", "  runs."}}},
+     {{"Cooking: A man. cuts. The man then", " eats it."}, {"Cooking: A man. cuts. The man then", "  runs."}}},
     {"piqa",
      "piqa/validation.jsonl",
      "{\"goal\": \"To go\", \"sol1\": \"walk\", \"sol2\": \"sit\", \"label\": 1}\n",
@@ -101,12 +99,7 @@ static const struct known known[] = {
      2,
      {0},
      {{"one two\nthree", " four"}, {"", " alone"}}},
-    {"lambada_standard",
-     "lambada/lambada_test_plain_text.txt",
-     "a b c\n\nd e",
-     2,
-     {0},
-     {{"a b", " c"}, {"d", " e"}}},
+    {"lambada_standard", "lambada/lambada_test_plain_text.txt", "a b c\n\nd e", 2, {0}, {{"a b", " c"}, {"d", " e"}}},
     {"fda",
      "fda/validation.jsonl",
      "{\"text\": \" Name: x. Number: \", \"value\": \" K1 \", \"key\": \"Number\"}\n",
@@ -128,8 +121,7 @@ static void test_rows(void **state) {
     (void)state;
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         const struct known *k = &known[i];
-        struct hl_set s =
-            make(dir, k->task, k->file, k->rows, (struct hl_eval_opts){.retrieval = HL_RETRIEVAL_V1});
+        struct hl_set s = make(dir, k->task, k->file, k->rows, (struct hl_eval_opts){.retrieval = HL_RETRIEVAL_V1});
         int64_t n = 0;
         assert_int_equal(s.docs, k->docs);
         for (int64_t d = 0; d < s.docs; d++) {
@@ -147,8 +139,7 @@ static void test_rows(void **state) {
         }
         assert_true(s.n == n && (n == MOST || !k->ask[n].context));
         hl_set_free(&s);
-        s = make(dir, k->task, k->file, k->rows,
-                 (struct hl_eval_opts){.retrieval = HL_RETRIEVAL_V1, .limit = 1});
+        s = make(dir, k->task, k->file, k->rows, (struct hl_eval_opts){.retrieval = HL_RETRIEVAL_V1, .limit = 1});
         assert_int_equal(s.docs, 1);
         hl_set_free(&s);
     }
@@ -179,8 +170,7 @@ static void test_retrieval(void **state) {
     char *dir = temp_new();
     (void)state;
     for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
-        struct hl_set s =
-            make(dir, want[i].task, want[i].file, row, (struct hl_eval_opts){.retrieval = want[i].form});
+        struct hl_set s = make(dir, want[i].task, want[i].file, row, (struct hl_eval_opts){.retrieval = want[i].form});
         check_span(want[i].task, s.request[0].context, want[i].prompt);
         check_span(want[i].task, s.request[0].target, want[i].target);
         assert_string_equal(s.request[0].until[0], "\n");
@@ -189,9 +179,8 @@ static void test_retrieval(void **state) {
         hl_set_free(&s);
     }
     for (size_t i = 0; i < sizeof limits / sizeof *limits; i++) {
-        struct hl_set s =
-            make(dir, "squad_completion", "squad_completion/validation.jsonl", row,
-                 (struct hl_eval_opts){.retrieval = HL_RETRIEVAL_V1, .profile = limits[i].profile});
+        struct hl_set s = make(dir, "squad_completion", "squad_completion/validation.jsonl", row,
+                               (struct hl_eval_opts){.retrieval = HL_RETRIEVAL_V1, .profile = limits[i].profile});
         assert_string_equal(s.request[0].until[0], limits[i].until);
         assert_int_equal(s.request[0].max_new, limits[i].max_new);
         hl_set_free(&s);
@@ -210,8 +199,7 @@ static double value_of(const struct hl_metrics *m, const char *name, double *err
 
 /* exp of the mean, its error by the slope there; the share of greedy ones with the error of a mean. */
 static void test_lambada(void **state) {
-    struct hl_answer a[3] = {
-        {.loglikelihood = -1, .greedy = true}, {.loglikelihood = -2}, {.loglikelihood = -6}};
+    struct hl_answer a[3] = {{.loglikelihood = -1, .greedy = true}, {.loglikelihood = -2}, {.loglikelihood = -6}};
     struct hl_metrics got = {0};
     struct hl_set s = {0};
     struct hl_doc *d;

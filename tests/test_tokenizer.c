@@ -78,13 +78,11 @@ static void test_spm_spaces(void **state) {
     write_model(&m, &file);
     t = load(dir, "x", file.data, file.n);
     int32_t space = find_piece(&m, HL_META_TEXT, 3), letter = find_piece(&m, "a", 1);
-    CHECK_OK(hola_tokenizer_decode(t, (int32_t[]){1, space, space, letter, 3 + 0xff, 2, 0, space}, 8, &text,
-                                   &len));
+    CHECK_OK(hola_tokenizer_decode(t, (int32_t[]){1, space, space, letter, 3 + 0xff, 2, 0, space}, 8, &text, &len));
     assert_int_equal(len, 9);
     assert_memory_equal(text, " a\xff \xe2\x81\x87  ", 9);
     free(text);
-    CHECK_FAILS(hola_tokenizer_decode(t, &m.n, 1, &text, &len), HOLA_EINVAL,
-                "not below the tokenizer's size");
+    CHECK_FAILS(hola_tokenizer_decode(t, &m.n, 1, &text, &len), HOLA_EINVAL, "not below the tokenizer's size");
     CHECK_FAILS(hola_tokenizer_decode(t, (int32_t[]){-1}, 1, &text, &len), HOLA_EINVAL, "id -1");
     hola_tokenizer_free(t);
     temp_remove(dir);
@@ -116,8 +114,7 @@ static void test_spm_refused(void **state) {
     BAD(bad.piece[300].text[0] = '\xff', HOLA_EFORMAT, "piece 300");
     BAD(bad.piece[300] = bad.piece[301], HOLA_EFORMAT, "occurs twice");
     write_model(&m, &file);
-    for (int64_t n = 1; n < file.n;
-         n += 7) { /* cut off anywhere: refused or, after the last piece, whole enough */
+    for (int64_t n = 1; n < file.n; n += 7) { /* cut off anywhere: refused or, after the last piece, whole enough */
         char *path = hl_path_join(dir, "x");
         temp_write(dir, "x", file.data, n);
         if (hola_tokenizer_load(&t, path) == HOLA_OK) hola_tokenizer_free(t);
@@ -238,8 +235,7 @@ static void test_train(void **state) {
     assert_int_equal(hola_tokenizer_size(tok), 278);
     assert_int_equal(hola_tokenizer_bos(tok), 0);
     assert_int_equal(hola_tokenizer_eos(tok), 1);
-    for (int id = 258; id < 278;
-         id++) { /* each new token's pair was the most frequent of what then was there */
+    for (int id = 258; id < 278; id++) { /* each new token's pair was the most frequent of what then was there */
         char *got, best[32] = "";
         int64_t got_len;
         int most = 0, its = 0;
@@ -258,8 +254,7 @@ static void test_train(void **state) {
         assert_int_equal(its, most);
         for (int w = 0; w < words; w++)
             for (int i = 0; i + 1 < parts[w]; i++) {
-                if (strcmp(word[w][i], best) != 0 || strcmp(word[w][i + 1], got + strlen(best)) != 0)
-                    continue;
+                if (strcmp(word[w][i], best) != 0 || strcmp(word[w][i + 1], got + strlen(best)) != 0) continue;
                 strcpy(word[w][i], got);
                 for (int j = i + 1; j + 1 < parts[w]; j++) memmove(word[w][j], word[w][j + 1], 16);
                 parts[w]--;
@@ -287,8 +282,7 @@ static char *shared(const char *name) {
 }
 
 static void test_mistral(void **state) {
-    char *model = shared("data/tokenizer/tokenizer.model"),
-         *wiki = shared("data/eval/wikitext/wiki.test.raw");
+    char *model = shared("data/tokenizer/tokenizer.model"), *wiki = shared("data/eval/wikitext/wiki.test.raw");
     hola_tokenizer *t;
     struct hl_map m;
     (void)state;
@@ -299,8 +293,7 @@ static void test_mistral(void **state) {
     }
     CHECK_OK(hola_tokenizer_load(&t, model));
     assert_int_equal(hola_tokenizer_size(t), 32000);
-    assert_true(
-        encodes_to(t, "Hello  world " HL_META_TEXT "x", 17, (int32_t[]){22557, 28705, 1526, 28705, 1318}, 5));
+    assert_true(encodes_to(t, "Hello  world " HL_META_TEXT "x", 17, (int32_t[]){22557, 28705, 1526, 28705, 1318}, 5));
     CHECK_OK(hl_map_open(&m, wiki));
     int32_t *ids;
     int64_t n;

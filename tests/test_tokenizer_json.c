@@ -64,11 +64,10 @@ static void test_added(void **state) {
 
 /* What has no token: its bytes' tokens if all have one, else the unknown token, which may stand for many. */
 static void test_fallback(void **state) {
-    const char *json =
-        "{\"decoder\": {\"type\": \"Sequence\", \"decoders\": [{\"type\": \"ByteFallback\"}, {\"type\": "
-        "\"Fuse\"}]}, \"model\": {\"type\": \"BPE\", \"unk_token\": \"<unk>\", \"fuse_unk\": false, "
-        "\"byte_fallback\": true, \"vocab\": {\"<unk>\": 0, \"a\": 1, \"<0xC3>\": 2, "
-        "\"<0xA9>\": 3, \"<0xB6>\": 4}, \"merges\": []}}";
+    const char *json = "{\"decoder\": {\"type\": \"Sequence\", \"decoders\": [{\"type\": \"ByteFallback\"}, {\"type\": "
+                       "\"Fuse\"}]}, \"model\": {\"type\": \"BPE\", \"unk_token\": \"<unk>\", \"fuse_unk\": false, "
+                       "\"byte_fallback\": true, \"vocab\": {\"<unk>\": 0, \"a\": 1, \"<0xC3>\": 2, "
+                       "\"<0xA9>\": 3, \"<0xB6>\": 4}, \"merges\": []}}";
     const char *text = "a\xc3\xa9\xc4\xb6xya\xc4\xb6"; /* 0xC4 has none */
     char *dir = temp_new(), *fused = replaced(json, "\"fuse_unk\": false", "\"fuse_unk\": true");
     (void)state;
@@ -121,8 +120,8 @@ static void test_json_refused(void **state) {
         {"\"ab a\"", "\"ab q\"", "model.merges[2]"},
         {"\"ab a\"", "\"ab\"", "model.merges"},
         {"\"id\": 9", "\"id\": 8", "added_tokens"},
-        {"\"ByteLevel\", \"add",
-         "\"Split\", \"behavior\": \"Isolated\", \"pattern\": {\"Regex\": \".\"}, \"add", "Split.pattern"},
+        {"\"ByteLevel\", \"add", "\"Split\", \"behavior\": \"Isolated\", \"pattern\": {\"Regex\": \".\"}, \"add",
+         "Split.pattern"},
         {"{\"version\"", "{{\"version\"", "line 1"},
     };
     char *dir = temp_new();
@@ -133,8 +132,7 @@ static void test_json_refused(void **state) {
         temp_write(dir, "x.json", text, (int64_t)strlen(text));
         hola_status s = hola_tokenizer_load(&t, path);
         if (s == HOLA_OK || !strstr(hola_last_error(), cases[i][2]))
-            fail_msg("%s: \"%s\", expected \"...%s...\"", cases[i][1], s ? hola_last_error() : "loaded",
-                     cases[i][2]);
+            fail_msg("%s: \"%s\", expected \"...%s...\"", cases[i][1], s ? hola_last_error() : "loaded", cases[i][2]);
         free(text), free(path);
     }
     temp_remove(dir);
@@ -142,9 +140,8 @@ static void test_json_refused(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_json),         cmocka_unit_test(test_added),
-        cmocka_unit_test(test_fallback),     cmocka_unit_test(test_stale_pair),
-        cmocka_unit_test(test_json_refused),
+        cmocka_unit_test(test_json),       cmocka_unit_test(test_added),        cmocka_unit_test(test_fallback),
+        cmocka_unit_test(test_stale_pair), cmocka_unit_test(test_json_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

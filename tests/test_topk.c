@@ -31,8 +31,7 @@ static void sort_rows(const struct hl_topk *a, int (*order)(const void *, const 
 /* distinct 0: all different, else so many values */
 static real *logits_new(int64_t V, int distinct) {
     real *x = check_random(M * V, -3, 3, (uint64_t)V);
-    for (int64_t i = 0; i < M * V && distinct; i++)
-        x[i] = (real)(check_mix((uint64_t)i) % (uint64_t)distinct) - 1;
+    for (int64_t i = 0; i < M * V && distinct; i++) x[i] = (real)(check_mix((uint64_t)i) % (uint64_t)distinct) - 1;
     if (distinct == 2) x[V / 2] = -(real)0.0; /* equal to 0 */
     return x;
 }
@@ -130,8 +129,7 @@ static void mistakes_are_seen(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(backends_agree),
-                                       cmocka_unit_test(rows_that_are_not_finite),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(backends_agree), cmocka_unit_test(rows_that_are_not_finite),
                                        cmocka_unit_test(mistakes_are_seen)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

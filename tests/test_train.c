@@ -17,9 +17,8 @@ static void schedule(void **state) {
         .kind = HL_COSINE, .peak = 4e-4, .floor = 0.1, .warmup = 1000, .steps = 28610, .decay = 100};
     (void)state;
     for (int64_t n = 0; n < s.steps; n += n < 1010 ? 1 : 97) {
-        double want = n < 1000
-                          ? (double)(n + 1) / 1001
-                          : 0.1 + 0.9 * 0.5 * (1 + cos(PI * (double)(n + 1 - 1000) / (28610 - 1000 + 1)));
+        double want = n < 1000 ? (double)(n + 1) / 1001
+                               : 0.1 + 0.9 * 0.5 * (1 + cos(PI * (double)(n + 1 - 1000) / (28610 - 1000 + 1)));
         assert_true(fabs(hl_schedule_lr(&s, n) / 4e-4 - want) < 1e-12);
     }
     assert_true(hl_schedule_lr(&s, 28609) > 4e-5 && hl_schedule_lr(&s, 28609) < 4.0001e-5);
@@ -121,8 +120,7 @@ static void same_curve(const char *a, const char *b) {
         const struct hl_metric *p = &x.at[i], *q = &y.at[i];
         assert_int_equal(p->step, i + 1);
         if (p->step != q->step || p->loss != q->loss || p->grad_norm != q->grad_norm || p->lr != q->lr ||
-            p->tokens != q->tokens || p->epoch != q->epoch ||
-            isfinite(p->val_loss) != isfinite(q->val_loss) ||
+            p->tokens != q->tokens || p->epoch != q->epoch || isfinite(p->val_loss) != isfinite(q->val_loss) ||
             (isfinite(p->val_loss) && p->val_loss != q->val_loss))
             fail_msg("step %d: loss %.17g and %.17g, norm %.17g and %.17g", (int)p->step, p->loss, q->loss,
                      p->grad_norm, q->grad_norm);
@@ -153,8 +151,7 @@ static void goes_on_to_the_bit(void **state) {
         struct watch w = {0};
         struct hl_train o = options(data, whole, &w);
         if (documents) { /* llm.c's shards do not say what begins a document: dataset.json does */
-            static const char info[] =
-                "{\"version\": 1, \"complete\": true, \"bos_token_id\": 1, \"vocab_size\": 61}";
+            static const char info[] = "{\"version\": 1, \"complete\": true, \"bos_token_id\": 1, \"vocab_size\": 61}";
             temp_write(data, "dataset.json", info, (int64_t)strlen(info));
         }
         o.documents = documents;
@@ -218,8 +215,7 @@ static void other_runs_differ(void **state) {
     CHECK_FAILS(hl_train_run(&o, &r), HOLA_EINVAL, "has steps 2, not 3");
     o.steps = 2, o.config.hidden_size = 48;
     CHECK_FAILS(hl_train_run(&o, &r), HOLA_EINVAL, "has hidden_size 32, not 48");
-    o.config.hidden_size = 32, o.schedule.peak = 1e30, o.adamw.clip = 0, o.out = b, o.restart = true,
-    o.steps = 9;
+    o.config.hidden_size = 32, o.schedule.peak = 1e30, o.adamw.clip = 0, o.out = b, o.restart = true, o.steps = 9;
     CHECK_FAILS(hl_train_run(&o, &r), HOLA_ENUMERIC, "5 steps in a row");
     o.batch_tokens = 100;
     CHECK_FAILS(hl_train_run(&o, &r), HOLA_EINVAL, "must be a multiple of --seq-len");
@@ -293,8 +289,7 @@ static void parts_are_the_whole(void **state) {
 static void plots(void **state) {
     char *dir = temp_new(), *html = path_of(dir, "p.html"), *svg = path_of(dir, "p.svg"), *text;
     struct hl_metric many[3000],
-        one = {
-            .step = 1, .loss = 2, .lr = 1, .grad_norm = (double)NAN, .tok_per_s = 5, .val_loss = (double)NAN};
+        one = {.step = 1, .loss = 2, .lr = 1, .grad_norm = (double)NAN, .tok_per_s = 5, .val_loss = (double)NAN};
     struct hl_metrics_history h[3] = {{.n = 3000, .at = many}, {.n = 1, .at = &one}, {0}};
     const struct hl_plot_run run[3] = {{"a<b>&\"", &h[0]}, {"one", &h[1]}, {"none", &h[2]}};
     (void)state;

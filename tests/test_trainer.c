@@ -39,8 +39,7 @@ static void packed_is_separate(void **state) {
             if (memcmp(alone, packed + starts[i], (size_t)len * sizeof *alone))
                 fail_msg("%s: document %d packed differs from alone by %.3g", variants[v].name, (int)i,
                          farthest(alone, packed + starts[i], len));
-            if (i > 1 && len > 20)
-                assert_true(farthest(alone, leaky + starts[i], 20) > 1e-3); /* a leak shows */
+            if (i > 1 && len > 20) assert_true(farthest(alone, leaky + starts[i], 20) > 1e-3); /* a leak shows */
             free(alone);
         }
         free(packed);
@@ -113,8 +112,8 @@ static void threads_and_recompute(void **state) {
             real *g = gradient(v, 2, check_backend(b), false, &l1);
             assert_true(fabs(l1 - l2) < 5e-6);
             for (int64_t t = 0; t < p.n; t++)
-                CHECK_NEAR(g + p.tensor[t].offset, want + p.tensor[t].offset, 1, p.tensor[t].count, 2e-4,
-                           "%s, %s, %s", variants[v].name, check_backend(b), p.tensor[t].name);
+                CHECK_NEAR(g + p.tensor[t].offset, want + p.tensor[t].offset, 1, p.tensor[t].count, 2e-4, "%s, %s, %s",
+                           variants[v].name, check_backend(b), p.tensor[t].name);
             free(g);
         }
         free(one);
@@ -176,8 +175,7 @@ static void updates_are_adamw(void **state) {
     CHECK_OK(hola_trainer_accumulate(t, ids, N, NULL, 0, weight[0], NULL, NULL));
     const double first = sqrt(hl_trainer_sumsq(t));
     hola_trainer_free(t);
-    const hola_train_opts opt = {
-        .beta1 = b1, .beta2 = b2, .eps = eps, .weight_decay = decay, .clip = first / 1.5};
+    const hola_train_opts opt = {.beta1 = b1, .beta2 = b2, .eps = eps, .weight_decay = decay, .clip = first / 1.5};
     CHECK_OK(hola_trainer_new(&t, m, &opt));
     for (int64_t i = 0; i < p->total; i++) x[i] = (double)m->rows[i];
     for (int step = 0; step < 3; step++) {
@@ -191,9 +189,8 @@ static void updates_are_adamw(void **state) {
                 const double d = scale * (double)g[i];
                 m1[i] = b1 * m1[i] + (1 - b1) * d;
                 m2[i] = b2 * m2[i] + (1 - b2) * d * d;
-                x[i] -=
-                    lr * (m1[i] / (1 - pow(b1, step + 1)) / (sqrt(m2[i] / (1 - pow(b2, step + 1))) + eps) +
-                          decay * x[i]);
+                x[i] -= lr * (m1[i] / (1 - pow(b1, step + 1)) / (sqrt(m2[i] / (1 - pow(b2, step + 1))) + eps) +
+                              decay * x[i]);
             }
         CHECK_OK(hola_trainer_update(t, lr, &norm));
         assert_true(fabs(norm - length) < 1e-9 * length);

@@ -16,7 +16,6 @@ static void wrong(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(reference), cmocka_unit_test(fast),
-                                       cmocka_unit_test(wrong)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(reference), cmocka_unit_test(fast), cmocka_unit_test(wrong)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -84,8 +84,7 @@ static struct model random_model(uint64_t seed, bool bytes, bool user) {
     }
     for (int i = 0; i < 6; i++)
         if (i != 4)
-            add_piece(&m, letters[i], (int)strlen(letters[i]), -100,
-                      HL_PIECE_NORMAL); /* e' is inside others only */
+            add_piece(&m, letters[i], (int)strlen(letters[i]), -100, HL_PIECE_NORMAL); /* e' is inside others only */
     for (int i = 0; i < 60; i++) {
         char text[64] = "";
         for (int k = 2 + pick(&seed, 3); k > 0; k--) strcat(text, letters[pick(&seed, 6)]);
@@ -164,8 +163,7 @@ static int plain_encode(const struct model *m, const char *text, int len, bool w
         for (int i = 0; i + 1 < p.n; i++) {
             char both[128];
             if (p.frozen[i] || p.frozen[i + 1] || p.len[i] + p.len[i + 1] > 60) continue;
-            memcpy(both, p.text[i], (size_t)p.len[i]),
-                memcpy(both + p.len[i], p.text[i + 1], (size_t)p.len[i + 1]);
+            memcpy(both, p.text[i], (size_t)p.len[i]), memcpy(both + p.len[i], p.text[i + 1], (size_t)p.len[i + 1]);
             int id = find_piece(m, both, p.len[i] + p.len[i + 1]);
             if (id >= 0 && (best < 0 || m->piece[id].score > score || (wrong && m->piece[id].score == score)))
                 best = i, score = m->piece[id].score;

@@ -13,8 +13,7 @@ static inline hola_tokenizer *load(const char *dir, const char *name, const void
     free(path);
     return t;
 }
-static inline bool encodes_to(const hola_tokenizer *t, const char *text, int64_t len, const int32_t *want,
-                              int64_t n) {
+static inline bool encodes_to(const hola_tokenizer *t, const char *text, int64_t len, const int32_t *want, int64_t n) {
     int32_t *ids;
     int64_t got;
     CHECK_OK(hola_tokenizer_encode(t, text, len, 1, &ids, &got));

@@ -43,8 +43,8 @@ static void vector_weights(hola_model *m) {
         for (const char *c = t->name; *c; c++) seed = (seed ^ (unsigned char)*c) * 0x100000001b3u;
         for (int64_t j = 0; j < t->count; j++) {
             double u = (double)(check_mix(seed + (uint64_t)j * 0x9e3779b97f4a7c15u) >> 11) * 0x1p-53;
-            double w = has(t->name, "cache_tau") ? (m->cfg.cache_norm == HOLA_NORM_L2 ? 2.5 : 1.0)
-                                                 : vector_weight(t, u);
+            double w =
+                has(t->name, "cache_tau") ? (m->cfg.cache_norm == HOLA_NORM_L2 ? 2.5 : 1.0) : vector_weight(t, u);
             m->rows[t->offset + j] = (real)w;
         }
     }
@@ -57,8 +57,7 @@ static hola_model *vector_model(json_t *v, const char *backend) {
     hola_options opt = {.threads = 2, .backend = backend};
     CHECK_OK(hl_config_parse(&cfg, text, (int64_t)strlen(text), "vector"));
     free(text);
-    if (json_object_get(json_object_get(v, "grad_l2"), "model.layers.0.attn.cache_tau"))
-        cfg.cache_tau_freeze = false;
+    if (json_object_get(json_object_get(v, "grad_l2"), "model.layers.0.attn.cache_tau")) cfg.cache_tau_freeze = false;
     CHECK_OK(hola_model_new(&m, &cfg, 0, &opt));
     vector_weights(m);
     return m;
@@ -66,13 +65,12 @@ static hola_model *vector_model(json_t *v, const char *backend) {
 
 static double number(json_t *v, const char *key) { return json_number_value(json_object_get(v, key)); }
 
-#define VECTOR_NEAR(got, want, scale, what)                                                   \
-    do {                                                                                      \
-        double vector_e = fabs((got) - (want)) / fmax(1e-3, fabs(scale));                     \
-        if (!(vector_e <= tol))                                                               \
-            fail_msg("%s, %s: %s: %.12g, expected %.12g", name, backend, what, (double)(got), \
-                     (double)(want));                                                         \
-        worst = fmax(worst, vector_e);                                                        \
+#define VECTOR_NEAR(got, want, scale, what)                                                                    \
+    do {                                                                                                       \
+        double vector_e = fabs((got) - (want)) / fmax(1e-3, fabs(scale));                                      \
+        if (!(vector_e <= tol))                                                                                \
+            fail_msg("%s, %s: %s: %.12g, expected %.12g", name, backend, what, (double)(got), (double)(want)); \
+        worst = fmax(worst, vector_e);                                                                         \
     } while (0)
 
 /* The run itself: one batch forward and backward with every buffer reachable. */
@@ -91,8 +89,7 @@ static void vector_forward_backward(struct vector_run *r, json_t *v, const char 
     json_t *ids = json_object_get(v, "ids");
     *r = (struct vector_run){.m = vector_model(v, backend), .T = (int64_t)json_array_size(ids)};
     assert_true(r->T <= 128);
-    for (int64_t i = 0; i < r->T; i++)
-        r->ids[i] = (int32_t)json_integer_value(json_array_get(ids, (size_t)i));
+    for (int64_t i = 0; i < r->T; i++) r->ids[i] = (int32_t)json_integer_value(json_array_get(ids, (size_t)i));
     for (int64_t i = 0; i < r->T; i++) r->target[i] = i + 1 < r->T ? r->ids[i + 1] : -1;
     r->seg = (struct hl_seg){.len = r->T};
     r->rows = (struct hl_rows){.T = r->T, .n = 1, .seg = &r->seg};
@@ -112,8 +109,7 @@ static void vector_close(struct vector_run *r) {
     hola_model_free(r->m);
 }
 
-static double vector_logits(const struct vector_run *r, json_t *v, const char *name, const char *backend,
-                            double tol) {
+static double vector_logits(const struct vector_run *r, json_t *v, const char *name, const char *backend, double tol) {
     const real *E = r->m->rows + r->m->params.tensor[r->m->params.head].offset;
     const int64_t d = r->m->cfg.hidden_size, n = r->m->cfg.vocab_size;
     double worst = 0, sum = 0, rms = number(v, "logits_l2") / sqrt((double)(r->T * n));
@@ -123,11 +119,9 @@ static double vector_logits(const struct vector_run *r, json_t *v, const char *n
         json_t *want = json_object_get(json_object_get(v, "logits_first4"), key);
         for (int64_t i = 0; i < n; i++) {
             double z = 0;
-            for (int64_t j = 0; j < d; j++)
-                z += (double)((real *)r->acts.lastn)[t * d + j] * (double)E[i * d + j];
+            for (int64_t j = 0; j < d; j++) z += (double)((real *)r->acts.lastn)[t * d + j] * (double)E[i * d + j];
             sum += z * z;
-            if (want && i < 4)
-                VECTOR_NEAR(z, json_number_value(json_array_get(want, (size_t)i)), rms, "logit");
+            if (want && i < 4) VECTOR_NEAR(z, json_number_value(json_array_get(want, (size_t)i)), rms, "logit");
         }
     }
     VECTOR_NEAR(sqrt(sum), number(v, "logits_l2"), number(v, "logits_l2"), "norm of all logits");
@@ -136,8 +130,8 @@ static double vector_logits(const struct vector_run *r, json_t *v, const char *n
 
 /* Every tensor against its own norm, and against that of the whole gradient: sums that cancel (A_log,
  * dt_bias) are small beside what they are summed from, and float cannot give them all digits. */
-static double vector_gradients(const struct vector_run *r, json_t *v, const char *name, const char *backend,
-                               double own, double tol) {
+static double vector_gradients(const struct vector_run *r, json_t *v, const char *name, const char *backend, double own,
+                               double tol) {
     const char *tensor;
     json_t *norm;
     double worst = 0, all = 0;
@@ -178,8 +172,7 @@ static void vectors_on(const char *backend, double tol, double tol_logits, doubl
             struct vector_run r;
             vector_forward_backward(&r, v, backend, recompute);
             double e = fabs(r.loss - number(v, "loss"));
-            if (!(e <= tol))
-                fail_msg("%s, %s: loss %.12f, expected %.12f", name, backend, r.loss, number(v, "loss"));
+            if (!(e <= tol)) fail_msg("%s, %s: loss %.12f, expected %.12f", name, backend, r.loss, number(v, "loss"));
             double el = vector_logits(&r, v, name, backend, tol_logits),
                    eg = vector_gradients(&r, v, name, backend, own, tol);
             if (getenv("HOLA_VERBOSE"))

@@ -72,15 +72,15 @@ static void cpu_free_memory(struct hl_backend *b, int64_t *free_bytes, int64_t *
 }
 
 static const struct hl_storage cpu_storage = {.alloc = cpu_alloc,
-                                          .release = cpu_release,
-                                          .zero = cpu_zero,
-                                          .copy = cpu_copy,
-                                          .put = cpu_copy,
-                                          .get = cpu_copy,
-                                          .finish = cpu_finish,
-                                          .status = cpu_finish,
-                                          .cut_rows = cpu_cut_rows,
-                                          .free_memory = cpu_free_memory};
+                                              .release = cpu_release,
+                                              .zero = cpu_zero,
+                                              .copy = cpu_copy,
+                                              .put = cpu_copy,
+                                              .get = cpu_copy,
+                                              .finish = cpu_finish,
+                                              .status = cpu_finish,
+                                              .cut_rows = cpu_cut_rows,
+                                              .free_memory = cpu_free_memory};
 
 /* ---- opening ---- */
 
@@ -145,9 +145,7 @@ struct hl_pool *hl_backend_pool(const struct hl_backend *b) {
     return b ? b->pool : NULL;
 }
 
-void hl_backend_get(struct hl_backend *b, void *host, const void *from, int64_t bytes) {
-    hl_get(b, host, from, bytes);
-}
+void hl_backend_get(struct hl_backend *b, void *host, const void *from, int64_t bytes) { hl_get(b, host, from, bytes); }
 
 void hl_backend_close(struct hl_backend *b) {
     if (!b) return;

@@ -7,9 +7,7 @@
 
 extern const struct hl_ops hl_cuda_ops, hl_cuda_f32_ops;
 
-static void *dev_alloc(struct hl_backend *b, int64_t bytes) {
-    return hl_cuda_malloc(b->device, bytes > 0 ? bytes : 1);
-}
+static void *dev_alloc(struct hl_backend *b, int64_t bytes) { return hl_cuda_malloc(b->device, bytes > 0 ? bytes : 1); }
 static void dev_release(struct hl_backend *b, void *p) {
     if (p) hl_cuda_free(b->device, p);
 }
@@ -89,8 +87,7 @@ static bool dev_stream_rows(struct hl_backend *b, const void *from, int64_t each
     pthread_mutex_init(&t.one, NULL);
     for (int i = 0; i < hl_pieces(n, t.rows); i++) {
         const int64_t some = n - i * t.rows < t.rows ? n - i * t.rows : t.rows;
-        hl_cuda_get(t.c, t.c->stage + i * HL_STAGE_PART, (const char *)from + i * t.rows * each, some * each,
-                    i);
+        hl_cuda_get(t.c, t.c->stage + i * HL_STAGE_PART, (const char *)from + i * t.rows * each, some * each, i);
     }
     hl_pool_run(b->pool, n, stream_row, &t);
     pthread_mutex_destroy(&t.one);
@@ -117,8 +114,8 @@ static void *carve(struct hl_cuda *c, int64_t *at, int64_t n, int64_t size, cons
     return host;
 }
 
-static void cut_segment(const struct hl_seg *s, int32_t index, int64_t C, struct hl_dev_span *chunk,
-                        int64_t *chunks, struct hl_dev_span *block, int64_t *blocks) {
+static void cut_segment(const struct hl_seg *s, int32_t index, int64_t C, struct hl_dev_span *chunk, int64_t *chunks,
+                        struct hl_dev_span *block, int64_t *blocks) {
     for (int64_t r = 0; r < s->len; r += HL_CHUNK) {
         const int64_t left = s->len - r;
         chunk[(*chunks)++] = (struct hl_dev_span){
@@ -160,8 +157,7 @@ static hola_status dev_cut_rows(struct hl_backend *b, struct hl_rows *rows, int6
             c->rows_dev = hl_cuda_malloc(c, at);
             c->rows_host = hl_cuda_malloc_host(c, at);
             if (!c->rows_dev || !c->rows_host)
-                return hl_fail(HOLA_ENOMEM, "device memory: no memory for a table of %lld rows",
-                               (long long)rows->T);
+                return hl_fail(HOLA_ENOMEM, "device memory: no memory for a table of %lld rows", (long long)rows->T);
             c->rows_room = at;
         }
     }
@@ -199,9 +195,7 @@ static void dev_reduce(struct hl_backend *b, real *x, int64_t first, int64_t n, 
     hl_cuda_reduce(b->device, x, first, n, part);
 }
 static void dev_reduced(struct hl_backend *b) { hl_cuda_reduced(b->device); }
-static void dev_share(struct hl_backend *b, void *block, int64_t bytes) {
-    hl_cuda_share(b->device, block, bytes);
-}
+static void dev_share(struct hl_backend *b, void *block, int64_t bytes) { hl_cuda_share(b->device, block, bytes); }
 
 struct hl_cuda *hl_cuda_of(const struct hl_backend *b) {
     return b->device;

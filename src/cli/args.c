@@ -56,11 +56,10 @@ static int bad_value(const struct args_command *c, const struct arg *a, const ch
     switch (a->type) {
     case ARG_LIST: return cli_usage(c->name, "--%s can be given at most %d times", a->name, ARG_LIST_MOST);
     case ARG_INT:
-        return cli_usage(c->name, "--%s takes an integer from %" PRId64 " to %" PRId64 ", not '%s'", a->name,
-                         a->lo, a->hi, value);
+        return cli_usage(c->name, "--%s takes an integer from %" PRId64 " to %" PRId64 ", not '%s'", a->name, a->lo,
+                         a->hi, value);
     case ARG_REAL:
-        return cli_usage(c->name, "--%s takes a number from %g to %g, not '%s'", a->name, a->min, a->max,
-                         value);
+        return cli_usage(c->name, "--%s takes a number from %g to %g, not '%s'", a->name, a->min, a->max, value);
     default:
         for (int i = 0; a->choices[i]; i++) append(list, sizeof list, i ? ", " : "", a->choices[i]);
         return cli_usage(c->name, "--%s takes one of %s, not '%s'", a->name, list, value);
@@ -107,8 +106,7 @@ static const struct arg *find(const struct args_command *c, const char *word, co
     size_t n = strcspn(word + 2, "=");
     *value = NULL;
     for (const struct arg *a = c->args; a->name; a++) {
-        if (is_long ? strlen(a->name) != n || strncmp(a->name, word + 2, n) != 0 : a->letter != word[1])
-            continue;
+        if (is_long ? strlen(a->name) != n || strncmp(a->name, word + 2, n) != 0 : a->letter != word[1]) continue;
         if (is_long && word[2 + n] == '=') *value = word + 3 + n;
         if (!is_long && word[2]) *value = word + 2;
         return a;

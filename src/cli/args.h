@@ -57,11 +57,9 @@ struct arg {
 /* Rows that several commands have. */
 #define OPT_MODEL OPT_NEEDED('m', "model", model, "DIR", "model directory")
 #define OPT_JSON OPT_FLAG(0, "json", json, "print the result as JSON")
-#define OPT_THREADS \
-    OPT_INT('t', "threads", threads, 1, 1024, "N", "number of threads (default: one per processor)")
-#define OPT_BACKEND                                 \
-    OPT_CHOICE(0, "backend", backend, cli_backends, \
-               "where to compute (auto, the default: on the GPU if there is one)")
+#define OPT_THREADS OPT_INT('t', "threads", threads, 1, 1024, "N", "number of threads (default: one per processor)")
+#define OPT_BACKEND \
+    OPT_CHOICE(0, "backend", backend, cli_backends, "where to compute (auto, the default: on the GPU if there is one)")
 
 struct args_command {
     const char *name;

@@ -38,10 +38,8 @@ struct bench_infer {
     double seconds, tokens_per_s, flops, bytes; /* per pass or per token; flops and bytes per second */
     double ratio;
 };
-hola_status bench_prefill(hola_model *m, hola_model *other, int64_t tokens, int repeats,
-                          struct bench_infer *out);
-hola_status bench_decode(hola_model *m, hola_model *other, int64_t tokens, int repeats,
-                         struct bench_infer *out);
+hola_status bench_prefill(hola_model *m, hola_model *other, int64_t tokens, int repeats, struct bench_infer *out);
+hola_status bench_decode(hola_model *m, hola_model *other, int64_t tokens, int repeats, struct bench_infer *out);
 /* logits: all of them to the host, else the likeliest ids alone */
 hola_status bench_decode_batch(hola_model *m, int64_t n, int64_t tokens, bool logits, int repeats,
                                struct bench_infer *out);

@@ -41,8 +41,8 @@ static void time_product(struct bench_limits *l, struct hl_backend *backend, con
     for (int i = 0; x && W && y && i < 4; i++) {
         double t = hl_clock(), s;
 #ifdef HL_HAVE_OPENBLAS
-        cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (int)p->M, (int)p->N, (int)p->K, 1, x, (int)p->K,
-                    W, (int)p->K, 0, y, (int)p->N);
+        cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (int)p->M, (int)p->N, (int)p->K, 1, x, (int)p->K, W,
+                    (int)p->K, 0, y, (int)p->N);
         s = hl_clock() - t;
         if (flop / s > l->blas) l->blas = flop / s;
         t = hl_clock();
@@ -98,8 +98,7 @@ static void device_limits(struct bench_limits *l, struct hl_backend *backend) {
             .data = x + bytes, .dtype = backend->act_size == 2 ? HOLA_BF16 : HOLA_F32, .rows = N, .cols = N};
         a.part[0].out = x + 2 * bytes;
         for (int64_t i = 0; i < bytes; i++) /* 0.5 to 2, both signs, in either type */
-            host[i] =
-                (uint16_t)(0x3f00u + (uint32_t)(i * 2654435761u >> 20) % 256 + (i % 3 == 0 ? 0x8000u : 0));
+            host[i] = (uint16_t)(0x3f00u + (uint32_t)(i * 2654435761u >> 20) % 256 + (i % 3 == 0 ? 0x8000u : 0));
         hl_put(backend, x, host, 2 * bytes);
         hl_zero(backend, copy, big);
         for (int i = 0; i < TIMES; i++) {

@@ -75,14 +75,13 @@ struct run {
 };
 
 /* The forward pass is timed by itself before the step, so that the step can be split. */
-static hola_status train_step(struct run *r, const int32_t *ids, int64_t n, const int64_t *starts,
-                              int64_t docs, int i) {
+static hola_status train_step(struct run *r, const int32_t *ids, int64_t n, const int64_t *starts, int64_t docs,
+                              int i) {
     double loss, norm, t0 = hl_clock(), t1, t2;
     hola_status s = HOLA_OK;
     if (!is_timed(r->m)) s = hola_trainer_evaluate(r->trainer, ids, n, starts, docs, &loss, NULL);
     t1 = hl_clock();
-    if (s == HOLA_OK)
-        s = hola_trainer_accumulate(r->trainer, ids, n, starts, docs, 1.0 / (double)n, &loss, NULL);
+    if (s == HOLA_OK) s = hola_trainer_accumulate(r->trainer, ids, n, starts, docs, 1.0 / (double)n, &loss, NULL);
     t2 = hl_clock();
     if (s == HOLA_OK) s = hola_trainer_update(r->trainer, 1e-4, &norm);
     r->forward[i] = t1 - t0;
@@ -132,8 +131,7 @@ hola_status bench_train(hola_model *m, hola_model *other, int64_t batch, int64_t
 static int64_t inner_parameters(const hola_model *m) {
     int64_t n = 0;
     for (int64_t i = 0; i < m->params.n; i++)
-        if (m->params.tensor[i].matrix && i != m->params.embed && i != m->params.head)
-            n += m->params.tensor[i].count;
+        if (m->params.tensor[i].matrix && i != m->params.embed && i != m->params.head) n += m->params.tensor[i].count;
     return n;
 }
 static int64_t weight_bytes(const struct hl_weight *w, int64_t count) {
@@ -163,8 +161,8 @@ static hola_status pass_decode(hola_session *s, const int32_t *ids, int64_t n, f
     return st;
 }
 
-static hola_status infer(hola_model *m, hola_model *other, int64_t tokens, int64_t before, int repeats,
-                         pass p, struct bench_infer *out) {
+static hola_status infer(hola_model *m, hola_model *other, int64_t tokens, int64_t before, int repeats, pass p,
+                         struct bench_infer *out) {
     hola_model *models[2] = {m, other};
     hola_session *sess[2] = {NULL, NULL};
     int32_t *ids = some_ids(tokens + before, m->cfg.vocab_size);
@@ -183,8 +181,7 @@ static hola_status infer(hola_model *m, hola_model *other, int64_t tokens, int64
         }
     if (s == HOLA_OK) {
         for (int i = 0; i < repeats; i++) ratio[i] = other ? time[1][i] / time[0][i] : 0;
-        *out = (struct bench_infer){.seconds = bench_median(time[0], repeats),
-                                    .ratio = bench_median(ratio, repeats)};
+        *out = (struct bench_infer){.seconds = bench_median(time[0], repeats), .ratio = bench_median(ratio, repeats)};
         out->tokens_per_s = (double)tokens / out->seconds;
         out->flops = 2.0 * (double)inner_parameters(m) * out->tokens_per_s;
         out->bytes = decode_bytes(m) * out->tokens_per_s;
@@ -196,14 +193,12 @@ static hola_status infer(hola_model *m, hola_model *other, int64_t tokens, int64
     return s;
 }
 
-hola_status bench_prefill(hola_model *m, hola_model *other, int64_t tokens, int repeats,
-                          struct bench_infer *out) {
+hola_status bench_prefill(hola_model *m, hola_model *other, int64_t tokens, int repeats, struct bench_infer *out) {
     return infer(m, other, tokens, 0, repeats, pass_prefill, out);
 }
 
 /* Starts with a full memory and an empty block; whole blocks are timed, so the mean fill is what is seen. */
-hola_status bench_decode(hola_model *m, hola_model *other, int64_t tokens, int repeats,
-                         struct bench_infer *out) {
+hola_status bench_decode(hola_model *m, hola_model *other, int64_t tokens, int repeats, struct bench_infer *out) {
     return infer(m, other, tokens, 512, repeats, pass_decode, out);
 }
 
@@ -215,8 +210,7 @@ hola_status bench_decode_batch(hola_model *m, int64_t n, int64_t tokens, bool wi
     int32_t *ids = some_ids(n * tokens + 512, m->cfg.vocab_size);
     float *logits = malloc((size_t)(n * m->cfg.vocab_size) * sizeof *logits);
     int32_t *next = calloc((size_t)n, sizeof *next);
-    hola_status s =
-        sess && ids && logits && next ? HOLA_OK : hl_fail(HOLA_ENOMEM, "%lld sessions", (long long)n);
+    hola_status s = sess && ids && logits && next ? HOLA_OK : hl_fail(HOLA_ENOMEM, "%lld sessions", (long long)n);
     double time[MAX_REPEATS];
     for (int64_t i = 0; s == HOLA_OK && i < n; i++) {
         s = hola_session_new(&sess[i], m);
@@ -232,8 +226,8 @@ hola_status bench_decode_batch(hola_model *m, int64_t n, int64_t tokens, bool wi
     if (s == HOLA_OK) {
         *out = (struct bench_infer){.seconds = bench_median(time, repeats)};
         out->tokens_per_s = (double)(n * tokens) / out->seconds;
-        out->bytes = (decode_bytes(m) + (double)(n - 1) * hl_state_traffic(&m->state, 0)) * (double)tokens /
-                     out->seconds;
+        out->bytes =
+            (decode_bytes(m) + (double)(n - 1) * hl_state_traffic(&m->state, 0)) * (double)tokens / out->seconds;
     }
     for (int64_t i = 0; sess && i < n; i++) hola_session_free(sess[i]);
     free(sess);
@@ -256,9 +250,8 @@ static hola_status measure_at(hola_session *y, int64_t tokens, const int32_t *id
     if (s == HOLA_OK) s = pass_decode(y, ids, 4, logits); /* warm-up */
     const double t = hl_clock();
     if (s == HOLA_OK) s = pass_decode(y, ids, TIMED_TOKENS, logits);
-    *out = (struct bench_context){.tokens = tokens,
-                                  .session = hola_session_bytes(y),
-                                  .seconds_per_token = (hl_clock() - t) / TIMED_TOKENS};
+    *out = (struct bench_context){
+        .tokens = tokens, .session = hola_session_bytes(y), .seconds_per_token = (hl_clock() - t) / TIMED_TOKENS};
     m->backend->storage.free_memory(m->backend, &left, &used);
     out->resident = m->backend->host ? cli_resident_bytes() : used;
     return s;
@@ -268,8 +261,7 @@ hola_status bench_contexts(hola_model *m, int64_t tokens, struct bench_context o
     hola_session *y = NULL;
     int32_t *ids = some_ids(CONTEXT_PIECE, m->cfg.vocab_size);
     float *logits = malloc((size_t)m->cfg.vocab_size * sizeof *logits);
-    hola_status s =
-        ids && logits ? hola_session_new(&y, m) : hl_fail(HOLA_ENOMEM, "%d tokens", CONTEXT_PIECE);
+    hola_status s = ids && logits ? hola_session_new(&y, m) : hl_fail(HOLA_ENOMEM, "%d tokens", CONTEXT_PIECE);
     if (s == HOLA_OK) s = measure_at(y, 1000, ids, logits, &out[0]);
     if (s == HOLA_OK) s = measure_at(y, tokens, ids, logits, &out[1]);
     hola_session_free(y);

@@ -22,8 +22,7 @@ static char *base64(const void *data, int64_t n) {
     char *out = malloc((size_t)(n + 2) / 3 * 4 + 1), *to = out;
     for (int64_t i = 0; out && i < n; i += 3) {
         const int have = n - i < 3 ? (int)(n - i) : 3;
-        const uint32_t x =
-            (uint32_t)s[i] << 16 | (have > 1 ? (uint32_t)s[i + 1] << 8 : 0) | (have > 2 ? s[i + 2] : 0);
+        const uint32_t x = (uint32_t)s[i] << 16 | (have > 1 ? (uint32_t)s[i + 1] << 8 : 0) | (have > 2 ? s[i + 2] : 0);
         for (int d = 0; d < 4; d++) *to++ = d <= have ? digits[x >> (18 - 6 * d) & 63] : '=';
     }
     if (out) *to = 0;
@@ -51,18 +50,17 @@ static char *page_data(const struct cache_view_report *r) {
     for (int64_t i = 0; i < heads; i++) {
         const struct hl_cache_view_head *h = &v->head[i];
         json_array_append_new(kept, integers(h->pos, h->kept));
-        json_array_append_new(read,
-                              json_pack("{s:o, s:o, s:I, s:f, s:f}", "pos", integers(h->seen_pos, h->seen),
-                                        "p", numbers(h->p, h->seen), "kept", (json_int_t)h->seen_kept, "sink",
-                                        (double)h->p_sink, "gate", (double)h->gate));
+        json_array_append_new(read, json_pack("{s:o, s:o, s:I, s:f, s:f}", "pos", integers(h->seen_pos, h->seen), "p",
+                                              numbers(h->p, h->seen), "kept", (json_int_t)h->seen_kept, "sink",
+                                              (double)h->p_sink, "gate", (double)h->gate));
         if (m) memcpy(m + i * v->n, h->m, (size_t)v->n * sizeof *m);
     }
     char *packed = m ? base64(m, heads * v->n * (int64_t)sizeof *m) : NULL;
-    json_t *root = json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:s}", "evict",
-                             hola_evict_name(r->cfg->cache_evict), "window", (json_int_t)r->cfg->cache_window,
-                             "chunk", (json_int_t)r->cfg->cache_chunk, "layers", (json_int_t)v->layers,
-                             "heads", (json_int_t)v->heads, "query", (json_int_t)v->query, "tokens", tokens,
-                             "kept", kept, "read", read, "m", packed ? packed : "");
+    json_t *root =
+        json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:s}", "evict", hola_evict_name(r->cfg->cache_evict),
+                  "window", (json_int_t)r->cfg->cache_window, "chunk", (json_int_t)r->cfg->cache_chunk, "layers",
+                  (json_int_t)v->layers, "heads", (json_int_t)v->heads, "query", (json_int_t)v->query, "tokens", tokens,
+                  "kept", kept, "read", read, "m", packed ? packed : "");
     char *text = root && packed ? json_dumps(root, JSON_COMPACT | JSON_REAL_PRECISION(6)) : NULL;
     json_decref(root);
     free(packed);
@@ -86,9 +84,8 @@ int cache_view_page_write(const struct cache_view_report *r, const char *path) {
     static const char mark[] = "@DATA@";
     const int64_t numbers = r->view.layers * r->view.heads * r->view.n;
     if (numbers > MOST_NUMBERS)
-        return cli_fail("%s: %" PRId64 " tokens x %" PRId64
-                        " heads are too many for a page (%d numbers at most)",
-                        path, r->view.n, r->view.layers * r->view.heads, MOST_NUMBERS);
+        return cli_fail("%s: %" PRId64 " tokens x %" PRId64 " heads are too many for a page (%d numbers at most)", path,
+                        r->view.n, r->view.layers * r->view.heads, MOST_NUMBERS);
     const char *hole = strstr(cache_view_html, mark), *rest = hole + sizeof mark - 1;
     char *data = page_data(r);
     struct hl_writer w;

@@ -112,8 +112,7 @@ static double read_at(const struct hl_cache_view_head *h, int64_t pos) {
 static void print_heat(const struct cache_view_report *r, const double *heat) {
     static const int shades[] = {0, 229, 222, 215, 208, 202, 196}; /* of the 256 colours; below 1: none */
     enum { SHADES = sizeof shades / sizeof shades[0] };
-    printf("\nThe text, by surprise against its mean (1.0 to %.1f times and more):\n",
-           1 + 0.5 * (SHADES - 2));
+    printf("\nThe text, by surprise against its mean (1.0 to %.1f times and more):\n", 1 + 0.5 * (SHADES - 2));
     for (int64_t t = 0; t < r->view.n; t++) {
         const double above = heat[t] < 1 ? -1 : (heat[t] - 1) / 0.5;
         const int level = above < 0 ? 0 : above < SHADES - 2 ? 1 + (int)above : SHADES - 1;
@@ -147,8 +146,7 @@ static void print_head_row(const struct cache_view_report *r, int64_t l, int64_t
     putchar('\n');
 }
 
-static void print_kept(const struct cache_view_report *r, const struct hl_cache_view_head *x,
-                       struct ranked *rank) {
+static void print_kept(const struct cache_view_report *r, const struct hl_cache_view_head *x, struct ranked *rank) {
     printf("\n%10s %10s %10s %10s %10s  %s\n", "position", "age", "m", "query", "recency", "token");
     for (int64_t i = 0; i < x->kept; i++) rank[i] = (struct ranked){x->pos[i], (double)x->m[x->pos[i]]};
     qsort(rank, (size_t)x->kept, sizeof *rank, larger_first);
@@ -163,14 +161,14 @@ static void print_report(const struct cache_view_report *r, const double *heat, 
     const char *term = getenv("TERM");
     printf("%" PRId64 " tokens; %" PRId64 " layers x %" PRId64 " heads keep up to %" PRId64
            " of them each (%s), in blocks of %" PRId64 ".\nThe query is token %" PRId64 ", |%s|.\n",
-           r->view.n, r->view.layers, r->view.heads, r->cfg->cache_window,
-           hola_evict_name(r->cfg->cache_evict), r->cfg->cache_chunk, r->view.query, r->text[r->view.query]);
+           r->view.n, r->view.layers, r->view.heads, r->cfg->cache_window, hola_evict_name(r->cfg->cache_evict),
+           r->cfg->cache_chunk, r->view.query, r->text[r->view.query]);
     if (o->color == CACHE_VIEW_COLOR_ALWAYS ||
         (o->color == CACHE_VIEW_COLOR_AUTO && isatty(1) && !(term && !strcmp(term, "dumb"))))
         print_heat(r, heat);
     printf("\n%37s%20s  %s\n", "", "kept tokens", "        what the query reads from");
-    printf("%5s %4s %5s  %8s %8s  %8s %8s  %6s %6s %6s  %5s  %s\n", "layer", "head", "kept", "least m",
-           "most m", "mean age", "recency", "kept", "block", "sink", "gate", "most surprising");
+    printf("%5s %4s %5s  %8s %8s  %8s %8s  %6s %6s %6s  %5s  %s\n", "layer", "head", "kept", "least m", "most m",
+           "mean age", "recency", "kept", "block", "sink", "gate", "most surprising");
     for (int64_t l = 0; l < r->view.layers; l++)
         for (int64_t h = 0; h < r->view.heads; h++)
             if (cache_view_chosen(r, l, h)) print_head_row(r, l, h, rank);
@@ -183,16 +181,16 @@ static json_t *head_json(const struct cache_view_report *r, int64_t l, int64_t h
     const struct hl_cache_view_head *x = cache_view_head(r, l, h);
     json_t *kept = json_array(), *read = json_array(), *m = json_array();
     for (int64_t i = 0; i < x->kept; i++)
-        json_array_append_new(kept, json_pack("{s:I, s:I, s:f, s:f, s:b}", "position", (json_int_t)x->pos[i],
-                                              "age", (json_int_t)(r->view.n - x->pos[i]), "m",
-                                              (double)x->m[x->pos[i]], "score", (double)x->score[i],
-                                              "recency", (int)cache_view_recent(r, x->pos[i])));
+        json_array_append_new(kept,
+                              json_pack("{s:I, s:I, s:f, s:f, s:b}", "position", (json_int_t)x->pos[i], "age",
+                                        (json_int_t)(r->view.n - x->pos[i]), "m", (double)x->m[x->pos[i]], "score",
+                                        (double)x->score[i], "recency", (int)cache_view_recent(r, x->pos[i])));
     for (int64_t i = 0; i < x->seen; i++)
         json_array_append_new(read, json_pack("{s:I, s:f, s:b}", "position", (json_int_t)x->seen_pos[i], "p",
                                               (double)x->p[i], "kept", (int)(i < x->seen_kept)));
     for (int64_t t = 0; t < r->view.n; t++) json_array_append_new(m, cli_json_number((double)x->m[t]));
-    return json_pack("{s:I, s:I, s:o, s:o, s:f, s:f, s:o}", "layer", (json_int_t)l, "head", (json_int_t)h,
-                     "kept", kept, "read", read, "sink", (double)x->p_sink, "gate", (double)x->gate, "m", m);
+    return json_pack("{s:I, s:I, s:o, s:o, s:f, s:f, s:o}", "layer", (json_int_t)l, "head", (json_int_t)h, "kept", kept,
+                     "read", read, "sink", (double)x->p_sink, "gate", (double)x->gate, "m", m);
 }
 
 static int print_json(const struct cache_view_report *r) {
@@ -202,16 +200,15 @@ static int print_json(const struct cache_view_report *r) {
     for (int64_t l = 0; l < r->view.layers; l++)
         for (int64_t h = 0; h < r->view.heads; h++)
             if (cache_view_chosen(r, l, h)) json_array_append_new(heads, head_json(r, l, h));
-    return cli_print_json(
-        json_pack("{s:s, s:I, s:I, s:I, s:o, s:o}", "evict", hola_evict_name(r->cfg->cache_evict), "window",
-                  (json_int_t)r->cfg->cache_window, "chunk", (json_int_t)r->cfg->cache_chunk, "query",
-                  (json_int_t)r->view.query, "tokens", tokens, "heads", heads));
+    return cli_print_json(json_pack("{s:s, s:I, s:I, s:I, s:o, s:o}", "evict", hola_evict_name(r->cfg->cache_evict),
+                                    "window", (json_int_t)r->cfg->cache_window, "chunk",
+                                    (json_int_t)r->cfg->cache_chunk, "query", (json_int_t)r->view.query, "tokens",
+                                    tokens, "heads", heads));
 }
 
 /* ---- the command ---- */
 
-static int read_ids(const struct cache_view_opts *o, const char *dir, int64_t vocab, int32_t **ids,
-                    int64_t *n) {
+static int read_ids(const struct cache_view_opts *o, const char *dir, int64_t vocab, int32_t **ids, int64_t *n) {
     if (o->ids) return cli_ids_read(o->ids, vocab, ids, n);
     return cli_ids_encode(o->tokenizer ? o->tokenizer : dir, o->file, vocab, ids, n);
 }
@@ -224,13 +221,11 @@ static int report(struct cache_view_report *r, hola_model *m, const char *dir, i
     int rc = CLI_OK;
     r->text = calloc((size_t)n, sizeof *r->text);
     /* ids may be looked at without a tokenizer: then tokens are shown by number */
-    if (hola_tokenizer_load(&t, o->tokenizer ? o->tokenizer : dir) != HOLA_OK && !o->ids)
-        rc = cli_fail_library();
+    if (hola_tokenizer_load(&t, o->tokenizer ? o->tokenizer : dir) != HOLA_OK && !o->ids) rc = cli_fail_library();
     for (int64_t i = 0; rc == CLI_OK && r->text && i < n; i++)
         if (!(r->text[i] = token_text(t, r->ids, i))) rc = cli_fail("no memory for the text");
     if (rc == CLI_OK && (!r->text || !rank)) rc = cli_fail("no memory for %" PRId64 " tokens", n);
-    if (rc == CLI_OK &&
-        hl_cache_view_make(&r->view, m, r->ids, n, o->query < 0 ? n - 1 : o->query) != HOLA_OK)
+    if (rc == CLI_OK && hl_cache_view_make(&r->view, m, r->ids, n, o->query < 0 ? n - 1 : o->query) != HOLA_OK)
         rc = cli_fail_library();
     if (rc == CLI_OK && o->html) rc = cache_view_page_write(r, o->html);
     if (rc == CLI_OK && o->json) rc = print_json(r);

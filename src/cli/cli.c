@@ -96,8 +96,7 @@ hola_status cli_config(hola_config *cfg, const char *preset, const char *path, i
     if (preset) return hola_config_preset(cfg, preset, (hola_model_type)(model_type < 0 ? 0 : model_type));
     const hola_status s = hola_config_read(cfg, path);
     if (s != HOLA_OK || model_type < 0) return s;
-    if (!hl_config_has(cfg, HL_GROUP_MEMORY))
-        cfg->cache_evict = HOLA_EVICT_BETAE; /* not in the file: default */
+    if (!hl_config_has(cfg, HL_GROUP_MEMORY)) cfg->cache_evict = HOLA_EVICT_BETAE; /* not in the file: default */
     cfg->model_type = (hola_model_type)model_type;
     return hola_config_check(cfg);
 }

@@ -62,8 +62,8 @@ static const char *stored_name(char out[CLI_GROUPED], const char *what, int dtyp
 }
 
 /* One line, where it was measured; ratio 0: without what the cache costs. */
-static void print_row(const struct report *r, const char *name, double tokens_per_s, double seconds,
-                      double of_limit, double ratio) {
+static void print_row(const struct report *r, const char *name, double tokens_per_s, double seconds, double of_limit,
+                      double ratio) {
     if (tokens_per_s <= 0) return;
     printf("%-14s %12.1f %12.3f %9.1f%%", name, tokens_per_s, seconds * 1e3, 100 * of_limit);
     if (r->paired && ratio > 0) printf(" %11.1f%%", 100 * cache_cost(ratio));
@@ -98,8 +98,8 @@ static void print_table(const struct report *r) {
     print_row(r, "..., ids alone", r->decode_ids.tokens_per_s, 1 / r->decode_ids.tokens_per_s,
               share(r->decode_ids.bytes, r->limits.bandwidth), 0);
     if (r->train.seconds > 0)
-        printf("\nof a training step: forward %.1f ms, backward %.1f ms, update %.1f ms\n",
-               r->train.forward * 1e3, r->train.backward * 1e3, r->train.update * 1e3);
+        printf("\nof a training step: forward %.1f ms, backward %.1f ms, update %.1f ms\n", r->train.forward * 1e3,
+               r->train.backward * 1e3, r->train.update * 1e3);
     double step = 0, token = 0;
     for (int i = 0; i < r->n_ops; i++) step += r->ops[i].seconds, token += r->decode_ops[i].seconds;
     printf("  %-18s %21s %21s\n", "op", "training step", "decoded token, bf16");
@@ -115,8 +115,8 @@ static void print_table(const struct report *r) {
 }
 
 static json_t *infer_json(const struct bench_infer *x, double of_limit) {
-    return json_pack("{s:f,s:f,s:f,s:f}", "tokens_per_s", x->tokens_per_s, "seconds", x->seconds, "of_limit",
-                     of_limit, "cache_cost", cache_cost(x->ratio));
+    return json_pack("{s:f,s:f,s:f,s:f}", "tokens_per_s", x->tokens_per_s, "seconds", x->seconds, "of_limit", of_limit,
+                     "cache_cost", cache_cost(x->ratio));
 }
 
 static int print_report(const struct report *r) {
@@ -127,35 +127,31 @@ static int print_report(const struct report *r) {
     json_t *ops = json_object(), *decode_ops = json_object(), *contexts = json_array();
     for (int i = 0; i < r->n_ops; i++) {
         if (r->ops[i].calls) json_object_set_new(ops, op_name(r, i), json_real(r->ops[i].seconds));
-        if (r->decode_ops[i].calls)
-            json_object_set_new(decode_ops, op_name(r, i), json_real(r->decode_ops[i].seconds));
+        if (r->decode_ops[i].calls) json_object_set_new(decode_ops, op_name(r, i), json_real(r->decode_ops[i].seconds));
     }
     for (int i = 0; i < 2 && r->context[1].tokens; i++)
-        json_array_append_new(contexts,
-                              json_pack("{s:I,s:I,s:I,s:f}", "tokens", (json_int_t)r->context[i].tokens,
-                                        "resident_bytes", (json_int_t)r->context[i].resident, "session_bytes",
-                                        (json_int_t)r->context[i].session, "seconds_per_token",
-                                        r->context[i].seconds_per_token));
+        json_array_append_new(contexts, json_pack("{s:I,s:I,s:I,s:f}", "tokens", (json_int_t)r->context[i].tokens,
+                                                  "resident_bytes", (json_int_t)r->context[i].resident, "session_bytes",
+                                                  (json_int_t)r->context[i].session, "seconds_per_token",
+                                                  r->context[i].seconds_per_token));
     json_t *root = json_pack(
-        "{s:s,s:s,s:I,s:I,s:{s:f,s:f,s:f},s:{s:I,s:f,s:f,s:f,s:f,s:f,s:f,s:f},s:o,s:o,s:o,s:o,s:o,s:o}",
-        "preset", r->o.preset, "model_type", cli_model_types[r->o.model_type], "parameters",
-        (json_int_t)r->parameters, "threads", (json_int_t)r->o.threads, "limits", "blas_flops",
-        r->limits.blas, "own_flops", r->limits.own, "read_bytes_per_s", r->limits.bandwidth, "train",
-        "tokens", (json_int_t)(r->o.batch * r->o.seq), "tokens_per_s", r->train.tokens_per_s, "seconds",
-        r->train.seconds, "forward", r->train.forward, "backward", r->train.backward, "update",
-        r->train.update, "of_limit", share(r->train.flops, peak(r)), "cache_cost", cache_cost(r->train.ratio),
-        "decode_id", infer_json(&r->decode_id, share(r->decode_id.bytes, r->limits.bandwidth)),
-        "decode_batch", infer_json(&r->decode_batch, share(r->decode_batch.bytes, r->limits.bandwidth)),
-        "decode_ids", infer_json(&r->decode_ids, share(r->decode_ids.bytes, r->limits.bandwidth)),
-        "train_ops", ops, "decode_ops", decode_ops, "context", contexts);
+        "{s:s,s:s,s:I,s:I,s:{s:f,s:f,s:f},s:{s:I,s:f,s:f,s:f,s:f,s:f,s:f,s:f},s:o,s:o,s:o,s:o,s:o,s:o}", "preset",
+        r->o.preset, "model_type", cli_model_types[r->o.model_type], "parameters", (json_int_t)r->parameters, "threads",
+        (json_int_t)r->o.threads, "limits", "blas_flops", r->limits.blas, "own_flops", r->limits.own,
+        "read_bytes_per_s", r->limits.bandwidth, "train", "tokens", (json_int_t)(r->o.batch * r->o.seq), "tokens_per_s",
+        r->train.tokens_per_s, "seconds", r->train.seconds, "forward", r->train.forward, "backward", r->train.backward,
+        "update", r->train.update, "of_limit", share(r->train.flops, peak(r)), "cache_cost", cache_cost(r->train.ratio),
+        "decode_id", infer_json(&r->decode_id, share(r->decode_id.bytes, r->limits.bandwidth)), "decode_batch",
+        infer_json(&r->decode_batch, share(r->decode_batch.bytes, r->limits.bandwidth)), "decode_ids",
+        infer_json(&r->decode_ids, share(r->decode_ids.bytes, r->limits.bandwidth)), "train_ops", ops, "decode_ops",
+        decode_ops, "context", contexts);
     for (int t = 0; t < HOLA_DTYPE_COUNT; t++) {
         char name[CLI_GROUPED];
         if (t > HOLA_BF16 && r->decode[t].tokens_per_s <= 0) continue; /* not measured in this run */
         snprintf(name, sizeof name, t == HOLA_F32 ? "prefill" : "prefill_%s", stored[t]);
         json_object_set_new(root, name, infer_json(&r->prefill[t], share(r->prefill[t].flops, peak(r))));
         snprintf(name, sizeof name, "decode_%s", stored[t]);
-        json_object_set_new(root, name,
-                            infer_json(&r->decode[t], share(r->decode[t].bytes, r->limits.bandwidth)));
+        json_object_set_new(root, name, infer_json(&r->decode[t], share(r->decode[t].bytes, r->limits.bandwidth)));
     }
     return cli_print_json(root);
 }
@@ -220,12 +216,8 @@ static hola_status measure(struct report *r, hola_model *m, hola_model *gdn) {
 }
 
 int cmd_bench(int argc, char **argv) {
-    struct report r = {.o = {.preset = "46m",
-                             .batch = 4,
-                             .seq = 1024,
-                             .prefill = 2048,
-                             .repeats = 5,
-                             .model_type = HOLA_TYPE_HOLA}};
+    struct report r = {
+        .o = {.preset = "46m", .batch = 4, .seq = 1024, .prefill = 2048, .repeats = 5, .model_type = HOLA_TYPE_HOLA}};
     hola_config cfg;
     hola_model *m = NULL, *gdn = NULL;
     int rc = args_parse(&command, argc, argv, &r.o);

@@ -16,8 +16,7 @@ struct convert_opts {
     bool force, json;
 };
 
-static const char *const dtypes[] = {"f32",  "bf16", "f16",
-                                     "int8", "int4", NULL}; /* in the order of hola_dtype */
+static const char *const dtypes[] = {"f32", "bf16", "f16", "int8", "int4", NULL}; /* in the order of hola_dtype */
 
 #define OPTS struct convert_opts
 static const struct arg options[] = {
@@ -35,9 +34,8 @@ static const struct args_command command = {"convert", "-m DIR -o DIR --dtype TY
                                             options};
 
 /* What a model directory may hold beside the weights and config.json. */
-static const char *const companions[] = {"tokenizer.json",         "tokenizer.model",
-                                         "tokenizer_config.json",  "special_tokens_map.json",
-                                         "generation_config.json", NULL};
+static const char *const companions[] = {"tokenizer.json",          "tokenizer.model",        "tokenizer_config.json",
+                                         "special_tokens_map.json", "generation_config.json", NULL};
 
 /* Copies a file that is there; one line where it cannot be read or written. */
 static hola_status copy_file(const char *from, const char *to, const char *name) {

@@ -23,8 +23,7 @@ struct demo_opts {
 
 #define OPTS struct demo_opts
 static const struct arg options[] = {
-    OPT_STRING('o', "out", out, "DIR",
-               "directory for the models, recall.json and recall.svg (default build/demo)"),
+    OPT_STRING('o', "out", out, "DIR", "directory for the models, recall.json and recall.svg (default build/demo)"),
     OPT_INT(0, "steps", steps, 1, 1000000, "N", "training steps per model (default 1600)"),
     OPT_INT(0, "samples", samples, 2, 1000000, "N", "samples per measurement (default 300)"),
     OPT_INT('s', "seed", seed, 0, INT64_MAX, "N", "seed of the weights and the data (default 1)"),
@@ -47,25 +46,21 @@ static const int64_t facts_asked[DEMO_FACTS] = {4, 8, 16, 32, 48, 64, 96};
 static const int64_t times_asked[DEMO_LENGTHS] = {1, 2, 4, 8, 16};
 
 static struct demo the_demo(const struct demo_opts *o) {
-    return (struct demo){.out = o->out ? o->out : "build/demo",
-                         .samples = o->samples ? o->samples
-                                    : o->quick ? 4
-                                               : 300,
-                         .lr = 4e-3,
-                         .warmup = 50,
-                         .curriculum = {.task = {.fillers = 8,
-                                                 .keys = 128,
-                                                 .values = 64,
-                                                 .facts = 2,
-                                                 .queries = 16,
-                                                 .length = 320,
-                                                 .distance = 48},
-                                        .most_facts = 64,
-                                        .steps = o->steps   ? o->steps
-                                                 : o->quick ? 20
-                                                            : 1600,
-                                        .batch_tokens = 4096,
-                                        .seed = (uint64_t)o->seed}};
+    return (struct demo){
+        .out = o->out ? o->out : "build/demo",
+        .samples = o->samples ? o->samples
+                   : o->quick ? 4
+                              : 300,
+        .lr = 4e-3,
+        .warmup = 50,
+        .curriculum = {
+            .task = {.fillers = 8, .keys = 128, .values = 64, .facts = 2, .queries = 16, .length = 320, .distance = 48},
+            .most_facts = 64,
+            .steps = o->steps   ? o->steps
+                     : o->quick ? 20
+                                : 1600,
+            .batch_tokens = 4096,
+            .seed = (uint64_t)o->seed}};
 }
 
 /* One layer, two heads of 16. The weights start larger than in big models, where 0.02 is usual; the gate of the
@@ -134,8 +129,8 @@ static void learn(void *ctx, int64_t k, int worker) {
     const struct hl_recall_batch *b = &y->batch;
     double loss = 0;
     (void)worker;
-    hola_status s = hl_trainer_accumulate_masked(y->trainer[k], b->ids, b->tokens, b->starts, b->documents,
-                                                 b->mask, 1.0 / (double)b->answers, &loss, NULL);
+    hola_status s = hl_trainer_accumulate_masked(y->trainer[k], b->ids, b->tokens, b->starts, b->documents, b->mask,
+                                                 1.0 / (double)b->answers, &loss, NULL);
     if (s == HOLA_OK) s = hola_trainer_update(y->trainer[k], y->lr, NULL);
     y->loss[k] += 0.05 * (loss / (double)b->answers - y->loss[k]);
     keep_status(y, k, s);
@@ -146,12 +141,11 @@ static void show_step(struct progress *p, const struct school *y, int64_t step) 
     const int64_t steps = y->d->curriculum.steps, every = steps > 10 ? steps / 10 : 1;
     const double part = (double)step / (double)steps, spent = progress_seconds(p);
     const double *loss = y->loss;
-    progress_show(p, part, "loss: GDN %.2f, HOLA %.2f, recency %.2f | %.0f s left", loss[DEMO_GDN],
-                  loss[DEMO_HOLA], loss[DEMO_RECENCY], spent / part - spent); /* fits in 80 columns */
+    progress_show(p, part, "loss: GDN %.2f, HOLA %.2f, recency %.2f | %.0f s left", loss[DEMO_GDN], loss[DEMO_HOLA],
+                  loss[DEMO_RECENCY], spent / part - spent); /* fits in 80 columns */
     if (!p->on && (step % every == 0 || step == steps))
-        fprintf(stderr, "step %lld/%lld | loss: GDN %.3f, HOLA %.3f, HOLA+recency %.3f | %.0f s\n",
-                (long long)step, (long long)steps, loss[DEMO_GDN], loss[DEMO_HOLA], loss[DEMO_RECENCY],
-                spent);
+        fprintf(stderr, "step %lld/%lld | loss: GDN %.3f, HOLA %.3f, HOLA+recency %.3f | %.0f s\n", (long long)step,
+                (long long)steps, loss[DEMO_GDN], loss[DEMO_HOLA], loss[DEMO_RECENCY], spent);
 }
 
 static hola_status train(struct school *y) {
@@ -161,8 +155,7 @@ static hola_status train(struct school *y) {
     struct progress p;
     hola_status s = hl_recall_batch_new(&y->batch, c);
     for (int k = 0; s == HOLA_OK && k < DEMO_MODELS; k++) {
-        s = hola_trainer_new(&y->trainer[k], y->d->model[k],
-                             &(hola_train_opts){.max_tokens = c->batch_tokens});
+        s = hola_trainer_new(&y->trainer[k], y->d->model[k], &(hola_train_opts){.max_tokens = c->batch_tokens});
         y->loss[k] = log((double)hl_recall_vocab(&c->task)); /* what a model without knowledge loses */
     }
     progress_begin(&p);
@@ -194,8 +187,7 @@ static hola_status make_model(struct demo *d, int which) {
 
 static hola_status save_model(const struct demo *d, int which) {
     char *dir = hl_path_join(d->out, demo_names[which]);
-    hola_status s =
-        dir ? hola_model_save(d->model[which], dir, HOLA_F32) : hl_fail(HOLA_ENOMEM, "demo: no memory");
+    hola_status s = dir ? hola_model_save(d->model[which], dir, HOLA_F32) : hl_fail(HOLA_ENOMEM, "demo: no memory");
     free(dir);
     return s;
 }
@@ -211,8 +203,8 @@ static void answer(void *ctx, int64_t k, int worker) {
                                   y->right + k * y->d->samples));
 }
 
-static hola_status measure_point(struct school *y, const struct hl_recall *task,
-                                 struct hl_recall_point *point, struct hl_mean *ahead) {
+static hola_status measure_point(struct school *y, const struct hl_recall *task, struct hl_recall_point *point,
+                                 struct hl_mean *ahead) {
     const int64_t n = y->d->samples;
     y->task = task;
     hola_status s = at_once(y, answer);
@@ -266,8 +258,7 @@ static hola_status report(const struct demo *d) {
     json_t *kept = demo_print_kept(d);
     hola_status s = kept ? demo_write_json(d, kept) : HOLA_ENOMEM;
     if (s == HOLA_OK) s = demo_write_figure(d);
-    if (s == HOLA_OK)
-        printf("\n%s: recall.svg (the figure), recall.json (all numbers), the models\n", d->out);
+    if (s == HOLA_OK) printf("\n%s: recall.svg (the figure), recall.json (all numbers), the models\n", d->out);
     return s;
 }
 

@@ -16,33 +16,26 @@ static const struct arg options[] = {
     OPT_STRING(0, "tasks", tasks, "NAME[,NAME...]", "benchmarks to run; --list prints them all"),
     OPT_STRING(0, "text", text, "FILE", "perplexity of this text (the task `text`)"),
     OPT_INT(0, "limit", limit, 1, INT64_MAX, "N", "only the first N documents of each task"),
-    OPT_CHOICE(0, "profile", profile, hl_profile_names,
-               "version of the harness to follow (default harness-head)"),
-    OPT_CHOICE(0, "bos", bos, hl_bos_names,
-               "whether <s> precedes every prompt (default auto: as the profile does)"),
+    OPT_CHOICE(0, "profile", profile, hl_profile_names, "version of the harness to follow (default harness-head)"),
+    OPT_CHOICE(0, "bos", bos, hl_bos_names, "whether <s> precedes every prompt (default auto: as the profile does)"),
     OPT_CHOICE(0, "retrieval", retrieval, hl_retrieval_names,
                "form of the prompts of fda, swde and squad (default: the profile's)"),
     OPT_CHOICE(0, "ll-precision", precision, hl_precision_names,
                "log-likelihoods in fp32, or rounded as the harness does in bf16"),
     OPT_INT(0, "max-length", max_length, 2, 1 << 24, "N",
             "longest input in tokens (default: the model's max_position_embeddings)"),
-    OPT_STRING(0, "length", lengths, "N[,N...]",
-               "length of generated prompts in tokens; a list runs all of them"),
+    OPT_STRING(0, "length", lengths, "N[,N...]", "length of generated prompts in tokens; a list runs all of them"),
     OPT_INT('s', "seed", seed, 0, INT32_MAX, "N", "seed of generated prompts (default: the benchmark's own)"),
     OPT_FLAG(0, "truncate", truncate, "cut generated prompts that are too long"),
     OPT_CHOICE(0, "ruler", ruler, rulers, "whose version of RULER (default harness)"),
-    OPT_STRING(0, "prompts", prompts, "FILE",
-               "take RULER's samples from a file written by --dump or by either tool"),
+    OPT_STRING(0, "prompts", prompts, "FILE", "take RULER's samples from a file written by --dump or by either tool"),
     OPT_STRING(0, "dump", dump, "FILE", "write RULER's samples, one JSON object per line"),
-    OPT_STRING(0, "tokenizer", tokenizer, "PATH",
-               "tokenizer: a directory, a file or \"byte\" (default: the model's)"),
+    OPT_STRING(0, "tokenizer", tokenizer, "PATH", "tokenizer: a directory, a file or \"byte\" (default: the model's)"),
     OPT_STRING('o', "out", out, "DIR", "keep answers there; the same command again continues"),
     OPT_STRING(0, "log-samples", samples, "FILE", "write every answer, one JSON object per line"),
     OPT_STRING(0, "html", html, "FILE", "write a page with these results next to the paper's"),
-    OPT_LIST(0, "results", results, "FILE",
-             "report results that an earlier run printed with --json; repeatable"),
-    OPT_STRING(0, "requests", requests, "FILE",
-               "answer requests from a file instead of running tasks (docs/eval.md)"),
+    OPT_LIST(0, "results", results, "FILE", "report results that an earlier run printed with --json; repeatable"),
+    OPT_STRING(0, "requests", requests, "FILE", "answer requests from a file instead of running tasks (docs/eval.md)"),
     OPT_FLAG(0, "list", list, "list the tasks, their files and where to get them"),
     OPT_THREADS,
     OPT_BACKEND,
@@ -51,8 +44,7 @@ static const struct arg options[] = {
 };
 static const struct args_command command = {
     "eval", "-m DIR [-m DIR...] --data DIR --tasks NAME[,NAME...] [options]",
-    "Runs benchmarks as lm-evaluation-harness defines them: perplexity, multiple choice, extraction, RULER.",
-    options};
+    "Runs benchmarks as lm-evaluation-harness defines them: perplexity, multiple choice, extraction, RULER.", options};
 
 /* ---- one task ---- */
 
@@ -84,13 +76,13 @@ static void warn(void *ctx, const char *text) {
 /* What an answer depends on: the same settings, the same file of answers. */
 static json_t *settings(const struct eval_model *m, const struct hl_task *t, const struct hl_set *s,
                         const struct eval_opts *o) {
-    return json_pack("{s:s, s:i, s:s, s:s, s:i, s:i, s:i, s:i, s:I, s:I, s:I, s:I, s:I, s:s, s:b, s:b}",
-                     "task", t->name, "version", s->version, "data", s->sha256, "model", m->sha256, "profile",
-                     (int)m->how.profile, "bos", (int)m->how.bos, "retrieval", (int)m->how.retrieval,
-                     "precision", (int)m->how.precision, "max_length", (json_int_t)m->how.max_length,
-                     "length", (json_int_t)m->how.length, "seed", (json_int_t)m->how.seed, "limit",
-                     (json_int_t)m->how.limit, "requests", (json_int_t)s->n, "backend",
-                     cli_backend(o->backend), "truncate", (int)m->how.truncate, "nvidia", (int)m->how.nvidia);
+    return json_pack("{s:s, s:i, s:s, s:s, s:i, s:i, s:i, s:i, s:I, s:I, s:I, s:I, s:I, s:s, s:b, s:b}", "task",
+                     t->name, "version", s->version, "data", s->sha256, "model", m->sha256, "profile",
+                     (int)m->how.profile, "bos", (int)m->how.bos, "retrieval", (int)m->how.retrieval, "precision",
+                     (int)m->how.precision, "max_length", (json_int_t)m->how.max_length, "length",
+                     (json_int_t)m->how.length, "seed", (json_int_t)m->how.seed, "limit", (json_int_t)m->how.limit,
+                     "requests", (json_int_t)s->n, "backend", cli_backend(o->backend), "truncate", (int)m->how.truncate,
+                     "nvidia", (int)m->how.nvidia);
 }
 
 /* Adds the figures of a set to a task's result: those of a second length behind those of the first. */
@@ -118,8 +110,7 @@ struct outputs {
     const struct eval_model *first; /* whose prompts are dumped */
 };
 
-static hola_status dump(const struct eval_opts *o, const struct hl_task *t, const struct hl_set *s,
-                        struct outputs *w) {
+static hola_status dump(const struct eval_opts *o, const struct hl_task *t, const struct hl_set *s, struct outputs *w) {
     struct hl_text text = {0};
     if (!o->dump || !t->dump) return HOLA_OK;
     hola_status st = t->dump(t, s, &text);
@@ -129,8 +120,8 @@ static hola_status dump(const struct eval_opts *o, const struct hl_task *t, cons
 }
 
 /* One task at one length, into m's last result. */
-static hola_status run_once(const struct eval_opts *o, hola_model *model, struct eval_model *m,
-                            const struct hl_task *t, struct outputs *w) {
+static hola_status run_once(const struct eval_opts *o, hola_model *model, struct eval_model *m, const struct hl_task *t,
+                            struct outputs *w) {
     struct hl_set s;
     struct running r = {.task = t->name, .set = &s};
     struct eval_result *y = &m->result[m->n];
@@ -140,11 +131,10 @@ static hola_status run_once(const struct eval_opts *o, hola_model *model, struct
     struct hl_answer *a = calloc((size_t)s.n + 1, sizeof *a);
     if (!a) st = hl_fail(HOLA_ENOMEM, "%s: no memory for answers", t->name);
     if (st == HOLA_OK && m == w->first) st = dump(o, t, &s, w);
-    if (st == HOLA_OK && o->out)
-        st = eval_journal_open(&r.journal, o->out, t->name, settings(m, t, &s, o), &s, a);
+    if (st == HOLA_OK && o->out) st = eval_journal_open(&r.journal, o->out, t->name, settings(m, t, &s, o), &s, a);
     if (st == HOLA_OK && r.journal.found > 0)
-        fprintf(stderr, "hola: %s: %lld of %lld answers are already there\n", t->name,
-                (long long)r.journal.found, (long long)s.n);
+        fprintf(stderr, "hola: %s: %lld of %lld answers are already there\n", t->name, (long long)r.journal.found,
+                (long long)s.n);
     const struct hl_eval_hooks hooks = {.ctx = &r, .progress = show, .answered = keep, .warn = warn};
     if (st == HOLA_OK) st = hl_eval_run(model, &m->how, &s, a, &hooks);
     if (st == HOLA_OK) st = r.failed;
@@ -160,8 +150,8 @@ static hola_status run_once(const struct eval_opts *o, hola_model *model, struct
     return st;
 }
 
-static hola_status run_task(const struct eval_opts *o, hola_model *model, struct eval_model *m,
-                            const struct hl_task *t, struct outputs *w) {
+static hola_status run_task(const struct eval_opts *o, hola_model *model, struct eval_model *m, const struct hl_task *t,
+                            struct outputs *w) {
     hola_status st = HOLA_OK;
     const int lengths = t->sized && !o->prompts && o->n_lengths > 0 ? o->n_lengths : 1;
     for (int i = 0; st == HOLA_OK && i < lengths; i++) {
@@ -200,8 +190,8 @@ static int pick_tasks(const struct eval_opts *o, const struct hl_task **task, in
     return *n > 0 ? CLI_OK : cli_usage("eval", "--tasks NAME[,NAME...] is required");
 }
 
-static hola_status run_model(const struct eval_opts *o, struct eval_model *m, const struct hl_task **task,
-                             int n, struct outputs *w) {
+static hola_status run_model(const struct eval_opts *o, struct eval_model *m, const struct hl_task **task, int n,
+                             struct outputs *w) {
     struct eval_loaded l;
     hola_status st = eval_model_open(&l, o, m);
     m->result = calloc((size_t)n, sizeof *m->result);
@@ -211,8 +201,7 @@ static hola_status run_model(const struct eval_opts *o, struct eval_model *m, co
     return st;
 }
 
-static hola_status run_models(const struct eval_opts *o, struct eval_report *r, const struct hl_task **task,
-                              int n) {
+static hola_status run_models(const struct eval_opts *o, struct eval_report *r, const struct hl_task **task, int n) {
     struct outputs w = {.first = r->model};
     hola_status st = HOLA_OK;
     if (o->samples) st = hl_writer_open(&w.samples, o->samples);
@@ -235,9 +224,7 @@ static int run_all(const struct eval_opts *o, const struct hl_task **task, int n
     hola_status st = r.model && r.read ? HOLA_OK : hl_fail(HOLA_ENOMEM, "no memory");
     for (int i = 0; st == HOLA_OK && i < o->results.n; i++) st = eval_results_read(&r, o->results.item[i]);
     if (st == HOLA_OK) st = run_models(o, &r, task, n);
-    const int rc = st != HOLA_OK ? cli_fail_library()
-                   : o->json     ? cli_print_json(eval_json(&r))
-                                 : eval_print_table(&r);
+    const int rc = st != HOLA_OK ? cli_fail_library() : o->json ? cli_print_json(eval_json(&r)) : eval_print_table(&r);
     for (int i = 0; r.model && i < r.n; i++) {
         for (int k = 0; k < r.model[i].n; k++) free(r.model[i].result[k].file);
         free(r.model[i].result);
@@ -254,8 +241,7 @@ static int read_lengths(struct eval_opts *o) {
         char *end;
         const long long x = strtoll(p, &end, 10);
         if (end == p || (*end && *end != ',') || x < 1 || x > 1 << 24)
-            return cli_usage("eval", "--length: '%s' is not a list of numbers from 1 to %d", o->lengths,
-                             1 << 24);
+            return cli_usage("eval", "--length: '%s' is not a list of numbers from 1 to %d", o->lengths, 1 << 24);
         if (o->n_lengths == most) return cli_usage("eval", "--length: more than %d lengths", most);
         o->length[o->n_lengths++] = x;
         p = end + (*end == ',');
@@ -277,8 +263,7 @@ int cmd_eval(int argc, char **argv) {
     if (o.requests) {
         struct eval_model m = {.dir = o.models.item[0]};
         struct eval_loaded l;
-        rc = eval_model_open(&l, &o, &m) == HOLA_OK ? eval_requests(o.requests, l.model, &m.how)
-                                                    : cli_fail_library();
+        rc = eval_model_open(&l, &o, &m) == HOLA_OK ? eval_requests(o.requests, l.model, &m.how) : cli_fail_library();
         eval_model_close(&l);
         return rc;
     }

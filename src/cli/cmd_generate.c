@@ -15,8 +15,7 @@ static const char *const dtypes[] = {"f32", "bf16", "f16", NULL}; /* in the orde
 static const struct arg options[] = {
     OPT_MODEL,
     OPT_STRING('p', "prompt", prompt, "TEXT", "prompt: the text to continue"),
-    OPT_STRING('f', "file", file, "FILE",
-               "read the prompt from a file, without a final newline; -: standard input"),
+    OPT_STRING('f', "file", file, "FILE", "read the prompt from a file, without a final newline; -: standard input"),
     OPT_STRING(0, "ids", ids, "FILE", "read the prompt as token ids: a JSON array, used as it is"),
     OPT_STRING(0, "prompts", prompts, "FILE", "many prompts: one per line, or .jsonl; decoded in a batch"),
     OPT_INT(0, "parallel", parallel, 1, 4096, "N", "prompts decoded at the same time (default 16)"),
@@ -24,12 +23,10 @@ static const struct arg options[] = {
             "tokens to generate (default 256; -1, the default with -i: until EOS)"),
     OPT_REAL(0, "temp", sampling.temp, 0, 1000, "X",
              "temperature (default 0.8); 0: greedy, always the likeliest token"),
-    OPT_INT(0, "top-k", sampling.top_k, 0, INT32_MAX, "N",
-            "sample from the N likeliest tokens (default 40; 0: all)"),
+    OPT_INT(0, "top-k", sampling.top_k, 0, INT32_MAX, "N", "sample from the N likeliest tokens (default 40; 0: all)"),
     OPT_REAL(0, "top-p", sampling.top_p, 0.0001, 1, "X",
              "nucleus sampling: smallest set with this probability (default 0.95)"),
-    OPT_REAL(0, "min-p", sampling.min_p, 0, 1, "X",
-             "drop tokens below X times the highest probability (default 0.05)"),
+    OPT_REAL(0, "min-p", sampling.min_p, 0, 1, "X", "drop tokens below X times the highest probability (default 0.05)"),
     OPT_REAL(0, "repeat-penalty", sampling.repeat_penalty, 0.01, 100, "X",
              "penalty on repeated tokens (default 1: off)"),
     OPT_INT(0, "repeat-last-n", sampling.repeat_last_n, 0, HOLA_RECENT, "N",
@@ -38,16 +35,14 @@ static const struct arg options[] = {
     OPT_LIST(0, "stop", stop, "TEXT", "stop before this text; may be given several times"),
     OPT_FLAG(0, "ignore-eos", ignore_eos, "continue after the EOS token"),
     OPT_FLAG(0, "no-bos", no_bos, "do not put the tokenizer's BOS first"),
-    OPT_FLAG('i', "interactive", interactive,
-             "hold a conversation, one line from the keyboard or a pipe at a time"),
+    OPT_FLAG('i', "interactive", interactive, "hold a conversation, one line from the keyboard or a pipe at a time"),
     OPT_STRING(0, "in-prefix", in_prefix, "TEXT", "put before every line of input"),
     OPT_STRING(0, "in-suffix", in_suffix, "TEXT", "put after every line of input (default: a newline)"),
     OPT_STRING(0, "save-session", save, "FILE", "save the session to a file at the end"),
     OPT_STRING(0, "load-session", load, "FILE", "continue a saved session; the prompt follows its text"),
     OPT_CHOICE(0, "session-dtype", dtype, dtypes, "type of the numbers in that file (default f32: exact)"),
     OPT_INT(0, "logits", logits, 0, 1000, "N", "with --json: the N likeliest tokens at every position"),
-    OPT_STRING(0, "tokenizer", tokenizer, "PATH",
-               "tokenizer: a directory, a file or \"byte\" (default: the model's)"),
+    OPT_STRING(0, "tokenizer", tokenizer, "PATH", "tokenizer: a directory, a file or \"byte\" (default: the model's)"),
     OPT_THREADS,
     OPT_BACKEND,
     OPT_FLAG('q', "quiet", quiet, "do not report speed and memory on stderr"),
@@ -120,8 +115,7 @@ static int one(const struct gen *g, hola_session *s) {
     }
     if (rc == CLI_OK && o->save) {
         rc = gen_run_feed(&r);
-        if (rc == CLI_OK && hola_session_save(s, o->save, (hola_dtype)o->dtype) != HOLA_OK)
-            rc = cli_fail_library();
+        if (rc == CLI_OK && hola_session_save(s, o->save, (hola_dtype)o->dtype) != HOLA_OK) rc = cli_fail_library();
     }
     if (rc == CLI_OK && o->json) rc = cli_print_json(gen_run_json(&r));
     else if (rc == CLI_OK && isatty(STDOUT_FILENO) && !o->interactive) putchar('\n');
@@ -133,8 +127,7 @@ static int one(const struct gen *g, hola_session *s) {
 }
 
 int cmd_generate(int argc, char **argv) {
-    struct gen_opts o = {
-        .predict = INT64_MIN, .seed = -1, .parallel = 16, .sampling = hola_sampling_default()};
+    struct gen_opts o = {.predict = INT64_MIN, .seed = -1, .parallel = 16, .sampling = hola_sampling_default()};
     struct gen g = {.o = &o};
     hola_session *s = NULL;
     int rc = args_parse(&command, argc, argv, &o);

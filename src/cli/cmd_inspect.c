@@ -31,8 +31,7 @@ static const struct arg options[] = {
     OPT_INT(0, "head", memory.head, 0, INT64_MAX, "N", "only this head; with --layer: token by token"),
     OPT_INT(0, "top", memory.top, 1, INT64_MAX, "N", "tokens to list then (default: all kept tokens)"),
     OPT_STRING(0, "html", memory.html, "FILE", "also write a page to explore in a browser"),
-    OPT_CHOICE(0, "color", memory.color, cache_view_colors,
-               "show the text as a heat map (default: on a terminal)"),
+    OPT_CHOICE(0, "color", memory.color, cache_view_colors, "show the text as a heat map (default: on a terminal)"),
     OPT_THREADS,
     OPT_BACKEND,
     OPT_JSON,
@@ -141,19 +140,17 @@ static json_t *tensors_json(const struct tensor *t, int64_t n) {
         json_t *shape = json_array();
         for (int d = 0; d < f->ndim; d++)
             if (json_array_append_new(shape, json_integer(f->dim[d]))) return NULL;
-        json_t *o =
-            json_pack("{s:s, s:o, s:s, s:I, s:b, s:o, s:o, s:o, s:I}", "name", f->name, "shape", shape,
-                      "dtype", hola_dtype_name(f->dtype), "count", (json_int_t)f->count, "trained",
-                      (int)f->trained, "rms", cli_json_number(t[i].rms), "min", cli_json_number(t[i].min),
-                      "max", cli_json_number(t[i].max), "nonfinite", (json_int_t)t[i].nonfinite);
+        json_t *o = json_pack("{s:s, s:o, s:s, s:I, s:b, s:o, s:o, s:o, s:I}", "name", f->name, "shape", shape, "dtype",
+                              hola_dtype_name(f->dtype), "count", (json_int_t)f->count, "trained", (int)f->trained,
+                              "rms", cli_json_number(t[i].rms), "min", cli_json_number(t[i].min), "max",
+                              cli_json_number(t[i].max), "nonfinite", (json_int_t)t[i].nonfinite);
         if (json_array_append_new(list, o)) return NULL;
     }
     return list;
 }
 
 static void print_tensors(const struct tensor *t, int64_t n) {
-    printf("\n%-44s %14s %5s %12s %10s %10s %10s\n", "tensor", "shape", "dtype", "parameters", "rms", "min",
-           "max");
+    printf("\n%-44s %14s %5s %12s %10s %10s %10s\n", "tensor", "shape", "dtype", "parameters", "rms", "min", "max");
     for (int64_t i = 0; i < n; i++) {
         const hola_tensor_info *f = &t[i].info;
         char shape[80] = "", count[CLI_GROUPED];
@@ -182,9 +179,7 @@ static int64_t part_of(const char *name, int64_t layers) {
     return !strcmp(name, "lm_head.weight") ? layers + HEAD : 0;
 }
 
-static void add_to(struct part *p, const hola_tensor_info *f) {
-    *(f->trained ? &p->trained : &p->frozen) += f->count;
-}
+static void add_to(struct part *p, const hola_tensor_info *f) { *(f->trained ? &p->trained : &p->frozen) += f->count; }
 
 /* layers + MORE_PARTS of them; NULL after a message. */
 static struct part *add_up(const struct tensor *t, int64_t n, int64_t layers) {
@@ -220,8 +215,7 @@ static void print_parts(const struct part *p, int64_t layers) {
     for (int64_t i = 0; i < layers + MORE_PARTS; i++) {
         char trained[CLI_GROUPED], frozen[CLI_GROUPED];
         if (p[i].trained + p[i].frozen == 0) continue; /* a tied lm_head */
-        printf("%-24s %14s %10s\n", p[i].name, cli_grouped(trained, p[i].trained),
-               cli_grouped(frozen, p[i].frozen));
+        printf("%-24s %14s %10s\n", p[i].name, cli_grouped(trained, p[i].trained), cli_grouped(frozen, p[i].frozen));
     }
 }
 
@@ -235,9 +229,8 @@ static int print_model(const hola_model *m, bool json, int64_t state_bytes) {
     char bytes[CLI_GROUPED];
     int rc = CLI_FAILED;
     if (p && json) {
-        rc = cli_print_json(json_pack("{s:o, s:o, s:o, s:I}", "config", config_json(c), "tensors",
-                                      tensors_json(t, n), "parameters", parts_json(p, layers), "state_bytes",
-                                      (json_int_t)state_bytes));
+        rc = cli_print_json(json_pack("{s:o, s:o, s:o, s:I}", "config", config_json(c), "tensors", tensors_json(t, n),
+                                      "parameters", parts_json(p, layers), "state_bytes", (json_int_t)state_bytes));
     } else if (p) {
         print_config(c);
         print_tensors(t, n);
@@ -253,10 +246,8 @@ static int print_model(const hola_model *m, bool json, int64_t state_bytes) {
 static int check_options(const struct inspect_opts *o) {
     const struct cache_view_opts *y = &o->memory;
     if (y->on && !y->file == !y->ids) return cli_usage("inspect", "--memory needs either --file or --ids");
-    if (!y->on &&
-        (y->file || y->ids || y->html || y->tokenizer || y->query >= 0 || y->layer >= 0 || y->head >= 0))
-        return cli_usage("inspect",
-                         "-f, --ids, --tokenizer, --query, --layer, --head and --html need --memory");
+    if (!y->on && (y->file || y->ids || y->html || y->tokenizer || y->query >= 0 || y->layer >= 0 || y->head >= 0))
+        return cli_usage("inspect", "-f, --ids, --tokenizer, --query, --layer, --head and --html need --memory");
     return CLI_OK;
 }
 

@@ -58,8 +58,7 @@ static int draw(const struct plot_opts *o, const char **words, int n) {
     for (int i = 0; i < n && s == HOLA_OK; i++) {
         if (list) json_array_append_new(list, describe(words[i], &h[i]));
         else if (h[i].bad)
-            printf("%s: %lld steps, %lld malformed lines skipped\n", words[i], (long long)h[i].n,
-                   (long long)h[i].bad);
+            printf("%s: %lld steps, %lld malformed lines skipped\n", words[i], (long long)h[i].n, (long long)h[i].bad);
         else printf("%s: %lld steps\n", words[i], (long long)h[i].n);
     }
     if (s != HOLA_OK) rc = cli_fail_library();

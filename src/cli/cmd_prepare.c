@@ -23,8 +23,7 @@ static const char *const tasks[] = {"nothing", "recall", "mqar", NULL}; /* of hl
 #define OPTS struct prepare_opts
 static const struct arg options[] = {
     OPT_NEEDED('o', "out", out, "DIR", "directory to write"),
-    OPT_STRING(0, "tokenizer", tokenizer, "PATH",
-               "tokenizer.model, tokenizer.json, a directory with one, or byte"),
+    OPT_STRING(0, "tokenizer", tokenizer, "PATH", "tokenizer.model, tokenizer.json, a directory with one, or byte"),
     OPT_REAL(0, "val", val, 0, 0.5, "X", "fraction of the documents kept for validation (default 0.005)"),
     OPT_INT(0, "val-tokens", val_tokens, 1, INT64_MAX, "N", "at most N tokens for validation"),
     OPT_INT(0, "shard-tokens", shard_tokens, 1, INT32_MAX, "N", "tokens per file (default 100000000)"),
@@ -54,9 +53,8 @@ static void show(void *ctx, const struct hl_prepare_counts *c) {
     struct progress *p = ctx;
     char documents[CLI_GROUPED];
     double mb = 1e-6 * (double)c->bytes, seconds = progress_seconds(p);
-    progress_show(p, c->all > 0 ? (double)c->done / (double)c->all : -1,
-                  "%s docs  %.1f MB  %.2f M tokens  %.1f MB/s", cli_grouped(documents, c->documents), mb,
-                  1e-6 * (double)c->tokens, seconds > 0 ? mb / seconds : 0);
+    progress_show(p, c->all > 0 ? (double)c->done / (double)c->all : -1, "%s docs  %.1f MB  %.2f M tokens  %.1f MB/s",
+                  cli_grouped(documents, c->documents), mb, 1e-6 * (double)c->tokens, seconds > 0 ? mb / seconds : 0);
 }
 
 /* Bytes for each token; what has none has no such number. */
@@ -64,25 +62,24 @@ static double per_token(int64_t bytes, int64_t tokens) { return (double)bytes / 
 
 static json_t *split_json(const struct hl_prepare_result *r, enum hl_split i) {
     return json_pack("{s:I, s:I, s:I, s:o, s:I}", "documents", (json_int_t)r->split[i].documents, "bytes",
-                     (json_int_t)r->split[i].bytes, "tokens", (json_int_t)r->split[i].tokens,
-                     "bytes_per_token", cli_json_number(per_token(r->split[i].bytes, r->split[i].tokens)),
-                     "shards", (json_int_t)r->split[i].shards);
+                     (json_int_t)r->split[i].bytes, "tokens", (json_int_t)r->split[i].tokens, "bytes_per_token",
+                     cli_json_number(per_token(r->split[i].bytes, r->split[i].tokens)), "shards",
+                     (json_int_t)r->split[i].shards);
 }
 
 static int print_json(const struct hl_prepare_result *r) {
-    return cli_print_json(json_pack(
-        "{s:I, s:I, s:I, s:o, s:I, s:I, s:I, s:o, s:f, s:o, s:o}", "documents", (json_int_t)r->all.documents,
-        "bytes", (json_int_t)r->all.bytes, "tokens", (json_int_t)r->all.tokens, "bytes_per_token",
-        cli_json_number(per_token(r->all.bytes, r->all.tokens)), "empty", (json_int_t)r->empty, "skipped",
-        (json_int_t)r->bad, "vocab_size", (json_int_t)r->vocab, "bos_token_id",
-        r->bos < 0 ? json_null() : json_integer(r->bos), "seconds", r->seconds, "train",
-        split_json(r, HL_SPLIT_TRAIN), "val", split_json(r, HL_SPLIT_VAL)));
+    return cli_print_json(
+        json_pack("{s:I, s:I, s:I, s:o, s:I, s:I, s:I, s:o, s:f, s:o, s:o}", "documents", (json_int_t)r->all.documents,
+                  "bytes", (json_int_t)r->all.bytes, "tokens", (json_int_t)r->all.tokens, "bytes_per_token",
+                  cli_json_number(per_token(r->all.bytes, r->all.tokens)), "empty", (json_int_t)r->empty, "skipped",
+                  (json_int_t)r->bad, "vocab_size", (json_int_t)r->vocab, "bos_token_id",
+                  r->bos < 0 ? json_null() : json_integer(r->bos), "seconds", r->seconds, "train",
+                  split_json(r, HL_SPLIT_TRAIN), "val", split_json(r, HL_SPLIT_VAL)));
 }
 
 static void print_row(const char *name, int64_t documents, int64_t bytes, int64_t tokens, int64_t shards) {
     char a[CLI_GROUPED], b[CLI_GROUPED], c[CLI_GROUPED];
-    printf("%-6s %14s %18s %18s", name, cli_grouped(a, documents), cli_grouped(b, bytes),
-           cli_grouped(c, tokens));
+    printf("%-6s %14s %18s %18s", name, cli_grouped(a, documents), cli_grouped(b, bytes), cli_grouped(c, tokens));
     if (bytes > 0 && tokens > 0) printf(" %12.3f", per_token(bytes, tokens));
     else printf(" %12s", "-");
     printf(" %7" PRId64 "\n", shards);
@@ -90,14 +87,12 @@ static void print_row(const char *name, int64_t documents, int64_t bytes, int64_
 
 static int print_table(const struct hl_prepare_result *r) {
     static const char *const names[] = {"train", "val"};
-    printf("%-6s %14s %18s %18s %12s %7s\n", "split", "documents", "bytes", "tokens", "bytes/token",
-           "shards");
+    printf("%-6s %14s %18s %18s %12s %7s\n", "split", "documents", "bytes", "tokens", "bytes/token", "shards");
     for (int i = 0; i < HL_SPLITS; i++)
         print_row(names[i], r->split[i].documents, r->split[i].bytes, r->split[i].tokens, r->split[i].shards);
     print_row("all", r->all.documents, r->all.bytes, r->all.tokens,
               r->split[HL_SPLIT_TRAIN].shards + r->split[HL_SPLIT_VAL].shards);
-    printf("%.1f s, %.1f MB/s, vocabulary %" PRId64, r->seconds, 1e-6 * (double)r->all.bytes / r->seconds,
-           r->vocab);
+    printf("%.1f s, %.1f MB/s, vocabulary %" PRId64, r->seconds, 1e-6 * (double)r->all.bytes / r->seconds, r->vocab);
     if (r->bos >= 0) printf(", BOS %d", (int)r->bos);
     if (r->empty) printf(", %" PRId64 " empty documents left out", r->empty);
     if (r->bad) printf(", %" PRId64 " malformed lines skipped", r->bad);
@@ -108,27 +103,26 @@ static int print_table(const struct hl_prepare_result *r) {
 static int run_prepare(const struct prepare_opts *o, const char *const *inputs, int n) {
     struct progress bar;
     struct hl_prepare_result r;
-    struct hl_prepare_opts p = {
-        .out = o->out,
-        .tokenizer = o->tokenizer,
-        .inputs = inputs,
-        .n_inputs = n,
-        .field = o->field,
-        .source = {.format = (enum hl_format)o->format, .split_lines = o->split_lines},
-        .skip_bad = o->skip_bad,
-        .no_bos = o->no_bos,
-        .force = o->force,
-        .val = o->val,
-        .val_tokens = o->val_tokens,
-        .shard_tokens = o->shard_tokens,
-        .seed = (uint64_t)o->seed,
-        .threads = (int)o->threads,
-        .generate = (enum hl_generate)o->generate,
-        .samples = o->samples,
-        .recall = hl_recall_default(),
-        .mqar = hl_mqar_default(),
-        .progress = show,
-        .ctx = &bar};
+    struct hl_prepare_opts p = {.out = o->out,
+                                .tokenizer = o->tokenizer,
+                                .inputs = inputs,
+                                .n_inputs = n,
+                                .field = o->field,
+                                .source = {.format = (enum hl_format)o->format, .split_lines = o->split_lines},
+                                .skip_bad = o->skip_bad,
+                                .no_bos = o->no_bos,
+                                .force = o->force,
+                                .val = o->val,
+                                .val_tokens = o->val_tokens,
+                                .shard_tokens = o->shard_tokens,
+                                .seed = (uint64_t)o->seed,
+                                .threads = (int)o->threads,
+                                .generate = (enum hl_generate)o->generate,
+                                .samples = o->samples,
+                                .recall = hl_recall_default(),
+                                .mqar = hl_mqar_default(),
+                                .progress = show,
+                                .ctx = &bar};
     hola_status s;
     p.mqar.answers = true;
     if (o->facts) p.recall.facts = p.mqar.pairs = o->facts;

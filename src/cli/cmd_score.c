@@ -23,8 +23,7 @@ static const struct arg options[] = {
     OPT_MODEL,
     OPT_STRING(0, "ids", ids, "FILE", "token ids, as a JSON array"),
     OPT_STRING('f', "file", file, "FILE", "text file; the tokenizer's BOS is put before the text"),
-    OPT_STRING(0, "tokenizer", tokenizer, "PATH",
-               "tokenizer: a directory, a file or \"byte\" (default: the model's)"),
+    OPT_STRING(0, "tokenizer", tokenizer, "PATH", "tokenizer: a directory, a file or \"byte\" (default: the model's)"),
     OPT_CHOICE(0, "mode", mode, modes, "feed all tokens at once (default) or one by one"),
     OPT_INT(0, "split", split, 0, INT64_MAX, "N", "feed the first N tokens at once, the rest as --mode says"),
     OPT_THREADS,
@@ -34,12 +33,10 @@ static const struct arg options[] = {
 };
 static const struct args_command command = {
     "score", "-m DIR (--ids FILE | -f FILE) [options]",
-    "Computes the log-probability of every token given those before it, and the perplexity. All modes agree.",
-    options};
+    "Computes the log-probability of every token given those before it, and the perplexity. All modes agree.", options};
 
 /* Scores ids[1..n) in the pieces that the options ask for; the last token is never fed. */
-static hola_status score(hola_session *s, const struct score_opts *o, const int32_t *ids, int64_t n,
-                         double *logprobs) {
+static hola_status score(hola_session *s, const struct score_opts *o, const int32_t *ids, int64_t n, double *logprobs) {
     int64_t fed = 0, last = n - 1;
     hola_status st = HOLA_OK;
     while (fed < last && st == HOLA_OK) {
@@ -56,8 +53,7 @@ static int print_result(const struct score_opts *o, const double *logprobs, int6
     json_t *list;
     for (int64_t i = 0; i < n - 1; i++) {
         if (!isfinite(logprobs[i]))
-            return cli_fail("%s: the log-probability of token %" PRId64 " is not a finite number", o->model,
-                            i + 1);
+            return cli_fail("%s: the log-probability of token %" PRId64 " is not a finite number", o->model, i + 1);
         nll -= logprobs[i];
     }
     double ppl = n > 1 ? exp(nll / (double)(n - 1)) : NAN; /* one token: nothing was predicted */
@@ -69,8 +65,8 @@ static int print_result(const struct score_opts *o, const double *logprobs, int6
     list = json_array();
     for (int64_t i = 0; i < n - 1; i++)
         if (json_array_append_new(list, json_real(logprobs[i]))) return cli_print_json(NULL);
-    return cli_print_json(json_pack("{s:I, s:o, s:f, s:o}", "tokens", (json_int_t)n, "logprobs", list, "nll",
-                                    nll, "ppl", cli_json_number(ppl)));
+    return cli_print_json(json_pack("{s:I, s:o, s:f, s:o}", "tokens", (json_int_t)n, "logprobs", list, "nll", nll,
+                                    "ppl", cli_json_number(ppl)));
 }
 
 int cmd_score(int argc, char **argv) {

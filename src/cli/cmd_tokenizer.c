@@ -22,8 +22,7 @@ struct train_opts {
 static const struct arg train_options[] = {
     OPT_NEEDED('o', "out", out, "FILE", "tokenizer.json to write"),
     OPT_INT(0, "vocab-size", vocab, HL_TRAIN_LEAST, 1 << 20, "N", "size of the vocabulary (default 32000)"),
-    OPT_INT(0, "min-frequency", least, 1, INT64_MAX, "N",
-            "least number of occurrences for a merge (default 2)"),
+    OPT_INT(0, "min-frequency", least, 1, INT64_MAX, "N", "least number of occurrences for a merge (default 2)"),
     OPT_STRING(0, "field", field, "NAME", "field of a JSON object that holds the text (default text)"),
     OPT_THREADS,
     OPT_JSON,
@@ -72,8 +71,7 @@ static hola_status count_all(struct hl_bpe_trainer *t, struct hl_source *source,
         if (b->n == BATCH_TEXTS || b->bytes >= BATCH_BYTES) s = count_batch(t, b);
         if (s != HOLA_OK) break;
         hl_source_progress(source, &done, &all);
-        progress_show(bar, all > 0 ? (double)done / (double)all : -1, "words of %.1f MB",
-                      1e-6 * (double)*bytes);
+        progress_show(bar, all > 0 ? (double)done / (double)all : -1, "words of %.1f MB", 1e-6 * (double)*bytes);
     }
     hola_status last = count_batch(t, b);
     free(b);
@@ -108,9 +106,9 @@ static int train(const struct train_opts *o, const char *const *inputs, int n) {
     hl_source_free(source);
     if (s != HOLA_OK) return cli_fail_library();
     if (o->json)
-        return cli_print_json(json_pack("{s:s, s:I, s:I, s:I, s:f}", "file", o->out, "vocab_size",
-                                        (json_int_t)size, "bytes", (json_int_t)bytes, "words",
-                                        (json_int_t)words, "seconds", progress_seconds(&bar)));
+        return cli_print_json(json_pack("{s:s, s:I, s:I, s:I, s:f}", "file", o->out, "vocab_size", (json_int_t)size,
+                                        "bytes", (json_int_t)bytes, "words", (json_int_t)words, "seconds",
+                                        progress_seconds(&bar)));
     printf("%s: %s tokens from %s different words in %s bytes, %.1f s\n", o->out, cli_grouped(a, size),
            cli_grouped(b, words), cli_grouped(c, bytes), progress_seconds(&bar));
     return CLI_OK;
@@ -124,8 +122,7 @@ static int run_train(int argc, char **argv) {
     n = args_split(train_options, &argc, argv, inputs);
     rc = args_parse(&train_command, argc, argv, &o);
     if (rc == ARGS_RUN)
-        rc = n > 0 ? train(&o, inputs, n)
-                   : cli_usage(train_command.name, "no INPUT given; - reads standard input");
+        rc = n > 0 ? train(&o, inputs, n) : cli_usage(train_command.name, "no INPUT given; - reads standard input");
     free(inputs);
     return rc;
 }
@@ -138,12 +135,10 @@ struct text_opts {
     bool json;
 };
 #define OPTS struct text_opts
-#define OPT_TOKENIZER                             \
-    OPT_NEEDED(0, "tokenizer", tokenizer, "PATH", \
-               "tokenizer.model, tokenizer.json, a directory with one, or byte")
+#define OPT_TOKENIZER \
+    OPT_NEEDED(0, "tokenizer", tokenizer, "PATH", "tokenizer.model, tokenizer.json, a directory with one, or byte")
 static const struct arg encode_options[] = {
-    OPT_TOKENIZER, OPT_STRING('f', "file", file, "FILE", "text file; -: standard input"),
-    OPT_THREADS,   OPT_JSON,
+    OPT_TOKENIZER, OPT_STRING('f', "file", file, "FILE", "text file; -: standard input"), OPT_THREADS, OPT_JSON,
     OPT_END,
 };
 static const struct arg decode_options[] = {
@@ -286,8 +281,7 @@ int cmd_tokenizer(int argc, char **argv) {
     if (strcmp(word, "--help") != 0 && strcmp(word, "-h") != 0)
         return cli_usage("tokenizer", "train, encode or decode is required, not '%s'", word);
     printf("usage: hola tokenizer (train | encode | decode) [options]\n\n");
-    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
-        printf("  %-8s %s\n", parts[i].name, parts[i].about);
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) printf("  %-8s %s\n", parts[i].name, parts[i].about);
     printf("\n'hola tokenizer train --help' lists the options of train, and so on; all take --json.\n");
     return CLI_OK;
 }

@@ -30,8 +30,7 @@ static const struct arg options[] = {
     OPT_STRING(0, "config", config, "FILE", "config.json of the model"),
     OPT_STRING('m', "model", model, "DIR", "start from the weights of this model"),
     OPT_CHOICE(0, "recipe", recipe, recipes, "the paper's settings; other options override them"),
-    OPT_CHOICE(0, "model-type", model_type, cli_model_types,
-               "type of model (default: hola, or the config's)"),
+    OPT_CHOICE(0, "model-type", model_type, cli_model_types, "type of model (default: hola, or the config's)"),
     OPT_INT(0, "steps", steps, 1, INT32_MAX, "N", "training steps (default: one epoch)"),
     OPT_INT(0, "batch-tokens", batch_tokens, 1, 1 << 30, "N", "tokens per step (default 524288)"),
     OPT_INT(0, "micro-tokens", micro_tokens, 1, 1 << 24, "N",
@@ -98,8 +97,7 @@ static hola_status adopt_tokenizer(hola_config *cfg, const char *data) {
     hola_status s = hl_dataset_open(&d, data, "train", 0);
     if (s == HOLA_OK && hl_dataset_info(d)->tokenizer) {
         s = hola_tokenizer_load(&t, hl_dataset_info(d)->tokenizer);
-        if (s == HOLA_OK)
-            cfg->bos_token_id = hola_tokenizer_bos(t), cfg->eos_token_id = hola_tokenizer_eos(t);
+        if (s == HOLA_OK) cfg->bos_token_id = hola_tokenizer_bos(t), cfg->eos_token_id = hola_tokenizer_eos(t);
         if (cfg->bos_token_id >= cfg->vocab_size) cfg->bos_token_id = -1;
         if (cfg->eos_token_id >= cfg->vocab_size) cfg->eos_token_id = -1;
     }
@@ -163,14 +161,12 @@ static void end_ranks(const struct hl_dist *d) {
 
 /* ---- the command ---- */
 
-static int print_result(const struct train_opts *o, const struct train_log *log,
-                        const struct hl_train_result *r) {
+static int print_result(const struct train_opts *o, const struct train_log *log, const struct hl_train_result *r) {
     const struct hl_metric *m = &log->last;
     if (r->stopped) fprintf(stderr, "stopped at step %lld; the same command resumes\n", (long long)r->step);
     if (o->json)
-        return cli_print_json(json_pack("{s:I, s:I, s:I, s:o, s:o, s:b}", "step", (json_int_t)r->step,
-                                        "steps", (json_int_t)log->begin.steps, "tokens",
-                                        (json_int_t)m->tokens, "loss",
+        return cli_print_json(json_pack("{s:I, s:I, s:I, s:o, s:o, s:b}", "step", (json_int_t)r->step, "steps",
+                                        (json_int_t)log->begin.steps, "tokens", (json_int_t)m->tokens, "loss",
                                         cli_json_number(m->step ? m->loss : NAN), "val_loss",
                                         cli_json_number(m->step ? m->val_loss : NAN), "stopped", r->stopped));
     if (r->stopped) return CLI_OK;

@@ -21,13 +21,12 @@ static void print_row(const struct hl_recall_point *p, struct hl_mean ahead) {
 
 void demo_print_tables(const struct demo *d) {
     const struct hl_recall *t = &d->curriculum.task;
-    printf(
-        "\nRecall: the fraction of correct answers, mean and standard error over %lld samples of up to %lld "
-        "questions.\n"
-        "Chance is %.3f. The state of a head has %lld rows, the exact memory holds %lld tokens.\n",
-        (long long)d->samples, (long long)t->queries, 1.0 / (double)t->values,
-        (long long)hola_model_config(d->model[DEMO_HOLA])->head_dim,
-        (long long)hola_model_config(d->model[DEMO_HOLA])->cache_window);
+    printf("\nRecall: the fraction of correct answers, mean and standard error over %lld samples of up to %lld "
+           "questions.\n"
+           "Chance is %.3f. The state of a head has %lld rows, the exact memory holds %lld tokens.\n",
+           (long long)d->samples, (long long)t->queries, 1.0 / (double)t->values,
+           (long long)hola_model_config(d->model[DEMO_HOLA])->head_dim,
+           (long long)hola_model_config(d->model[DEMO_HOLA])->cache_window);
     print_head("facts");
     for (int i = 0; i < DEMO_FACTS; i++) {
         printf("%-22lld", (long long)d->by_facts[i].x);
@@ -36,8 +35,7 @@ void demo_print_tables(const struct demo *d) {
     print_head("tokens (32 facts)");
     for (int i = 0; i < DEMO_LENGTHS; i++) {
         char label[32];
-        snprintf(label, sizeof label, "%lld (%lldx)", (long long)d->by_length[i].x,
-                 (long long)d->by_length[i].times);
+        snprintf(label, sizeof label, "%lld (%lldx)", (long long)d->by_length[i].x, (long long)d->by_length[i].times);
         printf("%-22s", label);
         print_row(&d->by_length[i], d->ahead_length[i]);
     }
@@ -73,13 +71,13 @@ static json_t *print_map(const struct listing *l, const char *title, const int64
     for (int64_t i = 0; i < l->n; i += COLUMNS)
         printf("  %.*s\n", (int)(l->n - i < COLUMNS ? l->n - i : COLUMNS), l->map + i);
     for (int64_t i = 0; i < count; i++) json_array_append_new(places, json_integer((json_int_t)pos[i]));
-    return json_pack("{s:I, s:I, s:I, s:o}", "values", (json_int_t)l->values, "keys", (json_int_t)l->keys,
-                     "fillers", (json_int_t)l->fillers, "positions", places);
+    return json_pack("{s:I, s:I, s:I, s:o}", "values", (json_int_t)l->values, "keys", (json_int_t)l->keys, "fillers",
+                     (json_int_t)l->fillers, "positions", places);
 }
 
 /* y has read the listed tokens. */
-static json_t *list_kept(const struct hl_recall *r, const hola_session *y, const hola_config *c,
-                         struct listing *l, int64_t *pos) {
+static json_t *list_kept(const struct hl_recall *r, const hola_session *y, const hola_config *c, struct listing *l,
+                         int64_t *pos) {
     json_t *heads = json_array(), *latest;
     char title[64];
     int64_t count = 0;
@@ -97,8 +95,8 @@ static json_t *list_kept(const struct hl_recall *r, const hola_session *y, const
     draw_map(l, r, pos, count);
     snprintf(title, sizeof title, "the most recent %lld tokens would be", (long long)count);
     latest = print_map(l, title, pos, count);
-    return json_pack("{s:i, s:I, s:o, s:o}", "facts", DEMO_LISTED_FACTS, "tokens", (json_int_t)l->n, "heads",
-                     heads, "latest", latest);
+    return json_pack("{s:i, s:I, s:o, s:o}", "facts", DEMO_LISTED_FACTS, "tokens", (json_int_t)l->n, "heads", heads,
+                     "latest", latest);
 }
 
 json_t *demo_print_kept(const struct demo *d) {
@@ -130,13 +128,11 @@ json_t *demo_print_kept(const struct demo *d) {
 
 static json_t *json_mean(struct hl_mean m) { return json_pack("[f, f]", m.mean, m.error); }
 
-static json_t *json_points(const struct hl_recall_point *p, const struct hl_mean *ahead, int n,
-                           const char *x) {
+static json_t *json_points(const struct hl_recall_point *p, const struct hl_mean *ahead, int n, const char *x) {
     json_t *list = json_array();
     for (int i = 0; i < n; i++) {
         json_t *row = json_pack("{s:I, s:o}", x, (json_int_t)p[i].x, "hola_minus_gdn", json_mean(ahead[i]));
-        for (int k = 0; k < DEMO_MODELS; k++)
-            json_object_set_new(row, demo_names[k], json_mean(p[i].recall[k]));
+        for (int k = 0; k < DEMO_MODELS; k++) json_object_set_new(row, demo_names[k], json_mean(p[i].recall[k]));
         json_array_append_new(list, row);
     }
     return list;
@@ -147,8 +143,8 @@ static json_t *json_models(const struct demo *d) {
     for (int k = 0; k < DEMO_MODELS; k++) {
         const hola_config *c = hola_model_config(d->model[k]);
         json_object_set_new(models, demo_names[k],
-                            json_pack("{s:I, s:I}", "parameters", (json_int_t)hola_config_parameters(c),
-                                      "state_bytes", (json_int_t)d->state_bytes[k]));
+                            json_pack("{s:I, s:I}", "parameters", (json_int_t)hola_config_parameters(c), "state_bytes",
+                                      (json_int_t)d->state_bytes[k]));
     }
     return models;
 }
@@ -158,13 +154,12 @@ hola_status demo_write_json(const struct demo *d, json_t *kept) {
     const struct hl_recall_curriculum *c = &d->curriculum;
     const struct hl_recall *t = &c->task;
     json_t *root = json_pack(
-        "{s:{s:I, s:I, s:I, s:I, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:I}, s:o, s:f, s:o, s:o, s:o}",
-        "settings", "seed", (json_int_t)c->seed, "steps", (json_int_t)c->steps, "batch_tokens",
-        (json_int_t)c->batch_tokens, "samples", (json_int_t)d->samples, "lr", d->lr, "warmup",
-        (json_int_t)d->warmup, "most_facts", (json_int_t)c->most_facts, "questions", (json_int_t)t->queries,
-        "length", (json_int_t)t->length, "distance", (json_int_t)t->distance, "keys", (json_int_t)t->keys,
-        "values", (json_int_t)t->values, "models", json_models(d), "chance", 1.0 / (double)t->values,
-        "by_facts", json_points(d->by_facts, d->ahead_facts, DEMO_FACTS, "facts"), "by_length",
+        "{s:{s:I, s:I, s:I, s:I, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:I}, s:o, s:f, s:o, s:o, s:o}", "settings", "seed",
+        (json_int_t)c->seed, "steps", (json_int_t)c->steps, "batch_tokens", (json_int_t)c->batch_tokens, "samples",
+        (json_int_t)d->samples, "lr", d->lr, "warmup", (json_int_t)d->warmup, "most_facts", (json_int_t)c->most_facts,
+        "questions", (json_int_t)t->queries, "length", (json_int_t)t->length, "distance", (json_int_t)t->distance,
+        "keys", (json_int_t)t->keys, "values", (json_int_t)t->values, "models", json_models(d), "chance",
+        1.0 / (double)t->values, "by_facts", json_points(d->by_facts, d->ahead_facts, DEMO_FACTS, "facts"), "by_length",
         json_points(d->by_length, d->ahead_length, DEMO_LENGTHS, "tokens"), "kept", kept);
     char *text = root ? json_dumps(root, JSON_INDENT(1) | JSON_REAL_PRECISION(6)) : NULL;
     char *path = hl_path_join(d->out, "recall.json");
@@ -194,8 +189,7 @@ hola_status demo_write_figure(const struct demo *d) {
                                                   .axis = "tokens of the text, and times the training length",
                                                   .point = d->by_length,
                                                   .points = DEMO_LENGTHS}}};
-    snprintf(facts, sizeof facts, "Recall over the number of facts, %lld tokens",
-             (long long)d->curriculum.task.length);
+    snprintf(facts, sizeof facts, "Recall over the number of facts, %lld tokens", (long long)d->curriculum.task.length);
     snprintf(length, sizeof length, "Recall over the length of the text, %d facts", DEMO_LISTED_FACTS);
     char *path = hl_path_join(d->out, "recall.svg");
     hola_status s = path ? hl_recall_plot(path, &f) : hl_fail(HOLA_ENOMEM, "recall.svg: no memory");

@@ -64,8 +64,7 @@ struct eval_journal {
  * line that a kill cut short is dropped. */
 hola_status eval_journal_open(struct eval_journal *j, const char *dir, const char *task, json_t *settings,
                               const struct hl_set *s, struct hl_answer *a);
-hola_status eval_journal_put(struct eval_journal *j, const struct hl_request *r, int64_t i,
-                             const struct hl_answer *a);
+hola_status eval_journal_put(struct eval_journal *j, const struct hl_request *r, int64_t i, const struct hl_answer *a);
 hola_status eval_journal_flush(struct eval_journal *j);
 void eval_journal_close(struct eval_journal *j); /* zeroed ones too */
 

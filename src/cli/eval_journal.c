@@ -21,8 +21,8 @@ static void put_string(struct hl_text *t, struct hl_span s) {
 }
 
 static void put_line(struct hl_text *t, const struct hl_request *r, int64_t i, const struct hl_answer *a) {
-    hl_text_printf(t, "{\"i\": %lld, \"ll\": %.17g, \"greedy\": %s, \"tokens\": %lld", (long long)i,
-                   a->loglikelihood, a->greedy ? "true" : "false", (long long)a->tokens);
+    hl_text_printf(t, "{\"i\": %lld, \"ll\": %.17g, \"greedy\": %s, \"tokens\": %lld", (long long)i, a->loglikelihood,
+                   a->greedy ? "true" : "false", (long long)a->tokens);
     if (r->kind == HL_ASK_GENERATE) {
         hl_text_puts(t, ", \"output\": ");
         put_string(t, hl_span_text(&a->text));
@@ -42,16 +42,15 @@ static bool take_line(const char *line, int64_t len, const struct hl_set *s, str
     double ll;
     int greedy;
     const char *output = NULL, *top = NULL;
-    bool good = v && json_unpack(v, "{s:I, s:F, s:b, s:I, s?s, s?s}", "i", &i, "ll", &ll, "greedy", &greedy,
-                                 "tokens", &tokens, "output", &output, "top", &top) == 0;
+    bool good = v && json_unpack(v, "{s:I, s:F, s:b, s:I, s?s, s?s}", "i", &i, "ll", &ll, "greedy", &greedy, "tokens",
+                                 &tokens, "output", &output, "top", &top) == 0;
     good = good && i >= 0 && i < s->n && !a[i].done;
     if (good) {
         const struct hl_request *r = &s->request[i];
         struct hl_answer y = {.done = true, .greedy = greedy, .loglikelihood = ll, .tokens = tokens};
         if (r->kind == HL_ASK_GENERATE) good = output && hl_text_puts(&y.text, output) == HOLA_OK;
         if (r->kind == HL_ASK_IDS) {
-            good = top && strlen(top) == (size_t)r->n_ids &&
-                   (y.top = calloc((size_t)r->n_ids + 1, sizeof *y.top));
+            good = top && strlen(top) == (size_t)r->n_ids && (y.top = calloc((size_t)r->n_ids + 1, sizeof *y.top));
             for (int64_t k = 0; good && k < r->n_ids; k++) y.top[k] = top[k] == '1';
         }
         if (good) a[i] = y;
@@ -65,8 +64,8 @@ static bool take_line(const char *line, int64_t len, const struct hl_set *s, str
 static hola_status io_fail(const char *path) { return hl_fail(HOLA_EIO, "%s: %s", path, strerror(errno)); }
 
 /* Takes what is there; *good: bytes up to the last whole line. */
-static hola_status read_back(struct eval_journal *j, const char *head, const struct hl_set *s,
-                             struct hl_answer *a, int64_t *good) {
+static hola_status read_back(struct eval_journal *j, const char *head, const struct hl_set *s, struct hl_answer *a,
+                             int64_t *good) {
     struct hl_map map = {0};
     const int64_t n = (int64_t)strlen(head);
     *good = 0;
@@ -118,8 +117,7 @@ hola_status eval_journal_open(struct eval_journal *j, const char *dir, const cha
     return st;
 }
 
-hola_status eval_journal_put(struct eval_journal *j, const struct hl_request *r, int64_t i,
-                             const struct hl_answer *a) {
+hola_status eval_journal_put(struct eval_journal *j, const struct hl_request *r, int64_t i, const struct hl_answer *a) {
     struct hl_text t = {0};
     put_line(&t, r, i, a);
     hola_status st = hl_text_status(&t);
@@ -128,9 +126,7 @@ hola_status eval_journal_put(struct eval_journal *j, const struct hl_request *r,
     return st;
 }
 
-hola_status eval_journal_flush(struct eval_journal *j) {
-    return j->f && fflush(j->f) ? io_fail(j->path) : HOLA_OK;
-}
+hola_status eval_journal_flush(struct eval_journal *j) { return j->f && fflush(j->f) ? io_fail(j->path) : HOLA_OK; }
 
 void eval_journal_close(struct eval_journal *j) {
     if (j->f) fclose(j->f);
@@ -145,24 +141,20 @@ hola_status eval_samples_add(struct hl_writer *w, const char *model, const char 
     hola_status st = HOLA_OK;
     for (int64_t i = 0; st == HOLA_OK && i < s->n; i++) {
         const struct hl_request *r = &s->request[i];
-        json_t *v = json_pack("{s:s, s:I, s:I}", "task", task, "doc", (json_int_t)r->doc, "choice",
-                              (json_int_t)r->choice);
+        json_t *v =
+            json_pack("{s:s, s:I, s:I}", "task", task, "doc", (json_int_t)r->doc, "choice", (json_int_t)r->choice);
         if (model) json_object_set_new(v, "model", json_string(model));
         if (r->kind == HL_ASK_GENERATE) {
-            json_object_set_new(v, "output",
-                                json_stringn(a[i].text.data ? a[i].text.data : "", (size_t)a[i].text.n));
-            json_object_set_new(v, "target",
-                                json_stringn(r->target.p ? r->target.p : "", (size_t)r->target.n));
+            json_object_set_new(v, "output", json_stringn(a[i].text.data ? a[i].text.data : "", (size_t)a[i].text.n));
+            json_object_set_new(v, "target", json_stringn(r->target.p ? r->target.p : "", (size_t)r->target.n));
             json_object_set_new(v, "correct", json_boolean(a[i].score == 1));
         } else {
             json_object_set_new(v, "loglikelihood", json_real(a[i].loglikelihood));
-            json_object_set_new(v, "is_greedy",
-                                r->kind == HL_ASK_ROLLING ? json_null() : json_boolean(a[i].greedy));
+            json_object_set_new(v, "is_greedy", r->kind == HL_ASK_ROLLING ? json_null() : json_boolean(a[i].greedy));
         }
         json_object_set_new(v, "tokens", json_integer((json_int_t)a[i].tokens));
         char *text = v ? json_dumps(v, JSON_REAL_PRECISION(17)) : NULL;
-        st = text ? hl_writer_write(w, text, (int64_t)strlen(text))
-                  : hl_fail(HOLA_ENOMEM, "no memory for a sample");
+        st = text ? hl_writer_write(w, text, (int64_t)strlen(text)) : hl_fail(HOLA_ENOMEM, "no memory for a sample");
         if (st == HOLA_OK) st = hl_writer_write(w, "\n", 1);
         free(text);
         json_decref(v);

@@ -25,8 +25,7 @@ static hola_status model_hash(const char *dir, char hex[65]) {
     for (int i = 0; i < n; i++) {
         free(path);
         path = hl_path_join(dir, entry[i]->d_name);
-        if (st == HOLA_OK)
-            st = path ? hl_sha256_file(&sha, path) : hl_fail(HOLA_ENOMEM, "%s: no memory", dir);
+        if (st == HOLA_OK) st = path ? hl_sha256_file(&sha, path) : hl_fail(HOLA_ENOMEM, "%s: no memory", dir);
         free(entry[i]);
     }
     if (st == HOLA_OK) hl_sha256_end(&sha, hex);
@@ -54,8 +53,7 @@ static hola_status adds_bos(const char *dir, bool *out) {
     return s;
 }
 
-static struct hl_eval_opts how(const struct eval_opts *o, const hola_config *cfg, const hola_tokenizer *t,
-                               bool bos) {
+static struct hl_eval_opts how(const struct eval_opts *o, const hola_config *cfg, const hola_tokenizer *t, bool bos) {
     const enum hl_profile p = (enum hl_profile)o->profile;
     return (struct hl_eval_opts){.data = o->data,
                                  .text = o->text,

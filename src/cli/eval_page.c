@@ -57,10 +57,8 @@ static const struct table tables[] = {
       {"SQuAD", "squad_completion", "contains", 100, false},
       {"BoolQ", "boolq", "acc", 100, false}},
      {{"GDN, paper", {27.32, 30.95, 46.13, 23.72, 35.88, 65.07, 50.43, 34.02, 42.54, 11.7, 29.0, 32.5, 54.8}},
-      {"HOLA + recency, paper",
-       {25.04, 32.33, 46.13, 24.40, 35.62, 65.34, 52.80, 34.72, 43.17, 16.9, 29.9, 0, 0}},
-      {"HOLA, paper",
-       {22.92, 30.26, 46.00, 24.06, 35.91, 65.02, 51.54, 34.54, 42.85, 20.1, 35.9, 33.8, 58.4}}}},
+      {"HOLA + recency, paper", {25.04, 32.33, 46.13, 24.40, 35.62, 65.34, 52.80, 34.72, 43.17, 16.9, 29.9, 0, 0}},
+      {"HOLA, paper", {22.92, 30.26, 46.00, 24.06, 35.91, 65.02, 51.54, 34.54, 42.85, 20.1, 35.9, 33.8, 58.4}}}},
     {"Figure 1: S-NIAH-1, part of the needles found, over the length of the prompt",
      "100 samples a length: differences below 0.14 are within two standard errors.",
      5,
@@ -104,8 +102,7 @@ void eval_quote(struct hl_text *out, const char *text) {
 static const struct hl_figure *figure(const struct eval_model *m, const char *task, const char *metric) {
     for (int i = 0; task && i < m->n; i++)
         for (int k = 0; strcmp(m->result[i].task->name, task) == 0 && k < m->result[i].metrics.count; k++)
-            if (strcmp(m->result[i].metrics.metric[k].name, metric) == 0)
-                return &m->result[i].metrics.metric[k];
+            if (strcmp(m->result[i].metrics.metric[k].name, metric) == 0) return &m->result[i].metrics.metric[k];
     return NULL;
 }
 
@@ -156,8 +153,8 @@ static void put_result(struct hl_text *out, const struct eval_model *m, const st
         eval_quote(out, m->dir);
         hl_text_printf(out, "<td>%s<td>%lld<td>%s", y->task->name, (long long)y->documents, f->name);
         cell(out, f->value, f->error, true);
-        hl_text_printf(out, "<td>%d<td>%s<td><code>%.12s</code><td>%s</tr>\n", y->version,
-                       y->split ? y->split : "", y->sha256, y->note ? y->note : "");
+        hl_text_printf(out, "<td>%d<td>%s<td><code>%.12s</code><td>%s</tr>\n", y->version, y->split ? y->split : "",
+                       y->sha256, y->note ? y->note : "");
     }
 }
 
@@ -171,9 +168,9 @@ static void put_model(struct hl_text *out, const struct eval_model *m) {
     hl_text_printf(out,
                    "<td>%.1fM<td>%s<td><code>%.16s</code><td>%s<td>%s<td>%s<td>%lld<td>%s<td>%s<td>%s"
                    "</tr>\n",
-                   (double)m->parameters * 1e-6, hola_dtype_name(m->dtype), m->sha256,
-                   hl_profile_names[h->profile], hl_bos_names[h->bos], hl_retrieval_names[h->retrieval],
-                   (long long)h->max_length, hl_precision_names[h->precision], limit, seed);
+                   (double)m->parameters * 1e-6, hola_dtype_name(m->dtype), m->sha256, hl_profile_names[h->profile],
+                   hl_bos_names[h->bos], hl_retrieval_names[h->retrieval], (long long)h->max_length,
+                   hl_precision_names[h->precision], limit, seed);
 }
 
 static void put_page(struct hl_text *out, const struct eval_report *r) {
@@ -186,15 +183,12 @@ static void put_page(struct hl_text *out, const struct eval_report *r) {
         put_table(out, &tables[i], r);
         if (strncmp(tables[i].title, "Figure 1", 8) == 0) eval_curve_put(out, r);
     }
-    hl_text_puts(out,
-                 "<h2>All figures</h2>\n<div class=wide><table><tr><th>model<th>task<th>n<th>metric<th>value "
-                 "&plusmn; standard error<th>version<th>split<th>data<th></tr>\n");
+    hl_text_puts(out, "<h2>All figures</h2>\n<div class=wide><table><tr><th>model<th>task<th>n<th>metric<th>value "
+                      "&plusmn; standard error<th>version<th>split<th>data<th></tr>\n");
     for (int m = 0; m < r->n; m++)
         for (int i = 0; i < r->model[m].n; i++) put_result(out, &r->model[m], &r->model[m].result[i]);
-    hl_text_puts(
-        out,
-        "</table></div>\n<h2>Settings</h2>\n<div class=wide><table><tr><th>model<th>parameters<th>weights"
-        "<th>hash<th>profile<th>bos<th>retrieval<th>max_length<th>sums<th>limit<th>seed</tr>\n");
+    hl_text_puts(out, "</table></div>\n<h2>Settings</h2>\n<div class=wide><table><tr><th>model<th>parameters<th>weights"
+                      "<th>hash<th>profile<th>bos<th>retrieval<th>max_length<th>sums<th>limit<th>seed</tr>\n");
     for (int m = 0; m < r->n; m++) put_model(out, &r->model[m]);
     hl_text_printf(out, "</table></div>\n<p><small>hola %s</small></p>\n</html>\n", hola_version());
 }

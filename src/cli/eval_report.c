@@ -22,8 +22,7 @@ int eval_print_table(const struct eval_report *r) {
         if (n > wide) wide = n;
     }
     if (wide > 40) wide = 40;
-    printf("%-*s  %-18s  %7s  %-18s %12s %10s\n", (int)wide, "model", "task", "n", "metric", "value",
-           "stderr");
+    printf("%-*s  %-18s  %7s  %-18s %12s %10s\n", (int)wide, "model", "task", "n", "metric", "value", "stderr");
     for (int m = 0; m < r->n; m++)
         for (int i = 0; i < r->model[m].n; i++) {
             const struct eval_result *y = &r->model[m].result[i];
@@ -31,8 +30,7 @@ int eval_print_table(const struct eval_report *r) {
             for (int k = 0; k < y->metrics.count; k++) {
                 char value[32], error[32] = "";
                 print_number(value, sizeof value, y->metrics.metric[k].value);
-                if (isfinite(y->metrics.metric[k].error))
-                    print_number(error, sizeof error, y->metrics.metric[k].error);
+                if (isfinite(y->metrics.metric[k].error)) print_number(error, sizeof error, y->metrics.metric[k].error);
                 printf("%-*s  %-18s  %7" PRId64 "  %-18s %12s %10s\n", (int)wide,
                        r->model[m].dir + (n > wide ? n - wide : 0), y->task->name, y->documents,
                        y->metrics.metric[k].name, value, error);
@@ -45,8 +43,8 @@ int eval_print_table(const struct eval_report *r) {
         }
     const struct hl_eval_opts *h = &r->model[0].how;
     printf("profile %s, bos %s, retrieval %s, max_length %" PRId64 ", log-likelihoods %s\n",
-           hl_profile_names[h->profile], hl_bos_names[h->bos], hl_retrieval_names[h->retrieval],
-           h->max_length, hl_precision_names[h->precision]);
+           hl_profile_names[h->profile], hl_bos_names[h->bos], hl_retrieval_names[h->retrieval], h->max_length,
+           hl_precision_names[h->precision]);
     return CLI_OK;
 }
 
@@ -58,22 +56,20 @@ static json_t *result_json(const struct eval_result *y) {
         const struct hl_figure *f = &y->metrics.metric[k];
         char name[96];
         const bool count = !isfinite(f->error) && f->value == floor(f->value) && fabs(f->value) < 1e15;
-        json_object_set_new(v, f->name,
-                            count ? json_integer((json_int_t)f->value) : cli_json_number(f->value));
+        json_object_set_new(v, f->name, count ? json_integer((json_int_t)f->value) : cli_json_number(f->value));
         snprintf(name, sizeof name, "%s_stderr", f->name);
         if (isfinite(f->error)) json_object_set_new(v, name, cli_json_number(f->error));
     }
     return v;
 }
 
-static json_t *config_json(const struct eval_opts *o, const struct eval_model *m,
-                           const struct eval_result *y) {
+static json_t *config_json(const struct eval_opts *o, const struct eval_model *m, const struct eval_result *y) {
     const struct hl_eval_opts *h = &m->how;
     json_t *v = json_pack("{s:i, s:s, s:s, s:s, s:I, s:s, s:I, s:I, s:f}", "version", y->version, "profile",
                           hl_profile_names[h->profile], "bos", hl_bos_names[h->bos], "retrieval",
-                          hl_retrieval_names[h->retrieval], "max_length", (json_int_t)h->max_length,
-                          "precision", hl_precision_names[h->precision], "limit", (json_int_t)h->limit,
-                          "requests", (json_int_t)y->requests, "seconds", y->seconds);
+                          hl_retrieval_names[h->retrieval], "max_length", (json_int_t)h->max_length, "precision",
+                          hl_precision_names[h->precision], "limit", (json_int_t)h->limit, "requests",
+                          (json_int_t)y->requests, "seconds", y->seconds);
     if (!v) return NULL;
     json_object_set_new(v, "seed", h->seed >= 0 ? json_integer((json_int_t)h->seed) : json_null());
     if (o->n_lengths == 1) json_object_set_new(v, "length", json_integer((json_int_t)o->length[0]));
@@ -94,8 +90,8 @@ static json_t *model_json(const struct eval_opts *o, const struct eval_model *m)
         json_object_set_new(configs, m->result[i].task->name, config_json(o, m, &m->result[i]));
     }
     return json_pack("{s:s, s:s, s:s, s:I, s:o, s:o}", "model", m->dir, "model_sha256", m->sha256, "dtype",
-                     hola_dtype_name(m->dtype), "parameters", (json_int_t)m->parameters, "results", results,
-                     "configs", configs);
+                     hola_dtype_name(m->dtype), "parameters", (json_int_t)m->parameters, "results", results, "configs",
+                     configs);
 }
 
 json_t *eval_json(const struct eval_report *r) {

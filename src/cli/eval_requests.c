@@ -18,24 +18,21 @@ static hola_status read_ids(const struct hl_rowfile *f, struct hl_set *s, const 
     for (int64_t i = 0; i < *n; i++) {
         const json_t *v = json_array_get(list, (size_t)i);
         const json_int_t id = json_is_integer(v) ? json_integer_value(v) : -1;
-        if (id < 0 || id >= vocab)
-            return hl_row_fail(f, "\"%s\"[%lld] is not a token id", name, (long long)i);
+        if (id < 0 || id >= vocab) return hl_row_fail(f, "\"%s\"[%lld] is not a token id", name, (long long)i);
         (*out)[i] = (int32_t)id;
     }
     return HOLA_OK;
 }
 
 /* context_ids and continuation_ids: all fed but the last, the continuation asked for */
-static hola_status pair_of_ids(const struct hl_rowfile *f, struct hl_set *s, int64_t vocab,
-                               struct hl_request *r) {
+static hola_status pair_of_ids(const struct hl_rowfile *f, struct hl_set *s, int64_t vocab, struct hl_request *r) {
     int32_t *c, *t, *ids, *next;
     int64_t nc, nt;
     hola_status st = read_ids(f, s, "context_ids", vocab, &c, &nc);
     if (st == HOLA_OK) st = read_ids(f, s, "continuation_ids", vocab, &t, &nt);
     if (st != HOLA_OK) return st;
     if (nc == 0 || nt == 0) return hl_row_fail(f, "empty context_ids or continuation_ids");
-    ids = hl_set_bytes(s, (nc + nt) * (int64_t)sizeof *ids),
-    next = hl_set_bytes(s, (nc + nt) * (int64_t)sizeof *next);
+    ids = hl_set_bytes(s, (nc + nt) * (int64_t)sizeof *ids), next = hl_set_bytes(s, (nc + nt) * (int64_t)sizeof *next);
     if (!ids || !next) return hl_fail(HOLA_ENOMEM, "no memory for token ids");
     for (int64_t i = 0; i < nc + nt - 1; i++) {
         ids[i] = i < nc ? c[i] : t[i - nc];
@@ -45,16 +42,14 @@ static hola_status pair_of_ids(const struct hl_rowfile *f, struct hl_set *s, int
     return HOLA_OK;
 }
 
-static hola_status keep_text(const struct hl_rowfile *f, struct hl_set *s, const char *name,
-                             struct hl_span *out) {
+static hola_status keep_text(const struct hl_rowfile *f, struct hl_set *s, const char *name, struct hl_span *out) {
     hola_status st = hl_row_text(f, name, out);
     if (st != HOLA_OK) return st;
     *out = hl_set_keep(s, *out);
     return out->p ? HOLA_OK : hl_fail(HOLA_ENOMEM, "no memory for a text");
 }
 
-static hola_status generate_of(const struct hl_rowfile *f, struct hl_set *s, int64_t vocab,
-                               struct hl_request *r) {
+static hola_status generate_of(const struct hl_rowfile *f, struct hl_set *s, int64_t vocab, struct hl_request *r) {
     const json_t *until = json_object_get(f->now, "until"), *max = json_object_get(f->now, "max_gen_toks");
     int32_t *ids;
     hola_status st = read_ids(f, s, "context_ids", vocab, &ids, &r->n_ids);
@@ -62,10 +57,8 @@ static hola_status generate_of(const struct hl_rowfile *f, struct hl_set *s, int
     r->ids = ids;
     if (st == HOLA_OK && !ids) st = keep_text(f, s, "context", &r->context);
     r->max_new = json_is_integer(max) ? json_integer_value(max) : 256;
-    if (st == HOLA_OK && (r->max_new < 1 || r->max_new > 1 << 20))
-        st = hl_row_fail(f, "max_gen_toks out of range");
-    if (st == HOLA_OK && json_array_size(until) > HL_UNTIL)
-        st = hl_row_fail(f, "more than %d of \"until\"", HL_UNTIL);
+    if (st == HOLA_OK && (r->max_new < 1 || r->max_new > 1 << 20)) st = hl_row_fail(f, "max_gen_toks out of range");
+    if (st == HOLA_OK && json_array_size(until) > HL_UNTIL) st = hl_row_fail(f, "more than %d of \"until\"", HL_UNTIL);
     for (size_t i = 0; st == HOLA_OK && i < json_array_size(until); i++) {
         const char *text = json_string_value(json_array_get(until, i));
         if (!text) return hl_row_fail(f, "\"until\"[%zu] is not a string", i);
@@ -101,10 +94,8 @@ static hola_status read_request(const struct hl_rowfile *f, struct hl_set *s, in
 static int print_answers(const struct hl_set *s, const struct hl_answer *a) {
     for (int64_t i = 0; i < s->n; i++) {
         const bool text = s->request[i].kind == HL_ASK_GENERATE;
-        json_t *v =
-            text
-                ? json_pack("{s:s%}", "output", a[i].text.data ? a[i].text.data : "", (size_t)a[i].text.n)
-                : json_pack("{s:f, s:b}", "loglikelihood", a[i].loglikelihood, "is_greedy", (int)a[i].greedy);
+        json_t *v = text ? json_pack("{s:s%}", "output", a[i].text.data ? a[i].text.data : "", (size_t)a[i].text.n)
+                         : json_pack("{s:f, s:b}", "loglikelihood", a[i].loglikelihood, "is_greedy", (int)a[i].greedy);
         if (v) json_object_set_new(v, "tokens", json_integer((json_int_t)a[i].tokens));
         if (cli_print_json(v) != CLI_OK) return CLI_FAILED;
     }
@@ -123,8 +114,7 @@ int eval_requests(const char *path, hola_model *m, const struct hl_eval_opts *o)
         st = read_request(&f, &s, hola_model_config(m)->vocab_size);
     }
     hl_rowfile_close(&f);
-    if (st == HOLA_OK && !(a = calloc((size_t)s.n + 1, sizeof *a)))
-        st = hl_fail(HOLA_ENOMEM, "no memory for answers");
+    if (st == HOLA_OK && !(a = calloc((size_t)s.n + 1, sizeof *a))) st = hl_fail(HOLA_ENOMEM, "no memory for answers");
     if (st == HOLA_OK) st = hl_eval_run(m, o, &s, a, NULL);
     rc = st == HOLA_OK ? print_answers(&s, a) : cli_fail_library();
     hl_answers_free(a, s.n);

@@ -9,9 +9,7 @@ static hola_status bad(const char *path, const char *what) {
     return hl_fail(HOLA_EFORMAT, "%s: not what hola eval --json prints: %s", path, what);
 }
 
-static const char *text_of(const json_t *v, const char *name) {
-    return json_string_value(json_object_get(v, name));
-}
+static const char *text_of(const json_t *v, const char *name) { return json_string_value(json_object_get(v, name)); }
 /* Which of the names it is; 0 where it is none. */
 static int name_of(const json_t *v, const char *name, const char *const *names) {
     const char *text = text_of(v, name);

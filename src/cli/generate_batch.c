@@ -91,9 +91,8 @@ static int step(struct batch *b) {
         r->pending = false;
     }
     if (b->active == 0) return CLI_OK;
-    hola_status s = b->logits
-                        ? hola_session_step(b->session, b->active, b->ids, b->logits)
-                        : hola_session_step_sample(b->session, b->active, b->ids, &b->g->o->sampling, b->ids);
+    hola_status s = b->logits ? hola_session_step(b->session, b->active, b->ids, b->logits)
+                              : hola_session_step_sample(b->session, b->active, b->ids, &b->g->o->sampling, b->ids);
     for (int64_t k = 0; k < b->active && s == HOLA_OK && !b->logits; k++) {
         struct gen_run *r = &b->run[b->who[k]];
         r->chosen = true, r->next = b->ids[k];
@@ -104,8 +103,7 @@ static int step(struct batch *b) {
 static int run_batch(struct batch *b) {
     int rc = CLI_OK;
     while (rc == CLI_OK && b->printed < b->n) {
-        while (rc == CLI_OK && b->active < b->g->o->parallel && b->joined < b->n && !gen_interrupted())
-            rc = join(b);
+        while (rc == CLI_OK && b->active < b->g->o->parallel && b->joined < b->n && !gen_interrupted()) rc = join(b);
         const double start = hl_clock();
         if (rc == CLI_OK) rc = choose(b);
         if (rc == CLI_OK) rc = step(b);

@@ -12,11 +12,10 @@
 int gen_open_tokenizer(struct gen *g) {
     const struct gen_opts *o = g->o;
     const char *path = o->tokenizer ? o->tokenizer : o->model;
-    if (hola_tokenizer_load(&g->t, path) != HOLA_OK)
-        return o->ids && !o->tokenizer ? CLI_OK : cli_fail_library();
+    if (hola_tokenizer_load(&g->t, path) != HOLA_OK) return o->ids && !o->tokenizer ? CLI_OK : cli_fail_library();
     if (hola_tokenizer_size(g->t) > g->vocab)
-        return cli_fail("%s: %" PRId64 " tokens, more than the model's %" PRId64, path,
-                        hola_tokenizer_size(g->t), g->vocab);
+        return cli_fail("%s: %" PRId64 " tokens, more than the model's %" PRId64, path, hola_tokenizer_size(g->t),
+                        g->vocab);
     if (hola_tokenizer_eos(g->t) >= 0) g->eos = hola_tokenizer_eos(g->t);
     g->more = malloc(sizeof *g->more);
     if (!g->more) return cli_fail("no memory for the tokenizer");
@@ -147,8 +146,7 @@ int gen_read_prompts(const struct gen *g, bool first, struct gen_prompt **out, i
         struct gen_prompt *more = realloc(*out, (size_t)(*n + 1) * sizeof *more);
         if (len > 0 && line[len - 1] == '\n') len--;
         if (more) *out = more;
-        rc = more ? read_line(g, first, *n + 1, line, (size_t)len, &more[*n])
-                  : cli_fail("%s: no memory", path);
+        rc = more ? read_line(g, first, *n + 1, line, (size_t)len, &more[*n]) : cli_fail("%s: no memory", path);
         if (rc == CLI_OK) ++*n;
     }
     if (rc == CLI_OK && ferror(f)) rc = cli_fail("%s: %s", path, strerror(errno));

@@ -49,8 +49,7 @@ void gen_run_free(struct gen_run *r) {
 }
 
 static hola_status feed(struct gen_run *r, const int32_t *ids, int64_t n, float *logits) {
-    return r->history ? hola_history_feed(r->history, ids, n, logits)
-                      : hola_session_feed(r->session, ids, n, logits);
+    return r->history ? hola_history_feed(r->history, ids, n, logits) : hola_session_feed(r->session, ids, n, logits);
 }
 
 int gen_run_prompt(struct gen_run *r, const struct gen_prompt *p) {
@@ -65,8 +64,7 @@ int gen_run_prompt(struct gen_run *r, const struct gen_prompt *p) {
         s = feed(r, p->ids + fed, len, fed + len == p->n ? r->logits : NULL);
         fed += len;
         if (fed < p->n)
-            progress_show(&show, (double)fed / (double)p->n, "reading: %" PRId64 " of %" PRId64 " tokens",
-                          fed, p->n);
+            progress_show(&show, (double)fed / (double)p->n, "reading: %" PRId64 " of %" PRId64 " tokens", fed, p->n);
     }
     progress_end(&show);
     r->prompt_tokens += fed;
@@ -108,8 +106,8 @@ static bool note_logprobs(struct gen_run *r, int32_t id) {
     const double log_sum = top[0].logit + log(sum);
     bool ok = true;
     for (int64_t i = 0; i < have; i++)
-        ok = !json_array_append_new(
-                 list, json_pack("{s:i, s:f}", "id", (int)top[i].id, "logprob", top[i].logit - log_sum)) &&
+        ok = !json_array_append_new(list,
+                                    json_pack("{s:i, s:f}", "id", (int)top[i].id, "logprob", top[i].logit - log_sum)) &&
              ok;
     free(top);
     return !json_array_append_new(r->logprobs, json_pack("{s:i, s:f, s:o}", "id", (int)id, "logprob",
@@ -142,8 +140,7 @@ int gen_run_choose(struct gen_run *r) {
         r->end = GEN_EOS;
         return CLI_OK;
     }
-    if ((r->logprobs && !note_logprobs(r, id)) || !note_id(r, id))
-        return cli_fail("no memory for the result");
+    if ((r->logprobs && !note_logprobs(r, id)) || !note_id(r, id)) return cli_fail("no memory for the result");
     if (!gen_text_add(&r->text, id)) return CLI_FAILED;
     r->pending = true;
     if (r->text.stopped) r->end = GEN_STOP;
@@ -151,9 +148,7 @@ int gen_run_choose(struct gen_run *r) {
     return CLI_OK;
 }
 
-static int32_t last_id(const struct gen_run *r) {
-    return r->ids[r->g->o->json || r->g->o->prompts ? r->n - 1 : 0];
-}
+static int32_t last_id(const struct gen_run *r) { return r->ids[r->g->o->json || r->g->o->prompts ? r->n - 1 : 0]; }
 
 int gen_run_feed(struct gen_run *r) {
     const int32_t id = r->pending ? last_id(r) : 0;
@@ -187,13 +182,13 @@ json_t *gen_run_json(const struct gen_run *r) {
     json_t *ids = json_array();
     for (int64_t i = 0; i < r->n; i++)
         if (json_array_append_new(ids, json_integer(r->ids[i]))) return NULL;
-    json_t *root = json_pack(
-        "{s:I, s:o, s:o, s:f, s:f, s:I, s:I, s:I, s:s, s:I}", "prompt_tokens", (json_int_t)r->prompt_tokens,
-        "ids", ids, "text", gen_text_json(r->text.text.data, r->text.text.n), "tok_per_s",
-        rate(r->n, r->decode), "prefill_tok_per_s", rate(r->prompt_tokens, r->prefill), "memory_bytes",
-        (json_int_t)hola_session_bytes(r->session), "resident_bytes", (json_int_t)cli_resident_bytes(),
-        "position", (json_int_t)hola_session_position(r->session), "end", ends[r->end], "seed",
-        (json_int_t)hola_session_seed_of(r->session));
+    json_t *root =
+        json_pack("{s:I, s:o, s:o, s:f, s:f, s:I, s:I, s:I, s:s, s:I}", "prompt_tokens", (json_int_t)r->prompt_tokens,
+                  "ids", ids, "text", gen_text_json(r->text.text.data, r->text.text.n), "tok_per_s",
+                  rate(r->n, r->decode), "prefill_tok_per_s", rate(r->prompt_tokens, r->prefill), "memory_bytes",
+                  (json_int_t)hola_session_bytes(r->session), "resident_bytes", (json_int_t)cli_resident_bytes(),
+                  "position", (json_int_t)hola_session_position(r->session), "end", ends[r->end], "seed",
+                  (json_int_t)hola_session_seed_of(r->session));
     if (root && r->logprobs && json_object_set(root, "logprobs", r->logprobs)) {
         json_decref(root);
         return NULL;
@@ -205,11 +200,9 @@ void gen_run_report(const struct gen_run *r) {
     char prompt[CLI_GROUPED], n[CLI_GROUPED], bytes[CLI_GROUPED];
     const int64_t written = r->earlier + r->n;
     if (r->g->o->quiet) return;
-    fprintf(
-        stderr,
-        "read %s tokens, %.1f/s; wrote %s, %.1f/s; end: %s; session %s bytes, process %.1f MB; seed %" PRIu64
-        "\n",
-        cli_grouped(prompt, r->prompt_tokens), rate(r->prompt_tokens, r->prefill), cli_grouped(n, written),
-        rate(written, r->decode), ends[r->end], cli_grouped(bytes, hola_session_bytes(r->session)),
-        (double)cli_resident_bytes() * 1e-6, hola_session_seed_of(r->session));
+    fprintf(stderr,
+            "read %s tokens, %.1f/s; wrote %s, %.1f/s; end: %s; session %s bytes, process %.1f MB; seed %" PRIu64 "\n",
+            cli_grouped(prompt, r->prompt_tokens), rate(r->prompt_tokens, r->prefill), cli_grouped(n, written),
+            rate(written, r->decode), ends[r->end], cli_grouped(bytes, hola_session_bytes(r->session)),
+            (double)cli_resident_bytes() * 1e-6, hola_session_seed_of(r->session));
 }

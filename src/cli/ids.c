@@ -28,8 +28,8 @@ static json_t *load_array(const char *path) {
 
 static int bad_id(const char *path, int64_t i, const json_t *value, int64_t vocab) {
     char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT);
-    int rc = cli_fail("%s: [%lld]: %.60s is not a token id (0 to %lld)", path, (long long)i,
-                      text ? text : "?", (long long)vocab - 1);
+    int rc = cli_fail("%s: [%lld]: %.60s is not a token id (0 to %lld)", path, (long long)i, text ? text : "?",
+                      (long long)vocab - 1);
     free(text);
     return rc;
 }
@@ -76,8 +76,8 @@ int cli_ids_encode(const char *tokenizer, const char *text_path, int64_t vocab, 
     if (s != HOLA_OK) {
         rc = cli_fail_library();
     } else if (hola_tokenizer_size(t) > vocab) {
-        rc = cli_fail("%s: %" PRId64 " tokens, more than the model's %" PRId64, tokenizer,
-                      hola_tokenizer_size(t), vocab);
+        rc = cli_fail("%s: %" PRId64 " tokens, more than the model's %" PRId64, tokenizer, hola_tokenizer_size(t),
+                      vocab);
     } else if (hola_tokenizer_bos(t) >= 0) { /* as every document in training begins */
         int32_t *with_bos = realloc(*ids, (size_t)(*n + 1) * sizeof **ids);
         if (with_bos) {

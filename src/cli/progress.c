@@ -13,8 +13,7 @@ enum { BAR = 16 };
 
 void progress_begin(struct progress *p) {
     const char *term = getenv("TERM");
-    *p = (struct progress){.on = isatty(STDERR_FILENO) && !(term && !strcmp(term, "dumb")),
-                           .begun = hl_clock()};
+    *p = (struct progress){.on = isatty(STDERR_FILENO) && !(term && !strcmp(term, "dumb")), .begun = hl_clock()};
 }
 
 double progress_seconds(const struct progress *p) { return hl_clock() - p->begun; }

@@ -29,24 +29,21 @@ static const char *duration(char buf[32], double seconds) {
 static void step(void *ctx, const struct hl_metric *m, double seconds) {
     struct train_log *l = ctx;
     const struct hl_train_begin *b = &l->begin;
-    const bool shown =
-        l->terminal || m->step % l->every == 0 || m->step == b->steps || m->step == b->step + 1;
+    const bool shown = l->terminal || m->step % l->every == 0 || m->step == b->steps || m->step == b->step + 1;
     char line[512], eta[32];
     int n;
     l->average = l->last.step ? 0.9 * l->average + 0.1 * seconds : seconds;
     l->last = *m;
     if (!shown && !isfinite(m->val_loss)) return;
-    n = snprintf(line, sizeof line,
-                 "step %*lld/%lld | loss %.6f | norm %.4f | lr %.2e | %.2f ms | %.0f tok/s",
-                 snprintf(NULL, 0, "%lld", (long long)b->steps), (long long)m->step, (long long)b->steps,
-                 m->loss, m->grad_norm, m->lr, 1e3 * seconds, m->tok_per_s);
+    n = snprintf(line, sizeof line, "step %*lld/%lld | loss %.6f | norm %.4f | lr %.2e | %.2f ms | %.0f tok/s",
+                 snprintf(NULL, 0, "%lld", (long long)b->steps), (long long)m->step, (long long)b->steps, m->loss,
+                 m->grad_norm, m->lr, 1e3 * seconds, m->tok_per_s);
     if (b->peak > 0)
         n += snprintf(line + n, sizeof line - (size_t)n, " | %.0f%% of peak",
                       100 * b->flop_per_token * m->tok_per_s / b->peak);
     n += snprintf(line + n, sizeof line - (size_t)n, " | ETA %s",
                   duration(eta, l->average * (double)(b->steps - m->step)));
-    if (m->skipped > 0)
-        n += snprintf(line + n, sizeof line - (size_t)n, " | %lld skipped", (long long)m->skipped);
+    if (m->skipped > 0) n += snprintf(line + n, sizeof line - (size_t)n, " | %lld skipped", (long long)m->skipped);
     if (isfinite(m->val_loss)) snprintf(line + n, sizeof line - (size_t)n, " | val loss %.6f", m->val_loss);
     if (!l->terminal) {
         fprintf(stderr, "%s\n", line);

@@ -92,8 +92,8 @@ static hola_status give_up(struct hl_writer *w, hola_status code) {
 }
 
 static hola_status fail_errno(struct hl_writer *w, int error) {
-    return give_up(w, hl_fail(error == ENOMEM ? HOLA_ENOMEM : HOLA_EIO, "%s: cannot write: %s", w->path,
-                              strerror(error)));
+    return give_up(w,
+                   hl_fail(error == ENOMEM ? HOLA_ENOMEM : HOLA_EIO, "%s: cannot write: %s", w->path, strerror(error)));
 }
 
 /* A device or a pipe (/dev/stdout among them) is written to; root could even put a file in its place. */

@@ -19,8 +19,7 @@ static inline uint32_t hl_bits_of_float(float f) {
 static inline float hl_from_bf16(uint16_t h) { return hl_float_of_bits((uint32_t)h << 16); }
 static inline uint16_t hl_to_bf16(float f) {
     uint32_t u = hl_bits_of_float(f);
-    if ((u & 0x7fffffffu) > 0x7f800000u)
-        return (uint16_t)(u >> 16 | 0x40u); /* keep NaN from rounding to inf */
+    if ((u & 0x7fffffffu) > 0x7f800000u) return (uint16_t)(u >> 16 | 0x40u); /* keep NaN from rounding to inf */
     return (uint16_t)((u + 0x7fffu + (u >> 16 & 1u)) >> 16);
 }
 

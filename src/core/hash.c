@@ -3,8 +3,7 @@
 #include <string.h>
 
 enum { LANES = 4 };
-static const uint64_t odd[LANES] = {0x9e3779b97f4a7c15u, 0xc2b2ae3d27d4eb4fu, 0x165667b19e3779f9u,
-                                    0x27d4eb2f165667c5u};
+static const uint64_t odd[LANES] = {0x9e3779b97f4a7c15u, 0xc2b2ae3d27d4eb4fu, 0x165667b19e3779f9u, 0x27d4eb2f165667c5u};
 
 static uint64_t turn(uint64_t x, int by) { return x << by | x >> (64 - by); }
 

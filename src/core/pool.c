@@ -108,16 +108,14 @@ void hl_pool_run(struct hl_pool *p, int64_t n, hl_task task, void *ctx) {
 
 static int processors(void) {
     cpu_set_t set;
-    int n =
-        sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : (int)sysconf(_SC_NPROCESSORS_ONLN);
+    int n = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : (int)sysconf(_SC_NPROCESSORS_ONLN);
     return n > 0 ? n : 1;
 }
 
 hola_status hl_pool_new(struct hl_pool **out, int threads) {
     struct hl_pool *p;
     *out = NULL;
-    if (threads > MAX_THREADS)
-        return hl_fail(HOLA_EINVAL, "threads: %d is more than %d", threads, MAX_THREADS);
+    if (threads > MAX_THREADS) return hl_fail(HOLA_EINVAL, "threads: %d is more than %d", threads, MAX_THREADS);
     if (threads <= 0) threads = processors() < MAX_THREADS ? processors() : MAX_THREADS;
     p = aligned_alloc(64, (sizeof *p + 63) / 64 * 64);
     if (!p) return hl_fail(HOLA_ENOMEM, "thread pool: %zu bytes", sizeof *p);

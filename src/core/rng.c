@@ -16,9 +16,7 @@ static uint64_t bits_at(uint64_t key, uint64_t i) { return mix(key + (i + 1) * G
 static double uniform_of(uint64_t bits) { return (double)(bits >> 11) * 0x1p-53; }
 
 uint64_t hl_rng_bits(uint64_t seed, uint64_t stream, uint64_t i) { return bits_at(key_of(seed, stream), i); }
-double hl_rng_uniform(uint64_t seed, uint64_t stream, uint64_t i) {
-    return uniform_of(hl_rng_bits(seed, stream, i));
-}
+double hl_rng_uniform(uint64_t seed, uint64_t stream, uint64_t i) { return uniform_of(hl_rng_bits(seed, stream, i)); }
 
 /* Box-Muller: numbers 2j and 2j+1 come from uniforms 2j and 2j+1. */
 static void normal_pair(uint64_t key, uint64_t j, double out[2]) {

@@ -24,7 +24,7 @@ struct hl_rows {
     int64_t T, n; /* rows, segments */
     const struct hl_seg *seg;
     const struct hl_dev_rows *dev; /* the same cut up on a device (cuda/cuda.h); NULL on the CPU */
-    char *const *const *pages; /* [n]: each session's pages, on the host; NULL: no part of the state grows */
+    char *const *const *pages;     /* [n]: each session's pages, on the host; NULL: no part of the state grows */
 };
 
 /* Segments are cut into pieces of `size` rows on the grid of absolute positions of each segment's own

@@ -23,8 +23,7 @@ static inline uint32_t turn(uint32_t x, int n) { return x >> n | x << (32 - n); 
 static void take_block(uint32_t h[8], const unsigned char *p) {
     uint32_t w[64];
     for (int i = 0; i < 16; i++)
-        w[i] = (uint32_t)p[4 * i] << 24 | (uint32_t)p[4 * i + 1] << 16 | (uint32_t)p[4 * i + 2] << 8 |
-               p[4 * i + 3];
+        w[i] = (uint32_t)p[4 * i] << 24 | (uint32_t)p[4 * i + 1] << 16 | (uint32_t)p[4 * i + 2] << 8 | p[4 * i + 3];
     for (int i = 16; i < 64; i++) {
         const uint32_t x = turn(w[i - 15], 7) ^ turn(w[i - 15], 18) ^ w[i - 15] >> 3;
         const uint32_t y = turn(w[i - 2], 17) ^ turn(w[i - 2], 19) ^ w[i - 2] >> 10;
@@ -32,8 +31,7 @@ static void take_block(uint32_t h[8], const unsigned char *p) {
     }
     uint32_t a = h[0], b = h[1], c = h[2], d = h[3], e = h[4], f = h[5], g = h[6], k = h[7];
     for (int i = 0; i < 64; i++) {
-        const uint32_t s1 = turn(e, 6) ^ turn(e, 11) ^ turn(e, 25),
-                       s0 = turn(a, 2) ^ turn(a, 13) ^ turn(a, 22);
+        const uint32_t s1 = turn(e, 6) ^ turn(e, 11) ^ turn(e, 25), s0 = turn(a, 2) ^ turn(a, 13) ^ turn(a, 22);
         const uint32_t t1 = k + s1 + ((e & f) ^ (~e & g)) + round_constant[i] + w[i];
         const uint32_t t2 = s0 + ((a & b) ^ (a & c) ^ (b & c));
         k = g, g = f, f = e, e = d + t1;
@@ -48,18 +46,15 @@ static void take_plain(uint32_t h[8], const unsigned char *p, int64_t n) {
 
 #if defined(__x86_64__)
 /* The same with the processor's own rounds, five times as fast: a model of gigabytes is hashed while it is read. */
-__attribute__((target("sha,sse4.1"))) static void take_rounds(uint32_t h[8], const unsigned char *p,
-                                                              int64_t n) {
+__attribute__((target("sha,sse4.1"))) static void take_rounds(uint32_t h[8], const unsigned char *p, int64_t n) {
     const __m128i order = _mm_set_epi64x(0x0c0d0e0f08090a0b, 0x0405060700010203);
-    const __m128i dcba = _mm_loadu_si128((const __m128i *)h),
-                  hgfe = _mm_loadu_si128((const __m128i *)(h + 4));
+    const __m128i dcba = _mm_loadu_si128((const __m128i *)h), hgfe = _mm_loadu_si128((const __m128i *)(h + 4));
     const __m128i cdab = _mm_shuffle_epi32(dcba, 0xb1), efgh = _mm_shuffle_epi32(hgfe, 0x1b);
     __m128i abef = _mm_alignr_epi8(cdab, efgh, 8), cdgh = _mm_blend_epi16(efgh, cdab, 0xf0);
     for (; n > 0; n--, p += 64) {
         const __m128i abef0 = abef, cdgh0 = cdgh;
         __m128i w[4];
-        for (int i = 0; i < 4; i++)
-            w[i] = _mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)(p + 16 * i)), order);
+        for (int i = 0; i < 4; i++) w[i] = _mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)(p + 16 * i)), order);
 #pragma GCC unroll 16
         for (int i = 0; i < 16; i++) {
             const __m128i k = _mm_loadu_si128((const __m128i *)(round_constant + 4 * i)),
@@ -68,8 +63,8 @@ __attribute__((target("sha,sse4.1"))) static void take_rounds(uint32_t h[8], con
             cdgh = _mm_sha256rnds2_epu32(cdgh, abef, m);
             abef = _mm_sha256rnds2_epu32(abef, cdgh, _mm_shuffle_epi32(m, 0x0e));
             if (i >= 12) continue;
-            w[i % 4] = _mm_add_epi32(_mm_sha256msg1_epu32(w[i % 4], w[(i + 1) % 4]),
-                                     _mm_alignr_epi8(last, w[(i + 2) % 4], 4));
+            w[i % 4] =
+                _mm_add_epi32(_mm_sha256msg1_epu32(w[i % 4], w[(i + 1) % 4]), _mm_alignr_epi8(last, w[(i + 2) % 4], 4));
             w[i % 4] = _mm_sha256msg2_epu32(w[i % 4], last);
         }
         abef = _mm_add_epi32(abef, abef0), cdgh = _mm_add_epi32(cdgh, cdgh0);
@@ -95,8 +90,8 @@ static void take_blocks(uint32_t h[8], const unsigned char *p, int64_t n) {
 }
 
 void hl_sha256_begin(struct hl_sha256 *s) {
-    *s = (struct hl_sha256){.h = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c,
-                                  0x1f83d9ab, 0x5be0cd19}};
+    *s = (struct hl_sha256){
+        .h = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19}};
 }
 
 void hl_sha256_add(struct hl_sha256 *s, const void *data, int64_t n) {

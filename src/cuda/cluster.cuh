@@ -43,8 +43,7 @@ static __device__ __forceinline__ uint32_t cluster_address(uint32_t own, int ran
 static __device__ __forceinline__ void cluster_copy(uint32_t at, uint32_t from, int bytes, uint32_t barrier) {
 #if HL_CLUSTER
     asm volatile(
-        "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-            at),
+        "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(at),
         "r"(from), "r"(bytes), "r"(barrier)
         : "memory");
 #else

@@ -161,10 +161,9 @@ __device__ __forceinline__ void copy_async(void *shared, const void *global, int
 #ifdef HL_CUDA_EMU
     emu_copy_async(shared, global, 16, filled);
 #else
-    asm volatile(
-        "cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((uint32_t)__cvta_generic_to_shared(shared)),
-        "l"(global), "r"(filled)
-        : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((uint32_t)__cvta_generic_to_shared(shared)),
+                 "l"(global), "r"(filled)
+                 : "memory");
 #endif
 }
 __device__ __forceinline__ void copy_async4(void *shared, const void *global) { /* 4 bytes */
@@ -211,10 +210,9 @@ __device__ __forceinline__ void store_if(void *p, uint4 x, bool yes) {
 #ifdef HL_CUDA_EMU
     if (yes) *(uint4 *)p = x;
 #else
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\n@p st.global.v4.u32 [%0], {%1,%2,%3,%4};\n}" ::"l"(p),
-        "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w), "r"((uint32_t)yes)
-        : "memory");
+    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\n@p st.global.v4.u32 [%0], {%1,%2,%3,%4};\n}" ::"l"(p),
+                 "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w), "r"((uint32_t)yes)
+                 : "memory");
 #endif
 }
 

@@ -33,8 +33,8 @@ hola_status hl_cuda_open(struct hl_cuda **out, int device) {
     if (e != cudaSuccess) return hl_fail(HOLA_EDEVICE, "CUDA device %d: %s", device, cudaGetErrorString(e));
     if (prop.major < 8) {
         cudaStreamDestroy(stream);
-        return hl_fail(HOLA_EDEVICE, "CUDA device %d (%s): compute capability %d.%d, 8.0 or later is needed",
-                       device, prop.name, prop.major, prop.minor);
+        return hl_fail(HOLA_EDEVICE, "CUDA device %d (%s): compute capability %d.%d, 8.0 or later is needed", device,
+                       prop.name, prop.major, prop.minor);
     }
     struct hl_cuda *c = calloc(1, sizeof *c);
     uint64_t *kernels = calloc(HL_KERNELS, sizeof *kernels);
@@ -80,8 +80,7 @@ void hl_cuda_close(struct hl_cuda *c) {
 
 cudaStream_t hl_cuda_stream(struct hl_cuda *c) { return hl_stream(c); }
 void hl_cuda_allow_shared(struct hl_cuda *c, const void *kernel, size_t shared) {
-    check(c, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared),
-          "shared memory");
+    check(c, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared), "shared memory");
 }
 void hl_cuda_launched(struct hl_cuda *c, cudaError_t e) { check(c, e, "launch"); }
 
@@ -99,8 +98,7 @@ bool hl_cuda_compiled_for_sm90(struct hl_cuda *c, const void *kernel) {
     }
     const bool sm90 = cudaFuncGetAttributes(&at, kernel) == cudaSuccess && at.ptxVersion >= 90;
     if (seen == 0)
-        __atomic_compare_exchange_n(slot, &seen, address << 1 | sm90, false, __ATOMIC_RELAXED,
-                                    __ATOMIC_RELAXED);
+        __atomic_compare_exchange_n(slot, &seen, address << 1 | sm90, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
     return sm90;
 }
 
@@ -139,8 +137,7 @@ void hl_cuda_memcpy(struct hl_cuda *c, void *to, const void *from, int64_t bytes
     if (way == HL_TO_HOST) hl_cuda_wait(c);
 }
 void hl_cuda_get(struct hl_cuda *c, void *stage, const void *from, int64_t bytes, int i) {
-    if (!c->part[i])
-        check(c, cudaEventCreateWithFlags((cudaEvent_t *)&c->part[i], cudaEventDisableTiming), "event");
+    if (!c->part[i]) check(c, cudaEventCreateWithFlags((cudaEvent_t *)&c->part[i], cudaEventDisableTiming), "event");
     check(c, cudaMemcpyAsync(stage, from, (size_t)bytes, cudaMemcpyDeviceToHost, hl_stream(c)), "copy");
     check(c, cudaEventRecord(c->part[i], hl_stream(c)), "event");
 }

@@ -7,8 +7,7 @@
 enum {
     HL_GRAPHS = 16,
     HL_KERNELS = 1024, /* more than there are */
-    HL_PARTS =
-        8, /* copies to the host in flight at a time, each through its own part of the staging buffer */
+    HL_PARTS = 8,      /* copies to the host in flight at a time, each through its own part of the staging buffer */
     HL_STAGE_PART = 2 << 20,
     HL_STAGE_BYTES = HL_PARTS * HL_STAGE_PART
 };
@@ -42,15 +41,15 @@ struct hl_cuda {
     int64_t scratch_bytes;
     struct hl_dev_rows rows; /* of the last pass; one block of memory, on the host and on the device */
     char *rows_host, *rows_dev;
-    int64_t rows_room; /* its bytes */
-    char *stage;       /* the staging buffer: pinned host memory, HL_STAGE_BYTES; NULL: not allocated yet */
+    int64_t rows_room;    /* its bytes */
+    char *stage;          /* the staging buffer: pinned host memory, HL_STAGE_BYTES; NULL: not allocated yet */
     void *part[HL_PARTS]; /* events: the copy to this part of it has completed */
     char *mapped;         /* mapped host memory that kernels write results to (mapped_output.c) */
     int64_t mapped_bytes, mapped_words;
     uint32_t mapped_tag;
     struct hl_prelaunch *prelaunch; /* prelaunch.c; NULL: no memory */
-    int bulk_room;      /* shared memory of a block where there are bulk copies; 0: not known yet */
-    int64_t generation; /* counts allocations and releases: a captured graph may point to what is gone */
+    int bulk_room;                  /* shared memory of a block where there are bulk copies; 0: not known yet */
+    int64_t generation;             /* counts allocations and releases: a captured graph may point to what is gone */
     struct hl_graph graph[HL_GRAPHS];
     struct hl_graph *recording;
     struct hl_link *link; /* to the devices of other ranks (nccl.c); NULL: none */
@@ -61,14 +60,12 @@ struct hl_cuda {
 #ifdef __cplusplus
 extern "C" {
 #endif
-void hl_cuda_fail(struct hl_cuda *c, hola_status s, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
+void hl_cuda_fail(struct hl_cuda *c, hola_status s, const char *format, ...) __attribute__((format(printf, 3, 4)));
 void *hl_cuda_malloc(struct hl_cuda *c, int64_t bytes); /* NULL: out of memory; no failure is kept */
 void hl_cuda_free(struct hl_cuda *c, void *p);
 void *hl_cuda_malloc_host(struct hl_cuda *c, int64_t bytes); /* pinned */
 void hl_cuda_free_host(struct hl_cuda *c, void *p);
-void *hl_cuda_stage(struct hl_cuda *c,
-                    int64_t bytes); /* of such memory, until the next get; NULL: too many */
+void *hl_cuda_stage(struct hl_cuda *c, int64_t bytes); /* of such memory, until the next get; NULL: too many */
 /* Host memory for that many 4-byte words, which the next kernel writes with the tag as their lowest bit;
  * NULL: there is none. wait: copies `words` of them from word `first` on as they arrive, lowest bits cleared,
  * and calls on_words for each range; false: they will not arrive. */

@@ -26,8 +26,7 @@ void *hl_cuda_scratch(struct hl_cuda *c, int64_t bytes) {
         if (!c->scratch) {
             int64_t left, used;
             hl_cuda_free_memory(c, &left, &used);
-            hl_cuda_fail(c, HOLA_ENOMEM,
-                         "device memory: %.1f MB of scratch memory do not fit beside %.1f MB in use",
+            hl_cuda_fail(c, HOLA_ENOMEM, "device memory: %.1f MB of scratch memory do not fit beside %.1f MB in use",
                          (double)bytes * 1e-6, (double)used * 1e-6);
             return NULL;
         }

@@ -9,15 +9,14 @@ static __device__ __forceinline__ void tile_stmatrix(bf16 *tile, int row, int co
     const int lane = threadIdx.x % 32;
 #if HL_WGMMA
     const bf16 *to = tile + tile_at<64>(row + lane % 16, column + lane / 16 * 8);
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(
-                     (uint32_t)__cvta_generic_to_shared(to)),
-                 "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
-                 : "memory");
+    asm volatile(
+        "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"((uint32_t)__cvta_generic_to_shared(to)),
+        "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
+        : "memory");
 #else
 #pragma unroll
     for (int j = 0; j < 4; j++)
-        *(uint32_t *)(tile + tile_at<64>(row + lane / 4 + j % 2 * 8, column + j / 2 * 8 + lane % 4 * 2)) =
-            x[j];
+        *(uint32_t *)(tile + tile_at<64>(row + lane / 4 + j % 2 * 8, column + j / 2 * 8 + lane % 4 * 2)) = x[j];
 #endif
 }
 

@@ -10,31 +10,28 @@
 enum { WORKSPACE = 64 << 20, MAX_PLANS = 256, CANDIDATES = 8, ROUNDS = 6, ROUND = 64, LONG = 2048 };
 
 /* X(name, parameters): the functions we use */
-#define LT_LIST(X)                                                                                         \
-    X(cublasLtCreate, (cublasLtHandle_t *))                                                                \
-    X(cublasLtDestroy, (cublasLtHandle_t))                                                                 \
-    X(cublasLtMatmulDescCreate, (cublasLtMatmulDesc_t *, cublasComputeType_t, cudaDataType_t))             \
-    X(cublasLtMatmulDescSetAttribute,                                                                      \
-      (cublasLtMatmulDesc_t, cublasLtMatmulDescAttributes_t, const void *, size_t))                        \
-    X(cublasLtMatrixLayoutCreate, (cublasLtMatrixLayout_t *, cudaDataType_t, uint64_t, uint64_t, int64_t)) \
-    X(cublasLtMatmulPreferenceCreate, (cublasLtMatmulPreference_t *))                                      \
-    X(cublasLtMatmulPreferenceSetAttribute,                                                                \
-      (cublasLtMatmulPreference_t, cublasLtMatmulPreferenceAttributes_t, const void *, size_t))            \
-    X(cublasLtMatmulPreferenceDestroy, (cublasLtMatmulPreference_t))                                       \
-    X(cublasLtMatmulAlgoGetHeuristic,                                                                      \
-      (cublasLtHandle_t, cublasLtMatmulDesc_t, cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,             \
-       cublasLtMatrixLayout_t, cublasLtMatrixLayout_t, cublasLtMatmulPreference_t, int,                    \
-       cublasLtMatmulHeuristicResult_t[], int *))                                                          \
-    X(cublasLtMatmulAlgoCheck, (cublasLtHandle_t, cublasLtMatmulDesc_t, cublasLtMatrixLayout_t,            \
-                                cublasLtMatrixLayout_t, cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,    \
-                                const cublasLtMatmulAlgo_t *, cublasLtMatmulHeuristicResult_t *))          \
-    X(cublasLtMatmul,                                                                                      \
-      (cublasLtHandle_t, cublasLtMatmulDesc_t, const void *, const void *, cublasLtMatrixLayout_t,         \
-       const void *, cublasLtMatrixLayout_t, const void *, const void *, cublasLtMatrixLayout_t, void *,   \
-       cublasLtMatrixLayout_t, const cublasLtMatmulAlgo_t *, void *, size_t, cudaStream_t))                \
-    X(cublasLtMatmulAlgoConfigGetAttribute,                                                                \
-      (const cublasLtMatmulAlgo_t *, cublasLtMatmulAlgoConfigAttributes_t, void *, size_t, size_t *))      \
-    X(cublasLtMatmulDescDestroy, (cublasLtMatmulDesc_t))                                                   \
+#define LT_LIST(X)                                                                                                     \
+    X(cublasLtCreate, (cublasLtHandle_t *))                                                                            \
+    X(cublasLtDestroy, (cublasLtHandle_t))                                                                             \
+    X(cublasLtMatmulDescCreate, (cublasLtMatmulDesc_t *, cublasComputeType_t, cudaDataType_t))                         \
+    X(cublasLtMatmulDescSetAttribute, (cublasLtMatmulDesc_t, cublasLtMatmulDescAttributes_t, const void *, size_t))    \
+    X(cublasLtMatrixLayoutCreate, (cublasLtMatrixLayout_t *, cudaDataType_t, uint64_t, uint64_t, int64_t))             \
+    X(cublasLtMatmulPreferenceCreate, (cublasLtMatmulPreference_t *))                                                  \
+    X(cublasLtMatmulPreferenceSetAttribute,                                                                            \
+      (cublasLtMatmulPreference_t, cublasLtMatmulPreferenceAttributes_t, const void *, size_t))                        \
+    X(cublasLtMatmulPreferenceDestroy, (cublasLtMatmulPreference_t))                                                   \
+    X(cublasLtMatmulAlgoGetHeuristic,                                                                                  \
+      (cublasLtHandle_t, cublasLtMatmulDesc_t, cublasLtMatrixLayout_t, cublasLtMatrixLayout_t, cublasLtMatrixLayout_t, \
+       cublasLtMatrixLayout_t, cublasLtMatmulPreference_t, int, cublasLtMatmulHeuristicResult_t[], int *))             \
+    X(cublasLtMatmulAlgoCheck,                                                                                         \
+      (cublasLtHandle_t, cublasLtMatmulDesc_t, cublasLtMatrixLayout_t, cublasLtMatrixLayout_t, cublasLtMatrixLayout_t, \
+       cublasLtMatrixLayout_t, const cublasLtMatmulAlgo_t *, cublasLtMatmulHeuristicResult_t *))                       \
+    X(cublasLtMatmul, (cublasLtHandle_t, cublasLtMatmulDesc_t, const void *, const void *, cublasLtMatrixLayout_t,     \
+                       const void *, cublasLtMatrixLayout_t, const void *, const void *, cublasLtMatrixLayout_t,       \
+                       void *, cublasLtMatrixLayout_t, const cublasLtMatmulAlgo_t *, void *, size_t, cudaStream_t))    \
+    X(cublasLtMatmulAlgoConfigGetAttribute,                                                                            \
+      (const cublasLtMatmulAlgo_t *, cublasLtMatmulAlgoConfigAttributes_t, void *, size_t, size_t *))                  \
+    X(cublasLtMatmulDescDestroy, (cublasLtMatmulDesc_t))                                                               \
     X(cublasLtMatrixLayoutDestroy, (cublasLtMatrixLayout_t))
 
 struct lt {
@@ -136,8 +133,8 @@ static int candidates(struct lt *lt, const struct hl_plan *p, size_t workspace,
     if (lt->cublasLtMatmulPreferenceCreate(&preference) != CUBLAS_STATUS_SUCCESS) return 0;
     lt->cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
                                              sizeof workspace);
-    if (lt->cublasLtMatmulAlgoGetHeuristic(lt->handle, p->op, p->a, p->b, p->c, p->c, preference, CANDIDATES,
-                                           out, &found) != CUBLAS_STATUS_SUCCESS)
+    if (lt->cublasLtMatmulAlgoGetHeuristic(lt->handle, p->op, p->a, p->b, p->c, p->c, preference, CANDIDATES, out,
+                                           &found) != CUBLAS_STATUS_SUCCESS)
         found = 0;
     lt->cublasLtMatmulPreferenceDestroy(preference);
     return found;
@@ -170,10 +167,8 @@ static double tile_cost(int tile, const struct hl_gemm *g, int sms, bool *full) 
 
 static bool layouts(struct lt *lt, struct hl_plan *p, const struct hl_gemm *g) {
     const uint64_t M = (uint64_t)g->M, N = (uint64_t)g->N, K = (uint64_t)g->K;
-    return !lt->cublasLtMatrixLayoutCreate(&p->a, type_of(g->in), g->b_trans ? K : N, g->b_trans ? N : K,
-                                           g->ldb) &&
-           !lt->cublasLtMatrixLayoutCreate(&p->b, type_of(g->in), g->a_trans ? M : K, g->a_trans ? K : M,
-                                           g->lda) &&
+    return !lt->cublasLtMatrixLayoutCreate(&p->a, type_of(g->in), g->b_trans ? K : N, g->b_trans ? N : K, g->ldb) &&
+           !lt->cublasLtMatrixLayoutCreate(&p->b, type_of(g->in), g->a_trans ? M : K, g->a_trans ? K : M, g->lda) &&
            !lt->cublasLtMatrixLayoutCreate(&p->c, type_of(g->out), N, M, g->ldc);
 }
 /* The kernels that need no workspace. Those of the next N that is a multiple of ROUND work for this N, too, but the
@@ -230,8 +225,8 @@ static bool plan_make(struct hl_cuda *c, struct lt *lt, struct hl_plan *p, const
     lt->cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_TRANSB, &tb, sizeof tb);
     ok = ok && layouts(lt, p, g);
     if (!ok || !choose(c, lt, p, g)) {
-        hl_cuda_fail(c, HOLA_EDEVICE, "cuBLAS has no kernel for a product of %lld x %lld x %lld",
-                     (long long)g->M, (long long)g->N, (long long)g->K);
+        hl_cuda_fail(c, HOLA_EDEVICE, "cuBLAS has no kernel for a product of %lld x %lld x %lld", (long long)g->M,
+                     (long long)g->N, (long long)g->K);
         plan_drop(lt, p);
         return false;
     }
@@ -261,9 +256,9 @@ void hl_cuda_gemm(struct hl_cuda *c, const struct hl_gemm *g) {
     if (!lt || !lt->handle || g->M == 0 || g->N == 0) return;
     struct hl_plan *p = plan_find(c, lt, g);
     if (!p) return;
-    cublasStatus_t s = lt->cublasLtMatmul(lt->handle, p->op, &g->alpha, g->B, p->a, g->A, p->b, &g->beta,
-                                          g->add ? g->add : g->C, p->c, g->C, p->c, &p->algo, lt->workspace,
-                                          p->workspace, hl_stream(c));
+    cublasStatus_t s =
+        lt->cublasLtMatmul(lt->handle, p->op, &g->alpha, g->B, p->a, g->A, p->b, &g->beta, g->add ? g->add : g->C, p->c,
+                           g->C, p->c, &p->algo, lt->workspace, p->workspace, hl_stream(c));
     if (s != CUBLAS_STATUS_SUCCESS)
         hl_cuda_fail(c, HOLA_EDEVICE, "matrix product %lld x %lld x %lld: cuBLAS status %d", (long long)g->M,
                      (long long)g->N, (long long)g->K, (int)s);

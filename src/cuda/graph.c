@@ -27,8 +27,7 @@ bool hl_cuda_replay(struct hl_cuda *c, uint64_t key) {
         if (e != cudaSuccess) hl_cuda_fail(c, HOLA_EDEVICE, "CUDA: graph: %s", cudaGetErrorString(e));
         return true;
     }
-    if (cudaStreamBeginCapture(hl_stream(c), cudaStreamCaptureModeThreadLocal) == cudaSuccess)
-        c->recording = g;
+    if (cudaStreamBeginCapture(hl_stream(c), cudaStreamCaptureModeThreadLocal) == cudaSuccess) c->recording = g;
     return false;
 }
 

@@ -55,9 +55,7 @@ static bool copy_piece(uint32_t *restrict to, const uint32_t *restrict from, int
     return !(old & 1);
 }
 /* For the last word of a piece, which arrives late: polling one word leaves the other lines to the device. */
-static bool is_new(const uint32_t *word, uint32_t tag) {
-    return !((*(const volatile uint32_t *)word ^ tag) & 1);
-}
+static bool is_new(const uint32_t *word, uint32_t tag) { return !((*(const volatile uint32_t *)word ^ tag) & 1); }
 /* Whether to poll once more after that many polls. */
 static bool may_arrive(struct hl_cuda *c, int64_t polls, bool *idle) {
     if (*idle) {

@@ -82,9 +82,7 @@ static __device__ __forceinline__ void mbarrier_arrive_warp(mbarrier_t b, int la
     __syncwarp();
     if (lane < WARP_ARRIVALS) mbarrier_arrive(b);
 }
-static __device__ __forceinline__ void mbarrier_arrive_warp(mbarrier_t b) {
-    mbarrier_arrive_warp(b, threadIdx.x % 32);
-}
+static __device__ __forceinline__ void mbarrier_arrive_warp(mbarrier_t b) { mbarrier_arrive_warp(b, threadIdx.x % 32); }
 /* An arrival that takes effect when all of this thread's cp.async copies have completed. */
 static __device__ __forceinline__ void copy_async_arrive(mbarrier_t b) {
 #ifdef HL_CUDA_EMU
@@ -107,11 +105,10 @@ static __device__ __forceinline__ void bulk_copy(void *shared, const void *globa
 #elif HL_BULK
     uint64_t evict_first;
     if (again) {
-        asm volatile(
-            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                shared_address(shared)),
-            "l"(global), "r"(bytes), "r"(b)
-            : "memory");
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                         shared_address(shared)),
+                     "l"(global), "r"(bytes), "r"(b)
+                     : "memory");
         return;
     }
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(evict_first));

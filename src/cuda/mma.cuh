@@ -10,8 +10,7 @@ static __device__ __forceinline__ void mma_load_a(uint32_t a[4], const bf16 *t, 
     ldmatrix4(a, t + (row + lane % 16) * ld + k + lane / 16 * 8);
 }
 /* the same, stored [k][row] */
-static __device__ __forceinline__ void mma_load_a_trans(uint32_t a[4], const bf16 *t, int ld, int k,
-                                                        int row) {
+static __device__ __forceinline__ void mma_load_a_trans(uint32_t a[4], const bf16 *t, int ld, int k, int row) {
     const int lane = threadIdx.x % 32;
     ldmatrix4_trans(a, t + (k + lane % 8 + lane / 16 * 8) * ld + row + lane / 8 % 2 * 8);
 }
@@ -21,8 +20,7 @@ static __device__ __forceinline__ void mma_load_b(uint32_t b[4], const bf16 *t, 
     ldmatrix4(b, t + (column + lane % 8 + lane / 16 * 8) * ld + k + lane / 8 % 2 * 8);
 }
 /* the same, stored [k][column] */
-static __device__ __forceinline__ void mma_load_b_trans(uint32_t b[4], const bf16 *t, int ld, int k,
-                                                        int column) {
+static __device__ __forceinline__ void mma_load_b_trans(uint32_t b[4], const bf16 *t, int ld, int k, int column) {
     const int lane = threadIdx.x % 32;
     ldmatrix4_trans(b, t + (k + lane % 16) * ld + column + lane / 16 * 8);
 }

@@ -15,13 +15,11 @@ enum { NAMED_BARRIER_BYTES = 17 * 8, SHARES = 322560 /* 1024 * 9 * 5 * 7 */ };
 static __device__ __forceinline__ uint32_t named_barrier_address(int id) {
     uint32_t bytes;
     asm volatile("mov.u32 %0, %dynamic_smem_size;" : "=r"(bytes));
-    return ((uint32_t)__cvta_generic_to_shared(shared_memory()) + bytes - NAMED_BARRIER_BYTES + 7) / 8 * 8 +
-           8 * id;
+    return ((uint32_t)__cvta_generic_to_shared(shared_memory()) + bytes - NAMED_BARRIER_BYTES + 7) / 8 * 8 + 8 * id;
 }
 static __device__ __forceinline__ void named_barrier_init() {
     if (threadIdx.x < 16)
-        asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(named_barrier_address(threadIdx.x)),
-                     "r"(SHARES)
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(named_barrier_address(threadIdx.x)), "r"(SHARES)
                      : "memory");
     __syncthreads();
 }

@@ -83,8 +83,7 @@ hola_status hl_cuda_link(struct hl_cuda *c, int rank, int size, void (*broadcast
         cudaEventCreateWithFlags(&l->done, cudaEventDisableTiming) != cudaSuccess) {
         l->comm = e == NCCL_OK ? l->comm : NULL;
         hl_link_close(c);
-        return hl_fail(HOLA_EDEVICE, "NCCL: rank %d of %d could not be initialised (status %d)", rank, size,
-                       e);
+        return hl_fail(HOLA_EDEVICE, "NCCL: rank %d of %d could not be initialised (status %d)", rank, size, e);
     }
     return HOLA_OK;
 }
@@ -101,8 +100,8 @@ void hl_cuda_reduce(struct hl_cuda *c, float *x, int64_t first, int64_t n, int64
     for (int64_t end = first + n; first < end;) {
         const int64_t owner = first / part, stop = (owner + 1) * part < end ? (owner + 1) * part : end;
         check(c,
-              l->ncclReduce(x + first, x + first, (size_t)(stop - first), NCCL_FLOAT, NCCL_SUM, (int)owner,
-                            l->comm, l->side),
+              l->ncclReduce(x + first, x + first, (size_t)(stop - first), NCCL_FLOAT, NCCL_SUM, (int)owner, l->comm,
+                            l->side),
               "reduce");
         first = stop;
     }
@@ -117,8 +116,6 @@ void hl_cuda_reduced(struct hl_cuda *c) {
 
 void hl_cuda_share(struct hl_cuda *c, void *block, int64_t bytes) {
     struct hl_link *l = c->link;
-    check(c,
-          l->ncclAllGather((char *)block + l->rank * bytes, block, (size_t)bytes, NCCL_INT8, l->comm,
-                           hl_stream(c)),
+    check(c, l->ncclAllGather((char *)block + l->rank * bytes, block, (size_t)bytes, NCCL_INT8, l->comm, hl_stream(c)),
           "gather");
 }

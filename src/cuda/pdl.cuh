@@ -22,14 +22,12 @@ static __device__ __forceinline__ void pdl_trigger() {
 
 #ifdef HL_CUDA_EMU
 template <class... P, class... A>
-static void launch_pdl(struct hl_cuda *c, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared,
-                       A... args) {
+static void launch_pdl(struct hl_cuda *c, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, A... args) {
     launch(c, kernel, grid, block, shared, args...);
 }
 #else
 template <class... P, class... A>
-static void launch_pdl(struct hl_cuda *c, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared,
-                       A... args) {
+static void launch_pdl(struct hl_cuda *c, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, A... args) {
     cudaLaunchAttribute pdl = {};
     cudaLaunchConfig_t config = {};
     /* a kernel compiled for an older architecture has no griddepcontrol.wait in it */

@@ -23,8 +23,7 @@ static __global__ void add_partials(float *out, const float *part, int64_t P, in
 }
 static inline void sum_partials(struct hl_cuda *c, float *out, const float *part, int64_t P, int64_t n,
                                 int64_t stride = 0) {
-    launch(c, add_partials, blocks_for(n, PART_COLS), PART_COLS * PART_ROWS, 0, out, part, P, n,
-           stride ? stride : n);
+    launch(c, add_partials, blocks_for(n, PART_COLS), PART_COLS * PART_ROWS, 0, out, part, P, n, stride ? stride : n);
 }
 
 #endif

@@ -83,8 +83,7 @@ static __device__ __forceinline__ char *shared_tiles() {
 /* cp.async of rows [0, n) of WIDTH elements into a tile, the rest of ROWS filled with zeros (a copy of no bytes reads
  * nothing), by threads i of THREADS; the caller calls copy_commit. */
 template <int WIDTH, int ROWS, int THREADS>
-static __device__ __forceinline__ void copy_panel(bf16 *tile, const bf16 *from, int64_t stride, int n,
-                                                  int i) {
+static __device__ __forceinline__ void copy_panel(bf16 *tile, const bf16 *from, int64_t stride, int n, int i) {
     const int units = WIDTH / 8, step = THREADS / units, row = i / units, col = i % units * 8;
     static_assert(step % 8 == 0 && ROWS % step == 0, "steps of whole groups of 8 rows");
     tile += tile_at<WIDTH>(row, col), from += row * stride + col;
@@ -109,11 +108,10 @@ template <int WIDTH_, bool TRANS_, int PANEL_ = 0> struct operand {
 #define HL_WGMMA 1
 /* the matrix descriptor of an operand in shared memory */
 template <class O> static __device__ __forceinline__ uint64_t descriptor(O o) {
-    const uint32_t tile =
-        (uint32_t)__cvta_generic_to_shared(o.tile); /* hoisted: one conversion for all products */
+    const uint32_t tile = (uint32_t)__cvta_generic_to_shared(o.tile); /* hoisted: one conversion for all products */
     const uint64_t swizzle = O::WIDTH == 64 ? 1 : O::WIDTH == 32 ? 2 : 3;
-    return (tile >> 4) + (uint32_t)((o.row * O::WIDTH + o.col) * 2 >> 4) |
-           (uint64_t)(O::PANEL * 2 >> 4) << 16 | (uint64_t)(O::WIDTH * 16 >> 4) << 32 | swizzle << 62;
+    return (tile >> 4) + (uint32_t)((o.row * O::WIDTH + o.col) * 2 >> 4) | (uint64_t)(O::PANEL * 2 >> 4) << 16 |
+           (uint64_t)(O::WIDTH * 16 >> 4) << 32 | swizzle << 62;
 }
 #else
 #define HL_WGMMA 0
@@ -150,8 +148,7 @@ static __device__ __forceinline__ void wgmma_fence() {
  * each hold may become a copy. */
 template <int left> static __device__ __forceinline__ void wgmma_commit_wait() {
 #if HL_WGMMA
-    asm volatile("wgmma.commit_group.sync.aligned;\n\twgmma.wait_group.sync.aligned %0;" ::"n"(left)
-                 : "memory");
+    asm volatile("wgmma.commit_group.sync.aligned;\n\twgmma.wait_group.sync.aligned %0;" ::"n"(left) : "memory");
 #endif
 }
 /* the same, and holds the accumulators of the batch, or of the one before it */
@@ -170,8 +167,7 @@ template <int tiles> static __device__ __forceinline__ void wgmma_wait_all(float
 template <int n> static __device__ __forceinline__ void wgmma_hold_a(uint32_t (*a)[4]) {
 #if HL_WGMMA
 #pragma unroll
-    for (int i = 0; i < n; i++)
-        asm volatile("" : "+r"(a[i][0]), "+r"(a[i][1]), "+r"(a[i][2]), "+r"(a[i][3])::"memory");
+    for (int i = 0; i < n; i++) asm volatile("" : "+r"(a[i][0]), "+r"(a[i][1]), "+r"(a[i][2]), "+r"(a[i][3])::"memory");
 #endif
 }
 /* setmaxnreg: registers per thread from here on, by a whole warpgroup. What a producer releases a consumer takes. */
@@ -186,9 +182,7 @@ template <int n> static __device__ __forceinline__ void setmaxnreg_inc() {
 #endif
 }
 /* the index of this warpgroup in the block, known to the compiler to be uniform over a warp */
-static __device__ __forceinline__ int warpgroup_index() {
-    return __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0);
-}
+static __device__ __forceinline__ int warpgroup_index() { return __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0); }
 
 /* The text of a wgmma: accumulators d, then operand numbers: two descriptors (_TILES: A and B in shared memory), or
  * four registers and a descriptor (_REGS: A in registers). */
@@ -213,17 +207,15 @@ static __device__ __forceinline__ int warpgroup_index() {
 #define HL_D64_OF(d, i) HL_D32_OF(d, i), HL_D32_OF(d, i + 4)
 #define HL_D96_OF(d, i) HL_D64_OF(d, i), HL_D32_OF(d, i + 8)
 #define HL_D128_OF(d, i) HL_D64_OF(d, i), HL_D64_OF(d, i + 8)
-#define HL_WGMMA_TEXT(N)                                                                 \
-    "{\n\t.reg .pred p;\n\tsetp.eq.u32 p, 0, 0;\n\twgmma.mma_async.sync.aligned.m64n" #N \
-    "k16.f32.bf16.bf16 " HL_D##N
+#define HL_WGMMA_TEXT(N) \
+    "{\n\t.reg .pred p;\n\tsetp.eq.u32 p, 0, 0;\n\twgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 " HL_D##N
 #define HL_WGMMA_TILES(N, x, y, ta, tb)                                                   \
     asm volatile(HL_WGMMA_TEXT(N) ", %" #x ", %" #y ", p, 1, 1, %" #ta ", %" #tb ";\n\t}" \
                  : HL_D##N##_OF(d, 0)                                                     \
                  : "l"(descriptor(a)), "l"(descriptor(b)), "n"((int)A::TRANS), "n"((int)B::TRANS))
-#define HL_WGMMA_REGS(N, x0, x1, x2, x3, y, tb)                                                      \
-    asm volatile(HL_WGMMA_TEXT(N) ", {%" #x0 ",%" #x1 ",%" #x2 ",%" #x3 "}, %" #y ", p, 1, 1, %" #tb \
-                                  ";\n\t}"                                                           \
-                 : HL_D##N##_OF(d, 0)                                                                \
+#define HL_WGMMA_REGS(N, x0, x1, x2, x3, y, tb)                                                               \
+    asm volatile(HL_WGMMA_TEXT(N) ", {%" #x0 ",%" #x1 ",%" #x2 ",%" #x3 "}, %" #y ", p, 1, 1, %" #tb ";\n\t}" \
+                 : HL_D##N##_OF(d, 0)                                                                         \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(descriptor(b)), "n"((int)B::TRANS))
 #endif
 
@@ -242,8 +234,7 @@ static __device__ __forceinline__ void wgmma_rs_step(float (*d)[4], const uint32
 }
 
 /* d += A B, A in registers ("rs"), as fragments of mma_bf16: 16 rows per warp */
-template <int N, class B>
-static __device__ __forceinline__ void wgmma_rs(float (*d)[4], const uint32_t a[4], B b) {
+template <int N, class B> static __device__ __forceinline__ void wgmma_rs(float (*d)[4], const uint32_t a[4], B b) {
 #if HL_WGMMA
     if constexpr (N == 16) HL_WGMMA_REGS(16, 8, 9, 10, 11, 12, 13);
     else if constexpr (N == 32) HL_WGMMA_REGS(32, 16, 17, 18, 19, 20, 21);
@@ -263,8 +254,7 @@ template <int N, class A, class B> static __device__ __forceinline__ void wgmma_
     else if constexpr (N == 64) HL_WGMMA_TILES(64, 32, 33, 34, 35);
     else if constexpr (N == 96) HL_WGMMA_TILES(96, 48, 49, 50, 51);
     else if constexpr (N == 128) HL_WGMMA_TILES(128, 64, 65, 66, 67);
-    static_assert(N == 16 || N == 32 || N == 48 || N == 64 || N == 96 || N == 128,
-                  "a width that is spelled out above");
+    static_assert(N == 16 || N == 32 || N == 48 || N == 64 || N == 96 || N == 128, "a width that is spelled out above");
 #else
     const int rows = threadIdx.x / 32 % 4 * 16;
     uint32_t x[4];

@@ -110,8 +110,8 @@ static hola_status read_fields(struct hl_dataset *d, json_t *root, const char *p
         d->info.bos = (int32_t)id;
     }
     if (tokens && json_integer_value(tokens) != d->info.tokens)
-        return hl_fail(HOLA_EFORMAT, "%s: %" PRId64 " %s tokens in the shards, dataset.json says %" PRId64,
-                       d->dir, d->info.tokens, d->split, (int64_t)json_integer_value(tokens));
+        return hl_fail(HOLA_EFORMAT, "%s: %" PRId64 " %s tokens in the shards, dataset.json says %" PRId64, d->dir,
+                       d->info.tokens, d->split, (int64_t)json_integer_value(tokens));
     if (tokenizer) {
         /* a name of ours, so that a dataset.json cannot point elsewhere */
         if (!strcmp(tokenizer, "tokenizer.model") || !strcmp(tokenizer, "tokenizer.json"))
@@ -161,8 +161,7 @@ hola_status hl_dataset_open(struct hl_dataset **out, const char *dir, const char
     if (s == HOLA_OK) s = open_shards(d, names, n);
     if (s == HOLA_OK) s = read_info(d);
     if (s == HOLA_OK && vocab > 0 && d->info.vocab > vocab)
-        s = hl_fail(HOLA_EINVAL,
-                    "%s: its tokenizer has %" PRId64 " tokens, the model's vocabulary only %" PRId64, dir,
+        s = hl_fail(HOLA_EINVAL, "%s: its tokenizer has %" PRId64 " tokens, the model's vocabulary only %" PRId64, dir,
                     d->info.vocab, vocab);
     free_names(names, n);
     if (s == HOLA_OK) *out = d;
@@ -236,8 +235,7 @@ static void scan_task(void *ctx, int64_t block, int worker) {
     struct scan *c = ctx;
     int64_t n = -1;
     (void)worker;
-    (void)scan_block(c, block,
-                     &n); /* the message is for the thread that asked: it scans such a block again */
+    (void)scan_block(c, block, &n); /* the message is for the thread that asked: it scans such a block again */
     if (!c->doc) c->count[block] = n;
 }
 
@@ -290,8 +288,7 @@ static hola_status pack_documents(struct hl_dataset *d, int32_t bos, struct hl_p
 hola_status hl_dataset_verify(const struct hl_dataset *d, struct hl_pool *pool) {
     int64_t blocks = (d->info.tokens + BLOCK - 1) / BLOCK;
     struct scan c = {.d = d, .bos = -1, .count = malloc((size_t)blocks * sizeof(int64_t))};
-    hola_status s =
-        c.count ? count_documents(&c, blocks, pool) : hl_fail(HOLA_ENOMEM, "%s: no memory", d->dir);
+    hola_status s = c.count ? count_documents(&c, blocks, pool) : hl_fail(HOLA_ENOMEM, "%s: no memory", d->dir);
     free(c.count);
     return s;
 }

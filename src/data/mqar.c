@@ -7,20 +7,17 @@
 #include <string.h>
 
 struct hl_mqar hl_mqar_default(void) {
-    return (struct hl_mqar){
-        .vocab = 8192, .length = 256, .pairs = 16, .power = 0.01, .random_non_queries = true};
+    return (struct hl_mqar){.vocab = 8192, .length = 256, .pairs = 16, .power = 0.01, .random_non_queries = true};
 }
 
 hola_status hl_mqar_check(const struct hl_mqar *m) {
     if (m->length < 2 || m->length % 2 || m->pairs < 1 || 4 * m->pairs > m->length || m->pairs > 1 << 28)
         return hl_fail(HOLA_EINVAL,
-                       "mqar: %" PRId64 " pairs in %" PRId64
-                       " tokens; needs an even length of at least 4 pairs",
+                       "mqar: %" PRId64 " pairs in %" PRId64 " tokens; needs an even length of at least 4 pairs",
                        m->pairs, m->length);
     if (m->vocab <= m->length || m->vocab > 1 << 28)
-        return hl_fail(HOLA_EINVAL,
-                       "mqar: a vocabulary of %" PRId64 " must be larger than the length %" PRId64, m->vocab,
-                       m->length);
+        return hl_fail(HOLA_EINVAL, "mqar: a vocabulary of %" PRId64 " must be larger than the length %" PRId64,
+                       m->vocab, m->length);
     if (!(m->power > 0)) return hl_fail(HOLA_EINVAL, "mqar: a power of %g", m->power);
     return HOLA_OK;
 }
@@ -44,8 +41,8 @@ static void draw_slots(struct hl_rng_stream *d, struct slot *slot, int64_t n, do
     qsort(slot, (size_t)n, sizeof *slot, by_key);
 }
 
-static void fill(const struct hl_mqar *m, struct hl_rng_stream *d, int32_t *key, int32_t *value,
-                 struct slot *slot, int32_t *inputs, int32_t *labels) {
+static void fill(const struct hl_mqar *m, struct hl_rng_stream *d, int32_t *key, int32_t *value, struct slot *slot,
+                 int32_t *inputs, int32_t *labels) {
     const int64_t half = m->vocab / 2, context = 2 * m->pairs;
     hl_rng_stream_distinct(d, key, half - 1, m->pairs);
     hl_rng_stream_distinct(d, value, m->vocab - half, m->pairs);
@@ -64,8 +61,7 @@ static void fill(const struct hl_mqar *m, struct hl_rng_stream *d, int32_t *key,
         if (inputs[i] == 0) inputs[i] = hl_rng_stream_below(d, m->vocab);
 }
 
-hola_status hl_mqar_make(const struct hl_mqar *m, uint64_t seed, int64_t index, int32_t *inputs,
-                         int32_t *labels) {
+hola_status hl_mqar_make(const struct hl_mqar *m, uint64_t seed, int64_t index, int32_t *inputs, int32_t *labels) {
     struct hl_rng_stream d = {.seed = seed ^ hl_fnv1a("mqar"), .stream = (uint64_t)index};
     int32_t *key = malloc((size_t)m->vocab * sizeof *key), *value = malloc((size_t)m->vocab * sizeof *value);
     struct slot *slot = malloc((size_t)m->length * sizeof *slot);

@@ -20,7 +20,6 @@ struct hl_mqar {
 struct hl_mqar hl_mqar_default(void); /* 8192, 256, 16, 0.01, true, false */
 hola_status hl_mqar_check(const struct hl_mqar *m);
 /* Example `index` of a seed: inputs [length]; labels [length], NULL where not wanted. */
-hola_status hl_mqar_make(const struct hl_mqar *m, uint64_t seed, int64_t index, int32_t *inputs,
-                         int32_t *labels);
+hola_status hl_mqar_make(const struct hl_mqar *m, uint64_t seed, int64_t index, int32_t *inputs, int32_t *labels);
 
 #endif

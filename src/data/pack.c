@@ -74,8 +74,7 @@ static int64_t cut(const int64_t *doc, int64_t documents, int64_t seq, struct hl
 }
 
 /* order: the pieces by falling length, equal ones in their order. count has room for seq + 2. */
-static void by_length(const struct hl_pack_piece *piece, int64_t n, int64_t seq, int64_t *count,
-                      int64_t *order) {
+static void by_length(const struct hl_pack_piece *piece, int64_t n, int64_t seq, int64_t *count, int64_t *order) {
     for (int64_t i = 0; i < seq + 2; i++) count[i] = 0;
     for (int64_t i = 0; i < n; i++) count[seq - piece[i].n + 1]++;
     for (int64_t i = 1; i < seq + 2; i++) count[i] += count[i - 1];
@@ -83,8 +82,8 @@ static void by_length(const struct hl_pack_piece *piece, int64_t n, int64_t seq,
 }
 
 /* row[i]: the row of piece i. Returns the number of rows. */
-static int64_t place(const struct hl_pack_piece *piece, const int64_t *order, int64_t n, struct rooms *r,
-                     int64_t *row, int64_t *next) {
+static int64_t place(const struct hl_pack_piece *piece, const int64_t *order, int64_t n, struct rooms *r, int64_t *row,
+                     int64_t *next) {
     int64_t rows = 0;
     for (int64_t k = 0; k < n; k++) {
         int64_t i = order[k], room = best_room(r, piece[i].n);
@@ -96,8 +95,7 @@ static int64_t place(const struct hl_pack_piece *piece, const int64_t *order, in
 }
 
 /* Numbers rows by their first piece and groups the pieces by row. */
-static void group(struct hl_pack *p, const struct hl_pack_piece *piece, int64_t n, int64_t *row,
-                  int64_t *number) {
+static void group(struct hl_pack *p, const struct hl_pack_piece *piece, int64_t n, int64_t *row, int64_t *number) {
     int64_t seen = 0;
     for (int64_t r = 0; r < p->rows; r++) number[r] = -1;
     for (int64_t r = 0; r <= p->rows; r++) p->first[r] = 0;
@@ -107,8 +105,7 @@ static void group(struct hl_pack *p, const struct hl_pack_piece *piece, int64_t 
         p->first[row[i] + 1]++;
     }
     for (int64_t r = 0; r < p->rows; r++) number[r] = p->first[r + 1] += p->first[r];
-    for (int64_t i = n; i-- > 0;)
-        p->piece[--number[row[i]]] = piece[i]; /* backwards: equal rows keep order */
+    for (int64_t i = n; i-- > 0;) p->piece[--number[row[i]]] = piece[i]; /* backwards: equal rows keep order */
 }
 
 static size_t bytes_of(int64_t n, size_t each) { return (size_t)(n > 0 ? n : 1) * each; }

@@ -175,8 +175,7 @@ static hola_status from_text(const struct hl_prepare_opts *o, struct hl_out *out
     if (s == HOLA_OK) s = hl_source_open(&j.source, o->inputs, o->n_inputs, &o->source);
     if (s == HOLA_OK) s = hl_pool_new(&j.pool, o->threads);
     for (int i = 0; i < 2 && s == HOLA_OK; i++)
-        if (!(j.batch[i].item = calloc(BATCH_DOCS, sizeof *j.batch[i].item)))
-            s = hl_fail(HOLA_ENOMEM, "no memory");
+        if (!(j.batch[i].item = calloc(BATCH_DOCS, sizeof *j.batch[i].item))) s = hl_fail(HOLA_ENOMEM, "no memory");
     if (s == HOLA_OK) {
         r->vocab = hola_tokenizer_size(j.tokenizer);
         r->bos = out->front = o->no_bos ? -1 : hola_tokenizer_bos(j.tokenizer);
@@ -223,8 +222,8 @@ static hola_status from_generator(const struct hl_prepare_opts *o, struct hl_out
         if (s == HOLA_OK && o->progress && i % 256 == 255) o->progress(o->ctx, &r->all);
     }
     if (s == HOLA_OK) {
-        json_t *about = json_pack("{s:s, s:I}", "generated", recall ? "recall" : "mqar", "sequence_length",
-                                  (json_int_t)length);
+        json_t *about =
+            json_pack("{s:s, s:I}", "generated", recall ? "recall" : "mqar", "sequence_length", (json_int_t)length);
         s = about ? hl_out_end(out, about) : hl_fail(HOLA_ENOMEM, "no memory");
         json_decref(about);
     }

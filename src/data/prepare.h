@@ -26,11 +26,11 @@ struct hl_prepare_opts {
     const char *const *inputs;
     int64_t n_inputs;
     struct hl_source_opts source;
-    const char *field; /* of a line of JSON */
-    bool skip_bad;     /* malformed lines are counted, not an error */
-    bool no_bos;       /* nothing in front of documents */
-    bool force;        /* replace a dataset that is there */
-    double val; /* chance of a document to be one of val; where that chose none, val is the last document
+    const char *field;  /* of a line of JSON */
+    bool skip_bad;      /* malformed lines are counted, not an error */
+    bool no_bos;        /* nothing in front of documents */
+    bool force;         /* replace a dataset that is there */
+    double val;         /* chance of a document to be one of val; where that chose none, val is the last document
                           or, if it is large, its last tokens. 0: no val */
     int64_t val_tokens; /* val has at most this many; 0: any number */
     int64_t shard_tokens;

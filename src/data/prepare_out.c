@@ -32,17 +32,14 @@ static bool is_unfinished(const char *dir) {
     return unfinished;
 }
 
-static bool holds_shards(const char *dir) {
-    return hl_dataset_has(dir, "train") || hl_dataset_has(dir, "val");
-}
+static bool holds_shards(const char *dir) { return hl_dataset_has(dir, "train") || hl_dataset_has(dir, "val"); }
 
 hola_status hl_out_check(const struct hl_prepare_opts *o) {
     char *info = hl_path_join(o->out, INFO);
     bool there = info && (access(info, F_OK) == 0 || holds_shards(o->out));
     struct stat st;
     free(info);
-    if (stat(o->out, &st) == 0 && !S_ISDIR(st.st_mode))
-        return hl_fail(HOLA_EIO, "%s: not a directory", o->out);
+    if (stat(o->out, &st) == 0 && !S_ISDIR(st.st_mode)) return hl_fail(HOLA_EIO, "%s: not a directory", o->out);
     if (there && !o->force && !is_unfinished(o->out))
         return hl_fail(HOLA_EINVAL, "%s: already holds a dataset; --force replaces it", o->out);
     return HOLA_OK;
@@ -107,18 +104,17 @@ static hola_status write_info(const char *dir, json_t *root) {
 
 static json_t *describe(const struct hl_out *w, json_t *about) {
     const struct hl_prepare_result *r = w->result;
-    json_t *root = json_pack("{s:i, s:b, s:s?, s:I, s:I, s:f}", "version", 1, "complete", 1, "tokenizer",
-                             w->called, "vocab_size", (json_int_t)r->vocab, "seed",
-                             (json_int_t)(w->opts->seed & INT64_MAX), "val", w->opts->val);
+    json_t *root =
+        json_pack("{s:i, s:b, s:s?, s:I, s:I, s:f}", "version", 1, "complete", 1, "tokenizer", w->called, "vocab_size",
+                  (json_int_t)r->vocab, "seed", (json_int_t)(w->opts->seed & INT64_MAX), "val", w->opts->val);
     json_t *splits = json_object();
     json_object_set_new(root, "bos_token_id", r->bos < 0 ? json_null() : json_integer(r->bos));
     for (int i = 0; i < HL_SPLITS; i++)
         if (r->split[i].tokens > 0)
-            json_object_set_new(
-                splits, split_name[i],
-                json_pack("{s:I, s:I, s:I, s:I}", "documents", (json_int_t)r->split[i].documents, "bytes",
-                          (json_int_t)r->split[i].bytes, "tokens", (json_int_t)r->split[i].tokens, "shards",
-                          (json_int_t)r->split[i].shards));
+            json_object_set_new(splits, split_name[i],
+                                json_pack("{s:I, s:I, s:I, s:I}", "documents", (json_int_t)r->split[i].documents,
+                                          "bytes", (json_int_t)r->split[i].bytes, "tokens",
+                                          (json_int_t)r->split[i].tokens, "shards", (json_int_t)r->split[i].shards));
     json_object_set_new(root, "splits", splits);
     json_object_update(root, about);
     return root;
@@ -172,8 +168,7 @@ static int64_t val_room(const struct hl_out *w) {
 
 /* Chosen by the document's number, so that more input does not change what was chosen before. */
 static enum hl_split choose(const struct hl_out *w, int64_t number, int64_t n) {
-    if (hl_rng_uniform(w->opts->seed, hl_fnv1a("val"), (uint64_t)number) >= w->opts->val)
-        return HL_SPLIT_TRAIN;
+    if (hl_rng_uniform(w->opts->seed, hl_fnv1a("val"), (uint64_t)number) >= w->opts->val) return HL_SPLIT_TRAIN;
     return n + 1 <= val_room(w) ? HL_SPLIT_VAL : HL_SPLIT_TRAIN;
 }
 
@@ -235,8 +230,7 @@ static hola_status copy_tokenizer(struct hl_out *w) {
     hola_status s = !w->tokenizer ? HOLA_OK : to ? hl_map_open(&m, w->tokenizer) : no_memory(w->opts->out);
     if (s == HOLA_OK && to) {
         struct stat a, b;
-        bool same =
-            stat(to, &a) == 0 && stat(w->tokenizer, &b) == 0 && a.st_ino == b.st_ino && a.st_dev == b.st_dev;
+        bool same = stat(to, &a) == 0 && stat(w->tokenizer, &b) == 0 && a.st_ino == b.st_ino && a.st_dev == b.st_dev;
         if (!same) s = hl_write_file(to, m.data, m.size);
         w->copied = !same && s == HOLA_OK;
     }

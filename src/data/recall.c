@@ -10,9 +10,7 @@ struct hl_recall hl_recall_default(void) {
         .fillers = 8, .keys = 64, .values = 64, .facts = 32, .queries = 16, .length = 1024, .distance = 256};
 }
 
-int64_t hl_recall_vocab(const struct hl_recall *r) {
-    return HL_RECALL_FIRST_FILLER + r->fillers + r->keys + r->values;
-}
+int64_t hl_recall_vocab(const struct hl_recall *r) { return HL_RECALL_FIRST_FILLER + r->fillers + r->keys + r->values; }
 
 /* Tokens of the part that holds the facts. */
 static int64_t fact_part(const struct hl_recall *r) { return r->length - 1 - r->distance - 3 * r->queries; }
@@ -28,19 +26,16 @@ hola_status hl_recall_check(const struct hl_recall *r) {
     if (r->facts > r->keys)
         return hl_fail(HOLA_EINVAL, "recall: %" PRId64 " facts of only %" PRId64 " keys", r->facts, r->keys);
     if (r->queries > r->facts)
-        return hl_fail(HOLA_EINVAL, "recall: %" PRId64 " queries for %" PRId64 " facts", r->queries,
-                       r->facts);
+        return hl_fail(HOLA_EINVAL, "recall: %" PRId64 " queries for %" PRId64 " facts", r->queries, r->facts);
     if (fact_part(r) < 2 * r->facts)
         return hl_fail(HOLA_EINVAL,
-                       "recall: %" PRId64 " facts, a distance of %" PRId64 " and %" PRId64
-                       " queries need %" PRId64 " tokens, not %" PRId64,
-                       r->facts, r->distance, r->queries, 1 + 2 * r->facts + r->distance + 3 * r->queries,
-                       r->length);
+                       "recall: %" PRId64 " facts, a distance of %" PRId64 " and %" PRId64 " queries need %" PRId64
+                       " tokens, not %" PRId64,
+                       r->facts, r->distance, r->queries, 1 + 2 * r->facts + r->distance + 3 * r->queries, r->length);
     return HOLA_OK;
 }
 
-hola_status hl_recall_make(const struct hl_recall *r, uint64_t seed, int64_t index, int32_t *ids,
-                           uint8_t *mask) {
+hola_status hl_recall_make(const struct hl_recall *r, uint64_t seed, int64_t index, int32_t *ids, uint8_t *mask) {
     struct hl_rng_stream d = {.seed = seed ^ hl_fnv1a("recall"), .stream = (uint64_t)index};
     int64_t facts_left = r->facts, slots = fact_part(r) - r->facts, n = 0, phase;
     const int32_t key0 = (int32_t)(HL_RECALL_FIRST_FILLER + r->fillers), value0 = (int32_t)(key0 + r->keys);
@@ -63,8 +58,7 @@ hola_status hl_recall_make(const struct hl_recall *r, uint64_t seed, int64_t ind
             facts_left--;
         } else ids[n++] = (int32_t)(HL_RECALL_FIRST_FILLER + phase++ % r->fillers);
     }
-    for (int64_t i = 0; i < r->distance; i++)
-        ids[n++] = (int32_t)(HL_RECALL_FIRST_FILLER + phase++ % r->fillers);
+    for (int64_t i = 0; i < r->distance; i++) ids[n++] = (int32_t)(HL_RECALL_FIRST_FILLER + phase++ % r->fillers);
     for (int64_t i = 0; i < r->queries; i++) {
         ids[n++] = HL_RECALL_ASK;
         ids[n++] = key0 + key[asked[i]];

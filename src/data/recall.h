@@ -27,7 +27,6 @@ hola_status hl_recall_check(const struct hl_recall *r);
 int64_t hl_recall_vocab(const struct hl_recall *r);
 /* Sequence `index` of a seed. ids [length]; mask [length], NULL where not wanted: 1 where ids[i] is an
  * answer, to be predicted from what stands before it. */
-hola_status hl_recall_make(const struct hl_recall *r, uint64_t seed, int64_t index, int32_t *ids,
-                           uint8_t *mask);
+hola_status hl_recall_make(const struct hl_recall *r, uint64_t seed, int64_t index, int32_t *ids, uint8_t *mask);
 
 #endif

@@ -28,8 +28,8 @@ hola_status hl_recall_curriculum_check(const struct hl_recall_curriculum *c) {
         return hl_fail(HOLA_EINVAL, "recall: up to %lld facts", (long long)c->most_facts);
     if (c->steps < 1) return hl_fail(HOLA_EINVAL, "recall: %lld steps", (long long)c->steps);
     if (c->batch_tokens < c->task.length)
-        return hl_fail(HOLA_EINVAL, "recall: a sequence of %lld tokens in a batch of %lld",
-                       (long long)c->task.length, (long long)c->batch_tokens);
+        return hl_fail(HOLA_EINVAL, "recall: a sequence of %lld tokens in a batch of %lld", (long long)c->task.length,
+                       (long long)c->batch_tokens);
     const struct hl_recall longest = sequence(c, (int64_t)1 << levels(c), c->task.distance);
     return hl_recall_check(&longest);
 }
@@ -51,8 +51,7 @@ void hl_recall_batch_free(struct hl_recall_batch *b) {
     *b = (struct hl_recall_batch){0};
 }
 
-hola_status hl_recall_batch_make(struct hl_recall_batch *b, const struct hl_recall_curriculum *c,
-                                 int64_t step) {
+hola_status hl_recall_batch_make(struct hl_recall_batch *b, const struct hl_recall_curriculum *c, int64_t step) {
     struct hl_rng_stream d = {.seed = c->seed ^ hl_fnv1a("course"), .stream = (uint64_t)step};
     const double part = (double)step / (double)c->steps;
     const int64_t all = levels(c), open = 1 + (int64_t)(1.5 * part * (double)all);
@@ -65,8 +64,8 @@ hola_status hl_recall_batch_make(struct hl_recall_batch *b, const struct hl_reca
         const struct hl_recall r = sequence(c, facts, distance);
         if (b->tokens + r.length > c->batch_tokens) return HOLA_OK;
         /* a batch has fewer sequences than tokens, so no two steps share one */
-        hola_status s = hl_recall_make(&r, c->seed, step * c->batch_tokens + b->documents, b->ids + b->tokens,
-                                       b->mask + b->tokens);
+        hola_status s =
+            hl_recall_make(&r, c->seed, step * c->batch_tokens + b->documents, b->ids + b->tokens, b->mask + b->tokens);
         if (s != HOLA_OK) return s;
         b->starts[b->documents++] = b->tokens;
         b->tokens += r.length;

@@ -28,7 +28,6 @@ struct hl_recall_batch {
 hola_status hl_recall_batch_new(struct hl_recall_batch *b, const struct hl_recall_curriculum *c);
 void hl_recall_batch_free(struct hl_recall_batch *b);
 /* The batch of step 0, 1, ..: the same for every model. */
-hola_status hl_recall_batch_make(struct hl_recall_batch *b, const struct hl_recall_curriculum *c,
-                                 int64_t step);
+hola_status hl_recall_batch_make(struct hl_recall_batch *b, const struct hl_recall_curriculum *c, int64_t step);
 
 #endif

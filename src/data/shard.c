@@ -35,13 +35,12 @@ static hola_status parse_header(struct hl_shard *s, const unsigned char *head, i
                                (int)kinds[k].version);
             s->width = kinds[k].width;
         }
-    if (!s->width)
-        return hl_fail(HOLA_EFORMAT, "%s: not a token shard: magic number %d", s->path, (int)magic);
+    if (!s->width) return hl_fail(HOLA_EFORMAT, "%s: not a token shard: magic number %d", s->path, (int)magic);
     if (count < 0) return hl_fail(HOLA_EFORMAT, "%s: a count of %d tokens", s->path, (int)count);
     room = size - HL_SHARD_HEADER;
     if (room / s->width < count)
-        return hl_fail(HOLA_EFORMAT, "%s: truncated: %" PRId64 " of %d tokens are there", s->path,
-                       room / s->width, (int)count);
+        return hl_fail(HOLA_EFORMAT, "%s: truncated: %" PRId64 " of %d tokens are there", s->path, room / s->width,
+                       (int)count);
     if (room != (int64_t)count * s->width)
         return hl_fail(HOLA_EFORMAT, "%s: %" PRId64 " bytes after the last of %d tokens", s->path,
                        room - (int64_t)count * s->width, (int)count);
@@ -92,8 +91,8 @@ hola_status hl_shard_read(const struct hl_shard *s, int64_t at, int64_t count, i
     HL_ASSERT(at >= 0 && count >= 0 && at <= s->n && count <= s->n - at);
     if (widen(s, at, count, out) < limit) return HOLA_OK;
     while ((uint32_t)out[i] < limit) i++;
-    return hl_fail(HOLA_EFORMAT, "%s: token %" PRId64 " is %" PRIu32 ", not below the vocabulary of %" PRId64,
-                   s->path, at + i, (uint32_t)out[i], limit);
+    return hl_fail(HOLA_EFORMAT, "%s: token %" PRId64 " is %" PRIu32 ", not below the vocabulary of %" PRId64, s->path,
+                   at + i, (uint32_t)out[i], limit);
 }
 
 hola_status hl_shard_verify(const struct hl_shard *s, int64_t vocab) {

@@ -16,7 +16,7 @@ struct hl_shard {
 };
 hola_status hl_shard_open(struct hl_shard *s, const char *path);
 hola_status hl_shard_parse(struct hl_shard *s, const void *bytes, int64_t size, const char *path); /* lent */
-void hl_shard_close(struct hl_shard *s); /* zeroed ones too */
+void hl_shard_close(struct hl_shard *s);                                                           /* zeroed ones too */
 /* Tokens [at, at + count). vocab > 0: an id that is not below it is an error that names file and place. */
 hola_status hl_shard_read(const struct hl_shard *s, int64_t at, int64_t count, int64_t vocab, int32_t *out);
 /* Every token of the file, as hl_shard_read checks it. */

@@ -99,8 +99,7 @@ static hola_status add_input(struct hl_source *s, const char *path) {
     if (stat(path, &st) != 0) return hl_fail(HOLA_EIO, "%s: %s", path, strerror(errno));
     if (!S_ISDIR(st.st_mode)) return add_file(s, path, &st);
     status = walk(s, path, 0);
-    if (status == HOLA_OK && s->files == before)
-        status = hl_fail(HOLA_EIO, "%s: no .txt or .jsonl files in it", path);
+    if (status == HOLA_OK && s->files == before) status = hl_fail(HOLA_EIO, "%s: no .txt or .jsonl files in it", path);
     return status;
 }
 
@@ -137,8 +136,8 @@ void hl_source_progress(const struct hl_source *s, int64_t *done, int64_t *all) 
 
 static hola_status append(struct hl_source *s, const char *data, int64_t n) {
     if (hl_text_put(&s->part, data, n) == HOLA_OK) return HOLA_OK;
-    return hl_fail(HOLA_ENOMEM, "%s: no memory for a document of %" PRId64 " bytes",
-                   hl_stream_name(s->stream), s->part.n + n);
+    return hl_fail(HOLA_ENOMEM, "%s: no memory for a document of %" PRId64 " bytes", hl_stream_name(s->stream),
+                   s->part.n + n);
 }
 
 /* Fills rest; left stays 0 at the end of the file. */
@@ -176,10 +175,8 @@ static hola_status give(struct hl_source *s, const char *data, int64_t n, struct
     const char *path = s->file[s->at].path;
     hola_status status = append(s, data, n);
     if (status != HOLA_OK) return status;
-    *r = (struct hl_record){.len = s->part.n,
-                            .name = strcmp(path, "-") ? path : "standard input",
-                            .line = s->line,
-                            .json = s->json};
+    *r = (struct hl_record){
+        .len = s->part.n, .name = strcmp(path, "-") ? path : "standard input", .line = s->line, .json = s->json};
     if (!s->lines) { /* it may be large: no copy */
         r->text = s->part.data;
         s->part = (struct hl_text){0};
@@ -252,8 +249,7 @@ hola_status hl_record_decode(struct hl_record *r, const char *field) {
     if (!root) s = hl_fail(HOLA_EFORMAT, "%s: line %" PRId64 ": %s", r->name, r->line, e.text);
     else if (!json_is_object(root))
         s = hl_fail(HOLA_EFORMAT, "%s: line %" PRId64 ": not a JSON object", r->name, r->line);
-    else if (!text)
-        s = hl_fail(HOLA_EFORMAT, "%s: line %" PRId64 ": no field \"%s\"", r->name, r->line, field);
+    else if (!text) s = hl_fail(HOLA_EFORMAT, "%s: line %" PRId64 ": no field \"%s\"", r->name, r->line, field);
     else if (!json_is_string(text))
         s = hl_fail(HOLA_EFORMAT, "%s: line %" PRId64 ": \"%s\" is not a string", r->name, r->line, field);
     else { /* never longer than its JSON */ r->len = (int64_t)json_string_length(text);

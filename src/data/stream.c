@@ -148,8 +148,7 @@ static hola_status begin(struct hl_stream *s, const char *path) {
     for (int k = 0; k < KINDS; k++) {
         bool is = s->peeked >= kinds[k].n && !memcmp(s->block, kinds[k].magic, (size_t)kinds[k].n);
         if (is) return open_archive(s);
-        if (ends_with(path, kinds[k].suffix))
-            return hl_fail(HOLA_EFORMAT, "%s: not %s data", s->name, kinds[k].suffix);
+        if (ends_with(path, kinds[k].suffix)) return hl_fail(HOLA_EFORMAT, "%s: not %s data", s->name, kinds[k].suffix);
     }
     return HOLA_OK;
 }

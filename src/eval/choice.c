@@ -7,8 +7,7 @@
 enum { MOST = 16 };
 
 /* Adds a document: the context, and " " + each choice. */
-static hola_status add(struct hl_set *out, struct hl_span context, const struct hl_span *choice, int n,
-                       int64_t gold) {
+static hola_status add(struct hl_set *out, struct hl_span context, const struct hl_span *choice, int n, int64_t gold) {
     struct hl_doc *d;
     hola_status st = hl_set_doc(out, &d);
     if (st != HOLA_OK) return st;
@@ -150,8 +149,7 @@ static hola_status hellaswag_row(const struct hl_rowfile *f, struct hl_text *buf
     int n = 0;
     hola_status st = hl_row_list(f, "endings", choice, MOST, &n, NULL);
     if (st == HOLA_OK) st = hl_row_index(f, "label", n, &gold);
-    if (st == HOLA_OK)
-        st = ready ? hl_row_text(f, "query_ctxb_capitalized", &query) : hellaswag_query(f, buf);
+    if (st == HOLA_OK) st = ready ? hl_row_text(f, "query_ctxb_capitalized", &query) : hellaswag_query(f, buf);
     for (int i = 0; st == HOLA_OK && !ready && i < n; i++) {
         st = hl_hellaswag_clean(choice[i], &ending[i]);
         choice[i] = hl_span_text(&ending[i]);
@@ -219,8 +217,7 @@ static hola_status boolq_row(const struct hl_rowfile *f, struct hl_text *buf, st
     int64_t gold = json_is_true(answer);
     hola_status st = hl_row_text(f, "passage", &passage);
     if (st == HOLA_OK) st = hl_row_text(f, "question", &question);
-    if (st == HOLA_OK && answer && !json_is_boolean(answer))
-        st = hl_row_fail(f, "\"answer\" is not true or false");
+    if (st == HOLA_OK && answer && !json_is_boolean(answer)) st = hl_row_fail(f, "\"answer\" is not true or false");
     if (st == HOLA_OK && !answer) st = hl_row_index(f, "label", 2, &gold);
     if (st == HOLA_OK) st = JOIN(buf, passage, LIT("\nQuestion: "), question, LIT("?\nAnswer:"));
     return st == HOLA_OK ? add(out, hl_span_text(buf), choice, 2, gold) : st;
@@ -248,8 +245,7 @@ hola_status hl_sciq_make(const struct hl_task *t, const struct hl_eval_opts *o, 
 
 /* The likeliest choice, by itself or per code point; the first of equals. (A choice without characters comes
  * to minus infinity per code point, as in numpy.) */
-static int64_t best(const struct hl_doc *d, const struct hl_request *r, const struct hl_answer *a,
-                    bool norm) {
+static int64_t best(const struct hl_doc *d, const struct hl_request *r, const struct hl_answer *a, bool norm) {
     int64_t at = 0;
     double most = 0;
     for (int64_t i = 0; i < d->n; i++) {
@@ -272,8 +268,7 @@ static void accuracy(const char *name, const struct hl_set *s, const struct hl_a
     free(x);
 }
 
-void hl_choice_tally(const struct hl_task *t, const struct hl_set *s, struct hl_answer *a,
-                     struct hl_metrics *out) {
+void hl_choice_tally(const struct hl_task *t, const struct hl_set *s, struct hl_answer *a, struct hl_metrics *out) {
     (void)t;
     accuracy("acc", s, a, false, out);
 }

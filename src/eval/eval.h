@@ -67,7 +67,7 @@ struct hl_set {
 void hl_set_free(struct hl_set *s);
 void *hl_set_bytes(struct hl_set *s, int64_t n); /* zeroed memory that lives as long; NULL: no memory */
 struct hl_span hl_set_keep(struct hl_set *s, struct hl_span text); /* a copy; .p NULL: no memory */
-hola_status hl_set_doc(struct hl_set *s, struct hl_doc **doc); /* the next; requests that follow are its */
+hola_status hl_set_doc(struct hl_set *s, struct hl_doc **doc);     /* the next; requests that follow are its */
 hola_status hl_set_ask(struct hl_set *s, const struct hl_request *r);
 hola_status hl_set_hash(struct hl_set *s); /* of its file, into sha256 */
 
@@ -128,12 +128,11 @@ enum hl_retrieval hl_eval_retrieval(enum hl_retrieval asked, enum hl_profile p);
 struct hl_task {
     const char *name;
     const char *about;
-    const char *files; /* "a|b": the first of these in the data directory that is there; NULL: none needed */
+    const char *files;   /* "a|b": the first of these in the data directory that is there; NULL: none needed */
     const char *dataset; /* where they are had */
     int version;
     hola_status (*make)(const struct hl_task *t, const struct hl_eval_opts *o, struct hl_set *out);
-    void (*tally)(const struct hl_task *t, const struct hl_set *s, struct hl_answer *a,
-                  struct hl_metrics *out);
+    void (*tally)(const struct hl_task *t, const struct hl_set *s, struct hl_answer *a, struct hl_metrics *out);
     const char *main; /* the metric that a table shows first */
     bool sized;       /* prompts are made to a length */
     /* NULL, or: appends the prompts that were made, a line each, as opts.prompts takes them */
@@ -155,7 +154,7 @@ struct hl_eval_hooks { /* each may be NULL */
     void (*warn)(void *ctx, const char *text);
 };
 /* Answers all requests that are not done yet; answer [s->n]. */
-hola_status hl_eval_run(hola_model *m, const struct hl_eval_opts *o, const struct hl_set *s,
-                        struct hl_answer *answer, const struct hl_eval_hooks *hooks);
+hola_status hl_eval_run(hola_model *m, const struct hl_eval_opts *o, const struct hl_set *s, struct hl_answer *answer,
+                        const struct hl_eval_hooks *hooks);
 
 #endif

@@ -15,8 +15,7 @@ static hola_status add(struct hl_set *out, struct hl_span prompt, struct hl_span
                            .until = {until},
                            .early = true,
                            .max_new = max_new};
-    return r.context.p && r.target.p ? hl_set_ask(out, &r)
-                                     : hl_fail(HOLA_ENOMEM, "eval: no memory for a document");
+    return r.context.p && r.target.p ? hl_set_ask(out, &r) : hl_fail(HOLA_ENOMEM, "eval: no memory for a document");
 }
 
 /* ---- JRT's prompts ---- */
@@ -62,8 +61,8 @@ static void squad_limits(enum hl_profile p, const char **until, int64_t *max_new
     *max_new = p == HL_PROFILE_HEAD || p == HL_PROFILE_V0_4_12 ? 256 : 48;
 }
 
-static hola_status extract_row(const struct hl_rowfile *f, const struct hl_task *t,
-                               const struct hl_eval_opts *o, struct hl_text *buf, struct hl_set *out) {
+static hola_status extract_row(const struct hl_rowfile *f, const struct hl_task *t, const struct hl_eval_opts *o,
+                               struct hl_text *buf, struct hl_set *out) {
     struct hl_span text, value, key = {0};
     const bool squad = is(t, "squad_completion");
     const char *until = "\n";
@@ -105,11 +104,10 @@ static hola_status squad_question(const char *path, const json_t *context, const
     const json_t *question = json_object_get(qa, "question");
     const json_t *answer = json_object_get(json_array_get(json_object_get(qa, "answers"), 0), "text");
     if (!json_is_string(context) || !json_is_string(question) || !json_is_string(answer))
-        return hl_fail(HOLA_EFORMAT, "%s: question %lld: no context, question or answer text", path,
-                       (long long)i);
+        return hl_fail(HOLA_EFORMAT, "%s: question %lld: no context, question or answer text", path, (long long)i);
     buf->n = 0;
-    hola_status st = hl_text_printf(buf, "%s\nQuestion: %s\nAnswer:", json_string_value(context),
-                                    json_string_value(question));
+    hola_status st =
+        hl_text_printf(buf, "%s\nQuestion: %s\nAnswer:", json_string_value(context), json_string_value(question));
     return st == HOLA_OK ? add(out, hl_span_text(buf), hl_span_of(json_string_value(answer)), "\n", 48) : st;
 }
 
@@ -145,8 +143,7 @@ hola_status hl_squad_make(const struct hl_task *t, const struct hl_eval_opts *o,
     return st;
 }
 
-void hl_extract_tally(const struct hl_task *t, const struct hl_set *s, struct hl_answer *a,
-                      struct hl_metrics *out) {
+void hl_extract_tally(const struct hl_task *t, const struct hl_set *s, struct hl_answer *a, struct hl_metrics *out) {
     double *x = malloc((size_t)s->docs * sizeof *x);
     (void)t;
     HL_ASSERT(x);

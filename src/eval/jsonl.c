@@ -48,9 +48,7 @@ hola_status hl_rowfile_next(struct hl_rowfile *f) {
     return HOLA_OK;
 }
 
-bool hl_row_has(const struct hl_rowfile *f, const char *name) {
-    return json_object_get(f->now, name) != NULL;
-}
+bool hl_row_has(const struct hl_rowfile *f, const char *name) { return json_object_get(f->now, name) != NULL; }
 
 hola_status hl_row_text(const struct hl_rowfile *f, const char *name, struct hl_span *out) {
     const json_t *v = json_object_get(f->now, name);
@@ -60,8 +58,7 @@ hola_status hl_row_text(const struct hl_rowfile *f, const char *name, struct hl_
     return HOLA_OK;
 }
 
-hola_status hl_row_text_or(const struct hl_rowfile *f, const char *name, const char *other,
-                           struct hl_span *out) {
+hola_status hl_row_text_or(const struct hl_rowfile *f, const char *name, const char *other, struct hl_span *out) {
     return hl_row_text(f, hl_row_has(f, name) || !hl_row_has(f, other) ? name : other, out);
 }
 

@@ -21,8 +21,7 @@ hola_status hl_row_fail(const struct hl_rowfile *f, const char *fmt, ...) HL_PRI
 /* A field of the row, which must be there and be of the type. Texts are lent until the next row. */
 hola_status hl_row_text(const struct hl_rowfile *f, const char *name, struct hl_span *out);
 /* The first of two names that is there. */
-hola_status hl_row_text_or(const struct hl_rowfile *f, const char *name, const char *other,
-                           struct hl_span *out);
+hola_status hl_row_text_or(const struct hl_rowfile *f, const char *name, const char *other, struct hl_span *out);
 /* An integer, or a string of digits, below n and not negative. */
 hola_status hl_row_index(const struct hl_rowfile *f, const char *name, int64_t n, int64_t *out);
 bool hl_row_has(const struct hl_rowfile *f, const char *name);

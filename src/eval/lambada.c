@@ -8,8 +8,7 @@ static hola_status add(struct hl_set *out, struct hl_span text) {
     struct hl_doc *d;
     hola_status st = hl_set_doc(out, &d);
     text = hl_set_keep(out, text);
-    if (st != HOLA_OK || !text.p)
-        return st != HOLA_OK ? st : hl_fail(HOLA_ENOMEM, "eval: no memory for a passage");
+    if (st != HOLA_OK || !text.p) return st != HOLA_OK ? st : hl_fail(HOLA_ENOMEM, "eval: no memory for a passage");
     int64_t cut = text.n;
     while (cut > 0 && text.p[cut - 1] != ' ') cut--;
     struct hl_request r = {.kind = HL_ASK_LOGLIKELIHOOD, .context = {text.p, cut > 0 ? cut - 1 : 0}};
@@ -54,8 +53,7 @@ hola_status hl_lambada_make(const struct hl_task *t, const struct hl_eval_opts *
     return st;
 }
 
-void hl_lambada_tally(const struct hl_task *t, const struct hl_set *s, struct hl_answer *a,
-                      struct hl_metrics *out) {
+void hl_lambada_tally(const struct hl_task *t, const struct hl_set *s, struct hl_answer *a, struct hl_metrics *out) {
     double *acc = malloc((size_t)s->docs * sizeof *acc), *nll = malloc((size_t)s->docs * sizeof *nll);
     struct hl_metrics mean = {0};
     (void)t;
@@ -63,8 +61,7 @@ void hl_lambada_tally(const struct hl_task *t, const struct hl_set *s, struct hl
     for (int64_t i = 0; i < s->docs; i++) acc[i] = a[i].greedy, nll[i] = -a[i].loglikelihood;
     hl_metric_mean(&mean, "nll", nll, s->docs);
     /* the error of exp(mean), by its slope */
-    hl_metric_put(out, "perplexity", exp(mean.metric[0].value),
-                  exp(mean.metric[0].value) * mean.metric[0].error);
+    hl_metric_put(out, "perplexity", exp(mean.metric[0].value), exp(mean.metric[0].value) * mean.metric[0].error);
     hl_metric_mean(out, "acc", acc, s->docs);
     free(acc);
     free(nll);

@@ -21,8 +21,8 @@ static void draw_pairs(struct hl_mt *m, const struct hl_mqar *q, struct row *r, 
     }
 }
 
-static void draw_queries(struct hl_mt *m, const struct hl_mqar *q, struct row *r, int64_t examples,
-                         int32_t *inputs, int32_t *labels) {
+static void draw_queries(struct hl_mt *m, const struct hl_mqar *q, struct row *r, int64_t examples, int32_t *inputs,
+                         int32_t *labels) {
     const int64_t context = 2 * q->pairs, space = (q->length - context) / 2;
     double sum = 0;
     for (int64_t i = 0; i < space; i++) sum += r->weight[i] = q->power * pow((double)(i + 1), q->power - 1);
@@ -42,8 +42,7 @@ hola_status hl_mqar_numpy_make(const struct hl_mqar *m, uint32_t seed, uint32_t 
                                int32_t *inputs, int32_t *labels) {
     struct hl_mt numpy, torch;
     hola_status s = hl_mqar_check(m);
-    if (s == HOLA_OK && m->answers)
-        s = hl_fail(HOLA_EINVAL, "mqar: zoology's examples have no answers in them");
+    if (s == HOLA_OK && m->answers) s = hl_fail(HOLA_EINVAL, "mqar: zoology's examples have no answers in them");
     if (s != HOLA_OK) return s;
     struct row r = {malloc((size_t)m->vocab * sizeof *r.perm), malloc((size_t)m->length * sizeof *r.slot),
                     malloc((size_t)m->length * sizeof *r.p), malloc((size_t)m->length * sizeof *r.weight),

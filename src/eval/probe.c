@@ -16,10 +16,9 @@
 const double hl_probe_depth[HL_PROBE_DEPTHS] = {0.1, 0.3, 0.5, 0.7, 0.9};
 
 static const char *const words[HL_PROBE_WORDS] = {
-    "apple",  "river",  "stone",  "cloud",  "piano",  "castle", "garden", "window",
-    "bridge", "forest", "island", "silver", "copper", "orange", "yellow", "purple",
-    "winter", "summer", "spring", "autumn", "horse",  "sheep",  "wolf",   "lion",
-    "bear",   "snake",  "fish",   "bird",   "king",   "queen",  "doctor", "teacher"};
+    "apple",  "river",  "stone",  "cloud",  "piano",  "castle", "garden", "window", "bridge", "forest", "island",
+    "silver", "copper", "orange", "yellow", "purple", "winter", "summer", "spring", "autumn", "horse",  "sheep",
+    "wolf",   "lion",   "bear",   "snake",  "fish",   "bird",   "king",   "queen",  "doctor", "teacher"};
 
 static int64_t draw_key(uint64_t *r) { return 10000 + hl_splitmix_below(r, 90000); }
 
@@ -45,11 +44,8 @@ static void put_text(const struct quiz *z, int64_t fillers, int ask, struct hl_t
     for (int64_t i = 0; i <= fillers; i++) {
         for (; next < facts && place(z, next, fillers) == i; next++) {
             const int64_t v = z->value[next];
-            if (z->keys)
-                hl_text_printf(out, "The pass key for %s is %" PRId64 ".\n", words[z->word[next]], v);
-            else
-                hl_text_printf(
-                    out, "The pass key is %" PRId64 ". Remember it. %" PRId64 " is the pass key.\n", v, v);
+            if (z->keys) hl_text_printf(out, "The pass key for %s is %" PRId64 ".\n", words[z->word[next]], v);
+            else hl_text_printf(out, "The pass key is %" PRId64 ". Remember it. %" PRId64 " is the pass key.\n", v, v);
         }
         if (i < fillers) hl_text_puts(out, FILLER);
     }
@@ -66,8 +62,8 @@ static hola_status encode(const hola_tokenizer *t, const struct hl_text *text, i
 }
 
 /* Tokens of BOS, text and answer, of the longest question. */
-static hola_status measure(const struct quiz *z, const hola_tokenizer *t, int64_t fillers,
-                           struct hl_text *text, int64_t *most) {
+static hola_status measure(const struct quiz *z, const hola_tokenizer *t, int64_t fillers, struct hl_text *text,
+                           int64_t *most) {
     *most = 0;
     for (int q = 0; q < (z->keys ? z->keys : 1); q++) {
         int32_t *ids = NULL;
@@ -87,8 +83,7 @@ static hola_status measure(const struct quiz *z, const hola_tokenizer *t, int64_
  * Without a guess, what eight lines take makes one. */
 static hola_status fit(const struct quiz *z, const hola_tokenizer *t, int64_t length, struct hl_text *text,
                        int64_t *fillers) {
-    int64_t good = -1, bad = length, n = *fillers, step = 1, none, eight,
-            tokens; /* a line is a token at least */
+    int64_t good = -1, bad = length, n = *fillers, step = 1, none, eight, tokens; /* a line is a token at least */
     if (n < 1) {
         hola_status s = measure(z, t, 0, text, &none);
         if (s == HOLA_OK) s = measure(z, t, 8, text, &eight);
@@ -104,8 +99,7 @@ static hola_status fit(const struct quiz *z, const hola_tokenizer *t, int64_t le
         step *= 2;
     }
     if (good < 0)
-        return hl_fail(HOLA_EINVAL, "probe: a length of %" PRId64 " tokens is too short with this tokenizer",
-                       length);
+        return hl_fail(HOLA_EINVAL, "probe: a length of %" PRId64 " tokens is too short with this tokenizer", length);
     *fillers = good;
     return HOLA_OK;
 }
@@ -170,8 +164,8 @@ static hola_status make_all(const struct quiz *z, const hola_tokenizer *t, int64
     return s;
 }
 
-hola_status hl_probe_pk(struct hl_probe *out, const hola_tokenizer *t, int64_t length, int depth,
-                        int64_t sample, int64_t *fillers) {
+hola_status hl_probe_pk(struct hl_probe *out, const hola_tokenizer *t, int64_t length, int depth, int64_t sample,
+                        int64_t *fillers) {
     if (depth < 0 || depth >= HL_PROBE_DEPTHS || sample < 0 || sample > 0xffff)
         return hl_fail(HOLA_EINVAL, "probe: depth %d, sample %" PRId64, depth, sample);
     uint64_t r = (uint64_t)1 << 32 | (uint64_t)depth << 16 | (uint64_t)sample;
@@ -180,8 +174,8 @@ hola_status hl_probe_pk(struct hl_probe *out, const hola_tokenizer *t, int64_t l
     return make_all(&z, t, length, fillers, out);
 }
 
-hola_status hl_probe_mk(struct hl_probe *out, const hola_tokenizer *t, int64_t length, int keys,
-                        int64_t sample, int64_t *fillers) {
+hola_status hl_probe_mk(struct hl_probe *out, const hola_tokenizer *t, int64_t length, int keys, int64_t sample,
+                        int64_t *fillers) {
     if (keys < 1 || keys > HL_PROBE_WORDS || sample < 0 || sample > 0xffff)
         return hl_fail(HOLA_EINVAL, "probe: %d keys, sample %" PRId64, keys, sample);
     uint64_t r = (uint64_t)2 << 32 | (uint64_t)keys << 16 | (uint64_t)sample;

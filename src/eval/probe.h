@@ -23,11 +23,11 @@ struct hl_probe {
 };
 /* Sample `sample` at depth `depth` of hl_probe_depth in `length` tokens. fillers: NULL, or a guess of how
  * many lines fit, replaced by the number that did: saves time from sample to sample, changes nothing. */
-hola_status hl_probe_pk(struct hl_probe *out, const hola_tokenizer *t, int64_t length, int depth,
-                        int64_t sample, int64_t *fillers);
+hola_status hl_probe_pk(struct hl_probe *out, const hola_tokenizer *t, int64_t length, int depth, int64_t sample,
+                        int64_t *fillers);
 /* Context `sample` with `keys` (1 to 32) facts, and its `keys` questions: out [keys]. */
-hola_status hl_probe_mk(struct hl_probe *out, const hola_tokenizer *t, int64_t length, int keys,
-                        int64_t sample, int64_t *fillers);
+hola_status hl_probe_mk(struct hl_probe *out, const hola_tokenizer *t, int64_t length, int keys, int64_t sample,
+                        int64_t *fillers);
 void hl_probe_free(struct hl_probe *p); /* what it holds; zeroed ones too */
 
 struct hl_probe_tally {

@@ -10,18 +10,14 @@ void hl_items_free(struct hl_items *p) {
     *p = (struct hl_items){0};
 }
 
-static hola_status no_memory(void) {
-    return hl_fail(HOLA_ENOMEM, "eval: no memory for the tokens of a request");
-}
+static hola_status no_memory(void) { return hl_fail(HOLA_ENOMEM, "eval: no memory for the tokens of a request"); }
 
-hola_status hl_prompt_encode(const struct hl_eval_opts *o, struct hl_span text, bool special,
-                             struct hl_ids *out) {
+hola_status hl_prompt_encode(const struct hl_eval_opts *o, struct hl_span text, bool special, struct hl_ids *out) {
     const int32_t bos = hola_tokenizer_bos(o->tokenizer);
     const bool with = special && o->bos != HL_BOS_NEVER && bos >= 0;
     int32_t *ids = NULL;
     int64_t n = 0;
-    hola_status st =
-        hola_tokenizer_encode(o->tokenizer, text.p, text.n, text.n > 1 << 16 ? o->threads : 1, &ids, &n);
+    hola_status st = hola_tokenizer_encode(o->tokenizer, text.p, text.n, text.n > 1 << 16 ? o->threads : 1, &ids, &n);
     if (st == HOLA_OK) st = hl_ids_room(out, n + 1);
     if (st == HOLA_OK && with) out->data[out->n++] = bos;
     if (st == HOLA_OK && n > 0) memcpy(out->data + out->n, ids, (size_t)n * sizeof *ids);
@@ -34,8 +30,7 @@ static int32_t prefix_token(const hola_tokenizer *t) {
     return hola_tokenizer_bos(t) >= 0 ? hola_tokenizer_bos(t) : hola_tokenizer_eos(t);
 }
 static hola_status no_prefix(void) {
-    return hl_fail(HOLA_EINVAL,
-                   "the tokenizer has neither BOS nor EOS to put before the first token of a text");
+    return hl_fail(HOLA_EINVAL, "the tokenizer has neither BOS nor EOS to put before the first token of a text");
 }
 
 /* Room for n ids that stay. */
@@ -67,8 +62,7 @@ hola_status hl_items_join(struct hl_items *p, struct hl_items *more) {
     int32_t **blocks = realloc(p->blocks, (size_t)(p->n_blocks + more->n_blocks + 1) * sizeof *blocks);
     if (!blocks) return no_memory();
     p->blocks = blocks;
-    if (more->n_blocks > 0)
-        memcpy(blocks + p->n_blocks, more->blocks, (size_t)more->n_blocks * sizeof *blocks);
+    if (more->n_blocks > 0) memcpy(blocks + p->n_blocks, more->blocks, (size_t)more->n_blocks * sizeof *blocks);
     p->n_blocks += more->n_blocks, p->room_blocks = p->n_blocks + 1;
     more->n_blocks = 0; /* handed over */
     p->cut = p->cut || more->cut;
@@ -79,8 +73,7 @@ hola_status hl_items_join(struct hl_items *p, struct hl_items *more) {
 /* ---- loglikelihood ---- */
 
 /* c, context tokens; t, the continuation's. */
-static hola_status pair(const struct hl_eval_opts *o, const struct hl_request *r, struct hl_ids *c,
-                        struct hl_ids *t) {
+static hola_status pair(const struct hl_eval_opts *o, const struct hl_request *r, struct hl_ids *c, struct hl_ids *t) {
     struct hl_span context = hl_py_rstrip(r->context);
     struct hl_text whole = {0};
     struct hl_ids all = {0};
@@ -110,16 +103,14 @@ static hola_status pair(const struct hl_eval_opts *o, const struct hl_request *r
     return st;
 }
 
-static hola_status add_pair(struct hl_items *p, const struct hl_eval_opts *o, const struct hl_request *r,
-                            int64_t i) {
+static hola_status add_pair(struct hl_items *p, const struct hl_eval_opts *o, const struct hl_request *r, int64_t i) {
     struct hl_ids c = {0}, t = {0};
     hola_status st = pair(o, r, &c, &t);
     if (st == HOLA_OK && (t.n == 0 || c.n == 0))
         st = hl_fail(HOLA_EINVAL, "document %lld, choice %lld: its %s has no tokens", (long long)r->doc,
                      (long long)r->choice, t.n == 0 ? "continuation" : "context");
     if (st == HOLA_OK && t.n > o->max_length)
-        st = hl_fail(HOLA_EINVAL,
-                     "document %lld, choice %lld: a continuation of %lld tokens, max_length is %lld",
+        st = hl_fail(HOLA_EINVAL, "document %lld, choice %lld: a continuation of %lld tokens, max_length is %lld",
                      (long long)r->doc, (long long)r->choice, (long long)t.n, (long long)o->max_length);
     if (st == HOLA_OK) {
         /* the last max_length + 1 tokens, of which the last is not fed */
@@ -177,8 +168,7 @@ static hola_status add_ids(struct hl_items *p, const struct hl_request *r, int64
     return to > from ? add(p, &(struct hl_item){i, ids, r->next, to, from}) : HOLA_OK;
 }
 
-hola_status hl_items_add(struct hl_items *p, const struct hl_eval_opts *o, const struct hl_request *r,
-                         int64_t i) {
+hola_status hl_items_add(struct hl_items *p, const struct hl_eval_opts *o, const struct hl_request *r, int64_t i) {
     switch (r->kind) {
     case HL_ASK_LOGLIKELIHOOD: return add_pair(p, o, r, i);
     case HL_ASK_ROLLING: return add_windows(p, o, r, i);
@@ -190,8 +180,7 @@ hola_status hl_items_add(struct hl_items *p, const struct hl_eval_opts *o, const
 
 /* ---- generate ---- */
 
-hola_status hl_prompt_ids(const struct hl_eval_opts *o, const struct hl_request *r, struct hl_ids *out,
-                          bool *cut) {
+hola_status hl_prompt_ids(const struct hl_eval_opts *o, const struct hl_request *r, struct hl_ids *out, bool *cut) {
     const int64_t most = o->max_length - r->max_new;
     const bool keep = r->whole && !o->truncate;
     hola_status st = r->ids ? hl_ids_room(out, r->n_ids + 1) : hl_prompt_encode(o, r->context, true, out);
@@ -199,8 +188,7 @@ hola_status hl_prompt_ids(const struct hl_eval_opts *o, const struct hl_request 
     if (r->ids && r->n_ids > 0) memcpy(out->data, r->ids, (size_t)r->n_ids * sizeof *out->data);
     if (r->ids) out->n = r->n_ids;
     if (most < 1 && !keep)
-        return hl_fail(HOLA_EINVAL,
-                       "%lld tokens are to be generated, max_length is %lld: no room for a prompt",
+        return hl_fail(HOLA_EINVAL, "%lld tokens are to be generated, max_length is %lld: no room for a prompt",
                        (long long)r->max_new, (long long)o->max_length);
     if (out->n > most && !keep) {
         *cut = true;

@@ -19,17 +19,14 @@ struct hl_items {
 };
 void hl_items_free(struct hl_items *p);
 /* The items of request i, which is not one to generate; a text without tokens has none. */
-hola_status hl_items_add(struct hl_items *p, const struct hl_eval_opts *o, const struct hl_request *r,
-                         int64_t i);
+hola_status hl_items_add(struct hl_items *p, const struct hl_eval_opts *o, const struct hl_request *r, int64_t i);
 
 /* Moves all of `more` behind *p. */
 hola_status hl_items_join(struct hl_items *p, struct hl_items *more);
 
 /* The prompt of a request to generate: the last max_length - max_new tokens. */
-hola_status hl_prompt_ids(const struct hl_eval_opts *o, const struct hl_request *r, struct hl_ids *out,
-                          bool *cut);
+hola_status hl_prompt_ids(const struct hl_eval_opts *o, const struct hl_request *r, struct hl_ids *out, bool *cut);
 /* A text's ids, with BOS where `special` and the mode say so. *out is empty before. */
-hola_status hl_prompt_encode(const struct hl_eval_opts *o, struct hl_span text, bool special,
-                             struct hl_ids *out);
+hola_status hl_prompt_encode(const struct hl_eval_opts *o, struct hl_span text, bool special, struct hl_ids *out);
 
 #endif

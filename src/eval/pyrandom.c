@@ -9,8 +9,7 @@ enum { N = 624, M = 397 };
 
 static void mt_init(struct hl_mt *m, uint32_t seed) {
     m->word[0] = seed;
-    for (int i = 1; i < N; i++)
-        m->word[i] = 1812433253u * (m->word[i - 1] ^ (m->word[i - 1] >> 30)) + (uint32_t)i;
+    for (int i = 1; i < N; i++) m->word[i] = 1812433253u * (m->word[i - 1] ^ (m->word[i - 1] >> 30)) + (uint32_t)i;
     m->next = N;
 }
 
@@ -119,8 +118,7 @@ void hl_py_uuid4(struct hl_mt *m, char out[37]) {
     for (int i = 3; i >= 0; i--) w[i] = mt_word(m); /* the least significant word is drawn first */
     w[1] = (w[1] & 0xffff0fffu) | 0x4000u;
     w[2] = (w[2] & 0x3fffffffu) | 0x80000000u;
-    snprintf(out, 37, "%08x-%04x-%04x-%04x-%04x%08x", w[0], w[1] >> 16, w[1] & 0xffff, w[2] >> 16,
-             w[2] & 0xffff, w[3]);
+    snprintf(out, 37, "%08x-%04x-%04x-%04x-%04x%08x", w[0], w[1] >> 16, w[1] & 0xffff, w[2] >> 16, w[2] & 0xffff, w[3]);
 }
 
 /* ---- numpy ---- */

@@ -11,10 +11,10 @@ struct hl_mt { /* MT19937 */
 };
 
 /* ---- CPython ---- */
-void hl_py_seed(struct hl_mt *m, uint64_t seed); /* random.seed(int), which takes the absolute value */
-double hl_py_random(struct hl_mt *m);            /* [0, 1), 53 bits; numpy's random_sample() too */
-uint32_t hl_py_bits(struct hl_mt *m, int k);     /* getrandbits(k), 1 <= k <= 32 */
-int64_t hl_py_below(struct hl_mt *m, int64_t n); /* _randbelow(n), 1 <= n < 2^63 */
+void hl_py_seed(struct hl_mt *m, uint64_t seed);                /* random.seed(int), which takes the absolute value */
+double hl_py_random(struct hl_mt *m);                           /* [0, 1), 53 bits; numpy's random_sample() too */
+uint32_t hl_py_bits(struct hl_mt *m, int k);                    /* getrandbits(k), 1 <= k <= 32 */
+int64_t hl_py_below(struct hl_mt *m, int64_t n);                /* _randbelow(n), 1 <= n < 2^63 */
 int64_t hl_py_randint(struct hl_mt *m, int64_t lo, int64_t hi); /* both ends included */
 /* One of [0, n) each, as choices() takes them: floor(random() * n). */
 int64_t hl_py_choices(struct hl_mt *m, int64_t n);

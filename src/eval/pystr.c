@@ -36,8 +36,7 @@ static hola_status put(struct hl_text *t, uint32_t c) {
 
 static uint32_t mapped(uint32_t c, const struct case_range *r, size_t n) {
     for (size_t i = 0; i < n && r[i].first <= c; i++)
-        if (c <= r[i].last && (c - r[i].first) % (uint32_t)r[i].step == 0)
-            return c + (uint32_t)r[i].difference;
+        if (c <= r[i].last && (c - r[i].first) % (uint32_t)r[i].step == 0) return c + (uint32_t)r[i].difference;
     return c;
 }
 #define COUNT(x) (sizeof(x) / sizeof *(x))

@@ -4,8 +4,7 @@
 #include "data/recall.h"
 
 /* The share of answers that are right (the largest of all logits), sample by sample: out [samples]. */
-hola_status hl_recall_measure(hola_model *m, const struct hl_recall *task, uint64_t seed, int64_t samples,
-                              double *out);
+hola_status hl_recall_measure(hola_model *m, const struct hl_recall *task, uint64_t seed, int64_t samples, double *out);
 
 struct hl_mean {
     double mean, error; /* standard error of the mean */

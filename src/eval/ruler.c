@@ -73,8 +73,7 @@ hola_status hl_draft_ref(struct hl_draft *d, const char *text, int64_t n) {
     return HOLA_OK;
 }
 
-hola_status hl_ruler_keep(struct hl_ruler_gen *g, struct hl_draft *d, int64_t length,
-                          struct hl_ruler_set *out) {
+hola_status hl_ruler_keep(struct hl_ruler_gen *g, struct hl_draft *d, int64_t length, struct hl_ruler_set *out) {
     struct hl_ruler_sample *v = realloc(out->sample, (size_t)(out->n + 1) * sizeof *v);
     if (v) out->sample = v;
     if (!v || d->text.failed || d->prefix.failed) return hl_fail(HOLA_ENOMEM, "ruler: no memory");
@@ -138,9 +137,8 @@ hola_status hl_ruler_count(const struct hl_ruler_gen *g, const struct hl_text *a
         if (c) hl_text_put(&all, c->data, c->n);
         text = &all;
     }
-    hola_status s = text->failed
-                        ? hl_fail(HOLA_ENOMEM, "ruler: no memory")
-                        : hola_tokenizer_encode(g->o->tokenizer, text->data, text->n, g->o->threads, &ids, n);
+    hola_status s = text->failed ? hl_fail(HOLA_ENOMEM, "ruler: no memory")
+                                 : hola_tokenizer_encode(g->o->tokenizer, text->data, text->n, g->o->threads, &ids, n);
     free(ids);
     hl_text_free(&all);
     if (s != HOLA_OK || g->nvidia) return s; /* NVIDIA's scripts count no special tokens */
@@ -149,8 +147,8 @@ hola_status hl_ruler_count(const struct hl_ruler_gen *g, const struct hl_text *a
 }
 
 /* Builds until the tool would have no exception; those are rare and of a random draw. */
-static hola_status probe(struct hl_ruler_gen *g, const struct hl_ruler_kind *k, int64_t units,
-                         struct hl_draft *d, int64_t *tokens) {
+static hola_status probe(struct hl_ruler_gen *g, const struct hl_ruler_kind *k, int64_t units, struct hl_draft *d,
+                         int64_t *tokens) {
     hola_status s;
     do {
         hl_draft_clear(d);
@@ -191,9 +189,7 @@ static hola_status search_halves(struct hl_ruler_gen *g, const struct hl_ruler_k
     if (s != HOLA_OK) return s;
     const double each = (double)total / (double)g->probe;
     if (g->probe == g->step) high = (int64_t)((double)g->length / each * 3);
-    else
-        high =
-            2 * (int64_t)round(((double)g->length - fmod((double)g->length, each)) / each); /* Python's // */
+    else high = 2 * (int64_t)round(((double)g->length - fmod((double)g->length, each)) / each); /* Python's // */
     if (high < 2 * g->step) high = 2 * g->step;
     *units = g->step;
     while (low <= high) {
@@ -258,8 +254,8 @@ hola_status hl_ruler_make(const struct hl_ruler_opts *o, struct hl_ruler_set *ou
     if ((int)o->task < 0 || o->task >= HL_RULER_TASKS || !o->tokenizer)
         return hl_fail(HOLA_EINVAL, "ruler: no task or no tokenizer");
     if (o->length < 1 || o->length > 1 << 28 || o->samples < 0 || o->samples > 1 << 24)
-        return hl_fail(HOLA_EINVAL, "%s: %" PRId64 " samples of %" PRId64 " tokens", hl_ruler_name(o->task),
-                       o->samples, o->length);
+        return hl_fail(HOLA_EINVAL, "%s: %" PRId64 " samples of %" PRId64 " tokens", hl_ruler_name(o->task), o->samples,
+                       o->length);
     if (opts.samples == 0) opts.samples = 100;
     k = tasks[o->task].kind;
     g.reserve = tasks[o->task].tokens;

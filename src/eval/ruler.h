@@ -48,8 +48,8 @@ struct hl_ruler_opts {
     int64_t length;  /* tokens, with those that are generated */
     int64_t samples; /* 0: 100, the first of the tool's 500 */
     int64_t seed;    /* negative: the tool's own (harness: random 0, numpy 1234; NVIDIA: 42) */
-    int bos; /* tokens that the harness's tokenizer puts before a text; negative: 1 where there is a BOS */
-    int threads; /* of the tokenizer; 0: one per processor */
+    int bos;         /* tokens that the harness's tokenizer puts before a text; negative: 1 where there is a BOS */
+    int threads;     /* of the tokenizer; 0: one per processor */
     const hola_tokenizer *tokenizer;
     const char *data;  /* the directory above */
     const char *words; /* NULL: "master" */

@@ -27,13 +27,12 @@ static hola_status read_more(struct hl_ruler_gen *g) {
     struct cwe *w = g->state;
     const char *key;
     json_t *value;
-    hola_status s = hl_ruler_json(
-        g->o->data, "english_words.json",
-        "NVIDIA/RULER's scripts/data/synthetic/json/english_words.json at this length", &w->more);
+    hola_status s =
+        hl_ruler_json(g->o->data, "english_words.json",
+                      "NVIDIA/RULER's scripts/data/synthetic/json/english_words.json at this length", &w->more);
     if (s != HOLA_OK) return s;
     json_object_foreach(w->more, key, value) {
-        if (!json_is_string(value))
-            return hl_fail(HOLA_EFORMAT, "english_words.json: %s is not a string", key);
+        if (!json_is_string(value)) return hl_fail(HOLA_EFORMAT, "english_words.json: %s is not a string", key);
         s = hl_spans_add(&w->other, json_string_value(value), (int64_t)json_string_length(value), 0);
         if (s != HOLA_OK) return s;
     }
@@ -47,15 +46,14 @@ static void put_word(struct cwe *w, bool other, int64_t i, struct hl_text *out) 
 
 /* "1. word 2. word ..": the first ten of n drawn words `common` times each, the others `rare` times. The
  * ten go as such a list to names and, where there is a draft, to its references. */
-static hola_status put_list(struct hl_ruler_gen *g, int64_t n, int64_t common, int64_t rare,
-                            struct hl_text *out, struct hl_text *names, struct hl_draft *d) {
+static hola_status put_list(struct hl_ruler_gen *g, int64_t n, int64_t common, int64_t rare, struct hl_text *out,
+                            struct hl_text *names, struct hl_draft *d) {
     struct cwe *w = g->state;
     const int64_t ten = n < COMMON ? n : COMMON, total = ten * common + (n - ten) * rare;
     const bool other = n > hl_lexicon_count(w->words);
     hola_status s = other && !w->more ? read_more(g) : HOLA_OK;
     if (s == HOLA_OK && other && n > w->other.n)
-        s = hl_fail(HOLA_EINVAL,
-                    "ruler_cwe: %lld words are needed at this length, english_words.json has %lld",
+        s = hl_fail(HOLA_EINVAL, "ruler_cwe: %lld words are needed at this length, english_words.json has %lld",
                     (long long)n, (long long)w->other.n);
     if (s != HOLA_OK) return s;
     int64_t *drawn = malloc((size_t)(n + 1) * sizeof *drawn);
@@ -88,8 +86,8 @@ static hola_status put_list(struct hl_ruler_gen *g, int64_t n, int64_t common, i
     return s;
 }
 
-static hola_status put_cwe(struct hl_ruler_gen *g, int64_t n, bool example, struct hl_text *out,
-                           struct hl_text *names, struct hl_draft *d) {
+static hola_status put_cwe(struct hl_ruler_gen *g, int64_t n, bool example, struct hl_text *out, struct hl_text *names,
+                           struct hl_draft *d) {
     const bool small = g->o->length < 4096;
     hl_text_puts(out, CWE_QUESTION);
     hola_status s = example ? put_list(g, n, small ? 3 : 10, small ? 1 : 3, out, names, d)
@@ -99,8 +97,7 @@ static hola_status put_cwe(struct hl_ruler_gen *g, int64_t n, bool example, stru
 }
 
 /* An example, which the harness makes and counts but does not show, and the list. */
-static hola_status cwe_build(struct hl_ruler_gen *g, int64_t units, int64_t index, bool search,
-                             struct hl_draft *d) {
+static hola_status cwe_build(struct hl_ruler_gen *g, int64_t units, int64_t index, bool search, struct hl_draft *d) {
     struct hl_text names = {.data = NULL}, *shown = g->nvidia ? &d->text : &d->head;
     (void)index;
     (void)search;
@@ -140,9 +137,7 @@ static hola_status cwe_open(struct hl_ruler_gen *g) {
     hola_status s = hl_lexicon_new(&w->words, g->o, false);
     if (s != HOLA_OK) return s;
     int64_t n = hl_lexicon_count(w->words);
-    if (n < 40)
-        return hl_fail(HOLA_EINVAL, "ruler_cwe: %lld words are too few; at least 40 are needed",
-                       (long long)n);
+    if (n < 40) return hl_fail(HOLA_EINVAL, "ruler_cwe: %lld words are too few; at least 40 are needed", (long long)n);
     if (!g->nvidia) g->cap = n;
     w->order = malloc((size_t)n * sizeof *w->order);
     if (!w->order) return hl_fail(HOLA_ENOMEM, "ruler: no memory");
@@ -197,15 +192,13 @@ static hola_status draw_coded(struct hl_ruler_gen *g) {
     if (order && sorted)
         while (have < w->n) {
             for (; have < w->n; have++) {
-                for (int i = 0; i < LETTERS; i++)
-                    sorted[have][i] = (char)('a' + hl_py_choices(&g->random, 26));
+                for (int i = 0; i < LETTERS; i++) sorted[have][i] = (char)('a' + hl_py_choices(&g->random, 26));
                 sorted[have][LETTERS] = 0;
             }
             qsort(sorted, (size_t)w->n, sizeof *sorted, by_name);
             have = 0;
             for (int64_t i = 0; i < w->n; i++)
-                if (i == 0 || strcmp(sorted[i], sorted[have - 1]) != 0)
-                    memmove(sorted[have++], sorted[i], LETTERS + 1);
+                if (i == 0 || strcmp(sorted[i], sorted[have - 1]) != 0) memmove(sorted[have++], sorted[i], LETTERS + 1);
         }
     if (order && sorted) {
         hl_py_seed(&inner, g->inner_seed);
@@ -242,8 +235,7 @@ static hola_status put_coded(struct hl_ruler_gen *g, int64_t words, struct hl_dr
         if (i) hl_text_put(&d->text, " ", 1);
         hl_text_puts(&d->text, w->word[w->list[i]]);
     }
-    if ((int64_t)((double)words / 16 / zeta) < 1)
-        return hl_ruler_too_short(g); /* an answer that is not there */
+    if ((int64_t)((double)words / 16 / zeta) < 1) return hl_ruler_too_short(g); /* an answer that is not there */
     hl_text_puts(&d->text, FWE_ASK);
     d->cut = d->text.n;
     hl_text_puts(&d->text, FWE_PREFIX);

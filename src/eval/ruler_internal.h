@@ -20,8 +20,7 @@ struct hl_spans {
 hola_status hl_spans_add(struct hl_spans *v, const char *text, int64_t n, int32_t value);
 int hl_span_compare(const void *a, const void *b); /* by bytes, then length: Python's order of str */
 void hl_spans_sort(struct hl_spans *v, bool unique);
-const struct hl_ruler_span *hl_spans_find(const struct hl_spans *v, const char *text,
-                                          int64_t n); /* sorted; NULL: no */
+const struct hl_ruler_span *hl_spans_find(const struct hl_spans *v, const char *text, int64_t n); /* sorted; NULL: no */
 /* The data directory's file; where there is none, one line that says where it is had. free() *path. */
 hola_status hl_ruler_file(const char *dir, const char *name, const char *source, char **path);
 /* JSON of any type. json_decref() it. */
@@ -75,13 +74,11 @@ struct hl_ruler_gen {
     void *state;                /* the task's own */
 };
 struct hl_ruler_kind {
-    hola_status (*open)(struct hl_ruler_gen *g); /* data, and the numbers above */
-    void (*close)(struct hl_ruler_gen *g);       /* after a failed open too */
-    int64_t (*least)(const struct hl_ruler_gen *g,
-                     int64_t index); /* units without which nothing can be built */
+    hola_status (*open)(struct hl_ruler_gen *g);                   /* data, and the numbers above */
+    void (*close)(struct hl_ruler_gen *g);                         /* after a failed open too */
+    int64_t (*least)(const struct hl_ruler_gen *g, int64_t index); /* units without which nothing can be built */
     /* *d is cleared before */
-    hola_status (*build)(struct hl_ruler_gen *g, int64_t units, int64_t index, bool search,
-                         struct hl_draft *d);
+    hola_status (*build)(struct hl_ruler_gen *g, int64_t units, int64_t index, bool search, struct hl_draft *d);
     hola_status (*finish)(struct hl_ruler_gen *g, struct hl_draft *d);     /* NULL: nothing to do */
     hola_status (*make)(struct hl_ruler_gen *g, struct hl_ruler_set *out); /* instead of search and build */
 };
@@ -95,8 +92,7 @@ hola_status hl_ruler_search(struct hl_ruler_gen *g, const struct hl_ruler_kind *
 hola_status hl_ruler_draw(struct hl_ruler_gen *g, const struct hl_ruler_kind *k, int64_t units, int64_t index,
                           struct hl_draft *d, int64_t *length);
 /* Moves a draft into the set. */
-hola_status hl_ruler_keep(struct hl_ruler_gen *g, struct hl_draft *d, int64_t length,
-                          struct hl_ruler_set *out);
+hola_status hl_ruler_keep(struct hl_ruler_gen *g, struct hl_draft *d, int64_t length, struct hl_ruler_set *out);
 hola_status hl_ruler_too_short(const struct hl_ruler_gen *g);
 
 #define HL_NOISE "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."

@@ -13,14 +13,10 @@ static const struct setting {
     enum type key, value;
     int keys, values, queries;
 } settings[] = {
-    [HL_NIAH_SINGLE_1] = {NOISE, WORDS, NUMBERS, 1, 1, 1},
-    [HL_NIAH_SINGLE_2] = {ESSAY, WORDS, NUMBERS, 1, 1, 1},
-    [HL_NIAH_SINGLE_3] = {ESSAY, WORDS, UUIDS, 1, 1, 1},
-    [HL_NIAH_MULTIKEY_1] = {ESSAY, WORDS, NUMBERS, 4, 1, 1},
-    [HL_NIAH_MULTIKEY_2] = {NEEDLES, WORDS, NUMBERS, 1, 1, 1},
-    [HL_NIAH_MULTIKEY_3] = {NEEDLES, UUIDS, UUIDS, 1, 1, 1},
-    [HL_NIAH_MULTIVALUE] = {ESSAY, WORDS, NUMBERS, 1, 4, 1},
-    [HL_NIAH_MULTIQUERY] = {ESSAY, WORDS, NUMBERS, 4, 1, 4},
+    [HL_NIAH_SINGLE_1] = {NOISE, WORDS, NUMBERS, 1, 1, 1},     [HL_NIAH_SINGLE_2] = {ESSAY, WORDS, NUMBERS, 1, 1, 1},
+    [HL_NIAH_SINGLE_3] = {ESSAY, WORDS, UUIDS, 1, 1, 1},       [HL_NIAH_MULTIKEY_1] = {ESSAY, WORDS, NUMBERS, 4, 1, 1},
+    [HL_NIAH_MULTIKEY_2] = {NEEDLES, WORDS, NUMBERS, 1, 1, 1}, [HL_NIAH_MULTIKEY_3] = {NEEDLES, UUIDS, UUIDS, 1, 1, 1},
+    [HL_NIAH_MULTIVALUE] = {ESSAY, WORDS, NUMBERS, 1, 4, 1},   [HL_NIAH_MULTIQUERY] = {ESSAY, WORDS, NUMBERS, 4, 1, 4},
 };
 static const char *const type_name[] = {"number", "word", "uuid"};
 
@@ -63,11 +59,10 @@ static hola_status cut_words(struct niah *w, const char *t, int64_t n) {
 }
 
 static hola_status read_essays(struct niah *w, const char *dir) {
-    hola_status s =
-        hl_ruler_json(dir, "PaulGrahamEssays.json",
-                      "Paul Graham's essays, {\"text\": ..}; NVIDIA/RULER's download_paulgraham_essay.py "
-                      "writes it",
-                      &w->essays);
+    hola_status s = hl_ruler_json(dir, "PaulGrahamEssays.json",
+                                  "Paul Graham's essays, {\"text\": ..}; NVIDIA/RULER's download_paulgraham_essay.py "
+                                  "writes it",
+                                  &w->essays);
     if (s != HOLA_OK) return s;
     json_t *text = json_object_get(w->essays, "text");
     if (!json_is_string(text) || json_string_length(text) == 0)
@@ -213,8 +208,7 @@ static hola_status split_essay(struct niah *w, int64_t n, bool repeat) {
         for (int64_t left = n; left > 0; left -= w->word.n) {
             int64_t k = left < w->word.n ? left : w->word.n;
             if (w->repeated.n) hl_text_put(&w->repeated, " ", 1);
-            hl_text_put(&w->repeated, w->essay.data,
-                        w->word.at[k - 1].text + w->word.at[k - 1].n - w->essay.data);
+            hl_text_put(&w->repeated, w->essay.data, w->word.at[k - 1].text + w->word.at[k - 1].n - w->essay.data);
         }
         if (w->repeated.failed) return hl_fail(HOLA_ENOMEM, "ruler: no memory");
         s = hl_span_text(&w->repeated);
@@ -272,8 +266,7 @@ static hola_status put_query(struct hl_ruler_gen *g, struct hl_text *query, stru
     return s;
 }
 
-static hola_status niah_build(struct hl_ruler_gen *g, int64_t units, int64_t index, bool search,
-                              struct hl_draft *d) {
+static hola_status niah_build(struct hl_ruler_gen *g, int64_t units, int64_t index, bool search, struct hl_draft *d) {
     struct niah *w = g->state;
     struct hl_text query = {.data = NULL};
     const bool one = w->set->queries * w->set->values == 1;

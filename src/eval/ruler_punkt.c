@@ -23,8 +23,7 @@ struct hl_punkt {
 static hola_status read_lines(struct hl_punkt *p, int i, const char *dir, const char *name) {
     char full[128] = "nltk_data/tokenizers/punkt_tab/english/", *path;
     strcat(full, name);
-    hola_status s =
-        hl_ruler_file(dir, full, "NLTK's punkt_tab (nltk.download('punkt_tab')) for essays", &path);
+    hola_status s = hl_ruler_file(dir, full, "NLTK's punkt_tab (nltk.download('punkt_tab')) for essays", &path);
     if (s == HOLA_OK) s = hl_map_open(&p->file[i], path);
     const char *c = p->file[i].data, *end = c ? c + p->file[i].size : c;
     for (const char *q; s == HOLA_OK && c < end; c = q + 1) {
@@ -142,8 +141,8 @@ static hola_status first_pass(const struct hl_punkt *p, const char *t, int64_t n
         int64_t m = w->type_n - 1, dash = m;
         /* (a number in lower case is itself, and no abbreviation) */
         while (dash > 0 && w->type[dash - 1] != '-') dash--;
-        bool known = !is_number(t, n) && (listed(p, ABBREVIATIONS, w->type, m) ||
-                                          listed(p, ABBREVIATIONS, w->type + dash, m - dash));
+        bool known = !is_number(t, n) &&
+                     (listed(p, ABBREVIATIONS, w->type, m) || listed(p, ABBREVIATIONS, w->type + dash, m - dash));
         w->abbreviation = known;
         w->ends = !known;
     }
@@ -170,8 +169,7 @@ static int64_t without_period(const struct word *w) {
 
 enum starter { NO, YES, UNKNOWN };
 static int ortho(const struct hl_punkt *p, const struct word *w) {
-    const struct hl_ruler_span *f =
-        hl_spans_find(&p->list[ORTHO], w->type, w->ends ? without_period(w) : w->type_n);
+    const struct hl_ruler_span *f = hl_spans_find(&p->list[ORTHO], w->type, w->ends ? without_period(w) : w->type_n);
     return f ? f->value : 0;
 }
 static enum starter starts(const struct hl_punkt *p, const struct word *w) {

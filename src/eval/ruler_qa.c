@@ -65,9 +65,7 @@ static int64_t find_doc(const struct qa *w, const char *text, int64_t n) {
 
 /* ---- SQuAD ---- */
 
-static const char *text_of(const json_t *o, const char *key) {
-    return json_string_value(json_object_get(o, key));
-}
+static const char *text_of(const json_t *o, const char *key) { return json_string_value(json_object_get(o, key)); }
 
 static hola_status squad_docs(struct hl_ruler_gen *g) {
     struct qa *w = g->state;
@@ -103,9 +101,8 @@ static hola_status squad_paragraph(struct hl_ruler_gen *g, const json_t *article
         if (s != HOLA_OK || json_is_true(json_object_get(one, "is_impossible"))) continue;
         q.text = text_of(one, "question");
         q.answers = json_object_get(one, "answers");
-        s = q.text && json_array_size(q.answers) > 0
-                ? add_question(w, q)
-                : bad_file(g, "squad.json: a question without text or answers");
+        s = q.text && json_array_size(q.answers) > 0 ? add_question(w, q)
+                                                     : bad_file(g, "squad.json: a question without text or answers");
     }
     return s;
 }
@@ -129,8 +126,7 @@ static hola_status read_squad(struct hl_ruler_gen *g) {
     json_t *article, *paragraph;
     hola_status s = hl_ruler_json(
         g->o->data, squad_file(g->o->data),
-        "SQuAD 2.0's dev-v2.0.json (https://rajpurkar.github.io/SQuAD-explorer/dataset/dev-v2.0.json) there",
-        &w->root);
+        "SQuAD 2.0's dev-v2.0.json (https://rajpurkar.github.io/SQuAD-explorer/dataset/dev-v2.0.json) there", &w->root);
     if (s == HOLA_OK) s = squad_docs(g);
     if (s != HOLA_OK) return s;
     json_array_foreach(json_object_get(w->root, "data"), i, article) {
@@ -183,15 +179,14 @@ static hola_status read_hotpot(struct hl_ruler_gen *g) {
     struct hl_text text = {.data = NULL};
     size_t i, j;
     json_t *one, *entry;
-    hola_status s = hl_ruler_json(
-        g->o->data, "hotpotqa.json",
-        "HotpotQA's hotpot_dev_distractor_v1.json (https://hotpotqa.github.io) there", &w->root);
+    hola_status s =
+        hl_ruler_json(g->o->data, "hotpotqa.json",
+                      "HotpotQA's hotpot_dev_distractor_v1.json (https://hotpotqa.github.io) there", &w->root);
     if (s == HOLA_OK) s = hotpot_docs(g);
     if (s != HOLA_OK) return s;
     json_array_foreach(w->root, i, one) {
-        struct question q = {.own = (int32_t)w->n_index,
-                             .text = text_of(one, "question"),
-                             .answers = json_object_get(one, "answer")};
+        struct question q = {
+            .own = (int32_t)w->n_index, .text = text_of(one, "question"), .answers = json_object_get(one, "answer")};
         json_array_foreach(json_object_get(one, "context"), j, entry) {
             hl_text_clear(&text);
             if (!hotpot_doc(entry, &text)) s = hl_fail(HOLA_ENOMEM, "ruler: no memory");
@@ -282,8 +277,7 @@ static hola_status choose_docs(struct hl_ruler_gen *g, const struct question *q,
     return s;
 }
 
-static hola_status put_docs(struct hl_ruler_gen *g, const struct question *q, int64_t units,
-                            struct hl_text *out) {
+static hola_status put_docs(struct hl_ruler_gen *g, const struct question *q, int64_t units, struct hl_text *out) {
     struct qa *w = g->state;
     int64_t n = 0, room = (units > w->doc.n ? units : w->doc.n) + q->n_own + q->n_more;
     struct hl_mt inner;
@@ -317,8 +311,7 @@ static hola_status add_refs(const struct question *q, struct hl_draft *d) {
     return s;
 }
 
-static hola_status qa_build(struct hl_ruler_gen *g, int64_t units, int64_t index, bool search,
-                            struct hl_draft *d) {
+static hola_status qa_build(struct hl_ruler_gen *g, int64_t units, int64_t index, bool search, struct hl_draft *d) {
     struct qa *w = g->state;
     const struct question *q = &w->q[index];
     hl_text_puts(&d->text, ONLY "The following are given documents.\n\n");
@@ -335,5 +328,4 @@ static hola_status qa_build(struct hl_ruler_gen *g, int64_t units, int64_t index
     return HOLA_OK;
 }
 
-const struct hl_ruler_kind hl_ruler_qa = {
-    .open = qa_open, .close = qa_close, .least = qa_least, .build = qa_build};
+const struct hl_ruler_kind hl_ruler_qa = {.open = qa_open, .close = qa_close, .least = qa_least, .build = qa_build};

@@ -54,11 +54,10 @@ static hola_status read_refs(const json_t *o, struct hl_draft *d, const char *pa
     return s == HOLA_OK && d->n_refs == 0 ? bad_line(path, line, "no \"outputs\"") : s;
 }
 
-static hola_status read_line(const char *path, int64_t line, const char *text, int64_t n,
-                             enum hl_ruler_task task, struct hl_draft *d, struct hl_ruler_set *out) {
+static hola_status read_line(const char *path, int64_t line, const char *text, int64_t n, enum hl_ruler_task task,
+                             struct hl_draft *d, struct hl_ruler_set *out) {
     json_error_t e;
-    json_t *root = json_loadb(text, (size_t)n, JSON_REJECT_DUPLICATES, &e),
-           *doc = json_object_get(root, "doc");
+    json_t *root = json_loadb(text, (size_t)n, JSON_REJECT_DUPLICATES, &e), *doc = json_object_get(root, "doc");
     hola_status s = HOLA_OK;
     if (!root) return bad_line(path, line, e.text);
     if (!json_is_object(root)) return json_decref(root), bad_line(path, line, "not a JSON object");
@@ -90,9 +89,9 @@ static hola_status read_line(const char *path, int64_t line, const char *text, i
 static json_t *sample_json(enum hl_ruler_task task, const struct hl_ruler_sample *s, int64_t index) {
     json_t *refs = json_array();
     for (int64_t i = 0; i < s->n_refs; i++) json_array_append_new(refs, json_string(s->refs[i]));
-    return json_pack("{s:s, s:I, s:s, s:s, s:o, s:I, s:I}", "task", hl_ruler_name(task), "index",
-                     (json_int_t)index, "input", s->input, "answer_prefix", s->prefix, "outputs", refs,
-                     "length", (json_int_t)s->length, "max_length", (json_int_t)s->max_length);
+    return json_pack("{s:s, s:I, s:s, s:s, s:o, s:I, s:I}", "task", hl_ruler_name(task), "index", (json_int_t)index,
+                     "input", s->input, "answer_prefix", s->prefix, "outputs", refs, "length", (json_int_t)s->length,
+                     "max_length", (json_int_t)s->max_length);
 }
 
 hola_status hl_ruler_write(enum hl_ruler_task task, const struct hl_ruler_set *s, struct hl_text *out) {
@@ -128,8 +127,7 @@ hola_status hl_ruler_read(const char *path, enum hl_ruler_task task, struct hl_r
         const struct hl_span text = hl_py_strip((struct hl_span){p, q - p});
         if (text.n > 0) s = read_line(path, line, text.p, text.n, task, &d, out);
     }
-    if (s == HOLA_OK && out->n == 0)
-        s = hl_fail(HOLA_EFORMAT, "%s: no samples of %s", path, hl_ruler_name(task));
+    if (s == HOLA_OK && out->n == 0) s = hl_fail(HOLA_EFORMAT, "%s: no samples of %s", path, hl_ruler_name(task));
     hl_draft_free(&d);
     hl_map_close(&m);
     return s;

@@ -41,9 +41,7 @@ static const char *piece(const struct hl_ruler_gen *g, int64_t n, int64_t i) {
     if (g->nvidia) return HL_NOISE;
     return n <= NAMES ? part[i % 6] : HL_NOISE "\n";
 }
-static int64_t pieces(const struct hl_ruler_gen *g, int64_t n) {
-    return !g->nvidia && n <= NAMES ? 6 * n : n;
-}
+static int64_t pieces(const struct hl_ruler_gen *g, int64_t n) { return !g->nvidia && n <= NAMES ? 6 * n : n; }
 
 static int rising(const void *a, const void *b) {
     const int64_t *x = a, *y = b;
@@ -100,8 +98,7 @@ static void put_example(struct hl_ruler_gen *g, struct hl_text *out) {
     replace(out, "12345", value);
 }
 
-static hola_status vt_build(struct hl_ruler_gen *g, int64_t units, int64_t index, bool search,
-                            struct hl_draft *d) {
+static hola_status vt_build(struct hl_ruler_gen *g, int64_t units, int64_t index, bool search, struct hl_draft *d) {
     struct vt *w = g->state;
     char name[NAMES][8];
     struct hl_text text = {.data = NULL};
@@ -112,8 +109,7 @@ static hola_status vt_build(struct hl_ruler_gen *g, int64_t units, int64_t index
         if (!(g->nvidia && w->example)) hl_np_randint(&g->numpy, 10000, 99999); /* for the chain that fails */
         return HOLA_OK;
     }
-    hl_text_puts(&text,
-                 "Memorize and track the chain(s) of variable assignment hidden in the following text.\n\n");
+    hl_text_puts(&text, "Memorize and track the chain(s) of variable assignment hidden in the following text.\n\n");
     hola_status s = put_context(g, units, name, value, &text);
     hl_text_printf(&text, QUESTION "%lld in the text above.", (long long)value);
     int64_t cut = text.n;

@@ -56,8 +56,7 @@ static void tokenize_part(void *ctx, int64_t k, int worker) {
 static hola_status tokenize_all(struct hl_engine *e, struct hl_items *items) {
     const int64_t n = hl_pieces(e->set->n, PART);
     struct tokenizing t = {.e = e, .opts = *e->opts, .part = calloc((size_t)n + 1, sizeof *t.part)};
-    hola_status st =
-        t.part ? HOLA_OK : hl_fail(HOLA_ENOMEM, "eval: no memory for %lld requests", (long long)n);
+    hola_status st = t.part ? HOLA_OK : hl_fail(HOLA_ENOMEM, "eval: no memory for %lld requests", (long long)n);
     for (int64_t k = 0; st == HOLA_OK && k < n; k++) {
         t.part[k].first = k * PART;
         t.part[k].n = e->set->n - k * PART < PART ? e->set->n - k * PART : PART;
@@ -87,15 +86,14 @@ static hola_status tokenize(struct hl_engine *e, struct hl_items *items) {
             if (!e->answer[i].top) return hl_fail(HOLA_ENOMEM, "eval: no memory for an answer");
         }
         e->answer[i].greedy = true;
-        if (k == items->n || items->item[k].request != i)
-            st = hl_engine_answered(e, i); /* nothing to score */
+        if (k == items->n || items->item[k].request != i) st = hl_engine_answered(e, i); /* nothing to score */
         for (; k < items->n && items->item[k].request == i; k++) e->work += items->item[k].n;
     }
     return st;
 }
 
-hola_status hl_eval_run(hola_model *m, const struct hl_eval_opts *o, const struct hl_set *s,
-                        struct hl_answer *answer, const struct hl_eval_hooks *hooks) {
+hola_status hl_eval_run(hola_model *m, const struct hl_eval_opts *o, const struct hl_set *s, struct hl_answer *answer,
+                        const struct hl_eval_hooks *hooks) {
     struct hl_engine e = {.model = m, .opts = o, .set = s, .answer = answer, .hooks = hooks};
     struct hl_items items = {0};
     hola_status st = tokenize(&e, &items);

@@ -59,8 +59,7 @@ static hola_status feed_prefixes(struct wave *w, const struct hl_item *item, int
 static double round_bf16(double x) { return (double)hl_from_bf16(hl_to_bf16((float)x)); }
 
 /* Adds one item's scores to its request's answer. */
-static hola_status take(struct hl_engine *e, struct wave *w, const struct hl_item *item,
-                        const struct hl_feed *s) {
+static hola_status take(struct hl_engine *e, struct wave *w, const struct hl_item *item, const struct hl_feed *s) {
     struct hl_answer *a = &e->answer[item->request];
     const bool bf16 = e->opts->precision == HL_PRECISION_BF16;
     double sum = 0;
@@ -102,8 +101,7 @@ static hola_status run_wave(struct hl_engine *e, struct wave *w, const struct hl
 
 /* Items that make a wave: as many as there are sequences, but no more rows than some passes take, so that
  * progress shows and little is lost on an interruption. */
-static int64_t wave_size(const struct hl_engine *e, const struct wave *w, const struct hl_item *item,
-                         int64_t n) {
+static int64_t wave_size(const struct hl_engine *e, const struct wave *w, const struct hl_item *item, int64_t n) {
     const int64_t most = 4 * hl_model_rows(e->model);
     int64_t k = 0;
     for (int64_t rows = 0; k < n && k < w->sequences.n; k++) {
@@ -132,8 +130,7 @@ hola_status hl_engine_score(struct hl_engine *e, struct hl_items *items) {
     hola_status st = hl_sequences_new(&w.sequences, e->model, most < n ? most : n);
     w.feed = calloc((size_t)most, sizeof *w.feed), w.score = calloc((size_t)most, sizeof *w.score);
     w.left = calloc((size_t)e->set->n, sizeof *w.left);
-    if (st == HOLA_OK && (!w.feed || !w.score || !w.left))
-        st = hl_fail(HOLA_ENOMEM, "eval: no memory for a wave");
+    if (st == HOLA_OK && (!w.feed || !w.score || !w.left)) st = hl_fail(HOLA_ENOMEM, "eval: no memory for a wave");
     for (int64_t i = 0; st == HOLA_OK && i < n; i++) w.left[items->item[i].request]++;
     for (int64_t i = 0, k; st == HOLA_OK && i < n; i += k) {
         k = wave_size(e, &w, items->item + i, n - i);

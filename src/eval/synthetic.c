@@ -10,9 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static hola_status no_memory(const struct hl_task *t) {
-    return hl_fail(HOLA_ENOMEM, "%s: no memory", t->name);
-}
+static hola_status no_memory(const struct hl_task *t) { return hl_fail(HOLA_ENOMEM, "%s: no memory", t->name); }
 
 /* ---- RULER ---- */
 
@@ -35,8 +33,7 @@ static hola_status add_sample(const struct hl_task *t, struct hl_set *out, const
     hola_status st = hl_text_printf(&prompt, "%s%s", s->input, s->prefix);
     for (int64_t i = 0; st == HOLA_OK && i < s->n_refs; i++)
         st = hl_text_printf(&refs, "%s%s", i > 0 ? ", " : "", s->refs[i]);
-    struct hl_request r = {
-        .kind = HL_ASK_GENERATE, .max_new = max_new, .whole = true, .early = s->n_refs == 1};
+    struct hl_request r = {.kind = HL_ASK_GENERATE, .max_new = max_new, .whole = true, .early = s->n_refs == 1};
     if (st == HOLA_OK)
         r.context = hl_set_keep(out, hl_span_text(&prompt)), r.target = hl_set_keep(out, hl_span_text(&refs));
     if (st == HOLA_OK && (!r.context.p || !r.target.p)) st = no_memory(t);
@@ -61,8 +58,8 @@ static hola_status read_samples(const struct hl_task *t, const struct hl_eval_op
 static hola_status too_long(const struct hl_task *t, const struct hl_eval_opts *o, int64_t length) {
     return hl_fail(
         HOLA_EINVAL,
-        "%s: prompts of %lld tokens exceed max_length %lld; use --max-length %lld, or --truncate to cut them",
-        t->name, (long long)length, (long long)o->max_length, (long long)length);
+        "%s: prompts of %lld tokens exceed max_length %lld; use --max-length %lld, or --truncate to cut them", t->name,
+        (long long)length, (long long)o->max_length, (long long)length);
 }
 
 static hola_status make_samples(const struct hl_task *t, const struct hl_eval_opts *o, struct ruler *r) {
@@ -73,8 +70,8 @@ static hola_status make_samples(const struct hl_task *t, const struct hl_eval_op
     how.data = data, how.bos = o->bos == HL_BOS_NEVER ? 0 : -1;
     if (o->length) how.length = o->length;
     if (o->limit) how.samples = o->limit;
-    hola_status st = how.length > o->max_length && !o->truncate ? too_long(t, o, how.length)
-                                                                : hl_ruler_make(&how, &r->set);
+    hola_status st =
+        how.length > o->max_length && !o->truncate ? too_long(t, o, how.length) : hl_ruler_make(&how, &r->set);
     free(data);
     return st;
 }
@@ -98,16 +95,14 @@ hola_status hl_ruler_task_dump(const struct hl_task *t, const struct hl_set *s, 
 }
 
 /* A figure for each length, named by it as in the harness. */
-void hl_ruler_tally(const struct hl_task *t, const struct hl_set *s, struct hl_answer *a,
-                    struct hl_metrics *out) {
+void hl_ruler_tally(const struct hl_task *t, const struct hl_set *s, struct hl_answer *a, struct hl_metrics *out) {
     const struct ruler *r = s->own;
     const struct hl_ruler_sample *sample = r->set.sample;
     double *x = malloc((size_t)s->docs * sizeof *x);
     (void)t;
     HL_ASSERT(x);
     for (int64_t i = 0; i < s->docs; i++)
-        a[i].score = hl_ruler_score(r->task, r->variant, a[i].text.data ? a[i].text.data : "", a[i].text.n,
-                                    &sample[i]);
+        a[i].score = hl_ruler_score(r->task, r->variant, a[i].text.data ? a[i].text.data : "", a[i].text.n, &sample[i]);
     for (int64_t i = 0; i < s->docs; i++) {
         int64_t n = 0;
         bool seen = false;
@@ -220,8 +215,7 @@ static struct hits count_hits(const struct hl_set *s, struct hl_answer *a) {
 }
 
 /* The mean of one kind of documents. */
-static void mean_of_kind(struct hl_metrics *out, const char *name, const struct hl_set *s, const double *x,
-                         int kind) {
+static void mean_of_kind(struct hl_metrics *out, const char *name, const struct hl_set *s, const double *x, int kind) {
     const struct probes *p = s->own;
     double *some = malloc((size_t)s->docs * sizeof *some);
     int64_t n = 0;
@@ -232,10 +226,8 @@ static void mean_of_kind(struct hl_metrics *out, const char *name, const struct 
     free(some);
 }
 
-void hl_passkey_tally(const struct hl_task *t, const struct hl_set *s, struct hl_answer *a,
-                      struct hl_metrics *out) {
-    static const char *const names[HL_PROBE_DEPTHS] = {"far", "depth_0.3", "depth_0.5", "depth_0.7",
-                                                       "depth_0.9"};
+void hl_passkey_tally(const struct hl_task *t, const struct hl_set *s, struct hl_answer *a, struct hl_metrics *out) {
+    static const char *const names[HL_PROBE_DEPTHS] = {"far", "depth_0.3", "depth_0.5", "depth_0.7", "depth_0.9"};
     struct hits h = count_hits(s, a);
     (void)t;
     hl_metric_mean(out, "acc", h.digits, s->docs);
@@ -245,8 +237,7 @@ void hl_passkey_tally(const struct hl_task *t, const struct hl_set *s, struct hl
     hits_free(&h);
 }
 
-void hl_multikey_tally(const struct hl_task *t, const struct hl_set *s, struct hl_answer *a,
-                       struct hl_metrics *out) {
+void hl_multikey_tally(const struct hl_task *t, const struct hl_set *s, struct hl_answer *a, struct hl_metrics *out) {
     static const char *const names[KEY_COUNTS] = {"keys_1", "keys_2", "keys_4", "keys_8", "keys_16"};
     struct hits h = count_hits(s, a);
     (void)t;
@@ -267,8 +258,7 @@ hola_status hl_mqar_task_make(const struct hl_task *t, const struct hl_eval_opts
     int32_t *ids = st == HOLA_OK ? hl_set_bytes(out, examples * m.length * (int64_t)sizeof *ids) : NULL;
     int32_t *next = ids ? hl_set_bytes(out, examples * m.length * (int64_t)sizeof *next) : NULL;
     if (st == HOLA_OK && !next) st = no_memory(t);
-    if (st == HOLA_OK)
-        st = hl_mqar_numpy_make(&m, o->seed < 0 ? 0 : (uint32_t)o->seed, 0, examples, ids, next);
+    if (st == HOLA_OK) st = hl_mqar_numpy_make(&m, o->seed < 0 ? 0 : (uint32_t)o->seed, 0, examples, ids, next);
     for (int64_t i = 0; st == HOLA_OK && i < examples; i++) {
         struct hl_doc *d;
         const struct hl_request r = {
@@ -279,8 +269,7 @@ hola_status hl_mqar_task_make(const struct hl_task *t, const struct hl_eval_opts
     return st;
 }
 
-void hl_mqar_tally(const struct hl_task *t, const struct hl_set *s, struct hl_answer *a,
-                   struct hl_metrics *out) {
+void hl_mqar_tally(const struct hl_task *t, const struct hl_set *s, struct hl_answer *a, struct hl_metrics *out) {
     double *x = malloc((size_t)s->docs * sizeof *x);
     (void)t;
     HL_ASSERT(x);

@@ -46,12 +46,11 @@ static const struct hl_task tasks[] = {
     {"piqa", "everyday physics", "piqa/validation.jsonl", "baber/piqa, validation", 1, hl_piqa_make,
      hl_choice_norm_tally, "acc", false, NULL},
     {"winogrande", "what a pronoun stands for", "winogrande/validation.jsonl",
-     "allenai/winogrande, winogrande_xl, validation", 1, hl_winogrande_make, hl_choice_tally, "acc", false,
-     NULL},
-    {"boolq", "questions of yes or no about a passage", "boolq/validation.jsonl",
-     "aps/super_glue, boolq, validation", 2, hl_boolq_make, hl_choice_tally, "acc", false, NULL},
-    {"sciq", "science questions with a passage", "sciq/test.jsonl|sciq/validation.jsonl",
-     "allenai/sciq, test", 1, hl_sciq_make, hl_choice_norm_tally, "acc", false, NULL},
+     "allenai/winogrande, winogrande_xl, validation", 1, hl_winogrande_make, hl_choice_tally, "acc", false, NULL},
+    {"boolq", "questions of yes or no about a passage", "boolq/validation.jsonl", "aps/super_glue, boolq, validation",
+     2, hl_boolq_make, hl_choice_tally, "acc", false, NULL},
+    {"sciq", "science questions with a passage", "sciq/test.jsonl|sciq/validation.jsonl", "allenai/sciq, test", 1,
+     hl_sciq_make, hl_choice_norm_tally, "acc", false, NULL},
     {"openbookqa", "elementary science", "openbookqa/test.jsonl", "allenai/openbookqa, main, test", 1,
      hl_openbookqa_make, hl_choice_norm_tally, "acc", false, NULL},
     {"fda", "fields of medical device summaries", "fda/validation.jsonl|fda/fda_rebuilt.jsonl",
@@ -59,10 +58,10 @@ static const struct hl_task tasks[] = {
     {"swde", "fields of web pages", "swde/validation.jsonl|swde/swde_rebuilt.jsonl",
      "hazyresearch/based-swde-v2, validation", 1, hl_extract_make, hl_extract_tally, "contains", false, NULL},
     {"squad_completion", "answers about a passage, reworded to be completed",
-     "squad_completion/validation.jsonl|squad/squad_completion.jsonl", "hazyresearch/based-squad, validation",
-     1, hl_extract_make, hl_extract_tally, "contains", false, NULL},
-    {"squad_rebuilt", "answers about a passage", "squad/dev-v1.1.json", "SQuAD 1.1, dev-v1.1.json", 1,
-     hl_squad_make, hl_extract_tally, "contains", false, NULL},
+     "squad_completion/validation.jsonl|squad/squad_completion.jsonl", "hazyresearch/based-squad, validation", 1,
+     hl_extract_make, hl_extract_tally, "contains", false, NULL},
+    {"squad_rebuilt", "answers about a passage", "squad/dev-v1.1.json", "SQuAD 1.1, dev-v1.1.json", 1, hl_squad_make,
+     hl_extract_tally, "contains", false, NULL},
     {"text", "perplexity of the file that --text names", NULL, NULL, 1, hl_text_make, hl_perplexity_tally,
      "token_perplexity", false, NULL},
     RULER("niah_single_1", "RULER: a number in a line that repeats"),
@@ -78,17 +77,15 @@ static const struct hl_task tasks[] = {
     RULER("ruler_fwe", "RULER: the most frequent coded words"),
     RULER("ruler_qa_squad", "RULER: a question about one of many passages, SQuAD"),
     RULER("ruler_qa_hotpot", "RULER: a question about one of many passages, HotpotQA"),
-    {"passkey", "digits of a pass key in filler, at five depths", NULL, NULL, 1, hl_passkey_make,
-     hl_passkey_tally, "acc", true, NULL},
-    {"multikey", "digits of one of 1 to 16 pass keys", NULL, NULL, 1, hl_multikey_make, hl_multikey_tally,
-     "keys_16", true, NULL},
-    {"mqar", "multi-query associative recall, for models of it", NULL, NULL, 1, hl_mqar_task_make,
-     hl_mqar_tally, "acc", true, NULL},
+    {"passkey", "digits of a pass key in filler, at five depths", NULL, NULL, 1, hl_passkey_make, hl_passkey_tally,
+     "acc", true, NULL},
+    {"multikey", "digits of one of 1 to 16 pass keys", NULL, NULL, 1, hl_multikey_make, hl_multikey_tally, "keys_16",
+     true, NULL},
+    {"mqar", "multi-query associative recall, for models of it", NULL, NULL, 1, hl_mqar_task_make, hl_mqar_tally, "acc",
+     true, NULL},
 };
 
-const struct hl_task *hl_task_at(int64_t i) {
-    return i < (int64_t)(sizeof tasks / sizeof *tasks) ? &tasks[i] : NULL;
-}
+const struct hl_task *hl_task_at(int64_t i) { return i < (int64_t)(sizeof tasks / sizeof *tasks) ? &tasks[i] : NULL; }
 
 const struct hl_task *hl_task_find(const char *name) {
     for (int64_t i = 0; hl_task_at(i); i++)

@@ -24,8 +24,8 @@ static hola_status slip(struct hl_text *a, struct hl_text *b) {
     b->n = 0;
     for (int64_t i = 0; st == HOLA_OK && i < s.n;) {
         const char *p = s.p + i;
-        const bool hit = s.n - i >= 5 && p[0] == '/' && p[1] == '\'' && p[2] == ' ' && p[3] >= '0' &&
-                         p[3] <= '9' && p[4] == '/';
+        const bool hit =
+            s.n - i >= 5 && p[0] == '/' && p[1] == '\'' && p[2] == ' ' && p[3] >= '0' && p[3] <= '9' && p[4] == '/';
         st = hl_text_add(b, hit ? hl_span_of("/'[0-9]/") : (struct hl_span){p, 1});
         i += hit ? 5 : 1;
     }
@@ -56,9 +56,8 @@ static hola_status tighten(struct hl_text *a, struct hl_text *b, char open, char
 }
 
 hola_status hl_wikitext_detokenize(struct hl_span page, struct hl_text *out) {
-    static const char *const first[][2] = {{" @-@ ", "-"}, {" @,@ ", ","}, {" @.@ ", "."},
-                                           {" : ", ": "},  {" ; ", "; "},  {" . ", ". "},
-                                           {" ! ", "! "},  {" ? ", "? "},  {" , ", ", "}};
+    static const char *const first[][2] = {{" @-@ ", "-"}, {" @,@ ", ","}, {" @.@ ", "."}, {" : ", ": "}, {" ; ", "; "},
+                                           {" . ", ". "},  {" ! ", "! "},  {" ? ", "? "},  {" , ", ", "}};
     static const char *const last[][2] = {
         {"= = = =", "===="}, {"= = =", "==="}, {"= =", "=="},  {" \xc2\xb0 ", "\xc2\xb0"},
         {" \n", "\n"},       {"\n ", "\n"},    {" N ", " 1 "}, {" 's", "'s"}};
@@ -172,8 +171,7 @@ hola_status hl_text_make(const struct hl_task *t, const struct hl_eval_opts *o, 
 
 /* ---- perplexity ---- */
 
-void hl_perplexity_tally(const struct hl_task *t, const struct hl_set *s, struct hl_answer *a,
-                         struct hl_metrics *out) {
+void hl_perplexity_tally(const struct hl_task *t, const struct hl_set *s, struct hl_answer *a, struct hl_metrics *out) {
     double L = 0, W = 0, B = 0, N = 0;
     (void)t;
     for (int64_t i = 0; i < s->docs; i++) {

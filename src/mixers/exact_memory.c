@@ -6,9 +6,7 @@ bool hl_has_exact_memory(const hola_config *c) {
     struct hl_policy policy;
     return m && m->memory && hl_policy_of(&policy, c);
 }
-bool hl_memory_has_own_norm(const hola_config *c) {
-    return hl_has_exact_memory(c) && c->cache_norm == HOLA_NORM_RMS;
-}
+bool hl_memory_has_own_norm(const hola_config *c) { return hl_has_exact_memory(c) && c->cache_norm == HOLA_NORM_RMS; }
 
 static struct hl_policy policy_of(const hola_config *c) {
     struct hl_policy p;
@@ -20,21 +18,15 @@ static struct hl_policy policy_of(const hola_config *c) {
 void hl_memory_tensors(const hola_config *c, const struct hl_memory_heads *h, struct hl_tensor_spec *out) {
     const bool off = !hl_has_exact_memory(c);
     if (c->cache_norm == HOLA_NORM_RMS) {
-        out[HL_MEMORY_Q_NORM] = (struct hl_tensor_spec){.name = "cache_q_norm.weight",
-                                                        .dim = {h->K},
-                                                        .init = HL_INIT_CONSTANT,
-                                                        .value = 1,
-                                                        .frozen = off};
+        out[HL_MEMORY_Q_NORM] = (struct hl_tensor_spec){
+            .name = "cache_q_norm.weight", .dim = {h->K}, .init = HL_INIT_CONSTANT, .value = 1, .frozen = off};
         out[HL_MEMORY_K_NORM] = out[HL_MEMORY_Q_NORM];
         out[HL_MEMORY_K_NORM].name = "cache_k_norm.weight";
     }
     out[HL_MEMORY_SINK] = (struct hl_tensor_spec){
         .name = "cache_sink", .dim = {h->HV}, .init = HL_INIT_CONSTANT, .value = 0, .frozen = off};
-    out[HL_MEMORY_GATE] = (struct hl_tensor_spec){.name = "cache_gate",
-                                                  .dim = {h->HV},
-                                                  .init = HL_INIT_CONSTANT,
-                                                  .value = c->cache_gate_init,
-                                                  .frozen = off};
+    out[HL_MEMORY_GATE] = (struct hl_tensor_spec){
+        .name = "cache_gate", .dim = {h->HV}, .init = HL_INIT_CONSTANT, .value = c->cache_gate_init, .frozen = off};
     out[HL_MEMORY_TAU] = (struct hl_tensor_spec){.name = "cache_tau",
                                                  .dim = {h->HV},
                                                  .init = HL_INIT_CONSTANT,
@@ -46,9 +38,8 @@ void hl_memory_tensors(const hola_config *c, const struct hl_memory_heads *h, st
 /* As hl_cache_layout has them. Scores that move with every read (h2o) are new with every token, so a mark copies all. */
 int hl_memory_state(const hola_config *c, const struct hl_memory_heads *h, struct hl_state_part *out) {
     const int64_t w = c->cache_window, slots = w + c->cache_chunk;
-    const struct hl_state_part part = {.change = policy_of(c).moves_with_reads ? HL_REPLACED : HL_RANKED,
-                                       .heads = h->HV,
-                                       .block = c->cache_chunk};
+    const struct hl_state_part part = {
+        .change = policy_of(c).moves_with_reads ? HL_REPLACED : HL_RANKED, .heads = h->HV, .block = c->cache_chunk};
     if (!hl_has_exact_memory(c)) return 0;
     for (int i = 0; i < HL_MEMORY_PARTS; i++) out[i] = part;
     out[HL_MEMORY_K].name = "cache.k", out[HL_MEMORY_K].kind = HL_STATE_ACT;
@@ -68,9 +59,8 @@ int64_t hl_memory_scratch(const hola_config *c, const struct hl_memory_heads *h)
 
 static bool needs_score(const hola_config *c) { return policy_of(c).score != HL_SCORE_WRITE; }
 
-void hl_memory_buffers(const struct hl_buffers_for *f, const struct hl_memory_heads *h,
-                       struct hl_buffers *acts, size_t acts_field, struct hl_buffers *grads,
-                       size_t grads_field) {
+void hl_memory_buffers(const struct hl_buffers_for *f, const struct hl_memory_heads *h, struct hl_buffers *acts,
+                       size_t acts_field, struct hl_buffers *grads, size_t grads_field) {
     const int64_t qk = h->H * h->K, vv = h->HV * h->V;
     const bool rms = hl_memory_has_own_norm(f->cfg);
     if (!hl_has_exact_memory(f->cfg)) return;

@@ -36,9 +36,8 @@ void hl_memory_tensors(const hola_config *c, const struct hl_memory_heads *h, st
 int hl_memory_state(const hola_config *c, const struct hl_memory_heads *h, struct hl_state_part *out);
 int64_t hl_memory_scratch(const hola_config *c, const struct hl_memory_heads *h);
 /* field: offset of a struct hl_memory_acts (hl_memory_grads) in the mixer's. */
-void hl_memory_buffers(const struct hl_buffers_for *f, const struct hl_memory_heads *h,
-                       struct hl_buffers *acts, size_t acts_field, struct hl_buffers *grads,
-                       size_t grads_field);
+void hl_memory_buffers(const struct hl_buffers_for *f, const struct hl_memory_heads *h, struct hl_buffers *acts,
+                       size_t acts_field, struct hl_buffers *grads, size_t grads_field);
 
 /* A layer's memory with what feeds it. q, k of key heads, the rest of value heads. */
 struct hl_exact_memory {

@@ -59,8 +59,7 @@ struct hl_state_part {
     enum hl_state_kind kind;
     enum hl_state_change change;
     int64_t count; /* numbers (HL_GROWS: per token), of one head where heads > 0 */
-    int64_t
-        heads; /* > 0: parts that follow each other with the same number lie head by head, as one record */
+    int64_t heads; /* > 0: parts that follow each other with the same number lie head by head, as one record */
     int64_t block; /* of kept rows: tokens of a block; 0: none */
 };
 
@@ -126,7 +125,7 @@ struct hl_mixer {
     /* What ranges of single fields do not say; `where` begins the message. NULL: nothing. */
     hola_status (*check)(const hola_config *c, const char *where);
     const char *const *ops; /* ops beyond those that every backend has; NULL ends; NULL: none */
-    const char *host_op; /* an op that the mixer brings along as plain C; a device refuses it. NULL: none */
+    const char *host_op;    /* an op that the mixer brings along as plain C; a device refuses it. NULL: none */
     int64_t (*scratch)(const hola_config *c); /* bytes per worker; NULL: none */
 
     /* In file order, by the mixer's own indices: out[HL_MIXER_TENSORS] comes zeroed. */

@@ -15,10 +15,9 @@ static int64_t paired_row(const struct hl_activations *a, const hola_config *c) 
 static void list_block(const struct hl_activations *a, const hola_config *c, struct hl_buffers *acts,
                        struct hl_buffers *grads) {
     const int64_t d = c->hidden_size, I = c->intermediate_size, pair = paired_row(a, c);
-#define ADD(name, numbers, ...)                                                                  \
-    hl_buffer_add(acts, (struct hl_buffer){.field = offsetof(struct hl_layer_activations, name), \
-                                           .width = numbers,                                     \
-                                           __VA_ARGS__})
+#define ADD(name, numbers, ...) \
+    hl_buffer_add(              \
+        acts, (struct hl_buffer){.field = offsetof(struct hl_layer_activations, name), .width = numbers, __VA_ARGS__})
     ADD(x, d, .cheap = false);
     ADD(xn, d, .cheap = true);
     ADD(r_attn, 1, .element = HL_ELEMENT_REAL);
@@ -33,8 +32,7 @@ static void list_block(const struct hl_activations *a, const hola_config *c, str
     if (a->pass != HL_TRAIN) return;
     const size_t field[] = {offsetof(struct hl_gradients, dx), offsetof(struct hl_gradients, dn),
                             offsetof(struct hl_gradients, dact)};
-    for (int i = 0; i < 3; i++)
-        hl_buffer_add(grads, (struct hl_buffer){.field = field[i], .width = i == 2 ? I : d});
+    for (int i = 0; i < 3; i++) hl_buffer_add(grads, (struct hl_buffer){.field = field[i], .width = i == 2 ? I : d});
 }
 
 /* ---- placing ---- */
@@ -46,18 +44,13 @@ struct placing {
     int64_t act_size;
     int64_t units[3]; /* by enum hl_unit */
 };
-static void *take(struct placing *p, int64_t bytes) {
-    return bytes > 0 ? hl_carve(&p->block, bytes, 1) : NULL;
-}
+static void *take(struct placing *p, int64_t bytes) { return bytes > 0 ? hl_carve(&p->block, bytes, 1) : NULL; }
 static int64_t element_size(const struct placing *p, enum hl_element e) {
-    return e == HL_ELEMENT_ACT    ? p->act_size
-           : e == HL_ELEMENT_REAL ? (int64_t)sizeof(real)
-                                  : (int64_t)sizeof(int64_t);
+    return e == HL_ELEMENT_ACT ? p->act_size : e == HL_ELEMENT_REAL ? (int64_t)sizeof(real) : (int64_t)sizeof(int64_t);
 }
 /* to: the struct whose pointers the list is of. shared: NULL, or the struct of the layer that owns what is shared, of
  * which all (everything) or the cheap buffers are taken over. */
-static void place(struct placing *p, const struct hl_buffers *list, void *to, const void *shared,
-                  bool everything) {
+static void place(struct placing *p, const struct hl_buffers *list, void *to, const void *shared, bool everything) {
     char *owner = NULL;
     for (int i = 0; i < list->n; i++) {
         const struct hl_buffer *b = &list->buffer[i];
@@ -148,12 +141,11 @@ static hola_status reserve(struct hl_activations *a, const hola_config *c, int64
     if (s != HOLA_OK) {
         a->backend->storage.free_memory(a->backend, &left, &used);
         if (left > 0)
-            s = hl_fail(
-                HOLA_ENOMEM,
-                "activations: %lld tokens take %.2f GB, the device has %.2f GB left: about %lld tokens "
-                "at a time would fit",
-                (long long)rows, (double)bytes * 1e-9, (double)left * 1e-9,
-                (long long)((double)left / (double)bytes * 0.9 * (double)rows));
+            s = hl_fail(HOLA_ENOMEM,
+                        "activations: %lld tokens take %.2f GB, the device has %.2f GB left: about %lld tokens "
+                        "at a time would fit",
+                        (long long)rows, (double)bytes * 1e-9, (double)left * 1e-9,
+                        (long long)((double)left / (double)bytes * 0.9 * (double)rows));
     }
     if (s == HOLA_OK) s = host_copies(a);
     if (s == HOLA_OK) place_all(a, c, a->block);
@@ -164,8 +156,7 @@ static hola_status reserve(struct hl_activations *a, const hola_config *c, int64
 static hola_status reserve_logits(struct hl_activations *a, int64_t vocab, int64_t logits) {
     const int64_t n = logits < a->backend->xent_rows ? logits : a->backend->xent_rows;
     /* at least one row of reals, for reading them */
-    const int64_t bytes =
-        logits > 0 ? max(n * vocab * a->backend->act_size, vocab * (int64_t)sizeof(real)) : 0;
+    const int64_t bytes = logits > 0 ? max(n * vocab * a->backend->act_size, vocab * (int64_t)sizeof(real)) : 0;
     if (bytes <= a->logits_bytes) return HOLA_OK;
     a->logits_bytes = 0;
     hola_status s = block_new(a, &a->logits, bytes, "logits");
@@ -195,8 +186,7 @@ void hl_activations_free(struct hl_activations *a) {
     *a = (struct hl_activations){.pass = a->pass, .backend = a->backend, .recompute = a->recompute};
 }
 
-const int32_t *hl_activations_put(const struct hl_activations *a, int32_t *there, const int32_t *ids,
-                                  int64_t n) {
+const int32_t *hl_activations_put(const struct hl_activations *a, int32_t *there, const int32_t *ids, int64_t n) {
     if (a->backend->host) return ids;
     hl_put(a->backend, there, ids, n * (int64_t)sizeof *ids);
     return there;

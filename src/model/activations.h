@@ -39,11 +39,10 @@ struct hl_activations {
     real *r_last;                       /* and the factors [rows] */
     void *logits;                       /* room for `logits_bytes` of them */
     int64_t logits_bytes;
-    double *nll, *nll_host; /* [rows]; the host's copy where they are not one */
-    int32_t *correct,
-        *correct_host;        /* [rows]: whether the target was the most likely token; inference only */
-    int32_t *ids, *target;    /* [rows], where the backend's arrays are not the host's */
-    struct hl_gradients grad; /* HL_TRAIN */
+    double *nll, *nll_host;          /* [rows]; the host's copy where they are not one */
+    int32_t *correct, *correct_host; /* [rows]: whether the target was the most likely token; inference only */
+    int32_t *ids, *target;           /* [rows], where the backend's arrays are not the host's */
+    struct hl_gradients grad;        /* HL_TRAIN */
     /* called by the backward pass when parameters [first, first + n) have their gradients; NULL: not wanted */
     void (*ready)(void *ctx, int64_t first, int64_t n);
     void *ready_ctx;
@@ -60,8 +59,7 @@ hola_status hl_activations_reserve(struct hl_activations *a, const hola_config *
                                    int64_t logits);
 void hl_activations_free(struct hl_activations *a);
 /* n ids as the backend's ops can read them: brought `there` (a->ids or a->target), or where they are. */
-const int32_t *hl_activations_put(const struct hl_activations *a, int32_t *there, const int32_t *ids,
-                                  int64_t n);
+const int32_t *hl_activations_put(const struct hl_activations *a, int32_t *there, const int32_t *ids, int64_t n);
 /* The losses of n rows, on the host. */
 const double *hl_activations_nll(const struct hl_activations *a, int64_t n);
 /* Which of them had the target as the most likely token, likewise. */

@@ -1,8 +1,8 @@
 /* block.c -- one layer: norm, mixer, residual, norm, SwiGLU, residual. What happens inside the mixer is the mixer's (mixers/mixer.h). */
 #include "model/model.h"
 
-struct hl_layer hl_layer_open(const hola_model *m, const struct hl_activations *acts,
-                              const struct hl_rows *rows, int64_t index, real *grads) {
+struct hl_layer hl_layer_open(const hola_model *m, const struct hl_activations *acts, const struct hl_rows *rows,
+                              int64_t index, real *grads) {
     const struct hl_layer_activations *a = acts->layer ? &acts->layer[index] : NULL;
     const int64_t *tensor = m->params.layer[index].mixer;
     struct hl_layer l = {.backend = m->backend,
@@ -19,8 +19,8 @@ struct hl_layer hl_layer_open(const hola_model *m, const struct hl_activations *
         l.tensor[i].grad = grads ? grads + t->offset : NULL;
     }
     for (int i = 0; i < m->state.n; i++)
-        l.state[i] = index * (m->state.part[i].change == HL_GROWS ? m->state.page_layer : m->state.layer) +
-                     m->state.at[i];
+        l.state[i] =
+            index * (m->state.part[i].change == HL_GROWS ? m->state.page_layer : m->state.layer) + m->state.at[i];
     if (!a) return l;
     l.acts = a->mixer;
     l.x = a->x, l.xn = a->xn, l.h = a->h;
@@ -38,9 +38,7 @@ struct block {
     real *grads;
 };
 
-static const real *vector(const struct block *k, int64_t i) {
-    return hl_model_vector(k->m, k->acts->pass, i);
-}
+static const real *vector(const struct block *k, int64_t i) { return hl_model_vector(k->m, k->acts->pass, i); }
 static real *grad(const struct block *k, int64_t i) {
     return k->grads ? k->grads + k->m->params.tensor[i].offset : NULL;
 }
@@ -69,12 +67,8 @@ static struct hl_rmsnorm mlp_norm(const struct block *k) {
     return norm(k, k->a->h, k->p->mlp_norm, k->a->hn, k->a->r_mlp);
 }
 static struct hl_linear gate_and_up(const struct block *k) { /* gradients replace what they come from */
-    struct hl_linear a = {.M = k->T,
-                          .K = k->m->cfg.hidden_size,
-                          .x = k->a->hn,
-                          .dx = k->acts->grad.dn,
-                          .ld = k->acts->paired,
-                          .n = 2};
+    struct hl_linear a = {
+        .M = k->T, .K = k->m->cfg.hidden_size, .x = k->a->hn, .dx = k->acts->grad.dn, .ld = k->acts->paired, .n = 2};
     a.part[0] = part(k, k->p->gate_proj, k->a->gate, k->a->gate);
     a.part[1] = part(k, k->p->up_proj, k->a->up, k->a->up);
     return a;
@@ -98,13 +92,13 @@ static struct hl_linear down(const struct block *k, void *out) {
     return a;
 }
 
-static struct block open_block(const hola_model *m, const struct hl_activations *acts,
-                               const struct hl_rows *rows, int64_t index, real *grads) {
+static struct block open_block(const hola_model *m, const struct hl_activations *acts, const struct hl_rows *rows,
+                               int64_t index, real *grads) {
     return (struct block){m, acts, &acts->layer[index], &m->params.layer[index], rows->T, grads};
 }
 
-void hl_block_forward(const hola_model *m, const struct hl_activations *acts, const struct hl_rows *rows,
-                      int64_t index, void *out) {
+void hl_block_forward(const hola_model *m, const struct hl_activations *acts, const struct hl_rows *rows, int64_t index,
+                      void *out) {
     const struct block k = open_block(m, acts, rows, index, NULL);
     const struct hl_layer l = hl_layer_open(m, acts, rows, index, NULL);
     const struct hl_rmsnorm n1 = mixer_norm(&k), n2 = mlp_norm(&k);

@@ -48,15 +48,13 @@ static int ascending(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-hola_status hl_session_kept(const hola_session *y, int64_t layer, int64_t head, int64_t *pos,
-                            int64_t *count) {
+hola_status hl_session_kept(const hola_session *y, int64_t layer, int64_t head, int64_t *pos, int64_t *count) {
     const hola_model *m = y->model;
     hola_status s = check_head(m, layer, head);
     *count = 0;
     if (s != HOLA_OK) return s;
     const int64_t n = kept_at(&m->cfg, hola_session_position(y));
-    hl_get(m->backend, pos, head_of(m, y->now.state.fixed, layer, head) + layout(m).pos,
-           n * (int64_t)sizeof *pos);
+    hl_get(m->backend, pos, head_of(m, y->now.state.fixed, layer, head) + layout(m).pos, n * (int64_t)sizeof *pos);
     s = hl_finish(m->backend);
     if (s != HOLA_OK) return s;
     qsort(pos, (size_t)n, sizeof *pos, ascending);
@@ -91,8 +89,7 @@ static void read_of(struct watch *w, const struct hl_exact_memory *memory, int64
     const hola_config *c = &w->m->cfg;
     const struct hl_cache_layout at = layout(w->m);
     const char *held = head_of(w->m, w->held, layer, head);
-    const int64_t K = c->head_dim, size = w->m->backend->act_size,
-                  hk = head / (c->num_v_heads / c->num_heads);
+    const int64_t K = c->head_dim, size = w->m->backend->act_size, hk = head / (c->num_v_heads / c->num_heads);
     const int64_t kept = kept_at(c, w->pos), first = w->pos / c->cache_chunk * c->cache_chunk;
     const double tau = scalar(w, memory, HL_MEMORY_TAU, head), sink = scalar(w, memory, HL_MEMORY_SINK, head);
     struct hl_cache_view_head *o = &w->v->head[layer * w->v->heads + head];
@@ -205,8 +202,7 @@ static hola_status allocate(struct hl_cache_view *v, const hola_config *c) {
     return HOLA_OK;
 }
 
-hola_status hl_cache_view_make(struct hl_cache_view *v, hola_model *m, const int32_t *ids, int64_t n,
-                               int64_t query) {
+hola_status hl_cache_view_make(struct hl_cache_view *v, hola_model *m, const int32_t *ids, int64_t n, int64_t query) {
     const int64_t HV = m->cfg.num_v_heads, qk = m->cfg.num_heads * m->cfg.head_dim;
     *v = (struct hl_cache_view){.n = n, .layers = m->cfg.num_hidden_layers, .heads = HV, .query = query};
     hola_status s = check_head(m, 0, 0);
@@ -223,8 +219,7 @@ hola_status hl_cache_view_make(struct hl_cache_view *v, hola_model *m, const int
                       .q = malloc((size_t)qk * sizeof(real)),
                       .k = malloc((size_t)qk * sizeof(real))};
     if (!w.state || !w.held || !w.raw || !w.q || !w.k) {
-        s = hl_fail(HOLA_ENOMEM, "memory view: %lld bytes of state do not fit in memory",
-                    (long long)m->state.bytes);
+        s = hl_fail(HOLA_ENOMEM, "memory view: %lld bytes of state do not fit in memory", (long long)m->state.bytes);
     } else {
         pthread_mutex_lock(&m->lock);
         hl_zero(m->backend, w.state, m->state.bytes);

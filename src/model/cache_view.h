@@ -23,8 +23,7 @@ struct hl_cache_view {
 };
 
 /* Feeds ids to an empty state. Models with an exact memory only. */
-hola_status hl_cache_view_make(struct hl_cache_view *out, hola_model *m, const int32_t *ids, int64_t n,
-                               int64_t query);
+hola_status hl_cache_view_make(struct hl_cache_view *out, hola_model *m, const int32_t *ids, int64_t n, int64_t query);
 void hl_cache_view_free(struct hl_cache_view *v);
 
 /* The positions that value head `head` of layer `layer` of a session keeps, ascending, into pos (room for

@@ -82,8 +82,7 @@ hola_status hola_config_preset(hola_config *out, const char *name, hola_model_ty
     if (!hl_mixer_of(type)) return hl_fail(HOLA_EINVAL, "preset %s: no such model type", name);
     while (i < 3 && (strlen(presets[i].name) != base || memcmp(presets[i].name, name, base) != 0)) i++;
     if (i == 3 || (dash && strcmp(dash, "-gate") != 0 && strcmp(dash, "-nogate") != 0))
-        return hl_fail(HOLA_EINVAL, "preset %s: not one of 46m, 170m, 340m, each also with -gate or -nogate",
-                       name);
+        return hl_fail(HOLA_EINVAL, "preset %s: not one of 46m, 170m, 340m, each also with -gate or -nogate", name);
     hl_config_defaults(out, type);
     out->hidden_size = presets[i].hidden;
     out->num_hidden_layers = presets[i].layers;
@@ -115,12 +114,11 @@ hola_status hl_field_check(const struct hl_field *f, const hola_config *c, const
     const int64_t n = hl_field_int(f, c);
     const double x = f->kind == HL_FIELD_REAL ? hl_field_real(f, c) : (double)n;
     if (x >= f->lo && x <= f->hi) return HOLA_OK;
-    if (f->kind == HL_FIELD_NAME)
-        return hl_fail(HOLA_EINVAL, "%s: %s: %lld is unknown", where, f->name, (long long)n);
+    if (f->kind == HL_FIELD_NAME) return hl_fail(HOLA_EINVAL, "%s: %s: %lld is unknown", where, f->name, (long long)n);
     if (f->kind == HL_FIELD_REAL)
         return hl_fail(HOLA_EINVAL, "%s: %s: %g is not between %g and %g", where, f->name, x, f->lo, f->hi);
-    return hl_fail(HOLA_EINVAL, "%s: %s: %lld is not between %.0f and %.0f", where, f->name, (long long)n,
-                   f->lo, f->hi);
+    return hl_fail(HOLA_EINVAL, "%s: %s: %lld is not between %.0f and %.0f", where, f->name, (long long)n, f->lo,
+                   f->hi);
 }
 
 hola_status hl_config_check(const hola_config *c, const char *where) {

@@ -38,12 +38,12 @@ struct hl_config_json; /* a config.json being read or written */
 struct hl_field {
     const char *name; /* in config.json */
     enum hl_field_kind kind;
-    size_t at;                      /* in hola_config */
-    unsigned of;                    /* groups that have the value */
-    unsigned file;                  /* groups that have it in config.json */
-    int hash;                       /* 100 x block + place in the block; 0: a session does not depend on it */
-    double lo, hi;                  /* limits, which a real also keeps as a float */
-    const char *(*text)(int value); /* NAME: what config.json says */
+    size_t at;                            /* in hola_config */
+    unsigned of;                          /* groups that have the value */
+    unsigned file;                        /* groups that have it in config.json */
+    int hash;                             /* 100 x block + place in the block; 0: a session does not depend on it */
+    double lo, hi;                        /* limits, which a real also keeps as a float */
+    const char *(*text)(int value);       /* NAME: what config.json says */
     bool (*used)(const hola_config *c);   /* false: not written, not hashed. NULL: always used */
     double (*null)(const hola_config *c); /* what null or no such field means; NULL: null is refused */
     /* NULL: according to kind */

@@ -20,9 +20,7 @@ struct hl_config_json {
     hola_dtype dtype;          /* writing: of the weights */
 };
 
-static json_t *get(const struct hl_config_json *j, const char *name) {
-    return json_object_get(j->root, name);
-}
+static json_t *get(const struct hl_config_json *j, const char *name) { return json_object_get(j->root, name); }
 static bool absent(const json_t *v) { return !v || json_is_null(v); }
 static bool is_text(const json_t *v, const char *text) {
     return text && json_is_string(v) && strcmp(json_string_value(v), text) == 0;
@@ -33,15 +31,12 @@ static bool is_text(const json_t *v, const char *text) {
 static void wrong_kind(struct hl_config_json *j, const char *name, const char *expected, const json_t *v) {
     static const char *const names[] = {"an object", "an array",      "a string",      "an integer",
                                         "a number",  "true or false", "true or false", "null"};
-    j->s = hl_fail(HOLA_EFORMAT, "%s: %s: expected %s, found %s", j->path, name, expected,
-                   names[json_typeof(v)]);
+    j->s = hl_fail(HOLA_EFORMAT, "%s: %s: expected %s, found %s", j->path, name, expected, names[json_typeof(v)]);
 }
 
 static const char *type_name(int i) { return hola_model_type_name((hola_model_type)i); }
 /* How many names a field may have: model_type those of the mixers. */
-static int names_of(const struct hl_field *f) {
-    return f->text == type_name ? hl_mixer_count() : (int)f->hi + 1;
-}
+static int names_of(const struct hl_field *f) { return f->text == type_name ? hl_mixer_count() : (int)f->hi + 1; }
 /* "a, b, c": the names that a field may have. */
 static const char *join_names(const struct hl_field *f, char *list, size_t room) {
     *list = 0;
@@ -70,10 +65,9 @@ static void take(struct hl_config_json *j, const struct hl_field *f, const json_
     else if (f->kind == HL_FIELD_BOOL && json_is_boolean(v)) *(bool *)at = json_boolean_value(v);
     else if (f->kind != HL_FIELD_NAME || !json_is_string(v)) wrong_kind(j, f->name, expected[f->kind], v);
     else if ((*(int *)at = find_name(f, v)) < 0)
-        j->s = hl_fail(HOLA_EFORMAT, "%s: %s: \"%.40s\" is not one of %s", j->path, f->name,
-                       json_string_value(v), join_names(f, list, sizeof list));
-    if (j->s == HOLA_OK && hl_field_check(f, c, j->path) != HOLA_OK)
-        j->s = HOLA_EFORMAT; /* the file's fault */
+        j->s = hl_fail(HOLA_EFORMAT, "%s: %s: \"%.40s\" is not one of %s", j->path, f->name, json_string_value(v),
+                       join_names(f, list, sizeof list));
+    if (j->s == HOLA_OK && hl_field_check(f, c, j->path) != HOLA_OK) j->s = HOLA_EFORMAT; /* the file's fault */
 }
 static void read_field(struct hl_config_json *j, const struct hl_field *f, hola_config *c) {
     const json_t *v = get(j, f->name);
@@ -128,8 +122,8 @@ static void read_expand(struct hl_config_json *j, const struct hl_field *f, hola
     const double factor = v ? json_number_value(v) : of_hidden ? 1 : 2;
     const double exact = (double)base * factor, whole = floor(exact);
     if (v && !json_is_number(v)) wrong_kind(j, f->name, "a number", v);
-    else if (!(whole >= 1 && whole <= HL_MAX_HEADS * (double)HL_MAX_HEAD_V_DIM) ||
-             (int64_t)whole % heads != 0 || (!of_hidden && exact - whole > 1e-5 * exact))
+    else if (!(whole >= 1 && whole <= HL_MAX_HEADS * (double)HL_MAX_HEAD_V_DIM) || (int64_t)whole % heads != 0 ||
+             (!of_hidden && exact - whole > 1e-5 * exact))
         j->s = hl_fail(HOLA_EFORMAT, "%s: %s: %g gives no whole head size", j->path, f->name, factor);
     else *(int64_t *)((char *)c + f->at) = (int64_t)whole / heads;
 }
@@ -205,9 +199,7 @@ static const char *norm_name(int i) { return hola_cache_norm_name((hola_cache_no
 
 static bool is_streaming(const hola_config *c) { return c->cache_evict == HOLA_EVICT_STREAMING; }
 static double null_v_heads(const hola_config *c) { return (double)c->num_heads; }
-static double null_width(const hola_config *c) {
-    return (double)hl_intermediate_size(c->hidden_size, c->hidden_ratio);
-}
+static double null_width(const hola_config *c) { return (double)hl_intermediate_size(c->hidden_size, c->hidden_ratio); }
 static double null_ratio(const hola_config *c) { return (void)c, 4; }
 static double null_positions(const hola_config *c) { return (void)c, 2048; }
 
@@ -217,9 +209,9 @@ static double null_positions(const hola_config *c) { return (void)c, 2048; }
 #define GATED HL_GROUP_GATED
 #define MEMORY HL_GROUP_MEMORY
 #define AT(field) offsetof(hola_config, field)
-#define FIELD(k, field, groups, in_file, place, low, high)                                               \
-    .name = #field, .kind = HL_FIELD_##k, .at = AT(field), .of = groups, .file = in_file, .hash = place, \
-    .lo = low, .hi = high
+#define FIELD(k, field, groups, in_file, place, low, high)                                                          \
+    .name = #field, .kind = HL_FIELD_##k, .at = AT(field), .of = groups, .file = in_file, .hash = place, .lo = low, \
+    .hi = high
 #define HOOKS(what) .read = read_##what, .write = write_##what
 
 /* clang-format off */
@@ -299,8 +291,8 @@ static hola_model_type read_type(struct hl_config_json *j) {
     if (!v) j->s = hl_fail(HOLA_EFORMAT, "%s: model_type: missing", j->path);
     else if (!json_is_string(v)) wrong_kind(j, f->name, "a string", v);
     else if (type < 0)
-        j->s = hl_fail(HOLA_ENOTSUP, "%s: model_type: %.60s is not supported (%s are)", j->path,
-                       json_string_value(v), join_names(f, list, sizeof list));
+        j->s = hl_fail(HOLA_ENOTSUP, "%s: model_type: %.60s is not supported (%s are)", j->path, json_string_value(v),
+                       join_names(f, list, sizeof list));
     return (hola_model_type)type;
 }
 
@@ -351,8 +343,7 @@ hola_status hl_config_text(const hola_config *cfg, const char *old, hola_dtype d
         j.root = json_object();
     }
     for (const struct hl_field *f = hl_config_fields; f->name; f++)
-        if (hl_config_has(cfg, f->file) && (!f->used || f->used(cfg)))
-            (f->write ? f->write : write_field)(&j, f, cfg);
+        if (hl_config_has(cfg, f->file) && (!f->used || f->used(cfg))) (f->write ? f->write : write_field)(&j, f, cfg);
     if (j.root && j.s == HOLA_OK) *out = shortest(j.root);
     json_decref(j.root);
     size_t n = *out ? strlen(*out) : 0;

@@ -35,8 +35,7 @@ static void lay_out(hola_model *m) {
     struct hl_decoder *d = &m->decoder;
     d->made = m->panels_made;
     d->stale = true;
-    d->fits =
-        mixer->decode_layer && m->backend->ops.decode_one && head.layout == HL_ROWS && list_layers(m, mixer);
+    d->fits = mixer->decode_layer && m->backend->ops.decode_one && head.layout == HL_ROWS && list_layers(m, mixer);
     if (!d->fits) return;
     const struct hl_layer first = hl_layer_open(m, &m->infer, NULL, 0, NULL);
     d->model = (struct hl_decode){.d = m->cfg.hidden_size,

@@ -45,8 +45,7 @@ static void hash_panel(void *ctx, int64_t p, int worker) {
     else
         for (int64_t i = 0; i < n; i++) {
             const real *row = (const real *)j->data + (first + i) * j->cols;
-            for (int64_t c = 0; c < j->cols; c++)
-                acc[i] += (uint64_t)hl_bits_of_float((float)row[c]) * j->key[c];
+            for (int64_t c = 0; c < j->cols; c++) acc[i] += (uint64_t)hl_bits_of_float((float)row[c]) * j->key[c];
         }
     for (int64_t i = 0; i < n; i++) sum += hl_hash_mix(acc[i] + hl_hash_mix((uint64_t)(first + i)));
     j->sum[p] = sum;

@@ -154,8 +154,7 @@ hola_status hola_history_feed(hola_history *h, const int32_t *ids, int64_t n, fl
     return s;
 }
 
-hola_status hola_history_prompt(hola_history *h, const int32_t *ids, int64_t n, float *logits,
-                                int64_t *reused) {
+hola_status hola_history_prompt(hola_history *h, const int32_t *ids, int64_t n, float *logits, int64_t *reused) {
     const int64_t vocab = h->session->model->cfg.vocab_size;
     hola_status s = catch_up(h);
     if (reused) *reused = 0;

@@ -1,8 +1,7 @@
 /* model.c -- the passes over a model: embeddings, layers, final norm, loss; and the same backwards. */
 #include "model/model.h"
 
-static struct hl_rmsnorm final_norm(const hola_model *m, const struct hl_activations *acts, int64_t T,
-                                    real *grads) {
+static struct hl_rmsnorm final_norm(const hola_model *m, const struct hl_activations *acts, int64_t T, real *grads) {
     const int64_t i = m->params.final_norm;
     return (struct hl_rmsnorm){.M = T,
                                .D = m->cfg.hidden_size,
@@ -16,8 +15,8 @@ static struct hl_rmsnorm final_norm(const hola_model *m, const struct hl_activat
                                .dw = grads ? grads + m->params.tensor[i].offset : NULL};
 }
 
-static struct hl_embed embedding(const hola_model *m, const struct hl_activations *acts, int64_t T,
-                                 const int32_t *ids, real *grads) {
+static struct hl_embed embedding(const hola_model *m, const struct hl_activations *acts, int64_t T, const int32_t *ids,
+                                 real *grads) {
     const int64_t i = m->params.embed;
     return (struct hl_embed){.T = T,
                              .D = m->cfg.hidden_size,
@@ -33,13 +32,12 @@ int64_t hl_model_rows(const hola_model *m) { return m->backend->host ? 512 : 819
 hola_status hl_model_check_ids(const hola_model *m, const int32_t *ids, int64_t n) {
     for (int64_t i = 0; i < n; i++)
         if (ids[i] < 0 || ids[i] >= m->cfg.vocab_size)
-            return hl_fail(HOLA_EINVAL, "token %lld: id %d is not in the vocabulary of %lld", (long long)i,
-                           (int)ids[i], (long long)m->cfg.vocab_size);
+            return hl_fail(HOLA_EINVAL, "token %lld: id %d is not in the vocabulary of %lld", (long long)i, (int)ids[i],
+                           (long long)m->cfg.vocab_size);
     return HOLA_OK;
 }
 
-void hl_model_forward(hola_model *m, struct hl_activations *acts, const struct hl_rows *rows,
-                      const int32_t *ids) {
+void hl_model_forward(hola_model *m, struct hl_activations *acts, const struct hl_rows *rows, const int32_t *ids) {
     const int64_t L = m->cfg.num_hidden_layers;
     struct hl_embed e = embedding(m, acts, rows->T, ids, NULL);
     struct hl_rmsnorm n = final_norm(m, acts, rows->T, NULL);
@@ -78,8 +76,8 @@ static void tell_ready(const hola_model *m, const struct hl_activations *acts, i
     }
 }
 
-void hl_model_backward(hola_model *m, struct hl_activations *acts, const struct hl_rows *rows,
-                       const int32_t *ids, real *grads) {
+void hl_model_backward(hola_model *m, struct hl_activations *acts, const struct hl_rows *rows, const int32_t *ids,
+                       real *grads) {
     struct hl_rmsnorm n = final_norm(m, acts, rows->T, grads);
     struct hl_embed e = embedding(m, acts, rows->T, ids, grads);
     m->backend->ops.rmsnorm_backward(m->backend, &n);

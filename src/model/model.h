@@ -8,10 +8,10 @@
 
 /* A model as the fused decoding kernels see it (decode_plan.c). */
 struct hl_decoder {
-    bool off, always;       /* tests: one op after another; however many rows */
-    int64_t made;           /* the panels' number when the rest was made; 0: not yet */
-    bool fits;              /* the mixer has the kernels' form, and the weights lie as they want them */
-    struct hl_decode model; /* sizes and weights, without rows */
+    bool off, always;              /* tests: one op after another; however many rows */
+    int64_t made;                  /* the panels' number when the rest was made; 0: not yet */
+    bool fits;                     /* the mixer has the kernels' form, and the weights lie as they want them */
+    struct hl_decode model;        /* sizes and weights, without rows */
     struct hl_decode_layer *layer; /* [L], on the host */
     bool stale;                    /* not as last put to `block` */
     char *block;                   /* the backend's: that table, then decode_one's workspace */
@@ -30,8 +30,7 @@ struct hola_model {
      * a block of the small tensors. Master: the rows that training reads and writes; on a device a block of
      * their own there, with a second copy in the activations' type for the products. */
     real *rows;
-    struct hl_quant
-        *codes; /* [params.n]: as in the file, until the panels are made; empty: stored as floats */
+    struct hl_quant *codes; /* [params.n]: as in the file, until the panels are made; empty: stored as floats */
     real *small;
     char *panels;
     real *master;             /* on the host: the rows */
@@ -70,11 +69,10 @@ int64_t hl_model_rows(const hola_model *m);
 hola_status hl_model_check_ids(const hola_model *m, const int32_t *ids, int64_t n);
 /* Fills acts->lastn: the normed residual stream after the last layer. ids (and targets below) are where the
  * backend's arrays are: hl_activations_put. */
-void hl_model_forward(hola_model *m, struct hl_activations *acts, const struct hl_rows *rows,
-                      const int32_t *ids);
+void hl_model_forward(hola_model *m, struct hl_activations *acts, const struct hl_rows *rows, const int32_t *ids);
 /* grads: a block laid out as the rows. Takes acts->grad.dn, the gradient of lastn. */
-void hl_model_backward(hola_model *m, struct hl_activations *acts, const struct hl_rows *rows,
-                       const int32_t *ids, real *grads);
+void hl_model_backward(hola_model *m, struct hl_activations *acts, const struct hl_rows *rows, const int32_t *ids,
+                       real *grads);
 /* The loss of every row (acts->nll); with grads also their gradient times scale, into acts->grad.dn
  * and the head's. target < 0: no loss. */
 void hl_model_loss(hola_model *m, struct hl_activations *acts, int64_t T, const int32_t *target, double scale,
@@ -96,11 +94,11 @@ hola_status hl_model_hash(hola_model *m, uint64_t *out);
 
 /* block.c: one layer: norm, mixer, residual, norm, SwiGLU, residual. */
 /* Layer `index` as its mixer sees it. grads: a block laid out as the rows; NULL in a forward pass. */
-struct hl_layer hl_layer_open(const hola_model *m, const struct hl_activations *acts,
-                              const struct hl_rows *rows, int64_t index, real *grads);
+struct hl_layer hl_layer_open(const hola_model *m, const struct hl_activations *acts, const struct hl_rows *rows,
+                              int64_t index, real *grads);
 /* x is in acts->layer[index].x; the result goes to `out` ([T][d], may be that x). */
-void hl_block_forward(const hola_model *m, const struct hl_activations *acts, const struct hl_rows *rows,
-                      int64_t index, void *out);
+void hl_block_forward(const hola_model *m, const struct hl_activations *acts, const struct hl_rows *rows, int64_t index,
+                      void *out);
 /* Takes the gradient of the output in acts->grad.dx and leaves that of x there. */
 void hl_block_backward(const hola_model *m, const struct hl_activations *acts, const struct hl_rows *rows,
                        int64_t index, real *grads);

@@ -12,8 +12,7 @@ enum { TENSORS_PER_LAYER = HL_MIXER_TENSORS + 5 };
 /* ---- the table ---- */
 
 /* Appends a tensor, prefix and the spec's name making its name. Returns its index, -1 for one without a name. */
-static int64_t add(struct hl_params *p, int64_t layer, const char *prefix,
-                   const struct hl_tensor_spec *spec) {
+static int64_t add(struct hl_params *p, int64_t layer, const char *prefix, const struct hl_tensor_spec *spec) {
     const int64_t align = 64 / (int64_t)sizeof(real);
     struct hl_tensor *t = &p->tensor[p->n];
     if (!spec->name) return -1;
@@ -35,8 +34,8 @@ static int64_t add(struct hl_params *p, int64_t layer, const char *prefix,
     p->total += (t->count + align - 1) / align * align;
     return p->n++;
 }
-static int64_t add_matrix(struct hl_params *p, int64_t layer, const char *prefix, const char *name,
-                          int64_t rows, int64_t cols) {
+static int64_t add_matrix(struct hl_params *p, int64_t layer, const char *prefix, const char *name, int64_t rows,
+                          int64_t cols) {
     return add(p, layer, prefix, &(struct hl_tensor_spec){.name = name, .dim = {rows, cols}});
 }
 static int64_t add_norm(struct hl_params *p, int64_t layer, const char *prefix, const char *name, int64_t n) {
@@ -77,8 +76,7 @@ hola_status hl_params_new(struct hl_params *p, const hola_config *cfg) {
     p->tensor[p->embed].matrix = cfg->tie_word_embeddings;
     for (int64_t i = 0; i < L; i++) add_layer(p, i, mixer);
     p->final_norm = add_norm(p, -1, "model.norm", ".weight", d);
-    p->head =
-        cfg->tie_word_embeddings ? p->embed : add_matrix(p, -1, "lm_head", ".weight", cfg->vocab_size, d);
+    p->head = cfg->tie_word_embeddings ? p->embed : add_matrix(p, -1, "lm_head", ".weight", cfg->vocab_size, d);
     for (int64_t i = 0; i < p->n; i++)
         if (p->tensor[i].trained) p->trained += p->tensor[i].count;
     return HOLA_OK;
@@ -130,8 +128,7 @@ void hl_params_init_tensor(const struct hl_params *p, int64_t i, real *block, ui
         for (int64_t j = 0; j < t->count; j++) x[j] = (real)log(16 * open_uniform(seed, stream, j));
         return;
     case HL_INIT_DT_BIAS:
-        for (int64_t j = 0; j < t->count; j++)
-            x[j] = (real)dt_bias(hl_rng_uniform(seed, stream, (uint64_t)j));
+        for (int64_t j = 0; j < t->count; j++) x[j] = (real)dt_bias(hl_rng_uniform(seed, stream, (uint64_t)j));
         return;
     case HL_INIT_CONSTANT: break;
     }

@@ -8,8 +8,7 @@ static bool has_shape(const struct hl_st_tensor *got, int ndim, const int64_t *d
 
 /* fla before February 2025 kept the gate rows and then the up rows in one gate_proj [2I][d], without an
  * up_proj. Returns that tensor where the file has it, for i being either of the two. */
-static const struct hl_st_tensor *old_gate_and_up(const struct hl_params *p, const struct hl_stfile *f,
-                                                  int64_t i) {
+static const struct hl_st_tensor *old_gate_and_up(const struct hl_params *p, const struct hl_stfile *f, int64_t i) {
     const struct hl_layer_params *l = p->tensor[i].layer < 0 ? NULL : &p->layer[p->tensor[i].layer];
     if (!l || (i != l->gate_proj && i != l->up_proj)) return NULL;
     const struct hl_tensor *gate = &p->tensor[l->gate_proj];
@@ -35,8 +34,8 @@ static hola_status load_codes(const struct hl_tensor *t, const struct hl_stfile 
     return check_finite(t, dir, x);
 }
 
-static hola_status load_tensor(const struct hl_params *p, const struct hl_stfile *f, const char *dir,
-                               int64_t i, real *x, struct hl_quant *codes) {
+static hola_status load_tensor(const struct hl_params *p, const struct hl_stfile *f, const char *dir, int64_t i,
+                               real *x, struct hl_quant *codes) {
     const struct hl_tensor *t = &p->tensor[i];
     const struct hl_st_tensor *got = hl_st_find(f, t->name), *both = old_gate_and_up(p, f, i);
     int64_t first = 0;
@@ -50,8 +49,7 @@ static hola_status load_tensor(const struct hl_params *p, const struct hl_stfile
     } else if (!has_shape(got, t->ndim, t->dim)) {
         char a[200], b[200];
         return hl_fail(HOLA_EFORMAT, "%s: %s: shape %s, expected %s", dir, t->name,
-                       hl_st_shape(a, sizeof a, got->ndim, got->dim),
-                       hl_st_shape(b, sizeof b, t->ndim, t->dim));
+                       hl_st_shape(a, sizeof a, got->ndim, got->dim), hl_st_shape(b, sizeof b, t->ndim, t->dim));
     }
     hola_status s = hl_st_read(got, first, t->count, x);
     return s == HOLA_OK ? check_finite(t, dir, x) : s;

@@ -54,16 +54,15 @@ hola_status hl_quant_file_load(struct hl_quant *out, const struct hl_tensor *t, 
     snprintf(name, sizeof name, "%s_scale", t->name);
     scale = hl_st_find(f, name);
     *out = (struct hl_quant){0};
-    if (!scale)
-        return hl_fail(HOLA_EFORMAT, "%s: %s: missing, and %s is %s", dir, name, t->name, code->stored);
+    if (!scale) return hl_fail(HOLA_EFORMAT, "%s: %s: missing, and %s is %s", dir, name, t->name, code->stored);
     if (strcmp(scale->stored, "BF16") != 0)
         return hl_fail(HOLA_EFORMAT, "%s: %s: stored as %s, expected BF16", dir, name, scale->stored);
     hola_status s = check_shape(code, dir, rows, row);
     if (s == HOLA_OK) s = check_shape(scale, dir, rows, hl_quant_groups(dtype, cols));
     if (s != HOLA_OK) return s;
     if (code->bytes != rows * row) /* types other than floats are passed over by the reader, sizes and all */
-        return hl_fail(HOLA_EFORMAT, "%s: %s: %lld bytes, expected %lld", dir, t->name,
-                       (long long)code->bytes, (long long)(rows * row));
+        return hl_fail(HOLA_EFORMAT, "%s: %s: %lld bytes, expected %lld", dir, t->name, (long long)code->bytes,
+                       (long long)(rows * row));
     if (!hl_quant_file_new(out, dtype, rows, cols))
         return hl_fail(HOLA_ENOMEM, "%s: %s: no memory for its codes", dir, t->name);
     memcpy(out->code, code->data, (size_t)code->bytes);
@@ -78,11 +77,8 @@ hola_status hl_quant_file_load(struct hl_quant *out, const struct hl_tensor *t, 
 void hl_quant_file_entries(struct hl_st_entry e[2], const struct hl_quant *c, const char *name,
                            char name_scale[HL_QUANT_FILE_NAME]) {
     snprintf(name_scale, HL_QUANT_FILE_NAME, "%s_scale", name);
-    e[0] = (struct hl_st_entry){.name = name,
-                                .dtype = c->dtype,
-                                .ndim = 2,
-                                .dim = {c->rows, hl_quant_row(c->dtype, c->cols)},
-                                .raw = c->code};
+    e[0] = (struct hl_st_entry){
+        .name = name, .dtype = c->dtype, .ndim = 2, .dim = {c->rows, hl_quant_row(c->dtype, c->cols)}, .raw = c->code};
     e[1] = (struct hl_st_entry){.name = name_scale,
                                 .dtype = HOLA_BF16,
                                 .ndim = 2,

@@ -21,8 +21,7 @@ hola_status hl_restore_point_new(struct hl_restore_point **out, const hola_model
     if (p && hl_state_new(&p->state, &m->state, m->backend) == HOLA_OK) return HOLA_OK;
     free(p);
     *out = NULL;
-    return hl_fail(HOLA_ENOMEM, "session: no memory for a copy of %lld bytes to go back to",
-                   (long long)m->state.bytes);
+    return hl_fail(HOLA_ENOMEM, "session: no memory for a copy of %lld bytes to go back to", (long long)m->state.bytes);
 }
 
 void hl_restore_point_free(const hola_model *m, struct hl_restore_point *p) {
@@ -32,12 +31,11 @@ void hl_restore_point_free(const hola_model *m, struct hl_restore_point *p) {
     free(p);
 }
 
-hola_status hl_restore_point_copy(const hola_model *m, struct hl_restore_point *to,
-                                  const struct hl_restore_point *from, unsigned changes) {
+hola_status hl_restore_point_copy(const hola_model *m, struct hl_restore_point *to, const struct hl_restore_point *from,
+                                  unsigned changes) {
     hola_status s = HOLA_OK;
     if (from->at.has_logits) s = hl_restore_point_logits(m, to);
-    if (s == HOLA_OK && changes & HL_GROWS)
-        s = hl_state_reserve(&to->state, &m->state, m->backend, from->at.pos);
+    if (s == HOLA_OK && changes & HL_GROWS) s = hl_state_reserve(&to->state, &m->state, m->backend, from->at.pos);
     if (s != HOLA_OK) return s;
     if (from->at.has_logits) memcpy(to->logits, from->logits, (size_t)m->cfg.vocab_size * sizeof *to->logits);
     pthread_mutex_lock(&((hola_model *)m)->lock);
@@ -80,8 +78,7 @@ static hola_status to_mark(hola_session *y) {
 
 hola_status hola_session_rollback(hola_session *y, int64_t k) {
     const int64_t pos = y->now.at.pos, to = pos - k;
-    if (k < 0 || to < 0)
-        return hl_fail(HOLA_EINVAL, "rollback: %lld of %lld tokens", (long long)k, (long long)pos);
+    if (k < 0 || to < 0) return hl_fail(HOLA_EINVAL, "rollback: %lld of %lld tokens", (long long)k, (long long)pos);
     if (k == 0) return HOLA_OK;
     if (!y->mark || y->mark->at.pos > to)
         return hl_fail(HOLA_EINVAL, "rollback: no mark at or before token %lld", (long long)to);
@@ -91,8 +88,7 @@ hola_status hola_session_rollback(hola_session *y, int64_t k) {
                        (long long)(pos - from), HOLA_RECENT);
     const struct hl_position old = y->now.at;
     hola_status s = y->now.logits || from == to ? HOLA_OK : hl_restore_point_logits(y->model, &y->now);
-    float *logits =
-        s == HOLA_OK && to > from ? malloc((size_t)y->model->cfg.vocab_size * sizeof *logits) : NULL;
+    float *logits = s == HOLA_OK && to > from ? malloc((size_t)y->model->cfg.vocab_size * sizeof *logits) : NULL;
     if (s == HOLA_OK && to > from && !logits) s = hl_fail(HOLA_ENOMEM, "rollback: no memory for logits");
     if (s == HOLA_OK) s = to_mark(y);
     for (int64_t i = from, end; s == HOLA_OK && i < to; i = end) { /* call by call, as they were */

@@ -46,10 +46,8 @@ static hola_status read_shape(struct hl_st_tensor *t, const json_t *shape) {
     for (int i = 0; i < t->ndim; i++) {
         const json_t *v = json_array_get(shape, (size_t)i);
         t->dim[i] = json_integer_value(v);
-        if (!json_is_integer(v) || t->dim[i] < 0)
-            return bad(t->path, t->name, "a size that is not 0, 1, 2, ...");
-        if (__builtin_mul_overflow(t->count, t->dim[i], &t->count))
-            return bad(t->path, t->name, "shape overflows");
+        if (!json_is_integer(v) || t->dim[i] < 0) return bad(t->path, t->name, "a size that is not 0, 1, 2, ...");
+        if (__builtin_mul_overflow(t->count, t->dim[i], &t->count)) return bad(t->path, t->name, "shape overflows");
     }
     return HOLA_OK;
 }
@@ -69,8 +67,7 @@ static hola_status read_entry(struct hl_st_tensor *t, const json_t *v, const cha
         return bad(t->path, t->name, "no data_offsets of two integers");
     if (begin < 0 || begin > end || end > size)
         return hl_fail(HOLA_EFORMAT,
-                       "%s: %.200s: data_offsets [%" PRId64 ",%" PRId64 "] do not lie in the %" PRId64
-                       " bytes of data",
+                       "%s: %.200s: data_offsets [%" PRId64 ",%" PRId64 "] do not lie in the %" PRId64 " bytes of data",
                        t->path, t->name, begin, end, size);
     t->data = data + begin;
     t->bytes = end - begin;
@@ -93,8 +90,7 @@ static int by_name(const void *a, const void *b) {
     return strcmp(((const struct hl_st_tensor *)a)->name, ((const struct hl_st_tensor *)b)->name);
 }
 
-static hola_status check_tiling(struct hl_st_tensor *t, int64_t n, const char *data, int64_t size,
-                                const char *path) {
+static hola_status check_tiling(struct hl_st_tensor *t, int64_t n, const char *data, int64_t size, const char *path) {
     const char *at = data;
     if (n > 0) qsort(t, (size_t)n, sizeof *t, by_data);
     for (int64_t i = 0; i < n; i++) {
@@ -104,8 +100,7 @@ static hola_status check_tiling(struct hl_st_tensor *t, int64_t n, const char *d
         at = begin + t[i].bytes;
     }
     if (at < data + size)
-        return hl_fail(HOLA_EFORMAT, "%s: %" PRId64 " bytes after the last tensor", path,
-                       (int64_t)(data + size - at));
+        return hl_fail(HOLA_EFORMAT, "%s: %" PRId64 " bytes after the last tensor", path, (int64_t)(data + size - at));
     return HOLA_OK;
 }
 
@@ -113,8 +108,8 @@ static hola_status check_metadata(const json_t *meta, const char *path) {
     const char *key;
     json_t *v;
     if (!json_is_object(meta)) return bad(path, "__metadata__", "not an object");
-    json_object_foreach((json_t *)(uintptr_t)meta, key, v) if (!json_is_string(v)) return bad(
-        path, "__metadata__", "a value that is not a string");
+    json_object_foreach((json_t *)(uintptr_t)meta, key,
+                        v) if (!json_is_string(v)) return bad(path, "__metadata__", "a value that is not a string");
     return HOLA_OK;
 }
 
@@ -127,12 +122,10 @@ static hola_status read_part(struct hl_stfile *f, struct part *p, const char *da
     const char *key;
     hola_status s;
     json_t *v;
-    if (size < 8)
-        return hl_fail(HOLA_EFORMAT, "%s: %" PRId64 " bytes are no safetensors file", p->path, size);
+    if (size < 8) return hl_fail(HOLA_EFORMAT, "%s: %" PRId64 " bytes are no safetensors file", p->path, size);
     memcpy(&length, data, 8);
     if (length > HL_ST_MAX_HEADER || (int64_t)length > size - 8)
-        return hl_fail(HOLA_EFORMAT, "%s: a header of %" PRIu64 " bytes in a file of %" PRId64, p->path,
-                       length, size);
+        return hl_fail(HOLA_EFORMAT, "%s: a header of %" PRIu64 " bytes in a file of %" PRId64, p->path, length, size);
     s = hl_json_object(&p->header, data + 8, (int64_t)length, HL_ST_MAX_HEADER, p->path);
     if (s != HOLA_OK) return s;
     data += 8 + length;
@@ -210,8 +203,7 @@ static hola_status add_shards(struct hl_stfile *f, const char *dir, const char *
         const char *shard = json_string_value(v);
         if (!shard) s = bad(index, name, "its shard is not a string");
         else if (!json_object_get(seen, shard)) s = add_shard(f, dir, index, shard);
-        if (s == HOLA_OK && json_object_set(seen, shard, v) != 0)
-            s = hl_fail(HOLA_ENOMEM, "%s: no memory", index);
+        if (s == HOLA_OK && json_object_set(seen, shard, v) != 0) s = hl_fail(HOLA_ENOMEM, "%s: no memory", index);
         if (s != HOLA_OK) break;
     }
     json_decref(seen);
@@ -282,8 +274,7 @@ hola_status hl_st_open_file(struct hl_stfile **out, const char *path) {
 
 hola_status hl_st_open(struct hl_stfile **out, const char *dir) {
     hola_status s;
-    char *one = hl_path_join(dir, "model.safetensors"),
-         *index = hl_path_join(dir, "model.safetensors.index.json");
+    char *one = hl_path_join(dir, "model.safetensors"), *index = hl_path_join(dir, "model.safetensors.index.json");
     struct hl_stfile *f = calloc(1, sizeof *f);
     *out = NULL;
     if (!f || !one || !index) {
@@ -332,8 +323,8 @@ const char *hl_st_shape(char *out, size_t size, int ndim, const int64_t *dim) {
 hola_status hl_st_read(const struct hl_st_tensor *t, int64_t first, int64_t n, real *out) {
     const char *p = t->data;
     if (t->dtype == HOLA_DTYPE_COUNT)
-        return hl_fail(HOLA_ENOTSUP, "%s: %.200s: stored as %s; F32, BF16 and F16 can be read", t->path,
-                       t->name, t->stored);
+        return hl_fail(HOLA_ENOTSUP, "%s: %.200s: stored as %s; F32, BF16 and F16 can be read", t->path, t->name,
+                       t->stored);
     HL_ASSERT(first >= 0 && n >= 0 && first <= t->count - n);
     p += first * element_size(t->dtype);
     for (int64_t i = 0; i < n && t->dtype == HOLA_F32; i++) {

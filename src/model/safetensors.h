@@ -51,7 +51,6 @@ struct hl_st_entry {
 /* Writes a file, whole or not at all, tensors in the given order. metadata: NULL, or key, value, ..., NULL;
  * {"format": "pt"} is always there. Values that are not finite, or would not be as dtype, are refused
  * (HOLA_ENUMERIC): nothing could read them back. */
-hola_status hl_st_write(const char *path, const struct hl_st_entry *entry, int64_t n,
-                        const char *const *metadata);
+hola_status hl_st_write(const char *path, const struct hl_st_entry *entry, int64_t n, const char *const *metadata);
 
 #endif

@@ -39,8 +39,7 @@ static json_t *entry_object(const struct hl_st_entry *e, int64_t offset) {
 }
 
 /* The header's text, padded with spaces so that the data starts on 8 bytes; NULL: no memory. */
-static char *header_text(const struct hl_st_entry *entry, int64_t n, const char *const *metadata,
-                         int64_t *length) {
+static char *header_text(const struct hl_st_entry *entry, int64_t n, const char *const *metadata, int64_t *length) {
     json_t *root = json_object();
     int64_t offset = 0;
     bool good = json_object_set_new(root, "__metadata__", metadata_object(metadata)) == 0;
@@ -101,16 +100,14 @@ static hola_status write_tensor(struct hl_writer *w, const char *path, const str
     return HOLA_OK;
 }
 
-hola_status hl_st_write(const char *path, const struct hl_st_entry *entry, int64_t n,
-                        const char *const *metadata) {
+hola_status hl_st_write(const char *path, const struct hl_st_entry *entry, int64_t n, const char *const *metadata) {
     struct hl_writer w = {0};
     hola_status s;
     int64_t length = 0;
     char *header = header_text(entry, n, metadata, &length);
     if (!header) return hl_fail(HOLA_ENOMEM, "%s: no memory for the header", path);
     uint64_t stored = (uint64_t)length;
-    if (length > HL_ST_MAX_HEADER)
-        s = hl_fail(HOLA_EINVAL, "%s: a header of %" PRId64 " bytes", path, length);
+    if (length > HL_ST_MAX_HEADER) s = hl_fail(HOLA_EINVAL, "%s: a header of %" PRId64 " bytes", path, length);
     else s = hl_writer_open(&w, path);
     if (s == HOLA_OK) s = hl_writer_write(&w, &stored, 8);
     if (s == HOLA_OK) s = hl_writer_write(&w, header, length);

@@ -12,14 +12,12 @@ hola_sampling hola_sampling_default(void) {
 hola_status hl_sampling_check(const hola_sampling *p) {
     if (!(p->temp >= 0 && p->temp <= 1e6)) return hl_fail(HOLA_EINVAL, "temp: %g is not 0 to 1e6", p->temp);
     if (p->top_k < 0) return hl_fail(HOLA_EINVAL, "top_k: %lld is negative", (long long)p->top_k);
-    if (!(p->top_p > 0 && p->top_p <= 1))
-        return hl_fail(HOLA_EINVAL, "top_p: %g is not over 0 and up to 1", p->top_p);
+    if (!(p->top_p > 0 && p->top_p <= 1)) return hl_fail(HOLA_EINVAL, "top_p: %g is not over 0 and up to 1", p->top_p);
     if (!(p->min_p >= 0 && p->min_p <= 1)) return hl_fail(HOLA_EINVAL, "min_p: %g is not 0 to 1", p->min_p);
     if (!(p->repeat_penalty > 0 && p->repeat_penalty <= 1e6))
         return hl_fail(HOLA_EINVAL, "repeat_penalty: %g is not over 0 and up to 1e6", p->repeat_penalty);
     if (p->repeat_last_n < 0 || p->repeat_last_n > HOLA_RECENT)
-        return hl_fail(HOLA_EINVAL, "repeat_last_n: %lld is not 0 to %d", (long long)p->repeat_last_n,
-                       HOLA_RECENT);
+        return hl_fail(HOLA_EINVAL, "repeat_last_n: %lld is not 0 to %d", (long long)p->repeat_last_n, HOLA_RECENT);
     return HOLA_OK;
 }
 
@@ -61,8 +59,7 @@ static void order(struct hl_candidate *c, int64_t n, int64_t m, int64_t *done) {
 static float penalised(float x, const hola_sampling *p) {
     return (float)(x > 0 ? x / p->repeat_penalty : x * p->repeat_penalty);
 }
-static void penalise(struct hl_candidate *c, const hola_sampling *p, const int32_t *recent,
-                     int64_t n_recent) {
+static void penalise(struct hl_candidate *c, const hola_sampling *p, const int32_t *recent, int64_t n_recent) {
     const int64_t n = n_recent < p->repeat_last_n ? n_recent : p->repeat_last_n;
     if (p->repeat_penalty == 1) return;
     for (int64_t i = n_recent - n; i < n_recent; i++) {
@@ -97,8 +94,7 @@ static int64_t cut_tail(struct hl_candidate *c, int64_t n, const hola_sampling *
 }
 
 /* One of the n candidates that top-k left; `ordered` of them are in order. */
-static int32_t choose(struct hl_candidate *work, int64_t n, int64_t ordered, const hola_sampling *p,
-                      double u) {
+static int32_t choose(struct hl_candidate *work, int64_t n, int64_t ordered, const hola_sampling *p, double u) {
     if (p->top_p < 1 || p->min_p > 0) n = cut_tail(work, n, p, &ordered);
     const double max = (double)work[likeliest(work, n)].logit;
     double total = 0;
@@ -111,8 +107,8 @@ static int32_t choose(struct hl_candidate *work, int64_t n, int64_t ordered, con
     return work[likeliest(work, n)].id; /* rounding: u was a hair below total */
 }
 
-int32_t hl_sample(const float *logits, int64_t vocab, const hola_sampling *p, const int32_t *recent,
-                  int64_t n_recent, double u, struct hl_candidate *work) {
+int32_t hl_sample(const float *logits, int64_t vocab, const hola_sampling *p, const int32_t *recent, int64_t n_recent,
+                  double u, struct hl_candidate *work) {
     int64_t n = vocab, ordered = 0;
     for (int64_t i = 0; i < vocab; i++) work[i] = (struct hl_candidate){logits[i], (int32_t)i};
     penalise(work, p, recent, n_recent);

@@ -6,8 +6,8 @@
 
 hola_status hl_sampling_check(const hola_sampling *p);
 /* u: a number in [0, 1) that decides. Equal logits stand in the order of their ids. work: room for vocab. */
-int32_t hl_sample(const float *logits, int64_t vocab, const hola_sampling *p, const int32_t *recent,
-                  int64_t n_recent, double u, struct hl_candidate *work);
+int32_t hl_sample(const float *logits, int64_t vocab, const hola_sampling *p, const int32_t *recent, int64_t n_recent,
+                  double u, struct hl_candidate *work);
 
 /* How many of the largest logits the choice needs, at most; 0: all. */
 int64_t hl_sample_needs(const hola_sampling *p);

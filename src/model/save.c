@@ -22,8 +22,7 @@ static void make_codes(void *ctx, int64_t i, int worker) {
     const struct contents *c = ctx;
     const struct hl_tensor *t = &c->m->params.tensor[i];
     (void)worker;
-    if (!hl_is_quant(c->dtype) || !hl_quant_file_takes(&c->m->params, i) || c->m->codes[i].dtype == c->dtype)
-        return;
+    if (!hl_is_quant(c->dtype) || !hl_quant_file_takes(&c->m->params, i) || c->m->codes[i].dtype == c->dtype) return;
     if (!hl_quant_file_new(&c->codes[i], c->dtype, t->dim[0], t->dim[1])) c->status[i] = HOLA_ENOMEM;
     else if (!hl_quant_make(&c->codes[i], c->m->rows + t->offset)) c->status[i] = HOLA_ENUMERIC;
 }
@@ -38,8 +37,7 @@ static hola_status fill(struct contents *c) {
                            c->status[i] == HOLA_ENOMEM ? "no memory for its codes"
                                                        : "holds values that are not finite");
         if (hl_is_quant(c->dtype) && hl_quant_file_takes(&m->params, i)) {
-            hl_quant_file_entries(&c->entry[c->n], c->codes[i].code ? &c->codes[i] : &m->codes[i], t->name,
-                                  c->name[i]);
+            hl_quant_file_entries(&c->entry[c->n], c->codes[i].code ? &c->codes[i] : &m->codes[i], t->name, c->name[i]);
             c->n += 2;
             continue;
         }

@@ -51,8 +51,8 @@ struct pass {
     int32_t *ids, *next;  /* [rows] */
 };
 
-static void add(struct pass *p, const struct hl_sequences *q, const struct hl_feed *f, int64_t which,
-                int64_t from, int64_t len) {
+static void add(struct pass *p, const struct hl_sequences *q, const struct hl_feed *f, int64_t which, int64_t from,
+                int64_t len) {
     const struct hl_sequence *y = &q->sequence[f->sequence];
     p->seg[p->n] = (struct hl_seg){.row = p->rows, .len = len, .pos = y->pos, .state = y->state.fixed};
     p->pages[p->n] = y->state.page;
@@ -63,8 +63,7 @@ static void add(struct pass *p, const struct hl_sequences *q, const struct hl_fe
     p->n++;
 }
 
-static void take_scores(const struct pass *p, const struct hl_feed *f, const double *nll,
-                        const int32_t *correct) {
+static void take_scores(const struct pass *p, const struct hl_feed *f, const double *nll, const int32_t *correct) {
     for (int64_t i = 0; i < p->n; i++)
         for (int64_t j = 0; j < p->seg[i].len; j++) {
             f[p->feed[i]].logprob[p->from[i] + j] = -nll[p->seg[i].row + j];

@@ -61,9 +61,7 @@ int64_t hola_session_position(const hola_session *s) { return s->now.at.pos; }
 int64_t hola_session_bytes(const hola_session *s) {
     return s->model->state.bytes + s->now.state.pages * s->model->state.page;
 }
-const float *hola_session_logits(const hola_session *s) {
-    return s->now.at.has_logits ? s->now.logits : NULL;
-}
+const float *hola_session_logits(const hola_session *s) { return s->now.at.has_logits ? s->now.logits : NULL; }
 
 int64_t hola_session_recent(const hola_session *s, int32_t *ids, int64_t n) {
     const int64_t pos = s->now.at.pos;
@@ -92,8 +90,7 @@ void hl_session_advanced(hola_session *y, const int32_t *ids, int64_t n, bool be
 static hola_status run(hola_model *m, struct hl_rows *rows, const int32_t *ids, int64_t logits) {
     hola_status s = hl_model_need_panels(m);
     if (s == HOLA_OK) s = hl_activations_reserve(&m->infer, &m->cfg, rows, logits);
-    if (s == HOLA_OK)
-        hl_model_forward(m, &m->infer, rows, hl_activations_put(&m->infer, m->infer.ids, ids, rows->T));
+    if (s == HOLA_OK) hl_model_forward(m, &m->infer, rows, hl_activations_put(&m->infer, m->infer.ids, ids, rows->T));
     return s;
 }
 
@@ -106,8 +103,7 @@ void hl_session_head(hola_model *m, int64_t first, int64_t n) {
 }
 void hl_session_take_logits(hola_model *m, int64_t n, float *out) {
     const int64_t count = n * m->cfg.vocab_size;
-    if (sizeof(real) == sizeof(float))
-        hl_get(m->backend, out, m->infer.logits, count * (int64_t)sizeof(float));
+    if (sizeof(real) == sizeof(float)) hl_get(m->backend, out, m->infer.logits, count * (int64_t)sizeof(float));
     else
         for (int64_t j = 0; j < count; j++) out[j] = (float)((real *)m->infer.logits)[j];
 }
@@ -128,14 +124,12 @@ void hl_session_read_logits(hola_model *m, int64_t first, int64_t n, float *logi
 static hola_status feed_rows(hola_session *y, const int32_t *ids, int64_t n, float *logits, bool each) {
     hola_model *m = y->model;
     const int64_t vocab = m->cfg.vocab_size, feed = hl_model_rows(m);
-    hola_status s =
-        n < 1 ? hl_fail(HOLA_EINVAL, "feed: %lld tokens", (long long)n) : hl_model_check_ids(m, ids, n);
+    hola_status s = n < 1 ? hl_fail(HOLA_EINVAL, "feed: %lld tokens", (long long)n) : hl_model_check_ids(m, ids, n);
     if (s == HOLA_OK && logits) s = hl_restore_point_logits(m, &y->now);
     if (s != HOLA_OK) return s;
     pthread_mutex_lock(&m->lock);
     for (int64_t i = 0; s == HOLA_OK && i < n; i += feed) {
-        struct hl_seg seg = {
-            .len = n - i < feed ? n - i : feed, .pos = y->now.at.pos, .state = y->now.state.fixed};
+        struct hl_seg seg = {.len = n - i < feed ? n - i : feed, .pos = y->now.at.pos, .state = y->now.state.fixed};
         char *const *pages;
         struct hl_rows rows = {.T = seg.len, .n = 1, .seg = &seg, .pages = &pages};
         const bool last = i + seg.len == n;
@@ -159,18 +153,15 @@ hola_status hola_session_feed_each(hola_session *y, const int32_t *ids, int64_t 
     return n == 1 ? hola_session_step(&y, 1, ids, logits) : feed_rows(y, ids, n, logits, true);
 }
 
-hola_status hola_session_score(hola_session *y, const int32_t *ids, const int32_t *next, int64_t n,
-                               double *logprobs) {
+hola_status hola_session_score(hola_session *y, const int32_t *ids, const int32_t *next, int64_t n, double *logprobs) {
     hola_model *m = y->model;
-    hola_status s =
-        n < 1 ? hl_fail(HOLA_EINVAL, "score: %lld tokens", (long long)n) : hl_model_check_ids(m, ids, n);
+    hola_status s = n < 1 ? hl_fail(HOLA_EINVAL, "score: %lld tokens", (long long)n) : hl_model_check_ids(m, ids, n);
     if (s == HOLA_OK) s = hl_model_check_ids(m, next, n);
     if (s != HOLA_OK) return s;
     const int64_t feed = hl_model_rows(m);
     pthread_mutex_lock(&m->lock);
     for (int64_t i = 0; s == HOLA_OK && i < n; i += feed) {
-        struct hl_seg seg = {
-            .len = n - i < feed ? n - i : feed, .pos = y->now.at.pos, .state = y->now.state.fixed};
+        struct hl_seg seg = {.len = n - i < feed ? n - i : feed, .pos = y->now.at.pos, .state = y->now.state.fixed};
         char *const *pages;
         struct hl_rows rows = {.T = seg.len, .n = 1, .seg = &seg, .pages = &pages};
         s = hl_session_prepare(y, seg.len);
@@ -178,8 +169,8 @@ hola_status hola_session_score(hola_session *y, const int32_t *ids, const int32_
         if (s == HOLA_OK) s = run(m, &rows, ids + i, seg.len);
         if (s != HOLA_OK) break;
         hl_session_advanced(y, ids + i, seg.len, i == 0);
-        hl_model_loss(m, &m->infer, seg.len,
-                      hl_activations_put(&m->infer, m->infer.target, next + i, seg.len), 0, NULL);
+        hl_model_loss(m, &m->infer, seg.len, hl_activations_put(&m->infer, m->infer.target, next + i, seg.len), 0,
+                      NULL);
         const double *nll = hl_activations_nll(&m->infer, seg.len);
         for (int64_t j = 0; j < seg.len; j++) logprobs[i + j] = -nll[j];
         s = hl_finish(m->backend);
@@ -230,8 +221,7 @@ hola_status hola_session_sample(hola_session *y, const hola_sampling *p, int32_t
     if (!p) p = &standard;
     hola_status s = hl_sampling_check(p);
     if (s != HOLA_OK) return s;
-    if (!y->now.at.has_logits)
-        return hl_fail(HOLA_EINVAL, "sample: the last token was fed without asking for logits");
+    if (!y->now.at.has_logits) return hl_fail(HOLA_EINVAL, "sample: the last token was fed without asking for logits");
     if (!y->work) y->work = malloc((size_t)vocab * sizeof *y->work);
     if (!y->work) return hl_fail(HOLA_ENOMEM, "sample: no memory for %lld candidates", (long long)vocab);
     const int64_t n = hola_session_recent(y, recent, p->repeat_last_n);

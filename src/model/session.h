@@ -10,9 +10,8 @@ struct hl_position {
     int64_t pos;
     uint64_t seed;
     bool has_logits;
-    int32_t recent[HOLA_RECENT]; /* the id at position p is in [p % HOLA_RECENT] */
-    uint64_t
-        begins[HOLA_RECENT / 64]; /* its bit: a call began there, so that tokens can be fed again alike */
+    int32_t recent[HOLA_RECENT];       /* the id at position p is in [p % HOLA_RECENT] */
+    uint64_t begins[HOLA_RECENT / 64]; /* its bit: a call began there, so that tokens can be fed again alike */
 };
 
 /* A session at some point, or a copy of it to go back to. */
@@ -36,8 +35,8 @@ hola_status hl_restore_point_new(struct hl_restore_point **out, const hola_model
 void hl_restore_point_free(const hola_model *m, struct hl_restore_point *p);
 /* The position, the logits and the parts of the state that change in one of these ways (enum hl_state_change). */
 enum { HL_ALL_CHANGES = HL_REPLACED | HL_RANKED | HL_GROWS };
-hola_status hl_restore_point_copy(const hola_model *m, struct hl_restore_point *to,
-                                  const struct hl_restore_point *from, unsigned changes);
+hola_status hl_restore_point_copy(const hola_model *m, struct hl_restore_point *to, const struct hl_restore_point *from,
+                                  unsigned changes);
 
 /* Room for logits, where there is none yet. */
 hola_status hl_restore_point_logits(const hola_model *m, struct hl_restore_point *p);
@@ -63,17 +62,14 @@ hola_status hl_session_keep_logits(hola_session *const *y, int64_t n, const floa
 /* The number in [0, 1) that decides at this position. */
 double hl_session_uniform(const hola_session *y);
 
-static inline int32_t hl_position_id(const struct hl_position *w, int64_t pos) {
-    return w->recent[pos % HOLA_RECENT];
-}
+static inline int32_t hl_position_id(const struct hl_position *w, int64_t pos) { return w->recent[pos % HOLA_RECENT]; }
 static inline bool hl_position_begins(const struct hl_position *w, int64_t pos) {
     return w->begins[pos % HOLA_RECENT / 64] >> (pos % 64) & 1;
 }
 
 /* snapshot.c: a session as bytes (*file is malloced; path is for messages), and bytes as this session: nothing
  * is taken over unless all of it is right. */
-hola_status hl_snapshot_make(const hola_session *s, const char *path, hola_dtype dtype, char **file,
-                             int64_t *size);
+hola_status hl_snapshot_make(const hola_session *s, const char *path, hola_dtype dtype, char **file, int64_t *size);
 hola_status hl_snapshot_parse(hola_session *s, const char *data, int64_t size, const char *path);
 int64_t hl_snapshot_bytes(const hola_model *m, hola_dtype dtype, int64_t pos);
 uint64_t hl_snapshot_sum(const char *data, int64_t size); /* what a file's checksum should be */

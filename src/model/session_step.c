@@ -90,8 +90,8 @@ static hola_status reserve(hola_model *m, struct hl_rows *rows, const struct wan
 }
 
 /* HL_BY_ONE_KERNEL; false: the device refused. Logits, or the largest one, are here before the kernel has ended. */
-static bool step_one(hola_model *m, struct hl_rows *rows, struct hl_decode d, const int32_t *ids,
-                     struct want *w, hola_status *s) {
+static bool step_one(hola_model *m, struct hl_rows *rows, struct hl_decode d, const int32_t *ids, struct want *w,
+                     hola_status *s) {
     bool refused = false;
     d.refused = &refused;
     d.host_ids = ids;
@@ -112,8 +112,8 @@ static bool step_one(hola_model *m, struct hl_rows *rows, struct hl_decode d, co
 
 /* HL_BY_OPS and HL_BY_BATCH: all rows through the model, to logits where there is room for all of them, to
  * candidates where they are wanted. */
-static void run_rows(hola_model *m, struct hl_rows *rows, const int32_t *ids, bool room,
-                     const struct hl_decode *batch, int64_t k) {
+static void run_rows(hola_model *m, struct hl_rows *rows, const int32_t *ids, bool room, const struct hl_decode *batch,
+                     int64_t k) {
     bool refused = !batch;
     if (batch) {
         struct hl_decode d = *batch;
@@ -169,8 +169,7 @@ static hola_status check_step(hola_session *const *y, int64_t n, const int32_t *
             s = hl_fail(HOLA_EINVAL, "step: session %lld is of another model", (long long)i);
         for (int64_t j = 0; s == HOLA_OK && j < i; j++)
             if (y[i] == y[j])
-                s = hl_fail(HOLA_EINVAL, "step: sessions %lld and %lld are the same", (long long)j,
-                            (long long)i);
+                s = hl_fail(HOLA_EINVAL, "step: sessions %lld and %lld are the same", (long long)j, (long long)i);
     }
     return s;
 }
@@ -184,8 +183,7 @@ static hola_status step(hola_session *const *y, int64_t n, const int32_t *ids, s
         pthread_mutex_lock(&m->lock);
         for (int64_t i = 0; s == HOLA_OK && i < n; i++) s = hl_session_prepare(y[i], 1);
         for (int64_t i = 0; i < n; i++) {
-            seg[i] =
-                (struct hl_seg){.row = i, .len = 1, .pos = y[i]->now.at.pos, .state = y[i]->now.state.fixed};
+            seg[i] = (struct hl_seg){.row = i, .len = 1, .pos = y[i]->now.at.pos, .state = y[i]->now.state.fixed};
             pages[i] = y[i]->now.state.page;
         }
         if (s == HOLA_OK) s = step_rows(m, &rows, ids, w);
@@ -199,8 +197,7 @@ static hola_status step(hola_session *const *y, int64_t n, const int32_t *ids, s
 hola_status hola_session_step(hola_session *const *y, int64_t n, const int32_t *ids, float *logits) {
     struct want w = {.logits = logits, .keep = {y, logits}};
     hola_status s = check_step(y, n, ids);
-    for (int64_t i = 0; s == HOLA_OK && logits && i < n; i++)
-        s = hl_restore_point_logits(y[i]->model, &y[i]->now);
+    for (int64_t i = 0; s == HOLA_OK && logits && i < n; i++) s = hl_restore_point_logits(y[i]->model, &y[i]->now);
     if (s == HOLA_OK) s = step(y, n, ids, &w);
     if (s != HOLA_OK || !logits) return s;
     return w.kept ? check_kept(y, n) : hl_session_keep_logits(y, n, logits);
@@ -209,8 +206,8 @@ hola_status hola_session_step(hola_session *const *y, int64_t n, const int32_t *
 /* ---- with a choice ---- */
 
 /* From the largest logits alone. */
-static hola_status step_few(hola_session *const *y, int64_t n, const int32_t *ids, const hola_sampling *p,
-                            int64_t k, int32_t *next) {
+static hola_status step_few(hola_session *const *y, int64_t n, const int32_t *ids, const hola_sampling *p, int64_t k,
+                            int32_t *next) {
     struct want w = {.k = k, .top = malloc((size_t)(n * k) * sizeof *w.top)};
     hola_status s = w.top ? step(y, n, ids, &w) : hl_fail(HOLA_ENOMEM, "step: %lld sessions", (long long)n);
     for (int64_t i = 0; s == HOLA_OK && i < n; i++) {
@@ -225,8 +222,8 @@ static hola_status step_few(hola_session *const *y, int64_t n, const int32_t *id
     return s;
 }
 
-hola_status hola_session_step_sample(hola_session *const *y, int64_t n, const int32_t *ids,
-                                     const hola_sampling *p, int32_t *next) {
+hola_status hola_session_step_sample(hola_session *const *y, int64_t n, const int32_t *ids, const hola_sampling *p,
+                                     int32_t *next) {
     const hola_sampling standard = hola_sampling_default();
     if (!p) p = &standard;
     hola_status s = check_step(y, n, ids);

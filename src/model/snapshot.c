@@ -23,8 +23,7 @@ struct header {
     uint64_t sum;
     char zero[HEADER - SUM_AT - 8];
 };
-_Static_assert(sizeof(struct header) == HEADER && offsetof(struct header, sum) == SUM_AT,
-               "the file's header");
+_Static_assert(sizeof(struct header) == HEADER && offsetof(struct header, sum) == SUM_AT, "the file's header");
 
 static int64_t size_of(enum hl_state_kind kind, hola_dtype dtype) {
     return kind == HL_STATE_POSITION ? 8 : kind == HL_STATE_SCORE || dtype == HOLA_F32 ? 4 : 2;
@@ -72,8 +71,7 @@ static bool put_part(void *ctx, const struct hl_state_part *part, void *at, int6
 }
 
 /* The whole file in memory, but for the state. */
-static hola_status open_file(const hola_session *y, const char *path, hola_dtype dtype, char **out,
-                             int64_t *size) {
+static hola_status open_file(const hola_session *y, const char *path, hola_dtype dtype, char **out, int64_t *size) {
     hola_model *m = y->model;
     uint64_t model;
     pthread_mutex_lock(&m->lock);
@@ -94,8 +92,7 @@ static hola_status open_file(const hola_session *y, const char *path, hola_dtype
     memcpy(*out, &h, sizeof h);
     memcpy(*out, magic, sizeof magic);
     memcpy(*out + HEADER, y->now.at.recent, RECENT_BYTES);
-    if (y->now.at.has_logits)
-        memcpy(*out + HEADER + RECENT_BYTES, y->now.logits, (size_t)m->cfg.vocab_size * 4);
+    if (y->now.at.has_logits) memcpy(*out + HEADER + RECENT_BYTES, y->now.logits, (size_t)m->cfg.vocab_size * 4);
     return HOLA_OK;
 }
 
@@ -123,15 +120,13 @@ static hola_status state_here(const hola_session *y, struct hl_state *state, con
     if (s != HOLA_OK) return s;
     pthread_mutex_lock(&m->lock);
     hl_get(m->backend, state->fixed, y->now.state.fixed, m->state.bytes);
-    for (int64_t i = 0; i < state->pages; i++)
-        hl_get(m->backend, state->page[i], y->now.state.page[i], m->state.page);
+    for (int64_t i = 0; i < state->pages; i++) hl_get(m->backend, state->page[i], y->now.state.page[i], m->state.page);
     s = hl_finish(m->backend);
     pthread_mutex_unlock(&m->lock);
     return s;
 }
 
-hola_status hl_snapshot_make(const hola_session *y, const char *path, hola_dtype dtype, char **file,
-                             int64_t *size) {
+hola_status hl_snapshot_make(const hola_session *y, const char *path, hola_dtype dtype, char **file, int64_t *size) {
     const hola_model *m = y->model;
     struct hl_state state = {0};
     *file = NULL;
@@ -144,8 +139,7 @@ hola_status hl_snapshot_make(const hola_session *y, const char *path, hola_dtype
                          .half = m->backend->act_size == 2,
                          .file = *file + HEADER + RECENT_BYTES + m->cfg.vocab_size * 4};
         if (!hl_state_visit(&state, &m->state, y->now.at.pos, put_part, &c))
-            s = hl_fail(HOLA_ENUMERIC, "%s: the session's state is not finite in %s", path,
-                        hola_dtype_name(dtype));
+            s = hl_fail(HOLA_ENUMERIC, "%s: the session's state is not finite in %s", path, hola_dtype_name(dtype));
     }
     if (state.fixed != y->now.state.fixed) free_host_state(&state);
     if (s == HOLA_OK) {
@@ -204,8 +198,7 @@ static hola_status check_header(hola_model *m, const struct header *h, const cha
     if (size < HEADER || memcmp(data, magic, sizeof magic) != 0)
         return hl_fail(HOLA_EFORMAT, "%s: not a session", path);
     if (h->version != VERSION)
-        return hl_fail(HOLA_ENOTSUP, "%s: a session of version %u, this hola reads %d", path, h->version,
-                       VERSION);
+        return hl_fail(HOLA_ENOTSUP, "%s: a session of version %u, this hola reads %d", path, h->version, VERSION);
     if (h->size != (uint64_t)size)
         return hl_fail(HOLA_EFORMAT, "%s: %lld bytes, should be %llu: cut off, or something added", path,
                        (long long)size, (unsigned long long)h->size);
@@ -228,8 +221,7 @@ static hola_status check_small(const hola_model *m, const struct hl_position *w,
                                const char *path) {
     hola_status s = hl_model_check_ids(m, w->recent, HOLA_RECENT);
     uint32_t wrong = 0;
-    for (int64_t i = 0; i < m->cfg.vocab_size; i++)
-        wrong |= (hl_bits_of_float(logits[i]) & 0x7f800000u) == 0x7f800000u;
+    for (int64_t i = 0; i < m->cfg.vocab_size; i++) wrong |= (hl_bits_of_float(logits[i]) & 0x7f800000u) == 0x7f800000u;
     if (s != HOLA_OK || wrong) return hl_fail(HOLA_EFORMAT, "%s: its last ids or logits cannot be", path);
     return HOLA_OK;
 }

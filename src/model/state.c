@@ -103,8 +103,8 @@ void hl_state_clear(struct hl_state *s, const struct hl_state_layout *y, struct 
 /* ---- copies ---- */
 
 /* [from, to) of every layer. */
-static void copy_range(char *to, const char *from, const struct hl_state_layout *y, struct hl_backend *b,
-                       int64_t begin, int64_t end) {
+static void copy_range(char *to, const char *from, const struct hl_state_layout *y, struct hl_backend *b, int64_t begin,
+                       int64_t end) {
     for (int64_t l = 0; l < y->layers && end > begin; l++)
         hl_copy(b, to + l * y->layer + begin, from + l * y->layer + begin, end - begin);
 }
@@ -133,8 +133,8 @@ static int64_t tokens_in(int64_t pos, int64_t i) {
     return left < HL_PAGE_TOKENS ? left : HL_PAGE_TOKENS;
 }
 
-bool hl_state_visit(const struct hl_state *s, const struct hl_state_layout *y, int64_t pos,
-                    hl_state_visitor visit, void *ctx) {
+bool hl_state_visit(const struct hl_state *s, const struct hl_state_layout *y, int64_t pos, hl_state_visitor visit,
+                    void *ctx) {
     for (int64_t l = 0; l < y->layers; l++)
         for (int i = 0, end; i < y->n; i = end) {
             const int64_t heads = y->part[i].heads > 0 ? y->part[i].heads : 1;

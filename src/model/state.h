@@ -10,8 +10,7 @@
 struct hl_state_layout {
     int n; /* parts of a layer */
     struct hl_state_part part[HL_STATE_PARTS];
-    int64_t at
-        [HL_STATE_PARTS]; /* bytes from a layer's start, in the block or in a page, to the part's first head */
+    int64_t at[HL_STATE_PARTS]; /* bytes from a layer's start, in the block or in a page, to the part's first head */
     int64_t stride[HL_STATE_PARTS]; /* bytes from head to head */
     int64_t layers;
     int64_t layer, bytes;     /* of a layer's fixed parts; of the block */
@@ -37,8 +36,7 @@ struct hl_state {
 hola_status hl_state_new(struct hl_state *s, const struct hl_state_layout *y, struct hl_backend *b);
 void hl_state_free(struct hl_state *s, struct hl_backend *b);
 /* Makes room for that many tokens. On failure what was there stays; the message says how many fit. */
-hola_status hl_state_reserve(struct hl_state *s, const struct hl_state_layout *y, struct hl_backend *b,
-                             int64_t tokens);
+hola_status hl_state_reserve(struct hl_state *s, const struct hl_state_layout *y, struct hl_backend *b, int64_t tokens);
 void hl_state_clear(struct hl_state *s, const struct hl_state_layout *y, struct hl_backend *b);
 /* Copies the parts that change in one of these ways (enum hl_state_change, or-ed), pos tokens of those that grow:
  * `to` must have room for them. */
@@ -48,8 +46,8 @@ void hl_state_copy(struct hl_state *to, const struct hl_state *from, const struc
 /* Every run of numbers of a state of pos tokens, in the order of a saved session; s is on the host. Stops where the
  * visitor says false, and says so too. */
 typedef bool (*hl_state_visitor)(void *ctx, const struct hl_state_part *part, void *at, int64_t count);
-bool hl_state_visit(const struct hl_state *s, const struct hl_state_layout *y, int64_t pos,
-                    hl_state_visitor visit, void *ctx);
+bool hl_state_visit(const struct hl_state *s, const struct hl_state_layout *y, int64_t pos, hl_state_visitor visit,
+                    void *ctx);
 /* How many numbers of each kind that would visit, without a state. */
 void hl_state_count(const struct hl_state_layout *y, int64_t pos, int64_t count[4]);
 

@@ -21,8 +21,7 @@ struct hola_trainer {
 
 static hola_status check_opts(const hola_train_opts *o) {
     if (o->max_tokens < 1 || o->max_tokens > (1 << 24))
-        return hl_fail(HOLA_EINVAL, "max_tokens: %lld is not between 1 and %d", (long long)o->max_tokens,
-                       1 << 24);
+        return hl_fail(HOLA_EINVAL, "max_tokens: %lld is not between 1 and %d", (long long)o->max_tokens, 1 << 24);
     if (!(o->beta1 >= 0 && o->beta1 < 1)) return hl_fail(HOLA_EINVAL, "beta1: %g is not in [0, 1)", o->beta1);
     if (!(o->beta2 >= 0 && o->beta2 < 1)) return hl_fail(HOLA_EINVAL, "beta2: %g is not in [0, 1)", o->beta2);
     if (!(o->eps > 0 && isfinite(o->eps))) return hl_fail(HOLA_EINVAL, "eps: %g is not above 0", o->eps);
@@ -79,8 +78,8 @@ hola_status hl_trainer_new_part(hola_trainer **out, hola_model *model, const hol
     t->target = calloc((size_t)o.max_tokens, sizeof *t->target);
     if (!t->grads || !t->m || !t->v || !t->target) {
         hola_trainer_free(t);
-        return hl_fail(HOLA_ENOMEM, "trainer: three times %lld numbers do not fit in %s memory",
-                       (long long)total, model->backend->host ? "the" : "the device's");
+        return hl_fail(HOLA_ENOMEM, "trainer: three times %lld numbers do not fit in %s memory", (long long)total,
+                       model->backend->host ? "the" : "the device's");
     }
     model->training = true;
     *out = t;
@@ -106,13 +105,12 @@ void hola_trainer_free(hola_trainer *t) {
 }
 
 /* Turns the documents into segments and targets; counts the targets. mask: only these tokens are targets. */
-static hola_status lay_out(hola_trainer *t, const int32_t *ids, int64_t n, const int64_t *starts,
-                           int64_t n_starts, const uint8_t *mask, struct hl_rows *rows, int64_t *targets) {
+static hola_status lay_out(hola_trainer *t, const int32_t *ids, int64_t n, const int64_t *starts, int64_t n_starts,
+                           const uint8_t *mask, struct hl_rows *rows, int64_t *targets) {
     const int64_t zero = 0;
     if (!starts) starts = &zero, n_starts = 1;
     if (n < 1 || n > t->opt.max_tokens)
-        return hl_fail(HOLA_EINVAL, "%lld tokens: not between 1 and %lld", (long long)n,
-                       (long long)t->opt.max_tokens);
+        return hl_fail(HOLA_EINVAL, "%lld tokens: not between 1 and %lld", (long long)n, (long long)t->opt.max_tokens);
     if (n_starts < 1 || starts[0] != 0) return hl_fail(HOLA_EINVAL, "the first document does not start at 0");
     if (n_starts > t->seg_room) {
         struct hl_seg *seg = realloc(t->seg, (size_t)n_starts * sizeof *seg);
@@ -138,9 +136,8 @@ static hola_status lay_out(hola_trainer *t, const int32_t *ids, int64_t n, const
 }
 
 enum { LANES = 8 }; /* sums of losses side by side: one would wait for itself */
-static hola_status run(hola_trainer *t, const int32_t *ids, int64_t n, const int64_t *starts,
-                       int64_t n_starts, const uint8_t *mask, double weight, bool backward, double *loss_sum,
-                       int64_t *targets) {
+static hola_status run(hola_trainer *t, const int32_t *ids, int64_t n, const int64_t *starts, int64_t n_starts,
+                       const uint8_t *mask, double weight, bool backward, double *loss_sum, int64_t *targets) {
     hola_model *m = t->model;
     struct hl_rows rows;
     int64_t count = 0;
@@ -169,9 +166,9 @@ hola_status hola_trainer_accumulate(hola_trainer *t, const int32_t *ids, int64_t
     return run(t, ids, n, starts, n_starts, NULL, weight, true, loss_sum, targets);
 }
 
-hola_status hl_trainer_accumulate_masked(hola_trainer *t, const int32_t *ids, int64_t n,
-                                         const int64_t *starts, int64_t n_starts, const uint8_t *mask,
-                                         double weight, double *loss_sum, int64_t *targets) {
+hola_status hl_trainer_accumulate_masked(hola_trainer *t, const int32_t *ids, int64_t n, const int64_t *starts,
+                                         int64_t n_starts, const uint8_t *mask, double weight, double *loss_sum,
+                                         int64_t *targets) {
     return run(t, ids, n, starts, n_starts, mask, weight, true, loss_sum, targets);
 }
 
@@ -240,8 +237,7 @@ void hl_trainer_set_updates(hola_trainer *t, int64_t updates) { t->step = update
 /* ---- ranks whose devices talk to each other ---- */
 
 hola_status hl_trainer_link(hola_trainer *t, int rank, void (*broadcast)(void *, int64_t bytes)) {
-    if (!t->model->backend->collectives)
-        return hl_fail(HOLA_ENOTSUP, "this backend has no link between ranks");
+    if (!t->model->backend->collectives) return hl_fail(HOLA_ENOTSUP, "this backend has no link between ranks");
     if (t->part * t->ranks > t->model->params.total + HL_MASTER_SLACK)
         return hl_fail(HOLA_ENOTSUP, "%lld ranks are too many", (long long)t->ranks);
     hola_status s = t->model->backend->collectives->link(t->model->backend, rank, (int)t->ranks, broadcast);
@@ -263,10 +259,8 @@ void hl_trainer_reduce(hola_trainer *t) {
     t->model->backend->collectives->reduced(t->model->backend);
 }
 void hl_trainer_share(hola_trainer *t) {
-    t->model->backend->collectives->share(t->model->backend, t->model->master,
-                                          t->part * (int64_t)sizeof(real));
-    t->model->backend->collectives->share(t->model->backend, t->model->half,
-                                          t->part * t->model->backend->act_size);
+    t->model->backend->collectives->share(t->model->backend, t->model->master, t->part * (int64_t)sizeof(real));
+    t->model->backend->collectives->share(t->model->backend, t->model->half, t->part * t->model->backend->act_size);
 }
 
 double hl_trainer_sumsq(const hola_trainer *t) {

@@ -7,9 +7,7 @@
 #include <string.h>
 
 static int64_t lines(int64_t bytes) { return (bytes + 255) / 256 * 256; }
-static bool packed(const hola_model *m, int64_t i) {
-    return m->params.tensor[i].matrix || i == m->params.embed;
-}
+static bool packed(const hola_model *m, int64_t i) { return m->params.tensor[i].matrix || i == m->params.embed; }
 static int64_t row_length(const struct hl_tensor *t) { return t->count / t->dim[0]; }
 static hola_dtype act_dtype(const hola_model *m) { return m->backend->act_size == 2 ? HOLA_BF16 : HOLA_F32; }
 
@@ -50,8 +48,7 @@ hola_status hl_model_need_rows(hola_model *m) {
     const int64_t bytes = m->params.total * (int64_t)sizeof(real);
     if (m->rows && !m->ahead) return HOLA_OK;
     real *rows = m->rows ? m->rows : aligned_alloc(256, (size_t)lines(bytes));
-    if (!rows)
-        return hl_fail(HOLA_ENOMEM, "weights: %lld numbers do not fit in memory", (long long)m->params.total);
+    if (!rows) return hl_fail(HOLA_ENOMEM, "weights: %lld numbers do not fit in memory", (long long)m->params.total);
     memset(rows, 0, (size_t)bytes);
     for (int64_t i = 0; i < m->params.n; i++) hl_model_read(m, i, rows + m->params.tensor[i].offset);
     m->rows = rows;

@@ -5,22 +5,12 @@
 #include <math.h>
 #include <stdio.h>
 
-enum {
-    WIDTH = 1084,
-    HEIGHT = 400,
-    PANEL_W = 440,
-    PANEL_H = 260,
-    LEFT = 64,
-    TOP = 78,
-    GAP_X = 530,
-    EDGE = 24
-};
+enum { WIDTH = 1084, HEIGHT = 400, PANEL_W = 440, PANEL_H = 260, LEFT = 64, TOP = 78, GAP_X = 530, EDGE = 24 };
 
 /* told apart without color as well: each has its own mark and dash */
 static const struct {
     const char *color, *dash;
-} look[HL_RECALL_CURVES] = {
-    {"#555555", "6 4"}, {"#c8321e", "none"}, {"#2a6fb5", "2 3"}, {"#2ca02c", "8 3 2 3"}};
+} look[HL_RECALL_CURVES] = {{"#555555", "6 4"}, {"#c8321e", "none"}, {"#2a6fb5", "2 3"}, {"#2ca02c", "8 3 2 3"}};
 
 static double to_x(const struct hl_recall_panel *p, double x) {
     const double lo = log2((double)p->point[0].x), hi = log2((double)p->point[p->points - 1].x);
@@ -38,12 +28,10 @@ static void axes(struct hl_text *t, const struct hl_recall_panel *p, double chan
     for (int i = 0; i < p->points; i++) {
         const struct hl_recall_point *q = &p->point[i];
         const double x = to_x(p, (double)q->x);
-        hl_text_printf(
-            t, "<path d='M%.1f %dv5' stroke='#999'/><text x='%.1f' y='%d' class='x'>%" PRId64 "</text>\n", x,
-            PANEL_H, x, PANEL_H + 19, q->x);
+        hl_text_printf(t, "<path d='M%.1f %dv5' stroke='#999'/><text x='%.1f' y='%d' class='x'>%" PRId64 "</text>\n", x,
+                       PANEL_H, x, PANEL_H + 19, q->x);
         if (q->times > 0)
-            hl_text_printf(t, "<text x='%.1f' y='%d' class='x s'>%" PRId64 "×</text>\n", x, PANEL_H + 34,
-                           q->times);
+            hl_text_printf(t, "<text x='%.1f' y='%d' class='x s'>%" PRId64 "×</text>\n", x, PANEL_H + 34, q->times);
     }
     hl_text_printf(t, "<text x='%d' y='%d' class='x'>%s</text>\n", PANEL_W / 2,
                    PANEL_H + (p->point[0].times > 0 ? 52 : 42), p->axis);
@@ -63,25 +51,23 @@ static void upright(struct hl_text *t, const struct hl_recall_panel *p, int64_t 
 
 static void mark(struct hl_text *t, int k, double x, double y) {
     const char *c = look[k].color;
-    if (k == 0)
-        hl_text_printf(t, "<rect x='%.1f' y='%.1f' width='7' height='7' fill='%s'/>\n", x - 3.5, y - 3.5, c);
+    if (k == 0) hl_text_printf(t, "<rect x='%.1f' y='%.1f' width='7' height='7' fill='%s'/>\n", x - 3.5, y - 3.5, c);
     else if (k == 1) hl_text_printf(t, "<circle cx='%.1f' cy='%.1f' r='4.2' fill='%s'/>\n", x, y, c);
     else hl_text_printf(t, "<path d='M%.1f %.1fl4.6 8h-9.2z' fill='%s'/>\n", x, y - 5, c);
 }
 
 static void curve(struct hl_text *t, const struct hl_recall_panel *p, int k) {
-    hl_text_printf(t, "<path fill='none' stroke-width='2' stroke='%s' stroke-dasharray='%s' d='",
-                   look[k].color, look[k].dash);
+    hl_text_printf(t, "<path fill='none' stroke-width='2' stroke='%s' stroke-dasharray='%s' d='", look[k].color,
+                   look[k].dash);
     for (int i = 0; i < p->points; i++)
         hl_text_printf(t, "%c%.1f %.1f", i ? 'L' : 'M', to_x(p, (double)p->point[i].x),
                        to_y(p->point[i].recall[k].mean));
     hl_text_printf(t, "'/>\n");
     for (int i = 0; i < p->points; i++) {
         const struct hl_mean m = p->point[i].recall[k];
-        const double x = to_x(p, (double)p->point[i].x), lo = to_y(m.mean - m.error),
-                     hi = to_y(m.mean + m.error);
-        hl_text_printf(t, "<path d='M%.1f %.1fh6m-3 0V%.1fm-3 0h6' fill='none' stroke='%s'/>\n", x - 3, lo,
-                       hi, look[k].color);
+        const double x = to_x(p, (double)p->point[i].x), lo = to_y(m.mean - m.error), hi = to_y(m.mean + m.error);
+        hl_text_printf(t, "<path d='M%.1f %.1fh6m-3 0V%.1fm-3 0h6' fill='none' stroke='%s'/>\n", x - 3, lo, hi,
+                       look[k].color);
         mark(t, k, x, to_y(m.mean));
     }
 }

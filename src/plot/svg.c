@@ -11,18 +11,16 @@ void hl_svg_begin(struct hl_text *t, int width, int height, int font) {
                    width, height, font, font + 2);
 }
 
-void hl_svg_panel(struct hl_text *t, int x, int y, int width, int height, const char *attributes,
-                  const char *title) {
-    hl_text_printf(
-        t,
-        "<g transform='translate(%d %d)'%s>\n<rect width='%d' height='%d' fill='#fff' stroke='#999'/>\n"
-        "<text x='0' y='-11' class='h'>%s</text>\n",
-        x, y, attributes, width, height, title);
+void hl_svg_panel(struct hl_text *t, int x, int y, int width, int height, const char *attributes, const char *title) {
+    hl_text_printf(t,
+                   "<g transform='translate(%d %d)'%s>\n<rect width='%d' height='%d' fill='#fff' stroke='#999'/>\n"
+                   "<text x='0' y='-11' class='h'>%s</text>\n",
+                   x, y, attributes, width, height, title);
 }
 
 void hl_svg_level(struct hl_text *t, double y, int width, const char *label) {
-    hl_text_printf(t, "<path d='M0 %.1fh%d' class='g'/><text x='-6' y='%.1f' class='y'>%s</text>\n", y, width,
-                   y + 4, label);
+    hl_text_printf(t, "<path d='M0 %.1fh%d' class='g'/><text x='-6' y='%.1f' class='y'>%s</text>\n", y, width, y + 4,
+                   label);
 }
 
 void hl_svg_escape(struct hl_text *t, const char *s) {

@@ -8,8 +8,7 @@
 void hl_svg_begin(struct hl_text *t, int width, int height, int font);
 /* A panel of this size at (x, y), with a title above it; what follows, up to "</g>", has its corner as origin.
  * attributes: of its <g>, beginning with a space. */
-void hl_svg_panel(struct hl_text *t, int x, int y, int width, int height, const char *attributes,
-                  const char *title);
+void hl_svg_panel(struct hl_text *t, int x, int y, int width, int height, const char *attributes, const char *title);
 /* A line across the panel at height y, and what it stands for. */
 void hl_svg_level(struct hl_text *t, double y, int width, const char *label);
 /* Adds a name from outside (files, models), quoted for SVG and HTML. */

@@ -7,16 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum {
-    WIDTH = 1080,
-    PANEL_W = 460,
-    PANEL_H = 250,
-    LEFT = 66,
-    TOP = 34,
-    GAP_X = 540,
-    GAP_Y = 330,
-    POINTS = 800
-};
+enum { WIDTH = 1080, PANEL_W = 460, PANEL_H = 250, LEFT = 66, TOP = 34, GAP_X = 540, GAP_Y = 330, POINTS = 800 };
 
 static const char *const colors[] = {"#1f77b4", "#d62728", "#2ca02c", "#9467bd",
                                      "#ff7f0e", "#17becf", "#8c564b", "#7f7f7f"};
@@ -34,9 +25,7 @@ static const struct panel panels[] = {{"loss (dashed: validation)", AT(loss), AT
                                       {"gradient norm", AT(grad_norm), 0},
                                       {"tokens per second", AT(tok_per_s), 0}};
 
-static double value(const struct hl_metric *m, size_t field) {
-    return *(const double *)((const char *)m + field);
-}
+static double value(const struct hl_metric *m, size_t field) { return *(const double *)((const char *)m + field); }
 
 struct range {
     double x0, x1, y0, y1;
@@ -91,8 +80,8 @@ static void axes(struct hl_text *t, const struct range *r) {
         hl_svg_level(t, to_y(r, y), PANEL_W, label);
     }
     for (double x = ceil(r->x0 / sx) * sx; x <= r->x1; x += sx)
-        hl_text_printf(t, "<path d='M%.1f 0v%d' class='g'/><text x='%.1f' y='%d' class='x'>%.7g</text>\n",
-                       to_x(r, x), PANEL_H, to_x(r, x), PANEL_H + 17, x);
+        hl_text_printf(t, "<path d='M%.1f 0v%d' class='g'/><text x='%.1f' y='%d' class='x'>%.7g</text>\n", to_x(r, x),
+                       PANEL_H, to_x(r, x), PANEL_H + 17, x);
     hl_text_printf(t, "<text x='%d' y='%d' class='x'>step</text>\n", PANEL_W / 2, PANEL_H + 34);
 }
 
@@ -111,8 +100,7 @@ static void curve(struct hl_text *t, const struct hl_metrics_history *h, size_t 
             if (isfinite(v)) sum += v, steps += (double)h->at[j].step, k++;
         }
         if (k > 0)
-            hl_text_printf(t, "%c%.2f %.2f", pen ? 'L' : 'M', to_x(r, steps / (double)k),
-                           to_y(r, sum / (double)k)),
+            hl_text_printf(t, "%c%.2f %.2f", pen ? 'L' : 'M', to_x(r, steps / (double)k), to_y(r, sum / (double)k)),
                 drawn++;
         pen = k > 0 || (dashed && pen); /* evaluations are far apart: one line through them */
     }
@@ -127,8 +115,7 @@ static void put_panel(struct hl_text *t, const struct hl_plot_run *run, int n, i
     }
     char data[160]; /* for the script below */
     snprintf(data, sizeof data, " class='p' data-r='%.17g %.17g %.17g %.17g'", r.x0, r.x1, r.y0, r.y1);
-    hl_svg_panel(t, LEFT + i % 2 * GAP_X, TOP + 24 * ((n + 1) / 2) + i / 2 * GAP_Y, PANEL_W, PANEL_H, data,
-                 p->title);
+    hl_svg_panel(t, LEFT + i % 2 * GAP_X, TOP + 24 * ((n + 1) / 2) + i / 2 * GAP_Y, PANEL_W, PANEL_H, data, p->title);
     axes(t, &r);
     for (int k = 0; k < n; k++) {
         curve(t, run[k].history, p->field, &r, colors[k % COLORS], false);
@@ -147,8 +134,7 @@ static void legend(struct hl_text *t, const struct hl_plot_run *run, int n) {
         const size_t len = strlen(run[k].name);
         if (len > 48) hl_text_printf(t, "...");
         hl_svg_escape(t, run[k].name + (len > 48 ? len - 48 : 0)); /* the end tells runs apart */
-        if (h->n > 0)
-            hl_text_printf(t, ": step %" PRId64 ", loss %.4f", h->at[h->n - 1].step, h->at[h->n - 1].loss);
+        if (h->n > 0) hl_text_printf(t, ": step %" PRId64 ", loss %.4f", h->at[h->n - 1].step, h->at[h->n - 1].loss);
         hl_text_printf(t, "</text>\n");
     }
 }
@@ -191,8 +177,7 @@ hola_status hl_plot_write(const char *path, const struct hl_plot_run *run, int n
     } else {
         hl_text_printf(&t, "<!doctype html>\n<html><head><meta charset='utf-8'>");
         if (refresh > 0) hl_text_printf(&t, "<meta http-equiv='refresh' content='%d'>", refresh);
-        hl_text_printf(
-            &t, "<title>hola: training</title></head>\n<body style='margin:1em auto;max-width:1400px'>\n");
+        hl_text_printf(&t, "<title>hola: training</title></head>\n<body style='margin:1em auto;max-width:1400px'>\n");
         put_svg(&t, run, n);
         hl_text_printf(&t, "<script>%s</script>\n</body></html>\n", script);
     }

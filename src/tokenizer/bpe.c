@@ -112,8 +112,7 @@ hola_status hl_bpe_char(struct hl_bpe *b, uint32_t c, int32_t *symbol) {
 /* ---- merges, and what they join ---- */
 
 hola_status hl_bpe_merge(struct hl_bpe *b, int32_t left, int32_t right, int32_t merged, uint32_t rank) {
-    return hl_table_put(&b->pairs, (uint64_t)left << 32 | (uint32_t)right,
-                        (uint64_t)rank << 32 | (uint32_t)merged);
+    return hl_table_put(&b->pairs, (uint64_t)left << 32 | (uint32_t)right, (uint64_t)rank << 32 | (uint32_t)merged);
 }
 
 static void join(struct hl_bpe *b, unsigned char left, unsigned char right) {

@@ -103,8 +103,7 @@ static inline int hl_utf8(const char *text, int64_t len, uint32_t *c) {
     *c = (uint32_t)(s[0] & 0x0f) << 12 | (uint32_t)(s[1] & 0x3f) << 6 | (s[2] & 0x3f);
     if (s[0] < 0xf0) return *c >= 0x800 && (*c < 0xd800 || *c > 0xdfff) ? 3 : 0;
     if (len < 4 || (s[3] & 0xc0) != 0x80) return 0;
-    *c = (uint32_t)(s[0] & 7) << 18 | (uint32_t)(s[1] & 0x3f) << 12 | (uint32_t)(s[2] & 0x3f) << 6 |
-         (s[3] & 0x3f);
+    *c = (uint32_t)(s[0] & 7) << 18 | (uint32_t)(s[1] & 0x3f) << 12 | (uint32_t)(s[2] & 0x3f) << 6 | (s[3] & 0x3f);
     return *c >= 0x10000 && *c <= 0x10ffff ? 4 : 0;
 }
 bool hl_is_utf8(const char *text, int64_t len);

@@ -55,8 +55,7 @@ static inline uint64_t pair_of(const struct hl_bpe *b, int32_t left, int32_t rig
 }
 
 /* The symbols of a word and where each begins; offset has room for one more. Returns how many. */
-static int64_t symbols_of(const struct hl_bpe *b, const char *word, int64_t len, int32_t *symbol,
-                          int32_t *offset) {
+static int64_t symbols_of(const struct hl_bpe *b, const char *word, int64_t len, int32_t *symbol, int32_t *offset) {
     int64_t n = 0;
     for (int64_t i = 0; i < len; n++) {
         unsigned char first = (unsigned char)word[i];
@@ -77,8 +76,7 @@ static int64_t symbols_of(const struct hl_bpe *b, const char *word, int64_t len,
 }
 
 /* A symbol that is no token: its bytes' tokens if all have one, else the unknown token. */
-static void put_unknown(const struct hl_bpe *b, const char *text, int64_t len, bool fused,
-                        struct hl_ids *out) {
+static void put_unknown(const struct hl_bpe *b, const char *text, int64_t len, bool fused, struct hl_ids *out) {
     bool bytes = true;
     if (b->space_is_meta && len == 1 && text[0] == ' ') text = HL_META_TEXT, len = 3;
     for (int64_t i = 0; i < len; i++) bytes = bytes && b->byte[(unsigned char)text[i]] >= 0;
@@ -88,8 +86,8 @@ static void put_unknown(const struct hl_bpe *b, const char *text, int64_t len, b
 }
 
 /* Appends the tokens of symbols next[0], next[next[0]], ...; next NULL: all n, one after the other. */
-static void put_symbols(const struct hl_bpe *b, const char *word, const int32_t *symbol,
-                        const int32_t *offset, const int32_t *next, int64_t n, struct hl_ids *out) {
+static void put_symbols(const struct hl_bpe *b, const char *word, const int32_t *symbol, const int32_t *offset,
+                        const int32_t *next, int64_t n, struct hl_ids *out) {
     bool fuse = false;
     for (int64_t i = 0, j; i < n; i = j) {
         j = next ? next[i] : i + 1;
@@ -220,11 +218,9 @@ static hola_status merge(const struct hl_bpe *b, struct hl_bpe_work *w, const ch
 }
 
 /* The line where a word of up to KEY bytes belongs, and what its key is. */
-static struct line *line_of(struct hl_bpe_work *w, const char *word, int64_t len, int64_t readable,
-                            uint64_t key[4]) {
-    static const uint8_t mask[64] = {255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255,
-                                     255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255,
-                                     255, 255, 255, 255, 255, 255, 255, 255, 255, 255};
+static struct line *line_of(struct hl_bpe_work *w, const char *word, int64_t len, int64_t readable, uint64_t key[4]) {
+    static const uint8_t mask[64] = {255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255,
+                                     255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255};
     uint64_t keep[4], h;
     uint32_t tail = 0, keep_tail;
     if (readable >= KEY) {

@@ -82,8 +82,7 @@ static hola_status first_tokens(struct hl_bpe_trainer *t) {
     /* the special ones have a text that no bytes can have, so that no merge ever finds them */
     hola_status s = token_of(t, "\xff<s>\xff", 5, &id);
     if (s == HOLA_OK) s = token_of(t, "\xff</s>\xff", 6, &id);
-    for (uint32_t c = 0; c < 512 && s == HOLA_OK;
-         c++) { /* in the order of the characters they are written as */
+    for (uint32_t c = 0; c < 512 && s == HOLA_OK; c++) { /* in the order of the characters they are written as */
         int byte = hl_byte_of_char(c);
         char text = (char)byte;
         if (byte >= 0) s = token_of(t, &text, 1, &id);
@@ -184,9 +183,7 @@ static int64_t pop(struct hl_bpe_trainer *t, int64_t *count) {
     int64_t top = t->heap[0], n = --t->heap_n, last = t->heap[2 * n], last_count = t->heap[2 * n + 1], i = 0;
     *count = t->heap[1];
     for (int64_t c = 1; c < n; c = 2 * i + 1) {
-        if (c + 1 < n &&
-            before(t, t->heap[2 * c + 2], t->heap[2 * c], t->heap[2 * c + 3], t->heap[2 * c + 1]))
-            c++;
+        if (c + 1 < n && before(t, t->heap[2 * c + 2], t->heap[2 * c], t->heap[2 * c + 3], t->heap[2 * c + 1])) c++;
         if (!before(t, t->heap[2 * c], last, t->heap[2 * c + 1], last_count)) break;
         t->heap[2 * i] = t->heap[2 * c], t->heap[2 * i + 1] = t->heap[2 * c + 1];
         i = c;
@@ -242,8 +239,7 @@ static hola_status first_pairs(struct hl_bpe_trainer *t) {
         int32_t *x = t->symbols[w] = malloc((size_t)n * sizeof *x);
         if (!x) return hl_fail(HOLA_ENOMEM, "tokenizer: %lld words", (long long)b->n);
         for (int32_t i = 0; i < n; i++) x[i] = of_byte[(unsigned char)b->store[b->word[w].at + i]];
-        for (int32_t i = 0; i + 1 < n && s == HOLA_OK; i++)
-            s = change(t, x[i], x[i + 1], b->word[w].count, w);
+        for (int32_t i = 0; i + 1 < n && s == HOLA_OK; i++) s = change(t, x[i], x[i + 1], b->word[w].count, w);
     }
     return s == HOLA_OK ? push_fresh(t) : s;
 }
@@ -296,8 +292,8 @@ hola_status hl_bpe_trainer_run(struct hl_bpe_trainer *t, int64_t size, int64_t l
     hola_status s = HOLA_OK;
     int64_t count;
     if (size < HL_TRAIN_LEAST || size > HL_JSON_MAX_ID)
-        return hl_fail(HOLA_EINVAL, "tokenizer: a vocabulary of %lld tokens; %d to %d are possible",
-                       (long long)size, HL_TRAIN_LEAST, HL_JSON_MAX_ID);
+        return hl_fail(HOLA_EINVAL, "tokenizer: a vocabulary of %lld tokens; %d to %d are possible", (long long)size,
+                       HL_TRAIN_LEAST, HL_JSON_MAX_ID);
     if (!t->symbols) s = gather(t);
     if (s == HOLA_OK && !t->symbols) s = first_pairs(t);
     while (s == HOLA_OK && t->tokens < size && t->heap_n > 0) {

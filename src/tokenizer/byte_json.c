@@ -17,20 +17,19 @@ char *hl_byte_bpe_text(const char *bytes, int64_t n) {
 }
 
 static json_t *special(int id, const char *text) {
-    return json_pack("{s:i, s:s, s:b, s:b, s:b, s:b, s:b}", "id", id, "content", text, "single_word", 0,
-                     "lstrip", 0, "rstrip", 0, "normalized", 0, "special", 1);
+    return json_pack("{s:i, s:s, s:b, s:b, s:b, s:b, s:b}", "id", id, "content", text, "single_word", 0, "lstrip", 0,
+                     "rstrip", 0, "normalized", 0, "special", 1);
 }
 
 hola_status hl_byte_bpe_write(const char *path, const struct hl_byte_bpe *t) {
-    json_t *level = json_pack("{s:s, s:b, s:b, s:b}", "type", "ByteLevel", "add_prefix_space", 0,
-                              "trim_offsets", 1, "use_regex", t->words);
+    json_t *level = json_pack("{s:s, s:b, s:b, s:b}", "type", "ByteLevel", "add_prefix_space", 0, "trim_offsets", 1,
+                              "use_regex", t->words);
     json_t *model = json_pack("{s:s, s:n, s:n, s:n, s:n, s:b, s:b, s:b, s:o, s:o}", "type", "BPE", "dropout",
                               "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", 0,
                               "byte_fallback", 0, "ignore_merges", 0, "vocab", t->vocab, "merges", t->merges);
-    json_t *root =
-        json_pack("{s:s, s:n, s:n, s:[o, o], s:n, s:o, s:n, s:O, s:o}", "version", "1.0", "truncation",
-                  "padding", "added_tokens", special(t->bos_id, t->bos), special(t->eos_id, t->eos),
-                  "normalizer", "pre_tokenizer", level, "post_processor", "decoder", level, "model", model);
+    json_t *root = json_pack("{s:s, s:n, s:n, s:[o, o], s:n, s:o, s:n, s:O, s:o}", "version", "1.0", "truncation",
+                             "padding", "added_tokens", special(t->bos_id, t->bos), special(t->eos_id, t->eos),
+                             "normalizer", "pre_tokenizer", level, "post_processor", "decoder", level, "model", model);
     char *text = root ? json_dumps(root, JSON_INDENT(1)) : NULL;
     hola_status s = text ? hl_write_file(path, text, (int64_t)strlen(text))
                          : hl_fail(HOLA_ENOMEM, "%s: no memory for the tokenizer", path);

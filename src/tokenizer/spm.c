@@ -106,9 +106,8 @@ static hola_status read_normalizer(struct spm *m, struct cursor c, const char *n
     bool denormalizer = name[0] == 'd';
     while (next_field(&c, &f)) {
         if (f.number == 2 && f.wire == 2 && f.len > 0)
-            return hl_fail(HOLA_ENOTSUP,
-                           "%s: %s: a character map (such as nmt_nfkc); only identity is supported", m->path,
-                           name);
+            return hl_fail(HOLA_ENOTSUP, "%s: %s: a character map (such as nmt_nfkc); only identity is supported",
+                           m->path, name);
         if (f.wire != 0 || denormalizer) continue;
         if (f.number == 3) m->add_prefix = f.value != 0;
         if (f.number == 4) m->squeeze = f.value != 0;
@@ -129,12 +128,11 @@ static hola_status read_piece(struct spm *m, struct hl_bpe *b, struct cursor c, 
     }
     memcpy(&m->score[id], &bits, sizeof bits);
     if (c.bad) return bad_file(m, "piece");
-    if (p->len < 0)
-        return hl_fail(HOLA_ENOTSUP, "%s: piece %lld: over %d bytes", m->path, (long long)id, MAX_PIECE);
+    if (p->len < 0) return hl_fail(HOLA_ENOTSUP, "%s: piece %lld: over %d bytes", m->path, (long long)id, MAX_PIECE);
     if (p->len == 0 || type < HL_PIECE_NORMAL || type > HL_PIECE_BYTE || isnan(m->score[id]) ||
         !hl_is_utf8(p->text, p->len))
-        return hl_fail(HOLA_EFORMAT, "%s: piece %lld: empty, not UTF-8, or its type or score is impossible",
-                       m->path, (long long)id);
+        return hl_fail(HOLA_EFORMAT, "%s: piece %lld: empty, not UTF-8, or its type or score is impossible", m->path,
+                       (long long)id);
     p->type = (uint8_t)type;
     return HOLA_OK;
 }
@@ -185,8 +183,8 @@ static hola_status keep_texts(const struct spm *m, hola_tokenizer *t) {
         if (p->type != HL_PIECE_BYTE) continue;
         int value = hl_byte_piece(p->text, p->len);
         if (value < 0 || b->byte[value] >= 0)
-            return hl_fail(HOLA_EFORMAT, "%s: piece %lld: not the piece of a byte, or its second one",
-                           m->path, (long long)i);
+            return hl_fail(HOLA_EFORMAT, "%s: piece %lld: not the piece of a byte, or its second one", m->path,
+                           (long long)i);
         b->byte[value] = (int32_t)i;
         to[0] = (char)value;
         p->len = 1;
@@ -218,8 +216,7 @@ static uint32_t rank_of(const float *sorted, int64_t n, float score) {
     return (uint32_t)lo; /* the first place of that score */
 }
 
-static hola_status symbol_of(struct hl_bpe *b, const char *text, int64_t len, uint64_t hash,
-                             int32_t *symbol) {
+static hola_status symbol_of(struct hl_bpe *b, const char *text, int64_t len, uint64_t hash, int32_t *symbol) {
     uint32_t c;
     if (hl_utf8(text, len, &c) == len) return hl_bpe_char(b, c, symbol);
     *symbol = hl_bpe_find_hashed(b, text, len, hash);
@@ -273,8 +270,8 @@ static hola_status make_merges(const struct spm *m, hola_tokenizer *t) {
 
 static hola_status check(const struct spm *m) {
     if (m->model_type != 2)
-        return hl_fail(HOLA_ENOTSUP, "%s: trainer_spec.model_type is %lld; only BPE (2) is supported",
-                       m->path, (long long)m->model_type);
+        return hl_fail(HOLA_ENOTSUP, "%s: trainer_spec.model_type is %lld; only BPE (2) is supported", m->path,
+                       (long long)m->model_type);
     if (m->suffix)
         return hl_fail(HOLA_ENOTSUP, "%s: trainer_spec.treat_whitespace_as_suffix is not supported", m->path);
     return HOLA_OK;

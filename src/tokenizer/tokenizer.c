@@ -29,8 +29,7 @@ static hola_status load_file(hola_tokenizer *t, const char *path) {
     hola_status s;
     if (!file) return hl_fail(HOLA_ENOMEM, "%s: no memory for its name", path);
     if (stat(path, &st) == 0 && S_ISDIR(st.st_mode) && stat(file, &st) != 0 && errno == ENOENT)
-        s = hl_fail(HOLA_EIO,
-                    "%s: holds neither tokenizer.model nor tokenizer.json; name another tokenizer, or byte",
+        s = hl_fail(HOLA_EIO, "%s: holds neither tokenizer.model nor tokenizer.json; name another tokenizer, or byte",
                     path);
     else s = hl_map_open(&m, file);
     if (s != HOLA_OK) goto done;
@@ -113,8 +112,7 @@ static void put_spm(const hola_tokenizer *t, const struct hl_token_piece *p, boo
     *seen = *at_front && strips && meta && !t->squeeze;
 }
 
-static hola_status decode_pieces(const hola_tokenizer *t, const int32_t *ids, int64_t n,
-                                 struct hl_text *out) {
+static hola_status decode_pieces(const hola_tokenizer *t, const int32_t *ids, int64_t n, struct hl_text *out) {
     bool at_front = true, seen = false, first = true;
     for (int64_t i = 0; i < n; i++) {
         const struct hl_token_piece *p = ids[i] >= 0 && ids[i] < t->size ? &t->bpe.piece[ids[i]] : NULL;
@@ -145,15 +143,13 @@ static hola_status decode_bytes(const int32_t *ids, int64_t n, struct hl_text *o
         hola_status s = hl_text_room(out, 1);
         if (s != HOLA_OK) return s;
         if (ids[i] < 0 || ids[i] >= BYTE_SIZE)
-            return hl_fail(HOLA_EINVAL, "id %d is not below the tokenizer's size, %d", (int)ids[i],
-                           BYTE_SIZE);
+            return hl_fail(HOLA_EINVAL, "id %d is not below the tokenizer's size, %d", (int)ids[i], BYTE_SIZE);
         if (ids[i] < BYTE_BOS) out->data[out->n++] = (char)ids[i];
     }
     return HOLA_OK;
 }
 
-hola_status hola_tokenizer_decode(const hola_tokenizer *t, const int32_t *ids, int64_t n, char **text,
-                                  int64_t *len) {
+hola_status hola_tokenizer_decode(const hola_tokenizer *t, const int32_t *ids, int64_t n, char **text, int64_t *len) {
     struct hl_text out = {0};
     hola_status s;
     *text = NULL, *len = 0;

@@ -41,8 +41,7 @@ void hl_added_free(struct hl_added *a) {
 }
 
 /* The longest token that begins at text[at], or NULL. */
-static const struct hl_added_token *token_at(const struct hl_added *a, const char *text, int64_t len,
-                                             int64_t at) {
+static const struct hl_added_token *token_at(const struct hl_added *a, const char *text, int64_t len, int64_t at) {
     unsigned char c = (unsigned char)text[at];
     for (int64_t i = a->first[c]; i < a->first[c + 1]; i++) {
         const struct hl_added_token *t = &a->token[i];
@@ -79,8 +78,7 @@ static int64_t skip_spaces(const char *text, int64_t from, int64_t len, int64_t 
     return at;
 }
 
-bool hl_added_find(const struct hl_added *a, const char *text, int64_t len, int64_t from,
-                   struct hl_found *f) {
+bool hl_added_find(const struct hl_added *a, const char *text, int64_t len, int64_t from, struct hl_found *f) {
     if (a->n == 0) return false;
     for (int64_t at = from; at < len; at++) {
         unsigned char c = (unsigned char)text[at];

@@ -87,8 +87,7 @@ static hola_status add_item(struct plan *p, struct item item) {
 /* Whether the words left and right of text[i] are the same with the text cut there. */
 static bool may_cut(const struct hl_bpe *b, const char *text, int64_t len, int64_t i) {
     if (b->words == HL_WORDS_JOINED) return hl_bpe_may_cut(b, text, len, i);
-    if (b->words == HL_WORDS_SPACES)
-        return text[i] == ' ' || (len - i >= 3 && memcmp(text + i, HL_META_TEXT, 3) == 0);
+    if (b->words == HL_WORDS_SPACES) return text[i] == ' ' || (len - i >= 3 && memcmp(text + i, HL_META_TEXT, 3) == 0);
     return text[i] == ' ' && text[i - 1] > ' ' && text[i - 1] < 0x7f; /* see pretoken.c */
 }
 
@@ -111,8 +110,7 @@ static bool begins_with_space(const hola_tokenizer *t, const char *text, int64_t
     return text[0] == ' ' || (t->bpe.space_is_meta && len >= 3 && memcmp(text, HL_META_TEXT, 3) == 0);
 }
 
-hola_status hl_tokenizer_rewrite(const hola_tokenizer *t, const char *text, int64_t len,
-                                 struct hl_text *out) {
+hola_status hl_tokenizer_rewrite(const hola_tokenizer *t, const char *text, int64_t len, struct hl_text *out) {
     const char *space = t->bpe.space_is_meta ? HL_META_TEXT : " ";
     int64_t width = (int64_t)strlen(space), at = 0;
     bool after_space = t->squeeze;
@@ -152,8 +150,7 @@ static hola_status add_segment(struct plan *p, const char *text, int64_t len, bo
         bool found = hl_added_find(&t->normalised, text, len, at, &f);
         int64_t n = (found ? f.begin : len) - at;
         bool prefix = !t->rewrite && t->prefix == HL_PREFIX_ALWAYS && at == 0;
-        if (n > 0 && !prefix &&
-            (t->prefix == HL_PREFIX_UNSPACED || (t->prefix == HL_PREFIX_FIRST && first && at == 0)))
+        if (n > 0 && !prefix && (t->prefix == HL_PREFIX_UNSPACED || (t->prefix == HL_PREFIX_FIRST && first && at == 0)))
             prefix = !begins_with_space(t, text + at, n);
         if (n > 0) s = add_blocks(p, text + at, n, prefix);
         if (s == HOLA_OK && found) s = add_item(p, (struct item){.token = f.id});
@@ -268,8 +265,7 @@ static hola_status collect(struct plan *p, int32_t **ids, int64_t *n) {
             continue;
         }
         for (int64_t k = 0; k < g->n; k++)
-            if (g->data[k] != p->t->bpe.unknown || *n == 0 || (*ids)[*n - 1] != g->data[k])
-                (*ids)[(*n)++] = g->data[k];
+            if (g->data[k] != p->t->bpe.unknown || *n == 0 || (*ids)[*n - 1] != g->data[k]) (*ids)[(*n)++] = g->data[k];
     }
     return HOLA_OK;
 }
@@ -282,8 +278,8 @@ static hola_status encode_bytes(const char *text, int64_t len, int32_t **ids, in
     return HOLA_OK;
 }
 
-hola_status hola_tokenizer_encode(const hola_tokenizer *t, const char *text, int64_t len, int threads,
-                                  int32_t **ids, int64_t *n) {
+hola_status hola_tokenizer_encode(const hola_tokenizer *t, const char *text, int64_t len, int threads, int32_t **ids,
+                                  int64_t *n) {
     struct plan p = {.t = t};
     hola_status s;
     *ids = NULL, *n = 0;

@@ -36,8 +36,7 @@ static hola_status each(hola_tokenizer *t, const json_t *object, const char *lis
     if (strcmp(type_of(object), "Sequence") != 0) return one(t, object, path);
     const json_t *members = json_object_get(object, list);
     if (!json_is_array(members)) return hl_json_bad(path, list, "not an array");
-    for (size_t i = 0; i < json_array_size(members) && s == HOLA_OK; i++)
-        s = one(t, json_array_get(members, i), path);
+    for (size_t i = 0; i < json_array_size(members) && s == HOLA_OK; i++) s = one(t, json_array_get(members, i), path);
     return s;
 }
 
@@ -86,14 +85,12 @@ static hola_status read_split(hola_tokenizer *t, const json_t *p, const char *pa
 static hola_status read_byte_level(hola_tokenizer *t, const json_t *p, const char *path) {
     bool cut = t->bpe.words != HL_WORDS_JOINED;
     if (hl_json_flag(p, "use_regex", true)) {
-        if (cut)
-            return hl_json_refuse(path, "pre_tokenizer.ByteLevel.use_regex", "after another that cuts words");
+        if (cut) return hl_json_refuse(path, "pre_tokenizer.ByteLevel.use_regex", "after another that cuts words");
         t->bpe.words = HL_WORDS_GPT2;
     }
     if (hl_json_flag(p, "add_prefix_space", true)) {
         if (cut)
-            return hl_json_refuse(path, "pre_tokenizer.ByteLevel.add_prefix_space",
-                                  "after another that cuts words");
+            return hl_json_refuse(path, "pre_tokenizer.ByteLevel.add_prefix_space", "after another that cuts words");
         t->prefix = HL_PREFIX_UNSPACED;
     }
     t->bpe.byte_level = true;
@@ -135,8 +132,7 @@ static hola_status check_steps(const hola_tokenizer *t, bool normalizer, const c
         return hl_json_refuse(path, "normalizer.Prepend", "without Replace");
     if (normalizer && (b->byte_level || b->words >= HL_WORDS_GPT2))
         return hl_json_refuse(path, "normalizer", "not known together with this pre_tokenizer");
-    if (b->byte_level && b->space_is_meta)
-        return hl_json_refuse(path, "pre_tokenizer", "Metaspace and ByteLevel");
+    if (b->byte_level && b->space_is_meta) return hl_json_refuse(path, "pre_tokenizer", "Metaspace and ByteLevel");
     return HOLA_OK;
 }
 
@@ -161,8 +157,7 @@ static hola_status read_decoder(hola_tokenizer *t, const json_t *d, struct decod
         if (!k->fuse || !hl_json_is(json_object_get(d, "content"), " ") ||
             json_integer_value(json_object_get(d, "start")) != 1 ||
             json_integer_value(json_object_get(d, "stop")) != 0 || t->decoder != HL_DECODE_SPACES)
-            return hl_json_refuse(path, "decoder.Strip",
-                                  "only one space at the front, after Replace and Fuse");
+            return hl_json_refuse(path, "decoder.Strip", "only one space at the front, after Replace and Fuse");
         t->decoder = HL_DECODE_STRIP;
     } else return refuse_type(path, "decoder", d);
     return HOLA_OK;
@@ -188,13 +183,12 @@ static hola_status read_decoders(hola_tokenizer *t, const json_t *d, bool *bytes
 /* One more than the largest id among them. */
 static hola_status added_size(const json_t *list, int64_t *size, const char *path) {
     *size = 0;
-    if (list && !json_is_null(list) && !json_is_array(list))
-        return hl_json_bad(path, "added_tokens", "not an array");
+    if (list && !json_is_null(list) && !json_is_array(list)) return hl_json_bad(path, "added_tokens", "not an array");
     for (size_t i = 0; i < json_array_size(list); i++) {
         const json_t *a = json_array_get(list, i), *id = json_object_get(a, "id");
         const char *text = json_string_value(json_object_get(a, "content"));
-        if (!json_is_integer(id) || json_integer_value(id) < 0 || json_integer_value(id) >= HL_JSON_MAX_ID ||
-            !text || strlen(text) > HL_JSON_MAX_TOKEN)
+        if (!json_is_integer(id) || json_integer_value(id) < 0 || json_integer_value(id) >= HL_JSON_MAX_ID || !text ||
+            strlen(text) > HL_JSON_MAX_TOKEN)
             return hl_json_bad(path, "added_tokens", "an id or content that is impossible");
         if (json_integer_value(id) >= *size) *size = json_integer_value(id) + 1;
     }
@@ -245,8 +239,8 @@ static hola_status read_added(hola_tokenizer *t, const json_t *root, bool normal
         in_vocab = json_object_get(vocab, text);
         if (in_vocab ? json_integer_value(in_vocab) != id : p->type != HL_PIECE_NONE)
             return hl_fail(HOLA_EFORMAT,
-                           "%s: added_tokens: id %lld belongs to another token, or the token has another id",
-                           path, (long long)id);
+                           "%s: added_tokens: id %lld belongs to another token, or the token has another id", path,
+                           (long long)id);
         p->type = hl_json_flag(a, "special", false) ? HL_PIECE_CONTROL : HL_PIECE_USER;
         p->len = (int32_t)strlen(text);
         p->text = memcpy(t->added_store + at, text, (size_t)p->len);
@@ -302,15 +296,13 @@ static hola_status read_ends(hola_tokenizer *t, const json_t *root, const char *
 /* ---- the file ---- */
 
 static hola_status check_top(const json_t *root, const char *path) {
-    static const char *const known[] = {"version",        "truncation", "padding",
-                                        "added_tokens",   "normalizer", "pre_tokenizer",
-                                        "post_processor", "decoder",    "model"};
+    static const char *const known[] = {"version",       "truncation",     "padding", "added_tokens", "normalizer",
+                                        "pre_tokenizer", "post_processor", "decoder", "model"};
     const char *key;
     json_t *value;
     json_object_foreach((json_t *)root, key, value) {
         bool found = false;
-        for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
-            found = found || strcmp(key, known[i]) == 0;
+        for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) found = found || strcmp(key, known[i]) == 0;
         if (!found) return hl_fail(HOLA_ENOTSUP, "%s: \"%.60s\" is not a field of tokenizer.json", path, key);
         if ((strcmp(key, "truncation") == 0 || strcmp(key, "padding") == 0) && !json_is_null(value))
             return hl_json_refuse(path, key, "not supported");

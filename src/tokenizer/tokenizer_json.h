@@ -21,8 +21,7 @@ static inline bool hl_json_is(const json_t *value, const char *text) {
 
 /* The model: vocabulary and merges into t->bpe, whose byte_level, space_is_meta and words are set. `more` is one
  * more than the largest id of added tokens. */
-hola_status hl_json_model(hola_tokenizer *t, const json_t *model, int64_t more, bool bytes_decoded,
-                          const char *path);
+hola_status hl_json_model(hola_tokenizer *t, const json_t *model, int64_t more, bool bytes_decoded, const char *path);
 
 /* GPT-2's way to write bytes as characters. The byte that a character stands for, -1: none; and back. */
 int hl_byte_of_char(uint32_t c);

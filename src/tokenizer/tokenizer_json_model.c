@@ -102,27 +102,24 @@ static int32_t id_of(const json_t *vocab, const char *text) {
     return id ? (int32_t)json_integer_value(id) : -1;
 }
 
-static hola_status read_merge(struct hl_bpe *b, const json_t *vocab, const json_t *merge, uint32_t rank,
-                              char *scratch, const char *path) {
+static hola_status read_merge(struct hl_bpe *b, const json_t *vocab, const json_t *merge, uint32_t rank, char *scratch,
+                              const char *path) {
     const char *left, *right;
     char *joined = scratch + 2 * HL_JSON_MAX_TOKEN + 1;
     int32_t l, r, m;
-    if (!merge_parts(merge, scratch, &left, &right))
-        return hl_json_bad(path, "model.merges", "not a pair of tokens");
+    if (!merge_parts(merge, scratch, &left, &right)) return hl_json_bad(path, "model.merges", "not a pair of tokens");
     strcpy(joined, left);
     strcat(joined, right);
     l = id_of(vocab, left), r = id_of(vocab, right), m = id_of(vocab, joined);
     if (l < 0 || r < 0 || m < 0)
-        return hl_fail(HOLA_EFORMAT, "%s: model.merges[%u]: merges tokens that are not in the vocabulary",
-                       path, rank);
+        return hl_fail(HOLA_EFORMAT, "%s: model.merges[%u]: merges tokens that are not in the vocabulary", path, rank);
     if (hl_byte_piece(left, (int64_t)strlen(left)) >= 0 || hl_byte_piece(right, (int64_t)strlen(right)) >= 0)
         return hl_json_refuse(path, "model.merges", "a merge of byte tokens");
     if (b->space_is_meta && strchr(joined, ' ')) return HOLA_OK; /* no text has a space in it */
     return hl_bpe_merge(b, l, r, m, rank);
 }
 
-static hola_status read_merges(struct hl_bpe *b, const json_t *vocab, const json_t *merges,
-                               const char *path) {
+static hola_status read_merges(struct hl_bpe *b, const json_t *vocab, const json_t *merges, const char *path) {
     hola_status s = HOLA_OK;
     char *scratch;
     if (!json_is_array(merges)) return hl_json_bad(path, "model.merges", "not an array");
@@ -170,8 +167,7 @@ static void read_bytes(struct hl_bpe *b, const json_t *vocab, bool fallback, boo
     }
 }
 
-hola_status hl_json_model(hola_tokenizer *t, const json_t *model, int64_t more, bool bytes_decoded,
-                          const char *path) {
+hola_status hl_json_model(hola_tokenizer *t, const json_t *model, int64_t more, bool bytes_decoded, const char *path) {
     struct hl_bpe *b = &t->bpe;
     json_t *vocab = json_object_get(model, "vocab"), *unk = json_object_get(model, "unk_token");
     hola_status s = check_fields(model, path);

@@ -33,8 +33,7 @@ hola_status hl_batch_load(struct hl_batch *b, const struct hl_dataset *d, const 
     for (int64_t r = 0; r < count; r++) {
         const int64_t at = b->row_at[r], s0 = b->start_at[r];
         struct hl_row row = {.ids = b->ids + at, .starts = b->starts + s0};
-        hola_status s =
-            seed ? hl_dataset_row(d, *seed, first + r, &row) : hl_dataset_row_at(d, first + r, &row);
+        hola_status s = seed ? hl_dataset_row(d, *seed, first + r, &row) : hl_dataset_row_at(d, first + r, &row);
         if (s != HOLA_OK) return s;
         for (int64_t i = 0; i < row.n_starts; i++) row.starts[i] += at;
         b->row_at[r + 1] = at + row.n;
@@ -48,6 +47,5 @@ hola_status hl_batch_load(struct hl_batch *b, const struct hl_dataset *d, const 
 struct hl_slice hl_batch_slice(struct hl_batch *b, int64_t from, int64_t to) {
     const int64_t at = b->row_at[from], s0 = b->start_at[from], n = b->start_at[to] - s0;
     for (int64_t i = 0; i < n; i++) b->scratch[i] = b->starts[s0 + i] - at;
-    return (struct hl_slice){
-        .ids = b->ids + at, .starts = b->scratch, .n = b->row_at[to] - at, .n_starts = n};
+    return (struct hl_slice){.ids = b->ids + at, .starts = b->scratch, .n = b->row_at[to] - at, .n_starts = n};
 }

@@ -61,13 +61,12 @@ static json_t *number_or_null(double x) { return isfinite(x) ? json_real(x) : js
 static hola_status write_state(const char *dir, const struct hl_checkpoint *c) {
     const struct hl_train_state *t = &c->state;
     char *path = hl_path_join(dir, "training.json"), *text = NULL;
-    json_t *root =
-        json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:o, s:o, s:I}", "hola", HOLA_VERSION,
-                  "step", (json_int_t)t->step, "updates", (json_int_t)t->updates, "tokens",
-                  (json_int_t)t->tokens, "cursor", (json_int_t)t->cursor, "skipped", (json_int_t)t->skipped,
-                  "skipped_in_row", (json_int_t)t->skipped_in_row, "seed", (json_int_t)t->seed, "seconds",
-                  t->seconds, "val_loss", number_or_null(t->val_loss), "best_val_loss",
-                  number_or_null(t->best_val), "best_step", (json_int_t)t->best_step);
+    json_t *root = json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:o, s:o, s:I}", "hola", HOLA_VERSION,
+                             "step", (json_int_t)t->step, "updates", (json_int_t)t->updates, "tokens",
+                             (json_int_t)t->tokens, "cursor", (json_int_t)t->cursor, "skipped", (json_int_t)t->skipped,
+                             "skipped_in_row", (json_int_t)t->skipped_in_row, "seed", (json_int_t)t->seed, "seconds",
+                             t->seconds, "val_loss", number_or_null(t->val_loss), "best_val_loss",
+                             number_or_null(t->best_val), "best_step", (json_int_t)t->best_step);
     if (root && c->run) json_object_set(root, "run", c->run);
     text = root ? json_dumps(root, JSON_INDENT(2) | JSON_REAL_PRECISION(17)) : NULL;
     hola_status s = path && text ? hl_write_file(path, text, (int64_t)strlen(text)) : no_memory(dir);
@@ -154,8 +153,8 @@ static hola_status write_moments(const char *dir, const struct hl_checkpoint *c)
 }
 
 /* The elements of one tensor that lie in the trainer's part. */
-static hola_status read_moment(const struct hl_stfile *f, const char *path, char which,
-                               const struct hl_tensor *t, const struct hl_trainer_view *v) {
+static hola_status read_moment(const struct hl_stfile *f, const char *path, char which, const struct hl_tensor *t,
+                               const struct hl_trainer_view *v) {
     char name[NAME];
     int64_t from = t->offset > v->first ? t->offset : v->first, to = t->offset + t->count;
     if (to > v->first + v->n) to = v->first + v->n;
@@ -163,8 +162,7 @@ static hola_status read_moment(const struct hl_stfile *f, const char *path, char
     const struct hl_st_tensor *st = hl_st_find(f, name);
     if (!st) return hl_fail(HOLA_EFORMAT, "%s: no tensor %s", path, name);
     if (st->count != t->count)
-        return hl_fail(HOLA_EFORMAT, "%s: %s: %" PRId64 " numbers, not %" PRId64, path, name, st->count,
-                       t->count);
+        return hl_fail(HOLA_EFORMAT, "%s: %s: %" PRId64 " numbers, not %" PRId64, path, name, st->count, t->count);
     if (from >= to) return HOLA_OK;
     real *out = (which == 'm' ? v->m : v->v) + (from - v->first);
     hola_status s = hl_st_read(st, from - t->offset, to - from, out);

@@ -18,8 +18,7 @@ double hl_gemm_peak(hola_model *m) {
         a.part[0].W.dtype = m->backend->act_size == 2 ? HOLA_BF16 : HOLA_F32;
         a.part[0].out = x + 2 * bytes;
         for (int64_t i = 0; i < N * N; i++)
-            if (m->backend->act_size == 2)
-                ((uint16_t *)pattern)[i] = hl_to_bf16((float)(i % 251) * 0.01f - 1);
+            if (m->backend->act_size == 2) ((uint16_t *)pattern)[i] = hl_to_bf16((float)(i % 251) * 0.01f - 1);
             else ((real *)pattern)[i] = (real)(i % 251) * (real)0.01 - 1;
         hl_put(m->backend, x, pattern, bytes);
         hl_put(m->backend, x + bytes, pattern, bytes);

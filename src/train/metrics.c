@@ -30,10 +30,9 @@ static int format_line(char *out, size_t room, const struct hl_metric *m) {
                      ", \"loss\": %s, \"lr\": %s, \"grad_norm\": %s, \"tok_per_s\": %.1f, \"seconds\": %.3f",
                      m->step, m->tokens, number(loss, m->loss), number(lr, m->lr), number(norm, m->grad_norm),
                      m->tok_per_s, m->seconds);
-    if (isfinite(m->val_loss))
-        n += snprintf(out + n, room - (size_t)n, ", \"val_loss\": %s", number(val, m->val_loss));
-    return n + snprintf(out + n, room - (size_t)n, ", \"epoch\": %" PRId64 ", \"skipped\": %" PRId64 "}\n",
-                        m->epoch, m->skipped);
+    if (isfinite(m->val_loss)) n += snprintf(out + n, room - (size_t)n, ", \"val_loss\": %s", number(val, m->val_loss));
+    return n + snprintf(out + n, room - (size_t)n, ", \"epoch\": %" PRId64 ", \"skipped\": %" PRId64 "}\n", m->epoch,
+                        m->skipped);
 }
 
 static double real_of(json_t *root, const char *key) {

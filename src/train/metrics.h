@@ -5,7 +5,7 @@
 
 /* What is not finite (a skipped step, no evaluation at this step) is null in the file, val_loss absent. */
 struct hl_metric {
-    int64_t step, tokens, epoch, skipped; /* step from 1; tokens and skipped: since the run began */
+    int64_t step, tokens, epoch, skipped;                     /* step from 1; tokens and skipped: since the run began */
     double loss, lr, grad_norm, tok_per_s, seconds, val_loss; /* seconds: of training since the run began */
 };
 

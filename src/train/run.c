@@ -38,8 +38,7 @@ static hola_status accumulate(struct hl_run *r, double *loss) {
         const struct hl_slice x = hl_batch_slice(&r->batch, at, to);
         double sum;
         if (to == end) hl_trainer_announce(r->trainer);
-        hola_status s =
-            hola_trainer_accumulate(r->trainer, x.ids, x.n, x.starts, x.n_starts, weight, &sum, NULL);
+        hola_status s = hola_trainer_accumulate(r->trainer, x.ids, x.n, x.starts, x.n_starts, weight, &sum, NULL);
         if (s != HOLA_OK) return s;
         *loss += sum;
     }
@@ -137,14 +136,9 @@ static hola_status evaluate(struct hl_run *r, double *val_loss) {
 
 static hola_status write_checkpoint(struct hl_run *r, const real *m, const real *v) {
     struct hl_train_state *t = &r->state;
-    const struct hl_checkpoint c = {.model = r->model,
-                                    .m = m,
-                                    .v = v,
-                                    .state = *t,
-                                    .run = r->identity,
-                                    .files = (const char *const *)r->files};
-    hola_status s =
-        hl_metrics_sync(&r->metrics); /* no line of a step that is in a checkpoint may be missing */
+    const struct hl_checkpoint c = {
+        .model = r->model, .m = m, .v = v, .state = *t, .run = r->identity, .files = (const char *const *)r->files};
+    hola_status s = hl_metrics_sync(&r->metrics); /* no line of a step that is in a checkpoint may be missing */
     if (s == HOLA_OK) s = hl_checkpoint_write(r->dir.checkpoints, &c);
     if (s == HOLA_OK) s = hl_rundir_point(&r->dir, "latest", t->step);
     if (s == HOLA_OK && t->best_step == t->step) s = hl_rundir_point(&r->dir, "best", t->step);
@@ -162,8 +156,7 @@ static hola_status save(struct hl_run *r) {
     const bool alone = r->dist->size == 1;
     real *all_m = !alone && r->root ? malloc(bytes) : NULL, *all_v = !alone && r->root ? malloc(bytes) : NULL;
     /* the lowest loss seen; without any, the latest */
-    if (!isfinite(t->best_val) || t->val_loss <= t->best_val)
-        t->best_step = t->step, t->best_val = t->val_loss;
+    if (!isfinite(t->best_val) || t->val_loss <= t->best_val) t->best_step = t->step, t->best_val = t->val_loss;
     if (!alone && s == HOLA_OK) {
         int64_t good = !r->root || (all_m && all_v);
         r->dist->broadcast(&good, sizeof good);
@@ -242,13 +235,11 @@ static hola_status advance(struct hl_run *r, bool *stop) {
     if (due || last || *stop) {
         s = save(r);
         if (s != HOLA_OK && !last && !*stop) {
-            hl_run_note(r, "step %" PRId64 ": no checkpoint: %s; training continues", m.step,
-                        hola_last_error());
+            hl_run_note(r, "step %" PRId64 ": no checkpoint: %s; training continues", m.step, hola_last_error());
             s = HOLA_OK;
         }
     }
-    if (last || *stop || every(o->plot_every > 0 ? o->plot_every : r->eval_every, m.step))
-        plot(r, !last && !*stop);
+    if (last || *stop || every(o->plot_every > 0 ? o->plot_every : r->eval_every, m.step)) plot(r, !last && !*stop);
     return s;
 }
 

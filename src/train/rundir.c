@@ -70,8 +70,8 @@ static hola_status clean_checkpoint(void *ctx, const char *dir, const char *name
 }
 
 static hola_status clean_file(void *ctx, const char *dir, const char *name) {
-    static const char *const ours[] = {".run.json.tmp-", ".metrics.jsonl.tmp-", ".plot.html.tmp-",
-                                       ".latest.tmp", ".best.tmp"};
+    static const char *const ours[] = {".run.json.tmp-", ".metrics.jsonl.tmp-", ".plot.html.tmp-", ".latest.tmp",
+                                       ".best.tmp"};
     (void)ctx;
     for (size_t i = 0; i < sizeof ours / sizeof *ours; i++) {
         if (strncmp(name, ours[i], strlen(ours[i])) != 0) continue;
@@ -111,12 +111,11 @@ void hl_rundir_close(struct hl_rundir *d) {
 
 /* ---- run.json ---- */
 
-static hola_status differ(const char *what, const char *key, json_t *there, json_t *given,
-                          const char *advice) {
+static hola_status differ(const char *what, const char *key, json_t *there, json_t *given, const char *advice) {
     const size_t flags = JSON_ENCODE_ANY | JSON_COMPACT | JSON_REAL_PRECISION(6);
     char *a = there ? json_dumps(there, flags) : NULL, *b = given ? json_dumps(given, flags) : NULL;
-    hola_status s = hl_fail(HOLA_EINVAL, "%s has %s %.100s, not %.100s%s", what, key, a ? a : "unset",
-                            b ? b : "unset", advice);
+    hola_status s =
+        hl_fail(HOLA_EINVAL, "%s has %s %.100s, not %.100s%s", what, key, a ? a : "unset", b ? b : "unset", advice);
     free(a);
     free(b);
     return s;
@@ -149,8 +148,8 @@ static hola_status check_same(struct hl_rundir *d, json_t *there, json_t *run, b
     json_t *old = json_object_get(there, "steps"), *now = json_object_get(run, "steps");
     const char *kind = json_string_value(json_object_get(run, "schedule"));
     char what[512];
-    *grew = json_is_integer(old) && kind && !strcmp(kind, "constant") &&
-            json_integer_value(now) > json_integer_value(old);
+    *grew =
+        json_is_integer(old) && kind && !strcmp(kind, "constant") && json_integer_value(now) > json_integer_value(old);
     if (*grew) json_object_set(there, "steps", now);
     snprintf(what, sizeof what, "%.400s: the run there", d->out);
     return hl_json_same(what, there, run, "; --restart starts a new one");
@@ -182,8 +181,7 @@ static hola_status read_run(struct hl_rundir *d, json_t **root) {
 
 /* ---- beginning ---- */
 
-static const char *const parts[] = {"run.json",      "latest",    "best",
-                                    "metrics.jsonl", "plot.html", "checkpoints"};
+static const char *const parts[] = {"run.json", "latest", "best", "metrics.jsonl", "plot.html", "checkpoints"};
 enum { PARTS = sizeof parts / sizeof *parts };
 
 /* run.json first: what is left of a move that was cut short is then refused, not mistaken for a run. */
@@ -244,8 +242,7 @@ hola_status hl_rundir_begin(struct hl_rundir *d, json_t *run, json_t *options, b
     if (!exists(d->out, "run.json")) {
         for (int i = 0; i < PARTS; i++)
             if (exists(d->out, parts[i]))
-                return hl_fail(HOLA_EINVAL, "%s: holds %s but no run.json; --restart moves it aside", d->out,
-                               parts[i]);
+                return hl_fail(HOLA_EINVAL, "%s: holds %s but no run.json; --restart moves it aside", d->out, parts[i]);
         return write_run(d, run, options);
     }
     s = read_run(d, &root);

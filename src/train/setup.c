@@ -24,8 +24,7 @@ static hola_status open_split(struct hl_run *r, const char *split, struct hl_dat
     /* a validation text shorter than a row is one short row */
     if (!strcmp(split, "val") && hl_dataset_info(*out)->tokens < seq) seq = hl_dataset_info(*out)->tokens;
     if (o->documents) s = hl_pool_new(&pool, o->model.threads); /* the model's is not there yet */
-    if (s == HOLA_OK)
-        s = hl_dataset_rows(*out, o->documents ? HL_ROWS_PACKED : HL_ROWS_STREAM, seq, -1, pool);
+    if (s == HOLA_OK) s = hl_dataset_rows(*out, o->documents ? HL_ROWS_PACKED : HL_ROWS_STREAM, seq, -1, pool);
     hl_pool_free(pool);
     return s;
 }
@@ -55,8 +54,7 @@ static hola_status setup_data(struct hl_run *r) {
     const struct hl_train *o = r->o;
     hola_status s;
     if (o->seq_len < 2)
-        return hl_fail(HOLA_EINVAL, "--seq-len %" PRId64 " is too short: there is nothing to predict",
-                       o->seq_len);
+        return hl_fail(HOLA_EINVAL, "--seq-len %" PRId64 " is too short: there is nothing to predict", o->seq_len);
     if (o->batch_tokens % o->seq_len != 0 || o->batch_tokens < o->seq_len)
         return hl_fail(HOLA_EINVAL, "--batch-tokens %" PRId64 " must be a multiple of --seq-len %" PRId64,
                        o->batch_tokens, o->seq_len);
@@ -93,11 +91,10 @@ static hola_status setup_schedule(struct hl_run *r) {
     if (c->kind != HL_WSD) c->decay = 0;
     if (c->decay < 0) c->decay = c->steps / 5;
     if (c->warmup > c->steps)
-        return hl_fail(HOLA_EINVAL, "--warmup %" PRId64 " is longer than the run of %" PRId64 " steps",
-                       c->warmup, c->steps);
+        return hl_fail(HOLA_EINVAL, "--warmup %" PRId64 " is longer than the run of %" PRId64 " steps", c->warmup,
+                       c->steps);
     if (c->kind == HL_WSD && c->warmup + c->decay > c->steps)
-        return hl_fail(HOLA_EINVAL,
-                       "warmup and decay, %" PRId64 " steps, are longer than the run of %" PRId64,
+        return hl_fail(HOLA_EINVAL, "warmup and decay, %" PRId64 " steps, are longer than the run of %" PRId64,
                        c->warmup + c->decay, c->steps);
     return HOLA_OK;
 }
@@ -111,8 +108,7 @@ static hola_status fingerprint(struct hl_run *r, char out[24]) {
     for (int i = 0; i < 2; i++) {
         hola_status s = hl_batch_load(&r->batch, r->train, NULL, rows[i], 1);
         if (s != HOLA_OK) return s;
-        for (int64_t k = 0; k < r->batch.tokens; k++)
-            h = (h ^ (uint64_t)(uint32_t)r->batch.ids[k]) * 0x100000001b3u;
+        for (int64_t k = 0; k < r->batch.tokens; k++) h = (h ^ (uint64_t)(uint32_t)r->batch.ids[k]) * 0x100000001b3u;
     }
     snprintf(out, 24, "%016" PRIx64, h);
     return HOLA_OK;
@@ -136,15 +132,13 @@ static hola_status setup_identity(struct hl_run *r) {
     if (s != HOLA_OK) return free(from), s;
     data = json_pack("{s:I, s:I, s:s}", "train_tokens", (json_int_t)train->tokens, "val_tokens",
                      (json_int_t)(r->val ? hl_dataset_info(r->val)->tokens : 0), "fingerprint", print);
-    root =
-        json_pack("{s:I, s:I, s:I, s:b, s:I, s:f, s:s, s:I, s:f, s:I}", "seed", (json_int_t)o->seed,
-                  "seq_len", (json_int_t)o->seq_len, "batch_tokens", (json_int_t)o->batch_tokens, "documents",
-                  o->documents, "steps", (json_int_t)r->schedule.steps, "lr", r->schedule.peak, "schedule",
-                  hl_schedule_names[r->schedule.kind], "warmup", (json_int_t)r->schedule.warmup, "min_lr",
-                  r->schedule.floor, "decay", (json_int_t)r->schedule.decay);
-    json_t *adamw =
-        json_pack("{s:f, s:f, s:f, s:f, s:f}", "beta1", o->adamw.beta1, "beta2", o->adamw.beta2, "eps",
-                  o->adamw.eps, "weight_decay", o->adamw.weight_decay, "clip", o->adamw.clip);
+    root = json_pack("{s:I, s:I, s:I, s:b, s:I, s:f, s:s, s:I, s:f, s:I}", "seed", (json_int_t)o->seed, "seq_len",
+                     (json_int_t)o->seq_len, "batch_tokens", (json_int_t)o->batch_tokens, "documents", o->documents,
+                     "steps", (json_int_t)r->schedule.steps, "lr", r->schedule.peak, "schedule",
+                     hl_schedule_names[r->schedule.kind], "warmup", (json_int_t)r->schedule.warmup, "min_lr",
+                     r->schedule.floor, "decay", (json_int_t)r->schedule.decay);
+    json_t *adamw = json_pack("{s:f, s:f, s:f, s:f, s:f}", "beta1", o->adamw.beta1, "beta2", o->adamw.beta2, "eps",
+                              o->adamw.eps, "weight_decay", o->adamw.weight_decay, "clip", o->adamw.clip);
     json_t *start = from || o->from ? json_string(from ? from : o->from) : json_null();
     bool good = root && data && adamw && start;
     good = good && json_object_update(root, adamw) == 0 && json_object_set(root, "from", start) == 0 &&
@@ -158,12 +152,11 @@ static hola_status setup_identity(struct hl_run *r) {
 /* The options that do not define the run; kept for the reader of run.json. */
 static json_t *other_options(const struct hl_run *r) {
     const struct hl_train *o = r->o;
-    return json_pack("{s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:i, s:s, s:b, s:i}", "data", o->data, "out",
-                     o->out, "micro_tokens", (json_int_t)o->micro_tokens, "eval_every",
-                     (json_int_t)r->eval_every, "eval_rows", (json_int_t)r->eval_rows, "save_every",
-                     (json_int_t)o->save_every, "keep", (json_int_t)o->keep, "threads", o->model.threads,
-                     "backend", o->model.backend ? o->model.backend : "cpu", "recompute", o->adamw.recompute,
-                     "ranks", r->dist->size);
+    return json_pack("{s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:i, s:s, s:b, s:i}", "data", o->data, "out", o->out,
+                     "micro_tokens", (json_int_t)o->micro_tokens, "eval_every", (json_int_t)r->eval_every, "eval_rows",
+                     (json_int_t)r->eval_rows, "save_every", (json_int_t)o->save_every, "keep", (json_int_t)o->keep,
+                     "threads", o->model.threads, "backend", o->model.backend ? o->model.backend : "cpu", "recompute",
+                     o->adamw.recompute, "ranks", r->dist->size);
 }
 
 /* ---- model ---- */
@@ -187,10 +180,8 @@ static hola_status setup_model(struct hl_run *r, int64_t step) {
     opt.max_tokens = r->rows_per_micro * o->seq_len;
     if (opt.weight_decay == 0) opt.weight_decay = -1; /* there, zero means default */
     if (opt.clip == 0) opt.clip = -1;
-    if (r->dist->size > 1 && model.backend && !strncmp(model.backend, "cuda", 4) &&
-        !strchr(model.backend, ':')) {
-        snprintf(backend, sizeof backend, "%s:%d", model.backend,
-                 r->dist->local); /* each rank its own device */
+    if (r->dist->size > 1 && model.backend && !strncmp(model.backend, "cuda", 4) && !strchr(model.backend, ':')) {
+        snprintf(backend, sizeof backend, "%s:%d", model.backend, r->dist->local); /* each rank its own device */
         model.backend = backend;
     }
     if (dir) s = hola_model_load(&r->model, dir, &model);
@@ -230,8 +221,7 @@ static hola_status open_directory(struct hl_run *r, int64_t *step) {
 
 hola_status hl_run_setup(struct hl_run *r, const struct hl_train *o) {
     int64_t step = -1;
-    *r =
-        (struct hl_run){.o = o, .dist = o->dist ? o->dist : &hl_dist_alone, .dir.lock = -1, .metrics.fd = -1};
+    *r = (struct hl_run){.o = o, .dist = o->dist ? o->dist : &hl_dist_alone, .dir.lock = -1, .metrics.fd = -1};
     r->root = r->dist->rank == 0;
     hola_status s = setup_data(r);
     if (s == HOLA_OK) s = setup_schedule(r);

@@ -44,8 +44,8 @@ static void (*kernel)(void *);
 static void *kernel_ctx;
 
 static void die(const char *what) {
-    fprintf(stderr, "emulated kernel: %s (block %u,%u,%u thread %u)\n", what, blockIdx.x, blockIdx.y,
-            blockIdx.z, threadIdx.x);
+    fprintf(stderr, "emulated kernel: %s (block %u,%u,%u thread %u)\n", what, blockIdx.x, blockIdx.y, blockIdx.z,
+            threadIdx.x);
     abort();
 }
 
@@ -58,9 +58,9 @@ static inline __attribute__((always_inline)) void emu_switch(void **save, void *
                  "  popq %%rax\n  popq %%rbp\n  leaq 128(%%rsp), %%rsp\n  jmp *%%rax\n1:\n"
                  : "+D"(save), "+S"(to)
                  :
-                 : "rax", "rbx", "rcx", "rdx", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15", "xmm0",
-                   "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11",
-                   "xmm12", "xmm13", "xmm14", "xmm15", "cc", "memory");
+                 : "rax", "rbx", "rcx", "rdx", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15", "xmm0", "xmm1",
+                   "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", "xmm13",
+                   "xmm14", "xmm15", "cc", "memory");
 }
 static void *main_sp;
 static void go(void **save, fiber *to) { emu_switch(save, to->sp); }
@@ -265,8 +265,7 @@ static void product_bf16(char (*slot)[EMU_SLOT]) {
 static void product_tf32(char (*slot)[EMU_SLOT]) {
     float A[16][8], B[8][8];
     for (int k = 0; k < 8; k++) {
-        for (int r = 0; r < 16; r++)
-            A[r][k] = tf(((operands *)slot[r % 8 * 4 + k % 4])->a[r / 8 + 2 * (k / 4)]);
+        for (int r = 0; r < 16; r++) A[r][k] = tf(((operands *)slot[r % 8 * 4 + k % 4])->a[r / 8 + 2 * (k / 4)]);
         for (int n = 0; n < 8; n++) B[k][n] = tf(((operands *)slot[n * 4 + k % 4])->b[k / 4]);
     }
     product<8>(slot, A, B);

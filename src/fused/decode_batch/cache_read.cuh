@@ -48,17 +48,15 @@ template <int D> struct mixer_smem {
     uint64_t done[HEADS + 2];
     __align__(16) act staged[HEADS][STAGED][D]; /* (loads from global memory would queue behind copies) */
     tiles state;
-    uint4 ring[DEPTH][2][WARPS][SETS][32]; /* k, v */
-    uint64_t full[DEPTH * WARPS];          /* mbarriers: a warp's stage is full */
-    float partial[PARTIALS][D];            /* weighted values; the state threads' are in their ring */
+    uint4 ring[DEPTH][2][WARPS][SETS][32];          /* k, v */
+    uint64_t full[DEPTH * WARPS];                   /* mbarriers: a warp's stage is full */
+    float partial[PARTIALS][D];                     /* weighted values; the state threads' are in their ring */
     float max[PARTIALS + SET], sum[PARTIALS + SET]; /* of a partial softmax */
     float out[HEADS][D + D / GDN_STEP_COLS];        /* outputs of the delta rule, then sums of squares */
     float read[D];
 };
 
-template <int D> static __device__ __forceinline__ int reader() {
-    return threadIdx.x - mixer_smem<D>::STATES;
-}
+template <int D> static __device__ __forceinline__ int reader() { return threadIdx.x - mixer_smem<D>::STATES; }
 template <int D> static __device__ __forceinline__ int own_column() {
     return threadIdx.x % mixer_smem<D>::LANES * WIDE;
 }
@@ -82,8 +80,7 @@ static __device__ __forceinline__ void locate_head(const struct cache_dev &c, st
     p.stages = (p.offload + smem::STAGE - 1) / smem::STAGE;
 }
 /* Offset of this lane's columns of a row. */
-template <int D>
-static __device__ __forceinline__ int64_t row_at(const struct head_place &p, int w, int row) {
+template <int D> static __device__ __forceinline__ int64_t row_at(const struct head_place &p, int w, int row) {
     return (int64_t)(row < p.kept ? row : w + row - p.kept) * D + own_column<D>();
 }
 
@@ -97,8 +94,7 @@ struct row_set {
     __device__ __forceinline__ int at(int i) const { return has(i) ? i * stride : fallback; }
 };
 template <int D>
-static __device__ __forceinline__ void load_rows(const struct row_set &x, const struct head_place &p, int w,
-                                                 int sets) {
+static __device__ __forceinline__ void load_rows(const struct row_set &x, const struct head_place &p, int w, int sets) {
 #pragma unroll
     for (int i = 0; i < SETS; i++) {
         const int64_t at = x.has(i) ? row_at<D>(p, w, x.first + i * x.step) : 0;
@@ -118,8 +114,7 @@ struct partial_read { /* a partial softmax: this lane's columns */
     }
 };
 template <int D, int N>
-static __device__ __forceinline__ void add_rows(struct partial_read &r, const struct row_set &x,
-                                                float scale) {
+static __device__ __forceinline__ void add_rows(struct partial_read &r, const struct row_set &x, float scale) {
     float z[N] = {}, max = r.max;
 #pragma unroll
     for (int i = 0; i < N; i++) {
@@ -154,8 +149,8 @@ static __device__ __forceinline__ void add_rows(struct partial_read &r, const st
 
 /* Part e of two, in a slot of their ring. */
 template <int D>
-static __device__ __forceinline__ struct row_set offloaded_rows(struct mixer_smem<D> &m,
-                                                                const struct head_place &p, int e, int slot) {
+static __device__ __forceinline__ struct row_set offloaded_rows(struct mixer_smem<D> &m, const struct head_place &p,
+                                                                int e, int slot) {
     typedef struct mixer_smem<D> smem;
     uint4 *at = (uint4 *)m.state.ring[slot][0] + threadIdx.x;
     const struct row_set x = {at,
@@ -169,8 +164,8 @@ static __device__ __forceinline__ struct row_set offloaded_rows(struct mixer_sme
 }
 /* All copies are issued, into slot `slot` and then the other one. */
 template <int D>
-static __device__ __forceinline__ void read_offloaded(struct mixer_smem<D> &m, const struct head_place &p,
-                                                      int slot, const act *q, mbarrier_t done) {
+static __device__ __forceinline__ void read_offloaded(struct mixer_smem<D> &m, const struct head_place &p, int slot,
+                                                      const act *q, mbarrier_t done) {
     typedef struct mixer_smem<D> smem;
     const int partial = threadIdx.x / smem::LANES;
     struct partial_read r;
@@ -185,8 +180,7 @@ static __device__ __forceinline__ void read_offloaded(struct mixer_smem<D> &m, c
     mbarrier_arrive_warp(done);
 }
 /* Column x of partial softmax i. */
-template <int D>
-static __device__ __forceinline__ float partial_at(const struct mixer_smem<D> &m, int i, int x) {
+template <int D> static __device__ __forceinline__ float partial_at(const struct mixer_smem<D> &m, int i, int x) {
     typedef struct mixer_smem<D> smem;
     if (i < smem::PARTIALS) return m.partial[i][x];
     return ((const float *)&m.state.ring[0][x / 4 % 2][(i - smem::PARTIALS) * smem::LANES + x / WIDE])[x % 4];
@@ -200,11 +194,9 @@ static __device__ __forceinline__ void combine_partials(struct mixer_smem<D> &m,
                                                         const struct partial_read &r, mbarrier_t offloaded) {
     typedef struct mixer_smem<D> smem;
     enum { EACH = D / smem::READERS };
-    const int mine = reader<D>() / smem::LANES,
-              n = p.offload < p.rows ? smem::PARTIALS + smem::SET : smem::PARTIALS;
+    const int mine = reader<D>() / smem::LANES, n = p.offload < p.rows ? smem::PARTIALS + smem::SET : smem::PARTIALS;
     float max = p.sink, acc[EACH] = {};
-    named_barrier_sync(READER_BARRIER,
-                       smem::READERS); /* the partials of the head before are no longer read */
+    named_barrier_sync(READER_BARRIER, smem::READERS); /* the partials of the head before are no longer read */
     store_wide(m.partial[mine] + own_column<D>(), r.acc);
     store_wide(m.partial[mine] + own_column<D>() + 4, r.acc + 4);
     if (threadIdx.x % smem::LANES == 0) m.max[mine] = r.max, m.sum[mine] = r.sum;
@@ -223,8 +215,7 @@ static __device__ __forceinline__ void combine_partials(struct mixer_smem<D> &m,
         for (int j = 0; j < EACH; j++) acc[j] += less * partial_at<D>(m, i, reader<D>() + j * smem::READERS);
     }
 #pragma unroll
-    for (int j = 0; j < EACH; j++)
-        m.read[reader<D>() + j * smem::READERS] = acc[j] / sum / (1.0f + expf(-p.gate));
+    for (int j = 0; j < EACH; j++) m.read[reader<D>() + j * smem::READERS] = acc[j] / sum / (1.0f + expf(-p.gate));
     named_barrier_sync(READER_BARRIER, smem::READERS);
 }
 
@@ -312,8 +303,8 @@ static __device__ __forceinline__ void load_stage(struct mixer_smem<D> &m, struc
 }
 /* The new row, read by the first warp, which also stores it in the cache. */
 template <int D>
-static __device__ __forceinline__ void read_new(struct mixer_smem<D> &m, const struct head_place &p, int n,
-                                                int w, struct partial_read &r) {
+static __device__ __forceinline__ void read_new(struct mixer_smem<D> &m, const struct head_place &p, int n, int w,
+                                                struct partial_read &r) {
     const int group = threadIdx.x % 32 / mixer_smem<D>::LANES;
     const struct row_set x = {(uint4 *)(m.staged[n][CACHE_K] + own_column<D>()),
                               (uint4 *)(m.staged[n][NEW_V] + own_column<D>()),

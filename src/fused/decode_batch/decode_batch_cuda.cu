@@ -154,26 +154,23 @@ static void launch_mixer(struct hl_cuda *c, const struct hl_decode *p, const str
 
 /* What the mixer of layer l will read first, for a prefetch into L2 in two parts; part 0 has the conv
  * tails. */
-static struct state_prefetch prefetch_of(struct hl_cuda *c, const struct hl_decode *p,
-                                         const struct decode_batch *b, int64_t l, int part) {
+static struct state_prefetch prefetch_of(struct hl_cuda *c, const struct hl_decode *p, const struct decode_batch *b,
+                                         int64_t l, int part) {
     const int heads = (int)(p->rows->n * p->HV);
     const int64_t at = l * p->layer_bytes;
-    struct state_prefetch a = {b->sorted, at + p->S + part * PREFETCH_COLS * (int64_t)sizeof(float),
-                               at + p->tail[0]};
+    struct state_prefetch a = {b->sorted, at + p->S + part * PREFETCH_COLS * (int64_t)sizeof(float), at + p->tail[0]};
     a.heads = heads, a.HV = (int)p->HV, a.rows = (int)p->K, a.columns = (int)p->V;
     if (l < p->L && (part + 1) * PREFETCH_COLS <= p->V) a.blocks = mixer_blocks(c, p->K, heads);
-    if (part == 0)
-        a.tail_bytes = (int)(p->cache_at - p->tail[0]); /* the tails of q, k and v are contiguous */
+    if (part == 0) a.tail_bytes = (int)(p->cache_at - p->tail[0]); /* the tails of q, k and v are contiguous */
     return a;
 }
-static struct batch_linear linear_of(const struct hl_decode *p, const struct panels &x, int64_t K,
-                                     const void *W, int64_t N, void *out, int64_t ld) {
+static struct batch_linear linear_of(const struct hl_decode *p, const struct panels &x, int64_t K, const void *W,
+                                     int64_t N, void *out, int64_t ld) {
     struct batch_linear a = {x, (const bf16 *)W};
     a.M = (int)p->rows->T, a.K = (int)K, a.N = (int)N, a.out = out, a.ld = (int)ld, a.eps = p->eps;
     return a;
 }
-static void launch_layer(struct hl_cuda *c, const struct hl_decode *p, const struct decode_batch *b,
-                         int64_t l) {
+static void launch_layer(struct hl_cuda *c, const struct hl_decode *p, const struct decode_batch *b, int64_t l) {
     const struct hl_decode_layer *y = &p->host[l];
     const int64_t vv = p->HV * p->V, at = l * p->layer_bytes,
                   N = 2 * p->H * p->K + vv + (p->decay + p->beta) * p->HV + (p->gated ? vv : 0);
@@ -212,10 +209,9 @@ extern "C" void HL_OP(decode_batch)(struct hl_backend *backend, const struct hl_
     char *block = (char *)hl_cuda_scratch(c, carve(&b, NULL, p));
     if (!block) return; /* the failure is recorded */
     carve(&b, block, p);
-    const struct session_order order = {p->rows->dev->seg, (int)p->rows->n, (int)p->window, (int)p->chunk,
-                                        b.sorted};
-    launch(c, batch_embed, (unsigned)p->rows->T + 1, THREADS, 0, (const bf16 *)p->embed, p->ids,
-           p->host[0].attn_norm, b.x, b.xw, b.squares_x, (int)p->d, order);
+    const struct session_order order = {p->rows->dev->seg, (int)p->rows->n, (int)p->window, (int)p->chunk, b.sorted};
+    launch(c, batch_embed, (unsigned)p->rows->T + 1, THREADS, 0, (const bf16 *)p->embed, p->ids, p->host[0].attn_norm,
+           b.x, b.xw, b.squares_x, (int)p->d, order);
     for (int64_t l = 0; l < p->L; l++) launch_layer(c, p, &b, l);
     if (!p->logits) return;
     struct batch_linear head = linear_of(p, b.xw, p->d, p->head, p->vocab, p->logits, p->vocab);

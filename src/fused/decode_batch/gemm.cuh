@@ -18,10 +18,8 @@
 #include "fused/decode_batch/panel.cuh"
 
 enum { GEMM_THREADS = 256, W_THREADS = 192, PANELS = 12, SPLITS = 8, SQUARES = 32 };
-enum { MMA_BARRIER = 1 }; /* named barrier of the first warpgroup */
-enum {
-    HEADER_BYTES = 1024
-}; /* in shared memory: the rows' factors, then an mbarrier per panel and one for the sums */
+enum { MMA_BARRIER = 1 };     /* named barrier of the first warpgroup */
+enum { HEADER_BYTES = 1024 }; /* in shared memory: the rows' factors, then an mbarrier per panel and one for the sums */
 
 /* NORMED: out = norm(x) W^T. GATED: panels = silu(norm(x) W^T) (norm(x) W2^T). RESIDUAL: out = from + x W^T,
  * and panels = out times `weight`. */
@@ -81,8 +79,8 @@ struct part { /* a split of K: panels [first, first + n) */
 };
 /* A thread copies 16 bytes, an eighth of a panel's row, of some rows of every panel. The first W_THREADS. */
 template <int NB, int KIND>
-static __device__ __forceinline__ void load_weights(const struct batch_linear &a, const struct part &b,
-                                                    int tile, bf16 *W) {
+static __device__ __forceinline__ void load_weights(const struct batch_linear &a, const struct part &b, int tile,
+                                                    bf16 *W) {
     const int unit = threadIdx.x % 8 * 8, first = b.first * PANEL + unit;
     for (int r = threadIdx.x / 8; r < NB; r += W_THREADS / 8) {
         const bf16 *row = weights_at<NB, KIND>(a, tile, r), *from = (row ? row : a.W) + first;
@@ -134,12 +132,10 @@ static __device__ __forceinline__ void send_sums(const struct batch_linear &a, c
     }
     fence_proxy_async();
     __syncwarp();
-    const int each = min(rows, (int)WARP_ROWS),
-              from = first + lane * each; /* a lane sends one block's rows */
+    const int each = min(rows, (int)WARP_ROWS), from = first + lane * each; /* a lane sends one block's rows */
     if (a.splits == 1 || lane * each >= WARP_ROWS) return;
     const uint32_t to = cluster_address(shared_address(P + (rank * rows + from % rows) * LD), from / rows);
-    cluster_copy(to, shared_address(mine + from * LD), each * LD * 4,
-                 cluster_address(sums_full, from / rows));
+    cluster_copy(to, shared_address(mine + from * LD), each * LD * 4, cluster_address(sums_full, from / rows));
 #endif
 }
 
@@ -149,8 +145,8 @@ template <int NB> struct residual_in {
     float4 weight; /* of the thread's columns, the same in all its rows */
 };
 template <int NB>
-static __device__ __forceinline__ void load_residual(struct residual_in<NB> &old,
-                                                     const struct batch_linear &a, int tile, int rank) {
+static __device__ __forceinline__ void load_residual(struct residual_in<NB> &old, const struct batch_linear &a,
+                                                     int tile, int rank) {
     const int rows = a.x.rows / a.splits, first = tile * NB + threadIdx.x % (NB / 4) * 4;
     if (first < a.N) old.weight = *(const float4 *)(a.weight + first);
 #pragma unroll
@@ -158,8 +154,7 @@ static __device__ __forceinline__ void load_residual(struct residual_in<NB> &old
         const int i = threadIdx.x + j * GEMM_THREADS, row = rank * rows + i / (NB / 4),
                   n = tile * NB + i % (NB / 4) * 4;
         old.u[j] = make_uint2(0, 0);
-        if (i < rows * (NB / 4) && row < a.M && n < a.N)
-            old.u[j] = *(const uint2 *)(a.from + (int64_t)row * a.ld + n);
+        if (i < rows * (NB / 4) && row < a.M && n < a.N) old.u[j] = *(const uint2 *)(a.from + (int64_t)row * a.ld + n);
     }
 }
 
@@ -201,8 +196,7 @@ static __device__ __forceinline__ void prefetch_states(const struct state_prefet
     for (int b = blockIdx.x; b < min(a.blocks, (int)SMS); b += gridDim.x) {
         const struct head_schedule schedule = {b, a.blocks, a.heads};
         const int x = schedule.head(0);
-        const float *state =
-            (const float *)(a.seg[x / a.HV].state + a.at) + (int64_t)(x % a.HV) * a.rows * a.columns;
+        const float *state = (const float *)(a.seg[x / a.HV].state + a.at) + (int64_t)(x % a.HV) * a.rows * a.columns;
         for (int i = threadIdx.x % 128; i < a.rows * EACH; i += 128)
             prefetch_line(state + i / EACH * a.columns + i % EACH * SECTOR);
     }
@@ -212,19 +206,16 @@ static __device__ __forceinline__ void prefetch_states(const struct state_prefet
  * since issuing one takes 0.1 microseconds. All threads. */
 enum { X_WARPS = (GEMM_THREADS - W_THREADS) / 32 };
 template <int NB, int KIND>
-static __device__ __forceinline__ void gemm_part(const struct batch_linear &a, int tile, int rank,
-                                                 char *shared, int most, float *P,
-                                                 struct residual_in<NB> &old) {
+static __device__ __forceinline__ void gemm_part(const struct batch_linear &a, int tile, int rank, char *shared,
+                                                 int most, float *P, struct residual_in<NB> &old) {
     const int panels = panels_of(a.K), size = a.x.rows * PANEL;
     struct part b = {rank, panels * rank / a.splits};
     b.n = panels * (rank + 1) / a.splits - b.first;
     const mbarrier_t full = mbarrier_base((uint64_t *)(shared + BATCH_ROWS * 4));
     bf16 *W = (bf16 *)(shared + HEADER_BYTES), *X = W + most * gemm_smem<NB>::W;
-    const int turn = ((int)threadIdx.x - W_THREADS) / 32,
-              lane = threadIdx.x % 32; /* of the warps that copy x */
+    const int turn = ((int)threadIdx.x - W_THREADS) / 32, lane = threadIdx.x % 32; /* of the warps that copy x */
     if (threadIdx.x < W_THREADS) load_weights<NB, KIND>(a, b, tile, W), copy_commit();
-    else if (X_WARPS * lane + turn < b.n)
-        mbarrier_init(mbarrier_at(full, (X_WARPS * lane + turn + tile) % b.n), 1);
+    else if (X_WARPS * lane + turn < b.n) mbarrier_init(mbarrier_at(full, (X_WARPS * lane + turn + tile) % b.n), 1);
     if (threadIdx.x == GEMM_THREADS - 1) {
         mbarrier_init(mbarrier_at(full, b.n), 1);
         if (a.splits > 1) mbarrier_arrive_expect_tx(mbarrier_at(full, b.n), a.x.rows * gemm_smem<NB>::LD * 4);
@@ -268,26 +259,23 @@ static __device__ __forceinline__ float4 sum_splits(const struct batch_linear &a
     return s;
 }
 /* Stores four adjacent outputs, or as many as exist. */
-static __device__ __forceinline__ void store_four(const struct batch_linear &a, int64_t at, int n,
-                                                  const float *y) {
+static __device__ __forceinline__ void store_four(const struct batch_linear &a, int64_t at, int n, const float *y) {
     bf16 *out = (bf16 *)a.out + at;
     if (n + 4 <= a.N && a.ld % 4 == 0) *(uint2 *)out = make_uint2(pack2(y[0], y[1]), pack2(y[2], y[3]));
     else
         for (int j = 0; j < 4 && n + j < a.N; j++) put(out + j, y[j]);
 }
 /* Eight threads have SQUARES columns of a row; all lanes of a warp are here. */
-static __device__ __forceinline__ void store_residual(const struct batch_linear &a, int row, int n,
-                                                      bool there, const float *y, uint2 old,
-                                                      const float4 &w) {
-    const uint2 z = make_uint2(pack2(y[0] + low(old.x), y[1] + high(old.x)),
-                               pack2(y[2] + low(old.y), y[3] + high(old.y)));
+static __device__ __forceinline__ void store_residual(const struct batch_linear &a, int row, int n, bool there,
+                                                      const float *y, uint2 old, const float4 &w) {
+    const uint2 z =
+        make_uint2(pack2(y[0] + low(old.x), y[1] + high(old.x)), pack2(y[2] + low(old.y), y[3] + high(old.y)));
     const float x[4] = {low(z.x), high(z.x), low(z.y), high(z.y)};
     float squares = x[0] * x[0] + x[1] * x[1] + x[2] * x[2] + x[3] * x[3];
     for (int j = 1; j < 8; j *= 2) squares += __shfl_xor_sync(0xffffffffu, squares, j);
     if (!there) return;
     *(uint2 *)((bf16 *)a.out + (int64_t)row * a.ld + n) = z;
-    *(uint2 *)panel_at(a.panels, row, n) =
-        make_uint2(pack2(x[0] * w.x, x[1] * w.y), pack2(x[2] * w.z, x[3] * w.w));
+    *(uint2 *)panel_at(a.panels, row, n) = make_uint2(pack2(x[0] * w.x, x[1] * w.y), pack2(x[2] * w.z, x[3] * w.w));
     if (n % SQUARES == 0) a.squares_out[row * (a.N / SQUARES) + n / SQUARES] = squares;
 }
 /* The outputs of the block's rows. All threads. */
@@ -304,8 +292,8 @@ static __device__ __forceinline__ void gemm_epilogue(const struct batch_linear &
     const int rows = a.x.rows / a.splits;
 #pragma unroll
     for (int j = 0; j < EACH; j++) {
-        const int i = threadIdx.x + j * GEMM_THREADS, r = i / FOURS, row = rank * rows + r,
-                  col = i % FOURS * 4, n = tile * OUT + col;
+        const int i = threadIdx.x + j * GEMM_THREADS, r = i / FOURS, row = rank * rows + r, col = i % FOURS * 4,
+                  n = tile * OUT + col;
         if (r >= rows) break;
         const bool there = row < a.M && n < a.N;
         const float4 s = sum_splits<NB>(a, P, r * LD + col);
@@ -329,12 +317,10 @@ static __global__ void __launch_bounds__(GEMM_THREADS, 2) batch_gemm(const struc
     const int panels = panels_of(a.K), most = (panels + a.splits - 1) / a.splits;
     char *shared = shared_tiles();
     named_barrier_init();
-    float *factor = (float *)shared,
-          *P = (float *)(shared + HEADER_BYTES + most * (smem::W + a.x.rows * PANEL) * 2);
+    float *factor = (float *)shared, *P = (float *)(shared + HEADER_BYTES + most * (smem::W + a.x.rows * PANEL) * 2);
 #ifdef HL_CUDA_EMU
     struct residual_in<NB> old[SPLITS];
-    for (int rank = 0; rank < a.splits; rank++)
-        gemm_part<NB, KIND>(a, blockIdx.x, rank, shared, most, P, old[rank]);
+    for (int rank = 0; rank < a.splits; rank++) gemm_part<NB, KIND>(a, blockIdx.x, rank, shared, most, P, old[rank]);
     for (int rank = 0; rank < a.splits; rank++)
         gemm_epilogue<NB, KIND>(a, blockIdx.x, rank, factor, P + rank * a.x.rows * smem::LD, old[rank]);
 #else
@@ -369,8 +355,8 @@ template <int NB, int KIND> static void launch_tiles(struct hl_cuda *c, const st
 #ifdef HL_CUDA_EMU
     launch(c, batch_gemm<NB, KIND>, blocks_for(N, out), GEMM_THREADS, gemm_smem_bytes<NB>(a), a);
 #else
-    launch_clusters(c, batch_gemm<NB, KIND>, (unsigned)a.splits, blocks_for(N, out) * (unsigned)a.splits,
-                    GEMM_THREADS, gemm_smem_bytes<NB>(a), a);
+    launch_clusters(c, batch_gemm<NB, KIND>, (unsigned)a.splits, blocks_for(N, out) * (unsigned)a.splits, GEMM_THREADS,
+                    gemm_smem_bytes<NB>(a), a);
 #endif
 }
 /* The best split for tiles of NB; its cost. */

@@ -26,8 +26,7 @@ struct weight_prefetch {
     int64_t bytes;                                  /* 0: none */
     __device__ __forceinline__ void issue() const { /* one thread */
         const int64_t each = (bytes + gridDim.x * 16 - 1) / (gridDim.x * 16) * 16, from = each * blockIdx.x;
-        if (from < bytes)
-            prefetch_l2((const char *)at + from, (int)(each < bytes - from ? each : bytes - from));
+        if (from < bytes) prefetch_l2((const char *)at + from, (int)(each < bytes - from ? each : bytes - from));
     }
 };
 

@@ -21,8 +21,8 @@ struct lm_head_smem {
 
 /* Panels [p, end) of `own` rows of W from row `first` on; the other rows are zeros. All panels of a row
  * together: memory is slow in pieces of 128 bytes. */
-static __device__ __forceinline__ void load_head_weights(const struct batch_linear &a, struct lm_head_smem *m,
-                                                         int p, int end, int first, int own) {
+static __device__ __forceinline__ void load_head_weights(const struct batch_linear &a, struct lm_head_smem *m, int p,
+                                                         int end, int first, int own) {
     enum { STEP = HEAD_THREADS / 8 };
     const int row = threadIdx.x / 8, unit = threadIdx.x % 8 * 8;
     const bf16 *from = a.W + (int64_t)(first + row) * a.K + unit;
@@ -33,8 +33,7 @@ static __device__ __forceinline__ void load_head_weights(const struct batch_line
                        row + r < own ? from + i * PANEL : a.W, row + r < own ? 16 : 0);
 }
 /* Panel p of x, padded to 64 rows. */
-static __device__ __forceinline__ void load_head_x(const struct batch_linear &a, struct lm_head_smem *m,
-                                                   int p) {
+static __device__ __forceinline__ void load_head_x(const struct batch_linear &a, struct lm_head_smem *m, int p) {
     const int size = a.x.rows * PANEL;
     const bf16 *from = a.x.at + p * size;
 #pragma unroll
@@ -85,8 +84,7 @@ static __device__ __forceinline__ void wait_for_panel(int p) {
 }
 
 /* each: columns per block, a multiple of 8 */
-static __global__ void __launch_bounds__(HEAD_THREADS, 1)
-    batch_lm_head(const struct batch_linear a, int each) {
+static __global__ void __launch_bounds__(HEAD_THREADS, 1) batch_lm_head(const struct batch_linear a, int each) {
     struct lm_head_smem *m = (struct lm_head_smem *)shared_tiles();
     const int panels = a.K / PANEL, first = blockIdx.x * each, own = min(each, a.N - first);
     float d[GROUP_COLS / 8][4] = {};
@@ -124,10 +122,9 @@ static __global__ void __launch_bounds__(HEAD_THREADS, 1)
 
 static inline void launch_lm_head(struct hl_cuda *c, const struct batch_linear &a) {
     const int units = (a.N + 7) / 8, sms = hl_cuda_sms(c), most = HEAD_COLS / 8;
-    const int waves = (units + most * sms - 1) / (most * sms),
-              each = (units + waves * sms - 1) / (waves * sms);
-    launch_pdl(c, batch_lm_head, blocks_for(units, each), HEAD_THREADS,
-               sizeof(struct lm_head_smem) + TILES_ROOM, a, each * 8);
+    const int waves = (units + most * sms - 1) / (most * sms), each = (units + waves * sms - 1) / (waves * sms);
+    launch_pdl(c, batch_lm_head, blocks_for(units, each), HEAD_THREADS, sizeof(struct lm_head_smem) + TILES_ROOM, a,
+               each * 8);
 }
 
 #endif

@@ -16,8 +16,7 @@
 /* A warp has one of q, k, v of one of the block's heads. Old inputs are loaded first, then the new ones,
  * and only then are large copies issued, behind which all loads and stores would queue. */
 template <int D>
-static __device__ __forceinline__ void load_old_unit(struct conv_head<D> &x, int *row,
-                                                     const struct batch_prologue &a,
+static __device__ __forceinline__ void load_old_unit(struct conv_head<D> &x, int *row, const struct batch_prologue &a,
                                                      const struct head_schedule &schedule, int u) {
     const int head = schedule.head(u / 3);
     const struct hl_seg seg = a.seg[head / a.HV];
@@ -26,8 +25,8 @@ static __device__ __forceinline__ void load_old_unit(struct conv_head<D> &x, int
 /* The units beyond one per warp. */
 template <int D>
 static __device__ __forceinline__ void prologue_rest(const struct batch_prologue &a,
-                                                     const struct head_schedule &schedule,
-                                                     struct mixer_smem<D> &m, int units) {
+                                                     const struct head_schedule &schedule, struct mixer_smem<D> &m,
+                                                     int units) {
     enum { WARPS = mixer_smem<D>::STATES / 32 };
     for (int u = threadIdx.x / 32 + WARPS; u < units; u += WARPS) {
         struct conv_head<D> x;
@@ -40,8 +39,7 @@ static __device__ __forceinline__ void prologue_rest(const struct batch_prologue
 /* Loads q, k and v that prologue_kernel made. */
 template <int D>
 static __device__ __forceinline__ void stage_qkv(const struct gdn_step &a, const struct cache_dev &c,
-                                                 const struct head_schedule &schedule,
-                                                 struct mixer_smem<D> &m) {
+                                                 const struct head_schedule &schedule, struct mixer_smem<D> &m) {
     enum { UNITS = D / WIDE };
     for (int u = threadIdx.x; u < schedule.count() * STAGED * UNITS; u += mixer_smem<D>::STATES) {
         const int n = u / (STAGED * UNITS), which = u / UNITS % STAGED, h = schedule.head(n) % a.HV,
@@ -52,8 +50,7 @@ static __device__ __forceinline__ void stage_qkv(const struct gdn_step &a, const
                           : which == NEW_V   ? a.v
                           : which == CACHE_Q ? (const act *)c.a.q
                                              : (const act *)c.a.k;
-        *(uint4 *)(m.staged[n][which] + u % UNITS * WIDE) =
-            *(const uint4 *)(from + at * D + u % UNITS * WIDE);
+        *(uint4 *)(m.staged[n][which] + u % UNITS * WIDE) = *(const uint4 *)(from + at * D + u % UNITS * WIDE);
     }
 }
 
@@ -67,14 +64,11 @@ template <int D> struct states_team {
     struct head_schedule schedule;
     int own, w;
     struct weight_prefetch prefetch;
-    __device__ __forceinline__ int number(int n) const {
-        return schedule.head(n / TILES) * TILES + n % TILES;
-    }
-    __device__ __forceinline__ void fetch(struct token &x, const struct gdn_step &, const struct tile_place &,
-                                          int n, int, int, int first, int column) const {
+    __device__ __forceinline__ int number(int n) const { return schedule.head(n / TILES) * TILES + n % TILES; }
+    __device__ __forceinline__ void fetch(struct token &x, const struct gdn_step &, const struct tile_place &, int n,
+                                          int, int, int first, int column) const {
         const act(*staged)[D] = m.staged[n / TILES];
-        x.q.fetch(staged[RULE_Q] + first), x.k.fetch(staged[RULE_K] + first),
-            x.v.fetch(staged[NEW_V] + column);
+        x.q.fetch(staged[RULE_Q] + first), x.k.fetch(staged[RULE_K] + first), x.v.fetch(staged[NEW_V] + column);
     }
     __device__ __forceinline__ float *near_out(int n) const { return m.out[n / TILES]; }
     __device__ __forceinline__ void sync() const { named_barrier_sync(STATE_BARRIER, smem::STATES); }
@@ -102,8 +96,7 @@ static __device__ __forceinline__ void step_states(const struct batch_prologue &
     struct conv_head<D> x;
     int row = 0;
     if (unit < units) load_old_unit<D>(x, &row, p, schedule, unit);
-    find_places<D, TILE_COLS>(a, m.state, team, (int)threadIdx.x - (smem::STATES - KNOWN / 2), 0, KNOWN / 2,
-                              tiles);
+    find_places<D, TILE_COLS>(a, m.state, team, (int)threadIdx.x - (smem::STATES - KNOWN / 2), 0, KNOWN / 2, tiles);
     team.sync();
     pdl_wait();
     if (unit < units) x.load_new(p, row), x.fold_old();
@@ -178,8 +171,8 @@ static void launch_mixer(struct hl_cuda *cuda, const struct batch_prologue *p, c
     const int heads = (int)(c->a.rows->n * c->a.HV), grid = mixer_blocks(cuda, D, heads);
     const size_t chooser = offsetof(smem, state) + (size_t)chooser_bytes(&c->a),
                  shared = chooser > sizeof(smem) ? chooser : sizeof(smem);
-    launch_pdl(cuda, mixer_kernel<D>, (unsigned)grid, smem::STATES + smem::READERS,
-               shared + NAMED_BARRIER_BYTES, *p, *a, *c, *e, heads, first);
+    launch_pdl(cuda, mixer_kernel<D>, (unsigned)grid, smem::STATES + smem::READERS, shared + NAMED_BARRIER_BYTES, *p,
+               *a, *c, *e, heads, first);
 }
 void HL_OP(mixer_step_batch)(struct hl_cuda *cuda, const struct batch_prologue *p, const struct gdn_step *a,
                              const struct cache_dev *c, const struct mixer_epilogue *e, bool first) {

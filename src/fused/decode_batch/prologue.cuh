@@ -41,8 +41,8 @@ template <int D> struct conv_head {
     __align__(16) uint32_t now[N / 2]; /* h[3], packed */
     int which, head;
     /* The tail and the weights: can be loaded before pdl_wait. */
-    __device__ __forceinline__ void load_old(const struct batch_prologue &a, const struct hl_seg &seg,
-                                             int which_, int head_) {
+    __device__ __forceinline__ void load_old(const struct batch_prologue &a, const struct hl_seg &seg, int which_,
+                                             int head_) {
         which = which_, head = head_;
         const int heads = which == 2 ? a.HV : a.H, c = head * D + threadIdx.x % 32 * N;
         tail = (float *)(seg.state + a.tail[which]) + c;
@@ -70,8 +70,7 @@ template <int D> struct conv_head {
     }
     /* Stores in shared memory, if staged is not NULL: D elements for the delta rule to `staged` and, of q
      * and k, D for the cache to `cache_staged`. Otherwise to the arrays in global memory. */
-    __device__ __forceinline__ void finish(const struct batch_prologue &a, int row, bf16 *staged,
-                                           bf16 *cache_staged) {
+    __device__ __forceinline__ void finish(const struct batch_prologue &a, int row, bf16 *staged, bf16 *cache_staged) {
         const int heads = which == 2 ? a.HV : a.H, c = head * D + threadIdx.x % 32 * N;
         const int64_t at = (int64_t)row * heads * D + c;
         float y[N], z[N], sum = 0.0f;

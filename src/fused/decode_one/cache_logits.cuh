@@ -22,8 +22,7 @@ static __device__ __forceinline__ struct memory cache_of(const D &a, const struc
 struct filled {
     int kept, new_slot;
 };
-template <class D>
-static __device__ __forceinline__ struct filled filled_of(const D &a, const struct block &b, int m) {
+template <class D> static __device__ __forceinline__ struct filled filled_of(const D &a, const struct block &b, int m) {
     return ((const struct filled *)(b.shared + a.s.filled))[m];
 }
 template <class D> static __device__ __forceinline__ struct filled filled_at(const D &a, int64_t pos) {
@@ -31,16 +30,15 @@ template <class D> static __device__ __forceinline__ struct filled filled_at(con
     struct filled f = {block < a.window ? (int)block : a.window, a.window + (int)(pos - block)};
     return f;
 }
-template <class D>
-static __device__ __forceinline__ bool old_slot(const D &a, const struct filled &f, int slot) {
+template <class D> static __device__ __forceinline__ bool old_slot(const D &a, const struct filled &f, int slot) {
     return slot < f.kept || (slot >= a.window && slot < f.new_slot);
 }
 
 /* ---- a task's data, copied to shared memory; this thread is number `me` of `all` ---- */
 
 template <class D>
-static __device__ __forceinline__ void fetch_keys(const D &a, const struct block &b, int l,
-                                                  const struct task &p, int me, int all) {
+static __device__ __forceinline__ void fetch_keys(const D &a, const struct block &b, int l, const struct task &p,
+                                                  int me, int all) {
     const int row = a.K / 8, first = p.part * a.task_slots; /* in units of 16 bytes */
     const struct filled f = filled_of(a, b, p.m);
     const uint4 *from = (const uint4 *)cache_of(a, b, l, p).k + first * row;
@@ -52,18 +50,16 @@ static __device__ __forceinline__ void fetch_keys(const D &a, const struct block
 
 /* The first of the COLS columns of a tile task, in the state and in the cache's values. */
 template <class D>
-static __device__ __forceinline__ float *state_at(const D &a, const struct block &b, int l,
-                                                  const struct task &p) {
+static __device__ __forceinline__ float *state_at(const D &a, const struct block &b, int l, const struct task &p) {
     return (float *)(state_of(a, b, l, p.m) + a.S) + p.h * a.K * a.V + p.part * COLS;
 }
 template <class D>
-static __device__ __forceinline__ bf16 *values_at(const D &a, const struct block &b, int l,
-                                                  const struct task &p) {
+static __device__ __forceinline__ bf16 *values_at(const D &a, const struct block &b, int l, const struct task &p) {
     return cache_of(a, b, l, p).v + p.part * COLS;
 }
 template <class D>
-static __device__ __forceinline__ void fetch_tile(const D &a, const struct block &b, int l,
-                                                  const struct task &p, int me, int all) {
+static __device__ __forceinline__ void fetch_tile(const D &a, const struct block &b, int l, const struct task &p,
+                                                  int me, int all) {
     float *S = (float *)(b.shared + a.s.S);
     const float *from = state_at(a, b, l, p);
 #pragma unroll 2
@@ -80,8 +76,7 @@ static __device__ __forceinline__ void fetch_tile(const D &a, const struct block
 template <class D> static __device__ __forceinline__ bool has_task(const D &a, const struct block &b) {
     return (a.cache && b.logits_task.m < a.M) || b.tile_task.m < a.M;
 }
-template <class D>
-static __device__ __forceinline__ void fetch_first_tasks(const D &a, const struct block &b, int l) {
+template <class D> static __device__ __forceinline__ void fetch_first_tasks(const D &a, const struct block &b, int l) {
     if (a.cache && b.logits_task.m < a.M) fetch_keys(a, b, l, b.logits_task, b.lane, 32);
     if (b.tile_task.m < a.M) fetch_tile(a, b, l, b.tile_task, b.lane, 32);
 }
@@ -112,8 +107,8 @@ template <class D>
 static __device__ __forceinline__ struct qk_pair wait_for_qk(const D &a, const struct block &b, int l,
                                                              const struct task &p) {
     const int j = b.lane % 16, n = j < a.warp_rows / 2 ? 1 : 0;
-    const uint64_t *words = b.words + p.m * a.row_words + a.w_in +
-                            (p.h / a.group * a.K + b.warp * a.warp_rows) / 2 + j + b.lane / 16 * (a.qk / 2);
+    const uint64_t *words = b.words + p.m * a.row_words + a.w_in + (p.h / a.group * a.K + b.warp * a.warp_rows) / 2 +
+                            j + b.lane / 16 * (a.qk / 2);
     struct qk_pair y = {0, make_float2(1.0f, 1.0f), make_float2(1.0f, 1.0f)};
     if (a.cache && a.rms && n) { /* load while the word is awaited */
         y.q_norm = ((const float2 *)(layer_of(a, b, l).q_norm + b.warp * a.warp_rows))[j];

@@ -70,8 +70,7 @@ bool hl_decode_one_takes(const struct hl_decode *a) {
     const int64_t ab = (a->decay ? a->HV : 0) + (a->beta ? a->HV : 0);
     const bool heads = a->K % 32 == 0 && a->K <= 256 && a->V % 32 == 0 && a->V <= 512;
     const int64_t width = max(a->d, a->HV * a->V);
-    const bool widths =
-        a->d % 64 == 0 && a->I % 32 == 0 && width <= MAX_WIDTH && a->I <= HL_DECODE_PIECES * a->d;
+    const bool widths = a->d % 64 == 0 && a->I % 32 == 0 && width <= MAX_WIDTH && a->I <= HL_DECODE_PIECES * a->d;
     if (!heads || !widths || a->conv != 4 || a->L > 128 || a->rows->T > HL_DECODE_ONE_ROWS) return false;
     if (a->cache && (a->window + a->chunk > 512 || a->policy.moves_with_reads)) return false;
     if (a->gated && ab % 2) return false; /* z is published in pairs of rows */

@@ -22,8 +22,7 @@ template <class D> static __device__ __forceinline__ struct block init_block(con
     uint64_t *to = (uint64_t *)(b.shared + a.s.layers);
     b.barriers = mbarrier_base((uint64_t *)(b.shared + a.s.barrier));
     if (threadIdx.x == THREADS) init_ring(a, b);
-    for (int i = threadIdx.x; i < a.L * (int)(sizeof(struct hl_decode_layer) / 8); i += ALL_THREADS)
-        to[i] = from[i];
+    for (int i = threadIdx.x; i < a.L * (int)(sizeof(struct hl_decode_layer) / 8); i += ALL_THREADS) to[i] = from[i];
     if ((int)threadIdx.x < a.M) ((struct hl_seg *)(b.shared + a.s.seg))[threadIdx.x] = a.seg[threadIdx.x];
     if (b.lane == 0 && b.warp < WARPS) *token_id(a, b) = a.ids[0];
     b.tokens_done = poll(arrivals(a)) / gridDim.x;
@@ -52,14 +51,12 @@ template <class D> static __device__ __forceinline__ void init_scalars(const D &
 template <class D> static __device__ __forceinline__ void reduce_argmax(const D &a, const struct block &b) {
     uint64_t *parts = (uint64_t *)(b.shared + a.s.scratch), v = b.argmax; /* [ROWS][WARPS] */
     static_assert(ROWS * WARPS * 8 <= HL_DECODE_SCRATCH * 4, "decode_one.h: scratch");
-    for (int n = 1; n < 4; n *= 2)
-        v = max(v, (uint64_t)__shfl_xor_sync(0xffffffffu, (unsigned long long)v, n));
+    for (int n = 1; n < 4; n *= 2) v = max(v, (uint64_t)__shfl_xor_sync(0xffffffffu, (unsigned long long)v, n));
     if (b.lane % 4 == 0 && b.lane / 4 < ROWS) parts[b.lane / 4 * WARPS + b.warp] = v;
     sync_block();
     if (b.warp > 0) return;
     v = parts[b.lane];
-    for (int n = 1; n < 8; n *= 2)
-        v = max(v, (uint64_t)__shfl_xor_sync(0xffffffffu, (unsigned long long)v, n));
+    for (int n = 1; n < 8; n *= 2) v = max(v, (uint64_t)__shfl_xor_sync(0xffffffffu, (unsigned long long)v, n));
     if (b.lane % 8 == 0 && b.lane / 8 < a.M)
         atomicMax((unsigned long long *)a.argmax + b.lane / 8, (unsigned long long)v);
 }
@@ -147,8 +144,7 @@ template <class D> static void launch_token(struct hl_cuda *c, const D *a) {
     launch(c, decode_arrive<D>, blocks, ALL_THREADS, 0, *a);
 }
 #else
-template <class D>
-static __global__ void __launch_bounds__(ALL_THREADS, 1) decode_token(const __grid_constant__ D a) {
+template <class D> static __global__ void __launch_bounds__(ALL_THREADS, 1) decode_token(const __grid_constant__ D a) {
     struct block b = init_block(a);
     first_units(b, 0);
     if (b.warp >= WARPS) {
@@ -187,11 +183,10 @@ static bool fits_device(struct hl_cuda *c, int bytes) {
         cudaGetDevice(&device);
         cudaDeviceGetAttribute(&smem, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
         cudaDeviceGetAttribute(&cooperative, cudaDevAttrCooperativeLaunch, device);
-        c->bulk_room =
-            cooperative && hl_cuda_compiled_for_sm90(
-                               c, (const void *)decode_token<struct decode_args<struct runtime_rows>>)
-                ? smem
-                : -1;
+        c->bulk_room = cooperative && hl_cuda_compiled_for_sm90(
+                                          c, (const void *)decode_token<struct decode_args<struct runtime_rows>>)
+                           ? smem
+                           : -1;
     }
     return bytes <= c->bulk_room;
 }
@@ -227,8 +222,7 @@ static struct runtime_sizes sizes_of(const struct hl_decode *p, const struct hl_
     struct runtime_sizes a = {};
     a.d = (int)p->d, a.I = (int)p->I, a.H = (int)p->H, a.HV = (int)p->HV, a.K = (int)p->K, a.V = (int)p->V;
     a.gated = p->gated, a.decay = p->decay, a.beta = p->beta, a.cache = p->cache, a.rms = p->rms;
-    a.qk = a.H * a.K, a.vv = a.HV * a.V, a.tiles = a.V / COLS, a.group = a.HV / a.H,
-    a.warp_rows = a.K / WARPS;
+    a.qk = a.H * a.K, a.vv = a.HV * a.V, a.tiles = a.V / COLS, a.group = a.HV / a.H, a.warp_rows = a.K / WARPS;
     a.inv_d = 1.0f / (float)a.d, a.inv_K = 1.0f / (float)a.K, a.inv_V = 1.0f / (float)a.V;
     a.a_at = 2 * a.qk + a.vv, a.b_at = a.a_at + (a.decay ? a.HV : 0), a.z_at = a.b_at + (a.beta ? a.HV : 0);
     a.in_rows = a.z_at + (a.gated ? a.vv : 0);
@@ -251,8 +245,7 @@ static struct arguments arguments_of(struct hl_cuda *c, const struct hl_decode *
     }
     const struct hl_decode_words w = hl_decode_words(p);
     a.w_in = (int)w.in, a.w_ab = (int)w.ab, a.w_logits = (int)w.logits, a.w_o = (int)w.o, a.w_h = (int)w.h;
-    a.w_x = (int)w.x, a.w_act = (int)w.act, a.row_words = (int)w.row, a.scores = w.scores,
-    a.s = hl_decode_shared(p);
+    a.w_x = (int)w.x, a.w_act = (int)w.act, a.row_words = (int)w.row, a.scores = w.scores, a.s = hl_decode_shared(p);
     for (int64_t m = 0; m < p->rows->T; m++) a.seg[m] = p->rows->seg[m], a.ids[m] = p->host_ids[m];
     a.layer = p->layer;
     a.embed = (const bf16 *)p->embed, a.head = (const bf16 *)p->head, a.final_norm = p->final_norm;
@@ -312,8 +305,7 @@ extern "C" void HL_OP(decode_one)(struct hl_backend *backend, const struct hl_de
     if (*p->refused) return;
     submit_token(c, p, y);
     for (struct logits_row k = {p, 0}; p->host_logits && k.row < M; k.row++)
-        if (!hl_mapped_words_wait(c, p->host_logits + k.row * p->vocab, k.row * p->vocab, p->vocab, on_words,
-                                  &k))
+        if (!hl_mapped_words_wait(c, p->host_logits + k.row * p->vocab, k.row * p->vocab, p->vocab, on_words, &k))
             break;
     static_assert(sizeof *p->host_argmax == sizeof *y.host_argmax, "a logit and its id");
     uint64_t argmax[ROWS];

@@ -39,8 +39,7 @@ enum kind { IN, MIXER, OUT, MLP, DOWN, PHASES, HEAD = PHASES };
  * the columns of o that a warp multiplies are of one head. warp_slots: most cache slots that a warp reads,
  * of all warps but one; a multiple of 4. */
 struct runtime_sizes {
-    int d, I, H, HV, K, V, qk, vv, a_at, b_at, z_at, in_rows, tiles, group, warp_rows, width, stride,
-        warp_steps;
+    int d, I, H, HV, K, V, qk, vv, a_at, b_at, z_at, in_rows, tiles, group, warp_rows, width, stride, warp_steps;
     bool gated, decay, beta, cache, rms, head_per_warp;
     float inv_d, inv_K, inv_V; /* 1 / d etc. */
     static constexpr int pieces = HL_DECODE_PIECES, warp_slots = 80;
@@ -59,15 +58,12 @@ struct runtime_rows : runtime_sizes {
  * fifth less code. POLL_MISSING: words.cuh. */
 enum { SMS = 132 };
 template <int D, int INNER, int HEAD_SIZE, bool GATE, bool ONE_TASK, bool POLL_MISSING> struct preset {
-    static constexpr int M = 1, max_rows = 1, d = D, I = INNER, H = D / HEAD_SIZE, HV = H, K = HEAD_SIZE,
-                         V = K;
-    static constexpr int qk = D, vv = D, a_at = 3 * D, b_at = a_at + HV, z_at = b_at + HV,
-                         in_rows = z_at + GATE * vv;
+    static constexpr int M = 1, max_rows = 1, d = D, I = INNER, H = D / HEAD_SIZE, HV = H, K = HEAD_SIZE, V = K;
+    static constexpr int qk = D, vv = D, a_at = 3 * D, b_at = a_at + HV, z_at = b_at + HV, in_rows = z_at + GATE * vv;
     static constexpr int tiles = V / COLS, group = 1, warp_rows = K / WARPS;
-    static constexpr int width = D, stride = 2 * D + 64, warp_steps = D / 32 / WARPS,
-                         pieces = (I + D - 1) / D, warp_slots = 48;
-    static constexpr bool gated = GATE, decay = true, beta = true, cache = true, rms = true,
-                          head_per_warp = true;
+    static constexpr int width = D, stride = 2 * D + 64, warp_steps = D / 32 / WARPS, pieces = (I + D - 1) / D,
+                         warp_slots = 48;
+    static constexpr bool gated = GATE, decay = true, beta = true, cache = true, rms = true, head_per_warp = true;
     static constexpr bool one_task = ONE_TASK, poll_missing = POLL_MISSING;
     static constexpr int in_units = ONE_TASK * ((in_rows + 8 * SMS - 1) / (8 * SMS)),
                          mlp_units = ONE_TASK * ((2 * I + 8 * SMS - 1) / (8 * SMS)),
@@ -134,16 +130,14 @@ static __device__ __forceinline__ void next_phase() {
 }
 
 template <class D>
-static __device__ __forceinline__ const struct hl_decode_layer &layer_of(const D &a, const struct block &b,
-                                                                         int l) {
+static __device__ __forceinline__ const struct hl_decode_layer &layer_of(const D &a, const struct block &b, int l) {
     return ((const struct hl_decode_layer *)(b.shared + a.s.layers))[l];
 }
 template <class D>
 static __device__ __forceinline__ const struct hl_seg &seg_of(const D &a, const struct block &b, int m) {
     return ((const struct hl_seg *)(b.shared + a.s.seg))[m];
 }
-template <class D>
-static __device__ __forceinline__ char *state_of(const D &a, const struct block &b, int l, int m) {
+template <class D> static __device__ __forceinline__ char *state_of(const D &a, const struct block &b, int l, int m) {
     return seg_of(a, b, m).state + l * a.layer_bytes;
 }
 /* per value head of a layer */
@@ -164,8 +158,6 @@ static __device__ __forceinline__ float square(uint32_t v) { return low(v) * low
 static __device__ __forceinline__ float fast_silu_div(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
 /* Where word number `word` of a row of x, h, o or act lies: the words that one lane multiplies are
  * adjacent. */
-static __device__ __forceinline__ int swizzled(int word) {
-    return (word & ~3) | (word & 1) << 1 | (word >> 1 & 1);
-}
+static __device__ __forceinline__ int swizzled(int word) { return (word & ~3) | (word & 1) << 1 | (word >> 1 & 1); }
 
 #endif

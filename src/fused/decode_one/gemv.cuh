@@ -41,8 +41,7 @@ static __device__ __forceinline__ void load_unit(const D &a, struct block &b, st
         w.piece[c] = c == 0 || c * a.width < K ? load_piece(a, b, min(K - c * a.width, a.width)) : w.piece[0];
 }
 template <int ACCS>
-static __device__ __forceinline__ void multiply(float (&d)[ACCS][4], const struct weights &w,
-                                                const struct columns &x) {
+static __device__ __forceinline__ void multiply(float (&d)[ACCS][4], const struct weights &w, const struct columns &x) {
 #pragma unroll
     for (int i = 0; i < STEPS; i++) {
         const uint32_t A[4] = {w.step[i].x, w.step[i].y, w.step[i].z, w.step[i].w};
@@ -97,8 +96,7 @@ template <int kind, class D> static __device__ __forceinline__ void gemv(const D
     else s = load_normed<kind>(a, b, l, x[0]);
     for (bool begin = true;; begin = false) {
         float *sums = (float *)(b.shared + a.s.sums) +
-                      ((b.sums_half * HL_DECODE_UNITS * WARPS + b.warp * D::max_rows) + b.lane % 4) * 8 +
-                      b.lane / 4;
+                      ((b.sums_half * HL_DECODE_UNITS * WARPS + b.warp * D::max_rows) + b.lane % 4) * 8 + b.lane / 4;
 #pragma unroll 1
         for (int j = 0; j < (plan::AT_ONCE ? 1 : PER_SUM) && first + j * G < units; j += AHEAD) {
             float d[AHEAD][ACCS][4] = {};
@@ -120,8 +118,7 @@ template <int kind, class D> static __device__ __forceinline__ void gemv(const D
         }
         if (kind != DOWN && begin) store_squares(a, b, s);
         sync_block();
-        if (has)
-            epilogue<kind>(a, b, l, m, unit, reduce_unit<kind>(a, b, b.warp, min(m, a.M - 1)), m < a.M, e);
+        if (has) epilogue<kind>(a, b, l, m, unit, reduce_unit<kind>(a, b, b.warp, min(m, a.M - 1)), m < a.M, e);
         b.sums_half ^= 1;
         if (plan::ONE_SUM) return;
         first += PER_SUM * G, unit += PER_SUM * G;

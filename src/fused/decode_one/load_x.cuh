@@ -21,15 +21,11 @@ static __device__ __forceinline__ const uint32_t *embedding(const D &a, const st
     return (const uint32_t *)(a.embed + (int64_t)(D::max_rows == 1 ? *token_id(a, b) : a.ids[m]) * a.d);
 }
 static __device__ __forceinline__ float square(uint2 v) { return square(v.x) + square(v.y); }
-static __device__ __forceinline__ uint32_t scaled(uint32_t v, float2 y) {
-    return pack2(low(v) * y.x, high(v) * y.y);
-}
+static __device__ __forceinline__ uint32_t scaled(uint32_t v, float2 y) { return pack2(low(v) * y.x, high(v) * y.y); }
 
 /* Which words of x a lane polls. With one row: those of one step, which the warp then shuffles. With
  * several: all steps of a row, which are its own. 8 lanes hold the 16 pairs of a step. */
-template <class D> struct x_words {
-    static constexpr int steps = D::max_rows == 1 ? 1 : STEPS; /* of a lane */
-};
+template <class D> struct x_words { static constexpr int steps = D::max_rows == 1 ? 1 : STEPS; /* of a lane */ };
 template <class D> static __device__ __forceinline__ int x_row(const struct block &b) {
     return D::max_rows == 1 ? 0 : b.lane / 8;
 }
@@ -37,8 +33,7 @@ template <class D> static __device__ __forceinline__ int x_step(const struct blo
     return D::max_rows == 1 ? b.lane / 8 : 0;
 }
 /* Steps of a piece of that many columns that this lane polls. */
-template <class D>
-static __device__ __forceinline__ int steps_of(const D &a, const struct block &b, int columns) {
+template <class D> static __device__ __forceinline__ int steps_of(const D &a, const struct block &b, int columns) {
     const int n = min(a.warp_steps, columns / 32 - b.warp * a.warp_steps);
     return D::max_rows == 1 ? (b.lane / 8 < n ? 1 : 0) : b.lane / 8 < a.M ? n : 0;
 }
@@ -47,14 +42,12 @@ template <class D> static __device__ __forceinline__ int word_of(const D &a, con
     return (b.warp * a.warp_steps + x_step<D>(b)) * 16 + b.lane % 4 * 4 + (b.lane >> 2 & 1);
 }
 template <class D>
-static __device__ __forceinline__ const uint64_t *words_at(const D &a, const struct block &b,
-                                                           const uint64_t *words) {
+static __device__ __forceinline__ const uint64_t *words_at(const D &a, const struct block &b, const uint64_t *words) {
     return words + x_row<D>(b) * a.row_words + swizzled(word_of(a, b));
 }
 /* Shuffles every step to the lanes that multiply it. */
 template <int N>
-static __device__ __forceinline__ void to_columns(const struct block &b, const uint2 (&v)[N],
-                                                  struct columns &x) {
+static __device__ __forceinline__ void to_columns(const struct block &b, const uint2 (&v)[N], struct columns &x) {
 #pragma unroll
     for (int i = 0; i < STEPS; i++) {
         if (N == STEPS) x.step[i] = v[i % N];
@@ -71,8 +64,7 @@ static __device__ __forceinline__ float sum_over_8(float s) {
 }
 
 /* Sums this lane's squares over the row's lanes and stores the warp's part. */
-template <class D>
-static __device__ __forceinline__ void store_squares(const D &a, const struct block &b, float s) {
+template <class D> static __device__ __forceinline__ void store_squares(const D &a, const struct block &b, float s) {
     s = sum_over_8(s);
     if (D::max_rows == 1) {
         s += __shfl_xor_sync(0xffffffffu, s, 8);
@@ -84,8 +76,8 @@ static __device__ __forceinline__ void store_squares(const D &a, const struct bl
 
 /* Multiplies this lane's words by the norm's weights, distributes them and returns the sum of squares. */
 template <int N>
-static __device__ __forceinline__ float scale_columns(const struct block &b, uint2 (&v)[N],
-                                                      const float2 (&y)[N][2], struct columns &x) {
+static __device__ __forceinline__ float scale_columns(const struct block &b, uint2 (&v)[N], const float2 (&y)[N][2],
+                                                      struct columns &x) {
     float s = 0.0f;
 #pragma unroll
     for (int i = 0; i < N; i++) {
@@ -98,8 +90,7 @@ static __device__ __forceinline__ float scale_columns(const struct block &b, uin
 
 /* x of IN, MLP and HEAD: the residual stream times the norm's weights. Returns the sum of squares. */
 template <int kind, class D>
-static __device__ __forceinline__ float load_normed(const D &a, const struct block &b, int l,
-                                                    struct columns &x) {
+static __device__ __forceinline__ float load_normed(const D &a, const struct block &b, int l, struct columns &x) {
     enum { N = x_words<D>::steps };
     const float *w = kind == HEAD ? a.final_norm
                      : kind == IN ? layer_of(a, b, l).attn_norm
@@ -116,8 +107,7 @@ static __device__ __forceinline__ float load_normed(const D &a, const struct blo
     if (kind == IN && l == 0) {
         const uint32_t *from = embedding(a, b, min(x_row<D>(b), a.M - 1)) + word_of(a, b);
 #pragma unroll
-        for (int i = 0; i < N; i++)
-            v[i] = i < n ? make_uint2(from[i * 16], from[i * 16 + 2]) : make_uint2(0, 0);
+        for (int i = 0; i < N; i++) v[i] = i < n ? make_uint2(from[i * 16], from[i * 16 + 2]) : make_uint2(0, 0);
     } else {
         const uint64_t *from = words_at(a, b, kind == MLP ? b.words + a.w_h : b.last_words + a.w_x);
         const uint32_t epoch = b.epoch + (kind == MLP ? l : l - 1);
@@ -143,8 +133,7 @@ static __device__ __forceinline__ void scale_heads(const D &a, const struct bloc
 #pragma unroll
     for (int i = 0; i < N; i++) {
         float s = 0.0f;
-        for (int j = b.lane % 8; j < of_head && i < n; j += 8)
-            s += parts[(first + i) / of_head * of_head + j];
+        for (int j = b.lane % 8; j < of_head && i < n; j += 8) s += parts[(first + i) / of_head * of_head + j];
         const float f = rsqrtf(sum_over_8(s) * a.inv_V + a.eps);
         y[i][0].x *= f, y[i][0].y *= f, y[i][1].x *= f, y[i][1].y *= f;
     }
@@ -152,8 +141,7 @@ static __device__ __forceinline__ void scale_heads(const D &a, const struct bloc
 
 /* x of OUT: the heads' outputs times the norm's weights, gated. Returns the sum of squares. */
 template <class D>
-static __device__ __forceinline__ float load_heads(const D &a, const struct block &b, int l,
-                                                   struct columns &x) {
+static __device__ __forceinline__ float load_heads(const D &a, const struct block &b, int l, struct columns &x) {
     enum { N = x_words<D>::steps };
     const int n = steps_of(a, b, a.vv);
     float2 y[N][2];
@@ -181,8 +169,7 @@ static __device__ __forceinline__ float load_heads(const D &a, const struct bloc
 
 /* x of DOWN. */
 template <class D>
-static __device__ __forceinline__ void load_acts(const D &a, const struct block &b, int l,
-                                                 struct columns *x) {
+static __device__ __forceinline__ void load_acts(const D &a, const struct block &b, int l, struct columns *x) {
     enum { N = x_words<D>::steps };
     const uint64_t *from = words_at(a, b, b.words + a.w_act);
     const uint32_t epoch = b.epoch + l;

@@ -43,8 +43,7 @@ static __device__ __forceinline__ float softplus(float x) {
 /* The words of decay, beta and the tile's values, one per lane of GATE_WARP: polled before the product
  * with the state, */
 template <class D>
-static __device__ __forceinline__ const uint64_t *gates_at(const D &a, const struct block &b,
-                                                           const struct task &p) {
+static __device__ __forceinline__ const uint64_t *gates_at(const D &a, const struct block &b, const struct task &p) {
     const uint64_t *words = b.words + p.m * a.row_words;
     const int i = b.lane;
     if (i == 0 && a.decay) return words + a.w_ab + p.h;
@@ -53,9 +52,8 @@ static __device__ __forceinline__ const uint64_t *gates_at(const D &a, const str
 }
 /* and waited for after it. Stores alpha, beta and v, and v in the cache's new slot. */
 template <class D>
-static __device__ __forceinline__ void store_gates(const D &a, const struct block &b, int l,
-                                                   const struct task &p, const uint64_t *from, uint64_t word,
-                                                   float *scratch) {
+static __device__ __forceinline__ void store_gates(const D &a, const struct block &b, int l, const struct task &p,
+                                                   const uint64_t *from, uint64_t word, float *scratch) {
     const int i = b.lane;
     if (i >= 8) return;
     if (from && !is_current(word, b.epoch + l)) word = wait_for_one(from, b.epoch + l);
@@ -76,12 +74,10 @@ struct state_rows {
 /* The warp's part of S^T k and S^T q, and of q.q, k.k, q.k. Two sums at a time share the shuffles: each
  * half of the lanes reduces one. */
 template <class D>
-static __device__ __forceinline__ void state_times_qk(const D &a, const struct block &b,
-                                                      const struct qk_pair &mine, struct state_rows &y,
-                                                      float *scratch) {
+static __device__ __forceinline__ void state_times_qk(const D &a, const struct block &b, const struct qk_pair &mine,
+                                                      struct state_rows &y, float *scratch) {
     const int r = b.lane / COLS, pairs = a.warp_rows / 2;
-    const float *S =
-        (const float *)(b.shared + a.s.S) + (b.warp * a.warp_rows + 2 * r) * COLS + b.lane % COLS;
+    const float *S = (const float *)(b.shared + a.s.S) + (b.warp * a.warp_rows + 2 * r) * COLS + b.lane % COLS;
     float sk = 0.0f, sq = 0.0f;
 #pragma unroll
     for (int i = 0; i < STATE_PAIRS; i++) {
@@ -104,8 +100,7 @@ static __device__ __forceinline__ void state_times_qk(const D &a, const struct b
                    k = upper ? mine.word : other;
     const float x0 = low(q) * low(k), x1 = high(q) * high(k);
     const float u = upper ? x0 + x1 : square(q),
-                t = upper ? x0 * mine.q_norm.x * mine.k_norm.x + x1 * mine.q_norm.y * mine.k_norm.y
-                          : square(k);
+                t = upper ? x0 * mine.q_norm.x * mine.k_norm.x + x1 * mine.q_norm.y * mine.k_norm.y : square(k);
     float s = (odd ? t : u) + __shfl_xor_sync(0xffffffffu, odd ? u : t, 8);
     for (int n = 1; n < 8; n *= 2) s += __shfl_xor_sync(0xffffffffu, s, n);
     if (b.lane % 8 == 0) scratch[NORMS + b.warp * 4 + b.lane / 8] = s;
@@ -113,8 +108,8 @@ static __device__ __forceinline__ void state_times_qk(const D &a, const struct b
 /* The delta rule, by RULE_WARP; each of a column's 4 lanes sums the parts of two warps.
  *     e = v - alpha S^T k    write = beta e    read = alpha S^T q + (q.k) write */
 template <class D>
-static __device__ __forceinline__ void delta_rule(const D &a, const struct block &b, int l,
-                                                  const struct task &p, float *scratch) {
+static __device__ __forceinline__ void delta_rule(const D &a, const struct block &b, int l, const struct task &p,
+                                                  float *scratch) {
     const int c = b.lane % COLS, first = b.lane / COLS * 2;
     const float *part = scratch + first * 2 * COLS + c;
     const float4 n0 = *(const float4 *)(scratch + NORMS + first * 4),
@@ -134,8 +129,8 @@ static __device__ __forceinline__ void delta_rule(const D &a, const struct block
     float squares = s * s;
     for (int n = 1; n < COLS; n *= 2) squares += __shfl_xor_sync(0xffffffffu, squares, n);
     if (b.lane == 0 && a.cache)
-        publish(a.words + a.scores + ((l * ROWS + p.m) * a.HV + p.h) * a.tiles + p.part,
-                __float_as_uint(squares), b.epoch + l);
+        publish(a.words + a.scores + ((l * ROWS + p.m) * a.HV + p.h) * a.tiles + p.part, __float_as_uint(squares),
+                b.epoch + l);
 }
 
 /* ---- the cache's read ---- */
@@ -155,8 +150,8 @@ static __device__ __forceinline__ float sums_of_eight(int lane, float (&y)[8]) {
 /* This warp's part of the cache's read: the largest logit, the sum of the weights relative to it, and the
  * weighted values. A lane has pairs of adjacent slots. */
 template <class D>
-static __device__ __forceinline__ void read_slots(const D &a, const struct block &b, int l,
-                                                  const struct task &p, float *scratch) {
+static __device__ __forceinline__ void read_slots(const D &a, const struct block &b, int l, const struct task &p,
+                                                  float *scratch) {
     enum { N = D::warp_slots, PAIRS = (N / 2 + 31) / 32 }; /* pairs of a lane */
     const struct filled f = filled_of(a, b, p.m);
     const uint64_t *words = b.words + p.m * a.row_words + a.w_logits + p.h * a.even_slots;
@@ -184,8 +179,7 @@ static __device__ __forceinline__ void read_slots(const D &a, const struct block
                 w[i] = poll_pair(words + i * 64);
 #pragma unroll
         for (int i = 0; i < PAIRS; i++)
-            there = there && (!need[i][0] || is_current(w[i].x, epoch)) &&
-                    (!need[i][1] || is_current(w[i].y, epoch));
+            there = there && (!need[i][0] || is_current(w[i].x, epoch)) && (!need[i][1] || is_current(w[i].y, epoch));
         if (warp_all(there)) break;
         spin();
     }
@@ -217,8 +211,8 @@ static_assert(COLS == 8, "sums_of_eight");
 /* Combines all parts with the new slot and the sink, by one warp: 4 lanes per column, each with the parts
  * of 2 warps. */
 template <class D>
-static __device__ __forceinline__ float combine_reads(const D &a, const struct block &b, int l,
-                                                      const struct task &p, const float *scratch) {
+static __device__ __forceinline__ float combine_reads(const D &a, const struct block &b, int l, const struct task &p,
+                                                      const float *scratch) {
     const float *s = scalars_of(a, b, l, p.h), *part = scratch + READS + b.lane / COLS * 2 * READ_PART;
     const float newest = scratch[NEWEST];
     float max = fmaxf(s[SINK], newest), sum, y;
@@ -242,8 +236,7 @@ static __device__ __forceinline__ float combine_reads(const D &a, const struct b
 
 /* The new token's key, normed and rounded like an activation, to its slot. */
 template <class D>
-static __device__ __forceinline__ void append_key(const D &a, const struct block &b, int l,
-                                                  const struct task &p) {
+static __device__ __forceinline__ void append_key(const D &a, const struct block &b, int l, const struct task &p) {
     enum { N = 4 }; /* words of a lane: K <= 256 */
     const int n = (a.K / 2 - b.lane + 31) / 32;
     const float2 *gamma = (const float2 *)layer_of(a, b, l).k_norm + b.lane;
@@ -265,8 +258,8 @@ static __device__ __forceinline__ void append_key(const D &a, const struct block
 
 /* A tile task. The logits were published in part 1; mine: from wait_for_qk(). */
 template <class D>
-static __device__ __forceinline__ void mixer_tile(const D &a, const struct block &b, int l,
-                                                  const struct task &p, const struct qk_pair &mine) {
+static __device__ __forceinline__ void mixer_tile(const D &a, const struct block &b, int l, const struct task &p,
+                                                  const struct qk_pair &mine) {
     float *scratch = (float *)(b.shared + a.s.scratch);
     struct state_rows y;
     const uint64_t *gates = b.warp == GATE_WARP ? gates_at(a, b, p) : NULL, word = gates ? poll(gates) : 0;
@@ -301,8 +294,7 @@ static __device__ __forceinline__ void mixer_tile(const D &a, const struct block
 
 /* Fetches a task beyond the first, which TASK_WARP did not. */
 template <int part, class D>
-static __device__ __forceinline__ void fetch_task(const D &a, const struct block &b, int l,
-                                                  const struct task &p) {
+static __device__ __forceinline__ void fetch_task(const D &a, const struct block &b, int l, const struct task &p) {
     sync_block(); /* the task before no longer uses its data */
     if (part) fetch_tile(a, b, l, p, threadIdx.x, THREADS);
     else fetch_keys(a, b, l, p, threadIdx.x, THREADS);
@@ -357,8 +349,7 @@ template <class D> static __device__ __forceinline__ void store_scores(const D &
 
 template <class D> static __device__ __forceinline__ bool any_full(const D &a, const struct block &b) {
     bool any = false;
-    for (int m = 0; m < a.M && a.cache && a.window > 0; m++)
-        any = any || filled_of(a, b, m).new_slot == a.slots - 1;
+    for (int m = 0; m < a.M && a.cache && a.window > 0; m++) any = any || filled_of(a, b, m).new_slot == a.slots - 1;
     return any;
 }
 /* kept = top_w(kept + block) where a cache block is full: a thread block per layer, row and head. The ring

@@ -50,8 +50,8 @@ static __device__ __forceinline__ void load_epilogue(const D &a, const struct bl
 }
 
 template <class D>
-static __device__ __forceinline__ void finish_in(const D &a, uint64_t *words, uint32_t epoch, int row,
-                                                 float2 s, const struct epilogue_inputs &e) {
+static __device__ __forceinline__ void finish_in(const D &a, uint64_t *words, uint32_t epoch, int row, float2 s,
+                                                 const struct epilogue_inputs &e) {
     const uint32_t both = pack2(s.x, s.y);
     const float2 x = make_float2(low(both), high(both));
     if (row < a.a_at) {
@@ -99,8 +99,7 @@ static __device__ __forceinline__ void epilogue(const D &a, struct block &b, int
     if (kind == MLP) { /* a unit has two pairs of gate, then two of up */
         const uint32_t up = __shfl_xor_sync(0xffffffffu, pack2(s.x, s.y), 2), gate = pack2(s.x, s.y);
         if (mine && pair < 2)
-            publish(e.to, pack2(fast_silu_div(low(gate)) * low(up), fast_silu_div(high(gate)) * high(up)),
-                    epoch);
+            publish(e.to, pack2(fast_silu_div(low(gate)) * low(up), fast_silu_div(high(gate)) * high(up)), epoch);
     }
     if (!mine) return;
     if (kind == IN) finish_in(a, b.words + m * a.row_words, epoch, row, s, e);
@@ -128,8 +127,7 @@ template <int kind, class D>
 static __device__ __forceinline__ float2 reduce_unit(const D &a, const struct block &b, int j, int m) {
     const float *sums = (const float *)(b.shared + a.s.sums) +
                         ((b.sums_half * HL_DECODE_UNITS + j * D::max_rows) * WARPS + m) * 8 + b.lane % 4 * 2;
-    const float4 *at =
-        (const float4 *)((const float *)(b.shared + a.s.squares) + (b.squares_half * a.M + m) * WARPS);
+    const float4 *at = (const float4 *)((const float *)(b.shared + a.s.squares) + (b.squares_half * a.M + m) * WARPS);
     constexpr bool normed = kind == IN || kind == MLP || kind == HEAD;
     float2 v[WARPS];
 #pragma unroll

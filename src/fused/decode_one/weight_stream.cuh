@@ -49,12 +49,10 @@ template <class D> static __device__ __forceinline__ void next_stage(const D &a,
     if (++b.stage == a.s.depth) b.stage = 0, b.parity ^= 1;
 }
 /* The mbarriers of the task data. */
-template <class D>
-static __device__ __forceinline__ mbarrier_t tasks_full(const D &a, const struct block &b) {
+template <class D> static __device__ __forceinline__ mbarrier_t tasks_full(const D &a, const struct block &b) {
     return mbarrier_at(b.barriers, 3 * a.s.depth);
 }
-template <class D>
-static __device__ __forceinline__ mbarrier_t tasks_empty(const D &a, const struct block &b) {
+template <class D> static __device__ __forceinline__ mbarrier_t tasks_empty(const D &a, const struct block &b) {
     return mbarrier_at(b.barriers, 3 * a.s.depth + 1);
 }
 /* One thread. */
@@ -70,8 +68,7 @@ template <class D> static __device__ __forceinline__ void init_ring(const D &a, 
 
 /* This lane's row of a unit. */
 template <class D>
-static __device__ __forceinline__ const bf16 *weight_row(const D &a, const struct block &b, int kind, int l,
-                                                         int unit) {
+static __device__ __forceinline__ const bf16 *weight_row(const D &a, const struct block &b, int kind, int l, int unit) {
     const struct hl_decode_layer &y = layer_of(a, b, kind == HEAD ? 0 : l);
     const int g = b.lane % 8, row = kind == MLP ? unit * 4 + g % 4 : unit * 8 + g;
     const void *W = kind == IN     ? y.in
@@ -90,8 +87,7 @@ static __device__ __forceinline__ void prefetch(const struct block &b, const voi
         asm volatile("prefetch.global.L2 [%0];" ::"l"((const char *)p + at));
 #endif
 }
-template <class D>
-static __device__ __forceinline__ void prefetch_layer(const D &a, const struct block &b, int l) {
+template <class D> static __device__ __forceinline__ void prefetch_layer(const D &a, const struct block &b, int l) {
     const struct hl_decode_layer &y = layer_of(a, b, l);
     prefetch(b, y.attn_norm, a.d * 4);
     prefetch(b, y.mlp_norm, a.d * 4);
@@ -125,8 +121,7 @@ static __device__ __forceinline__ void stream_weights(const D &a, struct block &
     int halves = 0, old_half = 0;
 #pragma unroll 1
     for (int phase = from; phase < to; phase++, next_units(b)) {
-        const int kind = phase_kind(a, phase), l = phase / PHASES, K = inner_size(a, kind),
-                  units = units_of(a, kind);
+        const int kind = phase_kind(a, phase), l = phase / PHASES, K = inner_size(a, kind), units = units_of(a, kind);
         const int rows = kind == IN ? a.in_rows : kind == HEAD ? a.vocab : units * 8;
 #pragma unroll 1
         for (int unit = b.first_unit; unit < units; unit += gridDim.x) {

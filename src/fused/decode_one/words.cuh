@@ -116,8 +116,8 @@ static __device__ __forceinline__ void wait_for_all(uint2 (&v)[N], const uint64_
  * the model (preset's POLL_MISSING). Not one function with a condition inside: what the compiler makes of the
  * loops matters more than either, 3 to 10 % of a token. */
 template <int C, int N, class V>
-static __device__ __forceinline__ void wait_for_missing(V (&v)[C][N], const uint64_t *p, int apart,
-                                                        int stride, const int (&n)[C], uint32_t epoch) {
+static __device__ __forceinline__ void wait_for_missing(V (&v)[C][N], const uint64_t *p, int apart, int stride,
+                                                        const int (&n)[C], uint32_t epoch) {
     typename word_type<V>::type w[C][N];
 #pragma unroll
     for (int c = 0; c < C; c++)
@@ -144,8 +144,7 @@ static __device__ __forceinline__ void wait_for_missing(V (&v)[C][N], const uint
 }
 /* As the model D wants it. */
 template <class D, int N, class V>
-static __device__ __forceinline__ void wait_for(V (&v)[N], const uint64_t *p, int stride, int n,
-                                                uint32_t epoch) {
+static __device__ __forceinline__ void wait_for(V (&v)[N], const uint64_t *p, int stride, int n, uint32_t epoch) {
     if constexpr (D::poll_missing) {
         V w[1][N];
         const int m[1] = {n};

@@ -9,8 +9,7 @@ struct gdn_layer hl_gdn_open(const struct hl_layer *l) {
     const struct gdn_dims s = hl_gdn_dims(l->cfg);
     struct gdn_acts *a = l->acts;
     struct gdn_grads *d = l->grads;
-    struct gdn_layer g = {
-        .l = l, .s = s, .a = a, .d = d, .joint = hl_gdn_joint_row(&s, l->pass, l->backend->host)};
+    struct gdn_layer g = {.l = l, .s = s, .a = a, .d = d, .joint = hl_gdn_joint_row(&s, l->pass, l->backend->host)};
     if (!s.memory) return g;
     g.memory = (struct hl_exact_memory){.l = l,
                                         .heads = {s.H, s.HV, s.K, s.V},
@@ -300,11 +299,10 @@ static hola_status check_delta_net(const hola_config *c, const char *where) {
     return hl_fail(HOLA_EINVAL, "%s: num_v_heads: delta_net has as many value heads as heads", where);
 }
 
-#define GDN                                                                                                  \
-    .scratch = scratch, .tensors = hl_gdn_tensors, .state = hl_gdn_state,                                    \
-    .acts_size = sizeof(struct gdn_acts), .grads_size = sizeof(struct gdn_grads), .buffers = hl_gdn_buffers, \
-    .forward = forward, .recompute = recompute, .backward = backward, .decode_sizes = hl_gdn_decode_sizes,   \
-    .decode_layer = hl_gdn_decode_layer
+#define GDN                                                                                                        \
+    .scratch = scratch, .tensors = hl_gdn_tensors, .state = hl_gdn_state, .acts_size = sizeof(struct gdn_acts),    \
+    .grads_size = sizeof(struct gdn_grads), .buffers = hl_gdn_buffers, .forward = forward, .recompute = recompute, \
+    .backward = backward, .decode_sizes = hl_gdn_decode_sizes, .decode_layer = hl_gdn_decode_layer
 
 extern const struct hl_mixer hl_mixer_hola, hl_mixer_gated_deltanet, hl_mixer_delta_net;
 const struct hl_mixer hl_mixer_hola = {.name = "hola",

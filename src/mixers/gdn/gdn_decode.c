@@ -20,8 +20,7 @@ void hl_gdn_decode_sizes(const struct hl_layer *l, struct hl_decode *out) {
 bool hl_gdn_decode_layer(const struct hl_layer *l, struct hl_decode_layer *out) {
     const struct hl_layer_tensor *t = l->tensor;
     const char *next = t[Q_PROJ].W.data;
-    for (int i = Q_PROJ; i <= G_PROJ;
-         i++) { /* they share their input: one matrix, if they lie side by side */
+    for (int i = Q_PROJ; i <= G_PROJ; i++) { /* they share their input: one matrix, if they lie side by side */
         if (!t[i].W.data) continue;
         if ((const char *)t[i].W.data != next) return false;
         next += t[i].W.rows * t[i].W.cols * l->backend->act_size;

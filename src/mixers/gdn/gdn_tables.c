@@ -27,10 +27,8 @@ void hl_gdn_tensors(const hola_config *c, struct hl_tensor_spec *out) {
     out[Q_PROJ] = (struct hl_tensor_spec){.name = "q_proj.weight", .dim = {s.qk, d}};
     out[K_PROJ] = (struct hl_tensor_spec){.name = "k_proj.weight", .dim = {s.qk, d}};
     out[V_PROJ] = (struct hl_tensor_spec){.name = "v_proj.weight", .dim = {s.vv, d}};
-    if (s.decay)
-        out[A_PROJ] = (struct hl_tensor_spec){.name = "a_proj.weight", .dim = {s.HV, d}, .unquantised = true};
-    if (s.beta)
-        out[B_PROJ] = (struct hl_tensor_spec){.name = "b_proj.weight", .dim = {s.HV, d}, .unquantised = true};
+    if (s.decay) out[A_PROJ] = (struct hl_tensor_spec){.name = "a_proj.weight", .dim = {s.HV, d}, .unquantised = true};
+    if (s.beta) out[B_PROJ] = (struct hl_tensor_spec){.name = "b_proj.weight", .dim = {s.HV, d}, .unquantised = true};
     if (s.gated) out[G_PROJ] = (struct hl_tensor_spec){.name = "g_proj.weight", .dim = {s.vv, d}};
     out[O_PROJ] = (struct hl_tensor_spec){.name = "o_proj.weight", .dim = {d, s.vv}};
     if (W > 0) {
@@ -42,8 +40,7 @@ void hl_gdn_tensors(const hola_config *c, struct hl_tensor_spec *out) {
         out[A_LOG] = (struct hl_tensor_spec){.name = "A_log", .dim = {s.HV}, .init = HL_INIT_A_LOG};
         out[DT_BIAS] = (struct hl_tensor_spec){.name = "dt_bias", .dim = {s.HV}, .init = HL_INIT_DT_BIAS};
     }
-    out[O_NORM] =
-        (struct hl_tensor_spec){.name = "o_norm.weight", .dim = {s.V}, .init = HL_INIT_CONSTANT, .value = 1};
+    out[O_NORM] = (struct hl_tensor_spec){.name = "o_norm.weight", .dim = {s.V}, .init = HL_INIT_CONSTANT, .value = 1};
     if (hl_mixer_of(c->model_type)->memory) hl_memory_tensors(c, &heads, out + MEMORY);
 }
 
@@ -51,14 +48,14 @@ int hl_gdn_state(const hola_config *c, struct hl_state_part *out) {
     const struct gdn_dims s = hl_gdn_dims(c);
     const struct hl_memory_heads heads = heads_of(&s);
     const int64_t tail = c->conv_size > 1 ? c->conv_size - 1 : 0;
-    out[STATE_S] = (struct hl_state_part){
-        .name = "S", .kind = HL_STATE_REAL, .change = HL_REPLACED, .count = s.HV * s.K * s.V};
-    out[TAIL_Q] = (struct hl_state_part){
-        .name = "conv.q", .kind = HL_STATE_REAL, .change = HL_REPLACED, .count = tail * s.qk};
-    out[TAIL_K] = (struct hl_state_part){
-        .name = "conv.k", .kind = HL_STATE_REAL, .change = HL_REPLACED, .count = tail * s.qk};
-    out[TAIL_V] = (struct hl_state_part){
-        .name = "conv.v", .kind = HL_STATE_REAL, .change = HL_REPLACED, .count = tail * s.vv};
+    out[STATE_S] =
+        (struct hl_state_part){.name = "S", .kind = HL_STATE_REAL, .change = HL_REPLACED, .count = s.HV * s.K * s.V};
+    out[TAIL_Q] =
+        (struct hl_state_part){.name = "conv.q", .kind = HL_STATE_REAL, .change = HL_REPLACED, .count = tail * s.qk};
+    out[TAIL_K] =
+        (struct hl_state_part){.name = "conv.k", .kind = HL_STATE_REAL, .change = HL_REPLACED, .count = tail * s.qk};
+    out[TAIL_V] =
+        (struct hl_state_part){.name = "conv.v", .kind = HL_STATE_REAL, .change = HL_REPLACED, .count = tail * s.vv};
     return STATE_MEMORY + hl_memory_state(c, &heads, out + STATE_MEMORY);
 }
 
@@ -73,13 +70,12 @@ int64_t hl_gdn_joint_row(const struct gdn_dims *s, enum hl_pass pass, bool host)
 /* The projections: arrays of their own, or parts of one row. */
 static void add_projections(const struct gdn_dims *s, int64_t joint, struct hl_buffers *list, size_t row,
                             const size_t field[6]) {
-    const int64_t width[6] = {
-        s->qk, s->qk, s->vv, s->decay ? s->HV : 0, s->beta ? s->HV : 0, s->gated ? s->vv : 0};
+    const int64_t width[6] = {s->qk, s->qk, s->vv, s->decay ? s->HV : 0, s->beta ? s->HV : 0, s->gated ? s->vv : 0};
     int64_t offset = 0;
     if (joint) hl_buffer_add(list, (struct hl_buffer){.field = row, .width = joint});
     for (int i = 0; i < 6; i++) {
-        hl_buffer_add(list, (struct hl_buffer){
-                                .field = field[i], .width = width[i], .inside = joint > 0, .offset = offset});
+        hl_buffer_add(list,
+                      (struct hl_buffer){.field = field[i], .width = width[i], .inside = joint > 0, .offset = offset});
         offset += width[i];
     }
 }
@@ -118,8 +114,7 @@ void hl_gdn_buffers(const struct hl_buffers_for *f, struct hl_buffers *acts, str
 #define AT(name) offsetof(struct gdn_grads, name)
 #define ADD(name, numbers, ...) \
     hl_buffer_add(grads, (struct hl_buffer){.field = AT(name), .width = numbers, __VA_ARGS__})
-    add_projections(&s, joint, grads, AT(row),
-                    (const size_t[6]){AT(dq0), AT(dk0), AT(dv0), AT(da), AT(db), AT(dz)});
+    add_projections(&s, joint, grads, AT(row), (const size_t[6]){AT(dq0), AT(dk0), AT(dv0), AT(da), AT(db), AT(dz)});
     ADD(dy, s.vv, .cheap = false);
     ADD(dout, s.vv, .cheap = false);
     ADD(dq, s.qk, .cheap = false);

@@ -9,8 +9,7 @@ static void adamw_task(void *ctx, int64_t i, int worker) {
     int64_t from = i * PIECE, n = a->n - from < PIECE ? a->n - from : PIECE;
     real *restrict p = a->p + from, *restrict m = a->m + from, *restrict v = a->v + from;
     const real *restrict grad = a->grad + from;
-    const real scale = (real)a->grad_scale, b1 = (real)a->beta1, c1 = (real)(1 - a->beta1),
-               b2 = (real)a->beta2;
+    const real scale = (real)a->grad_scale, b1 = (real)a->beta1, c1 = (real)(1 - a->beta1), b2 = (real)a->beta2;
     const real c2 = (real)(1 - a->beta2), unbias = (real)(1 / a->bias1), unroot = (real)(1 / sqrt(a->bias2));
     const real eps = (real)a->eps, lr = (real)a->lr, decay = (real)a->weight_decay;
     (void)worker;

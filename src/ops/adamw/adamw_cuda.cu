@@ -9,8 +9,7 @@ struct adamw {
     float *p, *m, *v;
     act *half;
     const float *grad;
-    float lr, beta1, beta2, rest1, rest2, eps, weight_decay, unbias1, unbias2,
-        grad_scale; /* rest = 1 - beta */
+    float lr, beta1, beta2, rest1, rest2, eps, weight_decay, unbias1, unbias2, grad_scale; /* rest = 1 - beta */
 };
 
 static __device__ __forceinline__ void step(const struct adamw &a, float grad, float *p, float *m, float *v) {

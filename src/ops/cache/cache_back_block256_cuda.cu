@@ -20,8 +20,7 @@ static __device__ __forceinline__ struct part part_of(const struct cache_dev &c,
     struct part x = {at, at % (int)c.a.HV, 0, item_of(c, at, items)};
     return x;
 }
-static __device__ __forceinline__ struct part part_after(const struct cache_dev &c, struct part x,
-                                                         int items) {
+static __device__ __forceinline__ struct part part_after(const struct cache_dev &c, struct part x, int items) {
     x.first += TILES;
     return x.first * TILE < x.all.len ? x : part_of(c, x.at + gridDim.x, items);
 }
@@ -72,8 +71,8 @@ template <int width> struct quads {
     }
 };
 template <int width>
-static __device__ __forceinline__ void read_quads(struct quads<width> &old, const bf16 *from, int ld,
-                                                  int rows, bool there) {
+static __device__ __forceinline__ void read_quads(struct quads<width> &old, const bf16 *from, int ld, int rows,
+                                                  bool there) {
 #pragma unroll
     for (int n = 0; n < width / 16; n++)
 #pragma unroll
@@ -109,8 +108,8 @@ struct place {
     int rows;
     bool old;
 };
-static __device__ __forceinline__ struct place place_of(const struct cache_dev &c, const struct part &x,
-                                                        int own, int group) {
+static __device__ __forceinline__ struct place place_of(const struct cache_dev &c, const struct part &x, int own,
+                                                        int group) {
     struct place p;
     p.to = (bf16 *)(group ? c.a.dk : c.a.dv) + ((int64_t)(x.all.row + own * TILE) * c.a.HV + x.h) * D;
     p.rows = x.all.len - own * TILE;
@@ -120,9 +119,8 @@ static __device__ __forceinline__ struct place place_of(const struct cache_dev &
 
 /* dv (group 0) or dk (group 1) of tile n of the keys, once p and ds of the part's queries are there. old: what was
  * there of the first columns, asked for long before; the next columns' is asked for a step ahead. */
-static __device__ __forceinline__ void finish_keys(room *m, const struct cache_dev &c,
-                                                   const struct cache_back &b, const struct part &x, int n,
-                                                   int group, struct quads<N> old) {
+static __device__ __forceinline__ void finish_keys(room *m, const struct cache_dev &c, const struct cache_back &b,
+                                                   const struct part &x, int n, int group, struct quads<N> old) {
     const int own = n - tiles_of(x.all.kept), first = max(own - x.first, 0), end = tiles_in(x);
     const int ld = (int)c.a.HV * D;
     const struct place p = place_of(c, x, own, group);
@@ -141,8 +139,7 @@ static __device__ __forceinline__ void finish_keys(room *m, const struct cache_d
 }
 
 /* Where the warp's share of the part's sums goes; parts that a short block does not have leave zeros. */
-static __device__ __forceinline__ int share_of(const struct cache_dev &c, const struct part &x, int parts,
-                                               int i) {
+static __device__ __forceinline__ int share_of(const struct cache_dev &c, const struct part &x, int parts, int i) {
     return ((x.at / (int)c.a.HV * parts + i) * WHOLE_SHARES + threadIdx.x / 32) * (int)c.a.HV + x.h;
 }
 static __device__ __forceinline__ void clear_rest(const struct cache_dev &c, const struct cache_back &b,
@@ -184,8 +181,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
         for (int n = 0; n < all; n++) {
             const int own = n - kepts, done = own - x.first;
             const bool last = n + 1 == all;
-            if (last ? next.all.kept > 0 : n + 1 < kepts)
-                ask_kept(c, last ? next.at : x.at, last ? 0 : n + 1, id);
+            if (last ? next.all.kept > 0 : n + 1 < kepts) ask_kept(c, last ? next.at : x.at, last ? 0 : n + 1, id);
             const struct edge e = {own < 0 ? x.all.kept - n * TILE : x.all.len - own * TILE, done == group};
             const struct place p = place_of(c, x, own, group);
             struct quads<N> old;
@@ -226,8 +222,7 @@ void HL_OP(cache_back_parts)(struct hl_cuda *cuda, const struct cache_dev *c, co
     else launch_pdl(cuda, back_parts<false>, grid, THREADS, bytes, *c, *b, items, parts);
 }
 int64_t HL_OP(cache_back_parts_shares)(struct hl_cuda *cuda, const struct hl_cache *a) {
-    const bool fits =
-        a->H == a->HV && a->K == D && hl_cuda_shared_limit(cuda) >= TILES_ROOM + (int)sizeof(room);
+    const bool fits = a->H == a->HV && a->K == D && hl_cuda_shared_limit(cuda) >= TILES_ROOM + (int)sizeof(room);
     return fits ? WHOLE_SHARES * hl_pieces(a->chunk, TILES * TILE) : 0;
 }
 #else /* cache_tiled() never asks for it */

@@ -39,8 +39,8 @@ static __device__ __forceinline__ struct item item_of(const struct cache_dev &c,
 
 /* 64 rows of head h of x [T][HV][D] from `row` on; zeros from the `left`-th on */
 template <int D>
-static __device__ __forceinline__ void copy_rows(bf16 *to, const struct cache_dev &c, const void *x, int h,
-                                                 int row, int left) {
+static __device__ __forceinline__ void copy_rows(bf16 *to, const struct cache_dev &c, const void *x, int h, int row,
+                                                 int left) {
     const bf16 *from = (const bf16 *)x + ((int64_t)row * c.a.HV + h) * D;
 #pragma unroll
     for (int i = 0; i < D / 64; i++)
@@ -88,16 +88,14 @@ static __device__ __forceinline__ void copy_keys(struct whole_room<D> *m, const 
 /* ---- results: a warpgroup's 64 rows ---- */
 
 /* as floats, 2 D apart: the share of kept rows */
-template <int D>
-static __device__ __forceinline__ void write_share(float *to, const float (*d)[4], int rows) {
+template <int D> static __device__ __forceinline__ void write_share(float *to, const float (*d)[4], int rows) {
     const int row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
     for (int n = 0; n < D / 8; n++)
 #pragma unroll
         for (int i = 0; i < 2; i++)
             if (row + 8 * i < rows)
-                *(float2 *)(to + (row + 8 * i) * 2 * D + n * 8 + 2 * t) =
-                    make_float2(d[n][2 * i], d[n][2 * i + 1]);
+                *(float2 *)(to + (row + 8 * i) * 2 * D + n * 8 + 2 * t) = make_float2(d[n][2 * i], d[n][2 * i + 1]);
 }
 /* Rows of a result, 16 bytes at a time: those of one thread */
 template <int D> struct lines {
@@ -128,8 +126,7 @@ static __device__ __forceinline__ void store_square(bf16 *to, const uint32_t (*x
 /* to = d, or d + old: 64 rows through two squares, columns up to 64 and those behind */
 template <int D, bool ADD>
 static __device__ __forceinline__ void write_tile(bf16 *to, int ld, int rows, const float (*d)[4],
-                                                  const struct lines<D> &old, bf16 *left, bf16 *right,
-                                                  int group) {
+                                                  const struct lines<D> &old, bf16 *left, bf16 *right, int group) {
     enum { CHUNKS = lines<D>::CHUNKS, STEP = lines<D>::STEP };
     const int first = threadIdx.x % GROUP / CHUNKS, chunk = threadIdx.x % CHUNKS;
     uint32_t x[4][4];

@@ -132,11 +132,9 @@ static void piece(const struct tile *t, const int64_t *id, int64_t n, int64_t fi
     dP.C = t->w->dS + first * ld;
     dP.alpha = lam;
     HL_OP(small_gemm)(&dP, t->w->mm);
-    for (int64_t i = first; i < t->n; i++)
-        t->part->tau += (double)weights(t, i, edge ? min(n, i - first + 1) : n, n);
+    for (int64_t i = first; i < t->n; i++) t->part->tau += (double)weights(t, i, edge ? min(n, i - first + 1) : n, n);
 
-    dQ = (struct hl_small_gemm){
-        .M = m, .N = a->K, .K = n, .A = dP.C, .ai = ld, .ak = 1, .B = k, .bk = ldk, .bn = 1};
+    dQ = (struct hl_small_gemm){.M = m, .N = a->K, .K = n, .A = dP.C, .ai = ld, .ak = 1, .B = k, .bk = ldk, .bn = 1};
     dQ.C = dq;
     dQ.ldc = a->H * a->K;
     dQ.alpha = slope;
@@ -166,10 +164,8 @@ static void back_block(const struct hl_cache_head *d, struct hl_cache_work *w, s
         t.q = (const real *)d->a->q + t.row * t.ldk + d->hk * d->a->K;
         t.dout = (const real *)d->a->dout + t.row * t.ldv + d->h * d->a->V;
         load_queries(&t);
-        for (int64_t c = 0; c < n + t.i; c += CACHE_BCOLS)
-            piece(&t, id + c, min(CACHE_BCOLS, n + t.i - c), 0, false);
-        for (int64_t i = 0; i < t.n; i += CACHE_BCOLS)
-            piece(&t, id + n + t.i + i, min(CACHE_BCOLS, t.n - i), i, true);
+        for (int64_t c = 0; c < n + t.i; c += CACHE_BCOLS) piece(&t, id + c, min(CACHE_BCOLS, n + t.i - c), 0, false);
+        for (int64_t i = 0; i < t.n; i += CACHE_BCOLS) piece(&t, id + n + t.i + i, min(CACHE_BCOLS, t.n - i), i, true);
     }
 }
 

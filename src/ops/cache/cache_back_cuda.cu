@@ -22,17 +22,14 @@ static __device__ __forceinline__ const act *row_of(const void *x, int64_t row, 
 struct pair {
     float s, p, ds;
 };
-static __device__ struct pair pair_of(const struct cache_dev &c, const float *R, int64_t h, int64_t t,
-                                      int64_t j) {
+static __device__ struct pair pair_of(const struct cache_dev &c, const float *R, int64_t h, int64_t t, int64_t j) {
     const int64_t hk = h / c.group, at = t * c.a.HV + h;
     const float lambda = 1.0f / (1.0f + expf(-c.a.gate[h]));
     struct pair x;
-    x.s = dot_row(row_of(c.a.q, t, c.a.H, hk, c.a.K), row_of(c.a.k, j, c.a.H, hk, c.a.K), c.a.K) /
-          sqrtf((float)c.a.K);
+    x.s = dot_row(row_of(c.a.q, t, c.a.H, hk, c.a.K), row_of(c.a.k, j, c.a.H, hk, c.a.K), c.a.K) / sqrtf((float)c.a.K);
     x.p = expf(c.a.tau[h] * x.s - c.a.lse[at]);
-    x.ds = x.p * (lambda * dot_row(row_of(c.a.dout, t, c.a.HV, h, c.a.V), row_of(c.a.v, j, c.a.HV, h, c.a.V),
-                                   c.a.V) -
-                  R[at]);
+    x.ds = x.p *
+           (lambda * dot_row(row_of(c.a.dout, t, c.a.HV, h, c.a.V), row_of(c.a.v, j, c.a.HV, h, c.a.V), c.a.V) - R[at]);
     return x;
 }
 
@@ -69,8 +66,7 @@ static __global__ void plain_q(const struct cache_dev c, const struct cache_back
         }
         __syncthreads();
         for (int64_t i = threadIdx.x; i < c.a.K; i += THREADS) {
-            float *sum =
-                b.own + (row * c.a.HV + hk * c.group) * (c.a.K + c.a.V) + i; /* room until plain_kv */
+            float *sum = b.own + (row * c.a.HV + hk * c.group) * (c.a.K + c.a.V) + i; /* room until plain_kv */
             float x = g ? *sum : 0;
             for (int64_t j = 0; j < all; j++)
                 if (from[j] >= 0) x += ds[j] * f32(row_of(c.a.k, from[j], c.a.H, hk, c.a.K)[i]);
@@ -95,8 +91,7 @@ static __global__ void plain_kv(const struct cache_dev c, const struct cache_bac
     const int64_t row = j < w ? c.a.sel[(block * c.a.HV + h) * w + j] : j - w < p.len ? p.row + j - w : -1;
     const float scale = c.a.tau[h] / sqrtf((float)K), lambda = 1.0f / (1.0f + expf(-c.a.gate[h]));
     float *ds = (float *)shared_memory(), *weight = ds + C;
-    float *to =
-        j < w ? b.kept + ((block * c.a.HV + h) * w + j) * (K + V) : b.own + (row * c.a.HV + h) * (K + V);
+    float *to = j < w ? b.kept + ((block * c.a.HV + h) * w + j) * (K + V) : b.own + (row * c.a.HV + h) * (K + V);
     if (row < 0) return;
     for (int64_t t = first + threadIdx.x / 32; t < p.len; t += WARPS) {
         const struct pair x = pair_of(c, b.R, h, p.row + t, row);
@@ -132,16 +127,14 @@ static __global__ void gather(const struct cache_dev c, const struct cache_back 
     if (row >= c.T) return;
     const int64_t seg = c.rows.row_seg[row], end = c.rows.block_first[seg + 1];
     const int64_t next = c.rows.block_first[seg] + (row - c.rows.seg[seg].row) / c.a.chunk + 1;
-    float *sum =
-        b.own + (row * c.a.HV + hk * c.group) * (K + V); /* of the group's heads, one after another */
+    float *sum = b.own + (row * c.a.HV + hk * c.group) * (K + V); /* of the group's heads, one after another */
     for (int64_t g = 0; g < c.group; g++) {
         const int64_t h = hk * c.group + g;
         float *own = sum + g * (K + V);
         for (int64_t n = next; n < end; n++) {
             const int64_t j = find_kept(c.a.sel + (n * c.a.HV + h) * w, w, row);
             if (j < 0) break;
-            for (int64_t x = lane; x < K + V; x += 32)
-                own[x] += b.kept[((n * c.a.HV + h) * w + j) * (K + V) + x];
+            for (int64_t x = lane; x < K + V; x += 32) own[x] += b.kept[((n * c.a.HV + h) * w + j) * (K + V) + x];
         }
         __syncwarp(); /* other lanes' columns */
         for (int64_t x = lane; x < V; x += 32) {
@@ -155,9 +148,9 @@ static __global__ void gather(const struct cache_dev c, const struct cache_back 
 
 /* sum += the shares of row `row` as kept row j of `block`, and of the blocks after it while it is kept. A
  * lane's columns are 4 lane and 128 + 4 lane of D; dk, and dv unless NULL. */
-static __device__ __forceinline__ void add_shares(const struct cache_dev &c, const struct cache_back &b,
-                                                  int64_t row, int64_t h, int64_t block, int64_t end,
-                                                  int64_t j, float dk[2][4], float dv[2][4]) {
+static __device__ __forceinline__ void add_shares(const struct cache_dev &c, const struct cache_back &b, int64_t row,
+                                                  int64_t h, int64_t block, int64_t end, int64_t j, float dk[2][4],
+                                                  float dv[2][4]) {
     const int64_t D = c.a.K, w = c.a.window;
     while (j >= 0) {
         const float *from = b.kept + ((block * c.a.HV + h) * w + j) * 2 * D;
@@ -224,8 +217,7 @@ static __global__ void gather_kept(const struct cache_dev c, const struct cache_
     write_sum(to_v, old_v, dv, D);
     if (!first) return;
     for (int i = h + 1; i < (hk + 1) * group; i++)
-        add_shares(c, b, row, i, block, end, find_kept(c.a.sel + ((int64_t)block * HV + i) * w, w, row), dk,
-                   NULL);
+        add_shares(c, b, row, i, block, end, find_kept(c.a.sel + ((int64_t)block * HV + i) * w, w, row), dk, NULL);
     write_sum(to_k, old_k, dk, D);
 }
 
@@ -250,10 +242,10 @@ static void plain(struct hl_cuda *cuda, const struct cache_dev *c, const struct 
     const struct hl_cache *a = &c->a;
     const int64_t all = a->window + a->chunk; /* + 16: loads may be wide */
     launch(cuda, along, blocks_for(c->T * a->HV, WARPS), THREADS, 0, *c, *b);
-    launch(cuda, plain_q, dim3((unsigned)(c->rows.blocks * a->chunk), (unsigned)a->H), THREADS,
-           (size_t)(all * 12 + 16), *c, *b);
-    launch(cuda, plain_kv, dim3((unsigned)(c->rows.blocks * all), (unsigned)a->HV), THREADS,
-           (size_t)(a->chunk * 8), *c, *b);
+    launch(cuda, plain_q, dim3((unsigned)(c->rows.blocks * a->chunk), (unsigned)a->H), THREADS, (size_t)(all * 12 + 16),
+           *c, *b);
+    launch(cuda, plain_kv, dim3((unsigned)(c->rows.blocks * all), (unsigned)a->HV), THREADS, (size_t)(a->chunk * 8), *c,
+           *b);
     launch(cuda, gather, blocks_for(c->T * a->H, WARPS), THREADS, 0, *c, *b);
 }
 
@@ -273,9 +265,7 @@ extern "C" void HL_OP(cache_backward)(struct hl_backend *backend, const struct h
     const bool whole = parts > 0 || (cache_tiled(a) && HL_OP(cache_back_whole_fits)(cuda, a));
     const bool tiled = !whole && cache_tiled(a) && HL_OP(cache_back_fits)(cuda, a);
     if (c.T == 0) return;
-    b.parts = whole   ? c.rows.blocks * (parts ? parts : WHOLE_SHARES)
-              : tiled ? c.rows.blocks * tiles_of(a->chunk)
-                      : c.T;
+    b.parts = whole ? c.rows.blocks * (parts ? parts : WHOLE_SHARES) : tiled ? c.rows.blocks * tiles_of(a->chunk) : c.T;
     b.taus = whole ? b.parts : tiled ? c.rows.blocks * (tiles_of(a->window) + tiles_of(a->chunk)) : c.T;
     for (int place = 0; place < 2; place++) { /* counts, then places */
         int64_t used = 0;
@@ -297,9 +287,8 @@ extern "C" void HL_OP(cache_backward)(struct hl_backend *backend, const struct h
             HL_OP(cache_back_q)(cuda, &c, &b);
         }
         if (a->window > 0)
-            launch_pdl(cuda, gather_kept,
-                       dim3((unsigned)(c.rows.blocks * a->HV), blocks_for(a->window, WARPS)), THREADS, 0, c,
-                       b);
+            launch_pdl(cuda, gather_kept, dim3((unsigned)(c.rows.blocks * a->HV), blocks_for(a->window, WARPS)),
+                       THREADS, 0, c, b);
     } else plain(cuda, &c, &b);
     if (a->window > 0) launch_pdl(cuda, sums, (unsigned)a->HV, 1024, 0, c, b);
     else launch(cuda, sums, (unsigned)a->HV, 1024, 0, c, b);

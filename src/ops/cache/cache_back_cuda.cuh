@@ -17,8 +17,7 @@ struct cache_back {
 /* on tensor cores: R and its sums; dk and dv, leaving kept and ds; dq from ds */
 void HL_OP(cache_back_along)(struct hl_cuda *cuda, const struct cache_dev *c, const struct cache_back *b);
 void HL_OP(cache_back_kv)(struct hl_cuda *cuda, const struct cache_dev *c, const struct cache_back *b);
-bool HL_OP(cache_back_fits)(struct hl_cuda *cuda,
-                            const struct hl_cache *a); /* in this device's shared memory */
+bool HL_OP(cache_back_fits)(struct hl_cuda *cuda, const struct hl_cache *a); /* in this device's shared memory */
 void HL_OP(cache_back_q)(struct hl_cuda *cuda, const struct cache_dev *c, const struct cache_back *b);
 /* the same in one kernel, which leaves kept and needs no R and no ds */
 void HL_OP(cache_back_whole)(struct hl_cuda *cuda, const struct cache_dev *c, const struct cache_back *b);

@@ -48,13 +48,12 @@ struct kv_sums {
  * from `keys` on are none, and if `past`, those after their query are hidden, both counted from the tiles'
  * first. The thread's share of the sum of ds q.k comes back. tau: with 1/sqrt(K) in it */
 template <int D, int S, bool edge>
-static __device__ __forceinline__ float pairs(const struct kv_room<D, S> &m, int stage, float tau,
-                                              float lambda, bool past, int keys) {
+static __device__ __forceinline__ float pairs(const struct kv_room<D, S> &m, int stage, float tau, float lambda,
+                                              bool past, int keys) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     enum { QUERIES = kv_room<D, S>::QUERIES };
     const int key = warp % 4 * 16, query = warp / 4 * QUERIES;
-    const bf16 *q = m.q + stage * kv_room<D, S>::X,
-               *dout = m.dout + stage % kv_room<D, S>::STAGES * kv_room<D, S>::X;
+    const bf16 *q = m.q + stage * kv_room<D, S>::X, *dout = m.dout + stage % kv_room<D, S>::STAGES * kv_room<D, S>::X;
     float s[QUERIES / 8][4] = {}, dp[QUERIES / 8][4] = {}, sum = 0;
     const float scale = tau * LOG2E;
     if (!edge || !past || key < query + QUERIES) /* otherwise the warp sees nothing */
@@ -62,8 +61,7 @@ static __device__ __forceinline__ float pairs(const struct kv_room<D, S> &m, int
 #pragma unroll
     for (int n = 0; n < QUERIES / 8; n++) {
         const int at = query + n * 8 + 2 * t;
-        const float2 lse = *(const float2 *)(m.lse + stage * TILE + at),
-                     R = *(const float2 *)(m.R + stage * TILE + at);
+        const float2 lse = *(const float2 *)(m.lse + stage * TILE + at), R = *(const float2 *)(m.R + stage * TILE + at);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const int j = key + g + 8 * i;
@@ -83,8 +81,7 @@ static __device__ __forceinline__ float pairs(const struct kv_room<D, S> &m, int
 }
 
 /* ds of a tile to global memory, for dq */
-template <int D, int S>
-static __device__ __forceinline__ void write_ds(const struct kv_room<D, S> &m, bf16 *to) {
+template <int D, int S> static __device__ __forceinline__ void write_ds(const struct kv_room<D, S> &m, bf16 *to) {
 #pragma unroll
     for (int i = threadIdx.x; i < TILE * TILE / 8; i += kv_room<D, S>::THREADS)
         *(uint4 *)(to + i * 8) = *(const uint4 *)(m.ds + i / (TILE / 8) * LDP + i % (TILE / 8) * 8);
@@ -115,8 +112,8 @@ static __device__ __forceinline__ void add_tile(float sum[2][kv_room<D, S>::COLU
 
 /* What the thread holds of the tile's first `rows` rows, ld apart, as floats. */
 template <int D, int S>
-static __device__ __forceinline__ void write_floats(const float sum[2][kv_room<D, S>::COLUMNS / 8][4],
-                                                    int rows, float *to, int64_t ld) {
+static __device__ __forceinline__ void write_floats(const float sum[2][kv_room<D, S>::COLUMNS / 8][4], int rows,
+                                                    float *to, int64_t ld) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int i = 0; i < 2; i++)
@@ -133,15 +130,14 @@ static __device__ __forceinline__ void write_floats(const float sum[2][kv_room<D
 /* The same rows as halves, written or added to; they go through `room` [64][D + 4] for whole lines at a
  * time. */
 template <int D, int S>
-static __device__ __forceinline__ void write_halves(const float sum[2][kv_room<D, S>::COLUMNS / 8][4],
-                                                    int rows, bf16 *to, int64_t ld, bool add, float *room) {
+static __device__ __forceinline__ void write_halves(const float sum[2][kv_room<D, S>::COLUMNS / 8][4], int rows,
+                                                    bf16 *to, int64_t ld, bool add, float *room) {
     enum { CHUNKS = tile<D>::CHUNKS, STEP = kv_room<D, S>::THREADS / CHUNKS, EACH = TILE / STEP };
     const int r = threadIdx.x / CHUNKS, at = threadIdx.x % CHUNKS * 8;
     uint4 old[EACH]; /* every load before the first store: they might be the same memory */
 #pragma unroll
     for (int i = 0; i < EACH; i++)
-        old[i] = add && r + i * STEP < rows ? *(const uint4 *)(to + (r + i * STEP) * ld + at)
-                                            : make_uint4(0, 0, 0, 0);
+        old[i] = add && r + i * STEP < rows ? *(const uint4 *)(to + (r + i * STEP) * ld + at) : make_uint4(0, 0, 0, 0);
     write_floats<D, S>(sum, TILE, room, D + 4);
     __syncthreads();
 #pragma unroll
@@ -160,10 +156,9 @@ static __device__ __forceinline__ void write_halves(const float sum[2][kv_room<D
 /* Of 64 queries from row `from` of the block on: q, lse and R into one of two stages; dout into its own */
 template <int D, int S>
 static __device__ __forceinline__ void fetch_queries(const struct kv_room<D, S> &m, const struct cache_dev &c,
-                                                     const float *R, const struct view &s, int stage,
-                                                     int from) {
-    fetch_rows<D, TILE, kv_room<D, S>::THREADS>(m.q + stage * kv_room<D, S>::X, c.a.q, c.a.H, s.hk,
-                                                s.row + from, s.len - from);
+                                                     const float *R, const struct view &s, int stage, int from) {
+    fetch_rows<D, TILE, kv_room<D, S>::THREADS>(m.q + stage * kv_room<D, S>::X, c.a.q, c.a.H, s.hk, s.row + from,
+                                                s.len - from);
     if (threadIdx.x < TILE) {
         const int64_t at = (int64_t)(s.row + from + threadIdx.x) * c.a.HV + s.h;
         const bool there = from + (int)threadIdx.x < s.len;
@@ -174,8 +169,8 @@ static __device__ __forceinline__ void fetch_queries(const struct kv_room<D, S> 
 template <int D, int S>
 static __device__ __forceinline__ void fetch_dout(const struct kv_room<D, S> &m, const struct cache_dev &c,
                                                   const struct view &s, int stage, int from) {
-    fetch_rows<D, TILE, kv_room<D, S>::THREADS>(m.dout + stage % kv_room<D, S>::STAGES * kv_room<D, S>::X,
-                                                c.a.dout, c.a.HV, s.h, s.row + from, s.len - from);
+    fetch_rows<D, TILE, kv_room<D, S>::THREADS>(m.dout + stage % kv_room<D, S>::STAGES * kv_room<D, S>::X, c.a.dout,
+                                                c.a.HV, s.h, s.row + from, s.len - from);
 }
 
 /* All queries of the block from tile `first` on, of one value head. k and v are under way or there. The
@@ -183,9 +178,9 @@ static __device__ __forceinline__ void fetch_dout(const struct kv_room<D, S> &m,
  * ds: where those of the first tile go; the tiles of own keys lie as a triangle, query by query. Returns
  * the thread's share of dtau. */
 template <int D, int S>
-static __device__ __forceinline__ float
-walk_queries(struct kv_sums<D, S> &sum, const struct kv_room<D, S> &m, const struct cache_dev &c,
-             const float *R, const struct view &s, int first, bool own, int keys, bf16 *ds) {
+static __device__ __forceinline__ float walk_queries(struct kv_sums<D, S> &sum, const struct kv_room<D, S> &m,
+                                                     const struct cache_dev &c, const float *R, const struct view &s,
+                                                     int first, bool own, int keys, bf16 *ds) {
     enum { STAGES = kv_room<D, S>::STAGES };
     const int end = (s.len + TILE - 1) / TILE;
     const float tau = c.a.tau[s.h] / sqrtf((float)D), lambda = sigmoid(c.a.gate[s.h]);
@@ -229,8 +224,7 @@ static __global__ void __launch_bounds__(kv_room<D, S>::THREADS, D == 256 ? 1 : 
     const int units = kepts * (int)c.a.HV + owns * (int)c.a.H, at = blockIdx.x % units;
     const int64_t block = blockIdx.x / units, w = c.a.window;
     const bool own = at >= kepts * c.a.HV;
-    const int unit = own ? at - kepts * (int)c.a.HV : at, t = own ? unit % owns : unit % kepts,
-              from = t * TILE;
+    const int unit = own ? at - kepts * (int)c.a.HV : at, t = own ? unit % owns : unit % kepts, from = t * TILE;
     const int64_t h0 = own ? unit / owns * c.group : unit / kepts, h1 = own ? h0 + c.group : h0 + 1;
     struct kv_sums<D, S> sum = {};
     for (int64_t h = h0; h < h1; h++) {
@@ -246,17 +240,15 @@ static __global__ void __launch_bounds__(kv_room<D, S>::THREADS, D == 256 ? 1 : 
             sum.dv[i / (kv_room<D, S>::COLUMNS / 2)][i / 4 % (kv_room<D, S>::COLUMNS / 8)][i % 4] = 0;
         fetch_columns<D, TILE, kv_room<D, S>::THREADS>(m.k, m.v, c, s, !own, from);
         const int first = own ? t : 0, tile_ds = own ? kepts * owns + t * (t + 1) / 2 + t : t * owns;
-        float dtau =
-            walk_queries<D, S>(sum, m, c, b.R, s, first, own, keys,
-                               (bf16 *)b.ds + ((block * c.a.HV + h) * all_ds + tile_ds) * TILE * TILE);
+        float dtau = walk_queries<D, S>(sum, m, c, b.R, s, first, own, keys,
+                                        (bf16 *)b.ds + ((block * c.a.HV + h) * all_ds + tile_ds) * TILE * TILE);
         if (c.a.dtau) {
             dtau = block_sum(dtau, m.lse);
             if (threadIdx.x == 0) *tau = dtau;
         }
         if (own) {
             const int64_t row = s.row + from;
-            write_halves<D, S>(sum.dv, keys, (bf16 *)c.a.dv + (row * c.a.HV + h) * D, c.a.HV * D, true,
-                               (float *)m.q);
+            write_halves<D, S>(sum.dv, keys, (bf16 *)c.a.dv + (row * c.a.HV + h) * D, c.a.HV * D, true, (float *)m.q);
             if (h + 1 == h1)
                 write_halves<D, S>(sum.dk, keys, (bf16 *)c.a.dk + (row * c.a.H + s.hk) * D, c.a.H * D, false,
                                    (float *)m.q);
@@ -268,16 +260,13 @@ static __global__ void __launch_bounds__(kv_room<D, S>::THREADS, D == 256 ? 1 : 
     }
 }
 
-template <int D, int S>
-static void run(struct hl_cuda *cuda, const struct cache_dev *c, const struct cache_back *b) {
+template <int D, int S> static void run(struct hl_cuda *cuda, const struct cache_dev *c, const struct cache_back *b) {
     const struct hl_cache *a = &c->a;
     const unsigned kepts = (unsigned)tiles_of(a->window), owns = (unsigned)tiles_of(a->chunk);
     launch(cuda, back_kv<D, S>, (unsigned)c->rows.blocks * (unsigned)(kepts * a->HV + owns * a->H),
-           kv_room<D, S>::THREADS, (size_t)kv_room<D, S>::BYTES, *c, *b, (int)kepts, (int)owns,
-           (int)ds_tiles(a));
+           kv_room<D, S>::THREADS, (size_t)kv_room<D, S>::BYTES, *c, *b, (int)kepts, (int)owns, (int)ds_tiles(a));
 }
-template <int D>
-static void fit(struct hl_cuda *cuda, const struct cache_dev *c, const struct cache_back *b) {
+template <int D> static void fit(struct hl_cuda *cuda, const struct cache_dev *c, const struct cache_back *b) {
     if (hl_cuda_shared_limit(cuda) >= kv_room<D, 2>::BYTES) run<D, 2>(cuda, c, b);
     else run<D, 1>(cuda, c, b);
 }
@@ -287,8 +276,7 @@ void HL_OP(cache_back_kv)(struct hl_cuda *cuda, const struct cache_dev *c, const
     if (c->a.K == 256) fit<256>(cuda, c, b);
 }
 bool HL_OP(cache_back_fits)(struct hl_cuda *cuda, const struct hl_cache *a) {
-    return hl_cuda_shared_limit(cuda) >=
-           (a->K == 256 ? (int)kv_room<256, 1>::BYTES : (int)kv_room<128, 1>::BYTES);
+    return hl_cuda_shared_limit(cuda) >= (a->K == 256 ? (int)kv_room<256, 1>::BYTES : (int)kv_room<128, 1>::BYTES);
 }
 #else /* cache_tiled() never asks for it */
 void HL_OP(cache_back_kv)(struct hl_cuda *, const struct cache_dev *, const struct cache_back *) {}

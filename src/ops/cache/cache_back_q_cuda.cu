@@ -58,15 +58,14 @@ template <int D> struct q_room {
 
 /* The warp's 16 rows, through `room` for whole lines at a time. */
 template <int D>
-static __device__ __forceinline__ void write_dq(const struct cache_dev &c, const struct view &s,
-                                                const float dq[][4], bf16 *room, int from) {
+static __device__ __forceinline__ void write_dq(const struct cache_dev &c, const struct view &s, const float dq[][4],
+                                                bf16 *room, int from) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int n = 0; n < D / 8; n++)
 #pragma unroll
         for (int i = 0; i < 2; i++)
-            *(uint32_t *)(room + (g + 8 * i) * tile<D>::LD + n * 8 + 2 * t) =
-                pack2(dq[n][2 * i], dq[n][2 * i + 1]);
+            *(uint32_t *)(room + (g + 8 * i) * tile<D>::LD + n * 8 + 2 * t) = pack2(dq[n][2 * i], dq[n][2 * i + 1]);
     __syncwarp();
     for (int i = lane; i < 16 * tile<D>::CHUNKS; i += 32) {
         const int row = i / tile<D>::CHUNKS, at = i % tile<D>::CHUNKS * 8;
@@ -106,8 +105,8 @@ static __global__ void __launch_bounds__(THREADS)
             const int64_t h = h0 + (u + 1) / each;
             if (h != s.h) s = view_of(c, block, h, true, false);
             fetch_pair<D>(room + (u + 1) % 2 * (q_room<D>::K + q_room<D>::DS), c, s,
-                          (const bf16 *)b.ds + (block * c.a.HV + h) * all_ds * TILE * TILE, (u + 1) % each,
-                          tile_q, kepts, owns);
+                          (const bf16 *)b.ds + (block * c.a.HV + h) * all_ds * TILE * TILE, (u + 1) % each, tile_q,
+                          kepts, owns);
         }
         copy_commit();
         if (u < 0) continue;

@@ -13,13 +13,7 @@ static const float LOG2E = 1.44269504f;
 /* What a thread reads of the rows that its warp has: under way before it is needed. The i-th of them is row
  * row_of(i) of the warp's: of those that lie alike in shared memory, eight apart, one after another. */
 template <int D> struct old_reads {
-    enum {
-        CHUNKS = D / 8,
-        AT_ONCE = 32 / CHUNKS,
-        ROWS = whole_room<D>::ROWS,
-        ALIKE = ROWS / 8,
-        EACH = ROWS / AT_ONCE
-    };
+    enum { CHUNKS = D / 8, AT_ONCE = 32 / CHUNKS, ROWS = whole_room<D>::ROWS, ALIKE = ROWS / 8, EACH = ROWS / AT_ONCE };
     uint4 x[EACH];
     float lse;
     static __device__ __forceinline__ int row_of(int i) { return i % ALIKE * 8 + i / ALIKE * AT_ONCE; }
@@ -27,11 +21,9 @@ template <int D> struct old_reads {
 template <int D>
 static __device__ __forceinline__ void ask_reads(struct old_reads<D> &r, const struct cache_dev &c,
                                                  const struct item &x, int h) {
-    const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * r.ROWS,
-              row = first + lane / old_reads<D>::CHUNKS;
+    const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * r.ROWS, row = first + lane / old_reads<D>::CHUNKS;
     const int ld = (int)c.a.HV * D;
-    const bf16 *from =
-        (const bf16 *)c.a.read + (int64_t)(x.row + row) * ld + h * D + lane % old_reads<D>::CHUNKS * 8;
+    const bf16 *from = (const bf16 *)c.a.read + (int64_t)(x.row + row) * ld + h * D + lane % old_reads<D>::CHUNKS * 8;
 #pragma unroll
     for (int i = 0; i < old_reads<D>::EACH; i++) {
         r.x[i] = make_uint4(0, 0, 0, 0);
@@ -56,14 +48,8 @@ template <int N> static __device__ __forceinline__ float sums_by_lane(float *x) 
 /* m->along, m->lse, and the warp's share of dgate and dsink. Barriers around it. */
 template <int D>
 static __device__ __forceinline__ void along_rows(struct whole_room<D> *m, const struct cache_dev &c,
-                                                  const struct old_reads<D> &read, int len, int h,
-                                                  float part[2]) {
-    enum {
-        CHUNKS = D / 8,
-        AT_ONCE = old_reads<D>::AT_ONCE,
-        ALIKE = old_reads<D>::ALIKE,
-        EACH = old_reads<D>::EACH
-    };
+                                                  const struct old_reads<D> &read, int len, int h, float part[2]) {
+    enum { CHUNKS = D / 8, AT_ONCE = old_reads<D>::AT_ONCE, ALIKE = old_reads<D>::ALIKE, EACH = old_reads<D>::EACH };
     const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * read.ROWS, chunk = lane % CHUNKS,
               row = first + lane / CHUNKS;
     const float lambda = sigmoid(c.a.gate[h]);
@@ -73,8 +59,7 @@ static __device__ __forceinline__ void along_rows(struct whole_room<D> *m, const
     for (int i = 0; i < EACH; i++) {
         float a[8], b[8];
         load_wide(a, (const bf16 *)&read.x[i]);
-        load_wide(b,
-                  dout + tile_at<64>(row % TILE + i / ALIKE * AT_ONCE, chunk % 8 * 8) + i % ALIKE * 8 * 64);
+        load_wide(b, dout + tile_at<64>(row % TILE + i / ALIKE * AT_ONCE, chunk % 8 * 8) + i % ALIKE * 8 * 64);
         sums[i] = 0;
         for (int j = 0; j < 8; j++) sums[i] += a[j] * b[j];
     }
@@ -85,8 +70,7 @@ static __device__ __forceinline__ void along_rows(struct whole_room<D> *m, const
     const bool own = lane < read.ROWS, there = own && first + lane < len;
     const float along = there ? m->along[first + lane] : 0.0f;
     if (own && !there) m->along[first + lane] = 0;
-    if (own)
-        m->lse[first + lane] = there ? read.lse * LOG2E - log2f(lambda) : INFINITY; /* not there: p = 0 */
+    if (own) m->lse[first + lane] = there ? read.lse * LOG2E - log2f(lambda) : INFINITY; /* not there: p = 0 */
     const float gate = warp_sum(along), sink = warp_sum(there ? expf(c.a.sink[h] - read.lse) * along : 0.0f);
     if (lane == 0) part[0] = lambda * (1 - lambda) * gate, part[1] = -lambda * sink;
 }
@@ -95,15 +79,13 @@ static __device__ __forceinline__ void along_rows(struct whole_room<D> *m, const
 
 /* scores and their gradients: s = q k^T, dp = dout v^T */
 template <int D>
-static __device__ __forceinline__ void score(float (*s)[4], float (*dp)[4], const struct whole_room<D> *m,
-                                             int i) {
+static __device__ __forceinline__ void score(float (*s)[4], float (*dp)[4], const struct whole_room<D> *m, int i) {
     wgmma_hold<8>(dp);
     wgmma_begin<8>(s);
 #pragma unroll
     for (int x = 0; x < D; x += 16) {
         const int panel = x / 64 * SQUARE;
-        wgmma_ss<TILE>(s, operand<64, false>{m->q[i] + panel, 0, x % 64},
-                       operand<64, false>{m->k + panel, 0, x % 64});
+        wgmma_ss<TILE>(s, operand<64, false>{m->q[i] + panel, 0, x % 64}, operand<64, false>{m->k + panel, 0, x % 64});
         wgmma_ss<TILE>(dp, operand<64, false>{m->dout[i] + panel, 0, x % 64},
                        operand<64, false>{m->v + panel, 0, x % 64});
     }
@@ -122,8 +104,8 @@ static __device__ __forceinline__ bool hidden(const struct edge &e, int query, i
 
 /* s becomes lambda p and dp the gradient of q.k; TAU: the thread's share of the sum of ds s comes back. */
 template <int D, bool TAU>
-static __device__ __forceinline__ float weigh(float (*s)[4], float (*dp)[4], const struct whole_room<D> *m,
-                                              int i, float tau, const struct edge &e) {
+static __device__ __forceinline__ float weigh(float (*s)[4], float (*dp)[4], const struct whole_room<D> *m, int i,
+                                              float tau, const struct edge &e) {
     const int row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const float lse[2] = {m->lse[i * TILE + row], m->lse[i * TILE + row + 8]};
     const float along[2] = {m->along[i * TILE + row], m->along[i * TILE + row + 8]};
@@ -180,15 +162,14 @@ static __device__ __forceinline__ float pairs(float (*dq)[4], struct whole_room<
 
 /* d (64 keys, columns from `col` on) = p^T x over the tiles [first, end) of queries */
 template <int D>
-static __device__ __forceinline__ void sum_queries(float (*d)[4], const bf16 (*p)[SQUARE],
-                                                   const bf16 (*x)[TILE * D], int col, int first, int end) {
+static __device__ __forceinline__ void sum_queries(float (*d)[4], const bf16 (*p)[SQUARE], const bf16 (*x)[TILE * D],
+                                                   int col, int first, int end) {
     enum { N = whole_room<D>::COLUMNS };
     for (int i = first; i < end; i++) {
         wgmma_begin<N / 8>(d);
 #pragma unroll
         for (int j = 0; j < TILE; j += 16)
-            wgmma_ss<N>(d, operand<64, true>{p[i], j, 0},
-                        operand<64, true, SQUARE>{x[i] + col / 64 * SQUARE, j, 0});
+            wgmma_ss<N>(d, operand<64, true>{p[i], j, 0}, operand<64, true, SQUARE>{x[i] + col / 64 * SQUARE, j, 0});
         wgmma_end<N / 8, 1>(d); /* those of the tile before */
     }
     wgmma_wait_all<N / 8>(d);

@@ -27,8 +27,8 @@ static void write_sel(const struct hl_cache_head *d, const struct hl_cache_pick 
 }
 
 /* Walks the segment's blocks; reads those in [b0, b1). `before`: blocks of the segments before. */
-static void walk(const struct forward *f, const struct hl_cache_head *d, struct hl_cache_work *w,
-                 int64_t before, int64_t b0, int64_t b1) {
+static void walk(const struct forward *f, const struct hl_cache_head *d, struct hl_cache_work *w, int64_t before,
+                 int64_t b0, int64_t b1) {
     const int64_t C = d->a->chunk;
     int64_t m = 0;
     hl_cache_start(&w->pick, d);

@@ -46,24 +46,21 @@ void hl_cache_merge(struct hl_cache_pick *p, const struct hl_cache_head *d, int6
 /* Brings the state to where the pick stands: its kept rows and the m rows of the open block. */
 void hl_cache_store(const struct hl_cache_pick *p, const struct hl_cache_head *d, int64_t m);
 /* Keys or values of n columns, *ld apart: where they lie if they follow each other, else a copy in `room`. */
-const real *hl_cache_keys(const struct hl_cache_head *d, const int64_t *id, int64_t n, real *room,
-                          int64_t *ld);
-const real *hl_cache_values(const struct hl_cache_head *d, const int64_t *id, int64_t n, real *room,
-                            int64_t *ld);
+const real *hl_cache_keys(const struct hl_cache_head *d, const int64_t *id, int64_t n, real *room, int64_t *ld);
+const real *hl_cache_values(const struct hl_cache_head *d, const int64_t *id, int64_t n, real *room, int64_t *ld);
 /* Copied in any case, hl_cache_ld(V) apart. */
 void hl_cache_gather_values(const struct hl_cache_head *d, const int64_t *id, int64_t n, real *to);
 
 /* A worker's scratch, cut up. Forward and backward use the same memory. */
 struct hl_cache_work {
     struct hl_cache_pick pick;
-    int64_t tile, ldk; /* queries of a forward tile; distance of rows of kT */
-    real *rows, *mm;   /* rows of CACHE_BCOLS columns; scratch of mm */
-    real *kT, *v, *qT, *S,
-        *O;               /* forward: k [K][cols], v [cols][V], q [K][tile], S [keys][tile], O [tile][V] */
-    real *max, *sum;      /* [tile] */
-    real *bqT, *bdoT;     /* backward: q, dout [K or V][BACK] */
-    real *bkT, *bvT, *bk; /* k, v [K or V][BCOLS]; gathered keys */
-    real *P, *dS, *R;     /* [BACK][BCOLS], [BACK][BCOLS], [BACK] */
+    int64_t tile, ldk;         /* queries of a forward tile; distance of rows of kT */
+    real *rows, *mm;           /* rows of CACHE_BCOLS columns; scratch of mm */
+    real *kT, *v, *qT, *S, *O; /* forward: k [K][cols], v [cols][V], q [K][tile], S [keys][tile], O [tile][V] */
+    real *max, *sum;           /* [tile] */
+    real *bqT, *bdoT;          /* backward: q, dout [K or V][BACK] */
+    real *bkT, *bvT, *bk;      /* k, v [K or V][BCOLS]; gathered keys */
+    real *P, *dS, *R;          /* [BACK][BCOLS], [BACK][BCOLS], [BACK] */
     int64_t bytes;
 };
 struct hl_cache_work hl_cache_worker(struct hl_pool *pool, int worker, const struct hl_cache *a);

@@ -29,14 +29,14 @@ extern "C" void HL_OP(cache_score)(struct hl_backend *backend, const struct hl_s
         launch(cuda, score_simple, blocks_for(n, THREADS), THREADS, 0, a->m,
                a->policy.score == HL_SCORE_RESIDUAL ? a->beta : (const real *)NULL, a->score, n);
     if (a->policy.score == HL_SCORE_VALUE)
-        launch(cuda, score_betav, blocks_for(n * 32, THREADS), THREADS, 0, a->beta, (const act *)a->v,
-               a->score, n, a->V);
+        launch(cuda, score_betav, blocks_for(n * 32, THREADS), THREADS, 0, a->beta, (const act *)a->v, a->score, n,
+               a->V);
 }
 
 /* ---- selection ---- */
 
-static __device__ __forceinline__ void write_kept(const struct cache_dev &c, const struct chooser &s,
-                                                  int64_t at, int kept) {
+static __device__ __forceinline__ void write_kept(const struct cache_dev &c, const struct chooser &s, int64_t at,
+                                                  int kept) {
     for (int64_t i = threadIdx.x; i < c.a.window; i += blockDim.x) {
         const int32_t id = i < kept ? s.id[i] : NO_ROW;
         c.id[at * c.a.window + i] = id;
@@ -75,18 +75,15 @@ static __global__ void pick(const struct cache_dev c, int span) {
             s.key[kept + x] = rank_of(early && x == (int)threadIdx.x ? ahead : column(c, m, h, id, score));
         }
         early = true;
-        if (first + C + threadIdx.x < seg.len)
-            ahead = column(c, m, h, seg.row + first + C + threadIdx.x, score);
+        if (first + C + threadIdx.x < seg.len) ahead = column(c, m, h, seg.row + first + C + threadIdx.x, score);
         if (c.a.policy.by_position) {
             __syncthreads();
-            for (int x = threadIdx.x; x < kept + C; x += blockDim.x)
-                s.key[x] = rank_of_position(x, c.a.policy.sinks);
+            for (int x = threadIdx.x; x < kept + C; x += blockDim.x) s.key[x] = rank_of_position(x, c.a.policy.sinks);
         }
         kept = choose(s, kept, kept + C, w);
     }
     for (int i = threadIdx.x; i < w; i += blockDim.x) {
-        if (groups > 1)
-            c.found[((n * c.a.HV + h) * groups + group) * w + i] = i < kept ? s.id[i] : (int)NO_ROW;
+        if (groups > 1) c.found[((n * c.a.HV + h) * groups + group) * w + i] = i < kept ? s.id[i] : (int)NO_ROW;
         else if (seg.state && i < kept) c.last[(n * c.a.HV + h) * w + i] = s.id[i];
     }
 }
@@ -98,8 +95,7 @@ static __global__ void pick_all(const struct cache_dev c, int span, int groups) 
     const int64_t n = blockIdx.x / c.a.HV, h = blockIdx.x % c.a.HV;
     const struct hl_seg seg = c.rows.seg[n];
     const struct chooser s = chooser_at(c, shared_memory(), (groups + 1) * c.a.window);
-    const int w = (int)c.a.window, i = blockIdx.y, b = c.rows.block_first[n] + i,
-              end = c.rows.block_first[n + 1];
+    const int w = (int)c.a.window, i = blockIdx.y, b = c.rows.block_first[n] + i, end = c.rows.block_first[n + 1];
     const int before = b < end ? i / span : groups; /* groups */
     const int32_t *found = c.found + (n * c.a.HV + h) * groups * w, *own = c.id + (b * c.a.HV + h) * w;
     struct memory m = {};
@@ -137,8 +133,7 @@ static __device__ __forceinline__ int sum_before(int x, int *warps) {
 }
 /* The w-th largest of n > w keys, byte by byte, and of those equal to it how many are among the best w. room: 256
  * counts, two numbers, 8 for sum_before */
-static __device__ __forceinline__ uint32_t least_of_best(const uint32_t *key, int n, int w, int *room,
-                                                         int *equal) {
+static __device__ __forceinline__ uint32_t least_of_best(const uint32_t *key, int n, int w, int *room, int *equal) {
     uint32_t least = 0, seen = 0; /* seen: bits that are known */
     int *found = room + 256, left = w;
     for (int shift = 24; shift >= 0; shift -= 8) {
@@ -201,8 +196,8 @@ static __global__ void store(const struct cache_dev c) {
     const int64_t open = (seg.pos + seg.len) % C;
     /* without a whole block there is nothing new among the kept */
     if (seg.pos / C < (seg.pos + seg.len) / C)
-        keep_rows(c, m, h, c.last + (n * c.a.HV + h) * w, (int)kept_at(c, seg.pos + seg.len), seg,
-                  seg.pos / C * C, x, end);
+        keep_rows(c, m, h, c.last + (n * c.a.HV + h) * w, (int)kept_at(c, seg.pos + seg.len), seg, seg.pos / C * C, x,
+                  end);
     for (int64_t i = p.skip; i < open && x + 1 < end; i++)
         put_column(c, m, w + i, x, column(c, m, h, p.row + i - p.skip, x));
 }
@@ -249,8 +244,7 @@ extern "C" void HL_OP(cache_forward)(struct hl_backend *backend, const struct hl
     }
     const int64_t most = most_blocks(a), span = group_span(cuda, a, most), groups = hl_pieces(most, span);
     const int64_t heads = n * a->HV;
-    c.id =
-        (int32_t *)hl_cuda_scratch(cuda, ((c.rows.blocks + n) * a->HV + groups * heads) * a->window * 4 + 4);
+    c.id = (int32_t *)hl_cuda_scratch(cuda, ((c.rows.blocks + n) * a->HV + groups * heads) * a->window * 4 + 4);
     if (!c.id) return;
     c.last = c.id + c.rows.blocks * a->HV * a->window;
     c.found = c.last + heads * a->window;
@@ -258,12 +252,11 @@ extern "C" void HL_OP(cache_forward)(struct hl_backend *backend, const struct hl
     if (a->window > 0 && !states && most < LONG && apart <= 48 << 10)
         launch_pdl(cuda, pick_apart, (unsigned)(c.rows.blocks * a->HV), THREADS, (size_t)apart, c);
     else if (a->window > 0)
-        launch_pdl(cuda, pick, dim3((unsigned)heads, (unsigned)groups), chooser_threads(a),
-                   (size_t)chooser_bytes(a), c, (int)span);
+        launch_pdl(cuda, pick, dim3((unsigned)heads, (unsigned)groups), chooser_threads(a), (size_t)chooser_bytes(a), c,
+                   (int)span);
     if (a->window > 0 && groups > 1) /* LONG blocks or more */
         launch_pdl(cuda, pick_all, dim3((unsigned)heads, (unsigned)most + 1), chooser_threads(a),
                    (size_t)chooser_bytes(a, (groups + 1) * a->window), c, (int)span, (int)groups);
     HL_OP(cache_read)(cuda, &c, states);
-    if (states)
-        launch(cuda, store, dim3((unsigned)(n * a->HV), blocks_for(a->K + a->V + 2, COLUMNS)), COLUMNS, 0, c);
+    if (states) launch(cuda, store, dim3((unsigned)(n * a->HV), blocks_for(a->K + a->V + 2, COLUMNS)), COLUMNS, 0, c);
 }

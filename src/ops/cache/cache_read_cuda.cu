@@ -42,9 +42,8 @@ template <int D> static __device__ __forceinline__ void turn_queries(struct read
 }
 /* KEYS columns from column `from` on: kept ones or the block's own */
 template <int D>
-static __device__ __forceinline__ void copy_columns(struct read_room<D> *m, int stage,
-                                                    const struct cache_dev &c, const struct view &s,
-                                                    bool kept, int from) {
+static __device__ __forceinline__ void copy_columns(struct read_room<D> *m, int stage, const struct cache_dev &c,
+                                                    const struct view &s, bool kept, int from) {
     enum { KEYS = read_room<D>::KEYS, THREADS = read_room<D>::THREADS, PANEL = read_room<D>::PANEL };
     bf16 *k = m->kv[stage][0], *v = m->kv[stage][1];
     if (!kept && from >= s.skip) {
@@ -52,12 +51,10 @@ static __device__ __forceinline__ void copy_columns(struct read_room<D> *m, int 
         const int left = s.len + s.skip - from;
 #pragma unroll
         for (int x = 0; x < D / 64; x++) {
-            copy_panel<64, KEYS, THREADS>(k + x * PANEL,
-                                          (const bf16 *)c.a.k + (row * c.a.H + s.hk) * D + x * 64, c.a.H * D,
-                                          left, threadIdx.x);
-            copy_panel<64, KEYS, THREADS>(v + x * PANEL,
-                                          (const bf16 *)c.a.v + (row * c.a.HV + s.h) * D + x * 64, c.a.HV * D,
-                                          left, threadIdx.x);
+            copy_panel<64, KEYS, THREADS>(k + x * PANEL, (const bf16 *)c.a.k + (row * c.a.H + s.hk) * D + x * 64,
+                                          c.a.H * D, left, threadIdx.x);
+            copy_panel<64, KEYS, THREADS>(v + x * PANEL, (const bf16 *)c.a.v + (row * c.a.HV + s.h) * D + x * 64,
+                                          c.a.HV * D, left, threadIdx.x);
         }
         return;
     }
@@ -69,10 +66,8 @@ static __device__ __forceinline__ void copy_columns(struct read_room<D> *m, int 
 #pragma unroll
         for (int x = 0; x < D / 64; x++) {
             const int to = x * PANEL + tile_at<64>(r, col);
-            fetch<D>(k + to, (const bf16 *)c.a.k, id < 0 ? -1 : (int64_t)id * c.a.H + s.hk, s.m.k, slot,
-                     x * 64 + col);
-            fetch<D>(v + to, (const bf16 *)c.a.v, id < 0 ? -1 : (int64_t)id * c.a.HV + s.h, s.m.v, slot,
-                     x * 64 + col);
+            fetch<D>(k + to, (const bf16 *)c.a.k, id < 0 ? -1 : (int64_t)id * c.a.H + s.hk, s.m.k, slot, x * 64 + col);
+            fetch<D>(v + to, (const bf16 *)c.a.v, id < 0 ? -1 : (int64_t)id * c.a.HV + s.h, s.m.v, slot, x * 64 + col);
         }
     }
 }
@@ -84,8 +79,8 @@ template <int D> struct reader { float o[D / 8][4], top[2], sum[2]; };
 /* s becomes p; sums and what was added up so far follow the largest logit. scale > 0: the largest s has the largest
  * logit. */
 template <int D>
-static __device__ __forceinline__ void soften(struct reader<D> &r, float (*s)[4], float scale,
-                                              const int limit[2], bool edge) {
+static __device__ __forceinline__ void soften(struct reader<D> &r, float (*s)[4], float scale, const int limit[2],
+                                              bool edge) {
     enum { KEYS = read_room<D>::KEYS };
     const int t = threadIdx.x % 4;
     float top[2] = {-INFINITY, -INFINITY};
@@ -125,8 +120,8 @@ static __device__ __forceinline__ void soften(struct reader<D> &r, float (*s)[4]
 
 /* One tile of columns: the queries see those up to `limit`[row], counted from the tile's first. */
 template <int D>
-static __device__ __forceinline__ void read_tile(struct reader<D> &r, const bf16 *q, const bf16 *k,
-                                                 const bf16 *v, float scale, const int limit[2], bool edge) {
+static __device__ __forceinline__ void read_tile(struct reader<D> &r, const bf16 *q, const bf16 *k, const bf16 *v,
+                                                 float scale, const int limit[2], bool edge) {
     enum { KEYS = read_room<D>::KEYS, PANEL = read_room<D>::PANEL, N = D < 128 ? D : 128 };
     float s[KEYS / 8][4] = {};
     uint32_t p[KEYS / 16][4];
@@ -153,9 +148,8 @@ static __device__ __forceinline__ void read_tile(struct reader<D> &r, const bf16
 /* The warp's 16 rows, from `from` of the block on, go out whole lines at a time, through their place in q and, times
  * lambda, through the same place in kv. */
 template <int D>
-static __device__ __forceinline__ void write_rows(const struct cache_dev &c, const struct view &s,
-                                                  struct reader<D> &r, struct read_room<D> *m, int group,
-                                                  int from) {
+static __device__ __forceinline__ void write_rows(const struct cache_dev &c, const struct view &s, struct reader<D> &r,
+                                                  struct read_room<D> *m, int group, int from) {
     enum { CHUNKS = D / 8, STEP = 32 / CHUNKS, EACH = 16 / STEP };
     const int lane = threadIdx.x % 32, first = threadIdx.x / 32 % 4 * 16, g = lane / 4, t = lane % 4;
     const int row = lane / CHUNKS, chunk = lane % CHUNKS, left = s.len - from - row, ld = (int)c.a.HV * D;
@@ -200,14 +194,13 @@ static __device__ __forceinline__ void write_rows(const struct cache_dev &c, con
 
 /* STATES: of sessions; where there are none the compiler is to see it: the kernel needs its registers */
 template <int D, bool STATES>
-static __global__ void __launch_bounds__(read_room<D>::THREADS, 2)
-    read_block(const struct cache_dev c, int tiles) {
+static __global__ void __launch_bounds__(read_room<D>::THREADS, 2) read_block(const struct cache_dev c, int tiles) {
     enum { ROWS = read_room<D>::ROWS, KEYS = read_room<D>::KEYS };
     struct read_room<D> *m = (struct read_room<D> *)shared_tiles();
     const int at = (int)blockIdx.x / tiles, h = at % (int)c.a.HV;
     const struct view s = view_of(c, at / (int)c.a.HV, h, false, STATES);
-    const int from = (tiles - 1 - blockIdx.x % tiles) * ROWS, group = warpgroup_index(),
-              row = threadIdx.x / 32 * 16, g = threadIdx.x % 32 / 4;
+    const int from = (tiles - 1 - blockIdx.x % tiles) * ROWS, group = warpgroup_index(), row = threadIdx.x / 32 * 16,
+              g = threadIdx.x % 32 / 4;
     if (from >= s.len) return;
     const float tau = c.a.tau[h], scale = fmaxf(fabsf(tau) * LOG2E / sqrtf((float)D), 1e-30f);
     const int own = (s.skip + min(from + ROWS, s.len) + KEYS - 1) / KEYS;
@@ -225,8 +218,7 @@ static __global__ void __launch_bounds__(read_room<D>::THREADS, 2)
         fence_proxy_async();
         __syncthreads();
         if (tau < 0 && j == 0) turn_queries<D>(m);
-        const int first = (j < own ? j : j - own) * KEYS,
-                  at = s.skip + from + row; /* of the warp's first query */
+        const int first = (j < own ? j : j - own) * KEYS, at = s.skip + from + row; /* of the warp's first query */
         const int limit[2] = {j < own ? at + g - first : s.kept - 1 - first,
                               j < own ? at + g + 8 - first : s.kept - 1 - first};
         if (j >= own || first <= s.skip + from + group * 64 + 63)
@@ -242,8 +234,7 @@ template <int D, bool STATES> static void run(struct hl_cuda *cuda, const struct
                    grid = (unsigned)(c->rows.blocks * c->a.HV) * tiles;
     const size_t bytes = sizeof(struct read_room<D>) + TILES_ROOM;
     /* only after `pick`, which writes nothing else: what comes before it may have written the queries */
-    if (c->a.window > 0)
-        launch_pdl(cuda, read_block<D, STATES>, grid, read_room<D>::THREADS, bytes, *c, (int)tiles);
+    if (c->a.window > 0) launch_pdl(cuda, read_block<D, STATES>, grid, read_room<D>::THREADS, bytes, *c, (int)tiles);
     else launch(cuda, read_block<D, STATES>, grid, read_room<D>::THREADS, bytes, *c, (int)tiles);
 }
 template <bool STATES> static void any(struct hl_cuda *cuda, const struct cache_dev *c) {
@@ -256,6 +247,5 @@ void HL_OP(cache_read)(struct hl_cuda *cuda, const struct cache_dev *c, bool sta
     else any<false>(cuda, c);
 }
 #else
-void HL_OP(cache_read)(struct hl_cuda *, const struct cache_dev *, bool) {
-} /* cache_tiled() never asks for it */
+void HL_OP(cache_read)(struct hl_cuda *, const struct cache_dev *, bool) {} /* cache_tiled() never asks for it */
 #endif

@@ -9,9 +9,7 @@
 
 enum { READ_WARPS = 8, WARP_ROWS = 8, READ_THREADS = 32 * READ_WARPS, READ_SLOTS = READ_WARPS * WARP_ROWS };
 
-static int64_t parts_of(const struct hl_cache *a) {
-    return (a->window + a->chunk + READ_SLOTS - 1) / READ_SLOTS;
-}
+static int64_t parts_of(const struct hl_cache *a) { return (a->window + a->chunk + READ_SLOTS - 1) / READ_SLOTS; }
 /* How many blocks of a head are done, then their results. */
 static int64_t counts_bytes(const struct hl_cache *a) { return (a->rows->n * a->HV * 4 + 255) / 256 * 256; }
 int64_t HL_OP(cache_step_scratch)(const struct hl_cache *a) {
@@ -56,8 +54,7 @@ template <int D> static __device__ __forceinline__ int piece_at(int i) {
 }
 /* The lane's pieces of the rows `all` [slots][D] that there are; elsewhere zeros. */
 template <int D>
-static __device__ __forceinline__ void ask_rows(act *tile, const act *all, const struct filled &f,
-                                                int first) {
+static __device__ __forceinline__ void ask_rows(act *tile, const act *all, const struct filled &f, int first) {
     typedef struct reading<D> R;
 #pragma unroll
     for (int j = 0; j < R::EACH; j++) {
@@ -83,8 +80,7 @@ static __device__ __forceinline__ void ask_new(act *tile, const act *row, const 
 }
 /* What came of it, to where it is kept. */
 template <int D>
-static __device__ __forceinline__ void keep_new(act *kept, const act *tile, const struct filled &f,
-                                                int first) {
+static __device__ __forceinline__ void keep_new(act *kept, const act *tile, const struct filled &f, int first) {
     typedef struct reading<D> R;
 #pragma unroll
     for (int j = 0; j < R::EACH; j++)
@@ -106,8 +102,8 @@ template <int D> static __device__ __forceinline__ void unpack_query(struct read
 }
 /* The logits of the lane's rows, and their softmax. */
 template <int D>
-static __device__ __forceinline__ void weigh_keys(struct reading<D> &r, const act *tile,
-                                                  const struct filled &f, int first, float scale) {
+static __device__ __forceinline__ void weigh_keys(struct reading<D> &r, const act *tile, const struct filled &f,
+                                                  int first, float scale) {
     typedef struct reading<D> R;
 #pragma unroll
     for (int j = 0; j < R::EACH; j++) {
@@ -255,13 +251,12 @@ static __global__ void clear_counts(int *counts, int n) {
     for (int i = threadIdx.x; i < n; i += READ_THREADS) counts[i] = 0;
 }
 
-template <int D>
-static void run(struct hl_cuda *cuda, const struct cache_dev *c, int *counts, float *result) {
+template <int D> static void run(struct hl_cuda *cuda, const struct cache_dev *c, int *counts, float *result) {
     const int parts = (int)parts_of(&c->a);
     const size_t room = (size_t)chooser_bytes(&c->a), tiles = 2 * READ_SLOTS * D * sizeof(act),
                  tales = reading<D>::TALES * (D + 4) * 4, shared = tiles + tales;
-    launch_pdl(cuda, read_step<D>, dim3((unsigned)parts, (unsigned)c->a.HV, (unsigned)c->a.rows->n),
-               READ_THREADS, shared > room ? shared : room, *c, counts, result, parts);
+    launch_pdl(cuda, read_step<D>, dim3((unsigned)parts, (unsigned)c->a.HV, (unsigned)c->a.rows->n), READ_THREADS,
+               shared > room ? shared : room, *c, counts, result, parts);
 }
 void HL_OP(cache_step)(struct hl_cuda *cuda, const struct cache_dev *c, void *scratch) {
     int *counts = (int *)scratch;

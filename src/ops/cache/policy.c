@@ -13,13 +13,10 @@ static const struct {
     [HOLA_EVICT_RECENCY] = {"recency", {.score = HL_SCORE_NONE, .by_position = true}},
     [HOLA_EVICT_H2O] = {"h2o", {.score = HL_SCORE_NONE, .moves_with_reads = true}},
     [HOLA_EVICT_NONE] = {"none", {.score = HL_SCORE_NONE}},
-    [HOLA_EVICT_STREAMING] = {"streaming",
-                              {.score = HL_SCORE_NONE, .by_position = true, .sinks = CACHE_SINKS}},
+    [HOLA_EVICT_STREAMING] = {"streaming", {.score = HL_SCORE_NONE, .by_position = true, .sinks = CACHE_SINKS}},
 };
 
-const char *hola_evict_name(hola_evict e) {
-    return (unsigned)e < HOLA_EVICT_COUNT ? table[e].name : "unknown";
-}
+const char *hola_evict_name(hola_evict e) { return (unsigned)e < HOLA_EVICT_COUNT ? table[e].name : "unknown"; }
 
 bool hl_policy_of(struct hl_policy *out, const hola_config *cfg) {
     *out = table[cfg->cache_evict].policy;

@@ -74,8 +74,7 @@ static __device__ __forceinline__ void walk_back(const struct conv &a, struct wa
     }
 #pragma unroll
     for (int b = 0; b < BATCH; b++)
-        if (k.t0 + b < last)
-            x[b] = *(const packed *)(from_x + b * ld), dy[b] = *(const packed *)(from_dy + b * C);
+        if (k.t0 + b < last) x[b] = *(const packed *)(from_x + b * ld), dy[b] = *(const packed *)(from_dy + b * C);
     for (int t = k.t0; t < stop; t += BATCH, to += BATCH * ld) {
         from_x += BATCH * ld, from_dy += BATCH * C;
         if (t - W + 1 >= k.t0 && t + 2 * BATCH <= k.t1 && t + BATCH <= k.end && k.end == k.r_end) {
@@ -96,8 +95,7 @@ static __device__ __forceinline__ void walk_back(const struct conv &a, struct wa
     }
 }
 
-template <int V, int W>
-static __global__ void __launch_bounds__(THREADS, BACK_PER_SM) conv_bwd(struct conv a) {
+template <int V, int W> static __global__ void __launch_bounds__(THREADS, BACK_PER_SM) conv_bwd(struct conv a) {
     const int64_t c = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * V;
     struct walk<V, W> k;
     k.t0 = (int)stretch_begin(a.T, 0), k.t1 = (int)stretch_begin(a.T, 1);

@@ -114,8 +114,8 @@ INLINE void shift(vr *h, int64_t W) {
 /* ---- forward ---- */
 
 /* Rows [t, end) of n channels, the k-th of slice p and those after it. */
-INLINE void walk(const struct hl_conv *a, int64_t W, const struct piece *p, const real *taps,
-                 const real *const *before, int64_t t, int64_t end, int64_t k, int64_t n) {
+INLINE void walk(const struct hl_conv *a, int64_t W, const struct piece *p, const real *taps, const real *const *before,
+                 int64_t t, int64_t end, int64_t k, int64_t n) {
     vr w[HL_CONV_MAX], h[HL_CONV_MAX];
     for (int64_t i = 0; i < W; i++) w[i] = get(taps + i * SLICE + k, n);
     for (int64_t i = 0; i < W - 1; i++) h[i] = get(before[i] + k, n);
@@ -163,13 +163,11 @@ static void keep_tail(void *ctx, int64_t i, int worker) {
     real *tail = (real *)(s->state + a->tail_off);
     if (s->pos == 0) memset(tail, 0, (size_t)(kept * C) * sizeof(real));
     else memmove(tail, tail + s->len * C, (size_t)(kept * C) * sizeof(real));
-    memcpy(tail + kept * C, (const real *)a->x + (s->row + s->len - fresh) * C,
-           (size_t)(fresh * C) * sizeof(real));
+    memcpy(tail + kept * C, (const real *)a->x + (s->row + s->len - fresh) * C, (size_t)(fresh * C) * sizeof(real));
 }
 
 void HL_OP(conv_forward)(struct hl_backend *backend, const struct hl_conv *a) {
-    struct blocks b = {
-        .op = a, .W = a->w ? a->W : 1, .n = hl_pieces(a->rows->T, ROWS), .rows = ROWS, .c1 = a->C};
+    struct blocks b = {.op = a, .W = a->w ? a->W : 1, .n = hl_pieces(a->rows->T, ROWS), .rows = ROWS, .c1 = a->C};
     HL_ASSERT(b.W >= 1 && b.W <= HL_CONV_MAX);
     run(hl_backend_pool(backend), &b, forward_piece);
     if (b.W == 1) return;
@@ -193,8 +191,8 @@ struct carry {
 
 /* du of rows [t, stop) and dx of those W-1 rows earlier: only then is all that dx needs known. Past the
  * end of the segment du is 0; rows past the task's end add nothing to its dw. */
-INLINE void dwalk(const struct hl_conv *a, int64_t W, const struct piece *p, struct carry *y, int64_t t,
-                  int64_t stop, int64_t k, int64_t n) {
+INLINE void dwalk(const struct hl_conv *a, int64_t W, const struct piece *p, struct carry *y, int64_t t, int64_t stop,
+                  int64_t k, int64_t n) {
     vr w[HL_CONV_MAX], back[HL_CONV_MAX], h[HL_CONV_MAX], d[HL_CONV_MAX], dw[HL_CONV_MAX];
     for (int64_t i = 0; i < W; i++) {
         w[i] = back[W - 1 - i] = get(y->taps + i * SLICE + k, n);
@@ -215,8 +213,7 @@ INLINE void dwalk(const struct hl_conv *a, int64_t W, const struct piece *p, str
         }
         if (t < y->end)
             for (int64_t i = 0; i < W; i++) dw[i] += d[W - 1] * h[i];
-        if (t - W + 1 >= y->begin)
-            put((real *)a->dx + (t - W + 1) * a->C + p->c + k, convolve(back, d, W), n);
+        if (t - W + 1 >= y->begin) put((real *)a->dx + (t - W + 1) * a->C + p->c + k, convolve(back, d, W), n);
         shift(h, W);
         shift(d, W);
     }

@@ -7,8 +7,8 @@ enum { FWD_WIDE = 4, FWD_PER_SM = 8, BATCH = 4 };
 
 /* One row: h holds the last W, the newest in h[W - 1]. */
 template <int V, int W>
-static __device__ __forceinline__ void next_row(float (*h)[V], const float (*w)[V],
-                                                typename packed_of<V>::type x, act *y) {
+static __device__ __forceinline__ void next_row(float (*h)[V], const float (*w)[V], typename packed_of<V>::type x,
+                                                act *y) {
     float u[V];
     for (int i = 0; i + 1 < W; i++)
         for (int v = 0; v < V; v++) h[i][v] = h[i + 1][v];

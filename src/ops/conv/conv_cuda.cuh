@@ -29,8 +29,7 @@ static inline struct conv open_conv(const struct hl_conv *a) {
 
 /* Thread (x, y) of all: channels from V x, the y-th of equal stretches of rows. As many as are at work at
  * once. */
-static inline void conv_shape(struct hl_cuda *c, const struct conv *a, int V, int per_sm, dim3 *grid,
-                              dim3 *block) {
+static inline void conv_shape(struct hl_cuda *c, const struct conv *a, int V, int per_sm, dim3 *grid, dim3 *block) {
     unsigned across = 8;
     while (across < THREADS && across * V < a->C) across *= 2;
     *block = dim3(across, THREADS / across);
@@ -56,8 +55,8 @@ template <int V> static __device__ __forceinline__ void load_row(float *x, const
 
 /* Row t of the sequence of segment s, t in rows of the batch: before the segment, what its state keeps. */
 template <int V>
-static __device__ __forceinline__ void look_back(float *x, const struct conv &a, const struct hl_seg &s,
-                                                 int64_t t, int64_t c) {
+static __device__ __forceinline__ void look_back(float *x, const struct conv &a, const struct hl_seg &s, int64_t t,
+                                                 int64_t c) {
     if (t >= s.row) {
         load_row<V>(x, a.x + t * a.ld + c);
         return;

@@ -26,8 +26,7 @@ template <bool two> static __device__ __forceinline__ char *slot_of(const struct
 static __device__ __forceinline__ float *factor_of(const struct walk &k, int row) {
     return k.factors + (unsigned)row % RING * THREADS;
 }
-template <bool two>
-static __device__ __forceinline__ void fetch(const struct conv_norm &a, struct walk &k, int stop) {
+template <bool two> static __device__ __forceinline__ void fetch(const struct conv_norm &a, struct walk &k, int stop) {
     char *slot = slot_of<two>(k, k.next);
     if (k.next < stop) {
         copy_async4(factor_of(k, k.next), k.next_r), k.next_r += a.heads;
@@ -55,8 +54,8 @@ static __device__ __forceinline__ float rms_factor(const struct conv_norm &a, fl
 /* u becomes y = SiLU(u), slope its derivative; the thread's share of what the norms take away along y comes back:
  * y.dy r^3 + y.(dyt gamma) rt^3 / K. */
 template <bool two>
-static __device__ __forceinline__ float look_at(const struct conv_norm &a, const struct walk &k,
-                                                const char *slot, float r, float rt, float *u, float *slope) {
+static __device__ __forceinline__ float look_at(const struct conv_norm &a, const struct walk &k, const char *slot,
+                                                float r, float rt, float *u, float *slope) {
     float dy[V], dyt[V], sum = 0.0f, sum_t = 0.0f;
     load_wide(dy, (const act *)(slot + PLACE));
     if (two) load_wide(dyt, (const act *)(slot + 2 * PLACE));
@@ -72,9 +71,9 @@ static __device__ __forceinline__ float look_at(const struct conv_norm &a, const
 /* A row, with `along` of its head: its gradient goes to the rows it looked at. counted: its part of dw and dgamma
  * is this stretch's. dx: of the row TAPS - 1 before, which is now whole. */
 template <bool two>
-static __device__ __forceinline__ void back_row(struct walk &k, const char *slot, bool counted, float r,
-                                                float rt, float along, const float *x, const float *y,
-                                                const float *slope, float *dx) {
+static __device__ __forceinline__ void back_row(struct walk &k, const char *slot, bool counted, float r, float rt,
+                                                float along, const float *x, const float *y, const float *slope,
+                                                float *dx) {
     float dy[V], dyt[V];
     load_wide(dy, (const act *)(slot + PLACE));
     if (two) load_wide(dyt, (const act *)(slot + 2 * PLACE));
@@ -136,8 +135,7 @@ static __device__ __forceinline__ void next_pair(const struct conv_norm &a, stru
 
 /* The rows of a stretch, and TAPS - 1 more of its last segment for the last dx. */
 template <int lanes, bool two>
-static __device__ __forceinline__ void walk_back(const struct conv_norm &a, struct walk &k, int t0,
-                                                 int64_t c) {
+static __device__ __forceinline__ void walk_back(const struct conv_norm &a, struct walk &k, int t0, int64_t c) {
     const struct hl_seg last = a.c.seg[a.c.row_seg[k.t1 - 1]], first = a.c.seg[a.c.row_seg[t0]];
     const int stop = (int)min((int64_t)k.t1 + TAPS - 1, last.row + last.len);
     k.next = k.low = t0, k.end = (int)(first.row + first.len);
@@ -196,8 +194,7 @@ static __global__ void __launch_bounds__(THREADS, BACK_PER_SM) conv_norm_bwd(str
     k.live = mine < a.c.C; /* the others go along: warps add up as a whole */
     k.t1 = (int)stretch_begin(a.c.T, 1);
     k.ring = shared_memory() + (threadIdx.y * blockDim.x + threadIdx.x) * 16;
-    k.factors =
-        (float *)(shared_memory() + RING * (two ? 3 : 2) * PLACE) + threadIdx.y * blockDim.x + threadIdx.x;
+    k.factors = (float *)(shared_memory() + RING * (two ? 3 : 2) * PLACE) + threadIdx.y * blockDim.x + threadIdx.x;
     const int64_t c = k.live ? mine : (int64_t)(threadIdx.x % lanes) * V;
     for (int v = 0; v < V; v++) {
         for (int i = 0; i < TAPS; i++) k.dw[i][v] = 0.0f;

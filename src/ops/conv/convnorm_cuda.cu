@@ -33,8 +33,7 @@ static __device__ __forceinline__ float silu_row(float *u) {
     return sum;
 }
 template <bool two>
-static __device__ __forceinline__ void norm_row(const struct conv_norm &a, struct walk &k, float *u,
-                                                float sum) {
+static __device__ __forceinline__ void norm_row(const struct conv_norm &a, struct walk &k, float *u, float sum) {
     float y[V];
     const float r = fast_rsqrt(sum + (float)HL_L2_EPS), rt = fast_rsqrt(sum * a.share + a.eps);
     for (int v = 0; v < V; v++) y[v] = r * u[v];
@@ -107,8 +106,7 @@ extern "C" void HL_OP(convnorm_forward)(struct hl_backend *backend, const struct
         return;
     }
     conv_norm_shape(c, &a, FWD_PER_SM, &grid, &block);
-#define RUN(n) \
-    launch(c, rms ? conv_norm_fwd<n, true> : conv_norm_fwd<n, false>, grid, block, THREADS *RING * 16, a)
+#define RUN(n) launch(c, rms ? conv_norm_fwd<n, true> : conv_norm_fwd<n, false>, grid, block, THREADS *RING * 16, a)
     BY_LANES(lanes, RUN)
 #undef RUN
     keep_tails(c, &a.c, conv->rows);

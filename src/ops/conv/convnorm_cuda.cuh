@@ -23,8 +23,7 @@ struct conv_norm {
     float *part, *gamma_part; /* [blocks][C][TAPS], [blocks][C]: of dw, of gamma's gradient */
 };
 
-static struct conv_norm open_conv_norm(const struct hl_conv *c, const struct hl_l2norm *l,
-                                       const struct hl_rmsnorm *r) {
+static struct conv_norm open_conv_norm(const struct hl_conv *c, const struct hl_l2norm *l, const struct hl_rmsnorm *r) {
     struct conv_norm a = {open_conv(c), l->D};
     a.heads = (int)(a.c.C / a.K), a.r = l->r;
     a.y = (act *)l->y, a.dy = (const act *)l->dy;
@@ -50,19 +49,16 @@ static inline int head_lanes(const struct conv_norm *a) {
     }
 
 /* As conv_shape; a warp stays within one stretch. */
-static inline void conv_norm_shape(struct hl_cuda *c, const struct conv_norm *a, int per_sm, dim3 *grid,
-                                   dim3 *block) {
+static inline void conv_norm_shape(struct hl_cuda *c, const struct conv_norm *a, int per_sm, dim3 *grid, dim3 *block) {
     unsigned across = 32;
     while (across < THREADS && across * WIDE < a->c.C) across *= 2;
     *block = dim3(across, THREADS / across);
     grid->x = blocks_for(a->c.C, across * WIDE);
-    grid->y =
-        min(blocks_for(a->c.T, LEAST * (int64_t)block->y), blocks_for(per_sm * hl_cuda_sms(c), grid->x));
+    grid->y = min(blocks_for(a->c.T, LEAST * (int64_t)block->y), blocks_for(per_sm * hl_cuda_sms(c), grid->x));
 }
 
 /* w[i][v]: tap i of channel c + v */
-template <int V>
-static __device__ __forceinline__ void load_taps(float (*w)[V], const float *from, int64_t c) {
+template <int V> static __device__ __forceinline__ void load_taps(float (*w)[V], const float *from, int64_t c) {
     for (int v = 0; v < V; v++) {
         float taps[TAPS];
         load_wide(taps, from + (c + v) * TAPS);
@@ -78,8 +74,7 @@ template <int lanes, int n> static __device__ __forceinline__ void head_sums(flo
 
 /* u of the row x after the rows h */
 template <int V>
-static __device__ __forceinline__ void conv_row(float *u, const float (*w)[V], const float (*h)[V],
-                                                const float *x) {
+static __device__ __forceinline__ void conv_row(float *u, const float (*w)[V], const float (*h)[V], const float *x) {
     for (int v = 0; v < V; v++) {
         u[v] = w[0][v] * h[0][v];
         for (int i = 1; i + 1 < TAPS; i++) u[v] += w[i][v] * h[i][v];
@@ -88,8 +83,8 @@ static __device__ __forceinline__ void conv_row(float *u, const float (*w)[V], c
 }
 /* u of the row after x, which is y */
 template <int V>
-static __device__ __forceinline__ void conv_second(float *u, const float (*w)[V], const float (*h)[V],
-                                                   const float *x, const float *y) {
+static __device__ __forceinline__ void conv_second(float *u, const float (*w)[V], const float (*h)[V], const float *x,
+                                                   const float *y) {
     for (int v = 0; v < V; v++) {
         u[v] = w[0][v] * h[1][v];
         for (int i = 1; i + 2 < TAPS; i++) u[v] += w[i][v] * h[i + 1][v];

@@ -11,8 +11,7 @@ enum {
     MANY = 64
 }; /* a token seen more than MANY times gets a block */
 
-template <int V>
-static __global__ void embed_fwd(const act *E, const int32_t *ids, act *out, int64_t T, int64_t D) {
+template <int V> static __global__ void embed_fwd(const act *E, const int32_t *ids, act *out, int64_t T, int64_t D) {
     const int64_t each = D / V, i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     pdl_wait(), pdl_trigger();
     if (i >= T * each) return;
@@ -145,10 +144,9 @@ extern "C" void HL_OP(embed_forward)(struct hl_backend *backend, const struct hl
     act *out = (act *)a->out;
     if (a->T == 0) return;
     if (a->D % WIDE == 0)
-        launch_pdl(c, embed_fwd<WIDE>, blocks_for(a->T * (a->D / WIDE), THREADS), THREADS, 0, E, a->ids, out,
-                   a->T, a->D);
-    else
-        launch_pdl(c, embed_fwd<1>, blocks_for(a->T * a->D, THREADS), THREADS, 0, E, a->ids, out, a->T, a->D);
+        launch_pdl(c, embed_fwd<WIDE>, blocks_for(a->T * (a->D / WIDE), THREADS), THREADS, 0, E, a->ids, out, a->T,
+                   a->D);
+    else launch_pdl(c, embed_fwd<1>, blocks_for(a->T * a->D, THREADS), THREADS, 0, E, a->ids, out, a->T, a->D);
 }
 
 template <int V> static void add_rows(struct hl_cuda *c, const struct order *o, const act *dout, float *dE) {

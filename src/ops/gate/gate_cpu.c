@@ -106,8 +106,7 @@ static void forward_block(void *ctx, int64_t block, int worker) {
     (void)worker;
     for (int64_t h0 = 0; h0 < p->H; h0 += VL) {
         const struct lanes l = lanes_at(p, h0);
-        for (int64_t t = block * b->rows; t < end; t += l.rows)
-            forward(p, &l, t * p->H + h0, filled(&l, t, end, p->H));
+        for (int64_t t = block * b->rows; t < end; t += l.rows) forward(p, &l, t * p->H + h0, filled(&l, t, end, p->H));
     }
 }
 

@@ -3,11 +3,7 @@
 #include "ops/cuda_ops.cuh"
 #include "cuda/pdl.cuh"
 
-enum {
-    THREADS = 256,
-    HEADS = THREADS,
-    PER_SM = 4
-}; /* of the backward pass: heads a block looks at, blocks */
+enum { THREADS = 256, HEADS = THREADS, PER_SM = 4 }; /* of the backward pass: heads a block looks at, blocks */
 
 struct gate {
     int64_t T, H, ld; /* ld: of a, b, da, db */
@@ -90,11 +86,9 @@ extern "C" void HL_OP(gate_forward)(struct hl_backend *backend, const struct hl_
 extern "C" void HL_OP(gate_backward)(struct hl_backend *backend, const struct hl_gate *a) {
     struct hl_cuda *c = hl_cuda_of(backend);
     struct gate p = open_gate(a);
-    const int64_t blocks =
-        min((a->T * a->H + 2 * THREADS - 1) / (2 * THREADS), (int64_t)(PER_SM * hl_cuda_sms(c)));
+    const int64_t blocks = min((a->T * a->H + 2 * THREADS - 1) / (2 * THREADS), (int64_t)(PER_SM * hl_cuda_sms(c)));
     if (blocks == 0 || (!a->a && !a->b)) return;
     if (a->a && !(p.part = (float *)hl_cuda_scratch(c, blocks * 2 * a->H * (int64_t)sizeof(float)))) return;
     launch(c, gate_bwd, dim3((unsigned)blocks, blocks_for(a->H, HEADS)), THREADS, 0, p);
-    if (a->a)
-        launch(c, gate_sums, blocks_for(a->H, THREADS / 32), THREADS, 0, p, blocks, a->dA_log, a->ddt_bias);
+    if (a->a) launch(c, gate_sums, blocks_for(a->H, THREADS / 32), THREADS, 0, p, blocks, a->dA_log, a->ddt_bias);
 }

@@ -54,14 +54,12 @@ static __device__ __forceinline__ void copy_slice(const struct gdn_back &a, curs
     /* h comes as store_state left it, dh in panels of 64 x 64 (read_state) */
     const int block = i / 32, r = block / (KT / 32) * 8 + i % 32 / 4, y = block % (KT / 32) * 32 + i % 4 * 8,
               to = y / COLS * SLICE * COLS + tile_at<COLS>(r, y % COLS);
-    const int dr = i / (KT / 8), dy = i % (KT / 8) * 8,
-              dto = dy / COLS * SLICE * COLS + tile_at<COLS>(dr, dy % COLS);
+    const int dr = i / (KT / 8), dy = i % (KT / 8) * 8, dto = dy / COLS * SLICE * COLS + tile_at<COLS>(dr, dy % COLS);
     const int64_t first = ((int64_t)c->item * a.V + c->slice * SLICE) * a.K;
-    const bf16 *h =
-        (const bf16 *)a.h + first + r / 8 * 8 * a.K + (c->tile * KT + y / 32 * 32) * 8 + i % 32 * 8;
+    const bf16 *h = (const bf16 *)a.h + first + r / 8 * 8 * a.K + (c->tile * KT + y / 32 * 32) * 8 + i % 32 * 8;
     const int dk = c->tile * KT + dy;
-    const bf16 *dh = (const bf16 *)a.dh + ((int64_t)c->item * a.V + c->slice / 2 * 64) * a.K +
-                     dk / 64 * PANEL + tile_at<64>(c->slice % 2 * SLICE + dr, dk % 64);
+    const bf16 *dh = (const bf16 *)a.dh + ((int64_t)c->item * a.V + c->slice / 2 * 64) * a.K + dk / 64 * PANEL +
+                     tile_at<64>(c->slice % 2 * SLICE + dr, dk % 64);
     static_assert(ROWS % 8 == 0, "steps of whole groups of 8 rows");
 #pragma unroll
     for (int j = 0; j < SLICE; j += ROWS) {
@@ -75,8 +73,8 @@ static __device__ __forceinline__ void copy_slice(const struct gdn_back &a, curs
 
 /* q and k of the tile, and with the first one the gates */
 template <int KT>
-static __device__ __forceinline__ void copy_tile(const struct gdn_back &a, const place &p, room<KT> *m,
-                                                 int tile, int i) {
+static __device__ __forceinline__ void copy_tile(const struct gdn_back &a, const place &p, room<KT> *m, int tile,
+                                                 int i) {
     enum { COLS = KT / 2 };
     const int64_t qk = ((int64_t)(p.row / a.HV) * a.H + p.hv / a.group) * a.K + tile * KT;
 #pragma unroll
@@ -104,8 +102,8 @@ template <int KT> static __device__ __forceinline__ void dot_states(float d[4], 
 
 /* dv = beta X2; v.X2 of this thread's pieces of rows, added to vx */
 template <int KT>
-static __device__ __forceinline__ void values(const struct gdn_back &a, const place &p, const slice<KT> *s,
-                                              int n, const float *beta, float *vx, int i) {
+static __device__ __forceinline__ void values(const struct gdn_back &a, const place &p, const slice<KT> *s, int n,
+                                              const float *beta, float *vx, int i) {
 #pragma unroll
     for (int j = 0; j < 2; j++) {
         const int r = j * (C / 2) + i / 4, y = i % 4 * 8, at = tile_at<SLICE>(r, y);
@@ -142,8 +140,7 @@ static __device__ __forceinline__ void gate_rows(const struct gdn_back &a, const
     if (!a.dg) return;
     const float later = __shfl_down_sync(0xffffffffu, after, 1), tail = lane < 31 ? later : 0.0f;
     if (2 * lane < p.n) a.dg[p.row + (int64_t)(2 * lane) * a.HV] = up[0] + (up[1] + tail) + base + hdh;
-    if (2 * lane + 1 < p.n)
-        a.dg[p.row + (int64_t)(2 * lane + 1) * a.HV] = up[1] + tail + (base + down[0]) + hdh;
+    if (2 * lane + 1 < p.n) a.dg[p.row + (int64_t)(2 * lane + 1) * a.HV] = up[1] + tail + (base + down[0]) + hdh;
 }
 
 /* The barriers of the groups: one per slice, one at the end of a tile's slices, one at the end of an item. */
@@ -214,11 +211,10 @@ template <int KT> static __device__ __forceinline__ void take_along(const struct
 
 /* A slice: dO h^T, X2 h^T, v_new dh^T; SCORES: the group's half of dO v_new^T, X2 v_new^T */
 template <int KT, bool SCORES>
-static __device__ __forceinline__ void multiply(const slice<KT> *s, int group, part<KT> *dQ, part<KT> *E,
-                                                part<KT> *U, float (*f)[4]) {
+static __device__ __forceinline__ void multiply(const slice<KT> *s, int group, part<KT> *dQ, part<KT> *E, part<KT> *U,
+                                                float (*f)[4]) {
     enum { COLS = KT / 2, TILES = COLS / 8 };
-    const bf16 *h = s->h + group * SLICE * COLS, *dh = s->dh + group * SLICE * COLS,
-               *x = group ? s->X2 : s->dO;
+    const bf16 *h = s->h + group * SLICE * COLS, *dh = s->dh + group * SLICE * COLS, *x = group ? s->X2 : s->dO;
     wgmma_hold<TILES>(dQ->d), wgmma_hold<TILES>(E->d);
     if (SCORES) wgmma_hold<C / 8>(f);
     wgmma_begin<TILES>(U->d);
@@ -235,8 +231,8 @@ static __device__ __forceinline__ void multiply(const slice<KT> *s, int group, p
 }
 /* One tile of an item, the first one with the scores */
 template <int KT, bool FIRST>
-static __device__ __forceinline__ void work(const struct gdn_back &a, const place &p, room<KT> *m, int tile,
-                                            int *step, int group) {
+static __device__ __forceinline__ void work(const struct gdn_back &a, const place &p, room<KT> *m, int tile, int *step,
+                                            int group) {
     const float scale = 1.0f / sqrtf((float)a.K);
     part<KT> dQ = {}, E = {}, U = {};
     {
@@ -261,8 +257,7 @@ static __device__ __forceinline__ void work(const struct gdn_back &a, const plac
     finish_rows<KT>(&dQ, &E, &U, &later, m, a.dq_head + out, a.dk_head + out, stride, p.n, group, FIRST);
 }
 
-template <int KT>
-static __global__ void __launch_bounds__(REST_THREADS, 1) back_rest(const struct gdn_back a) {
+template <int KT> static __global__ void __launch_bounds__(REST_THREADS, 1) back_rest(const struct gdn_back a) {
     room<KT> *m = (room<KT> *)shared_tiles();
     const int group = warpgroup_index();
     named_barrier_init();

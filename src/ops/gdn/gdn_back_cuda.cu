@@ -59,8 +59,7 @@ static __device__ __forceinline__ void copy_slice(const struct gdn_back &a, cons
     copy_rows<32 * WARPS, C, SLICE>(m->k[i % SLICES], SLICE + 8, a.k + at, a.H * a.K, p.len);
 }
 /* rows of P of one value head from the products of this warp's rows */
-static __device__ __forceinline__ void store_P(bf16 *P, const float (*s)[4], const float *gates,
-                                               float scale) {
+static __device__ __forceinline__ void store_P(bf16 *P, const float (*s)[4], const float *gates, float scale) {
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
     for (int x = 0; x < 4; x++) {
@@ -119,8 +118,7 @@ static __global__ void __launch_bounds__(32 * WARPS, 5) back_scores(const struct
 #endif
 
 /* dq, dk of a key head are the sums over its value heads, in order */
-static __global__ void __launch_bounds__(256)
-    back_group(const act *head, act *sum, int64_t n, int K, int group) {
+static __global__ void __launch_bounds__(256) back_group(const act *head, act *sum, int64_t n, int K, int group) {
     const int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x;
     if (i >= n) return;
     const act *from = head + i / K * group * K + i % K;
@@ -151,8 +149,7 @@ static int64_t carve_all(struct gdn_back *a, char *room, enum form form) {
         a->starts = (float *)carve(room, &at, a->cuts > 1 ? walks * a->cuts * a->K * a->V : 0, sizeof(float));
         a->sums = (float *)carve(room, &at, hl_pieces(a->K, 128) * heads * SUMS, sizeof(float));
     }
-    a->decays =
-        (float *)carve(room, &at, walks * (a->cuts > a->e.parts ? a->cuts : a->e.parts), sizeof(float));
+    a->decays = (float *)carve(room, &at, walks * (a->cuts > a->e.parts ? a->cuts : a->e.parts), sizeof(float));
     if (a->e.parts > 1) {
         const int64_t ends = walks * a->e.parts;
         a->e.ends = (float *)carve(room, &at, ends * a->K * a->V, sizeof(float));
@@ -196,9 +193,8 @@ extern "C" void HL_OP(gdn_backward)(struct hl_backend *backend, const struct hl_
     a.dq = (act *)x->dq, a.dk = (act *)x->dk, a.dv = (act *)x->dv, a.dg = x->dg, a.dbeta = x->dbeta;
     a.seg = rows->seg, a.chunk = rows->chunk, a.chunk_first = rows->chunk_first;
     a.e.segs = a.segs, a.e.HV = a.HV, a.e.V = a.V;
-    a.e.parts = form < RING
-                    ? 1
-                    : gdn_parts(GDN_BUSY / (a.segs * a.HV * hl_pieces(a.V, 64)), hl_pieces(rows->longest, C));
+    a.e.parts =
+        form < RING ? 1 : gdn_parts(GDN_BUSY / (a.segs * a.HV * hl_pieces(a.V, 64)), hl_pieces(rows->longest, C));
     a.cuts = form == WALK ? cuts_of(&a, rows->longest) : 1;
     a.walks = form == WALK;
     char *room = (char *)hl_cuda_scratch(c, carve_all(&a, NULL, form));

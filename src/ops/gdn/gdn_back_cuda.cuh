@@ -118,8 +118,7 @@ template <int n> static __device__ __forceinline__ void store_state(bf16 *to, in
 /* Rows [0, n) of `columns` numbers into shared memory, the rest of `rows` as zeros (copies of no bytes read
  * nothing); copy_commit is the caller's. */
 template <int threads, int rows, int columns>
-static __device__ __forceinline__ void copy_rows(bf16 *tile, int ld, const bf16 *from, int64_t stride,
-                                                 int n) {
+static __device__ __forceinline__ void copy_rows(bf16 *tile, int ld, const bf16 *from, int64_t stride, int n) {
     enum { PIECES = columns / 8, STEP = threads / PIECES }; /* a step: whole rows */
     const int r0 = threadIdx.x / PIECES, x = threadIdx.x % PIECES * 8;
     from += r0 * stride + x;

@@ -22,9 +22,7 @@ template <int DEPTH> struct marks {
     mbarrier_t first;
     __device__ __forceinline__ mbarrier_t there(int c) const { return mbarrier_at(first, c % DEPTH); }
     __device__ __forceinline__ mbarrier_t free(int c) const { return mbarrier_at(first, DEPTH + c % DEPTH); }
-    __device__ __forceinline__ mbarrier_t out_there(int c) const {
-        return mbarrier_at(first, 2 * DEPTH + c % OUTS);
-    }
+    __device__ __forceinline__ mbarrier_t out_there(int c) const { return mbarrier_at(first, 2 * DEPTH + c % OUTS); }
     __device__ __forceinline__ mbarrier_t out_free(int c) const {
         return mbarrier_at(first, 2 * DEPTH + OUTS + c % OUTS);
     }
@@ -33,8 +31,7 @@ template <int DEPTH> struct marks {
 template <int W, int DEPTH>
 static __device__ __forceinline__ void open_marks(const marks<DEPTH> &b, int loaders, int storers) {
     for (int i = 0; i < DEPTH; i++) mbarrier_init(b.there(i), loaders), mbarrier_init_warps(b.free(i), 4 * W);
-    for (int i = 0; i < OUTS; i++)
-        mbarrier_init_warps(b.out_there(i), 4 * W), mbarrier_init(b.out_free(i), storers);
+    for (int i = 0; i < OUTS; i++) mbarrier_init_warps(b.out_there(i), 4 * W), mbarrier_init(b.out_free(i), storers);
 }
 
 /* What a block walks along: chunks of a segment, one value head. Rows are counted, not looked up: a load from
@@ -49,17 +46,9 @@ struct walk {
 static __device__ __forceinline__ walk walk_of(const struct gdn_back &a, int s, int hv, int part) {
     const int first = a.chunk_first[s], n = a.chunk_first[s + 1] - first, p = a.e.parts - 1 - part;
     const int end = gdn_cut(n, p + 1, a.e.parts);
-    return {s,
-            hv,
-            part,
-            first,
-            first + n - 1,
-            end - gdn_cut(n, p, a.e.parts),
-            a.seg[s].row,
-            a.seg[s].len,
-            first + end - 1,
-            0,
-            true};
+    return {
+        s, hv,  part, first, first + n - 1, end - gdn_cut(n, p, a.e.parts), a.seg[s].row, a.seg[s].len, first + end - 1,
+        0, true};
 }
 /* rows of chunk c, and the first of them, of [T][HV] */
 static __device__ __forceinline__ int rows_of(const walk &w, int c) {
@@ -73,8 +62,7 @@ static __device__ __forceinline__ int64_t row_of(const struct gdn_back &a, const
 
 /* X2 of a step, as it lies in shared memory, on its way; by one thread */
 template <int K, int W>
-static __device__ __forceinline__ void store_panels(scan_room<K, W> &m,
-                                                    const marks<scan_room<K, W>::DEPTH> &b,
+static __device__ __forceinline__ void store_panels(scan_room<K, W> &m, const marks<scan_room<K, W>::DEPTH> &b,
                                                     const struct gdn_back &a, const walk &w, int step) {
     const int64_t item = (int64_t)(w.top - step) * a.HV + w.hv;
     mbarrier_wait(b.out_there(step), full<OUTS>(step));
@@ -100,8 +88,7 @@ static __device__ __forceinline__ void load_all(scan_room<K, W> &m, const marks<
         }
         copy_panel<C, C, N>(s.A, a.A + row * C, a.HV * C, n, i);
 #pragma unroll 1
-        for (int j = i; j < GATES / 4; j += N)
-            copy_async(m.gates[at] + 4 * j, a.gates + head * GATES + 4 * j);
+        for (int j = i; j < GATES / 4; j += N) copy_async(m.gates[at] + 4 * j, a.gates + head * GATES + 4 * j);
         if (STORES && i == 0 && step >= OUTS) {
             bulk_store_wait_read<OUTS - DEPTH>();
             mbarrier_arrive(b.out_free(step - OUTS));
@@ -109,9 +96,8 @@ static __device__ __forceinline__ void load_all(scan_room<K, W> &m, const marks<
         mbarrier_wait(b.out_free(step), empty<OUTS>(step));
 #pragma unroll 1
         for (int g = 0; g < W; g++)
-            copy_panel<64, C, N>(m.out[step % OUTS] + g * PANEL,
-                                 a.dout + row * a.V + (w.values ? w.col + 64 * g : 0), a.HV * a.V,
-                                 w.values ? n : 0, i);
+            copy_panel<64, C, N>(m.out[step % OUTS] + g * PANEL, a.dout + row * a.V + (w.values ? w.col + 64 * g : 0),
+                                 a.HV * a.V, w.values ? n : 0, i);
         copy_async_arrive(b.there(step));
     }
     if constexpr (STORES) {
@@ -144,8 +130,7 @@ static __device__ __forceinline__ void store_all(scan_room<K, W> &m, const marks
 /* ---- the others ---- */
 
 /* d += x T, T [64][64] */
-static __device__ __forceinline__ void times_square(float d[C / 8][4], const uint32_t x[4][4],
-                                                    const bf16 *T) {
+static __device__ __forceinline__ void times_square(float d[C / 8][4], const uint32_t x[4][4], const bf16 *T) {
 #pragma unroll
     for (int i = 0; i < 4; i++) wgmma_rs<C>(d, x[i], operand<C, true>{T, 16 * i, 0});
 }
@@ -194,8 +179,8 @@ static __device__ __forceinline__ void form_scores(scan_stage<K> &s, const float
 }
 /* One chunk: dh, which is that after it, becomes that before it. to: dh as it came, or NULL. */
 template <int K, int W, bool KEPT>
-static __device__ __forceinline__ void scan_chunk(scan_room<K, W> &m, const marks<scan_room<K, W>::DEPTH> &b,
-                                                  int step, int group, float dh[K / 8][4], bf16 *to) {
+static __device__ __forceinline__ void scan_chunk(scan_room<K, W> &m, const marks<scan_room<K, W>::DEPTH> &b, int step,
+                                                  int group, float dh[K / 8][4], bf16 *to) {
     enum { DEPTH = scan_room<K, W>::DEPTH };
     scan_stage<K> &s = m.stage[step % DEPTH];
     const float *gates = m.gates[step % DEPTH], *eG = gates + EG, *eL = gates + EL, *beta = gates + BETA;
@@ -305,8 +290,8 @@ template <int K, int W, bool KEPT> static void launch_scan(struct hl_cuda *c, co
     const int64_t parts = KEPT ? a->e.parts : a->e.parts - 1, width = KEPT ? a->V : a->V + K;
     struct gdn_back x = *a;
     if (!KEPT) x.dh = NULL;
-    launch_pdl(c, scan_parts<K, W, KEPT>, (unsigned)(a->segs * a->HV * parts * (width / (64 * W))),
-               (W + 1) * GROUP, sizeof(scan_room<K, W>) + TILES_ROOM, x);
+    launch_pdl(c, scan_parts<K, W, KEPT>, (unsigned)(a->segs * a->HV * parts * (width / (64 * W))), (W + 1) * GROUP,
+               sizeof(scan_room<K, W>) + TILES_ROOM, x);
 }
 /* wide tiles where they keep the chip busy */
 template <int K> static void scan_of(struct hl_cuda *c, const struct gdn_back *a) {
@@ -316,8 +301,7 @@ template <int K> static void scan_of(struct hl_cuda *c, const struct gdn_back *a
         else launch_scan<K, 1, false>(c, a);
         HL_OP(gdn_join)(c, &a->e, K);
     }
-    if constexpr (K % 128 == 0)
-        (a->V % 128 || !busy ? launch_scan<K, 1, true> : launch_scan<K, 2, true>)(c, a);
+    if constexpr (K % 128 == 0) (a->V % 128 || !busy ? launch_scan<K, 1, true> : launch_scan<K, 2, true>)(c, a);
     else launch_scan<K, 1, true>(c, a);
 }
 template <int K> static bool scan_fits(struct hl_cuda *c) {

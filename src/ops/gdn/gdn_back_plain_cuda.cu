@@ -17,8 +17,7 @@ static __global__ void __launch_bounds__(THREADS) plain_states(const struct gdn_
         ((float *)a.h)[((int64_t)c * a.HV + hv) * KV + at] = S;
         for (int64_t t = p.row; t < p.row + p.len; t++) {
             const float alpha = a.g ? expf(a.g[t * a.HV + hv]) : 1.0f;
-            S = alpha * S +
-                f32(a.k[(t * a.H + hv / a.group) * a.K + i]) * f32(a.v_new[(t * a.HV + hv) * a.V + j]);
+            S = alpha * S + f32(a.k[(t * a.H + hv / a.group) * a.K + i]) * f32(a.v_new[(t * a.HV + hv) * a.V + j]);
         }
     }
 }
@@ -51,8 +50,7 @@ static __global__ void __launch_bounds__(THREADS) plain_scan(const struct gdn_ba
             dr = 0;
             for (int i = 0; i < PARTS; i++) dr += sums[i * COLS];
             __syncthreads();
-            for (int i = part; i < a.K; i += PARTS)
-                dh[i * COLS] = alpha * (dh[i * COLS] - f32(k[i]) * (beta * dr));
+            for (int i = part; i < a.K; i += PARTS) dh[i * COLS] = alpha * (dh[i * COLS] - f32(k[i]) * (beta * dr));
             if (part == 0 && mine) {
                 ((float *)a.X2)[row * a.V + j] = dr;
                 put(a.dv + row * a.V + j, beta * dr);
@@ -68,8 +66,7 @@ struct room {
 };
 
 /* dS and N, strictly below the diagonal; V.X2 */
-static __device__ void plain_scores(const struct gdn_back &a, const struct hl_dev_span &p, int hv,
-                                    struct room *m) {
+static __device__ void plain_scores(const struct gdn_back &a, const struct hl_dev_span &p, int hv, struct room *m) {
     const float scale = 1.0f / sqrtf((float)a.K);
     const int64_t first = (int64_t)p.row * a.HV + hv;
     const float *X2 = (const float *)a.X2;
@@ -83,8 +80,7 @@ static __device__ void plain_scores(const struct gdn_back &a, const struct hl_de
             s += f32(a.dout[at + v]) * y;
             l += X2[at + v] * y;
         }
-        const float D =
-            exp2f((m->gates[WHOLE + i] - m->gates[WHOLE + j]) + (m->gates[PART + i] - m->gates[PART + j]));
+        const float D = exp2f((m->gates[WHOLE + i] - m->gates[WHOLE + j]) + (m->gates[PART + i] - m->gates[PART + j]));
         m->dS[i][j] = scale * s * D;
         m->N[i][j] = -l * D;
     }
@@ -98,8 +94,8 @@ static __device__ void plain_scores(const struct gdn_back &a, const struct hl_de
 }
 
 /* Row i by one warp: dQ and dK, and what of dbeta and dg hangs on it */
-static __device__ void plain_row(const struct gdn_back &a, const struct hl_dev_span &p, int hv, int64_t head,
-                                 int i, struct room *m) {
+static __device__ void plain_row(const struct gdn_back &a, const struct hl_dev_span &p, int hv, int64_t head, int i,
+                                 struct room *m) {
     const int lane = threadIdx.x % 32, hk = hv / a.group;
     const float scale = 1.0f / sqrtf((float)a.K), eG = m->gates[EG + i], eL = m->gates[EL + i];
     const float beta = m->gates[BETA + i], diagonal = m->dS[i][i];

@@ -24,8 +24,7 @@ template <int KT> struct part { float d[KT / 16][4]; };
 
 /* From dO v_new^T (group 0) dS and its diagonal, from X2 v_new^T (group 1) N: strictly below the diagonal */
 template <int KT>
-static __device__ __forceinline__ void store_scores(const float (*f)[4], room<KT> *m, float scale,
-                                                    int group) {
+static __device__ __forceinline__ void store_scores(const float (*f)[4], room<KT> *m, float scale, int group) {
     const int t = threadIdx.x % 4;
     const float whole[2] = {m->gates[WHOLE + own_row(0)], m->gates[WHOLE + own_row(1)]};
     const float part[2] = {m->gates[PART + own_row(0)], m->gates[PART + own_row(1)]};
@@ -36,8 +35,7 @@ static __device__ __forceinline__ void store_scores(const float (*f)[4], room<KT
         for (int h = 0; h < 2; h++) {
             const int i = own_row(h), j = 8 * n + 2 * t, at = tile_at<C>(i, j);
             const float x = f[n][2 * h], y = f[n][2 * h + 1], beta = b[h];
-            const float2 w = *(const float2 *)(m->gates + WHOLE + j),
-                         p = *(const float2 *)(m->gates + PART + j);
+            const float2 w = *(const float2 *)(m->gates + WHOLE + j), p = *(const float2 *)(m->gates + PART + j);
             float2 D = make_float2(fast_exp2((whole[h] - w.x) + (part[h] - p.x)),
                                    fast_exp2((whole[h] - w.y) + (part[h] - p.y)));
             D.x = j < i ? D.x : 0.0f, D.y = j + 1 < i ? D.y : 0.0f;

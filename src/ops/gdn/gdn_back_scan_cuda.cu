@@ -16,8 +16,7 @@ struct walk {
 };
 static __device__ __forceinline__ walk walk_of(const struct gdn_back &a) {
     const int seg = blockIdx.x / a.HV;
-    return {(int)(blockIdx.x % a.HV), a.chunk_first[seg], a.chunk_first[seg + 1] - 1, a.seg[seg].row,
-            a.seg[seg].len};
+    return {(int)(blockIdx.x % a.HV), a.chunk_first[seg], a.chunk_first[seg + 1] - 1, a.seg[seg].row, a.seg[seg].len};
 }
 
 /* ---- dh: gradient of the state after each chunk, and X2 ----
@@ -34,8 +33,8 @@ template <int K, int W> struct scan_room {
 };
 
 template <int K, int W>
-static __device__ __forceinline__ void load_scan(const struct gdn_back &a, const walk &w, scan_room<K, W> *m,
-                                                 int at, int c) {
+static __device__ __forceinline__ void load_scan(const struct gdn_back &a, const walk &w, scan_room<K, W> *m, int at,
+                                                 int c) {
     const int64_t t = w.row + (int64_t)(c - w.first) * C, head = (int64_t)c * a.HV + w.hv;
     const int64_t row = t * a.HV + w.hv, qk = (t * a.H + w.hv / a.group) * K;
     const int n = c < w.last ? C : (int)(w.row + w.len - t), i = threadIdx.x;
@@ -49,8 +48,8 @@ static __device__ __forceinline__ void load_scan(const struct gdn_back &a, const
     copy_panel<C, C, 32 * W>(s->A, a.A + row * C, a.HV * C, n, i);
 #pragma unroll
     for (int p = 0; p < W / 4; p++)
-        copy_panel<64, C, 32 * W>(s->out + p * PANEL, a.dout + row * a.V + blockIdx.y * 16 * W + 64 * p,
-                                  a.HV * a.V, n, i);
+        copy_panel<64, C, 32 * W>(s->out + p * PANEL, a.dout + row * a.V + blockIdx.y * 16 * W + 64 * p, a.HV * a.V, n,
+                                  i);
     if (i < 3 * C / 4) /* EG, EL and BETA lie one after another on both sides */
         copy_async(m->gates[at] + 4 * i, a.gates + head * GATES + EG + 4 * i);
 }
@@ -60,8 +59,7 @@ template <int K>
 static __device__ __forceinline__ void times_rows(float (*d)[4], const uint32_t x[4], const bf16 *Y, int i) {
     enum { N = K < 128 ? K : 128 };
 #pragma unroll
-    for (int n = 0; n < K; n += N)
-        wgmma_rs<N>(d + n / 8, x, operand<64, true, PANEL>{Y + n / 64 * PANEL, 16 * i, 0});
+    for (int n = 0; n < K; n += N) wgmma_rs<N>(d + n / 8, x, operand<64, true, PANEL>{Y + n / 64 * PANEL, 16 * i, 0});
 }
 /* of -eG beta d, by columns */
 static __device__ __forceinline__ void pack_scaled(uint32_t a[4], const float d[2][4], const float *eG,
@@ -89,8 +87,7 @@ static __device__ __forceinline__ void through_state(float (*dv)[4], const float
         wgmma_hold_a<BATCH>(x);
         wgmma_begin<C / 8>(dv);
 #pragma unroll
-        for (int i = 0; i < BATCH; i++)
-            wgmma_rs<C>(dv, x[i], operand<64, false>{k + p / 4 * PANEL, 0, 16 * i});
+        for (int i = 0; i < BATCH; i++) wgmma_rs<C>(dv, x[i], operand<64, false>{k + p / 4 * PANEL, 0, 16 * i});
         wgmma_end<C / 8>(dv);
         wgmma_hold_a<BATCH>(x);
     }
@@ -102,9 +99,8 @@ static __device__ __forceinline__ void through_state(float (*dv)[4], const float
 }
 /* both uses of dO: dv += P^T dO and, where there is a state, dh += Q^T (s eG dO) */
 template <int K>
-static __device__ __forceinline__ void through_out(float (*dv)[4], float (*dh)[4], const bf16 *dO,
-                                                   const bf16 *P, const bf16 *q, const float *eG, float scale,
-                                                   bool state) {
+static __device__ __forceinline__ void through_out(float (*dv)[4], float (*dh)[4], const bf16 *dO, const bf16 *P,
+                                                   const bf16 *q, const float *eG, float scale, bool state) {
     uint32_t x[C / 16][4], y[C / 16][4];
 #pragma unroll
     for (int i = 0; i < C / 16; i++) {
@@ -145,15 +141,13 @@ template <int K> static __device__ __forceinline__ void store_dh(bf16 *to, const
 }
 
 /* X2 trans, [16][C], to its rows; room: the group's panel of the tile in shared memory */
-static __device__ __forceinline__ void store_X2(bf16 *to, int64_t stride, int n, const float (*X2)[4],
-                                                bf16 *room) {
+static __device__ __forceinline__ void store_X2(bf16 *to, int64_t stride, int n, const float (*X2)[4], bf16 *room) {
     const int l = threadIdx.x % 32, g = l / 4, t = l % 4, col = threadIdx.x / 32 % 4 * 16;
     __syncwarp(); /* all lanes have read what was in the room */
 #pragma unroll
     for (int j = 0; j < C / 8; j++)
 #pragma unroll
-        for (int i = 0; i < 4; i++)
-            put(room + tile_at<64>(8 * j + 2 * t + i % 2, col + g + i / 2 * 8), X2[j][i]);
+        for (int i = 0; i < 4; i++) put(room + tile_at<64>(8 * j + 2 * t + i % 2, col + g + i / 2 * 8), X2[j][i]);
     __syncwarp();
     to += l / 2 * stride + l % 2 * 8;
 #pragma unroll
@@ -162,8 +156,7 @@ static __device__ __forceinline__ void store_X2(bf16 *to, int64_t stride, int n,
             *(uint4 *)(to + r * stride) = *(const uint4 *)(room + tile_at<64>(l / 2 + r, col + l % 2 * 8));
 }
 
-template <int K, int W>
-static __global__ void __launch_bounds__(32 * W, 1) back_scan(const struct gdn_back a) {
+template <int K, int W> static __global__ void __launch_bounds__(32 * W, 1) back_scan(const struct gdn_back a) {
     scan_room<K, W> *m = (scan_room<K, W> *)shared_tiles();
     const walk w = walk_of(a);
     const int hv = w.hv, first = w.first, last = w.last, warp = threadIdx.x / 32;
@@ -185,8 +178,7 @@ static __global__ void __launch_bounds__(32 * W, 1) back_scan(const struct gdn_b
         float dv[C / 8][4] = {}, X2[C / 8][4] = {};
         uint32_t x[C / 16][4];
         if (c < last) {
-            store_dh<K>((bf16 *)a.dh + (((int64_t)c * a.HV + hv) * a.V + v0 / 64 * 64) * K + v0 % 64 * 64,
-                        dh);
+            store_dh<K>((bf16 *)a.dh + (((int64_t)c * a.HV + hv) * a.V + v0 / 64 * 64) * K + v0 % 64 * 64, dh);
             through_state<K>(dv, dh, s->k, eL);
             const float end = eG[C - 1];
 #pragma unroll
@@ -204,8 +196,8 @@ static __global__ void __launch_bounds__(32 * W, 1) back_scan(const struct gdn_b
         wgmma_end<C / 8>(X2);
         wgmma_hold_a<C / 16>(x);
         const int64_t t = w.row + (int64_t)(c - first) * C;
-        store_X2((bf16 *)a.X2 + (t * a.HV + hv) * a.V + v0, a.HV * a.V,
-                 c < last ? C : (int)(w.row + w.len - t), X2, out);
+        store_X2((bf16 *)a.X2 + (t * a.HV + hv) * a.V + v0, a.HV * a.V, c < last ? C : (int)(w.row + w.len - t), X2,
+                 out);
         if (c > first) {
 #pragma unroll
             for (int i = 0; i < C / 16; i++) pack_scaled(x[i], X2 + 2 * i, eG + 16 * i, beta + 16 * i);

@@ -36,15 +36,14 @@ template <int KT, int W> struct state_stage {
 };
 
 template <int KT, int W>
-static __device__ __forceinline__ void load_states(const struct gdn_back &a, const walk &w,
-                                                   state_stage<KT, W> *s, int c) {
+static __device__ __forceinline__ void load_states(const struct gdn_back &a, const walk &w, state_stage<KT, W> *s,
+                                                   int c) {
     const int hv = w.hv;
     const int64_t row = w.row + (int64_t)(c - w.first) * C; /* never the last chunk: all C rows are there */
     const float *gates = a.gates + ((int64_t)c * a.HV + hv) * GATES;
-    copy_rows<32 * W, C, KT>(s->k, KT + 8, a.k + (row * a.H + hv / a.group) * a.K + blockIdx.z * KT,
-                             a.H * a.K, C);
-    copy_rows<32 * W, C, 16 * W>(s->v, 16 * W + 8, a.v_new + (row * a.HV + hv) * a.V + blockIdx.y * 16 * W,
-                                 a.HV * a.V, C);
+    copy_rows<32 * W, C, KT>(s->k, KT + 8, a.k + (row * a.H + hv / a.group) * a.K + blockIdx.z * KT, a.H * a.K, C);
+    copy_rows<32 * W, C, 16 * W>(s->v, 16 * W + 8, a.v_new + (row * a.HV + hv) * a.V + blockIdx.y * 16 * W, a.HV * a.V,
+                                 C);
     if (threadIdx.x < C / 4) {
         copy_async(s->eL + 4 * threadIdx.x, gates + EL + 4 * threadIdx.x);
         copy_async(s->eG + 4 * threadIdx.x, gates + EG + 4 * threadIdx.x);
@@ -52,14 +51,12 @@ static __device__ __forceinline__ void load_states(const struct gdn_back &a, con
 }
 
 /* the tile's ends, floats [V][K] of each part */
-template <int KT, int W>
-static __device__ __forceinline__ float *end_at(const struct gdn_back &a, int64_t place) {
+template <int KT, int W> static __device__ __forceinline__ float *end_at(const struct gdn_back &a, int64_t place) {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, v = (blockIdx.y * W + threadIdx.x / 32) * 16 + g;
     return a.e.ends + (place * a.V + v) * a.K + blockIdx.z * KT + 2 * t;
 }
 template <int KT, int W>
-static __device__ __forceinline__ void start_from_ends(const struct gdn_back &a, const walk &w,
-                                                       float (*S)[4]) {
+static __device__ __forceinline__ void start_from_ends(const struct gdn_back &a, const walk &w, float (*S)[4]) {
     for (int p = 0; p < w.part; p++) {
         const float *end = end_at<KT, W>(a, w.place + p), decay = a.decays[w.place + p];
 #pragma unroll
@@ -143,8 +140,7 @@ static __global__ void __launch_bounds__(256) join_starts(const struct gdn_back 
 }
 
 template <int KT, int W> static void launch_ends(struct hl_cuda *c, const struct gdn_back *a) {
-    const dim3 grid((unsigned)(a->segs * a->HV * (a->e.parts - 1)), (unsigned)(a->V / (16 * W)),
-                    (unsigned)(a->K / KT));
+    const dim3 grid((unsigned)(a->segs * a->HV * (a->e.parts - 1)), (unsigned)(a->V / (16 * W)), (unsigned)(a->K / KT));
     launch_pdl(c, back_states<KT, W, false>, grid, 32 * W, DEPTH * sizeof(state_stage<KT, W>), *a);
 }
 template <int KT, int W> static void launch_states(struct hl_cuda *c, const struct gdn_back *a) {
@@ -165,7 +161,6 @@ extern "C" void HL_OP(gdn_back_starts)(struct hl_cuda *c, const struct gdn_back 
     x.e.parts = a->cuts, x.e.ends = a->starts;
     if (a->K % 128 == 0) (wide ? launch_ends<128, 8> : launch_ends<128, 4>)(c, &x);
     else (wide ? launch_ends<64, 8> : launch_ends<64, 4>)(c, &x);
-    if (a->cuts > 2)
-        launch_pdl(c, join_starts, blocks_for(a->segs * a->HV * a->K * a->V / 4, 256), 256, 0, x);
+    if (a->cuts > 2) launch_pdl(c, join_starts, blocks_for(a->segs * a->HV * a->K * a->V / 4, 256), 256, 0, x);
 }
 #endif

@@ -19,8 +19,8 @@ static __device__ __forceinline__ void store_rows(bf16 *tile, const float y[2][4
 #if HL_WGMMA
     const int l = threadIdx.x % 32;
     const bf16 *row = tile + tile_at<C>(threadIdx.x / 32 % 4 * 16 + l % 16, 8 * n + l / 16 * 8);
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(shared_address(row)),
-                 "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(shared_address(row)), "r"(x[0]),
+                 "r"(x[1]), "r"(x[2]), "r"(x[3])
                  : "memory");
 #else
     for (int i = 0; i < 4; i++)
@@ -28,8 +28,7 @@ static __device__ __forceinline__ void store_rows(bf16 *tile, const float y[2][4
 #endif
 }
 /* dS and its diagonal from dO v_new^T, -N from X2 v_new^T; the first group has dS. */
-template <class R>
-static __device__ __forceinline__ void form_scores(R &m, const marks<R> &b, int c, int which) {
+template <class R> static __device__ __forceinline__ void form_scores(R &m, const marks<R> &b, int c, int which) {
     const float *gates = m.gates[c % R::ALL_GATES];
     const bf16 *x = which ? m.X2[c % R::STAGES] : m.dO[c % R::STAGES], *v_new = m.v_new[c % R::NEW];
     const int t = threadIdx.x % 4, row[2] = {own_row(0), own_row(1)};
@@ -84,8 +83,7 @@ static __device__ __forceinline__ void times_rows(float to[2], const float d[C /
         float sum[ROWS / 32][8];
         uint32_t y[ROWS / 16][4];
 #pragma unroll
-        for (int i = 0; i < ROWS / 16; i++)
-            tile_load_a_trans<64>(y[i], x, r + 16 * i, threadIdx.x / 32 % 4 * 16);
+        for (int i = 0; i < ROWS / 16; i++) tile_load_a_trans<64>(y[i], x, r + 16 * i, threadIdx.x / 32 % 4 * 16);
 #pragma unroll
         for (int i = 0; i < ROWS / 8; i++) {
             const uint32_t lo = y[i / 2][i % 2 * 2], hi = y[i / 2][i % 2 * 2 + 1];
@@ -108,26 +106,22 @@ static __device__ __forceinline__ void times_rows(float to[2], const float d[C /
     }
 }
 /* d += x times the diagonal of dS */
-static __device__ __forceinline__ void times_diagonal(float d[C / 8][4], const bf16 *x,
-                                                      const bf16 *diagonal) {
+static __device__ __forceinline__ void times_diagonal(float d[C / 8][4], const bf16 *x, const bf16 *diagonal) {
     wgmma_begin<C / 8>(d);
 #pragma unroll
-    for (int i = 0; i < 4; i++)
-        wgmma_ss<C>(d, operand<64, true>{x, 16 * i, 0}, operand<C, false>{diagonal, 0, 16 * i});
+    for (int i = 0; i < 4; i++) wgmma_ss<C>(d, operand<64, true>{x, 16 * i, 0}, operand<C, false>{diagonal, 0, 16 * i});
     wgmma_end<C / 8>(d);
 }
 /* d += x T, T [64][64], or its transpose where it is TRANS: begun, not waited for */
 template <bool TRANS>
 static __device__ __forceinline__ void times_square(float d[C / 8][4], uint32_t x[4][4], const bf16 *T) {
 #pragma unroll
-    for (int i = 0; i < 4; i++)
-        wgmma_rs<C>(d, x[i], operand<C, TRANS>{T, TRANS ? 16 * i : 0, TRANS ? 0 : 16 * i});
+    for (int i = 0; i < 4; i++) wgmma_rs<C>(d, x[i], operand<C, TRANS>{T, TRANS ? 16 * i : 0, TRANS ? 0 : 16 * i});
 }
 /* dQ: d holds s eG (dO h^T), and leaves in the place of dO. That q has come says that the sums which were in
  * the place of this chunk's have been taken. */
 template <class R>
-static __device__ __forceinline__ void finish_queries(R &m, const marks<R> &b, int c, int group,
-                                                      float d[C / 8][4]) {
+static __device__ __forceinline__ void finish_queries(R &m, const marks<R> &b, int c, int group, float d[C / 8][4]) {
     const bf16 *q = m.q[c % R::KEYS] + group * PANEL, *k = m.k[c % R::KEYS] + group * PANEL;
     uint32_t x[4][4];
     float up[2];
@@ -137,8 +131,7 @@ static __device__ __forceinline__ void finish_queries(R &m, const marks<R> &b, i
     wgmma_end<C / 8>(d);
     times_rows<R::SUM_ROWS>(up, d, q);
     times_diagonal(d, k, m.diagonal);
-    for (int half = 0; half < 2; half++)
-        m.dot[c % R::KEYS][threadIdx.x / 32][UP][row_of_sum(half)] = up[half];
+    for (int half = 0; half < 2; half++) m.dot[c % R::KEYS][threadIdx.x / 32][UP][row_of_sum(half)] = up[half];
 #pragma unroll
     for (int i = 0; i < 4; i++) pack_a(x[i], d + 2 * i);
     leave(m.dO[c % R::STAGES] + group * PANEL, x);
@@ -146,8 +139,7 @@ static __device__ __forceinline__ void finish_queries(R &m, const marks<R> &b, i
 }
 /* dK: d holds X2 h^T, and becomes -E, beta E, beta E + U, dK; what the products of rows with k grow by is
  * what they are with each of these. So dK is in one place all the time: there are no registers for two. */
-template <class R>
-static __device__ __forceinline__ void finish_errors(R &m, int c, int group, float d[C / 8][4]) {
+template <class R> static __device__ __forceinline__ void finish_errors(R &m, int c, int group, float d[C / 8][4]) {
     const float *gates = m.gates[c % R::ALL_GATES];
     const bf16 *k = m.k[c % R::KEYS] + group * PANEL;
     uint32_t x[4][4];
@@ -160,13 +152,11 @@ static __device__ __forceinline__ void finish_errors(R &m, int c, int group, flo
     wgmma_end<C / 8>(d);
     wgmma_hold_a<4>(x);
     times_rows<R::SUM_ROWS>(ke, d, k);
-    for (int half = 0; half < 2; half++)
-        m.dot[c % R::KEYS][threadIdx.x / 32][DB][row_of_sum(half)] = -ke[half];
+    for (int half = 0; half < 2; half++) m.dot[c % R::KEYS][threadIdx.x / 32][DB][row_of_sum(half)] = -ke[half];
     scale_columns(d, gates + BETA, -1.0f);
 }
 template <class R>
-static __device__ __forceinline__ void finish_keys(R &m, const marks<R> &b, int c, int group,
-                                                   float d[C / 8][4]) {
+static __device__ __forceinline__ void finish_keys(R &m, const marks<R> &b, int c, int group, float d[C / 8][4]) {
     const float *beta = m.gates[c % R::ALL_GATES] + BETA;
     float(*dot)[C] = m.dot[c % R::KEYS][threadIdx.x / 32], kd[2], all[2];
     bf16 *q = m.q[c % R::KEYS] + group * PANEL, *k = m.k[c % R::KEYS] + group * PANEL;
@@ -213,8 +203,7 @@ static __device__ __forceinline__ float dot_state(const float S[8][4], const uin
 /* read_state once more. The compiler would rather keep what it packed the first time, and run out of
  * registers: so it gets to see other pairs, that are then trans about. */
 template <int V>
-static __device__ __forceinline__ void read_again(float d[C / 8][4], const float S[V / 8][4],
-                                                  const bf16 *rows) {
+static __device__ __forceinline__ void read_again(float d[C / 8][4], const float S[V / 8][4], const bf16 *rows) {
     uint32_t x[2][1][4];
     zero(d);
     wgmma_hold<C / 8>(d);
@@ -237,8 +226,8 @@ static __device__ __forceinline__ void read_again(float d[C / 8][4], const float
 }
 /* d += dh (eL v_new)^T, and the state after the chunk; v_new times eL is there. */
 template <class R>
-static __device__ __forceinline__ float next_state(R &m, const marks<R> &b, int c, int group,
-                                                   float d[C / 8][4], float S[R::V / 8][4]) {
+static __device__ __forceinline__ float next_state(R &m, const marks<R> &b, int c, int group, float d[C / 8][4],
+                                                   float S[R::V / 8][4]) {
     const bf16 *k = m.k[c % R::KEYS] + group * PANEL;
     float hdh = 0;
     wgmma_hold<C / 8>(d);
@@ -251,8 +240,7 @@ static __device__ __forceinline__ float next_state(R &m, const marks<R> &b, int 
         mbarrier_wait(b.dh_there(n), full<R::SLOTS>(n));
         wgmma_fence();
 #pragma unroll
-        for (int j = 0; j < 64; j += 16)
-            wgmma_ss<C>(d, operand<64, true>{dh, j, 0}, operand<64, false>{v, 0, j});
+        for (int j = 0; j < 64; j += 16) wgmma_ss<C>(d, operand<64, true>{dh, j, 0}, operand<64, false>{v, 0, j});
         wgmma_commit_wait<1>();
         take_rows(x, dh);
         if (p > 0) mbarrier_arrive_warp(b.v_free(n - 1));
@@ -266,8 +254,7 @@ static __device__ __forceinline__ float next_state(R &m, const marks<R> &b, int 
             for (int i = 0; i < 4; i++) s[j][i] *= end;
         wgmma_begin<8>(s);
 #pragma unroll
-        for (int j = 0; j < C; j += 16)
-            wgmma_ss<64>(s, operand<64, true>{k, j, 0}, operand<64, true>{v, j, 0});
+        for (int j = 0; j < C; j += 16) wgmma_ss<64>(s, operand<64, true>{k, j, 0}, operand<64, true>{v, j, 0});
         wgmma_commit_wait<1>();
     }
     wgmma_commit_wait<0>();
@@ -278,8 +265,7 @@ static __device__ __forceinline__ float next_state(R &m, const marks<R> &b, int 
     return hdh;
 }
 template <class R>
-static __device__ __forceinline__ void walk_chunk(R &m, const marks<R> &b, int c, int group,
-                                                  float S[R::V / 8][4]) {
+static __device__ __forceinline__ void walk_chunk(R &m, const marks<R> &b, int c, int group, float S[R::V / 8][4]) {
     float d[C / 8][4];
     mbarrier_wait(b.a_there(c), full<R::STAGES>(c));
     mbarrier_wait(b.v_there(c), full<R::NEW>(c));
@@ -313,8 +299,7 @@ static __global__ void __launch_bounds__(2 * GROUP + 2 * KT, 1) back_walk(const 
         open_marks<R>(b);
         m.scale = 1.0f / sqrtf((float)a.K), m.bits = log2f(m.scale);
     }
-    for (int i = threadIdx.x; i < C * C / 8; i += blockDim.x)
-        ((uint4 *)m.diagonal)[i] = make_uint4(0, 0, 0, 0);
+    for (int i = threadIdx.x; i < C * C / 8; i += blockDim.x) ((uint4 *)m.diagonal)[i] = make_uint4(0, 0, 0, 0);
     fence_proxy_async();
     __syncthreads();
     pdl_wait();
@@ -369,8 +354,7 @@ static __global__ void __launch_bounds__(GROUP) gates_end(const struct gdn_back 
     const float later = __shfl_down_sync(0xffffffffu, after, 1), tail = lane < 31 ? later : 0.0f;
     if (!a.dg) return;
     if (2 * lane < p.len) a.dg[row + (int64_t)(2 * lane) * a.HV] = x[0][UP] + (x[1][UP] + tail) + base + hdh;
-    if (2 * lane + 1 < p.len)
-        a.dg[row + (int64_t)(2 * lane + 1) * a.HV] = x[1][UP] + tail + (base + x[0][KU]) + hdh;
+    if (2 * lane + 1 < p.len) a.dg[row + (int64_t)(2 * lane + 1) * a.HV] = x[1][UP] + tail + (base + x[0][KU]) + hdh;
 }
 
 template <int KT, int V> static void launch_walk(struct hl_cuda *c, const struct gdn_back *a) {
@@ -383,8 +367,7 @@ template <int KT> static void walk_of_tile(struct hl_cuda *c, const struct gdn_b
     (a->V == 256 ? launch_walk<KT, 256> : a->V == 128 ? launch_walk<KT, 128> : launch_walk<KT, 64>)(c, a);
 }
 extern "C" bool HL_OP(gdn_back_walks)(struct hl_cuda *c, int64_t V) {
-    return (V == 64 || V == 128 || V == 256) &&
-           hl_cuda_compiled_for_sm90(c, (const void *)back_walk<128, 256>) &&
+    return (V == 64 || V == 128 || V == 256) && hl_cuda_compiled_for_sm90(c, (const void *)back_walk<128, 256>) &&
            sizeof(walk_room<128, 256>) + TILES_ROOM <= (size_t)hl_cuda_shared_limit(c);
 }
 extern "C" void HL_OP(gdn_back_walk)(struct hl_cuda *c, const struct gdn_back *a) {

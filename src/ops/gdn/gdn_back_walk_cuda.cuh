@@ -68,12 +68,10 @@ template <class R> static __device__ __forceinline__ void open_marks(const marks
         mbarrier_init(b.a_there(i), GROUP + 1);
         mbarrier_init_warps(b.x_free(i), R::WARPS + 4), mbarrier_init_warps(b.o_free(i), 4);
     }
-    for (int i = 0; i < R::KEYS; i++)
-        mbarrier_init(b.qk_there(i), GROUP), mbarrier_init_warps(b.qk_free(i), 4);
+    for (int i = 0; i < R::KEYS; i++) mbarrier_init(b.qk_there(i), GROUP), mbarrier_init_warps(b.qk_free(i), 4);
     for (int i = 0; i < R::NEW; i++) mbarrier_init(b.v_there(i), GROUP);
     for (int i = 0; i < R::NEW * R::PANELS; i++) mbarrier_init_warps(b.v_free(i), R::WARPS);
-    for (int i = 0; i < R::SLOTS; i++)
-        mbarrier_init(b.dh_there(i), 1), mbarrier_init_warps(b.dh_free(i), R::WARPS);
+    for (int i = 0; i < R::SLOTS; i++) mbarrier_init(b.dh_there(i), 1), mbarrier_init_warps(b.dh_free(i), R::WARPS);
 }
 
 /* What a block walks along: chunks of a segment, one value head, KT columns of K. Rows are counted, not
@@ -84,8 +82,8 @@ struct walk {
     int row, rows;           /* of the first chunk, and those from there on */
 };
 static __device__ __forceinline__ walk walk_of(const struct gdn_back &a, int tiles) {
-    const int tile = blockIdx.x % tiles, hv = blockIdx.x / tiles % a.HV,
-              part = blockIdx.x / tiles / a.HV % a.cuts, s = blockIdx.x / tiles / a.HV / a.cuts;
+    const int tile = blockIdx.x % tiles, hv = blockIdx.x / tiles % a.HV, part = blockIdx.x / tiles / a.HV % a.cuts,
+              s = blockIdx.x / tiles / a.HV / a.cuts;
     const int first = a.chunk_first[s], n = a.chunk_first[s + 1] - first, from = gdn_cut(n, part, a.cuts);
     return {s,
             hv,
@@ -107,8 +105,7 @@ static __device__ __forceinline__ int64_t row_of(const struct gdn_back &a, const
 
 /* where a part starts */
 template <class R>
-static __device__ __forceinline__ void start(const struct gdn_back &a, const walk &w, int group,
-                                             float S[R::V / 8][4]) {
+static __device__ __forceinline__ void start(const struct gdn_back &a, const walk &w, int group, float S[R::V / 8][4]) {
     const int t = threadIdx.x % 4;
     const float *from = NULL;
     if (w.part > 0) from = a.starts + (((int64_t)w.s * a.HV + w.hv) * a.cuts + w.part - 1) * R::V * a.K;
@@ -125,28 +122,24 @@ static __device__ __forceinline__ void start(const struct gdn_back &a, const wal
 /* Panel n of dh, counted from the first chunk on, from its place in memory; that of the segment's last chunk
  * is 0. */
 template <class R>
-static __device__ __forceinline__ void load_dh(R &m, const marks<R> &b, const walk &w, const bf16 *from,
-                                               int n, int i) {
+static __device__ __forceinline__ void load_dh(R &m, const marks<R> &b, const walk &w, const bf16 *from, int n, int i) {
     const int bytes = R::BLOCK * (int)sizeof(bf16), c = w.chunk + n / R::PANELS;
     if (i > 0 && c < w.last) return;
     if (i == 0) mbarrier_wait(b.dh_free(n), empty<R::SLOTS>(n));
     if (c == w.last) {
         named_barrier_sync(5, GROUP); /* one thread has waited, for all */
-        for (int j = i; j < R::BLOCK / 8; j += GROUP)
-            ((uint4 *)m.dh[n % R::SLOTS])[j] = make_uint4(0, 0, 0, 0);
+        for (int j = i; j < R::BLOCK / 8; j += GROUP) ((uint4 *)m.dh[n % R::SLOTS])[j] = make_uint4(0, 0, 0, 0);
         fence_proxy_async();
         named_barrier_sync(5, GROUP);
     }
     if (i > 0) return;
     if (c == w.last) mbarrier_arrive(b.dh_there(n));
-    else
-        mbarrier_arrive_expect_tx(b.dh_there(n), bytes),
-            bulk_copy(m.dh[n % R::SLOTS], from, bytes, b.dh_there(n));
+    else mbarrier_arrive_expect_tx(b.dh_there(n), bytes), bulk_copy(m.dh[n % R::SLOTS], from, bytes, b.dh_there(n));
 }
 /* q and k of chunk c, at `at` of both */
 template <class R>
-static __device__ __forceinline__ void load_qk(R &m, const marks<R> &b, const struct gdn_back &a, int64_t at,
-                                               int n, int c, int i) {
+static __device__ __forceinline__ void load_qk(R &m, const marks<R> &b, const struct gdn_back &a, int64_t at, int n,
+                                               int c, int i) {
     const int stride = a.H * a.K, s = c % R::KEYS;
     mbarrier_wait(b.qk_free(c), empty<R::KEYS>(c));
 #pragma unroll 1
@@ -157,8 +150,8 @@ static __device__ __forceinline__ void load_qk(R &m, const marks<R> &b, const st
 }
 /* dO, X2 and the gates of chunk c; those panels of dO last that dQ leaves from */
 template <class R>
-static __device__ __forceinline__ void load_outer(R &m, const marks<R> &b, const struct gdn_back &a,
-                                                  int64_t at, int item, int n, int c, int i) {
+static __device__ __forceinline__ void load_outer(R &m, const marks<R> &b, const struct gdn_back &a, int64_t at,
+                                                  int item, int n, int c, int i) {
     enum { PANELS = R::PANELS, LEAVES = R::W < PANELS ? R::W : PANELS, BYTES = C * R::V * (int)sizeof(bf16) };
     const int s = c % R::STAGES;
     mbarrier_wait(b.x_free(c), empty<R::STAGES>(c));
@@ -177,8 +170,8 @@ static __device__ __forceinline__ void load_outer(R &m, const marks<R> &b, const
 }
 /* In the order in which places become free: those of q and k before dh's and v_new's, where there are two. */
 template <class R>
-static __device__ __forceinline__ void load_all(R &m, const marks<R> &b, const struct gdn_back &a,
-                                                const walk &w, int i) {
+static __device__ __forceinline__ void load_all(R &m, const marks<R> &b, const struct gdn_back &a, const walk &w,
+                                                int i) {
     enum { PANELS = R::PANELS };
     const int panel = 64 * a.K;
     int64_t at_k = ((int64_t)w.row * a.H + w.hv / a.group) * a.K + w.tile * R::KT;
@@ -193,8 +186,8 @@ static __device__ __forceinline__ void load_all(R &m, const marks<R> &b, const s
             const int x = c * PANELS + p;
             load_dh<R>(m, b, w, dh + p * panel, x, i);
             mbarrier_wait(b.v_free(x), empty<marks<R>::V_PANELS>(x));
-            copy_panel<64, C, GROUP>(m.v_new[c % R::NEW] + p * PANEL, (const bf16 *)a.v_new + at + 64 * p,
-                                     a.HV * R::V, n, i);
+            copy_panel<64, C, GROUP>(m.v_new[c % R::NEW] + p * PANEL, (const bf16 *)a.v_new + at + 64 * p, a.HV * R::V,
+                                     n, i);
         }
         copy_async_arrive(b.v_there(c));
         if (R::KEYS == 1) load_qk<R>(m, b, a, at_k, n, c, i);
@@ -207,8 +200,7 @@ static __device__ __forceinline__ void load_all(R &m, const marks<R> &b, const s
 /* ---- the group that takes along what is not products ---- */
 
 template <int PANELS>
-static __device__ __forceinline__ void store_panels(bf16 *to, const bf16 *tile, int64_t stride, int n,
-                                                    int i) {
+static __device__ __forceinline__ void store_panels(bf16 *to, const bf16 *tile, int64_t stride, int n, int i) {
     const int row = i / 8, col = i % 8 * 8;
     tile += tile_at<64>(row, col), to += row * stride + col;
 #pragma unroll
@@ -241,8 +233,7 @@ template <class R> struct values {
     enum { SLICES = R::V / 32, ON_WAY = SLICES < 4 ? SLICES : 4 };
     uint4 v[ON_WAY];
     /* where a thread's first piece is, of v and dv; -1: nowhere */
-    static __device__ __forceinline__ int64_t place(const struct gdn_back &a, const walk &w, int c, int row,
-                                                    int i) {
+    static __device__ __forceinline__ int64_t place(const struct gdn_back &a, const walk &w, int c, int row, int i) {
         if (c >= w.chunks || row >= rows_of(w, c)) return -1;
         return (row_of(a, w, c) + (int64_t)row * a.HV) * R::V + i % 4 * 8;
     }
@@ -251,8 +242,7 @@ template <class R> struct values {
     __device__ __forceinline__ void ask(const struct gdn_back &a, const walk &w, int c, int i) {
         const int64_t at = place(a, w, c, first_row(w, i), i);
 #pragma unroll
-        for (int j = 0; j < ON_WAY; j++)
-            v[j] = at < 0 ? make_uint4(0, 0, 0, 0) : *(const uint4 *)(a.v + at + 32 * j);
+        for (int j = 0; j < ON_WAY; j++) v[j] = at < 0 ? make_uint4(0, 0, 0, 0) : *(const uint4 *)(a.v + at + 32 * j);
     }
     __device__ __forceinline__ void take(R &m, const struct gdn_back &a, const walk &w, int c, int i) {
         const float *beta = m.gates[c % R::ALL_GATES] + BETA;
@@ -261,8 +251,7 @@ template <class R> struct values {
 #pragma unroll 1
         for (int pass = 0; pass < passes; pass++) {
             const int row = first_row(w, i) + pass * (C / 2);
-            const int64_t at = place(a, w, c, row, i),
-                          next = pass + 1 < passes ? place(a, w, c, row + C / 2, i) : -1;
+            const int64_t at = place(a, w, c, row, i), next = pass + 1 < passes ? place(a, w, c, row + C / 2, i) : -1;
             const float b = beta[row];
             float sum = 0;
 #pragma unroll
@@ -300,8 +289,8 @@ template <class R> static __device__ __forceinline__ void leave_sums(R &m, float
     sums[DOTS * C] = x * m.gates[c % R::ALL_GATES][EG + C - 1];
 }
 template <class R>
-static __device__ __forceinline__ void take_along(R &m, const marks<R> &b, const struct gdn_back &a,
-                                                  const walk &w, int i) {
+static __device__ __forceinline__ void take_along(R &m, const marks<R> &b, const struct gdn_back &a, const walk &w,
+                                                  int i) {
     const int64_t stride = (int64_t)a.HV * a.K;
     values<R> v;
     m.vx[i / C][i % C] = 0;

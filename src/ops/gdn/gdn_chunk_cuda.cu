@@ -55,8 +55,8 @@ static __device__ __forceinline__ int64_t head_row(const struct args &a, const s
 /* ---- copies to shared memory, of chunk c ---- */
 
 template <int K>
-static __device__ __forceinline__ void load_key(bf16 *to, const bf16 *from, const struct args &a,
-                                                const struct walk &w, int c) {
+static __device__ __forceinline__ void load_key(bf16 *to, const bf16 *from, const struct args &a, const struct walk &w,
+                                                int c) {
     const int64_t at = ((w.row + (int64_t)c * CHUNK) * a.H + w.hk) * K;
     load_tile<K, THREADS>(to, from + at, (int64_t)a.H * K, chunk_len(w, c));
 }
@@ -64,23 +64,20 @@ static __device__ __forceinline__ void load_square(bf16 *to, const bf16 *from, c
                                                    const struct walk &w, int c) {
     load_tile<CHUNK, THREADS>(to, from + head_row(a, w, c) * CHUNK, (int64_t)a.HV * CHUNK, chunk_len(w, c));
 }
-static __device__ __forceinline__ void load_gates(float *to, const struct args &a, const struct walk &w,
-                                                  int c) {
+static __device__ __forceinline__ void load_gates(float *to, const struct args &a, const struct walk &w, int c) {
     const float *from = a.gates + ((int64_t)(w.first + c) * a.HV + w.hv) * GATES;
     if (threadIdx.x < GATES / 4) copy_async(to + 4 * threadIdx.x, from + 4 * threadIdx.x);
 }
 /* each warp copies the part of v that it will read itself */
 template <int VT>
-static __device__ __forceinline__ void load_values(bf16 *to, const struct args &a, const struct walk &w,
-                                                   int c) {
+static __device__ __forceinline__ void load_values(bf16 *to, const struct args &a, const struct walk &w, int c) {
     const int warp = threadIdx.x / 32, units = VT / 16, len = chunk_len(w, c);
     const bf16 *from = a.v + head_row(a, w, c) * a.V + w.col;
 #pragma unroll
     for (int i = threadIdx.x % 32; i < 16 * units; i += 32) {
         const int row = warp % 4 * 16 + i / units, col = warp / 4 * (VT / 2) + i % units * 8;
         const bool in = row < len;
-        copy_async(to + tile_at<VT>(row, col), from + (in ? (int64_t)row * a.HV * a.V : 0) + col,
-                   in ? 16 : 0);
+        copy_async(to + tile_at<VT>(row, col), from + (in ? (int64_t)row * a.HV * a.V : 0) + col, in ? 16 : 0);
     }
 }
 
@@ -88,8 +85,8 @@ static __device__ __forceinline__ void load_values(bf16 *to, const struct args &
 
 /* kS and qS of the warp's rows and columns */
 template <int K, int VT>
-static __device__ __forceinline__ void read_state(const bf16 *k, const bf16 *q, const bf16 *S,
-                                                  float kS[VT / 16][4], float qS[VT / 16][4]) {
+static __device__ __forceinline__ void read_state(const bf16 *k, const bf16 *q, const bf16 *S, float kS[VT / 16][4],
+                                                  float qS[VT / 16][4]) {
     const int warp = threadIdx.x / 32;
 #pragma unroll
     for (int n = 0; n < VT / 16; n++)
@@ -137,8 +134,7 @@ static __device__ __forceinline__ void write_state(const bf16 *k, const bf16 *v_
 /* ---- element by element: lane 4g + t holds columns 2t, 2t + 1 of every 8, of rows g and g + 8 ---- */
 
 /* r = beta (v - exp(G) kS), over v */
-template <int VT>
-static __device__ __forceinline__ void residual(bf16 *v, const float *gates, float kS[VT / 16][4]) {
+template <int VT> static __device__ __forceinline__ void residual(bf16 *v, const float *gates, float kS[VT / 16][4]) {
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -154,8 +150,8 @@ static __device__ __forceinline__ void residual(bf16 *v, const float *gates, flo
 
 /* v_new to shared memory, plain and decayed, and the warp's part of the sums of its squares */
 template <int VT>
-static __device__ __forceinline__ void leave_values(bf16 *v_new, bf16 *v_end, const float *gates,
-                                                    float (*sums)[CHUNK], float acc[VT / 16][4]) {
+static __device__ __forceinline__ void leave_values(bf16 *v_new, bf16 *v_end, const float *gates, float (*sums)[CHUNK],
+                                                    float acc[VT / 16][4]) {
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -203,8 +199,7 @@ static __device__ __forceinline__ void state_out(float *kept, const float S[K / 
         for (int n = 0; n < VT / 16; n++)
 #pragma unroll
             for (int h = 0; h < 2; h++)
-                *(float2 *)(kept + (16 * m + 8 * h) * V + 8 * n) =
-                    make_float2(S[m][n][2 * h], S[m][n][2 * h + 1]);
+                *(float2 *)(kept + (16 * m + 8 * h) * V + 8 * n) = make_float2(S[m][n][2 * h], S[m][n][2 * h + 1]);
 }
 template <int K, int VT>
 static __device__ __forceinline__ void state_copy(bf16 *tile, const float S[K / 64][VT / 16][4]) {
@@ -224,9 +219,8 @@ static __device__ __forceinline__ void state_copy(bf16 *tile, const float S[K / 
 
 /* out of the chunk: by way of `stage`, of which the warp uses its own part */
 template <int K, int VT>
-static __device__ __forceinline__ void write_out(const struct args &a, const struct walk &w, int c,
-                                                 const float *gates, const bf16 *P, const bf16 *v_new,
-                                                 bf16 *stage, float qS[VT / 16][4]) {
+static __device__ __forceinline__ void write_out(const struct args &a, const struct walk &w, int c, const float *gates,
+                                                 const bf16 *P, const bf16 *v_new, bf16 *stage, float qS[VT / 16][4]) {
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const int64_t stride = (int64_t)a.HV * a.V;
 #pragma unroll
@@ -240,8 +234,7 @@ static __device__ __forceinline__ void write_out(const struct args &a, const str
     for (int h = 0; h < 2; h++)
 #pragma unroll
         for (int n = 0; n < VT / 16; n++)
-            *(uint32_t *)(stage +
-                          tile_at<VT>(warp % 4 * 16 + g + 8 * h, warp / 4 * (VT / 2) + 8 * n + 2 * t)) =
+            *(uint32_t *)(stage + tile_at<VT>(warp % 4 * 16 + g + 8 * h, warp / 4 * (VT / 2) + 8 * n + 2 * t)) =
                 pack2(qS[n][2 * h], qS[n][2 * h + 1]);
     __syncwarp();
     store_rows<VT>(a.out + head_row(a, w, c) * a.V + w.col, stage, stride, chunk_len(w, c));
@@ -298,9 +291,7 @@ static __global__ void __launch_bounds__(THREADS, sizeof(struct room<K, VT, BUF>
             load_values<VT>(x.v[0], a, w, c);
             load_square(x.P[0], a.P, a, w, c);
             copy_commit();
-            if (more)
-                load_key<K>(x.k[(c + 1) & 1], a.k, a, w, c + 1),
-                    load_gates(x.gates[(c + 1) & 1], a, w, c + 1);
+            if (more) load_key<K>(x.k[(c + 1) & 1], a.k, a, w, c + 1), load_gates(x.gates[(c + 1) & 1], a, w, c + 1);
         } else if (more) load_chunk(x, a, w, c + 1);
         copy_commit();
         read_state<K, VT>(x.k[c & 1], x.q[now], x.S, kS, qS);
@@ -326,8 +317,7 @@ static __global__ void __launch_bounds__(THREADS, sizeof(struct room<K, VT, BUF>
         }
         write_out<K, VT>(a, w, c, gates, x.P[now], x.v_new, x.v[now], qS);
         if (a.v_new)
-            store_rows<VT>(a.v_new + head_row(a, w, c) * a.V + w.col, x.v_new, (int64_t)a.HV * a.V,
-                           chunk_len(w, c));
+            store_rows<VT>(a.v_new + head_row(a, w, c) * a.V + w.col, x.v_new, (int64_t)a.HV * a.V, chunk_len(w, c));
         write_sums(a, w, c, x.sums);
         write_state<K, VT>(x.k[c & 1], x.v_end, gates[2 * CHUNK - 1], S);
         state_copy<K, VT>(x.S, S);
@@ -337,8 +327,7 @@ static __global__ void __launch_bounds__(THREADS, sizeof(struct room<K, VT, BUF>
     if (kept) state_out<K, VT>(kept, S, a.V);
 }
 
-template <int K, int VT, int BUF>
-static void launch_walk(struct hl_cuda *c, const struct args *a, int64_t segments) {
+template <int K, int VT, int BUF> static void launch_walk(struct hl_cuda *c, const struct args *a, int64_t segments) {
     launch_pdl(c, walk_chunks<K, VT, BUF>, (unsigned)(segments * a->HV * a->tiles), THREADS,
                sizeof(struct room<K, VT, BUF>), *a);
 }

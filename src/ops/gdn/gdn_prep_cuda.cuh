@@ -10,7 +10,7 @@ enum { CHUNK = HL_CHUNK, GATES = 3 * HL_CHUNK };
 /* The parallel half of the chunked form, one chunk and value head at a time. P has A's shape and its
  * zeros. */
 struct gdn_prep {
-    act *A, *P; /* [T][HV][64]: (I + L)^-1; K^{-1/2} (q k^T) decayed, with the diagonal. P NULL: not wanted */
+    act *A, *P;   /* [T][HV][64]: (I + L)^-1; K^{-1/2} (q k^T) decayed, with the diagonal. P NULL: not wanted */
     float *gates; /* [chunks][HV][3][64]: beta, exp(G), exp(G_last - G); past the chunk's rows beta is 0 */
     int *ready;   /* [chunks][HV], becomes 0; NULL: not wanted */
 };
@@ -27,11 +27,9 @@ static inline __host__ __device__ int gdn_window(int c) { return c / GDN_WINDOW 
 struct gdn_walk;
 extern "C" {
 bool HL_OP(gdn_prep)(struct hl_backend *backend, const struct hl_gdn *a, const struct gdn_prep *p);
-bool HL_OP(gdn_chunk)(struct hl_backend *backend,
-                      const struct hl_gdn *a); /* false: not for these head sizes */
-bool HL_OP(gdn_scan)(struct hl_backend *backend, const struct hl_gdn *a); /* the same, for few segments */
-bool HL_OP(gdn_long)(struct hl_backend *backend,
-                     const struct hl_gdn *a); /* for few and long ones; false: not these */
+bool HL_OP(gdn_chunk)(struct hl_backend *backend, const struct hl_gdn *a); /* false: not for these head sizes */
+bool HL_OP(gdn_scan)(struct hl_backend *backend, const struct hl_gdn *a);  /* the same, for few segments */
+bool HL_OP(gdn_long)(struct hl_backend *backend, const struct hl_gdn *a);  /* for few and long ones; false: not these */
 bool HL_OP(gdn_many)(struct hl_backend *backend, const struct hl_gdn *a);
 /* the states at the cuts of segments that are walked in parts */
 void HL_OP(gdn_split)(struct hl_cuda *c, const struct gdn_walk *a, int64_t K);
@@ -63,8 +61,7 @@ static __device__ __forceinline__ void frags(uint32_t b[VT / 16][2], const bf16 
 }
 
 /* acc += T x, T lower triangular [64][64], for the warp's rows and columns */
-template <int VT>
-static __device__ __forceinline__ void triangle(const bf16 *T, const bf16 *x, float acc[VT / 16][4]) {
+template <int VT> static __device__ __forceinline__ void triangle(const bf16 *T, const bf16 *x, float acc[VT / 16][4]) {
     const int warp = threadIdx.x / 32, rows = warp % 4;
 #pragma unroll
     for (int c = 0; c < 4; c++) {
@@ -117,11 +114,10 @@ static __device__ __forceinline__ float decay_since_start(const struct gdn_decay
     return __expf(d->hi[i] + d->lo[i]);
 }
 /* By one warp; g and beta at the chunk's first row, HV apart. Rows past len: no decay, beta 0. */
-static __device__ __forceinline__ void load_decay(struct gdn_decay *d, const float *g, const float *beta,
-                                                  int64_t HV, int len) {
+static __device__ __forceinline__ void load_decay(struct gdn_decay *d, const float *g, const float *beta, int64_t HV,
+                                                  int len) {
     const int l = threadIdx.x % 32, i = 2 * l;
-    const double g0 = g && i < len ? (double)g[i * HV] : 0,
-                 g1 = g && i + 1 < len ? (double)g[(i + 1) * HV] : 0;
+    const double g0 = g && i < len ? (double)g[i * HV] : 0, g1 = g && i + 1 < len ? (double)g[(i + 1) * HV] : 0;
     double sum = g0 + g1;
     for (int n = 1; n < 32; n *= 2) {
         const double before = __shfl_up_sync(0xffffffffu, sum, n);

@@ -28,24 +28,14 @@ template <int K, int W> struct ring {
 template <int DEPTH> struct marks {
     mbarrier_t first;
     __device__ __forceinline__ mbarrier_t there(int c) const { return mbarrier_at(first, c % DEPTH); }
-    __device__ __forceinline__ mbarrier_t q_free(int c) const {
-        return mbarrier_at(first, DEPTH + c % DEPTH);
-    }
-    __device__ __forceinline__ mbarrier_t k_free(int c) const {
-        return mbarrier_at(first, 2 * DEPTH + c % DEPTH);
-    }
-    __device__ __forceinline__ mbarrier_t out_there(int c) const {
-        return mbarrier_at(first, 3 * DEPTH + c % VALUES);
-    }
+    __device__ __forceinline__ mbarrier_t q_free(int c) const { return mbarrier_at(first, DEPTH + c % DEPTH); }
+    __device__ __forceinline__ mbarrier_t k_free(int c) const { return mbarrier_at(first, 2 * DEPTH + c % DEPTH); }
+    __device__ __forceinline__ mbarrier_t out_there(int c) const { return mbarrier_at(first, 3 * DEPTH + c % VALUES); }
     __device__ __forceinline__ mbarrier_t v_free(int c) const {
         return mbarrier_at(first, 3 * DEPTH + VALUES + c % VALUES);
     }
-    __device__ __forceinline__ mbarrier_t new_there() const {
-        return mbarrier_at(first, 3 * DEPTH + 2 * VALUES);
-    }
-    __device__ __forceinline__ mbarrier_t new_free() const {
-        return mbarrier_at(first, 3 * DEPTH + 2 * VALUES + 1);
-    }
+    __device__ __forceinline__ mbarrier_t new_there() const { return mbarrier_at(first, 3 * DEPTH + 2 * VALUES); }
+    __device__ __forceinline__ mbarrier_t new_free() const { return mbarrier_at(first, 3 * DEPTH + 2 * VALUES + 1); }
 };
 /* by one thread */
 template <int W, int DEPTH> static __device__ __forceinline__ void open_marks(const marks<DEPTH> &b) {
@@ -53,8 +43,7 @@ template <int W, int DEPTH> static __device__ __forceinline__ void open_marks(co
         mbarrier_init(b.there(i), LOADERS);
         mbarrier_init_warps(b.q_free(i), 4 * W), mbarrier_init_warps(b.k_free(i), 4 * W);
     }
-    for (int i = 0; i < VALUES; i++)
-        mbarrier_init_warps(b.out_there(i), 4 * W), mbarrier_init(b.v_free(i), STORERS);
+    for (int i = 0; i < VALUES; i++) mbarrier_init_warps(b.out_there(i), 4 * W), mbarrier_init(b.v_free(i), STORERS);
     mbarrier_init_warps(b.new_there(), 4 * W), mbarrier_init(b.new_free(), STORERS);
 }
 /* ---- those that load: i of LOADERS ---- */
@@ -96,8 +85,7 @@ static __device__ __forceinline__ float squares(uint32_t pair) {
 
 /* The sums over the UNITS threads of a row, of AT_ONCE rows: halves change places, so that in the end each
  * thread has that of row number n of them, where n is left. */
-template <int UNITS>
-static __device__ __forceinline__ float sums_of_rows(const float x[AT_ONCE], int i, int *n) {
+template <int UNITS> static __device__ __forceinline__ float sums_of_rows(const float x[AT_ONCE], int i, int *n) {
     const bool upper = i & UNITS / 2, odd = i & UNITS / 4;
     float y[2], sum;
 #pragma unroll
@@ -111,8 +99,8 @@ static __device__ __forceinline__ float sums_of_rows(const float x[AT_ONCE], int
 }
 /* v_new where it is kept, and the sums of its squares */
 template <int W>
-static __device__ __forceinline__ void store_new(const bf16 *v_new, const struct gdn_walk &a,
-                                                 const struct way &w, const pieces<W> &p, int c, int i) {
+static __device__ __forceinline__ void store_new(const bf16 *v_new, const struct gdn_walk &a, const struct way &w,
+                                                 const pieces<W> &p, int c, int i) {
     enum { UNITS = pieces<W>::UNITS, STEP = pieces<W>::STEP };
     const struct rows_of r = rows_at(a, w, c);
     const int64_t step = (int64_t)STEP * a.HV * a.V;
@@ -134,8 +122,8 @@ static __device__ __forceinline__ void store_new(const bf16 *v_new, const struct
     }
 }
 template <int W>
-static __device__ __forceinline__ void store_out(const bf16 *out, const struct gdn_walk &a,
-                                                 const struct way &w, const pieces<W> &p, int c) {
+static __device__ __forceinline__ void store_out(const bf16 *out, const struct gdn_walk &a, const struct way &w,
+                                                 const pieces<W> &p, int c) {
     enum { STEP = pieces<W>::STEP };
     const struct rows_of r = rows_at(a, w, c);
     const int64_t step = (int64_t)STEP * a.HV * a.V;
@@ -164,8 +152,8 @@ static __device__ __forceinline__ void store_all(ring<K, W> &x, const marks<ring
 /* ---- the others ---- */
 
 template <int K, int W>
-static __device__ __forceinline__ void walk_chunk(ring<K, W> &x, const marks<ring<K, W>::DEPTH> &b, int c,
-                                                  int group, float S[K / 8][4]) {
+static __device__ __forceinline__ void walk_chunk(ring<K, W> &x, const marks<ring<K, W>::DEPTH> &b, int c, int group,
+                                                  float S[K / 8][4]) {
     enum { DEPTH = ring<K, W>::DEPTH, ROWS = CHUNK / 8, BOTH = K < 256 };
     const int n = c % DEPTH;
     bf16 *v = x.v[c % VALUES] + group * PANEL;
@@ -251,8 +239,8 @@ template <int K, int W> static bool ring_fits(struct hl_cuda *c) {
            sizeof(ring<K, W>) + TILES_ROOM <= (size_t)hl_cuda_shared_limit(c);
 }
 template <int K, int W> static void launch_ring(struct hl_cuda *c, const struct gdn_walk *a) {
-    launch_pdl(c, walk_ring<K, W>, (unsigned)(a->segs * a->parts * a->HV * (a->V / (64 * W))),
-               (W + 1) * GROUP, sizeof(ring<K, W>) + TILES_ROOM, *a);
+    launch_pdl(c, walk_ring<K, W>, (unsigned)(a->segs * a->parts * a->HV * (a->V / (64 * W))), (W + 1) * GROUP,
+               sizeof(ring<K, W>) + TILES_ROOM, *a);
 }
 
 #endif

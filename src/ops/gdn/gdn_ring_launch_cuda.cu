@@ -13,8 +13,7 @@ static void *take(char **room, int64_t bytes) {
     return p;
 }
 /* Lays the scratch out from `room`; returns its end, so that from 0 on it counts. */
-static char *carve(const struct hl_gdn *a, int64_t tiles, char *room, struct gdn_prep *p,
-                   struct gdn_walk *x) {
+static char *carve(const struct hl_gdn *a, int64_t tiles, char *room, struct gdn_prep *p, struct gdn_walk *x) {
     const int64_t rows = a->rows->T * a->HV, ends = x->parts > 1 ? x->segs * a->HV * x->parts * a->K : 0;
     p->P = (bf16 *)take(&room, rows * CHUNK * 2);
     p->A = a->A ? (bf16 *)a->A : (bf16 *)take(&room, rows * CHUNK * 2);
@@ -54,8 +53,7 @@ extern "C" bool HL_OP(gdn_many)(struct hl_backend *backend, const struct hl_gdn 
     return false;
 #else
     const int64_t tiles = a->rows->n * a->HV * (a->V / 64);
-    if (a->K == 64 || tiles < GDN_FULL || !HL_OP(gdn_ring_fits)(hl_cuda_of(backend), a->K, a->V))
-        return false;
+    if (a->K == 64 || tiles < GDN_FULL || !HL_OP(gdn_ring_fits)(hl_cuda_of(backend), a->K, a->V)) return false;
     walk(backend, a, 1, a->V % 128 || tiles / 2 < GDN_FULL ? 1 : 2);
     return true;
 #endif

@@ -17,8 +17,8 @@ template <int K, int W> struct walk_room {
 /* The group that copies. Barriers, of this group and one other: a chunk is there; the other group is done
  * with it. */
 template <int K, int W>
-static __device__ __forceinline__ void load_chunk(walk_room<K, W> &x, const struct gdn_walk &a,
-                                                  const struct way &w, int c, int i) {
+static __device__ __forceinline__ void load_chunk(walk_room<K, W> &x, const struct gdn_walk &a, const struct way &w,
+                                                  int c, int i) {
     const struct rows_of r = rows_at(a, w, c);
     const int64_t at = ((int64_t)(w.row + c * CHUNK) * a.H + w.hv / (a.HV / a.H)) * K;
     const int n = c % walk_room<K, W>::DEPTH;
@@ -27,16 +27,15 @@ static __device__ __forceinline__ void load_chunk(walk_room<K, W> &x, const stru
     for (int p = 0; p < K / 64; p++)
         copy_panel<64, CHUNK, GROUP>(s.k + p * PANEL, a.k + at + 64 * p, (int64_t)a.H * K, r.len, i);
     copy_panel<CHUNK, CHUNK, GROUP>(s.A, a.A + r.row * CHUNK, (int64_t)a.HV * CHUNK, r.len, i);
-    if (i < GATES / 4)
-        copy_async(x.gates[n] + 4 * i, a.gates + ((int64_t)(w.first + c) * a.HV + w.hv) * GATES + 4 * i);
+    if (i < GATES / 4) copy_async(x.gates[n] + 4 * i, a.gates + ((int64_t)(w.first + c) * a.HV + w.hv) * GATES + 4 * i);
 #pragma unroll 1
     for (int g = 0; g < W; g++)
         copy_panel<64, CHUNK, GROUP>(s.v + g * PANEL, a.v + (w.values ? r.row * a.V + w.col + 64 * g : 0),
                                      (int64_t)a.HV * a.V, w.values ? r.len : 0, i);
 }
 template <int K, int W>
-static __device__ __forceinline__ void load_all(walk_room<K, W> &x, const struct gdn_walk &a,
-                                                const struct way &w, int i) {
+static __device__ __forceinline__ void load_all(walk_room<K, W> &x, const struct gdn_walk &a, const struct way &w,
+                                                int i) {
     enum { DEPTH = walk_room<K, W>::DEPTH, AHEAD = DEPTH - 1 };
     for (int c = -AHEAD; c <= w.chunks; c++) {
         const int next = c + AHEAD, done = c - 1;
@@ -124,16 +123,14 @@ static __device__ __forceinline__ void split_pair(uint32_t *hi, uint32_t *lo, fl
 }
 template <int K> struct ends_room { bf16 hi[2][K * COLS], lo[2][K * COLS]; };
 /* the warp's rows, for the next step's products */
-template <int K>
-static __device__ __forceinline__ void leave_state(ends_room<K> &x, int at, const float S[2][4]) {
+template <int K> static __device__ __forceinline__ void leave_state(ends_room<K> &x, int at, const float S[2][4]) {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
     for (int n = 0; n < 2; n++)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const int to = tile_at<COLS>(threadIdx.x / 32 * 16 + g + 8 * h, 8 * n + 2 * t);
-            split_pair((uint32_t *)(x.hi[at] + to), (uint32_t *)(x.lo[at] + to), S[n][2 * h],
-                       S[n][2 * h + 1]);
+            split_pair((uint32_t *)(x.hi[at] + to), (uint32_t *)(x.lo[at] + to), S[n][2 * h], S[n][2 * h + 1]);
         }
 }
 /* Of every 16 columns a lane has 4t to 4t + 3, 16 bytes, where a fragment has 2t, 2t + 1, 2t + 8 and 2t + 9;
@@ -143,8 +140,7 @@ static __device__ __forceinline__ void state_rows(uint32_t b[4], const bf16 *til
     ldmatrix4_trans(b, tile + tile_at<COLS>(k0 + row, l / 16 * 8));
 }
 template <int K>
-static __device__ __forceinline__ void move_state(float S[2][4], const float *move, const ends_room<K> &x,
-                                                  int at) {
+static __device__ __forceinline__ void move_state(float S[2][4], const float *move, const ends_room<K> &x, int at) {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     move += (threadIdx.x / 32 * 16 + g) * K + 4 * t;
 #pragma unroll 8

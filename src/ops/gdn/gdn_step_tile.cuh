@@ -50,13 +50,11 @@ struct token {
 };
 static __device__ __forceinline__ float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
 /* Decay and write strength of a token of the tile. One thread; a barrier must follow. */
-static __device__ __forceinline__ void find_gates(const struct gdn_step &a, struct tile_place *p,
-                                                  int64_t row) {
+static __device__ __forceinline__ void find_gates(const struct gdn_step &a, struct tile_place *p, int64_t row) {
     const int hv = p->hv;
     const int64_t b = row * a.HV + hv;
     if (a.raw) {
-        p->alpha =
-            a.a ? expf(-expf(a.A_log[hv]) * softplus(f32(a.a[row * a.ld + hv]) + a.dt_bias[hv])) : 1.0f;
+        p->alpha = a.a ? expf(-expf(a.A_log[hv]) * softplus(f32(a.a[row * a.ld + hv]) + a.dt_bias[hv])) : 1.0f;
         p->beta = a.b ? a.top * sigmoid(f32(a.b[row * a.ld + hv])) : 1.0f;
     } else p->alpha = a.g ? expf(a.g[b]) : 1.0f, p->beta = a.beta[b];
 }
@@ -101,9 +99,9 @@ struct change {
 };
 /* A token of tile n, from the thread's sums x: its outputs and sums of squares go to memory, or near. All threads. */
 template <int K, int COLS, class TEAM>
-static __device__ __forceinline__ struct change
-step_token(const struct gdn_step &a, struct step_tile<K, COLS> &m, const TEAM &team, const struct token &y,
-           const struct tile_place &p, int n, int64_t row, float x[9]) {
+static __device__ __forceinline__ struct change step_token(const struct gdn_step &a, struct step_tile<K, COLS> &m,
+                                                           const TEAM &team, const struct token &y,
+                                                           const struct tile_place &p, int n, int64_t row, float x[9]) {
     typedef struct step_tile<K, COLS> tile;
     const int quad = threadIdx.x % tile::QUADS, column = p.column + 4 * quad;
     const int64_t b = row * a.HV + p.hv;
@@ -147,24 +145,24 @@ static __device__ __forceinline__ void find_places(const struct gdn_step &a, str
 }
 /* Their gates, of the first token. */
 template <int K, int COLS>
-static __device__ __forceinline__ void
-find_first_gates(const struct gdn_step &a, struct step_tile<K, COLS> &m, int n, int many, int own) {
+static __device__ __forceinline__ void find_first_gates(const struct gdn_step &a, struct step_tile<K, COLS> &m, int n,
+                                                        int many, int own) {
     struct tile_place *p = &m.place[(n + threadIdx.x) % KNOWN];
     if ((int)threadIdx.x < many && n + (int)threadIdx.x < own) find_gates(a, p, p->row);
 }
 
 /* The own tile n. */
 template <int K, int COLS>
-static __device__ __forceinline__ void bring_tile(const struct gdn_step &a, struct step_tile<K, COLS> &m,
-                                                  int n, int at) {
+static __device__ __forceinline__ void bring_tile(const struct gdn_step &a, struct step_tile<K, COLS> &m, int n,
+                                                  int at) {
     const float *from = m.place[n % KNOWN].state + at;
 #pragma unroll
     for (int i = 0; i < ROWS; i++) copy_async(&m.ring[n % SLOTS][i][threadIdx.x], from + i * a.V);
 }
 /* The same, when there is one; else what the team has behind them. */
 template <int K, int COLS, class TEAM>
-static __device__ __forceinline__ void bring(const struct gdn_step &a, struct step_tile<K, COLS> &m,
-                                             const TEAM &team, int n, int own, int at) {
+static __device__ __forceinline__ void bring(const struct gdn_step &a, struct step_tile<K, COLS> &m, const TEAM &team,
+                                             int n, int own, int at) {
     if (n < own) bring_tile<K, COLS>(a, m, n, at);
     else team.bring_more(n - own, n % SLOTS);
     copy_commit();
@@ -239,8 +237,7 @@ static __device__ __forceinline__ void walk_tiles(const struct gdn_step &a, stru
         for (int i = 0; i < ROWS; i++) { /* a row goes and the next tile's comes */
             c.apply(S[i], now.k[i]);
             __stcs((float4 *)(p.state + at + i * a.V), S[i]); /* not read again soon */
-            if (n + 1 < own)
-                S[i] = m.ring[(n + 1) % SLOTS][i][threadIdx.x], add_row(x, S[i], next.k[i], next.q[i]);
+            if (n + 1 < own) S[i] = m.ring[(n + 1) % SLOTS][i][threadIdx.x], add_row(x, S[i], next.k[i], next.q[i]);
         }
         bring<K, COLS>(a, m, team, n + 1 + SLOTS, own, at);
         now = next, next = then;

@@ -41,12 +41,10 @@ static inline __host__ __device__ int gdn_cut(int chunks, int p, int parts) {
 extern "C" void HL_OP(gdn_join)(struct hl_cuda *c, const struct gdn_ends *e, int64_t K);
 
 /* where a group's 64 columns start, of the states kept between parts */
-static __device__ __forceinline__ float *end_of(const struct gdn_ends &a, int64_t K, int s, int hv,
-                                                int part) {
+static __device__ __forceinline__ float *end_of(const struct gdn_ends &a, int64_t K, int s, int hv, int part) {
     return a.ends + (((int64_t)s * a.HV + hv) * a.parts + part) * K * a.V;
 }
-static __device__ __forceinline__ float *move_of(const struct gdn_ends &a, int64_t K, int s, int hv,
-                                                 int part) {
+static __device__ __forceinline__ float *move_of(const struct gdn_ends &a, int64_t K, int s, int hv, int part) {
     return a.moves + (((int64_t)s * a.HV + hv) * a.parts + part) * K * K;
 }
 static __device__ __forceinline__ float *kept_state(const struct gdn_ends &a, int64_t K, int s, int hv) {
@@ -55,12 +53,8 @@ static __device__ __forceinline__ float *kept_state(const struct gdn_ends &a, in
 
 /* Barriers of the group that copies and one other, which has chunk n of those in shared memory: it is there;
  * the other group is done with it. */
-template <int W> static __device__ __forceinline__ int is_there(int n, int group) {
-    return 1 + 2 * (n * W + group);
-}
-template <int W> static __device__ __forceinline__ int is_done(int n, int group) {
-    return 2 + 2 * (n * W + group);
-}
+template <int W> static __device__ __forceinline__ int is_there(int n, int group) { return 1 + 2 * (n * W + group); }
+template <int W> static __device__ __forceinline__ int is_done(int n, int group) { return 2 + 2 * (n * W + group); }
 
 /* the registers of the block's threads, moved to where they are needed */
 template <int K, int W> static __device__ __forceinline__ void registers_of_copier() {
@@ -107,10 +101,9 @@ static __device__ __forceinline__ void gather_columns(uint32_t w[4]) {
  * anew. The compiler would rather keep what it packed the first time, and run out of registers: so it gets
  * to see other numbers, though they are the same. `to`, or NULL: S is left there as well, from the
  * warp's first row on in panels of 64 rows of V and 64 columns, as tiles in shared memory have them. */
-template <int K, bool AGAIN = false, int ROWS = HL_CHUNK, int STRIDE = PANEL,
-          int STEP = ROWS == HL_CHUNK ? 32 : 16>
-static __device__ __forceinline__ void read_state(float d[ROWS / 8][4], const float S[K / 8][4],
-                                                  const bf16 *rows, bf16 *to) {
+template <int K, bool AGAIN = false, int ROWS = HL_CHUNK, int STRIDE = PANEL, int STEP = ROWS == HL_CHUNK ? 32 : 16>
+static __device__ __forceinline__ void read_state(float d[ROWS / 8][4], const float S[K / 8][4], const bf16 *rows,
+                                                  bf16 *to) {
     enum { N = STEP / 16 };
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const float one = __int_as_float(0x3f800000 + (int)blockIdx.z);
@@ -164,8 +157,8 @@ static __device__ __forceinline__ void leave(bf16 *tile, const uint32_t x[4][4])
     for (int i = 0; i < 4; i++) tile_store_trans<64>(tile, x[i], 16 * i, 16 * warp);
 }
 /* operands times y[column] */
-static __device__ __forceinline__ void scale_operands(uint32_t x[4][4], const uint32_t v[4][4],
-                                                      const float *y, float all) {
+static __device__ __forceinline__ void scale_operands(uint32_t x[4][4], const uint32_t v[4][4], const float *y,
+                                                      float all) {
     const int t = threadIdx.x % 4;
 #pragma unroll
     for (int i = 0; i < 16; i++) {
@@ -176,16 +169,14 @@ static __device__ __forceinline__ void scale_operands(uint32_t x[4][4], const ui
 }
 
 /* S between registers and memory: float [K][V] at the warp's first column */
-template <int K>
-static __device__ __forceinline__ void state_in(float S[K / 8][4], const float *from, int64_t V) {
+template <int K> static __device__ __forceinline__ void state_in(float S[K / 8][4], const float *from, int64_t V) {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
     for (int n = 0; n < K / 8; n++)
 #pragma unroll
         for (int i = 0; i < 4; i++) S[n][i] = from ? from[(8 * n + 2 * t + i % 2) * V + g + i / 2 * 8] : 0.0f;
 }
-template <int K>
-static __device__ __forceinline__ void state_out(float *to, const float S[K / 8][4], int64_t V) {
+template <int K> static __device__ __forceinline__ void state_out(float *to, const float S[K / 8][4], int64_t V) {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
     for (int n = 0; n < K / 8; n++)

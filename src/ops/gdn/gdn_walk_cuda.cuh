@@ -52,8 +52,7 @@ struct rows_of {
     int64_t row; /* of [T][HV] */
     int len;
 };
-static __device__ __forceinline__ struct rows_of rows_at(const struct gdn_walk &a, const struct way &w,
-                                                         int c) {
+static __device__ __forceinline__ struct rows_of rows_at(const struct gdn_walk &a, const struct way &w, int c) {
     const int left = w.rows - c * CHUNK;
     return {(int64_t)(w.row + c * CHUNK) * a.HV + w.hv, left < CHUNK ? left : CHUNK};
 }
@@ -78,8 +77,7 @@ static __device__ __forceinline__ void residual(uint32_t r[4][4], const float kS
     }
 }
 /* d += x T^T, T [64][64] */
-static __device__ __forceinline__ void times_square(float d[CHUNK / 8][4], const uint32_t x[4][4],
-                                                    const bf16 *T) {
+static __device__ __forceinline__ void times_square(float d[CHUNK / 8][4], const uint32_t x[4][4], const bf16 *T) {
 #pragma unroll
     for (int c = 0; c < 4; c++) wgmma_rs<CHUNK>(d, x[c], operand<CHUNK, false>{T, 0, 16 * c});
 }

@@ -55,8 +55,7 @@ static __device__ __forceinline__ void small_m_epilogue(const struct gemv &a, fl
     }
 }
 
-template <int EIGHTS, int NT>
-static __global__ void __launch_bounds__(GEMV_THREADS, 1) small_m_mma(struct gemv a) {
+template <int EIGHTS, int NT> static __global__ void __launch_bounds__(GEMV_THREADS, 1) small_m_mma(struct gemv a) {
     typedef struct small_m_shared<EIGHTS, NT> layout;
     enum { DEPTH = layout::DEPTH };
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
@@ -72,18 +71,17 @@ static __global__ void __launch_bounds__(GEMV_THREADS, 1) small_m_mma(struct gem
         while (i >= a.end[p]) p++;
         W[n] = a.W[p] + (i - (a.end[p] - a.rows[p])) * a.K + 8 * t;
     }
-    auto fetch = [&](int k, bool weights) { /* stage k: columns 32 k .. of W, or of x */
-                                            char *to_ring = ring + (k - from) % DEPTH * layout::STEP +
-                                                            (weights ? 0 : NT * 512);
-                                            const bool in = k < to && k * 32 + 8 * t < a.K;
+    auto fetch =
+        [&](int k, bool weights) { /* stage k: columns 32 k .. of W, or of x */
+                                   char *to_ring = ring + (k - from) % DEPTH * layout::STEP + (weights ? 0 : NT * 512);
+                                   const bool in = k < to && k * 32 + 8 * t < a.K;
 #pragma unroll
-                                            for (int i = 0; i < (weights ? NT : EIGHTS); i++) {
-                                                const bool there = in && (weights || g + 8 * i < a.M);
-                                                const act *global = weights ? W[i % NT] : x + 8 * i * a.K;
-                                                copy_async(to_ring + i * 512, there ? global + k * 32 : a.x,
-                                                           there ? 16 : 0);
-                                            }
-    };
+                                   for (int i = 0; i < (weights ? NT : EIGHTS); i++) {
+                                       const bool there = in && (weights || g + 8 * i < a.M);
+                                       const act *global = weights ? W[i % NT] : x + 8 * i * a.K;
+                                       copy_async(to_ring + i * 512, there ? global + k * 32 : a.x, there ? 16 : 0);
+                                   }
+        };
     for (int k = from; k < from + DEPTH; k++) fetch(k, true);
     pdl_wait(), pdl_trigger();
     for (int k = from; k < from + DEPTH; k++) fetch(k, false), copy_commit();

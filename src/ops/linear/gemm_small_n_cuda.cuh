@@ -11,12 +11,7 @@
 #include "cuda/pdl.cuh"
 #include "cuda/reduce.cuh"
 
-enum {
-    SMALL_N_ROWS = 16,
-    SMALL_N_ALL = 32,
-    SMALL_N_K = 4096,
-    SMALL_N_THREADS = 256
-}; /* outputs of one part, of all */
+enum { SMALL_N_ROWS = 16, SMALL_N_ALL = 32, SMALL_N_K = 4096, SMALL_N_THREADS = 256 }; /* outputs of one part, of all */
 
 struct small_n { /* the outputs of all parts of small N, one after another */
     int64_t M, K;
@@ -111,8 +106,7 @@ static __device__ __forceinline__ struct small_n_column column_of(const struct s
     struct small_n_column c = {j < a.n ? a.dout[j] : NULL, j < a.n ? a.width[j] : 0};
     return c;
 }
-static __device__ __forceinline__ float small_n_dout(const struct small_n &a, struct small_n_column c,
-                                                     int64_t m) {
+static __device__ __forceinline__ float small_n_dout(const struct small_n &a, struct small_n_column c, int64_t m) {
     return c.at && m < a.M ? f32(c.at[m * c.width]) : 0.0f;
 }
 

@@ -36,8 +36,7 @@ static __device__ __forceinline__ void gemv_put(const struct gemv &a, int p, int
 /* A block owns 8 output rows; its warps split K, and their sums are added up in order. As in small_n_fwd, lane (g, t)
  * loads 16 bytes of row g of W and of rows g and g + 8 of x at column 32 k + 8 t, which are fragments of two mma: x is
  * A, W is B. The order of the sum depends on K alone, not on M. W is prefetched before pdl_wait. */
-template <int AHEAD, bool many>
-static __global__ void __launch_bounds__(GEMV_THREADS) gemv_mma(struct gemv a) {
+template <int AHEAD, bool many> static __global__ void __launch_bounds__(GEMV_THREADS) gemv_mma(struct gemv a) {
     enum { WARPS = GEMV_THREADS / 32 };
     __shared__ float sums[WARPS][GEMV_ROWS][8];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
@@ -66,8 +65,7 @@ static __global__ void __launch_bounds__(GEMV_THREADS) gemv_mma(struct gemv a) {
         }
 #pragma unroll
         for (int k = 0; k < AHEAD; k++) {
-            const uint32_t one[4] = {u[k].x, v[k].x, u[k].y, v[k].y},
-                           two[4] = {u[k].z, v[k].z, u[k].w, v[k].w};
+            const uint32_t one[4] = {u[k].x, v[k].x, u[k].y, v[k].y}, two[4] = {u[k].z, v[k].z, u[k].w, v[k].w};
             const uint32_t b1[2] = {w[k].x, w[k].y}, b2[2] = {w[k].z, w[k].w};
             if (k0 + k >= to) break;
             mma_bf16(d, one, b1);
@@ -164,8 +162,7 @@ static void gemv(struct hl_cuda *c, const struct hl_linear *l) {
     if (end == 0) return;
 #ifndef HL_CUDA_F32
     if (l->K % WIDE == 0) {
-        launch_pdl(c,
-                   l->M <= 8 ? (l->K <= 1024 ? gemv_mma<4, false> : gemv_mma<8, false>) : gemv_mma<4, true>,
+        launch_pdl(c, l->M <= 8 ? (l->K <= 1024 ? gemv_mma<4, false> : gemv_mma<8, false>) : gemv_mma<4, true>,
                    blocks_for(end, 8), GEMV_THREADS, 0, a);
         return;
     }

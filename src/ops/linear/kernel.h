@@ -43,12 +43,10 @@ struct hl_tile {
 void HL_OP(tile)(const struct hl_tile *t);
 /* Transposes: dst[k*ds + r] = src[r*ss + k], r < rows <= width, k < n <= HL_KC; zero for rows <= r < width. Writes
  * whole groups of 4 r. */
-void HL_OP(pack_transpose)(real *dst, int64_t ds, const real *src, int64_t ss, int64_t rows, int64_t width,
-                           int64_t n);
+void HL_OP(pack_transpose)(real *dst, int64_t ds, const real *src, int64_t ss, int64_t rows, int64_t width, int64_t n);
 /* Columns [0, cols) of n rows, `width` at a time: group g at dst + g*n*ds holds dst[k*ds + c] =
  * src[k*ss + g*width + c], zero past the end. */
-void HL_OP(pack_copy)(real *dst, int64_t ds, const real *src, int64_t ss, int64_t cols, int64_t width,
-                      int64_t n);
+void HL_OP(pack_copy)(real *dst, int64_t ds, const real *src, int64_t ss, int64_t cols, int64_t width, int64_t n);
 /* Rows of x as strips, all of K: strip i at dst + i * HL_AS * K. */
 void HL_OP(linear_strips)(real *dst, const real *x, int64_t M, int64_t K);
 void HL_OP(linear_block)(const struct hl_linear_block *b, real *scratch); /* hl_linear_scratch() bytes */

@@ -46,8 +46,7 @@ struct panels { /* of one piece of one term: panel j at B + j * step bytes */
 };
 
 /* Columns n0..n0+n of B, rows k..k+kc: where they are, or packed into scratch. */
-static struct panels find_panels(const struct term *t, int64_t n0, int64_t n, int64_t k, int64_t kc,
-                                 real *scratch) {
+static struct panels find_panels(const struct term *t, int64_t n0, int64_t n, int64_t k, int64_t kc, real *scratch) {
     struct panels p = {(const char *)scratch, kc * HL_PANEL * (int64_t)sizeof(real), HOLA_F32};
     if (t->form == B_COLUMNS) {
         HL_OP(pack_copy)(scratch, HL_PANEL, (const real *)t->B + k * t->bs + n0, t->bs, n, HL_PANEL, kc);
@@ -59,8 +58,7 @@ static struct panels find_panels(const struct term *t, int64_t n0, int64_t n, in
     } else {
         int64_t size = dtype_size(t->dtype), step = t->K * HL_PANEL * size;
         const char *stored = (const char *)t->B + n0 / HL_PANEL * step + k * HL_PANEL * size;
-        if (t->dtype == HOLA_F32 && sizeof(real) == sizeof(float))
-            return (struct panels){stored, step, t->dtype};
+        if (t->dtype == HOLA_F32 && sizeof(real) == sizeof(float)) return (struct panels){stored, step, t->dtype};
         for (int64_t j = 0; j < n; j += HL_PANEL, stored += step)
             HL_OP(convert)(scratch + j * kc, stored, t->dtype, kc * HL_PANEL);
     }
@@ -261,14 +259,12 @@ void HL_OP(linear_strips)(real *dst, const real *x, int64_t M, int64_t K) {
     const struct term t = {.A = x, .ai = K, .ak = 1};
     for (int64_t i = 0; i < M; i += HL_MR)
         for (int64_t k = 0; k < K; k += HL_KC)
-            pack_strips(dst + i / HL_MR * HL_AS * K + k * HL_AS, &t, i, min64(M - i, HL_MR), k,
-                        min64(K - k, HL_KC));
+            pack_strips(dst + i / HL_MR * HL_AS * K + k * HL_AS, &t, i, min64(M - i, HL_MR), k, min64(K - k, HL_KC));
 }
 
 void HL_OP(linear_block)(const struct hl_linear_block *b, real *scratch) {
     const struct term t = forward_term(b->x, &b->W, b->K);
-    struct piece p = {
-        .t = &t, .m = b->M, .n0 = b->n0, .n = b->n, .next = HL_AS * b->K, .C = b->C, .ldc = b->ldc};
+    struct piece p = {.t = &t, .m = b->M, .n0 = b->n0, .n = b->n, .next = HL_AS * b->K, .C = b->C, .ldc = b->ldc};
     if (t.form == B_QUANT) {
         run_quant(&p, scratch);
         return;
@@ -287,8 +283,7 @@ void HL_OP(linear_forward)(struct hl_backend *backend, const struct hl_linear *a
         struct product *p = &job.product[job.n++];
         HL_ASSERT(part->W.cols == a->K && part->W.rows > 0);
         *p = (struct product){.M = a->M, .N = part->W.rows, .C = part->out, .add = part->from, .terms = 1};
-        if (part->from && part->from != part->out)
-            memcpy(part->out, part->from, (size_t)(p->M * p->N) * sizeof(real));
+        if (part->from && part->from != part->out) memcpy(part->out, part->from, (size_t)(p->M * p->N) * sizeof(real));
         p->term[0] = forward_term(a->x, &part->W, a->K);
     }
     run(&job);
@@ -313,8 +308,8 @@ void HL_OP(linear_backward)(struct hl_backend *backend, const struct hl_linear *
         if (part->dW) {
             struct product *p = &job.product[job.n++];
             *p = (struct product){.M = N, .N = a->K, .C = part->dW, .add = true, .terms = 1};
-            p->term[0] = (struct term){
-                .A = part->dout, .ai = 1, .ak = N, .B = a->x, .form = B_COLUMNS, .bs = a->K, .K = a->M};
+            p->term[0] =
+                (struct term){.A = part->dout, .ai = 1, .ak = N, .B = a->x, .form = B_COLUMNS, .bs = a->K, .K = a->M};
         }
     }
     run(&job);

@@ -25,8 +25,7 @@ static struct hl_linear merged(const struct hl_linear *a) {
         const struct hl_linear_part *next = &a->part[p];
         struct hl_linear_part *last = m.n ? &m.part[m.n - 1] : NULL;
         const int64_t rows = last ? last->W.rows : 0;
-        if (last && a->ld && !last->from && !next->from &&
-            next->W.data == (const act *)last->W.data + rows * a->K &&
+        if (last && a->ld && !last->from && !next->from && next->W.data == (const act *)last->W.data + rows * a->K &&
             (!next->out || next->out == (char *)last->out + rows * size) &&
             (!next->dout || next->dout == (const act *)last->dout + rows) &&
             (next->dW ? last->dW && next->dW == last->dW + rows * a->K : !last->dW))
@@ -37,8 +36,7 @@ static struct hl_linear merged(const struct hl_linear *a) {
 }
 
 static struct hl_gemm product(int64_t M, int64_t N, int64_t K, const void *A, const void *B, void *C) {
-    struct hl_gemm g = {M, N, K, false,        false,        A,    B,    C,
-                        K, N, N, HL_ACT_DTYPE, HL_ACT_DTYPE, 1.0f, 0.0f, NULL};
+    struct hl_gemm g = {M, N, K, false, false, A, B, C, K, N, N, HL_ACT_DTYPE, HL_ACT_DTYPE, 1.0f, 0.0f, NULL};
     return g;
 }
 

@@ -12,8 +12,7 @@ void HL_OP(linear_forward)(struct hl_backend *backend, const struct hl_linear *a
         for (int64_t i = 0; i < W->rows; i++)
             for (int64_t m = 0; m < a->M; m++) {
                 double s = from ? (double)from[m * W->rows + i] : 0;
-                for (int64_t k = 0; k < a->K; k++)
-                    s += (double)x[m * a->K + k] * (double)hl_weight_at(W, i, k);
+                for (int64_t k = 0; k < a->K; k++) s += (double)x[m * a->K + k] * (double)hl_weight_at(W, i, k);
                 out[m * W->rows + i] = (real)s;
             }
     }
@@ -40,8 +39,7 @@ static void weight_gradient(const struct hl_linear *a, const struct hl_linear_pa
     for (int64_t i = 0; i < part->W.rows; i++)
         for (int64_t k = 0; k < a->K; k++) {
             double s = (double)part->dW[i * a->K + k];
-            for (int64_t m = 0; m < a->M; m++)
-                s += (double)dout[m * part->W.rows + i] * (double)x[m * a->K + k];
+            for (int64_t m = 0; m < a->M; m++) s += (double)dout[m * part->W.rows + i] * (double)x[m * a->K + k];
             part->dW[i * a->K + k] = (real)s;
         }
 }

@@ -21,8 +21,7 @@ static inline void transpose4(real *dst, int64_t ds, const real *const src[4], i
     store4(dst + 3 * ds, __builtin_shufflevector(AB, CD, 2, 3, 6, 7));
 }
 
-void HL_OP(pack_transpose)(real *dst, int64_t ds, const real *src, int64_t ss, int64_t rows, int64_t width,
-                           int64_t n) {
+void HL_OP(pack_transpose)(real *dst, int64_t ds, const real *src, int64_t ss, int64_t rows, int64_t width, int64_t n) {
     static const real zeros[HL_KC];
     for (int64_t r = 0; r < width; r += 4, dst += 4, src += 4 * ss) {
         const real *row[4];
@@ -48,8 +47,7 @@ static inline void copy_rows(real *dst, int64_t ds, const real *src, int64_t ss,
     }
 }
 
-void HL_OP(pack_copy)(real *dst, int64_t ds, const real *src, int64_t ss, int64_t cols, int64_t width,
-                      int64_t n) {
+void HL_OP(pack_copy)(real *dst, int64_t ds, const real *src, int64_t ss, int64_t cols, int64_t width, int64_t n) {
     enum { ROWS = 8 }; /* at a time, over all groups: memory is read nearly in order, and written so */
     for (int64_t k = 0; k < n; k += ROWS)
         for (int64_t c = 0; c < cols; c += width) {
@@ -63,8 +61,7 @@ void HL_OP(pack_copy)(real *dst, int64_t ds, const real *src, int64_t ss, int64_
                 continue;
             }
             copy_rows(to, ds, from, ss, have, rows);
-            for (int64_t i = 0; i < rows; i++)
-                memset(to + i * ds + have, 0, (size_t)(width - have) * sizeof(real));
+            for (int64_t i = 0; i < rows; i++) memset(to + i * ds + have, 0, (size_t)(width - have) * sizeof(real));
         }
 }
 

@@ -85,8 +85,7 @@ static bool make_row(const struct hl_quant *c, const real *x, uint8_t *out, uint
         }
         *scale++ = make_int4(group, n, most, code);
         if (n % 2) code[n] = 0;
-        for (int64_t i = 0; i < n; i += 2)
-            out[(k + i) / 2] = (uint8_t)((code[i] + 8) | (code[i + 1] + 8) << 4);
+        for (int64_t i = 0; i < n; i += 2) out[(k + i) / 2] = (uint8_t)((code[i] + 8) | (code[i + 1] + 8) << 4);
     }
     return true;
 }

@@ -22,9 +22,7 @@ struct hl_quant { /* rows */
     uint8_t *code;   /* [rows][hl_quant_row()] */
     uint16_t *scale; /* [rows][hl_quant_groups()] */
 };
-static inline int64_t hl_quant_groups(hola_dtype t, int64_t cols) {
-    return hl_pieces(cols, hl_group_size(t));
-}
+static inline int64_t hl_quant_groups(hola_dtype t, int64_t cols) { return hl_pieces(cols, hl_group_size(t)); }
 static inline int64_t hl_quant_row(hola_dtype t, int64_t cols) { /* bytes */
     return t == HOLA_INT8 ? cols : hl_pieces(cols, 2);
 }

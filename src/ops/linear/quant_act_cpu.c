@@ -2,9 +2,7 @@
  * (quant_dot.h). */
 #include "ops/linear/quant_dot.h"
 
-enum {
-    PIECE = 1024
-}; /* columns at a time where there are many rows: the block's weights stay in the cache */
+enum { PIECE = 1024 }; /* columns at a time where there are many rows: the block's weights stay in the cache */
 
 typedef int16_t vs __attribute__((vector_size(2 * VL)));
 
@@ -14,9 +12,8 @@ static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 /* n <= HL_GROUP_MAX numbers of x; out has space for whole vectors. Returns the scale: NaN where x is not finite, so
  * that out shows it. */
 static real quantise_group(const real *x, int64_t n, int16_t *out, int32_t *sum) {
-    const real magic =
-        sizeof(real) == 4 ? (real)12582912 : (real)6755399441055744; /* rounds what it is added to */
-    vr most = {0}, bad = {0}, total = {0};                           /* exact: a sum of integers below 2^24 */
+    const real magic = sizeof(real) == 4 ? (real)12582912 : (real)6755399441055744; /* rounds what it is added to */
+    vr most = {0}, bad = {0}, total = {0}; /* exact: a sum of integers below 2^24 */
     real peak = 0;
     vr v[HL_GROUP_MAX / VL];
     const int64_t vectors = hl_pieces(round_up(n, HL_CODE_STEP), VL);
@@ -74,8 +71,7 @@ void HL_OP(dot_block)(const struct hl_dot_block *b, void *scratch, int64_t bytes
     for (int64_t k = 0; k < b->K; k += piece) {
         const int64_t K = min64(b->K - k, piece);
         const struct strip s = strip_in(scratch, rows, K, G);
-        const char *B =
-            (const char *)b->panels + b->n0 / HL_PANEL * panel + k / G * hl_quant_block(b->dtype, G);
+        const char *B = (const char *)b->panels + b->n0 / HL_PANEL * panel + k / G * hl_quant_block(b->dtype, G);
         struct hl_dot d = {.dtype = b->dtype, .K = K, .x = s.x, .scale = s.scale, .sum = s.sum};
         d.xs = s.xs;
         d.gs = s.gs;
@@ -85,9 +81,8 @@ void HL_OP(dot_block)(const struct hl_dot_block *b, void *scratch, int64_t bytes
             d.mr = (int)min64(b->m - i, HL_DOT_ROWS);
             for (int64_t r = 0; r < d.mr; r++)
                 for (int64_t g = 0; g < s.gs; g++)
-                    s.scale[r * s.gs + g] =
-                        quantise_group(b->x + (i + r) * b->xs + k + g * G, min64(K - g * G, G),
-                                       s.x + r * s.xs + g * G, &s.sum[r * s.gs + g]);
+                    s.scale[r * s.gs + g] = quantise_group(b->x + (i + r) * b->xs + k + g * G, min64(K - g * G, G),
+                                                           s.x + r * s.xs + g * G, &s.sum[r * s.gs + g]);
             for (int64_t j = 0; j < b->n; j += HL_PANEL) {
                 d.B = B + j / HL_PANEL * panel;
                 d.n = (int)min64(b->n - j, HL_PANEL);

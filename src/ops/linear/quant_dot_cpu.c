@@ -61,8 +61,8 @@ INLINE vq pair(hola_dtype dtype, const uint8_t *w, int v, int p) {
 }
 
 /* One row alone has too few sums to keep the multipliers busy: it gets two sets of them. */
-INLINE void sum_group(int mr, hola_dtype dtype, const struct hl_dot *d, const uint8_t *w, int64_t k,
-                      int64_t n, vq acc[HL_DOT_ROWS][NV]) {
+INLINE void sum_group(int mr, hola_dtype dtype, const struct hl_dot *d, const uint8_t *w, int64_t k, int64_t n,
+                      vq acc[HL_DOT_ROWS][NV]) {
     vq more[NV] = {{0}};
     for (int64_t end = k + n; k < end; k += HL_CODE_STEP) {
         const int64_t bytes = HL_PANEL * HL_CODE_STEP / (dtype == HOLA_INT8 ? 1 : 2);
@@ -101,8 +101,7 @@ INLINE void rows(int mr, hola_dtype dtype, const struct hl_dot *d) {
         UNROLL
         for (int i = 0; i < mr; i++) {
             UNROLL
-            for (int v = 0; v < NV; v++)
-                acc[i][v] = (dtype == HOLA_INT4 ? -8 * d->sum[i * d->gs + g] : 0) - (vq){0};
+            for (int v = 0; v < NV; v++) acc[i][v] = (dtype == HOLA_INT4 ? -8 * d->sum[i * d->gs + g] : 0) - (vq){0};
         }
         sum_group(mr, dtype, d, w + HL_PANEL * 2, k, n, acc);
         UNROLL

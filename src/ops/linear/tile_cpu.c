@@ -52,8 +52,7 @@ INLINE void put(int mr, int nv, const struct hl_tile *t, int64_t c, vr acc[HL_MR
     UNROLL
     for (int i = 0; i < mr; i++, C += t->ldc) {
         UNROLL
-        for (int j = 0; j < nv; j++)
-            v_store(C + j * VL, (t->add ? v_load(C + j * VL) : (vr){0}) + alpha * acc[i][j]);
+        for (int j = 0; j < nv; j++) v_store(C + j * VL, (t->add ? v_load(C + j * VL) : (vr){0}) + alpha * acc[i][j]);
     }
 }
 
@@ -97,9 +96,7 @@ KERNEL(12)
 
 static void run(const struct hl_tile *t) {
     static void (*const kernel[HOLA_DTYPE_COUNT][HL_MR])(const struct hl_tile *) = {
-        [HOLA_F32] = {HEIGHTS(rows_)},
-        [HOLA_BF16] = {HEIGHTS(rows_bf16_)},
-        [HOLA_F16] = {HEIGHTS(rows_f16_)}};
+        [HOLA_F32] = {HEIGHTS(rows_)}, [HOLA_BF16] = {HEIGHTS(rows_bf16_)}, [HOLA_F16] = {HEIGHTS(rows_f16_)}};
     kernel[t->dtype][t->mr - 1](t);
 }
 

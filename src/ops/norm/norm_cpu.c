@@ -118,8 +118,7 @@ static real xuw(const struct hl_rmsnorm *a, int64_t m) {
     return v_sum(s0 + s1);
 }
 
-static inline void drms_lanes(const struct hl_rmsnorm *a, int64_t m, int64_t c, vr mean, real *dw,
-                              int64_t n) {
+static inline void drms_lanes(const struct hl_rmsnorm *a, int64_t m, int64_t c, vr mean, real *dw, int64_t n) {
     int64_t i = m * a->D + c;
     vr r = v_set(a->r[m]), xh = r * get((const real *)a->x + i, n), w = get(a->w + c, n);
     vr u = get((const real *)a->dy + i, n), d;

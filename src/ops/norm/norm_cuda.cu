@@ -12,8 +12,7 @@ static __device__ __forceinline__ int64_t z_row(const struct norm &a, int64_t m)
 }
 
 /* `lanes` lanes own a row: piece i * lanes + lane of 16 bytes, i < N */
-template <int lanes, int N, bool gated>
-static __global__ void __launch_bounds__(FWD_THREADS) norm_fwd(struct norm a) {
+template <int lanes, int N, bool gated> static __global__ void __launch_bounds__(FWD_THREADS) norm_fwd(struct norm a) {
     const int lane = threadIdx.x % lanes;
     const int64_t m = (int64_t)blockIdx.x * (FWD_THREADS / lanes) + threadIdx.x / lanes, D = a.D;
     const bool in = m < a.M;
@@ -53,8 +52,8 @@ static __global__ void __launch_bounds__(FWD_THREADS) norm_fwd(struct norm a) {
 /* One piece of a row: x becomes r x and dy the gradient u before the gate; u r x is added to dw, and the
  * piece's part of the dot product of u w and r x is returned. */
 template <bool gated>
-static __device__ __forceinline__ float back_piece(const struct norm &a, int64_t at_z, float r,
-                                                   const float *w, float *x, float *dy, float *z, float *dw) {
+static __device__ __forceinline__ float back_piece(const struct norm &a, int64_t at_z, float r, const float *w,
+                                                   float *x, float *dy, float *z, float *dw) {
     float dot = 0.0f;
     for (int j = 0; j < WIDE; j++) {
         x[j] *= r;
@@ -71,8 +70,7 @@ static __device__ __forceinline__ float back_piece(const struct norm &a, int64_t
 }
 
 /* A block walks over its rows with dw in registers. The row itself is kept as stored and unpacked twice: registers are what limits the loads under way. */
-template <int lanes, int N, bool gated>
-static __global__ void __launch_bounds__(THREADS) norm_bwd(struct norm a) {
+template <int lanes, int N, bool gated> static __global__ void __launch_bounds__(THREADS) norm_bwd(struct norm a) {
     enum { GROUPS = THREADS / lanes };
     const int lane = threadIdx.x % lanes, group = threadIdx.x / lanes;
     const int64_t D = a.D;
@@ -165,8 +163,7 @@ static __global__ void norm_dw_any(struct norm a) {
     const int64_t D = a.D;
     for (int64_t c = threadIdx.x; c < D; c += THREADS) {
         float s = 0.0f;
-        for (int64_t m = blockIdx.x; m < a.M; m += gridDim.x)
-            s += ungated(a, m, c) * a.r[m] * f32(a.x[m * D + c]);
+        for (int64_t m = blockIdx.x; m < a.M; m += gridDim.x) s += ungated(a, m, c) * a.r[m] * f32(a.x[m * D + c]);
         a.part[blockIdx.x * D + c] = s;
     }
 }
@@ -182,9 +179,9 @@ static void forward(struct hl_cuda *c, const struct norm *n) {
         launch_pdl(c, norm_fwd_any, blocks_for(n->M, THREADS / 32), THREADS, 0, *n);
         return;
     }
-#define RUN(lanes, N)                                                          \
-    launch_pdl(c, n->z ? norm_fwd<lanes, N, true> : norm_fwd<lanes, N, false>, \
-               blocks_for(n->M, FWD_THREADS / lanes), FWD_THREADS, 0, *n)
+#define RUN(lanes, N)                                                                                                 \
+    launch_pdl(c, n->z ? norm_fwd<lanes, N, true> : norm_fwd<lanes, N, false>, blocks_for(n->M, FWD_THREADS / lanes), \
+               FWD_THREADS, 0, *n)
     BY_WIDTH(n->D / WIDE, RUN)
 #undef RUN
 }

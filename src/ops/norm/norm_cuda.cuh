@@ -62,9 +62,7 @@ static __device__ __forceinline__ void add_groups(const float (&dw)[N][WIDE], fl
 
 /* ---- the host's side ---- */
 
-static bool fits(const struct norm *n) {
-    return n->D % WIDE == 0 && n->D / WIDE <= MOST_WIDE && n->z_ld % WIDE == 0;
-}
+static bool fits(const struct norm *n) { return n->D % WIDE == 0 && n->D / WIDE <= MOST_WIDE && n->z_ld % WIDE == 0; }
 static int lanes_for(int64_t pieces) { return pieces <= 4 ? 4 : pieces <= 8 ? 8 : pieces <= 16 ? 16 : 32; }
 /* RUN(lanes, N) of the fewest lanes, then pieces, that hold a row */
 #define BY_WIDTH(pieces, RUN)                 \

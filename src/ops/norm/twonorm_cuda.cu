@@ -89,8 +89,7 @@ extern "C" void HL_OP(twonorm_forward)(struct hl_backend *backend, const struct 
         HL_OP(rmsnorm_forward)(backend, b);
         return;
     }
-#define RUN(lanes, N) \
-    launch_pdl(c, two_fwd<lanes, N>, blocks_for(a->M, FWD_THREADS / lanes), FWD_THREADS, 0, t)
+#define RUN(lanes, N) launch_pdl(c, two_fwd<lanes, N>, blocks_for(a->M, FWD_THREADS / lanes), FWD_THREADS, 0, t)
     BY_WIDTH(t.l2.D / WIDE, RUN)
 #undef RUN
 }

@@ -6,7 +6,7 @@
 struct hl_swiglu {
     int64_t M, D;
     const void *gate, *up; /* [M][D] */
-    int64_t ld; /* a device: numbers from one row of gate, up and their gradients to the next; 0: D */
+    int64_t ld;            /* a device: numbers from one row of gate, up and their gradients to the next; 0: D */
     void *y;
     const void *dy;
     void *dgate, *dup; /* may alias gate and up */

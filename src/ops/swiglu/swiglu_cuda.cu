@@ -15,8 +15,7 @@ template <int wide> static __device__ __forceinline__ int64_t place(const struct
     return row * c.ld + (p - row * c.pieces) * wide;
 }
 
-template <int wide>
-static __global__ void swiglu_fwd(const act *gate, const act *up, act *y, const struct cut c) {
+template <int wide> static __global__ void swiglu_fwd(const act *gate, const act *up, act *y, const struct cut c) {
     const int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * wide, at = place<wide>(c, i);
     pdl_wait(), pdl_trigger();
     if (i >= c.n) return;
@@ -74,11 +73,10 @@ extern "C" void HL_OP(swiglu_forward)(struct hl_backend *backend, const struct h
     act *y = (act *)a->y;
     struct hl_cuda *c = hl_cuda_of(backend);
     if (k.wide.n > 0)
-        launch_pdl(c, swiglu_fwd<WIDE>, blocks_for(k.wide.n, THREADS * WIDE), THREADS, 0, gate, up, y,
-                   k.wide);
+        launch_pdl(c, swiglu_fwd<WIDE>, blocks_for(k.wide.n, THREADS * WIDE), THREADS, 0, gate, up, y, k.wide);
     if (k.narrow.n > 0)
-        launch_pdl(c, swiglu_fwd<1>, blocks_for(k.narrow.n, THREADS), THREADS, 0, gate + k.whole,
-                   up + k.whole, y + k.whole, k.narrow);
+        launch_pdl(c, swiglu_fwd<1>, blocks_for(k.narrow.n, THREADS), THREADS, 0, gate + k.whole, up + k.whole,
+                   y + k.whole, k.narrow);
 }
 
 extern "C" void HL_OP(swiglu_backward)(struct hl_backend *backend, const struct hl_swiglu *a) {
@@ -87,8 +85,7 @@ extern "C" void HL_OP(swiglu_backward)(struct hl_backend *backend, const struct 
     act *dgate = (act *)a->dgate, *dup = (act *)a->dup;
     struct hl_cuda *c = hl_cuda_of(backend);
     if (k.wide.n > 0)
-        launch(c, swiglu_bwd<WIDE>, blocks_for(k.wide.n, THREADS * WIDE), THREADS, 0, gate, up, dy, dgate,
-               dup, k.wide);
+        launch(c, swiglu_bwd<WIDE>, blocks_for(k.wide.n, THREADS * WIDE), THREADS, 0, gate, up, dy, dgate, dup, k.wide);
     if (k.narrow.n > 0)
         launch(c, swiglu_bwd<1>, blocks_for(k.narrow.n, THREADS), THREADS, 0, gate + k.whole, up + k.whole,
                dy + k.whole, dgate + k.whole, dup + k.whole, k.narrow);

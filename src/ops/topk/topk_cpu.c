@@ -67,8 +67,7 @@ static void top_row(void *ctx, int64_t row, int worker) {
     const struct hl_topk *a = ctx;
     const real *x = a->logits + row * a->V;
     struct hl_candidate *out = a->out + row * a->k;
-    const int64_t V = a->V, k = a->k, each = hl_pieces(V, (int64_t)GROUPS * GROUP) * GROUP,
-                  groups = hl_pieces(V, each);
+    const int64_t V = a->V, k = a->k, each = hl_pieces(V, (int64_t)GROUPS * GROUP) * GROUP, groups = hl_pieces(V, each);
     struct item heap[HL_TOPK_MOST];
     real max[GROUPS], least = -(real)INFINITY;
     int64_t size = 0;
@@ -83,8 +82,7 @@ static void top_row(void *ctx, int64_t row, int worker) {
     }
     for (int64_t g = 0; g < groups; g++) {
         const int64_t n = V - g * each < each ? V - g * each : each;
-        if (max[g] >= least && (size < k || max[g] > heap[0].x))
-            size = offer(heap, size, k, x + g * each, n, g * each);
+        if (max[g] >= least && (size < k || max[g] > heap[0].x)) size = offer(heap, size, k, x + g * each, n, g * each);
     }
     while (size > 0) { /* the root is the last of those left */
         const struct item last = heap[0];

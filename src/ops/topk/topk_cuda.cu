@@ -7,12 +7,7 @@
 #include "cuda/pdl.cuh"
 #include "ops/topk/topk_order.cuh"
 
-enum {
-    TOPK_THREADS = 1024,
-    GROUPS = TOPK_THREADS / 4,
-    LIST = 2048,
-    HELD = 32
-}; /* GROUPS: of neighbouring threads */
+enum { TOPK_THREADS = 1024, GROUPS = TOPK_THREADS / 4, LIST = 2048, HELD = 32 }; /* GROUPS: of neighbouring threads */
 
 static __device__ __forceinline__ int before(const uint64_t *list, int n, uint64_t v) {
     int more = 0;
@@ -30,8 +25,7 @@ static __device__ __forceinline__ uint64_t best_of(const float *x, int64_t V, ui
     return best;
 }
 /* More of them than LIST, as where very many are equal: one by one. All threads. */
-static __device__ void find_slowly(const struct hl_topk &a, const float *x, struct hl_candidate *out,
-                                   uint64_t *best) {
+static __device__ void find_slowly(const struct hl_topk &a, const float *x, struct hl_candidate *out, uint64_t *best) {
     uint64_t limit = ~(uint64_t)0;
     for (int j = 0; j < (int)a.k; j++) {
         uint64_t v = best_of(x, a.V, limit);
@@ -74,8 +68,7 @@ static __global__ void __launch_bounds__(TOPK_THREADS) topk_row(const struct hl_
     float held[HELD], top = lowest;
     bool not_finite = false;
 #pragma unroll
-    for (int j = 0; j < HELD; j++)
-        held[j] = mine + j * TOPK_THREADS < a.V ? x[mine + j * TOPK_THREADS] : lowest;
+    for (int j = 0; j < HELD; j++) held[j] = mine + j * TOPK_THREADS < a.V ? x[mine + j * TOPK_THREADS] : lowest;
 #pragma unroll
     for (int j = 0; j < HELD; j++) not_finite = not_finite || !is_finite(held[j]), top = fmaxf(top, held[j]);
     for (int64_t i = mine + HELD * TOPK_THREADS; i < a.V; i += TOPK_THREADS)
@@ -138,14 +131,12 @@ static __global__ void __launch_bounds__(TOPK_THREADS) top1(const struct hl_topk
         return;
     }
     uint64_t v = order_of(top, mine + at < V ? mine + at : 0);
-    for (int i = 16; i > 0; i /= 2)
-        v = max(v, (uint64_t)__shfl_xor_sync(0xffffffffu, (unsigned long long)v, i));
+    for (int i = 16; i > 0; i /= 2) v = max(v, (uint64_t)__shfl_xor_sync(0xffffffffu, (unsigned long long)v, i));
     if (threadIdx.x % 32 == 0) all[threadIdx.x / 32] = v;
     __syncthreads();
     if (threadIdx.x >= 32) return;
     v = all[threadIdx.x];
-    for (int i = 16; i > 0; i /= 2)
-        v = max(v, (uint64_t)__shfl_xor_sync(0xffffffffu, (unsigned long long)v, i));
+    for (int i = 16; i > 0; i /= 2) v = max(v, (uint64_t)__shfl_xor_sync(0xffffffffu, (unsigned long long)v, i));
     if (threadIdx.x == 0) a.out[blockIdx.x] = candidate_of(v);
 }
 

@@ -9,12 +9,9 @@ static __device__ __forceinline__ uint64_t order_of(float x, int32_t id) {
 }
 static __device__ __forceinline__ struct hl_candidate candidate_of(uint64_t v) {
     const uint32_t key = (uint32_t)(v >> 32);
-    struct hl_candidate c = {__uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key),
-                             (int32_t) ~(uint32_t)v};
+    struct hl_candidate c = {__uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key), (int32_t) ~(uint32_t)v};
     return c;
 }
-static __device__ __forceinline__ bool is_finite(float x) {
-    return (__float_as_uint(x) & 0x7f800000u) != 0x7f800000u;
-}
+static __device__ __forceinline__ bool is_finite(float x) { return (__float_as_uint(x) & 0x7f800000u) != 0x7f800000u; }
 
 #endif

@@ -18,8 +18,7 @@ static inline vr load_tail(const real *z, int64_t n) {
 }
 
 static real row_max(const real *z, int64_t n) {
-    vr m[4] = {v_set(-(real)INFINITY), v_set(-(real)INFINITY), v_set(-(real)INFINITY),
-               v_set(-(real)INFINITY)};
+    vr m[4] = {v_set(-(real)INFINITY), v_set(-(real)INFINITY), v_set(-(real)INFINITY), v_set(-(real)INFINITY)};
     int64_t i = 0;
     for (; i + 4 * VL <= n; i += 4 * VL)
         for (int j = 0; j < 4; j++) m[j] = v_max(m[j], v_load(z + i + j * VL));
@@ -173,8 +172,8 @@ static void score_row(void *ctx, int64_t r, int worker) {
     (void)worker;
     for (int64_t n0 = 0; target >= 0 && n0 < V; n0 += COLUMNS) {
         const int64_t n = V - n0 < COLUMNS ? V - n0 : COLUMNS;
-        const struct share y = s->share ? s->share[n0 / COLUMNS * s->rows + r]
-                                        : look((real *)a->logits + r * V + n0, n, target - n0);
+        const struct share y =
+            s->share ? s->share[n0 / COLUMNS * s->rows + r] : look((real *)a->logits + r * V + n0, n, target - n0);
         join(&w, &y, target >= n0 && target < n0 + n);
     }
     a->nll[t] = target < 0 ? 0 : log(w.sum) + w.max - w.hit;

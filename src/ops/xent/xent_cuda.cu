@@ -25,14 +25,12 @@ static __device__ __forceinline__ float block_max(float x, float *shared) {
     __syncthreads();
     return warp_max(lane < (blockDim.x + 31) / 32 ? shared[lane] : -INFINITY);
 }
-static __device__ __forceinline__ void keep_nll(const struct softmax &a, int64_t row, int32_t target,
-                                                float max, float sum) {
-    if (threadIdx.x == 0)
-        a.nll[row] = (double)logf(sum) + ((double)max - (double)f32(a.z[row * a.V + target]));
+static __device__ __forceinline__ void keep_nll(const struct softmax &a, int64_t row, int32_t target, float max,
+                                                float sum) {
+    if (threadIdx.x == 0) a.nll[row] = (double)logf(sum) + ((double)max - (double)f32(a.z[row * a.V + target]));
 }
 /* whether no other logit is larger, nor as large with a lower id; before the logits become gradients */
-static __device__ __forceinline__ void keep_correct(const struct softmax &a, int64_t row, int32_t target,
-                                                    float max) {
+static __device__ __forceinline__ void keep_correct(const struct softmax &a, int64_t row, int32_t target, float max) {
     const act *z = a.z + row * a.V;
     if (!a.correct) return;
     bool beaten = f32(z[target]) != max;
@@ -76,8 +74,7 @@ template <int N> static __global__ void __launch_bounds__(THREADS) softmax_row(s
         if (i * blockDim.x + threadIdx.x < pieces) {
             unpack(x, kept[i]);
             for (int j = 0; j < WIDE; j++) x[j] = __expf(x[j] - max), sum += x[j];
-            if (a.backward)
-                store_packed(&kept[i], x); /* an exponential takes longer than to load its bytes again */
+            if (a.backward) store_packed(&kept[i], x); /* an exponential takes longer than to load its bytes again */
         }
     sum = block_sum(sum, shared);
     keep_nll(a, row, target, max, sum);
@@ -90,8 +87,7 @@ template <int N> static __global__ void __launch_bounds__(THREADS) softmax_row(s
         const unsigned k = i * blockDim.x + threadIdx.x;
         if (k >= pieces) break;
         unpack(x, kept[i]);
-        for (int j = 0; j < WIDE; j++)
-            x[j] = x[j] * share - (k * WIDE + j == (unsigned)target ? a.scale : 0.0f);
+        for (int j = 0; j < WIDE; j++) x[j] = x[j] * share - (k * WIDE + j == (unsigned)target ? a.scale : 0.0f);
         store_wide(z + (int64_t)k * WIDE, x);
     }
 }
@@ -145,8 +141,7 @@ extern "C" void HL_OP(xent)(struct hl_backend *backend, const struct hl_xent *a)
                                   (float)a->scale,
                                   a->dx != NULL,
                                   a->correct ? a->correct + row : NULL};
-        struct hl_gemm g = {rows,      V, D, false, true,         x,           a->W.data,
-                            a->logits, D, D, V,     HL_ACT_DTYPE, HL_ACT_DTYPE};
+        struct hl_gemm g = {rows, V, D, false, true, x, a->W.data, a->logits, D, D, V, HL_ACT_DTYPE, HL_ACT_DTYPE};
         g.alpha = 1.0f, g.beta = 0.0f;
         hl_cuda_gemm(c, &g);
         softmax_rows(c, &s, rows);
