@@ -152,29 +152,37 @@ static bool in_one(const struct gdn_layer *g) {
     return g->l->backend->ops.convnorm_forward && (g->s.rms || !g->s.memory);
 }
 
+/* What q or k goes through between its projection and the state. */
+struct path {
+    struct hl_conv conv;
+    struct hl_l2norm l2;
+    struct hl_rmsnorm rms; /* the memory's own norm, if it has one */
+};
+static struct path path_of(const struct gdn_layer *g, bool query) {
+    struct path p = {.conv = convolution(g, query ? Q_CONV : K_CONV), .l2 = state_norm(g, query)};
+    if (g->s.rms) p.rms = hl_memory_norm(&g->memory, query);
+    return p;
+}
+
 /* ---- forward ---- */
 
 static void convolve_and_norm(const struct gdn_layer *g) {
     struct hl_backend *b = g->l->backend;
     for (int i = 0; i < 2; i++) {
-        const bool query = i == 0;
-        const struct hl_conv c = convolution(g, query ? Q_CONV : K_CONV);
-        const struct hl_l2norm n = state_norm(g, query);
-        struct hl_rmsnorm r = {0};
-        if (g->s.rms) r = hl_memory_norm(&g->memory, query);
+        const struct path p = path_of(g, i == 0);
+        const struct hl_convnorm all = {&p.conv, &p.l2, g->s.rms ? &p.rms : NULL};
+        const struct hl_twonorm both = {&p.l2, &p.rms};
         if (in_one(g)) {
-            const struct hl_convnorm all = {&c, &n, g->s.rms ? &r : NULL};
             b->ops.convnorm_forward(b, &all);
             continue;
         }
-        b->ops.conv_forward(b, &c);
+        b->ops.conv_forward(b, &p.conv);
         if (g->s.rms && b->ops.twonorm_forward) {
-            const struct hl_twonorm both = {&n, &r};
             b->ops.twonorm_forward(b, &both);
             continue;
         }
-        b->ops.l2norm_forward(b, &n);
-        if (g->s.rms) b->ops.rmsnorm_forward(b, &r);
+        b->ops.l2norm_forward(b, &p.l2);
+        if (g->s.rms) b->ops.rmsnorm_forward(b, &p.rms);
     }
     const struct hl_conv v = convolution(g, V_CONV);
     b->ops.conv_forward(b, &v);
@@ -206,42 +214,32 @@ static void recompute(const struct hl_layer *l) {
 
 /* ---- backward: the same steps, last to first ---- */
 
-static void norms_backward(const struct gdn_layer *g, bool query) {
+static void norms_backward(const struct gdn_layer *g, struct path *p, bool query) {
     struct hl_backend *b = g->l->backend;
-    struct hl_l2norm n = state_norm(g, query);
-    if (g->s.rms) {
-        const struct hl_rmsnorm r = hl_memory_norm(&g->memory, query);
-        const struct hl_twonorm both = {&n, &r};
-        if (b->ops.twonorm_backward) {
-            b->ops.twonorm_backward(b, &both);
-            return;
-        }
-        b->ops.l2norm_backward(b, &n);
-        b->ops.rmsnorm_backward(b, &r);
+    const struct hl_twonorm both = {&p->l2, &p->rms};
+    if (g->s.rms && b->ops.twonorm_backward) {
+        b->ops.twonorm_backward(b, &both);
         return;
     }
-    b->ops.l2norm_backward(b, &n);
-    if (!g->s.memory) return;
-    n.dy = query ? g->d->memory.dqt : g->d->memory.dkt; /* the flat read shares the state's q and k */
-    n.dx_add = true;
-    b->ops.l2norm_backward(b, &n);
+    b->ops.l2norm_backward(b, &p->l2);
+    if (g->s.rms) b->ops.rmsnorm_backward(b, &p->rms);
+    if (g->s.rms || !g->s.memory) return;
+    p->l2.dy = query ? g->d->memory.dqt : g->d->memory.dkt; /* the flat read shares the state's q and k */
+    p->l2.dx_add = true;
+    b->ops.l2norm_backward(b, &p->l2);
 }
 
 static void convolve_and_norm_backward(const struct gdn_layer *g) {
     struct hl_backend *b = g->l->backend;
     for (int i = 0; i < 2; i++) {
-        const bool query = i == 0;
-        const struct hl_conv c = convolution(g, query ? Q_CONV : K_CONV);
+        struct path p = path_of(g, i == 0);
+        const struct hl_convnorm all = {&p.conv, &p.l2, g->s.rms ? &p.rms : NULL};
         if (in_one(g)) {
-            const struct hl_l2norm n = state_norm(g, query);
-            struct hl_rmsnorm r = {0};
-            if (g->s.rms) r = hl_memory_norm(&g->memory, query);
-            const struct hl_convnorm all = {&c, &n, g->s.rms ? &r : NULL};
             b->ops.convnorm_backward(b, &all);
             continue;
         }
-        norms_backward(g, query);
-        b->ops.conv_backward(b, &c);
+        norms_backward(g, &p, i == 0);
+        b->ops.conv_backward(b, &p.conv);
     }
     const struct hl_conv v = convolution(g, V_CONV);
     b->ops.conv_backward(b, &v);
