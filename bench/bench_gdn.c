@@ -84,8 +84,7 @@ static void print_form(const struct hl_gdn *a, bool backward) {
 }
 
 static void one(const struct shape *s) {
-    const int64_t T = s->n * s->len, d = s->heads * s->size, act = backend->act_size,
-                  real_ = (int64_t)sizeof(real);
+    const int64_t T = s->n * s->len, d = s->heads * s->size, act = backend->act_size, real_ = (int64_t)sizeof(real);
     struct hl_seg *seg = calloc((size_t)s->n, sizeof *seg);
     struct hl_rows rows = {.T = T, .n = s->n, .seg = seg};
     for (int64_t i = 0; seg && i < s->n; i++) seg[i] = (struct hl_seg){.row = i * s->len, .len = s->len};
@@ -103,8 +102,7 @@ static void one(const struct shape *s) {
     double keeping = median_ms(ops->gdn_forward, &a), backward = median_ms(ops->gdn_backward, &a);
     printf("%3lld x %6lld, %lld heads x %3lld: forward %.3f ms, keeping for backward %.3f ms, backward %.3f "
            "ms\n",
-           (long long)s->n, (long long)s->len, (long long)s->heads, (long long)s->size, forward, keeping,
-           backward);
+           (long long)s->n, (long long)s->len, (long long)s->heads, (long long)s->size, forward, keeping, backward);
     print_form(&a, false), print_form(&a, true);
     const void *all[] = {a.q,     a.k, a.v, a.dout, a.g,  a.beta, a.out, a.m,
                          a.v_new, a.A, a.h, a.dq,   a.dk, a.dv,   a.dg,  a.dbeta};

@@ -9,8 +9,7 @@
 static double tolerance(const struct dev *d) { return d->f32 ? 1e-5 : 6e-3; }
 
 static double worst[2][4]; /* by build: out, m, states, what is kept */
-static void note(const struct dev *d, int what, const real *got, const real *want, int64_t rows,
-                 int64_t width) {
+static void note(const struct dev *d, int what, const real *got, const real *want, int64_t rows, int64_t width) {
     worst[d->f32][what] = fmax(worst[d->f32][what], check_distance(got, want, rows, width));
 }
 
@@ -90,10 +89,7 @@ static void shapes(void **state) {
                 if (big && (group > 1 || (f32 && i % 3))) continue;
                 if (dev_least() && (f32 || group > 1) && i) continue;
                 big = big || dev_least();
-                compare(&d, &f, big ? few : lengths,
-                        huge  ? 2
-                        : big ? 3
-                              : (int64_t)(sizeof lengths / sizeof *lengths));
+                compare(&d, &f, big ? few : lengths, huge ? 2 : big ? 3 : (int64_t)(sizeof lengths / sizeof *lengths));
             }
         dev_close(&d);
     }
@@ -305,20 +301,17 @@ static void bits_and_mistakes(void **state) {
 
 /* ---- speed, on a real device; aim: ms, 0 where there is none ---- */
 
-static void time_one(const struct dev *d, int64_t n, int64_t len, int64_t H, int64_t K, bool session,
-                     double aim) {
+static void time_one(const struct dev *d, int64_t n, int64_t len, int64_t H, int64_t K, bool session, double aim) {
     enum { REPEATS = 20, ROUNDS = 4 };
     const int64_t T = n * len, S = n * H * K * K, qk = T * H * K;
     struct hl_seg *seg = calloc((size_t)n, sizeof *seg);
     struct hl_rows rows = {.T = T, .n = n, .seg = seg};
-    real *x = check_random(qk, -1, 1, 3), *b = check_random(T * H, 0, 1, 4),
-         *g = check_random(T * H, -0.1, 0, 5);
-    real *host = session ? check_random(S, -0.1, 0.1, 7) : NULL,
-         *states = session ? dev_real(d, host, S) : NULL;
+    real *x = check_random(qk, -1, 1, 3), *b = check_random(T * H, 0, 1, 4), *g = check_random(T * H, -0.1, 0, 5);
+    real *host = session ? check_random(S, -0.1, 0.1, 7) : NULL, *states = session ? dev_real(d, host, S) : NULL;
     double best = 1e9;
     for (int64_t s = 0; s < n; s++)
-        seg[s] = (struct hl_seg){
-            .row = s * len, .len = len, .state = session ? (char *)(states + s * H * K * K) : NULL};
+        seg[s] =
+            (struct hl_seg){.row = s * len, .len = len, .state = session ? (char *)(states + s * H * K * K) : NULL};
     CHECK_OK(d->backend->storage.cut_rows(d->backend, &rows, 64));
     struct hl_gdn a = {.rows = &rows, .H = H, .HV = H, .K = K, .V = K};
     for (int64_t i = 0; i < qk; i++) x[i] *= (real)sqrt(3.0 / (double)K); /* rows of length 1 */
@@ -364,8 +357,8 @@ static void speed(void **state) {
 static int report(void **state) {
     (void)state;
     for (int f = 0; f < 2; f++)
-        print_message("%s: worst distance of out %.2g, m %.2g, states %.2g, v_new and A %.2g\n",
-                      f ? "f32" : "bf16", worst[f][0], worst[f][1], worst[f][2], worst[f][3]);
+        print_message("%s: worst distance of out %.2g, m %.2g, states %.2g, v_new and A %.2g\n", f ? "f32" : "bf16",
+                      worst[f][0], worst[f][1], worst[f][2], worst[f][3]);
     return 0;
 }
 

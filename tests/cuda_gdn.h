@@ -5,8 +5,8 @@
 #include "gdn_case.h"
 
 /* A case whose activations the device can hold exactly. */
-static inline struct gdn_case *dev_case(const struct dev *d, const struct gdn_shape *f, const int64_t *len,
-                                        int64_t n, uint64_t seed) {
+static inline struct gdn_case *dev_case(const struct dev *d, const struct gdn_shape *f, const int64_t *len, int64_t n,
+                                        uint64_t seed) {
     struct gdn_case *c = case_new(f, len, n, seed);
     dev_round(d, (real *)c->a.q, c->qk);
     dev_round(d, (real *)c->a.k, c->qk);
@@ -24,8 +24,8 @@ struct dev_gdn {
     real *S;
 };
 
-static inline void dev_gdn_open(const struct dev *d, struct dev_gdn *x, const struct gdn_case *c,
-                                const real *S, bool keep) {
+static inline void dev_gdn_open(const struct dev *d, struct dev_gdn *x, const struct gdn_case *c, const real *S,
+                                bool keep) {
     x->a = c->a, x->rows = c->rows;
     x->S = S ? dev_real(d, S, c->rows.n * c->S) : NULL;
     for (int64_t s = 0; s < c->rows.n; s++) {
@@ -68,8 +68,8 @@ static inline const char *dev_gdn_form(const struct dev *d, const struct hl_gdn 
 }
 
 /* One forward pass. session: states are read from r->S and written there. */
-static inline void dev_gdn_forward(const struct dev *d, const struct gdn_case *c, struct gdn_result *r,
-                                   bool session, bool keep) {
+static inline void dev_gdn_forward(const struct dev *d, const struct gdn_case *c, struct gdn_result *r, bool session,
+                                   bool keep) {
     struct dev_gdn x;
     dev_gdn_open(d, &x, c, session ? r->S : NULL, keep);
     d->ops->gdn_forward(d->backend, &x.a);

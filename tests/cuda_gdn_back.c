@@ -41,8 +41,7 @@ static void keep_head(const struct gdn_case *c, int64_t s, int64_t hv, real *v_n
     free(S);
 }
 
-static struct gdn_case *new_case(const struct dev *d, const struct gdn_shape *f, const int64_t *len,
-                                 int64_t n) {
+static struct gdn_case *new_case(const struct dev *d, const struct gdn_shape *f, const int64_t *len, int64_t n) {
     struct gdn_case *c = case_new(f, len, n, 7);
     dev_round(d, (real *)c->a.q, c->qk);
     dev_round(d, (real *)c->a.k, c->qk);
@@ -108,8 +107,7 @@ static void compare(const struct dev *d, const struct gdn_shape *f, const int64_
         if (i == 4 && !a.g) continue;
         const double e = check_distance(x[i], y[i], c->T, width[i]);
         if (e > worst[d->f32][i]) worst[d->f32][i] = e;
-        CHECK_NEAR(x[i], y[i], c->T, width[i], d->f32 ? 1e-4 : tol[i], "%s " SHAPE_FMT, name[i],
-                   SHAPE_ARG(f));
+        CHECK_NEAR(x[i], y[i], c->T, width[i], d->f32 ? 1e-4 : tol[i], "%s " SHAPE_FMT, name[i], SHAPE_ARG(f));
     }
     drop(d, &a);
     result_free(c, &want);
@@ -129,8 +127,7 @@ static const struct gdn_shape shapes[] = {
 
 static void all_shapes(void **state) {
     (void)state;
-    static const int64_t few[] = {65, 1, 130},
-                         many[] = {1, 15, 16, 17, 63, 64, 65, 127, 128, 129, 200, 3 * 64 + 7};
+    static const int64_t few[] = {65, 1, 130}, many[] = {1, 15, 16, 17, 63, 64, 65, 127, 128, 129, 200, 3 * 64 + 7};
     for (int f32 = 0; f32 < 2; f32++) {
         struct dev d = dev_open(f32);
         const bool slow = dev_slow(&d), least = dev_least();
@@ -154,8 +151,7 @@ static void all_shapes(void **state) {
 
 /* Splits that each start from an empty state would be far off. */
 static void splits_matter(const struct dev *d, const struct gdn_shape *f) {
-    struct gdn_case *whole = new_case(d, f, (int64_t[]){800}, 1),
-                    *cut = new_case(d, f, (int64_t[]){384, 416}, 2);
+    struct gdn_case *whole = new_case(d, f, (int64_t[]){800}, 1), *cut = new_case(d, f, (int64_t[]){384, 416}, 2);
     struct gdn_result want = result_new(whole), wrong = result_new(cut);
     assert_memory_equal(whole->a.k, cut->a.k, (size_t)whole->qk * sizeof(real));
     run_training(hl_ops_named("cpu-ref"), d->backend, whole, &want, true);
@@ -213,8 +209,7 @@ static void wrong_is_caught(void **state) {
         struct hl_rows rows;
         struct hl_gdn a = upload(&d, c, &rows, false);
         if (i == 2)
-            hl_zero(d.backend, (char *)a.A + 40 * HL_CHUNK * d.backend->act_size,
-                    20 * HL_CHUNK * d.backend->act_size);
+            hl_zero(d.backend, (char *)a.A + 40 * HL_CHUNK * d.backend->act_size, 20 * HL_CHUNK * d.backend->act_size);
         d.ops->gdn_backward(d.backend, &a);
         take(&d, c, &a, &r[i]);
         drop(&d, &a);
@@ -310,8 +305,8 @@ static void time_one(const struct dev *d, int64_t n, int64_t H, int64_t D, doubl
     hl_cuda_timer_start(hl_cuda_of(d->backend));
     for (int i = 0; i < repeat; i++) d->ops->gdn_backward(d->backend, &a);
     const double s = hl_cuda_timer_stop(hl_cuda_of(d->backend));
-    print_message("%s %lld x 2048, %lld heads of %lld: backward %.3f ms", d->f32 ? "f32" : "bf16",
-                  (long long)n, (long long)H, (long long)D, s / repeat * 1e3);
+    print_message("%s %lld x 2048, %lld heads of %lld: backward %.3f ms", d->f32 ? "f32" : "bf16", (long long)n,
+                  (long long)H, (long long)D, s / repeat * 1e3);
     if (forward > 0) print_message(" (aim %.2f)", 2.5 * forward);
     print_message("\n");
     drop(d, &a);
@@ -323,9 +318,8 @@ static void times(void **state) {
     for (int f32 = 0; f32 < 2; f32++) {
         struct dev d = dev_open(f32);
         if (worst[f32][0] > 0)
-            print_message("%s worst distances: dq %.2g dk %.2g dv %.2g dbeta %.2g dg %.2g\n",
-                          f32 ? "f32" : "bf16", worst[f32][0], worst[f32][1], worst[f32][2], worst[f32][3],
-                          worst[f32][4]);
+            print_message("%s worst distances: dq %.2g dk %.2g dv %.2g dbeta %.2g dg %.2g\n", f32 ? "f32" : "bf16",
+                          worst[f32][0], worst[f32][1], worst[f32][2], worst[f32][3], worst[f32][4]);
         if (!dev_slow(&d)) {
             time_one(&d, 16, 4, f32 ? 64 : 256, f32 ? 0 : 0.316);
             if (!f32) time_one(&d, 32, 4, 128, 0.276);

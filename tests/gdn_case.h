@@ -23,8 +23,7 @@ struct gdn_case {
     int64_t T, qk, v, b, S, chunks; /* reals of q, of v, of g, of one segment's state */
 };
 
-static inline struct gdn_case *case_new(const struct gdn_shape *f, const int64_t *len, int64_t n,
-                                        uint64_t seed) {
+static inline struct gdn_case *case_new(const struct gdn_shape *f, const int64_t *len, int64_t n, uint64_t seed) {
     struct gdn_case *c = calloc(1, sizeof *c);
     assert_non_null(c);
     for (int64_t s = 0; s < n; s++) {
@@ -139,13 +138,13 @@ static inline void run_training(const struct hl_ops *ops, struct hl_backend *poo
 #define SHAPE_ARG(f) \
     (int)(f)->H, (int)(f)->HV, (int)(f)->K, (int)(f)->V, (int)(f)->gate, (f)->g_lo, (f)->b_lo, (f)->b_hi
 
-static inline void check_outputs(const struct gdn_case *c, const struct gdn_shape *f,
-                                 const struct gdn_result *got, const struct gdn_result *want, double tol) {
+static inline void check_outputs(const struct gdn_case *c, const struct gdn_shape *f, const struct gdn_result *got,
+                                 const struct gdn_result *want, double tol) {
     CHECK_NEAR(got->out, want->out, c->T, f->HV * f->V, tol, SHAPE_FMT, SHAPE_ARG(f));
     CHECK_NEAR(got->m, want->m, c->T, f->HV, tol, SHAPE_FMT, SHAPE_ARG(f));
 }
-static inline void check_gradients(const struct gdn_case *c, const struct gdn_shape *f,
-                                   const struct gdn_result *got, const struct gdn_result *want, double tol) {
+static inline void check_gradients(const struct gdn_case *c, const struct gdn_shape *f, const struct gdn_result *got,
+                                   const struct gdn_result *want, double tol) {
     CHECK_NEAR(got->dq, want->dq, c->T, f->H * f->K, tol, SHAPE_FMT, SHAPE_ARG(f));
     CHECK_NEAR(got->dk, want->dk, c->T, f->H * f->K, tol, SHAPE_FMT, SHAPE_ARG(f));
     CHECK_NEAR(got->dv, want->dv, c->T, f->HV * f->V, tol, SHAPE_FMT, SHAPE_ARG(f));
@@ -154,8 +153,8 @@ static inline void check_gradients(const struct gdn_case *c, const struct gdn_sh
 }
 
 /* Every fast backend against the reference: a training pass with gradients, a session's with states. */
-static inline void compare_backends(struct hl_backend *pool, const struct gdn_shape *f, const int64_t *len,
-                                    int64_t n, double tol, double grad_tol) {
+static inline void compare_backends(struct hl_backend *pool, const struct gdn_shape *f, const int64_t *len, int64_t n,
+                                    double tol, double grad_tol) {
     struct gdn_case *c = case_new(f, len, n, 7);
     struct gdn_result train = result_new(c), session = result_new(c);
     const struct hl_ops *ref = hl_ops_named("cpu-ref");
@@ -201,8 +200,8 @@ static inline void compare_shapes(double tol, double grad_tol) {
             bool big = size[i][1] >= 100;
             int64_t H = size[i][0] < 64 ? 2 : 1;
             struct gdn_shape f = {H, H * group, size[i][0], size[i][1], GATE_RANDOM, -0.1, 0, 1};
-            compare_backends(pool, &f, big ? big_lengths : case_lengths, big ? BIG_LENGTHS : CASE_LENGTHS,
-                             tol, grad_tol);
+            compare_backends(pool, &f, big ? big_lengths : case_lengths, big ? BIG_LENGTHS : CASE_LENGTHS, tol,
+                             grad_tol);
         }
     hl_backend_close(pool);
 }

@@ -57,8 +57,8 @@ static void score_is_the_write(void **state) {
 /* ---- sessions ---- */
 
 /* Feeds the case's only segment in pieces; r->S carries the state. */
-static void feed(const struct hl_ops *ops, struct hl_backend *pool, const struct gdn_case *c,
-                 struct gdn_result *r, const int64_t *cut, int64_t cuts) {
+static void feed(const struct hl_ops *ops, struct hl_backend *pool, const struct gdn_case *c, struct gdn_result *r,
+                 const int64_t *cut, int64_t cuts) {
     for (int64_t i = 0, at = 0; i <= cuts; i++) {
         int64_t end = i < cuts ? cut[i] : c->T;
         struct gdn_case piece = *c;
@@ -116,8 +116,7 @@ static void same_result(const struct gdn_case *c, const struct gdn_result *x, co
     same_bits(x->dbeta, y->dbeta, c->b, "dbeta");
 }
 
-static void check_threads(const struct hl_ops *ops, const struct gdn_shape *f, const int64_t *len,
-                          int64_t n) {
+static void check_threads(const struct hl_ops *ops, const struct gdn_shape *f, const int64_t *len, int64_t n) {
     static const int threads[] = {1, 3, 8};
     struct gdn_case *c = case_new(f, len, n, 11);
     struct gdn_result session[3], training[3];

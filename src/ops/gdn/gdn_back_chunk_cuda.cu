@@ -55,14 +55,12 @@ static __device__ __forceinline__ void copy_slice(const struct gdn_back &a, curs
     /* h is in the order of store_h, dh in panels of 64 x 64 (read_state) */
     const int block = i / 32, r = block / (KT / 32) * 8 + i % 32 / 4, y = block % (KT / 32) * 32 + i % 4 * 8,
               to = y / COLS * SLICE * COLS + tile_at<COLS>(r, y % COLS);
-    const int dr = i / (KT / 8), dy = i % (KT / 8) * 8,
-              dto = dy / COLS * SLICE * COLS + tile_at<COLS>(dr, dy % COLS);
+    const int dr = i / (KT / 8), dy = i % (KT / 8) * 8, dto = dy / COLS * SLICE * COLS + tile_at<COLS>(dr, dy % COLS);
     const int64_t first = ((int64_t)c->item * a.V + c->slice * SLICE) * a.K;
-    const bf16 *h =
-        (const bf16 *)a.h + first + r / 8 * 8 * a.K + (c->tile * KT + y / 32 * 32) * 8 + i % 32 * 8;
+    const bf16 *h = (const bf16 *)a.h + first + r / 8 * 8 * a.K + (c->tile * KT + y / 32 * 32) * 8 + i % 32 * 8;
     const int dk = c->tile * KT + dy;
-    const bf16 *dh = (const bf16 *)a.dh + ((int64_t)c->item * a.V + c->slice / 2 * 64) * a.K +
-                     dk / 64 * PANEL + tile_at<64>(c->slice % 2 * SLICE + dr, dk % 64);
+    const bf16 *dh = (const bf16 *)a.dh + ((int64_t)c->item * a.V + c->slice / 2 * 64) * a.K + dk / 64 * PANEL +
+                     tile_at<64>(c->slice % 2 * SLICE + dr, dk % 64);
     static_assert(ROWS % 8 == 0, "steps of whole groups of 8 rows");
 #pragma unroll
     for (int j = 0; j < SLICE; j += ROWS) {
@@ -76,8 +74,8 @@ static __device__ __forceinline__ void copy_slice(const struct gdn_back &a, curs
 
 /* q and k of the tile, and with the first one the gates */
 template <int KT>
-static __device__ __forceinline__ void copy_tile(const struct gdn_back &a, const place &p, smem<KT> *m,
-                                                 int tile, int i) {
+static __device__ __forceinline__ void copy_tile(const struct gdn_back &a, const place &p, smem<KT> *m, int tile,
+                                                 int i) {
     enum { COLS = KT / 2 };
     const int64_t qk = ((int64_t)(p.row / a.HV) * a.H + p.hv / a.group) * a.K + tile * KT;
 #pragma unroll
@@ -85,8 +83,7 @@ static __device__ __forceinline__ void copy_tile(const struct gdn_back &a, const
         copy_panel<COLS, C, GROUP>(m->q + x * C * COLS, a.q + qk + x * COLS, (int64_t)a.H * a.K, p.n, i);
         copy_panel<COLS, C, GROUP>(m->k + x * C * COLS, a.k + qk + x * COLS, (int64_t)a.H * a.K, p.n, i);
     }
-    if (tile == 0 && i < BACK_GATES / 4)
-        copy_async(m->gates + 4 * i, a.gates + (int64_t)p.item * BACK_GATES + 4 * i);
+    if (tile == 0 && i < BACK_GATES / 4) copy_async(m->gates + 4 * i, a.gates + (int64_t)p.item * BACK_GATES + 4 * i);
 }
 /* h.dh over one slice: rows of both against each other, of which the diagonal of d counts. The order of
  * columns does not matter, so 16 bytes of a row serve as two fragments. */
@@ -106,8 +103,8 @@ template <int KT> static __device__ __forceinline__ void dot_states(float d[4], 
 
 /* dv = beta X2; v.X2 of this thread's 16 bytes of each row, added to vx */
 template <int KT>
-static __device__ __forceinline__ void values(const struct gdn_back &a, const place &p, const slice<KT> *s,
-                                              int n, const float *beta, float *vx, int i) {
+static __device__ __forceinline__ void values(const struct gdn_back &a, const place &p, const slice<KT> *s, int n,
+                                              const float *beta, float *vx, int i) {
 #pragma unroll
     for (int j = 0; j < 2; j++) {
         const int r = j * (C / 2) + i / 4, y = i % 4 * 8, at = tile_at<SLICE>(r, y);
@@ -144,8 +141,7 @@ static __device__ __forceinline__ void gate_rows(const struct gdn_back &a, const
     if (!a.dg) return;
     const float later = __shfl_down_sync(0xffffffffu, after, 1), tail = lane < 31 ? later : 0.0f;
     if (2 * lane < p.n) a.dg[p.row + (int64_t)(2 * lane) * a.HV] = up[0] + (up[1] + tail) + base + hdh;
-    if (2 * lane + 1 < p.n)
-        a.dg[p.row + (int64_t)(2 * lane + 1) * a.HV] = up[1] + tail + (base + down[0]) + hdh;
+    if (2 * lane + 1 < p.n) a.dg[p.row + (int64_t)(2 * lane + 1) * a.HV] = up[1] + tail + (base + down[0]) + hdh;
 }
 
 template <int KT> static __device__ __forceinline__ void load_loop(const struct gdn_back &a, smem<KT> *m) {
@@ -216,11 +212,10 @@ template <int KT> static __device__ __forceinline__ void aux_loop(const struct g
 
 /* A slice: dO h^T, X2 h^T, v_new dh^T; SCORES: dO v_new^T in the first warpgroup, X2 v_new^T in the second */
 template <int KT, bool SCORES>
-static __device__ __forceinline__ void multiply(const slice<KT> *s, int group, acc<KT> *dQ, acc<KT> *E,
-                                                acc<KT> *U, float (*f)[4]) {
+static __device__ __forceinline__ void multiply(const slice<KT> *s, int group, acc<KT> *dQ, acc<KT> *E, acc<KT> *U,
+                                                float (*f)[4]) {
     enum { COLS = KT / 2, TILES = COLS / 8 };
-    const bf16 *h = s->h + group * SLICE * COLS, *dh = s->dh + group * SLICE * COLS,
-               *x = group ? s->X2 : s->dO;
+    const bf16 *h = s->h + group * SLICE * COLS, *dh = s->dh + group * SLICE * COLS, *x = group ? s->X2 : s->dO;
     wgmma_hold<TILES>(dQ->d), wgmma_hold<TILES>(E->d);
     if (SCORES) wgmma_hold<C / 8>(f);
     wgmma_begin<TILES>(U->d);
@@ -237,8 +232,8 @@ static __device__ __forceinline__ void multiply(const slice<KT> *s, int group, a
 }
 /* One tile of an item, the FIRST with the scores */
 template <int KT, bool FIRST>
-static __device__ __forceinline__ void run_tile(const struct gdn_back &a, const place &p, smem<KT> *m,
-                                                int tile, int *step, int group) {
+static __device__ __forceinline__ void run_tile(const struct gdn_back &a, const place &p, smem<KT> *m, int tile,
+                                                int *step, int group) {
     const float scale = 1.0f / sqrtf((float)a.K);
     acc<KT> dQ = {}, E = {}, U = {};
     {
@@ -251,8 +246,7 @@ static __device__ __forceinline__ void run_tile(const struct gdn_back &a, const 
         wgmma_wait_all<KT / 16>(U.d);
         wgmma_hold<KT / 16>(dQ.d), wgmma_hold<KT / 16>(E.d);
         if (FIRST) wgmma_hold<C / 8>(f);
-        if (FIRST && a.V / SLICE < AHEAD + 1)
-            named_barrier_sync(3, CHUNK_THREADS); /* the gates are complete */
+        if (FIRST && a.V / SLICE < AHEAD + 1) named_barrier_sync(3, CHUNK_THREADS); /* the gates are complete */
         if (FIRST) store_scores<KT>(f, m, scale, group);
         __syncthreads(); /* dS and N, q and k are complete */
     }
@@ -264,8 +258,7 @@ static __device__ __forceinline__ void run_tile(const struct gdn_back &a, const 
     finish_rows<KT>(&dQ, &E, &U, &later, m, a.dq_head + out, a.dk_head + out, stride, p.n, group, FIRST);
 }
 
-template <int KT>
-static __global__ void __launch_bounds__(CHUNK_THREADS, 1) back_chunks(const struct gdn_back a) {
+template <int KT> static __global__ void __launch_bounds__(CHUNK_THREADS, 1) back_chunks(const struct gdn_back a) {
     smem<KT> *m = (smem<KT> *)shared_tiles();
     const int group = warpgroup_index();
     named_barrier_init();

@@ -25,8 +25,7 @@ template <int KT> struct acc { float d[KT / 16][4]; };
 
 /* From dO v_new^T (group 0) dS and its diagonal, from X2 v_new^T (group 1) N: strictly below the diagonal */
 template <int KT>
-static __device__ __forceinline__ void store_scores(const float (*f)[4], smem<KT> *m, float scale,
-                                                    int group) {
+static __device__ __forceinline__ void store_scores(const float (*f)[4], smem<KT> *m, float scale, int group) {
     const int t = threadIdx.x % 4;
     const float whole[2] = {m->gates[G_INT + own_row(0)], m->gates[G_INT + own_row(1)]};
     const float frac[2] = {m->gates[G_FRAC + own_row(0)], m->gates[G_FRAC + own_row(1)]};
@@ -37,8 +36,7 @@ static __device__ __forceinline__ void store_scores(const float (*f)[4], smem<KT
         for (int h = 0; h < 2; h++) {
             const int i = own_row(h), j = 8 * n + 2 * t, at = tile_at<C>(i, j);
             const float x = f[n][2 * h], y = f[n][2 * h + 1], beta = b[h];
-            const float2 w = *(const float2 *)(m->gates + G_INT + j),
-                         p = *(const float2 *)(m->gates + G_FRAC + j);
+            const float2 w = *(const float2 *)(m->gates + G_INT + j), p = *(const float2 *)(m->gates + G_FRAC + j);
             float2 D = make_float2(fast_exp2((whole[h] - w.x) + (frac[h] - p.x)),
                                    fast_exp2((whole[h] - w.y) + (frac[h] - p.y)));
             D.x = j < i ? D.x : 0.0f, D.y = j + 1 < i ? D.y : 0.0f;

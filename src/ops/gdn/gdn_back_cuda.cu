@@ -43,8 +43,7 @@ static __global__ void __launch_bounds__(32 * WARPS) back_gates(const struct gdn
 }
 
 /* dq, dk of a key head are the sums over its value heads, in order */
-static __global__ void __launch_bounds__(256)
-    back_group(const act *head, act *sum, int64_t n, int K, int group) {
+static __global__ void __launch_bounds__(256) back_group(const act *head, act *sum, int64_t n, int K, int group) {
     const int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x;
     if (i >= n) return;
     const act *from = head + i / K * group * K + i % K;
@@ -55,8 +54,7 @@ static __global__ void __launch_bounds__(256)
 
 /* Lays out the scratch memory for states of `size` bytes a number; returns its end. */
 static char *carve(struct gdn_back *a, char *p, int64_t size) {
-    const int64_t heads = a->chunks * a->HV, scans = a->segs * a->HV, splits = a->split.n,
-                  again = a->fused_splits;
+    const int64_t heads = a->chunks * a->HV, scans = a->segs * a->HV, splits = a->split.n, again = a->fused_splits;
     const int64_t KV = (int64_t)a->K * a->V;
     a->gates = (float *)gdn_carve(&p, heads * BACK_GATES * 4);
     a->h = gdn_carve(&p, a->fused ? 0 : heads * KV * size);
@@ -86,9 +84,7 @@ static bool reserve(struct hl_cuda *c, struct gdn_back *a, int64_t size) {
 /* ---- the forms ---- */
 
 #ifndef HL_CUDA_F32
-static bool sizes_fit(const struct hl_gdn *a) {
-    return (a->K == 64 || a->K == 128 || a->K == 256) && a->V % 64 == 0;
-}
+static bool sizes_fit(const struct hl_gdn *a) { return (a->K == 64 || a->K == 128 || a->K == 256) && a->V % 64 == 0; }
 static bool chunks_fit(struct hl_cuda *c, const struct hl_gdn *a) {
     return sizes_fit(a) && HL_OP(gdn_back_scan_fits)(c, a->K);
 }
@@ -143,13 +139,9 @@ static const struct back_form {
     {{"fused", "values of 64, 128 or 256: states are recomputed in registers and never go to memory"},
      fused_fits,
      run_fused},
-    {{"chunks", "other multiples of 64: states go to memory, then all chunks run in parallel"},
-     chunks_fit,
-     run_chunks},
+    {{"chunks", "other multiples of 64: states go to memory, then all chunks run in parallel"}, chunks_fit, run_chunks},
 #endif
-    {{"plain", "any head size, float activations and chips before Hopper: plain loops in float"},
-     any,
-     run_plain},
+    {{"plain", "any head size, float activations and chips before Hopper: plain loops in float"}, any, run_plain},
 };
 static const struct back_form *form_of(struct hl_cuda *c, const struct hl_gdn *a) {
     const struct back_form *f = forms;

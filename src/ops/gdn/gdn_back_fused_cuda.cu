@@ -39,8 +39,7 @@ static __device__ __forceinline__ void form_scores(R &m, const fused_barriers<R>
                     operand<64, false>{v_new + v / 64 * PANEL, 0, v % 64});
     wgmma_end<C / 8>(f);
 #pragma unroll
-    for (int n = 0; n < C / 8;
-         n++) { /* all loads before the stores, which may alias for all the compiler knows */
+    for (int n = 0; n < C / 8; n++) { /* all loads before the stores, which may alias for all the compiler knows */
         const float2 w = *(const float2 *)(gates + G_INT + 8 * n + 2 * t),
                      p = *(const float2 *)(gates + G_FRAC + 8 * n + 2 * t);
 #pragma unroll
@@ -81,8 +80,7 @@ static __device__ __forceinline__ void times_rows(float to[2], const float d[C /
         float sum[ROWS / 32][8];
         uint32_t y[ROWS / 16][4];
 #pragma unroll
-        for (int i = 0; i < ROWS / 16; i++)
-            tile_load_a_trans<64>(y[i], x, r + 16 * i, threadIdx.x / 32 % 4 * 16);
+        for (int i = 0; i < ROWS / 16; i++) tile_load_a_trans<64>(y[i], x, r + 16 * i, threadIdx.x / 32 % 4 * 16);
 #pragma unroll
         for (int i = 0; i < ROWS / 8; i++) {
             const uint32_t lo = y[i / 2][i % 2 * 2], hi = y[i / 2][i % 2 * 2 + 1];
@@ -105,20 +103,17 @@ static __device__ __forceinline__ void times_rows(float to[2], const float d[C /
     }
 }
 /* d += x times the diagonal of dS */
-static __device__ __forceinline__ void times_diagonal(float d[C / 8][4], const bf16 *x,
-                                                      const bf16 *diagonal) {
+static __device__ __forceinline__ void times_diagonal(float d[C / 8][4], const bf16 *x, const bf16 *diagonal) {
     wgmma_begin<C / 8>(d);
 #pragma unroll
-    for (int i = 0; i < 4; i++)
-        wgmma_ss<C>(d, operand<64, true>{x, 16 * i, 0}, operand<C, false>{diagonal, 0, 16 * i});
+    for (int i = 0; i < 4; i++) wgmma_ss<C>(d, operand<64, true>{x, 16 * i, 0}, operand<C, false>{diagonal, 0, 16 * i});
     wgmma_end<C / 8>(d);
 }
 /* d += x T, T [64][64], or its transpose where it is TRANS: begun, not waited for */
 template <bool TRANS>
 static __device__ __forceinline__ void times_square(float d[C / 8][4], uint32_t x[4][4], const bf16 *T) {
 #pragma unroll
-    for (int i = 0; i < 4; i++)
-        wgmma_rs<C>(d, x[i], operand<C, TRANS>{T, TRANS ? 16 * i : 0, TRANS ? 0 : 16 * i});
+    for (int i = 0; i < 4; i++) wgmma_rs<C>(d, x[i], operand<C, TRANS>{T, TRANS ? 16 * i : 0, TRANS ? 0 : 16 * i});
 }
 /* dQ: d holds s eG (dO h^T); the result goes to the buffer of dO. qk_full implies that the sums which were in
  * this chunk's slot have been read. */
@@ -134,8 +129,7 @@ static __device__ __forceinline__ void finish_queries(R &m, const fused_barriers
     wgmma_end<C / 8>(d);
     times_rows<R::SUM_ROWS>(up, d, q);
     times_diagonal(d, k, m.diagonal);
-    for (int half = 0; half < 2; half++)
-        m.dot[c % R::KEYS][threadIdx.x / 32][UP][row_of_sum(half)] = up[half];
+    for (int half = 0; half < 2; half++) m.dot[c % R::KEYS][threadIdx.x / 32][UP][row_of_sum(half)] = up[half];
 #pragma unroll
     for (int i = 0; i < 4; i++) pack_a(x[i], d + 2 * i);
     store_trans(m.dO[c % R::STAGES] + group * PANEL, x);
@@ -143,8 +137,7 @@ static __device__ __forceinline__ void finish_queries(R &m, const fused_barriers
 }
 /* dK: d holds X2 h^T, and becomes -E, beta E, beta E + U, dK in place: there are no registers for two. Its
  * row products with k after each step give those with E, U and W as differences. */
-template <class R>
-static __device__ __forceinline__ void finish_errors(R &m, int c, int group, float d[C / 8][4]) {
+template <class R> static __device__ __forceinline__ void finish_errors(R &m, int c, int group, float d[C / 8][4]) {
     const float *gates = m.gates[c % R::GATE_STAGES];
     const bf16 *k = m.k[c % R::KEYS] + group * PANEL;
     uint32_t x[4][4];
@@ -157,8 +150,7 @@ static __device__ __forceinline__ void finish_errors(R &m, int c, int group, flo
     wgmma_end<C / 8>(d);
     wgmma_hold_a<4>(x);
     times_rows<R::SUM_ROWS>(ke, d, k);
-    for (int half = 0; half < 2; half++)
-        m.dot[c % R::KEYS][threadIdx.x / 32][DB][row_of_sum(half)] = -ke[half];
+    for (int half = 0; half < 2; half++) m.dot[c % R::KEYS][threadIdx.x / 32][DB][row_of_sum(half)] = -ke[half];
     scale_columns(d, gates + BETA, -1.0f);
 }
 template <class R>
@@ -210,8 +202,7 @@ static __device__ __forceinline__ float dot_states(const float S[8][4], const ui
 /* read_state once more. The compiler would keep what it packed the first time and run out of registers, so
  * the pairs are packed in the other order and then swapped. */
 template <int V>
-static __device__ __forceinline__ void read_state_again(float d[C / 8][4], const float S[V / 8][4],
-                                                        const bf16 *rows) {
+static __device__ __forceinline__ void read_state_again(float d[C / 8][4], const float S[V / 8][4], const bf16 *rows) {
     uint32_t x[2][1][4];
     zero(d);
     wgmma_hold<C / 8>(d);
@@ -248,8 +239,7 @@ static __device__ __forceinline__ float next_state(R &m, const fused_barriers<R>
         mbarrier_wait(b.dh_full(n), full_parity<R::SLOTS>(n));
         wgmma_fence();
 #pragma unroll
-        for (int j = 0; j < 64; j += 16)
-            wgmma_ss<C>(d, operand<64, true>{dh, j, 0}, operand<64, false>{v, 0, j});
+        for (int j = 0; j < 64; j += 16) wgmma_ss<C>(d, operand<64, true>{dh, j, 0}, operand<64, false>{v, 0, j});
         wgmma_commit_wait<1>();
         load_trans(x, dh);
         if (p > 0) mbarrier_arrive_warp(b.v_empty(n - 1));
@@ -263,8 +253,7 @@ static __device__ __forceinline__ float next_state(R &m, const fused_barriers<R>
             for (int i = 0; i < 4; i++) s[j][i] *= end;
         wgmma_begin<8>(s);
 #pragma unroll
-        for (int j = 0; j < C; j += 16)
-            wgmma_ss<64>(s, operand<64, true>{k, j, 0}, operand<64, true>{v, j, 0});
+        for (int j = 0; j < C; j += 16) wgmma_ss<64>(s, operand<64, true>{k, j, 0}, operand<64, true>{v, j, 0});
         wgmma_commit_wait<1>();
     }
     wgmma_commit_wait<0>();
@@ -310,8 +299,7 @@ static __global__ void __launch_bounds__(2 * GROUP + 2 * KT, 1) back_fused(const
         init_barriers<R>(b);
         m.scale = 1.0f / sqrtf((float)a.K), m.bits = log2f(m.scale);
     }
-    for (int i = threadIdx.x; i < C * C / 8; i += blockDim.x)
-        ((uint4 *)m.diagonal)[i] = make_uint4(0, 0, 0, 0);
+    for (int i = threadIdx.x; i < C * C / 8; i += blockDim.x) ((uint4 *)m.diagonal)[i] = make_uint4(0, 0, 0, 0);
     fence_proxy_async();
     __syncthreads();
     pdl_wait();
@@ -366,22 +354,20 @@ static __global__ void __launch_bounds__(GROUP) finish_gates(const struct gdn_ba
     const float later = __shfl_down_sync(0xffffffffu, after, 1), tail = lane < 31 ? later : 0.0f;
     if (!a.dg) return;
     if (2 * lane < p.len) a.dg[row + (int64_t)(2 * lane) * a.HV] = x[0][UP] + (x[1][UP] + tail) + base + hdh;
-    if (2 * lane + 1 < p.len)
-        a.dg[row + (int64_t)(2 * lane + 1) * a.HV] = x[1][UP] + tail + (base + x[0][KU]) + hdh;
+    if (2 * lane + 1 < p.len) a.dg[row + (int64_t)(2 * lane + 1) * a.HV] = x[1][UP] + tail + (base + x[0][KU]) + hdh;
 }
 
 template <int KT, int V> static void launch_fused(struct hl_cuda *c, const struct gdn_back *a) {
     const int tiles = a->K / KT;
-    launch_pdl(c, back_fused<KT, V>, (unsigned)(a->segs * a->fused_splits * a->HV * tiles),
-               2 * GROUP + 2 * KT, sizeof(smem<KT, V>) + TILES_ROOM, *a);
+    launch_pdl(c, back_fused<KT, V>, (unsigned)(a->segs * a->fused_splits * a->HV * tiles), 2 * GROUP + 2 * KT,
+               sizeof(smem<KT, V>) + TILES_ROOM, *a);
     launch_pdl(c, finish_gates, (unsigned)((a->items + GROUP / 32 - 1) / (GROUP / 32)), GROUP, 0, *a, tiles);
 }
 template <int KT> static void launch_tile(struct hl_cuda *c, const struct gdn_back *a) {
     (a->V == 256 ? launch_fused<KT, 256> : a->V == 128 ? launch_fused<KT, 128> : launch_fused<KT, 64>)(c, a);
 }
 extern "C" bool HL_OP(gdn_back_fused_fits)(struct hl_cuda *c, int64_t V) {
-    return (V == 64 || V == 128 || V == 256) &&
-           hl_cuda_compiled_for_sm90(c, (const void *)back_fused<128, 256>) &&
+    return (V == 64 || V == 128 || V == 256) && hl_cuda_compiled_for_sm90(c, (const void *)back_fused<128, 256>) &&
            sizeof(smem<128, 256>) + TILES_ROOM <= (size_t)shared_limit();
 }
 extern "C" void HL_OP(gdn_back_fused)(struct hl_cuda *c, const struct gdn_back *a) {

@@ -45,7 +45,7 @@ template <class R> struct fused_barriers {
     __device__ __forceinline__ mbarrier_t at(int i) const { return mbarrier_at(first, i); }
     __device__ __forceinline__ mbarrier_t v_scaled() const { return at(0); } /* v_new is now eL v_new */
     __device__ __forceinline__ mbarrier_t dk_full() const { return at(1); }
-    __device__ __forceinline__ mbarrier_t v_scored() const { return at(2); } /* the scores have read v_new */
+    __device__ __forceinline__ mbarrier_t v_scored() const { return at(2); }     /* the scores have read v_new */
     __device__ __forceinline__ mbarrier_t scores_empty() const { return at(3); } /* dS and N */
     __device__ __forceinline__ mbarrier_t dq_full(int c) const { return at(4 + c % 2); }
     __device__ __forceinline__ mbarrier_t in_full(int c) const { return at(IN_AT + c % S); }
@@ -54,13 +54,9 @@ template <class R> struct fused_barriers {
     __device__ __forceinline__ mbarrier_t qk_full(int c) const { return at(QK_AT + c % R::KEYS); }
     __device__ __forceinline__ mbarrier_t qk_empty(int c) const { return at(QK_AT + R::KEYS + c % R::KEYS); }
     __device__ __forceinline__ mbarrier_t v_full(int c) const { return at(V_AT + c % R::V_STAGES); }
-    __device__ __forceinline__ mbarrier_t v_empty(int n) const {
-        return at(V_AT + R::V_STAGES + n % V_PANELS);
-    }
+    __device__ __forceinline__ mbarrier_t v_empty(int n) const { return at(V_AT + R::V_STAGES + n % V_PANELS); }
     __device__ __forceinline__ mbarrier_t dh_full(int n) const { return at(DH_AT + n % R::SLOTS); }
-    __device__ __forceinline__ mbarrier_t dh_empty(int n) const {
-        return at(DH_AT + R::SLOTS + n % R::SLOTS);
-    }
+    __device__ __forceinline__ mbarrier_t dh_empty(int n) const { return at(DH_AT + R::SLOTS + n % R::SLOTS); }
 };
 /* By one thread. No waiter can miss a phase: whoever waits for one must arrive, itself or through another
  * that waits for it, before the next one can complete. */
@@ -72,12 +68,10 @@ template <class R> static __device__ __forceinline__ void init_barriers(const fu
         mbarrier_init(b.in_full(i), GROUP + 1);
         mbarrier_init_warps(b.x2_empty(i), R::WARPS + 4), mbarrier_init_warps(b.do_empty(i), 4);
     }
-    for (int i = 0; i < R::KEYS; i++)
-        mbarrier_init(b.qk_full(i), GROUP), mbarrier_init_warps(b.qk_empty(i), 4);
+    for (int i = 0; i < R::KEYS; i++) mbarrier_init(b.qk_full(i), GROUP), mbarrier_init_warps(b.qk_empty(i), 4);
     for (int i = 0; i < R::V_STAGES; i++) mbarrier_init(b.v_full(i), GROUP);
     for (int i = 0; i < R::V_STAGES * R::PANELS; i++) mbarrier_init_warps(b.v_empty(i), R::WARPS);
-    for (int i = 0; i < R::SLOTS; i++)
-        mbarrier_init(b.dh_full(i), 1), mbarrier_init_warps(b.dh_empty(i), R::WARPS);
+    for (int i = 0; i < R::SLOTS; i++) mbarrier_init(b.dh_full(i), 1), mbarrier_init_warps(b.dh_empty(i), R::WARPS);
 }
 
 /* The chunks that a block scans, of a segment and value head, and its KT columns of K. Rows are computed
@@ -89,8 +83,7 @@ struct chunk_range {
 };
 static __device__ __forceinline__ chunk_range range_of(const struct gdn_back &a, int tiles) {
     const int tile = blockIdx.x % tiles, hv = blockIdx.x / tiles % a.HV,
-              split = blockIdx.x / tiles / a.HV % a.fused_splits,
-              s = blockIdx.x / tiles / a.HV / a.fused_splits;
+              split = blockIdx.x / tiles / a.HV % a.fused_splits, s = blockIdx.x / tiles / a.HV / a.fused_splits;
     const int first = a.chunk_first[s], n = a.chunk_first[s + 1] - first,
               from = gdn_split_start(n, split, a.fused_splits);
     return {s,
@@ -117,8 +110,7 @@ static __device__ __forceinline__ void load_start(const struct gdn_back &a, cons
                                                   float S[R::V / 8][4]) {
     const int t = threadIdx.x % 4;
     const float *from = NULL;
-    if (w.split > 0)
-        from = a.fused_states + (((int64_t)w.s * a.HV + w.hv) * a.fused_splits + w.split - 1) * R::V * a.K;
+    if (w.split > 0) from = a.fused_states + (((int64_t)w.s * a.HV + w.hv) * a.fused_splits + w.split - 1) * R::V * a.K;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const int k = w.tile * R::KT + group * 64 + own_row(i / 2);
@@ -131,28 +123,25 @@ static __device__ __forceinline__ void load_start(const struct gdn_back &a, cons
 
 /* Panel n of dh, counted from the split's first chunk; that of the segment's last chunk is 0. */
 template <class R>
-static __device__ __forceinline__ void load_dh(R &m, const fused_barriers<R> &b, const chunk_range &w,
-                                               const bf16 *from, int n, int i) {
+static __device__ __forceinline__ void load_dh(R &m, const fused_barriers<R> &b, const chunk_range &w, const bf16 *from,
+                                               int n, int i) {
     const int bytes = R::DH_PANEL * (int)sizeof(bf16), c = w.chunk + n / R::PANELS;
     if (i > 0 && c < w.last) return;
     if (i == 0) mbarrier_wait(b.dh_empty(n), empty_parity<R::SLOTS>(n));
     if (c == w.last) {
         named_barrier_sync(5, GROUP); /* one thread has waited for all of them */
-        for (int j = i; j < R::DH_PANEL / 8; j += GROUP)
-            ((uint4 *)m.dh[n % R::SLOTS])[j] = make_uint4(0, 0, 0, 0);
+        for (int j = i; j < R::DH_PANEL / 8; j += GROUP) ((uint4 *)m.dh[n % R::SLOTS])[j] = make_uint4(0, 0, 0, 0);
         fence_proxy_async();
         named_barrier_sync(5, GROUP);
     }
     if (i > 0) return;
     if (c == w.last) mbarrier_arrive(b.dh_full(n));
-    else
-        mbarrier_arrive_expect_tx(b.dh_full(n), bytes),
-            bulk_copy(m.dh[n % R::SLOTS], from, bytes, b.dh_full(n));
+    else mbarrier_arrive_expect_tx(b.dh_full(n), bytes), bulk_copy(m.dh[n % R::SLOTS], from, bytes, b.dh_full(n));
 }
 /* q and k of chunk c, at `at` of both */
 template <class R>
-static __device__ __forceinline__ void load_qk(R &m, const fused_barriers<R> &b, const struct gdn_back &a,
-                                               int64_t at, int n, int c, int i) {
+static __device__ __forceinline__ void load_qk(R &m, const fused_barriers<R> &b, const struct gdn_back &a, int64_t at,
+                                               int n, int c, int i) {
     const int stride = a.H * a.K, s = c % R::KEYS;
     mbarrier_wait(b.qk_empty(c), empty_parity<R::KEYS>(c));
 #pragma unroll 1
@@ -190,8 +179,7 @@ static __device__ __forceinline__ void load_loop(R &m, const fused_barriers<R> &
     enum { PANELS = R::PANELS };
     const int panel = 64 * a.K;
     int64_t at_k = ((int64_t)w.row * a.H + w.hv / a.group) * a.K + w.tile * R::KT;
-    const bf16 *dh =
-        (const bf16 *)a.dh + ((int64_t)w.chunk * a.HV + w.hv) * R::V * a.K + w.tile * R::DH_PANEL;
+    const bf16 *dh = (const bf16 *)a.dh + ((int64_t)w.chunk * a.HV + w.hv) * R::V * a.K + w.tile * R::DH_PANEL;
     for (int c = 0; c < w.chunks; c++) {
         const int n = rows_of(w, c);
         const int64_t at = row_of(a, w, c) * R::V;
@@ -202,23 +190,21 @@ static __device__ __forceinline__ void load_loop(R &m, const fused_barriers<R> &
             const int x = c * PANELS + p;
             load_dh<R>(m, b, w, dh + p * panel, x, i);
             mbarrier_wait(b.v_empty(x), empty_parity<fused_barriers<R>::V_PANELS>(x));
-            copy_panel<64, C, GROUP>(m.v_new[c % R::V_STAGES] + p * PANEL,
-                                     (const bf16 *)a.v_new + at + 64 * p, a.HV * R::V, n, i);
+            copy_panel<64, C, GROUP>(m.v_new[c % R::V_STAGES] + p * PANEL, (const bf16 *)a.v_new + at + 64 * p,
+                                     a.HV * R::V, n, i);
         }
         copy_async_arrive(b.v_full(c));
         if (R::KEYS == 1) load_qk<R>(m, b, a, at_k, n, c, i);
         at_k += (int64_t)C * a.H * a.K;
         dh += (int64_t)a.HV * PANELS * panel;
-        if (i < PANELS && w.chunk + c + 1 < w.last)
-            prefetch_l2(dh + i * panel, R::DH_PANEL * (int)sizeof(bf16));
+        if (i < PANELS && w.chunk + c + 1 < w.last) prefetch_l2(dh + i * panel, R::DH_PANEL * (int)sizeof(bf16));
     }
 }
 
 /* ---- auxiliary warpgroup: dv, v.X2, dQ, dK and sums to memory; threads i of GROUP ---- */
 
 template <int PANELS>
-static __device__ __forceinline__ void store_panels(bf16 *to, const bf16 *tile, int64_t stride, int n,
-                                                    int i) {
+static __device__ __forceinline__ void store_panels(bf16 *to, const bf16 *tile, int64_t stride, int n, int i) {
     const int row = i / 8, col = i % 8 * 8;
     tile += tile_at<64>(row, col), to += row * stride + col;
 #pragma unroll
@@ -251,14 +237,12 @@ template <class R> struct values {
     enum { SLICES = R::V / 32, IN_FLIGHT = SLICES < 4 ? SLICES : 4 };
     uint4 v[IN_FLIGHT];
     /* the offset of a thread's first 16 bytes, in v and dv; -1: none */
-    static __device__ __forceinline__ int64_t place(const struct gdn_back &a, const chunk_range &w, int c,
-                                                    int row, int i) {
+    static __device__ __forceinline__ int64_t place(const struct gdn_back &a, const chunk_range &w, int c, int row,
+                                                    int i) {
         if (c >= w.chunks || row >= rows_of(w, c)) return -1;
         return (row_of(a, w, c) + (int64_t)row * a.HV) * R::V + i % 4 * 8;
     }
-    static __device__ __forceinline__ int first_row(const chunk_range &w, int i) {
-        return w.tile * (C / 2) + i / 4;
-    }
+    static __device__ __forceinline__ int first_row(const chunk_range &w, int i) { return w.tile * (C / 2) + i / 4; }
     /* starts to load v of chunk c */
     __device__ __forceinline__ void prefetch(const struct gdn_back &a, const chunk_range &w, int c, int i) {
         const int64_t at = place(a, w, c, first_row(w, i), i);
@@ -273,8 +257,7 @@ template <class R> struct values {
 #pragma unroll 1
         for (int pass = 0; pass < passes; pass++) {
             const int row = first_row(w, i) + pass * (C / 2);
-            const int64_t at = place(a, w, c, row, i),
-                          next = pass + 1 < passes ? place(a, w, c, row + C / 2, i) : -1;
+            const int64_t at = place(a, w, c, row, i), next = pass + 1 < passes ? place(a, w, c, row + C / 2, i) : -1;
             const float b = beta[row];
             float sum = 0;
 #pragma unroll

@@ -18,8 +18,7 @@ static __global__ void __launch_bounds__(THREADS) plain_states(const struct gdn_
         ((float *)a.h)[((int64_t)c * a.HV + hv) * KV + at] = S;
         for (int64_t t = p.row; t < p.row + p.len; t++) {
             const float alpha = a.g ? expf(a.g[t * a.HV + hv]) : 1.0f;
-            S = alpha * S +
-                f32(a.k[(t * a.H + hv / a.group) * a.K + i]) * f32(a.v_new[(t * a.HV + hv) * a.V + j]);
+            S = alpha * S + f32(a.k[(t * a.H + hv / a.group) * a.K + i]) * f32(a.v_new[(t * a.HV + hv) * a.V + j]);
         }
     }
 }
@@ -52,8 +51,7 @@ static __global__ void __launch_bounds__(THREADS) plain_scan(const struct gdn_ba
             dr = 0;
             for (int i = 0; i < SHARE; i++) dr += sums[i * COLS];
             __syncthreads();
-            for (int i = first; i < a.K; i += SHARE)
-                dh[i * COLS] = alpha * (dh[i * COLS] - f32(k[i]) * (beta * dr));
+            for (int i = first; i < a.K; i += SHARE) dh[i * COLS] = alpha * (dh[i * COLS] - f32(k[i]) * (beta * dr));
             if (first == 0 && mine) {
                 ((float *)a.X2)[row * a.V + j] = dr;
                 put(a.dv + row * a.V + j, beta * dr);
@@ -69,8 +67,7 @@ struct smem {
 };
 
 /* dS and N, strictly below the diagonal; V.X2 */
-static __device__ void plain_scores(const struct gdn_back &a, const struct hl_dev_span &p, int hv,
-                                    struct smem *m) {
+static __device__ void plain_scores(const struct gdn_back &a, const struct hl_dev_span &p, int hv, struct smem *m) {
     const float scale = 1.0f / sqrtf((float)a.K);
     const int64_t first = (int64_t)p.row * a.HV + hv;
     const float *X2 = (const float *)a.X2;
@@ -84,8 +81,8 @@ static __device__ void plain_scores(const struct gdn_back &a, const struct hl_de
             s += f32(a.dout[at + v]) * y;
             l += X2[at + v] * y;
         }
-        const float D = exp2f((m->gates[G_INT + i] - m->gates[G_INT + j]) +
-                              (m->gates[G_FRAC + i] - m->gates[G_FRAC + j]));
+        const float D =
+            exp2f((m->gates[G_INT + i] - m->gates[G_INT + j]) + (m->gates[G_FRAC + i] - m->gates[G_FRAC + j]));
         m->dS[i][j] = scale * s * D;
         m->N[i][j] = -l * D;
     }
@@ -99,8 +96,8 @@ static __device__ void plain_scores(const struct gdn_back &a, const struct hl_de
 }
 
 /* Row i by one warp: dQ and dK, and its terms of dbeta and dg */
-static __device__ void plain_row(const struct gdn_back &a, const struct hl_dev_span &p, int hv, int64_t head,
-                                 int i, struct smem *m) {
+static __device__ void plain_row(const struct gdn_back &a, const struct hl_dev_span &p, int hv, int64_t head, int i,
+                                 struct smem *m) {
     const int lane = threadIdx.x % 32, hk = hv / a.group;
     const float scale = 1.0f / sqrtf((float)a.K), eG = m->gates[EG + i], eL = m->gates[EL + i];
     const float beta = m->gates[BETA + i], diagonal = m->dS[i][i];

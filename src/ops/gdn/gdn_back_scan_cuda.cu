@@ -31,12 +31,9 @@ template <int DEPTH> struct reverse_barriers {
 };
 /* by one thread; so many threads load and store */
 template <int W, int DEPTH>
-static __device__ __forceinline__ void init_barriers(const reverse_barriers<DEPTH> &b, int loaders,
-                                                     int storers) {
-    for (int i = 0; i < DEPTH; i++)
-        mbarrier_init(b.in.full(i), loaders), mbarrier_init_warps(b.in.empty(i), 4 * W);
-    for (int i = 0; i < OUTS; i++)
-        mbarrier_init_warps(b.out.full(i), 4 * W), mbarrier_init(b.out.empty(i), storers);
+static __device__ __forceinline__ void init_barriers(const reverse_barriers<DEPTH> &b, int loaders, int storers) {
+    for (int i = 0; i < DEPTH; i++) mbarrier_init(b.in.full(i), loaders), mbarrier_init_warps(b.in.empty(i), 4 * W);
+    for (int i = 0; i < OUTS; i++) mbarrier_init_warps(b.out.full(i), 4 * W), mbarrier_init(b.out.empty(i), storers);
 }
 
 /* The chunks that a block scans, of a segment and value head. Rows are computed rather than loaded: a load
@@ -110,9 +107,8 @@ static __device__ __forceinline__ void load_loop(smem<K, W> &m, const reverse_ba
         mbarrier_wait(b.out.empty(step), empty_parity<OUTS>(step));
 #pragma unroll 1
         for (int g = 0; g < W; g++)
-            copy_panel<64, C, N>(m.out[step % OUTS] + g * PANEL,
-                                 a.dout + row * a.V + (w.values ? w.col + 64 * g : 0), a.HV * a.V,
-                                 w.values ? n : 0, i);
+            copy_panel<64, C, N>(m.out[step % OUTS] + g * PANEL, a.dout + row * a.V + (w.values ? w.col + 64 * g : 0),
+                                 a.HV * a.V, w.values ? n : 0, i);
         copy_async_arrive(b.in.full(step));
     }
     if constexpr (STORES) {
@@ -145,8 +141,7 @@ static __device__ __forceinline__ void store_loop(smem<K, W> &m, const reverse_b
 /* ---- consumer warpgroups ---- */
 
 /* d += x T, T [64][64] */
-static __device__ __forceinline__ void times_square(float d[C / 8][4], const uint32_t x[4][4],
-                                                    const bf16 *T) {
+static __device__ __forceinline__ void times_square(float d[C / 8][4], const uint32_t x[4][4], const bf16 *T) {
 #pragma unroll
     for (int i = 0; i < 4; i++) wgmma_rs<C>(d, x[i], operand<C, true>{T, 16 * i, 0});
 }
@@ -164,8 +159,7 @@ static __device__ __forceinline__ void pack_scaled(uint32_t x[4][4], const float
 }
 
 /* P; the warpgroup has C / W of its columns */
-template <int K, int W>
-static __device__ __forceinline__ void form_scores(stage<K> &s, const float *gates, int group) {
+template <int K, int W> static __device__ __forceinline__ void form_scores(stage<K> &s, const float *gates, int group) {
     enum { COLS = C / W };
     const int t = threadIdx.x % 4;
     const float scale = 1.0f / sqrtf((float)K);
@@ -177,8 +171,7 @@ static __device__ __forceinline__ void form_scores(stage<K> &s, const float *gat
                        operand<64, false>{s.k + n / 4 * PANEL, group * COLS, n % 4 * 16});
     wgmma_end<COLS / 8>(d);
 #pragma unroll
-    for (int n = 0; n < COLS / 8;
-         n++) /* all loads before the stores, which may alias for all the compiler knows */
+    for (int n = 0; n < COLS / 8; n++) /* all loads before the stores, which may alias for all the compiler knows */
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const int i = own_row(h), j = group * COLS + 8 * n + 2 * t;
@@ -196,8 +189,8 @@ static __device__ __forceinline__ void form_scores(stage<K> &s, const float *gat
 }
 /* One chunk: dh after it becomes dh before it. to: where dh after it is stored, or NULL. */
 template <int K, int W, bool FINAL>
-static __device__ __forceinline__ void scan_chunk(smem<K, W> &m, const reverse_barriers<smem<K, W>::DEPTH> &b,
-                                                  int step, int group, float dh[K / 8][4], bf16 *to) {
+static __device__ __forceinline__ void scan_chunk(smem<K, W> &m, const reverse_barriers<smem<K, W>::DEPTH> &b, int step,
+                                                  int group, float dh[K / 8][4], bf16 *to) {
     enum { DEPTH = smem<K, W>::DEPTH };
     stage<K> &s = m.in[step % DEPTH];
     const float *gates = m.gates[step % DEPTH], *eG = gates + EG, *eL = gates + EL, *beta = gates + BETA;
@@ -272,8 +265,7 @@ static __global__ void __launch_bounds__((W + 1) * GROUP, 1) reverse_scan(const 
     smem<K, W> &m = *(smem<K, W> *)shared_tiles();
     const reverse_barriers<smem<K, W>::DEPTH> b(m.barriers);
     const int values = a.V / (64 * W), tiles = FINAL ? values : values + K / (64 * W);
-    const int splits = FINAL ? a.split.n : a.split.n - 1, tile = blockIdx.x % tiles,
-              group = warpgroup_index();
+    const int splits = FINAL ? a.split.n : a.split.n - 1, tile = blockIdx.x % tiles, group = warpgroup_index();
     const int hv = blockIdx.x / tiles % a.HV, split = blockIdx.x / tiles / a.HV % splits,
               s = blockIdx.x / tiles / a.HV / splits;
     named_barrier_init();
@@ -297,8 +289,7 @@ static __global__ void __launch_bounds__((W + 1) * GROUP, 1) reverse_scan(const 
         const int64_t col = w.col + threadIdx.x / 32 * 16;
         float dh[K / 8][4];
         if (w.values)
-            load_state<K>(dh, FINAL && split > 0 ? split_state(a.split, K, s, hv, split - 1) + col : NULL,
-                          a.V);
+            load_state<K>(dh, FINAL && split > 0 ? split_state(a.split, K, s, hv, split - 1) + col : NULL, a.V);
         else identity_state<K>(dh, (int)col);
         scan_loop<K, W, FINAL>(m, b, a, w, group, dh);
         if (!FINAL && w.values) store_state<K>(split_state(a.split, K, s, hv, split) + col, dh, a.V);
@@ -310,8 +301,8 @@ template <int K, int W, bool FINAL> static void launch_scan(struct hl_cuda *c, c
     const int64_t splits = FINAL ? a->split.n : a->split.n - 1, width = FINAL ? a->V : a->V + K;
     struct gdn_back x = *a;
     if (!FINAL) x.dh = NULL;
-    launch_pdl(c, reverse_scan<K, W, FINAL>, (unsigned)(a->segs * a->HV * splits * (width / (64 * W))),
-               (W + 1) * GROUP, sizeof(smem<K, W>) + TILES_ROOM, x);
+    launch_pdl(c, reverse_scan<K, W, FINAL>, (unsigned)(a->segs * a->HV * splits * (width / (64 * W))), (W + 1) * GROUP,
+               sizeof(smem<K, W>) + TILES_ROOM, x);
 }
 /* Wide tiles where they keep the chip busy. */
 template <int K> static void run(struct hl_cuda *c, const struct gdn_back *a) {
@@ -321,8 +312,7 @@ template <int K> static void run(struct hl_cuda *c, const struct gdn_back *a) {
         else launch_scan<K, 1, false>(c, a);
         HL_OP(gdn_join_splits)(c, &a->split, K);
     }
-    if constexpr (K % 128 == 0)
-        (a->V % 128 || !busy ? launch_scan<K, 1, true> : launch_scan<K, 2, true>)(c, a);
+    if constexpr (K % 128 == 0) (a->V % 128 || !busy ? launch_scan<K, 1, true> : launch_scan<K, 2, true>)(c, a);
     else launch_scan<K, 1, true>(c, a);
 }
 template <int K> static bool scan_fits(struct hl_cuda *c) {

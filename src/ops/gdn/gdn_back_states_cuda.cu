@@ -48,8 +48,7 @@ template <int n> static __device__ __forceinline__ void store_h(bf16 *to, int ld
 /* Rows [0, n) of `columns` numbers into shared memory, the rest of `rows` as zeros (copies of no bytes read
  * nothing); copy_commit is the caller's. */
 template <int threads, int rows, int columns>
-static __device__ __forceinline__ void copy_rows(bf16 *tile, int ld, const bf16 *from, int64_t stride,
-                                                 int n) {
+static __device__ __forceinline__ void copy_rows(bf16 *tile, int ld, const bf16 *from, int64_t stride, int n) {
     enum { UNITS = columns / 8, STEP = threads / UNITS }; /* a step is whole rows */
     const int r0 = threadIdx.x / UNITS, x = threadIdx.x % UNITS * 8;
     from += r0 * stride + x;
@@ -68,15 +67,14 @@ template <int KT, int W> struct stage {
 };
 
 template <int KT, int W>
-static __device__ __forceinline__ void load_chunk(const struct gdn_back &a, const chunk_range &w,
-                                                  stage<KT, W> *s, int c) {
+static __device__ __forceinline__ void load_chunk(const struct gdn_back &a, const chunk_range &w, stage<KT, W> *s,
+                                                  int c) {
     const int hv = w.hv;
     const int64_t row = w.row + (int64_t)(c - w.first) * C; /* never the last chunk: it has all C rows */
     const float *gates = a.gates + ((int64_t)c * a.HV + hv) * BACK_GATES;
-    copy_rows<32 * W, C, KT>(s->k, KT + 8, a.k + (row * a.H + hv / a.group) * a.K + blockIdx.z * KT,
-                             a.H * a.K, C);
-    copy_rows<32 * W, C, 16 * W>(s->v, 16 * W + 8, a.v_new + (row * a.HV + hv) * a.V + blockIdx.y * 16 * W,
-                                 a.HV * a.V, C);
+    copy_rows<32 * W, C, KT>(s->k, KT + 8, a.k + (row * a.H + hv / a.group) * a.K + blockIdx.z * KT, a.H * a.K, C);
+    copy_rows<32 * W, C, 16 * W>(s->v, 16 * W + 8, a.v_new + (row * a.HV + hv) * a.V + blockIdx.y * 16 * W, a.HV * a.V,
+                                 C);
     if (threadIdx.x < C / 4) {
         copy_async(s->eL + 4 * threadIdx.x, gates + EL + 4 * threadIdx.x);
         copy_async(s->eG + 4 * threadIdx.x, gates + EG + 4 * threadIdx.x);
@@ -84,14 +82,12 @@ static __device__ __forceinline__ void load_chunk(const struct gdn_back &a, cons
 }
 
 /* where splits end: floats [V][K] of each, at the lane's numbers of the tile */
-template <int KT, int W>
-static __device__ __forceinline__ float *end_at(const struct gdn_back &a, int64_t place) {
+template <int KT, int W> static __device__ __forceinline__ float *end_at(const struct gdn_back &a, int64_t place) {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, v = (blockIdx.y * W + threadIdx.x / 32) * 16 + g;
     return a.split.states + (place * a.V + v) * a.K + blockIdx.z * KT + 2 * t;
 }
 template <int KT, int W>
-static __device__ __forceinline__ void start_from_ends(const struct gdn_back &a, const chunk_range &w,
-                                                       float (*S)[4]) {
+static __device__ __forceinline__ void start_from_ends(const struct gdn_back &a, const chunk_range &w, float (*S)[4]) {
     for (int p = 0; p < w.split; p++) {
         const float *end = end_at<KT, W>(a, w.place + p), decay = a.decays[w.place + p];
 #pragma unroll
@@ -104,8 +100,8 @@ static __device__ __forceinline__ void start_from_ends(const struct gdn_back &a,
     }
 }
 template <int KT, int W>
-static __device__ __forceinline__ void store_end(const struct gdn_back &a, const chunk_range &w,
-                                                 const float (*S)[4], float decay) {
+static __device__ __forceinline__ void store_end(const struct gdn_back &a, const chunk_range &w, const float (*S)[4],
+                                                 float decay) {
     float *end = end_at<KT, W>(a, w.place + w.split);
 #pragma unroll
     for (int n = 0; n < KT / 8; n++)
@@ -175,8 +171,7 @@ static __global__ void __launch_bounds__(256) join_ends(const struct gdn_back a)
 }
 
 template <int KT, int W> static void launch_ends(struct hl_cuda *c, const struct gdn_back *a) {
-    const dim3 grid((unsigned)(a->segs * a->HV * (a->split.n - 1)), (unsigned)(a->V / (16 * W)),
-                    (unsigned)(a->K / KT));
+    const dim3 grid((unsigned)(a->segs * a->HV * (a->split.n - 1)), (unsigned)(a->V / (16 * W)), (unsigned)(a->K / KT));
     launch_pdl(c, back_states<KT, W, false>, grid, 32 * W, DEPTH * sizeof(stage<KT, W>), *a);
 }
 template <int KT, int W> static void launch_states(struct hl_cuda *c, const struct gdn_back *a) {
@@ -197,7 +192,6 @@ extern "C" void HL_OP(gdn_back_fused_states)(struct hl_cuda *c, const struct gdn
     x.split.n = a->fused_splits, x.split.states = a->fused_states;
     if (a->K % 128 == 0) (wide ? launch_ends<128, 8> : launch_ends<128, 4>)(c, &x);
     else (wide ? launch_ends<64, 8> : launch_ends<64, 4>)(c, &x);
-    if (a->fused_splits > 2)
-        launch_pdl(c, join_ends, blocks_for(a->segs * a->HV * a->K * a->V / 4, 256), 256, 0, x);
+    if (a->fused_splits > 2) launch_pdl(c, join_ends, blocks_for(a->segs * a->HV * a->K * a->V / 4, 256), 256, 0, x);
 }
 #endif

@@ -64,11 +64,9 @@ static void solve(struct work *w) {
         p.A = x->X + n * x->ldx, p.ai = x->ldx, p.ak = 1;
         p.B = w->dh, p.bk = a->V, p.bn = 1;
         HL_OP(small_gemm)(&p, x->mm);
-        for (int64_t i = 0; i < n; i++)
-            row_scale(w->dv_new + i * w->ldv, w->dv_new + i * w->ldv, x->eL[i], a->V);
+        for (int64_t i = 0; i < n; i++) row_scale(w->dv_new + i * w->ldv, w->dv_new + i * w->ldv, x->eL[i], a->V);
     }
-    struct gdn_tri t = {
-        .n = n, .N = a->V, .T = x->P, .ldt = C, .ldb = w->ldv, .ldc = w->ldv, .add = !w->last};
+    struct gdn_tri t = {.n = n, .N = a->V, .T = x->P, .ldt = C, .ldb = w->ldv, .ldc = w->ldv, .add = !w->last};
     t.B = w->Y, t.C = w->dv_new;
     HL_OP(gdn_tri_trans)(&t, x->mm);
     t.T = (real *)a->A + at * C, t.ldt = a->HV * C, t.add = false;
@@ -121,8 +119,7 @@ static void state_gradients(struct work *w, const real *h) {
     struct gdn_chunk *x = &w->x;
     int64_t n = x->n, K = a->K, V = a->V;
     real scale = 1 / R_SQRT((real)K), *dK = w->dX + n * x->ldx;
-    struct hl_small_gemm p = {
-        .N = K, .K = V, .alpha = 1, .ldc = x->ldx, .ai = w->ldv, .ak = 1, .bk = 1, .bn = V};
+    struct hl_small_gemm p = {.N = K, .K = V, .alpha = 1, .ldc = x->ldx, .ai = w->ldv, .ak = 1, .bk = 1, .bn = V};
     if (!w->first) {
         for (int64_t i = 0; i < n; i++) {
             row_scale(w->Z + i * w->ldv, w->Y + i * w->ldv, scale * x->eG[i], V);
@@ -175,10 +172,8 @@ static void step_back(struct work *w, const real *h) {
         if (a->g) row_scale(dh, dh, x->end, V);
     }
     w->hdh *= (double)x->end;
-    for (int64_t i = 0; i < n; i++)
-        row_scale(w->Z + (n + i) * w->ldv, w->Z + (n + i) * w->ldv, x->beta[i], V);
-    struct hl_small_gemm p = {
-        .M = a->K, .N = V, .K = 2 * n, .alpha = 1, .C = w->dh, .ldc = V, .add = !w->last};
+    for (int64_t i = 0; i < n; i++) row_scale(w->Z + (n + i) * w->ldv, w->Z + (n + i) * w->ldv, x->beta[i], V);
+    struct hl_small_gemm p = {.M = a->K, .N = V, .K = 2 * n, .alpha = 1, .C = w->dh, .ldc = V, .add = !w->last};
     p.A = x->X, p.ai = 1, p.ak = x->ldx;
     p.B = w->Z, p.bk = w->ldv, p.bn = 1;
     HL_OP(small_gemm)(&p, x->mm);

@@ -58,11 +58,9 @@ static void read_state(const struct span *p, struct work *w, const real *h) {
         else row_scale(r + i * w->ldv, v + i * ld, x->beta[i], p->cols);
         if (h) row_scale(out + i * ld, w->Y + i * w->ldv, scale * x->eG[i], p->cols);
     }
-    struct gdn_tri t = {
-        .n = n, .N = p->cols, .T = w->A, .ldt = C, .B = r, .ldb = w->ldv, .C = w->v_new, .ldc = w->ldv};
+    struct gdn_tri t = {.n = n, .N = p->cols, .T = w->A, .ldt = C, .B = r, .ldb = w->ldv, .C = w->v_new, .ldc = w->ldv};
     HL_OP(gdn_tri)(&t, x->mm);
-    t = (struct gdn_tri){
-        .n = n, .N = p->cols, .T = x->P, .ldt = C, .B = w->v_new, .ldb = w->ldv, .C = out, .ldc = ld};
+    t = (struct gdn_tri){.n = n, .N = p->cols, .T = x->P, .ldt = C, .B = w->v_new, .ldb = w->ldv, .C = out, .ldc = ld};
     t.add = h != NULL;
     HL_OP(gdn_tri)(&t, x->mm);
 }
@@ -71,8 +69,7 @@ static void read_state(const struct span *p, struct work *w, const real *h) {
 static void write_state(const struct span *p, struct work *w, const real *h, real *next) {
     const struct hl_gdn *a = p->a;
     struct gdn_chunk *x = &w->x;
-    for (int64_t i = 0; i < x->n; i++)
-        row_scale(w->v_new + i * w->ldv, w->v_new + i * w->ldv, x->eL[i], p->cols);
+    for (int64_t i = 0; i < x->n; i++) row_scale(w->v_new + i * w->ldv, w->v_new + i * w->ldv, x->eL[i], p->cols);
     if (h && (h != next || a->g))
         for (int64_t i = 0; i < a->K; i++) row_scale(next + i * a->V, h + i * a->V, x->end, p->cols);
     struct hl_small_gemm mm = {.M = a->K, .N = p->cols, .K = x->n, .alpha = 1, .ldc = a->V, .add = h != NULL};
@@ -185,8 +182,7 @@ static void run_split(struct job *j) {
         hl_pool_run(j->pool, a->HV * j->tiles, tile_task, j);
         for (int64_t i = 0; i < rows * a->HV; i++) {
             real sum = 0;
-            for (int64_t t = 0; t < j->tiles; t++)
-                sum += j->sums[(i % a->HV * j->tiles + t) * j->window + i / a->HV];
+            for (int64_t t = 0; t < j->tiles; t++) sum += j->sums[(i % a->HV * j->tiles + t) * j->window + i / a->HV];
             a->m[(seg->row + c * C) * a->HV + i] = R_SQRT(sum);
         }
     }
@@ -194,8 +190,7 @@ static void run_split(struct job *j) {
 
 void HL_OP(gdn_forward)(struct hl_backend *backend, const struct hl_gdn *a) {
     real sums[SUMS];
-    struct job j = {
-        .pool = hl_backend_pool(backend), .p.a = a, .tiles = hl_pieces(a->V, GDN_TILE), .sums = sums};
+    struct job j = {.pool = hl_backend_pool(backend), .p.a = a, .tiles = hl_pieces(a->V, GDN_TILE), .sums = sums};
     int64_t segs = 0;
     HL_ASSERT(a->HV % a->H == 0 && !a->h == !a->v_new && !a->h == !a->A);
     j.window = SUMS / (a->HV * j.tiles) / C * C;

@@ -51,8 +51,8 @@ static __device__ __forceinline__ int64_t head_row(const struct args &a, const s
 
 /* ---- copies to shared memory, of chunk c ---- */
 
-static __device__ __forceinline__ void load_key(bf16 *to, const bf16 *from, const struct args &a,
-                                                const struct place &w, int c) {
+static __device__ __forceinline__ void load_key(bf16 *to, const bf16 *from, const struct args &a, const struct place &w,
+                                                int c) {
     const int64_t at = ((w.row + (int64_t)c * CHUNK) * a.H + w.hk) * K;
     load_tile<K, THREADS>(to, from + at, (int64_t)a.H * K, chunk_len(w, c));
 }
@@ -60,23 +60,20 @@ static __device__ __forceinline__ void load_square(bf16 *to, const bf16 *from, c
                                                    const struct place &w, int c) {
     load_tile<CHUNK, THREADS>(to, from + head_row(a, w, c) * CHUNK, (int64_t)a.HV * CHUNK, chunk_len(w, c));
 }
-static __device__ __forceinline__ void load_gates(float *to, const struct args &a, const struct place &w,
-                                                  int c) {
+static __device__ __forceinline__ void load_gates(float *to, const struct args &a, const struct place &w, int c) {
     const float *from = a.gates + ((int64_t)(w.first + c) * a.HV + w.hv) * GATES;
     if (threadIdx.x < GATES / 4) copy_async(to + 4 * threadIdx.x, from + 4 * threadIdx.x);
 }
 /* each warp copies the rows and columns of v that it will read itself */
 template <int VT>
-static __device__ __forceinline__ void load_values(bf16 *to, const struct args &a, const struct place &w,
-                                                   int c) {
+static __device__ __forceinline__ void load_values(bf16 *to, const struct args &a, const struct place &w, int c) {
     const int warp = threadIdx.x / 32, units = VT / 16, len = chunk_len(w, c);
     const bf16 *from = a.v + head_row(a, w, c) * a.V + w.col;
 #pragma unroll
     for (int i = threadIdx.x % 32; i < 16 * units; i += 32) {
         const int row = warp % 4 * 16 + i / units, col = warp / 4 * (VT / 2) + i % units * 8;
         const bool in = row < len;
-        copy_async(to + tile_at<VT>(row, col), from + (in ? (int64_t)row * a.HV * a.V : 0) + col,
-                   in ? 16 : 0);
+        copy_async(to + tile_at<VT>(row, col), from + (in ? (int64_t)row * a.HV * a.V : 0) + col, in ? 16 : 0);
     }
 }
 
@@ -84,8 +81,8 @@ static __device__ __forceinline__ void load_values(bf16 *to, const struct args &
 
 /* kS and qS of the warp's rows and columns */
 template <int VT>
-static __device__ __forceinline__ void read_state(const bf16 *k, const bf16 *q, const bf16 *S,
-                                                  float kS[VT / 16][4], float qS[VT / 16][4]) {
+static __device__ __forceinline__ void read_state(const bf16 *k, const bf16 *q, const bf16 *S, float kS[VT / 16][4],
+                                                  float qS[VT / 16][4]) {
     const int warp = threadIdx.x / 32;
 #pragma unroll
     for (int n = 0; n < VT / 16; n++)
@@ -107,8 +104,7 @@ static __device__ __forceinline__ void read_state(const bf16 *k, const bf16 *q, 
 
 /* S = end S + k^T v_end */
 template <int VT>
-static __device__ __forceinline__ void write_state(const bf16 *k, const bf16 *v_end, float end,
-                                                   float S[VT / 16][4]) {
+static __device__ __forceinline__ void write_state(const bf16 *k, const bf16 *v_end, float end, float S[VT / 16][4]) {
     const int warp = threadIdx.x / 32;
 #pragma unroll
     for (int n = 0; n < VT / 16; n++)
@@ -127,8 +123,7 @@ static __device__ __forceinline__ void write_state(const bf16 *k, const bf16 *v_
 /* ---- element by element: lane 4g + t holds columns 2t, 2t + 1 of every 8, of rows g and g + 8 ---- */
 
 /* r = beta (v - exp(G) kS), over v */
-template <int VT>
-static __device__ __forceinline__ void residual(bf16 *v, const float *gates, float kS[VT / 16][4]) {
+template <int VT> static __device__ __forceinline__ void residual(bf16 *v, const float *gates, float kS[VT / 16][4]) {
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -144,8 +139,8 @@ static __device__ __forceinline__ void residual(bf16 *v, const float *gates, flo
 
 /* v_new to shared memory, plain and decayed, and the warp's share of the sums of its squares */
 template <int VT>
-static __device__ __forceinline__ void store_values(bf16 *v_new, bf16 *v_end, const float *gates,
-                                                    float (*sums)[CHUNK], float acc[VT / 16][4]) {
+static __device__ __forceinline__ void store_values(bf16 *v_new, bf16 *v_end, const float *gates, float (*sums)[CHUNK],
+                                                    float acc[VT / 16][4]) {
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -168,8 +163,7 @@ static __device__ __forceinline__ void store_values(bf16 *v_new, bf16 *v_end, co
 
 /* The state between registers and memory (float [K][V], at the tile's columns; NULL: empty), and its bf16
  * copy in shared memory */
-template <int VT>
-static __device__ __forceinline__ void load_state(float S[VT / 16][4], const float *from, int64_t V) {
+template <int VT> static __device__ __forceinline__ void load_state(float S[VT / 16][4], const float *from, int64_t V) {
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     if (from) from += (warp % 4 * 16 + g) * V + warp / 4 * (VT / 2) + 2 * t;
 #pragma unroll
@@ -181,15 +175,13 @@ static __device__ __forceinline__ void load_state(float S[VT / 16][4], const flo
             S[n][2 * h] = x.x, S[n][2 * h + 1] = x.y;
         }
 }
-template <int VT>
-static __device__ __forceinline__ void store_state(float *to, const float S[VT / 16][4], int64_t V) {
+template <int VT> static __device__ __forceinline__ void store_state(float *to, const float S[VT / 16][4], int64_t V) {
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     to += (warp % 4 * 16 + g) * V + warp / 4 * (VT / 2) + 2 * t;
 #pragma unroll
     for (int n = 0; n < VT / 16; n++)
 #pragma unroll
-        for (int h = 0; h < 2; h++)
-            *(float2 *)(to + 8 * h * V + 8 * n) = make_float2(S[n][2 * h], S[n][2 * h + 1]);
+        for (int h = 0; h < 2; h++) *(float2 *)(to + 8 * h * V + 8 * n) = make_float2(S[n][2 * h], S[n][2 * h + 1]);
 }
 template <int VT> static __device__ __forceinline__ void copy_state(bf16 *tile, const float S[VT / 16][4]) {
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
@@ -205,9 +197,8 @@ template <int VT> static __device__ __forceinline__ void copy_state(bf16 *tile, 
 
 /* out of the chunk, through `stage`, of which the warp uses its own rows and columns */
 template <int VT>
-static __device__ __forceinline__ void write_out(const struct args &a, const struct place &w, int c,
-                                                 const float *gates, const bf16 *P, const bf16 *v_new,
-                                                 bf16 *stage, float qS[VT / 16][4]) {
+static __device__ __forceinline__ void write_out(const struct args &a, const struct place &w, int c, const float *gates,
+                                                 const bf16 *P, const bf16 *v_new, bf16 *stage, float qS[VT / 16][4]) {
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const int64_t stride = (int64_t)a.HV * a.V;
 #pragma unroll
@@ -221,8 +212,7 @@ static __device__ __forceinline__ void write_out(const struct args &a, const str
     for (int h = 0; h < 2; h++)
 #pragma unroll
         for (int n = 0; n < VT / 16; n++)
-            *(uint32_t *)(stage +
-                          tile_at<VT>(warp % 4 * 16 + g + 8 * h, warp / 4 * (VT / 2) + 8 * n + 2 * t)) =
+            *(uint32_t *)(stage + tile_at<VT>(warp % 4 * 16 + g + 8 * h, warp / 4 * (VT / 2) + 8 * n + 2 * t)) =
                 pack2(qS[n][2 * h], qS[n][2 * h + 1]);
     __syncwarp();
     store_rows<VT>(a.out + head_row(a, w, c) * a.V + w.col, stage, stride, chunk_len(w, c));
@@ -241,8 +231,8 @@ static __device__ __forceinline__ void write_sums(const struct args &a, const st
 
 /* everything that a chunk reads */
 template <int VT>
-static __device__ __forceinline__ void load_chunk(struct smem<VT> &x, const struct args &a,
-                                                  const struct place &w, int c) {
+static __device__ __forceinline__ void load_chunk(struct smem<VT> &x, const struct args &a, const struct place &w,
+                                                  int c) {
     load_key(x.k[c & 1], a.k, a, w, c);
     load_gates(x.gates[c & 1], a, w, c);
     load_key(x.q[c & 1], a.q, a, w, c);
@@ -286,8 +276,7 @@ static __global__ void __launch_bounds__(THREADS, sizeof(struct smem<VT>) <= (11
         __syncthreads(); /* v_new is complete; nobody reads r any more */
         write_out<VT>(a, w, c, gates, x.P[now], x.v_new, x.v[now], qS);
         if (a.v_new)
-            store_rows<VT>(a.v_new + head_row(a, w, c) * a.V + w.col, x.v_new, (int64_t)a.HV * a.V,
-                           chunk_len(w, c));
+            store_rows<VT>(a.v_new + head_row(a, w, c) * a.V + w.col, x.v_new, (int64_t)a.HV * a.V, chunk_len(w, c));
         write_sums(a, w, c, x.sums);
         write_state<VT>(x.k[now], x.v_end, gates[2 * CHUNK - 1], S);
         copy_state<VT>(x.S, S);
@@ -298,8 +287,7 @@ static __global__ void __launch_bounds__(THREADS, sizeof(struct smem<VT>) <= (11
 }
 
 template <int VT> static void launch_scan(struct hl_cuda *c, const struct args *a, int64_t segments) {
-    launch_pdl(c, scan_chunks<VT>, (unsigned)(segments * a->HV * a->tiles), THREADS, sizeof(struct smem<VT>),
-               *a);
+    launch_pdl(c, scan_chunks<VT>, (unsigned)(segments * a->HV * a->tiles), THREADS, sizeof(struct smem<VT>), *a);
 }
 
 /* Wide tiles while they fill the chip: q and k are read once per tile. */

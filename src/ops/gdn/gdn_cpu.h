@@ -26,14 +26,13 @@ static inline real *gdn_take(real **p, int64_t n) {
 }
 /* reals of scratch, enough for the arrays of forward and of backward */
 static inline int64_t gdn_scratch_reals(int64_t K, int64_t V) {
-    return HL_SMALL_GEMM_SCRATCH + K * V + 16 + 6 * HL_CHUNK * (gdn_ld(K) + gdn_ld(V)) +
-           8 * HL_CHUNK * HL_CHUNK;
+    return HL_SMALL_GEMM_SCRATCH + K * V + 16 + 6 * HL_CHUNK * (gdn_ld(K) + gdn_ld(V)) + 8 * HL_CHUNK * HL_CHUNK;
 }
 
 struct gdn_chunk {
-    int64_t n, row, hv, ldx; /* rows, first of them in the batch; value head */
-    real *X;                 /* [2n][ldx]: the rows of q, then those of k */
-    real *P, *M, *D;         /* [n][HL_CHUNK], zero above the diagonal: D = exp(G_i - G_j),
+    int64_t n, row, hv, ldx;                         /* rows, first of them in the batch; value head */
+    real *X;                                         /* [2n][ldx]: the rows of q, then those of k */
+    real *P, *M, *D;                                 /* [n][HL_CHUNK], zero above the diagonal: D = exp(G_i - G_j),
                                 P = K^{-1/2} q_i.k_j D, M = k_i.k_j D below the diagonal (L = beta M) */
     real beta[HL_CHUNK], eG[HL_CHUNK], eL[HL_CHUNK]; /* exp(G_i), exp(G_last - G_i) */
     real end;                                        /* exp(G_last) */
@@ -58,8 +57,7 @@ struct gdn_tri {
 void HL_OP(gdn_tri)(const struct gdn_tri *t, real *mm);
 void HL_OP(gdn_tri_trans)(const struct gdn_tri *t, real *mm);
 /* C [2n][HL_CHUNK] = Y B^T for Y [2n][N], B [n][N]; of each half only what its lower triangle needs */
-void HL_OP(gdn_lower)(real *C, const real *Y, int64_t ldy, const real *B, int64_t ldb, int64_t n, int64_t N,
-                      real *mm);
+void HL_OP(gdn_lower)(real *C, const real *Y, int64_t ldy, const real *B, int64_t ldb, int64_t n, int64_t N, real *mm);
 
 void HL_OP(gdn_step)(struct hl_pool *pool, const struct hl_gdn *a);
 #endif

@@ -6,8 +6,7 @@
 #include "ops/gdn/gdn_step_cuda.cuh"
 
 static bool step_fits(struct hl_cuda *, const struct hl_gdn *a) {
-    if (!gdn_step_knows(a->K, a->V) || a->A || a->v_new || a->rows->dev->longest > GDN_STEP_ROWS)
-        return false;
+    if (!gdn_step_knows(a->K, a->V) || a->A || a->v_new || a->rows->dev->longest > GDN_STEP_ROWS) return false;
     for (int64_t s = 0; s < a->rows->n; s++)
         if (!a->rows->seg[s].state || (uintptr_t)(a->rows->seg[s].state + a->S_off) % 16) return false;
     return true;
@@ -47,8 +46,7 @@ static const struct {
     {{"ring_split", "few long segments: splits of a segment are scanned at the same time"},
      ring_split_fits,
      HL_OP(gdn_run_ring_split)},
-    {{"scan",
-      "few segments, too short to split: only the state is scanned, outputs follow for all chunks at once"},
+    {{"scan", "few segments, too short to split: only the state is scanned, outputs follow for all chunks at once"},
      scan_fits,
      HL_OP(gdn_run_scan)},
     {{"ring", "enough segments to fill the chip: one scan that writes the outputs as well"},
@@ -58,9 +56,7 @@ static const struct {
      chunk_fits,
      HL_OP(gdn_run_chunk)},
 #endif
-    {{"plain", "any head size, float activations and chips before Hopper: token by token"},
-     any,
-     HL_OP(gdn_run_plain)},
+    {{"plain", "any head size, float activations and chips before Hopper: token by token"}, any, HL_OP(gdn_run_plain)},
 };
 
 static int form_of(struct hl_backend *backend, const struct hl_gdn *a) {
@@ -72,7 +68,6 @@ extern "C" void HL_OP(gdn_forward)(struct hl_backend *backend, const struct hl_g
     HL_ASSERT(a->HV % a->H == 0 && !a->v_new == !a->A && a->rows->dev);
     forms[form_of(backend, a)].run(backend, a);
 }
-extern "C" struct hl_gdn_form HL_OP(gdn_form)(struct hl_backend *backend, const struct hl_gdn *a,
-                                              bool backward) {
+extern "C" struct hl_gdn_form HL_OP(gdn_form)(struct hl_backend *backend, const struct hl_gdn *a, bool backward) {
     return backward ? HL_OP(gdn_back_form)(hl_cuda_of(backend), a) : forms[form_of(backend, a)].form;
 }

@@ -9,7 +9,7 @@ enum { CHUNK = HL_CHUNK, GATES = 3 * HL_CHUNK };
 
 /* Results of gdn_prep, for every chunk and value head. P has A's shape and its zeros. */
 struct gdn_prep {
-    act *A, *P; /* [T][HV][64]: (I + L)^-1; K^{-1/2} (q k^T) decayed, with the diagonal. P NULL: not wanted */
+    act *A, *P;   /* [T][HV][64]: (I + L)^-1; K^{-1/2} (q k^T) decayed, with the diagonal. P NULL: not wanted */
     float *gates; /* [chunks][HV][3][64]: beta, exp(G), exp(G_last - G); past the chunk's rows beta is 0 */
     int *ready;   /* [chunks][HV], becomes 0; NULL: not wanted */
 };
@@ -17,8 +17,7 @@ struct gdn_prep {
 struct gdn_out {
     const bf16 *h, *v_new, *P; /* h: [chunks][HV][K][V], the state before each chunk */
     const float *gates;
-    const int
-        *ready; /* [chunks][HV], at a window's first chunk: `tiles` once its h and v_new are in memory */
+    const int *ready; /* [chunks][HV], at a window's first chunk: `tiles` once its h and v_new are in memory */
     int tiles;
 };
 /* the first chunk of c's window, both counted from the segment's first chunk */
@@ -74,8 +73,7 @@ static __device__ __forceinline__ void frags(uint32_t b[VT / 16][2], const bf16 
 }
 
 /* acc += T x, T lower triangular [64][64], for the warp's rows and columns */
-template <int VT>
-static __device__ __forceinline__ void triangle(const bf16 *T, const bf16 *x, float acc[VT / 16][4]) {
+template <int VT> static __device__ __forceinline__ void triangle(const bf16 *T, const bf16 *x, float acc[VT / 16][4]) {
     const int warp = threadIdx.x / 32, rows = warp % 4;
 #pragma unroll
     for (int c = 0; c < 4; c++) {
@@ -129,11 +127,10 @@ static __device__ __forceinline__ float decay_since_start(const struct gdn_decay
     return __expf(d->hi[i] + d->lo[i]);
 }
 /* By one warp; g and beta at the chunk's first row, HV apart. Rows past len: no decay, beta 0. */
-static __device__ __forceinline__ void load_decay(struct gdn_decay *d, const float *g, const float *beta,
-                                                  int64_t HV, int len) {
+static __device__ __forceinline__ void load_decay(struct gdn_decay *d, const float *g, const float *beta, int64_t HV,
+                                                  int len) {
     const int l = threadIdx.x % 32, i = 2 * l;
-    const double g0 = g && i < len ? (double)g[i * HV] : 0,
-                 g1 = g && i + 1 < len ? (double)g[(i + 1) * HV] : 0;
+    const double g0 = g && i < len ? (double)g[i * HV] : 0, g1 = g && i + 1 < len ? (double)g[(i + 1) * HV] : 0;
     double sum = g0 + g1;
     for (int n = 1; n < 32; n *= 2) {
         const double before = __shfl_up_sync(0xffffffffu, sum, n);

@@ -45,10 +45,9 @@ static __device__ __forceinline__ void store_16_if(bf16 *to, uint4 x, bool yes) 
 #ifdef HL_CUDA_EMU
     if (yes) *(uint4 *)to = x;
 #else
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\n@p st.global.v4.u32 [%0], {%1,%2,%3,%4};\n}" ::"l"(to),
-        "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w), "r"((uint32_t)yes)
-        : "memory");
+    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\n@p st.global.v4.u32 [%0], {%1,%2,%3,%4};\n}" ::"l"(to),
+                 "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w), "r"((uint32_t)yes)
+                 : "memory");
 #endif
 }
 template <int W> struct row_store {
@@ -60,8 +59,7 @@ template <int W> struct row_store {
     }
     __device__ __forceinline__ void read(uint4 x[BATCH], const bf16 *tile, int first) const {
 #pragma unroll
-        for (int n = 0; n < BATCH; n++)
-            x[n] = *(const uint4 *)(tile + at[n * STEP % 8 / 4] + (first + n * STEP) * 64);
+        for (int n = 0; n < BATCH; n++) x[n] = *(const uint4 *)(tile + at[n * STEP % 8 / 4] + (first + n * STEP) * 64);
     }
     __device__ __forceinline__ void write(bf16 *to, const uint4 x[BATCH], int64_t step, int left) const {
 #pragma unroll

@@ -21,9 +21,8 @@ struct args {
 
 /* One token: S becomes the next state; returns the columns' share of |beta e|^2. k, q: the lane's rows. */
 template <int R>
-static __device__ __forceinline__ float token(float S[COLS][R], const float k[R], const float q[R],
-                                              float alpha, float beta, const act *v, act *out, act *v_new,
-                                              int cols, float scale) {
+static __device__ __forceinline__ float token(float S[COLS][R], const float k[R], const float q[R], float alpha,
+                                              float beta, const act *v, act *out, act *v_new, int cols, float scale) {
     float sum = 0.0f;
     for (int j = 0; j < COLS; j++) {
         float ks = 0.0f, qs = 0.0f;

@@ -43,24 +43,20 @@ static __device__ __forceinline__ void load_item(smem<K> &x, const struct args &
     const int64_t at = ((int64_t)p.row * a.H + p.hv / (a.HV / a.H)) * K;
 #pragma unroll 1
     for (int n = 0; n < K / 64; n++) {
-        copy_panel<64, CHUNK, THREADS>(x.k + n * PANEL, a.k + at + 64 * n, (int64_t)a.H * K, p.len,
-                                       threadIdx.x);
+        copy_panel<64, CHUNK, THREADS>(x.k + n * PANEL, a.k + at + 64 * n, (int64_t)a.H * K, p.len, threadIdx.x);
         if (a.P)
-            copy_panel<64, CHUNK, THREADS>(x.q + n * PANEL, a.q + at + 64 * n, (int64_t)a.H * K, p.len,
-                                           threadIdx.x);
+            copy_panel<64, CHUNK, THREADS>(x.q + n * PANEL, a.q + at + 64 * n, (int64_t)a.H * K, p.len, threadIdx.x);
     }
     copy_commit();
 }
 /* by one warp */
-static __device__ __forceinline__ void load_gates(struct gdn_decay *d, const struct args &a,
-                                                  const struct item &p) {
+static __device__ __forceinline__ void load_gates(struct gdn_decay *d, const struct args &a, const struct item &p) {
     const int64_t at = (int64_t)p.row * a.HV + p.hv;
     load_decay(d, a.g ? a.g + at : NULL, a.beta + at, a.HV, p.len);
 }
 
 /* Scores of the warp's 16 rows of x (k or q) against all rows of k. */
-template <int K>
-static __device__ __forceinline__ void scores(const bf16 *x, const bf16 *k, float acc[8][4]) {
+template <int K> static __device__ __forceinline__ void scores(const bf16 *x, const bf16 *k, float acc[8][4]) {
 #pragma unroll
     for (int n = 0; n < 8; n++)
 #pragma unroll
@@ -75,8 +71,8 @@ static __device__ __forceinline__ void scores(const bf16 *x, const bf16 *k, floa
 
 /* P, of the warp's rows, to memory through `tile` */
 template <int K>
-static __device__ __forceinline__ void write_P(const struct gdn_decay *d, float acc[8][4], bf16 *tile,
-                                               bf16 *P, int64_t stride, int len) {
+static __device__ __forceinline__ void write_P(const struct gdn_decay *d, float acc[8][4], bf16 *tile, bf16 *P,
+                                               int64_t stride, int len) {
     const int l = threadIdx.x % 32, rows = threadIdx.x / 32 % 4, g = l / 4, t = l % 4;
     const float scale = 1.0f / sqrtf((float)K);
 #pragma unroll
@@ -106,8 +102,7 @@ static __device__ __forceinline__ void write_L(const struct gdn_decay *d, float 
         for (int i = 0; i < 4; i++) {
             const int row = 16 * rows + g + 8 * (i / 2), col = 8 * n + 2 * t + i % 2;
             if (n / 2 > rows) continue;
-            L_t[col * INVERSE_LD + row] =
-                row > col ? d->beta[row] * decay_between(d, row, col) * acc[n][i] : 0.0f;
+            L_t[col * INVERSE_LD + row] = row > col ? d->beta[row] * decay_between(d, row, col) * acc[n][i] : 0.0f;
         }
 }
 
@@ -137,8 +132,7 @@ static __device__ __forceinline__ void invert_diagonal(const float *L_t, float *
 static __device__ __forceinline__ uint32_t tf32(float x) { return __float_as_uint(x) + 0x1000u; }
 
 /* acc += X Y: X 16 x 16, X(r, c) at x[r * xr + c * xc]; Y 16 x 8, at rows of INVERSE_LD */
-static __device__ __forceinline__ void block_product(float acc[4], const float *x, int xr, int xc,
-                                                     const float *y) {
+static __device__ __forceinline__ void block_product(float acc[4], const float *x, int xr, int xc, const float *y) {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
     for (int c = 0; c < 16; c += 8) {
@@ -152,13 +146,11 @@ static __device__ __forceinline__ void write_block(float *A, const float acc[4],
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
     for (int h = 0; h < 2; h++)
-        *(float2 *)(A + (g + 8 * h) * INVERSE_LD + 2 * t) =
-            make_float2(sign * acc[2 * h], sign * acc[2 * h + 1]);
+        *(float2 *)(A + (g + 8 * h) * INVERSE_LD + 2 * t) = make_float2(sign * acc[2 * h], sign * acc[2 * h + 1]);
 }
 /* N x N blocks below the diagonal, at block (at + N, at), 8 columns from `col` of them on; L X^-1 is kept
  * where the result will be */
-template <int N>
-static __device__ __forceinline__ void invert_below(const float *L_t, float *A, int at, int col) {
+template <int N> static __device__ __forceinline__ void invert_below(const float *L_t, float *A, int at, int col) {
     float acc[N][4] = {}, last[N][4] = {}, *X = A + 16 * at * INVERSE_LD + 16 * at + col;
     const float *Y = A + 16 * (at + N) * (INVERSE_LD + 1);
 #pragma unroll
@@ -197,8 +189,8 @@ static __device__ __forceinline__ void write_A(const float *A, bf16 *to, int64_t
 }
 
 /* A from the scores of k, by the first warpgroup; its warps meet at named barrier 1 */
-static __device__ __forceinline__ void invert(const struct gdn_decay *d, float acc[8][4], float *L, float *A,
-                                              bf16 *to, int64_t stride, int len) {
+static __device__ __forceinline__ void invert(const struct gdn_decay *d, float acc[8][4], float *L, float *A, bf16 *to,
+                                              int64_t stride, int len) {
     const int warp = threadIdx.x / 32;
     write_L(d, acc, L);
     named_barrier_sync(1, HALF);
@@ -218,8 +210,7 @@ static __device__ __forceinline__ void write_gates(const struct gdn_decay *d, fl
     gates[2 * CHUNK + i] = decay_between(d, CHUNK - 1, i);
 }
 
-template <int K>
-static __global__ void __launch_bounds__(THREADS, K == 256 ? 2 : 3) prep_chunks(const struct args a) {
+template <int K> static __global__ void __launch_bounds__(THREADS, K == 256 ? 2 : 3) prep_chunks(const struct args a) {
     smem<K> &x = *(smem<K> *)shared_tiles();
     const int warp = threadIdx.x / 32, group = warpgroup_index();
     const int64_t stride = (int64_t)a.HV * CHUNK;
@@ -251,19 +242,15 @@ static __global__ void __launch_bounds__(THREADS, K == 256 ? 2 : 3) prep_chunks(
 
 template <int K> static void launch_prep(struct hl_cuda *c, const struct args *a) {
     const int most = hl_cuda_sms(c) * (K == 256 ? 2 : 3);
-    launch(c, prep_chunks<K>, (unsigned)(a->items < most ? a->items : most), THREADS,
-           sizeof(smem<K>) + TILES_ROOM, *a);
+    launch(c, prep_chunks<K>, (unsigned)(a->items < most ? a->items : most), THREADS, sizeof(smem<K>) + TILES_ROOM, *a);
 }
 
-extern "C" void HL_OP(gdn_prep)(struct hl_backend *backend, const struct hl_gdn *a,
-                                const struct gdn_prep *p) {
+extern "C" void HL_OP(gdn_prep)(struct hl_backend *backend, const struct hl_gdn *a, const struct gdn_prep *p) {
     const struct hl_dev_rows *rows = a->rows->dev;
     struct args x = {(const bf16 *)a->q, (const bf16 *)a->k, a->g, a->beta, p->A, p->P, p->gates};
     x.ready = p->ready, x.chunk = rows->chunk, x.H = (int)a->H, x.HV = (int)a->HV;
     x.items = (int)(rows->chunks * a->HV);
-    (a->K == 64    ? launch_prep<64>
-     : a->K == 128 ? launch_prep<128>
-                   : launch_prep<256>)(hl_cuda_of(backend), &x);
+    (a->K == 64 ? launch_prep<64> : a->K == 128 ? launch_prep<128> : launch_prep<256>)(hl_cuda_of(backend), &x);
 }
 #endif
 
@@ -277,8 +264,7 @@ static __global__ void scores_from_sums(float *m, const float *sums, int64_t til
     m[i] = sqrtf(sum);
 }
 
-extern "C" void HL_OP(gdn_scores)(struct hl_backend *backend, real *m, const float *sums, int64_t tiles,
-                                  int64_t n) {
-    launch_pdl(hl_cuda_of(backend), scores_from_sums, blocks_for(n, SCORE_THREADS), SCORE_THREADS, 0, m, sums,
-               tiles, n);
+extern "C" void HL_OP(gdn_scores)(struct hl_backend *backend, real *m, const float *sums, int64_t tiles, int64_t n) {
+    launch_pdl(hl_cuda_of(backend), scores_from_sums, blocks_for(n, SCORE_THREADS), SCORE_THREADS, 0, m, sums, tiles,
+               n);
 }

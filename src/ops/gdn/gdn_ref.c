@@ -79,8 +79,8 @@ void HL_OP(gdn_forward)(struct hl_backend *backend, const struct hl_gdn *a) {
 }
 
 /* Gradients of token t. S: S_{t-1}; dS: the gradient of S_t, which becomes that of S_{t-1}; tmp: 2V + KV. */
-static void backward_step(const struct head *x, int64_t t, const real *S, real *dS, const real *dout,
-                          real *dq, real *dk, real *dv, real *dg, real *dbeta, real *tmp) {
+static void backward_step(const struct head *x, int64_t t, const real *S, real *dS, const real *dout, real *dq,
+                          real *dk, real *dv, real *dg, real *dbeta, real *tmp) {
     const real *q = x->q + t * x->qk_stride, *k = x->k + t * x->qk_stride;
     int64_t K = x->K, V = x->V;
     real *e = tmp, *dr = tmp + V, *Sd = tmp + 2 * V; /* Sd: the decayed state S' */
@@ -124,9 +124,9 @@ static void backward_head(const struct hl_gdn *a, const struct hl_seg *s, int64_
     }
     for (int64_t t = s->len - 1; t >= 0; t--) {
         int64_t b = (s->row + t) * a->HV + hv;
-        backward_step(&x, t, S + t * KV, dS, (const real *)a->dout + b * V,
-                      (real *)a->dq + qk + t * x.qk_stride, (real *)a->dk + qk + t * x.qk_stride,
-                      (real *)a->dv + b * V, a->dg ? a->dg + b : NULL, a->dbeta + b, tmp);
+        backward_step(&x, t, S + t * KV, dS, (const real *)a->dout + b * V, (real *)a->dq + qk + t * x.qk_stride,
+                      (real *)a->dk + qk + t * x.qk_stride, (real *)a->dv + b * V, a->dg ? a->dg + b : NULL,
+                      a->dbeta + b, tmp);
     }
     free(S);
     free(dS);

@@ -27,8 +27,7 @@ enum { LOAD_THREADS = GROUP / 2, VALUES = 3 };
 
 template <int K, int W> struct smem {
     enum { DEPTH = K == 256 ? 2 : 3 };
-    bf16 kq[DEPTH][K / 64]
-           [2 * PANEL]; /* k above q, so that k S and q S are one product; panels of 64 columns */
+    bf16 kq[DEPTH][K / 64][2 * PANEL]; /* k above q, so that k S and q S are one product; panels of 64 columns */
     bf16 A[DEPTH][CHUNK * CHUNK], P[DEPTH][CHUNK * CHUNK];
     bf16 v[VALUES][W * PANEL], v_new[W * PANEL]; /* v, then out in its place; a panel for each consumer */
     float gates[DEPTH][GATES];
@@ -40,21 +39,17 @@ template <int DEPTH> struct forward_barriers {
     ring_barriers<0, DEPTH> in;
     ring_barriers<3 * DEPTH, VALUES> v;
     ring_barriers<3 * DEPTH + 2 * VALUES, 1> v_new;
-    __device__ __forceinline__ forward_barriers(uint64_t *p)
-        : in{mbarrier_base(p)}, v{in.first}, v_new{in.first} {}
+    __device__ __forceinline__ forward_barriers(uint64_t *p) : in{mbarrier_base(p)}, v{in.first}, v_new{in.first} {}
     __device__ __forceinline__ mbarrier_t full(int c) const { return in.full(c); }
     __device__ __forceinline__ mbarrier_t q_empty(int c) const { return in.empty(c); }
-    __device__ __forceinline__ mbarrier_t k_empty(int c) const {
-        return mbarrier_at(in.first, 2 * DEPTH + c % DEPTH);
-    }
+    __device__ __forceinline__ mbarrier_t k_empty(int c) const { return mbarrier_at(in.first, 2 * DEPTH + c % DEPTH); }
     __device__ __forceinline__ mbarrier_t out_full(int c) const { return v.full(c); }
     __device__ __forceinline__ mbarrier_t v_empty(int c) const { return v.empty(c); }
     __device__ __forceinline__ mbarrier_t new_full() const { return v_new.full(0); }
     __device__ __forceinline__ mbarrier_t new_empty() const { return v_new.empty(0); }
 };
 /* by one thread */
-template <int W, int DEPTH>
-static __device__ __forceinline__ void init_barriers(const forward_barriers<DEPTH> &b) {
+template <int W, int DEPTH> static __device__ __forceinline__ void init_barriers(const forward_barriers<DEPTH> &b) {
     for (int i = 0; i < DEPTH; i++) {
         mbarrier_init(b.full(i), LOAD_THREADS);
         mbarrier_init_warps(b.q_empty(i), 4 * W), mbarrier_init_warps(b.k_empty(i), 4 * W);
@@ -67,8 +62,7 @@ static __device__ __forceinline__ void init_barriers(const forward_barriers<DEPT
 
 template <int K, int W>
 static __device__ __forceinline__ void load_loop(smem<K, W> &x, const forward_barriers<smem<K, W>::DEPTH> &b,
-                                                 const struct gdn_ring_args &a, const struct chunk_range &w,
-                                                 int i) {
+                                                 const struct gdn_ring_args &a, const struct chunk_range &w, int i) {
     enum { DEPTH = smem<K, W>::DEPTH };
     for (int c = 0; c < w.chunks; c++) {
         const int n = c % DEPTH;
@@ -77,8 +71,7 @@ static __device__ __forceinline__ void load_loop(smem<K, W> &x, const forward_ba
         mbarrier_wait(b.q_empty(c), empty_parity<DEPTH>(c));
 #pragma unroll 1
         for (int p = 0; p < K / 64; p++)
-            copy_panel<64, CHUNK, LOAD_THREADS>(x.kq[n][p] + PANEL, a.q + qk + 64 * p, (int64_t)a.H * K,
-                                                r.len, i);
+            copy_panel<64, CHUNK, LOAD_THREADS>(x.kq[n][p] + PANEL, a.q + qk + 64 * p, (int64_t)a.H * K, r.len, i);
         mbarrier_wait(b.k_empty(c), empty_parity<DEPTH>(c));
 #pragma unroll 1
         for (int p = 0; p < K / 64; p++)
@@ -90,9 +83,8 @@ static __device__ __forceinline__ void load_loop(smem<K, W> &x, const forward_ba
         mbarrier_wait(b.v_empty(c), empty_parity<VALUES>(c));
 #pragma unroll 1
         for (int g = 0; g < W; g++)
-            copy_panel<64, CHUNK, LOAD_THREADS>(x.v[c % VALUES] + g * PANEL,
-                                                a.v + r.row * a.V + w.col + 64 * g, (int64_t)a.HV * a.V,
-                                                r.len, i);
+            copy_panel<64, CHUNK, LOAD_THREADS>(x.v[c % VALUES] + g * PANEL, a.v + r.row * a.V + w.col + 64 * g,
+                                                (int64_t)a.HV * a.V, r.len, i);
         copy_async_arrive(b.full(c));
     }
 }
@@ -105,8 +97,7 @@ static __device__ __forceinline__ float squares(uint32_t pair) {
 
 /* The sums over the UNITS threads of a row, of BATCH rows, by a butterfly: each thread ends with that of row
  * number *n of them. */
-template <int UNITS>
-static __device__ __forceinline__ float sums_of_rows(const float x[BATCH], int i, int *n) {
+template <int UNITS> static __device__ __forceinline__ float sums_of_rows(const float x[BATCH], int i, int *n) {
     const bool upper = i & UNITS / 2, odd = i & UNITS / 4;
     float y[2], sum;
 #pragma unroll
@@ -121,8 +112,7 @@ static __device__ __forceinline__ float sums_of_rows(const float x[BATCH], int i
 /* v_new to memory where it is kept, and the sums of its squares */
 template <int W>
 static __device__ __forceinline__ void store_new(const bf16 *v_new, const struct gdn_ring_args &a,
-                                                 const struct chunk_range &w, const row_store<W> &p, int c,
-                                                 int i) {
+                                                 const struct chunk_range &w, const row_store<W> &p, int c, int i) {
     enum { UNITS = row_store<W>::UNITS, STEP = row_store<W>::STEP };
     const struct chunk_rows r = rows_of(a, w, c);
     const int64_t step = (int64_t)STEP * a.HV * a.V;
@@ -136,8 +126,7 @@ static __device__ __forceinline__ void store_new(const bf16 *v_new, const struct
         p.read(x, v_new, first);
         if (to) p.write(to, x, step, r.len - first), to += BATCH * step;
 #pragma unroll
-        for (int j = 0; j < BATCH; j++)
-            y[j] = squares(x[j].x) + squares(x[j].y) + (squares(x[j].z) + squares(x[j].w));
+        for (int j = 0; j < BATCH; j++) y[j] = squares(x[j].x) + squares(x[j].y) + (squares(x[j].z) + squares(x[j].w));
         const float sum = sums_of_rows<UNITS>(y, i, &n);
         const int row = first + n * STEP + p.row;
         if (i % (UNITS / 4) == 0 && row < r.len) sums[row * a.HV] = a.sums ? sum : sqrtf(sum);
@@ -159,8 +148,7 @@ static __device__ __forceinline__ void store_out(const bf16 *out, const struct g
 }
 template <int K, int W>
 static __device__ __forceinline__ void store_loop(smem<K, W> &x, const forward_barriers<smem<K, W>::DEPTH> &b,
-                                                  const struct gdn_ring_args &a, const struct chunk_range &w,
-                                                  int i) {
+                                                  const struct gdn_ring_args &a, const struct chunk_range &w, int i) {
     const row_store<W> p(i);
     for (int c = 0; c < w.chunks; c++) {
         mbarrier_wait(b.new_full(), full_parity<1>(c));
@@ -175,8 +163,8 @@ static __device__ __forceinline__ void store_loop(smem<K, W> &x, const forward_b
 /* ---- consumer warpgroups ---- */
 
 template <int K, int W>
-static __device__ __forceinline__ void scan_chunk(smem<K, W> &x, const forward_barriers<smem<K, W>::DEPTH> &b,
-                                                  int c, int group, float S[K / 8][4]) {
+static __device__ __forceinline__ void scan_chunk(smem<K, W> &x, const forward_barriers<smem<K, W>::DEPTH> &b, int c,
+                                                  int group, float S[K / 8][4]) {
     enum { DEPTH = smem<K, W>::DEPTH, ROWS = CHUNK / 8, BOTH = K < 256 };
     const int n = c % DEPTH;
     bf16 *v = x.v[c % VALUES] + group * PANEL;
@@ -251,12 +239,11 @@ extern "C" bool HL_OP(gdn_ring_fits)(struct hl_cuda *c, int64_t K, int64_t V) {
 }
 
 template <int K, int W> static void launch_ring(struct hl_cuda *c, const struct gdn_ring_args *a) {
-    launch_pdl(c, ring_scan<K, W>, (unsigned)(a->segs * a->splits * a->HV * (a->V / (64 * W))),
-               (W + 1) * GROUP, sizeof(smem<K, W>) + TILES_ROOM, *a);
+    launch_pdl(c, ring_scan<K, W>, (unsigned)(a->segs * a->splits * a->HV * (a->V / (64 * W))), (W + 1) * GROUP,
+               sizeof(smem<K, W>) + TILES_ROOM, *a);
 }
 /* Lays out the scratch memory; returns its end. */
-static char *carve(const struct hl_gdn *a, int64_t tiles, char *scratch, struct gdn_prep *p,
-                   struct gdn_ring_args *x) {
+static char *carve(const struct hl_gdn *a, int64_t tiles, char *scratch, struct gdn_prep *p, struct gdn_ring_args *x) {
     const int64_t rows = a->rows->T * a->HV, states = x->splits > 1 ? x->segs * a->HV * x->splits * a->K : 0;
     p->P = (bf16 *)gdn_carve(&scratch, rows * CHUNK * 2);
     p->A = a->A ? (bf16 *)a->A : (bf16 *)gdn_carve(&scratch, rows * CHUNK * 2);

@@ -33,8 +33,7 @@ void HL_OP(gdn_split_states)(struct hl_cuda *c, const struct gdn_ring_args *a, i
 }
 /* into how many splits the form ring_split splits a segment: as many as keep the chip busy */
 static inline int gdn_ring_splits(const struct hl_gdn *a) {
-    return gdn_num_splits(GDN_BUSY / (a->rows->n * a->HV * (a->V / 64)),
-                          hl_pieces(a->rows->dev->longest, CHUNK));
+    return gdn_num_splits(GDN_BUSY / (a->rows->n * a->HV * (a->V / 64)), hl_pieces(a->rows->dev->longest, CHUNK));
 }
 
 /* The chunks that a block scans. */
@@ -43,11 +42,9 @@ struct chunk_range {
     int hv, col, tile, chunks;
     bool values; /* else v is 0 */
 };
-static __device__ __forceinline__ struct chunk_range range_of(const struct gdn_ring_args &a, int s, int split,
-                                                              int hv) {
+static __device__ __forceinline__ struct chunk_range range_of(const struct gdn_ring_args &a, int s, int split, int hv) {
     const int all = a.chunk_first[s + 1] - a.chunk_first[s];
-    const int first = gdn_split_start(all, split, a.splits),
-              chunks = gdn_split_start(all, split + 1, a.splits) - first;
+    const int first = gdn_split_start(all, split, a.splits), chunks = gdn_split_start(all, split + 1, a.splits) - first;
     const int row = (int)a.seg[s].row + first * CHUNK, rows = (int)a.seg[s].len - first * CHUNK;
     return {row, rows, a.chunk_first[s] + first, hv, 0, 0, chunks, true};
 }
@@ -57,8 +54,8 @@ struct chunk_rows {
     int64_t row; /* of [T][HV] */
     int len;
 };
-static __device__ __forceinline__ struct chunk_rows rows_of(const struct gdn_ring_args &a,
-                                                            const struct chunk_range &w, int c) {
+static __device__ __forceinline__ struct chunk_rows rows_of(const struct gdn_ring_args &a, const struct chunk_range &w,
+                                                            int c) {
     const int left = w.rows - c * CHUNK;
     return {(int64_t)(w.row + c * CHUNK) * a.HV + w.hv, left < CHUNK ? left : CHUNK};
 }
@@ -80,14 +77,13 @@ static __device__ __forceinline__ void residual(uint32_t r[4][4], const float kS
     }
 }
 /* d += x T^T, T [64][64] */
-static __device__ __forceinline__ void times_square(float d[CHUNK / 8][4], const uint32_t x[4][4],
-                                                    const bf16 *T) {
+static __device__ __forceinline__ void times_square(float d[CHUNK / 8][4], const uint32_t x[4][4], const bf16 *T) {
 #pragma unroll
     for (int c = 0; c < 4; c++) wgmma_rs<CHUNK>(d, x[c], operand<CHUNK, false>{T, 0, 16 * c});
 }
 /* v_new = A r as A operands, from d = k S; d is overwritten */
-static __device__ __forceinline__ void solve_values(uint32_t v_new[4][4], float d[CHUNK / 8][4],
-                                                    const bf16 *v, const bf16 *A, const float *gates) {
+static __device__ __forceinline__ void solve_values(uint32_t v_new[4][4], float d[CHUNK / 8][4], const bf16 *v,
+                                                    const bf16 *A, const float *gates) {
     residual(v_new, d, v, gates);
     wgmma_hold_a<4>(v_new);
     zero(d);
@@ -103,8 +99,8 @@ static __device__ __forceinline__ void solve_values(uint32_t v_new[4][4], float 
  * exp(G_last); k in panels that are STRIDE apart */
 template <int K, int STRIDE = PANEL>
 static __device__ __forceinline__ void update_state(float S[K / 8][4], uint32_t decayed[4][4],
-                                                    const uint32_t v_new[4][4], const bf16 *k,
-                                                    const float *gates, float end) {
+                                                    const uint32_t v_new[4][4], const bf16 *k, const float *gates,
+                                                    float end) {
 #pragma unroll
     for (int i = 0; i < K / 8; i++)
 #pragma unroll

@@ -48,8 +48,8 @@ struct place {
 /* ---- the third warpgroup: loads and stores, by threads i of GROUP ---- */
 
 template <int K, int VT>
-static __device__ __forceinline__ void load_chunk(smem<K, VT> &x, const struct args &a, const struct place &w,
-                                                  int c, int i) {
+static __device__ __forceinline__ void load_chunk(smem<K, VT> &x, const struct args &a, const struct place &w, int c,
+                                                  int i) {
     const int64_t t = (int64_t)c * CHUNK, left = w.rows - t, row = w.row + t, at = row * a.HV + w.hv;
     const int len = left < CHUNK ? (int)left : CHUNK, n = c % smem<K, VT>::DEPTH;
     const bf16 *k = a.k + (row * a.H + w.hv / (a.HV / a.H)) * K;
@@ -58,19 +58,17 @@ static __device__ __forceinline__ void load_chunk(smem<K, VT> &x, const struct a
         copy_panel<64, CHUNK, GROUP>(x.s[n].k + p * PANEL, k + 64 * p, (int64_t)a.H * K, len, i);
     copy_panel<CHUNK, CHUNK, GROUP>(x.s[n].A, a.A + at * CHUNK, (int64_t)a.HV * CHUNK, len, i);
     copy_panel<VT, CHUNK, GROUP>(x.s[n].v, a.v + at * a.V + w.col, (int64_t)a.HV * a.V, len, i);
-    if (i < GATES / 4)
-        copy_async(x.gates[n] + 4 * i, a.gates + (w.first + (int64_t)c * a.HV) * GATES + 4 * i);
+    if (i < GATES / 4) copy_async(x.gates[n] + 4 * i, a.gates + (w.first + (int64_t)c * a.HV) * GATES + 4 * i);
 }
 /* h: the state's bf16 copy to memory */
 template <int K, int VT>
-static __device__ __forceinline__ void store_h(const struct args &a, const struct place &w, int c,
-                                               const bf16 *S, int i) {
+static __device__ __forceinline__ void store_h(const struct args &a, const struct place &w, int c, const bf16 *S,
+                                               int i) {
     const int units = VT / 8, pass = GROUP / units, row = i / units, col = i % units * 8;
     bf16 *h = a.h + ((w.first + (int64_t)c * a.HV) * K + row) * a.V + w.col + col;
     S += tile_at<VT>(row, col);
 #pragma unroll
-    for (int n = 0; n < K / pass; n++)
-        *(uint4 *)(h + (int64_t)n * pass * a.V) = *(const uint4 *)(S + n * pass * VT);
+    for (int n = 0; n < K / pass; n++) *(uint4 *)(h + (int64_t)n * pass * a.V) = *(const uint4 *)(S + n * pass * VT);
 }
 /* v_new to memory, and the sums of its squares */
 template <int VT>
@@ -99,8 +97,8 @@ static __device__ __forceinline__ void signal_ready(const struct args &a, const 
     atomicAdd(a.ready + w.first + (int64_t)gdn_window(c - 1) * a.HV, 1);
 }
 template <int K, int VT>
-static __device__ __forceinline__ void load_and_store(smem<K, VT> &x, const struct args &a,
-                                                      const struct place &w, int chunks) {
+static __device__ __forceinline__ void load_and_store(smem<K, VT> &x, const struct args &a, const struct place &w,
+                                                      int chunks) {
     enum { AHEAD = smem<K, VT>::DEPTH - 1 };
     const int i = threadIdx.x - COMPUTE;
     for (int c = 0; c < AHEAD; c++) {
@@ -136,8 +134,7 @@ static __device__ __forceinline__ void residual(smem<K, VT> &x, const stage<K, V
     wgmma_begin<VT / 8>(acc);
 #pragma unroll
     for (int n = 0; n < K / 16; n++)
-        wgmma_ss<VT>(acc, operand<64, false>{s.k + n / 4 * PANEL, 0, n % 4 * 16},
-                     operand<VT, true>{x.S, 16 * n, 0});
+        wgmma_ss<VT>(acc, operand<64, false>{s.k + n / 4 * PANEL, 0, n % 4 * 16}, operand<VT, true>{x.S, 16 * n, 0});
     wgmma_end<VT / 8>(acc);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -176,9 +173,7 @@ static __device__ __forceinline__ void values(smem<K, VT> &x, const stage<K, VT>
 }
 
 /* The warpgroup's rows of S: [K / 128] times 64, those of the panels of k that it multiplies */
-template <int K> static __device__ __forceinline__ int panel_of(int m) {
-    return threadIdx.x / GROUP * (K / 128) + m;
-}
+template <int K> static __device__ __forceinline__ int panel_of(int m) { return threadIdx.x / GROUP * (K / 128) + m; }
 template <int K, int VT>
 static __device__ __forceinline__ void copy_state(bf16 *tile, const float S[K / 128][VT / 8][4]) {
     const int t = threadIdx.x % 4;
@@ -194,8 +189,7 @@ static __device__ __forceinline__ void copy_state(bf16 *tile, const float S[K / 
 }
 /* in: S from a session's state, NULL: empty; else S to it */
 template <int K, int VT>
-static __device__ __forceinline__ void session_state(float *session, float S[K / 128][VT / 8][4], int64_t V,
-                                                     bool in) {
+static __device__ __forceinline__ void session_state(float *session, float S[K / 128][VT / 8][4], int64_t V, bool in) {
     const int t = threadIdx.x % 4;
 #pragma unroll
     for (int m = 0; m < K / 128; m++)
@@ -223,8 +217,7 @@ static __device__ __forceinline__ void write_state(const stage<K, VT> &s, const 
     wgmma_end<K / 128 * VT / 8>(S[0]);
 }
 
-template <int K, int VT>
-static __global__ void __launch_bounds__(SCAN_THREADS) scan_chunks(const struct args a) {
+template <int K, int VT> static __global__ void __launch_bounds__(SCAN_THREADS) scan_chunks(const struct args a) {
     smem<K, VT> &x = *(smem<K, VT> *)shared_tiles();
     const int tile = blockIdx.x % a.tiles, hv = blockIdx.x / a.tiles % a.HV, s = blockIdx.x / a.tiles / a.HV;
     const struct hl_seg seg = a.seg[s];

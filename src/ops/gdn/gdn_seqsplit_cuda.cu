@@ -18,12 +18,8 @@ template <int K, int W> struct smem {
 };
 
 /* Named barriers of the producer and consumer `group` for buffer n */
-template <int W> static __device__ __forceinline__ int stage_full(int n, int group) {
-    return 1 + 2 * (n * W + group);
-}
-template <int W> static __device__ __forceinline__ int stage_empty(int n, int group) {
-    return 2 + 2 * (n * W + group);
-}
+template <int W> static __device__ __forceinline__ int stage_full(int n, int group) { return 1 + 2 * (n * W + group); }
+template <int W> static __device__ __forceinline__ int stage_empty(int n, int group) { return 2 + 2 * (n * W + group); }
 
 /* ---- producer warpgroup ---- */
 
@@ -38,8 +34,7 @@ static __device__ __forceinline__ void load_chunk(smem<K, W> &x, const struct gd
     for (int p = 0; p < K / 64; p++)
         copy_panel<64, CHUNK, GROUP>(s.k + p * PANEL, a.k + at + 64 * p, (int64_t)a.H * K, r.len, i);
     copy_panel<CHUNK, CHUNK, GROUP>(s.A, a.A + r.row * CHUNK, (int64_t)a.HV * CHUNK, r.len, i);
-    if (i < GATES / 4)
-        copy_async(x.gates[n] + 4 * i, a.gates + ((int64_t)(w.first + c) * a.HV + w.hv) * GATES + 4 * i);
+    if (i < GATES / 4) copy_async(x.gates[n] + 4 * i, a.gates + ((int64_t)(w.first + c) * a.HV + w.hv) * GATES + 4 * i);
 #pragma unroll 1
     for (int g = 0; g < W; g++)
         copy_panel<64, CHUNK, GROUP>(s.v + g * PANEL, a.v + (w.values ? r.row * a.V + w.col + 64 * g : 0),
@@ -82,8 +77,7 @@ static __global__ void __launch_bounds__((W + 1) * GROUP, 1) scan_splits(const s
     smem<K, W> &x = *(smem<K, W> *)shared_tiles();
     const int values = a.V / (64 * W), tiles = values + K / (64 * W), tile = blockIdx.x % tiles;
     const int group = warpgroup_index(), hv = blockIdx.x / tiles % a.HV,
-              split = blockIdx.x / tiles / a.HV % (a.splits - 1),
-              s = blockIdx.x / tiles / a.HV / (a.splits - 1);
+              split = blockIdx.x / tiles / a.HV % (a.splits - 1), s = blockIdx.x / tiles / a.HV / (a.splits - 1);
     named_barrier_init();
     pdl_wait();
     pdl_trigger();
@@ -121,16 +115,14 @@ static __device__ __forceinline__ void split_pair(uint32_t *hi, uint32_t *lo, fl
 }
 template <int K> struct join_smem { bf16 hi[2][K * COLS], lo[2][K * COLS]; };
 /* the warp's rows to shared memory, for the next split's product */
-template <int K>
-static __device__ __forceinline__ void store_join_state(join_smem<K> &x, int at, const float S[2][4]) {
+template <int K> static __device__ __forceinline__ void store_join_state(join_smem<K> &x, int at, const float S[2][4]) {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
     for (int n = 0; n < 2; n++)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const int to = tile_at<COLS>(threadIdx.x / 32 * 16 + g + 8 * h, 8 * n + 2 * t);
-            split_pair((uint32_t *)(x.hi[at] + to), (uint32_t *)(x.lo[at] + to), S[n][2 * h],
-                       S[n][2 * h + 1]);
+            split_pair((uint32_t *)(x.hi[at] + to), (uint32_t *)(x.lo[at] + to), S[n][2 * h], S[n][2 * h + 1]);
         }
 }
 /* B fragments of the state with its rows permuted: of every 16 columns of M a lane loads 4t to 4t + 3, 16
@@ -141,8 +133,7 @@ static __device__ __forceinline__ void load_state_rows(uint32_t b[4], const bf16
     ldmatrix4_trans(b, tile + tile_at<COLS>(k0 + row, l / 16 * 8));
 }
 template <int K>
-static __device__ __forceinline__ void apply_transition(float S[2][4], const float *M, const join_smem<K> &x,
-                                                        int at) {
+static __device__ __forceinline__ void apply_transition(float S[2][4], const float *M, const join_smem<K> &x, int at) {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     M += (threadIdx.x / 32 * 16 + g) * K + 4 * t;
 #pragma unroll 8

@@ -9,9 +9,8 @@ struct whole_block {
     enum { TOKENS = GDN_STEP_ROWS, GATED = false };
     __device__ __forceinline__ int number(int n) const { return (int)(blockIdx.x + n * gridDim.x); }
     __device__ __forceinline__ void sync() const { __syncthreads(); }
-    __device__ __forceinline__ void fetch(struct token &x, const struct gdn_step &a,
-                                          const struct tile_place &p, int, int t, int K, int first,
-                                          int column) const {
+    __device__ __forceinline__ void fetch(struct token &x, const struct gdn_step &a, const struct tile_place &p, int,
+                                          int t, int K, int first, int column) const {
         const int64_t row = p.row + t, qk = (row * a.H + p.hv / (a.HV / a.H)) * K + first;
         x.k.fetch(a.k + qk);
         x.q.fetch(a.q + qk);
@@ -22,8 +21,7 @@ struct whole_block {
     __device__ __forceinline__ void bring_more(int, int) const {}
 };
 template <int K, int COLS>
-static __global__ void __launch_bounds__(step_tile<K, COLS>::THREADS,
-                                         SM_THREADS / step_tile<K, COLS>::THREADS)
+static __global__ void __launch_bounds__(step_tile<K, COLS>::THREADS, SM_THREADS / step_tile<K, COLS>::THREADS)
     step_tokens(const struct gdn_step a, int items) {
     const int own = (items - 1 - (int)blockIdx.x) / (int)gridDim.x + 1;
     struct step_tile<K, COLS> &m = *(struct step_tile<K, COLS> *)shared_memory();
@@ -34,11 +32,9 @@ static __global__ void __launch_bounds__(step_tile<K, COLS>::THREADS,
     walk_tiles<K, COLS>(a, m, team, own);
 }
 
-template <int K, int COLS>
-static void launch_step(struct hl_cuda *c, const struct gdn_step *a, int64_t segments) {
+template <int K, int COLS> static void launch_step(struct hl_cuda *c, const struct gdn_step *a, int64_t segments) {
     typedef struct step_tile<K, COLS> tile;
-    const int items = (int)segments * a->HV * (a->V / COLS),
-              most = SM_THREADS / tile::THREADS * hl_cuda_sms(c);
+    const int items = (int)segments * a->HV * (a->V / COLS), most = SM_THREADS / tile::THREADS * hl_cuda_sms(c);
     launch_pdl(c, step_tokens<K, COLS>, (unsigned)min(items, most), tile::THREADS, sizeof(tile), *a, items);
 }
 template <int K> static void launch_width(struct hl_cuda *c, const struct gdn_step *a, int64_t segments) {
@@ -49,8 +45,7 @@ template <int K> static void launch_width(struct hl_cuda *c, const struct gdn_st
 extern "C" void HL_OP(gdn_run_step)(struct hl_backend *backend, const struct hl_gdn *a) {
     const int64_t rows = a->rows->T * a->HV, tiles = a->V / GDN_STEP_COLS;
     struct hl_cuda *c = hl_cuda_of(backend);
-    struct gdn_step x = {(const act *)a->q, (const act *)a->k, (const act *)a->v, a->g,
-                         a->beta,           (act *)a->out};
+    struct gdn_step x = {(const act *)a->q, (const act *)a->k, (const act *)a->v, a->g, a->beta, (act *)a->out};
     x.sums = (float *)hl_cuda_scratch(c, tiles * rows * (int64_t)sizeof(float));
     if (!x.sums) return;
     x.seg = a->rows->dev->seg, x.S_off = a->S_off, x.T = a->rows->T;

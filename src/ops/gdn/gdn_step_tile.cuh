@@ -53,13 +53,11 @@ struct token {
 };
 static __device__ __forceinline__ float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
 /* alpha and beta of a token of the tile. One thread; a barrier must follow. */
-static __device__ __forceinline__ void find_gates(const struct gdn_step &a, struct tile_place *p,
-                                                  int64_t row) {
+static __device__ __forceinline__ void find_gates(const struct gdn_step &a, struct tile_place *p, int64_t row) {
     const int hv = p->hv;
     const int64_t b = row * a.HV + hv;
     if (a.raw) {
-        p->alpha =
-            a.a ? expf(-expf(a.A_log[hv]) * softplus(f32(a.a[row * a.ld + hv]) + a.dt_bias[hv])) : 1.0f;
+        p->alpha = a.a ? expf(-expf(a.A_log[hv]) * softplus(f32(a.a[row * a.ld + hv]) + a.dt_bias[hv])) : 1.0f;
         p->beta = a.b ? a.top * sigmoid(f32(a.b[row * a.ld + hv])) : 1.0f;
     } else p->alpha = a.g ? expf(a.g[b]) : 1.0f, p->beta = a.beta[b];
 }
@@ -105,9 +103,9 @@ struct change {
 /* One token of tile n, from the thread's sums x: out and the sums of squares go to memory, or to near_out.
  * All threads. */
 template <int K, int COLS, class TEAM>
-static __device__ __forceinline__ struct change
-step_token(const struct gdn_step &a, struct step_tile<K, COLS> &m, const TEAM &team, const struct token &y,
-           const struct tile_place &p, int n, int64_t row, float x[9]) {
+static __device__ __forceinline__ struct change step_token(const struct gdn_step &a, struct step_tile<K, COLS> &m,
+                                                           const TEAM &team, const struct token &y,
+                                                           const struct tile_place &p, int n, int64_t row, float x[9]) {
     typedef struct step_tile<K, COLS> tile;
     const int quad = threadIdx.x % tile::QUADS, column = p.column + 4 * quad;
     const int64_t b = row * a.HV + p.hv;
@@ -151,16 +149,16 @@ static __device__ __forceinline__ void find_places(const struct gdn_step &a, str
 }
 /* alpha and beta of their first tokens */
 template <int K, int COLS>
-static __device__ __forceinline__ void
-find_first_gates(const struct gdn_step &a, struct step_tile<K, COLS> &m, int n, int many, int own) {
+static __device__ __forceinline__ void find_first_gates(const struct gdn_step &a, struct step_tile<K, COLS> &m, int n,
+                                                        int many, int own) {
     struct tile_place *p = &m.place[(n + threadIdx.x) % KNOWN];
     if ((int)threadIdx.x < many && n + (int)threadIdx.x < own) find_gates(a, p, p->row);
 }
 
 /* Starts the copy of the team's tile n. */
 template <int K, int COLS>
-static __device__ __forceinline__ void bring_tile(const struct gdn_step &a, struct step_tile<K, COLS> &m,
-                                                  int n, int at) {
+static __device__ __forceinline__ void bring_tile(const struct gdn_step &a, struct step_tile<K, COLS> &m, int n,
+                                                  int at) {
     const float *from = m.place[n % KNOWN].state + at;
 #pragma unroll
     for (int i = 0; i < ROWS; i++) copy_async(&m.ring[n % SLOTS][i][threadIdx.x], from + i * a.V);
@@ -168,8 +166,8 @@ static __device__ __forceinline__ void bring_tile(const struct gdn_step &a, stru
 /* The same where there is one, else a copy of what the team reads after its tiles; a commit group in any
  * case. */
 template <int K, int COLS, class TEAM>
-static __device__ __forceinline__ void bring(const struct gdn_step &a, struct step_tile<K, COLS> &m,
-                                             const TEAM &team, int n, int own, int at) {
+static __device__ __forceinline__ void bring(const struct gdn_step &a, struct step_tile<K, COLS> &m, const TEAM &team,
+                                             int n, int own, int at) {
     if (n < own) bring_tile<K, COLS>(a, m, n, at);
     else team.bring_more(n - own, n % SLOTS);
     copy_commit();
@@ -248,8 +246,7 @@ static __device__ __forceinline__ void walk_tiles(const struct gdn_step &a, stru
         for (int i = 0; i < ROWS; i++) { /* a row of this tile is stored, one of the next is read */
             c.apply(S[i], now.k[i]);
             __stcs((float4 *)(p.state + at + i * a.V), S[i]); /* not read again soon */
-            if (n + 1 < own)
-                S[i] = m.ring[(n + 1) % SLOTS][i][threadIdx.x], add_row(x, S[i], next.k[i], next.q[i]);
+            if (n + 1 < own) S[i] = m.ring[(n + 1) % SLOTS][i][threadIdx.x], add_row(x, S[i], next.k[i], next.q[i]);
         }
         bring<K, COLS>(a, m, team, n + 1 + SLOTS, own, at);
         now = next, next = then;

@@ -48,13 +48,12 @@ static __device__ __forceinline__ float *split_state(const struct gdn_seqsplit &
                                                      int split) {
     return a.states + (((int64_t)s * a.HV + hv) * a.n + split) * K * a.V;
 }
-static __device__ __forceinline__ float *split_transition(const struct gdn_seqsplit &a, int64_t K, int s,
-                                                          int hv, int split) {
+static __device__ __forceinline__ float *split_transition(const struct gdn_seqsplit &a, int64_t K, int s, int hv,
+                                                          int split) {
     return a.transitions + (((int64_t)s * a.HV + hv) * a.n + split) * K * K;
 }
 /* a session's state, or NULL */
-static __device__ __forceinline__ float *session_state(const struct gdn_seqsplit &a, int64_t K, int s,
-                                                       int hv) {
+static __device__ __forceinline__ float *session_state(const struct gdn_seqsplit &a, int64_t K, int s, int hv) {
     return a.seg && a.seg[s].state ? (float *)(a.seg[s].state + a.S_off) + hv * K * a.V : NULL;
 }
 
@@ -103,10 +102,9 @@ static __device__ __forceinline__ void gather_columns(uint32_t w[4]) {
  * second time. The compiler would keep what it packed the first time and run out of registers, so the values
  * are multiplied by a one that it does not know to be one. `to`, or NULL: S is stored there as well, from the
  * warp's first row on, in panels of 64 rows of V and 64 columns, swizzled as tiles in shared memory are. */
-template <int K, bool AGAIN = false, int ROWS = HL_CHUNK, int STRIDE = PANEL,
-          int STEP = ROWS == HL_CHUNK ? 32 : 16>
-static __device__ __forceinline__ void read_state(float d[ROWS / 8][4], const float S[K / 8][4],
-                                                  const bf16 *rows, bf16 *to) {
+template <int K, bool AGAIN = false, int ROWS = HL_CHUNK, int STRIDE = PANEL, int STEP = ROWS == HL_CHUNK ? 32 : 16>
+static __device__ __forceinline__ void read_state(float d[ROWS / 8][4], const float S[K / 8][4], const bf16 *rows,
+                                                  bf16 *to) {
     enum { N = STEP / 16 };
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const float one = __int_as_float(0x3f800000 + (int)blockIdx.z);
@@ -160,8 +158,8 @@ static __device__ __forceinline__ void store_trans(bf16 *tile, const uint32_t x[
     for (int i = 0; i < 4; i++) tile_store_trans<64>(tile, x[i], 16 * i, 16 * warp);
 }
 /* operands times y[column] */
-static __device__ __forceinline__ void scale_operands(uint32_t x[4][4], const uint32_t v[4][4],
-                                                      const float *y, float all) {
+static __device__ __forceinline__ void scale_operands(uint32_t x[4][4], const uint32_t v[4][4], const float *y,
+                                                      float all) {
     const int t = threadIdx.x % 4;
 #pragma unroll
     for (int i = 0; i < 16; i++) {
@@ -172,16 +170,14 @@ static __device__ __forceinline__ void scale_operands(uint32_t x[4][4], const ui
 }
 
 /* S between registers and global memory: float [K][V] at the warp's first column */
-template <int K>
-static __device__ __forceinline__ void load_state(float S[K / 8][4], const float *from, int64_t V) {
+template <int K> static __device__ __forceinline__ void load_state(float S[K / 8][4], const float *from, int64_t V) {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
     for (int n = 0; n < K / 8; n++)
 #pragma unroll
         for (int i = 0; i < 4; i++) S[n][i] = from ? from[(8 * n + 2 * t + i % 2) * V + g + i / 2 * 8] : 0.0f;
 }
-template <int K>
-static __device__ __forceinline__ void store_state(float *to, const float S[K / 8][4], int64_t V) {
+template <int K> static __device__ __forceinline__ void store_state(float *to, const float S[K / 8][4], int64_t V) {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
     for (int n = 0; n < K / 8; n++)
