@@ -1,7 +1,8 @@
 /* bench_gdn.c -- the gated delta rule by itself, forward (with the score m) and backward.
  *
  *   bench_gdn [backend [SEQUENCESxLENGTHxHEADSxSIZE ...]]      default: cuda, and the shapes of docs/speed.md
- * One line per shape: milliseconds, medians over 20 runs, on numbers that are not zero. */
+ * One line per shape: milliseconds, medians over 20 runs, on numbers that are not zero. On a GPU two more:
+ * the kernels that were taken, and when they are the fastest. */
 #define _POSIX_C_SOURCE 200809L
 #include "core/half.h"
 #include "backend/backend.h"
@@ -27,9 +28,9 @@ static int by_value(const void *a, const void *b) {
     const double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
 }
-static void *there(int64_t n, int64_t size) {
+static void *alloc(int64_t n, int64_t size) {
     void *p = hl_alloc(backend, n * size);
-    if (!p) fprintf(stderr, "bench_gdn: no room for %lld numbers\n", (long long)n), exit(1);
+    if (!p) fprintf(stderr, "bench_gdn: no memory for %lld numbers\n", (long long)n), exit(1);
     return p;
 }
 static uint64_t draw = 88172645463325252u;
@@ -42,7 +43,7 @@ static void *fill(int64_t n, bool act, float lo, float hi, int64_t norm) {
     const int64_t size = act ? backend->act_size : (int64_t)sizeof(real);
     float *x = malloc((size_t)n * sizeof *x);
     uint16_t *half = malloc((size_t)n * sizeof *half);
-    void *p = there(n, size);
+    void *p = alloc(n, size);
     if (!x || !half) exit(1);
     for (int64_t i = 0; i < n; i++) x[i] = uniform(lo, hi);
     for (int64_t i = 0; norm && i < n; i += norm) {
@@ -72,6 +73,16 @@ static double median_ms(op f, const struct hl_gdn *a) {
     return t[RUNS / 2];
 }
 
+/* Not there in a build without CUDA. */
+#pragma weak hl_cuda_gdn_form
+#pragma weak hl_cuda_f32_gdn_form
+static void print_form(const struct hl_gdn *a, bool backward) {
+    if (backend->host || !hl_cuda_gdn_form || !hl_cuda_f32_gdn_form) return;
+    const struct hl_gdn_form f =
+        (backend->act_size == 2 ? hl_cuda_gdn_form : hl_cuda_f32_gdn_form)(backend, a, backward);
+    printf("    %s: %s (%s)\n", backward ? "backward" : "forward", f.name, f.when);
+}
+
 static void one(const struct shape *s) {
     const int64_t T = s->n * s->len, d = s->heads * s->size, act = backend->act_size, real_ = (int64_t)sizeof(real);
     struct hl_seg *seg = calloc((size_t)s->n, sizeof *seg);
@@ -82,16 +93,17 @@ static void one(const struct shape *s) {
     a.q = fill(T * d, true, -1, 1, s->size), a.k = fill(T * d, true, -1, 1, s->size);
     a.v = fill(T * d, true, -1, 1, 0), a.dout = fill(T * d, true, -1, 1, 0);
     a.g = fill(T * s->heads, false, -0.1f, 0, 0), a.beta = fill(T * s->heads, false, 0, 1, 0);
-    a.out = there(T * d, act), a.m = there(T * s->heads, real_);
+    a.out = alloc(T * d, act), a.m = alloc(T * s->heads, real_);
     double forward = median_ms(ops->gdn_forward, &a);
-    a.v_new = there(T * d, act), a.A = there(T * s->heads * HL_CHUNK, act);
-    if (backend->host) a.h = there(hl_chunks_before(&rows, s->n) * s->heads * s->size * s->size, real_);
-    a.dq = there(T * d, act), a.dk = there(T * d, act), a.dv = there(T * d, act);
-    a.dg = there(T * s->heads, real_), a.dbeta = there(T * s->heads, real_);
+    a.v_new = alloc(T * d, act), a.A = alloc(T * s->heads * HL_CHUNK, act);
+    if (backend->host) a.h = alloc(hl_chunks_before(&rows, s->n) * s->heads * s->size * s->size, real_);
+    a.dq = alloc(T * d, act), a.dk = alloc(T * d, act), a.dv = alloc(T * d, act);
+    a.dg = alloc(T * s->heads, real_), a.dbeta = alloc(T * s->heads, real_);
     double keeping = median_ms(ops->gdn_forward, &a), backward = median_ms(ops->gdn_backward, &a);
     printf("%3lld x %6lld, %lld heads x %3lld: forward %.3f ms, keeping for backward %.3f ms, backward %.3f "
            "ms\n",
            (long long)s->n, (long long)s->len, (long long)s->heads, (long long)s->size, forward, keeping, backward);
+    print_form(&a, false), print_form(&a, true);
     const void *all[] = {a.q,     a.k, a.v, a.dout, a.g,  a.beta, a.out, a.m,
                          a.v_new, a.A, a.h, a.dq,   a.dk, a.dv,   a.dg,  a.dbeta};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) hl_release(backend, (void *)all[i]);

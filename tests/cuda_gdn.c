@@ -95,7 +95,7 @@ static void shapes(void **state) {
     }
 }
 
-/* Every width of a tile: the more sequences, the wider. One is longer than the rings of buffers. */
+/* Every width of a tile: the more sequences, the wider. One sequence is longer than the rings of buffers. */
 static void tiles(void **state) {
     static const int64_t len[12] = {330, 66, 2, 3, 1, 1, 1, 1, 1, 1, 1, 1}, segments[] = {1, 3, 6, 12};
     (void)state;
@@ -108,14 +108,55 @@ static void tiles(void **state) {
     dev_close(&d);
 }
 
-/* What chips without barriers in shared memory do. */
+/* Chips before Hopper: the plain form, of every head size that the tensor-core forms take. */
 static void older(void **state) {
-    static const int64_t len[12] = {66, 1, 2, 3, 1, 1, 1, 1, 1, 1, 1, 1};
-    static const struct gdn_shape f = {1, 8, 128, 128, GATE_RANDOM, -0.1, 0, 1};
+    static const int64_t len[3] = {66, 1, 130};
+    static const struct gdn_shape shape[] = {{1, 2, 64, 64, GATE_RANDOM, -0.1, 0, 1},
+                                             {1, 1, 128, 128, GATE_RANDOM, -0.1, 0, 1},
+                                             {1, 1, 256, 64, GATE_RANDOM, -0.1, 0, 1}};
     (void)state;
     struct dev d = dev_open_older();
-    compare(&d, &f, len, 12);
+    for (size_t i = 0; i < sizeof shape / sizeof *shape; i++) compare(&d, &shape[i], len, 3);
     dev_close_older(&d);
+}
+
+/* Which form which shape takes, on Hopper and before. */
+static void forms(void **state) {
+    static const struct {
+        int64_t n, len, HV, K, V;
+        bool keep;
+        const char *bf16, *older, *f32;
+    } want[] = {{2, 4, 2, 128, 64, false, "step", "step", "step"},
+                {2, 4, 2, 128, 64, true, "scan", "plain", "plain"},
+                {1, 800, 1, 64, 64, true, "ring_split", "plain", "plain"},
+                {1, 112 * 64, 1, 128, 64, true, "ring_split", "plain", "plain"},
+                {1, 111 * 64, 1, 128, 64, true, "scan", "plain", "plain"},
+                {12, 2, 8, 128, 64, true, "ring", "plain", "plain"},
+                {12, 2, 8, 64, 64, true, "chunk", "plain", "plain"},
+                {1, 66, 1, 64, 64, true, "chunk", "plain", "plain"},
+                {1, 66, 1, 64, 100, true, "plain", "plain", "plain"},
+                {1, 66, 1, 80, 64, true, "plain", "plain", "plain"}};
+    (void)state;
+    for (int chip = 0; chip < 3; chip++) { /* the last one is only emulated */
+        struct dev d = chip == 2 ? dev_open_older() : dev_open(chip == 1);
+        for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
+            const int64_t n = want[i].n;
+            struct hl_seg seg[12];
+            struct hl_rows rows = {.T = n * want[i].len, .n = n, .seg = seg};
+            real m, *states = hl_alloc(d.backend, 64);
+            for (int64_t s = 0; s < n; s++)
+                seg[s] = (struct hl_seg){.row = s * want[i].len, .len = want[i].len, .state = (char *)states};
+            CHECK_OK(d.backend->storage.cut_rows(d.backend, &rows, 0));
+            struct hl_gdn a = {.rows = &rows, .H = 1, .HV = want[i].HV, .K = want[i].K, .V = want[i].V};
+            if (want[i].keep) a.A = a.v_new = &m; /* not touched */
+            assert_string_equal(dev_gdn_form(&d, &a, false), chip == 0   ? want[i].bf16
+                                                             : chip == 1 ? want[i].older
+                                                                         : want[i].f32);
+            hl_release(d.backend, states);
+        }
+        if (chip == 2) dev_close_older(&d);
+        else dev_close(&d);
+    }
 }
 
 /* One sequence of many chunks: errors of the state would add up. */
@@ -130,9 +171,9 @@ static void long_sequence(void **state) {
     dev_close(&d);
 }
 
-/* A sequence that is walked in parts, beside one too short for that; little decay, so that what the cuts
- * carry over matters: with empty states there the result is far off. */
-static void parts(void **state) {
+/* A sequence that is scanned in splits, beside one too short for that; little decay, so that the states
+ * between the splits matter: with empty ones the result is far off. */
+static void splits(void **state) {
     static const int64_t whole[] = {800, 70}, cut[] = {256, 256, 288, 70};
     static const struct gdn_shape f = {1, 1, 64, 64, GATE_RANDOM, -0.001, 0, 0.3};
     (void)state;
@@ -172,8 +213,8 @@ static void gates(void **state) {
     }
 }
 
-/* Many sessions of a few tokens: wide and narrow tiles; and so many heads that a block finds the places of its tiles
- * in several goes. */
+/* Many sessions of a few tokens: wide and narrow tiles; and so many heads that a block looks up the places of
+ * its tiles more than once. */
 static void short_segments(void **state) {
     static const int64_t len[] = {1, 8, 2, 1, 1, 5, 1};
     static const struct gdn_shape shape[] = {{2, 4, 64, 64, GATE_RANDOM, -0.1, 0, 1},
@@ -323,10 +364,11 @@ static int report(void **state) {
 
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(shapes),        cmocka_unit_test(tiles),
-                                       cmocka_unit_test(long_sequence), cmocka_unit_test(parts),
+                                       cmocka_unit_test(long_sequence), cmocka_unit_test(splits),
                                        cmocka_unit_test(gates),         cmocka_unit_test(short_segments),
                                        cmocka_unit_test(decode),        cmocka_unit_test(bits_and_mistakes),
-                                       cmocka_unit_test(older),         cmocka_unit_test(speed)};
+                                       cmocka_unit_test(older),         cmocka_unit_test(forms),
+                                       cmocka_unit_test(speed)};
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     return cmocka_run_group_tests(tests, NULL, report);
 }

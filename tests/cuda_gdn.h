@@ -62,6 +62,11 @@ static inline void dev_gdn_close(const struct dev *d, struct dev_gdn *x, const s
     dev_drop(d, x->a.beta);
 }
 
+/* The name of the kernels that these arguments take. */
+static inline const char *dev_gdn_form(const struct dev *d, const struct hl_gdn *a, bool backward) {
+    return (d->f32 ? hl_cuda_f32_gdn_form : hl_cuda_gdn_form)(d->backend, a, backward).name;
+}
+
 /* One forward pass. session: states are read from r->S and written there. */
 static inline void dev_gdn_forward(const struct dev *d, const struct gdn_case *c, struct gdn_result *r, bool session,
                                    bool keep) {

@@ -115,7 +115,8 @@ static void compare(const struct dev *d, const struct gdn_shape *f, const int64_
     case_free(c);
 }
 
-/* fast forms and sizes that only the plain one takes; a few value heads per key head */
+/* sizes of the tensor-core forms, and those that only the plain one takes; some with several value heads per
+ * key head */
 static const struct gdn_shape shapes[] = {
     {1, 1, 64, 64, GATE_RANDOM, -0.1, 0, 1},   {1, 2, 64, 128, GATE_RANDOM, -0.1, 0, 1},
     {1, 1, 128, 64, GATE_RANDOM, -0.1, 0, 1},  {1, 1, 128, 128, GATE_RANDOM, -0.1, 0, 1},
@@ -148,8 +149,8 @@ static void all_shapes(void **state) {
     }
 }
 
-/* What a walk in parts would give if nothing went from part to part is far from right. */
-static void cuts_matter(const struct dev *d, const struct gdn_shape *f) {
+/* Splits that each start from an empty state would be far off. */
+static void splits_matter(const struct dev *d, const struct gdn_shape *f) {
     struct gdn_case *whole = new_case(d, f, (int64_t[]){800}, 1), *cut = new_case(d, f, (int64_t[]){384, 416}, 2);
     struct gdn_result want = result_new(whole), wrong = result_new(cut);
     assert_memory_equal(whole->a.k, cut->a.k, (size_t)whole->qk * sizeof(real));
@@ -161,15 +162,16 @@ static void cuts_matter(const struct dev *d, const struct gdn_shape *f) {
     result_free(whole, &want), result_free(cut, &wrong);
     case_free(whole), case_free(cut);
 }
-/* Sequences that are walked in parts, beside short ones; little decay, so that the cuts matter. */
-static void parts(void **state) {
+/* Sequences that are scanned in splits, beside short ones; little decay, so that the states between them
+ * matter. */
+static void splits(void **state) {
     (void)state;
     static const struct gdn_shape small = {1, 1, 64, 64, GATE_RANDOM, -0.001, 0, 0.3},
                                   large = {1, 1, 256, 128, GATE_RANDOM, -0.001, 0, 0.3},
                                   odd = {1, 2, 128, 64, GATE_RANDOM, -0.001, 0, 0.3};
     static const int64_t len[] = {800, 70};
     struct dev d = dev_open(false);
-    cuts_matter(&d, &small);
+    splits_matter(&d, &small);
     compare(&d, &small, len, 2, false);
     if (!dev_slow(&d)) compare(&d, &large, len, 2, true), compare(&d, &odd, len, 2, true);
     dev_close(&d);
@@ -240,7 +242,7 @@ static void with_forward(void **state) {
     }
 }
 
-/* So many sequences that tiles are wide; one of them longer than the rings of buffers. */
+/* So many sequences that tiles are wide; one of them is longer than the rings of buffers. */
 static void many(void **state) {
     static const int64_t len[12] = {330, 66, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1};
     (void)state;
@@ -252,13 +254,32 @@ static void many(void **state) {
     dev_close(&d);
 }
 
-/* What chips without barriers in shared memory do. */
+/* Chips before Hopper: the plain form for all sizes. */
 static void older(void **state) {
     (void)state;
     struct dev d = dev_open_older();
-    compare(&d, &shapes[0], (int64_t[]){65, 1, 330}, 3, true);
-    compare(&d, &shapes[9], (int64_t[]){65, 1, 130}, 3, true);
+    for (int i = 0; i < 6; i++) compare(&d, &shapes[i], (int64_t[]){65, 1, 130}, i ? 2 : 3, true);
     dev_close_older(&d);
+}
+
+/* Which form which head size takes, on Hopper and before. */
+static void forms(void **state) {
+    static const struct {
+        int64_t K, V;
+        const char *name;
+    } want[] = {{64, 64, "fused"},    {128, 128, "fused"}, {256, 256, "fused"}, {64, 192, "chunks"},
+                {256, 320, "chunks"}, {64, 100, "plain"},  {80, 64, "plain"}};
+    (void)state;
+    for (int chip = 0; chip < 3; chip++) { /* the last one is only emulated */
+        struct dev d = chip == 2 ? dev_open_older() : dev_open(chip == 1);
+        for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
+            const struct hl_gdn a = {.H = 1, .HV = 1, .K = want[i].K, .V = want[i].V};
+            const char *name = (d.f32 ? hl_cuda_f32_gdn_form : hl_cuda_gdn_form)(d.backend, &a, true).name;
+            assert_string_equal(name, chip == 0 ? want[i].name : "plain");
+        }
+        if (chip == 2) dev_close_older(&d);
+        else dev_close(&d);
+    }
 }
 
 /* n x 2048 tokens; the kept arrays are random, which costs the same as true ones. forward: ms of the forward
@@ -308,10 +329,10 @@ static void times(void **state) {
 }
 
 int main(int argc, char **argv) {
-    const struct CMUnitTest all[] = {cmocka_unit_test(all_shapes),   cmocka_unit_test(parts),
-                                     cmocka_unit_test(all_gates),    cmocka_unit_test(wrong_is_caught),
-                                     cmocka_unit_test(with_forward), cmocka_unit_test(many),
-                                     cmocka_unit_test(older),        cmocka_unit_test(times)};
+    const struct CMUnitTest all[] = {
+        cmocka_unit_test(all_shapes),      cmocka_unit_test(splits),       cmocka_unit_test(all_gates),
+        cmocka_unit_test(wrong_is_caught), cmocka_unit_test(with_forward), cmocka_unit_test(many),
+        cmocka_unit_test(older),           cmocka_unit_test(forms),        cmocka_unit_test(times)};
     (void)argv;
     if (argc > 1) { /* times only */
         const struct CMUnitTest only[] = {cmocka_unit_test(times)};

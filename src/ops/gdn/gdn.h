@@ -4,7 +4,7 @@
  *     e_t   = v_t - k_t^T S'                   what the state failed to predict
  *     S_t   = S' + beta_t k_t e_t^T
  *     out_t = K^{-1/2} q_t^T S_t               m_t = beta_t |e_t| (ranks only, carries no gradient)
- * Per value head; value head h reads the q, k of key head h / (HV/H). q and k come L2-normalised.
+ * Per value head; value head h reads the q, k of key head h / (HV/H). q and k are L2-normalised.
  * g NULL: no decay (DeltaNet).
  *
  * Chunked form (docs/math.md): chunks of HL_CHUNK rows from each segment's first row; in it the
@@ -12,6 +12,8 @@
 #ifndef HL_GDN_H
 #define HL_GDN_H
 #include "core/rows.h"
+
+struct hl_backend;
 
 struct hl_gdn {
     const struct hl_rows *rows;
@@ -23,7 +25,7 @@ struct hl_gdn {
     int64_t S_off;         /* bytes into seg->state: real S[HV][K][V], read and written */
     /* kept for the backward pass by the chunked form; all NULL at inference. The reference needs none. */
     real *h;     /* [chunks][HV][K][V]: the state before each chunk (chunks: hl_chunks_before); NULL on a
-                    GPU, which has it again from v_new in the backward pass */
+                    GPU, which recomputes it from v_new in the backward pass */
     void *v_new; /* [T][HV][V] */
     void *A;     /* [T][HV][HL_CHUNK]: rows of (I + L)^-1 */
     /* backward; segments start empty and final states get no gradient */
@@ -33,4 +35,11 @@ struct hl_gdn {
 };
 
 int64_t hl_gdn_scratch(int64_t K, int64_t V); /* bytes per worker, enough for forward and backward */
+
+/* Which kernels a CUDA backend takes for these arguments, for tests and benchmarks. */
+struct hl_gdn_form {
+    const char *name, *when; /* when: where they are the fastest, one sentence */
+};
+struct hl_gdn_form hl_cuda_gdn_form(struct hl_backend *backend, const struct hl_gdn *a, bool backward);
+struct hl_gdn_form hl_cuda_f32_gdn_form(struct hl_backend *backend, const struct hl_gdn *a, bool backward);
 #endif

@@ -1,14 +1,15 @@
-/* gdn_back_chunk_cuda.cu -- all gradients of a chunk, once the states and their gradients around it are
- * known.
+/* gdn_back_chunk_cuda.cu -- all gradients of a chunk from the states and their gradients before and after it
+ * (gdn_back_cuda.cuh), for all chunks in parallel.
  *
- * Blocks stay on their multiprocessor and walk over (chunk, value head), and in each over tiles of KT columns
- * of K. Slices of 32 columns of V -- of dO, X2, v_new, v and the trans states -- come through shared memory,
- * DEPTH deep, without a stop between tiles or chunks: while two warpgroups finish the rows of one tile, the
- * next is under way. In a slice they have dO h^T, X2 h^T, v_new dh^T of the tile, and with the first tile
- * dO v_new^T and X2 v_new^T for dS and N. A third group copies, a fourth takes h.dh, dv and v.X2 along. Where
- * there is no state it is zeros. */
+ * Persistent kernel: a block an SM takes every gridDim-th (chunk, value head), and in each tiles of KT
+ * columns of K. Slices of 32 columns of V -- of dO, X2, v_new, v and the transposed states -- come through a
+ * ring of DEPTH buffers, without a stop between tiles or chunks. Warpgroups: two consumers with KT/2 columns
+ * each have dO h^T, X2 h^T and v_new dh^T of a slice, and with the first tile dO v_new^T and X2 v_new^T for
+ * dS and N; a producer loads; an auxiliary one has h.dh, dv, v.X2, dbeta and dg. All four meet at
+ * __syncthreads: per slice, at the end of a tile's slices, at the end of an item. A state that is zero is
+ * loaded as zeros. */
 #include "ops/cuda_ops.cuh"
-#include "ops/gdn/gdn_back_rows_cuda.cuh"
+#include "ops/gdn/gdn_back_chunk_cuda.cuh"
 
 #ifndef HL_CUDA_F32
 /* What a block works on: chunk and value head, item = chunk x HV + hv */
@@ -24,9 +25,9 @@ static __device__ __forceinline__ place place_of(const struct gdn_back &a, int i
     return {item, p.row * a.HV + hv, hv, p.len, first ? 0 : 16, last ? 0 : 16};
 }
 
-/* ---- the group that copies: i counts its threads ---- */
+/* ---- producer warpgroup: threads i of GROUP ---- */
 
-/* The slice to be copied next */
+/* The slice to load next */
 struct cursor {
     int item, row, before, after, n;
     int tile, slice, step;
@@ -51,7 +52,7 @@ static __device__ __forceinline__ void copy_slice(const struct gdn_back &a, curs
         copy_async(s->v_new + to, a.v_new + x, fill);
         if (c->tile == 0) copy_async(s->v + to, a.v + x, fill);
     }
-    /* h comes as store_state left it, dh in panels of 64 x 64 (read_state) */
+    /* h is in the order of store_h, dh in panels of 64 x 64 (read_state) */
     const int block = i / 32, r = block / (KT / 32) * 8 + i % 32 / 4, y = block % (KT / 32) * 32 + i % 4 * 8,
               to = y / COLS * SLICE * COLS + tile_at<COLS>(r, y % COLS);
     const int dr = i / (KT / 8), dy = i % (KT / 8) * 8, dto = dy / COLS * SLICE * COLS + tile_at<COLS>(dr, dy % COLS);
@@ -73,7 +74,7 @@ static __device__ __forceinline__ void copy_slice(const struct gdn_back &a, curs
 
 /* q and k of the tile, and with the first one the gates */
 template <int KT>
-static __device__ __forceinline__ void copy_tile(const struct gdn_back &a, const place &p, room<KT> *m, int tile,
+static __device__ __forceinline__ void copy_tile(const struct gdn_back &a, const place &p, smem<KT> *m, int tile,
                                                  int i) {
     enum { COLS = KT / 2 };
     const int64_t qk = ((int64_t)(p.row / a.HV) * a.H + p.hv / a.group) * a.K + tile * KT;
@@ -82,16 +83,16 @@ static __device__ __forceinline__ void copy_tile(const struct gdn_back &a, const
         copy_panel<COLS, C, GROUP>(m->q + x * C * COLS, a.q + qk + x * COLS, (int64_t)a.H * a.K, p.n, i);
         copy_panel<COLS, C, GROUP>(m->k + x * C * COLS, a.k + qk + x * COLS, (int64_t)a.H * a.K, p.n, i);
     }
-    if (tile == 0 && i < GATES / 4) copy_async(m->gates + 4 * i, a.gates + (int64_t)p.item * GATES + 4 * i);
+    if (tile == 0 && i < BACK_GATES / 4) copy_async(m->gates + 4 * i, a.gates + (int64_t)p.item * BACK_GATES + 4 * i);
 }
 /* h.dh over one slice: rows of both against each other, of which the diagonal of d counts. The order of
- * columns does not matter, so 16 bytes of a row are two fragments' worth. */
+ * columns does not matter, so 16 bytes of a row serve as two fragments. */
 template <int KT> static __device__ __forceinline__ void dot_states(float d[4], const slice<KT> *s, int i) {
-    enum { COLS = KT / 2, PIECES = SLICE * KT / 8 / GROUP };
+    enum { COLS = KT / 2, UNITS = SLICE * KT / 8 / GROUP };
     const int g = i % 32 / 4, t = i % 4;
 #pragma unroll
-    for (int j = 0; j < PIECES; j++) {
-        const int n = i / 32 * PIECES + j, y = n / 4 * 32 + 8 * t;
+    for (int j = 0; j < UNITS; j++) {
+        const int n = i / 32 * UNITS + j, y = n / 4 * 32 + 8 * t;
         const int at = y / COLS * SLICE * COLS + tile_at<COLS>(n % 4 * 8 + g, y % COLS);
         const uint4 x = *(const uint4 *)(s->h + at), z = *(const uint4 *)(s->dh + at);
         const uint32_t a0[4] = {x.x, 0, x.y, 0}, a1[4] = {x.z, 0, x.w, 0};
@@ -100,7 +101,7 @@ template <int KT> static __device__ __forceinline__ void dot_states(float d[4], 
     }
 }
 
-/* dv = beta X2; v.X2 of this thread's pieces of rows, added to vx */
+/* dv = beta X2; v.X2 of this thread's 16 bytes of each row, added to vx */
 template <int KT>
 static __device__ __forceinline__ void values(const struct gdn_back &a, const place &p, const slice<KT> *s, int n,
                                               const float *beta, float *vx, int i) {
@@ -117,7 +118,7 @@ static __device__ __forceinline__ void values(const struct gdn_back &a, const pl
 
 /* One warp: dbeta, and dg from the sums over the rows before and after; two rows a lane */
 template <int KT>
-static __device__ __forceinline__ void gate_rows(const struct gdn_back &a, const place &p, room<KT> *m) {
+static __device__ __forceinline__ void gate_rows(const struct gdn_back &a, const place &p, smem<KT> *m) {
     const int lane = threadIdx.x % 32;
     float up[2], down[2], hdh = 0;
     for (int i = 0; i < 4; i++) hdh += m->hdh[i];
@@ -143,8 +144,7 @@ static __device__ __forceinline__ void gate_rows(const struct gdn_back &a, const
     if (2 * lane + 1 < p.n) a.dg[p.row + (int64_t)(2 * lane + 1) * a.HV] = up[1] + tail + (base + down[0]) + hdh;
 }
 
-/* The barriers of the groups: one per slice, one at the end of a tile's slices, one at the end of an item. */
-template <int KT> static __device__ __forceinline__ void copy_all(const struct gdn_back &a, room<KT> *m) {
+template <int KT> static __device__ __forceinline__ void load_loop(const struct gdn_back &a, smem<KT> *m) {
     const int i = threadIdx.x - 2 * GROUP, slices = a.V / SLICE;
     cursor next;
     next.step = 0;
@@ -159,22 +159,23 @@ template <int KT> static __device__ __forceinline__ void copy_all(const struct g
             for (int n = 0; n < slices; n++) {
                 copy_wait<AHEAD - 1>();
                 fence_proxy_async();
-                __syncthreads(); /* this slice is there; the last but one and the last tile are done with */
+                __syncthreads(); /* this slice is complete; the last but one and the last tile are free */
                 copy_slice<KT>(a, &next, m->stage + (next.step + AHEAD) % DEPTH, i);
                 if (n == 0) copy_tile<KT>(a, p, m, tile, i);
                 copy_commit();
                 next.step++;
             }
-            if (slices <= AHEAD) copy_wait<0>(); /* else the gates, q and k were waited for with a slice */
-            if (slices <= AHEAD && tile == 0) named_barrier_sync(3, REST_THREADS);
+            if (slices <= AHEAD) copy_wait<0>(); /* else waiting for a slice covered the gates, q and k */
+            if (slices <= AHEAD && tile == 0) named_barrier_sync(3, CHUNK_THREADS);
             fence_proxy_async();
             __syncthreads();
         }
         __syncthreads();
     }
 }
-/* the group that takes along what is not products of the others */
-template <int KT> static __device__ __forceinline__ void take_along(const struct gdn_back &a, room<KT> *m) {
+/* ---- auxiliary warpgroup ---- */
+
+template <int KT> static __device__ __forceinline__ void aux_loop(const struct gdn_back &a, smem<KT> *m) {
     const int i = threadIdx.x - 3 * GROUP, g = i % 32 / 4, t = i % 4, slices = a.V / SLICE;
     int step = 0;
     for (int item = blockIdx.x; item < a.items; item += gridDim.x) {
@@ -192,7 +193,7 @@ template <int KT> static __device__ __forceinline__ void take_along(const struct
                 if (tile == 0) values<KT>(a, p, s, n, beta, vx, i);
                 step = step + 1 < DEPTH ? step + 1 : 0;
             }
-            if (slices <= AHEAD && tile == 0) named_barrier_sync(3, REST_THREADS);
+            if (slices <= AHEAD && tile == 0) named_barrier_sync(3, CHUNK_THREADS);
             fence_proxy_async();
             __syncthreads();
         }
@@ -207,11 +208,11 @@ template <int KT> static __device__ __forceinline__ void take_along(const struct
     }
 }
 
-/* ---- the groups that multiply ---- */
+/* ---- consumer warpgroups ---- */
 
-/* A slice: dO h^T, X2 h^T, v_new dh^T; SCORES: the group's half of dO v_new^T, X2 v_new^T */
+/* A slice: dO h^T, X2 h^T, v_new dh^T; SCORES: dO v_new^T in the first warpgroup, X2 v_new^T in the second */
 template <int KT, bool SCORES>
-static __device__ __forceinline__ void multiply(const slice<KT> *s, int group, part<KT> *dQ, part<KT> *E, part<KT> *U,
+static __device__ __forceinline__ void multiply(const slice<KT> *s, int group, acc<KT> *dQ, acc<KT> *E, acc<KT> *U,
                                                 float (*f)[4]) {
     enum { COLS = KT / 2, TILES = COLS / 8 };
     const bf16 *h = s->h + group * SLICE * COLS, *dh = s->dh + group * SLICE * COLS, *x = group ? s->X2 : s->dO;
@@ -225,16 +226,16 @@ static __device__ __forceinline__ void multiply(const slice<KT> *s, int group, p
         wgmma_ss<COLS>(U->d, operand<SLICE, false>{s->v_new, 0, v}, operand<COLS, true>{dh, v, 0});
         if (SCORES) wgmma_ss<C>(f, operand<SLICE, false>{x, 0, v}, operand<SLICE, false>{s->v_new, 0, v});
     }
-    wgmma_end<TILES, 1>(U->d); /* the slice before this one is done with */
+    wgmma_end<TILES, 1>(U->d); /* the slice before this one is no longer read */
     wgmma_hold<TILES>(dQ->d), wgmma_hold<TILES>(E->d);
     if (SCORES) wgmma_hold<C / 8>(f);
 }
-/* One tile of an item, the first one with the scores */
+/* One tile of an item, the FIRST with the scores */
 template <int KT, bool FIRST>
-static __device__ __forceinline__ void work(const struct gdn_back &a, const place &p, room<KT> *m, int tile, int *step,
-                                            int group) {
+static __device__ __forceinline__ void run_tile(const struct gdn_back &a, const place &p, smem<KT> *m, int tile,
+                                                int *step, int group) {
     const float scale = 1.0f / sqrtf((float)a.K);
-    part<KT> dQ = {}, E = {}, U = {};
+    acc<KT> dQ = {}, E = {}, U = {};
     {
         float f[C / 8][4] = {};
         for (int n = 0; n < a.V / SLICE; n++) {
@@ -245,47 +246,47 @@ static __device__ __forceinline__ void work(const struct gdn_back &a, const plac
         wgmma_wait_all<KT / 16>(U.d);
         wgmma_hold<KT / 16>(dQ.d), wgmma_hold<KT / 16>(E.d);
         if (FIRST) wgmma_hold<C / 8>(f);
-        if (FIRST && a.V / SLICE < AHEAD + 1) named_barrier_sync(3, REST_THREADS); /* the gates are there */
+        if (FIRST && a.V / SLICE < AHEAD + 1) named_barrier_sync(3, CHUNK_THREADS); /* the gates are complete */
         if (FIRST) store_scores<KT>(f, m, scale, group);
-        __syncthreads(); /* dS and N, q and k are there */
+        __syncthreads(); /* dS and N, q and k are complete */
     }
-    part<KT> later = {};
+    acc<KT> later = {};
     scale_rows<KT>(&dQ, m->gates + EG, scale);
     scale_rows<KT>(&E, m->gates + EG, -1.0f);
-    through_keys<KT>(m, group, &dQ, &E, &later);
+    add_key_products<KT>(m, group, &dQ, &E, &later);
     const int64_t out = (int64_t)p.row * a.K + tile * KT + group * (KT / 2), stride = (int64_t)a.HV * a.K;
     finish_rows<KT>(&dQ, &E, &U, &later, m, a.dq_head + out, a.dk_head + out, stride, p.n, group, FIRST);
 }
 
-template <int KT> static __global__ void __launch_bounds__(REST_THREADS, 1) back_rest(const struct gdn_back a) {
-    room<KT> *m = (room<KT> *)shared_tiles();
+template <int KT> static __global__ void __launch_bounds__(CHUNK_THREADS, 1) back_chunks(const struct gdn_back a) {
+    smem<KT> *m = (smem<KT> *)shared_tiles();
     const int group = warpgroup_index();
     named_barrier_init();
     pdl_wait();
     pdl_trigger();
     if (group >= 2) {
         setmaxnreg_dec<88>();
-        if (group == 2) copy_all<KT>(a, m);
-        else take_along<KT>(a, m);
+        if (group == 2) load_loop<KT>(a, m);
+        else aux_loop<KT>(a, m);
         return;
     }
     setmaxnreg_inc<168>();
     int step = 0;
     for (int item = blockIdx.x; item < a.items; item += gridDim.x) {
         const place p = place_of(a, item);
-        work<KT, true>(a, p, m, 0, &step, group);
-        for (int tile = 1; tile < a.K / KT; tile++) work<KT, false>(a, p, m, tile, &step, group);
+        run_tile<KT, true>(a, p, m, 0, &step, group);
+        for (int tile = 1; tile < a.K / KT; tile++) run_tile<KT, false>(a, p, m, tile, &step, group);
         __syncthreads();
     }
 }
 
-template <int KT> static void launch_rest(struct hl_cuda *c, const struct gdn_back *a) {
+template <int KT> static void launch_chunks(struct hl_cuda *c, const struct gdn_back *a) {
     const int blocks = hl_cuda_sms(c);
-    launch_pdl(c, back_rest<KT>, (unsigned)(a->items < blocks ? a->items : blocks), REST_THREADS,
-               sizeof(room<KT>) + TILES_ROOM, *a);
+    launch_pdl(c, back_chunks<KT>, (unsigned)(a->items < blocks ? a->items : blocks), CHUNK_THREADS,
+               sizeof(smem<KT>) + TILES_ROOM, *a);
 }
-extern "C" void HL_OP(gdn_back_rest)(struct hl_cuda *c, const struct gdn_back *a) {
-    if (a->K == 64) launch_rest<64>(c, a);
-    else launch_rest<128>(c, a);
+extern "C" void HL_OP(gdn_back_chunks)(struct hl_cuda *c, const struct gdn_back *a) {
+    if (a->K == 64) launch_chunks<64>(c, a);
+    else launch_chunks<128>(c, a);
 }
 #endif

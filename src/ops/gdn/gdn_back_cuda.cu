@@ -1,13 +1,12 @@
-/* gdn_back_cuda.cu -- backward pass of the delta rule: gates and scores of the chunks, and who does the
- * rest. */
+/* gdn_back_cuda.cu -- the backward delta rule on a GPU (gdn_back_cuda.cuh): the table of its forms, of which
+ * a batch takes the first that fits, the gates of all chunks, and the sum over a key head's value heads. */
 #include "ops/cuda_ops.cuh"
 #include "ops/gdn/gdn_back_cuda.cuh"
 
 enum { WARPS = 4 };
 
-/* One warp: the gates of one chunk and value head, two rows a lane. Rows past the chunk's end decay no more
- * and have beta = 0. exp(-128) is 0 in float, so a gate below that changes nothing but the size of the
- * sums. */
+/* By one warp: the gates of one chunk and value head, two rows a lane. Rows past the chunk's end do not decay
+ * and have beta = 0. exp(-128) is 0 in float, so a gate below that would only make the sums larger. */
 static __device__ void gates_of(const struct gdn_back &a, const struct hl_dev_span &p, int hv, float *gates) {
     const int lane = threadIdx.x % 32;
     double G[2], last;
@@ -28,8 +27,8 @@ static __device__ void gates_of(const struct gdn_back &a, const struct hl_dev_sp
     for (int i = 0; i < 2; i++) {
         const int r = 2 * lane + i;
         const double by_two = G[i] * 1.4426950408889634074, whole = rint(by_two); /* log2 of e */
-        gates[WHOLE + r] = (float)whole;
-        gates[PART + r] = (float)(by_two - whole);
+        gates[G_INT + r] = (float)whole;
+        gates[G_FRAC + r] = (float)(by_two - whole);
         gates[EG + r] = expf((float)G[i]);
         gates[EL + r] = expf((float)(last - G[i]));
     }
@@ -40,82 +39,8 @@ static __global__ void __launch_bounds__(32 * WARPS) back_gates(const struct gdn
     pdl_wait();
     pdl_trigger();
     if (i >= a.chunks * a.HV) return;
-    gates_of(a, a.chunk[i / a.HV], (int)(i % a.HV), a.gates + i * GATES);
+    gates_of(a, a.chunk[i / a.HV], (int)(i % a.HV), a.gates + i * BACK_GATES);
 }
-
-#ifndef HL_CUDA_F32
-/* Gates, and P = s tril(Q K^T) D. grid (chunks, H), 4 warps with 16 rows each; q and k come in slices of K,
- * while the first value head's gates are formed. */
-enum { SLICE = 64, SLICES = 2 };
-struct scores_room {
-    bf16 q[SLICES][C * (SLICE + 8)], k[SLICES][C * (SLICE + 8)];
-    float gates[GATES];
-};
-static __device__ __forceinline__ void copy_slice(const struct gdn_back &a, const struct hl_dev_span &p,
-                                                  struct scores_room *m, int i) {
-    const int64_t at = ((int64_t)p.row * a.H + blockIdx.y) * a.K + i * SLICE;
-    if (i * SLICE >= a.K) return;
-    copy_rows<32 * WARPS, C, SLICE>(m->q[i % SLICES], SLICE + 8, a.q + at, a.H * a.K, p.len);
-    copy_rows<32 * WARPS, C, SLICE>(m->k[i % SLICES], SLICE + 8, a.k + at, a.H * a.K, p.len);
-}
-/* rows of P of one value head from the products of this warp's rows */
-static __device__ __forceinline__ void store_P(bf16 *P, const float (*s)[4], const float *gates, float scale) {
-    const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-#pragma unroll
-    for (int x = 0; x < 4; x++) {
-        const int i = 16 * warp + x / 2 * 8 + g, j0 = x % 2 * 32;
-        uint32_t w[4];
-#pragma unroll
-        for (int n = 0; n < 4; n++) {
-            const int j = j0 + 8 * n + 2 * t;
-            const float *d = s[j0 / 8 + n] + x / 2 * 2;
-            const float2 D = decay(gates, i, j);
-            w[n] = pack2(j <= i ? scale * d[0] * D.x : 0.0f, j < i ? scale * d[1] * D.y : 0.0f);
-        }
-        gather_columns(w);
-        *(uint4 *)(P + i * C + j0 + 8 * t) = make_uint4(w[0], w[1], w[2], w[3]);
-    }
-}
-static __global__ void __launch_bounds__(32 * WARPS, 5) back_scores(const struct gdn_back a) {
-    struct scores_room *m = (struct scores_room *)shared_memory();
-    const struct hl_dev_span p = a.chunk[blockIdx.x];
-    const int warp = threadIdx.x / 32, hv = blockIdx.y * a.group;
-    for (int i = 0; i < SLICES; i++) {
-        copy_slice(a, p, m, i);
-        copy_commit();
-    }
-    if (warp == 0) gates_of(a, p, hv, m->gates); /* the warp with the fewest products */
-    float s[C / 8][4] = {};
-    for (int i = 0; i < a.K / SLICE; i++) {
-        const bf16 *q = m->q[i % SLICES], *k = m->k[i % SLICES];
-        copy_wait<SLICES - 1>();
-        __syncthreads();
-        for (int x = 0; x < SLICE; x += 16) {
-            uint32_t f[4], y[4];
-            mma_load_a(f, q, SLICE + 8, 16 * warp, x);
-#pragma unroll
-            for (int n = 0; n < C / 16; n++)
-                if (n <= warp) {
-                    mma_load_b(y, k, SLICE + 8, 16 * n, x);
-                    mma_bf16(s[2 * n], f, y), mma_bf16(s[2 * n + 1], f, y + 2);
-                }
-        }
-        if (i + 1 < a.K / SLICE) __syncthreads(); /* done with this slice */
-        copy_slice(a, p, m, i + SLICES);
-        copy_commit();
-    }
-    for (int r = 0; r < a.group; r++) {
-        const int64_t item = (int64_t)blockIdx.x * a.HV + hv + r;
-        if (r > 0) {
-            __syncthreads();
-            if (warp == 0) gates_of(a, p, hv + r, m->gates);
-            __syncthreads();
-        }
-        for (int i = threadIdx.x; i < GATES; i += 32 * WARPS) a.gates[item * GATES + i] = m->gates[i];
-        store_P(a.P + item * C * C, s, m->gates, 1.0f / sqrtf((float)a.K));
-    }
-}
-#endif
 
 /* dq, dk of a key head are the sums over its value heads, in order */
 static __global__ void __launch_bounds__(256) back_group(const act *head, act *sum, int64_t n, int K, int group) {
@@ -127,60 +52,109 @@ static __global__ void __launch_bounds__(256) back_group(const act *head, act *s
     put(sum + i, x);
 }
 
-/* Takes n items off the block; room NULL: only counts. */
-static void *carve(char *room, int64_t *at, int64_t n, int64_t size) {
-    char *p = room ? room + *at : NULL;
-    *at += (n * size + 255) / 256 * 256;
-    return p;
-}
-/* How it is done: by plain loops, with tensor cores, with the scan of chips that have barriers in shared
- * memory, and with the walk of those. */
-enum form { PLAIN, FAST, RING, WALK };
-static int64_t carve_all(struct gdn_back *a, char *room, enum form form) {
-    const int64_t heads = a->chunks * a->HV, size = form ? sizeof(bf16) : sizeof(float);
-    const int64_t walks = a->segs * a->HV;
-    int64_t at = 0;
-    a->gates = (float *)carve(room, &at, heads * GATES, sizeof(float));
-    a->P = (act *)carve(room, &at, form == FAST ? heads * C * C : 0, sizeof(act));
-    a->h = carve(room, &at, form == WALK ? 0 : heads * a->K * a->V, size);
-    a->dh = carve(room, &at, heads * a->K * a->V, size);
-    a->X2 = carve(room, &at, (form == WALK ? a->chunks * C : a->T) * a->HV * a->V, size);
-    if (form == WALK) {
-        a->starts = (float *)carve(room, &at, a->cuts > 1 ? walks * a->cuts * a->K * a->V : 0, sizeof(float));
-        a->sums = (float *)carve(room, &at, hl_pieces(a->K, 128) * heads * SUMS, sizeof(float));
+/* Lays out the scratch memory for states of `size` bytes a number; returns its end. */
+static char *carve(struct gdn_back *a, char *p, int64_t size) {
+    const int64_t heads = a->chunks * a->HV, scans = a->segs * a->HV, splits = a->split.n, again = a->fused_splits;
+    const int64_t KV = (int64_t)a->K * a->V;
+    a->gates = (float *)gdn_carve(&p, heads * BACK_GATES * 4);
+    a->h = gdn_carve(&p, a->fused ? 0 : heads * KV * size);
+    a->dh = gdn_carve(&p, heads * KV * size);
+    a->X2 = gdn_carve(&p, (a->fused ? a->chunks * C : a->T) * a->HV * a->V * size);
+    if (a->fused) {
+        a->fused_states = (float *)gdn_carve(&p, again > 1 ? scans * again * KV * 4 : 0);
+        a->sums = (float *)gdn_carve(&p, hl_pieces(a->K, 128) * heads * SUMS * 4);
     }
-    a->decays = (float *)carve(room, &at, walks * (a->cuts > a->e.parts ? a->cuts : a->e.parts), sizeof(float));
-    if (a->e.parts > 1) {
-        const int64_t ends = walks * a->e.parts;
-        a->e.ends = (float *)carve(room, &at, ends * a->K * a->V, sizeof(float));
-        a->e.moves = (float *)carve(room, &at, ends * a->K * a->K, sizeof(float));
+    a->decays = (float *)gdn_carve(&p, scans * (again > splits ? again : splits) * 4);
+    if (splits > 1) {
+        a->split.states = (float *)gdn_carve(&p, scans * splits * KV * 4);
+        a->split.transitions = (float *)gdn_carve(&p, scans * splits * a->K * a->K * 4);
     }
     if (a->group > 1) {
-        a->dq_head = (act *)carve(room, &at, a->T * a->HV * a->K, sizeof(act));
-        a->dk_head = (act *)carve(room, &at, a->T * a->HV * a->K, sizeof(act));
+        a->dq_head = (act *)gdn_carve(&p, a->T * a->HV * a->K * (int64_t)sizeof(act));
+        a->dk_head = (act *)gdn_carve(&p, a->T * a->HV * a->K * (int64_t)sizeof(act));
     } else a->dq_head = a->dq, a->dk_head = a->dk;
-    return at;
+    return p;
+}
+static bool reserve(struct hl_cuda *c, struct gdn_back *a, int64_t size) {
+    char *scratch = (char *)hl_cuda_scratch(c, carve(a, NULL, size) - (char *)NULL);
+    if (scratch) carve(a, scratch, size);
+    return scratch != NULL;
 }
 
-static enum form form_of(struct hl_cuda *c, const struct hl_gdn *a) {
+/* ---- the forms ---- */
+
 #ifndef HL_CUDA_F32
-    if ((a->K == 64 || a->K == 128 || a->K == 256) && a->V % 64 == 0)
-        return !HL_OP(gdn_back_fits)(c, a->K) ? FAST : HL_OP(gdn_back_walks)(c, a->V) ? WALK : RING;
-#endif
-    return PLAIN;
+static bool sizes_fit(const struct hl_gdn *a) { return (a->K == 64 || a->K == 128 || a->K == 256) && a->V % 64 == 0; }
+static bool chunks_fit(struct hl_cuda *c, const struct hl_gdn *a) {
+    return sizes_fit(a) && HL_OP(gdn_back_scan_fits)(c, a->K);
 }
-/* into how many parts segments are cut for the walk forward, so that blocks keep the chip busy */
-static int cuts_of(const struct gdn_back *a, int64_t longest) {
+static bool fused_fits(struct hl_cuda *c, const struct hl_gdn *a) {
+    return chunks_fit(c, a) && HL_OP(gdn_back_fused_fits)(c, a->V);
+}
+static int scan_splits(const struct gdn_back *a, int64_t longest) {
+    return gdn_num_splits(GDN_BUSY / (a->segs * a->HV * hl_pieces(a->V, 64)), hl_pieces(longest, C));
+}
+/* of the fused scan, so that its blocks keep the chip busy */
+static int fused_splits(const struct gdn_back *a, int64_t longest) {
     enum { LEAST = 4 };
     const int64_t wanted = GDN_BUSY / (a->segs * a->HV * hl_pieces(a->K, 128)), most = longest / C / LEAST;
     const int64_t n = wanted < most ? wanted : most;
     return n < 2 ? 1 : (int)n;
 }
+static bool run_fused(struct hl_cuda *c, struct gdn_back *a, int64_t longest) {
+    a->fused = true;
+    a->split.n = scan_splits(a, longest), a->fused_splits = fused_splits(a, longest);
+    if (!reserve(c, a, sizeof(bf16))) return false;
+    launch_pdl(c, back_gates, blocks_for(a->chunks * a->HV, WARPS), 32 * WARPS, 0, *a);
+    HL_OP(gdn_back_scan)(c, a);
+    if (a->fused_splits > 1) HL_OP(gdn_back_fused_states)(c, a);
+    HL_OP(gdn_back_fused)(c, a);
+    return true;
+}
+static bool run_chunks(struct hl_cuda *c, struct gdn_back *a, int64_t longest) {
+    a->split.n = scan_splits(a, longest), a->fused_splits = 1;
+    if (!reserve(c, a, sizeof(bf16))) return false;
+    launch_pdl(c, back_gates, blocks_for(a->chunks * a->HV, WARPS), 32 * WARPS, 0, *a);
+    HL_OP(gdn_back_states)(c, a);
+    HL_OP(gdn_back_scan)(c, a);
+    HL_OP(gdn_back_chunks)(c, a);
+    return true;
+}
+#endif
+static bool any(struct hl_cuda *, const struct hl_gdn *) { return true; }
+static bool run_plain(struct hl_cuda *c, struct gdn_back *a, int64_t) {
+    a->split.n = a->fused_splits = 1;
+    if (!reserve(c, a, sizeof(float))) return false;
+    launch(c, back_gates, blocks_for(a->chunks * a->HV, WARPS), 32 * WARPS, 0, *a);
+    HL_OP(gdn_back_plain)(c, a);
+    return true;
+}
+
+static const struct back_form {
+    struct hl_gdn_form form;
+    bool (*fits)(struct hl_cuda *, const struct hl_gdn *);
+    bool (*run)(struct hl_cuda *, struct gdn_back *, int64_t longest); /* false: out of memory */
+} forms[] = {
+#ifndef HL_CUDA_F32
+    {{"fused", "values of 64, 128 or 256: states are recomputed in registers and never go to memory"},
+     fused_fits,
+     run_fused},
+    {{"chunks", "other multiples of 64: states go to memory, then all chunks run in parallel"}, chunks_fit, run_chunks},
+#endif
+    {{"plain", "any head size, float activations and chips before Hopper: plain loops in float"}, any, run_plain},
+};
+static const struct back_form *form_of(struct hl_cuda *c, const struct hl_gdn *a) {
+    const struct back_form *f = forms;
+    while (!f->fits(c, a)) f++; /* the last one fits any */
+    return f;
+}
+extern "C" struct hl_gdn_form HL_OP(gdn_back_form)(struct hl_cuda *c, const struct hl_gdn *a) {
+    return form_of(c, a)->form;
+}
 
 extern "C" void HL_OP(gdn_backward)(struct hl_backend *backend, const struct hl_gdn *x) {
     struct hl_cuda *c = hl_cuda_of(backend);
     const struct hl_dev_rows *rows = x->rows->dev;
-    const enum form form = form_of(c, x);
     struct gdn_back a = {};
     HL_ASSERT(x->HV % x->H == 0 && x->v_new && x->A);
     if (x->rows->T == 0) return;
@@ -192,32 +166,9 @@ extern "C" void HL_OP(gdn_backward)(struct hl_backend *backend, const struct hl_
     a.g = x->g, a.beta = x->beta;
     a.dq = (act *)x->dq, a.dk = (act *)x->dk, a.dv = (act *)x->dv, a.dg = x->dg, a.dbeta = x->dbeta;
     a.seg = rows->seg, a.chunk = rows->chunk, a.chunk_first = rows->chunk_first;
-    a.e.segs = a.segs, a.e.HV = a.HV, a.e.V = a.V;
-    a.e.parts =
-        form < RING ? 1 : gdn_parts(GDN_BUSY / (a.segs * a.HV * hl_pieces(a.V, 64)), hl_pieces(rows->longest, C));
-    a.cuts = form == WALK ? cuts_of(&a, rows->longest) : 1;
-    a.walks = form == WALK;
-    char *room = (char *)hl_cuda_scratch(c, carve_all(&a, NULL, form));
-    if (!room) return;
-    carve_all(&a, room, form);
-#ifndef HL_CUDA_F32
-    if (form != PLAIN) {
-        const dim3 grid((unsigned)a.chunks, (unsigned)a.H);
-        if (form != FAST) launch_pdl(c, back_gates, blocks_for(a.chunks * a.HV, WARPS), 32 * WARPS, 0, a);
-        else launch(c, back_scores, grid, 32 * WARPS, sizeof(struct scores_room), a);
-        if (form != WALK) HL_OP(gdn_back_states)(c, &a);
-        (form != FAST ? HL_OP(gdn_back_parts) : HL_OP(gdn_back_scan))(c, &a);
-        if (a.cuts > 1) HL_OP(gdn_back_starts)(c, &a);
-        (form == WALK ? HL_OP(gdn_back_walk) : HL_OP(gdn_back_rest))(c, &a);
-    } else
-#endif
-    {
-        launch(c, back_gates, blocks_for(a.chunks * a.HV, WARPS), 32 * WARPS, 0, a);
-        HL_OP(gdn_back_plain)(c, &a);
-    }
-    if (a.group > 1) {
-        const int64_t n = a.T * a.H * a.K;
-        launch(c, back_group, blocks_for(n, 256), 256, 0, (const act *)a.dq_head, a.dq, n, a.K, a.group);
-        launch(c, back_group, blocks_for(n, 256), 256, 0, (const act *)a.dk_head, a.dk, n, a.K, a.group);
-    }
+    a.split.segs = a.segs, a.split.HV = a.HV, a.split.V = a.V;
+    if (!form_of(c, x)->run(c, &a, rows->longest) || a.group == 1) return;
+    const int64_t n = a.T * a.H * a.K;
+    launch(c, back_group, blocks_for(n, 256), 256, 0, (const act *)a.dq_head, a.dq, n, a.K, a.group);
+    launch(c, back_group, blocks_for(n, 256), 256, 0, (const act *)a.dk_head, a.dk, n, a.K, a.group);
 }

@@ -1,7 +1,8 @@
 /* gdn_back_cuda.cuh -- what the kernels of the delta rule's backward pass share.
  *
- * Names and formulas are those of gdn_chunk_bwd_cpu.c. Per value head and chunk of C rows; dh: gradient of
- * the state after the chunk; s = K^{-1/2}; eG = exp(G), eL = exp(G_last - G):
+ * Names and formulas are those of docs/math.md ("The delta rule", backward) and gdn_chunk_back_cpu.c. Per
+ * value head and chunk of C rows; dh: gradient of the state after the chunk; s = K^{-1/2}; eG = exp(G), eL =
+ * exp(G_last - G):
  *     dv_new = P^T dO + eL (K dh)              X2 = A^T dv_new           dV = beta X2
  *     dS = s stril(dO v_new^T) D               N = -stril(X2 v_new^T) D
  *     Y1 = s eG (dO h^T)     Y2 = -eG (X2 h^T)     U = eL (v_new dh^T)
@@ -12,24 +13,27 @@
  * The diagonal of the scores has no decay: it is left out of dS, and s (dO.v_new)_i times k_i, q_i is added
  * to dQ, dK after the row products for dg are taken. So dg is exactly 0 where decay wipes everything.
  *
- * In order: gates and P of every chunk (scores), the states again (states), the gradients of the states from
- * the last chunk to the first (scan), everything else, chunk by chunk (rest). Where chips can, states and
- * rest are one walk from the first chunk to the last, after the scan, and no state is in memory. */
+ * Kernels, in order: the gates of every chunk (gdn_back_cuda.cu); a reverse scan that stores dh and X2 of
+ * every chunk (gdn_back_scan_cuda.cu); and either a forward scan that recomputes the states in registers and
+ * does everything else beside it (gdn_back_fused_cuda.cu), or the states to memory (gdn_back_states_cuda.cu)
+ * and then everything else for all chunks in parallel (gdn_back_chunk_cuda.cu). gdn_back_plain_cuda.cu does
+ * all of it with plain loops. */
 #ifndef HL_GDN_BACK_CUDA_CUH
 #define HL_GDN_BACK_CUDA_CUH
 #include "ops/cuda_ops.cuh"
 #include "cuda/mma.cuh"
 #include "cuda/fastmath.cuh"
+#include "ops/gdn/gdn_cuda.cuh"
 #include "ops/gdn/gdn_trans_cuda.cuh"
 
 enum {
     C = HL_CHUNK,
-    GATES = 5 * C, /* floats kept of a chunk's gates, each C of them: */
-    WHOLE = 0,
-    PART = C,
-    EG = 2 * C,
-    EL = 3 * C,
-    BETA = 4 * C, /* G = WHOLE + PART, to the base 2; exp(G), exp(G_last - G), beta */
+    BACK_GATES = 5 * C, /* floats of a chunk's gates, C each: */
+    G_INT = 0,          /* G / ln 2 as integer and fraction */
+    G_FRAC = C,
+    EG = 2 * C, /* exp(G) */
+    EL = 3 * C, /* exp(G_last - G) */
+    BETA = 4 * C,
     SUMS = 3 * C + 4
 };
 
@@ -43,34 +47,33 @@ struct gdn_back {
     const struct hl_seg *seg;
     const struct hl_dev_span *chunk;
     const int32_t *chunk_first;
-    /* scratch; states are trans, [chunks][HV][V][K]: bf16, h in the order of store_state, dh in that of
-     * read_state; or float in the plain form */
-    float *gates;           /* [chunks][HV][GATES] */
-    act *P;                 /* [chunks][HV][C][C] */
-    void *h, *dh;           /* the first chunk of a segment has h = 0, the last one dh = 0: not stored */
-    void *X2;               /* [T][HV][V], as the states; [chunks][HV] of tiles where it `walks` */
-    act *dq_head, *dk_head; /* [T][HV][K]: dq, dk themselves when a key head has one value head */
-    struct gdn_ends e;      /* of the parts of long segments */
-    float *decays;          /* [segs][HV][parts]: of the state, over a part */
-    /* of the walk forward: its parts, where they start, [segs][HV][cuts][V][K]; sums over K of each tile's
-     * rows, [tiles][chunks][HV][SUMS] */
-    int cuts;
-    float *starts, *sums;
-    bool walks; /* then X2 lies in memory as in shared memory, by 64 columns, and is copied in one piece */
+    /* scratch; states are transposed, [chunks][HV][V][K]: bf16, h in the order of store_h, dh in that of
+     * read_state; float in the plain form */
+    float *gates;              /* [chunks][HV][BACK_GATES] */
+    void *h, *dh;              /* the first chunk of a segment has h = 0, the last one dh = 0: not stored */
+    void *X2;                  /* [T][HV][V], of the states' type; fused: [chunks][HV] tiles */
+    act *dq_head, *dk_head;    /* [T][HV][K]: dq, dk themselves when a key head has one value head */
+    struct gdn_seqsplit split; /* of the reverse scan, and of the states to memory */
+    float *decays;             /* [segs][HV][splits]: of the state, over a split */
+    /* of the fused scan: splits of a segment, the states after them, [segs][HV][fused_splits][V][K]; sums
+     * over K of each tile's rows, [tiles][chunks][HV][SUMS] */
+    int fused_splits;
+    float *fused_states, *sums;
+    bool fused; /* X2 is laid out as in shared memory, in panels of 64 columns, for bulk copies */
 };
 
 extern "C" {
-void HL_OP(gdn_back_states)(struct hl_cuda *c, const struct gdn_back *a);
+/* dh and X2. Long segments are split. */
+bool HL_OP(gdn_back_scan_fits)(struct hl_cuda *c, int64_t K);
 void HL_OP(gdn_back_scan)(struct hl_cuda *c, const struct gdn_back *a);
-/* the same on chips with barriers in shared memory, which gdn_back_fits tells: P not needed, and segments
- * may have parts */
-void HL_OP(gdn_back_parts)(struct hl_cuda *c, const struct gdn_back *a);
-bool HL_OP(gdn_back_fits)(struct hl_cuda *c, int64_t K);
-void HL_OP(gdn_back_rest)(struct hl_cuda *c, const struct gdn_back *a);
-/* states and rest in one on such chips, for values of these widths; h not needed */
-bool HL_OP(gdn_back_walks)(struct hl_cuda *c, int64_t V);
-void HL_OP(gdn_back_starts)(struct hl_cuda *c, const struct gdn_back *a); /* where cuts > 1 */
-void HL_OP(gdn_back_walk)(struct hl_cuda *c, const struct gdn_back *a);
+/* h of every chunk */
+void HL_OP(gdn_back_states)(struct hl_cuda *c, const struct gdn_back *a);
+/* everything else, from h and dh */
+void HL_OP(gdn_back_chunks)(struct hl_cuda *c, const struct gdn_back *a);
+/* everything else, with h recomputed; before it, where fused_splits > 1, the states between the splits */
+bool HL_OP(gdn_back_fused_fits)(struct hl_cuda *c, int64_t V);
+void HL_OP(gdn_back_fused_states)(struct hl_cuda *c, const struct gdn_back *a);
+void HL_OP(gdn_back_fused)(struct hl_cuda *c, const struct gdn_back *a);
 void HL_OP(gdn_back_plain)(struct hl_cuda *c, const struct gdn_back *a);
 }
 
@@ -78,15 +81,13 @@ void HL_OP(gdn_back_plain)(struct hl_cuda *c, const struct gdn_back *a);
 static __device__ __forceinline__ int own_row(int h) {
     return threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4 + 8 * h;
 }
-/* exp(G_i - G_j) and exp(G_i - G_{j+1}), j even; garbage where i comes before j. The differences of whole
- * numbers are exact, so nothing is lost in a sum of -4000. */
+/* exp(G_i - G_j) and exp(G_i - G_{j+1}), j even; garbage where i comes before j. The differences of integers
+ * are exact, so no precision is lost where sums reach -4000. */
 static __device__ __forceinline__ float2 decay(const float *gates, int i, int j) {
-    const float whole = gates[WHOLE + i], part = gates[PART + i];
-    const float2 w = *(const float2 *)(gates + WHOLE + j), p = *(const float2 *)(gates + PART + j);
-    return make_float2(fast_exp2((whole - w.x) + (part - p.x)), fast_exp2((whole - w.y) + (part - p.y)));
+    const float whole = gates[G_INT + i], frac = gates[G_FRAC + i];
+    const float2 w = *(const float2 *)(gates + G_INT + j), f = *(const float2 *)(gates + G_FRAC + j);
+    return make_float2(fast_exp2((whole - w.x) + (frac - f.x)), fast_exp2((whole - w.y) + (frac - f.y)));
 }
-
-/* ---- fragments ---- */
 
 /* pairs along the row of an A fragment's column k: [k] times x0, [k + 1] times x1 */
 static __device__ __forceinline__ uint32_t scale_pair(uint32_t pair, float x0, float x1) {
@@ -99,34 +100,5 @@ static __device__ __forceinline__ void scale_columns(uint32_t a[4], const float 
     a[0] = scale_pair(a[0], all * lo.x, all * lo.y), a[1] = scale_pair(a[1], all * lo.x, all * lo.y);
     a[2] = scale_pair(a[2], all * hi.x, all * hi.y), a[3] = scale_pair(a[3], all * hi.x, all * hi.y);
 }
-/* One warp's [16][8 n] accumulators, packed, as 16 rows of the stored state. Of that, 8 rows of 32 columns
- * lie together: a warp writes 512 bytes in one piece. */
-template <int n> static __device__ __forceinline__ void store_state(bf16 *to, int ld, const float (*S)[4]) {
-    to += threadIdx.x % 32 * 8;
-#pragma unroll
-    for (int x = 0; x < n / 4; x++)
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            uint32_t w[4];
-#pragma unroll
-            for (int i = 0; i < 4; i++) w[i] = pack2(S[4 * x + i][2 * half], S[4 * x + i][2 * half + 1]);
-            gather_columns(w);
-            *(uint4 *)(to + 8 * half * ld + 256 * x) = make_uint4(w[0], w[1], w[2], w[3]);
-        }
-}
 
-/* Rows [0, n) of `columns` numbers into shared memory, the rest of `rows` as zeros (copies of no bytes read
- * nothing); copy_commit is the caller's. */
-template <int threads, int rows, int columns>
-static __device__ __forceinline__ void copy_rows(bf16 *tile, int ld, const bf16 *from, int64_t stride, int n) {
-    enum { PIECES = columns / 8, STEP = threads / PIECES }; /* a step: whole rows */
-    const int r0 = threadIdx.x / PIECES, x = threadIdx.x % PIECES * 8;
-    from += r0 * stride + x;
-    tile += r0 * ld + x;
-#pragma unroll
-    for (int r = 0; r < rows; r += STEP) {
-        if (rows % STEP == 0 || r0 + r < rows) copy_async(tile + r * ld, from, r0 + r < n ? 16 : 0);
-        from += STEP * stride;
-    }
-}
 #endif

@@ -1,11 +1,12 @@
-/* gdn_back_plain_cuda.cu -- the backward pass for any sizes, all in float: the oracle on the device, and for
- * head sizes that the tensor cores' form does not take. Uses v_new of what the forward pass kept, not A. */
+/* gdn_back_plain_cuda.cu -- the backward pass for any head sizes with plain loops in float
+ * (gdn_back_cuda.cuh): float activations, odd head sizes and chips before Hopper, and what the other forms
+ * are compared with on a GPU. Of what the forward pass to it uses v_new, not A. */
 #include "ops/cuda_ops.cuh"
 #include "ops/gdn/gdn_back_cuda.cuh"
 
-enum { THREADS = 256, COLS = 32, PARTS = THREADS / COLS };
+enum { THREADS = 256, COLS = 32, SHARE = THREADS / COLS };
 
-/* h, trans: S_t = exp(g_t) S_{t-1} + k_t v_new_t^T. A thread has one number of one state. */
+/* h, transposed: S_t = exp(g_t) S_{t-1} + k_t v_new_t^T. A thread has one number of one state. */
 static __global__ void __launch_bounds__(THREADS) plain_states(const struct gdn_back a) {
     const int seg = blockIdx.x / a.HV, hv = blockIdx.x % a.HV;
     const int64_t KV = (int64_t)a.K * a.V, at = (int64_t)blockIdx.y * THREADS + threadIdx.x;
@@ -22,36 +23,36 @@ static __global__ void __launch_bounds__(THREADS) plain_states(const struct gdn_
     }
 }
 
-/* dh and X2, token by token: columns of dh do not know of each other. grid (segments x HV, V / COLS); a
- * thread has every PARTS-th row of one column. */
+/* dh and X2, token by token; columns of dh are independent. Grid (segments x HV, V / COLS); a thread has
+ * every SHARE-th row of one column. */
 static __global__ void __launch_bounds__(THREADS) plain_scan(const struct gdn_back a) {
     const int seg = blockIdx.x / a.HV, hv = blockIdx.x % a.HV, hk = hv / a.group;
-    const int x = threadIdx.x % COLS, part = threadIdx.x / COLS, j = blockIdx.y * COLS + x;
+    const int x = threadIdx.x % COLS, first = threadIdx.x / COLS, j = blockIdx.y * COLS + x;
     const bool mine = j < a.V;
     const float scale = 1.0f / sqrtf((float)a.K);
     float *dh = (float *)shared_memory() + x, *sums = dh + (int64_t)a.K * COLS;
-    for (int i = part; i < a.K; i += PARTS) dh[i * COLS] = 0;
+    for (int i = first; i < a.K; i += SHARE) dh[i * COLS] = 0;
     for (int c = a.chunk_first[seg + 1] - 1; c >= a.chunk_first[seg]; c--) {
         const struct hl_dev_span p = a.chunk[c];
-        float *kept = (float *)a.dh + (((int64_t)c * a.HV + hv) * a.V + j) * a.K;
-        for (int i = part; i < a.K && mine; i += PARTS) kept[i] = dh[i * COLS];
+        float *to = (float *)a.dh + (((int64_t)c * a.HV + hv) * a.V + j) * a.K;
+        for (int i = first; i < a.K && mine; i += SHARE) to[i] = dh[i * COLS];
         for (int64_t t = p.row + p.len - 1; t >= p.row; t--) {
             const int64_t row = t * a.HV + hv;
             const act *q = a.q + (t * a.H + hk) * a.K, *k = a.k + (t * a.H + hk) * a.K;
             const float dO = mine ? scale * f32(a.dout[row * a.V + j]) : 0.0f, beta = a.beta[row];
             const float alpha = a.g ? expf(a.g[row]) : 1.0f;
             float dr = 0;
-            for (int i = part; i < a.K; i += PARTS) {
+            for (int i = first; i < a.K; i += SHARE) {
                 dh[i * COLS] += f32(q[i]) * dO;
                 dr += f32(k[i]) * dh[i * COLS];
             }
-            sums[part * COLS] = dr;
+            sums[first * COLS] = dr;
             __syncthreads();
             dr = 0;
-            for (int i = 0; i < PARTS; i++) dr += sums[i * COLS];
+            for (int i = 0; i < SHARE; i++) dr += sums[i * COLS];
             __syncthreads();
-            for (int i = part; i < a.K; i += PARTS) dh[i * COLS] = alpha * (dh[i * COLS] - f32(k[i]) * (beta * dr));
-            if (part == 0 && mine) {
+            for (int i = first; i < a.K; i += SHARE) dh[i * COLS] = alpha * (dh[i * COLS] - f32(k[i]) * (beta * dr));
+            if (first == 0 && mine) {
                 ((float *)a.X2)[row * a.V + j] = dr;
                 put(a.dv + row * a.V + j, beta * dr);
             }
@@ -59,14 +60,14 @@ static __global__ void __launch_bounds__(THREADS) plain_scan(const struct gdn_ba
     }
 }
 
-/* what plain_rest keeps in shared memory */
-struct room {
+/* shared memory of plain_chunks */
+struct smem {
     float dS[C][C + 1], N[C][C + 1]; /* the diagonal of dS: s (dO.v_new) */
-    float gates[GATES], up[C], down[C], vx[C], sum[33];
+    float gates[BACK_GATES], up[C], down[C], vx[C], sum[33];
 };
 
 /* dS and N, strictly below the diagonal; V.X2 */
-static __device__ void plain_scores(const struct gdn_back &a, const struct hl_dev_span &p, int hv, struct room *m) {
+static __device__ void plain_scores(const struct gdn_back &a, const struct hl_dev_span &p, int hv, struct smem *m) {
     const float scale = 1.0f / sqrtf((float)a.K);
     const int64_t first = (int64_t)p.row * a.HV + hv;
     const float *X2 = (const float *)a.X2;
@@ -80,7 +81,8 @@ static __device__ void plain_scores(const struct gdn_back &a, const struct hl_de
             s += f32(a.dout[at + v]) * y;
             l += X2[at + v] * y;
         }
-        const float D = exp2f((m->gates[WHOLE + i] - m->gates[WHOLE + j]) + (m->gates[PART + i] - m->gates[PART + j]));
+        const float D =
+            exp2f((m->gates[G_INT + i] - m->gates[G_INT + j]) + (m->gates[G_FRAC + i] - m->gates[G_FRAC + j]));
         m->dS[i][j] = scale * s * D;
         m->N[i][j] = -l * D;
     }
@@ -93,9 +95,9 @@ static __device__ void plain_scores(const struct gdn_back &a, const struct hl_de
     }
 }
 
-/* Row i by one warp: dQ and dK, and what of dbeta and dg hangs on it */
+/* Row i by one warp: dQ and dK, and its terms of dbeta and dg */
 static __device__ void plain_row(const struct gdn_back &a, const struct hl_dev_span &p, int hv, int64_t head, int i,
-                                 struct room *m) {
+                                 struct smem *m) {
     const int lane = threadIdx.x % 32, hk = hv / a.group;
     const float scale = 1.0f / sqrtf((float)a.K), eG = m->gates[EG + i], eL = m->gates[EL + i];
     const float beta = m->gates[BETA + i], diagonal = m->dS[i][i];
@@ -134,13 +136,13 @@ static __device__ void plain_row(const struct gdn_back &a, const struct hl_dev_s
     a.dbeta[row] = m->vx[i] + ke;
 }
 
-/* Everything else of one chunk and value head. */
-static __global__ void __launch_bounds__(THREADS) plain_rest(const struct gdn_back a) {
-    struct room *m = (struct room *)shared_memory();
+/* Everything else. Grid: a block per chunk and value head. */
+static __global__ void __launch_bounds__(THREADS) plain_chunks(const struct gdn_back a) {
+    struct smem *m = (struct smem *)shared_memory();
     const int64_t head = blockIdx.x, KV = (int64_t)a.K * a.V;
     const int hv = (int)(head % a.HV);
     const struct hl_dev_span p = a.chunk[head / a.HV];
-    for (int i = threadIdx.x; i < GATES; i += THREADS) m->gates[i] = a.gates[head * GATES + i];
+    for (int i = threadIdx.x; i < BACK_GATES; i += THREADS) m->gates[i] = a.gates[head * BACK_GATES + i];
     __syncthreads();
     plain_scores(a, p, hv, m);
     __syncthreads();
@@ -159,9 +161,9 @@ static __global__ void __launch_bounds__(THREADS) plain_rest(const struct gdn_ba
 }
 
 extern "C" void HL_OP(gdn_back_plain)(struct hl_cuda *c, const struct gdn_back *a) {
-    const unsigned walks = (unsigned)(a->segs * a->HV);
-    const size_t tile = (size_t)(a->K + PARTS) * COLS * sizeof(float);
-    launch(c, plain_states, dim3(walks, blocks_for((int64_t)a->K * a->V, THREADS)), THREADS, 0, *a);
-    launch(c, plain_scan, dim3(walks, blocks_for(a->V, COLS)), THREADS, tile, *a);
-    launch(c, plain_rest, (unsigned)(a->chunks * a->HV), THREADS, sizeof(struct room), *a);
+    const unsigned scans = (unsigned)(a->segs * a->HV);
+    const size_t tile = (size_t)(a->K + SHARE) * COLS * sizeof(float);
+    launch(c, plain_states, dim3(scans, blocks_for((int64_t)a->K * a->V, THREADS)), THREADS, 0, *a);
+    launch(c, plain_scan, dim3(scans, blocks_for(a->V, COLS)), THREADS, tile, *a);
+    launch(c, plain_chunks, (unsigned)(a->chunks * a->HV), THREADS, sizeof(struct smem), *a);
 }

@@ -1,224 +1,328 @@
-/* gdn_back_scan_cuda.cu -- the walk back along a segment: the gradients of the states, on chips without
- * barriers in shared memory.
- *
- * A warp owns 16 columns of V for the whole walk and keeps its part of the trans state, [16][K], as fp32
- * accumulators. Turned, because packed accumulators are A fragments: K dh needs dh as an operand, and so no
- * warp waits for another's part of it. Warps share only the rows of the chunk, copied ahead. */
+/* gdn_back_scan_cuda.cu -- the reverse scan of the backward pass: dh, the gradient of the state after each
+ * chunk, from the last chunk of a segment to its first, and X2 (gdn_back_cuda.cuh). Structure as the forward
+ * scan (gdn_trans_cuda.cuh, gdn_ring_cuda.cu), with dO in the place of v:
+ *     P = s tril(Q K^T) D       dv_new = P^T dO + eL (K dh)       X2 = A^T dv_new
+ *     dh <- exp(G_last) dh + Q^T (s eG dO) - K^T (eG beta X2)
+ * Grid: a block per segment, split, value head and 64 W columns of V (tiles fastest). Block: W consumer
+ * warpgroups with 64 columns each, which form P together (named barrier 1: P is complete), then a producer
+ * warpgroup. mbarriers of two rings: in (q, k, A, gates, and dO; the loaders fill, the consumers empty) and
+ * out (X2, in dO's place; the consumers fill, the storers empty). Long segments are split, counted from the
+ * segment's end. */
 #include "ops/cuda_ops.cuh"
 #include "ops/gdn/gdn_back_cuda.cuh"
+#include "ops/gdn/gdn_pipeline_cuda.cuh"
 
 #ifndef HL_CUDA_F32
-/* What a block walks along: the chunks of a segment, one value head. Rows are counted, not looked up: a load
- * from memory in every step would be waited for. */
-struct walk {
-    int hv, first, last; /* chunks */
-    int64_t row, len;    /* of the segment */
+
+enum { LOAD_THREADS = GROUP / 2, OUTS = 3 };
+template <int K> struct stage { bf16 q[C * K], k[C * K], P[C * C], A[C * C]; };
+template <int K, int W> struct smem {
+    enum { DEPTH = K == 256 ? 2 : 3 };
+    stage<K> in[DEPTH];
+    bf16 out[OUTS][W * PANEL]; /* dO, then X2 in its place; a panel for each consumer */
+    float gates[DEPTH][BACK_GATES];
+    uint64_t barriers[2 * DEPTH + 2 * OUTS];
 };
-static __device__ __forceinline__ walk walk_of(const struct gdn_back &a) {
-    const int seg = blockIdx.x / a.HV;
-    return {(int)(blockIdx.x % a.HV), a.chunk_first[seg], a.chunk_first[seg + 1] - 1, a.seg[seg].row, a.seg[seg].len};
+template <int DEPTH> struct reverse_barriers {
+    ring_barriers<0, DEPTH> in;
+    ring_barriers<2 * DEPTH, OUTS> out;
+    __device__ __forceinline__ reverse_barriers(uint64_t *p) : in{mbarrier_base(p)}, out{in.first} {}
+};
+/* by one thread; so many threads load and store */
+template <int W, int DEPTH>
+static __device__ __forceinline__ void init_barriers(const reverse_barriers<DEPTH> &b, int loaders, int storers) {
+    for (int i = 0; i < DEPTH; i++) mbarrier_init(b.in.full(i), loaders), mbarrier_init_warps(b.in.empty(i), 4 * W);
+    for (int i = 0; i < OUTS; i++) mbarrier_init_warps(b.out.full(i), 4 * W), mbarrier_init(b.out.empty(i), storers);
 }
 
-/* ---- dh: gradient of the state after each chunk, and X2 ----
- * grid (segments x HV, V / 16 W): W warps, two chunks in shared memory; products of warpgroups. Operands as
- * wide as K are panels of 64 columns, dO a panel for each group. */
-
-template <int K, int W> struct scan_stage {
-    bf16 q[C * K], k[C * K], P[C * C], A[C * C];
-    bf16 out[C * 16 * W]; /* dO, then X2 on its way out: each warp uses its own columns only */
+/* The chunks that a block scans, of a segment and value head. Rows are computed rather than loaded: a load
+ * would be waited for in every step. */
+struct chunk_range {
+    int s, hv, split;
+    int first, last, chunks; /* the segment's first and last; how many of them this split has */
+    int64_t row, len;        /* of the segment */
+    int top, col;            /* the split's last chunk; column of V */
+    bool values;             /* else dO is 0 */
 };
-template <int K, int W> struct scan_room {
-    scan_stage<K, W> stage[2];
-    float gates[2][3 * C]; /* exp(G), exp(G_last - G), beta */
-};
+static __device__ __forceinline__ chunk_range range_of(const struct gdn_back &a, int s, int hv, int split) {
+    const int first = a.chunk_first[s], n = a.chunk_first[s + 1] - first, p = a.split.n - 1 - split;
+    const int end = gdn_split_start(n, p + 1, a.split.n);
+    return {s,
+            hv,
+            split,
+            first,
+            first + n - 1,
+            end - gdn_split_start(n, p, a.split.n),
+            a.seg[s].row,
+            a.seg[s].len,
+            first + end - 1,
+            0,
+            true};
+}
+/* rows of chunk c, and the first of them, of [T][HV] */
+static __device__ __forceinline__ int rows_of(const chunk_range &w, int c) {
+    return c < w.last ? C : (int)(w.len - (int64_t)(c - w.first) * C);
+}
+static __device__ __forceinline__ int64_t row_of(const struct gdn_back &a, const chunk_range &w, int c) {
+    return (w.row + (int64_t)(c - w.first) * C) * a.HV + w.hv;
+}
 
+/* ---- producer warpgroup ---- */
+
+/* Starts the bulk store of X2 of a step, in the layout of shared memory; by one thread */
 template <int K, int W>
-static __device__ __forceinline__ void load_scan(const struct gdn_back &a, const walk &w, scan_room<K, W> *m, int at,
-                                                 int c) {
-    const int64_t t = w.row + (int64_t)(c - w.first) * C, head = (int64_t)c * a.HV + w.hv;
-    const int64_t row = t * a.HV + w.hv, qk = (t * a.H + w.hv / a.group) * K;
-    const int n = c < w.last ? C : (int)(w.row + w.len - t), i = threadIdx.x;
-    scan_stage<K, W> *s = m->stage + at;
-#pragma unroll
-    for (int p = 0; p < K / 64; p++) {
-        copy_panel<64, C, 32 * W>(s->k + p * PANEL, a.k + qk + 64 * p, a.H * K, n, i);
-        copy_panel<64, C, 32 * W>(s->q + p * PANEL, a.q + qk + 64 * p, a.H * K, n, i);
+static __device__ __forceinline__ void store_tile(smem<K, W> &m, const reverse_barriers<smem<K, W>::DEPTH> &b,
+                                                  const struct gdn_back &a, const chunk_range &w, int step) {
+    const int64_t item = (int64_t)(w.top - step) * a.HV + w.hv;
+    mbarrier_wait(b.out.full(step), full_parity<OUTS>(step));
+    bulk_store((bf16 *)a.X2 + item * C * a.V + w.col * C, m.out[step % OUTS], W * PANEL * (int)sizeof(bf16));
+}
+/* By threads i of N. STORES: the first of them also stores X2, DEPTH steps later, when the step's buffers are
+ * empty and so X2 is complete. */
+template <int K, int W, int N, bool STORES>
+static __device__ __forceinline__ void load_loop(smem<K, W> &m, const reverse_barriers<smem<K, W>::DEPTH> &b,
+                                                 const struct gdn_back &a, const chunk_range &w, int i) {
+    enum { DEPTH = smem<K, W>::DEPTH };
+    for (int step = 0; step < w.chunks; step++) {
+        const int c = w.top - step, n = rows_of(w, c), at = step % DEPTH;
+        const int64_t row = row_of(a, w, c), head = (int64_t)c * a.HV + w.hv;
+        const int64_t qk = (row / a.HV * a.H + w.hv / a.group) * K;
+        stage<K> &s = m.in[at];
+        mbarrier_wait(b.in.empty(step), empty_parity<DEPTH>(step));
+        if (STORES && i == 0 && step >= DEPTH) store_tile(m, b, a, w, step - DEPTH);
+#pragma unroll 1
+        for (int p = 0; p < K / 64; p++) {
+            copy_panel<64, C, N>(s.k + p * PANEL, a.k + qk + 64 * p, a.H * K, n, i);
+            copy_panel<64, C, N>(s.q + p * PANEL, a.q + qk + 64 * p, a.H * K, n, i);
+        }
+        copy_panel<C, C, N>(s.A, a.A + row * C, a.HV * C, n, i);
+#pragma unroll 1
+        for (int j = i; j < BACK_GATES / 4; j += N)
+            copy_async(m.gates[at] + 4 * j, a.gates + head * BACK_GATES + 4 * j);
+        if (STORES && i == 0 && step >= OUTS) {
+            bulk_store_wait_read<OUTS - DEPTH>();
+            mbarrier_arrive(b.out.empty(step - OUTS));
+        }
+        mbarrier_wait(b.out.empty(step), empty_parity<OUTS>(step));
+#pragma unroll 1
+        for (int g = 0; g < W; g++)
+            copy_panel<64, C, N>(m.out[step % OUTS] + g * PANEL, a.dout + row * a.V + (w.values ? w.col + 64 * g : 0),
+                                 a.HV * a.V, w.values ? n : 0, i);
+        copy_async_arrive(b.in.full(step));
     }
-    copy_panel<C, C, 32 * W>(s->P, a.P + head * C * C, C, C, i);
-    copy_panel<C, C, 32 * W>(s->A, a.A + row * C, a.HV * C, n, i);
+    if constexpr (STORES) {
+        for (int step = w.chunks < DEPTH ? 0 : w.chunks - DEPTH; i == 0 && step < w.chunks; step++)
+            store_tile(m, b, a, w, step);
+        if (i == 0) bulk_store_wait_read<0>();
+    }
+}
+/* X2 of the block's columns to memory row by row, where the scan is FINAL; by threads i of STORE_THREADS */
+template <int K, int W, bool FINAL>
+static __device__ __forceinline__ void store_loop(smem<K, W> &m, const reverse_barriers<smem<K, W>::DEPTH> &b,
+                                                  const struct gdn_back &a, const chunk_range &w, int i) {
+    enum { STEP = row_store<W>::STEP };
+    const row_store<W> p(i);
+    const int64_t next = (int64_t)STEP * a.HV * a.V;
+    for (int step = 0; step < w.chunks; step++) {
+        const int c = w.top - step, n = rows_of(w, c);
+        bf16 *to = (bf16 *)a.X2 + (row_of(a, w, c) + (int64_t)p.row * a.HV) * a.V + w.col + p.col;
+        mbarrier_wait(b.out.full(step), full_parity<OUTS>(step));
 #pragma unroll
-    for (int p = 0; p < W / 4; p++)
-        copy_panel<64, C, 32 * W>(s->out + p * PANEL, a.dout + row * a.V + blockIdx.y * 16 * W + 64 * p, a.HV * a.V, n,
-                                  i);
-    if (i < 3 * C / 4) /* EG, EL and BETA lie one after another on both sides */
-        copy_async(m->gates[at] + 4 * i, a.gates + head * GATES + EG + 4 * i);
+        for (int first = 0; FINAL && first < C; first += BATCH * STEP) {
+            uint4 x[BATCH];
+            p.read(x, m.out[step % OUTS], first);
+            p.write(to, x, next, n - first), to += BATCH * next;
+        }
+        mbarrier_arrive(b.out.empty(step));
+    }
 }
 
-/* d[16 rows a warp][K] += x Y[16 i..][K] */
-template <int K>
-static __device__ __forceinline__ void times_rows(float (*d)[4], const uint32_t x[4], const bf16 *Y, int i) {
-    enum { N = K < 128 ? K : 128 };
+/* ---- consumer warpgroups ---- */
+
+/* d += x T, T [64][64] */
+static __device__ __forceinline__ void times_square(float d[C / 8][4], const uint32_t x[4][4], const bf16 *T) {
 #pragma unroll
-    for (int n = 0; n < K; n += N) wgmma_rs<N>(d + n / 8, x, operand<64, true, PANEL>{Y + n / 64 * PANEL, 16 * i, 0});
+    for (int i = 0; i < 4; i++) wgmma_rs<C>(d, x[i], operand<C, true>{T, 16 * i, 0});
 }
-/* of -eG beta d, by columns */
-static __device__ __forceinline__ void pack_scaled(uint32_t a[4], const float d[2][4], const float *eG,
+/* -eG beta d, by columns, as A operands */
+static __device__ __forceinline__ void pack_scaled(uint32_t x[4][4], const float d[C / 8][4], const float *eG,
                                                    const float *beta) {
     const int t = threadIdx.x % 4;
 #pragma unroll
-    for (int n = 0; n < 2; n++) {
+    for (int n = 0; n < C / 8; n++) {
         const float2 e = *(const float2 *)(eG + 8 * n + 2 * t), b = *(const float2 *)(beta + 8 * n + 2 * t);
-        const float x = -e.x * b.x, y = -e.y * b.y;
-        a[2 * n] = pack2(x * d[n][0], y * d[n][1]), a[2 * n + 1] = pack2(x * d[n][2], y * d[n][3]);
+        const float y = -e.x * b.x, z = -e.y * b.y;
+        x[n / 2][n % 2 * 2] = pack2(y * d[n][0], z * d[n][1]);
+        x[n / 2][n % 2 * 2 + 1] = pack2(y * d[n][2], z * d[n][3]);
     }
 }
 
-/* dv_new trans = eL (K dh), trans */
-template <int K>
-static __device__ __forceinline__ void through_state(float (*dv)[4], const float (*dh)[4], const bf16 *k,
-                                                     const float *eL) {
-    enum { BATCH = 4 };
+/* P; the warpgroup has C / W of its columns */
+template <int K, int W> static __device__ __forceinline__ void form_scores(stage<K> &s, const float *gates, int group) {
+    enum { COLS = C / W };
     const int t = threadIdx.x % 4;
+    const float scale = 1.0f / sqrtf((float)K);
+    float d[COLS / 8][4] = {};
+    wgmma_begin<COLS / 8>(d);
 #pragma unroll
-    for (int p = 0; p < K / 16; p += BATCH) { /* a panel */
-        uint32_t x[BATCH][4];
+    for (int n = 0; n < K / 16; n++)
+        wgmma_ss<COLS>(d, operand<64, false>{s.q + n / 4 * PANEL, 0, n % 4 * 16},
+                       operand<64, false>{s.k + n / 4 * PANEL, group * COLS, n % 4 * 16});
+    wgmma_end<COLS / 8>(d);
 #pragma unroll
-        for (int i = 0; i < BATCH; i++) pack_a(x[i], dh + 2 * (p + i));
-        wgmma_hold_a<BATCH>(x);
-        wgmma_begin<C / 8>(dv);
-#pragma unroll
-        for (int i = 0; i < BATCH; i++) wgmma_rs<C>(dv, x[i], operand<64, false>{k + p / 4 * PANEL, 0, 16 * i});
-        wgmma_end<C / 8>(dv);
-        wgmma_hold_a<BATCH>(x);
-    }
-#pragma unroll
-    for (int j = 0; j < C / 8; j++) {
-        const float2 e = *(const float2 *)(eL + 8 * j + 2 * t);
-        dv[j][0] *= e.x, dv[j][1] *= e.y, dv[j][2] *= e.x, dv[j][3] *= e.y;
-    }
-}
-/* both uses of dO: dv += P^T dO and, where there is a state, dh += Q^T (s eG dO) */
-template <int K>
-static __device__ __forceinline__ void through_out(float (*dv)[4], float (*dh)[4], const bf16 *dO, const bf16 *P,
-                                                   const bf16 *q, const float *eG, float scale, bool state) {
-    uint32_t x[C / 16][4], y[C / 16][4];
-#pragma unroll
-    for (int i = 0; i < C / 16; i++) {
-        tile_load_a_trans<64>(x[i], dO, 16 * i, threadIdx.x / 32 % 4 * 16);
-#pragma unroll
-        for (int j = 0; j < 4; j++) y[i][j] = x[i][j];
-        scale_columns(y[i], eG, 16 * i, scale);
-    }
-    wgmma_hold_a<C / 16>(x);
-    wgmma_begin<C / 8>(dv);
-#pragma unroll
-    for (int i = 0; i < C / 16; i++) wgmma_rs<C>(dv, x[i], operand<C, true>{P, 16 * i, 0});
-    wgmma_end<C / 8>(dv);
-    wgmma_hold_a<C / 16>(x);
-    if (!state) return;
-    wgmma_hold_a<C / 16>(y);
-    wgmma_begin<K / 8>(dh);
-#pragma unroll
-    for (int i = 0; i < C / 16; i++) times_rows<K>(dh, y[i], q, i);
-    wgmma_end<K / 8>(dh);
-    wgmma_hold_a<C / 16>(y);
-}
-
-/* dh, of the warp's 16 rows, as read_state leaves it */
-template <int K> static __device__ __forceinline__ void store_dh(bf16 *to, const float (*dh)[4]) {
-    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-#pragma unroll
-    for (int x = 0; x < K / 32; x++)
+    for (int n = 0; n < COLS / 8; n++) /* all loads before the stores, which may alias for all the compiler knows */
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            uint32_t w[4];
-#pragma unroll
-            for (int i = 0; i < 4; i++) w[i] = pack2(dh[4 * x + i][2 * h], dh[4 * x + i][2 * h + 1]);
-            gather_columns(w);
-            *(uint4 *)(to + x / 2 * PANEL + tile_at<64>(g + 8 * h, x % 2 * 32 + 8 * t)) =
-                make_uint4(w[0], w[1], w[2], w[3]);
+            const int i = own_row(h), j = group * COLS + 8 * n + 2 * t;
+            const float2 D = decay(gates, i, j);
+            d[n][2 * h] = j <= i ? scale * d[n][2 * h] * D.x : 0.0f;
+            d[n][2 * h + 1] = j < i ? scale * d[n][2 * h + 1] * D.y : 0.0f;
         }
+#pragma unroll
+    for (int n = 0; n < COLS / 8; n++)
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+            *(uint32_t *)(s.P + tile_at<C>(own_row(h), group * COLS + 8 * n + 2 * t)) =
+                pack2(d[n][2 * h], d[n][2 * h + 1]);
+    fence_proxy_async();
 }
-
-/* X2 trans, [16][C], to its rows; room: the group's panel of the tile in shared memory */
-static __device__ __forceinline__ void store_X2(bf16 *to, int64_t stride, int n, const float (*X2)[4], bf16 *room) {
-    const int l = threadIdx.x % 32, g = l / 4, t = l % 4, col = threadIdx.x / 32 % 4 * 16;
-    __syncwarp(); /* all lanes have read what was in the room */
-#pragma unroll
-    for (int j = 0; j < C / 8; j++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) put(room + tile_at<64>(8 * j + 2 * t + i % 2, col + g + i / 2 * 8), X2[j][i]);
-    __syncwarp();
-    to += l / 2 * stride + l % 2 * 8;
-#pragma unroll
-    for (int r = 0; r < C; r += 16)
-        if (l / 2 + r < n)
-            *(uint4 *)(to + r * stride) = *(const uint4 *)(room + tile_at<64>(l / 2 + r, col + l % 2 * 8));
-}
-
-template <int K, int W> static __global__ void __launch_bounds__(32 * W, 1) back_scan(const struct gdn_back a) {
-    scan_room<K, W> *m = (scan_room<K, W> *)shared_tiles();
-    const walk w = walk_of(a);
-    const int hv = w.hv, first = w.first, last = w.last, warp = threadIdx.x / 32;
-    const int64_t v0 = blockIdx.y * 16 * W + 16 * warp;
+/* One chunk: dh after it becomes dh before it. to: where dh after it is stored, or NULL. */
+template <int K, int W, bool FINAL>
+static __device__ __forceinline__ void scan_chunk(smem<K, W> &m, const reverse_barriers<smem<K, W>::DEPTH> &b, int step,
+                                                  int group, float dh[K / 8][4], bf16 *to) {
+    enum { DEPTH = smem<K, W>::DEPTH };
+    stage<K> &s = m.in[step % DEPTH];
+    const float *gates = m.gates[step % DEPTH], *eG = gates + EG, *eL = gates + EL, *beta = gates + BETA;
     const float scale = 1.0f / sqrtf((float)K);
-    float dh[K / 8][4] = {};
-    if (last >= first) load_scan(a, w, m, 0, last);
-    copy_commit();
-    for (int c = last; c >= first; c--) {
-        const int now = (last - c) % 2;
-        scan_stage<K, W> *s = m->stage + now;
-        const float *eG = m->gates[now], *eL = eG + C, *beta = eL + C;
-        bf16 *out = s->out + warpgroup_index() * PANEL;
-        copy_wait<0>();
-        fence_proxy_async();
-        __syncthreads(); /* the chunk is there, and the one after it is done with */
-        if (c > first) load_scan(a, w, m, 1 - now, c - 1);
-        copy_commit();
-        float dv[C / 8][4] = {}, X2[C / 8][4] = {};
-        uint32_t x[C / 16][4];
-        if (c < last) {
-            store_dh<K>((bf16 *)a.dh + (((int64_t)c * a.HV + hv) * a.V + v0 / 64 * 64) * K + v0 % 64 * 64, dh);
-            through_state<K>(dv, dh, s->k, eL);
-            const float end = eG[C - 1];
+    bf16 *out = m.out[step % OUTS] + group * PANEL;
+    float d[C / 8][4];
+    uint32_t x[4][4], y[4][4];
+    mbarrier_wait(b.in.full(step), full_parity<DEPTH>(step));
+    fence_proxy_async();
+    const float end = eG[C - 1];
+    form_scores<K, W>(s, gates, group);
+    read_state<K>(d, dh, s.k, to);
+    scale_columns(d, eL, 1.0f);
 #pragma unroll
-            for (int n = 0; n < K / 8; n++)
+    for (int n = 0; n < K / 8; n++)
 #pragma unroll
-                for (int i = 0; i < 4; i++) dh[n][i] *= end;
-        }
-        through_out<K>(dv, dh, out, s->P, s->q, eG, scale, c > first);
+        for (int i = 0; i < 4; i++) dh[n][i] *= end;
 #pragma unroll
-        for (int i = 0; i < C / 16; i++) pack_a(x[i], dv + 2 * i);
-        wgmma_hold_a<C / 16>(x);
-        wgmma_begin<C / 8>(X2);
+    for (int i = 0; i < 4; i++) tile_load_a_trans<64>(x[i], out, 16 * i, threadIdx.x / 32 % 4 * 16);
+    scale_operands(y, x, eG, scale); /* both uses of dO: dv += P^T dO and dh += Q^T (s eG dO) */
+    wgmma_hold_a<4>(x), wgmma_hold_a<4>(y);
+    named_barrier_sync(1, W * GROUP); /* P is complete */
+    wgmma_begin<C / 8>(d);
+    times_square(d, x, s.P);
+    wgmma_commit_wait<1>();
+    wgmma_begin<K / 8>(dh);
+    write_state<K>(dh, y, s.q);
+    wgmma_commit_wait<1>();
+    wgmma_hold<C / 8>(d), wgmma_hold_a<4>(x);
 #pragma unroll
-        for (int i = 0; i < C / 16; i++) wgmma_rs<C>(X2, x[i], operand<C, true>{s->A, 16 * i, 0});
-        wgmma_end<C / 8>(X2);
-        wgmma_hold_a<C / 16>(x);
-        const int64_t t = w.row + (int64_t)(c - first) * C;
-        store_X2((bf16 *)a.X2 + (t * a.HV + hv) * a.V + v0, a.HV * a.V, c < last ? C : (int)(w.row + w.len - t), X2,
-                 out);
-        if (c > first) {
+    for (int i = 0; i < 4; i++) pack_a(x[i], d + 2 * i);
+    wgmma_hold_a<4>(x);
+    zero(d);
+    wgmma_begin<C / 8>(d);
+    times_square(d, x, s.A);
+    wgmma_end<C / 8>(d);
+    wgmma_hold_a<4>(x), wgmma_hold<K / 8>(dh);
+    wgmma_hold_a<4>(y);
+    pack_scaled(y, d, eG, beta);
+    wgmma_hold_a<4>(y);
+    wgmma_begin<K / 8>(dh);
+    write_state<K>(dh, y, s.k);
+    wgmma_commit_wait<1>();
 #pragma unroll
-            for (int i = 0; i < C / 16; i++) pack_scaled(x[i], X2 + 2 * i, eG + 16 * i, beta + 16 * i);
-            wgmma_hold_a<C / 16>(x);
-            wgmma_begin<K / 8>(dh);
-#pragma unroll
-            for (int i = 0; i < C / 16; i++) times_rows<K>(dh, x[i], s->k, i);
-            wgmma_end<K / 8>(dh);
-            wgmma_hold_a<C / 16>(x);
-        }
+    for (int i = 0; i < 4; i++) pack_a(x[i], d + 2 * i);
+    store_trans(out, x);
+    fence_proxy_async();
+    mbarrier_arrive_warp(b.out.full(step));
+    wgmma_wait_all<K / 8>(dh);
+    wgmma_hold_a<4>(y);
+    mbarrier_arrive_warp(b.in.empty(step));
+}
+
+template <int K, int W, bool FINAL>
+static __device__ __forceinline__ void scan_loop(smem<K, W> &m, const reverse_barriers<smem<K, W>::DEPTH> &b,
+                                                 const struct gdn_back &a, const chunk_range &w, int group,
+                                                 float dh[K / 8][4]) {
+    const int64_t col = w.col + group * 64, row = threadIdx.x / 32 % 4 * 16;
+    for (int step = 0; step < w.chunks; step++) {
+        const int c = w.top - step;
+        bf16 *to = NULL;
+        if (a.dh && c < w.last) to = (bf16 *)a.dh + (((int64_t)c * a.HV + w.hv) * a.V + col) * K + row * 64;
+        scan_chunk<K, W, FINAL>(m, b, step, group, dh, to);
     }
 }
 
-template <int K, int W> static void launch_scan(struct hl_cuda *c, const struct gdn_back *a) {
-    const dim3 grid((unsigned)(a->segs * a->HV), (unsigned)(a->V / (16 * W)));
-    launch(c, back_scan<K, W>, grid, 32 * W, sizeof(scan_room<K, W>) + TILES_ROOM, *a);
+/* FINAL: stores dh and X2. Else the states between the splits alone: tiles of V's columns, then of K's (the
+ * identity's). fused: all of the producer loads, and one thread stores X2 by bulk copies; else half load and
+ * half store. */
+template <int K, int W, bool FINAL>
+static __global__ void __launch_bounds__((W + 1) * GROUP, 1) reverse_scan(const struct gdn_back a) {
+    smem<K, W> &m = *(smem<K, W> *)shared_tiles();
+    const reverse_barriers<smem<K, W>::DEPTH> b(m.barriers);
+    const int values = a.V / (64 * W), tiles = FINAL ? values : values + K / (64 * W);
+    const int splits = FINAL ? a.split.n : a.split.n - 1, tile = blockIdx.x % tiles, group = warpgroup_index();
+    const int hv = blockIdx.x / tiles % a.HV, split = blockIdx.x / tiles / a.HV % splits,
+              s = blockIdx.x / tiles / a.HV / splits;
+    named_barrier_init();
+    chunk_range w = range_of(a, s, hv, split);
+    w.values = tile < values;
+    w.col = (w.values ? tile : tile - values) * 64 * W;
+    if (!w.values && split == 0) return;
+    const bool fused = FINAL && a.fused;
+    if (threadIdx.x == 0) init_barriers<W>(b, fused ? GROUP : LOAD_THREADS, fused ? 1 : STORE_THREADS);
+    __syncthreads();
+    pdl_wait();
+    pdl_trigger();
+    if (group == W) {
+        producer_registers<K, W>();
+        const int i = threadIdx.x - W * GROUP;
+        if (fused) load_loop<K, W, GROUP, FINAL>(m, b, a, w, i);
+        else if (i < LOAD_THREADS) load_loop<K, W, LOAD_THREADS, false>(m, b, a, w, i);
+        else store_loop<K, W, FINAL>(m, b, a, w, i - LOAD_THREADS);
+    } else {
+        consumer_registers<K, W>();
+        const int64_t col = w.col + threadIdx.x / 32 * 16;
+        float dh[K / 8][4];
+        if (w.values)
+            load_state<K>(dh, FINAL && split > 0 ? split_state(a.split, K, s, hv, split - 1) + col : NULL, a.V);
+        else identity_state<K>(dh, (int)col);
+        scan_loop<K, W, FINAL>(m, b, a, w, group, dh);
+        if (!FINAL && w.values) store_state<K>(split_state(a.split, K, s, hv, split) + col, dh, a.V);
+        else if (!FINAL) store_state<K>(split_transition(a.split, K, s, hv, split) + col, dh, K);
+    }
+}
+
+template <int K, int W, bool FINAL> static void launch_scan(struct hl_cuda *c, const struct gdn_back *a) {
+    const int64_t splits = FINAL ? a->split.n : a->split.n - 1, width = FINAL ? a->V : a->V + K;
+    struct gdn_back x = *a;
+    if (!FINAL) x.dh = NULL;
+    launch_pdl(c, reverse_scan<K, W, FINAL>, (unsigned)(a->segs * a->HV * splits * (width / (64 * W))), (W + 1) * GROUP,
+               sizeof(smem<K, W>) + TILES_ROOM, x);
+}
+/* Wide tiles where they keep the chip busy. */
+template <int K> static void run(struct hl_cuda *c, const struct gdn_back *a) {
+    const bool busy = a->segs * a->HV * a->split.n * (a->V / 128) >= GDN_FULL;
+    if (a->split.n > 1) {
+        if constexpr (K % 128 == 0) (a->V % 128 ? launch_scan<K, 1, false> : launch_scan<K, 2, false>)(c, a);
+        else launch_scan<K, 1, false>(c, a);
+        HL_OP(gdn_join_splits)(c, &a->split, K);
+    }
+    if constexpr (K % 128 == 0) (a->V % 128 || !busy ? launch_scan<K, 1, true> : launch_scan<K, 2, true>)(c, a);
+    else launch_scan<K, 1, true>(c, a);
+}
+template <int K> static bool scan_fits(struct hl_cuda *c) {
+    enum { W = K % 128 ? 1 : 2 };
+    return hl_cuda_compiled_for_sm90(c, (const void *)reverse_scan<K, W, true>) &&
+           sizeof(smem<K, W>) + TILES_ROOM <= (size_t)hl_cuda_shared_limit(c);
+}
+extern "C" bool HL_OP(gdn_back_scan_fits)(struct hl_cuda *c, int64_t K) {
+    return K == 256 ? scan_fits<256>(c) : K == 128 ? scan_fits<128>(c) : scan_fits<64>(c);
 }
 extern "C" void HL_OP(gdn_back_scan)(struct hl_cuda *c, const struct gdn_back *a) {
-    const bool wide = a->V % 128 == 0;
-    if (a->K == 256) (wide ? launch_scan<256, 8> : launch_scan<256, 4>)(c, a);
-    else if (a->K == 128) (wide ? launch_scan<128, 8> : launch_scan<128, 4>)(c, a);
-    else (wide ? launch_scan<64, 8> : launch_scan<64, 4>)(c, a);
+    (a->K == 256 ? run<256> : a->K == 128 ? run<128> : run<64>)(c, a);
 }
 #endif

@@ -1,15 +1,15 @@
-/* gdn_chunk_cpu.c -- the forward pass, 64 rows at a time (docs/math.md), and the choice between
- * it and the step.
+/* gdn_chunk_cpu.c -- the forward pass, 64 rows at a time (docs/math.md, "The delta rule", in chunks), and the
+ * choice between it and the step.
  *
  * With X = [q; k] of the chunk, h the state before it, G the cumulated log-decay inside it, s = K^{-1/2}:
  *     [qh; kh] = X h
  *     v_new    = A r,  r = beta (v - exp(G) kh)          = beta e, row by row; no w is ever formed
  *     out      = s exp(G) qh + P v_new
  *     h_next   = exp(G_last) h + k^T (exp(G_last - G) v_new)
- * The columns of V are independent, so a long sequence can be cut into column tiles as well. */
+ * The columns of V are independent, so a long sequence can be split into column tiles as well. */
 #include "ops/gdn/gdn_cpu.h"
 
-enum { C = HL_CHUNK, PARTS = 4096 /* partial sums of m held on the stack */ };
+enum { C = HL_CHUNK, SUMS = 4096 /* partial sums of m held on the stack */ };
 
 /* Chunks [first, end) of a segment for columns [col, col + cols) of one value head. */
 struct span {
@@ -79,8 +79,8 @@ static void write_state(const struct span *p, struct work *w, const real *h, rea
     HL_OP(small_gemm)(&mm, x->mm);
 }
 
-/* What else leaves the chunk: m (or its sums) and, for the backward pass, v_new and A. */
-static void keep(const struct span *p, struct work *w, real *sums) {
+/* m (or its sums) and, for the backward pass, v_new and A */
+static void store_results(const struct span *p, struct work *w, real *sums) {
     const struct hl_gdn *a = p->a;
     for (int64_t i = 0; i < w->x.n; i++) {
         int64_t at = (w->x.row + i) * a->HV + p->hv;
@@ -102,7 +102,7 @@ static void start_state(const struct span *p, real *h, const real *from) {
     }
 }
 
-static void walk(const struct span *p, real *scratch) {
+static void scan_chunks(const struct span *p, real *scratch) {
     const struct hl_gdn *a = p->a;
     const struct hl_seg *seg = &a->rows->seg[p->s];
     struct work w = carve(a, scratch);
@@ -118,7 +118,7 @@ static void walk(const struct span *p, real *scratch) {
         HL_OP(gdn_chunk_load)(&w.x, a, seg->row + c * C, left < C ? left : C, p->hv);
         HL_OP(gdn_inverse)(&w.x, w.A);
         read_state(p, &w, empty ? NULL : h);
-        keep(p, &w, p->sums ? p->sums + (c - p->first) * C : NULL);
+        store_results(p, &w, p->sums ? p->sums + (c - p->first) * C : NULL);
         if (next) write_state(p, &w, empty ? NULL : h, next);
     }
 }
@@ -144,7 +144,7 @@ static void whole_task(void *ctx, int64_t i, int worker) {
     p.hv = i % p.a->HV;
     p.cols = p.a->V;
     p.end = hl_pieces(p.a->rows->seg[p.s].len, C);
-    if (gdn_chunked(p.a, &p.a->rows->seg[p.s])) walk(&p, scratch_of(j, worker));
+    if (gdn_chunked(p.a, &p.a->rows->seg[p.s])) scan_chunks(&p, scratch_of(j, worker));
 }
 
 /* one tile of V of one value head, inside a window of chunks of one segment */
@@ -155,17 +155,17 @@ static void tile_task(void *ctx, int64_t i, int worker) {
     p.col = i % j->tiles * GDN_TILE;
     p.cols = p.a->V - p.col < GDN_TILE ? p.a->V - p.col : GDN_TILE;
     p.sums = j->sums + i * j->window;
-    walk(&p, scratch_of(j, worker));
+    scan_chunks(&p, scratch_of(j, worker));
 }
 
-/* Cutting V costs the scores of a chunk again in every tile, about a quarter of the whole, so it is done
- * only where threads would stand idle. It changes no bits. A state must outlive its window: one has to be
- * kept. segs: segments in chunked form. */
+/* Splitting V recomputes the scores of a chunk in every tile, about a quarter of the work, so it is done only
+ * where threads would be idle. It changes no bits. A state must outlive its window of chunks, so every
+ * segment needs one in memory. segs: segments in chunked form. */
 static bool worth_splitting(const struct job *j, int64_t segs) {
     const struct hl_gdn *a = j->p.a;
     int64_t threads = hl_pool_threads(j->pool);
-    int64_t whole = hl_pieces(segs * a->HV, threads), cut = segs * hl_pieces(a->HV * j->tiles, threads);
-    if (j->window == 0 || cut * (4 + j->tiles) >= whole * 4 * j->tiles) return false;
+    int64_t whole = hl_pieces(segs * a->HV, threads), split = segs * hl_pieces(a->HV * j->tiles, threads);
+    if (j->window == 0 || split * (4 + j->tiles) >= whole * 4 * j->tiles) return false;
     for (int64_t s = 0; s < a->rows->n; s++)
         if (gdn_chunked(a, &a->rows->seg[s]) && !a->h && !a->rows->seg[s].state) return false;
     return true;
@@ -189,11 +189,11 @@ static void run_split(struct job *j) {
 }
 
 void HL_OP(gdn_forward)(struct hl_backend *backend, const struct hl_gdn *a) {
-    real sums[PARTS];
+    real sums[SUMS];
     struct job j = {.pool = hl_backend_pool(backend), .p.a = a, .tiles = hl_pieces(a->V, GDN_TILE), .sums = sums};
     int64_t segs = 0;
     HL_ASSERT(a->HV % a->H == 0 && !a->h == !a->v_new && !a->h == !a->A);
-    j.window = PARTS / (a->HV * j.tiles) / C * C;
+    j.window = SUMS / (a->HV * j.tiles) / C * C;
     for (int64_t s = 0; s < a->rows->n; s++) segs += gdn_chunked(a, &a->rows->seg[s]);
     if (segs < a->rows->n) HL_OP(gdn_step)(hl_backend_pool(backend), a);
     if (segs == 0) return;

@@ -1,21 +1,20 @@
-/* gdn_chunk_cuda.cu -- the sequential half of the chunked delta rule (ARCHITECTURE sec. 4.1).
- *
- * With S the state before a chunk, G the cumulated log-decay inside it, s = K^{-1/2}, A and P from
- * gdn_prep:
+/* gdn_chunk_cuda.cu -- the chunked delta rule for keys of 64 (docs/math.md, "The delta rule", in chunks),
+ * after gdn_prep. With S the state before a chunk, G the cumulated log-decay inside it, s = K^{-1/2}:
  *     [kS; qS] = [k; q] S        r = beta (v - exp(G) kS)        v_new = A r      (= beta e)
  *     out = s exp(G) qS + P v_new                 S = exp(G_last) S + k^T (exp(G_last - G) v_new)
- * One block of 8 warps walks the chunks of a segment for one value head and VT columns of V. S stays in
- * fp32 registers, warp w holding K/4 rows from (w % 4) K/4 and VT/2 columns from (w / 4) VT/2; a bf16
- * copy in shared memory is an operand. Of everything with 64 rows warp w has 16 from 16 (w % 4), and the
- * same columns. Three barriers a chunk: r is there, v_new is there, the next S is there. What comes next
- * is copied in behind the arithmetic. Nothing but v_new leaves: no state is ever stored. */
+ * Grid: a block per segment, value head and VT columns of V (tiles fastest). Block: 8 warps that scan the
+ * chunks together. S stays in fp32 registers, warp w holding 16 rows from 16 (w % 4) and VT/2 columns from (w
+ * / 4) VT/2; a bf16 copy in shared memory is an operand. Of everything else warp w has the same rows and
+ * columns. Two chunks are in shared memory: the next one is copied in behind the arithmetic. Three barriers a
+ * chunk: r is complete, v_new is complete, the next S is complete. Of the results only out, m and v_new go to
+ * memory, no state. */
 #include "ops/cuda_ops.cuh"
 #include "cuda/pdl.cuh"
-#include "ops/gdn/gdn_prep_cuda.cuh"
+#include "ops/gdn/gdn_cuda.cuh"
 
 #ifndef HL_CUDA_F32
 
-enum { THREADS = 256 };
+enum { K = 64, THREADS = 256 };
 
 struct args {
     const bf16 *q, *k, *v, *A, *P;
@@ -28,49 +27,46 @@ struct args {
     int H, HV, V, tiles;
 };
 
-/* BUF: copies of what a chunk reads. 2: all of the next chunk is on its way during this one. 1 (big
- * tiles): only k, the others follow as soon as this chunk is done with them. */
-template <int K, int VT, int BUF> struct room {
-    bf16 S[K * VT], k[2][CHUNK * K], q[BUF][CHUNK * K];
-    bf16 A[BUF][CHUNK * CHUNK], P[BUF][CHUNK * CHUNK];
-    bf16 v[BUF][CHUNK * VT];                   /* v, then r, then out on its way to memory */
+template <int VT> struct smem {
+    bf16 S[K * VT], k[2][CHUNK * K], q[2][CHUNK * K];
+    bf16 A[2][CHUNK * CHUNK], P[2][CHUNK * CHUNK];
+    bf16 v[2][CHUNK * VT];                     /* v, then r, then out */
     bf16 v_new[CHUNK * VT], v_end[CHUNK * VT]; /* v_end: decayed to the end of the chunk */
     float gates[2][GATES], sums[2][CHUNK];
 };
 
-/* One block's walk: where its rows are. */
-struct walk {
+/* The segment, head and columns that a block scans. */
+struct place {
     int64_t row, rows; /* of the segment */
     int hv, hk, col, tile, first;
 };
 
-static __device__ __forceinline__ int chunk_len(const struct walk &w, int c) {
+static __device__ __forceinline__ int chunk_len(const struct place &w, int c) {
     const int64_t left = w.rows - (int64_t)c * CHUNK;
     return left < CHUNK ? (int)left : CHUNK;
 }
-static __device__ __forceinline__ int64_t head_row(const struct args &a, const struct walk &w, int c) {
+static __device__ __forceinline__ int64_t head_row(const struct args &a, const struct place &w, int c) {
     return (w.row + (int64_t)c * CHUNK) * a.HV + w.hv;
 }
 
 /* ---- copies to shared memory, of chunk c ---- */
 
-template <int K>
-static __device__ __forceinline__ void load_key(bf16 *to, const bf16 *from, const struct args &a, const struct walk &w,
+static __device__ __forceinline__ void load_key(bf16 *to, const bf16 *from, const struct args &a, const struct place &w,
                                                 int c) {
     const int64_t at = ((w.row + (int64_t)c * CHUNK) * a.H + w.hk) * K;
     load_tile<K, THREADS>(to, from + at, (int64_t)a.H * K, chunk_len(w, c));
 }
 static __device__ __forceinline__ void load_square(bf16 *to, const bf16 *from, const struct args &a,
-                                                   const struct walk &w, int c) {
+                                                   const struct place &w, int c) {
     load_tile<CHUNK, THREADS>(to, from + head_row(a, w, c) * CHUNK, (int64_t)a.HV * CHUNK, chunk_len(w, c));
 }
-static __device__ __forceinline__ void load_gates(float *to, const struct args &a, const struct walk &w, int c) {
+static __device__ __forceinline__ void load_gates(float *to, const struct args &a, const struct place &w, int c) {
     const float *from = a.gates + ((int64_t)(w.first + c) * a.HV + w.hv) * GATES;
     if (threadIdx.x < GATES / 4) copy_async(to + 4 * threadIdx.x, from + 4 * threadIdx.x);
 }
-/* each warp copies the part of v that it will read itself */
+/* each warp copies the rows and columns of v that it will read itself */
 template <int VT>
-static __device__ __forceinline__ void load_values(bf16 *to, const struct args &a, const struct walk &w, int c) {
+static __device__ __forceinline__ void load_values(bf16 *to, const struct args &a, const struct place &w, int c) {
     const int warp = threadIdx.x / 32, units = VT / 16, len = chunk_len(w, c);
     const bf16 *from = a.v + head_row(a, w, c) * a.V + w.col;
 #pragma unroll
@@ -84,7 +80,7 @@ static __device__ __forceinline__ void load_values(bf16 *to, const struct args &
 /* ---- products ---- */
 
 /* kS and qS of the warp's rows and columns */
-template <int K, int VT>
+template <int VT>
 static __device__ __forceinline__ void read_state(const bf16 *k, const bf16 *q, const bf16 *S, float kS[VT / 16][4],
                                                   float qS[VT / 16][4]) {
     const int warp = threadIdx.x / 32;
@@ -107,27 +103,20 @@ static __device__ __forceinline__ void read_state(const bf16 *k, const bf16 *q, 
 }
 
 /* S = end S + k^T v_end */
-template <int K, int VT>
-static __device__ __forceinline__ void write_state(const bf16 *k, const bf16 *v_end, float end,
-                                                   float S[K / 64][VT / 16][4]) {
+template <int VT>
+static __device__ __forceinline__ void write_state(const bf16 *k, const bf16 *v_end, float end, float S[VT / 16][4]) {
     const int warp = threadIdx.x / 32;
 #pragma unroll
-    for (int m = 0; m < K / 64; m++)
+    for (int n = 0; n < VT / 16; n++)
 #pragma unroll
-        for (int n = 0; n < VT / 16; n++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) S[m][n][i] *= end;
+        for (int i = 0; i < 4; i++) S[n][i] *= end;
 #pragma unroll
     for (int c = 0; c < CHUNK; c += 16) {
-        uint32_t b[VT / 16][2];
+        uint32_t a[4], b[VT / 16][2];
         frags<VT>(b, v_end, c, warp / 4 * (VT / 2));
+        tile_load_a_trans<K>(a, k, c, warp % 4 * 16);
 #pragma unroll
-        for (int m = 0; m < K / 64; m++) {
-            uint32_t a[4];
-            tile_load_a_trans<K>(a, k, c, warp % 4 * (K / 4) + 16 * m);
-#pragma unroll
-            for (int n = 0; n < VT / 16; n++) mma_bf16(S[m][n], a, b[n]);
-        }
+        for (int n = 0; n < VT / 16; n++) mma_bf16(S[n], a, b[n]);
     }
 }
 
@@ -148,9 +137,9 @@ template <int VT> static __device__ __forceinline__ void residual(bf16 *v, const
     }
 }
 
-/* v_new to shared memory, plain and decayed, and the warp's part of the sums of its squares */
+/* v_new to shared memory, plain and decayed, and the warp's share of the sums of its squares */
 template <int VT>
-static __device__ __forceinline__ void leave_values(bf16 *v_new, bf16 *v_end, const float *gates, float (*sums)[CHUNK],
+static __device__ __forceinline__ void store_values(bf16 *v_new, bf16 *v_end, const float *gates, float (*sums)[CHUNK],
                                                     float acc[VT / 16][4]) {
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
@@ -172,54 +161,43 @@ static __device__ __forceinline__ void leave_values(bf16 *v_new, bf16 *v_end, co
     }
 }
 
-/* The state between registers and memory (kept: float [K][V], at the tile's columns), and its copy in
- * shared memory */
-template <int K, int VT>
-static __device__ __forceinline__ void state_in(float S[K / 64][VT / 16][4], const float *kept, int64_t V) {
+/* The state between registers and memory (float [K][V], at the tile's columns; NULL: empty), and its bf16
+ * copy in shared memory */
+template <int VT> static __device__ __forceinline__ void load_state(float S[VT / 16][4], const float *from, int64_t V) {
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    if (kept) kept += (warp % 4 * (K / 4) + g) * V + warp / 4 * (VT / 2) + 2 * t;
+    if (from) from += (warp % 4 * 16 + g) * V + warp / 4 * (VT / 2) + 2 * t;
 #pragma unroll
-    for (int m = 0; m < K / 64; m++)
+    for (int n = 0; n < VT / 16; n++)
 #pragma unroll
-        for (int n = 0; n < VT / 16; n++)
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                float2 x = make_float2(0.0f, 0.0f);
-                if (kept) x = *(const float2 *)(kept + (16 * m + 8 * h) * V + 8 * n);
-                S[m][n][2 * h] = x.x, S[m][n][2 * h + 1] = x.y;
-            }
+        for (int h = 0; h < 2; h++) {
+            float2 x = make_float2(0.0f, 0.0f);
+            if (from) x = *(const float2 *)(from + 8 * h * V + 8 * n);
+            S[n][2 * h] = x.x, S[n][2 * h + 1] = x.y;
+        }
 }
-template <int K, int VT>
-static __device__ __forceinline__ void state_out(float *kept, const float S[K / 64][VT / 16][4], int64_t V) {
+template <int VT> static __device__ __forceinline__ void store_state(float *to, const float S[VT / 16][4], int64_t V) {
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    kept += (warp % 4 * (K / 4) + g) * V + warp / 4 * (VT / 2) + 2 * t;
+    to += (warp % 4 * 16 + g) * V + warp / 4 * (VT / 2) + 2 * t;
 #pragma unroll
-    for (int m = 0; m < K / 64; m++)
+    for (int n = 0; n < VT / 16; n++)
 #pragma unroll
-        for (int n = 0; n < VT / 16; n++)
-#pragma unroll
-            for (int h = 0; h < 2; h++)
-                *(float2 *)(kept + (16 * m + 8 * h) * V + 8 * n) = make_float2(S[m][n][2 * h], S[m][n][2 * h + 1]);
+        for (int h = 0; h < 2; h++) *(float2 *)(to + 8 * h * V + 8 * n) = make_float2(S[n][2 * h], S[n][2 * h + 1]);
 }
-template <int K, int VT>
-static __device__ __forceinline__ void state_copy(bf16 *tile, const float S[K / 64][VT / 16][4]) {
+template <int VT> static __device__ __forceinline__ void copy_state(bf16 *tile, const float S[VT / 16][4]) {
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    const int row = warp % 4 * (K / 4) + g, col = warp / 4 * (VT / 2) + 2 * t;
+    const int row = warp % 4 * 16 + g, col = warp / 4 * (VT / 2) + 2 * t;
 #pragma unroll
-    for (int m = 0; m < K / 64; m++)
+    for (int n = 0; n < VT / 16; n++)
 #pragma unroll
-        for (int n = 0; n < VT / 16; n++)
-#pragma unroll
-            for (int h = 0; h < 2; h++)
-                *(uint32_t *)(tile + tile_at<VT>(row + 16 * m + 8 * h, col + 8 * n)) =
-                    pack2(S[m][n][2 * h], S[m][n][2 * h + 1]);
+        for (int h = 0; h < 2; h++)
+            *(uint32_t *)(tile + tile_at<VT>(row + 8 * h, col + 8 * n)) = pack2(S[n][2 * h], S[n][2 * h + 1]);
 }
 
-/* ---- the walk ---- */
+/* ---- the scan ---- */
 
-/* out of the chunk: by way of `stage`, of which the warp uses its own part */
-template <int K, int VT>
-static __device__ __forceinline__ void write_out(const struct args &a, const struct walk &w, int c, const float *gates,
+/* out of the chunk, through `stage`, of which the warp uses its own rows and columns */
+template <int VT>
+static __device__ __forceinline__ void write_out(const struct args &a, const struct place &w, int c, const float *gates,
                                                  const bf16 *P, const bf16 *v_new, bf16 *stage, float qS[VT / 16][4]) {
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const int64_t stride = (int64_t)a.HV * a.V;
@@ -241,7 +219,7 @@ static __device__ __forceinline__ void write_out(const struct args &a, const str
 }
 
 /* the sums of squares of the chunk's rows of v_new */
-static __device__ __forceinline__ void write_sums(const struct args &a, const struct walk &w, int c,
+static __device__ __forceinline__ void write_sums(const struct args &a, const struct place &w, int c,
                                                   const float (*sums)[CHUNK]) {
     const int i = threadIdx.x;
     if (i >= chunk_len(w, c)) return;
@@ -251,125 +229,92 @@ static __device__ __forceinline__ void write_sums(const struct args &a, const st
     else a.m[at] = sqrtf(sum);
 }
 
-/* everything of a chunk that is read ahead as a whole */
-template <int K, int VT, int BUF>
-static __device__ __forceinline__ void load_chunk(struct room<K, VT, BUF> &x, const struct args &a,
-                                                  const struct walk &w, int c) {
-    load_key<K>(x.k[c & 1], a.k, a, w, c);
+/* everything that a chunk reads */
+template <int VT>
+static __device__ __forceinline__ void load_chunk(struct smem<VT> &x, const struct args &a, const struct place &w,
+                                                  int c) {
+    load_key(x.k[c & 1], a.k, a, w, c);
     load_gates(x.gates[c & 1], a, w, c);
-    load_key<K>(x.q[c & (BUF - 1)], a.q, a, w, c);
-    load_square(x.A[c & (BUF - 1)], a.A, a, w, c);
-    if (BUF == 1) return;
-    load_square(x.P[c & (BUF - 1)], a.P, a, w, c);
-    load_values<VT>(x.v[c & (BUF - 1)], a, w, c);
+    load_key(x.q[c & 1], a.q, a, w, c);
+    load_square(x.A[c & 1], a.A, a, w, c);
+    load_square(x.P[c & 1], a.P, a, w, c);
+    load_values<VT>(x.v[c & 1], a, w, c);
 }
 
-template <int K, int VT, int BUF>
-static __global__ void __launch_bounds__(THREADS, sizeof(struct room<K, VT, BUF>) <= (112 << 10) ? 2 : 1)
-    walk_chunks(const struct args a) {
-    struct room<K, VT, BUF> &x = *(struct room<K, VT, BUF> *)shared_memory();
+template <int VT>
+static __global__ void __launch_bounds__(THREADS, sizeof(struct smem<VT>) <= (112 << 10) ? 2 : 1)
+    scan_chunks(const struct args a) {
+    struct smem<VT> &x = *(struct smem<VT> *)shared_memory();
     const int tile = blockIdx.x % a.tiles, hv = blockIdx.x / a.tiles % a.HV, s = blockIdx.x / a.tiles / a.HV;
     const struct hl_seg seg = a.seg[s];
-    const struct walk w = {seg.row, seg.len, hv, hv / (a.HV / a.H), tile * VT, tile, a.chunk_first[s]};
+    const struct place w = {seg.row, seg.len, hv, hv / (a.HV / a.H), tile * VT, tile, a.chunk_first[s]};
     const int chunks = a.chunk_first[s + 1] - w.first;
-    float *kept = seg.state ? (float *)(seg.state + a.S_off) + (int64_t)hv * K * a.V + w.col : NULL;
-    float S[K / 64][VT / 16][4];
+    float *session = seg.state ? (float *)(seg.state + a.S_off) + (int64_t)hv * K * a.V + w.col : NULL;
+    float S[VT / 16][4];
     pdl_wait();
     pdl_trigger();
     load_chunk(x, a, w, 0);
     copy_commit();
-    state_in<K, VT>(S, kept, a.V);
-    state_copy<K, VT>(x.S, S);
+    load_state<VT>(S, session, a.V);
+    copy_state<VT>(x.S, S);
     copy_wait<0>();
     __syncthreads();
     for (int c = 0; c < chunks; c++) {
-        const int now = c & (BUF - 1);
-        const float *gates = x.gates[c & 1];
-        const bool more = c + 1 < chunks;
+        const int now = c & 1;
+        const float *gates = x.gates[now];
         float kS[VT / 16][4], qS[VT / 16][4];
-        if (BUF == 1) {
-            load_values<VT>(x.v[0], a, w, c);
-            load_square(x.P[0], a.P, a, w, c);
-            copy_commit();
-            if (more) load_key<K>(x.k[(c + 1) & 1], a.k, a, w, c + 1), load_gates(x.gates[(c + 1) & 1], a, w, c + 1);
-        } else if (more) load_chunk(x, a, w, c + 1);
+        if (c + 1 < chunks) load_chunk(x, a, w, c + 1);
         copy_commit();
-        read_state<K, VT>(x.k[c & 1], x.q[now], x.S, kS, qS);
-        if (BUF == 1) {
-            copy_wait<1>(); /* v and P, and A before them */
-            __syncwarp();
-        }
+        read_state<VT>(x.k[now], x.q[now], x.S, kS, qS);
         residual<VT>(x.v[now], gates, kS);
-        __syncthreads(); /* r is there; nobody reads q or S any more */
-        if (BUF == 1) {
-            if (more) load_key<K>(x.q[0], a.q, a, w, c + 1);
-            copy_commit();
-        }
+        __syncthreads(); /* r is complete; nobody reads S any more */
 #pragma unroll
         for (int n = 0; n < VT / 16; n++)
             for (int i = 0; i < 4; i++) kS[n][i] = 0.0f;
         triangle<VT>(x.A[now], x.v[now], kS);
-        leave_values<VT>(x.v_new, x.v_end, gates, x.sums, kS);
-        __syncthreads(); /* v_new is there; nobody reads A or r any more */
-        if (BUF == 1) {
-            if (more) load_square(x.A[0], a.A, a, w, c + 1);
-            copy_commit();
-        }
-        write_out<K, VT>(a, w, c, gates, x.P[now], x.v_new, x.v[now], qS);
+        store_values<VT>(x.v_new, x.v_end, gates, x.sums, kS);
+        __syncthreads(); /* v_new is complete; nobody reads r any more */
+        write_out<VT>(a, w, c, gates, x.P[now], x.v_new, x.v[now], qS);
         if (a.v_new)
             store_rows<VT>(a.v_new + head_row(a, w, c) * a.V + w.col, x.v_new, (int64_t)a.HV * a.V, chunk_len(w, c));
         write_sums(a, w, c, x.sums);
-        write_state<K, VT>(x.k[c & 1], x.v_end, gates[2 * CHUNK - 1], S);
-        state_copy<K, VT>(x.S, S);
-        copy_wait<BUF == 1>();
-        __syncthreads(); /* the next S, k and q are there */
+        write_state<VT>(x.k[now], x.v_end, gates[2 * CHUNK - 1], S);
+        copy_state<VT>(x.S, S);
+        copy_wait<0>();
+        __syncthreads(); /* the next S and the next chunk are complete */
     }
-    if (kept) state_out<K, VT>(kept, S, a.V);
+    if (session) store_state<VT>(session, S, a.V);
 }
 
-template <int K, int VT, int BUF> static void launch_walk(struct hl_cuda *c, const struct args *a, int64_t segments) {
-    launch_pdl(c, walk_chunks<K, VT, BUF>, (unsigned)(segments * a->HV * a->tiles), THREADS,
-               sizeof(struct room<K, VT, BUF>), *a);
+template <int VT> static void launch_scan(struct hl_cuda *c, const struct args *a, int64_t segments) {
+    launch_pdl(c, scan_chunks<VT>, (unsigned)(segments * a->HV * a->tiles), THREADS, sizeof(struct smem<VT>), *a);
 }
 
-#endif
-
-/* Wide tiles while they fill the chip: q and k are read once per tile. Chips before Hopper have not the
- * shared memory for the widest. */
-extern "C" bool HL_OP(gdn_chunk)(struct hl_backend *backend, const struct hl_gdn *a) {
-#ifdef HL_CUDA_F32
-    return false;
-#else
-    const int64_t pairs = a->rows->n * a->HV, rows = a->rows->T * a->HV, K = a->K;
-    struct hl_cuda *c = hl_cuda_of(backend);
-    const bool roomy = hl_cuda_shared_limit(c) >= (int64_t)sizeof(struct room<256, 128, 1>);
-    if ((K != 64 && K != 128 && K != 256) || a->V % 64 || (K == 256 && !roomy)) return false;
-    int VT = a->V % 128 || (K == 128 && !roomy) ? 64 : 128;
-    while (VT > (K == 64 ? 16 : 64) && pairs * (a->V / VT) < 96) VT /= 2;
+/* Wide tiles while they fill the chip: q and k are read once per tile. */
+extern "C" void HL_OP(gdn_run_chunk)(struct hl_backend *backend, const struct hl_gdn *a) {
+    const int64_t pairs = a->rows->n * a->HV, rows = a->rows->T * a->HV;
+    int VT = a->V % 128 ? 64 : 128;
+    while (VT > 16 && pairs * (a->V / VT) < 96) VT /= 2;
     const int64_t tiles = a->V / VT, square = rows * CHUNK * (int64_t)sizeof(bf16);
     const int64_t gates = a->rows->dev->chunks * a->HV * GATES * (int64_t)sizeof(float);
     const int64_t sums = tiles > 1 ? tiles * rows * (int64_t)sizeof(float) : 0;
-    char *room = (char *)hl_cuda_scratch(c, (a->A ? 1 : 2) * square + gates + sums);
-    if (!room) return true;
-    struct gdn_prep p = {(bf16 *)a->A, (bf16 *)room, (float *)(room + square)};
-    room += square + gates;
-    if (!p.A) p.A = (bf16 *)room, room += square;
+    struct hl_cuda *c = hl_cuda_of(backend);
+    char *scratch = (char *)hl_cuda_scratch(c, (a->A ? 1 : 2) * square + gates + sums);
+    if (!scratch) return;
+    struct gdn_prep p = {(bf16 *)a->A, (bf16 *)scratch, (float *)(scratch + square)};
+    scratch += square + gates;
+    if (!p.A) p.A = (bf16 *)scratch, scratch += square;
     HL_OP(gdn_prep)(backend, a, &p);
     struct args x = {(const bf16 *)a->q, (const bf16 *)a->k, (const bf16 *)a->v, p.A, p.P, p.gates};
     x.out = (bf16 *)a->out, x.v_new = (bf16 *)a->v_new;
-    x.m = a->m, x.sums = sums ? (float *)room : NULL;
+    x.m = a->m, x.sums = sums ? (float *)scratch : NULL;
     x.seg = a->rows->dev->seg, x.chunk_first = a->rows->dev->chunk_first;
     x.S_off = a->S_off, x.T = a->rows->T;
     x.H = (int)a->H, x.HV = (int)a->HV, x.V = (int)a->V, x.tiles = (int)tiles;
-    if (K == 256 && VT == 128) launch_walk<256, 128, 1>(c, &x, a->rows->n);
-    else if (K == 256) launch_walk<256, 64, 2>(c, &x, a->rows->n);
-    else if (K == 128 && VT == 128) launch_walk<128, 128, 2>(c, &x, a->rows->n);
-    else if (K == 128) launch_walk<128, 64, 1>(c, &x, a->rows->n);
-    else if (VT == 128) launch_walk<64, 128, 2>(c, &x, a->rows->n);
-    else if (VT == 64) launch_walk<64, 64, 2>(c, &x, a->rows->n);
-    else if (VT == 32) launch_walk<64, 32, 2>(c, &x, a->rows->n);
-    else launch_walk<64, 16, 2>(c, &x, a->rows->n);
+    if (VT == 128) launch_scan<128>(c, &x, a->rows->n);
+    else if (VT == 64) launch_scan<64>(c, &x, a->rows->n);
+    else if (VT == 32) launch_scan<32>(c, &x, a->rows->n);
+    else launch_scan<16>(c, &x, a->rows->n);
     if (sums) HL_OP(gdn_scores)(backend, a->m, x.sums, tiles, rows);
-    return true;
-#endif
 }
+#endif

@@ -1,5 +1,5 @@
-/* gdn_cpu.h -- what the fast forms of the delta rule share: one chunk of one value head
- * (docs/math.md), its scores and its inverse, products with triangles, and loops over one row. */
+/* gdn_cpu.h -- what the fast forms of the delta rule share: one chunk of one value head (docs/math.md, "The
+ * delta rule"), its scores and its inverse, products with triangles, and loops over one row. */
 #ifndef HL_GDN_CPU_H
 #define HL_GDN_CPU_H
 #include "ops/linear/small_gemm.h"
@@ -18,13 +18,13 @@ static inline bool gdn_chunked(const struct hl_gdn *a, const struct hl_seg *seg)
 
 /* Scratch rows are a line longer than K or V, so that they do not all fall into one set of the L1 cache. */
 static inline int64_t gdn_ld(int64_t n) { return (n + 15) / 16 * 16 + 16; }
-/* Parts of the scratch memory start on cache lines. */
+/* Takes n reals of the scratch memory; arrays start on cache lines. */
 static inline real *gdn_take(real **p, int64_t n) {
-    real *part = *p;
+    real *taken = *p;
     *p += (n + 15) / 16 * 16;
-    return part;
+    return taken;
 }
-/* reals of scratch that forward and backward carve their parts from */
+/* reals of scratch, enough for the arrays of forward and of backward */
 static inline int64_t gdn_scratch_reals(int64_t K, int64_t V) {
     return HL_SMALL_GEMM_SCRATCH + K * V + 16 + 6 * HL_CHUNK * (gdn_ld(K) + gdn_ld(V)) + 8 * HL_CHUNK * HL_CHUNK;
 }
@@ -40,7 +40,7 @@ struct gdn_chunk {
 };
 
 #ifdef HL_ISA
-/* X, P, M, D and mm point to room for a whole chunk; fills in the rest. */
+/* X, P, M, D and mm point to memory for a whole chunk; fills in the rest. */
 void HL_OP(gdn_chunk_load)(struct gdn_chunk *x, const struct hl_gdn *a, int64_t row, int64_t n, int64_t hv);
 /* A = (I + diag(beta) M)^-1, rows HL_CHUNK apart */
 void HL_OP(gdn_inverse)(const struct gdn_chunk *x, real *A);
@@ -55,7 +55,7 @@ struct gdn_tri {
     bool add;
 };
 void HL_OP(gdn_tri)(const struct gdn_tri *t, real *mm);
-void HL_OP(gdn_tri_turned)(const struct gdn_tri *t, real *mm);
+void HL_OP(gdn_tri_trans)(const struct gdn_tri *t, real *mm);
 /* C [2n][HL_CHUNK] = Y B^T for Y [2n][N], B [n][N]; of each half only what its lower triangle needs */
 void HL_OP(gdn_lower)(real *C, const real *Y, int64_t ldy, const real *B, int64_t ldb, int64_t n, int64_t N, real *mm);
 
@@ -92,7 +92,8 @@ static inline real row_dot(const real *x, const real *y, int64_t n) {
     if (j < n) s2 += v_load_n(x + j, n - j) * v_load_n(y + j, n - j);
     return v_sum(s + s2);
 }
-/* sum of squares in pieces of GDN_TILE, added in order: the same sum whoever owns the columns */
+/* sum of squares by tiles of GDN_TILE, added in order: the same sum however the columns are split between
+ * tasks */
 static inline real row_sumsq(const real *x, int64_t n) {
     real sum = 0;
     for (int64_t j = 0; j < n; j += GDN_TILE) {

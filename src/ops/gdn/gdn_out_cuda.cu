@@ -1,10 +1,12 @@
-/* gdn_out_cuda.cu -- the read of the chunked delta rule, all chunks at once, after the scan:
+/* gdn_out_cuda.cu -- the outputs of the form `scan`, all chunks at once, from the states that the scan
+ * stores:
  *     out = K^{-1/2} exp(G) q h + P v_new
- * A block has a chunk and VT columns of a value head; 16 rows and half of the columns a warp. Floor: h
- * is read once. */
+ * Grid: a block per chunk, value head and VT columns of V (tiles fastest). Block: 8 warps, each 16 rows and
+ * half of the columns. It starts while the scan is running and polls `ready` for its window of chunks. Floor:
+ * h is read once. */
 #include "ops/cuda_ops.cuh"
 #include "cuda/pdl.cuh"
-#include "ops/gdn/gdn_prep_cuda.cuh"
+#include "ops/gdn/gdn_cuda.cuh"
 
 #ifndef HL_CUDA_F32
 
@@ -19,16 +21,16 @@ struct args {
     int H, HV, V;
 };
 
-/* The scan may still be running; it does not wait for this kernel, and all of its blocks are on the chip. */
-static __device__ __forceinline__ void wait_until(const int *ready, int tiles) {
+/* The scan may still be running; it does not wait for this kernel, and all of its blocks are resident. */
+static __device__ __forceinline__ void wait_ready(const int *ready, int tiles) {
     if (threadIdx.x == 0) spin_acquire(ready, tiles);
     __syncthreads();
 }
 
-template <int K> struct room { bf16 q[CHUNK * K], h[K * VT], v_new[CHUNK * VT], P[CHUNK * CHUNK]; };
+template <int K> struct smem { bf16 q[CHUNK * K], h[K * VT], v_new[CHUNK * VT], P[CHUNK * CHUNK]; };
 
 template <int K> static __global__ void __launch_bounds__(THREADS) read_out(const struct args a) {
-    struct room<K> &x = *(struct room<K> *)shared_memory();
+    struct smem<K> &x = *(struct smem<K> *)shared_memory();
     const int tiles = a.V / VT, col = blockIdx.x % tiles * VT, hv = blockIdx.x / tiles % a.HV;
     const int64_t c = blockIdx.x / tiles / a.HV;
     const struct hl_dev_span p = a.chunk[c];
@@ -37,7 +39,7 @@ template <int K> static __global__ void __launch_bounds__(THREADS) read_out(cons
     load_tile<K, THREADS>(x.q, a.q + ((int64_t)p.row * a.H + hv / (a.HV / a.H)) * K, (int64_t)a.H * K, p.len);
     load_tile<CHUNK, THREADS>(x.P, a.p.P + at * CHUNK, (int64_t)a.HV * CHUNK, p.len);
     const int first = a.chunk_first[p.seg];
-    wait_until(a.p.ready + (first + gdn_window((int)c - first)) * (int64_t)a.HV + hv, a.p.tiles);
+    wait_ready(a.p.ready + (first + gdn_window((int)c - first)) * (int64_t)a.HV + hv, a.p.tiles);
     for (int n = 0; n < K; n += CHUNK)
         load_tile<VT, THREADS>(x.h + n * VT, a.p.h + ((c * a.HV + hv) * K + n) * a.V + col, a.V, CHUNK);
     load_tile<VT, THREADS>(x.v_new, a.p.v_new + at * a.V + col, stride, p.len);
@@ -60,7 +62,7 @@ template <int K> static __global__ void __launch_bounds__(THREADS) read_out(cons
 #pragma unroll
         for (int i = 0; i < 4; i++) acc[n][i] *= s[i / 2];
     triangle<VT>(x.P, x.v_new, acc);
-    __syncthreads(); /* v_new's place is free */
+    __syncthreads(); /* v_new's tile is free for out */
 #pragma unroll
     for (int n = 0; n < 4; n++)
 #pragma unroll
@@ -70,20 +72,16 @@ template <int K> static __global__ void __launch_bounds__(THREADS) read_out(cons
     __syncwarp();
     store_rows<VT>(a.out + at * a.V + col, x.v_new, stride, p.len);
     if (blockIdx.x + 1 < gridDim.x) return;
-    pdl_wait(); /* who waits for this kernel's end waits for the scan's, too */
+    pdl_wait(); /* whoever waits for this kernel's end waits for the scan's as well */
 }
 
 template <int K> static void launch_out(struct hl_cuda *c, const struct args *a, int64_t chunks) {
-    launch_pdl(c, read_out<K>, (unsigned)(chunks * a->HV * (a->V / VT)), THREADS, sizeof(struct room<K>), *a);
+    launch_pdl(c, read_out<K>, (unsigned)(chunks * a->HV * (a->V / VT)), THREADS, sizeof(struct smem<K>), *a);
 }
-
-#endif
-
 extern "C" void HL_OP(gdn_out)(struct hl_backend *backend, const struct hl_gdn *a, const struct gdn_out *p) {
-#ifndef HL_CUDA_F32
     struct args x = {*p, (const bf16 *)a->q, (bf16 *)a->out, a->rows->dev->chunk, a->rows->dev->chunk_first};
     x.H = (int)a->H, x.HV = (int)a->HV, x.V = (int)a->V;
     if (a->K == 128) launch_out<128>(hl_cuda_of(backend), &x, a->rows->dev->chunks);
     else launch_out<256>(hl_cuda_of(backend), &x, a->rows->dev->chunks);
-#endif
 }
+#endif

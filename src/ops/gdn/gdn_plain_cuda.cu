@@ -1,11 +1,11 @@
-/* gdn_plain_cuda.cu -- the delta rule token by token, for any head size: what is correct on a GPU, and
- * the path of odd shapes and of float activations.
+/* gdn_plain_cuda.cu -- the delta rule token by token (gdn.h), for any head size up to 512: float activations,
+ * odd head sizes and chips before Hopper, and what the other forms are compared with on a GPU.
  *
- * A warp owns COLS columns of one value head's state and walks a segment; lane l holds rows l, l + 32,
- * ... of them in registers. No shared memory, no barrier. Cost: one warp-wide sum per column and token
- * for each of k^T S, q^T S. */
+ * Grid: a warp per segment, value head and COLS columns of V (tiles fastest), WARPS a block. A warp scans its
+ * segment; lane l holds rows l, l + 32, ... of its columns of the state in registers. No shared memory, no
+ * barrier. Cost: one warp-wide sum per column and token for each of k^T S, q^T S. */
 #include "ops/cuda_ops.cuh"
-#include "ops/gdn/gdn_prep_cuda.cuh"
+#include "ops/gdn/gdn_cuda.cuh"
 
 enum { COLS = 4, WARPS = 4, ROWS = 16, /* a lane's rows: K <= 512 */ STEP = 16 };
 
@@ -19,7 +19,7 @@ struct args {
     int H, HV, K, V, tiles, segments;
 };
 
-/* One token: S becomes the next state; returns the columns' part of |beta e|^2. k, q: the lane's rows. */
+/* One token: S becomes the next state; returns the columns' share of |beta e|^2. k, q: the lane's rows. */
 template <int R>
 static __device__ __forceinline__ float token(float S[COLS][R], const float k[R], const float q[R], float alpha,
                                               float beta, const act *v, act *out, act *v_new, int cols, float scale) {
@@ -46,14 +46,14 @@ static __device__ __forceinline__ float token(float S[COLS][R], const float k[R]
     return sum;
 }
 
-template <int R> static __global__ void __launch_bounds__(32 * WARPS) walk_tokens(const struct args a) {
+template <int R> static __global__ void __launch_bounds__(32 * WARPS) scan_tokens(const struct args a) {
     const int64_t id = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
     const int lane = threadIdx.x % 32, tile = (int)(id % a.tiles), hv = (int)(id / a.tiles % a.HV);
     const int64_t s = id / a.tiles / a.HV;
     if (s >= a.segments) return;
     const struct hl_seg seg = a.seg[s];
     const int col = tile * COLS, cols = min((int)COLS, a.V - col), hk = hv / (a.HV / a.H);
-    float *kept = seg.state ? (float *)(seg.state + a.S_off) + (int64_t)hv * a.K * a.V + col : NULL;
+    float *session = seg.state ? (float *)(seg.state + a.S_off) + (int64_t)hv * a.K * a.V + col : NULL;
     const float scale = 1.0f / sqrtf((float)a.K);
     float S[COLS][R];
 #pragma unroll
@@ -61,7 +61,7 @@ template <int R> static __global__ void __launch_bounds__(32 * WARPS) walk_token
 #pragma unroll
         for (int i = 0; i < R; i++) {
             const int row = lane + 32 * i;
-            S[j][i] = kept && j < cols && row < a.K ? kept[(int64_t)row * a.V + j] : 0.0f;
+            S[j][i] = session && j < cols && row < a.K ? session[(int64_t)row * a.V + j] : 0.0f;
         }
     for (int64_t t = seg.row; t < seg.row + seg.len; t++) {
         const int64_t b = t * a.HV + hv, at = b * a.V + col;
@@ -82,30 +82,12 @@ template <int R> static __global__ void __launch_bounds__(32 * WARPS) walk_token
 #pragma unroll
         for (int i = 0; i < R; i++) {
             const int row = lane + 32 * i;
-            if (kept && j < cols && row < a.K) kept[(int64_t)row * a.V + j] = S[j][i];
+            if (session && j < cols && row < a.K) session[(int64_t)row * a.V + j] = S[j][i];
         }
 }
 
-extern "C" void HL_OP(gdn_plain)(struct hl_backend *backend, const struct hl_gdn *a) {
-    const int64_t rows = a->rows->T * a->HV, tiles = (a->V + COLS - 1) / COLS;
-    struct hl_cuda *c = hl_cuda_of(backend);
-    HL_ASSERT(a->K <= 32 * ROWS);
-    struct args x = {(const act *)a->q, (const act *)a->k, (const act *)a->v, a->g, a->beta};
-    x.out = (act *)a->out, x.v_new = (act *)a->v_new;
-    x.sums = (float *)hl_cuda_scratch(c, tiles * rows * (int64_t)sizeof(float));
-    if (!x.sums) return;
-    x.seg = a->rows->dev->seg, x.S_off = a->S_off, x.T = a->rows->T;
-    x.H = (int)a->H, x.HV = (int)a->HV, x.K = (int)a->K, x.V = (int)a->V, x.tiles = (int)tiles;
-    x.segments = (int)a->rows->n;
-    const unsigned blocks = blocks_for(a->rows->n * a->HV * tiles, WARPS);
-    if (a->K <= 64) launch(c, walk_tokens<2>, blocks, 32 * WARPS, 0, x);
-    else if (a->K <= 128) launch(c, walk_tokens<4>, blocks, 32 * WARPS, 0, x);
-    else if (a->K <= 256) launch(c, walk_tokens<8>, blocks, 32 * WARPS, 0, x);
-    else launch(c, walk_tokens<ROWS>, blocks, 32 * WARPS, 0, x);
-    HL_OP(gdn_scores)(backend, a->m, x.sums, tiles, rows);
-}
-
-/* ---- A for the backward pass: thread j has column j of k k^T, then of the inverse ---- */
+/* ---- A = (I + L)^-1 for the backward pass: a block per chunk and value head, thread j has column j of k
+ * k^T, then of the inverse ---- */
 
 struct inverse {
     const act *k;
@@ -117,8 +99,8 @@ struct inverse {
 
 static __global__ void __launch_bounds__(CHUNK) inverse_chunk(const struct inverse a) {
     __shared__ struct gdn_decay d;
-    __shared__ float k[STEP][CHUNK]; /* a few columns of k, trans */
-    __shared__ __align__(16) float trans[CHUNK * INVERSE_LD];
+    __shared__ float k[STEP][CHUNK]; /* a few columns of k, transposed */
+    __shared__ __align__(16) float L[CHUNK * INVERSE_LD];
     const int hv = blockIdx.x % a.HV, hk = hv / (a.HV / a.H), j = threadIdx.x;
     const struct hl_dev_span p = a.chunk[blockIdx.x / a.HV];
     const int64_t b = (int64_t)p.row * a.HV + hv;
@@ -137,7 +119,7 @@ static __global__ void __launch_bounds__(CHUNK) inverse_chunk(const struct inver
     }
 #pragma unroll
     for (int i = 0; i < CHUNK; i++)
-        if (i > j) trans[j * INVERSE_LD + i] = d.beta[i] * x[i] * decay_between(&d, i, j);
+        if (i > j) L[j * INVERSE_LD + i] = d.beta[i] * x[i] * decay_between(&d, i, j);
     __syncthreads();
     /* column j of the inverse by forward substitution */
 #pragma unroll
@@ -145,14 +127,34 @@ static __global__ void __launch_bounds__(CHUNK) inverse_chunk(const struct inver
 #pragma unroll
     for (int n = 0; n < CHUNK - 1; n++)
 #pragma unroll
-        for (int i = n + 1; i < CHUNK; i++) x[i] -= trans[n * INVERSE_LD + i] * x[n];
+        for (int i = n + 1; i < CHUNK; i++) x[i] -= L[n * INVERSE_LD + i] * x[n];
     for (int i = 0; i < CHUNK; i++)
         if (i < p.len) put(a.A + (b + (int64_t)i * a.HV) * CHUNK + j, x[i]);
 }
 
-extern "C" void HL_OP(gdn_plain_inverse)(struct hl_backend *backend, const struct hl_gdn *a) {
+static void launch_inverse(struct hl_cuda *c, const struct hl_gdn *a) {
     const struct hl_dev_rows *rows = a->rows->dev;
     const struct inverse x = {(const act *)a->k, a->g,      a->beta,    (act *)a->A,
                               rows->chunk,       (int)a->H, (int)a->HV, (int)a->K};
-    launch(hl_cuda_of(backend), inverse_chunk, (unsigned)(rows->chunks * a->HV), CHUNK, 0, x);
+    launch(c, inverse_chunk, (unsigned)(rows->chunks * a->HV), CHUNK, 0, x);
+}
+
+extern "C" void HL_OP(gdn_run_plain)(struct hl_backend *backend, const struct hl_gdn *a) {
+    const int64_t rows = a->rows->T * a->HV, tiles = (a->V + COLS - 1) / COLS;
+    struct hl_cuda *c = hl_cuda_of(backend);
+    HL_ASSERT(a->K <= 32 * ROWS);
+    if (a->A) launch_inverse(c, a);
+    struct args x = {(const act *)a->q, (const act *)a->k, (const act *)a->v, a->g, a->beta};
+    x.out = (act *)a->out, x.v_new = (act *)a->v_new;
+    x.sums = (float *)hl_cuda_scratch(c, tiles * rows * (int64_t)sizeof(float));
+    if (!x.sums) return;
+    x.seg = a->rows->dev->seg, x.S_off = a->S_off, x.T = a->rows->T;
+    x.H = (int)a->H, x.HV = (int)a->HV, x.K = (int)a->K, x.V = (int)a->V, x.tiles = (int)tiles;
+    x.segments = (int)a->rows->n;
+    const unsigned blocks = blocks_for(a->rows->n * a->HV * tiles, WARPS);
+    if (a->K <= 64) launch(c, scan_tokens<2>, blocks, 32 * WARPS, 0, x);
+    else if (a->K <= 128) launch(c, scan_tokens<4>, blocks, 32 * WARPS, 0, x);
+    else if (a->K <= 256) launch(c, scan_tokens<8>, blocks, 32 * WARPS, 0, x);
+    else launch(c, scan_tokens<ROWS>, blocks, 32 * WARPS, 0, x);
+    HL_OP(gdn_scores)(backend, a->m, x.sums, tiles, rows);
 }

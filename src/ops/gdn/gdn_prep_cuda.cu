@@ -1,12 +1,18 @@
-/* gdn_prep_cuda.cu -- the parallel half of the chunked delta rule (docs/math.md): per chunk and
- * value head
+/* gdn_prep_cuda.cu -- all of the chunked delta rule that does not depend on the state (docs/math.md, "The
+ * delta rule", in chunks), for every chunk and value head in parallel: the gates, and
  *     A = (I + L)^-1,  L = stril(diag(beta) (k k^T) .* D)      P = K^{-1/2} tril((q k^T) .* D)
- * and the gates, all that does not depend on the state. Floor: k and q read once, A and P written once. */
+ * Persistent kernel: 2 or 3 blocks an SM, each takes every gridDim-th (chunk, value head). Two warpgroups, 16
+ * rows a warp: the first has k k^T and inverts, the second has q k^T, P and the gates. Once both products are
+ * done, k and q of the block's next item are copied in behind the rest. Floor: k and q read once, A and P
+ * written once. Also here: m from the sums of squares that the tiles of a scan leave. */
 #include "ops/cuda_ops.cuh"
 #include "cuda/pdl.cuh"
-#include "ops/gdn/gdn_prep_cuda.cuh"
+#include "ops/gdn/gdn_cuda.cuh"
 
-enum { HALF = 128, THREADS = 2 * HALF, SCORE_THREADS = 256, PANEL = CHUNK * 64 };
+enum { SCORE_THREADS = 256 };
+
+#ifndef HL_CUDA_F32
+enum { HALF = 128, THREADS = 2 * HALF, PANEL = CHUNK * 64 };
 
 struct args {
     const bf16 *q, *k;
@@ -18,10 +24,9 @@ struct args {
     int H, HV, items; /* chunks times HV */
 };
 
-/* k and q in panels of 64 columns */
-template <int K> struct room {
-    bf16 k[CHUNK * K], q[CHUNK * K], P[CHUNK * CHUNK];
-    float L[CHUNK * INVERSE_LD], A[CHUNK * INVERSE_LD]; /* L trans */
+template <int K> struct smem {
+    bf16 k[CHUNK * K], q[CHUNK * K], P[CHUNK * CHUNK];  /* k and q in panels of 64 columns */
+    float L[CHUNK * INVERSE_LD], A[CHUNK * INVERSE_LD]; /* L transposed */
     struct gdn_decay d[2];
 };
 
@@ -34,7 +39,7 @@ static __device__ __forceinline__ struct item item_of(const struct args &a, int 
     return {(int)p.row, p.len, n % a.HV};
 }
 template <int K>
-static __device__ __forceinline__ void load_item(room<K> &x, const struct args &a, const struct item &p) {
+static __device__ __forceinline__ void load_item(smem<K> &x, const struct args &a, const struct item &p) {
     const int64_t at = ((int64_t)p.row * a.H + p.hv / (a.HV / a.H)) * K;
 #pragma unroll 1
     for (int n = 0; n < K / 64; n++) {
@@ -64,7 +69,7 @@ template <int K> static __device__ __forceinline__ void scores(const bf16 *x, co
     wgmma_end<8>(acc);
 }
 
-/* P, of the warp's rows, to memory by way of `tile` */
+/* P, of the warp's rows, to memory through `tile` */
 template <int K>
 static __device__ __forceinline__ void write_P(const struct gdn_decay *d, float acc[8][4], bf16 *tile, bf16 *P,
                                                int64_t stride, int len) {
@@ -88,8 +93,8 @@ static __device__ __forceinline__ void write_P(const struct gdn_decay *d, float 
     }
 }
 
-/* L, of the warp's rows, trans */
-static __device__ __forceinline__ void write_L(const struct gdn_decay *d, float acc[8][4], float *trans) {
+/* L, of the warp's rows, transposed */
+static __device__ __forceinline__ void write_L(const struct gdn_decay *d, float acc[8][4], float *L_t) {
     const int rows = threadIdx.x / 32 % 4, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
     for (int n = 0; n < 8; n++)
@@ -97,16 +102,16 @@ static __device__ __forceinline__ void write_L(const struct gdn_decay *d, float 
         for (int i = 0; i < 4; i++) {
             const int row = 16 * rows + g + 8 * (i / 2), col = 8 * n + 2 * t + i % 2;
             if (n / 2 > rows) continue;
-            trans[col * INVERSE_LD + row] = row > col ? d->beta[row] * decay_between(d, row, col) * acc[n][i] : 0.0f;
+            L_t[col * INVERSE_LD + row] = row > col ? d->beta[row] * decay_between(d, row, col) * acc[n][i] : 0.0f;
         }
 }
 
 /* ---- (I + L)^-1, in 16 x 16 blocks: those on the diagonal by substitution, then twice
  *     (X 0; L Y)^-1 = (X^-1 0; -Y^-1 L X^-1 Y^-1)
- * of blocks of 16 and of 32. Of what is below, a warp has 8 columns, which need no others. ---- */
+ * of blocks of 16 and of 32. Below the diagonal a warp has 8 columns, which depend on no others. ---- */
 
 /* warp b: block (b, b), a column of it in each of 16 lanes */
-static __device__ __forceinline__ void invert_diagonal(const float *trans, float *A, int b) {
+static __device__ __forceinline__ void invert_diagonal(const float *L_t, float *A, int b) {
     const int col = threadIdx.x % 16;
     float x[16];
 #pragma unroll
@@ -114,8 +119,8 @@ static __device__ __forceinline__ void invert_diagonal(const float *trans, float
 #pragma unroll
     for (int j = 0; j < 15; j++)
 #pragma unroll
-        for (int i = (j + 1) / 4 * 4; i < 16; i += 4) { /* zeros come first where i <= j */
-            const float4 L = *(const float4 *)(trans + (16 * b + j) * INVERSE_LD + 16 * b + i);
+        for (int i = (j + 1) / 4 * 4; i < 16; i += 4) { /* L is 0 where i <= j */
+            const float4 L = *(const float4 *)(L_t + (16 * b + j) * INVERSE_LD + 16 * b + i);
             x[i] -= L.x * x[j], x[i + 1] -= L.y * x[j], x[i + 2] -= L.z * x[j], x[i + 3] -= L.w * x[j];
         }
     if (threadIdx.x % 32 < 16)
@@ -123,7 +128,7 @@ static __device__ __forceinline__ void invert_diagonal(const float *trans, float
         for (int i = 0; i < 16; i++) A[(16 * b + i) * INVERSE_LD + 16 * b + col] = x[i];
 }
 
-/* an operand of mma_tf32, rounded to the nearest: the unit would cut its last bits off */
+/* an operand of mma_tf32, rounded to nearest: the tensor core would truncate it */
 static __device__ __forceinline__ uint32_t tf32(float x) { return __float_as_uint(x) + 0x1000u; }
 
 /* acc += X Y: X 16 x 16, X(r, c) at x[r * xr + c * xc]; Y 16 x 8, at rows of INVERSE_LD */
@@ -143,9 +148,9 @@ static __device__ __forceinline__ void write_block(float *A, const float acc[4],
     for (int h = 0; h < 2; h++)
         *(float2 *)(A + (g + 8 * h) * INVERSE_LD + 2 * t) = make_float2(sign * acc[2 * h], sign * acc[2 * h + 1]);
 }
-/* N x N blocks below the diagonal, at block (at + N, at), 8 columns from `col` of them on; L X^-1 waits where
- * the result will be */
-template <int N> static __device__ __forceinline__ void invert_below(const float *trans, float *A, int at, int col) {
+/* N x N blocks below the diagonal, at block (at + N, at), 8 columns from `col` of them on; L X^-1 is kept
+ * where the result will be */
+template <int N> static __device__ __forceinline__ void invert_below(const float *L_t, float *A, int at, int col) {
     float acc[N][4] = {}, last[N][4] = {}, *X = A + 16 * at * INVERSE_LD + 16 * at + col;
     const float *Y = A + 16 * (at + N) * (INVERSE_LD + 1);
 #pragma unroll
@@ -153,7 +158,7 @@ template <int N> static __device__ __forceinline__ void invert_below(const float
 #pragma unroll
         for (int k = 0; k < N; k++)
             if (k >= col / 16)
-                block_product(acc[i], trans + 16 * (at + k) * INVERSE_LD + 16 * (at + N + i), 1, INVERSE_LD,
+                block_product(acc[i], L_t + 16 * (at + k) * INVERSE_LD + 16 * (at + N + i), 1, INVERSE_LD,
                               X + 16 * k * INVERSE_LD);
     X += 16 * N * INVERSE_LD;
 #pragma unroll
@@ -169,7 +174,7 @@ template <int N> static __device__ __forceinline__ void invert_below(const float
     for (int i = 0; i < N; i++) write_block(X + 16 * i * INVERSE_LD, last[i], -1.0f);
 }
 
-/* rows of A to memory, 16 bytes a thread; zeros right of the diagonal blocks */
+/* rows of A to memory, 16 bytes a thread; zeros to the right of the diagonal blocks */
 static __device__ __forceinline__ void write_A(const float *A, bf16 *to, int64_t stride, int len) {
     const int col = threadIdx.x % 8 * 8;
 #pragma unroll
@@ -183,7 +188,7 @@ static __device__ __forceinline__ void write_A(const float *A, bf16 *to, int64_t
     }
 }
 
-/* A from the scores of k, by the first half of the warps */
+/* A from the scores of k, by the first warpgroup; its warps meet at named barrier 1 */
 static __device__ __forceinline__ void invert(const struct gdn_decay *d, float acc[8][4], float *L, float *A, bf16 *to,
                                               int64_t stride, int len) {
     const int warp = threadIdx.x / 32;
@@ -205,10 +210,8 @@ static __device__ __forceinline__ void write_gates(const struct gdn_decay *d, fl
     gates[2 * CHUNK + i] = decay_between(d, CHUNK - 1, i);
 }
 
-/* Warps 0 to 3 have the scores of k, 4 to 7 those of q, 16 rows each. As soon as these are there, k and q
- * of the block's next item are on their way. */
 template <int K> static __global__ void __launch_bounds__(THREADS, K == 256 ? 2 : 3) prep_chunks(const struct args a) {
-    room<K> &x = *(room<K> *)shared_tiles();
+    smem<K> &x = *(smem<K> *)shared_tiles();
     const int warp = threadIdx.x / 32, group = warpgroup_index();
     const int64_t stride = (int64_t)a.HV * CHUNK;
     struct item p = item_of(a, blockIdx.x);
@@ -226,7 +229,7 @@ template <int K> static __global__ void __launch_bounds__(THREADS, K == 256 ? 2 
         fence_proxy_async();
         __syncthreads();
         if (group == 0 || a.P) scores<K>(group == 0 ? x.k : x.q, x.k, acc);
-        __syncthreads(); /* k and q are done with */
+        __syncthreads(); /* both products are done with k and q */
         if (more) load_item(x, a, p);
         if (group == 0) invert(&x.d[i], acc, x.L, x.A, a.A + to, stride, len);
         else {
@@ -239,22 +242,17 @@ template <int K> static __global__ void __launch_bounds__(THREADS, K == 256 ? 2 
 
 template <int K> static void launch_prep(struct hl_cuda *c, const struct args *a) {
     const int most = hl_cuda_sms(c) * (K == 256 ? 2 : 3);
-    launch(c, prep_chunks<K>, (unsigned)(a->items < most ? a->items : most), THREADS, sizeof(room<K>) + TILES_ROOM, *a);
+    launch(c, prep_chunks<K>, (unsigned)(a->items < most ? a->items : most), THREADS, sizeof(smem<K>) + TILES_ROOM, *a);
 }
 
-extern "C" bool HL_OP(gdn_prep)(struct hl_backend *backend, const struct hl_gdn *a, const struct gdn_prep *p) {
+extern "C" void HL_OP(gdn_prep)(struct hl_backend *backend, const struct hl_gdn *a, const struct gdn_prep *p) {
     const struct hl_dev_rows *rows = a->rows->dev;
-    struct args x = {(const bf16 *)a->q, (const bf16 *)a->k, a->g, a->beta, (bf16 *)p->A, (bf16 *)p->P, p->gates};
+    struct args x = {(const bf16 *)a->q, (const bf16 *)a->k, a->g, a->beta, p->A, p->P, p->gates};
     x.ready = p->ready, x.chunk = rows->chunk, x.H = (int)a->H, x.HV = (int)a->HV;
     x.items = (int)(rows->chunks * a->HV);
-    struct hl_cuda *c = hl_cuda_of(backend);
-    if (HL_ACT_DTYPE != HOLA_BF16) return false;
-    if (a->K == 64) launch_prep<64>(c, &x);
-    else if (a->K == 128) launch_prep<128>(c, &x);
-    else if (a->K == 256) launch_prep<256>(c, &x);
-    else return false;
-    return true;
+    (a->K == 64 ? launch_prep<64> : a->K == 128 ? launch_prep<128> : launch_prep<256>)(hl_cuda_of(backend), &x);
 }
+#endif
 
 static __global__ void scores_from_sums(float *m, const float *sums, int64_t tiles, int64_t n) {
     const int64_t i = (int64_t)blockIdx.x * SCORE_THREADS + threadIdx.x;

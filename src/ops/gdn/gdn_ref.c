@@ -1,5 +1,6 @@
-/* gdn_ref.c -- the gated delta rule token by token, and its gradient by walking back: what is correct. */
-#include "ops/ops.h"
+/* gdn_ref.c -- the gated delta rule token by token, and its gradient from the last token to the first: what
+ * is correct. The states of all tokens are kept for that. */
+#include "ops/gdn/gdn_cpu.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -143,3 +144,6 @@ void HL_OP(gdn_backward)(struct hl_backend *backend, const struct hl_gdn *a) {
         for (int64_t hv = 0; hv < a->HV; hv++) backward_head(a, &a->rows->seg[s], hv);
     }
 }
+
+/* (the fast forms' scratch, here because this file is compiled once for all instruction sets) */
+int64_t hl_gdn_scratch(int64_t K, int64_t V) { return gdn_scratch_reals(K, V) * (int64_t)sizeof(real); }

@@ -1,79 +1,90 @@
-/* gdn_ring_cuda.cu -- the walk from chunk to chunk with its outputs (gdn_walk_cuda.cuh), on chips with
- * barriers in shared memory.
+/* gdn_ring_cuda.cu -- the forward scan over chunks with its outputs (gdn_ring_cuda.cuh), for the forms ring
+ * and ring_split: gdn_prep for all chunks at once, then, where segments are split, the states between the
+ * splits (gdn_seqsplit_cuda.cu), then this scan. Floor: q, k, v, A, P read once, out written once.
  *
- * k S and q S are one product: k and q of a chunk lie under each other, in panels of 64 columns. Each kind
- * of what a chunk needs has its own ring of buffers and is read ahead as soon as its buffer is free: q's
- * after that first product, k's, A's and P's at the chunk's end, v's when out, which takes its place, is in
- * memory. So there is always something on its way, and neither loads nor stores are waited for one after
- * another. */
+ * Grid: a block per segment, split, value head and 64 W columns of V (tiles fastest). Block: W consumer
+ * warpgroups with 64 columns each, then one producer warpgroup, of which LOAD_THREADS load and STORE_THREADS
+ * store.
+ *
+ * Shared memory is a ring for each kind of operand, filled as soon as its buffer is empty: q's after the
+ * first product, k's, A's and P's at the chunk's end, v's when out, which takes its place, is in memory. So
+ * neither loads nor stores wait for one another. mbarriers, by who arrives (who waits):
+ *     full        loaders: q, k, v, A, P and gates of a chunk are complete (consumers)
+ *     q_empty     consumers have read q (loaders)
+ *     k_empty     consumers have read k, A, P and gates (loaders)
+ *     new_full    consumers: v_new is complete (storers)
+ *     new_empty   storers have read v_new (consumers)
+ *     out_full    consumers: out is complete, in the place of v (storers)
+ *     v_empty     storers have read out (loaders) */
 #include "ops/cuda_ops.cuh"
 #include "ops/gdn/gdn_pipeline_cuda.cuh"
-#include "ops/gdn/gdn_walk_cuda.cuh"
+#include "ops/gdn/gdn_ring_cuda.cuh"
 
 #ifndef HL_CUDA_F32
 
-enum { LOADERS = GROUP / 2, VALUES = 3 };
+enum { LOAD_THREADS = GROUP / 2, VALUES = 3 };
 
-template <int K, int W> struct ring {
+template <int K, int W> struct smem {
     enum { DEPTH = K == 256 ? 2 : 3 };
-    bf16 kq[DEPTH][K / 64][2 * PANEL];
+    bf16 kq[DEPTH][K / 64][2 * PANEL]; /* k above q, so that k S and q S are one product; panels of 64 columns */
     bf16 A[DEPTH][CHUNK * CHUNK], P[DEPTH][CHUNK * CHUNK];
-    bf16 v[VALUES][W * PANEL], v_new[W * PANEL]; /* v: then out; of each a panel for each group */
+    bf16 v[VALUES][W * PANEL], v_new[W * PANEL]; /* v, then out in its place; a panel for each consumer */
     float gates[DEPTH][GATES];
     uint64_t barriers[3 * DEPTH + 2 * VALUES + 2];
 };
 
-/* The barriers, and the parities of chunk c: that of its buffers' contents, and that of their being free
- * again. */
-template <int DEPTH> struct marks {
-    mbarrier_t first;
-    __device__ __forceinline__ mbarrier_t there(int c) const { return mbarrier_at(first, c % DEPTH); }
-    __device__ __forceinline__ mbarrier_t q_free(int c) const { return mbarrier_at(first, DEPTH + c % DEPTH); }
-    __device__ __forceinline__ mbarrier_t k_free(int c) const { return mbarrier_at(first, 2 * DEPTH + c % DEPTH); }
-    __device__ __forceinline__ mbarrier_t out_there(int c) const { return mbarrier_at(first, 3 * DEPTH + c % VALUES); }
-    __device__ __forceinline__ mbarrier_t v_free(int c) const {
-        return mbarrier_at(first, 3 * DEPTH + VALUES + c % VALUES);
-    }
-    __device__ __forceinline__ mbarrier_t new_there() const { return mbarrier_at(first, 3 * DEPTH + 2 * VALUES); }
-    __device__ __forceinline__ mbarrier_t new_free() const { return mbarrier_at(first, 3 * DEPTH + 2 * VALUES + 1); }
+/* in: full and q's empty; v: out's full and v's empty */
+template <int DEPTH> struct forward_barriers {
+    ring_barriers<0, DEPTH> in;
+    ring_barriers<3 * DEPTH, VALUES> v;
+    ring_barriers<3 * DEPTH + 2 * VALUES, 1> v_new;
+    __device__ __forceinline__ forward_barriers(uint64_t *p) : in{mbarrier_base(p)}, v{in.first}, v_new{in.first} {}
+    __device__ __forceinline__ mbarrier_t full(int c) const { return in.full(c); }
+    __device__ __forceinline__ mbarrier_t q_empty(int c) const { return in.empty(c); }
+    __device__ __forceinline__ mbarrier_t k_empty(int c) const { return mbarrier_at(in.first, 2 * DEPTH + c % DEPTH); }
+    __device__ __forceinline__ mbarrier_t out_full(int c) const { return v.full(c); }
+    __device__ __forceinline__ mbarrier_t v_empty(int c) const { return v.empty(c); }
+    __device__ __forceinline__ mbarrier_t new_full() const { return v_new.full(0); }
+    __device__ __forceinline__ mbarrier_t new_empty() const { return v_new.empty(0); }
 };
 /* by one thread */
-template <int W, int DEPTH> static __device__ __forceinline__ void open_marks(const marks<DEPTH> &b) {
+template <int W, int DEPTH> static __device__ __forceinline__ void init_barriers(const forward_barriers<DEPTH> &b) {
     for (int i = 0; i < DEPTH; i++) {
-        mbarrier_init(b.there(i), LOADERS);
-        mbarrier_init_warps(b.q_free(i), 4 * W), mbarrier_init_warps(b.k_free(i), 4 * W);
+        mbarrier_init(b.full(i), LOAD_THREADS);
+        mbarrier_init_warps(b.q_empty(i), 4 * W), mbarrier_init_warps(b.k_empty(i), 4 * W);
     }
-    for (int i = 0; i < VALUES; i++) mbarrier_init_warps(b.out_there(i), 4 * W), mbarrier_init(b.v_free(i), STORERS);
-    mbarrier_init_warps(b.new_there(), 4 * W), mbarrier_init(b.new_free(), STORERS);
+    for (int i = 0; i < VALUES; i++)
+        mbarrier_init_warps(b.out_full(i), 4 * W), mbarrier_init(b.v_empty(i), STORE_THREADS);
+    mbarrier_init_warps(b.new_full(), 4 * W), mbarrier_init(b.new_empty(), STORE_THREADS);
 }
-/* ---- those that load: i of LOADERS ---- */
+/* ---- producer warpgroup: loads, by threads i of LOAD_THREADS ---- */
 
 template <int K, int W>
-static __device__ __forceinline__ void load_all(ring<K, W> &x, const marks<ring<K, W>::DEPTH> &b,
-                                                const struct gdn_walk &a, const struct way &w, int i) {
-    enum { DEPTH = ring<K, W>::DEPTH };
+static __device__ __forceinline__ void load_loop(smem<K, W> &x, const forward_barriers<smem<K, W>::DEPTH> &b,
+                                                 const struct gdn_ring_args &a, const struct chunk_range &w, int i) {
+    enum { DEPTH = smem<K, W>::DEPTH };
     for (int c = 0; c < w.chunks; c++) {
         const int n = c % DEPTH;
-        const struct rows_of r = rows_at(a, w, c);
+        const struct chunk_rows r = rows_of(a, w, c);
         const int64_t qk = ((int64_t)(w.row + c * CHUNK) * a.H + w.hv / (a.HV / a.H)) * K;
-        mbarrier_wait(b.q_free(c), empty<DEPTH>(c));
+        mbarrier_wait(b.q_empty(c), empty_parity<DEPTH>(c));
 #pragma unroll 1
         for (int p = 0; p < K / 64; p++)
-            copy_panel<64, CHUNK, LOADERS>(x.kq[n][p] + PANEL, a.q + qk + 64 * p, (int64_t)a.H * K, r.len, i);
-        mbarrier_wait(b.k_free(c), empty<DEPTH>(c));
+            copy_panel<64, CHUNK, LOAD_THREADS>(x.kq[n][p] + PANEL, a.q + qk + 64 * p, (int64_t)a.H * K, r.len, i);
+        mbarrier_wait(b.k_empty(c), empty_parity<DEPTH>(c));
 #pragma unroll 1
         for (int p = 0; p < K / 64; p++)
-            copy_panel<64, CHUNK, LOADERS>(x.kq[n][p], a.k + qk + 64 * p, (int64_t)a.H * K, r.len, i);
-        copy_panel<CHUNK, CHUNK, LOADERS>(x.A[n], a.A + r.row * CHUNK, (int64_t)a.HV * CHUNK, r.len, i);
-        copy_panel<CHUNK, CHUNK, LOADERS>(x.P[n], a.P + r.row * CHUNK, (int64_t)a.HV * CHUNK, r.len, i);
+            copy_panel<64, CHUNK, LOAD_THREADS>(x.kq[n][p], a.k + qk + 64 * p, (int64_t)a.H * K, r.len, i);
+        copy_panel<CHUNK, CHUNK, LOAD_THREADS>(x.A[n], a.A + r.row * CHUNK, (int64_t)a.HV * CHUNK, r.len, i);
+        copy_panel<CHUNK, CHUNK, LOAD_THREADS>(x.P[n], a.P + r.row * CHUNK, (int64_t)a.HV * CHUNK, r.len, i);
         if (i < GATES / 4)
             copy_async(x.gates[n] + 4 * i, a.gates + ((int64_t)(w.first + c) * a.HV + w.hv) * GATES + 4 * i);
-        mbarrier_wait(b.v_free(c), empty<VALUES>(c));
+        mbarrier_wait(b.v_empty(c), empty_parity<VALUES>(c));
 #pragma unroll 1
         for (int g = 0; g < W; g++)
-            copy_panel<64, CHUNK, LOADERS>(x.v[c % VALUES] + g * PANEL, a.v + r.row * a.V + w.col + 64 * g,
-                                           (int64_t)a.HV * a.V, r.len, i);
-        copy_async_arrive(b.there(c));
+            copy_panel<64, CHUNK, LOAD_THREADS>(x.v[c % VALUES] + g * PANEL, a.v + r.row * a.V + w.col + 64 * g,
+                                                (int64_t)a.HV * a.V, r.len, i);
+        copy_async_arrive(b.full(c));
     }
 }
 
@@ -81,11 +92,11 @@ static __device__ __forceinline__ float squares(uint32_t pair) {
     return low(pair) * low(pair) + high(pair) * high(pair);
 }
 
-/* ---- those that store: i of STORERS ---- */
+/* ---- producer warpgroup: stores, by threads i of STORE_THREADS ---- */
 
-/* The sums over the UNITS threads of a row, of AT_ONCE rows: halves change places, so that in the end each
- * thread has that of row number n of them, where n is left. */
-template <int UNITS> static __device__ __forceinline__ float sums_of_rows(const float x[AT_ONCE], int i, int *n) {
+/* The sums over the UNITS threads of a row, of BATCH rows, by a butterfly: each thread ends with that of row
+ * number *n of them. */
+template <int UNITS> static __device__ __forceinline__ float sums_of_rows(const float x[BATCH], int i, int *n) {
     const bool upper = i & UNITS / 2, odd = i & UNITS / 4;
     float y[2], sum;
 #pragma unroll
@@ -97,166 +108,180 @@ template <int UNITS> static __device__ __forceinline__ float sums_of_rows(const 
     *n = 2 * upper + odd;
     return sum;
 }
-/* v_new where it is kept, and the sums of its squares */
+/* v_new to memory where it is kept, and the sums of its squares */
 template <int W>
-static __device__ __forceinline__ void store_new(const bf16 *v_new, const struct gdn_walk &a, const struct way &w,
-                                                 const pieces<W> &p, int c, int i) {
-    enum { UNITS = pieces<W>::UNITS, STEP = pieces<W>::STEP };
-    const struct rows_of r = rows_at(a, w, c);
+static __device__ __forceinline__ void store_new(const bf16 *v_new, const struct gdn_ring_args &a,
+                                                 const struct chunk_range &w, const row_store<W> &p, int c, int i) {
+    enum { UNITS = row_store<W>::UNITS, STEP = row_store<W>::STEP };
+    const struct chunk_rows r = rows_of(a, w, c);
     const int64_t step = (int64_t)STEP * a.HV * a.V;
     bf16 *to = a.v_new ? a.v_new + (r.row + (int64_t)p.row * a.HV) * a.V + w.col + p.col : NULL;
     float *sums = (a.sums ? a.sums + w.tile * a.T * a.HV : a.m) + r.row;
 #pragma unroll
-    for (int first = 0; first < CHUNK; first += AT_ONCE * STEP) {
-        uint4 x[AT_ONCE];
-        float y[AT_ONCE];
+    for (int first = 0; first < CHUNK; first += BATCH * STEP) {
+        uint4 x[BATCH];
+        float y[BATCH];
         int n;
         p.read(x, v_new, first);
-        if (to) p.write(to, x, step, r.len - first), to += AT_ONCE * step;
+        if (to) p.write(to, x, step, r.len - first), to += BATCH * step;
 #pragma unroll
-        for (int j = 0; j < AT_ONCE; j++)
-            y[j] = squares(x[j].x) + squares(x[j].y) + (squares(x[j].z) + squares(x[j].w));
+        for (int j = 0; j < BATCH; j++) y[j] = squares(x[j].x) + squares(x[j].y) + (squares(x[j].z) + squares(x[j].w));
         const float sum = sums_of_rows<UNITS>(y, i, &n);
         const int row = first + n * STEP + p.row;
         if (i % (UNITS / 4) == 0 && row < r.len) sums[row * a.HV] = a.sums ? sum : sqrtf(sum);
     }
 }
 template <int W>
-static __device__ __forceinline__ void store_out(const bf16 *out, const struct gdn_walk &a, const struct way &w,
-                                                 const pieces<W> &p, int c) {
-    enum { STEP = pieces<W>::STEP };
-    const struct rows_of r = rows_at(a, w, c);
+static __device__ __forceinline__ void store_out(const bf16 *out, const struct gdn_ring_args &a,
+                                                 const struct chunk_range &w, const row_store<W> &p, int c) {
+    enum { STEP = row_store<W>::STEP };
+    const struct chunk_rows r = rows_of(a, w, c);
     const int64_t step = (int64_t)STEP * a.HV * a.V;
     bf16 *to = a.out + (r.row + (int64_t)p.row * a.HV) * a.V + w.col + p.col;
 #pragma unroll
-    for (int first = 0; first < CHUNK; first += AT_ONCE * STEP) {
-        uint4 x[AT_ONCE];
+    for (int first = 0; first < CHUNK; first += BATCH * STEP) {
+        uint4 x[BATCH];
         p.read(x, out, first);
-        p.write(to, x, step, r.len - first), to += AT_ONCE * step;
+        p.write(to, x, step, r.len - first), to += BATCH * step;
     }
 }
 template <int K, int W>
-static __device__ __forceinline__ void store_all(ring<K, W> &x, const marks<ring<K, W>::DEPTH> &b,
-                                                 const struct gdn_walk &a, const struct way &w, int i) {
-    const pieces<W> p(i);
+static __device__ __forceinline__ void store_loop(smem<K, W> &x, const forward_barriers<smem<K, W>::DEPTH> &b,
+                                                  const struct gdn_ring_args &a, const struct chunk_range &w, int i) {
+    const row_store<W> p(i);
     for (int c = 0; c < w.chunks; c++) {
-        mbarrier_wait(b.new_there(), full<1>(c));
+        mbarrier_wait(b.new_full(), full_parity<1>(c));
         store_new<W>(x.v_new, a, w, p, c, i);
-        mbarrier_arrive(b.new_free());
-        mbarrier_wait(b.out_there(c), full<VALUES>(c));
+        mbarrier_arrive(b.new_empty());
+        mbarrier_wait(b.out_full(c), full_parity<VALUES>(c));
         store_out<W>(x.v[c % VALUES], a, w, p, c);
-        mbarrier_arrive(b.v_free(c));
+        mbarrier_arrive(b.v_empty(c));
     }
 }
 
-/* ---- the others ---- */
+/* ---- consumer warpgroups ---- */
 
 template <int K, int W>
-static __device__ __forceinline__ void walk_chunk(ring<K, W> &x, const marks<ring<K, W>::DEPTH> &b, int c, int group,
-                                                  float S[K / 8][4]) {
-    enum { DEPTH = ring<K, W>::DEPTH, ROWS = CHUNK / 8, BOTH = K < 256 };
+static __device__ __forceinline__ void scan_chunk(smem<K, W> &x, const forward_barriers<smem<K, W>::DEPTH> &b, int c,
+                                                  int group, float S[K / 8][4]) {
+    enum { DEPTH = smem<K, W>::DEPTH, ROWS = CHUNK / 8, BOTH = K < 256 };
     const int n = c % DEPTH;
     bf16 *v = x.v[c % VALUES] + group * PANEL;
     float d[BOTH ? 2 * ROWS : ROWS][4], *gates = x.gates[n];
     float(*qS)[4] = d + (BOTH ? ROWS : 0);
     uint32_t r[4][4], decayed[4][4];
-    mbarrier_wait(b.there(c), full<DEPTH>(c));
+    mbarrier_wait(b.full(c), full_parity<DEPTH>(c));
     fence_proxy_async();
     const float end = gates[2 * CHUNK - 1];
     read_state<K, false, BOTH ? 2 * CHUNK : CHUNK, 2 * PANEL>(d, S, x.kq[n][0], NULL); /* k S, then q S */
-    if (BOTH) mbarrier_arrive_warp(b.q_free(c));
-    residual(r, d, v, gates);
-    wgmma_hold_a<4>(r);
-    zero(d);
-    wgmma_begin<ROWS>(d);
-    times_square(d, r, x.A[n]);
-    wgmma_end<ROWS>(d);
-    wgmma_hold_a<4>(r);
-#pragma unroll
-    for (int i = 0; i < 4; i++) pack_a(r[i], d + 2 * i);
-    wgmma_hold_a<4>(r);
-    mbarrier_wait(b.new_free(), empty<1>(c));
-    leave(x.v_new + group * PANEL, r);
-    mbarrier_arrive_warp(b.new_there());
+    if (BOTH) mbarrier_arrive_warp(b.q_empty(c));
+    solve_values(r, d, v, x.A[n], gates);
+    mbarrier_wait(b.new_empty(), empty_parity<1>(c));
+    store_trans(x.v_new + group * PANEL, r);
+    mbarrier_arrive_warp(b.new_full());
     if (!BOTH) {
         read_state<K, true, CHUNK, 2 * PANEL>(d, S, x.kq[n][0] + PANEL, NULL);
-        mbarrier_arrive_warp(b.q_free(c));
+        mbarrier_arrive_warp(b.q_empty(c));
     }
     scale_columns(qS, gates + CHUNK, 1.0f / sqrtf((float)K));
     wgmma_begin<ROWS>(qS);
     times_square(qS, r, x.P[n]);
     wgmma_commit_wait<1>();
-#pragma unroll
-    for (int i = 0; i < K / 8; i++)
-#pragma unroll
-        for (int j = 0; j < 4; j++) S[i][j] *= end;
-    scale_operands(decayed, r, gates + 2 * CHUNK, 1.0f);
-    wgmma_hold_a<4>(decayed);
-    wgmma_begin<K / 8>(S);
-    write_state<K, 2 * PANEL>(S, decayed, x.kq[n][0]);
-    wgmma_commit_wait<1>(); /* out is there */
+    update_state<K, 2 * PANEL>(S, decayed, r, x.kq[n][0], gates, end);
+    wgmma_commit_wait<1>(); /* out is complete */
     wgmma_hold<ROWS>(qS), wgmma_hold_a<4>(r);
 #pragma unroll
     for (int i = 0; i < 4; i++) pack_a(r[i], qS + 2 * i);
-    leave(v, r);
-    mbarrier_arrive_warp(b.out_there(c));
+    store_trans(v, r);
+    mbarrier_arrive_warp(b.out_full(c));
     wgmma_wait_all<K / 8>(S);
     wgmma_hold_a<4>(decayed);
-    mbarrier_arrive_warp(b.k_free(c));
+    mbarrier_arrive_warp(b.k_empty(c));
 }
 
 template <int K, int W>
-static __global__ void __launch_bounds__((W + 1) * GROUP, 1) walk_ring(const struct gdn_walk a) {
-    ring<K, W> &x = *(ring<K, W> *)shared_tiles();
-    const marks<ring<K, W>::DEPTH> b = {mbarrier_base(x.barriers)};
+static __global__ void __launch_bounds__((W + 1) * GROUP, 1) ring_scan(const struct gdn_ring_args a) {
+    smem<K, W> &x = *(smem<K, W> *)shared_tiles();
+    const forward_barriers<smem<K, W>::DEPTH> b(x.barriers);
     const int tiles = a.V / (64 * W), group = warpgroup_index(), tile = blockIdx.x % tiles;
-    const int hv = blockIdx.x / tiles % a.HV, part = blockIdx.x / tiles / a.HV % a.parts,
-              s = blockIdx.x / tiles / a.HV / a.parts;
-    if (threadIdx.x == 0) open_marks<W>(b);
+    const int hv = blockIdx.x / tiles % a.HV, split = blockIdx.x / tiles / a.HV % a.splits,
+              s = blockIdx.x / tiles / a.HV / a.splits;
+    if (threadIdx.x == 0) init_barriers<W>(b);
     __syncthreads();
     pdl_wait();
     pdl_trigger();
-    struct way w = way_of(a, s, part, hv);
+    struct chunk_range w = range_of(a, s, split, hv);
     w.tile = tile, w.col = tile * 64 * W;
     if (group == W) {
         const int i = threadIdx.x - W * GROUP;
-        registers_of_copier<K, W>();
-        if (i < LOADERS) load_all(x, b, a, w, i);
-        else store_all(x, b, a, w, i - LOADERS);
+        producer_registers<K, W>();
+        if (i < LOAD_THREADS) load_loop(x, b, a, w, i);
+        else store_loop(x, b, a, w, i - LOAD_THREADS);
     } else {
-        registers_of_walker<K, W>();
+        consumer_registers<K, W>();
         const int64_t col = w.col + threadIdx.x / 32 * 16;
-        float S[K / 8][4], *kept = kept_state(a.e, K, s, hv), *from = kept;
-        if (a.parts > 1) from = end_of(a.e, K, s, hv, (part + a.parts - 1) % a.parts);
-        state_in<K>(S, from ? from + col : NULL, a.V);
-        for (int c = 0; c < w.chunks; c++) walk_chunk(x, b, c, group, S);
-        if (kept && part + 1 == a.parts) state_out<K>(kept + col, S, a.V);
+        float S[K / 8][4], *session = session_state(a.split, K, s, hv), *from = session;
+        if (a.splits > 1) from = split_state(a.split, K, s, hv, (split + a.splits - 1) % a.splits);
+        load_state<K>(S, from ? from + col : NULL, a.V);
+        for (int c = 0; c < w.chunks; c++) scan_chunk(x, b, c, group, S);
+        if (session && split + 1 == a.splits) store_state<K>(session + col, S, a.V);
     }
 }
 
 template <int K, int W> static bool ring_fits(struct hl_cuda *c) {
-    return hl_cuda_compiled_for_sm90(c, (const void *)walk_ring<K, W>) &&
-           sizeof(ring<K, W>) + TILES_ROOM <= (size_t)hl_cuda_shared_limit(c);
+    return hl_cuda_compiled_for_sm90(c, (const void *)ring_scan<K, W>) &&
+           sizeof(smem<K, W>) + TILES_ROOM <= (size_t)hl_cuda_shared_limit(c);
 }
-template <int K, int W> static void launch_ring(struct hl_cuda *c, const struct gdn_walk *a) {
-    launch_pdl(c, walk_ring<K, W>, (unsigned)(a->segs * a->parts * a->HV * (a->V / (64 * W))), (W + 1) * GROUP,
-               sizeof(ring<K, W>) + TILES_ROOM, *a);
-}
-
-#endif
-
 extern "C" bool HL_OP(gdn_ring_fits)(struct hl_cuda *c, int64_t K, int64_t V) {
-#ifdef HL_CUDA_F32
-    return false;
-#else
     if (V % 64) return false;
     return K == 256 ? ring_fits<256, 2>(c) : K == 128 ? ring_fits<128, 2>(c) : K == 64 && ring_fits<64, 1>(c);
-#endif
 }
-extern "C" void HL_OP(gdn_ring)(struct hl_cuda *c, const struct gdn_walk *a, int64_t K, int W) {
-#ifndef HL_CUDA_F32
-    if (K == 256) (W == 2 ? launch_ring<256, 2> : launch_ring<256, 1>)(c, a);
-    else if (K == 128) (W == 2 ? launch_ring<128, 2> : launch_ring<128, 1>)(c, a);
-    else launch_ring<64, 1>(c, a);
-#endif
+
+template <int K, int W> static void launch_ring(struct hl_cuda *c, const struct gdn_ring_args *a) {
+    launch_pdl(c, ring_scan<K, W>, (unsigned)(a->segs * a->splits * a->HV * (a->V / (64 * W))), (W + 1) * GROUP,
+               sizeof(smem<K, W>) + TILES_ROOM, *a);
 }
+/* Lays out the scratch memory; returns its end. */
+static char *carve(const struct hl_gdn *a, int64_t tiles, char *scratch, struct gdn_prep *p, struct gdn_ring_args *x) {
+    const int64_t rows = a->rows->T * a->HV, states = x->splits > 1 ? x->segs * a->HV * x->splits * a->K : 0;
+    p->P = (bf16 *)gdn_carve(&scratch, rows * CHUNK * 2);
+    p->A = a->A ? (bf16 *)a->A : (bf16 *)gdn_carve(&scratch, rows * CHUNK * 2);
+    p->gates = (float *)gdn_carve(&scratch, a->rows->dev->chunks * a->HV * GATES * 4);
+    x->sums = tiles > 1 ? (float *)gdn_carve(&scratch, tiles * rows * 4) : NULL;
+    x->split.states = (float *)gdn_carve(&scratch, states * a->V * 4);
+    x->split.transitions = (float *)gdn_carve(&scratch, states * a->K * 4);
+    return scratch;
+}
+static void run(struct hl_backend *backend, const struct hl_gdn *a, int splits, int W) {
+    const int64_t tiles = a->V / (64 * W), K = a->K;
+    struct hl_cuda *c = hl_cuda_of(backend);
+    struct gdn_prep p = {};
+    struct gdn_ring_args x = {(const bf16 *)a->q, (const bf16 *)a->k, (const bf16 *)a->v};
+    x.segs = a->rows->n, x.splits = splits;
+    char *scratch = (char *)hl_cuda_scratch(c, carve(a, tiles, NULL, &p, &x) - (char *)NULL);
+    if (!scratch) return;
+    carve(a, tiles, scratch, &p, &x);
+    HL_OP(gdn_prep)(backend, a, &p);
+    x.A = p.A, x.P = p.P, x.gates = p.gates;
+    x.out = (bf16 *)a->out, x.v_new = (bf16 *)a->v_new, x.m = a->m;
+    x.seg = a->rows->dev->seg, x.chunk_first = a->rows->dev->chunk_first;
+    x.S_off = a->S_off, x.T = a->rows->T;
+    x.H = (int)a->H, x.HV = (int)a->HV, x.V = (int)a->V;
+    x.split.seg = x.seg, x.split.segs = x.segs, x.split.S_off = a->S_off;
+    x.split.HV = x.HV, x.split.V = x.V, x.split.n = splits;
+    if (splits > 1) HL_OP(gdn_split_states)(c, &x, K);
+    if (K == 256) (W == 2 ? launch_ring<256, 2> : launch_ring<256, 1>)(c, &x);
+    else if (K == 128) (W == 2 ? launch_ring<128, 2> : launch_ring<128, 1>)(c, &x);
+    else launch_ring<64, 1>(c, &x);
+    if (tiles > 1) HL_OP(gdn_scores)(backend, a->m, x.sums, tiles, a->rows->T * a->HV);
+}
+
+extern "C" void HL_OP(gdn_run_ring_split)(struct hl_backend *backend, const struct hl_gdn *a) {
+    run(backend, a, gdn_ring_splits(a), 1);
+}
+/* Wide tiles while they fill the chip, as q and k are read once per tile. */
+extern "C" void HL_OP(gdn_run_ring)(struct hl_backend *backend, const struct hl_gdn *a) {
+    const int64_t blocks = a->rows->n * a->HV * (a->V / 64);
+    run(backend, a, 1, a->V % 128 || blocks / 2 < GDN_FULL ? 1 : 2);
+}
+#endif

@@ -1,16 +1,17 @@
-/* gdn_scan_cuda.cu -- the chunked delta rule for few, long segments (ARCHITECTURE sec. 4.1), where the
- * way from chunk to chunk is what takes the time:
+/* gdn_scan_cuda.cu -- the chunked delta rule for few segments (docs/math.md, "The delta rule", in chunks),
+ * where the latency of a chunk is what counts: the scan computes only what the next chunk depends on.
  *     scan       r = beta (v - exp(G) k S),  v_new = A r,  S = exp(G_last) S + k^T (exp(G_last - G) v_new)
- *     gdn_out    out = K^{-1/2} exp(G) q h + P v_new, all chunks at once; h: every S, kept in bf16
- * A block walks one segment for a value head and VT columns of V. The first of three warpgroups makes v_new;
- * two hold S, K/2 rows each, in fp32 registers, with a bf16 copy in shared memory as the next chunk's
- * operand; the third does what is not on that way: h and v_new to memory, what comes next from there, DEPTH
- * chunks ahead. k is read once for both its products: of all that a chunk needs it is most, and every block
- * of a head reads it. When h and v_new of a window of chunks are in memory the block says so, and gdn_out,
- * which is already there, reads them. */
+ *     gdn_out    out = K^{-1/2} exp(G) q h + P v_new, all chunks at once; h: every S, stored in bf16
+ * Grid: a block per segment, value head and VT columns of V (tiles fastest). Block: three warpgroups. The
+ * first computes r and v_new. The first two hold S, K/2 rows each, in fp32 registers, with a bf16 copy in
+ * shared memory as the next chunk's operand. The third loads chunks, DEPTH - 1 ahead, and stores h and v_new.
+ * k is read once for both its products: of all that a chunk needs it is most, and every block of a head reads
+ * it. All three meet at two __syncthreads a chunk: v_new is complete; the next S and the next chunk are
+ * complete. When h and v_new of a window of chunks are in memory the block raises `ready`, for which gdn_out,
+ * already running, polls. */
 #include "ops/cuda_ops.cuh"
 #include "cuda/pdl.cuh"
-#include "ops/gdn/gdn_prep_cuda.cuh"
+#include "ops/gdn/gdn_cuda.cuh"
 
 #ifndef HL_CUDA_F32
 
@@ -30,27 +31,27 @@ struct args {
 
 /* What a chunk reads: k in panels of 64 columns. Rows of tiles start on 1024 bytes. */
 template <int K, int VT> struct stage { bf16 k[CHUNK * K], A[CHUNK * CHUNK], v[CHUNK * VT]; };
-template <int K, int VT> struct room {
+template <int K, int VT> struct smem {
     enum { DEPTH = 4 };
     stage<K, VT> s[DEPTH];
     bf16 S[K * VT], r[CHUNK * VT], v_new[CHUNK * VT], v_end[CHUNK * VT]; /* v_end: decayed to the end */
     float gates[DEPTH][GATES];
 };
 
-/* One block's walk. */
-struct walk {
+/* The segment, head and columns that a block scans. */
+struct place {
     int64_t row, rows; /* of the segment */
-    int64_t first;     /* chunk, then times HV plus the head: the index of what is kept per chunk */
+    int64_t first;     /* of [chunks][HV] */
     int hv, col, tile;
 };
 
-/* ---- the service warps: i counts their threads ---- */
+/* ---- the third warpgroup: loads and stores, by threads i of GROUP ---- */
 
 template <int K, int VT>
-static __device__ __forceinline__ void load_chunk(room<K, VT> &x, const struct args &a, const struct walk &w, int c,
+static __device__ __forceinline__ void load_chunk(smem<K, VT> &x, const struct args &a, const struct place &w, int c,
                                                   int i) {
     const int64_t t = (int64_t)c * CHUNK, left = w.rows - t, row = w.row + t, at = row * a.HV + w.hv;
-    const int len = left < CHUNK ? (int)left : CHUNK, n = c % room<K, VT>::DEPTH;
+    const int len = left < CHUNK ? (int)left : CHUNK, n = c % smem<K, VT>::DEPTH;
     const bf16 *k = a.k + (row * a.H + w.hv / (a.HV / a.H)) * K;
 #pragma unroll
     for (int p = 0; p < K / 64; p++)
@@ -59,10 +60,10 @@ static __device__ __forceinline__ void load_chunk(room<K, VT> &x, const struct a
     copy_panel<VT, CHUNK, GROUP>(x.s[n].v, a.v + at * a.V + w.col, (int64_t)a.HV * a.V, len, i);
     if (i < GATES / 4) copy_async(x.gates[n] + 4 * i, a.gates + (w.first + (int64_t)c * a.HV) * GATES + 4 * i);
 }
-/* the state's copy to memory */
+/* h: the state's bf16 copy to memory */
 template <int K, int VT>
-static __device__ __forceinline__ void keep_state(const struct args &a, const struct walk &w, int c, const bf16 *S,
-                                                  int i) {
+static __device__ __forceinline__ void store_h(const struct args &a, const struct place &w, int c, const bf16 *S,
+                                               int i) {
     const int units = VT / 8, pass = GROUP / units, row = i / units, col = i % units * 8;
     bf16 *h = a.h + ((w.first + (int64_t)c * a.HV) * K + row) * a.V + w.col + col;
     S += tile_at<VT>(row, col);
@@ -71,8 +72,8 @@ static __device__ __forceinline__ void keep_state(const struct args &a, const st
 }
 /* v_new to memory, and the sums of its squares */
 template <int VT>
-static __device__ __forceinline__ void keep_values(const struct args &a, const struct walk &w, int c, const bf16 *v_new,
-                                                   int i) {
+static __device__ __forceinline__ void store_v_new(const struct args &a, const struct place &w, int c,
+                                                   const bf16 *v_new, int i) {
     const int units = VT / 8, pass = GROUP / units, col = i % units * 8;
 #pragma unroll
     for (int row = i / units; row < CHUNK; row += pass) {
@@ -89,15 +90,16 @@ static __device__ __forceinline__ void keep_values(const struct args &a, const s
         if (i % units == 0) a.sums[w.tile * a.T * a.HV + at] = sum;
     }
 }
-/* By one thread, when all the block's stores of the chunks before c came before a barrier: at the end of a
- * window, as the fence takes long. */
-static __device__ __forceinline__ void say_ready(const struct args &a, const struct walk &w, int c) {
+/* By one thread, after a barrier that follows the block's stores of all chunks before c; once a window, as
+ * the fence takes long. */
+static __device__ __forceinline__ void signal_ready(const struct args &a, const struct place &w, int c) {
     __threadfence();
     atomicAdd(a.ready + w.first + (int64_t)gdn_window(c - 1) * a.HV, 1);
 }
 template <int K, int VT>
-static __device__ __forceinline__ void serve(room<K, VT> &x, const struct args &a, const struct walk &w, int chunks) {
-    enum { AHEAD = room<K, VT>::DEPTH - 1 };
+static __device__ __forceinline__ void load_and_store(smem<K, VT> &x, const struct args &a, const struct place &w,
+                                                      int chunks) {
+    enum { AHEAD = smem<K, VT>::DEPTH - 1 };
     const int i = threadIdx.x - COMPUTE;
     for (int c = 0; c < AHEAD; c++) {
         if (c < chunks) load_chunk(x, a, w, c, i);
@@ -109,16 +111,16 @@ static __device__ __forceinline__ void serve(room<K, VT> &x, const struct args &
     for (int c = 0; c < chunks; c++) {
         if (c + AHEAD < chunks) load_chunk(x, a, w, c + AHEAD, i);
         copy_commit();
-        keep_state<K, VT>(a, w, c, x.S, i);
+        store_h<K, VT>(a, w, c, x.S, i);
         __syncthreads();
-        keep_values<VT>(a, w, c, x.v_new, i);
+        store_v_new<VT>(a, w, c, x.v_new, i);
         copy_wait<AHEAD - 1>();
         fence_proxy_async();
         __syncthreads();
     }
 }
 
-/* ---- the others: lane 4g + t holds columns 2t, 2t + 1 of every 8, of the warp's rows g and g + 8 ---- */
+/* ---- the first two: lane 4g + t holds columns 2t, 2t + 1 of every 8, of the warp's rows g and g + 8 ---- */
 
 static __device__ __forceinline__ int own_row(int h) {
     return threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4 + 8 * h;
@@ -126,7 +128,7 @@ static __device__ __forceinline__ int own_row(int h) {
 
 /* r = beta (v - exp(G) k S) */
 template <int K, int VT>
-static __device__ __forceinline__ void residual(room<K, VT> &x, const stage<K, VT> &s, const float *gates) {
+static __device__ __forceinline__ void residual(smem<K, VT> &x, const stage<K, VT> &s, const float *gates) {
     const int t = threadIdx.x % 4;
     float acc[VT / 8][4] = {};
     wgmma_begin<VT / 8>(acc);
@@ -149,7 +151,7 @@ static __device__ __forceinline__ void residual(room<K, VT> &x, const stage<K, V
 }
 /* v_new = A r, as it is and decayed */
 template <int K, int VT>
-static __device__ __forceinline__ void values(room<K, VT> &x, const stage<K, VT> &s, const float *gates) {
+static __device__ __forceinline__ void values(smem<K, VT> &x, const stage<K, VT> &s, const float *gates) {
     const int t = threadIdx.x % 4;
     float acc[VT / 8][4] = {};
     wgmma_begin<VT / 8>(acc);
@@ -170,10 +172,10 @@ static __device__ __forceinline__ void values(room<K, VT> &x, const stage<K, VT>
     fence_proxy_async();
 }
 
-/* The group's rows of S: [K / 128] times 64 from the panel of k on that it multiplies */
+/* The warpgroup's rows of S: [K / 128] times 64, those of the panels of k that it multiplies */
 template <int K> static __device__ __forceinline__ int panel_of(int m) { return threadIdx.x / GROUP * (K / 128) + m; }
 template <int K, int VT>
-static __device__ __forceinline__ void state_copy(bf16 *tile, const float S[K / 128][VT / 8][4]) {
+static __device__ __forceinline__ void copy_state(bf16 *tile, const float S[K / 128][VT / 8][4]) {
     const int t = threadIdx.x % 4;
 #pragma unroll
     for (int m = 0; m < K / 128; m++)
@@ -185,9 +187,9 @@ static __device__ __forceinline__ void state_copy(bf16 *tile, const float S[K / 
                     pack2(S[m][n][2 * h], S[m][n][2 * h + 1]);
     fence_proxy_async();
 }
-/* out of or into a session's state; in: S is read */
+/* in: S from a session's state, NULL: empty; else S to it */
 template <int K, int VT>
-static __device__ __forceinline__ void state_memory(float *kept, float S[K / 128][VT / 8][4], int64_t V, bool in) {
+static __device__ __forceinline__ void session_state(float *session, float S[K / 128][VT / 8][4], int64_t V, bool in) {
     const int t = threadIdx.x % 4;
 #pragma unroll
     for (int m = 0; m < K / 128; m++)
@@ -196,12 +198,12 @@ static __device__ __forceinline__ void state_memory(float *kept, float S[K / 128
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 float *s = &S[m][n][2 * h];
-                float2 *p = (float2 *)(kept + (64 * panel_of<K>(m) + own_row(h)) * V + 8 * n + 2 * t);
-                if (in) s[0] = kept ? p->x : 0.0f, s[1] = kept ? p->y : 0.0f;
+                float2 *p = (float2 *)(session + (64 * panel_of<K>(m) + own_row(h)) * V + 8 * n + 2 * t);
+                if (in) s[0] = session ? p->x : 0.0f, s[1] = session ? p->y : 0.0f;
                 else *p = make_float2(s[0], s[1]);
             }
 }
-/* S = end S + k^T v_end, once v_end is there */
+/* S += k^T v_end */
 template <int K, int VT>
 static __device__ __forceinline__ void write_state(const stage<K, VT> &s, const bf16 *v_end,
                                                    float S[K / 128][VT / 8][4]) {
@@ -216,82 +218,69 @@ static __device__ __forceinline__ void write_state(const stage<K, VT> &s, const 
 }
 
 template <int K, int VT> static __global__ void __launch_bounds__(SCAN_THREADS) scan_chunks(const struct args a) {
-    room<K, VT> &x = *(room<K, VT> *)shared_tiles();
+    smem<K, VT> &x = *(smem<K, VT> *)shared_tiles();
     const int tile = blockIdx.x % a.tiles, hv = blockIdx.x / a.tiles % a.HV, s = blockIdx.x / a.tiles / a.HV;
     const struct hl_seg seg = a.seg[s];
-    const struct walk w = {seg.row, seg.len, (int64_t)a.chunk_first[s] * a.HV + hv, hv, tile * VT, tile};
+    const struct place w = {seg.row, seg.len, (int64_t)a.chunk_first[s] * a.HV + hv, hv, tile * VT, tile};
     const int chunks = a.chunk_first[s + 1] - a.chunk_first[s], group = warpgroup_index();
     named_barrier_init();
     pdl_wait();
     pdl_trigger();
     if (group == 2) {
-        serve<K, VT>(x, a, w, chunks);
+        load_and_store<K, VT>(x, a, w, chunks);
         return;
     }
-    float *kept = seg.state ? (float *)(seg.state + a.S_off) + (int64_t)hv * K * a.V + w.col : NULL;
+    float *session = seg.state ? (float *)(seg.state + a.S_off) + (int64_t)hv * K * a.V + w.col : NULL;
     float S[K / 128][VT / 8][4];
-    state_memory<K, VT>(kept, S, a.V, true);
-    state_copy<K, VT>(x.S, S);
+    session_state<K, VT>(session, S, a.V, true);
+    copy_state<K, VT>(x.S, S);
     __syncthreads();
     for (int c = 0; c < chunks; c++) {
-        const int n = c % room<K, VT>::DEPTH;
+        const int n = c % smem<K, VT>::DEPTH;
         const float *gates = x.gates[n], end = gates[2 * CHUNK - 1];
         if (group == 0) {
             residual(x, x.s[n], gates);
-            named_barrier_sync(1, GROUP); /* r is there */
+            named_barrier_sync(1, GROUP); /* r is complete */
             values(x, x.s[n], gates);
-        } else if (c > 0 && c % GDN_WINDOW == 0 && threadIdx.x == GROUP) say_ready(a, w, c);
+        } else if (c > 0 && c % GDN_WINDOW == 0 && threadIdx.x == GROUP) signal_ready(a, w, c);
 #pragma unroll
         for (int m = 0; m < K / 128; m++)
 #pragma unroll
             for (int i = 0; i < VT / 2; i++) S[m][i / 4][i % 4] *= end;
-        __syncthreads(); /* v_new and v_end are there; nobody reads S any more */
+        __syncthreads(); /* v_new and v_end are complete; nobody reads S any more */
         write_state<K, VT>(x.s[n], x.v_end, S);
-        state_copy<K, VT>(x.S, S);
-        __syncthreads(); /* the next S and the next chunk are there */
+        copy_state<K, VT>(x.S, S);
+        __syncthreads(); /* the next S and the next chunk are complete */
     }
-    if (threadIdx.x == GROUP) say_ready(a, w, chunks);
-    if (kept) state_memory<K, VT>(kept, S, a.V, false);
+    if (threadIdx.x == GROUP) signal_ready(a, w, chunks);
+    if (session) session_state<K, VT>(session, S, a.V, false);
 }
 
 template <int K, int VT> static void launch_scan(struct hl_cuda *c, struct args *a, int64_t segments) {
     a->tiles = a->V / VT;
     launch_pdl(c, scan_chunks<K, VT>, (unsigned)(segments * a->HV * a->tiles), SCAN_THREADS,
-               sizeof(room<K, VT>) + TILES_ROOM, *a);
+               sizeof(smem<K, VT>) + TILES_ROOM, *a);
 }
-/* scratch: takes `bytes` of it, on 256 */
-static void *take(char **room, int64_t bytes) {
-    void *p = *room;
-    *room += (bytes + 255) / 256 * 256;
-    return p;
-}
-/* Lays the scratch out from `room`; returns its end, so that from 0 on it counts. */
-static char *carve(const struct hl_gdn *a, char *room, struct gdn_prep *p, struct args *x) {
+/* Lays out the scratch memory; returns its end. */
+static char *carve(const struct hl_gdn *a, char *scratch, struct gdn_prep *p, struct args *x) {
     const int64_t rows = a->rows->T * a->HV, heads = a->rows->dev->chunks * a->HV, K = a->K;
-    p->P = (bf16 *)take(&room, rows * CHUNK * 2);
-    p->A = a->A ? (bf16 *)a->A : (bf16 *)take(&room, rows * CHUNK * 2);
-    p->gates = (float *)take(&room, heads * GATES * 4);
-    p->ready = (int *)take(&room, heads * 4);
-    x->h = (bf16 *)take(&room, heads * K * a->V * 2);
-    x->v_new = a->v_new ? (bf16 *)a->v_new : (bf16 *)take(&room, rows * a->V * 2);
-    x->sums = (float *)take(&room, a->V / 16 * rows * 4);
-    return room;
+    p->P = (bf16 *)gdn_carve(&scratch, rows * CHUNK * 2);
+    p->A = a->A ? (bf16 *)a->A : (bf16 *)gdn_carve(&scratch, rows * CHUNK * 2);
+    p->gates = (float *)gdn_carve(&scratch, heads * GATES * 4);
+    p->ready = (int *)gdn_carve(&scratch, heads * 4);
+    x->h = (bf16 *)gdn_carve(&scratch, heads * K * a->V * 2);
+    x->v_new = a->v_new ? (bf16 *)a->v_new : (bf16 *)gdn_carve(&scratch, rows * a->V * 2);
+    x->sums = (float *)gdn_carve(&scratch, a->V / 16 * rows * 4);
+    return scratch;
 }
 
-#endif
-
-extern "C" bool HL_OP(gdn_scan)(struct hl_backend *backend, const struct hl_gdn *a) {
-#ifdef HL_CUDA_F32
-    return false;
-#else
+extern "C" void HL_OP(gdn_run_scan)(struct hl_backend *backend, const struct hl_gdn *a) {
     struct hl_cuda *c = hl_cuda_of(backend);
     struct gdn_prep p = {};
     struct args x = {};
-    if ((a->K != 128 && a->K != 256) || a->V % 64) return false;
-    const int64_t bytes = carve(a, NULL, &p, &x) - (char *)NULL;
-    char *room = (char *)hl_cuda_scratch(c, bytes);
-    if (!room) return true;
-    carve(a, room, &p, &x);
+    char *scratch = (char *)hl_cuda_scratch(c, carve(a, NULL, &p, &x) - (char *)NULL);
+    if (!scratch) return;
+    carve(a, scratch, &p, &x);
     x.k = (const bf16 *)a->k, x.v = (const bf16 *)a->v, x.A = p.A, x.gates = p.gates, x.ready = p.ready;
     x.seg = a->rows->dev->seg, x.chunk_first = a->rows->dev->chunk_first;
     x.S_off = a->S_off, x.T = a->rows->T;
@@ -302,6 +291,5 @@ extern "C" bool HL_OP(gdn_scan)(struct hl_backend *backend, const struct hl_gdn 
     struct gdn_out o = {x.h, x.v_new, p.P, p.gates, x.ready, x.tiles};
     HL_OP(gdn_out)(backend, a, &o);
     HL_OP(gdn_scores)(backend, a->m, x.sums, x.tiles, a->rows->T * a->HV);
-    return true;
-#endif
 }
+#endif

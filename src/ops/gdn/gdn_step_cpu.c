@@ -1,15 +1,16 @@
-/* gdn_step_cpu.c -- the recurrence for segments of a few tokens (docs/math.md).
+/* gdn_step_cpu.c -- the recurrence for segments of a few tokens (docs/math.md, "The delta rule", step).
  *
- * A state goes by tiles of 64 columns, which stay in the near caches between the two passes of a token:
- * k^T S and q^T S are summed together, then S is decayed and written once. The read after the write
- * needs no third pass:  q^T S_t = alpha q^T S_{t-1} + (q.k) beta e.
- * Cost: S read from and written to memory once. What comes next is asked for in both passes, half and
- * half, so that memory is never idle. */
+ * A state is processed in tiles of 64 columns, which stay in the L1 and L2 caches between the two passes of a
+ * token: k^T S and q^T S are summed together, then S is decayed and written once. The read after the write
+ * needs no third pass:
+ *     q^T S_t = alpha q^T S_{t-1} + (q.k) beta e
+ * Cost: S read from and written to memory once. The next tile is prefetched in both passes, half and half, so
+ * that memory is never idle. */
 #include "ops/gdn/gdn_cpu.h"
 
 enum {
-    GROUP = 4,    /* vectors of columns summed together: with k and q, 8 chains of multiply-adds */
-    PARTS = 4096, /* partial sums of m held on the stack */
+    GROUP = 4,   /* vectors of columns summed together: with k and q, 8 chains of multiply-adds */
+    SUMS = 4096, /* partial sums of m held on the stack */
     INLINE_FLOPS = 50 * 1000
 };
 #define INLINE static inline __attribute__((always_inline))
@@ -20,12 +21,12 @@ INLINE void store(real *p, vr x, int64_t n) {
     else v_store_n(p, x, n);
 }
 
-/* every second cache line of nv vectors of a row that is needed soon */
+/* prefetches every second cache line of nv vectors of a row */
 INLINE void fetch(int nv, const real *row, int line) {
     for (int j = 64 * line; j < nv * HL_VBYTES; j += 128) __builtin_prefetch((const char *)row + j, 1, 2);
 }
 
-/* Columns of a state; next: fetched on the way; n: lanes of the last vector. */
+/* Columns of a state; next: prefetched meanwhile; n: lanes of the last vector. */
 struct columns {
     real *S;
     const real *next;
@@ -69,13 +70,13 @@ INLINE void write_columns(int nv, struct columns c, const real *k, real alpha, c
     }
 }
 
-/* One token of the tile of `cols` columns from `col` on: S moves on, out is written; returns the tile's
- * part of |beta e|^2. */
+/* One token of the tile of `cols` columns from `col` on: S becomes the next state, out is written; returns
+ * the tile's share of |beta e|^2. */
 static real step_tile(const struct hl_gdn *a, real *S, const real *next, int64_t row, int64_t hv, int64_t col,
                       int64_t cols) {
     real ks[GDN_TILE + VL], qs[GDN_TILE + VL], r[GDN_TILE + VL]; /* VL: a last vector reaches past the tile */
     int64_t b = row * a->HV + hv, qk = (row * a->H + hv / (a->HV / a->H)) * a->K, K = a->K;
-    int64_t whole = cols - cols % (GROUP * VL), j; /* whole: columns that come in groups of vectors */
+    int64_t whole = cols - cols % (GROUP * VL), j; /* whole: columns in whole groups of vectors */
     const struct columns c = {.S = S, .next = next, .ld = a->V, .K = K};
     const real *q = (const real *)a->q + qk, *k = (const real *)a->k + qk;
     const real *v = (const real *)a->v + b * a->V + col;
@@ -97,9 +98,9 @@ static real step_tile(const struct hl_gdn *a, real *S, const real *next, int64_t
 
 struct job {
     const struct hl_gdn *a;
-    int64_t first;        /* pair of the window's first task */
-    int64_t tiles, parts; /* tiles and tasks of a pair */
-    int64_t ahead;        /* how far on a worker's next pair is likely to be: what to fetch */
+    int64_t first;        /* the window's first pair */
+    int64_t tiles, tasks; /* tiles and tasks of a pair */
+    int64_t ahead;        /* how many pairs on a worker's next one is likely to be: what to prefetch */
     real *sums;           /* [pair][tile][GDN_STEP] */
 };
 
@@ -113,8 +114,8 @@ static real *state_of(const struct hl_gdn *a, int64_t pair) {
 static void task(void *ctx, int64_t i, int worker) {
     const struct job *j = ctx;
     const struct hl_gdn *a = j->a;
-    int64_t local = i / j->parts, pair = j->first + local, later = pair + j->ahead;
-    int64_t tile = i % j->parts, end = j->parts == 1 ? j->tiles : tile + 1;
+    int64_t local = i / j->tasks, pair = j->first + local, later = pair + j->ahead;
+    int64_t tile = i % j->tasks, end = j->tasks == 1 ? j->tiles : tile + 1;
     const struct hl_seg *seg = &a->rows->seg[pair / a->HV];
     real *S = state_of(a, pair), *later_S = later < a->rows->n * a->HV ? state_of(a, later) : NULL;
     (void)worker;
@@ -143,21 +144,21 @@ static void finish_m(const struct job *j, int64_t pairs) {
 }
 
 void HL_OP(gdn_step)(struct hl_pool *pool, const struct hl_gdn *a) {
-    real sums[PARTS];
+    real sums[SUMS];
     struct job j = {.a = a, .tiles = hl_pieces(a->V, GDN_TILE), .ahead = hl_pool_threads(pool), .sums = sums};
-    int64_t pairs = a->rows->n * a->HV, window = PARTS / (j.tiles * GDN_STEP), rows = 0, busy = 0;
+    int64_t pairs = a->rows->n * a->HV, window = SUMS / (j.tiles * GDN_STEP), rows = 0, busy = 0;
     HL_ASSERT(window > 0);
     for (int64_t s = 0; s < a->rows->n; s++)
         if (!gdn_chunked(a, &a->rows->seg[s])) {
             rows += a->rows->seg[s].len;
             busy += a->HV;
         }
-    j.parts = busy < hl_pool_threads(pool) ? j.tiles : 1; /* columns are independent: no bits change */
+    j.tasks = busy < hl_pool_threads(pool) ? j.tiles : 1; /* columns are independent: no bits change */
     for (; j.first < pairs; j.first += window) {
         int64_t now = pairs - j.first < window ? pairs - j.first : window;
         if (8 * rows * a->HV * a->K * a->V < INLINE_FLOPS)
-            for (int64_t i = 0; i < now * j.parts; i++) task(&j, i, 0);
-        else hl_pool_run(pool, now * j.parts, task, &j);
+            for (int64_t i = 0; i < now * j.tasks; i++) task(&j, i, 0);
+        else hl_pool_run(pool, now * j.tasks, task, &j);
         finish_m(&j, now);
     }
 }

@@ -1,9 +1,11 @@
-/* gdn_step_cuda.cu -- decoding: segments of a few tokens that have a state (gdn_step_tile.cuh). */
+/* gdn_step_cuda.cu -- decoding: segments of at most 8 tokens that have a state (gdn_step_tile.cuh).
+ * Persistent kernel: block b takes every gridDim-th tile of COLS columns of a value head's state, from the
+ * b-th on. */
 #include "ops/cuda_ops.cuh"
 #include "ops/gdn/gdn_step_tile.cuh"
 
 struct whole_block {
-    enum { TOKENS = STEP_ROWS, GATED = false };
+    enum { TOKENS = GDN_STEP_ROWS, GATED = false };
     __device__ __forceinline__ int number(int n) const { return (int)(blockIdx.x + n * gridDim.x); }
     __device__ __forceinline__ void sync() const { __syncthreads(); }
     __device__ __forceinline__ void fetch(struct token &x, const struct gdn_step &a, const struct tile_place &p, int,
@@ -29,34 +31,24 @@ static __global__ void __launch_bounds__(step_tile<K, COLS>::THREADS, SM_THREADS
     walk_tiles<K, COLS>(a, m, team, own);
 }
 
-template <int K, int COLS> static void start_tiles(struct hl_cuda *c, const struct gdn_step *a, int64_t segments) {
+template <int K, int COLS> static void launch_step(struct hl_cuda *c, const struct gdn_step *a, int64_t segments) {
     typedef struct step_tile<K, COLS> tile;
     const int items = (int)segments * a->HV * (a->V / COLS), most = SM_THREADS / tile::THREADS * hl_cuda_sms(c);
     launch_pdl(c, step_tokens<K, COLS>, (unsigned)min(items, most), tile::THREADS, sizeof(tile), *a, items);
 }
-template <int K> static void start(struct hl_cuda *c, const struct gdn_step *a, int64_t segments) {
+template <int K> static void launch_width(struct hl_cuda *c, const struct gdn_step *a, int64_t segments) {
     const bool wide = a->V % 64 == 0 && hl_cuda_shared_limit(c) >= (int)sizeof(struct step_tile<256, 64>);
-    if (wide) start_tiles<K, 64>(c, a, segments);
-    else start_tiles<K, 32>(c, a, segments);
+    if (wide) launch_step<K, 64>(c, a, segments);
+    else launch_step<K, 32>(c, a, segments);
 }
-static void start_any(struct hl_cuda *c, const struct gdn_step *a, int64_t K, int64_t segments) {
-    if (K == 64) start<64>(c, a, segments);
-    else if (K == 128) start<128>(c, a, segments);
-    else start<256>(c, a, segments);
-}
-
-extern "C" bool HL_OP(gdn_step)(struct hl_backend *backend, const struct hl_gdn *a) {
+extern "C" void HL_OP(gdn_run_step)(struct hl_backend *backend, const struct hl_gdn *a) {
     const int64_t rows = a->rows->T * a->HV, tiles = a->V / GDN_STEP_COLS;
-    if (!gdn_step_knows(a->K, a->V) || a->A || a->v_new || a->rows->dev->longest > STEP_ROWS) return false;
-    for (int64_t s = 0; s < a->rows->n; s++)
-        if (!a->rows->seg[s].state || (uintptr_t)(a->rows->seg[s].state + a->S_off) % 16) return false;
     struct hl_cuda *c = hl_cuda_of(backend);
     struct gdn_step x = {(const act *)a->q, (const act *)a->k, (const act *)a->v, a->g, a->beta, (act *)a->out};
     x.sums = (float *)hl_cuda_scratch(c, tiles * rows * (int64_t)sizeof(float));
-    if (!x.sums) return true;
+    if (!x.sums) return;
     x.seg = a->rows->dev->seg, x.S_off = a->S_off, x.T = a->rows->T;
     x.H = (int)a->H, x.HV = (int)a->HV, x.V = (int)a->V;
-    start_any(c, &x, a->K, a->rows->n);
+    (a->K == 64 ? launch_width<64> : a->K == 128 ? launch_width<128> : launch_width<256>)(c, &x, a->rows->n);
     HL_OP(gdn_scores)(backend, a->m, x.sums, tiles, rows);
-    return true;
 }

@@ -1,23 +1,24 @@
-/* gdn_step_cuda.cuh -- the decoding kernels' arguments. */
+/* gdn_step_cuda.cuh -- arguments of the decoding kernels, the op's and the fused ones. */
 #ifndef HL_GDN_STEP_CUDA_CUH
 #define HL_GDN_STEP_CUDA_CUH
 #include "ops/cuda_ops.cuh"
 #include "cuda/pdl.cuh"
 
-enum { GDN_STEP_COLS = 32 }; /* columns of a tile */
+enum { GDN_STEP_COLS = 32, GDN_STEP_ROWS = 8 }; /* columns of a tile; tokens of a segment, at most */
 struct gdn_step {
     const act *q, *k, *v;
     const float *g, *beta;
     act *out;
-    float *sums; /* [tiles][T][HV]: of the squares of what `score` is made of */
+    float *sums; /* [tiles][T][HV]: of squares of what `score` ranks by */
     const struct hl_seg *seg;
     int64_t S_off, T;
     int H, HV, V;
-    /* instead of g and beta what they come from: rows of `ld` numbers; a, b NULL: no decay, beta 1 */
+    /* raw: not g and beta but the projections they are made of, rows of `ld` numbers; a, b NULL: no decay,
+     * beta 1 */
     bool raw;
     const act *a, *b;
     const float *A_log, *dt_bias;
-    float top; /* of beta */
+    float top; /* the largest beta */
     int ld;
     enum hl_score_kind score;
 };

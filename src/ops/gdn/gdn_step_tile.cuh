@@ -1,36 +1,39 @@
-/* gdn_step_tile.cuh -- decoding: threads that take tile after tile of the sessions' states (docs/math.md).
+/* gdn_step_tile.cuh -- decoding: a team of threads that takes tile after tile of the sessions' states
+ * (docs/math.md, "The delta rule", step). The team is a block of gdn_step_cuda.cu, or most of one in
+ * src/fused/decode_batch.
  *
- * They own COLS columns of one value head's state at a time, read from memory once and written once whatever the number
- * of tokens or of sessions; a thread holds 4 neighbouring columns of ROWS neighbouring rows. The read after the write
- * needs no second pass:  q^T S_t = alpha q^T S_{t-1} + (q.k) beta e,  so a token costs one sum over the threads.
+ * A tile is COLS columns of one value head's state, read from memory once and written once whatever the
+ * number of tokens; a thread holds 4 neighbouring columns of ROWS neighbouring rows. The read after the write
+ * needs no second pass:  q^T S_t = alpha q^T S_{t-1} + (q.k) beta e,  so a token costs one sum over the
+ * threads.
  *
- * Memory never waits for them: the next SLOTS tiles are on their way in shared memory, where a thread reads what it
- * has copied itself, as many already before other kernels are waited for. A row of the next tile is read and summed when
- * that of the present one goes back to memory, for stores take as long as all the rest. Where tiles lie is known long
- * before; q, k and v of a tile are asked for two tiles before, and before the copies, behind which they would queue. */
+ * Memory bandwidth is the limit, so loads are always in flight: the next SLOTS tiles are being copied to a
+ * ring in shared memory, where a thread reads only what it has copied itself; the first of them before
+ * pdl_wait. A row of the next tile is read and summed when that of the present one is stored, since stores
+ * take as long as all the rest. q, k and v of a tile are loaded two tiles ahead, and before the copies,
+ * behind which they would queue. */
 #ifndef HL_GDN_STEP_TILE_CUH
 #define HL_GDN_STEP_TILE_CUH
 #include "ops/cuda_ops.cuh"
-#include "ops/gdn/gdn_prep_cuda.cuh"
+#include "ops/gdn/gdn_cuda.cuh"
 #include "ops/gdn/gdn_step_cuda.cuh"
 
-enum { STEP_ROWS = 8 }; /* tokens of a segment */
 enum { ROWS = 8, SLOTS = 2, KNOWN = 64, SM_THREADS = 512 };
 
-struct tile_place { /* of a tile */
+struct tile_place {
     float *state;
     int row, len, hv, column;
-    float alpha, beta; /* of the present token */
+    float alpha, beta; /* of the current token */
 };
-template <int K, int COLS> struct step_tile { /* what the threads have in shared memory */
+template <int K, int COLS> struct step_tile { /* the team's shared memory */
     enum { QUADS = COLS / 4, THREADS = K / ROWS * QUADS, WARPS = THREADS / 32 };
     float4 ring[SLOTS][ROWS][THREADS];
-    struct tile_place place[KNOWN];  /* of the own tile n: n % KNOWN */
-    float part[WARPS][2 * COLS + 4]; /* k^T S, q^T S, q.k over a warp's rows */
+    struct tile_place place[KNOWN];       /* of the team's tile n: n % KNOWN */
+    float warp_sums[WARPS][2 * COLS + 4]; /* k^T S, q^T S, q.k, summed over a warp's rows */
     float all[2 * COLS + 4];
 };
 
-/* N activations as they came: who asks for them early must not touch them early. */
+/* N activations, not converted: conversion would wait for a load that is issued early. */
 template <int N> struct acts {
     uint32_t w[N * sizeof(act) / 4];
     __device__ __forceinline__ void fetch(const act *p) {
@@ -49,7 +52,7 @@ struct token {
     __align__(16) struct acts<4> v;
 };
 static __device__ __forceinline__ float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
-/* Decay and write strength of a token of the tile. One thread; a barrier must follow. */
+/* alpha and beta of a token of the tile. One thread; a barrier must follow. */
 static __device__ __forceinline__ void find_gates(const struct gdn_step &a, struct tile_place *p, int64_t row) {
     const int hv = p->hv;
     const int64_t b = row * a.HV + hv;
@@ -59,7 +62,7 @@ static __device__ __forceinline__ void find_gates(const struct gdn_step &a, stru
     } else p->alpha = a.g ? expf(a.g[b]) : 1.0f, p->beta = a.beta[b];
 }
 
-/* k^T S, q^T S and q.k of the thread's rows: over all threads to m.all, in a fixed order. */
+/* x: k^T S, q^T S and q.k of the thread's rows. Their sums over all threads go to m.all, in a fixed order. */
 template <int K, int COLS, class TEAM>
 static __device__ __forceinline__ void sum_rows(struct step_tile<K, COLS> &m, const TEAM &team, float x[9]) {
     typedef struct step_tile<K, COLS> tile;
@@ -69,15 +72,15 @@ static __device__ __forceinline__ void sum_rows(struct step_tile<K, COLS> &m, co
 #pragma unroll
         for (int j = 0; j < 9; j++) x[j] += __shfl_xor_sync(0xffffffffu, x[j], n);
     if (lane < tile::QUADS) {
-        *(float4 *)(m.part[warp] + 4 * lane) = make_float4(x[0], x[1], x[2], x[3]);
-        *(float4 *)(m.part[warp] + COLS + 4 * lane) = make_float4(x[4], x[5], x[6], x[7]);
-        if (lane == 0) m.part[warp][2 * COLS] = x[8];
+        *(float4 *)(m.warp_sums[warp] + 4 * lane) = make_float4(x[0], x[1], x[2], x[3]);
+        *(float4 *)(m.warp_sums[warp] + COLS + 4 * lane) = make_float4(x[4], x[5], x[6], x[7]);
+        if (lane == 0) m.warp_sums[warp][2 * COLS] = x[8];
     }
     team.sync();
     for (int i = threadIdx.x; i <= 2 * COLS; i += tile::THREADS) {
-        float s = m.part[0][i];
+        float s = m.warp_sums[0][i];
 #pragma unroll
-        for (int w = 1; w < tile::WARPS; w++) s += m.part[w][i];
+        for (int w = 1; w < tile::WARPS; w++) s += m.warp_sums[w][i];
         m.all[i] = s;
     }
     team.sync();
@@ -97,7 +100,8 @@ struct change {
         S.z = alpha * S.z + k * r[2], S.w = alpha * S.w + k * r[3];
     }
 };
-/* A token of tile n, from the thread's sums x: its outputs and sums of squares go to memory, or near. All threads. */
+/* One token of tile n, from the thread's sums x: out and the sums of squares go to memory, or to near_out.
+ * All threads. */
 template <int K, int COLS, class TEAM>
 static __device__ __forceinline__ struct change step_token(const struct gdn_step &a, struct step_tile<K, COLS> &m,
                                                            const TEAM &team, const struct token &y,
@@ -122,7 +126,7 @@ static __device__ __forceinline__ struct change step_token(const struct gdn_step
         if (threadIdx.x < tile::QUADS && near) near[column + j] = o;
         else if (threadIdx.x < tile::QUADS) put(a.out + b * a.V + column + j, o);
     }
-    if (threadIdx.x < 32) { /* the sums' columns are neighbouring lanes' */
+    if (threadIdx.x < 32) { /* neighbouring lanes have neighbouring columns */
 #pragma unroll
         for (int i = 1; i < GDN_STEP_COLS / 4; i *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, i);
         const int at = column / GDN_STEP_COLS;
@@ -132,7 +136,7 @@ static __device__ __forceinline__ struct change step_token(const struct gdn_step
     return c;
 }
 
-/* Places of the own tiles from number n on, `many` of them, one by thread t; a barrier must follow. */
+/* Places of `many` of the team's tiles from n on, one by thread t; a barrier must follow. */
 template <int K, int COLS, class TEAM>
 static __device__ __forceinline__ void find_places(const struct gdn_step &a, struct step_tile<K, COLS> &m,
                                                    const TEAM &team, int t, int n, int many, int own) {
@@ -143,7 +147,7 @@ static __device__ __forceinline__ void find_places(const struct gdn_step &a, str
     p->row = (int)seg.row, p->len = (int)seg.len, p->hv = w / tiles % a.HV, p->column = w % tiles * COLS;
     p->state = (float *)(seg.state + a.S_off) + (int64_t)p->hv * K * a.V + p->column;
 }
-/* Their gates, of the first token. */
+/* alpha and beta of their first tokens */
 template <int K, int COLS>
 static __device__ __forceinline__ void find_first_gates(const struct gdn_step &a, struct step_tile<K, COLS> &m, int n,
                                                         int many, int own) {
@@ -151,7 +155,7 @@ static __device__ __forceinline__ void find_first_gates(const struct gdn_step &a
     if ((int)threadIdx.x < many && n + (int)threadIdx.x < own) find_gates(a, p, p->row);
 }
 
-/* The own tile n. */
+/* Starts the copy of the team's tile n. */
 template <int K, int COLS>
 static __device__ __forceinline__ void bring_tile(const struct gdn_step &a, struct step_tile<K, COLS> &m, int n,
                                                   int at) {
@@ -159,7 +163,8 @@ static __device__ __forceinline__ void bring_tile(const struct gdn_step &a, stru
 #pragma unroll
     for (int i = 0; i < ROWS; i++) copy_async(&m.ring[n % SLOTS][i][threadIdx.x], from + i * a.V);
 }
-/* The same, when there is one; else what the team has behind them. */
+/* The same where there is one, else a copy of what the team reads after its tiles; a commit group in any
+ * case. */
 template <int K, int COLS, class TEAM>
 static __device__ __forceinline__ void bring(const struct gdn_step &a, struct step_tile<K, COLS> &m, const TEAM &team,
                                              int n, int own, int at) {
@@ -167,7 +172,7 @@ static __device__ __forceinline__ void bring(const struct gdn_step &a, struct st
     else team.bring_more(n - own, n % SLOTS);
     copy_commit();
 }
-/* Token t of that tile, when there is one. */
+/* Starts to load token t of tile n, where there is one. */
 template <int K, int COLS, class TEAM>
 static __device__ __forceinline__ void ask(struct token &x, const struct gdn_step &a, const TEAM &team,
                                            const struct step_tile<K, COLS> &m, int n, int own, int t) {
@@ -177,15 +182,19 @@ static __device__ __forceinline__ void ask(struct token &x, const struct gdn_ste
     team.fetch(x, a, p, n, t, K, threadIdx.x / tile::QUADS * ROWS, p.column + threadIdx.x % tile::QUADS * 4);
 }
 
-/* TEAM: number(n) of the own tile n among all, segments first, columns last; sync(), a barrier of the threads; fetch(),
- * their share of token t of tile n; near_out(n): V numbers of its head and then the sums go there, K = V, NULL: to
- * memory; done(n), called when the results of tile n are stored by some of the first warp; bring_more(n, slot): copies
- * number n behind the tiles, to a slot of the ring; TOKENS, 1: of a segment; GATED: the gates of all tiles are there. */
+/* TEAM:
+ *   number(n)            of the team's tile n among all tiles, segments slowest, columns fastest
+ *   sync()               a barrier of the team
+ *   fetch()              loads this thread's share of token t of tile n
+ *   near_out(n)          shared memory for out (V numbers of its head, K = V) and the sums; NULL: global
+ *   done(n)              called when some threads of the first warp have stored the results of tile n
+ *   bring_more(n, slot)  starts copy number n after the tiles, into a slot of the ring
+ *   TOKENS               1: of every segment       GATED   alpha and beta of all tiles are there already */
 template <int K, int COLS> static __device__ __forceinline__ int place_in_tile(const struct gdn_step &a) {
     typedef struct step_tile<K, COLS> tile;
     return threadIdx.x / tile::QUADS * ROWS * a.V + threadIdx.x % tile::QUADS * 4;
 }
-/* What is done before others are waited for: no kernel right before writes states. */
+/* Before pdl_wait: the kernel just before writes no states. */
 template <int K, int COLS, class TEAM>
 static __device__ __forceinline__ void begin_tiles(const struct gdn_step &a, struct step_tile<K, COLS> &m,
                                                    const TEAM &team, int own) {
@@ -193,7 +202,7 @@ static __device__ __forceinline__ void begin_tiles(const struct gdn_step &a, str
     team.sync();
     for (int i = 0; i < SLOTS; i++) bring<K, COLS>(a, m, team, i, own, place_in_tile<K, COLS>(a));
 }
-/* The rest, by the block's first threads. */
+/* All tiles of the team, which is the first threads of the block. */
 template <int K, int COLS, class TEAM>
 static __device__ __forceinline__ void walk_tiles(const struct gdn_step &a, struct step_tile<K, COLS> &m,
                                                   const TEAM &team, int own) {
@@ -214,7 +223,7 @@ static __device__ __forceinline__ void walk_tiles(const struct gdn_step &a, stru
         for (int t = 0; t < (TEAM::TOKENS == 1 ? 1 : p.len); t++) {
             if (t) {
                 const struct token was = now;
-                team.sync(); /* the gates are done with */
+                team.sync(); /* all have read alpha and beta */
                 if (threadIdx.x == 0) find_gates(a, &p, p.row + t);
                 ask<K, COLS>(now, a, team, m, n, own, t);
 #pragma unroll
@@ -226,7 +235,7 @@ static __device__ __forceinline__ void walk_tiles(const struct gdn_step &a, stru
         }
         team.done(n);
         ask<K, COLS>(then, a, team, m, n + 2, own, 0);
-        if (n % (KNOWN / 2) == 0 && n) { /* those of long ago make room */
+        if (n % (KNOWN / 2) == 0 && n) { /* places of finished tiles are overwritten */
             find_places<K, COLS>(a, m, team, threadIdx.x, n + KNOWN / 4, KNOWN / 2, own);
             find_first_gates<K, COLS>(a, m, n + KNOWN / 4, KNOWN / 2, own);
         }
@@ -234,7 +243,7 @@ static __device__ __forceinline__ void walk_tiles(const struct gdn_step &a, stru
 #pragma unroll
         for (int i = 0; i < 9; i++) x[i] = 0.0f;
 #pragma unroll
-        for (int i = 0; i < ROWS; i++) { /* a row goes and the next tile's comes */
+        for (int i = 0; i < ROWS; i++) { /* a row of this tile is stored, one of the next is read */
             c.apply(S[i], now.k[i]);
             __stcs((float4 *)(p.state + at + i * a.V), S[i]); /* not read again soon */
             if (n + 1 < own) S[i] = m.ring[(n + 1) % SLOTS][i][threadIdx.x], add_row(x, S[i], next.k[i], next.q[i]);

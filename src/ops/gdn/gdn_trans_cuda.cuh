@@ -1,13 +1,16 @@
-/* gdn_trans_cuda.cuh -- what the walks along a segment share, the forward one and that of the gradients.
+/* gdn_trans_cuda.cuh -- what the scans over a segment's chunks share: the forward one (ring, seqsplit) and
+ * the reverse one of the gradients (back_scan).
  *
- * A warpgroup owns 64 columns of V and has everything trans: the state as [64][K] in fp32 accumulators, 16
- * rows a warp, whose packed pairs are operands as they are. Lane 4g + t holds rows g and g + 8 (columns of
- * V), and there columns (rows of a chunk, or of K) 2t, 2t + 1 of every 8. One more group of the block copies.
+ * A consumer warpgroup owns 64 columns of V and holds everything transposed: the state as [64][K] in fp32
+ * accumulators, 16 rows a warp, whose packed pairs are A operands of the next wgmma as they are. Lane 4g + t
+ * holds rows g and g + 8 (columns of V), and there columns (rows of a chunk, or of K) 2t, 2t + 1 of every 8.
+ * One more warpgroup of the block is the producer: it copies, in and out.
  *
- * Long segments are walked in parts. What a part makes of the state it starts from is linear, M S + B: B is
- * the walk from an empty state, M that from the identity with no values. All of these are walked at once
- * (`walk for the ends`); the states at the cuts then follow one from another (gdn_join), and from there the
- * parts are walked again. The gradients go the other way, their first part is the last of the segment. */
+ * Sequence split: long segments are scanned in splits, several at the same time. What a split makes of the
+ * state it starts from is affine, M S + B: B is its scan from an empty state, M that from the identity with
+ * no values. All of these are scanned at once; the states between the splits then follow one from another
+ * (gdn_join_splits), and from there the splits are scanned again with their outputs. The gradients go the
+ * other way: their first split is the last of the segment. */
 #ifndef HL_GDN_TRANS_CUH
 #define HL_GDN_TRANS_CUH
 #include "ops/cuda_ops.cuh"
@@ -16,51 +19,49 @@
 
 enum { GROUP = 128, PANEL = HL_CHUNK * 64 };
 
-/* The states at the cuts, [segs][HV][parts][K][V] and [K][K]: ends[p] is where part p + 1 starts, the last
- * one where the first does; moves[p] is M, of all but the first and the last. */
-struct gdn_ends {
-    float *ends, *moves;
-    const struct hl_seg *seg; /* the first part starts from their states; NULL: from nothing */
+/* The states between splits, [segs][HV][n][K][V], and the transitions M, [segs][HV][n][K][K]: states[p] is
+ * where split p + 1 starts, the last one where the first does; transitions[p] is that of split p, for all but
+ * the first and the last. */
+struct gdn_seqsplit {
+    float *states, *transitions;
+    const struct hl_seg *seg; /* the first split starts from their states; NULL: from nothing */
     int64_t segs, S_off;
-    int HV, V, parts;
+    int HV, V, n; /* n: splits of a segment */
 };
-/* blocks that keep a chip busy: a fixed number, so that every chip gives the same bits */
-enum { GDN_BUSY = 128, GDN_FULL = 96 }; /* FULL: where more would not pay */
-/* In how many parts a segment of `chunks` is walked where so many are `wanted`: fewer than three are slower
- * than one, and so are very short ones. */
-static inline int gdn_parts(int64_t wanted, int64_t chunks) {
+/* Blocks that keep a chip busy: a fixed number, so that every chip gives the same bits. */
+enum { GDN_BUSY = 128, GDN_FULL = 96 }; /* FULL: more would not pay */
+/* How many splits a segment of `chunks` gets where so many are `wanted`: fewer than three are slower than
+ * one, and so are very short ones. */
+static inline int gdn_num_splits(int64_t wanted, int64_t chunks) {
     enum { LEAST = 4 };
     const int64_t n = wanted < chunks / LEAST ? wanted : chunks / LEAST;
     return n < 3 ? 1 : (int)n;
 }
-/* the first chunk of part p of `chunks` */
-static inline __host__ __device__ int gdn_cut(int chunks, int p, int parts) {
-    return (int)((int64_t)chunks * p / parts);
+/* the first chunk of split p of n */
+static inline __host__ __device__ int gdn_split_start(int chunks, int p, int n) {
+    return (int)((int64_t)chunks * p / n);
 }
-/* ends[p] = moves[p] ends[p - 1] + ends[p] */
-extern "C" void HL_OP(gdn_join)(struct hl_cuda *c, const struct gdn_ends *e, int64_t K);
+/* states[p] = transitions[p] states[p - 1] + states[p] */
+extern "C" void HL_OP(gdn_join_splits)(struct hl_cuda *c, const struct gdn_seqsplit *a, int64_t K);
 
-/* where a group's 64 columns start, of the states kept between parts */
-static __device__ __forceinline__ float *end_of(const struct gdn_ends &a, int64_t K, int s, int hv, int part) {
-    return a.ends + (((int64_t)s * a.HV + hv) * a.parts + part) * K * a.V;
+static __device__ __forceinline__ float *split_state(const struct gdn_seqsplit &a, int64_t K, int s, int hv,
+                                                     int split) {
+    return a.states + (((int64_t)s * a.HV + hv) * a.n + split) * K * a.V;
 }
-static __device__ __forceinline__ float *move_of(const struct gdn_ends &a, int64_t K, int s, int hv, int part) {
-    return a.moves + (((int64_t)s * a.HV + hv) * a.parts + part) * K * K;
+static __device__ __forceinline__ float *split_transition(const struct gdn_seqsplit &a, int64_t K, int s, int hv,
+                                                          int split) {
+    return a.transitions + (((int64_t)s * a.HV + hv) * a.n + split) * K * K;
 }
-static __device__ __forceinline__ float *kept_state(const struct gdn_ends &a, int64_t K, int s, int hv) {
+/* a session's state, or NULL */
+static __device__ __forceinline__ float *session_state(const struct gdn_seqsplit &a, int64_t K, int s, int hv) {
     return a.seg && a.seg[s].state ? (float *)(a.seg[s].state + a.S_off) + hv * K * a.V : NULL;
 }
 
-/* Barriers of the group that copies and one other, which has chunk n of those in shared memory: it is there;
- * the other group is done with it. */
-template <int W> static __device__ __forceinline__ int is_there(int n, int group) { return 1 + 2 * (n * W + group); }
-template <int W> static __device__ __forceinline__ int is_done(int n, int group) { return 2 + 2 * (n * W + group); }
-
-/* the registers of the block's threads, moved to where they are needed */
-template <int K, int W> static __device__ __forceinline__ void registers_of_copier() {
+/* setmaxnreg: the producer warpgroup gives up registers, the consumers take them */
+template <int K, int W> static __device__ __forceinline__ void producer_registers() {
     if (W == 2) setmaxnreg_dec<K == 256 ? 56 : 88>();
 }
-template <int K, int W> static __device__ __forceinline__ void registers_of_walker() {
+template <int K, int W> static __device__ __forceinline__ void consumer_registers() {
     if (W == 2) setmaxnreg_inc<K == 256 ? 224 : 208>();
 }
 
@@ -97,10 +98,10 @@ static __device__ __forceinline__ void gather_columns(uint32_t w[4]) {
             }
 }
 
-/* d = rows S, rows: k or q; in batches of STEP rows of S, of which two are under way. AGAIN: S is packed
- * anew. The compiler would rather keep what it packed the first time, and run out of registers: so it gets
- * to see other numbers, though they are the same. `to`, or NULL: S is left there as well, from the
- * warp's first row on in panels of 64 rows of V and 64 columns, as tiles in shared memory have them. */
+/* d = rows S, rows: k or q; in batches of STEP rows of S, of which two are in flight. AGAIN: S is packed a
+ * second time. The compiler would keep what it packed the first time and run out of registers, so the values
+ * are multiplied by a one that it does not know to be one. `to`, or NULL: S is stored there as well, from the
+ * warp's first row on, in panels of 64 rows of V and 64 columns, swizzled as tiles in shared memory are. */
 template <int K, bool AGAIN = false, int ROWS = HL_CHUNK, int STRIDE = PANEL, int STEP = ROWS == HL_CHUNK ? 32 : 16>
 static __device__ __forceinline__ void read_state(float d[ROWS / 8][4], const float S[K / 8][4], const bf16 *rows,
                                                   bf16 *to) {
@@ -139,7 +140,7 @@ static __device__ __forceinline__ void read_state(float d[ROWS / 8][4], const fl
     wgmma_wait_all<ROWS / 8>(d);
     wgmma_hold_a<N>(x[1]);
 }
-/* S += x k, k in panels that are STRIDE apart */
+/* S += x k, k in panels that are STRIDE apart; begun, not waited for */
 template <int K, int STRIDE = PANEL>
 static __device__ __forceinline__ void write_state(float S[K / 8][4], const uint32_t x[4][4], const bf16 *k) {
     enum { N = K < 128 ? K : 128 };
@@ -150,8 +151,8 @@ static __device__ __forceinline__ void write_state(float S[K / 8][4], const uint
             wgmma_rs<N>(S + n / 8, x[c], operand<64, true, STRIDE>{k + n / 64 * STRIDE, 16 * c, 0});
 }
 
-/* trans to the group's tile, [64][64] */
-static __device__ __forceinline__ void leave(bf16 *tile, const uint32_t x[4][4]) {
+/* x, transposed, to the warpgroup's tile [64][64] */
+static __device__ __forceinline__ void store_trans(bf16 *tile, const uint32_t x[4][4]) {
     const int warp = threadIdx.x / 32 % 4;
 #pragma unroll
     for (int i = 0; i < 4; i++) tile_store_trans<64>(tile, x[i], 16 * i, 16 * warp);
@@ -168,15 +169,15 @@ static __device__ __forceinline__ void scale_operands(uint32_t x[4][4], const ui
     }
 }
 
-/* S between registers and memory: float [K][V] at the warp's first column */
-template <int K> static __device__ __forceinline__ void state_in(float S[K / 8][4], const float *from, int64_t V) {
+/* S between registers and global memory: float [K][V] at the warp's first column */
+template <int K> static __device__ __forceinline__ void load_state(float S[K / 8][4], const float *from, int64_t V) {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
     for (int n = 0; n < K / 8; n++)
 #pragma unroll
         for (int i = 0; i < 4; i++) S[n][i] = from ? from[(8 * n + 2 * t + i % 2) * V + g + i / 2 * 8] : 0.0f;
 }
-template <int K> static __device__ __forceinline__ void state_out(float *to, const float S[K / 8][4], int64_t V) {
+template <int K> static __device__ __forceinline__ void store_state(float *to, const float S[K / 8][4], int64_t V) {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
     for (int n = 0; n < K / 8; n++)
@@ -184,7 +185,7 @@ template <int K> static __device__ __forceinline__ void state_out(float *to, con
         for (int i = 0; i < 4; i++) to[(8 * n + 2 * t + i % 2) * V + g + i / 2 * 8] = S[n][i];
 }
 /* rows from `first` on of the identity */
-template <int K> static __device__ __forceinline__ void state_one(float S[K / 8][4], int first) {
+template <int K> static __device__ __forceinline__ void identity_state(float S[K / 8][4], int first) {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
     for (int n = 0; n < K / 8; n++)

@@ -1,33 +1,34 @@
-/* gdn_back_rows_cuda.cuh -- parts of gdn_back_chunk_cuda.cu: shared memory, the rows of a finished tile. */
-#ifndef HL_GDN_BACK_ROWS_CUDA_CUH
-#define HL_GDN_BACK_ROWS_CUDA_CUH
+/* gdn_back_chunk_cuda.cuh -- for gdn_back_chunk_cuda.cu: shared memory, and the rows of a tile from its
+ * accumulators. */
+#ifndef HL_GDN_BACK_CHUNK_CUDA_CUH
+#define HL_GDN_BACK_CHUNK_CUDA_CUH
 #include "ops/cuda_ops.cuh"
 #include "cuda/wgmma.cuh"
 #include "ops/gdn/gdn_back_cuda.cuh"
 
-enum { SLICE = 32, REST_THREADS = 4 * GROUP, DEPTH = 5, AHEAD = DEPTH - 2 };
-/* products of rows; dg takes QDQ + UP from row i on, with UP = beta k.E - k.(W - U) */
+enum { SLICE = 32, CHUNK_THREADS = 4 * GROUP, DEPTH = 5, AHEAD = DEPTH - 2 };
+/* dot products of rows; dg takes QDQ + UP from row i on, with UP = beta k.E - k.(W - U) */
 enum { QDQ, KE, KU, UP, DOTS };
 
 /* Two warpgroups share KT columns of K: operands of K's width are panels of KT/2 columns. */
 template <int KT> struct slice {
     bf16 dO[C * SLICE], X2[C * SLICE], v_new[C * SLICE], v[C * SLICE], h[SLICE * KT], dh[SLICE * KT];
 };
-template <int KT> struct room {
+template <int KT> struct smem {
     slice<KT> stage[DEPTH];
     bf16 q[C * KT], k[C * KT], dS[C * C], N[C * C], bN[C * C]; /* bN: beta N */
-    float gates[GATES], dot[DOTS][2][C], diagonal[C], vx[C], hdh[4];
+    float gates[BACK_GATES], dot[DOTS][2][C], diagonal[C], vx[C], hdh[4];
 };
 
-/* the part of one warpgroup: 64 rows, KT/2 columns */
-template <int KT> struct part { float d[KT / 16][4]; };
+/* accumulators of one warpgroup: 64 rows, KT/2 columns */
+template <int KT> struct acc { float d[KT / 16][4]; };
 
 /* From dO v_new^T (group 0) dS and its diagonal, from X2 v_new^T (group 1) N: strictly below the diagonal */
 template <int KT>
-static __device__ __forceinline__ void store_scores(const float (*f)[4], room<KT> *m, float scale, int group) {
+static __device__ __forceinline__ void store_scores(const float (*f)[4], smem<KT> *m, float scale, int group) {
     const int t = threadIdx.x % 4;
-    const float whole[2] = {m->gates[WHOLE + own_row(0)], m->gates[WHOLE + own_row(1)]};
-    const float part[2] = {m->gates[PART + own_row(0)], m->gates[PART + own_row(1)]};
+    const float whole[2] = {m->gates[G_INT + own_row(0)], m->gates[G_INT + own_row(1)]};
+    const float frac[2] = {m->gates[G_FRAC + own_row(0)], m->gates[G_FRAC + own_row(1)]};
     const float b[2] = {m->gates[BETA + own_row(0)], m->gates[BETA + own_row(1)]};
 #pragma unroll
     for (int n = 0; n < C / 8; n++)
@@ -35,9 +36,9 @@ static __device__ __forceinline__ void store_scores(const float (*f)[4], room<KT
         for (int h = 0; h < 2; h++) {
             const int i = own_row(h), j = 8 * n + 2 * t, at = tile_at<C>(i, j);
             const float x = f[n][2 * h], y = f[n][2 * h + 1], beta = b[h];
-            const float2 w = *(const float2 *)(m->gates + WHOLE + j), p = *(const float2 *)(m->gates + PART + j);
-            float2 D = make_float2(fast_exp2((whole[h] - w.x) + (part[h] - p.x)),
-                                   fast_exp2((whole[h] - w.y) + (part[h] - p.y)));
+            const float2 w = *(const float2 *)(m->gates + G_INT + j), p = *(const float2 *)(m->gates + G_FRAC + j);
+            float2 D = make_float2(fast_exp2((whole[h] - w.x) + (frac[h] - p.x)),
+                                   fast_exp2((whole[h] - w.y) + (frac[h] - p.y)));
             D.x = j < i ? D.x : 0.0f, D.y = j + 1 < i ? D.y : 0.0f;
             if (group == 0) {
                 *(uint32_t *)(m->dS + at) = pack2(scale * x * D.x, scale * y * D.y);
@@ -51,15 +52,15 @@ static __device__ __forceinline__ void store_scores(const float (*f)[4], room<KT
     fence_proxy_async();
 }
 
-template <int KT> static __device__ __forceinline__ void scale_rows(part<KT> *p, const float *x, float all) {
+template <int KT> static __device__ __forceinline__ void scale_rows(acc<KT> *p, const float *x, float all) {
     const float lo = all * x[own_row(0)], hi = all * x[own_row(1)];
 #pragma unroll
     for (int n = 0; n < KT / 16; n++) p->d[n][0] *= lo, p->d[n][1] *= lo, p->d[n][2] *= hi, p->d[n][3] *= hi;
 }
 /* dQ += dS k, E += N k, later = W - U = dS^T q + (beta N)^T k */
 template <int KT>
-static __device__ __forceinline__ void through_keys(const room<KT> *m, int group, part<KT> *dQ, part<KT> *E,
-                                                    part<KT> *later) {
+static __device__ __forceinline__ void add_key_products(const smem<KT> *m, int group, acc<KT> *dQ, acc<KT> *E,
+                                                        acc<KT> *later) {
     enum { COLS = KT / 2, TILES = COLS / 8 };
     const bf16 *q = m->q + group * C * COLS, *k = m->k + group * C * COLS;
     wgmma_hold<TILES>(dQ->d), wgmma_hold<TILES>(E->d);
@@ -79,16 +80,16 @@ static __device__ __forceinline__ float sum_quad(float x) {
     x += __shfl_xor_sync(0xffffffffu, x, 1);
     return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
-/* dot: a row's product over this group's columns, added up from the first tile on; in lane 0 of four */
+/* dot: a row's product over this warpgroup's columns, summed over the tiles; lane 0 of four has it */
 static __device__ __forceinline__ void add_dot(float *dot, float x, bool first) {
     x = sum_quad(x);
     if (threadIdx.x % 4 == 0) *dot = first ? x : *dot + x;
 }
-/* Rows of dQ and of dK = beta E + U + W, and the row products. W is without U, U without eL; to: the group's
- * first column. Of every 32 columns a lane has eight neighbours. */
+/* Rows of dQ and of dK = beta E + U + W, and the dot products of rows. `later` is W - U, U is without eL; dq,
+ * dk: at the warpgroup's first column. Of every 32 columns a lane stores eight neighbours. */
 template <int KT>
-static __device__ __forceinline__ void finish_rows(const part<KT> *dQ, const part<KT> *E, const part<KT> *U,
-                                                   const part<KT> *later, room<KT> *m, bf16 *dq, bf16 *dk,
+static __device__ __forceinline__ void finish_rows(const acc<KT> *dQ, const acc<KT> *E, const acc<KT> *U,
+                                                   const acc<KT> *later, smem<KT> *m, bf16 *dq, bf16 *dk,
                                                    int64_t stride, int rows, int group, bool first) {
     enum { COLS = KT / 2 };
     const int t = threadIdx.x % 4;

@@ -1,39 +1,35 @@
-/* gdn_back_walk_cuda.cu -- the walk forward along a segment, after that of the gradients: the states again,
+/* gdn_back_fused_cuda.cu -- a forward scan after the reverse one: it recomputes the states from v_new,
  *     S <- exp(G_last) S + K^T (eL v_new),
- * and all gradients of a chunk while its state is there. So no state is ever in memory.
+ * and computes all gradients of a chunk while its state is in registers (gdn_back_cuda.cuh). No state goes to
+ * memory.
  *
- * A warpgroup owns 64 rows of K and all columns of V: S as [64][V] in fp32 accumulators, whose packed pairs
- * are operands of dO h^T and X2 h^T as they are. Everything as wide as K is trans, [64][rows of the chunk].
- * Two such groups share a block, one more copies and one takes along v.X2, dv and what leaves.
+ * Grid: a block per segment, split, value head and KT rows of K (tiles fastest). Block: KT/64 consumer
+ * warpgroups, then a producer, then an auxiliary one (gdn_back_fused_cuda.cuh). A consumer owns 64 rows of K
+ * and all columns of V: S as [64][V] in fp32 accumulators, whose packed pairs are operands of dO h^T and X2
+ * h^T as they are. Everything as wide as K is transposed, [64][rows of the chunk]. Named barriers: 1, all
+ * consumers: dS and N are complete; 2 and 3, one consumer; 4, the auxiliary warpgroup; 5, the producer.
  *
- * Sums over K, of a row's products, are those of the block's tile of K; gates_end adds the tiles. */
+ * Sums over K, of a row's products, cover the block's rows of K; finish_gates adds the tiles. */
 #include "ops/cuda_ops.cuh"
-#include "ops/gdn/gdn_back_walk_cuda.cuh"
+#include "cuda/epilogue.cuh"
+#include "ops/gdn/gdn_back_fused_cuda.cuh"
 
 #ifndef HL_CUDA_F32
 
 /* columns 8 n.. and 8 n + 8.. of the warp's 16 rows to a tile */
-static __device__ __forceinline__ void store_rows(bf16 *tile, const float y[2][4], int n) {
-    const uint32_t x[4] = {pack2(y[0][0], y[0][1]), pack2(y[0][2], y[0][3]), pack2(y[1][0], y[1][1]),
-                           pack2(y[1][2], y[1][3])};
-#if HL_WGMMA
-    const int l = threadIdx.x % 32;
-    const bf16 *row = tile + tile_at<C>(threadIdx.x / 32 % 4 * 16 + l % 16, 8 * n + l / 16 * 8);
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(shared_address(row)), "r"(x[0]),
-                 "r"(x[1]), "r"(x[2]), "r"(x[3])
-                 : "memory");
-#else
-    for (int i = 0; i < 4; i++)
-        *(uint32_t *)(tile + tile_at<C>(own_row(i % 2), 8 * (n + i / 2) + threadIdx.x % 4 * 2)) = x[i];
-#endif
+static __device__ __forceinline__ void store_columns(bf16 *tile, const float y[2][4], int n) {
+    uint32_t x[4];
+    pack_a(x, y);
+    tile_stmatrix(tile, threadIdx.x / 32 % 4 * 16, 8 * n, x);
 }
-/* dS and its diagonal from dO v_new^T, -N from X2 v_new^T; the first group has dS. */
-template <class R> static __device__ __forceinline__ void form_scores(R &m, const marks<R> &b, int c, int which) {
-    const float *gates = m.gates[c % R::ALL_GATES];
-    const bf16 *x = which ? m.X2[c % R::STAGES] : m.dO[c % R::STAGES], *v_new = m.v_new[c % R::NEW];
+/* dS and its diagonal from dO v_new^T (which = 0), -N from X2 v_new^T (which = 1) */
+template <class R>
+static __device__ __forceinline__ void form_scores(R &m, const fused_barriers<R> &b, int c, int which) {
+    const float *gates = m.gates[c % R::GATE_STAGES];
+    const bf16 *x = which ? m.X2[c % R::STAGES] : m.dO[c % R::STAGES], *v_new = m.v_new[c % R::V_STAGES];
     const int t = threadIdx.x % 4, row[2] = {own_row(0), own_row(1)};
-    const float whole[2] = {gates[WHOLE + row[0]], gates[WHOLE + row[1]]}, more = which ? 0.0f : m.bits;
-    const float part[2] = {gates[PART + row[0]] + more, gates[PART + row[1]] + more};
+    const float whole[2] = {gates[G_INT + row[0]], gates[G_INT + row[1]]}, more = which ? 0.0f : m.bits;
+    const float frac[2] = {gates[G_FRAC + row[0]] + more, gates[G_FRAC + row[1]] + more};
     float f[C / 8][4] = {}, own[2];
     wgmma_begin<C / 8>(f);
 #pragma unroll
@@ -42,38 +38,38 @@ template <class R> static __device__ __forceinline__ void form_scores(R &m, cons
                     operand<64, false>{v_new + v / 64 * PANEL, 0, v % 64});
     wgmma_end<C / 8>(f);
 #pragma unroll
-    for (int n = 0; n < C / 8; n++) { /* all loads before the stores, which might be to the same place */
-        const float2 w = *(const float2 *)(gates + WHOLE + 8 * n + 2 * t),
-                     p = *(const float2 *)(gates + PART + 8 * n + 2 * t);
+    for (int n = 0; n < C / 8; n++) { /* all loads before the stores, which may alias for all the compiler knows */
+        const float2 w = *(const float2 *)(gates + G_INT + 8 * n + 2 * t),
+                     p = *(const float2 *)(gates + G_FRAC + 8 * n + 2 * t);
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const int i = row[h], j = 8 * n + 2 * t;
             float *y = f[n] + 2 * h;
             if (i / 8 == n) own[h] = i % 2 ? y[1] : y[0]; /* the diagonal's, in lanes t == i % 8 / 2 */
-            y[0] = j < i ? y[0] * fast_exp2((whole[h] - w.x) + (part[h] - p.x)) : 0.0f;
-            y[1] = j + 1 < i ? y[1] * fast_exp2((whole[h] - w.y) + (part[h] - p.y)) : 0.0f;
+            y[0] = j < i ? y[0] * fast_exp2((whole[h] - w.x) + (frac[h] - p.x)) : 0.0f;
+            y[1] = j + 1 < i ? y[1] * fast_exp2((whole[h] - w.y) + (frac[h] - p.y)) : 0.0f;
         }
     }
-    mbarrier_wait(b.n_done(), empty<1>(c)); /* with those of the chunk before */
+    mbarrier_wait(b.scores_empty(), empty_parity<1>(c)); /* of the chunk before */
 #pragma unroll
-    for (int n = 0; n < C / 8; n += 2) store_rows(which ? m.N : m.dS, f + n, n);
+    for (int n = 0; n < C / 8; n += 2) store_columns(which ? m.N : m.dS, f + n, n);
 #pragma unroll
     for (int h = 0; h < 2; h++)
         if (!which && t == row[h] % 8 / 2) put(m.diagonal + tile_at<C>(row[h], row[h]), m.scale * own[h]);
     fence_proxy_async();
 }
 
-/* A tile of q, k or dh, trans: the warp's columns, as operands and beside accumulators */
-static __device__ __forceinline__ void take_rows(uint32_t x[4][4], const bf16 *tile) {
+/* A tile of q, k or dh transposed, the warp's columns, as A operands */
+static __device__ __forceinline__ void load_trans(uint32_t x[4][4], const bf16 *tile) {
 #pragma unroll
     for (int i = 0; i < 4; i++) tile_load_a_trans<64>(x[i], tile, 16 * i, threadIdx.x / 32 % 4 * 16);
 }
-/* the chunk's row whose sum over the warp's rows a lane has, of 32 half.. */
+/* of rows 32 half.. of the chunk, the one whose sum over the warp's rows this lane has */
 static __device__ __forceinline__ int row_of_sum(int half) {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     return 32 * half + g / 2 * 8 + 2 * t + g % 2;
 }
-/* Sums over the warp's rows of x d, x: a tile of q or k: two for each lane. ROWS of them at once: as
+/* Sums over the warp's rows of x d, x: a tile of q or k; two for each lane. ROWS of them at once: as
  * registers allow. */
 template <int ROWS>
 static __device__ __forceinline__ void times_rows(float to[2], const float d[C / 8][4], const bf16 *x) {
@@ -118,10 +114,11 @@ static __device__ __forceinline__ void times_square(float d[C / 8][4], uint32_t 
 #pragma unroll
     for (int i = 0; i < 4; i++) wgmma_rs<C>(d, x[i], operand<C, TRANS>{T, TRANS ? 16 * i : 0, TRANS ? 0 : 16 * i});
 }
-/* dQ: d holds s eG (dO h^T), and leaves in the place of dO. That q has come says that the sums which were in
- * the place of this chunk's have been taken. */
+/* dQ: d holds s eG (dO h^T); the result goes to the buffer of dO. qk_full implies that the sums which were in
+ * this chunk's slot have been read. */
 template <class R>
-static __device__ __forceinline__ void finish_queries(R &m, const marks<R> &b, int c, int group, float d[C / 8][4]) {
+static __device__ __forceinline__ void finish_queries(R &m, const fused_barriers<R> &b, int c, int group,
+                                                      float d[C / 8][4]) {
     const bf16 *q = m.q[c % R::KEYS] + group * PANEL, *k = m.k[c % R::KEYS] + group * PANEL;
     uint32_t x[4][4];
     float up[2];
@@ -134,18 +131,18 @@ static __device__ __forceinline__ void finish_queries(R &m, const marks<R> &b, i
     for (int half = 0; half < 2; half++) m.dot[c % R::KEYS][threadIdx.x / 32][UP][row_of_sum(half)] = up[half];
 #pragma unroll
     for (int i = 0; i < 4; i++) pack_a(x[i], d + 2 * i);
-    leave(m.dO[c % R::STAGES] + group * PANEL, x);
-    mbarrier_arrive_warp(b.dq_there(c));
+    store_trans(m.dO[c % R::STAGES] + group * PANEL, x);
+    mbarrier_arrive_warp(b.dq_full(c));
 }
-/* dK: d holds X2 h^T, and becomes -E, beta E, beta E + U, dK; what the products of rows with k grow by is
- * what they are with each of these. So dK is in one place all the time: there are no registers for two. */
+/* dK: d holds X2 h^T, and becomes -E, beta E, beta E + U, dK in place: there are no registers for two. Its
+ * row products with k after each step give those with E, U and W as differences. */
 template <class R> static __device__ __forceinline__ void finish_errors(R &m, int c, int group, float d[C / 8][4]) {
-    const float *gates = m.gates[c % R::ALL_GATES];
+    const float *gates = m.gates[c % R::GATE_STAGES];
     const bf16 *k = m.k[c % R::KEYS] + group * PANEL;
     uint32_t x[4][4];
     float ke[2];
     scale_columns(d, gates + EG, 1.0f);
-    take_rows(x, k);
+    load_trans(x, k);
     wgmma_hold_a<4>(x);
     wgmma_begin<C / 8>(d);
     times_square<false>(d, x, m.N);
@@ -156,13 +153,14 @@ template <class R> static __device__ __forceinline__ void finish_errors(R &m, in
     scale_columns(d, gates + BETA, -1.0f);
 }
 template <class R>
-static __device__ __forceinline__ void finish_keys(R &m, const marks<R> &b, int c, int group, float d[C / 8][4]) {
-    const float *beta = m.gates[c % R::ALL_GATES] + BETA;
+static __device__ __forceinline__ void finish_keys(R &m, const fused_barriers<R> &b, int c, int group,
+                                                   float d[C / 8][4]) {
+    const float *beta = m.gates[c % R::GATE_STAGES] + BETA;
     float(*dot)[C] = m.dot[c % R::KEYS][threadIdx.x / 32], kd[2], all[2];
     bf16 *q = m.q[c % R::KEYS] + group * PANEL, *k = m.k[c % R::KEYS] + group * PANEL;
     uint32_t x[4][4];
     times_rows<R::SUM_ROWS>(kd, d, k);
-    take_rows(x, k);
+    load_trans(x, k);
 #pragma unroll
     for (int i = 0; i < 4; i++) scale_columns(x[i], beta, 16 * i, -1.0f);
     wgmma_hold_a<4>(x);
@@ -174,11 +172,11 @@ static __device__ __forceinline__ void finish_keys(R &m, const marks<R> &b, int 
     wgmma_hold_a<4>(x);
     times_rows<R::SUM_ROWS>(all, d, k);
     times_diagonal(d, q, m.diagonal);
-    mbarrier_arrive_warp(b.n_done());
+    mbarrier_arrive_warp(b.scores_empty());
 #pragma unroll
     for (int i = 0; i < 4; i++) pack_a(x[i], d + 2 * i);
-    named_barrier_sync(2 + group, GROUP); /* the group is done with q */
-    leave(q, x);
+    named_barrier_sync(2 + group, GROUP); /* the warpgroup has read q */
+    store_trans(q, x);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int row = row_of_sum(half);
@@ -186,10 +184,10 @@ static __device__ __forceinline__ void finish_keys(R &m, const marks<R> &b, int 
         dot[KU][row] = kd[half] - y;
         dot[UP][row] += y + (kd[half] - all[half]);
     }
-    mbarrier_arrive_warp(b.dk_there());
+    mbarrier_arrive_warp(b.dk_full());
 }
 /* h.dh of 64 columns of V, the warp's rows */
-static __device__ __forceinline__ float dot_state(const float S[8][4], const uint32_t dh[4][4]) {
+static __device__ __forceinline__ float dot_states(const float S[8][4], const uint32_t dh[4][4]) {
     float x = 0, y = 0;
 #pragma unroll
     for (int j = 0; j < 4; j++)
@@ -200,10 +198,10 @@ static __device__ __forceinline__ float dot_state(const float S[8][4], const uin
         }
     return x + y;
 }
-/* read_state once more. The compiler would rather keep what it packed the first time, and run out of
- * registers: so it gets to see other pairs, that are then trans about. */
+/* read_state once more. The compiler would keep what it packed the first time and run out of registers, so
+ * the pairs are packed in the other order and then swapped. */
 template <int V>
-static __device__ __forceinline__ void read_again(float d[C / 8][4], const float S[V / 8][4], const bf16 *rows) {
+static __device__ __forceinline__ void read_state_again(float d[C / 8][4], const float S[V / 8][4], const bf16 *rows) {
     uint32_t x[2][1][4];
     zero(d);
     wgmma_hold<C / 8>(d);
@@ -212,8 +210,8 @@ static __device__ __forceinline__ void read_again(float d[C / 8][4], const float
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const float *y = S[2 * b + i / 2] + i % 2 * 2;
-            const uint32_t trans = pack2(y[1], y[0]);
-            x[b % 2][0][i] = trans << 16 | trans >> 16;
+            const uint32_t swapped = pack2(y[1], y[0]);
+            x[b % 2][0][i] = swapped << 16 | swapped >> 16;
         }
         wgmma_hold_a<1>(x[b % 2]);
         wgmma_fence();
@@ -224,30 +222,30 @@ static __device__ __forceinline__ void read_again(float d[C / 8][4], const float
     wgmma_wait_all<C / 8>(d);
     wgmma_hold_a<1>(x[1]);
 }
-/* d += dh (eL v_new)^T, and the state after the chunk; v_new times eL is there. */
+/* d += dh (eL v_new)^T, and the state after the chunk; v_new is scaled already. Returns h.dh of the lane. */
 template <class R>
-static __device__ __forceinline__ float next_state(R &m, const marks<R> &b, int c, int group, float d[C / 8][4],
-                                                   float S[R::V / 8][4]) {
+static __device__ __forceinline__ float next_state(R &m, const fused_barriers<R> &b, int c, int group,
+                                                   float d[C / 8][4], float S[R::V / 8][4]) {
     const bf16 *k = m.k[c % R::KEYS] + group * PANEL;
     float hdh = 0;
     wgmma_hold<C / 8>(d);
 #pragma unroll
     for (int p = 0; p < R::PANELS; p++) {
         const int n = c * R::PANELS + p;
-        const bf16 *dh = m.dh[n % R::SLOTS] + group * PANEL, *v = m.v_new[c % R::NEW] + p * PANEL;
+        const bf16 *dh = m.dh[n % R::SLOTS] + group * PANEL, *v = m.v_new[c % R::V_STAGES] + p * PANEL;
         float(*s)[4] = S + 8 * p;
         uint32_t x[4][4];
-        mbarrier_wait(b.dh_there(n), full<R::SLOTS>(n));
+        mbarrier_wait(b.dh_full(n), full_parity<R::SLOTS>(n));
         wgmma_fence();
 #pragma unroll
         for (int j = 0; j < 64; j += 16) wgmma_ss<C>(d, operand<64, true>{dh, j, 0}, operand<64, false>{v, 0, j});
         wgmma_commit_wait<1>();
-        take_rows(x, dh);
-        if (p > 0) mbarrier_arrive_warp(b.v_free(n - 1));
-        hdh += dot_state(s, x);
+        load_trans(x, dh);
+        if (p > 0) mbarrier_arrive_warp(b.v_empty(n - 1));
+        hdh += dot_states(s, x);
         wgmma_commit_wait<0>();
-        mbarrier_arrive_warp(b.dh_free(n));
-        const float end = m.gates[c % R::ALL_GATES][EG + C - 1];
+        mbarrier_arrive_warp(b.dh_empty(n));
+        const float end = m.gates[c % R::GATE_STAGES][EG + C - 1];
 #pragma unroll
         for (int j = 0; j < 8; j++)
 #pragma unroll
@@ -260,43 +258,44 @@ static __device__ __forceinline__ float next_state(R &m, const marks<R> &b, int 
     wgmma_commit_wait<0>();
 #pragma unroll
     for (int p = 0; p < R::PANELS; p++) wgmma_hold<8>(S + 8 * p);
-    mbarrier_arrive_warp(b.v_free(c * R::PANELS + R::PANELS - 1));
+    mbarrier_arrive_warp(b.v_empty(c * R::PANELS + R::PANELS - 1));
     wgmma_hold<C / 8>(d);
     return hdh;
 }
 template <class R>
-static __device__ __forceinline__ void walk_chunk(R &m, const marks<R> &b, int c, int group, float S[R::V / 8][4]) {
+static __device__ __forceinline__ void scan_chunk(R &m, const fused_barriers<R> &b, int c, int group,
+                                                  float S[R::V / 8][4]) {
     float d[C / 8][4];
-    mbarrier_wait(b.a_there(c), full<R::STAGES>(c));
-    mbarrier_wait(b.v_there(c), full<R::NEW>(c));
+    mbarrier_wait(b.in_full(c), full_parity<R::STAGES>(c));
+    mbarrier_wait(b.v_full(c), full_parity<R::V_STAGES>(c));
     fence_proxy_async();
     for (int which = group; which < 2; which += R::W) form_scores<R>(m, b, c, which);
-    mbarrier_arrive_warp(b.scores_done());
+    mbarrier_arrive_warp(b.v_scored());
     read_state<R::V, false, C, PANEL, 16>(d, S, m.dO[c % R::STAGES], NULL);
-    scale_columns(d, m.gates[c % R::ALL_GATES] + EG, m.scale);
-    mbarrier_wait(b.qk_there(c), full<R::KEYS>(c));
+    scale_columns(d, m.gates[c % R::GATE_STAGES] + EG, m.scale);
+    mbarrier_wait(b.qk_full(c), full_parity<R::KEYS>(c));
     fence_proxy_async();
-    named_barrier_sync(1, R::W * GROUP); /* dS and N are there, and dO is done with */
+    named_barrier_sync(1, R::W * GROUP); /* dS and N are complete, and all have read dO */
     finish_queries<R>(m, b, c, group, d);
-    read_again<R::V>(d, S, m.X2[c % R::STAGES]);
-    mbarrier_arrive_warp(b.x_free(c));
+    read_state_again<R::V>(d, S, m.X2[c % R::STAGES]);
+    mbarrier_arrive_warp(b.x2_empty(c));
     finish_errors<R>(m, c, group, d);
-    mbarrier_wait(b.v_ready(), full<1>(c));
+    mbarrier_wait(b.v_scaled(), full_parity<1>(c));
     const float hdh = warp_sum(next_state<R>(m, b, c, group, d, S));
     if (threadIdx.x % 32 == 0) m.hdh[threadIdx.x / 32] = hdh;
     finish_keys<R>(m, b, c, group, d);
 }
 
 template <int KT, int V>
-static __global__ void __launch_bounds__(2 * GROUP + 2 * KT, 1) back_walk(const struct gdn_back a) {
-    typedef walk_room<KT, V> R;
-    static_assert(sizeof(R) + TILES_ROOM <= 227 << 10, "the most of a block");
+static __global__ void __launch_bounds__(2 * GROUP + 2 * KT, 1) back_fused(const struct gdn_back a) {
+    typedef smem<KT, V> R;
+    static_assert(sizeof(R) + TILES_ROOM <= 227 << 10, "what a block can have on Hopper");
     R &m = *(R *)shared_tiles();
-    const marks<R> b = {mbarrier_base(m.barriers)};
+    const fused_barriers<R> b = {mbarrier_base(m.barriers)};
     const int group = warpgroup_index();
     named_barrier_init();
     if (threadIdx.x == 0) {
-        open_marks<R>(b);
+        init_barriers<R>(b);
         m.scale = 1.0f / sqrtf((float)a.K), m.bits = log2f(m.scale);
     }
     for (int i = threadIdx.x; i < C * C / 8; i += blockDim.x) ((uint4 *)m.diagonal)[i] = make_uint4(0, 0, 0, 0);
@@ -304,26 +303,26 @@ static __global__ void __launch_bounds__(2 * GROUP + 2 * KT, 1) back_walk(const 
     __syncthreads();
     pdl_wait();
     pdl_trigger();
-    const walk w = walk_of(a, a.K / KT);
+    const chunk_range w = range_of(a, a.K / KT);
     if (group >= R::W) {
         const int i = threadIdx.x % GROUP;
         if (group > R::W) {
             setmaxnreg_dec<R::W == 1 ? 120 : V == 256 ? 56 : 72>();
-            take_along<R>(m, b, a, w, i);
+            aux_loop<R>(m, b, a, w, i);
         } else {
             setmaxnreg_dec<R::W == 1 ? 120 : V == 256 ? 40 : 72>();
-            load_all<R>(m, b, a, w, i);
+            load_loop<R>(m, b, a, w, i);
         }
         return;
     }
     setmaxnreg_inc<R::W == 1 ? 240 : V == 256 ? 208 : 184>();
     float S[V / 8][4];
-    start<R>(a, w, group, S);
-    for (int c = 0; c < w.chunks; c++) walk_chunk<R>(m, b, c, group, S);
+    load_start<R>(a, w, group, S);
+    for (int c = 0; c < w.chunks; c++) scan_chunk<R>(m, b, c, group, S);
 }
 
 /* One warp: dbeta and dg of a chunk, dg from the sums over the rows before and after; two rows a lane */
-static __global__ void __launch_bounds__(GROUP) gates_end(const struct gdn_back a, int tiles) {
+static __global__ void __launch_bounds__(GROUP) finish_gates(const struct gdn_back a, int tiles) {
     const int lane = threadIdx.x % 32, item = blockIdx.x * (GROUP / 32) + threadIdx.x / 32;
     pdl_wait();
     pdl_trigger();
@@ -357,20 +356,20 @@ static __global__ void __launch_bounds__(GROUP) gates_end(const struct gdn_back 
     if (2 * lane + 1 < p.len) a.dg[row + (int64_t)(2 * lane + 1) * a.HV] = x[1][UP] + tail + (base + x[0][KU]) + hdh;
 }
 
-template <int KT, int V> static void launch_walk(struct hl_cuda *c, const struct gdn_back *a) {
+template <int KT, int V> static void launch_fused(struct hl_cuda *c, const struct gdn_back *a) {
     const int tiles = a->K / KT;
-    launch_pdl(c, back_walk<KT, V>, (unsigned)(a->segs * a->cuts * a->HV * tiles), 2 * GROUP + 2 * KT,
-               sizeof(walk_room<KT, V>) + TILES_ROOM, *a);
-    launch_pdl(c, gates_end, (unsigned)((a->items + GROUP / 32 - 1) / (GROUP / 32)), GROUP, 0, *a, tiles);
+    launch_pdl(c, back_fused<KT, V>, (unsigned)(a->segs * a->fused_splits * a->HV * tiles), 2 * GROUP + 2 * KT,
+               sizeof(smem<KT, V>) + TILES_ROOM, *a);
+    launch_pdl(c, finish_gates, (unsigned)((a->items + GROUP / 32 - 1) / (GROUP / 32)), GROUP, 0, *a, tiles);
 }
-template <int KT> static void walk_of_tile(struct hl_cuda *c, const struct gdn_back *a) {
-    (a->V == 256 ? launch_walk<KT, 256> : a->V == 128 ? launch_walk<KT, 128> : launch_walk<KT, 64>)(c, a);
+template <int KT> static void launch_tile(struct hl_cuda *c, const struct gdn_back *a) {
+    (a->V == 256 ? launch_fused<KT, 256> : a->V == 128 ? launch_fused<KT, 128> : launch_fused<KT, 64>)(c, a);
 }
-extern "C" bool HL_OP(gdn_back_walks)(struct hl_cuda *c, int64_t V) {
-    return (V == 64 || V == 128 || V == 256) && hl_cuda_compiled_for_sm90(c, (const void *)back_walk<128, 256>) &&
-           sizeof(walk_room<128, 256>) + TILES_ROOM <= (size_t)hl_cuda_shared_limit(c);
+extern "C" bool HL_OP(gdn_back_fused_fits)(struct hl_cuda *c, int64_t V) {
+    return (V == 64 || V == 128 || V == 256) && hl_cuda_compiled_for_sm90(c, (const void *)back_fused<128, 256>) &&
+           sizeof(smem<128, 256>) + TILES_ROOM <= (size_t)hl_cuda_shared_limit(c);
 }
-extern "C" void HL_OP(gdn_back_walk)(struct hl_cuda *c, const struct gdn_back *a) {
-    (a->K == 64 ? walk_of_tile<64> : walk_of_tile<128>)(c, a);
+extern "C" void HL_OP(gdn_back_fused)(struct hl_cuda *c, const struct gdn_back *a) {
+    (a->K == 64 ? launch_tile<64> : launch_tile<128>)(c, a);
 }
 #endif

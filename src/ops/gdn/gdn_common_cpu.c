@@ -1,9 +1,10 @@
-/* gdn_part_cpu.c -- the parts of a chunk that forward and backward share. */
+/* gdn_common_cpu.c -- what forward and backward share for a chunk (docs/math.md, "The delta rule", in
+ * chunks): decays, scores, the inverse A, and products with triangles. */
 #include "ops/gdn/gdn_cpu.h"
 
 enum {
     C = HL_CHUNK,
-    STRIP = 12 /* rows of a triangle taken at once: whole tiles of the product */
+    STRIP = 12 /* rows of a triangle multiplied at once: whole tiles of small_gemm */
 };
 
 /* exp over an array of whole vectors */
@@ -95,7 +96,7 @@ void HL_OP(gdn_tri)(const struct gdn_tri *t, real *mm) {
     }
 }
 
-void HL_OP(gdn_tri_turned)(const struct gdn_tri *t, real *mm) {
+void HL_OP(gdn_tri_trans)(const struct gdn_tri *t, real *mm) {
     for (int64_t i = 0; i < t->n; i += STRIP) {
         int64_t m = t->n - i < STRIP ? t->n - i : STRIP;
         struct hl_small_gemm p = {.M = m, .N = t->N, .K = t->n - i, .alpha = 1, .add = t->add};

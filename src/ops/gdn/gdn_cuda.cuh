@@ -1,49 +1,53 @@
-/* gdn_prep_cuda.cuh -- what the kernels of the delta rule share: tiles in shared memory, their fragments, the
- * decays of a chunk, and the entry points of the files. */
-#ifndef HL_GDN_PREP_CUH
-#define HL_GDN_PREP_CUH
+/* gdn_cuda.cuh -- what the forward kernels of the delta rule share: their entry points, tiles in shared
+ * memory and fragments of them, the decays of a chunk. */
+#ifndef HL_GDN_CUDA_CUH
+#define HL_GDN_CUDA_CUH
 #include "ops/cuda_ops.cuh"
 #include "cuda/wgmma.cuh"
 
 enum { CHUNK = HL_CHUNK, GATES = 3 * HL_CHUNK };
 
-/* The parallel half of the chunked form, one chunk and value head at a time. P has A's shape and its
- * zeros. */
+/* Results of gdn_prep, for every chunk and value head. P has A's shape and its zeros. */
 struct gdn_prep {
     act *A, *P;   /* [T][HV][64]: (I + L)^-1; K^{-1/2} (q k^T) decayed, with the diagonal. P NULL: not wanted */
     float *gates; /* [chunks][HV][3][64]: beta, exp(G), exp(G_last - G); past the chunk's rows beta is 0 */
     int *ready;   /* [chunks][HV], becomes 0; NULL: not wanted */
 };
-/* What the scan leaves, of which out is read. */
+/* What the form `scan` stores for gdn_out. */
 struct gdn_out {
     const bf16 *h, *v_new, *P; /* h: [chunks][HV][K][V], the state before each chunk */
     const float *gates;
-    const int *ready; /* [chunks][HV], at a window's first chunk: `tiles` when h and v_new of it are there */
+    const int *ready; /* [chunks][HV], at a window's first chunk: `tiles` once its h and v_new are in memory */
     int tiles;
 };
-/* the first chunk of c's window, both counted from the segment's first */
+/* the first chunk of c's window, both counted from the segment's first chunk */
 enum { GDN_WINDOW = 8 };
 static inline __host__ __device__ int gdn_window(int c) { return c / GDN_WINDOW * GDN_WINDOW; }
-struct gdn_walk;
 extern "C" {
-bool HL_OP(gdn_prep)(struct hl_backend *backend, const struct hl_gdn *a, const struct gdn_prep *p);
-bool HL_OP(gdn_chunk)(struct hl_backend *backend, const struct hl_gdn *a); /* false: not for these head sizes */
-bool HL_OP(gdn_scan)(struct hl_backend *backend, const struct hl_gdn *a);  /* the same, for few segments */
-bool HL_OP(gdn_long)(struct hl_backend *backend, const struct hl_gdn *a);  /* for few and long ones; false: not these */
-bool HL_OP(gdn_many)(struct hl_backend *backend, const struct hl_gdn *a);
-/* the states at the cuts of segments that are walked in parts */
-void HL_OP(gdn_split)(struct hl_cuda *c, const struct gdn_walk *a, int64_t K);
+/* The forms of the forward pass, in the order in which they are tried (gdn_cuda.cu). */
+void HL_OP(gdn_run_step)(struct hl_backend *backend, const struct hl_gdn *a);
+void HL_OP(gdn_run_ring_split)(struct hl_backend *backend, const struct hl_gdn *a);
+void HL_OP(gdn_run_scan)(struct hl_backend *backend, const struct hl_gdn *a);
+void HL_OP(gdn_run_ring)(struct hl_backend *backend, const struct hl_gdn *a);
+void HL_OP(gdn_run_chunk)(struct hl_backend *backend, const struct hl_gdn *a);
+void HL_OP(gdn_run_plain)(struct hl_backend *backend, const struct hl_gdn *a);
+/* the form of the backward pass (gdn_back_cuda.cu) */
+struct hl_gdn_form HL_OP(gdn_back_form)(struct hl_cuda *c, const struct hl_gdn *a);
+/* their kernels */
+void HL_OP(gdn_prep)(struct hl_backend *backend, const struct hl_gdn *a, const struct gdn_prep *p);
 void HL_OP(gdn_out)(struct hl_backend *backend, const struct hl_gdn *a, const struct gdn_out *p);
-/* where every segment has a state and few rows */
-bool HL_OP(gdn_step)(struct hl_backend *backend, const struct hl_gdn *a);
-void HL_OP(gdn_plain)(struct hl_backend *backend, const struct hl_gdn *a);
-/* fills a->A for any head size */
-void HL_OP(gdn_plain_inverse)(struct hl_backend *backend, const struct hl_gdn *a);
 /* m from the sums of squares that the tiles left, [tiles][n], added in the tiles' order */
 void HL_OP(gdn_scores)(struct hl_backend *backend, real *m, const float *sums, int64_t tiles, int64_t n);
 }
 
-/* one B fragment alone */
+/* Scratch memory: takes `bytes` of it, rounded up to 256. From NULL on it only counts. */
+static inline void *gdn_carve(char **scratch, int64_t bytes) {
+    void *p = *scratch;
+    *scratch += (bytes + 255) / 256 * 256;
+    return p;
+}
+
+/* a single B fragment */
 template <int WIDTH>
 static __device__ __forceinline__ void frag_b_one(uint32_t b[2], const bf16 *tile, int k0, int n0) {
     ldmatrix2_trans(b, tile + tile_at<WIDTH>(k0 + threadIdx.x % 16, n0));
@@ -85,10 +89,11 @@ static __device__ __forceinline__ void store_rows(bf16 *to, const bf16 *tile, in
     }
 }
 
-/* Rows of one head, `stride` apart, to a tile; rows past len become 0. Waits for nothing. */
+/* Rows of one head, `stride` apart, to a tile; rows past len become 0. Not waited for. */
 template <int WIDTH, int THREADS>
 static __device__ __forceinline__ void load_tile(bf16 *tile, const bf16 *from, int64_t stride, int len) {
-    const int units = WIDTH / 8, pass = THREADS / units; /* rows at a time; of 8, so that the swizzle stays */
+    const int units = WIDTH / 8,
+              pass = THREADS / units; /* rows at a time; a multiple of 8, so that the swizzle repeats */
     const int row = threadIdx.x / units, col = threadIdx.x % units * 8;
     static_assert(pass % 8 == 0, "a pass of whole groups of 8 rows");
     tile += tile_at<WIDTH>(row, col);
@@ -102,7 +107,7 @@ static __device__ __forceinline__ void load_tile(bf16 *tile, const bf16 *from, i
 }
 
 /* ---- decays ----
- * Log-decays cumulated over a chunk as pairs hi + lo of floats: one token may take away thousands while its
+ * Log-decays cumulated over a chunk as pairs hi + lo of floats: one token may subtract thousands while its
  * neighbours differ by 1e-3. Differences are formed before exp, so nothing overflows. */
 struct gdn_decay {
     float hi[HL_CHUNK], lo[HL_CHUNK], beta[HL_CHUNK];
@@ -133,8 +138,8 @@ static __device__ __forceinline__ void load_decay(struct gdn_decay *d, const flo
     }
 }
 
-/* L trans (its transpose, strictly upper; what is on and below that diagonal is never read) and the
- * inverse are float [64][INVERSE_LD] in shared memory. */
+/* L transposed (strictly upper; what is on and below the diagonal is never read) and the inverse are float
+ * [64][INVERSE_LD] in shared memory. */
 enum { INVERSE_LD = CHUNK + 4 };
 
 #endif

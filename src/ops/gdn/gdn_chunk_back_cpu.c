@@ -1,4 +1,5 @@
-/* gdn_chunk_bwd_cpu.c -- the backward pass, chunks last to first (docs/math.md).
+/* gdn_chunk_back_cpu.c -- the backward pass, from the last chunk to the first (docs/math.md, "The delta
+ * rule", backward).
  *
  * dh: gradient of the state after the chunk; s = K^{-1/2}; eL = exp(G_last - G); Q, K, V, v_new: its rows.
  *     dv_new = P^T dO + eL (K dh)              X2 = A^T dv_new           dV = beta X2
@@ -7,8 +8,8 @@
  *     dQ = Y1 + dS K                           dK = beta Y2 + U + dS^T Q + N K + N^T K
  *     dbeta = V.X2 + K.Y2 + rowsum(dL M)
  *     dh before the chunk = exp(G_last) dh + Q^T Z1 + K^T (beta Z2)
- * As v_new = A r with r = beta (V - exp(G) K h): dA = dv_new r^T, and dL = -stril(A^T dA A^T) is
- * -stril(X2 v_new^T). Neither w nor dA is formed. With F = stril(dO v_new^T P + beta dL M), elementwise,
+ * As v_new = A r with r = beta (V - exp(G) K h): dA = dv_new r^T, and dL = -stril(A^T dA A^T) is -stril(X2
+ * v_new^T). Neither w nor dA is formed. With F = stril(dO v_new^T P + beta dL M), elementwise,
  *     dg_t = sum_{i>=t>j} F_ij + sum_{i>=t} (Q.Y1 + beta K.Y2)_i + sum_{i<t} (K.U)_i + exp(G_last) h.dh */
 #include "ops/gdn/gdn_cpu.h"
 
@@ -23,7 +24,7 @@ struct work {
     real *v_new, *dv_new;  /* [n][ldv] */
     real *dX, *U;          /* [2n][ldx]: Y1 over Y2, then dQ over dK; [n][ldx] */
     real *W;               /* [2n][C]: dO v_new^T over X2 v_new^T, then dS over N */
-    double up[C], down[C]; /* what row i adds to dg of the rows up to it, of the rows after it */
+    double up[C], down[C]; /* what row i adds to dg of the rows up to it, and of the rows after it */
     real dbeta[C];
     double hdh;       /* exp(G_last) h.dh */
     bool first, last; /* the first chunk has h = 0, the last one dh = 0 */
@@ -67,10 +68,10 @@ static void solve(struct work *w) {
     }
     struct gdn_tri t = {.n = n, .N = a->V, .T = x->P, .ldt = C, .ldb = w->ldv, .ldc = w->ldv, .add = !w->last};
     t.B = w->Y, t.C = w->dv_new;
-    HL_OP(gdn_tri_turned)(&t, x->mm);
+    HL_OP(gdn_tri_trans)(&t, x->mm);
     t.T = (real *)a->A + at * C, t.ldt = a->HV * C, t.add = false;
     t.B = w->dv_new, t.C = X2;
-    HL_OP(gdn_tri_turned)(&t, x->mm);
+    HL_OP(gdn_tri_trans)(&t, x->mm);
     for (int64_t i = 0; i < n; i++) {
         const real *v = (const real *)a->v + at * a->V + i * ld;
         row_scale((real *)a->dv + at * a->V + i * ld, X2 + i * w->ldv, x->beta[i], a->V);
@@ -80,7 +81,7 @@ static void solve(struct work *w) {
 
 /* W = [dO; X2] v_new^T becomes [dS; N]; row sums less column sums of F go into `up`, which summed from
  * row t on leaves the block i >= t > j; row sums of dL M go into dbeta. */
-static void through_scores(struct work *w) {
+static void score_gradients(struct work *w) {
     struct gdn_chunk *x = &w->x;
     int64_t n = x->n;
     real scale = 1 / R_SQRT((real)w->a->K), col[C] = {0};
@@ -112,8 +113,8 @@ static void through_scores(struct work *w) {
     for (int64_t i = 0; i < n; i++) w->up[i] -= (double)col[i];
 }
 
-/* dX = [Y1; beta Y2 + U], and what of dbeta and dg hangs on the states on both sides of the chunk */
-static void through_states(struct work *w, const real *h) {
+/* dX = [Y1; beta Y2 + U], and the terms of dbeta and dg that depend on the states */
+static void state_gradients(struct work *w, const real *h) {
     const struct hl_gdn *a = w->a;
     struct gdn_chunk *x = &w->x;
     int64_t n = x->n, K = a->K, V = a->V;
@@ -144,7 +145,7 @@ static void through_states(struct work *w, const real *h) {
 }
 
 /* dX += [dS K; dS^T Q + N K + N^T K] */
-static void through_keys(struct work *w) {
+static void key_gradients(struct work *w) {
     struct gdn_chunk *x = &w->x;
     int64_t n = x->n;
     const real *Q = x->X, *k = x->X + n * x->ldx, *N = w->W + n * C;
@@ -152,13 +153,13 @@ static void through_keys(struct work *w) {
     t.B = k, t.C = w->dX;
     HL_OP(gdn_tri)(&t, x->mm);
     t.B = Q, t.C = w->dX + n * x->ldx;
-    HL_OP(gdn_tri_turned)(&t, x->mm);
+    HL_OP(gdn_tri_trans)(&t, x->mm);
     t.B = k, t.T = N;
     HL_OP(gdn_tri)(&t, x->mm);
-    HL_OP(gdn_tri_turned)(&t, x->mm);
+    HL_OP(gdn_tri_trans)(&t, x->mm);
 }
 
-/* dh moves to the state before the chunk; h.dh is taken on the way. */
+/* dh becomes that of the state before the chunk; h.dh is computed first. */
 static void step_back(struct work *w, const real *h) {
     const struct hl_gdn *a = w->a;
     struct gdn_chunk *x = &w->x;
@@ -198,7 +199,7 @@ static void finish_rows(struct work *w, bool add) {
     }
 }
 
-static void walk_back(struct work *w, int64_t s, int64_t hv, bool add) {
+static void scan_reverse(struct work *w, int64_t s, int64_t hv, bool add) {
     const struct hl_gdn *a = w->a;
     const struct hl_seg *seg = &a->rows->seg[s];
     int64_t KV = a->K * a->V, chunks = hl_pieces(seg->len, C), before = hl_chunks_before(a->rows, s);
@@ -209,9 +210,9 @@ static void walk_back(struct work *w, int64_t s, int64_t hv, bool add) {
         w->last = c == chunks - 1;
         HL_OP(gdn_chunk_load)(&w->x, a, seg->row + c * C, left < C ? left : C, hv);
         solve(w);
-        through_scores(w);
-        through_states(w, h);
-        through_keys(w);
+        score_gradients(w);
+        state_gradients(w, h);
+        key_gradients(w);
         step_back(w, h);
         finish_rows(w, add);
     }
@@ -227,7 +228,7 @@ static void task(void *ctx, int64_t i, int worker) {
     const struct job *j = ctx;
     int64_t group = j->a->HV / j->a->H;
     struct work w = carve(j->a, hl_pool_scratch(j->pool, worker, hl_gdn_scratch(j->a->K, j->a->V)));
-    for (int64_t r = 0; r < group; r++) walk_back(&w, i / j->a->H, i % j->a->H * group + r, r > 0);
+    for (int64_t r = 0; r < group; r++) scan_reverse(&w, i / j->a->H, i % j->a->H * group + r, r > 0);
 }
 
 void HL_OP(gdn_backward)(struct hl_backend *backend, const struct hl_gdn *a) {
