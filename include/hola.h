@@ -55,7 +55,8 @@ typedef enum hola_model_type {
     HOLA_TYPE_COUNT
 } hola_model_type;
 /* What the exact memory keeps: the tokens with the largest write, residual, beta|v|, the latest ones,
- * the most attended ones; `none` switches the memory and its read off. */
+ * the most attended ones; `none` switches the memory and its read off; `streaming` keeps the first
+ * cache_sinks tokens of a document and the latest ones. */
 typedef enum hola_evict {
     HOLA_EVICT_BETAE,
     HOLA_EVICT_E,
@@ -63,6 +64,7 @@ typedef enum hola_evict {
     HOLA_EVICT_RECENCY,
     HOLA_EVICT_H2O,
     HOLA_EVICT_NONE,
+    HOLA_EVICT_STREAMING, /* saved sessions hold these numbers: new ones come last */
     HOLA_EVICT_COUNT
 } hola_evict;
 typedef enum hola_cache_norm { HOLA_NORM_RMS, HOLA_NORM_L2, HOLA_NORM_COUNT } hola_cache_norm;
@@ -85,6 +87,7 @@ typedef struct hola_config {
     int64_t cache_window, cache_chunk;
     double cache_gate_init, cache_tau_init;
     bool cache_tau_freeze;
+    int64_t cache_sinks; /* streaming: tokens at a document's start that are never dropped */
 } hola_config;
 
 /* "46m", "170m", "340m", each also with "-gate" or "-nogate". */

@@ -11,7 +11,7 @@ struct shape {
 };
 
 static inline struct hl_policy policy_of(hola_evict evict) {
-    const hola_config cfg = {.cache_evict = evict};
+    const hola_config cfg = {.cache_evict = evict, .cache_sinks = 2};
     struct hl_policy p;
     assert_true(hl_policy_of(&p, &cfg));
     return p;
@@ -154,7 +154,7 @@ enum wrong { RIGHT, SEES_BLOCK, LATER_TIES, NO_SINK, LATEST, DROPS_KEPT, FORGETS
 static inline int64_t plain_keep(const struct batch *b, const struct hl_seg *g, int64_t h, int64_t first,
                                  int64_t *keep, enum wrong wrong) {
     int64_t n = 0, until = wrong == SEES_BLOCK && first + b->s.chunk < g->len ? first + b->s.chunk : first;
-    bool latest = b->s.evict == HOLA_EVICT_RECENCY || wrong == LATEST;
+    bool latest = b->a.policy.by_position || wrong == LATEST;
     int64_t sinks = wrong == FORGETS_FIRST ? 0 : b->a.policy.sinks + (wrong == ONE_FIRST_MORE);
     for (int64_t j = 0; j < until; j++) {
         int64_t better = 0;

@@ -26,7 +26,7 @@ static const struct variant kinds[] = {
      "{" BODY
      "\"model_type\":\"hola\",\"hidden_size\":64,\"num_heads\":2,\"head_dim\":32,\"expand_v\":2," SMALL_MEMORY
      ",\"cache_evict\":\"betav\"}"},
-    {"recency", "{" BODY HOLA_64 SMALL_MEMORY ",\"cache_evict\":\"recency\"}"},
+    {"streaming", "{" BODY HOLA_64 SMALL_MEMORY ",\"cache_evict\":\"streaming\",\"cache_sinks\":4}"},
     {"l2, sharp, negative",
      "{" BODY HOLA_64 SMALL_MEMORY ",\"cache_norm\":\"l2\",\"cache_tau_init\":3,\"allow_neg_eigval\":true}"},
     {"window 0", "{" BODY HOLA_64 "\"cache_window\":0,\"cache_chunk\":32}"},

@@ -83,8 +83,8 @@ static void test_fast_is_ref(void **state) {
     static const int64_t kv[][2] = {{16, 16}, {24, 24}, {16, 32}};
     (void)state;
     for (int i = 0; i < 6; i++)
-        for (int e = 0; e < HOLA_EVICT_NONE; e++)
-            for (int d = 0; d < (wc[i][1] < 100 ? 3 : 1); d++) {
+        for (int e = 0; e < HOLA_EVICT_COUNT; e++)
+            for (int d = 0; e != HOLA_EVICT_NONE && d < (wc[i][1] < 100 ? 3 : 1); d++) {
                 const struct shape s = {wc[i][0], wc[i][1], 1, 1 + d % 2, kv[d][0], kv[d][1], (hola_evict)e};
                 const int64_t C = s.chunk, len[] = {2 * C + 7, 1, C - 1, C, C + 1};
                 struct batch *want = batch_new(s, len, 5, 11), *got = batch_new(s, len, 5, 11);

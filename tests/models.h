@@ -32,6 +32,7 @@ static const struct variant variants[] = {
     {"gated_deltanet",
      "{" TINY "\"model_type\":\"gated_deltanet\",\"num_heads\":2,\"head_dim\":16,\"expand_v\":2}"},
     {"delta_net", "{" TINY "\"model_type\":\"delta_net\",\"num_heads\":3}"},
+    {"hola streaming", "{" TINY HOLA "\"expand_v\":1,\"cache_evict\":\"streaming\",\"cache_sinks\":3}"},
 };
 enum { VARIANTS = sizeof variants / sizeof *variants };
 

@@ -4,9 +4,9 @@
 
 static struct hl_backend *one, *three;
 
-static const hola_evict kinds[] = {HOLA_EVICT_BETAE, HOLA_EVICT_E, HOLA_EVICT_BETAV, HOLA_EVICT_RECENCY,
-                                   HOLA_EVICT_H2O};
-enum { KINDS = 5 };
+static const hola_evict kinds[] = {HOLA_EVICT_BETAE,   HOLA_EVICT_E,   HOLA_EVICT_BETAV,
+                                   HOLA_EVICT_RECENCY, HOLA_EVICT_H2O, HOLA_EVICT_STREAMING};
+enum { KINDS = sizeof kinds / sizeof *kinds };
 static const double tol = 2e-5;
 
 static struct batch *mixed(struct shape s, uint64_t seed) {

@@ -101,7 +101,7 @@ static void test_defaults(void **state) {
     CHECK_OK(parse(&c, "{\"model_type\": \"hola\"}"));
     assert_true(c.cache_evict == HOLA_EVICT_BETAE && c.cache_norm == HOLA_NORM_RMS && c.cache_window == 64);
     assert_true(c.cache_chunk == 256 && c.cache_gate_init == -4 && c.cache_tau_init == 1 &&
-                c.cache_tau_freeze);
+                c.cache_tau_freeze && c.cache_sinks == 4);
     CHECK_OK(parse(&c, "{\"model_type\": \"delta_net\", \"hidden_size\": 1024}"));
     assert_true(c.num_heads == 16 && c.head_dim == 64 && c.head_v_dim == 64 && !c.use_gate && c.use_beta);
     assert_true(c.num_hidden_layers == 24 && c.intermediate_size == 2816);
@@ -191,11 +191,13 @@ static void test_bad_fields(void **state) {
         {"eos_token_id", "\"</s>\"", "eos_token_id: expected an integer, found a string"},
         {"eos_token_id", "[]", "eos_token_id: expected an integer, found an array"},
         {"eos_token_id", "[[1]]", "eos_token_id: expected an integer, found an array"},
+        {"cache_sinks", "4097", "cache_sinks: 4097 is not between 0 and 4096"},
         {"cache_window", "-1", "cache_window: -1 is not between 0 and 4096"},
         {"cache_window", "4097", "cache_window: 4097 is not"},
         {"cache_chunk", "0", "cache_chunk: 0 is not between 1 and 4096"},
         {"cache_chunk", "4097", "cache_chunk: 4097 is not"},
-        {"cache_evict", "\"lru\"", "cache_evict: \"lru\" is not one of betae, e, betav, recency, h2o, none"},
+        {"cache_evict", "\"lru\"",
+         "cache_evict: \"lru\" is not one of betae, e, betav, recency, h2o, none, streaming"},
         {"cache_evict", "null", "cache_evict: expected a string, found null"},
         {"cache_norm", "\"\"", "cache_norm: \"\" is not one of rms, l2"},
         {"cache_norm", "1", "cache_norm: expected a string, found an integer"},
@@ -323,6 +325,7 @@ static void test_check(void **state) {
     WRONG(cache_norm, HOLA_NORM_COUNT);
     WRONG(cache_window, 4097);
     WRONG(cache_chunk, 0);
+    WRONG(cache_sinks, -1);
     WRONG(cache_gate_init, NAN);
     WRONG(cache_tau_init, -INFINITY);
     WRONG(use_beta, false);

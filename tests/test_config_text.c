@@ -17,6 +17,7 @@ static void check_same(const hola_config *a, const hola_config *b) {
     assert_true(a->allow_neg_eigval == b->allow_neg_eigval && a->use_beta == b->use_beta);
     if (a->model_type != HOLA_TYPE_HOLA) return;
     assert_true(a->cache_evict == b->cache_evict && a->cache_norm == b->cache_norm);
+    assert_int_equal(a->cache_sinks, b->cache_sinks);
     assert_true(a->cache_window == b->cache_window && a->cache_chunk == b->cache_chunk);
     assert_true(a->cache_gate_init == b->cache_gate_init && a->cache_tau_init == b->cache_tau_init);
     assert_int_equal(a->cache_tau_freeze, b->cache_tau_freeze);
@@ -58,6 +59,7 @@ static void test_round_trip(void **state) {
         c.cache_tau_init = check_uniform(&seed, -3, 3);
         c.cache_evict = (hola_evict)(i % HOLA_EVICT_COUNT);
         c.cache_norm = (hola_cache_norm)(i / 7 % 2);
+        c.cache_sinks = i % 13;
         c.bos_token_id = i % 5 - 1;
         c.use_gate = i % 2;
         c.use_beta = i % 3 != 2 || i % 4;

@@ -6,8 +6,9 @@
 #include <jansson.h>
 
 static const char *const vector_names[] = {
-    "hola_betae_rms",   "hola_betae_rms_nogate", "hola_betae_l2",      "hola_betav_rms",        "hola_e_rms",
-    "hola_recency_rms", "gated_deltanet_gate",   "gated_deltanet_ev2", "gated_deltanet_nogate", "delta_net"};
+    "hola_betae_rms",     "hola_betae_rms_nogate", "hola_betae_l2",      "hola_betav_rms",
+    "hola_e_rms",         "hola_recency_rms",      "hola_streaming_rms", "gated_deltanet_gate",
+    "gated_deltanet_ev2", "gated_deltanet_nogate", "delta_net"};
 enum { VECTORS = sizeof vector_names / sizeof *vector_names };
 
 static json_t *vector_open(const char *name) {
@@ -80,7 +81,7 @@ struct vector_run {
     struct hl_activations acts;
     struct hl_seg seg;
     struct hl_rows rows;
-    int32_t ids[64], target[64];
+    int32_t ids[128], target[128];
     int64_t T;
     real *grads;
     double loss;
@@ -89,7 +90,7 @@ struct vector_run {
 static void vector_forward_backward(struct vector_run *r, json_t *v, const char *backend, bool recompute) {
     json_t *ids = json_object_get(v, "ids");
     *r = (struct vector_run){.m = vector_model(v, backend), .T = (int64_t)json_array_size(ids)};
-    assert_true(r->T <= 64);
+    assert_true(r->T <= 128);
     for (int64_t i = 0; i < r->T; i++)
         r->ids[i] = (int32_t)json_integer_value(json_array_get(ids, (size_t)i));
     for (int64_t i = 0; i < r->T; i++) r->target[i] = i + 1 < r->T ? r->ids[i + 1] : -1;

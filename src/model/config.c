@@ -58,6 +58,7 @@ void hl_config_defaults(hola_config *c, hola_model_type type) {
         .cache_gate_init = -4,
         .cache_tau_init = 1,
         .cache_tau_freeze = true,
+        .cache_sinks = 4,
     };
 }
 
@@ -114,6 +115,7 @@ static const struct int_field {
     {"eos_token_id", AT(eos_token_id), -1, HL_MAX_VOCAB - 1, false},
     {"cache_window", AT(cache_window), 0, HL_MAX_WINDOW, true},
     {"cache_chunk", AT(cache_chunk), 1, HL_MAX_CHUNK, true},
+    {"cache_sinks", AT(cache_sinks), 0, HL_MAX_WINDOW, true},
 };
 static const struct real_field {
     const char *name;

@@ -214,6 +214,7 @@ static void read_cache(struct reader *r, hola_config *c) {
     read_real(r, "cache_gate_init", &c->cache_gate_init);
     read_real(r, "cache_tau_init", &c->cache_tau_init);
     read_bool(r, "cache_tau_freeze", &c->cache_tau_freeze);
+    read_int(r, "cache_sinks", &c->cache_sinks);
 }
 
 static void read_fields(struct reader *r, hola_config *c) {

@@ -88,6 +88,7 @@ static void set_cache(struct writer *w, const hola_config *c) {
     set_real(w, "cache_gate_init", c->cache_gate_init);
     set_real(w, "cache_tau_init", c->cache_tau_init);
     set_bool(w, "cache_tau_freeze", c->cache_tau_freeze);
+    set_int(w, "cache_sinks", c->cache_sinks);
 }
 
 static void set_fields(struct writer *w, const hola_config *c, const hola_config *before) {

@@ -1,6 +1,8 @@
 /* policy.c -- the table of policies: a row for each HOLA_EVICT_*. */
 #include "ops/cache/policy.h"
 
+enum { CACHE_SINKS = -1 }; /* the configuration says how many */
+
 static const struct {
     const char *name; /* in config.json */
     struct hl_policy policy;
@@ -11,6 +13,8 @@ static const struct {
     [HOLA_EVICT_RECENCY] = {"recency", {.score = HL_SCORE_NONE, .by_position = true}},
     [HOLA_EVICT_H2O] = {"h2o", {.score = HL_SCORE_NONE, .moves_with_reads = true}},
     [HOLA_EVICT_NONE] = {"none", {.score = HL_SCORE_NONE}},
+    [HOLA_EVICT_STREAMING] = {"streaming",
+                              {.score = HL_SCORE_NONE, .by_position = true, .sinks = CACHE_SINKS}},
 };
 
 const char *hola_evict_name(hola_evict e) {
@@ -19,5 +23,6 @@ const char *hola_evict_name(hola_evict e) {
 
 bool hl_policy_of(struct hl_policy *out, const hola_config *cfg) {
     *out = table[cfg->cache_evict].policy;
+    if (out->sinks == CACHE_SINKS) out->sinks = cfg->cache_sinks;
     return cfg->cache_evict != HOLA_EVICT_NONE;
 }
