@@ -73,8 +73,8 @@ template <int width> struct quads {
     }
 };
 template <int width>
-static __device__ __forceinline__ void read_quads(struct quads<width> &old, const bf16 *from, int ld,
-                                                  int rows, bool there) {
+static __device__ __forceinline__ void read_quads(struct quads<width> &old, const bf16 *from, int ld, int rows,
+                                                  bool there) {
 #pragma unroll
     for (int n = 0; n < width / 16; n++)
 #pragma unroll
@@ -110,8 +110,8 @@ struct place {
     int rows;
     bool old;
 };
-static __device__ __forceinline__ struct place place_of(const struct cache_dev &c, const struct query_pass &x,
-                                                        int own, int group) {
+static __device__ __forceinline__ struct place place_of(const struct cache_dev &c, const struct query_pass &x, int own,
+                                                        int group) {
     struct place p;
     p.to = (bf16 *)(group ? c.a.dk : c.a.dv) + ((int64_t)(x.all.row + own * TILE) * c.a.HV + x.h) * D;
     p.rows = x.all.len - own * TILE;
@@ -121,9 +121,8 @@ static __device__ __forceinline__ struct place place_of(const struct cache_dev &
 
 /* dv (group 0) or dk (group 1) of tile n of the keys, once p and ds of the pass's queries are complete. old: what was
  * there of the first columns, loaded long before; that of the next columns is loaded a step ahead. */
-static __device__ __forceinline__ void finish_keys(smem *m, const struct cache_dev &c,
-                                                   const struct cache_back &b, const struct query_pass &x,
-                                                   int n, int group, struct quads<N> old) {
+static __device__ __forceinline__ void finish_keys(smem *m, const struct cache_dev &c, const struct cache_back &b,
+                                                   const struct query_pass &x, int n, int group, struct quads<N> old) {
     const int own = n - tiles_of(x.all.kept), first = max(own - x.first, 0), end = tiles_in(x);
     const int ld = (int)c.a.HV * D;
     const struct place p = place_of(c, x, own, group);
@@ -142,8 +141,8 @@ static __device__ __forceinline__ void finish_keys(smem *m, const struct cache_d
 }
 
 /* Where the warp's summand of the pass goes; passes that a short block does not have leave zeros. */
-static __device__ __forceinline__ int share_of(const struct cache_dev &c, const struct query_pass &x,
-                                               int passes, int i) {
+static __device__ __forceinline__ int share_of(const struct cache_dev &c, const struct query_pass &x, int passes,
+                                               int i) {
     return ((x.at / (int)c.a.HV * passes + i) * BLOCK_WARPS + threadIdx.x / 32) * (int)c.a.HV + x.h;
 }
 static __device__ __forceinline__ void clear_rest(const struct cache_dev &c, const struct cache_back &b,

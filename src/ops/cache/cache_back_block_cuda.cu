@@ -16,8 +16,8 @@
 /* dv (group 0) or dk (group 1) of tile n of the keys, once p and ds of all queries are complete */
 template <int D>
 static __device__ __forceinline__ void finish_keys(struct back_smem<D> *m, const struct cache_dev &c,
-                                                   const struct cache_back &b, const struct item &x, int at,
-                                                   int h, int n, int group) {
+                                                   const struct cache_back &b, const struct item &x, int at, int h,
+                                                   int n, int group) {
     const int kepts = tiles_of(x.kept), own = n - kepts, end = tiles_of(x.len);
     const int ld = (int)c.a.HV * D;
     float d[D / 8][4] = {};
@@ -27,8 +27,7 @@ static __device__ __forceinline__ void finish_keys(struct back_smem<D> *m, const
     if (group) sum_queries<D>(d, m->ds, m->q, 0, max(own, 0), end);
     else sum_queries<D>(d, m->p, m->dout, 0, max(own, 0), end);
     if (own < 0) {
-        write_share<D>(b.kept + ((int64_t)at * c.a.window + n * TILE) * 2 * D + (group ? 0 : D), d,
-                       x.kept - n * TILE);
+        write_share<D>(b.kept + ((int64_t)at * c.a.window + n * TILE) * 2 * D + (group ? 0 : D), d, x.kept - n * TILE);
         return;
     }
     bf16(*stage)[SQUARE] = group ? m->ds : m->p;
@@ -37,9 +36,8 @@ static __device__ __forceinline__ void finish_keys(struct back_smem<D> *m, const
 }
 /* dq of tile i, which no key is left for: staged in the place of its p and ds */
 template <int D>
-static __device__ __forceinline__ void write_dq(struct back_smem<D> *m, const struct cache_dev &c,
-                                                const struct item &x, int h, int i, const float (*d)[4],
-                                                int group) {
+static __device__ __forceinline__ void write_dq(struct back_smem<D> *m, const struct cache_dev &c, const struct item &x,
+                                                int h, int i, const float (*d)[4], int group) {
     bf16 *to = (bf16 *)c.a.dq + ((int64_t)(x.row + i * TILE) * c.a.HV + h) * D;
     const struct lines<D> none = {};
     write_tile<D, false>(to, (int)c.a.HV * D, x.len - i * TILE, d, none, m->p[i], m->ds[i], group);
@@ -79,8 +77,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
         for (int n = 0; n < all; n++) {
             const int own = n - kepts;
             const bool last = n + 1 == all;
-            if (last ? next.kept > 0 : n + 1 < kepts)
-                prefetch_kept_ids(c, last ? at + step : at, last ? 0 : n + 1, id);
+            if (last ? next.kept > 0 : n + 1 < kepts) prefetch_kept_ids(c, last ? at + step : at, last ? 0 : n + 1, id);
 #pragma unroll
             for (int a = 0; a < 2; a++) {
                 const int i = tile_of(a, group);
@@ -110,8 +107,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     }
 }
 
-template <int D>
-static void run(struct hl_cuda *cuda, const struct cache_dev *c, const struct cache_back *b) {
+template <int D> static void run(struct hl_cuda *cuda, const struct cache_dev *c, const struct cache_back *b) {
     const int items = (int)(c->rows.blocks * c->a.HV), sms = hl_cuda_sms(cuda);
     const unsigned grid = (unsigned)(items < sms ? items : sms);
     const size_t bytes = sizeof(struct back_smem<D>) + TILES_ROOM;

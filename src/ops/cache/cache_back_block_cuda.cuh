@@ -16,8 +16,7 @@ template <int D> struct back_smem {
         COLUMNS = D > 128 ? 64 : D         /* of dk and dv that a warpgroup sums up at a time */
     };
     bf16 q[TILES][TILE * D], dout[TILES][TILE * D], k[TILE * D], v[TILE * D];
-    bf16 p[TILES][SQUARE],
-        ds[TILES][SQUARE]; /* [query][key] of a tile; results of D <= 128 are staged there */
+    bf16 p[TILES][SQUARE], ds[TILES][SQUARE];      /* [query][key] of a tile; results of D <= 128 are staged there */
     float lse[TILES * TILE], rowdot[TILES * TILE]; /* log2 of the denominator over lambda; dout.read */
 };
 
@@ -39,8 +38,8 @@ static __device__ __forceinline__ struct item item_of(const struct cache_dev &c,
 
 /* 64 rows of head h of x [T][HV][D] from `row` on; zeros from the `left`-th on */
 template <int D>
-static __device__ __forceinline__ void copy_rows(bf16 *to, const struct cache_dev &c, const void *x, int h,
-                                                 int row, int left) {
+static __device__ __forceinline__ void copy_rows(bf16 *to, const struct cache_dev &c, const void *x, int h, int row,
+                                                 int left) {
     const bf16 *from = (const bf16 *)x + ((int64_t)row * c.a.HV + h) * D;
 #pragma unroll
     for (int i = 0; i < D / 64; i++)
@@ -55,8 +54,7 @@ static __device__ __forceinline__ void copy_queries(struct back_smem<D> *m, cons
     copy_rows<D>(m->dout[i], c, c.a.dout, h, x.row + i * TILE, x.len - i * TILE);
 }
 /* The ids of the kept rows that this thread will copy, loaded ahead */
-static __device__ __forceinline__ void prefetch_kept_ids(const struct cache_dev &c, int at, int tile,
-                                                         int id[2]) {
+static __device__ __forceinline__ void prefetch_kept_ids(const struct cache_dev &c, int at, int tile, int id[2]) {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         const int slot = tile * TILE + i * (TILE / 2) + threadIdx.x / 8;
@@ -89,16 +87,14 @@ static __device__ __forceinline__ void copy_keys(struct back_smem<D> *m, const s
 /* ---- results: a warpgroup's 64 rows ---- */
 
 /* gradients of kept rows, as floats, 2 D apart */
-template <int D>
-static __device__ __forceinline__ void write_share(float *to, const float (*d)[4], int rows) {
+template <int D> static __device__ __forceinline__ void write_share(float *to, const float (*d)[4], int rows) {
     const int row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
     for (int n = 0; n < D / 8; n++)
 #pragma unroll
         for (int i = 0; i < 2; i++)
             if (row + 8 * i < rows)
-                *(float2 *)(to + (row + 8 * i) * 2 * D + n * 8 + 2 * t) =
-                    make_float2(d[n][2 * i], d[n][2 * i + 1]);
+                *(float2 *)(to + (row + 8 * i) * 2 * D + n * 8 + 2 * t) = make_float2(d[n][2 * i], d[n][2 * i + 1]);
 }
 /* Rows of a result, 16 bytes at a time: those of one thread */
 template <int D> struct lines {
@@ -129,8 +125,7 @@ static __device__ __forceinline__ void store_square(bf16 *to, const uint32_t (*x
 /* to = d, or d + old: 64 rows, staged in two squares: columns up to 64, and those from 64 on */
 template <int D, bool ADD>
 static __device__ __forceinline__ void write_tile(bf16 *to, int ld, int rows, const float (*d)[4],
-                                                  const struct lines<D> &old, bf16 *left, bf16 *right,
-                                                  int group) {
+                                                  const struct lines<D> &old, bf16 *left, bf16 *right, int group) {
     enum { CHUNKS = lines<D>::CHUNKS, STEP = lines<D>::STEP };
     const int first = threadIdx.x % GROUP / CHUNKS, chunk = threadIdx.x % CHUNKS;
     uint32_t x[4][4];

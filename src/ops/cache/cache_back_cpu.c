@@ -135,8 +135,7 @@ static void back_tile(const struct tile *t, const int64_t *id, int64_t n, int64_
     for (int64_t i = first; i < t->n; i++)
         t->scalars->tau += (double)weights(t, i, diagonal ? min(n, i - first + 1) : n, n);
 
-    dQ = (struct hl_small_gemm){
-        .M = m, .N = a->K, .K = n, .A = dP.C, .ai = ld, .ak = 1, .B = k, .bk = ldk, .bn = 1};
+    dQ = (struct hl_small_gemm){.M = m, .N = a->K, .K = n, .A = dP.C, .ai = ld, .ak = 1, .B = k, .bk = ldk, .bn = 1};
     dQ.C = dq;
     dQ.ldc = a->H * a->K;
     dQ.alpha = slope;
@@ -156,8 +155,8 @@ static void back_tile(const struct tile *t, const int64_t *id, int64_t n, int64_
 }
 
 /* All columns of block b: the n kept ones, then its own m rows; ids in w->chosen. */
-static void back_block(const struct hl_cache_head *d, struct hl_cache_work *w, struct scalar_grads *scalars,
-                       int64_t b, int64_t m) {
+static void back_block(const struct hl_cache_head *d, struct hl_cache_work *w, struct scalar_grads *scalars, int64_t b,
+                       int64_t m) {
     const int64_t n = w->chosen.n, *id = w->chosen.id;
     struct tile t = {.d = d, .w = w, .scalars = scalars, .ldk = d->a->H * d->a->K, .ldv = d->a->HV * d->a->V};
     for (t.i = 0; t.i < m; t.i += CACHE_BACK) {

@@ -29,17 +29,15 @@ static __device__ __forceinline__ const act *row_of(const void *x, int64_t row, 
 struct score_grad {
     float s, p, ds;
 };
-static __device__ struct score_grad score_grad_of(const struct cache_dev &c, const float *R, int64_t h,
-                                                  int64_t t, int64_t j) {
+static __device__ struct score_grad score_grad_of(const struct cache_dev &c, const float *R, int64_t h, int64_t t,
+                                                  int64_t j) {
     const int64_t hk = h / c.group, at = t * c.a.HV + h;
     const float lambda = 1.0f / (1.0f + expf(-c.a.gate[h]));
     struct score_grad x;
-    x.s = dot_row(row_of(c.a.q, t, c.a.H, hk, c.a.K), row_of(c.a.k, j, c.a.H, hk, c.a.K), c.a.K) /
-          sqrtf((float)c.a.K);
+    x.s = dot_row(row_of(c.a.q, t, c.a.H, hk, c.a.K), row_of(c.a.k, j, c.a.H, hk, c.a.K), c.a.K) / sqrtf((float)c.a.K);
     x.p = expf(c.a.tau[h] * x.s - c.a.lse[at]);
-    x.ds = x.p * (lambda * dot_row(row_of(c.a.dout, t, c.a.HV, h, c.a.V), row_of(c.a.v, j, c.a.HV, h, c.a.V),
-                                   c.a.V) -
-                  R[at]);
+    x.ds = x.p *
+           (lambda * dot_row(row_of(c.a.dout, t, c.a.HV, h, c.a.V), row_of(c.a.v, j, c.a.HV, h, c.a.V), c.a.V) - R[at]);
     return x;
 }
 
@@ -68,8 +66,7 @@ static __global__ void rowwise_q(const struct cache_dev c, const struct cache_ba
         const int64_t h = hk * c.group + g;
         for (int64_t j = threadIdx.x / 32; j < all; j += WARPS) {
             const int64_t r = j < w ? c.a.sel[(block * c.a.HV + h) * w + j] : p.row + j - w;
-            const struct score_grad x =
-                r < 0 ? (struct score_grad){0, 0, 0} : score_grad_of(c, b.R, h, row, r);
+            const struct score_grad x = r < 0 ? (struct score_grad){0, 0, 0} : score_grad_of(c, b.R, h, row, r);
             if (threadIdx.x % 32) continue;
             ds[j] = x.ds * c.a.tau[h] / sqrtf((float)c.a.K);
             sds[j] = x.ds * x.s;
@@ -77,8 +74,7 @@ static __global__ void rowwise_q(const struct cache_dev c, const struct cache_ba
         }
         __syncthreads();
         for (int64_t i = threadIdx.x; i < c.a.K; i += THREADS) {
-            float *sum =
-                b.own + (row * c.a.HV + hk * c.group) * (c.a.K + c.a.V) + i; /* free until rowwise_kv */
+            float *sum = b.own + (row * c.a.HV + hk * c.group) * (c.a.K + c.a.V) + i; /* free until rowwise_kv */
             float x = g ? *sum : 0;
             for (int64_t j = 0; j < all; j++)
                 if (from[j] >= 0) x += ds[j] * f32(row_of(c.a.k, from[j], c.a.H, hk, c.a.K)[i]);
@@ -103,8 +99,7 @@ static __global__ void rowwise_kv(const struct cache_dev c, const struct cache_b
     const int64_t row = j < w ? c.a.sel[(block * c.a.HV + h) * w + j] : j - w < p.len ? p.row + j - w : -1;
     const float scale = c.a.tau[h] / sqrtf((float)K), lambda = 1.0f / (1.0f + expf(-c.a.gate[h]));
     float *ds = (float *)shared_memory(), *weight = ds + C;
-    float *to =
-        j < w ? b.kept + ((block * c.a.HV + h) * w + j) * (K + V) : b.own + (row * c.a.HV + h) * (K + V);
+    float *to = j < w ? b.kept + ((block * c.a.HV + h) * w + j) * (K + V) : b.own + (row * c.a.HV + h) * (K + V);
     if (row < 0) return;
     for (int64_t t = first + threadIdx.x / 32; t < p.len; t += WARPS) {
         const struct score_grad x = score_grad_of(c, b.R, h, p.row + t, row);
@@ -140,16 +135,14 @@ static __global__ void gather(const struct cache_dev c, const struct cache_back 
     if (row >= c.T) return;
     const int64_t seg = c.rows.row_seg[row], end = c.rows.block_first[seg + 1];
     const int64_t next = c.rows.block_first[seg] + (row - c.rows.seg[seg].row) / c.a.chunk + 1;
-    float *sum =
-        b.own + (row * c.a.HV + hk * c.group) * (K + V); /* of the group's heads, one after another */
+    float *sum = b.own + (row * c.a.HV + hk * c.group) * (K + V); /* of the group's heads, one after another */
     for (int64_t g = 0; g < c.group; g++) {
         const int64_t h = hk * c.group + g;
         float *own = sum + g * (K + V);
         for (int64_t n = next; n < end; n++) {
             const int64_t j = find_kept(c.a.sel + (n * c.a.HV + h) * w, w, row);
             if (j < 0) break;
-            for (int64_t x = lane; x < K + V; x += 32)
-                own[x] += b.kept[((n * c.a.HV + h) * w + j) * (K + V) + x];
+            for (int64_t x = lane; x < K + V; x += 32) own[x] += b.kept[((n * c.a.HV + h) * w + j) * (K + V) + x];
         }
         __syncwarp(); /* other lanes' columns */
         for (int64_t x = lane; x < V; x += 32) {
@@ -163,9 +156,8 @@ static __global__ void gather(const struct cache_dev c, const struct cache_back 
 
 /* dk, dv += what row `row` receives as kept row j of `block`, and of the blocks after it while it is kept. A
  * lane's columns are 4 lane and 128 + 4 lane of D; dk, and dv unless NULL. */
-static __device__ __forceinline__ void add_contributions(const struct cache_dev &c,
-                                                         const struct cache_back &b, int64_t row, int64_t h,
-                                                         int64_t block, int64_t end, int64_t j,
+static __device__ __forceinline__ void add_contributions(const struct cache_dev &c, const struct cache_back &b,
+                                                         int64_t row, int64_t h, int64_t block, int64_t end, int64_t j,
                                                          float dk[2][4], float dv[2][4]) {
     const int64_t D = c.a.K, w = c.a.window;
     while (j >= 0) {
@@ -233,8 +225,8 @@ static __global__ void gather_kept(const struct cache_dev c, const struct cache_
     write_sum(to_v, old_v, dv, D);
     if (!first) return;
     for (int i = h + 1; i < (hk + 1) * group; i++)
-        add_contributions(c, b, row, i, block, end,
-                          find_kept(c.a.sel + ((int64_t)block * HV + i) * w, w, row), dk, NULL);
+        add_contributions(c, b, row, i, block, end, find_kept(c.a.sel + ((int64_t)block * HV + i) * w, w, row), dk,
+                          NULL);
     write_sum(to_k, old_k, dk, D);
 }
 
@@ -261,8 +253,8 @@ static void run_rowwise(struct hl_cuda *cuda, const struct cache_dev *c, const s
     launch(cuda, rowdot, blocks_for(c->T * a->HV, WARPS), THREADS, 0, *c, *b);
     launch(cuda, rowwise_q, dim3((unsigned)(c->rows.blocks * a->chunk), (unsigned)a->H), THREADS,
            (size_t)(all * 12 + 16), *c, *b);
-    launch(cuda, rowwise_kv, dim3((unsigned)(c->rows.blocks * all), (unsigned)a->HV), THREADS,
-           (size_t)(a->chunk * 8), *c, *b);
+    launch(cuda, rowwise_kv, dim3((unsigned)(c->rows.blocks * all), (unsigned)a->HV), THREADS, (size_t)(a->chunk * 8),
+           *c, *b);
     launch(cuda, gather, blocks_for(c->T * a->H, WARPS), THREADS, 0, *c, *b);
 }
 
@@ -280,9 +272,7 @@ extern "C" void HL_OP(cache_backward)(struct hl_backend *backend, const struct h
     b.n_gate_sink = by_block ? c.rows.blocks * (shares ? shares : BLOCK_WARPS)
                     : tiled  ? c.rows.blocks * tiles_of(a->chunk)
                              : c.T;
-    b.n_tau = by_block ? b.n_gate_sink
-              : tiled  ? c.rows.blocks * (tiles_of(a->window) + tiles_of(a->chunk))
-                       : c.T;
+    b.n_tau = by_block ? b.n_gate_sink : tiled ? c.rows.blocks * (tiles_of(a->window) + tiles_of(a->chunk)) : c.T;
     for (int pass = 0; pass < 2; pass++) { /* counts, then places */
         s.used = 0;
         b.R = carve_floats(&s, by_block ? 0 : c.T * a->HV);
@@ -303,9 +293,8 @@ extern "C" void HL_OP(cache_backward)(struct hl_backend *backend, const struct h
             HL_OP(cache_back_q)(cuda, &c, &b);
         }
         if (a->window > 0)
-            launch_pdl(cuda, gather_kept,
-                       dim3((unsigned)(c.rows.blocks * a->HV), blocks_for(a->window, WARPS)), THREADS, 0, c,
-                       b);
+            launch_pdl(cuda, gather_kept, dim3((unsigned)(c.rows.blocks * a->HV), blocks_for(a->window, WARPS)),
+                       THREADS, 0, c, b);
     } else run_rowwise(cuda, &c, &b);
     if (a->window > 0) launch_pdl(cuda, sum_scalars, (unsigned)a->HV, 1024, 0, c, b);
     else launch(cuda, sum_scalars, (unsigned)a->HV, 1024, 0, c, b);

@@ -50,13 +50,12 @@ struct kv_sums {
  * from `keys` on are none, and if `causal`, those after their query are hidden, both counted from the tiles'
  * first. Returns the thread's part of the sum of ds q.k. tau: with 1/sqrt(K) in it */
 template <int D, int S, bool mask>
-static __device__ __forceinline__ float score_tile(const struct kv_smem<D, S> &m, int stage, float tau,
-                                                   float lambda, bool causal, int keys) {
+static __device__ __forceinline__ float score_tile(const struct kv_smem<D, S> &m, int stage, float tau, float lambda,
+                                                   bool causal, int keys) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     enum { QUERIES = kv_smem<D, S>::QUERIES };
     const int key = warp % 4 * 16, query = warp / 4 * QUERIES;
-    const bf16 *q = m.q + stage * kv_smem<D, S>::X,
-               *dout = m.dout + stage % kv_smem<D, S>::STAGES * kv_smem<D, S>::X;
+    const bf16 *q = m.q + stage * kv_smem<D, S>::X, *dout = m.dout + stage % kv_smem<D, S>::STAGES * kv_smem<D, S>::X;
     float s[QUERIES / 8][4] = {}, dp[QUERIES / 8][4] = {}, sum = 0;
     const float scale = tau * LOG2E;
     if (!mask || !causal || key < query + QUERIES) /* otherwise the warp sees nothing */
@@ -64,8 +63,7 @@ static __device__ __forceinline__ float score_tile(const struct kv_smem<D, S> &m
 #pragma unroll
     for (int n = 0; n < QUERIES / 8; n++) {
         const int at = query + n * 8 + 2 * t;
-        const float2 lse = *(const float2 *)(m.lse + stage * TILE + at),
-                     R = *(const float2 *)(m.R + stage * TILE + at);
+        const float2 lse = *(const float2 *)(m.lse + stage * TILE + at), R = *(const float2 *)(m.R + stage * TILE + at);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const int j = key + g + 8 * i;
@@ -85,8 +83,7 @@ static __device__ __forceinline__ float score_tile(const struct kv_smem<D, S> &m
 }
 
 /* ds of a tile to global memory, for dq */
-template <int D, int S>
-static __device__ __forceinline__ void write_ds(const struct kv_smem<D, S> &m, bf16 *to) {
+template <int D, int S> static __device__ __forceinline__ void write_ds(const struct kv_smem<D, S> &m, bf16 *to) {
 #pragma unroll
     for (int i = threadIdx.x; i < TILE * TILE / 8; i += kv_smem<D, S>::THREADS)
         *(uint4 *)(to + i * 8) = *(const uint4 *)(m.ds + i / (TILE / 8) * LDP + i % (TILE / 8) * 8);
@@ -117,8 +114,8 @@ static __device__ __forceinline__ void add_tile(float sum[2][kv_smem<D, S>::COLU
 
 /* What the thread holds of the tile's first `rows` rows, ld apart, as floats. */
 template <int D, int S>
-static __device__ __forceinline__ void write_floats(const float sum[2][kv_smem<D, S>::COLUMNS / 8][4],
-                                                    int rows, float *to, int64_t ld) {
+static __device__ __forceinline__ void write_floats(const float sum[2][kv_smem<D, S>::COLUMNS / 8][4], int rows,
+                                                    float *to, int64_t ld) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int i = 0; i < 2; i++)
@@ -134,15 +131,14 @@ static __device__ __forceinline__ void write_floats(const float sum[2][kv_smem<D
 }
 /* The same rows as bf16, written or added to; they are staged in `smem` [64][D + 4], for full cache lines. */
 template <int D, int S>
-static __device__ __forceinline__ void write_bf16(const float sum[2][kv_smem<D, S>::COLUMNS / 8][4], int rows,
-                                                  bf16 *to, int64_t ld, bool add, float *smem) {
+static __device__ __forceinline__ void write_bf16(const float sum[2][kv_smem<D, S>::COLUMNS / 8][4], int rows, bf16 *to,
+                                                  int64_t ld, bool add, float *smem) {
     enum { CHUNKS = tile<D>::CHUNKS, STEP = kv_smem<D, S>::THREADS / CHUNKS, EACH = TILE / STEP };
     const int r = threadIdx.x / CHUNKS, at = threadIdx.x % CHUNKS * 8;
     uint4 old[EACH]; /* every load before the first store: they might be the same memory */
 #pragma unroll
     for (int i = 0; i < EACH; i++)
-        old[i] = add && r + i * STEP < rows ? *(const uint4 *)(to + (r + i * STEP) * ld + at)
-                                            : make_uint4(0, 0, 0, 0);
+        old[i] = add && r + i * STEP < rows ? *(const uint4 *)(to + (r + i * STEP) * ld + at) : make_uint4(0, 0, 0, 0);
     write_floats<D, S>(sum, TILE, smem, D + 4);
     __syncthreads();
 #pragma unroll
@@ -161,10 +157,9 @@ static __device__ __forceinline__ void write_bf16(const float sum[2][kv_smem<D, 
 /* Of 64 queries from row `from` of the block on: q, lse and R into one of two stages; dout into its own */
 template <int D, int S>
 static __device__ __forceinline__ void fetch_queries(const struct kv_smem<D, S> &m, const struct cache_dev &c,
-                                                     const float *R, const struct block_view &s, int stage,
-                                                     int from) {
-    fetch_rows<D, TILE, kv_smem<D, S>::THREADS>(m.q + stage * kv_smem<D, S>::X, c.a.q, c.a.H, s.hk,
-                                                s.row + from, s.len - from);
+                                                     const float *R, const struct block_view &s, int stage, int from) {
+    fetch_rows<D, TILE, kv_smem<D, S>::THREADS>(m.q + stage * kv_smem<D, S>::X, c.a.q, c.a.H, s.hk, s.row + from,
+                                                s.len - from);
     if (threadIdx.x < TILE) {
         const int64_t at = (int64_t)(s.row + from + threadIdx.x) * c.a.HV + s.h;
         const bool there = from + (int)threadIdx.x < s.len;
@@ -175,8 +170,8 @@ static __device__ __forceinline__ void fetch_queries(const struct kv_smem<D, S> 
 template <int D, int S>
 static __device__ __forceinline__ void fetch_dout(const struct kv_smem<D, S> &m, const struct cache_dev &c,
                                                   const struct block_view &s, int stage, int from) {
-    fetch_rows<D, TILE, kv_smem<D, S>::THREADS>(m.dout + stage % kv_smem<D, S>::STAGES * kv_smem<D, S>::X,
-                                                c.a.dout, c.a.HV, s.h, s.row + from, s.len - from);
+    fetch_rows<D, TILE, kv_smem<D, S>::THREADS>(m.dout + stage % kv_smem<D, S>::STAGES * kv_smem<D, S>::X, c.a.dout,
+                                                c.a.HV, s.h, s.row + from, s.len - from);
 }
 
 /* All queries of the block from tile `first` on, of one value head. k and v are in flight or there. The next tile
@@ -185,8 +180,8 @@ static __device__ __forceinline__ void fetch_dout(const struct kv_smem<D, S> &m,
  * of dtau. */
 template <int D, int S>
 static __device__ __forceinline__ float
-loop_queries(struct kv_sums<D, S> &sum, const struct kv_smem<D, S> &m, const struct cache_dev &c,
-             const float *R, const struct block_view &s, int first, bool own, int keys, bf16 *ds) {
+loop_queries(struct kv_sums<D, S> &sum, const struct kv_smem<D, S> &m, const struct cache_dev &c, const float *R,
+             const struct block_view &s, int first, bool own, int keys, bf16 *ds) {
     enum { STAGES = kv_smem<D, S>::STAGES };
     const int end = (s.len + TILE - 1) / TILE;
     const float tau = c.a.tau[s.h] / sqrtf((float)D), lambda = sigmoid(c.a.gate[s.h]);
@@ -231,8 +226,7 @@ static __global__ void __launch_bounds__(kv_smem<D, S>::THREADS, D == 256 ? 1 : 
     const int units = kepts * (int)c.a.HV + owns * (int)c.a.H, at = blockIdx.x % units;
     const int64_t block = blockIdx.x / units, w = c.a.window;
     const bool own = at >= kepts * c.a.HV;
-    const int unit = own ? at - kepts * (int)c.a.HV : at, t = own ? unit % owns : unit % kepts,
-              from = t * TILE;
+    const int unit = own ? at - kepts * (int)c.a.HV : at, t = own ? unit % owns : unit % kepts, from = t * TILE;
     const int64_t h0 = own ? unit / owns * c.group : unit / kepts, h1 = own ? h0 + c.group : h0 + 1;
     struct kv_sums<D, S> sum = {};
     for (int64_t h = h0; h < h1; h++) {
@@ -248,17 +242,15 @@ static __global__ void __launch_bounds__(kv_smem<D, S>::THREADS, D == 256 ? 1 : 
             sum.dv[i / (kv_smem<D, S>::COLUMNS / 2)][i / 4 % (kv_smem<D, S>::COLUMNS / 8)][i % 4] = 0;
         fetch_columns<D, TILE, kv_smem<D, S>::THREADS>(m.k, m.v, c, s, !own, from);
         const int first = own ? t : 0, tile_ds = own ? kepts * owns + t * (t + 1) / 2 + t : t * owns;
-        float dtau =
-            loop_queries<D, S>(sum, m, c, b.R, s, first, own, keys,
-                               (bf16 *)b.ds + ((block * c.a.HV + h) * all_ds + tile_ds) * TILE * TILE);
+        float dtau = loop_queries<D, S>(sum, m, c, b.R, s, first, own, keys,
+                                        (bf16 *)b.ds + ((block * c.a.HV + h) * all_ds + tile_ds) * TILE * TILE);
         if (c.a.dtau) {
             dtau = block_sum(dtau, m.lse);
             if (threadIdx.x == 0) *tau = dtau;
         }
         if (own) {
             const int64_t row = s.row + from;
-            write_bf16<D, S>(sum.dv, keys, (bf16 *)c.a.dv + (row * c.a.HV + h) * D, c.a.HV * D, true,
-                             (float *)m.q);
+            write_bf16<D, S>(sum.dv, keys, (bf16 *)c.a.dv + (row * c.a.HV + h) * D, c.a.HV * D, true, (float *)m.q);
             if (h + 1 == h1)
                 write_bf16<D, S>(sum.dk, keys, (bf16 *)c.a.dk + (row * c.a.H + s.hk) * D, c.a.H * D, false,
                                  (float *)m.q);
@@ -270,16 +262,13 @@ static __global__ void __launch_bounds__(kv_smem<D, S>::THREADS, D == 256 ? 1 : 
     }
 }
 
-template <int D, int S>
-static void run(struct hl_cuda *cuda, const struct cache_dev *c, const struct cache_back *b) {
+template <int D, int S> static void run(struct hl_cuda *cuda, const struct cache_dev *c, const struct cache_back *b) {
     const struct hl_cache *a = &c->a;
     const unsigned kepts = (unsigned)tiles_of(a->window), owns = (unsigned)tiles_of(a->chunk);
     launch(cuda, back_kv<D, S>, (unsigned)c->rows.blocks * (unsigned)(kepts * a->HV + owns * a->H),
-           kv_smem<D, S>::THREADS, (size_t)kv_smem<D, S>::BYTES, *c, *b, (int)kepts, (int)owns,
-           (int)ds_tiles(a));
+           kv_smem<D, S>::THREADS, (size_t)kv_smem<D, S>::BYTES, *c, *b, (int)kepts, (int)owns, (int)ds_tiles(a));
 }
-template <int D>
-static void run_stages(struct hl_cuda *cuda, const struct cache_dev *c, const struct cache_back *b) {
+template <int D> static void run_stages(struct hl_cuda *cuda, const struct cache_dev *c, const struct cache_back *b) {
     if (shared_limit() >= kv_smem<D, 2>::BYTES) run<D, 2>(cuda, c, b);
     else run<D, 1>(cuda, c, b);
 }

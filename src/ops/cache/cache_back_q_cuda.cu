@@ -12,8 +12,8 @@ enum { THREADS = 128, LDS = TILE + 8 };
 
 /* rowdot[row] = dout.read of the warp's 16 rows */
 template <int D>
-static __device__ __forceinline__ void dout_dot_read(const struct cache_dev &c, const struct block_view &s,
-                                                     int from, float *rowdot) {
+static __device__ __forceinline__ void dout_dot_read(const struct cache_dev &c, const struct block_view &s, int from,
+                                                     float *rowdot) {
     enum { PER_STEP = 32 / tile<D>::CHUNKS };
     const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -68,8 +68,7 @@ static __device__ __forceinline__ void write_dq(const struct cache_dev &c, const
     for (int n = 0; n < D / 8; n++)
 #pragma unroll
         for (int i = 0; i < 2; i++)
-            *(uint32_t *)(smem + (g + 8 * i) * tile<D>::LD + n * 8 + 2 * t) =
-                pack2(dq[n][2 * i], dq[n][2 * i + 1]);
+            *(uint32_t *)(smem + (g + 8 * i) * tile<D>::LD + n * 8 + 2 * t) = pack2(dq[n][2 * i], dq[n][2 * i + 1]);
     __syncwarp();
     for (int i = lane; i < 16 * tile<D>::CHUNKS; i += 32) {
         const int row = i / tile<D>::CHUNKS, at = i % tile<D>::CHUNKS * 8;
@@ -81,9 +80,8 @@ static __device__ __forceinline__ void write_dq(const struct cache_dev &c, const
 
 /* 64 keys and their ds with the 64 queries of tile i: the u-th tile of keys, kept ones first */
 template <int D>
-static __device__ __forceinline__ void fetch_keys_ds(bf16 *smem, const struct cache_dev &c,
-                                                     const struct block_view &s, const bf16 *ds, int u, int i,
-                                                     int kepts, int owns) {
+static __device__ __forceinline__ void fetch_keys_ds(bf16 *smem, const struct cache_dev &c, const struct block_view &s,
+                                                     const bf16 *ds, int u, int i, int kepts, int owns) {
     const int kept = tiles_of(s.kept), own = u - kept;
     const bf16 *from = ds + (u < kept ? u * owns + i : kepts * owns + i * (i + 1) / 2 + own) * TILE * TILE;
     bf16 *to = smem + q_smem<D>::K;
@@ -109,8 +107,8 @@ static __global__ void __launch_bounds__(THREADS)
             const int64_t h = h0 + (u + 1) / each;
             if (h != s.h) s = view_of(c, block, h, true, false);
             fetch_keys_ds<D>(smem + (u + 1) % 2 * (q_smem<D>::K + q_smem<D>::DS), c, s,
-                             (const bf16 *)b.ds + (block * c.a.HV + h) * all_ds * TILE * TILE, (u + 1) % each,
-                             tile_q, kepts, owns);
+                             (const bf16 *)b.ds + (block * c.a.HV + h) * all_ds * TILE * TILE, (u + 1) % each, tile_q,
+                             kepts, owns);
         }
         copy_commit();
         if (u < 0) continue;

@@ -27,8 +27,7 @@ template <int D> struct loaded_reads {
 template <int D>
 static __device__ __forceinline__ void prefetch_reads(struct loaded_reads<D> &r, const struct cache_dev &c,
                                                       const struct item &x, int h) {
-    const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * r.ROWS,
-              row = first + lane / loaded_reads<D>::CHUNKS;
+    const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * r.ROWS, row = first + lane / loaded_reads<D>::CHUNKS;
     const int ld = (int)c.a.HV * D;
     const bf16 *from =
         (const bf16 *)c.a.read + (int64_t)(x.row + row) * ld + h * D + lane % loaded_reads<D>::CHUNKS * 8;
@@ -56,8 +55,7 @@ template <int N> static __device__ __forceinline__ float sums_by_lane(float *x) 
 /* m->rowdot, m->lse, and the warp's summands of dgate and dsink. Needs a barrier before and after. */
 template <int D>
 static __device__ __forceinline__ void row_dots(struct back_smem<D> *m, const struct cache_dev &c,
-                                                const struct loaded_reads<D> &read, int len, int h,
-                                                float part[2]) {
+                                                const struct loaded_reads<D> &read, int len, int h, float part[2]) {
     enum {
         CHUNKS = D / 8,
         PER_STEP = loaded_reads<D>::PER_STEP,
@@ -73,8 +71,7 @@ static __device__ __forceinline__ void row_dots(struct back_smem<D> *m, const st
     for (int i = 0; i < EACH; i++) {
         float a[8], b[8];
         load_wide(a, (const bf16 *)&read.x[i]);
-        load_wide(b,
-                  dout + tile_at<64>(row % TILE + i / ALIKE * PER_STEP, chunk % 8 * 8) + i % ALIKE * 8 * 64);
+        load_wide(b, dout + tile_at<64>(row % TILE + i / ALIKE * PER_STEP, chunk % 8 * 8) + i % ALIKE * 8 * 64);
         sums[i] = 0;
         for (int j = 0; j < 8; j++) sums[i] += a[j] * b[j];
     }
@@ -85,10 +82,8 @@ static __device__ __forceinline__ void row_dots(struct back_smem<D> *m, const st
     const bool own = lane < read.ROWS, there = own && first + lane < len;
     const float rowdot = there ? m->rowdot[first + lane] : 0.0f;
     if (own && !there) m->rowdot[first + lane] = 0;
-    if (own)
-        m->lse[first + lane] = there ? read.lse * LOG2E - log2f(lambda) : INFINITY; /* not there: p = 0 */
-    const float gate = warp_sum(rowdot),
-                sink = warp_sum(there ? expf(c.a.sink[h] - read.lse) * rowdot : 0.0f);
+    if (own) m->lse[first + lane] = there ? read.lse * LOG2E - log2f(lambda) : INFINITY; /* not there: p = 0 */
+    const float gate = warp_sum(rowdot), sink = warp_sum(there ? expf(c.a.sink[h] - read.lse) * rowdot : 0.0f);
     if (lane == 0) part[0] = lambda * (1 - lambda) * gate, part[1] = -lambda * sink;
 }
 
@@ -96,15 +91,13 @@ static __device__ __forceinline__ void row_dots(struct back_smem<D> *m, const st
 
 /* scores and their gradients: s = q k^T, dp = dout v^T */
 template <int D>
-static __device__ __forceinline__ void score(float (*s)[4], float (*dp)[4], const struct back_smem<D> *m,
-                                             int i) {
+static __device__ __forceinline__ void score(float (*s)[4], float (*dp)[4], const struct back_smem<D> *m, int i) {
     wgmma_hold<8>(dp);
     wgmma_begin<8>(s);
 #pragma unroll
     for (int x = 0; x < D; x += 16) {
         const int panel = x / 64 * SQUARE;
-        wgmma_ss<TILE>(s, operand<64, false>{m->q[i] + panel, 0, x % 64},
-                       operand<64, false>{m->k + panel, 0, x % 64});
+        wgmma_ss<TILE>(s, operand<64, false>{m->q[i] + panel, 0, x % 64}, operand<64, false>{m->k + panel, 0, x % 64});
         wgmma_ss<TILE>(dp, operand<64, false>{m->dout[i] + panel, 0, x % 64},
                        operand<64, false>{m->v + panel, 0, x % 64});
     }
@@ -123,8 +116,8 @@ static __device__ __forceinline__ bool hidden(const struct mask &e, int query, i
 
 /* s becomes lambda p and dp the gradient of q.k; TAU: returns the thread's part of the sum of ds s. */
 template <int D, bool TAU>
-static __device__ __forceinline__ float weigh(float (*s)[4], float (*dp)[4], const struct back_smem<D> *m,
-                                              int i, float tau, const struct mask &e) {
+static __device__ __forceinline__ float weigh(float (*s)[4], float (*dp)[4], const struct back_smem<D> *m, int i,
+                                              float tau, const struct mask &e) {
     const int row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const float lse[2] = {m->lse[i * TILE + row], m->lse[i * TILE + row + 8]};
     const float rowdot[2] = {m->rowdot[i * TILE + row], m->rowdot[i * TILE + row + 8]};
@@ -181,15 +174,14 @@ static __device__ __forceinline__ float score_tile(float (*dq)[4], struct back_s
 
 /* d (64 keys, columns from `col` on) = p^T x over the tiles [first, end) of queries */
 template <int D>
-static __device__ __forceinline__ void sum_queries(float (*d)[4], const bf16 (*p)[SQUARE],
-                                                   const bf16 (*x)[TILE * D], int col, int first, int end) {
+static __device__ __forceinline__ void sum_queries(float (*d)[4], const bf16 (*p)[SQUARE], const bf16 (*x)[TILE * D],
+                                                   int col, int first, int end) {
     enum { N = back_smem<D>::COLUMNS };
     for (int i = first; i < end; i++) {
         wgmma_begin<N / 8>(d);
 #pragma unroll
         for (int j = 0; j < TILE; j += 16)
-            wgmma_ss<N>(d, operand<64, true>{p[i], j, 0},
-                        operand<64, true, SQUARE>{x[i] + col / 64 * SQUARE, j, 0});
+            wgmma_ss<N>(d, operand<64, true>{p[i], j, 0}, operand<64, true, SQUARE>{x[i] + col / 64 * SQUARE, j, 0});
         wgmma_end<N / 8, 1>(d); /* those of the tile before */
     }
     wgmma_wait_all<N / 8>(d);

@@ -28,8 +28,8 @@ static void write_sel(const struct hl_cache_head *d, const struct hl_cache_selec
 
 /* Selects for all blocks of the segment up to b1; reads those in [b0, b1). `before`: blocks of the segments
  * before. */
-static void run_blocks(const struct forward *f, const struct hl_cache_head *d, struct hl_cache_work *w,
-                       int64_t before, int64_t b0, int64_t b1) {
+static void run_blocks(const struct forward *f, const struct hl_cache_head *d, struct hl_cache_work *w, int64_t before,
+                       int64_t b0, int64_t b1) {
     const int64_t C = d->a->chunk;
     int64_t m = 0;
     hl_cache_select_start(&w->chosen, d);

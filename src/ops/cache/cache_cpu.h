@@ -47,10 +47,8 @@ void hl_cache_select_merge(struct hl_cache_selection *p, const struct hl_cache_h
 /* Writes the kept rows and the m rows of the open block to the session's state. */
 void hl_cache_select_store(const struct hl_cache_selection *p, const struct hl_cache_head *d, int64_t m);
 /* Keys or values of n columns, *ld apart: in place if the rows are contiguous, else a copy in `buffer`. */
-const real *hl_cache_keys(const struct hl_cache_head *d, const int64_t *id, int64_t n, real *buffer,
-                          int64_t *ld);
-const real *hl_cache_values(const struct hl_cache_head *d, const int64_t *id, int64_t n, real *buffer,
-                            int64_t *ld);
+const real *hl_cache_keys(const struct hl_cache_head *d, const int64_t *id, int64_t n, real *buffer, int64_t *ld);
+const real *hl_cache_values(const struct hl_cache_head *d, const int64_t *id, int64_t n, real *buffer, int64_t *ld);
 /* Always copies; rows are hl_cache_ld(V) apart. */
 void hl_cache_gather_values(const struct hl_cache_head *d, const int64_t *id, int64_t n, real *to);
 
@@ -59,12 +57,11 @@ struct hl_cache_work {
     struct hl_cache_selection chosen; /* what the current block sees */
     int64_t tile, ldk;                /* queries of a forward tile; distance of rows of kT */
     real *rows, *mm;                  /* rows of CACHE_BCOLS columns; scratch of mm */
-    real *kT, *v, *qT, *S,
-        *O;               /* forward: k [K][cols], v [cols][V], q [K][tile], S [keys][tile], O [tile][V] */
-    real *max, *sum;      /* [tile] */
-    real *bqT, *bdoT;     /* backward: q, dout [K or V][BACK] */
-    real *bkT, *bvT, *bk; /* k, v [K or V][BCOLS]; gathered keys */
-    real *P, *dS, *R;     /* [BACK][BCOLS], [BACK][BCOLS], [BACK] */
+    real *kT, *v, *qT, *S, *O;        /* forward: k [K][cols], v [cols][V], q [K][tile], S [keys][tile], O [tile][V] */
+    real *max, *sum;                  /* [tile] */
+    real *bqT, *bdoT;                 /* backward: q, dout [K or V][BACK] */
+    real *bkT, *bvT, *bk;             /* k, v [K or V][BCOLS]; gathered keys */
+    real *P, *dS, *R;                 /* [BACK][BCOLS], [BACK][BCOLS], [BACK] */
     int64_t bytes;
 };
 struct hl_cache_work hl_cache_worker(struct hl_pool *pool, int worker, const struct hl_cache *a);

@@ -41,14 +41,14 @@ extern "C" void HL_OP(cache_score)(struct hl_backend *backend, const struct hl_s
         launch(cuda, score_write, blocks_for(n, THREADS), THREADS, 0, a->m,
                a->policy.score == HL_SCORE_RESIDUAL ? a->beta : (const real *)NULL, a->score, n);
     if (a->policy.score == HL_SCORE_VALUE)
-        launch(cuda, score_value, blocks_for(n * 32, THREADS), THREADS, 0, a->beta, (const act *)a->v,
-               a->score, n, a->V);
+        launch(cuda, score_value, blocks_for(n * 32, THREADS), THREADS, 0, a->beta, (const act *)a->v, a->score, n,
+               a->V);
 }
 
 /* ---- selection ---- */
 
-static __device__ __forceinline__ void write_kept(const struct cache_dev &c, const struct chooser &s,
-                                                  int64_t at, int kept) {
+static __device__ __forceinline__ void write_kept(const struct cache_dev &c, const struct chooser &s, int64_t at,
+                                                  int kept) {
     for (int64_t i = threadIdx.x; i < c.a.window; i += blockDim.x) {
         const int32_t id = i < kept ? s.id[i] : NO_ROW;
         c.id[at * c.a.window + i] = id;
@@ -87,18 +87,15 @@ static __global__ void select_walk(const struct cache_dev c, int span) {
             s.key[kept + x] = rank_of(early && x == (int)threadIdx.x ? ahead : column(c, m, h, id, score));
         }
         early = true;
-        if (first + C + threadIdx.x < seg.len)
-            ahead = column(c, m, h, seg.row + first + C + threadIdx.x, score);
+        if (first + C + threadIdx.x < seg.len) ahead = column(c, m, h, seg.row + first + C + threadIdx.x, score);
         if (c.a.policy.by_position) {
             __syncthreads();
-            for (int x = threadIdx.x; x < kept + C; x += blockDim.x)
-                s.key[x] = rank_of_position(x, c.a.policy.sinks);
+            for (int x = threadIdx.x; x < kept + C; x += blockDim.x) s.key[x] = rank_of_position(x, c.a.policy.sinks);
         }
         kept = choose(s, kept, kept + C, w);
     }
     for (int i = threadIdx.x; i < w; i += blockDim.x) {
-        if (groups > 1)
-            c.group_kept[((n * c.a.HV + h) * groups + group) * w + i] = i < kept ? s.id[i] : (int)NO_ROW;
+        if (groups > 1) c.group_kept[((n * c.a.HV + h) * groups + group) * w + i] = i < kept ? s.id[i] : (int)NO_ROW;
         else if (seg.state && i < kept) c.kept_after[(n * c.a.HV + h) * w + i] = s.id[i];
     }
 }
@@ -110,8 +107,7 @@ static __global__ void select_merge_groups(const struct cache_dev c, int span, i
     const int64_t n = blockIdx.x / c.a.HV, h = blockIdx.x % c.a.HV;
     const struct hl_seg seg = c.rows.seg[n];
     const struct chooser s = chooser_at(c, shared_memory(), (groups + 1) * c.a.window);
-    const int w = (int)c.a.window, i = blockIdx.y, b = c.rows.block_first[n] + i,
-              end = c.rows.block_first[n + 1];
+    const int w = (int)c.a.window, i = blockIdx.y, b = c.rows.block_first[n] + i, end = c.rows.block_first[n + 1];
     const int before = b < end ? i / span : groups; /* groups */
     const int32_t *found = c.group_kept + (n * c.a.HV + h) * groups * w, *own = c.id + (b * c.a.HV + h) * w;
     struct memory m = {};
@@ -149,8 +145,7 @@ static __device__ __forceinline__ int inclusive_scan(int x, int *warps) {
 }
 /* The w-th largest of n > w keys, byte by byte; *equal: how many of the keys equal to it are among the best w. smem:
  * 256 counts, two numbers, 8 for inclusive_scan */
-static __device__ __forceinline__ uint32_t radix_select(const uint32_t *key, int n, int w, int *smem,
-                                                        int *equal) {
+static __device__ __forceinline__ uint32_t radix_select(const uint32_t *key, int n, int w, int *smem, int *equal) {
     uint32_t least = 0, seen = 0; /* seen: bits that are known */
     int *found = smem + 256, left = w;
     for (int shift = 24; shift >= 0; shift -= 8) {
@@ -260,8 +255,7 @@ extern "C" void HL_OP(cache_forward)(struct hl_backend *backend, const struct hl
     }
     const int64_t most = most_blocks(a), span = group_span(cuda, a, most), groups = hl_pieces(most, span);
     const int64_t heads = n * a->HV;
-    c.id =
-        (int32_t *)hl_cuda_scratch(cuda, ((c.rows.blocks + n) * a->HV + groups * heads) * a->window * 4 + 4);
+    c.id = (int32_t *)hl_cuda_scratch(cuda, ((c.rows.blocks + n) * a->HV + groups * heads) * a->window * 4 + 4);
     if (!c.id) return;
     c.kept_after = c.id + c.rows.blocks * a->HV * a->window;
     c.group_kept = c.kept_after + heads * a->window;
@@ -275,6 +269,5 @@ extern "C" void HL_OP(cache_forward)(struct hl_backend *backend, const struct hl
         launch_pdl(cuda, select_merge_groups, dim3((unsigned)heads, (unsigned)most + 1), chooser_threads(a),
                    (size_t)chooser_bytes(a, (groups + 1) * a->window), c, (int)span, (int)groups);
     HL_OP(cache_read)(cuda, &c, states);
-    if (states)
-        launch(cuda, store, dim3((unsigned)(n * a->HV), blocks_for(a->K + a->V + 2, COLUMNS)), COLUMNS, 0, c);
+    if (states) launch(cuda, store, dim3((unsigned)(n * a->HV), blocks_for(a->K + a->V + 2, COLUMNS)), COLUMNS, 0, c);
 }

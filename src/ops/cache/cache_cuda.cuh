@@ -40,9 +40,7 @@ void HL_OP(cache_rowwise)(struct hl_cuda *cuda, const struct cache_dev *c, char 
 static inline bool cache_usual(const struct hl_cache *a) {
     return a->K == a->V && (a->K == 64 || a->K == 128 || a->K == 256);
 }
-static inline bool cache_tiled(const struct hl_cache *a) {
-    return HL_ACT_DTYPE == HOLA_BF16 && cache_usual(a);
-}
+static inline bool cache_tiled(const struct hl_cache *a) { return HL_ACT_DTYPE == HOLA_BF16 && cache_usual(a); }
 
 /* ---- a session's state ---- */
 
@@ -53,8 +51,7 @@ struct memory {
 };
 static __device__ __forceinline__ struct memory memory_at(const struct cache_dev &c, char *state, int64_t h) {
     char *p = state + h * c.at.bytes;
-    struct memory m = {(act *)(p + c.at.k), (act *)(p + c.at.v), (float *)(p + c.at.score),
-                       (int64_t *)(p + c.at.pos)};
+    struct memory m = {(act *)(p + c.at.k), (act *)(p + c.at.v), (float *)(p + c.at.score), (int64_t *)(p + c.at.pos)};
     return m;
 }
 static __device__ __forceinline__ struct memory memory_of(const struct cache_dev &c, const struct hl_seg &s,
@@ -65,22 +62,18 @@ static __device__ __forceinline__ struct memory memory_of(const struct cache_dev
 static __device__ __forceinline__ int64_t kept_at(const struct cache_dev &c, int64_t pos) {
     return min(pos / c.a.chunk * c.a.chunk, c.a.window);
 }
-static __device__ __forceinline__ bool by_score(const struct cache_dev &c) {
-    return c.a.policy.score != HL_SCORE_NONE;
-}
+static __device__ __forceinline__ bool by_score(const struct cache_dev &c) { return c.a.policy.score != HL_SCORE_NONE; }
 
 /* Column x of the row `id`: k, then v, then the score. */
-static __device__ __forceinline__ float column(const struct cache_dev &c, const struct memory &m, int64_t h,
-                                               int64_t id, int64_t x) {
+static __device__ __forceinline__ float column(const struct cache_dev &c, const struct memory &m, int64_t h, int64_t id,
+                                               int64_t x) {
     const int64_t K = c.a.K, V = c.a.V, slot = -1 - id;
-    if (x < K)
-        return f32(id < 0 ? m.k[slot * K + x] : ((const act *)c.a.k)[(id * c.a.H + h / c.group) * K + x]);
-    if (x < K + V)
-        return f32(id < 0 ? m.v[slot * V + x - K] : ((const act *)c.a.v)[(id * c.a.HV + h) * V + x - K]);
+    if (x < K) return f32(id < 0 ? m.k[slot * K + x] : ((const act *)c.a.k)[(id * c.a.H + h / c.group) * K + x]);
+    if (x < K + V) return f32(id < 0 ? m.v[slot * V + x - K] : ((const act *)c.a.v)[(id * c.a.HV + h) * V + x - K]);
     return id < 0 ? m.score[slot] : by_score(c) ? c.a.score[id * c.a.HV + h] : 0.0f;
 }
-static __device__ __forceinline__ void put_column(const struct cache_dev &c, const struct memory &m,
-                                                  int64_t slot, int64_t x, float value) {
+static __device__ __forceinline__ void put_column(const struct cache_dev &c, const struct memory &m, int64_t slot,
+                                                  int64_t x, float value) {
     const int64_t K = c.a.K, V = c.a.V;
     if (x < K) put(m.k + slot * K + x, value);
     else if (x < K + V) put(m.v + slot * V + x - K, value);
@@ -91,8 +84,8 @@ static __device__ __forceinline__ void put_column(const struct cache_dev &c, con
  * the open block's slots are not written here, so ascending order is safe as long as one thread does all of a
  * column. */
 template <class T>
-static __device__ __forceinline__ void keep_column(T *state, int64_t stride, const T *batch,
-                                                   int64_t batch_stride, const int32_t *id, int n) {
+static __device__ __forceinline__ void keep_column(T *state, int64_t stride, const T *batch, int64_t batch_stride,
+                                                   const int32_t *id, int n) {
     enum { BATCH = 16 }; /* loads in flight */
     for (int i = 0; i < n; i += BATCH) {
         T value[BATCH];
@@ -128,12 +121,11 @@ static __device__ __forceinline__ void keep_positions(const struct cache_dev &c,
 /* Rows id[0, n) become the kept ones; this thread does the columns x, x + step, ... of k, v, score and
  * positions. `first`: position of the block that lies in the open slots. */
 static __device__ __forceinline__ void keep_rows(const struct cache_dev &c, const struct memory &m, int64_t h,
-                                                 const int32_t *id, int n, const struct hl_seg &seg,
-                                                 int64_t first, int64_t x, int64_t step) {
+                                                 const int32_t *id, int n, const struct hl_seg &seg, int64_t first,
+                                                 int64_t x, int64_t step) {
     const int64_t K = c.a.K, V = c.a.V, hk = h / c.group;
     for (; x < K; x += step) keep_column(m.k + x, K, (const act *)c.a.k + hk * K + x, c.a.H * K, id, n);
-    for (; x < K + V; x += step)
-        keep_column(m.v + x - K, V, (const act *)c.a.v + h * V + x - K, c.a.HV * V, id, n);
+    for (; x < K + V; x += step) keep_column(m.v + x - K, V, (const act *)c.a.v + h * V + x - K, c.a.HV * V, id, n);
     for (; x < K + V + 1; x += step)
         keep_column(m.score, 1, by_score(c) ? c.a.score + h : (const float *)NULL, c.a.HV, id, n);
     if (x == K + V + 1) keep_positions(c, m, id, n, seg, first);
@@ -170,19 +162,15 @@ struct chooser {
 static inline int64_t chooser_bytes(const struct hl_cache *a, int64_t n) {
     return ((n + 3) / 4 * 8 + (a->window + 3) / 4 * 4 + 32) * 4;
 }
-static inline int64_t chooser_bytes(const struct hl_cache *a) {
-    return chooser_bytes(a, a->window + a->chunk);
-}
+static inline int64_t chooser_bytes(const struct hl_cache *a) { return chooser_bytes(a, a->window + a->chunk); }
 static inline unsigned chooser_threads(const struct hl_cache *a) {
     const int64_t n = (a->window + a->chunk + 31) / 32 * 32;
     return (unsigned)(n < 1024 ? n : 1024);
 }
-static __device__ __forceinline__ struct chooser chooser_at(const struct cache_dev &c, char *smem,
-                                                            int64_t rows = 0) {
+static __device__ __forceinline__ struct chooser chooser_at(const struct cache_dev &c, char *smem, int64_t rows = 0) {
     const int64_t n = ((rows ? rows : c.a.window + c.a.chunk) + 3) / 4 * 4;
     uint32_t *p = (uint32_t *)smem;
-    struct chooser s = {p, (int32_t *)p + n, (int32_t *)p + 2 * n,
-                        (int32_t *)p + 2 * n + (c.a.window + 3) / 4 * 4};
+    struct chooser s = {p, (int32_t *)p + n, (int32_t *)p + 2 * n, (int32_t *)p + 2 * n + (c.a.window + 3) / 4 * 4};
     return s;
 }
 
@@ -245,8 +233,7 @@ static __device__ __forceinline__ int choose(const struct chooser &s, int kept, 
     __syncthreads();
     if (kept == w) n = drop_losers(s, n, w);
     if (n <= w) return n;
-    if ((int)threadIdx.x < (n + 3) / 4 * 4 - n)
-        s.key[n + threadIdx.x] = 0; /* padding beats no column before it */
+    if ((int)threadIdx.x < (n + 3) / 4 * 4 - n) s.key[n + threadIdx.x] = 0; /* padding beats no column before it */
     __syncthreads();
     for (int j0 = 0; j0 < n; j0 += threads) {
         const int j = j0 + threadIdx.x;

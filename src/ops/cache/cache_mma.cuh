@@ -15,8 +15,8 @@ template <int D> struct tile {
  * of tiles at once: twice as many independent accumulators. */
 template <int D, int N>
 static __device__ __forceinline__ void product_rows_two(float d[][4], const bf16 *a_tile, const bf16 *b_tile,
-                                                        float e[][4], const bf16 *a2_tile,
-                                                        const bf16 *b2_tile, int row, int column) {
+                                                        float e[][4], const bf16 *a2_tile, const bf16 *b2_tile, int row,
+                                                        int column) {
 #pragma unroll
     for (int k = 0; k < D; k += 16) {
         uint32_t a[4], a2[4], b[4], b2[4];
@@ -50,8 +50,8 @@ struct block_view {
     const int64_t *sel; /* backward: the same */
     struct memory m;
 };
-static __device__ __forceinline__ struct block_view view_of(const struct cache_dev &c, int64_t block,
-                                                            int64_t h, bool backward, bool states) {
+static __device__ __forceinline__ struct block_view view_of(const struct cache_dev &c, int64_t block, int64_t h,
+                                                            bool backward, bool states) {
     const struct hl_dev_span p = c.rows.block[block];
     const struct hl_seg s = c.rows.seg[p.seg];
     struct block_view v = {};
@@ -73,8 +73,8 @@ static __device__ __forceinline__ int own_id(const struct cache_dev &c, const st
 
 /* 16 bytes of a row: those at `global` [count][D] for a row of the batch, those of the state, or zeros */
 template <int D>
-static __device__ __forceinline__ void fetch(bf16 *to, const bf16 *global, int64_t row, const bf16 *state,
-                                             int slot, int at) {
+static __device__ __forceinline__ void fetch(bf16 *to, const bf16 *global, int64_t row, const bf16 *state, int slot,
+                                             int at) {
     if (row >= 0) copy_async(to, global + row * D + at);
     else if (slot < 0 || !state) copy_async(to, global, 0);
     else copy_async(to, state + (int64_t)slot * D + at);
@@ -82,8 +82,8 @@ static __device__ __forceinline__ void fetch(bf16 *to, const bf16 *global, int64
 /* N rows of head `head` of x [T][heads][D], from row `row` of the batch on; zeros from the `left`-th on. A
  * thread brings the same 16 bytes of every so many rows. All threads; to be committed. */
 template <int D, int N, int THREADS>
-static __device__ __forceinline__ void fetch_rows(bf16 *to, const void *x, int64_t heads, int64_t head,
-                                                  int row, int left) {
+static __device__ __forceinline__ void fetch_rows(bf16 *to, const void *x, int64_t heads, int64_t head, int row,
+                                                  int left) {
     enum { STEP = THREADS / tile<D>::CHUNKS };
     const int r = threadIdx.x / tile<D>::CHUNKS, at = threadIdx.x % tile<D>::CHUNKS * 8;
     const bf16 *from = (const bf16 *)x + ((int64_t)(row + r) * heads + head) * D + at;
@@ -110,11 +110,11 @@ static __device__ __forceinline__ void fetch_columns(bf16 *k, bf16 *v, const str
         const int r = i / tile<D>::CHUNKS, at = i % tile<D>::CHUNKS * 8;
         const int id = kept ? kept_id(s, from + r) : own_id(c, s, from + r);
         const int slot = id == (int)NO_ROW ? -1 : -1 - id;
-        fetch<D>(k + r * tile<D>::LD + at, (const bf16 *)c.a.k, id < 0 ? -1 : (int64_t)id * c.a.H + s.hk,
-                 s.m.k, slot, at);
+        fetch<D>(k + r * tile<D>::LD + at, (const bf16 *)c.a.k, id < 0 ? -1 : (int64_t)id * c.a.H + s.hk, s.m.k, slot,
+                 at);
         if (v)
-            fetch<D>(v + r * tile<D>::LD + at, (const bf16 *)c.a.v, id < 0 ? -1 : (int64_t)id * c.a.HV + s.h,
-                     s.m.v, slot, at);
+            fetch<D>(v + r * tile<D>::LD + at, (const bf16 *)c.a.v, id < 0 ? -1 : (int64_t)id * c.a.HV + s.h, s.m.v,
+                     slot, at);
     }
 }
 

@@ -18,9 +18,7 @@ struct tile {
 };
 
 /* Queries come in steps; all of a step are multiplied with the columns its last query sees. */
-static int64_t step_end(const struct tile *t, int64_t i) {
-    return i + CACHE_STEP < t->n ? i + CACHE_STEP : t->n;
-}
+static int64_t step_end(const struct tile *t, int64_t i) { return i + CACHE_STEP < t->n ? i + CACHE_STEP : t->n; }
 static int64_t min(int64_t x, int64_t y) { return x < y ? x : y; }
 
 /* Columns [from, from + n) of the block into kT, whose first column is column `base`. */

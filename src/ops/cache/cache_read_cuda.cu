@@ -43,9 +43,8 @@ template <int D> static __device__ __forceinline__ void negate_queries(struct re
 }
 /* KEYS columns from column `from` on: kept ones or the block's own */
 template <int D>
-static __device__ __forceinline__ void copy_columns(struct read_smem<D> *m, int stage,
-                                                    const struct cache_dev &c, const struct block_view &s,
-                                                    bool kept, int from) {
+static __device__ __forceinline__ void copy_columns(struct read_smem<D> *m, int stage, const struct cache_dev &c,
+                                                    const struct block_view &s, bool kept, int from) {
     enum { KEYS = read_smem<D>::KEYS, THREADS = read_smem<D>::THREADS, PANEL = read_smem<D>::PANEL };
     bf16 *k = m->kv[stage][0], *v = m->kv[stage][1];
     if (!kept && from >= s.skip) {
@@ -53,12 +52,10 @@ static __device__ __forceinline__ void copy_columns(struct read_smem<D> *m, int 
         const int left = s.len + s.skip - from;
 #pragma unroll
         for (int x = 0; x < D / 64; x++) {
-            copy_panel<64, KEYS, THREADS>(k + x * PANEL,
-                                          (const bf16 *)c.a.k + (row * c.a.H + s.hk) * D + x * 64, c.a.H * D,
-                                          left, threadIdx.x);
-            copy_panel<64, KEYS, THREADS>(v + x * PANEL,
-                                          (const bf16 *)c.a.v + (row * c.a.HV + s.h) * D + x * 64, c.a.HV * D,
-                                          left, threadIdx.x);
+            copy_panel<64, KEYS, THREADS>(k + x * PANEL, (const bf16 *)c.a.k + (row * c.a.H + s.hk) * D + x * 64,
+                                          c.a.H * D, left, threadIdx.x);
+            copy_panel<64, KEYS, THREADS>(v + x * PANEL, (const bf16 *)c.a.v + (row * c.a.HV + s.h) * D + x * 64,
+                                          c.a.HV * D, left, threadIdx.x);
         }
         return;
     }
@@ -70,10 +67,8 @@ static __device__ __forceinline__ void copy_columns(struct read_smem<D> *m, int 
 #pragma unroll
         for (int x = 0; x < D / 64; x++) {
             const int to = x * PANEL + tile_at<64>(r, col);
-            fetch<D>(k + to, (const bf16 *)c.a.k, id < 0 ? -1 : (int64_t)id * c.a.H + s.hk, s.m.k, slot,
-                     x * 64 + col);
-            fetch<D>(v + to, (const bf16 *)c.a.v, id < 0 ? -1 : (int64_t)id * c.a.HV + s.h, s.m.v, slot,
-                     x * 64 + col);
+            fetch<D>(k + to, (const bf16 *)c.a.k, id < 0 ? -1 : (int64_t)id * c.a.H + s.hk, s.m.k, slot, x * 64 + col);
+            fetch<D>(v + to, (const bf16 *)c.a.v, id < 0 ? -1 : (int64_t)id * c.a.HV + s.h, s.m.v, slot, x * 64 + col);
         }
     }
 }
@@ -85,8 +80,8 @@ template <int D> struct running_softmax { float o[D / 8][4], row_max[2], sum[2];
 /* s becomes p; the sums and accumulators so far are rescaled to the new largest logit. scale > 0: the largest s has
  * the largest logit. */
 template <int D>
-static __device__ __forceinline__ void online_softmax(struct running_softmax<D> &r, float (*s)[4],
-                                                      float scale, const int limit[2], bool edge) {
+static __device__ __forceinline__ void online_softmax(struct running_softmax<D> &r, float (*s)[4], float scale,
+                                                      const int limit[2], bool edge) {
     enum { KEYS = read_smem<D>::KEYS };
     const int t = threadIdx.x % 4;
     float row_max[2] = {-INFINITY, -INFINITY};
@@ -155,8 +150,8 @@ static __device__ __forceinline__ void read_tile(struct running_softmax<D> &r, c
  * in the same place in kv, so that they are written as full cache lines. */
 template <int D>
 static __device__ __forceinline__ void write_rows(const struct cache_dev &c, const struct block_view &s,
-                                                  struct running_softmax<D> &r, struct read_smem<D> *m,
-                                                  int group, int from) {
+                                                  struct running_softmax<D> &r, struct read_smem<D> *m, int group,
+                                                  int from) {
     enum { CHUNKS = D / 8, STEP = 32 / CHUNKS, EACH = 16 / STEP };
     const int lane = threadIdx.x % 32, first = threadIdx.x / 32 % 4 * 16, g = lane / 4, t = lane % 4;
     const int row = lane / CHUNKS, chunk = lane % CHUNKS, left = s.len - from - row, ld = (int)c.a.HV * D;
@@ -175,8 +170,7 @@ static __device__ __forceinline__ void write_rows(const struct cache_dev &c, con
         r.sum[i] += exp2f(sink - r.row_max[i]);
         inv_sum[i] = 1.0f / r.sum[i];
         if (c.a.lse && t == 0 && from + g + 8 * i < s.len)
-            c.a.lse[(int64_t)(s.row + from + g + 8 * i) * c.a.HV + s.h] =
-                (r.row_max[i] + log2f(r.sum[i])) * LN2;
+            c.a.lse[(int64_t)(s.row + from + g + 8 * i) * c.a.HV + s.h] = (r.row_max[i] + log2f(r.sum[i])) * LN2;
     }
 #pragma unroll
     for (int n = 0; n < D / 8; n += 2) {
@@ -202,14 +196,13 @@ static __device__ __forceinline__ void write_rows(const struct cache_dev &c, con
 
 /* STATES: whether there are sessions. A template argument, as the code without them needs fewer registers. */
 template <int D, bool STATES>
-static __global__ void __launch_bounds__(read_smem<D>::THREADS, 2)
-    read_block(const struct cache_dev c, int tiles) {
+static __global__ void __launch_bounds__(read_smem<D>::THREADS, 2) read_block(const struct cache_dev c, int tiles) {
     enum { ROWS = read_smem<D>::ROWS, KEYS = read_smem<D>::KEYS };
     struct read_smem<D> *m = (struct read_smem<D> *)shared_tiles();
     const int at = (int)blockIdx.x / tiles, h = at % (int)c.a.HV;
     const struct block_view s = view_of(c, at / (int)c.a.HV, h, false, STATES);
-    const int from = (tiles - 1 - blockIdx.x % tiles) * ROWS, group = warpgroup_index(),
-              row = threadIdx.x / 32 * 16, g = threadIdx.x % 32 / 4;
+    const int from = (tiles - 1 - blockIdx.x % tiles) * ROWS, group = warpgroup_index(), row = threadIdx.x / 32 * 16,
+              g = threadIdx.x % 32 / 4;
     if (from >= s.len) return;
     const float tau = c.a.tau[h], scale = fmaxf(fabsf(tau) * LOG2E / sqrtf((float)D), 1e-30f);
     const int own = (s.skip + min(from + ROWS, s.len) + KEYS - 1) / KEYS;
@@ -227,8 +220,7 @@ static __global__ void __launch_bounds__(read_smem<D>::THREADS, 2)
         fence_proxy_async();
         __syncthreads();
         if (tau < 0 && j == 0) negate_queries<D>(m);
-        const int first = (j < own ? j : j - own) * KEYS,
-                  at = s.skip + from + row; /* of the warp's first query */
+        const int first = (j < own ? j : j - own) * KEYS, at = s.skip + from + row; /* of the warp's first query */
         const int limit[2] = {j < own ? at + g - first : s.kept - 1 - first,
                               j < own ? at + g + 8 - first : s.kept - 1 - first};
         if (j >= own || first <= s.skip + from + group * 64 + 63)
@@ -245,8 +237,7 @@ template <int D, bool STATES> static void run(struct hl_cuda *cuda, const struct
     const size_t bytes = sizeof(struct read_smem<D>) + TILES_ROOM;
     /* PDL only after a selection kernel, which writes nothing else that is read here: another one may have written the
      * queries */
-    if (c->a.window > 0)
-        launch_pdl(cuda, read_block<D, STATES>, grid, read_smem<D>::THREADS, bytes, *c, (int)tiles);
+    if (c->a.window > 0) launch_pdl(cuda, read_block<D, STATES>, grid, read_smem<D>::THREADS, bytes, *c, (int)tiles);
     else launch(cuda, read_block<D, STATES>, grid, read_smem<D>::THREADS, bytes, *c, (int)tiles);
 }
 template <bool STATES> static void any(struct hl_cuda *cuda, const struct cache_dev *c) {
@@ -259,6 +250,5 @@ void HL_OP(cache_read)(struct hl_cuda *cuda, const struct cache_dev *c, bool sta
     else any<false>(cuda, c);
 }
 #else
-void HL_OP(cache_read)(struct hl_cuda *, const struct cache_dev *, bool) {
-} /* cache_tiled() never asks for it */
+void HL_OP(cache_read)(struct hl_cuda *, const struct cache_dev *, bool) {} /* cache_tiled() never asks for it */
 #endif

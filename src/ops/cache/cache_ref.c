@@ -37,9 +37,7 @@ static struct cache_head head_at(const struct hl_cache *a, char *state, int64_t 
 }
 
 /* Slot of the j-th visible row: the kept ones, then the block's. */
-static int64_t slot_of(const struct cache_head *m, int64_t j) {
-    return j < m->kept ? j : m->window + j - m->kept;
-}
+static int64_t slot_of(const struct cache_head *m, int64_t j) { return j < m->kept ? j : m->window + j - m->kept; }
 
 static real dot(const real *x, const real *y, int64_t n) {
     real s = 0;
@@ -48,8 +46,7 @@ static real dot(const real *x, const real *y, int64_t n) {
 }
 
 /* Row `row` of the batch reads the kept rows and the first `open` rows of the block; p: scratch for all of them. */
-static void read_row(const struct hl_cache *a, struct cache_head *m, int64_t h, int64_t row, int64_t open,
-                     real *p) {
+static void read_row(const struct hl_cache *a, struct cache_head *m, int64_t h, int64_t row, int64_t open, real *p) {
     const real *q = (const real *)a->q + (row * a->H + h / (a->HV / a->H)) * a->K;
     real *out = (real *)a->out + (row * a->HV + h) * a->V;
     real lam = hl_sigmoid(a->gate[h]), max = a->sink[h], sum;
@@ -173,12 +170,10 @@ void HL_OP(cache_backward)(struct hl_backend *backend, const struct hl_cache *a)
     memset(a->dk, 0, (size_t)(a->rows->T * a->H * a->K) * sizeof(real));
     for (int64_t n = 0; n < a->rows->n; n++) {
         const struct hl_seg *s = &a->rows->seg[n];
-        const int64_t *sel =
-            a->window ? a->sel + hl_blocks_before(a->rows, n, a->chunk) * a->HV * a->window : NULL;
+        const int64_t *sel = a->window ? a->sel + hl_blocks_before(a->rows, n, a->chunk) * a->HV * a->window : NULL;
         HL_ASSERT(!s->state && s->pos == 0);
         for (int64_t h = 0; h < a->HV; h++)
             for (int64_t t = 0; t < s->len; t++)
-                back_row(a, h, s->row + t, t % a->chunk,
-                         sel ? sel + (t / a->chunk * a->HV + h) * a->window : NULL);
+                back_row(a, h, s->row + t, t % a->chunk, sel ? sel + (t / a->chunk * a->HV + h) * a->window : NULL);
     }
 }

@@ -27,8 +27,8 @@ static __device__ float softmax(float *p, int64_t n, float sink, float *scratch)
 }
 
 /* The row `row` of the batch reads n rows. */
-static __device__ void read_row(const struct cache_dev &c, const struct memory &m, int64_t h, int64_t row,
-                                int64_t kept, int64_t n, float *p, float *scratch) {
+static __device__ void read_row(const struct cache_dev &c, const struct memory &m, int64_t h, int64_t row, int64_t kept,
+                                int64_t n, float *p, float *scratch) {
     const int64_t K = c.a.K, V = c.a.V, w = c.a.window, at = row * c.a.HV + h;
     const act *q = (const act *)c.a.q + (row * c.a.H + h / c.group) * K;
     const float scale = c.a.tau[h] / sqrtf((float)K), lambda = 1.0f / (1.0f + expf(-c.a.gate[h]));
@@ -56,8 +56,8 @@ static __device__ void read_row(const struct cache_dev &c, const struct memory &
 }
 
 /* kept = top_w(kept + block) */
-static __device__ int64_t merge_block(const struct cache_dev &c, const struct memory &m, int64_t h,
-                                      int64_t kept, int64_t first, const struct chooser &s) {
+static __device__ int64_t merge_block(const struct cache_dev &c, const struct memory &m, int64_t h, int64_t kept,
+                                      int64_t first, const struct chooser &s) {
     const int64_t w = c.a.window, n = kept + c.a.chunk;
     const struct hl_seg none = {};
     for (int64_t j = threadIdx.x; j < n; j += THREADS) {
@@ -74,8 +74,7 @@ static __device__ int64_t merge_block(const struct cache_dev &c, const struct me
 static __global__ void rowwise(const struct cache_dev c, char *scratch) {
     const int64_t n = blockIdx.x / c.a.HV, h = blockIdx.x % c.a.HV, w = c.a.window, C = c.a.chunk;
     const struct hl_seg seg = c.rows.seg[n];
-    const struct memory m =
-        seg.state ? memory_of(c, seg, h) : memory_at(c, scratch + n * c.a.HV * c.at.bytes, h);
+    const struct memory m = seg.state ? memory_of(c, seg, h) : memory_at(c, scratch + n * c.a.HV * c.at.bytes, h);
     float *p = (float *)shared_memory(), *sums = p + w + C;
     const struct chooser s = chooser_at(c, (char *)(p + (w + C + 40) / 4 * 4));
     int64_t kept = kept_at(c, seg.pos);

@@ -4,8 +4,7 @@
 #include <string.h>
 
 struct hl_cache_head hl_cache_head(const struct hl_cache *a, const struct hl_seg *s, int64_t h) {
-    struct hl_cache_head d = {
-        .a = a, .h = h, .hk = h / (a->HV / a->H), .row = s->row, .len = s->len, .pos = s->pos};
+    struct hl_cache_head d = {.a = a, .h = h, .hk = h / (a->HV / a->H), .row = s->row, .len = s->len, .pos = s->pos};
     HL_ASSERT(s->state ? !a->sel : s->pos == 0);
     if (s->state) {
         struct hl_cache_layout l = hl_cache_layout(a->K, a->V, a->window, a->chunk, sizeof(real));
@@ -127,8 +126,7 @@ static bool contiguous(const int64_t *id, int64_t n) {
     return n > 0 && (id[0] < 0) == (id[n - 1] < 0) && llabs(id[n - 1] - id[0]) == n - 1;
 }
 
-const real *hl_cache_keys(const struct hl_cache_head *d, const int64_t *id, int64_t n, real *buffer,
-                          int64_t *ld) {
+const real *hl_cache_keys(const struct hl_cache_head *d, const int64_t *id, int64_t n, real *buffer, int64_t *ld) {
     if (contiguous(id, n)) {
         *ld = id[0] < 0 ? d->a->K : d->a->H * d->a->K;
         return row_k(d, id[0]);
@@ -138,8 +136,7 @@ const real *hl_cache_keys(const struct hl_cache_head *d, const int64_t *id, int6
     return buffer;
 }
 
-const real *hl_cache_values(const struct hl_cache_head *d, const int64_t *id, int64_t n, real *buffer,
-                            int64_t *ld) {
+const real *hl_cache_values(const struct hl_cache_head *d, const int64_t *id, int64_t n, real *buffer, int64_t *ld) {
     if (contiguous(id, n)) {
         *ld = id[0] < 0 ? d->a->V : d->a->HV * d->a->V;
         return row_v(d, id[0]);
@@ -156,8 +153,8 @@ void hl_cache_gather_values(const struct hl_cache_head *d, const int64_t *id, in
 
 /* Columns [from, from + n) go to the slots from `slot` on. In ascending order no slot is overwritten before it
  * is read: kept rows only move to lower slots, and the open block only receives new rows. */
-static void store(const struct hl_cache_selection *p, const struct hl_cache_head *d, int64_t from,
-                  int64_t slot, int64_t n) {
+static void store(const struct hl_cache_selection *p, const struct hl_cache_head *d, int64_t from, int64_t slot,
+                  int64_t n) {
     const int64_t K = d->a->K, V = d->a->V;
     for (int64_t i = 0; i < n; i++, slot++) {
         int64_t id = p->id[from + i];

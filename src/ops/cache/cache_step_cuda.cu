@@ -12,9 +12,7 @@
 
 enum { READ_WARPS = 8, WARP_ROWS = 8, READ_THREADS = 32 * READ_WARPS, READ_SLOTS = READ_WARPS * WARP_ROWS };
 
-static int64_t splits_of(const struct hl_cache *a) {
-    return (a->window + a->chunk + READ_SLOTS - 1) / READ_SLOTS;
-}
+static int64_t splits_of(const struct hl_cache *a) { return (a->window + a->chunk + READ_SLOTS - 1) / READ_SLOTS; }
 /* Counters of arrived splits, one a head, then the splits' results. */
 static int64_t counts_bytes(const struct hl_cache *a) { return (a->rows->n * a->HV * 4 + 255) / 256 * 256; }
 int64_t HL_OP(cache_step_scratch)(const struct hl_cache *a) {
@@ -60,8 +58,7 @@ template <int D> static __device__ __forceinline__ int piece_at(int i) {
 }
 /* Starts copying the lane's pieces of the filled rows of `all` [slots][D]; zeros for the others. */
 template <int D>
-static __device__ __forceinline__ void prefetch_rows(act *tile, const act *all, const struct filled &f,
-                                                     int first) {
+static __device__ __forceinline__ void prefetch_rows(act *tile, const act *all, const struct filled &f, int first) {
     typedef struct reading<D> R;
 #pragma unroll
     for (int j = 0; j < R::EACH; j++) {
@@ -71,14 +68,12 @@ static __device__ __forceinline__ void prefetch_rows(act *tile, const act *all, 
 #pragma unroll
         for (int i = 0; i < R::PIECES; i++)
             copy_async(tile + slot * D + piece_at<D>(i),
-                       filled_slot ? all + (int64_t)(first + slot) * D + piece_at<D>(i) : all,
-                       filled_slot ? 16 : 0);
+                       filled_slot ? all + (int64_t)(first + slot) * D + piece_at<D>(i) : all, filled_slot ? 16 : 0);
     }
 }
 /* The same for the new row, if it is this lane's. */
 template <int D>
-static __device__ __forceinline__ void prefetch_new(act *tile, const act *row, const struct filled &f,
-                                                    int first) {
+static __device__ __forceinline__ void prefetch_new(act *tile, const act *row, const struct filled &f, int first) {
     typedef struct reading<D> R;
 #pragma unroll
     for (int j = 0; j < R::EACH; j++)
@@ -89,8 +84,7 @@ static __device__ __forceinline__ void prefetch_new(act *tile, const act *row, c
 }
 /* The new row goes to its slot of the state. */
 template <int D>
-static __device__ __forceinline__ void store_new(act *kept, const act *tile, const struct filled &f,
-                                                 int first) {
+static __device__ __forceinline__ void store_new(act *kept, const act *tile, const struct filled &f, int first) {
     typedef struct reading<D> R;
 #pragma unroll
     for (int j = 0; j < R::EACH; j++)
@@ -112,8 +106,8 @@ template <int D> static __device__ __forceinline__ void unpack_query(struct read
 }
 /* The logits of the lane's rows, and their partial softmax. */
 template <int D>
-static __device__ __forceinline__ void score_keys(struct reading<D> &r, const act *tile,
-                                                  const struct filled &f, int first, float scale) {
+static __device__ __forceinline__ void score_keys(struct reading<D> &r, const act *tile, const struct filled &f,
+                                                  int first, float scale) {
     typedef struct reading<D> R;
 #pragma unroll
     for (int j = 0; j < R::EACH; j++) {
@@ -159,8 +153,7 @@ template <int D> static __device__ __forceinline__ void add_values(struct readin
  * denominator.
  * partials: [PARTIALS][D + 4] */
 template <int D>
-static __device__ __forceinline__ void write_partial(const struct reading<D> &r, float *partials,
-                                                     float *result) {
+static __device__ __forceinline__ void write_partial(const struct reading<D> &r, float *partials, float *result) {
     typedef struct reading<D> R;
     enum { LD = D + 4 };
     float *mine = partials + (threadIdx.x / R::LANES) * LD, row_max = -INFINITY, sum = 0.0f, acc = 0.0f;
@@ -261,13 +254,12 @@ static __global__ void clear_counts(int *counts, int n) {
     for (int i = threadIdx.x; i < n; i += READ_THREADS) counts[i] = 0;
 }
 
-template <int D>
-static void run(struct hl_cuda *cuda, const struct cache_dev *c, int *counts, float *result) {
+template <int D> static void run(struct hl_cuda *cuda, const struct cache_dev *c, int *counts, float *result) {
     const int splits = (int)splits_of(&c->a);
     const size_t chooser = (size_t)chooser_bytes(&c->a), tiles = 2 * READ_SLOTS * D * sizeof(act),
                  partials = reading<D>::PARTIALS * (D + 4) * 4, shared = tiles + partials;
-    launch_pdl(cuda, read_step<D>, dim3((unsigned)splits, (unsigned)c->a.HV, (unsigned)c->a.rows->n),
-               READ_THREADS, shared > chooser ? shared : chooser, *c, counts, result, splits);
+    launch_pdl(cuda, read_step<D>, dim3((unsigned)splits, (unsigned)c->a.HV, (unsigned)c->a.rows->n), READ_THREADS,
+               shared > chooser ? shared : chooser, *c, counts, result, splits);
 }
 void HL_OP(cache_step)(struct hl_cuda *cuda, const struct cache_dev *c, void *scratch) {
     int *counts = (int *)scratch;

@@ -21,11 +21,10 @@ static __device__ __forceinline__ struct filled filled_at(const struct cache_dev
  * a batch of rows before storing it is safe. All threads; a thread moves 16 bytes of k or v at a time, some also a
  * row's score and position. */
 template <int D>
-static __device__ __forceinline__ void keep_slots(const struct cache_dev &c, const struct memory &m,
-                                                  const int32_t *id, int n, int64_t first) {
+static __device__ __forceinline__ void keep_slots(const struct cache_dev &c, const struct memory &m, const int32_t *id,
+                                                  int n, int64_t first) {
     enum { PER_STEP = 4, UNITS = D / WIDE };
-    const int w = (int)c.a.window,
-              rows = PER_STEP * (int)blockDim.x / (2 * UNITS); /* of a batch: at most threads */
+    const int w = (int)c.a.window, rows = PER_STEP * (int)blockDim.x / (2 * UNITS); /* of a batch: at most threads */
     for (int i0 = 0; i0 < n; i0 += rows) {
         const int mine = i0 + (int)threadIdx.x, slot = mine < n ? -1 - id[mine] : 0;
         const bool there = (int)threadIdx.x < rows && mine < n;
@@ -34,18 +33,15 @@ static __device__ __forceinline__ void keep_slots(const struct cache_dev &c, con
         uint4 x[PER_STEP];
 #pragma unroll
         for (int j = 0; j < PER_STEP; j++) {
-            const int u = (int)(threadIdx.x + j * blockDim.x), i = i0 + u / (2 * UNITS),
-                      col = u % UNITS * WIDE;
+            const int u = (int)(threadIdx.x + j * blockDim.x), i = i0 + u / (2 * UNITS), col = u % UNITS * WIDE;
             const act *from = u / UNITS % 2 ? m.v : m.k;
-            if (u < rows * 2 * UNITS && i < n)
-                x[j] = *(const uint4 *)(from + (int64_t)(-1 - id[i]) * D + col);
+            if (u < rows * 2 * UNITS && i < n) x[j] = *(const uint4 *)(from + (int64_t)(-1 - id[i]) * D + col);
         }
         __syncthreads();
         if (there) m.score[mine] = score, m.pos[mine] = pos;
 #pragma unroll
         for (int j = 0; j < PER_STEP; j++) {
-            const int u = (int)(threadIdx.x + j * blockDim.x), i = i0 + u / (2 * UNITS),
-                      col = u % UNITS * WIDE;
+            const int u = (int)(threadIdx.x + j * blockDim.x), i = i0 + u / (2 * UNITS), col = u % UNITS * WIDE;
             act *to = u / UNITS % 2 ? m.v : m.k;
             if (u < rows * 2 * UNITS && i < n) *(uint4 *)(to + (int64_t)i * D + col) = x[j];
         }
@@ -55,8 +51,8 @@ static __device__ __forceinline__ void keep_slots(const struct cache_dev &c, con
 
 /* The block is full: kept = top_w(kept + block). smem: chooser_bytes(). All threads. */
 template <int D>
-static __device__ __forceinline__ void merge_full(const struct cache_dev &c, const struct hl_seg &seg,
-                                                  int64_t h, char *smem) {
+static __device__ __forceinline__ void merge_full(const struct cache_dev &c, const struct hl_seg &seg, int64_t h,
+                                                  char *smem) {
     const struct memory m = memory_of(c, seg, h);
     const struct chooser s = chooser_at(c, smem);
     const int64_t kept = kept_at(c, seg.pos), w = c.a.window, n = kept + c.a.chunk;
