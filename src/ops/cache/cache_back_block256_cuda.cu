@@ -1,44 +1,46 @@
-/* cache_back_block256_cuda.cu -- cache_whole_cuda.cu for heads of 256, of whose queries two tiles fit into shared memory: a
- * block is walked in parts of two tiles of queries, each with the keys that it sees. Each warpgroup has one tile of
- * queries. What a later part adds to dk and dv is added to what the earlier ones left there, by the same thread.
- * Results go from registers straight to memory, 64 columns at a time: neither for staging nor for more
- * accumulators is there room. */
+/* cache_back_block256_cuda.cu -- cache_back_block_cuda.cu for heads of 256: only two tiles of queries fit into
+ * shared memory, so a block is done in passes of two tiles of queries, each with the keys that it sees.
+ *
+ * Persistent kernel as there; each warpgroup has one tile of queries. Later passes add to the dk and dv that
+ * earlier ones wrote, by the same thread. Results go from registers straight to global memory, 64 columns at a
+ * time, as neither shared memory for staging nor registers for more accumulators are left. */
 #include "ops/cuda_ops.cuh"
 #include "cuda/pdl.cuh"
 #include "ops/cache/cache_back_tiles_cuda.cuh"
 
 #ifndef HL_CUDA_F32
-enum { D = 256, TILES = whole_room<D>::TILES, N = whole_room<D>::COLUMNS };
-typedef struct whole_room<D> room;
+enum { D = 256, TILES = back_smem<D>::TILES, N = back_smem<D>::COLUMNS };
+typedef struct back_smem<D> smem;
 
-/* One block of the grid and one value head, and a part of its queries: those from tile `first` on. */
-struct part {
+/* One block of the grid and one value head, and the queries of one pass: those from tile `first` on. */
+struct query_pass {
     int at, h, first; /* at = block x HV + h */
     struct item all;  /* the block */
 };
-static __device__ __forceinline__ struct part part_of(const struct cache_dev &c, int at, int items) {
-    struct part x = {at, at % (int)c.a.HV, 0, item_of(c, at, items)};
+static __device__ __forceinline__ struct query_pass first_pass(const struct cache_dev &c, int at, int items) {
+    struct query_pass x = {at, at % (int)c.a.HV, 0, item_of(c, at, items)};
     return x;
 }
-static __device__ __forceinline__ struct part part_after(const struct cache_dev &c, struct part x, int items) {
+static __device__ __forceinline__ struct query_pass next_pass(const struct cache_dev &c, struct query_pass x,
+                                                              int items) {
     x.first += TILES;
-    return x.first * TILE < x.all.len ? x : part_of(c, x.at + gridDim.x, items);
+    return x.first * TILE < x.all.len ? x : first_pass(c, x.at + gridDim.x, items);
 }
 /* its queries */
-static __device__ __forceinline__ struct item queries(const struct part &x) {
+static __device__ __forceinline__ struct item queries(const struct query_pass &x) {
     struct item q = x.all;
     q.row += x.first * TILE, q.len -= x.first * TILE;
     return q;
 }
-static __device__ __forceinline__ int tiles_in(const struct part &x) {
+static __device__ __forceinline__ int tiles_in(const struct query_pass &x) {
     return min(tiles_of(x.all.len) - x.first, (int)TILES);
 }
 
 /* ---- results: a warpgroup's 64 rows ---- */
 
-/* N columns of the share of kept rows, as floats, 2 D apart; add: to what another part of the block left there */
+/* N columns of the gradients of kept rows, as floats, 2 D apart; add: to those of earlier passes */
 static __device__ __forceinline__ void add_share(float *to, const float (*d)[4], int rows, bool add) {
-    enum { BATCH = 4 }; /* loads under way together */
+    enum { BATCH = 4 }; /* loads in flight */
     const int row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     to += row * 2 * D + 2 * t;
 #pragma unroll
@@ -101,14 +103,14 @@ static __device__ __forceinline__ void write_quads(bf16 *to, int ld, int rows, c
         }
 }
 
-/* Where dv (group 0) or dk (group 1) of a tile of the block's own keys lies, and how many rows of it there are; `old`:
- * whether something is there that is added to: dv always, dk if an earlier part has seen the keys. */
+/* Where dv (group 0) or dk (group 1) of a tile of the block's own keys lies, and how many rows of it there are;
+ * `old`: whether something is there that is added to: dv always, dk if an earlier pass has seen the keys. */
 struct place {
     bf16 *to;
     int rows;
     bool old;
 };
-static __device__ __forceinline__ struct place place_of(const struct cache_dev &c, const struct part &x, int own,
+static __device__ __forceinline__ struct place place_of(const struct cache_dev &c, const struct query_pass &x, int own,
                                                         int group) {
     struct place p;
     p.to = (bf16 *)(group ? c.a.dk : c.a.dv) + ((int64_t)(x.all.row + own * TILE) * c.a.HV + x.h) * D;
@@ -117,10 +119,10 @@ static __device__ __forceinline__ struct place place_of(const struct cache_dev &
     return p;
 }
 
-/* dv (group 0) or dk (group 1) of tile n of the keys, once p and ds of the part's queries are there. old: what was
- * there of the first columns, asked for long before; the next columns' is asked for a step ahead. */
-static __device__ __forceinline__ void finish_keys(room *m, const struct cache_dev &c, const struct cache_back &b,
-                                                   const struct part &x, int n, int group, struct quads<N> old) {
+/* dv (group 0) or dk (group 1) of tile n of the keys, once p and ds of the pass's queries are complete. old: what was
+ * there of the first columns, loaded long before; that of the next columns is loaded a step ahead. */
+static __device__ __forceinline__ void finish_keys(smem *m, const struct cache_dev &c, const struct cache_back &b,
+                                                   const struct query_pass &x, int n, int group, struct quads<N> old) {
     const int own = n - tiles_of(x.all.kept), first = max(own - x.first, 0), end = tiles_in(x);
     const int ld = (int)c.a.HV * D;
     const struct place p = place_of(c, x, own, group);
@@ -128,74 +130,76 @@ static __device__ __forceinline__ void finish_keys(room *m, const struct cache_d
 #pragma unroll
     for (int col = 0; col < D; col += N) {
         float d[N / 8][4] = {};
-        struct quads<N> soon;
-        read_quads<N>(soon, p.to + col + N, ld, p.rows, p.old && col + N < D);
+        struct quads<N> next_old;
+        read_quads<N>(next_old, p.to + col + N, ld, p.rows, p.old && col + N < D);
         if (group) sum_queries<D>(d, m->ds, m->q, col, first, end);
         else sum_queries<D>(d, m->p, m->dout, col, first, end);
         if (own < 0) add_share(share + col, d, x.all.kept - n * TILE, x.first > 0);
         else write_quads<N>(p.to + col, ld, p.rows, d, old);
-        old = soon;
+        old = next_old;
     }
 }
 
-/* Where the warp's share of the part's sums goes; parts that a short block does not have leave zeros. */
-static __device__ __forceinline__ int share_of(const struct cache_dev &c, const struct part &x, int parts, int i) {
-    return ((x.at / (int)c.a.HV * parts + i) * WHOLE_SHARES + threadIdx.x / 32) * (int)c.a.HV + x.h;
+/* Where the warp's summand of the pass goes; passes that a short block does not have leave zeros. */
+static __device__ __forceinline__ int share_of(const struct cache_dev &c, const struct query_pass &x, int passes,
+                                               int i) {
+    return ((x.at / (int)c.a.HV * passes + i) * BLOCK_WARPS + threadIdx.x / 32) * (int)c.a.HV + x.h;
 }
 static __device__ __forceinline__ void clear_rest(const struct cache_dev &c, const struct cache_back &b,
-                                                  const struct part &x, int parts) {
-    for (int i = x.first / TILES + 1; i < parts; i++) {
-        const int share = share_of(c, x, parts, i);
-        b.part[share * 2] = b.part[share * 2 + 1] = b.tau[share] = 0;
+                                                  const struct query_pass &x, int passes) {
+    for (int i = x.first / TILES + 1; i < passes; i++) {
+        const int share = share_of(c, x, passes, i);
+        b.gate_sink[share * 2] = b.gate_sink[share * 2 + 1] = b.tau[share] = 0;
     }
 }
 
 template <bool TAU>
 static __global__ void __launch_bounds__(THREADS, 1)
-    back_parts(const struct cache_dev c, const struct cache_back b, int items, int parts) {
-    room *m = (room *)shared_tiles();
+    back_block256(const struct cache_dev c, const struct cache_back b, int items, int passes) {
+    smem *m = (smem *)shared_tiles();
     const int group = warpgroup_index();
     named_barrier_init();
     pdl_wait(), pdl_trigger();
-    struct part x = part_of(c, blockIdx.x, items);
+    struct query_pass x = first_pass(c, blockIdx.x, items);
     int id[2] = {-1, -1};
-    if (x.all.kept > 0) ask_kept(c, x.at, 0, id);
+    if (x.all.kept > 0) prefetch_kept_ids(c, x.at, 0, id);
     for (int i = 0; i < TILES; i++) copy_queries<D>(m, c, x.all, x.h, i);
     copy_keys<D>(m, c, x.all, x.h, 0, id);
     copy_commit();
     while (x.at < items) {
         const int kepts = tiles_of(x.all.kept), tiles = tiles_in(x), all = kepts + x.first + tiles;
-        const int share = share_of(c, x, parts, x.first / TILES);
+        const int share = share_of(c, x, passes, x.first / TILES);
         const float tau = c.a.tau[x.h] * (1.0f / sqrtf((float)D));
-        struct old_reads<D> read;
-        ask_reads<D>(read, c, queries(x), x.h);
-        const struct part next = part_after(c, x, items);
+        struct loaded_reads<D> read;
+        prefetch_reads<D>(read, c, queries(x), x.h);
+        const struct query_pass next = next_pass(c, x, items);
         copy_wait<0>();
         fence_proxy_async();
-        __syncthreads(); /* queries and first keys are there */
-        along_rows<D>(m, c, read, queries(x).len, x.h, b.part + share * 2);
-        if (next.at != x.at && threadIdx.x % 32 == 0) clear_rest(c, b, x, parts);
+        __syncthreads(); /* queries and first keys have arrived */
+        row_dots<D>(m, c, read, queries(x).len, x.h, b.gate_sink + share * 2);
+        if (next.at != x.at && threadIdx.x % 32 == 0) clear_rest(c, b, x, passes);
         for (int i = tiles; i < TILES; i++) copy_queries<D>(m, c, queries(next), next.h, i);
         float dq[D / 8][4] = {}, dtau = 0;
         __syncthreads();
         for (int n = 0; n < all; n++) {
             const int own = n - kepts, done = own - x.first;
             const bool last = n + 1 == all;
-            if (last ? next.all.kept > 0 : n + 1 < kepts) ask_kept(c, last ? next.at : x.at, last ? 0 : n + 1, id);
-            const struct edge e = {own < 0 ? x.all.kept - n * TILE : x.all.len - own * TILE, done == group};
+            if (last ? next.all.kept > 0 : n + 1 < kepts)
+                prefetch_kept_ids(c, last ? next.at : x.at, last ? 0 : n + 1, id);
+            const struct mask e = {own < 0 ? x.all.kept - n * TILE : x.all.len - own * TILE, done == group};
             const struct place p = place_of(c, x, own, group);
             struct quads<N> old;
             read_quads<N>(old, p.to, (int)c.a.HV * D, p.rows, p.old);
-            if (group >= done && group < tiles) dtau += pairs<D, TAU>(dq, m, group, tau, e);
+            if (group >= done && group < tiles) dtau += score_tile<D, TAU>(dq, m, group, tau, e);
             fence_proxy_async();
-            __syncthreads(); /* p and ds are there, these keys are done with */
+            __syncthreads(); /* p and ds are complete, these keys are free */
             if (last) copy_keys<D>(m, c, next.all, next.h, 0, id);
             else copy_keys<D>(m, c, x.all, x.h, n + 1, id);
             copy_commit();
             finish_keys(m, c, b, x, n, group, old);
             copy_wait<0>();
             fence_proxy_async();
-            __syncthreads(); /* the next keys are there, p and ds are done with */
+            __syncthreads(); /* the next keys have arrived, p and ds are free */
             if (done < 0) continue;
             copy_queries<D>(m, c, queries(next), next.h, done);
             copy_commit();
@@ -213,19 +217,19 @@ static __global__ void __launch_bounds__(THREADS, 1)
     }
 }
 
-void HL_OP(cache_back_parts)(struct hl_cuda *cuda, const struct cache_dev *c, const struct cache_back *b) {
+void HL_OP(cache_back_block256)(struct hl_cuda *cuda, const struct cache_dev *c, const struct cache_back *b) {
     const int items = (int)(c->rows.blocks * c->a.HV), sms = hl_cuda_sms(cuda);
-    const int parts = (int)hl_pieces(c->a.chunk, TILES * TILE);
+    const int passes = (int)hl_pieces(c->a.chunk, TILES * TILE);
     const unsigned grid = (unsigned)(items < sms ? items : sms);
-    const size_t bytes = sizeof(room) + TILES_ROOM;
-    if (c->a.dtau) launch_pdl(cuda, back_parts<true>, grid, THREADS, bytes, *c, *b, items, parts);
-    else launch_pdl(cuda, back_parts<false>, grid, THREADS, bytes, *c, *b, items, parts);
+    const size_t bytes = sizeof(smem) + TILES_ROOM;
+    if (c->a.dtau) launch_pdl(cuda, back_block256<true>, grid, THREADS, bytes, *c, *b, items, passes);
+    else launch_pdl(cuda, back_block256<false>, grid, THREADS, bytes, *c, *b, items, passes);
 }
-int64_t HL_OP(cache_back_parts_shares)(struct hl_cuda *cuda, const struct hl_cache *a) {
-    const bool fits = a->H == a->HV && a->K == D && hl_cuda_shared_limit(cuda) >= TILES_ROOM + (int)sizeof(room);
-    return fits ? WHOLE_SHARES * hl_pieces(a->chunk, TILES * TILE) : 0;
+int64_t HL_OP(cache_back_block256_shares)(struct hl_cuda *cuda, const struct hl_cache *a) {
+    const bool fits = a->H == a->HV && a->K == D && hl_cuda_shared_limit(cuda) >= TILES_ROOM + (int)sizeof(smem);
+    return fits ? BLOCK_WARPS * hl_pieces(a->chunk, TILES * TILE) : 0;
 }
 #else /* cache_tiled() never asks for it */
-void HL_OP(cache_back_parts)(struct hl_cuda *, const struct cache_dev *, const struct cache_back *) {}
-int64_t HL_OP(cache_back_parts_shares)(struct hl_cuda *, const struct hl_cache *) { return 0; }
+void HL_OP(cache_back_block256)(struct hl_cuda *, const struct cache_dev *, const struct cache_back *) {}
+int64_t HL_OP(cache_back_block256_shares)(struct hl_cuda *, const struct hl_cache *) { return 0; }
 #endif

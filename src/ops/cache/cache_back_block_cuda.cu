@@ -1,20 +1,21 @@
-/* cache_back_block_cuda.cu -- backward of the exact memory, a whole block of the grid at a time: everything is read
- * once, and the scores of a pair are computed once for dq, dk and dv.
+/* cache_back_block_cuda.cu -- backward of the exact memory, one block of the grid at a time: everything is read
+ * once, and the scores of a tile are computed once for dq, dk and dv.
  *
- * Thread blocks stay on their multiprocessor and walk over (block, value head). The block's queries and their
- * dout lie in shared memory, 64 rows a tile, and tiles of 64 keys pass by: first the kept ones, then the block's
- * own. Two warpgroups have two tiles of queries each, with dq in registers. For a tile of keys they first compute
- * p and ds of their queries and add to dq; then one has dv from all p, the other dk from all ds, while the next keys
- * come. Own keys are seen by their own tile of queries and later ones, so the tiles of queries are done with one
- * after another, and those of the next block take their places. */
+ * Persistent kernel: one thread block a multiprocessor, two warpgroups, over the items (block, value head). Shared
+ * memory (struct back_smem): the block's queries and their dout, four tiles of 64 rows; one tile of 64 keys and
+ * values; p and ds of all queries with those keys. Tiles of keys pass by, first the kept ones, then the block's
+ * own. Each warpgroup has two tiles of queries, with dq in registers. For a tile of keys both compute p and ds of
+ * their queries and add to dq; barrier; then one sums dv from all p and the other dk from all ds, while the next
+ * keys are copied; barrier. Own keys are seen by their own tile of queries and later ones, so the tiles of queries
+ * retire one after another, and those of the next item take their places. */
 #include "ops/cuda_ops.cuh"
 #include "cuda/pdl.cuh"
 #include "ops/cache/cache_back_tiles_cuda.cuh"
 
 #ifndef HL_CUDA_F32
-/* dv (group 0) or dk (group 1) of tile n of the keys, once p and ds of all queries are there */
+/* dv (group 0) or dk (group 1) of tile n of the keys, once p and ds of all queries are complete */
 template <int D>
-static __device__ __forceinline__ void finish_keys(struct whole_room<D> *m, const struct cache_dev &c,
+static __device__ __forceinline__ void finish_keys(struct back_smem<D> *m, const struct cache_dev &c,
                                                    const struct cache_back &b, const struct item &x, int at, int h,
                                                    int n, int group) {
     const int kepts = tiles_of(x.kept), own = n - kepts, end = tiles_of(x.len);
@@ -29,69 +30,69 @@ static __device__ __forceinline__ void finish_keys(struct whole_room<D> *m, cons
         write_share<D>(b.kept + ((int64_t)at * c.a.window + n * TILE) * 2 * D + (group ? 0 : D), d, x.kept - n * TILE);
         return;
     }
-    bf16(*room)[SQUARE] = group ? m->ds : m->p;
+    bf16(*stage)[SQUARE] = group ? m->ds : m->p;
     named_barrier_sync(1 + group, GROUP); /* other warps' products may still read there */
-    write_tile<D, true>(to, ld, x.len - own * TILE, d, old, room[0], room[1], group); /* dk's old: 0 */
+    write_tile<D, true>(to, ld, x.len - own * TILE, d, old, stage[0], stage[1], group); /* dk's old: 0 */
 }
-/* dq of tile i, which nobody needs any more: through its p and ds */
+/* dq of tile i, which no key is left for: staged in the place of its p and ds */
 template <int D>
-static __device__ __forceinline__ void write_dq(struct whole_room<D> *m, const struct cache_dev &c,
-                                                const struct item &x, int h, int i, const float (*d)[4], int group) {
+static __device__ __forceinline__ void write_dq(struct back_smem<D> *m, const struct cache_dev &c, const struct item &x,
+                                                int h, int i, const float (*d)[4], int group) {
     bf16 *to = (bf16 *)c.a.dq + ((int64_t)(x.row + i * TILE) * c.a.HV + h) * D;
     const struct lines<D> none = {};
     write_tile<D, false>(to, (int)c.a.HV * D, x.len - i * TILE, d, none, m->p[i], m->ds[i], group);
 }
 
 /* Which of the four tiles of queries is the a-th of a group: 0 and 3, or 1 and 2 */
-enum { TILES = whole_room<128>::TILES };
+enum { TILES = back_smem<128>::TILES };
 static __device__ __forceinline__ int tile_of(int a, int group) { return a ? TILES - 1 - group : group; }
 
 template <int D, bool TAU>
 static __global__ void __launch_bounds__(THREADS, 1)
-    back_whole(const struct cache_dev c, const struct cache_back b, int items) {
-    struct whole_room<D> *m = (struct whole_room<D> *)shared_tiles();
+    back_block(const struct cache_dev c, const struct cache_back b, int items) {
+    struct back_smem<D> *m = (struct back_smem<D> *)shared_tiles();
     const int group = warpgroup_index(), step = gridDim.x, HV = (int)c.a.HV;
     named_barrier_init();
     pdl_wait(), pdl_trigger();
     struct item x = item_of(c, blockIdx.x, items);
     int id[2] = {-1, -1};
-    if (x.kept > 0) ask_kept(c, blockIdx.x, 0, id);
+    if (x.kept > 0) prefetch_kept_ids(c, blockIdx.x, 0, id);
     for (int i = 0; i < TILES; i++) copy_queries<D>(m, c, x, blockIdx.x % HV, i);
     copy_keys<D>(m, c, x, blockIdx.x % HV, 0, id);
     copy_commit();
     for (int at = blockIdx.x; at < items; at += step) {
         const int h = at % HV, kepts = tiles_of(x.kept), tiles = tiles_of(x.len), all = kepts + tiles;
-        const int h1 = (at + step) % HV, share = (at / HV * WHOLE_SHARES + threadIdx.x / 32) * HV + h;
+        const int h1 = (at + step) % HV, share = (at / HV * BLOCK_WARPS + threadIdx.x / 32) * HV + h;
         const float tau = c.a.tau[h] * (1.0f / sqrtf((float)D));
-        struct old_reads<D> read;
-        ask_reads<D>(read, c, x, h);
+        struct loaded_reads<D> read;
+        prefetch_reads<D>(read, c, x, h);
         const struct item next = item_of(c, at + step, items);
         copy_wait<0>();
         fence_proxy_async();
-        __syncthreads(); /* queries and first keys are there */
-        along_rows<D>(m, c, read, x.len, h, b.part + share * 2);
+        __syncthreads(); /* queries and first keys have arrived */
+        row_dots<D>(m, c, read, x.len, h, b.gate_sink + share * 2);
         for (int i = tiles; i < TILES; i++) copy_queries<D>(m, c, next, h1, i);
         float dq[2][D / 8][4] = {}, dtau = 0;
         __syncthreads();
         for (int n = 0; n < all; n++) {
             const int own = n - kepts;
             const bool last = n + 1 == all;
-            if (last ? next.kept > 0 : n + 1 < kepts) ask_kept(c, last ? at + step : at, last ? 0 : n + 1, id);
+            if (last ? next.kept > 0 : n + 1 < kepts) prefetch_kept_ids(c, last ? at + step : at, last ? 0 : n + 1, id);
 #pragma unroll
             for (int a = 0; a < 2; a++) {
                 const int i = tile_of(a, group);
-                const struct edge e = {own < 0 ? x.kept - n * TILE : x.len - own * TILE, own == i};
-                if (i >= own && i < tiles) dtau += pairs<D, TAU>(dq[a], m, i, tau, e);
+                const struct mask e = {own < 0 ? x.kept - n * TILE : x.len - own * TILE, own == i};
+                if (i >= own && i < tiles) dtau += score_tile<D, TAU>(dq[a], m, i, tau, e);
             }
             fence_proxy_async();
-            __syncthreads(); /* p and ds are there, these keys are done with */
+            __syncthreads(); /* p and ds are complete, these keys are free */
             if (last) copy_keys<D>(m, c, next, h1, 0, id);
             else copy_keys<D>(m, c, x, h, n + 1, id);
             copy_commit();
             finish_keys<D>(m, c, b, x, at, h, n, group);
             copy_wait<0>();
             fence_proxy_async();
-            __syncthreads(); /* the next keys are there, p and ds are done with */
+            __syncthreads(); /* the next keys have arrived, p and ds are free */
             if (own < 0) continue;
             copy_queries<D>(m, c, next, h1, own);
             copy_commit();
@@ -109,20 +110,20 @@ static __global__ void __launch_bounds__(THREADS, 1)
 template <int D> static void run(struct hl_cuda *cuda, const struct cache_dev *c, const struct cache_back *b) {
     const int items = (int)(c->rows.blocks * c->a.HV), sms = hl_cuda_sms(cuda);
     const unsigned grid = (unsigned)(items < sms ? items : sms);
-    const size_t bytes = sizeof(struct whole_room<D>) + TILES_ROOM;
-    if (c->a.dtau) launch_pdl(cuda, back_whole<D, true>, grid, THREADS, bytes, *c, *b, items);
-    else launch_pdl(cuda, back_whole<D, false>, grid, THREADS, bytes, *c, *b, items);
+    const size_t bytes = sizeof(struct back_smem<D>) + TILES_ROOM;
+    if (c->a.dtau) launch_pdl(cuda, back_block<D, true>, grid, THREADS, bytes, *c, *b, items);
+    else launch_pdl(cuda, back_block<D, false>, grid, THREADS, bytes, *c, *b, items);
 }
-void HL_OP(cache_back_whole)(struct hl_cuda *cuda, const struct cache_dev *c, const struct cache_back *b) {
+void HL_OP(cache_back_block)(struct hl_cuda *cuda, const struct cache_dev *c, const struct cache_back *b) {
     if (c->a.K == 64) run<64>(cuda, c, b);
     else run<128>(cuda, c, b);
 }
-bool HL_OP(cache_back_whole_fits)(struct hl_cuda *cuda, const struct hl_cache *a) {
+bool HL_OP(cache_back_block_fits)(struct hl_cuda *cuda, const struct hl_cache *a) {
     return a->H == a->HV && a->K <= 128 && a->chunk <= TILES * TILE &&
            hl_cuda_shared_limit(cuda) >=
-               TILES_ROOM + (int)(a->K == 64 ? sizeof(struct whole_room<64>) : sizeof(struct whole_room<128>));
+               TILES_ROOM + (int)(a->K == 64 ? sizeof(struct back_smem<64>) : sizeof(struct back_smem<128>));
 }
 #else /* cache_tiled() never asks for it */
-void HL_OP(cache_back_whole)(struct hl_cuda *, const struct cache_dev *, const struct cache_back *) {}
-bool HL_OP(cache_back_whole_fits)(struct hl_cuda *, const struct hl_cache *) { return false; }
+void HL_OP(cache_back_block)(struct hl_cuda *, const struct cache_dev *, const struct cache_back *) {}
+bool HL_OP(cache_back_block_fits)(struct hl_cuda *, const struct hl_cache *) { return false; }
 #endif

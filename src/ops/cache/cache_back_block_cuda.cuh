@@ -1,24 +1,23 @@
-/* cache_back_block_cuda.cuh -- shared memory of cache_whole_cuda.cu and cache_parts_cuda.cu, and what comes into it and
- * goes out. */
-#ifndef HL_CACHE_WHOLE_CUDA_CUH
-#define HL_CACHE_WHOLE_CUDA_CUH
+/* cache_back_block_cuda.cuh -- the shared memory of cache_back_block_cuda.cu and cache_back_block256_cuda.cu,
+ * copies into it and results out of it. */
+#ifndef HL_CACHE_BACK_BLOCK_CUDA_CUH
+#define HL_CACHE_BACK_BLOCK_CUDA_CUH
 #include "ops/cuda_ops.cuh"
 #include "cuda/epilogue.cuh"
 #include "ops/cache/cache_back_cuda.cuh"
 
-enum { GROUP = 128, THREADS = 32 * WHOLE_SHARES, SQUARE = TILE * TILE };
+enum { GROUP = 128, THREADS = 32 * BLOCK_WARPS, SQUARE = TILE * TILE };
 
 /* Rows of D numbers are panels of 64. */
-template <int D> struct whole_room {
+template <int D> struct back_smem {
     enum {
-        TILES = D > 128 ? 2 : 4,            /* of queries that lie here at a time */
-        ROWS = TILES * TILE / WHOLE_SHARES, /* of them a warp's */
-        COLUMNS = D > 128 ? 64 : D          /* of dk and dv that a warpgroup sums up at a time */
+        TILES = D > 128 ? 2 : 4,           /* of queries that lie here at a time */
+        ROWS = TILES * TILE / BLOCK_WARPS, /* of them a warp's */
+        COLUMNS = D > 128 ? 64 : D         /* of dk and dv that a warpgroup sums up at a time */
     };
     bf16 q[TILES][TILE * D], dout[TILES][TILE * D], k[TILE * D], v[TILE * D];
-    bf16 p[TILES][SQUARE],
-        ds[TILES][SQUARE]; /* [query][key] of a tile; results of D <= 128 pass through them on the way out */
-    float lse[TILES * TILE], along[TILES * TILE]; /* log2 of the denominator over lambda; dout.read */
+    bf16 p[TILES][SQUARE], ds[TILES][SQUARE];      /* [query][key] of a tile; results of D <= 128 are staged there */
+    float lse[TILES * TILE], rowdot[TILES * TILE]; /* log2 of the denominator over lambda; dout.read */
 };
 
 /* One block of the grid and one value head: what number `at` = block x HV + h is */
@@ -48,14 +47,14 @@ static __device__ __forceinline__ void copy_rows(bf16 *to, const struct cache_de
 }
 /* Tile i of a block's queries, where it has one. */
 template <int D>
-static __device__ __forceinline__ void copy_queries(struct whole_room<D> *m, const struct cache_dev &c,
+static __device__ __forceinline__ void copy_queries(struct back_smem<D> *m, const struct cache_dev &c,
                                                     const struct item &x, int h, int i) {
     if (i * TILE >= x.len) return;
     copy_rows<D>(m->q[i], c, c.a.q, h, x.row + i * TILE, x.len - i * TILE);
     copy_rows<D>(m->dout[i], c, c.a.dout, h, x.row + i * TILE, x.len - i * TILE);
 }
-/* The rows that this thread copies of a tile of kept keys: asked for before they are needed */
-static __device__ __forceinline__ void ask_kept(const struct cache_dev &c, int at, int tile, int id[2]) {
+/* The ids of the kept rows that this thread will copy, loaded ahead */
+static __device__ __forceinline__ void prefetch_kept_ids(const struct cache_dev &c, int at, int tile, int id[2]) {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         const int slot = tile * TILE + i * (TILE / 2) + threadIdx.x / 8;
@@ -64,7 +63,7 @@ static __device__ __forceinline__ void ask_kept(const struct cache_dev &c, int a
 }
 /* Tile n of a block's keys: kept ones first */
 template <int D>
-static __device__ __forceinline__ void copy_keys(struct whole_room<D> *m, const struct cache_dev &c,
+static __device__ __forceinline__ void copy_keys(struct back_smem<D> *m, const struct cache_dev &c,
                                                  const struct item &x, int h, int n, const int id[2]) {
     const int from = (n - tiles_of(x.kept)) * TILE;
     if (from >= 0) {
@@ -87,7 +86,7 @@ static __device__ __forceinline__ void copy_keys(struct whole_room<D> *m, const 
 
 /* ---- results: a warpgroup's 64 rows ---- */
 
-/* as floats, 2 D apart: the share of kept rows */
+/* gradients of kept rows, as floats, 2 D apart */
 template <int D> static __device__ __forceinline__ void write_share(float *to, const float (*d)[4], int rows) {
     const int row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
@@ -123,7 +122,7 @@ static __device__ __forceinline__ void store_square(bf16 *to, const uint32_t (*x
     for (int i = 0; i < 4; i++) tile_stmatrix(to, threadIdx.x / 32 % 4 * 16, 16 * i, x[i]);
 }
 
-/* to = d, or d + old: 64 rows through two squares, columns up to 64 and those behind */
+/* to = d, or d + old: 64 rows, staged in two squares: columns up to 64, and those from 64 on */
 template <int D, bool ADD>
 static __device__ __forceinline__ void write_tile(bf16 *to, int ld, int rows, const float (*d)[4],
                                                   const struct lines<D> &old, bf16 *left, bf16 *right, int group) {

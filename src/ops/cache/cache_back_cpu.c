@@ -1,28 +1,28 @@
 /* cache_back_cpu.c -- the backward pass of the read (docs/math.md).
  *
- * One task owns a key head of a segment: kept rows collect gradient from many blocks, so all of them go
- * through one pair of hands, value head by value head, block by block. A tile is up to CACHE_BACK queries
- * against CACHE_BCOLS columns (cache_fast.h); P is rebuilt from lse. */
+ * One task owns a key head of a segment: kept rows collect gradients from many blocks, and one task adds them
+ * up in a fixed order, value head by value head, block by block. A tile is up to CACHE_BACK queries
+ * against CACHE_BCOLS columns (cache_cpu.h); P is rebuilt from lse. */
 #include "ops/cache/cache_cpu.h"
 #include "ops/linear/kernel.h"
 
-enum { PARTS = 512 }; /* sums of the scalar gradients held at a time, one per value head of a segment */
+enum { SCALARS = 512 }; /* gradients of the scalars held at a time, one set per value head of a segment */
 
-struct part {
+struct scalar_grads {
     double tau, sink, gate;
 };
 struct back {
     struct hl_pool *pool;
     const struct hl_cache *a;
-    int64_t first; /* task of this round's first part */
-    struct part part[PARTS];
+    int64_t first; /* task of this round's first entry */
+    struct scalar_grads scalars[SCALARS];
 };
 
 /* Queries [i, i + n) of a block, counted from its first row; `row` is the first one's in the batch. */
 struct tile {
     const struct hl_cache_head *d;
     struct hl_cache_work *w;
-    struct part *part;
+    struct scalar_grads *scalars;
     int64_t row, i, n;
     const real *q, *dout; /* the queries' rows, ldk and ldv apart */
     int64_t ldk, ldv;
@@ -39,13 +39,13 @@ static void load_queries(const struct tile *t) {
         int64_t row = t->row + i, at = row * a->HV + h, j = 0;
         const real *dout = (const real *)a->dout + at * a->V, *read = (const real *)a->read + at * a->V;
         vr sum = {0};
-        real along;
+        real rowdot;
         for (; j + VL <= a->V; j += VL) sum += v_load(dout + j) * v_load(read + j);
         if (j < a->V) sum += v_load_n(dout + j, a->V - j) * v_load_n(read + j, a->V - j);
-        along = v_sum(sum);
-        t->w->R[i] = lam * along;
-        t->part->gate += (double)(lam * (1 - lam) * along);
-        t->part->sink -= (double)(R_EXP(a->sink[h] - a->lse[at]) * t->w->R[i]);
+        rowdot = v_sum(sum);
+        t->w->R[i] = lam * rowdot;
+        t->scalars->gate += (double)(lam * (1 - lam) * rowdot);
+        t->scalars->sink -= (double)(R_EXP(a->sink[h] - a->lse[at]) * t->w->R[i]);
     }
     HL_OP(pack_transpose)(t->w->bqT, ld, t->q, t->ldk, t->n, t->n, a->K);
     HL_OP(pack_transpose)(t->w->bdoT, ld, t->dout, t->ldv, t->n, t->n, a->V);
@@ -89,10 +89,10 @@ static real weights(const struct tile *t, int64_t i, int64_t seen, int64_t n) {
     return v_sum(sum);
 }
 
-/* The n columns' share of dk or dv: p's A = dS or P and B = rows of queries, in dst [T][stride]. Rows that
- * follow each other are written in place; kept rows are scattered. */
-static void give(const struct tile *t, const int64_t *id, int64_t n, struct hl_small_gemm p, real *dst,
-                 int64_t stride) {
+/* Adds what the n columns receive of dk or dv to dst [T][stride]: p's A = dS or P, B = rows of queries.
+ * Contiguous rows are the product's output itself; kept rows are scattered. */
+static void add_to_rows(const struct tile *t, const int64_t *id, int64_t n, struct hl_small_gemm p, real *dst,
+                        int64_t stride) {
     bool even = id[n - 1] - id[0] == n - 1;
     dst += t->d->row * stride;
     p.M = n;
@@ -107,15 +107,15 @@ static void give(const struct tile *t, const int64_t *id, int64_t n, struct hl_s
         for (int64_t j = 0; j < p.N; j++) dst[id[c] * stride + j] += p.C[c * p.ldc + j];
 }
 
-/* The tile's queries from `first` on against n columns; `edge`: query `first` sees one of them, the next
- * two, and so on; otherwise all. dq and dk are written before they are added to: dq by the tile's first
- * piece, dk of a row by the edge it stands in, which comes before all that see it from further on. */
-static void piece(const struct tile *t, const int64_t *id, int64_t n, int64_t first, bool edge) {
+/* The tile's queries from `first` on against n columns. `diagonal`: query `first` sees one of them, the next
+ * two, and so on; otherwise all see all. dq and dk are written first and added to later: dq by the first call of a
+ * tile, dk of a row by its diagonal call, which comes before those of the later queries. */
+static void back_tile(const struct tile *t, const int64_t *id, int64_t n, int64_t first, bool diagonal) {
     const struct hl_cache *a = t->d->a;
     const struct hl_cache_head *d = t->d;
     const int64_t ld = hl_cache_ld(CACHE_BCOLS), ldT = hl_cache_ld(CACHE_BACK), m = t->n - first;
     const real lam = hl_sigmoid(a->gate[d->h]), scale = 1 / R_SQRT((real)a->K), slope = a->tau[d->h] * scale;
-    const bool fresh = d->h % (a->HV / a->H) == 0; /* the first value head of this key head */
+    const bool first_head = d->h % (a->HV / a->H) == 0; /* the first value head of this key head */
     real *dq = (real *)a->dq + ((t->row + first) * a->H + d->hk) * a->K;
     struct hl_small_gemm S = {
         .M = m, .N = n, .K = a->K, .ai = 1, .ak = ldT, .bk = ld, .bn = 1, .ldc = ld, .alpha = scale};
@@ -132,40 +132,43 @@ static void piece(const struct tile *t, const int64_t *id, int64_t n, int64_t fi
     dP.C = t->w->dS + first * ld;
     dP.alpha = lam;
     HL_OP(small_gemm)(&dP, t->w->mm);
-    for (int64_t i = first; i < t->n; i++) t->part->tau += (double)weights(t, i, edge ? min(n, i - first + 1) : n, n);
+    for (int64_t i = first; i < t->n; i++)
+        t->scalars->tau += (double)weights(t, i, diagonal ? min(n, i - first + 1) : n, n);
 
     dQ = (struct hl_small_gemm){.M = m, .N = a->K, .K = n, .A = dP.C, .ai = ld, .ak = 1, .B = k, .bk = ldk, .bn = 1};
     dQ.C = dq;
     dQ.ldc = a->H * a->K;
     dQ.alpha = slope;
-    dQ.add = !fresh || id != t->w->pick.id;
+    dQ.add = !first_head || id != t->w->chosen.id;
     HL_OP(small_gemm)(&dQ, t->w->mm);
     dK.A = dP.C;
-    dK.add = !fresh || !edge;
+    dK.add = !first_head || !diagonal;
     dK.B = t->q + first * t->ldk;
-    give(t, id, n, dK, (real *)a->dk + d->hk * a->K, a->H * a->K);
+    add_to_rows(t, id, n, dK, (real *)a->dk + d->hk * a->K, a->H * a->K);
     dV.A = S.C;
     dV.N = a->V;
     dV.B = t->dout + first * t->ldv;
     dV.bk = t->ldv;
     dV.alpha = lam;
     dV.add = true;
-    give(t, id, n, dV, (real *)a->dv + d->h * a->V, a->HV * a->V);
+    add_to_rows(t, id, n, dV, (real *)a->dv + d->h * a->V, a->HV * a->V);
 }
 
-/* All columns of block b: the n kept ones, then its own m rows; ids in w->pick. */
-static void back_block(const struct hl_cache_head *d, struct hl_cache_work *w, struct part *part, int64_t b,
+/* All columns of block b: the n kept ones, then its own m rows; ids in w->chosen. */
+static void back_block(const struct hl_cache_head *d, struct hl_cache_work *w, struct scalar_grads *scalars, int64_t b,
                        int64_t m) {
-    const int64_t n = w->pick.n, *id = w->pick.id;
-    struct tile t = {.d = d, .w = w, .part = part, .ldk = d->a->H * d->a->K, .ldv = d->a->HV * d->a->V};
+    const int64_t n = w->chosen.n, *id = w->chosen.id;
+    struct tile t = {.d = d, .w = w, .scalars = scalars, .ldk = d->a->H * d->a->K, .ldv = d->a->HV * d->a->V};
     for (t.i = 0; t.i < m; t.i += CACHE_BACK) {
         t.row = d->row + b * d->a->chunk + t.i;
         t.n = min(CACHE_BACK, m - t.i);
         t.q = (const real *)d->a->q + t.row * t.ldk + d->hk * d->a->K;
         t.dout = (const real *)d->a->dout + t.row * t.ldv + d->h * d->a->V;
         load_queries(&t);
-        for (int64_t c = 0; c < n + t.i; c += CACHE_BCOLS) piece(&t, id + c, min(CACHE_BCOLS, n + t.i - c), 0, false);
-        for (int64_t i = 0; i < t.n; i += CACHE_BCOLS) piece(&t, id + n + t.i + i, min(CACHE_BCOLS, t.n - i), i, true);
+        for (int64_t c = 0; c < n + t.i; c += CACHE_BCOLS)
+            back_tile(&t, id + c, min(CACHE_BCOLS, n + t.i - c), 0, false);
+        for (int64_t i = 0; i < t.n; i += CACHE_BCOLS)
+            back_tile(&t, id + n + t.i + i, min(CACHE_BCOLS, t.n - i), i, true);
     }
 }
 
@@ -178,31 +181,31 @@ static void back_task(void *ctx, int64_t i, int worker) {
     struct hl_cache_work w = hl_cache_worker(g->pool, worker, a);
     for (int64_t r = 0; r < rep; r++) {
         struct hl_cache_head d = {.a = a, .h = hk * rep + r, .hk = hk, .row = s->row, .len = s->len};
-        struct part part = {0};
+        struct scalar_grads scalars = {0};
         for (int64_t b = 0; b * a->chunk < s->len; b++) {
             int64_t m = min(a->chunk, s->len - b * a->chunk), at = ((before + b) * a->HV + d.h) * a->window;
-            for (w.pick.n = 0; w.pick.n < a->window && a->sel[at + w.pick.n] >= 0; w.pick.n++)
-                w.pick.id[w.pick.n] = a->sel[at + w.pick.n] - s->row;
-            for (int64_t c = 0; c < m; c++) w.pick.id[w.pick.n + c] = b * a->chunk + c;
-            back_block(&d, &w, &part, b, m);
+            for (w.chosen.n = 0; w.chosen.n < a->window && a->sel[at + w.chosen.n] >= 0; w.chosen.n++)
+                w.chosen.id[w.chosen.n] = a->sel[at + w.chosen.n] - s->row;
+            for (int64_t c = 0; c < m; c++) w.chosen.id[w.chosen.n + c] = b * a->chunk + c;
+            back_block(&d, &w, &scalars, b, m);
         }
-        g->part[i * rep + r] = part;
+        g->scalars[i * rep + r] = scalars;
     }
 }
 
 void HL_OP(cache_backward)(struct hl_backend *backend, const struct hl_cache *a) {
-    const int64_t rep = a->HV / a->H, tasks = a->rows->n * a->H, round = PARTS / rep;
+    const int64_t rep = a->HV / a->H, tasks = a->rows->n * a->H, round = SCALARS / rep;
     struct back g = {.pool = hl_backend_pool(backend), .a = a};
-    HL_ASSERT(rep <= PARTS);
+    HL_ASSERT(rep <= SCALARS);
     for (int64_t n = 0; n < a->rows->n; n++) HL_ASSERT(!a->rows->seg[n].state && a->rows->seg[n].pos == 0);
     for (g.first = 0; g.first < tasks; g.first += round) {
         int64_t now = min(round, tasks - g.first);
         hl_pool_run(hl_backend_pool(backend), now, back_task, &g);
         for (int64_t i = 0; i < now * rep; i++) { /* segment by segment, so in order for every head */
             int64_t h = (g.first * rep + i) % a->HV;
-            if (a->dtau) a->dtau[h] += (real)g.part[i].tau;
-            a->dsink[h] += (real)g.part[i].sink;
-            a->dgate[h] += (real)g.part[i].gate;
+            if (a->dtau) a->dtau[h] += (real)g.scalars[i].tau;
+            a->dsink[h] += (real)g.scalars[i].sink;
+            a->dgate[h] += (real)g.scalars[i].gate;
         }
     }
 }

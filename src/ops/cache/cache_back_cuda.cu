@@ -1,9 +1,16 @@
-/* cache_back_cuda.cu -- backward of the exact memory, every shape, row by row (docs/math.md).
+/* cache_back_cuda.cu -- backward of the exact memory (docs/math.md): which kernels run, the row-by-row ones for
+ * every shape, and the sums over blocks.
  *
- * A kept row collects gradients from every later block that sees it: each block leaves its share in
- * scratch, and `gather` adds them up in the order of the blocks. */
+ * A kept row collects gradients from every later block that sees it. Each block writes its contribution to
+ * scratch, and `gather` (row by row) or `gather_kept` (tensor cores) adds them up in the order of the blocks, so
+ * that results do not depend on timing. Which kernels run, for bf16 and heads of 64, 128 or 256:
+ *   cache_back_block_cuda.cu      H = HV, heads up to 128, blocks up to 256 rows
+ *   cache_back_block256_cuda.cu   H = HV, heads of 256
+ *   cache_back_kv_cuda.cu, cache_back_q_cuda.cu    other shapes, or too little shared memory for those
+ * and for everything else rowdot, rowwise_q, rowwise_kv: THREADS threads, a warp per pair of query and key. */
 #include "ops/cuda_ops.cuh"
 #include "cuda/pdl.cuh"
+#include "core/carve.h"
 #include "ops/cache/cache_back_cuda.cuh"
 
 enum { THREADS = 128, WARPS = THREADS / 32 };
@@ -18,14 +25,15 @@ static __device__ __forceinline__ const act *row_of(const void *x, int64_t row, 
     return (const act *)x + (row * heads + head) * width;
 }
 
-/* The pair of query `t` and key `j`, rows of the batch: s = q.k / sqrt(K), p, and ds. By one warp. */
-struct pair {
+/* Query `t` and key `j`, rows of the batch: s = q.k / sqrt(K), p, and ds. By one warp. */
+struct score_grad {
     float s, p, ds;
 };
-static __device__ struct pair pair_of(const struct cache_dev &c, const float *R, int64_t h, int64_t t, int64_t j) {
+static __device__ struct score_grad score_grad_of(const struct cache_dev &c, const float *R, int64_t h, int64_t t,
+                                                  int64_t j) {
     const int64_t hk = h / c.group, at = t * c.a.HV + h;
     const float lambda = 1.0f / (1.0f + expf(-c.a.gate[h]));
-    struct pair x;
+    struct score_grad x;
     x.s = dot_row(row_of(c.a.q, t, c.a.H, hk, c.a.K), row_of(c.a.k, j, c.a.H, hk, c.a.K), c.a.K) / sqrtf((float)c.a.K);
     x.p = expf(c.a.tau[h] * x.s - c.a.lse[at]);
     x.ds = x.p *
@@ -33,21 +41,21 @@ static __device__ struct pair pair_of(const struct cache_dev &c, const float *R,
     return x;
 }
 
-/* grid (T HV / WARPS): R, and the row's share of dgate and dsink */
-static __global__ void along(const struct cache_dev c, const struct cache_back b) {
+/* grid (T HV / WARPS): R, and the row's contribution to dgate and dsink */
+static __global__ void rowdot(const struct cache_dev c, const struct cache_back b) {
     const int64_t at = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32, h = at % c.a.HV;
     if (at >= c.T * c.a.HV) return;
     const float lambda = 1.0f / (1.0f + expf(-c.a.gate[h]));
     const float x = dot_row((const act *)c.a.dout + at * c.a.V, (const act *)c.a.read + at * c.a.V, c.a.V);
     if (threadIdx.x % 32) return;
     b.R[at] = lambda * x;
-    b.part[at * 2] = lambda * (1 - lambda) * x;
-    b.part[at * 2 + 1] = -expf(c.a.sink[h] - c.a.lse[at]) * lambda * x;
+    b.gate_sink[at * 2] = lambda * (1 - lambda) * x;
+    b.gate_sink[at * 2 + 1] = -expf(c.a.sink[h] - c.a.lse[at]) * lambda * x;
 }
 
-/* grid (blocks C, H): dq of one row, and its share of dtau. shared: the columns' ds, their s ds, their
+/* grid (blocks C, H): dq of one row, and its contribution to dtau. shared: the columns' ds, s ds and
  * rows */
-static __global__ void plain_q(const struct cache_dev c, const struct cache_back b) {
+static __global__ void rowwise_q(const struct cache_dev c, const struct cache_back b) {
     const int64_t block = blockIdx.x / c.a.chunk, t = blockIdx.x % c.a.chunk, hk = blockIdx.y, w = c.a.window;
     const struct hl_dev_span p = c.rows.block[block];
     const int64_t all = w + t + 1, row = p.row + t;
@@ -58,7 +66,7 @@ static __global__ void plain_q(const struct cache_dev c, const struct cache_back
         const int64_t h = hk * c.group + g;
         for (int64_t j = threadIdx.x / 32; j < all; j += WARPS) {
             const int64_t r = j < w ? c.a.sel[(block * c.a.HV + h) * w + j] : p.row + j - w;
-            const struct pair x = r < 0 ? (struct pair){0, 0, 0} : pair_of(c, b.R, h, row, r);
+            const struct score_grad x = r < 0 ? (struct score_grad){0, 0, 0} : score_grad_of(c, b.R, h, row, r);
             if (threadIdx.x % 32) continue;
             ds[j] = x.ds * c.a.tau[h] / sqrtf((float)c.a.K);
             sds[j] = x.ds * x.s;
@@ -66,7 +74,7 @@ static __global__ void plain_q(const struct cache_dev c, const struct cache_back
         }
         __syncthreads();
         for (int64_t i = threadIdx.x; i < c.a.K; i += THREADS) {
-            float *sum = b.own + (row * c.a.HV + hk * c.group) * (c.a.K + c.a.V) + i; /* room until plain_kv */
+            float *sum = b.own + (row * c.a.HV + hk * c.group) * (c.a.K + c.a.V) + i; /* free until rowwise_kv */
             float x = g ? *sum : 0;
             for (int64_t j = 0; j < all; j++)
                 if (from[j] >= 0) x += ds[j] * f32(row_of(c.a.k, from[j], c.a.H, hk, c.a.K)[i]);
@@ -84,7 +92,7 @@ static __global__ void plain_q(const struct cache_dev c, const struct cache_back
 
 /* grid (blocks (window + C), HV): one column's dk and dv from the block's queries. shared: ds, p of the
  * queries */
-static __global__ void plain_kv(const struct cache_dev c, const struct cache_back b) {
+static __global__ void rowwise_kv(const struct cache_dev c, const struct cache_back b) {
     const int64_t w = c.a.window, C = c.a.chunk, K = c.a.K, V = c.a.V, h = blockIdx.y;
     const int64_t block = blockIdx.x / (w + C), j = blockIdx.x % (w + C), first = j < w ? 0 : j - w;
     const struct hl_dev_span p = c.rows.block[block];
@@ -94,7 +102,7 @@ static __global__ void plain_kv(const struct cache_dev c, const struct cache_bac
     float *to = j < w ? b.kept + ((block * c.a.HV + h) * w + j) * (K + V) : b.own + (row * c.a.HV + h) * (K + V);
     if (row < 0) return;
     for (int64_t t = first + threadIdx.x / 32; t < p.len; t += WARPS) {
-        const struct pair x = pair_of(c, b.R, h, p.row + t, row);
+        const struct score_grad x = score_grad_of(c, b.R, h, p.row + t, row);
         if (threadIdx.x % 32 == 0) ds[t] = x.ds * scale, weight[t] = x.p * lambda;
     }
     __syncthreads();
@@ -119,8 +127,8 @@ static __device__ __forceinline__ int64_t find_kept(const int64_t *sel, int64_t 
     return -1;
 }
 
-/* grid (T H / WARPS): a warp adds up dk of one row and key head, and dv of the value heads. Where the row
- * is not kept when its block is over, it never will be; where it was dropped, it is gone. */
+/* grid (T H / WARPS): a warp adds up dk of one row and key head, and dv of the value heads. A row that is
+ * not kept when its block ends never will be, nor will one that was dropped. */
 static __global__ void gather(const struct cache_dev c, const struct cache_back b) {
     const int64_t at = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32, row = at / c.a.H, hk = at % c.a.H;
     const int64_t K = c.a.K, V = c.a.V, w = c.a.window, lane = threadIdx.x % 32;
@@ -146,15 +154,15 @@ static __global__ void gather(const struct cache_dev c, const struct cache_back 
     for (int64_t x = lane; x < K; x += 32) put((act *)c.a.dk + (row * c.a.H + hk) * K + x, sum[x]);
 }
 
-/* sum += the shares of row `row` as kept row j of `block`, and of the blocks after it while it is kept. A
+/* dk, dv += what row `row` receives as kept row j of `block`, and of the blocks after it while it is kept. A
  * lane's columns are 4 lane and 128 + 4 lane of D; dk, and dv unless NULL. */
-static __device__ __forceinline__ void add_shares(const struct cache_dev &c, const struct cache_back &b, int64_t row,
-                                                  int64_t h, int64_t block, int64_t end, int64_t j, float dk[2][4],
-                                                  float dv[2][4]) {
+static __device__ __forceinline__ void add_contributions(const struct cache_dev &c, const struct cache_back &b,
+                                                         int64_t row, int64_t h, int64_t block, int64_t end, int64_t j,
+                                                         float dk[2][4], float dv[2][4]) {
     const int64_t D = c.a.K, w = c.a.window;
     while (j >= 0) {
         const float *from = b.kept + ((block * c.a.HV + h) * w + j) * 2 * D;
-        float4 k[2], v[2]; /* under way while the next block is looked through */
+        float4 k[2], v[2]; /* in flight while the next block is searched */
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const int64_t x = 128 * i + threadIdx.x % 32 * 4;
@@ -194,9 +202,9 @@ static __device__ __forceinline__ void write_sum(act *to, struct columns old, co
     }
 }
 
-/* grid (blocks HV, window / WARPS): a warp looks after one kept row of one block if it came from the block
- * before, and adds all its shares to dk and dv. A row that several value heads of a key head keep is its
- * first one's. */
+/* grid (blocks HV, window / WARPS): a warp has one kept row of one block. If the row is of the block before, it
+ * adds all its contributions to dk and dv; dk of a row that several value heads of a key head keep belongs to the
+ * first of them. */
 static __global__ void gather_kept(const struct cache_dev c, const struct cache_back b) {
     const int HV = (int)c.a.HV, D = (int)c.a.K, w = (int)c.a.window, group = (int)c.group;
     const int block = blockIdx.x / HV, h = blockIdx.x % HV, hk = h / group,
@@ -208,88 +216,86 @@ static __global__ void gather_kept(const struct cache_dev c, const struct cache_
     if (row < before) return; /* none, or one that was kept before: -1 is less than any */
     const int end = c.rows.block_first[seg + 1];
     act *to_v = (act *)c.a.dv + (row * HV + h) * D, *to_k = (act *)c.a.dk + (row * c.a.H + hk) * D;
-    const struct columns old_v = columns_of(to_v, D), old_k = columns_of(to_k, D); /* under way */
+    const struct columns old_v = columns_of(to_v, D), old_k = columns_of(to_k, D); /* in flight */
     float dk[2][4] = {}, dv[2][4] = {};
     bool first = true;
     for (int i = hk * group; i < h; i++)
         first = first && find_kept(c.a.sel + ((int64_t)block * HV + i) * w, w, row) < 0;
-    add_shares(c, b, row, h, block, end, slot, dk, dv);
+    add_contributions(c, b, row, h, block, end, slot, dk, dv);
     write_sum(to_v, old_v, dv, D);
     if (!first) return;
     for (int i = h + 1; i < (hk + 1) * group; i++)
-        add_shares(c, b, row, i, block, end, find_kept(c.a.sel + ((int64_t)block * HV + i) * w, w, row), dk, NULL);
+        add_contributions(c, b, row, i, block, end, find_kept(c.a.sel + ((int64_t)block * HV + i) * w, w, row), dk,
+                          NULL);
     write_sum(to_k, old_k, dk, D);
 }
 
-/* grid (HV): the shares of the scalars' gradients, in a fixed order. May run beside `gather_kept`, which has waited
- * for those who wrote them; who comes next finds both done. */
-static __global__ void sums(const struct cache_dev c, const struct cache_back b) {
-    __shared__ float room[33];
+/* grid (HV): the gradients of the scalars, summed in a fixed order. May overlap with `gather_kept` (PDL), which has
+ * waited for the kernels that wrote the summands; pdl_wait at the end makes the next kernel wait for both. */
+static __global__ void sum_scalars(const struct cache_dev c, const struct cache_back b) {
+    __shared__ float scratch[33];
     const int64_t h = blockIdx.x;
     for (int k = 0; k < 3; k++) {
         float *to = k == 0 ? c.a.dgate : k == 1 ? c.a.dsink : c.a.dtau, x = 0;
-        const float *from = k < 2 ? b.part + h * 2 + k : b.tau + h;
+        const float *from = k < 2 ? b.gate_sink + h * 2 + k : b.tau + h;
         if (!to) continue;
-        for (int64_t i = threadIdx.x; i < (k < 2 ? b.parts : b.taus); i += blockDim.x)
+        for (int64_t i = threadIdx.x; i < (k < 2 ? b.n_gate_sink : b.n_tau); i += blockDim.x)
             x += from[i * c.a.HV * (k < 2 ? 2 : 1)];
-        x = block_sum(x, room);
+        x = block_sum(x, scratch);
         if (threadIdx.x == 0) to[h] += x;
     }
     pdl_wait();
 }
 
-static void plain(struct hl_cuda *cuda, const struct cache_dev *c, const struct cache_back *b) {
+static void run_rowwise(struct hl_cuda *cuda, const struct cache_dev *c, const struct cache_back *b) {
     const struct hl_cache *a = &c->a;
-    const int64_t all = a->window + a->chunk; /* + 16: loads may be wide */
-    launch(cuda, along, blocks_for(c->T * a->HV, WARPS), THREADS, 0, *c, *b);
-    launch(cuda, plain_q, dim3((unsigned)(c->rows.blocks * a->chunk), (unsigned)a->H), THREADS, (size_t)(all * 12 + 16),
+    const int64_t all = a->window + a->chunk; /* + 16 bytes: loads may be wide */
+    launch(cuda, rowdot, blocks_for(c->T * a->HV, WARPS), THREADS, 0, *c, *b);
+    launch(cuda, rowwise_q, dim3((unsigned)(c->rows.blocks * a->chunk), (unsigned)a->H), THREADS,
+           (size_t)(all * 12 + 16), *c, *b);
+    launch(cuda, rowwise_kv, dim3((unsigned)(c->rows.blocks * all), (unsigned)a->HV), THREADS, (size_t)(a->chunk * 8),
            *c, *b);
-    launch(cuda, plain_kv, dim3((unsigned)(c->rows.blocks * all), (unsigned)a->HV), THREADS, (size_t)(a->chunk * 8), *c,
-           *b);
     launch(cuda, gather, blocks_for(c->T * a->H, WARPS), THREADS, 0, *c, *b);
 }
 
-/* n floats off the scratch, on 256 bytes; base NULL: only counted */
-static float *cut(char *base, int64_t *used, int64_t n) {
-    float *p = base ? (float *)(base + *used) : NULL;
-    *used += (n * 4 + 255) / 256 * 256;
-    return p;
-}
+static float *carve_floats(struct hl_carve *c, int64_t n) { return (float *)hl_carve(c, n, 4); }
 
 extern "C" void HL_OP(cache_backward)(struct hl_backend *backend, const struct hl_cache *a) {
     struct hl_cuda *cuda = hl_cuda_of(backend);
     struct cache_dev c = cache_dev_of(a);
     struct cache_back b = {};
-    char *scratch = NULL;
-    const int64_t parts = cache_tiled(a) ? HL_OP(cache_back_parts_shares)(cuda, a) : 0;
-    const bool whole = parts > 0 || (cache_tiled(a) && HL_OP(cache_back_whole_fits)(cuda, a));
-    const bool tiled = !whole && cache_tiled(a) && HL_OP(cache_back_fits)(cuda, a);
+    struct hl_carve s = {NULL, 0, 256};
+    const int64_t shares = cache_tiled(a) ? HL_OP(cache_back_block256_shares)(cuda, a) : 0;
+    const bool by_block = shares > 0 || (cache_tiled(a) && HL_OP(cache_back_block_fits)(cuda, a));
+    const bool tiled = !by_block && cache_tiled(a) && HL_OP(cache_back_fits)(cuda, a);
     if (c.T == 0) return;
-    b.parts = whole ? c.rows.blocks * (parts ? parts : WHOLE_SHARES) : tiled ? c.rows.blocks * tiles_of(a->chunk) : c.T;
-    b.taus = whole ? b.parts : tiled ? c.rows.blocks * (tiles_of(a->window) + tiles_of(a->chunk)) : c.T;
-    for (int place = 0; place < 2; place++) { /* counts, then places */
-        int64_t used = 0;
-        b.R = cut(scratch, &used, whole ? 0 : c.T * a->HV);
-        b.part = cut(scratch, &used, b.parts * a->HV * 2);
-        b.tau = cut(scratch, &used, b.taus * a->HV);
-        b.kept = cut(scratch, &used, c.rows.blocks * a->HV * a->window * (a->K + a->V));
-        if (tiled) b.ds = cut(scratch, &used, c.rows.blocks * a->HV * ds_tiles(a) * TILE * TILE / 2);
-        else if (!whole) b.own = cut(scratch, &used, c.T * a->HV * (a->K + a->V));
-        if (place == 0) scratch = (char *)hl_cuda_scratch(cuda, used);
-        if (!scratch) return;
+    b.n_gate_sink = by_block ? c.rows.blocks * (shares ? shares : BLOCK_WARPS)
+                    : tiled  ? c.rows.blocks * tiles_of(a->chunk)
+                             : c.T;
+    b.n_tau = by_block ? b.n_gate_sink : tiled ? c.rows.blocks * (tiles_of(a->window) + tiles_of(a->chunk)) : c.T;
+    for (int pass = 0; pass < 2; pass++) { /* counts, then places */
+        s.used = 0;
+        b.R = carve_floats(&s, by_block ? 0 : c.T * a->HV);
+        b.gate_sink = carve_floats(&s, b.n_gate_sink * a->HV * 2);
+        b.tau = carve_floats(&s, b.n_tau * a->HV);
+        b.kept = carve_floats(&s, c.rows.blocks * a->HV * a->window * (a->K + a->V));
+        if (tiled) b.ds = carve_floats(&s, c.rows.blocks * a->HV * ds_tiles(a) * TILE * TILE / 2);
+        else if (!by_block) b.own = carve_floats(&s, c.T * a->HV * (a->K + a->V));
+        if (pass == 0) s.base = (char *)hl_cuda_scratch(cuda, s.used);
+        if (!s.base) return;
     }
-    if (whole || tiled) {
-        if (parts) HL_OP(cache_back_parts)(cuda, &c, &b);
-        else if (whole) HL_OP(cache_back_whole)(cuda, &c, &b);
+    if (by_block || tiled) {
+        if (shares) HL_OP(cache_back_block256)(cuda, &c, &b);
+        else if (by_block) HL_OP(cache_back_block)(cuda, &c, &b);
         else {
-            HL_OP(cache_back_along)(cuda, &c, &b);
+            HL_OP(cache_back_rowdot)(cuda, &c, &b);
             HL_OP(cache_back_kv)(cuda, &c, &b);
             HL_OP(cache_back_q)(cuda, &c, &b);
         }
         if (a->window > 0)
             launch_pdl(cuda, gather_kept, dim3((unsigned)(c.rows.blocks * a->HV), blocks_for(a->window, WARPS)),
                        THREADS, 0, c, b);
-    } else plain(cuda, &c, &b);
-    if (a->window > 0) launch_pdl(cuda, sums, (unsigned)a->HV, 1024, 0, c, b);
-    else launch(cuda, sums, (unsigned)a->HV, 1024, 0, c, b);
+    } else run_rowwise(cuda, &c, &b);
+    if (a->window > 0) launch_pdl(cuda, sum_scalars, (unsigned)a->HV, 1024, 0, c, b);
+    else launch(cuda, sum_scalars, (unsigned)a->HV, 1024, 0, c, b);
 }

@@ -1,8 +1,10 @@
-/* cache_back_kv_cuda.cu -- backward of the exact memory on tensor cores: dk, dv and every pair's ds.
+/* cache_back_kv_cuda.cu -- backward of the exact memory on tensor cores: dk, dv and ds.
  *
- * A thread block is 64 keys of one block of the grid and walks its queries. Probabilities come again from
- * lse; they and ds pass through shared memory, as their sums are cut among the warps in another way. The
- * gradients of a block's own rows go to dk and dv, those of kept rows are left for `gather_kept`. */
+ * grid (blocks (HV kept tiles + H own tiles)), 256 threads: a thread block is 64 keys of one block of the grid and
+ * loops over its queries. Shared memory (struct kv_smem): k and v, one or two stages of q and dout, p and ds of a
+ * tile. Probabilities are recomputed from lse; p and ds go through shared memory, as the warps divide the sums
+ * over queries differently. Gradients of a block's own rows go to dk and dv, those of kept rows to scratch, for
+ * gather_kept. */
 #include "ops/cuda_ops.cuh"
 #include "cuda/fastmath.cuh"
 #include "ops/cache/cache_back_cuda.cuh"
@@ -12,9 +14,9 @@
 static const float LOG2E = 1.44269504f;
 
 enum { LDP = TILE + 8 };
-/* S: places for q, so that the next tile comes while one is worked on; 1 where there is less shared memory.
- * Small heads leave dout's second place to a thread block beside this one. */
-template <int D, int S> struct kv_room {
+/* S: stages of q, so that the next tile is copied while one is computed; 1 where shared memory is short. Heads
+ * below 256 have one stage of dout, so that two thread blocks fit on a multiprocessor. */
+template <int D, int S> struct kv_smem {
     enum {
         WARPS = 8,
         THREADS = 32 * WARPS,
@@ -28,35 +30,35 @@ template <int D, int S> struct kv_room {
     bf16 *k, *v, *q, *dout, *p, *ds; /* q, dout: of the first stage */
     float *lse, *R;
 };
-template <int D, int S> static __device__ __forceinline__ struct kv_room<D, S> kv_room_at(char *shared) {
-    typedef struct kv_room<D, S> room;
-    struct kv_room<D, S> m;
-    m.k = (bf16 *)shared, m.v = m.k + room::X;
-    m.q = m.v + room::X, m.dout = m.q + S * room::X;
-    m.p = m.dout + room::STAGES * room::X, m.ds = m.p + room::P;
-    m.lse = (float *)(m.ds + room::P), m.R = m.lse + S * TILE;
+template <int D, int S> static __device__ __forceinline__ struct kv_smem<D, S> kv_smem_at(char *shared) {
+    typedef struct kv_smem<D, S> smem;
+    struct kv_smem<D, S> m;
+    m.k = (bf16 *)shared, m.v = m.k + smem::X;
+    m.q = m.v + smem::X, m.dout = m.q + S * smem::X;
+    m.p = m.dout + smem::STAGES * smem::X, m.ds = m.p + smem::P;
+    m.lse = (float *)(m.ds + smem::P), m.R = m.lse + S * TILE;
     return m;
 }
 
-/* A warp's share of dk and dv. */
+/* A warp's accumulators of dk and dv. */
 template <int D, int S>
 struct kv_sums {
-    float dk[2][kv_room<D, S>::COLUMNS / 8][4], dv[2][kv_room<D, S>::COLUMNS / 8][4];
+    float dk[2][kv_smem<D, S>::COLUMNS / 8][4], dv[2][kv_smem<D, S>::COLUMNS / 8][4];
 };
 
-/* Probabilities and ds of 16 keys x QUERIES a warp, to shared memory [key][query]. Where there is an edge: keys
- * from `keys` on are none, and if `past`, those after their query are hidden, both counted from the tiles'
- * first. The thread's share of the sum of ds q.k comes back. tau: with 1/sqrt(K) in it */
-template <int D, int S, bool edge>
-static __device__ __forceinline__ float pairs(const struct kv_room<D, S> &m, int stage, float tau, float lambda,
-                                              bool past, int keys) {
+/* Probabilities and ds of 16 keys x QUERIES a warp, to shared memory [key][query]. mask: keys
+ * from `keys` on are none, and if `causal`, those after their query are hidden, both counted from the tiles'
+ * first. Returns the thread's part of the sum of ds q.k. tau: with 1/sqrt(K) in it */
+template <int D, int S, bool mask>
+static __device__ __forceinline__ float score_tile(const struct kv_smem<D, S> &m, int stage, float tau, float lambda,
+                                                   bool causal, int keys) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    enum { QUERIES = kv_room<D, S>::QUERIES };
+    enum { QUERIES = kv_smem<D, S>::QUERIES };
     const int key = warp % 4 * 16, query = warp / 4 * QUERIES;
-    const bf16 *q = m.q + stage * kv_room<D, S>::X, *dout = m.dout + stage % kv_room<D, S>::STAGES * kv_room<D, S>::X;
+    const bf16 *q = m.q + stage * kv_smem<D, S>::X, *dout = m.dout + stage % kv_smem<D, S>::STAGES * kv_smem<D, S>::X;
     float s[QUERIES / 8][4] = {}, dp[QUERIES / 8][4] = {}, sum = 0;
     const float scale = tau * LOG2E;
-    if (!edge || !past || key < query + QUERIES) /* otherwise the warp sees nothing */
+    if (!mask || !causal || key < query + QUERIES) /* otherwise the warp sees nothing */
         product_rows_two<D, QUERIES>(s, m.k, q, dp, m.v, dout, key, query);
 #pragma unroll
     for (int n = 0; n < QUERIES / 8; n++) {
@@ -69,7 +71,7 @@ static __device__ __forceinline__ float pairs(const struct kv_room<D, S> &m, int
 #pragma unroll
             for (int e = 0; e < 2; e++) {
                 p[e] = fast_exp2(s[n][2 * i + e] * scale - (e ? lse.y : lse.x));
-                if (edge && (j >= keys || (past && j > at + e))) p[e] = 0.0f;
+                if (mask && (j >= keys || (causal && j > at + e))) p[e] = 0.0f;
                 ds[e] = p[e] * (lambda * dp[n][2 * i + e] - (e ? R.y : R.x));
                 sum += ds[e] * s[n][2 * i + e];
             }
@@ -81,22 +83,22 @@ static __device__ __forceinline__ float pairs(const struct kv_room<D, S> &m, int
 }
 
 /* ds of a tile to global memory, for dq */
-template <int D, int S> static __device__ __forceinline__ void write_ds(const struct kv_room<D, S> &m, bf16 *to) {
+template <int D, int S> static __device__ __forceinline__ void write_ds(const struct kv_smem<D, S> &m, bf16 *to) {
 #pragma unroll
-    for (int i = threadIdx.x; i < TILE * TILE / 8; i += kv_room<D, S>::THREADS)
+    for (int i = threadIdx.x; i < TILE * TILE / 8; i += kv_smem<D, S>::THREADS)
         *(uint4 *)(to + i * 8) = *(const uint4 *)(m.ds + i / (TILE / 8) * LDP + i % (TILE / 8) * 8);
 }
 
-/* sum (32 keys x COLUMNS) += p [key][query] x [query][D]; past: queries before the keys see nothing */
+/* sum (32 keys x COLUMNS) += p [key][query] x [query][D]; causal: queries before the keys see nothing */
 template <int D, int S>
-static __device__ __forceinline__ void add_tile(float sum[2][kv_room<D, S>::COLUMNS / 8][4], const bf16 *p,
-                                                const bf16 *x, bool past) {
-    enum { COLUMNS = kv_room<D, S>::COLUMNS };
+static __device__ __forceinline__ void add_tile(float sum[2][kv_smem<D, S>::COLUMNS / 8][4], const bf16 *p,
+                                                const bf16 *x, bool causal) {
+    enum { COLUMNS = kv_smem<D, S>::COLUMNS };
     const int warp = threadIdx.x / 32, key = warp % 2 * 32, column = warp / 2 * COLUMNS;
 #pragma unroll
     for (int k = 0; k < TILE; k += 16) {
         uint32_t a[2][4], b[4];
-        if (past && k + 15 < key) continue;
+        if (causal && k + 15 < key) continue;
         mma_load_a(a[0], p, LDP, key, k), mma_load_a(a[1], p, LDP, key + 16, k);
 #pragma unroll
         for (int n = 0; n < COLUMNS; n += 16) {
@@ -112,38 +114,37 @@ static __device__ __forceinline__ void add_tile(float sum[2][kv_room<D, S>::COLU
 
 /* What the thread holds of the tile's first `rows` rows, ld apart, as floats. */
 template <int D, int S>
-static __device__ __forceinline__ void write_floats(const float sum[2][kv_room<D, S>::COLUMNS / 8][4], int rows,
+static __device__ __forceinline__ void write_floats(const float sum[2][kv_smem<D, S>::COLUMNS / 8][4], int rows,
                                                     float *to, int64_t ld) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int i = 0; i < 2; i++)
 #pragma unroll
-        for (int n = 0; n < kv_room<D, S>::COLUMNS / 8; n++)
+        for (int n = 0; n < kv_smem<D, S>::COLUMNS / 8; n++)
 #pragma unroll
             for (int e = 0; e < 2; e++) {
                 const int row = warp % 2 * 32 + i * 16 + g + 8 * e;
                 if (row < rows)
-                    *(float2 *)(to + row * ld + warp / 2 * kv_room<D, S>::COLUMNS + n * 8 + 2 * t) =
+                    *(float2 *)(to + row * ld + warp / 2 * kv_smem<D, S>::COLUMNS + n * 8 + 2 * t) =
                         make_float2(sum[i][n][2 * e], sum[i][n][2 * e + 1]);
             }
 }
-/* The same rows as halves, written or added to; they go through `room` [64][D + 4] for whole lines at a
- * time. */
+/* The same rows as bf16, written or added to; they are staged in `smem` [64][D + 4], for full cache lines. */
 template <int D, int S>
-static __device__ __forceinline__ void write_halves(const float sum[2][kv_room<D, S>::COLUMNS / 8][4], int rows,
-                                                    bf16 *to, int64_t ld, bool add, float *room) {
-    enum { CHUNKS = tile<D>::CHUNKS, STEP = kv_room<D, S>::THREADS / CHUNKS, EACH = TILE / STEP };
+static __device__ __forceinline__ void write_bf16(const float sum[2][kv_smem<D, S>::COLUMNS / 8][4], int rows, bf16 *to,
+                                                  int64_t ld, bool add, float *smem) {
+    enum { CHUNKS = tile<D>::CHUNKS, STEP = kv_smem<D, S>::THREADS / CHUNKS, EACH = TILE / STEP };
     const int r = threadIdx.x / CHUNKS, at = threadIdx.x % CHUNKS * 8;
     uint4 old[EACH]; /* every load before the first store: they might be the same memory */
 #pragma unroll
     for (int i = 0; i < EACH; i++)
         old[i] = add && r + i * STEP < rows ? *(const uint4 *)(to + (r + i * STEP) * ld + at) : make_uint4(0, 0, 0, 0);
-    write_floats<D, S>(sum, TILE, room, D + 4);
+    write_floats<D, S>(sum, TILE, smem, D + 4);
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
-        const float4 x = *(const float4 *)(room + (r + i * STEP) * (D + 4) + at);
-        const float4 y = *(const float4 *)(room + (r + i * STEP) * (D + 4) + at + 4);
+        const float4 x = *(const float4 *)(smem + (r + i * STEP) * (D + 4) + at);
+        const float4 y = *(const float4 *)(smem + (r + i * STEP) * (D + 4) + at + 4);
         const uint4 o = old[i];
         if (r + i * STEP < rows)
             *(uint4 *)(to + (r + i * STEP) * ld + at) =
@@ -155,9 +156,9 @@ static __device__ __forceinline__ void write_halves(const float sum[2][kv_room<D
 
 /* Of 64 queries from row `from` of the block on: q, lse and R into one of two stages; dout into its own */
 template <int D, int S>
-static __device__ __forceinline__ void fetch_queries(const struct kv_room<D, S> &m, const struct cache_dev &c,
-                                                     const float *R, const struct view &s, int stage, int from) {
-    fetch_rows<D, TILE, kv_room<D, S>::THREADS>(m.q + stage * kv_room<D, S>::X, c.a.q, c.a.H, s.hk, s.row + from,
+static __device__ __forceinline__ void fetch_queries(const struct kv_smem<D, S> &m, const struct cache_dev &c,
+                                                     const float *R, const struct block_view &s, int stage, int from) {
+    fetch_rows<D, TILE, kv_smem<D, S>::THREADS>(m.q + stage * kv_smem<D, S>::X, c.a.q, c.a.H, s.hk, s.row + from,
                                                 s.len - from);
     if (threadIdx.x < TILE) {
         const int64_t at = (int64_t)(s.row + from + threadIdx.x) * c.a.HV + s.h;
@@ -167,21 +168,21 @@ static __device__ __forceinline__ void fetch_queries(const struct kv_room<D, S> 
     }
 }
 template <int D, int S>
-static __device__ __forceinline__ void fetch_dout(const struct kv_room<D, S> &m, const struct cache_dev &c,
-                                                  const struct view &s, int stage, int from) {
-    fetch_rows<D, TILE, kv_room<D, S>::THREADS>(m.dout + stage % kv_room<D, S>::STAGES * kv_room<D, S>::X, c.a.dout,
+static __device__ __forceinline__ void fetch_dout(const struct kv_smem<D, S> &m, const struct cache_dev &c,
+                                                  const struct block_view &s, int stage, int from) {
+    fetch_rows<D, TILE, kv_smem<D, S>::THREADS>(m.dout + stage % kv_smem<D, S>::STAGES * kv_smem<D, S>::X, c.a.dout,
                                                 c.a.HV, s.h, s.row + from, s.len - from);
 }
 
-/* All queries of the block from tile `first` on, of one value head. k and v are under way or there. The
- * next tile comes while this one is worked on; where dout has one place, from when dv needs it no more.
- * ds: where those of the first tile go; the tiles of own keys lie as a triangle, query by query. Returns
- * the thread's share of dtau. */
+/* All queries of the block from tile `first` on, of one value head. k and v are in flight or there. The next tile
+ * is copied while this one is computed; where dout has one stage, once dv no longer needs it. ds: where that of
+ * the first tile goes; the tiles of own keys are stored as a triangle, query by query. Returns the thread's part
+ * of dtau. */
 template <int D, int S>
-static __device__ __forceinline__ float walk_queries(struct kv_sums<D, S> &sum, const struct kv_room<D, S> &m,
-                                                     const struct cache_dev &c, const float *R, const struct view &s,
-                                                     int first, bool own, int keys, bf16 *ds) {
-    enum { STAGES = kv_room<D, S>::STAGES };
+static __device__ __forceinline__ float
+loop_queries(struct kv_sums<D, S> &sum, const struct kv_smem<D, S> &m, const struct cache_dev &c, const float *R,
+             const struct block_view &s, int first, bool own, int keys, bf16 *ds) {
+    enum { STAGES = kv_smem<D, S>::STAGES };
     const int end = (s.len + TILE - 1) / TILE;
     const float tau = c.a.tau[s.h] / sqrtf((float)D), lambda = sigmoid(c.a.gate[s.h]);
     float dtau = 0;
@@ -190,24 +191,24 @@ static __device__ __forceinline__ float walk_queries(struct kv_sums<D, S> &sum, 
     copy_commit();
     for (int i = first; i < end; i++) {
         const int stage = i % S, next = (i + 1) % S;
-        const bool past = own && i == first;
+        const bool causal = own && i == first;
         if (i + 1 < end && S == 2) fetch_queries<D, S>(m, c, R, s, next, (i + 1) * TILE);
         if (i + 1 < end && STAGES == 2) fetch_dout<D, S>(m, c, s, next, (i + 1) * TILE);
         copy_commit();
         copy_wait<1>();
         __syncthreads();
-        dtau += past || keys < TILE ? pairs<D, S, true>(m, stage, tau, lambda, past, keys)
-                                    : pairs<D, S, false>(m, stage, tau, lambda, past, keys);
+        dtau += causal || keys < TILE ? score_tile<D, S, true>(m, stage, tau, lambda, causal, keys)
+                                      : score_tile<D, S, false>(m, stage, tau, lambda, causal, keys);
         __syncthreads();
         write_ds<D, S>(m, ds);
         ds += (own ? i + 1 : 1) * TILE * TILE;
-        add_tile<D, S>(sum.dv, m.p, m.dout + stage % STAGES * kv_room<D, S>::X, past);
+        add_tile<D, S>(sum.dv, m.p, m.dout + stage % STAGES * kv_smem<D, S>::X, causal);
         if (STAGES == 1) {
             __syncthreads();
             if (i + 1 < end) fetch_dout<D, S>(m, c, s, next, (i + 1) * TILE);
             copy_commit();
         }
-        add_tile<D, S>(sum.dk, m.ds, m.q + stage * kv_room<D, S>::X, past);
+        add_tile<D, S>(sum.dk, m.ds, m.q + stage * kv_smem<D, S>::X, causal);
         __syncthreads();
         if (S == 2) continue;
         if (i + 1 < end) fetch_queries<D, S>(m, c, R, s, 0, (i + 1) * TILE);
@@ -216,11 +217,12 @@ static __device__ __forceinline__ float walk_queries(struct kv_sums<D, S> &sum, 
     return dtau / sqrtf((float)D);
 }
 
-/* grid (blocks (HV kept tiles + H own tiles)): those of a block side by side, so that they share its rows */
+/* grid (blocks (HV kept tiles + H own tiles)): the thread blocks of a block are neighbours, so that they share its
+ * rows in L2 */
 template <int D, int S>
-static __global__ void __launch_bounds__(kv_room<D, S>::THREADS, D == 256 ? 1 : 2)
+static __global__ void __launch_bounds__(kv_smem<D, S>::THREADS, D == 256 ? 1 : 2)
     back_kv(const struct cache_dev c, const struct cache_back b, int kepts, int owns, int all_ds) {
-    const struct kv_room<D, S> m = kv_room_at<D, S>(shared_memory());
+    const struct kv_smem<D, S> m = kv_smem_at<D, S>(shared_memory());
     const int units = kepts * (int)c.a.HV + owns * (int)c.a.H, at = blockIdx.x % units;
     const int64_t block = blockIdx.x / units, w = c.a.window;
     const bool own = at >= kepts * c.a.HV;
@@ -228,7 +230,7 @@ static __global__ void __launch_bounds__(kv_room<D, S>::THREADS, D == 256 ? 1 : 
     const int64_t h0 = own ? unit / owns * c.group : unit / kepts, h1 = own ? h0 + c.group : h0 + 1;
     struct kv_sums<D, S> sum = {};
     for (int64_t h = h0; h < h1; h++) {
-        const struct view s = view_of(c, block, h, true, false);
+        const struct block_view s = view_of(c, block, h, true, false);
         const int keys = (own ? s.len : s.kept) - from;
         float *tau = b.tau + (block * (kepts + owns) + (own ? kepts + t : t)) * c.a.HV + h;
         if (keys <= 0) {
@@ -236,11 +238,11 @@ static __global__ void __launch_bounds__(kv_room<D, S>::THREADS, D == 256 ? 1 : 
             continue;
         }
 #pragma unroll
-        for (int i = 0; i < kv_room<D, S>::COLUMNS; i++)
-            sum.dv[i / (kv_room<D, S>::COLUMNS / 2)][i / 4 % (kv_room<D, S>::COLUMNS / 8)][i % 4] = 0;
-        fetch_columns<D, TILE, kv_room<D, S>::THREADS>(m.k, m.v, c, s, !own, from);
+        for (int i = 0; i < kv_smem<D, S>::COLUMNS; i++)
+            sum.dv[i / (kv_smem<D, S>::COLUMNS / 2)][i / 4 % (kv_smem<D, S>::COLUMNS / 8)][i % 4] = 0;
+        fetch_columns<D, TILE, kv_smem<D, S>::THREADS>(m.k, m.v, c, s, !own, from);
         const int first = own ? t : 0, tile_ds = own ? kepts * owns + t * (t + 1) / 2 + t : t * owns;
-        float dtau = walk_queries<D, S>(sum, m, c, b.R, s, first, own, keys,
+        float dtau = loop_queries<D, S>(sum, m, c, b.R, s, first, own, keys,
                                         (bf16 *)b.ds + ((block * c.a.HV + h) * all_ds + tile_ds) * TILE * TILE);
         if (c.a.dtau) {
             dtau = block_sum(dtau, m.lse);
@@ -248,10 +250,10 @@ static __global__ void __launch_bounds__(kv_room<D, S>::THREADS, D == 256 ? 1 : 
         }
         if (own) {
             const int64_t row = s.row + from;
-            write_halves<D, S>(sum.dv, keys, (bf16 *)c.a.dv + (row * c.a.HV + h) * D, c.a.HV * D, true, (float *)m.q);
+            write_bf16<D, S>(sum.dv, keys, (bf16 *)c.a.dv + (row * c.a.HV + h) * D, c.a.HV * D, true, (float *)m.q);
             if (h + 1 == h1)
-                write_halves<D, S>(sum.dk, keys, (bf16 *)c.a.dk + (row * c.a.H + s.hk) * D, c.a.H * D, false,
-                                   (float *)m.q);
+                write_bf16<D, S>(sum.dk, keys, (bf16 *)c.a.dk + (row * c.a.H + s.hk) * D, c.a.H * D, false,
+                                 (float *)m.q);
         } else {
             float *to = b.kept + ((block * c.a.HV + h) * w + from) * 2 * D;
             write_floats<D, S>(sum.dk, keys, to, 2 * D);
@@ -264,19 +266,19 @@ template <int D, int S> static void run(struct hl_cuda *cuda, const struct cache
     const struct hl_cache *a = &c->a;
     const unsigned kepts = (unsigned)tiles_of(a->window), owns = (unsigned)tiles_of(a->chunk);
     launch(cuda, back_kv<D, S>, (unsigned)c->rows.blocks * (unsigned)(kepts * a->HV + owns * a->H),
-           kv_room<D, S>::THREADS, (size_t)kv_room<D, S>::BYTES, *c, *b, (int)kepts, (int)owns, (int)ds_tiles(a));
+           kv_smem<D, S>::THREADS, (size_t)kv_smem<D, S>::BYTES, *c, *b, (int)kepts, (int)owns, (int)ds_tiles(a));
 }
-template <int D> static void fit(struct hl_cuda *cuda, const struct cache_dev *c, const struct cache_back *b) {
-    if (hl_cuda_shared_limit(cuda) >= kv_room<D, 2>::BYTES) run<D, 2>(cuda, c, b);
+template <int D> static void run_stages(struct hl_cuda *cuda, const struct cache_dev *c, const struct cache_back *b) {
+    if (hl_cuda_shared_limit(cuda) >= kv_smem<D, 2>::BYTES) run<D, 2>(cuda, c, b);
     else run<D, 1>(cuda, c, b);
 }
 void HL_OP(cache_back_kv)(struct hl_cuda *cuda, const struct cache_dev *c, const struct cache_back *b) {
-    if (c->a.K == 64) fit<64>(cuda, c, b);
-    if (c->a.K == 128) fit<128>(cuda, c, b);
-    if (c->a.K == 256) fit<256>(cuda, c, b);
+    if (c->a.K == 64) run_stages<64>(cuda, c, b);
+    if (c->a.K == 128) run_stages<128>(cuda, c, b);
+    if (c->a.K == 256) run_stages<256>(cuda, c, b);
 }
 bool HL_OP(cache_back_fits)(struct hl_cuda *cuda, const struct hl_cache *a) {
-    return hl_cuda_shared_limit(cuda) >= (a->K == 256 ? (int)kv_room<256, 1>::BYTES : (int)kv_room<128, 1>::BYTES);
+    return hl_cuda_shared_limit(cuda) >= (a->K == 256 ? (int)kv_smem<256, 1>::BYTES : (int)kv_smem<128, 1>::BYTES);
 }
 #else /* cache_tiled() never asks for it */
 void HL_OP(cache_back_kv)(struct hl_cuda *, const struct cache_dev *, const struct cache_back *) {}

@@ -1,7 +1,7 @@
-/* cache_back_tiles_cuda.cuh -- the parts of cache_whole_cuda.cu and cache_parts_cuda.cu that work on tiles in shared
- * memory: dout.read of the queries, p and ds of a tile of queries and a tile of keys, sums over queries. */
-#ifndef HL_CACHE_PAIRS_CUDA_CUH
-#define HL_CACHE_PAIRS_CUDA_CUH
+/* cache_back_tiles_cuda.cuh -- the steps of cache_back_block_cuda.cu and cache_back_block256_cuda.cu on tiles in
+ * shared memory: dout.read of the queries, p and ds of a tile of queries and a tile of keys, sums over queries. */
+#ifndef HL_CACHE_BACK_TILES_CUDA_CUH
+#define HL_CACHE_BACK_TILES_CUDA_CUH
 #include "ops/cuda_ops.cuh"
 #include "cuda/fastmath.cuh"
 #include "ops/cache/cache_back_block_cuda.cuh"
@@ -10,29 +10,36 @@ static const float LOG2E = 1.44269504f;
 
 /* ---- before the keys: dout.read of every query ---- */
 
-/* What a thread reads of the rows that its warp has: under way before it is needed. The i-th of them is row
- * row_of(i) of the warp's: of those that lie alike in shared memory, eight apart, one after another. */
-template <int D> struct old_reads {
-    enum { CHUNKS = D / 8, AT_ONCE = 32 / CHUNKS, ROWS = whole_room<D>::ROWS, ALIKE = ROWS / 8, EACH = ROWS / AT_ONCE };
+/* What a thread loads of `read` for its warp's rows, ahead of use. The i-th is row row_of(i) of the warp's: rows
+ * that are eight apart, and so swizzled alike in shared memory, follow each other. */
+template <int D> struct loaded_reads {
+    enum {
+        CHUNKS = D / 8,
+        PER_STEP = 32 / CHUNKS,
+        ROWS = back_smem<D>::ROWS,
+        ALIKE = ROWS / 8,
+        EACH = ROWS / PER_STEP
+    };
     uint4 x[EACH];
     float lse;
-    static __device__ __forceinline__ int row_of(int i) { return i % ALIKE * 8 + i / ALIKE * AT_ONCE; }
+    static __device__ __forceinline__ int row_of(int i) { return i % ALIKE * 8 + i / ALIKE * PER_STEP; }
 };
 template <int D>
-static __device__ __forceinline__ void ask_reads(struct old_reads<D> &r, const struct cache_dev &c,
-                                                 const struct item &x, int h) {
-    const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * r.ROWS, row = first + lane / old_reads<D>::CHUNKS;
+static __device__ __forceinline__ void prefetch_reads(struct loaded_reads<D> &r, const struct cache_dev &c,
+                                                      const struct item &x, int h) {
+    const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * r.ROWS, row = first + lane / loaded_reads<D>::CHUNKS;
     const int ld = (int)c.a.HV * D;
-    const bf16 *from = (const bf16 *)c.a.read + (int64_t)(x.row + row) * ld + h * D + lane % old_reads<D>::CHUNKS * 8;
+    const bf16 *from =
+        (const bf16 *)c.a.read + (int64_t)(x.row + row) * ld + h * D + lane % loaded_reads<D>::CHUNKS * 8;
 #pragma unroll
-    for (int i = 0; i < old_reads<D>::EACH; i++) {
+    for (int i = 0; i < loaded_reads<D>::EACH; i++) {
         r.x[i] = make_uint4(0, 0, 0, 0);
         if (row + r.row_of(i) < x.len) r.x[i] = *(const uint4 *)(from + r.row_of(i) * ld);
     }
     const bool there = lane < r.ROWS && first + lane < x.len;
     r.lse = there ? c.a.lse[(int64_t)(x.row + first + lane) * c.a.HV + h] : 0.0f;
 }
-/* Sums of N numbers over lanes of N, the i-th in the lane with the number i: half as many are left after each step. */
+/* Sums of N numbers over N lanes, the i-th in lane i: a butterfly that halves the numbers in each step. */
 template <int N> static __device__ __forceinline__ float sums_by_lane(float *x) {
     if constexpr (N > 1) {
         const bool upper = threadIdx.x & N / 2;
@@ -45,11 +52,16 @@ template <int N> static __device__ __forceinline__ float sums_by_lane(float *x) 
     }
     return x[0];
 }
-/* m->along, m->lse, and the warp's share of dgate and dsink. Barriers around it. */
+/* m->rowdot, m->lse, and the warp's summands of dgate and dsink. Needs a barrier before and after. */
 template <int D>
-static __device__ __forceinline__ void along_rows(struct whole_room<D> *m, const struct cache_dev &c,
-                                                  const struct old_reads<D> &read, int len, int h, float part[2]) {
-    enum { CHUNKS = D / 8, AT_ONCE = old_reads<D>::AT_ONCE, ALIKE = old_reads<D>::ALIKE, EACH = old_reads<D>::EACH };
+static __device__ __forceinline__ void row_dots(struct back_smem<D> *m, const struct cache_dev &c,
+                                                const struct loaded_reads<D> &read, int len, int h, float part[2]) {
+    enum {
+        CHUNKS = D / 8,
+        PER_STEP = loaded_reads<D>::PER_STEP,
+        ALIKE = loaded_reads<D>::ALIKE,
+        EACH = loaded_reads<D>::EACH
+    };
     const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * read.ROWS, chunk = lane % CHUNKS,
               row = first + lane / CHUNKS;
     const float lambda = sigmoid(c.a.gate[h]);
@@ -59,19 +71,19 @@ static __device__ __forceinline__ void along_rows(struct whole_room<D> *m, const
     for (int i = 0; i < EACH; i++) {
         float a[8], b[8];
         load_wide(a, (const bf16 *)&read.x[i]);
-        load_wide(b, dout + tile_at<64>(row % TILE + i / ALIKE * AT_ONCE, chunk % 8 * 8) + i % ALIKE * 8 * 64);
+        load_wide(b, dout + tile_at<64>(row % TILE + i / ALIKE * PER_STEP, chunk % 8 * 8) + i % ALIKE * 8 * 64);
         sums[i] = 0;
         for (int j = 0; j < 8; j++) sums[i] += a[j] * b[j];
     }
     float sum = sums_by_lane<EACH>(sums);
     for (int j = CHUNKS / 2; j >= EACH; j /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, j);
-    if (chunk < EACH) m->along[row + read.row_of(chunk)] = sum;
+    if (chunk < EACH) m->rowdot[row + read.row_of(chunk)] = sum;
     __syncwarp();
     const bool own = lane < read.ROWS, there = own && first + lane < len;
-    const float along = there ? m->along[first + lane] : 0.0f;
-    if (own && !there) m->along[first + lane] = 0;
+    const float rowdot = there ? m->rowdot[first + lane] : 0.0f;
+    if (own && !there) m->rowdot[first + lane] = 0;
     if (own) m->lse[first + lane] = there ? read.lse * LOG2E - log2f(lambda) : INFINITY; /* not there: p = 0 */
-    const float gate = warp_sum(along), sink = warp_sum(there ? expf(c.a.sink[h] - read.lse) * along : 0.0f);
+    const float gate = warp_sum(rowdot), sink = warp_sum(there ? expf(c.a.sink[h] - read.lse) * rowdot : 0.0f);
     if (lane == 0) part[0] = lambda * (1 - lambda) * gate, part[1] = -lambda * sink;
 }
 
@@ -79,7 +91,7 @@ static __device__ __forceinline__ void along_rows(struct whole_room<D> *m, const
 
 /* scores and their gradients: s = q k^T, dp = dout v^T */
 template <int D>
-static __device__ __forceinline__ void score(float (*s)[4], float (*dp)[4], const struct whole_room<D> *m, int i) {
+static __device__ __forceinline__ void score(float (*s)[4], float (*dp)[4], const struct back_smem<D> *m, int i) {
     wgmma_hold<8>(dp);
     wgmma_begin<8>(s);
 #pragma unroll
@@ -93,24 +105,24 @@ static __device__ __forceinline__ void score(float (*s)[4], float (*dp)[4], cons
     wgmma_hold<8>(dp);
 }
 
-/* What is hidden: keys from `keys` on, and if `past` those after their query, both counted in their tiles. */
-struct edge {
+/* What is hidden: keys from `keys` on, and if `causal` those after their query, both counted in their tiles. */
+struct mask {
     int keys;
-    bool past;
+    bool causal;
 };
-static __device__ __forceinline__ bool hidden(const struct edge &e, int query, int key) {
-    return key >= e.keys || (e.past && key > query);
+static __device__ __forceinline__ bool hidden(const struct mask &e, int query, int key) {
+    return key >= e.keys || (e.causal && key > query);
 }
 
-/* s becomes lambda p and dp the gradient of q.k; TAU: the thread's share of the sum of ds s comes back. */
+/* s becomes lambda p and dp the gradient of q.k; TAU: returns the thread's part of the sum of ds s. */
 template <int D, bool TAU>
-static __device__ __forceinline__ float weigh(float (*s)[4], float (*dp)[4], const struct whole_room<D> *m, int i,
-                                              float tau, const struct edge &e) {
+static __device__ __forceinline__ float weigh(float (*s)[4], float (*dp)[4], const struct back_smem<D> *m, int i,
+                                              float tau, const struct mask &e) {
     const int row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const float lse[2] = {m->lse[i * TILE + row], m->lse[i * TILE + row + 8]};
-    const float along[2] = {m->along[i * TILE + row], m->along[i * TILE + row + 8]};
-    const float scale = tau * LOG2E, less[2] = {tau * along[0], tau * along[1]};
-    const bool edged = e.past || e.keys < TILE;
+    const float rowdot[2] = {m->rowdot[i * TILE + row], m->rowdot[i * TILE + row + 8]};
+    const float scale = tau * LOG2E, less[2] = {tau * rowdot[0], tau * rowdot[1]};
+    const bool masked = e.causal || e.keys < TILE;
     float sum = 0;
 #pragma unroll
     for (int n = 0; n < 8; n++)
@@ -118,15 +130,15 @@ static __device__ __forceinline__ float weigh(float (*s)[4], float (*dp)[4], con
         for (int j = 0; j < 4; j++) {
             float p = fast_exp2(s[n][j] * scale - lse[j / 2]);
             if (TAU) {
-                if (edged && hidden(e, row + j / 2 * 8, n * 8 + 2 * t + j % 2)) p = 0;
-                const float ds = p * (dp[n][j] - along[j / 2]);
+                if (masked && hidden(e, row + j / 2 * 8, n * 8 + 2 * t + j % 2)) p = 0;
+                const float ds = p * (dp[n][j] - rowdot[j / 2]);
                 sum += ds * s[n][j];
                 dp[n][j] = ds * tau;
             } else dp[n][j] = p * (dp[n][j] * tau - less[j / 2]);
             s[n][j] = p;
         }
     if constexpr (!TAU) {
-        if (!edged) return 0;
+        if (!masked) return 0;
 #pragma unroll
         for (int n = 0; n < 8; n++)
 #pragma unroll
@@ -138,8 +150,8 @@ static __device__ __forceinline__ float weigh(float (*s)[4], float (*dp)[4], con
 
 /* p and ds of query tile i with the keys at hand, to shared memory; dq += ds k */
 template <int D, bool TAU>
-static __device__ __forceinline__ float pairs(float (*dq)[4], struct whole_room<D> *m, int i, float tau,
-                                              const struct edge &e) {
+static __device__ __forceinline__ float score_tile(float (*dq)[4], struct back_smem<D> *m, int i, float tau,
+                                                   const struct mask &e) {
     float s[8][4] = {}, dp[8][4] = {};
     uint32_t x[4][4], y[4][4];
     score<D>(s, dp, m, i);
@@ -150,10 +162,10 @@ static __device__ __forceinline__ float pairs(float (*dq)[4], struct whole_room<
 #pragma unroll
     for (int j = 0; j < 4; j++)
 #pragma unroll
-        for (int col = 0; col < D; col += whole_room<D>::COLUMNS)
-            wgmma_rs<whole_room<D>::COLUMNS>(dq + col / 8, x[j],
-                                             operand<64, true, SQUARE>{m->k + col / 64 * SQUARE, 16 * j, 0});
-    wgmma_commit_wait<1>(); /* it goes on while these are stored */
+        for (int col = 0; col < D; col += back_smem<D>::COLUMNS)
+            wgmma_rs<back_smem<D>::COLUMNS>(dq + col / 8, x[j],
+                                            operand<64, true, SQUARE>{m->k + col / 64 * SQUARE, 16 * j, 0});
+    wgmma_commit_wait<1>(); /* runs on while these are stored */
     store_square(m->p[i], y), store_square(m->ds[i], x);
     wgmma_wait_all<D / 8>(dq);
     wgmma_hold_a<4>(x);
@@ -164,7 +176,7 @@ static __device__ __forceinline__ float pairs(float (*dq)[4], struct whole_room<
 template <int D>
 static __device__ __forceinline__ void sum_queries(float (*d)[4], const bf16 (*p)[SQUARE], const bf16 (*x)[TILE * D],
                                                    int col, int first, int end) {
-    enum { N = whole_room<D>::COLUMNS };
+    enum { N = back_smem<D>::COLUMNS };
     for (int i = first; i < end; i++) {
         wgmma_begin<N / 8>(d);
 #pragma unroll

@@ -1,14 +1,14 @@
-/* cache_cpu.c -- the exact memory, fast: how forward is cut into tasks.
+/* cache_cpu.c -- forward of the exact memory: tasks and their order.
  *
- * A task is one value head of one segment and a share of its blocks. The selection is sequential but
- * tiny, so a task repeats it from the segment's start up to its own blocks rather than wait for others;
- * h2o's selection needs the reads, so there one task walks all blocks. Sessions bring their state up to
- * date in a second round, when nobody reads it any more. */
+ * A task is one value head of one segment and a range of its blocks. The selection is sequential but
+ * cheap, so a task repeats it from the segment's start instead of waiting for other tasks. Where scores
+ * move with reads, the selection needs the reads, so one task does all blocks. The states of sessions are
+ * written in a second round, after all reads. */
 #include "ops/cache/cache_cpu.h"
 #include "ops/simd.h"
 
 enum {
-    SHARES = 8,        /* most tasks that a head of a segment is cut into */
+    SHARES = 8,        /* most tasks of one head of a segment */
     SMALL = 64 * 1024, /* flops under which waking threads costs more than they save */
     FEW = 12,          /* tokens of a session up to which one at a time is faster than a tile */
     SCORE_ROWS = 256,
@@ -21,28 +21,29 @@ struct forward {
     bool reads, stores; /* what this round does; it stores in one share only */
 };
 
-static void write_sel(const struct hl_cache_head *d, const struct hl_cache_pick *p, int64_t block) {
+static void write_sel(const struct hl_cache_head *d, const struct hl_cache_selection *p, int64_t block) {
     int64_t *sel = d->a->sel + (block * d->a->HV + d->h) * d->a->window;
     for (int64_t j = 0; j < d->a->window; j++) sel[j] = j < p->n ? d->row + p->id[j] : -1;
 }
 
-/* Walks the segment's blocks; reads those in [b0, b1). `before`: blocks of the segments before. */
-static void walk(const struct forward *f, const struct hl_cache_head *d, struct hl_cache_work *w, int64_t before,
-                 int64_t b0, int64_t b1) {
+/* Selects for all blocks of the segment up to b1; reads those in [b0, b1). `before`: blocks of the segments
+ * before. */
+static void run_blocks(const struct forward *f, const struct hl_cache_head *d, struct hl_cache_work *w, int64_t before,
+                       int64_t b0, int64_t b1) {
     const int64_t C = d->a->chunk;
     int64_t m = 0;
-    hl_cache_start(&w->pick, d);
+    hl_cache_select_start(&w->chosen, d);
     for (int64_t b = 0; b < b1; b++) {
-        m = hl_cache_columns(&w->pick, d, b);
+        m = hl_cache_select_block(&w->chosen, d, b);
         if (b >= b0 && f->reads) {
-            if (d->a->sel) write_sel(d, &w->pick, before + b);
+            if (d->a->sel) write_sel(d, &w->chosen, before + b);
             HL_OP(cache_read)(d, w, b, m);
         }
         if (m < C) break;
-        hl_cache_merge(&w->pick, d, m);
+        hl_cache_select_merge(&w->chosen, d, m);
         m = 0;
     }
-    if (f->stores && d->k) hl_cache_store(&w->pick, d, m);
+    if (f->stores && d->k) hl_cache_select_store(&w->chosen, d, m);
 }
 
 static bool by_steps(const struct hl_seg *s) { return s->state && s->len <= FEW; }
@@ -67,7 +68,7 @@ static void forward_task(void *ctx, int64_t i, int worker) {
         struct hl_cache_head d = hl_cache_head(a, s, h);
         int64_t blocks = hl_cache_blocks(&d), size = hl_pieces(blocks, f->shares), b0 = share * size;
         int64_t b1 = b0 + size < blocks ? b0 + size : blocks;
-        if (b0 < b1) walk(f, &d, &w, a->sel ? hl_blocks_before(a->rows, n, a->chunk) : 0, b0, b1);
+        if (b0 < b1) run_blocks(f, &d, &w, a->sel ? hl_blocks_before(a->rows, n, a->chunk) : 0, b0, b1);
     }
 }
 static void all_tasks(void *ctx, int64_t i, int worker) {

@@ -1,4 +1,16 @@
-/* cache_cuda.cu -- the exact memory: scores, which rows every block keeps, sessions brought up to date. */
+/* cache_cuda.cu -- the exact memory: scores, which rows every block keeps, and the sessions' states.
+ *
+ * Which selection kernel runs:
+ *   select_each_block    no sessions and fewer than LONG blocks: every block ranks all rows before it, all blocks at
+ *                        once. grid (blocks HV), THREADS threads; shared: the rows' keys, radix select's counts.
+ *   select_walk          otherwise: a thread block goes over the blocks of one value head in order, merging each into
+ *                        the kept rows. grid (n HV, groups), up to 1024 threads; shared: a chooser of w + C columns.
+ *   select_merge_groups  after select_walk, if few long sequences were cut into groups of blocks, each walked by a
+ *                        thread block of its own: merges what the groups kept. grid (n HV, most blocks + 1); shared: a
+ *                        chooser of (groups + 1) w columns.
+ * Each waits for the kernel before it (PDL) and lets the next one start at once: the readers load the block's own
+ * rows before they wait for the selection. Single tokens of sessions (cache_step_cuda.cu) and policies that move
+ * with reads (cache_rowwise_cuda.cu) select in their own kernels. */
 #include "ops/cuda_ops.cuh"
 #include "cuda/pdl.cuh"
 #include "ops/cache/cache_cuda.cuh"
@@ -7,12 +19,12 @@ enum { THREADS = 256, COLUMNS = 128 };
 
 /* ---- scores ---- */
 
-static __global__ void score_simple(const float *m, const float *beta, float *score, int64_t n) {
+static __global__ void score_write(const float *m, const float *beta, float *score, int64_t n) {
     const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (i < n) score[i] = beta ? m[i] / beta[i] : m[i];
 }
 /* a warp per row and head */
-static __global__ void score_betav(const float *beta, const act *v, float *score, int64_t n, int64_t V) {
+static __global__ void score_value(const float *beta, const act *v, float *score, int64_t n, int64_t V) {
     const int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / 32;
     float sum = 0;
     if (i >= n) return;
@@ -26,10 +38,10 @@ extern "C" void HL_OP(cache_score)(struct hl_backend *backend, const struct hl_s
     const int64_t n = a->T * a->HV;
     if (n == 0) return;
     if (a->policy.score == HL_SCORE_WRITE || a->policy.score == HL_SCORE_RESIDUAL)
-        launch(cuda, score_simple, blocks_for(n, THREADS), THREADS, 0, a->m,
+        launch(cuda, score_write, blocks_for(n, THREADS), THREADS, 0, a->m,
                a->policy.score == HL_SCORE_RESIDUAL ? a->beta : (const real *)NULL, a->score, n);
     if (a->policy.score == HL_SCORE_VALUE)
-        launch(cuda, score_betav, blocks_for(n * 32, THREADS), THREADS, 0, a->beta, (const act *)a->v, a->score, n,
+        launch(cuda, score_value, blocks_for(n * 32, THREADS), THREADS, 0, a->beta, (const act *)a->v, a->score, n,
                a->V);
 }
 
@@ -44,11 +56,11 @@ static __device__ __forceinline__ void write_kept(const struct cache_dev &c, con
     }
 }
 
-/* grid (n HV, groups): a thread block walks `span` blocks of one value head of a segment. The scores of the
- * next block are under way while this one's are ranked. With several groups, what the others than the first keep
- * is of their own blocks alone, until pick_all. */
-static __global__ void pick(const struct cache_dev c, int span) {
-    pdl_wait(), pdl_trigger(); /* readers begin with what is not chosen here */
+/* A thread block goes over `span` blocks of one value head of a segment. The scores of the next block are loaded
+ * while this one's are ranked. With several groups, all but the first keep rows of their own blocks alone, until
+ * select_merge_groups. */
+static __global__ void select_walk(const struct cache_dev c, int span) {
+    pdl_wait(), pdl_trigger(); /* readers begin with the rows that are not selected here */
     const int64_t n = blockIdx.x / c.a.HV, h = blockIdx.x % c.a.HV, score = c.a.K + c.a.V;
     const struct hl_seg seg = c.rows.seg[n];
     const struct chooser s = chooser_at(c, shared_memory());
@@ -83,21 +95,21 @@ static __global__ void pick(const struct cache_dev c, int span) {
         kept = choose(s, kept, kept + C, w);
     }
     for (int i = threadIdx.x; i < w; i += blockDim.x) {
-        if (groups > 1) c.found[((n * c.a.HV + h) * groups + group) * w + i] = i < kept ? s.id[i] : (int)NO_ROW;
-        else if (seg.state && i < kept) c.last[(n * c.a.HV + h) * w + i] = s.id[i];
+        if (groups > 1) c.group_kept[((n * c.a.HV + h) * groups + group) * w + i] = i < kept ? s.id[i] : (int)NO_ROW;
+        else if (seg.state && i < kept) c.kept_after[(n * c.a.HV + h) * w + i] = s.id[i];
     }
 }
 
-/* grid (n HV, blocks of the longest segment + 1): what a block of a later group keeps is the best of the groups
- * before it and of its own group so far; behind the last block, what is kept after the segment. */
-static __global__ void pick_all(const struct cache_dev c, int span, int groups) {
+/* What a block of a later group keeps: the best of what the groups before it kept and of its own group so far. The
+ * thread block after a segment's last block finds what is kept after the segment. */
+static __global__ void select_merge_groups(const struct cache_dev c, int span, int groups) {
     pdl_wait(), pdl_trigger();
     const int64_t n = blockIdx.x / c.a.HV, h = blockIdx.x % c.a.HV;
     const struct hl_seg seg = c.rows.seg[n];
     const struct chooser s = chooser_at(c, shared_memory(), (groups + 1) * c.a.window);
     const int w = (int)c.a.window, i = blockIdx.y, b = c.rows.block_first[n] + i, end = c.rows.block_first[n + 1];
     const int before = b < end ? i / span : groups; /* groups */
-    const int32_t *found = c.found + (n * c.a.HV + h) * groups * w, *own = c.id + (b * c.a.HV + h) * w;
+    const int32_t *found = c.group_kept + (n * c.a.HV + h) * groups * w, *own = c.id + (b * c.a.HV + h) * w;
     struct memory m = {};
     int all = 0;
     if (b > end || before == 0 || (b == end && !seg.state)) return;
@@ -108,18 +120,18 @@ static __global__ void pick_all(const struct cache_dev c, int span, int groups) 
                            : b < end && j < (before + 1) * w ? own[j - before * w]
                                                              : (int32_t)NO_ROW;
         const float score = id == (int32_t)NO_ROW ? 0 : column(c, m, h, id, c.a.K + c.a.V);
-        const int at = place_of(id != (int32_t)NO_ROW, &all, s.warp);
+        const int at = compact_index(id != (int32_t)NO_ROW, &all, s.warp);
         if (id != (int32_t)NO_ROW) s.id[at] = id, s.key[at] = rank_of(c.a.policy, at, &score);
     }
     const int kept = choose(s, min(all, w), all, w);
     if (b < end) write_kept(c, s, b * c.a.HV + h, kept);
     else
-        for (int j = threadIdx.x; j < kept; j += blockDim.x) c.last[(n * c.a.HV + h) * w + j] = s.id[j];
+        for (int j = threadIdx.x; j < kept; j += blockDim.x) c.kept_after[(n * c.a.HV + h) * w + j] = s.id[j];
 }
 
-/* The sum of x over this thread and those before it; THREADS of them. When it is back, everybody has read what
- * they meant to read before. */
-static __device__ __forceinline__ int sum_before(int x, int *warps) {
+/* The sum of x over this thread and those before it. THREADS threads; contains barriers, so that what was read before
+ * the call may be overwritten after it. */
+static __device__ __forceinline__ int inclusive_scan(int x, int *warps) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     for (int d = 1; d < 32; d *= 2) {
         const int y = __shfl_up_sync(0xffffffffu, x, d);
@@ -131,18 +143,18 @@ static __device__ __forceinline__ int sum_before(int x, int *warps) {
     __syncthreads();
     return x;
 }
-/* The w-th largest of n > w keys, byte by byte, and of those equal to it how many are among the best w. room: 256
- * counts, two numbers, 8 for sum_before */
-static __device__ __forceinline__ uint32_t least_of_best(const uint32_t *key, int n, int w, int *room, int *equal) {
+/* The w-th largest of n > w keys, byte by byte; *equal: how many of the keys equal to it are among the best w. smem:
+ * 256 counts, two numbers, 8 for inclusive_scan */
+static __device__ __forceinline__ uint32_t radix_select(const uint32_t *key, int n, int w, int *smem, int *equal) {
     uint32_t least = 0, seen = 0; /* seen: bits that are known */
-    int *found = room + 256, left = w;
+    int *found = smem + 256, left = w;
     for (int shift = 24; shift >= 0; shift -= 8) {
-        room[threadIdx.x] = 0;
+        smem[threadIdx.x] = 0;
         __syncthreads();
         for (int i = threadIdx.x; i < n; i += THREADS)
-            if ((key[i] & seen) == least) atomicAdd(room + (key[i] >> shift & 255), 1);
+            if ((key[i] & seen) == least) atomicAdd(smem + (key[i] >> shift & 255), 1);
         __syncthreads();
-        const int mine = room[255 - threadIdx.x], upto = sum_before(mine, found + 2);
+        const int mine = smem[255 - threadIdx.x], upto = inclusive_scan(mine, found + 2);
         if (upto >= left && upto - mine < left) found[0] = 255 - threadIdx.x, found[1] = left - (upto - mine);
         __syncthreads();
         least |= (uint32_t)found[0] << shift, seen |= 255u << shift;
@@ -151,15 +163,14 @@ static __device__ __forceinline__ uint32_t least_of_best(const uint32_t *key, in
     *equal = left;
     return least;
 }
-/* grid (blocks HV): where there are no sessions and few blocks, each finds the best of all rows before it on its
- * own. A thread looks after `each` neighbouring rows. */
-static __global__ void pick_apart(const struct cache_dev c) {
+/* Every block finds the best of all rows before it on its own. A thread has `each` neighbouring rows. */
+static __global__ void select_each_block(const struct cache_dev c) {
     pdl_wait(), pdl_trigger();
     const int64_t h = blockIdx.x % c.a.HV;
     const struct hl_dev_span p = c.rows.block[blockIdx.x / c.a.HV];
     const int first = (int)c.rows.seg[p.seg].row, n = p.row - first, w = (int)c.a.window;
     uint32_t *key = (uint32_t *)shared_memory();
-    int *room = (int *)key + (n + 3) / 4 * 4, equal = 0;
+    int *smem = (int *)key + (n + 3) / 4 * 4, equal = 0;
     int32_t *id = c.id + (int64_t)blockIdx.x * w;
     int64_t *sel = c.a.sel ? c.a.sel + (int64_t)blockIdx.x * w : NULL;
     for (int i = min(n, w) + threadIdx.x; i < w; i += THREADS) {
@@ -169,13 +180,13 @@ static __global__ void pick_apart(const struct cache_dev c) {
     for (int i = threadIdx.x; i < n; i += THREADS)
         key[i] = rank_of(c.a.policy, i, c.a.score + (int64_t)(first + i) * c.a.HV + h);
     __syncthreads();
-    const uint32_t least = n > w ? least_of_best(key, n, w, room, &equal) : 0;
+    const uint32_t least = n > w ? radix_select(key, n, w, smem, &equal) : 0;
     const int each = (n + THREADS - 1) / THREADS, from = threadIdx.x * each, end = min(from + each, n);
     int better = 0, same = 0;
     for (int i = from; i < end; i++) better += n <= w || key[i] > least, same += key[i] == least;
     same = n > w ? same : 0;
-    const int betters = sum_before(better, room) - better, sames = sum_before(same, room) - same;
-    int at = betters + min(sames, equal), ties = equal - sames; /* the older ones of those that are equal */
+    const int betters = inclusive_scan(better, smem) - better, sames = inclusive_scan(same, smem) - same;
+    int at = betters + min(sames, equal), ties = equal - sames; /* of equal keys the older rows */
     for (int i = from; i < end; i++) {
         const bool tie = n > w && key[i] == least && ties-- > 0;
         if (!tie && n > w && key[i] <= least) continue;
@@ -185,7 +196,7 @@ static __global__ void pick_apart(const struct cache_dev c) {
     }
 }
 
-/* grid (n HV, columns): when everybody has read, the state gets the kept rows and the open block's. */
+/* grid (n HV, columns): after all reads, the state receives the kept rows and those of the open block. */
 static __global__ void store(const struct cache_dev c) {
     const int64_t n = blockIdx.x / c.a.HV, h = blockIdx.x % c.a.HV, w = c.a.window, C = c.a.chunk;
     const int64_t x = (int64_t)blockIdx.y * COLUMNS + threadIdx.x, end = c.a.K + c.a.V + 2;
@@ -194,10 +205,10 @@ static __global__ void store(const struct cache_dev c) {
     const struct memory m = memory_of(c, seg, h);
     const struct hl_dev_span p = c.rows.block[c.rows.block_first[n + 1] - 1];
     const int64_t open = (seg.pos + seg.len) % C;
-    /* without a whole block there is nothing new among the kept */
+    /* unless a block was completed, the kept rows are the same */
     if (seg.pos / C < (seg.pos + seg.len) / C)
-        keep_rows(c, m, h, c.last + (n * c.a.HV + h) * w, (int)kept_at(c, seg.pos + seg.len), seg, seg.pos / C * C, x,
-                  end);
+        keep_rows(c, m, h, c.kept_after + (n * c.a.HV + h) * w, (int)kept_at(c, seg.pos + seg.len), seg,
+                  seg.pos / C * C, x, end);
     for (int64_t i = p.skip; i < open && x + 1 < end; i++)
         put_column(c, m, w + i, x, column(c, m, h, p.row + i - p.skip, x));
 }
@@ -210,7 +221,7 @@ static bool all_steps(const struct hl_rows *r) {
     return true;
 }
 
-/* Few long sequences: their blocks are walked in groups, all at once. */
+/* Few long sequences: their blocks are cut into groups, which are walked in parallel. */
 enum { SPAN = 4, GROUPS = 16, LONG = 16 /* blocks */ };
 static int64_t most_blocks(const struct hl_cache *a) {
     int64_t most = 0;
@@ -239,23 +250,23 @@ extern "C" void HL_OP(cache_forward)(struct hl_backend *backend, const struct hl
     }
     if (a->policy.moves_with_reads || !cache_tiled(a)) {
         char *scratch = (char *)hl_cuda_scratch(cuda, n * a->HV * c.at.bytes);
-        if (scratch) HL_OP(cache_stream)(cuda, &c, scratch);
+        if (scratch) HL_OP(cache_rowwise)(cuda, &c, scratch);
         return;
     }
     const int64_t most = most_blocks(a), span = group_span(cuda, a, most), groups = hl_pieces(most, span);
     const int64_t heads = n * a->HV;
     c.id = (int32_t *)hl_cuda_scratch(cuda, ((c.rows.blocks + n) * a->HV + groups * heads) * a->window * 4 + 4);
     if (!c.id) return;
-    c.last = c.id + c.rows.blocks * a->HV * a->window;
-    c.found = c.last + heads * a->window;
+    c.kept_after = c.id + c.rows.blocks * a->HV * a->window;
+    c.group_kept = c.kept_after + heads * a->window;
     const int64_t apart = ((most - 1) * a->chunk + 3) / 4 * 16 + (256 + 2 + THREADS / 32) * 4;
     if (a->window > 0 && !states && most < LONG && apart <= 48 << 10)
-        launch_pdl(cuda, pick_apart, (unsigned)(c.rows.blocks * a->HV), THREADS, (size_t)apart, c);
+        launch_pdl(cuda, select_each_block, (unsigned)(c.rows.blocks * a->HV), THREADS, (size_t)apart, c);
     else if (a->window > 0)
-        launch_pdl(cuda, pick, dim3((unsigned)heads, (unsigned)groups), chooser_threads(a), (size_t)chooser_bytes(a), c,
-                   (int)span);
+        launch_pdl(cuda, select_walk, dim3((unsigned)heads, (unsigned)groups), chooser_threads(a),
+                   (size_t)chooser_bytes(a), c, (int)span);
     if (a->window > 0 && groups > 1) /* LONG blocks or more */
-        launch_pdl(cuda, pick_all, dim3((unsigned)heads, (unsigned)most + 1), chooser_threads(a),
+        launch_pdl(cuda, select_merge_groups, dim3((unsigned)heads, (unsigned)most + 1), chooser_threads(a),
                    (size_t)chooser_bytes(a, (groups + 1) * a->window), c, (int)span, (int)groups);
     HL_OP(cache_read)(cuda, &c, states);
     if (states) launch(cuda, store, dim3((unsigned)(n * a->HV), blocks_for(a->K + a->V + 2, COLUMNS)), COLUMNS, 0, c);

@@ -2,7 +2,7 @@
  *
  * A block's keys are numbered as columns: the kept rows in order of position, then the block's own rows.
  * Where a column's row lies is its id: id >= 0 is row `id` of the batch, id < 0 slot -1 - id of the
- * session's state. So training, prompts and sessions are one code. */
+ * session's state. Training, prompts and sessions thus share the code. */
 #ifndef HL_CACHE_CUDA_CUH
 #define HL_CACHE_CUDA_CUH
 #include "ops/cuda_ops.cuh"
@@ -14,10 +14,10 @@ struct cache_dev {
     struct hl_cache a; /* a.rows is the host's: kernels use `rows` */
     struct hl_dev_rows rows;
     struct hl_cache_layout at;
-    int64_t T, group; /* rows; value heads of a key head */
-    int32_t *id;      /* [blocks][HV][window]: what each block keeps */
-    int32_t *last;    /* [n][HV][window]: what is kept after the segment */
-    int32_t *found;   /* [n][HV][groups][window]: the best of a group of blocks, where they are walked at once */
+    int64_t T, group;    /* rows; value heads of a key head */
+    int32_t *id;         /* [blocks][HV][window]: what each block keeps */
+    int32_t *kept_after; /* [n][HV][window]: what is kept after the segment */
+    int32_t *group_kept; /* [n][HV][groups][window]: what each group of blocks keeps of its own rows */
 };
 
 static inline struct cache_dev cache_dev_of(const struct hl_cache *a) {
@@ -34,7 +34,7 @@ static inline struct cache_dev cache_dev_of(const struct hl_cache *a) {
 void HL_OP(cache_read)(struct hl_cuda *cuda, const struct cache_dev *c, bool states);
 void HL_OP(cache_step)(struct hl_cuda *cuda, const struct cache_dev *c, void *scratch);
 int64_t HL_OP(cache_step_scratch)(const struct hl_cache *a);
-void HL_OP(cache_stream)(struct hl_cuda *cuda, const struct cache_dev *c, char *scratch);
+void HL_OP(cache_rowwise)(struct hl_cuda *cuda, const struct cache_dev *c, char *scratch);
 
 /* Tensor cores: bf16, these head sizes. */
 static inline bool cache_usual(const struct hl_cache *a) {
@@ -80,13 +80,13 @@ static __device__ __forceinline__ void put_column(const struct cache_dev &c, con
     else m.score[slot] = value;
 }
 
-/* One column of the rows id[0, n): they become the kept ones, in place. Kept rows only move down and the
- * open block's slots are not written here, so going up loses nothing as long as one thread does all of a
+/* One column of the rows id[0, n), which become the kept ones, in place. Kept rows only move to lower slots and
+ * the open block's slots are not written here, so ascending order is safe as long as one thread does all of a
  * column. */
 template <class T>
 static __device__ __forceinline__ void keep_column(T *state, int64_t stride, const T *batch, int64_t batch_stride,
                                                    const int32_t *id, int n) {
-    enum { BATCH = 16 }; /* loads under way together */
+    enum { BATCH = 16 }; /* loads in flight */
     for (int i = 0; i < n; i += BATCH) {
         T value[BATCH];
 #pragma unroll
@@ -131,15 +131,15 @@ static __device__ __forceinline__ void keep_rows(const struct cache_dev &c, cons
     if (x == K + V + 1) keep_positions(c, m, id, n, seg, first);
 }
 
-/* ---- selection: by one thread block ---- */
+/* ---- selection: top w of n columns, by one thread block ---- */
 
-/* Numbers in the order of the scores. NaN counts as -inf; the sum makes -0 equal to 0. */
+/* Integers in the order of the scores. NaN counts as -inf; adding 0 makes -0 equal to 0. */
 static __device__ __forceinline__ uint32_t rank_of(float x) {
     const uint32_t u = __float_as_uint(x == x ? x + 0.0f : -INFINITY);
     return u & 0x80000000u ? ~u : u | 0x80000000u;
 }
 
-/* Numbers in order of position: the latest column wins, but the first `sinks` columns win over all others; they are
+/* Integers in order of position: the latest column wins, but the first `sinks` columns win over all others; they are
  * equal, so the older ones win among themselves. Columns are sorted by position and begin with the first row of the
  * sequence, or of a group of its blocks: a row that is protected is always among the first columns, because whatever
  * stands before it is protected as well. A group protects its own first rows without need; that costs nothing, as
@@ -153,12 +153,12 @@ static __device__ __forceinline__ uint32_t rank_of(const struct hl_policy &p, in
 }
 
 struct chooser {
-    uint32_t *key; /* [n, whole fours] in order of position; ties: the first */
+    uint32_t *key; /* [n, a multiple of 4] in order of position; ties: the first wins */
     int32_t *id;   /* [n] */
     int32_t *best; /* [window] */
     int32_t *warp; /* [32] */
 };
-/* n: rows to choose from, mostly the kept ones and a block */
+/* n: rows to select from, mostly the kept ones and a block */
 static inline int64_t chooser_bytes(const struct hl_cache *a, int64_t n) {
     return ((n + 3) / 4 * 8 + (a->window + 3) / 4 * 4 + 32) * 4;
 }
@@ -167,16 +167,16 @@ static inline unsigned chooser_threads(const struct hl_cache *a) {
     const int64_t n = (a->window + a->chunk + 31) / 32 * 32;
     return (unsigned)(n < 1024 ? n : 1024);
 }
-static __device__ __forceinline__ struct chooser chooser_at(const struct cache_dev &c, char *room, int64_t rows = 0) {
+static __device__ __forceinline__ struct chooser chooser_at(const struct cache_dev &c, char *smem, int64_t rows = 0) {
     const int64_t n = ((rows ? rows : c.a.window + c.a.chunk) + 3) / 4 * 4;
-    uint32_t *p = (uint32_t *)room;
+    uint32_t *p = (uint32_t *)smem;
     struct chooser s = {p, (int32_t *)p + n, (int32_t *)p + 2 * n, (int32_t *)p + 2 * n + (c.a.window + 3) / 4 * 4};
     return s;
 }
 
-/* The places of the threads with a flag, in order, after the *base of earlier calls. All threads. When it
- * is back, everybody has read what they meant to read before. */
-static __device__ __forceinline__ int place_of(bool flag, int *base, int32_t *warps) {
+/* Stream compaction: the index of this thread among those with a flag, after the *base of earlier calls. All
+ * threads; contains barriers, so that what was read before the call may be overwritten after it. */
+static __device__ __forceinline__ int compact_index(bool flag, int *base, int32_t *warps) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const unsigned votes = __ballot_sync(0xffffffffu, flag);
     int at = *base + __popc(votes & ((1u << lane) - 1));
@@ -190,9 +190,9 @@ static __device__ __forceinline__ int place_of(bool flag, int *base, int32_t *wa
     return at;
 }
 
-/* Of the columns [w, n) those go that a full set of kept rows does not let in: at most the least kept
- * score, and a tie is the older one's. All threads; how many columns are left comes back. */
-static __device__ __forceinline__ int drop_hopeless(const struct chooser &s, int n, int w) {
+/* With w rows kept, a new column with at most the least kept key cannot enter: ties go to the older one. Drops
+ * such columns of [w, n) and returns how many columns are left. All threads. */
+static __device__ __forceinline__ int drop_losers(const struct chooser &s, int n, int w) {
     uint32_t least = 0xffffffffu;
     int base = w;
     for (int i = threadIdx.x % 32; i < w; i += 32) least = min(least, s.key[i]);
@@ -201,14 +201,14 @@ static __device__ __forceinline__ int drop_hopeless(const struct chooser &s, int
         const int j = j0 + threadIdx.x;
         const uint32_t key = j < n ? s.key[j] : 0;
         const int32_t id = j < n ? s.id[j] : 0;
-        const int at = place_of(key > least, &base, s.warp);
+        const int at = compact_index(key > least, &base, s.warp);
         if (key > least) s.key[at] = key, s.id[at] = id;
     }
     return base;
 }
 
-/* How many of the n keys beat the j-th; a warp's threads have consecutive j from a multiple of 32. */
-static __device__ __forceinline__ int beaten_by(const uint32_t *key, int n, int j) {
+/* How many of the n keys beat the j-th; the threads of a warp have consecutive j from a multiple of 32. */
+static __device__ __forceinline__ int count_better(const uint32_t *key, int n, int j) {
     const int from = j & ~31, to = min(from + 32, n);
     const uint32_t mine = key[j];
     int better = 0;
@@ -225,24 +225,24 @@ static __device__ __forceinline__ int beaten_by(const uint32_t *key, int n, int 
     return better;
 }
 
-/* Of the n columns the best w move to the front, in order. kept = w: the first w are worth comparing the others
- * with. All threads; how many there are now comes back. */
+/* The best w of the n columns move to the front, in order. kept == w: the first w are a full set, which the others
+ * are compared with first. All threads; returns how many columns are kept. */
 static __device__ __forceinline__ int choose(const struct chooser &s, int kept, int n, int w) {
     const int threads = blockDim.x;
     int base = 0;
     __syncthreads();
-    if (kept == w) n = drop_hopeless(s, n, w);
+    if (kept == w) n = drop_losers(s, n, w);
     if (n <= w) return n;
-    if ((int)threadIdx.x < (n + 3) / 4 * 4 - n) s.key[n + threadIdx.x] = 0; /* beats nobody before it */
+    if ((int)threadIdx.x < (n + 3) / 4 * 4 - n) s.key[n + threadIdx.x] = 0; /* padding beats no column before it */
     __syncthreads();
     for (int j0 = 0; j0 < n; j0 += threads) {
         const int j = j0 + threadIdx.x;
-        const bool keep = j < n && beaten_by(s.key, n, j) < w;
-        const int at = place_of(keep, &base, s.warp);
+        const bool keep = j < n && count_better(s.key, n, j) < w;
+        const int at = compact_index(keep, &base, s.warp);
         if (keep) s.best[at] = j;
     }
     __syncthreads();
-    for (int i0 = 0; i0 < base; i0 += threads) { /* sources lie behind: nothing is lost */
+    for (int i0 = 0; i0 < base; i0 += threads) { /* sources lie at or behind their targets */
         const int i = i0 + threadIdx.x, from = i < base ? s.best[i] : 0;
         const uint32_t key = s.key[from];
         const int32_t id = s.id[from];

@@ -1,18 +1,18 @@
-/* cache_mma.cuh -- tiles of rows in shared memory, and products of them on the tensor cores. */
+/* cache_mma.cuh -- tiles of rows in shared memory, and their products on tensor cores. */
 #ifndef HL_CACHE_MMA_CUH
 #define HL_CACHE_MMA_CUH
 #include "ops/cuda_ops.cuh"
 #include "cuda/mma.cuh"
 #include "ops/cache/cache_cuda.cuh"
 
-/* Distance of a tile's rows: 16 bytes more than their length, so that the 8 rows of a fragment lie in 8
+/* Leading dimension of a tile: rows are padded by 16 bytes, so that the 8 rows of a fragment lie in different
  * banks. */
 template <int D> struct tile {
     enum { LD = D + 8, CHUNKS = D / 8 };
 };
 
 /* d[N/8] (16 x N) += A (16 x D, from row `row`) B^T (N x D, from row `column`), both stored by rows; for two pairs
- * of tiles at once: twice as many sums that do not wait for each other. */
+ * of tiles at once: twice as many independent accumulators. */
 template <int D, int N>
 static __device__ __forceinline__ void product_rows_two(float d[][4], const bf16 *a_tile, const bf16 *b_tile,
                                                         float e[][4], const bf16 *a2_tile, const bf16 *b2_tile, int row,
@@ -40,9 +40,9 @@ static __device__ __forceinline__ void as_fragment(uint32_t a[4], const float d[
     a[2] = pack2(d[2 * i + 1][0], d[2 * i + 1][1]), a[3] = pack2(d[2 * i + 1][2], d[2 * i + 1][3]);
 }
 
-/* One block of the grid and one value head, as a thread block sees it. Where there are no states, as in the backward
- * pass, the compiler is to see it: its kernels need their registers, and blocks begin with the segment. */
-struct view {
+/* One block of the grid and one value head. `states` is a constant where there are no sessions, as in the backward
+ * pass: the compiler then drops the code for them, which costs registers. */
+struct block_view {
     int64_t h, hk;
     int row, len, skip; /* new rows of the block; those of it that are in the state */
     int kept;
@@ -50,11 +50,11 @@ struct view {
     const int64_t *sel; /* backward: the same */
     struct memory m;
 };
-static __device__ __forceinline__ struct view view_of(const struct cache_dev &c, int64_t block, int64_t h,
-                                                      bool backward, bool states) {
+static __device__ __forceinline__ struct block_view view_of(const struct cache_dev &c, int64_t block, int64_t h,
+                                                            bool backward, bool states) {
     const struct hl_dev_span p = c.rows.block[block];
     const struct hl_seg s = c.rows.seg[p.seg];
-    struct view v = {};
+    struct block_view v = {};
     v.h = h, v.hk = (int)h / (int)c.group;
     v.row = p.row, v.len = p.len, v.skip = states ? p.skip : 0;
     v.kept = states ? (int)kept_at(c, s.pos + p.row - s.row) : min(p.row - (int)s.row, (int)c.a.window);
@@ -64,10 +64,10 @@ static __device__ __forceinline__ struct view view_of(const struct cache_dev &c,
     return v;
 }
 /* id of kept column i; of own column i */
-static __device__ __forceinline__ int kept_id(const struct view &v, int i) {
+static __device__ __forceinline__ int kept_id(const struct block_view &v, int i) {
     return i >= v.kept ? (int)NO_ROW : v.id ? v.id[i] : (int)v.sel[i];
 }
-static __device__ __forceinline__ int own_id(const struct cache_dev &c, const struct view &v, int i) {
+static __device__ __forceinline__ int own_id(const struct cache_dev &c, const struct block_view &v, int i) {
     return i < v.skip ? -1 - ((int)c.a.window + i) : i < v.skip + v.len ? v.row + i - v.skip : (int)NO_ROW;
 }
 
@@ -97,8 +97,8 @@ static __device__ __forceinline__ void fetch_rows(bf16 *to, const void *x, int64
 }
 /* N columns, k and v (or k alone), from column `from` on: kept ones or the block's own. */
 template <int D, int N, int THREADS>
-static __device__ __forceinline__ void fetch_columns(bf16 *k, bf16 *v, const struct cache_dev &c, const struct view &s,
-                                                     bool kept, int from) {
+static __device__ __forceinline__ void fetch_columns(bf16 *k, bf16 *v, const struct cache_dev &c,
+                                                     const struct block_view &s, bool kept, int from) {
     if (!kept && from >= s.skip) {
         const int row = s.row + from - s.skip, left = s.len + s.skip - from;
         fetch_rows<D, N, THREADS>(k, c.a.k, c.a.H, s.hk, row, left);

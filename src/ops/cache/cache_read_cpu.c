@@ -1,8 +1,8 @@
 /* cache_read_cpu.c -- the read of many rows: scores, softmax and values of a tile of queries against all
- * columns of its block (cache_fast.h).
+ * columns of its block (cache_cpu.h).
  *
- * Scores are kept as S[key][query]: both products then take their operands as they lie, the softmax runs
- * down the columns with a query per lane, and h2o's sums over queries are dot products along rows. */
+ * Scores are stored as S[key][query]: neither product needs a transpose, the softmax runs down the columns
+ * with a query per SIMD lane, and the weights that a key receives (h2o) are sums along a row. */
 #include "ops/cache/cache_cpu.h"
 #include "ops/linear/kernel.h"
 
@@ -14,7 +14,7 @@ struct tile {
     int64_t n, seen; /* queries; columns the first one sees. Query i sees i more */
     int64_t cols;    /* seen + n - 1: columns the last one sees */
     int64_t ld;      /* of S and qT */
-    int64_t loaded;  /* columns already in kT and v, left there by the tile before */
+    int64_t loaded;  /* columns already in kT and v from the tile before */
 };
 
 /* Queries come in steps; all of a step are multiplied with the columns its last query sees. */
@@ -25,7 +25,7 @@ static int64_t min(int64_t x, int64_t y) { return x < y ? x : y; }
 static void load_keys(const struct tile *t, int64_t base, int64_t from, int64_t n) {
     for (int64_t c = from; c < from + n; c += CACHE_BCOLS) {
         int64_t m = min(CACHE_BCOLS, from + n - c), ld;
-        const real *k = hl_cache_keys(t->d, t->w->pick.id + c, m, t->w->rows, &ld);
+        const real *k = hl_cache_keys(t->d, t->w->chosen.id + c, m, t->w->rows, &ld);
         HL_OP(pack_transpose)(t->w->kT + c - base, t->w->ldk, k, ld, m, m, t->d->a->K);
     }
 }
@@ -74,7 +74,7 @@ static void softmax(const struct tile *t, int64_t i) {
     for (; c + 4 <= sure; c += 4)
         for (int u = 0; u < 4; u++) max[u] = v_max(v_load(S + (c + u) * ld), max[u]);
     for (; c < sure; c++) max[0] = v_max(v_load(S + c * ld), max[0]);
-    for (; c < end; c++) { /* the triangle: queries up to the (c - sure)-th do not see column c */
+    for (; c < end; c++) { /* the causal triangle: queries up to the (c - sure)-th do not see column c */
         vr x = v_select((vi)(lane > (real)(c - sure)), v_load(S + c * ld), low);
         v_store(S + c * ld, x);
         max[0] = v_max(x, max[0]);
@@ -96,8 +96,8 @@ static void softmax(const struct tile *t, int64_t i) {
     v_store(t->w->sum + i, (sum[0] + sum[1]) + (sum[2] + sum[3]));
 }
 
-/* What the tile's queries gave to each column, for h2o. */
-static void count_reads(const struct tile *t) {
+/* Adds the weights that each column received from the tile's queries to its score. */
+static void add_weights_to_scores(const struct tile *t) {
     for (int64_t i = 0; i < t->n; i += VL) v_store(t->w->max + i, 1 / v_load(t->w->sum + i));
     for (int64_t c = 0; c < t->cols; c++) {
         /* the first query of the first step that reaches column c */
@@ -105,7 +105,7 @@ static void count_reads(const struct tile *t) {
         vr acc = {0};
         for (; i + VL <= t->n; i += VL) acc += v_load(t->w->S + c * t->ld + i) * v_load(t->w->max + i);
         if (i < t->n) acc += v_load_n(t->w->S + c * t->ld + i, t->n - i) * v_load_n(t->w->max + i, t->n - i);
-        t->w->pick.score[c] += v_sum(acc);
+        t->w->chosen.score[c] += v_sum(acc);
     }
 }
 
@@ -143,11 +143,11 @@ static void read_tile(const struct tile *t) {
     for (int64_t i = 0; i < t->n; i += VL) softmax(t, i);
     for (int64_t c = 0; c < t->cols; c += CACHE_COLS) {
         int64_t n = min(CACHE_COLS, t->cols - c), have = c == 0 ? t->loaded : 0;
-        hl_cache_gather_values(t->d, t->w->pick.id + c + have, n - have, t->w->v + have * ldv);
+        hl_cache_gather_values(t->d, t->w->chosen.id + c + have, n - have, t->w->v + have * ldv);
         values(t, c, n);
     }
     finish(t);
-    if (a->policy.moves_with_reads) count_reads(t);
+    if (a->policy.moves_with_reads) add_weights_to_scores(t);
 }
 
 void HL_OP(cache_read)(const struct hl_cache_head *d, struct hl_cache_work *w, int64_t b, int64_t m) {
@@ -156,7 +156,7 @@ void HL_OP(cache_read)(const struct hl_cache_head *d, struct hl_cache_work *w, i
     for (int64_t i = start < 0 ? -start : 0; i < m; i += w->tile) {
         t.row = d->row + start + i;
         t.n = min(w->tile, m - i);
-        t.seen = w->pick.n + i + 1;
+        t.seen = w->chosen.n + i + 1;
         t.loaded = t.cols <= CACHE_COLS ? t.cols : 0;
         t.cols = t.seen + t.n - 1;
         read_tile(&t);

@@ -1,8 +1,9 @@
-/* cache_read_cuda.cu -- the read on tensor cores: softmax and sum over the keys as they stream past.
+/* cache_read_cuda.cu -- the read on tensor cores: online softmax over tiles of keys.
  *
- * grid (blocks HV tiles): a thread block is ROWS queries of one block and value head, a warpgroup 64 of them
- * with their sums in registers. Keys and values come KEYS at a time into two buffers, the block's own ones first:
- * which rows are kept may still be under way when the kernel starts. */
+ * grid (blocks HV tiles), 2 ROWS threads: a thread block is ROWS queries of one block and value head; a warpgroup
+ * has 64 of them with its accumulators in registers. Shared memory: the queries, and two stages of KEYS keys and
+ * values, so that a tile is copied while the one before is read. The block's own keys come first and pdl_wait
+ * after them: which rows are kept may still be being selected when the kernel starts. */
 #include "ops/cuda_ops.cuh"
 #include "cuda/pdl.cuh"
 #include "cuda/fastmath.cuh"
@@ -12,8 +13,8 @@
 #ifndef HL_CUDA_F32
 static const float LOG2E = 1.44269504f, LN2 = 0.69314718f;
 
-/* The largest tiles that leave room for 8 warps or more on a multiprocessor, of chips with 99 KB too. */
-template <int D> struct read_room {
+/* The largest tiles with which 8 warps or more fit on a multiprocessor, also where it has 99 KB. */
+template <int D> struct read_smem {
     enum { ROWS = D == 256 ? 64 : 128, KEYS = D == 256 ? 32 : 64, THREADS = 2 * ROWS, PANEL = KEYS * 64 };
     bf16 q[ROWS / 64][64 * D]; /* rows of D numbers are panels of 64 */
     bf16 kv[2][2][KEYS * D];
@@ -22,29 +23,29 @@ template <int D> struct read_room {
 /* ---- copies; to be committed ---- */
 
 template <int D>
-static __device__ __forceinline__ void copy_queries(struct read_room<D> *m, const struct cache_dev &c,
-                                                    const struct view &s, int from) {
+static __device__ __forceinline__ void copy_queries(struct read_smem<D> *m, const struct cache_dev &c,
+                                                    const struct block_view &s, int from) {
     const int64_t ld = c.a.H * D;
     const bf16 *q = (const bf16 *)c.a.q + (int64_t)(s.row + from) * ld + s.hk * D;
 #pragma unroll
-    for (int i = 0; i < read_room<D>::ROWS / 64; i++)
+    for (int i = 0; i < read_smem<D>::ROWS / 64; i++)
 #pragma unroll
         for (int x = 0; x < D / 64; x++)
-            copy_panel<64, 64, read_room<D>::THREADS>(m->q[i] + x * 64 * 64, q + i * 64 * ld + x * 64, ld,
+            copy_panel<64, 64, read_smem<D>::THREADS>(m->q[i] + x * 64 * 64, q + i * 64 * ld + x * 64, ld,
                                                       s.len - from - i * 64, threadIdx.x);
 }
-/* q becomes -q, where the temperature is negative: what reads them needs only its size. */
-template <int D> static __device__ __forceinline__ void turn_queries(struct read_room<D> *m) {
+/* q = -q, for a negative temperature: the softmax then needs only its absolute value. */
+template <int D> static __device__ __forceinline__ void negate_queries(struct read_smem<D> *m) {
     uint32_t *q = (uint32_t *)m->q;
-    for (int i = threadIdx.x; i < read_room<D>::ROWS * D / 2; i += read_room<D>::THREADS) q[i] ^= 0x80008000u;
+    for (int i = threadIdx.x; i < read_smem<D>::ROWS * D / 2; i += read_smem<D>::THREADS) q[i] ^= 0x80008000u;
     fence_proxy_async();
     __syncthreads();
 }
 /* KEYS columns from column `from` on: kept ones or the block's own */
 template <int D>
-static __device__ __forceinline__ void copy_columns(struct read_room<D> *m, int stage, const struct cache_dev &c,
-                                                    const struct view &s, bool kept, int from) {
-    enum { KEYS = read_room<D>::KEYS, THREADS = read_room<D>::THREADS, PANEL = read_room<D>::PANEL };
+static __device__ __forceinline__ void copy_columns(struct read_smem<D> *m, int stage, const struct cache_dev &c,
+                                                    const struct block_view &s, bool kept, int from) {
+    enum { KEYS = read_smem<D>::KEYS, THREADS = read_smem<D>::THREADS, PANEL = read_smem<D>::PANEL };
     bf16 *k = m->kv[stage][0], *v = m->kv[stage][1];
     if (!kept && from >= s.skip) {
         const int64_t row = s.row + from - s.skip;
@@ -72,18 +73,18 @@ static __device__ __forceinline__ void copy_columns(struct read_room<D> *m, int 
     }
 }
 
-/* ---- softmax so far of the warpgroup's 64 queries; a thread holds rows g and g + 8 of its warp's 16 ---- */
+/* ---- online softmax of the warpgroup's 64 queries; a thread holds rows g and g + 8 of its warp's 16 ---- */
 
-template <int D> struct reader { float o[D / 8][4], top[2], sum[2]; };
+template <int D> struct running_softmax { float o[D / 8][4], row_max[2], sum[2]; };
 
-/* s becomes p; sums and what was added up so far follow the largest logit. scale > 0: the largest s has the largest
- * logit. */
+/* s becomes p; the sums and accumulators so far are rescaled to the new largest logit. scale > 0: the largest s has
+ * the largest logit. */
 template <int D>
-static __device__ __forceinline__ void soften(struct reader<D> &r, float (*s)[4], float scale, const int limit[2],
-                                              bool edge) {
-    enum { KEYS = read_room<D>::KEYS };
+static __device__ __forceinline__ void online_softmax(struct running_softmax<D> &r, float (*s)[4], float scale,
+                                                      const int limit[2], bool edge) {
+    enum { KEYS = read_smem<D>::KEYS };
     const int t = threadIdx.x % 4;
-    float top[2] = {-INFINITY, -INFINITY};
+    float row_max[2] = {-INFINITY, -INFINITY};
     if (edge) {
 #pragma unroll
         for (int n = 0; n < KEYS / 8; n++)
@@ -94,35 +95,35 @@ static __device__ __forceinline__ void soften(struct reader<D> &r, float (*s)[4]
 #pragma unroll
     for (int n = 0; n < KEYS / 8; n++)
 #pragma unroll
-        for (int e = 0; e < 4; e++) top[e / 2] = fmaxf(top[e / 2], s[n][e]);
+        for (int e = 0; e < 4; e++) row_max[e / 2] = fmaxf(row_max[e / 2], s[n][e]);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        top[i] = fmaxf(top[i], __shfl_xor_sync(0xffffffffu, top[i], 1));
-        top[i] = fmaxf(top[i], __shfl_xor_sync(0xffffffffu, top[i], 2));
-        top[i] = fmaxf(r.top[i], top[i] * scale);
+        row_max[i] = fmaxf(row_max[i], __shfl_xor_sync(0xffffffffu, row_max[i], 1));
+        row_max[i] = fmaxf(row_max[i], __shfl_xor_sync(0xffffffffu, row_max[i], 2));
+        row_max[i] = fmaxf(r.row_max[i], row_max[i] * scale);
     }
-    if (__any_sync(0xffffffffu, top[0] > r.top[0] || top[1] > r.top[1])) {
-        const float less[2] = {exp2f(r.top[0] - top[0]), exp2f(r.top[1] - top[1])};
+    if (__any_sync(0xffffffffu, row_max[0] > r.row_max[0] || row_max[1] > r.row_max[1])) {
+        const float rescale[2] = {exp2f(r.row_max[0] - row_max[0]), exp2f(r.row_max[1] - row_max[1])};
 #pragma unroll
         for (int n = 0; n < D / 8; n++)
 #pragma unroll
-            for (int e = 0; e < 4; e++) r.o[n][e] *= less[e / 2];
-        for (int i = 0; i < 2; i++) r.sum[i] *= less[i], r.top[i] = top[i];
+            for (int e = 0; e < 4; e++) r.o[n][e] *= rescale[e / 2];
+        for (int i = 0; i < 2; i++) r.sum[i] *= rescale[i], r.row_max[i] = row_max[i];
     }
 #pragma unroll
     for (int n = 0; n < KEYS / 8; n++)
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            s[n][e] = fast_exp2(s[n][e] * scale - top[e / 2]);
+            s[n][e] = fast_exp2(s[n][e] * scale - row_max[e / 2]);
             r.sum[e / 2] += s[n][e];
         }
 }
 
 /* One tile of columns: the queries see those up to `limit`[row], counted from the tile's first. */
 template <int D>
-static __device__ __forceinline__ void read_tile(struct reader<D> &r, const bf16 *q, const bf16 *k, const bf16 *v,
-                                                 float scale, const int limit[2], bool edge) {
-    enum { KEYS = read_room<D>::KEYS, PANEL = read_room<D>::PANEL, N = D < 128 ? D : 128 };
+static __device__ __forceinline__ void read_tile(struct running_softmax<D> &r, const bf16 *q, const bf16 *k,
+                                                 const bf16 *v, float scale, const int limit[2], bool edge) {
+    enum { KEYS = read_smem<D>::KEYS, PANEL = read_smem<D>::PANEL, N = D < 128 ? D : 128 };
     float s[KEYS / 8][4] = {};
     uint32_t p[KEYS / 16][4];
     wgmma_begin<KEYS / 8>(s);
@@ -131,7 +132,7 @@ static __device__ __forceinline__ void read_tile(struct reader<D> &r, const bf16
         wgmma_ss<KEYS>(s, operand<64, false>{q + x / 64 * 64 * 64, 0, x % 64},
                        operand<64, false>{k + x / 64 * PANEL, 0, x % 64});
     wgmma_end<KEYS / 8>(s);
-    soften<D>(r, s, scale, limit, edge);
+    online_softmax<D>(r, s, scale, limit, edge);
 #pragma unroll
     for (int i = 0; i < KEYS / 16; i++) as_fragment(p[i], s, i);
     wgmma_hold_a<KEYS / 16>(p);
@@ -145,11 +146,12 @@ static __device__ __forceinline__ void read_tile(struct reader<D> &r, const bf16
     wgmma_hold_a<KEYS / 16>(p);
 }
 
-/* The warp's 16 rows, from `from` of the block on, go out whole lines at a time, through their place in q and, times
- * lambda, through the same place in kv. */
+/* Epilogue: the warp's 16 rows, from row `from` of the block on, are staged in their place in q and, times lambda,
+ * in the same place in kv, so that they are written as full cache lines. */
 template <int D>
-static __device__ __forceinline__ void write_rows(const struct cache_dev &c, const struct view &s, struct reader<D> &r,
-                                                  struct read_room<D> *m, int group, int from) {
+static __device__ __forceinline__ void write_rows(const struct cache_dev &c, const struct block_view &s,
+                                                  struct running_softmax<D> &r, struct read_smem<D> *m, int group,
+                                                  int from) {
     enum { CHUNKS = D / 8, STEP = 32 / CHUNKS, EACH = 16 / STEP };
     const int lane = threadIdx.x % 32, first = threadIdx.x / 32 % 4 * 16, g = lane / 4, t = lane % 4;
     const int row = lane / CHUNKS, chunk = lane % CHUNKS, left = s.len - from - row, ld = (int)c.a.HV * D;
@@ -157,7 +159,7 @@ static __device__ __forceinline__ void write_rows(const struct cache_dev &c, con
     bf16 *const out = (bf16 *)c.a.out + at, *const read = (bf16 *)c.a.read + at;
     const float sink = c.a.sink[s.h] * LOG2E, lambda = sigmoid(c.a.gate[s.h]);
     bf16 *const plain = m->q[group], *const gated = m->kv[0][0] + group * 64 * D;
-    float over[2];
+    float inv_sum[2];
     uint4 old[EACH]; /* every load before the first store: they might be the same memory */
 #pragma unroll
     for (int i = 0; i < EACH; i++)
@@ -165,16 +167,16 @@ static __device__ __forceinline__ void write_rows(const struct cache_dev &c, con
     for (int i = 0; i < 2; i++) {
         r.sum[i] += __shfl_xor_sync(0xffffffffu, r.sum[i], 1);
         r.sum[i] += __shfl_xor_sync(0xffffffffu, r.sum[i], 2);
-        r.sum[i] += exp2f(sink - r.top[i]);
-        over[i] = 1.0f / r.sum[i];
+        r.sum[i] += exp2f(sink - r.row_max[i]);
+        inv_sum[i] = 1.0f / r.sum[i];
         if (c.a.lse && t == 0 && from + g + 8 * i < s.len)
-            c.a.lse[(int64_t)(s.row + from + g + 8 * i) * c.a.HV + s.h] = (r.top[i] + log2f(r.sum[i])) * LN2;
+            c.a.lse[(int64_t)(s.row + from + g + 8 * i) * c.a.HV + s.h] = (r.row_max[i] + log2f(r.sum[i])) * LN2;
     }
 #pragma unroll
     for (int n = 0; n < D / 8; n += 2) {
         uint32_t x[4];
         for (int j = 0; j < 2; j++)
-            for (int e = 0; e < 4; e++) r.o[n + j][e] *= over[e / 2];
+            for (int e = 0; e < 4; e++) r.o[n + j][e] *= inv_sum[e / 2];
         pack_a(x, r.o + n);
         tile_stmatrix(plain + n / 8 * 64 * 64, first, n % 8 * 8, x);
         for (int j = 0; j < 2; j++)
@@ -192,24 +194,24 @@ static __device__ __forceinline__ void write_rows(const struct cache_dev &c, con
     }
 }
 
-/* STATES: of sessions; where there are none the compiler is to see it: the kernel needs its registers */
+/* STATES: whether there are sessions. A template argument, as the code without them needs fewer registers. */
 template <int D, bool STATES>
-static __global__ void __launch_bounds__(read_room<D>::THREADS, 2) read_block(const struct cache_dev c, int tiles) {
-    enum { ROWS = read_room<D>::ROWS, KEYS = read_room<D>::KEYS };
-    struct read_room<D> *m = (struct read_room<D> *)shared_tiles();
+static __global__ void __launch_bounds__(read_smem<D>::THREADS, 2) read_block(const struct cache_dev c, int tiles) {
+    enum { ROWS = read_smem<D>::ROWS, KEYS = read_smem<D>::KEYS };
+    struct read_smem<D> *m = (struct read_smem<D> *)shared_tiles();
     const int at = (int)blockIdx.x / tiles, h = at % (int)c.a.HV;
-    const struct view s = view_of(c, at / (int)c.a.HV, h, false, STATES);
+    const struct block_view s = view_of(c, at / (int)c.a.HV, h, false, STATES);
     const int from = (tiles - 1 - blockIdx.x % tiles) * ROWS, group = warpgroup_index(), row = threadIdx.x / 32 * 16,
               g = threadIdx.x % 32 / 4;
     if (from >= s.len) return;
     const float tau = c.a.tau[h], scale = fmaxf(fabsf(tau) * LOG2E / sqrtf((float)D), 1e-30f);
     const int own = (s.skip + min(from + ROWS, s.len) + KEYS - 1) / KEYS;
     const int all = own + (s.kept + KEYS - 1) / KEYS;
-    struct reader<D> r = {};
-    r.top[0] = r.top[1] = c.a.sink[h] * LOG2E;
+    struct running_softmax<D> r = {};
+    r.row_max[0] = r.row_max[1] = c.a.sink[h] * LOG2E;
     copy_queries<D>(m, c, s, from);
     for (int j = -1; j < all; j++) {
-        if (j + 1 == own) pdl_wait(); /* what is kept is known */
+        if (j + 1 == own) pdl_wait(); /* for the selection */
         if (j + 1 < all)
             copy_columns<D>(m, (j + 1) & 1, c, s, j + 1 >= own, (j + 1 < own ? j + 1 : j + 1 - own) * KEYS);
         copy_commit();
@@ -217,7 +219,7 @@ static __global__ void __launch_bounds__(read_room<D>::THREADS, 2) read_block(co
         copy_wait<1>();
         fence_proxy_async();
         __syncthreads();
-        if (tau < 0 && j == 0) turn_queries<D>(m);
+        if (tau < 0 && j == 0) negate_queries<D>(m);
         const int first = (j < own ? j : j - own) * KEYS, at = s.skip + from + row; /* of the warp's first query */
         const int limit[2] = {j < own ? at + g - first : s.kept - 1 - first,
                               j < own ? at + g + 8 - first : s.kept - 1 - first};
@@ -230,12 +232,13 @@ static __global__ void __launch_bounds__(read_room<D>::THREADS, 2) read_block(co
 }
 
 template <int D, bool STATES> static void run(struct hl_cuda *cuda, const struct cache_dev *c) {
-    const unsigned tiles = blocks_for(c->a.chunk, read_room<D>::ROWS),
+    const unsigned tiles = blocks_for(c->a.chunk, read_smem<D>::ROWS),
                    grid = (unsigned)(c->rows.blocks * c->a.HV) * tiles;
-    const size_t bytes = sizeof(struct read_room<D>) + TILES_ROOM;
-    /* only after `pick`, which writes nothing else: what comes before it may have written the queries */
-    if (c->a.window > 0) launch_pdl(cuda, read_block<D, STATES>, grid, read_room<D>::THREADS, bytes, *c, (int)tiles);
-    else launch(cuda, read_block<D, STATES>, grid, read_room<D>::THREADS, bytes, *c, (int)tiles);
+    const size_t bytes = sizeof(struct read_smem<D>) + TILES_ROOM;
+    /* PDL only after a selection kernel, which writes nothing else that is read here: another one may have written the
+     * queries */
+    if (c->a.window > 0) launch_pdl(cuda, read_block<D, STATES>, grid, read_smem<D>::THREADS, bytes, *c, (int)tiles);
+    else launch(cuda, read_block<D, STATES>, grid, read_smem<D>::THREADS, bytes, *c, (int)tiles);
 }
 template <bool STATES> static void any(struct hl_cuda *cuda, const struct cache_dev *c) {
     if (c->a.K == 64) run<64, STATES>(cuda, c);

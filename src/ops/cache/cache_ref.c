@@ -1,6 +1,6 @@
 /* cache_ref.c -- the exact memory as in cache.h, in its streaming form: a row is appended to the open
  * block, reads, and a full block is merged into the kept rows. Training runs the same code on a state of
- * its own, so that both forms are one by construction. */
+ * its own, so that both forms are the same by construction. */
 #include "ops/ops.h"
 #include <stdlib.h>
 #include <string.h>
@@ -19,25 +19,25 @@ void HL_OP(cache_score)(struct hl_backend *backend, const struct hl_score *a) {
 }
 
 /* One value head of a sequence: the kept rows in slots [0, kept), the block from slot `window` on. */
-struct memory {
+struct cache_head {
     real *k, *v, *score;
     int64_t *pos; /* of the kept rows */
     int64_t kept, window;
 };
 
-static struct memory memory_at(const struct hl_cache *a, char *state, int64_t pos) {
+static struct cache_head head_at(const struct hl_cache *a, char *state, int64_t pos) {
     struct hl_cache_layout l = hl_cache_layout(a->K, a->V, a->window, a->chunk, sizeof(real));
     int64_t before = pos / a->chunk * a->chunk;
-    return (struct memory){.k = (real *)(state + l.k),
-                           .v = (real *)(state + l.v),
-                           .score = (real *)(state + l.score),
-                           .pos = (int64_t *)(state + l.pos),
-                           .kept = before < a->window ? before : a->window,
-                           .window = a->window};
+    return (struct cache_head){.k = (real *)(state + l.k),
+                               .v = (real *)(state + l.v),
+                               .score = (real *)(state + l.score),
+                               .pos = (int64_t *)(state + l.pos),
+                               .kept = before < a->window ? before : a->window,
+                               .window = a->window};
 }
 
 /* Slot of the j-th visible row: the kept ones, then the block's. */
-static int64_t slot_of(const struct memory *m, int64_t j) { return j < m->kept ? j : m->window + j - m->kept; }
+static int64_t slot_of(const struct cache_head *m, int64_t j) { return j < m->kept ? j : m->window + j - m->kept; }
 
 static real dot(const real *x, const real *y, int64_t n) {
     real s = 0;
@@ -45,8 +45,8 @@ static real dot(const real *x, const real *y, int64_t n) {
     return s;
 }
 
-/* Row `row` of the batch reads the kept rows and the first `open` rows of the block; p: room for all. */
-static void read_row(const struct hl_cache *a, struct memory *m, int64_t h, int64_t row, int64_t open, real *p) {
+/* Row `row` of the batch reads the kept rows and the first `open` rows of the block; p: scratch for all of them. */
+static void read_row(const struct hl_cache *a, struct cache_head *m, int64_t h, int64_t row, int64_t open, real *p) {
     const real *q = (const real *)a->q + (row * a->H + h / (a->HV / a->H)) * a->K;
     real *out = (real *)a->out + (row * a->HV + h) * a->V;
     real lam = hl_sigmoid(a->gate[h]), max = a->sink[h], sum;
@@ -78,7 +78,7 @@ static bool beats(const struct hl_policy *p, real x, int64_t i, real y, int64_t 
 }
 
 /* kept = top_w(kept + block), in order of position; `first` is the position of the block's first row. */
-static void merge_block(const struct hl_cache *a, struct memory *m, int64_t first) {
+static void merge_block(const struct hl_cache *a, struct cache_head *m, int64_t first) {
     int64_t n = m->kept + a->chunk, to = 0;
     int64_t *pos = malloc((size_t)n * sizeof *pos);
     bool *keep = malloc((size_t)n * sizeof *keep);
@@ -104,7 +104,7 @@ static void merge_block(const struct hl_cache *a, struct memory *m, int64_t firs
 }
 
 static void run_head(const struct hl_cache *a, const struct hl_seg *s, char *state, int64_t h, int64_t *sel) {
-    struct memory m = memory_at(a, state, s->pos);
+    struct cache_head m = head_at(a, state, s->pos);
     real *p = malloc((size_t)(a->window + a->chunk) * sizeof *p);
     HL_ASSERT(p);
     for (int64_t t = 0; t < s->len; t++) {

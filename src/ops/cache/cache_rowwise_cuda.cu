@@ -1,33 +1,34 @@
-/* cache_rowwise_cuda.cu -- the exact memory row by row, as the reference does it: for every shape and for
- * h2o, whose selection depends on the reads.
+/* cache_rowwise_cuda.cu -- the exact memory row by row, as the reference does it: for every shape, and for
+ * policies whose scores move with reads.
  *
- * grid (n HV): a thread block is one value head of a segment. The rows lie in the session's state, or in
- * one of the scratch where the segment has none. */
+ * grid (n HV), THREADS threads: a thread block is one value head of a segment. Shared memory: the softmax's
+ * weights of w + C columns, scratch of a block sum, a chooser. Rows lie in the session's state, or in scratch
+ * memory laid out like it where the segment has none. No PDL. */
 #include "ops/cuda_ops.cuh"
 #include "ops/cache/cache_cuda.cuh"
 
-enum { STREAM = 512, WARPS = STREAM / 32 };
+enum { THREADS = 512, WARPS = THREADS / 32 };
 
 /* Slot of the j-th visible row. */
 static __device__ __forceinline__ int64_t slot_of(int64_t j, int64_t kept, int64_t w) {
     return j < kept ? j : w + j - kept;
 }
 
-/* p[j] = softmax over n rows and the sink; the log of the denominator comes back. room: 33 floats */
-static __device__ float softmax(float *p, int64_t n, float sink, float *room) {
-    float top = sink, sum = 0;
-    for (int64_t j = 0; j < n; j++) top = fmaxf(top, p[j]);
+/* p[j] = softmax over n rows and the sink; returns the log of the denominator. scratch: 33 floats */
+static __device__ float softmax(float *p, int64_t n, float sink, float *scratch) {
+    float row_max = sink, sum = 0;
+    for (int64_t j = 0; j < n; j++) row_max = fmaxf(row_max, p[j]);
     __syncthreads();
-    for (int64_t j = threadIdx.x; j < n; j += STREAM) sum += p[j] = expf(p[j] - top);
-    sum = block_sum(sum, room) + expf(sink - top);
-    for (int64_t j = threadIdx.x; j < n; j += STREAM) p[j] /= sum;
+    for (int64_t j = threadIdx.x; j < n; j += THREADS) sum += p[j] = expf(p[j] - row_max);
+    sum = block_sum(sum, scratch) + expf(sink - row_max);
+    for (int64_t j = threadIdx.x; j < n; j += THREADS) p[j] /= sum;
     __syncthreads();
-    return top + logf(sum);
+    return row_max + logf(sum);
 }
 
 /* The row `row` of the batch reads n rows. */
 static __device__ void read_row(const struct cache_dev &c, const struct memory &m, int64_t h, int64_t row, int64_t kept,
-                                int64_t n, float *p, float *room) {
+                                int64_t n, float *p, float *scratch) {
     const int64_t K = c.a.K, V = c.a.V, w = c.a.window, at = row * c.a.HV + h;
     const act *q = (const act *)c.a.q + (row * c.a.H + h / c.group) * K;
     const float scale = c.a.tau[h] / sqrtf((float)K), lambda = 1.0f / (1.0f + expf(-c.a.gate[h]));
@@ -40,9 +41,9 @@ static __device__ void read_row(const struct cache_dev &c, const struct memory &
         if (lane == 0) p[j] = scale * dot;
     }
     __syncthreads();
-    const float lse = softmax(p, n, c.a.sink[h], room);
+    const float lse = softmax(p, n, c.a.sink[h], scratch);
     if (c.a.lse && threadIdx.x == 0) c.a.lse[at] = lse;
-    for (int64_t i = threadIdx.x; i < V; i += STREAM) {
+    for (int64_t i = threadIdx.x; i < V; i += THREADS) {
         act *out = (act *)c.a.out + at * V + i;
         float sum = 0;
         for (int64_t j = 0; j < n; j++) sum += p[j] * f32(m.v[slot_of(j, kept, w) * V + i]);
@@ -50,7 +51,7 @@ static __device__ void read_row(const struct cache_dev &c, const struct memory &
         if (c.a.read) put((act *)c.a.read + at * V + i, sum);
     }
     if (c.a.policy.moves_with_reads)
-        for (int64_t j = threadIdx.x; j < n; j += STREAM) m.score[slot_of(j, kept, w)] += p[j];
+        for (int64_t j = threadIdx.x; j < n; j += THREADS) m.score[slot_of(j, kept, w)] += p[j];
     __syncthreads();
 }
 
@@ -59,38 +60,38 @@ static __device__ int64_t merge_block(const struct cache_dev &c, const struct me
                                       int64_t first, const struct chooser &s) {
     const int64_t w = c.a.window, n = kept + c.a.chunk;
     const struct hl_seg none = {};
-    for (int64_t j = threadIdx.x; j < n; j += STREAM) {
+    for (int64_t j = threadIdx.x; j < n; j += THREADS) {
         const int64_t slot = slot_of(j, kept, w);
         s.id[j] = (int32_t)(-1 - slot);
         s.key[j] = rank_of(c.a.policy, j, m.score + slot);
     }
     const int now = choose(s, (int)kept, (int)n, (int)w);
-    keep_rows(c, m, h, s.id, now, none, first, threadIdx.x, STREAM);
+    keep_rows(c, m, h, s.id, now, none, first, threadIdx.x, THREADS);
     __syncthreads();
     return now;
 }
 
-static __global__ void stream(const struct cache_dev c, char *scratch) {
+static __global__ void rowwise(const struct cache_dev c, char *scratch) {
     const int64_t n = blockIdx.x / c.a.HV, h = blockIdx.x % c.a.HV, w = c.a.window, C = c.a.chunk;
     const struct hl_seg seg = c.rows.seg[n];
     const struct memory m = seg.state ? memory_of(c, seg, h) : memory_at(c, scratch + n * c.a.HV * c.at.bytes, h);
-    float *p = (float *)shared_memory(), *room = p + w + C;
+    float *p = (float *)shared_memory(), *sums = p + w + C;
     const struct chooser s = chooser_at(c, (char *)(p + (w + C + 40) / 4 * 4));
     int64_t kept = kept_at(c, seg.pos);
     for (int64_t t = 0; t < seg.len; t++) {
         const int64_t row = seg.row + t, pos = seg.pos + t, open = pos % C;
         const int64_t block = c.rows.block_first[n] + pos / C - seg.pos / C;
-        for (int64_t j = threadIdx.x; c.a.sel && open == 0 && j < w; j += STREAM)
+        for (int64_t j = threadIdx.x; c.a.sel && open == 0 && j < w; j += THREADS)
             c.a.sel[(block * c.a.HV + h) * w + j] = j < kept ? seg.row + m.pos[j] : -1;
-        for (int64_t x = threadIdx.x; x <= c.a.K + c.a.V; x += STREAM)
+        for (int64_t x = threadIdx.x; x <= c.a.K + c.a.V; x += THREADS)
             put_column(c, m, w + open, x, column(c, m, h, row, x));
         __syncthreads();
-        read_row(c, m, h, row, kept, kept + open + 1, p, room);
+        read_row(c, m, h, row, kept, kept + open + 1, p, sums);
         if (open + 1 == C) kept = merge_block(c, m, h, kept, pos + 1 - C, s);
     }
 }
 
-void HL_OP(cache_stream)(struct hl_cuda *cuda, const struct cache_dev *c, char *scratch) {
+void HL_OP(cache_rowwise)(struct hl_cuda *cuda, const struct cache_dev *c, char *scratch) {
     const size_t shared = (size_t)((c->a.window + c->a.chunk + 40) / 4 * 16 + chooser_bytes(&c->a));
-    launch(cuda, stream, (unsigned)(c->a.rows->n * c->a.HV), STREAM, shared, *c, scratch);
+    launch(cuda, rowwise, (unsigned)(c->a.rows->n * c->a.HV), THREADS, shared, *c, scratch);
 }

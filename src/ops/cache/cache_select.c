@@ -1,4 +1,4 @@
-/* cache_select.c -- which rows a block sees: the kept ones, chosen block by block, and where they lie. */
+/* cache_select.c -- which rows a block sees: the kept ones, selected block by block, and where they lie. */
 #include "ops/cache/cache_cpu.h"
 #include <stdlib.h>
 #include <string.h>
@@ -19,7 +19,7 @@ struct hl_cache_head hl_cache_head(const struct hl_cache *a, const struct hl_seg
     return d;
 }
 
-void hl_cache_start(struct hl_cache_pick *p, const struct hl_cache_head *d) {
+void hl_cache_select_start(struct hl_cache_selection *p, const struct hl_cache_head *d) {
     p->n = d->kept;
     for (int64_t i = 0; i < d->kept; i++) {
         p->id[i] = -1 - i;
@@ -27,7 +27,7 @@ void hl_cache_start(struct hl_cache_pick *p, const struct hl_cache_head *d) {
     }
 }
 
-int64_t hl_cache_columns(struct hl_cache_pick *p, const struct hl_cache_head *d, int64_t b) {
+int64_t hl_cache_select_block(struct hl_cache_selection *p, const struct hl_cache_head *d, int64_t b) {
     const struct hl_cache *a = d->a;
     int64_t first = b * a->chunk - d->open, m = d->len - first < a->chunk ? d->len - first : a->chunk;
     const bool scored = a->policy.score != HL_SCORE_NONE;
@@ -39,7 +39,7 @@ int64_t hl_cache_columns(struct hl_cache_pick *p, const struct hl_cache_head *d,
     return m;
 }
 
-/* Numbers in the order of the scores. NaN counts as -inf; the sum makes -0 equal to 0. */
+/* Integers in the order of the scores. NaN counts as -inf; adding 0 makes -0 equal to 0. */
 static uint64_t rank_of(real x) {
     const uint64_t sign = (uint64_t)1 << (8 * sizeof(real) - 1);
     uint64_t u = 0;
@@ -54,9 +54,9 @@ static uint64_t rank_of(real x) {
     return u & sign ? ~u & (2 * sign - 1) : u | sign;
 }
 
-/* The w-th largest of n >= w >= 1 keys, byte by byte from the top; how many of the keys equal to it are
- * among the w largest comes back in *equal. */
-static uint64_t nth_key(const uint64_t *key, int64_t n, int64_t w, int64_t *equal) {
+/* Radix select: the w-th largest of n >= w >= 1 keys, byte by byte from the top. *equal: how many of the keys
+ * equal to it are among the w largest. */
+static uint64_t radix_select(const uint64_t *key, int64_t n, int64_t w, int64_t *equal) {
     uint64_t prefix = 0, mask = 0;
     for (int shift = 8 * (int)sizeof(real) - 8; shift >= 0; shift -= 8) {
         int32_t count[256] = {0};
@@ -71,9 +71,9 @@ static uint64_t nth_key(const uint64_t *key, int64_t n, int64_t w, int64_t *equa
     return prefix;
 }
 
-/* Drops from the m rows of the block those that no full set of kept rows lets in: at most the least kept
- * score, where the older row wins. Returns how many columns are left; late in a sequence, few more than w. */
-static int64_t drop_losers(struct hl_cache_pick *p, int64_t m) {
+/* With w rows kept, a new row with at most the least kept score cannot enter: ties go to the older row. Drops
+ * such rows of the block's m and returns how many columns are left: late in a sequence few more than w. */
+static int64_t drop_losers(struct hl_cache_selection *p, int64_t m) {
     uint64_t least = UINT64_MAX;
     int64_t to = p->n;
     for (int64_t i = 0; i < p->n; i++) least = p->key[i] < least ? p->key[i] : least;
@@ -86,7 +86,7 @@ static int64_t drop_losers(struct hl_cache_pick *p, int64_t m) {
     return to;
 }
 
-void hl_cache_merge(struct hl_cache_pick *p, const struct hl_cache_head *d, int64_t m) {
+void hl_cache_select_merge(struct hl_cache_selection *p, const struct hl_cache_head *d, int64_t m) {
     const int64_t w = d->a->window;
     int64_t n = p->n + m, to = 0, equal;
     uint64_t nth;
@@ -103,8 +103,8 @@ void hl_cache_merge(struct hl_cache_pick *p, const struct hl_cache_head *d, int6
     }
     for (int64_t i = 0; i < n; i++) p->key[i] = rank_of(p->score[i]);
     if (p->n == w) n = drop_losers(p, m);
-    nth = nth_key(p->key, n, w, &equal);
-    for (int64_t i = 0; i < n; i++) { /* among equals the first, which are the older ones */
+    nth = radix_select(p->key, n, w, &equal);
+    for (int64_t i = 0; i < n; i++) { /* ties: the first, which are the older ones */
         if (p->key[i] < nth || (p->key[i] == nth && equal-- <= 0)) continue;
         p->id[to] = p->id[i];
         p->score[to++] = p->score[i];
@@ -121,29 +121,29 @@ static const real *row_v(const struct hl_cache_head *d, int64_t id) {
     return id < 0 ? d->v + (-1 - id) * a->V : (const real *)a->v + ((d->row + id) * a->HV + d->h) * a->V;
 }
 
-/* Do the n rows follow each other? Ids stand in order of position: in the batch they grow, slots go down. */
-static bool evenly(const int64_t *id, int64_t n) {
+/* Are the n rows contiguous? Ids are in order of position: rows of the batch ascend, slots descend. */
+static bool contiguous(const int64_t *id, int64_t n) {
     return n > 0 && (id[0] < 0) == (id[n - 1] < 0) && llabs(id[n - 1] - id[0]) == n - 1;
 }
 
-const real *hl_cache_keys(const struct hl_cache_head *d, const int64_t *id, int64_t n, real *room, int64_t *ld) {
-    if (evenly(id, n)) {
+const real *hl_cache_keys(const struct hl_cache_head *d, const int64_t *id, int64_t n, real *buffer, int64_t *ld) {
+    if (contiguous(id, n)) {
         *ld = id[0] < 0 ? d->a->K : d->a->H * d->a->K;
         return row_k(d, id[0]);
     }
     *ld = hl_cache_ld(d->a->K);
-    for (int64_t i = 0; i < n; i++) memcpy(room + i * *ld, row_k(d, id[i]), (size_t)d->a->K * sizeof(real));
-    return room;
+    for (int64_t i = 0; i < n; i++) memcpy(buffer + i * *ld, row_k(d, id[i]), (size_t)d->a->K * sizeof(real));
+    return buffer;
 }
 
-const real *hl_cache_values(const struct hl_cache_head *d, const int64_t *id, int64_t n, real *room, int64_t *ld) {
-    if (evenly(id, n)) {
+const real *hl_cache_values(const struct hl_cache_head *d, const int64_t *id, int64_t n, real *buffer, int64_t *ld) {
+    if (contiguous(id, n)) {
         *ld = id[0] < 0 ? d->a->V : d->a->HV * d->a->V;
         return row_v(d, id[0]);
     }
-    hl_cache_gather_values(d, id, n, room);
+    hl_cache_gather_values(d, id, n, buffer);
     *ld = hl_cache_ld(d->a->V);
-    return room;
+    return buffer;
 }
 
 void hl_cache_gather_values(const struct hl_cache_head *d, const int64_t *id, int64_t n, real *to) {
@@ -151,9 +151,10 @@ void hl_cache_gather_values(const struct hl_cache_head *d, const int64_t *id, in
     for (int64_t i = 0; i < n; i++) memcpy(to + i * ld, row_v(d, id[i]), (size_t)V * sizeof(real));
 }
 
-/* Columns [from, from + n) of the pick go to the slots from `slot` on. Going up, no slot is overwritten
- * before it was read: kept rows only move down, and the open block only receives new rows. */
-static void store(const struct hl_cache_pick *p, const struct hl_cache_head *d, int64_t from, int64_t slot, int64_t n) {
+/* Columns [from, from + n) go to the slots from `slot` on. In ascending order no slot is overwritten before it
+ * is read: kept rows only move to lower slots, and the open block only receives new rows. */
+static void store(const struct hl_cache_selection *p, const struct hl_cache_head *d, int64_t from, int64_t slot,
+                  int64_t n) {
     const int64_t K = d->a->K, V = d->a->V;
     for (int64_t i = 0; i < n; i++, slot++) {
         int64_t id = p->id[from + i];
@@ -164,7 +165,7 @@ static void store(const struct hl_cache_pick *p, const struct hl_cache_head *d, 
     }
 }
 
-void hl_cache_store(const struct hl_cache_pick *p, const struct hl_cache_head *d, int64_t m) {
+void hl_cache_select_store(const struct hl_cache_selection *p, const struct hl_cache_head *d, int64_t m) {
     const int64_t w = d->a->window;
     for (int64_t i = 0; i < p->n; i++) {
         int64_t slot = -1 - p->id[i];

@@ -1,4 +1,5 @@
-/* cache_step_cpu.c -- one new token of a session: k and v stream past once, row by row as they lie. */
+/* cache_step_cpu.c -- one new token of a session: append, read, merge a full block. k and v are read once, row
+ * by row in memory order. */
 #include "ops/cache/cache_cpu.h"
 #include "ops/simd.h"
 
@@ -6,7 +7,7 @@ enum { ROWS = 32 };
 
 typedef real v4 __attribute__((vector_size(4 * sizeof(real))));
 
-/* The lanes in four sums. */
+/* The lanes, reduced to four. */
 static inline v4 fold(vr x) {
     v4 t[VL / 4];
     memcpy(t, &x, sizeof x);
@@ -33,8 +34,8 @@ static inline vr row_dot(const real *q, const real *k, int64_t K) {
     return (s[0] + s[1]) + (s[2] + s[3]);
 }
 
-/* p[j] = scale q.k_j for n rows, one after the other: memory gives twice as much in a line as it does
- * to several rows at once. */
+/* p[j] = scale q.k_j for n rows, one after the other: one sequential stream has twice the bandwidth of
+ * several. */
 static void dots(const real *q, const real *k, int64_t n, int64_t K, real scale, real *p) {
     int64_t j = 0;
     for (; j + 4 <= n; j += 4, k += 4 * K) {
@@ -46,7 +47,7 @@ static void dots(const real *q, const real *k, int64_t n, int64_t K, real scale,
     for (; j < n; j++, k += K) p[j] = scale * v_sum(row_dot(q, k, K));
 }
 
-/* p = exp(p - max) in place, the sink's share in the sum that comes back; p has room for whole vectors. */
+/* p = exp(p - max) in place, returns the sum, the sink included. p is padded to whole vectors. */
 static real softmax(real *p, int64_t n, real sink) {
     vr m = v_set(sink), sum = {0};
     real max;
@@ -76,8 +77,8 @@ static void sum_narrow(const real *p, const real *v, int64_t n, int64_t V, real 
     v_store_n(acc, s, width);
 }
 
-/* acc += sum_j p_j v_j, if possible with whole rows in registers, so that v too is read in a line;
- * otherwise some rows at a time, which are near when their next columns are read. */
+/* acc += sum_j p_j v_j, with whole rows in registers where they fit, so that v is one sequential stream;
+ * otherwise ROWS rows at a time, which are still in the cache when their next columns are read. */
 static void weighted_sum(const real *p, const real *v, int64_t n, int64_t V, real *acc) {
     for (int64_t j = 0; j < n; j += ROWS) {
         int64_t m = n - j < ROWS ? n - j : ROWS, i = 0;
@@ -114,13 +115,13 @@ void HL_OP(cache_step)(const struct hl_cache_head *d, struct hl_cache_work *w) {
         for (int64_t j = 0; j < d->kept; j++) d->score[j] += p[j] / sum;
         for (int64_t j = 0; j < n; j++) d->score[a->window + j] += p[d->kept + j] / sum;
     }
-    if (n == a->chunk) { /* the block is full and lies in the state as a whole */
+    if (n == a->chunk) { /* all rows of the full block are in the state */
         struct hl_cache_head full = *d;
         full.pos = d->pos + 1;
         full.open = n;
         full.len = 0;
-        hl_cache_start(&w->pick, &full);
-        hl_cache_merge(&w->pick, &full, hl_cache_columns(&w->pick, &full, 0));
-        hl_cache_store(&w->pick, &full, 0);
+        hl_cache_select_start(&w->chosen, &full);
+        hl_cache_select_merge(&w->chosen, &full, hl_cache_select_block(&w->chosen, &full, 0));
+        hl_cache_select_store(&w->chosen, &full, 0);
     }
 }
