@@ -72,7 +72,7 @@ static __device__ __forceinline__ void locate_head(const struct cache_dev &c, st
     p.rows = p.offload = p.stages = 0;
     if (!p.cached) return;
     const struct filled f = filled_at(c, seg.pos);
-    const struct memory m = memory_of(c, seg, h);
+    const struct cache_slots m = cache_slots_of(c, seg, h);
     p.k = m.k, p.v = m.v;
     p.scale = c.a.tau[h] / sqrtf((float)D), p.sink = c.a.sink[h], p.gate = c.a.gate[h];
     p.kept = f.kept, p.rows = f.kept + f.fresh - f.w;
@@ -251,7 +251,7 @@ template <int D> struct head_epilogue {
         }
         score = warp_sum(score);
         if (!p.cached || lane > 0) return;
-        const struct memory m = memory_of(c, c.rows.seg[p.session], p.h);
+        const struct cache_slots m = cache_slots_of(c, c.rows.seg[p.session], p.h);
         m.score[p.rows - p.kept + c.a.window] = by_score(c) ? sqrtf(score) : 0.0f;
     }
 };

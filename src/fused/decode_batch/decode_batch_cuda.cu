@@ -124,7 +124,7 @@ static struct gdn_step delta_rule_of(const struct hl_decode *p, const struct dec
     struct gdn_step a = {b->q, b->k, b->v};
     a.seg = b->sorted, a.S_off = at + p->S, a.T = p->rows->T;
     a.H = (int)p->H, a.HV = (int)p->HV, a.V = (int)p->V;
-    a.raw = true, a.ld = b->ld, a.top = p->neg_eigval ? 2.0f : 1.0f;
+    a.raw = true, a.ld = b->ld, a.beta_scale = p->neg_eigval ? 2.0f : 1.0f;
     if (p->decay) a.a = b->in + ab, a.A_log = y->A_log, a.dt_bias = y->dt_bias;
     if (p->beta) a.b = b->in + ab + (p->decay ? p->HV : 0);
     a.score = p->policy.score;

@@ -70,12 +70,12 @@ template <int D> struct states_team {
         const act(*staged)[D] = m.staged[n / TILES];
         x.q.fetch(staged[RULE_Q] + first), x.k.fetch(staged[RULE_K] + first), x.v.fetch(staged[NEW_V] + column);
     }
-    __device__ __forceinline__ float *near_out(int n) const { return m.out[n / TILES]; }
+    __device__ __forceinline__ float *staged_out(int n) const { return m.out[n / TILES]; }
     __device__ __forceinline__ void sync() const { named_barrier_sync(STATE_BARRIER, smem::STATES); }
     __device__ __forceinline__ void done(int n) const {
         if (n % TILES + 1 == TILES && threadIdx.x < 32) mbarrier_arrive_warp(mbarrier_at(heads, n / TILES));
     }
-    __device__ __forceinline__ void bring_more(int n, int slot) const {
+    __device__ __forceinline__ void load_next(int n, int slot) const {
         const struct head_place &p = m.place[own - 1];
         if (n == 0 && threadIdx.x == 0) prefetch.issue();
         if (n < SLOTS && p.offload < p.rows)
@@ -96,7 +96,7 @@ static __device__ __forceinline__ void step_states(const struct batch_prologue &
     struct conv_head<D> x;
     int row = 0;
     if (unit < units) load_old_unit<D>(x, &row, p, schedule, unit);
-    find_places<D, TILE_COLS>(a, m.state, team, (int)threadIdx.x - (smem::STATES - KNOWN / 2), 0, KNOWN / 2, tiles);
+    locate_tiles<D, TILE_COLS>(a, m.state, team, (int)threadIdx.x - (smem::STATES - KNOWN / 2), 0, KNOWN / 2, tiles);
     team.sync();
     pdl_wait();
     if (unit < units) x.load_new(p, row), x.fold_old();
@@ -111,8 +111,8 @@ static __device__ __forceinline__ void step_states(const struct batch_prologue &
     named_barrier_arrive(ALL_BARRIER, smem::STATES + smem::READERS); /* q, k and v are staged */
     team.sync();
     mbarrier_wait(mbarrier_at(done, own + 1), 0); /* the readers have located the heads */
-    for (int i = 1; i < SLOTS; i++) bring<D, TILE_COLS>(a, m.state, team, i, tiles, at);
-    walk_tiles<D, TILE_COLS>(a, m.state, team, tiles);
+    for (int i = 1; i < SLOTS; i++) load_tile<D, TILE_COLS>(a, m.state, team, i, tiles, at);
+    step_tiles<D, TILE_COLS>(a, m.state, team, tiles);
     const struct head_place &last = m.place[own - 1];
     if (last.offload < last.rows)
         read_offloaded<D>(m, last, tiles % SLOTS, m.staged[own - 1][CACHE_Q], mbarrier_at(done, own));
@@ -169,8 +169,8 @@ static void launch_mixer(struct hl_cuda *cuda, const struct batch_prologue *p, c
                          const struct cache_dev *c, const struct mixer_epilogue *e, bool first) {
     typedef struct mixer_smem<D> smem;
     const int heads = (int)(c->a.rows->n * c->a.HV), grid = mixer_blocks(cuda, D, heads);
-    const size_t chooser = offsetof(smem, state) + (size_t)chooser_bytes(&c->a),
-                 shared = chooser > sizeof(smem) ? chooser : sizeof(smem);
+    const size_t selector = offsetof(smem, state) + (size_t)chooser_bytes(&c->a),
+                 shared = selector > sizeof(smem) ? selector : sizeof(smem);
     launch_pdl(cuda, mixer_kernel<D>, (unsigned)grid, smem::STATES + smem::READERS, shared + NAMED_BARRIER_BYTES, *p,
                *a, *c, *e, heads, first);
 }

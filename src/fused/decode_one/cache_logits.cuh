@@ -11,11 +11,11 @@ template <class D> static __device__ __forceinline__ struct task task_at(const D
     return p;
 }
 template <class D>
-static __device__ __forceinline__ struct memory cache_of(const D &a, const struct block &b, int l,
-                                                         const struct task &p) {
+static __device__ __forceinline__ struct cache_slots cache_of(const D &a, const struct block &b, int l,
+                                                              const struct task &p) {
     char *s = state_of(a, b, l, p.m) + a.cache_at + p.h * a.at.bytes;
-    struct memory m = {(bf16 *)(s + a.at.k), (bf16 *)(s + a.at.v), (float *)(s + a.at.score),
-                       (int64_t *)(s + a.at.pos)};
+    struct cache_slots m = {(bf16 *)(s + a.at.k), (bf16 *)(s + a.at.v), (float *)(s + a.at.score),
+                            (int64_t *)(s + a.at.pos)};
     return m;
 }
 /* Slots [0, kept) and [window, new_slot) are filled; the new token goes to new_slot. */

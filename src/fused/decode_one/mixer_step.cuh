@@ -358,14 +358,14 @@ template <class D> static __device__ __forceinline__ void merge_full(const D &a,
     struct cache_dev c = {};
     c.a.H = a.H, c.a.HV = a.HV, c.a.K = a.K, c.a.V = a.V, c.a.window = a.window, c.a.chunk = a.chunk;
     c.a.policy = a.policy, c.at = a.at, c.group = a.group;
-    const struct chooser s = chooser_at(c, b.shared + a.s.ring);
+    const struct selector s = selector_at(c, b.shared + a.s.ring);
     for (int t = blockIdx.x; t < a.L * a.M * a.HV; t += gridDim.x) {
         const int l = t / (a.M * a.HV);
         const struct task p = task_at(a, t % (a.M * a.HV), 1);
         const struct hl_seg seg = seg_of(a, b, p.m);
         const struct filled f = filled_of(a, b, p.m);
         if (f.new_slot < a.slots - 1) continue;
-        const struct memory m = cache_of(a, b, l, p);
+        const struct cache_slots m = cache_of(a, b, l, p);
         const int n = f.kept + a.chunk;
         __syncthreads();
         for (int j = threadIdx.x; j < n; j += blockDim.x) {
@@ -373,7 +373,7 @@ template <class D> static __device__ __forceinline__ void merge_full(const D &a,
             s.id[j] = -1 - slot;
             s.key[j] = rank_of(a.policy, j, m.score + slot);
         }
-        const int kept = choose(s, f.kept, n, a.window);
+        const int kept = select_top(s, f.kept, n, a.window);
         keep_rows(c, m, p.h, s.id, kept, seg, seg.pos + 1 - a.chunk, threadIdx.x, blockDim.x);
     }
 }

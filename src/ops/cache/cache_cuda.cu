@@ -4,10 +4,10 @@
  *   select_each_block    no sessions and fewer than LONG blocks: every block ranks all rows before it, all blocks at
  *                        once. grid (blocks HV), THREADS threads; shared: the rows' keys, radix select's counts.
  *   select_walk          otherwise: a thread block goes over the blocks of one value head in order, merging each into
- *                        the kept rows. grid (n HV, groups), up to 1024 threads; shared: a chooser of w + C columns.
+ *                        the kept rows. grid (n HV, groups), up to 1024 threads; shared: a selector of w + C columns.
  *   select_merge_groups  after select_walk, if few long sequences were cut into groups of blocks, each walked by a
  *                        thread block of its own: merges what the groups kept. grid (n HV, most blocks + 1); shared: a
- *                        chooser of (groups + 1) w columns.
+ *                        selector of (groups + 1) w columns.
  * Each waits for the kernel before it (PDL) and lets the next one start at once: the readers load the block's own
  * rows before they wait for the selection. Single tokens of sessions (cache_step_cuda.cu) and policies that move
  * with reads (cache_rowwise_cuda.cu) select in their own kernels. */
@@ -47,7 +47,7 @@ extern "C" void HL_OP(cache_score)(struct hl_backend *backend, const struct hl_s
 
 /* ---- selection ---- */
 
-static __device__ __forceinline__ void write_kept(const struct cache_dev &c, const struct chooser &s, int64_t at,
+static __device__ __forceinline__ void write_kept(const struct cache_dev &c, const struct selector &s, int64_t at,
                                                   int kept) {
     for (int64_t i = threadIdx.x; i < c.a.window; i += blockDim.x) {
         const int32_t id = i < kept ? s.id[i] : NO_ROW;
@@ -63,15 +63,15 @@ static __global__ void select_walk(const struct cache_dev c, int span) {
     pdl_wait(), pdl_trigger(); /* readers begin with the rows that are not selected here */
     const int64_t n = blockIdx.x / c.a.HV, h = blockIdx.x % c.a.HV, score = c.a.K + c.a.V;
     const struct hl_seg seg = c.rows.seg[n];
-    const struct chooser s = chooser_at(c, shared_memory());
+    const struct selector s = selector_at(c, shared_memory());
     const int w = (int)c.a.window, C = (int)c.a.chunk, group = blockIdx.y, groups = gridDim.y,
               last = c.rows.block_first[n + 1], open = (int)(seg.pos % C);
-    struct memory m = {};
+    struct cache_slots m = {};
     int kept = 0, b = c.rows.block_first[n] + group * span;
     const int end = groups > 1 ? min(b + span, last) : last;
     float ahead = 0;
     bool early = false;
-    if (seg.state) m = memory_of(c, seg, h);
+    if (seg.state) m = cache_slots_of(c, seg, h);
     if (seg.state && group == 0) {
         kept = (int)kept_at(c, seg.pos);
         for (int i = threadIdx.x; i < kept; i += blockDim.x) s.id[i] = -1 - i, s.key[i] = rank_of(m.score[i]);
@@ -92,7 +92,7 @@ static __global__ void select_walk(const struct cache_dev c, int span) {
             __syncthreads();
             for (int x = threadIdx.x; x < kept + C; x += blockDim.x) s.key[x] = rank_of_position(x, c.a.policy.sinks);
         }
-        kept = choose(s, kept, kept + C, w);
+        kept = select_top(s, kept, kept + C, w);
     }
     for (int i = threadIdx.x; i < w; i += blockDim.x) {
         if (groups > 1) c.group_kept[((n * c.a.HV + h) * groups + group) * w + i] = i < kept ? s.id[i] : (int)NO_ROW;
@@ -106,14 +106,14 @@ static __global__ void select_merge_groups(const struct cache_dev c, int span, i
     pdl_wait(), pdl_trigger();
     const int64_t n = blockIdx.x / c.a.HV, h = blockIdx.x % c.a.HV;
     const struct hl_seg seg = c.rows.seg[n];
-    const struct chooser s = chooser_at(c, shared_memory(), (groups + 1) * c.a.window);
+    const struct selector s = selector_at(c, shared_memory(), (groups + 1) * c.a.window);
     const int w = (int)c.a.window, i = blockIdx.y, b = c.rows.block_first[n] + i, end = c.rows.block_first[n + 1];
     const int before = b < end ? i / span : groups; /* groups */
     const int32_t *found = c.group_kept + (n * c.a.HV + h) * groups * w, *own = c.id + (b * c.a.HV + h) * w;
-    struct memory m = {};
+    struct cache_slots m = {};
     int all = 0;
     if (b > end || before == 0 || (b == end && !seg.state)) return;
-    if (seg.state) m = memory_of(c, seg, h);
+    if (seg.state) m = cache_slots_of(c, seg, h);
     for (int j0 = 0; j0 < before * w + (b < end ? w : 0); j0 += blockDim.x) {
         const int j = j0 + threadIdx.x;
         const int32_t id = j < before * w                    ? found[j]
@@ -123,7 +123,7 @@ static __global__ void select_merge_groups(const struct cache_dev c, int span, i
         const int at = compact_index(id != (int32_t)NO_ROW, &all, s.warp);
         if (id != (int32_t)NO_ROW) s.id[at] = id, s.key[at] = rank_of(c.a.policy, at, &score);
     }
-    const int kept = choose(s, min(all, w), all, w);
+    const int kept = select_top(s, min(all, w), all, w);
     if (b < end) write_kept(c, s, b * c.a.HV + h, kept);
     else
         for (int j = threadIdx.x; j < kept; j += blockDim.x) c.kept_after[(n * c.a.HV + h) * w + j] = s.id[j];
@@ -202,7 +202,7 @@ static __global__ void store(const struct cache_dev c) {
     const int64_t x = (int64_t)blockIdx.y * COLUMNS + threadIdx.x, end = c.a.K + c.a.V + 2;
     const struct hl_seg seg = c.rows.seg[n];
     if (!seg.state || x >= end) return;
-    const struct memory m = memory_of(c, seg, h);
+    const struct cache_slots m = cache_slots_of(c, seg, h);
     const struct hl_dev_span p = c.rows.block[c.rows.block_first[n + 1] - 1];
     const int64_t open = (seg.pos + seg.len) % C;
     /* unless a block was completed, the kept rows are the same */

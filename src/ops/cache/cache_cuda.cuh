@@ -44,19 +44,20 @@ static inline bool cache_tiled(const struct hl_cache *a) { return HL_ACT_DTYPE =
 
 /* ---- a session's state ---- */
 
-struct memory {
+struct cache_slots {
     act *k, *v;
     float *score;
     int64_t *pos;
 };
-static __device__ __forceinline__ struct memory memory_at(const struct cache_dev &c, char *state, int64_t h) {
+static __device__ __forceinline__ struct cache_slots cache_slots_at(const struct cache_dev &c, char *state, int64_t h) {
     char *p = state + h * c.at.bytes;
-    struct memory m = {(act *)(p + c.at.k), (act *)(p + c.at.v), (float *)(p + c.at.score), (int64_t *)(p + c.at.pos)};
+    struct cache_slots m = {(act *)(p + c.at.k), (act *)(p + c.at.v), (float *)(p + c.at.score),
+                            (int64_t *)(p + c.at.pos)};
     return m;
 }
-static __device__ __forceinline__ struct memory memory_of(const struct cache_dev &c, const struct hl_seg &s,
-                                                          int64_t h) {
-    return memory_at(c, s.state + c.a.state_off, h);
+static __device__ __forceinline__ struct cache_slots cache_slots_of(const struct cache_dev &c, const struct hl_seg &s,
+                                                                    int64_t h) {
+    return cache_slots_at(c, s.state + c.a.state_off, h);
 }
 /* rows kept when the block that `pos` stands in began */
 static __device__ __forceinline__ int64_t kept_at(const struct cache_dev &c, int64_t pos) {
@@ -65,14 +66,14 @@ static __device__ __forceinline__ int64_t kept_at(const struct cache_dev &c, int
 static __device__ __forceinline__ bool by_score(const struct cache_dev &c) { return c.a.policy.score != HL_SCORE_NONE; }
 
 /* Column x of the row `id`: k, then v, then the score. */
-static __device__ __forceinline__ float column(const struct cache_dev &c, const struct memory &m, int64_t h, int64_t id,
-                                               int64_t x) {
+static __device__ __forceinline__ float column(const struct cache_dev &c, const struct cache_slots &m, int64_t h,
+                                               int64_t id, int64_t x) {
     const int64_t K = c.a.K, V = c.a.V, slot = -1 - id;
     if (x < K) return f32(id < 0 ? m.k[slot * K + x] : ((const act *)c.a.k)[(id * c.a.H + h / c.group) * K + x]);
     if (x < K + V) return f32(id < 0 ? m.v[slot * V + x - K] : ((const act *)c.a.v)[(id * c.a.HV + h) * V + x - K]);
     return id < 0 ? m.score[slot] : by_score(c) ? c.a.score[id * c.a.HV + h] : 0.0f;
 }
-static __device__ __forceinline__ void put_column(const struct cache_dev &c, const struct memory &m, int64_t slot,
+static __device__ __forceinline__ void put_column(const struct cache_dev &c, const struct cache_slots &m, int64_t slot,
                                                   int64_t x, float value) {
     const int64_t K = c.a.K, V = c.a.V;
     if (x < K) put(m.k + slot * K + x, value);
@@ -101,7 +102,7 @@ static __device__ __forceinline__ void keep_column(T *state, int64_t stride, con
             if (i + j < n) state[(i + j) * stride] = value[j];
     }
 }
-static __device__ __forceinline__ void keep_positions(const struct cache_dev &c, const struct memory &m,
+static __device__ __forceinline__ void keep_positions(const struct cache_dev &c, const struct cache_slots &m,
                                                       const int32_t *id, int n, const struct hl_seg &seg,
                                                       int64_t first) {
     enum { BATCH = 8 };
@@ -120,7 +121,7 @@ static __device__ __forceinline__ void keep_positions(const struct cache_dev &c,
 }
 /* Rows id[0, n) become the kept ones; this thread does the columns x, x + step, ... of k, v, score and
  * positions. `first`: position of the block that lies in the open slots. */
-static __device__ __forceinline__ void keep_rows(const struct cache_dev &c, const struct memory &m, int64_t h,
+static __device__ __forceinline__ void keep_rows(const struct cache_dev &c, const struct cache_slots &m, int64_t h,
                                                  const int32_t *id, int n, const struct hl_seg &seg, int64_t first,
                                                  int64_t x, int64_t step) {
     const int64_t K = c.a.K, V = c.a.V, hk = h / c.group;
@@ -152,7 +153,7 @@ static __device__ __forceinline__ uint32_t rank_of(const struct hl_policy &p, in
     return p.by_position ? rank_of_position(j, p.sinks) : rank_of(*score);
 }
 
-struct chooser {
+struct selector {
     uint32_t *key; /* [n, a multiple of 4] in order of position; ties: the first wins */
     int32_t *id;   /* [n] */
     int32_t *best; /* [window] */
@@ -167,10 +168,10 @@ static inline unsigned chooser_threads(const struct hl_cache *a) {
     const int64_t n = (a->window + a->chunk + 31) / 32 * 32;
     return (unsigned)(n < 1024 ? n : 1024);
 }
-static __device__ __forceinline__ struct chooser chooser_at(const struct cache_dev &c, char *smem, int64_t rows = 0) {
+static __device__ __forceinline__ struct selector selector_at(const struct cache_dev &c, char *smem, int64_t rows = 0) {
     const int64_t n = ((rows ? rows : c.a.window + c.a.chunk) + 3) / 4 * 4;
     uint32_t *p = (uint32_t *)smem;
-    struct chooser s = {p, (int32_t *)p + n, (int32_t *)p + 2 * n, (int32_t *)p + 2 * n + (c.a.window + 3) / 4 * 4};
+    struct selector s = {p, (int32_t *)p + n, (int32_t *)p + 2 * n, (int32_t *)p + 2 * n + (c.a.window + 3) / 4 * 4};
     return s;
 }
 
@@ -192,7 +193,7 @@ static __device__ __forceinline__ int compact_index(bool flag, int *base, int32_
 
 /* With w rows kept, a new column with at most the least kept key cannot enter: ties go to the older one. Drops
  * such columns of [w, n) and returns how many columns are left. All threads. */
-static __device__ __forceinline__ int drop_losers(const struct chooser &s, int n, int w) {
+static __device__ __forceinline__ int drop_losers(const struct selector &s, int n, int w) {
     uint32_t least = 0xffffffffu;
     int base = w;
     for (int i = threadIdx.x % 32; i < w; i += 32) least = min(least, s.key[i]);
@@ -227,7 +228,7 @@ static __device__ __forceinline__ int count_better(const uint32_t *key, int n, i
 
 /* The best w of the n columns move to the front, in order. kept == w: the first w are a full set, which the others
  * are compared with first. All threads; returns how many columns are kept. */
-static __device__ __forceinline__ int choose(const struct chooser &s, int kept, int n, int w) {
+static __device__ __forceinline__ int select_top(const struct selector &s, int kept, int n, int w) {
     const int threads = blockDim.x;
     int base = 0;
     __syncthreads();

@@ -48,7 +48,7 @@ struct block_view {
     int kept;
     const int32_t *id;  /* forward: [kept] */
     const int64_t *sel; /* backward: the same */
-    struct memory m;
+    struct cache_slots m;
 };
 static __device__ __forceinline__ struct block_view view_of(const struct cache_dev &c, int64_t block, int64_t h,
                                                             bool backward, bool states) {
@@ -60,7 +60,7 @@ static __device__ __forceinline__ struct block_view view_of(const struct cache_d
     v.kept = states ? (int)kept_at(c, s.pos + p.row - s.row) : min(p.row - (int)s.row, (int)c.a.window);
     if (backward) v.sel = c.a.sel + (block * c.a.HV + h) * c.a.window;
     else v.id = c.id + (block * c.a.HV + h) * c.a.window;
-    if (states && s.state) v.m = memory_of(c, s, h);
+    if (states && s.state) v.m = cache_slots_of(c, s, h);
     return v;
 }
 /* id of kept column i; of own column i */

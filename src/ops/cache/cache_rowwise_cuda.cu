@@ -2,7 +2,7 @@
  * policies whose scores move with reads.
  *
  * grid (n HV), THREADS threads: a thread block is one value head of a segment. Shared memory: the softmax's
- * weights of w + C columns, scratch of a block sum, a chooser. Rows lie in the session's state, or in scratch
+ * weights of w + C columns, scratch of a block sum, a selector. Rows lie in the session's state, or in scratch
  * memory laid out like it where the segment has none. No PDL. */
 #include "ops/cuda_ops.cuh"
 #include "ops/cache/cache_cuda.cuh"
@@ -27,8 +27,8 @@ static __device__ float softmax(float *p, int64_t n, float sink, float *scratch)
 }
 
 /* The row `row` of the batch reads n rows. */
-static __device__ void read_row(const struct cache_dev &c, const struct memory &m, int64_t h, int64_t row, int64_t kept,
-                                int64_t n, float *p, float *scratch) {
+static __device__ void read_row(const struct cache_dev &c, const struct cache_slots &m, int64_t h, int64_t row,
+                                int64_t kept, int64_t n, float *p, float *scratch) {
     const int64_t K = c.a.K, V = c.a.V, w = c.a.window, at = row * c.a.HV + h;
     const act *q = (const act *)c.a.q + (row * c.a.H + h / c.group) * K;
     const float scale = c.a.tau[h] / sqrtf((float)K), lambda = 1.0f / (1.0f + expf(-c.a.gate[h]));
@@ -56,8 +56,8 @@ static __device__ void read_row(const struct cache_dev &c, const struct memory &
 }
 
 /* kept = top_w(kept + block) */
-static __device__ int64_t merge_block(const struct cache_dev &c, const struct memory &m, int64_t h, int64_t kept,
-                                      int64_t first, const struct chooser &s) {
+static __device__ int64_t merge_block(const struct cache_dev &c, const struct cache_slots &m, int64_t h, int64_t kept,
+                                      int64_t first, const struct selector &s) {
     const int64_t w = c.a.window, n = kept + c.a.chunk;
     const struct hl_seg none = {};
     for (int64_t j = threadIdx.x; j < n; j += THREADS) {
@@ -65,7 +65,7 @@ static __device__ int64_t merge_block(const struct cache_dev &c, const struct me
         s.id[j] = (int32_t)(-1 - slot);
         s.key[j] = rank_of(c.a.policy, j, m.score + slot);
     }
-    const int now = choose(s, (int)kept, (int)n, (int)w);
+    const int now = select_top(s, (int)kept, (int)n, (int)w);
     keep_rows(c, m, h, s.id, now, none, first, threadIdx.x, THREADS);
     __syncthreads();
     return now;
@@ -74,9 +74,10 @@ static __device__ int64_t merge_block(const struct cache_dev &c, const struct me
 static __global__ void rowwise(const struct cache_dev c, char *scratch) {
     const int64_t n = blockIdx.x / c.a.HV, h = blockIdx.x % c.a.HV, w = c.a.window, C = c.a.chunk;
     const struct hl_seg seg = c.rows.seg[n];
-    const struct memory m = seg.state ? memory_of(c, seg, h) : memory_at(c, scratch + n * c.a.HV * c.at.bytes, h);
+    const struct cache_slots m =
+        seg.state ? cache_slots_of(c, seg, h) : cache_slots_at(c, scratch + n * c.a.HV * c.at.bytes, h);
     float *p = (float *)shared_memory(), *sums = p + w + C;
-    const struct chooser s = chooser_at(c, (char *)(p + (w + C + 40) / 4 * 4));
+    const struct selector s = selector_at(c, (char *)(p + (w + C + 40) / 4 * 4));
     int64_t kept = kept_at(c, seg.pos);
     for (int64_t t = 0; t < seg.len; t++) {
         const int64_t row = seg.row + t, pos = seg.pos + t, open = pos % C;

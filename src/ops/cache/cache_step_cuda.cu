@@ -208,7 +208,7 @@ static __global__ void __launch_bounds__(READ_THREADS, 3)
     const int64_t h = blockIdx.y, n = blockIdx.z, head = n * c.a.HV + h;
     const int split = blockIdx.x, first = split * READ_SLOTS;
     const struct hl_seg seg = c.rows.seg[n];
-    const struct memory m = memory_of(c, seg, h);
+    const struct cache_slots m = cache_slots_of(c, seg, h);
     const struct filled f = filled_at(c, seg.pos);
     act *K = (act *)shared_memory(), *V = K + READ_SLOTS * D;
     float *partials = (float *)(V + READ_SLOTS * D);
@@ -256,10 +256,10 @@ static __global__ void clear_counts(int *counts, int n) {
 
 template <int D> static void run(struct hl_cuda *cuda, const struct cache_dev *c, int *counts, float *result) {
     const int splits = (int)splits_of(&c->a);
-    const size_t chooser = (size_t)chooser_bytes(&c->a), tiles = 2 * READ_SLOTS * D * sizeof(act),
+    const size_t selector = (size_t)chooser_bytes(&c->a), tiles = 2 * READ_SLOTS * D * sizeof(act),
                  partials = reading<D>::PARTIALS * (D + 4) * 4, shared = tiles + partials;
     launch_pdl(cuda, read_step<D>, dim3((unsigned)splits, (unsigned)c->a.HV, (unsigned)c->a.rows->n), READ_THREADS,
-               shared > chooser ? shared : chooser, *c, counts, result, splits);
+               shared > selector ? shared : selector, *c, counts, result, splits);
 }
 void HL_OP(cache_step)(struct hl_cuda *cuda, const struct cache_dev *c, void *scratch) {
     int *counts = (int *)scratch;

@@ -21,8 +21,8 @@ static __device__ __forceinline__ struct filled filled_at(const struct cache_dev
  * a batch of rows before storing it is safe. All threads; a thread moves 16 bytes of k or v at a time, some also a
  * row's score and position. */
 template <int D>
-static __device__ __forceinline__ void keep_slots(const struct cache_dev &c, const struct memory &m, const int32_t *id,
-                                                  int n, int64_t first) {
+static __device__ __forceinline__ void keep_slots(const struct cache_dev &c, const struct cache_slots &m,
+                                                  const int32_t *id, int n, int64_t first) {
     enum { PER_STEP = 4, UNITS = D / WIDE };
     const int w = (int)c.a.window, rows = PER_STEP * (int)blockDim.x / (2 * UNITS); /* of a batch: at most threads */
     for (int i0 = 0; i0 < n; i0 += rows) {
@@ -53,15 +53,15 @@ static __device__ __forceinline__ void keep_slots(const struct cache_dev &c, con
 template <int D>
 static __device__ __forceinline__ void merge_full(const struct cache_dev &c, const struct hl_seg &seg, int64_t h,
                                                   char *smem) {
-    const struct memory m = memory_of(c, seg, h);
-    const struct chooser s = chooser_at(c, smem);
+    const struct cache_slots m = cache_slots_of(c, seg, h);
+    const struct selector s = selector_at(c, smem);
     const int64_t kept = kept_at(c, seg.pos), w = c.a.window, n = kept + c.a.chunk;
     for (int64_t j = threadIdx.x; j < n; j += blockDim.x) {
         const int64_t slot = j < kept ? j : w + j - kept;
         s.id[j] = (int32_t)(-1 - slot);
         s.key[j] = rank_of(c.a.policy, j, m.score + slot);
     }
-    const int now = choose(s, (int)kept, (int)n, (int)w);
+    const int now = select_top(s, (int)kept, (int)n, (int)w);
     keep_slots<D>(c, m, s.id, now, seg.pos + 1 - c.a.chunk);
 }
 

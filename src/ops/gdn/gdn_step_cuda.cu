@@ -15,9 +15,9 @@ struct whole_block {
         x.q.fetch(a.q + qk);
         x.v.fetch(a.v + (row * a.HV + p.hv) * a.V + column);
     }
-    __device__ __forceinline__ float *near_out(int) const { return NULL; }
+    __device__ __forceinline__ float *staged_out(int) const { return NULL; }
     __device__ __forceinline__ void done(int) const {}
-    __device__ __forceinline__ void bring_more(int, int) const {}
+    __device__ __forceinline__ void load_next(int, int) const {}
 };
 template <int K, int COLS>
 static __global__ void __launch_bounds__(step_tile<K, COLS>::THREADS, SM_THREADS / step_tile<K, COLS>::THREADS)
@@ -28,7 +28,7 @@ static __global__ void __launch_bounds__(step_tile<K, COLS>::THREADS, SM_THREADS
     begin_tiles<K, COLS>(a, m, team, own);
     pdl_wait();
     pdl_trigger();
-    walk_tiles<K, COLS>(a, m, team, own);
+    step_tiles<K, COLS>(a, m, team, own);
 }
 
 template <int K, int COLS> static void launch_step(struct hl_cuda *c, const struct gdn_step *a, int64_t segments) {

@@ -18,7 +18,7 @@ struct gdn_step {
     bool raw;
     const act *a, *b;
     const float *A_log, *dt_bias;
-    float top; /* the largest beta */
+    float beta_scale; /* 2 with allow_neg_eigval, else 1 */
     int ld;
     enum hl_score_kind score;
 };

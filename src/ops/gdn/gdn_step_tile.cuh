@@ -58,7 +58,7 @@ static __device__ __forceinline__ void find_gates(const struct gdn_step &a, stru
     const int64_t b = row * a.HV + hv;
     if (a.raw) {
         p->alpha = a.a ? expf(-expf(a.A_log[hv]) * softplus(f32(a.a[row * a.ld + hv]) + a.dt_bias[hv])) : 1.0f;
-        p->beta = a.b ? a.top * sigmoid(f32(a.b[row * a.ld + hv])) : 1.0f;
+        p->beta = a.b ? a.beta_scale * sigmoid(f32(a.b[row * a.ld + hv])) : 1.0f;
     } else p->alpha = a.g ? expf(a.g[b]) : 1.0f, p->beta = a.beta[b];
 }
 
@@ -100,7 +100,7 @@ struct change {
         S.z = alpha * S.z + k * r[2], S.w = alpha * S.w + k * r[3];
     }
 };
-/* One token of tile n, from the thread's sums x: out and the sums of squares go to memory, or to near_out.
+/* One token of tile n, from the thread's sums x: out and the sums of squares go to memory, or to staged_out.
  * All threads. */
 template <int K, int COLS, class TEAM>
 static __device__ __forceinline__ struct change step_token(const struct gdn_step &a, struct step_tile<K, COLS> &m,
@@ -110,7 +110,7 @@ static __device__ __forceinline__ struct change step_token(const struct gdn_step
     const int quad = threadIdx.x % tile::QUADS, column = p.column + 4 * quad;
     const int64_t b = row * a.HV + p.hv;
     const float scale = 1.0f / sqrtf((float)K);
-    float sum = 0.0f, *near = team.near_out(n);
+    float sum = 0.0f, *near = team.staged_out(n);
     sum_rows<K, COLS>(m, team, x);
     const float beta = p.beta;
     struct change c = {p.alpha};
@@ -138,8 +138,8 @@ static __device__ __forceinline__ struct change step_token(const struct gdn_step
 
 /* Places of `many` of the team's tiles from n on, one by thread t; a barrier must follow. */
 template <int K, int COLS, class TEAM>
-static __device__ __forceinline__ void find_places(const struct gdn_step &a, struct step_tile<K, COLS> &m,
-                                                   const TEAM &team, int t, int n, int many, int own) {
+static __device__ __forceinline__ void locate_tiles(const struct gdn_step &a, struct step_tile<K, COLS> &m,
+                                                    const TEAM &team, int t, int n, int many, int own) {
     const int tiles = a.V / COLS, w = team.number(n + t);
     if (t < 0 || t >= many || n + t >= own) return;
     const struct hl_seg seg = a.seg[w / tiles / a.HV];
@@ -166,10 +166,10 @@ static __device__ __forceinline__ void bring_tile(const struct gdn_step &a, stru
 /* The same where there is one, else a copy of what the team reads after its tiles; a commit group in any
  * case. */
 template <int K, int COLS, class TEAM>
-static __device__ __forceinline__ void bring(const struct gdn_step &a, struct step_tile<K, COLS> &m, const TEAM &team,
-                                             int n, int own, int at) {
+static __device__ __forceinline__ void load_tile(const struct gdn_step &a, struct step_tile<K, COLS> &m,
+                                                 const TEAM &team, int n, int own, int at) {
     if (n < own) bring_tile<K, COLS>(a, m, n, at);
-    else team.bring_more(n - own, n % SLOTS);
+    else team.load_next(n - own, n % SLOTS);
     copy_commit();
 }
 /* Starts to load token t of tile n, where there is one. */
@@ -186,9 +186,9 @@ static __device__ __forceinline__ void ask(struct token &x, const struct gdn_ste
  *   number(n)            of the team's tile n among all tiles, segments slowest, columns fastest
  *   sync()               a barrier of the team
  *   fetch()              loads this thread's share of token t of tile n
- *   near_out(n)          shared memory for out (V numbers of its head, K = V) and the sums; NULL: global
+ *   staged_out(n)          shared memory for out (V numbers of its head, K = V) and the sums; NULL: global
  *   done(n)              called when some threads of the first warp have stored the results of tile n
- *   bring_more(n, slot)  starts copy number n after the tiles, into a slot of the ring
+ *   load_next(n, slot)  starts copy number n after the tiles, into a slot of the ring
  *   TOKENS               1: of every segment       GATED   alpha and beta of all tiles are there already */
 template <int K, int COLS> static __device__ __forceinline__ int place_in_tile(const struct gdn_step &a) {
     typedef struct step_tile<K, COLS> tile;
@@ -198,13 +198,13 @@ template <int K, int COLS> static __device__ __forceinline__ int place_in_tile(c
 template <int K, int COLS, class TEAM>
 static __device__ __forceinline__ void begin_tiles(const struct gdn_step &a, struct step_tile<K, COLS> &m,
                                                    const TEAM &team, int own) {
-    find_places<K, COLS>(a, m, team, threadIdx.x, 0, KNOWN * 3 / 4, own);
+    locate_tiles<K, COLS>(a, m, team, threadIdx.x, 0, KNOWN * 3 / 4, own);
     team.sync();
-    for (int i = 0; i < SLOTS; i++) bring<K, COLS>(a, m, team, i, own, place_in_tile<K, COLS>(a));
+    for (int i = 0; i < SLOTS; i++) load_tile<K, COLS>(a, m, team, i, own, place_in_tile<K, COLS>(a));
 }
 /* All tiles of the team, which is the first threads of the block. */
 template <int K, int COLS, class TEAM>
-static __device__ __forceinline__ void walk_tiles(const struct gdn_step &a, struct step_tile<K, COLS> &m,
+static __device__ __forceinline__ void step_tiles(const struct gdn_step &a, struct step_tile<K, COLS> &m,
                                                   const TEAM &team, int own) {
     const int at = place_in_tile<K, COLS>(a);
     struct token now, next, then;
@@ -216,7 +216,7 @@ static __device__ __forceinline__ void walk_tiles(const struct gdn_step &a, stru
     copy_wait<SLOTS - 1>();
 #pragma unroll
     for (int i = 0; i < ROWS; i++) S[i] = m.ring[0][i][threadIdx.x], add_row(x, S[i], now.k[i], now.q[i]);
-    bring<K, COLS>(a, m, team, SLOTS, own, at);
+    load_tile<K, COLS>(a, m, team, SLOTS, own, at);
     for (int n = 0; n < own; n++) {
         struct tile_place &p = m.place[n % KNOWN];
         struct change c = {1.0f};
@@ -236,7 +236,7 @@ static __device__ __forceinline__ void walk_tiles(const struct gdn_step &a, stru
         team.done(n);
         ask<K, COLS>(then, a, team, m, n + 2, own, 0);
         if (n % (KNOWN / 2) == 0 && n) { /* places of finished tiles are overwritten */
-            find_places<K, COLS>(a, m, team, threadIdx.x, n + KNOWN / 4, KNOWN / 2, own);
+            locate_tiles<K, COLS>(a, m, team, threadIdx.x, n + KNOWN / 4, KNOWN / 2, own);
             find_first_gates<K, COLS>(a, m, n + KNOWN / 4, KNOWN / 2, own);
         }
         copy_wait<SLOTS - 1>();
@@ -248,7 +248,7 @@ static __device__ __forceinline__ void walk_tiles(const struct gdn_step &a, stru
             __stcs((float4 *)(p.state + at + i * a.V), S[i]); /* not read again soon */
             if (n + 1 < own) S[i] = m.ring[(n + 1) % SLOTS][i][threadIdx.x], add_row(x, S[i], next.k[i], next.q[i]);
         }
-        bring<K, COLS>(a, m, team, n + 1 + SLOTS, own, at);
+        load_tile<K, COLS>(a, m, team, n + 1 + SLOTS, own, at);
         now = next, next = then;
     }
 }
