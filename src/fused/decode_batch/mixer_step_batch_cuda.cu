@@ -169,7 +169,7 @@ static void launch_mixer(struct hl_cuda *cuda, const struct batch_prologue *p, c
                          const struct cache_dev *c, const struct mixer_epilogue *e, bool first) {
     typedef struct mixer_smem<D> smem;
     const int heads = (int)(c->a.rows->n * c->a.HV), grid = mixer_blocks(cuda, D, heads);
-    const size_t selector = offsetof(smem, state) + (size_t)chooser_bytes(&c->a),
+    const size_t selector = offsetof(smem, state) + (size_t)selector_bytes(&c->a),
                  shared = selector > sizeof(smem) ? selector : sizeof(smem);
     launch_pdl(cuda, mixer_kernel<D>, (unsigned)grid, smem::STATES + smem::READERS, shared + NAMED_BARRIER_BYTES, *p,
                *a, *c, *e, heads, first);

@@ -263,11 +263,11 @@ extern "C" void HL_OP(cache_forward)(struct hl_backend *backend, const struct hl
     if (a->window > 0 && !states && most < LONG && apart <= 48 << 10)
         launch_pdl(cuda, select_each_block, (unsigned)(c.rows.blocks * a->HV), THREADS, (size_t)apart, c);
     else if (a->window > 0)
-        launch_pdl(cuda, select_walk, dim3((unsigned)heads, (unsigned)groups), chooser_threads(a),
-                   (size_t)chooser_bytes(a), c, (int)span);
+        launch_pdl(cuda, select_walk, dim3((unsigned)heads, (unsigned)groups), selector_threads(a),
+                   (size_t)selector_bytes(a), c, (int)span);
     if (a->window > 0 && groups > 1) /* LONG blocks or more */
-        launch_pdl(cuda, select_merge_groups, dim3((unsigned)heads, (unsigned)most + 1), chooser_threads(a),
-                   (size_t)chooser_bytes(a, (groups + 1) * a->window), c, (int)span, (int)groups);
+        launch_pdl(cuda, select_merge_groups, dim3((unsigned)heads, (unsigned)most + 1), selector_threads(a),
+                   (size_t)selector_bytes(a, (groups + 1) * a->window), c, (int)span, (int)groups);
     HL_OP(cache_read)(cuda, &c, states);
     if (states) launch(cuda, store, dim3((unsigned)(n * a->HV), blocks_for(a->K + a->V + 2, COLUMNS)), COLUMNS, 0, c);
 }

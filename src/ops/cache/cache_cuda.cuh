@@ -160,11 +160,11 @@ struct selector {
     int32_t *warp; /* [32] */
 };
 /* n: rows to select from, mostly the kept ones and a block */
-static inline int64_t chooser_bytes(const struct hl_cache *a, int64_t n) {
+static inline int64_t selector_bytes(const struct hl_cache *a, int64_t n) {
     return ((n + 3) / 4 * 8 + (a->window + 3) / 4 * 4 + 32) * 4;
 }
-static inline int64_t chooser_bytes(const struct hl_cache *a) { return chooser_bytes(a, a->window + a->chunk); }
-static inline unsigned chooser_threads(const struct hl_cache *a) {
+static inline int64_t selector_bytes(const struct hl_cache *a) { return selector_bytes(a, a->window + a->chunk); }
+static inline unsigned selector_threads(const struct hl_cache *a) {
     const int64_t n = (a->window + a->chunk + 31) / 32 * 32;
     return (unsigned)(n < 1024 ? n : 1024);
 }

@@ -93,6 +93,6 @@ static __global__ void rowwise(const struct cache_dev c, char *scratch) {
 }
 
 void HL_OP(cache_rowwise)(struct hl_cuda *cuda, const struct cache_dev *c, char *scratch) {
-    const size_t shared = (size_t)((c->a.window + c->a.chunk + 40) / 4 * 16 + chooser_bytes(&c->a));
+    const size_t shared = (size_t)((c->a.window + c->a.chunk + 40) / 4 * 16 + selector_bytes(&c->a));
     launch(cuda, rowwise, (unsigned)(c->a.rows->n * c->a.HV), THREADS, shared, *c, scratch);
 }

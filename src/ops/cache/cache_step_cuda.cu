@@ -256,7 +256,7 @@ static __global__ void clear_counts(int *counts, int n) {
 
 template <int D> static void run(struct hl_cuda *cuda, const struct cache_dev *c, int *counts, float *result) {
     const int splits = (int)splits_of(&c->a);
-    const size_t selector = (size_t)chooser_bytes(&c->a), tiles = 2 * READ_SLOTS * D * sizeof(act),
+    const size_t selector = (size_t)selector_bytes(&c->a), tiles = 2 * READ_SLOTS * D * sizeof(act),
                  partials = reading<D>::PARTIALS * (D + 4) * 4, shared = tiles + partials;
     launch_pdl(cuda, read_step<D>, dim3((unsigned)splits, (unsigned)c->a.HV, (unsigned)c->a.rows->n), READ_THREADS,
                shared > selector ? shared : selector, *c, counts, result, splits);

@@ -49,7 +49,7 @@ static __device__ __forceinline__ void keep_slots(const struct cache_dev &c, con
     }
 }
 
-/* The block is full: kept = top_w(kept + block). smem: chooser_bytes(). All threads. */
+/* The block is full: kept = top_w(kept + block). smem: selector_bytes(). All threads. */
 template <int D>
 static __device__ __forceinline__ void merge_full(const struct cache_dev &c, const struct hl_seg &seg, int64_t h,
                                                   char *smem) {
