@@ -2,7 +2,7 @@
  * are tokens, the same for any number of threads, and that decode. A file and a text are told apart by a NUL. */
 #include "mutate.h"
 #include "tokenizer/tokenizer.h"
-#include "tokenizer/encode_cache.h"
+#include "tokenizer/tokenizer.h"
 
 #define PIECE(length, text, score, type) "\n" length "\n" text "\x15" score "\x18" type
 #define META "\xe2\x96\x81"
