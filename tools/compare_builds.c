@@ -131,9 +131,7 @@ static uint64_t hash_more(uint64_t h, const void *data, int64_t bytes) { /* FNV-
     for (int64_t i = 0; i < bytes; i++) h = (h ^ p[i]) * 0x100000001b3u;
     return h;
 }
-static uint64_t hash_of(const void *data, int64_t bytes) {
-    return hash_more(0xcbf29ce484222325u, data, bytes);
-}
+static uint64_t hash_of(const void *data, int64_t bytes) { return hash_more(0xcbf29ce484222325u, data, bytes); }
 static const char *hex(uint64_t h) {
     static char text[32];
     snprintf(text, sizeof text, "%016" PRIx64, h);
@@ -192,8 +190,7 @@ static bool model_of(const struct kind *k, hola_model **out) {
     c.use_gate = !k->no_gate, c.tie_word_embeddings = k->tied, c.allow_neg_eigval = k->negative;
     c.use_beta = !k->no_beta;
     if (k->type == HOLA_TYPE_HOLA) {
-        c.cache_evict = k->evict, c.cache_norm = k->norm, c.cache_window = k->window,
-        c.cache_chunk = k->chunk;
+        c.cache_evict = k->evict, c.cache_norm = k->norm, c.cache_window = k->window, c.cache_chunk = k->chunk;
         c.cache_gate_init = 0.5, c.cache_tau_freeze = !k->tau; /* the memory is to be heard */
     }
     return went(hola_config_check(&c), "check") && went(hola_model_new(out, &c, 7, &options), "new");
@@ -253,9 +250,8 @@ static bool accumulate(hola_trainer *t, const struct kind *k, uint64_t seed, boo
     int32_t *ids = some_ids(n, k->vocab, seed);
     double loss = 0;
     int64_t targets = 0;
-    hola_status s =
-        learn ? hola_trainer_accumulate(t, ids, n, starts, n_starts, 1.0 / (double)n, &loss, &targets)
-              : hola_trainer_evaluate(t, ids, n, starts, n_starts, &loss, &targets);
+    hola_status s = learn ? hola_trainer_accumulate(t, ids, n, starts, n_starts, 1.0 / (double)n, &loss, &targets)
+                          : hola_trainer_evaluate(t, ids, n, starts, n_starts, &loss, &targets);
     free(ids);
     if (!went(s, what)) return false;
     put(exact(loss), "%s/loss%" PRIu64, what, seed);
@@ -314,8 +310,7 @@ static void put_next(const struct run *r, hola_session *s, int64_t more, const c
     }
     uint64_t h = hash_of(r->logits, v * 4);
     for (int64_t i = 0; i < more && i < 3; i++)
-        if (went(hola_session_feed(s, r->ids + at + 1 + i, 1, r->logits), what))
-            h = hash_more(h, r->logits, v * 4);
+        if (went(hola_session_feed(s, r->ids + at + 1 + i, 1, r->logits), what)) h = hash_more(h, r->logits, v * 4);
     if (more > 3 && went(hola_session_feed(s, r->ids + at + 4, more - 3, r->logits), what))
         h = hash_more(h, r->logits, v * 4);
     put(hex(h), "%s", what);
@@ -368,10 +363,8 @@ static void feeds(const struct run *r) {
 /* several sessions side by side, each at a place of its own, over the ends of their blocks */
 static void steps(const struct run *r) {
     const int64_t v = r->vocab;
-    const hola_sampling ways[] = {hola_sampling_default(),
-                                  {.repeat_penalty = 1, .top_p = 1},
-                                  {1.3, 16, 0, 0.9, 0, 1.2},
-                                  {1, 64, 5, 1, 0, 0.7}};
+    const hola_sampling ways[] = {
+        hola_sampling_default(), {.repeat_penalty = 1, .top_p = 1}, {1.3, 16, 0, 0.9, 0, 1.2}, {1, 64, 5, 1, 0, 0.7}};
     for (int size = 1; size <= STEPPED; size = size == 1 ? 3 : size == 3 ? 8 : size + 9) {
         hola_session *s[STEPPED] = {0};
         int32_t ids[STEPPED];
@@ -427,8 +420,7 @@ static void back_and_forth(const struct run *r) {
     hola_session_free(s);
     for (size_t i = 0; i < sizeof back / sizeof *back; i++) { /* eight tokens over the end of a block */
         if (!(s = fed(r, 2 * c - 3, "rollback"))) return;
-        if (went(hola_session_mark(s), "mark") &&
-            went(hola_session_feed(s, r->ids + 2 * c - 3, 8, NULL), "feed") &&
+        if (went(hola_session_mark(s), "mark") && went(hola_session_feed(s, r->ids + 2 * c - 3, 8, NULL), "feed") &&
             went(hola_session_rollback(s, back[i]), "rollback")) {
             char what[64];
             snprintf(what, sizeof what, "rollback%" PRId64, back[i]);
@@ -573,16 +565,15 @@ static void compare_preset(const char *name, hola_model_type type) {
     snprintf(dir, sizeof dir, "preset-%s-%s", hola_model_type_name(type), name);
     if (!went(hola_config_preset(&c, name, type), "preset")) return;
     put(whole(hola_config_parameters(&c)), "parameters");
-    snprintf(text, sizeof text, "%d %d %d, %d %d %d %d, %d", c.model_type, c.cache_evict, c.cache_norm,
-             c.use_gate, c.tie_word_embeddings, c.allow_neg_eigval, c.use_beta, c.cache_tau_freeze);
+    snprintf(text, sizeof text, "%d %d %d, %d %d %d %d, %d", c.model_type, c.cache_evict, c.cache_norm, c.use_gate,
+             c.tie_word_embeddings, c.allow_neg_eigval, c.use_beta, c.cache_tau_freeze);
     put(text, "choices");
-    snprintf(text, sizeof text, N4 ", " N4 ", " N4 N1 N1, c.hidden_size, c.num_hidden_layers,
-             c.intermediate_size, c.vocab_size, c.num_heads, c.num_v_heads, c.head_dim, c.head_v_dim,
-             c.conv_size, c.max_position_embeddings, c.bos_token_id, c.eos_token_id, c.cache_window,
-             c.cache_chunk);
+    snprintf(text, sizeof text, N4 ", " N4 ", " N4 N1 N1, c.hidden_size, c.num_hidden_layers, c.intermediate_size,
+             c.vocab_size, c.num_heads, c.num_v_heads, c.head_dim, c.head_v_dim, c.conv_size, c.max_position_embeddings,
+             c.bos_token_id, c.eos_token_id, c.cache_window, c.cache_chunk);
     put(text, "sizes");
-    snprintf(text, sizeof text, "%a %a %a %a %a", c.norm_eps, c.initializer_range, c.hidden_ratio,
-             c.cache_gate_init, c.cache_tau_init);
+    snprintf(text, sizeof text, "%a %a %a %a %a", c.norm_eps, c.initializer_range, c.hidden_ratio, c.cache_gate_init,
+             c.cache_tau_init);
     put(text, "numbers");
     /* its config.json, from a model that keeps all but the sizes that cost memory */
     c.num_hidden_layers = 1, c.vocab_size = 16, c.intermediate_size = 32;
