@@ -248,9 +248,6 @@ drive() {
  "intermediate_size": 96, "vocab_size": 300, "tie_word_embeddings": true, "initializer_range": 0.2,
  "max_position_embeddings": 512, "cache_window": 8, "cache_chunk": 32, "cache_gate_init": 0.0}
 END
-    for c in '' demo prepare tokenizer init train plot score generate eval inspect convert bench; do
-        says "help/$c" $c --help
-    done
     says tokenizer tokenizer train --json -o tokenizer.json --vocab-size 300 text.txt
     files made tokenizer.json
     says prepare prepare --json -o data --tokenizer tokenizer.json --split-lines --val 0.1 text.txt

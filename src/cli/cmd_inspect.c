@@ -50,7 +50,7 @@ static const struct args_command command = {
 static const struct hl_field *next_field(const hola_config *c, const struct hl_field *after) {
     const struct hl_field *next = NULL;
     for (const struct hl_field *f = hl_config_fields; f->name; f++)
-        if (f->kind != HL_FIELD_OTHER && hl_config_has(c, f->of) && (!after || f->at > after->at) &&
+        if (f->kind != HL_FIELD_OTHER && hl_config_uses(c, f) && (!after || f->at > after->at) &&
             (!next || f->at < next->at))
             next = f;
     return next;

@@ -140,7 +140,7 @@ uint64_t hl_config_hash(const hola_config *c) {
         int64_t word[100] = {0}, n = 0;
         for (const struct hl_field *f = hl_config_fields; f->name; f++) {
             const int place = f->hash % 100;
-            if (f->hash / 100 != block || !hl_config_has(c, f->of) || (f->used && !f->used(c))) continue;
+            if (f->hash / 100 != block || !hl_config_uses(c, f)) continue;
             word[place] = hl_field_int(f, c);
             if (place >= n) n = place + 1;
         }

@@ -53,6 +53,10 @@ struct hl_field {
 /* In the order of a written config.json; a field without a name ends it. */
 extern const struct hl_field hl_config_fields[];
 
+/* Whether a model has the field and depends on it. */
+static inline bool hl_config_uses(const hola_config *c, const struct hl_field *f) {
+    return hl_config_has(c, f->of) && (!f->used || f->used(c));
+}
 /* The value of an INT, BOOL or NAME, the bits of a REAL. */
 int64_t hl_field_int(const struct hl_field *f, const hola_config *c);
 static inline double hl_field_real(const struct hl_field *f, const hola_config *c) {
