@@ -63,8 +63,9 @@ void hl_config_defaults(hola_config *c, hola_model_type type) {
         .cache_gate_init = -4,
         .cache_tau_init = 1,
         .cache_tau_freeze = true,
-        .cache_sinks = 4,
     };
+    for (const struct hl_field *f = hl_config_fields; f->name; f++)
+        if (f->standard) *(int64_t *)((char *)c + f->at) = f->standard;
     if (mixer && mixer->defaults) mixer->defaults(c);
 }
 

@@ -44,6 +44,7 @@ struct hl_field {
     int hash;                             /* 100 x block + place in the block; 0: a session does not depend on it */
     double lo, hi;                        /* limits, which a real also keeps as a float */
     const char *(*text)(int value);       /* NAME: what config.json says */
+    int64_t standard;                     /* INT: its default; 0: what hl_config_defaults says */
     bool (*used)(const hola_config *c);   /* false: not written, not hashed. NULL: always used */
     double (*null)(const hola_config *c); /* what null or no such field means; NULL: null is refused */
     /* NULL: according to kind */

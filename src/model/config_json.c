@@ -250,7 +250,7 @@ const struct hl_field hl_config_fields[] = {
     {FIELD(REAL, cache_gate_init,         MEMORY, MEMORY, 0,   -1e6, 1e6)},
     {FIELD(REAL, cache_tau_init,          MEMORY, MEMORY, 0,   -1e6, 1e6)},
     {FIELD(BOOL, cache_tau_freeze,        MEMORY, MEMORY, 0,   0, 1)},
-    {FIELD(INT,  cache_sinks,             MEMORY, MEMORY, 400, 0, HL_MAX_WINDOW), .used = is_streaming},
+    {FIELD(INT,  cache_sinks,             MEMORY, MEMORY, 400, 0, HL_MAX_WINDOW), .standard = 4, .used = is_streaming},
     {.name = "torch_dtype", .file = ALL, .write = write_dtype},
     {.name = NULL}};
 /* clang-format on */

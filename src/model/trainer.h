@@ -38,7 +38,8 @@ void hl_trainer_apply(hola_trainer *t, double lr, double norm);
 void hl_trainer_clear(hola_trainer *t);
 
 /* Several ranks on devices that talk to each other (struct hl_collectives): after linking, gradients are summed beside
- * the backward pass of the accumulation that was announced as the step's last, and exchange replaces the host's copies: reduce waits for the sums, share hands the updated parts around. broadcast: from rank 0. */
+ * the backward pass of the accumulation that was announced as the step's last, and exchange replaces the host's copies:
+ * reduce waits for the sums, share hands the updated parts around. broadcast: from rank 0. */
 hola_status hl_trainer_link(hola_trainer *t, int rank, void (*broadcast)(void *, int64_t bytes));
 bool hl_trainer_linked(const hola_trainer *t);
 void hl_trainer_announce(hola_trainer *t);
