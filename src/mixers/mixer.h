@@ -157,9 +157,6 @@ hola_model_type hl_mixer_register(const struct hl_mixer *m);
 
 /* ---- for mixers ---- */
 
-static inline bool hl_has(const struct hl_layer *l, int tensor) {
-    return l->tensor[tensor].W.data || l->tensor[tensor].vector;
-}
 /* Adds a matrix to a group of products that share their input; one that the model lacks is passed over. */
 void hl_layer_part(const struct hl_layer *l, struct hl_linear *a, int tensor, void *out, const void *dout);
 /* The output projection into the residual stream: h = x + y W^T, y [T][width]; and back: dy and W's gradient. */
