@@ -10,10 +10,12 @@ on = $(filter 1,$(1))
 , := ,
 BUILD := build/$(if $(call on,$(FUZZ)),fuzz,$(notdir $(CC))$(if $(call on,$(SAN)),-san)$(if $(call on,$(TSAN)),-tsan)$(if $(NVCC_OPT),-quick))
 
-# Missing packages are installed, or named, before anything is compiled; the check takes 20 ms.
+# Missing packages are named, then installed where that needs no password (NO_APT=1: never), before anything is compiled;
+# the check takes 20 ms.
 GOALS := $(or $(MAKECMDGOALS),all)
-ifneq ($(filter-out help clean uninstall format,$(GOALS)),)
-ifneq ($(shell CC='$(CC)' tools/deps.sh $(if $(filter test% demo deps fuzz%,$(GOALS)),test,build) >&2 && echo ok),ok)
+BUILDS := $(filter-out help clean uninstall format,$(GOALS))
+ifneq ($(BUILDS),)
+ifneq ($(shell NO_APT='$(NO_APT)' CC='$(CC)' tools/deps.sh $(if $(filter test% demo deps fuzz%,$(GOALS)),test,build) >&2 && echo ok),ok)
 $(error cannot build: see above)
 endif
 endif
@@ -42,7 +44,7 @@ FLAGS_avx512vnni := $(FLAGS_avx512) -mavx512vnni
 
 REF_SRC := $(sort $(wildcard src/ops/*/*_ref.c)) src/backend/cpu_table.c
 FAST_SRC := $(sort $(wildcard src/ops/*/*_cpu.c)) src/backend/cpu_table.c
-LIB_SRC := $(foreach d,core backend ops/* fused/* mixers mixers/* model tokenizer data train eval plot,$(wildcard src/$(d)/*.c))
+LIB_SRC := $(foreach d,core backend ops/* fused/* mixers mixers/* model tokenizer data train eval plot serve,$(wildcard src/$(d)/*.c))
 LIB_SRC := $(filter-out $(REF_SRC) $(FAST_SRC) %_mpi.c src/backend/cuda_%.c,$(sort $(LIB_SRC)))
 CLI_SRC := $(sort $(wildcard src/cli/*.c)) $(if $(MPI),src/train/dist_mpi.c)
 obj = $(patsubst %.c,$(BUILD)/$(1)/%.o,$(2))
@@ -51,22 +53,34 @@ LIB_OBJ := $(call obj,float,$(LIB_SRC)) $(call obj,ref,$(REF_SRC)) $(foreach i,$
 DBL_OBJ := $(call obj,double,$(LIB_SRC)) $(call obj,double-ref,$(REF_SRC)) $(call obj,double-base,$(FAST_SRC))
 
 say = $(if $(V),,@echo "  $(1)";)
-include src/cuda/cuda.mk
+include src/cuda/cuda.mk python/python.mk
+
+# What a file was made with, beside its sources: $(BUILD)/NAME.made-with holds it and is written anew when it differs, so
+# that whatever depends on it is made again after a change of options or tools, and not otherwise. (Written while make
+# reads this file, not by a rule: make -n then tells the truth.)
+made_with = $(if $(BUILDS),$(shell mkdir -p $(BUILD))$(file >$(BUILD)/$(1).now,$(2))$(shell cd $(BUILD) && \
+    { cmp -s $(1).now $(1).made-with || mv $(1).now $(1).made-with; } && rm -f $(1).now))
+version = $(if $(1),$(shell $(1) --version 2>/dev/null | sed -n '/[0-9]\.[0-9]/{p;q}'))
+$(call made_with,c,$(CC) $(call version,$(CC)) $(CXX) $(call version,$(CXX)) $(ALL_CFLAGS))
+$(call made_with,cuda,$(CUDA) $(call version,$(CUDA)) $(NVCC_FLAGS) $(TARGETS_cuda) $(TARGETS_cuda_f32))
+$(call made_with,link,$(CC) $(LDFLAGS) $(LIBS) $(CLI_LIBS) $(LIB_OBJ) $(CLI_SRC))
+inputs = $(filter %.o %.a,$^)
 all: $(BUILD)/hola ## build the program, as ./hola (default)
 	@ln -sf $(BUILD)/hola hola
 
 $(BUILD)/libhola.a: $(LIB_OBJ)
 $(BUILD)/libhola-double.a: $(DBL_OBJ)
-$(BUILD)/%.a:
-	$(call say,AR $@) rm -f $@ && ar rcs $@ $^
-$(BUILD)/libhola.so.0: $(LIB_OBJ)
-	$(call say,LD $@) $(CC) $(LDFLAGS) -shared -Wl,-soname,libhola.so.0 -Wl,-z,defs -o $@ $^ $(LIBS)
+$(BUILD)/%.a: $(BUILD)/link.made-with
+	$(call say,AR $@) rm -f $@ && ar rcs $@ $(inputs)
+$(BUILD)/libhola.so.0: $(LIB_OBJ) $(BUILD)/link.made-with
+	$(call say,LD $@) $(CC) $(LDFLAGS) -shared -Wl,-soname,libhola.so.0 -Wl,-z,defs -o $@ $(inputs) $(LIBS)
 $(BUILD)/hola: $(call obj,float,$(CLI_SRC)) $(BUILD)/libhola.a
-	$(call say,LD $@) $(CC) $(LDFLAGS) -o $@ $^ $(LIBS) $(CLI_LIBS)
-$(BUILD)/float/src/cli/cache_view_page.o: src/cli/cache_view.html # the assembler reads it, which -MMD does not see
+	$(call say,LD $@) $(CC) $(LDFLAGS) -o $@ $(inputs) $(LIBS) $(CLI_LIBS)
+# The assembler reads these, which -MMD does not see.
+$(foreach k,float double,$(call obj,$(k),$(wildcard src/*/*page.c))): $(wildcard src/*/*.css src/*/*.js src/*/*.html)
 
 define compile
-$$(BUILD)/$(1)/%.o: %.c
+$$(BUILD)/$(1)/%.o: %.c $$(BUILD)/c.made-with
 	$$(call say,CC $$@) mkdir -p $$(@D) && $$(CC) $$(ALL_CFLAGS) $(2) -c -o $$@ $$<
 endef
 $(eval $(call compile,float,))
@@ -80,7 +94,9 @@ $(foreach i,ref $(ISAS) avx512vnni,$(eval $(call compile,$(i),-DHL_ISA=$(i) $(FL
 # tests/test_x.sh drives the program itself.
 PROGRAMS = $(patsubst tests/%.c,$(BUILD)/tests/%,$(sort $(wildcard tests/$(1)_*.c)))
 FUZZ_TESTS := $(call PROGRAMS,fuzz)
-TESTS := $(EMU_TESTS) $(call PROGRAMS,test) $(call PROGRAMS,grad) $(FUZZ_TESTS) $(sort $(wildcard tests/test_*.sh))
+# (sanitizers: no second build in double for the same sources)
+GRAD_TESTS := $(if $(call on,$(SAN) $(TSAN)),,$(call PROGRAMS,grad))
+TESTS := $(EMU_TESTS) $(call PROGRAMS,test) $(GRAD_TESTS) $(FUZZ_TESTS) $(sort $(wildcard tests/test_*.sh))
 TESTS := $(if $(ONLY),$(filter $(addprefix %/,$(ONLY)),$(TESTS)),$(TESTS))
 test_link = $(call say,LD $@) mkdir -p $(@D) && $(CC) $(ALL_CFLAGS) -O1 -Itests $(LDFLAGS) $(1) -o $@ $< $(2) $(LIBS)
 $(BUILD)/tests/test_%: tests/test_%.c $(BUILD)/libhola.a
@@ -93,7 +109,7 @@ $(BUILD)/tests/fuzz_%: tests/fuzz_%.c $(BUILD)/libhola.a
 tests: $(filter $(BUILD)/%,$(TESTS))
 test: $(BUILD)/hola tests ## build and run all tests
 	@HOLA=$(abspath $(BUILD)/hola) JOBS=$(JOBS) tests/run.sh $(TESTS)
-
+soak: $(BUILD)/hola; @python3 tests/soak_serve.py $< ## hola serve under random misfortune for SOAK_SECONDS=600
 demo: all ## train and compare small models with and without the exact memory (minutes)
 	./hola demo $(ARGS)
 
@@ -102,7 +118,7 @@ BLAS_TEST := printf '\043include <cblas.h>\nint main(void) { return 0; }' | $(CC
 BLAS := $(if $(filter bench%,$(GOALS)),$(shell $(BLAS_TEST) 2>/dev/null && echo -lopenblas))
 $(eval $(call compile,bench$(BLAS),$(if $(BLAS),-DHL_HAVE_OPENBLAS)))
 $(BUILD)/hola-bench$(BLAS): $(call obj,bench$(BLAS),$(CLI_SRC)) $(BUILD)/libhola.a
-	$(call say,LD $@) $(CC) $(LDFLAGS) -o $@ $^ $(LIBS) $(CLI_LIBS) $(BLAS)
+	$(call say,LD $@) $(CC) $(LDFLAGS) -o $@ $(inputs) $(LIBS) $(CLI_LIBS) $(BLAS)
 bench: $(BUILD)/hola-bench$(BLAS) ## measure speed on this machine, with ARGS="--quick" for example
 	$< bench $(ARGS)
 $(BUILD)/bench/%: bench/bench_%.c $(BUILD)/libhola.a
@@ -121,28 +137,16 @@ fuzz-run-%: $(BUILD)/tests/%
 check-style: $(BUILD)/libhola.a ## check format, includes, file sizes, exported names, documents
 	@CC='$(CC)' tools/check-style.sh $(BUILD)/libhola.a
 format: ## run clang-format on all sources
-	clang-format -i $$(find include src tests bench tools -name '*.[ch]' -o -name '*.cu*' -o -name '*.cpp')
+	clang-format -i $$(find include src tests bench tools examples -name '*.[ch]' -o -name '*.cu*' -o -name '*.[ch]pp')
 deps: ## install the packages that building and testing need (Debian)
 
-FILES := bin/hola lib/libhola.a lib/libhola.so.0 lib/libhola.so lib/pkgconfig/hola.pc include/hola.h share/man/man1/hola.1
-install: all $(BUILD)/libhola.so.0 ## install into DESTDIR and PREFIX
-	install -d $(addprefix $(DESTDIR)$(PREFIX)/,bin lib/pkgconfig include share/man/man1)
-	install $(BUILD)/hola $(DESTDIR)$(PREFIX)/bin/
-	install -m 644 $(BUILD)/libhola.a $(BUILD)/libhola.so.0 $(DESTDIR)$(PREFIX)/lib/
-	ln -sf libhola.so.0 $(DESTDIR)$(PREFIX)/lib/libhola.so
-	install -m 644 include/hola.h $(DESTDIR)$(PREFIX)/include/
-	install -m 644 man/hola.1 $(DESTDIR)$(PREFIX)/share/man/man1/
-	version=$$(sed -n 's/^.define HOLA_VERSION "\(.*\)"/\1/p' include/hola.h) && \
-	    sed "s|@PREFIX@|$(PREFIX)|; s|@VERSION@|$$version|; s|@LIBS@|$(strip $(LIBS))|" hola.pc.in \
-	    >$(DESTDIR)$(PREFIX)/lib/pkgconfig/hola.pc
-uninstall: ## remove what install wrote
-	rm -f $(addprefix $(DESTDIR)$(PREFIX)/,$(FILES))
+include tools/install.mk
 
 help: ## print this list
-	@awk -F ':.*## ' '/^[a-z% -]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' Makefile src/cuda/cuda.mk
+	@awk -F ':.*## ' '/^[a-z% -]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' Makefile src/cuda/cuda.mk python/python.mk tools/install.mk
 clean: ## remove everything that was built
 	rm -rf build hola
 
 .PRECIOUS: $(BUILD)/tests/% $(BUILD)/bench/%
-.PHONY: all tests test demo bench fuzz fuzz-quick fuzz-run check-style format deps install uninstall help clean
+.PHONY: all tests test soak demo bench fuzz fuzz-quick fuzz-run check-style format deps help clean
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

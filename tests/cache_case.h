@@ -24,7 +24,9 @@ struct batch {
     struct hl_rows rows;
     int64_t T, blocks, nq, nv, ns; /* counts of q, of v, of sel */
     real *q, *k, *v, *score, *tau, *sink, *gate, *dout;
-    real *out, *read, *lse, *dq, *dk, *dv, *dtau, *dsink, *dgate;
+    real *out, *read, *lse, *dq, *dk, *dv, *dtau, *dsink, *dgate, *dscore;
+    real *r, *weight, *S; /* of measured scores: [T][H]; [K]; [blocks][HV][K][V], the state after each block */
+    int64_t nS;
     int64_t *sel;
     struct hl_cache a;
 };
@@ -34,6 +36,7 @@ static inline void batch_clear(struct batch *b) {
     check_poison(b->lse, b->T * b->s.HV);
     check_poison(b->dq, b->nq);
     check_poison(b->dk, b->nq);
+    check_poison(b->dscore, b->T * b->s.HV);
     memset(b->sel, 0x5a, (size_t)b->ns * sizeof *b->sel);
     check_fill(b->out, b->nv, -1, 1, 91); /* out, dv and the scalars' gradients are added to */
     check_fill(b->dv, b->nv, -1, 1, 92);
@@ -57,14 +60,20 @@ static inline struct batch *batch_new(struct shape s, const int64_t *len, int n,
     b->q = check_random(b->nq, -2, 2, seed + 1);
     b->k = check_random(b->nq, -2, 2, seed + 2);
     b->v = check_random(b->nv, -1, 1, seed + 3);
-    b->score = check_random(b->T * s.HV, 0, 1, seed + 4);
+    b->score =
+        check_random(b->T * s.HV, s.evict == HOLA_EVICT_LTE ? -2 : 0, s.evict == HOLA_EVICT_LTE ? 2 : 1, seed + 4);
+    b->nS = s.evict == HOLA_EVICT_LOLA ? b->blocks * s.HV * s.K * s.V : 0;
+    b->r = check_random(b->T * s.H, 0.2, 2, seed + 9);
+    b->weight = check_random(s.K, 0.5, 1.5, seed + 10);
+    b->weight[s.K / 2] = 0; /* takes no part */
+    b->S = check_random(b->nS, -0.5, 0.5, seed + 11);
     b->tau = check_random(s.HV, 0.5, 2, seed + 5);
     b->sink = check_random(s.HV, -1, 2, seed + 6);
     b->gate = check_random(s.HV, -2, 1, seed + 7);
     b->dout = check_random(b->nv, -1, 1, seed + 8);
     b->out = check_new(b->nv), b->read = check_new(b->nv), b->dv = check_new(b->nv);
     b->dq = check_new(b->nq), b->dk = check_new(b->nq);
-    b->lse = check_new(b->T * s.HV);
+    b->lse = check_new(b->T * s.HV), b->dscore = check_new(b->T * s.HV);
     b->dtau = check_new(s.HV), b->dsink = check_new(s.HV), b->dgate = check_new(s.HV);
     b->sel = malloc((size_t)(b->ns + 1) * sizeof *b->sel);
     assert_non_null(b->sel);
@@ -92,8 +101,12 @@ static inline struct batch *batch_new(struct shape s, const int64_t *len, int n,
                              .dv = b->dv,
                              .dtau = b->dtau,
                              .dsink = b->dsink,
-                             .dgate = b->dgate};
-    if (b->a.policy.score != HL_SCORE_NONE) b->a.score = b->score;
+                             .dgate = b->dgate,
+                             .dscore = b->dscore,
+                             .r_state = b->r,
+                             .k_weight = b->weight,
+                             .block_S = b->S};
+    if (hl_cache_scored(&b->a.policy)) b->a.score = b->score;
     batch_clear(b);
     return b;
 }
@@ -105,15 +118,50 @@ static inline struct batch *with_sinks(struct batch *b, int64_t n) {
     return b;
 }
 
+/* Linear gates, the first of them closed if `closed`. */
+static inline struct batch *with_linear_gate(struct batch *b, bool closed) {
+    b->a.linear_gate = true;
+    for (int64_t h = 0; h < b->s.HV; h++)
+        b->gate[h] = closed && h == 0 ? 0 : (real)fabs((double)b->gate[h]) + (real)0.1;
+    return b;
+}
+
 static inline void batch_free(struct batch *b) {
     real *q[] = {b->q, b->k, b->dq, b->dk}, *v[] = {b->v, b->dout, b->out, b->read, b->dv};
-    real *t[] = {b->score, b->lse}, *h[] = {b->tau, b->sink, b->gate, b->dtau, b->dsink, b->dgate};
+    real *t[] = {b->score, b->lse, b->dscore}, *h[] = {b->tau, b->sink, b->gate, b->dtau, b->dsink, b->dgate};
     for (int i = 0; i < 4; i++) check_free(q[i], b->nq);
     for (int i = 0; i < 5; i++) check_free(v[i], b->nv);
-    for (int i = 0; i < 2; i++) check_free(t[i], b->T * b->s.HV);
+    for (int i = 0; i < 3; i++) check_free(t[i], b->T * b->s.HV);
+    check_free(b->r, b->T * b->s.H), check_free(b->weight, b->s.K), check_free(b->S, b->nS);
     for (int i = 0; i < 6; i++) check_free(h[i], b->s.HV);
     free(b->sel);
     free(b);
+}
+
+/* ---- sessions of a batch's segments ---- */
+
+static inline int64_t batch_state_bytes(const struct batch *b, int64_t size) {
+    return hl_cache_state_bytes(b->s.HV, b->s.K, b->s.V, b->s.window, b->s.chunk, size, hl_cache_factors(&b->a));
+}
+/* Pieces of the batch's segments, all of them in sessions: what the delta rule would have left for them. Returns
+ * block_S, to be freed; the state after piece i is written to state[i] if its last row ends a block, else NaN. */
+static inline real *batch_states(const struct batch *b, const struct hl_rows *rows, real *const *state) {
+    const struct shape *s = &b->s;
+    const int64_t C = s->chunk, each = s->HV * s->K * s->V, blocks = hl_blocks_before(rows, rows->n, C);
+    real *all = b->nS ? malloc((size_t)(blocks * each) * sizeof *all) : NULL, *to = all;
+    for (int64_t n = 0; b->nS && n < rows->n; n++) {
+        const struct hl_seg *g = &rows->seg[n];
+        int64_t whole = 0, before;
+        while (b->seg[whole].row != g->row - g->pos) whole++;
+        before = hl_blocks_before(&b->rows, whole, C);
+        for (int64_t i = g->pos / C; i <= (g->pos + g->len - 1) / C; i++, to += each) {
+            const bool ends = (i + 1) * C == g->pos + g->len, inside = (i + 1) * C < g->pos + g->len;
+            const real *S = b->S + (before + i) * each;
+            for (int64_t x = 0; x < each; x++) to[x] = inside ? S[x] : (real)NAN;
+            for (int64_t x = 0; x < each && i == (g->pos + g->len - 1) / C; x++) state[n][x] = ends ? S[x] : (real)NAN;
+        }
+    }
+    return all;
 }
 
 static inline void batch_run(struct batch *b, const char *backend, struct hl_backend *pool, bool backward) {
@@ -139,6 +187,7 @@ static inline void batch_near(const struct batch *b, const struct batch *want, d
     SAME(dq, b->T, s->H * s->K, tol);
     SAME(dk, b->T, s->H * s->K, tol);
     SAME(dv, b->T, s->HV * s->V, tol);
+    if (s->evict == HOLA_EVICT_LTE) SAME(dscore, b->T, s->HV, tol);
     /* sums over all rows of terms of both signs */
     SAME(dtau, 1, s->HV, 10 * tol);
     SAME(dsink, 1, s->HV, 10 * tol);
@@ -148,7 +197,19 @@ static inline void batch_near(const struct batch *b, const struct batch *want, d
 
 /* ---- the definition ---- */
 
-enum wrong { RIGHT, SEES_BLOCK, LATER_TIES, NO_SINK, LATEST, DROPS_KEPT, FORGETS_FIRST, ONE_FIRST_MORE };
+enum wrong {
+    RIGHT,
+    SEES_BLOCK,
+    LATER_TIES,
+    NO_SINK,
+    LATEST,
+    DROPS_KEPT,
+    FORGETS_FIRST,
+    ONE_FIRST_MORE,
+    MEASURED_ONCE,
+    RAW_KEYS,
+    NO_BIAS
+};
 
 /* The rows that the block beginning at row `first` of segment g keeps of those before it. */
 static inline int64_t plain_keep(const struct batch *b, const struct hl_seg *g, int64_t h, int64_t first, int64_t *keep,
@@ -177,22 +238,69 @@ static inline double plain_score(const struct batch *b, const struct hl_seg *g, 
     return (double)b->tau[h] * z / sqrt((double)s->K);
 }
 
+/* |v - k^T S| of row j against the state after block `block` of the batch. */
+static inline double plain_recall(const struct batch *b, const struct hl_seg *g, int64_t h, int64_t j, int64_t block,
+                                  enum wrong wrong) {
+    const struct shape *s = &b->s;
+    const int64_t at = (g->row + j) * s->H + h * s->H / s->HV;
+    const real *S = b->S + (block * s->HV + h) * s->K * s->V, *v = b->v + ((g->row + j) * s->HV + h) * s->V;
+    const double r = (double)b->r[at], f = r * sqrt((1 / (r * r) - 1e-6) / (double)s->K + 1e-6);
+    double sum = 0;
+    for (int64_t x = 0; x < s->V; x++) {
+        double e = (double)v[x];
+        for (int64_t i = 0; i < s->K; i++) {
+            const double k = (double)b->k[at * s->K + i], w = (double)b->weight[i];
+            e -= (wrong == RAW_KEYS ? k : w == 0 ? 0 : f * k / w) * (double)S[i * s->V + x];
+        }
+        sum += e * e;
+    }
+    return sqrt(sum);
+}
+/* After `first` rows, a multiple of C: of the n rows kept before and of the last block's, the best remain. */
+static inline int64_t plain_measure(const struct batch *b, const struct hl_seg *g, int64_t h, int64_t first,
+                                    int64_t *keep, double *score, int64_t n, enum wrong wrong) {
+    const int64_t C = b->s.chunk, block = hl_blocks_before(&b->rows, g - b->seg, C) + first / C - 1;
+    int64_t left = 0;
+    if (first == 0) return 0;
+    for (int64_t j = first - C; j < first; j++) keep[n++] = j;
+    for (int64_t j = 0; j < n; j++)
+        if (wrong != MEASURED_ONCE || keep[j] >= first - C) score[j] = plain_recall(b, g, h, keep[j], block, wrong);
+    for (int64_t j = 0; j < n; j++) {
+        int64_t better = 0;
+        for (int64_t i = 0; i < n; i++) better += score[i] > score[j] || (score[i] == score[j] && i < j);
+        keep[j] = better < b->s.window ? keep[j] : -1;
+    }
+    for (int64_t j = 0; j < n; j++) {
+        if (keep[j] < 0) continue;
+        score[left] = score[j];
+        keep[left++] = keep[j];
+    }
+    return left;
+}
+
 /* out and dv of the whole batch (not h2o), added to what they hold. */
 static inline void plain_run(const struct batch *b, real *out, real *dv, enum wrong wrong) {
     const struct shape *s = &b->s;
     int64_t *J = malloc((size_t)(b->T + s->window + s->chunk) * sizeof *J);
     double *p = malloc((size_t)(b->T + s->window + s->chunk) * sizeof *p);
-    assert_true(J && p);
+    double *score = malloc((size_t)(b->T + s->window + s->chunk) * sizeof *score);
+    assert_true(J && p && score);
     for (const struct hl_seg *g = b->seg; g < b->seg + b->rows.n; g++)
         for (int64_t h = 0; h < s->HV; h++) {
             int64_t kept = 0;
             for (int64_t t = 0; t < g->len; t++) {
                 int64_t first = t / s->chunk * s->chunk, n, at = (g->row + t) * s->HV + h;
                 double sum = wrong == NO_SINK ? 0 : exp((double)b->sink[h]), lam = 1 / (1 + exp(-(double)b->gate[h]));
-                if (t == first) kept = plain_keep(b, g, h, first, J, wrong);
+                if (t == first && s->evict == HOLA_EVICT_LOLA)
+                    kept = plain_measure(b, g, h, first, J, score, kept, wrong);
+                else if (t == first) kept = plain_keep(b, g, h, first, J, wrong);
                 n = kept;
                 for (int64_t j = first; j <= t; j++) J[n++] = j;
-                for (int64_t j = 0; j < n; j++) sum += p[j] = exp(plain_score(b, g, h, t, J[j]));
+                for (int64_t j = 0; j < n; j++) {
+                    const bool biased = s->evict == HOLA_EVICT_LTE && j < kept && wrong != NO_BIAS;
+                    const double bias = biased ? 1 / (1 + exp(-(double)b->score[(g->row + J[j]) * s->HV + h])) : 1;
+                    sum += p[j] = exp(plain_score(b, g, h, t, J[j])) * bias;
+                }
                 for (int64_t j = 0; j < n; j++)
                     for (int64_t i = 0; i < s->V; i++) {
                         int64_t from = ((g->row + J[j]) * s->HV + h) * s->V + i;
@@ -204,6 +312,7 @@ static inline void plain_run(const struct batch *b, real *out, real *dv, enum wr
         }
     free(J);
     free(p);
+    free(score);
 }
 
 #endif

@@ -130,6 +130,37 @@ static inline double check_gradient(check_fn f, void *ctx, real *x, const real *
         if (!(check_e <= (tol))) fail_msg("%s: off finite differences by %.3g", #dx, check_e); \
     } while (0)
 
+/* The same along random directions of +1 and -1: two evaluations each see an error in any of the n numbers, where
+ * check_gradient, at two a number, looks at some. Relative to the derivative that such a direction has typically. */
+static inline double check_directions(check_fn f, void *ctx, real *x, const real *dx, int64_t n, int directions) {
+    const double step = 1e-4 / sqrt((double)n);
+    real *keep = malloc((size_t)n * sizeof *keep);
+    double worst = 0, norm = 0;
+    uint32_t random = 1;
+    assert_non_null(keep);
+    memcpy(keep, x, (size_t)n * sizeof *keep);
+    for (int64_t i = 0; i < n; i++) norm += (double)dx[i] * (double)dx[i];
+    for (int d = 0; d < directions; d++) {
+        const uint32_t seed = random;
+        double value[2], want = 0;
+        for (int side = 0; side < 2; side++) {
+            random = seed;
+            for (int64_t i = 0; i < n; i++) {
+                random = random * 1664525u + 1013904223u;
+                const double sign = random >> 31 ? 1 : -1;
+                x[i] = (real)(keep[i] + (side ? -sign : sign) * step);
+                if (side == 0) want += sign * (double)dx[i];
+            }
+            value[side] = f(ctx);
+        }
+        const double e = fabs((value[0] - value[1]) / (2 * step) - want) / fmax(sqrt(norm), 1e-8);
+        if (!(e <= worst)) worst = e == e ? e : 1e30;
+    }
+    memcpy(x, keep, (size_t)n * sizeof *keep);
+    free(keep);
+    return worst;
+}
+
 /* ---- threads, and a backend for CPU ops ---- */
 
 static inline struct hl_pool *check_pool(int threads, int64_t scratch) {

@@ -1,6 +1,7 @@
 # common.sh -- what the tests of the program share; they begin with: . "${0%/*}/common.sh"
 # HOLA names the program. Everything that a test needs it writes itself, into $dir.
 hola=${HOLA:-./hola}
+export HOLA_MODEL= # none: a test names its models
 [ -x "$hola" ] || { echo "$hola: no such program" && exit 1; }
 dir=$(mktemp -d) || exit 1
 trap 'rm -rf "$dir"' EXIT

@@ -18,6 +18,10 @@ static void run(const struct dev *d, struct batch *b) {
     dev_act_take(d, x.dq, b->dq, b->nq), dev_act_take(d, x.dk, b->dk, b->nq), dev_act_take(d, x.dv, b->dv, b->nv);
     if (x.dtau) dev_real_take(d, x.dtau, b->dtau, HV);
     dev_real_take(d, x.dsink, b->dsink, HV), dev_real_take(d, x.dgate, b->dgate, HV);
+    if (b->s.evict == HOLA_EVICT_LTE) {
+        dev_real_take(d, x.dscore, b->dscore, b->T * HV);
+        x.dscore = NULL;
+    }
     x.out = x.read = x.dq = x.dk = x.dv = NULL;
     x.lse = x.dtau = x.dsink = x.dgate = NULL;
     drop(d, &x);
@@ -37,9 +41,10 @@ static void near(const struct dev *d, const struct batch *b, const struct batch 
                {"lse", b->lse, want->lse, b->T, s->HV, 1},        {"dq", b->dq, want->dq, b->T, s->H * s->K, 2},
                {"dk", b->dk, want->dk, b->T, s->H * s->K, 2},     {"dv", b->dv, want->dv, b->T, s->HV * s->V, 1},
                {"dtau", b->dtau, want->dtau, 1, s->HV, 20},       {"dsink", b->dsink, want->dsink, 1, s->HV, 10},
-               {"dgate", b->dgate, want->dgate, 1, s->HV, 10}};
+               {"dgate", b->dgate, want->dgate, 1, s->HV, 10},    {"dscore", b->dscore, want->dscore, b->T, s->HV, 2}};
     assert_memory_equal(b->sel, want->sel, (size_t)b->ns * sizeof *b->sel);
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        if (all[i].got == b->dscore && s->evict != HOLA_EVICT_LTE) continue;
         const double e = check_distance(all[i].got, all[i].want, all[i].rows, all[i].width);
         if (!(e <= tol * all[i].by))
             fail_msg("%s: evict %d sinks %d w %d C %d heads %d/%d K %d V %d: %s is %.3g away", d->ops->name,
@@ -67,12 +72,30 @@ static void test_odd_shapes(void **state) {
     for (int f = 0; f < 2; f++) {
         struct dev d = dev_open(f);
         for (int i = 0; i < 5; i++)
-            for (int e = 0; e < 5; e++) {
+            for (int e = 0; e < KINDS; e++) {
                 const int64_t *k = kv[(i + e) % 3], group = 1 + (i + e) % 2;
                 if ((dev_slow(&d) && (i + e + f) % 3) || (dev_least() && (i + e) % 4)) continue;
                 against_ref(&d, (struct shape){wc[i][0], wc[i][1], 2, 2 * group, k[0], k[1], kinds[e]},
                             (uint64_t)(i * 100 + e * 10));
             }
+        dev_close(&d);
+    }
+}
+
+/* a gate that is a factor, and one that is closed: rows and tiles */
+static void test_linear_gate(void **state) {
+    static const struct shape all[] = {{5, 7, 2, 4, 24, 24, HOLA_EVICT_BETAE},
+                                       {20, 70, 1, 2, 64, 64, HOLA_EVICT_BETAE},
+                                       {4, 16, 1, 2, 16, 32, HOLA_EVICT_H2O},
+                                       {64, 256, 2, 2, 128, 128, HOLA_EVICT_BETAE}};
+    (void)state;
+    for (int f = 0; f < 2; f++) {
+        struct dev d = dev_open(f);
+        for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+            if (dev_slow(&d) && i == 3) continue;
+            compare(&d, with_linear_gate(mixed(&d, all[i], 70 + i), true),
+                    with_linear_gate(mixed(&d, all[i], 70 + i), true), tol_of(&d));
+        }
         dev_close(&d);
     }
 }
@@ -91,10 +114,10 @@ static void test_tiles(void **state) {
         struct dev d = dev_open(f);
         for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
             if (!dev_slow(&d) || (!all[i].big && !f))
-                against_ref(&d,
-                            (struct shape){all[i].window, all[i].chunk, 1, all[i].group, all[i].K, all[i].K,
-                                           kinds[dev_slow(&d) ? 0 : i % 5]},
-                            500 + i);
+                against_ref(
+                    &d,
+                    (struct shape){all[i].window, all[i].chunk, 1, all[i].group, all[i].K, all[i].K, kinds[i % KINDS]},
+                    500 + i);
         dev_close(&d);
     }
 }
@@ -110,6 +133,39 @@ static void test_whole_blocks(void **state) {
         compare(&d, rounded(&d, batch_new(s, len, 2, 60)), rounded(&d, batch_new(s, len, 2, 60)), tol_of(&d));
     }
     dev_close(&d);
+}
+
+/* Rows measured against the state, and learned scores, in the sizes of the presets and in one odd one; and versions that
+ * are wrong in what they alone have. */
+static void test_measured_and_learned(void **state) {
+    static const int64_t sizes[] = {64, 128, 256};
+    (void)state;
+    for (int f = 0; f < 2; f++) {
+        struct dev d = dev_open(f);
+        for (int e = 0; e < 2; e++) {
+            const hola_evict evict = e ? HOLA_EVICT_LTE : HOLA_EVICT_LOLA;
+            for (int i = 0; i < 3; i++) {
+                const struct shape s = {40, dev_slow(&d) ? 48 : 256, 1 + (i > 0), 2, sizes[i], sizes[i], evict};
+                const int64_t len[] = {3 * s.chunk + 5, s.chunk};
+                if (dev_slow(&d) && (f || (dev_least() && i))) continue;
+                compare(&d, rounded(&d, batch_new(s, len, 2, 70)), rounded(&d, batch_new(s, len, 2, 70)), tol_of(&d));
+            }
+            const struct shape s = {6, 16, 1, 2, f ? 24 : 64, f ? 16 : 64, evict};
+            for (int w = 0; w < 2; w++) {
+                const enum wrong wrong = !w ? RIGHT : e ? NO_BIAS : MEASURED_ONCE;
+                struct batch *b = mixed(&d, s, 17);
+                real *want = check_new(b->nv);
+                memcpy(want, b->out, (size_t)b->nv * sizeof(real));
+                plain_run(b, want, NULL, wrong);
+                run(&d, b);
+                if (wrong == RIGHT) CHECK_NEAR(b->out, want, b->T, s.HV * s.V, tol_of(&d), "%s", d.ops->name);
+                else CHECK_FAR(b->out, want, b->T, s.HV * s.V, 1e-2);
+                check_free(want, b->nv);
+                batch_free(b);
+            }
+        }
+        dev_close(&d);
+    }
 }
 
 /* a sequence of many blocks, whose selection is made in groups of them */
@@ -334,10 +390,13 @@ static void test_speed(void **state) {
 /* [test] [repeats of what is timed; 1 for a profiler] */
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_odd_shapes), cmocka_unit_test(test_tiles),        cmocka_unit_test(test_whole_blocks),
-        cmocka_unit_test(test_long),       cmocka_unit_test(test_first_rows),   cmocka_unit_test(test_definition),
-        cmocka_unit_test(test_odd_scores), cmocka_unit_test(test_large_logits), cmocka_unit_test(test_bits),
-        cmocka_unit_test(test_score),      cmocka_unit_test(test_speed),
+        cmocka_unit_test(test_odd_shapes),   cmocka_unit_test(test_tiles),
+        cmocka_unit_test(test_whole_blocks), cmocka_unit_test(test_measured_and_learned),
+        cmocka_unit_test(test_long),         cmocka_unit_test(test_first_rows),
+        cmocka_unit_test(test_definition),   cmocka_unit_test(test_odd_scores),
+        cmocka_unit_test(test_large_logits), cmocka_unit_test(test_bits),
+        cmocka_unit_test(test_score),        cmocka_unit_test(test_linear_gate),
+        cmocka_unit_test(test_speed),
     };
     int failed;
     if (argc > 1) cmocka_set_test_filter(argv[1]);

@@ -6,8 +6,9 @@
 
 static struct hl_backend *host;
 
-static const hola_evict kinds[] = {HOLA_EVICT_BETAE, HOLA_EVICT_E, HOLA_EVICT_BETAV, HOLA_EVICT_RECENCY,
-                                   HOLA_EVICT_H2O};
+static const hola_evict kinds[] = {HOLA_EVICT_BETAE, HOLA_EVICT_E,    HOLA_EVICT_BETAV, HOLA_EVICT_RECENCY,
+                                   HOLA_EVICT_H2O,   HOLA_EVICT_LOLA, HOLA_EVICT_LTE};
+enum { KINDS = sizeof kinds / sizeof *kinds };
 
 /* Same inputs on both sides. */
 static inline struct batch *rounded(const struct dev *d, struct batch *b) {
@@ -26,7 +27,11 @@ static inline struct hl_cache upload(const struct dev *d, const struct batch *b)
     const int64_t HV = b->s.HV, n = b->T * HV;
     struct hl_cache x = b->a;
     x.q = dev_act(d, b->q, b->nq), x.k = dev_act(d, b->k, b->nq), x.v = dev_act(d, b->v, b->nv);
-    x.score = dev_real(d, b->score, n);
+    x.score = x.recall = dev_real(d, b->score, n);
+    x.dscore = dev_real(d, NULL, n);
+    x.r_state = b->a.r_state ? dev_real(d, b->r, b->T * b->s.H) : NULL;
+    x.k_weight = b->a.k_weight ? dev_real(d, b->weight, b->s.K) : NULL;
+    x.block_S = b->nS ? dev_real(d, b->S, b->nS) : NULL;
     x.tau = dev_real(d, b->tau, HV), x.sink = dev_real(d, b->sink, HV), x.gate = dev_real(d, b->gate, HV);
     x.out = dev_act(d, b->out, b->nv), x.dout = dev_act(d, b->dout, b->nv), x.dv = dev_act(d, b->dv, b->nv);
     x.read = dev_act(d, NULL, b->nv), x.lse = dev_real(d, NULL, n);
@@ -37,8 +42,9 @@ static inline struct hl_cache upload(const struct dev *d, const struct batch *b)
     return x;
 }
 static inline void drop(const struct dev *d, const struct hl_cache *x) {
-    const void *all[] = {x->q,  x->k,    x->v,   x->score, x->tau, x->sink, x->gate, x->out,   x->dout,
-                         x->dv, x->read, x->lse, x->sel,   x->dq,  x->dk,   x->dtau, x->dsink, x->dgate};
+    const void *all[] = {x->q,     x->k,     x->v,      x->score,   x->tau,      x->sink,   x->gate, x->out,
+                         x->dout,  x->dv,    x->read,   x->lse,     x->sel,      x->dq,     x->dk,   x->dtau,
+                         x->dsink, x->dgate, x->dscore, x->r_state, x->k_weight, x->block_S};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) dev_drop(d, all[i]);
 }
 

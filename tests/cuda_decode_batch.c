@@ -62,7 +62,7 @@ static void every_kind(void **state) {
 }
 /* The same tokens are sampled whether the logits come to the host or not, for one session, a few or many. */
 static void choose_by(hola_model *m, int n, int steps) {
-    static const hola_sampling how[] = {{1, 0, 0, 1, 0, 0}, {1.2, 16, 40, 0.95, 0.01, 1}};
+    static const hola_sampling how[] = {{0, 1, 0, 0, 1, 0, 0}, {0, 1.2, 16, 40, 0.95, 0.01, 1}};
     int32_t *ids = random_ids(200, 101, 5), x[MAX_SESSIONS], y[MAX_SESSIONS], last = 0;
     float *logits = malloc((size_t)(n * 101) * sizeof *logits);
     m->decoder.always = false;
@@ -109,6 +109,8 @@ static void nan_is_reported(void **state) {
         snprintf(want, sizeof want, "the logits after token %d are not finite", (int)pos);
         assert_int_equal(hola_session_step_sample(c.s, n, next, &greedy, next), HOLA_ENUMERIC);
         assert_string_equal(hola_last_error(), want);
+        for (int i = 0; i < n; i++) assert_int_equal(next[i] == -1, i == n - 1); /* the others did choose */
+        next[n - 1] = 1;
         hola_session_reset(c.s[n - 1]);
         CHECK_OK(hola_session_step_sample(c.s, n, next, &greedy, next));
         batch_free(&c);

@@ -339,6 +339,44 @@ static void time_one(const struct dev *d, int64_t n, int64_t len, int64_t H, int
     free(seg);
 }
 
+/* block_S, from empty states and from sessions' */
+static void block_states(void **state) {
+    static const int64_t blocks[] = {3, 16, 64, 100}, len[] = {200, 1, 7, 64, 129};
+    static const struct gdn_shape shape[] = {{1, 2, 24, 40, GATE_RANDOM, -0.1, 0, 1},
+                                             {2, 2, 64, 64, GATE_RANDOM, -0.1, 0, 1}};
+    (void)state;
+    for (int f32 = 0; f32 < 2; f32++) {
+        struct dev d = dev_open(f32);
+        for (int i = 0; i < 16; i++) {
+            const struct gdn_shape *f = &shape[i / 2 % 2];
+            const int64_t block = blocks[i / 4];
+            const bool session = i % 2;
+            if (dev_slow(&d) && (i + f32) % 3) continue;
+            struct gdn_case *c = dev_case(&d, f, len, 5, 3);
+            if (session) place_in_blocks(c);
+            const int64_t count = block_count(c, block) * c->S;
+            struct hl_backend *pool = check_backend_open(1, hl_gdn_scratch(f->K, f->V));
+            real *want = check_new(count), *got = check_new(count), *zero = check_zero(5 * c->S);
+            struct gdn_result r = result_new(c);
+            struct dev_gdn x;
+            plain_block_states(hl_ops_named("cpu-ref"), pool, c, block, session ? r.S : zero, want);
+            dev_gdn_open(&d, &x, c, session ? r.S : NULL, true);
+            CHECK_OK(d.backend->storage.cut_rows(d.backend, &x.rows, block));
+            x.a.block = block, x.a.block_S = dev_real(&d, NULL, count);
+            d.ops->gdn_forward(d.backend, &x.a);
+            dev_real_take(&d, x.a.block_S, got, count);
+            check_block_states(c, block, got, want, tolerance(&d), d.ops->name);
+            CHECK_FAR(got, want + c->S, f->HV * f->K, f->V, 5e-2); /* a block early */
+            dev_gdn_close(&d, &x, c, &r);
+            result_free(c, &r);
+            check_free(want, count), check_free(got, count), check_free(zero, 5 * c->S);
+            hl_backend_close(pool);
+            case_free(c);
+        }
+        dev_close(&d);
+    }
+}
+
 static void speed(void **state) {
     (void)state;
     struct dev d = dev_open(false);
@@ -368,7 +406,7 @@ int main(int argc, char **argv) {
                                        cmocka_unit_test(gates),         cmocka_unit_test(short_segments),
                                        cmocka_unit_test(decode),        cmocka_unit_test(bits_and_mistakes),
                                        cmocka_unit_test(older),         cmocka_unit_test(forms),
-                                       cmocka_unit_test(speed)};
+                                       cmocka_unit_test(block_states),  cmocka_unit_test(speed)};
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     return cmocka_run_group_tests(tests, NULL, report);
 }

@@ -148,6 +148,16 @@ static void test_gate(void **state) {
     (void)state;
     all_variants(&kind_gate, Ms, Ds, COUNT(Ms));
 }
+static void test_kda_gate(void **state) {
+    static const int64_t Ms[] = {1, 7, 300, 65, 3, 0, 100}, Ds[] = {1, 64, 40, 5, 300, 8, 128};
+    (void)state;
+    all_variants(&kind_kda_gate, Ms, Ds, COUNT(Ms));
+}
+static void test_map(void **state) {
+    static const int64_t Ms[] = {1, 7, 33, 300, 0, 2000}, Ds[] = {1, 24, 100, 65, 16, 128};
+    (void)state;
+    all_variants(&kind_map, Ms, Ds, COUNT(Ms));
+}
 static void test_swiglu(void **state) {
     static const int64_t Ms[] = {1, 7, 3, 100}, Ds[] = {16, 101, 2816, 4001};
     (void)state;
@@ -371,10 +381,10 @@ static void test_speed(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rmsnorm), cmocka_unit_test(test_l2norm),        cmocka_unit_test(test_twonorm),
-        cmocka_unit_test(test_gate),    cmocka_unit_test(test_swiglu),        cmocka_unit_test(test_swiglu_rows),
-        cmocka_unit_test(test_conv),    cmocka_unit_test(test_conv_sessions), cmocka_unit_test(test_wrong),
-        cmocka_unit_test(test_speed),
+        cmocka_unit_test(test_rmsnorm),       cmocka_unit_test(test_l2norm),      cmocka_unit_test(test_twonorm),
+        cmocka_unit_test(test_gate),          cmocka_unit_test(test_kda_gate),    cmocka_unit_test(test_map),
+        cmocka_unit_test(test_swiglu),        cmocka_unit_test(test_swiglu_rows), cmocka_unit_test(test_conv),
+        cmocka_unit_test(test_conv_sessions), cmocka_unit_test(test_wrong),       cmocka_unit_test(test_speed),
     };
     return cmocka_run_group_tests(tests, setup, NULL);
 }

@@ -55,7 +55,7 @@ static void positions_of_what_is_kept(void **state) {
     CHECK_OK(hola_session_new(&s, m));
     for (int i = 0; i < 40; i++) CHECK_OK(hola_session_feed(s, ids + i, 1, NULL));
     for (int64_t head = 0; head < 4; head++) {
-        CHECK_OK(hl_session_kept(s, head / 2, head % 2, pos, &count));
+        CHECK_OK(hl_session_kept(s, head / 2, head % 2, pos, NULL, &count));
         assert_int_equal(count, 8);
         for (int64_t i = 0; i < count; i++) assert_int_equal(pos[i], 32 - count + i);
     }

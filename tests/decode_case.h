@@ -34,6 +34,20 @@ static const struct variant kinds[] = {
     {"gated_deltanet",
      "{" BODY "\"model_type\":\"gated_deltanet\",\"hidden_size\":64,\"num_heads\":2,\"head_dim\":32,\"expand_v\":2}"},
     {"delta_net", "{" BODY "\"model_type\":\"delta_net\",\"hidden_size\":192,\"num_heads\":3}"},
+    {"kda", "{" BODY "\"model_type\":\"kda\",\"hidden_size\":64,\"num_heads\":2,\"head_dim\":32}"},
+    {"kda, value heads, bound", "{" BODY "\"model_type\":\"kda\",\"hidden_size\":64,\"num_heads\":1,\"num_v_heads\":2,"
+                                "\"head_dim\":64,\"lower_bound\":-5,\"allow_neg_eigval\":true}"},
+    {"kda, memory", "{" BODY "\"model_type\":\"kda\",\"hidden_size\":64,\"num_heads\":2,\"head_dim\":32,"
+                    "\"cache_evict\":\"betae\"," SMALL_CACHE "}"},
+    {"gla", "{" BODY "\"model_type\":\"gla\",\"hidden_size\":128,\"num_heads\":2}"},
+    {"gla, no gate, clamped", "{" BODY "\"model_type\":\"gla\",\"hidden_size\":64,\"num_heads\":1,"
+                              "\"use_output_gate\":false,\"clamp_min\":-0.02}"},
+    {"gsa", "{" BODY "\"model_type\":\"gsa\",\"hidden_size\":64,\"num_heads\":2}"},
+    {"transformer", "{" BODY "\"model_type\":\"transformer\",\"hidden_size\":128,\"num_heads\":2}"},
+    {"transformer, grouped", "{" BODY "\"model_type\":\"transformer\",\"hidden_size\":256,\"num_heads\":4,"
+                             "\"num_kv_heads\":2}"},
+    {"transformer, 128", "{" BODY "\"model_type\":\"transformer\",\"hidden_size\":128,\"num_heads\":1}"},
+    {"gsa, one head", "{" BODY "\"model_type\":\"gsa\",\"hidden_size\":128,\"num_heads\":1}"},
     {"192, three chunks", "{" BODY_OF("512") "\"model_type\":\"hola\",\"hidden_size\":192,\"num_heads\":2,"
                                              "\"head_dim\":64,\"expand_v\":1," SMALL_CACHE "}"},
     {"46m", "{" PRESET "\"hidden_size\":512,\"head_dim\":128,\"intermediate_size\":768}"},

@@ -23,8 +23,26 @@ static struct seed seed_at(size_t i) {
         "\"eos_token_id\": [2, 3], \"use_short_conv\": false, \"conv_size\": 3, \"max_position_embeddings\": "
         "null, "
         "\"initializer_range\": 0.02, \"allow_neg_eigval\": true, \"x\": {\"y\": [1, 2.5e10, \"\xc3\xa9\"]}}",
+        "{\"model_type\": \"transformer\", \"hidden_size\": 32, \"num_heads\": 4, \"num_kv_heads\": 2, "
+        "\"qkv_bias\": true, \"qk_norm\": true, \"window_size\": 20, \"rope_theta\": 1000.0, \"hidden_ratio\": 2}",
+        "{\"model_type\": \"transformer\", \"num_kv_heads\": null, \"window_size\": null, \"rope_theta\": 5e5, "
+        "\"elementwise_affine\": true, \"qk_norm\": false}",
+        "{\"model_type\": \"gla\", \"hidden_size\": 64, \"num_heads\": 4, \"num_kv_heads\": 2, \"expand_k\": 0.5, "
+        "\"expand_v\": 1.0, \"feature_map\": \"sqrelu\", \"use_short_conv\": true, \"conv_size\": 3, "
+        "\"use_output_gate\": true, \"clamp_min\": -3.5, \"elementwise_affine\": false, \"fuse_norm\": true, "
+        "\"gate_logit_normalizer\": 16}",
+        "{\"model_type\": \"gsa\", \"hidden_size\": 64, \"num_heads\": 4, \"num_kv_heads\": null, \"num_slots\": null, "
+        "\"expand_k\": 1, \"expand_v\": 1, \"feature_map\": \"relu\", \"gate_logit_normalizer\": 8, "
+        "\"use_short_conv\": false, \"elementwise_affine\": true}",
+        "{\"model_type\": \"kda\", \"hidden_size\": 64, \"num_heads\": 2, \"num_v_heads\": 4, \"head_dim\": 16, "
+        "\"expand_v\": 2.0, \"allow_neg_eigval\": true, \"safe_gate\": true, \"lower_bound\": -5.0, "
+        "\"cache_evict\": \"betae\", \"cache_window\": 4}",
+        "{\"model_type\": \"hola\", \"num_v_heads\": 12, \"cache_evict\": \"lte\", \"cache_lte_dim\": 5, "
+        "\"cache_sinks\": 3}",
+        "{\"model_type\": \"hola\", \"cache_evict\": \"lola\", \"cache_norm\": \"rms\", \"cache_window\": 0}",
+        "{\"model_type\": \"hola\", \"cache_evict\": \"streaming\", \"cache_sinks\": 0}",
     };
-    return i < 4 ? (struct seed){texts[i], strlen(texts[i])} : (struct seed){NULL, 0};
+    return i < sizeof texts / sizeof *texts ? (struct seed){texts[i], strlen(texts[i])} : (struct seed){NULL, 0};
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {

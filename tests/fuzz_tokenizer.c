@@ -1,7 +1,7 @@
 /* fuzz_tokenizer.c -- any bytes as a tokenizer file, then any bytes as a text: refused with a message, or ids that
  * are tokens, the same for any number of threads, and that decode. A file and a text are told apart by a NUL. */
+#define MUTATE_RUNS 5000 /* a pattern takes a millisecond to compile */
 #include "mutate.h"
-#include "tokenizer/tokenizer.h"
 #include "tokenizer/tokenizer.h"
 
 #define PIECE(length, text, score, type) "\n" length "\n" text "\x15" score "\x18" type
@@ -51,14 +51,37 @@
     "\\\\s+(?!\\\\S)|\\\\s+\"}, \"behavior\": \"Isolated\", \"invert\": false}, {\"type\": \"ByteLevel\", " \
     "\"add_prefix_space\": false, \"use_regex\": false}]}"
 
+#define STEPS                                                                                                 \
+    "{\"type\": \"Sequence\", \"normalizers\": [{\"type\": \"NFKC\"}, {\"type\": \"NFD\"}, {\"type\": "       \
+    "\"Lowercase\"}, {\"type\": \"StripAccents\"}, {\"type\": \"Strip\", \"strip_left\": true, "              \
+    "\"strip_right\": true}, {\"type\": \"Replace\", \"pattern\": {\"Regex\": \"\\\\s+|b++\"}, \"content\": " \
+    "\"ab\"}, {\"type\": \"NFC\"}, {\"type\": \"Prepend\", \"prepend\": \"a\"}]}"
+#define LEVELS                                                                                                     \
+    "{\"type\": \"Sequence\", \"pretokenizers\": [{\"type\": \"Split\", \"pattern\": {\"Regex\": \"\\\\s+$\"}, "   \
+    "\"behavior\": \"MergedWithPrevious\", \"invert\": false}, {\"type\": \"Punctuation\", \"behavior\": "         \
+    "\"Contiguous\"}, {\"type\": \"Split\", \"pattern\": {\"String\": \"ab\"}, \"behavior\": \"MergedWithNext\", " \
+    "\"invert\": true}, " LEVEL_ONLY                                                                               \
+    ", {\"type\": \"Digits\", \"individual_digits\": true}, {\"type\": \"Split\", \"pattern\": {\"Regex\": "       \
+    "\"(?i:[a-c]|k)?[^\\\\p{Lu}x[yz]]{2,3}+|.\"}, \"behavior\": \"Isolated\", \"invert\": false}]}"
+#define LEVEL_ONLY "{\"type\": \"ByteLevel\", \"add_prefix_space\": false, \"use_regex\": true}"
+#define WHITE \
+    "{\"type\": \"Sequence\", \"pretokenizers\": [{\"type\": \"Whitespace\"}, {\"type\": \"WhitespaceSplit\"}]}"
+#define MARKS "\0 a\xcc\x81\xcc\xa3 \xe1\x84\x80\xe1\x85\xa1\xe1\x86\xa8 \xef\xac\x81 12ab\xc4\xb0 [y] <s>\xcd\x84\n"
+
 static struct seed seed_at(size_t i) {
     static const char spm[] = SPM TEXT;
     static const char level[] = JSON("null", LEVEL, LEVEL, "\"unk_token\": \"b\", \"fuse_unk\": true, ") TEXT;
     static const char meta[] = JSON("null", METASPACE("first"), METASPACE("first"), "\"unk_token\": \"b\", ") TEXT;
     static const char llama[] = JSON(LLAMA, "null", LLAMA_DECODER, "\"byte_fallback\": true, ") TEXT;
     static const char split[] = JSON("null", SPLIT, LEVEL, "\"ignore_merges\": true, ") TEXT;
-    static const struct seed seeds[] = {{spm, sizeof spm - 1},     {level, sizeof level - 1}, {meta, sizeof meta - 1},
-                                        {llama, sizeof llama - 1}, {split, sizeof split - 1}, {NULL, 0}};
+    static const char steps[] = JSON(STEPS, METASPACE("always"), LLAMA_DECODER, "\"unk_token\": \"b\", ") MARKS;
+    static const char levels[] = JSON("{\"type\": \"NFKD\"}", LEVELS, LEVEL, "") MARKS;
+    static const char white[] =
+        JSON("{\"type\": \"NFC\"}", WHITE, "{\"type\": \"Fuse\"}", "\"unk_token\": \"b\", ") MARKS;
+#define SEED(s) \
+    { s, sizeof s - 1 }
+    static const struct seed seeds[] = {SEED(spm),   SEED(level),  SEED(meta),  SEED(llama), SEED(split),
+                                        SEED(steps), SEED(levels), SEED(white), {NULL, 0}};
     return seeds[i];
 }
 

@@ -224,4 +224,46 @@ static inline void compare_gates(double tol, double grad_tol) {
     hl_backend_close(pool);
 }
 
+/* ---- the states after blocks (block_S) ---- */
+
+/* Segments are taken as sessions at positions 0, 5, 10, ..., so that blocks begin before them. */
+static inline void place_in_blocks(struct gdn_case *c) {
+    for (int64_t s = 0; s < c->rows.n; s++) c->seg[s].pos = 5 * s;
+}
+static inline int64_t block_count(const struct gdn_case *c, int64_t block) {
+    return hl_blocks_before(&c->rows, c->rows.n, block);
+}
+/* The same from the definition: a session's pass over every segment, cut at the ends of its blocks. NaN where block_S
+ * is not defined. */
+static inline void plain_block_states(const struct hl_ops *ops, struct hl_backend *pool, const struct gdn_case *c,
+                                      int64_t block, const real *start, real *to) {
+    struct gdn_result r = result_new(c);
+    for (int64_t i = 0; i < block_count(c, block) * c->S; i++) to[i] = (real)NAN;
+    for (int64_t s = 0; s < c->rows.n; s++) {
+        const struct hl_seg *g = &c->seg[s];
+        real *S = r.S + s * c->S;
+        memcpy(S, start + s * c->S, (size_t)c->S * sizeof(real));
+        for (int64_t t = 0, n; t < g->len; t += n) {
+            n = block - (g->pos + t) % block;
+            if (t + n >= g->len) break;
+            struct hl_seg piece = {.row = g->row + t, .len = n, .pos = g->pos + t, .state = (char *)S};
+            struct hl_rows rows = {.T = c->T, .n = 1, .seg = &piece};
+            struct hl_gdn a = c->a;
+            a.rows = &rows, a.out = r.out, a.m = r.m;
+            ops->gdn_forward(pool, &a);
+            const int64_t at = hl_blocks_before(&c->rows, s, block) + (g->pos + t) / block - g->pos / block;
+            memcpy(to + at * c->S, S, (size_t)c->S * sizeof(real));
+        }
+    }
+    result_free(c, &r);
+}
+/* Where `want` is defined, `got` is near it. */
+static inline void check_block_states(const struct gdn_case *c, int64_t block, const real *got, const real *want,
+                                      double tol, const char *who) {
+    for (int64_t i = 0; i < block_count(c, block); i++)
+        if (want[i * c->S] == want[i * c->S])
+            CHECK_NEAR(got + i * c->S, want + i * c->S, c->a.HV * c->a.K, c->a.V, tol, "%s: state after block %d of %d",
+                       who, (int)i, (int)block);
+}
+
 #endif

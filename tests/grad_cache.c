@@ -19,9 +19,10 @@ static double loss(void *ctx) {
     return sum;
 }
 
-static void differences(struct shape s, const char *who, uint64_t seed) {
+static void differences(struct shape s, const char *who, uint64_t seed, bool linear) {
     const int64_t len[] = {3 * s.chunk + 5, 2 * s.chunk};
     struct batch *b = batch_new(s, len, 2, seed);
+    if (linear) with_linear_gate(b, false);
     struct ctx c = {b, who};
     memset(b->dv, 0, (size_t)b->nv * sizeof(real));
     for (int64_t h = 0; h < s.HV; h++) b->dtau[h] = b->dsink[h] = b->dgate[h] = 0;
@@ -32,6 +33,7 @@ static void differences(struct shape s, const char *who, uint64_t seed) {
     CHECK_GRADIENT(loss, &c, b->tau, b->dtau, s.HV, 1e-6);
     CHECK_GRADIENT(loss, &c, b->sink, b->dsink, s.HV, 1e-6);
     CHECK_GRADIENT(loss, &c, b->gate, b->dgate, s.HV, 1e-6);
+    if (s.evict == HOLA_EVICT_LTE) CHECK_GRADIENT(loss, &c, b->score, b->dscore, b->T * s.HV, 1e-6);
 
     /* every entry of dv off by what rows kept by later blocks receive: must be seen */
     real *out = check_zero(b->nv), *dv = check_zero(b->nv);
@@ -46,14 +48,15 @@ static void differences(struct shape s, const char *who, uint64_t seed) {
 }
 
 static void test_differences(void **state) {
-    static const hola_evict kinds[] = {HOLA_EVICT_BETAE, HOLA_EVICT_RECENCY, HOLA_EVICT_H2O};
+    static const hola_evict kinds[] = {HOLA_EVICT_BETAE, HOLA_EVICT_RECENCY, HOLA_EVICT_H2O, HOLA_EVICT_LOLA,
+                                       HOLA_EVICT_LTE};
     (void)state;
     for (int i = -1; i < 0 || check_backend(i); i++)
-        for (int e = 0; e < 3; e++) {
+        for (int e = 0; e < 5; e++) {
             const char *who = i < 0 ? "cpu-ref" : check_backend(i);
-            differences((struct shape){4, 16, 1, 1, 16, 16, kinds[e]}, who, 3);
-            differences((struct shape){7, 5, 2, 4, 8, 12, kinds[e]}, who, 4);
-            differences((struct shape){0, 9, 1, 2, 8, 8, kinds[e]}, who, 5);
+            differences((struct shape){4, 16, 1, 1, 16, 16, kinds[e]}, who, 3, false);
+            differences((struct shape){7, 5, 2, 4, 8, 12, kinds[e]}, who, 4, e == 0);
+            differences((struct shape){0, 9, 1, 2, 8, 8, kinds[e]}, who, 5, false);
         }
 }
 

@@ -58,11 +58,12 @@ static void differentiate(const struct kind *k, const struct hl_ops *o, int64_t 
 
 static void gradients(const struct kind *k, const int64_t *widths) {
     for (int b = -1; b < 0 || check_backend(b); b++) {
-        const struct hl_ops *o = hl_ops_named(b < 0 ? "cpu-ref" : check_backend(b));
-        for (int v = 0; o && v < k->variants; v++)
+        struct hl_ops o = *hl_ops_named(b < 0 ? "cpu-ref" : check_backend(b));
+        hl_ops_fall_back(&o);
+        for (int v = 0; v < k->variants; v++)
             for (int d = 0; d < 3; d++) {
-                differentiate(k, o, 1, widths[d], v);
-                differentiate(k, o, 9, widths[d], v);
+                differentiate(k, &o, 1, widths[d], v);
+                differentiate(k, &o, 9, widths[d], v);
             }
     }
 }
@@ -70,17 +71,21 @@ static const int64_t Ds[] = {3, 16, 23}, heads[] = {1, 4, 6};
 static void test_rmsnorm(void **state) { (void)state, gradients(&kind_rms, Ds); }
 static void test_l2norm(void **state) { (void)state, gradients(&kind_l2, Ds); }
 static void test_gate(void **state) { (void)state, gradients(&kind_gate, heads); }
+static void test_logsigmoid(void **state) { (void)state, gradients(&kind_logsigmoid, Ds); }
+static void test_kda_gate(void **state) { (void)state, gradients(&kind_kda_gate, Ds); }
 static void test_swiglu(void **state) { (void)state, gradients(&kind_swiglu, Ds); }
+static void test_map(void **state) { (void)state, gradients(&kind_map, Ds); }
 static void test_conv(void **state) { (void)state, gradients(&kind_conv, Ds); }
 
 /* In double a fast source that has the right formula agrees to rounding. */
 static void test_fast_is_ref(void **state) {
-    static const struct kind *const kinds[] = {&kind_rms, &kind_l2, &kind_gate, &kind_swiglu, &kind_conv};
+    static const struct kind *const kinds[] = {&kind_rms,      &kind_l2,     &kind_gate, &kind_logsigmoid,
+                                               &kind_kda_gate, &kind_swiglu, &kind_map,  &kind_conv};
     const struct hl_ops *ref = hl_ops_named("cpu-ref"), *o = hl_ops_named("cpu-base");
     struct pw want, got;
     const char *name;
     (void)state;
-    for (int i = 0; i < 5; i++)
+    for (int i = 0; i < 8; i++)
         for (int v = 0; v < kinds[i]->variants; v++) {
             want = got = (struct pw){0};
             kinds[i]->build(&want, 150, 37, v);
@@ -149,9 +154,11 @@ static void test_wrong_gradients(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rmsnorm),         cmocka_unit_test(test_l2norm), cmocka_unit_test(test_gate),
-        cmocka_unit_test(test_swiglu),          cmocka_unit_test(test_conv),   cmocka_unit_test(test_fast_is_ref),
-        cmocka_unit_test(test_wrong_gradients),
+        cmocka_unit_test(test_rmsnorm),     cmocka_unit_test(test_l2norm),
+        cmocka_unit_test(test_gate),        cmocka_unit_test(test_logsigmoid),
+        cmocka_unit_test(test_kda_gate),    cmocka_unit_test(test_swiglu),
+        cmocka_unit_test(test_map),         cmocka_unit_test(test_conv),
+        cmocka_unit_test(test_fast_is_ref), cmocka_unit_test(test_wrong_gradients),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -29,7 +29,34 @@ static const struct variant variants[] = {
      "{" TINY "\"model_type\":\"hola\",\"num_heads\":2,\"head_dim\":16,\"expand_v\":1,\"cache_gate_init\":0}"},
     {"gated_deltanet", "{" TINY "\"model_type\":\"gated_deltanet\",\"num_heads\":2,\"head_dim\":16,\"expand_v\":2}"},
     {"delta_net", "{" TINY "\"model_type\":\"delta_net\",\"num_heads\":3}"},
+    {"hola lola", "{" TINY HOLA "\"expand_v\":1,\"cache_evict\":\"lola\"}"},
+    {"hola lola, l2, value heads 4",
+     "{" TINY HOLA "\"num_v_heads\":4,\"expand_v\":2,\"cache_evict\":\"lola\",\"cache_norm\":\"l2\"}"},
+    {"hola lte, value heads 4", "{" TINY HOLA "\"num_v_heads\":4,\"expand_v\":1,\"cache_evict\":\"lte\"}"},
+    {"hola lte, l2", "{" TINY HOLA "\"expand_v\":2,\"cache_evict\":\"lte\",\"cache_norm\":\"l2\",\"cache_lte_dim\":5}"},
     {"hola streaming", "{" TINY HOLA "\"expand_v\":1,\"cache_evict\":\"streaming\",\"cache_sinks\":3}"},
+    {"transformer", "{" TINY "\"model_type\":\"transformer\",\"num_heads\":3}"},
+    {"transformer, window", "{" TINY "\"model_type\":\"transformer\",\"num_heads\":4,\"num_kv_heads\":2,"
+                            "\"qkv_bias\":true,\"qk_norm\":true,\"window_size\":20,\"rope_theta\":1000.0}"},
+    {"gla", "{" TINY "\"model_type\":\"gla\",\"num_heads\":2,\"tie_word_embeddings\":true}"},
+    {"gla, convolutions, grouped heads",
+     "{" TINY "\"model_type\":\"gla\",\"num_heads\":4,\"num_kv_heads\":2,\"expand_k\":1,\"use_short_conv\":true,"
+     "\"feature_map\":\"relu\",\"clamp_min\":-0.1,\"use_output_gate\":false,\"elementwise_affine\":false}"},
+    {"gsa", "{" TINY "\"model_type\":\"gsa\",\"num_heads\":2,\"num_slots\":12}"},
+    {"gsa, convolutions, grouped heads",
+     "{" TINY "\"model_type\":\"gsa\",\"num_heads\":4,\"num_kv_heads\":2,\"num_slots\":null,\"expand_k\":0.5,"
+     "\"use_short_conv\":true,\"conv_size\":3,\"feature_map\":\"relu\",\"elementwise_affine\":false}"},
+    {"kda", "{" TINY "\"model_type\":\"kda\",\"num_heads\":2,\"head_dim\":16}"},
+    {"kda, value heads 4, lower bound",
+     "{" TINY "\"model_type\":\"kda\",\"num_heads\":2,\"num_v_heads\":4,\"head_dim\":16,\"expand_v\":0.5,"
+     "\"lower_bound\":-5.0,\"safe_gate\":true,\"allow_neg_eigval\":true,\"use_short_conv\":false}"},
+    {"kda with exact memory",
+     "{" TINY "\"model_type\":\"kda\",\"num_heads\":2,\"head_dim\":16,\"cache_evict\":\"betae\","
+     "\"cache_window\":8,\"cache_chunk\":32,\"cache_gate_init\":0.5}"},
+    {"kda with exact memory h2o, l2",
+     "{" TINY "\"model_type\":\"kda\",\"num_heads\":2,\"head_dim\":16,\"cache_evict\":\"h2o\","
+     "\"cache_norm\":\"l2\",\"cache_window\":8,\"cache_chunk\":32,\"cache_gate_init\":0.5}"},
+    {"hola, linear gates", "{" TINY HOLA "\"expand_v\":1,\"cache_gate_linear\":true}"},
 };
 enum { VARIANTS = sizeof variants / sizeof *variants };
 

@@ -11,7 +11,7 @@ static inline hola_config small(hola_model_type type) {
     hl_config_defaults(&c, type);
     c.hidden_size = 32;
     c.num_hidden_layers = 2;
-    c.num_heads = c.num_v_heads = 2;
+    c.num_heads = c.num_v_heads = c.num_kv_heads = 2;
     c.head_dim = c.head_v_dim = 16;
     c.intermediate_size = 64;
     c.vocab_size = 61;

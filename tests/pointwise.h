@@ -8,13 +8,14 @@
 #include "check.h"
 #include "backend/backend.h"
 
-enum { MAX_ARRAYS = 16, MAX_SEGS = 64 };
+enum { MAX_ARRAYS = 24, MAX_SEGS = 64 };
 
 struct array {
     const char *name;
     real *p;
     int64_t rows, width;
     bool out;
+    bool own; /* what one form keeps for its own backward pass: not compared */
 };
 
 struct pw {
@@ -26,6 +27,12 @@ struct pw {
         struct hl_gate gate;
         struct hl_swiglu swiglu;
         struct hl_conv conv;
+        struct hl_feature_map map;
+        struct hl_logsigmoid logsigmoid;
+        struct hl_kda_gate kda_gate;
+        struct hl_gla gla;
+        struct hl_gsa gsa;
+        struct hl_kda kda;
     } op;
     struct hl_rows rows;
     struct hl_seg seg[MAX_SEGS];
@@ -45,7 +52,7 @@ struct kind {
 static inline real *pw_add(struct pw *c, const char *name, int64_t rows, int64_t width, double lo, double hi) {
     struct array *a = &c->v[c->n++];
     assert_true(c->n <= MAX_ARRAYS);
-    *a = (struct array){name, check_new(rows * width), rows, width, !(lo < hi)};
+    *a = (struct array){name, check_new(rows * width), rows, width, !(lo < hi), false};
     if (lo < hi) check_fill(a->p, rows * width, lo, hi, 1000u + (uint64_t)c->n);
     return a->p;
 }
@@ -70,6 +77,7 @@ static inline double pw_distance(const struct pw *got, const struct pw *want, co
     double worst = 0;
     *name = "all";
     for (int i = 0; i < got->n; i++) {
+        if (got->v[i].own) continue;
         double e = check_distance(got->v[i].p, want->v[i].p, want->v[i].rows, want->v[i].width);
         if (e > worst) {
             worst = e;
@@ -81,14 +89,15 @@ static inline double pw_distance(const struct pw *got, const struct pw *want, co
 
 /* ---- norms ---- */
 
-/* variant 1: gated, 2: dx added to, 3: both */
+/* variant 1: gated, 2: dx added to, 4: no weights, 8: the gate is a sigmoid */
 static inline void rms_build(struct pw *c, int64_t M, int64_t D, int variant) {
     struct hl_rmsnorm *a = &c->op.rms;
     *a = (struct hl_rmsnorm){.M = M, .D = D, .eps = (real)1e-6, .dx_add = variant & 2};
     a->x = pw_add(c, "x", M, D, -2e-3, 2e-3); /* small, so that eps shows */
-    a->w = pw_add(c, "w", 1, D, 0.5, 1.5);
+    if (!(variant & 4)) a->w = pw_add(c, "w", 1, D, 0.5, 1.5);
     a->dy = pw_add(c, "dy", M, D, -1, 1);
-    a->dw = pw_add(c, "dw", 1, D, -1, 1);
+    if (!(variant & 4)) a->dw = pw_add(c, "dw", 1, D, -1, 1);
+    a->z_sigmoid = variant & 8;
     a->dx = variant & 2 ? pw_add(c, "dx", M, D, -1, 1) : pw_out(c, "dx", M, D);
     a->y = pw_out(c, "y", M, D);
     a->r = pw_out(c, "r", M, 1);
@@ -149,6 +158,55 @@ static inline void gate_backward(const struct hl_ops *o, struct hl_backend *p, c
     o->gate_backward(p, &c->op.gate);
 }
 
+/* ---- log decays per channel ---- */
+
+/* D: channels; variant 1: bias, 2: a bound, 4: normalizer 16 */
+static inline void logsigmoid_build(struct pw *c, int64_t T, int64_t D, int variant) {
+    struct hl_logsigmoid *a = &c->op.logsigmoid;
+    *a = (struct hl_logsigmoid){.T = T, .C = D, .normalizer = variant & 4 ? 16 : 1};
+    a->clamp_min = variant & 2 ? -2 / a->normalizer : -(real)INFINITY;
+    a->x = pw_add(c, "x", T, D, -8, 8);
+    a->dg = pw_add(c, "dg", T, D, 0.2, 1.2); /* one sign: the sums do not cancel */
+    a->g = pw_out(c, "g", T, D);
+    a->dx = pw_out(c, "dx", T, D);
+    if (!(variant & 1)) return;
+    a->bias = pw_add(c, "bias", 1, D, -2, 2);
+    a->dbias = pw_add(c, "dbias", 1, D, -1, 1);
+}
+static inline void logsigmoid_forward(const struct hl_ops *o, struct hl_backend *p, const struct pw *c) {
+    o->logsigmoid_forward(p, &c->op.logsigmoid);
+}
+static inline void logsigmoid_backward(const struct hl_ops *o, struct hl_backend *p, const struct pw *c) {
+    o->logsigmoid_backward(p, &c->op.logsigmoid);
+}
+
+/* D: d_k, of 3 heads; variant 1: negative eigenvalues, 2: a lower bound */
+static inline void kda_gate_build(struct pw *c, int64_t T, int64_t K, int variant) {
+    struct hl_kda_gate *a = &c->op.kda_gate;
+    enum { HV = 3 };
+    *a = (struct hl_kda_gate){.T = T, .HV = HV, .K = K, .neg_eigval = variant & 1};
+    a->lower_bound = variant & 2 ? -5 : 0;
+    /* without a bound on both sides of 20, where softplus becomes its argument */
+    a->x = pw_add(c, "x", T, HV * K, -6, variant & 2 ? 6 : 30);
+    a->b = pw_add(c, "b", T, HV, -8, 8);
+    a->A_log = pw_add(c, "A_log", 1, HV, -1, 1);
+    a->dt_bias = pw_add(c, "dt_bias", HV, K, -4, -1);
+    a->dg = pw_add(c, "dg", T, HV * K, 0.2, 1.2);
+    a->dbeta = pw_add(c, "dbeta", T, HV, -1, 1);
+    a->dA_log = pw_add(c, "dA_log", 1, HV, -1, 1);
+    a->ddt_bias = pw_add(c, "ddt_bias", HV, K, -1, 1);
+    a->g = pw_out(c, "g", T, HV * K);
+    a->beta = pw_out(c, "beta", T, HV);
+    a->dx = pw_out(c, "dx", T, HV * K);
+    a->db = pw_out(c, "db", T, HV);
+}
+static inline void kda_gate_forward(const struct hl_ops *o, struct hl_backend *p, const struct pw *c) {
+    o->kda_gate_forward(p, &c->op.kda_gate);
+}
+static inline void kda_gate_backward(const struct hl_ops *o, struct hl_backend *p, const struct pw *c) {
+    o->kda_gate_backward(p, &c->op.kda_gate);
+}
+
 /* ---- swiglu ---- */
 
 static inline void swiglu_build(struct pw *c, int64_t M, int64_t D, int variant) {
@@ -167,6 +225,23 @@ static inline void swiglu_forward(const struct hl_ops *o, struct hl_backend *p, 
 }
 static inline void swiglu_backward(const struct hl_ops *o, struct hl_backend *p, const struct pw *c) {
     o->swiglu_backward(p, &c->op.swiglu);
+}
+
+/* ---- feature maps: a variant for each ---- */
+
+static inline void map_build(struct pw *c, int64_t M, int64_t D, int variant) {
+    struct hl_feature_map *a = &c->op.map;
+    *a = (struct hl_feature_map){.M = M, .D = D, .kind = (hola_feature_map)(variant + 1)};
+    a->x = pw_add(c, "x", M, D, -6, 6);
+    a->dy = pw_add(c, "dy", M, D, -1, 1);
+    a->y = pw_out(c, "y", M, D);
+    a->dx = pw_out(c, "dx", M, D);
+}
+static inline void map_forward(const struct hl_ops *o, struct hl_backend *p, const struct pw *c) {
+    o->feature_map_forward(p, &c->op.map);
+}
+static inline void map_backward(const struct hl_ops *o, struct hl_backend *p, const struct pw *c) {
+    o->feature_map_backward(p, &c->op.map);
 }
 
 /* ---- conv: variants are numbers of taps; 0: SiLU alone ---- */
@@ -201,10 +276,13 @@ static inline void conv_backward(const struct hl_ops *o, struct hl_backend *p, c
     o->conv_backward(p, &c->op.conv);
 }
 
-static const struct kind kind_rms = {"rmsnorm", 4, rms_build, rms_forward, rms_backward};
+static const struct kind kind_rms = {"rmsnorm", 16, rms_build, rms_forward, rms_backward};
 static const struct kind kind_l2 = {"l2norm", 2, l2_build, l2_forward, l2_backward};
 static const struct kind kind_gate = {"gate", 4, gate_build, gate_forward, gate_backward};
+static const struct kind kind_logsigmoid = {"logsigmoid", 8, logsigmoid_build, logsigmoid_forward, logsigmoid_backward};
+static const struct kind kind_kda_gate = {"kda_gate", 4, kda_gate_build, kda_gate_forward, kda_gate_backward};
 static const struct kind kind_swiglu = {"swiglu", 1, swiglu_build, swiglu_forward, swiglu_backward};
+static const struct kind kind_map = {"feature_map", HOLA_MAP_COUNT - 1, map_build, map_forward, map_backward};
 static const struct kind kind_conv = {"conv", HL_CONV_MAX + 1, conv_build, conv_forward, conv_backward};
 
 #endif

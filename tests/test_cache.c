@@ -4,8 +4,8 @@
 
 static struct hl_backend *one, *three;
 
-static const hola_evict kinds[] = {HOLA_EVICT_BETAE,   HOLA_EVICT_E,   HOLA_EVICT_BETAV,
-                                   HOLA_EVICT_RECENCY, HOLA_EVICT_H2O, HOLA_EVICT_STREAMING};
+static const hola_evict kinds[] = {HOLA_EVICT_BETAE, HOLA_EVICT_E,         HOLA_EVICT_BETAV, HOLA_EVICT_RECENCY,
+                                   HOLA_EVICT_H2O,   HOLA_EVICT_STREAMING, HOLA_EVICT_LOLA,  HOLA_EVICT_LTE};
 enum { KINDS = sizeof kinds / sizeof *kinds };
 static const double tol = 2e-5;
 
@@ -50,6 +50,30 @@ static void test_large_blocks(void **state) {
     assert_true(hl_cache_scratch(512, 512, 4096, 4096) < 16 << 20);
 }
 
+/* A closed gate leaves out as it is, to the bit, and still has a gradient; sigma(gate) would be far away. */
+static void test_linear_gate(void **state) {
+    const struct shape s = {4, 16, 1, 3, 24, 16, HOLA_EVICT_BETAE};
+    struct batch *b = with_linear_gate(mixed(s, 61), true), *other = mixed(s, 61);
+    real *before = check_new(b->nv);
+    (void)state;
+    compare(with_linear_gate(mixed(s, 60), true), with_linear_gate(mixed(s, 60), true), tol);
+    memcpy(other->gate, b->gate, (size_t)s.HV * sizeof(real));
+    for (int i = -1; i < 0 || check_backend(i); i++) {
+        const char *who = i < 0 ? "cpu-ref" : check_backend(i);
+        if (!hl_ops_named(who)) continue;
+        batch_clear(b), batch_clear(other);
+        memcpy(before, b->out, (size_t)b->nv * sizeof(real));
+        batch_run(b, who, one, true), batch_run(other, who, one, true);
+        for (int64_t t = 0; t < b->T; t++)
+            assert_memory_equal(b->out + t * s.HV * s.V, before + t * s.HV * s.V, (size_t)s.V * sizeof(real));
+        assert_true(fabs((double)b->dgate[0]) > 1e-3);
+        CHECK_FAR(b->out, other->out, b->T, s.HV * s.V, 1e-2);
+        CHECK_FAR(b->dgate, other->dgate, 1, s.HV, 1e-2);
+    }
+    check_free(before, b->nv);
+    batch_free(b), batch_free(other);
+}
+
 /* ---- the definition, and wrong versions of it ---- */
 
 static void test_definition(void **state) {
@@ -78,6 +102,40 @@ static void test_definition(void **state) {
     batch_free(b);
 }
 
+/* rows measured against the state; a bias on the logits of kept rows */
+static void test_measured_and_learned(void **state) {
+    static const struct {
+        hola_evict evict;
+        enum wrong wrong;
+    } all[] = {{HOLA_EVICT_LOLA, RIGHT}, {HOLA_EVICT_LOLA, MEASURED_ONCE}, {HOLA_EVICT_LOLA, RAW_KEYS},
+               {HOLA_EVICT_LTE, RIGHT},  {HOLA_EVICT_LTE, NO_BIAS},        {HOLA_EVICT_LTE, LATEST}};
+    (void)state;
+    for (size_t n = 0; n < sizeof all / sizeof *all; n++) {
+        const struct shape s = {6, 16, 1, 2, 24, 16, all[n].evict};
+        struct batch *b = mixed(s, 17);
+        real *want = check_new(b->nv), *dv = check_new(b->nv);
+        for (int i = -1; i < 0 || check_backend(i); i++) {
+            const char *who = i < 0 ? "cpu-ref" : check_backend(i);
+            if (!hl_ops_named(who)) continue;
+            batch_clear(b);
+            memcpy(want, b->out, (size_t)b->nv * sizeof(real));
+            memcpy(dv, b->dv, (size_t)b->nv * sizeof(real));
+            plain_run(b, want, dv, all[n].wrong);
+            batch_run(b, who, one, true);
+            if (all[n].wrong == RIGHT) {
+                CHECK_NEAR(b->out, want, b->T, s.HV * s.V, tol, "%s", who);
+                CHECK_NEAR(b->dv, dv, b->T, s.HV * s.V, tol, "%s", who);
+            } else {
+                CHECK_FAR(b->out, want, b->T, s.HV * s.V, 1e-2);
+                CHECK_FAR(b->dv, dv, b->T, s.HV * s.V, 1e-2);
+            }
+        }
+        check_free(want, b->nv);
+        check_free(dv, b->nv);
+        batch_free(b);
+    }
+}
+
 /* scores that are equal, not numbers, infinite, negative zero */
 static void test_odd_scores(void **state) {
     static const real odd[] = {0, -0.0f, NAN, INFINITY, -INFINITY, 1, 1, 0.5f, -1, -NAN};
@@ -97,7 +155,7 @@ static void test_odd_scores(void **state) {
 /* After a whole block the state's positions are the next block's selection. */
 static void check_positions(const struct batch *b, const char *state, int64_t pos) {
     const struct shape *s = &b->s;
-    struct hl_cache_layout l = hl_cache_layout(s->K, s->V, s->window, s->chunk, sizeof(real));
+    struct hl_cache_layout l = hl_cache_layout(s->K, s->V, s->window, s->chunk, sizeof(real), hl_cache_factors(&b->a));
     if (pos % s->chunk || pos >= b->T) return;
     for (int64_t h = 0; h < s->HV; h++) {
         const int64_t *at = (const int64_t *)(const void *)(state + h * l.bytes + l.pos);
@@ -109,7 +167,8 @@ static void check_positions(const struct batch *b, const char *state, int64_t po
 /* One segment through a session in pieces of size, size + 1, ... (grows) or all of `size`. */
 static void feed(const struct batch *b, const char *who, int64_t size, bool grows, real *out) {
     const struct shape *s = &b->s;
-    const int64_t off = 192, bytes = hl_cache_state_bytes(s->HV, s->K, s->V, s->window, s->chunk, sizeof(real));
+    const int64_t off = 192, bytes = batch_state_bytes(b, sizeof(real));
+    real *S = check_new(s->HV * s->K * s->V);
     char *state = aligned_alloc(64, (size_t)((bytes + off + 127) / 64 * 64));
     struct hl_cache a = b->a;
     assert_non_null(state);
@@ -120,10 +179,15 @@ static void feed(const struct batch *b, const char *who, int64_t size, bool grow
     for (int64_t t = 0; t < b->T; t += size, size += grows) {
         struct hl_seg g = {.row = t, .len = size < b->T - t ? size : b->T - t, .pos = t, .state = state};
         struct hl_rows rows = {.T = b->T, .n = 1, .seg = &g};
+        real *block_S = batch_states(b, &rows, &S);
         a.rows = &rows;
+        a.block_S = block_S;
+        a.S_off = (char *)S - state; /* it may lie anywhere */
         hl_ops_named(who)->cache_forward(one, &a);
         check_positions(b, state + off, t + g.len);
+        free(block_S);
     }
+    check_free(S, s->HV * s->K * s->V);
     for (int64_t i = 0; i < off; i++) assert_int_equal(state[i], (char)0xff);
     for (int64_t i = off + bytes; i < off + bytes + 64; i++) assert_int_equal(state[i], (char)0xff);
     free(state);
@@ -236,6 +300,9 @@ static void test_bits(void **state) {
             memcpy(alone->v, x->v + vo, (size_t)alone->nv * sizeof(real));
             memcpy(alone->dout, x->dout + vo, (size_t)alone->nv * sizeof(real));
             memcpy(alone->score, x->score + at * s.HV, (size_t)(alone->T * s.HV) * sizeof(real));
+            memcpy(alone->r, x->r + at * s.H, (size_t)(alone->T * s.H) * sizeof(real));
+            memcpy(alone->weight, x->weight, (size_t)s.K * sizeof(real));
+            if (alone->nS) memcpy(alone->S, x->S + x->nS - alone->nS, (size_t)alone->nS * sizeof(real));
             memcpy(alone->tau, x->tau, (size_t)s.HV * sizeof(real));
             memcpy(alone->sink, x->sink, (size_t)s.HV * sizeof(real));
             memcpy(alone->gate, x->gate, (size_t)s.HV * sizeof(real));
@@ -257,11 +324,11 @@ static void test_session_bits(void **state) {
         for (int i = 0; check_backend(i); i++) {
             const struct shape s = {6, 8, 1, 2, 24, 16, kinds[e]};
             const int64_t len[] = {30, 41, 24}, before[] = {7, 23, 16}, more[] = {1, 17, 1};
-            const int64_t bytes = hl_cache_state_bytes(s.HV, s.K, s.V, s.window, s.chunk, sizeof(real));
             const char *who = check_backend(i);
             const struct hl_ops *ops = hl_ops_named(who);
             if (!ops) continue;
             struct batch *b = batch_new(s, len, 3, 31);
+            const int64_t S = batch_state_bytes(b, sizeof(real)), bytes = S + s.HV * s.K * s.V * (int64_t)sizeof(real);
             char *st = calloc(6, (size_t)bytes);
             real *out = check_new(b->nv);
             struct hl_seg g[3];
@@ -281,8 +348,13 @@ static void test_session_bits(void **state) {
                     }
                     for (int n = 0; n < 3; n += alone ? 1 : 3) {
                         struct hl_rows rows = {.T = b->T, .n = alone ? 1 : 3, .seg = g + n};
+                        real *after[3];
+                        for (int j = n; j < 3; j++) after[j - n] = (real *)(void *)(g[j].state + S);
+                        real *block_S = batch_states(b, &rows, after);
                         b->a.rows = &rows;
+                        b->a.block_S = block_S, b->a.S_off = S;
                         ops->cache_forward(alone ? one : three, &b->a);
+                        free(block_S);
                     }
                 }
             }
@@ -322,10 +394,18 @@ static void test_score(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_against_ref),  cmocka_unit_test(test_large_blocks), cmocka_unit_test(test_definition),
-        cmocka_unit_test(test_odd_scores),   cmocka_unit_test(test_streaming),    cmocka_unit_test(test_bits),
-        cmocka_unit_test(test_session_bits), cmocka_unit_test(test_score),        cmocka_unit_test(test_large_logits),
+        cmocka_unit_test(test_against_ref),
+        cmocka_unit_test(test_large_blocks),
+        cmocka_unit_test(test_definition),
+        cmocka_unit_test(test_odd_scores),
+        cmocka_unit_test(test_streaming),
+        cmocka_unit_test(test_bits),
+        cmocka_unit_test(test_session_bits),
+        cmocka_unit_test(test_score),
+        cmocka_unit_test(test_large_logits),
         cmocka_unit_test(test_first_rows),
+        cmocka_unit_test(test_measured_and_learned),
+        cmocka_unit_test(test_linear_gate),
     };
     int failed;
     one = check_backend_open(1, hl_cache_scratch(128, 128, 600, 700));

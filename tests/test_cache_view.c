@@ -12,7 +12,7 @@ static void kept_of(hola_model *m, const int32_t *ids, int64_t n, int64_t layer,
     hola_session *y;
     CHECK_OK(hola_session_new(&y, m));
     CHECK_OK(hola_session_feed(y, ids, n, NULL));
-    assert_int_equal(hl_session_kept(y, layer, head, pos, count), want);
+    assert_int_equal(hl_session_kept(y, layer, head, pos, NULL, count), want);
     hola_session_free(y);
 }
 
@@ -86,7 +86,7 @@ static void test_largest(void **state) {
 /* The score of the j-th row that the query saw, in the state of a session that stands before or after it. */
 static double score_of(const hola_session *y, const hola_config *c, int64_t layer, int64_t head, int64_t slot) {
     const struct hl_cache_layout at =
-        hl_cache_layout(c->head_dim, c->head_v_dim, c->cache_window, c->cache_chunk, sizeof(real));
+        hl_cache_layout(c->head_dim, c->head_v_dim, c->cache_window, c->cache_chunk, sizeof(real), false);
     const struct hl_state_layout *state = &y->model->state;
     const char *p = y->now.state.fixed + layer * state->layer + state->at[STATE_MEMORY] + head * at.bytes + at.score;
     return (double)((const real *)p)[slot];
@@ -142,6 +142,93 @@ static void test_read(void **state) {
     read_as_scored(m);
 }
 
+static int named(const char *name) {
+    int i = 0;
+    while (strcmp(variants[i].name, name)) i++;
+    return i;
+}
+
+/* lola: the scores after a whole number of blocks are those of the kept rows against the state then. */
+static void test_recall(void **state) {
+    static const char *const names[] = {"hola lola", "hola lola, l2, value heads 4"};
+    int32_t *ids = random_ids(N, 97, 6);
+    (void)state;
+    for (int n = 0; n < 2; n++) {
+        hola_model *m = variant_model(named(names[n]), 1, NULL);
+        const hola_config *c = hola_model_config(m);
+        const int64_t K = c->head_dim, V = c->head_v_dim, closed = N / c->cache_chunk * c->cache_chunk;
+        const bool rms = c->cache_norm == HOLA_NORM_RMS;
+        const struct hl_cache_layout at = hl_cache_layout(K, V, c->cache_window, c->cache_chunk, sizeof(real), rms);
+        struct hl_cache_view v;
+        hola_session *y;
+        CHECK_OK(hl_cache_view_make(&v, m, ids, N, 150));
+        CHECK_OK(hola_session_new(&y, m));
+        CHECK_OK(hola_session_feed(y, ids, closed, NULL));
+        for (int64_t j = 0; j < v.layers * v.heads; j++) {
+            const int64_t l = j / v.heads, h = j % v.heads;
+            const char *layer = y->now.state.fixed + l * m->state.layer,
+                       *p = layer + m->state.at[STATE_MEMORY] + h * at.bytes;
+            const real *S = (const real *)(const void *)(layer + m->state.at[STATE_S]) + h * K * V;
+            char name[80];
+            snprintf(name, sizeof name, "model.layers.%d.attn.cache_k_norm.weight", (int)l);
+            const int64_t tensor = hl_params_find(&m->params, name);
+            const real *weight = rms ? hl_model_vector(m, HL_INFER, tensor) : NULL;
+            for (int64_t i = 0; i < v.head[j].kept; i++) {
+                const real *k = (const real *)(const void *)(p + at.k) + i * K,
+                           *value = (const real *)(const void *)(p + at.v) + i * V;
+                const double f = rms ? (double)((const real *)(const void *)(p + at.factor))[i] : 1;
+                double sum = 0, length = 0;
+                for (int64_t a = 0; a < K; a++) {
+                    const double x = f * (double)k[a] / (rms ? (double)weight[a] : 1);
+                    length += x * x;
+                }
+                assert_true(fabs(length - 1) < 1e-3); /* a unit key */
+                for (int64_t b = 0; b < V; b++) {
+                    double e = (double)value[b];
+                    for (int64_t a = 0; a < K; a++)
+                        e -= f * (double)k[a] / (rms ? (double)weight[a] : 1) * (double)S[a * V + b];
+                    sum += e * e;
+                }
+                assert_true(fabs(sqrt(sum) - (double)v.head[j].score[i]) < 1e-4 * (1 + sqrt(sum)));
+            }
+        }
+        hl_cache_view_free(&v);
+        hola_session_free(y);
+        hola_model_free(m);
+    }
+    free(ids);
+}
+
+/* lte: a score far below zero leaves a kept row nothing of the read. */
+static void test_learned(void **state) {
+    int32_t *ids = random_ids(N, 97, 7);
+    double share[2] = {0};
+    (void)state;
+    for (int low = 0; low < 2; low++) {
+        hola_model *m = variant_model(named("hola lte, value heads 4"), 1, NULL);
+        struct hl_cache_view v;
+        for (int64_t i = 0; low && i < m->params.n; i++) {
+            const struct hl_tensor *t = &m->params.tensor[i];
+            if (!strstr(t->name, "cache_lte_out.bias")) continue;
+            for (int64_t j = 0; j < t->count; j++) m->rows[t->offset + j] = -80;
+        }
+        CHECK_OK(hl_cache_view_make(&v, m, ids, N, 150));
+        for (int64_t j = 0; j < v.layers * v.heads; j++) {
+            double sum = (double)v.head[j].p_sink;
+            for (int64_t i = 0; i < v.head[j].seen; i++) {
+                sum += (double)v.head[j].p[i];
+                if (i < v.head[j].seen_kept) share[low] += (double)v.head[j].p[i];
+            }
+            assert_true(fabs(sum - 1) < 1e-5);
+            for (int64_t i = 0; low && i < v.head[j].kept; i++) assert_true(v.head[j].score[i] < -20);
+        }
+        hl_cache_view_free(&v);
+        hola_model_free(m);
+    }
+    assert_true(share[0] > 0.1 && share[1] < 1e-6);
+    free(ids);
+}
+
 /* The text in one go or in pieces, and whichever token is the query: the same tokens stay. */
 static void test_same(void **state) {
     hola_model *m = variant_model(BETAE, 1, NULL);
@@ -179,9 +266,48 @@ static void test_refused(void **state) {
     hola_model_free(m);
 }
 
+/* Keys that repeat are alike. In the first layer, where the state does not depend on the gates, twice the gate adds
+ * twice as much; the rest is what a model without a memory reads. */
+static void test_alike_and_added(void **state) {
+    const hola_options opt = {.threads = 1};
+    int32_t *ids = random_ids(N, 97, 5);
+    (void)state;
+    double added[3][2];
+    for (int i = 0; i < 3; i++) {
+        hola_config c = variant_config(VARIANTS - 1); /* linear gates */
+        hola_model *m;
+        struct hl_cache_view v;
+        c.cache_gate_init = 0.5 * i;
+        CHECK_OK(hola_model_new(&m, &c, 7, &opt));
+        CHECK_OK(hl_cache_view_make(&v, m, ids, N, 150));
+        for (int h = 0; h < 2; h++) added[i][h] = (double)v.head[h].added;
+        hl_cache_view_free(&v);
+        hola_model_free(m);
+    }
+    for (int h = 0; h < 2; h++) {
+        assert_true(added[0][h] == 0 && added[1][h] > 1e-3);
+        assert_true(fabs(added[2][h] / added[1][h] - 2) < 1e-4);
+    }
+
+    hola_model *m = variant_model(BETAE, 1, NULL);
+    struct hl_cache_view once, again;
+    CHECK_OK(hl_cache_view_make(&once, m, ids, N, 150));
+    for (int i = 32; i < 64; i++) ids[i] = 5; /* a block of one token: behind the convolution all keys are the same */
+    CHECK_OK(hl_cache_view_make(&again, m, ids, 64, 40));
+    const struct hl_cache_view_head *a = &once.head[0], *b = &again.head[0];
+    for (int64_t i = 0; i < a->kept; i++) assert_true(a->alike[i] >= -1 && a->alike[i] <= 1 + 1e-6f);
+    int64_t same = 0, seen = 0;
+    for (int64_t i = 0; i < b->kept; i++) seen += b->pos[i] >= 36, same += b->pos[i] >= 36 && b->alike[i] > 0.9999f;
+    assert_true(same == seen || seen == 1);
+    hl_cache_view_free(&once), hl_cache_view_free(&again);
+    hola_model_free(m);
+    free(ids);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_kept), cmocka_unit_test(test_largest), cmocka_unit_test(test_read),
+        cmocka_unit_test(test_kept), cmocka_unit_test(test_alike_and_added), cmocka_unit_test(test_largest),
+        cmocka_unit_test(test_read), cmocka_unit_test(test_recall),          cmocka_unit_test(test_learned),
         cmocka_unit_test(test_same), cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -49,14 +49,29 @@ if [ -n "$browser" ]; then
         timeout 60 "$browser" --headless --no-sandbox --disable-gpu --user-data-dir="$dir/browser" --window-size=1200,900 \
             --dump-dom "file://$dir/$page.html" >"$dir/$page.dom" 2>/dev/null
     done
-    check "the page draws all heads' mean" grep -q 'data-drawn="-1"' "$dir/page.dom"
+    check "the page opens with the first head" grep -q 'data-drawn="0"' "$dir/page.dom"
+    check "so do its tables" grep -q 'id="share">layer 0, head 0: ' "$dir/page.dom"
+    check "BOS has its name" grep -q 'data-t="0"[^>]*>&lt;s&gt;</span>' "$dir/page.dom"
     check "a click chooses the last head" grep -q 'data-drawn="3"' "$dir/click.dom"
     check "the text is markup's text" grep -q 'data-t="5"[^>]*>&lt;</span>' "$dir/page.dom"
     check "every token has a place" [ "$(grep -o 'data-t=' "$dir/page.dom" | wc -l)" -eq "$(($(wc -c <"$dir/text") + 1))" ]
-    check "a mouse over a token tells of it" grep -q '^layer 1, head 1: m = ' "$dir/click.dom"
+    check "a mouse over a token tells of it" grep -q '<div>layer 1, head 1: m = ' "$dir/click.dom"
 else
     echo "SKIP the page in a browser: there is no chromium here"
 fi
+
+# every policy names what it ranks by
+for rule in 'betae m m' 'e |e| |e|' 'betav beta|v| beta|v|' 'h2o sum p sum p' 'recency m position' 'streaming m position' \
+    'lola |v-kS| |v-kS|' 'lte learned learned'; do
+    evict=${rule%% *} words=${rule#* }
+    case $evict in h2o) table='sum p' json='sum p' ;; *) table=${words% *} json=${words#* } ;; esac
+    sed "s/\"cache_chunk\"/\"cache_evict\": \"$evict\", \"cache_chunk\"/" "$dir/config.json" >"$dir/$evict.json"
+    "$hola" init -o "$dir/m_$evict" --config "$dir/$evict.json" -s 1 >/dev/null 2>&1 || bad "init with $evict failed"
+    "$hola" inspect -m "$dir/m_$evict" --tokenizer byte --memory -f "$dir/text" >"$dir/table" || bad "$evict failed"
+    check "$evict: the table says $table" grep -qF "least $table" "$dir/table"
+    "$hola" inspect -m "$dir/m_$evict" --tokenizer byte --memory -f "$dir/text" --json >"$dir/json" || bad "$evict failed"
+    check "$evict: JSON says $json" grep -qF "\"ranked_by\": \"$json\"" "$dir/json"
+done
 
 refused 2 'either --file or --ids' inspect -m "$dir/m" --memory
 refused 2 'need --memory' inspect -m "$dir/m" --layer 0

@@ -253,9 +253,9 @@ static void lines(void **state) {
         .loss = 1.0 / 3, .lr = 1e-4, .grad_norm = 2, .tok_per_s = 10, .seconds = 1, .val_loss = (double)NAN};
     (void)state;
     CHECK_OK(hl_metrics_open(&w, path, 0));
-    for (m.step = 1; m.step <= 5; m.step++) CHECK_OK(hl_metrics_add(&w, &m));
+    for (m.step = 1; m.step <= 5; m.step++) CHECK_OK(hl_metrics_add(&w, &m, NULL));
     m.loss = (double)INFINITY, m.val_loss = 0.1;
-    CHECK_OK(hl_metrics_add(&w, &m));
+    CHECK_OK(hl_metrics_add(&w, &m, NULL));
     CHECK_OK(hl_metrics_sync(&w));
     hl_metrics_close(&w);
     CHECK_OK(hl_metrics_history_read(&h, path));
@@ -285,13 +285,13 @@ static void lines(void **state) {
     small.rlim_cur = (rlim_t)kept + 200;
     setrlimit(RLIMIT_FSIZE, &small);
     hola_status got[3];
-    for (m.step = 5; m.step <= 7; m.step++) got[m.step - 5] = hl_metrics_add(&w, &m);
+    for (m.step = 5; m.step <= 7; m.step++) got[m.step - 5] = hl_metrics_add(&w, &m, NULL);
     struct stat st;
     stat(path, &st);
     setrlimit(RLIMIT_FSIZE, &limit);
     assert_true(got[0] == HOLA_OK && got[1] == HOLA_EIO && got[2] == HOLA_EIO);
     assert_true(st.st_size == w.size);
-    CHECK_OK(hl_metrics_add(&w, &m));
+    CHECK_OK(hl_metrics_add(&w, &m, NULL));
     hl_metrics_close(&w);
     CHECK_OK(hl_metrics_history_read(&h, path));
     assert_true(h.n == 8 && h.bad == 0);

@@ -46,7 +46,8 @@ expect 2 'either --preset NAME or --config FILE' init -o "$dir/m"
 expect 2 'either --preset NAME or --config FILE' init -o "$dir/m" --preset 46m --config x
 expect 2 'needs a value' init -o
 expect 2 "not 'int3'" init -o "$dir/m" --preset 46m --dtype int3
-expect 2 "not 'transformer'" init -o "$dir/m" --preset 46m --model-type=transformer
+expect 2 "not 'mamba'" init -o "$dir/m" --preset 46m --model-type=mamba
+expect 2 'transformer is not offered with and without an output gate' init -o "$dir/m" --preset 46m-gate --model-type=transformer
 for n in -1 1x x '' ' 1' +1 1.0 0x10 9223372036854775808; do
     expect 2 '--seed takes an integer' init -o "$dir/m" --preset 46m -s "$n"
     expect 2 '--split takes an integer' score -m "$dir/m" --split="$n"
@@ -91,7 +92,7 @@ expect 0 '46,408,896 parameters' init -o "$dir/46m" --preset 46m --dtype bf16
 rm -rf "$dir/46m"
 mkdir "$dir/part" && : >"$dir/part/model.safetensors"
 expect 1 'already holds a model.safetensors' init -o "$dir/part" --config "$dir/tiny.json"
-expect 1 '7m' init -o "$dir/x" --preset 7m
+expect 2 "--preset: '7m' is unknown" init -o "$dir/x" --preset 7m
 expect 1 "$dir/none.json" init -o "$dir/x" --config "$dir/none.json"
 expect 1 "$dir/tiny.json/x" init -o "$dir/tiny.json/x" --preset 46m
 echo '{"model_type": "hola", "hidden_size": -3}' >"$dir/bad.json"
@@ -152,6 +153,11 @@ for m in m wide gdn; do
     checks=$((checks + 1))
     distance "$dir/lost" "$dir/whole" | awk '{ exit !($1 != "x" && $1 > 1e-2) }' || bad "$m: a lost state goes unseen"
 done
+score "$dir/two" -m "$dir/m" --ids "$dir/ids" --ids "$dir/tail" # two texts, each as if it were alone
+score "$dir/first" -m "$dir/m" --ids "$dir/ids"
+score "$dir/second" -m "$dir/m" --ids "$dir/tail"
+cat "$dir/first" "$dir/second" >"$dir/both"
+ok cmp "$dir/two" "$dir/both"
 ids 300 >"$dir/ids"
 for split in 1 64 256 299 300 5000; do
     score "$dir/split" -m "$dir/m" --ids "$dir/ids" --split $split --mode decode
@@ -222,6 +228,24 @@ ok grep -q "\"parameters\": $trained," "$dir/out"
 expect 0 'gated_deltanet' inspect -m "$dir/gdn"
 grep -q cache_ "$dir/out" && bad 'inspect: a gated_deltanet has no cache'
 expect 0 'BF16' inspect -m "$dir/half"
+
+# a transformer: the keys and values of all tokens, or of a window
+expect 0 'transformer, ' init -o "$dir/trans" --config "$dir/gdn.json" --model-type transformer
+expect 0 '"rope_theta": 10000' inspect -m "$dir/trans" --json
+expect 0 '... and per token' inspect -m "$dir/trans"
+expect 1 'this model has no exact memory' inspect -m "$dir/trans" --memory --ids "$dir/ids"
+sed 's/"window_size": null/"window_size": 9/' "$dir/trans/config.json" >"$dir/window.json"
+expect 0 'transformer, ' init -o "$dir/window" --config "$dir/window.json"
+expect 0 'state of a session' inspect -m "$dir/window"
+grep -q 'per token' "$dir/out" && bad 'inspect: a window does not grow'
+sed 's/"window_size": null/"window_size": 0/' "$dir/trans/config.json" >"$dir/window.json"
+expect 1 'window_size: 0 is not between 1 and 1048576' init -o "$dir/none" --config "$dir/window.json"
+for m in trans window; do # all modes agree, to the last digit
+    expect 0 '"logprobs"' score -m "$dir/$m" --ids "$dir/ids" --json
+    cp "$dir/out" "$dir/prefill"
+    expect 0 '"logprobs"' score -m "$dir/$m" --ids "$dir/ids" --json --mode decode
+    ok cmp -s "$dir/prefill" "$dir/out"
+done
 expect 1 "$dir/nowhere" inspect -m "$dir/nowhere"
 cp -r "$dir/m" "$dir/cut"
 size=$(wc -c <"$dir/m/model.safetensors")
@@ -282,18 +306,19 @@ expect 1 "$dir/nowhere/x.svg" plot -o "$dir/nowhere/x.svg" "$dir/run.jsonl"
 
 # ---- results that cannot be written are failures ----
 
-full() { # ARGS...: standard output is full, closed, or a pipe that nobody reads
+full() { # ARGS...: standard output is full, closed, or a pipe that nobody reads (which ends it as SIGPIPE does)
     for how in full closed pipe; do
         checks=$((checks + 1))
         case $how in
-        full) "$hola" "$@" >/dev/full 2>"$dir/err"; got=$? ;;
-        closed) "$hola" "$@" >&- 2>"$dir/err"; got=$? ;;
+        full) want=1 said='hola: standard output: No space left on device'; "$hola" "$@" >/dev/full 2>"$dir/err"; got=$? ;;
+        closed) want=1 said='hola: standard output: Bad file descriptor'; "$hola" "$@" >&- 2>"$dir/err"; got=$? ;;
         pipe)
+            want=141 said=
             { sleep 0.1; "$hola" "$@" 2>"$dir/err"; echo $? >"$dir/status"; } | :
             got=$(cat "$dir/status") ;;
         esac
-        [ "$got" = 1 ] || bad "hola $*, output $how: status $got"
-        [ "$(grep -c '^hola: standard output: ' "$dir/err")" = "$(wc -l <"$dir/err")" ] || bad "hola $*, output $how: $(cat "$dir/err")"
+        [ "$got" = $want ] || bad "hola $*, output $how: status $got"
+        [ "$(cat "$dir/err")" = "$said" ] || bad "hola $*, output $how: $(cat "$dir/err")"
     done
 }
 ids 5000 >"$dir/ids"

@@ -11,7 +11,7 @@ static hola_status parse(hola_config *c, const char *text) {
 /* ---- counts ---- */
 
 static void test_presets(void **state) {
-    enum { H = HOLA_TYPE_HOLA, G = HOLA_TYPE_GATED_DELTANET, D = HOLA_TYPE_DELTA_NET };
+    enum { H = HOLA_TYPE_HOLA, G = HOLA_TYPE_GATED_DELTANET, D = HOLA_TYPE_DELTA_NET, T = HOLA_TYPE_TRANSFORMER };
     static const struct {
         const char *name;
         int type;
@@ -32,6 +32,9 @@ static void test_presets(void **state) {
         {"340m", D, 341594112},
         {"340m-gate", D, 341594112 + 24 * 1024 * 1024},
         {"46m-nogate", G, 46405728 - 12 * 512 * 512},
+        {"46m", T, 46674432},
+        {"170m", T, 186934272},
+        {"340m", T, 341099520},
     };
     hola_config c;
     (void)state;
@@ -47,10 +50,24 @@ static void test_presets(void **state) {
     assert_true(c.cache_window == 64 && c.cache_chunk == 256 && c.cache_tau_freeze);
     c.tie_word_embeddings = false;
     assert_int_equal(hola_config_parameters(&c), 341609856 + 32000 * 1024);
+    static const struct {
+        const char *name;
+        int64_t plain, learned;
+    } evict[] = {{"46m", 46405728 + 3168, 46612464}, {"170m", 187189440, 187589616}, {"340m", 341609856, 342410208}};
+    for (int i = 0; i < 3; i++) {
+        CHECK_OK(hola_config_preset(&c, evict[i].name, HOLA_TYPE_HOLA));
+        for (int e = 0; e < HOLA_EVICT_COUNT; e++) {
+            c.cache_evict = (hola_evict)e;
+            if (e == HOLA_EVICT_NONE) continue;
+            assert_int_equal(hola_config_parameters(&c), e == HOLA_EVICT_LTE ? evict[i].learned : evict[i].plain);
+        }
+    }
     CHECK_OK(hola_config_preset(&c, "340m", HOLA_TYPE_DELTA_NET));
     assert_true(c.num_heads == 8 && c.head_dim == 128);
     CHECK_FAILS(hola_config_preset(&c, "341m", HOLA_TYPE_HOLA), HOLA_EINVAL, "preset 341m: not one of 46m");
     CHECK_FAILS(hola_config_preset(&c, "46m-", HOLA_TYPE_HOLA), HOLA_EINVAL, "46m-");
+    CHECK_FAILS(hola_config_preset(&c, "46m-gate", HOLA_TYPE_TRANSFORMER), HOLA_EINVAL,
+                "preset 46m-gate: transformer is not offered");
     CHECK_FAILS(hola_config_preset(&c, "", HOLA_TYPE_HOLA), HOLA_EINVAL, "preset");
     CHECK_FAILS(hola_config_preset(&c, "46m", HOLA_TYPE_COUNT), HOLA_EINVAL, "46m");
 }
@@ -98,7 +115,7 @@ static void test_defaults(void **state) {
     CHECK_OK(parse(&c, "{\"model_type\": \"hola\"}"));
     assert_true(c.cache_evict == HOLA_EVICT_BETAE && c.cache_norm == HOLA_NORM_RMS && c.cache_window == 64);
     assert_true(c.cache_chunk == 256 && c.cache_gate_init == -4 && c.cache_tau_init == 1 && c.cache_tau_freeze &&
-                c.cache_sinks == 4);
+                c.cache_sinks == 4 && c.cache_lte_dim == 16);
     CHECK_OK(parse(&c, "{\"model_type\": \"delta_net\", \"hidden_size\": 1024}"));
     assert_true(c.num_heads == 16 && c.head_dim == 64 && c.head_v_dim == 64 && !c.use_gate && c.use_beta);
     assert_true(c.num_hidden_layers == 24 && c.intermediate_size == 2816);
@@ -187,11 +204,17 @@ static void test_bad_fields(void **state) {
         {"eos_token_id", "[]", "eos_token_id: expected an integer, found an array"},
         {"eos_token_id", "[[1]]", "eos_token_id: expected an integer, found an array"},
         {"cache_sinks", "4097", "cache_sinks: 4097 is not between 0 and 4096"},
+        {"cache_lte_dim", "0", "cache_lte_dim: 0 is not between 1 and 64"},
+        {"cache_lte_dim", "65", "cache_lte_dim: 65 is not"},
+        {"cache_lte_dim", "null", "cache_lte_dim: expected an integer, found null"},
+        {"cache_lte_dim", "1.5", "cache_lte_dim: expected an integer"},
         {"cache_window", "-1", "cache_window: -1 is not between 0 and 4096"},
         {"cache_window", "4097", "cache_window: 4097 is not"},
         {"cache_chunk", "0", "cache_chunk: 0 is not between 1 and 4096"},
         {"cache_chunk", "4097", "cache_chunk: 4097 is not"},
-        {"cache_evict", "\"lru\"", "cache_evict: \"lru\" is not one of betae, e, betav, recency, h2o, none, streaming"},
+        {"cache_evict", "\"lru\"",
+         "cache_evict: \"lru\" is not one of betae, e, betav, recency, h2o, none, streaming, "
+         "lola, lte"},
         {"cache_evict", "null", "cache_evict: expected a string, found null"},
         {"cache_norm", "\"\"", "cache_norm: \"\" is not one of rms, l2"},
         {"cache_norm", "1", "cache_norm: expected a string, found an integer"},
@@ -233,7 +256,7 @@ static void test_not_supported(void **state) {
     hola_config c;
     char text[400];
     (void)state;
-    for (int type = 0; type < HOLA_TYPE_COUNT; type++)
+    for (int type = 0; type <= HOLA_TYPE_DELTA_NET; type++)
         for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
             snprintf(text, sizeof text, "{\"model_type\": \"%s\", %s}", hola_model_type_name((hola_model_type)type),
                      cases[i][0]);
@@ -243,6 +266,77 @@ static void test_not_supported(void **state) {
     CHECK_OK(parse(&c,
                    "{\"model_type\": \"hola\", \"attn\": null, \"attnres_block_size\": null, \"conv_bias\": false, "
                    "\"use_mamba_gate\": true, \"qk_norm\": \"l2\", \"qk_activation\": \"silu\", \"fuse_norm\": 7}"));
+}
+
+/* ---- transformer ---- */
+
+#define TRANSFORMER "{" SMALL ", \"model_type\": \"transformer\""
+static void test_transformer(void **state) {
+    static const char *const wrong[][2] = {
+        {"\"num_heads\": 3", "num_heads: 3 does not divide hidden_size, 32"},
+        {"\"num_heads\": 32", "num_heads: 32 gives an odd head size, 1"},
+        {"\"num_heads\": null", "num_heads: expected an integer, found null"},
+        {"\"num_kv_heads\": 0", "num_kv_heads: 0 is not between 1 and 1024"},
+        {"\"num_heads\": 4, \"num_kv_heads\": 3", "num_kv_heads: 3 does not divide num_heads, 4"},
+        {"\"num_kv_heads\": 4", "num_kv_heads: 4 does not divide num_heads, 2"},
+        {"\"num_kv_heads\": true", "num_kv_heads: expected an integer"},
+        {"\"qkv_bias\": null", "qkv_bias: expected true or false, found null"},
+        {"\"qkv_bias\": 1", "qkv_bias: expected true or false"},
+        {"\"qk_norm\": null", "qk_norm: expected true or false, found null"},
+        {"\"qk_norm\": \"l2\"", "qk_norm: expected true or false, found a string"},
+        {"\"window_size\": 0", "window_size: 0 is not between 1 and 1048576"},
+        {"\"window_size\": -1", "window_size: -1 is not between"},
+        {"\"window_size\": 1048577", "window_size: 1048577 is not between"},
+        {"\"window_size\": 20.5", "window_size: expected an integer"},
+        {"\"rope_theta\": null", "rope_theta: expected a number, found null"},
+        {"\"rope_theta\": 0", "rope_theta: 0 is not between"},
+        {"\"rope_theta\": -1e4", "rope_theta: -10000 is not between"},
+        {"\"rope_theta\": \"1e4\"", "rope_theta: expected a number, found a string"},
+    };
+    static const char *const not_supported[][2] = {
+        {"\"attn\": {\"layers\": [1]}", "attn: hybrid"},
+        {"\"attnres_block_size\": 4", "attnres_block_size"},
+        {"\"hidden_act\": \"gelu\"", "hidden_act: only swish"},
+    };
+    char text[400];
+    hola_config c, d;
+    (void)state;
+    CHECK_OK(parse(&c, "{\"model_type\": \"transformer\"}"));
+    assert_true(c.hidden_size == 2048 && c.num_hidden_layers == 24 && c.num_heads == 32 && c.num_kv_heads == 32);
+    assert_true(c.intermediate_size == 5632 && !c.qkv_bias && !c.qk_norm && c.window_size == 0 && c.rope_theta == 1e4);
+    CHECK_OK(parse(&c, TRANSFORMER ", \"num_kv_heads\": null, \"window_size\": null, \"elementwise_affine\": 3}"));
+    assert_true(c.num_kv_heads == 2 && c.window_size == 0);
+    assert_int_equal(hola_config_parameters(&c), 22592); /* as the vector's */
+    CHECK_OK(parse(&d, "{" SMALL ", \"model_type\": \"transformer\", \"num_kv_heads\": 1, \"qkv_bias\": true, "
+                       "\"qk_norm\": true, \"window_size\": 20, \"rope_theta\": 1000.0}"));
+    assert_true(d.num_kv_heads == 1 && d.qkv_bias && d.qk_norm && d.window_size == 20 && d.rope_theta == 1000);
+    assert_int_equal(hola_config_parameters(&d), 22592 + 2 * (-2 * 16 * 32 + 64 + 32));
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        const bool heads = strstr(wrong[i][0], "num_heads\"") != NULL; /* the small config's own must not come twice */
+        snprintf(text, sizeof text, "{\"hidden_size\": 32, \"model_type\": \"transformer\", %s%s}",
+                 heads ? "" : "\"num_heads\": 2, ", wrong[i][0]);
+        CHECK_FAILS(parse(&c, text), HOLA_EFORMAT, wrong[i][1]);
+    }
+    for (size_t i = 0; i < sizeof not_supported / sizeof *not_supported; i++) {
+        snprintf(text, sizeof text, TRANSFORMER ", %s}", not_supported[i][0]);
+        CHECK_FAILS(parse(&c, text), HOLA_ENOTSUP, not_supported[i][1]);
+    }
+    /* every field of a session's numbers is in the hash */
+    hola_config e[6] = {d, d, d, d, d, d};
+    e[1].num_kv_heads = 2, e[2].qkv_bias = false, e[3].qk_norm = false, e[4].window_size = 0, e[5].rope_theta = 1e4;
+    for (int i = 1; i < 6; i++) assert_true(hl_config_hash(&e[i]) != hl_config_hash(&e[0]));
+    e[0].cache_window = 5, e[0].use_gate = !d.use_gate; /* fields of other types are not */
+    assert_true(hl_config_hash(&e[0]) == hl_config_hash(&d));
+    CHECK_OK(hola_config_preset(&c, "46m", HOLA_TYPE_TRANSFORMER));
+    assert_true(hl_config_hash(&c) == 0x02b8adbcc4f57f68);
+    /* a change of type takes the new type's defaults */
+    CHECK_OK(hola_config_preset(&c, "46m", HOLA_TYPE_HOLA));
+    hl_config_change_type(&c, HOLA_TYPE_TRANSFORMER);
+    CHECK_OK(hola_config_check(&c));
+    assert_true(c.num_heads == 4 && c.num_kv_heads == 4 && c.rope_theta == 1e4 && c.intermediate_size == 768);
+    hl_config_change_type(&c, HOLA_TYPE_HOLA);
+    CHECK_OK(hola_config_check(&c));
+    assert_true(c.num_v_heads == 4 && c.cache_evict == HOLA_EVICT_BETAE && c.hidden_size == 512);
 }
 
 static void test_bad_texts(void **state) {
@@ -319,13 +413,14 @@ static void test_check(void **state) {
     WRONG(cache_window, 4097);
     WRONG(cache_chunk, 0);
     WRONG(cache_sinks, -1);
+    WRONG(cache_lte_dim, 0);
     WRONG(cache_gate_init, NAN);
     WRONG(cache_tau_init, -INFINITY);
     WRONG(use_beta, false);
 #undef WRONG
     c = good;
     c.model_type = HOLA_TYPE_COUNT;
-    CHECK_FAILS(hola_config_check(&c), HOLA_EINVAL, "config: model_type: 3 is unknown");
+    CHECK_FAILS(hola_config_check(&c), HOLA_EINVAL, "is unknown");
     c = good;
     c.model_type = HOLA_TYPE_DELTA_NET;
     c.cache_chunk = 0; /* no matter there */
@@ -343,7 +438,7 @@ static void test_check(void **state) {
 static void test_hash(void **state) {
     static const struct {
         const char *preset;
-        uint64_t hash[HOLA_TYPE_COUNT];
+        uint64_t hash[HOLA_TYPE_DELTA_NET + 1];
     } cases[] = {
         {"46m", {0x984f770214e4b4d4, 0x30232689f47f319b, 0x55f145287f90d9e3}},
         {"170m-gate", {0xf3330d304fb46841, 0x86b61675f819357d, 0xa6d76bbd81a47aac}},
@@ -352,7 +447,7 @@ static void test_hash(void **state) {
     hola_config c, other;
     (void)state;
     for (int i = 0; i < 3; i++)
-        for (int type = 0; type < HOLA_TYPE_COUNT; type++) {
+        for (int type = 0; type <= HOLA_TYPE_DELTA_NET; type++) {
             CHECK_OK(hola_config_preset(&c, cases[i].preset, (hola_model_type)type));
             assert_true(hl_config_hash(&c) == cases[i].hash[type]);
         }
@@ -376,7 +471,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_presets),   cmocka_unit_test(test_vector_configs), cmocka_unit_test(test_defaults),
         cmocka_unit_test(test_meanings),  cmocka_unit_test(test_bad_fields),     cmocka_unit_test(test_not_supported),
-        cmocka_unit_test(test_bad_texts), cmocka_unit_test(test_check),          cmocka_unit_test(test_hash),
+        cmocka_unit_test(test_bad_texts), cmocka_unit_test(test_transformer),    cmocka_unit_test(test_check),
+        cmocka_unit_test(test_hash),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

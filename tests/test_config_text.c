@@ -26,12 +26,13 @@ static void check_round_trip(const hola_config *c) {
 }
 
 static void test_round_trip(void **state) {
-    static const char *const names[] = {"46m", "170m-gate", "340m"};
+    static const char *const names[] = {"46m", "170m-gate", "340m", "170m"};
     uint64_t seed = 1;
     hola_config c;
     (void)state;
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < 4; i++)
         for (int type = 0; type < HOLA_TYPE_COUNT; type++) {
+            if (i == 1 && type > HOLA_TYPE_DELTA_NET) continue; /* no output gate */
             CHECK_OK(hola_config_preset(&c, names[i], (hola_model_type)type));
             check_round_trip(&c);
         }
@@ -51,9 +52,42 @@ static void test_round_trip(void **state) {
         c.cache_evict = (hola_evict)(i % HOLA_EVICT_COUNT);
         c.cache_norm = (hola_cache_norm)(i / 7 % 2);
         c.cache_sinks = i % 13;
+        c.cache_lte_dim = 1 + i % 64;
         c.bos_token_id = i % 5 - 1;
         c.use_gate = i % 2;
         c.use_beta = i % 3 != 2 || i % 4;
+        check_round_trip(&c);
+    }
+}
+
+/* As fla writes it: every field, null where that is the default. */
+static void test_transformer(void **state) {
+    static const char *const texts[] = {
+        "{\"architectures\": [\"TransformerForCausalLM\"], \"attn\": null, \"elementwise_affine\": true, "
+        "\"fuse_norm\": true, \"hidden_act\": \"swish\", \"hidden_ratio\": null, \"hidden_size\": 1024, "
+        "\"initializer_range\": 0.02, \"intermediate_size\": null, \"max_position_embeddings\": 8192, "
+        "\"model_type\": \"transformer\", \"norm_eps\": 1e-06, \"num_heads\": 16, \"num_hidden_layers\": 24, "
+        "\"num_kv_heads\": null, \"pad_token_id\": null, \"bos_token_id\": 1, \"eos_token_id\": 2, "
+        "\"qk_norm\": false, \"qkv_bias\": false, \"rope_theta\": 10000.0, \"tie_word_embeddings\": true, "
+        "\"torch_dtype\": \"bfloat16\", \"use_cache\": true, \"vocab_size\": 32000, \"window_size\": null}",
+        "{\"architectures\": [\"TransformerForCausalLM\"], \"hidden_act\": \"silu\", \"hidden_ratio\": 4, "
+        "\"hidden_size\": 64, \"initializer_range\": 0.02, \"intermediate_size\": 48, "
+        "\"max_position_embeddings\": null, \"model_type\": \"transformer\", \"norm_eps\": 1e-06, \"num_heads\": 4, "
+        "\"num_hidden_layers\": 1, \"num_kv_heads\": 2, \"bos_token_id\": 1, \"eos_token_id\": [2, 3], "
+        "\"qk_norm\": true, \"qkv_bias\": true, \"rope_theta\": 1000, \"tie_word_embeddings\": false, "
+        "\"torch_dtype\": \"bfloat16\", \"vocab_size\": 61, \"window_size\": 20}"};
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        hola_config c;
+        char *text = NULL;
+        CHECK_OK(parse(&c, texts[i]));
+        CHECK_OK(hl_config_text(&c, texts[i], HOLA_BF16, &text));
+        json_t *was = json_loads(texts[i], 0, NULL), *is = json_loads(text, 0, NULL);
+        assert_true(json_equal(was, is));
+        json_decref(was), json_decref(is);
+        free(text);
+        check_round_trip(&c);
+        c.window_size = i ? 0 : 7; /* what changes is written */
         check_round_trip(&c);
     }
 }
@@ -162,8 +196,8 @@ static void test_fixtures(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_round_trip), cmocka_unit_test(test_text),     cmocka_unit_test(test_keeps_fields),
-        cmocka_unit_test(test_read),       cmocka_unit_test(test_fixtures),
+        cmocka_unit_test(test_round_trip),   cmocka_unit_test(test_transformer), cmocka_unit_test(test_text),
+        cmocka_unit_test(test_keeps_fields), cmocka_unit_test(test_read),        cmocka_unit_test(test_fixtures),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -65,8 +65,10 @@ assert [(x["doc"], x["choice"], x["tokens"]) for x in arc] == [(0, 0, 4), (0, 1,
 pick = lambda doc, norm: max(range(len(doc)), key=lambda i: doc[i]["loglikelihood"] / ([3, 3, 5] if len(doc) == 3 else [1, 1])[i] ** norm)
 for metric, norm in (("acc", 0), ("acc_norm", 1)):
     assert res["arc_easy"][metric] == ((pick(arc[:3], norm) == 1) + (pick(arc[3:], norm) == 1)) / 2
+assert [(x["gold"], x["chars"]) for x in arc] == [(1, 3), (1, 3), (1, 5), (1, 1), (1, 1)]
+assert all("gold" not in x and "score" not in x for x in wiki)
 fda = [x for x in s if x["task"] == "fda"][0]
-assert fda["target"] == "K1" and fda["correct"] == ("k1" in fda["output"].lower()) == bool(res["fda"]["contains"])
+assert fda["target"] == "K1" and fda["score"] == fda["correct"] == ("k1" in fda["output"].lower()) == bool(res["fda"]["contains"])
 assert "acc_norm" not in res["boolq"] and "perplexity_stderr" not in res["lambada_openai"]
 c = r["configs"]["wikitext"]
 assert c["bos"] == "double" and c["max_length"] == 256 and c["limit"] == 0 and c["split"] == "test" and c["version"] == 2
@@ -75,9 +77,10 @@ assert r["model_sha256"] == hashlib.sha256(open(d + "/m/config.json", "rb").read
 PY
 }
 check "the paper in the page" grep -q '27.32' "$dir/page.html"
+check "and that its models are of another size" grep -q 'Of another size than the paper' "$dir/page.html"
 check "nothing from elsewhere" [ "$(grep -c 'https\?://' "$dir/page.html")" -eq 0 ]
 ours --tasks arc_easy >"$dir/table" || bad "it failed, see above"
-check "a table" grep -q 'arc_easy .* 2  acc_norm ' "$dir/table"
+check "a table" grep -q 'arc_easy *acc_norm  *2  0.4167 ' "$dir/table"
 ours --tasks arc_easy --limit 1 --json | grep -q '"n": 1' || bad "--limit"
 
 # one scoring after the other gives the numbers of hola score
@@ -113,7 +116,7 @@ tail -n 1 "$dir/read"/lambada* >"$dir/line" && cat "$dir/line" >>"$(echo "$dir/r
 kept lambada_openai read >"$dir/out"
 ended "an answer twice" $? 1 'line 3 is not an answer of this evaluation'
 
-# requests, as tools/lm_eval_hola.py sends them
+# requests of the harness, as texts and as ids
 cat >"$dir/requests" <<'T'
 {"type": "loglikelihood", "context": "ab", "continuation": " cd"}
 {"type": "loglikelihood", "context_ids": [256, 97, 98], "continuation_ids": [32, 99, 100]}
@@ -128,17 +131,18 @@ check "texts and ids agree" [ "$(sed -n 1p "$dir/answers")" = "$(sed -n 2p "$dir
 ruler() { ours --tasks ruler_fwe,ruler_vt --limit 2 "$@"; }
 ruler --length 3000,4096 --max-length 9000 --dump "$dir/prompts" --json --log-samples "$dir/s1" >"$dir/one" || bad "it failed, see above"
 check "both lengths" grep -q '"ruler_fwe": {"n": 4, "3000": [^}]*"4096": ' "$dir/one"
+check "samples say their length" [ "$(grep -c '"length": 4096, .*"score": ' "$dir/s1")" -eq 4 ]
 check "eight samples" [ "$(wc -l <"$dir/prompts")" -eq 8 ]
 ruler --prompts "$dir/prompts" --max-length 9000 --json --log-samples "$dir/s2" >"$dir/two" || bad "it failed, see above"
-cut -d, -f1,4- "$dir/s1" >"$dir/s1.same" && cut -d, -f1,4- "$dir/s2" >"$dir/s2.same"
+sed 's/"length": [0-9]*, //' "$dir/s1" | cut -d, -f1,4- >"$dir/s1.same" && cut -d, -f1,4- "$dir/s2" >"$dir/s2.same"
 check "the same answers to prompts of a file" cmp "$dir/s1.same" "$dir/s2.same"
 check "and the same figures" [ "$(grep -o '"results.*"configs"' "$dir/one")" = "$(grep -o '"results.*"configs"' "$dir/two")" ]
 ruler --length 3000 --max-length 9000 --ruler nvidia --dump "$dir/theirs" >/dev/null || bad "it failed, see above"
 check "NVIDIA's prompts are others" [ "$(head -n 1 "$dir/theirs")" != "$(head -n 1 "$dir/prompts")" ]
 "$hola" eval --results "$dir/one" --results "$dir/json" --html "$dir/both.html" >"$dir/table" || bad "it failed, see above"
 check "results of two runs" [ "$(grep -c 'ruler_fwe \|arc_easy ' "$dir/table")" -eq 4 ]
-check "one model" [ "$(grep -c 'class=ours' "$dir/both.html")" -eq 3 ]
-check "a curve" grep -q '<svg' "$dir/both.html"
+check "one model" grep -q '"models":\[{"label":"[^"]*"}\]' "$dir/both.html"
+check "a curve" grep -q '"curves":\[{"task":"ruler_fwe","n":2,' "$dir/both.html"
 cat >"$dir/theirs" <<'T'
 {"model": "x", "model_sha256": "0", "dtype": "BF16", "parameters": 5000000,
  "results": {"niah_single_1": {"n": 9, "8192": 0.25, "8192_stderr": 0.125, "2048": 1.0, "4096": 0.5}},
@@ -146,10 +150,64 @@ cat >"$dir/theirs" <<'T'
   "max_length": 777, "precision": "bf16-harness", "limit": 9, "seed": 3, "seconds": 1, "split": null}}}
 T
 "$hola" eval --results "$dir/theirs" --html "$dir/both.html" >"$dir/table" || bad "it failed, see above"
-check "points by length" grep -q 'points="107.1,15.0 164.3,137.5 221.4,198.8 "' "$dir/both.html"
-check "an error with its figure" grep -q '8192  *0.2500  *0.1250' "$dir/table"
+check "points by length" grep -q '"points":\[\[2048.0,1.0,null\],\[4096.0,0.5,null\],\[8192.0,0.25,0.125\]\]' "$dir/both.html"
+check "an error with its figure" grep -q '8192  *9  *0.2500 ± 0.1250' "$dir/table"
 check "their settings" grep -q 'profile harness-0.4.8, bos never, retrieval harness-v1, max_length 777, log-likelihoods bf16' "$dir/table"
-check "their settings in the page" grep -q '<td>5.0M<td>BF16<td><code>0</code><td>harness-0.4.8<td>never<td>harness-v1<td>777<td>bf16-harness<td>9<td>3' "$dir/both.html"
+check "their size and weights in the page" grep -q '<span>5.0M</span><td><span>BF16</span><td><span>777</span>' "$dir/both.html"
+check "their settings in the page" grep -q 'Profile harness-0.4.8, BOS never, retrieval prompts harness-v1, log-likelihoods in bf16-harness, seed of prompts 3, limit 9' "$dir/both.html"
+
+# models side by side, with a test of their difference
+two() { "$hola" eval -m "$dir/m" -m "$dir/m2" --tokenizer byte --backend cpu --data "$dir/data" "$@"; }
+two --tasks arc_easy,wikitext --json >"$dir/json" || bad "it failed, see above"
+check "a paired test" grep -q '"compared": {"arc_easy": {"acc": {"difference": [-0-9.]*, "p": [0-9.]*, "test": "mcnemar"}' "$dir/json"
+check "two documents are too few" grep -q '"word_perplexity": {"difference": [-0-9.e]*, "p": null, "test": "none"}' "$dir/json"
+check "chance" grep -q '"chance": {"acc": 0.41666666666666[0-9]*, "acc_norm"' "$dir/json"
+two --tasks arc_easy >"$dir/table" || bad "it failed, see above"
+check "a table of two: $(cat "$dir/table")" grep -q 'n  chance *A ± error *B ± error *B - A *p' "$dir/table"
+check "one row a figure" [ "$(grep -c '^arc_easy' "$dir/table")" -eq 2 ]
+
+# everything is checked before anything is computed: no answer is kept
+late() { # late TEXT ARGS...
+    text=$1
+    shift
+    refused 1 "$text" eval --tokenizer byte --backend cpu --data "$dir/data" --out "$dir/late" "$@"
+    check "nothing was computed: $*" [ -z "$(ls "$dir/late" 2>/dev/null)" ]
+}
+late 'exceed max_length 256' -m "$dir/m" --tasks wikitext,ruler_fwe --length 3000
+late 'allenai/winogrande' -m "$dir/m" --tasks wikitext,winogrande
+late 'nowhere' -m "$dir/m" --tasks wikitext --html "$dir/nowhere/x.html"
+late 'nowhere' -m "$dir/m" --tasks wikitext --log-samples "$dir/nowhere/x"
+late 'none' -m "$dir/m" -m "$dir/none" --tasks wikitext
+sed 's/"vocab_size": 258/"vocab_size": 200/' "$dir/config.json" >"$dir/small.json"
+"$hola" init -o "$dir/small" --config "$dir/small.json" -s 1 >/dev/null 2>&1 || bad "init failed"
+late 'more than the model' -m "$dir/m" -m "$dir/small" --tasks wikitext
+late 'a continuation of' -m "$dir/m" --tasks wikitext,arc_easy --max-length 3
+touch "$dir/plain"
+refused 1 'plain' eval -m "$dir/m" --tokenizer byte --data "$dir/data" --tasks arc_easy --out "$dir/plain"
+# a file that cannot be written costs that file, not the table
+for option in --log-samples --html; do
+    ours --tasks arc_easy $option /dev/full >"$dir/table" 2>"$dir/err"
+    check "$option on a full disk" [ $? -eq 1 ]
+    check "$option: the table is there" grep -q '^arc_easy *acc_norm' "$dir/table"
+    check "$option: one line: $(cat "$dir/err")" [ "$(grep -c '^hola: /dev/full: cannot write: No space left' "$dir/err")" -eq 1 ]
+done
+# --length is of tasks with lengths alone
+for length in 3000 3100; do
+    ours --tasks arc_easy,ruler_fwe --length $length --limit 1 --max-length 9000 --out "$dir/lengths" >/dev/null 2>"$dir/err" || bad "it failed: $(cat "$dir/err")"
+done
+check "arc_easy once, ruler_fwe twice" [ "$(ls "$dir/lengths" | grep -c arc_easy) $(ls "$dir/lengths" | grep -c ruler_fwe)" = "1 2" ]
+
+# hola score: pipes, one token; a text that is none
+"$hola" score -m "$dir/m" --tokenizer byte --backend cpu -f - --json <"$dir/text" >"$dir/out" || bad "score -f -"
+check "score -f -" cmp "$dir/out" "$dir/score"
+mkfifo "$dir/pipe" && cat "$dir/text" >"$dir/pipe" &
+"$hola" score -m "$dir/m" --tokenizer byte --backend cpu -f "$dir/pipe" --json >"$dir/out" || bad "score -f PIPE"
+check "score of a pipe" cmp "$dir/out" "$dir/score"
+echo '[65]' | "$hola" score -m "$dir/m" --backend cpu --ids - >"$dir/out" || bad "score of one token"
+check "one token: $(cat "$dir/out")" grep -q 'ppl  *- (one token: there is nothing to predict)' "$dir/out"
+refused 1 'standard input: empty file' score -m "$dir/m" --tokenizer byte -f - </dev/null
+printf 'a\000b' >"$dir/binary"
+refused 1 'a zero byte at 1: not a text' eval -m "$dir/m" --tokenizer byte --text "$dir/binary"
 
 # bad input
 refused 2 'unknown task' eval -m "$dir/m" --data "$dir/data" --tasks arc

@@ -327,6 +327,8 @@ static void test_accuracy(void **state) {
     assert_true(got.metric[0].value == 0.5 && got.metric[0].error == 0.5);
     assert_string_equal(got.metric[1].name, "acc_norm");
     assert_true(got.metric[1].value == 0);
+    assert_true(fabs(got.metric[1].chance - (1.0 / 3 + 1.0 / 4) / 2) < 1e-15);
+    hl_metrics_free(&got);
     hl_set_free(&s);
 }
 
@@ -360,6 +362,7 @@ static void test_perplexity(void **state) {
     hl_perplexity_tally(NULL, &s, a, &got);
     for (int i = 0; i < 4; i++) /* words, bytes, bits per byte, tokens */
         if (!(fabs(got.metric[i].value - want[i]) < 1e-12 * want[i])) fail_msg("%s", got.metric[i].name);
+    hl_metrics_free(&got);
     hl_set_free(&s);
 }
 

@@ -272,6 +272,44 @@ static void mistakes_are_seen(void **state) {
     hl_backend_close(pool);
 }
 
+/* block_S: blocks shorter and longer than chunks, in sessions and from empty states, however short the segment */
+static void block_states(void **state) {
+    static const int64_t blocks[] = {1, 3, 16, 64, 100, 256}, len[] = {300, 1, 7, 64, 129, 9};
+    static const struct gdn_shape shapes[] = {{1, 2, 24, 40, GATE_RANDOM, -0.1, 0, 1},
+                                              {2, 2, 64, 130, GATE_NONE, 0, 0, 1}};
+    (void)state;
+    for (int n = 0; n < 2; n++)
+        for (int i = 0; i < 6; i++)
+            for (int session = 0; session < 2; session++) {
+                const struct gdn_shape *f = &shapes[n];
+                struct gdn_case *c = case_new(f, len, 6, 3);
+                const int64_t count = block_count(c, blocks[i]) + 8; /* later positions may take more */
+                struct hl_backend *pool = check_backend_open(3, hl_gdn_scratch(f->K, f->V));
+                real *want = check_new(count * c->S), *got = check_new(count * c->S), *zero = check_zero(6 * c->S);
+                struct gdn_result start = result_new(c);
+                if (session) place_in_blocks(c);
+                plain_block_states(hl_ops_named("cpu-ref"), pool, c, blocks[i], session ? start.S : zero, want);
+                for (int b = -1; b < 0 || check_backend(b); b++) {
+                    const char *who = b < 0 ? "cpu-ref" : check_backend(b);
+                    if (!hl_ops_named(who)) continue;
+                    struct gdn_result r = result_new(c);
+                    check_poison(got, count * c->S);
+                    c->a.block_S = got, c->a.block = blocks[i];
+                    if (session) run_session(hl_ops_named(who), pool, c, &r, false);
+                    else run_training(hl_ops_named(who), pool, c, &r, false);
+                    check_block_states(c, blocks[i], got, want, 1e-5, who);
+                    result_free(c, &r);
+                }
+                c->a.block_S = NULL;
+                if (blocks[i] == 16) /* one block late must be seen */
+                    CHECK_FAR(got + c->S, want, f->HV * f->K, f->V, 1e-2);
+                result_free(c, &start);
+                check_free(want, count * c->S), check_free(got, count * c->S), check_free(zero, 6 * c->S);
+                hl_backend_close(pool);
+                case_free(c);
+            }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(shapes),
@@ -281,6 +319,7 @@ int main(void) {
         cmocka_unit_test(threads_change_no_bits),
         cmocka_unit_test(neighbours_change_no_bits),
         cmocka_unit_test(mistakes_are_seen),
+        cmocka_unit_test(block_states),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -206,6 +206,29 @@ printf 'hello\nsomething else\nand then\n' | "$hola" generate $m -i -n 12 -s 1 -
 tail -c 12 "$dir/other.chat" >"$dir/b"
 differ a b
 
+# commands: they are not said to the model, and unknown ones are refused
+printf '/help\nhello\n/save\n/rest\n/undo now\nsomething else\n/reset\nhello\n/quit\nnever read\n' |
+    "$hola" generate $m -i -n 12 -s 1 --ignore-eos -q >"$dir/commands" 2>"$dir/err"
+ok test $? = 0
+for said in '/save FILE   save the session' '/save needs the name of a file' '/rest is not a command; /help lists them' \
+    '/undo takes nothing else' 'a new conversation'; do
+    ok grep -qF "$said" "$dir/err"
+done
+printf 'hello\n' | "$hola" generate $m -i -n 12 -s 1 --ignore-eos -q >"$dir/a"
+n=$(wc -c <"$dir/a")
+head -c "$n" "$dir/commands" >"$dir/b"
+same a b # /help before it left no trace
+tail -c "$n" "$dir/commands" >"$dir/b"
+same a b # nothing is left after /reset
+printf '/usr/bin is\n//quit\n' | "$hola" generate $m -i -n 3 -s 1 --ignore-eos -q >"$dir/b" 2>"$dir/err"
+ok test ! -s "$dir/err" # texts, not commands
+if command -v python3 >/dev/null; then
+    said=$(python3 "${0%/*}/chat_terminal.py" "$hola" $m -n 5 2>&1)
+    check "on a terminal: $said" test -z "$said"
+else
+    echo 'SKIP a conversation on a terminal: no python3'
+fi
+
 # Ctrl-C ends the text, not in the middle of a result
 "$hola" generate $m -p x -n -1 --ignore-eos --json -q >"$dir/a" 2>"$dir/err" &
 sleep 0.7

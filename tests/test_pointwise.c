@@ -77,6 +77,9 @@ static void against_ref(const struct kind *k, const int64_t *widths) {
 }
 static void test_rmsnorm(void **state) { (void)state, against_ref(&kind_rms, Ds); }
 static void test_l2norm(void **state) { (void)state, against_ref(&kind_l2, Ds); }
+static void test_logsigmoid(void **state) { (void)state, against_ref(&kind_logsigmoid, Ds); }
+static void test_kda_gate(void **state) { (void)state, against_ref(&kind_kda_gate, Ds); }
+static void test_map(void **state) { (void)state, against_ref(&kind_map, Ds); }
 static void test_gate(void **state) { (void)state, against_ref(&kind_gate, heads); }
 static void test_swiglu(void **state) { (void)state, against_ref(&kind_swiglu, Ds); }
 static void test_conv(void **state) { (void)state, against_ref(&kind_conv, Ds); }
@@ -225,6 +228,7 @@ static void test_wrong_gates(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_rmsnorm),         cmocka_unit_test(test_l2norm),   cmocka_unit_test(test_gate),
+        cmocka_unit_test(test_logsigmoid),      cmocka_unit_test(test_kda_gate), cmocka_unit_test(test_map),
         cmocka_unit_test(test_swiglu),          cmocka_unit_test(test_conv),     cmocka_unit_test(test_odd_sizes),
         cmocka_unit_test(test_swiglu_in_place), cmocka_unit_test(test_softplus), cmocka_unit_test(test_wrong_norms),
         cmocka_unit_test(test_wrong_gates),

@@ -63,9 +63,10 @@ static double off(const float *logits, const hola_sampling *p, const hola_sampli
 }
 
 static const hola_sampling chains[] = {
-    {1, 64, 40, 0.95, 0.05, 0.8}, {1, 0, 0, 1, 0, 1},          {1, 0, 5, 1, 0, 1},     {1, 0, 1, 1, 0, 2},
-    {1, 0, 0, 0.5, 0, 1},         {1, 0, 0, 0.999, 0, 1.5},    {1, 0, 0, 1, 0.1, 0.7}, {1.3, 64, 0, 0.9, 0, 1},
-    {0.7, 3, 20, 0.9, 0.02, 0.5}, {2, 1024, 100, 0.99, 0, 10}, {1, 0, VOCAB, 1, 1, 1}, {1, 0, 7, 1e-9, 0, 1},
+    {0, 1, 64, 40, 0.95, 0.05, 0.8}, {0, 1, 0, 0, 1, 0, 1},      {0, 1, 0, 5, 1, 0, 1},
+    {0, 1, 0, 1, 1, 0, 2},           {0, 1, 0, 0, 0.5, 0, 1},    {0, 1, 0, 0, 0.999, 0, 1.5},
+    {0, 1, 0, 0, 1, 0.1, 0.7},       {0, 1.3, 64, 0, 0.9, 0, 1}, {0, 0.7, 3, 20, 0.9, 0.02, 0.5},
+    {0, 2, 1024, 100, 0.99, 0, 10},  {0, 1, 0, VOCAB, 1, 1, 1},  {0, 1, 0, 7, 1e-9, 0, 1},
 };
 
 static void chances_are_right(void **state) {
@@ -85,7 +86,7 @@ static void chances_are_right(void **state) {
 static void a_missing_part_is_caught(void **state) {
     float logits[VOCAB];
     int32_t recent[] = {3, 299, 17, 3, 3, 150, 17};
-    const hola_sampling all = {1.5, 64, 12, 0.6, 0.2, 0.6};
+    const hola_sampling all = {0, 1.5, 64, 12, 0.6, 0.2, 0.6};
     (void)state;
     random_logits(logits, 3, 5);
     for (int i = 0; i < 7; i++) logits[recent[i]] = (float)(4 + i % 3);
@@ -109,7 +110,7 @@ static void a_missing_part_is_caught(void **state) {
 static void greedy(void **state) {
     float logits[VOCAB];
     struct hl_candidate work[VOCAB];
-    const hola_sampling p = {1, 64, 40, 0.95, 0.05, 0}, penalty = {3, 64, 0, 1, 0, 0};
+    const hola_sampling p = {0, 1, 64, 40, 0.95, 0.05, 0}, penalty = {0, 3, 64, 0, 1, 0, 0};
     const int32_t recent[] = {7};
     (void)state;
     random_logits(logits, 1, 3);

@@ -76,7 +76,8 @@ static void come_and_go(void **state) {
 
 /* A step and a choice in one are the two, one after the other; and the logits are gone. */
 static void step_and_sample(void **state) {
-    static const hola_sampling how[] = {{1.1, 20, 0, 0.99, 0, 1}, {1, 64, 40, 0.95, 0.05, 0.8}, {1, 0, 0, 1, 0, 0}};
+    static const hola_sampling how[] = {
+        {0, 1.1, 20, 0, 0.99, 0, 1}, {0, 1, 64, 40, 0.95, 0.05, 0.8}, {0, 1, 0, 0, 1, 0, 0}};
     hola_model *m = variant_model(0, 1, NULL);
     const int64_t vocab = m->cfg.vocab_size;
     int32_t *ids = random_ids(100, vocab, 5), x[3], y[3], wrong = 0;
@@ -238,7 +239,8 @@ static void not_a_number_is_refused(void **state) {
     (void)state;
     for (int i = 0; i < 3; i++) {
         CHECK_OK(hola_session_new(&s[i], m));
-        CHECK_OK(hola_session_feed(s[i], ids, 3, NULL));
+        CHECK_OK(hola_session_feed(s[i], ids, 2, NULL));
+        CHECK_OK(hola_session_step(&s[i], 1, ids + 2, NULL));
         assert_null(hola_session_logits(s[i]));
         assert_int_equal(hola_session_sample(s[i], NULL, &id), HOLA_EINVAL);
     }
@@ -251,6 +253,10 @@ static void not_a_number_is_refused(void **state) {
     assert_int_equal(hola_session_feed(s[1], ids, 2, logits), HOLA_ENUMERIC);
     int32_t next[3];
     assert_int_equal(hola_session_step_sample(s, 3, ids, NULL, next), HOLA_ENUMERIC);
+    assert_true(next[0] >= 0 && next[1] == -1 && next[2] >= 0);             /* the others have their choice */
+    const hola_sampling all = {.repeat_penalty = 1, .top_p = 1, .temp = 1}; /* of all logits */
+    assert_int_equal(hola_session_step_sample(s, 3, ids, &all, next), HOLA_ENUMERIC);
+    assert_true(next[0] >= 0 && next[1] == -1 && next[2] >= 0);
     for (int i = 0; i < 3; i++) assert_null(hola_session_logits(s[i]));
     hola_session_reset(s[1]);
     CHECK_OK(hola_session_feed(s[1], ids, 2, logits));

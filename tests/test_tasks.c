@@ -212,6 +212,7 @@ static void test_lambada(void **state) {
     assert_true(fabs(error - exp(3) * mean_error) < 1e-9);
     assert_true(fabs(value_of(&got, "acc", &error) - 1.0 / 3) < 1e-15);
     assert_true(fabs(error - sqrt((4.0 / 9 + 2.0 / 9) / 2 / 3)) < 1e-15);
+    hl_metrics_free(&got);
     hl_set_free(&s);
 }
 
@@ -232,11 +233,75 @@ static void test_contains(void **state) {
     hl_extract_tally(NULL, &s, a, &got);
     assert_true(fabs(value_of(&got, "contains", &error) - 1.0 / 3) < 1e-15 && error > 0.3 && error < 0.4);
     for (int i = 0; i < 3; i++) assert_true(a[i].score == (i == 0)), free(a[i].text.data);
+    hl_metrics_free(&got);
     hl_set_free(&s);
 }
 
+/* ---- two models ---- */
+
+static struct hl_comparison compare(const double *x, const double *y, const double *w, int64_t n, bool exponent) {
+    struct hl_metrics a = {0}, b = {0};
+    hl_metric_ratio(&a, "x", x, w, n, exponent);
+    hl_metric_ratio(&b, "x", y, w, n, exponent);
+    const struct hl_comparison c = hl_figure_compare(&a.metric[0], &b.metric[0]);
+    hl_metrics_free(&a);
+    hl_metrics_free(&b);
+    return c;
+}
+static void near_to(double got, double want, double by) {
+    if (!(fabs(got - want) <= by)) fail_msg("%.12g, not %.12g", got, want);
+}
+
+/* McNemar: of 12 documents that one of the two has right, 10 are the second's: 2 (1 + 12 + 66) / 2^12. */
+static void test_mcnemar(void **state) {
+    double x[40], y[40];
+    (void)state;
+    for (int i = 0; i < 40; i++) x[i] = y[i] = i % 2;
+    for (int i = 0; i < 12; i++) x[i] = i < 2, y[i] = i >= 2;
+    const struct hl_comparison c = compare(x, y, NULL, 40, false);
+    assert_int_equal(c.test, HL_TEST_MCNEMAR);
+    near_to(c.difference, 8.0 / 40, 1e-15);
+    near_to(c.p, 2 * (1 + 12 + 66) / 4096.0, 1e-12);
+    near_to(compare(x, x, NULL, 40, false).p, 1, 0);
+}
+
+/* Scores between 0 and 1, and perplexities: a normal test on the differences, by hand. */
+static void test_paired(void **state) {
+    double x[12], y[12], w[12], mean = 0, squares = 0;
+    (void)state;
+    for (int i = 0; i < 12; i++) x[i] = 0.5 + 0.01 * (i % 3), y[i] = x[i] + 0.02 * (i % 5) - 0.03, w[i] = 1;
+    for (int i = 0; i < 12; i++) mean += (y[i] - x[i]) / 12;
+    for (int i = 0; i < 12; i++) squares += (y[i] - x[i] - mean) * (y[i] - x[i] - mean);
+    const double p = erfc(fabs(mean) / sqrt(squares / 11 / 12) / sqrt(2));
+    struct hl_comparison c = compare(x, y, NULL, 12, false);
+    assert_int_equal(c.test, HL_TEST_PAIRED);
+    near_to(c.p, p, 1e-12);
+    c = compare(x, y, w, 12, true); /* weights of one: the same test, on the logarithm */
+    near_to(c.p, p, 1e-12);
+    assert_true(c.difference * mean > 0);
+    for (int i = 0; i < 12; i++) w[i] = 10 + 7 * (i % 4), x[i] *= w[i], y[i] *= w[i];
+    c = compare(x, y, w, 12, true);
+    assert_true(c.p > 0 && c.p < 1 && fabs(c.p - p) > 1e-6);
+    for (int i = 0; i < 12; i++) y[i] = x[i] + 0.01 * w[i]; /* the same gain everywhere */
+    assert_true(compare(x, y, w, 12, true).p < 1e-6);
+    assert_int_equal(compare(x, y, w, HL_LEAST_PAIRS - 1, true).test, HL_TEST_NONE);
+}
+
+/* Figures without documents: two errors of 3 and 4 are one of 5. */
+static void test_unpaired(void **state) {
+    const struct hl_figure a = {.value = 10, .error = 3}, b = {.value = 20, .error = 4},
+                           c = {.value = 20, .error = NAN};
+    (void)state;
+    assert_int_equal(hl_figure_compare(&a, &b).test, HL_TEST_UNPAIRED);
+    near_to(hl_figure_compare(&a, &b).p, erfc(2 / sqrt(2)), 1e-12);
+    assert_int_equal(hl_figure_compare(&a, &c).test, HL_TEST_NONE);
+    assert_true(isnan(hl_figure_compare(&a, &c).p));
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_rows), cmocka_unit_test(test_retrieval),
-                                       cmocka_unit_test(test_lambada), cmocka_unit_test(test_contains)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_rows),    cmocka_unit_test(test_retrieval),
+                                       cmocka_unit_test(test_lambada), cmocka_unit_test(test_contains),
+                                       cmocka_unit_test(test_mcnemar), cmocka_unit_test(test_paired),
+                                       cmocka_unit_test(test_unpaired)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

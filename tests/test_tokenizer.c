@@ -177,33 +177,6 @@ static void test_bytes(void **state) {
     hola_tokenizer_free(t);
 }
 
-/* ---- words ---- */
-
-static void check_words(enum hl_words words, const char *text, const char *want) {
-    char got[256] = "";
-    int64_t len = (int64_t)strlen(text), n = 0;
-    for (int64_t at = 0, end; at < len; at = end) {
-        end = hl_word_end(words, text, len, at);
-        assert_true(end > at && end <= len);
-        if (at > 0) got[n++] = '|';
-        memcpy(got + n, text + at, (size_t)(end - at)), n += end - at;
-    }
-    got[n] = 0;
-    if (strcmp(got, want) != 0) fail_msg("\"%s\": %s, not %s", text, got, want);
-}
-
-static void test_words(void **state) {
-    (void)state;
-    check_words(HL_WORDS_GPT2, "Hello  world, it's 1234 o'clock!!\n\n x ",
-                "Hello| | world|,| it|'s| 1234| o|'|clock|!!|\n\n| x| ");
-    check_words(HL_WORDS_LLAMA3, "Hello  world, IT'S 1234 (o'clock)!!\n\n x ",
-                "Hello| | world|,| IT|'S| |123|4| (|o|'clock|)!!\n\n| x| ");
-    check_words(HL_WORDS_QWEN2, "a 12\t b\r\n \nc", "a| |1|2|\t| b|\r\n \n|c");
-    check_words(HL_WORDS_GPT2, "\xe4\xbd\xa0\xe5\xa5\xbd\xe3\x80\x82\xff\xc2\xa0z",
-                "\xe4\xbd\xa0\xe5\xa5\xbd|\xe3\x80\x82\xff|\xc2\xa0|z");
-    check_words(HL_WORDS_SPACES, "a  b" HL_META_TEXT "c", "a| | b|" HL_META_TEXT "c");
-}
-
 /* ---- training ---- */
 
 /* Trains on words of a and b; the merges must be what counting all pairs anew each time gives. */
@@ -309,8 +282,8 @@ static void test_mistral(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_spm),     cmocka_unit_test(test_spm_spaces), cmocka_unit_test(test_spm_refused),
-        cmocka_unit_test(test_threads), cmocka_unit_test(test_bytes),      cmocka_unit_test(test_words),
-        cmocka_unit_test(test_train),   cmocka_unit_test(test_mistral),
+        cmocka_unit_test(test_threads), cmocka_unit_test(test_bytes),      cmocka_unit_test(test_train),
+        cmocka_unit_test(test_mistral),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

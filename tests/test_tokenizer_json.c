@@ -105,12 +105,14 @@ static void test_stale_pair(void **state) {
 
 static void test_json_refused(void **state) {
     static const char *const cases[][3] = {
-        {"\"normalizer\": null", "\"normalizer\": {\"type\": \"NFC\"}", "normalizer: type \"NFC\""},
+        {"\"normalizer\": null", "\"normalizer\": {\"type\": \"Nmt\"}", "normalizer: type \"Nmt\""},
+        {"\"normalizer\": null", "\"normalizer\": {\"type\": \"Replace\", \"content\": \"\"}", "Replace.pattern"},
+        {"\"normalizer\": null", "\"normalizer\": {\"type\": \"Prepend\", \"prepend\": 1}", "Prepend.prepend"},
         {"\"version\"", "\"mystery\": 1, \"version\"", "\"mystery\" is not a field"},
         {"\"truncation\": null", "\"truncation\": {}", "truncation"},
         {"\"type\": \"BPE\"", "\"type\": \"Unigram\"", "model.type"},
         {"\"post_processor\": null", "\"post_processor\": {\"type\": \"X\"}", "post_processor: type \"X\""},
-        {"{\"type\": \"ByteLevel\", \"add", "{\"type\": \"Digits\", \"add", "pre_tokenizer: type \"Digits\""},
+        {"{\"type\": \"ByteLevel\", \"add", "{\"type\": \"Bert\", \"add", "pre_tokenizer: type \"Bert\""},
         {"{\"type\": \"ByteLevel\"}", "null", "decoder"},
         {"{\"type\": \"ByteLevel\"}", "{\"type\": \"WordPiece\"}", "decoder: type \"WordPiece\""},
         {"\"unk_token\": null", "\"unk_token\": \"q\"", "model.unk_token"},
@@ -120,8 +122,10 @@ static void test_json_refused(void **state) {
         {"\"ab a\"", "\"ab q\"", "model.merges[2]"},
         {"\"ab a\"", "\"ab\"", "model.merges"},
         {"\"id\": 9", "\"id\": 8", "added_tokens"},
-        {"\"ByteLevel\", \"add", "\"Split\", \"behavior\": \"Isolated\", \"pattern\": {\"Regex\": \".\"}, \"add",
-         "Split.pattern"},
+        {"\"ByteLevel\", \"add", "\"Split\", \"behavior\": \"Isolated\", \"pattern\": {\"Regex\": \"(?<=a)b\"}, \"add",
+         "Split.pattern: not a known group, at character 1: \"(?<=a)b\""},
+        {"\"ByteLevel\", \"add", "\"Split\", \"behavior\": \"Odd\", \"pattern\": {\"Regex\": \".\"}, \"add",
+         "Split.behavior"},
         {"{\"version\"", "{{\"version\"", "line 1"},
     };
     char *dir = temp_new();

@@ -6,7 +6,11 @@
 #include "data/shard.h"
 #include "train/batch.h"
 #include "plot/training_plot.h"
+#include "train/memory.h"
+#include "train/tensorboard.h"
 #include "train/train.h"
+#include "train/watch.h"
+#include <unistd.h>
 
 #define PI 3.14159265358979323846
 
@@ -65,16 +69,22 @@ static const char config_text[] =
 
 struct watch {
     volatile sig_atomic_t stop;
-    int64_t stop_at, steps, notes;
+    int64_t steps, notes;
+    int64_t stop_at;             /* asked to stop after the first slice that step ... */
+    enum hl_train_phase stop_in; /* ... has of this */
     char note[512];
 };
-static void on_step(void *ctx, const struct hl_metric *m, double seconds) {
+static void on_work(void *ctx, const struct hl_train_work *x) {
     struct watch *w = ctx;
-    assert_true(seconds > 0);
+    assert_true(x->done >= 0 && x->done <= x->of);
+    if (x->step == w->stop_at && x->phase == w->stop_in && x->done == 1) w->stop = 1;
+}
+static void on_step(void *ctx, const struct hl_metric *m, const struct hl_train_step *x) {
+    struct watch *w = ctx;
+    assert_true(x->seconds > 0);
     /* a fresh model guesses: over all rows of the batch the loss is that of 61 equal tokens */
     if (m->step == 1) assert_true(fabs(m->loss - log(61)) < 0.02 * log(61));
     w->steps++;
-    if (m->step + 1 == w->stop_at) w->stop = 1; /* seen in the next step, which is then the last */
 }
 static void on_note(void *ctx, const char *line) {
     struct watch *w = ctx;
@@ -97,7 +107,8 @@ static struct hl_train options(const char *data, const char *out, struct watch *
                          .keep = 3,
                          .model = {.threads = 1},
                          .stop = &w->stop,
-                         .report = {.ctx = w, .step = on_step, .note = on_note}};
+                         .diverge = 2,
+                         .report = {.ctx = w, .work = on_work, .step = on_step, .note = on_note}};
     CHECK_OK(hl_config_parse(&o.config, config_text, (int64_t)strlen(config_text), "test"));
     return o;
 }
@@ -160,9 +171,15 @@ static void goes_on_to_the_bit(void **state) {
         assert_int_equal(r.step, STEPS);
         assert_int_equal(w.steps, STEPS);
         assert_int_equal(w.notes, 0);
+        const double low = r.low_val;
+        const int64_t low_step = r.low_step;
+        assert_true(isfinite(low) && low_step > 0);
         for (int64_t stop_at = 2; stop_at < STEPS - 1; stop_at += 3) {
             char *parts = path_of(dir, "parts");
-            struct watch v = {.stop_at = stop_at};
+            /* steps 4 and 8 are evaluated: there the evaluation is cut short, and made up for later */
+            const bool looks = stop_at % 4 == 0;
+            struct watch v = {.stop_at = looks ? stop_at : stop_at + 1,
+                              .stop_in = looks ? HL_TRAIN_VALIDATION : HL_TRAIN_STEP};
             struct hl_train p = options(data, parts, &v);
             p.documents = documents;
             p.restart = true;
@@ -170,12 +187,13 @@ static void goes_on_to_the_bit(void **state) {
             assert_true(r.stopped && r.step == stop_at);
             p.restart = false;
             p.model.threads = 2;           /* nor do threads matter */
-            v = (struct watch){.stop = 1}; /* asked before the first step: it makes that one */
+            v = (struct watch){.stop = 1}; /* asked before the first step: it makes none */
             CHECK_OK(hl_train_run(&p, &r));
-            assert_true(r.stopped && r.step == stop_at + 1);
+            assert_true(r.stopped && r.step == stop_at && v.steps == 0);
             v = (struct watch){0};
             CHECK_OK(hl_train_run(&p, &r));
-            assert_int_equal(v.steps, STEPS - stop_at - 1);
+            assert_int_equal(v.steps, STEPS - stop_at + looks);
+            assert_true(!r.stopped && r.low_val == low && r.low_step == low_step);
             same_curve(whole, parts);
             char *a = path_of(whole, "latest"), *b = path_of(parts, "latest");
             assert_true(same_file(a, b, "model.safetensors"));
@@ -291,7 +309,7 @@ static void plots(void **state) {
     struct hl_metric many[3000],
         one = {.step = 1, .loss = 2, .lr = 1, .grad_norm = (double)NAN, .tok_per_s = 5, .val_loss = (double)NAN};
     struct hl_metrics_history h[3] = {{.n = 3000, .at = many}, {.n = 1, .at = &one}, {0}};
-    const struct hl_plot_run run[3] = {{"a<b>&\"", &h[0]}, {"one", &h[1]}, {"none", &h[2]}};
+    const struct hl_plot_run run[3] = {{"a<b>&\"", dir, &h[0]}, {"one", NULL, &h[1]}, {"none", NULL, &h[2]}};
     (void)state;
     for (int i = 0; i < 3000; i++)
         many[i] = (struct hl_metric){.step = i + 1,
@@ -302,9 +320,10 @@ static void plots(void **state) {
                                      .val_loss = i % 100 ? (double)NAN : 3 + 4e-16};
     CHECK_OK(hl_plot_write(html, run, 3, 30));
     text = temp_read(dir, "p.html", NULL);
-    assert_non_null(strstr(text, "content='30'"));
-    assert_non_null(strstr(text, "a&lt;b>&amp;&quot;"));
-    assert_null(strstr(text, "nan"));
+    assert_non_null(strstr(text, "content=\"30\""));
+    assert_non_null(strstr(text, "a\\u003cb>&\\\"")); /* text, not markup */
+    assert_null(strstr(strstr(text, "id=\"data\""), "nan"));
+    assert_non_null(strstr(text, "\"best\":{\"step\":"));
     assert_null(strstr(text, "http://www.w3.org/1999")); /* nothing is loaded from anywhere */
     free(text);
     CHECK_OK(hl_plot_write(svg, run, 3, 0));
@@ -316,8 +335,171 @@ static void plots(void **state) {
     temp_remove(dir);
 }
 
+/* ---- a run that goes wrong ---- */
+
+static struct hl_watch fed(double limit, const double *loss, int64_t n, double last, int64_t times) {
+    struct hl_watch w;
+    hl_watch_begin(&w, limit);
+    for (int64_t i = 0; i < n + times; i++) {
+        const struct hl_metric m = {.step = i + 1, .loss = i < n ? loss[i] : last, .val_loss = (double)NAN};
+        hl_watch_add(&w, &m);
+    }
+    return w;
+}
+
+static void divergence_is_seen(void **state) {
+    const double down[] = {10, 9, 8, 7, 6, 5, 4, 4, 4, 4};
+    (void)state;
+    struct hl_watch w = fed(2, down, 10, 50, HL_WATCH_STEPS - 1); /* a spike, however high, may pass */
+    assert_false(hl_watch_diverged(&w));
+    w = fed(2, down, 10, 50, HL_WATCH_STEPS);
+    assert_true(hl_watch_diverged(&w));
+    w = fed(2, down, 10, (double)NAN, HL_WATCH_STEPS);
+    assert_true(hl_watch_diverged(&w));
+    w = fed(0, down, 10, 50, HL_WATCH_STEPS); /* turned off */
+    assert_false(hl_watch_diverged(&w));
+    w = fed(2, down, 10, 5.5, 1000); /* not that far above */
+    assert_false(hl_watch_diverged(&w));
+    assert_true(hl_watch_ended_badly(&w, 12.5));
+    assert_false(hl_watch_ended_badly(&w, 11.5));
+
+    const double val[] = {7, 6, 6.1, 6.2, 6.3, 6.4, 5.9, 6.0, 6.0, 6.001, 6.5};
+    const int64_t warned[] = {5, 10}; /* once for each lowest: the third above it */
+    int64_t k = 0;
+    hl_watch_begin(&w, 2);
+    for (int64_t i = 0; i < 11; i++) {
+        const struct hl_metric m = {.step = i + 1, .loss = 5, .val_loss = val[i]};
+        hl_watch_add(&w, &m);
+        if (!hl_watch_rising(&w, &m)) continue;
+        assert_true(k < 2);
+        assert_int_equal(m.step, warned[k++]);
+    }
+    assert_int_equal(k, 2);
+    assert_true(w.low_val == 5.9 && w.low_step == 7);
+}
+
+/* No checkpoint is written of a model without a finite loss; those that are there stay. */
+static void a_broken_model_is_not_kept(void **state) {
+    char *dir = temp_new(), *data = path_of(dir, "data"), *out = path_of(dir, "a");
+    struct watch w = {0};
+    struct hl_train_result r;
+    (void)state;
+    CHECK_OK(hl_make_dirs(data));
+    make_data(data, "train", 1500, 1);
+    struct hl_train o = options(data, out, &w);
+    o.schedule = (struct hl_schedule){.kind = HL_CONSTANT, .peak = 1e30, .warmup = 0, .decay = -1};
+    o.steps = 3, o.save_every = 1, o.adamw.clip = 0;
+    CHECK_FAILS(hl_train_run(&o, &r), HOLA_ENUMERIC, "no checkpoint was written. Try a lower --lr (it was 1e+30)");
+    assert_int_equal(r.latest, -1);
+    assert_int_equal(w.notes, 2); /* steps 1 and 2 said that they have none */
+    char *latest = path_of(out, "latest"), *best = path_of(out, "best");
+    assert_int_equal(access(latest, F_OK), -1);
+    assert_int_equal(access(best, F_OK), -1);
+    w = (struct watch){0};
+    o.restart = true, o.steps = 20, o.diverge = 0; /* turned off: it goes on to its end, which is one all the same */
+    CHECK_FAILS(hl_train_run(&o, &r), HOLA_ENUMERIC, "the model's loss is not finite");
+    assert_int_equal(r.step, 20);
+    assert_true(r.skipped >= 19);
+    free(data), free(out), free(latest), free(best);
+    temp_remove(dir);
+}
+
+/* ---- memory ---- */
+
+static void memory_is_predicted_and_refused(void **state) {
+    char *dir = temp_new(), *data = path_of(dir, "data"), *out = path_of(dir, "a"), *run = path_of(out, "run.json");
+    struct watch w = {0};
+    struct hl_train_result r;
+    struct hl_memory m;
+    hola_model *model;
+    (void)state;
+    CHECK_OK(hl_make_dirs(data));
+    make_data(data, "train", 9000, 1);
+    struct hl_train o = options(data, out, &w);
+    o.config.hidden_size = 256, o.config.intermediate_size = 1024, o.seq_len = 64, o.batch_tokens = 4096;
+    o.micro_tokens = 4096, o.steps = 1, o.schedule.warmup = 0;
+    CHECK_OK(hola_model_new(&model, &o.config, 1, &o.model));
+    struct hl_slice_shape shape = {.tokens = 4096, .pieces = 64};
+    CHECK_OK(hl_memory_predict(&m, model, &shape, 1, 4096));
+    hola_model_free(model);
+    assert_true(m.held > 0 && m.slice > 4096 * 2 * 256 * 4 && m.fixed > 3 * 4 * hola_config_parameters(&o.config));
+    o.max_memory = m.held + m.fixed + m.slice / 2;
+    CHECK_FAILS(hl_train_run(&o, &r), HOLA_ENOMEM, "--micro-tokens 1024 fits"); /* a half less what is held since */
+    assert_int_equal(access(run, F_OK), -1);                                    /* nothing is left of it */
+    o.max_memory = m.held + m.fixed / 2;
+    CHECK_FAILS(hl_train_run(&o, &r), HOLA_ENOMEM, "only a smaller model fits");
+    o.max_memory = 0, o.micro_tokens = 1024;
+    CHECK_OK(hl_train_run(&o, &r));
+    free(data), free(out), free(run);
+    temp_remove(dir);
+}
+
+/* ---- TensorBoard ---- */
+
+/* Walks the records of a file: lengths and sums must be right. Returns how many there are. */
+static int records(const char *dir, const char *name, int64_t *starts) {
+    int64_t n, at = 0;
+    int count = 0;
+    unsigned char *b = (unsigned char *)temp_read(dir, name, &n);
+    for (*starts = 0; at < n; count++) {
+        uint64_t len = 0;
+        uint32_t sum[2] = {0}, want[2];
+        for (int i = 0; i < 8; i++) len |= (uint64_t)b[at + i] << (8 * i);
+        assert_true(at + 16 + (int64_t)len <= n);
+        for (int i = 0; i < 4; i++) sum[0] |= (uint32_t)b[at + 8 + i] << (8 * i);
+        for (int i = 0; i < 4; i++) sum[1] |= (uint32_t)b[at + 12 + (int64_t)len + i] << (8 * i);
+        want[0] = hl_crc32c(b + at, 8), want[1] = hl_crc32c(b + at + 12, (int64_t)len);
+        for (int i = 0; i < 2; i++) assert_int_equal(sum[i], ((want[i] >> 15) | (want[i] << 17)) + 0xa282ead8u);
+        /* wall_time is field 1, eight bytes; step field 2, a varint; 0x3a: session_log, {1: 1} */
+        assert_int_equal(b[at + 12], 0x09);
+        assert_int_equal(b[at + 21], 0x10);
+        if (b[at + 23] == 0x3a) {
+            *starts = b[at + 22];
+            assert_memory_equal(b + at + 24, "\x02\x08\x01", 3);
+        }
+        if (count == 0)
+            assert_memory_equal(b + at + 23,
+                                "\x1a\x0d"
+                                "brain.Event:2",
+                                15);
+        at += 16 + (int64_t)len;
+    }
+    free(b);
+    return count;
+}
+
+static void tensorboard_files(void **state) {
+    char *dir = temp_new(), *tb = path_of(dir, "tb");
+    struct hl_tensorboard t;
+    struct hl_train_figures f = {.n = 1, .at = {{"lambada/acc", 0.25}}};
+    struct hl_metric m = {.step = 1, .loss = 2.5, .lr = 1e-3, .grad_norm = (double)NAN, .val_loss = (double)NAN};
+    int64_t starts;
+    (void)state;
+    assert_int_equal(hl_crc32c("123456789", 9), 0xe3069283u); /* the check value of CRC-32C */
+    CHECK_OK(hl_tensorboard_open(&t, dir, 0));
+    CHECK_OK(hl_tensorboard_add(&t, &m, NULL));
+    m.step = 2, m.val_loss = 3;
+    CHECK_OK(hl_tensorboard_add(&t, &m, &f));
+    char *first = strdup(strrchr(t.path, '/') + 1);
+    hl_tensorboard_close(&t);
+    CHECK_OK(hl_tensorboard_open(&t, dir, 1)); /* step 2 is taken back */
+    char *second = strdup(strrchr(t.path, '/') + 1);
+    hl_tensorboard_close(&t);
+    assert_true(strcmp(second, first) > 0); /* read in the order of their names */
+    assert_int_equal(records(tb, first, &starts), 3);
+    assert_int_equal(starts, 0);
+    assert_int_equal(records(tb, second, &starts), 2);
+    assert_int_equal(starts, 2);
+    free(tb), free(first), free(second);
+    temp_remove(dir);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(schedule),
+                                       cmocka_unit_test(divergence_is_seen),
+                                       cmocka_unit_test(a_broken_model_is_not_kept),
+                                       cmocka_unit_test(memory_is_predicted_and_refused),
+                                       cmocka_unit_test(tensorboard_files),
                                        cmocka_unit_test(goes_on_to_the_bit),
                                        cmocka_unit_test(other_runs_differ),
                                        cmocka_unit_test(a_constant_rate_may_go_on),

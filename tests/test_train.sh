@@ -135,9 +135,9 @@ expect 1 'train_000000.bin' other # an id that is not in the vocabulary
 mv "$dir/dataset.json" "$dir/data/dataset.json"
 config "$dir/c.json" 32 258
 expect 1 'no train shards' other --data "$dir"
-expect 1 'must be a multiple of --seq-len' other --batch-tokens 100
+expect 2 '--batch-tokens 100 must be a multiple of --seq-len 32' other --batch-tokens 100
 expect 1 'less than one row' other --seq-len 65536 --batch-tokens 65536
-expect 1 'is longer than the run' other --warmup 13
+expect 2 '--warmup 13 is longer than the run of 12 steps' other --warmup 13
 expect 2 "unknown option '--nonsense'" other --nonsense
 checks=$((checks + 1))
 "$hola" train --data x --out y 2>"$dir/err"

@@ -4,10 +4,14 @@
     make build/cc/libhola.so.0
     tools/check_tokenizer.py spm   --lib LIB --model tokenizer.model [--dir SCRATCH] [--mb N] [FILE...]
     tools/check_tokenizer.py json  --lib LIB --dir SCRATCH [--model tokenizer.model] [--mb N] [FILE...]
+    tools/check_tokenizer.py shapes --lib LIB [--dir SCRATCH] [--only NAME] [--random N] [--mb N] [FILE...]
+    tools/check_tokenizer.py unicode --lib LIB --dir SCRATCH
     tools/check_tokenizer.py train --lib LIB --dir SCRATCH [--vocab-size N] TEXT.txt...
 
 spm needs Debian's python3-sentencepiece; the others need PyPI's tokenizers (json with --model: sentencepiece too).
-json trains small tokenizers of several styles into SCRATCH. FILEs are .txt, .jsonl or .jsonl.xz (field "text");
+json trains small tokenizers of several styles into SCRATCH; shapes takes those of tests/data/tokenizers
+(with SCRATCH: their cuts with a token for every pair of bytes); unicode sends
+every character through each class and normalizer. FILEs are .txt, .jsonl or .jsonl.xz (field "text");
 --mb limits the megabytes taken from each. Any difference: the input that shows it, and exit status 1."""
 import argparse
 import ctypes
@@ -333,6 +337,112 @@ def check_json(args, lib):
         compare_files(name, hola, lambda x: oracle.encode(x, add_special_tokens=False).ids, args.files, args.mb * 1e6)
 
 
+SHAPES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tests", "data", "tokenizers")
+HARD = ["\u0301", "\u0323", "\u0316", "\u0345", "\u0327", "\u093c", "\u094d", "\u05b0", "\u064b", "\u0e38", "\u3099", "\u309a",
+        "\u1100", "\u1161", "\u11a8", "\uac00", "\uac01", "\u00c5", "\u212b", "\u1e9b", "\u0958", "\u2adc", "\ufb01", "\uff21",
+        "\uff11", "\u337f", "\u0130", "\u03a3", "\u01c4", "\u0967", "\U0001d7d8", "\u00bd", "\u2460", "\U0001f3fd", "\ufe0f",
+        "'LL", "'\u017f", "'Re", "\r", "/", "_", "$", "\u20ac", "\u2019", "\u3002", "\uff01", "\u060c", "A", "Zz", "aB", "\u01c5x",
+        "<|endoftext|>", "<|im_start|>", "<think>", "the cat", "<l>", "<r>", "na\u00efve", "nai\u0308ve", "Caf\u00e9", "Stra\u00dfe",
+        "<mask>", ">>TITLE<<", "<\uff5cbegin\u2581of\u2581sentence\uff5c>", "<start_of_turn>", "\u00e9\u00e8"]
+
+
+def hard_text(rng):
+    """Texts where marks, scripts, cases and added tokens meet."""
+    kind = rng.random()
+    if kind < 0.5:
+        return random_text(rng)
+    if kind < 0.8:
+        return "".join(rng.choice(HARD if rng.random() < 0.5 else FRAGMENTS) for _ in range(rng.randrange(16)))
+    if kind < 0.9:
+        return "".join(rng.choice("aA1.\u00e9\u0301\u0323\u4e00\u3042\u0661' \n\r\t") for _ in range(rng.randrange(30)))
+    base = rng.choice([0x300, 0x590, 0x610, 0x900, 0xe00, 0x1100, 0x1ab0, 0x1dc0, 0x2000, 0x20d0, 0x2100, 0x3000, 0xa640, 0xfb00, 0xfe00,
+                       0xff00, 0x10a00, 0x11000, 0x11300, 0x1d100, 0x1e000, 0x1f100])
+    return "".join(chr(base + rng.randrange(256)) if rng.random() < 0.7 else rng.choice(HARD) for _ in range(rng.randrange(20)))
+
+
+def all_pairs(path, out):
+    """The same shape with a token for every pair of bytes, merged in random order: every cut shows in the ids."""
+    made = json.load(open(path, encoding="utf-8"))
+    from tokenizers import pre_tokenizers
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    pairs = [(a, b) for a in letters for b in letters]
+    random.Random(1).shuffle(pairs)
+    made["added_tokens"] = [x for x in made["added_tokens"] if len(x["content"]) > 2]
+    first = [x["content"] for x in made["added_tokens"]]
+    for i, x in enumerate(made["added_tokens"]):
+        x["id"] = i
+    made["post_processor"] = None
+    made["model"]["vocab"] = {x: i for i, x in enumerate(first + letters + [a + b for a, b in pairs])}
+    made["model"]["merges"] = [f"{a} {b}" for a, b in pairs]
+    with open(out, "w", encoding="utf-8") as f:
+        json.dump(made, f)
+    return out
+
+
+def check_shapes(args, lib):
+    from tokenizers import Tokenizer
+    names = sorted(x[:-5] for x in os.listdir(SHAPES) if x != "expected.json")
+    for name in [x for x in names if x.startswith(args.only or "")]:
+        path = os.path.join(SHAPES, name + ".json")
+        if args.dir:
+            if "ByteLevel" not in open(path, encoding="utf-8").read():
+                continue
+            os.makedirs(args.dir, exist_ok=True)
+            path = all_pairs(path, os.path.join(args.dir, name + ".json"))
+        oracle, hola, rng = Tokenizer.from_file(path), Hola(lib, path), random.Random(args.seed)
+        latin = [x.content for x in oracle.get_added_tokens_decoder().values() if any(0x7f < ord(c) < 0x180 for c in x.content)]
+        n = 0
+        for _ in range(0, args.random, 500):
+            texts = [hard_text(rng) for _ in range(500)]
+            for i, one in enumerate(oracle.encode_batch_fast(texts, add_special_tokens=False)):
+                # Its byte decoder takes the letters of Latin-1 in added tokens for bytes. docs/tokenizer.md
+                decode = i % 10 == 0 and not any(oracle.token_to_id(x) in one.ids for x in latin)
+                n += compare(name, hola, lambda x: one.ids, oracle.decode if decode else None, texts[i])
+        print(f"{name}: {args.random:,} random texts, {n:,} ids, all equal", flush=True)
+        compare_files(name, hola, lambda x: oracle.encode(x, add_special_tokens=False).ids, args.files, args.mb * 1e6)
+
+
+def check_unicode(args, lib):
+    """Every character between two letters, through each class of patterns and each normalizer: a vocabulary of bytes
+    shows the normalized text itself, and that of a pattern shows where words are cut."""
+    from tokenizers import Tokenizer
+    os.makedirs(args.dir, exist_ok=True)
+    base = json.load(open(os.path.join(SHAPES, "gpt2.json"), encoding="utf-8"))
+    base["added_tokens"] = []
+    # of the large blocks of one kind, every 16th: ideographs, Hangul, private use
+    large = ((0x3400, 0x9fff), (0xac00, 0xd7a3), (0xe000, 0xf8ff), (0x17000, 0x18cff), (0x20000, 0x10ffff))
+    characters = [chr(c) for c in range(1, 0x110000) if not 0xd800 <= c <= 0xdfff and (c % 16 == 0 or not any(a < c < b for a, b in large))]
+    many = ["a".join(characters[i:i + 64]) for i in range(0, len(characters), 64)]
+
+    def check(name, normalizer, pre, texts):
+        base["normalizer"], base["pre_tokenizer"] = normalizer, pre
+        path = os.path.join(args.dir, "unicode.json")
+        with open(path, "w", encoding="utf-8") as f:
+            json.dump(base, f)
+        oracle, hola = Tokenizer.from_file(path), Hola(lib, path)
+        for text, one in zip(texts, oracle.encode_batch_fast(texts, add_special_tokens=False)):
+            compare(name, hola, lambda x: one.ids, None, text)
+        print(f"unicode: {name}: all equal", flush=True)
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    marks = ["\u0301", "\u0323", "\u0345", "\u0334", "\u093c", "\u3099", "\u094d", "\u05b0", "\u064b", "\u0e38", "\u302a", "\u1161", "\u11a8"]
+    pairs = ["".join("a" + c + m + "a" + m + c for m in marks) for c in characters if ord(c) < 0x30000]
+    for form in ("NFC", "NFD", "NFKC", "NFKD"):
+        check(form, {"type": form}, byte_level, many)
+        check(form + " with marks", {"type": form}, byte_level, pairs)
+    for kind in ("Lowercase", "StripAccents"):
+        check(kind, {"type": kind}, byte_level, many)
+    check("Strip", {"type": "Strip", "strip_left": True, "strip_right": True}, byte_level, [x + "a" + x for x in characters[:20000]])
+    # Removed takes the class away, so that the ids are those of the rest
+    for pattern in ["\\p{%s}" % x for x in "L M N P S Z C Lu Ll Lt Lm Lo Mn Mc Me Nd Nl No Pc Pd Ps Pe Pi Pf Po Sm Sc Sk So Zs Zl Zp Cc Cf Co Cn".split()] + [
+            "\\s", "\\S", "\\d", "\\D", "\\w", "\\W", ".", "(?i:[sk])", "[^\\p{L}]"]:
+        split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Removed", "invert": False}
+        check(pattern, None, {"type": "Sequence", "pretokenizers": [split, byte_level]}, many)
+    removed = {"type": "Punctuation", "behavior": "Removed"}
+    check("Punctuation", None, {"type": "Sequence", "pretokenizers": [removed, byte_level]}, many)
+    for kind in ("Whitespace", "WhitespaceSplit"):
+        check(kind, None, {"type": "Sequence", "pretokenizers": [{"type": kind}, byte_level]}, many)
+
+
 def check_train(args, lib):
     """`hola tokenizer train` against BpeTrainer: the same vocabulary and merges, and the file loads there."""
     import subprocess
@@ -365,7 +475,7 @@ def check_train(args, lib):
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("kind", choices=["spm", "json", "train"])
+    p.add_argument("kind", choices=["spm", "json", "shapes", "unicode", "train"])
     p.add_argument("--lib", required=True)
     p.add_argument("--model")
     p.add_argument("--dir")
@@ -378,7 +488,7 @@ def main():
     p.add_argument("files", nargs="*")
     args = p.parse_intermixed_args()
     lib = load_library(args.lib)
-    {"spm": check_spm, "json": check_json, "train": check_train}[args.kind](args, lib)
+    {"spm": check_spm, "json": check_json, "shapes": check_shapes, "unicode": check_unicode, "train": check_train}[args.kind](args, lib)
 
 
 if __name__ == "__main__":

@@ -364,7 +364,10 @@ static void feeds(const struct run *r) {
 static void steps(const struct run *r) {
     const int64_t v = r->vocab;
     const hola_sampling ways[] = {
-        hola_sampling_default(), {.repeat_penalty = 1, .top_p = 1}, {1.3, 16, 0, 0.9, 0, 1.2}, {1, 64, 5, 1, 0, 0.7}};
+        hola_sampling_default(),
+        {.repeat_penalty = 1, .top_p = 1},
+        {.repeat_penalty = 1.3, .repeat_last_n = 16, .top_k = 0, .top_p = 0.9, .min_p = 0, .temp = 1.2},
+        {.repeat_penalty = 1, .repeat_last_n = 64, .top_k = 5, .top_p = 1, .min_p = 0, .temp = 0.7}};
     for (int size = 1; size <= STEPPED; size = size == 1 ? 3 : size == 3 ? 8 : size + 9) {
         hola_session *s[STEPPED] = {0};
         int32_t ids[STEPPED];

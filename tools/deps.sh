@@ -1,6 +1,7 @@
 #!/bin/sh
-# deps.sh [build|test]: sees to it that a compiler and the libraries are there. What is missing is installed with
-# apt-get where this user may do so; otherwise the command to run is printed. Silent when nothing is missing.
+# deps.sh [build|test]: sees to it that a compiler and the libraries are there. What is missing is named; then it is
+# installed with apt-get where this user may do so without a password and NO_APT is not 1, and the command is printed
+# before it runs. Otherwise the command to run is printed. Silent when nothing is missing.
 # It needs nothing but a shell, for machines that do not even have a compiler.
 for_what=${1:-test}
 cc=${CC:-cc}
@@ -33,7 +34,9 @@ if [ "$for_what" = build ]; then compiles_with jansson.h; else compiles_with jan
 
 packages=$(echo $(missing) $(optional))
 [ -n "$packages" ] || exit 0
-if [ "$(id -u)" = 0 ]; then
+if [ "${NO_APT:-0}" = 1 ]; then
+    sudo=none
+elif [ "$(id -u)" = 0 ]; then
     sudo=
 elif sudo -n true 2>/dev/null; then
     sudo='sudo -n'
@@ -43,11 +46,12 @@ fi
 get="env DEBIAN_FRONTEND=noninteractive apt-get"
 install="install -y --no-install-recommends $packages"
 if [ "$sudo" != none ] && command -v apt-get >/dev/null; then
-    echo "installing $packages"
+    echo "hola uses Debian packages that are not installed here: $packages"
+    echo "running now (NO_APT=1 prevents it): $sudo apt-get $install"
     # a machine that never asked for the list of packages has to do so first
     $sudo $get $install >/dev/null 2>&1 || { $sudo $get update && $sudo $get $install; }
 fi
-mkdir -p build && touch build/.tried-optional-$for_what
+[ "${NO_APT:-0}" = 1 ] || { mkdir -p build && touch build/.tried-optional-$for_what; }
 packages=$(echo $(missing))
 [ -n "$packages" ] || exit 0
 echo "hola needs these Debian packages (or what they are called elsewhere): $packages"

@@ -99,8 +99,9 @@ static hola_status cpu_open(struct hl_backend *b, const char *name) {
 /* "cuda" or "cuda-f32", either with ":1" for the second device: what follows the name. NULL: another name. */
 static const char *cuda_name(const char *name, bool *f32) {
     if (!name || strncmp(name, "cuda", 4) != 0) return NULL;
-    *f32 = !strncmp(name + 4, "-f32", 4);
-    const char *rest = name + (*f32 ? 8 : 4);
+    const char *rest = name + 4;
+    *f32 = *rest == '-' && !strncmp(rest, "-f32", 4);
+    if (*f32) rest += 4;
     return *rest == 0 || *rest == ':' ? rest : NULL;
 }
 
@@ -128,8 +129,19 @@ const char *hl_backend_best(void) {
     return "cpu";
 }
 
+#ifdef HL_HAVE_CUDA
+int hl_backend_cuda_devices(void) { return hl_cuda_count(); }
+const char *hl_backend_cuda_version(void) { return hl_cuda_version(); }
+const char *hl_backend_cuda_arch(void) { return hl_cuda_arch(); }
+#else
+int hl_backend_cuda_devices(void) { return 0; }
+const char *hl_backend_cuda_version(void) { return NULL; }
+const char *hl_backend_cuda_arch(void) { return NULL; }
+#endif
+
 hola_status hl_backend_open(struct hl_backend **out, const char *name, int threads) {
     bool f32 = false;
+    if (name && !strcmp(name, "auto")) name = hl_backend_best();
     const char *device = cuda_name(name, &f32);
     struct hl_backend *b = calloc(1, sizeof *b);
     *out = NULL;

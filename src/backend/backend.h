@@ -63,6 +63,10 @@ struct hl_backend {
  * On success *out is yours: hl_backend_close() it. On failure it is NULL, and one line says why. */
 hola_status hl_backend_open(struct hl_backend **out, const char *name, int threads);
 void hl_backend_close(struct hl_backend *b);
+/* How many CUDA devices there are, and what this was built with: see hola.h. */
+int hl_backend_cuda_devices(void);
+const char *hl_backend_cuda_version(void);
+const char *hl_backend_cuda_arch(void);
 /* "cuda" where there is a device, else "cpu". */
 const char *hl_backend_best(void);
 /* The table of a CPU backend as compiled, to call with any CPU backend. NULL: unknown, or not for this processor. */

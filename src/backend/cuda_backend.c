@@ -3,6 +3,7 @@
 #include "cuda/device.h"
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdlib.h>
 #include <string.h>
 
 extern const struct hl_ops hl_cuda_ops, hl_cuda_f32_ops;
@@ -130,17 +131,57 @@ static void cut_segment(const struct hl_seg *s, int32_t index, int64_t C, struct
     }
 }
 
+/* The longest work begins first: queries of later positions have more keys before them, and keys of earlier ones more
+ * queries behind. */
+static int by_skip(const void *a, const void *b) {
+    const struct hl_dev_span *x = a, *y = b;
+    return x->skip != y->skip ? (x->skip < y->skip) - (x->skip > y->skip) : (x->row > y->row) - (x->row < y->row);
+}
+static void cut_tiles(const struct hl_rows *rows, int64_t size, bool keys, struct hl_dev_span *tile) {
+    enum { GROUP_ROWS = 16384 }; /* of keys: gradients of so many queries, as floats, about fit in a cache of 50 MB */
+    struct hl_dev_span *to = tile, *group = tile;
+    int64_t n = 0;
+    for (int64_t i = 0; i < rows->n; i++) {
+        const struct hl_seg *s = &rows->seg[i];
+        for (int64_t r = 0; r < s->len; r += size)
+            *to++ = (struct hl_dev_span){.row = (int32_t)(s->row + r),
+                                         .len = (int32_t)(s->len - r < size ? s->len - r : size),
+                                         .seg = (int32_t)i,
+                                         .skip = (int32_t)(keys ? s->len - r : s->pos + r)};
+        n += s->len;
+        if ((!keys || n < GROUP_ROWS) && i + 1 < rows->n) continue;
+        qsort(group, (size_t)(to - group), sizeof *group, by_skip);
+        n = 0, group = to;
+    }
+    for (; keys && tile < to; tile++) {
+        const struct hl_seg *s = &rows->seg[tile->seg];
+        tile->skip = (int32_t)(s->pos + tile->row - s->row);
+    }
+}
+static int64_t pages_of(const struct hl_rows *rows, int64_t i) {
+    const struct hl_seg *s = &rows->seg[i];
+    return rows->pages && rows->pages[i] && s->state ? hl_pieces(s->pos + s->len, HL_PAGE_TOKENS) : 0;
+}
+
 static hola_status dev_cut_rows(struct hl_backend *b, struct hl_rows *rows, int64_t C) {
     struct hl_cuda *c = b->device;
     struct hl_dev_rows *d = &c->rows;
     const int64_t n = rows->n;
     struct hl_seg *seg = NULL;
     int32_t *row_seg = NULL, *chunk_first = NULL, *block_first = NULL;
-    struct hl_dev_span *chunk = NULL, *block = NULL;
-    int64_t at = 0;
+    struct hl_dev_span *chunk = NULL, *block = NULL, *tile = NULL, *wide_tile = NULL, *key_tile = NULL;
+    int32_t *page_first = NULL, *zeros = NULL;
+    const char **page = NULL;
+    int64_t at = 0, pages = 0;
     if (C < 1) C = INT32_MAX;
     d->chunks = hl_chunks_before(rows, n);
     d->blocks = hl_blocks_before(rows, n, C);
+    d->tiles = d->wide_tiles = 0;
+    for (int64_t i = 0; i < n; i++) {
+        if (rows->tiled) d->tiles += hl_pieces(rows->seg[i].len, HL_TILE);
+        if (rows->tiled) d->wide_tiles += hl_pieces(rows->seg[i].len, HL_WIDE_TILE);
+        pages += pages_of(rows, i);
+    }
     for (int place = 0; place < 2; place++) { /* first counts, then places */
         at = 0;
         seg = carve(c, &at, n, sizeof *seg, (const void **)&d->seg);
@@ -149,16 +190,23 @@ static hola_status dev_cut_rows(struct hl_backend *b, struct hl_rows *rows, int6
         block_first = carve(c, &at, n + 1, sizeof *block_first, (const void **)&d->block_first);
         chunk = carve(c, &at, d->chunks, sizeof *chunk, (const void **)&d->chunk);
         block = carve(c, &at, d->blocks, sizeof *block, (const void **)&d->block);
+        tile = carve(c, &at, d->tiles, sizeof *tile, (const void **)&d->tile);
+        wide_tile = carve(c, &at, d->wide_tiles, sizeof *wide_tile, (const void **)&d->wide_tile);
+        key_tile = carve(c, &at, d->tiles, sizeof *key_tile, (const void **)&d->key_tile);
+        zeros = carve(c, &at, rows->tiled ? n * HL_ZEROS : 0, sizeof *zeros, (const void **)&d->zeros);
+        page_first = carve(c, &at, n + 1, sizeof *page_first, (const void **)&d->page_first);
+        page = carve(c, &at, pages, sizeof *page, (const void **)&d->page);
         if (place == 0 && at > c->rows_room) {
             hl_cuda_wait(c);
             hl_cuda_free(c, c->rows_dev);
             hl_cuda_free_host(c, c->rows_host);
             c->rows_room = 0;
-            c->rows_dev = hl_cuda_malloc(c, at);
-            c->rows_host = hl_cuda_malloc_host(c, at);
+            const int64_t room = pages ? 2 * at : at; /* sessions that grow do not move the tables with every page */
+            c->rows_dev = hl_cuda_malloc(c, room);
+            c->rows_host = hl_cuda_malloc_host(c, room);
             if (!c->rows_dev || !c->rows_host)
                 return hl_fail(HOLA_ENOMEM, "device memory: no memory for a table of %lld rows", (long long)rows->T);
-            c->rows_room = at;
+            c->rows_room = room;
         }
     }
     hl_cuda_wait(c); /* the last table may still be copied */
@@ -175,6 +223,18 @@ static hola_status dev_cut_rows(struct hl_backend *b, struct hl_rows *rows, int6
     }
     chunk_first[n] = (int32_t)chunks;
     block_first[n] = (int32_t)blocks;
+    if (rows->tiled) {
+        cut_tiles(rows, HL_TILE, false, tile);
+        cut_tiles(rows, HL_WIDE_TILE, false, wide_tile);
+        cut_tiles(rows, HL_TILE, true, key_tile);
+        memset(zeros, 0, (size_t)(n * HL_ZEROS) * sizeof *zeros);
+    }
+    pages = 0;
+    for (int64_t i = 0; i < n; i++) {
+        page_first[i] = (int32_t)pages;
+        for (int64_t p = 0; p < pages_of(rows, i); p++) page[pages++] = rows->pages[i][p];
+    }
+    page_first[n] = (int32_t)pages;
     hl_cuda_memcpy(c, c->rows_dev, c->rows_host, at, HL_TO_DEVICE);
     rows->dev = d;
     return HOLA_OK;

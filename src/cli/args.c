@@ -1,6 +1,7 @@
 /* args.c -- see args.h. */
 #include "cli/args.h"
 #include "cli/cli.h"
+#include "cli/suggest.h"
 #include <ctype.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -53,7 +54,12 @@ static bool parse_real(const char *s, double *out) {
 
 static int bad_value(const struct args_command *c, const struct arg *a, const char *value) {
     char list[256] = "";
+    struct suggest near;
+    const char *const *names = a->names ? a->names : a->choices;
+    suggest_begin(&near, value);
+    for (int i = 0; names && names[i]; i++) suggest_try(&near, names[i]);
     switch (a->type) {
+    case ARG_STRING: return cli_usage(c->name, "--%s: '%s' is unknown%s", a->name, value, suggest_text(&near, ""));
     case ARG_LIST: return cli_usage(c->name, "--%s can be given at most %d times", a->name, ARG_LIST_MOST);
     case ARG_INT:
         return cli_usage(c->name, "--%s takes an integer from %" PRId64 " to %" PRId64 ", not '%s'", a->name, a->lo,
@@ -62,17 +68,20 @@ static int bad_value(const struct args_command *c, const struct arg *a, const ch
         return cli_usage(c->name, "--%s takes a number from %g to %g, not '%s'", a->name, a->min, a->max, value);
     default:
         for (int i = 0; a->choices[i]; i++) append(list, sizeof list, i ? ", " : "", a->choices[i]);
-        return cli_usage(c->name, "--%s takes one of %s, not '%s'", a->name, list, value);
+        return cli_usage(c->name, "--%s takes one of %s, not '%s'%s", a->name, list, value, suggest_text(&near, ""));
     }
 }
 
-static int set_value(const struct args_command *c, const struct arg *a, const char *value, void *opts) {
+int args_set(const struct args_command *c, const struct arg *a, const char *value, void *opts) {
     char *field = (char *)opts + a->offset;
     int64_t i;
     double x;
     switch (a->type) {
-    case ARG_FLAG: *(bool *)field = true; return ARGS_RUN;
-    case ARG_STRING: *(const char **)field = value; return ARGS_RUN;
+    case ARG_FLAG: *(bool *)field = !value || strcmp(value, "false") != 0; return ARGS_RUN;
+    case ARG_STRING:
+        if (a->known && !a->known(value)) break;
+        *(const char **)field = value;
+        return ARGS_RUN;
     case ARG_LIST: {
         struct arg_list *list = (struct arg_list *)field;
         if (list->n == ARG_LIST_MOST) break;
@@ -114,14 +123,27 @@ static const struct arg *find(const struct args_command *c, const char *word, co
     return NULL;
 }
 
-static int check_needed(const struct args_command *c, const void *opts) {
-    for (const struct arg *a = c->args; a->name; a++)
-        if (a->needed && !*(const char *const *)((const char *)opts + a->offset))
-            return cli_usage(c->name, "--%s %s is required", a->name, a->meta);
+int args_needed(const struct args_command *c, void *opts) {
+    for (const struct arg *a = c->args; a->name; a++) {
+        const char **field = (const char **)(void *)((char *)opts + a->offset);
+        if (!a->needed || *field) continue;
+        if (a->otherwise) *field = a->otherwise();
+        if (!*field && a->otherwise == cli_default_model) return cli_no_model(c->name);
+        if (!*field) return cli_usage(c->name, "--%s %s is required", a->name, a->meta);
+    }
     return ARGS_RUN;
 }
 
-int args_parse(const struct args_command *c, int argc, char **argv, void *opts) {
+static int unknown_option(const struct args_command *c, const char *word) {
+    char name[64];
+    struct suggest near;
+    snprintf(name, sizeof name, "%.*s", (int)strcspn(word, "="), word);
+    suggest_begin(&near, name + strspn(name, "-"));
+    for (const struct arg *a = c->args; a->name && word[1] == '-'; a++) suggest_try(&near, a->name);
+    return cli_usage(c->name, "unknown option '%s'%s", word, suggest_text(&near, "--"));
+}
+
+int args_words(const struct args_command *c, int argc, char **argv, void *opts) {
     for (int i = 1; i < argc; i++) {
         const char *word = argv[i], *value;
         const struct arg *a;
@@ -136,16 +158,22 @@ int args_parse(const struct args_command *c, int argc, char **argv, void *opts) 
             return CLI_OK;
         }
         a = find(c, word, &value);
-        if (!a) return cli_usage(c->name, "unknown option '%s'", word);
-        if (a->type == ARG_FLAG && value) return cli_usage(c->name, "--%s takes no value", a->name);
+        if (!a) return unknown_option(c, word);
+        if (a->type == ARG_FLAG && value && strcmp(value, "true") != 0 && strcmp(value, "false") != 0)
+            return cli_usage(c->name, "--%s takes no value", a->name);
         if (a->type != ARG_FLAG && !value) {
             if (++i == argc) return cli_usage(c->name, "--%s needs a value", a->name);
             value = argv[i];
         }
-        rc = set_value(c, a, value, opts);
+        rc = args_set(c, a, value, opts);
         if (rc != ARGS_RUN) return rc;
     }
-    return check_needed(c, opts);
+    return ARGS_RUN;
+}
+
+int args_parse(const struct args_command *c, int argc, char **argv, void *opts) {
+    const int rc = args_words(c, argc, argv, opts);
+    return rc == ARGS_RUN ? args_needed(c, opts) : rc;
 }
 
 /* ---- words that are not options ---- */

@@ -21,7 +21,7 @@ struct bench_op {
     double seconds;
     int64_t calls;
 };
-enum { BENCH_OPS = 32 };
+enum { BENCH_OPS = 64 };
 int bench_ops_start(hola_model *m); /* returns how many ops there are */
 void bench_ops_stop(hola_model *m, struct bench_op out[BENCH_OPS]);
 
@@ -46,7 +46,7 @@ hola_status bench_decode_batch(hola_model *m, int64_t n, int64_t tokens, bool lo
 /* Time per token and resident memory of one session after 1,000 tokens, and after `tokens` of them. */
 struct bench_context {
     int64_t tokens, resident, session;
-    double seconds_per_token;
+    double seconds_per_token, bytes; /* bytes: moved per second */
 };
 hola_status bench_contexts(hola_model *m, int64_t tokens, struct bench_context out[2]);
 

@@ -139,14 +139,14 @@ static int64_t weight_bytes(const struct hl_weight *w, int64_t count) {
         return w->rows * (hl_quant_row(w->dtype, w->cols) + 2 * hl_quant_groups(w->dtype, w->cols));
     return count * (w->dtype != HOLA_F32 ? 2 : 4);
 }
-/* Bytes a decoded token must move: every weight once, and its session's. */
-static double decode_bytes(const hola_model *m) {
+/* Bytes a decoded token must move: every weight once, and its session's after pos tokens. */
+static double decode_bytes(const hola_model *m, int64_t pos) {
     int64_t bytes = 0;
     for (int64_t i = 0; i < m->params.n; i++) {
         if (i == m->params.embed && i != m->params.head) continue; /* one row of it */
         bytes += weight_bytes(&m->weight[i], m->params.tensor[i].count);
     }
-    return (double)bytes + hl_state_traffic(&m->state, 0);
+    return (double)bytes + hl_state_traffic(&m->state, pos);
 }
 
 /* logits: room for a vocabulary of them; prefill does not ask for any */
@@ -161,6 +161,14 @@ static hola_status pass_decode(hola_session *s, const int32_t *ids, int64_t n, f
     return st;
 }
 
+/* A state that grows starts every repetition at the same length. */
+static hola_status go_back(hola_session *s, int64_t tokens, int64_t before) {
+    if (s->model->state.page == 0) return HOLA_OK;
+    if (before > 0) return hola_session_rollback(s, tokens);
+    hola_session_reset(s);
+    return HOLA_OK;
+}
+
 static hola_status infer(hola_model *m, hola_model *other, int64_t tokens, int64_t before, int repeats, pass p,
                          struct bench_infer *out) {
     hola_model *models[2] = {m, other};
@@ -172,19 +180,21 @@ static hola_status infer(hola_model *m, hola_model *other, int64_t tokens, int64
     for (int k = 0; s == HOLA_OK && k < 2 && models[k]; k++) {
         s = hola_session_new(&sess[k], models[k]);
         if (s == HOLA_OK && before) s = hola_session_feed(sess[k], ids + tokens, before, NULL);
+        if (s == HOLA_OK && before && models[k]->state.page > 0) s = hola_session_mark(sess[k]);
     }
     for (int i = -1; s == HOLA_OK && i < repeats; i++) /* -1: warm-up */
         for (int k = 0; s == HOLA_OK && k < 2 && models[k]; k++) {
             double t = hl_clock();
             s = p(sess[k], ids, tokens, logits);
             if (i >= 0) time[k][i] = hl_clock() - t;
+            if (s == HOLA_OK) s = go_back(sess[k], tokens, before);
         }
     if (s == HOLA_OK) {
         for (int i = 0; i < repeats; i++) ratio[i] = other ? time[1][i] / time[0][i] : 0;
         *out = (struct bench_infer){.seconds = bench_median(time[0], repeats), .ratio = bench_median(ratio, repeats)};
         out->tokens_per_s = (double)tokens / out->seconds;
         out->flops = 2.0 * (double)inner_parameters(m) * out->tokens_per_s;
-        out->bytes = decode_bytes(m) * out->tokens_per_s;
+        out->bytes = decode_bytes(m, before + tokens / 2) * out->tokens_per_s;
     }
     hola_session_free(sess[0]);
     hola_session_free(sess[1]);
@@ -226,8 +236,9 @@ hola_status bench_decode_batch(hola_model *m, int64_t n, int64_t tokens, bool wi
     if (s == HOLA_OK) {
         *out = (struct bench_infer){.seconds = bench_median(time, repeats)};
         out->tokens_per_s = (double)(n * tokens) / out->seconds;
-        out->bytes =
-            (decode_bytes(m) + (double)(n - 1) * hl_state_traffic(&m->state, 0)) * (double)tokens / out->seconds;
+        const int64_t middle = hola_session_position(sess[n / 2]) - (repeats + 1) * tokens / 2;
+        out->bytes = (decode_bytes(m, middle) + (double)(n - 1) * hl_state_traffic(&m->state, middle)) *
+                     (double)tokens / out->seconds;
     }
     for (int64_t i = 0; sess && i < n; i++) hola_session_free(sess[i]);
     free(sess);
@@ -252,6 +263,7 @@ static hola_status measure_at(hola_session *y, int64_t tokens, const int32_t *id
     if (s == HOLA_OK) s = pass_decode(y, ids, TIMED_TOKENS, logits);
     *out = (struct bench_context){
         .tokens = tokens, .session = hola_session_bytes(y), .seconds_per_token = (hl_clock() - t) / TIMED_TOKENS};
+    out->bytes = decode_bytes(m, tokens + TIMED_TOKENS / 2) / out->seconds_per_token;
     m->backend->storage.free_memory(m->backend, &left, &used);
     out->resident = m->backend->host ? cli_resident_bytes() : used;
     return s;

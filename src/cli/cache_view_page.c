@@ -1,17 +1,13 @@
-/* cache_view_page.c -- the page of hola inspect --memory: cache_view.html with the data in its place. */
+/* cache_view_page.c -- the page of hola inspect --memory: cache_view.html, drawn by cache_view.js from the data. */
 #include "cli/cache_view.h"
 #include "core/file.h"
+#include "plot/page.h"
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* the page itself, as a file that a browser shows and an editor knows */
-__asm__(".pushsection .rodata\n"
-        ".local cache_view_html\ncache_view_html: .incbin \"src/cli/cache_view.html\"\n"
-        ".local cache_view_html_end\ncache_view_html_end: .byte 0\n"
-        ".popsection\n");
-extern const char cache_view_html[] __attribute__((visibility("hidden")));
-extern const char cache_view_html_end[] __attribute__((visibility("hidden")));
+HL_PAGE_FILE(hl_cache_view_html, "src/cli/cache_view.html"); /* what is inside of the page */
+HL_PAGE_FILE(hl_cache_view_js, "src/cli/cache_view.js");
 
 /* as many numbers as a browser takes without trouble: 128 MiB */
 enum { MOST_NUMBERS = 1 << 25 };
@@ -40,7 +36,7 @@ static json_t *numbers(const float *x, int64_t n) {
     return list;
 }
 
-/* The data that cache_view.html reads, as text; NULL: no memory. */
+/* The data that cache_view.js reads, as text; NULL: no memory. */
 static char *page_data(const struct cache_view_report *r) {
     const struct hl_cache_view *v = &r->view;
     const int64_t heads = v->layers * v->heads;
@@ -56,11 +52,13 @@ static char *page_data(const struct cache_view_report *r) {
         if (m) memcpy(m + i * v->n, h->m, (size_t)v->n * sizeof *m);
     }
     char *packed = m ? base64(m, heads * v->n * (int64_t)sizeof *m) : NULL;
-    json_t *root =
-        json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:s}", "evict", hola_evict_name(r->cfg->cache_evict),
-                  "window", (json_int_t)r->cfg->cache_window, "chunk", (json_int_t)r->cfg->cache_chunk, "layers",
-                  (json_int_t)v->layers, "heads", (json_int_t)v->heads, "query", (json_int_t)v->query, "tokens", tokens,
-                  "kept", kept, "read", read, "m", packed ? packed : "");
+    json_t *root = json_pack(
+        "{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:s}", "evict",
+        hola_evict_name(r->cfg->cache_evict), "window", (json_int_t)r->cfg->cache_window, "chunk",
+        (json_int_t)r->cfg->cache_chunk, "layers", (json_int_t)v->layers, "heads", (json_int_t)v->heads, "query",
+        (json_int_t)v->query, "layer", (json_int_t)(r->opts->layer < 0 ? 0 : r->opts->layer), "head",
+        (json_int_t)(r->opts->head < 0 ? 0 : r->opts->head), "parameters", (json_int_t)hola_config_parameters(r->cfg),
+        "tokens", tokens, "kept", kept, "read", read, "m", packed ? packed : "");
     char *text = root && packed ? json_dumps(root, JSON_COMPACT | JSON_REAL_PRECISION(6)) : NULL;
     json_decref(root);
     free(packed);
@@ -68,34 +66,20 @@ static char *page_data(const struct cache_view_report *r) {
     return text;
 }
 
-/* '<' could end the script element that holds the data. */
-static hola_status write_data(struct hl_writer *w, const char *s) {
-    hola_status st = HOLA_OK;
-    while (*s && st == HOLA_OK) {
-        const size_t run = strcspn(s, "<");
-        if (run) st = hl_writer_write(w, s, (int64_t)run);
-        s += run;
-        if (*s == '<' && st == HOLA_OK) st = hl_writer_write(w, "\\u003c", 6), s++;
-    }
-    return st;
-}
-
 int cache_view_page_write(const struct cache_view_report *r, const char *path) {
-    static const char mark[] = "@DATA@";
     const int64_t numbers = r->view.layers * r->view.heads * r->view.n;
+    struct hl_text page = {0};
     if (numbers > MOST_NUMBERS)
         return cli_fail("%s: %" PRId64 " tokens x %" PRId64 " heads are too many for a page (%d numbers at most)", path,
                         r->view.n, r->view.layers * r->view.heads, MOST_NUMBERS);
-    const char *hole = strstr(cache_view_html, mark), *rest = hole + sizeof mark - 1;
     char *data = page_data(r);
-    struct hl_writer w;
     if (!data) return cli_fail("%s: no memory for the page", path);
-    hola_status s = hl_writer_open(&w, path);
-    if (s == HOLA_OK) s = hl_writer_write(&w, cache_view_html, hole - cache_view_html);
-    if (s == HOLA_OK) s = write_data(&w, data);
-    if (s == HOLA_OK) s = hl_writer_write(&w, rest, cache_view_html_end - rest);
-    if (s == HOLA_OK) s = hl_writer_commit(&w);
-    else hl_writer_abort(&w);
+    hl_page_begin(&page, "What the exact memory holds", "", 0);
+    hl_text_put(&page, hl_cache_view_html, hl_cache_view_html_end - hl_cache_view_html);
+    hl_page_end(&page, data, hl_cache_view_js, hl_cache_view_js_end - hl_cache_view_js);
     free(data);
+    hola_status s = hl_text_status(&page);
+    if (s == HOLA_OK) s = hl_write_file(path, page.data, page.n);
+    hl_text_free(&page);
     return s == HOLA_OK ? CLI_OK : cli_fail_library();
 }

@@ -1,6 +1,7 @@
 /* cache_view_report.c -- hola inspect --memory: reads a text, prints what the heads hold of it. See cache_view.h. */
 #define _POSIX_C_SOURCE 200809L
 #include "cli/cache_view.h"
+#include "ops/cache/policy.h"
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -52,6 +53,8 @@ static char *token_text(const hola_tokenizer *t, const int32_t *ids, int64_t i) 
     int64_t n = 0, skip = 0;
     const int64_t from = i > 0 ? i - 1 : i;
     snprintf(name, sizeof name, "[%d]", (int)ids[i]);
+    if (t && ids[i] == hola_tokenizer_eos(t)) snprintf(name, sizeof name, "</s>");
+    if (t && ids[i] == hola_tokenizer_bos(t)) snprintf(name, sizeof name, "<s>");
     if (t && hola_tokenizer_decode(t, ids + from, i + 1 - from, &both, &n) == HOLA_OK &&
         (i == 0 || hola_tokenizer_decode(t, ids + from, 1, &before, &skip) == HOLA_OK) && n > skip)
         text = printable(both + skip, n - skip);
@@ -84,6 +87,15 @@ static double *heat_of(const struct cache_view_report *r) {
     return heat;
 }
 
+/* What the i-th kept token is ranked by; its surprise where the policy goes by position. */
+static double rank_by(const struct cache_view_report *r, const struct hl_cache_view_head *h, int64_t i) {
+    return (double)(hl_evict_score_name(r->cfg->cache_evict) ? h->score[i] : h->m[h->pos[i]]);
+}
+static const char *rank_name(const struct cache_view_report *r) {
+    const char *name = hl_evict_score_name(r->cfg->cache_evict);
+    return name ? name : "m";
+}
+
 struct summary {
     double min, max, age, recent; /* of the kept tokens: score, mean age, share that recency would keep */
     double kept, block, sink;     /* what the query reads */
@@ -91,8 +103,8 @@ struct summary {
 static struct summary sum_up(const struct cache_view_report *r, const struct hl_cache_view_head *h) {
     struct summary s = {.min = INFINITY, .max = -INFINITY, .sink = (double)h->p_sink};
     for (int64_t i = 0; i < h->kept; i++) {
-        s.min = fmin(s.min, (double)h->m[h->pos[i]]);
-        s.max = fmax(s.max, (double)h->m[h->pos[i]]);
+        s.min = fmin(s.min, rank_by(r, h, i));
+        s.max = fmax(s.max, rank_by(r, h, i));
         s.age += (double)(r->view.n - h->pos[i]) / (double)h->kept;
         s.recent += cache_view_recent(r, h->pos[i]) / (double)h->kept;
     }
@@ -137,23 +149,23 @@ static void print_head_row(const struct cache_view_report *r, int64_t l, int64_t
     const struct hl_cache_view_head *x = cache_view_head(r, l, h);
     const struct summary s = sum_up(r, x);
     printf("%5" PRId64 " %4" PRId64 " %5" PRId64, l, h, x->kept);
-    if (x->kept) printf("  %8.3g %8.3g  %8.0f %7.0f%%", s.min, s.max, s.age, 100 * s.recent);
-    else printf("  %8s %8s  %8s %8s", "-", "-", "-", "-");
+    if (x->kept) printf("  %13.3g %13.3g  %8.0f %7.0f%%", s.min, s.max, s.age, 100 * s.recent);
+    else printf("  %13s %13s  %8s %8s", "-", "-", "-", "-");
     printf("  %6.3f %6.3f %6.3f  %5.3f ", s.kept, s.block, s.sink, (double)x->gate);
-    for (int64_t i = 0; i < x->kept; i++) rank[i] = (struct ranked){x->pos[i], (double)x->m[x->pos[i]]};
+    for (int64_t i = 0; i < x->kept; i++) rank[i] = (struct ranked){x->pos[i], rank_by(r, x, i)};
     qsort(rank, (size_t)x->kept, sizeof *rank, larger_first);
     for (int64_t i = 0; i < x->kept && i < 6; i++) printf(" |%s|", r->text[rank[i].pos]);
     putchar('\n');
 }
 
 static void print_kept(const struct cache_view_report *r, const struct hl_cache_view_head *x, struct ranked *rank) {
-    printf("\n%10s %10s %10s %10s %10s  %s\n", "position", "age", "m", "query", "recency", "token");
-    for (int64_t i = 0; i < x->kept; i++) rank[i] = (struct ranked){x->pos[i], (double)x->m[x->pos[i]]};
+    printf("\n%10s %10s %10s %10s %10s %10s  %s\n", "position", "age", "m", rank_name(r), "query", "recency", "token");
+    for (int64_t i = 0; i < x->kept; i++) rank[i] = (struct ranked){x->pos[i], rank_by(r, x, i)};
     qsort(rank, (size_t)x->kept, sizeof *rank, larger_first);
     for (int64_t i = 0; i < x->kept && i < r->opts->top; i++)
-        printf("%10" PRId64 " %10" PRId64 " %10.4g %10.4f %10s  |%s|\n", rank[i].pos, r->view.n - rank[i].pos,
-               rank[i].by, read_at(x, rank[i].pos), cache_view_recent(r, rank[i].pos) ? "too" : "-",
-               r->text[rank[i].pos]);
+        printf("%10" PRId64 " %10" PRId64 " %10.4g %10.4g %10.4f %10s  |%s|\n", rank[i].pos, r->view.n - rank[i].pos,
+               (double)x->m[rank[i].pos], rank[i].by, read_at(x, rank[i].pos),
+               cache_view_recent(r, rank[i].pos) ? "too" : "-", r->text[rank[i].pos]);
 }
 
 static void print_report(const struct cache_view_report *r, const double *heat, struct ranked *rank) {
@@ -166,9 +178,11 @@ static void print_report(const struct cache_view_report *r, const double *heat, 
     if (o->color == CACHE_VIEW_COLOR_ALWAYS ||
         (o->color == CACHE_VIEW_COLOR_AUTO && isatty(1) && !(term && !strcmp(term, "dumb"))))
         print_heat(r, heat);
-    printf("\n%37s%20s  %s\n", "", "kept tokens", "        what the query reads from");
-    printf("%5s %4s %5s  %8s %8s  %8s %8s  %6s %6s %6s  %5s  %s\n", "layer", "head", "kept", "least m", "most m",
-           "mean age", "recency", "kept", "block", "sink", "gate", "most surprising");
+    char least[32], most[32];
+    snprintf(least, sizeof least, "least %s", rank_name(r)), snprintf(most, sizeof most, "most %s", rank_name(r));
+    printf("\n%47s%20s  %s\n", "", "kept tokens", "        what the query reads from");
+    printf("%5s %4s %5s  %13s %13s  %8s %8s  %6s %6s %6s  %5s  first by %s\n", "layer", "head", "kept", least, most,
+           "mean age", "recency", "kept", "block", "sink", "gate", rank_name(r));
     for (int64_t l = 0; l < r->view.layers; l++)
         for (int64_t h = 0; h < r->view.heads; h++)
             if (cache_view_chosen(r, l, h)) print_head_row(r, l, h, rank);
@@ -181,16 +195,17 @@ static json_t *head_json(const struct cache_view_report *r, int64_t l, int64_t h
     const struct hl_cache_view_head *x = cache_view_head(r, l, h);
     json_t *kept = json_array(), *read = json_array(), *m = json_array();
     for (int64_t i = 0; i < x->kept; i++)
-        json_array_append_new(kept,
-                              json_pack("{s:I, s:I, s:f, s:f, s:b}", "position", (json_int_t)x->pos[i], "age",
-                                        (json_int_t)(r->view.n - x->pos[i]), "m", (double)x->m[x->pos[i]], "score",
-                                        (double)x->score[i], "recency", (int)cache_view_recent(r, x->pos[i])));
+        json_array_append_new(kept, json_pack("{s:I, s:I, s:f, s:f, s:b, s:f}", "position", (json_int_t)x->pos[i],
+                                              "age", (json_int_t)(r->view.n - x->pos[i]), "m", (double)x->m[x->pos[i]],
+                                              "score", (double)x->score[i], "recency",
+                                              (int)cache_view_recent(r, x->pos[i]), "alike", (double)x->alike[i]));
     for (int64_t i = 0; i < x->seen; i++)
         json_array_append_new(read, json_pack("{s:I, s:f, s:b}", "position", (json_int_t)x->seen_pos[i], "p",
                                               (double)x->p[i], "kept", (int)(i < x->seen_kept)));
     for (int64_t t = 0; t < r->view.n; t++) json_array_append_new(m, cli_json_number((double)x->m[t]));
-    return json_pack("{s:I, s:I, s:o, s:o, s:f, s:f, s:o}", "layer", (json_int_t)l, "head", (json_int_t)h, "kept", kept,
-                     "read", read, "sink", (double)x->p_sink, "gate", (double)x->gate, "m", m);
+    return json_pack("{s:I, s:I, s:o, s:o, s:f, s:f, s:f, s:o}", "layer", (json_int_t)l, "head", (json_int_t)h, "kept",
+                     kept, "read", read, "sink", (double)x->p_sink, "gate", (double)x->gate, "added", (double)x->added,
+                     "m", m);
 }
 
 static int print_json(const struct cache_view_report *r) {
@@ -200,10 +215,11 @@ static int print_json(const struct cache_view_report *r) {
     for (int64_t l = 0; l < r->view.layers; l++)
         for (int64_t h = 0; h < r->view.heads; h++)
             if (cache_view_chosen(r, l, h)) json_array_append_new(heads, head_json(r, l, h));
-    return cli_print_json(json_pack("{s:s, s:I, s:I, s:I, s:o, s:o}", "evict", hola_evict_name(r->cfg->cache_evict),
-                                    "window", (json_int_t)r->cfg->cache_window, "chunk",
-                                    (json_int_t)r->cfg->cache_chunk, "query", (json_int_t)r->view.query, "tokens",
-                                    tokens, "heads", heads));
+    return cli_print_json(json_pack("{s:s, s:s, s:I, s:I, s:I, s:o, s:o}", "evict",
+                                    hola_evict_name(r->cfg->cache_evict), "ranked_by",
+                                    hl_evict_score_name(r->cfg->cache_evict) ? rank_name(r) : "position", "window",
+                                    (json_int_t)r->cfg->cache_window, "chunk", (json_int_t)r->cfg->cache_chunk, "query",
+                                    (json_int_t)r->view.query, "tokens", tokens, "heads", heads));
 }
 
 /* ---- the command ---- */

@@ -15,13 +15,14 @@
 const char *const cli_backends[] = {"auto",     "cpu",      "cuda",       "cuda-f32", "cpu-ref",
                                     "cpu-base", "cpu-avx2", "cpu-avx512", NULL};
 const char *cli_backend(int choice) { return choice ? cli_backends[choice] : hl_backend_best(); }
-const char *const cli_model_types[] = {"hola", "gated_deltanet", "delta_net", NULL};
+#define TYPE_NAME(type, name) [HOLA_TYPE_##type] = #name,
+const char *const cli_model_types[HOLA_TYPE_COUNT + 1] = {HL_MIXERS_LIST(TYPE_NAME)};
 
 /* File names and file contents end up in messages: whatever they hold, the message stays one line. */
 static void print_line(char *text) {
     for (unsigned char *p = (unsigned char *)text; *p; p++)
         if (*p < 0x20 || *p == 0x7f) *p = '?';
-    fflush(stdout);
+    cli_flush();
     fprintf(stderr, "hola: %s\n", text);
 }
 
@@ -47,6 +48,13 @@ int cli_usage(const char *command, const char *fmt, ...) {
     print_line(text);
     return CLI_USAGE;
 }
+
+static int flush_error;
+void cli_flush(void) {
+    errno = 0;
+    if (fflush(stdout) != 0 && !flush_error) flush_error = errno;
+}
+int cli_flush_error(void) { return flush_error; }
 
 int cli_print_json(json_t *root) {
     int rc;
@@ -92,11 +100,28 @@ bool cli_holds_model(const char *dir, const char **which) {
     return false;
 }
 
+bool cli_exists(const char *path) {
+    struct stat st;
+    return lstat(path, &st) == 0;
+}
+void cli_take_back_dir(const char *dir, bool existed) {
+    if (!existed) rmdir(dir); /* where there is something in it after all, it stays */
+}
+
+const char *const cli_presets[] = {"46m",         "170m",        "340m",        "46m-gate",    "170m-gate",
+                                   "340m-gate",   "46m-nogate",  "170m-nogate", "340m-nogate", "46m-memory",
+                                   "170m-memory", "340m-memory", NULL};
+bool cli_preset_known(const char *name) {
+    hola_config cfg;
+    for (int type = 0; type < HOLA_TYPE_COUNT; type++)
+        if (hola_config_preset(&cfg, name, (hola_model_type)type) == HOLA_OK) return true;
+    return false;
+}
+
 hola_status cli_config(hola_config *cfg, const char *preset, const char *path, int model_type) {
     if (preset) return hola_config_preset(cfg, preset, (hola_model_type)(model_type < 0 ? 0 : model_type));
     const hola_status s = hola_config_read(cfg, path);
     if (s != HOLA_OK || model_type < 0) return s;
-    if (!hl_config_has(cfg, HL_GROUP_MEMORY)) cfg->cache_evict = HOLA_EVICT_BETAE; /* not in the file: default */
-    cfg->model_type = (hola_model_type)model_type;
+    hl_config_change_type(cfg, (hola_model_type)model_type);
     return hola_config_check(cfg);
 }

@@ -16,6 +16,9 @@ int cli_fail_library(void);
 /* "hola: COMMAND: ...; see hola COMMAND --help"; returns CLI_USAGE. */
 int cli_usage(const char *command, const char *fmt, ...) CLI_PRINTF(2, 3);
 
+/* Sends out what was printed so far. Why that failed, the first time (stdio forgets it); 0: it did not. */
+void cli_flush(void);
+int cli_flush_error(void);
 /* Prints root, which it takes over (NULL: memory ran out while it was built), and a newline. */
 int cli_print_json(json_t *root);
 /* A JSON number, or null for what JSON cannot say (infinities, NaN). */
@@ -28,9 +31,26 @@ int64_t cli_resident_bytes(void); /* of this process in memory; 0: unknown */
 /* Whether DIR holds a model, or a part of one, that writing would replace; *which names it. */
 bool cli_holds_model(const char *dir, const char **which);
 
+/* Removes a directory that a command made and could not fill. existed: as it was before. */
+bool cli_exists(const char *path);
+void cli_take_back_dir(const char *dir, bool existed);
+
 /* Choices that several commands offer. */
-extern const char *const cli_backends[];    /* "auto", the default, then those of hola_options */
-extern const char *const cli_model_types[]; /* in the order of hola_model_type */
+extern const char *const cli_backends[];                       /* "auto", the default, then those of hola_options */
+extern const char *const cli_model_types[HOLA_TYPE_COUNT + 1]; /* in the order of hola_model_type; NULL ends */
+
+/* The model that comes with hola: the folder models/CLI_MODEL of the source tree. */
+#define CLI_MODEL "hola-tiny"
+/* The model of a command that was given none, lent; NULL: there is none. */
+const char *cli_default_model(void);
+int cli_no_model(const char *command); /* says so and returns CLI_USAGE */
+struct arg_list;
+/* A list of models that is empty gets the default; ARGS_RUN, or the exit status. */
+int cli_models_or_default(const char *command, struct arg_list *models);
+
+/* Whether a preset is one for some type of model, and the usual names, for suggestions; NULL ends them. */
+bool cli_preset_known(const char *name);
+extern const char *const cli_presets[];
 
 /* What hola_options gets: auto is the first GPU where there is one, else the CPU. */
 const char *cli_backend(int choice);
@@ -56,5 +76,6 @@ int cmd_eval(int argc, char **argv);
 int cmd_convert(int argc, char **argv);
 int cmd_inspect(int argc, char **argv);
 int cmd_bench(int argc, char **argv);
+int cmd_serve(int argc, char **argv);
 
 #endif

@@ -109,9 +109,10 @@ static void print_table(const struct report *r) {
                    100 * share(r->ops[i].seconds, step), r->decode_ops[i].seconds * 1e6,
                    100 * share(r->decode_ops[i].seconds, token));
     for (int i = 0; i < 2 && r->context[1].tokens; i++)
-        printf("after %s tokens: %.3f ms/token, %.1f MB resident, session %.1f MB\n",
+        printf("after %s tokens: %.3f ms/token, %.1f%% of limit, %.1f MB resident, session %.1f MB\n",
                cli_grouped(n, r->context[i].tokens), r->context[i].seconds_per_token * 1e3,
-               (double)r->context[i].resident * 1e-6, (double)r->context[i].session * 1e-6);
+               100 * share(r->context[i].bytes, r->limits.bandwidth), (double)r->context[i].resident * 1e-6,
+               (double)r->context[i].session * 1e-6);
 }
 
 static json_t *infer_json(const struct bench_infer *x, double of_limit) {
@@ -130,10 +131,11 @@ static int print_report(const struct report *r) {
         if (r->decode_ops[i].calls) json_object_set_new(decode_ops, op_name(r, i), json_real(r->decode_ops[i].seconds));
     }
     for (int i = 0; i < 2 && r->context[1].tokens; i++)
-        json_array_append_new(contexts, json_pack("{s:I,s:I,s:I,s:f}", "tokens", (json_int_t)r->context[i].tokens,
+        json_array_append_new(contexts, json_pack("{s:I,s:I,s:I,s:f,s:f}", "tokens", (json_int_t)r->context[i].tokens,
                                                   "resident_bytes", (json_int_t)r->context[i].resident, "session_bytes",
                                                   (json_int_t)r->context[i].session, "seconds_per_token",
-                                                  r->context[i].seconds_per_token));
+                                                  r->context[i].seconds_per_token, "of_limit",
+                                                  share(r->context[i].bytes, r->limits.bandwidth)));
     json_t *root = json_pack(
         "{s:s,s:s,s:I,s:I,s:{s:f,s:f,s:f},s:{s:I,s:f,s:f,s:f,s:f,s:f,s:f,s:f},s:o,s:o,s:o,s:o,s:o,s:o}", "preset",
         r->o.preset, "model_type", cli_model_types[r->o.model_type], "parameters", (json_int_t)r->parameters, "threads",

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 struct convert_opts {
     const char *model, *out;
@@ -28,7 +29,7 @@ static const struct arg options[] = {
     OPT_JSON,
     OPT_END,
 };
-static const struct args_command command = {"convert", "-m DIR -o DIR --dtype TYPE [options]",
+static const struct args_command command = {"convert", "[-m DIR] -o DIR --dtype TYPE [options]",
                                             "Writes a copy of a model with weights of another type. int8 "
                                             "takes half the space of bf16, int4 a quarter.",
                                             options};
@@ -37,13 +38,14 @@ static const struct args_command command = {"convert", "-m DIR -o DIR --dtype TY
 static const char *const companions[] = {"tokenizer.json",          "tokenizer.model",        "tokenizer_config.json",
                                          "special_tokens_map.json", "generation_config.json", NULL};
 
-/* Copies a file that is there; one line where it cannot be read or written. */
-static hola_status copy_file(const char *from, const char *to, const char *name) {
+/* Copies a file that is there; one line where it cannot be read or written. *made: there was none of this name. */
+static hola_status copy_file(const char *from, const char *to, const char *name, bool *made) {
     char *src = hl_path_join(from, name), *dst = hl_path_join(to, name);
     struct hl_map map = {0};
     struct stat st;
     hola_status s = src && dst ? HOLA_OK : hl_fail(HOLA_ENOMEM, "%s: not enough memory to copy it", name);
     if (s == HOLA_OK && stat(src, &st) == 0 && st.st_size > 0) {
+        *made = !cli_exists(dst);
         s = hl_map_open(&map, src);
         if (s == HOLA_OK) s = hl_write_file(dst, map.data, map.size);
     }
@@ -56,10 +58,20 @@ static hola_status copy_file(const char *from, const char *to, const char *name)
 /* config.json comes last: a directory with one is complete. */
 static hola_status convert(const struct convert_opts *o, hola_model **m) {
     const hola_options opt = {.threads = (int)o->threads, .backend = "cpu"};
+    const bool existed = cli_exists(o->out);
+    bool made[sizeof companions / sizeof *companions] = {false};
     hola_status s = hola_model_load(m, o->model, &opt);
     if (s == HOLA_OK) s = hl_make_dirs(o->out);
-    for (int i = 0; s == HOLA_OK && companions[i]; i++) s = copy_file(o->model, o->out, companions[i]);
-    return s == HOLA_OK ? hola_model_save(*m, o->out, (hola_dtype)o->dtype) : s;
+    for (int i = 0; s == HOLA_OK && companions[i]; i++) s = copy_file(o->model, o->out, companions[i], &made[i]);
+    if (s == HOLA_OK) s = hola_model_save(*m, o->out, (hola_dtype)o->dtype);
+    if (s == HOLA_OK) return s;
+    for (int i = 0; companions[i]; i++) { /* nothing is left of it */
+        char *path = made[i] ? hl_path_join(o->out, companions[i]) : NULL;
+        if (path) unlink(path);
+        free(path);
+    }
+    cli_take_back_dir(o->out, existed);
+    return s;
 }
 
 static int64_t weights_size(const char *dir) {

@@ -50,7 +50,7 @@ static const struct arg options[] = {
     OPT_END,
 };
 static const struct args_command command = {
-    "generate", "-m DIR (-p TEXT | -f FILE | --prompts FILE | -i) [options]",
+    "generate", "[-m DIR] (-p TEXT | -f FILE | --prompts FILE | -i) [options]",
     "Continues a prompt. Memory and time per token do not grow with the length of the text.", options};
 
 static int check_usage(const struct gen_opts *o) {
@@ -74,7 +74,6 @@ static int open_model(struct gen *g) {
     if (hola_model_load(&g->model, o->model, &opt) != HOLA_OK) return cli_fail_library();
     g->vocab = hola_model_config(g->model)->vocab_size;
     g->eos = (int32_t)hola_model_config(g->model)->eos_token_id;
-    g->piece = strncmp(opt.backend, "cuda", 4) ? 1024 : 8192;
     return gen_open_tokenizer(g);
 }
 
@@ -111,15 +110,13 @@ static int one(const struct gen *g, hola_session *s) {
     else if (rc == CLI_OK) {
         rc = gen_run_prompt(&r, &p);
         free(p.ids), p.ids = NULL;
-        if (rc == CLI_OK) rc = gen_run_all(&r, o->json ? NULL : stdout);
+        if (rc == CLI_OK) rc = gen_run_all(&r, !o->json);
     }
-    if (rc == CLI_OK && o->save) {
-        rc = gen_run_feed(&r);
-        if (rc == CLI_OK && hola_session_save(s, o->save, (hola_dtype)o->dtype) != HOLA_OK) rc = cli_fail_library();
-    }
+    if (rc == CLI_OK && o->save && hola_session_save(s, o->save, (hola_dtype)o->dtype) != HOLA_OK)
+        rc = cli_fail_library();
     if (rc == CLI_OK && o->json) rc = cli_print_json(gen_run_json(&r));
     else if (rc == CLI_OK && isatty(STDOUT_FILENO) && !o->interactive) putchar('\n');
-    fflush(stdout);
+    cli_flush();
     if (rc == CLI_OK) gen_run_report(&r);
     free(p.ids);
     gen_run_free(&r);

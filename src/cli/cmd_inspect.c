@@ -4,6 +4,7 @@
 #include "cli/cli.h"
 #include "cli/cache_view.h"
 #include "model/config.h"
+#include "model/model.h"
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -38,7 +39,7 @@ static const struct arg options[] = {
     OPT_END,
 };
 static const struct args_command command = {
-    "inspect", "-m DIR [--memory (-f FILE | --ids FILE)] [options]",
+    "inspect", "[-m DIR] [--memory (-f FILE | --ids FILE)] [options]",
     "Prints the configuration of a model, its tensors, the parameters of each part and the size of a\n"
     "session. With --memory: which tokens of a text every layer and head keeps, their surprise m, position\n"
     "and age, how much one token reads of them, and which of them a window of recent tokens would hold too.",
@@ -223,19 +224,24 @@ static void print_parts(const struct part *p, int64_t layers) {
 
 static int print_model(const hola_model *m, bool json, int64_t state_bytes) {
     const hola_config *c = hola_model_config(m);
+    const int64_t per_token = m->state.page / HL_PAGE_TOKENS;
     int64_t n = hola_model_tensor_count(m), layers = c->num_hidden_layers;
     struct tensor *t = read_tensors(m, n);
     struct part *p = t ? add_up(t, n, layers) : NULL;
     char bytes[CLI_GROUPED];
     int rc = CLI_FAILED;
     if (p && json) {
-        rc = cli_print_json(json_pack("{s:o, s:o, s:o, s:I}", "config", config_json(c), "tensors", tensors_json(t, n),
-                                      "parameters", parts_json(p, layers), "state_bytes", (json_int_t)state_bytes));
+        rc = cli_print_json(json_pack("{s:o, s:o, s:o, s:I, s:I}", "config", config_json(c), "tensors",
+                                      tensors_json(t, n), "parameters", parts_json(p, layers), "state_bytes",
+                                      (json_int_t)state_bytes, "state_bytes_per_token", (json_int_t)per_token));
     } else if (p) {
         print_config(c);
         print_tensors(t, n);
         print_parts(p, layers);
         printf("\n%-24s %14s bytes\n", "state of a session", cli_grouped(bytes, state_bytes));
+        if (per_token > 0)
+            printf("%-24s %14s bytes, in pages of %d tokens\n", "... and per token", cli_grouped(bytes, per_token),
+                   HL_PAGE_TOKENS);
         rc = CLI_OK;
     }
     free(p);

@@ -21,14 +21,18 @@ static const struct arg options[] = {
     OPT_END,
 };
 static const struct args_command command = {"plot", "-o FILE RUN...",
-                                            "Plots loss, learning rate, gradient norm and speed over the "
-                                            "steps. RUN is a directory of hola train\n"
-                                            "or a metrics.jsonl.",
+                                            "Plots loss, learning rate, gradient norm and speed over steps, "
+                                            "tokens or time. RUN is a directory\n"
+                                            "of hola train or a metrics.jsonl.",
                                             options};
 
-static hola_status read_run(const char *run, struct hl_metrics_history *h) {
+static bool is_dir(const char *path) {
     struct stat st;
-    if (stat(run, &st) != 0 || !S_ISDIR(st.st_mode)) return hl_metrics_history_read(h, run);
+    return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+}
+
+static hola_status read_run(const char *run, struct hl_metrics_history *h) {
+    if (!is_dir(run)) return hl_metrics_history_read(h, run);
     char *path = hl_path_join(run, "metrics.jsonl");
     hola_status s = path ? hl_metrics_history_read(h, path) : hl_fail(HOLA_ENOMEM, "%s: no memory", run);
     free(path);
@@ -37,9 +41,20 @@ static hola_status read_run(const char *run, struct hl_metrics_history *h) {
 
 static json_t *describe(const char *name, const struct hl_metrics_history *h) {
     const struct hl_metric *last = h->n ? &h->at[h->n - 1] : NULL;
-    return json_pack("{s:s, s:I, s:I, s:I, s:o}", "run", name, "lines", (json_int_t)h->n, "malformed",
+    const struct hl_metric *best = hl_plot_best(h);
+    return json_pack("{s:s, s:I, s:I, s:I, s:o, s:o, s:o}", "run", name, "lines", (json_int_t)h->n, "malformed",
                      (json_int_t)h->bad, "step", (json_int_t)(last ? last->step : 0), "loss",
-                     last ? cli_json_number(last->loss) : json_null());
+                     last ? cli_json_number(last->loss) : json_null(), "best_val_loss",
+                     best ? cli_json_number(best->val_loss) : json_null(), "best_step",
+                     best ? json_integer((json_int_t)best->step) : json_null());
+}
+
+static void print_run(const char *name, const struct hl_metrics_history *h) {
+    const struct hl_metric *best = hl_plot_best(h);
+    printf("%s: %lld steps", name, (long long)h->n);
+    if (best) printf(", best validation loss %.4f at step %lld", best->val_loss, (long long)best->step);
+    if (h->bad) printf(", %lld malformed lines skipped", (long long)h->bad);
+    putchar('\n');
 }
 
 static int draw(const struct plot_opts *o, const char **words, int n) {
@@ -52,14 +67,12 @@ static int draw(const struct plot_opts *o, const char **words, int n) {
         s = read_run(words[i], &h[i]);
         if (s == HOLA_OK && h[i].n == 0 && h[i].bad > 0)
             s = hl_fail(HOLA_EFORMAT, "%s: no line of it is a training step", words[i]);
-        run[i] = (struct hl_plot_run){.name = words[i], .history = &h[i]};
+        run[i] = (struct hl_plot_run){.name = words[i], .dir = is_dir(words[i]) ? words[i] : NULL, .history = &h[i]};
     }
     if (s == HOLA_OK) s = hl_plot_write(o->out, run, n, 0);
     for (int i = 0; i < n && s == HOLA_OK; i++) {
         if (list) json_array_append_new(list, describe(words[i], &h[i]));
-        else if (h[i].bad)
-            printf("%s: %lld steps, %lld malformed lines skipped\n", words[i], (long long)h[i].n, (long long)h[i].bad);
-        else printf("%s: %lld steps\n", words[i], (long long)h[i].n);
+        else print_run(words[i], &h[i]);
     }
     if (s != HOLA_OK) rc = cli_fail_library();
     else if (list) rc = cli_print_json(json_pack("{s:s, s:O}", "file", o->out, "runs", list));

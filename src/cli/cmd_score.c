@@ -9,7 +9,8 @@
 #include <stdlib.h>
 
 struct score_opts {
-    const char *model, *ids, *file, *tokenizer;
+    const char *model, *file, *tokenizer;
+    struct arg_list ids;
     int64_t split, threads;
     int mode, backend;
     bool json;
@@ -21,8 +22,9 @@ static const char *const modes[] = {"prefill", "decode", NULL};
 #define OPTS struct score_opts
 static const struct arg options[] = {
     OPT_MODEL,
-    OPT_STRING(0, "ids", ids, "FILE", "token ids, as a JSON array"),
-    OPT_STRING('f', "file", file, "FILE", "text file; the tokenizer's BOS is put before the text"),
+    OPT_LIST(0, "ids", ids, "FILE", "token ids, as a JSON array, - for standard input; several are texts of their own"),
+    OPT_STRING('f', "file", file, "FILE",
+               "text file, - for standard input; the tokenizer's BOS is put before the text"),
     OPT_STRING(0, "tokenizer", tokenizer, "PATH", "tokenizer: a directory, a file or \"byte\" (default: the model's)"),
     OPT_CHOICE(0, "mode", mode, modes, "feed all tokens at once (default) or one by one"),
     OPT_INT(0, "split", split, 0, INT64_MAX, "N", "feed the first N tokens at once, the rest as --mode says"),
@@ -32,7 +34,7 @@ static const struct arg options[] = {
     OPT_END,
 };
 static const struct args_command command = {
-    "score", "-m DIR (--ids FILE | -f FILE) [options]",
+    "score", "[-m DIR] (--ids FILE | -f FILE) [options]",
     "Computes the log-probability of every token given those before it, and the perplexity. All modes agree.", options};
 
 /* Scores ids[1..n) in the pieces that the options ask for; the last token is never fed. */
@@ -58,8 +60,9 @@ static int print_result(const struct score_opts *o, const double *logprobs, int6
     }
     double ppl = n > 1 ? exp(nll / (double)(n - 1)) : NAN; /* one token: nothing was predicted */
     if (!o->json) {
-        printf("tokens    %" PRId64 "\nnll       %.6f\nppl       %.6g\ntokens/s  %.1f\n", n, nll, ppl,
-               time > 0 ? (double)(n - 1) / time : 0.0);
+        printf("tokens    %" PRId64 "\nnll       %.6f\n", n, nll);
+        if (n > 1) printf("ppl       %.6g\ntokens/s  %.1f\n", ppl, time > 0 ? (double)(n - 1) / time : 0.0);
+        else printf("ppl       - (one token: there is nothing to predict)\n");
         return CLI_OK;
     }
     list = json_array();
@@ -69,40 +72,36 @@ static int print_result(const struct score_opts *o, const double *logprobs, int6
                                     "ppl", cli_json_number(ppl)));
 }
 
-int cmd_score(int argc, char **argv) {
-    struct score_opts o = {0};
-    hola_model *m = NULL;
+/* One text: the file of token ids, or the text file. */
+static int score_text(const struct score_opts *o, hola_model *m, const char *ids_file) {
+    const int64_t vocab = hola_model_config(m)->vocab_size;
     hola_session *s = NULL;
     int32_t *ids = NULL;
-    double *logprobs = NULL, start;
-    int64_t n, vocab;
-    int rc = args_parse(&command, argc, argv, &o);
-    if (rc != ARGS_RUN) return rc;
-    if (!o.ids == !o.file) return cli_usage("score", "either --ids FILE or -f FILE is required");
-    hola_options opt = {.threads = (int)o.threads, .backend = cli_backend(o.backend)};
-
-    rc = CLI_FAILED;
-    if (hola_model_load(&m, o.model, &opt) != HOLA_OK) goto library;
-    vocab = hola_model_config(m)->vocab_size;
-    rc = o.ids ? cli_ids_read(o.ids, vocab, &ids, &n)
-               : cli_ids_encode(o.tokenizer ? o.tokenizer : o.model, o.file, vocab, &ids, &n);
-    if (rc != CLI_OK) goto done;
-    logprobs = malloc((size_t)n * sizeof *logprobs);
-    if (!logprobs) {
-        rc = cli_fail("no memory for %" PRId64 " log-probabilities", n);
-        goto done;
-    }
-    if (hola_session_new(&s, m) != HOLA_OK) goto library;
-    start = hl_clock();
-    if (score(s, &o, ids, n, logprobs) != HOLA_OK) goto library;
-    rc = print_result(&o, logprobs, n, hl_clock() - start);
-    goto done;
-library:
-    rc = cli_fail_library();
-done:
+    int64_t n;
+    int rc = ids_file ? cli_ids_read(ids_file, vocab, &ids, &n)
+                      : cli_ids_encode(o->tokenizer ? o->tokenizer : o->model, o->file, vocab, &ids, &n);
+    double *logprobs = rc == CLI_OK ? malloc((size_t)n * sizeof *logprobs) : NULL;
+    if (rc == CLI_OK && !logprobs) rc = cli_fail("no memory for %" PRId64 " log-probabilities", n);
+    if (rc == CLI_OK && hola_session_new(&s, m) != HOLA_OK) rc = cli_fail_library();
+    const double start = hl_clock();
+    if (rc == CLI_OK && score(s, o, ids, n, logprobs) != HOLA_OK) rc = cli_fail_library();
+    if (rc == CLI_OK) rc = print_result(o, logprobs, n, hl_clock() - start);
     free(logprobs);
     free(ids);
     hola_session_free(s);
+    return rc;
+}
+
+int cmd_score(int argc, char **argv) {
+    struct score_opts o = {0};
+    hola_model *m = NULL;
+    int rc = args_parse(&command, argc, argv, &o);
+    if (rc != ARGS_RUN) return rc;
+    if (!o.ids.n == !o.file) return cli_usage("score", "either --ids FILE or -f FILE is required");
+    hola_options opt = {.threads = (int)o.threads, .backend = cli_backend(o.backend)};
+    rc = hola_model_load(&m, o.model, &opt) == HOLA_OK ? CLI_OK : cli_fail_library();
+    if (rc == CLI_OK && o.file) rc = score_text(&o, m, NULL);
+    for (int i = 0; rc == CLI_OK && i < o.ids.n; i++) rc = score_text(&o, m, o.ids.item[i]);
     hola_model_free(m);
     return rc;
 }

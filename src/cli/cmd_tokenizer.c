@@ -98,6 +98,8 @@ static int train(const struct train_opts *o, const char *const *inputs, int n) {
     progress_begin(&bar);
     if (s == HOLA_OK) s = hl_bpe_trainer_new(&t, (int)o->threads);
     if (s == HOLA_OK) s = count_all(t, source, o->field, &bar, &bytes);
+    if (s == HOLA_OK && bytes == 0)
+        s = hl_fail(HOLA_EINVAL, "%s: no text to train on", n == 1 ? inputs[0] : "the inputs");
     if (s == HOLA_OK) s = hl_bpe_trainer_run(t, o->vocab, o->least, show_merges, &showing);
     if (s == HOLA_OK) s = hl_bpe_trainer_write(t, o->out);
     progress_end(&bar);
@@ -105,6 +107,11 @@ static int train(const struct train_opts *o, const char *const *inputs, int n) {
     hl_bpe_trainer_free(t);
     hl_source_free(source);
     if (s != HOLA_OK) return cli_fail_library();
+    if (size < o->vocab)
+        fprintf(stderr,
+                "hola: warning: %s tokens, not the %s asked for: no other pair occurs %s times or more; train on more "
+                "text or with a smaller --min-frequency\n",
+                cli_grouped(a, size), cli_grouped(b, o->vocab), cli_grouped(c, o->least));
     if (o->json)
         return cli_print_json(json_pack("{s:s, s:I, s:I, s:I, s:f}", "file", o->out, "vocab_size", (json_int_t)size,
                                         "bytes", (json_int_t)bytes, "words", (json_int_t)words, "seconds",

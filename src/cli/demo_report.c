@@ -82,7 +82,7 @@ static json_t *list_kept(const struct hl_recall *r, const hola_session *y, const
     char title[64];
     int64_t count = 0;
     for (int64_t h = 0; h < c->num_v_heads; h++) {
-        if (hl_session_kept(y, 0, h, pos, &count) != HOLA_OK) {
+        if (hl_session_kept(y, 0, h, pos, NULL, &count) != HOLA_OK) {
             json_decref(heads);
             return NULL;
         }

@@ -39,18 +39,55 @@ struct eval_report {
     const struct eval_opts *opts;
     struct eval_model *model;
     int n;
-    json_t *read; /* files of --results: names and notes lie in them */
+    json_t *read;       /* files of --results: names and notes lie in them */
+    const char *failed; /* why it ended early; NULL: it did not */
 };
 
-/* eval_report.c */
-int eval_print_table(const struct eval_report *r);
-json_t *eval_json(const struct eval_report *r); /* NULL: no memory */
-/* eval_page.c: results beside the paper's, as one file */
-hola_status eval_page_write(const char *path, const struct eval_report *r);
+/* eval_run.c: checks everything, runs the tasks (none where the options name --results), reports */
+int eval_run_all(const struct eval_opts *o, const struct hl_task **task, int n);
 
-void eval_quote(struct hl_text *out, const char *text); /* text from outside: names of files and models */
-/* eval_curve.c: Figure 1, the paper's lines and ours */
-void eval_curve_put(struct hl_text *out, const struct eval_report *r);
+/* eval_files.c: what is written besides the result. All of it is opened before anything is computed, so that a path
+ * that cannot be written is met at once; a failure later on costs that file alone. */
+struct eval_files {
+    struct hl_writer samples, dump, page;
+    char *why[4]; /* what failed, a message each */
+    int n;
+};
+hola_status eval_files_open(struct eval_files *w, const struct eval_opts *o);
+void eval_files_failed(struct eval_files *w); /* keeps hola_last_error() */
+/* Writes the page and puts the files in place (whole: everything was computed), or drops them; prints what failed. */
+int eval_files_close(struct eval_files *w, const struct eval_report *r, bool whole);
+
+/* eval_figures.c: what the table, the JSON and the page say about a figure */
+enum eval_unit { EVAL_SHARE, EVAL_PERPLEXITY, EVAL_BITS, EVAL_COUNT };
+enum eval_unit eval_unit(const char *metric);
+/* As a person reads it: 0.2512, 207.5, 7.8e7; counts with commas. Returns buf. */
+enum { EVAL_NUMBER = 40 };
+char *eval_number(char buf[EVAL_NUMBER], double x, enum eval_unit unit);
+char *eval_size(char buf[EVAL_NUMBER], int64_t parameters); /* 46.4M */
+const struct eval_result *eval_result_of(const struct eval_model *m, const char *task);
+const struct hl_figure *eval_figure(const struct eval_model *m, const char *task, const char *metric);
+/* Model m against the first; false: a figure is missing, the data differ, or it is a count. */
+bool eval_compare(const struct eval_report *r, int m, const char *task, const char *metric, struct hl_comparison *out);
+/* All rows of all models, in the order of the first that has them: row i's task and metric; NULL: no more. */
+struct eval_row {
+    const struct hl_task *task;
+    char metric[32];
+};
+int eval_rows(const struct eval_report *r, struct eval_row **rows); /* how many; malloced; -1: no memory */
+
+/* eval_table.c */
+int eval_print_table(const struct eval_report *r);
+/* eval_json.c */
+json_t *eval_json(const struct eval_report *r); /* NULL: no memory */
+/* eval_page.c: everything as one page */
+void eval_page_put(struct hl_text *out, const struct eval_report *r);
+void eval_page_number(struct hl_text *out, double value, double error, enum eval_unit unit); /* shares in percent */
+void eval_page_model(struct hl_text *out, const struct eval_report *r, int m);               /* "B hola/best" */
+/* eval_paper.c: what the paper reports, beside these models and with both sizes; nothing where nothing is shared */
+void eval_paper_put(struct hl_text *out, const struct eval_report *r);
+json_t *eval_paper_lines(const char *task); /* S-NIAH-1 over lengths; [] for other tasks */
+extern const char eval_paper_lines_note[];
 /* eval_results.c: adds what is in a file of --json; models of the same hash are one */
 hola_status eval_results_read(struct eval_report *r, const char *path);
 
@@ -69,8 +106,8 @@ hola_status eval_journal_flush(struct eval_journal *j);
 void eval_journal_close(struct eval_journal *j); /* zeroed ones too */
 
 /* The samples file: one object per request. */
-hola_status eval_samples_add(struct hl_writer *w, const char *model, const char *task, const struct hl_set *s,
-                             const struct hl_answer *a);
+hola_status eval_samples_add(struct hl_writer *w, const char *model, const char *task, int64_t length,
+                             const struct hl_set *s, const struct hl_answer *a);
 
 /* eval_requests.c: requests from a file, answers to stdout, a line each */
 int eval_requests(const char *path, hola_model *m, const struct hl_eval_opts *o);

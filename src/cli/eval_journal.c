@@ -136,14 +136,16 @@ void eval_journal_close(struct eval_journal *j) {
 
 /* ---- samples ---- */
 
-hola_status eval_samples_add(struct hl_writer *w, const char *model, const char *task, const struct hl_set *s,
-                             const struct hl_answer *a) {
+hola_status eval_samples_add(struct hl_writer *w, const char *model, const char *task, int64_t length,
+                             const struct hl_set *s, const struct hl_answer *a) {
     hola_status st = HOLA_OK;
     for (int64_t i = 0; st == HOLA_OK && i < s->n; i++) {
         const struct hl_request *r = &s->request[i];
+        const struct hl_doc *d = &s->doc[r->doc];
         json_t *v =
             json_pack("{s:s, s:I, s:I}", "task", task, "doc", (json_int_t)r->doc, "choice", (json_int_t)r->choice);
         if (model) json_object_set_new(v, "model", json_string(model));
+        if (length) json_object_set_new(v, "length", json_integer((json_int_t)length));
         if (r->kind == HL_ASK_GENERATE) {
             json_object_set_new(v, "output", json_stringn(a[i].text.data ? a[i].text.data : "", (size_t)a[i].text.n));
             json_object_set_new(v, "target", json_stringn(r->target.p ? r->target.p : "", (size_t)r->target.n));
@@ -153,6 +155,12 @@ hola_status eval_samples_add(struct hl_writer *w, const char *model, const char 
             json_object_set_new(v, "is_greedy", r->kind == HL_ASK_ROLLING ? json_null() : json_boolean(a[i].greedy));
         }
         json_object_set_new(v, "tokens", json_integer((json_int_t)a[i].tokens));
+        if (r->kind == HL_ASK_GENERATE || r->kind == HL_ASK_IDS) {
+            json_object_set_new(v, "score", json_real(a[i].score));
+        } else if (d->n > 1) { /* a choice: acc and acc_norm follow from these */
+            json_object_set_new(v, "gold", json_integer((json_int_t)d->gold));
+            json_object_set_new(v, "chars", json_integer((json_int_t)r->chars));
+        }
         char *text = v ? json_dumps(v, JSON_REAL_PRECISION(17)) : NULL;
         st = text ? hl_writer_write(w, text, (int64_t)strlen(text)) : hl_fail(HOLA_ENOMEM, "no memory for a sample");
         if (st == HOLA_OK) st = hl_writer_write(w, "\n", 1);

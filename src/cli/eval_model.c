@@ -34,8 +34,7 @@ static hola_status model_hash(const char *dir, char hex[65]) {
     return st;
 }
 
-/* What tokenizer_config.json says about BOS; true where it says nothing. */
-static hola_status adds_bos(const char *dir, bool *out) {
+hola_status eval_adds_bos(const char *dir, bool *out) {
     struct hl_map map = {0};
     struct stat st;
     json_t *root = NULL;
@@ -79,7 +78,7 @@ hola_status eval_model_open(struct eval_loaded *l, const struct eval_opts *o, st
     *l = (struct eval_loaded){0};
     hola_status st = hola_model_load(&l->model, m->dir, &opt);
     if (st == HOLA_OK) st = hola_tokenizer_load(&l->tokenizer, tokenizer);
-    if (st == HOLA_OK) st = adds_bos(tokenizer, &bos);
+    if (st == HOLA_OK) st = eval_adds_bos(tokenizer, &bos);
     if (st == HOLA_OK) st = model_hash(m->dir, m->sha256);
     if (st == HOLA_OK) st = hola_model_tensor(l->model, 0, &first);
     if (st != HOLA_OK) return st;

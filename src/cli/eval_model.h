@@ -11,5 +11,7 @@ struct eval_loaded {
 /* Fills *m but for its results. Close it in any case. */
 hola_status eval_model_open(struct eval_loaded *l, const struct eval_opts *o, struct eval_model *m);
 void eval_model_close(struct eval_loaded *l);
+/* What DIR/tokenizer_config.json says about BOS; true where it says nothing. */
+hola_status eval_adds_bos(const char *dir, bool *out);
 
 #endif

@@ -1,203 +1,276 @@
-/* eval_page.c -- hola eval --html: the paper's tables with the results of this evaluation beside them, then
- * every figure with its settings. One file, nothing from elsewhere. */
+/* eval_page.c -- hola eval --html: models, every figure with its size, count and chance level, drawings, the paper's
+ * figures beside them, and the settings. One file, nothing from elsewhere; the design is that of src/plot/page.h. */
 #include "cli/eval.h"
+#include "plot/page.h"
+#include <ctype.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-static const char style[] =
-    "body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 70em; padding: 0 1em; color: "
-    "#222; background: #fff; }\n"
-    "h1 { font-size: 1.5em; } h2 { font-size: 1.15em; margin-top: 2em; }\n"
-    ".wide { overflow-x: auto; }\n"
-    "table { border-collapse: collapse; font-variant-numeric: tabular-nums; }\n"
-    "th, td { padding: .25em .7em; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap; }\n"
-    "th:first-child, td:first-child { text-align: left; }\n"
-    "tr.ours td { background: #eef6ff; } tr.ours td:first-child { font-weight: 600; }\n"
-    "small { color: #666; } code { font-size: .9em; }\n"
-    "@media (prefers-color-scheme: dark) { body { color: #ddd; background: #181818; } th, td { border-color: "
-    "#444; }\n"
-    "  tr.ours td { background: #1d2a38; } small { color: #999; } }\n";
+HL_PAGE_FILE(hl_eval_js, "src/cli/eval.js");
 
-/* ---- the paper ---- */
-
-enum { COLUMNS = 13, ROWS = 4 };
-struct column {
-    const char *title, *task, *metric;
-    double scale; /* of ours, to the paper's unit; 0: the mean of the columns marked `mean` */
-    bool mean;
-};
-struct table {
-    const char *title, *note;
-    int columns;
-    struct column column[COLUMNS];
-    struct {
-        const char *name;
-        double value[COLUMNS]; /* 0: not given */
-    } row[ROWS];
-};
-static const struct table tables[] = {
-    {"Table 1: 340M parameters, 15B tokens",
-     "Wiki. is the word perplexity; ARC-c and Hella. are acc_norm, the others acc; Avg. is the mean of the "
-     "six "
-     "accuracies.",
-     13,
-     {{"Wiki.", "wikitext", "word_perplexity", 1, false},
-      {"LMB ppl", "lambada_openai", "perplexity", 1, false},
-      {"ARC-e", "arc_easy", "acc", 100, true},
-      {"ARC-c", "arc_challenge", "acc_norm", 100, true},
-      {"Hella.", "hellaswag", "acc_norm", 100, true},
-      {"PIQA", "piqa", "acc", 100, true},
-      {"Wino.", "winogrande", "acc", 100, true},
-      {"LMB acc", "lambada_openai", "acc", 100, true},
-      {"Avg.", NULL, NULL, 0, false},
-      {"FDA", "fda", "contains", 100, false},
-      {"SWDE", "swde", "contains", 100, false},
-      {"SQuAD", "squad_completion", "contains", 100, false},
-      {"BoolQ", "boolq", "acc", 100, false}},
-     {{"GDN, paper", {27.32, 30.95, 46.13, 23.72, 35.88, 65.07, 50.43, 34.02, 42.54, 11.7, 29.0, 32.5, 54.8}},
-      {"HOLA + recency, paper", {25.04, 32.33, 46.13, 24.40, 35.62, 65.34, 52.80, 34.72, 43.17, 16.9, 29.9, 0, 0}},
-      {"HOLA, paper", {22.92, 30.26, 46.00, 24.06, 35.91, 65.02, 51.54, 34.54, 42.85, 20.1, 35.9, 33.8, 58.4}}}},
-    {"Figure 1: S-NIAH-1, part of the needles found, over the length of the prompt",
-     "100 samples a length: differences below 0.14 are within two standard errors.",
-     5,
-     {{"2k", "niah_single_1", "2048", 1, false},
-      {"4k", "niah_single_1", "4096", 1, false},
-      {"8k", "niah_single_1", "8192", 1, false},
-      {"16k", "niah_single_1", "16384", 1, false},
-      {"32k", "niah_single_1", "32768", 1, false}},
-     {{"GDN, paper", {1.00, 1.00, .83, .30, .14}},
-      {"HOLA + recency, paper", {1.00, .93, .74, .50, .24}},
-      {"HOLA, paper", {1.00, .99, .98, .94, .58}}}},
-    {"Table 3: 46M parameters, recall of pass keys",
-     "The probes are defined anew here: only the order of models can be compared. Whether the paper's Wiki. "
-     "counts "
-     "words or tokens is not known: both are shown.",
-     8,
-     {{"far", "passkey", "far", 1, false},
-      {"mean", "passkey", "acc", 1, false},
-      {"1 key", "multikey", "keys_1", 1, false},
-      {"4 keys", "multikey", "keys_4", 1, false},
-      {"8 keys", "multikey", "keys_8", 1, false},
-      {"16 keys", "multikey", "keys_16", 1, false},
-      {"Wiki. (word)", "wikitext", "word_perplexity", 1, false},
-      {"Wiki. (token)", "wikitext", "token_perplexity", 1, false}},
-     {{"GDN, paper", {.55, .60, .78, .41, .35, .31, 70.21, 70.21}},
-      {"HOLA, paper", {.75, .69, .97, .77, .67, .41, 59.5, 59.5}}}},
-};
-
-/* ---- writing ---- */
-
-/* Text from outside: names of files and models. */
-void eval_quote(struct hl_text *out, const char *text) {
-    struct hl_text valid = {0};
-    if (hl_text_add_valid(&valid, hl_span_of(text)) != HOLA_OK) out->failed = true;
-    for (int64_t i = 0; i < valid.n; i++)
-        if (strchr("<>&\"'", valid.data[i]) && valid.data[i]) hl_text_printf(out, "&#%d;", valid.data[i]);
-        else hl_text_put(out, valid.data + i, 1);
-    hl_text_free(&valid);
+/* The last two parts of a path tell models apart and leave room for figures. */
+static const char *short_name(const char *dir) {
+    const char *p = dir + strlen(dir);
+    for (int slashes = 0; p > dir; p--)
+        if (p[-1] == '/' && p[0] && ++slashes == 2) break;
+    return p;
 }
 
-static const struct hl_figure *figure(const struct eval_model *m, const char *task, const char *metric) {
-    for (int i = 0; task && i < m->n; i++)
-        for (int k = 0; strcmp(m->result[i].task->name, task) == 0 && k < m->result[i].metrics.count; k++)
-            if (strcmp(m->result[i].metrics.metric[k].name, metric) == 0) return &m->result[i].metrics.metric[k];
-    return NULL;
+void eval_page_model(struct hl_text *out, const struct eval_report *r, int m) {
+    if (r->n > 1) hl_text_printf(out, "%c ", 'A' + m);
+    hl_page_quote(out, short_name(r->model[m].dir));
 }
 
-/* Ours in a column: value and error in the paper's unit; NAN: not there. */
-static double ours(const struct table *t, const struct eval_model *m, int column, double *error) {
-    const struct column *c = &t->column[column];
-    const struct hl_figure *f = figure(m, c->task, c->metric);
-    double sum = 0, squares = 0, n = 0, e;
-    *error = f ? f->error * c->scale : NAN;
-    if (c->scale > 0) return f ? f->value * c->scale : NAN;
-    for (int i = 0; i < t->columns; i++)
-        if (t->column[i].mean) sum += ours(t, m, i, &e), squares += e * e, n++;
-    *error = sqrt(squares) / n;
-    return sum / n;
-}
-
-static void cell(struct hl_text *out, double value, double error, bool unit) {
-    const int digits = unit ? 3 : 2;
-    if (!isfinite(value)) hl_text_puts(out, "<td>&ndash;</td>");
-    else if (!isfinite(error)) hl_text_printf(out, "<td>%.*f</td>", digits, value);
-    else hl_text_printf(out, "<td>%.*f <small>&plusmn; %.*f</small></td>", digits, value, digits, error);
-}
-
-static void put_table(struct hl_text *out, const struct table *t, const struct eval_report *r) {
-    hl_text_printf(out, "<h2>%s</h2>\n<div class=wide><table><tr><th>", t->title);
-    for (int c = 0; c < t->columns; c++) hl_text_printf(out, "<th>%s", t->column[c].title);
-    for (int i = 0; i < ROWS && t->row[i].name; i++) {
-        hl_text_printf(out, "\n<tr><td>%s", t->row[i].name);
-        for (int c = 0; c < t->columns; c++)
-            cell(out, t->row[i].value[c] > 0 ? t->row[i].value[c] : NAN, NAN,
-                 t->column[c].scale == 1 && t->row[i].value[c] < 2);
+/* As many decimals as the error says something about. */
+void eval_page_number(struct hl_text *out, double value, double error, enum eval_unit unit) {
+    char text[EVAL_NUMBER], off[EVAL_NUMBER];
+    const double scale = unit == EVAL_SHARE ? 100 : 1;
+    if (!isfinite(value)) {
+        hl_text_puts(out, "<span>&ndash;</span>");
+        return;
     }
+    if (unit == EVAL_COUNT || fabs(value * scale) >= 1e5) eval_number(text, value * scale, unit);
+    else snprintf(text, sizeof text, "%.*f", unit == EVAL_BITS ? 4 : 2, value * scale);
+    hl_text_printf(out, "<span>%s", text);
+    if (isfinite(error) && unit != EVAL_COUNT) {
+        if (error * scale >= 1e5) eval_number(off, error * scale, EVAL_PERPLEXITY);
+        else snprintf(off, sizeof off, "%.*f", unit == EVAL_BITS ? 4 : 2, error * scale);
+        hl_text_printf(out, " <small>&plusmn; %s</small>", off);
+    }
+    hl_text_puts(out, "</span>");
+}
+
+/* ---- models ---- */
+
+static void put_models(struct hl_text *out, const struct eval_report *r) {
+    char size[EVAL_NUMBER];
+    hl_text_puts(out,
+                 "<h2>Models</h2>\n<div class=\"wide\"><table class=\"models\"><thead><tr><th class=\"t\">model</th>"
+                 "<th>parameters</th><th>weights</th><th>max_length, tokens</th><th class=\"t\">SHA-256</th></tr>"
+                 "</thead><tbody>\n");
     for (int m = 0; m < r->n; m++) {
-        hl_text_puts(out, "\n<tr class=ours><td>");
-        eval_quote(out, r->model[m].dir);
-        for (int c = 0; c < t->columns; c++) {
-            double error, value = ours(t, &r->model[m], c, &error);
-            cell(out, value, error, t->column[c].scale == 1 && value < 2);
-        }
+        const struct eval_model *x = &r->model[m];
+        hl_text_printf(out, "<tr><td class=\"t\"><span><span class=\"key dot\" style=\"color: var(--s%d)\"></span> ",
+                       m % 8);
+        if (r->n > 1) hl_text_printf(out, "%c ", 'A' + m);
+        hl_page_quote(out, x->dir);
+        hl_text_printf(out,
+                       "</span><td><span>%s</span><td><span>%s</span><td><span>%lld</span><td class=\"t\"><code>%.16s"
+                       "</code></tr>\n",
+                       eval_size(size, x->parameters), hola_dtype_name(x->dtype), (long long)x->how.max_length,
+                       x->sha256);
     }
-    hl_text_printf(out, "\n</table></div>\n<p><small>%s</small></p>\n", t->note);
+    hl_text_puts(out, "</tbody></table></div>\n");
 }
 
-static void put_result(struct hl_text *out, const struct eval_model *m, const struct eval_result *y) {
+/* ---- results ---- */
+
+static const char *unit_name(enum eval_unit u) {
+    return u == EVAL_SHARE ? "%" : u == EVAL_BITS ? "bits" : u == EVAL_COUNT ? "count" : "perplexity";
+}
+
+static void put_comparison(struct hl_text *out, const struct eval_report *r, int m, const struct eval_row *row) {
+    const enum eval_unit unit = eval_unit(row->metric);
+    const double scale = unit == EVAL_SHARE ? 100 : 1;
+    struct hl_comparison c;
+    char text[EVAL_NUMBER];
+    hl_text_puts(out, "<td>");
+    if (!eval_compare(r, m, row->task->name, row->metric, &c)) return;
+    const bool better = unit == EVAL_SHARE ? c.difference > 0 : c.difference < 0, sure = isfinite(c.p) && c.p < 0.05;
+    if (fabs(c.difference * scale) >= 1e5) eval_number(text, c.difference * scale, unit);
+    else snprintf(text, sizeof text, "%.*f", unit == EVAL_BITS ? 4 : 2, c.difference * scale);
+    hl_text_printf(out, "<span>%s%s%s%s", sure ? better ? "<b class=\"up\">" : "<b class=\"down\">" : "",
+                   c.difference > 0 ? "+" : "", text, sure ? "</b>" : "");
+    if (isfinite(c.p) && c.p < 0.0001) hl_text_puts(out, " <small>p &lt; 0.0001</small>");
+    else if (isfinite(c.p)) hl_text_printf(out, " <small>p %.4f</small>", c.p);
+    hl_text_puts(out, "</span>");
+}
+
+static void put_result(struct hl_text *out, const struct eval_report *r, const struct eval_row *row, bool first) {
+    const enum eval_unit unit = eval_unit(row->metric);
+    const struct eval_result *y = NULL;
+    double chance = NAN;
+    for (int m = 0; m < r->n; m++) {
+        const struct hl_figure *f = eval_figure(&r->model[m], row->task->name, row->metric);
+        if (!y) y = eval_result_of(&r->model[m], row->task->name);
+        if (f && !isfinite(chance)) chance = f->chance;
+    }
+    hl_text_printf(out, "<tr%s><th scope=\"row\">%s <small>%s</small></th><td><span>%s</span><td><span>%lld</span><td>",
+                   first ? " class=\"first\"" : "", row->task->name, row->metric, unit_name(unit),
+                   (long long)y->documents);
+    if (isfinite(chance)) eval_page_number(out, chance, NAN, unit);
+    for (int m = 0; m < r->n; m++) {
+        const struct hl_figure *f = eval_figure(&r->model[m], row->task->name, row->metric);
+        hl_text_puts(out, "<td>");
+        eval_page_number(out, f ? f->value : NAN, f ? f->error : NAN, unit);
+        if (m > 0) put_comparison(out, r, m, row);
+    }
+    hl_text_puts(out, "</tr>\n");
+}
+
+static void put_results(struct hl_text *out, const struct eval_report *r, const struct eval_row *row, int rows) {
+    char size[EVAL_NUMBER];
+    hl_text_puts(out,
+                 "<h2>Results</h2>\n<div class=\"wide\"><table class=\"results\"><thead><tr><th class=\"t\">task</th>"
+                 "<th>unit</th><th data-l=\"documents\">n</th><th>chance</th>");
+    for (int m = 0; m < r->n; m++) {
+        hl_text_puts(out, "<th>");
+        eval_page_model(out, r, m);
+        hl_text_printf(out, "<br><small>%s, &plusmn; error</small></th>", eval_size(size, r->model[m].parameters));
+        if (m > 0) hl_text_printf(out, "<th class=\"n\">%c &minus; A</th>", 'A' + m);
+    }
+    hl_text_puts(out, "</tr></thead><tbody>\n");
+    for (int i = 0; i < rows; i++) put_result(out, r, &row[i], i > 0 && row[i].task != row[i - 1].task);
+    hl_text_puts(out, "</tbody></table></div>\n<p class=\"note\">&plusmn;: one standard error over documents. Of "
+                      "perplexities and bits, less is better.");
+    if (r->n > 1)
+        hl_text_puts(out,
+                     " p: how likely a difference this large is by chance alone, two-sided, for each row by itself "
+                     "(McNemar's exact test where answers are right or wrong, else a normal test on the differences "
+                     "of the same documents); in bold below 0.05.");
+    hl_text_puts(out, "</p>\n");
+}
+
+/* ---- what eval.js draws ---- */
+
+static json_t *number(double x) { return isfinite(x) ? json_real(x) : json_null(); }
+
+/* Rows of shares that are no lengths: those are drawn as curves. */
+static json_t *shares_json(const struct eval_report *r, const struct eval_row *row, int rows) {
+    json_t *all = json_array();
+    for (int i = 0; i < rows; i++) {
+        json_t *values = json_array();
+        double chance = NAN;
+        int64_t n = 0;
+        for (int m = 0; m < r->n && eval_unit(row[i].metric) == EVAL_SHARE; m++) {
+            const struct hl_figure *f = eval_figure(&r->model[m], row[i].task->name, row[i].metric);
+            if (!f || !isfinite(f->value)) continue;
+            chance = f->chance;
+            n = eval_result_of(&r->model[m], row[i].task->name)->documents;
+            json_array_append_new(values, json_pack("{s:i, s:f, s:o}", "m", m, "v", f->value, "e", number(f->error)));
+        }
+        if (json_array_size(values) > 0 && !isdigit((unsigned char)row[i].metric[0]))
+            json_array_append_new(all, json_pack("{s:s, s:s, s:I, s:o, s:O}", "task", row[i].task->name, "metric",
+                                                 row[i].metric, "n", (json_int_t)n, "chance", number(chance), "values",
+                                                 values));
+        json_decref(values);
+    }
+    return all;
+}
+
+static int by_length(const void *a, const void *b) {
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* A task whose figures are named by lengths: a line for each model, shortest prompts first. */
+static json_t *line_json(const struct eval_result *y) {
+    double point[HL_METRICS][3];
+    int n = 0;
+    json_t *points = json_array();
     for (int k = 0; k < y->metrics.count; k++) {
         const struct hl_figure *f = &y->metrics.metric[k];
-        hl_text_puts(out, "<tr><td>");
-        eval_quote(out, m->dir);
-        hl_text_printf(out, "<td>%s<td>%lld<td>%s", y->task->name, (long long)y->documents, f->name);
-        cell(out, f->value, f->error, true);
-        hl_text_printf(out, "<td>%d<td>%s<td><code>%.12s</code><td>%s</tr>\n", y->version, y->split ? y->split : "",
-                       y->sha256, y->note ? y->note : "");
+        if (!isdigit((unsigned char)f->name[0]) || !isfinite(f->value)) continue;
+        point[n][0] = atof(f->name), point[n][1] = f->value, point[n][2] = f->error, n++;
     }
+    qsort(point, (size_t)n, sizeof *point, by_length);
+    for (int k = 0; k < n; k++)
+        json_array_append_new(points, json_pack("[f, f, o]", point[k][0], point[k][1], number(point[k][2])));
+    return points;
 }
 
-static void put_model(struct hl_text *out, const struct eval_model *m) {
-    const struct hl_eval_opts *h = &m->how;
-    char seed[32] = "their own", limit[32] = "none";
-    if (h->seed >= 0) snprintf(seed, sizeof seed, "%lld", (long long)h->seed);
-    if (h->limit > 0) snprintf(limit, sizeof limit, "%lld", (long long)h->limit);
-    hl_text_puts(out, "<tr><td>");
-    eval_quote(out, m->dir);
-    hl_text_printf(out,
-                   "<td>%.1fM<td>%s<td><code>%.16s</code><td>%s<td>%s<td>%s<td>%lld<td>%s<td>%s<td>%s"
-                   "</tr>\n",
-                   (double)m->parameters * 1e-6, hola_dtype_name(m->dtype), m->sha256, hl_profile_names[h->profile],
-                   hl_bos_names[h->bos], hl_retrieval_names[h->retrieval], (long long)h->max_length,
-                   hl_precision_names[h->precision], limit, seed);
+static json_t *curves_json(const struct eval_report *r, const struct eval_row *row, int rows) {
+    json_t *all = json_array();
+    for (int i = 0; i < rows; i++) {
+        if (!isdigit((unsigned char)row[i].metric[0]) || (i > 0 && row[i - 1].task == row[i].task)) continue;
+        json_t *lines = json_array();
+        int64_t n = 0;
+        for (int m = 0; m < r->n; m++) {
+            const struct eval_result *y = eval_result_of(&r->model[m], row[i].task->name);
+            if (!y) continue;
+            n = y->documents / (y->metrics.count ? y->metrics.count : 1);
+            json_array_append_new(lines, json_pack("{s:i, s:o}", "m", m, "points", line_json(y)));
+        }
+        json_array_append_new(all, json_pack("{s:s, s:I, s:o, s:o, s:s}", "task", row[i].task->name, "n", (json_int_t)n,
+                                             "lines", lines, "paper", eval_paper_lines(row[i].task->name), "note",
+                                             eval_paper_lines_note));
+    }
+    return all;
 }
 
-static void put_page(struct hl_text *out, const struct eval_report *r) {
-    hl_text_printf(out,
-                   "<!doctype html>\n<html lang=en><meta charset=utf-8>\n<meta name=viewport "
-                   "content=\"width=device-width\">\n<title>hola eval</title>\n<style>\n%s</style>\n"
-                   "<h1>Evaluation</h1>\n",
-                   style);
-    for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) {
-        put_table(out, &tables[i], r);
-        if (strncmp(tables[i].title, "Figure 1", 8) == 0) eval_curve_put(out, r);
+static char *page_data(const struct eval_report *r, const struct eval_row *row, int rows) {
+    json_t *models = json_array();
+    for (int m = 0; m < r->n; m++) {
+        struct hl_text valid = {0}, label = {0};
+        char size[EVAL_NUMBER];
+        hl_text_add_valid(&valid, hl_span_of(short_name(r->model[m].dir)));
+        if (r->n > 1) hl_text_printf(&label, "%c ", 'A' + m);
+        hl_text_put(&label, valid.data ? valid.data : "", valid.n);
+        hl_text_printf(&label, " (%s)", eval_size(size, r->model[m].parameters));
+        json_array_append_new(models, json_pack("{s:s%}", "label", label.data ? label.data : "", (size_t)label.n));
+        hl_text_free(&valid);
+        hl_text_free(&label);
     }
-    hl_text_puts(out, "<h2>All figures</h2>\n<div class=wide><table><tr><th>model<th>task<th>n<th>metric<th>value "
-                      "&plusmn; standard error<th>version<th>split<th>data<th></tr>\n");
+    json_t *root = json_pack("{s:o, s:o, s:o}", "models", models, "shares", shares_json(r, row, rows), "curves",
+                             curves_json(r, row, rows));
+    char *text = root ? json_dumps(root, JSON_COMPACT | JSON_REAL_PRECISION(7)) : NULL;
+    json_decref(root);
+    return text;
+}
+
+/* ---- settings ---- */
+
+static void put_settings(struct hl_text *out, const struct eval_report *r) {
+    const struct hl_eval_opts *h = &r->model[0].how;
+    hl_text_printf(out,
+                   "<h2>Settings</h2>\n<p>Profile %s, BOS %s, retrieval prompts %s, log-likelihoods in %s, seed of "
+                   "prompts %s",
+                   hl_profile_names[h->profile], hl_bos_names[h->bos], hl_retrieval_names[h->retrieval],
+                   hl_precision_names[h->precision], h->seed < 0 ? "the benchmark's own" : "");
+    if (h->seed >= 0) hl_text_printf(out, "%lld", (long long)h->seed);
+    if (h->limit > 0) hl_text_printf(out, ", limit %lld documents of each task", (long long)h->limit);
+    hl_text_puts(out,
+                 ".</p>\n<details><summary>Data</summary><div class=\"wide\"><table><thead><tr><th class=\"t\">task"
+                 "</th><th>version</th><th>split</th><th class=\"t\">SHA-256 of the file</th><th>seconds</th><th "
+                 "class=\"t\">note</th></tr></thead><tbody>\n");
     for (int m = 0; m < r->n; m++)
-        for (int i = 0; i < r->model[m].n; i++) put_result(out, &r->model[m], &r->model[m].result[i]);
-    hl_text_puts(out, "</table></div>\n<h2>Settings</h2>\n<div class=wide><table><tr><th>model<th>parameters<th>weights"
-                      "<th>hash<th>profile<th>bos<th>retrieval<th>max_length<th>sums<th>limit<th>seed</tr>\n");
-    for (int m = 0; m < r->n; m++) put_model(out, &r->model[m]);
-    hl_text_printf(out, "</table></div>\n<p><small>hola %s</small></p>\n</html>\n", hola_version());
+        for (int i = 0; i < r->model[m].n; i++) {
+            const struct eval_result *y = &r->model[m].result[i];
+            if (m > 0 && eval_result_of(&r->model[0], y->task->name)) continue;
+            hl_text_printf(out,
+                           "<tr><th scope=\"row\">%s</th><td><span>%d</span><td><span>%s</span><td class=\"t\"><code>"
+                           "%.16s</code><td><span>%.1f</span><td class=\"t\"><span>%s</span></tr>\n",
+                           y->task->name, y->version, y->split ? y->split : "", y->sha256, y->seconds,
+                           y->note ? y->note : "");
+        }
+    hl_text_puts(out, "</tbody></table></div></details>\n");
 }
 
-hola_status eval_page_write(const char *path, const struct eval_report *r) {
-    struct hl_text out = {0};
-    put_page(&out, r);
-    hola_status st = hl_text_status(&out);
-    if (st == HOLA_OK) st = hl_write_file(path, out.data, out.n);
-    hl_text_free(&out);
-    return st;
+void eval_page_put(struct hl_text *out, const struct eval_report *r) {
+    struct eval_row *row = NULL;
+    const int rows = eval_rows(r, &row);
+    char *data = rows >= 0 ? page_data(r, row, rows) : NULL, lead[160];
+    int tasks = 0;
+    for (int i = 0; i < rows; i++) tasks += i == 0 || row[i].task != row[i - 1].task;
+    if (!data) {
+        out->failed = true;
+        free(row);
+        return;
+    }
+    snprintf(lead, sizeof lead, "%d model%s, %d benchmark%s.", r->n, r->n == 1 ? "" : "s", tasks,
+             tasks == 1 ? "" : "s");
+    hl_page_begin(out, "Evaluation", lead, 0);
+    if (r->n > 0 && r->model[0].how.limit > 0)
+        hl_text_printf(out, "<p class=\"warn\">Only the first %lld documents of each benchmark were evaluated.</p>\n",
+                       (long long)r->model[0].how.limit);
+    put_models(out, r);
+    put_results(out, r, row, rows);
+    hl_text_puts(out, "<h2>Figures</h2>\n<div class=\"charts\" id=\"figures\"></div>\n");
+    eval_paper_put(out, r);
+    put_settings(out, r);
+    hl_page_end(out, data, hl_eval_js, hl_eval_js_end - hl_eval_js);
+    free(data);
+    free(row);
 }

@@ -1,5 +1,5 @@
 /* eval_requests.c -- hola eval --requests: lm-evaluation-harness's three kinds of request, one JSON object
- * per line, texts or token ids; answers on stdout in the same order. What tools/lm_eval_hola.py talks to. */
+ * per line, texts or token ids; answers on stdout in the same order. The harness itself uses python/hola/lm_eval.py. */
 #include "cli/eval.h"
 #include "eval/jsonl.h"
 #include <stdlib.h>

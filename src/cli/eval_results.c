@@ -30,7 +30,7 @@ static void take_settings(struct hl_eval_opts *h, const json_t *config) {
 }
 
 /* The figures of one task: every number but "n" and the errors, which go with theirs. */
-static void take_figures(struct hl_metrics *m, json_t *result) {
+static void take_figures(struct hl_metrics *m, json_t *result, const json_t *chance) {
     const char *name;
     json_t *value;
     json_object_foreach(result, name, value) {
@@ -39,9 +39,11 @@ static void take_figures(struct hl_metrics *m, json_t *result) {
         snprintf(error, sizeof error, "%.80s_stderr", name);
         const json_t *e = json_object_get(result, error);
         if (strcmp(name, "n") == 0 || (n > 7 && strcmp(name + n - 7, "_stderr") == 0)) continue;
-        if (m->count < HL_METRICS)
-            hl_metric_put(m, name, json_is_number(value) ? json_number_value(value) : NAN,
-                          json_is_number(e) ? json_number_value(e) : NAN);
+        if (m->count == HL_METRICS) continue;
+        hl_metric_put(m, name, json_is_number(value) ? json_number_value(value) : NAN,
+                      json_is_number(e) ? json_number_value(e) : NAN);
+        const json_t *guess = json_object_get(chance, name);
+        if (json_is_number(guess)) hl_metric_chance(m, json_number_value(guess));
     }
 }
 
@@ -62,7 +64,7 @@ static hola_status take_task(struct eval_model *m, const char *name, json_t *res
                               .seconds = json_number_value(json_object_get(config, "seconds"))};
     snprintf(y->sha256, sizeof y->sha256, "%s", sha ? sha : "");
     y->metrics.n = y->documents;
-    take_figures(&y->metrics, result);
+    take_figures(&y->metrics, result, json_object_get(config, "chance"));
     if (m->n == 1) take_settings(&m->how, config);
     return y->metrics.count > 0 ? HOLA_OK : bad(path, name);
 }

@@ -15,6 +15,8 @@ struct batch {
     const struct gen_prompt *prompt;
     int64_t n, joined, printed; /* prompts; those that have begun; those whose result is out */
     struct gen_run *run;        /* [n] */
+    hola_detokenizer **text;    /* [n], of those under way */
+    int32_t *next;              /* [n]: the token that was chosen with the last step; -1: none was */
     bool *done;                 /* [n] */
     int64_t active, *who;       /* [parallel]: which of them are under way */
     hola_session **session;     /* these four [parallel] for a step */
@@ -45,13 +47,23 @@ static int print_ready(struct batch *b) {
             json_t *root = gen_run_json(r);
             if (root && json_object_set_new(root, "prompt", json_integer(b->printed))) root = NULL;
             rc = cli_print_json(root);
-        } else print_line(r->text.text.data, r->text.text.n);
+        } else print_line(r->text.data, r->text.n);
+        hola_detokenizer_free(b->text[b->printed]);
         hola_session_free(r->session);
         gen_run_free(r);
         r->session = NULL;
     }
-    fflush(stdout);
+    cli_flush();
     return rc;
+}
+
+static hola_status begin_text(struct batch *b, int64_t i, const hola_session *s) {
+    const struct arg_list *stop = &b->g->o->stop;
+    int32_t before[8];
+    hola_status st = hola_detokenizer_new(&b->text[i], b->g->t, stop->item, NULL, stop->n);
+    if (st == HOLA_OK) hola_detokenizer_begin(b->text[i], before, hola_session_recent(s, before, 8));
+    b->next[i] = -1;
+    return st;
 }
 
 /* The next prompt is read, on a copy of the base. */
@@ -61,10 +73,34 @@ static int join(struct batch *b) {
     if (hola_session_clone(&s, b->base) != HOLA_OK) return cli_fail_library();
     int rc = gen_run_begin(&b->run[i], b->g, s);
     if (rc == CLI_OK) rc = gen_run_prompt(&b->run[i], &b->prompt[i]);
+    if (rc == CLI_OK && begin_text(b, i, s) != HOLA_OK) rc = cli_fail_library();
     b->prefill += b->run[i].prefill;
     b->read += b->run[i].prompt_tokens;
     b->who[b->active++] = i;
     return rc;
+}
+
+static bool long_enough(const struct gen_run *r) { return r->g->o->predict >= 0 && r->n >= r->g->o->predict; }
+
+/* Sequence i takes up its next token; its end says whether another one may follow. Feeds nothing. */
+static int choose_one(struct batch *b, int64_t i) {
+    struct gen_run *r = &b->run[i];
+    int32_t id = b->next[i];
+    bool stopped;
+    if (gen_interrupted()) r->end = GEN_INTERRUPT;
+    else if (long_enough(r)) r->end = GEN_LENGTH;
+    if (r->end != GEN_GOES_ON) return CLI_OK;
+    if (id < 0 && hola_session_sample(r->session, &b->g->o->sampling, &id) != HOLA_OK) return cli_fail_library();
+    b->next[i] = -1;
+    if (id == b->g->eos && !b->g->o->ignore_eos) {
+        r->end = GEN_EOS;
+        return CLI_OK;
+    }
+    if (!gen_run_note(r, id)) return cli_fail("no memory for the result");
+    if (hola_detokenizer_add(b->text[i], id, &stopped) != HOLA_OK) return cli_fail_library();
+    r->end = stopped ? GEN_STOP : long_enough(r) ? GEN_LENGTH : GEN_GOES_ON;
+    r->unfed = r->end != GEN_GOES_ON;
+    return CLI_OK;
 }
 
 /* Every active sequence chooses; those that end leave. */
@@ -74,10 +110,16 @@ static int choose(struct batch *b) {
     for (int64_t k = 0; rc == CLI_OK && k < b->active; k++) {
         struct gen_run *r = &b->run[b->who[k]];
         const int64_t before = r->n;
-        rc = gen_run_choose(r);
+        rc = choose_one(b, b->who[k]);
         b->tokens += r->n - before;
-        if (r->end == GEN_GOES_ON) b->who[stay++] = b->who[k];
-        else b->done[b->who[k]] = true, gen_text_flush(&r->text, true, NULL);
+        if (r->end == GEN_GOES_ON) {
+            b->who[stay++] = b->who[k];
+            continue;
+        }
+        int64_t len;
+        const char *text = hola_detokenizer_take(b->text[b->who[k]], true, &len);
+        b->done[b->who[k]] = true;
+        if (!gen_run_text(r, text, len)) rc = cli_fail("no memory for the result");
     }
     b->active = stay;
     return rc;
@@ -88,15 +130,11 @@ static int step(struct batch *b) {
         struct gen_run *r = &b->run[b->who[k]];
         b->session[k] = r->session;
         b->ids[k] = r->ids[r->n - 1];
-        r->pending = false;
     }
     if (b->active == 0) return CLI_OK;
     hola_status s = b->logits ? hola_session_step(b->session, b->active, b->ids, b->logits)
                               : hola_session_step_sample(b->session, b->active, b->ids, &b->g->o->sampling, b->ids);
-    for (int64_t k = 0; k < b->active && s == HOLA_OK && !b->logits; k++) {
-        struct gen_run *r = &b->run[b->who[k]];
-        r->chosen = true, r->next = b->ids[k];
-    }
+    for (int64_t k = 0; k < b->active && s == HOLA_OK && !b->logits; k++) b->next[b->who[k]] = b->ids[k];
     return s == HOLA_OK ? CLI_OK : cli_fail_library();
 }
 
@@ -121,23 +159,28 @@ int gen_batch(const struct gen *g, hola_session *base, const struct gen_prompt *
     struct batch b = {.g = g, .base = base, .prompt = p, .n = n};
     b.run = calloc((size_t)n, sizeof *b.run);
     b.done = calloc((size_t)n, sizeof *b.done);
+    b.text = calloc((size_t)n, sizeof(hola_detokenizer *));
+    b.next = calloc((size_t)n, sizeof *b.next);
     b.who = calloc(most + 1, sizeof *b.who);
     b.session = calloc(most + 1, sizeof(hola_session *));
     b.ids = calloc(most + 1, sizeof *b.ids);
     if (g->o->logits) b.logits = malloc(most * (size_t)g->vocab * sizeof *b.logits);
     int rc = CLI_FAILED;
-    if (b.run && b.done && b.who && b.session && b.ids && (b.logits || !g->o->logits)) rc = run_batch(&b);
+    if (b.run && b.done && b.text && b.next && b.who && b.session && b.ids && (b.logits || !g->o->logits))
+        rc = run_batch(&b);
     else cli_fail("no memory for %" PRId64 " prompts", n);
+    char read[CLI_GROUPED], wrote[CLI_GROUPED], bytes[CLI_GROUPED];
     if (rc == CLI_OK && !g->o->quiet)
         fprintf(stderr,
-                "%" PRId64 " prompts, %zu at a time: read %" PRId64 " tokens, %.1f/s; wrote %" PRId64
-                ", %.1f/s; %" PRId64 " bytes per session\n",
-                b.printed, most, b.read, b.prefill > 0 ? (double)b.read / b.prefill : 0, b.tokens,
-                b.decode > 0 ? (double)b.tokens / b.decode : 0, hola_session_bytes(base));
+                "%" PRId64 " prompts, %zu at a time: read %s tokens, %.1f/s; wrote %s, %.1f/s; %s bytes per session\n",
+                b.printed, most, cli_grouped(read, b.read), b.prefill > 0 ? (double)b.read / b.prefill : 0,
+                cli_grouped(wrote, b.tokens), b.decode > 0 ? (double)b.tokens / b.decode : 0,
+                cli_grouped(bytes, hola_session_bytes(base)));
     for (int64_t i = b.printed; b.run && i < b.joined; i++) {
+        if (b.text) hola_detokenizer_free(b.text[i]);
         hola_session_free(b.run[i].session);
         gen_run_free(&b.run[i]);
     }
-    free(b.run), free(b.done), free(b.who), free(b.session), free(b.ids), free(b.logits);
+    free(b.run), free(b.done), free(b.text), free(b.next), free(b.who), free(b.session), free(b.ids), free(b.logits);
     return rc;
 }

@@ -17,12 +17,8 @@ int gen_open_tokenizer(struct gen *g) {
         return cli_fail("%s: %" PRId64 " tokens, more than the model's %" PRId64, path, hola_tokenizer_size(g->t),
                         g->vocab);
     if (hola_tokenizer_eos(g->t) >= 0) g->eos = hola_tokenizer_eos(g->t);
-    g->more = malloc(sizeof *g->more);
-    if (!g->more) return cli_fail("no memory for the tokenizer");
-    *g->more = *g->t; /* a view of it */
-    g->more->prefix = HL_PREFIX_NONE;
-    g->more->squeeze = false;
-    return CLI_OK;
+    g->more = hl_tokenizer_continuing(g->t);
+    return g->more ? CLI_OK : cli_fail("no memory for the tokenizer");
 }
 
 void gen_close_tokenizer(struct gen *g) {

@@ -3,6 +3,7 @@
 #include "cli/generate.h"
 #include "cli/progress.h"
 #include "core/clock.h"
+#include "core/json.h"
 #include <inttypes.h>
 #include <math.h>
 #include <signal.h>
@@ -28,7 +29,6 @@ void gen_catch_signals(void) {
     sigemptyset(&a.sa_mask);
     sigaction(SIGINT, &a, NULL);
     sigaction(SIGTERM, &a, NULL);
-    signal(SIGXFSZ, SIG_IGN); /* a file that may not grow is a write error like any other */
 }
 bool gen_interrupted(void) { return interrupted; }
 void gen_forget_interrupt(void) { interrupted = 0; }
@@ -37,42 +37,37 @@ void gen_forget_interrupt(void) { interrupted = 0; }
 
 int gen_run_begin(struct gen_run *r, const struct gen *g, hola_session *s) {
     *r = (struct gen_run){.g = g, .session = s};
-    r->logits = malloc((size_t)g->vocab * sizeof *r->logits);
     if (g->o->logits) r->logprobs = json_array();
-    return r->logits ? CLI_OK : cli_fail("no memory for %" PRId64 " logits", g->vocab);
+    return hl_text_clear(&r->text) == HOLA_OK ? CLI_OK : cli_fail("no memory for the text");
 }
 
 void gen_run_free(struct gen_run *r) {
-    free(r->logits), free(r->ids);
+    free(r->ids);
     json_decref(r->logprobs);
-    hl_text_free(&r->text.text);
+    hl_text_free(&r->text);
 }
 
-static hola_status feed(struct gen_run *r, const int32_t *ids, int64_t n, float *logits) {
-    return r->history ? hola_history_feed(r->history, ids, n, logits) : hola_session_feed(r->session, ids, n, logits);
+static bool show_progress(void *ctx, int64_t done, int64_t total) {
+    progress_show(ctx, (double)done / (double)total, "reading: %" PRId64 " of %" PRId64 " tokens", done, total);
+    return !gen_interrupted();
 }
 
 int gen_run_prompt(struct gen_run *r, const struct gen_prompt *p) {
     const double start = hl_clock();
+    const int64_t before = hola_session_position(r->session);
     struct progress show;
     hola_status s = HOLA_OK;
-    int64_t fed = 0;
     progress_begin(&show);
     show.on = show.on && !r->g->o->quiet;
-    while (s == HOLA_OK && fed < p->n && !gen_interrupted()) {
-        const int64_t len = p->n - fed < r->g->piece ? p->n - fed : r->g->piece;
-        s = feed(r, p->ids + fed, len, fed + len == p->n ? r->logits : NULL);
-        fed += len;
-        if (fed < p->n)
-            progress_show(&show, (double)fed / (double)p->n, "reading: %" PRId64 " of %" PRId64 " tokens", fed, p->n);
-    }
+    hola_session_on_progress(r->session, show_progress, &show);
+    if (p->n > 0 && r->history) s = hola_history_feed(r->history, p->ids, p->n, NULL);
+    else if (p->n > 0) s = hola_session_feed(r->session, p->ids, p->n, NULL);
+    hola_session_on_progress(r->session, NULL, NULL);
     progress_end(&show);
-    r->prompt_tokens += fed;
+    r->prompt_tokens += hola_session_position(r->session) - before;
     r->prefill += hl_clock() - start;
-    hl_text_free(&r->text.text);
-    gen_text_begin(&r->text, r->g, r->session, r->g->o->json || r->g->o->prompts);
-    r->end = fed < p->n ? GEN_INTERRUPT : GEN_GOES_ON;
-    return s == HOLA_OK ? CLI_OK : cli_fail_library();
+    r->end = s == HOLA_ECANCELLED ? GEN_INTERRUPT : GEN_GOES_ON;
+    return s == HOLA_OK || s == HOLA_ECANCELLED ? CLI_OK : cli_fail_library();
 }
 
 /* ---- tokens ---- */
@@ -128,50 +123,55 @@ static bool note_id(struct gen_run *r, int32_t id) {
     return true;
 }
 
-int gen_run_choose(struct gen_run *r) {
-    const struct gen_opts *o = r->g->o;
-    int32_t id;
-    if (gen_interrupted()) r->end = GEN_INTERRUPT;
-    else if (o->predict >= 0 && r->n >= o->predict) r->end = GEN_LENGTH;
-    if (r->end != GEN_GOES_ON) return CLI_OK;
-    if (r->chosen) id = r->next, r->chosen = false;
-    else if (hola_session_sample(r->session, &o->sampling, &id) != HOLA_OK) return cli_fail_library();
-    if (id == r->g->eos && !o->ignore_eos) {
-        r->end = GEN_EOS;
-        return CLI_OK;
+bool gen_run_note(struct gen_run *r, int32_t id) {
+    const bool noted = (!r->logprobs || note_logprobs(r, id)) && note_id(r, id);
+    r->no_memory |= !noted;
+    return noted;
+}
+
+bool gen_run_text(struct gen_run *r, const char *text, int64_t len) {
+    if (len > 0 && r->show) {
+        fwrite(text, 1, (size_t)len, stdout);
+        cli_flush();
     }
-    if ((r->logprobs && !note_logprobs(r, id)) || !note_id(r, id)) return cli_fail("no memory for the result");
-    if (!gen_text_add(&r->text, id)) return CLI_FAILED;
-    r->pending = true;
-    if (r->text.stopped) r->end = GEN_STOP;
-    else if (o->predict >= 0 && r->n >= o->predict) r->end = GEN_LENGTH;
-    return CLI_OK;
+    const bool keep = r->g->o->json || r->g->o->prompts;
+    if (keep && hl_text_put(&r->text, text, len) != HOLA_OK) r->no_memory = true;
+    return !r->no_memory;
 }
 
-static int32_t last_id(const struct gen_run *r) { return r->ids[r->g->o->json || r->g->o->prompts ? r->n - 1 : 0]; }
+static bool on_token(void *ctx, int32_t id, const char *text, int64_t len) {
+    struct gen_run *r = ctx;
+    const bool noted = (id < 0 || gen_run_note(r, id)) && gen_run_text(r, text, len);
+    return noted && !gen_interrupted() && !(r->show && ferror(stdout)); /* main will say so */
+}
 
-int gen_run_feed(struct gen_run *r) {
-    const int32_t id = r->pending ? last_id(r) : 0;
+int gen_run_all(struct gen_run *r, bool show) {
+    static const enum gen_end why[] = {
+        [HOLA_END_LENGTH] = GEN_LENGTH,
+        [HOLA_END_EOS] = GEN_EOS,
+        [HOLA_END_STOP] = GEN_STOP,
+        [HOLA_END_CANCELLED] = GEN_INTERRUPT,
+    };
     const struct gen_opts *o = r->g->o;
-    if (!r->pending) return CLI_OK;
-    r->pending = false;
-    if (r->history || r->logprobs || o->save) /* where somebody will look at the logits */
-        return feed(r, &id, 1, r->logits) == HOLA_OK ? CLI_OK : cli_fail_library();
-    r->chosen = hola_session_step_sample(&r->session, 1, &id, &o->sampling, &r->next) == HOLA_OK;
-    return r->chosen ? CLI_OK : cli_fail_library();
-}
-
-int gen_run_all(struct gen_run *r, FILE *out) {
+    const hola_generate_opts opt = {.size = sizeof opt,
+                                    .max_tokens = o->predict,
+                                    .sampling = &o->sampling,
+                                    .stop = o->stop.item,
+                                    .n_stop = o->stop.n,
+                                    .history = r->history,
+                                    .ignore_eos = o->ignore_eos,
+                                    .keep_logits = r->logprobs,
+                                    .on_token = on_token,
+                                    .ctx = r};
     const double start = hl_clock();
-    int rc = CLI_OK;
-    while (rc == CLI_OK && r->end == GEN_GOES_ON) {
-        rc = gen_run_feed(r);
-        if (rc == CLI_OK) rc = gen_run_choose(r);
-        if (rc == CLI_OK) gen_text_flush(&r->text, r->end != GEN_GOES_ON, out);
-        if (out && ferror(out)) break; /* main will say so */
-    }
+    hola_end end = HOLA_END_LENGTH;
+    if (r->end != GEN_GOES_ON) return CLI_OK; /* interrupted */
+    r->show = show;
+    const hola_status s = o->predict == 0 ? HOLA_OK : hola_generate(r->session, r->g->t, &opt, NULL, &end);
     r->decode += hl_clock() - start;
-    return rc;
+    r->end = why[end];
+    if (r->no_memory) return cli_fail("no memory for the result");
+    return s == HOLA_OK ? CLI_OK : cli_fail_library();
 }
 
 /* ---- results ---- */
@@ -184,10 +184,10 @@ json_t *gen_run_json(const struct gen_run *r) {
         if (json_array_append_new(ids, json_integer(r->ids[i]))) return NULL;
     json_t *root =
         json_pack("{s:I, s:o, s:o, s:f, s:f, s:I, s:I, s:I, s:s, s:I}", "prompt_tokens", (json_int_t)r->prompt_tokens,
-                  "ids", ids, "text", gen_text_json(r->text.text.data, r->text.text.n), "tok_per_s",
-                  rate(r->n, r->decode), "prefill_tok_per_s", rate(r->prompt_tokens, r->prefill), "memory_bytes",
+                  "ids", ids, "text", hl_json_text(r->text.data, r->text.n), "tok_per_s", rate(r->n, r->decode),
+                  "prefill_tok_per_s", rate(r->prompt_tokens, r->prefill), "memory_bytes",
                   (json_int_t)hola_session_bytes(r->session), "resident_bytes", (json_int_t)cli_resident_bytes(),
-                  "position", (json_int_t)hola_session_position(r->session), "end", ends[r->end], "seed",
+                  "position", (json_int_t)(hola_session_position(r->session) + r->unfed), "end", ends[r->end], "seed",
                   (json_int_t)hola_session_seed_of(r->session));
     if (root && r->logprobs && json_object_set(root, "logprobs", r->logprobs)) {
         json_decref(root);
@@ -199,7 +199,7 @@ json_t *gen_run_json(const struct gen_run *r) {
 void gen_run_report(const struct gen_run *r) {
     char prompt[CLI_GROUPED], n[CLI_GROUPED], bytes[CLI_GROUPED];
     const int64_t written = r->earlier + r->n;
-    if (r->g->o->quiet) return;
+    if (r->g->o->quiet || ferror(stdout)) return;
     fprintf(stderr,
             "read %s tokens, %.1f/s; wrote %s, %.1f/s; end: %s; session %s bytes, process %.1f MB; seed %" PRIu64 "\n",
             cli_grouped(prompt, r->prompt_tokens), rate(r->prompt_tokens, r->prefill), cli_grouped(n, written),

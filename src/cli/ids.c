@@ -1,6 +1,7 @@
 /* ids.c -- the token ids that a command works on. */
 #include "cli/cli.h"
-#include "core/file.h"
+#include "core/status.h"
+#include "core/text.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -12,13 +13,15 @@ static json_t *load_array(const char *path) {
     json_error_t err;
     json_t *root;
     bool unread;
-    FILE *f = fopen(path, "rb");
+    const bool input = strcmp(path, "-") == 0;
+    FILE *f = input ? stdin : fopen(path, "rb");
+    if (input) path = "standard input";
     if (!f) return cli_fail("%s: %s", path, strerror(errno)), NULL;
     errno = 0;
     root = json_loadf(f, 0, &err);
     unread = ferror(f);
     if (unread) cli_fail("%s: %s", path, strerror(errno));
-    fclose(f);
+    if (!input) fclose(f);
     if (root && json_is_array(root)) return root;
     if (root) cli_fail("%s: not a JSON array of token ids", path);
     if (!root && !unread) cli_fail("%s:%d: not a JSON array of token ids: %s", path, err.line, err.text);
@@ -65,14 +68,34 @@ done:
     return rc;
 }
 
+/* All of a file, a pipe or ("-") standard input. */
+static hola_status read_text(struct hl_text *text, const char *path) {
+    const bool input = strcmp(path, "-") == 0;
+    FILE *f = input ? stdin : fopen(path, "rb");
+    const char *name = input ? "standard input" : path;
+    hola_status s = f ? HOLA_OK : hl_fail(HOLA_EIO, "%s: %s", path, strerror(errno));
+    for (bool more = s == HOLA_OK; s == HOLA_OK && more;) {
+        s = hl_text_room(text, 1 << 16);
+        if (s != HOLA_OK) break;
+        errno = 0;
+        const size_t got = fread(text->data + text->n, 1, 1 << 16, f);
+        text->n += (int64_t)got;
+        more = got > 0;
+        if (ferror(f)) s = hl_fail(HOLA_EIO, "%s: %s", name, strerror(errno));
+    }
+    if (s == HOLA_OK && text->n == 0) s = hl_fail(HOLA_EFORMAT, "%s: empty file", name);
+    if (f && !input) fclose(f);
+    return s;
+}
+
 int cli_ids_encode(const char *tokenizer, const char *text_path, int64_t vocab, int32_t **ids, int64_t *n) {
-    struct hl_map text = {0};
+    struct hl_text text = {0};
     hola_tokenizer *t = NULL;
     hola_status s = hola_tokenizer_load(&t, tokenizer);
     int rc = CLI_OK;
     *ids = NULL, *n = 0;
-    if (s == HOLA_OK) s = hl_map_open(&text, text_path);
-    if (s == HOLA_OK) s = hola_tokenizer_encode(t, text.data, text.size, 0, ids, n);
+    if (s == HOLA_OK) s = read_text(&text, text_path);
+    if (s == HOLA_OK) s = hola_tokenizer_encode(t, text.data, text.n, 0, ids, n);
     if (s != HOLA_OK) {
         rc = cli_fail_library();
     } else if (hola_tokenizer_size(t) > vocab) {
@@ -88,7 +111,7 @@ int cli_ids_encode(const char *tokenizer, const char *text_path, int64_t vocab, 
         } else rc = cli_fail("%s: no memory for its tokens", text_path);
     }
     if (rc != CLI_OK) free(*ids), *ids = NULL, *n = 0;
-    hl_map_close(&text);
+    hl_text_free(&text);
     hola_tokenizer_free(t);
     return rc;
 }

@@ -1,8 +1,10 @@
 /* main.c -- hola <command> [options]: a table of commands. */
 #define _POSIX_C_SOURCE 200809L
 #include "cli/cli.h"
+#include "cli/suggest.h"
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -21,6 +23,7 @@ static const struct command {
     {"plot", cmd_plot, "plot the curves of one or more runs"},
     {"score", cmd_score, "compute the log-probability of every token, and the perplexity"},
     {"generate", cmd_generate, "continue a prompt, chat, save and restore sessions"},
+    {"serve", cmd_serve, "serve a model: OpenAI API, sessions, a page that shows its memory"},
     {"eval", cmd_eval, "run benchmarks as lm-evaluation-harness defines them"},
     {"inspect", cmd_inspect, "show what is in a model, or in its exact memory"},
     {"convert", cmd_convert, "store a model's weights as f32, bf16, f16, int8 or int4"},
@@ -33,7 +36,8 @@ enum { COMMANDS = sizeof commands / sizeof commands[0] };
 static void keep_standard_streams(void) {
     for (int fd = 0; fd < 3; fd++)
         if (fcntl(fd, F_GETFD) < 0 && errno == EBADF) (void)!open("/dev/null", fd ? O_RDONLY : O_WRONLY);
-    signal(SIGPIPE, SIG_IGN); /* a reader that left is a write error like any other */
+    signal(SIGPIPE, SIG_IGN); /* a reader that left is a write error like any other, until the end (end_of_output) */
+    signal(SIGXFSZ, SIG_IGN); /* so is a file that may not grow: what was begun is taken back */
 }
 
 static int print_commands(void) {
@@ -46,7 +50,9 @@ static int print_commands(void) {
 
 static int run_command(int argc, char **argv) {
     char *help[] = {NULL, "--help", NULL};
-    if (!strcmp(argv[0], "--version") && argc == 1) return printf("hola %s\n", hola_version()), CLI_OK;
+    const bool version = !strcmp(argv[0], "--version") || !strcmp(argv[0], "-V") || !strcmp(argv[0], "version");
+    struct suggest near;
+    if (version && argc == 1) return printf("hola %s\n", hola_version()), CLI_OK;
     if (!strcmp(argv[0], "help") || !strcmp(argv[0], "--help") || !strcmp(argv[0], "-h")) {
         if (argc == 1) return print_commands();
         help[0] = argv[1]; /* hola help score */
@@ -54,8 +60,25 @@ static int run_command(int argc, char **argv) {
     }
     for (int i = 0; i < COMMANDS; i++)
         if (!strcmp(argv[0], commands[i].name)) return commands[i].run(argc, argv);
-    cli_fail("unknown command '%s'; see 'hola help'", argv[0]);
+    suggest_begin(&near, argv[0]);
+    for (int i = 0; i < COMMANDS; i++) suggest_try(&near, commands[i].name);
+    cli_fail("unknown command '%s'%s; see 'hola help'", argv[0], suggest_text(&near, ""));
     return CLI_USAGE;
+}
+
+/* Results that did not get out are a failure, whatever the command thought. If it is that nobody reads them any more
+ * (hola inspect | head -1), hola ends as other programs do: by SIGPIPE, without a word. */
+static int end_of_output(int rc) {
+    struct pollfd out = {.fd = STDOUT_FILENO, .events = POLLOUT};
+    cli_flush();
+    const int error = cli_flush_error();
+    if (!error && !ferror(stdout)) return rc;
+    if (error == EPIPE || (poll(&out, 1, 0) == 1 && out.revents & POLLERR)) {
+        signal(SIGPIPE, SIG_DFL);
+        raise(SIGPIPE);
+    }
+    if (rc != CLI_OK) return rc;
+    return cli_fail("standard output: %s", error ? strerror(error) : "cannot write");
 }
 
 int main(int argc, char **argv) {
@@ -66,7 +89,5 @@ int main(int argc, char **argv) {
         return CLI_USAGE;
     }
     rc = run_command(argc - 1, argv + 1);
-    /* results that did not get out are a failure, whatever the command thought */
-    if ((fflush(stdout) || ferror(stdout)) && rc == CLI_OK) return cli_fail("standard output: cannot write");
-    return rc;
+    return end_of_output(rc);
 }

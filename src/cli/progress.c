@@ -1,28 +1,16 @@
 /* progress.c -- see progress.h. */
 #define _POSIX_C_SOURCE 200809L
 #include "cli/progress.h"
+#include "cli/terminal.h"
 #include "core/clock.h"
 #include <stdarg.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/ioctl.h>
-#include <unistd.h>
 
 enum { BAR = 16 };
 
-void progress_begin(struct progress *p) {
-    const char *term = getenv("TERM");
-    *p = (struct progress){.on = isatty(STDERR_FILENO) && !(term && !strcmp(term, "dumb")), .begun = hl_clock()};
-}
+void progress_begin(struct progress *p) { *p = (struct progress){.on = terminal_rewrites(), .begun = hl_clock()}; }
 
 double progress_seconds(const struct progress *p) { return hl_clock() - p->begun; }
-
-/* Columns of the terminal: a line that wraps cannot be taken back. */
-static int columns(void) {
-    struct winsize w;
-    return ioctl(STDERR_FILENO, TIOCGWINSZ, &w) == 0 && w.ws_col > 0 ? w.ws_col : 80;
-}
 
 void progress_show(struct progress *p, double part, const char *fmt, ...) {
     char text[256];
@@ -39,7 +27,7 @@ void progress_show(struct progress *p, double part, const char *fmt, ...) {
     va_start(ap, fmt);
     vsnprintf(text + n, sizeof text - (size_t)n, fmt, ap);
     va_end(ap);
-    fprintf(stderr, "\r\033[K%.*s", columns() - 1, text);
+    fprintf(stderr, "\r\033[K%.*s", terminal_columns() - 1, text);
     fflush(stderr);
 }
 

@@ -1,5 +1,6 @@
 /* json.c -- strict reading of a JSON object. */
 #include "core/json.h"
+#include <stdlib.h>
 #include <string.h>
 
 hola_status hl_json_object(json_t **out, const char *text, int64_t len, int64_t max, const char *path) {
@@ -16,4 +17,31 @@ hola_status hl_json_object(json_t **out, const char *text, int64_t len, int64_t 
     }
     *out = root;
     return HOLA_OK;
+}
+
+int64_t hl_utf8_character(const unsigned char *p, int64_t n) {
+    if (p[0] < 0x80) return 1;
+    const int64_t len = p[0] < 0xe0 ? 2 : p[0] < 0xf0 ? 3 : 4;
+    if (p[0] < 0xc2 || p[0] > 0xf4 || len > n) return 0;
+    for (int64_t i = 1; i < len; i++)
+        if (p[i] < 0x80 || p[i] > 0xbf) return 0;
+    /* too long a form, surrogates, beyond U+10FFFF */
+    if ((p[0] == 0xe0 && p[1] < 0xa0) || (p[0] == 0xed && p[1] > 0x9f) || (p[0] == 0xf0 && p[1] < 0x90) ||
+        (p[0] == 0xf4 && p[1] > 0x8f))
+        return 0;
+    return len;
+}
+
+json_t *hl_json_text(const char *data, int64_t len) {
+    char *clean = malloc((size_t)(3 * len + 1));
+    int64_t n = 0;
+    if (!clean) return NULL;
+    for (int64_t i = 0, k; i < len; i += k ? k : 1) {
+        k = hl_utf8_character((const unsigned char *)data + i, len - i);
+        memcpy(clean + n, k ? data + i : "\xef\xbf\xbd", (size_t)(k ? k : 3));
+        n += k ? k : 3;
+    }
+    json_t *text = json_stringn(clean, (size_t)n);
+    free(clean);
+    return text;
 }

@@ -24,7 +24,12 @@ struct hl_rows {
     int64_t T, n; /* rows, segments */
     const struct hl_seg *seg;
     const struct hl_dev_rows *dev; /* the same cut up on a device (cuda/cuda.h); NULL on the CPU */
+    bool tiled;                    /* attention and rotary positions walk them: a device also cuts them into tiles */
     char *const *const *pages;     /* [n]: each session's pages, on the host; NULL: no part of the state grows */
+    /* Cut by a device itself (ops/raw): seg is NULL, and a state on 16 bytes is there for all segments or for none.
+     * ragged: dev's chunks and blocks are bounds, spans past the last have no rows, segments may have none, and longest
+     * is a guess. */
+    bool on_device, states, ragged;
 };
 
 /* Segments are cut into pieces of `size` rows on the grid of absolute positions of each segment's own
@@ -43,6 +48,14 @@ static inline int64_t hl_blocks_before(const struct hl_rows *r, int64_t i, int64
     int64_t n = 0;
     for (int64_t s = 0; s < i; s++) n += hl_seg_blocks(&r->seg[s], C);
     return n;
+}
+
+/* A power of two, at least 2048, that no position of these rows reaches: work recorded for it serves all of them. */
+static inline int64_t hl_rows_reach(const struct hl_rows *r) {
+    int64_t reach = 2048;
+    for (int64_t i = 0; i < r->n; i++)
+        while (r->seg[i].pos + r->seg[i].len > reach) reach *= 2;
+    return reach;
 }
 
 /* A matrix [rows][cols] as stored: plain rows of `real`, or panels for inference: 32 rows interleaved,

@@ -3,6 +3,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 static _Thread_local char message[1024];
 
@@ -16,6 +17,21 @@ hola_status hl_fail(hola_status code, const char *fmt, ...) {
     return code;
 }
 
+hola_status hl_options_take(void *to, size_t known, const void *from, size_t first, const char *what) {
+    size_t size = 0;
+    memset(to, 0, known);
+    if (!from) return HOLA_OK;
+    memcpy(&size, from, sizeof size);
+    if (size == 0) size = first;
+    if (size < first) return hl_fail(HOLA_EINVAL, "%s: size %zu, the least is %zu", what, size, first);
+    for (size_t i = known; i < size; i++) /* of a later version */
+        if (((const char *)from)[i])
+            return hl_fail(HOLA_ENOTSUP, "%s: byte %zu is set, libhola %s knows %zu", what, i, HOLA_VERSION, known);
+    memcpy(to, from, size < known ? size : known);
+    memcpy(to, &known, sizeof known);
+    return HOLA_OK;
+}
+
 void hl_assert_fail(const char *what, const char *file, int line) {
     fprintf(stderr, "hola: internal error: %s (%s:%d)\n", what, file, line);
     abort();
@@ -23,6 +39,7 @@ void hl_assert_fail(const char *what, const char *file, int line) {
 
 const char *hola_last_error(void) { return message; }
 const char *hola_version(void) { return HOLA_VERSION; }
+void hola_free(void *p) { free(p); }
 
 const char *hola_status_text(hola_status s) {
 #define TEXT(name, text) text,

@@ -205,6 +205,14 @@ __device__ __forceinline__ void spin_acquire(const int *p, int n) {
     }
 #endif
 }
+/* its counterpart: *p = n, after everything that this thread wrote, or saw written, before */
+__device__ __forceinline__ void store_release(int *p, int n) {
+#ifdef HL_CUDA_EMU
+    *p = n;
+#else
+    asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(p), "r"(n) : "memory");
+#endif
+}
 /* a predicated store of 16 bytes: of a store in an if the compiler makes four of 4 bytes */
 __device__ __forceinline__ void store_if(void *p, uint4 x, bool yes) {
 #ifdef HL_CUDA_EMU

@@ -13,6 +13,9 @@ extern "C" {
 struct hl_cuda;
 
 bool hl_cuda_available(void);
+int hl_cuda_count(void);           /* devices */
+const char *hl_cuda_version(void); /* "13.0": what this was compiled with */
+const char *hl_cuda_arch(void);    /* "90a": the architectures that have machine code here */
 /* device < 0: the first. On failure one line says why ("no CUDA device: ..."). */
 hola_status hl_cuda_open(struct hl_cuda **out, int device);
 void hl_cuda_close(struct hl_cuda *c);
@@ -27,6 +30,10 @@ bool hl_cuda_compiled_for_sm90(struct hl_cuda *c, const void *kernel);
 /* Scratch memory on the device, valid until the next op: an op asks once, for all it needs. 256-byte aligned. NULL: out
  * of memory; the failure is kept, and the op returns at once. */
 void *hl_cuda_scratch(struct hl_cuda *c, int64_t bytes);
+/* Of a borrowed device (device.h): `bytes` of the scratch memory for all of the call; ops get what is left. NULL: it is
+ * only being measured, or there is too little, and then the failure is kept. */
+void *hl_cuda_take(struct hl_cuda *c, int64_t bytes);
+bool hl_cuda_measuring(const struct hl_cuda *c);
 
 /* Time on the stream, by events: stop synchronises and returns the seconds since start. */
 void hl_cuda_timer_start(struct hl_cuda *c);
@@ -52,8 +59,10 @@ void hl_cuda_gemm(struct hl_cuda *c, const struct hl_gemm *g);
 struct hl_dev_span {
     int32_t row, len; /* rows [row, row + len) of the batch */
     int32_t seg;
-    int32_t skip; /* blocks: rows of this block that came before the segment (they are in its state) */
+    /* blocks: rows of this block that came before the segment (they are in its state); tiles: the first row's position */
+    int32_t skip;
 };
+enum { HL_TILE = 128, HL_WIDE_TILE = 192, HL_ZEROS = 64 };
 struct hl_dev_rows {
     int64_t chunks, blocks, longest; /* rows of the longest segment */
     const struct hl_seg *seg;        /* [n]; states are device pointers */
@@ -62,6 +71,16 @@ struct hl_dev_rows {
     const int32_t *chunk_first;      /* [n + 1] */
     const struct hl_dev_span *block; /* [blocks]: the cache's grid of absolute positions */
     const int32_t *block_first;      /* [n + 1] */
+    /* Of tiled rows. Rows from each segment's first, HL_TILE at a time, HL_WIDE_TILE at a time: the latest positions first. key_tile:
+     * those of HL_TILE rows by the number of rows that the segment has from there on, the most first, in groups of whole
+     * segments. */
+    const struct hl_dev_span *tile, *wide_tile, *key_tile;
+    int64_t tiles, wide_tiles;
+    int32_t *zeros; /* [n][HL_ZEROS] counters that an op finds at 0 and leaves at 0 */
+    /* Of segment i's session: pages page_first[i] and following. These tables come last, so that they may grow and
+     * leave the others where they are: a recorded graph reads the present ones. */
+    const int32_t *page_first; /* [n + 1] */
+    const char *const *page;
 };
 
 #ifdef __cplusplus

@@ -6,12 +6,15 @@ CUDA_ARCH ?= 90a
 CUDA_HOME := $(if $(NVCC),$(patsubst %/bin/nvcc,%,$(realpath $(NVCC))))
 CUDA_SRC := $(sort $(wildcard src/ops/*/*_cuda.cu src/fused/*/*_cuda.cu))
 CUDA_COMMON_C := src/backend/cuda_backend.c $(addprefix src/cuda/,device_memory.c mapped_output.c prelaunch.c)
-CUDA_C := $(CUDA_COMMON_C) $(addprefix src/cuda/,device.c gemm.c graph.c nccl.c)
+CUDA_C := $(CUDA_COMMON_C) $(addprefix src/cuda/,borrow.c device.c gemm.c graph.c nccl.c)
 EMU := tests/emu
 NVCC_OPT ?= -O3
-NVCC_FLAGS := -std=c++17 $(NVCC_OPT) -lineinfo -Iinclude -Isrc -Xcompiler -fPIC,-Wall,-fvisibility=hidden -diag-suppress 177 \
-    -gencode=arch=compute_80,code=compute_80 \
-    $(foreach a,$(CUDA_ARCH),-gencode=arch=compute_$(a),code=[compute_$(a)$(,)sm_$(a)])
+NVCC_FLAGS := -std=c++17 $(NVCC_OPT) -lineinfo -Iinclude -Isrc -Xcompiler -fPIC,-Wall,-fvisibility=hidden -diag-suppress 177
+PTX := -gencode=arch=compute_80,code=compute_80
+MACHINE := $(foreach a,$(CUDA_ARCH),-gencode=arch=compute_$(a),code=[compute_$(a)$(,)sm_$(a)])
+# Where nvcc only checks (CI: NVCC_OPT is not -O3), bf16 kernels are compiled for the chips, float ones as PTX: half the time.
+TARGETS_cuda := $(if $(filter -O3,$(NVCC_OPT)),$(PTX)) $(MACHINE)
+TARGETS_cuda_f32 := $(PTX) $(if $(filter -O3,$(NVCC_OPT)),$(MACHINE))
 ISA_cuda := -DHL_ISA=cuda
 ISA_cuda_f32 := -DHL_ISA=cuda_f32 -DHL_CUDA_F32
 
@@ -28,35 +31,40 @@ endif
 # sanitizers and fuzzers look at host code: kernels would only take time there
 CUDA := $(if $(call on,$(SAN) $(TSAN) $(FUZZ)),,$(NVCC))
 CPU_OBJ := $(LIB_OBJ)
+HAVE_CUDA := backend.o raw_ops.o # what asks whether there is CUDA
 ifneq ($(CUDA),)
 LIB_OBJ += $(CUDA_OBJ)
 LIBS += -L$(CUDA_HOME)/lib64 -lcudart_static -ldl -lrt -lstdc++
-$(BUILD)/float/src/backend/backend.o: ALL_CFLAGS += -DHL_HAVE_CUDA
+$(addprefix $(BUILD)/float/src/backend/,$(HAVE_CUDA)): ALL_CFLAGS += -DHL_HAVE_CUDA
+$(BUILD)/cuda-host/src/cuda/device.o: ALL_CFLAGS += '-DHL_CUDA_ARCH=$(strip $(CUDA_ARCH))'
 endif
 all:
 
-$(BUILD)/cuda-host/%.o: %.c
+$(BUILD)/float/src/backend/backend.o: $(BUILD)/cuda.made-with # which of the two it is
+
+$(BUILD)/cuda-host/%.o: %.c $(BUILD)/c.made-with $(BUILD)/cuda.made-with
 	$(call say,CC $@) mkdir -p $(@D) && $(CC) $(ALL_CFLAGS) -isystem $(CUDA_HOME)/include -c -o $@ $<
-$(BUILD)/emu/%.o: %.c
+$(BUILD)/emu/%.o: %.c $(BUILD)/c.made-with
 	$(call say,CC $@) mkdir -p $(@D) && $(CC) $(ALL_CFLAGS) -c -o $@ $<
-$(BUILD)/emu/%.o: %.cpp
+$(BUILD)/emu/%.o: %.cpp $(BUILD)/c.made-with
 	$(call say,CXX $@) mkdir -p $(@D) && $(CXX) -std=c++17 -O2 -g -MMD -MP -c -o $@ $<
 define cuda_compile
-$$(BUILD)/$(1)/src/backend/%.o: src/backend/%.c
+$$(BUILD)/$(1)/src/backend/%.o: src/backend/%.c $$(BUILD)/c.made-with
 	$$(call say,CC $$@) mkdir -p $$(@D) && $$(CC) $$(ALL_CFLAGS) $$(ISA_$(1)) -c -o $$@ $$<
-$$(BUILD)/emu-$(1)/src/backend/%.o: src/backend/%.c
+$$(BUILD)/emu-$(1)/src/backend/%.o: src/backend/%.c $$(BUILD)/c.made-with
 	$$(call say,CC $$@) mkdir -p $$(@D) && $$(CC) $$(ALL_CFLAGS) $$(ISA_$(1)) -c -o $$@ $$<
-$$(BUILD)/$(1)/%.o: %.cu
-	$$(call say,NVCC $$@) mkdir -p $$(@D) && $$(NVCC) $$(NVCC_FLAGS) $$(ISA_$(1)) -MMD -MP -c -o $$@ $$<
-$$(BUILD)/emu-$(1)/%.o: %.cu
-	$$(call say,EMU $$@) mkdir -p $$(@D) && $$(CXX) -x c++ -std=c++17 -O2 -g -w -fPIC -Iinclude -Isrc \
+$$(BUILD)/$(1)/%.o: %.cu $$(BUILD)/cuda.made-with
+	$$(call say,NVCC $$@) mkdir -p $$(@D) && $$(NVCC) $$(NVCC_FLAGS) $$(TARGETS_$(1)) $$(ISA_$(1)) -MMD -MP -c -o $$@ $$<
+$$(BUILD)/emu-$(1)/%.o: %.cu $$(BUILD)/c.made-with
+	$$(call say,EMU $$@) mkdir -p $$(@D) && $$(CXX) -x c++ -std=c++17 -O2 -w -fPIC -Iinclude -Isrc \
 	    -I$$(EMU)/include -DHL_CUDA_EMU $$(ISA_$(1)) -MMD -MP -c -o $$@ $$<
 endef
 $(foreach i,cuda cuda_f32,$(eval $(call cuda_compile,$(i))))
 
 # a library whose "cuda" backend is emulated, for tests/cuda_x.c; `make test-cuda` links them with the real one
-$(BUILD)/emu/src/backend/backend.o: ALL_CFLAGS += -DHL_HAVE_CUDA
-$(BUILD)/libhola-emu.a: $(filter-out %/src/backend/backend.o,$(CPU_OBJ)) $(BUILD)/emu/src/backend/backend.o $(EMU_OBJ)
+EMU_HAVE := $(addprefix $(BUILD)/emu/src/backend/,$(HAVE_CUDA))
+$(EMU_HAVE): ALL_CFLAGS += -DHL_HAVE_CUDA
+$(BUILD)/libhola-emu.a: $(filter-out $(addprefix %/src/backend/,$(HAVE_CUDA)),$(CPU_OBJ)) $(EMU_HAVE) $(EMU_OBJ)
 $(BUILD)/tests/cuda_%: tests/cuda_%.c $(BUILD)/libhola-emu.a
 	$(call test_link,,$(BUILD)/libhola-emu.a -lcmocka -lstdc++)
 $(BUILD)/gpu-tests/cuda_%: tests/cuda_%.c $(BUILD)/libhola.a

@@ -11,10 +11,20 @@ static bool check(struct hl_cuda *c, cudaError_t e, const char *what) {
     return false;
 }
 
-bool hl_cuda_available(void) {
+int hl_cuda_count(void) {
     int n = 0;
-    return cudaGetDeviceCount(&n) == cudaSuccess && n > 0;
+    return cudaGetDeviceCount(&n) == cudaSuccess ? n : 0;
 }
+bool hl_cuda_available(void) { return hl_cuda_count() > 0; }
+
+#define TEXT(x) #x
+#define TEXT_OF(x) TEXT(x)
+const char *hl_cuda_version(void) {
+    static const char text[] = {'0' + CUDART_VERSION / 10000, '0' + CUDART_VERSION / 1000 % 10, '.',
+                                '0' + CUDART_VERSION / 10 % 10, 0};
+    return text;
+}
+const char *hl_cuda_arch(void) { return TEXT_OF(HL_CUDA_ARCH); }
 
 hola_status hl_cuda_open(struct hl_cuda **out, int device) {
     struct cudaDeviceProp prop;
@@ -24,7 +34,9 @@ hola_status hl_cuda_open(struct hl_cuda **out, int device) {
     cudaError_t e = cudaGetDeviceCount(&n);
     if (e != cudaSuccess || n < 1)
         return hl_fail(HOLA_EDEVICE, "no CUDA device: %s",
-                       e == cudaSuccess ? "none is installed" : cudaGetErrorString(e));
+                       e == cudaSuccess                   ? "none is installed"
+                       : e == cudaErrorInsufficientDriver ? "no NVIDIA driver, or one too old for this program's CUDA"
+                                                          : cudaGetErrorString(e));
     if (device < 0) device = 0;
     if (device >= n) return hl_fail(HOLA_EDEVICE, "no CUDA device %d: there are %d", device, n);
     e = cudaSetDevice(device);
@@ -109,7 +121,6 @@ void *hl_cuda_malloc(struct hl_cuda *c, int64_t bytes) {
         cudaGetLastError(); /* clears it: the caller reports */
         return NULL;
     }
-    c->generation++;
     return p;
 }
 void hl_cuda_free(struct hl_cuda *c, void *p) {

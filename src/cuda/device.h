@@ -39,6 +39,11 @@ struct hl_cuda {
     double began;      /* the emulated device's timer */
     void *scratch;
     int64_t scratch_bytes;
+    /* Borrowed for a call on a caller's stream and memory (borrow.c): scratch is the caller's and never grows. measuring:
+     * nothing is launched, what would be asked for is added up in `wanted`. */
+    bool borrowed, measuring;
+    int64_t wanted;
+    int before;              /* the device that was current */
     struct hl_dev_rows rows; /* of the last pass; one block of memory, on the host and on the device */
     char *rows_host, *rows_dev;
     int64_t rows_room;    /* its bytes */
@@ -49,7 +54,7 @@ struct hl_cuda {
     uint32_t mapped_tag;
     struct hl_prelaunch *prelaunch; /* prelaunch.c; NULL: no memory */
     int bulk_room;                  /* shared memory of a block where there are bulk copies; 0: not known yet */
-    int64_t generation;             /* counts allocations and releases: a captured graph may point to what is gone */
+    int64_t generation;             /* counts releases: a captured graph may point to what is gone */
     struct hl_graph graph[HL_GRAPHS];
     struct hl_graph *recording;
     struct hl_link *link; /* to the devices of other ranks (nccl.c); NULL: none */
@@ -60,6 +65,10 @@ struct hl_cuda {
 #ifdef __cplusplus
 extern "C" {
 #endif
+/* Makes *c a device for one call on any thread, on the caller's stream and memory; nothing is allocated. measuring: to
+ * learn how much memory a call takes. give_back: the device that was current is so again; returns the first failure. */
+hola_status hl_cuda_borrow(struct hl_cuda *c, int device, void *stream, void *work, int64_t bytes, bool measuring);
+hola_status hl_cuda_give_back(struct hl_cuda *c);
 void hl_cuda_fail(struct hl_cuda *c, hola_status s, const char *format, ...) __attribute__((format(printf, 3, 4)));
 void *hl_cuda_malloc(struct hl_cuda *c, int64_t bytes); /* NULL: out of memory; no failure is kept */
 void hl_cuda_free(struct hl_cuda *c, void *p);

@@ -17,7 +17,28 @@ void hl_cuda_fail(struct hl_cuda *c, hola_status s, const char *format, ...) {
     va_end(args);
 }
 
+bool hl_cuda_measuring(const struct hl_cuda *c) { return c->measuring; }
+
+/* (Too little: the caller was told how much is needed, and what it gave was compared with that.) */
+static bool borrowed_has(struct hl_cuda *c, int64_t bytes) {
+    if (c->measuring) return false;
+    if (bytes <= c->scratch_bytes) return true;
+    hl_cuda_fail(c, HOLA_EINVAL, "work: %lld bytes more are needed", (long long)(bytes - c->scratch_bytes));
+    return false;
+}
+void *hl_cuda_take(struct hl_cuda *c, int64_t bytes) {
+    char *p = c->scratch;
+    bytes = (bytes + 255) / 256 * 256;
+    if (c->measuring) c->wanted += bytes;
+    if (!borrowed_has(c, bytes)) return NULL;
+    c->scratch = p + bytes;
+    c->scratch_bytes -= bytes;
+    return p;
+}
+
 void *hl_cuda_scratch(struct hl_cuda *c, int64_t bytes) {
+    if (c->measuring) c->wanted += bytes;
+    if (c->borrowed) return borrowed_has(c, bytes) ? c->scratch : NULL;
     if (bytes > c->scratch_bytes) {
         hl_cuda_wait(c);
         hl_cuda_free(c, c->scratch);

@@ -45,6 +45,22 @@ static __device__ __forceinline__ void tile_load_b(uint32_t b[4], const bf16 *ti
     ldmatrix4_trans(b, tile + tile_at<WIDTH>(k0 + l % 16, n0 + l / 16 * 8));
 }
 
+/* stmatrix, the inverse of tile_load_a: fragments to the tile */
+template <int WIDTH>
+static __device__ __forceinline__ void tile_store(bf16 *tile, const uint32_t a[4], int r0, int c0) {
+    const int l = threadIdx.x % 32;
+#if !defined(HL_CUDA_EMU) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    const bf16 *row = tile + tile_at<WIDTH>(r0 + l % 16, c0 + l / 16 * 8);
+    asm volatile(
+        "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"((uint32_t)__cvta_generic_to_shared(row)),
+        "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
+        : "memory");
+#else
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        *(uint32_t *)(tile + tile_at<WIDTH>(r0 + l / 4 + i % 2 * 8, c0 + l % 4 * 2 + i / 2 * 8)) = a[i];
+#endif
+}
 /* stmatrix, the inverse of tile_load_a_trans: fragments of the transposed tile back to the tile */
 template <int WIDTH>
 static __device__ __forceinline__ void tile_store_trans(bf16 *tile, const uint32_t a[4], int r0, int c0) {
@@ -184,8 +200,9 @@ template <int n> static __device__ __forceinline__ void setmaxnreg_inc() {
 /* the index of this warpgroup in the block, known to the compiler to be uniform over a warp */
 static __device__ __forceinline__ int warpgroup_index() { return __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0); }
 
-/* The text of a wgmma: accumulators d, then operand numbers: two descriptors (_TILES: A and B in shared memory), or
- * four registers and a descriptor (_REGS: A in registers). */
+/* FIRST: of the products below, D = A B: what the accumulators held does not count.
+ * The text of a wgmma: accumulators d, then operand numbers: two descriptors (_TILES: A and B in shared memory), or
+ * four registers and a descriptor (_REGS: A in registers); z: FIRST. */
 #if HL_WGMMA
 #define HL_D4(d, i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
 #define HL_D16 "{%0,%1,%2,%3,%4,%5,%6,%7}"
@@ -207,21 +224,25 @@ static __device__ __forceinline__ int warpgroup_index() { return __shfl_sync(0xf
 #define HL_D64_OF(d, i) HL_D32_OF(d, i), HL_D32_OF(d, i + 4)
 #define HL_D96_OF(d, i) HL_D64_OF(d, i), HL_D32_OF(d, i + 8)
 #define HL_D128_OF(d, i) HL_D64_OF(d, i), HL_D64_OF(d, i + 8)
-#define HL_WGMMA_TEXT(N) \
-    "{\n\t.reg .pred p;\n\tsetp.eq.u32 p, 0, 0;\n\twgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 " HL_D##N
-#define HL_WGMMA_TILES(N, x, y, ta, tb)                                                   \
-    asm volatile(HL_WGMMA_TEXT(N) ", %" #x ", %" #y ", p, 1, 1, %" #ta ", %" #tb ";\n\t}" \
-                 : HL_D##N##_OF(d, 0)                                                     \
-                 : "l"(descriptor(a)), "l"(descriptor(b)), "n"((int)A::TRANS), "n"((int)B::TRANS))
-#define HL_WGMMA_REGS(N, x0, x1, x2, x3, y, tb)                                                               \
-    asm volatile(HL_WGMMA_TEXT(N) ", {%" #x0 ",%" #x1 ",%" #x2 ",%" #x3 "}, %" #y ", p, 1, 1, %" #tb ";\n\t}" \
-                 : HL_D##N##_OF(d, 0)                                                                         \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(descriptor(b)), "n"((int)B::TRANS))
+#define HL_WGMMA_TEXT(N, z)                                                                    \
+    "{\n\t.reg .pred p;\n\tsetp.eq.u32 p, %" #z ", 0;\n\twgmma.mma_async.sync.aligned.m64n" #N \
+    "k16.f32.bf16.bf16 " HL_D##N
+#define HL_WGMMA_TILES(N, x, y, ta, tb, z)                                                   \
+    asm volatile(HL_WGMMA_TEXT(N, z) ", %" #x ", %" #y ", p, 1, 1, %" #ta ", %" #tb ";\n\t}" \
+                 : HL_D##N##_OF(d, 0)                                                        \
+                 : "l"(descriptor(a)), "l"(descriptor(b)), "n"((int)A::TRANS), "n"((int)B::TRANS), "n"((int)FIRST))
+#define HL_WGMMA_REGS(N, x0, x1, x2, x3, y, tb, z)                                                               \
+    asm volatile(HL_WGMMA_TEXT(N, z) ", {%" #x0 ",%" #x1 ",%" #x2 ",%" #x3 "}, %" #y ", p, 1, 1, %" #tb ";\n\t}" \
+                 : HL_D##N##_OF(d, 0)                                                                            \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(descriptor(b)), "n"((int)B::TRANS),           \
+                   "n"((int)FIRST))
 #endif
 
 /* the same of mma_bf16: d += A B of the warp's 16 rows */
-template <int N, class B>
+template <int N, bool FIRST, class B>
 static __device__ __forceinline__ void wgmma_rs_step(float (*d)[4], const uint32_t a[4], B b) {
+#pragma unroll
+    for (int i = 0; FIRST && i < N / 2; i++) d[i / 4][i % 4] = 0.0f;
 #pragma unroll
     for (int n = 0; n < N; n += 16) {
         uint32_t y[4];
@@ -234,33 +255,35 @@ static __device__ __forceinline__ void wgmma_rs_step(float (*d)[4], const uint32
 }
 
 /* d += A B, A in registers ("rs"), as fragments of mma_bf16: 16 rows per warp */
-template <int N, class B> static __device__ __forceinline__ void wgmma_rs(float (*d)[4], const uint32_t a[4], B b) {
+template <int N, bool FIRST = false, class B>
+static __device__ __forceinline__ void wgmma_rs(float (*d)[4], const uint32_t a[4], B b) {
 #if HL_WGMMA
-    if constexpr (N == 16) HL_WGMMA_REGS(16, 8, 9, 10, 11, 12, 13);
-    else if constexpr (N == 32) HL_WGMMA_REGS(32, 16, 17, 18, 19, 20, 21);
-    else if constexpr (N == 64) HL_WGMMA_REGS(64, 32, 33, 34, 35, 36, 37);
-    else if constexpr (N == 128) HL_WGMMA_REGS(128, 64, 65, 66, 67, 68, 69);
+    if constexpr (N == 16) HL_WGMMA_REGS(16, 8, 9, 10, 11, 12, 13, 14);
+    else if constexpr (N == 32) HL_WGMMA_REGS(32, 16, 17, 18, 19, 20, 21, 22);
+    else if constexpr (N == 64) HL_WGMMA_REGS(64, 32, 33, 34, 35, 36, 37, 38);
+    else if constexpr (N == 128) HL_WGMMA_REGS(128, 64, 65, 66, 67, 68, 69, 70);
     static_assert(N == 16 || N == 32 || N == 64 || N == 128, "a width that is spelled out above");
 #else
-    wgmma_rs_step<N>(d, a, b);
+    wgmma_rs_step<N, FIRST>(d, a, b);
 #endif
 }
 /* d += A B, both in shared memory ("ss") */
-template <int N, class A, class B> static __device__ __forceinline__ void wgmma_ss(float (*d)[4], A a, B b) {
+template <int N, bool FIRST = false, class A, class B>
+static __device__ __forceinline__ void wgmma_ss(float (*d)[4], A a, B b) {
 #if HL_WGMMA
-    if constexpr (N == 16) HL_WGMMA_TILES(16, 8, 9, 10, 11);
-    else if constexpr (N == 32) HL_WGMMA_TILES(32, 16, 17, 18, 19);
-    else if constexpr (N == 48) HL_WGMMA_TILES(48, 24, 25, 26, 27);
-    else if constexpr (N == 64) HL_WGMMA_TILES(64, 32, 33, 34, 35);
-    else if constexpr (N == 96) HL_WGMMA_TILES(96, 48, 49, 50, 51);
-    else if constexpr (N == 128) HL_WGMMA_TILES(128, 64, 65, 66, 67);
+    if constexpr (N == 16) HL_WGMMA_TILES(16, 8, 9, 10, 11, 12);
+    else if constexpr (N == 32) HL_WGMMA_TILES(32, 16, 17, 18, 19, 20);
+    else if constexpr (N == 48) HL_WGMMA_TILES(48, 24, 25, 26, 27, 28);
+    else if constexpr (N == 64) HL_WGMMA_TILES(64, 32, 33, 34, 35, 36);
+    else if constexpr (N == 96) HL_WGMMA_TILES(96, 48, 49, 50, 51, 52);
+    else if constexpr (N == 128) HL_WGMMA_TILES(128, 64, 65, 66, 67, 68);
     static_assert(N == 16 || N == 32 || N == 48 || N == 64 || N == 96 || N == 128, "a width that is spelled out above");
 #else
     const int rows = threadIdx.x / 32 % 4 * 16;
     uint32_t x[4];
     if (A::TRANS) tile_load_a_trans<A::WIDTH>(x, a.tile, a.row, a.col + rows);
     else tile_load_a<A::WIDTH>(x, a.tile, a.row + rows, a.col);
-    wgmma_rs_step<N>(d, x, b);
+    wgmma_rs_step<N, FIRST>(d, x, b);
 #endif
 }
 #endif

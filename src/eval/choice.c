@@ -258,13 +258,15 @@ static int64_t best(const struct hl_doc *d, const struct hl_request *r, const st
 
 static void accuracy(const char *name, const struct hl_set *s, const struct hl_answer *a, bool norm,
                      struct hl_metrics *out) {
-    double *x = malloc((size_t)s->docs * sizeof *x);
+    double *x = malloc((size_t)s->docs * sizeof *x), guess = 0;
     HL_ASSERT(x);
     for (int64_t i = 0; i < s->docs; i++) {
         const struct hl_doc *d = &s->doc[i];
+        guess += 1 / (double)d->n;
         x[i] = best(d, s->request + d->first, a + d->first, norm) == d->gold;
     }
     hl_metric_mean(out, name, x, s->docs);
+    hl_metric_chance(out, guess / (double)s->docs);
     free(x);
 }
 

@@ -71,6 +71,8 @@ hola_status hl_set_doc(struct hl_set *s, struct hl_doc **doc);     /* the next; 
 hola_status hl_set_ask(struct hl_set *s, const struct hl_request *r);
 hola_status hl_set_hash(struct hl_set *s); /* of its file, into sha256 */
 
+/* ---- figures (figures.c) ---- */
+
 enum { HL_METRICS = 96 }; /* a dozen for each of some lengths */
 struct hl_metrics {
     int64_t n; /* documents */
@@ -78,11 +80,34 @@ struct hl_metrics {
     struct hl_figure {
         char name[32];
         double value, error; /* standard error; NAN: none */
+        double chance;       /* what guessing gives; NAN: none */
+        /* Documents: value is sum(x) / sum(w), or exp() of it. x NULL: not known; w NULL: all 1. */
+        double *x, *w;
+        int64_t n;
+        bool exponent;
     } metric[HL_METRICS];
 };
+void hl_metrics_free(struct hl_metrics *m); /* leaves it empty */
 void hl_metric_put(struct hl_metrics *m, const char *name, double value, double error);
-/* The mean of x[0..n) and its standard error. */
+/* The mean of x[0..n) and its standard error; x is copied. */
 void hl_metric_mean(struct hl_metrics *m, const char *name, const double *x, int64_t n);
+/* sum(x) / sum(w), or exp() of it, with the standard error of a ratio over documents. */
+void hl_metric_ratio(struct hl_metrics *m, const char *name, const double *x, const double *w, int64_t n,
+                     bool exponent);
+void hl_metric_chance(struct hl_metrics *m, double chance); /* of the last figure */
+
+/* How two models' figures of the same task differ. McNemar's exact test where every document scores 0 or 1, else a
+ * normal test on the differences of documents (at least HL_LEAST_PAIRS of them); where the documents are not known
+ * or were weighted differently, a normal test on the two standard errors. */
+enum hl_test { HL_TEST_NONE, HL_TEST_MCNEMAR, HL_TEST_PAIRED, HL_TEST_UNPAIRED };
+extern const char *const hl_test_names[];
+enum { HL_LEAST_PAIRS = 10 };
+struct hl_comparison {
+    double difference; /* b - a */
+    double p;          /* two-sided; NAN: no test */
+    enum hl_test test;
+};
+struct hl_comparison hl_figure_compare(const struct hl_figure *a, const struct hl_figure *b);
 
 /* ---- how ---- */
 
@@ -153,6 +178,8 @@ struct hl_eval_hooks { /* each may be NULL */
     hola_status (*answered)(void *ctx, int64_t i, const struct hl_answer *a);
     void (*warn)(void *ctx, const char *text);
 };
+/* Whether all requests can be answered with these settings: their tokens are made, the model is not run. */
+hola_status hl_eval_check(hola_model *m, const struct hl_eval_opts *o, const struct hl_set *s);
 /* Answers all requests that are not done yet; answer [s->n]. */
 hola_status hl_eval_run(hola_model *m, const struct hl_eval_opts *o, const struct hl_set *s, struct hl_answer *answer,
                         const struct hl_eval_hooks *hooks);

@@ -1,7 +1,6 @@
 /* lambada.c -- the last word of a passage, given the rest: cut at spaces alone, newlines stay in words. */
 #include "eval/jsonl.h"
 #include "eval/tasks.h"
-#include <math.h>
 #include <stdlib.h>
 
 static hola_status add(struct hl_set *out, struct hl_span text) {
@@ -55,13 +54,10 @@ hola_status hl_lambada_make(const struct hl_task *t, const struct hl_eval_opts *
 
 void hl_lambada_tally(const struct hl_task *t, const struct hl_set *s, struct hl_answer *a, struct hl_metrics *out) {
     double *acc = malloc((size_t)s->docs * sizeof *acc), *nll = malloc((size_t)s->docs * sizeof *nll);
-    struct hl_metrics mean = {0};
     (void)t;
     HL_ASSERT(acc && nll);
     for (int64_t i = 0; i < s->docs; i++) acc[i] = a[i].greedy, nll[i] = -a[i].loglikelihood;
-    hl_metric_mean(&mean, "nll", nll, s->docs);
-    /* the error of exp(mean), by its slope */
-    hl_metric_put(out, "perplexity", exp(mean.metric[0].value), exp(mean.metric[0].value) * mean.metric[0].error);
+    hl_metric_ratio(out, "perplexity", nll, NULL, s->docs, true);
     hl_metric_mean(out, "acc", acc, s->docs);
     free(acc);
     free(nll);

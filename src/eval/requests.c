@@ -1,8 +1,6 @@
-/* requests.c -- the requests of a task and the memory they lie in; metrics. */
+/* requests.c -- the requests of a task and the memory they lie in. */
 #include "core/sha256.h"
 #include "eval/eval.h"
-#include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 
 struct hl_block {
@@ -87,21 +85,4 @@ hola_status hl_set_hash(struct hl_set *s) {
 void hl_answers_free(struct hl_answer *a, int64_t n) {
     for (int64_t i = 0; a && i < n; i++) free(a[i].text.data), free(a[i].top);
     free(a);
-}
-
-/* ---- metrics ---- */
-
-void hl_metric_put(struct hl_metrics *m, const char *name, double value, double error) {
-    HL_ASSERT(m->count < HL_METRICS);
-    struct hl_figure *f = &m->metric[m->count++];
-    *f = (struct hl_figure){.value = value, .error = error};
-    snprintf(f->name, sizeof f->name, "%s", name);
-}
-
-void hl_metric_mean(struct hl_metrics *m, const char *name, const double *x, int64_t n) {
-    double sum = 0, squares = 0;
-    for (int64_t i = 0; i < n; i++) sum += x[i];
-    const double mean = n > 0 ? sum / (double)n : NAN;
-    for (int64_t i = 0; i < n; i++) squares += (x[i] - mean) * (x[i] - mean);
-    hl_metric_put(m, name, mean, n > 1 ? sqrt(squares / (double)(n - 1) / (double)n) : NAN);
 }

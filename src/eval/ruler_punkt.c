@@ -156,7 +156,7 @@ static uint32_t first_char(const struct word *w) {
 static bool first_upper(const struct word *w) { return hl_py_lower_char(first_char(w)) != first_char(w); }
 static bool first_lower(const struct word *w) {
     uint32_t c = first_char(w);
-    return c < 128 ? c >= 'a' && c <= 'z' : (hl_class(c) & HL_LETTER) && c < 0x530 && !first_upper(w);
+    return c < 128 ? c >= 'a' && c <= 'z' : hl_is_letter(c) && c < 0x530 && !first_upper(w);
 }
 static bool initial(const struct word *w) {
     uint32_t c;

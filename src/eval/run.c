@@ -92,6 +92,25 @@ static hola_status tokenize(struct hl_engine *e, struct hl_items *items) {
     return st;
 }
 
+hola_status hl_eval_check(hola_model *m, const struct hl_eval_opts *o, const struct hl_set *s) {
+    struct hl_answer *none = calloc((size_t)s->n + 1, sizeof *none);
+    struct hl_engine e = {.model = m, .opts = o, .set = s, .answer = none};
+    struct hl_items items = {0};
+    hola_status st = none ? tokenize_all(&e, &items) : hl_fail(HOLA_ENOMEM, "eval: no memory for answers");
+    hl_items_free(&items);
+    for (int64_t i = 0; st == HOLA_OK && i < s->n; i++) {
+        const struct hl_request *r = &s->request[i];
+        struct hl_ids ids = {0};
+        bool cut = false;
+        /* prompts are cut or are of a length that their maker checked: what can fail is that there is no room at all */
+        if (r->kind != HL_ASK_GENERATE || r->max_new < o->max_length) continue;
+        st = hl_prompt_ids(o, r, &ids, &cut);
+        free(ids.data);
+    }
+    free(none);
+    return st;
+}
+
 hola_status hl_eval_run(hola_model *m, const struct hl_eval_opts *o, const struct hl_set *s, struct hl_answer *answer,
                         const struct hl_eval_hooks *hooks) {
     struct hl_engine e = {.model = m, .opts = o, .set = s, .answer = answer, .hooks = hooks};

@@ -206,15 +206,17 @@ static struct hits count_hits(const struct hl_set *s, struct hl_answer *a) {
         HL_ASSERT(argmax);
         for (int64_t k = b->answer; k < b->n; k++) argmax[k - b->answer] = a[i].top[k - 1] ? b->ids[k] : -1;
         hl_probe_score(b, argmax, &tally);
-        h.digits[i] = (double)tally.digits_right / (double)tally.digits;
+        h.digits[i] = a[i].score = (double)tally.digits_right / (double)tally.digits;
         h.tokens[i] = (double)tally.tokens_right / (double)tally.tokens;
-        h.exact[i] = a[i].score = (double)tally.exact;
+        h.exact[i] = (double)tally.exact;
         free(argmax);
     }
     return h;
 }
 
-/* The mean of one kind of documents. */
+static const double DIGIT = 0.1; /* of ten digits, one is right by chance */
+
+/* The mean of one kind of documents, in digits. */
 static void mean_of_kind(struct hl_metrics *out, const char *name, const struct hl_set *s, const double *x, int kind) {
     const struct probes *p = s->own;
     double *some = malloc((size_t)s->docs * sizeof *some);
@@ -223,6 +225,7 @@ static void mean_of_kind(struct hl_metrics *out, const char *name, const struct 
     for (int64_t i = 0; i < s->docs; i++)
         if (p->kind[i] == kind) some[n++] = x[i];
     hl_metric_mean(out, name, some, n);
+    hl_metric_chance(out, DIGIT);
     free(some);
 }
 
@@ -231,6 +234,7 @@ void hl_passkey_tally(const struct hl_task *t, const struct hl_set *s, struct hl
     struct hits h = count_hits(s, a);
     (void)t;
     hl_metric_mean(out, "acc", h.digits, s->docs);
+    hl_metric_chance(out, DIGIT);
     for (int d = 0; d < HL_PROBE_DEPTHS; d++) mean_of_kind(out, names[d], s, h.digits, d);
     hl_metric_mean(out, "acc_tokens", h.tokens, s->docs);
     hl_metric_mean(out, "exact_match", h.exact, s->docs);

@@ -164,6 +164,8 @@ hola_status hl_text_make(const struct hl_task *t, const struct hl_eval_opts *o, 
     (void)t, (void)o;
     hola_status st = hl_map_open(&map, out->file);
     const struct hl_span text = {map.data, map.size};
+    const char *zero = st == HOLA_OK ? memchr(text.p, 0, (size_t)text.n) : NULL;
+    if (zero) st = hl_fail(HOLA_EFORMAT, "%s: a zero byte at %lld: not a text", out->file, (long long)(zero - text.p));
     if (st == HOLA_OK) st = add_text(out, text, text);
     hl_map_close(&map);
     return st;
@@ -172,17 +174,22 @@ hola_status hl_text_make(const struct hl_task *t, const struct hl_eval_opts *o, 
 /* ---- perplexity ---- */
 
 void hl_perplexity_tally(const struct hl_task *t, const struct hl_set *s, struct hl_answer *a, struct hl_metrics *out) {
-    double L = 0, W = 0, B = 0, N = 0;
+    const size_t bytes = (size_t)(s->docs + 1) * sizeof(double);
+    double *nats = malloc(bytes), *bits = malloc(bytes), *w = malloc(bytes), *b = malloc(bytes), *n = malloc(bytes);
+    double W = 0, B = 0, N = 0;
     (void)t;
+    HL_ASSERT(nats && bits && w && b && n);
     for (int64_t i = 0; i < s->docs; i++) {
-        L += a[i].loglikelihood, N += (double)a[i].tokens;
-        W += (double)s->doc[i].words, B += (double)s->doc[i].bytes;
+        nats[i] = -a[i].loglikelihood, bits[i] = nats[i] / log(2);
+        w[i] = (double)s->doc[i].words, b[i] = (double)s->doc[i].bytes, n[i] = (double)a[i].tokens;
+        W += w[i], B += b[i], N += n[i];
     }
-    hl_metric_put(out, "word_perplexity", exp(-L / W), NAN);
-    hl_metric_put(out, "byte_perplexity", exp(-L / B), NAN);
-    hl_metric_put(out, "bits_per_byte", -L / (B * log(2)), NAN);
-    hl_metric_put(out, "token_perplexity", exp(-L / N), NAN);
+    hl_metric_ratio(out, "word_perplexity", nats, w, s->docs, true);
+    hl_metric_ratio(out, "byte_perplexity", nats, b, s->docs, true);
+    hl_metric_ratio(out, "bits_per_byte", bits, b, s->docs, false);
+    hl_metric_ratio(out, "token_perplexity", nats, n, s->docs, true);
     hl_metric_put(out, "tokens", N, NAN);
     hl_metric_put(out, "words", W, NAN);
     hl_metric_put(out, "bytes", B, NAN);
+    free(nats), free(bits), free(w), free(b), free(n);
 }

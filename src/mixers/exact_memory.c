@@ -6,12 +6,45 @@ bool hl_has_exact_memory(const hola_config *c) {
     struct hl_policy policy;
     return m && m->memory && hl_policy_of(&policy, c);
 }
+bool hl_memory_possible(const hola_config *c) {
+    const struct hl_mixer *m = hl_mixer_of(c->model_type);
+    return m && m->memory && !(m->memory_optional && c->cache_evict == HOLA_EVICT_NONE);
+}
 bool hl_memory_has_own_norm(const hola_config *c) { return hl_has_exact_memory(c) && c->cache_norm == HOLA_NORM_RMS; }
 
 static struct hl_policy policy_of(const hola_config *c) {
     struct hl_policy p;
     hl_policy_of(&p, c);
     return p;
+}
+bool hl_memory_measures(const hola_config *c) {
+    return hl_has_exact_memory(c) && policy_of(c).score == HL_SCORE_RECALL;
+}
+bool hl_memory_has_factors(const hola_config *c) { return hl_memory_measures(c) && c->cache_norm == HOLA_NORM_RMS; }
+bool hl_memory_is_learned(const hola_config *c) {
+    return hl_has_exact_memory(c) && policy_of(c).score == HL_SCORE_LEARNED;
+}
+
+/* Weights begin as N(0, 2 / fan_in), biases as 0. */
+static void scorer_tensors(const hola_config *c, const struct hl_memory_heads *h, struct hl_tensor_spec *out) {
+    const int64_t r = c->cache_lte_dim, D = h->K + h->V;
+    const struct hl_tensor_spec bias = {.dim = {h->HV * r}, .init = HL_INIT_CONSTANT, .value = 0};
+    out[HL_MEMORY_LTE_IN] = (struct hl_tensor_spec){
+        .name = "cache_lte_in.weight", .dim = {h->HV, r, D}, .init = HL_INIT_NORMAL, .value = sqrt(2.0 / (double)D)};
+    out[HL_MEMORY_LTE_CONV1] = (struct hl_tensor_spec){
+        .name = "cache_lte_conv1.weight", .dim = {h->HV * r, 1, 3}, .init = HL_INIT_NORMAL, .value = sqrt(2.0 / 3)};
+    out[HL_MEMORY_LTE_CONV2] = out[HL_MEMORY_LTE_CONV1];
+    out[HL_MEMORY_LTE_CONV2].name = "cache_lte_conv2.weight";
+    out[HL_MEMORY_LTE_BIAS1] = out[HL_MEMORY_LTE_BIAS2] = out[HL_MEMORY_LTE_BIAS_OUT] = bias;
+    out[HL_MEMORY_LTE_BIAS1].name = "cache_lte_conv1.bias";
+    out[HL_MEMORY_LTE_BIAS2].name = "cache_lte_conv2.bias";
+    out[HL_MEMORY_LTE_OUT] = (struct hl_tensor_spec){.name = "cache_lte_out.weight",
+                                                     .dim = {h->HV, r},
+                                                     .init = HL_INIT_NORMAL,
+                                                     .value = sqrt(2.0 / (double)r),
+                                                     .plain = true};
+    out[HL_MEMORY_LTE_BIAS_OUT].name = "cache_lte_out.bias";
+    out[HL_MEMORY_LTE_BIAS_OUT].dim[0] = h->HV;
 }
 
 /* With cache_evict none the tensors stay, so that a rewritten model keeps them, but nothing trains them. */
@@ -33,6 +66,8 @@ void hl_memory_tensors(const hola_config *c, const struct hl_memory_heads *h, st
                                                  .value = c->cache_tau_init,
                                                  .frozen = off || c->cache_tau_freeze,
                                                  .optional = true};
+    if (hl_memory_is_learned(c)) scorer_tensors(c, h, out);
+    for (int i = 0; i < HL_MEMORY_TENSORS; i++) out[i].memory = true;
 }
 
 /* As hl_cache_layout has them. Scores that move with every read (h2o) are new with every token, so a mark copies all. */
@@ -41,7 +76,7 @@ int hl_memory_state(const hola_config *c, const struct hl_memory_heads *h, struc
     const struct hl_state_part part = {
         .change = policy_of(c).moves_with_reads ? HL_REPLACED : HL_RANKED, .heads = h->HV, .block = c->cache_chunk};
     if (!hl_has_exact_memory(c)) return 0;
-    for (int i = 0; i < HL_MEMORY_PARTS; i++) out[i] = part;
+    for (int i = 0; i < HL_MEMORY_PARTS - !hl_memory_has_factors(c); i++) out[i] = part;
     out[HL_MEMORY_K].name = "cache.k", out[HL_MEMORY_K].kind = HL_STATE_ACT;
     out[HL_MEMORY_K].count = slots * h->K;
     out[HL_MEMORY_V].name = "cache.v", out[HL_MEMORY_V].kind = HL_STATE_ACT;
@@ -50,11 +85,16 @@ int hl_memory_state(const hola_config *c, const struct hl_memory_heads *h, struc
     out[HL_MEMORY_SCORE].count = slots;
     out[HL_MEMORY_POSITION].name = "cache.position", out[HL_MEMORY_POSITION].kind = HL_STATE_POSITION;
     out[HL_MEMORY_POSITION].count = w;
+    if (!hl_memory_has_factors(c)) return HL_MEMORY_FACTOR;
+    out[HL_MEMORY_FACTOR].name = "cache.factor", out[HL_MEMORY_FACTOR].kind = HL_STATE_SCORE;
+    out[HL_MEMORY_FACTOR].count = slots;
     return HL_MEMORY_PARTS;
 }
 
 int64_t hl_memory_scratch(const hola_config *c, const struct hl_memory_heads *h) {
-    return hl_has_exact_memory(c) ? hl_cache_scratch(h->K, h->V, c->cache_window, c->cache_chunk) : 0;
+    const int64_t read = hl_cache_scratch(h->K, h->V, c->cache_window, c->cache_chunk);
+    const int64_t score = hl_memory_is_learned(c) ? hl_lte_scratch(c->cache_chunk, c->cache_lte_dim, h->V) : 0;
+    return hl_has_exact_memory(c) ? (read > score ? read : score) : 0;
 }
 
 static bool needs_score(const hola_config *c) { return policy_of(c).score != HL_SCORE_WRITE; }
@@ -62,7 +102,7 @@ static bool needs_score(const hola_config *c) { return policy_of(c).score != HL_
 void hl_memory_buffers(const struct hl_buffers_for *f, const struct hl_memory_heads *h, struct hl_buffers *acts,
                        size_t acts_field, struct hl_buffers *grads, size_t grads_field) {
     const int64_t qk = h->H * h->K, vv = h->HV * h->V;
-    const bool rms = hl_memory_has_own_norm(f->cfg);
+    const bool rms = hl_memory_has_own_norm(f->cfg), learned = hl_memory_is_learned(f->cfg);
     if (!hl_has_exact_memory(f->cfg)) return;
 #define FIELD(name) .field = acts_field + offsetof(struct hl_memory_acts, name)
 #define REAL .element = HL_ELEMENT_REAL
@@ -71,6 +111,10 @@ void hl_memory_buffers(const struct hl_buffers_for *f, const struct hl_memory_he
     hl_buffer_add(acts, (struct hl_buffer){FIELD(r_qt), .width = rms ? h->H : 0, .cheap = true, REAL});
     hl_buffer_add(acts, (struct hl_buffer){FIELD(r_kt), .width = rms ? h->H : 0, .cheap = true, REAL});
     hl_buffer_add(acts, (struct hl_buffer){FIELD(score), .width = needs_score(f->cfg) ? h->HV : 0, REAL});
+    hl_buffer_add(acts,
+                  (struct hl_buffer){FIELD(block_S), .width = hl_memory_measures(f->cfg) ? h->HV * h->K * h->V : 0,
+                                     REAL, .unit = HL_PER_BLOCK, .brief = true});
+    hl_buffer_add(acts, (struct hl_buffer){FIELD(u), .width = learned ? h->HV * f->cfg->cache_lte_dim : 0, REAL});
     if (f->pass != HL_TRAIN) return;
     hl_buffer_add(acts, (struct hl_buffer){FIELD(read), .width = vv});
     hl_buffer_add(acts, (struct hl_buffer){FIELD(lse), .width = h->HV, REAL});
@@ -81,6 +125,7 @@ void hl_memory_buffers(const struct hl_buffers_for *f, const struct hl_memory_he
 #define FIELD(name) .field = grads_field + offsetof(struct hl_memory_grads, name)
     hl_buffer_add(grads, (struct hl_buffer){FIELD(dqt), .width = qk});
     hl_buffer_add(grads, (struct hl_buffer){FIELD(dkt), .width = qk});
+    hl_buffer_add(grads, (struct hl_buffer){FIELD(dscore), .width = learned ? h->HV : 0, .element = HL_ELEMENT_REAL});
 #undef FIELD
 }
 
@@ -90,7 +135,7 @@ struct hl_rmsnorm hl_memory_norm(const struct hl_exact_memory *m, bool query) {
     const struct hl_layer_tensor *w = &m->tensor[query ? HL_MEMORY_Q_NORM : HL_MEMORY_K_NORM];
     return (struct hl_rmsnorm){.M = m->l->T * m->heads.H,
                                .D = m->heads.K,
-                               .eps = (real)1e-6,
+                               .eps = (real)HL_CACHE_EPS,
                                .x = query ? m->q1 : m->k1,
                                .w = w->vector,
                                .y = query ? m->a->qt : m->a->kt,
@@ -120,6 +165,7 @@ static struct hl_cache read_of(const struct hl_exact_memory *m) {
                              .tau = t[HL_MEMORY_TAU].vector,
                              .sink = t[HL_MEMORY_SINK].vector,
                              .gate = t[HL_MEMORY_GATE].vector,
+                             .linear_gate = c->cache_gate_linear,
                              .out = m->out,
                              .state_off = m->state,
                              .read = keep ? m->a->read : NULL,
@@ -131,12 +177,56 @@ static struct hl_cache read_of(const struct hl_exact_memory *m) {
                              .dv = m->dv,
                              .dtau = c->cache_tau_freeze ? NULL : t[HL_MEMORY_TAU].grad,
                              .dsink = t[HL_MEMORY_SINK].grad,
-                             .dgate = t[HL_MEMORY_GATE].grad};
+                             .dgate = t[HL_MEMORY_GATE].grad,
+                             .dscore = m->d ? m->d->dscore : NULL,
+                             .r_state = rms ? m->r_k : NULL,
+                             .k_weight = rms ? t[HL_MEMORY_K_NORM].vector : NULL,
+                             .recall = m->a->score,
+                             .block_S = m->a->block_S,
+                             .S_off = m->S};
+}
+
+static struct hl_lte scorer_of(const struct hl_exact_memory *m, const struct hl_cache *read) {
+    const struct hl_layer_tensor *t = m->tensor;
+    return (struct hl_lte){.rows = m->l->rows,
+                           .H = m->heads.H,
+                           .HV = m->heads.HV,
+                           .K = m->heads.K,
+                           .V = m->heads.V,
+                           .r = m->l->cfg->cache_lte_dim,
+                           .window = read->window,
+                           .chunk = read->chunk,
+                           .eps = (real)m->l->cfg->norm_eps,
+                           .k = read->k,
+                           .v = read->v,
+                           .w_in = t[HL_MEMORY_LTE_IN].vector,
+                           .conv1 = t[HL_MEMORY_LTE_CONV1].vector,
+                           .conv2 = t[HL_MEMORY_LTE_CONV2].vector,
+                           .bias1 = t[HL_MEMORY_LTE_BIAS1].vector,
+                           .bias2 = t[HL_MEMORY_LTE_BIAS2].vector,
+                           .w_out = t[HL_MEMORY_LTE_OUT].vector,
+                           .b_out = t[HL_MEMORY_LTE_BIAS_OUT].vector,
+                           .state_off = m->state,
+                           .u = m->a->u,
+                           .score = m->a->score,
+                           .dscore = read->dscore,
+                           .dk = read->dk,
+                           .dv = read->dv,
+                           .dw_in = t[HL_MEMORY_LTE_IN].grad,
+                           .dconv1 = t[HL_MEMORY_LTE_CONV1].grad,
+                           .dconv2 = t[HL_MEMORY_LTE_CONV2].grad,
+                           .dbias1 = t[HL_MEMORY_LTE_BIAS1].grad,
+                           .dbias2 = t[HL_MEMORY_LTE_BIAS2].grad,
+                           .dw_out = t[HL_MEMORY_LTE_OUT].grad,
+                           .db_out = t[HL_MEMORY_LTE_BIAS_OUT].grad};
 }
 
 void hl_memory_forward(const struct hl_exact_memory *m) {
     const struct hl_cache read = read_of(m);
-    if (needs_score(m->l->cfg)) {
+    if (hl_memory_is_learned(m->l->cfg)) {
+        const struct hl_lte scorer = scorer_of(m, &read);
+        m->l->backend->ops.lte_forward(m->l->backend, &scorer);
+    } else if (needs_score(m->l->cfg) && !hl_memory_measures(m->l->cfg)) {
         const struct hl_score score = {.T = m->l->T,
                                        .HV = m->heads.HV,
                                        .V = m->heads.V,
@@ -153,4 +243,7 @@ void hl_memory_forward(const struct hl_exact_memory *m) {
 void hl_memory_backward(const struct hl_exact_memory *m) {
     const struct hl_cache read = read_of(m);
     m->l->backend->ops.cache_backward(m->l->backend, &read);
+    if (!hl_memory_is_learned(m->l->cfg)) return;
+    const struct hl_lte scorer = scorer_of(m, &read); /* adds to dkt and dv */
+    m->l->backend->ops.lte_backward(m->l->backend, &scorer);
 }

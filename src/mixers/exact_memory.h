@@ -3,14 +3,32 @@
  *
  * It is not a mixer: a mixer embeds its tensors, its buffers and its parts of the state among its own, says which
  * arrays feed it, and calls it behind its own read, to which the memory's is added. So HOLA is Gated DeltaNet with
- * this. ops/cache/cache.h has the equations. */
+ * this. ops/cache/cache.h has the equations.
+ *
+ * A policy that measures rows against the state (hl_memory_measures) also needs from the mixer: r of the keys' L2
+ * norm, its own state S [HV][K][V] among the parts of the session's state, and S at the ends of blocks, which the
+ * mixer's own op writes to block_S of the memory's buffers. */
 #ifndef HL_EXACT_MEMORY_H
 #define HL_EXACT_MEMORY_H
 #include "mixers/mixer.h"
 
 /* Its tensors, in file order from the index that the mixer gives it; its parts of the state. */
-enum { HL_MEMORY_Q_NORM, HL_MEMORY_K_NORM, HL_MEMORY_SINK, HL_MEMORY_GATE, HL_MEMORY_TAU, HL_MEMORY_TENSORS };
-enum { HL_MEMORY_K, HL_MEMORY_V, HL_MEMORY_SCORE, HL_MEMORY_POSITION, HL_MEMORY_PARTS };
+enum {
+    HL_MEMORY_Q_NORM,
+    HL_MEMORY_K_NORM,
+    HL_MEMORY_SINK,
+    HL_MEMORY_GATE,
+    HL_MEMORY_TAU,
+    HL_MEMORY_LTE_IN, /* from here on the learned score's */
+    HL_MEMORY_LTE_CONV1,
+    HL_MEMORY_LTE_BIAS1,
+    HL_MEMORY_LTE_CONV2,
+    HL_MEMORY_LTE_BIAS2,
+    HL_MEMORY_LTE_OUT,
+    HL_MEMORY_LTE_BIAS_OUT,
+    HL_MEMORY_TENSORS
+};
+enum { HL_MEMORY_K, HL_MEMORY_V, HL_MEMORY_SCORE, HL_MEMORY_POSITION, HL_MEMORY_FACTOR, HL_MEMORY_PARTS };
 
 struct hl_memory_acts {
     void *qt, *kt; /* RMSNorm-gamma of q and k: what the read sees; NULL with cache_norm l2 */
@@ -18,10 +36,13 @@ struct hl_memory_acts {
     real *score; /* what the policy ranks by, where that is not m */
     void *read;
     real *lse;
-    int64_t *sel; /* [blocks][HV][window] */
+    int64_t *sel;  /* [blocks][HV][window] */
+    real *block_S; /* [blocks][HV][K][V]: the mixer's state after blocks, where rows are measured against it */
+    real *u;       /* [T][HV][cache_lte_dim]: the learned score's first layer */
 };
 struct hl_memory_grads {
     void *dqt, *dkt;
+    real *dscore; /* with a learned score */
 };
 
 /* Sizes of the heads that feed it. */
@@ -30,7 +51,12 @@ struct hl_memory_heads {
 };
 /* Whether a model has one that is read and written: its mixer can feed one, and cache_evict is not none. */
 bool hl_has_exact_memory(const hola_config *c);
+/* Whether its tensors and fields are there: with types that may go without one (kda) not where cache_evict is none. */
+bool hl_memory_possible(const hola_config *c);
 bool hl_memory_has_own_norm(const hola_config *c); /* cache_norm rms */
+bool hl_memory_measures(const hola_config *c);     /* rows are measured against the mixer's state */
+bool hl_memory_has_factors(const hola_config *c);  /* HL_MEMORY_FACTOR is a part of the state */
+bool hl_memory_is_learned(const hola_config *c);   /* op lte gives the scores */
 
 void hl_memory_tensors(const hola_config *c, const struct hl_memory_heads *h, struct hl_tensor_spec *out);
 int hl_memory_state(const hola_config *c, const struct hl_memory_heads *h, struct hl_state_part *out);
@@ -51,7 +77,9 @@ struct hl_exact_memory {
     const void *q, *k;   /* L2-normalised: read with cache_norm l2 */
     const void *v;
     const real *m, *beta;
-    void *out; /* the read is added to it */
+    const real *r_k; /* r of k's L2 norm */
+    int64_t S;       /* bytes into seg->state: the mixer's state */
+    void *out;       /* the read is added to it */
     const void *dout;
     void *dq1, *dk1, *dv; /* added to; dq1 and dk1 by the norm (hl_memory_norm) */
 };

@@ -15,29 +15,35 @@ enum hl_pass { HL_INFER, HL_TRAIN };
 
 /* Groups of fields of hola_config; a mixer has one or more of them. model/config_json.c lists the fields. */
 enum hl_config_group {
-    HL_GROUP_ALL = 1,       /* every model */
-    HL_GROUP_HEADS = 2,     /* heads of the delta rule */
-    HL_GROUP_DELTA_NET = 4, /* without decay, head sizes given by expand_k and expand_v */
-    HL_GROUP_GATED = 8,     /* with decay, head sizes given by head_dim and expand_v */
-    HL_GROUP_MEMORY = 16    /* exact memory */
+    HL_GROUP_ALL = 1,          /* every model */
+    HL_GROUP_HEADS = 2,        /* heads of the delta rule */
+    HL_GROUP_DELTA_NET = 4,    /* without decay, head sizes given by expand_k and expand_v */
+    HL_GROUP_GATED = 8,        /* with decay, head sizes given by head_dim and expand_v */
+    HL_GROUP_MEMORY = 16,      /* exact memory */
+    HL_GROUP_TRANSFORMER = 32, /* softmax attention */
+    HL_GROUP_GLA = 64,
+    HL_GROUP_GSA = 128,
+    HL_GROUP_KDA = 256
 };
 
 /* ---- tensors ---- */
 
 enum hl_init {
-    HL_INIT_NORMAL,   /* N(0, initializer_range^2) */
+    HL_INIT_NORMAL,   /* N(0, value^2); value 0: initializer_range */
     HL_INIT_CONSTANT, /* value */
-    HL_INIT_A_LOG,    /* log U(0, 16) */
+    HL_INIT_A_LOG,    /* log U(value, 16) */
     HL_INIT_DT_BIAS   /* softplus^-1 of a step log-uniform in [0.001, 0.1] */
 };
 struct hl_tensor_spec {
     const char *name; /* behind "model.layers.N.attn."; NULL: this model has none */
     int64_t dim[3];   /* a 0 ends the shape */
     enum hl_init init;
-    double value;     /* HL_INIT_CONSTANT */
+    double value;     /* HL_INIT_CONSTANT, HL_INIT_NORMAL, HL_INIT_A_LOG */
     bool frozen;      /* not trained */
+    bool plain;       /* two dimensions, but no linear op multiplies with it: reals, as all that is no matrix */
     bool unquantised; /* a matrix that stays as floats in INT8 and INT4 files */
     bool optional;    /* files may lack it: it then has its start value */
+    bool memory;      /* of the exact memory */
 };
 
 /* ---- a session's state ---- */
@@ -74,6 +80,7 @@ struct hl_buffer {
     enum hl_element element;
     enum hl_unit unit;
     bool cheap;  /* quickly computed again from others: shared by the layers under --recompute */
+    bool brief;  /* used during the layer's forward only: always shared by the layers */
     bool inside; /* lies in the last buffer before it that does not, `offset` numbers into its rows */
     int64_t offset;
 };
@@ -88,6 +95,12 @@ struct hl_buffers_for {
     bool host;
 };
 void hl_buffer_add(struct hl_buffers *list, struct hl_buffer b);
+/* Training on a device: the outputs of n projections of one input as parts of one row, so that one product makes them.
+ * Returns the row's numbers; 0: each is an array, because parts would not begin on 16 bytes, or it is not wanted. */
+int64_t hl_joint_row(enum hl_pass pass, bool host, int n, const int64_t *width);
+/* The n outputs, as parts of one row that field `row` points to (joint > 0), or as arrays. */
+void hl_buffer_add_row(struct hl_buffers *list, int64_t joint, size_t row, int n, const size_t *field,
+                       const int64_t *width);
 
 /* ---- one layer in a pass ---- */
 
@@ -146,8 +159,20 @@ struct hl_mixer {
     bool (*decode_layer)(const struct hl_layer *l, struct hl_decode_layer *out);
     /* The exact memory that reads this mixer's keys and values; NULL: it never has one. */
     void (*memory)(const struct hl_layer *l, struct hl_exact_memory *out);
+    bool tiled;           /* it has softmax attention or rotary positions (hl_rows) */
+    bool memory_optional; /* off unless cache_evict says otherwise: the model is then as if it could not have one */
 };
 
+/* X(model type, name): the mixers that there are. Each is an hl_mixer_<name>, and <name> is the model type in files and
+ * on the command line. */
+#define HL_MIXERS_LIST(X)             \
+    X(HOLA, hola)                     \
+    X(GATED_DELTANET, gated_deltanet) \
+    X(DELTA_NET, delta_net)           \
+    X(TRANSFORMER, transformer)       \
+    X(GLA, gla)                       \
+    X(GSA, gsa)                       \
+    X(KDA, kda)
 /* The mixer of a model type; NULL: there is none. */
 const struct hl_mixer *hl_mixer_of(hola_model_type type);
 int hl_mixer_count(void);
@@ -159,6 +184,9 @@ hola_model_type hl_mixer_register(const struct hl_mixer *m);
 
 /* Adds a matrix to a group of products that share their input; one that the model lacks is passed over. */
 void hl_layer_part(const struct hl_layer *l, struct hl_linear *a, int tensor, void *out, const void *dout);
+/* Where tensors first to last start if they lie side by side, as the fused decoders want what shares its input; NULL:
+ * they do not. Those that the model lacks are passed over. */
+const void *hl_layer_adjacent(const struct hl_layer *l, int first, int last);
 /* The output projection into the residual stream: h = x + y W^T, y [T][width]; and back: dy and W's gradient. */
 void hl_layer_project(const struct hl_layer *l, int tensor, const void *y, int64_t width);
 void hl_layer_project_backward(const struct hl_layer *l, int tensor, const void *y, int64_t width, void *dy);

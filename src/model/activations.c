@@ -1,6 +1,7 @@
 /* activations.c -- one block of memory for all buffers of a pass, laid out from the lists of block and mixer. */
 #include "model/activations.h"
 #include "core/carve.h"
+#include "mixers/exact_memory.h"
 #include "model/state.h"
 #include <stdlib.h>
 #include <string.h>
@@ -49,14 +50,16 @@ static int64_t element_size(const struct placing *p, enum hl_element e) {
     return e == HL_ELEMENT_ACT ? p->act_size : e == HL_ELEMENT_REAL ? (int64_t)sizeof(real) : (int64_t)sizeof(int64_t);
 }
 /* to: the struct whose pointers the list is of. shared: NULL, or the struct of the layer that owns what is shared, of
- * which all (everything) or the cheap buffers are taken over. */
-static void place(struct placing *p, const struct hl_buffers *list, void *to, const void *shared, bool everything) {
+ * which those are taken over that `which` says, and the brief ones. */
+enum share { SHARE_BRIEF, SHARE_CHEAP, SHARE_ALL };
+static void place(struct placing *p, const struct hl_buffers *list, void *to, const void *shared, enum share which) {
     char *owner = NULL;
     for (int i = 0; i < list->n; i++) {
         const struct hl_buffer *b = &list->buffer[i];
         const int64_t size = element_size(p, b->element);
         char *at = NULL;
-        if (shared && (everything || b->cheap)) memcpy(&at, (const char *)shared + b->field, sizeof at);
+        if (shared && (which == SHARE_ALL || b->brief || (which == SHARE_CHEAP && b->cheap)))
+            memcpy(&at, (const char *)shared + b->field, sizeof at);
         else if (b->inside) at = owner && b->width > 0 ? owner + b->offset * size : NULL;
         else at = take(p, p->units[b->unit] * b->width * size);
         if (!b->inside) owner = at;
@@ -77,13 +80,13 @@ static int64_t place_all(struct hl_activations *a, const hola_config *c, char *b
     a->paired = paired_row(a, c);
     for (int64_t l = 0; l < c->num_hidden_layers; l++) {
         struct hl_layer_activations *y = &a->layer[l], *first = &a->layer[0];
-        const bool share = l > 0 && (infer || a->recompute);
-        place(&p, &acts, y, share ? first : NULL, infer);
-        place(&p, &mixer_acts, y->mixer, share ? first->mixer : NULL, infer);
+        const enum share which = infer ? SHARE_ALL : a->recompute ? SHARE_CHEAP : SHARE_BRIEF;
+        place(&p, &acts, y, l > 0 ? first : NULL, which);
+        place(&p, &mixer_acts, y->mixer, l > 0 ? first->mixer : NULL, which);
         if (infer) y->h = y->x;
     }
-    place(&p, &grads, &a->grad, NULL, false);
-    if (!infer) place(&p, &mixer_grads, a->grad.mixer, NULL, false);
+    place(&p, &grads, &a->grad, NULL, SHARE_ALL);
+    if (!infer) place(&p, &mixer_grads, a->grad.mixer, NULL, SHARE_ALL);
     const int64_t row = c->hidden_size * p.act_size;
     a->last = infer ? a->layer[0].x : take(&p, a->rows * row);
     a->lastn = take(&p, a->rows * row);
@@ -153,10 +156,14 @@ static hola_status reserve(struct hl_activations *a, const hola_config *c, int64
     return s;
 }
 
-static hola_status reserve_logits(struct hl_activations *a, int64_t vocab, int64_t logits) {
+static int64_t logits_bytes(const struct hl_activations *a, int64_t vocab, int64_t logits) {
     const int64_t n = logits < a->backend->xent_rows ? logits : a->backend->xent_rows;
     /* at least one row of reals, for reading them */
-    const int64_t bytes = logits > 0 ? max(n * vocab * a->backend->act_size, vocab * (int64_t)sizeof(real)) : 0;
+    return logits > 0 ? max(n * vocab * a->backend->act_size, vocab * (int64_t)sizeof(real)) : 0;
+}
+
+static hola_status reserve_logits(struct hl_activations *a, int64_t vocab, int64_t logits) {
+    const int64_t bytes = logits_bytes(a, vocab, logits);
     if (bytes <= a->logits_bytes) return HOLA_OK;
     a->logits_bytes = 0;
     hola_status s = block_new(a, &a->logits, bytes, "logits");
@@ -168,12 +175,28 @@ hola_status hl_activations_reserve(struct hl_activations *a, const hola_config *
                                    int64_t logits) {
     const int64_t C = hl_state_block(cfg), train = a->pass == HL_TRAIN;
     const int64_t chunks = train ? hl_chunks_before(rows, rows->n) : 0;
-    const int64_t blocks = train && C > 0 ? hl_blocks_before(rows, rows->n, C) : 0;
+    const int64_t blocks = C > 0 && (train || hl_memory_measures(cfg)) ? hl_blocks_before(rows, rows->n, C) : 0;
     hola_status s = a->layer ? HOLA_OK : new_tables(a, cfg);
     if (s == HOLA_OK && (rows->T > a->rows || chunks > a->chunks || blocks > a->blocks))
         s = reserve(a, cfg, rows->T, chunks, blocks);
     if (s == HOLA_OK) s = reserve_logits(a, cfg->vocab_size, logits);
+    rows->tiled = hl_mixer_of(cfg->model_type)->tiled;
     return s == HOLA_OK ? a->backend->storage.cut_rows(a->backend, rows, C) : s;
+}
+
+hola_status hl_activations_bytes(struct hl_activations *a, const hola_config *cfg, int64_t rows, int64_t pieces,
+                                 int64_t *bytes) {
+    const int64_t C = hl_state_block(cfg), len = (rows + pieces - 1) / pieces;
+    hola_status s = new_tables(a, cfg);
+    *bytes = 0;
+    if (s == HOLA_OK) {
+        a->rows = rows;
+        a->chunks = pieces * ((len + HL_CHUNK - 1) / HL_CHUNK);
+        a->blocks = C > 0 ? pieces * ((len + C - 1) / C) : 0;
+        *bytes = place_all(a, cfg, NULL) + logits_bytes(a, cfg->vocab_size, rows);
+    }
+    hl_activations_free(a);
+    return s;
 }
 
 void hl_activations_free(struct hl_activations *a) {

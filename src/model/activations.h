@@ -58,6 +58,10 @@ struct hl_activations {
 hola_status hl_activations_reserve(struct hl_activations *a, const hola_config *cfg, struct hl_rows *rows,
                                    int64_t logits);
 void hl_activations_free(struct hl_activations *a);
+/* Bytes that reserving would take for `rows` rows in `pieces` segments of equal length, all with logits; `a` has pass,
+ * backend and recompute alone. */
+hola_status hl_activations_bytes(struct hl_activations *a, const hola_config *cfg, int64_t rows, int64_t pieces,
+                                 int64_t *bytes);
 /* n ids as the backend's ops can read them: brought `there` (a->ids or a->target), or where they are. */
 const int32_t *hl_activations_put(const struct hl_activations *a, int32_t *there, const int32_t *ids, int64_t n);
 /* The losses of n rows, on the host. */

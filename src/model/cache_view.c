@@ -12,11 +12,12 @@
 struct watch {
     hola_model *m;
     struct hl_cache_view *v;
-    char *state, *held; /* the backend's block; a copy on the host, of the state before the query */
-    int64_t pos;        /* of the piece's first token */
-    bool query;         /* the piece is the query alone */
-    void *raw;          /* room for a layer's m, q or k of a piece, as the backend stores them */
-    real *q, *k;        /* the query's, of one layer */
+    char *state, *held;  /* the backend's block; a copy on the host, of the state before the query */
+    int64_t pos;         /* of the piece's first token */
+    bool query;          /* the piece is the query alone */
+    void *raw;           /* room for a layer's m, q or k of a piece, as the backend stores them */
+    real *q, *k, *value; /* the query's, of one layer */
+    real *out;           /* what the state and the memory gave it */
     hola_status failed;
 };
 
@@ -28,11 +29,12 @@ static int64_t kept_at(const hola_config *c, int64_t pos) {
 }
 static struct hl_cache_layout layout(const hola_model *m) {
     const hola_config *c = &m->cfg;
-    return hl_cache_layout(c->head_dim, c->head_v_dim, c->cache_window, c->cache_chunk, m->backend->act_size);
+    return hl_cache_layout(c->head_dim, c->head_v_dim, c->cache_window, c->cache_chunk, m->backend->act_size,
+                           hl_memory_has_factors(c));
 }
 /* The exact memory's parts are the last of a layer. */
 static const char *head_of(const hola_model *m, const char *state, int64_t layer, int64_t head) {
-    const int first = m->state.n - HL_MEMORY_PARTS;
+    const int first = m->state.n - (hl_memory_has_factors(&m->cfg) ? HL_MEMORY_PARTS : HL_MEMORY_FACTOR);
     return state + layer * m->state.layer + m->state.at[first] + head * m->state.stride[first];
 }
 
@@ -43,21 +45,30 @@ static hola_status check_head(const hola_model *m, int64_t layer, int64_t head) 
     return HOLA_OK;
 }
 
-static int ascending(const void *a, const void *b) {
-    const int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
-    return (x > y) - (x < y);
-}
-
-hola_status hl_session_kept(const hola_session *y, int64_t layer, int64_t head, int64_t *pos, int64_t *count) {
+hola_status hl_session_kept(const hola_session *y, int64_t layer, int64_t head, int64_t *pos, float *score,
+                            int64_t *count) {
     const hola_model *m = y->model;
     hola_status s = check_head(m, layer, head);
     *count = 0;
     if (s != HOLA_OK) return s;
     const int64_t n = kept_at(&m->cfg, hola_session_position(y));
-    hl_get(m->backend, pos, head_of(m, y->now.state.fixed, layer, head) + layout(m).pos, n * (int64_t)sizeof *pos);
+    const char *held = head_of(m, y->now.state.fixed, layer, head);
+    real *raw = score ? malloc((size_t)(n + 1) * sizeof *raw) : NULL;
+    if (score && !raw) return hl_fail(HOLA_ENOMEM, "memory view: no memory for %lld scores", (long long)n);
+    hl_get(m->backend, pos, held + layout(m).pos, n * (int64_t)sizeof *pos);
+    if (score) hl_get(m->backend, raw, held + layout(m).score, n * (int64_t)sizeof *raw);
     s = hl_finish(m->backend);
+    for (int64_t i = 0; score && i < n; i++) score[i] = (float)raw[i];
+    free(raw);
     if (s != HOLA_OK) return s;
-    qsort(pos, (size_t)n, sizeof *pos, ascending);
+    for (int64_t i = 1; i < n; i++) /* they stand in order, but for some policies */
+        for (int64_t k = i; k > 0 && pos[k] < pos[k - 1]; k--) {
+            const int64_t p = pos[k];
+            pos[k] = pos[k - 1], pos[k - 1] = p;
+            if (!score) continue;
+            const float x = score[k];
+            score[k] = score[k - 1], score[k - 1] = x;
+        }
     *count = n;
     return HOLA_OK;
 }
@@ -83,6 +94,24 @@ static double scalar(struct watch *w, const struct hl_exact_memory *memory, int 
     return *(const real *)fetch(w, x + head, sizeof *x);
 }
 
+/* The read is formed again from the shares p: `added` needs it apart from the state's. */
+static double added_by(const struct watch *w, const struct hl_cache_view_head *o, const char *values, int64_t head) {
+    const hola_config *c = &w->m->cfg;
+    const int64_t V = c->head_v_dim, size = w->m->backend->act_size;
+    double added = 0, state = 0;
+    for (int64_t i = 0; i < V; i++) {
+        double read = (double)o->p[o->seen - 1] * (double)w->value[head * V + i];
+        for (int64_t j = 0; j + 1 < o->seen; j++) {
+            const int64_t slot = j < o->seen_kept ? j : c->cache_window + j - o->seen_kept;
+            read += (double)o->p[j] * (double)act_at(values, size, slot * V + i);
+        }
+        read *= (double)o->gate;
+        const double rest = (double)w->out[head * V + i] - read;
+        added += read * read, state += rest * rest;
+    }
+    return state > 0 ? sqrt(added / state) : 0;
+}
+
 /* cache.h's softmax for the query, from the rows that were there before it and its own */
 static void read_of(struct watch *w, const struct hl_exact_memory *memory, int64_t head) {
     const int64_t layer = memory->l->index;
@@ -94,7 +123,8 @@ static void read_of(struct watch *w, const struct hl_exact_memory *memory, int64
     const double tau = scalar(w, memory, HL_MEMORY_TAU, head), sink = scalar(w, memory, HL_MEMORY_SINK, head);
     struct hl_cache_view_head *o = &w->v->head[layer * w->v->heads + head];
     double max = sink, sum;
-    o->gate = (float)hl_sigmoid((real)scalar(w, memory, HL_MEMORY_GATE, head));
+    const real gate = (real)scalar(w, memory, HL_MEMORY_GATE, head);
+    o->gate = (float)hl_cache_lambda(&(struct hl_cache){.gate = &gate, .linear_gate = c->cache_gate_linear}, 0);
     o->seen_kept = kept;
     o->seen = kept + w->pos - first + 1;
     for (int64_t j = 0; j < o->seen; j++) {
@@ -105,6 +135,7 @@ static void read_of(struct watch *w, const struct hl_exact_memory *memory, int64
             z += (double)w->q[hk * K + i] * (double)k;
         }
         o->p[j] = (float)(z * tau / sqrt((double)K));
+        if (j < kept && hl_memory_is_learned(c)) o->p[j] += (float)hl_logsigmoid(((const real *)(held + at.score))[j]);
         o->seen_pos[j] = j < kept ? ((const int64_t *)(held + at.pos))[j] : first + j - kept;
         max = fmax(max, (double)o->p[j]);
     }
@@ -112,6 +143,7 @@ static void read_of(struct watch *w, const struct hl_exact_memory *memory, int64
     for (int64_t j = 0; j < o->seen; j++) sum += exp((double)o->p[j] - max);
     for (int64_t j = 0; j < o->seen; j++) o->p[j] = (float)(exp((double)o->p[j] - max) / sum);
     o->p_sink = (float)(exp(sink - max) / sum);
+    o->added = (float)added_by(w, o, held + at.v, head);
 }
 
 static void after_layer(void *ctx, const struct hl_layer *l) {
@@ -126,6 +158,8 @@ static void after_layer(void *ctx, const struct hl_layer *l) {
     if (!w->query) return;
     fetch_acts(w, rms ? memory.a->qt : memory.q, qk, w->q);
     fetch_acts(w, rms ? memory.a->kt : memory.k, qk, w->k);
+    fetch_acts(w, memory.v, HV * memory.heads.V, w->value);
+    fetch_acts(w, memory.out, HV * memory.heads.V, w->out);
     for (int64_t h = 0; h < HV; h++) read_of(w, &memory, h);
 }
 
@@ -155,6 +189,16 @@ static hola_status copy_state(struct watch *w) {
     return hl_finish(w->m->backend);
 }
 
+/* The cosine of two kept keys. */
+static double cosine(const char *keys, int64_t size, int64_t K, int64_t i, int64_t j) {
+    double ij = 0, ii = 0, jj = 0;
+    for (int64_t d = 0; d < K; d++) {
+        const double x = (double)act_at(keys, size, i * K + d), y = (double)act_at(keys, size, j * K + d);
+        ij += x * y, ii += x * x, jj += y * y;
+    }
+    return ii > 0 && jj > 0 ? ij / sqrt(ii * jj) : 0;
+}
+
 static void list_kept(const struct watch *w, int64_t layer, int64_t head) {
     const struct hl_cache_layout at = layout(w->m);
     const char *held = head_of(w->m, w->held, layer, head);
@@ -163,6 +207,11 @@ static void list_kept(const struct watch *w, int64_t layer, int64_t head) {
     for (int64_t i = 0; i < o->kept; i++) { /* they stand in order */
         o->pos[i] = ((const int64_t *)(held + at.pos))[i];
         o->score[i] = (float)((const real *)(held + at.score))[i];
+        o->alike[i] = -1;
+        for (int64_t j = 0; j < i; j++) {
+            const float x = (float)cosine(held + at.k, w->m->backend->act_size, w->m->cfg.head_dim, i, j);
+            o->alike[i] = fmaxf(o->alike[i], x), o->alike[j] = fmaxf(o->alike[j], x);
+        }
     }
 }
 
@@ -184,7 +233,7 @@ static hola_status look(struct watch *w, const int32_t *ids) {
 
 static hola_status allocate(struct hl_cache_view *v, const hola_config *c) {
     const int64_t heads = v->layers * v->heads, w = c->cache_window, rows = w + c->cache_chunk;
-    const int64_t each = (w + rows) * 8 + (v->n + w + rows) * 4;
+    const int64_t each = (w + rows) * 8 + (v->n + 2 * w + rows) * 4;
     v->head = calloc((size_t)heads, sizeof *v->head);
     v->block = malloc((size_t)(heads * (each + 8)));
     if (!v->head || !v->block) {
@@ -197,13 +246,13 @@ static hola_status allocate(struct hl_cache_view *v, const hola_config *c) {
     for (int64_t i = 0; i < heads; i++) {
         struct hl_cache_view_head *h = &v->head[i];
         h->pos = whole, h->seen_pos = whole + w, whole += w + rows;
-        h->m = part, h->score = part + v->n, h->p = h->score + w, part = h->p + rows;
+        h->m = part, h->score = part + v->n, h->alike = h->score + w, h->p = h->alike + w, part = h->p + rows;
     }
     return HOLA_OK;
 }
 
 hola_status hl_cache_view_make(struct hl_cache_view *v, hola_model *m, const int32_t *ids, int64_t n, int64_t query) {
-    const int64_t HV = m->cfg.num_v_heads, qk = m->cfg.num_heads * m->cfg.head_dim;
+    const int64_t HV = m->cfg.num_v_heads, qk = m->cfg.num_heads * m->cfg.head_dim, vv = HV * m->cfg.head_v_dim;
     *v = (struct hl_cache_view){.n = n, .layers = m->cfg.num_hidden_layers, .heads = HV, .query = query};
     hola_status s = check_head(m, 0, 0);
     if (s == HOLA_OK && (n < 1 || query < 0 || query >= n))
@@ -215,10 +264,12 @@ hola_status hl_cache_view_make(struct hl_cache_view *v, hola_model *m, const int
                       .v = v,
                       .state = hl_alloc(m->backend, m->state.bytes),
                       .held = malloc((size_t)m->state.bytes),
-                      .raw = malloc((size_t)(hl_model_rows(m) * HV + qk) * sizeof(real)),
+                      .raw = malloc((size_t)(hl_model_rows(m) * HV + qk + vv) * sizeof(real)),
                       .q = malloc((size_t)qk * sizeof(real)),
-                      .k = malloc((size_t)qk * sizeof(real))};
-    if (!w.state || !w.held || !w.raw || !w.q || !w.k) {
+                      .k = malloc((size_t)qk * sizeof(real)),
+                      .value = malloc((size_t)vv * sizeof(real)),
+                      .out = malloc((size_t)vv * sizeof(real))};
+    if (!w.state || !w.held || !w.raw || !w.q || !w.k || !w.value || !w.out) {
         s = hl_fail(HOLA_ENOMEM, "memory view: %lld bytes of state do not fit in memory", (long long)m->state.bytes);
     } else {
         pthread_mutex_lock(&m->lock);
@@ -227,7 +278,7 @@ hola_status hl_cache_view_make(struct hl_cache_view *v, hola_model *m, const int
         pthread_mutex_unlock(&m->lock);
     }
     hl_release(m->backend, w.state);
-    free(w.held), free(w.raw), free(w.q), free(w.k);
+    free(w.held), free(w.raw), free(w.q), free(w.k), free(w.value), free(w.out);
     if (s != HOLA_OK) hl_cache_view_free(v);
     return s;
 }

@@ -63,6 +63,11 @@ void hl_config_defaults(hola_config *c, hola_model_type type) {
         .cache_gate_init = -4,
         .cache_tau_init = 1,
         .cache_tau_freeze = true,
+        .elementwise_affine = true,
+        .fuse_norm = true,
+        .clamp_min = -INFINITY,
+        .num_slots = 64,
+        .gate_logit_normalizer = 8,
     };
     for (const struct hl_field *f = hl_config_fields; f->name; f++)
         if (f->standard) *(int64_t *)((char *)c + f->at) = f->standard;
@@ -70,6 +75,8 @@ void hl_config_defaults(hola_config *c, hola_model_type type) {
 }
 
 hola_status hola_config_preset(hola_config *out, const char *name, hola_model_type type) {
+    HL_NEED(out, "out");
+    HL_NEED(name, "name");
     static const struct {
         const char *name;
         int64_t hidden, layers, head_dim, max_position;
@@ -82,8 +89,14 @@ hola_status hola_config_preset(hola_config *out, const char *name, hola_model_ty
     size_t base = dash ? (size_t)(dash - name) : strlen(name), i = 0;
     if (!hl_mixer_of(type)) return hl_fail(HOLA_EINVAL, "preset %s: no such model type", name);
     while (i < 3 && (strlen(presets[i].name) != base || memcmp(presets[i].name, name, base) != 0)) i++;
-    if (i == 3 || (dash && strcmp(dash, "-gate") != 0 && strcmp(dash, "-nogate") != 0))
+    const bool memory = dash && strcmp(dash, "-memory") == 0;
+    if (i == 3 || (dash && !memory && strcmp(dash, "-gate") != 0 && strcmp(dash, "-nogate") != 0))
         return hl_fail(HOLA_EINVAL, "preset %s: not one of 46m, 170m, 340m, each also with -gate or -nogate", name);
+    if (memory && !hl_mixer_of(type)->memory_optional)
+        return hl_fail(HOLA_EINVAL, "preset %s: only kda is offered with and without the exact memory", name);
+    if (dash && !memory && !(hl_config_groups(type) & HL_GROUP_HEADS))
+        return hl_fail(HOLA_EINVAL, "preset %s: %s is not offered with and without an output gate", name,
+                       hola_model_type_name(type));
     hl_config_defaults(out, type);
     out->hidden_size = presets[i].hidden;
     out->num_hidden_layers = presets[i].layers;
@@ -95,6 +108,7 @@ hola_status hola_config_preset(hola_config *out, const char *name, hola_model_ty
     out->tie_word_embeddings = true;
     out->use_gate = dash ? strcmp(dash, "-gate") == 0 : presets[i].gate;
     if (hl_mixer_of(type)->preset) hl_mixer_of(type)->preset(out);
+    if (memory) out->cache_evict = HOLA_EVICT_BETAE;
     return HOLA_OK;
 }
 
@@ -131,13 +145,29 @@ hola_status hl_config_check(const hola_config *c, const char *where) {
     return s == HOLA_OK && mixer->check ? mixer->check(c, where) : s;
 }
 
-hola_status hola_config_check(const hola_config *cfg) { return hl_config_check(cfg, "config"); }
+void hl_config_change_type(hola_config *c, hola_model_type type) {
+    static const size_t size[] = {0, sizeof(int64_t), sizeof(double), sizeof(bool), sizeof(int)}; /* by kind */
+    hola_config out;
+    hl_config_defaults(&out, type);
+    for (const struct hl_field *f = hl_config_fields; f->name; f++) {
+        void *at = (char *)&out + f->at;
+        if (f->at == offsetof(hola_config, model_type)) continue;
+        if (hl_config_uses(c, f)) memcpy(at, (const char *)c + f->at, size[f->kind]);
+        else if (f->null && !f->read && f->kind == HL_FIELD_INT) *(int64_t *)at = (int64_t)f->null(&out);
+    }
+    *c = out;
+}
+
+hola_status hola_config_check(const hola_config *cfg) {
+    HL_NEED(cfg, "the config");
+    return hl_config_check(cfg, "config");
+}
 
 /* One hash per block, each going on from the last. A field that this type does not have counts as 0; a block of
  * such fields does not count. */
 uint64_t hl_config_hash(const hola_config *c) {
     uint64_t h = 0;
-    for (int block = 1; block <= 4; block++) {
+    for (int block = 1; block <= 9; block++) {
         int64_t word[100] = {0}, n = 0;
         for (const struct hl_field *f = hl_config_fields; f->name; f++) {
             const int place = f->hash % 100;
@@ -150,9 +180,25 @@ uint64_t hl_config_hash(const hola_config *c) {
     return h;
 }
 
+/* ---- another type ---- */
+
+/* A linear gate of 0, where sigma(gate) of 0 would need an infinite one that nothing could open again. */
+hola_status hl_config_add_memory(hola_config *c, const char *from) {
+    if (c->cache_evict != HOLA_EVICT_NONE) return hl_fail(HOLA_EINVAL, "%s: has an exact memory already", from);
+    if (c->model_type == HOLA_TYPE_GATED_DELTANET) c->model_type = HOLA_TYPE_HOLA;
+    if (!hl_config_has(c, HL_GROUP_MEMORY))
+        return hl_fail(HOLA_EINVAL, "%s: a %s cannot have an exact memory", from, hola_model_type_name(c->model_type));
+    c->cache_evict = HOLA_EVICT_BETAE;
+    c->cache_gate_linear = true;
+    c->cache_gate_init = 0;
+    return hola_config_check(c);
+}
+
 /* ---- files ---- */
 
 hola_status hola_config_read(hola_config *out, const char *path) {
+    HL_NEED(out, "out");
+    HL_NEED(path, "path");
     struct hl_map map = {0};
     struct stat st;
     hola_status s;

@@ -17,6 +17,9 @@ enum {
     HL_MAX_INTERMEDIATE = 1 << 20,
     HL_MAX_WINDOW = 4096,
     HL_MAX_CHUNK = 4096,
+    HL_MAX_ATTENTION_WINDOW = 1 << 20,
+    HL_MAX_SLOTS = 1024,
+    HL_MAX_LTE_DIM = 64,
     HL_MAX_CONFIG_TEXT = 16 << 20 /* bytes of a config.json */
 };
 
@@ -28,6 +31,10 @@ unsigned hl_config_groups(hola_model_type type); /* HL_GROUP_ALL alone for an un
 static inline bool hl_config_has(const hola_config *c, unsigned groups) {
     return hl_config_groups(c->model_type) & groups;
 }
+
+/* The config of the same model with an exact memory that adds nothing before it is trained: gated_deltanet becomes hola.
+ * from is for the message. */
+hola_status hl_config_add_memory(hola_config *c, const char *from);
 
 /* ---- the list of fields ---- */
 
@@ -72,6 +79,8 @@ hola_status hl_field_check(const struct hl_field *f, const hola_config *c, const
 int64_t hl_intermediate_size(int64_t hidden_size, double hidden_ratio);
 /* All fields that a config.json of this type leaves out. */
 void hl_config_defaults(hola_config *c, hola_model_type type);
+/* The same model with another mixer: fields that its type did not have get the new one's defaults. */
+void hl_config_change_type(hola_config *c, hola_model_type type);
 /* hola_config_check with `where` before the message. */
 hola_status hl_config_check(const hola_config *c, const char *where);
 /* Of all that the numbers of a session depend on besides the weights. Saved sessions hold it: never change it. */

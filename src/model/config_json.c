@@ -7,6 +7,7 @@
  * When a file is rewritten, what it says and we agree with stays as it was spelled there (null, 4 or 4.0,
  * the order of fields), so that rewriting changes no more than it must. */
 #include "core/json.h"
+#include "mixers/exact_memory.h"
 #include "model/config.h"
 #include <math.h>
 #include <stdlib.h>
@@ -106,11 +107,11 @@ static void read_heads(struct hl_config_json *j, const struct hl_field *f, hola_
     c->num_v_heads = c->num_heads; /* for types whose files have no num_v_heads */
 }
 
-/* expand_k and expand_v give a head size (f->at) as a factor. With HL_GROUP_DELTA_NET (returns true) it is a
+/* expand_k and expand_v give a head size (f->at) as a factor. With delta_net, gla and gsa (returns true) it is a
  * factor of hidden_size for all heads together, rounded down as Python's int() does; otherwise of head_dim,
  * and the product must be whole. */
 static bool expand_base(const hola_config *c, int64_t *base, int64_t *heads) {
-    const bool of_hidden = hl_config_has(c, HL_GROUP_DELTA_NET);
+    const bool of_hidden = hl_config_has(c, HL_GROUP_DELTA_NET | HL_GROUP_GLA | HL_GROUP_GSA);
     *base = of_hidden ? c->hidden_size : c->head_dim;
     *heads = of_hidden ? c->num_heads : 1;
     return of_hidden;
@@ -119,7 +120,9 @@ static void read_expand(struct hl_config_json *j, const struct hl_field *f, hola
     const json_t *v = get(j, f->name);
     int64_t base, heads;
     const bool of_hidden = expand_base(c, &base, &heads);
-    const double factor = v ? json_number_value(v) : of_hidden ? 1 : 2;
+    const bool half = hl_config_has(c, HL_GROUP_GLA) && f->at == offsetof(hola_config, head_dim);
+    const double standard = half ? 0.5 : hl_config_has(c, HL_GROUP_GATED) ? 2 : 1; /* where the file is silent */
+    const double factor = v ? json_number_value(v) : standard;
     const double exact = (double)base * factor, whole = floor(exact);
     if (v && !json_is_number(v)) wrong_kind(j, f->name, "a number", v);
     else if (!(whole >= 1 && whole <= HL_MAX_HEADS * (double)HL_MAX_HEAD_V_DIM) || (int64_t)whole % heads != 0 ||
@@ -154,6 +157,7 @@ static void read_use_conv(struct hl_config_json *j, const struct hl_field *f, ho
     const json_t *v = get(j, f->name);
     if (v && !json_is_boolean(v)) wrong_kind(j, f->name, "true or false", v);
     if (json_is_false(v)) c->conv_size = 0;
+    if (json_is_true(v) && c->conv_size == 0) c->conv_size = 4;
 }
 static void write_use_conv(struct hl_config_json *j, const struct hl_field *f, const hola_config *c) {
     set(j, f->name, json_boolean(c->conv_size > 0));
@@ -166,6 +170,61 @@ static void read_conv(struct hl_config_json *j, const struct hl_field *f, hola_c
 }
 static void write_conv(struct hl_config_json *j, const struct hl_field *f, const hola_config *c) {
     if (c->conv_size > 0) write_field(j, f, c);
+}
+
+/* window_size 0 stands for null, no window, inside; in the file it is an error. */
+static void read_window(struct hl_config_json *j, const struct hl_field *f, hola_config *c) {
+    if (absent(get(j, f->name))) return;
+    read_field(j, f, c);
+    if (j->s == HOLA_OK && c->window_size == 0)
+        j->s = hl_fail(HOLA_EFORMAT, "%s: window_size: 0 is not between 1 and %d", j->path, HL_MAX_ATTENTION_WINDOW);
+}
+static void write_window(struct hl_config_json *j, const struct hl_field *f, const hola_config *c) {
+    if (c->window_size > 0) write_field(j, f, c);
+    else if (!json_is_null(get(j, f->name))) set(j, f->name, json_null());
+}
+
+/* Absent is the default; null is as many slots as key channels. */
+static void read_slots(struct hl_config_json *j, const struct hl_field *f, hola_config *c) {
+    if (get(j, f->name)) read_field(j, f, c);
+}
+
+/* A map of q and k: null for none (gla), else by its name; swish is also called silu. */
+static const char *map_name(int i) {
+    static const char *const names[HOLA_MAP_COUNT] = {"null", "relu", "swish", "sigmoid", "sqrelu"};
+    return names[i];
+}
+static int find_map(const hola_config *c, const json_t *v) {
+    const bool all = hl_config_has(c, HL_GROUP_GLA);
+    if (all && (json_is_null(v) || is_text(v, "silu"))) return json_is_null(v) ? HOLA_MAP_NONE : HOLA_MAP_SWISH;
+    for (int i = HOLA_MAP_RELU; i <= (all ? HOLA_MAP_SQRELU : HOLA_MAP_SWISH); i++)
+        if (is_text(v, map_name(i))) return i;
+    return -1;
+}
+static void read_map(struct hl_config_json *j, const struct hl_field *f, hola_config *c) {
+    const json_t *v = get(j, f->name);
+    const int i = v ? find_map(c, v) : (int)c->feature_map;
+    if (i >= 0) c->feature_map = (hola_feature_map)i;
+    else if (!json_is_string(v)) wrong_kind(j, f->name, "a string", v);
+    else
+        j->s = hl_fail(HOLA_ENOTSUP, "%s: %s: %.40s is not supported (%s are)", j->path, f->name, json_string_value(v),
+                       hl_config_has(c, HL_GROUP_GLA) ? "null, relu, swish, sigmoid, sqrelu" : "relu, swish");
+}
+static void write_map(struct hl_config_json *j, const struct hl_field *f, const hola_config *c) {
+    const json_t *old = get(j, f->name);
+    if (old && find_map(c, old) == (int)c->feature_map) return;
+    set(j, f->name, c->feature_map == HOLA_MAP_NONE ? json_null() : json_string(map_name((int)c->feature_map)));
+}
+
+/* A real that null says there is none of; f->null is what it is inside then. */
+static void write_bound(struct hl_config_json *j, const struct hl_field *f, const hola_config *c) {
+    if (hl_field_real(f, c) != f->null(c)) write_field(j, f, c);
+    else if (!json_is_null(get(j, f->name))) set(j, f->name, json_null());
+}
+static void read_bound(struct hl_config_json *j, const struct hl_field *f, hola_config *c) {
+    read_field(j, f, c);
+    if (j->s == HOLA_OK && !absent(get(j, f->name)) && f->null(c) == 0 && hl_field_real(f, c) == 0)
+        j->s = hl_fail(HOLA_EFORMAT, "%s: %s: 0 is not below 0", j->path, f->name);
 }
 
 /* An id, null or -1 for none, or a list whose first entry counts. An id outside the vocabulary is none. */
@@ -198,7 +257,12 @@ static const char *evict_name(int i) { return hola_evict_name((hola_evict)i); }
 static const char *norm_name(int i) { return hola_cache_norm_name((hola_cache_norm)i); }
 
 static bool is_streaming(const hola_config *c) { return c->cache_evict == HOLA_EVICT_STREAMING; }
-static double null_v_heads(const hola_config *c) { return (double)c->num_heads; }
+static double no_clamp(const hola_config *c) { return (void)c, -INFINITY; }
+static double no_bound(const hola_config *c) { return (void)c, 0; }
+static double null_slots(const hola_config *c) { return (double)c->head_dim; }
+static double null_heads(const hola_config *c) { return (double)c->num_heads; }
+static bool is_lte(const hola_config *c) { return c->cache_evict == HOLA_EVICT_LTE; }
+static bool has_linear_gate(const hola_config *c) { return c->cache_gate_linear; }
 static double null_width(const hola_config *c) { return (double)hl_intermediate_size(c->hidden_size, c->hidden_ratio); }
 static double null_ratio(const hola_config *c) { return (void)c, 4; }
 static double null_positions(const hola_config *c) { return (void)c, 2048; }
@@ -208,10 +272,16 @@ static double null_positions(const hola_config *c) { return (void)c, 2048; }
 #define DELTA HL_GROUP_DELTA_NET
 #define GATED HL_GROUP_GATED
 #define MEMORY HL_GROUP_MEMORY
+#define TRANS HL_GROUP_TRANSFORMER
+#define GLA HL_GROUP_GLA
+#define GSA HL_GROUP_GSA
+#define KDA HL_GROUP_KDA
+#define RULE (HEADS | GLA | GSA | KDA) /* all recurrent types */
 #define AT(field) offsetof(hola_config, field)
 #define FIELD(k, field, groups, in_file, place, low, high)                                                          \
     .name = #field, .kind = HL_FIELD_##k, .at = AT(field), .of = groups, .file = in_file, .hash = place, .lo = low, \
     .hi = high
+#define USED .used = hl_memory_possible
 #define HOOKS(what) .read = read_##what, .write = write_##what
 
 /* clang-format off */
@@ -221,21 +291,36 @@ const struct hl_field hl_config_fields[] = {
     {FIELD(NAME, model_type,              ALL,    ALL,    100, 0, INT32_MAX), .text = type_name},
     {FIELD(INT,  hidden_size,             ALL,    ALL,    101, 1, HL_MAX_HIDDEN)},
     {FIELD(INT,  num_hidden_layers,       ALL,    ALL,    102, 1, HL_MAX_LAYERS)},
-    {FIELD(INT,  num_heads,               HEADS,  HEADS,  105, 1, HL_MAX_HEADS), .read = read_heads},
-    {FIELD(INT,  num_v_heads,             HEADS,  GATED,  106, 1, HL_MAX_HEADS), .null = null_v_heads},
-    {FIELD(INT,  head_dim,                HEADS,  GATED,  107, 1, HL_MAX_HEAD_DIM)},
-    {FIELD(INT,  head_v_dim,              HEADS,  0,      108, 1, HL_MAX_HEAD_V_DIM)},
-    {.name = "expand_k", .at = AT(head_dim), .file = DELTA, HOOKS(expand)},
-    {.name = "expand_v", .at = AT(head_v_dim), .file = HEADS, HOOKS(expand)},
+    {FIELD(INT,  num_heads,        RULE | TRANS, RULE | TRANS, 105, 1, HL_MAX_HEADS), .read = read_heads},
+    {FIELD(INT,  num_kv_heads,  TRANS | GLA | GSA, TRANS | GLA | GSA, 500, 1, HL_MAX_HEADS), .null = null_heads},
+    {FIELD(INT,  num_v_heads,       HEADS | KDA, GATED | KDA, 106, 1, HL_MAX_HEADS), .null = null_heads},
+    {FIELD(INT,  head_dim,                RULE,   GATED | KDA, 107, 1, HL_MAX_HEAD_DIM)},
+    {FIELD(INT,  head_v_dim,              RULE,   0,      108, 1, HL_MAX_HEAD_V_DIM)},
+    {.name = "expand_k", .at = AT(head_dim), .file = DELTA | GLA | GSA, HOOKS(expand)},
+    {.name = "expand_v", .at = AT(head_v_dim), .file = RULE, HOOKS(expand)},
+    {FIELD(INT,  num_slots,               GSA,    GSA,    700, 1, HL_MAX_SLOTS),
+     .null = null_slots, .read = read_slots},
+    {FIELD(REAL, gate_logit_normalizer,   GSA,    GSA,    701, 1e-6, 1e6)},
+    {FIELD(NAME, feature_map,       GLA | GSA, GLA | GSA, 600, 0, HOLA_MAP_COUNT - 1), .text = map_name, HOOKS(map)},
+    {FIELD(BOOL, elementwise_affine, GLA | GSA, GLA | GSA, 601, 0, 1)},
+    {FIELD(BOOL, fuse_norm,               GLA,    GLA,    0,   0, 1)},
+    {FIELD(REAL, clamp_min,               GLA,    GLA,    602, -INFINITY, 0), .null = no_clamp, .write = write_bound},
+    {FIELD(REAL, lower_bound,             KDA,    KDA,    800, -1e6, 0), .null = no_bound, HOOKS(bound)},
+    {FIELD(BOOL, safe_gate,               KDA,    KDA,    0,   0, 1)},
     {FIELD(BOOL, use_beta,                HEADS,  DELTA,  112, 0, 1)},
+    {FIELD(BOOL, qkv_bias,                TRANS,  TRANS,  501, 0, 1)},
+    {FIELD(BOOL, qk_norm,                 TRANS,  TRANS,  502, 0, 1)},
+    {FIELD(INT,  window_size,             TRANS,  TRANS,  503, 0, HL_MAX_ATTENTION_WINDOW), HOOKS(window)},
+    {FIELD(REAL, rope_theta,              TRANS,  TRANS,  504, 1e-6, 1e18)},
     {FIELD(REAL, hidden_ratio,            ALL,    ALL,    0,   1e-6, 1e6), .null = null_ratio},
     {FIELD(INT,  intermediate_size,       ALL,    ALL,    103, 1, HL_MAX_INTERMEDIATE),
      .null = null_width, .read = read_width},
     {.name = "hidden_act", .file = ALL, .write = write_act},
-    {FIELD(BOOL, use_gate,                HEADS,  HEADS,  110, 0, 1)},
-    {.name = "use_short_conv", .file = HEADS, HOOKS(use_conv)},
-    {FIELD(INT,  conv_size,               HEADS,  HEADS,  109, 0, HL_MAX_CONV), HOOKS(conv)},
-    {FIELD(BOOL, allow_neg_eigval,        HEADS,  HEADS,  113, 0, 1)},
+    {FIELD(BOOL, use_gate,          HEADS | GLA,  HEADS,  110, 0, 1)},
+    {.name = "use_output_gate", .kind = HL_FIELD_BOOL, .at = AT(use_gate), .file = GLA},
+    {.name = "use_short_conv", .file = RULE, HOOKS(use_conv)},
+    {FIELD(INT,  conv_size,               RULE,   RULE,   109, 0, HL_MAX_CONV), HOOKS(conv)},
+    {FIELD(BOOL, allow_neg_eigval,  HEADS | KDA, HEADS | KDA, 113, 0, 1)},
     {FIELD(REAL, norm_eps,                ALL,    ALL,    200, 1e-30, 1)},
     {FIELD(INT,  vocab_size,              ALL,    ALL,    104, 1, HL_MAX_VOCAB)},
     {FIELD(BOOL, tie_word_embeddings,     ALL,    ALL,    111, 0, 1)},
@@ -243,14 +328,16 @@ const struct hl_field hl_config_fields[] = {
     {FIELD(INT,  max_position_embeddings, ALL,    ALL,    0,   1, INT32_MAX), .null = null_positions},
     {FIELD(INT,  bos_token_id,            ALL,    ALL,    0,   -1, HL_MAX_VOCAB - 1), HOOKS(token)},
     {FIELD(INT,  eos_token_id,            ALL,    ALL,    0,   -1, HL_MAX_VOCAB - 1), HOOKS(token)},
-    {FIELD(NAME, cache_evict,             MEMORY, MEMORY, 300, 0, HOLA_EVICT_COUNT - 1), .text = evict_name},
-    {FIELD(NAME, cache_norm,              MEMORY, MEMORY, 301, 0, HOLA_NORM_COUNT - 1), .text = norm_name},
-    {FIELD(INT,  cache_window,            MEMORY, MEMORY, 302, 0, HL_MAX_WINDOW)},
-    {FIELD(INT,  cache_chunk,             MEMORY, MEMORY, 303, 1, HL_MAX_CHUNK)},
-    {FIELD(REAL, cache_gate_init,         MEMORY, MEMORY, 0,   -1e6, 1e6)},
-    {FIELD(REAL, cache_tau_init,          MEMORY, MEMORY, 0,   -1e6, 1e6)},
-    {FIELD(BOOL, cache_tau_freeze,        MEMORY, MEMORY, 0,   0, 1)},
+    {FIELD(NAME, cache_evict,             MEMORY, MEMORY, 300, 0, HOLA_EVICT_COUNT - 1), .text = evict_name, USED},
+    {FIELD(NAME, cache_norm,              MEMORY, MEMORY, 301, 0, HOLA_NORM_COUNT - 1), .text = norm_name, USED},
+    {FIELD(INT,  cache_window,            MEMORY, MEMORY, 302, 0, HL_MAX_WINDOW), USED},
+    {FIELD(INT,  cache_chunk,             MEMORY, MEMORY, 303, 1, HL_MAX_CHUNK), USED},
+    {FIELD(REAL, cache_gate_init,         MEMORY, MEMORY, 0,   -1e6, 1e6), USED},
+    {FIELD(REAL, cache_tau_init,          MEMORY, MEMORY, 0,   -1e6, 1e6), USED},
+    {FIELD(BOOL, cache_tau_freeze,        MEMORY, MEMORY, 0,   0, 1), USED},
+    {FIELD(BOOL, cache_gate_linear,       MEMORY, MEMORY, 402, 0, 1), .used = has_linear_gate},
     {FIELD(INT,  cache_sinks,             MEMORY, MEMORY, 400, 0, HL_MAX_WINDOW), .standard = 4, .used = is_streaming},
+    {FIELD(INT,  cache_lte_dim,           MEMORY, MEMORY, 900, 1, HL_MAX_LTE_DIM), .standard = 16, .used = is_lte},
     {.name = "torch_dtype", .file = ALL, .write = write_dtype},
     {.name = NULL}};
 /* clang-format on */
@@ -258,23 +345,25 @@ const struct hl_field hl_config_fields[] = {
 /* ---- reading a file ---- */
 
 /* What a field that we do not compute may say besides null. */
-static void refuse_unsupported(struct hl_config_json *j) {
+static void refuse_unsupported(struct hl_config_json *j, const hola_config *c) {
     static const struct {
         const char *name, *why;
         json_type type; /* JSON_NULL: nothing */
         const char *text, *or_text;
+        unsigned of; /* groups of fields whose types it concerns; 0: all */
     } fields[] = {
-        {"attn", "hybrid attention layers are not supported", JSON_NULL, NULL, NULL},
-        {"attnres_block_size", "not supported", JSON_NULL, NULL, NULL},
-        {"quantization_config", "not supported", JSON_NULL, NULL, NULL},
-        {"conv_bias", "a convolution with bias is not supported", JSON_FALSE, NULL, NULL},
-        {"use_mamba_gate", "other decays are not supported", JSON_TRUE, NULL, NULL},
-        {"hidden_act", "only swish is supported", JSON_STRING, "swish", "silu"},
-        {"qk_activation", "only silu is supported", JSON_STRING, "silu", NULL},
-        {"qk_norm", "only l2 is supported", JSON_STRING, "l2", NULL},
+        {"attn", "hybrid attention layers are not supported", JSON_NULL, NULL, NULL, 0},
+        {"attnres_block_size", "not supported", JSON_NULL, NULL, NULL, 0},
+        {"quantization_config", "not supported", JSON_NULL, NULL, NULL, 0},
+        {"conv_bias", "a convolution with bias is not supported", JSON_FALSE, NULL, NULL, 0},
+        {"use_mamba_gate", "other decays are not supported", JSON_TRUE, NULL, NULL, 0},
+        {"hidden_act", "only swish is supported", JSON_STRING, "swish", "silu", 0},
+        {"qk_activation", "only silu is supported", JSON_STRING, "silu", NULL, 0},
+        {"qk_norm", "only l2 is supported", JSON_STRING, "l2", NULL, HL_GROUP_HEADS},
     };
     for (size_t i = 0; i < sizeof fields / sizeof *fields && j->s == HOLA_OK; i++) {
         const json_t *v = get(j, fields[i].name);
+        if (fields[i].of && !hl_config_has(c, fields[i].of)) continue;
         const bool fine = absent(v) || (json_typeof(v) == fields[i].type && fields[i].type != JSON_STRING) ||
                           is_text(v, fields[i].text) || is_text(v, fields[i].or_text);
         if (!fine) j->s = hl_fail(HOLA_ENOTSUP, "%s: %s: %s", j->path, fields[i].name, fields[i].why);
@@ -302,7 +391,7 @@ hola_status hl_config_parse(hola_config *out, const char *text, int64_t len, con
     j.s = hl_json_object(&j.root, text, len, HL_MAX_CONFIG_TEXT, path);
     if (j.s != HOLA_OK) return j.s;
     hl_config_defaults(&c, read_type(&j));
-    if (j.s == HOLA_OK) refuse_unsupported(&j);
+    if (j.s == HOLA_OK) refuse_unsupported(&j, &c);
     for (const struct hl_field *f = hl_config_fields; f->name && j.s == HOLA_OK; f++) {
         if (!hl_config_has(&c, f->file)) continue;
         if (f->read) f->read(&j, f, &c);
@@ -328,6 +417,11 @@ static char *shortest(const json_t *root) {
     }
 }
 
+/* Whether the old file says something else of a field that this model does not use. */
+static bool outdated(const struct hl_config_json *j, const struct hl_field *f, const hola_config *c) {
+    return get(j, f->name) && j->before && hl_field_int(f, j->before) != hl_field_int(f, c);
+}
+
 hola_status hl_config_text(const hola_config *cfg, const char *old, hola_dtype dtype, char **out) {
     struct hl_config_json j = {.dtype = dtype};
     hola_config before;
@@ -343,7 +437,8 @@ hola_status hl_config_text(const hola_config *cfg, const char *old, hola_dtype d
         j.root = json_object();
     }
     for (const struct hl_field *f = hl_config_fields; f->name; f++)
-        if (hl_config_has(cfg, f->file) && (!f->used || f->used(cfg))) (f->write ? f->write : write_field)(&j, f, cfg);
+        if (hl_config_has(cfg, f->file) && (!f->used || f->used(cfg) || outdated(&j, f, cfg)))
+            (f->write ? f->write : write_field)(&j, f, cfg);
     if (j.root && j.s == HOLA_OK) *out = shortest(j.root);
     json_decref(j.root);
     size_t n = *out ? strlen(*out) : 0;

@@ -35,7 +35,8 @@ static void lay_out(hola_model *m) {
     struct hl_decoder *d = &m->decoder;
     d->made = m->panels_made;
     d->stale = true;
-    d->fits = mixer->decode_layer && m->backend->ops.decode_one && head.layout == HL_ROWS && list_layers(m, mixer);
+    d->fits = mixer->decode_layer && m->backend->ops.decode_one && head.layout == HL_ROWS &&
+              !m->cfg.cache_gate_linear && list_layers(m, mixer); /* the kernels know sigma(gate) alone */
     if (!d->fits) return;
     const struct hl_layer first = hl_layer_open(m, &m->infer, NULL, 0, NULL);
     d->model = (struct hl_decode){.d = m->cfg.hidden_size,
@@ -44,6 +45,8 @@ static void lay_out(hola_model *m) {
                                   .vocab = m->cfg.vocab_size,
                                   .eps = (real)m->cfg.norm_eps,
                                   .layer_bytes = m->state.layer,
+                                  .page_layer = m->state.page_layer,
+                                  .page_hash = d->page_hash,
                                   .host = d->layer,
                                   .embed = matrix(m, m->params.embed),
                                   .head = head.data,

@@ -18,21 +18,22 @@ struct hola_history {
 };
 
 hola_status hola_history_new(hola_history **out, hola_session *s, const hola_history_opts *opt) {
-    const hola_history_opts none = {0};
-    hola_history *h = calloc(1, sizeof *h);
+    hola_history_opts o;
+    HL_NEED(out, "out");
     *out = NULL;
-    if (!opt) opt = &none;
-    if (opt->every < 0 || opt->most < 0 || opt->most > 1 << 20 || s->now.at.pos != 0) {
-        free(h);
-        if (s->now.at.pos != 0) return hl_fail(HOLA_EINVAL, "history: the session is not empty");
-        return hl_fail(HOLA_EINVAL, "history: every %lld tokens, %lld points", (long long)opt->every,
-                       (long long)opt->most);
-    }
+    HL_NEED(s, "the session");
+    hola_status status =
+        hl_options_take(&o, sizeof o, opt, HL_SIZE_UP_TO(hola_history_opts, most), "hola_history_opts");
+    if (status != HOLA_OK) return status;
+    if (s->now.at.pos != 0) return hl_fail(HOLA_EINVAL, "history: the session is not empty");
+    if (o.every < 0 || o.most < 0 || o.most > 1 << 20)
+        return hl_fail(HOLA_EINVAL, "history: every %lld tokens, %lld points", (long long)o.every, (long long)o.most);
+    hola_history *h = calloc(1, sizeof *h);
     if (h) {
         h->session = s;
         h->generation = s->generation;
-        h->every = opt->every ? opt->every : s->model->backend->host ? 512 : 8192;
-        h->most = opt->most ? opt->most : 8;
+        h->every = o.every ? o.every : s->model->backend->host ? 512 : 8192;
+        h->most = o.most ? o.most : 8;
         h->point = calloc((size_t)h->most, sizeof(struct hl_restore_point *));
     }
     if (!h || !h->point) {
@@ -52,6 +53,7 @@ void hola_history_free(hola_history *h) {
     free(h);
 }
 
+const hola_session *hl_history_session(const hola_history *h) { return h->session; }
 static int64_t position(const hola_history *h) { return h->session->now.at.pos; }
 
 /* ---- what the session was fed ---- */
@@ -103,6 +105,7 @@ static struct hl_restore_point *take_out(hola_history *h) {
 }
 
 hola_status hola_history_keep(hola_history *h) {
+    HL_NEED(h, "the history");
     const hola_model *m = h->session->model;
     const struct hl_restore_point *now = &h->session->now, *last = h->points ? h->point[h->points - 1] : NULL;
     struct hl_restore_point *p = NULL;
@@ -137,6 +140,9 @@ static hola_status go_back(hola_history *h, int64_t to) {
 /* ---- feeding ---- */
 
 hola_status hola_history_feed(hola_history *h, const int32_t *ids, int64_t n, float *logits) {
+    HL_NEED(h, "the history");
+    HL_NEED(ids, "ids");
+    hola_session *y = h->session;
     hola_status s = catch_up(h);
     if (s == HOLA_OK && n < 1) s = hl_fail(HOLA_EINVAL, "feed: %lld tokens", (long long)n);
     if (s == HOLA_OK) s = hl_model_check_ids(h->session->model, ids, n);
@@ -147,18 +153,23 @@ hola_status hola_history_feed(hola_history *h, const int32_t *ids, int64_t n, fl
         memcpy(h->ids + h->n, ids + i, (size_t)len * sizeof *ids);
         memset(h->begins + h->n, 0, (size_t)len * sizeof *h->begins);
         h->begins[h->n] = true;
-        s = hola_session_feed(h->session, ids + i, len, i + len == n ? logits : NULL);
+        y->progress.before = i, y->progress.total = n;
+        s = hl_session_feed(y, ids + i, len, i + len == n ? logits : NULL, i + len == n);
         h->n = position(h);
         if (s == HOLA_OK && position(h) % h->every == 0) s = hola_history_keep(h);
+        if (s == HOLA_OK && i + len < n) s = hl_session_report(y, i + len, n);
     }
+    y->progress.before = y->progress.total = 0;
     return s;
 }
 
 hola_status hola_history_prompt(hola_history *h, const int32_t *ids, int64_t n, float *logits, int64_t *reused) {
+    HL_NEED(h, "the history");
+    HL_NEED(ids, "ids");
     const int64_t vocab = h->session->model->cfg.vocab_size;
     hola_status s = catch_up(h);
     if (reused) *reused = 0;
-    if (s == HOLA_OK && (n < 1 || !logits)) s = hl_fail(HOLA_EINVAL, "prompt: %lld tokens", (long long)n);
+    if (s == HOLA_OK && n < 1) s = hl_fail(HOLA_EINVAL, "prompt: %lld tokens", (long long)n);
     if (s == HOLA_OK) s = hl_model_check_ids(h->session->model, ids, n);
     if (s != HOLA_OK) return s;
     int64_t same = 0;
@@ -173,24 +184,22 @@ hola_status hola_history_prompt(hola_history *h, const int32_t *ids, int64_t n, 
     if (s != HOLA_OK) return s;
     if (reused) *reused = position(h);
     if (position(h) < n) return hola_history_feed(h, ids + position(h), n - position(h), logits);
-    memcpy(logits, h->session->now.logits, (size_t)vocab * sizeof *logits);
+    if (logits) memcpy(logits, h->session->now.logits, (size_t)vocab * sizeof *logits);
     return HOLA_OK;
 }
 
 hola_status hola_history_rollback(hola_history *h, int64_t k) {
+    HL_NEED(h, "the history");
     hola_status s = catch_up(h);
     const int64_t to = position(h) - k;
     if (s == HOLA_OK && (k < 0 || to < 0))
         s = hl_fail(HOLA_EINVAL, "rollback: %lld of %lld tokens", (long long)k, (long long)position(h));
     if (s != HOLA_OK || k == 0) return s;
-    float *logits = malloc((size_t)h->session->model->cfg.vocab_size * sizeof *logits);
-    if (!logits) return hl_fail(HOLA_ENOMEM, "rollback: no memory for logits");
     s = go_back(h, to);
     for (int64_t i = h->n, end; s == HOLA_OK && i < to; i = end) { /* call by call, as they were */
         for (end = i + 1; end < to && !h->begins[end];) end++;
-        s = hola_session_feed(h->session, h->ids + i, end - i, end == to ? logits : NULL);
+        s = hl_session_feed_again(h->session, h->ids + i, end - i, end == to);
     }
     if (s == HOLA_OK) h->n = to;
-    free(logits);
     return s;
 }

@@ -8,13 +8,14 @@
 
 /* A model as the fused decoding kernels see it (decode_plan.c). */
 struct hl_decoder {
-    bool off, always;              /* tests: one op after another; however many rows */
-    int64_t made;                  /* the panels' number when the rest was made; 0: not yet */
-    bool fits;                     /* the mixer has the kernels' form, and the weights lie as they want them */
-    struct hl_decode model;        /* sizes and weights, without rows */
-    struct hl_decode_layer *layer; /* [L], on the host */
-    bool stale;                    /* not as last put to `block` */
-    char *block;                   /* the backend's: that table, then decode_one's workspace */
+    bool off, always;                       /* tests: one op after another; however many rows */
+    int64_t made;                           /* the panels' number when the rest was made; 0: not yet */
+    bool fits;                              /* the mixer has the kernels' form, and the weights lie as they want them */
+    struct hl_decode model;                 /* sizes and weights, without rows */
+    struct hl_decode_layer *layer;          /* [L], on the host */
+    bool stale;                             /* not as last put to `block` */
+    uint64_t page_hash[HL_DECODE_ONE_ROWS]; /* of the page tables in `block` (hl_decode) */
+    char *block;                            /* the backend's: that table, then decode_one's workspace */
 };
 
 struct hola_model {
@@ -49,6 +50,10 @@ struct hola_model {
     int64_t candidates_room;
     struct hl_decoder decoder;
 };
+
+/* hola_model_load of a directory as a model of another config (NULL: its own), which may have an exact memory in
+ * addition: its tensors then begin with their start values. */
+hola_status hl_model_load_as(hola_model **out, const char *dir, const hola_config *as, const hola_options *opt);
 
 enum { HL_MASTER_SLACK = 1 << 16 };
 hola_status hl_model_need_rows(hola_model *m);   /* before saving */

@@ -18,15 +18,15 @@ static hola_status check_backend(const struct hl_backend *b, const struct hl_mix
 }
 
 static hola_status model_open(hola_model **out, const hola_config *cfg, const hola_options *opt) {
-    const hola_options none = {0};
-    hola_status s;
-    hola_model *m = calloc(1, sizeof *m);
+    hola_options o;
     *out = NULL;
+    hola_status s = hl_options_take(&o, sizeof o, opt, HL_SIZE_UP_TO(hola_options, backend), "hola_options");
+    if (s != HOLA_OK) return s;
+    hola_model *m = calloc(1, sizeof *m);
     if (!m) return hl_fail(HOLA_ENOMEM, "model: %zu bytes", sizeof *m);
-    if (!opt) opt = &none;
     pthread_mutex_init(&m->lock, NULL);
     m->cfg = *cfg;
-    s = hl_backend_open(&m->backend, opt->backend, opt->threads);
+    s = hl_backend_open(&m->backend, o.backend, o.threads);
     if (s != HOLA_OK) goto fail;
     m->infer = (struct hl_activations){.pass = HL_INFER, .backend = m->backend};
     s = hl_params_new(&m->params, cfg); /* checks the config */
@@ -55,6 +55,9 @@ fail:
 }
 
 hola_status hola_model_new(hola_model **out, const hola_config *cfg, uint64_t seed, const hola_options *opt) {
+    HL_NEED(out, "out");
+    *out = NULL;
+    HL_NEED(cfg, "the config");
     hola_status s = model_open(out, cfg, opt);
     if (s == HOLA_OK) hl_params_init(&(*out)->params, (*out)->backend->pool, (*out)->rows, seed);
     return s;
@@ -78,21 +81,31 @@ static hola_status read_config(const char *dir, hola_config *cfg, char **text) {
 }
 
 hola_status hola_model_load(hola_model **out, const char *dir, const hola_options *opt) {
+    HL_NEED(out, "out");
+    *out = NULL;
+    HL_NEED(dir, "dir");
+    return hl_model_load_as(out, dir, NULL, opt);
+}
+
+hola_status hl_model_load_as(hola_model **out, const char *dir, const hola_config *as, const hola_options *opt) {
     hola_config cfg;
     char *text = NULL;
     struct hl_stfile *f = NULL;
     hola_model *m = NULL;
     hola_status s = read_config(dir, &cfg, &text);
     *out = NULL;
+    if (as) cfg = *as;
     if (s == HOLA_OK) s = hl_st_open(&f, dir);
     if (s == HOLA_OK) s = model_open(&m, &cfg, opt);
+    for (int64_t i = 0; s == HOLA_OK && as && i < m->params.n; i++)
+        m->params.tensor[i].optional |= m->params.tensor[i].memory;
     if (s == HOLA_OK) s = hl_params_load(&m->params, f, dir, m->rows, m->codes);
     if (s == HOLA_OK) {
         for (int64_t i = 0; i < m->params.n; i++) {
             const struct hl_st_tensor *t = hl_st_find(f, m->params.tensor[i].name);
             m->stored[i] = m->codes[i].code ? m->codes[i].dtype
                            : t              ? t->dtype
-                                            : HOLA_F32; /* up_proj inside an old gate_proj, a missing tau */
+                                            : HOLA_F32; /* up_proj inside an old gate_proj, what was missing */
         }
         m->config_text = text;
         text = NULL;
@@ -126,8 +139,8 @@ void hola_model_free(hola_model *m) {
     free(m);
 }
 
-const hola_config *hola_model_config(const hola_model *m) { return &m->cfg; }
-int64_t hola_model_tensor_count(const hola_model *m) { return m->params.n; }
+const hola_config *hola_model_config(const hola_model *m) { return m ? &m->cfg : NULL; }
+int64_t hola_model_tensor_count(const hola_model *m) { return m ? m->params.n : 0; }
 
 static hola_status tensor_index(const hola_model *m, int64_t i) {
     if (i >= 0 && i < m->params.n) return HOLA_OK;
@@ -135,6 +148,8 @@ static hola_status tensor_index(const hola_model *m, int64_t i) {
 }
 
 hola_status hola_model_tensor(const hola_model *m, int64_t i, hola_tensor_info *out) {
+    HL_NEED(m, "the model");
+    HL_NEED(out, "out");
     hola_status s = tensor_index(m, i);
     if (s != HOLA_OK) return s;
     const struct hl_tensor *t = &m->params.tensor[i];
@@ -145,6 +160,8 @@ hola_status hola_model_tensor(const hola_model *m, int64_t i, hola_tensor_info *
 }
 
 hola_status hola_model_tensor_read(const hola_model *m, int64_t i, float *out) {
+    HL_NEED(m, "the model");
+    HL_NEED(out, "out");
     hola_status s = tensor_index(m, i);
     if (s != HOLA_OK) return s;
     hola_model *w = (hola_model *)m;

@@ -29,7 +29,8 @@ static int64_t add(struct hl_params *p, int64_t layer, const char *prefix, const
     t->value = spec->value;
     t->trained = !spec->frozen;
     t->optional = spec->optional;
-    t->matrix = t->ndim == 2;
+    t->memory = spec->memory;
+    t->matrix = t->ndim == 2 && !spec->plain;
     t->quantised = t->matrix && !spec->unquantised;
     p->total += (t->count + align - 1) / align * align;
     return p->n++;
@@ -95,6 +96,7 @@ int64_t hl_params_find(const struct hl_params *p, const char *name) {
 }
 
 int64_t hola_config_parameters(const hola_config *cfg) {
+    if (!cfg) return 0;
     struct hl_params p;
     int64_t n;
     if (hl_params_new(&p, cfg) != HOLA_OK) return 0;
@@ -123,9 +125,12 @@ void hl_params_init_tensor(const struct hl_params *p, int64_t i, real *block, ui
     real *x = block + t->offset;
     memset(x + t->count, 0, (size_t)(end - t->offset - t->count) * sizeof(real));
     switch (t->init) {
-    case HL_INIT_NORMAL: hl_rng_normals(seed, stream, p->cfg.initializer_range, x, t->count); return;
+    case HL_INIT_NORMAL:
+        hl_rng_normals(seed, stream, t->value > 0 ? t->value : p->cfg.initializer_range, x, t->count);
+        return;
     case HL_INIT_A_LOG:
-        for (int64_t j = 0; j < t->count; j++) x[j] = (real)log(16 * open_uniform(seed, stream, j));
+        for (int64_t j = 0; j < t->count; j++)
+            x[j] = (real)log(t->value + (16 - t->value) * open_uniform(seed, stream, j));
         return;
     case HL_INIT_DT_BIAS:
         for (int64_t j = 0; j < t->count; j++) x[j] = (real)dt_bias(hl_rng_uniform(seed, stream, (uint64_t)j));

@@ -16,11 +16,12 @@ struct hl_tensor {
     int64_t offset; /* in reals, into the block of all tensors */
     int64_t layer;  /* -1: embeddings, final norm, head */
     enum hl_init init;
-    double value; /* HL_INIT_CONSTANT */
+    double value; /* HL_INIT_CONSTANT, HL_INIT_NORMAL */
     bool trained;
     bool matrix;    /* the weight of a linear op (may be packed) */
     bool quantised; /* stored as codes in INT8 and INT4 files */
     bool optional;  /* a file without it has its start value */
+    bool memory;    /* of the exact memory */
 };
 
 /* Indices into the table; -1: this model has none. */

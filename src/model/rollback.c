@@ -50,6 +50,7 @@ hola_status hl_restore_point_copy(const hola_model *m, struct hl_restore_point *
 /* ---- the mark ---- */
 
 hola_status hola_session_mark(hola_session *y) {
+    HL_NEED(y, "the session");
     hola_status s = y->mark ? HOLA_OK : hl_restore_point_new(&y->mark, y->model);
     return s == HOLA_OK ? hl_restore_point_copy(y->model, y->mark, &y->now, HL_REPLACED) : s;
 }
@@ -77,6 +78,7 @@ static hola_status to_mark(hola_session *y) {
 }
 
 hola_status hola_session_rollback(hola_session *y, int64_t k) {
+    HL_NEED(y, "the session");
     const int64_t pos = y->now.at.pos, to = pos - k;
     if (k < 0 || to < 0) return hl_fail(HOLA_EINVAL, "rollback: %lld of %lld tokens", (long long)k, (long long)pos);
     if (k == 0) return HOLA_OK;
@@ -87,16 +89,13 @@ hola_status hola_session_rollback(hola_session *y, int64_t k) {
         return hl_fail(HOLA_EINVAL, "rollback: the mark is %lld tokens back, at most %d can be",
                        (long long)(pos - from), HOLA_RECENT);
     const struct hl_position old = y->now.at;
-    hola_status s = y->now.logits || from == to ? HOLA_OK : hl_restore_point_logits(y->model, &y->now);
-    float *logits = s == HOLA_OK && to > from ? malloc((size_t)y->model->cfg.vocab_size * sizeof *logits) : NULL;
-    if (s == HOLA_OK && to > from && !logits) s = hl_fail(HOLA_ENOMEM, "rollback: no memory for logits");
+    hola_status s = from == to ? HOLA_OK : hl_restore_point_logits(y->model, &y->now);
     if (s == HOLA_OK) s = to_mark(y);
     for (int64_t i = from, end; s == HOLA_OK && i < to; i = end) { /* call by call, as they were */
         int32_t ids[HOLA_RECENT];
         for (end = i; end < to && (end == i || !hl_position_begins(&old, end)); end++)
             ids[end - i] = hl_position_id(&old, end);
-        s = hola_session_feed(y, ids, end - i, end == to ? logits : NULL);
+        s = hl_session_feed_again(y, ids, end - i, end == to);
     }
-    free(logits);
     return s;
 }

@@ -4,9 +4,10 @@
 #include <math.h>
 #include <stdlib.h>
 
-hola_sampling hola_sampling_default(void) {
-    return (hola_sampling){
-        .repeat_penalty = 1, .repeat_last_n = 64, .top_k = 40, .top_p = 0.95, .min_p = 0.05, .temp = 0.8};
+hola_status hl_sampling_take(hola_sampling *to, const hola_sampling *p) {
+    if (!p) return *to = hola_sampling_default(), HOLA_OK;
+    hola_status s = hl_options_take(to, sizeof *to, p, HL_SIZE_UP_TO(hola_sampling, temp), "hola_sampling");
+    return s == HOLA_OK ? hl_sampling_check(to) : s;
 }
 
 hola_status hl_sampling_check(const hola_sampling *p) {

@@ -5,6 +5,8 @@
 #include "ops/topk/topk.h"
 
 hola_status hl_sampling_check(const hola_sampling *p);
+/* A caller's, of any size, checked; NULL: the default. */
+hola_status hl_sampling_take(hola_sampling *to, const hola_sampling *p);
 /* u: a number in [0, 1) that decides. Equal logits stand in the order of their ids. work: room for vocab. */
 int32_t hl_sample(const float *logits, int64_t vocab, const hola_sampling *p, const int32_t *recent, int64_t n_recent,
                   double u, struct hl_candidate *work);

@@ -76,6 +76,8 @@ static hola_status save_rows(const hola_model *m, const char *dir, hola_dtype dt
 }
 
 hola_status hola_model_save(const hola_model *m, const char *dir, hola_dtype dtype) {
+    HL_NEED(m, "the model");
+    HL_NEED(dir, "dir");
     hola_model *w = (hola_model *)m; /* only its form changes, under the lock */
     char *config = NULL;
     if ((unsigned)dtype >= HOLA_DTYPE_COUNT) return hl_fail(HOLA_EINVAL, "dtype: %d is unknown", (int)dtype);

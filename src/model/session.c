@@ -11,7 +11,9 @@
 #include <string.h>
 
 hola_status hola_session_new(hola_session **out, hola_model *m) {
+    HL_NEED(out, "out");
     *out = NULL;
+    HL_NEED(m, "the model");
     pthread_mutex_lock(&m->lock);
     hola_status s = hl_model_need_panels(m);
     pthread_mutex_unlock(&m->lock);
@@ -32,8 +34,10 @@ hola_status hola_session_new(hola_session **out, hola_model *m) {
 
 hola_status hola_session_clone(hola_session **out, const hola_session *from) {
     hola_session *y;
-    hola_status s = hola_session_new(&y, from->model);
+    HL_NEED(out, "out");
     *out = NULL;
+    HL_NEED(from, "the session");
+    hola_status s = hola_session_new(&y, from->model);
     if (s == HOLA_OK) s = hl_restore_point_copy(y->model, &y->now, &from->now, HL_ALL_CHANGES);
     if (s == HOLA_OK) *out = y;
     else hola_session_free(y);
@@ -50,6 +54,7 @@ void hola_session_free(hola_session *s) {
 }
 
 void hola_session_reset(hola_session *s) {
+    if (!s) return;
     hl_restore_point_free(s->model, s->mark);
     s->mark = NULL;
     s->generation++;
@@ -57,13 +62,14 @@ void hola_session_reset(hola_session *s) {
     hl_state_clear(&s->now.state, &s->model->state, s->model->backend);
 }
 
-int64_t hola_session_position(const hola_session *s) { return s->now.at.pos; }
+int64_t hola_session_position(const hola_session *s) { return s ? s->now.at.pos : 0; }
 int64_t hola_session_bytes(const hola_session *s) {
-    return s->model->state.bytes + s->now.state.pages * s->model->state.page;
+    return s ? s->model->state.bytes + s->now.state.pages * s->model->state.page : 0;
 }
-const float *hola_session_logits(const hola_session *s) { return s->now.at.has_logits ? s->now.logits : NULL; }
+const float *hola_session_logits(const hola_session *s) { return s && s->now.at.has_logits ? s->now.logits : NULL; }
 
 int64_t hola_session_recent(const hola_session *s, int32_t *ids, int64_t n) {
+    if (!s || !ids) return 0;
     const int64_t pos = s->now.at.pos;
     if (n > HOLA_RECENT) n = HOLA_RECENT;
     if (n > pos) n = pos;
@@ -120,63 +126,107 @@ void hl_session_read_logits(hola_model *m, int64_t first, int64_t n, float *logi
     }
 }
 
-/* each: logits of all rows, not of the last alone. */
-static hola_status feed_rows(hola_session *y, const int32_t *ids, int64_t n, float *logits, bool each) {
+void hola_session_on_progress(hola_session *y, hola_on_progress f, void *ctx) {
+    if (y) y->progress.f = f, y->progress.ctx = ctx;
+}
+
+hola_status hl_session_report(hola_session *y, int64_t done, int64_t total) {
+    if (!y->progress.f || y->progress.f(y->progress.ctx, done, total)) return HOLA_OK;
+    return hl_fail(HOLA_ECANCELLED, "cancelled after %lld of %lld tokens", (long long)done, (long long)total);
+}
+
+/* What happens after the tokens of a piece went in: row `row` of the call's n is the piece's first. */
+struct feeding {
+    int64_t logits; /* rows whose logits are read: 0, 1 (the call's last), or n: all */
+    float *out;     /* [logits][vocab] */
+    const int32_t *next;
+    double *logprobs; /* [n]; NULL: not scored */
+};
+static void read_piece(hola_model *m, const struct feeding *f, int64_t row, int64_t len, int64_t n) {
+    const int64_t vocab = m->cfg.vocab_size;
+    if (f->logprobs) {
+        hl_model_loss(m, &m->infer, len, hl_activations_put(&m->infer, m->infer.target, f->next + row, len), 0, NULL);
+        const double *nll = hl_activations_nll(&m->infer, len);
+        for (int64_t j = 0; j < len; j++) f->logprobs[row + j] = -nll[j];
+    }
+    if (f->logits == n) hl_session_read_logits(m, 0, len, f->out + row * vocab);
+    else if (f->logits && row + len == n) hl_session_read_logits(m, len - 1, 1, f->out);
+}
+
+/* Piece by piece; the lock is free between two of them, so that other sessions get their turn. */
+static hola_status feed_rows(hola_session *y, const int32_t *ids, int64_t n, const struct feeding *f) {
     hola_model *m = y->model;
-    const int64_t vocab = m->cfg.vocab_size, feed = hl_model_rows(m);
-    hola_status s = n < 1 ? hl_fail(HOLA_EINVAL, "feed: %lld tokens", (long long)n) : hl_model_check_ids(m, ids, n);
-    if (s == HOLA_OK && logits) s = hl_restore_point_logits(m, &y->now);
-    if (s != HOLA_OK) return s;
-    pthread_mutex_lock(&m->lock);
+    const int64_t feed = hl_model_rows(m);
+    hola_status s = HOLA_OK;
     for (int64_t i = 0; s == HOLA_OK && i < n; i += feed) {
         struct hl_seg seg = {.len = n - i < feed ? n - i : feed, .pos = y->now.at.pos, .state = y->now.state.fixed};
         char *const *pages;
         struct hl_rows rows = {.T = seg.len, .n = 1, .seg = &seg, .pages = &pages};
         const bool last = i + seg.len == n;
+        pthread_mutex_lock(&m->lock);
         s = hl_session_prepare(y, seg.len);
         pages = y->now.state.page;
-        if (s == HOLA_OK) s = run(m, &rows, ids + i, !logits ? 0 : each ? seg.len : last);
-        if (s != HOLA_OK) break;
-        hl_session_advanced(y, ids + i, seg.len, i == 0);
-        if (logits && each) hl_session_read_logits(m, 0, seg.len, logits + i * vocab);
-        else if (logits && last) hl_session_read_logits(m, seg.len - 1, 1, logits);
-        s = hl_finish(m->backend);
+        if (s == HOLA_OK) s = run(m, &rows, ids + i, f->logprobs || f->logits == n ? seg.len : f->logits && last);
+        if (s == HOLA_OK) {
+            hl_session_advanced(y, ids + i, seg.len, i == 0);
+            read_piece(m, f, i, seg.len, n);
+            s = hl_finish(m->backend);
+        }
+        pthread_mutex_unlock(&m->lock);
+        if (s == HOLA_OK && !last)
+            s = hl_session_report(y, y->progress.before + i + seg.len, y->progress.total ? y->progress.total : n);
     }
-    pthread_mutex_unlock(&m->lock);
-    return s == HOLA_OK && logits ? hl_session_keep_logits(&y, 1, logits + (each ? (n - 1) * vocab : 0)) : s;
+    return s;
+}
+
+static hola_status check_feed(const hola_session *y, const int32_t *ids, int64_t n, const char *what) {
+    if (n < 1) return hl_fail(HOLA_EINVAL, "%s: %lld tokens", what, (long long)n);
+    return hl_model_check_ids(y->model, ids, n);
+}
+
+hola_status hl_session_feed(hola_session *y, const int32_t *ids, int64_t n, float *logits, bool want) {
+    hola_status s = check_feed(y, ids, n, "feed");
+    if (s == HOLA_OK && want) s = hl_restore_point_logits(y->model, &y->now);
+    if (s != HOLA_OK) return s;
+    if (want && !logits) logits = y->now.logits;
+    if (n == 1) return hola_session_step(&y, 1, ids, want ? logits : NULL);
+    s = feed_rows(y, ids, n, &(struct feeding){.logits = want, .out = logits});
+    return s == HOLA_OK && want ? hl_session_keep_logits(&y, 1, logits) : s;
+}
+
+hola_status hl_session_feed_again(hola_session *y, const int32_t *ids, int64_t n, bool want) {
+    const hola_on_progress f = y->progress.f;
+    y->progress.f = NULL;
+    const hola_status s = hl_session_feed(y, ids, n, NULL, want);
+    y->progress.f = f;
+    return s;
 }
 
 hola_status hola_session_feed(hola_session *y, const int32_t *ids, int64_t n, float *logits) {
-    return n == 1 ? hola_session_step(&y, 1, ids, logits) : feed_rows(y, ids, n, logits, false);
+    HL_NEED(y, "the session");
+    HL_NEED(ids, "ids");
+    return hl_session_feed(y, ids, n, logits, true);
 }
+
 hola_status hola_session_feed_each(hola_session *y, const int32_t *ids, int64_t n, float *logits) {
-    return n == 1 ? hola_session_step(&y, 1, ids, logits) : feed_rows(y, ids, n, logits, true);
+    HL_NEED(y, "the session");
+    HL_NEED(ids, "ids");
+    HL_NEED(logits, "logits");
+    if (n == 1) return hola_session_step(&y, 1, ids, logits);
+    hola_status s = check_feed(y, ids, n, "feed");
+    if (s == HOLA_OK) s = hl_restore_point_logits(y->model, &y->now);
+    if (s == HOLA_OK) s = feed_rows(y, ids, n, &(struct feeding){.logits = n, .out = logits});
+    return s == HOLA_OK ? hl_session_keep_logits(&y, 1, logits + (n - 1) * y->model->cfg.vocab_size) : s;
 }
 
 hola_status hola_session_score(hola_session *y, const int32_t *ids, const int32_t *next, int64_t n, double *logprobs) {
-    hola_model *m = y->model;
-    hola_status s = n < 1 ? hl_fail(HOLA_EINVAL, "score: %lld tokens", (long long)n) : hl_model_check_ids(m, ids, n);
-    if (s == HOLA_OK) s = hl_model_check_ids(m, next, n);
-    if (s != HOLA_OK) return s;
-    const int64_t feed = hl_model_rows(m);
-    pthread_mutex_lock(&m->lock);
-    for (int64_t i = 0; s == HOLA_OK && i < n; i += feed) {
-        struct hl_seg seg = {.len = n - i < feed ? n - i : feed, .pos = y->now.at.pos, .state = y->now.state.fixed};
-        char *const *pages;
-        struct hl_rows rows = {.T = seg.len, .n = 1, .seg = &seg, .pages = &pages};
-        s = hl_session_prepare(y, seg.len);
-        pages = y->now.state.page;
-        if (s == HOLA_OK) s = run(m, &rows, ids + i, seg.len);
-        if (s != HOLA_OK) break;
-        hl_session_advanced(y, ids + i, seg.len, i == 0);
-        hl_model_loss(m, &m->infer, seg.len, hl_activations_put(&m->infer, m->infer.target, next + i, seg.len), 0,
-                      NULL);
-        const double *nll = hl_activations_nll(&m->infer, seg.len);
-        for (int64_t j = 0; j < seg.len; j++) logprobs[i + j] = -nll[j];
-        s = hl_finish(m->backend);
-    }
-    pthread_mutex_unlock(&m->lock);
-    return s;
+    HL_NEED(y, "the session");
+    HL_NEED(ids, "ids");
+    HL_NEED(next, "next");
+    HL_NEED(logprobs, "logprobs");
+    hola_status s = check_feed(y, ids, n, "score");
+    if (s == HOLA_OK) s = hl_model_check_ids(y->model, next, n);
+    return s == HOLA_OK ? feed_rows(y, ids, n, &(struct feeding){.next = next, .logprobs = logprobs}) : s;
 }
 
 hola_status hl_sessions_feed(hola_session *const *y, const struct hl_ids *ids, int64_t n, float *logits) {
@@ -207,24 +257,30 @@ hola_status hl_sessions_feed(hola_session *const *y, const struct hl_ids *ids, i
 
 enum { STREAM = 0x73616d70 };
 
-void hola_session_seed(hola_session *y, uint64_t seed) { y->now.at.seed = seed; }
-uint64_t hola_session_seed_of(const hola_session *y) { return y->now.at.seed; }
+void hola_session_seed(hola_session *y, uint64_t seed) {
+    if (y) y->now.at.seed = seed;
+}
+uint64_t hola_session_seed_of(const hola_session *y) { return y ? y->now.at.seed : 0; }
 
 double hl_session_uniform(const hola_session *y) {
     return hl_rng_uniform(y->now.at.seed, STREAM, (uint64_t)y->now.at.pos);
 }
 
-hola_status hola_session_sample(hola_session *y, const hola_sampling *p, int32_t *id) {
-    const hola_sampling standard = hola_sampling_default();
-    const int64_t vocab = y->model->cfg.vocab_size;
+hola_status hola_session_sample(hola_session *y, const hola_sampling *given, int32_t *id) {
+    hola_sampling p;
     int32_t recent[HOLA_RECENT];
-    if (!p) p = &standard;
-    hola_status s = hl_sampling_check(p);
+    HL_NEED(y, "the session");
+    HL_NEED(id, "id");
+    const int64_t vocab = y->model->cfg.vocab_size;
+    hola_status s = hl_sampling_take(&p, given);
     if (s != HOLA_OK) return s;
-    if (!y->now.at.has_logits) return hl_fail(HOLA_EINVAL, "sample: the last token was fed without asking for logits");
+    if (y->now.at.pos == 0) return hl_fail(HOLA_EINVAL, "sample: the session is empty: feed it a token first");
+    if (!y->now.at.has_logits)
+        return hl_fail(HOLA_EINVAL,
+                       "sample: no logits: the last token came by step without logits, step_sample or score");
     if (!y->work) y->work = malloc((size_t)vocab * sizeof *y->work);
     if (!y->work) return hl_fail(HOLA_ENOMEM, "sample: no memory for %lld candidates", (long long)vocab);
-    const int64_t n = hola_session_recent(y, recent, p->repeat_last_n);
-    *id = hl_sample(y->now.logits, vocab, p, recent, n, hl_session_uniform(y), y->work);
+    const int64_t n = hola_session_recent(y, recent, p.repeat_last_n);
+    *id = hl_sample(y->now.logits, vocab, &p, recent, n, hl_session_uniform(y), y->work);
     return HOLA_OK;
 }

@@ -29,6 +29,11 @@ struct hola_session {
     int64_t generation;            /* raised whenever it goes anywhere but forward */
     struct hl_candidate *work;     /* the sampler's, once there is one */
     bool not_finite;               /* the logits that came last are not all finite */
+    struct {
+        hola_on_progress f; /* or NULL */
+        void *ctx;
+        int64_t before, total; /* of a feed that this one is a part of; total 0: of none */
+    } progress;
 };
 
 hola_status hl_restore_point_new(struct hl_restore_point **out, const hola_model *m);
@@ -40,6 +45,14 @@ hola_status hl_restore_point_copy(const hola_model *m, struct hl_restore_point *
 
 /* Room for logits, where there is none yet. */
 hola_status hl_restore_point_logits(const hola_model *m, struct hl_restore_point *p);
+
+/* hola_session_feed; want: the session is to have the logits at the end, whether they are copied out (logits) or not. */
+hola_status hl_session_feed(hola_session *y, const int32_t *ids, int64_t n, float *logits, bool want);
+/* The same for tokens that were fed before, on the way back: nobody is told and nobody can cancel it. */
+hola_status hl_session_feed_again(hola_session *y, const int32_t *ids, int64_t n, bool want);
+const hola_session *hl_history_session(const hola_history *h);
+/* Tells how far a feed has come; HOLA_ECANCELLED: it is to end there. The model's lock is not held. */
+hola_status hl_session_report(hola_session *y, int64_t done, int64_t total);
 
 /* Feeds each of n sessions of one model its tokens, in passes that they share: each gets the bits that it would
  * get alone. logits [n][vocab_size]: after each one's last. */

@@ -12,20 +12,17 @@ static hola_status not_finite(const hola_session *y) {
 }
 struct keeping {
     hola_session *const *y;
-    float *logits; /* [sessions][vocab_size] */
+    float *logits; /* [sessions][vocab_size]; of one session: may be where it keeps them */
 };
 /* Logits [from, to) of session i; all of them are kept in parts, the first ones first. */
 static void keep_part(void *ctx, int64_t i, int64_t from, int64_t to) {
     const struct keeping *k = ctx;
     hola_session *y = k->y[i];
-    const float *restrict logits = k->logits + i * y->model->cfg.vocab_size;
-    float *restrict kept = y->now.logits;
+    const float *logits = k->logits + i * y->model->cfg.vocab_size;
     const uint32_t exponent = 0x7f800000u;
     uint32_t wrong = 0;
-    for (int64_t j = from; j < to; j++) {
-        wrong |= (hl_bits_of_float(logits[j]) & exponent) == exponent;
-        kept[j] = logits[j];
-    }
+    for (int64_t j = from; j < to; j++) wrong |= (hl_bits_of_float(logits[j]) & exponent) == exponent;
+    if (logits != y->now.logits) memcpy(y->now.logits + from, logits + from, (size_t)(to - from) * sizeof *logits);
     y->not_finite = (from > 0 && y->not_finite) || wrong;
     y->now.at.has_logits = false;
 }
@@ -151,7 +148,8 @@ static hola_status step_rows(hola_model *m, struct hl_rows *rows, const int32_t 
     const bool batch = way == HL_BY_BATCH && (!logits || room);
     HL_ASSERT(room || !w->k);
     ids = hl_activations_put(&m->infer, m->infer.ids, ids, n);
-    const uint64_t key = ((uint64_t)n * (HL_TOPK_MOST + 1) + (uint64_t)w->k) * 4 + room * 2 + batch;
+    const uint64_t reach = (uint64_t)__builtin_ctzll((uint64_t)hl_rows_reach(rows)) << 56;
+    const uint64_t key = reach | (((uint64_t)n * (HL_TOPK_MOST + 1) + (uint64_t)w->k) * 4 + room * 2 + batch);
     if (!graphs->replay || !graphs->replay(m->backend, key)) {
         run_rows(m, rows, ids, room, batch ? &d : NULL, w->k);
         if (graphs->recorded) graphs->recorded(m->backend, key);
@@ -162,7 +160,10 @@ static hola_status step_rows(hola_model *m, struct hl_rows *rows, const int32_t 
 }
 
 static hola_status check_step(hola_session *const *y, int64_t n, const int32_t *ids) {
+    if (!y || !ids) return hl_fail(HOLA_EINVAL, "step: %s is NULL", y ? "ids" : "the list of sessions");
     if (n < 1) return hl_fail(HOLA_EINVAL, "step: %lld sessions", (long long)n);
+    for (int64_t i = 0; i < n; i++)
+        if (!y[i]) return hl_fail(HOLA_EINVAL, "step: session %lld is NULL", (long long)i);
     hola_status s = hl_model_check_ids(y[0]->model, ids, n);
     for (int64_t i = 0; s == HOLA_OK && i < n; i++) {
         if (y[i]->model != y[0]->model)
@@ -210,24 +211,27 @@ static hola_status step_few(hola_session *const *y, int64_t n, const int32_t *id
                             int32_t *next) {
     struct want w = {.k = k, .top = malloc((size_t)(n * k) * sizeof *w.top)};
     hola_status s = w.top ? step(y, n, ids, &w) : hl_fail(HOLA_ENOMEM, "step: %lld sessions", (long long)n);
+    int64_t bad = -1;
     for (int64_t i = 0; s == HOLA_OK && i < n; i++) {
         struct hl_candidate *c = w.top + i * k;
         int32_t recent[HOLA_RECENT];
-        if (c[0].id < 0) s = not_finite(y[i]);
+        next[i] = -1;
+        if (c[0].id < 0) bad = i;
         else
             next[i] = hl_sample_few(c, k, p, recent, hola_session_recent(y[i], recent, p->repeat_last_n),
                                     hl_session_uniform(y[i]));
     }
     free(w.top);
-    return s;
+    return s == HOLA_OK && bad >= 0 ? not_finite(y[bad]) : s;
 }
 
-hola_status hola_session_step_sample(hola_session *const *y, int64_t n, const int32_t *ids, const hola_sampling *p,
+hola_status hola_session_step_sample(hola_session *const *y, int64_t n, const int32_t *ids, const hola_sampling *given,
                                      int32_t *next) {
-    const hola_sampling standard = hola_sampling_default();
-    if (!p) p = &standard;
+    hola_sampling sampling;
+    const hola_sampling *p = &sampling;
+    HL_NEED(next, "next");
     hola_status s = check_step(y, n, ids);
-    if (s == HOLA_OK) s = hl_sampling_check(p);
+    if (s == HOLA_OK) s = hl_sampling_take(&sampling, given);
     if (s != HOLA_OK) return s;
     const hola_model *m = y[0]->model;
     const int64_t vocab = m->cfg.vocab_size, needs = hl_sample_needs(p), k = needs < vocab ? needs : vocab;
@@ -235,7 +239,12 @@ hola_status hola_session_step_sample(hola_session *const *y, int64_t n, const in
     float *logits = malloc((size_t)(n * vocab) * sizeof *logits);
     if (!logits) return hl_fail(HOLA_ENOMEM, "step: %lld sessions", (long long)n);
     s = hola_session_step(y, n, ids, logits);
-    for (int64_t i = 0; s == HOLA_OK && i < n; i++) s = hola_session_sample(y[i], p, &next[i]);
+    hola_status chosen = s == HOLA_ENUMERIC ? HOLA_OK : s;
+    for (int64_t i = 0; chosen == HOLA_OK && i < n; i++) {
+        next[i] = -1;
+        if (hola_session_logits(y[i])) chosen = hola_session_sample(y[i], p, &next[i]);
+    }
+    if (s == HOLA_OK) s = chosen;
     for (int64_t i = 0; i < n; i++) y[i]->now.at.has_logits = false;
     free(logits);
     return s;

@@ -153,6 +153,8 @@ hola_status hl_snapshot_make(const hola_session *y, const char *path, hola_dtype
 }
 
 hola_status hola_session_save(const hola_session *y, const char *path, hola_dtype dtype) {
+    HL_NEED(y, "the session");
+    HL_NEED(path, "path");
     char *file;
     int64_t size;
     hola_status s = hl_snapshot_make(y, path, dtype, &file, &size);
@@ -271,6 +273,8 @@ hola_status hl_snapshot_parse(hola_session *y, const char *data, int64_t size, c
 }
 
 hola_status hola_session_load(hola_session *y, const char *path) {
+    HL_NEED(y, "the session");
+    HL_NEED(path, "path");
     struct hl_map map;
     hola_status s = hl_map_open(&map, path);
     if (s == HOLA_OK) s = hl_snapshot_parse(y, map.data, map.size, path);

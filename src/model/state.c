@@ -62,7 +62,7 @@ double hl_state_traffic(const struct hl_state_layout *y, int64_t pos) {
         const double all = (double)(p->count * number_size(y, p->kind) * (p->heads > 0 ? p->heads : 1));
         const double block = (double)p->block;
         if (p->change == HL_GROWS) bytes += all * (double)pos;
-        else if (p->block == 0) bytes += 2 * all;
+        else if (p->block == 0) bytes += p->kind == HL_STATE_ACT ? all : 2 * all; /* a ring is read */
         else if (p->kind == HL_STATE_ACT) bytes += all * (kept + block / 2) / (kept + block);
     }
     return bytes * (double)y->layers;

@@ -24,8 +24,8 @@ int64_t hl_state_block(const hola_config *cfg);
 /* Bytes of a state after pos tokens. */
 int64_t hl_state_size(const struct hl_state_layout *y, int64_t pos);
 
-/* Bytes that decoding one more token moves after pos tokens: what is replaced read and written, kept rows and, on
- * average, half a block of open ones read, what grew read. */
+/* Bytes that decoding one more token moves after pos tokens: what is replaced read and written, rings read, kept
+ * rows and, on average, half a block of open ones read, what grew read. */
 double hl_state_traffic(const struct hl_state_layout *y, int64_t pos);
 
 struct hl_state {

@@ -16,7 +16,9 @@ struct hola_trainer {
     int32_t *target;
     struct hl_seg *seg;
     int64_t seg_room, step;
+    double memory_rate, memory_decay; /* hl_trainer_set_memory() */
     bool linked;
+    bool some; /* most tensors are frozen: the norm is that of the others' gradients */
 };
 
 static hola_status check_opts(const hola_train_opts *o) {
@@ -30,8 +32,7 @@ static hola_status check_opts(const hola_train_opts *o) {
     return HOLA_OK;
 }
 
-static hola_train_opts defaults(const hola_train_opts *given) {
-    hola_train_opts o = given ? *given : (hola_train_opts){0};
+static hola_train_opts defaults(hola_train_opts o) {
     if (o.max_tokens == 0) o.max_tokens = 4096;
     if (o.beta1 == 0) o.beta1 = 0.9;
     if (o.beta2 == 0) o.beta2 = 0.95;
@@ -48,15 +49,21 @@ static real *zeros(hola_model *m, int64_t n) {
 }
 
 hola_status hola_trainer_new(hola_trainer **out, hola_model *model, const hola_train_opts *opt) {
+    HL_NEED(out, "out");
+    *out = NULL;
+    HL_NEED(model, "the model");
     return hl_trainer_new_part(out, model, opt, 0, 1);
 }
 
 hola_status hl_trainer_new_part(hola_trainer **out, hola_model *model, const hola_train_opts *opt, int rank,
                                 int ranks) {
     const int64_t total = model->params.total;
-    hola_train_opts o = defaults(opt);
+    hola_train_opts o;
     *out = NULL;
-    hola_status s = check_opts(&o);
+    hola_status s = hl_options_take(&o, sizeof o, opt, HL_SIZE_UP_TO(hola_train_opts, recompute), "hola_train_opts");
+    if (s != HOLA_OK) return s;
+    o = defaults(o);
+    s = check_opts(&o);
     if (s != HOLA_OK) return s;
     if (model->training) return hl_fail(HOLA_EINVAL, "this model has a trainer already");
     pthread_mutex_lock(&model->lock);
@@ -67,6 +74,9 @@ hola_status hl_trainer_new_part(hola_trainer **out, hola_model *model, const hol
     if (!t) return hl_fail(HOLA_ENOMEM, "trainer: %zu bytes", sizeof *t);
     t->model = model;
     t->opt = o;
+    t->memory_rate = 1, t->memory_decay = -1;
+    for (int64_t i = 0; i < model->params.n; i++)
+        t->some |= !model->params.tensor[i].trained && !model->params.tensor[i].memory;
     t->acts = (struct hl_activations){.pass = HL_TRAIN, .backend = model->backend, .recompute = o.recompute};
     t->ranks = ranks;
     t->part = ((total + ranks - 1) / ranks + 15) / 16 * 16; /* parts begin on 64 bytes */
@@ -163,6 +173,8 @@ static hola_status run(hola_trainer *t, const int32_t *ids, int64_t n, const int
 
 hola_status hola_trainer_accumulate(hola_trainer *t, const int32_t *ids, int64_t n, const int64_t *starts,
                                     int64_t n_starts, double weight, double *loss_sum, int64_t *targets) {
+    HL_NEED(t, "the trainer");
+    HL_NEED(ids, "ids");
     return run(t, ids, n, starts, n_starts, NULL, weight, true, loss_sum, targets);
 }
 
@@ -174,6 +186,8 @@ hola_status hl_trainer_accumulate_masked(hola_trainer *t, const int32_t *ids, in
 
 hola_status hola_trainer_evaluate(hola_trainer *t, const int32_t *ids, int64_t n, const int64_t *starts,
                                   int64_t n_starts, double *loss_sum, int64_t *targets) {
+    HL_NEED(t, "the trainer");
+    HL_NEED(ids, "ids");
     return run(t, ids, n, starts, n_starts, NULL, 0, false, loss_sum, targets);
 }
 
@@ -263,38 +277,64 @@ void hl_trainer_share(hola_trainer *t) {
     t->model->backend->collectives->share(t->model->backend, t->model->half, t->part * t->model->backend->act_size);
 }
 
-double hl_trainer_sumsq(const hola_trainer *t) {
-    double sum = 0;
-    struct hl_sumsq q = {.n = t->n, .x = t->grads + t->first, .out = &sum};
-    if (t->n > 0) t->model->backend->ops.sumsq(t->model->backend, &q);
-    return sum;
+void hl_trainer_set_memory(hola_trainer *t, double rate, double decay) {
+    t->memory_rate = rate, t->memory_decay = decay;
 }
 
-/* Over every run of trained tensors in our part; a frozen one (tau) lies between two runs. */
-void hl_trainer_apply(hola_trainer *t, double lr, double norm) {
+/* Successive tensors that are trained in the same way, as far as they lie in our part; a frozen one (tau) lies between
+ * two runs. */
+struct run_of {
+    int64_t from, n; /* in reals */
+    bool memory;
+};
+/* The first run from tensor *i on that is not empty; moves *i behind it. False: no more. */
+static bool next_run(const hola_trainer *t, int64_t *i, struct run_of *out) {
     const struct hl_params *p = &t->model->params;
-    const hola_train_opts *o = &t->opt;
+    const bool own = t->memory_rate != 1 || t->memory_decay >= 0;
     const int64_t end = t->first + t->n;
-    struct hl_adamw a = {.lr = lr, .beta1 = o->beta1, .beta2 = o->beta2, .eps = o->eps};
+    while (*i < p->n) {
+        const struct hl_tensor *a = &p->tensor[(*i)++], *b = a;
+        if (!a->trained) continue;
+        while (*i < p->n && p->tensor[*i].trained && (!own || p->tensor[*i].memory == a->memory))
+            b = &p->tensor[(*i)++];
+        const int64_t from = a->offset > t->first ? a->offset : t->first;
+        const int64_t to = b->offset + b->count < end ? b->offset + b->count : end;
+        *out = (struct run_of){.from = from, .n = to - from, .memory = own && a->memory};
+        if (to > from) return true;
+    }
+    return false;
+}
+
+double hl_trainer_sumsq(const hola_trainer *t) {
+    double sum = 0, all = 0;
+    struct hl_sumsq q = {.n = t->n, .x = t->grads + t->first, .out = &sum};
+    struct run_of run;
+    if (!t->some && t->n > 0) t->model->backend->ops.sumsq(t->model->backend, &q);
+    for (int64_t i = 0; t->some && next_run(t, &i, &run); all += sum) {
+        q.n = run.n, q.x = t->grads + run.from;
+        t->model->backend->ops.sumsq(t->model->backend, &q);
+    }
+    return t->some ? all : sum;
+}
+
+void hl_trainer_apply(hola_trainer *t, double lr, double norm) {
+    const hola_train_opts *o = &t->opt;
+    struct hl_adamw a = {.beta1 = o->beta1, .beta2 = o->beta2, .eps = o->eps};
+    struct run_of run;
     t->step++;
     a.grad_scale = o->clip > 0 && norm > o->clip ? o->clip / norm : 1;
-    a.weight_decay = o->weight_decay > 0 ? o->weight_decay : 0;
     a.bias1 = 1 - pow(o->beta1, (double)t->step);
     a.bias2 = 1 - pow(o->beta2, (double)t->step);
-    for (int64_t i = 0; i < p->n; i++) {
-        if (!p->tensor[i].trained) continue;
-        int64_t from = p->tensor[i].offset, to;
-        while (i + 1 < p->n && p->tensor[i + 1].trained) i++;
-        to = p->tensor[i].offset + p->tensor[i].count;
-        if (from < t->first) from = t->first;
-        if (to > end) to = end;
-        if (from >= to) continue;
-        a.n = to - from;
-        a.p = t->model->master + from;
-        a.half = t->model->half ? (char *)t->model->half + from * t->model->backend->act_size : NULL;
-        a.m = t->m + (from - t->first);
-        a.v = t->v + (from - t->first);
-        a.grad = t->grads + from;
+    for (int64_t i = 0; next_run(t, &i, &run);) {
+        const double decay = run.memory && t->memory_decay >= 0 ? t->memory_decay : o->weight_decay;
+        a.lr = run.memory ? lr * t->memory_rate : lr;
+        a.weight_decay = decay > 0 ? decay : 0;
+        a.n = run.n;
+        a.p = t->model->master + run.from;
+        a.half = t->model->half ? (char *)t->model->half + run.from * t->model->backend->act_size : NULL;
+        a.m = t->m + (run.from - t->first);
+        a.v = t->v + (run.from - t->first);
+        a.grad = t->grads + run.from;
         t->model->backend->ops.adamw(t->model->backend, &a);
     }
     t->model->stale = true;
@@ -306,6 +346,7 @@ void hl_trainer_clear(hola_trainer *t) {
 }
 
 hola_status hola_trainer_update(hola_trainer *t, double lr, double *grad_norm) {
+    HL_NEED(t, "the trainer");
     hola_status s = HOLA_OK;
     if (!(lr >= 0 && isfinite(lr))) return hl_fail(HOLA_EINVAL, "learning rate: %g", lr);
     HL_ASSERT(t->ranks == 1);

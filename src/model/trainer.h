@@ -31,6 +31,10 @@ struct hl_trainer_view {
 struct hl_trainer_view hl_trainer_view(const hola_trainer *t);
 void hl_trainer_set_updates(hola_trainer *t, int64_t updates);
 
+/* The exact memory's tensors are updated with a rate and a weight decay of their own. rate: times that of the others;
+ * decay: negative: that of the others. */
+void hl_trainer_set_memory(hola_trainer *t, double rate, double decay);
+
 /* hola_trainer_update in three: the squares of this part's gradients summed; AdamW on this part with the
  * gradients clipped by the norm of the whole; all gradients cleared. */
 double hl_trainer_sumsq(const hola_trainer *t);

@@ -8,13 +8,22 @@
 #define HL_OPS_H
 #include "core/pool.h"
 #include "ops/adamw/adamw.h"
+#include "ops/attention/attention.h"
+#include "ops/bias/bias.h"
 #include "ops/cache/cache.h"
 #include "ops/conv/conv.h"
+#include "ops/decay/decay.h"
 #include "ops/embed/embed.h"
+#include "ops/feature_map/feature_map.h"
 #include "ops/gate/gate.h"
 #include "ops/gdn/gdn.h"
+#include "ops/gla/gla.h"
+#include "ops/gsa/gsa.h"
+#include "ops/kda/kda.h"
 #include "ops/linear/linear.h"
+#include "ops/lte/lte.h"
 #include "ops/norm/norm.h"
+#include "ops/rope/rope.h"
 #include "ops/swiglu/swiglu.h"
 #include "ops/topk/topk.h"
 #include "ops/xent/xent.h"
@@ -25,35 +34,55 @@
  * NEEDED ops exist on all backends: call them. OPTIONAL ones may be missing: test the pointer and do without, as with
  * a fused form, or refuse to run (hl_backend_require), as with an op that a model cannot do without. A new op begins as
  * OPTIONAL, REF. */
-#define HL_OPS_LIST(X)                                  \
-    X(linear_forward, hl_linear, NEEDED, ALL)           \
-    X(linear_backward, hl_linear, NEEDED, ALL)          \
-    X(rmsnorm_forward, hl_rmsnorm, NEEDED, ALL)         \
-    X(rmsnorm_backward, hl_rmsnorm, NEEDED, ALL)        \
-    X(l2norm_forward, hl_l2norm, NEEDED, ALL)           \
-    X(l2norm_backward, hl_l2norm, NEEDED, ALL)          \
-    X(conv_forward, hl_conv, NEEDED, ALL)               \
-    X(conv_backward, hl_conv, NEEDED, ALL)              \
-    X(gate_forward, hl_gate, NEEDED, ALL)               \
-    X(gate_backward, hl_gate, NEEDED, ALL)              \
-    X(gdn_forward, hl_gdn, NEEDED, ALL)                 \
-    X(gdn_backward, hl_gdn, NEEDED, ALL)                \
-    X(cache_score, hl_score, NEEDED, ALL)               \
-    X(cache_forward, hl_cache, NEEDED, ALL)             \
-    X(cache_backward, hl_cache, NEEDED, ALL)            \
-    X(swiglu_forward, hl_swiglu, NEEDED, ALL)           \
-    X(swiglu_backward, hl_swiglu, NEEDED, ALL)          \
-    X(embed_forward, hl_embed, NEEDED, ALL)             \
-    X(embed_backward, hl_embed, NEEDED, ALL)            \
-    X(xent, hl_xent, NEEDED, ALL)                       \
-    X(adamw, hl_adamw, NEEDED, ALL)                     \
-    X(sumsq, hl_sumsq, NEEDED, ALL)                     \
-    X(topk, hl_topk, NEEDED, ALL)                       \
-    X(twonorm_forward, hl_twonorm, OPTIONAL, DEVICE)    \
-    X(twonorm_backward, hl_twonorm, OPTIONAL, DEVICE)   \
-    X(convnorm_forward, hl_convnorm, OPTIONAL, DEVICE)  \
-    X(convnorm_backward, hl_convnorm, OPTIONAL, DEVICE) \
-    X(decode_one, hl_decode, OPTIONAL, BF16)            \
+#define HL_OPS_LIST(X)                                   \
+    X(linear_forward, hl_linear, NEEDED, ALL)            \
+    X(linear_backward, hl_linear, NEEDED, ALL)           \
+    X(rmsnorm_forward, hl_rmsnorm, NEEDED, ALL)          \
+    X(rmsnorm_backward, hl_rmsnorm, NEEDED, ALL)         \
+    X(l2norm_forward, hl_l2norm, NEEDED, ALL)            \
+    X(l2norm_backward, hl_l2norm, NEEDED, ALL)           \
+    X(conv_forward, hl_conv, NEEDED, ALL)                \
+    X(conv_backward, hl_conv, NEEDED, ALL)               \
+    X(gate_forward, hl_gate, NEEDED, ALL)                \
+    X(gate_backward, hl_gate, NEEDED, ALL)               \
+    X(gdn_forward, hl_gdn, NEEDED, ALL)                  \
+    X(gdn_backward, hl_gdn, NEEDED, ALL)                 \
+    X(cache_score, hl_score, NEEDED, ALL)                \
+    X(cache_forward, hl_cache, NEEDED, ALL)              \
+    X(cache_backward, hl_cache, NEEDED, ALL)             \
+    X(swiglu_forward, hl_swiglu, NEEDED, ALL)            \
+    X(swiglu_backward, hl_swiglu, NEEDED, ALL)           \
+    X(embed_forward, hl_embed, NEEDED, ALL)              \
+    X(embed_backward, hl_embed, NEEDED, ALL)             \
+    X(xent, hl_xent, NEEDED, ALL)                        \
+    X(adamw, hl_adamw, NEEDED, ALL)                      \
+    X(sumsq, hl_sumsq, NEEDED, ALL)                      \
+    X(topk, hl_topk, NEEDED, ALL)                        \
+    X(feature_map_forward, hl_feature_map, NEEDED, ALL)  \
+    X(feature_map_backward, hl_feature_map, NEEDED, ALL) \
+    X(logsigmoid_forward, hl_logsigmoid, NEEDED, ALL)    \
+    X(logsigmoid_backward, hl_logsigmoid, NEEDED, ALL)   \
+    X(kda_gate_forward, hl_kda_gate, NEEDED, ALL)        \
+    X(kda_gate_backward, hl_kda_gate, NEEDED, ALL)       \
+    X(kda_forward, hl_kda, NEEDED, ALL)                  \
+    X(kda_backward, hl_kda, NEEDED, ALL)                 \
+    X(gla_forward, hl_gla, NEEDED, ALL)                  \
+    X(gla_backward, hl_gla, NEEDED, ALL)                 \
+    X(gsa_forward, hl_gsa, NEEDED, ALL)                  \
+    X(gsa_backward, hl_gsa, NEEDED, ALL)                 \
+    X(rope_forward, hl_rope, NEEDED, ALL)                \
+    X(rope_backward, hl_rope, NEEDED, ALL)               \
+    X(attention_forward, hl_attention, NEEDED, ALL)      \
+    X(attention_backward, hl_attention, NEEDED, ALL)     \
+    X(bias_forward, hl_bias, NEEDED, ALL)                \
+    X(bias_backward, hl_bias, NEEDED, ALL)               \
+    X(lte_forward, hl_lte, NEEDED, ALL)                  \
+    X(lte_backward, hl_lte, NEEDED, ALL)                 \
+    X(twonorm_forward, hl_twonorm, OPTIONAL, DEVICE)     \
+    X(twonorm_backward, hl_twonorm, OPTIONAL, DEVICE)    \
+    X(convnorm_forward, hl_convnorm, OPTIONAL, DEVICE)   \
+    X(convnorm_backward, hl_convnorm, OPTIONAL, DEVICE)  \
+    X(decode_one, hl_decode, OPTIONAL, BF16)             \
     X(decode_batch, hl_decode, OPTIONAL, BF16)
 
 struct hl_backend; /* backend/backend.h */

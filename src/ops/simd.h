@@ -135,4 +135,30 @@ static inline vr v_exp(vr x) {
 #endif
 static inline vr v_sigmoid(vr x) { return 1 / (1 + v_exp(-x)); }
 
+#ifdef HL_DOUBLE
+static inline vr v_log1p(vr y) {
+    real t[VL];
+    v_store(t, y);
+    for (int i = 0; i < VL; i++) t[i] = log1p(t[i]);
+    return v_load(t);
+}
+#else
+/* log(1+y) for y in [0, 1], as 2 atanh(s), s = y / (2+y) <= 1/3: no cancellation however small y is. */
+static inline vr v_log1p(vr y) {
+    vr s = y / (2 + y), z = s * s, s2 = s + s, p = v_set(1.0f / 13);
+    p = p * z + 1.0f / 11;
+    p = p * z + 1.0f / 9;
+    p = p * z + 1.0f / 7;
+    p = p * z + 1.0f / 5;
+    p = p * z + 1.0f / 3;
+    return s2 + s2 * z * p;
+}
+#endif
+
+/* log(1+exp(x)) = max(x, 0) + log(1+exp(-|x|)), so that exp never overflows */
+static inline vr v_softplus(vr x) {
+    vr y = v_max(x, v_set(0)) + v_log1p(v_exp(v_min(x, -x)));
+    return v_select((vi)(x > 20), x, y);
+}
+
 #endif

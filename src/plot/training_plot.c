@@ -18,17 +18,22 @@ enum { COLORS = sizeof colors / sizeof *colors };
 struct panel {
     const char *title;
     size_t field, other; /* of struct hl_metric; other: dashed on top, 0: none */
+    bool log;            /* spikes stay inside the frame and do not flatten the rest */
 };
 #define AT(f) offsetof(struct hl_metric, f)
-static const struct panel panels[] = {{"loss (dashed: validation)", AT(loss), AT(val_loss)},
-                                      {"learning rate", AT(lr), 0},
-                                      {"gradient norm", AT(grad_norm), 0},
-                                      {"tokens per second", AT(tok_per_s), 0}};
+static const struct panel panels[] = {{"loss, nats per token (dashed: validation)", AT(loss), AT(val_loss), false},
+                                      {"learning rate", AT(lr), 0, false},
+                                      {"gradient norm, logarithmic", AT(grad_norm), 0, true},
+                                      {"tokens per second", AT(tok_per_s), 0, false}};
 
-static double value(const struct hl_metric *m, size_t field) { return *(const double *)((const char *)m + field); }
+static double value(const struct hl_metric *m, size_t field, bool log) {
+    const double x = *(const double *)((const char *)m + field);
+    return log ? log10(x) : x; /* of 0: not finite, left out */
+}
 
 struct range {
     double x0, x1, y0, y1;
+    bool log; /* y is a logarithm */
 };
 
 static int ascending(const void *a, const void *b) {
@@ -44,14 +49,15 @@ static bool y_range(const struct hl_plot_run *run, int n, const struct panel *p,
     if (!v) return false;
     for (int i = 0; i < n; i++)
         for (int64_t k = 0; k < run[i].history->n; k++) {
-            double a = value(&run[i].history->at[k], p->field),
-                   b = p->other ? value(&run[i].history->at[k], p->other) : (double)NAN;
+            double a = value(&run[i].history->at[k], p->field, p->log),
+                   b = p->other ? value(&run[i].history->at[k], p->other, p->log) : (double)NAN;
             if (isfinite(a)) v[count++] = a;
             if (isfinite(b)) v[count++] = b;
         }
     qsort(v, (size_t)count, sizeof *v, ascending);
     r->y0 = count ? v[0] : 0;
-    r->y1 = count ? v[(int64_t)(0.995 * (double)(count - 1) + 0.5)] : 1;
+    r->y1 = count ? v[(int64_t)((p->log ? 1 : 0.995) * (double)(count - 1) + 0.5)] : 1;
+    r->log = p->log;
     double margin = 0.04 * (r->y1 - r->y0);
     if (margin < 1e-6 * fabs(r->y1)) margin = 1e-6 * fabs(r->y1); /* ticks must be told apart */
     if (margin <= 0) margin = 1;
@@ -76,7 +82,8 @@ static void axes(struct hl_text *t, const struct range *r) {
     double sx = tick_step(r->x1 - r->x0, 6), sy = tick_step(r->y1 - r->y0, 5);
     for (double y = ceil(r->y0 / sy) * sy; y <= r->y1; y += sy) {
         char label[32]; /* 160000, not 1.6e+05 */
-        snprintf(label, sizeof label, "%.*g", fabs(y) < 1e4 ? 4 : 7, fabs(y) < 1e-9 * sy ? 0 : y);
+        if (r->log) snprintf(label, sizeof label, "%.2g", pow(10, y));
+        else snprintf(label, sizeof label, "%.*g", fabs(y) < 1e4 ? 4 : 7, fabs(y) < 1e-9 * sy ? 0 : y);
         hl_svg_level(t, to_y(r, y), PANEL_W, label);
     }
     for (double x = ceil(r->x0 / sx) * sx; x <= r->x1; x += sx)
@@ -90,13 +97,13 @@ static void curve(struct hl_text *t, const struct hl_metrics_history *h, size_t 
                   const char *color, bool dashed) {
     const int64_t bin = (h->n + POINTS - 1) / POINTS;
     int64_t drawn = 0;
-    hl_text_printf(t, "<path class='c' fill='none' stroke-width='1.4' stroke='%s'%s d='", color,
+    hl_text_printf(t, "<path fill='none' stroke-width='1.4' stroke='%s'%s d='", color,
                    dashed ? " stroke-dasharray='5 3'" : "");
     for (int64_t i = 0, pen = 0; i < h->n; i += bin) {
         double sum = 0, steps = 0;
         int64_t k = 0;
         for (int64_t j = i; j < i + bin && j < h->n; j++) {
-            double v = value(&h->at[j], field);
+            double v = value(&h->at[j], field, r->log);
             if (isfinite(v)) sum += v, steps += (double)h->at[j].step, k++;
         }
         if (k > 0)
@@ -113,9 +120,7 @@ static void put_panel(struct hl_text *t, const struct hl_plot_run *run, int n, i
         t->failed = true;
         return;
     }
-    char data[160]; /* for the script below */
-    snprintf(data, sizeof data, " class='p' data-r='%.17g %.17g %.17g %.17g'", r.x0, r.x1, r.y0, r.y1);
-    hl_svg_panel(t, LEFT + i % 2 * GAP_X, TOP + 24 * ((n + 1) / 2) + i / 2 * GAP_Y, PANEL_W, PANEL_H, data, p->title);
+    hl_svg_panel(t, LEFT + i % 2 * GAP_X, TOP + 24 * ((n + 1) / 2) + i / 2 * GAP_Y, PANEL_W, PANEL_H, "", p->title);
     axes(t, &r);
     for (int k = 0; k < n; k++) {
         curve(t, run[k].history, p->field, &r, colors[k % COLORS], false);
@@ -134,7 +139,10 @@ static void legend(struct hl_text *t, const struct hl_plot_run *run, int n) {
         const size_t len = strlen(run[k].name);
         if (len > 48) hl_text_printf(t, "...");
         hl_svg_escape(t, run[k].name + (len > 48 ? len - 48 : 0)); /* the end tells runs apart */
-        if (h->n > 0) hl_text_printf(t, ": step %" PRId64 ", loss %.4f", h->at[h->n - 1].step, h->at[h->n - 1].loss);
+        const struct hl_metric *best = hl_plot_best(h);
+        if (best) hl_text_printf(t, ": best validation loss %.4f, step %" PRId64, best->val_loss, best->step);
+        else if (h->n > 0)
+            hl_text_printf(t, ": step %" PRId64 ", loss %.4f", h->at[h->n - 1].step, h->at[h->n - 1].loss);
         hl_text_printf(t, "</text>\n");
     }
 }
@@ -151,35 +159,17 @@ static void put_svg(struct hl_text *t, const struct hl_plot_run *run, int n) {
     hl_text_printf(t, "</svg>\n");
 }
 
-/* Finds, on every curve of the panel, the point nearest to the mouse and shows its step and value. */
-static const char script[] =
-    "document.querySelectorAll('.p').forEach(p=>{const r=p.dataset.r.split(' "
-    "').map(Number),S='http://www.w3.org/2000/svg',"
-    "l=document.createElementNS(S,'path'),t=document.createElementNS(S,'text');l.setAttribute('stroke','#888'"
-    ");"
-    "t.setAttribute('y',-10);t.setAttribute('x',460);t.setAttribute('text-anchor','end');p.append(l,t);"
-    "const c=[...p.querySelectorAll('.c')].map(c=>({k:c.getAttribute('stroke'),d:[...c.getAttribute('d')"
-    ".matchAll(/[ML]([-\\d.]+) ([-\\d.]+)/g)].map(m=>[+m[1],+m[2]])})).filter(c=>c.d.length);"
-    "p.onmousemove=e=>{const x=new "
-    "DOMPoint(e.clientX,e.clientY).matrixTransform(p.getScreenCTM().inverse()).x;"
-    "if(x<0||x>460||!c.length)return;l.setAttribute('d','M'+x+' 0v250');t.textContent='';c.forEach((c,i)=>{"
-    "const q=c.d.reduce((a,b)=>Math.abs(b[0]-x)<Math.abs(a[0]-x)?b:a),s=document.createElementNS(S,'tspan');"
-    "s.setAttribute('fill',c.k);s.textContent=(i?'  ':'step '+Math.round(r[0]+q[0]/460*(r[1]-r[0]))+'  ')+"
-    "(r[3]-q[1]/"
-    "250*(r[3]-r[2])).toPrecision(5);t.append(s)})};p.onmouseleave=()=>{l.setAttribute('d','');t.textContent="
-    "''}})";
+const struct hl_metric *hl_plot_best(const struct hl_metrics_history *h) {
+    const struct hl_metric *best = NULL;
+    for (int64_t i = 0; i < h->n; i++)
+        if (isfinite(h->at[i].val_loss) && (!best || h->at[i].val_loss < best->val_loss)) best = &h->at[i];
+    return best;
+}
 
 hola_status hl_plot_write(const char *path, const struct hl_plot_run *run, int n, int refresh) {
     struct hl_text t = {0};
-    size_t len = strlen(path);
-    if (len > 4 && !strcmp(path + len - 4, ".svg")) {
-        put_svg(&t, run, n);
-    } else {
-        hl_text_printf(&t, "<!doctype html>\n<html><head><meta charset='utf-8'>");
-        if (refresh > 0) hl_text_printf(&t, "<meta http-equiv='refresh' content='%d'>", refresh);
-        hl_text_printf(&t, "<title>hola: training</title></head>\n<body style='margin:1em auto;max-width:1400px'>\n");
-        put_svg(&t, run, n);
-        hl_text_printf(&t, "<script>%s</script>\n</body></html>\n", script);
-    }
+    const size_t len = strlen(path);
+    if (len > 4 && !strcmp(path + len - 4, ".svg")) put_svg(&t, run, n);
+    else hl_plot_page(&t, run, n, refresh);
     return hl_svg_write(&t, path);
 }

@@ -1,5 +1,6 @@
 /* bpe.c -- building the model of bpe.h: tokens by text, merges, and where texts may be cut. */
 #include "tokenizer/bpe.h"
+#include "tokenizer/pretoken.h"
 #include <stdlib.h>
 
 /* ---- tables ---- */
@@ -168,6 +169,7 @@ hola_status hl_bpe_finish(struct hl_bpe *b) {
 void hl_bpe_free(struct hl_bpe *b) {
     free(b->piece), free(b->store), free(b->by_text);
     hl_table_free(&b->pairs), hl_table_free(&b->chars), hl_table_free(&b->bigrams);
+    hl_cuts_free(b->cuts);
 }
 
 /* ---- cutting ---- */

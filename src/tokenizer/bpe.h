@@ -43,9 +43,7 @@ static inline const struct hl_slot *hl_table_get(const struct hl_table *t, uint6
 enum hl_words {                  /* how a text is cut into words */
                 HL_WORDS_JOINED, /* no pattern: wherever it makes no difference */
                 HL_WORDS_SPACES, /* before every space (Metaspace) */
-                HL_WORDS_GPT2,
-                HL_WORDS_LLAMA3,
-                HL_WORDS_QWEN2
+                HL_WORDS_PATTERN /* by patterns: hl_bpe.cuts */
 };
 
 struct hl_token_piece {
@@ -70,11 +68,12 @@ struct hl_bpe {
     int32_t byte[256];       /* token of a byte that falls back, -1: none */
     int32_t unknown;         /* -1: what is unknown is left out */
     enum hl_words words;
-    bool byte_level;    /* symbols are bytes */
-    bool space_is_meta; /* ' ' in a text is U+2581 in the tokens */
-    bool fuse_unknown;  /* a run of unknown symbols in a word is one token */
-    bool whole_words;   /* a word that is a token is that token (ignore_merges) */
-    bool uncut;         /* words are not to be cut, as one of the two above looks at them whole */
+    struct hl_cuts *cuts; /* pretoken.h */
+    bool byte_level;      /* symbols are bytes */
+    bool space_is_meta;   /* ' ' in a text is U+2581 in the tokens */
+    bool fuse_unknown;    /* a run of unknown symbols in a word is one token */
+    bool whole_words;     /* a word that is a token is that token (ignore_merges) */
+    bool uncut;           /* words are not to be cut, as one of the two above looks at them whole */
 };
 
 enum { HL_META = 0x2581 }; /* the visible space */
@@ -110,7 +109,7 @@ bool hl_is_utf8(const char *text, int64_t len);
 /* The byte that "<0xE2>" names; -1: not of this form. */
 int hl_byte_piece(const char *text, int64_t len);
 
-/* Whether a text may be cut before text[i], 0 < i < len, whatever the words (see above; patterns: pretoken.c). */
+/* Whether a text may be cut before text[i], 0 < i < len, whatever the words (see above; patterns: pretoken.h). */
 bool hl_bpe_may_cut(const struct hl_bpe *b, const char *text, int64_t len, int64_t i);
 
 /* Memory of one thread: a cache of words and room for merging. Fixed size, whatever the text. */
@@ -121,8 +120,5 @@ struct hl_ids;
 /* Appends the ids of text[0..len), cut into words. */
 hola_status hl_bpe_encode(const struct hl_bpe *b, struct hl_bpe_work *w, const char *text, int64_t len,
                           struct hl_ids *out);
-/* pretoken.c: where the word that begins at text[at] ends. For every pattern, a text may also be cut between
- * an ASCII character that is no space and a space. */
-int64_t hl_word_end(enum hl_words words, const char *text, int64_t len, int64_t at);
 
 #endif

@@ -2,6 +2,7 @@
  *
  * Cost: a word in the cache takes one hash and one cache line. Else n symbols take O(n^2) steps up to SHORT
  * bytes and O(n log n) beyond, so that no input (a megabyte of one letter) is slow. */
+#include "tokenizer/pretoken.h"
 #include "tokenizer/tokenizer.h"
 #include <stdlib.h>
 
@@ -301,16 +302,38 @@ static inline int64_t joined_end(const struct hl_bpe *b, const char *text, int64
     return at;
 }
 
+/* Metaspace: a word begins at every space, visible or not. */
+static int64_t spaced_end(const char *text, int64_t len, int64_t at) {
+    for (at++; at < len && text[at] != ' '; at++)
+        if (len - at >= 3 && memcmp(text + at, HL_META_TEXT, 3) == 0) break;
+    return at;
+}
+
+/* The next word at or behind *at: where it begins and ends; at the text's end if there is none. */
+static inline int64_t next_word(const struct hl_bpe *b, struct hl_cutter *cutter, const char *text, int64_t len,
+                                int64_t *at) {
+    struct hl_piece piece;
+    int64_t seen;
+    if (b->words == HL_WORDS_JOINED) return b->uncut ? len : joined_end(b, text, len, *at);
+    if (b->words == HL_WORDS_SPACES) return spaced_end(text, len, *at);
+    if (b->cuts->plain) return hl_pattern_match(b->cuts->level[0].pattern, text, len, *at, &seen);
+    if (!hl_cutter_next(cutter, &piece)) return *at = len;
+    *at = piece.begin;
+    return piece.end;
+}
+
 hola_status hl_bpe_encode(const struct hl_bpe *b, struct hl_bpe_work *w, const char *text, int64_t len,
                           struct hl_ids *out) {
     struct waiting batch[BATCH];
+    struct hl_cutter cutter;
     hola_status s = HOLA_OK;
-    for (int64_t at = 0, end; at < len && s == HOLA_OK;) {
+    bool cuts = b->words == HL_WORDS_PATTERN && !b->cuts->plain;
+    if (cuts) hl_cutter_begin(&cutter, b->cuts, text, len);
+    for (int64_t at = 0, end = 0; at < len && s == HOLA_OK;) {
         int n = 0;
         for (; n < BATCH && at < len; at = end, n++) {
-            if (b->words != HL_WORDS_JOINED) end = hl_word_end(b->words, text, len, at);
-            else end = b->uncut ? len : joined_end(b, text, len, at);
-            if (end - at > KEY) break;
+            end = next_word(b, &cutter, text, len, &at);
+            if (end - at > KEY || at == len) break;
             batch[n].word = text + at;
             batch[n].line = line_of(w, text + at, end - at, len - at, batch[n].key);
             __builtin_prefetch(batch[n].line);
@@ -321,5 +344,6 @@ hola_status hl_bpe_encode(const struct hl_bpe *b, struct hl_bpe_work *w, const c
         s = encode_long(b, w, text + at, end - at, out);
         at = end;
     }
+    if (cuts) hl_cutter_end(&cutter);
     return s;
 }

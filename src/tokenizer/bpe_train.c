@@ -5,6 +5,7 @@
 #include "tokenizer/bpe_train.h"
 #include "tokenizer/bpe_train_words.h"
 #include "tokenizer/byte_json.h"
+#include "tokenizer/pretoken.h"
 #include "tokenizer/tokenizer_json.h"
 #include <stdlib.h>
 #include <string.h>
@@ -23,6 +24,7 @@ struct token {
 };
 struct hl_bpe_trainer {
     struct hl_pool *pool;
+    struct hl_pattern *words;
     struct hl_words_bag *bag; /* one per worker; the first takes all in the end */
     int32_t **symbols;        /* of each word */
     int32_t *lengths;
@@ -96,6 +98,10 @@ hola_status hl_bpe_trainer_new(struct hl_bpe_trainer **out, int threads) {
     *out = NULL;
     if (s == HOLA_OK) {
         t->bag = calloc((size_t)hl_pool_threads(t->pool), sizeof *t->bag);
+        s = hl_pattern_new(&t->words, HL_PATTERN_REGEX, HL_GPT2_PATTERN, sizeof HL_GPT2_PATTERN - 1, false,
+                           "tokenizer");
+    }
+    if (s == HOLA_OK) {
         s = t->bag ? first_tokens(t) : hl_fail(HOLA_ENOMEM, "tokenizer: training");
     }
     if (s == HOLA_OK) *out = t, t = NULL;
@@ -111,6 +117,7 @@ void hl_bpe_trainer_free(struct hl_bpe_trainer *t) {
     free(t->bag), free(t->symbols), free(t->lengths), free(t->token), free(t->store), free(t->merge);
     free(t->pair), free(t->heap), free(t->fresh);
     hl_table_free(&t->by_text), hl_table_free(&t->by_key);
+    hl_pattern_free(t->words);
     hl_pool_free(t->pool);
     free(t);
 }
@@ -129,8 +136,8 @@ struct counting {
 static void count_text(void *ctx, int64_t i, int worker) {
     struct counting *c = ctx;
     const struct hl_train_text *x = &c->texts[i];
-    for (int64_t at = 0, end; at < x->len && c->status[i] == HOLA_OK; at = end) {
-        end = hl_word_end(HL_WORDS_GPT2, x->text, x->len, at);
+    for (int64_t at = 0, end, seen; at < x->len && c->status[i] == HOLA_OK; at = end) {
+        end = hl_pattern_match(c->t->words, x->text, x->len, at, &seen); /* it matches everywhere */
         if (end - at <= MAX_WORD) c->status[i] = hl_bag_add(&c->t->bag[worker], x->text + at, end - at, 1);
     }
 }

@@ -1,124 +1,174 @@
-/* pretoken.c -- where words end: the patterns of known tokenizers, written out by hand.
+/* pretoken.c -- the pieces that patterns cut a text into. See pretoken.h.
  *
- * GPT-2:   's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
- * Llama 3: (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|
- *          \s*[\r\n]+|\s+(?!\S)|\s+
- * Qwen 2:  the same with \p{N} for \p{N}{1,3}
+ * Where a text may be cut. Between an ASCII character a and a ' ', every level must be sure that no match goes on
+ * across, that no match which ends there minds whether the ' ' or the text's end follows, and that nothing is merged
+ * across; then the matches of all levels are the same in one text and in two. If besides one level always has a match
+ * begin at a ' ', the boundary is there in the whole text too. Patterns do not look back, so this is all.
  *
- * A byte that is not UTF-8 counts as a character of no class. Alternatives are tried in order, as a
- * backtracking matcher does. No word holds a character that is no space followed by ' ', none looks behind,
- * and only a word of spaces looks ahead, by one character: so a text may be cut between an ASCII character
- * that is no space and a ' '. */
-#include "tokenizer/bpe.h"
-#include "tokenizer/unicode.h"
+ * A search tries every character as the beginning of a match. Where the attempts read far ahead and fail (\s+$ before
+ * a word), that would take time in the square of the text. So after a long failure the states of the attempts are
+ * kept by place: an attempt that arrives at a place in the state of one that failed, fails too. */
+#include "tokenizer/pretoken.h"
+#include <stdlib.h>
+#include <string.h>
 
-struct reader {
-    const char *text;
-    int64_t len;
-};
+enum { LONG_FAILURE = 256 };
 
-/* The character at `at`: its class and length (0: the end). */
-static inline int look(const struct reader *r, int64_t at, uint32_t *c, int *size) {
-    if (at >= r->len) return *size = 0, *c = 0, 0;
-    unsigned char first = (unsigned char)r->text[at];
-    if (first < 0x80) return *size = 1, *c = first, hl_class_ascii[first];
-    *size = hl_utf8(r->text + at, r->len - at, c);
-    if (*size == 0) return *size = 1, *c = 0xfffd, 0;
-    return hl_class_beyond_ascii(*c);
+void hl_cuts_free(struct hl_cuts *c) {
+    for (int i = 0; c && i < c->n; i++) hl_pattern_free(c->level[i].pattern);
+    free(c);
 }
 
-enum { ANY = HL_LETTER | HL_NUMBER | HL_SPACE };
+/* ---- where texts may be cut ---- */
 
-/* The end of the run, from `at` on, of characters whose class within ANY is `want`. */
-static inline int64_t run_of(const struct reader *r, int64_t at, int want) {
-    uint32_t c;
-    int size;
-    while ((look(r, at, &c, &size) & ANY) == want && size > 0) at += size;
-    return at;
+static bool merges_across(const struct hl_level *l) {
+    const struct hl_pattern *p = l->pattern;
+    bool begins = hl_pattern_next(p, hl_pattern_start(p), p->of[' ']) != HL_PATTERN_DEAD;
+    if (l->behavior == HL_ISOLATED || l->behavior == HL_REMOVED) return false;
+    return l->invert || l->behavior == HL_MERGED_WITH_NEXT || begins;
 }
 
-static int lower(const struct reader *r, int64_t at) {
-    int c = at < r->len ? (unsigned char)r->text[at] : 0;
-    return c >= 'A' && c <= 'Z' ? c + 32 : c;
+/* Whether a match may go on from an `a` to a ' ', or tell it from the end of the text. */
+static bool goes_on(const struct hl_pattern *p, unsigned char a) {
+    for (int64_t s = HL_PATTERN_START; s < p->states; s++) {
+        uint32_t then = hl_pattern_next(p, (uint32_t)(s * p->classes), p->of[a]);
+        if (hl_pattern_next(p, then, p->of[' ']) != HL_PATTERN_DEAD) return true;
+        if (hl_pattern_ends(p, then, p->of[' ']) != hl_pattern_ends(p, then, p->classes - 1)) return true;
+    }
+    return false;
 }
 
-/* The end of 's 't 're 've 'm 'll 'd at `at`, or `at`. */
-static int64_t contraction(const struct reader *r, int64_t at, bool any_case) {
-    int a, b;
-    if (r->text[at] != '\'' || at + 1 >= r->len) return at;
-    a = any_case ? lower(r, at + 1) : (unsigned char)r->text[at + 1];
-    if (a == 's' || a == 't' || a == 'm' || a == 'd') return at + 2;
-    if (any_case && a == 0xc5 && at + 2 < r->len && (unsigned char)r->text[at + 2] == 0xbf)
-        return at + 3; /* U+017F, the long s, is an s in any case */
-    b = any_case ? lower(r, at + 2) : at + 2 < r->len ? (unsigned char)r->text[at + 2] : 0;
-    return ((a == 'r' || a == 'v') && b == 'e') || (a == 'l' && b == 'l') ? at + 3 : at;
+void hl_cuts_finish(struct hl_cuts *c) {
+    bool begins = false, merged = false;
+    for (int i = 0; i < c->n; i++) {
+        const struct hl_level *l = &c->level[i];
+        begins = begins || (l->behavior <= HL_REMOVED && hl_pattern_always(l->pattern, l->pattern->of[' ']));
+        merged = merged || merges_across(l);
+    }
+    for (unsigned char a = ' ' + 1; a < 0x7f; a++) {
+        bool may = begins && !merged;
+        for (int i = 0; i < c->n && may; i++) may = !goes_on(c->level[i].pattern, a);
+        if (may) c->cut_after[a / 64] |= (uint64_t)1 << a % 64;
+    }
+    bool everywhere = c->n == 1;
+    for (int k = 0; everywhere && k + 1 < c->level[0].pattern->classes; k++)
+        everywhere = hl_pattern_always(c->level[0].pattern, k);
+    /* nothing is between such matches: to keep them and to take away what is between them are the same */
+    c->plain = everywhere && c->level[0].behavior == (c->level[0].invert ? HL_REMOVED : HL_ISOLATED);
 }
 
-/* \s+(?!\S)|\s+: spaces up to, not including, the last one before a word. */
-static int64_t spaces_end(const struct reader *r, int64_t at) {
-    uint32_t c;
-    int size;
-    int64_t end = run_of(r, at, HL_SPACE), last = at;
-    if (end == r->len) return end;
-    for (int64_t i = at; i < end; i += size) last = i, look(r, i, &c, &size);
-    return last > at ? last : end;
+/* ---- matches ---- */
+
+static void forget(struct hl_cutting *l) {
+    free(l->row);
+    l->row = NULL;
+    l->row_from = l->row_to = 0;
+    l->remember = false;
 }
 
-static int64_t gpt2_end(const struct reader *r, int64_t at) {
-    uint32_t c;
-    int size, skip = r->text[at] == ' ';
-    int64_t end = contraction(r, at, false);
-    if (end > at) return end;
-    int class = look(r, at + skip, &c, &size) & ANY;
-    if (size > 0 && class != HL_SPACE) return run_of(r, at + skip, class);
-    return spaces_end(r, at);
+/* As hl_pattern_match, with the states of attempts that failed before. */
+static int64_t match_remembering(const struct hl_pattern *p, struct hl_cutting *l, const char *text, int64_t at) {
+    uint32_t row = hl_pattern_start(p);
+    int64_t last = -1;
+    for (int size; at < l->end; at += size) {
+        int class = hl_pattern_class(p, text, l->end, at, &size);
+        if (hl_pattern_ends(p, row, class)) last = at;
+        if ((row = hl_pattern_next(p, row, class)) == HL_PATTERN_DEAD) return last;
+        if (at >= l->row_from && at < l->row_to) {
+            if (last < 0 && l->row[at - l->row_from] == row) return -1;
+            l->row[at - l->row_from] = row;
+        }
+    }
+    return hl_pattern_ends(p, row, p->classes - 1) ? at : last;
 }
 
-/* \s*[\r\n]+: the end of the last line break in a run of spaces, or `at`. */
-static int64_t breaks_end(const struct reader *r, int64_t at) {
-    int64_t end = run_of(r, at, HL_SPACE);
-    while (end > at && r->text[end - 1] != '\r' && r->text[end - 1] != '\n') end--;
+static int64_t match(const struct hl_pattern *p, struct hl_cutting *l, const char *text, int64_t at) {
+    int64_t seen, end;
+    if (l->remember && at < l->row_to) {
+        end = match_remembering(p, l, text, at);
+        if (end >= 0) forget(l); /* what it has noted has not failed */
+        return end;
+    }
+    end = hl_pattern_match(p, text, l->end, at, &seen);
+    if (end < 0 && seen - at > LONG_FAILURE) {
+        forget(l);
+        l->row = calloc((size_t)(seen - at), sizeof *l->row); /* without memory it only takes longer */
+        if (l->row) l->row_from = at, l->row_to = seen, l->remember = true;
+    }
     return end;
 }
 
-static int64_t llama3_end(const struct reader *r, int64_t at, int digits) {
-    uint32_t c, next;
-    int size, next_size, class, next_class;
-    int64_t end = contraction(r, at, true);
-    if (end > at) return end;
-    class = look(r, at, &c, &size) & ANY;
-    if (class == HL_LETTER) return run_of(r, at, HL_LETTER);
-    next_class = look(r, at + size, &next, &next_size) & ANY;
-    if (class != HL_NUMBER && c != '\r' && c != '\n' && next_size > 0 && next_class == HL_LETTER)
-        return run_of(r, at + size, HL_LETTER);
-    if (class == HL_NUMBER) {
-        for (end = at; digits > 0 && (look(r, end, &c, &size) & ANY) == HL_NUMBER; digits--) end += size;
-        return end;
+/* The match at l->at, or what is before the next one. */
+static struct hl_piece find(const struct hl_pattern *p, struct hl_cutting *l, const char *text, int64_t from) {
+    int64_t at = from, end;
+    if (l->found.begin == from && l->found.end > from) return l->found;
+    for (int size; at < l->end; at += size) {
+        int class = hl_pattern_class(p, text, l->end, at, &size);
+        if (hl_pattern_next(p, hl_pattern_start(p), class) == HL_PATTERN_DEAD) continue;
+        if ((end = match(p, l, text, at)) < 0) continue;
+        if (at == from) return (struct hl_piece){at, end, true};
+        l->found = (struct hl_piece){at, end, true};
+        break;
     }
-    if (class == 0 || (c == ' ' && next_size > 0 && next_class == 0)) {
-        end = run_of(r, class == 0 ? at : at + 1, 0);
-        while (end < r->len && (r->text[end] == '\r' || r->text[end] == '\n')) end++;
-        return end;
-    }
-    end = breaks_end(r, at);
-    return end > at ? end : spaces_end(r, at);
+    return (struct hl_piece){from, at, false};
 }
 
-/* Metaspace: a word begins at every space, visible or not. */
-static int64_t meta_end(const char *text, int64_t len, int64_t at) {
-    for (at++; at < len && text[at] != ' '; at++)
-        if (len - at >= 3 && memcmp(text + at, HL_META_TEXT, 3) == 0) break;
-    return at;
+/* Whether the piece after one of kind `match` belongs to it. */
+static bool takes_next(enum hl_behavior behavior, bool match, bool next) {
+    switch (behavior) {
+    case HL_CONTIGUOUS: return match == next;
+    case HL_MERGED_WITH_PREVIOUS: return !match && next;
+    case HL_MERGED_WITH_NEXT: return match && !next;
+    default: return false;
+    }
 }
 
-int64_t hl_word_end(enum hl_words words, const char *text, int64_t len, int64_t at) {
-    struct reader r = {text, len};
-    switch (words) {
-    case HL_WORDS_JOINED: break;
-    case HL_WORDS_SPACES: return meta_end(text, len, at);
-    case HL_WORDS_GPT2: return gpt2_end(&r, at);
-    case HL_WORDS_LLAMA3: return llama3_end(&r, at, 3);
-    case HL_WORDS_QWEN2: return llama3_end(&r, at, 1);
+/* The next piece of a level, which has some text left. */
+static struct hl_piece cut(const struct hl_level *how, struct hl_cutting *l, const char *text) {
+    struct hl_piece piece = find(how->pattern, l, text, l->at), next;
+    bool last = piece.match;
+    l->at = piece.end;
+    if (how->behavior <= HL_REMOVED) return piece;
+    while (l->at < l->end) {
+        next = find(how->pattern, l, text, l->at);
+        if (!takes_next(how->behavior, last != how->invert, next.match != how->invert)) break;
+        piece.end = l->at = next.end;
+        last = next.match;
+        if (how->behavior != HL_CONTIGUOUS) break;
     }
-    return len;
+    return piece;
+}
+
+/* ---- pieces ---- */
+
+static void begin_level(struct hl_cutting *l, int64_t begin, int64_t end) {
+    if (l->row) forget(l); /* which knows this much text only */
+    l->at = begin, l->end = end;
+    l->found.end = 0;
+}
+
+void hl_cutter_begin(struct hl_cutter *c, const struct hl_cuts *cuts, const char *text, int64_t len) {
+    c->cuts = cuts, c->text = text;
+    for (int i = 0; i < cuts->n; i++) {
+        c->level[i].row = NULL, c->level[i].remember = false;
+        begin_level(&c->level[i], 0, i == 0 ? len : 0);
+    }
+}
+
+bool hl_cutter_next(struct hl_cutter *c, struct hl_piece *piece) {
+    const int n = c->cuts->n;
+    int i = n - 1;
+    for (;;) {
+        while (i >= 0 && c->level[i].at >= c->level[i].end) i--;
+        if (i < 0) return false;
+        const struct hl_level *how = &c->cuts->level[i];
+        *piece = cut(how, &c->level[i], c->text);
+        if (how->behavior == HL_REMOVED && piece->match != how->invert) continue;
+        if (++i == n) return true;
+        begin_level(&c->level[i], piece->begin, piece->end);
+    }
+}
+
+void hl_cutter_end(struct hl_cutter *c) {
+    for (int i = 0; c->cuts && i < c->cuts->n; i++) forget(&c->level[i]);
 }

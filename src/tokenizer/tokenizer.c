@@ -29,8 +29,11 @@ static hola_status load_file(hola_tokenizer *t, const char *path) {
     hola_status s;
     if (!file) return hl_fail(HOLA_ENOMEM, "%s: no memory for its name", path);
     if (stat(path, &st) == 0 && S_ISDIR(st.st_mode) && stat(file, &st) != 0 && errno == ENOENT)
-        s = hl_fail(HOLA_EIO, "%s: holds neither tokenizer.model nor tokenizer.json; name another tokenizer, or byte",
-                    path);
+        s = hl_fail(
+            HOLA_EIO,
+            "%s: holds neither tokenizer.model nor tokenizer.json; name a tokenizer (--tokenizer PATH), or take "
+            "bytes as tokens (--tokenizer byte)",
+            path);
     else s = hl_map_open(&m, file);
     if (s != HOLA_OK) goto done;
     while (i < m.size && strchr(" \t\r\n", m.data[i]) && m.data[i]) i++;
@@ -45,9 +48,11 @@ done:
 }
 
 hola_status hola_tokenizer_load(hola_tokenizer **out, const char *path) {
+    HL_NEED(out, "out");
+    *out = NULL;
+    HL_NEED(path, "path");
     hola_tokenizer *t = calloc(1, sizeof *t);
     hola_status s = HOLA_OK;
-    *out = NULL;
     if (!t) return hl_fail(HOLA_ENOMEM, "tokenizer: %zu bytes", sizeof *t);
     t->bos = t->eos = t->bpe.unknown = -1;
     memset(t->bpe.byte, 0xff, sizeof t->bpe.byte);
@@ -67,15 +72,26 @@ hola_status hola_tokenizer_load(hola_tokenizer **out, const char *path) {
 void hola_tokenizer_free(hola_tokenizer *t) {
     if (!t) return;
     hl_bpe_free(&t->bpe);
+    hl_normaliser_free(&t->normaliser);
     hl_caches_free(t->caches);
     hl_added_free(&t->raw), hl_added_free(&t->normalised);
     free(t->unknown_text), free(t->added_store);
     free(t);
 }
 
-int64_t hola_tokenizer_size(const hola_tokenizer *t) { return t->size; }
-int32_t hola_tokenizer_bos(const hola_tokenizer *t) { return t->bos; }
-int32_t hola_tokenizer_eos(const hola_tokenizer *t) { return t->eos; }
+hola_tokenizer *hl_tokenizer_continuing(const hola_tokenizer *t) {
+    hola_tokenizer *view = malloc(sizeof *view);
+    if (!view) return NULL;
+    *view = *t;
+    view->prefix = HL_PREFIX_NONE;
+    view->continuing = true;
+    view->squeeze = false;
+    return view;
+}
+
+int64_t hola_tokenizer_size(const hola_tokenizer *t) { return t ? t->size : 0; }
+int32_t hola_tokenizer_bos(const hola_tokenizer *t) { return t ? t->bos : -1; }
+int32_t hola_tokenizer_eos(const hola_tokenizer *t) { return t ? t->eos : -1; }
 
 /* ---- decode ---- */
 
@@ -152,7 +168,10 @@ static hola_status decode_bytes(const int32_t *ids, int64_t n, struct hl_text *o
 hola_status hola_tokenizer_decode(const hola_tokenizer *t, const int32_t *ids, int64_t n, char **text, int64_t *len) {
     struct hl_text out = {0};
     hola_status s;
+    HL_NEED(text, "text");
+    HL_NEED(len, "len");
     *text = NULL, *len = 0;
+    HL_NEED(t, "the tokenizer");
     if (n < 0 || (n > 0 && !ids)) return hl_fail(HOLA_EINVAL, "tokenizer: no ids");
     s = t->plain_bytes ? decode_bytes(ids, n, &out) : decode_pieces(t, ids, n, &out);
     if (s == HOLA_OK) s = hl_text_room(&out, 1);

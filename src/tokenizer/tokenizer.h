@@ -10,6 +10,7 @@
 #define HL_TOKENIZER_H
 #include "core/text.h"
 #include "tokenizer/bpe.h"
+#include "tokenizer/normalise.h"
 
 enum hl_piece_type {                /* as SentencePiece numbers them */
                      HL_PIECE_NONE, /* an id that no piece has */
@@ -64,9 +65,11 @@ struct hola_tokenizer {
     struct hl_added raw;        /* looked for in the text as it is */
     struct hl_added normalised; /* looked for after rewriting */
     enum hl_prefix prefix;
-    bool rewrite;      /* step 2 makes a copy: spaces become U+2581 */
-    bool squeeze;      /* SentencePiece's remove_extra_whitespaces */
-    bool fuse_unknown; /* a run of unknown tokens is one, across words */
+    struct hl_normaliser normaliser; /* step 2 makes a copy; its steps are none where one of the two below will do */
+    bool continuing;                 /* the text goes on with another: no step puts anything before it */
+    bool rewrite;                    /* step 2 makes a copy: spaces become U+2581 */
+    bool squeeze;                    /* SentencePiece's remove_extra_whitespaces */
+    bool fuse_unknown;               /* a run of unknown tokens is one, across words */
     enum hl_decoding decoder;
     char *added_store;  /* the texts of added tokens */
     char *unknown_text; /* what the unknown piece decodes to; NULL: its own text */
@@ -76,6 +79,9 @@ struct hola_tokenizer {
 /* Fill *t, which is zeroed, from a file's content; path is for messages. On failure the caller frees t. */
 hola_status hl_spm_read(hola_tokenizer *t, const char *data, int64_t size, const char *path);
 hola_status hl_tokenizer_json_read(hola_tokenizer *t, const char *data, int64_t size, const char *path);
+
+/* A view of t, to be free()d alone, for texts that go on with another: no space is put in front. NULL: no memory. */
+hola_tokenizer *hl_tokenizer_continuing(const hola_tokenizer *t);
 
 /* Step 2 for one segment; *out is empty before. */
 hola_status hl_tokenizer_rewrite(const hola_tokenizer *t, const char *text, int64_t len, struct hl_text *out);

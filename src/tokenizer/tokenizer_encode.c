@@ -2,6 +2,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "tokenizer/tokenizer.h"
 #include "core/pool.h"
+#include "tokenizer/pretoken.h"
 #include <pthread.h>
 #include <stdlib.h>
 
@@ -88,7 +89,8 @@ static hola_status add_item(struct plan *p, struct item item) {
 static bool may_cut(const struct hl_bpe *b, const char *text, int64_t len, int64_t i) {
     if (b->words == HL_WORDS_JOINED) return hl_bpe_may_cut(b, text, len, i);
     if (b->words == HL_WORDS_SPACES) return text[i] == ' ' || (len - i >= 3 && memcmp(text + i, HL_META_TEXT, 3) == 0);
-    return text[i] == ' ' && text[i - 1] > ' ' && text[i - 1] < 0x7f; /* see pretoken.c */
+    unsigned char before = (unsigned char)text[i - 1];
+    return text[i] == ' ' && before < 0x80 && (b->cuts->cut_after[before / 64] >> before % 64 & 1);
 }
 
 static int64_t next_cut(const struct hl_bpe *b, const char *text, int64_t len, int64_t from) {
@@ -136,8 +138,10 @@ static hola_status add_copy(struct plan *p, const char **text, int64_t *len) {
     p->copy = more;
     more += p->copies++;
     *more = (struct hl_text){0};
-    s = hl_tokenizer_rewrite(p->t, *text, *len, more);
-    *text = more->data, *len = more->n;
+    bool changed = true;
+    if (p->t->rewrite) s = hl_tokenizer_rewrite(p->t, *text, *len, more);
+    else s = hl_normalise(&p->t->normaliser, p->t->continuing, *text, *len, more, &changed);
+    if (changed) *text = more->data, *len = more->n;
     return s;
 }
 
@@ -145,7 +149,7 @@ static hola_status add_copy(struct plan *p, const char **text, int64_t *len) {
 static hola_status add_segment(struct plan *p, const char *text, int64_t len, bool first) {
     const hola_tokenizer *t = p->t;
     struct hl_found f;
-    hola_status s = t->rewrite ? add_copy(p, &text, &len) : HOLA_OK;
+    hola_status s = t->rewrite || t->normaliser.n > 0 ? add_copy(p, &text, &len) : HOLA_OK;
     for (int64_t at = 0, end; at < len && s == HOLA_OK; at = end) {
         bool found = hl_added_find(&t->normalised, text, len, at, &f);
         int64_t n = (found ? f.begin : len) - at;
@@ -282,7 +286,10 @@ hola_status hola_tokenizer_encode(const hola_tokenizer *t, const char *text, int
                                   int64_t *n) {
     struct plan p = {.t = t};
     hola_status s;
+    HL_NEED(ids, "ids");
+    HL_NEED(n, "n");
     *ids = NULL, *n = 0;
+    HL_NEED(t, "the tokenizer");
     if (len < 0 || (len > 0 && !text)) return hl_fail(HOLA_EINVAL, "tokenizer: no text");
     if (t->plain_bytes) return encode_bytes(text, len, ids, n);
     s = add_text(&p, text, len);

@@ -1,4 +1,4 @@
-/* tokenizer_json.h -- what the two files that read tokenizer.json share. */
+/* tokenizer_json.h -- what the files that read tokenizer.json share. */
 #ifndef HL_TOKENIZER_JSON_H
 #define HL_TOKENIZER_JSON_H
 #include "core/json.h"
@@ -9,6 +9,9 @@ enum { HL_JSON_MAX_ID = 1 << 22, HL_JSON_MAX_TOKEN = 1 << 16 };
 /* "PATH: FIELD: WHAT"; HOLA_ENOTSUP for what is beyond this reader, HOLA_EFORMAT for what makes no sense. */
 hola_status hl_json_refuse(const char *path, const char *field, const char *what);
 hola_status hl_json_bad(const char *path, const char *field, const char *what);
+/* The "type" of an object, "" where it has none; and the refusal of one. */
+const char *hl_json_type(const json_t *object);
+hola_status hl_json_refuse_type(const char *path, const char *field, const json_t *object);
 
 /* A boolean of an object, or its default where it is absent or null. */
 static inline bool hl_json_flag(const json_t *object, const char *name, bool absent) {
@@ -18,6 +21,15 @@ static inline bool hl_json_flag(const json_t *object, const char *name, bool abs
 static inline bool hl_json_is(const json_t *value, const char *text) {
     return json_is_string(value) && strcmp(json_string_value(value), text) == 0;
 }
+/* Of a Metaspace: always, first or never; files of old have add_prefix_space instead. */
+static inline const char *hl_json_prepend_scheme(const json_t *p) {
+    const char *scheme = json_string_value(json_object_get(p, "prepend_scheme"));
+    return scheme ? scheme : hl_json_flag(p, "add_prefix_space", true) ? "always" : "never";
+}
+
+/* The normalizer and the pre_tokenizer. *llama: the normalizer is that of Llama 2, which needs no steps. */
+hola_status hl_json_steps(hola_tokenizer *t, const json_t *normalizer, const json_t *pre_tokenizer, bool *llama,
+                          const char *path);
 
 /* The model: vocabulary and merges into t->bpe, whose byte_level, space_is_meta and words are set. `more` is one
  * more than the largest id of added tokens. */

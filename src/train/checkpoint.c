@@ -68,6 +68,7 @@ static hola_status write_state(const char *dir, const struct hl_checkpoint *c) {
                              t->seconds, "val_loss", number_or_null(t->val_loss), "best_val_loss",
                              number_or_null(t->best_val), "best_step", (json_int_t)t->best_step);
     if (root && c->run) json_object_set(root, "run", c->run);
+    if (root && t->pending) json_object_set_new(root, "evaluation_pending", json_true());
     text = root ? json_dumps(root, JSON_INDENT(2) | JSON_REAL_PRECISION(17)) : NULL;
     hola_status s = path && text ? hl_write_file(path, text, (int64_t)strlen(text)) : no_memory(dir);
     json_decref(root);
@@ -114,6 +115,7 @@ hola_status hl_checkpoint_state(const char *dir, struct hl_train_state *out) {
     t.seconds = number_or_nan(root, "seconds");
     t.val_loss = number_or_nan(root, "val_loss");
     t.best_val = number_or_nan(root, "best_val_loss");
+    t.pending = json_is_true(json_object_get(root, "evaluation_pending"));
     if (s == HOLA_OK && !(t.seconds >= 0)) s = hl_fail(HOLA_EFORMAT, "%s: bad seconds", path);
     if (s == HOLA_OK && (t.updates > t.step || t.step > ((int64_t)1 << 53)))
         s = hl_fail(HOLA_EFORMAT, "%s: %" PRId64 " updates in %" PRId64 " steps", path, t.updates, t.step);

@@ -22,6 +22,7 @@ struct hl_train_state {
     double val_loss; /* of this step; NaN: not evaluated */
     double best_val; /* the lowest of a checkpoint; NaN: none so far */
     int64_t best_step;
+    bool pending; /* a stop cut the evaluation of this step short: it is to be made up for */
 };
 
 struct hl_checkpoint {

@@ -22,7 +22,8 @@ double hl_gemm_peak(hola_model *m) {
             else ((real *)pattern)[i] = (real)(i % 251) * (real)0.01 - 1;
         hl_put(m->backend, x, pattern, bytes);
         hl_put(m->backend, x + bytes, pattern, bytes);
-        for (int i = 0; i < 4; i++) {
+        const double begun = hl_clock();
+        for (int i = 0; i < 4 && (i == 0 || hl_clock() - begun < 0.2); i++) { /* once is enough where it is slow */
             hl_finish(m->backend);
             double t = hl_clock();
             m->backend->ops.linear_forward(m->backend, &a);

@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "train/metrics.h"
 #include "core/file.h"
+#include "train/train.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -23,7 +24,7 @@ static const char *number(char buf[32], double x) {
     return buf;
 }
 
-static int format_line(char *out, size_t room, const struct hl_metric *m) {
+static int format_line(char *out, size_t room, const struct hl_metric *m, const struct hl_train_figures *f) {
     char loss[32], lr[32], norm[32], val[32];
     int n = snprintf(out, room,
                      "{\"step\": %" PRId64 ", \"tokens\": %" PRId64
@@ -31,8 +32,11 @@ static int format_line(char *out, size_t room, const struct hl_metric *m) {
                      m->step, m->tokens, number(loss, m->loss), number(lr, m->lr), number(norm, m->grad_norm),
                      m->tok_per_s, m->seconds);
     if (isfinite(m->val_loss)) n += snprintf(out + n, room - (size_t)n, ", \"val_loss\": %s", number(val, m->val_loss));
-    return n + snprintf(out + n, room - (size_t)n, ", \"epoch\": %" PRId64 ", \"skipped\": %" PRId64 "}\n", m->epoch,
-                        m->skipped);
+    n += snprintf(out + n, room - (size_t)n, ", \"epoch\": %" PRId64 ", \"skipped\": %" PRId64, m->epoch, m->skipped);
+    for (int i = 0; f && i < f->n; i++)
+        n += snprintf(out + n, room - (size_t)n, "%s\"%.*s\": %s", i ? ", " : ", \"eval\": {",
+                      (int)sizeof f->at[i].name, f->at[i].name, number(val, f->at[i].value));
+    return n + snprintf(out + n, room - (size_t)n, f && f->n > 0 ? "}}\n" : "}\n");
 }
 
 static double real_of(json_t *root, const char *key) {
@@ -140,15 +144,17 @@ static hola_status flush(struct hl_metrics_log *w) {
     return HOLA_OK;
 }
 
-hola_status hl_metrics_add(struct hl_metrics_log *w, const struct hl_metric *m) {
-    enum { LINE = 512 };
-    if (w->n + LINE > w->room) {
-        char *p = realloc(w->pending, (size_t)(2 * w->room + LINE));
+hola_status hl_metrics_add(struct hl_metrics_log *w, const struct hl_metric *m,
+                           const struct hl_train_figures *figures) {
+    const int64_t line =
+        512 + (figures ? 128 * figures->n : 0); /* names are short, numbers have 32 characters at most */
+    if (w->n + line > w->room) {
+        char *p = realloc(w->pending, (size_t)(2 * w->room + line));
         if (!p) return hl_fail(HOLA_ENOMEM, "%s: no memory", w->path);
         w->pending = p;
-        w->room = 2 * w->room + LINE;
+        w->room = 2 * w->room + line;
     }
-    w->n += format_line(w->pending + w->n, LINE, m);
+    w->n += format_line(w->pending + w->n, (size_t)line, m, figures);
     return flush(w);
 }
 

@@ -20,7 +20,9 @@ struct hl_metrics_log {
 /* Opens for appending. Lines of steps after last_step, and malformed ones, are dropped; the others stay as
  * they are, byte for byte. */
 hola_status hl_metrics_open(struct hl_metrics_log *w, const char *path, int64_t last_step);
-hola_status hl_metrics_add(struct hl_metrics_log *w, const struct hl_metric *m);
+struct hl_train_figures;
+/* figures: of benchmarks, as the field "eval"; NULL: none. */
+hola_status hl_metrics_add(struct hl_metrics_log *w, const struct hl_metric *m, const struct hl_train_figures *figures);
 hola_status hl_metrics_sync(struct hl_metrics_log *w); /* everything is on the disk */
 void hl_metrics_close(struct hl_metrics_log *w);
 

@@ -4,8 +4,11 @@
 #include "model/trainer.h"
 #include "train/batch.h"
 #include "train/checkpoint.h"
+#include "train/memory.h"
 #include "train/rundir.h"
+#include "train/tensorboard.h"
 #include "train/train.h"
+#include "train/watch.h"
 
 enum { HL_RUN_FILES = 8 };
 
@@ -23,13 +26,30 @@ struct hl_run {
     hola_trainer *trainer;
     struct hl_rundir dir;
     struct hl_metrics_log metrics;
-    bool metrics_late, plot_failed;
+    struct hl_tensorboard board;
+    bool metrics_late, plot_failed, board_failed;
     struct hl_train_state state;
+    struct hl_metric owed; /* state.pending: the line of that step, to be written again with its evaluation */
+    struct hl_watch watch;
+    struct hl_memory memory;
+    struct hl_train_figures figures;
+    double peak;       /* flop/s of a large product */
+    int peak_measured; /* how often */
+    int64_t latest;    /* step of the last checkpoint; -1: none */
 };
 
 /* Everything up to the first step. Fails on all ranks or on none. */
 hola_status hl_run_setup(struct hl_run *r, const struct hl_train *o);
 void hl_run_free(struct hl_run *r);
+/* look.c: validation and benchmarks of the model as it is. *stopped: asked to stop before the end. */
+hola_status hl_run_look(struct hl_run *r, double *val_loss, bool *stopped);
+/* Whether the model gives a finite loss: that of an evaluation just made, else (NaN) of a row read for this. */
+hola_status hl_run_sound(struct hl_run *r, double val_loss);
+/* Whether any rank was asked to stop. All ranks call it at the same places. */
+bool hl_run_stopped(const struct hl_run *r);
+void hl_run_work(const struct hl_run *r, enum hl_train_phase phase, int64_t done, int64_t of);
+/* This rank's share of n rows, in rank order without gaps. */
+void hl_run_share(const struct hl_run *r, int64_t n, int64_t *from, int64_t *to);
 void hl_run_note(const struct hl_run *r, const char *fmt, ...) HL_PRINTF(2, 3);
 
 #endif

@@ -70,8 +70,8 @@ static hola_status clean_checkpoint(void *ctx, const char *dir, const char *name
 }
 
 static hola_status clean_file(void *ctx, const char *dir, const char *name) {
-    static const char *const ours[] = {".run.json.tmp-", ".metrics.jsonl.tmp-", ".plot.html.tmp-", ".latest.tmp",
-                                       ".best.tmp"};
+    static const char *const ours[] = {".run.json.tmp-", ".metrics.jsonl.tmp-", ".plot.html.tmp-",
+                                       ".latest.tmp",    ".best.tmp",           ".settings.json.tmp-"};
     (void)ctx;
     for (size_t i = 0; i < sizeof ours / sizeof *ours; i++) {
         if (strncmp(name, ours[i], strlen(ours[i])) != 0) continue;
@@ -181,7 +181,8 @@ static hola_status read_run(struct hl_rundir *d, json_t **root) {
 
 /* ---- beginning ---- */
 
-static const char *const parts[] = {"run.json", "latest", "best", "metrics.jsonl", "plot.html", "checkpoints"};
+static const char *const parts[] = {"run.json",  "latest",      "best",          "metrics.jsonl",
+                                    "plot.html", "checkpoints", "settings.json", "tb"};
 enum { PARTS = sizeof parts / sizeof *parts };
 
 /* run.json first: what is left of a move that was cut short is then refused, not mistaken for a run. */
@@ -243,6 +244,7 @@ hola_status hl_rundir_begin(struct hl_rundir *d, json_t *run, json_t *options, b
         for (int i = 0; i < PARTS; i++)
             if (exists(d->out, parts[i]))
                 return hl_fail(HOLA_EINVAL, "%s: holds %s but no run.json; --restart moves it aside", d->out, parts[i]);
+        d->made = true;
         return write_run(d, run, options);
     }
     s = read_run(d, &root);
@@ -251,6 +253,17 @@ hola_status hl_rundir_begin(struct hl_rundir *d, json_t *run, json_t *options, b
     if (s == HOLA_OK && grew) s = write_run(d, run, options);
     json_decref(root);
     return s;
+}
+
+void hl_rundir_undo(struct hl_rundir *d) {
+    static const char *const ours[] = {"run.json", "settings.json"};
+    for (int i = 0; d->made && i < 2; i++) {
+        char *path = hl_path_join(d->out, ours[i]);
+        if (path) unlink(path);
+        free(path);
+    }
+    if (d->made) rmdir(d->out);
+    d->made = false;
 }
 
 /* ---- checkpoints ---- */

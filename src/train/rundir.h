@@ -1,7 +1,9 @@
 /* rundir.h -- the directory of a run, OUT:
  *
  *     run.json                     what defines the run, all options, the version
+ *     settings.json                all options of the last command, as --config takes them
  *     metrics.jsonl, plot.html
+ *     tb/                          TensorBoard's events, with --tensorboard
  *     checkpoints/step-NNNNNNNN/   complete ones (checkpoint.h)
  *     latest, best                 symbolic links to two of them
  *     old-N/                       an earlier run that --restart moved aside
@@ -14,10 +16,13 @@
 struct hl_rundir {
     char *out, *checkpoints, *metrics, *plot;
     int lock;
+    bool made; /* run.json is of this process: nothing of a run is there yet */
 };
 /* Makes the directory, locks it, removes what a killed run left half written. */
 hola_status hl_rundir_open(struct hl_rundir *d, const char *out);
 void hl_rundir_close(struct hl_rundir *d); /* zeroed ones too */
+/* Takes back what a run that could not begin has written; the directory too, where it is empty then. */
+void hl_rundir_undo(struct hl_rundir *d);
 
 /* Decides between a new run and going on: *step receives the checkpoint's, -1 for a new run. What is there
  * must have been started as `run` says, field by field; "steps" alone may grow, and only where the schedule

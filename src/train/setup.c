@@ -40,10 +40,10 @@ static void add_file(struct hl_run *r, const char *dir, const char *name) {
 /* The tokenizer that the shards were made with; the first model's where nothing is known of that. */
 static void find_tokenizer(struct hl_run *r) {
     const char *path = hl_dataset_info(r->train)->tokenizer, *dir = r->o->data;
-    if (path && !strcmp(path, "byte")) return;
     if (!path) dir = r->o->from;
     if (!dir) return;
-    if (path) add_file(r, dir, strrchr(path, '/') ? strrchr(path, '/') + 1 : path);
+    if (path && !strcmp(path, "byte")) add_file(r, dir, "tokenizer.json"); /* hola prepare writes it */
+    else if (path) add_file(r, dir, strrchr(path, '/') ? strrchr(path, '/') + 1 : path);
     else add_file(r, dir, "tokenizer.model"), add_file(r, dir, "tokenizer.json");
     if (!r->files[0]) return;
     add_file(r, dir, "tokenizer_config.json");
@@ -122,6 +122,16 @@ static hola_status config_object(const hola_config *cfg, json_t **out) {
     return s;
 }
 
+/* Only what is not the default, so that the runs of earlier versions can go on. */
+static bool add_memory_options(json_t *root, const struct hl_train_memory *m) {
+    bool good = true;
+    if (m->only) good = json_object_set_new(root, "train_only", json_string("memory")) == 0;
+    if (m->rate > 0) good = good && json_object_set_new(root, "memory_lr", json_real(m->rate)) == 0;
+    if (m->own_decay) good = good && json_object_set_new(root, "memory_decay", json_real(m->decay)) == 0;
+    if (m->layers) good = good && json_object_set_new(root, "memory_layers", json_string(m->layers)) == 0;
+    return good;
+}
+
 static hola_status setup_identity(struct hl_run *r) {
     const struct hl_train *o = r->o;
     const struct hl_dataset_info *train = hl_dataset_info(r->train);
@@ -140,7 +150,7 @@ static hola_status setup_identity(struct hl_run *r) {
     json_t *adamw = json_pack("{s:f, s:f, s:f, s:f, s:f}", "beta1", o->adamw.beta1, "beta2", o->adamw.beta2, "eps",
                               o->adamw.eps, "weight_decay", o->adamw.weight_decay, "clip", o->adamw.clip);
     json_t *start = from || o->from ? json_string(from ? from : o->from) : json_null();
-    bool good = root && data && adamw && start;
+    bool good = root && data && adamw && start && add_memory_options(root, &o->memory);
     good = good && json_object_update(root, adamw) == 0 && json_object_set(root, "from", start) == 0 &&
            json_object_set(root, "data", data) == 0 && json_object_set(root, "config", config) == 0;
     json_decref(adamw), json_decref(start), json_decref(data), json_decref(config);
@@ -169,6 +179,59 @@ static hola_status check_config(struct hl_run *r, const char *dir) {
     return s;
 }
 
+/* "1,3,5" into has[layers]. */
+static hola_status read_layers(const char *list, int64_t layers, bool *has) {
+    for (const char *p = list; *p;) {
+        char *end;
+        const long long i = strtoll(p, &end, 10);
+        if (end == p || (*end && (*end != ',' || !end[1])) || i < 0 || i >= layers)
+            return hl_fail(HOLA_EINVAL, "--memory-layers %s: not a list of layers from 0 to %" PRId64, list,
+                           layers - 1);
+        has[i] = true;
+        p = end + (*end == ',');
+    }
+    return HOLA_OK;
+}
+
+/* Decides what is trained. fresh: gates of layers without a memory are closed; a checkpoint has them so. */
+static hola_status setup_memory(struct hl_run *r, bool fresh) {
+    const struct hl_train_memory *o = &r->o->memory;
+    struct hl_params *p = &r->model->params;
+    const int64_t layers = p->cfg.num_hidden_layers;
+    bool *has = calloc((size_t)layers, sizeof *has), any = false;
+    hola_status s = has ? HOLA_OK : no_memory();
+    for (int64_t i = 0; i < p->n; i++) any |= p->tensor[i].memory && p->tensor[i].trained;
+    if (s == HOLA_OK && !any && (o->only || o->layers || o->rate > 0 || o->own_decay))
+        s = hl_fail(HOLA_EINVAL, "this model has no exact memory that could be trained");
+    if (s == HOLA_OK && o->layers) s = read_layers(o->layers, layers, has);
+    for (int64_t i = 0; s == HOLA_OK && i < p->n; i++) {
+        struct hl_tensor *t = &p->tensor[i];
+        const bool without = o->layers && t->memory && !has[t->layer];
+        if (!t->trained || !(without || (o->only && !t->memory))) continue;
+        t->trained = false;
+        p->trained -= t->count;
+        if (without && fresh && strstr(t->name, "cache_gate")) /* sigma(-1e4) is 0 in floats */
+            for (int64_t k = 0; k < t->count; k++)
+                r->model->rows[t->offset + k] = p->cfg.cache_gate_linear ? 0 : -10000;
+    }
+    free(has);
+    return s;
+}
+
+/* Predicts what the run takes, and refuses what does not fit before it is allocated. */
+static hola_status setup_memory_use(struct hl_run *r) {
+    const struct hl_train *o = r->o;
+    const struct hl_dataset_info *d = hl_dataset_info(r->train);
+    const int64_t documents = o->documents && d->rows > 0 ? d->documents / d->rows + 1 : 1; /* of a row */
+    const struct hl_slice_shape shape = {.tokens = r->rows_per_micro * o->seq_len,
+                                         .pieces = r->rows_per_micro * documents,
+                                         .recompute = o->adamw.recompute};
+    hola_status s = hl_memory_predict(&r->memory, r->model, &shape, r->dist->size, o->batch_tokens);
+    if (o->benchmark && !r->memory.device) /* the weights as inference wants them, beside the rows */
+        r->memory.fixed += r->model->params.total * (int64_t)sizeof(real);
+    return s == HOLA_OK ? hl_memory_check(&r->memory, r->model, &shape, o->seq_len, o->max_memory) : s;
+}
+
 static hola_status setup_model(struct hl_run *r, int64_t step) {
     const struct hl_train *o = r->o;
     hola_train_opts opt = o->adamw;
@@ -185,10 +248,15 @@ static hola_status setup_model(struct hl_run *r, int64_t step) {
         model.backend = backend;
     }
     if (dir) s = hola_model_load(&r->model, dir, &model);
-    else if (o->from) s = hola_model_load(&r->model, o->from, &model);
+    else if (o->from) s = hl_model_load_as(&r->model, o->from, &o->config, &model);
     else s = hola_model_new(&r->model, &o->config, o->seed, &model);
     if (s == HOLA_OK) s = check_config(r, dir ? dir : o->from ? o->from : "the model");
+    if (s == HOLA_OK) s = setup_memory(r, !dir);
+    if (s == HOLA_OK) s = setup_memory_use(r);
     if (s == HOLA_OK) s = hl_trainer_new_part(&r->trainer, r->model, &opt, r->dist->rank, r->dist->size);
+    if (s == HOLA_OK)
+        hl_trainer_set_memory(r->trainer, o->memory.rate > 0 ? o->memory.rate : 1,
+                              o->memory.own_decay ? o->memory.decay : -1);
     if (s == HOLA_OK && !r->model->backend->host && r->dist->size > 1 &&
         hl_trainer_link(r->trainer, r->dist->rank, r->dist->broadcast) != HOLA_OK)
         hl_run_note(r, "the devices cannot communicate directly, so the host copies: %s", hola_last_error());
@@ -216,12 +284,37 @@ static hola_status open_directory(struct hl_run *r, int64_t *step) {
     hola_status s = options ? hl_rundir_open(&r->dir, r->o->out) : no_memory();
     if (s == HOLA_OK) s = hl_rundir_begin(&r->dir, r->identity, options, r->o->restart, step);
     json_decref(options);
+    if (s != HOLA_OK || !r->o->settings) return s;
+    char *path = hl_path_join(r->o->out, "settings.json");
+    s = path ? hl_write_file(path, r->o->settings, (int64_t)strlen(r->o->settings)) : no_memory();
+    free(path);
+    return s;
+}
+
+/* What the run has seen so far, for those who judge it: the same on all ranks. */
+static hola_status setup_logs(struct hl_run *r) {
+    struct hl_metrics_history h = {0};
+    char *path = hl_path_join(r->o->out, "metrics.jsonl");
+    const int64_t last = r->state.step - r->state.pending;
+    hl_watch_begin(&r->watch, r->o->diverge);
+    if (!path) return no_memory();
+    hola_status s = access(path, F_OK) == 0 ? hl_metrics_history_read(&h, path) : HOLA_OK;
+    r->owed = (struct hl_metric){.step = r->state.step, .tokens = r->state.tokens, .val_loss = (double)NAN};
+    for (int64_t i = 0; i < h.n; i++)
+        if (h.at[i].step <= last) hl_watch_add(&r->watch, &h.at[i]);
+        else if (h.at[i].step == r->state.step) r->owed = h.at[i];
+    hl_metrics_history_free(&h);
+    free(path);
+    if (s == HOLA_OK && r->root) s = hl_metrics_open(&r->metrics, r->dir.metrics, r->state.step);
+    const bool goes_on = r->state.step < r->schedule.steps || r->state.pending;
+    if (s == HOLA_OK && r->root && r->o->tensorboard && goes_on) s = hl_tensorboard_open(&r->board, r->dir.out, last);
     return s;
 }
 
 hola_status hl_run_setup(struct hl_run *r, const struct hl_train *o) {
     int64_t step = -1;
-    *r = (struct hl_run){.o = o, .dist = o->dist ? o->dist : &hl_dist_alone, .dir.lock = -1, .metrics.fd = -1};
+    *r = (struct hl_run){
+        .o = o, .dist = o->dist ? o->dist : &hl_dist_alone, .dir.lock = -1, .metrics.fd = -1, .latest = -1};
     r->root = r->dist->rank == 0;
     hola_status s = setup_data(r);
     if (s == HOLA_OK) s = setup_schedule(r);
@@ -234,14 +327,20 @@ hola_status hl_run_setup(struct hl_run *r, const struct hl_train *o) {
     if (s != HOLA_OK) return s;
     r->dist->broadcast(&step, sizeof step);
     s = setup_model(r, step);
-    if (s == HOLA_OK && r->root) s = hl_metrics_open(&r->metrics, r->dir.metrics, r->state.step);
-    return hl_dist_agree(r->dist, s, &r->speaks);
+    r->latest = step;
+    s = hl_dist_agree(r->dist, s, &r->speaks);
+    if (s != HOLA_OK) {
+        hl_rundir_undo(&r->dir);
+        return s;
+    }
+    return hl_dist_agree(r->dist, setup_logs(r), &r->speaks);
 }
 
 void hl_run_free(struct hl_run *r) {
     hola_trainer_free(r->trainer);
     hola_model_free(r->model);
     hl_metrics_close(&r->metrics);
+    hl_tensorboard_close(&r->board);
     hl_rundir_close(&r->dir);
     hl_batch_free(&r->batch);
     hl_dataset_free(r->train);

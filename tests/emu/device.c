@@ -11,6 +11,9 @@
 
 int hl_emu_sms = 4; /* what a test may change */
 bool hl_cuda_available(void) { return true; }
+int hl_cuda_count(void) { return 1; }
+const char *hl_cuda_version(void) { return "emulated"; }
+const char *hl_cuda_arch(void) { return "emulated"; }
 /* It has what Hopper has, but where a test asks for an older one. */
 bool hl_cuda_compiled_for_sm90(struct hl_cuda *c, const void *kernel) {
     (void)c, (void)kernel;
@@ -36,6 +39,16 @@ void hl_cuda_close(struct hl_cuda *c) {
     hl_prelaunch_close(c);
     free(c->rows_dev);
     free(c);
+}
+
+hola_status hl_cuda_borrow(struct hl_cuda *c, int device, void *stream, void *work, int64_t bytes, bool measuring) {
+    *c = (struct hl_cuda){.index = device, .sms = hl_emu_sms, .shared_limit = 227 << 10, .stream = stream};
+    if (device < 0 || device > 1) return hl_fail(HOLA_EINVAL, "no CUDA device %d", device);
+    c->scratch = work, c->scratch_bytes = bytes, c->borrowed = true, c->measuring = measuring;
+    return HOLA_OK;
+}
+hola_status hl_cuda_give_back(struct hl_cuda *c) {
+    return c->failure == HOLA_OK ? HOLA_OK : hl_fail(c->failure, "%s", c->message);
 }
 
 /* Memory comes as NaN, as it might on a device. */

@@ -315,15 +315,17 @@ void emu_copy_wait(int groups) {
 
 /* ---- the copy engine: it copies when somebody waits for its barrier, and not before ---- */
 
-struct shared_barrier { /* in the barrier's 8 bytes */
-    uint8_t phase, arrivals, missing, open;
-    int32_t bytes; /* announced and not there yet */
+struct shared_barrier {                                        /* in the barrier's 8 bytes */
+    uint32_t phase : 1, open : 2, arrivals : 14, missing : 14; /* open: 1; never opened memory has 3 there */
+    int32_t bytes;                                             /* announced and not there yet */
 };
 struct bulk {
     void *to;
     const void *from;
     size_t bytes;
     uint64_t *barrier;
+    int64_t pitch; /* of a tensor copy; 0: none */
+    int filled;
 };
 static std::vector<bulk> bulks;
 static void forget_copies(void) { bulks.clear(); }
@@ -339,7 +341,7 @@ static void end_phase(shared_barrier *s) {
     s->missing = s->arrivals;
 }
 void emu_mbarrier_init(uint64_t *b, int arrivals) {
-    *(shared_barrier *)b = {0, (uint8_t)arrivals, (uint8_t)arrivals, 1, 0};
+    *(shared_barrier *)b = {0, 1, (uint32_t)arrivals, (uint32_t)arrivals, 0};
 }
 void emu_mbarrier_arrive(uint64_t *b, int bytes) {
     shared_barrier *s = mbarrier_t(b);
@@ -348,6 +350,15 @@ void emu_mbarrier_arrive(uint64_t *b, int bytes) {
     s->bytes += bytes;
     idle = 0;
     end_phase(s);
+}
+static void do_copy(const bulk &c) {
+    if (!c.pitch) memcpy(c.to, c.from, c.bytes);
+    for (int r = 0; c.pitch && r < (int)(c.bytes / 128); r++)
+        for (int unit = 0; unit < 8; unit++) {
+            char *to = (char *)c.to + r * 128 + (unit ^ r % 8) * 16;
+            if (r < c.filled) memcpy(to, (const char *)c.from + r * c.pitch + unit * 16, 16);
+            else memset(to, 0, 16);
+        }
 }
 void emu_mbarrier_wait(uint64_t *b, uint32_t parity) {
     shared_barrier *s = mbarrier_t(b);
@@ -358,7 +369,7 @@ void emu_mbarrier_wait(uint64_t *b, uint32_t parity) {
                 bulks[left++] = bulks[i];
                 continue;
             }
-            memcpy(bulks[i].to, bulks[i].from, bulks[i].bytes);
+            do_copy(bulks[i]);
             s->bytes -= (int32_t)bulks[i].bytes;
             idle = 0;
         }
@@ -371,7 +382,11 @@ void emu_mbarrier_wait(uint64_t *b, uint32_t parity) {
 void emu_bulk_copy(void *shared, const void *global, int bytes, uint64_t *b) {
     if ((uintptr_t)shared % 16 || (uintptr_t)global % 16 || bytes % 16 || bytes < 16)
         die("a bulk copy that is not aligned");
-    bulks.push_back({shared, global, (size_t)bytes, b});
+    bulks.push_back({shared, global, (size_t)bytes, b, 0, 0});
+}
+void emu_tensor_copy(void *shared, const void *global, int64_t pitch, int rows, int filled, uint64_t *b) {
+    if ((uintptr_t)shared % 1024 || pitch % 16 || rows % 8 || rows > 256) die("a tensor copy that is not aligned");
+    bulks.push_back({shared, global, (size_t)rows * 128, b, pitch, filled});
 }
 
 /* ---- barriers of some warps ---- */

@@ -21,6 +21,7 @@
 #define __forceinline__ inline
 #define __restrict__ __restrict
 #define __launch_bounds__(...)
+#define __grid_constant__
 #define __align__(n) __attribute__((aligned(n)))
 
 struct dim3 {
@@ -183,6 +184,8 @@ void emu_mbarrier_init(uint64_t *b, int arrivals);
 void emu_mbarrier_arrive(uint64_t *b, int bytes);
 void emu_mbarrier_wait(uint64_t *b, uint32_t parity);
 void emu_bulk_copy(void *shared, const void *global, int bytes, uint64_t *b);
+/* rows of 128 bytes, `pitch` bytes apart, to a tile with the swizzle of 128 bytes; those from `filled` on become 0 */
+void emu_tensor_copy(void *shared, const void *global, int64_t pitch, int rows, int filled, uint64_t *b);
 void emu_named_barrier_init(void); /* before the first of these in a block */
 void emu_named_barrier(int id, int threads, bool wait);
 

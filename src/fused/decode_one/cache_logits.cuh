@@ -4,7 +4,8 @@
 #ifndef HL_CACHE_LOGITS_CUH
 #define HL_CACHE_LOGITS_CUH
 #include "ops/cuda_ops.cuh"
-#include "fused/decode_one/decode_one_cuda.cuh"
+#include "fused/decode_one/attention.cuh"
+#include "fused/decode_one/low_rank.cuh"
 
 template <class D> static __device__ __forceinline__ struct task task_at(const D &a, int t, int parts) {
     struct task p = {t / parts / a.HV, t / parts % a.HV, t % parts};
@@ -36,9 +37,28 @@ template <class D> static __device__ __forceinline__ bool old_slot(const D &a, c
 
 /* ---- a task's data, copied to shared memory; this thread is number `me` of `all` ---- */
 
+/* GSA: the first of the COLS columns of Kt and of Vt. */
+template <class D>
+static __device__ __forceinline__ float *slot_keys_at(const D &a, const struct block &b, int l, const struct task &p) {
+    return (float *)(state_of(a, b, l, p.m) + a.S) + p.h * a.K * HL_DECODE_SLOTS + p.part * COLS;
+}
+template <class D>
+static __device__ __forceinline__ float *slot_values_at(const D &a, const struct block &b, int l,
+                                                        const struct task &p) {
+    return (float *)(state_of(a, b, l, p.m) + a.Vt) + p.h * HL_DECODE_SLOTS * a.V + p.part * COLS;
+}
+static __device__ __forceinline__ void fetch_columns(float *to, const float *from, int rows, int stride, int me,
+                                                     int all) {
+#pragma unroll 2
+    for (int i = me; i < 2 * rows; i += all) copy_async(to + i * 4, from + i / 2 * stride + i % 2 * 4);
+}
 template <class D>
 static __device__ __forceinline__ void fetch_keys(const D &a, const struct block &b, int l, const struct task &p,
                                                   int me, int all) {
+    if constexpr (D::rule == HL_DECODE_GSA) {
+        fetch_columns((float *)(b.shared + a.s.S), slot_keys_at(a, b, l, p), a.K, HL_DECODE_SLOTS, me, all);
+        return;
+    }
     const int row = a.K / 8, first = p.part * a.task_slots; /* in units of 16 bytes */
     const struct filled f = filled_of(a, b, p.m);
     const uint4 *from = (const uint4 *)cache_of(a, b, l, p).k + first * row;
@@ -60,10 +80,13 @@ static __device__ __forceinline__ bf16 *values_at(const D &a, const struct block
 template <class D>
 static __device__ __forceinline__ void fetch_tile(const D &a, const struct block &b, int l, const struct task &p,
                                                   int me, int all) {
-    float *S = (float *)(b.shared + a.s.S);
-    const float *from = state_at(a, b, l, p);
-#pragma unroll 2
-    for (int i = me; i < 2 * a.K; i += all) copy_async(S + i * 4, from + i / 2 * a.V + i % 2 * 4);
+    if constexpr (D::rule == HL_DECODE_GSA) {
+        float *to = (float *)(b.shared + a.s.slot_values);
+        fetch_columns(to, slot_values_at(a, b, l, p), HL_DECODE_SLOTS, a.V, me, all);
+        return;
+    }
+    fetch_columns((float *)(b.shared + a.s.S), state_at(a, b, l, p), a.K, a.V, me, all);
+    if constexpr (has_low_rank<D>) fetch_low_rank(a, b, l, p, me, all);
     if (!a.cache) return;
     const struct filled f = filled_of(a, b, p.m);
     bf16 *v = (bf16 *)(b.shared + a.s.v);
@@ -72,12 +95,20 @@ static __device__ __forceinline__ void fetch_tile(const D &a, const struct block
     for (int slot = me; slot < f.new_slot; slot += all)
         if (old_slot(a, f, slot)) copy_async(v + slot * COLS, values + slot * a.V);
 }
+/* Whether the mixer has two parts: logits first. */
+template <class D> static __device__ __forceinline__ bool has_logits(const D &a) {
+    return D::rule == HL_DECODE_GSA || D::rule == HL_DECODE_ATTENTION || a.cache;
+}
 /* The first tasks of a layer are fetched ahead of time, by TASK_WARP. */
 template <class D> static __device__ __forceinline__ bool has_task(const D &a, const struct block &b) {
-    return (a.cache && b.logits_task.m < a.M) || b.tile_task.m < a.M;
+    return (has_logits(a) && b.logits_task.m < a.M) || b.tile_task.m < a.M;
 }
 template <class D> static __device__ __forceinline__ void fetch_first_tasks(const D &a, const struct block &b, int l) {
-    if (a.cache && b.logits_task.m < a.M) fetch_keys(a, b, l, b.logits_task, b.lane, 32);
+    if constexpr (D::rule == HL_DECODE_ATTENTION) {
+        if (b.logits_task.m < a.M) prefetch_keys(a, b, l, b.logits_task);
+        return;
+    }
+    if (has_logits(a) && b.logits_task.m < a.M) fetch_keys(a, b, l, b.logits_task, b.lane, 32);
     if (b.tile_task.m < a.M) fetch_tile(a, b, l, b.tile_task, b.lane, 32);
 }
 

@@ -13,15 +13,18 @@ enum {
 struct hl_decode_words hl_decode_words(const struct hl_decode *a) {
     const int64_t qk = a->H * a->K, vv = a->HV * a->V;
     struct hl_decode_words w = {0};
-    w.ab = w.in + qk + (a->gated ? vv : vv / 2);
+    const int64_t pairs_of_z = a->rule == HL_DECODE_KDA ? a->low / 2 : a->gated ? vv / 2 : 0;
+    w.z = w.in + qk + vv / 2 + (a->low + a->HV * a->slots) / 2 + pairs_of_z;
+    w.ab = w.z + (a->rule == HL_DECODE_KDA ? vv / 2 : 0);
     w.logits = w.ab + 2 * a->HV;
-    w.o = w.logits + a->HV * ((a->window + a->chunk + 1) / 2 * 2);
+    w.o = w.logits + a->HV * ((a->window + a->chunk + a->slots + 1) / 2 * 2 + a->splits * (a->V + 2));
     w.h = w.o + vv / 2;
     w.x = w.h + a->d / 2;
     w.act = w.x + a->d / 2;
     w.row = (w.act + a->I / 2 + 15) / 16 * 16;
     w.scores = 16 + w.row * HL_DECODE_ONE_ROWS * HL_DECODE_LAYER_BUFFERS; /* 16: the header's words */
-    w.all = w.scores + a->L * HL_DECODE_ONE_ROWS * a->HV * (a->V / HL_DECODE_COLS);
+    w.pages = w.scores + a->L * HL_DECODE_ONE_ROWS * a->HV * (a->V / HL_DECODE_COLS);
+    w.all = w.pages + (a->splits ? HL_DECODE_ONE_ROWS * HL_DECODE_PAGES : 0);
     return w;
 }
 
@@ -55,6 +58,13 @@ struct hl_decode_shared hl_decode_shared(const struct hl_decode *a) {
     s.parts = cut(&c, M * (vv / 32) * 4);
     s.scratch = cut(&c, HL_DECODE_SCRATCH * 4);
     s.S = cut(&c, a->K * HL_DECODE_COLS * 4);
+    s.slot_values = cut(&c, a->slots * HL_DECODE_COLS * 4);
+    s.reads = cut(&c, a->splits ? HL_DECODE_WARPS * (HL_DECODE_ATTENTION_D + 2) * 4 : 0);
+    if (a->low > 0) {
+        s.alpha = cut(&c, (a->K + 2 * a->low + HL_DECODE_COLS) * 4);
+        s.decay_rows = cut(&c, a->K * (a->low + HL_DECODE_PAD) * 2);
+        s.z_rows = cut(&c, a->rule == HL_DECODE_KDA ? HL_DECODE_COLS * a->low * 2 : 0);
+    }
     s.v = cut(&c, slots * HL_DECODE_COLS * 2);
     s.k = cut(&c, slots ? 2 * HL_DECODE_WARPS * a->K * 2 : 0);
     s.barrier = cut(&c, (MAX_DEPTH * 3 + 2) * 8);
@@ -71,8 +81,18 @@ bool hl_decode_one_takes(const struct hl_decode *a) {
     const bool heads = a->K % 32 == 0 && a->K <= 256 && a->V % 32 == 0 && a->V <= 512;
     const int64_t width = max(a->d, a->HV * a->V);
     const bool widths = a->d % 64 == 0 && a->I % 32 == 0 && width <= MAX_WIDTH && a->I <= HL_DECODE_PIECES * a->d;
-    if (!heads || !widths || a->conv != 4 || a->L > 128 || a->rows->T > HL_DECODE_ONE_ROWS) return false;
-    if (a->cache && (a->window + a->chunk > 512 || a->policy.moves_with_reads)) return false;
-    if (a->gated && ab % 2) return false; /* z is published in pairs of rows */
+    if (!heads || !widths || a->L > 128 || a->rows->T > HL_DECODE_ONE_ROWS) return false;
+    const bool conv = a->rule == HL_DECODE_DELTA || a->rule == HL_DECODE_KDA;
+    if (a->conv != (conv ? 4 : 0)) return false;
+    if (a->rule == HL_DECODE_KDA && (a->low % 32 || a->low > 256)) return false;
+    if (a->rule == HL_DECODE_GLA && a->low != 16) return false;
+    if (a->rule == HL_DECODE_GSA && (a->slots != HL_DECODE_SLOTS || a->HV * a->V != a->d)) return false;
+    if (a->cache && (a->window + a->chunk > 512 || !hl_policy_is_plain(&a->policy))) return false;
+    if (a->rule == HL_DECODE_ATTENTION) {
+        if ((a->V != 64 && a->V != 128) || a->HV * a->V != a->d) return false;
+        for (int64_t i = 0; i < a->rows->T; i++)
+            if (a->rows->seg[i].pos >= (int64_t)HL_DECODE_PAGES * HL_PAGE_TOKENS) return false;
+    }
+    if (a->gated && a->rule == HL_DECODE_DELTA && ab % 2) return false; /* z is published in pairs of rows */
     return a->L * a->HV <= 4096 && hl_decode_shared(a).depth >= MIN_DEPTH;
 }

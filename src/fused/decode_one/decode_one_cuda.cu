@@ -1,181 +1,12 @@
-/* decode_one_cuda.cu -- see decode_one.h: the kernel for a whole token, and its launch. Grid: one block
- * per SM, cooperative; block: 8 warps that compute, WEIGHT_WARP and TASK_WARP. The emulator runs blocks
- * one after another, so there every phase is a launch of its own. */
-#include "ops/cuda_ops.cuh"
-#include "fused/decode_one/gemv.cuh"
-#include "fused/decode_one/mixer_step.cuh"
+/* decode_one_cuda.cu -- a token through the one kernel (decode_one_kernel.cuh): arguments, the delta rule's
+ * instances, and what reaches the host. */
+#include "fused/decode_one/decode_one_kernel.cuh"
 
 #ifndef HL_CUDA_F32
 
-/* the two producer warps after those that compute */
-enum { WEIGHT_WARP = WARPS, TASK_WARP, ALL_THREADS = THREADS + 64 };
-
-template <class D> static __device__ __forceinline__ uint64_t *arrivals(const D &a) { return a.words; }
-
-/* What does not depend on the token: tables in shared memory, mbarriers. All threads. */
-template <class D> static __device__ __forceinline__ struct block init_block(const D &a) {
-    struct block b = {};
-    named_barrier_init();
-    b.shared = shared_memory();
-    b.warp = threadIdx.x / 32, b.lane = threadIdx.x % 32;
-    const uint64_t *from = (const uint64_t *)a.layer;
-    uint64_t *to = (uint64_t *)(b.shared + a.s.layers);
-    b.barriers = mbarrier_base((uint64_t *)(b.shared + a.s.barrier));
-    if (threadIdx.x == THREADS) init_ring(a, b);
-    for (int i = threadIdx.x; i < a.L * (int)(sizeof(struct hl_decode_layer) / 8); i += ALL_THREADS) to[i] = from[i];
-    if ((int)threadIdx.x < a.M) ((struct hl_seg *)(b.shared + a.s.seg))[threadIdx.x] = a.seg[threadIdx.x];
-    if (b.lane == 0 && b.warp < WARPS) *token_id(a, b) = a.ids[0];
-    b.tokens_done = poll(arrivals(a)) / gridDim.x;
-    b.epoch = (uint32_t)(b.tokens_done * a.L + 1);
-    b.tile_task = task_at(a, blockIdx.x, a.tiles);
-    if (a.cache) b.logits_task = task_at(a, blockIdx.x, a.slot_tasks);
-    if ((int)threadIdx.x < a.M && a.cache)
-        ((struct filled *)(b.shared + a.s.filled))[threadIdx.x] = filled_at(a, a.seg[threadIdx.x].pos);
-    __syncthreads();
-    return b;
-}
-/* The scalars of all layers, for the warps that compute. */
-template <class D> static __device__ __forceinline__ void init_scalars(const D &a, const struct block &b) {
-    for (int i = threadIdx.x; i < a.L * a.HV; i += THREADS) {
-        const struct hl_decode_layer &y = layer_of(a, b, i / a.HV);
-        const int h = i % a.HV;
-        float *s = scalars_of(a, b, i / a.HV, h);
-        s[DECAY] = a.decay ? expf(y.A_log[h]) : 0.0f, s[BIAS] = a.decay ? y.dt_bias[h] : 0.0f;
-        if (!a.cache) continue;
-        s[SCALE] = y.tau[h] / sqrtf((float)a.K), s[SINK] = y.sink[h];
-        s[LAMBDA] = 1.0f / (1.0f + expf(-y.cache_gate[h]));
-    }
-    sync_block();
-}
-/* The largest logit of every row, over the block and by an atomic over all blocks. The warps that compute. */
-template <class D> static __device__ __forceinline__ void reduce_argmax(const D &a, const struct block &b) {
-    uint64_t *parts = (uint64_t *)(b.shared + a.s.scratch), v = b.argmax; /* [ROWS][WARPS] */
-    static_assert(ROWS * WARPS * 8 <= HL_DECODE_SCRATCH * 4, "decode_one.h: scratch");
-    for (int n = 1; n < 4; n *= 2) v = max(v, (uint64_t)__shfl_xor_sync(0xffffffffu, (unsigned long long)v, n));
-    if (b.lane % 4 == 0 && b.lane / 4 < ROWS) parts[b.lane / 4 * WARPS + b.warp] = v;
-    sync_block();
-    if (b.warp > 0) return;
-    v = parts[b.lane];
-    for (int n = 1; n < 8; n *= 2) v = max(v, (uint64_t)__shfl_xor_sync(0xffffffffu, (unsigned long long)v, n));
-    if (b.lane % 8 == 0 && b.lane / 8 < a.M)
-        atomicMax((unsigned long long *)a.argmax + b.lane / 8, (unsigned long long)v);
-}
-/* ... and to the host, by one thread of the last block to arrive. */
-template <class D> static __device__ __forceinline__ void publish_argmax(const D &a) {
-    __threadfence();
-    for (int m = 0; m < a.M; m++) {
-        const uint64_t v = poll(a.argmax + m);
-        a.argmax[m] = 0;
-        const struct hl_candidate none = {0.0f, -1}, c = v == UINT64_MAX ? none : candidate_of(v);
-        const uint64_t both = (uint64_t)(uint32_t)c.id << 32 | __float_as_uint(c.logit);
-        *(volatile uint64_t *)(a.host_argmax + m) = both;
-    }
-}
-static_assert(WARPS == 8, "one part per lane");
-
-/* Every block arrives once per token, so at any time before, the counter gives the number of tokens. */
-template <class D> static __device__ __forceinline__ void arrive(const D &a) {
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        __threadfence();
-        const uint64_t before = atomicAdd((unsigned long long *)arrivals(a), 1ull);
-        if (a.host_argmax && (before + 1) % gridDim.x == 0) publish_argmax(a);
-    }
-}
-
-/* Hides these values from the compiler, which would otherwise keep the addresses of all phases in
- * registers through a layer, and weights need those. They are recomputed in the next phase. */
-static __device__ __forceinline__ void drop_addresses(struct block &b) {
-#ifndef HL_CUDA_EMU
-    asm volatile("" : "+r"(b.warp), "+r"(b.lane), "+r"(b.barriers));
-    /* so that divisions are shifts */
-    __builtin_assume(b.warp >= 0 && b.warp < WARPS && b.lane >= 0 && b.lane < 32);
-#endif
-}
-
-/* A phase of a layer. first, second: which parts of MIXER; the emulator runs them in two launches. */
-template <int kind, class D>
-static __device__ __forceinline__ void run_phase(const D &a, struct block &b, int l, bool first = true,
-                                                 bool second = true) {
-    drop_addresses(b);
-    b.words = words_of(a, l), b.last_words = words_of(a, l + LAYER_BUFFERS - 1);
-    if (kind == MIXER) mixer(a, b, l, first && a.cache, second);
-    else if (first) {
-        gemv<kind>(a, b, l);
-        if (kind == HEAD && a.host_argmax) reduce_argmax(a, b);
-    }
-    next_phase();
-    next_units(b);
-}
-
 #ifdef HL_CUDA_EMU
 static bool fits_device(struct hl_cuda *, int bytes) { return bytes <= 227 << 10; }
-template <class D> static void decode_phase(const D a, int phase, int part) {
-    struct block b = init_block(a);
-    first_units(b, phase);
-    const int kind = phase_kind(a, phase);
-    if (b.warp == WEIGHT_WARP && part == 0) stream_weights(a, b, phase, phase + 1);
-    if (b.warp == TASK_WARP && kind == MIXER) stream_task_data(a, b, phase / PHASES, phase / PHASES + 1);
-    if (b.warp == TASK_WARP && kind == HEAD && a.cache) store_scores(a, b);
-    if (b.warp >= WARPS) return;
-    init_scalars(a, b);
-    const int l = phase / PHASES;
-    switch (kind) {
-    case IN: run_phase<IN>(a, b, l, part == 0, part == 1); break;
-    case MIXER: run_phase<MIXER>(a, b, l, part == 0, part == 1); break;
-    case OUT: run_phase<OUT>(a, b, l, part == 0, part == 1); break;
-    case MLP: run_phase<MLP>(a, b, l, part == 0, part == 1); break;
-    case DOWN: run_phase<DOWN>(a, b, l, part == 0, part == 1); break;
-    default: run_phase<HEAD>(a, b, l, part == 0, part == 1);
-    }
-}
-template <class D> static void decode_merge(const D a) {
-    struct block b = init_block(a);
-    if (any_full(a, b)) merge_full(a, b);
-}
-template <class D> static void decode_arrive(const D a) { arrive(a); }
-template <class D> static void launch_token(struct hl_cuda *c, const D *a) {
-    const unsigned blocks = (unsigned)hl_cuda_sms(c);
-    const size_t shared = (size_t)a->s.bytes;
-    for (int phase = 0; phase <= PHASES * a->L; phase++)
-        for (int part = 0; part < (phase % PHASES == MIXER ? 2 : 1); part++)
-            launch(c, decode_phase<D>, blocks, ALL_THREADS, shared, *a, phase, part);
-    launch(c, decode_merge<D>, blocks, ALL_THREADS, shared, *a);
-    launch(c, decode_arrive<D>, blocks, ALL_THREADS, 0, *a);
-}
 #else
-template <class D> static __global__ void __launch_bounds__(ALL_THREADS, 1) decode_token(const __grid_constant__ D a) {
-    struct block b = init_block(a);
-    first_units(b, 0);
-    if (b.warp >= WARPS) {
-        wait_for_token(a, b);
-        if (b.warp == WEIGHT_WARP) stream_weights(a, b, 0, PHASES * a.L + 1);
-        else {
-            stream_task_data(a, b, 0, a.L);
-            if (a.cache) store_scores(a, b);
-        }
-    } else {
-        init_scalars(a, b);
-        wait_for_token(a, b);
-#pragma unroll 1
-        for (int l = 0; l < a.L; l++) {
-            run_phase<IN>(a, b, l);
-            run_phase<MIXER>(a, b, l);
-            run_phase<OUT>(a, b, l);
-            run_phase<MLP>(a, b, l);
-            run_phase<DOWN>(a, b, l);
-        }
-        run_phase<HEAD>(a, b, a.L);
-    }
-    arrive(a);
-    if (!any_full(a, b)) return;
-    if (threadIdx.x == 0) { /* waits until all new rows and scores are stored */
-        while (poll(arrivals(a)) < (b.tokens_done + 1) * gridDim.x) __nanosleep(100);
-        __threadfence();
-    }
-    __syncthreads();
-    merge_full(a, b);
-}
 /* Devices before Hopper have less shared memory and no bulk copies. */
 static bool fits_device(struct hl_cuda *c, int bytes) {
     int device = 0, smem = 0, cooperative = 0;
@@ -183,89 +14,56 @@ static bool fits_device(struct hl_cuda *c, int bytes) {
         cudaGetDevice(&device);
         cudaDeviceGetAttribute(&smem, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
         cudaDeviceGetAttribute(&cooperative, cudaDevAttrCooperativeLaunch, device);
-        c->bulk_room = cooperative && hl_cuda_compiled_for_sm90(
-                                          c, (const void *)decode_token<struct decode_args<struct runtime_rows>>)
-                           ? smem
-                           : -1;
+        c->bulk_room =
+            cooperative && hl_cuda_compiled_for_sm90(
+                               c, (const void *)decode_token<struct decode_args<struct runtime_rows<HL_DECODE_DELTA>>>)
+                ? smem
+                : -1;
     }
     return bytes <= c->bulk_room;
 }
-/* Cooperative, because blocks wait for each other and must all be resident. This does not cancel a
- * prelaunched kernel: either there is none any more, or it is this one. */
-template <class D> static void launch_token(struct hl_cuda *c, const D *a) {
-    cudaLaunchAttribute cooperative = {};
-    cudaLaunchConfig_t config = {};
-    cooperative.id = cudaLaunchAttributeCooperative;
-    cooperative.val.cooperative = 1;
-    config.gridDim = dim3((unsigned)hl_cuda_sms(c)), config.blockDim = dim3(ALL_THREADS);
-    config.dynamicSmemBytes = (size_t)a->s.bytes + NAMED_BARRIER_BYTES;
-    config.stream = (cudaStream_t)c->stream, config.attrs = &cooperative, config.numAttrs = 1;
-    hl_cuda_allow_shared(c, (const void *)decode_token<D>, config.dynamicSmemBytes);
-    hl_cuda_launched(c, cudaLaunchKernelEx(&config, decode_token<D>, *a));
-}
 #endif
 
-/* The kernel of a preset, if the sizes are its own. */
-template <class sizes>
-static bool launch_preset(struct hl_cuda *c, const struct hl_decode *p, const struct arguments &y) {
-    struct decode_args<sizes> a = {};
-    const bool kind = p->cache && p->rms && p->decay && p->beta && p->gated == a.gated;
-    if (p->rows->T != 1 || !kind || p->d != a.d || p->I != a.I || p->K != a.K || p->V != a.V || p->H != a.H ||
-        p->HV != a.HV || y.slots > a.warp_slots * (WARPS - 1))
-        return false;
-    if (a.one_task && (hl_cuda_sms(c) < SMS || a.HV * y.slot_tasks > SMS)) return false;
-    (struct arguments &)a = y;
-    launch_token(c, &a);
-    return true;
-}
-static struct runtime_sizes sizes_of(const struct hl_decode *p, const struct hl_decode_shared &s) {
-    struct runtime_sizes a = {};
-    a.d = (int)p->d, a.I = (int)p->I, a.H = (int)p->H, a.HV = (int)p->HV, a.K = (int)p->K, a.V = (int)p->V;
-    a.gated = p->gated, a.decay = p->decay, a.beta = p->beta, a.cache = p->cache, a.rms = p->rms;
-    a.qk = a.H * a.K, a.vv = a.HV * a.V, a.tiles = a.V / COLS, a.group = a.HV / a.H, a.warp_rows = a.K / WARPS;
-    a.inv_d = 1.0f / (float)a.d, a.inv_K = 1.0f / (float)a.K, a.inv_V = 1.0f / (float)a.V;
-    a.a_at = 2 * a.qk + a.vv, a.b_at = a.a_at + (a.decay ? a.HV : 0), a.z_at = a.b_at + (a.beta ? a.HV : 0);
-    a.in_rows = a.z_at + (a.gated ? a.vv : 0);
-    a.width = s.width, a.stride = s.stride, a.warp_steps = s.warp_steps,
-    a.head_per_warp = a.V % (32 * a.warp_steps) == 0;
-    return a;
-}
 static struct arguments arguments_of(struct hl_cuda *c, const struct hl_decode *p) {
     struct arguments a = {};
     a.L = (int)p->L, a.vocab = (int)p->vocab;
     a.policy = p->policy, a.beta_scale = p->neg_eigval ? 2.0f : 1.0f, a.eps = p->eps;
-    a.S = p->S, a.tail_q = p->tail[0], a.tail_k = p->tail[1], a.tail_v = p->tail[2];
+    a.lower_bound = p->lower_bound, a.inv_normalizer = 1.0f / p->normalizer, a.clamp_min = p->clamp_min;
+    a.S = p->S, a.Vt = p->Vt, a.tail_q = p->tail[0], a.tail_k = p->tail[1], a.tail_v = p->tail[2];
     a.cache_at = p->cache_at, a.layer_bytes = p->layer_bytes;
     if (p->cache) {
         a.window = (int)p->window, a.chunk = (int)p->chunk, a.slots = a.window + a.chunk;
-        a.at = hl_cache_layout(p->K, p->V, p->window, p->chunk, sizeof(bf16));
+        a.at = hl_cache_layout(p->K, p->V, p->window, p->chunk, sizeof(bf16), false);
         a.task_slots = min(2 * (int)WARPS, (int)blocks_for((int64_t)a.slots * p->HV, hl_cuda_sms(c)));
         a.slot_tasks = (int)blocks_for(a.slots, a.task_slots);
         a.even_slots = (a.slots + 1) / 2 * 2;
     }
+    if (p->slots) a.slot_tasks = HL_DECODE_SLOTS / COLS;
+    if (p->splits) a.slot_tasks = (int)p->splits;
+    a.k_off = p->k_off, a.v_off = p->v_off, a.page_layer = p->page_layer;
     const struct hl_decode_words w = hl_decode_words(p);
-    a.w_in = (int)w.in, a.w_ab = (int)w.ab, a.w_logits = (int)w.logits, a.w_o = (int)w.o, a.w_h = (int)w.h;
+    a.w_in = (int)w.in, a.w_z = (int)w.z, a.w_ab = (int)w.ab, a.w_logits = (int)w.logits, a.w_o = (int)w.o,
+    a.w_h = (int)w.h;
     a.w_x = (int)w.x, a.w_act = (int)w.act, a.row_words = (int)w.row, a.scores = w.scores, a.s = hl_decode_shared(p);
     for (int64_t m = 0; m < p->rows->T; m++) a.seg[m] = p->rows->seg[m], a.ids[m] = p->host_ids[m];
     a.layer = p->layer;
     a.embed = (const bf16 *)p->embed, a.head = (const bf16 *)p->head, a.final_norm = p->final_norm;
+    a.pages = (char *const *)((uint64_t *)p->workspace + w.pages);
     a.words = (uint64_t *)p->workspace, a.argmax = a.words + ARGMAX_WORD;
     return a;
 }
 
 static void launch_any(struct hl_cuda *c, const struct hl_decode *p, const struct arguments &y) {
-    if (launch_preset<struct preset<512, 768, 128, true, true, false>>(c, p, y)) return;
-    if (launch_preset<struct preset<1024, 2816, 256, false, true, true>>(c, p, y)) return;
-    if (launch_preset<struct preset<512, 768, 128, true, false, false>>(c, p, y)) return;
-    if (launch_preset<struct preset<1024, 2816, 256, false, false, true>>(c, p, y)) return;
-    if (p->rows->T == 1) {
-        struct decode_args<struct runtime_one_row> a = {};
-        (struct arguments &)a = y, (struct runtime_sizes &)a = sizes_of(p, y.s);
-        launch_token(c, &a);
-    } else {
-        struct decode_args<struct runtime_rows> a = {};
-        (struct arguments &)a = y, (struct runtime_sizes &)a = sizes_of(p, y.s), a.M = (int)p->rows->T;
-        launch_token(c, &a);
+    if (p->rule == HL_DECODE_KDA) hl_decode_one_kda(c, p, y);
+    else if (p->rule == HL_DECODE_GLA) hl_decode_one_gla(c, p, y);
+    else if (p->rule == HL_DECODE_GSA) hl_decode_one_gsa(c, p, y);
+    else if (p->rule == HL_DECODE_ATTENTION) hl_decode_one_attention(c, p, y);
+    else {
+        if (launch_preset<struct preset<512, 768, 128, true, true, false>>(c, p, y)) return;
+        if (launch_preset<struct preset<1024, 2816, 256, false, true, true>>(c, p, y)) return;
+        if (launch_preset<struct preset<512, 768, 128, true, false, false>>(c, p, y)) return;
+        if (launch_preset<struct preset<1024, 2816, 256, false, false, true>>(c, p, y)) return;
+        launch_sizes<HL_DECODE_DELTA>(c, p, y);
     }
 }
 
@@ -280,7 +78,7 @@ static void on_words(void *ctx, int64_t from, int64_t to) {
 /* Submits the token to the prelaunched kernel, or launches one for it; then prelaunches a kernel for the
  * next token, if the host will learn when this one is done. (In the emulator it would never end.) */
 static void submit_token(struct hl_cuda *c, const struct hl_decode *p, const struct arguments &y) {
-    const bool on_host = p->rows->T == 1 && (p->host_logits || p->host_argmax);
+    const bool on_host = p->rows->T == 1 && p->rule != HL_DECODE_ATTENTION && (p->host_logits || p->host_argmax);
     const uint32_t number = hl_prelaunch_number(c), flips = p->host_logits ? 1 : 0;
     struct arguments work = y, next = y; /* work: without what changes with every token */
     static_assert(sizeof work <= 1024, "prelaunch.c: MAX_WORK");
@@ -291,6 +89,17 @@ static void submit_token(struct hl_cuda *c, const struct hl_decode *p, const str
 #ifndef HL_CUDA_EMU
     if (on_host && hl_prelaunch_arm(c, &next.request)) launch_any(c, p, next);
 #endif
+}
+/* ATTENTION: the addresses of the sessions' pages, copied when a page is added or a session changes. */
+static void bring_pages(struct hl_cuda *c, const struct hl_decode *p, const struct arguments &y) {
+    for (int64_t m = 0; p->rule == HL_DECODE_ATTENTION && m < p->rows->T; m++) {
+        const int64_t n = p->rows->seg[m].pos / HL_PAGE_TOKENS + 1;
+        uint64_t hash = (uint64_t)n;
+        for (int64_t i = 0; i < n; i++) hash = (hash ^ (uint64_t)(uintptr_t)p->rows->pages[m][i]) * 0x100000001b3ull;
+        if (hash == p->page_hash[m]) continue;
+        hl_cuda_memcpy(c, (void *)(y.pages + m * HL_DECODE_PAGES), p->rows->pages[m], n * 8, HL_TO_DEVICE);
+        p->page_hash[m] = hash;
+    }
 }
 /* What the kernel writes to host memory is read while the rest of it still runs. */
 extern "C" void HL_OP(decode_one)(struct hl_backend *backend, const struct hl_decode *p) {
@@ -303,6 +112,7 @@ extern "C" void HL_OP(decode_one)(struct hl_backend *backend, const struct hl_de
     if (p->host_argmax) y.host_argmax = hl_mapped_values(c, (int)M);
     *p->refused = (p->host_logits && !y.logits) || (p->host_argmax && !y.host_argmax);
     if (*p->refused) return;
+    bring_pages(c, p, y);
     submit_token(c, p, y);
     for (struct logits_row k = {p, 0}; p->host_logits && k.row < M; k.row++)
         if (!hl_mapped_words_wait(c, p->host_logits + k.row * p->vocab, k.row * p->vocab, p->vocab, on_words, &k))

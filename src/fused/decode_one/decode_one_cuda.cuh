@@ -34,22 +34,30 @@ enum kind { IN, MIXER, OUT, MLP, DOWN, PHASES, HEAD = PHASES };
  * which give less code and no spilled registers. Spills are slow here: shared memory leaves almost no L1
  * cache, so they go to L2.
  *
- * a_at, b_at, z_at, in_rows: where a, b and z start among the rows of W_in, and its number of rows.
+ * a_at, b_at, z_at, in_rows: where a, b and z start among the rows of W_in, and its number of rows. With low-rank
+ * projections (rule other than HL_DECODE_DELTA) the order is q, k, v, inner values of the decay (a_at), z, b.
  * warp_rows: rows of a state per warp. width, stride, warp_steps: as in hl_decode_shared. head_per_warp:
  * the columns of o that a warp multiplies are of one head. warp_slots: most cache slots that a warp reads,
  * of all warps but one; a multiple of 4. */
-struct runtime_sizes {
-    int d, I, H, HV, K, V, qk, vv, a_at, b_at, z_at, in_rows, tiles, group, warp_rows, width, stride, warp_steps;
+template <int RULE> struct runtime_sizes {
+    static constexpr int rule = RULE;
+    int low, kv, d, I, H, HV, K, V, qk, vv, a_at, b_at, z_at, in_rows, tiles, group, warp_rows, width, stride,
+        warp_steps;
     bool gated, decay, beta, cache, rms, head_per_warp;
     float inv_d, inv_K, inv_V; /* 1 / d etc. */
     static constexpr int pieces = HL_DECODE_PIECES, warp_slots = 80;
     static constexpr bool one_task = false, poll_missing = false;
     static constexpr int in_units = 0, mlp_units = 0, out_units = 0; /* most units of a block; 0: not known */
 };
-struct runtime_one_row : runtime_sizes {
+/* ATTENTION: cos and sin of the new tokens' angles, [rows][K / 2]. */
+template <int RULE, int ROWS_OF> struct angles {};
+template <int ROWS_OF> struct angles<HL_DECODE_ATTENTION, ROWS_OF> {
+    float2 angle[ROWS_OF * HL_DECODE_ATTENTION_D / 2];
+};
+template <int RULE> struct runtime_one_row : runtime_sizes<RULE>, angles<RULE, 1> {
     static constexpr int M = 1, max_rows = 1; /* rows, and most rows */
 };
-struct runtime_rows : runtime_sizes {
+template <int RULE> struct runtime_rows : runtime_sizes<RULE>, angles<RULE, ROWS> {
     static constexpr int max_rows = ROWS;
     int M;
 };
@@ -58,7 +66,8 @@ struct runtime_rows : runtime_sizes {
  * fifth less code. POLL_MISSING: words.cuh. */
 enum { SMS = 132 };
 template <int D, int INNER, int HEAD_SIZE, bool GATE, bool ONE_TASK, bool POLL_MISSING> struct preset {
-    static constexpr int M = 1, max_rows = 1, d = D, I = INNER, H = D / HEAD_SIZE, HV = H, K = HEAD_SIZE, V = K;
+    static constexpr int rule = HL_DECODE_DELTA, low = 0, M = 1, max_rows = 1, d = D, I = INNER, H = D / HEAD_SIZE,
+                         HV = H, K = HEAD_SIZE, V = K;
     static constexpr int qk = D, vv = D, a_at = 3 * D, b_at = a_at + HV, z_at = b_at + HV, in_rows = z_at + GATE * vv;
     static constexpr int tiles = V / COLS, group = 1, warp_rows = K / WARPS;
     static constexpr int width = D, stride = 2 * D + 64, warp_steps = D / 32 / WARPS, pieces = (I + D - 1) / D,
@@ -72,13 +81,60 @@ template <int D, int INNER, int HEAD_SIZE, bool GATE, bool ONE_TASK, bool POLL_M
     static_assert(V % (32 * warp_steps) == 0, "head_per_warp");
     static constexpr float inv_d = 1.0f / D, inv_K = 1.0f / K, inv_V = 1.0f / V;
 };
+/* One row of a model with low-rank projections, whose heads' outputs are together as wide as the stream. */
+template <int RULE, int D, int INNER, int HEADS, int KEY, int LOW, bool CACHE> struct low_rank_preset {
+    static constexpr bool kda = RULE == HL_DECODE_KDA;
+    static constexpr int rule = RULE, low = LOW, M = 1, max_rows = 1, d = D, I = INNER, H = HEADS, HV = HEADS, K = KEY;
+    static constexpr int V = D / HEADS, qk = HEADS * KEY, vv = D, a_at = 2 * qk + vv, z_at = a_at + LOW;
+    static constexpr int b_at = z_at + (kda ? LOW : vv), in_rows = b_at + (kda ? HV : 0);
+    static constexpr int tiles = V / COLS, group = 1, warp_rows = K / WARPS;
+    static constexpr int width = D, stride = 2 * D + 64, warp_steps = D / 32 / WARPS, pieces = (I + D - 1) / D,
+                         warp_slots = 48;
+    static constexpr bool gated = true, decay = false, beta = kda, cache = CACHE, rms = CACHE, head_per_warp = true;
+    static constexpr bool one_task = true, poll_missing = D > 512;
+    static constexpr int in_units = (in_rows + 8 * SMS - 1) / (8 * SMS), mlp_units = (2 * I + 8 * SMS - 1) / (8 * SMS),
+                         out_units = (D + 8 * SMS - 1) / (8 * SMS);
+    static_assert(HV * tiles <= SMS, "one_task");
+    static_assert(V % (32 * warp_steps) == 0, "head_per_warp");
+    static constexpr float inv_d = 1.0f / D, inv_K = 1.0f / K, inv_V = 1.0f / V;
+};
+/* One row of a transformer with as many key heads as query heads. */
+template <int D, int INNER, int HEAD_SIZE> struct attention_preset : angles<HL_DECODE_ATTENTION, 1> {
+    static constexpr int rule = HL_DECODE_ATTENTION, low = 0, M = 1, max_rows = 1, d = D, I = INNER, H = D / HEAD_SIZE;
+    static constexpr int HV = H, kv = H, K = HEAD_SIZE, V = K, qk = D, vv = D, a_at = 3 * D, in_rows = a_at;
+    static constexpr int z_at = in_rows, b_at = in_rows, tiles = V / COLS, group = 1, warp_rows = K / WARPS;
+    static constexpr int width = D, stride = 2 * D + 64, warp_steps = D / 32 / WARPS, pieces = (I + D - 1) / D,
+                         warp_slots = 48;
+    static constexpr bool gated = false, decay = false, beta = false, cache = false, rms = false, head_per_warp = true;
+    static constexpr bool one_task = true, poll_missing = D > 512;
+    static constexpr int in_units = (in_rows + 8 * SMS - 1) / (8 * SMS), mlp_units = (2 * I + 8 * SMS - 1) / (8 * SMS),
+                         out_units = (D + 8 * SMS - 1) / (8 * SMS);
+    static_assert(HV * tiles <= SMS, "one_task");
+    static constexpr float inv_d = 1.0f / D, inv_K = 1.0f / K, inv_V = 1.0f / V;
+};
+/* One row of a GSA model. */
+template <int D, int INNER, int HEADS> struct slots_preset {
+    static constexpr int rule = HL_DECODE_GSA, low = 0, M = 1, max_rows = 1, d = D, I = INNER, H = HEADS, HV = HEADS;
+    static constexpr int K = D / HEADS, V = K, qk = D, vv = D, a_at = 3 * D, in_rows = a_at + HV * HL_DECODE_SLOTS;
+    static constexpr int z_at = in_rows, b_at = in_rows, tiles = V / COLS, group = 1, warp_rows = K / WARPS;
+    static constexpr int width = D, stride = 2 * D + 64, warp_steps = D / 32 / WARPS, pieces = (I + D - 1) / D,
+                         warp_slots = 48;
+    static constexpr bool gated = false, decay = false, beta = false, cache = false, rms = false, head_per_warp = true;
+    static constexpr bool one_task = true, poll_missing = D > 512;
+    static constexpr int in_units = (in_rows + 8 * SMS - 1) / (8 * SMS), mlp_units = (2 * I + 8 * SMS - 1) / (8 * SMS),
+                         out_units = (D + 8 * SMS - 1) / (8 * SMS);
+    static_assert(HV * tiles <= SMS, "one_task");
+    static constexpr float inv_d = 1.0f / D, inv_K = 1.0f / K, inv_V = 1.0f / V;
+};
 struct arguments {
     int L, vocab, window, chunk, slots, even_slots, task_slots, slot_tasks;
     struct hl_policy policy;
-    float beta_scale, eps;
-    int64_t S, tail_q, tail_k, tail_v, cache_at, layer_bytes;
+    float beta_scale, eps, lower_bound, inv_normalizer, clamp_min;
+    int64_t k_off, v_off, page_layer;
+    char *const *pages; /* [ROWS][HL_DECODE_PAGES] */
+    int64_t S, Vt, tail_q, tail_k, tail_v, cache_at, layer_bytes;
     struct hl_cache_layout at;
-    int w_in, w_ab, w_logits, w_o, w_h, w_x, w_act, row_words; /* where they lie: hl_decode_words */
+    int w_in, w_z, w_ab, w_logits, w_o, w_h, w_x, w_act, row_words; /* where they lie: hl_decode_words */
     int64_t scores;
     struct hl_decode_shared s;
     struct hl_seg seg[ROWS];
@@ -149,6 +205,14 @@ static __device__ __forceinline__ float *scalars_of(const D &a, const struct blo
 
 /* ---- words ---- */
 
+/* Without one, SiLU (GSA) or nothing (GLA) follows the projections. */
+template <class D> static constexpr bool has_conv = D::rule == HL_DECODE_DELTA || D::rule == HL_DECODE_KDA;
+/* Of z: DELTA's and GLA's are among those of IN. */
+template <class D> static __device__ __forceinline__ int z_words(const D &a) {
+    return D::rule == HL_DECODE_DELTA ? a.w_in + a.qk + a.vv / 2
+           : D::rule == HL_DECODE_GLA ? a.w_in + a.z_at / 2
+                                      : a.w_z;
+}
 template <class D> static __device__ __forceinline__ uint64_t *words_of(const D &a, int l) {
     return a.words + HEADER_WORDS + (int64_t)(l % LAYER_BUFFERS) * ROWS * a.row_words;
 }
@@ -156,6 +220,10 @@ static __device__ __forceinline__ float square(uint32_t v) { return low(v) * low
 /* x / (1 + e^-x) with the approximate division, which saves a dozen instructions; not bit-equal to
  * fast_silu. */
 static __device__ __forceinline__ float fast_silu_div(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
+static __device__ __forceinline__ float softplus(float x) {
+    const float e = __expf(x);
+    return x > 20.0f ? x : e < 0.02f ? e - e * e * (0.5f - e * (1.0f / 3.0f)) : __logf(1.0f + e);
+}
 /* Where word number `word` of a row of x, h, o or act lies: the words that one lane multiplies are
  * adjacent. */
 static __device__ __forceinline__ int swizzled(int word) { return (word & ~3) | (word & 1) << 1 | (word >> 1 & 1); }

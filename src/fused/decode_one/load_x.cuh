@@ -139,6 +139,10 @@ static __device__ __forceinline__ void scale_heads(const D &a, const struct bloc
     }
 }
 
+/* The output gate: KDA's is a sigmoid. */
+template <class D> static __device__ __forceinline__ float gate_of(float z) {
+    return D::rule == HL_DECODE_KDA ? fast_sigmoid_div(z) : fast_silu_div(z);
+}
 /* x of OUT: the heads' outputs times the norm's weights, gated. Returns the sum of squares. */
 template <class D>
 static __device__ __forceinline__ float load_heads(const D &a, const struct block &b, int l, struct columns &x) {
@@ -148,22 +152,25 @@ static __device__ __forceinline__ float load_heads(const D &a, const struct bloc
     uint2 v[N];
 #pragma unroll
     for (int i = 0; i < N; i++) { /* these load while the words are awaited */
-        const float *w = layer_of(a, b, l).o_norm + (2 * word_of(a, b) + i * 32) % a.V;
+        y[i][0] = y[i][1] = make_float2(1.0f, 1.0f);
+        if (D::rule == HL_DECODE_ATTENTION) continue; /* no norm */
+        const int column = 2 * word_of(a, b) + i * 32;
+        const float *w = layer_of(a, b, l).o_norm + (D::rule == HL_DECODE_GSA ? column : column % a.V);
         y[i][0] = y[i][1] = make_float2(0.0f, 0.0f);
         if (i < n) y[i][0] = *(const float2 *)w, y[i][1] = *(const float2 *)(w + 4);
     }
     if (a.gated) { /* so do the gates, published in IN */
-        const uint64_t *from = b.words + x_row<D>(b) * a.row_words + a.w_in + a.qk + a.vv / 2 + word_of(a, b);
+        const uint64_t *from = b.words + x_row<D>(b) * a.row_words + z_words(a) + word_of(a, b);
 #pragma unroll
         for (int i = 0; i < N; i++) {
             uint32_t z[2];
             wait_for<D>(z, from + i * 16, 2, i < n ? 2 : 0, b.epoch + l);
-            y[i][0].x *= fast_silu_div(low(z[0])), y[i][0].y *= fast_silu_div(high(z[0]));
-            y[i][1].x *= fast_silu_div(low(z[1])), y[i][1].y *= fast_silu_div(high(z[1]));
+            y[i][0].x *= gate_of<D>(low(z[0])), y[i][0].y *= gate_of<D>(high(z[0]));
+            y[i][1].x *= gate_of<D>(low(z[1])), y[i][1].y *= gate_of<D>(high(z[1]));
         }
     }
     wait_for<D>(v, words_at(a, b, b.words + a.w_o), 16, n, b.epoch + l);
-    if (!a.head_per_warp) scale_heads(a, b, v, y);
+    if (D::rule != HL_DECODE_GSA && D::rule != HL_DECODE_ATTENTION && !a.head_per_warp) scale_heads(a, b, v, y);
     return scale_columns(b, v, y, x);
 }
 

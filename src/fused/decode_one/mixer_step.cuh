@@ -35,10 +35,6 @@ static __device__ __forceinline__ float sum_over_column(float x) {
     x += __shfl_xor_sync(0xffffffffu, x, 8);
     return x + __shfl_xor_sync(0xffffffffu, x, 16);
 }
-static __device__ __forceinline__ float softplus(float x) {
-    const float e = __expf(x);
-    return x > 20.0f ? x : e < 0.02f ? e - e * e * (0.5f - e * (1.0f / 3.0f)) : __logf(1.0f + e);
-}
 
 /* The words of decay, beta and the tile's values, one per lane of GATE_WARP: polled before the product
  * with the state, */
@@ -83,6 +79,11 @@ static __device__ __forceinline__ void state_times_qk(const D &a, const struct b
     for (int i = 0; i < STATE_PAIRS; i++) {
         y.S[i] = make_float2(0.0f, 0.0f);
         if (i * 4 + r < pairs) y.S[i] = make_float2(S[i * 8 * COLS], S[i * 8 * COLS + COLS]);
+        if constexpr (has_low_rank<D>) {
+            if (i * 4 + r >= pairs) continue;
+            const float2 alpha = *(const float2 *)(alpha_of(a, b) + b.warp * a.warp_rows + 2 * r + i * 8);
+            y.S[i].x *= alpha.x, y.S[i].y *= alpha.y;
+        }
     }
 #pragma unroll
     for (int i = 0; i < STATE_PAIRS; i++) {
@@ -106,7 +107,8 @@ static __device__ __forceinline__ void state_times_qk(const D &a, const struct b
     if (b.lane % 8 == 0) scratch[NORMS + b.warp * 4 + b.lane / 8] = s;
 }
 /* The delta rule, by RULE_WARP; each of a column's 4 lanes sums the parts of two warps.
- *     e = v - alpha S^T k    write = beta e    read = alpha S^T q + (q.k) write */
+ *     e = v - alpha S^T k    write = beta e    read = alpha S^T q + (q.k) write
+ * Decays per channel are in S already: alpha is 1. GLA: write = v, with q and k as they are. */
 template <class D>
 static __device__ __forceinline__ void delta_rule(const D &a, const struct block &b, int l, const struct task &p,
                                                   float *scratch) {
@@ -116,11 +118,12 @@ static __device__ __forceinline__ void delta_rule(const D &a, const struct block
                  n1 = *(const float4 *)(scratch + NORMS + first * 4 + 4);
     const float alpha = scratch[ALPHA], beta = scratch[BETA], v = scratch[VALUES + c];
     const float qq = sum_over_column(n0.x + n1.x), kk = sum_over_column(n0.y + n1.y),
-                rq = fast_rsqrt(qq + (float)HL_L2_EPS), rk = fast_rsqrt(kk + (float)HL_L2_EPS),
+                rq = D::rule == HL_DECODE_GLA ? 1.0f : fast_rsqrt(qq + (float)HL_L2_EPS),
+                rk = D::rule == HL_DECODE_GLA ? 1.0f : fast_rsqrt(kk + (float)HL_L2_EPS),
                 qk = rq * rk * sum_over_column(n0.z + n1.z), new_dot = sum_over_column(n0.w + n1.w);
     const float sk = rk * sum_over_column(part[0] + part[2 * COLS]),
                 sq = rq * sum_over_column(part[COLS] + part[3 * COLS]);
-    const float e = v - alpha * sk, write = beta * e, read = alpha * sq + qk * write;
+    const float e = D::rule == HL_DECODE_GLA ? v : v - alpha * sk, write = beta * e, read = alpha * sq + qk * write;
     const enum hl_score_kind kind = a.policy.score;
     const float s = kind == HL_SCORE_RESIDUAL ? e : kind == HL_SCORE_VALUE ? beta * v : write;
     if (b.lane < COLS) scratch[WRITE + c] = rk * write, scratch[READ + c] = read * rsqrtf((float)a.K);
@@ -263,6 +266,7 @@ static __device__ __forceinline__ void mixer_tile(const D &a, const struct block
     float *scratch = (float *)(b.shared + a.s.scratch);
     struct state_rows y;
     const uint64_t *gates = b.warp == GATE_WARP ? gates_at(a, b, p) : NULL, word = gates ? poll(gates) : 0;
+    if constexpr (has_low_rank<D>) low_rank_gates(a, b, l, p);
     state_times_qk(a, b, mine, y, scratch);
     if (b.warp == GATE_WARP) store_gates(a, b, l, p, gates, word, scratch);
     if (b.warp == RULE_WARP) {
@@ -290,45 +294,6 @@ static __device__ __forceinline__ void mixer_tile(const D &a, const struct block
         S[i * 8 * a.V + a.V] = alpha * y.S[i].y + y.k[i].y * w;
     }
     if (a.cache && p.part == 0 && b.warp == GATE_WARP) append_key(a, b, l, p);
-}
-
-/* Fetches a task beyond the first, which TASK_WARP did not. */
-template <int part, class D>
-static __device__ __forceinline__ void fetch_task(const D &a, const struct block &b, int l, const struct task &p) {
-    sync_block(); /* the task before no longer uses its data */
-    if (part) fetch_tile(a, b, l, p, threadIdx.x, THREADS);
-    else fetch_keys(a, b, l, p, threadIdx.x, THREADS);
-    copy_commit();
-    copy_wait<0>();
-    sync_block();
-}
-/* The mixer of a layer: all logits, then all tiles. The emulator runs the two parts as two launches. */
-template <class D>
-static __device__ __forceinline__ void mixer(const D &a, struct block &b, int l, bool first, bool second) {
-    const bool fetched = has_task(a, b);
-    const int logits_tasks = first ? a.M * a.HV * a.slot_tasks : 0, tiles = second ? a.M * a.HV * a.tiles : 0;
-    bool have = false; /* q and k of the tile's head were already waited for with the logits */
-    struct qk_pair mine = {};
-    if (fetched) mbarrier_wait(tasks_full(a, b), b.task_parity);
-#pragma unroll 1
-    for (int t = blockIdx.x; t < logits_tasks; t += gridDim.x) {
-        const struct task p = t == (int)blockIdx.x ? b.logits_task : task_at(a, t, a.slot_tasks);
-        if (!D::one_task && t >= (int)gridDim.x) fetch_task<0>(a, b, l, p);
-        mine = cache_logits(a, b, l, p);
-        have = D::one_task && p.h == b.tile_task.h;
-        if (D::one_task) break;
-    }
-#pragma unroll 1
-    for (int t = blockIdx.x; t < tiles; t += gridDim.x) {
-        const struct task p = t == (int)blockIdx.x ? b.tile_task : task_at(a, t, a.tiles);
-        if (!D::one_task && t >= (int)gridDim.x) fetch_task<1>(a, b, l, p);
-        if (!have) mine = wait_for_qk(a, b, l, p);
-        mixer_tile(a, b, l, p, mine);
-        if (D::one_task) break;
-    }
-    if (!fetched) return;
-    mbarrier_arrive_warp(tasks_empty(a, b), b.lane);
-    b.task_parity ^= 1;
 }
 
 /* ---- after the layers ---- */

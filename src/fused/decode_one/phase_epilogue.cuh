@@ -26,8 +26,9 @@ static __device__ __forceinline__ void materialize(uint64_t *&p) {
 template <int kind, class D>
 static __device__ __forceinline__ void load_epilogue(const D &a, const struct block &b, int l, int m, int row,
                                                      struct epilogue_inputs &e) {
+    constexpr bool low_rank = D::rule != HL_DECODE_DELTA;
     uint64_t *words = b.words + m * a.row_words;
-    e.to = kind == IN     ? words + a.w_in + (row < a.a_at ? row : a.a_at + row - a.z_at) / 2
+    e.to = kind == IN     ? words + a.w_in + (low_rank || row < a.a_at ? row : a.a_at + row - a.z_at) / 2
            : kind == MLP  ? words + a.w_act + swizzled(row / 8 * 2 + row / 2 % 2)
            : kind == OUT  ? words + a.w_h + swizzled(row / 2)
            : kind == DOWN ? words + a.w_x + swizzled(row / 2)
@@ -37,7 +38,7 @@ static __device__ __forceinline__ void load_epilogue(const D &a, const struct bl
     if (kind == OUT && l > 0) e.x_at = b.last_words + m * a.row_words + a.w_x + swizzled(row / 2);
     if (kind == DOWN) e.x_at = words + a.w_h + swizzled(row / 2);
     if (e.x_at) e.x = poll(e.x_at);
-    if (kind == IN && row < a.a_at) {
+    if (kind == IN && has_conv<D> && row < a.a_at) {
         const int p = row < a.qk ? 0 : row < 2 * a.qk ? 1 : 2, c = row - p * a.qk;
         const float4 *w = (const float4 *)layer_of(a, b, l).conv[p] + c;
         e.C = p < 2 ? a.qk : a.vv;
@@ -54,12 +55,19 @@ static __device__ __forceinline__ void finish_in(const D &a, uint64_t *words, ui
                                                  const struct epilogue_inputs &e) {
     const uint32_t both = pack2(s.x, s.y);
     const float2 x = make_float2(low(both), high(both));
-    if (row < a.a_at) {
+    if (has_conv<D> && row < a.a_at) {
         const float4 v = e.w[0], w = e.w[1];
         const float y = fast_silu_div(v.x * e.t[0].x + v.y * e.t[1].x + v.z * e.t[2].x + v.w * x.x),
                     z = fast_silu_div(w.x * e.t[0].y + w.y * e.t[1].y + w.z * e.t[2].y + w.w * x.y);
         publish(e.to, pack2(y, z), epoch);
         *(float2 *)e.tail = e.t[1], *(float2 *)(e.tail + e.C) = e.t[2], *(float2 *)(e.tail + 2 * e.C) = x;
+    } else if (D::rule != HL_DECODE_DELTA) {
+        const bool silu = D::rule == HL_DECODE_GSA && row < a.a_at;
+        if (row < a.b_at) publish(e.to, silu ? pack2(fast_silu_div(x.x), fast_silu_div(x.y)) : both, epoch);
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            if (row >= a.b_at && row + i < a.in_rows)
+                publish(words + a.w_ab + a.HV + row + i - a.b_at, __float_as_uint(i ? x.y : x.x), epoch);
     } else if (row < a.z_at) {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
@@ -128,7 +136,8 @@ static __device__ __forceinline__ float2 reduce_unit(const D &a, const struct bl
     const float *sums = (const float *)(b.shared + a.s.sums) +
                         ((b.sums_half * HL_DECODE_UNITS + j * D::max_rows) * WARPS + m) * 8 + b.lane % 4 * 2;
     const float4 *at = (const float4 *)((const float *)(b.shared + a.s.squares) + (b.squares_half * a.M + m) * WARPS);
-    constexpr bool normed = kind == IN || kind == MLP || kind == HEAD;
+    constexpr bool wide = kind == OUT && D::rule == HL_DECODE_GSA; /* one norm over all heads */
+    constexpr bool normed = kind == IN || kind == MLP || kind == HEAD || wide;
     float2 v[WARPS];
 #pragma unroll
     for (int w = 0; w < WARPS; w++) v[w] = *(const float2 *)(sums + w * D::max_rows * 8);
@@ -137,19 +146,21 @@ static __device__ __forceinline__ float2 reduce_unit(const D &a, const struct bl
         const float4 q0 = at[0], q1 = at[1];
         const float q[WARPS] = {q0.x, q0.y, q0.z, q0.w, q1.x, q1.y, q1.z, q1.w};
         if (normed) r = ((q[0] + q[1]) + (q[2] + q[3])) + ((q[4] + q[5]) + (q[6] + q[7]));
-        else if (a.head_per_warp)
+        else if constexpr (D::rule != HL_DECODE_ATTENTION) {
+            if (a.head_per_warp)
 #pragma unroll
-            for (int w = 0; w < WARPS; w++) {
-                const float f = head_scale(a, q, w);
-                v[w].x *= f, v[w].y *= f;
-            }
+                for (int w = 0; w < WARPS; w++) {
+                    const float f = head_scale(a, q, w);
+                    v[w].x *= f, v[w].y *= f;
+                }
+        }
     }
 #pragma unroll
     for (int n = WARPS / 2; n > 0; n /= 2)
 #pragma unroll
         for (int w = 0; w < n; w++) v[w].x += v[w + n].x, v[w].y += v[w + n].y;
     if (!normed) return v[0];
-    const float f = fast_rsqrt(r * a.inv_d + a.eps);
+    const float f = fast_rsqrt(r * a.inv_d + (wide ? 1e-5f : a.eps));
     return make_float2(v[0].x * f, v[0].y * f);
 }
 static_assert(WARPS == 8, "squares");

@@ -66,13 +66,24 @@ template <class D> static __device__ __forceinline__ void init_ring(const D &a, 
     }
 }
 
+/* A row of the products of IN; with low-rank projections the matrices do not lie side by side. */
+template <class D>
+static __device__ __forceinline__ const void *in_row(const D &a, const struct hl_decode_layer &y, int row) {
+    const bf16 *W = (const bf16 *)y.in;
+    if constexpr (D::rule != HL_DECODE_DELTA) {
+        if (row >= a.b_at) W = (const bf16 *)y.b, row -= a.b_at;
+        else if (row >= a.z_at) W = (const bf16 *)y.z, row -= a.z_at;
+        else if (row >= a.a_at) W = (const bf16 *)y.low, row -= a.a_at;
+    }
+    return W + (int64_t)row * a.d;
+}
 /* This lane's row of a unit. */
 template <class D>
 static __device__ __forceinline__ const bf16 *weight_row(const D &a, const struct block &b, int kind, int l, int unit) {
     const struct hl_decode_layer &y = layer_of(a, b, kind == HEAD ? 0 : l);
     const int g = b.lane % 8, row = kind == MLP ? unit * 4 + g % 4 : unit * 8 + g;
-    const void *W = kind == IN     ? y.in
-                    : kind == OUT  ? y.o
+    if (kind == IN) return (const bf16 *)in_row(a, y, row);
+    const void *W = kind == OUT    ? y.o
                     : kind == DOWN ? y.down
                     : kind == HEAD ? (const void *)a.head
                     : g < 4        ? y.gate
@@ -91,14 +102,18 @@ template <class D> static __device__ __forceinline__ void prefetch_layer(const D
     const struct hl_decode_layer &y = layer_of(a, b, l);
     prefetch(b, y.attn_norm, a.d * 4);
     prefetch(b, y.mlp_norm, a.d * 4);
-    prefetch(b, y.o_norm, a.V * 4);
+    if (D::rule != HL_DECODE_ATTENTION) prefetch(b, y.o_norm, (D::rule == HL_DECODE_GSA ? a.d : a.V) * 4);
     if (a.cache && a.rms) prefetch(b, y.q_norm, a.K * 4), prefetch(b, y.k_norm, a.K * 4);
-    for (int i = 0; i < 3; i++) prefetch(b, y.conv[i], (i < 2 ? a.qk : a.vv) * 16);
-    for (int m = 0; m < a.M; m++) {
-        const char *state = state_of(a, b, l, m);
-        prefetch(b, state + a.tail_q, a.qk * 12);
-        prefetch(b, state + a.tail_k, a.qk * 12);
-        prefetch(b, state + a.tail_v, a.vv * 12);
+    if (has_low_rank<D>) prefetch(b, y.decay_bias, a.qk * 4);
+    if (D::rule == HL_DECODE_KDA) prefetch(b, y.z_bias, a.vv * 4);
+    if constexpr (has_conv<D>) {
+        for (int i = 0; i < 3; i++) prefetch(b, y.conv[i], (i < 2 ? a.qk : a.vv) * 16);
+        for (int m = 0; m < a.M; m++) {
+            const char *state = state_of(a, b, l, m);
+            prefetch(b, state + a.tail_q, a.qk * 12);
+            prefetch(b, state + a.tail_k, a.qk * 12);
+            prefetch(b, state + a.tail_v, a.vv * 12);
+        }
     }
 }
 /* TASK_WARP, for layers [from, to). A warp of its own, because issuing many small copies takes long. */

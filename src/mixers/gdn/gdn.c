@@ -23,6 +23,8 @@ struct gdn_layer hl_gdn_open(const struct hl_layer *l) {
                                         .v = a->v1,
                                         .m = a->m,
                                         .beta = a->beta,
+                                        .r_k = a->r_k,
+                                        .S = l->state[STATE_S],
                                         .out = a->o};
     if (!d) return g;
     g.memory.d = &d->memory;
@@ -85,7 +87,7 @@ static struct hl_gate gates(const struct gdn_layer *g) {
     return (struct hl_gate){.T = g->l->T,
                             .H = g->s.HV,
                             .neg_eigval = g->l->cfg->allow_neg_eigval,
-                            .a = g->s.decay ? g->a->a : NULL,
+                            .a = g->s.decays ? g->a->a : NULL,
                             .b = g->s.beta ? g->a->b : NULL,
                             .ld = g->joint,
                             .A_log = t[A_LOG].vector,
@@ -111,11 +113,13 @@ static struct hl_gdn delta_rule(const struct gdn_layer *g) {
                            .q = a->q,
                            .k = a->k,
                            .v = a->v1,
-                           .g = g->s.decay ? a->g : NULL,
+                           .g = g->s.decays ? a->g : NULL,
                            .beta = a->beta,
                            .out = a->o,
                            .m = a->m,
                            .S_off = g->l->state[STATE_S],
+                           .block_S = a->memory.block_S,
+                           .block = g->l->cfg->cache_chunk,
                            .h = a->S,
                            .v_new = a->v_new,
                            .A = a->A,
@@ -123,12 +127,11 @@ static struct hl_gdn delta_rule(const struct gdn_layer *g) {
                            .dq = d->dq,
                            .dk = d->dk,
                            .dv = d->dv,
-                           .dg = g->s.decay ? d->dg : NULL,
+                           .dg = g->s.decays ? d->dg : NULL,
                            .dbeta = d->dbeta};
 }
 
-/* RMSNorm of the heads' outputs, times silu(z) with use_gate. */
-static struct hl_rmsnorm output_norm(const struct gdn_layer *g) {
+struct hl_rmsnorm hl_gdn_output_norm(const struct gdn_layer *g) {
     const struct gdn_grads none = {0}, *d = g->d ? g->d : &none;
     return (struct hl_rmsnorm){.M = g->l->T * g->s.HV,
                                .D = g->s.V,
@@ -166,7 +169,7 @@ static struct path path_of(const struct gdn_layer *g, bool query) {
 
 /* ---- forward ---- */
 
-static void convolve_and_norm(const struct gdn_layer *g) {
+void hl_gdn_convolve_and_norm(const struct gdn_layer *g) {
     struct hl_backend *b = g->l->backend;
     for (int i = 0; i < 2; i++) {
         const struct path p = path_of(g, i == 0);
@@ -193,11 +196,11 @@ static void forward(const struct hl_layer *l) {
     const struct hl_linear in = projections(&g);
     const struct hl_gate gate = gates(&g);
     const struct hl_gdn rule = delta_rule(&g);
-    const struct hl_rmsnorm norm = output_norm(&g);
+    const struct hl_rmsnorm norm = hl_gdn_output_norm(&g);
     struct hl_backend *b = l->backend;
 
     b->ops.linear_forward(b, &in);
-    convolve_and_norm(&g);
+    hl_gdn_convolve_and_norm(&g);
     b->ops.gate_forward(b, &gate);
     b->ops.gdn_forward(b, &rule);
     if (g.s.memory) hl_memory_forward(&g.memory);
@@ -207,8 +210,8 @@ static void forward(const struct hl_layer *l) {
 
 static void recompute(const struct hl_layer *l) {
     const struct gdn_layer g = hl_gdn_open(l);
-    const struct hl_rmsnorm norm = output_norm(&g);
-    convolve_and_norm(&g);
+    const struct hl_rmsnorm norm = hl_gdn_output_norm(&g);
+    hl_gdn_convolve_and_norm(&g);
     l->backend->ops.rmsnorm_forward(l->backend, &norm);
 }
 
@@ -229,7 +232,7 @@ static void norms_backward(const struct gdn_layer *g, struct path *p, bool query
     b->ops.l2norm_backward(b, &p->l2);
 }
 
-static void convolve_and_norm_backward(const struct gdn_layer *g) {
+void hl_gdn_convolve_and_norm_backward(const struct gdn_layer *g) {
     struct hl_backend *b = g->l->backend;
     for (int i = 0; i < 2; i++) {
         struct path p = path_of(g, i == 0);
@@ -250,7 +253,7 @@ static void backward(const struct hl_layer *l) {
     const struct hl_linear in = projections(&g);
     const struct hl_gate gate = gates(&g);
     const struct hl_gdn rule = delta_rule(&g);
-    const struct hl_rmsnorm norm = output_norm(&g);
+    const struct hl_rmsnorm norm = hl_gdn_output_norm(&g);
     struct hl_backend *b = l->backend;
 
     hl_layer_project_backward(l, O_PROJ, g.a->y, g.s.vv, g.d->dy);
@@ -258,7 +261,7 @@ static void backward(const struct hl_layer *l) {
     b->ops.gdn_backward(b, &rule); /* writes dq, dk, dv; the memory adds to dv */
     if (g.s.memory) hl_memory_backward(&g.memory);
     b->ops.gate_backward(b, &gate);
-    convolve_and_norm_backward(&g);
+    hl_gdn_convolve_and_norm_backward(&g);
     b->ops.linear_backward(b, &in);
 }
 

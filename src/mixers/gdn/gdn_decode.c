@@ -1,4 +1,4 @@
-/* gdn_decode.c -- a Gated DeltaNet, DeltaNet or HOLA layer as the fused decoding kernels see it. */
+/* gdn_decode.c -- a Gated DeltaNet, DeltaNet, HOLA or KDA layer as the fused decoding kernels see it. */
 #include "mixers/gdn/gdn_layer.h"
 
 void hl_gdn_decode_sizes(const struct hl_layer *l, struct hl_decode *out) {
@@ -8,7 +8,7 @@ void hl_gdn_decode_sizes(const struct hl_layer *l, struct hl_decode *out) {
     out->window = s.memory ? c->cache_window : 0;
     out->chunk = s.memory ? c->cache_chunk : 0;
     out->conv = c->conv_size;
-    out->gated = s.gated, out->decay = s.decay, out->beta = s.beta;
+    out->gated = s.gated, out->decay = s.decays, out->beta = s.beta;
     out->neg_eigval = c->allow_neg_eigval;
     out->cache = s.memory, out->rms = s.rms;
     hl_policy_of(&out->policy, c);
@@ -17,15 +17,9 @@ void hl_gdn_decode_sizes(const struct hl_layer *l, struct hl_decode *out) {
     out->cache_at = s.memory ? l->state[STATE_MEMORY] : 0;
 }
 
-bool hl_gdn_decode_layer(const struct hl_layer *l, struct hl_decode_layer *out) {
+/* What all rules share. */
+static void common_layer(const struct hl_layer *l, struct hl_decode_layer *out) {
     const struct hl_layer_tensor *t = l->tensor;
-    const char *next = t[Q_PROJ].W.data;
-    for (int i = Q_PROJ; i <= G_PROJ; i++) { /* they share their input: one matrix, if they lie side by side */
-        if (!t[i].W.data) continue;
-        if ((const char *)t[i].W.data != next) return false;
-        next += t[i].W.rows * t[i].W.cols * l->backend->act_size;
-    }
-    out->in = t[Q_PROJ].W.data;
     out->o = t[O_PROJ].W.data;
     out->o_norm = t[O_NORM].vector;
     for (int i = 0; i < 3; i++) out->conv[i] = t[Q_CONV + i].vector;
@@ -33,5 +27,27 @@ bool hl_gdn_decode_layer(const struct hl_layer *l, struct hl_decode_layer *out) 
     out->q_norm = t[MEMORY + HL_MEMORY_Q_NORM].vector, out->k_norm = t[MEMORY + HL_MEMORY_K_NORM].vector;
     out->tau = t[MEMORY + HL_MEMORY_TAU].vector, out->sink = t[MEMORY + HL_MEMORY_SINK].vector;
     out->cache_gate = t[MEMORY + HL_MEMORY_GATE].vector;
-    return true;
+}
+bool hl_gdn_decode_layer(const struct hl_layer *l, struct hl_decode_layer *out) {
+    out->in = hl_layer_adjacent(l, Q_PROJ, G_PROJ);
+    common_layer(l, out);
+    return out->in;
+}
+
+void hl_kda_decode_sizes(const struct hl_layer *l, struct hl_decode *out) {
+    hl_gdn_decode_sizes(l, out);
+    out->rule = HL_DECODE_KDA;
+    out->decay = false; /* of whole heads */
+    out->gated = out->beta = true;
+    out->low = hl_gdn_dims(l->cfg).low;
+    out->lower_bound = (real)l->cfg->lower_bound;
+}
+bool hl_kda_decode_layer(const struct hl_layer *l, struct hl_decode_layer *out) {
+    const struct hl_layer_tensor *t = l->tensor;
+    out->in = hl_layer_adjacent(l, Q_PROJ, V_PROJ);
+    out->low = t[F_DOWN].W.data, out->decay = t[F_UP].W.data, out->decay_bias = t[DT_BIAS].vector;
+    out->z = t[G_DOWN].W.data, out->z_up = t[G_UP].W.data, out->z_bias = t[G_BIAS].vector;
+    out->b = t[B_PROJ].W.data;
+    common_layer(l, out);
+    return out->in;
 }

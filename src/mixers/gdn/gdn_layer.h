@@ -1,4 +1,5 @@
-/* gdn_layer.h -- a layer's gated delta rule: its sizes, tensors, buffers, and the exact memory it may feed. */
+/* gdn_layer.h -- a layer's delta rule, with a decay per head or per channel (kda): its sizes, tensors, buffers, and the
+ * exact memory it may feed. */
 #ifndef HL_GDN_LAYER_H
 #define HL_GDN_LAYER_H
 #include "mixers/exact_memory.h"
@@ -7,9 +8,14 @@ enum gdn_tensor { /* in file order */
                   Q_PROJ,
                   K_PROJ,
                   V_PROJ,
-                  A_PROJ, /* raw decay; none in delta_net */
+                  F_DOWN, /* kda: raw decay and output gate come through few channels; F_UP and G_UP go on */
+                  G_DOWN,
+                  A_PROJ, /* raw decay; none in delta_net and kda */
                   B_PROJ, /* raw write strength; none without use_beta */
                   G_PROJ, /* output gate, with use_gate */
+                  F_UP,
+                  G_UP,
+                  G_BIAS,
                   O_PROJ,
                   Q_CONV,
                   K_CONV,
@@ -24,7 +30,9 @@ enum gdn_part { STATE_S, TAIL_Q, TAIL_K, TAIL_V, STATE_MEMORY };
 
 struct gdn_dims {
     int64_t d, H, HV, K, V, qk, vv; /* hidden size; key and value heads and their sizes; H K, HV V */
-    bool decay, beta, gated, memory, rms;
+    int64_t low;                    /* kda: channels of F_DOWN and G_DOWN; 0: another model */
+    int64_t decays;                 /* log decays of a value head: 0, 1, or with kda K */
+    bool beta, gated, memory, rms;
 };
 struct gdn_dims hl_gdn_dims(const hola_config *c);
 
@@ -33,7 +41,8 @@ struct gdn_acts {
      * their gradients: one product makes them, one takes them. */
     void *row;
     void *q0, *k0, *v0; /* projections, before the convolution */
-    void *a, *b;        /* raw decay and write strength */
+    void *f0, *g0;      /* kda: outputs of F_DOWN and G_DOWN */
+    void *a, *b;        /* raw decay and write strength; a and z of kda are arrays of their own */
     void *z;            /* output gate */
     void *q1, *k1, *v1; /* after convolution and SiLU */
     void *q, *k;        /* L2-normalised: what the state sees */
@@ -49,7 +58,7 @@ struct gdn_acts {
 };
 struct gdn_grads {
     void *row;
-    void *dq0, *dk0, *dv0, *da, *db, *dz;
+    void *dq0, *dk0, *dv0, *df0, *dg0, *da, *db, *dz;
     void *dy, *dout;
     void *dq, *dk, *dv, *dq1, *dk1;
     real *dg, *dbeta;
@@ -66,11 +75,18 @@ struct gdn_layer {
     struct hl_exact_memory memory;
 };
 struct gdn_layer hl_gdn_open(const struct hl_layer *l);
+/* Short convolution of q, k, v; norms of q and k. */
+void hl_gdn_convolve_and_norm(const struct gdn_layer *g);
+void hl_gdn_convolve_and_norm_backward(const struct gdn_layer *g);
+/* RMSNorm of the heads' outputs, times the gate, if there is one. */
+struct hl_rmsnorm hl_gdn_output_norm(const struct gdn_layer *g);
 int64_t hl_gdn_joint_row(const struct gdn_dims *s, enum hl_pass pass, bool host);
 
 /* gdn_decode.c */
 void hl_gdn_decode_sizes(const struct hl_layer *l, struct hl_decode *out);
 bool hl_gdn_decode_layer(const struct hl_layer *l, struct hl_decode_layer *out);
+void hl_kda_decode_sizes(const struct hl_layer *l, struct hl_decode *out);
+bool hl_kda_decode_layer(const struct hl_layer *l, struct hl_decode_layer *out);
 /* gdn_tables.c */
 void hl_gdn_tensors(const hola_config *c, struct hl_tensor_spec *out);
 int hl_gdn_state(const hola_config *c, struct hl_state_part *out);

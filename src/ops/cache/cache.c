@@ -6,18 +6,21 @@ enum { LINE = 64, SCORES = 768 * 1024 }; /* reals of one tile's scores, unless o
 
 static int64_t aligned(int64_t bytes) { return (bytes + LINE - 1) / LINE * LINE; }
 
-struct hl_cache_layout hl_cache_layout(int64_t K, int64_t V, int64_t window, int64_t chunk, int64_t size) {
+struct hl_cache_layout hl_cache_layout(int64_t K, int64_t V, int64_t window, int64_t chunk, int64_t size,
+                                       bool factors) {
     const int64_t slots = window + chunk;
     struct hl_cache_layout l = {0};
     l.v = l.k + aligned(slots * K * size);
     l.score = l.v + aligned(slots * V * size);
     l.pos = l.score + aligned(slots * (int64_t)sizeof(real));
-    l.bytes = l.pos + aligned(window * (int64_t)sizeof(int64_t));
+    l.factor = l.pos + aligned(window * (int64_t)sizeof(int64_t));
+    l.bytes = l.factor + (factors ? aligned(slots * (int64_t)sizeof(real)) : 0);
     return l;
 }
 
-int64_t hl_cache_state_bytes(int64_t HV, int64_t K, int64_t V, int64_t window, int64_t chunk, int64_t size) {
-    return HV * hl_cache_layout(K, V, window, chunk, size).bytes;
+int64_t hl_cache_state_bytes(int64_t HV, int64_t K, int64_t V, int64_t window, int64_t chunk, int64_t size,
+                             bool factors) {
+    return HV * hl_cache_layout(K, V, window, chunk, size, factors).bytes;
 }
 
 /* scratch NULL: only counts the bytes. */
@@ -53,6 +56,7 @@ static struct hl_cache_work place(void *scratch, int64_t K, int64_t V, int64_t w
     w.P = hl_carve(&c, CACHE_BACK * ldb, size);
     w.dS = hl_carve(&c, CACHE_BACK * ldb, size);
     w.R = hl_carve(&c, CACHE_BACK, size);
+    w.bias = hl_carve(&c, CACHE_BCOLS, size);
     if (c.used > w.bytes) w.bytes = c.used;
     return w;
 }

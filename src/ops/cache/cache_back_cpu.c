@@ -34,7 +34,7 @@ static int64_t min(int64_t x, int64_t y) { return x < y ? x : y; }
 static void load_queries(const struct tile *t) {
     const struct hl_cache *a = t->d->a;
     const int64_t h = t->d->h, ld = hl_cache_ld(CACHE_BACK);
-    const real lam = hl_sigmoid(a->gate[h]);
+    const real lam = hl_cache_lambda(a, h);
     for (int64_t i = 0; i < t->n; i++) {
         int64_t row = t->row + i, at = row * a->HV + h, j = 0;
         const real *dout = (const real *)a->dout + at * a->V, *read = (const real *)a->read + at * a->V;
@@ -44,7 +44,7 @@ static void load_queries(const struct tile *t) {
         if (j < a->V) sum += v_load_n(dout + j, a->V - j) * v_load_n(read + j, a->V - j);
         rowdot = v_sum(sum);
         t->w->R[i] = lam * rowdot;
-        t->scalars->gate += (double)(lam * (1 - lam) * rowdot);
+        t->scalars->gate += (double)(hl_cache_slope(a, lam) * rowdot);
         t->scalars->sink -= (double)(R_EXP(a->sink[h] - a->lse[at]) * t->w->R[i]);
     }
     HL_OP(pack_transpose)(t->w->bqT, ld, t->q, t->ldk, t->n, t->n, a->K);
@@ -65,8 +65,9 @@ static const real *load_keys(const struct tile *t, const int64_t *id, int64_t n,
 static const real lanes[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
 /* From s = q.k / sqrt(K) in P and dc.v in dS, of which query i sees the first `seen` of n columns: to
- * P = exp(tau s - lse) and dS = P (dc.v - R), zero where not seen. Returns the sum of dS s. */
-static real weights(const struct tile *t, int64_t i, int64_t seen, int64_t n) {
+ * P = exp(tau s + bias - lse) and dS = P (dc.v - R), zero where not seen. bias: of the columns; NULL: none. Returns the
+ * sum of dS s. */
+static real weights(const struct tile *t, const real *bias, int64_t i, int64_t seen, int64_t n) {
     const int64_t ld = hl_cache_ld(CACHE_BCOLS);
     const struct hl_cache *a = t->d->a;
     real *P = t->w->P + i * ld, *dS = t->w->dS + i * ld;
@@ -74,7 +75,8 @@ static real weights(const struct tile *t, int64_t i, int64_t seen, int64_t n) {
     vr sum = {0};
     int64_t j = 0;
     for (; j < seen; j += VL) {
-        vr s = v_load(P + j), p = v_exp(tau * s - lse), ds = p * (v_load(dS + j) - R), dtau = ds * s;
+        vr s = v_load(P + j), p = bias ? v_exp(tau * s + v_load(bias + j) - lse) : v_exp(tau * s - lse);
+        vr ds = p * (v_load(dS + j) - R), dtau = ds * s;
         if (j + VL > seen) {
             vi mask = (vi)(v_load(lanes) < (real)(seen - j));
             p = v_select(mask, p, v_set(0));
@@ -87,6 +89,27 @@ static real weights(const struct tile *t, int64_t i, int64_t seen, int64_t n) {
     }
     for (; j < n; j++) P[j] = dS[j] = 0;
     return v_sum(sum);
+}
+
+/* The biases of n columns, in order `id`: log sigma(score) of kept ones, 0 of the others. NULL: the policy has none. */
+static const real *load_biases(const struct tile *t, const int64_t *id, int64_t n) {
+    const struct hl_cache *a = t->d->a;
+    const int64_t kept = t->w->chosen.n - (id - t->w->chosen.id);
+    if (a->policy.score != HL_SCORE_LEARNED || kept <= 0) return NULL;
+    for (int64_t c = 0; c < CACHE_BCOLS; c++)
+        t->w->bias[c] = c < n && c < kept ? hl_logsigmoid(a->score[(t->d->row + id[c]) * a->HV + t->d->h]) : 0;
+    return t->w->bias;
+}
+/* Adds sigma(-score) sum_t dS to the gradients of the kept columns' scores. */
+static void add_to_scores(const struct tile *t, const int64_t *id, int64_t n, int64_t first) {
+    const struct hl_cache *a = t->d->a;
+    const int64_t ld = hl_cache_ld(CACHE_BCOLS), kept = t->w->chosen.n - (id - t->w->chosen.id);
+    for (int64_t c = 0; c < n && c < kept; c++) {
+        const int64_t at = (t->d->row + id[c]) * a->HV + t->d->h;
+        real sum = 0;
+        for (int64_t i = first; i < t->n; i++) sum += t->w->dS[i * ld + c];
+        a->dscore[at] += hl_sigmoid(-a->score[at]) * sum;
+    }
 }
 
 /* Adds what the n columns receive of dk or dv to dst [T][stride]: p's A = dS or P, B = rows of queries.
@@ -114,7 +137,7 @@ static void back_tile(const struct tile *t, const int64_t *id, int64_t n, int64_
     const struct hl_cache *a = t->d->a;
     const struct hl_cache_head *d = t->d;
     const int64_t ld = hl_cache_ld(CACHE_BCOLS), ldT = hl_cache_ld(CACHE_BACK), m = t->n - first;
-    const real lam = hl_sigmoid(a->gate[d->h]), scale = 1 / R_SQRT((real)a->K), slope = a->tau[d->h] * scale;
+    const real lam = hl_cache_lambda(a, d->h), scale = 1 / R_SQRT((real)a->K), slope = a->tau[d->h] * scale;
     const bool first_head = d->h % (a->HV / a->H) == 0; /* the first value head of this key head */
     real *dq = (real *)a->dq + ((t->row + first) * a->H + d->hk) * a->K;
     struct hl_small_gemm S = {
@@ -132,9 +155,11 @@ static void back_tile(const struct tile *t, const int64_t *id, int64_t n, int64_
     dP.C = t->w->dS + first * ld;
     dP.alpha = lam;
     HL_OP(small_gemm)(&dP, t->w->mm);
+    const real *bias = load_biases(t, id, n);
     for (int64_t i = first; i < t->n; i++)
-        t->scalars->tau += (double)weights(t, i, diagonal ? min(n, i - first + 1) : n, n);
+        t->scalars->tau += (double)weights(t, bias, i, diagonal ? min(n, i - first + 1) : n, n);
 
+    if (bias) add_to_scores(t, id, n, first);
     dQ = (struct hl_small_gemm){.M = m, .N = a->K, .K = n, .A = dP.C, .ai = ld, .ak = 1, .B = k, .bk = ldk, .bn = 1};
     dQ.C = dq;
     dQ.ldc = a->H * a->K;
@@ -198,6 +223,7 @@ void HL_OP(cache_backward)(struct hl_backend *backend, const struct hl_cache *a)
     struct back g = {.pool = hl_backend_pool(backend), .a = a};
     HL_ASSERT(rep <= SCALARS);
     for (int64_t n = 0; n < a->rows->n; n++) HL_ASSERT(!a->rows->seg[n].state && a->rows->seg[n].pos == 0);
+    if (a->policy.score == HL_SCORE_LEARNED) memset(a->dscore, 0, (size_t)(a->rows->T * a->HV) * sizeof(real));
     for (g.first = 0; g.first < tasks; g.first += round) {
         int64_t now = min(round, tasks - g.first);
         hl_pool_run(hl_backend_pool(backend), now, back_task, &g);

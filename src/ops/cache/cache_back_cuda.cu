@@ -6,7 +6,7 @@
  * that results do not depend on timing. Which kernels run, for bf16 and heads of 64, 128 or 256:
  *   cache_back_block_cuda.cu      H = HV, heads up to 128, blocks up to 256 rows
  *   cache_back_block256_cuda.cu   H = HV, heads of 256
- *   cache_back_kv_cuda.cu, cache_back_q_cuda.cu    other shapes, or too little shared memory for those
+ *   cache_back_kv_cuda.cu, cache_back_q_cuda.cu    other shapes, learned scores, or too little shared memory for those
  * and for everything else rowdot, rowwise_q, rowwise_kv: THREADS threads, a warp per pair of query and key. */
 #include "ops/cuda_ops.cuh"
 #include "cuda/pdl.cuh"
@@ -29,13 +29,15 @@ static __device__ __forceinline__ const act *row_of(const void *x, int64_t row, 
 struct score_grad {
     float s, p, ds;
 };
+template <bool LEARNED>
 static __device__ struct score_grad score_grad_of(const struct cache_dev &c, const float *R, int64_t h, int64_t t,
-                                                  int64_t j) {
+                                                  int64_t j, bool kept) {
     const int64_t hk = h / c.group, at = t * c.a.HV + h;
-    const float lambda = 1.0f / (1.0f + expf(-c.a.gate[h]));
+    const float lambda = lambda_of(c.a, h, 1.0f / (1.0f + expf(-c.a.gate[h])));
     struct score_grad x;
     x.s = dot_row(row_of(c.a.q, t, c.a.H, hk, c.a.K), row_of(c.a.k, j, c.a.H, hk, c.a.K), c.a.K) / sqrtf((float)c.a.K);
-    x.p = expf(c.a.tau[h] * x.s - c.a.lse[at]);
+    const float z = c.a.tau[h] * x.s;
+    x.p = expf((LEARNED && kept ? z + log_sigmoid(c.a.score[j * c.a.HV + h]) : z) - c.a.lse[at]);
     x.ds = x.p *
            (lambda * dot_row(row_of(c.a.dout, t, c.a.HV, h, c.a.V), row_of(c.a.v, j, c.a.HV, h, c.a.V), c.a.V) - R[at]);
     return x;
@@ -45,17 +47,17 @@ static __device__ struct score_grad score_grad_of(const struct cache_dev &c, con
 static __global__ void rowdot(const struct cache_dev c, const struct cache_back b) {
     const int64_t at = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32, h = at % c.a.HV;
     if (at >= c.T * c.a.HV) return;
-    const float lambda = 1.0f / (1.0f + expf(-c.a.gate[h]));
+    const float lambda = lambda_of(c.a, h, 1.0f / (1.0f + expf(-c.a.gate[h])));
     const float x = dot_row((const act *)c.a.dout + at * c.a.V, (const act *)c.a.read + at * c.a.V, c.a.V);
     if (threadIdx.x % 32) return;
     b.R[at] = lambda * x;
-    b.gate_sink[at * 2] = lambda * (1 - lambda) * x;
+    b.gate_sink[at * 2] = slope_of(c.a, lambda) * x;
     b.gate_sink[at * 2 + 1] = -expf(c.a.sink[h] - c.a.lse[at]) * lambda * x;
 }
 
 /* grid (blocks C, H): dq of one row, and its contribution to dtau. shared: the columns' ds, s ds and
  * rows */
-static __global__ void rowwise_q(const struct cache_dev c, const struct cache_back b) {
+template <bool LEARNED> static __global__ void rowwise_q(const struct cache_dev c, const struct cache_back b) {
     const int64_t block = blockIdx.x / c.a.chunk, t = blockIdx.x % c.a.chunk, hk = blockIdx.y, w = c.a.window;
     const struct hl_dev_span p = c.rows.block[block];
     const int64_t all = w + t + 1, row = p.row + t;
@@ -66,7 +68,8 @@ static __global__ void rowwise_q(const struct cache_dev c, const struct cache_ba
         const int64_t h = hk * c.group + g;
         for (int64_t j = threadIdx.x / 32; j < all; j += WARPS) {
             const int64_t r = j < w ? c.a.sel[(block * c.a.HV + h) * w + j] : p.row + j - w;
-            const struct score_grad x = r < 0 ? (struct score_grad){0, 0, 0} : score_grad_of(c, b.R, h, row, r);
+            const struct score_grad x =
+                r < 0 ? (struct score_grad){0, 0, 0} : score_grad_of<LEARNED>(c, b.R, h, row, r, j < w);
             if (threadIdx.x % 32) continue;
             ds[j] = x.ds * c.a.tau[h] / sqrtf((float)c.a.K);
             sds[j] = x.ds * x.s;
@@ -91,19 +94,21 @@ static __global__ void rowwise_q(const struct cache_dev c, const struct cache_ba
 }
 
 /* grid (blocks (window + C), HV): one column's dk and dv from the block's queries. shared: ds, p of the
- * queries */
-static __global__ void rowwise_kv(const struct cache_dev c, const struct cache_back b) {
+ * queries, and ds without its factor */
+template <bool LEARNED> static __global__ void rowwise_kv(const struct cache_dev c, const struct cache_back b) {
     const int64_t w = c.a.window, C = c.a.chunk, K = c.a.K, V = c.a.V, h = blockIdx.y;
     const int64_t block = blockIdx.x / (w + C), j = blockIdx.x % (w + C), first = j < w ? 0 : j - w;
     const struct hl_dev_span p = c.rows.block[block];
     const int64_t row = j < w ? c.a.sel[(block * c.a.HV + h) * w + j] : j - w < p.len ? p.row + j - w : -1;
-    const float scale = c.a.tau[h] / sqrtf((float)K), lambda = 1.0f / (1.0f + expf(-c.a.gate[h]));
-    float *ds = (float *)shared_memory(), *weight = ds + C;
+    const float scale = c.a.tau[h] / sqrtf((float)K), lambda = lambda_of(c.a, h, 1.0f / (1.0f + expf(-c.a.gate[h])));
+    const bool learned = LEARNED && j < w;
+    float *ds = (float *)shared_memory(), *weight = ds + C, *bias = weight + C;
     float *to = j < w ? b.kept + ((block * c.a.HV + h) * w + j) * (K + V) : b.own + (row * c.a.HV + h) * (K + V);
     if (row < 0) return;
     for (int64_t t = first + threadIdx.x / 32; t < p.len; t += WARPS) {
-        const struct score_grad x = score_grad_of(c, b.R, h, p.row + t, row);
+        const struct score_grad x = score_grad_of<LEARNED>(c, b.R, h, p.row + t, row, j < w);
         if (threadIdx.x % 32 == 0) ds[t] = x.ds * scale, weight[t] = x.p * lambda;
+        if (learned && threadIdx.x % 32 == 0) bias[t] = x.ds;
     }
     __syncthreads();
     for (int64_t i = threadIdx.x; i < K + V; i += THREADS) {
@@ -112,6 +117,11 @@ static __global__ void rowwise_kv(const struct cache_dev c, const struct cache_b
             x += i < K ? ds[t] * f32(row_of(c.a.q, p.row + t, c.a.H, h / c.group, K)[i])
                        : weight[t] * f32(row_of(c.a.dout, p.row + t, c.a.HV, h, V)[i - K]);
         to[i] = x;
+    }
+    if (learned && threadIdx.x == 0) {
+        float x = 0;
+        for (int64_t t = 0; t < p.len; t++) x += bias[t];
+        b.bias[(block * c.a.HV + h) * w + j] = x;
     }
 }
 
@@ -230,6 +240,29 @@ static __global__ void gather_kept(const struct cache_dev c, const struct cache_
     write_sum(to_k, old_k, dk, D);
 }
 
+/* dscore = sigma(-score) (sums of ds over all blocks that keep the row), as gather_kept: a warp has one kept row of one
+ * block, and if the row is of the block before, it adds up all of them. Rows that are never kept: clear_scores. */
+static __global__ void clear_scores(const struct cache_dev c) {
+    const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (i < c.T * c.a.HV) c.a.dscore[i] = 0.0f;
+}
+static __global__ void gather_scores(const struct cache_dev c, const struct cache_back b) {
+    const int HV = (int)c.a.HV, w = (int)c.a.window, h = blockIdx.x % HV, slot = blockIdx.y * WARPS + threadIdx.x / 32;
+    int block = blockIdx.x / HV;
+    if (slot >= w) return;
+    const int64_t row = c.a.sel[(int64_t)blockIdx.x * w + slot];
+    const int seg = c.rows.block[block].seg, end = c.rows.block_first[seg + 1];
+    float sum = 0.0f;
+    if (row < c.rows.block[max(block - 1, 0)].row) return; /* none, or one that was kept before: -1 is less than any */
+    for (int64_t j = slot; j >= 0;) {
+        sum += b.bias[((int64_t)block * HV + h) * w + j];
+        block++;
+        j = block < end ? find_kept(c.a.sel + ((int64_t)block * HV + h) * w, w, row) : -1;
+    }
+    const float score = c.a.score[row * HV + h];
+    if (threadIdx.x % 32 == 0) c.a.dscore[row * HV + h] = sum / (1.0f + expf(score));
+}
+
 /* grid (HV): the gradients of the scalars, summed in a fixed order. May overlap with `gather_kept` (PDL), which has
  * waited for the kernels that wrote the summands; pdl_wait at the end makes the next kernel wait for both. */
 static __global__ void sum_scalars(const struct cache_dev c, const struct cache_back b) {
@@ -247,14 +280,15 @@ static __global__ void sum_scalars(const struct cache_dev c, const struct cache_
     pdl_wait();
 }
 
+template <bool LEARNED>
 static void run_rowwise(struct hl_cuda *cuda, const struct cache_dev *c, const struct cache_back *b) {
     const struct hl_cache *a = &c->a;
     const int64_t all = a->window + a->chunk; /* + 16 bytes: loads may be wide */
     launch(cuda, rowdot, blocks_for(c->T * a->HV, WARPS), THREADS, 0, *c, *b);
-    launch(cuda, rowwise_q, dim3((unsigned)(c->rows.blocks * a->chunk), (unsigned)a->H), THREADS,
+    launch(cuda, rowwise_q<LEARNED>, dim3((unsigned)(c->rows.blocks * a->chunk), (unsigned)a->H), THREADS,
            (size_t)(all * 12 + 16), *c, *b);
-    launch(cuda, rowwise_kv, dim3((unsigned)(c->rows.blocks * all), (unsigned)a->HV), THREADS, (size_t)(a->chunk * 8),
-           *c, *b);
+    launch(cuda, rowwise_kv<LEARNED>, dim3((unsigned)(c->rows.blocks * all), (unsigned)a->HV), THREADS,
+           (size_t)(a->chunk * (LEARNED ? 12 : 8)), *c, *b);
     launch(cuda, gather, blocks_for(c->T * a->H, WARPS), THREADS, 0, *c, *b);
 }
 
@@ -265,8 +299,9 @@ extern "C" void HL_OP(cache_backward)(struct hl_backend *backend, const struct h
     struct cache_dev c = cache_dev_of(a);
     struct cache_back b = {};
     struct hl_carve s = {NULL, 0, 256};
-    const int64_t shares = cache_tiled(a) ? HL_OP(cache_back_block256_shares)(cuda, a) : 0;
-    const bool by_block = shares > 0 || (cache_tiled(a) && HL_OP(cache_back_block_fits)(cuda, a));
+    const bool learned = a->policy.score == HL_SCORE_LEARNED; /* the kernels by block know no biases */
+    const int64_t shares = cache_tiled(a) && !learned ? HL_OP(cache_back_block256_shares)(cuda, a) : 0;
+    const bool by_block = shares > 0 || (cache_tiled(a) && !learned && HL_OP(cache_back_block_fits)(cuda, a));
     const bool tiled = !by_block && cache_tiled(a) && HL_OP(cache_back_fits)(cuda, a);
     if (c.T == 0) return;
     b.n_gate_sink = by_block ? c.rows.blocks * (shares ? shares : BLOCK_WARPS)
@@ -279,6 +314,7 @@ extern "C" void HL_OP(cache_backward)(struct hl_backend *backend, const struct h
         b.gate_sink = carve_floats(&s, b.n_gate_sink * a->HV * 2);
         b.tau = carve_floats(&s, b.n_tau * a->HV);
         b.kept = carve_floats(&s, c.rows.blocks * a->HV * a->window * (a->K + a->V));
+        b.bias = carve_floats(&s, learned ? c.rows.blocks * a->HV * a->window : 0);
         if (tiled) b.ds = carve_floats(&s, c.rows.blocks * a->HV * ds_tiles(a) * TILE * TILE / 2);
         else if (!by_block) b.own = carve_floats(&s, c.T * a->HV * (a->K + a->V));
         if (pass == 0) s.base = (char *)hl_cuda_scratch(cuda, s.used);
@@ -295,7 +331,11 @@ extern "C" void HL_OP(cache_backward)(struct hl_backend *backend, const struct h
         if (a->window > 0)
             launch_pdl(cuda, gather_kept, dim3((unsigned)(c.rows.blocks * a->HV), blocks_for(a->window, WARPS)),
                        THREADS, 0, c, b);
-    } else run_rowwise(cuda, &c, &b);
-    if (a->window > 0) launch_pdl(cuda, sum_scalars, (unsigned)a->HV, 1024, 0, c, b);
+    } else (learned ? run_rowwise<true> : run_rowwise<false>)(cuda, &c, &b);
+    if (learned) launch(cuda, clear_scores, blocks_for(c.T * a->HV, THREADS), THREADS, 0, c);
+    if (learned && a->window > 0)
+        launch(cuda, gather_scores, dim3((unsigned)(c.rows.blocks * a->HV), blocks_for(a->window, WARPS)), THREADS, 0,
+               c, b);
+    if (a->window > 0 && !learned) launch_pdl(cuda, sum_scalars, (unsigned)a->HV, 1024, 0, c, b);
     else launch(cuda, sum_scalars, (unsigned)a->HV, 1024, 0, c, b);
 }

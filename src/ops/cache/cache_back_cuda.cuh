@@ -10,6 +10,7 @@ struct cache_back {
     float *tau;       /* [n_tau][HV]: of dtau */
     float *kept;      /* [blocks][HV][window][K + V]: gradients of kept rows, block by block */
     float *own;       /* row by row: [T][HV][K + V], those of a block's own rows */
+    float *bias;      /* HL_SCORE_LEARNED: [blocks][HV][window], sums of ds over a block's queries */
     void *ds;         /* back_kv, for back_q: [blocks][HV][ds_tiles][64 keys][64 queries] */
     int64_t n_gate_sink, n_tau;
 };

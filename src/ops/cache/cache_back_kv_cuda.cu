@@ -46,12 +46,42 @@ struct kv_sums {
     float dk[2][kv_smem<D, S>::COLUMNS / 8][4], dv[2][kv_smem<D, S>::COLUMNS / 8][4];
 };
 
+/* The thread's two keys in score_tile: their biases, and sums of ds over its queries. */
+struct key_bias {
+    float log2[2], sum[2];
+};
+template <int D, int S>
+static __device__ __forceinline__ struct key_bias load_biases(const struct cache_dev &c, const struct block_view &s,
+                                                              int from) {
+    const int key = from + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
+    struct key_bias b = {};
+    for (int i = 0; i < 2; i++)
+        if (key + 8 * i < s.kept) b.log2[i] = LOG2E * log_sigmoid(c.a.score[s.sel[key + 8 * i] * c.a.HV + s.h]);
+    return b;
+}
+/* The sums of the tile's keys, over the lanes and the two warps that have them, to `to` [64]. smem: 128 floats */
+template <int D, int S>
+static __device__ __forceinline__ void write_biases(const struct key_bias &b, float *smem, float *to, int keys) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    __syncthreads();
+    for (int i = 0; i < 2; i++) {
+        float x = b.sum[i];
+        x += __shfl_xor_sync(0xffffffffu, x, 1);
+        x += __shfl_xor_sync(0xffffffffu, x, 2);
+        if (lane % 4 == 0) smem[warp / 4 * TILE + warp % 4 * 16 + lane / 4 + 8 * i] = x;
+    }
+    __syncthreads();
+    if ((int)threadIdx.x < min((int)TILE, keys)) to[threadIdx.x] = smem[threadIdx.x] + smem[TILE + threadIdx.x];
+    __syncthreads();
+}
+
 /* Probabilities and ds of 16 keys x QUERIES a warp, to shared memory [key][query]. mask: keys
  * from `keys` on are none, and if `causal`, those after their query are hidden, both counted from the tiles'
- * first. Returns the thread's part of the sum of ds q.k. tau: with 1/sqrt(K) in it */
-template <int D, int S, bool mask>
+ * first. Returns the thread's part of the sum of ds q.k. tau: with 1/sqrt(K) in it. BIAS: of the logits of the thread's
+ * two keys, whose ds are added up */
+template <int D, int S, bool mask, bool BIAS>
 static __device__ __forceinline__ float score_tile(const struct kv_smem<D, S> &m, int stage, float tau, float lambda,
-                                                   bool causal, int keys) {
+                                                   bool causal, int keys, struct key_bias &bias) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     enum { QUERIES = kv_smem<D, S>::QUERIES };
     const int key = warp % 4 * 16, query = warp / 4 * QUERIES;
@@ -70,10 +100,12 @@ static __device__ __forceinline__ float score_tile(const struct kv_smem<D, S> &m
             float p[2], ds[2];
 #pragma unroll
             for (int e = 0; e < 2; e++) {
-                p[e] = fast_exp2(s[n][2 * i + e] * scale - (e ? lse.y : lse.x));
+                const float z = s[n][2 * i + e] * scale;
+                p[e] = fast_exp2((BIAS ? z + bias.log2[i] : z) - (e ? lse.y : lse.x));
                 if (mask && (j >= keys || (causal && j > at + e))) p[e] = 0.0f;
                 ds[e] = p[e] * (lambda * dp[n][2 * i + e] - (e ? R.y : R.x));
                 sum += ds[e] * s[n][2 * i + e];
+                if (BIAS) bias.sum[i] += ds[e];
             }
             *(uint32_t *)(m.p + j * LDP + at) = pack2(p[0] * lambda, p[1] * lambda);
             *(uint32_t *)(m.ds + j * LDP + at) = pack2(ds[0] * tau, ds[1] * tau);
@@ -178,13 +210,13 @@ static __device__ __forceinline__ void fetch_dout(const struct kv_smem<D, S> &m,
  * is copied while this one is computed; where dout has one stage, once dv no longer needs it. ds: where that of
  * the first tile goes; the tiles of own keys are stored as a triangle, query by query. Returns the thread's part
  * of dtau. */
-template <int D, int S>
+template <int D, int S, bool BIAS>
 static __device__ __forceinline__ float
 loop_queries(struct kv_sums<D, S> &sum, const struct kv_smem<D, S> &m, const struct cache_dev &c, const float *R,
-             const struct block_view &s, int first, bool own, int keys, bf16 *ds) {
+             const struct block_view &s, int first, bool own, int keys, bf16 *ds, struct key_bias &bias) {
     enum { STAGES = kv_smem<D, S>::STAGES };
     const int end = (s.len + TILE - 1) / TILE;
-    const float tau = c.a.tau[s.h] / sqrtf((float)D), lambda = sigmoid(c.a.gate[s.h]);
+    const float tau = c.a.tau[s.h] / sqrtf((float)D), lambda = lambda_of(c.a, s.h, sigmoid(c.a.gate[s.h]));
     float dtau = 0;
     fetch_queries<D, S>(m, c, R, s, first % S, first * TILE);
     fetch_dout<D, S>(m, c, s, first % S, first * TILE);
@@ -197,8 +229,8 @@ loop_queries(struct kv_sums<D, S> &sum, const struct kv_smem<D, S> &m, const str
         copy_commit();
         copy_wait<1>();
         __syncthreads();
-        dtau += causal || keys < TILE ? score_tile<D, S, true>(m, stage, tau, lambda, causal, keys)
-                                      : score_tile<D, S, false>(m, stage, tau, lambda, causal, keys);
+        dtau += causal || keys < TILE ? score_tile<D, S, true, BIAS>(m, stage, tau, lambda, causal, keys, bias)
+                                      : score_tile<D, S, false, BIAS>(m, stage, tau, lambda, causal, keys, bias);
         __syncthreads();
         write_ds<D, S>(m, ds);
         ds += (own ? i + 1 : 1) * TILE * TILE;
@@ -219,7 +251,7 @@ loop_queries(struct kv_sums<D, S> &sum, const struct kv_smem<D, S> &m, const str
 
 /* grid (blocks (HV kept tiles + H own tiles)): the thread blocks of a block are neighbours, so that they share its
  * rows in L2 */
-template <int D, int S>
+template <int D, int S, bool BIAS>
 static __global__ void __launch_bounds__(kv_smem<D, S>::THREADS, D == 256 ? 1 : 2)
     back_kv(const struct cache_dev c, const struct cache_back b, int kepts, int owns, int all_ds) {
     const struct kv_smem<D, S> m = kv_smem_at<D, S>(shared_memory());
@@ -242,8 +274,12 @@ static __global__ void __launch_bounds__(kv_smem<D, S>::THREADS, D == 256 ? 1 : 
             sum.dv[i / (kv_smem<D, S>::COLUMNS / 2)][i / 4 % (kv_smem<D, S>::COLUMNS / 8)][i % 4] = 0;
         fetch_columns<D, TILE, kv_smem<D, S>::THREADS>(m.k, m.v, c, s, !own, from);
         const int first = own ? t : 0, tile_ds = own ? kepts * owns + t * (t + 1) / 2 + t : t * owns;
-        float dtau = loop_queries<D, S>(sum, m, c, b.R, s, first, own, keys,
-                                        (bf16 *)b.ds + ((block * c.a.HV + h) * all_ds + tile_ds) * TILE * TILE);
+        struct key_bias bias = {};
+        if (BIAS && !own) bias = load_biases<D, S>(c, s, from);
+        float dtau =
+            loop_queries<D, S, BIAS>(sum, m, c, b.R, s, first, own, keys,
+                                     (bf16 *)b.ds + ((block * c.a.HV + h) * all_ds + tile_ds) * TILE * TILE, bias);
+        if (BIAS && !own) write_biases<D, S>(bias, (float *)m.p, b.bias + (block * c.a.HV + h) * w + from, keys);
         if (c.a.dtau) {
             dtau = block_sum(dtau, m.lse);
             if (threadIdx.x == 0) *tau = dtau;
@@ -265,8 +301,9 @@ static __global__ void __launch_bounds__(kv_smem<D, S>::THREADS, D == 256 ? 1 : 
 template <int D, int S> static void run(struct hl_cuda *cuda, const struct cache_dev *c, const struct cache_back *b) {
     const struct hl_cache *a = &c->a;
     const unsigned kepts = (unsigned)tiles_of(a->window), owns = (unsigned)tiles_of(a->chunk);
-    launch(cuda, back_kv<D, S>, (unsigned)c->rows.blocks * (unsigned)(kepts * a->HV + owns * a->H),
-           kv_smem<D, S>::THREADS, (size_t)kv_smem<D, S>::BYTES, *c, *b, (int)kepts, (int)owns, (int)ds_tiles(a));
+    launch(cuda, c->a.policy.score == HL_SCORE_LEARNED ? back_kv<D, S, true> : back_kv<D, S, false>,
+           (unsigned)c->rows.blocks * (unsigned)(kepts * a->HV + owns * a->H), kv_smem<D, S>::THREADS,
+           (size_t)kv_smem<D, S>::BYTES, *c, *b, (int)kepts, (int)owns, (int)ds_tiles(a));
 }
 template <int D> static void run_stages(struct hl_cuda *cuda, const struct cache_dev *c, const struct cache_back *b) {
     if (hl_cuda_shared_limit(cuda) >= kv_smem<D, 2>::BYTES) run<D, 2>(cuda, c, b);

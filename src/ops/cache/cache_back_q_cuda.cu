@@ -38,7 +38,7 @@ static __global__ void __launch_bounds__(THREADS)
     const int64_t h = blockIdx.x % c.a.HV, block = blockIdx.x / c.a.HV / tiles;
     const struct block_view s = view_of(c, block, h, true, false);
     const int from = blockIdx.x / (int)c.a.HV % tiles * TILE, warp = threadIdx.x / 32;
-    const float lambda = sigmoid(c.a.gate[h]);
+    const float lambda = lambda_of(c.a, h, sigmoid(c.a.gate[h]));
     float gate = 0, sink = 0;
     dout_dot_read<D>(c, s, from + warp * 16, rowdot + warp * 16);
     __syncthreads();
@@ -51,7 +51,7 @@ static __global__ void __launch_bounds__(THREADS)
     }
     gate = warp_sum(gate), sink = warp_sum(sink);
     if (threadIdx.x) return;
-    b.gate_sink[blockIdx.x * 2] = lambda * (1 - lambda) * gate;
+    b.gate_sink[blockIdx.x * 2] = slope_of(c.a, lambda) * gate;
     b.gate_sink[blockIdx.x * 2 + 1] = -lambda * sink;
 }
 

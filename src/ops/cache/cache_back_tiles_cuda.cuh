@@ -64,7 +64,7 @@ static __device__ __forceinline__ void row_dots(struct back_smem<D> *m, const st
     };
     const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * read.ROWS, chunk = lane % CHUNKS,
               row = first + lane / CHUNKS;
-    const float lambda = sigmoid(c.a.gate[h]);
+    const float lambda = lambda_of(c.a, h, sigmoid(c.a.gate[h]));
     const bf16 *dout = m->dout[first / TILE] + chunk / 8 * SQUARE;
     float sums[EACH];
 #pragma unroll
@@ -84,7 +84,7 @@ static __device__ __forceinline__ void row_dots(struct back_smem<D> *m, const st
     if (own && !there) m->rowdot[first + lane] = 0;
     if (own) m->lse[first + lane] = there ? read.lse * LOG2E - log2f(lambda) : INFINITY; /* not there: p = 0 */
     const float gate = warp_sum(rowdot), sink = warp_sum(there ? expf(c.a.sink[h] - read.lse) * rowdot : 0.0f);
-    if (lane == 0) part[0] = lambda * (1 - lambda) * gate, part[1] = -lambda * sink;
+    if (lane == 0) part[0] = slope_of(c.a, lambda) * gate, part[1] = -lambda * sink;
 }
 
 /* ---- a tile of queries and a tile of keys ---- */

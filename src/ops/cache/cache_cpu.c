@@ -2,7 +2,8 @@
  *
  * A task is one value head of one segment and a range of its blocks. The selection is sequential but
  * cheap, so a task repeats it from the segment's start instead of waiting for other tasks. Where scores
- * move with reads, the selection needs the reads, so one task does all blocks. The states of sessions are
+ * move with reads, the selection needs the reads, and where they are measured against the state, it is not cheap: one
+ * task does all blocks. The states of sessions are
  * written in a second round, after all reads. */
 #include "ops/cache/cache_cpu.h"
 #include "ops/simd.h"
@@ -40,6 +41,11 @@ static void run_blocks(const struct forward *f, const struct hl_cache_head *d, s
             HL_OP(cache_read)(d, w, b, m);
         }
         if (m < C) break;
+        if (d->a->policy.score == HL_SCORE_RECALL) {
+            const real *S = hl_cache_state_after(d, b);
+            if (!S) return; /* the last block, in training */
+            HL_OP(cache_measure)(d, w, S, m);
+        }
         hl_cache_select_merge(&w->chosen, d, m);
         m = 0;
     }
@@ -48,10 +54,13 @@ static void run_blocks(const struct forward *f, const struct hl_cache_head *d, s
 
 static bool by_steps(const struct hl_seg *s) { return s->state && s->len <= FEW; }
 
-static void steps(const struct hl_cache *a, const struct hl_seg *s, int64_t h, struct hl_cache_work *w) {
+/* block: the first one's in block_S */
+static void steps(const struct hl_cache *a, const struct hl_seg *s, int64_t h, struct hl_cache_work *w, int64_t block) {
     for (int64_t t = 0; t < s->len; t++) {
         struct hl_seg token = {.row = s->row + t, .len = 1, .pos = s->pos + t, .state = s->state};
         struct hl_cache_head d = hl_cache_head(a, &token, h);
+        d.last = t + 1 == s->len;
+        d.block = block + (s->pos + t) / a->chunk - s->pos / a->chunk;
         HL_OP(cache_step)(&d, w);
     }
 }
@@ -61,14 +70,16 @@ static void forward_task(void *ctx, int64_t i, int worker) {
     const struct hl_cache *a = f->a;
     const int64_t share = i % f->shares, h = i / f->shares % a->HV, n = i / f->shares / a->HV;
     const struct hl_seg *s = &a->rows->seg[n];
+    const int64_t before = a->sel || a->block_S ? hl_blocks_before(a->rows, n, a->chunk) : 0;
     struct hl_cache_work w = hl_cache_worker(f->pool, worker, a);
     if (by_steps(s)) {
-        if (share == 0 && f->reads) steps(a, s, h, &w);
+        if (share == 0 && f->reads) steps(a, s, h, &w, before);
     } else {
         struct hl_cache_head d = hl_cache_head(a, s, h);
+        d.block = before;
         int64_t blocks = hl_cache_blocks(&d), size = hl_pieces(blocks, f->shares), b0 = share * size;
         int64_t b1 = b0 + size < blocks ? b0 + size : blocks;
-        if (b0 < b1) run_blocks(f, &d, &w, a->sel ? hl_blocks_before(a->rows, n, a->chunk) : 0, b0, b1);
+        if (b0 < b1) run_blocks(f, &d, &w, before, b0, b1);
     }
 }
 static void all_tasks(void *ctx, int64_t i, int worker) {
@@ -78,12 +89,13 @@ static void all_tasks(void *ctx, int64_t i, int worker) {
 void HL_OP(cache_forward)(struct hl_backend *backend, const struct hl_cache *a) {
     struct forward f = {.pool = hl_backend_pool(backend), .a = a, .shares = 1, .reads = true};
     double flops = 0;
+    const bool in_order = a->policy.moves_with_reads || a->policy.score == HL_SCORE_RECALL;
     bool later = false;
     HL_ASSERT(a->HV % a->H == 0 && a->window >= 0 && a->chunk > 0);
     for (int64_t n = 0; n < a->rows->n; n++) {
         const struct hl_seg *s = &a->rows->seg[n];
         int64_t blocks = hl_seg_blocks(s, a->chunk), seen = s->pos + s->len;
-        if (blocks > f.shares && !a->policy.moves_with_reads && !by_steps(s)) f.shares = blocks;
+        if (blocks > f.shares && !in_order && !by_steps(s)) f.shares = blocks;
         if (seen > a->window + a->chunk) seen = a->window + a->chunk;
         flops += 2.0 * (double)(s->len * seen) * (double)(a->HV * (a->K + a->V));
         later = later || (s->state && !by_steps(s));

@@ -14,9 +14,8 @@ enum {
     CACHE_BACK = 256, /* backward: queries of a tile */
     CACHE_BCOLS = 64, /* and keys of a tile */
 };
-/* Leading dimension of scratch rows of n reals: an odd number of cache lines, as rows a power of two
- * apart fall into the same cache sets. */
-static inline int64_t hl_cache_ld(int64_t n) { return ((n + 15) / 16 | 1) * 16; }
+/* Leading dimension of scratch rows of n reals. */
+static inline int64_t hl_cache_ld(int64_t n) { return hl_small_gemm_ld(n); }
 
 /* One value head of one segment. */
 struct hl_cache_head {
@@ -26,8 +25,16 @@ struct hl_cache_head {
     int64_t kept, open;    /* rows in the state: kept ones, those of the open block */
     real *k, *v, *score;   /* the state: slots [0, window) and [window, window + chunk); NULL: none */
     int64_t *at;           /* positions of the kept rows */
+    /* HL_SCORE_RECALL */
+    real *factor;  /* of the state's rows; NULL: none, or no session */
+    int64_t block; /* of block_S: the block that the first row stands in */
+    const real *S; /* the state after the whole segment */
+    bool last;     /* the segment ends with the last row: S is the state after it */
 };
 struct hl_cache_head hl_cache_head(const struct hl_cache *a, const struct hl_seg *s, int64_t h);
+/* The state after block b, which is complete; NULL: training, and nothing reads what that block leaves. */
+const real *hl_cache_state_after(const struct hl_cache_head *d, int64_t b);
+real hl_cache_factor_of(const struct hl_cache_head *d, int64_t id); /* f of a row */
 static inline int64_t hl_cache_blocks(const struct hl_cache_head *d) {
     return hl_pieces(d->open + d->len, d->a->chunk);
 }
@@ -61,7 +68,7 @@ struct hl_cache_work {
     real *max, *sum;                  /* [tile] */
     real *bqT, *bdoT;                 /* backward: q, dout [K or V][BACK] */
     real *bkT, *bvT, *bk;             /* k, v [K or V][BCOLS]; gathered keys */
-    real *P, *dS, *R;                 /* [BACK][BCOLS], [BACK][BCOLS], [BACK] */
+    real *P, *dS, *R, *bias;          /* [BACK][BCOLS], [BACK][BCOLS], [BACK], [BCOLS] */
     int64_t bytes;
 };
 struct hl_cache_work hl_cache_worker(struct hl_pool *pool, int worker, const struct hl_cache *a);
@@ -69,6 +76,8 @@ struct hl_cache_work hl_cache_worker(struct hl_pool *pool, int worker, const str
 #ifdef HL_ISA
 /* The new rows of block b (m rows in all) read; if the policy moves with reads, the columns' scores grow. */
 void HL_OP(cache_read)(const struct hl_cache_head *d, struct hl_cache_work *w, int64_t b, int64_t m);
+/* The scores of the columns, measured at the end of block b of m rows against the state S. */
+void HL_OP(cache_measure)(const struct hl_cache_head *d, struct hl_cache_work *w, const real *S, int64_t m);
 /* One new token of a session: append, read, merge a full block. */
 void HL_OP(cache_step)(const struct hl_cache_head *d, struct hl_cache_work *w);
 #endif

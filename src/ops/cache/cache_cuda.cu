@@ -8,6 +8,7 @@
  *   select_merge_groups  after select_walk, if few long sequences were cut into groups of blocks, each walked by a
  *                        thread block of its own: merges what the groups kept. grid (n HV, most blocks + 1); shared: a
  *                        selector of (groups + 1) w columns.
+ *   select_measured      scores that are measured against the state (cache_measure_cuda.cu).
  * Each waits for the kernel before it (PDL) and lets the next one start at once: the readers load the block's own
  * rows before they wait for the selection. Single tokens of sessions (cache_step_cuda.cu) and policies that move
  * with reads (cache_rowwise_cuda.cu) select in their own kernels. */
@@ -46,15 +47,6 @@ extern "C" void HL_OP(cache_score)(struct hl_backend *backend, const struct hl_s
 }
 
 /* ---- selection ---- */
-
-static __device__ __forceinline__ void write_kept(const struct cache_dev &c, const struct selector &s, int64_t at,
-                                                  int kept) {
-    for (int64_t i = threadIdx.x; i < c.a.window; i += blockDim.x) {
-        const int32_t id = i < kept ? s.id[i] : NO_ROW;
-        c.id[at * c.a.window + i] = id;
-        if (c.a.sel) c.a.sel[at * c.a.window + i] = i < kept ? id : -1;
-    }
-}
 
 /* A thread block goes over `span` blocks of one value head of a segment. The scores of the next block are loaded
  * while this one's are ranked. With several groups, all but the first keep rows of their own blocks alone, until
@@ -196,6 +188,19 @@ static __global__ void select_each_block(const struct cache_dev c) {
     }
 }
 
+/* The biases of the rows that blocks keep; n: of all lists. */
+static __global__ void kept_biases(const struct cache_dev c, int64_t n) {
+    const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    pdl_wait(), pdl_trigger();
+    if (i >= n) return;
+    const int64_t list = i / c.a.window, h = list % c.a.HV;
+    const struct hl_seg seg = c.rows.seg[c.rows.block[list / c.a.HV].seg];
+    const int32_t id = c.id[i];
+    struct cache_slots m = {};
+    if (seg.state) m = cache_slots_of(c, seg, h);
+    c.bias[i] = id == (int32_t)NO_ROW ? 0.0f : log_sigmoid(column(c, m, h, id, c.a.K + c.a.V));
+}
+
 /* grid (n HV, columns): after all reads, the state receives the kept rows and those of the open block. */
 static __global__ void store(const struct cache_dev c) {
     const int64_t n = blockIdx.x / c.a.HV, h = blockIdx.x % c.a.HV, w = c.a.window, C = c.a.chunk;
@@ -216,6 +221,7 @@ static __global__ void store(const struct cache_dev c) {
 /* ---- forward ---- */
 
 static bool all_steps(const struct hl_rows *r) {
+    if (r->on_device) return false;
     for (int64_t i = 0; i < r->n; i++)
         if (!r->seg[i].state || r->seg[i].len != 1) return false;
     return true;
@@ -225,6 +231,7 @@ static bool all_steps(const struct hl_rows *r) {
 enum { SPAN = 4, GROUPS = 16, LONG = 16 /* blocks */ };
 static int64_t most_blocks(const struct hl_cache *a) {
     int64_t most = 0;
+    if (a->rows->on_device) return hl_pieces(a->rows->ragged ? a->rows->T : a->rows->dev->longest, a->chunk);
     for (int64_t i = 0; i < a->rows->n; i++) {
         const int64_t blocks = hl_seg_blocks(&a->rows->seg[i], a->chunk);
         if (blocks > most) most = blocks;
@@ -240,10 +247,12 @@ extern "C" void HL_OP(cache_forward)(struct hl_backend *backend, const struct hl
     struct hl_cuda *cuda = hl_cuda_of(backend);
     struct cache_dev c = cache_dev_of(a);
     const int64_t n = a->rows->n;
-    bool states = false;
+    bool states = a->rows->states;
     if (a->rows->T == 0) return;
-    for (int64_t i = 0; i < n; i++) states = states || a->rows->seg[i].state;
+    for (int64_t i = 0; i < n && !a->rows->on_device; i++) states = states || a->rows->seg[i].state;
+    const bool measured = a->policy.score == HL_SCORE_RECALL, learned = a->policy.score == HL_SCORE_LEARNED;
     if (!a->policy.moves_with_reads && cache_usual(a) && all_steps(a->rows)) {
+        if (measured) HL_OP(cache_measure_step)(cuda, &c);
         void *scratch = hl_cuda_scratch(cuda, HL_OP(cache_step_scratch)(a));
         if (scratch) HL_OP(cache_step)(cuda, &c, scratch);
         return;
@@ -255,19 +264,25 @@ extern "C" void HL_OP(cache_forward)(struct hl_backend *backend, const struct hl
     }
     const int64_t most = most_blocks(a), span = group_span(cuda, a, most), groups = hl_pieces(most, span);
     const int64_t heads = n * a->HV;
-    c.id = (int32_t *)hl_cuda_scratch(cuda, ((c.rows.blocks + n) * a->HV + groups * heads) * a->window * 4 + 4);
+    const int64_t lists = c.rows.blocks * a->HV;
+    c.id = (int32_t *)hl_cuda_scratch(cuda, (lists * (1 + learned) + heads + groups * heads) * a->window * 4 + 4);
     if (!c.id) return;
-    c.kept_after = c.id + c.rows.blocks * a->HV * a->window;
+    c.kept_after = c.id + lists * a->window;
     c.group_kept = c.kept_after + heads * a->window;
+    c.bias = (float *)(c.group_kept + groups * heads * a->window);
     const int64_t apart = ((most - 1) * a->chunk + 3) / 4 * 16 + (256 + 2 + THREADS / 32) * 4;
-    if (a->window > 0 && !states && most < LONG && apart <= 48 << 10)
+    if (measured) HL_OP(cache_select_measured)(cuda, &c);
+    else if (a->window > 0 && !states && most < LONG && apart <= 48 << 10)
         launch_pdl(cuda, select_each_block, (unsigned)(c.rows.blocks * a->HV), THREADS, (size_t)apart, c);
     else if (a->window > 0)
         launch_pdl(cuda, select_walk, dim3((unsigned)heads, (unsigned)groups), selector_threads(a),
                    (size_t)selector_bytes(a), c, (int)span);
-    if (a->window > 0 && groups > 1) /* LONG blocks or more */
+    if (a->window > 0 && groups > 1 && !measured) /* LONG blocks or more */
         launch_pdl(cuda, select_merge_groups, dim3((unsigned)heads, (unsigned)most + 1), selector_threads(a),
                    (size_t)selector_bytes(a, (groups + 1) * a->window), c, (int)span, (int)groups);
+    if (a->window > 0 && learned)
+        launch_pdl(cuda, kept_biases, blocks_for(lists * a->window, THREADS), THREADS, 0, c, lists * a->window);
     HL_OP(cache_read)(cuda, &c, states);
+    if (states && hl_cache_factors(a)) HL_OP(cache_store_factors)(cuda, &c);
     if (states) launch(cuda, store, dim3((unsigned)(n * a->HV), blocks_for(a->K + a->V + 2, COLUMNS)), COLUMNS, 0, c);
 }

@@ -18,16 +18,25 @@ struct cache_dev {
     int32_t *id;         /* [blocks][HV][window]: what each block keeps */
     int32_t *kept_after; /* [n][HV][window]: what is kept after the segment */
     int32_t *group_kept; /* [n][HV][groups][window]: what each group of blocks keeps of its own rows */
+    float *bias;         /* HL_SCORE_LEARNED: [blocks][HV][window], log sigma(score) of the rows that `id` has */
 };
 
 static inline struct cache_dev cache_dev_of(const struct hl_cache *a) {
     struct cache_dev c = {};
     c.a = *a;
     c.rows = *a->rows->dev;
-    c.at = hl_cache_layout(a->K, a->V, a->window, a->chunk, sizeof(act));
+    c.at = hl_cache_layout(a->K, a->V, a->window, a->chunk, sizeof(act), hl_cache_factors(a));
     c.T = a->rows->T;
     c.group = a->HV / a->H;
     return c;
+}
+
+/* hl_cache_lambda and hl_cache_slope; sigma: of the gate, by the function that the kernel takes for it. */
+static __device__ __forceinline__ float lambda_of(const struct hl_cache &a, int64_t h, float sigma) {
+    return a.linear_gate ? fmaxf(a.gate[h], 0.0f) : sigma;
+}
+static __device__ __forceinline__ float slope_of(const struct hl_cache &a, float lambda) {
+    return a.linear_gate ? 1.0f : lambda * (1 - lambda);
 }
 
 /* the parts of the forward op, one file each */
@@ -35,6 +44,13 @@ void HL_OP(cache_read)(struct hl_cuda *cuda, const struct cache_dev *c, bool sta
 void HL_OP(cache_step)(struct hl_cuda *cuda, const struct cache_dev *c, void *scratch);
 int64_t HL_OP(cache_step_scratch)(const struct hl_cache *a);
 void HL_OP(cache_rowwise)(struct hl_cuda *cuda, const struct cache_dev *c, char *scratch);
+/* HL_SCORE_RECALL: the scores of all rows, kept ones too, of blocks that single tokens complete, before cache_step; the
+ * selection of all blocks; the factors of the rows that sessions keep */
+void HL_OP(cache_measure_step)(struct hl_cuda *cuda, const struct cache_dev *c);
+void HL_OP(cache_select_measured)(struct hl_cuda *cuda, const struct cache_dev *c);
+void HL_OP(cache_store_factors)(struct hl_cuda *cuda, const struct cache_dev *c);
+
+static __device__ __forceinline__ float log_sigmoid(float x) { return fminf(x, 0.0f) - log1pf(expf(-fabsf(x))); }
 
 /* Tensor cores: bf16, these head sizes. */
 static inline bool cache_usual(const struct hl_cache *a) {
@@ -48,11 +64,12 @@ struct cache_slots {
     act *k, *v;
     float *score;
     int64_t *pos;
+    float *factor; /* where there are factors */
 };
 static __device__ __forceinline__ struct cache_slots cache_slots_at(const struct cache_dev &c, char *state, int64_t h) {
     char *p = state + h * c.at.bytes;
     struct cache_slots m = {(act *)(p + c.at.k), (act *)(p + c.at.v), (float *)(p + c.at.score),
-                            (int64_t *)(p + c.at.pos)};
+                            (int64_t *)(p + c.at.pos), (float *)(p + c.at.factor)};
     return m;
 }
 static __device__ __forceinline__ struct cache_slots cache_slots_of(const struct cache_dev &c, const struct hl_seg &s,
@@ -62,6 +79,9 @@ static __device__ __forceinline__ struct cache_slots cache_slots_of(const struct
 /* rows kept when the block that `pos` stands in began */
 static __device__ __forceinline__ int64_t kept_at(const struct cache_dev &c, int64_t pos) {
     return min(pos / c.a.chunk * c.a.chunk, c.a.window);
+}
+static __device__ __forceinline__ bool has_factors(const struct cache_dev &c) { /* as hl_cache_factors */
+    return c.a.policy.score == HL_SCORE_RECALL && c.a.r_state;
 }
 static __device__ __forceinline__ bool by_score(const struct cache_dev &c) { return c.a.policy.score != HL_SCORE_NONE; }
 
@@ -252,6 +272,16 @@ static __device__ __forceinline__ int select_top(const struct selector &s, int k
         __syncthreads();
     }
     return base;
+}
+
+/* What a block keeps, for the kernels that read; at: of [blocks][HV]. */
+static __device__ __forceinline__ void write_kept(const struct cache_dev &c, const struct selector &s, int64_t at,
+                                                  int kept) {
+    for (int64_t i = threadIdx.x; i < c.a.window; i += blockDim.x) {
+        const int32_t id = i < kept ? s.id[i] : NO_ROW;
+        c.id[at * c.a.window + i] = id;
+        if (c.a.sel) c.a.sel[at * c.a.window + i] = i < kept ? id : -1;
+    }
 }
 
 #endif

@@ -45,6 +45,16 @@ static void scores(const struct tile *t, int64_t c0, int64_t n) {
     }
 }
 
+/* The kept columns' log sigma(score). */
+static void add_biases(const struct tile *t) {
+    for (int64_t c = 0; c < t->w->chosen.n; c++) {
+        const real bias = hl_logsigmoid(t->w->chosen.score[c]);
+        real *S = t->w->S + c * t->ld;
+        for (int64_t i = 0; i < t->n; i += VL)
+            v_store(S + i, v_load(S + i) + bias); /* rows have room for whole vectors */
+    }
+}
+
 static void values(const struct tile *t, int64_t c0, int64_t n) {
     const struct hl_cache *a = t->d->a;
     for (int64_t i = 0; i < t->n; i = step_end(t, i)) {
@@ -112,7 +122,7 @@ static void add_weights_to_scores(const struct tile *t) {
 /* read = O / sum, out += sigma(gate) read */
 static void finish(const struct tile *t) {
     const struct hl_cache *a = t->d->a;
-    const real lam = hl_sigmoid(a->gate[t->d->h]);
+    const real lam = hl_cache_lambda(a, t->d->h);
     for (int64_t i = 0; i < t->n; i++) {
         int64_t at = (t->row + i) * a->HV + t->d->h, j = 0;
         real *O = t->w->O + i * hl_cache_ld(a->V), *out = (real *)a->out + at * a->V;
@@ -140,6 +150,7 @@ static void read_tile(const struct tile *t) {
         load_keys(t, c, c + have, n - have);
         scores(t, c, n);
     }
+    if (a->policy.score == HL_SCORE_LEARNED) add_biases(t);
     for (int64_t i = 0; i < t->n; i += VL) softmax(t, i);
     for (int64_t c = 0; c < t->cols; c += CACHE_COLS) {
         int64_t n = min(CACHE_COLS, t->cols - c), have = c == 0 ? t->loaded : 0;

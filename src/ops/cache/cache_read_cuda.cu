@@ -119,10 +119,25 @@ static __device__ __forceinline__ void online_softmax(struct running_softmax<D> 
         }
 }
 
-/* One tile of columns: the queries see those up to `limit`[row], counted from the tile's first. */
+/* s += bias / scale: the biases of the tile's kept columns, of which there are n. */
 template <int D>
+static __device__ __forceinline__ void add_biases(float (*s)[4], const float *bias, int n, float scale) {
+    const int t = threadIdx.x % 4;
+#pragma unroll
+    for (int i = 0; i < read_smem<D>::KEYS / 8; i++)
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            const int j = i * 8 + 2 * t + e;
+            const float b = j < n ? bias[j] * (LOG2E / scale) : 0.0f;
+            s[i][e] += b, s[i][2 + e] += b;
+        }
+}
+
+/* One tile of columns: the queries see those up to `limit`[row], counted from the tile's first. */
+template <int D, bool BIAS>
 static __device__ __forceinline__ void read_tile(struct running_softmax<D> &r, const bf16 *q, const bf16 *k,
-                                                 const bf16 *v, float scale, const int limit[2], bool edge) {
+                                                 const bf16 *v, float scale, const int limit[2], bool edge,
+                                                 const float *bias, int kept) {
     enum { KEYS = read_smem<D>::KEYS, PANEL = read_smem<D>::PANEL, N = D < 128 ? D : 128 };
     float s[KEYS / 8][4] = {};
     uint32_t p[KEYS / 16][4];
@@ -132,6 +147,7 @@ static __device__ __forceinline__ void read_tile(struct running_softmax<D> &r, c
         wgmma_ss<KEYS>(s, operand<64, false>{q + x / 64 * 64 * 64, 0, x % 64},
                        operand<64, false>{k + x / 64 * PANEL, 0, x % 64});
     wgmma_end<KEYS / 8>(s);
+    if (BIAS && bias) add_biases<D>(s, bias, kept, scale);
     online_softmax<D>(r, s, scale, limit, edge);
 #pragma unroll
     for (int i = 0; i < KEYS / 16; i++) as_fragment(p[i], s, i);
@@ -157,7 +173,7 @@ static __device__ __forceinline__ void write_rows(const struct cache_dev &c, con
     const int row = lane / CHUNKS, chunk = lane % CHUNKS, left = s.len - from - row, ld = (int)c.a.HV * D;
     const int64_t at = ((int64_t)(s.row + from + row) * c.a.HV + s.h) * D + chunk * 8;
     bf16 *const out = (bf16 *)c.a.out + at, *const read = (bf16 *)c.a.read + at;
-    const float sink = c.a.sink[s.h] * LOG2E, lambda = sigmoid(c.a.gate[s.h]);
+    const float sink = c.a.sink[s.h] * LOG2E, lambda = lambda_of(c.a, s.h, sigmoid(c.a.gate[s.h]));
     bf16 *const plain = m->q[group], *const gated = m->kv[0][0] + group * 64 * D;
     float inv_sum[2];
     uint4 old[EACH]; /* every load before the first store: they might be the same memory */
@@ -194,8 +210,9 @@ static __device__ __forceinline__ void write_rows(const struct cache_dev &c, con
     }
 }
 
-/* STATES: whether there are sessions. A template argument, as the code without them needs fewer registers. */
-template <int D, bool STATES>
+/* STATES: whether there are sessions; BIAS: whether kept rows have one. Template arguments, as the code without them
+ * needs fewer registers. */
+template <int D, bool STATES, bool BIAS>
 static __global__ void __launch_bounds__(read_smem<D>::THREADS, 2) read_block(const struct cache_dev c, int tiles) {
     enum { ROWS = read_smem<D>::ROWS, KEYS = read_smem<D>::KEYS };
     struct read_smem<D> *m = (struct read_smem<D> *)shared_tiles();
@@ -204,6 +221,7 @@ static __global__ void __launch_bounds__(read_smem<D>::THREADS, 2) read_block(co
     const int from = (tiles - 1 - blockIdx.x % tiles) * ROWS, group = warpgroup_index(), row = threadIdx.x / 32 * 16,
               g = threadIdx.x % 32 / 4;
     if (from >= s.len) return;
+    const float *bias = BIAS ? c.bias + (int64_t)at * c.a.window : NULL;
     const float tau = c.a.tau[h], scale = fmaxf(fabsf(tau) * LOG2E / sqrtf((float)D), 1e-30f);
     const int own = (s.skip + min(from + ROWS, s.len) + KEYS - 1) / KEYS;
     const int all = own + (s.kept + KEYS - 1) / KEYS;
@@ -224,30 +242,33 @@ static __global__ void __launch_bounds__(read_smem<D>::THREADS, 2) read_block(co
         const int limit[2] = {j < own ? at + g - first : s.kept - 1 - first,
                               j < own ? at + g + 8 - first : s.kept - 1 - first};
         if (j >= own || first <= s.skip + from + group * 64 + 63)
-            read_tile<D>(r, m->q[group], m->kv[j & 1][0], m->kv[j & 1][1], scale, limit,
-                         j < own ? first + KEYS - 1 > at : s.kept < first + KEYS);
+            read_tile<D, BIAS>(r, m->q[group], m->kv[j & 1][0], m->kv[j & 1][1], scale, limit,
+                               j < own ? first + KEYS - 1 > at : s.kept < first + KEYS,
+                               BIAS && j >= own ? bias + first : NULL, s.kept - first);
         __syncthreads();
     }
     write_rows<D>(c, s, r, m, group, from + row);
 }
 
-template <int D, bool STATES> static void run(struct hl_cuda *cuda, const struct cache_dev *c) {
+template <int D, bool STATES, bool BIAS> static void run(struct hl_cuda *cuda, const struct cache_dev *c) {
     const unsigned tiles = blocks_for(c->a.chunk, read_smem<D>::ROWS),
                    grid = (unsigned)(c->rows.blocks * c->a.HV) * tiles;
     const size_t bytes = sizeof(struct read_smem<D>) + TILES_ROOM;
     /* PDL only after a selection kernel, which writes nothing else that is read here: another one may have written the
      * queries */
-    if (c->a.window > 0) launch_pdl(cuda, read_block<D, STATES>, grid, read_smem<D>::THREADS, bytes, *c, (int)tiles);
-    else launch(cuda, read_block<D, STATES>, grid, read_smem<D>::THREADS, bytes, *c, (int)tiles);
+    if (c->a.window > 0)
+        launch_pdl(cuda, read_block<D, STATES, BIAS>, grid, read_smem<D>::THREADS, bytes, *c, (int)tiles);
+    else launch(cuda, read_block<D, STATES, BIAS>, grid, read_smem<D>::THREADS, bytes, *c, (int)tiles);
 }
-template <bool STATES> static void any(struct hl_cuda *cuda, const struct cache_dev *c) {
-    if (c->a.K == 64) run<64, STATES>(cuda, c);
-    if (c->a.K == 128) run<128, STATES>(cuda, c);
-    if (c->a.K == 256) run<256, STATES>(cuda, c);
+template <bool STATES, bool BIAS> static void any(struct hl_cuda *cuda, const struct cache_dev *c) {
+    if (c->a.K == 64) run<64, STATES, BIAS>(cuda, c);
+    if (c->a.K == 128) run<128, STATES, BIAS>(cuda, c);
+    if (c->a.K == 256) run<256, STATES, BIAS>(cuda, c);
 }
 void HL_OP(cache_read)(struct hl_cuda *cuda, const struct cache_dev *c, bool states) {
-    if (states) any<true>(cuda, c);
-    else any<false>(cuda, c);
+    const bool bias = c->a.policy.score == HL_SCORE_LEARNED && c->a.window > 0;
+    if (states) (bias ? any<true, true> : any<true, false>)(cuda, c);
+    else (bias ? any<false, true> : any<false, false>)(cuda, c);
 }
 #else
 void HL_OP(cache_read)(struct hl_cuda *, const struct cache_dev *, bool) {} /* cache_tiled() never asks for it */

@@ -22,16 +22,22 @@ void HL_OP(cache_score)(struct hl_backend *backend, const struct hl_score *a) {
 struct cache_head {
     real *k, *v, *score;
     int64_t *pos; /* of the kept rows */
+    real *factor; /* where there are factors */
     int64_t kept, window;
 };
 
+static struct hl_cache_layout layout_of(const struct hl_cache *a) {
+    return hl_cache_layout(a->K, a->V, a->window, a->chunk, sizeof(real), hl_cache_factors(a));
+}
+
 static struct cache_head head_at(const struct hl_cache *a, char *state, int64_t pos) {
-    struct hl_cache_layout l = hl_cache_layout(a->K, a->V, a->window, a->chunk, sizeof(real));
+    struct hl_cache_layout l = layout_of(a);
     int64_t before = pos / a->chunk * a->chunk;
     return (struct cache_head){.k = (real *)(state + l.k),
                                .v = (real *)(state + l.v),
                                .score = (real *)(state + l.score),
                                .pos = (int64_t *)(state + l.pos),
+                               .factor = (real *)(state + l.factor),
                                .kept = before < a->window ? before : a->window,
                                .window = a->window};
 }
@@ -49,10 +55,11 @@ static real dot(const real *x, const real *y, int64_t n) {
 static void read_row(const struct hl_cache *a, struct cache_head *m, int64_t h, int64_t row, int64_t open, real *p) {
     const real *q = (const real *)a->q + (row * a->H + h / (a->HV / a->H)) * a->K;
     real *out = (real *)a->out + (row * a->HV + h) * a->V;
-    real lam = hl_sigmoid(a->gate[h]), max = a->sink[h], sum;
+    real lam = hl_cache_lambda(a, h), max = a->sink[h], sum;
     int64_t n = m->kept + open;
     for (int64_t j = 0; j < n; j++) {
         p[j] = a->tau[h] * dot(q, m->k + slot_of(m, j) * a->K, a->K) / R_SQRT((real)a->K);
+        if (a->policy.score == HL_SCORE_LEARNED && j < m->kept) p[j] += hl_logsigmoid(m->score[j]);
         if (p[j] > max) max = p[j];
     }
     sum = R_EXP(a->sink[h] - max);
@@ -77,9 +84,33 @@ static bool beats(const struct hl_policy *p, real x, int64_t i, real y, int64_t 
     return x > y || (x == y && i < j);
 }
 
+/* The state of value head h after row t of segment s, the last of its block. */
+static const real *state_after(const struct hl_cache *a, int64_t s, int64_t t, int64_t h) {
+    const struct hl_seg *g = &a->rows->seg[s];
+    const int64_t block = (g->pos + t) / a->chunk - g->pos / a->chunk;
+    if (t + 1 == g->len) return g->state ? (const real *)(g->state + a->S_off) + h * a->K * a->V : NULL;
+    return a->block_S + ((hl_blocks_before(a->rows, s, a->chunk) + block) * a->HV + h) * a->K * a->V;
+}
+
+/* The scores of all rows, kept ones and the block's, against the state S. */
+static void measure(const struct hl_cache *a, struct cache_head *m, const real *S) {
+    for (int64_t j = 0; j < m->kept + a->chunk; j++) {
+        const int64_t slot = slot_of(m, j);
+        const real *k = m->k + slot * a->K, *v = m->v + slot * a->V, f = a->r_state ? m->factor[slot] : 1;
+        real sum = 0;
+        for (int64_t x = 0; x < a->V; x++) {
+            real e = v[x];
+            for (int64_t i = 0; i < a->K; i++) e -= hl_cache_unweighted(k[i] * f, a->k_weight, i) * S[i * a->V + x];
+            sum += e * e;
+        }
+        m->score[slot] = R_SQRT(sum);
+    }
+}
+
 /* kept = top_w(kept + block), in order of position; `first` is the position of the block's first row. */
 static void merge_block(const struct hl_cache *a, struct cache_head *m, int64_t first) {
     int64_t n = m->kept + a->chunk, to = 0;
+    HL_ASSERT(n > 0);
     int64_t *pos = malloc((size_t)n * sizeof *pos);
     bool *keep = malloc((size_t)n * sizeof *keep);
     HL_ASSERT(pos && keep);
@@ -96,6 +127,7 @@ static void merge_block(const struct hl_cache *a, struct cache_head *m, int64_t 
         memmove(m->k + to * a->K, m->k + from * a->K, (size_t)a->K * sizeof(real));
         memmove(m->v + to * a->V, m->v + from * a->V, (size_t)a->V * sizeof(real));
         m->score[to] = m->score[from];
+        if (hl_cache_factors(a)) m->factor[to] = m->factor[from];
         m->pos[to++] = pos[j];
     }
     m->kept = to;
@@ -103,7 +135,8 @@ static void merge_block(const struct hl_cache *a, struct cache_head *m, int64_t 
     free(keep);
 }
 
-static void run_head(const struct hl_cache *a, const struct hl_seg *s, char *state, int64_t h, int64_t *sel) {
+static void run_head(const struct hl_cache *a, int64_t n, char *state, int64_t h, int64_t *sel) {
+    const struct hl_seg *s = &a->rows->seg[n];
     struct cache_head m = head_at(a, state, s->pos);
     real *p = malloc((size_t)(a->window + a->chunk) * sizeof *p);
     HL_ASSERT(p);
@@ -114,15 +147,22 @@ static void run_head(const struct hl_cache *a, const struct hl_seg *s, char *sta
         memcpy(m.k + slot * a->K, (const real *)a->k + (row * a->H + h / (a->HV / a->H)) * a->K,
                (size_t)a->K * sizeof(real));
         memcpy(m.v + slot * a->V, (const real *)a->v + (row * a->HV + h) * a->V, (size_t)a->V * sizeof(real));
-        m.score[slot] = a->policy.score == HL_SCORE_NONE ? 0 : a->score[row * a->HV + h];
+        m.score[slot] = hl_cache_scored(&a->policy) ? a->score[row * a->HV + h] : 0;
+        if (hl_cache_factors(a)) m.factor[slot] = hl_cache_factor(a->r_state[row * a->H + h / (a->HV / a->H)], a->K);
         read_row(a, &m, h, row, open + 1, p);
-        if (open + 1 == a->chunk) merge_block(a, &m, pos + 1 - a->chunk);
+        if (open + 1 < a->chunk) continue;
+        if (a->policy.score == HL_SCORE_RECALL) {
+            const real *S = state_after(a, n, t, h);
+            if (!S) break; /* nothing follows that could read what is kept */
+            measure(a, &m, S);
+        }
+        merge_block(a, &m, pos + 1 - a->chunk);
     }
     free(p);
 }
 
 void HL_OP(cache_forward)(struct hl_backend *backend, const struct hl_cache *a) {
-    struct hl_cache_layout l = hl_cache_layout(a->K, a->V, a->window, a->chunk, sizeof(real));
+    struct hl_cache_layout l = layout_of(a);
     char *own = malloc((size_t)l.bytes);
     (void)backend;
     HL_ASSERT(own);
@@ -132,7 +172,7 @@ void HL_OP(cache_forward)(struct hl_backend *backend, const struct hl_cache *a) 
         HL_ASSERT(s->state ? !sel : s->pos == 0);
         if (sel) sel += hl_blocks_before(a->rows, n, a->chunk) * a->HV * a->window;
         for (int64_t h = 0; h < a->HV; h++)
-            run_head(a, s, s->state ? s->state + a->state_off + h * l.bytes : own, h, sel);
+            run_head(a, n, s->state ? s->state + a->state_off + h * l.bytes : own, h, sel);
     }
     free(own);
 }
@@ -143,9 +183,9 @@ static void back_row(const struct hl_cache *a, int64_t h, int64_t row, int64_t t
     const real *dout = (const real *)a->dout + (row * a->HV + h) * a->V;
     const real *q = (const real *)a->q + (row * a->H + hk) * a->K;
     real *dq = (real *)a->dq + (row * a->H + hk) * a->K;
-    real lam = hl_sigmoid(a->gate[h]), lse = a->lse[row * a->HV + h], scale = 1 / R_SQRT((real)a->K);
+    real lam = hl_cache_lambda(a, h), lse = a->lse[row * a->HV + h], scale = 1 / R_SQRT((real)a->K);
     real along = dot(dout, (const real *)a->read + (row * a->HV + h) * a->V, a->V), R = lam * along;
-    a->dgate[h] += lam * (1 - lam) * along;
+    a->dgate[h] += hl_cache_slope(a, lam) * along;
     a->dsink[h] -= R_EXP(a->sink[h] - lse) * R;
     for (int64_t j = 0; j < a->window + t + 1; j++) {
         int64_t from = j < a->window ? sel[j] : row - t + j - a->window;
@@ -153,8 +193,11 @@ static void back_row(const struct hl_cache *a, int64_t h, int64_t row, int64_t t
         const real *k = (const real *)a->k + (from * a->H + hk) * a->K;
         const real *v = (const real *)a->v + (from * a->HV + h) * a->V;
         real *dk = (real *)a->dk + (from * a->H + hk) * a->K, *dv = (real *)a->dv + (from * a->HV + h) * a->V;
-        real s = dot(q, k, a->K) * scale, p = R_EXP(a->tau[h] * s - lse);
+        const bool biased = a->policy.score == HL_SCORE_LEARNED && j < a->window;
+        real bias = biased ? hl_logsigmoid(a->score[from * a->HV + h]) : 0;
+        real s = dot(q, k, a->K) * scale, p = R_EXP(a->tau[h] * s + bias - lse);
         real ds = p * (lam * dot(dout, v, a->V) - R);
+        if (biased) a->dscore[from * a->HV + h] += hl_sigmoid(-a->score[from * a->HV + h]) * ds;
         for (int64_t i = 0; i < a->K; i++) {
             dq[i] += a->tau[h] * scale * ds * k[i];
             dk[i] += a->tau[h] * scale * ds * q[i];
@@ -168,6 +211,7 @@ void HL_OP(cache_backward)(struct hl_backend *backend, const struct hl_cache *a)
     (void)backend;
     memset(a->dq, 0, (size_t)(a->rows->T * a->H * a->K) * sizeof(real));
     memset(a->dk, 0, (size_t)(a->rows->T * a->H * a->K) * sizeof(real));
+    if (a->policy.score == HL_SCORE_LEARNED) memset(a->dscore, 0, (size_t)(a->rows->T * a->HV) * sizeof(real));
     for (int64_t n = 0; n < a->rows->n; n++) {
         const struct hl_seg *s = &a->rows->seg[n];
         const int64_t *sel = a->window ? a->sel + hl_blocks_before(a->rows, n, a->chunk) * a->HV * a->window : NULL;

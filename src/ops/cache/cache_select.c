@@ -3,11 +3,17 @@
 #include <stdlib.h>
 #include <string.h>
 
+const real *hl_cache_state_after(const struct hl_cache_head *d, int64_t b) {
+    const struct hl_cache *a = d->a;
+    if ((b + 1) * a->chunk - d->open == d->len && d->last) return d->S;
+    return a->block_S + ((d->block + b) * a->HV + d->h) * a->K * a->V;
+}
+
 struct hl_cache_head hl_cache_head(const struct hl_cache *a, const struct hl_seg *s, int64_t h) {
     struct hl_cache_head d = {.a = a, .h = h, .hk = h / (a->HV / a->H), .row = s->row, .len = s->len, .pos = s->pos};
     HL_ASSERT(s->state ? !a->sel : s->pos == 0);
     if (s->state) {
-        struct hl_cache_layout l = hl_cache_layout(a->K, a->V, a->window, a->chunk, sizeof(real));
+        struct hl_cache_layout l = hl_cache_layout(a->K, a->V, a->window, a->chunk, sizeof(real), hl_cache_factors(a));
         char *state = s->state + a->state_off + h * l.bytes;
         d.open = s->pos % a->chunk;
         d.kept = s->pos - d.open < a->window ? s->pos - d.open : a->window;
@@ -15,7 +21,10 @@ struct hl_cache_head hl_cache_head(const struct hl_cache *a, const struct hl_seg
         d.v = (real *)(state + l.v);
         d.score = (real *)(state + l.score);
         d.at = (int64_t *)(state + l.pos);
+        if (hl_cache_factors(a)) d.factor = (real *)(state + l.factor);
+        d.S = (const real *)(s->state + a->S_off) + h * a->K * a->V;
     }
+    d.last = true;
     return d;
 }
 
@@ -30,7 +39,7 @@ void hl_cache_select_start(struct hl_cache_selection *p, const struct hl_cache_h
 int64_t hl_cache_select_block(struct hl_cache_selection *p, const struct hl_cache_head *d, int64_t b) {
     const struct hl_cache *a = d->a;
     int64_t first = b * a->chunk - d->open, m = d->len - first < a->chunk ? d->len - first : a->chunk;
-    const bool scored = a->policy.score != HL_SCORE_NONE;
+    const bool scored = hl_cache_scored(&a->policy);
     for (int64_t c = 0; c < m; c++) {
         int64_t i = first + c, slot = a->window + c; /* rows before the segment are in the state */
         p->id[p->n + c] = i < 0 ? -1 - slot : i;
@@ -121,6 +130,12 @@ static const real *row_v(const struct hl_cache_head *d, int64_t id) {
     return id < 0 ? d->v + (-1 - id) * a->V : (const real *)a->v + ((d->row + id) * a->HV + d->h) * a->V;
 }
 
+real hl_cache_factor_of(const struct hl_cache_head *d, int64_t id) {
+    const struct hl_cache *a = d->a;
+    if (!a->r_state) return 1;
+    return id < 0 ? d->factor[-1 - id] : hl_cache_factor(a->r_state[(d->row + id) * a->H + d->hk], a->K);
+}
+
 /* Are the n rows contiguous? Ids are in order of position: rows of the batch ascend, slots descend. */
 static bool contiguous(const int64_t *id, int64_t n) {
     return n > 0 && (id[0] < 0) == (id[n - 1] < 0) && llabs(id[n - 1] - id[0]) == n - 1;
@@ -159,6 +174,7 @@ static void store(const struct hl_cache_selection *p, const struct hl_cache_head
     for (int64_t i = 0; i < n; i++, slot++) {
         int64_t id = p->id[from + i];
         d->score[slot] = p->score[from + i];
+        if (d->factor) d->factor[slot] = hl_cache_factor_of(d, id);
         if (id == -1 - slot) continue;
         memcpy(d->k + slot * K, row_k(d, id), (size_t)K * sizeof(real));
         memcpy(d->v + slot * V, row_v(d, id), (size_t)V * sizeof(real));

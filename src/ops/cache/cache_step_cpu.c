@@ -95,14 +95,16 @@ void HL_OP(cache_step)(const struct hl_cache_head *d, struct hl_cache_work *w) {
     const int64_t K = a->K, V = a->V, slot = a->window + d->open, at = d->row * a->HV + d->h, n = d->open + 1;
     const real *q = (const real *)a->q + (d->row * a->H + d->hk) * K,
                *k = (const real *)a->k + (d->row * a->H + d->hk) * K;
-    const real lam = hl_sigmoid(a->gate[d->h]), scale = a->tau[d->h] / R_SQRT((real)K);
+    const real lam = hl_cache_lambda(a, d->h), scale = a->tau[d->h] / R_SQRT((real)K);
     real *p = w->S, *read = w->O, *out = (real *)a->out + at * V, sum;
     memcpy(d->k + slot * K, k, (size_t)K * sizeof(real));
     memcpy(d->v + slot * V, (const real *)a->v + at * V, (size_t)V * sizeof(real));
-    d->score[slot] = a->policy.score == HL_SCORE_NONE ? 0 : a->score[at];
+    d->score[slot] = hl_cache_scored(&a->policy) ? a->score[at] : 0;
+    if (d->factor) d->factor[slot] = hl_cache_factor_of(d, 0);
 
     dots(q, d->k, d->kept, K, scale, p);
     dots(q, d->k + a->window * K, n, K, scale, p + d->kept);
+    for (int64_t j = 0; j < d->kept && a->policy.score == HL_SCORE_LEARNED; j++) p[j] += hl_logsigmoid(d->score[j]);
     sum = softmax(p, d->kept + n, a->sink[d->h]);
     memset(read, 0, (size_t)V * sizeof(real));
     weighted_sum(p, d->v, d->kept, V, read);
@@ -121,7 +123,9 @@ void HL_OP(cache_step)(const struct hl_cache_head *d, struct hl_cache_work *w) {
         full.open = n;
         full.len = 0;
         hl_cache_select_start(&w->chosen, &full);
-        hl_cache_select_merge(&w->chosen, &full, hl_cache_select_block(&w->chosen, &full, 0));
+        hl_cache_select_block(&w->chosen, &full, 0);
+        if (a->policy.score == HL_SCORE_RECALL) HL_OP(cache_measure)(&full, w, hl_cache_state_after(d, 0), n);
+        hl_cache_select_merge(&w->chosen, &full, n);
         hl_cache_select_store(&w->chosen, &full, 0);
     }
 }

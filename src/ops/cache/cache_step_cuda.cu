@@ -8,6 +8,7 @@
  * are read on the device, so that a recorded graph can be replayed. PDL: rows of the state are loaded before
  * pdl_wait, as the kernel before writes none of them. */
 #include "ops/cuda_ops.cuh"
+#include "ops/cache/cache_measure_cuda.cuh"
 #include "ops/cache/cache_step_cuda.cuh"
 
 enum { READ_WARPS = 8, WARP_ROWS = 8, READ_THREADS = 32 * READ_WARPS, READ_SLOTS = READ_WARPS * WARP_ROWS };
@@ -105,9 +106,9 @@ template <int D> static __device__ __forceinline__ void unpack_query(struct read
     for (int i = 0; i < reading<D>::PIECES; i++) load_wide(r.q + i * WIDE, (const act *)&r.raw[i]);
 }
 /* The logits of the lane's rows, and their partial softmax. */
-template <int D>
+template <int D, enum hl_score_kind KIND>
 static __device__ __forceinline__ void score_keys(struct reading<D> &r, const act *tile, const struct filled &f,
-                                                  int first, float scale) {
+                                                  int first, float scale, const float *score) {
     typedef struct reading<D> R;
 #pragma unroll
     for (int j = 0; j < R::EACH; j++) {
@@ -127,6 +128,7 @@ static __device__ __forceinline__ void score_keys(struct reading<D> &r, const ac
         for (int n = 1; n < R::LANES; n *= 2) r.z[j] += __shfl_xor_sync(0xffffffffu, r.z[j], n);
         const int slot = first + slot_of<D>(j);
         r.z[j] = has_row(f, slot) || slot == f.fresh ? r.z[j] * scale : -INFINITY;
+        if (KIND == HL_SCORE_LEARNED && slot < f.kept) r.z[j] += log_sigmoid(score[slot]);
         r.row_max = fmaxf(r.row_max, r.z[j]);
     }
 #pragma unroll
@@ -202,7 +204,9 @@ static __device__ __forceinline__ float read_column(const struct cache_dev &c, c
     return acc / sum;
 }
 
-template <int D>
+/* KIND: of scores, as far as it matters here: learned ones bias the logits of kept rows, measured ones have factors;
+ * HL_SCORE_NONE stands for all others */
+template <int D, enum hl_score_kind KIND>
 static __global__ void __launch_bounds__(READ_THREADS, 3)
     read_step(const struct cache_dev c, int *counts, float *result, int splits) {
     const int64_t h = blockIdx.y, n = blockIdx.z, head = n * c.a.HV + h;
@@ -231,9 +235,10 @@ static __global__ void __launch_bounds__(READ_THREADS, 3)
     if (has_new) prefetch_new<D>(V, (const act *)c.a.v + hv, f, first);
     copy_commit();
     if (has_new && threadIdx.x == 0) m.score[f.fresh] = column(c, m, h, seg.row, 2 * D);
+    if (KIND == HL_SCORE_RECALL && has_new && threadIdx.x == 0) m.factor[f.fresh] = factor_of(c, m, h, seg.row);
     copy_wait<0>();
     unpack_query<D>(r);
-    score_keys<D>(r, K, f, first, tau / sqrtf((float)D));
+    score_keys<D, KIND>(r, K, f, first, tau / sqrtf((float)D), m.score);
     add_values<D>(r, V);
     if (has_new) store_new<D>(m.k, K, f, first), store_new<D>(m.v, V, f, first);
     write_partial<D>(r, partials, result + split * (D + 2));
@@ -243,10 +248,12 @@ static __global__ void __launch_bounds__(READ_THREADS, 3)
     __syncthreads();
     if (!last) return;
     __threadfence();
-    const float y = read_column(c, f, result, splits, sink, threadIdx.x) / (1.0f + expf(-gate));
+    const float read = read_column(c, f, result, splits, sink, threadIdx.x);
+    const float y = c.a.linear_gate ? read * fmaxf(gate, 0.0f) : read / (1.0f + expf(-gate));
     act *out = (act *)c.a.out + hv + threadIdx.x;
     if (threadIdx.x < D) put(out, f32(*out) + y);
-    if (c.a.window > 0 && f.fresh == f.w + (int)c.a.chunk - 1) merge_full<D>(c, seg, h, shared_memory());
+    if (c.a.window > 0 && f.fresh == f.w + (int)c.a.chunk - 1)
+        merge_full<D, KIND == HL_SCORE_RECALL>(c, seg, h, shared_memory());
 }
 
 static __global__ void clear_counts(int *counts, int n) {
@@ -254,18 +261,24 @@ static __global__ void clear_counts(int *counts, int n) {
     for (int i = threadIdx.x; i < n; i += READ_THREADS) counts[i] = 0;
 }
 
-template <int D> static void run(struct hl_cuda *cuda, const struct cache_dev *c, int *counts, float *result) {
+template <int D, enum hl_score_kind KIND>
+static void run(struct hl_cuda *cuda, const struct cache_dev *c, int *counts, float *result) {
     const int splits = (int)splits_of(&c->a);
     const size_t selector = (size_t)selector_bytes(&c->a), tiles = 2 * READ_SLOTS * D * sizeof(act),
                  partials = reading<D>::PARTIALS * (D + 4) * 4, shared = tiles + partials;
-    launch_pdl(cuda, read_step<D>, dim3((unsigned)splits, (unsigned)c->a.HV, (unsigned)c->a.rows->n), READ_THREADS,
-               shared > selector ? shared : selector, *c, counts, result, splits);
+    launch_pdl(cuda, read_step<D, KIND>, dim3((unsigned)splits, (unsigned)c->a.HV, (unsigned)c->a.rows->n),
+               READ_THREADS, shared > selector ? shared : selector, *c, counts, result, splits);
+}
+template <int D> static void any(struct hl_cuda *cuda, const struct cache_dev *c, int *counts, float *result) {
+    if (c->a.policy.score == HL_SCORE_LEARNED) run<D, HL_SCORE_LEARNED>(cuda, c, counts, result);
+    else if (hl_cache_factors(&c->a)) run<D, HL_SCORE_RECALL>(cuda, c, counts, result);
+    else run<D, HL_SCORE_NONE>(cuda, c, counts, result);
 }
 void HL_OP(cache_step)(struct hl_cuda *cuda, const struct cache_dev *c, void *scratch) {
     int *counts = (int *)scratch;
     float *result = (float *)((char *)scratch + counts_bytes(&c->a));
     launch_pdl(cuda, clear_counts, 1, READ_THREADS, 0, counts, (int)(c->a.rows->n * c->a.HV));
-    if (c->a.K == 64) run<64>(cuda, c, counts, result);
-    if (c->a.K == 128) run<128>(cuda, c, counts, result);
-    if (c->a.K == 256) run<256>(cuda, c, counts, result);
+    if (c->a.K == 64) any<64>(cuda, c, counts, result);
+    if (c->a.K == 128) any<128>(cuda, c, counts, result);
+    if (c->a.K == 256) any<256>(cuda, c, counts, result);
 }

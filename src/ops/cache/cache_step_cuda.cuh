@@ -20,7 +20,7 @@ static __device__ __forceinline__ struct filled filled_at(const struct cache_dev
 /* The rows of the slots -1 - id[0, n) become the kept ones, in place: a row only moves to a lower slot, so loading
  * a batch of rows before storing it is safe. All threads; a thread moves 16 bytes of k or v at a time, some also a
  * row's score and position. */
-template <int D>
+template <int D, bool FACTORS = false>
 static __device__ __forceinline__ void keep_slots(const struct cache_dev &c, const struct cache_slots &m,
                                                   const int32_t *id, int n, int64_t first) {
     enum { PER_STEP = 4, UNITS = D / WIDE };
@@ -28,7 +28,7 @@ static __device__ __forceinline__ void keep_slots(const struct cache_dev &c, con
     for (int i0 = 0; i0 < n; i0 += rows) {
         const int mine = i0 + (int)threadIdx.x, slot = mine < n ? -1 - id[mine] : 0;
         const bool there = (int)threadIdx.x < rows && mine < n;
-        const float score = there ? m.score[slot] : 0.0f;
+        const float score = there ? m.score[slot] : 0.0f, factor = FACTORS && there ? m.factor[slot] : 0.0f;
         const int64_t pos = !there ? 0 : slot < w ? m.pos[slot] : first + slot - w;
         uint4 x[PER_STEP];
 #pragma unroll
@@ -39,6 +39,7 @@ static __device__ __forceinline__ void keep_slots(const struct cache_dev &c, con
         }
         __syncthreads();
         if (there) m.score[mine] = score, m.pos[mine] = pos;
+        if (FACTORS && there) m.factor[mine] = factor;
 #pragma unroll
         for (int j = 0; j < PER_STEP; j++) {
             const int u = (int)(threadIdx.x + j * blockDim.x), i = i0 + u / (2 * UNITS), col = u % UNITS * WIDE;
@@ -50,7 +51,7 @@ static __device__ __forceinline__ void keep_slots(const struct cache_dev &c, con
 }
 
 /* The block is full: kept = top_w(kept + block). smem: selector_bytes(). All threads. */
-template <int D>
+template <int D, bool FACTORS = false>
 static __device__ __forceinline__ void merge_full(const struct cache_dev &c, const struct hl_seg &seg, int64_t h,
                                                   char *smem) {
     const struct cache_slots m = cache_slots_of(c, seg, h);
@@ -62,7 +63,7 @@ static __device__ __forceinline__ void merge_full(const struct cache_dev &c, con
         s.key[j] = rank_of(c.a.policy, j, m.score + slot);
     }
     const int now = select_top(s, (int)kept, (int)n, (int)w);
-    keep_slots<D>(c, m, s.id, now, seg.pos + 1 - c.a.chunk);
+    keep_slots<D, FACTORS>(c, m, s.id, now, seg.pos + 1 - c.a.chunk);
 }
 
 #endif

@@ -6,12 +6,15 @@
 #define HL_CACHE_POLICY_H
 #include "hola.h"
 
-/* The score of a new row: from the delta rule's write magnitude m = beta |e|, its beta, and the row's value. */
+/* The score of a new row: from the delta rule's write magnitude m = beta |e|, its beta, and the row's value; or from
+ * what is known at the end of the row's block. */
 enum hl_score_kind {
     HL_SCORE_WRITE,    /* m */
     HL_SCORE_RESIDUAL, /* |e| = m / beta */
     HL_SCORE_VALUE,    /* beta |v| */
-    HL_SCORE_NONE      /* 0 */
+    HL_SCORE_NONE,     /* 0 */
+    HL_SCORE_RECALL,   /* |v - k^T S|, S after the block; kept rows are measured again at the end of every block */
+    HL_SCORE_LEARNED   /* op lte's, of whole blocks; log sigma(score) is added to the logits of kept rows */
 };
 
 struct hl_policy {
@@ -21,6 +24,14 @@ struct hl_policy {
     int64_t sinks;         /* by_position only: the first rows of the sequence that are never dropped */
 };
 
+/* Scores are known as soon as the row is, and reads neither change them nor depend on them: what the fused decoding
+ * kernels can do. */
+static inline bool hl_policy_is_plain(const struct hl_policy *p) {
+    return !p->moves_with_reads && p->score != HL_SCORE_RECALL && p->score != HL_SCORE_LEARNED;
+}
+
+/* What a policy ranks by, in a word for tables; NULL: the position. */
+const char *hl_evict_score_name(hola_evict e);
 /* false: cache_evict is none, there is no exact memory. */
 bool hl_policy_of(struct hl_policy *out, const hola_config *cfg);
 

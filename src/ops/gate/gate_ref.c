@@ -1,8 +1,6 @@
 /* gate_ref.c -- beta and the log decay as in gate.h. */
 #include "ops/ops.h"
 
-static real softplus(real x) { return x > 20 ? x : R_LOG1P(R_EXP(x)); }
-
 void HL_OP(gate_forward)(struct hl_backend *backend, const struct hl_gate *p) {
     const real *a = p->a, *b = p->b, beta_max = p->neg_eigval ? 2 : 1;
     (void)backend;
@@ -10,7 +8,7 @@ void HL_OP(gate_forward)(struct hl_backend *backend, const struct hl_gate *p) {
         for (int64_t h = 0; h < p->H; h++) {
             int64_t i = t * p->H + h;
             p->beta[i] = b ? beta_max * hl_sigmoid(b[i]) : 1;
-            if (a) p->g[i] = -R_EXP(p->A_log[h]) * softplus(a[i] + p->dt_bias[h]);
+            if (a) p->g[i] = -R_EXP(p->A_log[h]) * hl_softplus(a[i] + p->dt_bias[h]);
         }
 }
 

@@ -21,17 +21,25 @@ struct hl_gdn {
     const void *q, *k, *v; /* [T][H][K], [T][H][K], [T][HV][V] */
     const real *g, *beta;  /* [T][HV] */
     void *out;             /* [T][HV][V] */
-    real *m;               /* [T][HV] */
+    real *m;               /* [T][HV]; NULL on a GPU: not wanted */
     int64_t S_off;         /* bytes into seg->state: real S[HV][K][V], read and written */
+    /* wanted by scores that are measured against the state: S after each block of `block` tokens (the grid of the
+     * exact memory) that ends before its segment does. [blocks][HV][K][V] by hl_blocks_before; the other blocks'
+     * places are not defined. NULL: not wanted. A GPU needs v_new for it. */
+    real *block_S;
+    int64_t block;
     /* kept for the backward pass by the chunked form; all NULL at inference. The reference needs none. */
     real *h;     /* [chunks][HV][K][V]: the state before each chunk (chunks: hl_chunks_before); NULL on a
                     GPU, which recomputes it from v_new in the backward pass */
     void *v_new; /* [T][HV][V] */
     void *A;     /* [T][HV][HL_CHUNK]: rows of (I + L)^-1 */
-    /* backward; segments start empty and final states get no gradient */
+    /* backward. h0: where segments start, NULL: empty; dht: gradients of the final states, NULL: none; dh0: of h0,
+     * written, NULL: not wanted; all [n][HV][K][V], for the reference and on a GPU. */
     const void *dout;
     void *dq, *dk, *dv; /* written, not added */
     real *dg, *dbeta;   /* [T][HV]; dg NULL with g */
+    const real *h0, *dht;
+    real *dh0;
 };
 
 int64_t hl_gdn_scratch(int64_t K, int64_t V); /* bytes per worker, enough for forward and backward */

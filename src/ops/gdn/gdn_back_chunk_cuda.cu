@@ -18,10 +18,11 @@ struct place {
     int hv, n;         /* n rows */
     int before, after; /* bytes to copy at a time of h and dh: 16, or none where the state is zero */
 };
-static __device__ __forceinline__ place place_of(const struct gdn_back &a, int item) {
+template <bool STATES> static __device__ __forceinline__ place place_of(const struct gdn_back &a, int item) {
     const int c = item / a.HV, hv = item % a.HV;
     const struct hl_dev_span p = a.chunk[c];
-    const bool first = c == a.chunk_first[p.seg], last = c + 1 == a.chunk_first[p.seg + 1];
+    bool first = c == a.chunk_first[p.seg], last = c + 1 == a.chunk_first[p.seg + 1];
+    if (STATES) first = first && !a.h0, last = last && !a.dht;
     return {item, p.row * a.HV + hv, hv, p.len, first ? 0 : 16, last ? 0 : 16};
 }
 
@@ -32,14 +33,14 @@ struct cursor {
     int item, row, before, after, n;
     int tile, slice, step;
 };
-static __device__ __forceinline__ void seek(const struct gdn_back &a, cursor *c, int item) {
+template <bool STATES> static __device__ __forceinline__ void seek(const struct gdn_back &a, cursor *c, int item) {
     c->tile = c->slice = 0;
     c->item = item;
     if (item >= a.items) return;
-    const place p = place_of(a, item);
+    const place p = place_of<STATES>(a, item);
     c->row = p.row, c->n = p.n, c->before = p.before, c->after = p.after;
 }
-template <int KT>
+template <int KT, bool STATES>
 static __device__ __forceinline__ void copy_slice(const struct gdn_back &a, cursor *c, slice<KT> *s, int i) {
     enum { COLS = KT / 2, ROWS = GROUP / (KT / 8) };
     if (c->item >= a.items) return;
@@ -69,7 +70,7 @@ static __device__ __forceinline__ void copy_slice(const struct gdn_back &a, curs
     }
     if (++c->slice < a.V / SLICE) return;
     c->slice = 0;
-    if (++c->tile == a.K / KT) seek(a, c, c->item + gridDim.x);
+    if (++c->tile == a.K / KT) seek<STATES>(a, c, c->item + gridDim.x);
 }
 
 /* q and k of the tile, and with the first one the gates */
@@ -144,23 +145,23 @@ static __device__ __forceinline__ void gate_rows(const struct gdn_back &a, const
     if (2 * lane + 1 < p.n) a.dg[p.row + (int64_t)(2 * lane + 1) * a.HV] = up[1] + tail + (base + down[0]) + hdh;
 }
 
-template <int KT> static __device__ __forceinline__ void load_loop(const struct gdn_back &a, smem<KT> *m) {
+template <int KT, bool STATES> static __device__ __forceinline__ void load_loop(const struct gdn_back &a, smem<KT> *m) {
     const int i = threadIdx.x - 2 * GROUP, slices = a.V / SLICE;
     cursor next;
     next.step = 0;
-    seek(a, &next, blockIdx.x);
+    seek<STATES>(a, &next, blockIdx.x);
     for (int j = 0; j < AHEAD; j++) {
-        copy_slice<KT>(a, &next, m->stage + j, i);
+        copy_slice<KT, STATES>(a, &next, m->stage + j, i);
         copy_commit();
     }
     for (int item = blockIdx.x; item < a.items; item += gridDim.x) {
-        const place p = place_of(a, item);
+        const place p = place_of<STATES>(a, item);
         for (int tile = 0; tile < a.K / KT; tile++) {
             for (int n = 0; n < slices; n++) {
                 copy_wait<AHEAD - 1>();
                 fence_proxy_async();
                 __syncthreads(); /* this slice is complete; the last but one and the last tile are free */
-                copy_slice<KT>(a, &next, m->stage + (next.step + AHEAD) % DEPTH, i);
+                copy_slice<KT, STATES>(a, &next, m->stage + (next.step + AHEAD) % DEPTH, i);
                 if (n == 0) copy_tile<KT>(a, p, m, tile, i);
                 copy_commit();
                 next.step++;
@@ -175,11 +176,11 @@ template <int KT> static __device__ __forceinline__ void load_loop(const struct 
 }
 /* ---- auxiliary warpgroup ---- */
 
-template <int KT> static __device__ __forceinline__ void aux_loop(const struct gdn_back &a, smem<KT> *m) {
+template <int KT, bool STATES> static __device__ __forceinline__ void aux_loop(const struct gdn_back &a, smem<KT> *m) {
     const int i = threadIdx.x - 3 * GROUP, g = i % 32 / 4, t = i % 4, slices = a.V / SLICE;
     int step = 0;
     for (int item = blockIdx.x; item < a.items; item += gridDim.x) {
-        const place p = place_of(a, item);
+        const place p = place_of<STATES>(a, item);
         float hdh[4] = {}, vx[2] = {}, beta[2];
         for (int j = 0; j < 2; j++) {
             const int r = j * (C / 2) + i / 4;
@@ -258,7 +259,8 @@ static __device__ __forceinline__ void run_tile(const struct gdn_back &a, const 
     finish_rows<KT>(&dQ, &E, &U, &later, m, a.dq_head + out, a.dk_head + out, stride, p.n, group, FIRST);
 }
 
-template <int KT> static __global__ void __launch_bounds__(CHUNK_THREADS, 1) back_chunks(const struct gdn_back a) {
+template <int KT, bool STATES>
+static __global__ void __launch_bounds__(CHUNK_THREADS, 1) back_chunks(const struct gdn_back a) {
     smem<KT> *m = (smem<KT> *)shared_tiles();
     const int group = warpgroup_index();
     named_barrier_init();
@@ -266,14 +268,14 @@ template <int KT> static __global__ void __launch_bounds__(CHUNK_THREADS, 1) bac
     pdl_trigger();
     if (group >= 2) {
         setmaxnreg_dec<88>();
-        if (group == 2) load_loop<KT>(a, m);
-        else aux_loop<KT>(a, m);
+        if (group == 2) load_loop<KT, STATES>(a, m);
+        else aux_loop<KT, STATES>(a, m);
         return;
     }
     setmaxnreg_inc<168>();
     int step = 0;
     for (int item = blockIdx.x; item < a.items; item += gridDim.x) {
-        const place p = place_of(a, item);
+        const place p = place_of<STATES>(a, item);
         run_tile<KT, true>(a, p, m, 0, &step, group);
         for (int tile = 1; tile < a.K / KT; tile++) run_tile<KT, false>(a, p, m, tile, &step, group);
         __syncthreads();
@@ -282,8 +284,8 @@ template <int KT> static __global__ void __launch_bounds__(CHUNK_THREADS, 1) bac
 
 template <int KT> static void launch_chunks(struct hl_cuda *c, const struct gdn_back *a) {
     const int blocks = hl_cuda_sms(c);
-    launch_pdl(c, back_chunks<KT>, (unsigned)(a->items < blocks ? a->items : blocks), CHUNK_THREADS,
-               sizeof(smem<KT>) + TILES_ROOM, *a);
+    launch_pdl(c, back_states_given(a) ? back_chunks<KT, true> : back_chunks<KT, false>,
+               (unsigned)(a->items < blocks ? a->items : blocks), CHUNK_THREADS, sizeof(smem<KT>) + TILES_ROOM, *a);
 }
 extern "C" void HL_OP(gdn_back_chunks)(struct hl_cuda *c, const struct gdn_back *a) {
     if (a->K == 64) launch_chunks<64>(c, a);

@@ -51,6 +51,9 @@ static __global__ void __launch_bounds__(256) back_group(const act *head, act *s
     for (int r = 0; r < group; r++) x += f32(from[(int64_t)r * K]);
     put(sum + i, x);
 }
+extern "C" void HL_OP(gdn_sum_heads)(struct hl_cuda *c, const act *head, act *sum, int64_t n, int K, int group) {
+    launch(c, back_group, blocks_for(n, 256), 256, 0, head, sum, n, K, group);
+}
 
 /* Lays out the scratch memory for states of `size` bytes a number; returns its end. */
 static char *carve(struct gdn_back *a, char *p, int64_t size) {
@@ -165,10 +168,11 @@ extern "C" void HL_OP(gdn_backward)(struct hl_backend *backend, const struct hl_
     a.dout = (const act *)x->dout, a.v_new = (const act *)x->v_new, a.A = (const act *)x->A;
     a.g = x->g, a.beta = x->beta;
     a.dq = (act *)x->dq, a.dk = (act *)x->dk, a.dv = (act *)x->dv, a.dg = x->dg, a.dbeta = x->dbeta;
+    a.h0 = x->h0, a.dht = x->dht, a.dh0 = x->dh0;
     a.seg = rows->seg, a.chunk = rows->chunk, a.chunk_first = rows->chunk_first;
     a.split.segs = a.segs, a.split.HV = a.HV, a.split.V = a.V;
     if (!form_of(c, x)->run(c, &a, rows->longest) || a.group == 1) return;
     const int64_t n = a.T * a.H * a.K;
-    launch(c, back_group, blocks_for(n, 256), 256, 0, (const act *)a.dq_head, a.dq, n, a.K, a.group);
-    launch(c, back_group, blocks_for(n, 256), 256, 0, (const act *)a.dk_head, a.dk, n, a.K, a.group);
+    HL_OP(gdn_sum_heads)(c, a.dq_head, a.dq, n, a.K, a.group);
+    HL_OP(gdn_sum_heads)(c, a.dk_head, a.dk, n, a.K, a.group);
 }

@@ -50,7 +50,8 @@ struct gdn_back {
     /* scratch; states are transposed, [chunks][HV][V][K]: bf16, h in the order of store_h, dh in that of
      * read_state; float in the plain form */
     float *gates;              /* [chunks][HV][BACK_GATES] */
-    void *h, *dh;              /* the first chunk of a segment has h = 0, the last one dh = 0: not stored */
+    void *h, *dh;              /* without h0 the first chunk of a segment has h = 0, without dht the last one dh = 0:
+                                  not stored */
     void *X2;                  /* [T][HV][V], of the states' type; fused: [chunks][HV] tiles */
     act *dq_head, *dk_head;    /* [T][HV][K]: dq, dk themselves when a key head has one value head */
     struct gdn_seqsplit split; /* of the reverse scan, and of the states to memory */
@@ -59,8 +60,17 @@ struct gdn_back {
      * over K of each tile's rows, [tiles][chunks][HV][SUMS] */
     int fused_splits;
     float *fused_states, *sums;
-    bool fused; /* X2 is laid out as in shared memory, in panels of 64 columns, for bulk copies */
+    bool fused;            /* X2 is laid out as in shared memory, in panels of 64 columns, for bulk copies */
+    const float *h0, *dht; /* [segs][HV][K][V], or NULL: then h and dh are 0 there */
+    float *dh0;
 };
+/* Whether kernels are to know h0, dht and dh0: template arguments STATES, so that training, which has none, does not pay
+ * for them. */
+static inline bool back_states_given(const struct gdn_back *a) { return a->h0 || a->dht || a->dh0; }
+/* of segment s and value head hv, or NULL */
+template <class T> static __device__ __forceinline__ T *end_state(const struct gdn_back &a, T *states, int s, int hv) {
+    return states ? states + ((int64_t)s * a.HV + hv) * a.K * a.V : NULL;
+}
 
 extern "C" {
 /* dh and X2. Long segments are split. */

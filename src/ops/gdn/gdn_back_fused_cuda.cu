@@ -286,9 +286,9 @@ static __device__ __forceinline__ void scan_chunk(R &m, const fused_barriers<R> 
     finish_keys<R>(m, b, c, group, d);
 }
 
-template <int KT, int V>
+template <int KT, int V, bool STATES>
 static __global__ void __launch_bounds__(2 * GROUP + 2 * KT, 1) back_fused(const struct gdn_back a) {
-    typedef smem<KT, V> R;
+    typedef smem<KT, V, STATES> R;
     static_assert(sizeof(R) + TILES_ROOM <= 227 << 10, "what a block can have on Hopper");
     R &m = *(R *)shared_tiles();
     const fused_barriers<R> b = {mbarrier_base(m.barriers)};
@@ -303,7 +303,8 @@ static __global__ void __launch_bounds__(2 * GROUP + 2 * KT, 1) back_fused(const
     __syncthreads();
     pdl_wait();
     pdl_trigger();
-    const chunk_range w = range_of(a, a.K / KT);
+    chunk_range w = range_of(a, a.K / KT);
+    if (STATES && a.dht) w.last++; /* dh of the last chunk is in memory */
     if (group >= R::W) {
         const int i = threadIdx.x % GROUP;
         if (group > R::W) {
@@ -358,16 +359,18 @@ static __global__ void __launch_bounds__(GROUP) finish_gates(const struct gdn_ba
 
 template <int KT, int V> static void launch_fused(struct hl_cuda *c, const struct gdn_back *a) {
     const int tiles = a->K / KT;
-    launch_pdl(c, back_fused<KT, V>, (unsigned)(a->segs * a->fused_splits * a->HV * tiles), 2 * GROUP + 2 * KT,
-               sizeof(smem<KT, V>) + TILES_ROOM, *a);
+    launch_pdl(c, back_states_given(a) ? back_fused<KT, V, true> : back_fused<KT, V, false>,
+               (unsigned)(a->segs * a->fused_splits * a->HV * tiles), 2 * GROUP + 2 * KT,
+               sizeof(smem<KT, V, false>) + TILES_ROOM, *a);
     launch_pdl(c, finish_gates, (unsigned)((a->items + GROUP / 32 - 1) / (GROUP / 32)), GROUP, 0, *a, tiles);
 }
 template <int KT> static void launch_tile(struct hl_cuda *c, const struct gdn_back *a) {
     (a->V == 256 ? launch_fused<KT, 256> : a->V == 128 ? launch_fused<KT, 128> : launch_fused<KT, 64>)(c, a);
 }
 extern "C" bool HL_OP(gdn_back_fused_fits)(struct hl_cuda *c, int64_t V) {
-    return (V == 64 || V == 128 || V == 256) && hl_cuda_compiled_for_sm90(c, (const void *)back_fused<128, 256>) &&
-           sizeof(smem<128, 256>) + TILES_ROOM <= (size_t)hl_cuda_shared_limit(c);
+    return (V == 64 || V == 128 || V == 256) &&
+           hl_cuda_compiled_for_sm90(c, (const void *)back_fused<128, 256, false>) &&
+           sizeof(smem<128, 256, false>) + TILES_ROOM <= (size_t)hl_cuda_shared_limit(c);
 }
 extern "C" void HL_OP(gdn_back_fused)(struct hl_cuda *c, const struct gdn_back *a) {
     (a->K == 64 ? launch_tile<64> : launch_tile<128>)(c, a);

@@ -12,8 +12,8 @@ enum { UP, KU, DB, DOTS };
  * dO and X2 of STAGES chunks, v_new of V_STAGES, q and k of KEYS; SLOTS panels of dh, each 64 columns of V,
  * laid out as in global memory. With V = 256 only one chunk of each fits: buffers are released as early as
  * possible, panel by panel. dQ is stored from the buffer of dO, dK from that of q. */
-template <int KT_, int V_> struct smem {
-    enum { KT = KT_, V = V_, W = KT / 64, WARPS = 4 * W, PANELS = V / 64 };
+template <int KT_, int V_, bool STATES_> struct smem {
+    enum { KT = KT_, V = V_, STATES = STATES_, W = KT / 64, WARPS = 4 * W, PANELS = V / 64 };
     enum {
         STAGES = V == 256 ? 1 : 2,
         V_STAGES = V == 64 ? 2 : 1,
@@ -78,7 +78,7 @@ template <class R> static __device__ __forceinline__ void init_barriers(const fu
  * rather than loaded. */
 struct chunk_range {
     int s, hv, split, tile;
-    int chunk, chunks, last; /* the first one, how many, the segment's last */
+    int chunk, chunks, last; /* the first one, how many, the segment's last; with dht the one after it */
     int row, rows;           /* of the first chunk, and those from there on */
 };
 static __device__ __forceinline__ chunk_range range_of(const struct gdn_back &a, int tiles) {
@@ -117,6 +117,16 @@ static __device__ __forceinline__ void load_start(const struct gdn_back &a, cons
 #pragma unroll
         for (int n = 0; n < R::V / 8; n++) S[n][i] = from ? from[(8 * n + 2 * t + i % 2) * a.K + k] : 0.0f;
     }
+    if constexpr (R::STATES)
+        if (a.h0 && w.split == 0) {
+            const float *h0 = end_state(a, a.h0, w.s, w.hv);
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const int k = w.tile * R::KT + group * 64 + own_row(i / 2);
+#pragma unroll
+                for (int n = 0; n < R::V / 8; n++) S[n][i] = h0[(int64_t)k * R::V + 8 * n + 2 * t + i % 2];
+            }
+        }
 }
 
 /* ---- producer warpgroup: threads i of GROUP ---- */

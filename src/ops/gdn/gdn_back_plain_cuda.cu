@@ -12,7 +12,8 @@ static __global__ void __launch_bounds__(THREADS) plain_states(const struct gdn_
     const int64_t KV = (int64_t)a.K * a.V, at = (int64_t)blockIdx.y * THREADS + threadIdx.x;
     if (at >= KV) return;
     const int i = (int)(at % a.K), j = (int)(at / a.K);
-    float S = 0;
+    const float *h0 = end_state(a, a.h0, seg, hv);
+    float S = h0 ? h0[(int64_t)i * a.V + j] : 0.0f;
     for (int c = a.chunk_first[seg]; c < a.chunk_first[seg + 1]; c++) {
         const struct hl_dev_span p = a.chunk[c];
         ((float *)a.h)[((int64_t)c * a.HV + hv) * KV + at] = S;
@@ -31,7 +32,9 @@ static __global__ void __launch_bounds__(THREADS) plain_scan(const struct gdn_ba
     const bool mine = j < a.V;
     const float scale = 1.0f / sqrtf((float)a.K);
     float *dh = (float *)shared_memory() + x, *sums = dh + (int64_t)a.K * COLS;
-    for (int i = first; i < a.K; i += SHARE) dh[i * COLS] = 0;
+    const float *dht = end_state(a, a.dht, seg, hv);
+    float *dh0 = end_state(a, a.dh0, seg, hv);
+    for (int i = first; i < a.K; i += SHARE) dh[i * COLS] = dht && mine ? dht[(int64_t)i * a.V + j] : 0.0f;
     for (int c = a.chunk_first[seg + 1] - 1; c >= a.chunk_first[seg]; c--) {
         const struct hl_dev_span p = a.chunk[c];
         float *to = (float *)a.dh + (((int64_t)c * a.HV + hv) * a.V + j) * a.K;
@@ -58,6 +61,7 @@ static __global__ void __launch_bounds__(THREADS) plain_scan(const struct gdn_ba
             }
         }
     }
+    for (int i = first; i < a.K && dh0 && mine; i += SHARE) dh0[(int64_t)i * a.V + j] = dh[i * COLS];
 }
 
 /* shared memory of plain_chunks */

@@ -243,7 +243,7 @@ static __device__ __forceinline__ void scan_chunk(smem<K, W> &m, const reverse_b
     mbarrier_arrive_warp(b.in.empty(step));
 }
 
-template <int K, int W, bool FINAL>
+template <int K, int W, bool FINAL, bool STATES>
 static __device__ __forceinline__ void scan_loop(smem<K, W> &m, const reverse_barriers<smem<K, W>::DEPTH> &b,
                                                  const struct gdn_back &a, const chunk_range &w, int group,
                                                  float dh[K / 8][4]) {
@@ -251,7 +251,8 @@ static __device__ __forceinline__ void scan_loop(smem<K, W> &m, const reverse_ba
     for (int step = 0; step < w.chunks; step++) {
         const int c = w.top - step;
         bf16 *to = NULL;
-        if (a.dh && c < w.last) to = (bf16 *)a.dh + (((int64_t)c * a.HV + w.hv) * a.V + col) * K + row * 64;
+        if (a.dh && (c < w.last || (STATES && a.dht)))
+            to = (bf16 *)a.dh + (((int64_t)c * a.HV + w.hv) * a.V + col) * K + row * 64;
         scan_chunk<K, W, FINAL>(m, b, step, group, dh, to);
     }
 }
@@ -259,7 +260,7 @@ static __device__ __forceinline__ void scan_loop(smem<K, W> &m, const reverse_ba
 /* FINAL: stores dh and X2. Else the states between the splits alone: tiles of V's columns, then of K's (the
  * identity's). fused: all of the producer loads, and one thread stores X2 by bulk copies; else half load and
  * half store. */
-template <int K, int W, bool FINAL>
+template <int K, int W, bool FINAL, bool STATES>
 static __global__ void __launch_bounds__((W + 1) * GROUP, 1) reverse_scan(const struct gdn_back a) {
     smem<K, W> &m = *(smem<K, W> *)shared_tiles();
     const reverse_barriers<smem<K, W>::DEPTH> b(m.barriers);
@@ -290,7 +291,10 @@ static __global__ void __launch_bounds__((W + 1) * GROUP, 1) reverse_scan(const 
         if (w.values)
             load_state<K>(dh, FINAL && split > 0 ? split_state(a.split, K, s, hv, split - 1) + col : NULL, a.V);
         else identity_state<K>(dh, (int)col);
-        scan_loop<K, W, FINAL>(m, b, a, w, group, dh);
+        if constexpr (STATES)
+            if (w.values && split == 0 && a.dht) load_state<K>(dh, end_state(a, a.dht, s, hv) + col, a.V);
+        scan_loop<K, W, FINAL, STATES>(m, b, a, w, group, dh);
+        if (FINAL && STATES && a.dh0 && split + 1 == splits) store_state<K>(end_state(a, a.dh0, s, hv) + col, dh, a.V);
         if (!FINAL && w.values) store_state<K>(split_state(a.split, K, s, hv, split) + col, dh, a.V);
         else if (!FINAL) store_state<K>(split_transition(a.split, K, s, hv, split) + col, dh, K);
     }
@@ -300,7 +304,8 @@ template <int K, int W, bool FINAL> static void launch_scan(struct hl_cuda *c, c
     const int64_t splits = FINAL ? a->split.n : a->split.n - 1, width = FINAL ? a->V : a->V + K;
     struct gdn_back x = *a;
     if (!FINAL) x.dh = NULL;
-    launch_pdl(c, reverse_scan<K, W, FINAL>, (unsigned)(a->segs * a->HV * splits * (width / (64 * W))), (W + 1) * GROUP,
+    launch_pdl(c, back_states_given(a) ? reverse_scan<K, W, FINAL, true> : reverse_scan<K, W, FINAL, false>,
+               (unsigned)(a->segs * a->HV * splits * (width / (64 * W))), (W + 1) * GROUP,
                sizeof(smem<K, W>) + TILES_ROOM, x);
 }
 /* Wide tiles where they keep the chip busy. */
@@ -316,7 +321,7 @@ template <int K> static void run(struct hl_cuda *c, const struct gdn_back *a) {
 }
 template <int K> static bool scan_fits(struct hl_cuda *c) {
     enum { W = K % 128 ? 1 : 2 };
-    return hl_cuda_compiled_for_sm90(c, (const void *)reverse_scan<K, W, true>) &&
+    return hl_cuda_compiled_for_sm90(c, (const void *)reverse_scan<K, W, true, false>) &&
            sizeof(smem<K, W>) + TILES_ROOM <= (size_t)hl_cuda_shared_limit(c);
 }
 extern "C" bool HL_OP(gdn_back_scan_fits)(struct hl_cuda *c, int64_t K) {

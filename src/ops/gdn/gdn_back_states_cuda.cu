@@ -111,8 +111,19 @@ static __device__ __forceinline__ void store_end(const struct gdn_back &a, const
     if (blockIdx.y + blockIdx.z + threadIdx.x == 0) a.decays[w.place + w.split] = decay;
 }
 
+/* h0, at the lane's numbers of the tile */
+template <int KT, int W>
+static __device__ __forceinline__ void start_from_h0(const struct gdn_back &a, const float *h0, float (*S)[4]) {
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, v = (blockIdx.y * W + threadIdx.x / 32) * 16 + g;
+#pragma unroll
+    for (int n = 0; n < KT / 8; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            S[n][i] = h0[(int64_t)(blockIdx.z * KT + 8 * n + 2 * t + i % 2) * a.V + v + i / 2 * 8];
+}
+
 /* FINAL: stores h of all splits; else where all but the last end */
-template <int KT, int W, bool FINAL>
+template <int KT, int W, bool FINAL, bool STATES>
 static __global__ void __launch_bounds__(32 * W, 2) back_states(const struct gdn_back a) {
     stage<KT, W> *stages = (stage<KT, W> *)shared_memory();
     const chunk_range w = range_of(a, FINAL ? a.split.n : a.split.n - 1);
@@ -125,6 +136,12 @@ static __global__ void __launch_bounds__(32 * W, 2) back_states(const struct gdn
         copy_commit();
     }
     if (FINAL) start_from_ends<KT, W>(a, w, S);
+    if constexpr (STATES)
+        if (a.h0 && w.split == 0) {
+            start_from_h0<KT, W>(a, a.h0 + w.place / a.split.n * a.K * a.V, S);
+            const int64_t to = (((int64_t)w.first * a.HV + w.hv) * a.V + (blockIdx.y * W + warp) * 16) * a.K;
+            if (FINAL && w.end >= w.from) store_h<KT / 8>((bf16 *)a.h + to + blockIdx.z * KT * 8, a.K, S);
+        }
     for (int c = w.from; c < w.end; c++) {
         const stage<KT, W> *s = stages + (c - w.from) % DEPTH;
         copy_wait<DEPTH - 2>();
@@ -172,14 +189,16 @@ static __global__ void __launch_bounds__(256) join_ends(const struct gdn_back a)
 
 template <int KT, int W> static void launch_ends(struct hl_cuda *c, const struct gdn_back *a) {
     const dim3 grid((unsigned)(a->segs * a->HV * (a->split.n - 1)), (unsigned)(a->V / (16 * W)), (unsigned)(a->K / KT));
-    launch_pdl(c, back_states<KT, W, false>, grid, 32 * W, DEPTH * sizeof(stage<KT, W>), *a);
+    launch_pdl(c, back_states_given(a) ? back_states<KT, W, false, true> : back_states<KT, W, false, false>, grid,
+               32 * W, DEPTH * sizeof(stage<KT, W>), *a);
 }
 template <int KT, int W> static void launch_states(struct hl_cuda *c, const struct gdn_back *a) {
     const unsigned heads = (unsigned)(a->segs * a->HV), splits = (unsigned)a->split.n;
     const unsigned high = (unsigned)(a->V / (16 * W)), wide = (unsigned)(a->K / KT);
     const size_t bytes = DEPTH * sizeof(stage<KT, W>);
     if (splits > 1) launch_ends<KT, W>(c, a);
-    launch_pdl(c, back_states<KT, W, true>, dim3(heads * splits, high, wide), 32 * W, bytes, *a);
+    launch_pdl(c, back_states_given(a) ? back_states<KT, W, true, true> : back_states<KT, W, true, false>,
+               dim3(heads * splits, high, wide), 32 * W, bytes, *a);
 }
 extern "C" void HL_OP(gdn_back_states)(struct hl_cuda *c, const struct gdn_back *a) {
     const bool wide = a->V % 128 == 0;

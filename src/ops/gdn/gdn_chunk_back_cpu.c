@@ -233,6 +233,6 @@ static void task(void *ctx, int64_t i, int worker) {
 
 void HL_OP(gdn_backward)(struct hl_backend *backend, const struct hl_gdn *a) {
     struct job j = {.pool = hl_backend_pool(backend), .a = a};
-    HL_ASSERT(a->HV % a->H == 0 && a->h && a->v_new && a->A);
+    HL_ASSERT(a->HV % a->H == 0 && a->h && a->v_new && a->A && !a->h0 && !a->dht && !a->dh0);
     hl_pool_run(hl_backend_pool(backend), a->rows->n * a->H, task, &j);
 }

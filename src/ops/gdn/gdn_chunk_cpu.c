@@ -79,6 +79,26 @@ static void write_state(const struct span *p, struct work *w, const real *h, rea
     HL_OP(small_gemm)(&mm, x->mm);
 }
 
+/* S after the blocks that end inside the chunk, or with it if more rows follow: S_r = exp(G_r) h + k^T (exp(G_r - G)
+ * v_new) over the rows up to r. Overwrites Y. */
+static void write_block_states(const struct span *p, struct work *w, const real *h) {
+    const struct hl_gdn *a = p->a;
+    const struct hl_seg *seg = &a->rows->seg[p->s];
+    struct gdn_chunk *x = &w->x;
+    const int64_t first = x->row - seg->row; /* of the chunk, in the segment */
+    for (int64_t r = a->block - 1 - (seg->pos + first) % a->block; r < x->n; r += a->block) {
+        if (first + r + 1 == seg->len) return;
+        real *S = gdn_block_state(a, p->s, first + r, p->hv) + p->col;
+        struct hl_small_gemm mm = {.M = a->K, .N = p->cols, .K = r + 1, .alpha = 1, .ldc = a->V, .add = h != NULL};
+        for (int64_t i = 0; i <= r; i++) row_scale(w->Y + i * w->ldv, w->v_new + i * w->ldv, x->D[r * C + i], p->cols);
+        for (int64_t i = 0; h && i < a->K; i++) row_scale(S + i * a->V, h + i * a->V, x->eG[r], p->cols);
+        mm.A = x->X + x->n * x->ldx, mm.ai = 1, mm.ak = x->ldx;
+        mm.B = w->Y, mm.bk = w->ldv, mm.bn = 1;
+        mm.C = S;
+        HL_OP(small_gemm)(&mm, x->mm);
+    }
+}
+
 /* m (or its sums) and, for the backward pass, v_new and A */
 static void store_results(const struct span *p, struct work *w, real *sums) {
     const struct hl_gdn *a = p->a;
@@ -119,6 +139,7 @@ static void scan_chunks(const struct span *p, real *scratch) {
         HL_OP(gdn_inverse)(&w.x, w.A);
         read_state(p, &w, empty ? NULL : h);
         store_results(p, &w, p->sums ? p->sums + (c - p->first) * C : NULL);
+        if (a->block_S) write_block_states(p, &w, empty ? NULL : h);
         if (next) write_state(p, &w, empty ? NULL : h, next);
     }
 }

@@ -297,7 +297,7 @@ extern "C" void HL_OP(gdn_run_chunk)(struct hl_backend *backend, const struct hl
     while (VT > 16 && pairs * (a->V / VT) < 96) VT /= 2;
     const int64_t tiles = a->V / VT, square = rows * CHUNK * (int64_t)sizeof(bf16);
     const int64_t gates = a->rows->dev->chunks * a->HV * GATES * (int64_t)sizeof(float);
-    const int64_t sums = tiles > 1 ? tiles * rows * (int64_t)sizeof(float) : 0;
+    const int64_t sums = tiles > 1 || !a->m ? tiles * rows * (int64_t)sizeof(float) : 0;
     struct hl_cuda *c = hl_cuda_of(backend);
     char *scratch = (char *)hl_cuda_scratch(c, (a->A ? 1 : 2) * square + gates + sums);
     if (!scratch) return;
@@ -315,6 +315,6 @@ extern "C" void HL_OP(gdn_run_chunk)(struct hl_backend *backend, const struct hl
     else if (VT == 64) launch_scan<64>(c, &x, a->rows->n);
     else if (VT == 32) launch_scan<32>(c, &x, a->rows->n);
     else launch_scan<16>(c, &x, a->rows->n);
-    if (sums) HL_OP(gdn_scores)(backend, a->m, x.sums, tiles, rows);
+    if (sums && a->m) HL_OP(gdn_scores)(backend, a->m, x.sums, tiles, rows);
 }
 #endif

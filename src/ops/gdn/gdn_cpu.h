@@ -29,6 +29,13 @@ static inline int64_t gdn_scratch_reals(int64_t K, int64_t V) {
     return HL_SMALL_GEMM_SCRATCH + K * V + 16 + 6 * HL_CHUNK * (gdn_ld(K) + gdn_ld(V)) + 8 * HL_CHUNK * HL_CHUNK;
 }
 
+/* Where block_S has the state of value head hv after the segment's row t, the last of its block. */
+static inline real *gdn_block_state(const struct hl_gdn *a, int64_t segment, int64_t t, int64_t hv) {
+    const struct hl_seg *s = &a->rows->seg[segment];
+    const int64_t block = hl_blocks_before(a->rows, segment, a->block) + (s->pos + t) / a->block - s->pos / a->block;
+    return a->block_S + (block * a->HV + hv) * a->K * a->V;
+}
+
 struct gdn_chunk {
     int64_t n, row, hv, ldx;                         /* rows, first of them in the batch; value head */
     real *X;                                         /* [2n][ldx]: the rows of q, then those of k */
@@ -60,6 +67,18 @@ void HL_OP(gdn_tri_trans)(const struct gdn_tri *t, real *mm);
 void HL_OP(gdn_lower)(real *C, const real *Y, int64_t ldy, const real *B, int64_t ldb, int64_t n, int64_t N, real *mm);
 
 void HL_OP(gdn_step)(struct hl_pool *pool, const struct hl_gdn *a);
+
+/* Short segments of sessions token by token, for any op with states [HV][K][V] whose columns are independent. */
+struct gdn_steps {
+    const void *op;
+    const struct hl_rows *rows;
+    int64_t HV, K, V, S_off;
+    real *m; /* [T][HV]: the root of the tiles' sums; NULL: not wanted */
+    /* one token of `cols` columns from `col` on: S becomes the next state, out is written; next is prefetched */
+    real (*tile)(const void *op, real *S, const real *next, int64_t row, int64_t hv, int64_t col, int64_t cols);
+    const struct hl_gdn *blocks; /* keeps the states at block ends (block_S); NULL: none are wanted */
+};
+void HL_OP(gdn_steps)(struct hl_pool *pool, const struct gdn_steps *a);
 #endif
 
 /* ---- one row ---- */

@@ -7,6 +7,7 @@
 
 static bool step_fits(struct hl_cuda *, const struct hl_gdn *a) {
     if (!gdn_step_knows(a->K, a->V) || a->A || a->v_new || a->rows->dev->longest > GDN_STEP_ROWS) return false;
+    if (a->rows->on_device) return a->rows->states && !a->rows->ragged;
     for (int64_t s = 0; s < a->rows->n; s++)
         if (!a->rows->seg[s].state || (uintptr_t)(a->rows->seg[s].state + a->S_off) % 16) return false;
     return true;
@@ -65,8 +66,17 @@ static int form_of(struct hl_backend *backend, const struct hl_gdn *a) {
     return i;
 }
 extern "C" void HL_OP(gdn_forward)(struct hl_backend *backend, const struct hl_gdn *a) {
+    struct hl_gdn x = *a;
+    bool inside = false, states = false; /* blocks that end inside of segments; sessions */
     HL_ASSERT(a->HV % a->H == 0 && !a->v_new == !a->A && a->rows->dev);
-    forms[form_of(backend, a)].run(backend, a);
+    for (int64_t n = 0; a->block_S && n < a->rows->n; n++) {
+        inside = inside || hl_seg_blocks(&a->rows->seg[n], a->block) > 1;
+        states = states || a->rows->seg[n].state;
+    }
+    if (a->block_S && !inside && states) x.v_new = x.A = NULL; /* sessions want them for block_S alone */
+    if (inside && states) HL_OP(gdn_keep_start)(backend, a);
+    forms[form_of(backend, &x)].run(backend, &x);
+    if (inside) HL_OP(gdn_block_states)(backend, a);
 }
 extern "C" struct hl_gdn_form HL_OP(gdn_form)(struct hl_backend *backend, const struct hl_gdn *a, bool backward) {
     return backward ? HL_OP(gdn_back_form)(hl_cuda_of(backend), a) : forms[form_of(backend, a)].form;

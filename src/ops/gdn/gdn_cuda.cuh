@@ -36,8 +36,13 @@ struct hl_gdn_form HL_OP(gdn_back_form)(struct hl_cuda *c, const struct hl_gdn *
 /* their kernels */
 void HL_OP(gdn_prep)(struct hl_backend *backend, const struct hl_gdn *a, const struct gdn_prep *p);
 void HL_OP(gdn_out)(struct hl_backend *backend, const struct hl_gdn *a, const struct gdn_out *p);
+/* block_S, wherever blocks end inside of segments: first a copy of the states that they start from */
+void HL_OP(gdn_keep_start)(struct hl_backend *backend, const struct hl_gdn *a);
+void HL_OP(gdn_block_states)(struct hl_backend *backend, const struct hl_gdn *a);
 /* m from the sums of squares that the tiles left, [tiles][n], added in the tiles' order */
 void HL_OP(gdn_scores)(struct hl_backend *backend, real *m, const float *sums, int64_t tiles, int64_t n);
+/* sum[n] = the sums over a key head's `group` value heads of head [..][group][K], in order */
+void HL_OP(gdn_sum_heads)(struct hl_cuda *c, const act *head, act *sum, int64_t n, int K, int group);
 }
 
 /* Scratch memory: takes `bytes` of it, rounded up to 256. From NULL on it only counts. */

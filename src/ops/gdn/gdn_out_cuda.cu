@@ -29,11 +29,17 @@ static __device__ __forceinline__ void wait_ready(const int *ready, int tiles) {
 
 template <int K> struct smem { bf16 q[CHUNK * K], h[K * VT], v_new[CHUNK * VT], P[CHUNK * CHUNK]; };
 
-template <int K> static __global__ void __launch_bounds__(THREADS) read_out(const struct args a) {
+/* RAGGED: chunks past the last one have no rows; nobody raises their `ready`. */
+template <int K, bool RAGGED> static __global__ void __launch_bounds__(THREADS) read_out(const struct args a) {
     struct smem<K> &x = *(struct smem<K> *)shared_memory();
     const int tiles = a.V / VT, col = blockIdx.x % tiles * VT, hv = blockIdx.x / tiles % a.HV;
     const int64_t c = blockIdx.x / tiles / a.HV;
     const struct hl_dev_span p = a.chunk[c];
+    if constexpr (RAGGED)
+        if (p.len == 0) {
+            if (blockIdx.x + 1 == gridDim.x) pdl_wait();
+            return;
+        }
     const int64_t at = (int64_t)p.row * a.HV + hv, stride = (int64_t)a.HV * a.V;
     const int warp = threadIdx.x / 32, rows = warp % 4, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     load_tile<K, THREADS>(x.q, a.q + ((int64_t)p.row * a.H + hv / (a.HV / a.H)) * K, (int64_t)a.H * K, p.len);
@@ -75,13 +81,14 @@ template <int K> static __global__ void __launch_bounds__(THREADS) read_out(cons
     pdl_wait(); /* whoever waits for this kernel's end waits for the scan's as well */
 }
 
-template <int K> static void launch_out(struct hl_cuda *c, const struct args *a, int64_t chunks) {
-    launch_pdl(c, read_out<K>, (unsigned)(chunks * a->HV * (a->V / VT)), THREADS, sizeof(struct smem<K>), *a);
+template <int K> static void launch_out(struct hl_cuda *c, const struct args *a, const struct hl_rows *rows) {
+    launch_pdl(c, rows->ragged ? read_out<K, true> : read_out<K, false>,
+               (unsigned)(rows->dev->chunks * a->HV * (a->V / VT)), THREADS, sizeof(struct smem<K>), *a);
 }
 extern "C" void HL_OP(gdn_out)(struct hl_backend *backend, const struct hl_gdn *a, const struct gdn_out *p) {
     struct args x = {*p, (const bf16 *)a->q, (bf16 *)a->out, a->rows->dev->chunk, a->rows->dev->chunk_first};
     x.H = (int)a->H, x.HV = (int)a->HV, x.V = (int)a->V;
-    if (a->K == 128) launch_out<128>(hl_cuda_of(backend), &x, a->rows->dev->chunks);
-    else launch_out<256>(hl_cuda_of(backend), &x, a->rows->dev->chunks);
+    if (a->K == 128) launch_out<128>(hl_cuda_of(backend), &x, a->rows);
+    else launch_out<256>(hl_cuda_of(backend), &x, a->rows);
 }
 #endif

@@ -143,11 +143,11 @@ extern "C" void HL_OP(gdn_run_plain)(struct hl_backend *backend, const struct hl
     const int64_t rows = a->rows->T * a->HV, tiles = (a->V + COLS - 1) / COLS;
     struct hl_cuda *c = hl_cuda_of(backend);
     HL_ASSERT(a->K <= 32 * ROWS);
-    if (a->A) launch_inverse(c, a);
     struct args x = {(const act *)a->q, (const act *)a->k, (const act *)a->v, a->g, a->beta};
     x.out = (act *)a->out, x.v_new = (act *)a->v_new;
     x.sums = (float *)hl_cuda_scratch(c, tiles * rows * (int64_t)sizeof(float));
     if (!x.sums) return;
+    if (a->A) launch_inverse(c, a);
     x.seg = a->rows->dev->seg, x.S_off = a->S_off, x.T = a->rows->T;
     x.H = (int)a->H, x.HV = (int)a->HV, x.K = (int)a->K, x.V = (int)a->V, x.tiles = (int)tiles;
     x.segments = (int)a->rows->n;
@@ -156,5 +156,5 @@ extern "C" void HL_OP(gdn_run_plain)(struct hl_backend *backend, const struct hl
     else if (a->K <= 128) launch(c, scan_tokens<4>, blocks, 32 * WARPS, 0, x);
     else if (a->K <= 256) launch(c, scan_tokens<8>, blocks, 32 * WARPS, 0, x);
     else launch(c, scan_tokens<ROWS>, blocks, 32 * WARPS, 0, x);
-    HL_OP(gdn_scores)(backend, a->m, x.sums, tiles, rows);
+    if (a->m) HL_OP(gdn_scores)(backend, a->m, x.sums, tiles, rows);
 }

@@ -50,7 +50,8 @@ static real *new_reals(int64_t n) {
     return p;
 }
 
-static void forward_head(const struct hl_gdn *a, const struct hl_seg *s, int64_t hv) {
+static void forward_head(const struct hl_gdn *a, int64_t segment, int64_t hv) {
+    const struct hl_seg *s = &a->rows->seg[segment];
     struct head x = head_of(a, s->row, hv);
     int64_t K = a->K, V = a->V;
     real scale = 1 / R_SQRT((real)K), *kept = s->state ? (real *)(s->state + a->S_off) + hv * K * V : NULL;
@@ -65,6 +66,8 @@ static void forward_head(const struct hl_gdn *a, const struct hl_seg *s, int64_t
             for (int64_t j = 0; j < V; j++) out[j] += scale * q[i] * S[i * V + j];
         for (int64_t j = 0; j < V; j++) norm2 += e[j] * e[j];
         a->m[(s->row + t) * a->HV + hv] = x.beta[t * x.b_stride] * R_SQRT(norm2);
+        if (a->block_S && t + 1 < s->len && (s->pos + t + 1) % a->block == 0)
+            memcpy(gdn_block_state(a, segment, t, hv), S, (size_t)(K * V) * sizeof *S);
     }
     if (kept) memcpy(kept, S, (size_t)(K * V) * sizeof *S);
     free(S);
@@ -75,7 +78,7 @@ void HL_OP(gdn_forward)(struct hl_backend *backend, const struct hl_gdn *a) {
     (void)backend;
     HL_ASSERT(a->HV % a->H == 0);
     for (int64_t s = 0; s < a->rows->n; s++)
-        for (int64_t hv = 0; hv < a->HV; hv++) forward_head(a, &a->rows->seg[s], hv);
+        for (int64_t hv = 0; hv < a->HV; hv++) forward_head(a, s, hv);
 }
 
 /* Gradients of token t. S: S_{t-1}; dS: the gradient of S_t, which becomes that of S_{t-1}; tmp: 2V + KV. */
@@ -114,10 +117,14 @@ static void backward_step(const struct head *x, int64_t t, const real *S, real *
 }
 
 /* dq and dk are added to: value heads of a group share them */
-static void backward_head(const struct hl_gdn *a, const struct hl_seg *s, int64_t hv) {
+static void backward_head(const struct hl_gdn *a, int64_t segment, int64_t hv) {
+    const struct hl_seg *s = &a->rows->seg[segment];
     struct head x = head_of(a, s->row, hv);
     int64_t K = a->K, V = a->V, KV = K * V, qk = (s->row * a->H + hv / (a->HV / a->H)) * K;
     real *S = new_reals((s->len + 1) * KV), *dS = new_reals(KV), *tmp = new_reals(2 * V + KV);
+    const int64_t at = (segment * a->HV + hv) * KV;
+    if (a->h0) memcpy(S, a->h0 + at, (size_t)KV * sizeof *S);
+    if (a->dht) memcpy(dS, a->dht + at, (size_t)KV * sizeof *S);
     for (int64_t t = 0; t < s->len; t++) { /* S + t KV: the state before token t */
         memcpy(S + (t + 1) * KV, S + t * KV, (size_t)KV * sizeof *S);
         step(&x, t, S + (t + 1) * KV, tmp);
@@ -128,6 +135,7 @@ static void backward_head(const struct hl_gdn *a, const struct hl_seg *s, int64_
                       (real *)a->dk + qk + t * x.qk_stride, (real *)a->dv + b * V, a->dg ? a->dg + b : NULL,
                       a->dbeta + b, tmp);
     }
+    if (a->dh0) memcpy(a->dh0 + at, dS, (size_t)KV * sizeof *S);
     free(S);
     free(dS);
     free(tmp);
@@ -141,7 +149,7 @@ void HL_OP(gdn_backward)(struct hl_backend *backend, const struct hl_gdn *a) {
         size_t bytes = (size_t)(a->rows->seg[s].len * width) * sizeof(real);
         memset((real *)a->dq + row * width, 0, bytes);
         memset((real *)a->dk + row * width, 0, bytes);
-        for (int64_t hv = 0; hv < a->HV; hv++) backward_head(a, &a->rows->seg[s], hv);
+        for (int64_t hv = 0; hv < a->HV; hv++) backward_head(a, s, hv);
     }
 }
 

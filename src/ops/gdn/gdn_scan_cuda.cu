@@ -217,7 +217,9 @@ static __device__ __forceinline__ void write_state(const stage<K, VT> &s, const 
     wgmma_end<K / 128 * VT / 8>(S[0]);
 }
 
-template <int K, int VT> static __global__ void __launch_bounds__(SCAN_THREADS) scan_chunks(const struct args a) {
+/* RAGGED: a segment may have no rows; the chunk that it would begin with is another's. */
+template <int K, int VT, bool RAGGED>
+static __global__ void __launch_bounds__(SCAN_THREADS) scan_chunks(const struct args a) {
     smem<K, VT> &x = *(smem<K, VT> *)shared_tiles();
     const int tile = blockIdx.x % a.tiles, hv = blockIdx.x / a.tiles % a.HV, s = blockIdx.x / a.tiles / a.HV;
     const struct hl_seg seg = a.seg[s];
@@ -252,14 +254,14 @@ template <int K, int VT> static __global__ void __launch_bounds__(SCAN_THREADS) 
         copy_state<K, VT>(x.S, S);
         __syncthreads(); /* the next S and the next chunk are complete */
     }
-    if (threadIdx.x == GROUP) signal_ready(a, w, chunks);
+    if (threadIdx.x == GROUP && (!RAGGED || chunks > 0)) signal_ready(a, w, chunks);
     if (session) session_state<K, VT>(session, S, a.V, false);
 }
 
-template <int K, int VT> static void launch_scan(struct hl_cuda *c, struct args *a, int64_t segments) {
+template <int K, int VT> static void launch_scan(struct hl_cuda *c, struct args *a, const struct hl_rows *rows) {
     a->tiles = a->V / VT;
-    launch_pdl(c, scan_chunks<K, VT>, (unsigned)(segments * a->HV * a->tiles), SCAN_THREADS,
-               sizeof(smem<K, VT>) + TILES_ROOM, *a);
+    launch_pdl(c, rows->ragged ? scan_chunks<K, VT, true> : scan_chunks<K, VT, false>,
+               (unsigned)(rows->n * a->HV * a->tiles), SCAN_THREADS, sizeof(smem<K, VT>) + TILES_ROOM, *a);
 }
 /* Lays out the scratch memory; returns its end. */
 static char *carve(const struct hl_gdn *a, char *scratch, struct gdn_prep *p, struct args *x) {
@@ -286,10 +288,10 @@ extern "C" void HL_OP(gdn_run_scan)(struct hl_backend *backend, const struct hl_
     x.S_off = a->S_off, x.T = a->rows->T;
     x.H = (int)a->H, x.HV = (int)a->HV, x.V = (int)a->V;
     HL_OP(gdn_prep)(backend, a, &p);
-    if (a->K == 128) launch_scan<128, 16>(c, &x, a->rows->n);
-    else launch_scan<256, 16>(c, &x, a->rows->n);
+    if (a->K == 128) launch_scan<128, 16>(c, &x, a->rows);
+    else launch_scan<256, 16>(c, &x, a->rows);
     struct gdn_out o = {x.h, x.v_new, p.P, p.gates, x.ready, x.tiles};
     HL_OP(gdn_out)(backend, a, &o);
-    HL_OP(gdn_scores)(backend, a->m, x.sums, x.tiles, a->rows->T * a->HV);
+    if (a->m) HL_OP(gdn_scores)(backend, a->m, x.sums, x.tiles, a->rows->T * a->HV);
 }
 #endif

@@ -6,74 +6,16 @@
  *     q^T S_t = alpha q^T S_{t-1} + (q.k) beta e
  * Cost: S read from and written to memory once. The next tile is prefetched in both passes, half and half, so
  * that memory is never idle. */
-#include "ops/gdn/gdn_cpu.h"
+#include "ops/gdn/gdn_step_cpu.h"
 
 enum {
-    GROUP = 4,   /* vectors of columns summed together: with k and q, 8 chains of multiply-adds */
     SUMS = 4096, /* partial sums of m held on the stack */
     INLINE_FLOPS = 50 * 1000
 };
-#define INLINE static inline __attribute__((always_inline))
-
-INLINE vr load(const real *p, int64_t n) { return n >= VL ? v_load(p) : v_load_n(p, n); }
-INLINE void store(real *p, vr x, int64_t n) {
-    if (n >= VL) v_store(p, x);
-    else v_store_n(p, x, n);
-}
-
-/* prefetches every second cache line of nv vectors of a row */
-INLINE void fetch(int nv, const real *row, int line) {
-    for (int j = 64 * line; j < nv * HL_VBYTES; j += 128) __builtin_prefetch((const char *)row + j, 1, 2);
-}
-
-/* Columns of a state; next: prefetched meanwhile; n: lanes of the last vector. */
-struct columns {
-    real *S;
-    const real *next;
-    int64_t ld, K, n;
-};
-INLINE struct columns from(const struct columns *c, int64_t j, int64_t n) {
-    return (struct columns){c->S + j, c->next + j, c->ld, c->K, n < VL ? n : VL};
-}
-
-/* ks = k^T S, qs = q^T S */
-INLINE void read_columns(int nv, struct columns c, const real *k, const real *q, real *ks, real *qs) {
-    vr sk[GROUP], sq[GROUP];
-    for (int j = 0; j < nv; j++) sk[j] = sq[j] = v_set(0);
-    for (int64_t i = 0; i < c.K; i++) {
-        fetch(nv, c.next + i * c.ld, 0);
-#pragma GCC unroll 4
-        for (int j = 0; j < nv; j++) {
-            vr s = load(c.S + i * c.ld + j * VL, j + 1 < nv ? VL : c.n);
-            sk[j] += k[i] * s;
-            sq[j] += q[i] * s;
-        }
-    }
-    for (int j = 0; j < nv; j++) {
-        v_store(ks + j * VL, sk[j]);
-        v_store(qs + j * VL, sq[j]);
-    }
-}
-
-/* S = alpha S + k r^T */
-INLINE void write_columns(int nv, struct columns c, const real *k, real alpha, const real *r) {
-    vr rv[GROUP];
-    for (int j = 0; j < nv; j++) rv[j] = v_load(r + j * VL);
-    for (int64_t i = 0; i < c.K; i++) {
-        fetch(nv, c.next + i * c.ld, 1);
-#pragma GCC unroll 4
-        for (int j = 0; j < nv; j++) {
-            int64_t lanes = j + 1 < nv ? VL : c.n;
-            real *s = c.S + i * c.ld + j * VL;
-            store(s, alpha * load(s, lanes) + k[i] * rv[j], lanes);
-        }
-    }
-}
-
 /* One token of the tile of `cols` columns from `col` on: S becomes the next state, out is written; returns
  * the tile's share of |beta e|^2. */
-static real step_tile(const struct hl_gdn *a, real *S, const real *next, int64_t row, int64_t hv, int64_t col,
-                      int64_t cols) {
+static real step_tile(const void *op, real *S, const real *next, int64_t row, int64_t hv, int64_t col, int64_t cols) {
+    const struct hl_gdn *a = op;
     real ks[GDN_TILE + VL], qs[GDN_TILE + VL], r[GDN_TILE + VL]; /* VL: a last vector reaches past the tile */
     int64_t b = row * a->HV + hv, qk = (row * a->H + hv / (a->HV / a->H)) * a->K, K = a->K;
     int64_t whole = cols - cols % (GROUP * VL), j; /* whole: columns in whole groups of vectors */
@@ -89,31 +31,40 @@ static real step_tile(const struct hl_gdn *a, real *S, const real *next, int64_t
         v_store(r + j, beta * e);
         store(out + j, scale * (alpha * v_load(qs + j) + qk_dot * v_load(r + j)), cols - j);
     }
-    for (j = 0; j < whole; j += GROUP * VL) write_columns(GROUP, from(&c, j, VL), k, alpha, r + j);
-    for (; j < cols; j += VL) write_columns(1, from(&c, j, cols - j), k, alpha, r + j);
+    for (j = 0; j < whole; j += GROUP * VL) write_columns(GROUP, from(&c, j, VL), k, alpha, NULL, r + j);
+    for (; j < cols; j += VL) write_columns(1, from(&c, j, cols - j), k, alpha, NULL, r + j);
     return row_sumsq(r, cols);
 }
 
 /* ---- tasks: a (segment, value head) or one tile of it, for a window of such pairs at a time ---- */
 
 struct job {
-    const struct hl_gdn *a;
+    const struct gdn_steps *a;
     int64_t first;        /* the window's first pair */
     int64_t tiles, tasks; /* tiles and tasks of a pair */
     int64_t ahead;        /* how many pairs on a worker's next one is likely to be: what to prefetch */
     real *sums;           /* [pair][tile][GDN_STEP] */
 };
 
+static bool takes_step(const struct hl_seg *seg) { return seg->state && seg->len <= GDN_STEP; }
 /* the state of a pair; NULL: it does not take the step */
-static real *state_of(const struct hl_gdn *a, int64_t pair) {
+static real *state_of(const struct gdn_steps *a, int64_t pair) {
     const struct hl_seg *seg = a->rows->seg + pair / a->HV;
-    if (gdn_chunked(a, seg)) return NULL;
+    if (!takes_step(seg)) return NULL;
     return (real *)(seg->state + a->S_off) + pair % a->HV * a->K * a->V;
+}
+
+/* A tile of the state goes to block_S if the segment's row t ends a block and is not the last row. */
+static void keep_block_tile(const struct hl_gdn *a, int64_t pair, int64_t t, const real *S, int64_t col, int64_t cols) {
+    const struct hl_seg *seg = &a->rows->seg[pair / a->HV];
+    if (t + 1 == seg->len || (seg->pos + t + 1) % a->block != 0) return;
+    real *to = gdn_block_state(a, pair / a->HV, t, pair % a->HV) + col;
+    for (int64_t i = 0; i < a->K; i++) row_copy(to + i * a->V, S + i * a->V, cols);
 }
 
 static void task(void *ctx, int64_t i, int worker) {
     const struct job *j = ctx;
-    const struct hl_gdn *a = j->a;
+    const struct gdn_steps *a = j->a;
     int64_t local = i / j->tasks, pair = j->first + local, later = pair + j->ahead;
     int64_t tile = i % j->tasks, end = j->tasks == 1 ? j->tiles : tile + 1;
     const struct hl_seg *seg = &a->rows->seg[pair / a->HV];
@@ -125,17 +76,18 @@ static void task(void *ctx, int64_t i, int worker) {
         for (int64_t t = 0; t < seg->len; t++) {
             bool fetch_next = next && t + 1 == seg->len;
             j->sums[(local * j->tiles + tile) * GDN_STEP + t] =
-                step_tile(a, S + col, fetch_next ? next : S + col, seg->row + t, pair % a->HV, col, cols);
+                a->tile(a->op, S + col, fetch_next ? next : S + col, seg->row + t, pair % a->HV, col, cols);
+            if (a->blocks) keep_block_tile(a->blocks, pair, t, S + col, col, cols);
         }
     }
 }
 
 /* the tiles' sums, added in order */
 static void finish_m(const struct job *j, int64_t pairs) {
-    const struct hl_gdn *a = j->a;
+    const struct gdn_steps *a = j->a;
     for (int64_t p = 0; p < pairs; p++) {
         const struct hl_seg *seg = &a->rows->seg[(j->first + p) / a->HV];
-        for (int64_t t = 0; t < seg->len && !gdn_chunked(a, seg); t++) {
+        for (int64_t t = 0; t < seg->len && takes_step(seg); t++) {
             real sum = 0;
             for (int64_t i = 0; i < j->tiles; i++) sum += j->sums[(p * j->tiles + i) * GDN_STEP + t];
             a->m[(seg->row + t) * a->HV + (j->first + p) % a->HV] = R_SQRT(sum);
@@ -143,13 +95,13 @@ static void finish_m(const struct job *j, int64_t pairs) {
     }
 }
 
-void HL_OP(gdn_step)(struct hl_pool *pool, const struct hl_gdn *a) {
+void HL_OP(gdn_steps)(struct hl_pool *pool, const struct gdn_steps *a) {
     real sums[SUMS];
     struct job j = {.a = a, .tiles = hl_pieces(a->V, GDN_TILE), .ahead = hl_pool_threads(pool), .sums = sums};
     int64_t pairs = a->rows->n * a->HV, window = SUMS / (j.tiles * GDN_STEP), rows = 0, busy = 0;
     HL_ASSERT(window > 0);
     for (int64_t s = 0; s < a->rows->n; s++)
-        if (!gdn_chunked(a, &a->rows->seg[s])) {
+        if (takes_step(&a->rows->seg[s])) {
             rows += a->rows->seg[s].len;
             busy += a->HV;
         }
@@ -159,6 +111,11 @@ void HL_OP(gdn_step)(struct hl_pool *pool, const struct hl_gdn *a) {
         if (8 * rows * a->HV * a->K * a->V < INLINE_FLOPS)
             for (int64_t i = 0; i < now * j.tasks; i++) task(&j, i, 0);
         else hl_pool_run(pool, now * j.tasks, task, &j);
-        finish_m(&j, now);
+        if (a->m) finish_m(&j, now);
     }
+}
+
+void HL_OP(gdn_step)(struct hl_pool *pool, const struct hl_gdn *a) {
+    const struct gdn_steps steps = {a, a->rows, a->HV, a->K, a->V, a->S_off, a->m, step_tile, a->block_S ? a : NULL};
+    HL_OP(gdn_steps)(pool, &steps);
 }

@@ -50,5 +50,5 @@ extern "C" void HL_OP(gdn_run_step)(struct hl_backend *backend, const struct hl_
     x.seg = a->rows->dev->seg, x.S_off = a->S_off, x.T = a->rows->T;
     x.H = (int)a->H, x.HV = (int)a->HV, x.V = (int)a->V;
     (a->K == 64 ? launch_width<64> : a->K == 128 ? launch_width<128> : launch_width<256>)(c, &x, a->rows->n);
-    HL_OP(gdn_scores)(backend, a->m, x.sums, tiles, rows);
+    if (a->m) HL_OP(gdn_scores)(backend, a->m, x.sums, tiles, rows);
 }

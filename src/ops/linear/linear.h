@@ -25,6 +25,7 @@ struct hl_linear {
     /* A device: the row stride of every out, from and dout; 0: each one's width. Parts whose weights and outputs are
      * neighbours are then one product. */
     int64_t ld;
+    int64_t ldx;   /* a device: the row stride of x and dx; 0: K */
     bool out_real; /* forward: out and from are real whatever the activations are (logits) */
     void *dx;      /* backward; NULL: not wanted */
     bool dx_add;

@@ -9,7 +9,7 @@ static bool find_small_n(const struct hl_linear *a, bool *is_small_n) {
     int64_t all = 0;
     for (int p = 0; p < a->n; p++) {
         const int64_t rows = a->part[p].W.rows;
-        is_small_n[p] = !a->ld && a->K <= SMALL_N_K && HL_ACT_DTYPE == HOLA_BF16 && rows <= SMALL_N_ROWS &&
+        is_small_n[p] = !a->ld && !a->ldx && a->K <= SMALL_N_K && HL_ACT_DTYPE == HOLA_BF16 && rows <= SMALL_N_ROWS &&
                         all + rows <= SMALL_N_ALL && a->K % WIDE == 0;
         if (is_small_n[p]) all += rows;
     }
@@ -45,11 +45,12 @@ extern "C" void HL_OP(linear_forward)(struct hl_backend *backend, const struct h
     const struct hl_linear all = merged(parts), *a = &all;
     bool is_small_n[HL_LINEAR_MAX];
     if (a->M == 0 || a->n == 0) return;
-    if (!a->ld && gemv_fits(a)) {
+    const bool dense = !a->ld && !a->ldx;
+    if (dense && gemv_fits(a)) {
         gemv(c, a);
         return;
     }
-    if (!a->ld && small_m_fits(c, a)) {
+    if (dense && small_m_fits(c, a)) {
         small_m(c, a);
         return;
     }
@@ -60,6 +61,7 @@ extern "C" void HL_OP(linear_forward)(struct hl_backend *backend, const struct h
         struct hl_gemm g = product(a->M, part->W.rows, a->K, a->x, part->W.data, part->out);
         g.b_trans = true, g.ldb = a->K;
         if (a->ld) g.ldc = a->ld;
+        if (a->ldx) g.lda = a->ldx;
         if (part->from) g.beta = 1.0f, g.add = part->from;
         if (a->out_real) g.out = HOLA_F32;
         hl_cuda_gemm(c, &g);
@@ -90,6 +92,7 @@ extern "C" void HL_OP(linear_backward)(struct hl_backend *backend, const struct 
         if (a->dx) {
             struct hl_gemm g = product(a->M, a->K, N, part->dout, part->W.data, a->dx);
             g.lda = ld;
+            if (a->ldx) g.ldc = a->ldx;
             if (dx_add) g.beta = 1.0f;
             dx_add = true;
             hl_cuda_gemm(c, &g);
@@ -97,6 +100,7 @@ extern "C" void HL_OP(linear_backward)(struct hl_backend *backend, const struct 
         if (part->dW) {
             struct hl_gemm g = product(N, a->K, a->M, part->dout, a->x, part->dW);
             g.a_trans = true, g.lda = ld;
+            if (a->ldx) g.ldb = a->ldx;
             g.out = HOLA_F32, g.beta = 1.0f;
             hl_cuda_gemm(c, &g);
         }

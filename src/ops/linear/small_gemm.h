@@ -19,6 +19,9 @@ struct hl_small_gemm {
     real alpha;
     bool add;
 };
+/* Leading dimension of operands with rows of n reals: an odd number of cache lines, as rows a power of two apart fall
+ * into the same cache sets. */
+static inline int64_t hl_small_gemm_ld(int64_t n) { return ((n + 15) / 16 | 1) * 16; }
 #ifdef HL_ISA
 void HL_OP(small_gemm)(const struct hl_small_gemm *a,
                        real *scratch); /* scratch: HL_SMALL_GEMM_SCRATCH reals, 64-byte aligned */

@@ -2,7 +2,7 @@
  *
  * rmsnorm: r = 1/sqrt(mean(x^2) + eps), y = r x w.
  *          dw += sum dy xh, dx = r (dy w - xh mean(xh dy w)), xh = r x.
- * gnorm:   the same, then y *= silu(z) where z is given (the layer's output norm).
+ * gnorm:   the same, then y *= silu(z) or sigma(z) where z is given (the layer's output norm).
  * l2norm:  r = 1/sqrt(sum(x^2) + 1e-6), y = r x.   dx = r (dy - y (y.dy)). */
 #ifndef HL_NORM_H
 #define HL_NORM_H
@@ -14,7 +14,8 @@ struct hl_rmsnorm {
     const void *x, *z; /* [M][D]; z NULL: no gate */
     /* a device: z and dz are [M / z_heads] rows of z_heads D numbers, z_ld apart; z_heads 0: as x */
     int64_t z_heads, z_ld;
-    const real *w; /* [D] */
+    bool z_sigmoid; /* the gate is sigma(z), not silu(z) */
+    const real *w;  /* [D]; NULL: ones, and dw is NULL too */
     void *y;
     real *r; /* [M], kept for the backward pass; never NULL */
     const void *dy;

@@ -62,12 +62,14 @@ static real dot(const real *x, const real *y, int64_t D) {
 
 /* ---- rmsnorm ---- */
 
+static inline vr weight(const struct hl_rmsnorm *a, int64_t c, int64_t n) { return a->w ? get(a->w + c, n) : v_set(1); }
+
 static inline void rms_lanes(const struct hl_rmsnorm *a, int64_t m, int64_t c, vr r, int64_t n) {
     int64_t i = m * a->D + c;
-    vr y = r * get((const real *)a->x + i, n) * get(a->w + c, n);
+    vr y = r * get((const real *)a->x + i, n) * weight(a, c, n);
     if (a->z) {
         vr z = get((const real *)a->z + i, n);
-        y *= z * v_sigmoid(z);
+        y *= a->z_sigmoid ? v_sigmoid(z) : z * v_sigmoid(z);
     }
     put((real *)a->y + i, y, n);
 }
@@ -98,9 +100,9 @@ static inline vr xuw_lanes(const struct hl_rmsnorm *a, int64_t m, int64_t c, int
     if (a->z) {
         vr z = get((const real *)a->z + i, n), sg = v_sigmoid(z);
         put((real *)a->dz + i, sg, n);
-        u *= z * sg;
+        u *= a->z_sigmoid ? sg : z * sg;
     }
-    return get((const real *)a->x + i, n) * (u * get(a->w + c, n));
+    return get((const real *)a->x + i, n) * (u * weight(a, c, n));
 }
 
 static real xuw(const struct hl_rmsnorm *a, int64_t m) {
@@ -120,14 +122,14 @@ static real xuw(const struct hl_rmsnorm *a, int64_t m) {
 
 static inline void drms_lanes(const struct hl_rmsnorm *a, int64_t m, int64_t c, vr mean, real *dw, int64_t n) {
     int64_t i = m * a->D + c;
-    vr r = v_set(a->r[m]), xh = r * get((const real *)a->x + i, n), w = get(a->w + c, n);
+    vr r = v_set(a->r[m]), xh = r * get((const real *)a->x + i, n), w = weight(a, c, n);
     vr u = get((const real *)a->dy + i, n), d;
     if (a->z) {
         vr z = get((const real *)a->z + i, n), sg = get((const real *)a->dz + i, n), dyz = u * sg;
-        put((real *)a->dz + i, dyz * xh * w * (1 + z * (1 - sg)), n);
-        u = dyz * z;
+        put((real *)a->dz + i, dyz * xh * w * (a->z_sigmoid ? 1 - sg : 1 + z * (1 - sg)), n);
+        u = a->z_sigmoid ? dyz : dyz * z;
     }
-    put(dw + c, get(dw + c, n) + u * xh, n);
+    if (dw) put(dw + c, get(dw + c, n) + u * xh, n);
     d = r * (u * w - xh * mean);
     if (a->dx_add) d += get((const real *)a->dx + i, n);
     put((real *)a->dx + i, d, n);
@@ -156,7 +158,7 @@ void HL_OP(rmsnorm_backward)(struct hl_backend *backend, const struct hl_rmsnorm
         b.rows = hl_pieces(a->M, b.n);
         b.n = hl_pieces(a->M, b.rows);
     }
-    b.part = b.n > 1 ? part : NULL;
+    b.part = a->dw && b.n > 1 ? part : NULL;
     run(hl_backend_pool(backend), &b, drms_block);
     for (int64_t i = 0; b.part && i < b.n; i++)
         for (int64_t c = 0; c < a->D; c++) a->dw[c] += part[i * a->D + c];

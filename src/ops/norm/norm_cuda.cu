@@ -11,6 +11,12 @@ static __device__ __forceinline__ int64_t z_row(const struct norm &a, int64_t m)
     return t * a.z_ld + (m - t * a.z_heads) * a.D;
 }
 
+/* the gate and its slope, s being sigma(z) */
+static __device__ __forceinline__ float gate(const struct norm &a, float z, float s) { return a.z_sigmoid ? s : z * s; }
+static __device__ __forceinline__ float gate_slope(const struct norm &a, float z, float s) {
+    return s * (a.z_sigmoid ? 1.0f - s : 1.0f + z * (1.0f - s));
+}
+
 /* `lanes` lanes own a row: piece i * lanes + lane of 16 bytes, i < N */
 template <int lanes, int N, bool gated> static __global__ void __launch_bounds__(FWD_THREADS) norm_fwd(struct norm a) {
     const int lane = threadIdx.x % lanes;
@@ -43,7 +49,7 @@ template <int lanes, int N, bool gated> static __global__ void __launch_bounds__
         if (gated) unpack(g, z[i]);
         for (int j = 0; j < WIDE; j++) {
             x[i][j] *= r * w[j];
-            if (gated) x[i][j] *= fast_silu(g[j]);
+            if (gated) x[i][j] *= gate(a, g[j], fast_sigmoid(g[j]));
         }
         store_wide(a.y + m * D + c, x[i]);
     }
@@ -59,8 +65,8 @@ static __device__ __forceinline__ float back_piece(const struct norm &a, int64_t
         x[j] *= r;
         if (gated) {
             const float s = fast_sigmoid(z[j]), d = dy[j];
-            dy[j] = d * z[j] * s;
-            z[j] = d * x[j] * w[j] * s * (1.0f + z[j] * (1.0f - s));
+            dy[j] = d * gate(a, z[j], s);
+            z[j] = d * x[j] * w[j] * gate_slope(a, z[j], s);
         }
         dw[j] += dy[j] * x[j];
         dot += x[j] * dy[j] * w[j];
@@ -109,7 +115,7 @@ template <int lanes, int N, bool gated> static __global__ void __launch_bounds__
             if (gated) unpack(z, kz[i]);
             if (a.dx_add) unpack(old, kold[i]);
             for (int j = 0; j < WIDE; j++) {
-                const float u = gated ? dy[j] * fast_silu(z[j]) : dy[j];
+                const float u = gated ? dy[j] * gate(a, z[j], fast_sigmoid(z[j])) : dy[j];
                 old[j] += r * (u * w[j] - r * x[j] * dot);
             }
             store_wide(a.dx + m * D + c, old);
@@ -120,6 +126,10 @@ template <int lanes, int N, bool gated> static __global__ void __launch_bounds__
 
 /* ---- any width: a warp reads its row twice ---- */
 
+static __device__ __forceinline__ float gate_at(const struct norm &a, int64_t m, int64_t c) {
+    const float z = f32(a.z[z_row(a, m) + c]);
+    return gate(a, z, sigmoid(z));
+}
 static __global__ void norm_fwd_any(struct norm a) {
     const int64_t m = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32, D = a.D;
     pdl_wait(), pdl_trigger();
@@ -131,14 +141,14 @@ static __global__ void norm_fwd_any(struct norm a) {
     for (int64_t c = threadIdx.x % 32; c < D; c += 32) {
         float y = r * f32(a.x[m * D + c]);
         if (a.w) y *= a.w[c];
-        if (a.z) y *= silu(f32(a.z[z_row(a, m) + c]));
+        if (a.z) y *= gate_at(a, m, c);
         put(a.y + m * D + c, y);
     }
 }
 
 /* the gradient before the gate */
 static __device__ __forceinline__ float ungated(const struct norm &a, int64_t m, int64_t c) {
-    return f32(a.dy[m * a.D + c]) * (a.z ? silu(f32(a.z[z_row(a, m) + c])) : 1.0f);
+    return f32(a.dy[m * a.D + c]) * (a.z ? gate_at(a, m, c) : 1.0f);
 }
 static __global__ void norm_bwd_any(struct norm a) {
     const int64_t m = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32, D = a.D;
@@ -153,7 +163,7 @@ static __global__ void norm_bwd_any(struct norm a) {
         const float w = a.w ? a.w[c] : 1.0f, xh = r * f32(a.x[i]), d = r * (ungated(a, m, c) * w - xh * dot);
         if (a.z) {
             const float z = f32(a.z[z_row(a, m) + c]), s = sigmoid(z);
-            put(a.dz + z_row(a, m) + c, f32(a.dy[i]) * xh * w * s * (1.0f + z * (1.0f - s)));
+            put(a.dz + z_row(a, m) + c, f32(a.dy[i]) * xh * w * gate_slope(a, z, s));
         }
         put(a.dx + i, a.dx_add ? f32(a.dx[i]) + d : d);
     }

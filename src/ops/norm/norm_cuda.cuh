@@ -21,7 +21,7 @@ struct norm {
     const float *w; /* NULL: ones */
     act *y, *dx, *dz;
     float *r, *part; /* part [blocks][D]: partial sums of dw */
-    bool dx_add;
+    bool dx_add, z_sigmoid;
 };
 
 template <int lanes> static __device__ __forceinline__ float group_sum(float x) {
@@ -81,7 +81,7 @@ static struct norm rms(const struct hl_rmsnorm *a) {
     struct norm n = {a->M, a->D, a->z_heads, a->z_ld, 1.0f / (float)a->D, (float)a->eps};
     n.x = (const act *)a->x, n.z = (const act *)a->z, n.dy = (const act *)a->dy;
     n.w = a->w, n.y = (act *)a->y, n.dx = (act *)a->dx, n.dz = (act *)a->dz;
-    n.r = a->r, n.dx_add = a->dx_add;
+    n.r = a->r, n.dx_add = a->dx_add, n.z_sigmoid = a->z_sigmoid;
     return n;
 }
 static struct norm l2(const struct hl_l2norm *a) {

@@ -1,6 +1,9 @@
 /* norm_ref.c -- RMSNorm, gated RMSNorm and L2 norm as in norm.h, row by row. Backward reads x and r. */
 #include "ops/ops.h"
 
+static real weight(const struct hl_rmsnorm *a, int64_t c) { return a->w ? a->w[c] : 1; }
+static real gate(const struct hl_rmsnorm *a, real z) { return (a->z_sigmoid ? 1 : z) * hl_sigmoid(z); }
+
 void HL_OP(rmsnorm_forward)(struct hl_backend *backend, const struct hl_rmsnorm *a) {
     (void)backend;
     for (int64_t m = 0; m < a->M; m++) {
@@ -11,8 +14,8 @@ void HL_OP(rmsnorm_forward)(struct hl_backend *backend, const struct hl_rmsnorm 
         for (int64_t c = 0; c < a->D; c++) ss += (double)x[c] * (double)x[c];
         a->r[m] = 1 / R_SQRT((real)(ss / (double)a->D) + a->eps);
         for (int64_t c = 0; c < a->D; c++) {
-            y[c] = a->r[m] * x[c] * a->w[c];
-            if (z) y[c] *= z[c] * hl_sigmoid(z[c]);
+            y[c] = a->r[m] * x[c] * weight(a, c);
+            if (z) y[c] *= gate(a, z[c]);
         }
     }
 }
@@ -20,14 +23,15 @@ void HL_OP(rmsnorm_forward)(struct hl_backend *backend, const struct hl_rmsnorm 
 /* the gradient before the gate */
 static real ungated(const struct hl_rmsnorm *a, int64_t i) {
     const real *dy = a->dy, *z = a->z;
-    return z ? dy[i] * z[i] * hl_sigmoid(z[i]) : dy[i];
+    if (!z) return dy[i];
+    return (a->z_sigmoid ? dy[i] : dy[i] * z[i]) * hl_sigmoid(z[i]);
 }
 
 void HL_OP(rmsnorm_backward)(struct hl_backend *backend, const struct hl_rmsnorm *a) {
     const real *x = a->x, *z = a->z, *dy = a->dy;
     real *dx = a->dx, *dz = a->dz;
     (void)backend;
-    for (int64_t c = 0; c < a->D; c++) {
+    for (int64_t c = 0; a->dw && c < a->D; c++) {
         double dw = 0;
         for (int64_t m = 0; m < a->M; m++) {
             int64_t i = m * a->D + c;
@@ -40,15 +44,15 @@ void HL_OP(rmsnorm_backward)(struct hl_backend *backend, const struct hl_rmsnorm
         double mean = 0; /* of xh u w */
         for (int64_t c = 0; c < a->D; c++) {
             int64_t i = m * a->D + c;
-            mean += (double)(r * x[i] * ungated(a, i) * a->w[c]) / (double)a->D;
+            mean += (double)(r * x[i] * ungated(a, i) * weight(a, c)) / (double)a->D;
         }
         for (int64_t c = 0; c < a->D; c++) {
             int64_t i = m * a->D + c;
-            real xh = r * x[i], d = r * (ungated(a, i) * a->w[c] - xh * (real)mean);
+            real xh = r * x[i], d = r * (ungated(a, i) * weight(a, c) - xh * (real)mean);
             dx[i] = a->dx_add ? dx[i] + d : d;
             if (z) {
                 real sg = hl_sigmoid(z[i]);
-                dz[i] = dy[i] * xh * a->w[c] * sg * (1 + z[i] * (1 - sg));
+                dz[i] = dy[i] * xh * weight(a, c) * sg * (a->z_sigmoid ? 1 - sg : 1 + z[i] * (1 - sg));
             }
         }
     }

@@ -1,19 +1,9 @@
 /* swiglu_cuda.cu -- see swiglu.h: one pass over memory; a thread owns 16 bytes of each array. */
 #include "ops/cuda_ops.cuh"
 #include "cuda/pdl.cuh"
+#include "cuda/row_pieces.cuh"
 
 enum { THREADS = 256 };
-
-/* n numbers in pieces of `wide`, `pieces` a row. gate and up have rows of ld numbers, y has no gaps. */
-struct cut {
-    int64_t n, ld;
-    unsigned pieces;
-};
-/* where the thread's piece is: of gate and up; i: of y */
-template <int wide> static __device__ __forceinline__ int64_t place(const struct cut &c, int64_t i) {
-    const unsigned p = (unsigned)(i / wide), row = p / c.pieces;
-    return row * c.ld + (p - row * c.pieces) * wide;
-}
 
 template <int wide> static __global__ void swiglu_fwd(const act *gate, const act *up, act *y, const struct cut c) {
     const int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * wide, at = place<wide>(c, i);
@@ -49,26 +39,8 @@ static __global__ void swiglu_bwd(const act *gate, const act *up, const act *dy,
     }
 }
 
-/* What is cut into pieces of 16 bytes, and what is left. Rows without gaps are one row. */
-struct cuts {
-    struct cut wide, narrow;
-    int64_t whole; /* the first number of the narrow ones */
-};
-static struct cuts cuts_of(const struct hl_swiglu *a) {
-    const int64_t n = a->M * a->D;
-    struct cuts c = {};
-    if (a->ld == 0 || a->ld == a->D) {
-        c.whole = n / WIDE * WIDE;
-        c.wide.n = c.whole, c.wide.pieces = (unsigned)(n / WIDE);
-        c.narrow.n = n - c.whole, c.narrow.pieces = (unsigned)c.narrow.n;
-    } else if (a->D % WIDE == 0 && a->ld % WIDE == 0) {
-        c.wide.n = c.whole = n, c.wide.ld = a->ld, c.wide.pieces = (unsigned)(a->D / WIDE);
-    } else c.narrow.n = n, c.narrow.ld = a->ld, c.narrow.pieces = (unsigned)a->D;
-    return c;
-}
-
 extern "C" void HL_OP(swiglu_forward)(struct hl_backend *backend, const struct hl_swiglu *a) {
-    const struct cuts k = cuts_of(a);
+    const struct cuts k = cuts_of(a->M, a->D, a->ld);
     const act *gate = (const act *)a->gate, *up = (const act *)a->up;
     act *y = (act *)a->y;
     struct hl_cuda *c = hl_cuda_of(backend);
@@ -80,7 +52,7 @@ extern "C" void HL_OP(swiglu_forward)(struct hl_backend *backend, const struct h
 }
 
 extern "C" void HL_OP(swiglu_backward)(struct hl_backend *backend, const struct hl_swiglu *a) {
-    const struct cuts k = cuts_of(a);
+    const struct cuts k = cuts_of(a->M, a->D, a->ld);
     const act *gate = (const act *)a->gate, *up = (const act *)a->up, *dy = (const act *)a->dy;
     act *dgate = (act *)a->dgate, *dup = (act *)a->dup;
     struct hl_cuda *c = hl_cuda_of(backend);

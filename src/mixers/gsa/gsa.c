@@ -1,0 +1,317 @@
+/* gsa.c -- gated slot attention: slots of keys and values that forget, read by a softmax over the slots; optionally
+ * short convolutions. q, k and v go through feature maps, v always through SiLU; the heads' outputs go through SiLU and
+ * one RMSNorm over all channels. */
+#include "mixers/qkv.h"
+
+enum tensor { /* the first four share their input: one product can make them (hl_joint_row) */
+              Q_PROJ,
+              K_PROJ,
+              V_PROJ,
+              F_PROJ, /* raw decay of the slots */
+              O_PROJ,
+              CONV, /* of q, k, v, with conv_size > 0 */
+              NORM = CONV + 3
+};
+enum part { STATE_K, STATE_V, TAILS, PARTS = TAILS + 3 };
+#define NORM_EPS 1e-5 /* fla's, whatever norm_eps is */
+
+struct acts {
+    void *row; /* training on a device: the outputs of the first four tensors of a token are one row */
+    struct hl_qkv_acts qkv;
+    void *gate;    /* raw decay */
+    real *f;       /* log decay */
+    void *p;       /* softmax over the slots, kept on a device */
+    real *hk, *hv; /* slots before each chunk; NULL on a device */
+    void *o, *o1;  /* the heads' outputs, after SiLU */
+    real *r_o;
+    void *y;
+};
+struct grads {
+    void *row;
+    struct hl_qkv_grads qkv;
+    void *dgate;
+    real *df;
+    void *dout, *dy;
+};
+
+struct dims {
+    int64_t d, H, HK, K, V, M, gate; /* hidden size; query heads, key heads, their sizes; slots; HK M */
+    int64_t width[3], out;           /* of q, k, v; of the heads' outputs, which is d */
+    hola_feature_map map[3];
+};
+static struct dims dims_of(const hola_config *c) {
+    struct dims s = {.d = c->hidden_size,
+                     .H = c->num_heads,
+                     .HK = c->num_kv_heads,
+                     .K = c->head_dim,
+                     .V = c->head_v_dim,
+                     .M = c->num_slots};
+    s.width[0] = s.H * s.K, s.width[1] = s.HK * s.K, s.width[2] = s.HK * s.V;
+    s.gate = s.HK * s.M, s.out = s.H * s.V;
+    s.map[0] = s.map[1] = c->feature_map, s.map[2] = HOLA_MAP_SWISH;
+    return s;
+}
+
+/* ---- config ---- */
+
+static void sizes(hola_config *c) {
+    c->num_heads = c->num_kv_heads = 4;
+    c->head_dim = c->head_v_dim = c->hidden_size / 4;
+}
+static void defaults(hola_config *c) {
+    sizes(c);
+    c->num_hidden_layers = 24;
+    c->conv_size = 0;
+    c->feature_map = HOLA_MAP_SWISH;
+}
+/* At 46m an MLP that gives about as many parameters as gated_deltanet has. */
+static void preset(hola_config *c) {
+    sizes(c);
+    if (c->hidden_size == 512) c->intermediate_size = 864;
+}
+
+static hola_status check(const hola_config *c, const char *where) {
+    if (c->feature_map != HOLA_MAP_SWISH && c->feature_map != HOLA_MAP_RELU)
+        return hl_fail(HOLA_EINVAL, "%s: feature_map: gsa has swish or relu", where);
+    if (c->num_heads * c->head_v_dim != c->hidden_size)
+        return hl_fail(HOLA_EINVAL, "%s: expand_v: %lld heads of %lld channels are not hidden_size, %lld", where,
+                       (long long)c->num_heads, (long long)c->head_v_dim, (long long)c->hidden_size);
+    return hl_qkv_check(c, where);
+}
+
+/* ---- tables ---- */
+
+static void tensors(const hola_config *c, struct hl_tensor_spec *out) {
+    const struct dims s = dims_of(c);
+    out[Q_PROJ] = (struct hl_tensor_spec){.name = "q_proj.weight", .dim = {s.width[0], s.d}};
+    out[K_PROJ] = (struct hl_tensor_spec){.name = "k_proj.weight", .dim = {s.width[1], s.d}};
+    out[V_PROJ] = (struct hl_tensor_spec){.name = "v_proj.weight", .dim = {s.width[2], s.d}};
+    out[F_PROJ] = (struct hl_tensor_spec){.name = "f_proj.weight", .dim = {s.gate, s.d}, .unquantised = true};
+    out[O_PROJ] = (struct hl_tensor_spec){.name = "o_proj.weight", .dim = {s.d, s.out}};
+    hl_qkv_tensors(c, s.width, out + CONV);
+    if (c->elementwise_affine)
+        out[NORM] =
+            (struct hl_tensor_spec){.name = "g_norm.weight", .dim = {s.d}, .init = HL_INIT_CONSTANT, .value = 1};
+}
+
+static int state(const hola_config *c, struct hl_state_part *out) {
+    const struct dims s = dims_of(c);
+    out[STATE_K] = (struct hl_state_part){
+        .name = "slots.k", .kind = HL_STATE_REAL, .change = HL_REPLACED, .count = s.HK * s.K * s.M};
+    out[STATE_V] = (struct hl_state_part){
+        .name = "slots.v", .kind = HL_STATE_REAL, .change = HL_REPLACED, .count = s.HK * s.M * s.V};
+    hl_qkv_state(c, s.width, out + TAILS);
+    return PARTS;
+}
+
+static void row_widths(const struct dims *s, int64_t width[4]) {
+    for (int i = 0; i < 3; i++) width[i] = s->width[i];
+    width[3] = s->gate;
+}
+
+static void buffers(const struct hl_buffers_for *f, struct hl_buffers *acts, struct hl_buffers *grads) {
+    const struct dims s = dims_of(f->cfg);
+    const bool train = f->pass == HL_TRAIN, keep = train && f->host;
+    int64_t width[4];
+    row_widths(&s, width);
+    const int64_t joint = hl_joint_row(f->pass, f->host, 4, width);
+#define A(name) offsetof(struct acts, name)
+#define G(name) offsetof(struct grads, name)
+#define ADD(list, at, numbers, ...) hl_buffer_add(list, (struct hl_buffer){.field = at, .width = numbers, __VA_ARGS__})
+#define REAL .element = HL_ELEMENT_REAL
+    const size_t in[4] = {A(qkv.projected[0]), A(qkv.projected[1]), A(qkv.projected[2]), A(gate)};
+    const size_t din[4] = {G(qkv.dprojected[0]), G(qkv.dprojected[1]), G(qkv.dprojected[2]), G(dgate)};
+    hl_buffer_add_row(acts, joint, A(row), 4, in, width);
+    hl_qkv_buffers(f, s.width, s.map, acts, A(qkv), grads, G(qkv));
+    ADD(acts, A(f), s.gate, REAL);
+    ADD(acts, A(p), train && !f->host ? s.H * s.M : 0, .cheap = false);
+    ADD(acts, A(hk), keep ? s.HK * s.K * s.M : 0, REAL, .unit = HL_PER_CHUNK);
+    ADD(acts, A(hv), keep ? s.HK * s.M * s.V : 0, REAL, .unit = HL_PER_CHUNK);
+    ADD(acts, A(o), s.out, .cheap = false);
+    ADD(acts, A(o1), s.out, .cheap = true);
+    ADD(acts, A(r_o), 1, REAL);
+    ADD(acts, A(y), s.out, .cheap = true);
+    if (!train) return;
+    hl_buffer_add_row(grads, joint, G(row), 4, din, width);
+    ADD(grads, G(df), s.gate, REAL);
+    ADD(grads, G(dout), s.out, .cheap = false);
+    ADD(grads, G(dy), s.out, .cheap = false);
+#undef A
+#undef G
+#undef ADD
+#undef REAL
+}
+
+static int64_t scratch(const hola_config *c) { return hl_gsa_scratch(c->head_dim, c->head_v_dim, c->num_slots); }
+
+/* ---- a layer in a pass ---- */
+
+struct layer {
+    const struct hl_layer *l;
+    struct dims s;
+    const struct acts *a;
+    struct grads d; /* all NULL in a forward pass */
+    int64_t joint;
+};
+static struct layer open_layer(const struct hl_layer *l) {
+    struct layer y = {.l = l, .s = dims_of(l->cfg), .a = l->acts};
+    int64_t width[4];
+    row_widths(&y.s, width);
+    y.joint = hl_joint_row(l->pass, l->backend->host, 4, width);
+    if (l->grads) y.d = *(const struct grads *)l->grads;
+    return y;
+}
+
+static struct hl_linear projections(const struct layer *y) { /* in the order of the weights */
+    struct hl_linear in = {.M = y->l->T, .K = y->s.d, .x = y->l->xn, .dx = y->l->dxn, .ld = y->joint};
+    for (int i = 0; i < 3; i++) hl_layer_part(y->l, &in, Q_PROJ + i, y->a->qkv.projected[i], y->d.qkv.dprojected[i]);
+    hl_layer_part(y->l, &in, F_PROJ, y->a->gate, y->d.dgate);
+    return in;
+}
+static struct hl_qkv qkv(const struct layer *y) {
+    struct hl_qkv q = {.l = y->l, .conv_tensor = CONV, .conv_state = TAILS, .joint = y->joint, .a = &y->a->qkv};
+    for (int i = 0; i < 3; i++) q.width[i] = y->s.width[i], q.map[i] = y->s.map[i];
+    q.d = y->l->grads ? &y->d.qkv : NULL;
+    return q;
+}
+static struct hl_logsigmoid decay(const struct layer *y) {
+    return (struct hl_logsigmoid){.T = y->l->T,
+                                  .C = y->s.gate,
+                                  .x = y->a->gate,
+                                  .ld = y->joint,
+                                  .normalizer = (real)y->l->cfg->gate_logit_normalizer,
+                                  .clamp_min = -(real)INFINITY,
+                                  .g = y->a->f,
+                                  .dg = y->d.df,
+                                  .dx = y->d.dgate};
+}
+static struct hl_gsa recurrence(const struct layer *y, const struct hl_qkv *in) {
+    const struct hl_qkv_end q = hl_qkv_end(in, 0), k = hl_qkv_end(in, 1), v = hl_qkv_end(in, 2);
+    return (struct hl_gsa){.rows = y->l->rows,
+                           .H = y->s.H,
+                           .HK = y->s.HK,
+                           .K = y->s.K,
+                           .V = y->s.V,
+                           .M = y->s.M,
+                           .q = q.x,
+                           .k = k.x,
+                           .v = v.x,
+                           .f = y->a->f,
+                           .out = y->a->o,
+                           .p = y->a->p,
+                           .Kt_off = y->l->state[STATE_K],
+                           .Vt_off = y->l->state[STATE_V],
+                           .hk = y->a->hk,
+                           .hv = y->a->hv,
+                           .dout = y->d.dout,
+                           .dq = q.dx,
+                           .dk = k.dx,
+                           .dv = v.dx,
+                           .df = y->d.df};
+}
+static struct hl_feature_map output_silu(const struct layer *y) { /* the gradient is changed in place */
+    return (struct hl_feature_map){.M = y->l->T,
+                                   .D = y->s.out,
+                                   .kind = HOLA_MAP_SWISH,
+                                   .x = y->a->o,
+                                   .y = y->a->o1,
+                                   .dy = y->d.dout,
+                                   .dx = y->d.dout};
+}
+static struct hl_rmsnorm output_norm(const struct layer *y) {
+    return (struct hl_rmsnorm){.M = y->l->T,
+                               .D = y->s.out,
+                               .eps = (real)NORM_EPS,
+                               .x = y->a->o1,
+                               .w = y->l->tensor[NORM].vector,
+                               .y = y->a->y,
+                               .r = y->a->r_o,
+                               .dy = y->d.dy,
+                               .dx = y->d.dout,
+                               .dw = y->l->tensor[NORM].grad};
+}
+
+static void forward(const struct hl_layer *l) {
+    const struct layer y = open_layer(l);
+    const struct hl_linear in = projections(&y);
+    const struct hl_qkv path = qkv(&y);
+    const struct hl_logsigmoid gate = decay(&y);
+    const struct hl_gsa rule = recurrence(&y, &path);
+    const struct hl_feature_map silu = output_silu(&y);
+    const struct hl_rmsnorm norm = output_norm(&y);
+    struct hl_backend *b = l->backend;
+    b->ops.linear_forward(b, &in);
+    hl_qkv_forward(&path);
+    b->ops.logsigmoid_forward(b, &gate);
+    b->ops.gsa_forward(b, &rule);
+    b->ops.feature_map_forward(b, &silu);
+    b->ops.rmsnorm_forward(b, &norm);
+    hl_layer_project(l, O_PROJ, y.a->y, y.s.out);
+}
+
+static void recompute(const struct hl_layer *l) {
+    const struct layer y = open_layer(l);
+    const struct hl_qkv path = qkv(&y);
+    const struct hl_feature_map silu = output_silu(&y);
+    const struct hl_rmsnorm norm = output_norm(&y);
+    hl_qkv_forward(&path);
+    l->backend->ops.feature_map_forward(l->backend, &silu);
+    l->backend->ops.rmsnorm_forward(l->backend, &norm);
+}
+
+static void backward(const struct hl_layer *l) {
+    const struct layer y = open_layer(l);
+    const struct hl_linear in = projections(&y);
+    const struct hl_qkv path = qkv(&y);
+    const struct hl_logsigmoid gate = decay(&y);
+    const struct hl_gsa rule = recurrence(&y, &path);
+    const struct hl_feature_map silu = output_silu(&y);
+    const struct hl_rmsnorm norm = output_norm(&y);
+    struct hl_backend *b = l->backend;
+    hl_layer_project_backward(l, O_PROJ, y.a->y, y.s.out, y.d.dy);
+    b->ops.rmsnorm_backward(b, &norm);
+    b->ops.feature_map_backward(b, &silu);
+    b->ops.gsa_backward(b, &rule);
+    b->ops.logsigmoid_backward(b, &gate);
+    hl_qkv_backward(&path);
+    b->ops.linear_backward(b, &in);
+}
+
+/* ---- for the fused decoders ---- */
+
+static void decode_sizes(const struct hl_layer *l, struct hl_decode *out) {
+    const struct dims s = dims_of(l->cfg);
+    out->rule = HL_DECODE_GSA;
+    out->H = s.H, out->HV = s.HK, out->K = s.K, out->V = s.V;
+    out->conv = l->cfg->conv_size;
+    out->slots = s.M;
+    out->normalizer = (real)l->cfg->gate_logit_normalizer;
+    out->S = l->state[STATE_K], out->Vt = l->state[STATE_V];
+}
+static bool decode_layer(const struct hl_layer *l, struct hl_decode_layer *out) {
+    const struct hl_layer_tensor *t = l->tensor;
+    out->in = hl_layer_adjacent(l, Q_PROJ, V_PROJ);
+    out->low = t[F_PROJ].W.data;
+    out->o = t[O_PROJ].W.data;
+    out->o_norm = t[NORM].vector;
+    return out->in && out->o_norm && l->cfg->feature_map == HOLA_MAP_SWISH && l->cfg->num_kv_heads == l->cfg->num_heads;
+}
+
+extern const struct hl_mixer hl_mixer_gsa;
+const struct hl_mixer hl_mixer_gsa = {.name = "gsa",
+                                      .architecture = "GSAForCausalLM",
+                                      .fields = HL_GROUP_GSA,
+                                      .defaults = defaults,
+                                      .preset = preset,
+                                      .check = check,
+                                      .scratch = scratch,
+                                      .tensors = tensors,
+                                      .state = state,
+                                      .acts_size = sizeof(struct acts),
+                                      .grads_size = sizeof(struct grads),
+                                      .buffers = buffers,
+                                      .forward = forward,
+                                      .recompute = recompute,
+                                      .backward = backward,
+                                      .decode_sizes = decode_sizes,
+                                      .decode_layer = decode_layer};

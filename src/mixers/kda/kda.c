@@ -1,0 +1,194 @@
+/* kda.c -- Kimi Delta Attention: the delta rule with a decay per channel, optionally with the exact memory.
+ *
+ * It shares tensors, state, buffers and the path of q, k, v with Gated DeltaNet (mixers/gdn). What differs: raw decay
+ * and output gate come through few channels (f_proj, g_proj), the decay is a number per channel, the output gate is a
+ * sigmoid with a bias. */
+#include "mixers/gdn/gdn_layer.h"
+
+/* ---- the ops, as forward and backward share them ---- */
+
+static struct hl_linear projections(const struct gdn_layer *g) { /* in the order of the weights */
+    const struct gdn_grads none = {0}, *d = g->d ? g->d : &none;
+    struct hl_linear a = {.M = g->l->T, .K = g->s.d, .x = g->l->xn, .dx = g->l->dxn, .ld = g->joint};
+    hl_layer_part(g->l, &a, Q_PROJ, g->a->q0, d->dq0);
+    hl_layer_part(g->l, &a, K_PROJ, g->a->k0, d->dk0);
+    hl_layer_part(g->l, &a, V_PROJ, g->a->v0, d->dv0);
+    hl_layer_part(g->l, &a, F_DOWN, g->a->f0, d->df0);
+    hl_layer_part(g->l, &a, G_DOWN, g->a->g0, d->dg0);
+    hl_layer_part(g->l, &a, B_PROJ, g->a->b, d->db);
+    return a;
+}
+
+/* From the few channels to the raw decay or the raw output gate. */
+static struct hl_linear widen(const struct gdn_layer *g, enum gdn_tensor which) {
+    const struct gdn_grads none = {0}, *d = g->d ? g->d : &none;
+    const bool decay = which == F_UP;
+    struct hl_linear a = {.M = g->l->T, .K = g->s.low, .ldx = g->joint};
+    a.x = decay ? g->a->f0 : g->a->g0, a.dx = decay ? d->df0 : d->dg0;
+    hl_layer_part(g->l, &a, which, decay ? g->a->a : g->a->z, decay ? d->da : d->dz);
+    return a;
+}
+
+static struct hl_bias gate_bias(const struct gdn_layer *g) {
+    const struct hl_layer_tensor *t = &g->l->tensor[G_BIAS];
+    return (struct hl_bias){
+        .M = g->l->T, .N = g->s.vv, .b = t->vector, .x = g->a->z, .dx = g->d ? g->d->dz : NULL, .db = t->grad};
+}
+
+static struct hl_kda_gate gates(const struct gdn_layer *g) {
+    const struct gdn_grads none = {0}, *d = g->d ? g->d : &none;
+    const struct hl_layer_tensor *t = g->l->tensor;
+    return (struct hl_kda_gate){.T = g->l->T,
+                                .HV = g->s.HV,
+                                .K = g->s.K,
+                                .x = g->a->a,
+                                .b = g->a->b,
+                                .ld_b = g->joint,
+                                .A_log = t[A_LOG].vector,
+                                .dt_bias = t[DT_BIAS].vector,
+                                .lower_bound = (real)g->l->cfg->lower_bound,
+                                .neg_eigval = g->l->cfg->allow_neg_eigval,
+                                .g = g->a->g,
+                                .beta = g->a->beta,
+                                .dg = d->dg,
+                                .dbeta = d->dbeta,
+                                .dx = d->da,
+                                .db = d->db,
+                                .dA_log = t[A_LOG].grad,
+                                .ddt_bias = t[DT_BIAS].grad};
+}
+
+static struct hl_kda delta_rule(const struct gdn_layer *g) {
+    const struct gdn_grads none = {0}, *d = g->d ? g->d : &none;
+    const struct gdn_acts *a = g->a; /* S, v_new and A are there in training only */
+    return (struct hl_kda){.rows = g->l->rows,
+                           .H = g->s.H,
+                           .HV = g->s.HV,
+                           .K = g->s.K,
+                           .V = g->s.V,
+                           .q = a->q,
+                           .k = a->k,
+                           .v = a->v1,
+                           .g = a->g,
+                           .beta = a->beta,
+                           .out = a->o,
+                           .m = a->m,
+                           .S_off = g->l->state[STATE_S],
+                           .h = a->S,
+                           .v_new = a->v_new,
+                           .A = a->A,
+                           .dout = d->dout,
+                           .dq = d->dq,
+                           .dk = d->dk,
+                           .dv = d->dv,
+                           .dg = d->dg,
+                           .dbeta = d->dbeta};
+}
+
+static struct hl_rmsnorm output_norm(const struct gdn_layer *g) {
+    struct hl_rmsnorm n = hl_gdn_output_norm(g);
+    n.z_heads = n.z_ld = 0; /* z is an array of its own */
+    n.z_sigmoid = true;
+    return n;
+}
+
+/* ---- forward and backward ---- */
+
+static void forward(const struct hl_layer *l) {
+    const struct gdn_layer g = hl_gdn_open(l);
+    const struct hl_linear in = projections(&g), decay = widen(&g, F_UP), z = widen(&g, G_UP);
+    const struct hl_bias bias = gate_bias(&g);
+    const struct hl_kda_gate gate = gates(&g);
+    const struct hl_kda rule = delta_rule(&g);
+    const struct hl_rmsnorm norm = output_norm(&g);
+    struct hl_backend *b = l->backend;
+
+    b->ops.linear_forward(b, &in);
+    b->ops.linear_forward(b, &decay);
+    b->ops.linear_forward(b, &z);
+    b->ops.bias_forward(b, &bias);
+    hl_gdn_convolve_and_norm(&g);
+    b->ops.kda_gate_forward(b, &gate);
+    b->ops.kda_forward(b, &rule);
+    if (g.s.memory) hl_memory_forward(&g.memory);
+    b->ops.rmsnorm_forward(b, &norm);
+    hl_layer_project(l, O_PROJ, g.a->y, g.s.vv);
+}
+
+static void recompute(const struct hl_layer *l) {
+    const struct gdn_layer g = hl_gdn_open(l);
+    const struct hl_rmsnorm norm = output_norm(&g);
+    hl_gdn_convolve_and_norm(&g);
+    l->backend->ops.rmsnorm_forward(l->backend, &norm);
+}
+
+static void backward(const struct hl_layer *l) {
+    const struct gdn_layer g = hl_gdn_open(l);
+    const struct hl_linear in = projections(&g), decay = widen(&g, F_UP), z = widen(&g, G_UP);
+    const struct hl_bias bias = gate_bias(&g);
+    const struct hl_kda_gate gate = gates(&g);
+    const struct hl_kda rule = delta_rule(&g);
+    const struct hl_rmsnorm norm = output_norm(&g);
+    struct hl_backend *b = l->backend;
+
+    hl_layer_project_backward(l, O_PROJ, g.a->y, g.s.vv, g.d->dy);
+    b->ops.rmsnorm_backward(b, &norm);
+    b->ops.bias_backward(b, &bias);
+    b->ops.linear_backward(b, &z);
+    b->ops.kda_backward(b, &rule); /* writes dq, dk, dv; the memory adds to dv */
+    if (g.s.memory) hl_memory_backward(&g.memory);
+    b->ops.kda_gate_backward(b, &gate);
+    b->ops.linear_backward(b, &decay);
+    hl_gdn_convolve_and_norm_backward(&g);
+    b->ops.linear_backward(b, &in);
+}
+
+/* ---- the model ---- */
+
+static void memory(const struct hl_layer *l, struct hl_exact_memory *out) { *out = hl_gdn_open(l).memory; }
+
+static int64_t scratch(const hola_config *c) {
+    const struct hl_memory_heads heads = {c->num_heads, c->num_v_heads, c->head_dim, c->head_v_dim};
+    const int64_t rule = hl_kda_scratch(heads.K, heads.V), memory = hl_memory_scratch(c, &heads);
+    return rule > memory ? rule : memory;
+}
+
+static void sizes(hola_config *c) {
+    c->head_dim = c->head_v_dim = 128;
+    c->num_heads = c->num_v_heads = c->hidden_size / 128;
+}
+static void defaults(hola_config *c) {
+    sizes(c);
+    c->num_hidden_layers = 24;
+    c->cache_evict = HOLA_EVICT_NONE;
+}
+
+static hola_status check(const hola_config *c, const char *where) {
+    if (c->num_v_heads % c->num_heads != 0)
+        return hl_fail(HOLA_EINVAL, "%s: num_v_heads: %lld is not a multiple of num_heads, %lld", where,
+                       (long long)c->num_v_heads, (long long)c->num_heads);
+    if (c->cache_evict == HOLA_EVICT_LOLA) /* its scores need the state at block ends, which hl_kda does not keep */
+        return hl_fail(HOLA_EINVAL, "%s: cache_evict: kda has no lola", where);
+    return HOLA_OK;
+}
+
+extern const struct hl_mixer hl_mixer_kda;
+const struct hl_mixer hl_mixer_kda = {.name = "kda",
+                                      .architecture = "KDAForCausalLM",
+                                      .fields = HL_GROUP_KDA | HL_GROUP_MEMORY,
+                                      .defaults = defaults,
+                                      .preset = sizes,
+                                      .check = check,
+                                      .scratch = scratch,
+                                      .tensors = hl_gdn_tensors,
+                                      .state = hl_gdn_state,
+                                      .acts_size = sizeof(struct gdn_acts),
+                                      .grads_size = sizeof(struct gdn_grads),
+                                      .buffers = hl_gdn_buffers,
+                                      .forward = forward,
+                                      .recompute = recompute,
+                                      .backward = backward,
+                                      .decode_sizes = hl_kda_decode_sizes,
+                                      .decode_layer = hl_kda_decode_layer,
+                                      .memory = memory,
+                                      .memory_optional = true};

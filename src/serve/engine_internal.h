@@ -1,0 +1,146 @@
+/* engine_internal.h -- what the engine's files share. All of it belongs to the engine's thread. */
+#ifndef HL_ENGINE_INTERNAL_H
+#define HL_ENGINE_INTERNAL_H
+#include "core/text.h"
+#include "model/session.h"
+#include "serve/engine.h"
+#include "serve/prefix.h"
+
+enum { HL_READ_PIECE = 64, HL_SNAPSHOT_EVERY = 8192, HL_UNREAD_MOST = 512 };
+enum { HL_FROM_CALLER, HL_FROM_CALLER_OP, HL_FROM_DISK, HL_FROM_STOP }; /* kinds of messages in the inbox */
+
+enum hl_stage {
+    HL_STAGE_LOADING, /* its conversation comes from the disk */
+    HL_STAGE_READING,
+    HL_STAGE_WRITING,
+    HL_STAGE_CLOSING /* has ended; its last token is yet to be fed */
+};
+/* A sequence under way: an answer to a prompt, or a conversation that is rebuilt from its ids. */
+struct hl_serve_stream {
+    struct hl_serve_request *r;     /* NULL: a rebuild */
+    struct hl_conversation *c;      /* whose turn it is; NULL: nobody's */
+    struct hl_conversation *source; /* what it begins with a copy of; NULL: nothing, or done */
+    struct hl_op *op;               /* of a rebuild: answered when it is done */
+    enum hl_stage stage;
+    int64_t choice;
+    hola_session *session; /* its own, unless it is the conversation's */
+    struct hl_tape own, *tape;
+    const int32_t *ids;   /* the prompt */
+    const uint8_t *calls; /* of a rebuild: the calls to be fed */
+    int64_t n, read, cached;
+    bool fresh; /* the next piece begins a call */
+    hola_detokenizer *text;
+    int32_t pending; /* chosen, not yet fed */
+    bool has_pending;
+    int64_t written, turn_begin;
+    struct hl_ids out; /* what it wrote, where a penalty looks at that */
+    enum hl_finish finish;
+    double came, began, read_at, last_token;
+    /* A stop string begun in a conversation's answer: the state before it, and what the text has gained since. */
+    bool marked;
+    int64_t mark_position, held_back; /* bytes of the text that are not out */
+    struct hl_text since_mark;
+};
+
+struct hl_serve_engine {
+    struct hl_serve_opts o;
+    int64_t vocab;
+    hola_tokenizer *more; /* for texts that go on */
+    pthread_t thread;
+    bool started;
+    struct hl_queue inbox;
+    struct hl_conversations conversations;
+    struct hl_prefix_cache prefixes;
+    struct hl_store *store;
+    int64_t disk_jobs, n_on_disk; /* asked of the disk; conversations that are there alone */
+    struct hl_op *deferred;       /* operations that wait for the disk */
+    struct hl_serve_metrics metrics;
+    struct hl_serve_stream **stream; /* [parallel + rebuilds] under way */
+    int64_t streams, room, turn;     /* turn: who reads next */
+    struct hl_serve_request *waiting, **last_waiting;
+    int64_t n_waiting, n_requests; /* requests that wait; all that are here */
+    hola_session **batch;          /* these four have room for all streams */
+    int32_t *ids;
+    struct hl_serve_stream **who;
+    float *logits;
+    struct hl_candidate *work;                       /* [vocab] */
+    float *adjusted;                                 /* [vocab] */
+    double per_token;                                /* seconds that reading takes, about */
+    int64_t idle_bytes, session_cost, session_bytes; /* cost: with all that comes with the state */
+    double next_save_look;
+    bool stopping;
+    double deadline;
+    atomic_bool ended;
+};
+
+/* engine_join.c */
+void hl_serve_accept(struct hl_serve_engine *e, struct hl_serve_request *r); /* it waits, or is refused */
+void hl_serve_admit(struct hl_serve_engine *e); /* who waits joins, as far as there is room */
+/* Its state is there, or comes from the disk and this is called again. */
+void hl_serve_stream_begin(struct hl_serve_engine *e, struct hl_serve_stream *st);
+void hl_serve_stream_leave(struct hl_serve_engine *e, struct hl_serve_stream *st); /* out of the list, and freed */
+bool hl_serve_held(struct hl_serve_request *r); /* its reader is behind: it is not stepped */
+void hl_serve_emit(struct hl_serve_request *r, struct hl_event *ev);
+void hl_serve_request_fail(struct hl_serve_request *r, enum hl_error error, const char *fmt, ...) HL_PRINTF(3, 4);
+void hl_serve_request_maybe_end(struct hl_serve_engine *e,
+                                struct hl_serve_request *r); /* its END event, when nothing is left of it */
+/* A rebuild of the conversation's state joins; op (or NULL) is answered in the end. */
+hola_status hl_serve_rebuild(struct hl_serve_engine *e, struct hl_conversation *c, struct hl_op *op);
+
+bool hl_scores(const struct hl_serve_stream *st); /* the prompt's tokens are events, too */
+/* engine_read.c: pieces of prompts for about so many seconds, one at least */
+void hl_serve_read(struct hl_serve_engine *e, double seconds);
+void hl_serve_stream_snapshot(struct hl_serve_engine *e, struct hl_serve_stream *st); /* a copy for later prompts */
+
+/* engine_write.c */
+void hl_serve_step(struct hl_serve_engine *e); /* one token for every sequence that writes */
+void hl_serve_stream_prompt_read(struct hl_serve_engine *e,
+                                 struct hl_serve_stream *st); /* logits are there: the first token */
+void hl_serve_stream_end(struct hl_serve_engine *e, struct hl_serve_stream *st, enum hl_finish finish);
+void hl_serve_stream_drop(struct hl_serve_engine *e,
+                          struct hl_serve_stream *st); /* its client is gone, or its request failed */
+void hl_serve_stream_fail(struct hl_serve_engine *e, struct hl_serve_stream *st, hola_status s);
+void hl_logprobs(const float *logits, int64_t vocab, int32_t id, int n, double *logprob, struct hl_top *top);
+struct hl_event *hl_event_token(struct hl_serve_stream *st, enum hl_event_kind kind, int32_t id, const float *logits,
+                                int64_t vocab);
+
+/* engine_ops.c, engine_sessions.c */
+void hl_serve_run_op(struct hl_serve_engine *e, struct hl_op *op);
+void hl_serve_disk_reply(struct hl_serve_engine *e, struct hl_store_job *j);
+void hl_serve_save(struct hl_serve_engine *e, struct hl_conversation *c);
+void hl_serve_load(struct hl_serve_engine *e, struct hl_conversation *c);
+double hl_serve_save_due(struct hl_serve_engine *e, bool all); /* saves what is due; seconds until more is, or -1 */
+void hl_serve_idle(struct hl_serve_engine *e, struct hl_conversation *c);   /* nobody uses it: it counts, and may go */
+void hl_serve_unidle(struct hl_serve_engine *e, struct hl_conversation *c); /* somebody does */
+bool hl_serve_make_room(struct hl_serve_engine *e, int64_t bytes);          /* in the budget; false: there is none */
+void hl_serve_turn_ended(struct hl_serve_engine *e, struct hl_serve_stream *st);
+void hl_serve_remove_file(struct hl_serve_engine *e, const char *id);
+void hl_op_reply(struct hl_op *op, enum hl_error error, const char *fmt, ...) HL_PRINTF(3, 4);
+bool hl_new_id(struct hl_serve_engine *e, char id[HL_ID_MOST + 1]);
+/* A copy of the conversation up to a position, in the table, without state; NULL: error is set. */
+struct hl_conversation *hl_conversation_copy(struct hl_serve_engine *e, const struct hl_conversation *c, const char *id,
+                                             int64_t position, enum hl_error *error);
+void hl_serve_unmake(struct hl_serve_engine *e,
+                     struct hl_conversation *c); /* one that copy made, and nobody has seen */
+void hl_serve_count(struct hl_serve_engine *e);  /* the gauges */
+void hl_serve_request_end(struct hl_serve_engine *e, struct hl_serve_request *r); /* its END event */
+
+/* engine_shared.c: a folder that others share (opts.lease > 0). The disk has the truth about a session but while a
+ * turn or an operation here has its lease; at its end the session is written, the lease given up, and only then is
+ * the client told. */
+bool hl_shared_peek(struct hl_serve_engine *e, const char *id, struct hl_peek *out); /* for any thread */
+struct hl_conversation *hl_shared_look(struct hl_serve_engine *e, const char *id);   /* as it is now; NULL: none */
+void hl_shared_list(struct hl_serve_engine *e);                                      /* all, as they are now */
+/* Its memory is what the disk has, or it is on the disk alone; false: its file is gone. */
+bool hl_shared_refresh(struct hl_serve_engine *e, struct hl_conversation *c);
+bool hl_shared_claim(struct hl_serve_engine *e, struct hl_conversation *c, enum hl_error *error);
+bool hl_shared_lost(struct hl_serve_engine *e, const struct hl_conversation *c);
+/* What changed is written, the lease given up; ending (a request, or an operation) is told then. false: now. */
+bool hl_shared_commit(struct hl_serve_engine *e, struct hl_conversation *c, void *ending, bool is_op);
+void hl_shared_committed(struct hl_serve_engine *e, struct hl_conversation *c, struct hl_store_job *j);
+void hl_shared_fail(struct hl_serve_engine *e, const struct hl_conversation *c, struct hl_serve_request *r); /* lost */
+void hl_shared_release(struct hl_serve_engine *e, struct hl_conversation *c);
+bool hl_shared_settle(struct hl_op *op); /* of an operation with a claim; true: it is answered later */
+void hl_shared_drop(struct hl_serve_engine *e, struct hl_conversation *c); /* it is gone from the folder */
+
+#endif

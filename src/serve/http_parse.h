@@ -1,0 +1,59 @@
+/* http_parse.h -- HTTP/1.1 requests, strictly: what two readers could take for two different things is refused.
+ *
+ * Bytes go in as they come, in pieces of any size; the result does not depend on the cut. Everything is bounded. */
+#ifndef HL_HTTP_PARSE_H
+#define HL_HTTP_PARSE_H
+#include "core/text.h"
+#include "serve/errors.h"
+
+enum { HL_HTTP_LINE = 8 << 10, HL_HTTP_HEADER = 16 << 10, HL_HTTP_FIELDS = 100 };
+enum hl_http_stage {
+    HL_HTTP_NOTHING, /* no byte yet */
+    HL_HTTP_HEAD,    /* in the request line or the fields */
+    HL_HTTP_BODY,    /* the fields are complete: a look at them is due before more is fed (hl_http_go_on) */
+    HL_HTTP_DONE,
+    HL_HTTP_REFUSED /* error and reason say why; the connection must be closed */
+};
+/* Fields that somebody looks at: the field of this struct, the name, whether it may come twice. */
+#define HL_HTTP_FIELD_LIST(X)                 \
+    X(host, "host")                           \
+    X(origin, "origin")                       \
+    X(authorization, "authorization")         \
+    X(content_type, "content-type")           \
+    X(content_length, "content-length")       \
+    X(transfer_encoding, "transfer-encoding") \
+    X(expect, "expect")                       \
+    X(connection, "connection")               \
+    X(request_id, "x-request-id")             \
+    X(cors_method, "access-control-request-method")
+struct hl_http {
+    enum hl_http_stage stage;
+    int64_t max_body;
+    /* once the fields are complete, until the reset: */
+    const char *method, *path, *query; /* path: decoded; query NULL: none */
+#define HL_HTTP_FIELD(name, text) const char *name;
+    HL_HTTP_FIELD_LIST(HL_HTTP_FIELD) /* NULL: not sent */
+#undef HL_HTTP_FIELD
+    int minor; /* HTTP/1.minor */
+    bool keep_alive, expects_continue;
+    int64_t body_length; /* as announced; -1: in chunks */
+    struct hl_text body;
+    enum hl_error error;
+    const char *reason;
+    /* its own: */
+    struct hl_text head;
+    int64_t line, fields; /* bytes of this line; lines before it */
+    bool cr, looked;
+    int chunk; /* where in a chunk: see http_parse.c */
+    int64_t chunk_left, digits, trailer;
+};
+
+/* Takes bytes up to the end of the request, and says how many. Stops where the fields are complete. */
+int64_t hl_http_feed(struct hl_http *h, const char *data, int64_t n);
+void hl_http_go_on(struct hl_http *h); /* the body may come */
+void hl_http_reset(struct hl_http *h); /* for the next request; all memory goes */
+
+/* %41 becomes A, in place; false: not hexadecimal, or a NUL. */
+bool hl_http_unescape(char *text);
+
+#endif

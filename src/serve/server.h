@@ -1,0 +1,39 @@
+/* server.h -- the engine behind HTTP: one thread with epoll for all connections, one for requests that take long to
+ * read. docs/serve.md has the interface. */
+#ifndef HL_SERVER_H
+#define HL_SERVER_H
+#include "serve/engine.h"
+#include "serve/template.h"
+
+enum hl_server_log { HL_LOG_TEXT, HL_LOG_JSON, HL_LOG_NONE };
+struct hl_server_list {
+    const char *const *item;
+    int n;
+};
+struct hl_server_opts {
+    hola_model *model;
+    const hola_tokenizer *tokenizer;
+    struct hl_serve_engine *engine;
+    const struct hl_template *chat;
+    bool template_guessed;
+    const char *host;
+    int port;     /* 0: a free one */
+    int listener; /* > 0: a socket that listens already, instead */
+    struct hl_server_list keys, cors, hosts, aliases;
+    const char *backend; /* its name, for /v1/models */
+    int64_t predict, parallel, queue, max_body, connections;
+    hola_sampling sampling;
+    double timeout_header, timeout_body, timeout_idle, timeout_send, timeout_drain;
+    bool no_page;
+    enum hl_server_log log;
+};
+
+struct hl_server;
+hola_status hl_server_open(struct hl_server **out, const struct hl_server_opts *opt); /* bound, not yet listened to */
+int hl_server_port(const struct hl_server *s);
+void hl_server_run(struct hl_server *s); /* until it is stopped and everyone is served */
+/* A signal handler may call it: the first time what runs may end, the second time it ends now. */
+void hl_server_stop(struct hl_server *s);
+void hl_server_close(struct hl_server *s); /* the engine is the caller's, and still runs */
+
+#endif

@@ -1,0 +1,89 @@
+/* pattern.h -- the patterns that cut texts into words, as automata.
+ *
+ * A pattern is parsed (pattern_parse.c) into a program for threads, as Thompson's; the program is run beforehand on
+ * every class of characters (pattern.c), which gives a table: state and class of the next character -> next state,
+ * and whether a match ends before that character. A state is the list of the program's threads in order of
+ * preference, cut off behind one that has matched; so what is found is what a backtracking matcher finds, in one
+ * pass and without looking back.
+ *
+ * Known are the parts that the word patterns of language models are made of: a|b, (...), (?:...), (?i:...), [...] with
+ * ranges, . $ \r \n \t \s \d \w and their opposites, \p{L} and all other general categories, the quantifiers ? * + {m,n}
+ * greedy or lazy, possessive on one character, and (?=x) (?!x) with one character. They mean what they mean to
+ * Oniguruma with Ruby's syntax, as Hugging Face's tokenizers uses it: $ is the end of a line, {1,3}+ is (?:{1,3})+.
+ * Everything else is refused, and so is a pattern that matches the empty text. */
+#ifndef HL_PATTERN_H
+#define HL_PATTERN_H
+#include "core/status.h"
+#include "tokenizer/bpe.h"
+#include <stdbool.h>
+#include <stdint.h>
+
+enum hl_pattern_kind {
+    HL_PATTERN_REGEX,
+    HL_PATTERN_STRING,      /* the text itself */
+    HL_PATTERN_PUNCTUATION, /* one character of the pre-tokenizer Punctuation; without a text */
+    HL_PATTERN_WORDS        /* \w+|[^\w\s]+ of the pre-tokenizer Whitespace; without a text */
+};
+
+struct hl_pattern {
+    int64_t states;
+    int classes;     /* of characters; the last is the end of the text */
+    uint32_t *next;  /* [state][class]: where the next state's row begins << 1 | whether a match ends here */
+    uint8_t of[256]; /* class of a byte: those below 128; of bytes that stand for characters: all */
+    bool bytes;      /* the text is bytes, each standing for a character as in byte-level BPE */
+    uint8_t invalid; /* class of a byte that is not UTF-8: in no class of Unicode */
+    uint8_t (*block)[256];
+    uint16_t page[0x1100]; /* a character's class: block[page[c >> 8]][c & 255] */
+};
+enum { HL_PATTERN_DEAD, HL_PATTERN_START };
+/* The row of the state that follows on one of this row, for a class; 0: dead. And whether a match ends before it. */
+static inline uint32_t hl_pattern_next(const struct hl_pattern *p, uint32_t row, int class) {
+    return p->next[row + (uint32_t) class] >> 1;
+}
+static inline bool hl_pattern_ends(const struct hl_pattern *p, uint32_t row, int class) {
+    return p->next[row + (uint32_t) class] & 1;
+}
+static inline uint32_t hl_pattern_start(const struct hl_pattern *p) { return HL_PATTERN_START * (uint32_t)p->classes; }
+
+/* `where` begins the message of a failure. *out is yours: hl_pattern_free it. */
+hola_status hl_pattern_new(struct hl_pattern **out, enum hl_pattern_kind kind, const char *text, int64_t len,
+                           bool bytes, const char *where);
+void hl_pattern_free(struct hl_pattern *p);
+
+/* The class of the character at text[at], at < len, and its length. */
+static inline int hl_pattern_class(const struct hl_pattern *p, const char *text, int64_t len, int64_t at, int *size) {
+    unsigned char first = (unsigned char)text[at];
+    uint32_t c;
+    *size = 1;
+    if (first < 0x80 || p->bytes) return p->of[first];
+    int n = hl_utf8(text + at, len - at, &c);
+    if (n == 0) return p->invalid;
+    *size = n;
+    return p->block[p->page[c >> 8]][c & 255];
+}
+/* Where the match that begins at text[at], at < len, ends; -1: none does. *seen: how far the text was read. */
+static inline int64_t hl_pattern_match(const struct hl_pattern *p, const char *text, int64_t len, int64_t at,
+                                       int64_t *seen) {
+    uint32_t row = hl_pattern_start(p), before = 0;
+    int64_t last = -1;
+    for (int size; at < len; at += size) {
+        uint32_t v = p->next[row + (uint32_t)hl_pattern_class(p, text, len, at, &size)];
+        last = v & 1 ? at : last;
+        if (v >> 1 == HL_PATTERN_DEAD) return *seen = at, last;
+        if (v != before) {
+            before = v, row = v >> 1;
+            continue;
+        }
+        /* a run that stays in its state, as most words are */
+        while (size == 1 && at + 1 < len && (unsigned char)text[at + 1] < 0x80 &&
+               p->next[row + p->of[(unsigned char)text[at + 1]]] == v)
+            at++;
+        last = v & 1 ? at : last;
+    }
+    *seen = at;
+    return hl_pattern_ends(p, row, p->classes - 1) ? at : last;
+}
+/* Whether a match begins at every character that is of this class, whatever follows. */
+bool hl_pattern_always(const struct hl_pattern *p, int class);
+
+#endif

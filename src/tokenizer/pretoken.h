@@ -1,0 +1,49 @@
+/* pretoken.h -- cutting a text into words by patterns: one after the other, each within the pieces of the one before. */
+#ifndef HL_PRETOKEN_H
+#define HL_PRETOKEN_H
+#include "tokenizer/pattern.h"
+
+#define HL_GPT2_PATTERN "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
+
+enum hl_behavior { /* what becomes of a match, and of what is between two; as tokenizers names them */
+                   HL_ISOLATED,
+                   HL_REMOVED,
+                   HL_CONTIGUOUS, /* matches side by side are one piece */
+                   HL_MERGED_WITH_PREVIOUS,
+                   HL_MERGED_WITH_NEXT
+};
+enum { HL_LEVELS = 12 };
+struct hl_cuts {
+    struct hl_level {
+        struct hl_pattern *pattern;
+        enum hl_behavior behavior;
+        bool invert; /* matches and what is between them change places */
+    } level[HL_LEVELS];
+    int n;
+    bool plain;            /* one pattern that matches everywhere: words are its matches */
+    uint64_t cut_after[2]; /* one bit for each ASCII character: a text may be cut between it and a ' ' */
+};
+void hl_cuts_finish(struct hl_cuts *c); /* after the last level: fills in the rest */
+void hl_cuts_free(struct hl_cuts *c);
+
+/* The pieces of text[0..len), in order. Zeroed: before the beginning. */
+struct hl_cutter {
+    const struct hl_cuts *cuts;
+    const char *text;
+    struct hl_cutting {
+        int64_t at, end; /* what is left of the piece of the level before */
+        struct hl_piece {
+            int64_t begin, end;
+            bool match;
+        } found; /* ahead of `at` */
+        /* Where a long attempt to match has failed, the states that it went through: see pretoken.c. */
+        uint32_t *row;
+        int64_t row_from, row_to;
+        bool remember;
+    } level[HL_LEVELS];
+};
+void hl_cutter_begin(struct hl_cutter *c, const struct hl_cuts *cuts, const char *text, int64_t len);
+bool hl_cutter_next(struct hl_cutter *c, struct hl_piece *piece); /* false: there is none left */
+void hl_cutter_end(struct hl_cutter *c);
+
+#endif

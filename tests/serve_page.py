@@ -1,0 +1,174 @@
+"""serve_page.py MODEL DIR -- the page in Debian's Chromium, by chromedriver: what its users do, found by role and name."""
+import base64
+import http.client
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from serve_client import Server, check, finish
+
+model, work = sys.argv[1:3]
+driver = shutil.which("chromedriver")
+if not driver or not shutil.which("chromium"):
+    print("SKIP the page in a browser: there is no chromium here")
+    sys.exit(77)
+s = Server(model, "--tokenizer", "byte", "--session-dir", os.path.join(work, "page"), "--log", "none", "--chat-template", "plain")
+d = subprocess.Popen([driver, "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+port = 0
+while not port:
+    line = d.stdout.readline().decode()
+    if "started successfully on port" in line:
+        port = int(line.split("port")[1].strip().rstrip("."))
+
+
+def wire(method, path, body=None):
+    c = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+    c.request(method, path, json.dumps(body) if body is not None else None, {"Content-Type": "application/json"})
+    a = json.loads(c.getresponse().read())["value"]
+    c.close()
+    if isinstance(a, dict) and "error" in a:
+        raise RuntimeError(a["message"][:300])
+    return a
+
+
+def browser(*more):
+    args = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=1200,900", *more]
+    a = wire("POST", "/session", {"capabilities": {"alwaysMatch": {"goog:chromeOptions": {"args": args},
+                                                                   "goog:loggingPrefs": {"browser": "ALL"}}}})
+    return "/session/" + a["sessionId"]
+
+
+def js(code, *args):
+    return wire("POST", b + "/execute/sync", {"script": "return (" + code + ").apply(null, arguments)", "args": list(args)})
+
+
+def until(code, *args, seconds=30):
+    end = time.time() + seconds
+    while time.time() < end:
+        try:
+            if js(code, *args):
+                return True
+        except RuntimeError:
+            pass
+        time.sleep(0.1)
+    return False
+
+
+def find(role, name):
+    """The element with this ARIA role and name, as the browser computes them; likely ones are looked at first."""
+    likely = """name => [...document.querySelectorAll('button, textarea, input, select, [role], nav, section, table, progress')].filter(
+        e => [e.getAttribute('aria-label'), e.textContent.trim(), e.closest('label') && e.closest('label').textContent.trim()].includes(name))"""
+    for _ in range(20):
+        try:
+            for e in js(likely, name):
+                ref = list(e.values())[0]
+                if wire("GET", b + "/element/%s/computedlabel" % ref) == name and wire("GET", b + "/element/%s/computedrole" % ref) == role:
+                    return ref
+        except RuntimeError:
+            pass  # the page changed meanwhile
+        time.sleep(0.1)
+    return None
+
+
+def click(ref):
+    wire("POST", b + "/element/%s/click" % ref, {})
+
+
+def keys(ref, text):
+    wire("POST", b + "/element/%s/value" % ref, {"text": text})
+
+
+def console():
+    return [x["message"] for x in wire("POST", b + "/se/log", {"type": "browser"}) if x["level"] in ("SEVERE", "WARNING")]
+
+
+def go(url):
+    wire("POST", b + "/url", {"url": url})
+
+
+def settled():
+    return until("() => document.getElementById('held').textContent.includes('tokens read') && document.getElementById('stop').disabled")
+
+
+b = browser()
+try:
+    home = "http://127.0.0.1:%d/" % s.port
+    go(home)
+    check("it opens", settled())
+    for role, name in (("tablist", "Mode"), ("tab", "Chat"), ("tab", "Completion"), ("navigation", "Sessions"), ("button", "New"), ("button", "Fork"),
+                       ("button", "Undo"), ("button", "Save"), ("button", "Delete"), ("log", "Conversation"), ("textbox", "Message"), ("button", "Send"),
+                       ("button", "Stop"), ("button", "Add document"), ("checkbox", "Ask on a fork"), ("region", "Memory"), ("combobox", "Layer"),
+                       ("combobox", "Head"), ("table", "Kept tokens"), ("group", "Settings"), ("spinbutton", "Temperature"), ("spinbutton", "Top p"),
+                       ("spinbutton", "Top k"), ("spinbutton", "Max tokens"), ("spinbutton", "Seed"), ("switch", "Dark")):
+        check("%s %s" % (role, name), find(role, name))
+    # greedy: this model's random text would soon end with EOS
+    js("() => { for (const [k, v] of [['max_tokens', 60], ['temperature', 0]]) { const x = document.getElementById(k); x.value = v; x.dispatchEvent(new Event('change')); } }")
+    # a chat, streamed
+    keys(find("textbox", "Message"), "Hello\ue007")
+    check("it answers", until("() => document.querySelectorAll('#log .m.assistant').length === 1 && document.getElementById('stop').disabled")
+          and settled())
+    check("speed", until("() => /^\\d+ tokens, [\\d.]+ tokens\\/s/.test(document.getElementById('speed').textContent)"))
+    check("the question is there", js("() => document.querySelector('#log .m.user div').textContent") == "Hello")
+    check("kept tokens", until("() => document.querySelectorAll('#kept tr').length > 0"))
+    check("marks", until("() => document.querySelectorAll('#log mark').length > 0"))
+    name = js("() => location.hash.slice(1)")
+    check("the URL names it", name and s.get("/v1/sessions/" + name)[0] == 200)
+    go("about:blank")
+    go(home + "#" + name)
+    check("reload", settled() and until("() => document.querySelector('#log .m.user div').textContent === 'Hello'"))
+    if os.environ.get("HOLA_SCREENSHOT"):  # the picture in the documentation: HOLA_SCREENSHOT=docs/serve.png
+        with open(os.environ["HOLA_SCREENSHOT"], "wb") as f:
+            f.write(base64.b64decode(wire("GET", b + "/screenshot")))
+    # stop
+    js("() => { for (const [k, v] of [['max_tokens', 100000], ['temperature', 0]]) { const x = document.getElementById(k); x.value = v; x.dispatchEvent(new Event('change')); } }")
+    keys(find("textbox", "Message"), "More\ue007")
+    before = js("() => document.getElementById('held').textContent")
+    # (where the model is fast, its text may have met EOS by now)
+    check("it writes", until("() => document.querySelectorAll('#log .m.assistant').length === 2"))
+    check("the memory follows", until("x => document.getElementById('held').textContent !== x", before, seconds=20))
+    click(find("button", "Stop"))
+    check("stop", settled() and s.quiet())
+    js("() => { const x = document.getElementById('max_tokens'); x.value = 20; x.dispatchEvent(new Event('change')); }")
+    # undo, fork, a question on a fork
+    click(find("button", "Undo"))
+    check("undo", until("() => document.querySelectorAll('#log .m.assistant').length === 1"))
+    click(find("button", "Fork"))
+    check("fork", until("x => location.hash.slice(1) !== x", name))
+    click(find("checkbox", "Ask on a fork"))
+    keys(find("textbox", "Message"), "Aside\ue007")
+    check("a question on a fork", until("() => document.querySelectorAll('#log .m.aside').length === 2 && document.getElementById('stop').disabled"))
+    # the memory's choice, completion
+    js("() => { const x = document.getElementById('layer'); x.value = '1'; x.dispatchEvent(new Event('change')); }")
+    click(find("button", "New"))
+    check("new", until("() => document.querySelectorAll('#log .m').length === 0"))
+    click(find("tab", "Completion"))
+    text = find("textbox", "Text")
+    keys(text, "Once upon")
+    click(find("button", "Continue"))
+    check("completion", until("() => document.getElementById('text').value.length > 15 && document.getElementById('stop').disabled") and settled())
+    check("it goes on behind the text", js("() => document.getElementById('text').value.startsWith('Once upon')"))
+    # texts are text
+    js("() => document.getElementById('tab-chat').click()")
+    js("() => { document.getElementById('aside').checked = false; }")
+    keys(find("textbox", "Message"), "<img src=x onerror=alert(1)>\ue007")
+    check("markup is text", settled() and until("() => document.querySelector('#log .m.user:last-of-type, #log .m.user') && !document.querySelector('#log img')"))
+    # dark, narrow
+    dark = js("() => getComputedStyle(document.body).backgroundColor")
+    click(find("switch", "Dark"))
+    check("dark", js("() => getComputedStyle(document.body).backgroundColor") != dark)
+    wire("POST", b + "/window/rect", {"width": 360, "height": 800})
+    check("360 px", until("() => document.documentElement.scrollWidth <= window.innerWidth", seconds=5), js("() => [document.documentElement.scrollWidth, window.innerWidth]"))
+    small = js("() => [...document.querySelectorAll('button, select, input:not([hidden])')].filter(x => x.offsetParent && (x.offsetWidth < 20 || x.offsetHeight < 20)).map(x => x.id)")
+    check("targets", small == [], small)
+    check("an empty console", console() == [], console())
+    size = len(s.get("/page.js", raw=True)[1]) + len(s.get("/page.css", raw=True)[1]) + len(s.get("/", raw=True)[1])
+    check("under 100 kB", size < 100000, size)
+    csp = s.get("/")[2].getheader("Content-Security-Policy")
+    check("CSP", "default-src 'none'" in csp and "unsafe" not in csp and "frame-ancestors 'none'" in csp, csp)
+finally:
+    wire("DELETE", b)
+    d.terminate()
+    s.stop()
+finish()

@@ -1,0 +1,367 @@
+/* test_serve_engine.c -- the engine without a network: every sequence gives what it gives alone, whoever else comes,
+ * leaves, waits or fails. */
+#define _GNU_SOURCE
+#include "serve_case.h"
+#include "serve/prefix.h"
+
+/* Prompts of every length up to three pieces: the cut into pieces changes no bit. */
+static void lengths(void **state) {
+    struct rig g;
+    rig_open(&g, NULL);
+    int32_t *ids = random_ids(300, 256, 3), want[20];
+    (void)state;
+    for (int64_t n = 1; n <= 200; n += n < 70 ? 1 : 7) {
+        struct hl_serve_request *r = case_request(&g, ids, n, 20);
+        r->cache_prompt = false;
+        struct asked *a = case_ask(&g, r);
+        alone(g.model, ids, n, 20, 1, want);
+        assert_int_equal(a->answer[0].n, 20);
+        if (memcmp(a->answer[0].ids, want, sizeof want)) fail_msg("a prompt of %d tokens: other ids", (int)n);
+        assert_int_equal(a->answer[0].finish, HL_FINISH_LENGTH);
+        assert_int_equal(a->answer[0].prompt_n, n);
+        asked_free(a);
+    }
+    free(ids);
+    rig_close(&g);
+}
+
+/* Many at once, of all lengths, with samplings of their own, some cut off: those that end are as alone. */
+static void crowd(void **state) {
+    enum { N = 60 };
+    struct rig g;
+    rig_open(&g, NULL);
+    int32_t *ids = random_ids(3000, 256, 4), want[80];
+    struct asked *a[N];
+    (void)state;
+    for (int i = 0; i < N; i++) {
+        const int64_t n = i % 9 == 0 ? 1500 : 1 + (int64_t)(check_mix((uint64_t)i) % 150);
+        struct hl_serve_request *r = case_request(&g, ids + i, n, 10 + i);
+        r->seed = (uint64_t)i;
+        r->cache_prompt = false;
+        if (i % 7 == 3) r->logprobs = 2;
+        a[i] = case_submit(&g, r);
+        if (i % 10 == 5) a[i]->cancel_after = 3;
+        if (i % 13 == 6) { /* at once */
+            atomic_store(&r->cancelled, true);
+            hl_serve_nudge(g.e);
+        }
+    }
+    case_wait(&g, NULL);
+    for (int i = 0; i < N; i++) {
+        const int64_t n = i % 9 == 0 ? 1500 : 1 + (int64_t)(check_mix((uint64_t)i) % 150);
+        const struct answer *x = &a[i]->answer[0];
+        alone(g.model, ids + i, n, 10 + i, (uint64_t)i, want);
+        assert_int_equal(a[i]->error, HL_NO_ERROR);
+        if (memcmp(x->ids, want, (size_t)x->n * sizeof *want)) fail_msg("sequence %d: other ids than alone", i);
+        if (i % 10 != 5 && i % 13 != 6) assert_int_equal(x->n, 10 + i);
+        else assert_int_equal(x->finish, HL_FINISH_NONE);
+        for (int k = 0; i % 7 == 3 && k < x->n && k < 256; k++) assert_true(x->logprob[k] < 0 && x->logprob[k] > -30);
+        asked_free(a[i]);
+    }
+    const struct hl_serve_metrics *m = hl_serve_metrics(g.e);
+    assert_true(atomic_load(&m->step_sessions) > atomic_load(&m->steps)); /* they shared steps */
+    assert_int_equal(atomic_load(&m->running), 0);
+    free(ids);
+    rig_close(&g);
+}
+
+/* Several prompts, several answers each: choice i is what seed + i gives. */
+static void choices(void **state) {
+    struct rig g;
+    rig_open(&g, NULL);
+    int32_t *ids = random_ids(300, 256, 5), want[12];
+    (void)state;
+    struct hl_serve_request *r = case_request(&g, ids, 100, 12);
+    r->prompts = 3, r->n = 5;
+    free(r->prompt[0].ids);
+    free(r->prompt);
+    r->prompt = calloc(3, sizeof *r->prompt);
+    for (int i = 0; i < 3; i++) {
+        r->prompt[i] = (struct hl_prompt){malloc(100 * sizeof *ids), 70 + i};
+        memcpy(r->prompt[i].ids, ids + 10 * i, 100 * sizeof *ids);
+    }
+    struct asked *a = case_submit(&g, r), *other = case_submit(&g, case_request(&g, ids + 7, 20, 12));
+    case_wait(&g, NULL);
+    for (int i = 0; i < 15; i++) {
+        alone(g.model, ids + i / 5 * 10, 70 + i / 5, 12, 1 + (uint64_t)i, want);
+        assert_int_equal(a->answer[i].n, 12);
+        if (memcmp(a->answer[i].ids, want, sizeof want)) fail_msg("choice %d: other ids", i);
+    }
+    alone(g.model, ids + 7, 20, 12, 1, want);
+    assert_memory_equal(other->answer[0].ids, want, sizeof want);
+    asked_free(a), asked_free(other);
+    free(ids);
+    rig_close(&g);
+}
+
+static void prefixes(void **state) {
+    struct rig g;
+    rig_open(&g, NULL);
+    int32_t *ids = random_ids(20000, 256, 6), want[20];
+    (void)state;
+    struct asked *a = case_ask(&g, case_request(&g, ids, 130, 20));
+    assert_int_equal(a->answer[0].cached_n, 0);
+    alone(g.model, ids, 130, 20, 1, want);
+    assert_memory_equal(a->answer[0].ids, want, sizeof want);
+    struct asked *again = case_ask(&g, case_request(&g, ids, 130, 20)); /* the same: all of it, and its logits */
+    assert_int_equal(again->answer[0].cached_n, 130);
+    assert_memory_equal(again->answer[0].ids, want, sizeof want);
+    /* the conversation goes on: prompt, answer, more */
+    memcpy(ids + 130, a->answer[0].ids, sizeof want);
+    struct asked *more = case_ask(&g, case_request(&g, ids, 200, 5));
+    assert_int_equal(more->answer[0].cached_n, 149); /* all but the answer's last token */
+    ids[100]++;                                      /* another text after 100 tokens: nothing to begin with */
+    struct asked *none = case_ask(&g, case_request(&g, ids, 200, 5));
+    assert_int_equal(none->answer[0].cached_n, 0);
+    asked_free(a), asked_free(again), asked_free(more), asked_free(none);
+    /* on the way through a long one */
+    a = case_ask(&g, case_request(&g, ids, 10000, 1));
+    ids[9000]++;
+    more = case_ask(&g, case_request(&g, ids, 10000, 1));
+    assert_int_equal(more->answer[0].cached_n, 200 + 8192); /* a snapshot every 8192 tokens that are read */
+    struct hl_serve_request *r = case_request(&g, ids, 10000, 1);
+    r->cache_prompt = false;
+    again = case_ask(&g, r);
+    assert_int_equal(again->answer[0].cached_n, 0);
+    asked_free(a), asked_free(more), asked_free(again);
+    rig_stop(&g);
+    /* no memory for snapshots: none are kept, all works */
+    g.o.cache_mem = 0;
+    rig_start(&g);
+    for (int i = 0; i < 2; i++) {
+        a = case_ask(&g, case_request(&g, ids, 130, 20));
+        assert_int_equal(a->answer[0].cached_n, 0);
+        asked_free(a);
+    }
+    assert_int_equal(atomic_load(&hl_serve_metrics(g.e)->snapshots), 0);
+    free(ids);
+    rig_close(&g);
+}
+
+/* The budget holds: the least recently used goes first. */
+static void budget(void **state) {
+    struct rig g;
+    rig_open(&g, NULL);
+    rig_stop(&g);
+    hola_session *s;
+    CHECK_OK(hola_session_new(&s, g.model));
+    g.o.cache_mem = 4 * (hl_session_cost(s, CASE_VOCAB) + 5 * 30 + (int64_t)sizeof(struct hl_prefix_point));
+    hola_session_free(s);
+    rig_start(&g);
+    int32_t *ids = random_ids(500, 256, 7);
+    (void)state;
+    for (int i = 0; i < 20; i++) asked_free(case_ask(&g, case_request(&g, ids + i, 30, 1)));
+    const struct hl_serve_metrics *m = hl_serve_metrics(g.e);
+    assert_int_equal(atomic_load(&m->snapshots), 4);
+    assert_true(atomic_load(&m->snapshot_bytes) <= g.o.cache_mem);
+    struct asked *a = case_ask(&g, case_request(&g, ids + 19, 30, 1));
+    assert_int_equal(a->answer[0].cached_n, 30);
+    asked_free(a);
+    a = case_ask(&g, case_request(&g, ids, 30, 1));
+    assert_int_equal(a->answer[0].cached_n, 0);
+    asked_free(a);
+    free(ids);
+    rig_close(&g);
+}
+
+static void too_many(void **state) {
+    struct rig g;
+    rig_open(&g, NULL);
+    rig_stop(&g);
+    g.o.parallel = 1, g.o.queue = 2;
+    rig_start(&g);
+    int32_t *ids = random_ids(500, 256, 8);
+    struct asked *a[6];
+    int full = 0;
+    (void)state;
+    for (int i = 0; i < 6; i++) a[i] = case_submit(&g, case_request(&g, ids, 300, 200));
+    case_wait(&g, NULL);
+    for (int i = 0; i < 6; i++) {
+        full += a[i]->error == HL_OVERLOADED;
+        if (i < 3) assert_int_equal(a[i]->error, HL_NO_ERROR);
+        asked_free(a[i]);
+    }
+    assert_int_equal(full, 3);
+    rig_stop(&g);
+    g.o.timeout_queue = 0.05;
+    rig_start(&g);
+    struct asked *first = case_submit(&g, case_request(&g, ids, 300, 3000)),
+                 *second = case_submit(&g, case_request(&g, ids, 10, 5));
+    case_wait(&g, second);
+    assert_int_equal(second->error, HL_OVERLOADED);
+    atomic_store(&first->r->cancelled, true);
+    hl_serve_nudge(g.e);
+    case_wait(&g, NULL);
+    asked_free(first), asked_free(second);
+    free(ids);
+    rig_close(&g);
+}
+
+/* A reader that does not read is not stepped, and others are. */
+static void held(void **state) {
+    struct rig g;
+    rig_open(&g, NULL);
+    int32_t *ids = random_ids(500, 256, 9), want[50];
+    (void)state;
+    struct hl_serve_request *r = case_request(&g, ids, 20, 50);
+    atomic_store(&r->held, true);
+    struct asked *slow = case_submit(&g, r);
+    struct asked *other = case_ask(&g, case_request(&g, ids + 3, 20, 50));
+    assert_true(slow->answer[0].n < 50);
+    atomic_store(&slow->r->held, false);
+    hl_serve_nudge(g.e);
+    case_wait(&g, slow);
+    alone(g.model, ids, 20, 50, 1, want);
+    assert_memory_equal(slow->answer[0].ids, want, sizeof want);
+    asked_free(slow), asked_free(other);
+    free(ids);
+    rig_close(&g);
+}
+
+/* Whoever does not take its events gets a bounded number of them, and the rest once it does. */
+static void unread(void **state) {
+    struct rig g;
+    rig_open(&g, NULL);
+    int32_t *ids = random_ids(2000, 256, 13), *want = malloc(1200 * sizeof *want);
+    (void)state;
+    alone(g.model, ids, 30, 1200, 1, want);
+    struct hl_serve_request *r = case_request(&g, ids, 30, 1200), *scores = case_request(&g, ids, 2000, 1);
+    scores->score_prompt = true, scores->logprobs = 1;
+    struct asked *a = case_submit(&g, r), *b = case_submit(&g, scores);
+    while (atomic_load(&r->unread) < 512 || atomic_load(&scores->unread) < 512) {
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    }
+    nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL);
+    assert_true(atomic_load(&r->unread) == 512 && atomic_load(&scores->unread) <= 512 + 64);
+    case_wait(&g, NULL);
+    assert_int_equal(a->answer[0].n, 1200);
+    assert_memory_equal(a->answer[0].ids, want, 1200 * sizeof *want);
+    assert_int_equal(b->prompt_tokens, 2000);
+    asked_free(a), asked_free(b);
+    free(ids), free(want);
+    rig_close(&g);
+}
+
+/* Tokens that overflow in one request: that one fails, alone. */
+static void not_finite(void **state) {
+    struct rig g;
+    rig_open(&g, NULL);
+    int32_t *ids = random_ids(500, 240, 10), want[60], bad[3] = {5, 250, 7};
+    (void)state;
+    real *row = g.model->rows + g.model->params.tensor[g.model->params.embed].offset + 250 * g.model->cfg.hidden_size;
+    rig_stop(&g);
+    hola_model_free(g.model);
+    g.o.model = g.model = case_model();
+    row = g.model->rows + g.model->params.tensor[g.model->params.embed].offset + 250 * g.model->cfg.hidden_size;
+    for (int64_t i = 0; i < g.model->cfg.hidden_size; i++) row[i] = NAN;
+    rig_start(&g);
+    struct asked *a = case_submit(&g, case_request(&g, ids, 40, 60)), *b = case_submit(&g, case_request(&g, bad, 3, 9));
+    struct hl_serve_request *r = case_request(&g, ids, 50, 30); /* chosen, then fed */
+    r->bias = calloc(1, sizeof *r->bias);
+    r->bias[0] = (struct hl_logit_bias){250, 100};
+    r->n_bias = 1;
+    struct asked *c = case_submit(&g, r);
+    case_wait(&g, NULL);
+    assert_int_equal(a->error, HL_NO_ERROR);
+    assert_int_equal(b->error, HL_NOT_FINITE);
+    assert_int_equal(c->error, HL_NOT_FINITE);
+    assert_int_equal(c->answer[0].ids[0], 250);
+    /* (the answer may hold 250 itself, then it fails too; it does not with this seed) */
+    alone(g.model, ids, 40, 60, 1, want);
+    assert_memory_equal(a->answer[0].ids, want, sizeof want);
+    asked_free(a), asked_free(b), asked_free(c);
+    free(ids);
+    rig_close(&g);
+}
+
+static void ends(void **state) {
+    struct rig g;
+    rig_open(&g, NULL);
+    int32_t *ids = random_ids(500, 256, 11), want[80];
+    (void)state;
+    alone(g.model, ids, 30, 80, 1, want);
+    /* a stop string: three bytes of what it would write */
+    const char text[] = {(char)want[20], (char)want[21], (char)want[22], 0};
+    struct hl_serve_request *r = case_request(&g, ids, 30, 80);
+    case_stop(r, text);
+    struct asked *a = case_ask(&g, r);
+    assert_int_equal(a->answer[0].finish, HL_FINISH_STOP);
+    assert_true(a->answer[0].n <= 23 && a->answer[0].n_text <= 20);
+    assert_int_equal(a->answer[0].predicted_n, a->answer[0].n);
+    asked_free(a);
+    /* EOS is not part of the answer */
+    rig_stop(&g);
+    g.o.eos = want[7];
+    rig_start(&g);
+    r = case_request(&g, ids, 30, 80);
+    r->ignore_eos = false;
+    a = case_ask(&g, r);
+    int64_t n = 0;
+    while (want[n] != want[7]) n++;
+    assert_int_equal(a->answer[0].n, n);
+    assert_int_equal(a->answer[0].finish, HL_FINISH_STOP);
+    asked_free(a);
+    /* nothing is to be written: only read; and with scores */
+    r = case_request(&g, ids, 130, 0);
+    r->score_prompt = true, r->logprobs = 1;
+    a = case_ask(&g, r);
+    assert_int_equal(a->prompt_tokens, 130);
+    assert_int_equal(a->answer[0].n, 0);
+    asked_free(a);
+    /* penalties count what was written, a bias decides */
+    r = case_request(&g, ids, 30, 40);
+    r->bias = calloc(1, sizeof *r->bias);
+    r->bias[0] = (struct hl_logit_bias){65, 100}, r->n_bias = 1;
+    a = case_ask(&g, r);
+    for (int i = 0; i < 40; i++) assert_int_equal(a->answer[0].ids[i], 65);
+    asked_free(a);
+    r = case_request(&g, ids, 30, 40);
+    r->sampling = (hola_sampling){.repeat_penalty = 1, .top_p = 1, .temp = 0};
+    r->bias = calloc(1, sizeof *r->bias);
+    r->bias[0] = (struct hl_logit_bias){65, 100}, r->n_bias = 1;
+    r->frequency = 2, r->presence = 2; /* 100 is used up after some 49 */
+    r->max_tokens = 100;
+    a = case_ask(&g, r);
+    int other = 0;
+    for (int i = 0; i < 100; i++) other += a->answer[0].ids[i] != 65;
+    assert_true(other > 30 && other < 80);
+    asked_free(a);
+    free(ids);
+    rig_close(&g);
+}
+
+static void stopping(void **state) {
+    struct rig g;
+    rig_open(&g, NULL);
+    rig_stop(&g);
+    g.o.parallel = 1;
+    rig_start(&g);
+    int32_t *ids = random_ids(500, 256, 12);
+    (void)state;
+    struct asked *runs = case_submit(&g, case_request(&g, ids, 30, 4000));
+    while (runs->answer[0].n == 0) {
+        struct hl_message *m = hl_queue_take(&g.events, 60), *next;
+        for (; m; m = next) next = m->next, case_take(&g, (struct hl_event *)m);
+    }
+    struct asked *waits = case_submit(&g, case_request(&g, ids, 30, 40));
+    hl_serve_stop(g.e, 0.05);
+    struct asked *late = case_submit(&g, case_request(&g, ids, 30, 40));
+    case_wait(&g, NULL);
+    assert_int_equal(waits->error, HL_SHUTTING_DOWN);
+    assert_int_equal(late->error, HL_SHUTTING_DOWN);
+    assert_int_equal(runs->error, HL_NO_ERROR);
+    assert_int_equal(runs->answer[0].finish, HL_FINISH_LENGTH);
+    assert_true(runs->answer[0].n > 0 && runs->answer[0].n < 4000);
+    asked_free(runs), asked_free(waits), asked_free(late);
+    free(ids);
+    rig_close(&g);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(lengths),    cmocka_unit_test(crowd),    cmocka_unit_test(choices), cmocka_unit_test(prefixes),
+        cmocka_unit_test(budget),     cmocka_unit_test(too_many), cmocka_unit_test(held),    cmocka_unit_test(ends),
+        cmocka_unit_test(not_finite), cmocka_unit_test(stopping), cmocka_unit_test(unread),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
