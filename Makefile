@@ -8,7 +8,7 @@ MAKEFLAGS += -j$(JOBS)
 endif
 on = $(filter 1,$(1))
 , := ,
-BUILD := build/$(if $(call on,$(FUZZ)),fuzz,$(notdir $(CC))$(if $(call on,$(SAN)),-san)$(if $(call on,$(TSAN)),-tsan)$(if $(NVCC_OPT),-quick))
+BUILD := build/$(if $(call on,$(FUZZ)),fuzz,$(notdir $(CC))$(if $(call on,$(SAN)),-san)$(if $(call on,$(TSAN)),-tsan))
 
 # Missing packages are named, then installed where that needs no password (NO_APT=1: never), before anything is compiled;
 # the check takes 20 ms.
@@ -62,7 +62,7 @@ made_with = $(if $(BUILDS),$(shell mkdir -p $(BUILD))$(file >$(BUILD)/$(1).now,$
     { cmp -s $(1).now $(1).made-with || mv $(1).now $(1).made-with; } && rm -f $(1).now))
 version = $(if $(1),$(shell $(1) --version 2>/dev/null | sed -n '/[0-9]\.[0-9]/{p;q}'))
 $(call made_with,c,$(CC) $(call version,$(CC)) $(CXX) $(call version,$(CXX)) $(ALL_CFLAGS))
-$(call made_with,cuda,$(CUDA) $(call version,$(CUDA)) $(NVCC_FLAGS) $(TARGETS_cuda) $(TARGETS_cuda_f32))
+$(call made_with,cuda,$(CUDA) $(call version,$(CUDA)) $(NVCC_FLAGS) $(TARGETS))
 $(call made_with,link,$(CC) $(LDFLAGS) $(LIBS) $(CLI_LIBS) $(LIB_OBJ) $(CLI_SRC))
 inputs = $(filter %.o %.a,$^)
 all: $(BUILD)/hola ## build the program, as ./hola (default)

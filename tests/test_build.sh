@@ -26,7 +26,7 @@ cp -r "$top/Makefile" "$top/src" "$top/include" "$top/tools" "$dir/tree"
 cp -r "$top/tests/emu" "$dir/tree/tests/"
 mkdir "$dir/tree/python" && cp "$top/python/python.mk" "$dir/tree/python/"
 export LOG="$dir/log" FAKE_VERSION=a PATH="$dir/bin:$PATH"
-unset MAKEFLAGS MFLAGS MAKELEVEL MAKEOVERRIDES CFLAGS LDFLAGS NVCC SAN TSAN FUZZ ONLY CUDA_ARCH NVCC_OPT
+unset MAKEFLAGS MFLAGS MAKELEVEL MAKEOVERRIDES CFLAGS LDFLAGS NVCC SAN TSAN FUZZ ONLY CUDA_ARCH
 cd "$dir/tree" || exit 1
 build() { : >"$LOG" && make -s NO_APT=1 CC=cc CXX=g++ "$@" >"$dir/out" 2>&1 || { echo "make $*:" && cat "$dir/out" && exit 1; }; }
 planned() { make -n NO_APT=1 CC=cc CXX=g++ "$@" 2>/dev/null; } # what make would do

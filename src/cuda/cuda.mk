@@ -8,13 +8,10 @@ CUDA_SRC := $(sort $(wildcard src/ops/*/*_cuda.cu src/fused/*/*_cuda.cu))
 CUDA_COMMON_C := src/backend/cuda_backend.c $(addprefix src/cuda/,device_memory.c mapped_output.c prelaunch.c)
 CUDA_C := $(CUDA_COMMON_C) $(addprefix src/cuda/,borrow.c device.c gemm.c graph.c nccl.c)
 EMU := tests/emu
-NVCC_OPT ?= -O3
-NVCC_FLAGS := -std=c++17 $(NVCC_OPT) -lineinfo -Iinclude -Isrc -Xcompiler -fPIC,-Wall,-fvisibility=hidden -diag-suppress 177
+NVCC_FLAGS := -std=c++17 -O3 -lineinfo -Iinclude -Isrc -Xcompiler -fPIC,-Wall,-fvisibility=hidden -diag-suppress 177
 PTX := -gencode=arch=compute_80,code=compute_80
 MACHINE := $(foreach a,$(CUDA_ARCH),-gencode=arch=compute_$(a),code=[compute_$(a)$(,)sm_$(a)])
-# Where nvcc only checks (CI: NVCC_OPT is not -O3), bf16 kernels are compiled for the chips, float ones as PTX: half the time.
-TARGETS_cuda := $(if $(filter -O3,$(NVCC_OPT)),$(PTX)) $(MACHINE)
-TARGETS_cuda_f32 := $(PTX) $(if $(filter -O3,$(NVCC_OPT)),$(MACHINE))
+TARGETS := $(PTX) $(MACHINE)
 ISA_cuda := -DHL_ISA=cuda
 ISA_cuda_f32 := -DHL_ISA=cuda_f32 -DHL_CUDA_F32
 
@@ -54,12 +51,24 @@ $$(BUILD)/$(1)/src/backend/%.o: src/backend/%.c $$(BUILD)/c.made-with
 $$(BUILD)/emu-$(1)/src/backend/%.o: src/backend/%.c $$(BUILD)/c.made-with
 	$$(call say,CC $$@) mkdir -p $$(@D) && $$(CC) $$(ALL_CFLAGS) $$(ISA_$(1)) -c -o $$@ $$<
 $$(BUILD)/$(1)/%.o: %.cu $$(BUILD)/cuda.made-with
-	$$(call say,NVCC $$@) mkdir -p $$(@D) && $$(NVCC) $$(NVCC_FLAGS) $$(TARGETS_$(1)) $$(ISA_$(1)) -MMD -MP -c -o $$@ $$<
+	$$(call say,NVCC $$@) mkdir -p $$(@D) && $$(NVCC) $$(NVCC_FLAGS) $$(TARGETS) $$(ISA_$(1)) -MMD -MP -c -o $$@ $$<
 $$(BUILD)/emu-$(1)/%.o: %.cu $$(BUILD)/c.made-with
 	$$(call say,EMU $$@) mkdir -p $$(@D) && $$(CXX) -x c++ -std=c++17 -O2 -w -fPIC -Iinclude -Isrc \
 	    -I$$(EMU)/include -DHL_CUDA_EMU $$(ISA_$(1)) -MMD -MP -c -o $$@ $$<
 endef
 $(foreach i,cuda cuda_f32,$(eval $(call cuda_compile,$(i))))
+
+# That nvcc takes every kernel, for machines without a GPU: device code alone, hardly optimised, bf16 for the chips and
+# float as PTX. The emulator's build compiles the host code of these files.
+CHECK_OBJ := $(patsubst %.c,$(BUILD)/cuda-host/%.o,$(CUDA_C)) $(patsubst %.cu,$(BUILD)/check/%.cubin,$(CUDA_SRC)) \
+    $(patsubst %.cu,$(BUILD)/check-f32/%.ptx,$(CUDA_SRC))
+QUICK = $(filter -std% -I%,$(NVCC_FLAGS)) -diag-suppress 177 $(if $(findstring --Ofast-compile,$(NVCC_HELP)),-Ofc=max) -MMD -MP
+$(BUILD)/check/%.cubin: %.cu $(BUILD)/cuda.made-with
+	$(call say,NVCC $@) mkdir -p $(@D) && $(NVCC) $(QUICK) -arch=sm_$(lastword $(CUDA_ARCH)) $(ISA_cuda) -cubin -o $@ $<
+$(BUILD)/check-f32/%.ptx: %.cu $(BUILD)/cuda.made-with
+	$(call say,NVCC $@) mkdir -p $(@D) && $(NVCC) $(QUICK) -arch=compute_80 $(ISA_cuda_f32) -ptx -o $@ $<
+check-cuda: NVCC_HELP := $(if $(filter check-cuda,$(GOALS)),$(if $(NVCC),$(shell $(NVCC) --help)))
+check-cuda: $(CHECK_OBJ) ## compile every kernel with nvcc, only to see that it compiles
 
 # a library whose "cuda" backend is emulated, for tests/cuda_x.c; `make test-cuda` links them with the real one
 EMU_HAVE := $(addprefix $(BUILD)/emu/src/backend/,$(HAVE_CUDA))
@@ -79,4 +88,4 @@ test-cuda: $(GPU_TESTS) ## the CUDA backend on this machine's GPU
 sanitize: gpu-tests ## compute-sanitizer's memcheck and racecheck over them
 	$(MAKE) --no-print-directory BUILD=$(BUILD)-race RACE=1 gpu-tests
 	tools/sanitize.sh $(BUILD) $(BUILD)-race $(JOBS)
-.PHONY: gpu-tests test-cuda sanitize
+.PHONY: gpu-tests test-cuda sanitize check-cuda
