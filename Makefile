@@ -13,7 +13,7 @@ BUILD := build/$(if $(call on,$(FUZZ)),fuzz,$(notdir $(CC))$(if $(call on,$(SAN)
 # Missing packages are named, then installed where that needs no password (NO_APT=1: never), before anything is compiled;
 # the check takes 20 ms.
 GOALS := $(or $(MAKECMDGOALS),all)
-BUILDS := $(filter-out help clean uninstall format,$(GOALS))
+BUILDS := $(filter-out help clean uninstall format test-arm,$(GOALS))
 ifneq ($(BUILDS),)
 ifneq ($(shell NO_APT='$(NO_APT)' CC='$(CC)' tools/deps.sh $(if $(filter test% demo deps fuzz%,$(GOALS)),test,build) >&2 && echo ok),ok)
 $(error cannot build: see above)
@@ -115,8 +115,12 @@ $(BUILD)/tests/fuzz_%: tests/fuzz_%.c $(BUILD)/libhola.a
 	$(call test_link,$(if $(call on,$(FUZZ)),-DHL_LIBFUZZER -fsanitize=fuzzer),$(BUILD)/libhola.a)
 
 tests: $(filter $(BUILD)/%,$(TESTS))
-test: $(BUILD)/hola tests ## build and run all tests
-	@HOLA=$(abspath $(BUILD)/hola) JOBS=$(JOBS) tests/run.sh $(TESTS)
+# the program as a command of its own where an emulator runs it
+$(BUILD)/hola-emulated: $(BUILD)/hola
+	@printf '#!/bin/sh\nexec %s %s "$$@"\n' '$(RUNNER)' '$(abspath $<)' >$@ && chmod +x $@
+test: $(BUILD)/hola$(if $(RUNNER),-emulated) tests ## build and run all tests
+	@HOLA=$(abspath $(BUILD)/hola$(if $(RUNNER),-emulated)) JOBS=$(JOBS) tests/run.sh $(TESTS)
+test-arm:; @MAKE='$(MAKE)' ONLY='$(ONLY)' tools/test_arm.sh ## cross-compile for 64-bit ARM, some tests under qemu
 soak: $(BUILD)/hola; @python3 tests/soak_serve.py $< ## hola serve under random misfortune for SOAK_SECONDS=600
 demo: all ## train and compare small models with and without the exact memory (minutes)
 	./hola demo $(ARGS)
@@ -156,5 +160,5 @@ clean: ## remove everything that was built
 	rm -rf build hola
 
 .PRECIOUS: $(BUILD)/tests/% $(BUILD)/bench/%
-.PHONY: all tests test soak demo bench fuzz fuzz-quick fuzz-run check-style format deps help clean
+.PHONY: all tests test test-arm soak demo bench fuzz fuzz-quick fuzz-run check-style format deps help clean
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

@@ -267,7 +267,7 @@ static void test_best_scale(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_error),           cmocka_unit_test(test_special_dot),       cmocka_unit_test(test_not_finite),
+        cmocka_unit_test(test_error),           cmocka_unit_test(test_special_dot), cmocka_unit_test(test_not_finite),
         cmocka_unit_test(test_rows_and_panels), cmocka_unit_test(test_best_scale),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

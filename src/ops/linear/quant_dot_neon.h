@@ -78,18 +78,18 @@ INLINE void step(int mr, hola_dtype dtype, const struct hl_dot *d, const uint8_t
     int8x16_t column[HL_CODE_STEP];
     (void)high;
     eight_columns(dtype, w, half, column);
-#define COLUMN(c) /* a lane is a constant */                                                          \
-    {                                                                                                 \
-        const int16x8_t a = vmovl_s8(vget_low_s8(column[c])), b = vmovl_high_s8(column[c]);           \
-        UNROLL                                                                                        \
-        for (int i = 0; i < mr; i++) {                                                                \
-            const int16x8_t x = vld1q_s16(d->x + i * d->xs + k);                                      \
-            vq *to = &acc[i][half * HALF];                                                            \
-            to[0] = (vq)vmlal_laneq_s16((int32x4_t)to[0], vget_low_s16(a), x, c);                     \
-            to[1] = (vq)vmlal_high_laneq_s16((int32x4_t)to[1], a, x, c);                              \
-            to[2] = (vq)vmlal_laneq_s16((int32x4_t)to[2], vget_low_s16(b), x, c);                     \
-            to[3] = (vq)vmlal_high_laneq_s16((int32x4_t)to[3], b, x, c);                              \
-        }                                                                                             \
+#define COLUMN(c) /* a lane is a constant */                                                \
+    {                                                                                       \
+        const int16x8_t a = vmovl_s8(vget_low_s8(column[c])), b = vmovl_high_s8(column[c]); \
+        UNROLL                                                                              \
+        for (int i = 0; i < mr; i++) {                                                      \
+            const int16x8_t x = vld1q_s16(d->x + i * d->xs + k);                            \
+            vq *to = &acc[i][half * HALF];                                                  \
+            to[0] = (vq)vmlal_laneq_s16((int32x4_t)to[0], vget_low_s16(a), x, c);           \
+            to[1] = (vq)vmlal_high_laneq_s16((int32x4_t)to[1], a, x, c);                    \
+            to[2] = (vq)vmlal_laneq_s16((int32x4_t)to[2], vget_low_s16(b), x, c);           \
+            to[3] = (vq)vmlal_high_laneq_s16((int32x4_t)to[3], b, x, c);                    \
+        }                                                                                   \
     }
     COLUMN(0)
     COLUMN(1)
@@ -108,9 +108,9 @@ INLINE void sum_group(int mr, hola_dtype dtype, const struct hl_dot *d, const ui
     _Static_assert(HALF == 4 && HL_CODE_STEP == 8, "a half is four vectors, a step eight columns");
     const int64_t bytes = HL_PANEL * HL_CODE_STEP / (dtype == HOLA_INT8 ? 1 : 2);
     const int together = mr == 1 ? 2 : 1; /* halves */
-    vq high[HL_DOT_ROWS][NV] = {{{0}}};
     UNROLL
-    for (int h0 = 0; h0 < 2; h0 += together)
+    for (int h0 = 0; h0 < 2; h0 += together) {
+        vq high[HL_DOT_ROWS][NV] = {{{0}}};
         for (int64_t j = 0; j < n; j += HL_CODE_STEP) {
             const uint8_t *at = w + j / HL_CODE_STEP * bytes;
             if (mr <= 2 && h0 == 0)
@@ -118,9 +118,10 @@ INLINE void sum_group(int mr, hola_dtype dtype, const struct hl_dot *d, const ui
             UNROLL
             for (int h = h0; h < h0 + together; h++) step(mr, dtype, d, at, k + j, h, acc, high);
         }
-    UNROLL
-    for (int i = 0; i < mr; i++) {
         UNROLL
-        for (int v = 0; v < NV; v++) acc[i][v] += high[i][v] << 8;
+        for (int i = 0; i < mr; i++) {
+            UNROLL
+            for (int v = h0 * HALF; v < (h0 + together) * HALF; v++) acc[i][v] += high[i][v] << 8;
+        }
     }
 }
