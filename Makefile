@@ -13,7 +13,7 @@ BUILD := build/$(if $(call on,$(FUZZ)),fuzz,$(notdir $(CC))$(if $(call on,$(SAN)
 # Missing packages are named, then installed where that needs no password (NO_APT=1: never), before anything is compiled;
 # the check takes 20 ms.
 GOALS := $(or $(MAKECMDGOALS),all)
-BUILDS := $(filter-out help clean uninstall format,$(GOALS))
+BUILDS := $(filter-out help clean uninstall format test-arm,$(GOALS))
 ifneq ($(BUILDS),)
 ifneq ($(shell NO_APT='$(NO_APT)' CC='$(CC)' tools/deps.sh $(if $(filter test% demo deps fuzz%,$(GOALS)),test,build) >&2 && echo ok),ok)
 $(error cannot build: see above)
@@ -21,26 +21,34 @@ endif
 endif
 
 WARN := -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Wno-float-conversion -Wpointer-arith -Wvla -Wno-psabi -Werror
-LIBS := -ljansson $(shell pkg-config --libs libarchive 2>/dev/null) -lm -pthread# libarchive: optional, for .gz .xz .zst
-MPI ?= $(shell pkg-config --exists ompi 2>/dev/null && echo ompi)# optional, for several ranks in hola train
-CLI_LIBS := $(if $(MPI),$(shell pkg-config --libs $(MPI))) $(shell pkg-config --libs libedit 2>/dev/null)# optional, line editing in hola generate -i
+PKG_CONFIG ?= pkg-config
+LIBS := -ljansson $(shell $(PKG_CONFIG) --libs libarchive 2>/dev/null) -lm -pthread# libarchive: optional, for .gz .xz .zst
+MPI ?= $(shell $(PKG_CONFIG) --exists ompi 2>/dev/null && echo ompi)# optional, for several ranks in hola train
+CLI_LIBS := $(if $(MPI),$(shell $(PKG_CONFIG) --libs $(MPI))) $(shell $(PKG_CONFIG) --libs libedit 2>/dev/null)# optional, line editing in hola generate -i
 CFLAGS ?= $(if $(call on,$(SAN) $(TSAN) $(FUZZ)),-O1 -g1,-O3 -g)
 ALL_CFLAGS := -std=c11 $(CFLAGS) -fno-math-errno -fPIC -fvisibility=hidden $(WARN) -Iinclude -Isrc -MMD -MP -pthread
 ALL_CFLAGS += $(if $(call on,$(TSAN) $(FUZZ)),-DHL_ONE_ISA) $(if $(filter -larchive,$(LIBS)),-DHL_HAVE_LIBARCHIVE) \
     $(if $(filter -ledit,$(CLI_LIBS)),-DHL_HAVE_LIBEDIT) \
-    $(if $(MPI),-DHL_HAVE_MPI $(patsubst -I%,-isystem %,$(shell pkg-config --cflags-only-I $(MPI))))
+    $(if $(MPI),-DHL_HAVE_MPI $(patsubst -I%,-isystem %,$(shell $(PKG_CONFIG) --cflags-only-I $(MPI))))
 SANITIZE := $(if $(call on,$(SAN) $(FUZZ)),address$(,)undefined -fno-sanitize-recover=undefined,$(if $(call on,$(TSAN)),thread))
 ALL_CFLAGS += $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-omit-frame-pointer) $(if $(call on,$(FUZZ)),-fsanitize=fuzzer-no-link)
 LDFLAGS += $(if $(SANITIZE),-fsanitize=$(SANITIZE))
 
 # The fast ops are compiled once per instruction set; HL_ISA names each copy (src/backend/backend.h). Fuzzers, which test
 # parsers, and the thread sanitizer get one of them.
-ISAS := base $(if $(call on,$(TSAN) $(FUZZ)),,$(if $(findstring x86_64,$(shell $(CC) -dumpmachine 2>/dev/null)),avx2 avx512))
+ISAS_x86_64 := avx2 avx512
+ISAS_aarch64 := neon
+ISAS := base $(if $(call on,$(TSAN) $(FUZZ)),,$(ISAS_$(firstword $(subst -, ,$(shell $(CC) -dumpmachine 2>/dev/null)))))
 FLAGS_ref := -DHL_ISA_REF
 FLAGS_base := -ffp-contract=fast
 FLAGS_avx2 := -ffp-contract=fast -mavx2 -mfma -mf16c
 FLAGS_avx512 := -ffp-contract=fast -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c -mprefer-vector-width=512
+FLAGS_neon := -ffp-contract=fast -DHL_NEON
+# instructions for dot products of integers: a copy more of one file, chosen where the processor has them
+DOT_avx512 := avx512vnni
+DOT_neon := dotprod
 FLAGS_avx512vnni := $(FLAGS_avx512) -mavx512vnni
+FLAGS_dotprod := $(FLAGS_neon) -march=armv8.2-a+dotprod
 
 REF_SRC := $(sort $(wildcard src/ops/*/*_ref.c)) src/backend/cpu_table.c
 FAST_SRC := $(sort $(wildcard src/ops/*/*_cpu.c)) src/backend/cpu_table.c
@@ -49,7 +57,7 @@ LIB_SRC := $(filter-out $(REF_SRC) $(FAST_SRC) %_mpi.c src/backend/cuda_%.c,$(so
 CLI_SRC := $(sort $(wildcard src/cli/*.c)) $(if $(MPI),src/train/dist_mpi.c)
 obj = $(patsubst %.c,$(BUILD)/$(1)/%.o,$(2))
 LIB_OBJ := $(call obj,float,$(LIB_SRC)) $(call obj,ref,$(REF_SRC)) $(foreach i,$(ISAS),$(call obj,$(i),$(FAST_SRC))) \
-    $(if $(filter avx512,$(ISAS)),$(call obj,avx512vnni,src/ops/linear/quant_dot_cpu.c))
+    $(foreach i,$(ISAS),$(foreach d,$(DOT_$(i)),$(call obj,$(d),src/ops/linear/quant_dot_cpu.c)))
 DBL_OBJ := $(call obj,double,$(LIB_SRC)) $(call obj,double-ref,$(REF_SRC)) $(call obj,double-base,$(FAST_SRC))
 
 say = $(if $(V),,@echo "  $(1)";)
@@ -71,7 +79,7 @@ all: $(BUILD)/hola ## build the program, as ./hola (default)
 $(BUILD)/libhola.a: $(LIB_OBJ)
 $(BUILD)/libhola-double.a: $(DBL_OBJ)
 $(BUILD)/%.a: $(BUILD)/link.made-with
-	$(call say,AR $@) rm -f $@ && ar rcs $@ $(inputs)
+	$(call say,AR $@) rm -f $@ && $(AR) rcs $@ $(inputs)
 $(BUILD)/libhola.so.0: $(LIB_OBJ) $(BUILD)/link.made-with
 	$(call say,LD $@) $(CC) $(LDFLAGS) -shared -Wl,-soname,libhola.so.0 -Wl,-z,defs -o $@ $(inputs) $(LIBS)
 $(BUILD)/hola: $(call obj,float,$(CLI_SRC)) $(BUILD)/libhola.a
@@ -87,7 +95,7 @@ $(eval $(call compile,float,))
 $(eval $(call compile,double,-DHL_DOUBLE))
 $(eval $(call compile,double-ref,-DHL_DOUBLE -DHL_ISA=ref $(FLAGS_ref)))
 $(eval $(call compile,double-base,-DHL_DOUBLE -DHL_ISA=base $(FLAGS_base)))
-$(foreach i,ref $(ISAS) avx512vnni,$(eval $(call compile,$(i),-DHL_ISA=$(i) $(FLAGS_$(i)) $(if $(call on,$(FUZZ)),-fno-sanitize=all))))
+$(foreach i,ref $(ISAS) $(foreach i,$(ISAS),$(DOT_$(i))),$(eval $(call compile,$(i),-DHL_ISA=$(i) $(FLAGS_$(i)) $(if $(call on,$(FUZZ)),-fno-sanitize=all))))
 
 # tests/test_x.c is built in float, tests/grad_x.c in double (finite differences), both with cmocka.
 # tests/fuzz_x.c is a plain program with bad input of its own; `make fuzz` runs it with libFuzzer's.
@@ -107,8 +115,12 @@ $(BUILD)/tests/fuzz_%: tests/fuzz_%.c $(BUILD)/libhola.a
 	$(call test_link,$(if $(call on,$(FUZZ)),-DHL_LIBFUZZER -fsanitize=fuzzer),$(BUILD)/libhola.a)
 
 tests: $(filter $(BUILD)/%,$(TESTS))
-test: $(BUILD)/hola tests ## build and run all tests
-	@HOLA=$(abspath $(BUILD)/hola) JOBS=$(JOBS) tests/run.sh $(TESTS)
+# the program as a command of its own where an emulator runs it
+$(BUILD)/hola-emulated: $(BUILD)/hola
+	@printf '#!/bin/sh\nexec %s %s "$$@"\n' '$(RUNNER)' '$(abspath $<)' >$@ && chmod +x $@
+test: $(BUILD)/hola$(if $(RUNNER),-emulated) tests ## build and run all tests
+	@HOLA=$(abspath $(BUILD)/hola$(if $(RUNNER),-emulated)) JOBS=$(JOBS) tests/run.sh $(TESTS)
+test-arm:; @MAKE='$(MAKE)' ONLY='$(ONLY)' tools/test_arm.sh ## cross-compile for 64-bit ARM, some tests under qemu
 soak: $(BUILD)/hola; @python3 tests/soak_serve.py $< ## hola serve under random misfortune for SOAK_SECONDS=600
 demo: all ## train and compare small models with and without the exact memory (minutes)
 	./hola demo $(ARGS)
@@ -148,5 +160,5 @@ clean: ## remove everything that was built
 	rm -rf build hola
 
 .PRECIOUS: $(BUILD)/tests/% $(BUILD)/bench/%
-.PHONY: all tests test soak demo bench fuzz fuzz-quick fuzz-run check-style format deps help clean
+.PHONY: all tests test test-arm soak demo bench fuzz fuzz-quick fuzz-run check-style format deps help clean
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

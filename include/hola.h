@@ -173,7 +173,8 @@ typedef struct hola_options { /* zero means default */
     int threads;              /* 0: one per processor */
     const char *backend;      /* NULL or "cpu"; "cuda": the first GPU, "cuda:1": the second; "auto": the first GPU if
                                  there is one, else the CPU. For tests: "cpu-ref" (plain reference code), "cpu-base",
-                                 "cpu-avx2", "cpu-avx512" (one instruction set), "cuda-f32" (float activations) */
+                                 "cpu-avx2", "cpu-avx512", "cpu-neon" (one instruction set), "cuda-f32" (float
+                                 activations) */
 } hola_options;
 #define HOLA_OPTIONS_INIT \
     { sizeof(hola_options), 0, NULL }

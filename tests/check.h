@@ -182,7 +182,7 @@ static inline const char *check_backend(int i) {
 #ifdef HL_DOUBLE
     static const char *const names[] = {"cpu-base", NULL};
 #else
-    static const char *const names[] = {"cpu-base", "cpu-avx2", "cpu-avx512", NULL};
+    static const char *const names[] = {"cpu-base", "cpu-avx2", "cpu-avx512", "cpu-neon", NULL};
 #endif
     return names[i];
 }

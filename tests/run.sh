@@ -2,10 +2,12 @@
 # run.sh TEST...: runs them, JOBS at a time, shows what failed or was skipped, and closes with the sums. A cmocka
 # program counts as many tests as it holds; any other program or script counts as one (status 0: passed, 77: skipped).
 limit=${TEST_SECONDS:-600} # a test that hangs is a failure
+# RUNNER: a command that runs programs for another processor (make test-arm)
 
 report() { # TEST: what is shown of it; the line of counts, passed failed skipped, goes to $sums
     start=$(date +%s)
-    out=$(timeout "$limit" "$1" 2>&1)
+    case $1 in *.sh) runner= ;; *) runner=$RUNNER ;; esac
+    out=$(timeout "$limit" $runner "$1" 2>&1)
     rc=$?
     name=$(basename "$1")
     # as cmocka reports them; empty for other programs

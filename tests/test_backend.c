@@ -24,7 +24,7 @@ static void check_needed(const struct hl_ops *ops) {
 
 static void backends_open(void **state) {
     (void)state;
-    static const char *const names[] = {"cpu", "cpu-ref", "cpu-base", "cpu-avx2", "cpu-avx512", NULL};
+    static const char *const names[] = {"cpu", "cpu-ref", "cpu-base", "cpu-avx2", "cpu-avx512", "cpu-neon", NULL};
     for (int i = 0; names[i]; i++) {
         struct hl_backend *b = NULL;
         if (!hl_ops_named(names[i])) { /* a processor without it */

@@ -316,6 +316,42 @@ static void test_bits(void **state) {
         }
 }
 
+/* The gradient of one long segment is divided by blocks where threads would be idle; the second shape in windows of two
+ * blocks, for two threads. */
+static void test_long_bits(void **state) {
+    static const int threads[] = {2, 3, 7, 16};
+    static const int64_t len[] = {410};
+    (void)state;
+    for (int i = 0; check_backend(i); i++)
+        for (int k = 0; k < 4; k++) {
+            const hola_evict evict = k < 2 ? HOLA_EVICT_LTE : k == 2 ? HOLA_EVICT_RECENCY : HOLA_EVICT_BETAE;
+            const struct shape s =
+                k % 2 ? (struct shape){200, 50, 1, 4, 64, 64, evict} : (struct shape){9, 20, 2, 4, 24, 40, evict};
+            const char *who = check_backend(i);
+            if (!hl_ops_named(who)) continue;
+            struct batch *want = batch_new(s, len, 1, 5), *x = batch_new(s, len, 1, 5), *y = batch_new(s, len, 1, 5);
+            batch_run(want, "cpu-ref", one, true);
+            batch_run(x, who, one, true);
+            for (int t = 0; t < 4; t++) {
+                struct hl_backend *pool = check_backend_open(threads[t], 0);
+                batch_clear(y);
+                batch_run(y, who, pool, true);
+                batch_near(y, want, tol, true, who);
+                same_bits(x->dq, y->dq, x->nq), same_bits(x->dk, y->dk, x->nq), same_bits(x->dv, y->dv, x->nv);
+                same_bits(x->dtau, y->dtau, s.HV), same_bits(x->dsink, y->dsink, s.HV);
+                same_bits(x->dgate, y->dgate, s.HV);
+                if (evict == HOLA_EVICT_LTE) same_bits(x->dscore, y->dscore, x->T * s.HV);
+                y->dout[x->nv - 1] += 1; /* the last row changes what the first kept ones receive */
+                batch_clear(y);
+                batch_run(y, who, pool, true);
+                y->dout[x->nv - 1] = x->dout[x->nv - 1];
+                assert_memory_not_equal(x->dk, y->dk, (size_t)x->nq * sizeof(real));
+                hl_backend_close(pool);
+            }
+            batch_free(want), batch_free(x), batch_free(y);
+        }
+}
+
 /* Three sessions at different places, one token each, then a prompt piece beside single tokens: the bits
  * of every one are those it gets alone. */
 static void test_session_bits(void **state) {
@@ -394,17 +430,12 @@ static void test_score(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_against_ref),
-        cmocka_unit_test(test_large_blocks),
-        cmocka_unit_test(test_definition),
-        cmocka_unit_test(test_odd_scores),
-        cmocka_unit_test(test_streaming),
-        cmocka_unit_test(test_bits),
-        cmocka_unit_test(test_session_bits),
-        cmocka_unit_test(test_score),
-        cmocka_unit_test(test_large_logits),
-        cmocka_unit_test(test_first_rows),
-        cmocka_unit_test(test_measured_and_learned),
+        cmocka_unit_test(test_against_ref), cmocka_unit_test(test_large_blocks),
+        cmocka_unit_test(test_definition),  cmocka_unit_test(test_odd_scores),
+        cmocka_unit_test(test_streaming),   cmocka_unit_test(test_bits),
+        cmocka_unit_test(test_long_bits),   cmocka_unit_test(test_session_bits),
+        cmocka_unit_test(test_score),       cmocka_unit_test(test_large_logits),
+        cmocka_unit_test(test_first_rows),  cmocka_unit_test(test_measured_and_learned),
         cmocka_unit_test(test_linear_gate),
     };
     int failed;

@@ -117,10 +117,11 @@ static void same_result(const struct gdn_case *c, const struct gdn_result *x, co
 }
 
 static void check_threads(const struct hl_ops *ops, const struct gdn_shape *f, const int64_t *len, int64_t n) {
-    static const int threads[] = {1, 3, 8};
+    static const int threads[] = {1, 2, 3, 7, 16};
+    enum { COUNT = sizeof threads / sizeof *threads };
     struct gdn_case *c = case_new(f, len, n, 11);
-    struct gdn_result session[3], training[3];
-    for (int i = 0; i < 3; i++) {
+    struct gdn_result session[COUNT], training[COUNT];
+    for (int i = 0; i < COUNT; i++) {
         struct hl_backend *pool = check_backend_open(threads[i], hl_gdn_scratch(f->K, f->V));
         session[i] = result_new(c);
         training[i] = result_new(c);
@@ -128,25 +129,34 @@ static void check_threads(const struct hl_ops *ops, const struct gdn_shape *f, c
         run_training(ops, pool, c, &training[i], true);
         same_result(c, &session[0], &session[i]);
         same_result(c, &training[0], &training[i]);
+        if (i > 0) { /* another last chunk changes the first */
+            real *dout = (real *)c->a.dout + c->v - 1;
+            *dout += (real)0.5;
+            run_training(ops, pool, c, &training[i], true);
+            *dout -= (real)0.5;
+            assert_memory_not_equal(training[0].dk, training[i].dk, (size_t)c->qk * sizeof(real));
+        }
         hl_backend_close(pool);
     }
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < COUNT; i++) {
         result_free(c, &session[i]);
         result_free(c, &training[i]);
     }
     case_free(c);
 }
 
-/* With fewer heads than threads a long sequence is also cut into tiles of V. */
+/* With fewer heads than threads a long sequence is also cut into tiles of V, and its gradient into windows of chunks. */
 static void threads_change_no_bits(void **state) {
     static const int64_t one[] = {520}, mixed[] = {70, 1, 9, 130}; /* 520: more than one window of chunks */
     const struct gdn_shape even = {1, 1, 32, 128, GATE_RANDOM, -0.05, 0, 1};
     const struct gdn_shape odd = {1, 2, 24, 200, GATE_RANDOM, -0.05, 0, 1};
+    const struct gdn_shape grouped = {1, 8, 16, 40, GATE_NONE, 0, 0, 1}; /* one chunk a window with two threads */
     (void)state;
     for (int b = 0; check_backend(b); b++) {
         const struct hl_ops *ops = hl_ops_named(check_backend(b));
         if (!ops) continue;
         check_threads(ops, &odd, one, 1);
+        check_threads(ops, &grouped, one, 1);
         check_threads(ops, &even, mixed, 4);
         check_threads(ops, &odd, mixed, 4);
     }

@@ -4,6 +4,9 @@
 #include "model/quant_file.h"
 #include "ops/linear/quant_dot.h"
 #include "ops/linear/weight.h"
+#ifdef __aarch64__
+#include <sys/auxv.h>
+#endif
 
 static const hola_dtype types[] = {HOLA_INT8, HOLA_INT4};
 /* Of a product: a step is 1/127 or 1/8 of a group's largest number, which is about 2.8 (of 128) or 2.5 (of 64)
@@ -92,48 +95,65 @@ static void test_error(void **state) {
     hl_backend_close(pool);
 }
 
-/* The integer sums are the same in every instruction set, and so are the numbers made of them where both fuse the
- * multiplication with the addition. */
-static void test_vnni(void **state) {
+/* The integer sums are the same with and without the dot-product instructions of a processor, and so are the numbers
+ * made of them. */
 #if defined(__x86_64__)
-    void hl_avx512_dot(const struct hl_dot *);
+void hl_avx512_dot(const struct hl_dot *);
+enum { DOT_ROWS = 5 };
+static void (*const plain_dot)(const struct hl_dot *) = hl_avx512_dot;
+static void (*const special_dot)(const struct hl_dot *) = hl_avx512vnni_dot;
+static bool has_special_dot(void) { return __builtin_cpu_supports("avx512vnni") && hl_ops_named("cpu-avx512"); }
+#elif defined(__aarch64__)
+void hl_neon_dot(const struct hl_dot *);
+enum { DOT_ROWS = 3 };
+static void (*const plain_dot)(const struct hl_dot *) = hl_neon_dot;
+static void (*const special_dot)(const struct hl_dot *) = hl_dotprod_dot;
+static bool has_special_dot(void) { return getauxval(AT_HWCAP) & HWCAP_ASIMDDP; }
+#else
+enum { DOT_ROWS = 1 };
+static void (*const plain_dot)(const struct hl_dot *) = NULL, (*const special_dot)(const struct hl_dot *) = NULL;
+static bool has_special_dot(void) { return false; }
+#endif
+static void test_special_dot(void **state) {
     (void)state;
-    if (!__builtin_cpu_supports("avx512vnni") || !hl_ops_named("cpu-avx512")) {
-        print_message("SKIP: no AVX512-VNNI here\n");
+    if (!has_special_dot()) {
+        print_message("SKIP: no dot-product instructions here\n");
         skip();
     }
-    enum { K = 200, ROWS = 5, N = 27 };
-    real *W = weights(HL_PANEL * K, 3), *a = check_new(ROWS * N), *b = check_new(ROWS * N), scale[ROWS * 8];
-    int16_t x[ROWS * 256];
-    int32_t sum[ROWS * 8] = {0};
-    for (int t = 0; t < 2; t++) {
-        const int64_t G = hl_group_size(types[t]);
-        void *panel = malloc((size_t)hl_panel_bytes(HL_PANEL, K, types[t]));
-        hl_panel_pack(panel, types[t], W, HL_PANEL, K);
-        for (int i = 0; i < ROWS * 256; i++) x[i] = (int16_t)(i % 256 < K ? check_mix((uint64_t)i) : 0);
+    enum { K = 200, N = 27, WHOLE = HL_PANEL, MOST = 127 * 256 + 127 };
+    real *W = weights(HL_PANEL * K, 3), *a = check_new(DOT_ROWS * WHOLE), *b = check_new(DOT_ROWS * WHOLE);
+    real scale[DOT_ROWS * 8];
+    int16_t x[DOT_ROWS * 256];
+    int32_t sum[DOT_ROWS * 8] = {0};
+    for (int turn = 0; turn < 4 * DOT_ROWS; turn++) { /* type, whole or cut panel, rows */
+        const hola_dtype type = types[turn % 2];
+        const int64_t G = hl_group_size(type);
+        void *panel = malloc((size_t)hl_panel_bytes(HL_PANEL, K, type));
+        hl_panel_pack(panel, type, W, HL_PANEL, K);
+        for (int i = 0; i < DOT_ROWS * 256; i++) {
+            const int r = (int16_t)check_mix((uint64_t)i);
+            x[i] = (int16_t)(i % 256 >= K ? 0 : i % 9 == 0 || r > MOST ? MOST : i % 9 == 1 || r < -MOST ? -MOST : r);
+        }
         memset(sum, 0, sizeof sum);
-        for (int i = 0; i < ROWS * 8; i++) scale[i] = (real)(i + 1) * (real)1e-5;
-        for (int i = 0; i < ROWS; i++)
+        for (int i = 0; i < DOT_ROWS * 8; i++) scale[i] = (real)(i + 1) * (real)1e-5;
+        for (int i = 0; i < DOT_ROWS; i++)
             for (int k = 0; k < K; k++) sum[i * 8 + k / G] += x[i * 256 + k];
-        struct hl_dot d = {.dtype = types[t], .B = panel, .K = K, .x = x, .scale = scale, .sum = sum};
-        d.xs = 256, d.gs = 8, d.ldc = d.n = N, d.mr = ROWS;
+        struct hl_dot d = {.dtype = type, .B = panel, .K = K, .x = x, .scale = scale, .sum = sum};
+        d.xs = 256, d.gs = 8, d.ldc = d.n = turn / 2 % 2 ? N : WHOLE, d.mr = 1 + turn / 4;
+        const size_t bytes = (size_t)(d.mr * d.ldc) * sizeof(real);
         d.C = a;
-        hl_avx512_dot(&d);
+        plain_dot(&d);
         d.C = b;
-        hl_avx512vnni_dot(&d);
-        assert_memory_equal(a, b, ROWS * N * sizeof(real));
-        x[3 * 256 + 7] ^= 1;
-        hl_avx512vnni_dot(&d);
-        assert_memory_not_equal(a, b, ROWS * N * sizeof(real));
+        special_dot(&d);
+        assert_memory_equal(a, b, bytes);
+        x[(d.mr - 1) * 256 + 7] ^= 1;
+        special_dot(&d);
+        assert_memory_not_equal(a, b, bytes);
         free(panel);
     }
     check_free(W, HL_PANEL * K);
-    check_free(a, ROWS * N);
-    check_free(b, ROWS * N);
-#else
-    (void)state;
-    skip();
-#endif
+    check_free(a, DOT_ROWS * WHOLE);
+    check_free(b, DOT_ROWS * WHOLE);
 }
 
 /* What is not a number in x is not one in out, in that row alone; a row of zeros gives zeros. */
@@ -247,7 +267,7 @@ static void test_best_scale(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_error),           cmocka_unit_test(test_vnni),       cmocka_unit_test(test_not_finite),
+        cmocka_unit_test(test_error),           cmocka_unit_test(test_special_dot), cmocka_unit_test(test_not_finite),
         cmocka_unit_test(test_rows_and_panels), cmocka_unit_test(test_best_scale),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

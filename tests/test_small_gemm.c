@@ -11,9 +11,12 @@ void hl_base_small_gemm(const struct hl_small_gemm *, real *);
 #if defined(__x86_64__)
 void hl_avx2_small_gemm(const struct hl_small_gemm *, real *);
 void hl_avx512_small_gemm(const struct hl_small_gemm *, real *);
-static const mm_fn fast_mm[] = {hl_base_small_gemm, hl_avx2_small_gemm, hl_avx512_small_gemm};
+static const mm_fn fast_mm[] = {hl_base_small_gemm, hl_avx2_small_gemm, hl_avx512_small_gemm, NULL};
+#elif defined(__aarch64__)
+void hl_neon_small_gemm(const struct hl_small_gemm *, real *);
+static const mm_fn fast_mm[] = {hl_base_small_gemm, NULL, NULL, hl_neon_small_gemm};
 #else
-static const mm_fn fast_mm[] = {hl_base_small_gemm, NULL, NULL};
+static const mm_fn fast_mm[] = {hl_base_small_gemm, NULL, NULL, NULL};
 #endif
 
 static _Alignas(64) real mm_scratch[HL_SMALL_GEMM_SCRATCH];

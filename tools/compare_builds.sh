@@ -7,7 +7,7 @@ usage: tools/compare_builds.sh [options] OLD_TREE NEW_TREE
 
 Status 0 and "N values, all the same", or status 1 and the first values that differ.
 
-  --backend NAME  cpu, cpu-ref, cpu-base, cpu-avx2, cpu-avx512, cuda or cuda-f32; may be given several times
+  --backend NAME  cpu, cpu-ref, cpu-base, cpu-avx2, cpu-avx512, cpu-neon, cuda or cuda-f32; may be given several times
                   (default: cpu, cpu-ref, cpu-base and, where this machine has it, cpu-avx2)
   --kind A,B,...  these kinds of models alone (compare_builds.c lists them), without the presets and the program
   --speed         the times of hola bench instead: three rounds by turns, medians, new/old

@@ -1,5 +1,6 @@
 #!/bin/sh
-# deps.sh [build|test]: sees to it that a compiler and the libraries are there. What is missing is named; then it is
+# deps.sh [build|test|arm]: sees to it that a compiler and the libraries are there; arm: the cross compiler and the
+# emulator of tools/test_arm.sh. What is missing is named; then it is
 # installed with apt-get where this user may do so without a password and NO_APT is not 1, and the command is printed
 # before it runs. Otherwise the command to run is printed. Silent when nothing is missing.
 # It needs nothing but a shell, for machines that do not even have a compiler.
@@ -11,6 +12,12 @@ compiles_with() { # HEADER...
     { printf '#include <%s>\n' setjmp.h stdarg.h stddef.h stdint.h "$@"; } | $cc -E -x c - >/dev/null 2>&1
 }
 missing() {
+    if [ "$for_what" = arm ]; then
+        command -v aarch64-linux-gnu-gcc >/dev/null || echo gcc-aarch64-linux-gnu
+        [ -e /usr/aarch64-linux-gnu/include/stdio.h ] || echo libc6-dev-arm64-cross
+        command -v qemu-aarch64-static >/dev/null || command -v qemu-aarch64 >/dev/null || echo qemu-user-static
+        return
+    fi
     command -v "${cc%% *}" >/dev/null || echo $compiler
     command -v ar >/dev/null || echo binutils
     compiles_with stdio.h || echo libc6-dev
@@ -21,7 +28,7 @@ missing() {
 # generate -i, several ranks in hola train (only for tests, being large), the CUDA kernels emulated (tests). Tried
 # for once.
 optional() {
-    [ ! -e build/.tried-optional-$for_what ] || return
+    [ "$for_what" != arm ] && [ ! -e build/.tried-optional-$for_what ] || return
     pkg-config --exists libarchive 2>/dev/null || echo pkg-config libarchive-dev
     pkg-config --exists libedit 2>/dev/null || echo pkg-config libedit-dev
     [ "$for_what" = build ] || command -v mpirun >/dev/null || echo libopenmpi-dev openmpi-bin
@@ -30,7 +37,7 @@ optional() {
 
 # the usual case, in one run of the compiler
 if [ "$for_what" = build ]; then compiles_with jansson.h; else compiles_with jansson.h cmocka.h; fi &&
-    command -v ar >/dev/null && [ -z "$(optional)" ] && exit 0
+    [ "$for_what" != arm ] && command -v ar >/dev/null && [ -z "$(optional)" ] && exit 0
 
 packages=$(echo $(missing) $(optional))
 [ -n "$packages" ] || exit 0

@@ -18,6 +18,9 @@ static bool has_avx512(void) {
     return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 }
+#elif defined(__aarch64__) && !defined(HL_DOUBLE) && !defined(HL_ONE_ISA)
+#define HL_HAVE_NEON /* as every such processor has */
+extern const struct hl_ops hl_neon_ops;
 #endif
 
 const struct hl_ops *hl_ops_named(const char *name) {
@@ -26,6 +29,9 @@ const struct hl_ops *hl_ops_named(const char *name) {
 #ifdef HL_HAVE_AVX
     if (has_avx2()) have[n++] = &hl_avx2_ops;
     if (has_avx512()) have[n++] = &hl_avx512_ops;
+#endif
+#ifdef HL_HAVE_NEON
+    have[n++] = &hl_neon_ops;
 #endif
     if (!name || !strcmp(name, "cpu")) return have[n - 1];
     for (int i = 0; i < n; i++)

@@ -58,8 +58,8 @@ struct hl_backend {
 };
 
 /* "cpu" or NULL: the fastest that this processor runs; "cpu-ref": the reference, plain loops that define what is
- * correct; "cpu-base", "cpu-avx2", "cpu-avx512": for one instruction set; "cuda": the first GPU, "cuda:1" the second;
- * "cuda-f32": with float activations, for checking. threads: of the host, 0: one per processor.
+ * correct; "cpu-base", "cpu-avx2", "cpu-avx512", "cpu-neon": for one instruction set; "cuda": the first GPU, "cuda:1"
+ * the second; "cuda-f32": with float activations, for checking. threads: of the host, 0: one per processor.
  * On success *out is yours: hl_backend_close() it. On failure it is NULL, and one line says why. */
 hola_status hl_backend_open(struct hl_backend **out, const char *name, int threads);
 void hl_backend_close(struct hl_backend *b);

@@ -11,6 +11,9 @@
 #if defined(__x86_64__) && !defined(HL_DOUBLE)
 #include <immintrin.h>
 #endif
+#ifdef HL_NEON /* 64-bit ARM, all of which has these vectors (Makefile) */
+#include <arm_neon.h>
+#endif
 
 #if defined(__AVX512F__)
 #define HL_VBYTES 64
@@ -46,10 +49,16 @@ static inline void v_store_n(real *p, vr x, int64_t n) {
 }
 
 /* lane-wise mask ? a : b, where mask is the result of a vector comparison */
-static inline vr v_select(vi mask, vr a, vr b) { return (vr)(((vi)a & mask) | ((vi)b & ~mask)); }
+static inline vr v_select(vi mask, vr a, vr b) {
+#ifdef HL_NEON
+    return (vr)vbslq_f32((uint32x4_t)mask, a, b);
+#else
+    return (vr)(((vi)a & mask) | ((vi)b & ~mask));
+#endif
+}
 
 /* Compilers do not recognise minimum, maximum and sums of lanes in plain vector code, and exp and the
- * norms live on them; so x86 gets them by name. The results are the same: NaN in either operand
+ * norms live on them; so x86 and ARM get them by name. The results are the same: NaN in either operand
  * gives b, and sums are always taken in the same pairwise order. */
 #if defined(__x86_64__) && !defined(HL_DOUBLE)
 #if HL_VBYTES == 64
@@ -84,6 +93,15 @@ V_FOLD(v_hmax, max)
 #undef V_QUARTER
 #undef V_HALF
 #undef V_MM
+#elif defined(HL_NEON)
+/* not vmaxq_f32, which gives NaN where either operand is one */
+static inline vr v_max(vr a, vr b) { return (vr)vbslq_f32(vcgtq_f32(a, b), a, b); }
+static inline vr v_min(vr a, vr b) { return (vr)vbslq_f32(vcltq_f32(a, b), a, b); }
+static inline real v_sum(vr x) { return vpadds_f32(vadd_f32(vget_low_f32(x), vget_high_f32(x))); }
+static inline real v_hmax(vr x) {
+    const vr y = v_max(x, (vr)vextq_f32(x, x, 2));
+    return v_max(y, (vr)vrev64q_f32(y))[0];
+}
 #else
 static inline vr v_max(vr a, vr b) { return v_select((vi)(a > b), a, b); }
 static inline vr v_min(vr a, vr b) { return v_select((vi)(a < b), a, b); }

@@ -57,7 +57,9 @@ static struct hl_cache_work place(void *scratch, int64_t K, int64_t V, int64_t w
     w.dS = hl_carve(&c, CACHE_BACK * ldb, size);
     w.R = hl_carve(&c, CACHE_BACK, size);
     w.bias = hl_carve(&c, CACHE_BCOLS, size);
-    if (c.used > w.bytes) w.bytes = c.used;
+    if (c.used < w.bytes) c.used = w.bytes;
+    w.kept = hl_carve(&c, CACHE_KEPT, size);
+    w.bytes = c.used;
     return w;
 }
 

@@ -1,7 +1,8 @@
 /* cache_back_cpu.c -- the backward pass of the read (docs/math.md).
  *
- * One task owns a key head of a segment: kept rows collect gradients from many blocks, and one task adds them
- * up in a fixed order, value head by value head, block by block. A tile is up to CACHE_BACK queries
+ * Kept rows collect gradients from many blocks, which are added in a fixed order, block by block, in it value head by
+ * value head. So one task owns a key head of a segment; or, where threads would be idle, a key head of a block, and
+ * what kept rows receive waits in memory until the blocks before have been added. A tile is up to CACHE_BACK queries
  * against CACHE_BCOLS columns (cache_cpu.h); P is rebuilt from lse. */
 #include "ops/cache/cache_cpu.h"
 #include "ops/linear/kernel.h"
@@ -15,6 +16,8 @@ struct back {
     struct hl_pool *pool;
     const struct hl_cache *a;
     int64_t first; /* task of this round's first entry */
+    /* a split segment: its number, the blocks [block, end) at work, slots of a worker's `kept` */
+    int64_t segment, block, end, slots;
     struct scalar_grads scalars[SCALARS];
 };
 
@@ -26,7 +29,9 @@ struct tile {
     int64_t row, i, n;
     const real *q, *dout; /* the queries' rows, ldk and ldv apart */
     int64_t ldk, ldv;
+    real *slot; /* what kept rows receive, [window] of dk, dv, dscore; NULL: they receive it at once */
 };
+static int64_t slot_reals(const struct hl_cache *a) { return a->window * (a->K + a->V + 1); }
 
 static int64_t min(int64_t x, int64_t y) { return x < y ? x : y; }
 
@@ -100,23 +105,44 @@ static const real *load_biases(const struct tile *t, const int64_t *id, int64_t 
         t->w->bias[c] = c < n && c < kept ? hl_logsigmoid(a->score[(t->d->row + id[c]) * a->HV + t->d->h]) : 0;
     return t->w->bias;
 }
+/* Rows of `width` numbers, added to rows id of dst. In a function of its own: a multiplication before it must not be
+ * fused with the addition, as the numbers may come from a slot as well. */
+static __attribute__((noinline)) void add_rows(real *dst, int64_t stride, const int64_t *id, int64_t n,
+                                               const real *rows, int64_t ld, int64_t width) {
+    for (int64_t c = 0; c < n; c++)
+        for (int64_t j = 0; j < width; j++) dst[id[c] * stride + j] += rows[c * ld + j];
+}
+/* The same for kept columns; slot: where the rows of all of them wait, NULL: nowhere */
+static void add_kept(const struct tile *t, real *slot, real *dst, int64_t stride, const int64_t *id, int64_t n,
+                     const real *rows, int64_t ld, int64_t width) {
+    if (!slot) add_rows(dst, stride, id, n, rows, ld, width);
+    for (int64_t c = 0; c < n && slot; c++)
+        memcpy(slot + (id - t->w->chosen.id + c) * width, rows + c * ld, (size_t)width * sizeof(real));
+}
+static int64_t kept_columns(const struct tile *t, const int64_t *id, int64_t n) {
+    const int64_t kept = t->w->chosen.n - (id - t->w->chosen.id);
+    return kept < 0 ? 0 : min(kept, n);
+}
+
 /* Adds sigma(-score) sum_t dS to the gradients of the kept columns' scores. */
 static void add_to_scores(const struct tile *t, const int64_t *id, int64_t n, int64_t first) {
     const struct hl_cache *a = t->d->a;
-    const int64_t ld = hl_cache_ld(CACHE_BCOLS), kept = t->w->chosen.n - (id - t->w->chosen.id);
-    for (int64_t c = 0; c < n && c < kept; c++) {
-        const int64_t at = (t->d->row + id[c]) * a->HV + t->d->h;
+    const int64_t ld = hl_cache_ld(CACHE_BCOLS), kept = kept_columns(t, id, n), at = t->d->row * a->HV + t->d->h;
+    real *slot = t->slot ? t->slot + a->window * (a->K + a->V) : NULL, *grads = t->w->bias; /* which has been read */
+    for (int64_t c = 0; c < kept; c++) {
         real sum = 0;
         for (int64_t i = first; i < t->n; i++) sum += t->w->dS[i * ld + c];
-        a->dscore[at] += hl_sigmoid(-a->score[at]) * sum;
+        grads[c] = hl_sigmoid(-a->score[at + id[c] * a->HV]) * sum;
     }
+    add_kept(t, slot, a->dscore + at, a->HV, id, kept, grads, 1, 1);
 }
 
 /* Adds what the n columns receive of dk or dv to dst [T][stride]: p's A = dS or P, B = rows of queries.
- * Contiguous rows are the product's output itself; kept rows are scattered. */
-static void add_to_rows(const struct tile *t, const int64_t *id, int64_t n, struct hl_small_gemm p, real *dst,
-                        int64_t stride) {
-    bool even = id[n - 1] - id[0] == n - 1;
+ * Contiguous rows of the block are the product's output itself. */
+static void add_to_rows(const struct tile *t, const int64_t *id, int64_t n, struct hl_small_gemm p, real *slot,
+                        real *dst, int64_t stride) {
+    const int64_t kept = kept_columns(t, id, n);
+    const bool even = kept == 0;
     dst += t->d->row * stride;
     p.M = n;
     p.ai = 1;
@@ -126,8 +152,9 @@ static void add_to_rows(const struct tile *t, const int64_t *id, int64_t n, stru
     p.ldc = even ? stride : hl_cache_ld(p.N);
     p.add = even && p.add;
     HL_OP(small_gemm)(&p, t->w->mm);
-    for (int64_t c = 0; c < n && !even; c++)
-        for (int64_t j = 0; j < p.N; j++) dst[id[c] * stride + j] += p.C[c * p.ldc + j];
+    if (even) return;
+    add_kept(t, slot, dst, stride, id, kept, p.C, p.ldc, p.N);
+    add_rows(dst, stride, id + kept, n - kept, p.C + kept * p.ldc, p.ldc, p.N);
 }
 
 /* The tile's queries from `first` on against n columns. `diagonal`: query `first` sees one of them, the next
@@ -169,69 +196,156 @@ static void back_tile(const struct tile *t, const int64_t *id, int64_t n, int64_
     dK.A = dP.C;
     dK.add = !first_head || !diagonal;
     dK.B = t->q + first * t->ldk;
-    add_to_rows(t, id, n, dK, (real *)a->dk + d->hk * a->K, a->H * a->K);
+    add_to_rows(t, id, n, dK, t->slot, (real *)a->dk + d->hk * a->K, a->H * a->K);
     dV.A = S.C;
     dV.N = a->V;
     dV.B = t->dout + first * t->ldv;
     dV.bk = t->ldv;
     dV.alpha = lam;
     dV.add = true;
-    add_to_rows(t, id, n, dV, (real *)a->dv + d->h * a->V, a->HV * a->V);
+    real *slot = t->slot ? t->slot + a->window * a->K : NULL;
+    add_to_rows(t, id, n, dV, slot, (real *)a->dv + d->h * a->V, a->HV * a->V);
 }
 
-/* All columns of block b: the n kept ones, then its own m rows; ids in w->chosen. */
-static void back_block(const struct hl_cache_head *d, struct hl_cache_work *w, struct scalar_grads *scalars, int64_t b,
-                       int64_t m) {
-    const int64_t n = w->chosen.n, *id = w->chosen.id;
-    struct tile t = {.d = d, .w = w, .scalars = scalars, .ldk = d->a->H * d->a->K, .ldv = d->a->HV * d->a->V};
-    for (t.i = 0; t.i < m; t.i += CACHE_BACK) {
-        t.row = d->row + b * d->a->chunk + t.i;
-        t.n = min(CACHE_BACK, m - t.i);
-        t.q = (const real *)d->a->q + t.row * t.ldk + d->hk * d->a->K;
-        t.dout = (const real *)d->a->dout + t.row * t.ldv + d->h * d->a->V;
-        load_queries(&t);
-        for (int64_t c = 0; c < n + t.i; c += CACHE_BCOLS)
-            back_tile(&t, id + c, min(CACHE_BCOLS, n + t.i - c), 0, false);
-        for (int64_t i = 0; i < t.n; i += CACHE_BCOLS)
-            back_tile(&t, id + n + t.i + i, min(CACHE_BCOLS, t.n - i), i, true);
-    }
+/* The columns of block b, in w->chosen; returns how many rows the block has. */
+static int64_t choose(const struct hl_cache_head *d, struct hl_cache_work *w, int64_t n, int64_t b) {
+    const struct hl_cache *a = d->a;
+    const int64_t m = min(a->chunk, d->len - b * a->chunk);
+    const int64_t *sel = a->sel + ((hl_blocks_before(a->rows, n, a->chunk) + b) * a->HV + d->h) * a->window;
+    for (w->chosen.n = 0; w->chosen.n < a->window && sel[w->chosen.n] >= 0; w->chosen.n++)
+        w->chosen.id[w->chosen.n] = sel[w->chosen.n] - d->row;
+    for (int64_t c = 0; c < m; c++) w->chosen.id[w->chosen.n + c] = b * a->chunk + c;
+    return m;
 }
+
+/* One value head of block b of segment n: the kept columns, then its own. */
+static struct scalar_grads back_block(const struct hl_cache *a, struct hl_cache_work *w, int64_t n, int64_t b,
+                                      int64_t h, real *slot) {
+    const struct hl_seg *s = &a->rows->seg[n];
+    const struct hl_cache_head d = {.a = a, .h = h, .hk = h / (a->HV / a->H), .row = s->row, .len = s->len};
+    struct scalar_grads scalars = {0};
+    struct tile t = {.d = &d, .w = w, .scalars = &scalars, .ldk = a->H * a->K, .ldv = a->HV * a->V, .slot = slot};
+    const int64_t m = choose(&d, w, n, b), kept = w->chosen.n, *id = w->chosen.id;
+    for (t.i = 0; t.i < m; t.i += CACHE_BACK) {
+        t.row = d.row + b * a->chunk + t.i;
+        t.n = min(CACHE_BACK, m - t.i);
+        t.q = (const real *)a->q + t.row * t.ldk + d.hk * a->K;
+        t.dout = (const real *)a->dout + t.row * t.ldv + d.h * a->V;
+        load_queries(&t);
+        for (int64_t c = 0; c < kept + t.i; c += CACHE_BCOLS)
+            back_tile(&t, id + c, min(CACHE_BCOLS, kept + t.i - c), 0, false);
+        for (int64_t i = 0; i < t.n; i += CACHE_BCOLS)
+            back_tile(&t, id + kept + t.i + i, min(CACHE_BCOLS, t.n - i), i, true);
+    }
+    return scalars;
+}
+
+static void add_scalars(struct scalar_grads *to, const struct scalar_grads *x) {
+    to->tau += x->tau;
+    to->sink += x->sink;
+    to->gate += x->gate;
+}
+static void put_scalars(const struct hl_cache *a, int64_t h, const struct scalar_grads *x) {
+    if (a->dtau) a->dtau[h] += (real)x->tau;
+    a->dsink[h] += (real)x->sink;
+    a->dgate[h] += (real)x->gate;
+}
+
+/* ---- whole segments ---- */
 
 static void back_task(void *ctx, int64_t i, int worker) {
     struct back *g = ctx;
     const struct hl_cache *a = g->a;
     const int64_t rep = a->HV / a->H, hk = (g->first + i) % a->H, n = (g->first + i) / a->H;
-    const struct hl_seg *s = &a->rows->seg[n];
-    const int64_t before = hl_blocks_before(a->rows, n, a->chunk);
     struct hl_cache_work w = hl_cache_worker(g->pool, worker, a);
-    for (int64_t r = 0; r < rep; r++) {
-        struct hl_cache_head d = {.a = a, .h = hk * rep + r, .hk = hk, .row = s->row, .len = s->len};
-        struct scalar_grads scalars = {0};
-        for (int64_t b = 0; b * a->chunk < s->len; b++) {
-            int64_t m = min(a->chunk, s->len - b * a->chunk), at = ((before + b) * a->HV + d.h) * a->window;
-            for (w.chosen.n = 0; w.chosen.n < a->window && a->sel[at + w.chosen.n] >= 0; w.chosen.n++)
-                w.chosen.id[w.chosen.n] = a->sel[at + w.chosen.n] - s->row;
-            for (int64_t c = 0; c < m; c++) w.chosen.id[w.chosen.n + c] = b * a->chunk + c;
-            back_block(&d, &w, &scalars, b, m);
+    for (int64_t r = 0; r < rep; r++) g->scalars[i * rep + r] = (struct scalar_grads){0};
+    for (int64_t b = 0; b * a->chunk < a->rows->seg[n].len; b++)
+        for (int64_t r = 0; r < rep; r++) {
+            const struct scalar_grads scalars = back_block(a, &w, n, b, hk * rep + r, NULL);
+            add_scalars(&g->scalars[i * rep + r], &scalars);
         }
-        g->scalars[i * rep + r] = scalars;
+}
+
+static void run_whole(struct back *g) {
+    const struct hl_cache *a = g->a;
+    const int64_t rep = a->HV / a->H, tasks = a->rows->n * a->H, round = SCALARS / rep;
+    HL_ASSERT(rep <= SCALARS);
+    for (g->first = 0; g->first < tasks; g->first += round) {
+        int64_t now = min(round, tasks - g->first);
+        hl_pool_run(g->pool, now, back_task, g);
+        for (int64_t i = 0; i < now * rep; i++) /* segment by segment, so in order for every head */
+            put_scalars(a, (g->first * rep + i) % a->HV, &g->scalars[i]);
     }
 }
 
+/* ---- one segment on many threads ---- */
+
+static real *slot_of(const struct back *g, int64_t i) { /* of (block - g->block) * HV + value head */
+    return hl_cache_worker(g->pool, (int)(i / g->slots), g->a).kept + i % g->slots * slot_reals(g->a);
+}
+
+/* one key head of one block */
+static void block_task(void *ctx, int64_t i, int worker) {
+    struct back *g = ctx;
+    const int64_t rep = g->a->HV / g->a->H;
+    struct hl_cache_work w = hl_cache_worker(g->pool, worker, g->a);
+    for (int64_t r = 0; r < rep; r++)
+        g->scalars[i * rep + r] =
+            back_block(g->a, &w, g->segment, g->block + i / g->a->H, i % g->a->H * rep + r, slot_of(g, i * rep + r));
+}
+
+/* what the kept rows of one key head receive, in order */
+static void kept_task(void *ctx, int64_t hk, int worker) {
+    const struct back *g = ctx;
+    const struct hl_cache *a = g->a;
+    const struct hl_seg *s = &a->rows->seg[g->segment];
+    const int64_t rep = a->HV / a->H;
+    struct hl_cache_work w = hl_cache_worker(g->pool, worker, a);
+    for (int64_t b = g->block; b < g->end; b++)
+        for (int64_t h = hk * rep; h < (hk + 1) * rep; h++) {
+            const struct hl_cache_head d = {.a = a, .h = h, .hk = hk, .row = s->row, .len = s->len};
+            const real *slot = slot_of(g, (b - g->block) * a->HV + h);
+            real *dk = (real *)a->dk + (s->row * a->H + hk) * a->K, *dv = (real *)a->dv + (s->row * a->HV + h) * a->V;
+            choose(&d, &w, g->segment, b);
+            add_rows(dk, a->H * a->K, w.chosen.id, w.chosen.n, slot, a->K, a->K);
+            add_rows(dv, a->HV * a->V, w.chosen.id, w.chosen.n, slot + a->window * a->K, a->V, a->V);
+            if (a->policy.score == HL_SCORE_LEARNED)
+                add_rows(a->dscore + s->row * a->HV + h, a->HV, w.chosen.id, w.chosen.n,
+                         slot + a->window * (a->K + a->V), 1, 1);
+        }
+}
+
+static void run_split(struct back *g, int64_t window) {
+    const struct hl_cache *a = g->a;
+    const int64_t blocks = hl_pieces(a->rows->seg[g->segment].len, a->chunk);
+    struct scalar_grads sums[SCALARS] = {{0}};
+    for (g->block = 0; g->block < blocks; g->block = g->end) {
+        g->end = min(blocks, g->block + window);
+        hl_pool_run(g->pool, (g->end - g->block) * a->H, block_task, g);
+        hl_pool_run(g->pool, a->H, kept_task, g);
+        for (int64_t i = 0; i < (g->end - g->block) * a->HV; i++) add_scalars(&sums[i % a->HV], &g->scalars[i]);
+    }
+    for (int64_t h = 0; h < a->HV; h++) put_scalars(a, h, &sums[h]);
+}
+
+/* How many blocks of a segment to compute at once; 0: threads are busy with whole segments, or a block is too large. */
+static int64_t split_window(const struct back *g) {
+    const struct hl_cache *a = g->a;
+    const int64_t threads = hl_pool_threads(g->pool), tasks = a->rows->n * a->H;
+    int64_t longest = 0, rounds = a->rows->n ? hl_pieces(tasks, threads) * (a->rows->T / a->rows->n) : 0;
+    for (int64_t n = 0; n < a->rows->n; n++)
+        if (a->rows->seg[n].len > longest) longest = a->rows->seg[n].len;
+    if (longest > rounds) rounds = longest;
+    if (10 * a->rows->T * a->H >= 9 * threads * rounds || a->chunk > CACHE_BACK) return 0;
+    return min(threads * g->slots, SCALARS) / a->HV;
+}
+
 void HL_OP(cache_backward)(struct hl_backend *backend, const struct hl_cache *a) {
-    const int64_t rep = a->HV / a->H, tasks = a->rows->n * a->H, round = SCALARS / rep;
     struct back g = {.pool = hl_backend_pool(backend), .a = a};
-    HL_ASSERT(rep <= SCALARS);
+    g.slots = a->window ? CACHE_KEPT / slot_reals(a) : SCALARS;
     for (int64_t n = 0; n < a->rows->n; n++) HL_ASSERT(!a->rows->seg[n].state && a->rows->seg[n].pos == 0);
     if (a->policy.score == HL_SCORE_LEARNED) memset(a->dscore, 0, (size_t)(a->rows->T * a->HV) * sizeof(real));
-    for (g.first = 0; g.first < tasks; g.first += round) {
-        int64_t now = min(round, tasks - g.first);
-        hl_pool_run(hl_backend_pool(backend), now, back_task, &g);
-        for (int64_t i = 0; i < now * rep; i++) { /* segment by segment, so in order for every head */
-            int64_t h = (g.first * rep + i) % a->HV;
-            if (a->dtau) a->dtau[h] += (real)g.scalars[i].tau;
-            a->dsink[h] += (real)g.scalars[i].sink;
-            a->dgate[h] += (real)g.scalars[i].gate;
-        }
-    }
+    const int64_t window = split_window(&g);
+    if (window == 0) run_whole(&g);
+    for (g.segment = 0; window > 0 && g.segment < a->rows->n; g.segment++) run_split(&g, window);
 }

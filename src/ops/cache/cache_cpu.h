@@ -8,11 +8,12 @@
 #include "ops/linear/small_gemm.h"
 
 enum {
-    CACHE_TILE = 128, /* queries read together */
-    CACHE_COLS = 512, /* keys loaded at a time */
-    CACHE_STEP = 32,  /* rows that share a causal limit: queries are masked in steps of so many */
-    CACHE_BACK = 256, /* backward: queries of a tile */
-    CACHE_BCOLS = 64, /* and keys of a tile */
+    CACHE_TILE = 128,       /* queries read together */
+    CACHE_COLS = 512,       /* keys loaded at a time */
+    CACHE_STEP = 32,        /* rows that share a causal limit: queries are masked in steps of so many */
+    CACHE_BACK = 256,       /* backward: queries of a tile */
+    CACHE_BCOLS = 64,       /* and keys of a tile */
+    CACHE_KEPT = 128 * 1024 /* reals of a worker's `kept` */
 };
 /* Leading dimension of scratch rows of n reals. */
 static inline int64_t hl_cache_ld(int64_t n) { return hl_small_gemm_ld(n); }
@@ -69,6 +70,7 @@ struct hl_cache_work {
     real *bqT, *bdoT;                 /* backward: q, dout [K or V][BACK] */
     real *bkT, *bvT, *bk;             /* k, v [K or V][BCOLS]; gathered keys */
     real *P, *dS, *R, *bias;          /* [BACK][BCOLS], [BACK][BCOLS], [BACK], [BCOLS] */
+    real *kept;                       /* [CACHE_KEPT]: outlives a task, for the gradient of a long segment */
     int64_t bytes;
 };
 struct hl_cache_work hl_cache_worker(struct hl_pool *pool, int worker, const struct hl_cache *a);

@@ -25,7 +25,7 @@ static void load_decay(struct gdn_chunk *x, const real *g, int64_t stride) {
     exp_all(x->eG, C);
     x->end = x->eG[C - 1]; /* rows past n add nothing */
     exp_all(x->eL, C);
-    for (int64_t i = 0; i < x->n; i++) {
+    for (int64_t i = 0; x->D && i < x->n; i++) {
         real *d = x->D + i * C;
         int64_t used = (i + VL) / VL * VL; /* whole vectors up to the diagonal */
         for (int64_t j = 0; j <= i; j++) d[j] = (real)(G[i] - G[j]);
@@ -68,6 +68,7 @@ void HL_OP(gdn_chunk_load)(struct gdn_chunk *x, const struct hl_gdn *a, int64_t 
         x->beta[i] = a->beta[(row + i) * a->HV + hv];
     }
     load_decay(x, a->g ? a->g + row * a->HV + hv : NULL, a->HV);
+    if (!x->D) return;
     HL_OP(gdn_lower)(x->P, x->X, x->ldx, x->X + n * x->ldx, x->ldx, n, a->K, x->mm);
     apply_decay(x, 1 / R_SQRT((real)a->K));
 }

@@ -7,7 +7,8 @@
 
 enum {
     GDN_TILE = 64, /* columns of V: one task of the step, one partial sum of m */
-    GDN_STEP = 8   /* segments up to this length go token by token at inference */
+    GDN_STEP = 8,  /* segments up to this length go token by token at inference */
+    GDN_SLOTS = 8  /* states that follow a worker's scratch: those of a long segment's gradient */
 };
 
 /* A segment's form depends on nothing but the segment. A short one that starts empty and keeps
@@ -47,7 +48,7 @@ struct gdn_chunk {
 };
 
 #ifdef HL_ISA
-/* X, P, M, D and mm point to memory for a whole chunk; fills in the rest. */
+/* X, P, M, D and mm point to memory for a whole chunk; fills in the rest. D NULL: no scores, P and M are not written. */
 void HL_OP(gdn_chunk_load)(struct gdn_chunk *x, const struct hl_gdn *a, int64_t row, int64_t n, int64_t hv);
 /* A = (I + diag(beta) M)^-1, rows HL_CHUNK apart */
 void HL_OP(gdn_inverse)(const struct gdn_chunk *x, real *A);

@@ -154,4 +154,6 @@ void HL_OP(gdn_backward)(struct hl_backend *backend, const struct hl_gdn *a) {
 }
 
 /* (the fast forms' scratch, here because this file is compiled once for all instruction sets) */
-int64_t hl_gdn_scratch(int64_t K, int64_t V) { return gdn_scratch_reals(K, V) * (int64_t)sizeof(real); }
+int64_t hl_gdn_scratch(int64_t K, int64_t V) {
+    return (gdn_scratch_reals(K, V) + GDN_SLOTS * K * V) * (int64_t)sizeof(real);
+}

@@ -34,6 +34,8 @@ static inline vr v_load_bf16(const uint16_t *p) {
     return (vr)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16);
 #elif defined(__AVX2__)
     return (vr)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16);
+#elif defined(HL_NEON)
+    return (vr)vshll_n_u16(vld1_u16(p), 16);
 #else
     return (vr)(__builtin_convertvector(*(const vh_mem *)p, vu) << 16);
 #endif
@@ -43,6 +45,8 @@ static inline vr v_load_f16(const uint16_t *p) {
     return (vr)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
 #elif defined(__F16C__)
     return (vr)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
+#elif defined(HL_NEON)
+    return (vr)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
 #else
     /* hl_from_f16, lane by lane */
     vu u = __builtin_convertvector(*(const vh_mem *)p, vu);

@@ -20,7 +20,7 @@ enum { HL_BLOCK = HL_LINEAR_COLUMNS, HL_STRIPS = 48, HL_BLOCK_SCRATCH = (HL_BLOC
 
 /* Rows of a tile: as many accumulators as the registers hold, beside two vectors of B. A packed strip
  * has space for a multiple of 4 rows, for the 4 x 4 transposes. */
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) || defined(HL_NEON)
 enum { HL_MR = 12, HL_AS = 12 };
 #elif defined(__AVX2__)
 enum { HL_MR = 6, HL_AS = 8 };

@@ -1,6 +1,9 @@
 /* quant_act_cpu.c -- rows of x quantised to 16-bit integers, strip after strip, times the panels of a block
  * (quant_dot.h). */
 #include "ops/linear/quant_dot.h"
+#ifdef HL_NEON
+#include <sys/auxv.h>
+#endif
 
 enum { PIECE = 1024 }; /* columns at a time where there are many rows: the block's weights stay in the cache */
 
@@ -23,7 +26,7 @@ static real quantise_group(const real *x, int64_t n, int16_t *out, int32_t *sum)
         bad += v[i] - v[i];
     }
     peak = v_hmax(most);
-    const vr inverse = v_set(peak > 0 ? 32767 / peak : 0);
+    const vr inverse = v_set(peak > 0 ? HL_DOT_MOST / peak : 0);
     for (int64_t i = 0; i < vectors; i++) {
         const vr rounded = v[i] * inverse + magic;
         const vs narrow = __builtin_convertvector((vi)rounded - (vi)v_set(magic), vs);
@@ -31,7 +34,7 @@ static real quantise_group(const real *x, int64_t n, int16_t *out, int32_t *sum)
         memcpy(out + i * VL, &narrow, sizeof narrow);
     }
     *sum = (int32_t)v_sum(total);
-    return peak / 32767 + v_sum(bad);
+    return peak / HL_DOT_MOST + v_sum(bad);
 }
 
 struct strip {
@@ -58,6 +61,8 @@ static int64_t columns_in(int64_t bytes, int64_t m, int64_t G) {
 static void (*dot_of(void))(const struct hl_dot *) {
 #if defined(__AVX512F__)
     if (__builtin_cpu_supports("avx512vnni")) return hl_avx512vnni_dot;
+#elif defined(HL_NEON)
+    if (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) return hl_dotprod_dot;
 #endif
     return HL_OP(dot);
 }

@@ -1,9 +1,9 @@
 /* quant_dot.h -- products with quantised panels (quant.h): integer dot products of 16-bit numbers.
  *
- * A row of x is quantised to 16-bit integers, one scale per group of the weight's columns: 32767 stands for the
- * largest magnitude of the group, so the rounding is about 2e-5 of it, far below that of the weights. A group's
- * dot product is then a sum of integers, the same in any order and instruction set; out gets
- * (sum * scale of x) * scale of w, group after group. So a row has the same bits in every batch. */
+ * A row of x is quantised to 16-bit integers, one scale per group of the weight's columns: HL_DOT_MOST
+ * stands for the largest magnitude of the group, so the rounding is about 2e-5 of it, far below that of the weights.
+ * A group's dot product is then a sum of integers, the same in any order; out gets (sum * scale of x) * scale of w,
+ * group after group. So a row has the same bits in every batch. */
 #ifndef HL_QUANT_DOT_H
 #define HL_QUANT_DOT_H
 #include "ops/linear/quant.h"
@@ -12,10 +12,16 @@
 /* Rows of a strip: as many as the registers hold sums of, a panel wide. */
 #if defined(__AVX512F__)
 enum { HL_DOT_ROWS = 12 };
-#elif defined(__AVX2__)
+#elif defined(__AVX2__) || defined(HL_NEON)
 enum { HL_DOT_ROWS = 3 };
 #else
 enum { HL_DOT_ROWS = 2 };
+#endif
+
+#ifdef HL_NEON
+enum { HL_DOT_MOST = 127 * 256 + 127 }; /* the most that two signed bytes make: quant_dot_neon.h */
+#else
+enum { HL_DOT_MOST = 32767 };
 #endif
 
 struct hl_dot {
@@ -47,7 +53,8 @@ struct hl_dot_block {
 void HL_OP(dot)(const struct hl_dot *d);
 void HL_OP(dot_block)(const struct hl_dot_block *b, void *scratch, int64_t bytes);
 #endif
-/* the same with AVX512-VNNI, where the processor has it */
+/* the same with AVX512-VNNI, or with ARM's dot-product instructions, where the processor has them */
 void hl_avx512vnni_dot(const struct hl_dot *d);
+void hl_dotprod_dot(const struct hl_dot *d);
 
 #endif

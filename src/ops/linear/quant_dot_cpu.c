@@ -1,4 +1,5 @@
-/* quant_dot_cpu.c -- one strip of rows times one quantised panel. Also compiled as avx512vnni (Makefile). */
+/* quant_dot_cpu.c -- one strip of rows times one quantised panel. Also compiled as avx512vnni and as dotprod
+ * (Makefile). */
 #include "ops/linear/quant_dot.h"
 #include "ops/linear/convert.h"
 #if defined(__SSE2__)
@@ -20,6 +21,9 @@ enum { NV = HL_PANEL / VL };
 /* Weights are prefetched this many bytes ahead: further than the hardware does by itself. */
 enum { AHEAD = 2048 };
 
+#ifdef HL_NEON
+#include "ops/linear/quant_dot_neon.h"
+#else
 /* acc + the products of both halves of every lane */
 INLINE vq dot2(vq acc, vq a, vq b) {
 #if defined(__AVX512VNNI__)
@@ -85,6 +89,7 @@ INLINE void sum_group(int mr, hola_dtype dtype, const struct hl_dot *d, const ui
     UNROLL
     for (int v = 0; v < NV; v++) acc[0][v] += more[v];
 }
+#endif
 
 INLINE void rows(int mr, hola_dtype dtype, const struct hl_dot *d) {
     const int64_t G = hl_group_size(dtype);
@@ -125,7 +130,7 @@ INLINE void rows(int mr, hola_dtype dtype, const struct hl_dot *d) {
     static void int4_##m(const struct hl_dot *d) { rows(m, HOLA_INT4, d); }
 KERNEL(1)
 KERNEL(2)
-#if defined(__AVX2__)
+#if defined(__AVX2__) || defined(HL_NEON)
 KERNEL(3)
 #endif
 #if defined(__AVX512F__)
@@ -139,7 +144,7 @@ KERNEL(10)
 KERNEL(11)
 KERNEL(12)
 #define HEIGHTS(r) r##1, r##2, r##3, r##4, r##5, r##6, r##7, r##8, r##9, r##10, r##11, r##12
-#elif defined(__AVX2__)
+#elif defined(__AVX2__) || defined(HL_NEON)
 #define HEIGHTS(r) r##1, r##2, r##3
 #else
 #define HEIGHTS(r) r##1, r##2

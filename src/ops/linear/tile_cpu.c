@@ -24,6 +24,15 @@ INLINE vr load(const void *B, int64_t at, hola_dtype dtype) {
     return v_load((const real *)B + at);
 }
 
+/* Row i of a column of the strip. ARM multiplies by a lane of a register: four rows are then one load. */
+INLINE real factor(const real *A, int i, int mr) {
+#ifdef HL_NEON
+    if (i < mr / 4 * 4) return v_load(A + i / 4 * 4)[i % 4];
+#endif
+    (void)mr;
+    return A[i];
+}
+
 /* The sums of a piece over columns [c, c + nv*VL). mr, nv and dtype are constants in every caller, so
  * acc lives in registers. */
 INLINE void sum(int mr, int nv, hola_dtype dtype, vr acc[HL_MR][FULL], const struct hl_tile *t, int64_t c) {
@@ -40,7 +49,7 @@ INLINE void sum(int mr, int nv, hola_dtype dtype, vr acc[HL_MR][FULL], const str
         UNROLL
         for (int i = 0; i < mr; i++) {
             UNROLL
-            for (int j = 0; j < nv; j++) acc[i][j] += spread(A[i]) * b[j];
+            for (int j = 0; j < nv; j++) acc[i][j] += spread(factor(A, i, mr)) * b[j];
         }
     }
 }
@@ -76,11 +85,11 @@ KERNEL(1)
 KERNEL(2)
 KERNEL(3)
 KERNEL(4)
-#if defined(__AVX2__)
+#if defined(__AVX2__) || defined(HL_NEON)
 KERNEL(5)
 KERNEL(6)
 #endif
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) || defined(HL_NEON)
 KERNEL(7)
 KERNEL(8)
 KERNEL(9)
