@@ -9,6 +9,7 @@ enum {
     GDN_TILE = 64, /* columns of V: one task of the step, one partial sum of m */
     GDN_STEP = 8   /* segments up to this length go token by token at inference */
 };
+_Static_assert((int)GDN_STEP <= (int)HL_FEW, "cuts leave more than that");
 
 /* A segment's form depends on nothing but the segment. A short one that starts empty and keeps
  * nothing is cheap in chunked form: no product with a state is left. */
