@@ -27,7 +27,9 @@ try:
     b.click(b.find("button", "Continue"))
     b.until("() => document.getElementById('speed').textContent && document.getElementById('stop').disabled")
     b.settled()
-    b.js("() => { document.activeElement.blur(); for (const e of ['log', 'text']) { const x = document.getElementById(e); x.scrollTop = x.scrollHeight; } }")
+    b.js("""() => { document.activeElement.blur(); const log = document.getElementById('log'), marks = log.querySelectorAll('mark');
+        marks[marks.length - 1].scrollIntoView({block: 'end'}); log.scrollTop += 60;
+        const text = document.getElementById('text'); text.scrollTop = text.scrollHeight; scrollTo(0, 0); }""")
     b.picture(sys.argv[2])
 finally:
     b.close()
