@@ -1,5 +1,6 @@
 """serve_api.py MODEL DIR -- the API as its users meet it: answers, streams, sessions, and that they agree with
 hola generate."""
+import http.client
 import json
 import os
 import signal
@@ -213,4 +214,17 @@ a = s.get("/v1/sessions/third")[1]
 check("after kill -9 it is as it was saved", a["position"] == third["session"]["position"], (a, left))
 check("the metrics", s.metric("hola_sessions{where=\"disk\"}") == 4 and "hola_build_info{" in s.get("/metrics", raw=True)[1].decode())
 check("it ends", s.stop() == 0)
+
+# with no argument but a free port: the bundled model, and what to open
+bundled = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "models", "hola-tiny")
+p = subprocess.Popen([HOLA, "serve", "--port", "0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                     env=dict(os.environ, HOLA_MODEL=bundled))
+port = int(p.stdout.readline().split(b":")[-1])
+c = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+c.request("GET", "/")
+check("the page of the bundled model", b"hola" in c.getresponse().read())
+c.close()
+p.terminate()
+check("it says what to open", p.wait(60) == 0 and b"in a browser" in p.stderr.read())
+p.stdout.close(), p.stderr.close()
 finish()

@@ -1,98 +1,16 @@
 """serve_page.py MODEL DIR -- the page in Debian's Chromium, by chromedriver: what its users do, found by role and name."""
-import base64
-import http.client
-import json
 import os
-import shutil
-import subprocess
 import sys
-import time
+from serve_browser import Browser, installed
 from serve_client import Server, check, finish
 
 model, work = sys.argv[1:3]
-driver = shutil.which("chromedriver")
-if not driver or not shutil.which("chromium"):
+if not installed():
     print("SKIP the page in a browser: there is no chromium here")
     sys.exit(77)
 s = Server(model, "--tokenizer", "byte", "--session-dir", os.path.join(work, "page"), "--log", "none", "--chat-template", "plain")
-d = subprocess.Popen([driver, "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-port = 0
-while not port:
-    line = d.stdout.readline().decode()
-    if "started successfully on port" in line:
-        port = int(line.split("port")[1].strip().rstrip("."))
-
-
-def wire(method, path, body=None):
-    c = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
-    c.request(method, path, json.dumps(body) if body is not None else None, {"Content-Type": "application/json"})
-    a = json.loads(c.getresponse().read())["value"]
-    c.close()
-    if isinstance(a, dict) and "error" in a:
-        raise RuntimeError(a["message"][:300])
-    return a
-
-
-def browser(*more):
-    args = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=1200,900", *more]
-    a = wire("POST", "/session", {"capabilities": {"alwaysMatch": {"goog:chromeOptions": {"args": args},
-                                                                   "goog:loggingPrefs": {"browser": "ALL"}}}})
-    return "/session/" + a["sessionId"]
-
-
-def js(code, *args):
-    return wire("POST", b + "/execute/sync", {"script": "return (" + code + ").apply(null, arguments)", "args": list(args)})
-
-
-def until(code, *args, seconds=30):
-    end = time.time() + seconds
-    while time.time() < end:
-        try:
-            if js(code, *args):
-                return True
-        except RuntimeError:
-            pass
-        time.sleep(0.1)
-    return False
-
-
-def find(role, name):
-    """The element with this ARIA role and name, as the browser computes them; likely ones are looked at first."""
-    likely = """name => [...document.querySelectorAll('button, textarea, input, select, [role], nav, section, table, progress')].filter(
-        e => [e.getAttribute('aria-label'), e.textContent.trim(), e.closest('label') && e.closest('label').textContent.trim()].includes(name))"""
-    for _ in range(20):
-        try:
-            for e in js(likely, name):
-                ref = list(e.values())[0]
-                if wire("GET", b + "/element/%s/computedlabel" % ref) == name and wire("GET", b + "/element/%s/computedrole" % ref) == role:
-                    return ref
-        except RuntimeError:
-            pass  # the page changed meanwhile
-        time.sleep(0.1)
-    return None
-
-
-def click(ref):
-    wire("POST", b + "/element/%s/click" % ref, {})
-
-
-def keys(ref, text):
-    wire("POST", b + "/element/%s/value" % ref, {"text": text})
-
-
-def console():
-    return [x["message"] for x in wire("POST", b + "/se/log", {"type": "browser"}) if x["level"] in ("SEVERE", "WARNING")]
-
-
-def go(url):
-    wire("POST", b + "/url", {"url": url})
-
-
-def settled():
-    return until("() => document.getElementById('held').textContent.includes('tokens read') && document.getElementById('stop').disabled")
-
-
-b = browser()
+b = Browser()
+js, until, find, click, keys, console, go, settled = b.js, b.until, b.find, b.click, b.keys, b.console, b.go, b.settled
 try:
     home = "http://127.0.0.1:%d/" % s.port
     go(home)
@@ -118,9 +36,6 @@ try:
     go("about:blank")
     go(home + "#" + name)
     check("reload", settled() and until("() => document.querySelector('#log .m.user div').textContent === 'Hello'"))
-    if os.environ.get("HOLA_SCREENSHOT"):  # the picture in the documentation: HOLA_SCREENSHOT=docs/serve.png
-        with open(os.environ["HOLA_SCREENSHOT"], "wb") as f:
-            f.write(base64.b64decode(wire("GET", b + "/screenshot")))
     # stop
     js("() => { for (const [k, v] of [['max_tokens', 100000], ['temperature', 0]]) { const x = document.getElementById(k); x.value = v; x.dispatchEvent(new Event('change')); } }")
     keys(find("textbox", "Message"), "More\ue007")
@@ -158,7 +73,7 @@ try:
     dark = js("() => getComputedStyle(document.body).backgroundColor")
     click(find("switch", "Dark"))
     check("dark", js("() => getComputedStyle(document.body).backgroundColor") != dark)
-    wire("POST", b + "/window/rect", {"width": 360, "height": 800})
+    b.wire("POST", "/window/rect", {"width": 360, "height": 800})
     check("360 px", until("() => document.documentElement.scrollWidth <= window.innerWidth", seconds=5), js("() => [document.documentElement.scrollWidth, window.innerWidth]"))
     small = js("() => [...document.querySelectorAll('button, select, input:not([hidden])')].filter(x => x.offsetParent && (x.offsetWidth < 20 || x.offsetHeight < 20)).map(x => x.id)")
     check("targets", small == [], small)
@@ -168,7 +83,6 @@ try:
     csp = s.get("/")[2].getheader("Content-Security-Policy")
     check("CSP", "default-src 'none'" in csp and "unsafe" not in csp and "frame-ancestors 'none'" in csp, csp)
 finally:
-    wire("DELETE", b)
-    d.terminate()
+    b.close()
     s.stop()
 finish()

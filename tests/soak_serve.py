@@ -100,13 +100,29 @@ def vanish(server, body, dice):
         pass
 
 
+def differ(a, b):
+    """Where two lists first do."""
+    return next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
+
+
 class Conversation:
     def __init__(self, name, places, dice, keeps):
         self.name, self.places, self.dice, self.keeps = name, places, dice, keeps
         self.turns, self.ids, self.ends, self.safe, self.unsure, self.last = [], [], [], 0, False, ()
+        self.history = []  # what was asked and what came of it, for when something is wrong
 
     def where(self):
-        return self.dice.choice(self.places).s
+        s = self.dice.choice(self.places).s
+        self.at = s.p.pid
+        return s
+
+    def tell(self, what, *more):
+        self.history.append("%.3f %d %s %s" % (time.time() - start, self.at, what, " ".join(str(m)[:200] for m in more)))
+
+    def failed(self, what, said=""):
+        check("%s: %s" % (self.name, what), False, said)
+        with count:
+            print("  history of %s:" % self.name, *self.history, sep="\n    ", flush=True)
 
     def create(self):
         while not over.is_set():
@@ -125,9 +141,11 @@ class Conversation:
             if self.dice.random() < 0.15:
                 self.unsure = True
                 vanish(self.where(), body_of(self.name, t), self.dice)
+                self.tell("vanished")
                 note("clients that vanished")
                 return
             a = ask(self.where(), "POST", "/v1/completions", body_of(self.name, t))
+            self.tell("turn", t[1:], a[0], a[1].get("session") or a[1])
             if a[0] == 200:
                 # (a server that ends cuts answers short)
                 self.turns.append((t[0], len(a[1]["choices"][0]["token_ids"]), t[2]))
@@ -135,14 +153,16 @@ class Conversation:
                 self.ids += first + list(t[0].encode()) + a[1]["choices"][0]["token_ids"]
                 self.ends.append(len(self.ids))
                 if a[1]["session"]["position"] != len(self.ids):
-                    check("%s: its position" % self.name, False, (a[1]["session"], len(self.ids)))
+                    self.failed("its position", (a[1]["session"], len(self.ids)))
                 note("turns")
                 return
             note("answers %d" % a[0])
             # (a busy one may have been refused because of the turn before, which was cut off)
-            check("%s: refused for a reason" % self.name, a[0] in (409, 503, 507) or (a[0] == 404 and not self.keeps), a[1])
+            if not (a[0] in (409, 503, 507) or (a[0] == 404 and not self.keeps)):
+                self.failed("refused for a reason", a[1])
             self.unsure = True
         except Lost:
+            self.tell("lost")
             note("answers lost")
             self.unsure = True
         time.sleep(0.05)
@@ -152,18 +172,21 @@ class Conversation:
         try:
             s = self.where()
             a = self.last = ask(s, "GET", "/v1/sessions/%s/tokens" % self.name)
+            self.tell("look", a[0], len(a[1]["ids"]) if a[0] == 200 else a[1])
             if a[0] == 404 and not self.keeps and self.safe == 0:  # killed before it was ever saved
                 self.turns, self.ids, self.ends = [], [], []
                 self.create()
                 return
             if a[0] != 200:
-                if not check("%s: it is there" % self.name, a[0] in (409, 503, 507), a[1]):
+                if a[0] not in (409, 503, 507):
+                    self.failed("it is there", a[1])
                     over.set()
                 return
             have = a[1]["ids"]
             if have[:len(self.ids)] != self.ids:
                 cut = len(have) if not self.keeps and (len(have) == 0 or len(have) in self.ends) and have == self.ids[:len(have)] else -1
-                if not check("%s: what was answered is there" % self.name, cut >= self.safe, (len(have), self.ends, self.safe)):
+                if cut < self.safe:
+                    self.failed("what was answered is there", (len(have), self.ends, self.safe, differ(have, self.ids)))
                     over.set()
                     return
                 keep = self.ends.index(cut) + 1 if cut else 0
@@ -172,6 +195,7 @@ class Conversation:
             # also where there is nothing to take back: it shows that no one works on it any more
             a = ask(s, "POST", "/v1/sessions/%s/rollback" % self.name, {"position": len(self.ids)})
             self.last = a
+            self.tell("way back to", len(self.ids), a[0], a[1].get("position") if a[0] == 200 else a[1])
             if a[0] != 200:
                 return
             note("ways back" if len(have) > len(self.ids) else "sessions looked at")
@@ -183,20 +207,25 @@ class Conversation:
 
     def save(self):
         a = ask(self.where(), "POST", "/v1/sessions/%s/save" % self.name, {})
+        self.tell("save", a[0])
         if a[0] == 200:
             self.safe = a[1]["saved_position"]
         return a[0] == 200
 
     def compare(self):
         """The same turns, alone, on the server that nobody harms."""
-        steady.post("/v1/sessions", {"id": self.name})
+        said = [steady.post("/v1/sessions", {"id": self.name})[:2]]
         for t in self.turns:
-            steady.post("/v1/completions", body_of(self.name, t))
+            said.append(steady.post("/v1/completions", body_of(self.name, t))[:2])
         want = steady.get("/v1/sessions/%s/tokens" % self.name)[1]["ids"]
-        same = want == self.ids
         steady.call("DELETE", "/v1/sessions/" + self.name)
         note("conversations compared")
-        return check("%s: as its lone replay" % self.name, same, (len(want), len(self.ids)))
+        if [s[0] for s in said] != [201] + [200] * len(self.turns):
+            self.failed("its replay was refused", [s for s in said if s[0] not in (200, 201)])
+        elif want != self.ids:
+            self.failed("not as its lone replay", (len(want), len(self.ids), differ(want, self.ids), self.ends, self.turns))
+        else:
+            check("as its lone replay", True)
 
     def life(self, turns):
         if not self.create():
@@ -215,7 +244,9 @@ class Conversation:
         while self.unsure and time.time() < limit:
             self.settle()
             time.sleep(0.1)
-        if check("%s: at rest in the end" % self.name, not self.unsure, self.last[:2]):
+        if self.unsure:
+            self.failed("not at rest in the end", self.last[:2])
+        else:
             self.compare()
         try:
             ask(self.where(), "DELETE", "/v1/sessions/" + self.name)

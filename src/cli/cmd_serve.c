@@ -272,6 +272,10 @@ static int serve(struct serve *s, const struct serve_opts *o, int64_t cache_mem,
     running = s->server;
     catch_signals();
     const bool six = strchr(o->host, ':') != NULL;
+    if (!o->listener)
+        fprintf(stderr, "%sclients of OpenAI's API use http://%s%s%s:%d/v1\n",
+                o->no_page ? "" : "open the address below in a browser; ", six ? "[" : "", o->host, six ? "]" : "",
+                hl_server_port(s->server));
     if (o->listener) printf("listening on a socket that was passed (port %d)\n", hl_server_port(s->server));
     else printf("listening on http://%s%s%s:%d\n", six ? "[" : "", o->host, six ? "]" : "", hl_server_port(s->server));
     fflush(stdout);

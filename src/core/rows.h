@@ -10,6 +10,7 @@
 
 enum {
     HL_CHUNK = 64,       /* rows of one chunk of the chunked delta rule */
+    HL_FEW = 12,         /* rows of a session's segment up to which kernels may go row by row */
     HL_PAGE_TOKENS = 256 /* tokens of a page of state that grows with the position */
 };
 
@@ -31,6 +32,15 @@ struct hl_rows {
      * is a guess. */
     bool on_device, states, ragged;
 };
+
+/* The next piece of a session's call with `left` tokens to go; most: a multiple of HL_CHUNK. On a CPU a cut after whole
+ * chunks changes no bit, unless it leaves so few rows that they go one by one, which rounds differently: then the piece
+ * is a chunk shorter, or, if it has but one, takes them too. */
+static inline int64_t hl_piece(int64_t left, int64_t most) {
+    if (left <= most) return left;
+    if (left - most > HL_FEW) return most;
+    return most > HL_CHUNK ? most - HL_CHUNK : left;
+}
 
 /* Segments are cut into pieces of `size` rows on the grid of absolute positions of each segment's own
  * first row (chunks of the delta rule) or of the sequence (blocks of the cache). */

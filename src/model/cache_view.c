@@ -168,7 +168,7 @@ static hola_status feed(struct watch *w, const int32_t *ids, int64_t end) {
     hola_model *m = w->m;
     const int64_t most = hl_model_rows(m);
     for (int64_t n; w->pos < end; w->pos += n) {
-        n = end - w->pos < most ? end - w->pos : most;
+        n = hl_piece(end - w->pos, most);
         struct hl_seg seg = {.len = n, .pos = w->pos, .state = w->state};
         struct hl_rows rows = {.T = n, .n = 1, .seg = &seg};
         hola_status s = hl_activations_reserve(&m->infer, &m->cfg, &rows, 0);

@@ -108,9 +108,9 @@ static hola_status run(struct pass *p, const struct hl_sequences *q, const struc
     }
     for (int64_t i = 0; st == HOLA_OK && i < n; i++)
         for (int64_t from = 0, len; st == HOLA_OK && from < f[i].n; from += len) {
-            len = f[i].n - from < most ? f[i].n - from : most;
-            /* (a piece that another of its sequence follows fills a pass) */
-            if (p->rows + len > most) st = flush(p, q, f);
+            len = hl_piece(f[i].n - from, most);
+            /* (two pieces of a sequence are never in one pass) */
+            if (p->rows + len > most || from > 0) st = flush(p, q, f);
             if (st == HOLA_OK) add(p, q, &f[i], i, from, len);
         }
     return st == HOLA_OK ? flush(p, q, f) : st;

@@ -158,8 +158,9 @@ static hola_status feed_rows(hola_session *y, const int32_t *ids, int64_t n, con
     hola_model *m = y->model;
     const int64_t feed = hl_model_rows(m);
     hola_status s = HOLA_OK;
-    for (int64_t i = 0; s == HOLA_OK && i < n; i += feed) {
-        struct hl_seg seg = {.len = n - i < feed ? n - i : feed, .pos = y->now.at.pos, .state = y->now.state.fixed};
+    for (int64_t i = 0, len; s == HOLA_OK && i < n; i += len) {
+        len = hl_piece(n - i, feed);
+        struct hl_seg seg = {.len = len, .pos = y->now.at.pos, .state = y->now.state.fixed};
         char *const *pages;
         struct hl_rows rows = {.T = seg.len, .n = 1, .seg = &seg, .pages = &pages};
         const bool last = i + seg.len == n;

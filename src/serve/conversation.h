@@ -37,7 +37,7 @@ struct hl_conversation {
     bool damaged, deleted;
     int writers, copies; /* requests that change it, and that wait to copy it */
     int held;            /* requests that began with a copy of it, and still point to it */
-    bool loading, saving, save_failed;
+    bool loading, saving, load_failed, save_failed;
     bool parking;             /* memory goes as soon as it is saved */
     char token[HL_TOKEN + 1]; /* of the lease, while it is ours; "": none (a folder that is shared) */
     struct hl_stamp stamp;    /* of the file that it was last the same as */

@@ -58,6 +58,16 @@ void hl_serve_request_fail(struct hl_serve_request *r, enum hl_error error, cons
 
 /* ---- the thread ---- */
 
+/* An answer is given as far as it goes; a prompt that was not read to its end has none. */
+static void cut_short(struct hl_serve_engine *e, struct hl_serve_stream *st) {
+    if (st->stage == HL_STAGE_WRITING) {
+        hl_serve_stream_end(e, st, HL_FINISH_LENGTH);
+        return;
+    }
+    hl_serve_request_fail(st->r, HL_SHUTTING_DOWN, "the server is shutting down, its prompt was not read to the end");
+    hl_serve_stream_drop(e, st);
+}
+
 /* Clients that left, requests that failed, and those that waited too long. */
 static void sweep(struct hl_serve_engine *e) {
     const double now = hl_clock();
@@ -81,7 +91,7 @@ static void sweep(struct hl_serve_engine *e) {
     if (e->stopping && now >= e->deadline)
         for (int64_t i = e->streams - 1; i >= 0; i--)
             if (i < e->streams && e->stream[i]->r && e->stream[i]->stage != HL_STAGE_CLOSING)
-                hl_serve_stream_end(e, e->stream[i], HL_FINISH_LENGTH);
+                cut_short(e, e->stream[i]);
 }
 
 static void take_messages(struct hl_serve_engine *e, double wait) {

@@ -6,7 +6,7 @@
 #include "serve/engine.h"
 #include "serve/prefix.h"
 
-enum { HL_READ_PIECE = 64, HL_SNAPSHOT_EVERY = 8192, HL_UNREAD_MOST = 512 };
+enum { HL_READ_PIECE = HL_CHUNK, HL_SNAPSHOT_EVERY = 8192, HL_UNREAD_MOST = 512 };
 enum { HL_FROM_CALLER, HL_FROM_CALLER_OP, HL_FROM_DISK, HL_FROM_STOP }; /* kinds of messages in the inbox */
 
 enum hl_stage {

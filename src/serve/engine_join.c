@@ -164,6 +164,11 @@ void hl_serve_stream_leave(struct hl_serve_engine *e, struct hl_serve_stream *st
 /* The state that a sequence begins with, from nothing or from the deepest snapshot. */
 static hola_status from_prefix(struct hl_serve_engine *e, struct hl_serve_stream *st, bool reuse) {
     const struct hl_prefix_point *p = reuse ? hl_prefix_find(&e->prefixes, st->ids, st->calls, st->n) : NULL;
+    if (p && st->calls) { /* in the middle of a call a cut may not leave a few tokens of it (hl_piece) */
+        int64_t end = p->tape.n;
+        while (end < st->n && !st->calls[end]) end++;
+        if (end - p->tape.n > 0 && end - p->tape.n <= HL_FEW) p = NULL;
+    }
     if (!p) return hola_session_new(&st->session, e->o.model);
     hola_status s = hola_session_clone(&st->session, p->session);
     if (s != HOLA_OK) return s;

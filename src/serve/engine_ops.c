@@ -361,7 +361,8 @@ void hl_serve_run_op(struct hl_serve_engine *e, struct hl_op *op) {
     const bool whole = k == HL_OP_FORK || k == HL_OP_ROLLBACK || k == HL_OP_FILE || k == HL_OP_MESSAGES ||
                        k == HL_OP_TOKENS || k == HL_OP_MEMORY || k == HL_OP_UPDATE;
     if (whole && c->on_disk) {
-        if (op->tried && !c->loading) {
+        /* (in a shared folder there may be a newer file by now, which is read then) */
+        if (op->tried && c->load_failed) {
             hl_op_reply(op, HL_SESSION_DAMAGED, "the file of the session '%s' cannot be read", op->id);
             return;
         }

@@ -1,7 +1,7 @@
 /* engine_read.c -- prompts, read in pieces beside the sequences that write.
  *
- * Pieces are multiples of 64 tokens from where a prompt begins: such cuts change no bit of what comes out, so the load
- * may choose among them. The last pieces of several prompts share a pass. */
+ * Pieces are multiples of 64 tokens from where a prompt begins, and the last one has more than a few (hl_piece): such cuts
+ * change no bit of what comes out, so the load may choose among them. The last pieces of several prompts share a pass. */
 #define _POSIX_C_SOURCE 200809L
 #include "core/clock.h"
 #include "serve/engine_internal.h"
@@ -27,12 +27,12 @@ static int64_t call_end(const struct hl_serve_stream *st) {
     return end;
 }
 
-/* Tokens of the next piece, at most `most`, a multiple of 64. */
+/* Tokens of the next piece; most: a multiple of 64. */
 static int64_t piece_of(const struct hl_serve_stream *st, int64_t most) {
-    int64_t n = call_end(st) - st->read;
+    const int64_t n = call_end(st) - st->read;
     const int64_t at = st->read - st->cached, to_snapshot = HL_SNAPSHOT_EVERY - at % HL_SNAPSHOT_EVERY;
     if (most > to_snapshot && !st->calls) most = to_snapshot;
-    return n < most ? n : most;
+    return hl_piece(n, most);
 }
 static bool is_last(const struct hl_serve_stream *st, int64_t n) { return st->read + n == st->n; }
 
@@ -94,7 +94,7 @@ static int64_t gather(struct hl_serve_engine *e, struct hl_serve_stream *first, 
         struct hl_serve_stream *st = e->stream[i];
         if (st == first || !reads(st) || hl_scores(st) || st->calls) continue;
         const int64_t len = st->n - st->read;
-        if (len > HL_READ_PIECE || sum + len > most) continue;
+        if (len > HL_READ_PIECE + HL_FEW || sum + len > most) continue;
         e->who[k++] = st;
         sum += len;
     }
@@ -142,7 +142,7 @@ void hl_serve_read(struct hl_serve_engine *e, double seconds) {
         most = HL_READ_PIECE * (most < 1 ? 1 : most > 128 ? 128 : most);
         const int64_t n = piece_of(st, hl_scores(st) ? HL_READ_PIECE : most);
         int64_t done = n, k = 1;
-        if (is_last(st, n) && n <= HL_READ_PIECE && !hl_scores(st) && !st->calls) k = gather(e, st, n, most);
+        if (is_last(st, n) && n <= HL_READ_PIECE + HL_FEW && !hl_scores(st) && !st->calls) k = gather(e, st, n, most);
         if (k > 1) done = read_together(e, k);
         else read_one(e, st, n);
         const double then = now;

@@ -107,7 +107,7 @@ void hl_serve_load(struct hl_serve_engine *e, struct hl_conversation *c) {
     j->reply_kind = HL_FROM_DISK;
     j->verb = HL_STORE_LOAD;
     j->ctx = c;
-    c->loading = true;
+    c->loading = true, c->load_failed = false;
     e->disk_jobs++;
     hl_store_ask(e->store, j, &e->inbox);
 }
@@ -159,6 +159,7 @@ static void loaded(struct hl_serve_engine *e, struct hl_conversation *c, struct 
         c->stamp = j->stamp;
         return;
     }
+    c->load_failed = true;
     if (s == HOLA_EFORMAT || s == HOLA_EINVAL) c->damaged = true;
     for (int64_t i = e->streams - 1; i >= 0; i--) {
         struct hl_serve_stream *st = i < e->streams ? e->stream[i] : NULL;

@@ -59,13 +59,17 @@ async function guard(f) {
   try { await f(); } catch (e) { if (e.name !== "AbortError") complain(e.message); }
 }
 
+// Lets the browser draw and answer: what is queued in a stream comes without a pause otherwise.
+const breathe = () => new Promise(done => { const c = new MessageChannel(); c.port1.onmessage = () => { c.port1.close(); done(); }; c.port2.postMessage(0); });
+
 // The data of a stream's events; comments about reading go to the bar.
 async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
+  let rest = "", since = performance.now();
   for (;;) {
     const { value, done } = await reader.read();
     if (done) return;
+    if (performance.now() - since > 8) { await breathe(); since = performance.now(); }
     rest += value;
     const parts = rest.split("\n\n");
     rest = parts.pop();
@@ -115,8 +119,10 @@ async function fresh() {
 
 // ---- the conversation ----
 
-const atEnd = () => $("log").scrollHeight - $("log").scrollTop - $("log").clientHeight < 40;
-const toEnd = () => { $("log").scrollTop = $("log").scrollHeight; };
+const atEnd = (e = $("log")) => e.scrollHeight - e.scrollTop - e.clientHeight < 40;
+const toEnd = (e = $("log")) => { e.scrollTop = e.scrollHeight; };
+// Follows the text where its end is in sight. Asking for heights makes the browser lay it out now: `paint` measures that.
+function adding(e, add) { const follow = atEnd(e); add(); if (follow) toEnd(e); else void e.scrollHeight; }
 
 function bubble(role, aside) {
   const m = make("div", "m " + role + (aside ? " aside" : "")), body = make("div");
@@ -184,7 +190,7 @@ async function remember(all) {
       for (const k of m.kept) k.positions.forEach((p, i) => rows.set(p, Math.max(rows.get(p) || 0, k.scores[i])));
       $("kept").replaceChildren(...[...rows].sort((a, b) => b[0] - a[0]).slice(0, 500).map(([p, score]) => {
         const tr = make("tr");
-        tr.append(make("td", "", p), make("td", "", m.pieces[p] === undefined ? "" : m.pieces[p]), make("td", "", score.toPrecision(3)),
+        tr.append(make("td", "", p), make("td", "", (m.pieces[p] || "").replace(/\n/g, "\u23ce")), make("td", "", score.toPrecision(3)),
           make("td", "", m.position - p));
         return tr;
       }));
@@ -204,15 +210,27 @@ function values() {
 
 function stop() { if (busy) busy.abort(); }
 
-// One request on this session; text comes to `put`, once a frame.
+// One request on this session; text comes to `put`, at most once a frame. Drawing a long text takes its time: it gets a
+// quarter of it, so that the page answers all the while.
 async function write(path, body, put) {
   if (busy) return;
   busy = new AbortController();
   $("stop").disabled = false;
   complain("");
   const start = performance.now();
-  let first = 0, n = 0, held = "", frame = 0, looked = start;
-  const paint = () => { frame = 0; const follow = atEnd(); if (held) put(held); held = ""; if (follow) toEnd(); };
+  let first = 0, n = 0, held = "", frame = 0, looked = start, looking = false, next = 0;
+  const paint = () => {
+    const began = performance.now(), text = held;
+    held = "";
+    if (text) put(text);
+    frame = 0;
+    next = performance.now() + 3 * (performance.now() - began);
+  };
+  const draw = () => {
+    if (frame) return;
+    const wait = next - performance.now();
+    frame = wait > 16 ? setTimeout(() => { frame = requestAnimationFrame(paint); }, wait) : requestAnimationFrame(paint);
+  };
   try {
     const r = await call("POST", path, Object.assign({ session: id, stream: true, stream_options: { include_usage: true } }, body), busy.signal);
     for await (const e of events(r)) {
@@ -222,12 +240,14 @@ async function write(path, body, put) {
       if (!first) first = performance.now();
       n++;
       held += text;
-      if (!frame) frame = requestAnimationFrame(paint);
-      if (performance.now() - looked > 1000) { looked = performance.now(); remember(false).catch(() => {}); }
+      draw();
+      if (!looking && performance.now() - looked > 1000) {
+        looking = true;
+        remember(false).catch(() => {}).finally(() => { looking = false; looked = performance.now(); });
+      }
     }
   } finally {
-    if (frame) cancelAnimationFrame(frame);
-    paint();
+    paint(); // (a frame that is still to come finds nothing left)
     busy = null;
     $("stop").disabled = true;
     const seconds = (performance.now() - (first || start)) / 1000;
@@ -248,7 +268,7 @@ async function send() {
   let ok = false;
   try {
     await write("v1/chat/completions", Object.assign({ messages: [{ role: "user", content: text }] }, values(), aside ? { fork: true } : {}),
-      t => { if (!ok) { ok = true; $("message").value = ""; } body.append(t); });
+      t => adding($("log"), () => { if (!ok) { ok = true; $("message").value = ""; } body.append(t); }));
     $("message").value = "";
   } finally {
     if (!aside && !away) await guard(settle);
@@ -264,7 +284,7 @@ async function goOn() {
   }
   const prompt = text.slice(known.length);
   try {
-    await write("v1/completions", Object.assign({ prompt }, values()), t => { $("text").value += t; });
+    await write("v1/completions", Object.assign({ prompt }, values()), t => adding($("text"), () => $("text").setRangeText(t, $("text").value.length, $("text").value.length, "preserve")));
   } finally {
     const now = $("text").value;
     if (!away) await guard(settle);

@@ -84,6 +84,7 @@ static int put_in_place(const struct hl_store *s, struct hl_store_job *j, const 
 static hola_status save(const struct hl_store *s, struct hl_store_job *j) {
     char name[HL_FILE_NAME], temp[HL_FILE_NAME];
     char *file;
+    struct timespec times[2] = {{.tv_nsec = UTIME_OMIT}};
     struct stat st;
     int64_t size;
     hl_store_file(name, s, j->id, HL_SESSION_SUFFIX);
@@ -94,6 +95,9 @@ static hola_status save(const struct hl_store *s, struct hl_store_job *j) {
     const int fd = openat(s->fd, temp, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     int error = fd < 0 ? errno : write_all(fd, file, size);
     free(file);
+    /* The kernel's own times advance every few milliseconds only, and inodes are used again: in a shared folder two
+     * versions could look the same. */
+    if (fd >= 0 && !error && clock_gettime(CLOCK_REALTIME, &times[1]) == 0) futimens(fd, times);
     if (fd >= 0 && !error && fsync(fd) != 0 && errno != EINVAL) error = errno;
     if (fd >= 0 && !error && fstat(fd, &st) == 0) j->stamp = hl_stamp_of(&st);
     if (fd >= 0 && close(fd) != 0 && !error) error = errno;
@@ -102,36 +106,45 @@ static hola_status save(const struct hl_store *s, struct hl_store_job *j) {
     return error ? fail_errno("write", name, error) : HOLA_OK;
 }
 
-/* A plain file's bytes, at most `most` of them. */
-static hola_status read_file(const struct hl_store *s, const char *name, int64_t most, char **data, int64_t *size,
-                             struct hl_stamp *stamp) {
-    struct stat st;
-    const int fd = openat(s->fd, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
-    *data = NULL, *size = 0;
-    if (fd < 0) return fail_errno("read", name, errno);
+/* A plain file; it stays the same one while others put a newer one in its place. */
+static hola_status open_file(const struct hl_store *s, const char *name, int *fd, struct stat *st) {
+    *fd = openat(s->fd, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+    if (*fd < 0) return fail_errno("read", name, errno);
     hola_status status = HOLA_OK;
-    if (fstat(fd, &st) != 0) status = fail_errno("read", name, errno);
-    else if (!S_ISREG(st.st_mode)) status = hl_fail(HOLA_EFORMAT, "%s: not a regular file", name);
-    if (status == HOLA_OK) *stamp = hl_stamp_of(&st);
-    const int64_t want = status == HOLA_OK ? (st.st_size < most ? st.st_size : most) : 0;
-    if (status == HOLA_OK && !(*data = malloc((size_t)want + 1))) status = hl_fail(HOLA_ENOMEM, "%s: no memory", name);
-    while (status == HOLA_OK && *size < want) {
-        const ssize_t n = read(fd, *data + *size, (size_t)(want - *size));
+    if (fstat(*fd, st) != 0) status = fail_errno("read", name, errno);
+    else if (!S_ISREG(st->st_mode)) status = hl_fail(HOLA_EFORMAT, "%s: not a regular file", name);
+    if (status != HOLA_OK) close(*fd), *fd = -1;
+    return status;
+}
+
+/* Its first bytes, at most `most` of them. */
+static hola_status read_bytes(int fd, const char *name, int64_t most, char **data, int64_t *size) {
+    hola_status status = HOLA_OK;
+    *size = 0;
+    *data = malloc((size_t)most + 1);
+    if (!*data) return hl_fail(HOLA_ENOMEM, "%s: no memory", name);
+    while (status == HOLA_OK && *size < most) {
+        const ssize_t n = pread(fd, *data + *size, (size_t)(most - *size), *size);
         if (n < 0 && errno == EINTR) continue;
         if (n < 0) status = fail_errno("read", name, errno);
         if (n <= 0) break;
         *size += n;
     }
-    close(fd);
     if (status != HOLA_OK) free(*data), *data = NULL;
     return status;
 }
 
 static hola_status load(const struct hl_store *s, struct hl_store_job *j) {
-    char name[HL_FILE_NAME], *data;
+    char name[HL_FILE_NAME], *data = NULL;
+    struct stat about;
     int64_t size;
+    int fd;
     hl_store_file(name, s, j->id, HL_SESSION_SUFFIX);
-    hola_status st = read_file(s, name, INT64_MAX, &data, &size, &j->stamp);
+    hola_status st = open_file(s, name, &fd, &about);
+    if (st != HOLA_OK) return st;
+    j->stamp = hl_stamp_of(&about);
+    st = read_bytes(fd, name, about.st_size, &data, &size);
+    close(fd);
     if (st == HOLA_OK) st = hl_stored_parse(&j->record, data, size, s->model, name);
     free(data);
     return st;
@@ -139,16 +152,18 @@ static hola_status load(const struct hl_store *s, struct hl_store_job *j) {
 
 json_t *hl_store_about(const struct hl_store *s, const char *id, struct hl_stamp *stamp) {
     char name[HL_FILE_NAME], *data = NULL;
-    struct hl_stamp again;
     int64_t size = 0, end = -1;
     json_t *about = NULL;
+    struct stat st;
+    int fd;
     hl_store_file(name, s, id, HL_SESSION_SUFFIX);
-    if (read_file(s, name, HL_RECORD_HEAD, &data, &size, stamp) == HOLA_OK)
-        end = hl_stored_about_end(data, size, s->model);
+    if (open_file(s, name, &fd, &st) != HOLA_OK) return NULL;
+    *stamp = hl_stamp_of(&st);
+    if (read_bytes(fd, name, HL_RECORD_HEAD, &data, &size) == HOLA_OK) end = hl_stored_about_end(data, size, s->model);
     free(data), data = NULL;
-    if (end >= 0 && read_file(s, name, end, &data, &size, &again) == HOLA_OK && size == end &&
-        hl_stamp_same(stamp, &again))
+    if (end >= HL_RECORD_HEAD && end <= st.st_size && read_bytes(fd, name, end, &data, &size) == HOLA_OK && size == end)
         about = json_loadb(data + HL_RECORD_HEAD, (size_t)(size - HL_RECORD_HEAD), JSON_ALLOW_NUL, NULL);
+    close(fd);
     free(data);
     if (!json_is_object(about)) json_decref(about), about = NULL;
     return about;

@@ -19,17 +19,24 @@ bool hl_store_look(struct hl_store *s, const char *id, struct hl_stamp *known, b
     struct stat st;
     *about = NULL;
     hl_store_file(name, s, id, HL_SESSION_SUFFIX);
-    /* a file that cannot be looked at for another reason is there, and damaged */
-    if (fstatat(s->fd, name, &st, AT_SYMLINK_NOFOLLOW) != 0) {
-        *same = false, *known = (struct hl_stamp){0};
-        return errno != ENOENT;
+    for (struct hl_stamp unread = {0};;) {
+        /* a file that cannot be looked at for another reason is there, and damaged */
+        if (fstatat(s->fd, name, &st, AT_SYMLINK_NOFOLLOW) != 0) {
+            *same = false, *known = (struct hl_stamp){0};
+            return errno != ENOENT;
+        }
+        const struct hl_stamp now = hl_stamp_of(&st);
+        *same = hl_stamp_same(&now, known);
+        if (*same) return true;
+        struct hl_stamp read = now;
+        *about = hl_store_about(s, id, &read);
+        /* unreadable twice: it is damaged, not just removed or replaced since we looked */
+        if (*about || hl_stamp_same(&now, &unread)) {
+            *known = read;
+            return true;
+        }
+        unread = now;
     }
-    const struct hl_stamp now = hl_stamp_of(&st);
-    *same = hl_stamp_same(&now, known);
-    if (*same) return true;
-    *known = now;
-    *about = hl_store_about(s, id, known);
-    return true;
 }
 
 /* ---- leases ---- */

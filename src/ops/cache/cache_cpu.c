@@ -11,7 +11,7 @@
 enum {
     SHARES = 8,        /* most tasks of one head of a segment */
     SMALL = 64 * 1024, /* flops under which waking threads costs more than they save */
-    FEW = 12,          /* tokens of a session up to which one at a time is faster than a tile */
+    FEW = HL_FEW,      /* tokens of a session up to which one at a time is faster than a tile */
     SCORE_ROWS = 256,
 };
 

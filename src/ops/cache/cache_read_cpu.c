@@ -97,10 +97,10 @@ static void softmax(const struct tile *t, int64_t i) {
             v_store(S + (c + u) * ld, e);
             sum[u] += e;
         }
-    for (; c < end; c++) {
+    for (; c < end; c++) { /* (which sum a column goes to depends on nothing but the column) */
         vr e = v_exp(v_load(S + c * ld) - m);
         v_store(S + c * ld, e);
-        sum[0] += e;
+        sum[c % 4] += e;
     }
     v_store(t->w->max + i, m);
     v_store(t->w->sum + i, (sum[0] + sum[1]) + (sum[2] + sum[3]));

@@ -10,6 +10,7 @@ enum {
     GDN_STEP = 8,  /* segments up to this length go token by token at inference */
     GDN_SLOTS = 8  /* states that follow a worker's scratch: those of a long segment's gradient */
 };
+_Static_assert((int)GDN_STEP <= (int)HL_FEW, "cuts leave more than that");
 
 /* A segment's form depends on nothing but the segment. A short one that starts empty and keeps
  * nothing is cheap in chunked form: no product with a state is left. */
