@@ -107,6 +107,7 @@ $(BUILD)/tests/fuzz_%: tests/fuzz_%.c $(BUILD)/libhola.a
 	$(call test_link,$(if $(call on,$(FUZZ)),-DHL_LIBFUZZER -fsanitize=fuzzer),$(BUILD)/libhola.a)
 
 tests: $(filter $(BUILD)/%,$(TESTS))
+test: $(if $(filter %/test_python.sh %/test_python_torch.sh,$(TESTS)),$(if $(EMU_TESTS),$(BUILD)/libhola-emu.so))
 test: $(BUILD)/hola tests ## build and run all tests
 	@HOLA=$(abspath $(BUILD)/hola) JOBS=$(JOBS) tests/run.sh $(TESTS)
 soak: $(BUILD)/hola; @python3 tests/soak_serve.py $< ## hola serve under random misfortune for SOAK_SECONDS=600

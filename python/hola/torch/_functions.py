@@ -97,6 +97,11 @@ def _scale(scale: Any, K: int) -> float:
     return float(scale)
 
 
+def _keeps(*tensors: Optional[Tensor]) -> bool:
+    """Whether there may be a backward call."""
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+
+
 def _state_order(state_v_first: bool, kwargs: dict[str, Any]) -> bool:
     if "transpose_state_layout" not in kwargs:
         return bool(state_v_first)
@@ -159,9 +164,8 @@ def _gdn(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta: Tensor, sca
     if not _kernels:
         out, ht, m = _ops.plain_gdn(*tensors, cu, _scale(scale, K), flags)
     else:
-        keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
         out, ht, m, _ = torch.ops.hola.gdn_forward(*tensors, cu, _scale(scale, K), flags, int(longest or 0),
-                                                   bool(output_final_state), score, keep)
+                                                   bool(output_final_state), score, _keeps(*tensors))
     if v_first:
         ht = ht.transpose(-1, -2).contiguous() if output_final_state else ht
     return out, ht if output_final_state else None, m if score else None
@@ -278,6 +282,8 @@ def hola_cache_attention(
     sink = _shaped("sink", sink, q, (HV,), "[HV]")
     if tau is not None:
         tau = _shaped("tau", tau, q, (HV,), "[HV]")
-    call = torch.ops.hola.cache_forward if _kernels else _ops.plain_cache
-    out: Tensor = call(q, k, v, score, sink, tau, _cu(cu_seqlens, q), window, chunk, _scale(scale, K))
+    given = (q, k, v, score, sink, tau, _cu(cu_seqlens, q), window, chunk, _scale(scale, K))
+    if not _kernels:
+        return _ops.plain_cache(*given)
+    out: Tensor = torch.ops.hola.cache_forward(*given, _keeps(q, k, v, sink, tau))[0]
     return out
