@@ -34,7 +34,11 @@ GdnArgs = _args("GdnArgs", "H HV K V", [("dtype", c_int), ("gate_dtype", c_int),
                 f"q k v g beta A_log dt_bias h0 out ht m kept {_GRADS} dg dbeta dh0 dA_log ddt_bias")
 CacheArgs = _args("CacheArgs", "H HV K V window chunk", [("dtype", c_int), ("evict", c_int), _SCALE],
                   "q k v score sink tau gate out kept dout dq dk dv dsink dtau dgate")
-OPS = {"gdn": GdnArgs, "cache": CacheArgs}
+KdaArgs = _args("KdaArgs", "H HV K V", [("dtype", c_int), _SCALE],
+                "q k v g beta h0 out ht m kept dout dq dk dv dg dbeta")
+GlaArgs = _args("GlaArgs", "H HK K V", [("dtype", c_int), _SCALE], "q k v g h0 out ht dout dq dk dv dg")
+OPS = {"gdn": GdnArgs, "cache": CacheArgs, "kda": KdaArgs, "gla": GlaArgs}
+KEEPS_NOTHING = ("gla",)
 STRUCTS = {"hola_where": Where, "hola_rows": Rows, **{f"hola_{op}_args": args for op, args in OPS.items()}}
 
 
@@ -51,11 +55,13 @@ class Library:
         except OSError as error:
             raise Missing(str(error)) from None
         self.path = path
-        self._functions = {}
+        self._functions: dict[str, tuple[Any, ...]] = {}
         try:
             for op, args in OPS.items():
-                kept, work = getattr(lib, f"hola_{op}_kept_bytes"), getattr(lib, f"hola_{op}_work_bytes")
-                kept.restype, kept.argtypes = c_int64, [POINTER(args)]
+                kept, work = None, getattr(lib, f"hola_{op}_work_bytes")
+                if op not in KEEPS_NOTHING:
+                    kept = getattr(lib, f"hola_{op}_kept_bytes")
+                    kept.restype, kept.argtypes = c_int64, [POINTER(args)]
                 work.restype, work.argtypes = c_int64, [POINTER(args), c_int, c_bool]
                 calls = getattr(lib, f"hola_{op}_forward"), getattr(lib, f"hola_{op}_backward")
                 for f in calls:
@@ -76,7 +82,8 @@ class Library:
 
     def bytes(self, op: str, args: ctypes.Structure, device: int, backward: bool) -> tuple[int, int]:
         """-> bytes that the backward call needs of the forward one, bytes of the workspace. Of shapes alone."""
-        kept, work = int(self._functions[op][0](args)), int(self._functions[op][1](args, device, backward))
+        count, measure = self._functions[op][:2]
+        kept, work = int(count(args)) if count else 0, int(measure(args, device, backward))
         if kept < 0 or work < 0:
             raise self._fail(f"hola_{op}_{'kept' if kept < 0 else 'work'}_bytes")
         return kept, work
