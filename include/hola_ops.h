@@ -1,5 +1,5 @@
 /* hola_ops.h -- hola's operations on raw device pointers, for programs that have arrays and a stream of their own: the
- * gated delta rule, and the read of the exact memory. C11 and C++17. docs/cuda.md has an example.
+ * gated delta rule, the read of the exact memory, Kimi Delta Attention and gated linear attention. C11 and C++17. docs/cuda.md has an example.
  *
  * A call puts work on the caller's stream and returns. It allocates nothing, waits for nothing, copies nothing from the
  * host and keeps no state, so that it can be captured into a CUDA graph. Any thread may call. The device named is made
@@ -121,6 +121,66 @@ HOLA_API int64_t hola_cache_kept_bytes(const hola_cache_args *a);
 HOLA_API int64_t hola_cache_work_bytes(const hola_cache_args *a, int device, bool backward);
 HOLA_API hola_status hola_cache_forward(const hola_where *w, const hola_cache_args *a);
 HOLA_API hola_status hola_cache_backward(const hola_where *w, const hola_cache_args *a);
+
+/* ---- Kimi Delta Attention: the delta rule with a decay per key channel ----
+ *
+ *     S'    = diag(exp(g_t)) S_{t-1}                S_0 = h0
+ *     e_t   = v_t - k_t^T S'
+ *     S_t   = S' + beta_t k_t e_t^T                 ht = S after the last row of its sequence
+ *     out_t = scale q_t^T S_t                       m_t = beta_t |e_t|, which carries no gradient
+ *
+ * Shapes as those of the delta rule, but g [T][HV][K], g <= 0. The backward call is for sequences that begin with an
+ * empty state, and their last states have no gradient: with h0 it is HOLA_ENOTSUP. */
+typedef struct hola_kda_args {
+    int32_t size, flags; /* flags: 0 */
+    hola_rows rows;
+    int64_t H, HV, K, V;
+    hola_dtype dtype; /* of q, k, v, out and dout, dq, dk, dv: HOLA_F32 or HOLA_BF16 */
+    float scale;      /* 0: K^-1/2 */
+    const void *q, *k, *v;
+    const float *g, *beta, *h0; /* h0 NULL: 0 */
+    /* Written by the forward call. ht, m, kept may be NULL; kept: hola_kda_kept_bytes(), for the backward call. */
+    void *out;
+    float *ht, *m;
+    void *kept;
+    /* For the backward call, beside all inputs and kept; written, not added to. */
+    const void *dout;
+    void *dq, *dk, *dv;
+    float *dg, *dbeta;
+} hola_kda_args;
+
+/* Bytes of shapes, as for the delta rule. */
+HOLA_API int64_t hola_kda_kept_bytes(const hola_kda_args *a);
+HOLA_API int64_t hola_kda_work_bytes(const hola_kda_args *a, int device, bool backward);
+HOLA_API hola_status hola_kda_forward(const hola_where *w, const hola_kda_args *a);
+HOLA_API hola_status hola_kda_backward(const hola_where *w, const hola_kda_args *a);
+
+/* ---- gated linear attention ----
+ *
+ *     S_t = diag(exp(g_t)) S_{t-1} + k_t v_t^T      S_0 = h0      out_t = scale q_t^T S_t
+ *
+ * q [T][H][K], k, g [T][HK][K], v [T][HK][V], out [T][H][V], H a multiple of HK, query head h reads key head
+ * h / (H / HK); states [N][HK][K][V]; g <= 0. The backward call as above. */
+typedef struct hola_gla_args {
+    int32_t size, flags; /* flags: 0 */
+    hola_rows rows;
+    int64_t H, HK, K, V;
+    hola_dtype dtype; /* HOLA_F32 or HOLA_BF16 */
+    float scale;      /* 0: K^-1/2 */
+    const void *q, *k, *v;
+    const float *g, *h0; /* h0 NULL: 0 */
+    /* Written by the forward call; ht may be NULL. */
+    void *out;
+    float *ht;
+    /* For the backward call, beside all inputs; written, not added to. */
+    const void *dout;
+    void *dq, *dk, *dv;
+    float *dg;
+} hola_gla_args;
+
+HOLA_API int64_t hola_gla_work_bytes(const hola_gla_args *a, int device, bool backward);
+HOLA_API hola_status hola_gla_forward(const hola_where *w, const hola_gla_args *a);
+HOLA_API hola_status hola_gla_backward(const hola_where *w, const hola_gla_args *a);
 
 #ifdef __cplusplus
 }

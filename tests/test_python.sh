@@ -13,5 +13,5 @@ for package in numpy pytest; do
     "$python" -c "import $package" 2>/dev/null || skip "$python has no $package"
 done
 cd "$here" || exit 1
-PYTHONPATH=$here/python HOLA_LIBRARY=$library PYTHONDONTWRITEBYTECODE=1 \
+PYTHONPATH=$here/python HOLA_LIBRARY=$library HOLA_EMULATED=${library%/*}/libhola-emu.so PYTHONDONTWRITEBYTECODE=1 \
     "$python" -m pytest -q -rs -p no:cacheprovider --basetemp="$dir/pytest" tests/python

@@ -10,6 +10,7 @@ done
 mkdir "$dir/hola" && ln -s "$here/../python/hola/torch" "$dir/hola/torch" || exit 1
 export HOLA VECTORS=${VECTORS:-$here/../../shared/vectors} PYTHONPATH=$dir PYTHONDONTWRITEBYTECODE=1 HF_HUB_OFFLINE=1
 HOLA=$(realpath "$hola")
+export HOLA_EMULATED=${HOLA%/*}/libhola-emu.so
 cd "$dir" && "$python" -m pytest -q -rs -p no:cacheprovider "$here/python_torch" >"$dir/out" 2>&1 || bad "pytest"
 [ "$failures" -eq 0 ] || tail -n 150 "$dir/out"
 grep '^SKIPPED' "$dir/out" | sed 's/^SKIPPED/SKIP/'

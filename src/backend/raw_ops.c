@@ -1,6 +1,6 @@
 /* raw_ops.c -- include/hola_ops.h: checks the arguments, borrows the device for the call, and calls the op of the
  * activations' type (ops/raw). */
-#include "ops/raw/raw.h"
+#include "backend/raw_ops.h"
 #include "backend/backend.h"
 #include "cuda/device.h"
 
@@ -11,7 +11,7 @@ static const int64_t INDICES = INT32_MAX; /* kernels number rows, chunks and col
 
 static bool on(const void *p, uintptr_t bytes) { return (uintptr_t)p % bytes == 0; }
 
-static hola_status check_rows(const hola_rows *r) {
+hola_status hl_raw_check_rows(const hola_rows *r) {
     if (r->T < 0 || r->T >= INDICES) return hl_fail(HOLA_EINVAL, "rows: T = %lld", (long long)r->T);
     if (r->N < 0 || r->N >= INDICES || (r->N == 0 && r->T > 0))
         return hl_fail(HOLA_EINVAL, "rows: N = %lld", (long long)r->N);
@@ -23,7 +23,7 @@ static hola_status check_rows(const hola_rows *r) {
     if (r->cu && !on(r->cu, (uintptr_t)r->cu_bits / 8)) return hl_fail(HOLA_EINVAL, "rows: cu is not aligned");
     return HOLA_OK;
 }
-static hola_status check_heads(const hola_rows *r, int64_t H, int64_t HV, int64_t K, int64_t V) {
+hola_status hl_raw_check_heads(const hola_rows *r, int64_t H, int64_t HV, int64_t K, int64_t V) {
     if (H < 1 || HV < 1 || HV % H) return hl_fail(HOLA_EINVAL, "H = %lld, HV = %lld", (long long)H, (long long)HV);
     if (K < 1 || V < 1) return hl_fail(HOLA_EINVAL, "K = %lld, V = %lld", (long long)K, (long long)V);
     if (K > MOST_K || V > MOST_V)
@@ -35,11 +35,11 @@ static hola_status check_heads(const hola_rows *r, int64_t H, int64_t HV, int64_
                        (long long)r->T, (long long)r->N, (long long)HV);
     return HOLA_OK;
 }
-static hola_status check_dtype(const char *name, hola_dtype t) {
+hola_status hl_raw_check_dtype(const char *name, hola_dtype t) {
     if (t == HOLA_F32 || t == HOLA_BF16) return HOLA_OK;
     return hl_fail(HOLA_EINVAL, "%s = %d: HOLA_F32 and HOLA_BF16 are known", name, (int)t);
 }
-static hola_status check_where(const hola_where *w) {
+hola_status hl_raw_check_where(const hola_where *w) {
     if (!w || w->size != (int32_t)sizeof *w)
         return hl_fail(HOLA_EINVAL, "where: size is %d, not %d", w ? w->size : 0, (int)sizeof *w);
     if (w->device < 0) return hl_fail(HOLA_ENOTSUP, "device %d: these ops exist on CUDA devices only", w->device);
@@ -48,13 +48,7 @@ static hola_status check_where(const hola_where *w) {
     return HOLA_OK;
 }
 
-struct pointer {
-    const char *name;
-    const void *p;
-    int align;
-    bool needed;
-};
-static hola_status check_pointers(const struct pointer *p, int n) {
+hola_status hl_raw_check_pointers(const struct hl_raw_pointer *p, int n) {
     for (int i = 0; i < n; i++) {
         if (p[i].needed && !p[i].p) return hl_fail(HOLA_EINVAL, "%s is NULL", p[i].name);
         if (!on(p[i].p, (uintptr_t)p[i].align))
@@ -73,16 +67,16 @@ static hola_status gdn_shapes(const hola_gdn_args *a) {
     if (a->flags & HOLA_GDN_NEG && !(a->flags & HOLA_GDN_SIGMOID))
         return hl_fail(HOLA_EINVAL, "gdn: HOLA_GDN_NEG without HOLA_GDN_SIGMOID");
     if (!(a->scale - a->scale == 0)) return hl_fail(HOLA_EINVAL, "gdn: scale = %g", (double)a->scale);
-    hola_status s = check_rows(&a->rows);
-    if (s == HOLA_OK) s = check_heads(&a->rows, a->H, a->HV, a->K, a->V);
-    if (s == HOLA_OK) s = check_dtype("dtype", a->dtype);
-    if (s == HOLA_OK) s = check_dtype("gate_dtype", a->gate_dtype);
+    hola_status s = hl_raw_check_rows(&a->rows);
+    if (s == HOLA_OK) s = hl_raw_check_heads(&a->rows, a->H, a->HV, a->K, a->V);
+    if (s == HOLA_OK) s = hl_raw_check_dtype("dtype", a->dtype);
+    if (s == HOLA_OK) s = hl_raw_check_dtype("gate_dtype", a->gate_dtype);
     return s;
 }
 static hola_status gdn_pointers(const hola_gdn_args *a, bool backward) {
     const bool rows = a->rows.T > 0, gate = a->flags & HOLA_GDN_GATE, back = rows && backward;
     const int half = a->gate_dtype == HOLA_F32 ? 4 : 2;
-    const struct pointer all[] = {
+    const struct hl_raw_pointer all[] = {
         {"q", a->q, 16, rows},
         {"k", a->k, 16, rows},
         {"v", a->v, 16, rows},
@@ -93,17 +87,18 @@ static hola_status gdn_pointers(const hola_gdn_args *a, bool backward) {
         {"h0", a->h0, 16, false},
         {"kept", a->kept, 16, back},
     };
-    const struct pointer to[] = {{"out", a->out, 16, false}, {"ht", a->ht, 16, false}, {"m", a->m, 4, false}};
-    const struct pointer grad[] = {
+    const struct hl_raw_pointer to[] = {{"out", a->out, 16, false}, {"ht", a->ht, 16, false}, {"m", a->m, 4, false}};
+    const struct hl_raw_pointer grad[] = {
         {"dout", a->dout, 16, back},     {"dht", a->dht, 16, false},
         {"dq", a->dq, 16, back},         {"dk", a->dk, 16, back},
         {"dv", a->dv, 16, back},         {"dg", a->dg, 4, back && a->g},
         {"dbeta", a->dbeta, 4, back},    {"dh0", a->dh0, 16, false},
         {"dA_log", a->dA_log, 4, false}, {"ddt_bias", a->ddt_bias, 4, false},
     };
-    hola_status s = check_pointers(all, sizeof all / sizeof *all);
+    hola_status s = hl_raw_check_pointers(all, sizeof all / sizeof *all);
     if (s != HOLA_OK) return s;
-    return backward ? check_pointers(grad, sizeof grad / sizeof *grad) : check_pointers(to, sizeof to / sizeof *to);
+    return backward ? hl_raw_check_pointers(grad, sizeof grad / sizeof *grad)
+                    : hl_raw_check_pointers(to, sizeof to / sizeof *to);
 }
 
 int64_t hola_gdn_out_bytes(const hola_gdn_args *a) {
@@ -128,9 +123,9 @@ static hola_status cache_shapes(const hola_cache_args *a) {
         return hl_fail(HOLA_ENOTSUP, "cache: window = %lld, chunk = %lld: the most is %d and %d", (long long)a->window,
                        (long long)a->chunk, MOST_WINDOW, MOST_CHUNK);
     if (!(a->scale - a->scale == 0)) return hl_fail(HOLA_EINVAL, "cache: scale = %g", (double)a->scale);
-    hola_status s = check_rows(&a->rows);
-    if (s == HOLA_OK) s = check_heads(&a->rows, a->H, a->HV, a->K, a->V);
-    if (s == HOLA_OK) s = check_dtype("dtype", a->dtype);
+    hola_status s = hl_raw_check_rows(&a->rows);
+    if (s == HOLA_OK) s = hl_raw_check_heads(&a->rows, a->H, a->HV, a->K, a->V);
+    if (s == HOLA_OK) s = hl_raw_check_dtype("dtype", a->dtype);
     if (s != HOLA_OK) return s;
     const int64_t blocks = a->rows.T / a->chunk + a->rows.N;
     if (blocks > INDICES / (a->window + a->chunk) / a->HV)
@@ -140,7 +135,7 @@ static hola_status cache_shapes(const hola_cache_args *a) {
 }
 static hola_status cache_pointers(const hola_cache_args *a, bool backward) {
     const bool rows = a->rows.T > 0, back = rows && backward;
-    const struct pointer all[] = {
+    const struct hl_raw_pointer all[] = {
         {"q", a->q, 16, rows},
         {"k", a->k, 16, rows},
         {"v", a->v, 16, rows},
@@ -158,35 +153,25 @@ static hola_status cache_pointers(const hola_cache_args *a, bool backward) {
         {"dtau", a->dtau, 4, false},
         {"dgate", a->dgate, 4, false},
     };
-    return check_pointers(all, sizeof all / sizeof *all);
+    return hl_raw_check_pointers(all, sizeof all / sizeof *all);
 }
 
 /* ---- calls ---- */
 
-/* One op: which function, of which arguments. */
-struct call {
-    bool f32, backward;
-    const hola_gdn_args *gdn; /* or */
-    const hola_cache_args *cache;
-};
-
 #ifdef HL_HAVE_CUDA
-static void run(struct hl_cuda *c, const struct call *x) {
-    struct hl_backend b = {.device = c};
-    if (x->gdn) (x->f32 ? hl_cuda_f32_raw_gdn : hl_cuda_raw_gdn)(&b, x->gdn, x->backward);
-    else (x->f32 ? hl_cuda_f32_raw_cache : hl_cuda_raw_cache)(&b, x->cache, x->backward);
-}
 /* A call that is only measured: the bytes that it takes of the workspace. */
-static hola_status measure(const struct call *x, int device, int64_t *bytes) {
+static hola_status measure(const struct hl_raw_call *x, int device, int64_t *bytes) {
     struct hl_cuda c;
+    struct hl_backend b = {.device = &c};
     hola_status s = hl_cuda_borrow(&c, device, NULL, NULL, 0, true);
     if (s != HOLA_OK) return s;
-    run(&c, x);
+    x->run(&b, x);
     *bytes = c.wanted;
     return hl_cuda_give_back(&c);
 }
-static hola_status call(const hola_where *w, const struct call *x) {
+hola_status hl_raw_call(const hola_where *w, const struct hl_raw_call *x) {
     struct hl_cuda c;
+    struct hl_backend b = {.device = &c};
     int64_t bytes = 0;
     hola_status s = measure(x, w->device, &bytes);
     if (s != HOLA_OK) return s;
@@ -195,35 +180,40 @@ static hola_status call(const hola_where *w, const struct call *x) {
                        (long long)w->work_bytes);
     s = hl_cuda_borrow(&c, w->device, w->stream, w->work, w->work_bytes, false);
     if (s != HOLA_OK) return s;
-    run(&c, x);
+    x->run(&b, x);
     return hl_cuda_give_back(&c);
 }
-/* -1: failed */
-static int64_t more(int64_t most, const struct call *x, int device) {
+int64_t hl_raw_more(int64_t most, const struct hl_raw_call *x, int device) {
     int64_t bytes = 0;
     if (most < 0 || measure(x, device, &bytes) != HOLA_OK) return -1;
     return bytes > most ? bytes : most;
+}
+const _Alignas(16) char hl_raw_there[16];
+
+static void run_gdn(struct hl_backend *b, const struct hl_raw_call *x) {
+    (x->f32 ? hl_cuda_f32_raw_gdn : hl_cuda_raw_gdn)(b, x->args, x->backward);
+}
+static void run_cache(struct hl_backend *b, const struct hl_raw_call *x) {
+    (x->f32 ? hl_cuda_f32_raw_cache : hl_cuda_raw_cache)(b, x->args, x->backward);
 }
 
 int64_t hola_gdn_kept_bytes(const hola_gdn_args *a) {
     if (gdn_shapes(a) != HOLA_OK) return -1;
     return (a->dtype == HOLA_F32 ? hl_cuda_f32_raw_gdn_kept : hl_cuda_raw_gdn_kept)(a);
 }
-static const _Alignas(16) char there[16]; /* stands for an array, which is not looked at */
-
 /* The most that any choice of optional arrays needs. */
 int64_t hola_gdn_work_bytes(const hola_gdn_args *a, int device, bool backward) {
     int64_t most = 0;
     if (gdn_shapes(a) != HOLA_OK) return -1;
     for (int i = 0; i < 16; i++) {
         hola_gdn_args x = *a;
-        const struct call one = {.f32 = a->dtype == HOLA_F32, .backward = backward, .gdn = &x};
-        x.out = (void *)there;
-        x.kept = backward || i & 1 ? (void *)there : NULL;
-        x.h0 = i & 2 ? (const float *)there : NULL;
-        x.dht = x.ht = i & 4 ? (float *)there : NULL;
-        x.m = i & 8 ? (float *)there : NULL;
-        most = more(most, &one, device);
+        const struct hl_raw_call one = {run_gdn, &x, a->dtype == HOLA_F32, backward};
+        x.out = (void *)hl_raw_there;
+        x.kept = backward || i & 1 ? (void *)hl_raw_there : NULL;
+        x.h0 = i & 2 ? (const float *)hl_raw_there : NULL;
+        x.dht = x.ht = i & 4 ? (float *)hl_raw_there : NULL;
+        x.m = i & 8 ? (float *)hl_raw_there : NULL;
+        most = hl_raw_more(most, &one, device);
     }
     return most;
 }
@@ -243,20 +233,22 @@ int64_t hola_cache_work_bytes(const hola_cache_args *a, int device, bool backwar
     if (cache_shapes(a) != HOLA_OK) return -1;
     for (int i = 0; i < 2; i++) {
         hola_cache_args x = *a;
-        const struct call one = {.f32 = a->dtype == HOLA_F32, .backward = backward, .cache = &x};
-        x.kept = (void *)there;
-        x.dtau = i ? (float *)there : NULL;
-        most = more(most, &one, device);
+        const struct hl_raw_call one = {run_cache, &x, a->dtype == HOLA_F32, backward};
+        x.kept = (void *)hl_raw_there;
+        x.dtau = i ? (float *)hl_raw_there : NULL;
+        most = hl_raw_more(most, &one, device);
     }
     return most;
 }
 #else
-static hola_status call(const hola_where *w, const void *x) {
+hola_status hl_raw_call(const hola_where *w, const struct hl_raw_call *x) {
     (void)w, (void)x;
     return hl_fail(HOLA_ENOTSUP, "this libhola was built without CUDA");
 }
+#define run_gdn NULL
+#define run_cache NULL
 int64_t hola_gdn_kept_bytes(const hola_gdn_args *a) {
-    if (gdn_shapes(a) == HOLA_OK) call(NULL, NULL);
+    if (gdn_shapes(a) == HOLA_OK) hl_raw_call(NULL, NULL);
     return -1;
 }
 int64_t hola_gdn_work_bytes(const hola_gdn_args *a, int device, bool backward) {
@@ -268,7 +260,7 @@ const char *hola_gdn_kernels(const hola_gdn_args *a, int device, bool backward) 
     return NULL;
 }
 int64_t hola_cache_kept_bytes(const hola_cache_args *a) {
-    if (cache_shapes(a) == HOLA_OK) call(NULL, NULL);
+    if (cache_shapes(a) == HOLA_OK) hl_raw_call(NULL, NULL);
     return -1;
 }
 int64_t hola_cache_work_bytes(const hola_cache_args *a, int device, bool backward) {
@@ -278,20 +270,20 @@ int64_t hola_cache_work_bytes(const hola_cache_args *a, int device, bool backwar
 #endif
 
 static hola_status gdn_call(const hola_where *w, const hola_gdn_args *a, bool backward) {
-    hola_status s = check_where(w);
+    hola_status s = hl_raw_check_where(w);
     if (s == HOLA_OK) s = gdn_shapes(a);
     if (s == HOLA_OK) s = gdn_pointers(a, backward);
     if (s != HOLA_OK) return s;
-    const struct call x = {.f32 = a->dtype == HOLA_F32, .backward = backward, .gdn = a};
-    return call(w, &x);
+    const struct hl_raw_call x = {run_gdn, a, a->dtype == HOLA_F32, backward};
+    return hl_raw_call(w, &x);
 }
 static hola_status cache_call(const hola_where *w, const hola_cache_args *a, bool backward) {
-    hola_status s = check_where(w);
+    hola_status s = hl_raw_check_where(w);
     if (s == HOLA_OK) s = cache_shapes(a);
     if (s == HOLA_OK) s = cache_pointers(a, backward);
     if (s != HOLA_OK) return s;
-    const struct call x = {.f32 = a->dtype == HOLA_F32, .backward = backward, .cache = a};
-    return call(w, &x);
+    const struct hl_raw_call x = {run_cache, a, a->dtype == HOLA_F32, backward};
+    return hl_raw_call(w, &x);
 }
 hola_status hola_gdn_forward(const hola_where *w, const hola_gdn_args *a) { return gdn_call(w, a, false); }
 hola_status hola_gdn_backward(const hola_where *w, const hola_gdn_args *a) { return gdn_call(w, a, true); }

@@ -28,7 +28,7 @@ endif
 # sanitizers and fuzzers look at host code: kernels would only take time there
 CUDA := $(if $(call on,$(SAN) $(TSAN) $(FUZZ)),,$(NVCC))
 CPU_OBJ := $(LIB_OBJ)
-HAVE_CUDA := backend.o raw_ops.o # what asks whether there is CUDA
+HAVE_CUDA := backend.o raw_ops.o raw_linear_ops.o # what asks whether there is CUDA
 ifneq ($(CUDA),)
 LIB_OBJ += $(CUDA_OBJ)
 LIBS += -L$(CUDA_HOME)/lib64 -lcudart_static -ldl -lrt -lstdc++
@@ -44,7 +44,7 @@ $(BUILD)/cuda-host/%.o: %.c $(BUILD)/c.made-with $(BUILD)/cuda.made-with
 $(BUILD)/emu/%.o: %.c $(BUILD)/c.made-with
 	$(call say,CC $@) mkdir -p $(@D) && $(CC) $(ALL_CFLAGS) -c -o $@ $<
 $(BUILD)/emu/%.o: %.cpp $(BUILD)/c.made-with
-	$(call say,CXX $@) mkdir -p $(@D) && $(CXX) -std=c++17 -O2 -g -MMD -MP -c -o $@ $<
+	$(call say,CXX $@) mkdir -p $(@D) && $(CXX) -std=c++17 -O2 -g -fPIC -MMD -MP -c -o $@ $<
 define cuda_compile
 $$(BUILD)/$(1)/src/backend/%.o: src/backend/%.c $$(BUILD)/c.made-with
 	$$(call say,CC $$@) mkdir -p $$(@D) && $$(CC) $$(ALL_CFLAGS) $$(ISA_$(1)) -c -o $$@ $$<
@@ -74,6 +74,9 @@ check-cuda: $(CHECK_OBJ) ## compile every kernel with nvcc, only to see that it 
 EMU_HAVE := $(addprefix $(BUILD)/emu/src/backend/,$(HAVE_CUDA))
 $(EMU_HAVE): ALL_CFLAGS += -DHL_HAVE_CUDA
 $(BUILD)/libhola-emu.a: $(filter-out $(addprefix %/src/backend/,$(HAVE_CUDA)),$(CPU_OBJ)) $(EMU_HAVE) $(EMU_OBJ)
+# the same as a shared library, for the tests of hola.torch's CUDA path
+$(BUILD)/libhola-emu.so: $(BUILD)/libhola-emu.a
+	$(call say,LD $@) $(CC) $(LDFLAGS) -shared -Wl,-z,defs -o $@ -Wl,--whole-archive $< -Wl,--no-whole-archive $(LIBS) -lstdc++
 $(BUILD)/tests/cuda_%: tests/cuda_%.c $(BUILD)/libhola-emu.a
 	$(call test_link,,$(BUILD)/libhola-emu.a -lcmocka -lstdc++)
 $(BUILD)/gpu-tests/cuda_%: tests/cuda_%.c $(BUILD)/libhola.a

@@ -1,5 +1,6 @@
-/* bindings.c -- what hola.h has for bindings of other languages: the sizes of its structs, what the library was built
- * with, a config from text, a look into the exact memory. */
+/* bindings.c -- what hola.h has for bindings of other languages: the sizes of its structs and of those of hola_ops.h,
+ * what the library was built with, a config from text, a look into the exact memory. */
+#include "hola_ops.h"
 #include "model/cache_view.h"
 #include "model/config.h"
 #include "model/session.h"
@@ -12,7 +13,9 @@ size_t hola_sizeof(const char *struct_name) {
         const char *name;
         size_t size;
     } structs[] = {SIZE(hola_config),       SIZE(hola_options),       SIZE(hola_tensor_info), SIZE(hola_sampling),
-                   SIZE(hola_history_opts), SIZE(hola_generate_opts), SIZE(hola_train_opts)};
+                   SIZE(hola_history_opts), SIZE(hola_generate_opts), SIZE(hola_train_opts),  SIZE(hola_where),
+                   SIZE(hola_rows),         SIZE(hola_gdn_args),      SIZE(hola_cache_args),  SIZE(hola_kda_args),
+                   SIZE(hola_gla_args)};
 #undef SIZE
     if (!struct_name) return 0;
     for (size_t i = 0; i < sizeof structs / sizeof *structs; i++)

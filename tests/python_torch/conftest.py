@@ -28,3 +28,13 @@ def vectors():
     if not (path / "hola_betae_rms.json").is_file():
         pytest.skip("the test vectors are not here")
     return path
+
+
+@pytest.fixture
+def emulated(monkeypatch):
+    """hola.torch with an emulated device for tensors on the CPU; its calls."""
+    if not os.path.isfile(os.environ.get("HOLA_EMULATED", "")):
+        pytest.skip("libhola-emu.so is not built (HOLA_EMULATED)")
+    from emulated import use
+
+    return use(monkeypatch)

@@ -33,6 +33,30 @@ def delta_rule(q, k, v, g, beta, h0=None, lengths=None, scale=None, forget=None)
     return o.unflatten(0, (B, T)), torch.stack(states), m.unflatten(0, (B, T))
 
 
+def per_channel(q, k, v, g, beta=None, h0=None, lengths=None, scale=None, one_decay=False):
+    """KDA, and without beta gated linear attention: -> o, states. one_decay: a wrong version, which takes the first
+    channel's decay for all."""
+    (B, T, H, K), (HV, V) = q.shape, v.shape[2:]
+    scale = K**-0.5 if scale is None else scale
+    q, k, v, g = (x.double().flatten(0, 1) for x in (q, k, v, g))
+    q, k = (x.repeat_interleave(HV // H, 1) for x in (q, k))
+    g = g[..., :1].expand_as(g) if one_decay else g
+    o, states, at = [], [], 0
+    for i, n in enumerate([T] * B if lengths is None else lengths):
+        S = q.new_zeros(HV, K, V) if h0 is None else h0[i].double()
+        for t in range(at, at + n):
+            S = g[t].exp().unsqueeze(-1) * S
+            w = v[t]
+            if beta is not None:
+                w = beta.double().flatten(0, 1)[t].unsqueeze(-1) * (w - (k[t].unsqueeze(-1) * S).sum(1))
+            S = S + k[t].unsqueeze(-1) * w.unsqueeze(1)
+            o.append(scale * (q[t].unsqueeze(-1) * S).sum(1))
+        states.append(S)
+        at += n
+    o = torch.stack(o) if o else v
+    return o.unflatten(0, (B, T)), torch.stack(states)
+
+
 def memory(q, k, v, score, sink, tau, window, chunk, lengths=None, newer=False):
     """The read of the exact memory. newer: a wrong version, which prefers the newer of two equal scores."""
     (B, T, H, K), HV = q.shape, v.shape[2]

@@ -24,10 +24,14 @@ def fla(monkeypatch):
         calls.append("recurrent")
         return "fla's"
 
-    names = dict(chunk_gated_delta_rule=chunk_gated_delta_rule, chunk_gdn=chunk_gated_delta_rule,
+    def chunk_kda(*args, **kwargs):
+        return "fla's"
+
+    names = dict(chunk_kda=chunk_kda, chunk_gated_delta_rule=chunk_gated_delta_rule, chunk_gdn=chunk_gated_delta_rule,
                  fused_recurrent_gated_delta_rule=fused_recurrent_gated_delta_rule,
                  fused_recurrent_gdn=fused_recurrent_gated_delta_rule)
-    for module, held in (("fla", ()), ("fla.ops", ()), ("fla.ops.gated_delta_rule", names),
+    for module, held in (("fla", ()), ("fla.ops", ()), ("fla.ops.gated_delta_rule", [n for n in names if n != "chunk_kda"]),
+                         ("fla.ops.kda", ("chunk_kda",)), ("fla.ops.gla", ()),
                          ("fla.layers", ("chunk_gated_delta_rule",)), ("flash", ("chunk_gdn",))):
         m = types.ModuleType(module)
         m.__path__ = []
@@ -46,7 +50,7 @@ def test_patch(fla):
                                       "fla.ops.gated_delta_rule.chunk_gated_delta_rule",
                                       "fla.ops.gated_delta_rule.chunk_gdn",
                                       "fla.ops.gated_delta_rule.fused_recurrent_gated_delta_rule",
-                                      "fla.ops.gated_delta_rule.fused_recurrent_gdn"]
+                                      "fla.ops.gated_delta_rule.fused_recurrent_gdn", "fla.ops.kda.chunk_kda"]
     assert layers.chunk_gdn is len and sys.modules["flash"].chunk_gdn is own
     assert home.chunk_gdn is home.chunk_gated_delta_rule is layers.chunk_gated_delta_rule is not own
     assert torch.equal(layers.chunk_gated_delta_rule(*x)[0], ht.chunk_gdn(*x)[0]) and not fla
@@ -54,7 +58,7 @@ def test_patch(fla):
     late.chunk_gdn = own
     sys.modules["fla.late"] = late
     try:
-        assert len(ht.patch_fla()) == 6 and late.chunk_gdn is home.chunk_gdn
+        assert len(ht.patch_fla()) == 7 and late.chunk_gdn is home.chunk_gdn
     finally:
         del sys.modules["fla.late"]
     with pytest.warns(RuntimeWarning, match="cp_context") as caught:
@@ -63,7 +67,11 @@ def test_patch(fla):
     assert len(caught) == 1 and fla == ["chunk", "chunk"]
     with pytest.warns(RuntimeWarning, match="gk"):
         assert home.fused_recurrent_gdn(*x[:3], gk=x[0]) == "fla's"
+    kda = sys.modules["fla.ops.kda"].chunk_kda
+    g = x[3].unsqueeze(-1).expand(1, 5, 1, 4)
+    assert torch.equal(kda(*x[:3], g, x[4])[0], ht.chunk_kda(*x[:3], g, x[4])[0])
     ht.unpatch_fla()
+    assert sys.modules["fla.ops.kda"].chunk_kda() == "fla's"
     assert home.chunk_gdn is own and layers.chunk_gated_delta_rule is own and late.chunk_gdn is own
 
 

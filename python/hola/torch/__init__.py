@@ -11,11 +11,14 @@ from ._functions import (
     hola_cache_attention,
     use_kernels,
 )
+from ._functions_linear import chunk_gla, chunk_kda
 
 __all__ = [
     "backend_for",
     "chunk_gated_delta_rule",
     "chunk_gdn",
+    "chunk_gla",
+    "chunk_kda",
     "fused_recurrent_gated_delta_rule",
     "fused_recurrent_gdn",
     "gated_delta_rule_with_score",

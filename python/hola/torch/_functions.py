@@ -97,6 +97,24 @@ def _scale(scale: Any, K: int) -> float:
     return float(scale)
 
 
+def _initial_state(x: Optional[Tensor], q: Tensor, N: int, sizes: tuple, v_first: bool) -> Optional[Tensor]:
+    """The states as operators take them, [N, HV, K, V]."""
+    if x is None:
+        return None
+    if _tensor("initial_state", x).dim() == 4 and x.shape[0] != N:
+        raise ValueError("The number of initial states is expected to be equal to the number of input sequences, "
+                         f"i.e., {N} rather than {x.shape[0]}.")
+    HV, K, V = sizes
+    if not v_first:
+        return _shaped("initial_state", x, q, (N, HV, K, V), "[N, HV, K, V]")
+    return _shaped("initial_state", x, q, (N, HV, V, K), "[N, HV, V, K]").transpose(-1, -2)
+
+
+def _keeps(*tensors: Optional[Tensor]) -> bool:
+    """Whether there may be a backward call."""
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+
+
 def _state_order(state_v_first: bool, kwargs: dict[str, Any]) -> bool:
     if "transpose_state_layout" not in kwargs:
         return bool(state_v_first)
@@ -110,9 +128,9 @@ def _state_order(state_v_first: bool, kwargs: dict[str, Any]) -> bool:
 _KWARGS = ("use_gate_in_kernel", "A_log", "dt_bias", "chunk_size", "transpose_state_layout", "max_seqlen")
 
 
-def _known(kwargs: dict[str, Any], name: str) -> None:
+def _known(kwargs: dict[str, Any], name: str, names: tuple[str, ...] = _KWARGS) -> None:
     for key in kwargs:
-        if key not in _KWARGS:
+        if key not in names:
             raise TypeError(f"{name}() got an unexpected keyword argument '{key}'")
     if kwargs.get("chunk_size", 64) not in (16, 32, 64):
         raise ValueError(f"`chunk_size` must be 16, 32, or 64 for Gated Delta Rule, got {kwargs['chunk_size']}.")
@@ -143,25 +161,15 @@ def _gdn(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta: Tensor, sca
     else:
         A_log = dt_bias = None
     cu = _cu(cu_seqlens, q)
-    if initial_state is not None:
-        N = B if cu is None else cu.shape[0] - 1
-        if _tensor("initial_state", initial_state).dim() == 4 and initial_state.shape[0] != N:
-            raise ValueError("The number of initial states is expected to be equal to the number of input sequences, "
-                             f"i.e., {N} rather than {initial_state.shape[0]}.")
-        shape = (N, HV, V, K) if v_first else (N, HV, K, V)
-        initial_state = _shaped("initial_state", initial_state, q, shape,
-            "[N, HV, V, K]" if v_first else "[N, HV, K, V]")
-        if v_first:
-            initial_state = initial_state.transpose(-1, -2)
+    initial_state = _initial_state(initial_state, q, B if cu is None else cu.shape[0] - 1, (HV, K, V), v_first)
     flags = (plain.NORM if norm else 0) | (plain.GATE if gate else 0) | (plain.SIGMOID if sigmoid else 0)
     flags |= plain.NEG if neg else 0
     tensors = (q, k, v, g, beta, A_log, dt_bias, initial_state)
     if not _kernels:
         out, ht, m = _ops.plain_gdn(*tensors, cu, _scale(scale, K), flags)
     else:
-        keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
         out, ht, m, _ = torch.ops.hola.gdn_forward(*tensors, cu, _scale(scale, K), flags, int(longest or 0),
-                                                   bool(output_final_state), score, keep)
+                                                   bool(output_final_state), score, _keeps(*tensors))
     if v_first:
         ht = ht.transpose(-1, -2).contiguous() if output_final_state else ht
     return out, ht if output_final_state else None, m if score else None
@@ -278,6 +286,8 @@ def hola_cache_attention(
     sink = _shaped("sink", sink, q, (HV,), "[HV]")
     if tau is not None:
         tau = _shaped("tau", tau, q, (HV,), "[HV]")
-    call = torch.ops.hola.cache_forward if _kernels else _ops.plain_cache
-    out: Tensor = call(q, k, v, score, sink, tau, _cu(cu_seqlens, q), window, chunk, _scale(scale, K))
+    given = (q, k, v, score, sink, tau, _cu(cu_seqlens, q), window, chunk, _scale(scale, K))
+    if not _kernels:
+        return _ops.plain_cache(*given)
+    out: Tensor = torch.ops.hola.cache_forward(*given, _keeps(q, k, v, sink, tau))[0]
     return out

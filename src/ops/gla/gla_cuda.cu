@@ -61,13 +61,17 @@ extern "C" void HL_OP(gla_chunk_back)(struct hl_cuda *c, const struct gla_view *
 
 extern "C" void HL_OP(gla_forward)(struct hl_backend *backend, const struct hl_gla *a) {
     const struct gla_view x = gla_view_of(a);
+    const bool launches = !hl_cuda_measuring(hl_cuda_of(backend)); /* these two want no scratch memory */
     HL_ASSERT(a->H % a->HK == 0 && a->rows->dev);
     if (a->rows->T == 0) return;
-    if (HL_OP(gla_step_fits)(&x)) HL_OP(gla_run_step)(backend, &x);
+    if (HL_OP(gla_step_fits)(&x)) {
+        if (launches) HL_OP(gla_run_step)(backend, &x);
+    }
 #ifndef HL_CUDA_F32
-    else if (HL_OP(gla_chunk_fits)(hl_cuda_of(backend), &x)) run_chunks(backend, &x);
+    else if (HL_OP(gla_chunk_fits)(hl_cuda_of(backend), &x))
+        run_chunks(backend, &x);
 #endif
-    else HL_OP(gla_run_plain)(backend, &x, true);
+    else if (launches) HL_OP(gla_run_plain)(backend, &x, true);
 }
 extern "C" void HL_OP(gla_backward)(struct hl_backend *backend, const struct hl_gla *a) {
     struct hl_cuda *c = hl_cuda_of(backend);

@@ -69,6 +69,7 @@ template <int K> static void launch_step(struct hl_cuda *c, const struct gla_vie
 extern "C" bool HL_OP(gla_step_fits)(const struct gla_view *a) {
     if ((a->K != 64 && a->K != 128 && a->K != 256) || a->V % 16 || a->trans || a->rows->dev->longest > STEP_ROWS)
         return false;
+    if (a->rows->on_device) return a->rows->states && !a->rows->ragged;
     for (int64_t s = 0; s < a->rows->n; s++)
         if (!a->rows->seg[s].state || (uintptr_t)(a->rows->seg[s].state + a->S_off) % 16) return false;
     return true;

@@ -6,6 +6,7 @@
 
 static bool step_fits(struct hl_cuda *, const struct hl_kda *a) {
     if (!kda_step_knows(a->K, a->V) || a->A || a->v_new || a->rows->dev->longest > KDA_STEP_ROWS) return false;
+    if (a->rows->on_device) return a->rows->states && !a->rows->ragged;
     for (int64_t s = 0; s < a->rows->n; s++)
         if (!a->rows->seg[s].state || (uintptr_t)(a->rows->seg[s].state + a->S_off) % 16) return false;
     return true;

@@ -26,6 +26,8 @@ void HL_OP(raw_rows_layout)(struct raw_rows *x, const hola_rows *r, int64_t C, c
  * ops read segments and states, not spans, before they wait for the kernel ahead of them (cuda/pdl.cuh). */
 void HL_OP(raw_cut_segments)(struct hl_cuda *c, const struct raw_rows *x);
 void HL_OP(raw_cut_spans)(struct hl_cuda *c, const struct raw_rows *x);
+/* For ops whose kernels read spans as well before they wait: a kernel that does nothing and waits for those before. */
+void HL_OP(raw_settle)(struct hl_cuda *c);
 /* to[n] = from[n], or 0 where from is NULL */
 void HL_OP(raw_copy)(struct hl_cuda *c, float *to, const float *from, int64_t n);
 }

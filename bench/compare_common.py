@@ -1,0 +1,79 @@
+"""What the comparisons with flash-linear-attention share: where it is, tables, files of results."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import platform
+import sys
+from typing import Any, Optional
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+def arguments(text: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=text.split("\n\n")[0],
+                                     formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--fla", metavar="PATH", help="folder that holds the package fla, where it is not installed")
+    parser.add_argument("--json", metavar="FILE", help="write the results to this file too")
+    parser.add_argument("--dry-run", action="store_true", help="tiny shapes on the CPU: that it runs to its end")
+    return parser
+
+
+def find_packages(fla: Optional[str]) -> None:
+    """Puts this tree's package and the folder of fla first on the path, here and in programs that this one starts."""
+    paths = [str(ROOT / "python")]
+    if fla is not None:
+        if not (pathlib.Path(fla) / "fla" / "__init__.py").is_file():
+            sys.exit(f"--fla {fla}: there is no package fla in it")
+        paths.append(str(pathlib.Path(fla).resolve()))
+    sys.path[:0] = paths
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths + [p for p in [os.environ.get("PYTHONPATH")] if p])
+    built = ROOT / "build" / "cc" / "libhola.so.0"
+    if "HOLA_LIBRARY" not in os.environ and built.is_file():
+        os.environ["HOLA_LIBRARY"] = str(built)
+
+
+def why_no_fla() -> str:
+    """"": it can be imported."""
+    try:
+        import fla  # noqa: F401
+        import fla.layers  # noqa: F401
+    except Exception as error:  # whatever its import raises, Triton's errors too
+        return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]
+    return ""
+
+
+def versions() -> dict[str, Any]:
+    import torch
+
+    found: dict[str, Any] = {"python": platform.python_version(), "torch": torch.__version__}
+    for name in ("triton", "fla", "transformers"):
+        module = sys.modules.get(name)
+        found[name] = getattr(module, "__version__", None) if module else None
+    found["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    return found
+
+
+def table(columns: list[str], rows: list[list[Any]]) -> str:
+    """In Markdown, for docs/speed.md."""
+    show = lambda x: "" if x is None else f"{x:.3g}" if isinstance(x, float) and abs(x) < 1000 else (  # noqa: E731
+        f"{x:,.0f}" if isinstance(x, (int, float)) and not isinstance(x, bool) else str(x))
+    lines = [columns, ["---"] * len(columns)] + [[show(x) for x in row] for row in rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def save(path: Optional[str], what: dict[str, Any]) -> None:
+    if path is None:
+        return
+    with open(path + ".part", "w") as file:
+        json.dump(what, file, indent=1)
+        file.write("\n")
+    os.replace(path + ".part", path)
+
+
+def reason(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0] if text else ''}"[:160]

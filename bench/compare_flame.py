@@ -1,0 +1,268 @@
+#!/usr/bin/env python3
+"""Trains the same model five ways in one run and compares tokens/s, peak memory and losses.
+
+    fla            fla's GatedDeltaNetForCausalLM as it is
+    fla-patched    the same after hola.torch.patch_fla()
+    hola           HolaForCausalLM (the exact memory included), eager
+    hola-compiled  the same through torch.compile
+    hola-train     the program, `hola train`, on the same kind of model as fla's
+
+Each way is a process of its own, one after another, on the same token shards (`hola prepare`; without --data, this
+tree's documents and sources as bytes), with AdamW, the learning rates of `hola train`, float32 weights and bf16
+computation. One that fails is a line with its reason, and the others go on. tokens/s is the median of the steps after
+--warm; memory is what the device has less of, context included, and what torch's allocator held at most.
+
+    bench/compare_flame.py --fla /path/to/folder/of/fla --data data --json flame.json
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pathlib
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from typing import Any, Optional
+
+import compare_common as common
+
+WAYS = ("fla", "fla-patched", "hola", "hola-compiled", "hola-train")
+SIZES = {  # hola's preset 340m, and a tiny one for dry runs
+    "340m": dict(hidden_size=1024, num_hidden_layers=24, intermediate_size=2816, vocab_size=32000, num_heads=4,
+                 head_dim=256, expand_v=1.0, use_gate=False, tie_word_embeddings=True),
+    "tiny": dict(hidden_size=32, num_hidden_layers=2, intermediate_size=64, vocab_size=300, num_heads=2, head_dim=16,
+                 expand_v=1.0, use_gate=False, tie_word_embeddings=True),
+}
+LR, MIN_LR, DECAY, BETAS, CLIP = 4e-4, 0.1, 0.01, (0.9, 0.95), 1.0
+
+
+def learning_rate(step: int, steps: int) -> float:
+    """As `hola train`: a linear warmup over a tenth of the steps, then a cosine down to MIN_LR of the peak."""
+    warmup = min(1000, max(1, steps // 10))
+    if step < warmup:
+        return LR * (step + 1) / warmup
+    x = (step - warmup) / max(1, steps - warmup)
+    return LR * (MIN_LR + (1 - MIN_LR) * 0.5 * (1 + math.cos(math.pi * x)))
+
+
+# ---- one way, in its own process ----
+
+
+def rows_of(data: pathlib.Path, seq_len: int) -> Any:
+    """The rows of all training shards, [rows, seq_len] (docs/data.md has the format)."""
+    import numpy
+
+    parts = []
+    for path in sorted(data.glob("train_*.bin")):
+        head = numpy.fromfile(path, "<i4", 256)
+        kind = {20240520: "<u2", 20240801: "<u4"}.get(int(head[0]))
+        if kind is None:
+            raise SystemExit(f"{path}: not a token shard")
+        parts.append(numpy.fromfile(path, kind, int(head[2]), offset=1024))
+    tokens = numpy.concatenate(parts) if parts else numpy.empty(0, "<u2")
+    if len(tokens) < seq_len:
+        raise SystemExit(f"{data}: {len(tokens)} tokens, and a row has {seq_len}")
+    return tokens[: len(tokens) // seq_len * seq_len].reshape(-1, seq_len).astype("int64")
+
+
+def model_of(way: str, size: str, seq_len: int) -> Any:
+    import hola.torch as ht
+
+    fields = dict(SIZES[size], max_position_embeddings=seq_len, use_cache=False)
+    if way.startswith("fla"):
+        from fla.models import GatedDeltaNetConfig, GatedDeltaNetForCausalLM
+
+        if way == "fla-patched":
+            print(f"patched: {len(ht.patch_fla())} places", file=sys.stderr)
+        return GatedDeltaNetForCausalLM(GatedDeltaNetConfig(**fields))
+    return ht.HolaForCausalLM(ht.HolaConfig(**fields))
+
+
+def train(way: str, size: str, data: pathlib.Path, seq_len: int, batch: int, steps: int) -> dict[str, Any]:
+    import numpy
+    import torch
+
+    device = "cuda" if size == "340m" else "cpu"
+    torch.manual_seed(0)
+    if device == "cpu":
+        torch.set_num_threads(1)
+    model = model_of(way, size, seq_len).to(device).train()
+    run = torch.compile(model) if way == "hola-compiled" else model
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=BETAS, weight_decay=DECAY, fused=device == "cuda")
+    rows = rows_of(data, seq_len)
+    order = numpy.random.default_rng(0).permutation(len(rows))
+    losses, seconds = [], []
+    for step in range(steps):
+        start = time.perf_counter()
+        ids = torch.from_numpy(rows[[order[(step * batch + i) % len(order)] for i in range(batch)]]).to(device)
+        with torch.autocast(device, torch.bfloat16):
+            loss = run(input_ids=ids, labels=ids).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, steps)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        losses.append(float(loss.detach()))  # waits for the device
+        seconds.append(time.perf_counter() - start)
+        print(f"{way}: step {step + 1}/{steps}, loss {losses[-1]:.4f}, {batch * seq_len / seconds[-1]:,.0f} tokens/s",
+              file=sys.stderr, flush=True)
+    held = torch.cuda.max_memory_allocated() / 1e9 if device == "cuda" else None
+    return {"losses": losses, "tokens_per_s": [batch * seq_len / s for s in seconds], "allocated_gb": held,
+            "parameters": sum(p.numel() for p in model.parameters()), "versions": common.versions()}
+
+
+def train_with_program(program: str, size: str, data: pathlib.Path, seq_len: int, batch: int, steps: int,
+                       out: pathlib.Path) -> dict[str, Any]:
+    config = out / "config.json"
+    config.write_text(json.dumps(dict(SIZES[size], model_type="gated_deltanet", max_position_embeddings=seq_len)))
+    tokens = str(batch * seq_len)
+    command = [program, "train", "--data", str(data), "--out", str(out / "run"), "--config", str(config), "--steps",
+               str(steps), "--batch-tokens", tokens, "--micro-tokens", tokens, "--seq-len", str(seq_len), "--eval-every",
+               str(10**9), "--eval-tokens", str(seq_len), "--save-every", str(10**9), "--lr", str(LR), "--backend",
+               "cuda" if size == "340m" else "cpu", "--json"]
+    got = subprocess.run(command, capture_output=True, text=True)
+    if got.returncode != 0:
+        raise RuntimeError((got.stderr.strip() or "hola train failed").splitlines()[-1])
+    lines = [json.loads(line) for line in (out / "run" / "metrics.jsonl").read_text().splitlines()]
+    return {"losses": [x["loss"] for x in lines], "tokens_per_s": [x["tok_per_s"] for x in lines],
+            "allocated_gb": None, "parameters": None}
+
+
+def one(way: str, a: Any) -> int:
+    """Prints one line of JSON, the result or the reason why there is none."""
+    try:
+        if way == "hola-train":
+            with tempfile.TemporaryDirectory() as folder:
+                result = train_with_program(a.hola, a.size, pathlib.Path(a.data), a.seq_len, a.batch, a.steps,
+                                            pathlib.Path(folder))
+        else:
+            result = train(way, a.size, pathlib.Path(a.data), a.seq_len, a.batch, a.steps)
+    except (Exception, SystemExit) as error:
+        result = {"failed": common.reason(error)}
+    print(json.dumps(result), flush=True)
+    return 0
+
+
+# ---- all of them ----
+
+
+class Memory(threading.Thread):
+    """The most that is used of the device, in GB, beyond what was used at the start."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.most, self.done = 0.0, threading.Event()
+
+    def run(self) -> None:
+        import torch
+
+        if not torch.cuda.is_available():
+            return
+        free, _ = torch.cuda.mem_get_info()
+        while not self.done.wait(0.05):
+            self.most = max(self.most, (free - torch.cuda.mem_get_info()[0]) / 1e9)
+
+
+def compare(a: Any, data: str) -> dict[str, dict[str, Any]]:
+    results: dict[str, dict[str, Any]] = {}
+    for way in a.ways:
+        command = [sys.executable, __file__, "--way", way, "--data", data, "--size", a.size, "--steps", str(a.steps),
+                   "--batch", str(a.batch), "--seq-len", str(a.seq_len), "--hola", a.hola]
+        memory = Memory()
+        memory.start()
+        try:
+            got = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=a.limit)
+            lines = got.stdout.strip().splitlines()
+            result = json.loads(lines[-1]) if lines else {"failed": f"ended with status {got.returncode}"}
+        except subprocess.TimeoutExpired:
+            result = {"failed": f"took more than {a.limit} s"}
+        except ValueError:
+            result = {"failed": f"ended with status {got.returncode}, and said: {lines[-1][:80]}"}
+        memory.done.set()
+        memory.join()
+        result["device_gb"] = memory.most or None
+        results[way] = result
+        common.save(a.json, {"settings": settings(a), "ways": results})
+    return results
+
+
+def settings(a: Any) -> dict[str, Any]:
+    return {"size": a.size, "steps": a.steps, "batch": a.batch, "seq_len": a.seq_len, "warm": a.warm}
+
+
+def report(results: dict[str, dict[str, Any]], warm: int) -> str:
+    speed = {}
+    for way, r in results.items():
+        if "failed" not in r:
+            speed[way] = statistics.median(r["tokens_per_s"][min(warm, len(r["tokens_per_s"]) - 1):])
+    rows = []
+    for way, r in results.items():
+        if "failed" in r:
+            rows.append([way, None, None, None, None, None, None, r["failed"]])
+            continue
+        last = statistics.mean(r["losses"][-20:])
+        ratio = speed[way] / speed["fla"] if "fla" in speed else None
+        rows.append([way, speed[way], ratio, r["device_gb"], r["allocated_gb"], r["losses"][0], last, ""])
+    columns = ["way", "tokens/s", "of fla's", "device memory, GB", "torch's, GB", "first loss", "last 20 losses", ""]
+    return common.table(columns, rows)
+
+
+def own_text(program: str, folder: pathlib.Path) -> str:
+    """This tree's documents and sources as a dataset of bytes."""
+    with open(folder / "tree.txt", "wb") as file:
+        for pattern in ("docs/**/*.md", "include/*.h", "src/**/*.[ch]", "src/**/*.cu", "tests/*.c"):
+            for path in sorted(common.ROOT.glob(pattern)):
+                file.write(path.read_bytes())
+    out = str(folder / "data")
+    got = subprocess.run([program, "prepare", "-o", out, "--tokenizer", "byte", str(folder / "tree.txt")],
+                         capture_output=True, text=True)
+    if got.returncode != 0:
+        sys.exit(f"compare_flame: {got.stderr.strip().splitlines()[-1] if got.stderr.strip() else 'hola prepare failed'}")
+    return out
+
+
+def main(argv: Optional[list[str]] = None) -> int:
+    parser = common.arguments(__doc__ or "")
+    parser.add_argument("--data", metavar="DIR", help="token shards written by hola prepare")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="which, in this order")
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--batch", type=int, default=16, help="rows of a step")
+    parser.add_argument("--seq-len", type=int, default=2048, help="tokens of a row")
+    parser.add_argument("--warm", type=int, default=20, help="steps that are not timed: tuning and compiling")
+    parser.add_argument("--limit", type=float, default=1800, metavar="SECONDS", help="the most that one way may take")
+    parser.add_argument("--hola", metavar="FILE", help="the program; default: build/cc/hola, or the one on the path")
+    parser.add_argument("--size", choices=list(SIZES), default="340m")
+    parser.add_argument("--way", choices=WAYS, help="run this one here and print its result as JSON")
+    a = parser.parse_args(argv)
+    if min(a.steps, a.batch, a.seq_len, a.limit) < 1 or a.warm < 0:
+        parser.error("--steps, --batch, --seq-len and --limit take numbers above 0")
+    common.find_packages(a.fla)
+    built = common.ROOT / "build" / "cc" / "hola"
+    a.hola = a.hola or (str(built) if built.is_file() else shutil.which("hola")) or "hola"
+    if a.way:
+        return one(a.way, a)
+    if a.dry_run:
+        a.size, a.steps, a.batch, a.seq_len, a.warm = "tiny", min(a.steps, 4), 2, 32, 1
+    else:
+        import torch
+
+        if not torch.cuda.is_available():
+            sys.exit("compare_flame: torch sees no CUDA device; --dry-run tries everything with a tiny model on the CPU")
+    if a.data is None and shutil.which(a.hola) is None:
+        sys.exit(f"compare_flame: {a.hola} is not a program, and there is no --data")
+    with tempfile.TemporaryDirectory() as folder:
+        data = os.path.abspath(a.data) if a.data else own_text(a.hola, pathlib.Path(folder))
+        results = compare(a, data)
+    print(f"\n{settings(a)}\n\n{report(results, a.warm)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,112 @@
+"""The operators hola::linear_forward and linear_backward: Kimi Delta Attention, and without beta gated linear attention.
+Tensors are as in chunk_kda and chunk_gla; outputs that are not wanted are empty."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+from . import hola_plain, linear_plain as plain
+from ._call import Shape, code_of, dense, flat, like, main_type, none_of, register, taken, warn_once, way
+
+F32 = torch.float32
+FAST_K = (64, 128)
+
+
+def plain_linear(q, k, v, g, beta, h0, cu, scale: float) -> tuple[Tensor, Tensor]:
+    """-> out, the states at the end; plain PyTorch, for autograd too."""
+    with torch.autocast(q.device.type, enabled=False):
+        out, ht = plain.forward(flat(q), flat(k), flat(v), flat(g), flat(beta), h0, hola_plain.lengths_of(q, cu), scale)
+    return out.unflatten(0, q.shape[:2]), ht
+
+
+def _shape(q, v, beta, cu, scale, longest) -> Shape:
+    op, heads = ("gla", "HK") if beta is None else ("kda", "HV")
+    return Shape(op, q, cu, longest, H=q.shape[2], **{heads: v.shape[2]}, K=q.shape[3], V=v.shape[3],
+                 dtype=code_of(main_type(q)), scale=scale)
+
+
+def _inputs(q, k, v, g, beta) -> dict[str, Optional[Tensor]]:
+    main = main_type(q)
+    x = {"q": dense(q, main), "k": dense(k, main), "v": dense(v, main), "g": dense(g, F32)}
+    return x if beta is None else {**x, "beta": dense(beta, F32)}
+
+
+def _forward(q, k, v, g, beta, h0, cu, scale, longest, state, keep):
+    if not taken(q, v, FAST_K):
+        out, ht = plain_linear(q, k, v, g, beta, h0, cu, scale)
+        out = out.clone() if out.numel() == 0 else out  # an operator's output is never its input
+        return out, ht if state else none_of(q), none_of(q, torch.uint8)
+    call = _shape(q, v, beta, cu, scale, longest)
+    out = call.new(v.shape, main_type(q))
+    ht = call.new((call.rows[1], v.shape[2], q.shape[3], v.shape[3])) if state else none_of(q)
+    kept = call.new((call.bytes(False)[0] if keep else 0,), torch.uint8)
+    more = {} if beta is None else {"kept": kept}
+    call.run(False, cu, **_inputs(q, k, v, g, beta), h0=dense(h0, F32), out=out, ht=ht, **more)
+    return out.to(q.dtype), ht, kept
+
+
+def _backward(q, k, v, g, beta, h0, cu, kept, dout, dht, scale, longest):
+    with_states, kernels = h0 is not None or dht is not None, taken(q, v, FAST_K)
+    if kernels and with_states:
+        warn_once("hola.torch: not the fast kernels: those of chunk_kda and chunk_gla have no gradient through states")
+    if with_states or not kernels:
+        with torch.autocast(q.device.type, enabled=False):
+            d = plain.backward(flat(q), flat(k), flat(v), flat(g), flat(beta), h0, hola_plain.lengths_of(q, cu), scale,
+                               flat(dout), dht)
+        d = [x if i > 4 or x is None else x.unflatten(0, q.shape[:2]) for i, x in enumerate(d)]
+        return tuple(none_of(q) if x is None else x for x in d)
+    call, main = _shape(q, v, beta, cu, scale, longest), main_type(q)
+    d = {"dq": call.new(q.shape, main), "dk": call.new(k.shape, main), "dv": call.new(v.shape, main),
+         "dg": call.new(g.shape)}
+    more = {}
+    if beta is not None:
+        d["dbeta"], more = call.new(beta.shape), {"kept": kept}
+    call.run(True, cu, **_inputs(q, k, v, g, beta), dout=dense(dout, main), **d, **more)
+    d = [x.to(of.dtype) for x, of in zip(d.values(), (q, k, v, g, beta))]
+    return (*d, *(none_of(q) for _ in range(6 - len(d))))
+
+
+def _forward_fake(q, k, v, g, beta, h0, cu, scale, longest, state, keep):
+    N, t, n = q.shape[0] if cu is None else cu.shape[0] - 1, hola_plain.compute_type(q.dtype), 0
+    ht = torch.empty((N, v.shape[2], q.shape[3], v.shape[3]), dtype=t, device=q.device) if state else none_of(q)
+    if way(q, v, FAST_K)[0] != "torch" and beta is not None:
+        n = _shape(q, v, beta, cu, scale, longest).kept(keep)
+    out = torch.empty(v.shape, dtype=q.dtype, device=q.device)
+    return out, ht, torch.empty((n,), dtype=torch.uint8, device=q.device)
+
+
+def _backward_fake(q, k, v, g, beta, h0, cu, kept, dout, dht, scale, longest):
+    return tuple(like(x, q) for x in (q, k, v, g, beta, h0))
+
+
+def _setup(ctx, inputs, output) -> None:
+    *tensors, scale, longest, _, _ = inputs
+    ctx.save_for_backward(*tensors, output[2])
+    ctx.numbers = scale, longest
+    ctx.mark_non_differentiable(output[2])
+    ctx.set_materialize_grads(False)
+
+
+def _autograd(ctx, dout, dht, dkept):
+    *tensors, kept = ctx.saved_tensors
+    q, v, beta, h0 = tensors[0], tensors[2], tensors[4], tensors[5]
+    if dout is None and dht is None:
+        return (None,) * 11
+    if dout is None:
+        dout = torch.zeros(v.shape, dtype=q.dtype, device=q.device)
+    d = torch.ops.hola.linear_backward(*tensors, kept, dout, dht, *ctx.numbers)
+    return (*d[:4], d[4] if beta is not None else None, d[5] if h0 is not None else None, *(None,) * 5)
+
+
+_LINEAR = "Tensor q, Tensor k, Tensor v, Tensor g, Tensor? beta, Tensor? h0, Tensor? cu"
+register(
+    "linear",
+    (f"{_LINEAR}, float scale, int longest, bool state, bool keep) -> (Tensor out, Tensor ht, Tensor kept)", _forward,
+     _forward_fake),
+    (f"{_LINEAR}, Tensor kept, Tensor dout, Tensor? dht, float scale, int longest)"
+     " -> (Tensor dq, Tensor dk, Tensor dv, Tensor dg, Tensor dbeta, Tensor dh0)", _backward, _backward_fake),
+    _setup, _autograd,
+)

@@ -1,0 +1,126 @@
+/* raw_linear_cuda.cu -- KDA and gated linear attention on raw pointers (include/hola_ops.h): everything around the ops,
+ * which work on states in place. KDA's has a scale of K^-1/2: another is a factor of q and of dq. */
+#include "ops/raw/raw_cuda.cuh"
+
+enum { THREADS = 256 };
+
+/* n activations, which begin on 16 bytes; to may be from */
+static __global__ void __launch_bounds__(THREADS) scale_by(act *to, const act *from, float factor, int64_t n) {
+    const int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * WIDE;
+    if (i + WIDE <= n) {
+        float x[WIDE];
+        load_wide(x, from + i);
+        for (int j = 0; j < WIDE; j++) x[j] *= factor;
+        store_wide(to + i, x);
+    } else
+        for (int64_t j = i; j < n; j++) put(to + j, factor * f32(from[j]));
+}
+static void launch_scale(struct hl_cuda *c, void *to, const void *from, float factor, int64_t n) {
+    launch(c, scale_by, blocks_for(n, THREADS * WIDE), THREADS, 0, (act *)to, (const act *)from, factor, n);
+}
+
+/* What both ops have: rows, and a state for each sequence where one is given or asked for. */
+struct linear {
+    struct raw_rows rows;
+    const float *h0;
+    float *state;
+    int64_t floats; /* of a sequence's state */
+};
+/* The state is the caller's ht, or a copy of h0 that nobody sees. */
+static void lay_out_linear(struct linear *x, const hola_rows *r, const float *h0, float *ht, int64_t floats, char **p) {
+    HL_OP(raw_rows_layout)(&x->rows, r, 0, p);
+    x->h0 = h0, x->floats = floats;
+    x->state = ht ? ht : h0 ? (float *)raw_carve(p, r->N * floats * 4) : NULL;
+    x->rows.state = x->state, x->rows.state_floats = floats;
+    x->rows.rows.states = ht || h0; /* also where memory is only counted */
+}
+/* The kernels of these ops read spans, segments and states before they wait for the kernel ahead of them. */
+static void prepare(struct hl_cuda *c, const struct linear *x) {
+    if (x->rows.rows.T > 0) HL_OP(raw_cut_segments)(c, &x->rows);
+    if (x->state) HL_OP(raw_copy)(c, x->state, x->h0, x->rows.rows.n * x->floats);
+    if (x->rows.rows.T == 0) return;
+    HL_OP(raw_cut_spans)(c, &x->rows);
+    HL_OP(raw_settle)(c);
+}
+
+/* ---- KDA ---- */
+
+struct raw_kda {
+    struct linear l;
+    float factor; /* of q: scale K^1/2 */
+    act *own_q, *v_new, *A;
+    float *m;
+};
+static void lay_out_kept(struct raw_kda *x, const hola_kda_args *a, char **p) {
+    const int64_t rows = a->rows.T * a->HV;
+    x->v_new = (act *)raw_carve(p, rows * a->V * (int64_t)sizeof(act));
+    x->A = (act *)raw_carve(p, rows * HL_CHUNK * (int64_t)sizeof(act));
+}
+static void lay_out(struct raw_kda *x, const hola_kda_args *a, bool backward, char **p) {
+    const float factor = a->scale * sqrtf((float)a->K);
+    char *kept = (char *)a->kept;
+    lay_out_linear(&x->l, &a->rows, backward ? NULL : a->h0, backward ? NULL : a->ht, a->HV * a->K * a->V, p);
+    x->factor = a->scale == 0.0f || fabsf(factor - 1.0f) < 1e-6f ? 1.0f : factor;
+    x->own_q = x->factor == 1.0f ? NULL : (act *)raw_carve(p, a->rows.T * a->H * a->K * (int64_t)sizeof(act));
+    x->m = a->m || backward ? a->m : (float *)raw_carve(p, a->rows.T * a->HV * 4);
+    if (kept) lay_out_kept(x, a, &kept);
+}
+static struct hl_kda kda_of(const struct raw_kda *x, const hola_kda_args *a) {
+    struct hl_kda op = {};
+    op.rows = &x->l.rows.rows;
+    op.H = a->H, op.HV = a->HV, op.K = a->K, op.V = a->V;
+    op.q = x->own_q ? x->own_q : a->q, op.k = a->k, op.v = a->v, op.g = a->g, op.beta = a->beta;
+    op.out = a->out, op.m = x->m;
+    if (a->kept) op.v_new = x->v_new, op.A = x->A;
+    op.dout = a->dout, op.dq = a->dq, op.dk = a->dk, op.dv = a->dv, op.dg = a->dg, op.dbeta = a->dbeta;
+    return op;
+}
+extern "C" void HL_OP(raw_kda)(struct hl_backend *backend, const hola_kda_args *a, bool backward) {
+    struct hl_cuda *c = hl_cuda_of(backend);
+    struct raw_kda x = {};
+    const int64_t n = a->rows.T * a->H * a->K;
+    char *p = NULL;
+    lay_out(&x, a, backward, &p);
+    p = (char *)hl_cuda_take(c, p - (char *)NULL);
+    if (!p && !hl_cuda_measuring(c)) return;
+    const bool launches = p != NULL;
+    if (launches) {
+        lay_out(&x, a, backward, &p);
+        if (x.own_q && n > 0) launch_scale(c, x.own_q, a->q, x.factor, n);
+        prepare(c, &x.l);
+    }
+    if (a->rows.T == 0) return;
+    const struct hl_kda op = kda_of(&x, a);
+    (backward ? HL_OP(kda_backward) : HL_OP(kda_forward))(backend, &op);
+    if (launches && backward && x.own_q) launch_scale(c, a->dq, a->dq, x.factor, n);
+}
+extern "C" int64_t HL_OP(raw_kda_kept)(const hola_kda_args *a) {
+    struct raw_kda x = {};
+    char *p = NULL;
+    lay_out_kept(&x, a, &p);
+    return p - (char *)NULL;
+}
+
+/* ---- gated linear attention ---- */
+
+extern "C" void HL_OP(raw_gla)(struct hl_backend *backend, const hola_gla_args *a, bool backward) {
+    struct hl_cuda *c = hl_cuda_of(backend);
+    struct linear x = {};
+    const int64_t floats = a->HK * a->K * a->V;
+    char *p = NULL;
+    lay_out_linear(&x, &a->rows, backward ? NULL : a->h0, backward ? NULL : a->ht, floats, &p);
+    p = (char *)hl_cuda_take(c, p - (char *)NULL);
+    if (!p && !hl_cuda_measuring(c)) return;
+    if (p) {
+        lay_out_linear(&x, &a->rows, backward ? NULL : a->h0, backward ? NULL : a->ht, floats, &p);
+        prepare(c, &x);
+    }
+    if (a->rows.T == 0) return;
+    struct hl_gla op = {};
+    op.rows = &x.rows.rows;
+    op.H = a->H, op.HK = a->HK, op.K = a->K, op.V = a->V;
+    op.q = a->q, op.k = a->k, op.v = a->v, op.g = a->g, op.out = a->out;
+    op.scale = a->scale == 0.0f ? 1.0f / sqrtf((float)a->K) : a->scale;
+    op.dout = a->dout, op.dq = a->dq, op.dk = a->dk, op.dv = a->dv, op.dg = a->dg;
+    (backward ? HL_OP(gla_backward) : HL_OP(gla_forward))(backend, &op);
+}
