@@ -25,7 +25,7 @@ PKG_CONFIG ?= pkg-config
 LIBS := -ljansson $(shell $(PKG_CONFIG) --libs libarchive 2>/dev/null) -lm -pthread# libarchive: optional, for .gz .xz .zst
 MPI ?= $(shell $(PKG_CONFIG) --exists ompi 2>/dev/null && echo ompi)# optional, for several ranks in hola train
 CLI_LIBS := $(if $(MPI),$(shell $(PKG_CONFIG) --libs $(MPI))) $(shell $(PKG_CONFIG) --libs libedit 2>/dev/null)# optional, line editing in hola generate -i
-CFLAGS ?= $(if $(call on,$(SAN) $(TSAN) $(FUZZ)),-O1 -g1,-O3 -g)
+CFLAGS ?= $(if $(call on,$(SAN) $(TSAN) $(FUZZ)),-O1 -g1,-O3 -g1)
 ALL_CFLAGS := -std=c11 $(CFLAGS) -fno-math-errno -fPIC -fvisibility=hidden $(WARN) -Iinclude -Isrc -MMD -MP -pthread
 ALL_CFLAGS += $(if $(call on,$(TSAN) $(FUZZ)),-DHL_ONE_ISA) $(if $(filter -larchive,$(LIBS)),-DHL_HAVE_LIBARCHIVE) \
     $(if $(filter -ledit,$(CLI_LIBS)),-DHL_HAVE_LIBEDIT) \

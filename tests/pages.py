@@ -75,6 +75,8 @@ try:
     before = b.js(path)
     b.js("() => { const s = document.getElementById('smooth'); s.value = 0.5; s.dispatchEvent(new Event('input')); }")
     check("smoothing", b.js(path) != before)
+    line = b.js("() => smoothed([5, 4, null, 2, 1], .75)") # a straight line stays where it is, at its ends too
+    check("smoothing of a line: %s" % line, line[2] is None and all(abs(line[i] - 5 + i) < 1e-9 for i in (0, 1, 3, 4)))
     mouse = """(kind, part) => { const s = document.querySelector('figure svg'), r = s.getBoundingClientRect(); s.setPointerCapture = () => {};
         s.dispatchEvent(new PointerEvent(kind, {clientX: r.left + part * r.width, clientY: r.top + r.height / 2, button: 0, bubbles: true, pointerType: 'mouse', pointerId: 1})); }"""
     b.js(mouse, "pointermove", 0.5)
@@ -86,6 +88,10 @@ try:
     check("zoom", b.js(ticks) != whole)
     b.js("() => document.querySelector('figure svg').dispatchEvent(new MouseEvent('dblclick'))")
     check("and back", b.js(ticks) == whole)
+    b.look(360, 740, "light")
+    b.go("file://" + os.path.join(work, "memory.html"))
+    check("tables of tokens fit a phone", b.until("() => !!document.querySelector('#read tr')") and not b.js("() => !!document.querySelector('table.cards')"))
+    b.look(1280, 800, "light")
     # the memory page: a click on the last row, the mean of all
     b.go("file://" + os.path.join(work, "memory.html"))
     b.js("""() => { const m = document.getElementById('map'), r = m.getBoundingClientRect();

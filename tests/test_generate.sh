@@ -280,6 +280,12 @@ expect 2 '--stop can be given at most 16 times' $m -p x "$@"
 expect 1 'holds neither tokenizer' -m "$dir/m" -p x
 "$hola" tokenizer train -o "$dir/big.json" --vocab-size 300 "$0" >/dev/null 2>&1
 expect 1 'more than the model' -m "$dir/m" -p x --tokenizer "$dir/big.json"
+# a model with more tokens than the tokenizer knows: said, unless it is a few of padding
+sed 's/"vocab_size": 260/"vocab_size": 600/' "$dir/c.json" >"$dir/wide.json"
+"$hola" init -o "$dir/wide" --config "$dir/wide.json" >/dev/null
+for model in wide m; do "$hola" generate -m "$dir/$model" --tokenizer byte -p x -n 2 >/dev/null 2>"$dir/$model.err"; done
+ok grep -q 'warning: the model has 600 tokens, byte has 258: the others print as nothing' "$dir/wide.err"
+ok test "$(grep -c warning "$dir/m.err")" = 0
 expect 1 "$dir/none" $m -f "$dir/none"
 expect 1 'directory' $m -f "$dir"
 expect 1 'no BOS to begin with' $m -p '' --no-bos

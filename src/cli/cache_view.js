@@ -55,7 +55,7 @@ function fill(table, head, list) {
   for (const cells of list) body.append(el("tr", {}, ...cells.map((x, i) => el("td", { class: i === 0 ? "t c" : "" }, x instanceof Node ? x : el("span", { text: x })))));
   table.replaceChildren(el("thead", {}, el("tr", {}, ...head.map((h, i) => el("th", { class: i === 0 ? "t" : "", text: h })))), body);
 }
-function bar(part, cls) { const b = el("span", { class: "p " + cls }); b.style.width = 5 * part + "rem"; return b; }
+function bar(part, cls) { const b = el("span", { class: "p " + cls }); b.style.width = `calc(${part} * min(5rem, 10vw))`; return b; }
 function reads() { /* shares of tokens, of the head or their mean over all heads */
   const list = row < 0 ? D.read : [D.read[row]], sum = new Map(); let sink = 0, gate = 0;
   for (const x of list) {

@@ -9,6 +9,16 @@
 #include <string.h>
 #include <unistd.h>
 
+/* A vocabulary padded to a round number is usual. One that is mostly unknown to the tokenizer is a mistake, and its text
+ * would be full of holes. */
+static void warn_of_unknown_ids(const struct gen *g, const char *path) {
+    const int64_t known = hola_tokenizer_size(g->t);
+    char a[CLI_GROUPED], b[CLI_GROUPED];
+    if (g->vocab - known > g->vocab / 8 && !g->o->quiet)
+        fprintf(stderr, "hola: warning: the model has %s tokens, %s has %s: the others print as nothing\n",
+                cli_grouped(a, g->vocab), path, cli_grouped(b, known));
+}
+
 int gen_open_tokenizer(struct gen *g) {
     const struct gen_opts *o = g->o;
     const char *path = o->tokenizer ? o->tokenizer : o->model;
@@ -16,6 +26,7 @@ int gen_open_tokenizer(struct gen *g) {
     if (hola_tokenizer_size(g->t) > g->vocab)
         return cli_fail("%s: %" PRId64 " tokens, more than the model's %" PRId64, path, hola_tokenizer_size(g->t),
                         g->vocab);
+    warn_of_unknown_ids(g, path);
     if (hola_tokenizer_eos(g->t) >= 0) g->eos = hola_tokenizer_eos(g->t);
     g->more = hl_tokenizer_continuing(g->t);
     return g->more ? CLI_OK : cli_fail("no memory for the tokenizer");

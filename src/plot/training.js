@@ -12,16 +12,24 @@ let same = 0;
 while (D.runs.length > 1 && parts.every(p => same < p.length - 1 && p[same] === parts[0][same])) same++;
 D.runs.forEach((r, i) => { r.color = colour(i); r.path = r.name; r.name = parts[i].slice(same).join("/"); });
 
-/* Exponential means from both sides, so that the curve does not lag; the ends are not pulled towards zero. */
+/* A straight line through the neighbours of each point, whose weights fall exponentially to both sides: the curve does not
+ * lag, and its ends are not pulled towards the middle. */
 function smoothed(list, a) {
-  const sides = [list, [...list].reverse()].map(l => {
-    let sum = 0, weight = 0;
-    return l.map(v => { if (v !== null) sum = a * sum + (1 - a) * v, weight = a * weight + (1 - a); return [sum, weight]; });
-  });
-  return list.map((v, i) => {
-    if (v === null) return null;
-    const [f, w] = sides[0][i], [g, u] = sides[1][list.length - 1 - i];
-    return (f + g - (1 - a) * v) / (w + u - (1 - a)); /* its own value counts once */
+  const n = list.length, all = list.map(() => null), real = list.filter(v => v !== null);
+  const lo = real.reduce((x, y) => Math.min(x, y), Infinity), hi = real.reduce((x, y) => Math.max(x, y), -Infinity);
+  for (const step of [1, -1]) {
+    let sums = [0, 0, 0, 0, 0]; /* of the weights, times x, x^2, v, x v */
+    for (let i = step > 0 ? 0 : n - 1; i >= 0 && i < n; i += step) {
+      const v = list[i], x = i - n / 2, own = [1, x, x * x, v, x * v];
+      if (v === null) continue;
+      sums = sums.map((s, k) => a * s + own[k]);
+      all[i] = all[i] ? all[i].map((s, k) => s + sums[k] - own[k]) : sums; /* its own value counts once */
+    }
+  }
+  return all.map((s, i) => {
+    if (s === null) return null;
+    const [, x, xx, v, xv] = s.map(q => q / s[0]), spread = xx - x * x;
+    return Math.min(Math.max(v + (spread > 1e-6 ? (xv - x * v) / spread * (i - n / 2 - x) : 0), lo), hi);
   });
 }
 const points = (r, ys) => { const xs = r.curves[axes[axis].of]; return ys.map((y, i) => [xs[i], y]); };
@@ -107,7 +115,7 @@ panel("Speed", "tokens per second", () => ({ x: x(), y: { lo: 0 }, series: lines
     const table = el("table", {}, el("thead", {}, el("tr", {}, el("th", { class: "t", text: "setting" }), ...D.runs.map(r => el("th", { text: r.name })))), body);
     const main = [["config.model_type", "", ""], ["config.num_hidden_layers", "", " layers"], ["config.hidden_size", "", " wide"], ["data.train_tokens", "", " training tokens"], ["batch_tokens", "", " tokens per step"], ["seq_len", "rows of ", ""],
       ["lr", "peak rate ", ""], ["schedule", "", ""], ["warmup", "", " warmup steps"], ["weight_decay", "weight decay ", ""], ["seed", "seed ", ""], ["options.backend", "on ", ""]];
-    $("settings").append(el("h2", { text: "Settings" }), ...D.runs.map((r, i) => el("p", { class: "note" }, key(r.color), ` ${r.name}: ` + main.filter(m => all[i].has(m[0])).map(m => m[1] + all[i].get(m[0]) + m[2]).join(", ") + ".")),
+    $("settings").append(el("h2", { text: "Settings" }), ...D.runs.map((r, i) => el("p", { class: "note" }, key(r.color), ` ${r.name}: ` + main.filter(m => all[i].has(m[0])).map(m => m[1] + all[i].get(m[0]) + (String(all[i].get(m[0])) === "1" ? m[2].replace(/s$/, "") : m[2])).join(", ") + ".")),
       el("details", {}, el("summary", { text: "All settings" + (D.runs.length > 1 ? " (bold: the runs differ)" : "") }), el("div", { class: "wide" }, table)));
   } else $("settings").append(el("p", { class: "note", text: "There is no run.json beside these metrics: the settings of the runs are not known." }));
 }

@@ -87,7 +87,7 @@ static hola_status diverged(struct hl_run *r, const char *why) {
     if (r->latest >= 0) snprintf(kept, sizeof kept, "latest stays at step %" PRId64, r->latest);
     return hl_fail(HOLA_ENUMERIC,
                    "step %" PRId64 ": %s; %" PRId64 " of %" PRId64 " updates skipped, %s. Try a lower --lr (it was %g)"
-                   ", more --warmup (%" PRId64 " steps)%s",
+                   ", more --warmup (it was %" PRId64 ")%s",
                    r->state.step, why, r->state.skipped, r->state.step, kept, r->schedule.peak, r->schedule.warmup,
                    r->o->adamw.clip > 0 && r->o->adamw.clip <= 1 ? "" : ", --clip 1");
 }
