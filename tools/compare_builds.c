@@ -30,10 +30,18 @@ struct kind {
     hola_cache_norm norm;
     int64_t hidden, layers, heads, groups, dk, dv, vocab, chunk, window;
     bool no_gate, no_conv, no_window, tied, negative, no_beta, tau;
+    /* the baselines: groups is query heads of a key head, or with kda value heads; sees is window_size */
+    int64_t sees;
+    hola_feature_map map;
+    bool biased, normed, no_weights, bounded;
     bool large; /* a size that fast versions treat apart: left out with cpu-ref, which would take minutes */
 };
 #define GDN .type = HOLA_TYPE_GATED_DELTANET
 #define DN .type = HOLA_TYPE_DELTA_NET
+#define KDA .type = HOLA_TYPE_KDA
+#define GLA .type = HOLA_TYPE_GLA
+#define GSA .type = HOLA_TYPE_GSA
+#define ATTENTION .type = HOLA_TYPE_TRANSFORMER
 static const struct kind kinds[] = {
     {"betae", .layers = 3},
     {"e", .evict = HOLA_EVICT_E},
@@ -74,6 +82,24 @@ static const struct kind kinds[] = {
     {"dn-noconv", DN, .no_conv = true, .no_gate = true},
     {"dn-negative", DN, .negative = true, .no_gate = true, .dv = 24},
     {"dn-head128", DN, .large = true, .hidden = 128, .layers = 1, .heads = 1, .dk = 128, .no_gate = true},
+    {"streaming", .evict = HOLA_EVICT_STREAMING},
+    {"lola", .evict = HOLA_EVICT_LOLA, .groups = 2},
+    {"lola-l2", .evict = HOLA_EVICT_LOLA, .norm = HOLA_NORM_L2},
+    {"lte", .evict = HOLA_EVICT_LTE},
+    {"kda", KDA, .evict = HOLA_EVICT_NONE, .layers = 3},
+    {"kda-grouped", KDA, .evict = HOLA_EVICT_NONE, .groups = 2, .dv = 32, .negative = true},
+    {"kda-bounded", KDA, .evict = HOLA_EVICT_NONE, .no_conv = true, .bounded = true, .tied = true},
+    {"kda-memory", KDA, .groups = 2},
+    {"kda-lte", KDA, .evict = HOLA_EVICT_LTE, .norm = HOLA_NORM_L2},
+    {"gla", GLA, .no_conv = true, .layers = 3},
+    {"gla-conv", GLA, .groups = 2, .heads = 4, .dv = 24, .map = HOLA_MAP_RELU},
+    {"gla-nogate", GLA, .no_conv = true, .no_gate = true, .no_weights = true, .map = HOLA_MAP_SQRELU},
+    {"gsa", GSA, .hidden = 32, .no_conv = true, .layers = 3, .map = HOLA_MAP_SWISH},
+    {"gsa-conv", GSA, .hidden = 64, .groups = 2, .heads = 4, .map = HOLA_MAP_RELU, .no_weights = true},
+    {"transformer", ATTENTION, .layers = 3},
+    {"transformer-grouped", ATTENTION, .groups = 2, .heads = 4, .tied = true},
+    {"transformer-normed", ATTENTION, .normed = true, .biased = true},
+    {"transformer-window", ATTENTION, .sees = 20, .groups = 2, .biased = true},
 };
 enum { KINDS = sizeof kinds / sizeof *kinds, STEPPED = 17 };
 static const char *const types[HOLA_DTYPE_COUNT] = {"f32", "bf16", "f16", "int8", "int4"};
@@ -189,7 +215,10 @@ static bool model_of(const struct kind *k, hola_model **out) {
     c.initializer_range = 0.2; /* lively logits */
     c.use_gate = !k->no_gate, c.tie_word_embeddings = k->tied, c.allow_neg_eigval = k->negative;
     c.use_beta = !k->no_beta;
-    if (k->type == HOLA_TYPE_HOLA) {
+    c.num_kv_heads = k->heads / k->groups, c.window_size = k->sees, c.qkv_bias = k->biased, c.qk_norm = k->normed;
+    c.feature_map = k->map, c.elementwise_affine = !k->no_weights, c.num_slots = 12;
+    if (k->bounded) c.lower_bound = -5, c.safe_gate = true;
+    if (k->type == HOLA_TYPE_HOLA || k->type == HOLA_TYPE_KDA) {
         c.cache_evict = k->evict, c.cache_norm = k->norm, c.cache_window = k->window, c.cache_chunk = k->chunk;
         c.cache_gate_init = 0.5, c.cache_tau_freeze = !k->tau; /* the memory is to be heard */
     }
@@ -593,6 +622,7 @@ static void compare_presets(void) {
     struct run r = {.k = &k, .n = 400, .vocab = k.vocab, .chunk = 64};
     for (int i = 0; i < 9 * HOLA_TYPE_COUNT; i++) {
         char name[32];
+        if (i % 3 && i / 9 > HOLA_TYPE_DELTA_NET) continue; /* one preset of each size */
         snprintf(name, sizeof name, "%s%s", sizes[i / 3 % 3], gates[i % 3]);
         compare_preset(name, (hola_model_type)(i / 9));
     }

@@ -183,7 +183,7 @@ both() { # WHAT ARGS...: 3: neither has this backend
 }
 
 [ -n "$backends" ] || backends='cpu cpu-ref cpu-base cpu-avx2'
-first='' few=betae,grouped-h2o,gdn-grouped,dn
+first='' few=betae,grouped-h2o,gdn-grouped,dn,kda-memory,gsa-conv,transformer-grouped
 for b in $backends; do
     for threads in 1 2; do
         only=$kind

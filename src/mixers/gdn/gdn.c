@@ -35,16 +35,20 @@ struct gdn_layer hl_gdn_open(const struct hl_layer *l) {
 
 /* ---- the ops, as forward and backward share them ---- */
 
-static struct hl_linear projections(const struct gdn_layer *g) { /* in the order of the weights */
+/* In the order of the weights; those that a model lacks are passed over. */
+struct hl_linear hl_gdn_projections(const struct gdn_layer *g) {
     const struct gdn_grads none = {0}, *d = g->d ? g->d : &none;
-    struct hl_linear a = {.M = g->l->T, .K = g->s.d, .x = g->l->xn, .dx = g->l->dxn, .ld = g->joint};
-    hl_layer_part(g->l, &a, Q_PROJ, g->a->q0, d->dq0);
-    hl_layer_part(g->l, &a, K_PROJ, g->a->k0, d->dk0);
-    hl_layer_part(g->l, &a, V_PROJ, g->a->v0, d->dv0);
-    hl_layer_part(g->l, &a, A_PROJ, g->a->a, d->da);
-    hl_layer_part(g->l, &a, B_PROJ, g->a->b, d->db);
-    hl_layer_part(g->l, &a, G_PROJ, g->a->z, d->dz);
-    return a;
+    const struct gdn_acts *a = g->a;
+    struct hl_linear in = {.M = g->l->T, .K = g->s.d, .x = g->l->xn, .dx = g->l->dxn, .ld = g->joint};
+    hl_layer_part(g->l, &in, Q_PROJ, a->q0, d->dq0);
+    hl_layer_part(g->l, &in, K_PROJ, a->k0, d->dk0);
+    hl_layer_part(g->l, &in, V_PROJ, a->v0, d->dv0);
+    hl_layer_part(g->l, &in, F_DOWN, a->f0, d->df0);
+    hl_layer_part(g->l, &in, G_DOWN, a->g0, d->dg0);
+    hl_layer_part(g->l, &in, A_PROJ, a->a, d->da);
+    hl_layer_part(g->l, &in, B_PROJ, a->b, d->db);
+    hl_layer_part(g->l, &in, G_PROJ, a->z, d->dz);
+    return in;
 }
 
 static struct hl_conv convolution(const struct gdn_layer *g, enum gdn_tensor which) {
@@ -133,13 +137,15 @@ static struct hl_gdn delta_rule(const struct gdn_layer *g) {
 
 struct hl_rmsnorm hl_gdn_output_norm(const struct gdn_layer *g) {
     const struct gdn_grads none = {0}, *d = g->d ? g->d : &none;
+    const bool kda = g->s.low > 0, in_row = g->joint && !kda; /* kda's z is an array of its own */
     return (struct hl_rmsnorm){.M = g->l->T * g->s.HV,
                                .D = g->s.V,
                                .eps = (real)g->l->cfg->norm_eps,
                                .x = g->a->o,
                                .z = g->a->z,
-                               .z_heads = g->joint ? g->s.HV : 0,
-                               .z_ld = g->joint,
+                               .z_heads = in_row ? g->s.HV : 0,
+                               .z_ld = in_row ? g->joint : 0,
+                               .z_sigmoid = kda,
                                .w = g->l->tensor[O_NORM].vector,
                                .y = g->a->y,
                                .r = g->a->r_o,
@@ -193,7 +199,7 @@ void hl_gdn_convolve_and_norm(const struct gdn_layer *g) {
 
 static void forward(const struct hl_layer *l) {
     const struct gdn_layer g = hl_gdn_open(l);
-    const struct hl_linear in = projections(&g);
+    const struct hl_linear in = hl_gdn_projections(&g);
     const struct hl_gate gate = gates(&g);
     const struct hl_gdn rule = delta_rule(&g);
     const struct hl_rmsnorm norm = hl_gdn_output_norm(&g);
@@ -208,7 +214,7 @@ static void forward(const struct hl_layer *l) {
     hl_layer_project(l, O_PROJ, g.a->y, g.s.vv);
 }
 
-static void recompute(const struct hl_layer *l) {
+void hl_gdn_recompute(const struct hl_layer *l) {
     const struct gdn_layer g = hl_gdn_open(l);
     const struct hl_rmsnorm norm = hl_gdn_output_norm(&g);
     hl_gdn_convolve_and_norm(&g);
@@ -250,7 +256,7 @@ void hl_gdn_convolve_and_norm_backward(const struct gdn_layer *g) {
 
 static void backward(const struct hl_layer *l) {
     const struct gdn_layer g = hl_gdn_open(l);
-    const struct hl_linear in = projections(&g);
+    const struct hl_linear in = hl_gdn_projections(&g);
     const struct hl_gate gate = gates(&g);
     const struct hl_gdn rule = delta_rule(&g);
     const struct hl_rmsnorm norm = hl_gdn_output_norm(&g);
@@ -267,32 +273,35 @@ static void backward(const struct hl_layer *l) {
 
 /* ---- the three models ---- */
 
-static void memory(const struct hl_layer *l, struct hl_exact_memory *out) { *out = hl_gdn_open(l).memory; }
+void hl_gdn_memory(const struct hl_layer *l, struct hl_exact_memory *out) { *out = hl_gdn_open(l).memory; }
 
-static int64_t scratch(const hola_config *c) {
+int64_t hl_gdn_layer_scratch(const hola_config *c, int64_t rule) {
     const struct hl_memory_heads heads = {c->num_heads, c->num_v_heads, c->head_dim, c->head_v_dim};
-    const int64_t rule = hl_gdn_scratch(heads.K, heads.V), memory = hl_memory_scratch(c, &heads);
+    const int64_t memory = hl_memory_scratch(c, &heads);
     return rule > memory ? rule : memory;
 }
+static int64_t scratch(const hola_config *c) {
+    return hl_gdn_layer_scratch(c, hl_gdn_scratch(c->head_dim, c->head_v_dim));
+}
 
-/* As flame's. */
-static void delta_net_sizes(hola_config *c) {
+void hl_gdn_heads_of_128(hola_config *c) {
     c->head_dim = c->head_v_dim = 128;
     c->num_heads = c->num_v_heads = c->hidden_size / 128;
 }
+/* As flame's. */
 static void delta_net_defaults(hola_config *c) {
-    delta_net_sizes(c);
+    hl_gdn_heads_of_128(c);
     c->num_hidden_layers = 24;
     c->use_gate = false;
 }
 
-static hola_status check_heads(const hola_config *c, const char *where) {
+hola_status hl_gdn_check_heads(const hola_config *c, const char *where) {
     if (c->num_v_heads % c->num_heads == 0) return HOLA_OK;
     return hl_fail(HOLA_EINVAL, "%s: num_v_heads: %lld is not a multiple of num_heads, %lld", where,
                    (long long)c->num_v_heads, (long long)c->num_heads);
 }
 static hola_status check_gated(const hola_config *c, const char *where) {
-    if (c->use_beta) return check_heads(c, where);
+    if (c->use_beta) return hl_gdn_check_heads(c, where);
     return hl_fail(HOLA_EINVAL, "%s: use_beta: only delta_net may set it to false", where);
 }
 static hola_status check_delta_net(const hola_config *c, const char *where) {
@@ -300,17 +309,18 @@ static hola_status check_delta_net(const hola_config *c, const char *where) {
     return hl_fail(HOLA_EINVAL, "%s: num_v_heads: delta_net has as many value heads as heads", where);
 }
 
-#define GDN                                                                                                        \
-    .scratch = scratch, .tensors = hl_gdn_tensors, .state = hl_gdn_state, .acts_size = sizeof(struct gdn_acts),    \
-    .grads_size = sizeof(struct gdn_grads), .buffers = hl_gdn_buffers, .forward = forward, .recompute = recompute, \
-    .backward = backward, .decode_sizes = hl_gdn_decode_sizes, .decode_layer = hl_gdn_decode_layer
+#define GDN                                                                                                     \
+    .scratch = scratch, .tensors = hl_gdn_tensors, .state = hl_gdn_state, .acts_size = sizeof(struct gdn_acts), \
+    .grads_size = sizeof(struct gdn_grads), .buffers = hl_gdn_buffers, .forward = forward,                      \
+    .recompute = hl_gdn_recompute, .backward = backward, .decode_sizes = hl_gdn_decode_sizes,                   \
+    .decode_layer = hl_gdn_decode_layer
 
 extern const struct hl_mixer hl_mixer_hola, hl_mixer_gated_deltanet, hl_mixer_delta_net;
 const struct hl_mixer hl_mixer_hola = {.name = "hola",
                                        .architecture = "HolaForCausalLM",
                                        .fields = HL_GROUP_HEADS | HL_GROUP_GATED | HL_GROUP_MEMORY,
                                        .check = check_gated,
-                                       .memory = memory,
+                                       .memory = hl_gdn_memory,
                                        GDN};
 const struct hl_mixer hl_mixer_gated_deltanet = {.name = "gated_deltanet",
                                                  .architecture = "GatedDeltaNetForCausalLM",
@@ -321,6 +331,6 @@ const struct hl_mixer hl_mixer_delta_net = {.name = "delta_net",
                                             .architecture = "DeltaNetForCausalLM",
                                             .fields = HL_GROUP_HEADS | HL_GROUP_DELTA_NET,
                                             .defaults = delta_net_defaults,
-                                            .preset = delta_net_sizes,
+                                            .preset = hl_gdn_heads_of_128,
                                             .check = check_delta_net,
                                             GDN};

@@ -1,4 +1,4 @@
-/* gdn_decode.c -- a Gated DeltaNet, DeltaNet, HOLA or KDA layer as the fused decoding kernels see it. */
+/* gdn_decode.c -- a Gated DeltaNet, DeltaNet or HOLA layer, and what a KDA layer shares with them, as the fused decoding kernels see it. */
 #include "mixers/gdn/gdn_layer.h"
 
 void hl_gdn_decode_sizes(const struct hl_layer *l, struct hl_decode *out) {
@@ -17,8 +17,7 @@ void hl_gdn_decode_sizes(const struct hl_layer *l, struct hl_decode *out) {
     out->cache_at = s.memory ? l->state[STATE_MEMORY] : 0;
 }
 
-/* What all rules share. */
-static void common_layer(const struct hl_layer *l, struct hl_decode_layer *out) {
+void hl_gdn_decode_common(const struct hl_layer *l, struct hl_decode_layer *out) {
     const struct hl_layer_tensor *t = l->tensor;
     out->o = t[O_PROJ].W.data;
     out->o_norm = t[O_NORM].vector;
@@ -30,24 +29,6 @@ static void common_layer(const struct hl_layer *l, struct hl_decode_layer *out) 
 }
 bool hl_gdn_decode_layer(const struct hl_layer *l, struct hl_decode_layer *out) {
     out->in = hl_layer_adjacent(l, Q_PROJ, G_PROJ);
-    common_layer(l, out);
-    return out->in;
-}
-
-void hl_kda_decode_sizes(const struct hl_layer *l, struct hl_decode *out) {
-    hl_gdn_decode_sizes(l, out);
-    out->rule = HL_DECODE_KDA;
-    out->decay = false; /* of whole heads */
-    out->gated = out->beta = true;
-    out->low = hl_gdn_dims(l->cfg).low;
-    out->lower_bound = (real)l->cfg->lower_bound;
-}
-bool hl_kda_decode_layer(const struct hl_layer *l, struct hl_decode_layer *out) {
-    const struct hl_layer_tensor *t = l->tensor;
-    out->in = hl_layer_adjacent(l, Q_PROJ, V_PROJ);
-    out->low = t[F_DOWN].W.data, out->decay = t[F_UP].W.data, out->decay_bias = t[DT_BIAS].vector;
-    out->z = t[G_DOWN].W.data, out->z_up = t[G_UP].W.data, out->z_bias = t[G_BIAS].vector;
-    out->b = t[B_PROJ].W.data;
-    common_layer(l, out);
+    hl_gdn_decode_common(l, out);
     return out->in;
 }

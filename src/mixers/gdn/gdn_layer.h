@@ -1,14 +1,15 @@
-/* gdn_layer.h -- a layer's delta rule, with a decay per head or per channel (kda): its sizes, tensors, buffers, and the
- * exact memory it may feed. */
+/* gdn_layer.h -- a layer's delta rule, with a decay per head or per channel (kda): what Gated DeltaNet, DeltaNet, HOLA
+ * and KDA share. */
 #ifndef HL_GDN_LAYER_H
 #define HL_GDN_LAYER_H
 #include "mixers/exact_memory.h"
+#include "mixers/qkv.h"
 
 enum gdn_tensor { /* in file order */
                   Q_PROJ,
                   K_PROJ,
                   V_PROJ,
-                  F_DOWN, /* kda: raw decay and output gate come through few channels; F_UP and G_UP go on */
+                  F_DOWN, /* kda: raw decay and output gate come through few channels, which F_UP and G_UP widen */
                   G_DOWN,
                   A_PROJ, /* raw decay; none in delta_net and kda */
                   B_PROJ, /* raw write strength; none without use_beta */
@@ -30,6 +31,7 @@ enum gdn_part { STATE_S, TAIL_Q, TAIL_K, TAIL_V, STATE_MEMORY };
 
 struct gdn_dims {
     int64_t d, H, HV, K, V, qk, vv; /* hidden size; key and value heads and their sizes; H K, HV V */
+    int64_t width[3];               /* of q, k, v: qk, qk, vv */
     int64_t low;                    /* kda: channels of F_DOWN and G_DOWN; 0: another model */
     int64_t decays;                 /* log decays of a value head: 0, 1, or with kda K */
     bool beta, gated, memory, rms;
@@ -38,7 +40,7 @@ struct gdn_dims hl_gdn_dims(const hola_config *c);
 
 struct gdn_acts {
     /* Training on a device: q0, k0, v0, a, b, z of a token are one row, in the order of their weights, and so are
-     * their gradients: one product makes them, one takes them. */
+     * their gradients: one product computes them, one reads them. */
     void *row;
     void *q0, *k0, *v0; /* projections, before the convolution */
     void *f0, *g0;      /* kda: outputs of F_DOWN and G_DOWN */
@@ -75,21 +77,31 @@ struct gdn_layer {
     struct hl_exact_memory memory;
 };
 struct gdn_layer hl_gdn_open(const struct hl_layer *l);
+/* All projections of the layer's input. */
+struct hl_linear hl_gdn_projections(const struct gdn_layer *g);
 /* Short convolution of q, k, v; norms of q and k. */
 void hl_gdn_convolve_and_norm(const struct gdn_layer *g);
 void hl_gdn_convolve_and_norm_backward(const struct gdn_layer *g);
 /* RMSNorm of the heads' outputs, times the gate, if there is one. */
 struct hl_rmsnorm hl_gdn_output_norm(const struct gdn_layer *g);
-int64_t hl_gdn_joint_row(const struct gdn_dims *s, enum hl_pass pass, bool host);
 
-/* gdn_decode.c */
-void hl_gdn_decode_sizes(const struct hl_layer *l, struct hl_decode *out);
-bool hl_gdn_decode_layer(const struct hl_layer *l, struct hl_decode_layer *out);
-void hl_kda_decode_sizes(const struct hl_layer *l, struct hl_decode *out);
-bool hl_kda_decode_layer(const struct hl_layer *l, struct hl_decode_layer *out);
-/* gdn_tables.c */
+/* Members of struct hl_mixer that are the same for all of them. */
+void hl_gdn_recompute(const struct hl_layer *l);
+void hl_gdn_memory(const struct hl_layer *l, struct hl_exact_memory *out);
 void hl_gdn_tensors(const hola_config *c, struct hl_tensor_spec *out);
 int hl_gdn_state(const hola_config *c, struct hl_state_part *out);
 void hl_gdn_buffers(const struct hl_buffers_for *f, struct hl_buffers *acts, struct hl_buffers *grads);
+/* Bytes per worker: what the rule needs, or the memory. */
+int64_t hl_gdn_layer_scratch(const hola_config *c, int64_t rule);
+/* num_v_heads is a multiple of num_heads. */
+hola_status hl_gdn_check_heads(const hola_config *c, const char *where);
+/* Heads of 128, as many as fill hidden_size. */
+void hl_gdn_heads_of_128(hola_config *c);
+int64_t hl_gdn_joint_row(const struct gdn_dims *s, enum hl_pass pass, bool host);
+
+/* gdn_decode.c: what the fused decoders need to know; of a layer all but the projections of its input. */
+void hl_gdn_decode_sizes(const struct hl_layer *l, struct hl_decode *out);
+void hl_gdn_decode_common(const struct hl_layer *l, struct hl_decode_layer *out);
+bool hl_gdn_decode_layer(const struct hl_layer *l, struct hl_decode_layer *out);
 
 #endif

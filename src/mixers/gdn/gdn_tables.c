@@ -12,8 +12,8 @@ struct gdn_dims hl_gdn_dims(const hola_config *c) {
                          .gated = c->use_gate,
                          .memory = hl_has_exact_memory(c),
                          .rms = hl_memory_has_own_norm(c)};
-    s.qk = s.H * s.K;
-    s.vv = s.HV * s.V;
+    s.width[0] = s.width[1] = s.qk = s.H * s.K;
+    s.width[2] = s.vv = s.HV * s.V;
     if (hl_mixer_of(c->model_type)->fields & HL_GROUP_KDA) s.low = s.V, s.decays = s.K, s.beta = s.gated = true;
     return s;
 }
@@ -24,10 +24,8 @@ static struct hl_memory_heads heads_of(const struct gdn_dims *s) {
 void hl_gdn_tensors(const hola_config *c, struct hl_tensor_spec *out) {
     const struct gdn_dims s = hl_gdn_dims(c);
     const struct hl_memory_heads heads = heads_of(&s);
-    const int64_t d = s.d, W = c->conv_size;
-    out[Q_PROJ] = (struct hl_tensor_spec){.name = "q_proj.weight", .dim = {s.qk, d}};
-    out[K_PROJ] = (struct hl_tensor_spec){.name = "k_proj.weight", .dim = {s.qk, d}};
-    out[V_PROJ] = (struct hl_tensor_spec){.name = "v_proj.weight", .dim = {s.vv, d}};
+    const int64_t d = s.d;
+    hl_qkv_projection_tensors(d, s.width, out + Q_PROJ);
     if (s.low) {
         out[F_DOWN] = (struct hl_tensor_spec){.name = "f_proj.0.weight", .dim = {s.low, d}, .unquantised = true};
         out[G_DOWN] = (struct hl_tensor_spec){.name = "g_proj.0.weight", .dim = {s.low, d}};
@@ -39,11 +37,7 @@ void hl_gdn_tensors(const hola_config *c, struct hl_tensor_spec *out) {
     if (s.beta) out[B_PROJ] = (struct hl_tensor_spec){.name = "b_proj.weight", .dim = {s.HV, d}, .unquantised = true};
     if (s.gated && !s.low) out[G_PROJ] = (struct hl_tensor_spec){.name = "g_proj.weight", .dim = {s.vv, d}};
     out[O_PROJ] = (struct hl_tensor_spec){.name = "o_proj.weight", .dim = {d, s.vv}};
-    if (W > 0) {
-        out[Q_CONV] = (struct hl_tensor_spec){.name = "q_conv1d.weight", .dim = {s.qk, 1, W}};
-        out[K_CONV] = (struct hl_tensor_spec){.name = "k_conv1d.weight", .dim = {s.qk, 1, W}};
-        out[V_CONV] = (struct hl_tensor_spec){.name = "v_conv1d.weight", .dim = {s.vv, 1, W}};
-    }
+    hl_qkv_conv_tensors(c, s.width, out + Q_CONV);
     if (s.decays) {
         out[A_LOG] = (struct hl_tensor_spec){.name = "A_log", .dim = {s.HV}, .init = HL_INIT_A_LOG};
         out[DT_BIAS] = (struct hl_tensor_spec){.name = "dt_bias", .dim = {s.HV * s.decays}, .init = HL_INIT_DT_BIAS};
@@ -57,15 +51,9 @@ void hl_gdn_tensors(const hola_config *c, struct hl_tensor_spec *out) {
 int hl_gdn_state(const hola_config *c, struct hl_state_part *out) {
     const struct gdn_dims s = hl_gdn_dims(c);
     const struct hl_memory_heads heads = heads_of(&s);
-    const int64_t tail = c->conv_size > 1 ? c->conv_size - 1 : 0;
     out[STATE_S] =
         (struct hl_state_part){.name = "S", .kind = HL_STATE_REAL, .change = HL_REPLACED, .count = s.HV * s.K * s.V};
-    out[TAIL_Q] =
-        (struct hl_state_part){.name = "conv.q", .kind = HL_STATE_REAL, .change = HL_REPLACED, .count = tail * s.qk};
-    out[TAIL_K] =
-        (struct hl_state_part){.name = "conv.k", .kind = HL_STATE_REAL, .change = HL_REPLACED, .count = tail * s.qk};
-    out[TAIL_V] =
-        (struct hl_state_part){.name = "conv.v", .kind = HL_STATE_REAL, .change = HL_REPLACED, .count = tail * s.vv};
+    hl_qkv_conv_state(c, s.width, out + TAIL_Q);
     return STATE_MEMORY + hl_memory_state(c, &heads, out + STATE_MEMORY);
 }
 

@@ -38,20 +38,6 @@ struct grads {
     void *dout, *dy;
 };
 
-struct dims {
-    int64_t d, H, HK, K, V, gate; /* hidden size; query heads, key heads, their sizes; HK K */
-    int64_t width[3], out;        /* of q, k, v; of the heads' outputs */
-    hola_feature_map map[3];
-};
-static struct dims dims_of(const hola_config *c) {
-    struct dims s = {
-        .d = c->hidden_size, .H = c->num_heads, .HK = c->num_kv_heads, .K = c->head_dim, .V = c->head_v_dim};
-    s.width[0] = s.H * s.K, s.width[1] = s.gate = s.HK * s.K, s.width[2] = s.HK * s.V;
-    s.out = s.H * s.V;
-    s.map[0] = s.map[1] = c->feature_map;
-    return s;
-}
-
 /* ---- config ---- */
 
 static void defaults(hola_config *c) {
@@ -72,17 +58,18 @@ static void preset(hola_config *c) {
 
 /* ---- tables ---- */
 
+static int64_t gate_width(const struct hl_qkv_dims *s) { return s->HK * s->K; }
+
 static void tensors(const hola_config *c, struct hl_tensor_spec *out) {
-    const struct dims s = dims_of(c);
-    out[Q_PROJ] = (struct hl_tensor_spec){.name = "q_proj.weight", .dim = {s.width[0], s.d}};
-    out[K_PROJ] = (struct hl_tensor_spec){.name = "k_proj.weight", .dim = {s.width[1], s.d}};
-    out[V_PROJ] = (struct hl_tensor_spec){.name = "v_proj.weight", .dim = {s.width[2], s.d}};
+    const struct hl_qkv_dims s = hl_qkv_dims(c);
+    const int64_t gate = gate_width(&s);
+    hl_qkv_projection_tensors(s.d, s.width, out + Q_PROJ);
     if (c->use_gate) out[G_PROJ] = (struct hl_tensor_spec){.name = "g_proj.weight", .dim = {s.out, s.d}};
     out[GK_DOWN] = (struct hl_tensor_spec){.name = "gk_proj.0.weight", .dim = {LOW, s.d}, .unquantised = true};
-    out[GK_UP] = (struct hl_tensor_spec){.name = "gk_proj.1.weight", .dim = {s.gate, LOW}, .unquantised = true};
-    out[GK_BIAS] = (struct hl_tensor_spec){.name = "gk_proj.1.bias", .dim = {s.gate}, .init = HL_INIT_CONSTANT};
+    out[GK_UP] = (struct hl_tensor_spec){.name = "gk_proj.1.weight", .dim = {gate, LOW}, .unquantised = true};
+    out[GK_BIAS] = (struct hl_tensor_spec){.name = "gk_proj.1.bias", .dim = {gate}, .init = HL_INIT_CONSTANT};
     out[O_PROJ] = (struct hl_tensor_spec){.name = "o_proj.weight", .dim = {s.d, s.out}};
-    hl_qkv_tensors(c, s.width, out + CONV);
+    hl_qkv_conv_tensors(c, s.width, out + CONV);
     if (!c->elementwise_affine) return;
     out[NORM] =
         (struct hl_tensor_spec){.name = c->use_gate && c->fuse_norm ? "g_norm_swish_gate.weight" : "g_norm.weight",
@@ -92,43 +79,45 @@ static void tensors(const hola_config *c, struct hl_tensor_spec *out) {
 }
 
 static int state(const hola_config *c, struct hl_state_part *out) {
-    const struct dims s = dims_of(c);
+    const struct hl_qkv_dims s = hl_qkv_dims(c);
     out[STATE_S] =
         (struct hl_state_part){.name = "S", .kind = HL_STATE_REAL, .change = HL_REPLACED, .count = s.HK * s.K * s.V};
-    hl_qkv_state(c, s.width, out + TAILS);
+    hl_qkv_conv_state(c, s.width, out + TAILS);
     return PARTS;
 }
 
-static void row_widths(const hola_config *c, const struct dims *s, int64_t width[5]) {
+/* The projections that share their input; the numbers of the row that they make, 0: each is an array. */
+enum { SHARED = 5 };
+static int64_t joint_row(const struct hl_buffers_for *f, const struct hl_qkv_dims *s, int64_t width[SHARED]) {
     for (int i = 0; i < 3; i++) width[i] = s->width[i];
-    width[3] = c->use_gate ? s->out : 0;
+    width[3] = f->cfg->use_gate ? s->out : 0;
     width[4] = LOW;
+    return hl_joint_row(f->pass, f->host, SHARED, width);
 }
 
 static void buffers(const struct hl_buffers_for *f, struct hl_buffers *acts, struct hl_buffers *grads) {
-    const struct dims s = dims_of(f->cfg);
+    const struct hl_qkv_dims s = hl_qkv_dims(f->cfg);
     const bool train = f->pass == HL_TRAIN;
-    int64_t width[5];
-    row_widths(f->cfg, &s, width);
-    const int64_t joint = hl_joint_row(f->pass, f->host, 5, width);
+    int64_t width[SHARED];
+    const int64_t joint = joint_row(f, &s, width), gate = gate_width(&s);
 #define A(name) offsetof(struct acts, name)
 #define G(name) offsetof(struct grads, name)
 #define ADD(list, at, numbers, ...) hl_buffer_add(list, (struct hl_buffer){.field = at, .width = numbers, __VA_ARGS__})
 #define REAL .element = HL_ELEMENT_REAL
-    const size_t in[5] = {A(qkv.projected[0]), A(qkv.projected[1]), A(qkv.projected[2]), A(z), A(low)};
-    const size_t din[5] = {G(qkv.dprojected[0]), G(qkv.dprojected[1]), G(qkv.dprojected[2]), G(dz), G(dlow)};
-    hl_buffer_add_row(acts, joint, A(row), 5, in, width);
-    hl_qkv_buffers(f, s.width, s.map, acts, A(qkv), grads, G(qkv));
-    ADD(acts, A(gate), s.gate, .cheap = false);
-    ADD(acts, A(g), s.gate, REAL);
+    const size_t in[SHARED] = {A(qkv.projected[0]), A(qkv.projected[1]), A(qkv.projected[2]), A(z), A(low)};
+    const size_t din[SHARED] = {G(qkv.dprojected[0]), G(qkv.dprojected[1]), G(qkv.dprojected[2]), G(dz), G(dlow)};
+    hl_buffer_add_row(acts, joint, A(row), SHARED, in, width);
+    hl_qkv_buffers(f, &s, acts, A(qkv), grads, G(qkv));
+    ADD(acts, A(gate), gate, .cheap = false);
+    ADD(acts, A(g), gate, REAL);
     ADD(acts, A(h), train && f->host ? s.HK * s.K * s.V : 0, REAL, .unit = HL_PER_CHUNK);
     ADD(acts, A(o), s.out, .cheap = false);
     ADD(acts, A(r_o), s.H, REAL);
     ADD(acts, A(y), s.out, .cheap = true);
     if (!train) return;
-    hl_buffer_add_row(grads, joint, G(row), 5, din, width);
-    ADD(grads, G(dgate), s.gate, .cheap = false);
-    ADD(grads, G(dg), s.gate, REAL);
+    hl_buffer_add_row(grads, joint, G(row), SHARED, din, width);
+    ADD(grads, G(dgate), gate, .cheap = false);
+    ADD(grads, G(dg), gate, REAL);
     ADD(grads, G(dout), s.out, .cheap = false);
     ADD(grads, G(dy), s.out, .cheap = false);
 #undef A
@@ -143,42 +132,37 @@ static int64_t scratch(const hola_config *c) { return hl_gla_scratch(c->head_dim
 
 struct layer {
     const struct hl_layer *l;
-    struct dims s;
     const struct acts *a;
     struct grads d; /* all NULL in a forward pass */
-    int64_t joint;
+    struct hl_qkv qkv;
 };
 static struct layer open_layer(const struct hl_layer *l) {
-    struct layer y = {.l = l, .s = dims_of(l->cfg), .a = l->acts};
-    int64_t width[5];
-    row_widths(l->cfg, &y.s, width);
-    y.joint = hl_joint_row(l->pass, l->backend->host, 5, width);
-    if (l->grads) y.d = *(const struct grads *)l->grads;
+    const struct hl_buffers_for f = {l->cfg, l->pass, l->backend->host};
+    const struct grads *d = l->grads;
+    struct layer y = {.l = l, .a = l->acts};
+    int64_t width[SHARED];
+    if (d) y.d = *d;
+    y.qkv = (struct hl_qkv){.l = l, .s = hl_qkv_dims(l->cfg), .a = &y.a->qkv, .d = d ? &d->qkv : NULL};
+    y.qkv.projection = Q_PROJ, y.qkv.conv_tensor = CONV, y.qkv.conv_state = TAILS;
+    y.qkv.joint = joint_row(&f, &y.qkv.s, width);
     return y;
 }
 
 static struct hl_linear projections(const struct layer *y) { /* in the order of the weights */
-    struct hl_linear in = {.M = y->l->T, .K = y->s.d, .x = y->l->xn, .dx = y->l->dxn, .ld = y->joint};
-    for (int i = 0; i < 3; i++) hl_layer_part(y->l, &in, Q_PROJ + i, y->a->qkv.projected[i], y->d.qkv.dprojected[i]);
+    struct hl_linear in = hl_qkv_projections(&y->qkv);
     hl_layer_part(y->l, &in, G_PROJ, y->a->z, y->d.dz);
     hl_layer_part(y->l, &in, GK_DOWN, y->a->low, y->d.dlow);
     return in;
 }
-static struct hl_qkv qkv(const struct layer *y) {
-    struct hl_qkv q = {.l = y->l, .conv_tensor = CONV, .conv_state = TAILS, .joint = y->joint, .a = &y->a->qkv};
-    for (int i = 0; i < 3; i++) q.width[i] = y->s.width[i], q.map[i] = y->s.map[i];
-    q.d = y->l->grads ? &y->d.qkv : NULL;
-    return q;
-}
 static struct hl_linear widen(const struct layer *y) {
-    struct hl_linear up = {.M = y->l->T, .K = LOW, .x = y->a->low, .dx = y->d.dlow, .ldx = y->joint};
+    struct hl_linear up = {.M = y->l->T, .K = LOW, .x = y->a->low, .dx = y->d.dlow, .ldx = y->qkv.joint};
     hl_layer_part(y->l, &up, GK_UP, y->a->gate, y->d.dgate);
     return up;
 }
 static struct hl_logsigmoid decay(const struct layer *y) {
     const struct hl_layer_tensor *bias = &y->l->tensor[GK_BIAS];
     return (struct hl_logsigmoid){.T = y->l->T,
-                                  .C = y->s.gate,
+                                  .C = gate_width(&y->qkv.s),
                                   .x = y->a->gate,
                                   .bias = bias->vector,
                                   .normalizer = GATE_NORMALIZER,
@@ -188,13 +172,14 @@ static struct hl_logsigmoid decay(const struct layer *y) {
                                   .dx = y->d.dgate,
                                   .dbias = bias->grad};
 }
-static struct hl_gla recurrence(const struct layer *y, const struct hl_qkv *in) {
-    const struct hl_qkv_end q = hl_qkv_end(in, 0), k = hl_qkv_end(in, 1), v = hl_qkv_end(in, 2);
+static struct hl_gla recurrence(const struct layer *y) {
+    const struct hl_qkv_dims *s = &y->qkv.s;
+    const struct hl_qkv_end q = hl_qkv_end(&y->qkv, 0), k = hl_qkv_end(&y->qkv, 1), v = hl_qkv_end(&y->qkv, 2);
     return (struct hl_gla){.rows = y->l->rows,
-                           .H = y->s.H,
-                           .HK = y->s.HK,
-                           .K = y->s.K,
-                           .V = y->s.V,
+                           .H = s->H,
+                           .HK = s->HK,
+                           .K = s->K,
+                           .V = s->V,
                            .q = q.x,
                            .k = k.x,
                            .v = v.x,
@@ -202,7 +187,7 @@ static struct hl_gla recurrence(const struct layer *y, const struct hl_qkv *in) 
                            .ld_k = k.ld,
                            .ld_v = v.ld,
                            .g = y->a->g,
-                           .scale = 1 / R_SQRT((real)y->s.K),
+                           .scale = 1 / R_SQRT((real)s->K),
                            .out = y->a->o,
                            .S_off = y->l->state[STATE_S],
                            .h = y->a->h,
@@ -213,13 +198,13 @@ static struct hl_gla recurrence(const struct layer *y, const struct hl_qkv *in) 
                            .dg = y->d.dg};
 }
 static struct hl_rmsnorm output_norm(const struct layer *y) {
-    return (struct hl_rmsnorm){.M = y->l->T * y->s.H,
-                               .D = y->s.V,
+    return (struct hl_rmsnorm){.M = y->l->T * y->qkv.s.H,
+                               .D = y->qkv.s.V,
                                .eps = (real)y->l->cfg->norm_eps,
                                .x = y->a->o,
                                .z = y->a->z,
-                               .z_heads = y->joint ? y->s.H : 0,
-                               .z_ld = y->joint,
+                               .z_heads = y->qkv.joint ? y->qkv.s.H : 0,
+                               .z_ld = y->qkv.joint,
                                .w = y->l->tensor[NORM].vector,
                                .y = y->a->y,
                                .r = y->a->r_o,
@@ -232,49 +217,46 @@ static struct hl_rmsnorm output_norm(const struct layer *y) {
 static void forward(const struct hl_layer *l) {
     const struct layer y = open_layer(l);
     const struct hl_linear in = projections(&y), up = widen(&y);
-    const struct hl_qkv path = qkv(&y);
     const struct hl_logsigmoid gate = decay(&y);
-    const struct hl_gla rule = recurrence(&y, &path);
+    const struct hl_gla rule = recurrence(&y);
     const struct hl_rmsnorm norm = output_norm(&y);
     struct hl_backend *b = l->backend;
     b->ops.linear_forward(b, &in);
-    hl_qkv_forward(&path);
+    hl_qkv_forward(&y.qkv);
     b->ops.linear_forward(b, &up);
     b->ops.logsigmoid_forward(b, &gate);
     b->ops.gla_forward(b, &rule);
     b->ops.rmsnorm_forward(b, &norm);
-    hl_layer_project(l, O_PROJ, y.a->y, y.s.out);
+    hl_layer_project(l, O_PROJ, y.a->y, y.qkv.s.out);
 }
 
 static void recompute(const struct hl_layer *l) {
     const struct layer y = open_layer(l);
-    const struct hl_qkv path = qkv(&y);
     const struct hl_rmsnorm norm = output_norm(&y);
-    hl_qkv_forward(&path);
+    hl_qkv_forward(&y.qkv);
     l->backend->ops.rmsnorm_forward(l->backend, &norm);
 }
 
 static void backward(const struct hl_layer *l) {
     const struct layer y = open_layer(l);
     const struct hl_linear in = projections(&y), up = widen(&y);
-    const struct hl_qkv path = qkv(&y);
     const struct hl_logsigmoid gate = decay(&y);
-    const struct hl_gla rule = recurrence(&y, &path);
+    const struct hl_gla rule = recurrence(&y);
     const struct hl_rmsnorm norm = output_norm(&y);
     struct hl_backend *b = l->backend;
-    hl_layer_project_backward(l, O_PROJ, y.a->y, y.s.out, y.d.dy);
+    hl_layer_project_backward(l, O_PROJ, y.a->y, y.qkv.s.out, y.d.dy);
     b->ops.rmsnorm_backward(b, &norm);
     b->ops.gla_backward(b, &rule);
     b->ops.logsigmoid_backward(b, &gate);
     b->ops.linear_backward(b, &up);
-    hl_qkv_backward(&path);
+    hl_qkv_backward(&y.qkv);
     b->ops.linear_backward(b, &in);
 }
 
 /* ---- for the fused decoders ---- */
 
 static void decode_sizes(const struct hl_layer *l, struct hl_decode *out) {
-    const struct dims s = dims_of(l->cfg);
+    const struct hl_qkv_dims s = hl_qkv_dims(l->cfg);
     out->rule = HL_DECODE_GLA;
     out->H = s.H, out->HV = s.HK, out->K = s.K, out->V = s.V;
     out->conv = l->cfg->conv_size;

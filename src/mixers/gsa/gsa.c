@@ -34,21 +34,9 @@ struct grads {
     void *dout, *dy;
 };
 
-struct dims {
-    int64_t d, H, HK, K, V, M, gate; /* hidden size; query heads, key heads, their sizes; slots; HK M */
-    int64_t width[3], out;           /* of q, k, v; of the heads' outputs, which is d */
-    hola_feature_map map[3];
-};
-static struct dims dims_of(const hola_config *c) {
-    struct dims s = {.d = c->hidden_size,
-                     .H = c->num_heads,
-                     .HK = c->num_kv_heads,
-                     .K = c->head_dim,
-                     .V = c->head_v_dim,
-                     .M = c->num_slots};
-    s.width[0] = s.H * s.K, s.width[1] = s.HK * s.K, s.width[2] = s.HK * s.V;
-    s.gate = s.HK * s.M, s.out = s.H * s.V;
-    s.map[0] = s.map[1] = c->feature_map, s.map[2] = HOLA_MAP_SWISH;
+static struct hl_qkv_dims dims_of(const hola_config *c) {
+    struct hl_qkv_dims s = hl_qkv_dims(c);
+    s.map[2] = HOLA_MAP_SWISH;
     return s;
 }
 
@@ -81,59 +69,62 @@ static hola_status check(const hola_config *c, const char *where) {
 
 /* ---- tables ---- */
 
+static int64_t gate_width(const hola_config *c) { return c->num_kv_heads * c->num_slots; }
+
 static void tensors(const hola_config *c, struct hl_tensor_spec *out) {
-    const struct dims s = dims_of(c);
-    out[Q_PROJ] = (struct hl_tensor_spec){.name = "q_proj.weight", .dim = {s.width[0], s.d}};
-    out[K_PROJ] = (struct hl_tensor_spec){.name = "k_proj.weight", .dim = {s.width[1], s.d}};
-    out[V_PROJ] = (struct hl_tensor_spec){.name = "v_proj.weight", .dim = {s.width[2], s.d}};
-    out[F_PROJ] = (struct hl_tensor_spec){.name = "f_proj.weight", .dim = {s.gate, s.d}, .unquantised = true};
+    const struct hl_qkv_dims s = dims_of(c);
+    hl_qkv_projection_tensors(s.d, s.width, out + Q_PROJ);
+    out[F_PROJ] = (struct hl_tensor_spec){.name = "f_proj.weight", .dim = {gate_width(c), s.d}, .unquantised = true};
     out[O_PROJ] = (struct hl_tensor_spec){.name = "o_proj.weight", .dim = {s.d, s.out}};
-    hl_qkv_tensors(c, s.width, out + CONV);
+    hl_qkv_conv_tensors(c, s.width, out + CONV);
     if (c->elementwise_affine)
         out[NORM] =
             (struct hl_tensor_spec){.name = "g_norm.weight", .dim = {s.d}, .init = HL_INIT_CONSTANT, .value = 1};
 }
 
 static int state(const hola_config *c, struct hl_state_part *out) {
-    const struct dims s = dims_of(c);
+    const struct hl_qkv_dims s = dims_of(c);
+    const int64_t M = c->num_slots;
     out[STATE_K] = (struct hl_state_part){
-        .name = "slots.k", .kind = HL_STATE_REAL, .change = HL_REPLACED, .count = s.HK * s.K * s.M};
+        .name = "slots.k", .kind = HL_STATE_REAL, .change = HL_REPLACED, .count = s.HK * s.K * M};
     out[STATE_V] = (struct hl_state_part){
-        .name = "slots.v", .kind = HL_STATE_REAL, .change = HL_REPLACED, .count = s.HK * s.M * s.V};
-    hl_qkv_state(c, s.width, out + TAILS);
+        .name = "slots.v", .kind = HL_STATE_REAL, .change = HL_REPLACED, .count = s.HK * M * s.V};
+    hl_qkv_conv_state(c, s.width, out + TAILS);
     return PARTS;
 }
 
-static void row_widths(const struct dims *s, int64_t width[4]) {
+/* The projections that share their input; the numbers of the row that they make, 0: each is an array. */
+enum { SHARED = 4 };
+static int64_t joint_row(const struct hl_buffers_for *f, const struct hl_qkv_dims *s, int64_t width[SHARED]) {
     for (int i = 0; i < 3; i++) width[i] = s->width[i];
-    width[3] = s->gate;
+    width[3] = gate_width(f->cfg);
+    return hl_joint_row(f->pass, f->host, SHARED, width);
 }
 
 static void buffers(const struct hl_buffers_for *f, struct hl_buffers *acts, struct hl_buffers *grads) {
-    const struct dims s = dims_of(f->cfg);
+    const struct hl_qkv_dims s = dims_of(f->cfg);
     const bool train = f->pass == HL_TRAIN, keep = train && f->host;
-    int64_t width[4];
-    row_widths(&s, width);
-    const int64_t joint = hl_joint_row(f->pass, f->host, 4, width);
+    int64_t width[SHARED];
+    const int64_t joint = joint_row(f, &s, width), gate = gate_width(f->cfg), M = f->cfg->num_slots;
 #define A(name) offsetof(struct acts, name)
 #define G(name) offsetof(struct grads, name)
 #define ADD(list, at, numbers, ...) hl_buffer_add(list, (struct hl_buffer){.field = at, .width = numbers, __VA_ARGS__})
 #define REAL .element = HL_ELEMENT_REAL
-    const size_t in[4] = {A(qkv.projected[0]), A(qkv.projected[1]), A(qkv.projected[2]), A(gate)};
-    const size_t din[4] = {G(qkv.dprojected[0]), G(qkv.dprojected[1]), G(qkv.dprojected[2]), G(dgate)};
-    hl_buffer_add_row(acts, joint, A(row), 4, in, width);
-    hl_qkv_buffers(f, s.width, s.map, acts, A(qkv), grads, G(qkv));
-    ADD(acts, A(f), s.gate, REAL);
-    ADD(acts, A(p), train && !f->host ? s.H * s.M : 0, .cheap = false);
-    ADD(acts, A(hk), keep ? s.HK * s.K * s.M : 0, REAL, .unit = HL_PER_CHUNK);
-    ADD(acts, A(hv), keep ? s.HK * s.M * s.V : 0, REAL, .unit = HL_PER_CHUNK);
+    const size_t in[SHARED] = {A(qkv.projected[0]), A(qkv.projected[1]), A(qkv.projected[2]), A(gate)};
+    const size_t din[SHARED] = {G(qkv.dprojected[0]), G(qkv.dprojected[1]), G(qkv.dprojected[2]), G(dgate)};
+    hl_buffer_add_row(acts, joint, A(row), SHARED, in, width);
+    hl_qkv_buffers(f, &s, acts, A(qkv), grads, G(qkv));
+    ADD(acts, A(f), gate, REAL);
+    ADD(acts, A(p), train && !f->host ? s.H * M : 0, .cheap = false);
+    ADD(acts, A(hk), keep ? s.HK * s.K * M : 0, REAL, .unit = HL_PER_CHUNK);
+    ADD(acts, A(hv), keep ? s.HK * M * s.V : 0, REAL, .unit = HL_PER_CHUNK);
     ADD(acts, A(o), s.out, .cheap = false);
     ADD(acts, A(o1), s.out, .cheap = true);
     ADD(acts, A(r_o), 1, REAL);
     ADD(acts, A(y), s.out, .cheap = true);
     if (!train) return;
-    hl_buffer_add_row(grads, joint, G(row), 4, din, width);
-    ADD(grads, G(df), s.gate, REAL);
+    hl_buffer_add_row(grads, joint, G(row), SHARED, din, width);
+    ADD(grads, G(df), gate, REAL);
     ADD(grads, G(dout), s.out, .cheap = false);
     ADD(grads, G(dy), s.out, .cheap = false);
 #undef A
@@ -148,51 +139,47 @@ static int64_t scratch(const hola_config *c) { return hl_gsa_scratch(c->head_dim
 
 struct layer {
     const struct hl_layer *l;
-    struct dims s;
     const struct acts *a;
     struct grads d; /* all NULL in a forward pass */
-    int64_t joint;
+    struct hl_qkv qkv;
 };
 static struct layer open_layer(const struct hl_layer *l) {
-    struct layer y = {.l = l, .s = dims_of(l->cfg), .a = l->acts};
-    int64_t width[4];
-    row_widths(&y.s, width);
-    y.joint = hl_joint_row(l->pass, l->backend->host, 4, width);
-    if (l->grads) y.d = *(const struct grads *)l->grads;
+    const struct hl_buffers_for f = {l->cfg, l->pass, l->backend->host};
+    const struct grads *d = l->grads;
+    struct layer y = {.l = l, .a = l->acts};
+    int64_t width[SHARED];
+    if (d) y.d = *d;
+    y.qkv = (struct hl_qkv){.l = l, .s = dims_of(l->cfg), .a = &y.a->qkv, .d = d ? &d->qkv : NULL};
+    y.qkv.projection = Q_PROJ, y.qkv.conv_tensor = CONV, y.qkv.conv_state = TAILS;
+    y.qkv.joint = joint_row(&f, &y.qkv.s, width);
     return y;
 }
 
 static struct hl_linear projections(const struct layer *y) { /* in the order of the weights */
-    struct hl_linear in = {.M = y->l->T, .K = y->s.d, .x = y->l->xn, .dx = y->l->dxn, .ld = y->joint};
-    for (int i = 0; i < 3; i++) hl_layer_part(y->l, &in, Q_PROJ + i, y->a->qkv.projected[i], y->d.qkv.dprojected[i]);
+    struct hl_linear in = hl_qkv_projections(&y->qkv);
     hl_layer_part(y->l, &in, F_PROJ, y->a->gate, y->d.dgate);
     return in;
 }
-static struct hl_qkv qkv(const struct layer *y) {
-    struct hl_qkv q = {.l = y->l, .conv_tensor = CONV, .conv_state = TAILS, .joint = y->joint, .a = &y->a->qkv};
-    for (int i = 0; i < 3; i++) q.width[i] = y->s.width[i], q.map[i] = y->s.map[i];
-    q.d = y->l->grads ? &y->d.qkv : NULL;
-    return q;
-}
 static struct hl_logsigmoid decay(const struct layer *y) {
     return (struct hl_logsigmoid){.T = y->l->T,
-                                  .C = y->s.gate,
+                                  .C = gate_width(y->l->cfg),
                                   .x = y->a->gate,
-                                  .ld = y->joint,
+                                  .ld = y->qkv.joint,
                                   .normalizer = (real)y->l->cfg->gate_logit_normalizer,
                                   .clamp_min = -(real)INFINITY,
                                   .g = y->a->f,
                                   .dg = y->d.df,
                                   .dx = y->d.dgate};
 }
-static struct hl_gsa recurrence(const struct layer *y, const struct hl_qkv *in) {
-    const struct hl_qkv_end q = hl_qkv_end(in, 0), k = hl_qkv_end(in, 1), v = hl_qkv_end(in, 2);
+static struct hl_gsa recurrence(const struct layer *y) {
+    const struct hl_qkv_dims *s = &y->qkv.s;
+    const struct hl_qkv_end q = hl_qkv_end(&y->qkv, 0), k = hl_qkv_end(&y->qkv, 1), v = hl_qkv_end(&y->qkv, 2);
     return (struct hl_gsa){.rows = y->l->rows,
-                           .H = y->s.H,
-                           .HK = y->s.HK,
-                           .K = y->s.K,
-                           .V = y->s.V,
-                           .M = y->s.M,
+                           .H = s->H,
+                           .HK = s->HK,
+                           .K = s->K,
+                           .V = s->V,
+                           .M = y->l->cfg->num_slots,
                            .q = q.x,
                            .k = k.x,
                            .v = v.x,
@@ -211,7 +198,7 @@ static struct hl_gsa recurrence(const struct layer *y, const struct hl_qkv *in) 
 }
 static struct hl_feature_map output_silu(const struct layer *y) { /* the gradient is changed in place */
     return (struct hl_feature_map){.M = y->l->T,
-                                   .D = y->s.out,
+                                   .D = y->qkv.s.out,
                                    .kind = HOLA_MAP_SWISH,
                                    .x = y->a->o,
                                    .y = y->a->o1,
@@ -220,7 +207,7 @@ static struct hl_feature_map output_silu(const struct layer *y) { /* the gradien
 }
 static struct hl_rmsnorm output_norm(const struct layer *y) {
     return (struct hl_rmsnorm){.M = y->l->T,
-                               .D = y->s.out,
+                               .D = y->qkv.s.out,
                                .eps = (real)NORM_EPS,
                                .x = y->a->o1,
                                .w = y->l->tensor[NORM].vector,
@@ -234,27 +221,25 @@ static struct hl_rmsnorm output_norm(const struct layer *y) {
 static void forward(const struct hl_layer *l) {
     const struct layer y = open_layer(l);
     const struct hl_linear in = projections(&y);
-    const struct hl_qkv path = qkv(&y);
     const struct hl_logsigmoid gate = decay(&y);
-    const struct hl_gsa rule = recurrence(&y, &path);
+    const struct hl_gsa rule = recurrence(&y);
     const struct hl_feature_map silu = output_silu(&y);
     const struct hl_rmsnorm norm = output_norm(&y);
     struct hl_backend *b = l->backend;
     b->ops.linear_forward(b, &in);
-    hl_qkv_forward(&path);
+    hl_qkv_forward(&y.qkv);
     b->ops.logsigmoid_forward(b, &gate);
     b->ops.gsa_forward(b, &rule);
     b->ops.feature_map_forward(b, &silu);
     b->ops.rmsnorm_forward(b, &norm);
-    hl_layer_project(l, O_PROJ, y.a->y, y.s.out);
+    hl_layer_project(l, O_PROJ, y.a->y, y.qkv.s.out);
 }
 
 static void recompute(const struct hl_layer *l) {
     const struct layer y = open_layer(l);
-    const struct hl_qkv path = qkv(&y);
     const struct hl_feature_map silu = output_silu(&y);
     const struct hl_rmsnorm norm = output_norm(&y);
-    hl_qkv_forward(&path);
+    hl_qkv_forward(&y.qkv);
     l->backend->ops.feature_map_forward(l->backend, &silu);
     l->backend->ops.rmsnorm_forward(l->backend, &norm);
 }
@@ -262,29 +247,28 @@ static void recompute(const struct hl_layer *l) {
 static void backward(const struct hl_layer *l) {
     const struct layer y = open_layer(l);
     const struct hl_linear in = projections(&y);
-    const struct hl_qkv path = qkv(&y);
     const struct hl_logsigmoid gate = decay(&y);
-    const struct hl_gsa rule = recurrence(&y, &path);
+    const struct hl_gsa rule = recurrence(&y);
     const struct hl_feature_map silu = output_silu(&y);
     const struct hl_rmsnorm norm = output_norm(&y);
     struct hl_backend *b = l->backend;
-    hl_layer_project_backward(l, O_PROJ, y.a->y, y.s.out, y.d.dy);
+    hl_layer_project_backward(l, O_PROJ, y.a->y, y.qkv.s.out, y.d.dy);
     b->ops.rmsnorm_backward(b, &norm);
     b->ops.feature_map_backward(b, &silu);
     b->ops.gsa_backward(b, &rule);
     b->ops.logsigmoid_backward(b, &gate);
-    hl_qkv_backward(&path);
+    hl_qkv_backward(&y.qkv);
     b->ops.linear_backward(b, &in);
 }
 
 /* ---- for the fused decoders ---- */
 
 static void decode_sizes(const struct hl_layer *l, struct hl_decode *out) {
-    const struct dims s = dims_of(l->cfg);
+    const struct hl_qkv_dims s = dims_of(l->cfg);
     out->rule = HL_DECODE_GSA;
     out->H = s.H, out->HV = s.HK, out->K = s.K, out->V = s.V;
     out->conv = l->cfg->conv_size;
-    out->slots = s.M;
+    out->slots = l->cfg->num_slots;
     out->normalizer = (real)l->cfg->gate_logit_normalizer;
     out->S = l->state[STATE_K], out->Vt = l->state[STATE_V];
 }

@@ -7,18 +7,6 @@
 
 /* ---- the ops, as forward and backward share them ---- */
 
-static struct hl_linear projections(const struct gdn_layer *g) { /* in the order of the weights */
-    const struct gdn_grads none = {0}, *d = g->d ? g->d : &none;
-    struct hl_linear a = {.M = g->l->T, .K = g->s.d, .x = g->l->xn, .dx = g->l->dxn, .ld = g->joint};
-    hl_layer_part(g->l, &a, Q_PROJ, g->a->q0, d->dq0);
-    hl_layer_part(g->l, &a, K_PROJ, g->a->k0, d->dk0);
-    hl_layer_part(g->l, &a, V_PROJ, g->a->v0, d->dv0);
-    hl_layer_part(g->l, &a, F_DOWN, g->a->f0, d->df0);
-    hl_layer_part(g->l, &a, G_DOWN, g->a->g0, d->dg0);
-    hl_layer_part(g->l, &a, B_PROJ, g->a->b, d->db);
-    return a;
-}
-
 /* From the few channels to the raw decay or the raw output gate. */
 static struct hl_linear widen(const struct gdn_layer *g, enum gdn_tensor which) {
     const struct gdn_grads none = {0}, *d = g->d ? g->d : &none;
@@ -85,22 +73,15 @@ static struct hl_kda delta_rule(const struct gdn_layer *g) {
                            .dbeta = d->dbeta};
 }
 
-static struct hl_rmsnorm output_norm(const struct gdn_layer *g) {
-    struct hl_rmsnorm n = hl_gdn_output_norm(g);
-    n.z_heads = n.z_ld = 0; /* z is an array of its own */
-    n.z_sigmoid = true;
-    return n;
-}
-
 /* ---- forward and backward ---- */
 
 static void forward(const struct hl_layer *l) {
     const struct gdn_layer g = hl_gdn_open(l);
-    const struct hl_linear in = projections(&g), decay = widen(&g, F_UP), z = widen(&g, G_UP);
+    const struct hl_linear in = hl_gdn_projections(&g), decay = widen(&g, F_UP), z = widen(&g, G_UP);
     const struct hl_bias bias = gate_bias(&g);
     const struct hl_kda_gate gate = gates(&g);
     const struct hl_kda rule = delta_rule(&g);
-    const struct hl_rmsnorm norm = output_norm(&g);
+    const struct hl_rmsnorm norm = hl_gdn_output_norm(&g);
     struct hl_backend *b = l->backend;
 
     b->ops.linear_forward(b, &in);
@@ -115,20 +96,13 @@ static void forward(const struct hl_layer *l) {
     hl_layer_project(l, O_PROJ, g.a->y, g.s.vv);
 }
 
-static void recompute(const struct hl_layer *l) {
-    const struct gdn_layer g = hl_gdn_open(l);
-    const struct hl_rmsnorm norm = output_norm(&g);
-    hl_gdn_convolve_and_norm(&g);
-    l->backend->ops.rmsnorm_forward(l->backend, &norm);
-}
-
 static void backward(const struct hl_layer *l) {
     const struct gdn_layer g = hl_gdn_open(l);
-    const struct hl_linear in = projections(&g), decay = widen(&g, F_UP), z = widen(&g, G_UP);
+    const struct hl_linear in = hl_gdn_projections(&g), decay = widen(&g, F_UP), z = widen(&g, G_UP);
     const struct hl_bias bias = gate_bias(&g);
     const struct hl_kda_gate gate = gates(&g);
     const struct hl_kda rule = delta_rule(&g);
-    const struct hl_rmsnorm norm = output_norm(&g);
+    const struct hl_rmsnorm norm = hl_gdn_output_norm(&g);
     struct hl_backend *b = l->backend;
 
     hl_layer_project_backward(l, O_PROJ, g.a->y, g.s.vv, g.d->dy);
@@ -145,31 +119,38 @@ static void backward(const struct hl_layer *l) {
 
 /* ---- the model ---- */
 
-static void memory(const struct hl_layer *l, struct hl_exact_memory *out) { *out = hl_gdn_open(l).memory; }
-
 static int64_t scratch(const hola_config *c) {
-    const struct hl_memory_heads heads = {c->num_heads, c->num_v_heads, c->head_dim, c->head_v_dim};
-    const int64_t rule = hl_kda_scratch(heads.K, heads.V), memory = hl_memory_scratch(c, &heads);
-    return rule > memory ? rule : memory;
+    return hl_gdn_layer_scratch(c, hl_kda_scratch(c->head_dim, c->head_v_dim));
 }
 
-static void sizes(hola_config *c) {
-    c->head_dim = c->head_v_dim = 128;
-    c->num_heads = c->num_v_heads = c->hidden_size / 128;
-}
 static void defaults(hola_config *c) {
-    sizes(c);
+    hl_gdn_heads_of_128(c);
     c->num_hidden_layers = 24;
     c->cache_evict = HOLA_EVICT_NONE;
 }
 
 static hola_status check(const hola_config *c, const char *where) {
-    if (c->num_v_heads % c->num_heads != 0)
-        return hl_fail(HOLA_EINVAL, "%s: num_v_heads: %lld is not a multiple of num_heads, %lld", where,
-                       (long long)c->num_v_heads, (long long)c->num_heads);
     if (c->cache_evict == HOLA_EVICT_LOLA) /* its scores need the state at block ends, which hl_kda does not keep */
         return hl_fail(HOLA_EINVAL, "%s: cache_evict: kda has no lola", where);
-    return HOLA_OK;
+    return hl_gdn_check_heads(c, where);
+}
+
+static void decode_sizes(const struct hl_layer *l, struct hl_decode *out) {
+    hl_gdn_decode_sizes(l, out);
+    out->rule = HL_DECODE_KDA;
+    out->decay = false; /* of whole heads */
+    out->gated = out->beta = true;
+    out->low = hl_gdn_dims(l->cfg).low;
+    out->lower_bound = (real)l->cfg->lower_bound;
+}
+static bool decode_layer(const struct hl_layer *l, struct hl_decode_layer *out) {
+    const struct hl_layer_tensor *t = l->tensor;
+    out->in = hl_layer_adjacent(l, Q_PROJ, V_PROJ);
+    out->low = t[F_DOWN].W.data, out->decay = t[F_UP].W.data, out->decay_bias = t[DT_BIAS].vector;
+    out->z = t[G_DOWN].W.data, out->z_up = t[G_UP].W.data, out->z_bias = t[G_BIAS].vector;
+    out->b = t[B_PROJ].W.data;
+    hl_gdn_decode_common(l, out);
+    return out->in;
 }
 
 extern const struct hl_mixer hl_mixer_kda;
@@ -177,7 +158,7 @@ const struct hl_mixer hl_mixer_kda = {.name = "kda",
                                       .architecture = "KDAForCausalLM",
                                       .fields = HL_GROUP_KDA | HL_GROUP_MEMORY,
                                       .defaults = defaults,
-                                      .preset = sizes,
+                                      .preset = hl_gdn_heads_of_128,
                                       .check = check,
                                       .scratch = scratch,
                                       .tensors = hl_gdn_tensors,
@@ -186,9 +167,9 @@ const struct hl_mixer hl_mixer_kda = {.name = "kda",
                                       .grads_size = sizeof(struct gdn_grads),
                                       .buffers = hl_gdn_buffers,
                                       .forward = forward,
-                                      .recompute = recompute,
+                                      .recompute = hl_gdn_recompute,
                                       .backward = backward,
-                                      .decode_sizes = hl_kda_decode_sizes,
-                                      .decode_layer = hl_kda_decode_layer,
-                                      .memory = memory,
+                                      .decode_sizes = decode_sizes,
+                                      .decode_layer = decode_layer,
+                                      .memory = hl_gdn_memory,
                                       .memory_optional = true};

@@ -2,8 +2,7 @@
  * and v, norms of q and k, and a window.
  *
  * A session keeps the rotated keys and the values of all tokens, in pages, or those of the window, in a ring. */
-#include "mixers/mixer.h"
-#include <stddef.h>
+#include "mixers/qkv.h"
 
 enum tensor { /* the projections follow each other, so that one product can make them (struct acts) */
               Q_PROJ,
@@ -35,6 +34,7 @@ struct grads {
 
 struct dims {
     int64_t d, H, HK, D, q, kv; /* hidden size; query heads, key and value heads, their size; H D, HK D */
+    int64_t width[3];           /* of q, k, v */
     bool bias, norm;
 };
 static struct dims dims_of(const hola_config *c) {
@@ -44,7 +44,8 @@ static struct dims dims_of(const hola_config *c) {
                      .D = c->hidden_size / c->num_heads,
                      .bias = c->qkv_bias,
                      .norm = c->qk_norm};
-    s.q = s.H * s.D, s.kv = s.HK * s.D;
+    s.width[0] = s.q = s.H * s.D;
+    s.width[1] = s.width[2] = s.kv = s.HK * s.D;
     return s;
 }
 
@@ -55,7 +56,7 @@ static void defaults(hola_config *c) {
     c->num_heads = c->num_kv_heads = 32;
     c->rope_theta = 10000;
 }
-/* Heads of 64; at 46m an MLP that makes up for what the mixer of gated_deltanet has more. */
+/* Heads of 64; at 46m a larger MLP, since the mixer has fewer parameters than that of gated_deltanet. */
 static void preset(hola_config *c) {
     c->num_heads = c->num_kv_heads = c->hidden_size / 64;
     if (c->hidden_size == 512) c->intermediate_size = 960;
@@ -68,10 +69,7 @@ static hola_status check(const hola_config *c, const char *where) {
     if (c->hidden_size / c->num_heads % 2 != 0)
         return hl_fail(HOLA_EINVAL, "%s: num_heads: %lld gives an odd head size, %lld", where, (long long)c->num_heads,
                        (long long)(c->hidden_size / c->num_heads));
-    if (c->num_heads % c->num_kv_heads != 0)
-        return hl_fail(HOLA_EINVAL, "%s: num_kv_heads: %lld does not divide num_heads, %lld", where,
-                       (long long)c->num_kv_heads, (long long)c->num_heads);
-    return HOLA_OK;
+    return hl_qkv_check(c, where);
 }
 
 /* ---- tables ---- */
@@ -80,9 +78,7 @@ static void tensors(const hola_config *c, struct hl_tensor_spec *out) {
     const struct dims s = dims_of(c);
 #define VECTOR(text, n, start) \
     (struct hl_tensor_spec){.name = text, .dim = {n}, .init = HL_INIT_CONSTANT, .value = start}
-    out[Q_PROJ] = (struct hl_tensor_spec){.name = "q_proj.weight", .dim = {s.q, s.d}};
-    out[K_PROJ] = (struct hl_tensor_spec){.name = "k_proj.weight", .dim = {s.kv, s.d}};
-    out[V_PROJ] = (struct hl_tensor_spec){.name = "v_proj.weight", .dim = {s.kv, s.d}};
+    hl_qkv_projection_tensors(s.d, s.width, out + Q_PROJ);
     if (s.bias) {
         out[Q_BIAS] = VECTOR("q_proj.bias", s.q, 0);
         out[K_BIAS] = VECTOR("k_proj.bias", s.kv, 0);
@@ -107,24 +103,9 @@ static int state(const hola_config *c, struct hl_state_part *out) {
     return PARTS;
 }
 
-/* The row of q, k and v; 0: each is an array, because parts would not begin on 16 bytes, or it is not wanted. */
+/* The numbers of the row of q, k and v; 0: each is an array. The norms read arrays. */
 static int64_t joint_row(const struct dims *s, enum hl_pass pass, bool host) {
-    if (pass != HL_TRAIN || host || s->norm || s->q % 8 || s->kv % 8) return 0;
-    return (s->q + 2 * s->kv + 63) / 64 * 64; /* rows begin on whole lines of memory */
-}
-
-static void add_qkv(const struct dims *s, int64_t joint, struct hl_buffers *list, size_t row, const size_t field[3],
-                    bool cheap) {
-    const int64_t width[3] = {s->q, s->kv, s->kv};
-    int64_t offset = 0;
-    if (joint) hl_buffer_add(list, (struct hl_buffer){.field = row, .width = joint});
-    for (int i = 0; i < 3; i++) {
-        hl_buffer_add(
-            list,
-            (struct hl_buffer){
-                .field = field[i], .width = width[i], .inside = joint > 0, .offset = offset, .cheap = cheap && i < 2});
-        offset += width[i];
-    }
+    return s->norm ? 0 : hl_joint_row(pass, host, 3, s->width);
 }
 
 static void buffers(const struct hl_buffers_for *f, struct hl_buffers *acts, struct hl_buffers *grads) {
@@ -135,17 +116,23 @@ static void buffers(const struct hl_buffers_for *f, struct hl_buffers *acts, str
 #define G(name) offsetof(struct grads, name)
 #define ADD(list, at, numbers, ...) hl_buffer_add(list, (struct hl_buffer){.field = at, .width = numbers, __VA_ARGS__})
 #define REAL .element = HL_ELEMENT_REAL
-    add_qkv(&s, joint, acts, A(row), (const size_t[3]){A(q), A(k), A(v)}, s.norm);
-    ADD(acts, A(q0), s.norm ? s.q : 0, .cheap = false);
-    ADD(acts, A(k0), s.norm ? s.kv : 0, .cheap = false);
-    ADD(acts, A(r_q), s.norm ? s.H : 0, REAL);
-    ADD(acts, A(r_k), s.norm ? s.HK : 0, REAL);
+    const size_t in[3] = {s.norm ? A(q0) : A(q), s.norm ? A(k0) : A(k), A(v)};
+    const size_t din[3] = {s.norm ? G(dq0) : G(dq), s.norm ? G(dk0) : G(dk), G(dv)};
+    hl_buffer_add_row(acts, joint, A(row), 3, in, s.width);
+    if (s.norm) {
+        ADD(acts, A(q), s.q, .cheap = true);
+        ADD(acts, A(k), s.kv, .cheap = true);
+        ADD(acts, A(r_q), s.H, REAL);
+        ADD(acts, A(r_k), s.HK, REAL);
+    }
     ADD(acts, A(o), s.q, .cheap = false);
     ADD(acts, A(lse), train ? s.H : 0, REAL);
     if (!train) return;
-    add_qkv(&s, joint, grads, G(row), (const size_t[3]){G(dq), G(dk), G(dv)}, false);
-    ADD(grads, G(dq0), s.norm ? s.q : 0, .cheap = false);
-    ADD(grads, G(dk0), s.norm ? s.kv : 0, .cheap = false);
+    hl_buffer_add_row(grads, joint, G(row), 3, din, s.width);
+    if (s.norm) {
+        ADD(grads, G(dq), s.q, .cheap = false);
+        ADD(grads, G(dk), s.kv, .cheap = false);
+    }
     ADD(grads, G(dout), s.q, .cheap = false);
 #undef A
 #undef G
@@ -239,13 +226,13 @@ static struct hl_attention attention(const struct layer *y) {
 }
 
 /* From the projections of q and k to what the attention reads. */
-static void norm_and_turn(const struct layer *y) {
+static void norm_and_rotate(const struct layer *y) {
     struct hl_backend *b = y->l->backend;
     for (int i = 0; i < 2; i++) {
         const struct hl_rmsnorm n = norm(y, Q_NORM + i);
-        const struct hl_rope turn = rope(y, Q_PROJ + i);
+        const struct hl_rope rotate = rope(y, Q_PROJ + i);
         if (y->s.norm) b->ops.rmsnorm_forward(b, &n);
-        b->ops.rope_forward(b, &turn);
+        b->ops.rope_forward(b, &rotate);
     }
 }
 
@@ -259,14 +246,14 @@ static void forward(const struct hl_layer *l) {
         const struct hl_bias add = bias(&y, &in, i);
         b->ops.bias_forward(b, &add);
     }
-    norm_and_turn(&y);
+    norm_and_rotate(&y);
     b->ops.attention_forward(b, &read);
     hl_layer_project(l, O_PROJ, y.a->o, y.s.q);
 }
 
 static void recompute(const struct hl_layer *l) {
     const struct layer y = open_layer(l);
-    if (y.s.norm) norm_and_turn(&y); /* otherwise q and k are kept */
+    if (y.s.norm) norm_and_rotate(&y); /* otherwise q and k are kept */
 }
 
 static void backward(const struct hl_layer *l) {
@@ -278,8 +265,8 @@ static void backward(const struct hl_layer *l) {
     b->ops.attention_backward(b, &read);
     for (int i = 0; i < 2; i++) {
         const struct hl_rmsnorm n = norm(&y, Q_NORM + i);
-        const struct hl_rope turn = rope(&y, Q_PROJ + i);
-        b->ops.rope_backward(b, &turn);
+        const struct hl_rope rotate = rope(&y, Q_PROJ + i);
+        b->ops.rope_backward(b, &rotate);
         if (y.s.norm) b->ops.rmsnorm_backward(b, &n);
     }
     for (int i = 0; y.s.bias && i < 3; i++) {
