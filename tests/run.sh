@@ -7,8 +7,12 @@ limit=${TEST_SECONDS:-600} # a test that hangs is a failure
 report() { # TEST: what is shown of it; the line of counts, passed failed skipped, goes to $sums
     start=$(date +%s)
     case $1 in *.sh) runner= ;; *) runner=$RUNNER ;; esac
-    out=$(timeout "$limit" $runner "$1" 2>&1)
+    # (into a file: a pipe would stay open as long as anything that a test left running)
+    file=$(mktemp)
+    timeout "$limit" $runner "$1" >"$file" 2>&1
     rc=$?
+    out=$(tr -d '\000' <"$file")
+    rm -f "$file"
     name=$(basename "$1")
     # as cmocka reports them; empty for other programs
     counts=$(printf '%s\n' "$out" | awk '

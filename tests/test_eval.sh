@@ -200,7 +200,8 @@ check "arc_easy once, ruler_fwe twice" [ "$(ls "$dir/lengths" | grep -c arc_easy
 # hola score: pipes, one token; a text that is none
 "$hola" score -m "$dir/m" --tokenizer byte --backend cpu -f - --json <"$dir/text" >"$dir/out" || bad "score -f -"
 check "score -f -" cmp "$dir/out" "$dir/score"
-mkfifo "$dir/pipe" && cat "$dir/text" >"$dir/pipe" &
+mkfifo "$dir/pipe"
+cat "$dir/text" >"$dir/pipe" &
 "$hola" score -m "$dir/m" --tokenizer byte --backend cpu -f "$dir/pipe" --json >"$dir/out" || bad "score -f PIPE"
 check "score of a pipe" cmp "$dir/out" "$dir/score"
 echo '[65]' | "$hola" score -m "$dir/m" --backend cpu --ids - >"$dir/out" || bad "score of one token"
