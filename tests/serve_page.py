@@ -64,6 +64,20 @@ try:
     click(find("button", "Continue"))
     check("completion", until("() => document.getElementById('text').value.length > 15 && document.getElementById('stop').disabled") and settled())
     check("it goes on behind the text", js("() => document.getElementById('text').value.startsWith('Once upon')"))
+    # a long one: at most one append a frame, and the page answers meanwhile
+    js("""() => { window.appends = 0; window.frames_ = 0; const add = HTMLTextAreaElement.prototype.setRangeText;
+        HTMLTextAreaElement.prototype.setRangeText = function (...x) { appends++; return add.apply(this, x); };
+        const frame = () => { frames_++; requestAnimationFrame(frame); }; requestAnimationFrame(frame); }""")
+    b.setting("max_tokens", 2000)
+    click(find("button", "Continue"))
+    answered = 0
+    while not js("() => document.getElementById('stop').disabled && document.getElementById('text').value.length > 1500"):
+        answered += 1
+        if answered > 3000:
+            break
+    check("a long text", settled() and answered < 3000, answered)
+    check("one append a frame", js("() => appends > 0 && appends <= frames_ + 1"), js("() => [appends, frames_]"))
+    b.setting("max_tokens", 20)
     # texts are text
     js("() => document.getElementById('tab-chat').click()")
     js("() => { document.getElementById('aside').checked = false; }")
