@@ -124,8 +124,8 @@ def train_with_program(program: str, size: str, data: pathlib.Path, seq_len: int
     config.write_text(json.dumps(dict(SIZES[size], model_type="gated_deltanet", max_position_embeddings=seq_len)))
     tokens = str(batch * seq_len)
     command = [program, "train", "--data", str(data), "--out", str(out / "run"), "--config", str(config), "--steps",
-               str(steps), "--batch-tokens", tokens, "--micro-tokens", tokens, "--seq-len", str(seq_len), "--eval-every",
-               str(10**9), "--eval-tokens", str(seq_len), "--save-every", str(10**9), "--lr", str(LR), "--backend",
+               str(steps), "--batch-tokens", tokens, "--micro-tokens", tokens, "--seq-len", str(seq_len),
+               "--eval-every", str(10**9), "--eval-tokens", str(seq_len), "--save-every", str(10**9), "--lr", str(LR), "--backend",
                "cuda" if size == "340m" else "cpu", "--json"]
     got = subprocess.run(command, capture_output=True, text=True)
     if got.returncode != 0:
@@ -224,7 +224,7 @@ def own_text(program: str, folder: pathlib.Path) -> str:
     got = subprocess.run([program, "prepare", "-o", out, "--tokenizer", "byte", str(folder / "tree.txt")],
                          capture_output=True, text=True)
     if got.returncode != 0:
-        sys.exit(f"compare_flame: {got.stderr.strip().splitlines()[-1] if got.stderr.strip() else 'hola prepare failed'}")
+        sys.exit(f"compare_flame: {(got.stderr.strip() or 'hola prepare failed').splitlines()[-1]}")
     return out
 
 
@@ -254,7 +254,7 @@ def main(argv: Optional[list[str]] = None) -> int:
         import torch
 
         if not torch.cuda.is_available():
-            sys.exit("compare_flame: torch sees no CUDA device; --dry-run tries everything with a tiny model on the CPU")
+            sys.exit("compare_flame: torch sees no CUDA device; --dry-run tries it with a tiny model on the CPU")
     if a.data is None and shutil.which(a.hola) is None:
         sys.exit(f"compare_flame: {a.hola} is not a program, and there is no --data")
     with tempfile.TemporaryDirectory() as folder:

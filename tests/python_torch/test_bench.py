@@ -44,8 +44,8 @@ def test_arguments(bench, capsys, tmp_path):
 
 def test_tables(bench):
     fla, flame = bench
-    rows = [{"op": "gdn", "shape": (16, 2048, 4, 256, 256), "lengths": 0, "hola_forward_ms": 0.25, "fla_forward_ms": 1.0,
-             "hola_backward_ms": 1.0, "fla_backward_ms": 0.5, "difference": 0.5, "same_bits": False, "host_us": 80.0},
+    rows = [{"op": "gdn", "shape": (16, 2048, 4, 256, 256), "lengths": 0, "hola_forward_ms": 0.25,
+             "fla_forward_ms": 1.0, "hola_backward_ms": 1.0, "fla_backward_ms": 0.5, "difference": 0.5, "same_bits": False, "host_us": 80.0},
             {"op": "kda", "shape": (1, 64, 1, 64, 64), "lengths": 3, "fla_failed": "OutOfResources: shared",
              "hola_forward_ms": 2.0, "hola_backward_ms": 3.0}]
     text = fla.report(rows)

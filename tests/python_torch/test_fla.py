@@ -30,7 +30,8 @@ def fla(monkeypatch):
     names = dict(chunk_kda=chunk_kda, chunk_gated_delta_rule=chunk_gated_delta_rule, chunk_gdn=chunk_gated_delta_rule,
                  fused_recurrent_gated_delta_rule=fused_recurrent_gated_delta_rule,
                  fused_recurrent_gdn=fused_recurrent_gated_delta_rule)
-    for module, held in (("fla", ()), ("fla.ops", ()), ("fla.ops.gated_delta_rule", [n for n in names if n != "chunk_kda"]),
+    gdn = [n for n in names if n != "chunk_kda"]
+    for module, held in (("fla", ()), ("fla.ops", ()), ("fla.ops.gated_delta_rule", gdn),
                          ("fla.ops.kda", ("chunk_kda",)), ("fla.ops.gla", ()),
                          ("fla.layers", ("chunk_gated_delta_rule",)), ("flash", ("chunk_gdn",))):
         m = types.ModuleType(module)

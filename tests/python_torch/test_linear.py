@@ -64,7 +64,9 @@ def test_gradcheck():
         x, h0 = data(delta, T=20, HV=4 if delta else 2, K=3, V=2)
         for kernels in (True, False):
             with ht.use_kernels(kernels):
-                f = lambda *a: call(delta, **dict(zip(x, a)), initial_state=a[-1], output_final_state=True)  # noqa: E731
+                def f(*a):
+                    return call(delta, **dict(zip(x, a)), initial_state=a[-1], output_final_state=True)
+
                 assert gradcheck(f, (*x.values(), h0), fast_mode=True)
 
 

@@ -1,5 +1,5 @@
-"""hola.torch's CUDA path on an emulated device (emulated.py): structs, pointers, strides, types, workspace, what is kept
-between forward and backward; results against plain PyTorch in double. Also the operators as torch sees them."""
+"""hola.torch's CUDA path on an emulated device (emulated.py): structs, pointers, strides, types, workspace, what is
+kept between forward and backward; results against plain PyTorch in double. Also the operators as torch sees them."""
 
 import warnings
 
@@ -38,7 +38,7 @@ def data(dtype, gates=None, B=2, T=37, H=2, HV=4, K=8, V=4, N=None, strided=Fals
 
 
 def double(x):
-    return {n: y.detach().double().requires_grad_(y.requires_grad) if y.is_floating_point() else y for n, y in x.items()}
+    return {n: y.detach().double().requires_grad_(y.requires_grad) for n, y in x.items()}
 
 
 def gradients(outputs, inputs):
@@ -116,7 +116,8 @@ READS = [
 ]
 
 
-@pytest.mark.parametrize("dtype, shape, cu, evict, window, chunk", READS, ids=lambda x: str(x).removeprefix("torch.")[:40])
+@pytest.mark.parametrize("dtype, shape, cu, evict, window, chunk", READS,
+                         ids=lambda x: str(x).removeprefix("torch.")[:40])
 @pytest.mark.parametrize("with_tau", [True, False], ids=["tau", "no tau"])
 def test_memory(emulated, dtype, shape, cu, evict, window, chunk, with_tau):
     x, _ = data(dtype, **shape)

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from . import _raw
 
-library = torch.library.Library("hola", "FRAGMENT")
+_torch_library: Any = torch.library  # torch does not annotate its Library
+library = _torch_library.Library("hola", "FRAGMENT")
 
 # ---- which way ----
 
@@ -159,7 +160,8 @@ def _no_second(ctx: Any, *grads: Any) -> Any:
     raise NotImplementedError("hola.torch: second derivatives need plain PyTorch: with hola.torch.use_kernels(False)")
 
 
-def register(name: str, forward: tuple[str, Any, Any], backward: tuple[str, Any, Any], setup: Any, autograd: Any) -> None:
+def register(name: str, forward: tuple[str, Any, Any], backward: tuple[str, Any, Any], setup: Any,
+             autograd: Any) -> None:
     """hola::NAME_forward and hola::NAME_backward, each a schema, the function and its fake kernel."""
     for which, (schema, function, fake) in (("forward", forward), ("backward", backward)):
         library.define(f"{name}_{which}({schema}")

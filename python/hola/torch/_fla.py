@@ -58,8 +58,8 @@ def _find() -> None:
 
 def patch_fla() -> list[str]:
     """Puts hola's functions in place of fla's chunk_gated_delta_rule, chunk_gdn, fused_recurrent_gated_delta_rule,
-    fused_recurrent_gdn, chunk_kda and chunk_gla, in every module of fla that is loaded, and in those loaded later. -> the
-    places, "module.name".
+    fused_recurrent_gdn, chunk_kda and chunk_gla, in every module of fla that is loaded, and in those loaded later.
+    -> the places, "module.name".
 
     Called again, it takes in what was loaded since. Calls that hola.torch has nothing for (cp_context, gk, gv) go to
     fla's own function, with one warning. Modules outside of fla that import these names later, transformers' Qwen3-Next

@@ -42,8 +42,9 @@ def _tensor(name: str, x: Any) -> Tensor:
     return x
 
 
-def _shaped(name: str, x: Any, q: Tensor, shape: tuple, what: str) -> Tensor:
-    if tuple(_tensor(name, x).shape) != shape:
+def _shaped(name: str, given: Any, q: Tensor, shape: tuple[int, ...], what: str) -> Tensor:
+    x = _tensor(name, given)
+    if tuple(x.shape) != shape:
         raise ValueError(f"{name} must be {what} = {list(shape)}, but is {list(x.shape)}")
     if not x.is_floating_point():
         raise ValueError(f"{name} must hold floating-point numbers, not {x.dtype}")
@@ -89,7 +90,8 @@ def _cu(cu: Optional[Tensor], q: Tensor) -> Optional[Tensor]:
 
 def _scale(scale: Any, K: int) -> float:
     if scale is None:
-        return float(K) ** -0.5
+        usual: float = float(K) ** -0.5
+        return usual
     if isinstance(scale, Tensor) or not isinstance(scale, (int, float)):
         raise TypeError(f"scale must be a number, not {type(scale).__name__}")
     if not math.isfinite(scale):
@@ -97,7 +99,8 @@ def _scale(scale: Any, K: int) -> float:
     return float(scale)
 
 
-def _initial_state(x: Optional[Tensor], q: Tensor, N: int, sizes: tuple, v_first: bool) -> Optional[Tensor]:
+def _initial_state(x: Optional[Tensor], q: Tensor, N: int, sizes: tuple[int, int, int],
+                   v_first: bool) -> Optional[Tensor]:
     """The states as operators take them, [N, HV, K, V]."""
     if x is None:
         return None
@@ -185,16 +188,14 @@ def chunk_gated_delta_rule(
     initial_state: Optional[Tensor] = None, output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False,
     use_beta_sigmoid_in_kernel: bool = False, allow_neg_eigval: bool = False, state_v_first: bool = False,
     cu_seqlens: Optional[Tensor] = None, cu_seqlens_cpu: Optional[Tensor] = None,
-        chunk_indices: Optional[Tensor] = None,
-    cp_context: Any = None, **kwargs: Any,
+    chunk_indices: Optional[Tensor] = None, cp_context: Any = None, **kwargs: Any,
 ) -> tuple[Tensor, Optional[Tensor]]:
     """The gated delta rule, fla's function of this name argument by argument: -> (o, the final state or None).
 
     q, k [B, T, H, K]; v, o [B, T, HV, V], HV a multiple of H, value head h reads key head h // (HV / H); g (log decay),
     beta [B, T, HV]; states [N, HV, K, V], with state_v_first [N, HV, V, K]. o has q's type; the final state is float32,
     of float64 inputs float64; gradients have their inputs' types. cu_seqlens [N + 1] with B = 1: sequence i has the
-    rows
-    from cu_seqlens[i] to cu_seqlens[i + 1].
+    rows from cu_seqlens[i] to cu_seqlens[i + 1].
 
     Further arguments: use_gate_in_kernel, A_log [HV], dt_bias [HV]: g is -exp(A_log) softplus(g + dt_bias);
     max_seqlen: a hint, about how long the longest sequence is; chunk_size: checked, without effect.
@@ -240,12 +241,10 @@ def gated_delta_rule_with_score(
     initial_state: Optional[Tensor] = None, output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False,
     use_beta_sigmoid_in_kernel: bool = False, allow_neg_eigval: bool = False, state_v_first: bool = False,
     cu_seqlens: Optional[Tensor] = None, cu_seqlens_cpu: Optional[Tensor] = None,
-        chunk_indices: Optional[Tensor] = None,
-    cp_context: Any = None, **kwargs: Any,
+    chunk_indices: Optional[Tensor] = None, cp_context: Any = None, **kwargs: Any,
 ) -> tuple[Tensor, Optional[Tensor], Tensor]:
-    """As chunk_gated_delta_rule, -> (o, the final state or None, m): m = beta |e| [B, T, HV],
-    the size of what each token
-    wrote into the state, which HOLA ranks tokens by. It is float32 (float64) and carries no gradient."""
+    """As chunk_gated_delta_rule, -> (o, the final state or None, m): m = beta |e| [B, T, HV], the size of what each
+    token wrote into the state, which HOLA ranks tokens by. It is float32 (float64) and carries no gradient."""
     _known(kwargs, "gated_delta_rule_with_score")
     _no_cp(cp_context)
     out, ht, m = _gdn(q, k, v, _tensor("g", g), beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,

@@ -1,4 +1,4 @@
-"""The operators hola::linear_forward and linear_backward: Kimi Delta Attention, and without beta gated linear attention.
+"""The operators hola::linear_forward and linear_backward: Kimi Delta Attention; without beta, gated linear attention.
 Tensors are as in chunk_kda and chunk_gla; outputs that are not wanted are empty."""
 
 from __future__ import annotations
