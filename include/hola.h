@@ -133,8 +133,10 @@ typedef struct hola_config {
     bool cache_tau_freeze;
     bool
         cache_gate_linear; /* a gate g adds max(g, 0) of the read, not sigmoid(g): 0 leaves the model without a memory */
-    int64_t cache_sinks;   /* streaming: tokens at a document's start that are never dropped */
-    int64_t cache_lte_dim; /* lte: channels of the scorer */
+    bool cache_gate_token;   /* a gate per token: a projection of the layer's input is added to the head's gate */
+    double cache_redundancy; /* > 0: rows with a larger cosine to the key of a better row are kept last */
+    int64_t cache_sinks;     /* streaming: tokens at a document's start that are never dropped */
+    int64_t cache_lte_dim;   /* lte: channels of the scorer */
     /* softmax attention of model_type transformer, whose heads have hidden_size / num_heads channels */
     int64_t num_kv_heads; /* key and value heads: a divisor of num_heads */
     int64_t window_size;  /* keys that a token sees, its own included; 0: all */

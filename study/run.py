@@ -1,8 +1,11 @@
-"""run.py NAME...: trains, evaluates and measures the runs of runs.json; called by run.sh, which says where things are.
+"""run.py [--for SECONDS] NAME...: trains, evaluates and measures the runs of runs.json; called by run.sh, which says where things are.
 
 Every stage leaves a file in WORK/NAME, written whole or not at all, and is skipped where that is there:
 config.json, train/ (hola train resumes by itself), eval-PART.json and samples-PART.jsonl.xz, measures.json. The last
-one gathers them in OUT/NAME.json, the only file that the report reads."""
+one gathers them in OUT/NAME.json, the only file that the report reads. @LIST stands for the names of a list of runs.json,
+most important first. --for ends in time: what runs then is stopped, with a checkpoint where it trains, and what it has
+is left in OUT/partial-NAME.json; a run that fails does not keep the next ones from theirs."""
+import ctypes
 import hashlib
 import json
 import lzma
@@ -25,6 +28,19 @@ def where(name):
 
 class Failed(Exception):
     pass
+
+
+class TimeOver(Failed):
+    pass
+
+
+GRACE = 30  # seconds that a checkpoint may take
+LEAST = 10  # seconds that are worth a start
+deadline = None  # of --for, by time.monotonic()
+
+
+def left():
+    return None if deadline is None else max(0.0, deadline - time.monotonic())
 
 
 # ---- the table ----
@@ -53,16 +69,38 @@ def settings(table, name):
 
 # ---- stages ----
 
+def end_with_parent():
+    """hola ends, as by SIGTERM, when this program is killed: it would go on writing where the next one begins."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+
+def wait(child):
+    """The child's status; at the deadline it is told to end."""
+    try:
+        return child.wait(left())
+    except subprocess.TimeoutExpired:
+        child.terminate()
+    try:
+        return child.wait(GRACE)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        return child.wait()
+
+
 def hola(*args, capture=None):
     """Runs the program; its standard output goes to the file capture, whole or not at all."""
     command = [os.environ["HOLA"], *map(str, args)]
     part = Path(f"{capture}.part") if capture else None
-    with open(part or os.devnull, "wb") as out, subprocess.Popen(command, stdout=out) as child:
+    if left() is not None and left() < LEAST:
+        raise TimeOver("the time is over")
+    with open(part or os.devnull, "wb") as out, subprocess.Popen(command, stdout=out, preexec_fn=end_with_parent) as child:
         tell = lambda *_: child.send_signal(signal.SIGTERM)  # hola train saves a checkpoint and ends
         before = [signal.signal(s, tell) for s in (signal.SIGINT, signal.SIGTERM)]
-        status = child.wait()
+        status = wait(child)
         for s, handler in zip((signal.SIGINT, signal.SIGTERM), before):
             signal.signal(s, handler)
+    if status != 0 and left() == 0:
+        raise TimeOver("the time is over")
     if status != 0:
         raise Failed(f"failed with status {status}: {' '.join(command)}")
     if part:
@@ -246,11 +284,34 @@ def gather(name, run, parts, work):
     }
     if "publish" in run:
         record["published"] = json.loads((work / "publish.json").read_text())
+    write_result(name, record)
+    (where("OUT") / f"partial-{name}.json").unlink(missing_ok=True)
+
+
+def write_result(name, record):
     where("OUT").mkdir(parents=True, exist_ok=True)
     path = where("OUT") / f"{name}.json"
     part = Path(f"{path}.part")
     part.write_text(measure.dump(record))
     part.rename(path)
+
+
+def gather_partial(name, run, work):
+    """The curve of a run that is not complete: machines are handed back, with what is on them."""
+    metrics = work / "train" / "metrics.jsonl"
+    if not metrics.exists() or not metrics.read_text().strip():
+        return
+    step = json.loads(metrics.read_text().strip().split("\n")[-1])["step"]
+    write_result(f"partial-{name}", {
+        "run": f"partial-{name}",
+        "settings": run,
+        "note": f"Stopped at step {step} of {run['train']['steps']}; the learning rate was still above its end.",
+        "hola": line_of(os.environ["HOLA"], "--version"),
+        "commit": os.environ.get("COMMIT") or line_of("git", "rev-parse", "HEAD") or "unknown",
+        "device": device(),
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "curve": curve(metrics),
+    })
 
 
 def one(table, name):
@@ -263,34 +324,76 @@ def one(table, name):
     if "needs" in run:
         raise Failed(f"{name}: needs {run['needs']}, which hola does not have")
     work.mkdir(parents=True, exist_ok=True)
-    if not train(run, work):
-        raise Failed(f"{name}: stopped; the same command goes on")
+    try:
+        if not train(run, work):
+            raise (TimeOver if left() == 0 else Failed)("stopped; the same command goes on")
+        stages(run, parts, work)
+    except Failed as e:
+        gather_partial(name, run, work)
+        raise type(e)(f"{name}: {e}")
+    gather(name, run, parts, work)
+    print(f"{name}: done", flush=True)
+
+
+def stages(run, parts, work):
+    """All that follows training."""
     for part in parts:
         evaluate(run, part, work)
     if not (work / "measures.json").exists():
         write_json(work / "measures.json", measure.all_of(run, hola, work, where("DATA") / run["data"]))
     if "publish" in run and not (work / "publish.json").exists():
         write_json(work / "publish.json", publish(run, work))
-    gather(name, run, parts, work)
-    print(f"{name}: done")
+
+
+def expand(table, names):
+    """@LIST: all names of the list."""
+    for name in names:
+        if not name.startswith("@"):
+            yield name
+        elif name[1:] in table["lists"]:
+            yield from table["lists"][name[1:]]
+        else:
+            raise Failed(f"{name}: no such list; there are @{', @'.join(table['lists'])}")
+
+
+def run_all(table, names):
+    """The exit status. Without a deadline the first failure ends all."""
+    failed = False
+    for name in expand(table, names):
+        try:
+            one(table, name)
+        except TimeOver as e:
+            print(f"run.sh: {e}", flush=True)
+            break
+        except Failed as e:
+            if deadline is None:
+                raise
+            print(f"run.sh: {e}", file=sys.stderr)
+            failed = True
+    return 1 if failed else 0
 
 
 def main(names):
+    global deadline
     table = json.loads(Path(os.environ.get("RUNS", HERE / "runs.json")).read_text())
     if names == ["--list"]:
         for name in table["runs"]:
             print(f"{name:24} {settings(table, name).get('about', '')}")
         return 0
-    if not names or names[0].startswith("-"):
-        print("usage: run.sh NAME... | --list", file=sys.stderr)
+    try:
+        if len(names) > 2 and names[0] == "--for":
+            deadline = time.monotonic() + float(names[1])
+            names = names[2:]
+        if not names or names[0].startswith("-"):
+            raise ValueError
+    except ValueError:
+        print("usage: run.sh [--for SECONDS] NAME... | --list", file=sys.stderr)
         return 2
     try:
-        for name in names:
-            one(table, name)
+        return run_all(table, names)
     except Failed as e:
         print(f"run.sh: {e}", file=sys.stderr)
         return 1
-    return 0
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ struct batch {
     int64_t T, blocks, nq, nv, ns; /* counts of q, of v, of sel */
     real *q, *k, *v, *score, *tau, *sink, *gate, *dout;
     real *out, *read, *lse, *dq, *dk, *dv, *dtau, *dsink, *dgate, *dscore;
+    real *token, *dtoken; /* token_gate and its gradient; NULL: one gate for all tokens */
     real *r, *weight, *S; /* of measured scores: [T][H]; [K]; [blocks][HV][K][V], the state after each block */
     int64_t nS;
     int64_t *sel;
@@ -37,6 +38,7 @@ static inline void batch_clear(struct batch *b) {
     check_poison(b->dq, b->nq);
     check_poison(b->dk, b->nq);
     check_poison(b->dscore, b->T * b->s.HV);
+    if (b->token) check_poison(b->dtoken, b->T * b->s.HV);
     memset(b->sel, 0x5a, (size_t)b->ns * sizeof *b->sel);
     check_fill(b->out, b->nv, -1, 1, 91); /* out, dv and the scalars' gradients are added to */
     check_fill(b->dv, b->nv, -1, 1, 92);
@@ -126,6 +128,24 @@ static inline struct batch *with_linear_gate(struct batch *b, bool closed) {
     return b;
 }
 
+/* A gate per token. */
+static inline struct batch *with_token_gate(struct batch *b, uint64_t seed) {
+    b->a.token_gate = b->token = check_random(b->T * b->s.HV, -2, 2, seed);
+    b->a.dtoken_gate = b->dtoken = check_new(b->T * b->s.HV);
+    return b;
+}
+
+/* Keys of `groups` directions in a plane, each like its two neighbours and no other; near-duplicates come last. */
+static inline struct batch *with_redundancy(struct batch *b, int64_t groups, uint64_t seed) {
+    const int64_t K = b->s.K;
+    for (int64_t i = 0; i < b->nq; i++) {
+        const double angle = 0.35 * (double)(check_mix((uint64_t)(i / K) + seed) % (uint64_t)groups);
+        b->k[i] = b->k[i] * (real)0.05 + (real)(2 * (i % K % 2 ? sin(angle) : cos(angle)));
+    }
+    b->a.policy.redundancy = 0.9;
+    return b;
+}
+
 static inline void batch_free(struct batch *b) {
     real *q[] = {b->q, b->k, b->dq, b->dk}, *v[] = {b->v, b->dout, b->out, b->read, b->dv};
     real *t[] = {b->score, b->lse, b->dscore}, *h[] = {b->tau, b->sink, b->gate, b->dtau, b->dsink, b->dgate};
@@ -134,6 +154,7 @@ static inline void batch_free(struct batch *b) {
     for (int i = 0; i < 3; i++) check_free(t[i], b->T * b->s.HV);
     check_free(b->r, b->T * b->s.H), check_free(b->weight, b->s.K), check_free(b->S, b->nS);
     for (int i = 0; i < 6; i++) check_free(h[i], b->s.HV);
+    if (b->token) check_free(b->token, b->T * b->s.HV), check_free(b->dtoken, b->T * b->s.HV);
     free(b->sel);
     free(b);
 }
@@ -188,6 +209,7 @@ static inline void batch_near(const struct batch *b, const struct batch *want, d
     SAME(dk, b->T, s->H * s->K, tol);
     SAME(dv, b->T, s->HV * s->V, tol);
     if (s->evict == HOLA_EVICT_LTE) SAME(dscore, b->T, s->HV, tol);
+    if (b->token) SAME(dtoken, b->T, s->HV, tol);
     /* sums over all rows of terms of both signs */
     SAME(dtau, 1, s->HV, 10 * tol);
     SAME(dsink, 1, s->HV, 10 * tol);
@@ -208,7 +230,11 @@ enum wrong {
     ONE_FIRST_MORE,
     MEASURED_ONCE,
     RAW_KEYS,
-    NO_BIAS
+    NO_BIAS,
+    ONE_GATE,
+    KEEPS_ALIKE, /* near-duplicates as any others */
+    LEAVES_EMPTY,
+    BRINGS_BACK
 };
 
 /* The rows that the block beginning at row `first` of segment g keeps of those before it. */
@@ -278,6 +304,45 @@ static inline int64_t plain_measure(const struct batch *b, const struct hl_seg *
     return left;
 }
 
+/* After `first` rows, a multiple of C: of the n rows kept before and of the last block's, those that remain where
+ * near-duplicates come last. BRINGS_BACK: of all rows. */
+static inline int64_t plain_distinct(const struct batch *b, const struct hl_seg *g, int64_t h, int64_t first,
+                                     int64_t *keep, int64_t n, enum wrong wrong) {
+    const int64_t C = b->s.chunk, K = b->s.K, w = b->s.window;
+    const double limit = b->a.policy.redundancy;
+    int64_t chosen = 0, left = 0;
+    if (first == 0) return 0;
+    if (wrong == BRINGS_BACK) n = 0;
+    for (int64_t j = wrong == BRINGS_BACK ? 0 : first - C; j < first; j++) keep[n++] = j;
+    bool *taken = calloc((size_t)n, sizeof *taken), *alike = calloc((size_t)n, sizeof *alike);
+    assert_true(taken && alike);
+    while (chosen < w && chosen < n) {
+        int64_t best = -1;
+        for (int64_t j = 0; j < n; j++) { /* the best of those that are not alike, or else of those that are */
+            if (taken[j] || (best >= 0 && alike[j] > alike[best])) continue;
+            const real x = b->score[(g->row + keep[j]) * b->s.HV + h];
+            const real y = best >= 0 ? b->score[(g->row + keep[best]) * b->s.HV + h] : 0;
+            if (best < 0 || alike[j] < alike[best] || x > y) best = j;
+        }
+        if (alike[best] && wrong == LEAVES_EMPTY) break;
+        taken[best] = true, chosen++;
+        for (int64_t j = 0; j < n && !alike[best]; j++) {
+            double xy = 0, xx = 0, yy = 0;
+            for (int64_t i = 0; i < K; i++) {
+                const int64_t hk = h * b->s.H / b->s.HV;
+                const double x = (double)b->k[((g->row + keep[best]) * b->s.H + hk) * K + i];
+                const double y = (double)b->k[((g->row + keep[j]) * b->s.H + hk) * K + i];
+                xy += x * y, xx += x * x, yy += y * y;
+            }
+            alike[j] |= !taken[j] && xy / sqrt(xx * yy) > limit;
+        }
+    }
+    for (int64_t j = 0; j < n; j++)
+        if (taken[j]) keep[left++] = keep[j];
+    free(taken), free(alike);
+    return left;
+}
+
 /* out and dv of the whole batch (not h2o), added to what they hold. */
 static inline void plain_run(const struct batch *b, real *out, real *dv, enum wrong wrong) {
     const struct shape *s = &b->s;
@@ -290,9 +355,13 @@ static inline void plain_run(const struct batch *b, real *out, real *dv, enum wr
             int64_t kept = 0;
             for (int64_t t = 0; t < g->len; t++) {
                 int64_t first = t / s->chunk * s->chunk, n, at = (g->row + t) * s->HV + h;
-                double sum = wrong == NO_SINK ? 0 : exp((double)b->sink[h]), lam = 1 / (1 + exp(-(double)b->gate[h]));
+                double sum = wrong == NO_SINK ? 0 : exp((double)b->sink[h]), lam;
+                double open = (double)b->gate[h] + (b->token && wrong != ONE_GATE ? (double)b->token[at] : 0);
+                lam = 1 / (1 + exp(-open));
                 if (t == first && s->evict == HOLA_EVICT_LOLA)
                     kept = plain_measure(b, g, h, first, J, score, kept, wrong);
+                else if (t == first && b->a.policy.redundancy > 0 && wrong != KEEPS_ALIKE)
+                    kept = plain_distinct(b, g, h, first, J, kept, wrong);
                 else if (t == first) kept = plain_keep(b, g, h, first, J, wrong);
                 n = kept;
                 for (int64_t j = first; j <= t; j++) J[n++] = j;

@@ -22,7 +22,8 @@ static void run(const struct dev *d, struct batch *b) {
         dev_real_take(d, x.dscore, b->dscore, b->T * HV);
         x.dscore = NULL;
     }
-    x.out = x.read = x.dq = x.dk = x.dv = NULL;
+    if (b->token) dev_act_take(d, x.dtoken_gate, b->dtoken, b->T * HV);
+    x.out = x.read = x.dq = x.dk = x.dv = x.dtoken_gate = NULL;
     x.lse = x.dtau = x.dsink = x.dgate = NULL;
     drop(d, &x);
 }
@@ -37,14 +38,15 @@ static void near(const struct dev *d, const struct batch *b, const struct batch 
         const real *got, *want;
         int64_t rows, width;
         double by;
-    } all[] = {{"out", b->out, want->out, b->T, s->HV * s->V, 1}, {"read", b->read, want->read, b->T, s->HV * s->V, 1},
-               {"lse", b->lse, want->lse, b->T, s->HV, 1},        {"dq", b->dq, want->dq, b->T, s->H * s->K, 2},
-               {"dk", b->dk, want->dk, b->T, s->H * s->K, 2},     {"dv", b->dv, want->dv, b->T, s->HV * s->V, 1},
-               {"dtau", b->dtau, want->dtau, 1, s->HV, 20},       {"dsink", b->dsink, want->dsink, 1, s->HV, 10},
-               {"dgate", b->dgate, want->dgate, 1, s->HV, 10},    {"dscore", b->dscore, want->dscore, b->T, s->HV, 2}};
+    } all[] = {{"out", b->out, want->out, b->T, s->HV * s->V, 1},  {"read", b->read, want->read, b->T, s->HV * s->V, 1},
+               {"lse", b->lse, want->lse, b->T, s->HV, 1},         {"dq", b->dq, want->dq, b->T, s->H * s->K, 2},
+               {"dk", b->dk, want->dk, b->T, s->H * s->K, 2},      {"dv", b->dv, want->dv, b->T, s->HV * s->V, 1},
+               {"dtau", b->dtau, want->dtau, 1, s->HV, 20},        {"dsink", b->dsink, want->dsink, 1, s->HV, 10},
+               {"dgate", b->dgate, want->dgate, 1, s->HV, 10},     {"dscore", b->dscore, want->dscore, b->T, s->HV, 2},
+               {"dtoken", b->dtoken, want->dtoken, b->T, s->HV, 2}};
     assert_memory_equal(b->sel, want->sel, (size_t)b->ns * sizeof *b->sel);
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
-        if (all[i].got == b->dscore && s->evict != HOLA_EVICT_LTE) continue;
+        if (!all[i].got || (all[i].got == b->dscore && s->evict != HOLA_EVICT_LTE)) continue;
         const double e = check_distance(all[i].got, all[i].want, all[i].rows, all[i].width);
         if (!(e <= tol * all[i].by))
             fail_msg("%s: evict %d sinks %d w %d C %d heads %d/%d K %d V %d: %s is %.3g away", d->ops->name,
@@ -96,6 +98,53 @@ static void test_linear_gate(void **state) {
             compare(&d, with_linear_gate(mixed(&d, all[i], 70 + i), true),
                     with_linear_gate(mixed(&d, all[i], 70 + i), true), tol_of(&d));
         }
+        dev_close(&d);
+    }
+}
+
+/* A gate per token; keys with near-duplicates: rows, tiles and every kernel that selects. And versions that are wrong in
+ * what they alone have. */
+static void test_variants(void **state) {
+    static const struct {
+        struct shape s;
+        bool big;
+    } all[] = {{{5, 7, 2, 4, 24, 24, HOLA_EVICT_BETAE}, false},     {{20, 70, 1, 1, 64, 64, HOLA_EVICT_BETAE}, false},
+               {{8, 40, 1, 2, 64, 64, HOLA_EVICT_BETAE}, false},    {{4, 16, 1, 2, 16, 32, HOLA_EVICT_H2O}, false},
+               {{6, 20, 1, 2, 64, 64, HOLA_EVICT_LOLA}, false},     {{6, 20, 1, 2, 64, 64, HOLA_EVICT_LTE}, false},
+               {{64, 256, 2, 2, 128, 128, HOLA_EVICT_BETAE}, true}, {{64, 256, 1, 1, 256, 256, HOLA_EVICT_BETAE}, true},
+               {{64, 256, 1, 2, 128, 128, HOLA_EVICT_LTE}, true}};
+    (void)state;
+    for (int f = 0; f < 2; f++) {
+        struct dev d = dev_open(f);
+        for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+            const struct shape s = all[i].s;
+            if (dev_slow(&d) && (all[i].big || (dev_least() && (i + (size_t)f) % 3))) continue;
+            struct batch *x[6];
+            for (int j = 0; j < 6; j++) {
+                x[j] = mixed(&d, s, 90 + i);
+                if (j / 2 != 1) with_token_gate(x[j], 3);
+                if (j / 2 > 0) with_redundancy(x[j], s.window + 3, 4);
+                rounded(&d, x[j]);
+            }
+            for (int j = 0; j < 6; j += 2) compare(&d, x[j], x[j + 1], tol_of(&d));
+        }
+        const struct shape s = {6, 16, 1, 2, f ? 24 : 64, f ? 16 : 64, HOLA_EVICT_BETAE};
+        for (enum wrong wrong = ONE_GATE; wrong <= BRINGS_BACK; wrong++)
+            for (int right = 0; right < 2; right++) {
+                const int64_t len[] = {200, 30};
+                struct batch *b = rounded(&d, batch_new(s, len, 2, 17));
+                if (wrong == ONE_GATE) with_token_gate(b, 5);
+                else with_redundancy(b, wrong == LEAVES_EMPTY ? 4 : 12, 6);
+                rounded(&d, b);
+                real *want = check_new(b->nv);
+                memcpy(want, b->out, (size_t)b->nv * sizeof(real));
+                plain_run(b, want, NULL, right ? RIGHT : wrong);
+                run(&d, b);
+                if (right) CHECK_NEAR(b->out, want, b->T, s.HV * s.V, tol_of(&d), "%s", d.ops->name);
+                else CHECK_FAR(b->out, want, b->T, s.HV * s.V, 1e-2);
+                check_free(want, b->nv);
+                batch_free(b);
+            }
         dev_close(&d);
     }
 }
@@ -396,7 +445,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_definition),   cmocka_unit_test(test_odd_scores),
         cmocka_unit_test(test_large_logits), cmocka_unit_test(test_bits),
         cmocka_unit_test(test_score),        cmocka_unit_test(test_linear_gate),
-        cmocka_unit_test(test_speed),
+        cmocka_unit_test(test_variants),     cmocka_unit_test(test_speed),
     };
     int failed;
     if (argc > 1) cmocka_set_test_filter(argv[1]);

@@ -15,6 +15,7 @@ static inline struct batch *rounded(const struct dev *d, struct batch *b) {
     dev_round(d, b->q, b->nq), dev_round(d, b->k, b->nq);
     dev_round(d, b->v, b->nv), dev_round(d, b->dout, b->nv);
     dev_round(d, b->out, b->nv), dev_round(d, b->dv, b->nv);
+    if (b->token) dev_round(d, b->token, b->T * b->s.HV);
     return b;
 }
 static inline struct batch *mixed(const struct dev *d, struct shape s, uint64_t seed) {
@@ -39,12 +40,14 @@ static inline struct hl_cache upload(const struct dev *d, const struct batch *b)
     x.dq = dev_act(d, NULL, b->nq), x.dk = dev_act(d, NULL, b->nq);
     x.dtau = b->a.dtau ? dev_real(d, b->dtau, HV) : NULL, x.dsink = dev_real(d, b->dsink, HV),
     x.dgate = dev_real(d, b->dgate, HV);
+    x.token_gate = b->token ? dev_act(d, b->token, n) : NULL, x.dtoken_gate = b->token ? dev_act(d, NULL, n) : NULL;
     return x;
 }
 static inline void drop(const struct dev *d, const struct hl_cache *x) {
-    const void *all[] = {x->q,     x->k,     x->v,      x->score,   x->tau,      x->sink,   x->gate, x->out,
-                         x->dout,  x->dv,    x->read,   x->lse,     x->sel,      x->dq,     x->dk,   x->dtau,
-                         x->dsink, x->dgate, x->dscore, x->r_state, x->k_weight, x->block_S};
+    const void *all[] = {x->q,      x->k,       x->v,        x->score,   x->tau,        x->sink,
+                         x->gate,   x->out,     x->dout,     x->dv,      x->read,       x->lse,
+                         x->sel,    x->dq,      x->dk,       x->dtau,    x->dsink,      x->dgate,
+                         x->dscore, x->r_state, x->k_weight, x->block_S, x->token_gate, x->dtoken_gate};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) dev_drop(d, all[i]);
 }
 

@@ -159,6 +159,24 @@ static void test_sessions_long(void **state) {
     }
     dev_close(&d);
 }
+/* a gate per token and keys with near-duplicates, at once */
+static void test_sessions_variants(void **state) {
+    static const int64_t wc[][2] = {{4, 16}, {16, 4}, {5, 1}, {30, 16}};
+    static int64_t (*const how[])(int, int) = {ones, prompt_then_ones, mixed_lengths};
+    (void)state;
+    for (int f = 0; f < 2; f++) {
+        struct dev d = dev_open(f);
+        for (int i = 0; i < 4; i++)
+            for (int which = 0; which < 3; which++) {
+                const int64_t K = (i + which) % 2 ? 64 : 24, C = wc[i][1], len[] = {3 * C + 3, C, 2 * C - 1};
+                const struct shape s = {wc[i][0], C, 1, 2, K, K, kinds[(i + which) % 2 * (KINDS - 3)]};
+                if (dev_slow(&d) && (i * 3 + which + f) % (dev_least() ? 5 : 2)) continue;
+                struct batch *b = with_token_gate(batch_new(s, len, 3, 200 + (uint64_t)i), 7);
+                feed(&d, rounded(&d, with_redundancy(b, s.window + 2, 8)), how[which], 6 * (int)C);
+            }
+        dev_close(&d);
+    }
+}
 /* order by position with a protected prefix */
 static void test_sessions_first_rows(void **state) {
     static const int64_t wc[][2] = {{4, 16}, {16, 4}, {5, 1}, {30, 16}};
@@ -236,11 +254,9 @@ static void test_speed(void **state) {
 /* [test] [repeats of what is timed; 1 for a profiler] */
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sessions),
-        cmocka_unit_test(test_sessions_long),
-        cmocka_unit_test(test_sessions_first_rows),
-        cmocka_unit_test(test_sessions_tiles),
-        cmocka_unit_test(test_speed),
+        cmocka_unit_test(test_sessions),          cmocka_unit_test(test_sessions_long),
+        cmocka_unit_test(test_sessions_variants), cmocka_unit_test(test_sessions_first_rows),
+        cmocka_unit_test(test_sessions_tiles),    cmocka_unit_test(test_speed),
     };
     int failed;
     if (argc > 1) cmocka_set_test_filter(argv[1]);

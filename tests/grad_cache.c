@@ -19,10 +19,11 @@ static double loss(void *ctx) {
     return sum;
 }
 
-static void differences(struct shape s, const char *who, uint64_t seed, bool linear) {
+static void differences(struct shape s, const char *who, uint64_t seed, bool linear, bool token) {
     const int64_t len[] = {3 * s.chunk + 5, 2 * s.chunk};
     struct batch *b = batch_new(s, len, 2, seed);
     if (linear) with_linear_gate(b, false);
+    if (token) with_token_gate(b, seed + 20);
     struct ctx c = {b, who};
     memset(b->dv, 0, (size_t)b->nv * sizeof(real));
     for (int64_t h = 0; h < s.HV; h++) b->dtau[h] = b->dsink[h] = b->dgate[h] = 0;
@@ -33,6 +34,7 @@ static void differences(struct shape s, const char *who, uint64_t seed, bool lin
     CHECK_GRADIENT(loss, &c, b->tau, b->dtau, s.HV, 1e-6);
     CHECK_GRADIENT(loss, &c, b->sink, b->dsink, s.HV, 1e-6);
     CHECK_GRADIENT(loss, &c, b->gate, b->dgate, s.HV, 1e-6);
+    if (token) CHECK_GRADIENT(loss, &c, b->token, b->dtoken, b->T * s.HV, 1e-6);
     if (s.evict == HOLA_EVICT_LTE) CHECK_GRADIENT(loss, &c, b->score, b->dscore, b->T * s.HV, 1e-6);
 
     /* every entry of dv off by what rows kept by later blocks receive: must be seen */
@@ -54,9 +56,9 @@ static void test_differences(void **state) {
     for (int i = -1; i < 0 || check_backend(i); i++)
         for (int e = 0; e < 5; e++) {
             const char *who = i < 0 ? "cpu-ref" : check_backend(i);
-            differences((struct shape){4, 16, 1, 1, 16, 16, kinds[e]}, who, 3, false);
-            differences((struct shape){7, 5, 2, 4, 8, 12, kinds[e]}, who, 4, e == 0);
-            differences((struct shape){0, 9, 1, 2, 8, 8, kinds[e]}, who, 5, false);
+            differences((struct shape){4, 16, 1, 1, 16, 16, kinds[e]}, who, 3, false, e == 1);
+            differences((struct shape){7, 5, 2, 4, 8, 12, kinds[e]}, who, 4, e == 0, e == 2);
+            differences((struct shape){0, 9, 1, 2, 8, 8, kinds[e]}, who, 5, false, e == 0);
         }
 }
 

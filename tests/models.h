@@ -57,6 +57,11 @@ static const struct variant variants[] = {
      "{" TINY "\"model_type\":\"kda\",\"num_heads\":2,\"head_dim\":16,\"cache_evict\":\"h2o\","
      "\"cache_norm\":\"l2\",\"cache_window\":8,\"cache_chunk\":32,\"cache_gate_init\":0.5}"},
     {"hola, linear gates", "{" TINY HOLA "\"expand_v\":1,\"cache_gate_linear\":true}"},
+    {"hola, a gate per token", "{" TINY HOLA "\"expand_v\":1,\"cache_gate_token\":true,\"num_v_heads\":4}"},
+    {"hola, near-duplicates last", "{" TINY HOLA "\"expand_v\":1,\"cache_redundancy\":0.4}"},
+    {"kda with exact memory, a gate per token, near-duplicates last",
+     "{" TINY "\"model_type\":\"kda\",\"num_heads\":2,\"head_dim\":16,\"cache_evict\":\"betae\",\"cache_window\":8,"
+     "\"cache_chunk\":32,\"cache_gate_init\":0.5,\"cache_gate_token\":true,\"cache_redundancy\":0.4}"},
 };
 enum { VARIANTS = sizeof variants / sizeof *variants };
 
@@ -65,11 +70,20 @@ static inline hola_config variant_config(int i) {
     CHECK_OK(hl_config_parse(&cfg, variants[i].json, (int64_t)strlen(variants[i].json), variants[i].name));
     return cfg;
 }
+/* Gates that differ from token to token: fresh ones do not. */
+static inline void open_token_gates(hola_model *m) {
+    for (int64_t i = 0; i < m->params.n; i++) {
+        const struct hl_tensor *t = &m->params.tensor[i];
+        for (int64_t j = 0; strstr(t->name, "cache_gate_proj") && j < t->count; j++)
+            m->rows[t->offset + j] = (real)((double)(check_mix((uint64_t)(i * 1000 + j)) % 1000) / 1000 - 0.5);
+    }
+}
 static inline hola_model *variant_model(int i, int threads, const char *backend) {
     hola_config cfg = variant_config(i);
     hola_options opt = {.threads = threads, .backend = backend};
     hola_model *m;
     CHECK_OK(hola_model_new(&m, &cfg, 7, &opt));
+    open_token_gates(m);
     return m;
 }
 static inline int32_t *random_ids(int64_t n, int64_t vocab, uint64_t seed) {

@@ -75,6 +75,31 @@ static void test_linear_gate(void **state) {
     batch_free(b), batch_free(other);
 }
 
+/* A gate of 0 for every token is the head's own, to the bit; others are not. */
+static void test_token_gate(void **state) {
+    static const hola_evict some[] = {HOLA_EVICT_BETAE, HOLA_EVICT_H2O, HOLA_EVICT_LTE};
+    (void)state;
+    for (int e = 0; e < 3; e++) {
+        const struct shape s = {6, 16, 2, 4, 24, 16, some[e]};
+        compare(with_token_gate(mixed(s, 62), 1), with_token_gate(mixed(s, 62), 1), tol);
+        compare(with_linear_gate(with_token_gate(mixed(s, 63), 2), false),
+                with_linear_gate(with_token_gate(mixed(s, 63), 2), false), tol);
+    }
+    const struct shape s = {6, 16, 2, 4, 24, 16, HOLA_EVICT_BETAE};
+    struct batch *b = mixed(s, 64), *zero = with_token_gate(mixed(s, 64), 3);
+    memset(zero->token, 0, (size_t)(zero->T * s.HV) * sizeof(real));
+    for (int i = -1; i < 0 || check_backend(i); i++) {
+        const char *who = i < 0 ? "cpu-ref" : check_backend(i);
+        if (!hl_ops_named(who)) continue;
+        batch_clear(b), batch_clear(zero);
+        batch_run(b, who, one, true), batch_run(zero, who, one, true);
+        assert_memory_equal(b->out, zero->out, (size_t)b->nv * sizeof(real));
+        assert_memory_equal(b->dq, zero->dq, (size_t)b->nq * sizeof(real));
+        assert_memory_equal(b->dgate, zero->dgate, (size_t)s.HV * sizeof(real));
+    }
+    batch_free(b), batch_free(zero);
+}
+
 /* ---- the definition, and wrong versions of it ---- */
 
 static void test_definition(void **state) {
@@ -103,38 +128,56 @@ static void test_definition(void **state) {
     batch_free(b);
 }
 
-/* rows measured against the state; a bias on the logits of kept rows */
-static void test_measured_and_learned(void **state) {
+/* The batch against plain_run, which is wrong in one way or right. */
+static void by_definition(struct batch *b, enum wrong wrong) {
+    const struct shape *s = &b->s;
+    real *want = check_new(b->nv), *dv = check_new(b->nv);
+    for (int i = -1; i < 0 || check_backend(i); i++) {
+        const char *who = i < 0 ? "cpu-ref" : check_backend(i);
+        if (!hl_ops_named(who)) continue;
+        batch_clear(b);
+        memcpy(want, b->out, (size_t)b->nv * sizeof(real));
+        memcpy(dv, b->dv, (size_t)b->nv * sizeof(real));
+        plain_run(b, want, dv, wrong);
+        batch_run(b, who, one, true);
+        if (wrong == RIGHT) {
+            CHECK_NEAR(b->out, want, b->T, s->HV * s->V, tol, "%s", who);
+            CHECK_NEAR(b->dv, dv, b->T, s->HV * s->V, tol, "%s", who);
+        } else {
+            CHECK_FAR(b->out, want, b->T, s->HV * s->V, 1e-2);
+            CHECK_FAR(b->dv, dv, b->T, s->HV * s->V, 1e-2);
+        }
+    }
+    check_free(want, b->nv);
+    check_free(dv, b->nv);
+    batch_free(b);
+}
+
+/* rows measured against the state; a bias on the logits of kept rows; a gate per token; near-duplicates last, with fewer
+ * kinds of keys than places and with more, and with equal scores */
+static void test_variants(void **state) {
     static const struct {
         hola_evict evict;
         enum wrong wrong;
     } all[] = {{HOLA_EVICT_LOLA, RIGHT}, {HOLA_EVICT_LOLA, MEASURED_ONCE}, {HOLA_EVICT_LOLA, RAW_KEYS},
                {HOLA_EVICT_LTE, RIGHT},  {HOLA_EVICT_LTE, NO_BIAS},        {HOLA_EVICT_LTE, LATEST}};
     (void)state;
-    for (size_t n = 0; n < sizeof all / sizeof *all; n++) {
-        const struct shape s = {6, 16, 1, 2, 24, 16, all[n].evict};
-        struct batch *b = mixed(s, 17);
-        real *want = check_new(b->nv), *dv = check_new(b->nv);
-        for (int i = -1; i < 0 || check_backend(i); i++) {
-            const char *who = i < 0 ? "cpu-ref" : check_backend(i);
-            if (!hl_ops_named(who)) continue;
-            batch_clear(b);
-            memcpy(want, b->out, (size_t)b->nv * sizeof(real));
-            memcpy(dv, b->dv, (size_t)b->nv * sizeof(real));
-            plain_run(b, want, dv, all[n].wrong);
-            batch_run(b, who, one, true);
-            if (all[n].wrong == RIGHT) {
-                CHECK_NEAR(b->out, want, b->T, s.HV * s.V, tol, "%s", who);
-                CHECK_NEAR(b->dv, dv, b->T, s.HV * s.V, tol, "%s", who);
-            } else {
-                CHECK_FAR(b->out, want, b->T, s.HV * s.V, 1e-2);
-                CHECK_FAR(b->dv, dv, b->T, s.HV * s.V, 1e-2);
-            }
+    const struct shape plain = {6, 16, 1, 2, 24, 16, HOLA_EVICT_BETAE};
+    for (size_t n = 0; n < sizeof all / sizeof *all; n++)
+        by_definition(mixed((struct shape){6, 16, 1, 2, 24, 16, all[n].evict}, 17), all[n].wrong);
+    by_definition(with_token_gate(mixed(plain, 18), 4), RIGHT);
+    by_definition(with_token_gate(mixed(plain, 18), 4), ONE_GATE);
+    by_definition(with_redundancy(mixed(plain, 19), 4, 5), RIGHT);
+    by_definition(with_redundancy(mixed(plain, 19), 4, 5), LEAVES_EMPTY);
+    for (int ties = 0; ties < 2; ties++)
+        for (enum wrong wrong = ONE_GATE; wrong <= BRINGS_BACK; wrong++) {
+            const int64_t len[] = {200, 30}; /* long enough for rows to come back */
+            struct batch *b = with_redundancy(batch_new(plain, len, 2, 20), 12, 6);
+            for (int64_t i = 0; ties && i < b->T * plain.HV; i++) b->score[i] = (real)(check_mix((uint64_t)i) % 6);
+            /* ties are won by the first rows, so that none of the others could come back */
+            if (wrong == LEAVES_EMPTY || (ties && wrong == BRINGS_BACK)) batch_free(b);
+            else by_definition(b, wrong == ONE_GATE ? RIGHT : wrong);
         }
-        check_free(want, b->nv);
-        check_free(dv, b->nv);
-        batch_free(b);
-    }
 }
 
 /* scores that are equal, not numbers, infinite, negative zero */
@@ -231,6 +274,22 @@ static void test_streaming(void **state) {
         streams(single((struct shape){64, 256, 1, 1, 16, 16, kinds[e]}, 4 * 256, 70 + (uint64_t)e), tol);
     }
     streams(single((struct shape){64, 256, 1, 1, 64, 128, HOLA_EVICT_BETAE}, 700, 80), tol);
+}
+
+static void test_redundancy(void **state) {
+    static const hola_evict some[] = {HOLA_EVICT_BETAE, HOLA_EVICT_BETAV, HOLA_EVICT_H2O, HOLA_EVICT_LOLA,
+                                      HOLA_EVICT_LTE};
+    static const int64_t wc[][2] = {{4, 16}, {16, 4}, {5, 1}, {30, 16}, {0, 8}};
+    (void)state;
+    for (int e = 0; e < 5; e++)
+        for (int i = 0; i < 5; i++)
+            for (int64_t groups = 3; groups < 60; groups *= 4) {
+                const struct shape s = {wc[i][0], wc[i][1], 1, 2, 24, 16, some[e]};
+                compare(with_redundancy(mixed(s, 66), groups, 7), with_redundancy(mixed(s, 66), groups, 7), tol);
+                streams(with_redundancy(single(s, 9 * s.chunk + 5, 67), groups, 8), tol);
+            }
+    const struct shape s = {64, 256, 1, 1, 128, 128, HOLA_EVICT_BETAE};
+    compare(with_redundancy(mixed(s, 68), 40, 9), with_redundancy(mixed(s, 68), 40, 9), tol);
 }
 
 /* Order by position with a protected prefix, down to windows that hold nothing else. */
@@ -431,13 +490,11 @@ static void test_score(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_against_ref), cmocka_unit_test(test_large_blocks),
-        cmocka_unit_test(test_definition),  cmocka_unit_test(test_odd_scores),
-        cmocka_unit_test(test_streaming),   cmocka_unit_test(test_bits),
-        cmocka_unit_test(test_long_bits),   cmocka_unit_test(test_session_bits),
-        cmocka_unit_test(test_score),       cmocka_unit_test(test_large_logits),
-        cmocka_unit_test(test_first_rows),  cmocka_unit_test(test_measured_and_learned),
-        cmocka_unit_test(test_linear_gate),
+        cmocka_unit_test(test_against_ref),  cmocka_unit_test(test_large_blocks), cmocka_unit_test(test_definition),
+        cmocka_unit_test(test_odd_scores),   cmocka_unit_test(test_streaming),    cmocka_unit_test(test_bits),
+        cmocka_unit_test(test_long_bits),    cmocka_unit_test(test_session_bits), cmocka_unit_test(test_score),
+        cmocka_unit_test(test_large_logits), cmocka_unit_test(test_first_rows),   cmocka_unit_test(test_variants),
+        cmocka_unit_test(test_token_gate),   cmocka_unit_test(test_redundancy),   cmocka_unit_test(test_linear_gate),
     };
     int failed;
     one = check_backend_open(1, hl_cache_scratch(128, 128, 600, 700));

@@ -148,6 +148,42 @@ static int named(const char *name) {
     return i;
 }
 
+/* Kept keys are not alike where the model says so, and are where it does not. */
+static void test_redundancy(void **state) {
+    int32_t *ids = random_ids(N, 97, 8);
+    (void)state;
+    for (int with = 0; with < 2; with++) {
+        hola_model *m = variant_model(with ? named("hola, near-duplicates last") : BETAE, 1, NULL);
+        struct hl_cache_view v;
+        float alike = 0;
+        CHECK_OK(hl_cache_view_make(&v, m, ids, N, N - 1));
+        for (int64_t i = 0; i < v.layers * v.heads; i++)
+            for (int64_t j = 0; j < v.head[i].kept; j++) alike = fmaxf(alike, v.head[i].alike[j]);
+        assert_true(with ? alike <= 0.4f + 1e-6f : alike > 0.5f);
+        hl_cache_view_free(&v);
+        hola_model_free(m);
+    }
+    free(ids);
+}
+
+/* A token's own gates: those of two tokens differ, and without what tokens add they are the heads'. */
+static void test_token_gate(void **state) {
+    hola_model *m = variant_model(named("hola, a gate per token"), 1, NULL);
+    int32_t *ids = random_ids(N, 97, 9);
+    struct hl_cache_view v, w;
+    (void)state;
+    CHECK_OK(hl_cache_view_make(&v, m, ids, N, N - 1));
+    CHECK_OK(hl_cache_view_make(&w, m, ids, N, N - 2));
+    for (int64_t i = 0; i < v.layers * v.heads; i++) {
+        assert_true(fabsf(v.head[i].gate - w.head[i].gate) > 1e-6f);
+        assert_true(fabs((double)v.head[i].gate - 1 / (1 + exp(-0.5))) > 1e-6);
+        assert_true(v.head[i].added > 0 && v.head[i].added < 1e3f);
+    }
+    hl_cache_view_free(&v), hl_cache_view_free(&w);
+    free(ids);
+    hola_model_free(m);
+}
+
 /* lola: the scores after a whole number of blocks are those of the kept rows against the state then. */
 static void test_recall(void **state) {
     static const char *const names[] = {"hola lola", "hola lola, l2, value heads 4"};
@@ -274,7 +310,7 @@ static void test_alike_and_added(void **state) {
     (void)state;
     double added[3][2];
     for (int i = 0; i < 3; i++) {
-        hola_config c = variant_config(VARIANTS - 1); /* linear gates */
+        hola_config c = variant_config(named("hola, linear gates"));
         hola_model *m;
         struct hl_cache_view v;
         c.cache_gate_init = 0.5 * i;
@@ -306,9 +342,10 @@ static void test_alike_and_added(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_kept), cmocka_unit_test(test_alike_and_added), cmocka_unit_test(test_largest),
-        cmocka_unit_test(test_read), cmocka_unit_test(test_recall),          cmocka_unit_test(test_learned),
-        cmocka_unit_test(test_same), cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_kept),       cmocka_unit_test(test_alike_and_added), cmocka_unit_test(test_largest),
+        cmocka_unit_test(test_read),       cmocka_unit_test(test_recall),          cmocka_unit_test(test_redundancy),
+        cmocka_unit_test(test_token_gate), cmocka_unit_test(test_learned),         cmocka_unit_test(test_same),
+        cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

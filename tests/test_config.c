@@ -204,6 +204,9 @@ static void test_bad_fields(void **state) {
         {"eos_token_id", "[]", "eos_token_id: expected an integer, found an array"},
         {"eos_token_id", "[[1]]", "eos_token_id: expected an integer, found an array"},
         {"cache_sinks", "4097", "cache_sinks: 4097 is not between 0 and 4096"},
+        {"cache_redundancy", "2", "cache_redundancy: 2 is not between 0 and 1"},
+        {"cache_redundancy", "true", "cache_redundancy: expected a number"},
+        {"cache_gate_token", "1", "cache_gate_token: expected"},
         {"cache_lte_dim", "0", "cache_lte_dim: 0 is not between 1 and 64"},
         {"cache_lte_dim", "65", "cache_lte_dim: 65 is not"},
         {"cache_lte_dim", "null", "cache_lte_dim: expected an integer, found null"},
@@ -416,6 +419,8 @@ static void test_check(void **state) {
     WRONG(cache_chunk, 0);
     WRONG(cache_sinks, -1);
     WRONG(cache_lte_dim, 0);
+    WRONG(cache_redundancy, 1.5);
+    WRONG(cache_redundancy, NAN);
     WRONG(cache_gate_init, NAN);
     WRONG(cache_tau_init, -INFINITY);
     WRONG(use_beta, false);

@@ -52,6 +52,12 @@ static void test_round_trip(void **state) {
         c.cache_evict = (hola_evict)(i % HOLA_EVICT_COUNT);
         c.cache_norm = (hola_cache_norm)(i / 7 % 2);
         c.cache_sinks = i % 13;
+        c.cache_gate_token = i % 5 == 1;
+        c.cache_redundancy = 0.09 * (i % 11);
+        if (c.cache_evict == HOLA_EVICT_RECENCY || c.cache_evict == HOLA_EVICT_STREAMING) { /* ranked by position */
+            assert_true((c.cache_redundancy == 0) == (hola_config_check(&c) == HOLA_OK));
+            c.cache_redundancy = 0;
+        }
         c.cache_lte_dim = 1 + i % 64;
         c.bos_token_id = i % 5 - 1;
         c.use_gate = i % 2;

@@ -31,6 +31,30 @@ run tiny-gdn-s1 tiny-hola-s1 || bad "run.sh: $(cat "$dir/err")"
 check "two results" [ "$(ls "$dir/results")" = "$(printf 'tiny-gdn-s1.json\ntiny-hola-s1.json')" ]
 run tiny-gdn-s1
 check "what is done is left alone" grep -q '^tiny-gdn-s1: done already$' "$dir/out"
+# a list with a run that fails, and a time that is too short for any
+run --for 3600 nonsense tiny-variant-s1 && bad "--for: a failure"
+check "--for: a failure is named" grep -q '^run.sh: nonsense: no such run' "$dir/err"
+check "--for: ... and passed over" [ -e "$dir/results/tiny-variant-s1.json" ]
+run --for 5 @tries || bad "--for: no time: $(cat "$dir/err")"
+check "--for: nothing is begun in the last seconds" grep -q '^run.sh: x-gate-token: the time is over' "$dir/out"
+run --for x tiny-gdn-s1 && bad "--for: no number"
+run @nonsense && bad "a list that is not in the table"
+check "it is named" grep -q '^run.sh: @nonsense: no such list; there are @tries' "$dir/err"
+# killed in training: hola ends as well, and the same command goes on
+rm -r "$dir/results/tiny-variant-s1.json" "$dir/scratch/tiny-variant-s1"
+run tiny-variant-s1 &
+for _ in $(seq 100); do [ -s "$dir/scratch/tiny-variant-s1/train/metrics.jsonl" ] && break || sleep 0.1; done
+kill -KILL "$(pgrep -P $! -f run.py || echo $!)" 2>/dev/null
+wait
+for _ in $(seq 300); do pgrep -f "$dir/scratch/tiny-variant-s1" >/dev/null || break; sleep 0.1; done
+pgrep -f "$dir/scratch/tiny-variant-s1" >/dev/null && bad "hola goes on without run.py"
+run tiny-variant-s1 || bad "run.sh after a kill: $(cat "$dir/err")"
+python3 - "$dir/results/tiny-variant-s1.json" <<'PY' || bad "the variant's result, see above"
+import json, sys
+r = json.load(open(sys.argv[1]))
+assert r["config"]["cache_gate_token"] and r["config"]["cache_redundancy"] == 0.5 and r["parameters"] == 32080 + 2 * 2 * 32
+assert [v[0] for v in r["curve"]["val"]] == [5, 10, 15, 20] and r["measures"]["memory"][0]["heads"]
+PY
 run nonsense && bad "a run that is not in the table"
 check "it is named" grep -q '^run.sh: nonsense: no such run' "$dir/err"
 run && bad "no name"

@@ -48,6 +48,8 @@ class Config(ctypes.Structure):
         ("cache_tau_init", c_double),
         ("cache_tau_freeze", c_bool),
         ("cache_gate_linear", c_bool),
+        ("cache_gate_token", c_bool),
+        ("cache_redundancy", c_double),
         ("cache_sinks", c_int64),
         ("cache_lte_dim", c_int64),
         ("num_kv_heads", c_int64),

@@ -175,6 +175,9 @@ static void print_report(const struct cache_view_report *r, const double *heat, 
            " of them each (%s), in blocks of %" PRId64 ".\nThe query is token %" PRId64 ", |%s|.\n",
            r->view.n, r->view.layers, r->view.heads, r->cfg->cache_window, hola_evict_name(r->cfg->cache_evict),
            r->cfg->cache_chunk, r->view.query, r->text[r->view.query]);
+    if (r->cfg->cache_redundancy > 0)
+        printf("A key whose cosine with that of a better token is above %g is kept last.\n", r->cfg->cache_redundancy);
+    if (r->cfg->cache_gate_token) printf("Every token has its own gates: these are the query's.\n");
     if (o->color == CACHE_VIEW_COLOR_ALWAYS ||
         (o->color == CACHE_VIEW_COLOR_AUTO && isatty(1) && !(term && !strcmp(term, "dumb"))))
         print_heat(r, heat);
@@ -215,11 +218,11 @@ static int print_json(const struct cache_view_report *r) {
     for (int64_t l = 0; l < r->view.layers; l++)
         for (int64_t h = 0; h < r->view.heads; h++)
             if (cache_view_chosen(r, l, h)) json_array_append_new(heads, head_json(r, l, h));
-    return cli_print_json(json_pack("{s:s, s:s, s:I, s:I, s:I, s:o, s:o}", "evict",
-                                    hola_evict_name(r->cfg->cache_evict), "ranked_by",
-                                    hl_evict_score_name(r->cfg->cache_evict) ? rank_name(r) : "position", "window",
-                                    (json_int_t)r->cfg->cache_window, "chunk", (json_int_t)r->cfg->cache_chunk, "query",
-                                    (json_int_t)r->view.query, "tokens", tokens, "heads", heads));
+    return cli_print_json(
+        json_pack("{s:s, s:s, s:I, s:I, s:f, s:I, s:o, s:o}", "evict", hola_evict_name(r->cfg->cache_evict),
+                  "ranked_by", hl_evict_score_name(r->cfg->cache_evict) ? rank_name(r) : "position", "window",
+                  (json_int_t)r->cfg->cache_window, "chunk", (json_int_t)r->cfg->cache_chunk, "redundancy",
+                  r->cfg->cache_redundancy, "query", (json_int_t)r->view.query, "tokens", tokens, "heads", heads));
 }
 
 /* ---- the command ---- */

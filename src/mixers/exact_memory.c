@@ -25,6 +25,14 @@ bool hl_memory_is_learned(const hola_config *c) {
     return hl_has_exact_memory(c) && policy_of(c).score == HL_SCORE_LEARNED;
 }
 
+bool hl_memory_gates_tokens(const hola_config *c) { return hl_has_exact_memory(c) && c->cache_gate_token; }
+
+hola_status hl_memory_config_check(const hola_config *c, const char *where) {
+    if (!hl_has_exact_memory(c) || c->cache_redundancy == 0 || !policy_of(c).by_position) return HOLA_OK;
+    return hl_fail(HOLA_EINVAL, "%s: cache_redundancy: %s ranks by position, it has no scores that decide", where,
+                   hola_evict_name(c->cache_evict));
+}
+
 /* Weights begin as N(0, 2 / fan_in), biases as 0. */
 static void scorer_tensors(const hola_config *c, const struct hl_memory_heads *h, struct hl_tensor_spec *out) {
     const int64_t r = c->cache_lte_dim, D = h->K + h->V;
@@ -60,6 +68,12 @@ void hl_memory_tensors(const hola_config *c, const struct hl_memory_heads *h, st
         .name = "cache_sink", .dim = {h->HV}, .init = HL_INIT_CONSTANT, .value = 0, .frozen = off};
     out[HL_MEMORY_GATE] = (struct hl_tensor_spec){
         .name = "cache_gate", .dim = {h->HV}, .init = HL_INIT_CONSTANT, .value = c->cache_gate_init, .frozen = off};
+    if (c->cache_gate_token) /* from 0 on: a fresh model has the gates that it would have without */
+        out[HL_MEMORY_GATE_PROJ] = (struct hl_tensor_spec){.name = "cache_gate_proj.weight",
+                                                           .dim = {h->HV, c->hidden_size},
+                                                           .init = HL_INIT_CONSTANT,
+                                                           .frozen = off,
+                                                           .unquantised = true};
     out[HL_MEMORY_TAU] = (struct hl_tensor_spec){.name = "cache_tau",
                                                  .dim = {h->HV},
                                                  .init = HL_INIT_CONSTANT,
@@ -103,6 +117,7 @@ void hl_memory_buffers(const struct hl_buffers_for *f, const struct hl_memory_he
                        size_t acts_field, struct hl_buffers *grads, size_t grads_field) {
     const int64_t qk = h->H * h->K, vv = h->HV * h->V;
     const bool rms = hl_memory_has_own_norm(f->cfg), learned = hl_memory_is_learned(f->cfg);
+    const int64_t gates = hl_memory_gates_tokens(f->cfg) ? h->HV : 0;
     if (!hl_has_exact_memory(f->cfg)) return;
 #define FIELD(name) .field = acts_field + offsetof(struct hl_memory_acts, name)
 #define REAL .element = HL_ELEMENT_REAL
@@ -115,6 +130,7 @@ void hl_memory_buffers(const struct hl_buffers_for *f, const struct hl_memory_he
                   (struct hl_buffer){FIELD(block_S), .width = hl_memory_measures(f->cfg) ? h->HV * h->K * h->V : 0,
                                      REAL, .unit = HL_PER_BLOCK, .brief = true});
     hl_buffer_add(acts, (struct hl_buffer){FIELD(u), .width = learned ? h->HV * f->cfg->cache_lte_dim : 0, REAL});
+    hl_buffer_add(acts, (struct hl_buffer){FIELD(token_gate), .width = gates});
     if (f->pass != HL_TRAIN) return;
     hl_buffer_add(acts, (struct hl_buffer){FIELD(read), .width = vv});
     hl_buffer_add(acts, (struct hl_buffer){FIELD(lse), .width = h->HV, REAL});
@@ -125,6 +141,7 @@ void hl_memory_buffers(const struct hl_buffers_for *f, const struct hl_memory_he
 #define FIELD(name) .field = grads_field + offsetof(struct hl_memory_grads, name)
     hl_buffer_add(grads, (struct hl_buffer){FIELD(dqt), .width = qk});
     hl_buffer_add(grads, (struct hl_buffer){FIELD(dkt), .width = qk});
+    hl_buffer_add(grads, (struct hl_buffer){FIELD(dtoken_gate), .width = gates});
     hl_buffer_add(grads, (struct hl_buffer){FIELD(dscore), .width = learned ? h->HV : 0, .element = HL_ELEMENT_REAL});
 #undef FIELD
 }
@@ -165,6 +182,7 @@ static struct hl_cache read_of(const struct hl_exact_memory *m) {
                              .tau = t[HL_MEMORY_TAU].vector,
                              .sink = t[HL_MEMORY_SINK].vector,
                              .gate = t[HL_MEMORY_GATE].vector,
+                             .token_gate = m->a->token_gate,
                              .linear_gate = c->cache_gate_linear,
                              .out = m->out,
                              .state_off = m->state,
@@ -178,6 +196,7 @@ static struct hl_cache read_of(const struct hl_exact_memory *m) {
                              .dtau = c->cache_tau_freeze ? NULL : t[HL_MEMORY_TAU].grad,
                              .dsink = t[HL_MEMORY_SINK].grad,
                              .dgate = t[HL_MEMORY_GATE].grad,
+                             .dtoken_gate = m->d ? m->d->dtoken_gate : NULL,
                              .dscore = m->d ? m->d->dscore : NULL,
                              .r_state = rms ? m->r_k : NULL,
                              .k_weight = rms ? t[HL_MEMORY_K_NORM].vector : NULL,
@@ -221,8 +240,24 @@ static struct hl_lte scorer_of(const struct hl_exact_memory *m, const struct hl_
                            .db_out = t[HL_MEMORY_LTE_BIAS_OUT].grad};
 }
 
+/* What tokens add to the gates of the heads. */
+static struct hl_linear token_gates(const struct hl_exact_memory *m) {
+    const struct hl_layer_tensor *t = &m->tensor[HL_MEMORY_GATE_PROJ];
+    return (struct hl_linear){
+        .M = m->l->T,
+        .K = m->l->cfg->hidden_size,
+        .x = m->l->xn,
+        .n = 1,
+        .part[0] = {.W = t->W, .out = m->a->token_gate, .dout = m->d ? m->d->dtoken_gate : NULL, .dW = t->grad},
+        .dx = m->l->dxn};
+}
+
 void hl_memory_forward(const struct hl_exact_memory *m) {
     const struct hl_cache read = read_of(m);
+    if (hl_memory_gates_tokens(m->l->cfg)) {
+        const struct hl_linear gates = token_gates(m);
+        m->l->backend->ops.linear_forward(m->l->backend, &gates);
+    }
     if (hl_memory_is_learned(m->l->cfg)) {
         const struct hl_lte scorer = scorer_of(m, &read);
         m->l->backend->ops.lte_forward(m->l->backend, &scorer);
@@ -243,6 +278,10 @@ void hl_memory_forward(const struct hl_exact_memory *m) {
 void hl_memory_backward(const struct hl_exact_memory *m) {
     const struct hl_cache read = read_of(m);
     m->l->backend->ops.cache_backward(m->l->backend, &read);
+    if (hl_memory_gates_tokens(m->l->cfg)) {
+        const struct hl_linear gates = token_gates(m);
+        m->l->backend->ops.linear_backward(m->l->backend, &gates);
+    }
     if (!hl_memory_is_learned(m->l->cfg)) return;
     const struct hl_lte scorer = scorer_of(m, &read); /* adds to dkt and dv */
     m->l->backend->ops.lte_backward(m->l->backend, &scorer);

@@ -18,6 +18,7 @@ enum {
     HL_MEMORY_K_NORM,
     HL_MEMORY_SINK,
     HL_MEMORY_GATE,
+    HL_MEMORY_GATE_PROJ, /* with a gate per token */
     HL_MEMORY_TAU,
     HL_MEMORY_LTE_IN, /* from here on the learned score's */
     HL_MEMORY_LTE_CONV1,
@@ -36,13 +37,15 @@ struct hl_memory_acts {
     real *score; /* what the policy ranks by, where that is not m */
     void *read;
     real *lse;
-    int64_t *sel;  /* [blocks][HV][window] */
-    real *block_S; /* [blocks][HV][K][V]: the mixer's state after blocks, where rows are measured against it */
-    real *u;       /* [T][HV][cache_lte_dim]: the learned score's first layer */
+    int64_t *sel;     /* [blocks][HV][window] */
+    real *block_S;    /* [blocks][HV][K][V]: the mixer's state after blocks, where rows are measured against it */
+    real *u;          /* [T][HV][cache_lte_dim]: the learned score's first layer */
+    void *token_gate; /* [T][HV], with a gate per token */
 };
 struct hl_memory_grads {
     void *dqt, *dkt;
     real *dscore; /* with a learned score */
+    void *dtoken_gate;
 };
 
 /* Sizes of the heads that feed it. */
@@ -53,10 +56,13 @@ struct hl_memory_heads {
 bool hl_has_exact_memory(const hola_config *c);
 /* Whether its tensors and fields are there: with types that may go without one (kda) not where cache_evict is none. */
 bool hl_memory_possible(const hola_config *c);
+/* What ranges of single fields do not say. */
+hola_status hl_memory_config_check(const hola_config *c, const char *where);
 bool hl_memory_has_own_norm(const hola_config *c); /* cache_norm rms */
 bool hl_memory_measures(const hola_config *c);     /* rows are measured against the mixer's state */
 bool hl_memory_has_factors(const hola_config *c);  /* HL_MEMORY_FACTOR is a part of the state */
 bool hl_memory_is_learned(const hola_config *c);   /* op lte gives the scores */
+bool hl_memory_gates_tokens(const hola_config *c); /* a gate per token */
 
 void hl_memory_tensors(const hola_config *c, const struct hl_memory_heads *h, struct hl_tensor_spec *out);
 int hl_memory_state(const hola_config *c, const struct hl_memory_heads *h, struct hl_state_part *out);
@@ -86,7 +92,8 @@ struct hl_exact_memory {
 /* The read's own norm of q or k. The mixer runs it, with its own norm in one op where there is one. */
 struct hl_rmsnorm hl_memory_norm(const struct hl_exact_memory *m, bool query);
 void hl_memory_forward(const struct hl_exact_memory *m);
-/* Leaves dqt and dkt, the gradients of what was read; adds to dv. */
+/* Leaves dqt and dkt, the gradients of what was read; adds to dv. With a gate per token it writes dxn, to which the
+ * mixer's own projections then add. */
 void hl_memory_backward(const struct hl_exact_memory *m);
 
 #endif

@@ -18,6 +18,7 @@ struct watch {
     void *raw;           /* room for a layer's m, q or k of a piece, as the backend stores them */
     real *q, *k, *value; /* the query's, of one layer */
     real *out;           /* what the state and the memory gave it */
+    real *gate;          /* what it adds to the gates of the heads, with a gate per token */
     hola_status failed;
 };
 
@@ -123,8 +124,11 @@ static void read_of(struct watch *w, const struct hl_exact_memory *memory, int64
     const double tau = scalar(w, memory, HL_MEMORY_TAU, head), sink = scalar(w, memory, HL_MEMORY_SINK, head);
     struct hl_cache_view_head *o = &w->v->head[layer * w->v->heads + head];
     double max = sink, sum;
-    const real gate = (real)scalar(w, memory, HL_MEMORY_GATE, head);
-    o->gate = (float)hl_cache_lambda(&(struct hl_cache){.gate = &gate, .linear_gate = c->cache_gate_linear}, 0);
+    const real gate = (real)scalar(w, memory, HL_MEMORY_GATE, head),
+               *token = hl_memory_gates_tokens(c) ? w->gate : NULL;
+    const struct hl_cache read = {
+        .HV = 1, .gate = &gate, .token_gate = token ? token + head : NULL, .linear_gate = c->cache_gate_linear};
+    o->gate = (float)hl_cache_lambda(&read, 0, 0);
     o->seen_kept = kept;
     o->seen = kept + w->pos - first + 1;
     for (int64_t j = 0; j < o->seen; j++) {
@@ -160,6 +164,7 @@ static void after_layer(void *ctx, const struct hl_layer *l) {
     fetch_acts(w, rms ? memory.a->kt : memory.k, qk, w->k);
     fetch_acts(w, memory.v, HV * memory.heads.V, w->value);
     fetch_acts(w, memory.out, HV * memory.heads.V, w->out);
+    if (memory.a->token_gate) fetch_acts(w, memory.a->token_gate, HV, w->gate);
     for (int64_t h = 0; h < HV; h++) read_of(w, &memory, h);
 }
 
@@ -268,8 +273,9 @@ hola_status hl_cache_view_make(struct hl_cache_view *v, hola_model *m, const int
                       .q = malloc((size_t)qk * sizeof(real)),
                       .k = malloc((size_t)qk * sizeof(real)),
                       .value = malloc((size_t)vv * sizeof(real)),
-                      .out = malloc((size_t)vv * sizeof(real))};
-    if (!w.state || !w.held || !w.raw || !w.q || !w.k || !w.value || !w.out) {
+                      .out = malloc((size_t)vv * sizeof(real)),
+                      .gate = malloc((size_t)HV * sizeof(real))};
+    if (!w.state || !w.held || !w.raw || !w.q || !w.k || !w.value || !w.out || !w.gate) {
         s = hl_fail(HOLA_ENOMEM, "memory view: %lld bytes of state do not fit in memory", (long long)m->state.bytes);
     } else {
         pthread_mutex_lock(&m->lock);
@@ -278,7 +284,7 @@ hola_status hl_cache_view_make(struct hl_cache_view *v, hola_model *m, const int
         pthread_mutex_unlock(&m->lock);
     }
     hl_release(m->backend, w.state);
-    free(w.held), free(w.raw), free(w.q), free(w.k), free(w.value), free(w.out);
+    free(w.held), free(w.raw), free(w.q), free(w.k), free(w.value), free(w.out), free(w.gate);
     if (s != HOLA_OK) hl_cache_view_free(v);
     return s;
 }

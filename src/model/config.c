@@ -3,6 +3,7 @@
 #include "model/config.h"
 #include "core/file.h"
 #include "core/hash.h"
+#include "mixers/exact_memory.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -142,6 +143,7 @@ hola_status hl_config_check(const hola_config *c, const char *where) {
     if (!mixer) return hl_fail(HOLA_EINVAL, "%s: model_type: %d is unknown", where, (int)c->model_type);
     for (const struct hl_field *f = hl_config_fields; f->name && s == HOLA_OK; f++)
         if (hl_config_has(c, f->of)) s = hl_field_check(f, c, where);
+    if (s == HOLA_OK) s = hl_memory_config_check(c, where);
     return s == HOLA_OK && mixer->check ? mixer->check(c, where) : s;
 }
 

@@ -36,7 +36,8 @@ static void lay_out(hola_model *m) {
     d->made = m->panels_made;
     d->stale = true;
     d->fits = mixer->decode_layer && m->backend->ops.decode_one && head.layout == HL_ROWS &&
-              !m->cfg.cache_gate_linear && list_layers(m, mixer); /* the kernels know sigma(gate) alone */
+              !m->cfg.cache_gate_linear && !m->cfg.cache_gate_token && /* the kernels know sigma(gate) alone */
+              list_layers(m, mixer);
     if (!d->fits) return;
     const struct hl_layer first = hl_layer_open(m, &m->infer, NULL, 0, NULL);
     d->model = (struct hl_decode){.d = m->cfg.hidden_size,

@@ -210,9 +210,9 @@ static hola_status setup_memory(struct hl_run *r, bool fresh) {
         if (!t->trained || !(without || (o->only && !t->memory))) continue;
         t->trained = false;
         p->trained -= t->count;
+        const real closed = p->cfg.cache_gate_linear || strstr(t->name, "cache_gate_proj") ? 0 : -10000;
         if (without && fresh && strstr(t->name, "cache_gate")) /* sigma(-1e4) is 0 in floats */
-            for (int64_t k = 0; k < t->count; k++)
-                r->model->rows[t->offset + k] = p->cfg.cache_gate_linear ? 0 : -10000;
+            for (int64_t k = 0; k < t->count; k++) r->model->rows[t->offset + k] = closed;
     }
     free(has);
     return s;

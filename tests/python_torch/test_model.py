@@ -78,7 +78,8 @@ def run(program, *args):
 @pytest.mark.parametrize("fields", [dict(), dict(tie_word_embeddings=False, num_v_heads=4, expand_v=0.5, use_gate=False,
                                                  allow_neg_eigval=True, cache_norm="l2", cache_evict="e"),
                                     dict(cache_evict="none", use_short_conv=False),
-                                    dict(cache_evict="streaming", cache_gate_linear=True)], ids=str)
+                                    dict(cache_evict="streaming", cache_gate_linear=True),
+                                    dict(cache_gate_token=True, num_v_heads=4)], ids=str)
 def test_saved_here_and_there(fields, program, tmp_path):
     m, row = model(torch.float32, **fields), ids(40)
     m.save_pretrained(tmp_path / "here")

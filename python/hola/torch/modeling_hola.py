@@ -65,6 +65,8 @@ class HolaConfig(PretrainedConfig):
         cache_tau_init: float = 1.0,
         cache_tau_freeze: bool = True,
         cache_gate_linear: bool = False,
+        cache_gate_token: bool = False,
+        cache_redundancy: float = 0.0,
         cache_sinks: int = 4,
         use_cache: bool = True,
         bos_token_id: Any = 1,
@@ -97,6 +99,8 @@ class HolaConfig(PretrainedConfig):
         self.cache_tau_init = cache_tau_init
         self.cache_tau_freeze = cache_tau_freeze
         self.cache_gate_linear = cache_gate_linear
+        self.cache_gate_token = cache_gate_token
+        self.cache_redundancy = cache_redundancy
         self.cache_sinks = cache_sinks
         self.use_cache = use_cache
         self._check(kwargs)
@@ -303,6 +307,8 @@ class HolaAttention(nn.Module):
         super().__init__()
         if config.cache_evict in EVICT_ELSEWHERE:
             raise NotImplementedError(f"cache_evict {config.cache_evict}: not in PyTorch; the hola program has it")
+        if config.cache_redundancy > 0:
+            raise NotImplementedError("cache_redundancy: not in PyTorch; the hola program has it")
         self.config, self.layer_idx = config, layer_idx
         d, H, HV, K, V = (config.hidden_size, config.num_heads, config.value_heads, config.head_dim, config.head_v_dim)
         linear = lambda n, m: nn.Linear(n, m, bias=False)  # noqa: E731
@@ -324,6 +330,8 @@ class HolaAttention(nn.Module):
                 self.register_buffer(name, torch.empty(HV))
             else:
                 setattr(self, name, nn.Parameter(torch.empty(HV)))
+        if config.cache_gate_token:
+            self.cache_gate_proj = linear(d, HV)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -336,6 +344,8 @@ class HolaAttention(nn.Module):
         init.zeros_(self.cache_sink)
         init.constant_(self.cache_gate, c.cache_gate_init)
         init.constant_(self.cache_tau, c.cache_tau_init)
+        if c.cache_gate_token:
+            init.zeros_(self.cache_gate_proj.weight)
 
     def _conv(self, x: Tensor, name: str, packing: Packing, tail: Optional[Tensor]) -> Tensor:
         if not self.config.use_short_conv:
@@ -370,8 +380,12 @@ class HolaAttention(nn.Module):
             age = age.masked_fill(position < self.config.cache_sinks, float("inf"))
         return age.unsqueeze(-1).expand(m.shape)
 
-    def _gate(self) -> Tensor:
+    def _gate(self, x: Tensor) -> Tensor:
+        """What the reads are multiplied with, [HV, 1] or, a gate per token, [B, T, HV, 1]."""
         gate = self.cache_gate.to(compute_type(self.cache_gate.dtype))
+        if self.config.cache_gate_token:
+            gate = gate + self.cache_gate_proj(x).to(gate.dtype)
+        gate = gate.unsqueeze(-1)
         if self.config.cache_gate_linear:  # the slope is 1 below 0 too, so that a closed gate can open
             return gate + (gate.clamp(min=0) - gate).detach()
         return gate.sigmoid()
@@ -401,7 +415,7 @@ class HolaAttention(nn.Module):
             score = self._score(m, b, v, packing.positions(x.device))
             read = hola_cache_attention(qt, kt, v, score, self.cache_sink, self.cache_tau, window=c.cache_window,
                                         chunk=c.cache_chunk, cu_seqlens=packing.cu)
-            o = (o + self._gate().view(-1, 1) * read).to(o.dtype)
+            o = (o + self._gate(x) * read).to(o.dtype)
         if past_key_values is not None:
             past_key_values.layers[self.layer_idx] = self._leave(packing, S, raw, *((kt, v, score)
                                                                  if c.cache_evict != "none" else ()))
@@ -448,7 +462,7 @@ class HolaAttention(nn.Module):
             qt, kt = self._for_memory(q, k)
             score = self._score(m, b, v, position.unsqueeze(1))
             read = self._step_memory(state, qt, kt, v, score, position, fed)
-            o = (o + self._gate().view(-1, 1) * read).to(o.dtype)
+            o = (o + self._gate(x) * read).to(o.dtype)
         return self._finish(x, o)
 
     def _step_memory(self, state: LayerState, q: Tensor, k: Tensor, v: Tensor, score: Tensor, position: Tensor,

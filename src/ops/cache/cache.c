@@ -35,6 +35,8 @@ static struct hl_cache_work place(void *scratch, int64_t K, int64_t V, int64_t w
     w.chosen.id = hl_carve(&c, all, sizeof *w.chosen.id);
     w.chosen.score = hl_carve(&c, all, size);
     w.chosen.key = hl_carve(&c, all, sizeof *w.chosen.key);
+    w.chosen.order = hl_carve(&c, 2 * all, sizeof *w.chosen.order);
+    w.chosen.norm = hl_carve(&c, window + 1, size);
     w.rows = hl_carve(&c, CACHE_BCOLS * hl_cache_ld(wide), size);
     w.mm = hl_carve(&c, HL_SMALL_GEMM_SCRATCH, size);
     forward = c.used; /* the backward pass uses the same memory from here on */
@@ -56,6 +58,7 @@ static struct hl_cache_work place(void *scratch, int64_t K, int64_t V, int64_t w
     w.P = hl_carve(&c, CACHE_BACK * ldb, size);
     w.dS = hl_carve(&c, CACHE_BACK * ldb, size);
     w.R = hl_carve(&c, CACHE_BACK, size);
+    w.lam = hl_carve(&c, CACHE_BACK, size);
     w.bias = hl_carve(&c, CACHE_BCOLS, size);
     if (c.used < w.bytes) c.used = w.bytes;
     w.kept = hl_carve(&c, CACHE_KEPT, size);

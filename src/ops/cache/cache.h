@@ -4,9 +4,13 @@
  * those with the largest score (ties: the older one), or the first `sinks` rows of the sequence and the latest of
  * the others. With J = sel + the rows of this block up to t:
  *     z_j = tau q_t.k_j / sqrt(K)   z_sink = sink   p = softmax over J and the sink
- *     read_t = sum_J p_j v_j        out_t += lambda read_t, lambda = sigma(gate)
+ *     read_t = sum_J p_j v_j        out_t += lambda_t read_t, lambda_t = sigma(gate + token_gate_t)
  * Per value head; value head h reads the q, k of key head h / (HV/H). q, k come normalised for the read.
  * Policies that move with reads add p to the rows' scores, in stream order. w = 0: the block alone.
+ * policy.redundancy: at the end of a block, the rows of sel and of the block are gone through from the first in rank on.
+ * One whose key has a larger cosine with that of a row already taken is put back, the others are taken until there are
+ * w; if there are fewer, the first of those put back fill the places. The rest is gone for good. So unlike without it,
+ * sel is not what one ranking of all earlier rows would give.
  * HL_SCORE_LEARNED: z_j += log sigma(score_j) for j in sel.
  * HL_SCORE_RECALL: at the end of a block, every row of sel and of the block is measured against S, the state after
  * the block's last row: score_j = |v_j - kS_j^T S|. kS_j, the unit key that the state was written with, is made from
@@ -31,6 +35,7 @@ struct hl_cache {
     const void *v;                 /* [T][HV][V] */
     const real *score;             /* [T][HV]; unused with HL_SCORE_NONE */
     const real *tau, *sink, *gate; /* [HV] */
+    const void *token_gate;        /* [T][HV]: added to gate; NULL: a head has one gate for all tokens */
     bool linear_gate;              /* lambda = max(gate, 0) in place of sigma(gate) */
     void *out;                     /* [T][HV][V], added to */
     int64_t state_off;             /* bytes into seg->state, hl_cache_state_bytes() of them */
@@ -43,6 +48,7 @@ struct hl_cache {
     void *dq, *dk;              /* written, not added */
     void *dv;                   /* added to */
     real *dtau, *dsink, *dgate; /* [HV], accumulated; dtau NULL: frozen */
+    void *dtoken_gate;          /* [T][HV], written */
     real *dscore;               /* HL_SCORE_LEARNED: [T][HV], written */
     /* HL_SCORE_RECALL */
     real *recall;         /* `score` itself: a device measures into it */
@@ -71,9 +77,15 @@ static inline real hl_cache_unweighted(real k, const real *weight, int64_t i) {
 static inline bool hl_cache_scored(const struct hl_policy *p) {
     return p->score != HL_SCORE_NONE && p->score != HL_SCORE_RECALL;
 }
-/* lambda of a head, and its slope over the gate. A linear gate has the slope 1 below 0 too: a closed one can open. */
-static inline real hl_cache_lambda(const struct hl_cache *a, int64_t h) {
-    return !a->linear_gate ? hl_sigmoid(a->gate[h]) : a->gate[h] > 0 ? a->gate[h] : 0;
+/* Are two keys near-duplicates? dot: k.k'; x, y: |k|^2, |k'|^2. A key of zeros is like no other. */
+static inline bool hl_cache_alike(real dot, real x, real y, const struct hl_policy *p) {
+    return dot > (real)p->redundancy * R_SQRT(x * y);
+}
+/* lambda of a row and head, and its slope over the gate. A linear gate has the slope 1 below 0 too: a closed one can
+ * open. */
+static inline real hl_cache_lambda(const struct hl_cache *a, int64_t row, int64_t h) {
+    const real gate = a->gate[h] + (a->token_gate ? ((const real *)a->token_gate)[row * a->HV + h] : 0);
+    return !a->linear_gate ? hl_sigmoid(gate) : gate > 0 ? gate : 0;
 }
 static inline real hl_cache_slope(const struct hl_cache *a, real lambda) {
     return a->linear_gate ? 1 : lambda * (1 - lambda);

@@ -176,7 +176,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
         copy_wait<0>();
         fence_proxy_async();
         __syncthreads(); /* queries and first keys have arrived */
-        row_dots<D>(m, c, read, queries(x).len, x.h, b.gate_sink + share * 2);
+        row_dots<D>(m, c, read, queries(x), x.h, b.gate_sink + share * 2);
         if (next.at != x.at && threadIdx.x % 32 == 0) clear_rest(c, b, x, passes);
         for (int i = tiles; i < TILES; i++) copy_queries<D>(m, c, queries(next), next.h, i);
         float dq[D / 8][4] = {}, dtau = 0;

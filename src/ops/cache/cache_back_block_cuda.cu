@@ -70,7 +70,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
         copy_wait<0>();
         fence_proxy_async();
         __syncthreads(); /* queries and first keys have arrived */
-        row_dots<D>(m, c, read, x.len, h, b.gate_sink + share * 2);
+        row_dots<D>(m, c, read, x, h, b.gate_sink + share * 2);
         for (int i = tiles; i < TILES; i++) copy_queries<D>(m, c, next, h1, i);
         float dq[2][D / 8][4] = {}, dtau = 0;
         __syncthreads();

@@ -37,13 +37,13 @@ static int64_t slot_reals(const struct hl_cache *a) { return a->window * (a->K +
 
 static int64_t min(int64_t x, int64_t y) { return x < y ? x : y; }
 
-/* The tile's qT and doutT, R_t = dc_t.read_t, and from it the gradients of gate and sink. */
+/* The tile's qT and doutT, lambda_t, R_t = dc_t.read_t, and from it the gradients of gate and sink. */
 static void load_queries(const struct tile *t) {
     const struct hl_cache *a = t->d->a;
     const int64_t h = t->d->h, ld = hl_cache_ld(CACHE_BACK);
-    const real lam = hl_cache_lambda(a, h);
     for (int64_t i = 0; i < t->n; i++) {
         int64_t row = t->row + i, at = row * a->HV + h, j = 0;
+        const real lam = t->w->lam[i] = hl_cache_lambda(a, row, h);
         const real *dout = (const real *)a->dout + at * a->V, *read = (const real *)a->read + at * a->V;
         vr sum = {0};
         real rowdot;
@@ -51,7 +51,9 @@ static void load_queries(const struct tile *t) {
         if (j < a->V) sum += v_load_n(dout + j, a->V - j) * v_load_n(read + j, a->V - j);
         rowdot = v_sum(sum);
         t->w->R[i] = lam * rowdot;
-        t->scalars->gate += (double)(hl_cache_slope(a, lam) * rowdot);
+        const real dgate = hl_cache_slope(a, lam) * rowdot;
+        if (a->dtoken_gate) ((real *)a->dtoken_gate)[at] = dgate;
+        t->scalars->gate += (double)dgate;
         t->scalars->sink -= (double)(R_EXP(a->sink[h] - a->lse[at]) * t->w->R[i]);
     }
     HL_OP(pack_transpose)(t->w->bqT, ld, t->q, t->ldk, t->n, t->n, a->K);
@@ -71,26 +73,26 @@ static const real *load_keys(const struct tile *t, const int64_t *id, int64_t n,
 
 static const real lanes[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
-/* From s = q.k / sqrt(K) in P and dc.v in dS, of which query i sees the first `seen` of n columns: to
- * P = exp(tau s + bias - lse) and dS = P (dc.v - R), zero where not seen. bias: of the columns; NULL: none. Returns the
- * sum of dS s. */
+/* From s = q.k / sqrt(K) in P and dout.v in dS, of which query i sees the first `seen` of n columns: to P = lambda p and
+ * dS = p (lambda dout.v - R), p = exp(tau s + bias - lse), zero where not seen. bias: of the columns; NULL: none. Returns
+ * the sum of dS s. */
 static real weights(const struct tile *t, const real *bias, int64_t i, int64_t seen, int64_t n) {
     const int64_t ld = hl_cache_ld(CACHE_BCOLS);
     const struct hl_cache *a = t->d->a;
     real *P = t->w->P + i * ld, *dS = t->w->dS + i * ld;
-    const real tau = a->tau[t->d->h], lse = a->lse[(t->row + i) * a->HV + t->d->h], R = t->w->R[i];
+    const real tau = a->tau[t->d->h], lse = a->lse[(t->row + i) * a->HV + t->d->h], R = t->w->R[i], lam = t->w->lam[i];
     vr sum = {0};
     int64_t j = 0;
     for (; j < seen; j += VL) {
         vr s = v_load(P + j), p = bias ? v_exp(tau * s + v_load(bias + j) - lse) : v_exp(tau * s - lse);
-        vr ds = p * (v_load(dS + j) - R), dtau = ds * s;
+        vr ds = p * (lam * v_load(dS + j) - R), dtau = ds * s;
         if (j + VL > seen) {
             vi mask = (vi)(v_load(lanes) < (real)(seen - j));
             p = v_select(mask, p, v_set(0));
             ds = v_select(mask, ds, v_set(0));
             dtau = v_select(mask, dtau, v_set(0));
         }
-        v_store(P + j, p);
+        v_store(P + j, lam * p);
         v_store(dS + j, ds);
         sum += dtau;
     }
@@ -166,7 +168,7 @@ static void back_tile(const struct tile *t, const int64_t *id, int64_t n, int64_
     const struct hl_cache *a = t->d->a;
     const struct hl_cache_head *d = t->d;
     const int64_t ld = hl_cache_ld(CACHE_BCOLS), ldT = hl_cache_ld(CACHE_BACK), m = t->n - first;
-    const real lam = hl_cache_lambda(a, d->h), scale = 1 / R_SQRT((real)a->K), slope = a->tau[d->h] * scale;
+    const real scale = 1 / R_SQRT((real)a->K), slope = a->tau[d->h] * scale;
     const bool first_head = d->h % (a->HV / a->H) == 0; /* the first value head of this key head */
     real *dq = (real *)a->dq + ((t->row + first) * a->H + d->hk) * a->K;
     struct hl_small_gemm S = {
@@ -182,7 +184,7 @@ static void back_tile(const struct tile *t, const int64_t *id, int64_t n, int64_
     dP.A = t->w->bdoT + first;
     dP.B = t->w->bvT;
     dP.C = t->w->dS + first * ld;
-    dP.alpha = lam;
+    dP.alpha = 1;
     HL_OP(small_gemm)(&dP, t->w->mm);
     const real *bias = load_biases(t, id, n);
     for (int64_t i = first; i < t->n; i++)
@@ -203,7 +205,7 @@ static void back_tile(const struct tile *t, const int64_t *id, int64_t n, int64_
     dV.N = a->V;
     dV.B = t->dout + first * t->ldv;
     dV.bk = t->ldv;
-    dV.alpha = lam;
+    dV.alpha = 1;
     dV.add = true;
     real *slot = t->slot ? t->slot + a->window * a->K : NULL;
     add_to_rows(t, id, n, dV, slot, (real *)a->dv + d->h * a->V, a->HV * a->V);

@@ -33,7 +33,7 @@ template <bool LEARNED>
 static __device__ struct score_grad score_grad_of(const struct cache_dev &c, const float *R, int64_t h, int64_t t,
                                                   int64_t j, bool kept) {
     const int64_t hk = h / c.group, at = t * c.a.HV + h;
-    const float lambda = lambda_of(c.a, h, 1.0f / (1.0f + expf(-c.a.gate[h])));
+    const float lambda = lambda_at(c.a, t, h);
     struct score_grad x;
     x.s = dot_row(row_of(c.a.q, t, c.a.H, hk, c.a.K), row_of(c.a.k, j, c.a.H, hk, c.a.K), c.a.K) / sqrtf((float)c.a.K);
     const float z = c.a.tau[h] * x.s;
@@ -47,11 +47,12 @@ static __device__ struct score_grad score_grad_of(const struct cache_dev &c, con
 static __global__ void rowdot(const struct cache_dev c, const struct cache_back b) {
     const int64_t at = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32, h = at % c.a.HV;
     if (at >= c.T * c.a.HV) return;
-    const float lambda = lambda_of(c.a, h, 1.0f / (1.0f + expf(-c.a.gate[h])));
+    const float lambda = lambda_at(c.a, at / c.a.HV, h);
     const float x = dot_row((const act *)c.a.dout + at * c.a.V, (const act *)c.a.read + at * c.a.V, c.a.V);
     if (threadIdx.x % 32) return;
     b.R[at] = lambda * x;
     b.gate_sink[at * 2] = slope_of(c.a, lambda) * x;
+    if (c.a.dtoken_gate) put((act *)c.a.dtoken_gate + at, slope_of(c.a, lambda) * x);
     b.gate_sink[at * 2 + 1] = -expf(c.a.sink[h] - c.a.lse[at]) * lambda * x;
 }
 
@@ -100,14 +101,14 @@ template <bool LEARNED> static __global__ void rowwise_kv(const struct cache_dev
     const int64_t block = blockIdx.x / (w + C), j = blockIdx.x % (w + C), first = j < w ? 0 : j - w;
     const struct hl_dev_span p = c.rows.block[block];
     const int64_t row = j < w ? c.a.sel[(block * c.a.HV + h) * w + j] : j - w < p.len ? p.row + j - w : -1;
-    const float scale = c.a.tau[h] / sqrtf((float)K), lambda = lambda_of(c.a, h, 1.0f / (1.0f + expf(-c.a.gate[h])));
+    const float scale = c.a.tau[h] / sqrtf((float)K);
     const bool learned = LEARNED && j < w;
     float *ds = (float *)shared_memory(), *weight = ds + C, *bias = weight + C;
     float *to = j < w ? b.kept + ((block * c.a.HV + h) * w + j) * (K + V) : b.own + (row * c.a.HV + h) * (K + V);
     if (row < 0) return;
     for (int64_t t = first + threadIdx.x / 32; t < p.len; t += WARPS) {
         const struct score_grad x = score_grad_of<LEARNED>(c, b.R, h, p.row + t, row, j < w);
-        if (threadIdx.x % 32 == 0) ds[t] = x.ds * scale, weight[t] = x.p * lambda;
+        if (threadIdx.x % 32 == 0) ds[t] = x.ds * scale, weight[t] = x.p * lambda_at(c.a, p.row + t, h);
         if (learned && threadIdx.x % 32 == 0) bias[t] = x.ds;
     }
     __syncthreads();

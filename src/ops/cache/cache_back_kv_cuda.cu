@@ -25,10 +25,10 @@ template <int D, int S> struct kv_smem {
         STAGES = D == 256 ? S : 1, /* of dout */
         X = TILE * tile<D>::LD,
         P = TILE * LDP,
-        BYTES = ((2 + S + STAGES) * X + 2 * P) * 2 + 2 * S * TILE * 4,
+        BYTES = ((2 + S + STAGES) * X + 2 * P) * 2 + 3 * S * TILE * 4,
     };
     bf16 *k, *v, *q, *dout, *p, *ds; /* q, dout: of the first stage */
-    float *lse, *R;
+    float *lse, *R, *lambda;
 };
 template <int D, int S> static __device__ __forceinline__ struct kv_smem<D, S> kv_smem_at(char *shared) {
     typedef struct kv_smem<D, S> smem;
@@ -36,7 +36,7 @@ template <int D, int S> static __device__ __forceinline__ struct kv_smem<D, S> k
     m.k = (bf16 *)shared, m.v = m.k + smem::X;
     m.q = m.v + smem::X, m.dout = m.q + S * smem::X;
     m.p = m.dout + smem::STAGES * smem::X, m.ds = m.p + smem::P;
-    m.lse = (float *)(m.ds + smem::P), m.R = m.lse + S * TILE;
+    m.lse = (float *)(m.ds + smem::P), m.R = m.lse + S * TILE, m.lambda = m.R + S * TILE;
     return m;
 }
 
@@ -80,8 +80,8 @@ static __device__ __forceinline__ void write_biases(const struct key_bias &b, fl
  * first. Returns the thread's part of the sum of ds q.k. tau: with 1/sqrt(K) in it. BIAS: of the logits of the thread's
  * two keys, whose ds are added up */
 template <int D, int S, bool mask, bool BIAS>
-static __device__ __forceinline__ float score_tile(const struct kv_smem<D, S> &m, int stage, float tau, float lambda,
-                                                   bool causal, int keys, struct key_bias &bias) {
+static __device__ __forceinline__ float score_tile(const struct kv_smem<D, S> &m, int stage, float tau, bool causal,
+                                                   int keys, struct key_bias &bias) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     enum { QUERIES = kv_smem<D, S>::QUERIES };
     const int key = warp % 4 * 16, query = warp / 4 * QUERIES;
@@ -94,6 +94,7 @@ static __device__ __forceinline__ float score_tile(const struct kv_smem<D, S> &m
     for (int n = 0; n < QUERIES / 8; n++) {
         const int at = query + n * 8 + 2 * t;
         const float2 lse = *(const float2 *)(m.lse + stage * TILE + at), R = *(const float2 *)(m.R + stage * TILE + at);
+        const float2 lambda = *(const float2 *)(m.lambda + stage * TILE + at);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const int j = key + g + 8 * i;
@@ -103,11 +104,11 @@ static __device__ __forceinline__ float score_tile(const struct kv_smem<D, S> &m
                 const float z = s[n][2 * i + e] * scale;
                 p[e] = fast_exp2((BIAS ? z + bias.log2[i] : z) - (e ? lse.y : lse.x));
                 if (mask && (j >= keys || (causal && j > at + e))) p[e] = 0.0f;
-                ds[e] = p[e] * (lambda * dp[n][2 * i + e] - (e ? R.y : R.x));
+                ds[e] = p[e] * ((e ? lambda.y : lambda.x) * dp[n][2 * i + e] - (e ? R.y : R.x));
                 sum += ds[e] * s[n][2 * i + e];
                 if (BIAS) bias.sum[i] += ds[e];
             }
-            *(uint32_t *)(m.p + j * LDP + at) = pack2(p[0] * lambda, p[1] * lambda);
+            *(uint32_t *)(m.p + j * LDP + at) = pack2(p[0] * lambda.x, p[1] * lambda.y);
             *(uint32_t *)(m.ds + j * LDP + at) = pack2(ds[0] * tau, ds[1] * tau);
         }
     }
@@ -186,7 +187,7 @@ static __device__ __forceinline__ void write_bf16(const float sum[2][kv_smem<D, 
     __syncthreads();
 }
 
-/* Of 64 queries from row `from` of the block on: q, lse and R into one of two stages; dout into its own */
+/* Of 64 queries from row `from` of the block on: q, lse, R and lambda into one of two stages; dout into its own */
 template <int D, int S>
 static __device__ __forceinline__ void fetch_queries(const struct kv_smem<D, S> &m, const struct cache_dev &c,
                                                      const float *R, const struct block_view &s, int stage, int from) {
@@ -197,6 +198,8 @@ static __device__ __forceinline__ void fetch_queries(const struct kv_smem<D, S> 
         const bool there = from + (int)threadIdx.x < s.len;
         m.lse[stage * TILE + threadIdx.x] = there ? c.a.lse[at] * LOG2E : 0.0f;
         m.R[stage * TILE + threadIdx.x] = there ? R[at] : 0.0f;
+        const float gate = there ? gate_of(c.a, s.row + from + threadIdx.x, s.h) : 0.0f;
+        m.lambda[stage * TILE + threadIdx.x] = there ? lambda_of(c.a, gate, sigmoid(gate)) : 0.0f;
     }
 }
 template <int D, int S>
@@ -216,7 +219,7 @@ loop_queries(struct kv_sums<D, S> &sum, const struct kv_smem<D, S> &m, const str
              const struct block_view &s, int first, bool own, int keys, bf16 *ds, struct key_bias &bias) {
     enum { STAGES = kv_smem<D, S>::STAGES };
     const int end = (s.len + TILE - 1) / TILE;
-    const float tau = c.a.tau[s.h] / sqrtf((float)D), lambda = lambda_of(c.a, s.h, sigmoid(c.a.gate[s.h]));
+    const float tau = c.a.tau[s.h] / sqrtf((float)D);
     float dtau = 0;
     fetch_queries<D, S>(m, c, R, s, first % S, first * TILE);
     fetch_dout<D, S>(m, c, s, first % S, first * TILE);
@@ -229,8 +232,8 @@ loop_queries(struct kv_sums<D, S> &sum, const struct kv_smem<D, S> &m, const str
         copy_commit();
         copy_wait<1>();
         __syncthreads();
-        dtau += causal || keys < TILE ? score_tile<D, S, true, BIAS>(m, stage, tau, lambda, causal, keys, bias)
-                                      : score_tile<D, S, false, BIAS>(m, stage, tau, lambda, causal, keys, bias);
+        dtau += causal || keys < TILE ? score_tile<D, S, true, BIAS>(m, stage, tau, causal, keys, bias)
+                                      : score_tile<D, S, false, BIAS>(m, stage, tau, causal, keys, bias);
         __syncthreads();
         write_ds<D, S>(m, ds);
         ds += (own ? i + 1 : 1) * TILE * TILE;

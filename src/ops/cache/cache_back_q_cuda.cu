@@ -38,21 +38,23 @@ static __global__ void __launch_bounds__(THREADS)
     const int64_t h = blockIdx.x % c.a.HV, block = blockIdx.x / c.a.HV / tiles;
     const struct block_view s = view_of(c, block, h, true, false);
     const int from = blockIdx.x / (int)c.a.HV % tiles * TILE, warp = threadIdx.x / 32;
-    const float lambda = lambda_of(c.a, h, sigmoid(c.a.gate[h]));
     float gate = 0, sink = 0;
     dout_dot_read<D>(c, s, from + warp * 16, rowdot + warp * 16);
     __syncthreads();
     if (warp > 0) return;
     for (int r = threadIdx.x; r < TILE && from + r < s.len; r += 32) {
         const int64_t at = (int64_t)(s.row + from + r) * c.a.HV + h;
+        const float open = gate_of(c.a, s.row + from + r, h), lambda = lambda_of(c.a, open, sigmoid(open));
+        const float dgate = slope_of(c.a, lambda) * rowdot[r];
         b.R[at] = lambda * rowdot[r];
-        gate += rowdot[r];
-        sink += expf(c.a.sink[h] - c.a.lse[at]) * rowdot[r];
+        if (c.a.dtoken_gate) put((act *)c.a.dtoken_gate + at, dgate);
+        gate += dgate;
+        sink += lambda * expf(c.a.sink[h] - c.a.lse[at]) * rowdot[r];
     }
     gate = warp_sum(gate), sink = warp_sum(sink);
     if (threadIdx.x) return;
-    b.gate_sink[blockIdx.x * 2] = slope_of(c.a, lambda) * gate;
-    b.gate_sink[blockIdx.x * 2 + 1] = -lambda * sink;
+    b.gate_sink[blockIdx.x * 2] = gate;
+    b.gate_sink[blockIdx.x * 2 + 1] = -sink;
 }
 
 template <int D> struct q_smem {

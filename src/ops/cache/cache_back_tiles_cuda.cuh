@@ -55,7 +55,8 @@ template <int N> static __device__ __forceinline__ float sums_by_lane(float *x) 
 /* m->rowdot, m->lse, and the warp's summands of dgate and dsink. Needs a barrier before and after. */
 template <int D>
 static __device__ __forceinline__ void row_dots(struct back_smem<D> *m, const struct cache_dev &c,
-                                                const struct loaded_reads<D> &read, int len, int h, float part[2]) {
+                                                const struct loaded_reads<D> &read, const struct item &x, int h,
+                                                float part[2]) {
     enum {
         CHUNKS = D / 8,
         PER_STEP = loaded_reads<D>::PER_STEP,
@@ -64,7 +65,6 @@ static __device__ __forceinline__ void row_dots(struct back_smem<D> *m, const st
     };
     const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * read.ROWS, chunk = lane % CHUNKS,
               row = first + lane / CHUNKS;
-    const float lambda = lambda_of(c.a, h, sigmoid(c.a.gate[h]));
     const bf16 *dout = m->dout[first / TILE] + chunk / 8 * SQUARE;
     float sums[EACH];
 #pragma unroll
@@ -79,12 +79,16 @@ static __device__ __forceinline__ void row_dots(struct back_smem<D> *m, const st
     for (int j = CHUNKS / 2; j >= EACH; j /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, j);
     if (chunk < EACH) m->rowdot[row + read.row_of(chunk)] = sum;
     __syncwarp();
-    const bool own = lane < read.ROWS, there = own && first + lane < len;
+    const bool own = lane < read.ROWS, there = own && first + lane < x.len;
     const float rowdot = there ? m->rowdot[first + lane] : 0.0f;
     if (own && !there) m->rowdot[first + lane] = 0;
+    const float open = there ? gate_of(c.a, x.row + first + lane, h) : 0.0f,
+                lambda = lambda_of(c.a, open, sigmoid(open));
+    const float dgate = slope_of(c.a, lambda) * rowdot;
     if (own) m->lse[first + lane] = there ? read.lse * LOG2E - log2f(lambda) : INFINITY; /* not there: p = 0 */
-    const float gate = warp_sum(rowdot), sink = warp_sum(there ? expf(c.a.sink[h] - read.lse) * rowdot : 0.0f);
-    if (lane == 0) part[0] = slope_of(c.a, lambda) * gate, part[1] = -lambda * sink;
+    if (there && c.a.dtoken_gate) put((act *)c.a.dtoken_gate + (int64_t)(x.row + first + lane) * c.a.HV + h, dgate);
+    const float gate = warp_sum(dgate), sink = warp_sum(there ? lambda * expf(c.a.sink[h] - read.lse) * rowdot : 0.0f);
+    if (lane == 0) part[0] = gate, part[1] = -sink;
 }
 
 /* ---- a tile of queries and a tile of keys ---- */

@@ -2,9 +2,9 @@
  *
  * A task is one value head of one segment and a range of its blocks. The selection is sequential but
  * cheap, so a task repeats it from the segment's start instead of waiting for other tasks. Where scores
- * move with reads, the selection needs the reads, and where they are measured against the state, it is not cheap: one
- * task does all blocks. The states of sessions are
- * written in a second round, after all reads. */
+ * move with reads, the selection needs the reads, and where rows are measured against the state or compared with each
+ * other, it is not cheap: one task does all blocks. The states of sessions are written in a second round, after all
+ * reads. */
 #include "ops/cache/cache_cpu.h"
 #include "ops/simd.h"
 
@@ -46,7 +46,7 @@ static void run_blocks(const struct forward *f, const struct hl_cache_head *d, s
             if (!S) return; /* the last block, in training */
             HL_OP(cache_measure)(d, w, S, m);
         }
-        hl_cache_select_merge(&w->chosen, d, m);
+        HL_OP(cache_merge)(d, &w->chosen, m);
         m = 0;
     }
     if (f->stores && d->k) hl_cache_select_store(&w->chosen, d, m);
@@ -89,7 +89,7 @@ static void all_tasks(void *ctx, int64_t i, int worker) {
 void HL_OP(cache_forward)(struct hl_backend *backend, const struct hl_cache *a) {
     struct forward f = {.pool = hl_backend_pool(backend), .a = a, .shares = 1, .reads = true};
     double flops = 0;
-    const bool in_order = a->policy.moves_with_reads || a->policy.score == HL_SCORE_RECALL;
+    const bool in_order = a->policy.moves_with_reads || a->policy.score == HL_SCORE_RECALL || a->policy.redundancy > 0;
     bool later = false;
     HL_ASSERT(a->HV % a->H == 0 && a->window >= 0 && a->chunk > 0);
     for (int64_t n = 0; n < a->rows->n; n++) {

@@ -43,17 +43,22 @@ static inline int64_t hl_cache_blocks(const struct hl_cache_head *d) {
 /* The columns of the current block: n kept rows, then those hl_cache_select_block appended. */
 struct hl_cache_selection {
     int64_t n;
-    int64_t *id;   /* [window + chunk] */
-    real *score;   /* [window + chunk] */
-    uint64_t *key; /* [window + chunk]: scratch of the merge */
+    int64_t *id;    /* [window + chunk] */
+    real *score;    /* [window + chunk] */
+    uint64_t *key;  /* [window + chunk]: scratch of the merge */
+    int64_t *order; /* [2 (window + chunk)] and */
+    real *norm;     /* [window]: where near-duplicates come last */
 };
 void hl_cache_select_start(struct hl_cache_selection *p, const struct hl_cache_head *d);
 /* Appends the rows of the segment's block b; returns how many there are. */
 int64_t hl_cache_select_block(struct hl_cache_selection *p, const struct hl_cache_head *d, int64_t b);
 /* The block of m rows is over: kept = top_w(kept + block). */
 void hl_cache_select_merge(struct hl_cache_selection *p, const struct hl_cache_head *d, int64_t m);
+/* p->key of n columns: integers in the order of the scores. */
+void hl_cache_select_keys(struct hl_cache_selection *p, int64_t n);
 /* Writes the kept rows and the m rows of the open block to the session's state. */
 void hl_cache_select_store(const struct hl_cache_selection *p, const struct hl_cache_head *d, int64_t m);
+const real *hl_cache_key(const struct hl_cache_head *d, int64_t id);
 /* Keys or values of n columns, *ld apart: in place if the rows are contiguous, else a copy in `buffer`. */
 const real *hl_cache_keys(const struct hl_cache_head *d, const int64_t *id, int64_t n, real *buffer, int64_t *ld);
 const real *hl_cache_values(const struct hl_cache_head *d, const int64_t *id, int64_t n, real *buffer, int64_t *ld);
@@ -69,7 +74,7 @@ struct hl_cache_work {
     real *max, *sum;                  /* [tile] */
     real *bqT, *bdoT;                 /* backward: q, dout [K or V][BACK] */
     real *bkT, *bvT, *bk;             /* k, v [K or V][BCOLS]; gathered keys */
-    real *P, *dS, *R, *bias;          /* [BACK][BCOLS], [BACK][BCOLS], [BACK], [BCOLS] */
+    real *P, *dS, *R, *lam, *bias;    /* [BACK][BCOLS], [BACK][BCOLS], [BACK], [BACK], [BCOLS] */
     real *kept;                       /* [CACHE_KEPT]: outlives a task, for the gradient of a long segment */
     int64_t bytes;
 };
@@ -78,6 +83,8 @@ struct hl_cache_work hl_cache_worker(struct hl_pool *pool, int worker, const str
 #ifdef HL_ISA
 /* The new rows of block b (m rows in all) read; if the policy moves with reads, the columns' scores grow. */
 void HL_OP(cache_read)(const struct hl_cache_head *d, struct hl_cache_work *w, int64_t b, int64_t m);
+/* hl_cache_select_merge, with near-duplicates of keys last where the policy has it so. */
+void HL_OP(cache_merge)(const struct hl_cache_head *d, struct hl_cache_selection *p, int64_t m);
 /* The scores of the columns, measured at the end of block b of m rows against the state S. */
 void HL_OP(cache_measure)(const struct hl_cache_head *d, struct hl_cache_work *w, const real *S, int64_t m);
 /* One new token of a session: append, read, merge a full block. */

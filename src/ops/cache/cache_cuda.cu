@@ -3,6 +3,7 @@
  * Which selection kernel runs:
  *   select_each_block    no sessions and fewer than LONG blocks: every block ranks all rows before it, all blocks at
  *                        once. grid (blocks HV), THREADS threads; shared: the rows' keys, radix select's counts.
+ *                        Not where near-duplicates come last: what a block keeps then depends on the block before.
  *   select_walk          otherwise: a thread block goes over the blocks of one value head in order, merging each into
  *                        the kept rows. grid (n HV, groups), up to 1024 threads; shared: a selector of w + C columns.
  *   select_merge_groups  after select_walk, if few long sequences were cut into groups of blocks, each walked by a
@@ -14,7 +15,7 @@
  * with reads (cache_rowwise_cuda.cu) select in their own kernels. */
 #include "ops/cuda_ops.cuh"
 #include "cuda/pdl.cuh"
-#include "ops/cache/cache_cuda.cuh"
+#include "ops/cache/cache_distinct_cuda.cuh"
 
 enum { THREADS = 256, COLUMNS = 128 };
 
@@ -50,8 +51,9 @@ extern "C" void HL_OP(cache_score)(struct hl_backend *backend, const struct hl_s
 
 /* A thread block goes over `span` blocks of one value head of a segment. The scores of the next block are loaded
  * while this one's are ranked. With several groups, all but the first keep rows of their own blocks alone, until
- * select_merge_groups. */
-static __global__ void select_walk(const struct cache_dev c, int span) {
+ * select_merge_groups. DISTINCT: near-duplicates come last. */
+template <bool DISTINCT>
+static __global__ void __launch_bounds__(1024) select_walk(const struct cache_dev c, int span) {
     pdl_wait(), pdl_trigger(); /* readers begin with the rows that are not selected here */
     const int64_t n = blockIdx.x / c.a.HV, h = blockIdx.x % c.a.HV, score = c.a.K + c.a.V;
     const struct hl_seg seg = c.rows.seg[n];
@@ -84,7 +86,7 @@ static __global__ void select_walk(const struct cache_dev c, int span) {
             __syncthreads();
             for (int x = threadIdx.x; x < kept + C; x += blockDim.x) s.key[x] = rank_of_position(x, c.a.policy.sinks);
         }
-        kept = select_top(s, kept, kept + C, w);
+        kept = DISTINCT ? select_distinct(c, m, h, s, kept + C, w) : select_top(s, kept, kept + C, w);
     }
     for (int i = threadIdx.x; i < w; i += blockDim.x) {
         if (groups > 1) c.group_kept[((n * c.a.HV + h) * groups + group) * w + i] = i < kept ? s.id[i] : (int)NO_ROW;
@@ -239,7 +241,9 @@ static int64_t most_blocks(const struct hl_cache *a) {
     return most;
 }
 static int64_t group_span(const struct hl_cuda *cuda, const struct hl_cache *a, int64_t blocks) {
-    if (blocks < LONG || a->rows->n * a->HV > hl_cuda_sms(cuda)) return blocks;
+    if (blocks < LONG || a->policy.redundancy > 0 || /* what is kept depends on what was */
+        a->rows->n * a->HV > hl_cuda_sms(cuda))
+        return blocks;
     return blocks > SPAN * GROUPS ? hl_pieces(blocks, GROUPS) : (int64_t)SPAN;
 }
 
@@ -272,11 +276,12 @@ extern "C" void HL_OP(cache_forward)(struct hl_backend *backend, const struct hl
     c.bias = (float *)(c.group_kept + groups * heads * a->window);
     const int64_t apart = ((most - 1) * a->chunk + 3) / 4 * 16 + (256 + 2 + THREADS / 32) * 4;
     if (measured) HL_OP(cache_select_measured)(cuda, &c);
-    else if (a->window > 0 && !states && most < LONG && apart <= 48 << 10)
+    else if (a->window > 0 && !states && !a->policy.redundancy && most < LONG && apart <= 48 << 10)
         launch_pdl(cuda, select_each_block, (unsigned)(c.rows.blocks * a->HV), THREADS, (size_t)apart, c);
     else if (a->window > 0)
-        launch_pdl(cuda, select_walk, dim3((unsigned)heads, (unsigned)groups), selector_threads(a),
-                   (size_t)selector_bytes(a), c, (int)span);
+        launch_pdl(cuda, a->policy.redundancy > 0 ? select_walk<true> : select_walk<false>,
+                   dim3((unsigned)heads, (unsigned)groups), selector_threads(a), (size_t)selector_bytes(a), c,
+                   (int)span);
     if (a->window > 0 && groups > 1 && !measured) /* LONG blocks or more */
         launch_pdl(cuda, select_merge_groups, dim3((unsigned)heads, (unsigned)most + 1), selector_threads(a),
                    (size_t)selector_bytes(a, (groups + 1) * a->window), c, (int)span, (int)groups);

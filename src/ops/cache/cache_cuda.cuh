@@ -32,8 +32,11 @@ static inline struct cache_dev cache_dev_of(const struct hl_cache *a) {
 }
 
 /* hl_cache_lambda and hl_cache_slope; sigma: of the gate, by the function that the kernel takes for it. */
-static __device__ __forceinline__ float lambda_of(const struct hl_cache &a, int64_t h, float sigma) {
-    return a.linear_gate ? fmaxf(a.gate[h], 0.0f) : sigma;
+static __device__ __forceinline__ float gate_of(const struct hl_cache &a, int64_t row, int64_t h) {
+    return a.token_gate ? a.gate[h] + f32(((const act *)a.token_gate)[row * a.HV + h]) : a.gate[h];
+}
+static __device__ __forceinline__ float lambda_of(const struct hl_cache &a, float gate, float sigma) {
+    return a.linear_gate ? fmaxf(gate, 0.0f) : sigma;
 }
 static __device__ __forceinline__ float slope_of(const struct hl_cache &a, float lambda) {
     return a.linear_gate ? 1.0f : lambda * (1 - lambda);
@@ -50,6 +53,11 @@ void HL_OP(cache_measure_step)(struct hl_cuda *cuda, const struct cache_dev *c);
 void HL_OP(cache_select_measured)(struct hl_cuda *cuda, const struct cache_dev *c);
 void HL_OP(cache_store_factors)(struct hl_cuda *cuda, const struct cache_dev *c);
 
+/* with the exact exp, as kernels without tensor cores take it */
+static __device__ __forceinline__ float lambda_at(const struct hl_cache &a, int64_t row, int64_t h) {
+    const float gate = gate_of(a, row, h);
+    return lambda_of(a, gate, 1.0f / (1.0f + expf(-gate)));
+}
 static __device__ __forceinline__ float log_sigmoid(float x) { return fminf(x, 0.0f) - log1pf(expf(-fabsf(x))); }
 
 /* Tensor cores: bf16, these head sizes. */
@@ -181,7 +189,9 @@ struct selector {
 };
 /* n: rows to select from, mostly the kept ones and a block */
 static inline int64_t selector_bytes(const struct hl_cache *a, int64_t n) {
-    return ((n + 3) / 4 * 8 + (a->window + 3) / 4 * 4 + 32) * 4;
+    const int64_t plain = (n + 3) / 4 * 8 + (a->window + 3) / 4 * 4 + 32;
+    /* cache_distinct_cuda.cuh's */
+    return (plain + (a->policy.redundancy > 0 ? (n + 3) / 4 * 4 + (a->window + 3) / 4 * 4 + 68 : 0)) * 4;
 }
 static inline int64_t selector_bytes(const struct hl_cache *a) { return selector_bytes(a, a->window + a->chunk); }
 static inline unsigned selector_threads(const struct hl_cache *a) {
@@ -246,6 +256,19 @@ static __device__ __forceinline__ int count_better(const uint32_t *key, int n, i
     return better;
 }
 
+/* The n columns `from`, in ascending order, move to the front. All threads. */
+static __device__ __forceinline__ void move_to_front(const struct selector &s, const int32_t *from, int n) {
+    const int threads = blockDim.x;
+    for (int i0 = 0; i0 < n; i0 += threads) { /* sources lie at or behind their targets */
+        const int i = i0 + threadIdx.x, j = i < n ? from[i] : 0;
+        const uint32_t key = s.key[j];
+        const int32_t id = s.id[j];
+        __syncthreads();
+        if (i < n) s.key[i] = key, s.id[i] = id;
+        __syncthreads();
+    }
+}
+
 /* The best w of the n columns move to the front, in order. kept == w: the first w are a full set, which the others
  * are compared with first. All threads; returns how many columns are kept. */
 static __device__ __forceinline__ int select_top(const struct selector &s, int kept, int n, int w) {
@@ -263,14 +286,7 @@ static __device__ __forceinline__ int select_top(const struct selector &s, int k
         if (keep) s.best[at] = j;
     }
     __syncthreads();
-    for (int i0 = 0; i0 < base; i0 += threads) { /* sources lie at or behind their targets */
-        const int i = i0 + threadIdx.x, from = i < base ? s.best[i] : 0;
-        const uint32_t key = s.key[from];
-        const int32_t id = s.id[from];
-        __syncthreads();
-        if (i < base) s.key[i] = key, s.id[i] = id;
-        __syncthreads();
-    }
+    move_to_front(s, s.best, base);
     return base;
 }
 

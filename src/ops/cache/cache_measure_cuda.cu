@@ -10,6 +10,7 @@
  * THREADS threads each. Scores go where the row's score lies: a.recall for a row of the batch, or the state. */
 #include "ops/cuda_ops.cuh"
 #include "cuda/pdl.cuh"
+#include "ops/cache/cache_distinct_cuda.cuh"
 #include "ops/cache/cache_measure_cuda.cuh"
 
 enum { THREADS = 256, ROWS = 64 };
@@ -82,7 +83,7 @@ static __global__ void __launch_bounds__(THREADS) select_measured(const struct c
             s.id[kept + x] = (int32_t)id;
             s.key[kept + x] = rank_of(column(c, m, h, id, at));
         }
-        kept = select_top(s, kept, kept + C, w);
+        kept = select_rows(c, m, h, s, kept, kept + C, w);
         __syncthreads();
     }
     for (int i = threadIdx.x; i < kept && seg.state; i += THREADS) c.kept_after[(n * c.a.HV + h) * w + i] = s.id[i];

@@ -119,12 +119,12 @@ static void add_weights_to_scores(const struct tile *t) {
     }
 }
 
-/* read = O / sum, out += sigma(gate) read */
+/* read = O / sum, out += lambda read */
 static void finish(const struct tile *t) {
     const struct hl_cache *a = t->d->a;
-    const real lam = hl_cache_lambda(a, t->d->h);
     for (int64_t i = 0; i < t->n; i++) {
         int64_t at = (t->row + i) * a->HV + t->d->h, j = 0;
+        const real lam = hl_cache_lambda(a, t->row + i, t->d->h);
         real *O = t->w->O + i * hl_cache_ld(a->V), *out = (real *)a->out + at * a->V;
         real inv = 1 / t->w->sum[i], *read = a->read ? (real *)a->read + at * a->V : O;
         for (; j + VL <= a->V; j += VL) {

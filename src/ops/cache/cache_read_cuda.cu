@@ -173,9 +173,9 @@ static __device__ __forceinline__ void write_rows(const struct cache_dev &c, con
     const int row = lane / CHUNKS, chunk = lane % CHUNKS, left = s.len - from - row, ld = (int)c.a.HV * D;
     const int64_t at = ((int64_t)(s.row + from + row) * c.a.HV + s.h) * D + chunk * 8;
     bf16 *const out = (bf16 *)c.a.out + at, *const read = (bf16 *)c.a.read + at;
-    const float sink = c.a.sink[s.h] * LOG2E, lambda = lambda_of(c.a, s.h, sigmoid(c.a.gate[s.h]));
+    const float sink = c.a.sink[s.h] * LOG2E;
     bf16 *const plain = m->q[group], *const gated = m->kv[0][0] + group * 64 * D;
-    float inv_sum[2];
+    float inv_sum[2], lambda[2];
     uint4 old[EACH]; /* every load before the first store: they might be the same memory */
 #pragma unroll
     for (int i = 0; i < EACH; i++)
@@ -185,6 +185,8 @@ static __device__ __forceinline__ void write_rows(const struct cache_dev &c, con
         r.sum[i] += __shfl_xor_sync(0xffffffffu, r.sum[i], 2);
         r.sum[i] += exp2f(sink - r.row_max[i]);
         inv_sum[i] = 1.0f / r.sum[i];
+        const float gate = gate_of(c.a, s.row + min(from + g + 8 * i, s.len - 1), s.h);
+        lambda[i] = lambda_of(c.a, gate, sigmoid(gate));
         if (c.a.lse && t == 0 && from + g + 8 * i < s.len)
             c.a.lse[(int64_t)(s.row + from + g + 8 * i) * c.a.HV + s.h] = (r.row_max[i] + log2f(r.sum[i])) * LN2;
     }
@@ -196,7 +198,7 @@ static __device__ __forceinline__ void write_rows(const struct cache_dev &c, con
         pack_a(x, r.o + n);
         tile_stmatrix(plain + n / 8 * 64 * 64, first, n % 8 * 8, x);
         for (int j = 0; j < 2; j++)
-            for (int e = 0; e < 4; e++) r.o[n + j][e] *= lambda;
+            for (int e = 0; e < 4; e++) r.o[n + j][e] *= lambda[e / 2];
         pack_a(x, r.o + n);
         tile_stmatrix(gated + n / 8 * 64 * 64, first, n % 8 * 8, x);
     }

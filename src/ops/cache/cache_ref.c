@@ -55,7 +55,7 @@ static real dot(const real *x, const real *y, int64_t n) {
 static void read_row(const struct hl_cache *a, struct cache_head *m, int64_t h, int64_t row, int64_t open, real *p) {
     const real *q = (const real *)a->q + (row * a->H + h / (a->HV / a->H)) * a->K;
     real *out = (real *)a->out + (row * a->HV + h) * a->V;
-    real lam = hl_cache_lambda(a, h), max = a->sink[h], sum;
+    real lam = hl_cache_lambda(a, row, h), max = a->sink[h], sum;
     int64_t n = m->kept + open;
     for (int64_t j = 0; j < n; j++) {
         p[j] = a->tau[h] * dot(q, m->k + slot_of(m, j) * a->K, a->K) / R_SQRT((real)a->K);
@@ -107,6 +107,35 @@ static void measure(const struct hl_cache *a, struct cache_head *m, const real *
     }
 }
 
+/* Marks those of the n visible rows that are kept: by rank, near-duplicates last. pos: where they stood. */
+static void choose(const struct hl_cache *a, const struct cache_head *m, const int64_t *pos, int64_t n, bool *keep) {
+    int64_t *ranked = malloc((size_t)n * sizeof *ranked), kept = 0;
+    HL_ASSERT(ranked);
+    for (int64_t j = 0; j < n; j++) {
+        int64_t better = 0;
+        for (int64_t i = 0; i < n; i++)
+            better += beats(&a->policy, m->score[slot_of(m, i)], pos[i], m->score[slot_of(m, j)], pos[j]);
+        ranked[better] = j;
+        keep[j] = false;
+    }
+    for (int64_t r = 0; r < n && kept < a->window; r++) {
+        const real *k = m->k + slot_of(m, ranked[r]) * a->K;
+        bool redundant = false;
+        for (int64_t i = 0; i < n && a->policy.redundancy > 0; i++) {
+            const real *other = m->k + slot_of(m, i) * a->K;
+            redundant |=
+                keep[i] && hl_cache_alike(dot(k, other, a->K), dot(k, k, a->K), dot(other, other, a->K), &a->policy);
+        }
+        keep[ranked[r]] = !redundant;
+        kept += !redundant;
+    }
+    for (int64_t r = 0; r < n && kept < a->window; r++) {
+        kept += !keep[ranked[r]];
+        keep[ranked[r]] = true;
+    }
+    free(ranked);
+}
+
 /* kept = top_w(kept + block), in order of position; `first` is the position of the block's first row. */
 static void merge_block(const struct hl_cache *a, struct cache_head *m, int64_t first) {
     int64_t n = m->kept + a->chunk, to = 0;
@@ -115,12 +144,7 @@ static void merge_block(const struct hl_cache *a, struct cache_head *m, int64_t 
     bool *keep = malloc((size_t)n * sizeof *keep);
     HL_ASSERT(pos && keep);
     for (int64_t j = 0; j < n; j++) pos[j] = j < m->kept ? m->pos[j] : first + j - m->kept;
-    for (int64_t j = 0; j < n; j++) {
-        int64_t better = 0;
-        for (int64_t i = 0; i < n; i++)
-            better += beats(&a->policy, m->score[slot_of(m, i)], pos[i], m->score[slot_of(m, j)], pos[j]);
-        keep[j] = better < a->window;
-    }
+    choose(a, m, pos, n, keep);
     for (int64_t j = 0; j < n; j++) { /* rows only move down, in order: nothing is lost */
         int64_t from = slot_of(m, j);
         if (!keep[j]) continue;
@@ -183,9 +207,10 @@ static void back_row(const struct hl_cache *a, int64_t h, int64_t row, int64_t t
     const real *dout = (const real *)a->dout + (row * a->HV + h) * a->V;
     const real *q = (const real *)a->q + (row * a->H + hk) * a->K;
     real *dq = (real *)a->dq + (row * a->H + hk) * a->K;
-    real lam = hl_cache_lambda(a, h), lse = a->lse[row * a->HV + h], scale = 1 / R_SQRT((real)a->K);
+    real lam = hl_cache_lambda(a, row, h), lse = a->lse[row * a->HV + h], scale = 1 / R_SQRT((real)a->K);
     real along = dot(dout, (const real *)a->read + (row * a->HV + h) * a->V, a->V), R = lam * along;
     a->dgate[h] += hl_cache_slope(a, lam) * along;
+    if (a->dtoken_gate) ((real *)a->dtoken_gate)[row * a->HV + h] = hl_cache_slope(a, lam) * along;
     a->dsink[h] -= R_EXP(a->sink[h] - lse) * R;
     for (int64_t j = 0; j < a->window + t + 1; j++) {
         int64_t from = j < a->window ? sel[j] : row - t + j - a->window;

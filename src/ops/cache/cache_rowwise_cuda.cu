@@ -5,6 +5,7 @@
  * weights of w + C columns, scratch of a block sum, a selector. Rows lie in the session's state, or in scratch
  * memory laid out like it where the segment has none. No PDL. */
 #include "ops/cuda_ops.cuh"
+#include "ops/cache/cache_distinct_cuda.cuh"
 #include "ops/cache/cache_measure_cuda.cuh"
 
 enum { THREADS = 512, WARPS = THREADS / 32 };
@@ -32,7 +33,7 @@ static __device__ void read_row(const struct cache_dev &c, const struct cache_sl
                                 int64_t kept, int64_t n, float *p, float *scratch) {
     const int64_t K = c.a.K, V = c.a.V, w = c.a.window, at = row * c.a.HV + h;
     const act *q = (const act *)c.a.q + (row * c.a.H + h / c.group) * K;
-    const float scale = c.a.tau[h] / sqrtf((float)K), lambda = lambda_of(c.a, h, 1.0f / (1.0f + expf(-c.a.gate[h])));
+    const float scale = c.a.tau[h] / sqrtf((float)K), lambda = lambda_at(c.a, row, h);
     const int lane = threadIdx.x % 32;
     for (int64_t j = threadIdx.x / 32; j < n; j += WARPS) {
         const act *k = m.k + slot_of(j, kept, w) * K;
@@ -68,7 +69,7 @@ static __device__ int64_t merge_block(const struct cache_dev &c, const struct ca
         s.id[j] = (int32_t)(-1 - slot);
         s.key[j] = rank_of(c.a.policy, j, m.score + slot);
     }
-    const int now = select_top(s, (int)kept, (int)n, (int)w);
+    const int now = select_rows(c, m, h, s, (int)kept, (int)n, (int)w);
     if (KIND == HL_SCORE_RECALL && has_factors(c) && threadIdx.x == 0)
         keep_column(m.factor, 1, (const float *)NULL, 0, s.id, now);
     keep_rows(c, m, h, s.id, now, none, first, threadIdx.x, THREADS);

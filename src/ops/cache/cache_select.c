@@ -63,6 +63,10 @@ static uint64_t rank_of(real x) {
     return u & sign ? ~u & (2 * sign - 1) : u | sign;
 }
 
+void hl_cache_select_keys(struct hl_cache_selection *p, int64_t n) {
+    for (int64_t i = 0; i < n; i++) p->key[i] = rank_of(p->score[i]);
+}
+
 /* Radix select: the w-th largest of n >= w >= 1 keys, byte by byte from the top. *equal: how many of the keys
  * equal to it are among the w largest. */
 static uint64_t radix_select(const uint64_t *key, int64_t n, int64_t w, int64_t *equal) {
@@ -110,7 +114,7 @@ void hl_cache_select_merge(struct hl_cache_selection *p, const struct hl_cache_h
         p->n = w;
         return;
     }
-    for (int64_t i = 0; i < n; i++) p->key[i] = rank_of(p->score[i]);
+    hl_cache_select_keys(p, n);
     if (p->n == w) n = drop_losers(p, m);
     nth = radix_select(p->key, n, w, &equal);
     for (int64_t i = 0; i < n; i++) { /* ties: the first, which are the older ones */
@@ -121,7 +125,7 @@ void hl_cache_select_merge(struct hl_cache_selection *p, const struct hl_cache_h
     p->n = w;
 }
 
-static const real *row_k(const struct hl_cache_head *d, int64_t id) {
+const real *hl_cache_key(const struct hl_cache_head *d, int64_t id) {
     const struct hl_cache *a = d->a;
     return id < 0 ? d->k + (-1 - id) * a->K : (const real *)a->k + ((d->row + id) * a->H + d->hk) * a->K;
 }
@@ -144,10 +148,10 @@ static bool contiguous(const int64_t *id, int64_t n) {
 const real *hl_cache_keys(const struct hl_cache_head *d, const int64_t *id, int64_t n, real *buffer, int64_t *ld) {
     if (contiguous(id, n)) {
         *ld = id[0] < 0 ? d->a->K : d->a->H * d->a->K;
-        return row_k(d, id[0]);
+        return hl_cache_key(d, id[0]);
     }
     *ld = hl_cache_ld(d->a->K);
-    for (int64_t i = 0; i < n; i++) memcpy(buffer + i * *ld, row_k(d, id[i]), (size_t)d->a->K * sizeof(real));
+    for (int64_t i = 0; i < n; i++) memcpy(buffer + i * *ld, hl_cache_key(d, id[i]), (size_t)d->a->K * sizeof(real));
     return buffer;
 }
 
@@ -176,7 +180,7 @@ static void store(const struct hl_cache_selection *p, const struct hl_cache_head
         d->score[slot] = p->score[from + i];
         if (d->factor) d->factor[slot] = hl_cache_factor_of(d, id);
         if (id == -1 - slot) continue;
-        memcpy(d->k + slot * K, row_k(d, id), (size_t)K * sizeof(real));
+        memcpy(d->k + slot * K, hl_cache_key(d, id), (size_t)K * sizeof(real));
         memcpy(d->v + slot * V, row_v(d, id), (size_t)V * sizeof(real));
     }
 }

@@ -95,7 +95,7 @@ void HL_OP(cache_step)(const struct hl_cache_head *d, struct hl_cache_work *w) {
     const int64_t K = a->K, V = a->V, slot = a->window + d->open, at = d->row * a->HV + d->h, n = d->open + 1;
     const real *q = (const real *)a->q + (d->row * a->H + d->hk) * K,
                *k = (const real *)a->k + (d->row * a->H + d->hk) * K;
-    const real lam = hl_cache_lambda(a, d->h), scale = a->tau[d->h] / R_SQRT((real)K);
+    const real lam = hl_cache_lambda(a, d->row, d->h), scale = a->tau[d->h] / R_SQRT((real)K);
     real *p = w->S, *read = w->O, *out = (real *)a->out + at * V, sum;
     memcpy(d->k + slot * K, k, (size_t)K * sizeof(real));
     memcpy(d->v + slot * V, (const real *)a->v + at * V, (size_t)V * sizeof(real));
@@ -125,7 +125,7 @@ void HL_OP(cache_step)(const struct hl_cache_head *d, struct hl_cache_work *w) {
         hl_cache_select_start(&w->chosen, &full);
         hl_cache_select_block(&w->chosen, &full, 0);
         if (a->policy.score == HL_SCORE_RECALL) HL_OP(cache_measure)(&full, w, hl_cache_state_after(d, 0), n);
-        hl_cache_select_merge(&w->chosen, &full, n);
+        HL_OP(cache_merge)(&full, &w->chosen, n);
         hl_cache_select_store(&w->chosen, &full, 0);
     }
 }

@@ -249,11 +249,12 @@ static __global__ void __launch_bounds__(READ_THREADS, 3)
     if (!last) return;
     __threadfence();
     const float read = read_column(c, f, result, splits, sink, threadIdx.x);
-    const float y = c.a.linear_gate ? read * fmaxf(gate, 0.0f) : read / (1.0f + expf(-gate));
+    const float open = c.a.token_gate ? gate + f32(((const act *)c.a.token_gate)[seg.row * c.a.HV + h]) : gate;
+    const float y = c.a.linear_gate ? read * fmaxf(open, 0.0f) : read / (1.0f + expf(-open));
     act *out = (act *)c.a.out + hv + threadIdx.x;
     if (threadIdx.x < D) put(out, f32(*out) + y);
     if (c.a.window > 0 && f.fresh == f.w + (int)c.a.chunk - 1)
-        merge_full<D, KIND == HL_SCORE_RECALL>(c, seg, h, shared_memory());
+        merge_full<D, KIND == HL_SCORE_RECALL, false>(c, seg, h, shared_memory());
 }
 
 static __global__ void clear_counts(int *counts, int n) {

@@ -4,7 +4,7 @@
 #define HL_CACHE_STEP_CUDA_CUH
 #include "ops/cuda_ops.cuh"
 #include "cuda/pdl.cuh"
-#include "ops/cache/cache_cuda.cuh"
+#include "ops/cache/cache_distinct_cuda.cuh"
 
 /* Which slots of a head are filled: [0, kept) and [w, fresh); the new row comes to slot `fresh`. */
 struct filled {
@@ -50,8 +50,8 @@ static __device__ __forceinline__ void keep_slots(const struct cache_dev &c, con
     }
 }
 
-/* The block is full: kept = top_w(kept + block). smem: selector_bytes(). All threads. */
-template <int D, bool FACTORS = false>
+/* The block is full: kept = top_w(kept + block). smem: selector_bytes(). All threads. PLAIN: the policy is a plain one. */
+template <int D, bool FACTORS = false, bool PLAIN = true>
 static __device__ __forceinline__ void merge_full(const struct cache_dev &c, const struct hl_seg &seg, int64_t h,
                                                   char *smem) {
     const struct cache_slots m = cache_slots_of(c, seg, h);
@@ -62,7 +62,8 @@ static __device__ __forceinline__ void merge_full(const struct cache_dev &c, con
         s.id[j] = (int32_t)(-1 - slot);
         s.key[j] = rank_of(c.a.policy, j, m.score + slot);
     }
-    const int now = select_top(s, (int)kept, (int)n, (int)w);
+    const int now =
+        PLAIN ? select_top(s, (int)kept, (int)n, (int)w) : select_rows(c, m, h, s, (int)kept, (int)n, (int)w);
     keep_slots<D, FACTORS>(c, m, s.id, now, seg.pos + 1 - c.a.chunk);
 }
 

@@ -25,5 +25,6 @@ const char *hl_evict_score_name(hola_evict e) { return table[e].score; }
 bool hl_policy_of(struct hl_policy *out, const hola_config *cfg) {
     *out = table[cfg->cache_evict].policy;
     if (out->sinks == CACHE_SINKS) out->sinks = cfg->cache_sinks;
+    out->redundancy = cfg->cache_redundancy;
     return cfg->cache_evict != HOLA_EVICT_NONE;
 }

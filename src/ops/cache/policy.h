@@ -21,13 +21,14 @@ struct hl_policy {
     enum hl_score_kind score;
     bool by_position;      /* the latest rows are kept, whatever their scores */
     bool moves_with_reads; /* every read adds the weight it gave to a row to the row's score */
+    double redundancy;     /* not by_position; > 0: the largest cosine of two keys that are not near-duplicates */
     int64_t sinks;         /* by_position only: the first rows of the sequence that are never dropped */
 };
 
-/* Scores are known as soon as the row is, and reads neither change them nor depend on them: what the fused decoding
- * kernels can do. */
+/* Scores are known as soon as the row is, reads neither change them nor depend on them, and they alone decide: what the
+ * fused decoding kernels can do. */
 static inline bool hl_policy_is_plain(const struct hl_policy *p) {
-    return !p->moves_with_reads && p->score != HL_SCORE_RECALL && p->score != HL_SCORE_LEARNED;
+    return !p->moves_with_reads && p->score != HL_SCORE_RECALL && p->score != HL_SCORE_LEARNED && !p->redundancy;
 }
 
 /* What a policy ranks by, in a word for tables; NULL: the position. */
