@@ -369,7 +369,8 @@ static void run_split(struct job *j) {
     }
 }
 
-/* Splitting computes the scores of a chunk twice, a tenth of the work: done only where threads would be idle. */
+/* Splitting costs a third more work (scores computed twice, narrow products; docs/notes/cpu.md): done only where more
+ * than that would be idle. */
 static bool worth_splitting(const struct job *j) {
     const struct hl_gdn *a = j->a;
     const int64_t threads = hl_pool_threads(j->pool), tasks = a->rows->n * a->H;
@@ -377,7 +378,7 @@ static bool worth_splitting(const struct job *j) {
     for (int64_t s = 0; s < a->rows->n; s++)
         if (a->rows->seg[s].len > longest) longest = a->rows->seg[s].len;
     if (longest > rounds) rounds = longest;
-    return j->window > 0 && 5 * a->rows->T * a->H < 4 * threads * rounds;
+    return j->window > 0 && 10 * a->rows->T * a->H < 6 * threads * rounds;
 }
 
 void HL_OP(gdn_backward)(struct hl_backend *backend, const struct hl_gdn *a) {
