@@ -217,6 +217,15 @@ def first_token(s, body):
     return x["at"][0] - x["began"]
 
 
+def worked(s):
+    """Processor time of all its threads so far: what a busy machine does not change."""
+    total = 0
+    for task in os.listdir("/proc/%d/task" % s.p.pid):
+        with open("/proc/%d/task/%s/schedstat" % (s.p.pid, task)) as f:
+            total += int(f.read().split()[0])
+    return total / 1e9
+
+
 def parked(folder):
     probe = server()
     size = probe.get("/v1/models")[1]["data"][0]["meta"]["session_bytes"]
@@ -226,19 +235,22 @@ def parked(folder):
         s.post("/v1/sessions", {"id": "p%d" % i})
         first_token(s, {"session": "p%d" % i, "prompt": tokens(s, 64), "max_tokens": 2})
         s.post("/v1/sessions/p%d/save" % i, {})
-    disk, memory = [], []
+    disk, memory, work_disk, work_memory = [], [], [], []
     for i in range(18):
         name = "p%d" % (i % 6)
-        where = s.get("/v1/sessions/" + name)[1]["where"]
         body = {"session": name, "prompt": tokens(s, 8), "max_tokens": 2}
-        (disk if where == "disk" else memory).append(first_token(s, body))
-        memory.append(first_token(s, body))
+        for _ in range(2):
+            where, began = s.get("/v1/sessions/" + name)[1]["where"], worked(s)
+            (disk if where == "disk" else memory).append(first_token(s, body))
+            (work_disk if where == "disk" else work_memory).append(worked(s) - began)
         s.post("/v1/sessions/%s/save" % name, {})
     s.stop()
+    extra = statistics.median(work_disk) - statistics.median(work_memory)
     more = max(disk) - statistics.median(memory)
     row("P6", "first token of a parked session, against one in memory", "<= 100 ms more",
-        "%s more (worst of %d; median %s against %s)" % (ms(more), len(disk), ms(statistics.median(disk)), ms(statistics.median(memory))),
-        more <= 0.1, disk_s=disk, memory_s=memory, session_bytes=size)
+        "%s more (worst of %d; median %s against %s; processor time: %s more)"
+        % (ms(more), len(disk), ms(statistics.median(disk)), ms(statistics.median(memory)), ms(extra)),
+        more <= 0.1, processor_s=extra, disk_s=disk, memory_s=memory, session_bytes=size)
 
 
 def forks():
