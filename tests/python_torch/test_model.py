@@ -278,3 +278,26 @@ assert torch.equal(m.generate(row, max_new_tokens=9, do_sample=False), text)
         capture_output=True,
                          text=True, cwd=pathlib.Path("/"))
     assert out.returncode == 0, out.stderr[-2000:]
+
+
+def test_on_the_emulated_device(emulated):
+    """The whole model through libhola's kernels, packed and with gradients: what plain PyTorch gives, in bf16."""
+    fields = dict(hidden_size=64, num_heads=1, head_dim=64, num_hidden_layers=1)
+    m = model(torch.float32, **fields).train()
+    row, cu = ids(1, 40), torch.tensor([0, 17, 40], dtype=torch.int32)
+
+    def run():
+        m.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = m(row, labels=row, cu_seqlens=cu).loss
+        loss.backward()
+        return float(loss.detach()), {n: p.grad.clone() for n, p in m.named_parameters() if p.grad is not None}
+
+    got = run()
+    assert [c[:2] for c in emulated.calls] == [("gdn", False), ("cache", False), ("cache", True), ("gdn", True)]
+    assert all(a.dtype == 1 for _, _, a in emulated.calls)  # bf16: autocast does not lead to the slow kernels
+    with ht.use_kernels(False):
+        want = run()
+    assert len(emulated.calls) == 4 and abs(got[0] - want[0]) < 5e-3 * want[0] and got[1].keys() == want[1].keys()
+    for name, grad in got[1].items():
+        assert error(grad, want[1][name]) < (0.05 if grad.numel() > 1 else 0.3), name  # both have bf16's noise
