@@ -1,6 +1,6 @@
 #!/bin/bash
-# test_wrong_input.sh -- every class of wrong input, over the commands that can meet it: one clear line on standard error,
-# the right status (2: the command line, 1: everything else), no result, nothing left behind.
+# test_wrong_input.sh -- every class of wrong input, over the commands that can meet it: one clear line on standard
+# error, the right status (2: the command line, 1: everything else), no result, nothing left behind.
 . "${0%/*}/common.sh"
 cat >"$dir/tiny.json" <<JSON
 {"model_type": "hola", "hidden_size": 32, "num_hidden_layers": 1, "num_heads": 2, "head_dim": 16, "expand_v": 1,
@@ -115,11 +115,13 @@ case $hola in # (a sanitizer needs terabytes of addresses)
 esac
 echo '{"step": 1, "tokens": 10, "loss": 5, "lr": 0.1, "grad_norm": 1, "tok_per_s": 9, "seconds": 1}' >"$dir/run.jsonl"
 none=$dir/text/none # in a file, not a folder
-for c in "init -o $none --config $dir/tiny.json" "convert $m -o $none --dtype bf16" "prepare -o $none --tokenizer byte $dir/text" \
+for c in "init -o $none --config $dir/tiny.json" "convert $m -o $none --dtype bf16" \
+    "prepare -o $none --tokenizer byte $dir/text" \
     "plot -o $none.html $dir/run.jsonl" "eval $m --data $dir --text $dir/text --html $none.html"; do
     refused 1 "$none" $c
 done
-"$hola" generate $m -p x -n 1 -q --save-session "$none" >/dev/null 2>"$dir/err" # after its text
-: >"$dir/out" && ended 'a session that cannot be saved' 1 1 "$none"
+"$hola" generate $m -p x -n 1 -q --save-session "$none" >/dev/null 2>"$dir/err"
+got=$? && : >"$dir/out" # its text was printed before
+ended 'a session that cannot be saved' $got 1 "$none"
 check 'nothing is left behind' test ! -e "$x"
 finish
