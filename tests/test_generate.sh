@@ -283,7 +283,9 @@ expect 1 'more than the model' -m "$dir/m" -p x --tokenizer "$dir/big.json"
 # a model with more tokens than the tokenizer knows: said, unless it is a few of padding
 sed 's/"vocab_size": 260/"vocab_size": 600/' "$dir/c.json" >"$dir/wide.json"
 "$hola" init -o "$dir/wide" --config "$dir/wide.json" >/dev/null
-for model in wide m; do "$hola" generate -m "$dir/$model" --tokenizer byte -p x -n 2 >/dev/null 2>"$dir/$model.err"; done
+for model in wide m; do
+    "$hola" generate -m "$dir/$model" --tokenizer byte -p x -n 2 >/dev/null 2>"$dir/$model.err"
+done
 ok grep -q 'warning: the model has 600 tokens, byte has 258: the others print as nothing' "$dir/wide.err"
 ok test "$(grep -c warning "$dir/m.err")" = 0
 expect 1 "$dir/none" $m -f "$dir/none"

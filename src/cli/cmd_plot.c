@@ -65,8 +65,7 @@ static int draw(const struct plot_opts *o, const char **words, int n) {
     int rc = CLI_OK;
     for (int i = 0; i < n && s == HOLA_OK; i++) {
         s = read_run(words[i], &h[i]);
-        if (s == HOLA_OK && h[i].n == 0 && h[i].bad > 0)
-            s = hl_fail(HOLA_EFORMAT, "%s: no line of it is a training step", words[i]);
+        if (s == HOLA_OK && h[i].n == 0) s = hl_fail(HOLA_EFORMAT, "%s: no line of it is a training step", words[i]);
         run[i] = (struct hl_plot_run){.name = words[i], .dir = is_dir(words[i]) ? words[i] : NULL, .history = &h[i]};
     }
     if (s == HOLA_OK) s = hl_plot_write(o->out, run, n, 0);

@@ -9,8 +9,8 @@
 #include <string.h>
 #include <unistd.h>
 
-/* A vocabulary padded to a round number is usual. One that is mostly unknown to the tokenizer is a mistake, and its text
- * would be full of holes. */
+/* A vocabulary padded to a round number is usual. One that is mostly unknown to the tokenizer is a mistake, and its
+ * text would be full of holes. */
 static void warn_of_unknown_ids(const struct gen *g, const char *path) {
     const int64_t known = hola_tokenizer_size(g->t);
     char a[CLI_GROUPED], b[CLI_GROUPED];

@@ -135,7 +135,7 @@ static uint32_t transition(struct builder *b, int state, int class) {
     b->n = 0;
     for (int i = 0; i < s.n && !matched; i++) matched = !follow(b, s.thread[i], end ? 0 : b->sets_of[class], end);
     int next = b->status == HOLA_OK ? state_of(b) : 0;
-    return (uint32_t)(next * b->p->classes) << 1 | matched;
+    return (uint32_t)next << 1 | matched;
 }
 
 static void make_states(struct builder *b) {
@@ -157,6 +157,19 @@ static void make_states(struct builder *b) {
     p->states = b->states;
 }
 
+/* The states by the bytes that are characters themselves, which is one table to look into instead of two. */
+static void make_bytes(struct builder *b) {
+    struct hl_pattern *p = b->p;
+    p->on_byte = malloc(sizeof *p->on_byte * (size_t)p->states);
+    if (!p->on_byte) {
+        b->status = hl_fail(HOLA_ENOMEM, "%s: no memory for a pattern", b->where);
+        return;
+    }
+    for (int64_t i = 0; i < p->states; i++)
+        for (int c = 0; c < 256; c++)
+            p->on_byte[i][c] = c < 0x80 || p->bytes ? p->next[i * p->classes + p->of[c]] : HL_PATTERN_BEYOND;
+}
+
 hola_status hl_pattern_new(struct hl_pattern **out, enum hl_pattern_kind kind, const char *text, int64_t len,
                            bool bytes, const char *where) {
     struct builder *b = calloc(1, sizeof *b);
@@ -172,6 +185,7 @@ hola_status hl_pattern_new(struct hl_pattern **out, enum hl_pattern_kind kind, c
         if (b->status == HOLA_OK) make_pages(b, of);
         p->classes++; /* the end */
         if (b->status == HOLA_OK) make_states(b);
+        if (b->status == HOLA_OK) make_bytes(b);
         s = b->status;
         for (int i = 0; i < b->program.sets; i++) free(b->program.set[i].edge);
         for (int i = 0; i < b->states; i++) free(b->state[i].thread);
@@ -184,11 +198,11 @@ hola_status hl_pattern_new(struct hl_pattern **out, enum hl_pattern_kind kind, c
 
 void hl_pattern_free(struct hl_pattern *p) {
     if (!p) return;
-    free(p->next), free(p->block), free(p);
+    free(p->next), free(p->on_byte), free(p->block), free(p);
 }
 
 bool hl_pattern_always(const struct hl_pattern *p, int class) {
-    uint32_t then = hl_pattern_next(p, hl_pattern_start(p), class);
+    uint32_t then = hl_pattern_next(p, HL_PATTERN_START, class);
     for (int c = 0; c < p->classes; c++)
         if (!then || !hl_pattern_ends(p, then, c)) return false;
     return true;

@@ -27,23 +27,24 @@ enum hl_pattern_kind {
 
 struct hl_pattern {
     int64_t states;
-    int classes;     /* of characters; the last is the end of the text */
-    uint32_t *next;  /* [state][class]: where the next state's row begins << 1 | whether a match ends here */
-    uint8_t of[256]; /* class of a byte: those below 128; of bytes that stand for characters: all */
-    bool bytes;      /* the text is bytes, each standing for a character as in byte-level BPE */
-    uint8_t invalid; /* class of a byte that is not UTF-8: in no class of Unicode */
+    int classes;              /* of characters; the last is the end of the text */
+    uint32_t *next;           /* [state][class]: the next state << 1 | whether a match ends before the character */
+    uint32_t (*on_byte)[256]; /* [state][byte]: the same, for bytes that are a character; of others HL_PATTERN_BEYOND */
+    uint8_t of[256];          /* class of a byte: those below 128; of bytes that stand for characters: all */
+    bool bytes;               /* the text is bytes, each standing for a character as in byte-level BPE */
+    uint8_t invalid;          /* class of a byte that is not UTF-8: in no class of Unicode */
     uint8_t (*block)[256];
     uint16_t page[0x1100]; /* a character's class: block[page[c >> 8]][c & 255] */
 };
 enum { HL_PATTERN_DEAD, HL_PATTERN_START };
-/* The row of the state that follows on one of this row, for a class; 0: dead. And whether a match ends before it. */
-static inline uint32_t hl_pattern_next(const struct hl_pattern *p, uint32_t row, int class) {
-    return p->next[row + (uint32_t) class] >> 1;
+#define HL_PATTERN_BEYOND UINT32_MAX
+/* The state that follows on another, for a class. And whether a match ends before it. */
+static inline uint32_t hl_pattern_next(const struct hl_pattern *p, uint32_t state, int class) {
+    return p->next[state * (uint32_t)p->classes + (uint32_t) class] >> 1;
 }
-static inline bool hl_pattern_ends(const struct hl_pattern *p, uint32_t row, int class) {
-    return p->next[row + (uint32_t) class] & 1;
+static inline bool hl_pattern_ends(const struct hl_pattern *p, uint32_t state, int class) {
+    return p->next[state * (uint32_t)p->classes + (uint32_t) class] & 1;
 }
-static inline uint32_t hl_pattern_start(const struct hl_pattern *p) { return HL_PATTERN_START * (uint32_t)p->classes; }
 
 /* `where` begins the message of a failure. *out is yours: hl_pattern_free it. */
 hola_status hl_pattern_new(struct hl_pattern **out, enum hl_pattern_kind kind, const char *text, int64_t len,
@@ -64,24 +65,22 @@ static inline int hl_pattern_class(const struct hl_pattern *p, const char *text,
 /* Where the match that begins at text[at], at < len, ends; -1: none does. *seen: how far the text was read. */
 static inline int64_t hl_pattern_match(const struct hl_pattern *p, const char *text, int64_t len, int64_t at,
                                        int64_t *seen) {
-    uint32_t row = hl_pattern_start(p), before = 0;
-    int64_t last = -1;
-    for (int size; at < len; at += size) {
-        uint32_t v = p->next[row + (uint32_t)hl_pattern_class(p, text, len, at, &size)];
+    uint32_t state = HL_PATTERN_START;
+    int64_t last = -1, run;
+    for (int size = 1; at < len; size = 1) {
+        uint32_t v = p->on_byte[state][(unsigned char)text[at]];
+        if (v == HL_PATTERN_BEYOND)
+            v = p->next[state * (uint32_t)p->classes + (uint32_t)hl_pattern_class(p, text, len, at, &size)];
         last = v & 1 ? at : last;
         if (v >> 1 == HL_PATTERN_DEAD) return *seen = at, last;
-        if (v != before) {
-            before = v, row = v >> 1;
-            continue;
-        }
-        /* a run that stays in its state, as most words are */
-        while (size == 1 && at + 1 < len && (unsigned char)text[at + 1] < 0x80 &&
-               p->next[row + p->of[(unsigned char)text[at + 1]]] == v)
-            at++;
-        last = v & 1 ? at : last;
+        state = v >> 1;
+        run = at += size;
+        /* characters that leave it in its state, where a match may end before each: most of a word */
+        while (at < len && p->on_byte[state][(unsigned char)text[at]] == (state << 1 | 1)) at++;
+        last = at > run ? at - 1 : last;
     }
     *seen = at;
-    return hl_pattern_ends(p, row, p->classes - 1) ? at : last;
+    return hl_pattern_ends(p, state, p->classes - 1) ? at : last;
 }
 /* Whether a match begins at every character that is of this class, whatever follows. */
 bool hl_pattern_always(const struct hl_pattern *p, int class);

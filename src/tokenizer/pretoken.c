@@ -23,15 +23,15 @@ void hl_cuts_free(struct hl_cuts *c) {
 
 static bool merges_across(const struct hl_level *l) {
     const struct hl_pattern *p = l->pattern;
-    bool begins = hl_pattern_next(p, hl_pattern_start(p), p->of[' ']) != HL_PATTERN_DEAD;
+    bool begins = hl_pattern_next(p, HL_PATTERN_START, p->of[' ']) != HL_PATTERN_DEAD;
     if (l->behavior == HL_ISOLATED || l->behavior == HL_REMOVED) return false;
     return l->invert || l->behavior == HL_MERGED_WITH_NEXT || begins;
 }
 
 /* Whether a match may go on from an `a` to a ' ', or tell it from the end of the text. */
 static bool goes_on(const struct hl_pattern *p, unsigned char a) {
-    for (int64_t s = HL_PATTERN_START; s < p->states; s++) {
-        uint32_t then = hl_pattern_next(p, (uint32_t)(s * p->classes), p->of[a]);
+    for (uint32_t s = HL_PATTERN_START; s < p->states; s++) {
+        uint32_t then = hl_pattern_next(p, s, p->of[a]);
         if (hl_pattern_next(p, then, p->of[' ']) != HL_PATTERN_DEAD) return true;
         if (hl_pattern_ends(p, then, p->of[' ']) != hl_pattern_ends(p, then, p->classes - 1)) return true;
     }
@@ -60,31 +60,31 @@ void hl_cuts_finish(struct hl_cuts *c) {
 /* ---- matches ---- */
 
 static void forget(struct hl_cutting *l) {
-    free(l->row);
-    l->row = NULL;
-    l->row_from = l->row_to = 0;
+    free(l->state);
+    l->state = NULL;
+    l->state_from = l->state_to = 0;
     l->remember = false;
 }
 
 /* As hl_pattern_match, with the states of attempts that failed before. */
 static int64_t match_remembering(const struct hl_pattern *p, struct hl_cutting *l, const char *text, int64_t at) {
-    uint32_t row = hl_pattern_start(p);
+    uint32_t state = HL_PATTERN_START;
     int64_t last = -1;
     for (int size; at < l->end; at += size) {
         int class = hl_pattern_class(p, text, l->end, at, &size);
-        if (hl_pattern_ends(p, row, class)) last = at;
-        if ((row = hl_pattern_next(p, row, class)) == HL_PATTERN_DEAD) return last;
-        if (at >= l->row_from && at < l->row_to) {
-            if (last < 0 && l->row[at - l->row_from] == row) return -1;
-            l->row[at - l->row_from] = row;
+        if (hl_pattern_ends(p, state, class)) last = at;
+        if ((state = hl_pattern_next(p, state, class)) == HL_PATTERN_DEAD) return last;
+        if (at >= l->state_from && at < l->state_to) {
+            if (last < 0 && l->state[at - l->state_from] == state) return -1;
+            l->state[at - l->state_from] = state;
         }
     }
-    return hl_pattern_ends(p, row, p->classes - 1) ? at : last;
+    return hl_pattern_ends(p, state, p->classes - 1) ? at : last;
 }
 
 static int64_t match(const struct hl_pattern *p, struct hl_cutting *l, const char *text, int64_t at) {
     int64_t seen, end;
-    if (l->remember && at < l->row_to) {
+    if (l->remember && at < l->state_to) {
         end = match_remembering(p, l, text, at);
         if (end >= 0) forget(l); /* what it has noted has not failed */
         return end;
@@ -92,8 +92,8 @@ static int64_t match(const struct hl_pattern *p, struct hl_cutting *l, const cha
     end = hl_pattern_match(p, text, l->end, at, &seen);
     if (end < 0 && seen - at > LONG_FAILURE) {
         forget(l);
-        l->row = calloc((size_t)(seen - at), sizeof *l->row); /* without memory it only takes longer */
-        if (l->row) l->row_from = at, l->row_to = seen, l->remember = true;
+        l->state = calloc((size_t)(seen - at), sizeof *l->state); /* without memory it only takes longer */
+        if (l->state) l->state_from = at, l->state_to = seen, l->remember = true;
     }
     return end;
 }
@@ -104,7 +104,7 @@ static struct hl_piece find(const struct hl_pattern *p, struct hl_cutting *l, co
     if (l->found.begin == from && l->found.end > from) return l->found;
     for (int size; at < l->end; at += size) {
         int class = hl_pattern_class(p, text, l->end, at, &size);
-        if (hl_pattern_next(p, hl_pattern_start(p), class) == HL_PATTERN_DEAD) continue;
+        if (hl_pattern_next(p, HL_PATTERN_START, class) == HL_PATTERN_DEAD) continue;
         if ((end = match(p, l, text, at)) < 0) continue;
         if (at == from) return (struct hl_piece){at, end, true};
         l->found = (struct hl_piece){at, end, true};
@@ -142,7 +142,7 @@ static struct hl_piece cut(const struct hl_level *how, struct hl_cutting *l, con
 /* ---- pieces ---- */
 
 static void begin_level(struct hl_cutting *l, int64_t begin, int64_t end) {
-    if (l->row) forget(l); /* which knows this much text only */
+    if (l->state) forget(l); /* which knows this much text only */
     l->at = begin, l->end = end;
     l->found.end = 0;
 }
@@ -150,7 +150,7 @@ static void begin_level(struct hl_cutting *l, int64_t begin, int64_t end) {
 void hl_cutter_begin(struct hl_cutter *c, const struct hl_cuts *cuts, const char *text, int64_t len) {
     c->cuts = cuts, c->text = text;
     for (int i = 0; i < cuts->n; i++) {
-        c->level[i].row = NULL, c->level[i].remember = false;
+        c->level[i].state = NULL, c->level[i].remember = false;
         begin_level(&c->level[i], 0, i == 0 ? len : 0);
     }
 }

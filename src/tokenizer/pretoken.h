@@ -37,8 +37,8 @@ struct hl_cutter {
             bool match;
         } found; /* ahead of `at` */
         /* Where a long attempt to match has failed, the states that it went through: see pretoken.c. */
-        uint32_t *row;
-        int64_t row_from, row_to;
+        uint32_t *state;
+        int64_t state_from, state_to;
         bool remember;
     } level[HL_LEVELS];
 };
