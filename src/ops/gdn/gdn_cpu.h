@@ -6,8 +6,8 @@
 #include "ops/simd.h"
 
 enum {
-    GDN_TILE = 64, /* columns of V: one task of the step, one partial sum of m */
-    GDN_STEP = 8   /* segments up to this length go token by token at inference */
+    GDN_TILE = 64,          /* columns of V: one task of the step, one partial sum of m */
+    GDN_STEP = HL_STEP_ROWS /* segments up to this length go token by token at inference */
 };
 
 /* A segment's form depends on nothing but the segment. A short one that starts empty and keeps
