@@ -11,7 +11,7 @@
 static hola_status not_finite(int64_t pos) {
     return hl_fail(HOLA_ENUMERIC, "the logits after token %lld are not finite", (long long)pos - 1);
 }
-static bool finite(const float *x, int64_t n) {
+static bool all_finite(const float *x, int64_t n) {
     const uint32_t exponent = 0x7f800000u;
     uint32_t wrong = 0;
     for (int64_t j = 0; j < n; j++) wrong |= (hl_bits_of_float(x[j]) & exponent) == exponent;
@@ -27,7 +27,7 @@ static void keep_part(void *ctx, int64_t i, int64_t from, int64_t to) {
     const struct keeping *k = ctx;
     hola_session *y = k->y[i];
     const float *logits = k->logits + i * y->model->cfg.vocab_size;
-    const bool wrong = !finite(logits + from, to - from);
+    const bool wrong = !all_finite(logits + from, to - from);
     if (logits != y->now.logits) memcpy(y->now.logits + from, logits + from, (size_t)(to - from) * sizeof *logits);
     y->not_finite = (from > 0 && y->not_finite) || wrong;
     y->now.at.has_logits = false;
@@ -319,8 +319,9 @@ hola_status hl_session_feed_sample(hola_session *y, const int32_t *ids, int64_t 
     for (int64_t i = 0, recent; (s == HOLA_OK || s == HOLA_ENUMERIC) && i < n; i++) {
         const int32_t *before = seen_at(&seen, i, p, &recent);
         const float *x = logits + i * vocab;
-        next[i] =
-            !finite(x, vocab) ? -1 : hl_sample(x, vocab, p, before, recent, hl_session_uniform(y, pos + i + 1), work);
+        next[i] = !all_finite(x, vocab)
+                      ? -1
+                      : hl_sample(x, vocab, p, before, recent, hl_session_uniform(y, pos + i + 1), work);
     }
     if (s == HOLA_OK || s == HOLA_ENUMERIC) y->now.at.has_logits = false;
     free(logits), free(work);
