@@ -279,7 +279,9 @@ HOLA_API hola_status hola_session_feed_text(hola_session *s, const hola_tokenize
  * holds the tokens that were fed (hola_session_position) and no logits. NULL: none. A clone has none. */
 typedef bool (*hola_on_progress)(void *ctx, int64_t done, int64_t total);
 HOLA_API void hola_session_on_progress(hola_session *s, hola_on_progress f, void *ctx);
-/* The same with the logits after each token, [n][vocab_size]: to check a draft in one pass, for example. */
+/* The same with the logits after each token, [n][vocab_size]: to check a draft in one pass, for example. On a CPU, a
+ * pass over up to HOLA_STEPS tokens has the bits of so many passes over one; of longer ones the rounding differs. */
+#define HOLA_STEPS 8
 HOLA_API hola_status hola_session_feed_each(hola_session *s, const int32_t *ids, int64_t n, float *logits);
 /* Feeds n tokens; logprobs[i] = log p(next[i] | everything up to ids[i]). */
 HOLA_API hola_status hola_session_score(hola_session *s, const int32_t *ids, const int32_t *next, int64_t n,
@@ -324,6 +326,12 @@ HOLA_API hola_status hola_session_sample(hola_session *s, const hola_sampling *p
  * sessions whose logits are not finite, and chosen for the others. */
 HOLA_API hola_status hola_session_step_sample(hola_session *const *s, int64_t n, const int32_t *ids,
                                               const hola_sampling *p, int32_t *next);
+
+/* Feeds n tokens, 1 to HOLA_STEPS, in one pass; next[i]: what hola_session_step_sample would have chosen after ids[i],
+ * on a CPU exactly. It checks a draft, whoever made it: the first i with next[i] != ids[i + 1] is where the draft ends,
+ * and hola_session_rollback takes back the rest. The session has no logits afterwards. */
+HOLA_API hola_status hola_session_feed_sample(hola_session *s, const int32_t *ids, int64_t n, const hola_sampling *p,
+                                              int32_t *next);
 
 /* Saves the whole session; on failure the file is untouched. dtype: of the state in it; HOLA_F32 is exact. */
 HOLA_API hola_status hola_session_save(const hola_session *s, const char *path, hola_dtype dtype);
@@ -384,14 +392,21 @@ typedef struct hola_generate_opts { /* zero means default */
     bool keep_logits;      /* while on_token runs, hola_session_logits has what the token was chosen from */
     hola_on_token on_token;
     void *ctx;
+    int64_t lookup;        /* drafts from the text itself, as below: ids that must agree, 3 on a CPU; negative: none */
+    const int32_t *source; /* NULL, or n_source more ids to draft from: a text that this one may repeat */
+    int64_t n_source;
 } hola_generate_opts;
 #define HOLA_GENERATE_INIT \
-    { sizeof(hola_generate_opts), 0, NULL, NULL, NULL, 0, NULL, false, false, NULL, NULL }
+    { sizeof(hola_generate_opts), 0, NULL, NULL, NULL, 0, NULL, false, false, NULL, NULL, 0, NULL, 0 }
 
 /* Continues the text of a session, which must have logits (hola_session_feed). t NULL: the text is the ids, as numbers.
  * EOS is the tokenizer's, else the model's; it ends the text, is not reported and not fed. All other chosen tokens are
  * fed, the last one too, so that another call goes on where this one ended; only after EOS something must be fed first.
- * n (may be NULL): tokens reported. end (may be NULL): why it ended. */
+ * n (may be NULL): tokens reported. end (may be NULL): why it ended.
+ * Look-up: where the last ids stood before, in the last HOLA_RECENT ids of the session, in what is written, or in
+ * `source`, what followed them there is a draft of what comes next, and one pass checks up to HOLA_STEPS tokens. The
+ * text is the same as without, on a CPU to the bit, and written faster where it repeats itself. While on_token runs,
+ * the session's position may be another. Not with keep_logits. On a GPU there is none unless lookup is positive. */
 HOLA_API hola_status hola_generate(hola_session *s, const hola_tokenizer *t, const hola_generate_opts *opt, int64_t *n,
                                    hola_end *end);
 

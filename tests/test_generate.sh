@@ -256,6 +256,25 @@ checks=$((checks + 1))
     { x[NR] = $1 } END { for (i = 1; i <= 2; i++) { d = x[i] - x[i + 2]; if (d * d > 1e-8) exit 1 } exit NR != 4 }' ||
     bad "log-probabilities: $(cat "$dir/a" "$dir/score")"
 
+# ---- drafts change the speed alone ----
+
+for how in '--temp 0' '-s 3' '-s 4 --temp 0.3 --repeat-penalty 1.2'; do
+    # shellcheck disable=SC2086
+    run plain -p 'tra la la la tra la la' -n 300 --ignore-eos $how --lookup 0 --save-session "$dir/plain.session"
+    for lookup in '' '--lookup 1' '--lookup 5'; do
+        # shellcheck disable=SC2086
+        run drafts -p 'tra la la la tra la la' -n 300 --ignore-eos $how $lookup --save-session "$dir/drafts.session"
+        same plain drafts
+        run on1 --load-session "$dir/plain.session" -s 9 -n 40 --ignore-eos --lookup 0
+        run on2 --load-session "$dir/drafts.session" -s 9 -n 40 --ignore-eos
+        same on1 on2
+    done
+done
+yes 'a line that comes again and again' | head -n 80 >"$dir/long" # more ids than a session remembers
+run plain -f "$dir/long" -n 100 --temp 0 --ignore-eos --lookup 0
+run drafts -f "$dir/long" -n 100 --temp 0 --ignore-eos
+same plain drafts
+
 # ---- wrong usage and wrong input ----
 
 expect 0 '' --help
@@ -267,6 +286,8 @@ expect 2 '--top-p takes a number' $m -p x --top-p 2
 expect 2 '--min-p takes a number' $m -p x --min-p -0.1
 expect 2 '--top-k takes an integer' $m -p x --top-k -1
 expect 2 '--repeat-last-n takes an integer' $m -p x --repeat-last-n 5000
+expect 2 '--lookup takes an integer' $m -p x --lookup 65
+expect 2 '--lookup takes an integer' $m -p x --lookup -1
 expect 2 'only one of' $m -p x -f y
 expect 2 'only one of' $m -p x --prompts y
 expect 2 '--prompts cannot be used with -i' $m --prompts y -i

@@ -147,6 +147,9 @@ static void sessions(struct things *x) {
     REFUSED(hola_session_step_sample(none, 1, ids, NULL, ids));
     REFUSED(hola_session_step_sample(&s, 1, NULL, NULL, ids));
     REFUSED(hola_session_step_sample(&s, 1, ids, NULL, NULL));
+    REFUSED(hola_session_feed_sample(NULL, ids, 2, NULL, ids));
+    REFUSED(hola_session_feed_sample(s, NULL, 2, NULL, ids));
+    REFUSED(hola_session_feed_sample(s, ids, 2, NULL, NULL));
     GIVES(hola_session_logits(NULL), NULL);
     GIVES(hola_session_recent(NULL, ids, 1), 0);
     GIVES(hola_session_recent(s, NULL, 1), 0);

@@ -112,6 +112,9 @@ class GenerateOpts(ctypes.Structure):
         ("keep_logits", c_bool),
         ("on_token", c_void_p),
         ("ctx", c_void_p),
+        ("lookup", c_int64),
+        ("source", c_void_p),
+        ("n_source", c_int64),
     ]
 
 
@@ -186,6 +189,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "hola_session_seed_of": (c_uint64, (_p,)),
     "hola_session_sample": (_status, (_p, _p, POINTER(c_int32))),
     "hola_session_step_sample": (_status, (_p, _n, _p, _p, _p)),
+    "hola_session_feed_sample": (_status, (_p, _p, _n, _p, _p)),
     "hola_session_save": (_status, (_p, _s, c_int)),
     "hola_session_load": (_status, (_p, _s)),
     "hola_session_mark": (_status, (_p,)),

@@ -33,6 +33,8 @@ static const struct arg options[] = {
             "recent tokens the penalty applies to (default 64)"),
     OPT_INT('s', "seed", seed, 0, INT64_MAX, "N", "sampling seed (default: random)"),
     OPT_LIST(0, "stop", stop, "TEXT", "stop before this text; may be given several times"),
+    OPT_INT(0, "lookup", lookup, 0, 64, "N",
+            "draft what followed the last N tokens earlier in the text: faster, same text (default 3; 0, a GPU: off)"),
     OPT_FLAG(0, "ignore-eos", ignore_eos, "continue after the EOS token"),
     OPT_FLAG(0, "no-bos", no_bos, "do not put the tokenizer's BOS first"),
     OPT_FLAG('i', "interactive", interactive, "hold a conversation, one line from the keyboard or a pipe at a time"),
@@ -109,7 +111,7 @@ static int one(const struct gen *g, hola_session *s) {
         rc = cli_fail("%s: saved without logits, so a prompt is needed to continue", o->load);
     else if (rc == CLI_OK) {
         rc = gen_run_prompt(&r, &p);
-        free(p.ids), p.ids = NULL;
+        r.source = (struct gen_prompt){p.ids, p.n > HOLA_RECENT ? p.n - HOLA_RECENT : 0};
         if (rc == CLI_OK) rc = gen_run_all(&r, !o->json);
     }
     if (rc == CLI_OK && o->save && hola_session_save(s, o->save, (hola_dtype)o->dtype) != HOLA_OK)
@@ -124,7 +126,8 @@ static int one(const struct gen *g, hola_session *s) {
 }
 
 int cmd_generate(int argc, char **argv) {
-    struct gen_opts o = {.predict = INT64_MIN, .seed = -1, .parallel = 16, .sampling = hola_sampling_default()};
+    struct gen_opts o = {
+        .predict = INT64_MIN, .seed = -1, .parallel = 16, .lookup = -1, .sampling = hola_sampling_default()};
     struct gen g = {.o = &o};
     hola_session *s = NULL;
     int rc = args_parse(&command, argc, argv, &o);

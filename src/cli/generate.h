@@ -9,7 +9,7 @@
 struct gen_opts {
     const char *model, *prompt, *file, *ids, *prompts, *tokenizer, *save, *load, *in_prefix, *in_suffix;
     struct arg_list stop;
-    int64_t predict, seed, threads, parallel, logits;
+    int64_t predict, seed, threads, parallel, logits, lookup;
     hola_sampling sampling;
     int backend, dtype;
     bool json, interactive, no_bos, ignore_eos, quiet;
@@ -53,9 +53,10 @@ enum gen_end { GEN_GOES_ON, GEN_LENGTH, GEN_EOS, GEN_STOP, GEN_INTERRUPT };
 struct gen_run {
     const struct gen *g;
     hola_session *session;
-    hola_history *history; /* or NULL */
-    bool show;             /* the text goes to standard output as it comes */
-    struct hl_text text;   /* all of it, with --json and --prompts */
+    hola_history *history;    /* or NULL */
+    struct gen_prompt source; /* ids to draft from that the session does not know any more; lent */
+    bool show;                /* the text goes to standard output as it comes */
+    struct hl_text text;      /* all of it, with --json and --prompts */
     int64_t prompt_tokens, n, room;
     int64_t earlier;  /* written in the turns before */
     int32_t *ids;     /* chosen; with --json and --prompts all of them, else the last */

@@ -163,7 +163,10 @@ int gen_run_all(struct gen_run *r, bool show) {
                                     .ignore_eos = o->ignore_eos,
                                     .keep_logits = r->logprobs,
                                     .on_token = on_token,
-                                    .ctx = r};
+                                    .ctx = r,
+                                    .lookup = o->lookup > 0 ? o->lookup : -(o->lookup == 0),
+                                    .source = r->source.ids,
+                                    .n_source = r->source.n};
     const double start = hl_clock();
     hola_end end = HOLA_END_LENGTH;
     if (r->end != GEN_GOES_ON) return CLI_OK; /* interrupted */

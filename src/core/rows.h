@@ -9,9 +9,10 @@
 #include "core/status.h"
 
 enum {
-    HL_CHUNK = 64,       /* rows of one chunk of the chunked delta rule */
-    HL_FEW = 12,         /* rows of a session's segment up to which kernels may go row by row */
-    HL_PAGE_TOKENS = 256 /* tokens of a page of state that grows with the position */
+    HL_CHUNK = 64,             /* rows of one chunk of the chunked delta rule */
+    HL_STEP_ROWS = HOLA_STEPS, /* rows of a session's segment up to which a CPU computes token by token */
+    HL_FEW = 12,               /* rows of a session's segment up to which kernels may go row by row */
+    HL_PAGE_TOKENS = 256       /* tokens of a page of state that grows with the position */
 };
 
 struct hl_seg {

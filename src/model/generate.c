@@ -1,7 +1,13 @@
 /* generate.c -- text from a session, token by token, to the first of: EOS, a stop string, the length, the caller's word.
  *
  * A token is chosen, told to the caller and fed, in this order. Where nobody looks at the logits, feeding and the next
- * choice are one call, which brings only the candidates from the device. */
+ * choice are one call, which brings only the candidates from the device.
+ *
+ * With a draft (model/lookup.h), the token and the draft are fed in one pass, with a choice after each. Draft tokens
+ * are right as long as they are the choices; the first choice that differs is right as well, and unfed. Then the
+ * session goes back to before the pass, and the next pass begins with what was right of this one: rows of a pass are
+ * cheap, passes are not. */
+#include "model/lookup.h"
 #include "model/session.h"
 #include <stdlib.h>
 #include <string.h>
@@ -13,24 +19,104 @@ struct writing {
     hola_generate_opts o;
     hola_sampling sampling;
     hola_detokenizer *text;
-    int64_t n;
+    int64_t n, most; /* tokens; negative: no limit */
     int32_t id, eos;
-    bool chosen; /* the next token is known already: id */
     hola_end end;
+    bool looks; /* there may be drafts, from here: */
+    struct hl_lookup lookup;
+    /* Ids of the last pass with a draft that were right. back: the session stands before them, at the draft's mark;
+     * otherwise behind them. */
+    int32_t pass[HL_STEP_ROWS];
+    int64_t passed;
+    bool back;
+    /* Choices: known[at] is the next. All but the last of them are the last ids of the pass; that one is not fed. */
+    int32_t known[HL_STEP_ROWS];
+    int64_t count, at;
 };
 
 static hola_status choose(struct writing *w) {
-    if (w->chosen) return w->chosen = false, HOLA_OK;
+    if (w->at < w->count) return w->id = w->known[w->at++], HOLA_OK;
     return hola_session_sample(w->s, &w->sampling, &w->id);
+}
+static void know(struct writing *w, const int32_t *ids, int64_t n) {
+    memcpy(w->known, ids, (size_t)n * sizeof *ids);
+    w->count = n, w->at = 0;
+}
+
+/* ---- feeding what was chosen ---- */
+
+/* The session's text is to end with the first `keep` ids of the pass, and n more. want: it has the logits. */
+static hola_status settle(struct writing *w, int64_t keep, const int32_t *more, int64_t n, bool want) {
+    int32_t ids[HL_STEP_ROWS];
+    hola_status s = HOLA_OK;
+    if (!w->back && (keep < w->passed || (want && n == 0 && keep > 0))) {
+        s = hl_session_draft_drop(w->s);
+        w->back = true;
+    }
+    if (!w->back) keep = 0; /* they are there */
+    memcpy(ids, w->pass, (size_t)keep * sizeof *ids);
+    if (n > 0) memcpy(ids + keep, more, (size_t)n * sizeof *ids);
+    w->passed = 0, w->back = false;
+    w->count = w->at = 0;
+    if (s != HOLA_OK || keep + n == 0) return s;
+    if (w->o.history) return hola_history_feed(w->o.history, ids, keep + n, NULL);
+    return hl_session_feed(w->s, ids, keep + n, NULL, want);
+}
+
+/* How many ids a draft may have: the pass ends before the text's last token, which is fed alone, and before one that
+ * the history must see. Negative: that is the token itself. */
+static int64_t draft_room(const struct writing *w) {
+    const int64_t first = w->back ? w->passed : 0;
+    int64_t k = HL_STEP_ROWS - first - 1;
+    if (w->most >= 0 && k > w->most - w->n - 1) k = w->most - w->n - 1;
+    if (w->o.history && k > hl_history_room(w->o.history) - first - 1) k = hl_history_room(w->o.history) - first - 1;
+    return k;
+}
+
+/* The token, behind what the session lacks, and a draft: one pass. */
+static hola_status feed_draft(struct writing *w) {
+    int32_t ids[HL_STEP_ROWS], next[HL_STEP_ROWS];
+    const int64_t first = w->back ? w->passed : 0, room = draft_room(w);
+    if (room < 0) return settle(w, w->passed, &w->id, 1, true);
+    memcpy(ids, w->pass, (size_t)first * sizeof *ids);
+    ids[first] = w->id;
+    const int32_t *draft = ids + first + 1;
+    const int64_t k = hl_lookup_draft(&w->lookup, ids + first + 1, room);
+    hola_status s = HOLA_OK;
+    if (first + k == 0) { /* as without drafts */
+        w->passed = 0;
+        s = hola_session_step_sample(&w->s, 1, ids, &w->sampling, next);
+        know(w, next, 1);
+        return s;
+    }
+    if (!w->back) s = hl_session_draft_mark(w->s);
+    if (s == HOLA_OK) s = hl_session_feed_sample(w->s, ids, first + 1 + k, &w->sampling, next);
+    if (s != HOLA_OK) return s;
+    int64_t right = 0;
+    while (right < k && next[first + right] == draft[right]) right++;
+    /* After a token whose logits are not finite the text ends with an error, but that token is told first. */
+    const bool finite = next[first + right] >= 0;
+    if (!finite && right > 0) right--;
+    know(w, next + first, right + 1);
+    memcpy(w->pass, ids, sizeof ids);
+    w->passed = first + 1 + right;
+    w->back = right < k;
+    if (w->back) s = hl_session_draft_drop(w->s);
+    return s == HOLA_OK && !finite && right == 0 && next[first] < 0 ? settle(w, first + 1, NULL, 0, true) : s;
 }
 
 /* Feeds the token; last: the session is to have logits after it. */
 static hola_status feed(struct writing *w, bool last) {
+    if (w->at < w->count) /* a pass had it */
+        return last ? settle(w, w->passed - (w->count - 1 - w->at), NULL, 0, true) : HOLA_OK;
+    if (w->looks) return last ? settle(w, w->passed, &w->id, 1, true) : feed_draft(w);
     if (w->o.history) return hola_history_feed(w->o.history, &w->id, 1, NULL);
     if (last || w->o.keep_logits) return hola_session_feed(w->s, &w->id, 1, NULL);
-    w->chosen = true;
-    return hola_session_step_sample(&w->s, 1, &w->id, &w->sampling, &w->id);
+    w->count = 1, w->at = 0;
+    return hola_session_step_sample(&w->s, 1, &w->id, &w->sampling, w->known);
 }
+/* The token was chosen and is not fed. */
+static hola_status leave(struct writing *w) { return settle(w, w->passed - (w->count - w->at), NULL, 0, false); }
 
 static bool tell(struct writing *w, int32_t id, bool end) {
     int64_t len;
@@ -40,20 +126,39 @@ static bool tell(struct writing *w, int32_t id, bool end) {
 }
 
 static hola_status write_text(struct writing *w) {
-    const int64_t most = w->o.max_tokens ? w->o.max_tokens : TOKENS;
     for (;;) {
         bool stopped;
         hola_status s = choose(w);
         if (s != HOLA_OK) return s;
-        if (w->id == w->eos && !w->o.ignore_eos) return w->end = HOLA_END_EOS, HOLA_OK;
+        if (w->id == w->eos && !w->o.ignore_eos) return w->end = HOLA_END_EOS, leave(w);
         s = hola_detokenizer_add(w->text, w->id, &stopped);
+        if (s == HOLA_OK && w->looks) s = hl_lookup_add(&w->lookup, w->id);
         if (s != HOLA_OK) return s;
         w->n++;
-        const bool goes_on = tell(w, w->id, stopped), last = stopped || !goes_on || w->n == most;
+        const bool goes_on = tell(w, w->id, stopped), last = stopped || !goes_on || w->n == w->most;
         w->end = stopped ? HOLA_END_STOP : !goes_on ? HOLA_END_CANCELLED : HOLA_END_LENGTH;
         s = feed(w, last);
         if (s != HOLA_OK || last) return s;
     }
+}
+
+/* Drafts come from the source, the session's last ids and what is written. */
+static hola_status open_lookup(struct writing *w) {
+    int32_t recent[HOLA_RECENT];
+    const int64_t asked = w->o.lookup ? w->o.lookup : w->s->model->backend->host ? 3 : -1;
+    if (asked > HL_LOOKUP_MOST)
+        return hl_fail(HOLA_EINVAL, "generate: lookup: %lld ids are more than %d", (long long)asked, HL_LOOKUP_MOST);
+    if (w->o.n_source < 0 || (w->o.n_source > 0 && !w->o.source))
+        return hl_fail(HOLA_EINVAL, "generate: a source of %lld ids%s", (long long)w->o.n_source,
+                       w->o.source ? "" : ", which is NULL");
+    hola_status s = hl_model_check_ids(w->s->model, w->o.source, w->o.n_source);
+    w->looks = asked > 0 && !w->o.keep_logits;
+    if (s != HOLA_OK || !w->looks) return s;
+    const int64_t n = hola_session_recent(w->s, recent, HOLA_RECENT);
+    s = hl_lookup_new(&w->lookup, asked);
+    if (s == HOLA_OK) s = hl_lookup_source(&w->lookup, w->o.source, w->o.n_source);
+    for (int64_t i = 0; s == HOLA_OK && i < n; i++) s = hl_lookup_add(&w->lookup, recent[i]);
+    return s;
 }
 
 static hola_status begin(struct writing *w, const hola_tokenizer *t, const hola_generate_opts *opt) {
@@ -63,9 +168,11 @@ static hola_status begin(struct writing *w, const hola_tokenizer *t, const hola_
     if (s == HOLA_OK && w->o.history && hl_history_session(w->o.history) != w->s)
         s = hl_fail(HOLA_EINVAL, "generate: the history is of another session");
     if (s == HOLA_OK) s = hl_sampling_take(&w->sampling, w->o.sampling);
+    if (s == HOLA_OK) s = open_lookup(w);
     if (s == HOLA_OK) s = hola_detokenizer_new(&w->text, t, w->o.stop, w->o.stop_len, w->o.n_stop);
     if (s != HOLA_OK) return s;
     hola_detokenizer_begin(w->text, before, hola_session_recent(w->s, before, 8));
+    w->most = w->o.max_tokens ? w->o.max_tokens : TOKENS;
     w->eos = (int32_t)w->s->model->cfg.eos_token_id;
     if (t && hola_tokenizer_eos(t) >= 0) w->eos = hola_tokenizer_eos(t);
     return HOLA_OK;
@@ -79,6 +186,8 @@ hola_status hola_generate(hola_session *y, const hola_tokenizer *t, const hola_g
     if (s == HOLA_OK) s = write_text(&w);
     if (s == HOLA_OK && w.end != HOLA_END_STOP) tell(&w, -1, true);
     hola_detokenizer_free(w.text);
+    hl_lookup_free(&w.lookup);
+    hl_session_draft_end(y);
     if (n) *n = w.n;
     if (end) *end = w.end;
     return s;

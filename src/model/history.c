@@ -55,6 +55,10 @@ void hola_history_free(hola_history *h) {
 
 const hola_session *hl_history_session(const hola_history *h) { return h->session; }
 static int64_t position(const hola_history *h) { return h->session->now.at.pos; }
+int64_t hl_history_room(const hola_history *h) {
+    const int64_t grid = h->every - position(h) % h->every - 1, unseen = HOLA_RECENT / 2 - (position(h) - h->n);
+    return grid < unseen ? grid : unseen;
+}
 
 /* ---- what the session was fed ---- */
 

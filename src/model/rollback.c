@@ -49,32 +49,46 @@ hola_status hl_restore_point_copy(const hola_model *m, struct hl_restore_point *
 
 /* ---- the mark ---- */
 
+static hola_status mark(hola_session *y, struct hl_restore_point **at) {
+    hola_status s = *at ? HOLA_OK : hl_restore_point_new(at, y->model);
+    return s == HOLA_OK ? hl_restore_point_copy(y->model, *at, &y->now, HL_REPLACED) : s;
+}
 hola_status hola_session_mark(hola_session *y) {
     HL_NEED(y, "the session");
-    hola_status s = y->mark ? HOLA_OK : hl_restore_point_new(&y->mark, y->model);
-    return s == HOLA_OK ? hl_restore_point_copy(y->model, y->mark, &y->now, HL_REPLACED) : s;
+    return mark(y, &y->mark);
+}
+hola_status hl_session_draft_mark(hola_session *y) { return mark(y, &y->draft); }
+
+/* Before the state gets to `end`: a mark whose block closes on the way takes what that changes. */
+static void keep_ranked(const hola_session *y, struct hl_restore_point *at, int64_t end) {
+    const struct hl_state_layout *state = &y->model->state;
+    if (!at || at->ranked || !state->ranked || end / state->block <= at->at.pos / state->block) return;
+    hl_state_copy(&at->state, &y->now.state, state, y->model->backend, 0, HL_RANKED);
+    at->ranked = true;
 }
 
 hola_status hl_session_prepare(hola_session *y, int64_t len) {
     const struct hl_state_layout *state = &y->model->state;
     const int64_t end = y->now.at.pos + len;
     hola_status s = hl_state_reserve(&y->now.state, state, y->model->backend, end);
-    if (s != HOLA_OK || !y->mark || y->mark->ranked || !state->ranked) return s;
-    if (end / state->block > y->mark->at.pos / state->block) {
-        hl_state_copy(&y->mark->state, &y->now.state, state, y->model->backend, 0, HL_RANKED);
-        y->mark->ranked = true;
-    }
+    if (s != HOLA_OK) return s;
+    keep_ranked(y, y->mark, end);
+    keep_ranked(y, y->draft, end);
     return HOLA_OK;
 }
 
-/* Back to the mark. What ranked parts got since then lies after what they held, or they were copied; parts that
+/* Back to a mark. What ranked parts got since then lies after what they held, or they were copied; parts that
  * grow have their rows still. */
-static hola_status to_mark(hola_session *y) {
-    const unsigned changes = HL_REPLACED | (y->mark->ranked ? HL_RANKED : 0);
-    hola_status s = hl_restore_point_copy(y->model, &y->now, y->mark, changes);
+static hola_status go_to(hola_session *y, const struct hl_restore_point *at) {
+    const unsigned changes = HL_REPLACED | (at->ranked ? HL_RANKED : 0);
+    hola_status s = hl_restore_point_copy(y->model, &y->now, at, changes);
     y->now.ranked = true;
-    y->generation++;
     return s;
+}
+hola_status hl_session_draft_drop(hola_session *y) { return go_to(y, y->draft); }
+void hl_session_draft_end(hola_session *y) {
+    hl_restore_point_free(y->model, y->draft);
+    y->draft = NULL;
 }
 
 hola_status hola_session_rollback(hola_session *y, int64_t k) {
@@ -90,7 +104,7 @@ hola_status hola_session_rollback(hola_session *y, int64_t k) {
                        (long long)(pos - from), HOLA_RECENT);
     const struct hl_position old = y->now.at;
     hola_status s = from == to ? HOLA_OK : hl_restore_point_logits(y->model, &y->now);
-    if (s == HOLA_OK) s = to_mark(y);
+    if (s == HOLA_OK) s = go_to(y, y->mark), y->generation++;
     for (int64_t i = from, end; s == HOLA_OK && i < to; i = end) { /* call by call, as they were */
         int32_t ids[HOLA_RECENT];
         for (end = i; end < to && (end == i || !hl_position_begins(&old, end)); end++)

@@ -48,6 +48,7 @@ void hola_session_free(hola_session *s) {
     if (!s) return;
     hl_state_free(&s->now.state, s->model->backend);
     hl_restore_point_free(s->model, s->mark);
+    hl_restore_point_free(s->model, s->draft);
     free(s->now.logits);
     free(s->work);
     free(s);
@@ -56,7 +57,8 @@ void hola_session_free(hola_session *s) {
 void hola_session_reset(hola_session *s) {
     if (!s) return;
     hl_restore_point_free(s->model, s->mark);
-    s->mark = NULL;
+    hl_restore_point_free(s->model, s->draft);
+    s->mark = s->draft = NULL;
     s->generation++;
     s->now.at = (struct hl_position){0};
     hl_state_clear(&s->now.state, &s->model->state, s->model->backend);
@@ -263,8 +265,8 @@ void hola_session_seed(hola_session *y, uint64_t seed) {
 }
 uint64_t hola_session_seed_of(const hola_session *y) { return y ? y->now.at.seed : 0; }
 
-double hl_session_uniform(const hola_session *y) {
-    return hl_rng_uniform(y->now.at.seed, STREAM, (uint64_t)y->now.at.pos);
+double hl_session_uniform(const hola_session *y, int64_t pos) {
+    return hl_rng_uniform(y->now.at.seed, STREAM, (uint64_t)pos);
 }
 
 hola_status hola_session_sample(hola_session *y, const hola_sampling *given, int32_t *id) {
@@ -282,6 +284,6 @@ hola_status hola_session_sample(hola_session *y, const hola_sampling *given, int
     if (!y->work) y->work = malloc((size_t)vocab * sizeof *y->work);
     if (!y->work) return hl_fail(HOLA_ENOMEM, "sample: no memory for %lld candidates", (long long)vocab);
     const int64_t n = hola_session_recent(y, recent, p.repeat_last_n);
-    *id = hl_sample(y->now.logits, vocab, &p, recent, n, hl_session_uniform(y), y->work);
+    *id = hl_sample(y->now.logits, vocab, &p, recent, n, hl_session_uniform(y, y->now.at.pos), y->work);
     return HOLA_OK;
 }

@@ -25,10 +25,11 @@ struct hl_restore_point {
 struct hola_session {
     hola_model *model;
     struct hl_restore_point now;
-    struct hl_restore_point *mark; /* or NULL */
-    int64_t generation;            /* raised whenever it goes anywhere but forward */
-    struct hl_candidate *work;     /* the sampler's, once there is one */
-    bool not_finite;               /* the logits that came last are not all finite */
+    struct hl_restore_point *mark;  /* or NULL */
+    struct hl_restore_point *draft; /* or NULL: where the draft that is being checked began */
+    int64_t generation;             /* raised whenever it goes anywhere but forward */
+    struct hl_candidate *work;      /* the sampler's, once there is one */
+    bool not_finite;                /* the logits that came last are not all finite */
     struct {
         hola_on_progress f; /* or NULL */
         void *ctx;
@@ -58,6 +59,17 @@ hola_status hl_session_report(hola_session *y, int64_t done, int64_t total);
  * get alone. logits [n][vocab_size]: after each one's last. */
 hola_status hl_sessions_feed(hola_session *const *y, const struct hl_ids *ids, int64_t n, float *logits);
 
+/* rollback.c: marks the place before a draft, beside the caller's mark; and goes back there, as if nothing had been fed
+ * since. No history may have seen what is taken back. */
+hola_status hl_session_draft_mark(hola_session *y);
+hola_status hl_session_draft_drop(hola_session *y);
+void hl_session_draft_end(hola_session *y); /* frees the mark */
+/* history.c: how many tokens may go to the session directly before one must go through the history. */
+int64_t hl_history_room(const hola_history *h);
+/* session_step.c: as hola_session_feed_sample, but logits that are not finite are no error: next is -1 there. */
+hola_status hl_session_feed_sample(hola_session *y, const int32_t *ids, int64_t n, const hola_sampling *p,
+                                   int32_t *next);
+
 /* rollback.c: before len tokens are fed: the state has room for them, and the mark has what they overwrite. */
 hola_status hl_session_prepare(hola_session *s, int64_t len);
 
@@ -72,8 +84,8 @@ void hl_session_read_logits(hola_model *m, int64_t first, int64_t n, float *logi
 
 /* session_step.c: keeps the logits of n sessions; those that are not numbers are refused. */
 hola_status hl_session_keep_logits(hola_session *const *y, int64_t n, const float *logits);
-/* The number in [0, 1) that decides at this position. */
-double hl_session_uniform(const hola_session *y);
+/* The number in [0, 1) that decides after pos tokens. */
+double hl_session_uniform(const hola_session *y, int64_t pos);
 
 static inline int32_t hl_position_id(const struct hl_position *w, int64_t pos) { return w->recent[pos % HOLA_RECENT]; }
 static inline bool hl_position_begins(const struct hl_position *w, int64_t pos) {

@@ -1,4 +1,4 @@
-/* session_step.c -- a token of each of several sessions in one pass, and the next one of each.
+/* session_step.c -- a token of each of several sessions in one pass, or a few of one session, and what follows each.
  *
  * There are three ways through the model (enum hl_decode_way). Sampling needs few of the logits (model/sample.h): the
  * backend finds the largest ones, and only they come to the host. */
@@ -7,9 +7,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-static hola_status not_finite(const hola_session *y) {
-    return hl_fail(HOLA_ENUMERIC, "the logits after token %lld are not finite", (long long)y->now.at.pos - 1);
+/* pos: tokens up to and with the one whose logits these are */
+static hola_status not_finite(int64_t pos) {
+    return hl_fail(HOLA_ENUMERIC, "the logits after token %lld are not finite", (long long)pos - 1);
 }
+static bool all_finite(const float *x, int64_t n) {
+    const uint32_t exponent = 0x7f800000u;
+    uint32_t wrong = 0;
+    for (int64_t j = 0; j < n; j++) wrong |= (hl_bits_of_float(x[j]) & exponent) == exponent;
+    return !wrong;
+}
+
 struct keeping {
     hola_session *const *y;
     float *logits; /* [sessions][vocab_size]; of one session: may be where it keeps them */
@@ -19,9 +27,7 @@ static void keep_part(void *ctx, int64_t i, int64_t from, int64_t to) {
     const struct keeping *k = ctx;
     hola_session *y = k->y[i];
     const float *logits = k->logits + i * y->model->cfg.vocab_size;
-    const uint32_t exponent = 0x7f800000u;
-    uint32_t wrong = 0;
-    for (int64_t j = from; j < to; j++) wrong |= (hl_bits_of_float(logits[j]) & exponent) == exponent;
+    const bool wrong = !all_finite(logits + from, to - from);
     if (logits != y->now.logits) memcpy(y->now.logits + from, logits + from, (size_t)(to - from) * sizeof *logits);
     y->not_finite = (from > 0 && y->not_finite) || wrong;
     y->now.at.has_logits = false;
@@ -35,7 +41,7 @@ static void keep_one(void *ctx, int64_t i, int worker) {
 static hola_status check_kept(hola_session *const *y, int64_t n) {
     for (int64_t i = 0; i < n; i++) y[i]->now.at.has_logits = !y[i]->not_finite;
     for (int64_t i = 0; i < n; i++)
-        if (y[i]->not_finite) return not_finite(y[i]);
+        if (y[i]->not_finite) return not_finite(y[i]->now.at.pos);
     return HOLA_OK;
 }
 hola_status hl_session_keep_logits(hola_session *const *y, int64_t n, const float *logits) {
@@ -133,14 +139,15 @@ static void fetch_logits(hola_model *m, int64_t n, bool room, struct want *w) {
     if (!room) hl_session_read_logits(m, 0, n, w->logits);
 }
 
-/* One row each, of sessions: the same work every time, so that a device may replay it. */
+/* One row each, of sessions: the same work every time, so that a device may replay it. Or some rows of one session. */
 static hola_status step_rows(hola_model *m, struct hl_rows *rows, const int32_t *ids, struct want *w) {
     const int64_t n = rows->T;
+    const bool steps = rows->n == n;
     const struct hl_graphs *graphs = &m->backend->graphs;
     struct hl_decode d;
     hola_status s = hl_model_need_panels(m);
     if (s != HOLA_OK) return s;
-    const enum hl_decode_way way = hl_decode_plan(m, rows, &d);
+    const enum hl_decode_way way = steps ? hl_decode_plan(m, rows, &d) : HL_BY_OPS;
     if (way == HL_BY_ONE_KERNEL && step_one(m, rows, d, ids, w, &s)) return s;
     s = reserve(m, rows, w);
     if (s != HOLA_OK) return s;
@@ -150,9 +157,9 @@ static hola_status step_rows(hola_model *m, struct hl_rows *rows, const int32_t 
     ids = hl_activations_put(&m->infer, m->infer.ids, ids, n);
     const uint64_t reach = (uint64_t)__builtin_ctzll((uint64_t)hl_rows_reach(rows)) << 56;
     const uint64_t key = reach | (((uint64_t)n * (HL_TOPK_MOST + 1) + (uint64_t)w->k) * 4 + room * 2 + batch);
-    if (!graphs->replay || !graphs->replay(m->backend, key)) {
+    if (!steps || !graphs->replay || !graphs->replay(m->backend, key)) {
         run_rows(m, rows, ids, room, batch ? &d : NULL, w->k);
-        if (graphs->recorded) graphs->recorded(m->backend, key);
+        if (steps && graphs->recorded) graphs->recorded(m->backend, key);
     }
     if (w->k) fetch_candidates(m, n, w);
     else if (logits) fetch_logits(m, n, room, w);
@@ -219,10 +226,16 @@ static hola_status step_few(hola_session *const *y, int64_t n, const int32_t *id
         if (c[0].id < 0) bad = i;
         else
             next[i] = hl_sample_few(c, k, p, recent, hola_session_recent(y[i], recent, p->repeat_last_n),
-                                    hl_session_uniform(y[i]));
+                                    hl_session_uniform(y[i], y[i]->now.at.pos));
     }
     free(w.top);
-    return s == HOLA_OK && bad >= 0 ? not_finite(y[bad]) : s;
+    return s == HOLA_OK && bad >= 0 ? not_finite(y[bad]->now.at.pos) : s;
+}
+
+/* How many of the largest logits the choice after each of n rows needs; 0: all. */
+static int64_t few(const hola_model *m, int64_t n, const hola_sampling *p) {
+    const int64_t vocab = m->cfg.vocab_size, needs = hl_sample_needs(p), k = needs < vocab ? needs : vocab;
+    return k <= HL_TOPK_MOST && 2 * n <= m->backend->xent_rows ? k : 0;
 }
 
 hola_status hola_session_step_sample(hola_session *const *y, int64_t n, const int32_t *ids, const hola_sampling *given,
@@ -233,9 +246,8 @@ hola_status hola_session_step_sample(hola_session *const *y, int64_t n, const in
     hola_status s = check_step(y, n, ids);
     if (s == HOLA_OK) s = hl_sampling_take(&sampling, given);
     if (s != HOLA_OK) return s;
-    const hola_model *m = y[0]->model;
-    const int64_t vocab = m->cfg.vocab_size, needs = hl_sample_needs(p), k = needs < vocab ? needs : vocab;
-    if (k > 0 && k <= HL_TOPK_MOST && 2 * n <= m->backend->xent_rows) return step_few(y, n, ids, p, k, next);
+    const int64_t vocab = y[0]->model->cfg.vocab_size, k = few(y[0]->model, n, p);
+    if (k > 0) return step_few(y, n, ids, p, k, next);
     float *logits = malloc((size_t)(n * vocab) * sizeof *logits);
     if (!logits) return hl_fail(HOLA_ENOMEM, "step: %lld sessions", (long long)n);
     s = hola_session_step(y, n, ids, logits);
@@ -247,5 +259,86 @@ hola_status hola_session_step_sample(hola_session *const *y, int64_t n, const in
     if (s == HOLA_OK) s = chosen;
     for (int64_t i = 0; i < n; i++) y[i]->now.at.has_logits = false;
     free(logits);
+    return s;
+}
+
+/* ---- some tokens of one session, with a choice after each ---- */
+
+/* The ids that a choice may have to know: those before a pass, then the pass's own. */
+struct seen {
+    int64_t n;
+    int32_t id[HOLA_RECENT + HL_STEP_ROWS];
+};
+static struct seen seen_before(const hola_session *y, const int32_t *ids, int64_t n) {
+    struct seen x;
+    x.n = hola_session_recent(y, x.id, HOLA_RECENT);
+    memcpy(x.id + x.n, ids, (size_t)n * sizeof *ids);
+    return x;
+}
+/* Those up to row i of the pass, as many as the penalty looks at. */
+static const int32_t *seen_at(const struct seen *x, int64_t i, const hola_sampling *p, int64_t *n) {
+    const int64_t all = x->n + i + 1;
+    *n = all < p->repeat_last_n ? all : p->repeat_last_n;
+    return x->id + all - *n;
+}
+
+static hola_status pass_few(hola_session *y, const int32_t *ids, int64_t n, const hola_sampling *p, int64_t k,
+                            int32_t *next) {
+    hola_model *m = y->model;
+    struct hl_candidate top[HL_STEP_ROWS * HL_TOPK_MOST];
+    struct want w = {.k = k, .top = top};
+    const struct seen seen = seen_before(y, ids, n);
+    const struct hl_seg seg = {.len = n, .pos = y->now.at.pos, .state = y->now.state.fixed};
+    pthread_mutex_lock(&m->lock);
+    hola_status s = hl_session_prepare(y, n);
+    char *const *pages = y->now.state.page;
+    struct hl_rows rows = {.T = n, .n = 1, .seg = &seg, .pages = &pages};
+    if (s == HOLA_OK) s = step_rows(m, &rows, ids, &w);
+    pthread_mutex_unlock(&m->lock);
+    if (s != HOLA_OK) return s;
+    hl_session_advanced(y, ids, n, true);
+    for (int64_t i = 0, recent; i < n; i++) {
+        const int32_t *before = seen_at(&seen, i, p, &recent);
+        struct hl_candidate *c = top + i * k;
+        next[i] = c[0].id < 0 ? -1 : hl_sample_few(c, k, p, before, recent, hl_session_uniform(y, seg.pos + i + 1));
+    }
+    return HOLA_OK;
+}
+
+hola_status hl_session_feed_sample(hola_session *y, const int32_t *ids, int64_t n, const hola_sampling *p,
+                                   int32_t *next) {
+    const int64_t vocab = y->model->cfg.vocab_size, pos = y->now.at.pos, k = few(y->model, n, p);
+    HL_ASSERT(n >= 1 && n <= HL_STEP_ROWS);
+    hola_status s = hl_model_check_ids(y->model, ids, n);
+    if (s != HOLA_OK || k > 0) return s == HOLA_OK ? pass_few(y, ids, n, p, k, next) : s;
+    const struct seen seen = seen_before(y, ids, n);
+    float *logits = malloc((size_t)(n * vocab) * sizeof *logits);
+    struct hl_candidate *work = malloc((size_t)vocab * sizeof *work);
+    s = logits && work ? hola_session_feed_each(y, ids, n, logits)
+                       : hl_fail(HOLA_ENOMEM, "sample: no memory for the logits of %lld tokens", (long long)n);
+    for (int64_t i = 0, recent; (s == HOLA_OK || s == HOLA_ENUMERIC) && i < n; i++) {
+        const int32_t *before = seen_at(&seen, i, p, &recent);
+        const float *x = logits + i * vocab;
+        next[i] = !all_finite(x, vocab)
+                      ? -1
+                      : hl_sample(x, vocab, p, before, recent, hl_session_uniform(y, pos + i + 1), work);
+    }
+    if (s == HOLA_OK || s == HOLA_ENUMERIC) y->now.at.has_logits = false;
+    free(logits), free(work);
+    return s == HOLA_ENUMERIC ? HOLA_OK : s;
+}
+
+hola_status hola_session_feed_sample(hola_session *y, const int32_t *ids, int64_t n, const hola_sampling *given,
+                                     int32_t *next) {
+    hola_sampling p;
+    HL_NEED(y, "the session");
+    HL_NEED(ids, "ids");
+    HL_NEED(next, "next");
+    if (n < 1 || n > HL_STEP_ROWS)
+        return hl_fail(HOLA_EINVAL, "feed: %lld tokens to sample after, not 1 to %d", (long long)n, HL_STEP_ROWS);
+    hola_status s = hl_sampling_take(&p, given);
+    if (s == HOLA_OK) s = hl_session_feed_sample(y, ids, n, &p, next);
+    for (int64_t i = 0; s == HOLA_OK && i < n; i++)
+        if (next[i] < 0) s = not_finite(y->now.at.pos - n + i + 1);
     return s;
 }

@@ -75,7 +75,8 @@ static hola_status choose(struct hl_serve_engine *e, struct hl_serve_stream *st,
         e->adjusted[st->out.data[i]] -= (float)(r->frequency + (first ? r->presence : 0));
     }
     const int64_t n = hola_session_recent(st->session, recent, r->sampling.repeat_last_n);
-    *id = hl_sample(e->adjusted, e->vocab, &r->sampling, recent, n, hl_session_uniform(st->session), e->work);
+    *id = hl_sample(e->adjusted, e->vocab, &r->sampling, recent, n,
+                    hl_session_uniform(st->session, st->session->now.at.pos), e->work);
     return HOLA_OK;
 }
 

@@ -14,6 +14,7 @@ enum {
     FEW = HL_FEW,      /* tokens of a session up to which one at a time is faster than a tile */
     SCORE_ROWS = 256,
 };
+_Static_assert((int)FEW >= (int)HL_STEP_ROWS, "short passes have the bits of single steps");
 
 struct forward {
     struct hl_pool *pool;

@@ -6,9 +6,9 @@
 #include "ops/simd.h"
 
 enum {
-    GDN_TILE = 64, /* columns of V: one task of the step, one partial sum of m */
-    GDN_STEP = 8,  /* segments up to this length go token by token at inference */
-    GDN_SLOTS = 8  /* states that follow a worker's scratch: those of a long segment's gradient */
+    GDN_TILE = 64,           /* columns of V: one task of the step, one partial sum of m */
+    GDN_STEP = HL_STEP_ROWS, /* segments up to this length go token by token at inference */
+    GDN_SLOTS = 8            /* states that follow a worker's scratch: those of a long segment's gradient */
 };
 _Static_assert((int)GDN_STEP <= (int)HL_FEW, "cuts leave more than that");
 
