@@ -1,7 +1,7 @@
 /* cuda_recurrence.h -- batches of recurrence_case.h on the device, against the reference on the host. */
 #ifndef HL_CUDA_RECURRENCE_H
 #define HL_CUDA_RECURRENCE_H
-#include "cuda.h"
+#include "cuda_older.h"
 #include "recurrence_case.h"
 
 /* Reals on a device; all other arrays are activations. */
@@ -105,6 +105,98 @@ static inline void rc_gates_device(const struct rc_kind *k, int64_t M, const dou
             const struct rc_shape f = {
                 1, 1, f32 ? 24 : 64, f32 ? 16 : 64, M && f32 ? 10 : M, gates[g].gate, gates[g].lo, 0, 0};
             rc_compare_device(&d, k, &f, len, 3, tolerance[f32]);
+        }
+        dev_close(&d);
+    }
+}
+
+/* Few heads and a long segment, which is walked in splits, beside one too short for that; little decay, so that the
+ * states between the splits matter. */
+static inline void rc_splits_device(const struct rc_kind *k, int64_t M, const double tolerance[2][3]) {
+    static const int64_t len[] = {16 * 64 + 30, 70};
+    const struct rc_shape f = {1, 1, 64, 64, M, RC_RANDOM, -0.002, 0, 0};
+    struct dev d = dev_open(false);
+    rc_compare_device(&d, k, &f, len, 2, tolerance[0]);
+    dev_close(&d);
+}
+
+/* More than one tile of 128 columns at a time needs many sequences. */
+static inline void rc_many_sequences_device(const struct rc_kind *k, int64_t M, const double tolerance[2][3]) {
+    enum { N = 48 };
+    int64_t len[N];
+    const struct rc_shape f = {2, 2, 64, 128, M, RC_RANDOM, -0.05, 0, 0};
+    struct dev d = dev_open(false);
+    for (int i = 0; i < N; i++) len[i] = i == 1 ? 200 : i % 3 + 1;
+    rc_compare_device(&d, k, &f, len, N, tolerance[0]);
+    dev_close(&d);
+}
+
+/* Many sessions of a few tokens. */
+static inline void rc_short_segments_device(const struct rc_kind *k, const struct rc_shape *shape, int shapes,
+                                            const double tolerance[2][3]) {
+    static const int64_t len[] = {1, 8, 2, 1, 1, 5, 1};
+    for (int f32 = 0; f32 < 2; f32++) {
+        struct dev d = dev_open(f32);
+        for (int i = 0; i < shapes; i++) rc_compare_device(&d, k, &shape[i], len, 7, tolerance[f32]);
+        dev_close(&d);
+    }
+}
+
+static const int64_t rc_few_device[] = {65, 1, 63};
+/* Chips before Hopper. */
+static inline void rc_older_device(const struct rc_kind *k, int64_t M, const double tolerance[2][3]) {
+    const struct rc_shape f = {2, 2, 64, 64, M, RC_RANDOM, -0.1, 0, 0};
+    struct dev d = dev_open_older();
+    rc_compare_device(&d, k, &f, rc_few_device, RC_COUNT(rc_few_device), tolerance[0]);
+    dev_close_older(&d);
+}
+
+/* size: K, V, M */
+static inline void rc_shapes_device(const struct rc_kind *k, const int64_t size[][3], int sizes,
+                                    const double tolerance[2][3]) {
+    static const int64_t lengths[] = {1, 15, 16, 17, 63, 64, 65, 129};
+    for (int f32 = 0; f32 < 2; f32++) {
+        struct dev d = dev_open(f32);
+        for (int i = 0; i < sizes; i++)
+            for (int64_t group = 1; group <= 2; group++) {
+                const int64_t K = size[i][0], V = size[i][1], M = size[i][2];
+                const bool big = dev_slow(&d) && (M ? (K + V) * M / 2 : K * V) > 64 * 64;
+                const struct rc_shape f = {group * 2, 2, K, V, M, RC_RANDOM, -0.1, 0, 0};
+                if ((big && (group > 1 || f32)) || (dev_least() && i > 2)) continue;
+                rc_compare_device(&d, k, &f, big ? rc_few_device : lengths,
+                                  big ? RC_COUNT(rc_few_device) : RC_COUNT(lengths), tolerance[f32]);
+            }
+        dev_close(&d);
+    }
+}
+
+/* A session cut anywhere is the whole at once. forward_from: the kind's forward pass of the rows from t on. */
+static inline void rc_decode_device(const struct rc_kind *k, const struct rc_shape *shape, int shapes,
+                                    void (*forward_from)(const struct dev *, const struct pw *, const struct rc_shape *,
+                                                         int64_t),
+                                    const double tolerance[2][3]) {
+    enum { T = 150 };
+    static const int64_t cut[] = {0, 70, 71, 72, 80, 81, 145, T}, len[] = {T};
+    for (int f32 = 0; f32 < 2; f32++) {
+        struct dev d = dev_open(f32);
+        for (int i = 0; i < shapes; i++) {
+            const struct rc_shape *f = &shape[i];
+            const double tol = tolerance[f32][0];
+            struct pw want, got;
+            struct rc_device x;
+            rc_open(&d, &want, k, f, len, 1, true), rc_open(&d, &got, k, f, len, 1, true);
+            k->forward(hl_ops_named("cpu-ref"), NULL, &want);
+            rc_put(&d, &x, &got);
+            for (int p = 0; p + 1 < RC_COUNT(cut); p++) {
+                x.c.rows.T = x.c.seg[0].len = cut[p + 1] - cut[p], x.c.seg[0].pos = cut[p];
+                CHECK_OK(d.backend->storage.cut_rows(d.backend, &x.c.rows, 64));
+                forward_from(&d, &x.c, f, cut[p]);
+            }
+            rc_take(&d, &x, &got);
+            CHECK_NEAR(pw_get(&got, "out")->p, pw_get(&want, "out")->p, T, f->H * f->V, tol, RC_FMT, RC_ARG(f));
+            CHECK_NEAR(pw_get(&got, "S")->p, pw_get(&want, "S")->p, 1, rc_numbers(pw_get(&want, "S")), tol, RC_FMT,
+                       RC_ARG(f));
+            pw_free(&want), pw_free(&got);
         }
         dev_close(&d);
     }

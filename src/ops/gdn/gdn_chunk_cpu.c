@@ -127,14 +127,15 @@ static void scan_chunks(const struct span *p, real *scratch) {
     const struct hl_seg *seg = &a->rows->seg[p->s];
     struct work w = carve(a, scratch);
     int64_t KV = a->K * a->V, chunks = hl_pieces(seg->len, C), head = p->hv * KV + p->col;
-    real *kept = seg->state ? (real *)(seg->state + a->S_off) + head : NULL;
-    real *h0 = a->h ? a->h + hl_chunks_before(a->rows, p->s) * a->HV * KV + head : NULL;
+    const struct gdn_states S = {.session = seg->state ? (real *)(seg->state + a->S_off) + head : NULL,
+                                 .kept = a->h ? a->h + hl_chunks_before(a->rows, p->s) * a->HV * KV + head : NULL,
+                                 .scratch = w.S,
+                                 .step = a->HV * KV};
     for (int64_t c = p->first; c < p->end; c++) {
         int64_t left = seg->len - c * C;
-        real *h = h0 ? h0 + c * a->HV * KV : kept ? kept : w.S;
-        real *next = c + 1 == chunks ? kept : h0 ? h + a->HV * KV : h;
-        bool empty = c == 0 && !kept;
-        if (h0 && c == 0) start_state(p, h, kept);
+        real *h = gdn_state_before(&S, c), *next = gdn_state_after(&S, c, chunks);
+        bool empty = c == 0 && !S.session;
+        if (S.kept && c == 0) start_state(p, h, S.session);
         HL_OP(gdn_chunk_load)(&w.x, a, seg->row + c * C, left < C ? left : C, p->hv);
         HL_OP(gdn_inverse)(&w.x, w.A);
         read_state(p, &w, empty ? NULL : h);
@@ -165,7 +166,7 @@ static void whole_task(void *ctx, int64_t i, int worker) {
     p.hv = i % p.a->HV;
     p.cols = p.a->V;
     p.end = hl_pieces(p.a->rows->seg[p.s].len, C);
-    if (gdn_chunked(p.a, &p.a->rows->seg[p.s])) scan_chunks(&p, scratch_of(j, worker));
+    if (gdn_chunked(p.a->h, &p.a->rows->seg[p.s])) scan_chunks(&p, scratch_of(j, worker));
 }
 
 /* one tile of V of one value head, inside a window of chunks of one segment */
@@ -188,7 +189,7 @@ static bool worth_splitting(const struct job *j, int64_t segs) {
     int64_t whole = hl_pieces(segs * a->HV, threads), split = segs * hl_pieces(a->HV * j->tiles, threads);
     if (j->window == 0 || split * (4 + j->tiles) >= whole * 4 * j->tiles) return false;
     for (int64_t s = 0; s < a->rows->n; s++)
-        if (gdn_chunked(a, &a->rows->seg[s]) && !a->h && !a->rows->seg[s].state) return false;
+        if (gdn_chunked(a->h, &a->rows->seg[s]) && !a->h && !a->rows->seg[s].state) return false;
     return true;
 }
 
@@ -212,10 +213,9 @@ static void run_split(struct job *j) {
 void HL_OP(gdn_forward)(struct hl_backend *backend, const struct hl_gdn *a) {
     real sums[SUMS];
     struct job j = {.pool = hl_backend_pool(backend), .p.a = a, .tiles = hl_pieces(a->V, GDN_TILE), .sums = sums};
-    int64_t segs = 0;
+    const int64_t segs = gdn_count_chunked(a->h, a->rows);
     HL_ASSERT(a->HV % a->H == 0 && !a->h == !a->v_new && !a->h == !a->A);
     j.window = SUMS / (a->HV * j.tiles) / C * C;
-    for (int64_t s = 0; s < a->rows->n; s++) segs += gdn_chunked(a, &a->rows->seg[s]);
     if (segs < a->rows->n) HL_OP(gdn_step)(hl_backend_pool(backend), a);
     if (segs == 0) return;
     if (!worth_splitting(&j, segs)) {
@@ -223,5 +223,5 @@ void HL_OP(gdn_forward)(struct hl_backend *backend, const struct hl_gdn *a) {
         return;
     }
     for (j.p.s = 0; j.p.s < a->rows->n; j.p.s++)
-        if (gdn_chunked(a, &a->rows->seg[j.p.s])) run_split(&j);
+        if (gdn_chunked(a->h, &a->rows->seg[j.p.s])) run_split(&j);
 }

@@ -12,10 +12,37 @@ enum {
 };
 _Static_assert((int)GDN_STEP <= (int)HL_FEW, "cuts leave more than that");
 
-/* A segment's form depends on nothing but the segment. A short one that starts empty and keeps
- * nothing is cheap in chunked form: no product with a state is left. */
-static inline bool gdn_chunked(const struct hl_gdn *a, const struct hl_seg *seg) {
-    return a->h || !seg->state || seg->len > GDN_STEP;
+/* Whether a segment goes chunk by chunk or token by token; keeps: the states before each chunk, for the backward pass.
+ * It depends on nothing but the segment. A short one that starts empty and keeps nothing is cheap in chunked form: no
+ * product with a state is left. */
+static inline bool gdn_chunked(bool keeps, const struct hl_seg *seg) {
+    return keeps || !seg->state || seg->len > GDN_STEP;
+}
+static inline int64_t gdn_count_chunked(bool keeps, const struct hl_rows *rows) {
+    int64_t n = 0;
+    for (int64_t s = 0; s < rows->n; s++) n += gdn_chunked(keeps, &rows->seg[s]);
+    return n;
+}
+
+/* Where the state of one head is, from chunk to chunk of a segment. */
+struct gdn_states {
+    real *session; /* NULL: the segment starts empty, and its last state is not wanted */
+    real *kept;    /* the state before each chunk, `step` numbers apart; NULL: only the current one, in place */
+    real *scratch; /* the current one where there is neither */
+    int64_t step;
+};
+static inline real *gdn_state_before(const struct gdn_states *s, int64_t chunk) {
+    return s->kept ? s->kept + chunk * s->step : s->session ? s->session : s->scratch;
+}
+/* NULL: nobody reads it */
+static inline real *gdn_state_after(const struct gdn_states *s, int64_t chunk, int64_t chunks) {
+    return chunk + 1 == chunks ? s->session : gdn_state_before(s, chunk + 1);
+}
+/* The state before the first chunk, if it is kept: `size` numbers. */
+static inline void gdn_state_start(const struct gdn_states *s, int64_t size) {
+    if (!s->kept) return;
+    if (s->session) memcpy(s->kept, s->session, (size_t)size * sizeof(real));
+    else memset(s->kept, 0, (size_t)size * sizeof(real));
 }
 
 /* Scratch rows are a line longer than K or V, so that they do not all fall into one set of the L1 cache. */

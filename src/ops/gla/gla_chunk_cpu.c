@@ -63,21 +63,19 @@ static void task(void *ctx, int64_t i, int worker) {
     const int64_t s = i / a->HK, hk = i % a->HK, group = a->H / a->HK, KV = a->K * a->V;
     const struct hl_seg *seg = &a->rows->seg[s];
     const int64_t chunks = hl_pieces(seg->len, C);
-    if (!gla_chunked(a->h, seg)) return;
+    if (!gdn_chunked(a->h, seg)) return;
     real *mem = hl_pool_scratch(j->pool, worker, hl_gla_scratch(a->K, a->V)),
          *mm = gdn_take(&mem, HL_SMALL_GEMM_SCRATCH);
     struct gla_chunk c = HL_OP(gla_chunk_carve)(a->K, a->V, a->scale, mm, &mem);
-    real *S = gdn_take(&mem, KV), *kept = seg->state ? (real *)(seg->state + a->S_off) + hk * KV : NULL;
-    real *h0 = a->h ? a->h + (hl_chunks_before(a->rows, s) * a->HK + hk) * KV : NULL;
+    const struct gdn_states S = {.session = seg->state ? (real *)(seg->state + a->S_off) + hk * KV : NULL,
+                                 .kept = a->h ? a->h + (hl_chunks_before(a->rows, s) * a->HK + hk) * KV : NULL,
+                                 .scratch = gdn_take(&mem, KV),
+                                 .step = a->HK * KV};
+    gdn_state_start(&S, KV);
     for (int64_t n = 0; n < chunks; n++) {
         const int64_t row = seg->row + n * C, left = seg->len - n * C;
-        real *h = h0 ? h0 + n * a->HK * KV : kept ? kept : S;
-        real *next = n + 1 == chunks ? kept : h0 ? h + a->HK * KV : h;
-        const bool empty = n == 0 && !kept;
-        if (h0 && n == 0) {
-            if (kept) row_copy(h, kept, KV);
-            else memset(h, 0, (size_t)KV * sizeof *h);
-        }
+        real *h = gdn_state_before(&S, n), *next = gdn_state_after(&S, n, chunks);
+        const bool empty = n == 0 && !S.session;
         HL_OP(gla_chunk_load)
         (&c, left < C ? left : C, gla_rows_of(a->g, a->HK, a->K, row, hk), gla_rows_of(a->k, a->HK, a->K, row, hk),
          gla_rows_of(a->v, a->HK, a->V, row, hk));
@@ -89,9 +87,8 @@ static void task(void *ctx, int64_t i, int worker) {
 
 void HL_OP(gla_forward)(struct hl_backend *backend, const struct hl_gla *a) {
     struct job j = {.pool = hl_backend_pool(backend), .a = a};
-    int64_t chunked = 0;
+    const int64_t chunked = gdn_count_chunked(a->h, a->rows);
     HL_ASSERT(a->H % a->HK == 0);
-    for (int64_t s = 0; s < a->rows->n; s++) chunked += gla_chunked(a->h, &a->rows->seg[s]);
     if (chunked < a->rows->n) HL_OP(gla_step)(j.pool, a);
     if (chunked > 0) hl_pool_run(j.pool, a->rows->n * a->HK, task, &j);
 }

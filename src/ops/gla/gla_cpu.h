@@ -38,19 +38,14 @@ struct gla_back {
     real *dk;         /* [C][p.ld]: of k, all of it */
     real *dv;         /* [C][ldv] */
     int64_t ldv;
-    real *up, *down,
-        *hdh; /* [C][p.ld], [C][p.ld], [p.ld]: what a row adds to the log decays of the rows up to it, of those
-                              after it, and of all */
+    /* [C][p.ld], [C][p.ld], [p.ld]: what a row adds to the log decays of the rows up to it, of those after it, and of
+     * all */
+    real *up, *down, *hdh;
 };
 
 static inline int64_t gla_scratch_reals(int64_t K, int64_t V) {
     return HL_SMALL_GEMM_SCRATCH + pair_reals(K) + K * V + 16 + 7 * HL_CHUNK * gdn_ld(K) + HL_CHUNK * gdn_ld(V) +
            2 * HL_CHUNK * HL_CHUNK;
-}
-
-/* Segments of up to GDN_STEP rows of a session go token by token. */
-static inline bool gla_chunked(bool keeps, const struct hl_seg *seg) {
-    return keeps || !seg->state || seg->len > GDN_STEP;
 }
 
 #ifdef HL_ISA

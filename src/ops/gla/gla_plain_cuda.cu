@@ -1,4 +1,4 @@
-/* gla_plain_cuda.cu -- gated linear attention and its gradients token by token, for any head sizes up to 512: float
+/* gla_plain_cuda.cu -- gated linear attention and its gradients token by token, for any head sizes up to 1024: float
  * activations, odd head sizes, query groups and chips before Hopper.
  *
  * All of it is one walk over a segment in two directions and two layouts. With S_t the state after token t and D_t its
@@ -11,7 +11,7 @@
 #include "ops/cuda_ops.cuh"
 #include "ops/gla/gla_cuda.cuh"
 
-enum { OWN = 4, WARPS = 4, MOST = 16, /* numbers of a lane */ SUM_THREADS = 128 };
+enum { OWN = 4, WARPS = 4, MOST = 32, /* numbers of a lane */ SUM_THREADS = 128 };
 enum side { COLUMNS, ROWS_OF_S };
 
 struct args {
@@ -141,6 +141,7 @@ template <bool REVERSE, int SIDE> static void launch_walk(struct hl_cuda *c, str
     if (lanes <= 64) launch(c, walk<2, REVERSE, SIDE>, blocks, 32 * WARPS, 0, p);
     else if (lanes <= 128) launch(c, walk<4, REVERSE, SIDE>, blocks, 32 * WARPS, 0, p);
     else if (lanes <= 256) launch(c, walk<8, REVERSE, SIDE>, blocks, 32 * WARPS, 0, p);
+    else if (lanes <= 512) launch(c, walk<16, REVERSE, SIDE>, blocks, 32 * WARPS, 0, p);
     else launch(c, walk<MOST, REVERSE, SIDE>, blocks, 32 * WARPS, 0, p);
 }
 extern "C" void HL_OP(gla_run_plain)(struct hl_backend *backend, const struct gla_view *a, bool sessions) {

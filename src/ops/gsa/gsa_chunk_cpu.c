@@ -101,23 +101,6 @@ struct job {
     const struct hl_gsa *a;
 };
 
-/* A state through the chunks of a segment: where it is before chunk n, and after it. */
-struct walk {
-    real *kept, *kept_h, *own; /* the session's; those kept for the backward pass, `step` apart; scratch */
-    int64_t size, step;
-};
-static real *before(const struct walk *w, int64_t n) {
-    return w->kept_h ? w->kept_h + n * w->step : w->kept ? w->kept : w->own;
-}
-static real *after(const struct walk *w, int64_t n, int64_t chunks) {
-    return n + 1 == chunks ? w->kept : before(w, n + 1);
-}
-static void start(const struct walk *w) {
-    if (!w->kept_h) return;
-    if (w->kept) row_copy(w->kept_h, w->kept, w->size);
-    else memset(w->kept_h, 0, (size_t)w->size * sizeof(real));
-}
-
 /* a (segment, key head) */
 static void task(void *ctx, int64_t i, int worker) {
     const struct job *j = ctx;
@@ -125,27 +108,27 @@ static void task(void *ctx, int64_t i, int worker) {
     const int64_t s = i / a->HK, hk = i % a->HK, group = a->H / a->HK, KM = a->K * a->M, MV = a->M * a->V;
     const struct hl_seg *seg = &a->rows->seg[s];
     const int64_t chunks = hl_pieces(seg->len, C), first = hl_chunks_before(a->rows, s) * a->HK + hk;
-    if (!gla_chunked(a->hk, seg)) return;
+    if (!gdn_chunked(a->hk, seg)) return;
     real *mem = hl_pool_scratch(j->pool, worker, hl_gsa_scratch(a->K, a->V, a->M)), *base = mem;
     real *mm = gdn_take(&mem, HL_SMALL_GEMM_SCRATCH);
     struct gla_chunk c = HL_OP(gla_chunk_carve)(a->M, a->V, 1, mm, &mem);
     struct gsa_slots w = HL_OP(gsa_slots_carve)(a->K, a->M, mm, &mem);
-    const struct walk keys = {.kept = seg->state ? (real *)(seg->state + a->Kt_off) + hk * KM : NULL,
-                              .kept_h = a->hk ? a->hk + first * KM : NULL,
-                              .own = gdn_take(&mem, KM),
-                              .size = KM,
-                              .step = a->HK * KM};
-    const struct walk values = {.kept = seg->state ? (real *)(seg->state + a->Vt_off) + hk * MV : NULL,
-                                .kept_h = a->hv ? a->hv + first * MV : NULL,
-                                .own = gdn_take(&mem, MV),
-                                .size = MV,
-                                .step = a->HK * MV};
+    const struct gdn_states keys = {.session = seg->state ? (real *)(seg->state + a->Kt_off) + hk * KM : NULL,
+                                    .kept = a->hk ? a->hk + first * KM : NULL,
+                                    .scratch = gdn_take(&mem, KM),
+                                    .step = a->HK * KM};
+    const struct gdn_states values = {.session = seg->state ? (real *)(seg->state + a->Vt_off) + hk * MV : NULL,
+                                      .kept = a->hv ? a->hv + first * MV : NULL,
+                                      .scratch = gdn_take(&mem, MV),
+                                      .step = a->HK * MV};
     HL_ASSERT(mem - base <= gsa_scratch_reals(a->K, a->V, a->M));
-    start(&keys), start(&values);
+    gdn_state_start(&keys, KM), gdn_state_start(&values, MV);
     for (int64_t n = 0; n < chunks; n++) {
         const int64_t row = seg->row + n * C, left = seg->len - n * C, ld = c.p.ld;
         const bool empty = n == 0 && !seg->state;
-        const real *Kt = empty ? NULL : before(&keys, n), *Vt = empty ? NULL : before(&values, n);
+        const real *Kt = empty ? NULL : gdn_state_before(&keys, n);
+        const real *Vt = empty ? NULL : gdn_state_before(&values, n);
+        real *next = gdn_state_after(&values, n, chunks);
         const struct gla_rows f = gla_rows_of(a->f, a->HK, a->M, row, hk);
         HL_OP(gsa_slots_load)(&w, left < C ? left : C, ld, f, gla_rows_of(a->k, a->HK, a->K, row, hk));
         HL_OP(gla_chunk_load)
@@ -155,17 +138,16 @@ static void task(void *ctx, int64_t i, int worker) {
             if (a->p) gla_put_rows(gla_rows_of(a->p, a->H, a->M, row, q), w.p, ld, c.p.n, a->M);
             HL_OP(gla_chunk_read)(&c, (struct gla_rows){w.p, ld}, Vt, gla_rows_of(a->out, a->H, a->V, row, q));
         }
-        if (!after(&values, n, chunks)) continue;
-        HL_OP(gla_chunk_write)(&c, Vt, after(&values, n, chunks));
-        write_keys(&w, &c.p, Kt, after(&keys, n, chunks));
+        if (!next) continue;
+        HL_OP(gla_chunk_write)(&c, Vt, next);
+        write_keys(&w, &c.p, Kt, gdn_state_after(&keys, n, chunks));
     }
 }
 
 void HL_OP(gsa_forward)(struct hl_backend *backend, const struct hl_gsa *a) {
     struct job j = {.pool = hl_backend_pool(backend), .a = a};
-    int64_t chunked = 0;
+    const int64_t chunked = gdn_count_chunked(a->hk, a->rows);
     HL_ASSERT(a->H % a->HK == 0 && !a->hk == !a->hv);
-    for (int64_t s = 0; s < a->rows->n; s++) chunked += gla_chunked(a->hk, &a->rows->seg[s]);
     if (chunked < a->rows->n) HL_OP(gsa_step)(j.pool, a);
     if (chunked > 0) hl_pool_run(j.pool, a->rows->n * a->HK, task, &j);
 }

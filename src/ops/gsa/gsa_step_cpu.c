@@ -60,7 +60,7 @@ static void task(void *ctx, int64_t i, int worker) {
     const int64_t hk = i % a->HK;
     const struct hl_seg *seg = &a->rows->seg[i / a->HK];
     (void)worker;
-    if (gla_chunked(a->hk, seg)) return;
+    if (gdn_chunked(a->hk, seg)) return;
     real *Kt = (real *)(seg->state + a->Kt_off) + hk * a->K * a->M;
     real *Vt = (real *)(seg->state + a->Vt_off) + hk * a->M * a->V;
     for (int64_t t = 0; t < seg->len; t++) token(a, seg->row + t, hk, Kt, Vt);

@@ -119,17 +119,15 @@ static void scan_chunks(struct work *w, int64_t s, int64_t hv) {
     const struct hl_kda *a = w->a;
     const struct hl_seg *seg = &a->rows->seg[s];
     const int64_t KV = a->K * a->V, chunks = hl_pieces(seg->len, C);
-    real *kept = seg->state ? (real *)(seg->state + a->S_off) + hv * KV : NULL;
-    real *h0 = a->h ? a->h + (hl_chunks_before(a->rows, s) * a->HV + hv) * KV : NULL;
+    const struct gdn_states S = {.session = seg->state ? (real *)(seg->state + a->S_off) + hv * KV : NULL,
+                                 .kept = a->h ? a->h + (hl_chunks_before(a->rows, s) * a->HV + hv) * KV : NULL,
+                                 .scratch = w->S,
+                                 .step = a->HV * KV};
+    gdn_state_start(&S, KV);
     for (int64_t c = 0; c < chunks; c++) {
         const int64_t left = seg->len - c * C;
-        real *h = h0 ? h0 + c * a->HV * KV : kept ? kept : w->S;
-        real *next = c + 1 == chunks ? kept : h0 ? h + a->HV * KV : h;
-        const bool empty = c == 0 && !kept;
-        if (h0 && c == 0) {
-            if (kept) row_copy(h, kept, KV);
-            else memset(h, 0, (size_t)KV * sizeof *h);
-        }
+        real *h = gdn_state_before(&S, c), *next = gdn_state_after(&S, c, chunks);
+        const bool empty = c == 0 && !S.session;
         HL_OP(kda_chunk_load)(&w->k, a, seg->row + c * C, left < C ? left : C, hv);
         HL_OP(gdn_inverse)(&w->k.x, w->A);
         read_state(w, empty ? NULL : h);
@@ -146,16 +144,15 @@ struct job {
 static void task(void *ctx, int64_t i, int worker) {
     const struct job *j = ctx;
     const struct hl_kda *a = j->a;
-    if (!kda_chunked(a, &a->rows->seg[i / a->HV])) return;
+    if (!gdn_chunked(a->h, &a->rows->seg[i / a->HV])) return;
     struct work w = carve(a, hl_pool_scratch(j->pool, worker, hl_kda_scratch(a->K, a->V)));
     scan_chunks(&w, i / a->HV, i % a->HV);
 }
 
 void HL_OP(kda_forward)(struct hl_backend *backend, const struct hl_kda *a) {
     struct job j = {.pool = hl_backend_pool(backend), .a = a};
-    int64_t chunked = 0;
+    const int64_t chunked = gdn_count_chunked(a->h, a->rows);
     HL_ASSERT(a->HV % a->H == 0 && !a->h == !a->v_new && !a->h == !a->A);
-    for (int64_t s = 0; s < a->rows->n; s++) chunked += kda_chunked(a, &a->rows->seg[s]);
     if (chunked < a->rows->n) HL_OP(kda_step)(j.pool, a);
     if (chunked > 0) hl_pool_run(j.pool, a->rows->n * a->HV, task, &j);
 }

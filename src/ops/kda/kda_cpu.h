@@ -9,11 +9,6 @@ static inline int64_t kda_scratch_reals(int64_t K, int64_t V) {
            10 * HL_CHUNK * HL_CHUNK;
 }
 
-/* Segments of up to GDN_STEP rows of a session go token by token, as with the delta rule without channels. */
-static inline bool kda_chunked(const struct hl_kda *a, const struct hl_seg *seg) {
-    return a->h || !seg->state || seg->len > GDN_STEP;
-}
-
 struct kda_chunk {
     struct gdn_chunk x; /* n, row, hv, beta; P = K^{-1/2} pair(Q, K), M = pair(K, K) below the diagonal */
     struct pair p;      /* X: q, then k; Y: k */
