@@ -47,6 +47,7 @@ static void test_large_blocks(void **state) {
     against_ref((struct shape){64, 256, 1, 1, 128, 128, HOLA_EVICT_BETAE}, 50);
     against_ref((struct shape){600, 200, 1, 1, 16, 16, HOLA_EVICT_BETAE}, 51);
     against_ref((struct shape){70, 700, 1, 1, 16, 16, HOLA_EVICT_H2O}, 52);
+    against_ref((struct shape){2, 4, 1, 1024, 2, 2, HOLA_EVICT_BETAE}, 53); /* as many value heads as configs allow */
     assert_true(hl_cache_scratch(512, 512, 4096, 4096) < 16 << 20);
 }
 

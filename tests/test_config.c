@@ -301,6 +301,8 @@ static void test_transformer(void **state) {
     char text[400];
     hola_config c, d;
     (void)state;
+    snprintf(text, sizeof text, "{\"model_type\": \"transformer\", \"hidden_size\": 4096, \"num_heads\": 2}");
+    CHECK_FAILS(parse(&c, text), HOLA_EFORMAT, "num_heads: 2 gives heads of 2048 channels, more than 1024");
     CHECK_OK(parse(&c, "{\"model_type\": \"transformer\"}"));
     assert_true(c.hidden_size == 2048 && c.num_hidden_layers == 24 && c.num_heads == 32 && c.num_kv_heads == 32);
     assert_true(c.intermediate_size == 5632 && !c.qkv_bias && !c.qk_norm && c.window_size == 0 && c.rope_theta == 1e4);

@@ -16,7 +16,8 @@ enum tensor { /* the projections follow each other, so that one product can make
               O_PROJ
 };
 enum part { KEYS, VALUES, PARTS };
-#define QK_NORM_EPS 1e-5 /* fla's, whatever norm_eps is */
+enum { MOST_CHANNELS = 1024 }; /* of a head, on a device */
+#define QK_NORM_EPS 1e-5       /* fla's, whatever norm_eps is */
 
 struct acts {
     void *row; /* training on a device without qk_norm: q, k, v of a token are one row, and so are their gradients */
@@ -66,9 +67,13 @@ static hola_status check(const hola_config *c, const char *where) {
     if (c->hidden_size % c->num_heads != 0)
         return hl_fail(HOLA_EINVAL, "%s: num_heads: %lld does not divide hidden_size, %lld", where,
                        (long long)c->num_heads, (long long)c->hidden_size);
-    if (c->hidden_size / c->num_heads % 2 != 0)
+    const int64_t D = c->hidden_size / c->num_heads;
+    if (D % 2 != 0)
         return hl_fail(HOLA_EINVAL, "%s: num_heads: %lld gives an odd head size, %lld", where, (long long)c->num_heads,
-                       (long long)(c->hidden_size / c->num_heads));
+                       (long long)D);
+    if (D > MOST_CHANNELS)
+        return hl_fail(HOLA_EINVAL, "%s: num_heads: %lld gives heads of %lld channels, more than %d", where,
+                       (long long)c->num_heads, (long long)D, MOST_CHANNELS);
     return hl_qkv_check(c, where);
 }
 

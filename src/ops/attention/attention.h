@@ -7,14 +7,14 @@
  * In a session the keys and values of earlier tokens come from its state, stored as activations [HK][D] per token:
  * without a window from pages of HL_PAGE_TOKENS tokens (rows->pages; k_off, v_off are bytes into a page), which the op
  * also fills with the rows of this call; with a window from a ring in seg->state of `window` rows, the token at position
- * p in row p % window, which is overwritten behind the reads. */
+ * p in row p % window, which is overwritten after the reads. */
 #ifndef HL_ATTENTION_H
 #define HL_ATTENTION_H
 #include "core/rows.h"
 
 struct hl_attention {
     const struct hl_rows *rows;
-    int64_t H, HK, D; /* query heads, key and value heads, head size */
+    int64_t H, HK, D; /* query heads, key and value heads, head size: at most 1024 */
     int64_t window;   /* keys that a query sees, its own included; 0: all */
     real scale;
     const void *q, *k, *v; /* [T][H][D], [T][HK][D], [T][HK][D]; q and k are rotated already */

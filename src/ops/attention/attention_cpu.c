@@ -254,5 +254,5 @@ void HL_OP(attention_forward)(struct hl_backend *backend, const struct hl_attent
     const int64_t kept = 2 * a->rows->T * a->HK * a->D;
     if (!a->window) run(&j, keep, a->rows->n, kept);
     run(&j, task, tasks, work);
-    if (a->window) run(&j, keep, a->rows->n, kept); /* behind the reads of what it overwrites */
+    if (a->window) run(&j, keep, a->rows->n, kept); /* after the reads of what it overwrites */
 }

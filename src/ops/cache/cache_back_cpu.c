@@ -7,7 +7,9 @@
 #include "ops/cache/cache_cpu.h"
 #include "ops/linear/kernel.h"
 
-enum { SCALARS = 512 }; /* gradients of the scalars held at a time, one set per value head of a segment */
+/* Gradients of the scalars held at a time, one set per value head of a segment. A config has at most as many value heads
+ * of a key head. */
+enum { SCALARS = 1024 };
 
 struct scalar_grads {
     double tau, sink, gate;
