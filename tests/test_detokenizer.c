@@ -112,6 +112,29 @@ static void joined(void **state) {
     hola_tokenizer_free(t);
 }
 
+/* What the last id added can be asked for after any number of takes. */
+static void piece_after_takes(void **state) {
+    static const char *const stop[] = {"34"};
+    hola_detokenizer *d;
+    int64_t len;
+    (void)state;
+    CHECK_OK(hola_detokenizer_new(&d, NULL, stop, NULL, 1));
+    hola_detokenizer_begin(d, NULL, 0);
+    CHECK_OK(hola_detokenizer_add(d, 123, NULL));
+    const char *p = hola_detokenizer_take(d, false, &len);
+    assert_int_equal(len, 2); /* the 3 may begin the stop string */
+    assert_memory_equal(p, "12", 2);
+    hola_detokenizer_take(d, false, &len);
+    assert_int_equal(len, 0);
+    p = hola_detokenizer_piece(d, &len);
+    assert_int_equal(len, 3);
+    assert_memory_equal(p, "123", 3);
+    p = hola_detokenizer_take(d, true, &len);
+    assert_int_equal(len, 1);
+    assert_memory_equal(p, "3", 1);
+    hola_detokenizer_free(d);
+}
+
 static void numbers(void **state) {
     hola_detokenizer *d;
     int64_t len;
@@ -128,10 +151,8 @@ static void numbers(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(stop_strings),
-        cmocka_unit_test(characters),
-        cmocka_unit_test(joined),
-        cmocka_unit_test(numbers),
+        cmocka_unit_test(stop_strings), cmocka_unit_test(characters),        cmocka_unit_test(joined),
+        cmocka_unit_test(numbers),      cmocka_unit_test(piece_after_takes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

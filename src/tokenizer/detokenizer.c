@@ -10,8 +10,8 @@ struct hola_detokenizer {
     const hola_tokenizer *t;
     int32_t before[BEFORE]; /* the last ids: what a piece decodes to may depend on them */
     int n_before;
-    struct hl_text text; /* from the first byte that was not taken, but for `taken` of them */
-    int64_t taken;       /* what the last take lent */
+    struct hl_text text; /* what was not taken before the last id came, and its bytes */
+    int64_t taken;       /* how many of these bytes were taken since */
     int64_t piece;       /* where the last id's bytes begin */
     int64_t piece_len;
     bool stopped, any;
@@ -27,7 +27,7 @@ hola_status hola_detokenizer_new(hola_detokenizer **out, const hola_tokenizer *t
     HL_NEED(out, "out");
     *out = NULL;
     if (n_stop < 0 || (n_stop > 0 && !stop))
-        return hl_fail(HOLA_EINVAL, "%lld stop strings, which are not there", (long long)n_stop);
+        return hl_fail(HOLA_EINVAL, "n_stop is %lld, but there are no stop strings", (long long)n_stop);
     for (int64_t i = 0; i < n_stop; i++)
         if (!stop[i]) return hl_fail(HOLA_EINVAL, "stop string %lld is NULL", (long long)i);
     hola_detokenizer *d = calloc(1, sizeof *d);
@@ -98,7 +98,7 @@ static hola_status add_piece(hola_detokenizer *d, int32_t id) {
     return s;
 }
 
-/* What was lent goes. */
+/* What was taken is dropped when an id comes. Until then it is lent, and the last id's bytes may be asked for. */
 static void forget_taken(hola_detokenizer *d) {
     if (d->taken == 0) return;
     memmove(d->text.data, d->text.data + d->taken, (size_t)(d->text.n - d->taken));
@@ -143,15 +143,15 @@ static int64_t beginning_of_stop(const hola_detokenizer *d, const char *p, int64
 const char *hola_detokenizer_take(hola_detokenizer *d, bool end, int64_t *len) {
     if (len) *len = 0;
     if (!d || !len) return NULL;
-    forget_taken(d);
-    int64_t to = d->text.n;
+    const char *from = d->text.data + d->taken;
+    int64_t n = d->text.n - d->taken;
     if (!end && !d->stopped) {
         /* a character that a held-back stop string would cut in two is held back with it */
-        to -= beginning_of_stop(d, d->text.data, to);
-        to -= incomplete(d->text.data, to);
+        n -= beginning_of_stop(d, from, n);
+        n -= incomplete(from, n);
     }
-    d->taken = *len = to;
-    return d->text.data;
+    d->taken += n, *len = n;
+    return from;
 }
 
 /* (a stop string may have cut the text shorter than the piece; its bytes are still there) */
