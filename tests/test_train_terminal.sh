@@ -52,9 +52,9 @@ wrong 2 "bad.toml:2: unknown option 'stpes'" 'steps = 2' 'stpes = 3'
 wrong 2 "bad.toml:1: unknown option 'batch_tokens'; it is called 'batch-tokens'" 'batch_tokens = 2'
 wrong 2 "bad.toml:1: 'steps' takes an integer" 'steps = "2"'
 wrong 2 "--steps takes an integer from 1" 'steps = 0'
-wrong 1 'bad.toml:2: sections are not read here' '' '[model]'
-wrong 1 'bad.toml:3: '"'steps' was given in line 1 already" 'steps = 2' '' 'steps = 3'
-wrong 1 'bad.toml:1: a string does not end' 'data = "x'
+wrong 1 'bad.toml:2: sections are not supported' '' '[model]'
+wrong 1 'bad.toml:3: '"'steps' is already given in line 1" 'steps = 2' '' 'steps = 3'
+wrong 1 'bad.toml:1: a string that does not end' 'data = "x'
 printf '{"data": "%s",\n "stpes": 3}' "$dir/data" >"$dir/bad.json"
 refused 2 "bad.json:2: unknown option 'stpes'" train --config "$dir/bad.json" --out "$dir/bad" --preset 46m
 refused 2 "'47m' is unknown" train --data "$dir/data" --out "$dir/bad" --preset 47m
@@ -67,7 +67,7 @@ check 'nothing is left of a refused run' [ ! -e "$dir/bad" ]
 "$hola" train --data "$dir/data" --out "$dir/vocab" --preset 46m --max-memory 0.01 --batch-tokens 2048 >"$dir/out" 2>"$dir/err"
 check 'too little memory' [ $? = 1 ]
 ok grep -q '^vocabulary: 258 tokens, the tokenizer.s (the preset has 32,000)$' "$dir/err"
-ok grep -q '^hola: this run takes .* GB of memory, 0.01 GB are there: .* only a smaller model fits' "$dir/err"
+ok grep -q '^hola: this run needs .* GB of memory, 0.01 GB are available: .* only a smaller model fits' "$dir/err"
 ok "$hola" init -o "$dir/new" --preset 46m --tokenizer byte --dtype bf16
 ok grep -q '"vocab_size": 258' "$dir/new/config.json"
 ok test -e "$dir/new/tokenizer.json"

@@ -3,6 +3,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "cli/bench.h"
 #include "core/clock.h"
+#include "core/process.h"
 #include "model/session.h"
 #include "ops/linear/quant.h"
 #include <stdlib.h>
@@ -265,7 +266,7 @@ static hola_status measure_at(hola_session *y, int64_t tokens, const int32_t *id
         .tokens = tokens, .session = hola_session_bytes(y), .seconds_per_token = (hl_clock() - t) / TIMED_TOKENS};
     out->bytes = decode_bytes(m, tokens + TIMED_TOKENS / 2) / out->seconds_per_token;
     m->backend->storage.free_memory(m->backend, &left, &used);
-    out->resident = m->backend->host ? cli_resident_bytes() : used;
+    out->resident = m->backend->host ? hl_resident_bytes() : used;
     return s;
 }
 

@@ -66,15 +66,6 @@ int cli_print_json(json_t *root) {
     return rc && !ferror(stdout) ? cli_fail("out of memory for the result") : CLI_OK;
 }
 
-int64_t cli_resident_bytes(void) {
-    long long pages = 0;
-    FILE *f = fopen("/proc/self/statm", "r");
-    if (!f) return 0;
-    if (fscanf(f, "%*s %lld", &pages) != 1) pages = 0;
-    fclose(f);
-    return pages * sysconf(_SC_PAGESIZE);
-}
-
 json_t *cli_json_number(double x) { return isfinite(x) ? json_real(x) : json_null(); }
 
 char *cli_grouped(char buf[CLI_GROUPED], int64_t x) {

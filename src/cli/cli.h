@@ -26,7 +26,6 @@ json_t *cli_json_number(double x);
 /* 1234567 as "1,234,567" in buf, which it returns. */
 enum { CLI_GROUPED = 32 };
 char *cli_grouped(char buf[CLI_GROUPED], int64_t x);
-int64_t cli_resident_bytes(void); /* of this process in memory; 0: unknown */
 
 /* Whether DIR holds a model, or a part of one, that writing would replace; *which names it. */
 bool cli_holds_model(const char *dir, const char **which);

@@ -4,6 +4,7 @@
 #include "cli/progress.h"
 #include "core/clock.h"
 #include "core/json.h"
+#include "core/process.h"
 #include <inttypes.h>
 #include <math.h>
 #include <signal.h>
@@ -186,7 +187,7 @@ json_t *gen_run_json(const struct gen_run *r) {
         json_pack("{s:I, s:o, s:o, s:f, s:f, s:I, s:I, s:I, s:s, s:I}", "prompt_tokens", (json_int_t)r->prompt_tokens,
                   "ids", ids, "text", hl_json_text(r->text.data, r->text.n), "tok_per_s", rate(r->n, r->decode),
                   "prefill_tok_per_s", rate(r->prompt_tokens, r->prefill), "memory_bytes",
-                  (json_int_t)hola_session_bytes(r->session), "resident_bytes", (json_int_t)cli_resident_bytes(),
+                  (json_int_t)hola_session_bytes(r->session), "resident_bytes", (json_int_t)hl_resident_bytes(),
                   "position", (json_int_t)(hola_session_position(r->session) + r->unfed), "end", ends[r->end], "seed",
                   (json_int_t)hola_session_seed_of(r->session));
     if (root && r->logprobs && json_object_set(root, "logprobs", r->logprobs)) {
@@ -204,5 +205,5 @@ void gen_run_report(const struct gen_run *r) {
             "read %s tokens, %.1f/s; wrote %s, %.1f/s; end: %s; session %s bytes, process %.1f MB; seed %" PRIu64 "\n",
             cli_grouped(prompt, r->prompt_tokens), rate(r->prompt_tokens, r->prefill), cli_grouped(n, written),
             rate(written, r->decode), ends[r->end], cli_grouped(bytes, hola_session_bytes(r->session)),
-            (double)cli_resident_bytes() * 1e-6, hola_session_seed_of(r->session));
+            (double)hl_resident_bytes() * 1e-6, hola_session_seed_of(r->session));
 }

@@ -32,8 +32,8 @@ static hola_status add(struct hl_settings *s, const struct reader *r, const char
     }
     for (int64_t i = 0; i < s->n; i++)
         if (!strcmp(s->at[i].name, copy)) {
-            hola_status st = hl_fail(HOLA_EFORMAT, "%s:%" PRId64 ": '%s' was given in line %" PRId64 " already",
-                                     r->path, r->line, copy, s->at[i].line);
+            hola_status st = hl_fail(HOLA_EFORMAT, "%s:%" PRId64 ": '%s' is already given in line %" PRId64, r->path,
+                                     r->line, copy, s->at[i].line);
             json_decref(value);
             free(copy);
             return st;
@@ -99,7 +99,7 @@ static hola_status read_string(struct reader *r, json_t **value) {
             else text[n++] = means[at - letters], r->p++;
         }
     }
-    if (s == HOLA_OK && (r->p == r->end || *r->p != quote)) s = wrong(r, "a string does not end in its line");
+    if (s == HOLA_OK && (r->p == r->end || *r->p != quote)) s = wrong(r, "a string that does not end on its line");
     if (s == HOLA_OK) {
         r->p++;
         *value = json_stringn(text, n);
@@ -133,7 +133,7 @@ static hola_status read_number(struct reader *r, json_t **value) {
     const char *first = text + (text[0] == '+' || text[0] == '-');
     if (digits == 0 || !is_digit(text[n - 1]))
         return wrong(r, "a value that is neither a number, a \"string\", true nor false");
-    if (first[0] == '0' && is_digit(first[1])) return wrong(r, "a number with a 0 in front");
+    if (first[0] == '0' && is_digit(first[1])) return wrong(r, "a number with a leading zero");
     errno = 0;
     if (real) {
         const double x = strtod(text, NULL);
@@ -149,14 +149,14 @@ static hola_status read_number(struct reader *r, json_t **value) {
 
 static hola_status read_value(struct reader *r, json_t **value) {
     static const char *const words[] = {"false", "true"};
-    if (r->p == r->end || *r->p == '\n' || *r->p == '#') return wrong(r, "no value behind '='");
+    if (r->p == r->end || *r->p == '\n' || *r->p == '#') return wrong(r, "no value after '='");
     if (*r->p == '"' || *r->p == '\'') {
         const char quote = *r->p;
         if (r->end - r->p >= 3 && r->p[1] == quote && r->p[2] == quote)
-            return wrong(r, "strings of several lines are not read here");
+            return wrong(r, "strings of several lines are not supported");
         return read_string(r, value);
     }
-    if (*r->p == '[' || *r->p == '{') return wrong(r, "arrays and tables are not read here");
+    if (*r->p == '[' || *r->p == '{') return wrong(r, "arrays and tables are not supported");
     for (int i = 0; i < 2; i++) {
         const size_t n = strlen(words[i]);
         if ((size_t)(r->end - r->p) < n || memcmp(r->p, words[i], n) != 0) continue;
@@ -184,7 +184,7 @@ static hola_status read_line(struct hl_settings *out, struct reader *r) {
         if (s == HOLA_OK) s = add(out, r, name, n, value);
         skip_blanks(r);
     } else if (r->p < r->end && *r->p == '[')
-        return wrong(r, "sections are not read here: all options stand at the top");
+        return wrong(r, "sections are not supported: write all options at the top level");
     if (s != HOLA_OK) return s;
     if (r->p < r->end && *r->p == '#')
         while (r->p < r->end && *r->p != '\n') {
@@ -201,7 +201,7 @@ hola_status hl_settings_toml(struct hl_settings *out, const char *text, int64_t 
     struct reader r = {.p = text, .end = text + n, .path = path, .line = 1};
     hola_status s = HOLA_OK;
     *out = (struct hl_settings){0};
-    if (n > HL_SETTINGS_BYTES) s = wrong(&r, "a file of settings this large is not read");
+    if (n > HL_SETTINGS_BYTES) s = wrong(&r, "a file of settings this large is not supported");
     while (s == HOLA_OK && r.p < r.end) s = read_line(out, &r);
     if (s != HOLA_OK) hl_settings_free(out);
     return s;
@@ -209,7 +209,7 @@ hola_status hl_settings_toml(struct hl_settings *out, const char *text, int64_t 
 
 /* ---- JSON ---- */
 
-/* The line in which the object has a name: the first "name" with a colon behind it. */
+/* The line in which the object has a name: the first "name" that a colon follows. */
 static int64_t line_of(const char *text, int64_t n, const char *name) {
     const size_t len = strlen(name);
     int64_t line = 1;

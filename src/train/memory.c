@@ -1,25 +1,16 @@
 /* memory.c -- see memory.h. */
 #define _GNU_SOURCE
 #include "train/memory.h"
+#include "core/process.h"
 #include "model/model.h"
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 /* ---- what there is ---- */
 
-static int64_t resident(void) {
-    long long pages = 0;
-    FILE *f = fopen("/proc/self/statm", "r");
-    if (!f) return 0;
-    if (fscanf(f, "%*s %lld", &pages) != 1) pages = 0;
-    fclose(f);
-    return pages * sysconf(_SC_PAGESIZE);
-}
-
-/* The number in a file, times 1024 behind `key` where that is given; -1: none ("max" too). */
+/* The number in a file, or with `key` the one after it, which is in kB; -1: none ("max" too). */
 static int64_t number_in(const char *path, const char *key) {
     char line[256];
     long long x = -1;
@@ -32,7 +23,7 @@ static int64_t number_in(const char *path, const char *key) {
     return x;
 }
 
-/* What a control group leaves of its limit; its page cache can be had back, so that is not counted. */
+/* What a control group leaves of its limit; its page cache can be reclaimed, so that is not counted. */
 static int64_t group_left(const char *limit, const char *used, const char *stat, const char *cache) {
     char line[256];
     const int64_t most = number_in(limit, NULL), now = number_in(used, NULL);
@@ -77,7 +68,7 @@ hola_status hl_memory_predict(struct hl_memory *m, hola_model *model, const stru
         m->held = used;
         m->fixed += numbers * (size + model->backend->act_size);
     } else {
-        m->held = resident();
+        m->held = hl_resident_bytes();
         m->left = hl_memory_free();
         m->fixed += batch_tokens * (int64_t)sizeof(int32_t);
     }
@@ -105,33 +96,34 @@ hola_status hl_memory_check(const struct hl_memory *m, hola_model *model, const 
     int64_t room = m->left > 0 ? m->held + m->left : INT64_MAX; /* for all of the run */
     if (most > 0 && most < room) room = most;
     if (hl_memory_total(m) <= room) return HOLA_OK;
-    const double takes = gb * (double)hl_memory_total(m), there = gb * (double)room;
+    const double needs = gb * (double)hl_memory_total(m), there = gb * (double)room;
     struct hl_slice_shape again = *shape;
     const int64_t slice = room - m->held - m->fixed;
     int64_t tokens = slice > 0 ? fitting(model, *shape, row, slice) : 0;
     if (tokens > 0)
         return hl_fail(HOLA_ENOMEM,
-                       "this run takes %.2f GB of memory, %.2f GB %sare there: --micro-tokens %" PRId64 " fits", takes,
-                       there, where, tokens);
+                       "this run needs %.2f GB of memory, %.2f GB %sare available: --micro-tokens %" PRId64 " fits",
+                       needs, there, where, tokens);
     again.recompute = true;
     tokens = slice > 0 && !shape->recompute ? fitting(model, again, row, slice) : 0;
     if (tokens > 0)
         return hl_fail(HOLA_ENOMEM,
-                       "this run takes %.2f GB of memory, %.2f GB %sare there: --recompute --micro-tokens %" PRId64
+                       "this run needs %.2f GB of memory, %.2f GB %sare available: --recompute --micro-tokens %" PRId64
                        " fits",
-                       takes, there, where, tokens);
+                       needs, there, where, tokens);
     if (slice > 0)
         for (int64_t shorter = row / 2; shorter >= 64; shorter /= 2) {
             again.tokens = shorter, again.pieces = 1;
             if (fitting(model, again, shorter, slice) > 0)
-                return hl_fail(HOLA_ENOMEM,
-                               "this run takes %.2f GB of memory, %.2f GB %sare there: --recompute --seq-len %" PRId64
-                               " --micro-tokens %" PRId64 " fits",
-                               takes, there, where, shorter, shorter);
+                return hl_fail(
+                    HOLA_ENOMEM,
+                    "this run needs %.2f GB of memory, %.2f GB %sare available: --recompute --seq-len %" PRId64
+                    " --micro-tokens %" PRId64 " fits",
+                    needs, there, where, shorter, shorter);
         }
     return hl_fail(
         HOLA_ENOMEM,
-        "this run takes %.2f GB of memory, %.2f GB %sare there: the weights with their gradients and moments "
+        "this run needs %.2f GB of memory, %.2f GB %sare available: the weights with their gradients and moments "
         "alone take %.2f GB; only a smaller model fits",
-        takes, there, where, gb * (double)(m->held + m->fixed));
+        needs, there, where, gb * (double)(m->held + m->fixed));
 }
