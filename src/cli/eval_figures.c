@@ -67,7 +67,7 @@ int eval_rows(const struct eval_report *r, struct eval_row **rows) {
             for (int k = 0; k < r->model[m].result[i].metrics.count; k++) {
                 const struct eval_result *y = &r->model[m].result[i];
                 int at = n;
-                for (int j = 0; j < n; j++) { /* behind the last row of its task */
+                for (int j = 0; j < n; j++) { /* after the last row of its task */
                     const struct eval_row *row = &(*rows)[j];
                     if (row->task != y->task) continue;
                     at = strcmp(row->metric, y->metrics.metric[k].name) == 0 ? -1 : j + 1;

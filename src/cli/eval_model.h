@@ -8,7 +8,7 @@ struct eval_loaded {
     hola_model *model;
     hola_tokenizer *tokenizer;
 };
-/* Fills *m but for its results. Close it in any case. */
+/* Fills *m without its results. Close it in any case. */
 hola_status eval_model_open(struct eval_loaded *l, const struct eval_opts *o, struct eval_model *m);
 void eval_model_close(struct eval_loaded *l);
 /* What DIR/tokenizer_config.json says about BOS; true where it says nothing. */

@@ -38,8 +38,8 @@ static const struct table tables[] = {
       {"BoolQ", "boolq", "acc", false, {54.8, 0, 58.4}}}},
     {"46M parameters",
      "0.5B tokens",
-     "The probes are defined anew here: only the order of models can be compared. Whether the paper's perplexity of "
-     "WikiText is per word or per token is not known: it stands at both.",
+     "The probes here are our own: only the order of models can be compared. Whether the paper's perplexity of "
+     "WikiText is per word or per token is not known, so it is shown with both.",
      46e6,
      {"GDN", "HOLA"},
      {{"Pass key, far", "passkey", "far", false, {55, 75}},

@@ -80,7 +80,7 @@ static hola_status read_request(const struct hl_rowfile *f, struct hl_set *s, in
     } else if (hl_span_equal(type, hl_span_of("generate_until"))) {
         st = generate_of(f, s, vocab, &r);
     } else if (!hl_span_equal(type, hl_span_of("loglikelihood"))) {
-        st = hl_row_fail(f, "\"type\" is none of loglikelihood, loglikelihood_rolling, generate_until");
+        st = hl_row_fail(f, "\"type\" is not one of loglikelihood, loglikelihood_rolling, generate_until");
     } else if (hl_row_has(f, "continuation_ids")) {
         st = pair_of_ids(f, s, vocab, &r);
     } else {

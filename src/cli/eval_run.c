@@ -54,7 +54,7 @@ static json_t *settings(const struct eval_model *m, const struct hl_task *t, con
                      "truncate", (int)m->how.truncate, "nvidia", (int)m->how.nvidia);
 }
 
-/* Adds the figures of a set to a task's result: those of a second length behind those of the first. */
+/* Adds the figures of a set to a task's result: those of a second length after those of the first. */
 static void fill(struct eval_result *y, const struct hl_task *t, struct hl_set *s, struct hl_answer *a,
                  int64_t length) {
     struct hl_metrics one = {.n = s->docs};

@@ -192,7 +192,7 @@ static int reset(struct chat *c) {
 
 static int help(void) {
     fputs("/undo        take back the last turn\n"
-          "/reset       begin anew: the model forgets everything\n"
+          "/reset       start over: the model forgets everything\n"
           "/save FILE   save the session, for --load-session\n"
           "/quit        end the conversation (so does Ctrl-D, or Ctrl-C twice)\n"
           "//text       say '/text'\n"

@@ -25,7 +25,7 @@ static hola_status add(struct hl_set *out, struct hl_span context, const struct 
     return st;
 }
 
-/* Texts one behind the other, in a buffer. */
+/* Texts one after the other, in a buffer. */
 static hola_status join(struct hl_text *out, const struct hl_span *part, int n) {
     hola_status st = HOLA_OK;
     out->n = 0;
@@ -67,7 +67,7 @@ static hola_status find_gold(const struct hl_rowfile *f, const json_t *labels, i
         if (!label) return hl_row_fail(f, "\"choices\": label %d is not a string", i);
         if (hl_span_equal(hl_span_of(label), key)) return *gold = i, HOLA_OK;
     }
-    return hl_row_fail(f, "\"answerKey\" is none of the labels");
+    return hl_row_fail(f, "\"answerKey\" is not one of the labels");
 }
 
 static hola_status arc_row(const struct hl_rowfile *f, struct hl_text *buf, struct hl_set *out) {

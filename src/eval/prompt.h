@@ -21,7 +21,7 @@ void hl_items_free(struct hl_items *p);
 /* The items of request i, which is not one to generate; a text without tokens has none. */
 hola_status hl_items_add(struct hl_items *p, const struct hl_eval_opts *o, const struct hl_request *r, int64_t i);
 
-/* Moves all of `more` behind *p. */
+/* Appends all of `more` to *p. */
 hola_status hl_items_join(struct hl_items *p, struct hl_items *more);
 
 /* The prompt of a request to generate: the last max_length - max_new tokens. */

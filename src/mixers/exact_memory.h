@@ -2,7 +2,7 @@
  * values and a write magnitude m = beta |e|.
  *
  * It is not a mixer: a mixer embeds its tensors, its buffers and its parts of the state among its own, says which
- * arrays feed it, and calls it behind its own read, to which the memory's is added. So HOLA is Gated DeltaNet with
+ * arrays feed it, and calls it after its own read, to which the memory's is added. So HOLA is Gated DeltaNet with
  * this. ops/cache/cache.h has the equations.
  *
  * A policy that measures rows against the state (hl_memory_measures) also needs from the mixer: r of the keys' L2

@@ -35,7 +35,7 @@ enum hl_init {
     HL_INIT_DT_BIAS   /* softplus^-1 of a step log-uniform in [0.001, 0.1] */
 };
 struct hl_tensor_spec {
-    const char *name; /* behind "model.layers.N.attn."; NULL: this model has none */
+    const char *name; /* after "model.layers.N.attn."; NULL: this model has none */
     int64_t dim[3];   /* a 0 ends the shape */
     enum hl_init init;
     double value;     /* HL_INIT_CONSTANT, HL_INIT_NORMAL, HL_INIT_A_LOG */
@@ -51,7 +51,7 @@ struct hl_tensor_spec {
 /* How a part changes as tokens come, which says what a mark must copy:
  * REPLACED: all of it with every token; a mark copies it.
  * RANKED: rows are appended to the open block, and a full block is merged into the rows that are kept. A mark
- *   copies it only when a block closes behind the mark: until then the position tells what to ignore.
+ *   copies it only when a block closes after the mark: until then the position tells what to ignore.
  * GROWS: `count` numbers are appended per token, in pages. A rollback is a smaller position; nothing is copied. */
 enum hl_state_change { HL_REPLACED = 1, HL_RANKED = 2, HL_GROWS = 4 };
 enum hl_state_kind {

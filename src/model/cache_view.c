@@ -61,7 +61,7 @@ hola_status hl_session_kept(const hola_session *y, int64_t layer, int64_t head, 
     for (int64_t i = 0; score && i < n; i++) score[i] = (float)raw[i];
     free(raw);
     if (s != HOLA_OK) return s;
-    for (int64_t i = 1; i < n; i++) /* they stand in order, but for some policies */
+    for (int64_t i = 1; i < n; i++) /* some policies do not keep them in order */
         for (int64_t k = i; k > 0 && pos[k] < pos[k - 1]; k--) {
             const int64_t p = pos[k];
             pos[k] = pos[k - 1], pos[k - 1] = p;

@@ -5,7 +5,7 @@
 #include "mixers/mixer.h"
 
 /* Largest sizes a config may have. No product of them that the library forms reaches 2^53, so sizes in
- * scalars and bytes need no overflow checks behind hola_config_check(). */
+ * scalars and bytes need no overflow checks after hola_config_check(). */
 enum {
     HL_MAX_HIDDEN = 65536,
     HL_MAX_LAYERS = 1024,

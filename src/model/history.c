@@ -122,7 +122,7 @@ hola_status hola_history_keep(hola_history *h) {
     return s;
 }
 
-/* Back to the deepest point at or before `to`, or to the empty session. What lay behind is forgotten. */
+/* Back to the deepest point at or before `to`, or to the empty session. What came after it is forgotten. */
 static hola_status go_back(hola_history *h, int64_t to) {
     hola_session *y = h->session;
     hola_status s = HOLA_OK;

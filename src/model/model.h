@@ -89,7 +89,7 @@ enum hl_decode_way {
     HL_BY_ONE_KERNEL, /* one persistent kernel for all layers and the head: a few rows */
     HL_BY_BATCH       /* fused products and one kernel per mixer: up to HL_DECODE_BATCH_ROWS rows */
 };
-/* *out is ready for the fused kernels but for ids, logits and refused. */
+/* *out is ready for the fused kernels, except for ids, logits and refused. */
 enum hl_decode_way hl_decode_plan(hola_model *m, const struct hl_rows *rows, struct hl_decode *out);
 void hl_decode_close(hola_model *m);
 

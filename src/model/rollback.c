@@ -1,7 +1,7 @@
 /* rollback.c -- restore points of a session, and the mark it can go back to.
  *
  * What a mark copies follows from how the parts of the state change (mixers/mixer.h): those that are replaced at once
- * (a sixth of the state at 46m), ranked ones when a block closes behind the mark, growing ones never. */
+ * (a sixth of the state at 46m), ranked ones when a block closes after the mark, growing ones never. */
 #include "model/session.h"
 #include <stdlib.h>
 #include <string.h>
@@ -67,7 +67,7 @@ hola_status hl_session_prepare(hola_session *y, int64_t len) {
     return HOLA_OK;
 }
 
-/* Back to the mark. What ranked parts got since then lies behind what they held, or they were copied; parts that
+/* Back to the mark. What ranked parts got since then lies after what they held, or they were copied; parts that
  * grow have their rows still. */
 static hola_status to_mark(hola_session *y) {
     const unsigned changes = HL_REPLACED | (y->mark->ranked ? HL_RANKED : 0);

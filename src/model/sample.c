@@ -121,7 +121,7 @@ int32_t hl_sample(const float *logits, int64_t vocab, const hola_sampling *p, co
     return choose(work, n, ordered, p, u);
 }
 
-/* A penalty over 1 takes the last tokens down: those behind them come into sight, no more of them than tokens. */
+/* A penalty over 1 lowers the last tokens, so that others may come among the n best: at most one for each of them. */
 int64_t hl_sample_needs(const hola_sampling *p) {
     const int64_t n = p->temp == 0 ? 1 : p->top_k;
     if (n == 0 || p->repeat_penalty < 1) return 0;

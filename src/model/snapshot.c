@@ -70,7 +70,7 @@ static bool put_part(void *ctx, const struct hl_state_part *part, void *at, int6
     return !wrong;
 }
 
-/* The whole file in memory, but for the state. */
+/* The whole file in memory, without the state. */
 static hola_status open_file(const hola_session *y, const char *path, hola_dtype dtype, char **out, int64_t *size) {
     hola_model *m = y->model;
     uint64_t model;

@@ -287,7 +287,7 @@ struct run_of {
     int64_t from, n; /* in reals */
     bool memory;
 };
-/* The first run from tensor *i on that is not empty; moves *i behind it. False: no more. */
+/* The first run from tensor *i on that is not empty; moves *i past it. False: no more. */
 static bool next_run(const hola_trainer *t, int64_t *i, struct run_of *out) {
     const struct hl_params *p = &t->model->params;
     const bool own = t->memory_rate != 1 || t->memory_decay >= 0;

@@ -24,7 +24,7 @@ struct hl_trainer_view {
     int64_t part;     /* reals of a part; part * ranks >= total */
     int64_t first, n; /* this rank's; n < part, even 0, where the block ends */
     real *params;     /* [total] */
-    real *grads;      /* [part * ranks]; behind total: zeros */
+    real *grads;      /* [part * ranks]; after total: zeros */
     real *m, *v;      /* [n]: moments of [first, first + n) */
     int64_t updates;  /* AdamW steps taken */
 };

@@ -106,7 +106,7 @@ static void pack_matrix(void *ctx, int64_t i, int worker) {
     else hl_panel_pack(to, w->dtype, m->rows + m->params.tensor[i].offset, w->rows, w->cols);
 }
 
-/* Where tensor i is and in which form; filled at once but for panels. */
+/* Where tensor i is and in which form; filled at once, except for panels. */
 static hola_status place_tensor(hola_model *m, int64_t i, char *to) {
     const struct hl_tensor *t = &m->params.tensor[i];
     const real *from = m->rows + t->offset;

@@ -69,7 +69,7 @@ static void axes(struct hl_text *t, const struct panel *p) {
     hl_text_printf(t, "<text x='%d' y='%d' class='x'>tokens of context</text>\n", PANEL_W / 2, PANEL_H + 42);
 }
 
-/* The points from a to b; the part behind what was measured is dashed. */
+/* The points from a to b; the part past what was measured is dashed. */
 static void line(struct hl_text *t, const struct panel *p, int k, int a, int b, bool dashed) {
     if (b <= a) return;
     hl_text_printf(t, "<path fill='none' stroke-width='2' stroke='%s' stroke-dasharray='%s' d='", color[k],

@@ -12,7 +12,7 @@ void hl_page_end(struct hl_text *t, const char *json, const char *script, int64_
 /* Adds a text from outside (names of files, models), quoted; bytes that are no UTF-8 become U+FFFD. */
 void hl_page_quote(struct hl_text *t, const char *text);
 
-/* A file of the sources inside the program: name, and name_end behind its last byte. */
+/* A file of the sources inside the program: name, and name_end after its last byte. */
 #define HL_PAGE_FILE(name, path)                                    \
     __asm__(".pushsection .rodata\n"                                \
             ".local " #name "\n" #name ": .incbin \"" path "\"\n"   \

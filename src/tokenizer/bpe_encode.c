@@ -309,7 +309,7 @@ static int64_t spaced_end(const char *text, int64_t len, int64_t at) {
     return at;
 }
 
-/* The next word at or behind *at: where it begins and ends; at the text's end if there is none. */
+/* The next word at or after *at: where it begins and ends; at the text's end if there is none. */
 static inline int64_t next_word(const struct hl_bpe *b, struct hl_cutter *cutter, const char *text, int64_t len,
                                 int64_t *at) {
     struct hl_piece piece;

@@ -3,7 +3,7 @@
  * A pattern is parsed (pattern_parse.c) into a program for threads, as Thompson's; the program is run beforehand on
  * every class of characters (pattern.c), which gives a table: state and class of the next character -> next state,
  * and whether a match ends before that character. A state is the list of the program's threads in order of
- * preference, cut off behind one that has matched; so what is found is what a backtracking matcher finds, in one
+ * preference, cut off after one that has matched; so what is found is what a backtracking matcher finds, in one
  * pass and without looking back.
  *
  * Known are the parts that the word patterns of language models are made of: a|b, (...), (?:...), (?i:...), [...] with

@@ -95,7 +95,7 @@ int32_t hola_tokenizer_eos(const hola_tokenizer *t) { return t ? t->eos : -1; }
 
 /* ---- decode ---- */
 
-/* Appends a piece's text; U+2581 becomes a space but for the first `drop` of those at its front. */
+/* Appends a piece's text; U+2581 becomes a space, except for the first `drop` of those at its front. */
 static void put_spaced(struct hl_text *out, const char *text, int64_t len, int64_t drop) {
     bool front = true;
     for (int64_t i = 0; i < len;) {

@@ -59,7 +59,7 @@ static hola_status read_decoders(hola_tokenizer *t, const json_t *d, bool *bytes
     struct decoding k = {false, false};
     hola_status s = HOLA_OK;
     const json_t *list = json_object_get(d, "decoders");
-    if (!d || json_is_null(d)) return hl_json_refuse(path, "decoder", "there is none");
+    if (!d || json_is_null(d)) return hl_json_refuse(path, "decoder", "missing");
     t->decoder = HL_DECODE_BYTES;
     if (strcmp(hl_json_type(d), "Sequence") != 0) s = read_decoder(t, d, &k, path);
     else if (!json_is_array(list)) s = hl_json_bad(path, "decoder.decoders", "not an array");
@@ -156,7 +156,7 @@ static int32_t named(const json_t *root, const char *name) {
     return -1;
 }
 
-/* What a TemplateProcessing puts before and behind a text. */
+/* What a TemplateProcessing puts before and after a text. */
 static void read_template(hola_tokenizer *t, const json_t *root, const json_t *processor) {
     const json_t *single = json_object_get(processor, "single");
     bool before = true;
@@ -169,12 +169,12 @@ static void read_template(hola_tokenizer *t, const json_t *root, const json_t *p
     }
 }
 
-/* RobertaProcessing and BertProcessing: ["<s>", 0] before a text, ["</s>", 2] behind it. */
+/* RobertaProcessing and BertProcessing: ["<s>", 0] before a text, ["</s>", 2] after it. */
 static void read_pair(hola_tokenizer *t, const json_t *root, const json_t *processor) {
     int32_t before = named(root, json_string_value(json_array_get(json_object_get(processor, "cls"), 0)));
-    int32_t behind = named(root, json_string_value(json_array_get(json_object_get(processor, "sep"), 0)));
+    int32_t after = named(root, json_string_value(json_array_get(json_object_get(processor, "sep"), 0)));
     if (before >= 0) t->bos = before;
-    if (behind >= 0) t->eos = behind;
+    if (after >= 0) t->eos = after;
 }
 
 static hola_status read_ends(hola_tokenizer *t, const json_t *root, const char *path) {

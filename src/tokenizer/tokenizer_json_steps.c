@@ -67,7 +67,7 @@ static hola_status read_normalizer(hola_tokenizer *t, const json_t *n, const cha
     if (p->kind != HL_REPLACE) return HOLA_OK;
     hola_status s = copy_text(p, json_object_get(n, "content"), "normalizer.Replace.content", path);
     if (s == HOLA_OK && !json_is_object(json_object_get(n, "pattern")))
-        s = hl_json_bad(path, "normalizer.Replace.pattern", "there is none");
+        s = hl_json_bad(path, "normalizer.Replace.pattern", "missing");
     return s == HOLA_OK
                ? add_level(&p->what, json_object_get(n, "pattern"), HL_PATTERN_REGEX, NULL,
                            (struct hl_level){.behavior = HL_ISOLATED}, false, "normalizer.Replace.pattern", path)
@@ -109,7 +109,7 @@ static hola_status read_split(hola_tokenizer *t, const json_t *p, const char *pa
     if (!read_behavior(json_object_get(p, "behavior"), &level.behavior))
         return hl_json_refuse(path, "pre_tokenizer.Split.behavior", "not known");
     if (!json_is_object(json_object_get(p, "pattern")))
-        return hl_json_bad(path, "pre_tokenizer.Split.pattern", "there is none");
+        return hl_json_bad(path, "pre_tokenizer.Split.pattern", "missing");
     return add_words(t, json_object_get(p, "pattern"), HL_PATTERN_REGEX, NULL, level, "pre_tokenizer.Split.pattern",
                      path);
 }

@@ -32,7 +32,7 @@ hola_status hl_rundir_begin(struct hl_rundir *d, json_t *run, json_t *options, b
 char *hl_rundir_step(const struct hl_rundir *d, int64_t step); /* its path, malloced; NULL: no memory */
 /* link: "latest" or "best"; swapped atomically */
 hola_status hl_rundir_point(const struct hl_rundir *d, const char *link, int64_t step);
-/* Removes checkpoints but for the last `keep` up to step, best_step's and later ones. */
+/* Removes checkpoints, except for the last `keep` up to step, best_step's and later ones. */
 hola_status hl_rundir_prune(const struct hl_rundir *d, int64_t keep, int64_t step, int64_t best_step);
 
 /* The first field in which two objects differ, one line; what: whose they are. HOLA_EINVAL where they do. */
