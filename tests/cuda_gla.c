@@ -9,7 +9,7 @@ static const double tolerance[2][3] = {{6e-3, 8e-3, 2e-2}, {1e-5, 3e-5, 1e-4}};
 
 static void shapes(void **state) {
     static const int64_t size[][3] = {{64, 64}, {64, 128}, {128, 128}, {128, 64}, {128, 256},
-                                      {16, 24}, {80, 100}, {300, 20},  {24, 600}};
+                                      {16, 24}, {80, 100}, {300, 20},  {8, 600}};
     (void)state;
     rc_shapes_device(&rc_gla, size, RC_COUNT(size), tolerance);
 }
