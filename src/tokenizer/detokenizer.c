@@ -27,7 +27,7 @@ hola_status hola_detokenizer_new(hola_detokenizer **out, const hola_tokenizer *t
     HL_NEED(out, "out");
     *out = NULL;
     if (n_stop < 0 || (n_stop > 0 && !stop))
-        return hl_fail(HOLA_EINVAL, "n_stop is %lld, but there are no stop strings", (long long)n_stop);
+        return hl_fail(HOLA_EINVAL, "n_stop is %lld, but the stop strings are NULL", (long long)n_stop);
     for (int64_t i = 0; i < n_stop; i++)
         if (!stop[i]) return hl_fail(HOLA_EINVAL, "stop string %lld is NULL", (long long)i);
     hola_detokenizer *d = calloc(1, sizeof *d);
