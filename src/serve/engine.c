@@ -4,6 +4,7 @@
 #include "serve/engine_internal.h"
 #include "tokenizer/tokenizer.h"
 #include <inttypes.h>
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -140,6 +141,7 @@ static void *run(void *ctx) {
         const double took = hl_clock() - start;
         bool writes = false;
         for (int64_t i = 0; i < e->streams; i++) writes |= e->stream[i]->stage >= HL_STAGE_WRITING;
+        e->join_for = writes ? took : INFINITY;
         hl_serve_read(e, writes ? took : 0.2);
         due = hl_serve_save_due(e, false);
         hl_serve_count(e);

@@ -66,6 +66,7 @@ struct hl_serve_engine {
     struct hl_candidate *work;                       /* [vocab] */
     float *adjusted;                                 /* [vocab] */
     double per_token;                                /* seconds that reading takes, about */
+    double join_for;                                 /* seconds that sequences may take to join before the next step */
     int64_t idle_bytes, session_cost, session_bytes; /* cost: with all that comes with the state */
     double next_save_look;
     bool stopping;

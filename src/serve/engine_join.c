@@ -300,11 +300,13 @@ static bool begin_next(struct hl_serve_engine *e, struct hl_serve_request *r) {
     return true;
 }
 
-/* First come, first served; a request whose prompt is being read for its other answers lets the next ones pass. */
+/* First come, first served; a request whose prompt is being read for its other answers lets the next ones pass. A
+ * session's memory takes milliseconds to make, so many that come at once join over several steps of those that write. */
 void hl_serve_admit(struct hl_serve_engine *e) {
+    const double until = hl_clock() + e->join_for;
     struct hl_serve_request **at = &e->waiting;
     bool sharing = false; /* there is one copy of a prompt for other answers, not several */
-    while (*at && e->streams < e->o.parallel) {
+    for (bool first = true; *at && e->streams < e->o.parallel && (first || hl_clock() < until); first = false) {
         struct hl_serve_request *r = *at;
         if (sharing && r->n > 1) break;
         if (!begin_next(e, r)) {
