@@ -153,10 +153,10 @@ format: ## run clang-format on all sources
 	clang-format -i $$(find include src tests bench tools examples -name '*.[ch]' -o -name '*.cu*' -o -name '*.[ch]pp')
 deps: ## install the packages that building and testing need (Debian)
 
-include tools/install.mk
+include tools/install.mk tools/pack.mk
 
 help: ## print this list
-	@awk -F ':.*## ' '/^[a-z% -]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' Makefile src/cuda/cuda.mk python/python.mk tools/install.mk
+	@awk -F ':.*## ' '/^[a-z% -]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' Makefile src/cuda/cuda.mk python/python.mk tools/install.mk tools/pack.mk
 clean: ## remove everything that was built
 	rm -rf build hola
 

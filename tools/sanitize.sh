@@ -8,7 +8,7 @@ PATH=$PATH:/usr/local/cuda/bin
 if [ "$1" = --one ]; then # LOGS TOOL PROGRAM
     name=$(basename "$4") log=$2/$3-$(basename "$4").txt start=$(date +%s)
     case $3-$name in # the emulator's cases; fewer where each takes long (tests/cuda.h)
-    memcheck-cuda_decode | memcheck-cuda_crowd | memcheck-cuda_model | memcheck-cuda_stay | racecheck-*) HOLA_SMALL=2 ;;
+    memcheck-cuda_decode_* | memcheck-cuda_model | memcheck-cuda_prelaunch | racecheck-*) HOLA_SMALL=2 ;;
     *) HOLA_SMALL=1 ;;
     esac
     export HOLA_SMALL
