@@ -1,4 +1,4 @@
-// hola.hpp -- hola.h for C++17: objects that free themselves, failures as exceptions. Header only; link with libhola.
+// hola.hpp -- hola.h for C++17: RAII handles, failures as exceptions. Header only; link with libhola.
 #ifndef HOLA_HPP
 #define HOLA_HPP
 #include "hola.h"
@@ -96,7 +96,8 @@ class session {
         check(hola_session_sample(get(), &p, &id));
         return id;
     }
-    // on_text gets the text as it comes; false ends it. An exception that it throws comes out of here.
+    // on_text receives the text as it is generated; returning false stops. Exceptions it throws propagate to the
+    // caller.
     hola_end generate(const tokenizer &t, hola_generate_opts how,
                       const std::function<bool(std::string_view)> &on_text) {
         struct state {
