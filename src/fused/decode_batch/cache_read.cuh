@@ -1,11 +1,11 @@
-/* cache_read.cuh -- the softmax read of the caches of a block's heads, by the reader threads; the last
- * rows of the last head by the state threads (mixer_step_batch_cuda.cu).
+/* cache_read.cuh -- the softmax read of the caches of a block's heads, by the reader threads; the state threads read
+ * the last rows of the last head (mixer_step_batch_cuda.cu).
  *
- * A warp reads a set of adjacent rows at a time, a lane the same columns of all of them. Rows pass through
- * a ring of stages of the warp's own: many are copied before pdl_wait, since only the new row, which is
- * staged in shared memory, is of this step; and those of the next head before this head is done. They are
- * bulk copies, because others would hold up the loads of all warps. Every group of lanes keeps a partial
- * softmax (maximum, sum, weighted values); combine_partials merges them. */
+ * A warp reads a set of adjacent rows at a time, each lane the same columns of all of them. Rows pass through a
+ * per-warp ring of stages: many are copied before pdl_wait, since only the new row, which is staged in shared memory,
+ * depends on this step; those of the next head are copied before this head is done. They are bulk copies, because other
+ * copies would delay the loads of all warps. Every group of lanes keeps a partial softmax (maximum, sum, weighted
+ * values); combine_partials merges them. */
 #ifndef HL_CACHE_READ_CUH
 #define HL_CACHE_READ_CUH
 #include "ops/cuda_ops.cuh"
@@ -15,38 +15,37 @@
 #include "fused/decode_batch/mixer_step_batch.cuh"
 
 enum { TILE_COLS = 64, SETS = 4, DEPTH = 4 };
-enum { OFFLOAD_SETS = 6 }; /* most row sets offloaded to the state threads; in two parts, SETS first */
+enum { OFFLOAD_SETS = 6 }; /* maximum row sets offloaded to the state threads; in two parts, SETS first */
 enum { STATE_BARRIER = 1, READER_BARRIER, ALL_BARRIER }; /* named barriers */
 /* Rows staged for the new token: q, k, v for the delta rule; q, k for the cache. */
 enum { RULE_Q, RULE_K, NEW_V, CACHE_Q, CACHE_K, STAGED };
 
-struct head_place { /* where a head's cache lies, and who reads it */
+struct head_place { /* location of a head's cache, and its readers */
     act *k, *v;     /* the cache */
     float scale, sink, gate;
     int kept, rows; /* kept rows; all rows before the new one */
     int offload;    /* first row that the state threads read */
     int stages;     /* of the readers */
     int session, row, h;
-    bool cached; /* there is a cache */
+    bool cached; /* the model has a cache */
 };
 template <int D> struct mixer_smem {
     typedef struct step_tile<D, TILE_COLS> tiles;
     enum {
         STATES = tiles::THREADS,
-        READERS = STATES / 4, /* threads of either kind */
+        READERS = STATES / 4, /* reader and state threads */
         WARPS = READERS / 32,
         LANES = D / WIDE, /* of a row */
         GROUPS = 32 / LANES,
-        SET = STATES / LANES,           /* rows that the state threads read at a time */
+        SET = STATES / LANES,           /* rows read by the state threads at a time */
         STAGE = SETS * READERS / LANES, /* ... and the readers */
         PARTIALS = READERS / LANES,
         HEADS = MIXER_COLUMNS / D
     };
     struct head_place place[HEADS];
-    /* mbarriers: a head's states are done, for each head; the offloaded rows are read; the heads are
-     * located */
+    /* mbarriers: per head: its states are done; offloaded rows are read; heads are located */
     uint64_t done[HEADS + 2];
-    __align__(16) act staged[HEADS][STAGED][D]; /* (loads from global memory would queue behind copies) */
+    __align__(16) act staged[HEADS][STAGED][D]; /* (global loads would queue behind copies) */
     tiles state;
     uint4 ring[DEPTH][2][WARPS][SETS][32];          /* k, v */
     uint64_t full[DEPTH * WARPS];                   /* mbarriers: a warp's stage is full */
@@ -84,12 +83,11 @@ template <int D> static __device__ __forceinline__ int64_t row_at(const struct h
     return (int64_t)(row < p.kept ? row : w + row - p.kept) * D + own_column<D>();
 }
 
-/* A set of rows that a lane reads: k of row first + i * step at k[i * stride], v at v[i * stride], in
- * shared memory. */
+/* A lane's set of rows: k of row first + i * step is at k[i * stride], v at v[i * stride], in shared memory. */
 struct row_set {
     uint4 *k, *v;
-    int stride, first, step, end; /* end: first row that does not exist */
-    int fallback;                 /* offset in k and v of valid data to read for rows that do not exist */
+    int stride, first, step, end; /* end: end of the rows */
+    int fallback;                 /* offset in k and v of valid data, read for rows past the end */
     __device__ __forceinline__ bool has(int i) const { return first + i * step < end; }
     __device__ __forceinline__ int at(int i) const { return has(i) ? i * stride : fallback; }
 };
@@ -162,7 +160,7 @@ static __device__ __forceinline__ struct row_set offloaded_rows(struct mixer_sme
                               0};
     return x;
 }
-/* All copies are issued, into slot `slot` and then the other one. */
+/* Issues all copies, into slot `slot` and then the other one. */
 template <int D>
 static __device__ __forceinline__ void read_offloaded(struct mixer_smem<D> &m, const struct head_place &p, int slot,
                                                       const act *q, mbarrier_t done) {
@@ -196,7 +194,7 @@ static __device__ __forceinline__ void combine_partials(struct mixer_smem<D> &m,
     enum { EACH = D / smem::READERS };
     const int mine = reader<D>() / smem::LANES, n = p.offload < p.rows ? smem::PARTIALS + smem::SET : smem::PARTIALS;
     float max = p.sink, acc[EACH] = {};
-    named_barrier_sync(READER_BARRIER, smem::READERS); /* the partials of the head before are no longer read */
+    named_barrier_sync(READER_BARRIER, smem::READERS); /* the previous head's partials have been read */
     store_wide(m.partial[mine] + own_column<D>(), r.acc);
     store_wide(m.partial[mine] + own_column<D>() + 4, r.acc + 4);
     if (threadIdx.x % smem::LANES == 0) m.max[mine] = r.max, m.sum[mine] = r.sum;
@@ -209,7 +207,7 @@ static __device__ __forceinline__ void combine_partials(struct mixer_smem<D> &m,
 #pragma unroll
     for (int i = 0; i < smem::PARTIALS + smem::SET; i++) {
         if (i >= n) break;
-        const float less = expf(m.max[i] - max); /* 0: it had no rows */
+        const float less = expf(m.max[i] - max); /* 0 if it had no rows */
         sum += less * m.sum[i];
 #pragma unroll
         for (int j = 0; j < EACH; j++) acc[j] += less * partial_at<D>(m, i, reader<D>() + j * smem::READERS);
@@ -219,11 +217,11 @@ static __device__ __forceinline__ void combine_partials(struct mixer_smem<D> &m,
     named_barrier_sync(READER_BARRIER, smem::READERS);
 }
 
-/* The epilogue of a head, when its states are done: output norm, gate, score. A warp. */
+/* The epilogue of a head, once its states are done: output norm, gate, score. One warp. */
 template <int D> struct head_epilogue {
     enum { N = D / 32 };
     float z[N], norm[N];
-    /* Loaded long before. */
+    /* Loaded well in advance. */
     __device__ __forceinline__ void load(const struct mixer_epilogue &e, const struct head_place &p) {
 #pragma unroll
         for (int i = 0; i < N; i++) {
@@ -276,7 +274,7 @@ template <int D>
 static __device__ __forceinline__ mbarrier_t stage_full(struct mixer_smem<D> &m, const struct stage &x) {
     return mbarrier_at(mbarrier_base(m.full), x.i % DEPTH * mixer_smem<D>::WARPS + reader<D>() / 32);
 }
-/* Copies the warp's rows of a stage; kept rows and those of the open block may lie apart. One thread. */
+/* Copies the warp's rows of a stage; kept rows and open-block rows may not be contiguous. One thread. */
 template <int D>
 static __device__ __forceinline__ void copy_stage(const struct row_set &x, const struct head_place &p, int w,
                                                   mbarrier_t full) {
@@ -297,7 +295,7 @@ template <int D>
 static __device__ __forceinline__ void load_stage(struct mixer_smem<D> &m, struct stage &x, int own, int w) {
     while (x.n < own && x.s == m.place[x.n].stages) x.s = 0, x.n++;
     if (x.n >= own) return;
-    __syncwarp(); /* the stage that was there is no longer read */
+    __syncwarp(); /* the previous stage has been read */
     if (threadIdx.x % 32 == 0) copy_stage<D>(stage_rows<D>(m, x), m.place[x.n], w, stage_full<D>(m, x));
     x.s++, x.i++;
 }

@@ -1,4 +1,4 @@
-/* decode_batch.c -- see decode_batch.h: which sizes the kernels take. */
+/* decode_batch.c -- see decode_batch.h: the supported sizes. */
 #include "fused/decode_batch/decode_batch.h"
 
 bool hl_decode_batch_takes(const struct hl_decode *a) {

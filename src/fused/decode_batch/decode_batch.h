@@ -1,7 +1,7 @@
-/* decode_batch.h -- one token of each of up to 64 sessions, through all layers and the head: the function of
- * decode_one.h for more rows than its kernel can take. A token is 5 launches per layer (6 if H != HV), one
- * before and one after. All but the first use programmatic dependent launch: a kernel starts while the one
- * before it still runs, and loads weights and what else that one does not write before it waits.
+/* decode_batch.h -- one token of each of up to 64 sessions, through all layers and the head: like decode_one.h, for
+ * more rows than its kernel supports. A token is 5 launches per layer (6 if H != HV), one before and one after. All but
+ * the first use programmatic dependent launch: a kernel starts while its predecessor still runs, and loads weights and
+ * other data that the predecessor does not write before it waits.
  *
  *   launch                reads                           writes
  *   batch_embed           the embeddings of ids           x, xw (x times layer 0's norm), squares_x; sessions
@@ -17,20 +17,20 @@
  *   after the last layer:
  *   batch_lm_head         xw, squares_x                   logits
  *
- * An RMSNorm is split over two launches: the one that makes x also writes xw, x times the norm's weights, and
- * the sum of squares of every 32 columns; the one that multiplies xw applies the row's factor to its sums.
- * xw, hw, y and act are panels (panel.cuh). */
+ * An RMSNorm is split over two launches: the one that computes x also writes xw, x times the norm's weights, and the
+ * sum of squares of every 32 columns; the one that multiplies xw applies the row's factor to its sums. xw, hw, y and
+ * act are panels (panel.cuh). */
 #ifndef HL_DECODE_BATCH_H
 #define HL_DECODE_BATCH_H
 #include "fused/decode_one/decode_one.h"
 
 enum {
     HL_DECODE_BATCH_ROWS = 64,
-    HL_DECODE_BATCH_D = 3072, /* most hidden size */
-    HL_DECODE_BATCH_K = 4096  /* most inner size of the other products */
+    HL_DECODE_BATCH_D = 3072, /* maximum hidden size */
+    HL_DECODE_BATCH_K = 4096  /* maximum inner size of the other products */
 };
 
-/* Whether the kernels can run these sizes and options. It checks nothing else, like hl_decode_one_takes. */
+/* Whether the kernels support these sizes and options; checks only what hl_decode_one_takes does. */
 bool hl_decode_batch_takes(const struct hl_decode *a);
 
 #endif

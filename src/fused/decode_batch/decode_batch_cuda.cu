@@ -56,7 +56,7 @@ enum { PROLOGUE_WARPS = 4 };
 template <int D>
 static __global__ void __launch_bounds__(32 * PROLOGUE_WARPS) prologue_kernel(const struct batch_prologue a) {
     const int unit = blockIdx.x * PROLOGUE_WARPS + threadIdx.x / 32, row = blockIdx.y;
-    if (unit >= a.units) { /* (must wait too: a grid ends no sooner than the one before) */
+    if (unit >= a.units) { /* (must wait too: a grid must not finish before its predecessor) */
         pdl_trigger(), pdl_wait();
         return;
     }
@@ -64,7 +64,7 @@ static __global__ void __launch_bounds__(32 * PROLOGUE_WARPS) prologue_kernel(co
     const struct hl_seg seg = a.seg[row];
     struct conv_head<D> x;
     x.load_old(a, seg, which, unit - which * a.H);
-    pdl_trigger(), pdl_wait(); /* the next kernel reads only states before it waits */
+    pdl_trigger(), pdl_wait(); /* before its wait, the next kernel reads only states */
     x.load_new(a, (int)seg.row);
     x.fold_old();
     x.finish(a, (int)seg.row, NULL, NULL);
@@ -152,8 +152,7 @@ static void launch_mixer(struct hl_cuda *c, const struct hl_decode *p, const str
     HL_OP(mixer_step_batch)(c, &prologue, &state, &dev, &e, first);
 }
 
-/* What the mixer of layer l will read first, for a prefetch into L2 in two parts; part 0 has the conv
- * tails. */
+/* The first data that the mixer of layer l will read, prefetched into L2 in two parts; part 0 has the conv tails. */
 static struct state_prefetch prefetch_of(struct hl_cuda *c, const struct hl_decode *p, const struct decode_batch *b,
                                          int64_t l, int part) {
     const int heads = (int)(p->rows->n * p->HV);

@@ -1,13 +1,12 @@
-/* gemm.cuh -- up to 64 rows times a matrix, for sessions decoded side by side; every weight is read once.
+/* gemm.cuh -- up to 64 rows times a matrix, for batched decoding; every weight is read once.
  *
- * Loading x is what such a product costs. So the outputs are cut into tiles of NB columns and K is split
- * over the blocks of a cluster (split-K). W is loaded before pdl_wait; x arrives in panels by bulk copies,
- * and each is multiplied as it arrives. Each block of a cluster adds up some of the rows over all splits,
- * in order; the others send their sums to its shared memory. How a product is cut follows from its shape
- * alone, so the number of rows does not change a bit of the result.
+ * The cost is dominated by loading x, so the outputs are cut into tiles of NB columns and K is split over the blocks of
+ * a cluster (split-K). W is loaded before pdl_wait; x arrives in panels by bulk copies, and each is multiplied as it
+ * arrives. Each block of a cluster sums some of the rows over all splits, in order; the others send their sums to its
+ * shared memory. The tiling depends on the shape of W alone, so the number of rows does not change a bit of the result.
  *
- * Grid: tiles * splits, clusters of `splits`; block: 8 warps, of which W_THREADS load W, the other two x,
- * and the first warpgroup multiplies. How a norm before a product is done: decode_batch.h. */
+ * Grid: tiles * splits, clusters of `splits`; block: 8 warps, of which W_THREADS load W, the other two x, and the first
+ * warpgroup multiplies. For norms before a product see decode_batch.h. */
 #ifndef HL_BATCH_GEMM_CUH
 #define HL_BATCH_GEMM_CUH
 #include "ops/cuda_ops.cuh"
@@ -24,13 +23,13 @@ enum { HEADER_BYTES = 1024 }; /* in shared memory: the rows' factors, then an mb
 /* NORMED: out = norm(x) W^T. GATED: panels = silu(norm(x) W^T) (norm(x) W2^T). RESIDUAL: out = from + x W^T,
  * and panels = out times `weight`. */
 enum gemm_kind { NORMED, GATED, RESIDUAL };
-/* What the mixer will read first, prefetched into L2 while memory is idle: PREFETCH_COLS columns of each
- * mixer block's first state, and the conv tails of all sessions. */
+/* The mixer's first reads, prefetched into L2 while memory is idle: PREFETCH_COLS columns of each mixer block's first
+ * state, and the conv tails of all sessions. */
 enum { PREFETCH_COLS = 64, SMS = 132 };
 struct state_prefetch {
     const struct hl_seg *seg;
     int64_t at, tails; /* offsets in a session's state */
-    int blocks, heads; /* of the mixer's grid, 0: nothing to prefetch; heads of all sessions */
+    int blocks, heads; /* of the mixer's grid, 0: no prefetch; heads of all sessions */
     int HV, rows, columns;
     int tail_bytes; /* 0: no tails */
 };
@@ -77,7 +76,7 @@ static __device__ __forceinline__ const bf16 *weights_at(const struct batch_line
 struct part { /* a split of K: panels [first, first + n) */
     int rank, first, n;
 };
-/* A thread copies 16 bytes, an eighth of a panel's row, of some rows of every panel. The first W_THREADS. */
+/* Each thread copies 16 bytes, an eighth of a panel row, of some rows of every panel. The first W_THREADS. */
 template <int NB, int KIND>
 static __device__ __forceinline__ void load_weights(const struct batch_linear &a, const struct part &b, int tile,
                                                     bf16 *W) {
@@ -92,8 +91,8 @@ static __device__ __forceinline__ void load_weights(const struct batch_linear &a
         }
     }
 }
-/* The norm's factors of the block's rows. Always as many threads per row as 64 rows would have, so that
- * the order of the sum is the same. A warpgroup. */
+/* The norm's factors of the block's rows. Always uses as many threads per row as for 64 rows, so that the order of the
+ * sum is the same. One warpgroup. */
 static __device__ __forceinline__ void row_factors(const struct batch_linear &a, int rank, float *factor) {
     const int n = a.K / SQUARES, each = 128 * a.splits / BATCH_ROWS, rows = a.x.rows / a.splits;
     const int i = threadIdx.x % 128, row = rank * rows + i / each;
@@ -105,9 +104,9 @@ static __device__ __forceinline__ void row_factors(const struct batch_linear &a,
     if (mine && i % each == 0) factor[row] = rsqrtf(s / (float)a.K + a.eps);
 }
 
-/* Sends the sums over this split to the blocks that own the rows: [splits][rows of a block][LD] in their
- * shared memory, by way of `mine`, [rows][LD] here. A warpgroup; a warp has 16 rows, of one or two owners.
- * (Sent from registers, 16 bytes per lane, it takes three times as long.) */
+/* Sends the sums over this split to the blocks that own the rows: [splits][rows of a block][LD] in their shared memory,
+ * through `mine`, [rows][LD] here. One warpgroup; a warp has 16 rows, of one or two owners. (Sending from registers, 16
+ * bytes per lane, takes three times as long.) */
 template <int NB>
 static __device__ __forceinline__ void send_sums(const struct batch_linear &a, const float (*d)[4], int rank,
                                                  float *mine, float *P, mbarrier_t sums_full) {
@@ -142,7 +141,7 @@ static __device__ __forceinline__ void send_sums(const struct batch_linear &a, c
 /* The residual that the outputs are added to, loaded before the sums are complete. */
 template <int NB> struct residual_in {
     uint2 u[BATCH_ROWS * NB / 4 / GEMM_THREADS];
-    float4 weight; /* of the thread's columns, the same in all its rows */
+    float4 weight; /* of the thread's columns, the same for all its rows */
 };
 template <int NB>
 static __device__ __forceinline__ void load_residual(struct residual_in<NB> &old, const struct batch_linear &a,
@@ -178,7 +177,7 @@ static __device__ __forceinline__ void multiply(const struct batch_linear &a, co
     }
     wgmma_end<NB / 8>(d);
     if (a.splits > 1) cluster_wait();
-    named_barrier_sync(MMA_BARRIER, 128); /* W and x are no longer read */
+    named_barrier_sync(MMA_BARRIER, 128); /* W and x have been read */
     send_sums<NB>(a, d, b.rank, (float *)W, P, mbarrier_at(full, b.n));
 }
 
@@ -202,8 +201,8 @@ static __device__ __forceinline__ void prefetch_states(const struct state_prefet
     }
 }
 
-/* One split of K, up to where the sums of the block's rows are complete. Two warps issue the copies of x,
- * since issuing one takes 0.1 microseconds. All threads. */
+/* One split of K, until the sums of the block's rows are complete. Two warps issue the copies of x, since issuing one
+ * takes 0.1 microseconds. All threads. */
 enum { X_WARPS = (GEMM_THREADS - W_THREADS) / 32 };
 template <int NB, int KIND>
 static __device__ __forceinline__ void gemm_part(const struct batch_linear &a, int tile, int rank, char *shared,
@@ -221,7 +220,7 @@ static __device__ __forceinline__ void gemm_part(const struct batch_linear &a, i
         if (a.splits > 1) mbarrier_arrive_expect_tx(mbarrier_at(full, b.n), a.x.rows * gemm_smem<NB>::LD * 4);
     }
     __syncwarp();
-    if (a.splits > 1) cluster_arrive(); /* nobody sends to a block that has not started */
+    if (a.splits > 1) cluster_arrive(); /* no block may send to one that has not started */
     pdl_trigger(), pdl_wait();
     for (int i = turn; threadIdx.x >= W_THREADS && lane == 0 && i < b.n; i += X_WARPS) {
         const int p = (i + tile) % b.n; /* blocks start with different panels */
@@ -258,14 +257,14 @@ static __device__ __forceinline__ float4 sum_splits(const struct batch_linear &a
     }
     return s;
 }
-/* Stores four adjacent outputs, or as many as exist. */
+/* Stores up to four adjacent outputs. */
 static __device__ __forceinline__ void store_four(const struct batch_linear &a, int64_t at, int n, const float *y) {
     bf16 *out = (bf16 *)a.out + at;
     if (n + 4 <= a.N && a.ld % 4 == 0) *(uint2 *)out = make_uint2(pack2(y[0], y[1]), pack2(y[2], y[3]));
     else
         for (int j = 0; j < 4 && n + j < a.N; j++) put(out + j, y[j]);
 }
-/* Eight threads have SQUARES columns of a row; all lanes of a warp are here. */
+/* Eight threads share SQUARES columns of a row; called by all lanes of a warp. */
 static __device__ __forceinline__ void store_residual(const struct batch_linear &a, int row, int n, bool there,
                                                       const float *y, uint2 old, const float4 &w) {
     const uint2 z =
@@ -328,15 +327,15 @@ static __global__ void __launch_bounds__(GEMM_THREADS, 2) batch_gemm(const struc
     struct residual_in<NB> old;
     gemm_part<NB, KIND>(a, tile, rank, shared, most, P, old);
     gemm_epilogue<NB, KIND>(a, tile, rank, factor, P, old);
-    if (a.splits > 1) cluster_wait(); /* the other blocks have received what was sent */
+    if (a.splits > 1) cluster_wait(); /* the other blocks have received their sums */
 #endif
 }
 
-/* ---- how a product is cut ---- */
+/* ---- tiling ---- */
 
 enum { SMS_WITH_CLUSTERS = 120, SHARED_MOST = 224 << 10 };
-/* Estimated time of a cut in nanoseconds; negative: it does not fit. x is loaded while all wait, W partly
- * before; then the sums travel. Larger clusters fit on fewer SMs. */
+/* Estimated time of a tiling in nanoseconds; negative: it does not fit. Everything waits for x, W is partly loaded
+ * before; then the sums are sent. Larger clusters fit on fewer SMs. */
 template <int NB> static int64_t gemm_cost(struct batch_linear a, int kind, int splits) {
     const int out = kind == GATED ? NB / 2 : NB, n = (panels_of(a.K) + splits - 1) / splits;
     const int64_t blocks = (int64_t)((a.N + out - 1) / out) * splits,
@@ -359,7 +358,7 @@ template <int NB, int KIND> static void launch_tiles(struct hl_cuda *c, const st
                     gemm_smem_bytes<NB>(a), a);
 #endif
 }
-/* The best split for tiles of NB; its cost. */
+/* The best split for tiles of NB, and its cost. */
 template <int NB> static int64_t choose_splits(struct batch_linear &a, int kind) {
     int64_t least = -1;
     for (int splits = 1; splits <= SPLITS; splits *= 2) {

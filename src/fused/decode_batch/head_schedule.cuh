@@ -1,5 +1,5 @@
-/* head_schedule.cuh -- how work is shared between blocks: the heads of all sessions in the mixer's kernel,
- * and weights to prefetch. */
+/* head_schedule.cuh -- how work is divided among blocks: the heads of all sessions in the mixer kernel, and weights to
+ * prefetch. */
 #ifndef HL_HEAD_SCHEDULE_CUH
 #define HL_HEAD_SCHEDULE_CUH
 #include "ops/cuda_ops.cuh"
@@ -19,8 +19,7 @@ struct head_schedule {
     }
 };
 
-/* Weights of a later kernel that will start too late to load them in time: each block prefetches a share
- * into L2. */
+/* Weights of a later kernel that will start too late to load them in time: each block prefetches a share into L2. */
 struct weight_prefetch {
     const void *at;
     int64_t bytes;                                  /* 0: none */

@@ -19,8 +19,8 @@ struct lm_head_smem {
     float factor[BATCH_ROWS];
 };
 
-/* Panels [p, end) of `own` rows of W from row `first` on; the other rows are zeros. All panels of a row
- * together: memory is slow in pieces of 128 bytes. */
+/* Panels [p, end) of `own` rows of W from row `first` on; the other rows are zeros. Loads all panels of a row together:
+ * memory is slow with 128-byte pieces. */
 static __device__ __forceinline__ void load_head_weights(const struct batch_linear &a, struct lm_head_smem *m, int p,
                                                          int end, int first, int own) {
     enum { STEP = HEAD_THREADS / 8 };
@@ -40,8 +40,8 @@ static __device__ __forceinline__ void load_head_x(const struct batch_linear &a,
     for (int i = threadIdx.x * 8; i < BATCH_ROWS * PANEL; i += HEAD_THREADS * 8)
         copy_async(m->slot[p % HEAD_SLOTS].x + i, from + (i < size ? i : 0), i < size ? 16 : 0);
 }
-/* The norm's factor of every row. Always four threads per row, so that the order of the sum does not
- * depend on the number of rows. */
+/* The norm's factor of every row. Always four threads per row, so that the order of the sum does not depend on the
+ * number of rows. */
 static __device__ __forceinline__ void head_row_factors(const struct batch_linear &a, float *factor) {
     enum { EACH = HEAD_THREADS / BATCH_ROWS };
     const int n = a.K / SQUARES, row = threadIdx.x / EACH;
@@ -52,7 +52,7 @@ static __device__ __forceinline__ void head_row_factors(const struct batch_linea
     if (threadIdx.x % EACH == 0) factor[row] = rsqrtf(s / (float)a.K + a.eps);
 }
 
-/* Stores a thread's accumulators, which are pairs of adjacent columns; the block has columns [0, own). */
+/* Stores a thread's accumulators, pairs of adjacent columns; the block has columns [0, own). */
 static __device__ __forceinline__ void store_logits(const struct batch_linear &a, const float (*d)[4],
                                                     const float *factor, int first, int own) {
     const int lane = threadIdx.x % 32, from = warpgroup_index() * GROUP_COLS + lane % 4 * 2;
@@ -99,7 +99,7 @@ static __global__ void __launch_bounds__(HEAD_THREADS, 1) batch_lm_head(const st
     for (int p = 0; p < panels; p++) {
         wait_for_panel(p);
         fence_proxy_async();
-        __syncthreads();       /* the panel is complete, and the ones before it are no longer read */
+        __syncthreads();       /* the panel is complete, and the previous ones have been read */
         if (p % 2 == 0 && p) { /* load two panels at a time */
             const int next = p + HEAD_SLOTS - 2, end = min(panels, next + 2);
             load_head_weights(a, m, next, end, first, own);

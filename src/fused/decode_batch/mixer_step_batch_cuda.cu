@@ -1,11 +1,10 @@
-/* mixer_step_batch_cuda.cu -- one new token of every session through a layer's mixer and its output norm.
+/* mixer_step_batch_cuda.cu -- one new token of every session through a layer's mixer and output norm.
  *
- * Grid: mixer_blocks(); a block has whole heads, one after another (head_schedule.cuh). Its first STATES
- * threads walk through the tiles of their states (gdn_step_tile.cuh), limited by memory alone. The other
- * READERS threads read the cache meanwhile (cache_read.cuh) with what memory bandwidth is left, and finish
- * a head when both parts of it are done; the state threads say so at an mbarrier and wait for nobody. They
- * are done sooner, so the last cache rows of the block's last head are offloaded to them, and are copied
- * after the last tiles. Shared memory: mixer_smem. */
+ * Grid: mixer_blocks(); a block has whole heads, one after another (head_schedule.cuh). Its first STATES threads
+ * process the tiles of their states (gdn_step_tile.cuh), limited only by memory. Meanwhile the other READERS threads
+ * read the cache (cache_read.cuh) with the remaining memory bandwidth, and finish a head when both of its parts are
+ * done; the state threads signal this on an mbarrier and never wait. They finish sooner, so the last cache rows of the
+ * block's last head are offloaded to them and copied after the last tiles. Shared memory: mixer_smem. */
 #include "ops/cuda_ops.cuh"
 #include "fused/decode_batch/cache_read.cuh"
 
@@ -13,8 +12,8 @@
 
 /* ---- q, k and v ---- */
 
-/* A warp has one of q, k, v of one of the block's heads. Old inputs are loaded first, then the new ones,
- * and only then are large copies issued, behind which all loads and stores would queue. */
+/* A warp has one of q, k, v of one of the block's heads. Old inputs are loaded first, then the new ones, and large
+ * copies are issued last, since all later loads and stores queue behind them. */
 template <int D>
 static __device__ __forceinline__ void load_old_unit(struct conv_head<D> &x, int *row, const struct batch_prologue &a,
                                                      const struct head_schedule &schedule, int u) {
@@ -22,7 +21,7 @@ static __device__ __forceinline__ void load_old_unit(struct conv_head<D> &x, int
     const struct hl_seg seg = a.seg[head / a.HV];
     x.load_old(a, seg, u % 3, head % a.HV), *row = (int)seg.row;
 }
-/* The units beyond one per warp. */
+/* The units after the first of each warp. */
 template <int D>
 static __device__ __forceinline__ void prologue_rest(const struct batch_prologue &a,
                                                      const struct head_schedule &schedule, struct mixer_smem<D> &m,
@@ -36,7 +35,7 @@ static __device__ __forceinline__ void prologue_rest(const struct batch_prologue
         x.store_tail(a);
     }
 }
-/* Loads q, k and v that prologue_kernel made. */
+/* Loads q, k and v computed by prologue_kernel. */
 template <int D>
 static __device__ __forceinline__ void stage_qkv(const struct gdn_step &a, const struct cache_dev &c,
                                                  const struct head_schedule &schedule, struct mixer_smem<D> &m) {
@@ -128,7 +127,7 @@ static __device__ __forceinline__ void step_cache(const struct cache_dev &c, con
     if (r < own) locate_head<D>(c, m.place[r], schedule.head(r), r + 1 == own);
     if (r < 32) mbarrier_arrive_warp(mbarrier_at(done, own + 1));
     named_barrier_sync(READER_BARRIER, smem::READERS);
-#pragma unroll 1 /* (unrolled, every round would be new code to fetch) */
+#pragma unroll 1 /* (unrolled, every iteration would fetch new instructions) */
     for (int i = 0; i < DEPTH; i++) load_stage<D>(m, next, own, (int)c.a.window);
     pdl_wait();
     named_barrier_sync(ALL_BARRIER, smem::STATES + smem::READERS); /* q, k and v are staged */

@@ -1,5 +1,5 @@
-/* panel.cuh -- the rows that a product reads, as panels of 64 columns: [K / 64][32 or 64 rows][64], each
- * with the layout it will have in shared memory (wgmma.cuh), so that one bulk copy loads a panel. */
+/* panel.cuh -- the input rows of a product as panels of 64 columns: [K / 64][32 or 64 rows][64], each in its shared
+ * memory layout (wgmma.cuh), so that one bulk copy loads a panel. */
 #ifndef HL_PANEL_CUH
 #define HL_PANEL_CUH
 #include "ops/cuda_ops.cuh"

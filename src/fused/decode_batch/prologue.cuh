@@ -54,7 +54,7 @@ template <int D> struct conv_head {
         }
         load_floats<4 * N>(&w[0][0], a.w[which] + c * 4);
     }
-    /* The new input, and gamma. Not used at once: the loads take a while. */
+    /* The new input, and gamma. Not used immediately: the loads take a while. */
     __device__ __forceinline__ void load_new(const struct batch_prologue &a, int row) {
         if (which < 2 && a.gamma[which]) load_floats<N>(gamma, a.gamma[which] + threadIdx.x % 32 * N);
         const bf16 *from = a.in + (int64_t)row * a.ld + which * a.H * D + head * D + threadIdx.x % 32 * N;
@@ -63,13 +63,13 @@ template <int D> struct conv_head {
 #pragma unroll
             for (int i = 0; i < N / 2; i++) now[i] = ((const uint32_t *)from)[i];
     }
-    /* Adds up the convolution's old inputs in h[0] while the new one is on its way. */
+    /* Sums the convolution of the old inputs in h[0] while the new one is loading. */
     __device__ __forceinline__ void fold_old() {
 #pragma unroll
         for (int j = 0; j < N; j++) h[0][j] = w[j][0] * h[0][j] + w[j][1] * h[1][j] + w[j][2] * h[2][j];
     }
-    /* Stores in shared memory, if staged is not NULL: D elements for the delta rule to `staged` and, of q
-     * and k, D for the cache to `cache_staged`. Otherwise to the arrays in global memory. */
+    /* If staged is not NULL, stores in shared memory: D elements for the delta rule to `staged` and, for q and k, D for
+     * the cache to `cache_staged`. Otherwise stores to the arrays in global memory. */
     __device__ __forceinline__ void finish(const struct batch_prologue &a, int row, bf16 *staged, bf16 *cache_staged) {
         const int heads = which == 2 ? a.HV : a.H, c = head * D + threadIdx.x % 32 * N;
         const int64_t at = (int64_t)row * heads * D + c;

@@ -1,24 +1,24 @@
-/* attention.cuh -- the mixer of a decoding step for softmax attention over a session's pages.
+/* attention.cuh -- softmax attention over a session's pages, as the mixer of a decoding step.
  *
- * Part 1, a task is one split of a query head's keys: units of UNIT positions, every splits-th of them. LANES lanes have
- * a key, 16 bytes each; the block's warps take the keys of a unit side by side, with a running maximum each, and meet
- * in shared memory. Split 0 also has the new token, whose key (rotated) and value it appends to the page. The split's
- * sums, maximum and denominator are published as floats. Part 2, a task is COLS columns of a head: it combines the
- * splits. Splits depend on the model and units on the position alone, so the bits do not depend on other sessions.
+ * Part 1: a task is one split of a query head's keys, every splits-th unit of UNIT positions. LANES lanes share a key,
+ * 16 bytes each; the block's warps process different keys of a unit, each with a running maximum, and combine in shared
+ * memory. Split 0 also handles the new token, whose rotated key and value it appends to the page. The split's sums,
+ * maximum and denominator are published as floats. Part 2: a task combines the splits for COLS columns of a head.
+ * Splits depend on the model alone and units on the position alone, so the bits do not depend on other sessions.
  *
- * TASK_WARP fetches the first unit of a layer's task into L2 while the layer before computes. */
+ * TASK_WARP prefetches the first unit of a layer's task into L2 while the previous layer computes. */
 #ifndef HL_DECODE_ATTENTION_CUH
 #define HL_DECODE_ATTENTION_CUH
 #include "ops/cuda_ops.cuh"
 #include "fused/decode_one/decode_one_cuda.cuh"
 
 enum {
-    KEYS_EACH = 4,                          /* of a group of lanes in a unit, loaded at a time */
+    KEYS_EACH = 4,                          /* keys per group of lanes in a unit, loaded at once */
     READ_STRIDE = HL_DECODE_ATTENTION_D + 2 /* floats of a warp's part: sums, maximum, denominator */
 };
 #define LOG2E 1.4426950408889634f
 
-/* Lanes of a key, and keys of a unit. */
+/* Lanes per key and keys per unit. */
 template <class D> static __device__ __forceinline__ int key_lanes(const D &a) { return a.K / 8; }
 template <class D> static __device__ __forceinline__ int unit_keys(const D &a) {
     return WARPS * KEYS_EACH * (32 / key_lanes(a));
@@ -42,11 +42,11 @@ static __device__ __forceinline__ void prefetch_keys(const D &a, const struct bl
 #endif
 }
 
-/* The lane's 8 channels of a head that IN published, from word `at` on: each lane polls a part, the warp shares them. */
+/* The lane's 8 channels of a head published by IN, from word `at` on: each lane polls a part, shuffles share them. */
 template <class D>
 static __device__ __forceinline__ void load_head(const D &a, const struct block &b, int l, const uint64_t *at,
                                                  float (&x)[8]) {
-    const int lanes = key_lanes(a), n = 4 * lanes / 32, e = b.lane % lanes; /* n: words of a lane, 1 or 2 */
+    const int lanes = key_lanes(a), n = 4 * lanes / 32, e = b.lane % lanes; /* n: words per lane, 1 or 2 */
     uint32_t v[2] = {};
     wait_for<D>(v, at + b.lane, 32, n, b.epoch + l);
 #pragma unroll
@@ -57,7 +57,7 @@ static __device__ __forceinline__ void load_head(const D &a, const struct block 
         x[2 * j] = low(y), x[2 * j + 1] = high(y);
     }
 }
-/* Rotates them; the other half of every pair is half the lanes away. */
+/* Rotates them; the other element of each pair is half the lanes away. */
 template <class D>
 static __device__ __forceinline__ void rotate(const D &a, const struct block &b, int m, float (&x)[8]) {
     const int lanes = key_lanes(a), e = b.lane % lanes;
@@ -142,7 +142,7 @@ static __device__ __forceinline__ void attention_split(const D &a, const struct 
         }
         merge(r, max, sum, y);
     }
-    if (p.part == 0 && b.warp == 0) { /* the new token; every group of lanes computes the same, one counts */
+    if (p.part == 0 && b.warp == 0) { /* the new token: every group of lanes computes it, one result is used */
         float k[8], v[8];
         load_head(a, b, l, words + (a.H * a.K + kv * a.K) / 2, k);
         load_head(a, b, l, words + ((a.H + a.kv) * a.K + kv * a.K) / 2, v);

@@ -1,6 +1,5 @@
-/* cache_logits.cuh -- the mixer of a decoding step, part 1: where a task's data lies and how it is
- * fetched, and the logits of the cache's read. A task is task_slots slots of one head; half a warp
- * computes one slot's logit and publishes it. */
+/* cache_logits.cuh -- the mixer of a decoding step, part 1: the location and copies of a task's data, and the logits of
+ * the cache read. A task is task_slots slots of one head; half a warp computes one slot's logit and publishes it. */
 #ifndef HL_CACHE_LOGITS_CUH
 #define HL_CACHE_LOGITS_CUH
 #include "ops/cuda_ops.cuh"
@@ -35,9 +34,9 @@ template <class D> static __device__ __forceinline__ bool old_slot(const D &a, c
     return slot < f.kept || (slot >= a.window && slot < f.new_slot);
 }
 
-/* ---- a task's data, copied to shared memory; this thread is number `me` of `all` ---- */
+/* ---- a task's data, copied to shared memory; this is thread `me` of `all` ---- */
 
-/* GSA: the first of the COLS columns of Kt and of Vt. */
+/* GSA: the first of the task's COLS columns of Kt and of Vt. */
 template <class D>
 static __device__ __forceinline__ float *slot_keys_at(const D &a, const struct block &b, int l, const struct task &p) {
     return (float *)(state_of(a, b, l, p.m) + a.S) + p.h * a.K * HL_DECODE_SLOTS + p.part * COLS;
@@ -68,7 +67,7 @@ static __device__ __forceinline__ void fetch_keys(const D &a, const struct block
         if (old_slot(a, f, first + i / row)) copy_async(to + i, from + i);
 }
 
-/* The first of the COLS columns of a tile task, in the state and in the cache's values. */
+/* The first of a tile task's COLS columns, in the state and in the cached values. */
 template <class D>
 static __device__ __forceinline__ float *state_at(const D &a, const struct block &b, int l, const struct task &p) {
     return (float *)(state_of(a, b, l, p.m) + a.S) + p.h * a.K * a.V + p.part * COLS;
@@ -95,11 +94,11 @@ static __device__ __forceinline__ void fetch_tile(const D &a, const struct block
     for (int slot = me; slot < f.new_slot; slot += all)
         if (old_slot(a, f, slot)) copy_async(v + slot * COLS, values + slot * a.V);
 }
-/* Whether the mixer has two parts: logits first. */
+/* Whether the mixer has two parts, logits first. */
 template <class D> static __device__ __forceinline__ bool has_logits(const D &a) {
     return D::rule == HL_DECODE_GSA || D::rule == HL_DECODE_ATTENTION || a.cache;
 }
-/* The first tasks of a layer are fetched ahead of time, by TASK_WARP. */
+/* TASK_WARP prefetches the first tasks of a layer. */
 template <class D> static __device__ __forceinline__ bool has_task(const D &a, const struct block &b) {
     return (has_logits(a) && b.logits_task.m < a.M) || b.tile_task.m < a.M;
 }
@@ -115,12 +114,12 @@ template <class D> static __device__ __forceinline__ void fetch_first_tasks(cons
 /* ---- the logits of the slots that were filled before this token ---- */
 
 enum {
-    KEY_PIECES = 4, /* groups of 4 elements of a key per lane, 16 lanes a key: K <= 256 */
+    KEY_PIECES = 4, /* groups of 4 key elements per lane, 16 lanes per key: K <= 256 */
     QUERY = 272     /* in the scratch: float [256] q times its norm's weights, [128] squares of pairs of q */
 };
 static_assert(QUERY + 256 + 128 <= HL_DECODE_SCRATCH, "decode_one.h: scratch");
 
-/* The factor of the cache's norm of q or k, from the sum of squares. */
+/* The factor of the cache norm of q or k, from the sum of squares. */
 template <class D> static __device__ __forceinline__ float factor_of(const D &a, float squares) {
     return fast_rsqrt(a.rms ? squares * a.inv_K + 1e-6f : squares + (float)HL_L2_EPS);
 }
@@ -128,8 +127,8 @@ static __device__ __forceinline__ float sum_over_16(float s) {
     for (int n = 1; n < 16; n *= 2) s += __shfl_xor_sync(0xffffffffu, s, n);
     return s;
 }
-/* What a lane has of q and k for its warp's rows of the state: lanes 0 to 15 a pair of q, lanes 16 to 31
- * the same pair of k; all have both norms' weights of that pair. */
+/* A lane's part of q and k for its warp's rows of the state: lanes 0 to 15 hold a pair of q, lanes 16 to 31 the same
+ * pair of k; all hold both norms' weights for that pair. */
 struct qk_pair {
     uint32_t word;
     float2 q_norm, k_norm;
@@ -141,7 +140,7 @@ static __device__ __forceinline__ struct qk_pair wait_for_qk(const D &a, const s
     const uint64_t *words = b.words + p.m * a.row_words + a.w_in + (p.h / a.group * a.K + b.warp * a.warp_rows) / 2 +
                             j + b.lane / 16 * (a.qk / 2);
     struct qk_pair y = {0, make_float2(1.0f, 1.0f), make_float2(1.0f, 1.0f)};
-    if (a.cache && a.rms && n) { /* load while the word is awaited */
+    if (a.cache && a.rms && n) { /* loads overlap the wait for the word */
         y.q_norm = ((const float2 *)(layer_of(a, b, l).q_norm + b.warp * a.warp_rows))[j];
         y.k_norm = ((const float2 *)(layer_of(a, b, l).k_norm + b.warp * a.warp_rows))[j];
     }
@@ -150,8 +149,8 @@ static __device__ __forceinline__ struct qk_pair wait_for_qk(const D &a, const s
     y.word = v[0];
     return y;
 }
-/* The logits of a task. Each warp polls a part of q, since a word arrives the sooner the fewer poll it,
- * and all meet in shared memory. The factor of q's norm is applied at the end. */
+/* The logits of a task. Each warp polls a part of q, since a word arrives sooner the fewer warps poll it, and the parts
+ * are shared through shared memory. The factor of q's norm is applied at the end. */
 template <class D>
 static __device__ __forceinline__ struct qk_pair cache_logits(const D &a, const struct block &b, int l,
                                                               const struct task &p) {

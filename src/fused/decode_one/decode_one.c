@@ -1,4 +1,4 @@
-/* decode_one.c -- see decode_one.h: which sizes the kernel takes, and the layout of its memory. */
+/* decode_one.c -- see decode_one.h: the supported sizes and the memory layout. */
 #include "fused/decode_one/decode_one.h"
 #include "core/carve.h"
 
@@ -39,8 +39,8 @@ static int32_t cut(struct hl_carve *c, int64_t n) {
     return (int32_t)at;
 }
 
-/* A row of weights starts 64 bytes further in the banks than the one before, so that 8 lanes read two of
- * them without a bank conflict. */
+/* Each row of weights is offset by 64 bytes in the banks from the previous one, so that 8 lanes read two rows without a
+ * bank conflict. */
 struct hl_decode_shared hl_decode_shared(const struct hl_decode *a) {
     const int64_t M = a->rows->T, vv = a->HV * a->V, slots = a->cache ? a->window + a->chunk : 0;
     struct hl_decode_shared s = {0};

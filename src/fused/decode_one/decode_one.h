@@ -1,14 +1,13 @@
 /* decode_one.h -- one token of each of up to four sessions, through all layers and the head, in one kernel.
  *
- * It computes what a layer's ops compute one after another, on the same session states, for devices where
- * launching an op costs more than running it. Pointers are the device's, except rows, host and host_*.
+ * It computes the same as the layer's ops, on the same session states, for devices where launching an op costs more
+ * than running it. Pointers are device pointers, except rows, host and host_*.
  *
- * A token's way through the kernel (decode_token in decode_one_cuda.cu). There is one thread block per SM,
- * and all are resident (cooperative launch). In a block, warps 0 to 7 compute; warp 8 streams weights into a ring
- * in shared memory, far ahead of their use; warp 9 fetches what the mixer's tasks read (weight_stream.cuh).
- * Blocks exchange results as 8-byte words in global memory, epoch << 32 | value, where the value is two bf16
- * or one float. A reader polls a word until it has the epoch of this token and layer, tokens before * L +
- * layer + 1.
+ * The path of a token through the kernel (decode_token in decode_one_cuda.cu): there is one thread block per SM, and
+ * all are resident (cooperative launch). In a block, warps 0 to 7 compute; warp 8 streams weights into a ring in shared
+ * memory, far ahead of their use; warp 9 prefetches the inputs of the mixer's tasks (weight_stream.cuh). Blocks
+ * exchange results as 8-byte words in global memory, epoch << 32 | value, where the value is two bf16 or one float. A
+ * reader polls a word until it has the epoch of this token and layer, previous tokens * L + layer + 1.
  *
  *   phase  computes                              polls (published by)             publishes
  *   IN     q k v a b z = W_in norm(x);           x of layer l - 1 (DOWN);         in: pairs of q, k, v, z
@@ -25,9 +24,9 @@
  *   end    warp 9: scores of the new rows        scores of all layers (MIXER 2)
  *          merge of full cache blocks            the count of finished blocks
  *
- * So a layer is six exchanges, one after another. In the products a block owns units of 8 rows of the matrix:
- * it publishes their outputs and polls the whole input. Words are never cleared. Layer l + 4 publishes its
- * words where layer l did: by then every block is done with layer l. */
+ * So a layer is six exchanges in sequence. In the products a block owns units of 8 rows of the matrix: it publishes
+ * their outputs and polls the whole input. Words are never cleared. Layer l + 4 reuses the words of layer l: by then
+ * every block is done with layer l. */
 #ifndef HL_DECODE_ONE_H
 #define HL_DECODE_ONE_H
 #include "core/rows.h"
@@ -36,27 +35,27 @@
 
 enum {
     HL_DECODE_ONE_ROWS = 4,
-    HL_DECODE_WARPS = 8,         /* that compute */
-    HL_DECODE_COLS = 8,          /* columns of a state in a mixer task */
-    HL_DECODE_STEPS = 4,         /* most steps of 32 columns of a piece of weights for one warp */
-    HL_DECODE_PIECES = 4,        /* most pieces that a row of the MLP's down matrix is cut into */
+    HL_DECODE_WARPS = 8,         /* compute warps */
+    HL_DECODE_COLS = 8,          /* state columns per mixer task */
+    HL_DECODE_STEPS = 4,         /* maximum steps of 32 columns of a piece of weights per warp */
+    HL_DECODE_PIECES = 4,        /* maximum pieces per row of the MLP's down matrix */
     HL_DECODE_UNITS = 8,         /* units times rows whose partial sums fit in shared memory */
-    HL_DECODE_SCRATCH = 656,     /* floats that the warps share in a mixer task */
-    HL_DECODE_PAGES = 4096,      /* most pages of a session */
-    HL_DECODE_ATTENTION_D = 128, /* largest head of ATTENTION */
+    HL_DECODE_SCRATCH = 656,     /* floats shared by the warps of a mixer task */
+    HL_DECODE_PAGES = 4096,      /* maximum pages per session */
+    HL_DECODE_ATTENTION_D = 128, /* largest head size of ATTENTION */
     HL_DECODE_SLOTS = 64,        /* slots of a GSA model */
-    HL_DECODE_PAD = 16,          /* numbers between rows of decay_rows, against bank conflicts */
-    HL_DECODE_LAYER_BUFFERS = 4  /* layer l + 4 publishes its words where layer l did */
+    HL_DECODE_PAD = 16,          /* padding between rows of decay_rows, against bank conflicts */
+    HL_DECODE_LAYER_BUFFERS = 4  /* layer l + 4 reuses the words of layer l */
 };
 
-/* The mixers that the kernel computes. KDA and GLA decay each key channel by its own factor, made of a low-rank
- * projection: IN gives its `low` inner values, and every tile task multiplies them by its head's rows of the second
- * matrix, which is cheaper than another exchange. In KDA the output gate is of the same kind: the tile tasks make z.
- * GLA writes v itself, does not norm q and k, and has no convolution. GSA: slots.cuh. ATTENTION: attention.cuh; its
+/* The mixers that the kernel supports. KDA and GLA decay each key channel by its own factor, computed by a low-rank
+ * projection: IN publishes its `low` inner values, and every tile task multiplies them by its head's rows of the second
+ * matrix, which is cheaper than another exchange. KDA's output gate works the same way: the tile tasks compute z. GLA
+ * writes v itself, does not normalise q and k, and has no convolution. GSA: slots.cuh. ATTENTION: attention.cuh; its
  * heads are the query heads. */
 enum hl_decode_rule { HL_DECODE_DELTA, HL_DECODE_KDA, HL_DECODE_GLA, HL_DECODE_GSA, HL_DECODE_ATTENTION };
 
-/* The weights of a layer; NULL: the model has none. */
+/* The weights of a layer; NULL where the model has none. */
 struct hl_decode_layer {
     const void *in;          /* q, k, v (HL_DECODE_DELTA: a, b, g, too), contiguous */
     const void *low, *decay; /* KDA: f_proj.0, .1; GLA: gk_proj.0, .1: [low][d], [H K][low]; GSA: f_proj in low */
@@ -70,28 +69,28 @@ struct hl_decode_layer {
 
 struct hl_decode {
     const struct hl_rows *rows; /* one row per segment, each with a state */
-    bool *refused;              /* set to true if this device cannot run the kernel; nothing was done then */
+    bool *refused;              /* set to true if this device cannot run the kernel; nothing has been changed then */
     int64_t d, I, H, HV, K, V, L, vocab, window, chunk, conv;
     bool gated, decay, beta, neg_eigval, cache, rms;
     enum hl_decode_rule rule;
     int64_t slots; /* GSA; else 0 */
-    /* ATTENTION: key heads, splits of a head's keys, where a layer's keys and values lie in a page (rows->pages) */
+    /* ATTENTION: key heads, splits of a head's keys, offsets of a layer's keys and values in a page (rows->pages) */
     int64_t kv, splits, k_off, v_off, page_layer;
     double theta;               /* of the rotary positions */
-    uint64_t *page_hash;        /* [HL_DECODE_ONE_ROWS] on the host: of the page tables that the workspace holds */
+    uint64_t *page_hash;        /* [HL_DECODE_ONE_ROWS] on the host: hash of the page tables in the workspace */
     int64_t low;                /* inner size of the low-rank projections; 0: none */
     real lower_bound;           /* KDA's gate; 0: none */
     real normalizer, clamp_min; /* of GLA's and GSA's gates */
     struct hl_policy policy;
     real eps;
-    int64_t S, Vt, tail[3], cache_at, layer_bytes; /* where a layer's parts lie in a session's state; GSA: S is Kt */
+    int64_t S, Vt, tail[3], cache_at, layer_bytes; /* offsets of a layer's parts in a session's state; GSA: S is Kt */
     const struct hl_decode_layer *layer;           /* [L] */
     const struct hl_decode_layer *host;            /* the same table in host memory */
     const void *embed, *head;
     const real *final_norm;
     const int32_t *ids;      /* for decode_batch */
-    const int32_t *host_ids; /* for decode_one: passed with the launch, which is faster than a copy */
-    real *logits;            /* [rows][vocab]; NULL: not wanted */
+    const int32_t *host_ids; /* for decode_one: kernel arguments, which is faster than a copy */
+    real *logits;            /* [rows][vocab]; NULL: not needed */
     real *host_logits;       /* instead of logits: in host memory, complete when decode_one returns */
     /* Called as logits [from, to) of a row arrive in host_logits, in order; may be NULL. */
     void (*on_logits)(void *ctx, int64_t row, int64_t from, int64_t to);
@@ -102,55 +101,54 @@ struct hl_decode {
     void *workspace; /* hl_decode_one_bytes(), kept from token to token; zeros before the first */
 };
 
-/* Whether the kernel can run these sizes and options. It checks nothing else: that the model's mixer is the
- * one that this kernel computes is for the caller to know. */
+/* Whether the kernel supports these sizes and options. The caller must check that the model's mixer is supported. */
 bool hl_decode_one_takes(const struct hl_decode *a);
 int64_t hl_decode_one_bytes(const struct hl_decode *a);
 
 /* ---- for the kernel ---- */
 
-/* Where a row's words lie, in words; every part starts at an even word. */
+/* Offsets of a row's parts, in words; every part starts at an even word. */
 struct hl_decode_words {
     int64_t in;     /* [(2 H K + HV V (2 with a gate)) / 2]: pairs of q, k, v, z; with low-rank projections of q, k, v,
                        the inner values and those of z (GLA: z; GSA: the slots' raw gates) */
     int64_t z;      /* [HV V / 2]: KDA's z, published by MIXER */
     int64_t ab;     /* [2][HV]: decay and beta, raw */
-    int64_t logits; /* [HV][window + chunk, rounded up to even]: of the cache's read; GSA: [HV][slots]; ATTENTION:
+    int64_t logits; /* [HV][window + chunk, rounded up to even]: of the cache read; GSA: [HV][slots]; ATTENTION:
                        [HV][splits][V + 2]: a split's sums, maximum and denominator */
     int64_t o;      /* [HV V / 2] */
     int64_t h, x;   /* [d / 2]: the residual stream between mixer and MLP, and after the MLP */
     int64_t act;    /* [I / 2] */
-    int64_t row;    /* words of a row */
-    int64_t pages;  /* from the workspace's start: [HL_DECODE_ONE_ROWS][HL_DECODE_PAGES] addresses of pages */
-    int64_t scores; /* from the workspace's start: [L][HL_DECODE_ONE_ROWS][HV][V / HL_DECODE_COLS] */
+    int64_t row;    /* words per row */
+    int64_t pages;  /* from the start of the workspace: [HL_DECODE_ONE_ROWS][HL_DECODE_PAGES] page addresses */
+    int64_t scores; /* from the start of the workspace: [L][HL_DECODE_ONE_ROWS][HV][V / HL_DECODE_COLS] */
     int64_t all;
 };
 struct hl_decode_words hl_decode_words(const struct hl_decode *a);
 
-/* Where things lie in a block's shared memory, in bytes. */
+/* Offsets in a block's shared memory, in bytes. */
 struct hl_decode_shared {
     int32_t layers;      /* the table of weights */
     int32_t seg;         /* the segments */
     int32_t filled;      /* int [rows][2]: kept slots, the new token's slot */
-    int32_t id;          /* int [warps]: the token, if there is one row */
+    int32_t id;          /* int [warps]: the token's id, with one row */
     int32_t scalars;     /* float [L][HV][5] */
     int32_t sums;        /* float [2][HL_DECODE_UNITS][warps][8]: partial outputs, double-buffered */
     int32_t squares;     /* float [2][rows][warps]: partial sums of squares of x, double-buffered */
-    int32_t parts;       /* float [rows][HV V / 32]: the same of the heads' outputs */
+    int32_t parts;       /* float [rows][HV V / 32]: the same for the head outputs */
     int32_t scratch;     /* float [HL_DECODE_SCRATCH]: of a mixer task */
     int32_t S;           /* float [K][8]: a task's state */
-    int32_t reads;       /* float [warps][HL_DECODE_ATTENTION_D + 2]: the warps' parts of a split */
+    int32_t reads;       /* float [warps][HL_DECODE_ATTENTION_D + 2]: per-warp parts of a split */
     int32_t alpha;       /* float [K]: decay per channel; [2][low]: inner values of the low-rank projections; [8]: z */
     int32_t decay_rows;  /* bf16 [K][low + HL_DECODE_PAD]: a head's rows of the decay's second matrix; */
     int32_t slot_values; /* float [slots][8]: GSA: a task's columns of Vt; S holds those of Kt */
     int32_t z_rows;      /* bf16 [8][low]: KDA: the rows of g_proj.1 that make a task's columns of z */
     int32_t v, k;        /* bf16 [slots][8], [2 warps][K]: the cache's values and keys */
-    int32_t barrier;     /* mbarriers: [depth][3]: both halves of a stage full, it is empty; [2]: S, v and k */
+    int32_t barrier;     /* mbarriers: [depth][3]: the two halves of a stage full, stage empty; [2]: S, v and k */
     int32_t ring;        /* [depth][8][stride]: stages of weights */
     int32_t width;       /* columns of a stage */
     int32_t stride;      /* bytes between rows of a stage */
     int32_t warp_steps;  /* steps of a stage for each warp */
-    int32_t in_flight;   /* most halves of stages that are being copied at a time */
+    int32_t in_flight;   /* maximum stage halves in flight */
     int32_t depth, bytes;
 };
 struct hl_decode_shared hl_decode_shared(const struct hl_decode *a);

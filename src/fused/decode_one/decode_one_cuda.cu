@@ -1,5 +1,5 @@
-/* decode_one_cuda.cu -- a token through the one kernel (decode_one_kernel.cuh): arguments, the delta rule's
- * instances, and what reaches the host. */
+/* decode_one_cuda.cu -- one token through the kernel (decode_one_kernel.cuh): arguments, the instances for the delta
+ * rule, results on the host. */
 #include "fused/decode_one/decode_one_kernel.cuh"
 
 #ifndef HL_CUDA_F32
@@ -75,12 +75,12 @@ static void on_words(void *ctx, int64_t from, int64_t to) {
     const struct logits_row *y = (const struct logits_row *)ctx;
     if (y->p->on_logits) y->p->on_logits(y->p->ctx, y->row, from, to);
 }
-/* Submits the token to the prelaunched kernel, or launches one for it; then prelaunches a kernel for the
- * next token, if the host will learn when this one is done. (In the emulator it would never end.) */
+/* Submits the token to the prelaunched kernel, or launches one; then prelaunches a kernel for the next token, if the
+ * host can tell when this one is done. (In the emulator it would never end.) */
 static void submit_token(struct hl_cuda *c, const struct hl_decode *p, const struct arguments &y) {
     const bool on_host = p->rows->T == 1 && p->rule != HL_DECODE_ATTENTION && (p->host_logits || p->host_argmax);
     const uint32_t number = hl_prelaunch_number(c), flips = p->host_logits ? 1 : 0;
-    struct arguments work = y, next = y; /* work: without what changes with every token */
+    struct arguments work = y, next = y; /* work: without per-token values */
     static_assert(sizeof work <= 1024, "prelaunch.c: MAX_WORK");
     work.ids[0] = 0, work.seg[0].pos -= number, work.tag ^= number & flips;
     next.seg[0].pos++, next.tag ^= flips;
@@ -101,7 +101,7 @@ static void bring_pages(struct hl_cuda *c, const struct hl_decode *p, const stru
         p->page_hash[m] = hash;
     }
 }
-/* What the kernel writes to host memory is read while the rest of it still runs. */
+/* Reads the kernel's writes to host memory while the rest of it still runs. */
 extern "C" void HL_OP(decode_one)(struct hl_backend *backend, const struct hl_decode *p) {
     struct hl_cuda *c = hl_cuda_of(backend);
     const int64_t M = p->rows->T;

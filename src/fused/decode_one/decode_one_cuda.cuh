@@ -1,9 +1,9 @@
-/* decode_one_cuda.cuh -- what the parts of the decoding kernel share: arguments, a warp's view of its
- * block, tasks, and the words that blocks exchange (decode_one.h shows which).
+/* decode_one_cuda.cuh -- shared by the parts of the decoding kernel: arguments, a warp's view of its block, tasks, and
+ * the words that blocks exchange (listed in decode_one.h).
  *
- * The time of a token is the chain of exchanges between blocks, six a layer, so as little as possible
- * stands between two of them. Weights do not depend on data and are in shared memory before they are
- * needed (weight_stream.cuh). A warp polls only the columns that it multiplies. */
+ * The latency of a token is the chain of exchanges between blocks, six per layer, so the code between two exchanges is
+ * kept minimal. Weights do not depend on data and are in shared memory before they are needed (weight_stream.cuh). A
+ * warp polls only the columns that it multiplies. */
 #ifndef HL_DECODE_ONE_CUDA_CUH
 #define HL_DECODE_ONE_CUDA_CUH
 #include "ops/cuda_ops.cuh"
@@ -19,26 +19,24 @@ extern "C" {
 
 enum {
     WARPS = HL_DECODE_WARPS,
-    THREADS = WARPS * 32, /* that compute */
+    THREADS = WARPS * 32, /* compute threads */
     COLS = HL_DECODE_COLS,
     LAYER_BUFFERS = HL_DECODE_LAYER_BUFFERS,
     ROWS = HL_DECODE_ONE_ROWS,
-    HEADER_WORDS = 16, /* before the words of the rows: the arrival counter, */
+    HEADER_WORDS = 16, /* before the row words: the arrival counter, */
     ARGMAX_WORD = 4,   /* the argmax of each row, */
     TOKEN_WORD = 8     /* and the token of a prelaunched kernel */
 };
 /* The phases of a layer, and the head after the last one. */
 enum kind { IN, MIXER, OUT, MLP, DOWN, PHASES, HEAD = PHASES };
 
-/* The sizes and options of a model: run-time values that come with the arguments, or constants (preset),
- * which give less code and no spilled registers. Spills are slow here: shared memory leaves almost no L1
- * cache, so they go to L2.
+/* The sizes and options of a model: run-time arguments, or constants (preset), which give less code and no register
+ * spills. Spills are slow here: shared memory leaves almost no L1 cache, so they go to L2.
  *
- * a_at, b_at, z_at, in_rows: where a, b and z start among the rows of W_in, and its number of rows. With low-rank
- * projections (rule other than HL_DECODE_DELTA) the order is q, k, v, inner values of the decay (a_at), z, b.
- * warp_rows: rows of a state per warp. width, stride, warp_steps: as in hl_decode_shared. head_per_warp:
- * the columns of o that a warp multiplies are of one head. warp_slots: most cache slots that a warp reads,
- * of all warps but one; a multiple of 4. */
+ * a_at, b_at, z_at, in_rows: the first rows of a, b and z in W_in, and its number of rows. With low-rank projections
+ * (rule other than HL_DECODE_DELTA) the order is q, k, v, inner values of the decay (a_at), z, b. warp_rows: state rows
+ * per warp. width, stride, warp_steps: as in hl_decode_shared. head_per_warp: the columns of o that a warp multiplies
+ * belong to one head. warp_slots: maximum cache slots per warp, for all warps but one; a multiple of 4. */
 template <int RULE> struct runtime_sizes {
     static constexpr int rule = RULE;
     int low, kv, d, I, H, HV, K, V, qk, vv, a_at, b_at, z_at, in_rows, tiles, group, warp_rows, width, stride,
@@ -47,7 +45,7 @@ template <int RULE> struct runtime_sizes {
     float inv_d, inv_K, inv_V; /* 1 / d etc. */
     static constexpr int pieces = HL_DECODE_PIECES, warp_slots = 80;
     static constexpr bool one_task = false, poll_missing = false;
-    static constexpr int in_units = 0, mlp_units = 0, out_units = 0; /* most units of a block; 0: not known */
+    static constexpr int in_units = 0, mlp_units = 0, out_units = 0; /* maximum units per block; 0: unknown */
 };
 /* ATTENTION: cos and sin of the new tokens' angles, [rows][K / 2]. */
 template <int RULE, int ROWS_OF> struct angles {};
@@ -55,15 +53,15 @@ template <int ROWS_OF> struct angles<HL_DECODE_ATTENTION, ROWS_OF> {
     float2 angle[ROWS_OF * HL_DECODE_ATTENTION_D / 2];
 };
 template <int RULE> struct runtime_one_row : runtime_sizes<RULE>, angles<RULE, 1> {
-    static constexpr int M = 1, max_rows = 1; /* rows, and most rows */
+    static constexpr int M = 1, max_rows = 1; /* rows, and maximum rows */
 };
 template <int RULE> struct runtime_rows : runtime_sizes<RULE>, angles<RULE, ROWS> {
     static constexpr int max_rows = ROWS;
     int M;
 };
-/* One row, with a cache. ONE_TASK: for devices of SMS multiprocessors or more, where a block has at most
- * one mixer task of each kind and a known, small number of units. Without the code for more, a layer is a
- * fifth less code. POLL_MISSING: words.cuh. */
+/* One row, with a cache. ONE_TASK: for devices with at least SMS multiprocessors, where a block has at most one mixer
+ * task of each kind and a small, known number of units. Without the code for more, a layer has a fifth less code.
+ * POLL_MISSING: words.cuh. */
 enum { SMS = 132 };
 template <int D, int INNER, int HEAD_SIZE, bool GATE, bool ONE_TASK, bool POLL_MISSING> struct preset {
     static constexpr int rule = HL_DECODE_DELTA, low = 0, M = 1, max_rows = 1, d = D, I = INNER, H = D / HEAD_SIZE,
@@ -81,7 +79,7 @@ template <int D, int INNER, int HEAD_SIZE, bool GATE, bool ONE_TASK, bool POLL_M
     static_assert(V % (32 * warp_steps) == 0, "head_per_warp");
     static constexpr float inv_d = 1.0f / D, inv_K = 1.0f / K, inv_V = 1.0f / V;
 };
-/* One row of a model with low-rank projections, whose heads' outputs are together as wide as the stream. */
+/* One row of a model with low-rank projections, whose concatenated head outputs are as wide as the stream. */
 template <int RULE, int D, int INNER, int HEADS, int KEY, int LOW, bool CACHE> struct low_rank_preset {
     static constexpr bool kda = RULE == HL_DECODE_KDA;
     static constexpr int rule = RULE, low = LOW, M = 1, max_rows = 1, d = D, I = INNER, H = HEADS, HV = HEADS, K = KEY;
@@ -134,7 +132,7 @@ struct arguments {
     char *const *pages; /* [ROWS][HL_DECODE_PAGES] */
     int64_t S, Vt, tail_q, tail_k, tail_v, cache_at, layer_bytes;
     struct hl_cache_layout at;
-    int w_in, w_z, w_ab, w_logits, w_o, w_h, w_x, w_act, row_words; /* where they lie: hl_decode_words */
+    int w_in, w_z, w_ab, w_logits, w_o, w_h, w_x, w_act, row_words; /* offsets: hl_decode_words */
     int64_t scores;
     struct hl_decode_shared s;
     struct hl_seg seg[ROWS];
@@ -151,7 +149,7 @@ struct arguments {
 };
 template <class sizes> struct decode_args : sizes, arguments {};
 
-/* A mixer task: row, value head, and which part of its slots or columns. */
+/* A mixer task: row, value head, and index of its part of the slots or columns. */
 struct task {
     int m, h, part;
 };
@@ -161,10 +159,10 @@ struct block {
     char *shared;
     int warp, lane;
     uint32_t epoch;                     /* of layer 0's words */
-    uint64_t tokens_done;               /* tokens before this one */
-    uint64_t *words, *last_words;       /* of row 0: this layer's, and those of the layer before */
+    uint64_t tokens_done;               /* previous tokens */
+    uint64_t *words, *last_words;       /* of row 0: this layer's, and the previous layer's */
     struct task logits_task, tile_task; /* the first tasks of the block */
-    int first_unit, unit_skip;          /* first unit of this phase; how far that moves per phase */
+    int first_unit, unit_skip;          /* first unit of this phase, and its change per phase */
     int stage;                          /* of the ring of weights */
     uint32_t parity;                    /* of that stage's mbarriers */
     uint32_t task_parity;               /* the same for the task data */
@@ -173,12 +171,12 @@ struct block {
     uint64_t argmax;                    /* maximum of this lane's logits (topk_order.cuh) */
 };
 
-/* The threads that compute; barrier 1. */
+/* The compute threads; barrier 1. */
 static __device__ __forceinline__ void sync_block() { named_barrier_sync<1, THREADS>(); }
-/* Between phases no barrier is needed: before a phase writes to shared memory, it waits for words of other
- * blocks. They publish those after they have polled this block's words of the last phase, which this block
- * publishes when it no longer uses that phase's shared memory. racecheck cannot follow an order through
- * global memory, so it gets a barrier. */
+/* No barrier is needed between phases: before a phase writes to shared memory, it waits for words of other blocks.
+ * Those are published after polling this block's words of the last phase, which this block publishes when it is done
+ * with that phase's shared memory. racecheck cannot track an order through global memory, so its build adds a
+ * barrier. */
 static __device__ __forceinline__ void next_phase() {
 #ifdef HL_RACECHECK
     sync_block();
@@ -224,8 +222,7 @@ static __device__ __forceinline__ float softplus(float x) {
     const float e = __expf(x);
     return x > 20.0f ? x : e < 0.02f ? e - e * e * (0.5f - e * (1.0f / 3.0f)) : __logf(1.0f + e);
 }
-/* Where word number `word` of a row of x, h, o or act lies: the words that one lane multiplies are
- * adjacent. */
+/* The location of word number `word` of a row of x, h, o or act: the words that one lane multiplies are adjacent. */
 static __device__ __forceinline__ int swizzled(int word) { return (word & ~3) | (word & 1) << 1 | (word >> 1 & 1); }
 
 #endif

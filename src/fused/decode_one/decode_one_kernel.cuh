@@ -1,8 +1,8 @@
-/* decode_one_kernel.cuh -- the kernel for a whole token, see decode_one.h, and its launch. Grid: one block
- * per SM, cooperative; block: 8 warps that compute, WEIGHT_WARP and TASK_WARP. The emulator runs blocks
- * one after another, so there every phase is a launch of its own.
+/* decode_one_kernel.cuh -- the kernel for a whole token, see decode_one.h, and its launch. Grid: one block per SM,
+ * cooperative; block: 8 compute warps, WEIGHT_WARP and TASK_WARP. The emulator runs blocks sequentially, so there every
+ * phase is a separate launch.
  *
- * Each decode_one_*_cuda.cu instantiates it for one rule: the compiler takes long over each. */
+ * Each decode_one_*_cuda.cu instantiates it for one rule, since each compiles slowly. */
 #ifndef HL_DECODE_ONE_KERNEL_CUH
 #define HL_DECODE_ONE_KERNEL_CUH
 #include "ops/cuda_ops.cuh"
@@ -15,12 +15,12 @@ void hl_decode_one_gla(struct hl_cuda *c, const struct hl_decode *p, const struc
 void hl_decode_one_gsa(struct hl_cuda *c, const struct hl_decode *p, const struct arguments &y);
 void hl_decode_one_attention(struct hl_cuda *c, const struct hl_decode *p, const struct arguments &y);
 
-/* the two producer warps after those that compute */
+/* the two producer warps after the compute warps */
 enum { WEIGHT_WARP = WARPS, TASK_WARP, ALL_THREADS = THREADS + 64 };
 
 template <class D> static __device__ __forceinline__ uint64_t *arrivals(const D &a) { return a.words; }
 
-/* What does not depend on the token: tables in shared memory, mbarriers. All threads. */
+/* Token-independent set-up: tables in shared memory, mbarriers. All threads. */
 template <class D> static __device__ __forceinline__ struct block init_block(const D &a) {
     struct block b = {};
     named_barrier_init();
@@ -42,7 +42,7 @@ template <class D> static __device__ __forceinline__ struct block init_block(con
     __syncthreads();
     return b;
 }
-/* The scalars of all layers, for the warps that compute. */
+/* The scalars of all layers, for the compute warps. */
 template <class D> static __device__ __forceinline__ void init_scalars(const D &a, const struct block &b) {
     for (int i = threadIdx.x; i < a.L * a.HV; i += THREADS) {
         const struct hl_decode_layer &y = layer_of(a, b, i / a.HV);
@@ -56,7 +56,7 @@ template <class D> static __device__ __forceinline__ void init_scalars(const D &
     }
     sync_block();
 }
-/* The largest logit of every row, over the block and by an atomic over all blocks. The warps that compute. */
+/* The argmax of every row, over the block and by an atomic over all blocks. Compute warps only. */
 template <class D> static __device__ __forceinline__ void reduce_argmax(const D &a, const struct block &b) {
     uint64_t *parts = (uint64_t *)(b.shared + a.s.scratch), v = b.argmax; /* [ROWS][WARPS] */
     static_assert(ROWS * WARPS * 8 <= HL_DECODE_SCRATCH * 4, "decode_one.h: scratch");
@@ -82,7 +82,7 @@ template <class D> static __device__ __forceinline__ void publish_argmax(const D
 }
 static_assert(WARPS == 8, "one part per lane");
 
-/* Every block arrives once per token, so at any time before, the counter gives the number of tokens. */
+/* Every block arrives once per token, so until then the counter gives the number of tokens. */
 template <class D> static __device__ __forceinline__ void arrive(const D &a) {
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -92,17 +92,17 @@ template <class D> static __device__ __forceinline__ void arrive(const D &a) {
     }
 }
 
-/* Hides these values from the compiler, which would otherwise keep the addresses of all phases in
- * registers through a layer, and weights need those. They are recomputed in the next phase. */
+/* Hides these values from the compiler, which would otherwise keep the addresses of all phases in registers through a
+ * layer; the weights need those registers. They are recomputed in the next phase. */
 static __device__ __forceinline__ void drop_addresses(struct block &b) {
 #ifndef HL_CUDA_EMU
     asm volatile("" : "+r"(b.warp), "+r"(b.lane), "+r"(b.barriers));
-    /* so that divisions are shifts */
+    /* so that divisions become shifts */
     __builtin_assume(b.warp >= 0 && b.warp < WARPS && b.lane >= 0 && b.lane < 32);
 #endif
 }
 
-/* A phase of a layer. first, second: which parts of MIXER; the emulator runs them in two launches. */
+/* A phase of a layer. first, second: the parts of MIXER to run; the emulator runs them in two launches. */
 template <int kind, class D>
 static __device__ __forceinline__ void run_phase(const D &a, struct block &b, int l, bool first = true,
                                                  bool second = true) {
@@ -184,8 +184,8 @@ template <class D> static __global__ void __launch_bounds__(ALL_THREADS, 1) deco
     __syncthreads();
     merge_full(a, b);
 }
-/* Cooperative, because blocks wait for each other and must all be resident. This does not cancel a
- * prelaunched kernel: either there is none any more, or it is this one. */
+/* Cooperative, because blocks wait for each other and must all be resident. This does not cancel a prelaunched kernel:
+ * either none is left, or it is this one. */
 template <class D> static void launch_token(struct hl_cuda *c, const D *a) {
     cudaLaunchAttribute cooperative = {};
     cudaLaunchConfig_t config = {};
@@ -208,7 +208,7 @@ template <class D> static void set_angles(D *a, const struct hl_decode *p) {
             a->angle[i] = make_float2(cosf(angle), sinf(angle));
         }
 }
-/* The kernel of a preset, if the sizes are its own. */
+/* The kernel of a preset, if the sizes match. */
 template <class sizes>
 static bool launch_preset(struct hl_cuda *c, const struct hl_decode *p, const struct arguments &y) {
     struct decode_args<sizes> a = {};

@@ -1,7 +1,7 @@
 /* gemv.cuh -- the matrix products of a decoding step.
  *
- * A block owns units of 8 rows of weights. Its warps split the columns of every piece and their sums are
- * added in a fixed order, so a row's result does not depend on the number of rows. A step is 32 columns:
+ * A block owns units of 8 rows of weights. Its warps split the columns of every piece, and their sums are added in a
+ * fixed order, so a row's result does not depend on the number of rows. A step is 32 columns:
  * lane (g, t) loads 16 bytes of row g at column 8 t. Those four pairs are a whole A fragment of
  * mma.m16n8k16 if the first and third pair are taken for row g and the other two for row g + 8. So x is a
  * B fragment in which columns 2 m and 2 m + 1 hold the first and third, and the other pairs of row m: lane
@@ -16,8 +16,8 @@
 struct weights {
     uint4 step[STEPS];
 };
-/* This lane's weights of the next piece, which has that many columns; then frees the stage. Steps that the
- * warp does not have are loaded from another place and multiply zeros. */
+/* Loads this lane's weights of the next piece, which has that many columns, then frees the stage. Steps beyond the
+ * warp's share load other data, which is multiplied by zeros. */
 template <class D>
 static __device__ __forceinline__ struct weights load_piece(const D &a, struct block &b, int columns) {
     struct weights w;
@@ -50,8 +50,7 @@ static __device__ __forceinline__ void multiply(float (&d)[ACCS][4], const struc
     }
 }
 
-/* How a phase takes its units: AHEAD of them in registers at a time, PER_SUM between two reductions over
- * the warps. */
+/* How a phase processes its units: AHEAD of them in registers at a time, PER_SUM between reductions over the warps. */
 template <int kind, class D> struct plan {
     enum {
         MOST = HL_DECODE_UNITS / D::max_rows,
@@ -69,10 +68,10 @@ template <int kind, class D> struct plan {
         PER_SUM = MOST / AHEAD * AHEAD,
         AT_ONCE = UNITS && UNITS <= AHEAD, /* AHEAD covers all units of a block */
         ONE_SUM = UNITS && UNITS <= PER_SUM,
-        ACCS = WANT == 1 ? 2 : 1 /* accumulators: with one, each mma would wait for the last */
+        ACCS = WANT == 1 ? 2 : 1 /* accumulators: with one, each mma would wait for the previous one */
     };
 };
-/* Phase `kind` of layer l. The first units' weights are loaded into registers while x is awaited. */
+/* Phase `kind` of layer l. Loads the first units' weights into registers while waiting for x. */
 template <int kind, class D> static __device__ __forceinline__ void gemv(const D &a, struct block &b, int l) {
     typedef struct plan<kind, D> plan;
     enum { PIECES = plan::PIECES, AHEAD = plan::AHEAD, PER_SUM = plan::PER_SUM, ACCS = plan::ACCS };

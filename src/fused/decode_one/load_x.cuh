@@ -1,8 +1,8 @@
 /* load_x.cuh -- before a product of a decoding step: waits for the words of x and loads this lane's
  * columns.
  *
- * The factor of an RMSNorm belongs to a whole row, or to a head's part of it, and is applied after the
- * product (reduce_unit); only the squares are summed here. */
+ * The factor of an RMSNorm applies to a whole row, or to one head's part of it, and is applied after the product
+ * (reduce_unit); only the squares are summed here. */
 #ifndef HL_LOAD_X_CUH
 #define HL_LOAD_X_CUH
 #include "ops/cuda_ops.cuh"
@@ -23,8 +23,8 @@ static __device__ __forceinline__ const uint32_t *embedding(const D &a, const st
 static __device__ __forceinline__ float square(uint2 v) { return square(v.x) + square(v.y); }
 static __device__ __forceinline__ uint32_t scaled(uint32_t v, float2 y) { return pack2(low(v) * y.x, high(v) * y.y); }
 
-/* Which words of x a lane polls. With one row: those of one step, which the warp then shuffles. With
- * several: all steps of a row, which are its own. 8 lanes hold the 16 pairs of a step. */
+/* The words of x that a lane polls. With one row: those of one step, which the warp then shuffles. With several: all
+ * steps of the lane's own row. 8 lanes hold the 16 pairs of a step. */
 template <class D> struct x_words { static constexpr int steps = D::max_rows == 1 ? 1 : STEPS; /* of a lane */ };
 template <class D> static __device__ __forceinline__ int x_row(const struct block &b) {
     return D::max_rows == 1 ? 0 : b.lane / 8;
@@ -96,7 +96,7 @@ static __device__ __forceinline__ float load_normed(const D &a, const struct blo
                      : kind == IN ? layer_of(a, b, l).attn_norm
                                   : layer_of(a, b, l).mlp_norm;
     const int n = steps_of(a, b, a.d);
-    float2 y[N][2]; /* loads while the words are awaited */
+    float2 y[N][2]; /* loads overlap the wait for the words */
     uint2 v[N];
     w += 2 * word_of(a, b);
 #pragma unroll
@@ -116,8 +116,8 @@ static __device__ __forceinline__ float load_normed(const D &a, const struct blo
     return scale_columns(b, v, y, x);
 }
 
-/* Applies the heads' own factors, for models where a warp's columns are of more than one head: the squares
- * meet in shared memory and 8 lanes sum those of a step's head. */
+/* Applies the factors of the heads, for models where a warp's columns span more than one head: the squares are
+ * exchanged in shared memory, and 8 lanes sum those of a step's head. */
 template <class D, int N>
 static __device__ __forceinline__ void scale_heads(const D &a, const struct block &b, const uint2 (&v)[N],
                                                    float2 (&y)[N][2]) {
@@ -151,7 +151,7 @@ static __device__ __forceinline__ float load_heads(const D &a, const struct bloc
     float2 y[N][2];
     uint2 v[N];
 #pragma unroll
-    for (int i = 0; i < N; i++) { /* these load while the words are awaited */
+    for (int i = 0; i < N; i++) { /* these loads overlap the wait for the words */
         y[i][0] = y[i][1] = make_float2(1.0f, 1.0f);
         if (D::rule == HL_DECODE_ATTENTION) continue; /* no norm */
         const int column = 2 * word_of(a, b) + i * 32;
@@ -187,7 +187,7 @@ static __device__ __forceinline__ void load_acts(const D &a, const struct block 
         for (int c = 0; c < D::pieces; c++) n[c] = steps_of(a, b, min(a.I - c * a.width, a.width));
         wait_for_missing(v, from, a.width / 2, 16, n, epoch);
     } else {
-        for (;;) { /* all pieces at once: one by one, each would be another trip to L2 */
+        for (;;) { /* all pieces at once: one by one, each would cost another L2 round trip */
             bool there = true;
 #pragma unroll
             for (int c = 0; c < D::pieces; c++) {

@@ -1,10 +1,10 @@
-/* low_rank.cuh -- the mixer of a decoding step with a decay per key channel (KDA, GLA): the second halves of the
- * low-rank projections.
+/* low_rank.cuh -- the mixer of a decoding step with per-channel decay (KDA, GLA): the second halves of the low-rank
+ * projections.
  *
- * IN publishes the inner values. A tile task needs the decays of all channels of its head, so it multiplies them by
- * the head's rows of the second matrix, which TASK_WARP has copied to shared memory: two threads a channel. All tiles
- * of a head do the same work; another exchange between blocks would take longer. KDA's output gate is made in the same
- * way, a warp a column of the tile, and published for OUT. */
+ * IN publishes the inner values. A tile task needs the decays of all channels of its head, so it multiplies them by the
+ * head's rows of the second matrix, which TASK_WARP has copied to shared memory: two threads per channel. All tiles of
+ * a head repeat this work; another exchange between blocks would take longer. KDA's output gate is computed the same
+ * way, one warp per column of the tile, and published for OUT. */
 #ifndef HL_LOW_RANK_CUH
 #define HL_LOW_RANK_CUH
 #include "ops/cuda_ops.cuh"
@@ -14,7 +14,7 @@ template <class D> static constexpr bool has_low_rank = D::rule == HL_DECODE_KDA
 template <class D> static __device__ __forceinline__ float *alpha_of(const D &a, const struct block &b) {
     return (float *)(b.shared + a.s.alpha);
 }
-/* The second matrices' rows of a tile; this thread is number `me` of `all`. */
+/* Copies a tile's rows of the second matrices; this is thread `me` of `all`. */
 template <class D>
 static __device__ __forceinline__ void fetch_low_rank(const D &a, const struct block &b, int l, const struct task &p,
                                                       int me, int all) {
@@ -44,14 +44,14 @@ template <class D> static __device__ __forceinline__ float decay_of(const D &a, 
     return __expf(a.lower_bound < 0.0f ? a.lower_bound * fast_sigmoid_div(A * x) : -A * softplus(x));
 }
 
-/* The decays of a tile's head, in shared memory when this returns; KDA's z of the tile, published. */
+/* Computes the decays of a tile's head in shared memory, and publishes KDA's z of the tile. */
 template <class D>
 static __device__ __forceinline__ void low_rank_gates(const D &a, const struct block &b, int l, const struct task &p) {
     const struct hl_decode_layer &y = layer_of(a, b, l);
     constexpr bool kda = D::rule == HL_DECODE_KDA;
     float *alpha = alpha_of(a, b), *inner = alpha + a.K, *z = inner + 2 * a.low;
     const int half = threadIdx.x % 2, n = kda ? a.low : a.low / 2, words = a.w_in + a.a_at / 2;
-    float bias[2]; /* load while the words are awaited */
+    float bias[2]; /* loads overlap the wait for the words */
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         const int c = threadIdx.x / 2 + i * (THREADS / 2);

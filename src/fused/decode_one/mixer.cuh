@@ -1,13 +1,13 @@
-/* mixer.cuh -- the mixer of a decoding step: which tasks a block has, in two parts (decode_one.h: MIXER). */
+/* mixer.cuh -- the mixer of a decoding step: the tasks of a block, in two parts (decode_one.h: MIXER). */
 #ifndef HL_DECODE_MIXER_CUH
 #define HL_DECODE_MIXER_CUH
 #include "ops/cuda_ops.cuh"
 #include "fused/decode_one/slots.cuh"
 
-/* Fetches a task beyond the first, which TASK_WARP did not. */
+/* Copies the data of a task after the first, which TASK_WARP did not prefetch. */
 template <int part, class D>
 static __device__ __forceinline__ void fetch_task(const D &a, const struct block &b, int l, const struct task &p) {
-    sync_block();                                         /* the task before no longer uses its data */
+    sync_block();                                         /* the previous task is done with its data */
     if constexpr (D::rule == HL_DECODE_ATTENTION) return; /* read as they come */
     if (part) fetch_tile(a, b, l, p, threadIdx.x, THREADS);
     else fetch_keys(a, b, l, p, threadIdx.x, THREADS);
@@ -20,7 +20,7 @@ template <class D>
 static __device__ __forceinline__ void mixer(const D &a, struct block &b, int l, bool first, bool second) {
     const bool fetched = has_task(a, b);
     const int logits_tasks = first ? a.M * a.HV * a.slot_tasks : 0, tiles = second ? a.M * a.HV * a.tiles : 0;
-    bool have = false; /* q and k of the tile's head were already waited for with the logits */
+    bool have = false; /* q and k of the tile's head have arrived, with the logits */
     struct qk_pair mine = {};
     if (fetched) mbarrier_wait(tasks_full(a, b), b.task_parity);
 #pragma unroll 1

@@ -1,17 +1,17 @@
-/* mixer_step.cuh -- the mixer of a decoding step, part 2: the delta rule and the cache's read, then the
- * scores and the merge of full cache blocks.
+/* mixer_step.cuh -- the mixer of a decoding step, part 2: the delta rule and the cache read, then the scores and the
+ * merge of full cache blocks.
  *
- * A task is COLS columns of one value head: of the state, which is read and written once (reading after
- * the write needs no second pass, see gdn_step_tile.cuh), and of the cache's values. So blocks exchange
- * nothing here but the logits of part 1. Lane (r, c) of a warp has column c of every fourth pair of rows.
- * q and k arrive unnormed: the factors of their norms belong to whole rows and are applied to the sums. */
+ * A task is COLS columns of one value head: of the state, which is read and written once (reading after the write needs
+ * no second pass, see gdn_step_tile.cuh), and of the cached values. So the only exchange between blocks here is the
+ * logits of part 1. Lane (r, c) of a warp has column c of every fourth pair of rows. q and k arrive unnormalised: the
+ * factors of their norms apply to whole rows and are applied to the sums. */
 #ifndef HL_MIXER_STEP_CUH
 #define HL_MIXER_STEP_CUH
 #include "ops/cuda_ops.cuh"
 #include "fused/decode_one/weight_stream.cuh"
 
-/* A task's scratch floats: [WARPS][2][COLS] partial S^T k and S^T q, [WARPS][4] of q.q, k.k, q.k and the
- * new slot's q.k, [WARPS][2 + COLS] of the cache's read, then what is named here. */
+/* A task's scratch floats: [WARPS][2][COLS] partial S^T k and S^T q, [WARPS][4] of q.q, k.k, q.k and the new slot's
+ * q.k, [WARPS][2 + COLS] of the cache read, then the following. */
 enum {
     NORMS = WARPS * 2 * COLS,
     READS = NORMS + WARPS * 4,
@@ -25,8 +25,8 @@ enum {
     SCRATCH_FLOATS = READ + COLS
 };
 static_assert((int)SCRATCH_FLOATS <= (int)QUERY, "cache_logits.cuh: QUERY");
-/* What one warp does for all: GATE_WARP the gates and the new row, RULE_WARP the delta rule. RULE_WARP
- * reads no cache slots. */
+/* Single-warp work: GATE_WARP does the gates and the new row, RULE_WARP the delta rule. RULE_WARP reads no cache
+ * slots. */
 enum { GATE_WARP = WARPS - 2, RULE_WARP };
 static_assert(RULE_WARP == HL_DECODE_WARPS - 1, "the warps before it read the cache");
 
@@ -36,8 +36,8 @@ static __device__ __forceinline__ float sum_over_column(float x) {
     return x + __shfl_xor_sync(0xffffffffu, x, 16);
 }
 
-/* The words of decay, beta and the tile's values, one per lane of GATE_WARP: polled before the product
- * with the state, */
+/* The words of decay, beta and the tile's values, one per lane of GATE_WARP: polled before the product with the
+ * state */
 template <class D>
 static __device__ __forceinline__ const uint64_t *gates_at(const D &a, const struct block &b, const struct task &p) {
     const uint64_t *words = b.words + p.m * a.row_words;
@@ -46,7 +46,7 @@ static __device__ __forceinline__ const uint64_t *gates_at(const D &a, const str
     if (i == 1 && a.beta) return words + a.w_ab + a.HV + p.h;
     return i >= 4 && i < 8 ? words + a.w_in + a.qk + (p.h * a.V + p.part * COLS) / 2 + i - 4 : NULL;
 }
-/* and waited for after it. Stores alpha, beta and v, and v in the cache's new slot. */
+/* and awaited after it. Stores alpha, beta and v, and v also in the new cache slot. */
 template <class D>
 static __device__ __forceinline__ void store_gates(const D &a, const struct block &b, int l, const struct task &p,
                                                    const uint64_t *from, uint64_t word, float *scratch) {
@@ -62,13 +62,13 @@ static __device__ __forceinline__ void store_gates(const D &a, const struct bloc
     if (a.cache) ((uint32_t *)(values_at(a, b, l, p) + filled_of(a, b, p.m).new_slot * a.V))[i - 4] = v;
 }
 
-/* This lane's column of pairs of rows of the state, and k at those rows. */
+/* This lane's column of its pairs of state rows, and k at those rows. */
 enum { STATE_PAIRS = 256 / WARPS / 8 };
 struct state_rows {
     float2 S[STATE_PAIRS], k[STATE_PAIRS];
 };
-/* The warp's part of S^T k and S^T q, and of q.q, k.k, q.k. Two sums at a time share the shuffles: each
- * half of the lanes reduces one. */
+/* The warp's part of S^T k and S^T q, and of q.q, k.k, q.k. Two sums share the shuffles: each half of the lanes reduces
+ * one. */
 template <class D>
 static __device__ __forceinline__ void state_times_qk(const D &a, const struct block &b, const struct qk_pair &mine,
                                                       struct state_rows &y, float *scratch) {
@@ -108,7 +108,7 @@ static __device__ __forceinline__ void state_times_qk(const D &a, const struct b
 }
 /* The delta rule, by RULE_WARP; each of a column's 4 lanes sums the parts of two warps.
  *     e = v - alpha S^T k    write = beta e    read = alpha S^T q + (q.k) write
- * Decays per channel are in S already: alpha is 1. GLA: write = v, with q and k as they are. */
+ * Per-channel decays are already applied to S: alpha is 1. GLA: write = v, with q and k unnormalised. */
 template <class D>
 static __device__ __forceinline__ void delta_rule(const D &a, const struct block &b, int l, const struct task &p,
                                                   float *scratch) {
@@ -136,9 +136,9 @@ static __device__ __forceinline__ void delta_rule(const D &a, const struct block
                 b.epoch + l);
 }
 
-/* ---- the cache's read ---- */
+/* ---- the cache read ---- */
 
-/* Sums of 8 values over all lanes; lane i gets that of value i / 4. */
+/* Sums of 8 values over all lanes; lane i gets the sum of value i / 4. */
 static __device__ __forceinline__ float sums_of_eight(int lane, float (&y)[8]) {
 #pragma unroll
     for (int n = 4; n > 0; n /= 2) {
@@ -150,12 +150,12 @@ static __device__ __forceinline__ float sums_of_eight(int lane, float (&y)[8]) {
     y[0] += __shfl_xor_sync(0xffffffffu, y[0], 2);
     return y[0] + __shfl_xor_sync(0xffffffffu, y[0], 1);
 }
-/* This warp's part of the cache's read: the largest logit, the sum of the weights relative to it, and the
- * weighted values. A lane has pairs of adjacent slots. */
+/* This warp's part of the cache read: the largest logit, the sum of the weights relative to it, and the weighted
+ * values. A lane has pairs of adjacent slots. */
 template <class D>
 static __device__ __forceinline__ void read_slots(const D &a, const struct block &b, int l, const struct task &p,
                                                   float *scratch) {
-    enum { N = D::warp_slots, PAIRS = (N / 2 + 31) / 32 }; /* pairs of a lane */
+    enum { N = D::warp_slots, PAIRS = (N / 2 + 31) / 32 }; /* pairs per lane */
     const struct filled f = filled_of(a, b, p.m);
     const uint64_t *words = b.words + p.m * a.row_words + a.w_logits + p.h * a.even_slots;
     const uint32_t epoch = b.epoch + l;
@@ -237,7 +237,7 @@ static __device__ __forceinline__ float combine_reads(const D &a, const struct b
     return __fdividef(s[LAMBDA] * y, sum + w + __expf(s[SINK] - max));
 }
 
-/* The new token's key, normed and rounded like an activation, to its slot. */
+/* Stores the new token's key, normalised and rounded like an activation, in its slot. */
 template <class D>
 static __device__ __forceinline__ void append_key(const D &a, const struct block &b, int l, const struct task &p) {
     enum { N = 4 }; /* words of a lane: K <= 256 */
@@ -259,7 +259,7 @@ static __device__ __forceinline__ void append_key(const D &a, const struct block
     }
 }
 
-/* A tile task. The logits were published in part 1; mine: from wait_for_qk(). */
+/* A tile task. Part 1 published the logits; mine: from wait_for_qk(). */
 template <class D>
 static __device__ __forceinline__ void mixer_tile(const D &a, const struct block &b, int l, const struct task &p,
                                                   const struct qk_pair &mine) {
@@ -317,8 +317,8 @@ template <class D> static __device__ __forceinline__ bool any_full(const D &a, c
     for (int m = 0; m < a.M && a.cache && a.window > 0; m++) any = any || filled_of(a, b, m).new_slot == a.slots - 1;
     return any;
 }
-/* kept = top_w(kept + block) where a cache block is full: a thread block per layer, row and head. The ring
- * of weights is free by now. */
+/* kept = top_w(kept + block) for full cache blocks: one thread block per layer, row and head. The weight ring is free
+ * by now. */
 template <class D> static __device__ __forceinline__ void merge_full(const D &a, const struct block &b) {
     struct cache_dev c = {};
     c.a.H = a.H, c.a.HV = a.HV, c.a.K = a.K, c.a.V = a.V, c.a.window = a.window, c.a.chunk = a.chunk;

@@ -1,7 +1,7 @@
-/* phase_epilogue.cuh -- after a product of a decoding step: one warp sums a unit over all warps, does what
- * the phase does with its outputs (convolution, residual, SwiGLU, logits) and publishes them. A lane has a
- * pair of adjacent rows of the unit, and 4 lanes a row of x. Everything between the last sum and the word
- * is latency; reading the partial sums from shared memory is shorter than shuffling them. */
+/* phase_epilogue.cuh -- after a product of a decoding step: one warp sums a unit over all warps, applies the phase's
+ * epilogue (convolution, residual, SwiGLU, logits) and publishes the outputs. A lane has a pair of adjacent rows of the
+ * unit, and 4 lanes share a row of x. Everything between the last sum and the word adds latency; reading the partial
+ * sums from shared memory is faster than shuffling them. */
 #ifndef HL_PHASE_EPILOGUE_CUH
 #define HL_PHASE_EPILOGUE_CUH
 #include "ops/cuda_ops.cuh"
@@ -9,7 +9,7 @@
 
 struct epilogue_inputs { /* loaded before the sums are complete */
     uint64_t *to;        /* where the pair is published */
-    uint64_t x;          /* the residual stream's word; polled again if it was not current */
+    uint64_t x;          /* the residual stream's word; polled again if it was stale */
     const uint64_t *x_at;
     float2 t[3]; /* the convolution's last three inputs */
     float4 w[2]; /* its weights */
@@ -76,8 +76,8 @@ static __device__ __forceinline__ void finish_in(const D &a, uint64_t *words, ui
         }
     } else if (row < a.in_rows) publish(e.to, both, epoch);
 }
-/* Two logits. Their lowest bits are cleared everywhere, since in host memory they tell new from old. A
- * lane writes both at once if they are aligned: every write to host memory costs. */
+/* Two logits. Their lowest bits are always cleared, since in host memory they tell new from old. A lane writes both at
+ * once if they are aligned: every write to host memory is costly. */
 template <class D>
 static __device__ __forceinline__ void finish_head(const D &a, struct block &b, int m, int row, float2 s) {
     const uint32_t x = __float_as_uint(s.x) & ~1u, y = __float_as_uint(s.y) & ~1u;

@@ -1,8 +1,8 @@
-/* slots.cuh -- the mixer of a decoding step for GSA: slots of keys and values that forget, read by a softmax.
+/* slots.cuh -- the mixer of a decoding step for GSA: slots of keys and values that decay, read by a softmax.
  *
- * Part 1, a task is COLS slots of a head: their columns of Kt decay and take the new key, and their logits are
- * published. Part 2, a task is COLS columns of Vt: every warp makes the softmax of the head's logits, and has 8 of the
- * 64 slots. The output takes SiLU before it is published; its norm, over all heads, is OUT's. */
+ * Part 1: a task is COLS slots of a head. It decays their columns of Kt, adds the new key, and publishes their logits.
+ * Part 2: a task is COLS columns of Vt. Every warp computes the softmax of the head's logits and has 8 of the 64 slots.
+ * SiLU is applied to the output before it is published; OUT applies its norm, over all heads. */
 #ifndef HL_SLOTS_CUH
 #define HL_SLOTS_CUH
 #include "ops/cuda_ops.cuh"

@@ -1,11 +1,11 @@
-/* token_wait.cuh -- a kernel that was launched before its token was known (cuda/prelaunch.c): block 0
- * polls the host for it and publishes it to the others. */
+/* token_wait.cuh -- waiting for the token of a prelaunched kernel (cuda/prelaunch.c): block 0 polls the host for it and
+ * publishes it to the other blocks. */
 #ifndef HL_TOKEN_WAIT_CUH
 #define HL_TOKEN_WAIT_CUH
 #include "ops/cuda_ops.cuh"
 #include "fused/decode_one/decode_one_cuda.cuh"
 
-/* The token, if there is one row; a copy per warp. */
+/* The token, with one row; a copy per warp. */
 template <class D> static __device__ __forceinline__ int32_t *token_id(const D &a, const struct block &b) {
     return (int32_t *)(b.shared + a.s.id) + b.warp;
 }
@@ -13,7 +13,7 @@ template <class D> static __device__ __forceinline__ int32_t *token_id(const D &
 #ifdef HL_CUDA_EMU
 template <class D> static void wait_for_token(const D &, const struct block &) {}
 #else
-/* The token's id, or HL_PRELAUNCH_STOP: there is none. One thread; both words are in host memory. */
+/* The token's id, or HL_PRELAUNCH_STOP if there is none. One thread; both words are in host memory. */
 static __device__ __forceinline__ uint32_t poll_host(const struct hl_prelaunch_slot &m) {
     uint64_t word, begin, now;
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(begin));
@@ -26,8 +26,8 @@ static __device__ __forceinline__ uint32_t poll_host(const struct hl_prelaunch_s
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(m.reply), "l"(word) : "memory");
     return id;
 }
-/* All lanes of a warp; the kernel exits here if there is no token. Not inlined: the registers it would
- * take in the caller cost 12 of 300 microseconds. */
+/* All lanes of a warp; the kernel exits here if there is no token. Not inlined: its registers would cost the caller 12
+ * of 300 microseconds. */
 static __device__ __noinline__ uint32_t receive_token(const struct hl_prelaunch_slot m, uint64_t *next) {
     uint64_t word;
     if (blockIdx.x == 0 && threadIdx.x == 0) publish(next, poll_host(m), m.number);

@@ -1,10 +1,9 @@
-/* weight_stream.cuh -- the producer warps: weights and task data on their way into shared memory.
+/* weight_stream.cuh -- the producer warps, which copy weights and task data into shared memory.
  *
- * Which weights a block multiplies, and when, does not depend on data. So WEIGHT_WARP walks through the
- * products of all layers ahead of the warps that compute, and bulk copies fill a ring of stages. A stage
- * holds a piece: a unit (8 rows of a matrix; in the MLP 4 of gate and the same 4 of up) by `width`
- * columns. So memory stays busy while the blocks wait for each other's words. TASK_WARP fetches the data
- * of the mixer's first tasks, to a place of its own. */
+ * Which weights a block multiplies, and when, does not depend on data. So WEIGHT_WARP iterates over the products of all
+ * layers ahead of the compute warps, and its bulk copies fill a ring of stages. A stage holds a piece: a unit (8 rows
+ * of a matrix; in the MLP 4 of gate and the same 4 of up) by `width` columns. This keeps memory busy while the blocks
+ * wait for each other's words. TASK_WARP copies the data of the mixer's first tasks to a separate buffer. */
 #ifndef HL_WEIGHT_STREAM_CUH
 #define HL_WEIGHT_STREAM_CUH
 #include "ops/cuda_ops.cuh"
@@ -24,8 +23,8 @@ template <class D> static __device__ __forceinline__ int units_of(const D &a, in
 template <class D> static __device__ __forceinline__ int phase_kind(const D &a, int phase) {
     return phase == PHASES * a.L ? (int)HEAD : phase % PHASES;
 }
-/* Units are assigned to blocks round robin, from another block on in every phase, so that it is not always
- * the same blocks that have one more. */
+/* Units are assigned to blocks round robin, starting at a different block in every phase, so that the extra unit does
+ * not always go to the same blocks. */
 static __device__ __forceinline__ void first_units(struct block &b, int phase) {
     b.unit_skip = 11 % gridDim.x;
     b.first_unit = (int)((blockIdx.x + (unsigned)b.unit_skip * (unsigned)phase) % gridDim.x);
@@ -66,7 +65,7 @@ template <class D> static __device__ __forceinline__ void init_ring(const D &a, 
     }
 }
 
-/* A row of the products of IN; with low-rank projections the matrices do not lie side by side. */
+/* A row of the products of IN; with low-rank projections the matrices are not contiguous. */
 template <class D>
 static __device__ __forceinline__ const void *in_row(const D &a, const struct hl_decode_layer &y, int row) {
     const bf16 *W = (const bf16 *)y.in;
@@ -90,8 +89,8 @@ static __device__ __forceinline__ const bf16 *weight_row(const D &a, const struc
                                    : y.up;
     return (const bf16 *)W + (int64_t)row * inner_size(a, kind);
 }
-/* Prefetches what the blocks load directly into L2: from memory it would take as long as an exchange. The
- * lines are spread over the blocks. */
+/* Prefetches into L2 what the blocks load directly: from memory it would take as long as an exchange. The lines are
+ * spread over the blocks. */
 static __device__ __forceinline__ void prefetch(const struct block &b, const void *p, int bytes) {
 #if !defined(HL_CUDA_EMU)
     for (int at = (blockIdx.x + b.lane * gridDim.x) * 128; at < bytes; at += 32 * gridDim.x * 128)
@@ -116,7 +115,7 @@ template <class D> static __device__ __forceinline__ void prefetch_layer(const D
         }
     }
 }
-/* TASK_WARP, for layers [from, to). A warp of its own, because issuing many small copies takes long. */
+/* TASK_WARP, for layers [from, to). A separate warp, because issuing many small copies is slow. */
 template <class D>
 static __device__ __forceinline__ void stream_task_data(const D &a, struct block &b, int from, int to) {
 #pragma unroll 1
@@ -132,7 +131,7 @@ static __device__ __forceinline__ void stream_task_data(const D &a, struct block
 /* WEIGHT_WARP, for phases [from, to). */
 template <class D>
 static __device__ __forceinline__ void stream_weights(const D &a, struct block &b, int from, int to) {
-    struct block old = b; /* the stage in_flight halves before: no more are copied at a time */
+    struct block old = b; /* the stage in_flight halves earlier, which limits the copies in flight */
     int halves = 0, old_half = 0;
 #pragma unroll 1
     for (int phase = from; phase < to; phase++, next_units(b)) {

@@ -1,6 +1,6 @@
-/* words.cuh -- the words that blocks exchange in the decoding kernel: epoch << 32 | value, published by one
- * thread and polled by others until the epoch is the one they wait for. Value and epoch are one 8-byte word,
- * so there is nothing to order and no flag to reset. */
+/* words.cuh -- the words that blocks exchange in the decoding kernel: epoch << 32 | value, published by one thread and
+ * polled by others until the expected epoch appears. Value and epoch are one 8-byte word, so no memory ordering or flag
+ * reset is needed. */
 #ifndef HL_WORDS_CUH
 #define HL_WORDS_CUH
 #include "ops/cuda_ops.cuh"
@@ -40,14 +40,14 @@ static __device__ __forceinline__ bool is_current(uint64_t word, uint32_t epoch)
 static __device__ __forceinline__ bool is_current(const struct word_pair &w, uint32_t epoch) {
     return is_current(w.x, epoch) && is_current(w.y, epoch);
 }
-/* The emulator runs blocks one after another, so a word is there or will never be. */
+/* The emulator runs blocks sequentially, so a word is either present or never will be. */
 static __device__ __forceinline__ void spin() {
 #ifdef HL_CUDA_EMU
     fprintf(stderr, "decode: a word was never written\n"), abort();
 #endif
 }
-/* Polling loops end for all lanes of a warp together: lanes that left one by one would have to reconverge
- * at every shuffle that follows. */
+/* Polling loops end for all lanes of a warp together: lanes leaving one by one would have to reconverge at every later
+ * shuffle. */
 static __device__ __forceinline__ bool warp_all(bool x) { return __all_sync(0xffffffffu, x); }
 static __device__ __forceinline__ uint32_t wait_for_one(const uint64_t *p, uint32_t epoch) {
     uint64_t w = poll(p);
@@ -69,8 +69,8 @@ static __device__ __forceinline__ uint32_t value_of(uint64_t w) { return (uint32
 static __device__ __forceinline__ uint2 value_of(const struct word_pair &w) {
     return make_uint2((uint32_t)w.x, (uint32_t)w.y);
 }
-/* Waits for the first n of N words or pairs, `stride` apart. All are loaded before any is tested. All lanes.
- * (As one template, the kernel for several rows became other code.) */
+/* Waits for the first n of N words or pairs, `stride` apart. All are loaded before any is tested. All lanes. (Merging
+ * these into one template changed the code of the kernel for several rows.) */
 template <int N>
 static __device__ __forceinline__ void wait_for_all(uint32_t (&v)[N], const uint64_t *p, int stride, int n,
                                                     uint32_t epoch) {
@@ -111,10 +111,10 @@ static __device__ __forceinline__ void wait_for_all(uint2 (&v)[N], const uint64_
         spin();
     }
 }
-/* The same for C pieces, `apart` apart, of piece c the first n[c]; but words that have arrived are not polled
- * again: less polling traffic in the way of the words to come, but longer rounds. Which is faster depends on
- * the model (preset's POLL_MISSING). Not one function with a condition inside: what the compiler makes of the
- * loops matters more than either, 3 to 10 % of a token. */
+/* The same for C pieces, `apart` apart, the first n[c] of piece c; but words that have arrived are not polled again:
+ * less polling traffic to delay the missing words, but longer rounds. Which is faster depends on the model (preset's
+ * POLL_MISSING). Not one function with a condition: how the compiler schedules the loops matters more than either
+ * choice, 3 to 10 % of a token. */
 template <int C, int N, class V>
 static __device__ __forceinline__ void wait_for_missing(V (&v)[C][N], const uint64_t *p, int apart, int stride,
                                                         const int (&n)[C], uint32_t epoch) {
@@ -142,7 +142,7 @@ static __device__ __forceinline__ void wait_for_missing(V (&v)[C][N], const uint
 #pragma unroll
         for (int i = 0; i < N; i++) v[c][i] = value_of(w[c][i]);
 }
-/* As the model D wants it. */
+/* The variant chosen by the model D. */
 template <class D, int N, class V>
 static __device__ __forceinline__ void wait_for(V (&v)[N], const uint64_t *p, int stride, int n, uint32_t epoch) {
     if constexpr (D::poll_missing) {
