@@ -1,4 +1,4 @@
-/* backend.c -- opens a backend by its name; picks the table of ops for this processor. */
+/* backend.c -- opens a backend by name; picks the op table for this processor. */
 #include "backend/backend.h"
 #include <stdlib.h>
 #include <string.h>
@@ -19,7 +19,7 @@ static bool has_avx512(void) {
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 }
 #elif defined(__aarch64__) && !defined(HL_DOUBLE) && !defined(HL_ONE_ISA)
-#define HL_HAVE_NEON /* as every such processor has */
+#define HL_HAVE_NEON /* always present on these processors */
 extern const struct hl_ops hl_neon_ops;
 #endif
 
@@ -102,7 +102,8 @@ static hola_status cpu_open(struct hl_backend *b, const char *name) {
     return HOLA_OK;
 }
 
-/* "cuda" or "cuda-f32", either with ":1" for the second device: what follows the name. NULL: another name. */
+/* "cuda" or "cuda-f32", either with ":1" for the second device: returns what follows the name. NULL: not a CUDA
+ * name. */
 static const char *cuda_name(const char *name, bool *f32) {
     if (!name || strncmp(name, "cuda", 4) != 0) return NULL;
     const char *rest = name + 4;

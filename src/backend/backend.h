@@ -1,12 +1,12 @@
-/* backend.h -- what a model computes with: a table of ops, memory for arrays, graphs of recorded work, collectives
- * between ranks, and the host's threads. The model is written once, against this. */
+/* backend.h -- everything a model computes with: a table of ops, memory for arrays, captured graphs, collectives
+ * between ranks, and the host's threads. The model is written once, against this interface. */
 #ifndef HL_BACKEND_H
 #define HL_BACKEND_H
 #include "ops/ops.h"
 
-/* The memory of a backend's arrays: the host's, or a device's. put and get copy from and to the host, copy within.
- * Calls and ops take effect in order, as on a stream; get and finish wait for all before them. finish returns the
- * first failure since it was last called; status does, as far as is known, without waiting. */
+/* The memory of a backend's arrays, on the host or a device. put and get copy from and to the host, copy within. Calls
+ * and ops take effect in order, as on a stream; get and finish wait for all earlier ones. finish returns the first
+ * failure since its last call; status returns it as far as known, without waiting. */
 struct hl_storage {
     void *(*alloc)(struct hl_backend *, int64_t bytes); /* 256-byte aligned; NULL: out of memory */
     void (*release)(struct hl_backend *, void *);
@@ -16,27 +16,27 @@ struct hl_storage {
     void (*get)(struct hl_backend *, void *host, const void *from, int64_t bytes);
     hola_status (*finish)(struct hl_backend *), (*status)(struct hl_backend *);
     /* Cuts a batch into chunks and blocks on the device and sets rows->dev, valid until the next call. C: cache_chunk,
-     * the exact memory's block; 0: there is none. */
+     * the exact memory's block; 0: none. */
     hola_status (*cut_rows)(struct hl_backend *, struct hl_rows *rows, int64_t C);
-    /* bytes that can still be allocated, and bytes in use; 0: not known */
+    /* bytes that can still be allocated, and bytes in use; 0: unknown */
     void (*free_memory)(struct hl_backend *, int64_t *free_bytes, int64_t *used);
-    /* NULL, or: calls row() for n rows of `each` bytes, on any thread, each as soon as it has been copied to the host.
+    /* May be NULL. Calls row() for n rows of `each` bytes, on any thread, as soon as each has been copied to the host.
      * false: nothing was done. */
     bool (*stream_rows)(struct hl_backend *, const void *from, int64_t each, int64_t n,
                         void (*row)(void *ctx, int64_t i, const void *bytes), void *ctx);
 };
 
-/* Graphs: work that repeats with the same arrays and shapes, as in decoding. replay: true where the work of this key
- * was recorded and now runs once more. Otherwise do it and call recorded. */
+/* Graphs: work that repeats with the same arrays and shapes, as in decoding. replay: true if the work of this key was
+ * captured and now runs again. Otherwise do the work and call recorded. */
 struct hl_graphs {
     bool (*replay)(struct hl_backend *, uint64_t key);
     void (*recorded)(struct hl_backend *, uint64_t key);
 };
 
-/* Collectives between the devices of several ranks. link connects them, by a broadcast from rank 0 over the host's own
- * network; it may fail, then arrays are reduced on the host. reduce: a reduce-scatter of x[first, first + n), in which
- * rank r owns elements [r part, (r + 1) part) of the array; it runs beside other work until reduced waits for it.
- * share: an all-gather in place, `bytes` of every rank. */
+/* Collectives between the devices of several ranks. link connects them, using a broadcast from rank 0 over the host
+ * network; if it fails, arrays are reduced on the host. reduce: a reduce-scatter of x[first, first + n), in which rank
+ * r owns elements [r part, (r + 1) part) of the array; it overlaps other work until reduced waits for it. share: an
+ * all-gather in place, `bytes` of every rank. */
 struct hl_collectives {
     hola_status (*link)(struct hl_backend *, int rank, int size, void (*broadcast)(void *, int64_t bytes));
     void (*reduce)(struct hl_backend *, real *x, int64_t first, int64_t n, int64_t part);
@@ -47,14 +47,14 @@ struct hl_collectives {
 struct hl_backend {
     struct hl_ops ops;
     struct hl_storage storage;
-    struct hl_graphs graphs;                  /* replay NULL: there are no graphs */
+    struct hl_graphs graphs;                  /* replay NULL: no graphs */
     const struct hl_collectives *collectives; /* NULL: none */
-    struct hl_pool *pool;                     /* the host's threads; of a device's backend, too */
+    struct hl_pool *pool;                     /* the host's threads, also for device backends */
     void *device;                             /* struct hl_cuda; NULL on the CPU */
     void (*close)(void *device);
-    bool host;         /* arrays are in the host's memory: a pointer to one can be read */
+    bool host;         /* arrays are in host memory and can be read directly */
     int64_t act_size;  /* bytes of an activation */
-    int64_t xent_rows; /* rows of logits that xent works on at a time */
+    int64_t xent_rows; /* rows of logits that xent processes at a time */
 };
 
 /* "cpu" or NULL: the fastest that this processor runs; "cpu-ref": the reference, plain loops that define what is
@@ -63,24 +63,24 @@ struct hl_backend {
  * On success *out is yours: hl_backend_close() it. On failure it is NULL, and one line says why. */
 hola_status hl_backend_open(struct hl_backend **out, const char *name, int threads);
 void hl_backend_close(struct hl_backend *b);
-/* How many CUDA devices there are, and what this was built with: see hola.h. */
+/* The number of CUDA devices, and the build's CUDA version: see hola.h. */
 int hl_backend_cuda_devices(void);
 const char *hl_backend_cuda_version(void);
 const char *hl_backend_cuda_arch(void);
-/* "cuda" where there is a device, else "cpu". */
+/* "cuda" if there is a device, else "cpu". */
 const char *hl_backend_best(void);
-/* The table of a CPU backend as compiled, to call with any CPU backend. NULL: unknown, or not for this processor. */
+/* The compiled op table of a CPU backend, usable with any CPU backend. NULL: unknown, or not for this processor. */
 const struct hl_ops *hl_ops_named(const char *name);
-/* Gives a CPU backend's table the reference's op where it has none of its own. */
+/* Fills missing ops of a CPU backend's table with the reference ops. */
 void hl_ops_fall_back(struct hl_ops *ops);
 /* Scratch memory for every worker (pool.h). */
 static inline hola_status hl_backend_reserve(struct hl_backend *b, int64_t bytes) {
     return hl_pool_reserve(b->pool, bytes);
 }
-/* Fails, naming the first op that this backend does not have, unless it has all of a list that ends with NULL. */
+/* Fails unless the backend has all ops of a NULL-terminated list; the message names the first missing one. */
 hola_status hl_backend_require(const struct hl_backend *b, const char *const *ops);
 
-/* ---- short names for the storage ---- */
+/* ---- shorthands for the storage ---- */
 
 static inline void *hl_alloc(struct hl_backend *b, int64_t bytes) { return b->storage.alloc(b, bytes); }
 static inline void hl_release(struct hl_backend *b, void *p) { b->storage.release(b, p); }

@@ -1,4 +1,4 @@
-/* cpu_table.c -- the table of ops of a CPU backend; compiled once for each (HL_OP in ops.h). */
+/* cpu_table.c -- the table of ops of a CPU backend; compiled once per instruction set (HL_OP in ops.h). */
 #include "ops/ops.h"
 
 #define HL_TEXT(x) #x

@@ -23,9 +23,10 @@ static void dev_put(struct hl_backend *b, void *to, const void *host, int64_t by
 }
 /* ---- copies to the host ---- */
 
-/* Through a staging buffer in pinned memory, which the device writes by itself, and from there by all threads: the
- * driver's own copy to pageable memory takes longer for the logits of one token than half of the layers, and half as
- * long again for those of many sessions. In parts, so that one is copied out while the next is in flight. */
+/* Copies go through a staging buffer in pinned memory, written by the device, and from there by all threads: the
+ * driver's own copy to pageable memory takes longer for one token's logits than half of the layers, and half as long
+ * again for those of many sessions. The buffer is split in parts, so that one is copied out while the next is in
+ * flight. */
 enum { PIECE = 256 << 10 };
 struct staged {
     char *to;
@@ -56,11 +57,11 @@ static void dev_get(struct hl_backend *b, void *host, const void *from, int64_t 
         }
     }
 }
-/* Waking a thread takes longer than copying all the rows. So the threads start while the device still works, and one of
- * them waits for the part that all need next. */
+/* Waking a thread takes longer than copying all the rows. So the threads start while the device is still working, and
+ * one of them waits for the next part that all need. */
 struct streaming {
     struct hl_cuda *c;
-    int64_t each, rows; /* bytes of a row; rows of a part */
+    int64_t each, rows; /* bytes per row; rows per part */
     void (*row)(void *, int64_t, const void *);
     void *ctx;
     pthread_mutex_t one;
@@ -107,7 +108,7 @@ static hola_status dev_finish(struct hl_backend *b) {
 
 /* ---- the rows of a pass ---- */
 
-/* Carves n items of `size` bytes out of the block; *dev is where they will be on the device. */
+/* Carves n items of `size` bytes out of the block; *dev is their address on the device. */
 static void *carve(struct hl_cuda *c, int64_t *at, int64_t n, int64_t size, const void **dev) {
     void *host = c->rows_host ? c->rows_host + *at : NULL;
     if (c->rows_dev) *dev = c->rows_dev + *at;
@@ -131,14 +132,13 @@ static void cut_segment(const struct hl_seg *s, int32_t index, int64_t C, struct
     }
 }
 
-/* The longest work begins first: queries of later positions have more keys before them, and keys of earlier ones more
- * queries behind. */
+/* The longest work starts first: later queries have more keys before them, and earlier keys more queries after them. */
 static int by_skip(const void *a, const void *b) {
     const struct hl_dev_span *x = a, *y = b;
     return x->skip != y->skip ? (x->skip < y->skip) - (x->skip > y->skip) : (x->row > y->row) - (x->row < y->row);
 }
 static void cut_tiles(const struct hl_rows *rows, int64_t size, bool keys, struct hl_dev_span *tile) {
-    enum { GROUP_ROWS = 16384 }; /* of keys: gradients of so many queries, as floats, about fit in a cache of 50 MB */
+    enum { GROUP_ROWS = 16384 }; /* of keys: float gradients of this many queries about fit in a 50 MB cache */
     struct hl_dev_span *to = tile, *group = tile;
     int64_t n = 0;
     for (int64_t i = 0; i < rows->n; i++) {
@@ -182,7 +182,7 @@ static hola_status dev_cut_rows(struct hl_backend *b, struct hl_rows *rows, int6
         if (rows->tiled) d->wide_tiles += hl_pieces(rows->seg[i].len, HL_WIDE_TILE);
         pages += pages_of(rows, i);
     }
-    for (int place = 0; place < 2; place++) { /* first counts, then places */
+    for (int place = 0; place < 2; place++) { /* first counts, then offsets */
         at = 0;
         seg = carve(c, &at, n, sizeof *seg, (const void **)&d->seg);
         row_seg = carve(c, &at, rows->T, sizeof *row_seg, (const void **)&d->row_seg);
@@ -201,7 +201,8 @@ static hola_status dev_cut_rows(struct hl_backend *b, struct hl_rows *rows, int6
             hl_cuda_free(c, c->rows_dev);
             hl_cuda_free_host(c, c->rows_host);
             c->rows_room = 0;
-            const int64_t room = pages ? 2 * at : at; /* sessions that grow do not move the tables with every page */
+            const int64_t room = pages ? 2 * at : at; /* headroom, so that growing sessions do not move the tables with
+                                                       * every page */
             c->rows_dev = hl_cuda_malloc(c, room);
             c->rows_host = hl_cuda_malloc_host(c, room);
             if (!c->rows_dev || !c->rows_host)
@@ -209,7 +210,7 @@ static hola_status dev_cut_rows(struct hl_backend *b, struct hl_rows *rows, int6
             c->rows_room = room;
         }
     }
-    hl_cuda_wait(c); /* the last table may still be copied */
+    hl_cuda_wait(c); /* the previous table may still be in flight */
     int64_t chunks = 0, blocks = 0;
     d->longest = 0;
     for (int64_t i = 0; i < n; i++) {

@@ -2,7 +2,7 @@
 #include "backend/raw_ops.h"
 #include "core/status.h"
 
-/* What both structs begin with, and what the backward calls cannot do. */
+/* The common head of both structs, and the limits of the backward calls. */
 static hola_status check_common(const char *op, int32_t size, int32_t right, int32_t flags, float scale) {
     if (size != right) return hl_fail(HOLA_EINVAL, "%s: size is %d, not %d", op, size, right);
     if (flags) return hl_fail(HOLA_EINVAL, "%s: flags = %d", op, flags);
@@ -70,7 +70,7 @@ int64_t hola_kda_kept_bytes(const hola_kda_args *a) {
     if (kda_shapes(a) != HOLA_OK) return -1;
     return (a->dtype == HOLA_F32 ? hl_cuda_f32_raw_kda_kept : hl_cuda_raw_kda_kept)(a);
 }
-/* The most that any choice of optional arrays needs. */
+/* The maximum over all choices of optional arrays. */
 int64_t hola_kda_work_bytes(const hola_kda_args *a, int device, bool backward) {
     int64_t most = 0;
     if (kda_shapes(a) != HOLA_OK) return -1;

@@ -1,11 +1,11 @@
-/* raw_ops.c -- include/hola_ops.h: checks the arguments, borrows the device for the call, and calls the op of the
- * activations' type (ops/raw). */
+/* raw_ops.c -- include/hola_ops.h: checks the arguments, borrows the device for the call, and calls the op for the
+ * activation type (ops/raw). */
 #include "backend/raw_ops.h"
 #include "backend/backend.h"
 #include "cuda/device.h"
 
 enum { MOST_K = 256, MOST_V = 512, MOST_HEADS = 65535 };
-static const int64_t INDICES = INT32_MAX; /* kernels number rows, chunks and columns of states with 32 bits */
+static const int64_t INDICES = INT32_MAX; /* kernels index rows, chunks and state columns with 32 bits */
 
 /* ---- arguments ---- */
 
@@ -27,9 +27,9 @@ hola_status hl_raw_check_heads(const hola_rows *r, int64_t H, int64_t HV, int64_
     if (H < 1 || HV < 1 || HV % H) return hl_fail(HOLA_EINVAL, "H = %lld, HV = %lld", (long long)H, (long long)HV);
     if (K < 1 || V < 1) return hl_fail(HOLA_EINVAL, "K = %lld, V = %lld", (long long)K, (long long)V);
     if (K > MOST_K || V > MOST_V)
-        return hl_fail(HOLA_ENOTSUP, "K = %lld, V = %lld: the most is %d and %d", (long long)K, (long long)V, MOST_K,
+        return hl_fail(HOLA_ENOTSUP, "K = %lld, V = %lld: the maximum is %d and %d", (long long)K, (long long)V, MOST_K,
                        MOST_V);
-    if (HV > MOST_HEADS) return hl_fail(HOLA_ENOTSUP, "HV = %lld: the most is %d", (long long)HV, MOST_HEADS);
+    if (HV > MOST_HEADS) return hl_fail(HOLA_ENOTSUP, "HV = %lld: the maximum is %d", (long long)HV, MOST_HEADS);
     if (r->T > INDICES / HV || r->T / HL_CHUNK + r->N > INDICES / HV || r->N > INDICES / HV / V)
         return hl_fail(HOLA_ENOTSUP, "%lld rows of %lld sequences with %lld value heads are too many for one call",
                        (long long)r->T, (long long)r->N, (long long)HV);
@@ -44,7 +44,7 @@ hola_status hl_raw_check_where(const hola_where *w) {
         return hl_fail(HOLA_EINVAL, "where: size is %d, not %d", w ? w->size : 0, (int)sizeof *w);
     if (w->device < 0) return hl_fail(HOLA_ENOTSUP, "device %d: these ops exist on CUDA devices only", w->device);
     if (w->work_bytes < 0 || !on(w->work, 256) || (!w->work && w->work_bytes > 0))
-        return hl_fail(HOLA_EINVAL, "work: not on 256 bytes, or NULL");
+        return hl_fail(HOLA_EINVAL, "work: NULL or not 256-byte aligned");
     return HOLA_OK;
 }
 
@@ -120,8 +120,8 @@ static hola_status cache_shapes(const hola_cache_args *a) {
     if (a->window < 0 || a->chunk < 1)
         return hl_fail(HOLA_EINVAL, "cache: window = %lld, chunk = %lld", (long long)a->window, (long long)a->chunk);
     if (a->window > MOST_WINDOW || a->chunk > MOST_CHUNK)
-        return hl_fail(HOLA_ENOTSUP, "cache: window = %lld, chunk = %lld: the most is %d and %d", (long long)a->window,
-                       (long long)a->chunk, MOST_WINDOW, MOST_CHUNK);
+        return hl_fail(HOLA_ENOTSUP, "cache: window = %lld, chunk = %lld: the maximum is %d and %d",
+                       (long long)a->window, (long long)a->chunk, MOST_WINDOW, MOST_CHUNK);
     if (!(a->scale - a->scale == 0)) return hl_fail(HOLA_EINVAL, "cache: scale = %g", (double)a->scale);
     hola_status s = hl_raw_check_rows(&a->rows);
     if (s == HOLA_OK) s = hl_raw_check_heads(&a->rows, a->H, a->HV, a->K, a->V);
@@ -159,7 +159,7 @@ static hola_status cache_pointers(const hola_cache_args *a, bool backward) {
 /* ---- calls ---- */
 
 #ifdef HL_HAVE_CUDA
-/* A call that is only measured: the bytes that it takes of the workspace. */
+/* A dry run: the bytes of workspace that the call needs. */
 static hola_status measure(const struct hl_raw_call *x, int device, int64_t *bytes) {
     struct hl_cuda c;
     struct hl_backend b = {.device = &c};
@@ -176,7 +176,7 @@ hola_status hl_raw_call(const hola_where *w, const struct hl_raw_call *x) {
     hola_status s = measure(x, w->device, &bytes);
     if (s != HOLA_OK) return s;
     if (bytes > w->work_bytes)
-        return hl_fail(HOLA_EINVAL, "work: %lld bytes are needed, there are %lld", (long long)bytes,
+        return hl_fail(HOLA_EINVAL, "work: %lld bytes are needed, %lld given", (long long)bytes,
                        (long long)w->work_bytes);
     s = hl_cuda_borrow(&c, w->device, w->stream, w->work, w->work_bytes, false);
     if (s != HOLA_OK) return s;
@@ -201,7 +201,7 @@ int64_t hola_gdn_kept_bytes(const hola_gdn_args *a) {
     if (gdn_shapes(a) != HOLA_OK) return -1;
     return (a->dtype == HOLA_F32 ? hl_cuda_f32_raw_gdn_kept : hl_cuda_raw_gdn_kept)(a);
 }
-/* The most that any choice of optional arrays needs. */
+/* The maximum over all choices of optional arrays. */
 int64_t hola_gdn_work_bytes(const hola_gdn_args *a, int device, bool backward) {
     int64_t most = 0;
     if (gdn_shapes(a) != HOLA_OK) return -1;

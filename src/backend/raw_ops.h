@@ -1,4 +1,4 @@
-/* raw_ops.h -- what the functions of include/hola_ops.h share: checks of arguments, and calls on a borrowed device. */
+/* raw_ops.h -- shared by the functions of include/hola_ops.h: argument checks, and calls on a borrowed device. */
 #ifndef HL_RAW_OPS_H
 #define HL_RAW_OPS_H
 #include "ops/raw/raw.h"
@@ -19,12 +19,12 @@ hola_status hl_raw_check_pointers(const struct hl_raw_pointer *p, int n);
 /* One call of an op. */
 struct hl_raw_call {
     void (*run)(struct hl_backend *b, const struct hl_raw_call *x);
-    const void *args; /* the op's own struct */
+    const void *args; /* the op's struct */
     bool f32, backward;
 };
-/* Measures it, compares with the workspace, and makes it. HOLA_ENOTSUP in builds without CUDA. */
+/* Measures the call, checks the workspace size, and runs it. HOLA_ENOTSUP in builds without CUDA. */
 hola_status hl_raw_call(const hola_where *w, const struct hl_raw_call *x);
-/* With CUDA only. The larger of `most` and the bytes of work that x takes; -1: most was -1, or it failed. */
+/* With CUDA only. The larger of `most` and the workspace bytes of x; -1: most was -1, or it failed. */
 int64_t hl_raw_more(int64_t most, const struct hl_raw_call *x, int device);
-extern const char hl_raw_there[16]; /* stands for an array, which is not looked at */
+extern const char hl_raw_there[16]; /* placeholder for an array that is not read */
 #endif

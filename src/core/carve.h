@@ -1,7 +1,7 @@
-/* carve.h -- many arrays in one block of memory: count what they need, allocate, place them.
+/* carve.h -- many arrays in one block of memory: count, allocate, place.
  *
- * The same code runs twice. With base NULL it only counts: every array is NULL, and `used` is the size of the
- * block in the end. With the block as base it hands out the arrays. */
+ * The same code runs twice. With base NULL it only counts: every array is NULL, and the final `used` is the size of the
+ * block. With the block as base it returns the arrays. */
 #ifndef HL_CARVE_H
 #define HL_CARVE_H
 #include <stddef.h>
@@ -9,7 +9,7 @@
 
 struct hl_carve {
     char *base;          /* NULL: only count */
-    int64_t used, align; /* bytes; every array begins at a multiple of align from base */
+    int64_t used, align; /* bytes; every array starts at a multiple of align from base */
 };
 
 /* The next n items of `size` bytes each. */

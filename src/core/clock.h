@@ -1,4 +1,4 @@
-/* clock.h -- a clock that only goes forward. Files that include it define _POSIX_C_SOURCE 200809L first. */
+/* clock.h -- a monotonic clock. Define _POSIX_C_SOURCE 200809L before including it. */
 #ifndef HL_CLOCK_H
 #define HL_CLOCK_H
 #include <stdint.h>

@@ -81,7 +81,7 @@ static size_t dir_length(const char *path) {
 
 /* ---- writing ---- */
 
-/* Ends the writer: no file descriptor, no temporary file, no memory. */
+/* Closes the writer and releases its file descriptor, temporary file and memory. */
 static hola_status give_up(struct hl_writer *w, hola_status code) {
     if (w->f) fclose(w->f);
     if (w->temp) unlink(w->temp);
@@ -96,14 +96,14 @@ static hola_status fail_errno(struct hl_writer *w, int error) {
                    hl_fail(error == ENOMEM ? HOLA_ENOMEM : HOLA_EIO, "%s: cannot write: %s", w->path, strerror(error)));
 }
 
-/* A device or a pipe (/dev/stdout among them) is written to; root could even put a file in its place. */
+/* Devices and pipes (such as /dev/stdout) are written to directly; as root, a rename would even replace them. */
 static bool is_stream(const char *path) {
     struct stat st;
     if (strncmp(path, "/dev/", 5) == 0 && lstat(path, &st) == 0 && S_ISLNK(st.st_mode)) return true;
     return stat(path, &st) == 0 && !S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode);
 }
 static hola_status open_stream(struct hl_writer *w, const char *path) {
-    /* O_NONBLOCK: a FIFO that nobody reads is a failure, not an endless wait */
+    /* O_NONBLOCK: a FIFO without a reader fails instead of blocking forever */
     int fd = open(path, O_WRONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) return fail_errno(w, errno);
     if (fcntl(fd, F_SETFL, 0) == 0) w->f = fdopen(fd, "wb");
@@ -114,7 +114,7 @@ static hola_status open_stream(struct hl_writer *w, const char *path) {
 }
 
 hola_status hl_writer_open(struct hl_writer *w, const char *path) {
-    static atomic_uint serial; /* two writers of one process never share a temporary file */
+    static atomic_uint serial; /* writers of one process never share a temporary file */
     size_t dir = dir_length(path), room = strlen(path) + 48;
     int fd = -1;
     *w = (struct hl_writer){.path = strdup(path), .temp = NULL};
@@ -124,7 +124,7 @@ hola_status hl_writer_open(struct hl_writer *w, const char *path) {
         free(temp);
         return give_up(w, hl_fail(HOLA_ENOMEM, "%s: no memory", path));
     }
-    /* a leftover of a killed process that had our number is skipped, not touched */
+    /* skips a leftover of a killed process with the same PID */
     for (int tries = 0; fd < 0 && tries < 1000; tries++) {
         snprintf(temp, room, "%.*s.%s.tmp-%ld-%u", (int)dir, path, path + dir, (long)getpid(),
                  atomic_fetch_add(&serial, 1));
@@ -148,19 +148,19 @@ hola_status hl_writer_open(struct hl_writer *w, const char *path) {
 
 hola_status hl_writer_write(struct hl_writer *w, const void *data, int64_t size) {
     if (w->failed) return w->failed;
-    errno = EIO; /* should stdio not say */
+    errno = EIO; /* in case stdio does not set it */
     if (size > 0 && fwrite(data, 1, (size_t)size, w->f) != (size_t)size) return fail_errno(w, errno);
     w->written += size;
     return HOLA_OK;
 }
 
-/* The rename itself must reach the disk. File systems that cannot sync a directory say so with EINVAL. */
+/* The rename itself must reach the disk. File systems that cannot sync a directory return EINVAL. */
 static int sync_directory(const char *path) {
     size_t n = dir_length(path);
     char *dir = n > 0 ? strndup(path, n) : strdup(".");
     int error = 0, fd = dir ? open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
     free(dir);
-    if (fd < 0) return 0; /* a directory that may be written but not read */
+    if (fd < 0) return 0; /* the directory is writable but not readable */
     if (fsync(fd) != 0 && errno != EINVAL && errno != EROFS) error = errno;
     close(fd);
     return error;

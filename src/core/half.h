@@ -1,5 +1,5 @@
-/* half.h -- bfloat16 and IEEE half precision as bits, to and from float. Rounding is to the nearest,
- * ties to even; subnormals are exact; what is too large becomes infinity; NaN stays NaN. */
+/* half.h -- bfloat16 and IEEE half precision as bits, to and from float. Rounding is to the nearest, ties to even;
+ * subnormals are exact; overflow becomes infinity; NaN stays NaN. */
 #ifndef HL_HALF_H
 #define HL_HALF_H
 #include <stdint.h>

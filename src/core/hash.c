@@ -1,4 +1,4 @@
-/* hash.c -- see hash.h: four lanes of multiply and rotate, so that memory is the limit and not the multiplier. */
+/* hash.c -- see hash.h: four lanes of multiply and rotate, so that memory is the bottleneck, not the multiplier. */
 #include "core/hash.h"
 #include <string.h>
 

@@ -1,4 +1,4 @@
-/* hash.h -- a fast 64-bit checksum of bytes: against accidents, not against people. */
+/* hash.h -- a fast 64-bit checksum of bytes: detects corruption, not tampering. */
 #ifndef HL_HASH_H
 #define HL_HASH_H
 #include <stdint.h>
@@ -8,7 +8,7 @@ static inline uint64_t hl_hash_mix(uint64_t x) {
     x = (x ^ (x >> 32)) * 0xd6e8feb86659fd93u;
     return x ^ (x >> 32);
 }
-/* Of n bytes, going on from another one's result. */
+/* Hashes n bytes, continuing from a previous result. */
 uint64_t hl_hash(uint64_t before, const void *data, int64_t n);
 
 #endif

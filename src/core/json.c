@@ -7,7 +7,7 @@ hola_status hl_json_object(json_t **out, const char *text, int64_t len, int64_t 
     json_error_t e = {.line = 0};
     *out = NULL;
     if (len > max) return hl_fail(HOLA_EFORMAT, "%s: larger than %lld bytes", path, (long long)max);
-    /* jansson drops a NUL after a number */
+    /* jansson ignores a NUL after a number */
     if (len > 0 && memchr(text, 0, (size_t)len)) return hl_fail(HOLA_EFORMAT, "%s: a NUL byte in JSON text", path);
     json_t *root = json_loadb(text, (size_t)len, JSON_REJECT_DUPLICATES, &e);
     if (!root) return hl_fail(HOLA_EFORMAT, "%s: line %d: %s", path, e.line, e.text);
@@ -25,7 +25,7 @@ int64_t hl_utf8_character(const unsigned char *p, int64_t n) {
     if (p[0] < 0xc2 || p[0] > 0xf4 || len > n) return 0;
     for (int64_t i = 1; i < len; i++)
         if (p[i] < 0x80 || p[i] > 0xbf) return 0;
-    /* too long a form, surrogates, beyond U+10FFFF */
+    /* overlong forms, surrogates, beyond U+10FFFF */
     if ((p[0] == 0xe0 && p[1] < 0xa0) || (p[0] == 0xed && p[1] > 0x9f) || (p[0] == 0xf0 && p[1] < 0x90) ||
         (p[0] == 0xf4 && p[1] > 0x8f))
         return 0;

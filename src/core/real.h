@@ -1,5 +1,5 @@
-/* real.h -- the number type of the engine. The library is built with float; the tests build the same
- * sources once more with -DHL_DOUBLE, so that formulas can be told apart from rounding. */
+/* real.h -- the number type of the engine. The library is built with float; the tests also build the same sources with
+ * -DHL_DOUBLE, to separate wrong formulas from rounding. */
 #ifndef HL_REAL_H
 #define HL_REAL_H
 #include <math.h>

@@ -1,5 +1,5 @@
-/* rng.c -- splitmix64 as a counter generator: the seed and the stream are hashed to a key, and element i
- * is the i-th output of splitmix64 started there. */
+/* rng.c -- splitmix64 as a counter generator: the seed and the stream are hashed to a key, and element i is the i-th
+ * output of splitmix64 from that key. */
 #include "core/rng.h"
 
 #define GOLDEN 0x9e3779b97f4a7c15u

@@ -18,7 +18,7 @@ static hola_status wrong(const struct reader *r, const char *what) {
 }
 static hola_status no_memory(const struct reader *r) { return hl_fail(HOLA_ENOMEM, "%s: no memory", r->path); }
 
-/* Takes over value; NULL: no memory. */
+/* Takes ownership of value; NULL: no memory. */
 static hola_status add(struct hl_settings *s, const struct reader *r, const char *name, size_t n, json_t *value) {
     if (s->n == s->room) {
         struct hl_setting *more = realloc(s->at, (size_t)(2 * s->room + 16) * sizeof *more);
@@ -99,7 +99,7 @@ static hola_status read_string(struct reader *r, json_t **value) {
             else text[n++] = means[at - letters], r->p++;
         }
     }
-    if (s == HOLA_OK && (r->p == r->end || *r->p != quote)) s = wrong(r, "a string that does not end on its line");
+    if (s == HOLA_OK && (r->p == r->end || *r->p != quote)) s = wrong(r, "an unterminated string");
     if (s == HOLA_OK) {
         r->p++;
         *value = json_stringn(text, n);
@@ -153,7 +153,7 @@ static hola_status read_value(struct reader *r, json_t **value) {
     if (*r->p == '"' || *r->p == '\'') {
         const char quote = *r->p;
         if (r->end - r->p >= 3 && r->p[1] == quote && r->p[2] == quote)
-            return wrong(r, "strings of several lines are not supported");
+            return wrong(r, "multi-line strings are not supported");
         return read_string(r, value);
     }
     if (*r->p == '[' || *r->p == '{') return wrong(r, "arrays and tables are not supported");
@@ -201,7 +201,7 @@ hola_status hl_settings_toml(struct hl_settings *out, const char *text, int64_t 
     struct reader r = {.p = text, .end = text + n, .path = path, .line = 1};
     hola_status s = HOLA_OK;
     *out = (struct hl_settings){0};
-    if (n > HL_SETTINGS_BYTES) s = wrong(&r, "a file of settings this large is not supported");
+    if (n > HL_SETTINGS_BYTES) s = wrong(&r, "settings files this large are not supported");
     while (s == HOLA_OK && r.p < r.end) s = read_line(out, &r);
     if (s != HOLA_OK) hl_settings_free(out);
     return s;
@@ -209,7 +209,7 @@ hola_status hl_settings_toml(struct hl_settings *out, const char *text, int64_t 
 
 /* ---- JSON ---- */
 
-/* The line in which the object has a name: the first "name" that a colon follows. */
+/* The line of a name in the object: the first "name" followed by a colon. */
 static int64_t line_of(const char *text, int64_t n, const char *name) {
     const size_t len = strlen(name);
     int64_t line = 1;

@@ -1,5 +1,5 @@
-/* sha256.c -- see sha256.h. The constants are the first 32 bits of the fractional parts of the cube roots of
- * the first 64 primes, and for the start of the square roots of the first 8. */
+/* sha256.c -- see sha256.h. The constants are the first 32 bits of the fractional parts of the cube roots of the first
+ * 64 primes, and, for the initial state, of the square roots of the first 8. */
 #include "core/sha256.h"
 #include "core/file.h"
 #include <string.h>
@@ -45,7 +45,8 @@ static void take_plain(uint32_t h[8], const unsigned char *p, int64_t n) {
 }
 
 #if defined(__x86_64__)
-/* The same with the processor's own rounds, five times as fast: a model of gigabytes is hashed while it is read. */
+/* The same with the processor's SHA instructions, five times as fast: a model of gigabytes is hashed while it is
+ * read. */
 __attribute__((target("sha,sse4.1"))) static void take_rounds(uint32_t h[8], const unsigned char *p, int64_t n) {
     const __m128i order = _mm_set_epi64x(0x0c0d0e0f08090a0b, 0x0405060700010203);
     const __m128i dcba = _mm_loadu_si128((const __m128i *)h), hgfe = _mm_loadu_si128((const __m128i *)(h + 4));

@@ -1,4 +1,4 @@
-/* sha256.h -- SHA-256 (FIPS 180-4): what a file or a text was, in 64 digits. */
+/* sha256.h -- SHA-256 (FIPS 180-4) of files and texts, as 64 hex digits. */
 #ifndef HL_SHA256_H
 #define HL_SHA256_H
 #include "core/status.h"
@@ -11,7 +11,7 @@ struct hl_sha256 {
 void hl_sha256_begin(struct hl_sha256 *s);
 void hl_sha256_add(struct hl_sha256 *s, const void *data, int64_t n);
 void hl_sha256_end(struct hl_sha256 *s, char hex[65]);
-/* Adds a file's content. */
+/* Adds the contents of a file. */
 hola_status hl_sha256_file(struct hl_sha256 *s, const char *path);
 
 #endif

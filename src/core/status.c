@@ -12,7 +12,7 @@ hola_status hl_fail(hola_status code, const char *fmt, ...) {
     va_start(ap, fmt);
     vsnprintf(message, sizeof message, fmt, ap);
     va_end(ap);
-    for (char *p = message; *p; p++) /* a file may hold any bytes; the message stays one line */
+    for (char *p = message; *p; p++) /* the message may quote any bytes, but stays one line */
         if ((unsigned char)*p < 32 || *p == 127) *p = '?';
     return code;
 }
@@ -24,7 +24,7 @@ hola_status hl_options_take(void *to, size_t known, const void *from, size_t fir
     memcpy(&size, from, sizeof size);
     if (size == 0) size = first;
     if (size < first) return hl_fail(HOLA_EINVAL, "%s: size %zu, the least is %zu", what, size, first);
-    for (size_t i = known; i < size; i++) /* of a later version */
+    for (size_t i = known; i < size; i++) /* fields of a later version */
         if (((const char *)from)[i])
             return hl_fail(HOLA_ENOTSUP, "%s: byte %zu is set, libhola %s knows %zu", what, i, HOLA_VERSION, known);
     memcpy(to, from, size < known ? size : known);

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Room for `more` items and one more: the NUL. */
+/* Room for `more` items plus the NUL. */
 static hola_status grow(void **data, int64_t n, int64_t *cap, int64_t more, size_t size) {
     int64_t room = *cap > INT64_MAX / 4 ? INT64_MAX / 2 : *cap + *cap / 2 + 64;
     if (more < *cap - n) return HOLA_OK;
@@ -50,7 +50,7 @@ hola_status hl_text_puts(struct hl_text *t, const char *string) {
 }
 
 hola_status hl_text_printf(struct hl_text *t, const char *fmt, ...) {
-    for (;;) { /* twice at most */
+    for (;;) { /* at most twice */
         va_list ap;
         va_start(ap, fmt);
         const int n = vsnprintf(t->data ? t->data + t->n : NULL, (size_t)(t->cap - t->n), fmt, ap);

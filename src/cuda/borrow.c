@@ -1,13 +1,13 @@
-/* borrow.c -- a real device for one call on a caller's stream and memory (include/hola_ops.h): a struct hl_cuda that
- * lives on the stack of the call. What is constant of a device is asked for once per process; threads that meet a new
- * device at the same time all ask, and store the same. */
+/* borrow.c -- a real device for one call on a caller's stream and memory (include/hola_ops.h): a struct hl_cuda on the
+ * stack of the call. Device constants are queried once per process; threads that race on a new device all query it and
+ * store the same values. */
 #include "cuda/device.h"
 #include <cuda_runtime_api.h>
 #include <stdatomic.h>
 
 enum { DEVICES = 64 };
 static struct {
-    atomic_int sms, shared, major; /* sms 0: not known yet; stored last */
+    atomic_int sms, shared, major; /* sms 0: unknown; stored last */
     uint64_t kernels[HL_KERNELS];
 } constants[DEVICES];
 
@@ -32,7 +32,7 @@ hola_status hl_cuda_borrow(struct hl_cuda *c, int device, void *stream, void *wo
         return hl_fail(HOLA_EDEVICE, "no CUDA device: %s",
                        e == cudaSuccess ? "none is installed" : cudaGetErrorString(e));
     if (device < 0 || device >= n || device >= DEVICES)
-        return hl_fail(HOLA_EINVAL, "no CUDA device %d: there are %d", device, n);
+        return hl_fail(HOLA_EINVAL, "no CUDA device %d: %d found", device, n);
     e = cudaGetDevice(&before);
     if (e == cudaSuccess) e = learn(device);
     if (e == cudaSuccess && before != device) e = cudaSetDevice(device);

@@ -1,5 +1,5 @@
 /* cluster.cuh -- thread block clusters: blocks that run at the same time and access each other's (distributed) shared
- * memory. Hopper and later. The emulator runs one block after another and has none. */
+ * memory. Hopper and later. The emulator runs blocks sequentially and has no clusters. */
 #ifndef HL_CLUSTER_CUH
 #define HL_CLUSTER_CUH
 #include "cuda/pdl.cuh"
@@ -17,7 +17,7 @@ static __device__ __forceinline__ int cluster_rank() {
 #endif
     return (int)r;
 }
-/* The barrier of all threads of all blocks of the cluster. Arrival is relaxed: it orders no memory accesses. */
+/* The barrier of all threads of the cluster. Arrival is relaxed: it orders no memory accesses. */
 static __device__ __forceinline__ void cluster_arrive() {
 #if HL_CLUSTER
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
@@ -28,7 +28,7 @@ static __device__ __forceinline__ void cluster_wait() {
     asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
 #endif
 }
-/* The address in block `rank` of what is at `own` in this block's shared memory. */
+/* Maps address `own` of this block's shared memory to the same location in block `rank`. */
 static __device__ __forceinline__ uint32_t cluster_address(uint32_t own, int rank) {
     uint32_t at = 0;
 #if HL_CLUSTER

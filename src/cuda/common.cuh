@@ -1,10 +1,10 @@
-/* common.cuh -- what all kernels share: the activation type, vectorised loads and stores, warp and block reductions,
+/* common.cuh -- shared by all kernels: the activation type, vectorised loads and stores, warp and block reductions,
  * tensor cores (mma, ldmatrix), cp.async, loads and stores with a memory order, kernel launches.
  *
  * Every .cu file is compiled twice: HL_ISA=cuda with bf16 activations, HL_ISA=cuda_f32 (and HL_CUDA_F32) with float
- * ones, for checking. The tests compile it once more with a C++ compiler and HL_CUDA_EMU, against an emulator's own
- * cuda_runtime.h and cuda_bf16.h. Inline PTX has an emulated twin there (emu_...), which is why it belongs into the
- * headers of this folder and not into the files of the ops. */
+ * ones, for checking. The tests compile it again with a C++ compiler and HL_CUDA_EMU, against the emulator's own
+ * cuda_runtime.h and cuda_bf16.h. Inline PTX needs an emulated counterpart there (emu_...), so it belongs in the
+ * headers of this folder, not in the op files. */
 #ifndef HL_CUDA_COMMON_CUH
 #define HL_CUDA_COMMON_CUH
 #include <math.h> /* these before extern "C": their C++ parts must not be inside it */
@@ -32,7 +32,7 @@ __device__ __forceinline__ float f32(float x) { return x; }
 __device__ __forceinline__ float f32(bf16 x) { return __bfloat162float(x); }
 __device__ __forceinline__ void put(float *p, float x) { *p = x; }
 __device__ __forceinline__ void put(bf16 *p, float x) { *p = __float2bfloat16(x); }
-/* two floats to a packed pair of bf16, the first in the low half: what mma fragments and 4-byte stores take */
+/* two floats to a packed pair of bf16, the first in the low half: for mma fragments and 4-byte stores */
 __device__ __forceinline__ uint32_t pack2(float lo, float hi) {
 #ifdef HL_CUDA_EMU
     return __float2bfloat16(lo).bits | (uint32_t)__float2bfloat16(hi).bits << 16;
@@ -74,11 +74,11 @@ __device__ __forceinline__ float warp_max(float x) {
     for (int i = 16; i > 0; i /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, i));
     return x;
 }
-/* over the whole block, the result in every thread; shared: 33 floats of shared memory */
+/* over the whole block, with the result in every thread; shared: 33 floats of shared memory */
 __device__ __forceinline__ float block_sum(float x, float *shared) {
     const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     x = warp_sum(x);
-    __syncthreads(); /* the last call's may still be read */
+    __syncthreads(); /* the previous call may still be reading */
     if (lane == 0) shared[warp] = x;
     __syncthreads();
     if (warp == 0) {
@@ -191,10 +191,10 @@ template <int groups> __device__ __forceinline__ void copy_wait() {
 #endif
 }
 
-/* ---- global memory, where the compiler's own loads and stores will not do ---- */
+/* ---- global memory accesses that plain C cannot express ---- */
 
-/* Spins until *p >= n, with acquire semantics: what the blocks that raised it wrote before can then be read. (The
- * emulator runs kernels one after another.) */
+/* Spins until *p >= n, with acquire semantics: earlier writes of the blocks that raised it are then visible. (The
+ * emulator runs kernels sequentially.) */
 __device__ __forceinline__ void spin_acquire(const int *p, int n) {
 #ifndef HL_CUDA_EMU
     int x = 0;
@@ -205,7 +205,7 @@ __device__ __forceinline__ void spin_acquire(const int *p, int n) {
     }
 #endif
 }
-/* its counterpart: *p = n, after everything that this thread wrote, or saw written, before */
+/* its counterpart: *p = n with release semantics */
 __device__ __forceinline__ void store_release(int *p, int n) {
 #ifdef HL_CUDA_EMU
     *p = n;
@@ -213,7 +213,7 @@ __device__ __forceinline__ void store_release(int *p, int n) {
     asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(p), "r"(n) : "memory");
 #endif
 }
-/* a predicated store of 16 bytes: of a store in an if the compiler makes four of 4 bytes */
+/* a predicated 16-byte store: the compiler splits a store inside an if into four of 4 bytes */
 __device__ __forceinline__ void store_if(void *p, uint4 x, bool yes) {
 #ifdef HL_CUDA_EMU
     if (yes) *(uint4 *)p = x;

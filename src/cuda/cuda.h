@@ -1,7 +1,7 @@
-/* cuda.h -- one CUDA device, as the host code of the ops sees it.
+/* cuda.h -- one CUDA device, as seen by the host code of the ops.
  *
- * All work of a model goes to one stream, in order. Ops return no errors: the first failure is kept, and reported when
- * the stream is synchronised (hl_finish). The tests also link an emulated device, whose memory is the host's. */
+ * All work of a model goes to one stream, in order. Ops return no errors: the first failure is recorded and reported
+ * when the stream is synchronised (hl_finish). The tests also link an emulated device that uses host memory. */
 #ifndef HL_CUDA_H
 #define HL_CUDA_H
 #include "core/rows.h"
@@ -14,34 +14,33 @@ struct hl_cuda;
 
 bool hl_cuda_available(void);
 int hl_cuda_count(void);           /* devices */
-const char *hl_cuda_version(void); /* "13.0": what this was compiled with */
-const char *hl_cuda_arch(void);    /* "90a": the architectures that have machine code here */
-/* device < 0: the first. On failure one line says why ("no CUDA device: ..."). */
+const char *hl_cuda_version(void); /* the CUDA version of the build, "13.0" */
+const char *hl_cuda_arch(void);    /* architectures with machine code in this build, "90a" */
+/* device < 0: the first device. On failure one line says why ("no CUDA device: ..."). */
 hola_status hl_cuda_open(struct hl_cuda **out, int device);
 void hl_cuda_close(struct hl_cuda *c);
 const char *hl_cuda_name(const struct hl_cuda *c);
 int hl_cuda_sms(const struct hl_cuda *c);          /* multiprocessors */
-int hl_cuda_shared_limit(const struct hl_cuda *c); /* the most shared memory of a thread block, in bytes */
-/* Whether the code of a kernel that this device runs was compiled for Hopper (sm_90) or later, and so has programmatic
- * dependent launch, mbarriers, bulk copies and wgmma. The driver is asked once per device and kernel; any thread may
- * call this. */
+int hl_cuda_shared_limit(const struct hl_cuda *c); /* maximum shared memory per thread block, in bytes */
+/* Whether this device runs code of the kernel compiled for Hopper (sm_90) or later, which uses programmatic dependent
+ * launch, mbarriers, bulk copies and wgmma. The driver is queried once per device and kernel; any thread may call
+ * this. */
 bool hl_cuda_compiled_for_sm90(struct hl_cuda *c, const void *kernel);
 
 /* Scratch memory on the device, valid until the next op: an op asks once, for all it needs. 256-byte aligned. NULL: out
- * of memory; the failure is kept, and the op returns at once. */
+ * of memory; the failure is recorded, and the op must return. */
 void *hl_cuda_scratch(struct hl_cuda *c, int64_t bytes);
-/* Of a borrowed device (device.h): `bytes` of the scratch memory for all of the call; ops get what is left. NULL: it is
- * only being measured, or there is too little, and then the failure is kept. */
+/* For a borrowed device (device.h): reserves `bytes` of the scratch memory for the whole call; ops get the rest. NULL:
+ * a dry run, or not enough memory, and then the failure is recorded. */
 void *hl_cuda_take(struct hl_cuda *c, int64_t bytes);
 bool hl_cuda_measuring(const struct hl_cuda *c);
 
-/* Time on the stream, by events: stop synchronises and returns the seconds since start. */
+/* Times the stream with events: stop synchronises and returns the seconds since start. */
 void hl_cuda_timer_start(struct hl_cuda *c);
 double hl_cuda_timer_stop(struct hl_cuda *c);
 
-/* C [M][N] = alpha op(A) op(B) + beta C, all row-major. a_trans: A is stored [K][M]; b_trans: B is stored [N][K].
- * A and B have one type; C may be F32 beside BF16 operands. Sums are in fp32, in an order that depends on the
- * shape alone. */
+/* C [M][N] = alpha op(A) op(B) + beta C, all row-major. a_trans: A is stored [K][M]; b_trans: B is stored [N][K]. A and
+ * B have one type; C may be F32 beside BF16 operands. Sums are fp32, in an order that depends on the shape alone. */
 struct hl_gemm {
     int64_t M, N, K;
     bool a_trans, b_trans;
@@ -50,7 +49,7 @@ struct hl_gemm {
     int64_t lda, ldb, ldc; /* row lengths as stored */
     hola_dtype in, out;    /* HOLA_F32 or HOLA_BF16 */
     float alpha, beta;
-    const void *add; /* the matrix that beta multiplies, laid out as C; NULL: C itself */
+    const void *add; /* the matrix that beta multiplies, laid out like C; NULL: C itself */
 };
 void hl_cuda_gemm(struct hl_cuda *c, const struct hl_gemm *g);
 
@@ -59,7 +58,7 @@ void hl_cuda_gemm(struct hl_cuda *c, const struct hl_gemm *g);
 struct hl_dev_span {
     int32_t row, len; /* rows [row, row + len) of the batch */
     int32_t seg;
-    /* blocks: rows of this block that came before the segment (they are in its state); tiles: the first row's position */
+    /* blocks: rows of this block before the segment (stored in its state); tiles: the first row's position */
     int32_t skip;
 };
 enum { HL_TILE = 128, HL_WIDE_TILE = 192, HL_ZEROS = 64 };
@@ -69,16 +68,16 @@ struct hl_dev_rows {
     const int32_t *row_seg;          /* [T] */
     const struct hl_dev_span *chunk; /* [chunks]: HL_CHUNK rows from each segment's first */
     const int32_t *chunk_first;      /* [n + 1] */
-    const struct hl_dev_span *block; /* [blocks]: the cache's grid of absolute positions */
+    const struct hl_dev_span *block; /* [blocks]: the cache's blocks, aligned to absolute positions */
     const int32_t *block_first;      /* [n + 1] */
-    /* Of tiled rows. Rows from each segment's first, HL_TILE at a time, HL_WIDE_TILE at a time: the latest positions first. key_tile:
-     * those of HL_TILE rows by the number of rows that the segment has from there on, the most first, in groups of whole
+    /* For tiled rows: each segment in tiles of HL_TILE and of HL_WIDE_TILE rows, latest positions first. key_tile: the
+     * HL_TILE tiles, sorted by the number of rows to the end of their segment, most first, in groups of whole
      * segments. */
     const struct hl_dev_span *tile, *wide_tile, *key_tile;
     int64_t tiles, wide_tiles;
-    int32_t *zeros; /* [n][HL_ZEROS] counters that an op finds at 0 and leaves at 0 */
-    /* Of segment i's session: pages page_first[i] and following. These tables come last, so that they may grow and
-     * leave the others where they are: a recorded graph reads the present ones. */
+    int32_t *zeros; /* [n][HL_ZEROS] counters that are 0 before and after each op */
+    /* The pages of segment i's session start at page_first[i]. These tables come last, so that they can grow without
+     * moving the others: a captured graph reads the current ones. */
     const int32_t *page_first; /* [n + 1] */
     const char *const *page;
 };

@@ -1,6 +1,6 @@
 # The CUDA backend, which the program has wherever there is an nvcc (NVCC= builds without it), and its kernels emulated
-# on the CPU for the tests: EMU names the emulator's folder. CUDA_ARCH: the architectures that get machine code, beside
-# PTX for everything from sm_80 on; the a of 90a: with wgmma (src/cuda/wgmma.cuh).
+# on the CPU for the tests: EMU names the emulator's folder. CUDA_ARCH: the architectures that get machine code, besides
+# PTX for sm_80 and later; the a of 90a enables wgmma (src/cuda/wgmma.cuh).
 NVCC ?= $(firstword $(wildcard $(shell command -v nvcc 2>/dev/null) /usr/local/cuda/bin/nvcc))
 CUDA_ARCH ?= 90a
 CUDA_HOME := $(if $(NVCC),$(patsubst %/bin/nvcc,%,$(realpath $(NVCC))))
@@ -25,10 +25,10 @@ NVCC_FLAGS += -DHL_RACECHECK
 CUDA_OBJ := $(filter-out %/src/cuda/gemm.o,$(CUDA_OBJ)) $(BUILD)/cuda/tests/race/gemm.o
 endif
 
-# sanitizers and fuzzers look at host code: kernels would only take time there
+# sanitizers and fuzzers test host code: kernels would only cost time
 CUDA := $(if $(call on,$(SAN) $(TSAN) $(FUZZ)),,$(NVCC))
 CPU_OBJ := $(LIB_OBJ)
-HAVE_CUDA := backend.o raw_ops.o raw_linear_ops.o # what asks whether there is CUDA
+HAVE_CUDA := backend.o raw_ops.o raw_linear_ops.o # objects that depend on CUDA being built in
 ifneq ($(CUDA),)
 LIB_OBJ += $(CUDA_OBJ)
 LIBS += -L$(CUDA_HOME)/lib64 -lcudart_static -ldl -lrt -lstdc++
@@ -37,7 +37,7 @@ $(BUILD)/cuda-host/src/cuda/device.o: ALL_CFLAGS += '-DHL_CUDA_ARCH=$(strip $(CU
 endif
 all:
 
-$(BUILD)/float/src/backend/backend.o: $(BUILD)/cuda.made-with # which of the two it is
+$(BUILD)/float/src/backend/backend.o: $(BUILD)/cuda.made-with # with or without CUDA
 
 $(BUILD)/cuda-host/%.o: %.c $(BUILD)/c.made-with $(BUILD)/cuda.made-with
 	$(call say,CC $@) mkdir -p $(@D) && $(CC) $(ALL_CFLAGS) -isystem $(CUDA_HOME)/include -c -o $@ $<
@@ -58,8 +58,8 @@ $$(BUILD)/emu-$(1)/%.o: %.cu $$(BUILD)/c.made-with
 endef
 $(foreach i,cuda cuda_f32,$(eval $(call cuda_compile,$(i))))
 
-# That nvcc takes every kernel, for machines without a GPU: device code alone, hardly optimised, bf16 for the chips and
-# float as PTX. The emulator's build compiles the host code of these files.
+# Checks that nvcc compiles every kernel, on machines without a GPU: device code only, barely optimised, bf16 as machine
+# code and float as PTX. The emulator's build compiles the host code of these files.
 CHECK_OBJ := $(patsubst %.c,$(BUILD)/cuda-host/%.o,$(CUDA_C)) $(patsubst %.cu,$(BUILD)/check/%.cubin,$(CUDA_SRC)) \
     $(patsubst %.cu,$(BUILD)/check-f32/%.ptx,$(CUDA_SRC))
 QUICK = $(filter -std% -I%,$(NVCC_FLAGS)) -diag-suppress 177 $(if $(findstring --Ofast-compile,$(NVCC_HELP)),-Ofc=max) -MMD -MP
@@ -68,7 +68,7 @@ $(BUILD)/check/%.cubin: %.cu $(BUILD)/cuda.made-with
 $(BUILD)/check-f32/%.ptx: %.cu $(BUILD)/cuda.made-with
 	$(call say,NVCC $@) mkdir -p $(@D) && $(NVCC) $(QUICK) -arch=compute_80 $(ISA_cuda_f32) -ptx -o $@ $<
 check-cuda: NVCC_HELP := $(if $(filter check-cuda,$(GOALS)),$(if $(NVCC),$(shell $(NVCC) --help)))
-check-cuda: $(CHECK_OBJ) ## compile every kernel with nvcc, only to see that it compiles
+check-cuda: $(CHECK_OBJ) ## compile every kernel with nvcc, as a check only
 
 # a library whose "cuda" backend is emulated, for tests/cuda_x.c; `make test-cuda` links them with the real one
 EMU_HAVE := $(addprefix $(BUILD)/emu/src/backend/,$(HAVE_CUDA))

@@ -38,7 +38,7 @@ hola_status hl_cuda_open(struct hl_cuda **out, int device) {
                        : e == cudaErrorInsufficientDriver ? "no NVIDIA driver, or one too old for this program's CUDA"
                                                           : cudaGetErrorString(e));
     if (device < 0) device = 0;
-    if (device >= n) return hl_fail(HOLA_EDEVICE, "no CUDA device %d: there are %d", device, n);
+    if (device >= n) return hl_fail(HOLA_EDEVICE, "no CUDA device %d: %d found", device, n);
     e = cudaSetDevice(device);
     if (e == cudaSuccess) e = cudaGetDeviceProperties(&prop, device);
     if (e == cudaSuccess) e = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
@@ -96,7 +96,7 @@ void hl_cuda_allow_shared(struct hl_cuda *c, const void *kernel, size_t shared) 
 }
 void hl_cuda_launched(struct hl_cuda *c, cudaError_t e) { check(c, e, "launch"); }
 
-/* A hash table with linear probing, without locks: two threads that meet a new kernel both ask the driver and write the
+/* A lock-free hash table with linear probing: two threads that race on a new kernel both query the driver and write the
  * same entry. */
 bool hl_cuda_compiled_for_sm90(struct hl_cuda *c, const void *kernel) {
     const uint64_t address = (uint64_t)(uintptr_t)kernel;
@@ -118,7 +118,7 @@ void *hl_cuda_malloc(struct hl_cuda *c, int64_t bytes) {
     void *p = NULL;
     hl_prelaunch_cancel(c);
     if (cudaMalloc(&p, (size_t)bytes) != cudaSuccess) {
-        cudaGetLastError(); /* clears it: the caller reports */
+        cudaGetLastError(); /* clears the error: the caller reports it */
         return NULL;
     }
     return p;

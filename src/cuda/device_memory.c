@@ -1,4 +1,4 @@
-/* device_memory.c -- what a real and an emulated device have in common: scratch memory, the staging buffer, the first
+/* device_memory.c -- code shared by the real and the emulated device: scratch memory, the staging buffer, the first
  * failure. */
 #include "cuda/device.h"
 #include <stdarg.h>
@@ -19,7 +19,7 @@ void hl_cuda_fail(struct hl_cuda *c, hola_status s, const char *format, ...) {
 
 bool hl_cuda_measuring(const struct hl_cuda *c) { return c->measuring; }
 
-/* (Too little: the caller was told how much is needed, and what it gave was compared with that.) */
+/* (Cannot be too small: the size given by the caller was checked against the required one.) */
 static bool borrowed_has(struct hl_cuda *c, int64_t bytes) {
     if (c->measuring) return false;
     if (bytes <= c->scratch_bytes) return true;
@@ -47,7 +47,7 @@ void *hl_cuda_scratch(struct hl_cuda *c, int64_t bytes) {
         if (!c->scratch) {
             int64_t left, used;
             hl_cuda_free_memory(c, &left, &used);
-            hl_cuda_fail(c, HOLA_ENOMEM, "device memory: %.1f MB of scratch memory do not fit beside %.1f MB in use",
+            hl_cuda_fail(c, HOLA_ENOMEM, "device memory: %.1f MB of scratch memory do not fit with %.1f MB in use",
                          (double)bytes * 1e-6, (double)used * 1e-6);
             return NULL;
         }

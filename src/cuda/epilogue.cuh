@@ -1,5 +1,5 @@
-/* epilogue.cuh -- the epilogue of a product: accumulators by stmatrix to a swizzled tile in shared memory (wgmma.cuh),
- * from which rows are stored whole, and sums of packed bf16 pairs. */
+/* epilogue.cuh -- the epilogue of a product: stmatrix of accumulators to a swizzled tile in shared memory (wgmma.cuh),
+ * from which whole rows are stored, and sums of packed bf16 pairs. */
 #ifndef HL_EPILOGUE_CUH
 #define HL_EPILOGUE_CUH
 #include "cuda/wgmma.cuh"

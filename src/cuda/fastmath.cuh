@@ -1,5 +1,5 @@
-/* fastmath.cuh -- approximate math (ex2.approx, rcp.approx, rsqrt.approx) for kernels that would otherwise be bound by
- * arithmetic instead of memory. */
+/* fastmath.cuh -- approximate math (ex2.approx, rcp.approx, rsqrt.approx) for kernels that would otherwise be
+ * compute-bound instead of memory-bound. */
 #ifndef HL_FASTMATH_CUH
 #define HL_FASTMATH_CUH
 #include "cuda/common.cuh"
@@ -26,7 +26,7 @@ static __device__ __forceinline__ float fast_exp2(float x) {
     return e;
 #endif
 }
-/* 1 / sqrt(x), accurate to 2 ulp, for an x that an epsilon keeps away from denormals */
+/* 1 / sqrt(x), accurate to 2 ulp, for x kept away from denormals by an epsilon */
 static __device__ __forceinline__ float fast_rsqrt(float x) {
 #ifdef HL_CUDA_EMU
     return rsqrtf(x);

@@ -1,5 +1,5 @@
-/* graph.c -- work captured as a CUDA graph and replayed: decoding is hundreds of kernels of a few
- * microseconds, faster than the host could launch them one by one. */
+/* graph.c -- work captured as a CUDA graph and replayed: decoding runs hundreds of kernels of a few microseconds,
+ * faster than the host can launch them one by one. */
 #include "cuda/device.h"
 #include <cuda_runtime_api.h>
 #include <string.h>
@@ -12,8 +12,8 @@ void hl_graph_close(struct hl_cuda *c) {
     for (int i = 0; i < HL_GRAPHS; i++) drop(&c->graph[i]);
 }
 
-/* The first time, the work of a key is only run, so that it allocates the memory it needs; the second time it
- * is captured, and from then on replayed. */
+/* The first time, the work of a key only runs, so that it allocates its memory; the second time it is captured, and
+ * afterwards replayed. */
 bool hl_cuda_replay(struct hl_cuda *c, uint64_t key) {
     struct hl_graph *g = &c->graph[key % HL_GRAPHS];
     if (g->key != key || g->generation != c->generation) {

@@ -1,5 +1,5 @@
-/* mapped_output.c -- results that a kernel writes to host memory itself. The host reads them as they arrive,
- * which is sooner than the driver reports the end of the kernel.
+/* mapped_output.c -- results that a kernel writes directly to host memory. The host reads them as they arrive, before
+ * the driver reports the end of the kernel.
  *
  * The lowest bit of every word, the tag, tells new from old. It flips from one kernel to the next:
  *
@@ -8,15 +8,15 @@
  *   the kernel:            writes value | tag  word by word, in any order
  *   hl_mapped_words_wait:  polls until every word has the tag, returns them with the bit cleared
  *
- * So the host only reads, and never takes a cache line from the device by writing to it. If the stream is
- * idle and a word is still old, it will not come: an error, and the next kernel starts again from zeros. */
+ * So the host only reads, and never takes a cache line from the device by writing to it. If the stream is idle and a
+ * word is still old, it will never arrive: an error, and the next kernel starts again from zeros. */
 #include "cuda/device.h"
 #include <stdatomic.h>
 #include <string.h>
 
 enum {
-    PIECE = 1024,     /* words that are read at a time */
-    SPINS = 1 << 12,  /* polls between two questions to the driver whether a kernel still runs */
+    PIECE = 1024,     /* words read at a time */
+    SPINS = 1 << 12,  /* polls between driver queries whether a kernel still runs */
     VALUE_BYTES = 64, /* for hl_mapped_values, before the words */
     MAX_VALUES = VALUE_BYTES / 8
 };
@@ -41,11 +41,11 @@ void *hl_mapped_words(struct hl_cuda *c, int64_t words, uint32_t *tag) {
     return c->mapped + VALUE_BYTES;
 }
 
-/* Whether all of them were new. The copy is tested, not the source: a word that is read twice may have
- * changed in between, and without the second fence the compiler could read it twice. */
+/* Whether all of them were new. Tests the copy, not the source: a word that is read twice may change in between, and
+ * without the second fence the compiler could read it twice. */
 static bool copy_piece(uint32_t *restrict to, const uint32_t *restrict from, int64_t n, uint32_t tag) {
     uint32_t old = 0;
-    atomic_thread_fence(memory_order_acquire); /* read again what an earlier poll has read */
+    atomic_thread_fence(memory_order_acquire); /* reread what an earlier poll has read */
     memcpy(to, from, (size_t)n * sizeof *to);
     atomic_thread_fence(memory_order_acq_rel);
     for (int64_t i = 0; i < n; i++) {
@@ -54,13 +54,13 @@ static bool copy_piece(uint32_t *restrict to, const uint32_t *restrict from, int
     }
     return !(old & 1);
 }
-/* For the last word of a piece, which arrives late: polling one word leaves the other lines to the device. */
+/* Polls the last word of a piece, which arrives late: polling one word leaves the other cache lines to the device. */
 static bool is_new(const uint32_t *word, uint32_t tag) { return !((*(const volatile uint32_t *)word ^ tag) & 1); }
-/* Whether to poll once more after that many polls. */
+/* Whether to poll again after that many polls. */
 static bool may_arrive(struct hl_cuda *c, int64_t polls, bool *idle) {
     if (*idle) {
         c->mapped_words = 0;
-        hl_cuda_fail(c, HOLA_EDEVICE, "CUDA: a kernel ended without its answer");
+        hl_cuda_fail(c, HOLA_EDEVICE, "CUDA: a kernel ended without writing its result");
         return false;
     }
     if (polls % SPINS == 0) *idle = !hl_cuda_busy(c); /* then one last poll */

@@ -1,9 +1,9 @@
 /* mbarrier.cuh -- mbarriers and bulk asynchronous copies (cp.async.bulk, by the TMA unit), for pipelines of a producer
- * and its consumers. Hopper and later: hl_cuda_compiled_for_sm90 tells.
+ * and its consumers. Hopper and later (hl_cuda_compiled_for_sm90).
  *
- * A phase of an mbarrier completes when all arrivals have come and all bytes that were expected (expect_tx) have been
- * copied. mbarrier_wait of parity p returns once phase p, p + 2, ... is complete, so on an mbarrier just initialised
- * a wait for parity 1 returns at once: a ring of empty stages needs no special case. */
+ * A phase of an mbarrier completes when all arrivals have happened and all expected bytes (expect_tx) have been copied.
+ * mbarrier_wait of parity p returns once phase p, p + 2, ... is complete, so on a newly initialised mbarrier a wait for
+ * parity 1 returns immediately: a ring of empty stages needs no special case. */
 #ifndef HL_MBARRIER_CUH
 #define HL_MBARRIER_CUH
 #include "cuda/named_barrier.cuh"
@@ -12,8 +12,8 @@
 #define HL_BULK 1
 #endif
 
-/* An mbarrier as PTX names it: a 32-bit address in shared memory. It is converted once, since the compiler would
- * convert a pointer again at every use. */
+/* An mbarrier as used by PTX: a 32-bit shared memory address, converted once, since the compiler would convert a
+ * pointer at every use. */
 #ifdef HL_CUDA_EMU
 typedef uint64_t *mbarrier_t;
 static inline mbarrier_t mbarrier_base(uint64_t *p) { return p; }
@@ -39,7 +39,7 @@ static __device__ __forceinline__ void mbarrier_init(mbarrier_t b, int arrivals)
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 }
-/* An arrival of the producer, which expects so many bytes to be copied. */
+/* The producer's arrival, which expects `bytes` bytes to be copied. */
 static __device__ __forceinline__ void mbarrier_arrive_expect_tx(mbarrier_t b, int bytes) {
 #ifdef HL_CUDA_EMU
     emu_mbarrier_arrive(b, bytes);
@@ -68,7 +68,7 @@ static __device__ __forceinline__ void mbarrier_wait(mbarrier_t b, uint32_t pari
                      : "memory");
 #endif
 }
-/* A warp arrives as one thread. racecheck takes that for an arrival of this thread alone, so there all lanes do. */
+/* One thread arrives for its warp. racecheck counts that for this thread alone, so in its build all lanes arrive. */
 #ifdef HL_RACECHECK
 enum { WARP_ARRIVALS = 32 };
 #else
@@ -77,7 +77,7 @@ enum { WARP_ARRIVALS = 1 };
 static __device__ __forceinline__ void mbarrier_init_warps(mbarrier_t b, int warps) {
     mbarrier_init(b, warps * WARP_ARRIVALS);
 }
-/* Of a consumer warp that has read a stage, or a producer warp that has written one. */
+/* For a consumer warp that has read a stage, or a producer warp that has written one. */
 static __device__ __forceinline__ void mbarrier_arrive_warp(mbarrier_t b, int lane) {
     __syncwarp();
     if (lane < WARP_ARRIVALS) mbarrier_arrive(b);
@@ -89,7 +89,7 @@ static __device__ __forceinline__ void copy_async_arrive(mbarrier_t b) {
     emu_copy_commit();
     emu_copy_wait(0);
     emu_mbarrier_arrive(b, 0);
-#elif HL_BULK && defined(HL_RACECHECK) /* it does not know cp.async.mbarrier.arrive */
+#elif HL_BULK && defined(HL_RACECHECK) /* it does not support cp.async.mbarrier.arrive */
     asm volatile("cp.async.wait_all;" ::: "memory");
     mbarrier_arrive(b);
 #elif HL_BULK
@@ -97,7 +97,7 @@ static __device__ __forceinline__ void copy_async_arrive(mbarrier_t b) {
 #endif
 }
 /* Global to shared memory: bytes a multiple of 16, both addresses 16-byte aligned, complete_tx on b. By one thread.
- * Evict-first in L2 unless it will be read again. */
+ * Evict-first in L2 unless the data will be read again. */
 static __device__ __forceinline__ void bulk_copy(void *shared, const void *global, int bytes, mbarrier_t b,
                                                  bool again = false) {
 #ifdef HL_CUDA_EMU
@@ -118,8 +118,8 @@ static __device__ __forceinline__ void bulk_copy(void *shared, const void *globa
                  : "memory");
 #endif
 }
-/* Shared to global memory, by one thread, as a bulk group of its own: a multiple of 16, both addresses 16-byte aligned.
- * Whoever wrote the shared memory has called fence_proxy_async (wgmma.cuh). */
+/* Shared to global memory, by one thread, as a separate bulk group: a multiple of 16, both addresses 16-byte aligned.
+ * The threads that wrote the shared memory must have called fence_proxy_async (wgmma.cuh). */
 static __device__ __forceinline__ void bulk_store(void *global, const void *shared, int bytes) {
 #ifdef HL_CUDA_EMU
     memcpy(global, shared, (size_t)bytes);
@@ -130,7 +130,7 @@ static __device__ __forceinline__ void bulk_store(void *global, const void *shar
                  : "memory");
 #endif
 }
-/* The same, of floats that are added to those in global memory. */
+/* The same, adding floats to those in global memory. */
 static __device__ __forceinline__ void bulk_add(float *global, const float *shared, int bytes) {
 #ifdef HL_CUDA_EMU
     for (int i = 0; i < bytes / 4; i++) global[i] += shared[i];
@@ -141,7 +141,7 @@ static __device__ __forceinline__ void bulk_add(float *global, const float *shar
                  : "memory");
 #endif
 }
-/* Returns when all of this thread's groups are in global memory; other threads see them behind a fence. */
+/* Returns when all of this thread's groups are in global memory; other threads see them after a fence. */
 static __device__ __forceinline__ void bulk_store_wait() {
 #if HL_BULK
     asm volatile("cp.async.bulk.wait_group 0;\n\tfence.proxy.async;" ::: "memory");

@@ -1,5 +1,5 @@
-/* mma.cuh -- fragments of mma_bf16 (common.cuh) by ldmatrix, from tiles in shared memory that are not swizzled: rows are
- * `ld` elements apart and 16-byte aligned. For swizzled tiles see wgmma.cuh. */
+/* mma.cuh -- fragments of mma_bf16 (common.cuh) by ldmatrix, from unswizzled tiles in shared memory: rows are `ld`
+ * elements apart and 16-byte aligned. For swizzled tiles see wgmma.cuh. */
 #ifndef HL_MMA_CUH
 #define HL_MMA_CUH
 #include "cuda/common.cuh"

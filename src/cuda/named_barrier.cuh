@@ -1,11 +1,11 @@
-/* named_barrier.cuh -- named barriers: bar.sync and bar.arrive of some of a block's warps. `threads` of them take part
- * in barrier `id`, 1 to 15 (0 is that of __syncthreads): those that sync wait for the others, those that arrive go
- * on. A kernel that uses them begins with named_barrier_init, in all threads.
+/* named_barrier.cuh -- named barriers: bar.sync and bar.arrive of some of a block's warps. `threads` threads take part
+ * in barrier `id`, 1 to 15 (0 is __syncthreads): sync waits for the others, arrive does not. A kernel that uses them
+ * begins with named_barrier_init, in all threads.
  *
- * HL_RACECHECK, for compute-sanitizer alone (make sanitize): racecheck takes a named barrier for a part of
- * __syncthreads and reports races that are none. There named barriers are mbarriers, which it follows, in the last
- * NAMED_BARRIER_BYTES of the block's dynamic shared memory (part of TILES_ROOM, or asked for in addition). As the
- * number of threads comes with each use, a phase is SHARES arrivals and a thread arrives with SHARES / threads. */
+ * HL_RACECHECK, for compute-sanitizer only (make sanitize): racecheck treats a named barrier as part of __syncthreads
+ * and reports false races. In that build named barriers are mbarriers, which it supports, in the last
+ * NAMED_BARRIER_BYTES of the block's dynamic shared memory (part of TILES_ROOM, or requested in addition). As the
+ * number of threads is given at each use, a phase is SHARES arrivals and a thread arrives with SHARES / threads. */
 #ifndef HL_NAMED_BARRIER_CUH
 #define HL_NAMED_BARRIER_CUH
 #include "cuda/common.cuh"

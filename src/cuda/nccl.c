@@ -1,13 +1,13 @@
-/* nccl.c -- collectives between the devices of several ranks by NCCL, which is loaded (dlopen) at run time: one build
- * serves machines with and without it. Gradients are reduced to the rank that owns their part of the array (ZeRO-1),
- * range by range on a side stream, overlapped with the backward pass of the layers below. */
+/* nccl.c -- collectives between the devices of several ranks with NCCL, loaded (dlopen) at run time: one build works
+ * with and without it. Gradients are reduced to the rank that owns their part of the array (ZeRO-1), range by range on
+ * a side stream, overlapped with the backward pass of the layers below. */
 #include "cuda/device.h"
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* what we use of nccl.h */
+/* the parts of nccl.h used here */
 typedef struct {
     char internal[128];
 } nccl_id;
@@ -70,7 +70,7 @@ hola_status hl_cuda_link(struct hl_cuda *c, int rank, int size, void (*broadcast
     int64_t good = find(l);
     if (good && rank == 0) good = l->ncclGetUniqueId(&id) == NCCL_OK;
     if (size > 1) {
-        broadcast(&good, sizeof good); /* rank 0's library decides: all ranks are alike */
+        broadcast(&good, sizeof good); /* rank 0's library decides for all ranks */
         broadcast(&id, sizeof id);
     }
     if (!good || !l->library) {

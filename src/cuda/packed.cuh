@@ -1,5 +1,5 @@
-/* packed.cuh -- V neighbouring activations in registers as they are stored: half the registers that floats take, for
- * what is loaded ahead of its use (prefetched) or used twice. */
+/* packed.cuh -- V adjacent activations kept packed in registers: half the registers of floats, for values that are
+ * prefetched or used twice. */
 #ifndef HL_PACKED_CUH
 #define HL_PACKED_CUH
 #include "cuda/common.cuh"

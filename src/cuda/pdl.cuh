@@ -1,10 +1,10 @@
-/* pdl.cuh -- programmatic dependent launch (PDL): a kernel starts while the one before it in the stream still runs, so
- * that its launch latency is hidden; of the many small kernels of decoding that latency is most of the time.
+/* pdl.cuh -- programmatic dependent launch (PDL): a kernel starts while the previous one in the stream still runs,
+ * which hides its launch latency; for the many small kernels of decoding, that latency dominates.
  *
  * A kernel launched by launch_pdl calls pdl_wait before it reads what an earlier kernel wrote, or writes what an
  * earlier kernel reads, and then pdl_trigger, which lets the next kernel start. Before pdl_wait it may load weights,
- * which the kernel before it never writes. A kernel launched by launch waits for all before it to end, as ever.
- * Hopper and later; elsewhere both calls are nothing and launch_pdl is launch. */
+ * which the previous kernel never writes. A kernel launched by launch waits for all earlier kernels to finish, as
+ * usual. Hopper and later; elsewhere both calls do nothing and launch_pdl is launch. */
 #ifndef HL_PDL_CUH
 #define HL_PDL_CUH
 #include "cuda/common.cuh"
@@ -30,7 +30,7 @@ template <class... P, class... A>
 static void launch_pdl(struct hl_cuda *c, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, A... args) {
     cudaLaunchAttribute pdl = {};
     cudaLaunchConfig_t config = {};
-    /* a kernel compiled for an older architecture has no griddepcontrol.wait in it */
+    /* a kernel compiled for an older architecture contains no griddepcontrol.wait */
     const bool waits = hl_cuda_compiled_for_sm90(c, (const void *)kernel);
     pdl.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     pdl.val.programmaticStreamSerializationAllowed = 1;

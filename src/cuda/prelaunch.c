@@ -1,5 +1,5 @@
-/* prelaunch.c -- a kernel launched before its work is known: when the last kernel ends, it is already on the
- * device with its tables loaded, and the host sends it the work. So neither waits for a launch.
+/* prelaunch.c -- a kernel launched before its work is known: when the previous kernel ends, it is already on the device
+ * with its tables loaded, and the host sends it the work. So neither waits for a launch.
  *
  * Host and kernel share two words of host memory, each number << 32 | value. Pieces of work are numbered; a
  * kernel is launched for one number and answers once.
@@ -16,10 +16,9 @@
  *   not armed
  *     `-- submit: the host launches a kernel itself
  *
- * Neither can wait for ever. The kernel has a timeout. It replies exactly once, whatever it saw, and reads no
- * request after that; so the host gets a reply to every request, even if the two crossed. A kernel that died
- * leaves the stream idle. Whoever else wants the device cancels first (hl_stream) and comes after the kernel
- * in the stream. */
+ * Neither can wait forever. The kernel has a timeout. It replies exactly once in every case, and reads no request after
+ * that; so the host gets a reply to every request, even if the two cross. A kernel that died leaves the stream idle.
+ * Any other use of the device cancels first (hl_stream) and follows the kernel in the stream. */
 #define _POSIX_C_SOURCE 200809L
 #include "core/clock.h"
 #include "cuda/device.h"
@@ -30,21 +29,21 @@
 
 enum {
     MAX_WORK = 1024,            /* bytes that describe a piece of work */
-    SPINS = 1 << 12,            /* polls between two questions to the driver whether the kernel still runs */
+    SPINS = 1 << 12,            /* polls between driver queries whether the kernel still runs */
     KERNEL_TIMEOUT_NS = 200000, /* how long a kernel waits for its work */
-    ARM_WITHIN_NS = 100000      /* arming pays if the next piece of work comes that soon after a result */
+    ARM_WITHIN_NS = 100000      /* arming pays off if the next piece of work comes this soon after a result */
 };
 
-struct words { /* host memory that the device reads and writes; each word has a cache line of its own */
+struct words { /* host memory that the device reads and writes; each word has its own cache line */
     _Atomic uint64_t request;
     char padding[120];
     _Atomic uint64_t reply;
 };
 struct hl_prelaunch {
-    pthread_mutex_t lock; /* of armed and next: another thread may allocate, and so cancel, during a submit */
+    pthread_mutex_t lock; /* guards armed and next: another thread may allocate, and so cancel, during a submit */
     struct words *words;
-    _Atomic bool armed; /* a kernel was launched for number `next`; it may have left */
-    bool repeats;       /* the last piece of work was like the one before it, and came soon after it */
+    _Atomic bool armed; /* a kernel was launched for number `next`; it may have exited */
+    bool repeats;       /* the last piece of work matched the previous one and followed it soon */
     uint32_t next;      /* number of the next piece of work */
     int64_t submitted, work_size;
     char work[MAX_WORK];
@@ -61,7 +60,7 @@ void hl_prelaunch_open(struct hl_cuda *c) {
     pthread_mutex_init(&c->prelaunch->lock, NULL);
     c->prelaunch->next = 1;
 }
-/* Without memory for the two words nothing is prelaunched. */
+/* Without memory for the two words, nothing is prelaunched. */
 static bool has_words(struct hl_cuda *c) {
     struct hl_prelaunch *s = c->prelaunch;
     if (!s || s->words) return s;
@@ -95,7 +94,7 @@ static bool accepted(struct hl_cuda *c, const struct hl_prelaunch *s, uint32_t n
         const uint64_t reply = atomic_load_explicit(&s->words->reply, memory_order_acquire);
         if ((uint32_t)(reply >> 32) == number) return (uint32_t)reply != HL_PRELAUNCH_STOP;
         if (idle) {
-            hl_cuda_fail(c, HOLA_EDEVICE, "CUDA: a kernel ended without its answer");
+            hl_cuda_fail(c, HOLA_EDEVICE, "CUDA: a kernel ended without replying");
             return false;
         }
         if (polls % SPINS == 0) idle = !hl_cuda_busy(c); /* then one last poll */

@@ -1,6 +1,5 @@
-/* reduce.cuh -- the second half of every sum over rows (as of split-K): blocks leave partial sums in scratch memory,
- * and one more kernel adds them up, in a fixed order instead of by atomics, so that the same input gives the same
- * bits. */
+/* reduce.cuh -- the second half of every sum over rows (such as split-K): blocks leave partial sums in scratch memory,
+ * and another kernel adds them in a fixed order, without atomics, so that the same input gives the same bits. */
 #ifndef HL_REDUCE_CUH
 #define HL_REDUCE_CUH
 #include "cuda/common.cuh"

@@ -1,24 +1,24 @@
-/* row_pieces.cuh -- arrays [M][D] for kernels that work element by element: pieces of 16 bytes, and what is left. Some
- * of the arrays may have rows with gaps between them; the others have none. */
+/* row_pieces.cuh -- arrays [M][D] for elementwise kernels: 16-byte pieces and a remainder. Some arrays may be strided
+ * (rows `ld` numbers apart); the others are dense. */
 #ifndef HL_ROW_PIECES_CUH
 #define HL_ROW_PIECES_CUH
 #include "cuda/common.cuh"
 
-/* n numbers in pieces of `wide`, `pieces` a row; rows with gaps are ld numbers apart. */
+/* n numbers in pieces of `wide`, `pieces` per row; strided rows are ld numbers apart. */
 struct cut {
     int64_t n, ld;
     unsigned pieces;
 };
-/* where the piece at i of an array without gaps is in one with gaps */
+/* the index in a strided array of the piece at i of a dense one */
 template <int wide> static __device__ __forceinline__ int64_t place(const struct cut &c, int64_t i) {
     const unsigned p = (unsigned)(i / wide), row = p / c.pieces;
     return row * c.ld + (p - row * c.pieces) * wide;
 }
 
-/* What is cut into pieces of 16 bytes, and what is left. Rows without gaps are one row. */
+/* The part in 16-byte pieces, and the remainder. Dense rows count as one row. */
 struct cuts {
     struct cut wide, narrow;
-    int64_t whole; /* the first number of the narrow ones */
+    int64_t whole; /* first number of the remainder */
 };
 static inline struct cuts cuts_of(int64_t M, int64_t D, int64_t ld) {
     const int64_t n = M * D;

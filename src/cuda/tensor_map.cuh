@@ -1,6 +1,6 @@
 /* tensor_map.cuh -- tensor copies (cp.async.bulk.tensor, by the TMA unit): boxes of rows of a matrix of bf16 in global
  * memory to swizzled tiles (wgmma.cuh, WIDTH 64) in shared memory. One thread starts a copy; it completes on an
- * mbarrier. Rows outside of the matrix arrive as zeros and count as bytes all the same. Hopper and later. */
+ * mbarrier. Rows outside the matrix arrive as zeros and still count as bytes. Hopper and later. */
 #ifndef HL_TENSOR_MAP_CUH
 #define HL_TENSOR_MAP_CUH
 #include "cuda/mbarrier.cuh"
@@ -8,7 +8,7 @@
 #include <cuda.h>
 #endif
 
-/* A kernel takes it as a __grid_constant__ parameter, by itself or in a struct. */
+/* Passed to kernels as a __grid_constant__ parameter, alone or in a struct. */
 #ifdef HL_CUDA_EMU
 struct tensor_map {
     const bf16 *base;
@@ -21,8 +21,8 @@ struct tensor_map {
 };
 #endif
 
-/* The matrix [rows][cols] at `base`, its rows `ld` numbers apart, in boxes of box_rows x 64. False: it does not lie as
- * such copies need it (16-byte aligned), or the driver has none. */
+/* The matrix [rows][cols] at `base`, its rows `ld` numbers apart, in boxes of box_rows x 64. False: it is not 16-byte
+ * aligned, or the driver does not support tensor maps. */
 static bool tensor_map_make(struct tensor_map *m, const void *base, int64_t rows, int64_t cols, int64_t ld,
                             int box_rows) {
     if ((uintptr_t)base % 16 || ld % 8 || cols % 64) return false;
@@ -33,7 +33,7 @@ static bool tensor_map_make(struct tensor_map *m, const void *base, int64_t rows
     typedef CUresult encode(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
                             const cuuint64_t *, const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave,
                             CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-    static encode *f; /* threads that meet here write the same value */
+    static encode *f; /* racing threads write the same value */
     if (!f) {
         void *p = NULL;
         cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;

@@ -1,11 +1,11 @@
-/* wgmma.cuh -- matrix products of a warpgroup (128 threads, from a multiple of 128 on) with bf16 operands in swizzled
- * tiles in shared memory:
+/* wgmma.cuh -- matrix products of a warpgroup (128 threads, starting at a multiple of 128) with bf16 operands in
+ * swizzled tiles in shared memory:
  *     D[64][N] += A[64][16] B[16][N]
  * D is laid out as the accumulators of mma_bf16, 16 rows per warp. On Hopper (sm_90a) these are wgmma instructions,
  * which are asynchronous: wgmma_begin comes before the first of a batch (a wgmma group), wgmma_end after the last, and
- * accumulators and operands are not touched until the batch has been waited for. What threads themselves wrote to
- * shared memory they make visible to wgmma by fence_proxy_async, before the barrier. On other architectures, and in
- * the emulator, the same products are made of mma_bf16, synchronously.
+ * accumulators and operands are not touched until the batch has been waited for. Threads make their own shared memory
+ * writes visible to wgmma with fence_proxy_async, before the barrier. On other architectures, and in the emulator, the
+ * same products use mma_bf16, synchronously.
  *
  * Tiles are [rows][WIDTH], WIDTH 16, 32 or 64, aligned to 1024 bytes (shared_tiles). The 16-byte units of a row are
  * permuted, so that 8 rows at one column are in different banks: the hardware's swizzle modes of 32, 64 and 128
@@ -85,13 +85,13 @@ static __device__ __forceinline__ void pack_a(uint32_t a[4], const float d[2][4]
     a[0] = pack2(d[0][0], d[0][1]), a[1] = pack2(d[0][2], d[0][3]);
     a[2] = pack2(d[1][0], d[1][1]), a[3] = pack2(d[1][2], d[1][3]);
 }
-/* The block's dynamic shared memory, aligned for tiles. A launch asks for TILES_ROOM bytes more than are used. */
+/* The block's dynamic shared memory, aligned for tiles. A launch requests TILES_ROOM bytes more than are used. */
 enum { TILES_ROOM = 1024 };
 static __device__ __forceinline__ char *shared_tiles() {
 #ifdef HL_CUDA_EMU
     return (char *)(((uintptr_t)shared_memory() + TILES_ROOM - 1) / TILES_ROOM * TILES_ROOM);
 #else
-    extern __shared__ __align__(1024) char hl_tiles[]; /* a compile-time address, and so are the operands' */
+    extern __shared__ __align__(1024) char hl_tiles[]; /* a compile-time address, so the operands' are too */
     return hl_tiles;
 #endif
 }

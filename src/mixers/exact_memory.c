@@ -33,7 +33,7 @@ hola_status hl_memory_config_check(const hola_config *c, const char *where) {
                    hola_evict_name(c->cache_evict));
 }
 
-/* Weights begin as N(0, 2 / fan_in), biases as 0. */
+/* Weights start as N(0, 2 / fan_in), biases as 0. */
 static void scorer_tensors(const hola_config *c, const struct hl_memory_heads *h, struct hl_tensor_spec *out) {
     const int64_t r = c->cache_lte_dim, D = h->K + h->V;
     const struct hl_tensor_spec bias = {.dim = {h->HV * r}, .init = HL_INIT_CONSTANT, .value = 0};
@@ -55,7 +55,7 @@ static void scorer_tensors(const hola_config *c, const struct hl_memory_heads *h
     out[HL_MEMORY_LTE_BIAS_OUT].dim[0] = h->HV;
 }
 
-/* With cache_evict none the tensors stay, so that a rewritten model keeps them, but nothing trains them. */
+/* With cache_evict none the tensors stay, so that a saved model keeps them, but they are not trained. */
 void hl_memory_tensors(const hola_config *c, const struct hl_memory_heads *h, struct hl_tensor_spec *out) {
     const bool off = !hl_has_exact_memory(c);
     if (c->cache_norm == HOLA_NORM_RMS) {
@@ -68,7 +68,7 @@ void hl_memory_tensors(const hola_config *c, const struct hl_memory_heads *h, st
         .name = "cache_sink", .dim = {h->HV}, .init = HL_INIT_CONSTANT, .value = 0, .frozen = off};
     out[HL_MEMORY_GATE] = (struct hl_tensor_spec){
         .name = "cache_gate", .dim = {h->HV}, .init = HL_INIT_CONSTANT, .value = c->cache_gate_init, .frozen = off};
-    if (c->cache_gate_token) /* from 0 on: a fresh model has the gates that it would have without */
+    if (c->cache_gate_token) /* starts at 0: a new model has the same gates as without it */
         out[HL_MEMORY_GATE_PROJ] = (struct hl_tensor_spec){.name = "cache_gate_proj.weight",
                                                            .dim = {h->HV, c->hidden_size},
                                                            .init = HL_INIT_CONSTANT,
@@ -84,7 +84,7 @@ void hl_memory_tensors(const hola_config *c, const struct hl_memory_heads *h, st
     for (int i = 0; i < HL_MEMORY_TENSORS; i++) out[i].memory = true;
 }
 
-/* As hl_cache_layout has them. Scores that move with every read (h2o) are new with every token, so a mark copies all. */
+/* As in hl_cache_layout. Scores that reads change (h2o) differ after every token, so a mark copies everything. */
 int hl_memory_state(const hola_config *c, const struct hl_memory_heads *h, struct hl_state_part *out) {
     const int64_t w = c->cache_window, slots = w + c->cache_chunk;
     const struct hl_state_part part = {
@@ -240,7 +240,7 @@ static struct hl_lte scorer_of(const struct hl_exact_memory *m, const struct hl_
                            .db_out = t[HL_MEMORY_LTE_BIAS_OUT].grad};
 }
 
-/* What tokens add to the gates of the heads. */
+/* The per-token terms of the head gates. */
 static struct hl_linear token_gates(const struct hl_exact_memory *m) {
     const struct hl_layer_tensor *t = &m->tensor[HL_MEMORY_GATE_PROJ];
     return (struct hl_linear){

@@ -1,18 +1,18 @@
-/* exact_memory.h -- the read-out over tokens that surprised the state (paper eq. 6, 7), for any mixer that has keys,
+/* exact_memory.h -- the exact memory of tokens that surprised the state (paper eq. 6, 7), for any mixer with keys,
  * values and a write magnitude m = beta |e|.
  *
- * It is not a mixer: a mixer embeds its tensors, its buffers and its parts of the state among its own, says which
- * arrays feed it, and calls it after its own read, to which the memory's is added. So HOLA is Gated DeltaNet with
- * this. ops/cache/cache.h has the equations.
+ * It is not a mixer: a mixer embeds its tensors, buffers and state parts among its own, tells it which arrays to read,
+ * and calls it after its own read, to which the memory's read is added. HOLA is Gated DeltaNet plus this.
+ * ops/cache/cache.h has the equations.
  *
- * A policy that measures rows against the state (hl_memory_measures) also needs from the mixer: r of the keys' L2
- * norm, its own state S [HV][K][V] among the parts of the session's state, and S at the ends of blocks, which the
- * mixer's own op writes to block_S of the memory's buffers. */
+ * A policy that measures rows against the state (hl_memory_measures) also needs from the mixer: r of the keys' L2 norm,
+ * the state S [HV][K][V] in the session's state, and S at block ends, which the mixer's op writes to block_S of the
+ * memory's buffers. */
 #ifndef HL_EXACT_MEMORY_H
 #define HL_EXACT_MEMORY_H
 #include "mixers/mixer.h"
 
-/* Its tensors, in file order from the index that the mixer gives it; its parts of the state. */
+/* Its tensors, in file order from the index given by the mixer; its state parts. */
 enum {
     HL_MEMORY_Q_NORM,
     HL_MEMORY_K_NORM,
@@ -20,7 +20,7 @@ enum {
     HL_MEMORY_GATE,
     HL_MEMORY_GATE_PROJ, /* with a gate per token */
     HL_MEMORY_TAU,
-    HL_MEMORY_LTE_IN, /* from here on the learned score's */
+    HL_MEMORY_LTE_IN, /* from here on: the learned score */
     HL_MEMORY_LTE_CONV1,
     HL_MEMORY_LTE_BIAS1,
     HL_MEMORY_LTE_CONV2,
@@ -32,13 +32,13 @@ enum {
 enum { HL_MEMORY_K, HL_MEMORY_V, HL_MEMORY_SCORE, HL_MEMORY_POSITION, HL_MEMORY_FACTOR, HL_MEMORY_PARTS };
 
 struct hl_memory_acts {
-    void *qt, *kt; /* RMSNorm-gamma of q and k: what the read sees; NULL with cache_norm l2 */
+    void *qt, *kt; /* RMSNorm-gamma of q and k, used by the read; NULL with cache_norm l2 */
     real *r_qt, *r_kt;
-    real *score; /* what the policy ranks by, where that is not m */
+    real *score; /* the policy's score, if it is not m */
     void *read;
     real *lse;
     int64_t *sel;     /* [blocks][HV][window] */
-    real *block_S;    /* [blocks][HV][K][V]: the mixer's state after blocks, where rows are measured against it */
+    real *block_S;    /* [blocks][HV][K][V]: the mixer's state after each block, if rows are measured against it */
     real *u;          /* [T][HV][cache_lte_dim]: the learned score's first layer */
     void *token_gate; /* [T][HV], with a gate per token */
 };
@@ -48,15 +48,15 @@ struct hl_memory_grads {
     void *dtoken_gate;
 };
 
-/* Sizes of the heads that feed it. */
+/* Sizes of the mixer's heads. */
 struct hl_memory_heads {
     int64_t H, HV, K, V;
 };
-/* Whether a model has one that is read and written: its mixer can feed one, and cache_evict is not none. */
+/* Whether a model uses one: its mixer supports it, and cache_evict is not none. */
 bool hl_has_exact_memory(const hola_config *c);
-/* Whether its tensors and fields are there: with types that may go without one (kda) not where cache_evict is none. */
+/* Whether its tensors and fields exist: for types where it is optional (kda), not if cache_evict is none. */
 bool hl_memory_possible(const hola_config *c);
-/* What ranges of single fields do not say. */
+/* Checks beyond the ranges of single fields. */
 hola_status hl_memory_config_check(const hola_config *c, const char *where);
 bool hl_memory_has_own_norm(const hola_config *c); /* cache_norm rms */
 bool hl_memory_measures(const hola_config *c);     /* rows are measured against the mixer's state */
@@ -71,7 +71,7 @@ int64_t hl_memory_scratch(const hola_config *c, const struct hl_memory_heads *h)
 void hl_memory_buffers(const struct hl_buffers_for *f, const struct hl_memory_heads *h, struct hl_buffers *acts,
                        size_t acts_field, struct hl_buffers *grads, size_t grads_field);
 
-/* A layer's memory with what feeds it. q, k of key heads, the rest of value heads. */
+/* A layer's memory with its inputs. q, k per key head, the rest per value head. */
 struct hl_exact_memory {
     const struct hl_layer *l;
     struct hl_memory_heads heads;
@@ -89,11 +89,11 @@ struct hl_exact_memory {
     const void *dout;
     void *dq1, *dk1, *dv; /* added to; dq1 and dk1 by the norm (hl_memory_norm) */
 };
-/* The read's own norm of q or k. The mixer runs it, with its own norm in one op where there is one. */
+/* The read's norm of q or k. The mixer runs it, fused with its own norm if possible. */
 struct hl_rmsnorm hl_memory_norm(const struct hl_exact_memory *m, bool query);
 void hl_memory_forward(const struct hl_exact_memory *m);
-/* Leaves dqt and dkt, the gradients of what was read; adds to dv. With a gate per token it writes dxn, to which the
- * mixer's own projections then add. */
+/* Computes dqt and dkt, the gradients of the read's q and k; adds to dv. With a gate per token it writes dxn, to which
+ * the mixer's projections then add. */
 void hl_memory_backward(const struct hl_exact_memory *m);
 
 #endif

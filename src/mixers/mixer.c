@@ -1,4 +1,4 @@
-/* mixer.c -- which mixers there are, and what they share. */
+/* mixer.c -- the list of mixers, and their shared code. */
 #include "mixers/mixer.h"
 
 #define DECLARE(type, name) extern const struct hl_mixer hl_mixer_##name;
@@ -33,7 +33,7 @@ int64_t hl_joint_row(enum hl_pass pass, bool host, int n, const int64_t *width) 
         if (row % 8) return 0;
         row += width[i];
     }
-    return (row + 63) / 64 * 64; /* rows begin on whole lines of memory */
+    return (row + 63) / 64 * 64; /* rows are aligned to cache lines */
 }
 
 void hl_buffer_add_row(struct hl_buffers *list, int64_t joint, size_t row, int n, const size_t *field,

@@ -1,8 +1,8 @@
-/* mixer.h -- what a token mixer is to the rest of the model.
+/* mixer.h -- the interface between a token mixer and the rest of the model.
  *
- * A layer is norm, mixer, residual, norm, SwiGLU, residual (model/block.c). The mixer is everything between the
- * normed stream and the residual, its output projection included. Each one is a struct of tables and functions;
- * nothing outside its folder knows which mixers there are. docs/architecture.md shows how to add one. */
+ * A layer is norm, mixer, residual, norm, SwiGLU, residual (model/block.c). The mixer is everything between the normed
+ * stream and the residual, including its output projection. Each mixer is a struct of tables and functions; code
+ * outside this folder does not depend on the list of mixers. docs/architecture.md shows how to add one. */
 #ifndef HL_MIXER_H
 #define HL_MIXER_H
 #include "backend/backend.h"
@@ -40,32 +40,32 @@ struct hl_tensor_spec {
     enum hl_init init;
     double value;     /* HL_INIT_CONSTANT, HL_INIT_NORMAL, HL_INIT_A_LOG */
     bool frozen;      /* not trained */
-    bool plain;       /* two dimensions, but no linear op multiplies with it: reals, as all that is no matrix */
-    bool unquantised; /* a matrix that stays as floats in INT8 and INT4 files */
-    bool optional;    /* files may lack it: it then has its start value */
-    bool memory;      /* of the exact memory */
+    bool plain;       /* two dimensions, but not used by a linear op: stored as reals, like all non-matrices */
+    bool unquantised; /* a matrix that stays float in INT8 and INT4 files */
+    bool optional;    /* may be missing in files: it then has its initial value */
+    bool memory;      /* belongs to the exact memory */
 };
 
 /* ---- a session's state ---- */
 
-/* How a part changes as tokens come, which says what a mark must copy:
- * REPLACED: all of it with every token; a mark copies it.
- * RANKED: rows are appended to the open block, and a full block is merged into the rows that are kept. A mark
- *   copies it only when a block closes after the mark: until then the position tells what to ignore.
- * GROWS: `count` numbers are appended per token, in pages. A rollback is a smaller position; nothing is copied. */
+/* How a part changes per token, which determines what a mark must copy:
+ * REPLACED: rewritten by every token; a mark copies it.
+ * RANKED: rows are appended to the open block, and a full block is merged into the kept rows. A mark copies it only
+ *   when a block closes after the mark: until then the position determines what to ignore.
+ * GROWS: `count` numbers are appended per token, in pages. A rollback just lowers the position; nothing is copied. */
 enum hl_state_change { HL_REPLACED = 1, HL_RANKED = 2, HL_GROWS = 4 };
 enum hl_state_kind {
     HL_STATE_REAL,
     HL_STATE_ACT,     /* activations, as the backend stores them */
-    HL_STATE_SCORE,   /* reals that are saved as floats whatever the type of the file */
-    HL_STATE_POSITION /* int64: where a kept row stood; the first min(count, closed tokens) are in use */
+    HL_STATE_SCORE,   /* reals, saved as floats in every file type */
+    HL_STATE_POSITION /* int64: positions of kept rows; the first min(count, closed tokens) are in use */
 };
 struct hl_state_part {
     const char *name;
     enum hl_state_kind kind;
     enum hl_state_change change;
-    int64_t count; /* numbers (HL_GROWS: per token), of one head where heads > 0 */
-    int64_t heads; /* > 0: parts that follow each other with the same number lie head by head, as one record */
+    int64_t count; /* numbers (HL_GROWS: per token), per head if heads > 0 */
+    int64_t heads; /* > 0: adjacent parts with the same number are interleaved by head, as one record */
     int64_t block; /* of kept rows: tokens of a block; 0: none */
 };
 
@@ -79,24 +79,24 @@ struct hl_buffer {
     int64_t width; /* numbers per unit; 0: the pointer is NULL */
     enum hl_element element;
     enum hl_unit unit;
-    bool cheap;  /* quickly computed again from others: shared by the layers under --recompute */
-    bool brief;  /* used during the layer's forward only: always shared by the layers */
-    bool inside; /* lies in the last buffer before it that does not, `offset` numbers into its rows */
+    bool cheap;  /* cheap to recompute from others: shared by the layers under --recompute */
+    bool brief;  /* used only during the layer's forward pass: always shared by the layers */
+    bool inside; /* stored inside the last preceding buffer that is not, `offset` numbers into its rows */
     int64_t offset;
 };
 struct hl_buffers {
     int n;
     struct hl_buffer buffer[HL_BUFFERS];
 };
-/* What a mixer needs to know to list its buffers. */
+/* The input for listing a mixer's buffers. */
 struct hl_buffers_for {
     const hola_config *cfg;
     enum hl_pass pass;
     bool host;
 };
 void hl_buffer_add(struct hl_buffers *list, struct hl_buffer b);
-/* Training on a device: the outputs of n projections of one input as parts of one row, so that one product makes them.
- * Returns the row's numbers; 0: each is an array, because parts would not begin on 16 bytes, or it is not wanted. */
+/* Training on a device: places the outputs of n projections of one input in one row, so that one product computes them.
+ * Returns the numbers per row; 0: separate arrays, because parts would not be 16-byte aligned, or it is not wanted. */
 int64_t hl_joint_row(enum hl_pass pass, bool host, int n, const int64_t *width);
 /* The n outputs, as parts of one row that field `row` points to (joint > 0), or as arrays. */
 void hl_buffer_add_row(struct hl_buffers *list, int64_t joint, size_t row, int n, const size_t *field,
@@ -105,7 +105,7 @@ void hl_buffer_add_row(struct hl_buffers *list, int64_t joint, size_t row, int n
 /* ---- one layer in a pass ---- */
 
 struct hl_layer_tensor {
-    struct hl_weight W; /* a matrix, as linear ops take it; data NULL: this model has none */
+    struct hl_weight W; /* a matrix for linear ops; data NULL: this model has none */
     const real *vector; /* anything else */
     real *grad;         /* NULL in a forward pass */
 };
@@ -116,13 +116,13 @@ struct hl_layer {
     enum hl_pass pass;
     int64_t index, T; /* which layer; rows */
     struct hl_layer_tensor tensor[HL_MIXER_TENSORS];
-    int64_t state[HL_STATE_PARTS]; /* bytes into seg->state, or, of a part that grows, into a page */
+    int64_t state[HL_STATE_PARTS]; /* byte offset into seg->state, or, for a growing part, into a page */
     void *acts, *grads;            /* the mixer's own structs; grads in training only */
-    /* the residual stream before the layer, its norm, and the stream with the mixer's output added (at inference
-     * the same buffer as x) */
+    /* the residual stream before the layer, its norm, and the stream plus the mixer's output (at inference the same
+     * buffer as x) */
     const void *x, *xn;
     void *h;
-    /* backward: the gradient of h, and what the mixer writes: that of xn */
+    /* backward: the gradient of h, and that of xn, which the mixer writes */
     void *dh, *dxn;
 };
 
@@ -132,39 +132,40 @@ struct hl_exact_memory;
 struct hl_mixer {
     const char *name;                 /* model_type in config.json */
     const char *architecture;         /* the class that config.json names */
-    unsigned fields;                  /* groups of config fields, or-ed */
-    void (*defaults)(hola_config *c); /* what differs from the common defaults; NULL: nothing */
-    void (*preset)(hola_config *c);   /* what differs from the common sizes of a preset; NULL: nothing */
-    /* What ranges of single fields do not say; `where` begins the message. NULL: nothing. */
+    unsigned fields;                  /* groups of config fields, ORed */
+    void (*defaults)(hola_config *c); /* differences from the common defaults; NULL: none */
+    void (*preset)(hola_config *c);   /* differences from the common preset sizes; NULL: none */
+    /* Checks beyond the ranges of single fields; `where` begins the message. NULL: none. */
     hola_status (*check)(const hola_config *c, const char *where);
-    const char *const *ops; /* ops beyond those that every backend has; NULL ends; NULL: none */
-    const char *host_op;    /* an op that the mixer brings along as plain C; a device refuses it. NULL: none */
+    const char *const *ops; /* ops beyond those every backend has, NULL-terminated; NULL: none */
+    const char *host_op;    /* an op that the mixer implements in plain C; devices refuse it. NULL: none */
     int64_t (*scratch)(const hola_config *c); /* bytes per worker; NULL: none */
 
-    /* In file order, by the mixer's own indices: out[HL_MIXER_TENSORS] comes zeroed. */
+    /* In file order, indexed by the mixer's own enum: out[HL_MIXER_TENSORS] is zeroed. */
     void (*tensors)(const hola_config *c, struct hl_tensor_spec *out);
-    /* Fills out[HL_STATE_PARTS] and returns how many. */
+    /* Fills out[HL_STATE_PARTS] and returns the number of parts. */
     int (*state)(const hola_config *c, struct hl_state_part *out);
-    size_t acts_size, grads_size; /* of its structs of pointers */
+    size_t acts_size, grads_size; /* sizes of its structs of pointers */
     void (*buffers)(const struct hl_buffers_for *f, struct hl_buffers *acts, struct hl_buffers *grads);
 
-    /* h = x + mixer(xn); the cheap buffers again; dh and what forward kept to dxn and the tensors' gradients. */
+    /* h = x + mixer(xn); recomputes the cheap buffers; from dh and the kept buffers to dxn and the tensors'
+     * gradients. */
     void (*forward)(const struct hl_layer *l);
     void (*recompute)(const struct hl_layer *l);
     void (*backward)(const struct hl_layer *l);
 
-    /* The fused decoding kernels' view of a model (fused/decode_one/decode_one.h): sizes, of any layer; a layer's
-     * weights, false: they do not lie as the kernels want them. NULL: decoded op by op. */
+    /* The fused decoding kernels' view of a model (fused/decode_one/decode_one.h): sizes, for any layer; a layer's
+     * weights, false: their layout is not supported. NULL: decoded op by op. */
     void (*decode_sizes)(const struct hl_layer *l, struct hl_decode *out);
     bool (*decode_layer)(const struct hl_layer *l, struct hl_decode_layer *out);
-    /* The exact memory that reads this mixer's keys and values; NULL: it never has one. */
+    /* The exact memory over this mixer's keys and values; NULL: not supported. */
     void (*memory)(const struct hl_layer *l, struct hl_exact_memory *out);
     bool tiled;           /* it has softmax attention or rotary positions (hl_rows) */
-    bool memory_optional; /* off unless cache_evict says otherwise: the model is then as if it could not have one */
+    bool memory_optional; /* off unless cache_evict enables it: the model then behaves as if it did not support one */
 };
 
-/* X(model type, name): the mixers that there are. Each is an hl_mixer_<name>, and <name> is the model type in files and
- * on the command line. */
+/* X(model type, name): the list of mixers. Each is an hl_mixer_<name>, and <name> is the model type in files and on the
+ * command line. */
 #define HL_MIXERS_LIST(X)             \
     X(HOLA, hola)                     \
     X(GATED_DELTANET, gated_deltanet) \
@@ -173,19 +174,19 @@ struct hl_mixer {
     X(GLA, gla)                       \
     X(GSA, gsa)                       \
     X(KDA, kda)
-/* The mixer of a model type; NULL: there is none. */
+/* The mixer of a model type, or NULL. */
 const struct hl_mixer *hl_mixer_of(hola_model_type type);
 int hl_mixer_count(void);
-/* Adds a mixer under the next free model type, for tests and experiments. Call it before models are used by other
- * threads. HOLA_TYPE_COUNT: there is no place left. */
+/* Adds a mixer under the next free model type, for tests and experiments. Call it before other threads use models.
+ * HOLA_TYPE_COUNT: the table is full. */
 hola_model_type hl_mixer_register(const struct hl_mixer *m);
 
 /* ---- for mixers ---- */
 
-/* Adds a matrix to a group of products that share their input; one that the model lacks is passed over. */
+/* Adds a matrix to a group of products that share their input; skips one that the model lacks. */
 void hl_layer_part(const struct hl_layer *l, struct hl_linear *a, int tensor, void *out, const void *dout);
-/* Where tensors first to last start if they lie side by side, as the fused decoders want what shares its input; NULL:
- * they do not. Those that the model lacks are passed over. */
+/* The start of tensors first to last if they are contiguous, as the fused decoders need for those that share an input;
+ * else NULL. Skips those that the model lacks. */
 const void *hl_layer_adjacent(const struct hl_layer *l, int first, int last);
 /* The output projection into the residual stream: h = x + y W^T, y [T][width]; and back: dy and W's gradient. */
 void hl_layer_project(const struct hl_layer *l, int tensor, const void *y, int64_t width);

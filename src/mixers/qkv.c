@@ -80,7 +80,7 @@ static struct hl_conv convolution(const struct hl_qkv *y, int i) {
                             .dw = t->grad};
 }
 
-/* After a convolution the gradient is changed in place. */
+/* After a convolution the gradient is updated in place. */
 static struct hl_feature_map feature_map(const struct hl_qkv *y, int i) {
     const bool conv = y->l->cfg->conv_size > 0;
     return (struct hl_feature_map){.M = y->l->T,

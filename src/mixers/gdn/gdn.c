@@ -1,8 +1,8 @@
 /* gdn.c -- Gated DeltaNet (paper sec. 2), DeltaNet, and HOLA, which is Gated DeltaNet with an exact memory.
  *
- * In the paper's order: projections, short convolution, norms of q and k, gates, delta rule, exact memory, output
- * norm and gate, projection. Training, prefill and decoding all come through here; what differs is in the rows
- * (segments with or without a state) and in which buffers are kept. */
+ * In the paper's order: projections, short convolution, norms of q and k, gates, delta rule, exact memory, output norm
+ * and gate, projection. Training, prefill and decoding all run this code; they differ in the rows (segments with or
+ * without a state) and in which buffers are kept. */
 #include "mixers/gdn/gdn_layer.h"
 
 struct gdn_layer hl_gdn_open(const struct hl_layer *l) {
@@ -33,9 +33,9 @@ struct gdn_layer hl_gdn_open(const struct hl_layer *l) {
     return g;
 }
 
-/* ---- the ops, as forward and backward share them ---- */
+/* ---- op arguments, shared by forward and backward ---- */
 
-/* In the order of the weights; those that a model lacks are passed over. */
+/* In the order of the weights; skips those that a model lacks. */
 struct hl_linear hl_gdn_projections(const struct gdn_layer *g) {
     const struct gdn_grads none = {0}, *d = g->d ? g->d : &none;
     const struct gdn_acts *a = g->a;
@@ -109,7 +109,7 @@ static struct hl_gate gates(const struct gdn_layer *g) {
 
 static struct hl_gdn delta_rule(const struct gdn_layer *g) {
     const struct gdn_grads none = {0}, *d = g->d ? g->d : &none;
-    const struct gdn_acts *a = g->a; /* S, v_new and A are there in training only */
+    const struct gdn_acts *a = g->a; /* S, v_new and A exist only in training */
     return (struct hl_gdn){.rows = g->l->rows,
                            .H = g->s.H,
                            .HV = g->s.HV,
@@ -138,7 +138,7 @@ static struct hl_gdn delta_rule(const struct gdn_layer *g) {
 
 struct hl_rmsnorm hl_gdn_output_norm(const struct gdn_layer *g) {
     const struct gdn_grads none = {0}, *d = g->d ? g->d : &none;
-    const bool kda = g->s.low > 0, in_row = g->joint && !kda; /* kda's z is an array of its own */
+    const bool kda = g->s.low > 0, in_row = g->joint && !kda; /* kda's z is a separate array */
     return (struct hl_rmsnorm){.M = g->l->T * g->s.HV,
                                .D = g->s.V,
                                .eps = (real)g->l->cfg->norm_eps,
@@ -156,17 +156,17 @@ struct hl_rmsnorm hl_gdn_output_norm(const struct gdn_layer *g) {
                                .dw = g->l->tensor[O_NORM].grad};
 }
 
-/* Whether q and k go through convolution and norms in one op. Not where the memory's flat read shares the state's
- * q and k: there one norm has two gradients. */
+/* Whether one op does the convolution and norms of q and k. Not if the memory's read shares the state's q and k
+ * (cache_norm l2): one norm then has two gradients. */
 static bool in_one(const struct gdn_layer *g) {
     return g->l->backend->ops.convnorm_forward && (g->s.rms || !g->s.memory);
 }
 
-/* What q or k goes through between its projection and the state. */
+/* The path of q or k from its projection to the state. */
 struct path {
     struct hl_conv conv;
     struct hl_l2norm l2;
-    struct hl_rmsnorm rms; /* the memory's own norm, if it has one */
+    struct hl_rmsnorm rms; /* the memory's norm, if it has one */
 };
 static struct path path_of(const struct gdn_layer *g, bool query) {
     struct path p = {.conv = convolution(g, query ? Q_CONV : K_CONV), .l2 = state_norm(g, query)};
@@ -234,7 +234,8 @@ static void norms_backward(const struct gdn_layer *g, struct path *p, bool query
     b->ops.l2norm_backward(b, &p->l2);
     if (g->s.rms) b->ops.rmsnorm_backward(b, &p->rms);
     if (g->s.rms || !g->s.memory) return;
-    p->l2.dy = query ? g->d->memory.dqt : g->d->memory.dkt; /* the flat read shares the state's q and k */
+    p->l2.dy = query ? g->d->memory.dqt : g->d->memory.dkt; /* with cache_norm l2, the read shares the state's q and
+                                                             * k */
     p->l2.dx_add = true;
     b->ops.l2norm_backward(b, &p->l2);
 }
@@ -289,7 +290,7 @@ void hl_gdn_heads_of_128(hola_config *c) {
     c->head_dim = c->head_v_dim = 128;
     c->num_heads = c->num_v_heads = c->hidden_size / 128;
 }
-/* As flame's. */
+/* As in flame. */
 static void delta_net_defaults(hola_config *c) {
     hl_gdn_heads_of_128(c);
     c->num_hidden_layers = 24;

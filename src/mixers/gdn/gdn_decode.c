@@ -1,4 +1,5 @@
-/* gdn_decode.c -- a Gated DeltaNet, DeltaNet or HOLA layer, and what a KDA layer shares with them, as the fused decoding kernels see it. */
+/* gdn_decode.c -- a Gated DeltaNet, DeltaNet or HOLA layer, and the parts shared with KDA, as seen by the fused
+ * decoding kernels. */
 #include "mixers/gdn/gdn_layer.h"
 
 void hl_gdn_decode_sizes(const struct hl_layer *l, struct hl_decode *out) {

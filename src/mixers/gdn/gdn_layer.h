@@ -1,5 +1,5 @@
-/* gdn_layer.h -- a layer's delta rule, with a decay per head or per channel (kda): what Gated DeltaNet, DeltaNet, HOLA
- * and KDA share. */
+/* gdn_layer.h -- a layer's delta rule, with a decay per head or per channel (kda): shared by Gated DeltaNet, DeltaNet,
+ * HOLA and KDA. */
 #ifndef HL_GDN_LAYER_H
 #define HL_GDN_LAYER_H
 #include "mixers/exact_memory.h"
@@ -9,7 +9,7 @@ enum gdn_tensor { /* in file order */
                   Q_PROJ,
                   K_PROJ,
                   V_PROJ,
-                  F_DOWN, /* kda: raw decay and output gate come through few channels, which F_UP and G_UP widen */
+                  F_DOWN, /* kda: low-rank projections of raw decay and output gate, completed by F_UP and G_UP */
                   G_DOWN,
                   A_PROJ, /* raw decay; none in delta_net and kda */
                   B_PROJ, /* raw write strength; none without use_beta */
@@ -24,7 +24,7 @@ enum gdn_tensor { /* in file order */
                   A_LOG,
                   DT_BIAS,
                   O_NORM,
-                  MEMORY, /* from here on those of the exact memory */
+                  MEMORY, /* from here on: the exact memory */
                   GDN_TENSORS = MEMORY + HL_MEMORY_TENSORS
 };
 enum gdn_part { STATE_S, TAIL_Q, TAIL_K, TAIL_V, STATE_MEMORY };
@@ -32,22 +32,22 @@ enum gdn_part { STATE_S, TAIL_Q, TAIL_K, TAIL_V, STATE_MEMORY };
 struct gdn_dims {
     int64_t d, H, HV, K, V, qk, vv; /* hidden size; key and value heads and their sizes; H K, HV V */
     int64_t width[3];               /* of q, k, v: qk, qk, vv */
-    int64_t low;                    /* kda: channels of F_DOWN and G_DOWN; 0: another model */
-    int64_t decays;                 /* log decays of a value head: 0, 1, or with kda K */
+    int64_t low;                    /* kda: channels of F_DOWN and G_DOWN; 0: not kda */
+    int64_t decays;                 /* log decays per value head: 0, 1, or K with kda */
     bool beta, gated, memory, rms;
 };
 struct gdn_dims hl_gdn_dims(const hola_config *c);
 
 struct gdn_acts {
-    /* Training on a device: q0, k0, v0, a, b, z of a token are one row, in the order of their weights, and so are
+    /* Training on a device: one row holds a token's q0, k0, v0, a, b, z, in the order of their weights, and another
      * their gradients: one product computes them, one reads them. */
     void *row;
     void *q0, *k0, *v0; /* projections, before the convolution */
     void *f0, *g0;      /* kda: outputs of F_DOWN and G_DOWN */
-    void *a, *b;        /* raw decay and write strength; a and z of kda are arrays of their own */
+    void *a, *b;        /* raw decay and write strength; a and z of kda are separate arrays */
     void *z;            /* output gate */
     void *q1, *k1, *v1; /* after convolution and SiLU */
-    void *q, *k;        /* L2-normalised: what the state sees */
+    void *q, *k;        /* L2-normalised, for the state */
     real *r_q, *r_k;
     real *beta, *g; /* write strength, log decay */
     real *m;        /* write magnitude */
@@ -67,13 +67,13 @@ struct gdn_grads {
     struct hl_memory_grads memory;
 };
 
-/* A layer in a pass, opened. */
+/* A layer in a pass, with its buffers resolved. */
 struct gdn_layer {
     const struct hl_layer *l;
     struct gdn_dims s;
     struct gdn_acts *a;
     struct gdn_grads *d;
-    int64_t joint; /* numbers of the row that holds all projections; 0: each is an array */
+    int64_t joint; /* numbers per joint row of all projections; 0: separate arrays */
     struct hl_exact_memory memory;
 };
 struct gdn_layer hl_gdn_open(const struct hl_layer *l);
@@ -82,16 +82,16 @@ struct hl_linear hl_gdn_projections(const struct gdn_layer *g);
 /* Short convolution of q, k, v; norms of q and k. */
 void hl_gdn_convolve_and_norm(const struct gdn_layer *g);
 void hl_gdn_convolve_and_norm_backward(const struct gdn_layer *g);
-/* RMSNorm of the heads' outputs, times the gate, if there is one. */
+/* RMSNorm of the head outputs, times the gate, if any. */
 struct hl_rmsnorm hl_gdn_output_norm(const struct gdn_layer *g);
 
-/* Members of struct hl_mixer that are the same for all of them. */
+/* Members of struct hl_mixer that they share. */
 void hl_gdn_recompute(const struct hl_layer *l);
 void hl_gdn_memory(const struct hl_layer *l, struct hl_exact_memory *out);
 void hl_gdn_tensors(const hola_config *c, struct hl_tensor_spec *out);
 int hl_gdn_state(const hola_config *c, struct hl_state_part *out);
 void hl_gdn_buffers(const struct hl_buffers_for *f, struct hl_buffers *acts, struct hl_buffers *grads);
-/* Bytes per worker: what the rule needs, or the memory. */
+/* Bytes per worker: the larger need of rule and memory. */
 int64_t hl_gdn_layer_scratch(const hola_config *c, int64_t rule);
 /* num_v_heads is a multiple of num_heads. */
 hola_status hl_gdn_check_heads(const hola_config *c, const char *where);
@@ -99,7 +99,7 @@ hola_status hl_gdn_check_heads(const hola_config *c, const char *where);
 void hl_gdn_heads_of_128(hola_config *c);
 int64_t hl_gdn_joint_row(const struct gdn_dims *s, enum hl_pass pass, bool host);
 
-/* gdn_decode.c: what the fused decoders need to know; of a layer all but the projections of its input. */
+/* gdn_decode.c: the fused decoders' view; for a layer, all but its input projections. */
 void hl_gdn_decode_sizes(const struct hl_layer *l, struct hl_decode *out);
 void hl_gdn_decode_common(const struct hl_layer *l, struct hl_decode_layer *out);
 bool hl_gdn_decode_layer(const struct hl_layer *l, struct hl_decode_layer *out);

@@ -1,4 +1,4 @@
-/* gdn_tables.c -- tensors, state and buffers of the delta rule, kda's included. */
+/* gdn_tables.c -- tensors, state and buffers of the delta rule, including kda's. */
 #include "mixers/gdn/gdn_layer.h"
 
 struct gdn_dims hl_gdn_dims(const hola_config *c) {
@@ -64,7 +64,7 @@ int64_t hl_gdn_joint_row(const struct gdn_dims *s, enum hl_pass pass, bool host)
     return s->low ? hl_joint_row(pass, host, 6, low) : hl_joint_row(pass, host, 5, plain);
 }
 
-/* The projections in the order of their tensors, then what F_UP and G_UP make of them. */
+/* The projections in the order of their tensors, then the outputs of F_UP and G_UP. */
 static void add_projections(const struct gdn_dims *s, int64_t joint, struct hl_buffers *list, size_t row,
                             const size_t field[8]) {
     const bool low = s->low > 0;
@@ -81,7 +81,7 @@ void hl_gdn_buffers(const struct hl_buffers_for *f, struct hl_buffers *acts, str
     const struct hl_memory_heads heads = heads_of(&s);
     const int64_t joint = hl_gdn_joint_row(&s, f->pass, f->host);
     const bool train = f->pass == HL_TRAIN;
-    const bool writes = train || (hl_memory_measures(f->cfg) && !f->host); /* a device makes block_S from v_new */
+    const bool writes = train || (hl_memory_measures(f->cfg) && !f->host); /* a device computes block_S from v_new */
 #define AT(name) offsetof(struct gdn_acts, name)
 #define ADD(name, numbers, ...) \
     hl_buffer_add(acts, (struct hl_buffer){.field = AT(name), .width = numbers, __VA_ARGS__})

@@ -1,8 +1,8 @@
-/* gla.c -- gated linear attention: a state with a decay per key channel, which comes through 16 channels (gk_proj);
+/* gla.c -- gated linear attention: a state with a per-key-channel decay from a projection of rank 16 (gk_proj);
  * optionally short convolutions, a feature map of q and k, and an output gate. */
 #include "mixers/qkv.h"
 
-enum tensor { /* the first five share their input: one product can make them (hl_joint_row) */
+enum tensor { /* the first five share their input: one product can compute them (hl_joint_row) */
               Q_PROJ,
               K_PROJ,
               V_PROJ,
@@ -16,10 +16,10 @@ enum tensor { /* the first five share their input: one product can make them (hl
 };
 enum part { STATE_S, TAILS, PARTS = TAILS + 3 };
 enum { LOW = 16 };         /* channels of GK_DOWN */
-#define GATE_NORMALIZER 16 /* what the logarithm of the decay is divided by */
+#define GATE_NORMALIZER 16 /* divides the log decay */
 
 struct acts {
-    void *row; /* training on a device: the outputs of the first five tensors of a token are one row */
+    void *row; /* training on a device: one row holds a token's outputs of the first five tensors */
     struct hl_qkv_acts qkv;
     void *z;    /* output gate */
     void *low;  /* output of GK_DOWN */
@@ -47,7 +47,7 @@ static void defaults(hola_config *c) {
     c->head_v_dim = c->hidden_size / 4;
     c->conv_size = 0;
 }
-/* Four heads; at 46m an MLP that gives about as many parameters as gated_deltanet has. */
+/* Four heads; at 46m the MLP is sized to match the parameter count of gated_deltanet. */
 static void preset(hola_config *c) {
     c->num_heads = c->num_kv_heads = 4;
     c->head_dim = c->hidden_size / 8;
@@ -86,7 +86,7 @@ static int state(const hola_config *c, struct hl_state_part *out) {
     return PARTS;
 }
 
-/* The projections that share their input; the numbers of the row that they make, 0: each is an array. */
+/* The projections that share their input; numbers per joint row, 0: separate arrays. */
 enum { SHARED = 5 };
 static int64_t joint_row(const struct hl_buffers_for *f, const struct hl_qkv_dims *s, int64_t width[SHARED]) {
     for (int i = 0; i < 3; i++) width[i] = s->width[i];

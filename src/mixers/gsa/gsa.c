@@ -1,9 +1,9 @@
-/* gsa.c -- gated slot attention: slots of keys and values that forget, read by a softmax over the slots; optionally
- * short convolutions. q, k and v go through feature maps, v always through SiLU; the heads' outputs go through SiLU and
- * one RMSNorm over all channels. */
+/* gsa.c -- gated slot attention: decaying slots of keys and values, read by a softmax over the slots; optionally short
+ * convolutions. q and k pass through feature maps, v through SiLU; the head outputs pass through SiLU and one RMSNorm
+ * over all channels. */
 #include "mixers/qkv.h"
 
-enum tensor { /* the first four share their input: one product can make them (hl_joint_row) */
+enum tensor { /* the first four share their input: one product can compute them (hl_joint_row) */
               Q_PROJ,
               K_PROJ,
               V_PROJ,
@@ -13,16 +13,16 @@ enum tensor { /* the first four share their input: one product can make them (hl
               NORM = CONV + 3
 };
 enum part { STATE_K, STATE_V, TAILS, PARTS = TAILS + 3 };
-#define NORM_EPS 1e-5 /* fla's, whatever norm_eps is */
+#define NORM_EPS 1e-5 /* as in fla, independent of norm_eps */
 
 struct acts {
-    void *row; /* training on a device: the outputs of the first four tensors of a token are one row */
+    void *row; /* training on a device: one row holds a token's outputs of the first four tensors */
     struct hl_qkv_acts qkv;
     void *gate;    /* raw decay */
     real *f;       /* log decay */
     void *p;       /* softmax over the slots, kept on a device */
     real *hk, *hv; /* slots before each chunk; NULL on a device */
-    void *o, *o1;  /* the heads' outputs, after SiLU */
+    void *o, *o1;  /* head outputs; after SiLU */
     real *r_o;
     void *y;
 };
@@ -52,7 +52,7 @@ static void defaults(hola_config *c) {
     c->conv_size = 0;
     c->feature_map = HOLA_MAP_SWISH;
 }
-/* At 46m an MLP that gives about as many parameters as gated_deltanet has. */
+/* At 46m the MLP is sized to match the parameter count of gated_deltanet. */
 static void preset(hola_config *c) {
     sizes(c);
     if (c->hidden_size == 512) c->intermediate_size = 864;
@@ -93,7 +93,7 @@ static int state(const hola_config *c, struct hl_state_part *out) {
     return PARTS;
 }
 
-/* The projections that share their input; the numbers of the row that they make, 0: each is an array. */
+/* The projections that share their input; numbers per joint row, 0: separate arrays. */
 enum { SHARED = 4 };
 static int64_t joint_row(const struct hl_buffers_for *f, const struct hl_qkv_dims *s, int64_t width[SHARED]) {
     for (int i = 0; i < 3; i++) width[i] = s->width[i];
@@ -196,7 +196,7 @@ static struct hl_gsa recurrence(const struct layer *y) {
                            .dv = v.dx,
                            .df = y->d.df};
 }
-static struct hl_feature_map output_silu(const struct layer *y) { /* the gradient is changed in place */
+static struct hl_feature_map output_silu(const struct layer *y) { /* the gradient is updated in place */
     return (struct hl_feature_map){.M = y->l->T,
                                    .D = y->qkv.s.out,
                                    .kind = HOLA_MAP_SWISH,

@@ -1,13 +1,13 @@
-/* kda.c -- Kimi Delta Attention: the delta rule with a decay per channel, optionally with the exact memory.
+/* kda.c -- Kimi Delta Attention: the delta rule with per-channel decay, optionally with the exact memory.
  *
- * It shares tensors, state, buffers and the path of q, k, v with Gated DeltaNet (mixers/gdn). What differs: raw decay
- * and output gate come through few channels (f_proj, g_proj), the decay is a number per channel, the output gate is a
+ * It shares tensors, state, buffers and the path of q, k, v with Gated DeltaNet (mixers/gdn). Differences: raw decay
+ * and output gate come from low-rank projections (f_proj, g_proj), the decay is per channel, the output gate is a
  * sigmoid with a bias. */
 #include "mixers/gdn/gdn_layer.h"
 
-/* ---- the ops, as forward and backward share them ---- */
+/* ---- op arguments, shared by forward and backward ---- */
 
-/* From the few channels to the raw decay or the raw output gate. */
+/* From the low-rank channels to the raw decay or the raw output gate. */
 static struct hl_linear widen(const struct gdn_layer *g, enum gdn_tensor which) {
     const struct gdn_grads none = {0}, *d = g->d ? g->d : &none;
     const bool decay = which == F_UP;
@@ -48,7 +48,7 @@ static struct hl_kda_gate gates(const struct gdn_layer *g) {
 
 static struct hl_kda delta_rule(const struct gdn_layer *g) {
     const struct gdn_grads none = {0}, *d = g->d ? g->d : &none;
-    const struct gdn_acts *a = g->a; /* S, v_new and A are there in training only */
+    const struct gdn_acts *a = g->a; /* S, v_new and A exist only in training */
     return (struct hl_kda){.rows = g->l->rows,
                            .H = g->s.H,
                            .HV = g->s.HV,
@@ -130,7 +130,7 @@ static void defaults(hola_config *c) {
 }
 
 static hola_status check(const hola_config *c, const char *where) {
-    if (c->cache_evict == HOLA_EVICT_LOLA) /* its scores need the state at block ends, which hl_kda does not keep */
+    if (c->cache_evict == HOLA_EVICT_LOLA) /* its scores need the state at block ends, which hl_kda does not provide */
         return hl_fail(HOLA_EINVAL, "%s: cache_evict: kda has no lola", where);
     return hl_gdn_check_heads(c, where);
 }
@@ -138,7 +138,7 @@ static hola_status check(const hola_config *c, const char *where) {
 static void decode_sizes(const struct hl_layer *l, struct hl_decode *out) {
     hl_gdn_decode_sizes(l, out);
     out->rule = HL_DECODE_KDA;
-    out->decay = false; /* of whole heads */
+    out->decay = false; /* no per-head decay */
     out->gated = out->beta = true;
     out->low = hl_gdn_dims(l->cfg).low;
     out->lower_bound = (real)l->cfg->lower_bound;

@@ -1,10 +1,10 @@
 /* transformer.c -- Transformer++: softmax attention with rotary positions and grouped heads; optionally biases of q, k
  * and v, norms of q and k, and a window.
  *
- * A session keeps the rotated keys and the values of all tokens, in pages, or those of the window, in a ring. */
+ * A session keeps the rotated keys and the values of all tokens in pages, or those of the window in a ring buffer. */
 #include "mixers/qkv.h"
 
-enum tensor { /* the projections follow each other, so that one product can make them (struct acts) */
+enum tensor { /* the projections are adjacent, so that one product can compute them (struct acts) */
               Q_PROJ,
               K_PROJ,
               V_PROJ,
@@ -17,11 +17,11 @@ enum tensor { /* the projections follow each other, so that one product can make
 };
 enum part { KEYS, VALUES, PARTS };
 enum { MOST_CHANNELS = 1024 }; /* of a head, on a device */
-#define QK_NORM_EPS 1e-5       /* fla's, whatever norm_eps is */
+#define QK_NORM_EPS 1e-5       /* as in fla, independent of norm_eps */
 
 struct acts {
-    void *row; /* training on a device without qk_norm: q, k, v of a token are one row, and so are their gradients */
-    void *q0, *k0;   /* with qk_norm: before the norm */
+    void *row;     /* training on a device without qk_norm: one row holds a token's q, k, v, another their gradients */
+    void *q0, *k0; /* with qk_norm: before the norm */
     void *q, *k, *v; /* q and k are rotated in place */
     real *r_q, *r_k;
     void *o;
@@ -57,7 +57,7 @@ static void defaults(hola_config *c) {
     c->num_heads = c->num_kv_heads = 32;
     c->rope_theta = 10000;
 }
-/* Heads of 64; at 46m a larger MLP, since the mixer has fewer parameters than that of gated_deltanet. */
+/* Heads of 64; at 46m a larger MLP, since the mixer has fewer parameters than gated_deltanet's. */
 static void preset(hola_config *c) {
     c->num_heads = c->num_kv_heads = c->hidden_size / 64;
     if (c->hidden_size == 512) c->intermediate_size = 960;
@@ -108,7 +108,7 @@ static int state(const hola_config *c, struct hl_state_part *out) {
     return PARTS;
 }
 
-/* The numbers of the row of q, k and v; 0: each is an array. The norms read arrays. */
+/* Numbers per joint row of q, k and v; 0: separate arrays, which the norms need. */
 static int64_t joint_row(const struct dims *s, enum hl_pass pass, bool host) {
     return s->norm ? 0 : hl_joint_row(pass, host, 3, s->width);
 }
@@ -230,7 +230,7 @@ static struct hl_attention attention(const struct layer *y) {
                                  .dv = y->d.dv};
 }
 
-/* From the projections of q and k to what the attention reads. */
+/* From the projections of q and k to the inputs of the attention. */
 static void norm_and_rotate(const struct layer *y) {
     struct hl_backend *b = y->l->backend;
     for (int i = 0; i < 2; i++) {
@@ -258,7 +258,7 @@ static void forward(const struct hl_layer *l) {
 
 static void recompute(const struct hl_layer *l) {
     const struct layer y = open_layer(l);
-    if (y.s.norm) norm_and_rotate(&y); /* otherwise q and k are kept */
+    if (y.s.norm) norm_and_rotate(&y); /* otherwise q and k were kept */
 }
 
 static void backward(const struct hl_layer *l) {
@@ -287,7 +287,7 @@ static void decode_sizes(const struct hl_layer *l, struct hl_decode *out) {
     const struct dims s = dims_of(l->cfg);
     out->rule = HL_DECODE_ATTENTION;
     out->H = out->HV = s.H, out->kv = s.HK, out->K = out->V = s.D;
-    out->splits = s.H < 16 ? 128 / s.H / 8 * 8 : 8; /* of all heads together about as many as a device has SMs */
+    out->splits = s.H < 16 ? 128 / s.H / 8 * 8 : 8; /* over all heads about as many as a device has SMs */
     out->k_off = l->state[KEYS], out->v_off = l->state[VALUES];
     out->theta = l->cfg->rope_theta;
 }
