@@ -2,7 +2,7 @@
 #include "core/carve.h"
 #include "ops/cache/cache_cpu.h"
 
-enum { LINE = 64, SCORES = 768 * 1024 }; /* reals of one tile's scores, unless one step of rows needs more */
+enum { LINE = 64, SCORES = 768 * 1024 }; /* reals for one tile's scores, unless one step of rows needs more */
 
 static int64_t aligned(int64_t bytes) { return (bytes + LINE - 1) / LINE * LINE; }
 
@@ -39,7 +39,7 @@ static struct hl_cache_work place(void *scratch, int64_t K, int64_t V, int64_t w
     w.chosen.norm = hl_carve(&c, window + 1, size);
     w.rows = hl_carve(&c, CACHE_BCOLS * hl_cache_ld(wide), size);
     w.mm = hl_carve(&c, HL_SMALL_GEMM_SCRATCH, size);
-    forward = c.used; /* the backward pass uses the same memory from here on */
+    forward = c.used; /* the backward pass reuses the memory from here on */
     w.ldk = hl_cache_ld(cols);
     w.kT = hl_carve(&c, K * w.ldk, size);
     w.v = hl_carve(&c, cols * hl_cache_ld(V), size);

@@ -1,9 +1,9 @@
-/* cache_back_block256_cuda.cu -- cache_back_block_cuda.cu for heads of 256: only two tiles of queries fit into
- * shared memory, so a block is done in passes of two tiles of queries, each with the keys that it sees.
+/* cache_back_block256_cuda.cu -- cache_back_block_cuda.cu for heads of 256: only two tiles of queries fit into shared
+ * memory, so a block is processed in passes of two tiles of queries, each with its visible keys.
  *
- * Persistent kernel as there; each warpgroup has one tile of queries. Later passes add to the dk and dv that
- * earlier ones wrote, by the same thread. Results go from registers straight to global memory, 64 columns at a
- * time, as neither shared memory for staging nor registers for more accumulators are left. */
+ * Also a persistent kernel; each warpgroup has one tile of queries. Later passes add to the dk and dv that earlier ones
+ * wrote, from the same thread. Results go from registers directly to global memory, 64 columns at a time, since there
+ * is neither shared memory for staging nor registers for more accumulators. */
 #include "ops/cuda_ops.cuh"
 #include "cuda/pdl.cuh"
 #include "ops/cache/cache_back_tiles_cuda.cuh"
@@ -12,7 +12,7 @@
 enum { D = 256, TILES = back_smem<D>::TILES, N = back_smem<D>::COLUMNS };
 typedef struct back_smem<D> smem;
 
-/* One block of the grid and one value head, and the queries of one pass: those from tile `first` on. */
+/* One cache block and one value head, and the queries of one pass: from tile `first` on. */
 struct query_pass {
     int at, h, first; /* at = block x HV + h */
     struct item all;  /* the block */
@@ -38,7 +38,7 @@ static __device__ __forceinline__ int tiles_in(const struct query_pass &x) {
 
 /* ---- results: a warpgroup's 64 rows ---- */
 
-/* N columns of the gradients of kept rows, as floats, 2 D apart; add: to those of earlier passes */
+/* N columns of the gradients of kept rows, as floats, 2 D apart; add: accumulate onto earlier passes */
 static __device__ __forceinline__ void add_share(float *to, const float (*d)[4], int rows, bool add) {
     enum { BATCH = 4 }; /* loads in flight */
     const int row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4, t = threadIdx.x % 4;
@@ -61,8 +61,8 @@ static __device__ __forceinline__ void add_share(float *to, const float (*d)[4],
         }
     }
 }
-/* `width` columns of bf16. Two neighbouring lanes swap what they have of 16 columns, so that each has four in a row
- * and the four lanes of a row whole sectors. */
+/* `width` columns of bf16. Adjacent lanes exchange their parts of 16 columns, so that each has four contiguous ones and
+ * the four lanes of a row write whole sectors. */
 template <int width> struct quads {
     uint2 x[width / 16][2];
     static __device__ __forceinline__ int row(int i) {
@@ -103,8 +103,8 @@ static __device__ __forceinline__ void write_quads(bf16 *to, int ld, int rows, c
         }
 }
 
-/* Where dv (group 0) or dk (group 1) of a tile of the block's own keys lies, and how many rows of it there are;
- * `old`: whether something is there that is added to: dv always, dk if an earlier pass has seen the keys. */
+/* The location of dv (group 0) or dk (group 1) of a tile of the block's own keys, and its number of rows; `old`:
+ * whether it is added to: dv always, dk if an earlier pass has seen the keys. */
 struct place {
     bf16 *to;
     int rows;
@@ -119,8 +119,8 @@ static __device__ __forceinline__ struct place place_of(const struct cache_dev &
     return p;
 }
 
-/* dv (group 0) or dk (group 1) of tile n of the keys, once p and ds of the pass's queries are complete. old: what was
- * there of the first columns, loaded long before; that of the next columns is loaded a step ahead. */
+/* dv (group 0) or dk (group 1) of tile n of the keys, once p and ds of the pass's queries are complete. old: the
+ * previous values of the first columns, loaded early; those of the next columns are loaded a step ahead. */
 static __device__ __forceinline__ void finish_keys(smem *m, const struct cache_dev &c, const struct cache_back &b,
                                                    const struct query_pass &x, int n, int group, struct quads<N> old) {
     const int own = n - tiles_of(x.all.kept), first = max(own - x.first, 0), end = tiles_in(x);
@@ -140,7 +140,7 @@ static __device__ __forceinline__ void finish_keys(smem *m, const struct cache_d
     }
 }
 
-/* Where the warp's summand of the pass goes; passes that a short block does not have leave zeros. */
+/* The location of the warp's summand of the pass; passes that a short block lacks write zeros. */
 static __device__ __forceinline__ int share_of(const struct cache_dev &c, const struct query_pass &x, int passes,
                                                int i) {
     return ((x.at / (int)c.a.HV * passes + i) * BLOCK_WARPS + threadIdx.x / 32) * (int)c.a.HV + x.h;

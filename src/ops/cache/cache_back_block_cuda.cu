@@ -1,13 +1,13 @@
-/* cache_back_block_cuda.cu -- backward of the exact memory, one block of the grid at a time: everything is read
- * once, and the scores of a tile are computed once for dq, dk and dv.
+/* cache_back_block_cuda.cu -- backward of the exact memory, one cache block at a time: everything is read once, and the
+ * scores of a tile are computed once for dq, dk and dv.
  *
- * Persistent kernel: one thread block a multiprocessor, two warpgroups, over the items (block, value head). Shared
- * memory (struct back_smem): the block's queries and their dout, four tiles of 64 rows; one tile of 64 keys and
- * values; p and ds of all queries with those keys. Tiles of keys pass by, first the kept ones, then the block's
- * own. Each warpgroup has two tiles of queries, with dq in registers. For a tile of keys both compute p and ds of
- * their queries and add to dq; barrier; then one sums dv from all p and the other dk from all ds, while the next
- * keys are copied; barrier. Own keys are seen by their own tile of queries and later ones, so the tiles of queries
- * retire one after another, and those of the next item take their places. */
+ * Persistent kernel: one thread block per SM, two warpgroups; items are (block, value head). Shared memory (struct
+ * back_smem): the block's queries and their dout, four tiles of 64 rows; one tile of 64 keys and values; p and ds of
+ * all queries with those keys. Tiles of keys are processed in order, first the kept ones, then the block's own. Each
+ * warpgroup has two tiles of queries, with dq in registers. For a tile of keys both compute p and ds of their queries
+ * and add to dq; barrier; then one sums dv from all p and the other dk from all ds, while the next keys are copied;
+ * barrier. Own keys are visible to their own tile of queries and later ones, so the query tiles retire one after
+ * another, and those of the next item replace them. */
 #include "ops/cuda_ops.cuh"
 #include "cuda/pdl.cuh"
 #include "ops/cache/cache_back_tiles_cuda.cuh"
@@ -31,10 +31,10 @@ static __device__ __forceinline__ void finish_keys(struct back_smem<D> *m, const
         return;
     }
     bf16(*stage)[SQUARE] = group ? m->ds : m->p;
-    named_barrier_sync(1 + group, GROUP); /* other warps' products may still read there */
+    named_barrier_sync(1 + group, GROUP); /* other warps' products may still be reading it */
     write_tile<D, true>(to, ld, x.len - own * TILE, d, old, stage[0], stage[1], group); /* dk's old: 0 */
 }
-/* dq of tile i, which no key is left for: staged in the place of its p and ds */
+/* dq of tile i, which has no keys left: staged in place of its p and ds */
 template <int D>
 static __device__ __forceinline__ void write_dq(struct back_smem<D> *m, const struct cache_dev &c, const struct item &x,
                                                 int h, int i, const float (*d)[4], int group) {

@@ -1,5 +1,5 @@
-/* cache_back_block_cuda.cuh -- the shared memory of cache_back_block_cuda.cu and cache_back_block256_cuda.cu,
- * copies into it and results out of it. */
+/* cache_back_block_cuda.cuh -- the shared memory of cache_back_block_cuda.cu and cache_back_block256_cuda.cu, with the
+ * copies to and from it. */
 #ifndef HL_CACHE_BACK_BLOCK_CUDA_CUH
 #define HL_CACHE_BACK_BLOCK_CUDA_CUH
 #include "ops/cuda_ops.cuh"
@@ -11,16 +11,16 @@ enum { GROUP = 128, THREADS = 32 * BLOCK_WARPS, SQUARE = TILE * TILE };
 /* Rows of D numbers are panels of 64. */
 template <int D> struct back_smem {
     enum {
-        TILES = D > 128 ? 2 : 4,           /* of queries that lie here at a time */
-        ROWS = TILES * TILE / BLOCK_WARPS, /* of them a warp's */
-        COLUMNS = D > 128 ? 64 : D         /* of dk and dv that a warpgroup sums up at a time */
+        TILES = D > 128 ? 2 : 4,           /* of queries in shared memory at a time */
+        ROWS = TILES * TILE / BLOCK_WARPS, /* of them per warp */
+        COLUMNS = D > 128 ? 64 : D         /* of dk and dv that a warpgroup sums at a time */
     };
     bf16 q[TILES][TILE * D], dout[TILES][TILE * D], k[TILE * D], v[TILE * D];
     bf16 p[TILES][SQUARE], ds[TILES][SQUARE];      /* [query][key] of a tile; results of D <= 128 are staged there */
     float lse[TILES * TILE], rowdot[TILES * TILE]; /* log2 of the denominator over lambda; dout.read */
 };
 
-/* One block of the grid and one value head: what number `at` = block x HV + h is */
+/* One cache block and one value head: item `at` = block x HV + h */
 struct item {
     int row, len, kept;
 };
@@ -45,7 +45,7 @@ static __device__ __forceinline__ void copy_rows(bf16 *to, const struct cache_de
     for (int i = 0; i < D / 64; i++)
         copy_panel<64, TILE, THREADS>(to + i * SQUARE, from + 64 * i, c.a.HV * D, left, threadIdx.x);
 }
-/* Tile i of a block's queries, where it has one. */
+/* Tile i of a block's queries, if it exists. */
 template <int D>
 static __device__ __forceinline__ void copy_queries(struct back_smem<D> *m, const struct cache_dev &c,
                                                     const struct item &x, int h, int i) {
@@ -53,7 +53,7 @@ static __device__ __forceinline__ void copy_queries(struct back_smem<D> *m, cons
     copy_rows<D>(m->q[i], c, c.a.q, h, x.row + i * TILE, x.len - i * TILE);
     copy_rows<D>(m->dout[i], c, c.a.dout, h, x.row + i * TILE, x.len - i * TILE);
 }
-/* The ids of the kept rows that this thread will copy, loaded ahead */
+/* The ids of the kept rows that this thread will copy, loaded in advance */
 static __device__ __forceinline__ void prefetch_kept_ids(const struct cache_dev &c, int at, int tile, int id[2]) {
 #pragma unroll
     for (int i = 0; i < 2; i++) {

@@ -1,13 +1,13 @@
-/* cache_back_cuda.cu -- backward of the exact memory (docs/math.md): which kernels run, the row-by-row ones for
+/* cache_back_cuda.cu -- backward of the exact memory (docs/math.md): the choice of kernels, the row-by-row kernels for
  * every shape, and the sums over blocks.
  *
- * A kept row collects gradients from every later block that sees it. Each block writes its contribution to
- * scratch, and `gather` (row by row) or `gather_kept` (tensor cores) adds them up in the order of the blocks, so
- * that results do not depend on timing. Which kernels run, for bf16 and heads of 64, 128 or 256:
+ * A kept row accumulates gradients from every later block that sees it. Each block writes its contribution to scratch,
+ * and `gather` (row by row) or `gather_kept` (tensor cores) sums them in block order, so that results do not depend on
+ * timing. Which kernels run, for bf16 and heads of 64, 128 or 256:
  *   cache_back_block_cuda.cu      H = HV, heads up to 128, blocks up to 256 rows
  *   cache_back_block256_cuda.cu   H = HV, heads of 256
  *   cache_back_kv_cuda.cu, cache_back_q_cuda.cu    other shapes, learned scores, or too little shared memory for those
- * and for everything else rowdot, rowwise_q, rowwise_kv: THREADS threads, a warp per pair of query and key. */
+ * and for everything else rowdot, rowwise_q, rowwise_kv: THREADS threads, a warp per query-key pair. */
 #include "ops/cuda_ops.cuh"
 #include "cuda/pdl.cuh"
 #include "core/carve.h"
@@ -25,7 +25,7 @@ static __device__ __forceinline__ const act *row_of(const void *x, int64_t row, 
     return (const act *)x + (row * heads + head) * width;
 }
 
-/* Query `t` and key `j`, rows of the batch: s = q.k / sqrt(K), p, and ds. By one warp. */
+/* Query `t` and key `j`, rows of the batch: s = q.k / sqrt(K), p, and ds. One warp. */
 struct score_grad {
     float s, p, ds;
 };
@@ -138,8 +138,8 @@ static __device__ __forceinline__ int64_t find_kept(const int64_t *sel, int64_t 
     return -1;
 }
 
-/* grid (T H / WARPS): a warp adds up dk of one row and key head, and dv of the value heads. A row that is
- * not kept when its block ends never will be, nor will one that was dropped. */
+/* grid (T H / WARPS): a warp sums dk of one row and key head, and dv of its value heads. A row that is not kept when
+ * its block ends, or is evicted, never returns. */
 static __global__ void gather(const struct cache_dev c, const struct cache_back b) {
     const int64_t at = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32, row = at / c.a.H, hk = at % c.a.H;
     const int64_t K = c.a.K, V = c.a.V, w = c.a.window, lane = threadIdx.x % 32;
@@ -165,8 +165,8 @@ static __global__ void gather(const struct cache_dev c, const struct cache_back 
     for (int64_t x = lane; x < K; x += 32) put((act *)c.a.dk + (row * c.a.H + hk) * K + x, sum[x]);
 }
 
-/* dk, dv += what row `row` receives as kept row j of `block`, and of the blocks after it while it is kept. A
- * lane's columns are 4 lane and 128 + 4 lane of D; dk, and dv unless NULL. */
+/* dk, dv += the contributions to row `row` as kept row j of `block`, and of later blocks while it is kept. A lane's
+ * columns are 4 lane and 128 + 4 lane of D; dk, and dv unless NULL. */
 static __device__ __forceinline__ void add_contributions(const struct cache_dev &c, const struct cache_back &b,
                                                          int64_t row, int64_t h, int64_t block, int64_t end, int64_t j,
                                                          float dk[2][4], float dv[2][4]) {
@@ -213,9 +213,9 @@ static __device__ __forceinline__ void write_sum(act *to, struct columns old, co
     }
 }
 
-/* grid (blocks HV, window / WARPS): a warp has one kept row of one block. If the row is of the block before, it
- * adds all its contributions to dk and dv; dk of a row that several value heads of a key head keep belongs to the
- * first of them. */
+/* grid (blocks HV, window / WARPS): a warp has one kept row of one block. If the row belongs to the previous block, it
+ * adds all its contributions to dk and dv; dk of a row kept by several value heads of a key head is summed by the first
+ * of them. */
 static __global__ void gather_kept(const struct cache_dev c, const struct cache_back b) {
     const int HV = (int)c.a.HV, D = (int)c.a.K, w = (int)c.a.window, group = (int)c.group;
     const int block = blockIdx.x / HV, h = blockIdx.x % HV, hk = h / group,
@@ -224,7 +224,7 @@ static __global__ void gather_kept(const struct cache_dev c, const struct cache_
     if (slot >= w) return;
     const int64_t row = c.a.sel[(int64_t)blockIdx.x * w + slot];
     const int seg = c.rows.block[block].seg, before = c.rows.block[max(block - 1, 0)].row;
-    if (row < before) return; /* none, or one that was kept before: -1 is less than any */
+    if (row < before) return; /* none (-1), or kept before */
     const int end = c.rows.block_first[seg + 1];
     act *to_v = (act *)c.a.dv + (row * HV + h) * D, *to_k = (act *)c.a.dk + (row * c.a.H + hk) * D;
     const struct columns old_v = columns_of(to_v, D), old_k = columns_of(to_k, D); /* in flight */
@@ -241,8 +241,9 @@ static __global__ void gather_kept(const struct cache_dev c, const struct cache_
     write_sum(to_k, old_k, dk, D);
 }
 
-/* dscore = sigma(-score) (sums of ds over all blocks that keep the row), as gather_kept: a warp has one kept row of one
- * block, and if the row is of the block before, it adds up all of them. Rows that are never kept: clear_scores. */
+/* dscore = sigma(-score) (sums of ds over all blocks that keep the row), like gather_kept: a warp has one kept row of
+ * one block, and if the row belongs to the previous block, it sums all of them. Rows that are never kept:
+ * clear_scores. */
 static __global__ void clear_scores(const struct cache_dev c) {
     const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (i < c.T * c.a.HV) c.a.dscore[i] = 0.0f;
@@ -254,7 +255,7 @@ static __global__ void gather_scores(const struct cache_dev c, const struct cach
     const int64_t row = c.a.sel[(int64_t)blockIdx.x * w + slot];
     const int seg = c.rows.block[block].seg, end = c.rows.block_first[seg + 1];
     float sum = 0.0f;
-    if (row < c.rows.block[max(block - 1, 0)].row) return; /* none, or one that was kept before: -1 is less than any */
+    if (row < c.rows.block[max(block - 1, 0)].row) return; /* none (-1), or kept before */
     for (int64_t j = slot; j >= 0;) {
         sum += b.bias[((int64_t)block * HV + h) * w + j];
         block++;
@@ -264,8 +265,8 @@ static __global__ void gather_scores(const struct cache_dev c, const struct cach
     if (threadIdx.x % 32 == 0) c.a.dscore[row * HV + h] = sum / (1.0f + expf(score));
 }
 
-/* grid (HV): the gradients of the scalars, summed in a fixed order. May overlap with `gather_kept` (PDL), which has
- * waited for the kernels that wrote the summands; pdl_wait at the end makes the next kernel wait for both. */
+/* grid (HV): the gradients of the scalars, summed in a fixed order. May overlap `gather_kept` (PDL), which has waited
+ * for the kernels that wrote the summands; the pdl_wait at the end makes the next kernel wait for both. */
 static __global__ void sum_scalars(const struct cache_dev c, const struct cache_back b) {
     __shared__ float scratch[33];
     const int64_t h = blockIdx.x;
@@ -300,7 +301,7 @@ extern "C" void HL_OP(cache_backward)(struct hl_backend *backend, const struct h
     struct cache_dev c = cache_dev_of(a);
     struct cache_back b = {};
     struct hl_carve s = {NULL, 0, 256};
-    const bool learned = a->policy.score == HL_SCORE_LEARNED; /* the kernels by block know no biases */
+    const bool learned = a->policy.score == HL_SCORE_LEARNED; /* the block kernels do not support biases */
     const int64_t shares = cache_tiled(a) && !learned ? HL_OP(cache_back_block256_shares)(cuda, a) : 0;
     const bool by_block = shares > 0 || (cache_tiled(a) && !learned && HL_OP(cache_back_block_fits)(cuda, a));
     const bool tiled = !by_block && cache_tiled(a) && HL_OP(cache_back_fits)(cuda, a);
@@ -309,7 +310,7 @@ extern "C" void HL_OP(cache_backward)(struct hl_backend *backend, const struct h
                     : tiled  ? c.rows.blocks * tiles_of(a->chunk)
                              : c.T;
     b.n_tau = by_block ? b.n_gate_sink : tiled ? c.rows.blocks * (tiles_of(a->window) + tiles_of(a->chunk)) : c.T;
-    for (int pass = 0; pass < 2; pass++) { /* counts, then places */
+    for (int pass = 0; pass < 2; pass++) { /* counts, then offsets */
         s.used = 0;
         b.R = carve_floats(&s, by_block ? 0 : c.T * a->HV);
         b.gate_sink = carve_floats(&s, b.n_gate_sink * a->HV * 2);

@@ -14,8 +14,8 @@
 static const float LOG2E = 1.44269504f;
 
 enum { LDP = TILE + 8 };
-/* S: stages of q, so that the next tile is copied while one is computed; 1 where shared memory is short. Heads
- * below 256 have one stage of dout, so that two thread blocks fit on a multiprocessor. */
+/* S: stages of q, so that the next tile is copied during computation; 1 if shared memory is short. Heads below 256 have
+ * one stage of dout, so that two thread blocks fit on an SM. */
 template <int D, int S> struct kv_smem {
     enum {
         WARPS = 8,
@@ -46,7 +46,7 @@ struct kv_sums {
     float dk[2][kv_smem<D, S>::COLUMNS / 8][4], dv[2][kv_smem<D, S>::COLUMNS / 8][4];
 };
 
-/* The thread's two keys in score_tile: their biases, and sums of ds over its queries. */
+/* The thread's two keys in score_tile: biases, and sums of ds over its queries. */
 struct key_bias {
     float log2[2], sum[2];
 };
@@ -75,10 +75,10 @@ static __device__ __forceinline__ void write_biases(const struct key_bias &b, fl
     __syncthreads();
 }
 
-/* Probabilities and ds of 16 keys x QUERIES a warp, to shared memory [key][query]. mask: keys
- * from `keys` on are none, and if `causal`, those after their query are hidden, both counted from the tiles'
- * first. Returns the thread's part of the sum of ds q.k. tau: with 1/sqrt(K) in it. BIAS: of the logits of the thread's
- * two keys, whose ds are added up */
+/* Probabilities and ds of 16 keys x QUERIES per warp, to shared memory [key][query]. mask: keys from `keys` on do not
+ * exist, and if `causal`, keys after their query are hidden; both are relative to the tiles' first. Returns the
+ * thread's part of the sum of ds q.k. tau: with 1/sqrt(K) in it. BIAS: adds biases to the logits of the thread's two
+ * keys and sums their ds */
 template <int D, int S, bool mask, bool BIAS>
 static __device__ __forceinline__ float score_tile(const struct kv_smem<D, S> &m, int stage, float tau, bool causal,
                                                    int keys, struct key_bias &bias) {
@@ -88,7 +88,7 @@ static __device__ __forceinline__ float score_tile(const struct kv_smem<D, S> &m
     const bf16 *q = m.q + stage * kv_smem<D, S>::X, *dout = m.dout + stage % kv_smem<D, S>::STAGES * kv_smem<D, S>::X;
     float s[QUERIES / 8][4] = {}, dp[QUERIES / 8][4] = {}, sum = 0;
     const float scale = tau * LOG2E;
-    if (!mask || !causal || key < query + QUERIES) /* otherwise the warp sees nothing */
+    if (!mask || !causal || key < query + QUERIES) /* otherwise the warp's part is fully masked */
         product_rows_two<D, QUERIES>(s, m.k, q, dp, m.v, dout, key, query);
 #pragma unroll
     for (int n = 0; n < QUERIES / 8; n++) {
@@ -122,7 +122,7 @@ template <int D, int S> static __device__ __forceinline__ void write_ds(const st
         *(uint4 *)(to + i * 8) = *(const uint4 *)(m.ds + i / (TILE / 8) * LDP + i % (TILE / 8) * 8);
 }
 
-/* sum (32 keys x COLUMNS) += p [key][query] x [query][D]; causal: queries before the keys see nothing */
+/* sum (32 keys x COLUMNS) += p [key][query] x [query][D]; causal: queries before the keys are masked */
 template <int D, int S>
 static __device__ __forceinline__ void add_tile(float sum[2][kv_smem<D, S>::COLUMNS / 8][4], const bf16 *p,
                                                 const bf16 *x, bool causal) {
@@ -145,7 +145,7 @@ static __device__ __forceinline__ void add_tile(float sum[2][kv_smem<D, S>::COLU
     }
 }
 
-/* What the thread holds of the tile's first `rows` rows, ld apart, as floats. */
+/* The thread's part of the tile's first `rows` rows, ld apart, as floats. */
 template <int D, int S>
 static __device__ __forceinline__ void write_floats(const float sum[2][kv_smem<D, S>::COLUMNS / 8][4], int rows,
                                                     float *to, int64_t ld) {
@@ -162,13 +162,13 @@ static __device__ __forceinline__ void write_floats(const float sum[2][kv_smem<D
                         make_float2(sum[i][n][2 * e], sum[i][n][2 * e + 1]);
             }
 }
-/* The same rows as bf16, written or added to; they are staged in `smem` [64][D + 4], for full cache lines. */
+/* The same rows as bf16, written or added to, staged in `smem` [64][D + 4] for full cache lines. */
 template <int D, int S>
 static __device__ __forceinline__ void write_bf16(const float sum[2][kv_smem<D, S>::COLUMNS / 8][4], int rows, bf16 *to,
                                                   int64_t ld, bool add, float *smem) {
     enum { CHUNKS = tile<D>::CHUNKS, STEP = kv_smem<D, S>::THREADS / CHUNKS, EACH = TILE / STEP };
     const int r = threadIdx.x / CHUNKS, at = threadIdx.x % CHUNKS * 8;
-    uint4 old[EACH]; /* every load before the first store: they might be the same memory */
+    uint4 old[EACH]; /* all loads before the first store, because they may alias */
 #pragma unroll
     for (int i = 0; i < EACH; i++)
         old[i] = add && r + i * STEP < rows ? *(const uint4 *)(to + (r + i * STEP) * ld + at) : make_uint4(0, 0, 0, 0);
@@ -209,10 +209,9 @@ static __device__ __forceinline__ void fetch_dout(const struct kv_smem<D, S> &m,
                                                 c.a.HV, s.h, s.row + from, s.len - from);
 }
 
-/* All queries of the block from tile `first` on, of one value head. k and v are in flight or there. The next tile
- * is copied while this one is computed; where dout has one stage, once dv no longer needs it. ds: where that of
- * the first tile goes; the tiles of own keys are stored as a triangle, query by query. Returns the thread's part
- * of dtau. */
+/* All queries of the block from tile `first` on, of one value head. k and v are in flight or loaded. The next tile is
+ * copied while this one is computed; if dout has one stage, once dv is done with it. ds: location for the first tile;
+ * the tiles of own keys are stored as a triangle, query by query. Returns the thread's part of dtau. */
 template <int D, int S, bool BIAS>
 static __device__ __forceinline__ float
 loop_queries(struct kv_sums<D, S> &sum, const struct kv_smem<D, S> &m, const struct cache_dev &c, const float *R,
@@ -252,7 +251,7 @@ loop_queries(struct kv_sums<D, S> &sum, const struct kv_smem<D, S> &m, const str
     return dtau / sqrtf((float)D);
 }
 
-/* grid (blocks (HV kept tiles + H own tiles)): the thread blocks of a block are neighbours, so that they share its
+/* grid (blocks (HV kept tiles + H own tiles)): the thread blocks of a cache block are adjacent, so that they share its
  * rows in L2 */
 template <int D, int S, bool BIAS>
 static __global__ void __launch_bounds__(kv_smem<D, S>::THREADS, D == 256 ? 1 : 2)

@@ -1,5 +1,5 @@
-/* cache_back_q_cuda.cu -- backward of the exact memory on tensor cores: back_rowdot, R = lambda dout.read, runs
- * before cache_back_kv_cuda.cu, and back_q, dq from the ds that it wrote, after it.
+/* cache_back_q_cuda.cu -- backward of the exact memory on tensor cores: back_rowdot, R = lambda dout.read, which runs
+ * before cache_back_kv_cuda.cu, and back_q, dq from its ds, which runs after.
  *
  * back_rowdot: grid (blocks tiles HV). back_q: grid (blocks H tiles), a thread block is 64 queries, a warp 16 of
  * them; shared memory: two stages of 64 keys and their ds. THREADS threads each. */
@@ -30,7 +30,7 @@ static __device__ __forceinline__ void dout_dot_read(const struct cache_dev &c, 
     }
 }
 
-/* R of 64 rows, and their summands of dgate and dsink */
+/* R of 64 rows, and their terms of dgate and dsink */
 template <int D>
 static __global__ void __launch_bounds__(THREADS)
     back_rowdot(const struct cache_dev c, const struct cache_back b, int tiles) {
@@ -61,7 +61,7 @@ template <int D> struct q_smem {
     enum { K = TILE * tile<D>::LD, DS = TILE * LDS, BYTES = 2 * (K + DS) * 2 };
 };
 
-/* The warp's 16 rows, staged in `smem`, for full cache lines. */
+/* The warp's 16 rows, staged in `smem` for full cache lines. */
 template <int D>
 static __device__ __forceinline__ void write_dq(const struct cache_dev &c, const struct block_view &s,
                                                 const float dq[][4], bf16 *smem, int from) {

@@ -10,8 +10,8 @@ static const float LOG2E = 1.44269504f;
 
 /* ---- before the keys: dout.read of every query ---- */
 
-/* What a thread loads of `read` for its warp's rows, ahead of use. The i-th is row row_of(i) of the warp's: rows
- * that are eight apart, and so swizzled alike in shared memory, follow each other. */
+/* A thread's loads of `read` for its warp's rows, ahead of use. The i-th is row row_of(i) of the warp: rows eight
+ * apart, which have the same swizzle in shared memory, are consecutive. */
 template <int D> struct loaded_reads {
     enum {
         CHUNKS = D / 8,
@@ -109,7 +109,7 @@ static __device__ __forceinline__ void score(float (*s)[4], float (*dp)[4], cons
     wgmma_hold<8>(dp);
 }
 
-/* What is hidden: keys from `keys` on, and if `causal` those after their query, both counted in their tiles. */
+/* The mask: keys from `keys` on, and if `causal` those after their query, both relative to their tiles. */
 struct mask {
     int keys;
     bool causal;
@@ -152,7 +152,7 @@ static __device__ __forceinline__ float weigh(float (*s)[4], float (*dp)[4], con
     return sum;
 }
 
-/* p and ds of query tile i with the keys at hand, to shared memory; dq += ds k */
+/* p and ds of query tile i with the current keys, to shared memory; dq += ds k */
 template <int D, bool TAU>
 static __device__ __forceinline__ float score_tile(float (*dq)[4], struct back_smem<D> *m, int i, float tau,
                                                    const struct mask &e) {
@@ -169,7 +169,7 @@ static __device__ __forceinline__ float score_tile(float (*dq)[4], struct back_s
         for (int col = 0; col < D; col += back_smem<D>::COLUMNS)
             wgmma_rs<back_smem<D>::COLUMNS>(dq + col / 8, x[j],
                                             operand<64, true, SQUARE>{m->k + col / 64 * SQUARE, 16 * j, 0});
-    wgmma_commit_wait<1>(); /* runs on while these are stored */
+    wgmma_commit_wait<1>(); /* continues while these are stored */
     store_square(m->p[i], y), store_square(m->ds[i], x);
     wgmma_wait_all<D / 8>(dq);
     wgmma_hold_a<4>(x);
@@ -186,7 +186,7 @@ static __device__ __forceinline__ void sum_queries(float (*d)[4], const bf16 (*p
 #pragma unroll
         for (int j = 0; j < TILE; j += 16)
             wgmma_ss<N>(d, operand<64, true>{p[i], j, 0}, operand<64, true, SQUARE>{x[i] + col / 64 * SQUARE, j, 0});
-        wgmma_end<N / 8, 1>(d); /* those of the tile before */
+        wgmma_end<N / 8, 1>(d); /* those of the previous tile */
     }
     wgmma_wait_all<N / 8>(d);
 }

@@ -1,18 +1,18 @@
-/* cache_cuda.cu -- the exact memory: scores, which rows every block keeps, and the sessions' states.
+/* cache_cuda.cu -- the exact memory: scores, selection of each block's kept rows, and the session states.
  *
  * Which selection kernel runs:
  *   select_each_block    no sessions and fewer than LONG blocks: every block ranks all rows before it, all blocks at
  *                        once. grid (blocks HV), THREADS threads; shared: the rows' keys, radix select's counts.
- *                        Not where near-duplicates come last: what a block keeps then depends on the block before.
- *   select_walk          otherwise: a thread block goes over the blocks of one value head in order, merging each into
+ *                        Not with near-duplicates ranked last: what a block keeps then depends on the previous block.
+ *   select_walk          otherwise: a thread block processes the blocks of one value head in order, merging each into
  *                        the kept rows. grid (n HV, groups), up to 1024 threads; shared: a selector of w + C columns.
- *   select_merge_groups  after select_walk, if few long sequences were cut into groups of blocks, each walked by a
- *                        thread block of its own: merges what the groups kept. grid (n HV, most blocks + 1); shared: a
+ *   select_merge_groups  after select_walk, if few long sequences were split into groups of blocks, each processed by
+ *                        its own thread block: merges the groups' kept rows. grid (n HV, most blocks + 1); shared: a
  *                        selector of (groups + 1) w columns.
- *   select_measured      scores that are measured against the state (cache_measure_cuda.cu).
- * Each waits for the kernel before it (PDL) and lets the next one start at once: the readers load the block's own
- * rows before they wait for the selection. Single tokens of sessions (cache_step_cuda.cu) and policies that move
- * with reads (cache_rowwise_cuda.cu) select in their own kernels. */
+ *   select_measured      scores measured against the state (cache_measure_cuda.cu).
+ * Each waits for the previous kernel (PDL) and triggers the next one immediately: the readers load the block's own rows
+ * before they wait for the selection. Single tokens of sessions (cache_step_cuda.cu) and policies that move with reads
+ * (cache_rowwise_cuda.cu) select in their own kernels. */
 #include "ops/cuda_ops.cuh"
 #include "cuda/pdl.cuh"
 #include "ops/cache/cache_distinct_cuda.cuh"
@@ -49,12 +49,12 @@ extern "C" void HL_OP(cache_score)(struct hl_backend *backend, const struct hl_s
 
 /* ---- selection ---- */
 
-/* A thread block goes over `span` blocks of one value head of a segment. The scores of the next block are loaded
- * while this one's are ranked. With several groups, all but the first keep rows of their own blocks alone, until
- * select_merge_groups. DISTINCT: near-duplicates come last. */
+/* A thread block processes `span` blocks of one value head of a segment. The scores of the next block are loaded while
+ * those of the current one are ranked. With several groups, all but the first keep only rows of their own blocks, until
+ * select_merge_groups. DISTINCT: near-duplicates rank last. */
 template <bool DISTINCT>
 static __global__ void __launch_bounds__(1024) select_walk(const struct cache_dev c, int span) {
-    pdl_wait(), pdl_trigger(); /* readers begin with the rows that are not selected here */
+    pdl_wait(), pdl_trigger(); /* readers start with rows that are not selected here */
     const int64_t n = blockIdx.x / c.a.HV, h = blockIdx.x % c.a.HV, score = c.a.K + c.a.V;
     const struct hl_seg seg = c.rows.seg[n];
     const struct selector s = selector_at(c, shared_memory());
@@ -72,7 +72,7 @@ static __global__ void __launch_bounds__(1024) select_walk(const struct cache_de
         __syncthreads();
     }
     for (int64_t first = (int64_t)group * span * C - open; b < end;
-         b++, first += C) { /* the block's first row, counted from the segment's */
+         b++, first += C) { /* the block's first row, relative to the segment */
         write_kept(c, s, b * c.a.HV + h, kept);
         if (first + C > seg.len || (b + 1 == last && !seg.state)) break;
         for (int x = threadIdx.x; x < C; x += blockDim.x) {
@@ -94,8 +94,8 @@ static __global__ void __launch_bounds__(1024) select_walk(const struct cache_de
     }
 }
 
-/* What a block of a later group keeps: the best of what the groups before it kept and of its own group so far. The
- * thread block after a segment's last block finds what is kept after the segment. */
+/* Selection for a block of a later group: the best of the rows kept by earlier groups and by its own group so far. The
+ * thread block after a segment's last block computes the rows kept after the segment. */
 static __global__ void select_merge_groups(const struct cache_dev c, int span, int groups) {
     pdl_wait(), pdl_trigger();
     const int64_t n = blockIdx.x / c.a.HV, h = blockIdx.x % c.a.HV;
@@ -123,8 +123,8 @@ static __global__ void select_merge_groups(const struct cache_dev c, int span, i
         for (int j = threadIdx.x; j < kept; j += blockDim.x) c.kept_after[(n * c.a.HV + h) * w + j] = s.id[j];
 }
 
-/* The sum of x over this thread and those before it. THREADS threads; contains barriers, so that what was read before
- * the call may be overwritten after it. */
+/* The sum of x over this thread and those before it. THREADS threads; contains barriers, so memory read before the call
+ * may be overwritten after it. */
 static __device__ __forceinline__ int inclusive_scan(int x, int *warps) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     for (int d = 1; d < 32; d *= 2) {
@@ -137,7 +137,7 @@ static __device__ __forceinline__ int inclusive_scan(int x, int *warps) {
     __syncthreads();
     return x;
 }
-/* The w-th largest of n > w keys, byte by byte; *equal: how many of the keys equal to it are among the best w. smem:
+/* The w-th largest of n > w keys, by radix select; *equal: how many of the keys equal to it are among the best w. smem:
  * 256 counts, two numbers, 8 for inclusive_scan */
 static __device__ __forceinline__ uint32_t radix_select(const uint32_t *key, int n, int w, int *smem, int *equal) {
     uint32_t least = 0, seen = 0; /* seen: bits that are known */
@@ -157,7 +157,7 @@ static __device__ __forceinline__ uint32_t radix_select(const uint32_t *key, int
     *equal = left;
     return least;
 }
-/* Every block finds the best of all rows before it on its own. A thread has `each` neighbouring rows. */
+/* Every block independently selects from all rows before it. A thread has `each` adjacent rows. */
 static __global__ void select_each_block(const struct cache_dev c) {
     pdl_wait(), pdl_trigger();
     const int64_t h = blockIdx.x % c.a.HV;
@@ -190,7 +190,7 @@ static __global__ void select_each_block(const struct cache_dev c) {
     }
 }
 
-/* The biases of the rows that blocks keep; n: of all lists. */
+/* The biases of the rows that blocks keep; n: total length of all lists. */
 static __global__ void kept_biases(const struct cache_dev c, int64_t n) {
     const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     pdl_wait(), pdl_trigger();
@@ -229,7 +229,7 @@ static bool all_steps(const struct hl_rows *r) {
     return true;
 }
 
-/* Few long sequences: their blocks are cut into groups, which are walked in parallel. */
+/* Few long sequences: their blocks are split into groups, which are processed in parallel. */
 enum { SPAN = 4, GROUPS = 16, LONG = 16 /* blocks */ };
 static int64_t most_blocks(const struct hl_cache *a) {
     int64_t most = 0;
@@ -241,7 +241,7 @@ static int64_t most_blocks(const struct hl_cache *a) {
     return most;
 }
 static int64_t group_span(const struct hl_cuda *cuda, const struct hl_cache *a, int64_t blocks) {
-    if (blocks < LONG || a->policy.redundancy > 0 || /* what is kept depends on what was */
+    if (blocks < LONG || a->policy.redundancy > 0 || /* each selection depends on the previous one */
         a->rows->n * a->HV > hl_cuda_sms(cuda))
         return blocks;
     return blocks > SPAN * GROUPS ? hl_pieces(blocks, GROUPS) : (int64_t)SPAN;

@@ -1,8 +1,8 @@
-/* cache_cuda.cuh -- what the kernels of the exact memory share: arguments, where rows lie, the selection.
+/* cache_cuda.cuh -- shared by the kernels of the exact memory: arguments, row locations, the selection.
  *
- * A block's keys are numbered as columns: the kept rows in order of position, then the block's own rows.
- * Where a column's row lies is its id: id >= 0 is row `id` of the batch, id < 0 slot -1 - id of the
- * session's state. Training, prompts and sessions thus share the code. */
+ * A block's keys are numbered as columns: the kept rows in order of position, then the block's own rows. A column's id
+ * gives the location of its row: id >= 0 is row `id` of the batch, id < 0 slot -1 - id of the session's state. So
+ * training, prompts and sessions share the code. */
 #ifndef HL_CACHE_CUDA_CUH
 #define HL_CACHE_CUDA_CUH
 #include "ops/cuda_ops.cuh"
@@ -11,14 +11,14 @@ enum { NO_ROW = INT32_MIN };
 
 /* every kernel's argument */
 struct cache_dev {
-    struct hl_cache a; /* a.rows is the host's: kernels use `rows` */
+    struct hl_cache a; /* a.rows is on the host: kernels use `rows` */
     struct hl_dev_rows rows;
     struct hl_cache_layout at;
-    int64_t T, group;    /* rows; value heads of a key head */
-    int32_t *id;         /* [blocks][HV][window]: what each block keeps */
-    int32_t *kept_after; /* [n][HV][window]: what is kept after the segment */
-    int32_t *group_kept; /* [n][HV][groups][window]: what each group of blocks keeps of its own rows */
-    float *bias;         /* HL_SCORE_LEARNED: [blocks][HV][window], log sigma(score) of the rows that `id` has */
+    int64_t T, group;    /* rows; value heads per key head */
+    int32_t *id;         /* [blocks][HV][window]: rows kept by each block */
+    int32_t *kept_after; /* [n][HV][window]: rows kept after the segment */
+    int32_t *group_kept; /* [n][HV][groups][window]: own rows kept by each group of blocks */
+    float *bias;         /* HL_SCORE_LEARNED: [blocks][HV][window], log sigma(score) of the rows in `id` */
 };
 
 static inline struct cache_dev cache_dev_of(const struct hl_cache *a) {
@@ -31,7 +31,7 @@ static inline struct cache_dev cache_dev_of(const struct hl_cache *a) {
     return c;
 }
 
-/* hl_cache_lambda and hl_cache_slope; sigma: of the gate, by the function that the kernel takes for it. */
+/* hl_cache_lambda and hl_cache_slope; sigma: of the gate, computed with the kernel's own function. */
 static __device__ __forceinline__ float gate_of(const struct hl_cache &a, int64_t row, int64_t h) {
     return a.token_gate ? a.gate[h] + f32(((const act *)a.token_gate)[row * a.HV + h]) : a.gate[h];
 }
@@ -48,12 +48,12 @@ void HL_OP(cache_step)(struct hl_cuda *cuda, const struct cache_dev *c, void *sc
 int64_t HL_OP(cache_step_scratch)(const struct hl_cache *a);
 void HL_OP(cache_rowwise)(struct hl_cuda *cuda, const struct cache_dev *c, char *scratch);
 /* HL_SCORE_RECALL: the scores of all rows, kept ones too, of blocks that single tokens complete, before cache_step; the
- * selection of all blocks; the factors of the rows that sessions keep */
+ * selection for all blocks; the factors of the rows that sessions keep */
 void HL_OP(cache_measure_step)(struct hl_cuda *cuda, const struct cache_dev *c);
 void HL_OP(cache_select_measured)(struct hl_cuda *cuda, const struct cache_dev *c);
 void HL_OP(cache_store_factors)(struct hl_cuda *cuda, const struct cache_dev *c);
 
-/* with the exact exp, as kernels without tensor cores take it */
+/* with the exact exp, for kernels without tensor cores */
 static __device__ __forceinline__ float lambda_at(const struct hl_cache &a, int64_t row, int64_t h) {
     const float gate = gate_of(a, row, h);
     return lambda_of(a, gate, 1.0f / (1.0f + expf(-gate)));
@@ -72,7 +72,7 @@ struct cache_slots {
     act *k, *v;
     float *score;
     int64_t *pos;
-    float *factor; /* where there are factors */
+    float *factor; /* if there are factors */
 };
 static __device__ __forceinline__ struct cache_slots cache_slots_at(const struct cache_dev &c, char *state, int64_t h) {
     char *p = state + h * c.at.bytes;
@@ -84,7 +84,7 @@ static __device__ __forceinline__ struct cache_slots cache_slots_of(const struct
                                                                     int64_t h) {
     return cache_slots_at(c, s.state + c.a.state_off, h);
 }
-/* rows kept when the block that `pos` stands in began */
+/* rows kept at the start of the block that contains `pos` */
 static __device__ __forceinline__ int64_t kept_at(const struct cache_dev &c, int64_t pos) {
     return min(pos / c.a.chunk * c.a.chunk, c.a.window);
 }
@@ -109,9 +109,8 @@ static __device__ __forceinline__ void put_column(const struct cache_dev &c, con
     else m.score[slot] = value;
 }
 
-/* One column of the rows id[0, n), which become the kept ones, in place. Kept rows only move to lower slots and
- * the open block's slots are not written here, so ascending order is safe as long as one thread does all of a
- * column. */
+/* Moves one column of the rows id[0, n), which become the kept ones, in place. Kept rows only move to lower slots and
+ * the open block's slots are not written here, so ascending order is safe if one thread handles a whole column. */
 template <class T>
 static __device__ __forceinline__ void keep_column(T *state, int64_t stride, const T *batch, int64_t batch_stride,
                                                    const int32_t *id, int n) {
@@ -147,8 +146,8 @@ static __device__ __forceinline__ void keep_positions(const struct cache_dev &c,
             if (i + j < n) m.pos[i + j] = at[j];
     }
 }
-/* Rows id[0, n) become the kept ones; this thread does the columns x, x + step, ... of k, v, score and
- * positions. `first`: position of the block that lies in the open slots. */
+/* Rows id[0, n) become the kept ones; this thread handles columns x, x + step, ... of k, v, score and positions.
+ * `first`: position of the block in the open slots. */
 static __device__ __forceinline__ void keep_rows(const struct cache_dev &c, const struct cache_slots &m, int64_t h,
                                                  const int32_t *id, int n, const struct hl_seg &seg, int64_t first,
                                                  int64_t x, int64_t step) {
@@ -162,17 +161,17 @@ static __device__ __forceinline__ void keep_rows(const struct cache_dev &c, cons
 
 /* ---- selection: top w of n columns, by one thread block ---- */
 
-/* Integers in the order of the scores. NaN counts as -inf; adding 0 makes -0 equal to 0. */
+/* Integers that sort like the scores. NaN counts as -inf; adding 0 makes -0 equal to 0. */
 static __device__ __forceinline__ uint32_t rank_of(float x) {
     const uint32_t u = __float_as_uint(x == x ? x + 0.0f : -INFINITY);
     return u & 0x80000000u ? ~u : u | 0x80000000u;
 }
 
-/* Integers in order of position: the latest column wins, but the first `sinks` columns win over all others; they are
- * equal, so the older ones win among themselves. Columns are sorted by position and begin with the first row of the
- * sequence, or of a group of its blocks: a row that is protected is always among the first columns, because whatever
- * stands before it is protected as well. A group protects its own first rows without need; that costs nothing, as
- * it keeps as many of its latest rows as the sequence can. */
+/* Integers that sort by position: the latest column wins, but the first `sinks` columns win over all others; they are
+ * equal, so older ones win among themselves. Columns are sorted by position and start with the first row of the
+ * sequence, or of a group of its blocks: a protected row is always among the first columns, because all rows before it
+ * are protected too. A group protects its own first rows unnecessarily; this is harmless, as it keeps as many of its
+ * latest rows as the sequence can. */
 static __device__ __forceinline__ uint32_t rank_of_position(int64_t j, int64_t sinks) {
     return j < sinks ? UINT32_MAX : (uint32_t)j;
 }
@@ -187,10 +186,10 @@ struct selector {
     int32_t *best; /* [window] */
     int32_t *warp; /* [32] */
 };
-/* n: rows to select from, mostly the kept ones and a block */
+/* n: rows to select from, usually the kept ones and a block */
 static inline int64_t selector_bytes(const struct hl_cache *a, int64_t n) {
     const int64_t plain = (n + 3) / 4 * 8 + (a->window + 3) / 4 * 4 + 32;
-    /* cache_distinct_cuda.cuh's */
+    /* for cache_distinct_cuda.cuh */
     return (plain + (a->policy.redundancy > 0 ? (n + 3) / 4 * 4 + (a->window + 3) / 4 * 4 + 68 : 0)) * 4;
 }
 static inline int64_t selector_bytes(const struct hl_cache *a) { return selector_bytes(a, a->window + a->chunk); }
@@ -205,8 +204,8 @@ static __device__ __forceinline__ struct selector selector_at(const struct cache
     return s;
 }
 
-/* Stream compaction: the index of this thread among those with a flag, after the *base of earlier calls. All
- * threads; contains barriers, so that what was read before the call may be overwritten after it. */
+/* Stream compaction: the index of this thread among those with a flag, after *base from earlier calls. All threads;
+ * contains barriers, so memory read before the call may be overwritten after it. */
 static __device__ __forceinline__ int compact_index(bool flag, int *base, int32_t *warps) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const unsigned votes = __ballot_sync(0xffffffffu, flag);
@@ -221,8 +220,8 @@ static __device__ __forceinline__ int compact_index(bool flag, int *base, int32_
     return at;
 }
 
-/* With w rows kept, a new column with at most the least kept key cannot enter: ties go to the older one. Drops
- * such columns of [w, n) and returns how many columns are left. All threads. */
+/* With w rows kept, a new column whose key does not exceed the smallest kept key cannot enter: ties go to the older
+ * one. Drops such columns of [w, n) and returns the number of columns left. All threads. */
 static __device__ __forceinline__ int drop_losers(const struct selector &s, int n, int w) {
     uint32_t least = 0xffffffffu;
     int base = w;
@@ -256,10 +255,10 @@ static __device__ __forceinline__ int count_better(const uint32_t *key, int n, i
     return better;
 }
 
-/* The n columns `from`, in ascending order, move to the front. All threads. */
+/* Moves the n columns `from`, in ascending order, to the front. All threads. */
 static __device__ __forceinline__ void move_to_front(const struct selector &s, const int32_t *from, int n) {
     const int threads = blockDim.x;
-    for (int i0 = 0; i0 < n; i0 += threads) { /* sources lie at or behind their targets */
+    for (int i0 = 0; i0 < n; i0 += threads) { /* sources are at or after their targets */
         const int i = i0 + threadIdx.x, j = i < n ? from[i] : 0;
         const uint32_t key = s.key[j];
         const int32_t id = s.id[j];
@@ -269,8 +268,8 @@ static __device__ __forceinline__ void move_to_front(const struct selector &s, c
     }
 }
 
-/* The best w of the n columns move to the front, in order. kept == w: the first w are a full set, which the others
- * are compared with first. All threads; returns how many columns are kept. */
+/* Moves the best w of the n columns to the front, in order. kept == w: the first w are a full set, against which the
+ * others are filtered first. All threads; returns the number of columns kept. */
 static __device__ __forceinline__ int select_top(const struct selector &s, int kept, int n, int w) {
     const int threads = blockDim.x;
     int base = 0;
@@ -290,7 +289,7 @@ static __device__ __forceinline__ int select_top(const struct selector &s, int k
     return base;
 }
 
-/* What a block keeps, for the kernels that read; at: of [blocks][HV]. */
+/* A block's kept rows, for the reading kernels; at: index in [blocks][HV]. */
 static __device__ __forceinline__ void write_kept(const struct cache_dev &c, const struct selector &s, int64_t at,
                                                   int kept) {
     for (int64_t i = threadIdx.x; i < c.a.window; i += blockDim.x) {

@@ -1,8 +1,8 @@
-/* cache_distinct_cuda.cuh -- the selection where near-duplicates of a key come last (cache.h), by one thread block.
+/* cache_distinct_cuda.cuh -- the selection with near-duplicate keys ranked last (cache.h), by one thread block.
  *
- * The columns are ranked, then gone through BATCH at a time: the warps compare the keys of a batch with those taken
- * before and with each other, a pair a warp, then one thread takes or puts back one column after the other. The sums of
- * a pair do not depend on the number of threads: every kernel that selects finds the same rows. */
+ * The columns are ranked, then visited BATCH at a time: the warps compare the keys of a batch with those already taken
+ * and with each other, one pair per warp, then one thread takes or defers the columns in order. The sums of a pair do
+ * not depend on the number of threads, so all selecting kernels choose the same rows. */
 #ifndef HL_CACHE_DISTINCT_CUDA_CUH
 #define HL_CACHE_DISTINCT_CUDA_CUH
 #include "ops/cuda_ops.cuh"
@@ -10,12 +10,13 @@
 
 enum { BATCH = 32 };
 struct distinct {
-    int32_t *order;  /* [n]: columns by rank; from its start on, those that were put back */
+    int32_t *order;  /* [n]: columns by rank; reused from the start for deferred columns */
     int32_t *taken;  /* [window]: selector's `best` */
-    float *norm;     /* [window]: |k|^2 of those taken; at the end the columns in order of position */
+    float *norm;     /* [window]: |k|^2 of those taken; finally the columns in order of position */
     float *own;      /* [BATCH]: |k|^2 of the batch */
-    uint32_t *alike; /* [BATCH]: the columns of the batch before it that a column is like; all bits: one taken before */
-    int32_t *count;  /* [2]: taken, put back */
+    uint32_t *alike; /* [BATCH]: bit mask of earlier columns of the batch that this one duplicates; all bits: duplicates
+                      * one already taken */
+    int32_t *count;  /* [2]: taken, deferred */
 };
 static __device__ __forceinline__ struct distinct distinct_at(const struct cache_dev &c, const struct selector &s) {
     int32_t *p = s.warp + 32;
@@ -39,7 +40,7 @@ static __device__ __forceinline__ bool alike(float dot, float x, float y, float 
     return dot > limit * sqrtf(x * y);
 }
 
-/* own and alike of the n columns order[first, first + n), `taken` of the better ones being taken. All warps. */
+/* own and alike of the n columns order[first, first + n), with `taken` better ones already taken. All warps. */
 static __device__ __forceinline__ void compare_batch(const struct cache_dev &c, const struct cache_slots &m, int64_t h,
                                                      const struct selector &s, const struct distinct &d, int first,
                                                      int n, int taken) {
@@ -66,7 +67,7 @@ static __device__ __forceinline__ void compare_batch(const struct cache_dev &c, 
     __syncthreads();
 }
 
-/* As select_top, of columns whose rows lie as `m` and the batch have them. */
+/* Like select_top, for columns whose rows are in `m` and the batch. */
 static __device__ __forceinline__ int select_distinct(const struct cache_dev &c, const struct cache_slots &m, int64_t h,
                                                       const struct selector &s, int n, int w) {
     const struct distinct d = distinct_at(c, s);
@@ -105,7 +106,7 @@ static __device__ __forceinline__ int select_distinct(const struct cache_dev &c,
     return w;
 }
 
-/* The best w of the n columns move to the front, in order; kept: of select_top. */
+/* Moves the best w of the n columns to the front, in order; kept: as in select_top. */
 static __device__ __forceinline__ int select_rows(const struct cache_dev &c, const struct cache_slots &m, int64_t h,
                                                   const struct selector &s, int kept, int n, int w) {
     return c.a.policy.redundancy > 0 ? select_distinct(c, m, h, s, n, w) : select_top(s, kept, n, w);

@@ -1,13 +1,14 @@
-/* cache_measure_cuda.cu -- selection by scores that are measured against the state (HL_SCORE_RECALL): the scores of a
- * block's own rows, all blocks at once; then the blocks in order, as kept rows are measured again at the end of each.
+/* cache_measure_cuda.cu -- selection by scores measured against the state (HL_SCORE_RECALL): first the scores of each
+ * block's own rows, all blocks at once; then the blocks in order, since kept rows are measured again at the end of
+ * each.
  *
  *   measure_own      grid (blocks HV, tiles of ROWS rows): own rows of blocks that their segment completes, with `kept`
- *                    also the rows that the state holds (single tokens, where no other kernel comes to them). Rows of
+ *                    also the rows in the state (single tokens, which no other kernel handles). Rows of
  *                    other blocks get 0.
- *   select_measured  grid (n HV): a thread block goes over the blocks of one value head. Shared memory: the selector,
+ *   select_measured  grid (n HV): a thread block processes the blocks of one value head. Shared memory: the selector,
  *                    then that of `measure`.
  *   store_factors    grid (n HV): the factors of the rows that a session keeps.
- * THREADS threads each. Scores go where the row's score lies: a.recall for a row of the batch, or the state. */
+ * THREADS threads each. Scores are stored with the row: a.recall for a row of the batch, or the state. */
 #include "ops/cuda_ops.cuh"
 #include "cuda/pdl.cuh"
 #include "ops/cache/cache_distinct_cuda.cuh"
@@ -60,7 +61,7 @@ static __global__ void __launch_bounds__(THREADS) select_measured(const struct c
     const int w = (int)c.a.window, C = (int)c.a.chunk, last = c.rows.block_first[n + 1];
     struct cache_slots m = {};
     int kept = 0;
-    pdl_wait(), pdl_trigger(); /* readers begin with the rows that are not selected here */
+    pdl_wait(), pdl_trigger(); /* readers start with rows that are not selected here */
     if (seg.state) {
         m = cache_slots_of(c, seg, h);
         kept = (int)kept_at(c, seg.pos);

@@ -4,7 +4,7 @@
 #include "ops/cuda_ops.cuh"
 #include "ops/cache/cache_cuda.cuh"
 
-enum { MEASURED = 16, MEASURE_WARPS = 32 }; /* rows measured together; the most warps of a thread block */
+enum { MEASURED = 16, MEASURE_WARPS = 32 }; /* rows measured together; maximum warps per thread block */
 
 /* Shared memory: the rows' unit keys [MEASURED][K], padded to whole float4; the warps' sums. */
 static inline __host__ __device__ int64_t measure_ld(int64_t K) { return (K + 3) / 4 * 4; }
@@ -12,8 +12,8 @@ static inline int64_t measure_bytes(const struct hl_cache *a) {
     return MEASURED * (measure_ld(a->K) + MEASURE_WARPS + 1) * 4;
 }
 
-/* The state of value head h after a block of segment `seg`, which completes it; NULL: nothing was kept of it, as after
- * the last block in training. */
+/* The state of value head h after a block completed by segment `seg`; NULL: not stored, as after the last block in
+ * training. */
 static __device__ __forceinline__ const float *state_after(const struct cache_dev &c, const struct hl_dev_span &p,
                                                            int64_t block, int64_t h) {
     const struct hl_seg s = c.rows.seg[p.seg];
@@ -22,7 +22,7 @@ static __device__ __forceinline__ const float *state_after(const struct cache_de
     return s.state ? (const float *)(s.state + c.a.S_off) + h * size : NULL;
 }
 
-/* f of a row: cache.h's hl_cache_factor, or what the state has */
+/* f of a row: hl_cache_factor (cache.h), or the one stored in the state */
 static __device__ __forceinline__ float factor_of(const struct cache_dev &c, const struct cache_slots &m, int64_t h,
                                                   int64_t id) {
     if (!c.a.r_state) return 1.0f;
@@ -31,9 +31,9 @@ static __device__ __forceinline__ float factor_of(const struct cache_dev &c, con
     return r * sqrtf(fmaxf(1.0f / (r * r) - (float)HL_L2_EPS, 0.0f) / (float)c.a.K + (float)HL_CACHE_EPS);
 }
 
-/* The scores of n <= MEASURED rows to score[0, n) in shared memory. All threads, a multiple of 256 of them: VT threads
- * side by side have the columns of V, R rows each, MEASURED / R such groups. Contains barriers, the last one after
- * the scores are written. */
+/* The scores of n <= MEASURED rows to score[0, n) in shared memory. All threads, a multiple of 256 of them: VT adjacent
+ * threads share the columns of V, with R rows each, in MEASURED / R groups. Contains barriers, the last one after the
+ * scores are written. */
 template <int R>
 static __device__ void measure_rows(const struct cache_dev &c, const struct cache_slots &m, int64_t h,
                                     const int32_t *id, int n, const float *S, char *smem, float *score) {

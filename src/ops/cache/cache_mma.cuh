@@ -5,8 +5,7 @@
 #include "cuda/mma.cuh"
 #include "ops/cache/cache_cuda.cuh"
 
-/* Leading dimension of a tile: rows are padded by 16 bytes, so that the 8 rows of a fragment lie in different
- * banks. */
+/* Leading dimension of a tile: rows are padded by 16 bytes, so that the 8 rows of a fragment are in different banks. */
 template <int D> struct tile {
     enum { LD = D + 8, CHUNKS = D / 8 };
 };
@@ -40,14 +39,14 @@ static __device__ __forceinline__ void as_fragment(uint32_t a[4], const float d[
     a[2] = pack2(d[2 * i + 1][0], d[2 * i + 1][1]), a[3] = pack2(d[2 * i + 1][2], d[2 * i + 1][3]);
 }
 
-/* One block of the grid and one value head. `states` is a constant where there are no sessions, as in the backward
- * pass: the compiler then drops the code for them, which costs registers. */
+/* One cache block and one value head. `states` is a constant without sessions, as in the backward pass: the compiler
+ * then drops their code, which costs registers. */
 struct block_view {
     int64_t h, hk;
-    int row, len, skip; /* new rows of the block; those of it that are in the state */
+    int row, len, skip; /* new rows of the block; rows of it stored in the state */
     int kept;
     const int32_t *id;  /* forward: [kept] */
-    const int64_t *sel; /* backward: the same */
+    const int64_t *sel; /* backward: kept rows */
     struct cache_slots m;
 };
 static __device__ __forceinline__ struct block_view view_of(const struct cache_dev &c, int64_t block, int64_t h,
@@ -79,8 +78,8 @@ static __device__ __forceinline__ void fetch(bf16 *to, const bf16 *global, int64
     else if (slot < 0 || !state) copy_async(to, global, 0);
     else copy_async(to, state + (int64_t)slot * D + at);
 }
-/* N rows of head `head` of x [T][heads][D], from row `row` of the batch on; zeros from the `left`-th on. A
- * thread brings the same 16 bytes of every so many rows. All threads; to be committed. */
+/* N rows of head `head` of x [T][heads][D], from row `row` of the batch on; zeros from the `left`-th on. A thread
+ * copies the same 16 bytes of rows at a fixed stride. All threads; the caller commits. */
 template <int D, int N, int THREADS>
 static __device__ __forceinline__ void fetch_rows(bf16 *to, const void *x, int64_t heads, int64_t head, int row,
                                                   int left) {

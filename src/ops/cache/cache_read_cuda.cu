@@ -1,9 +1,9 @@
 /* cache_read_cuda.cu -- the read on tensor cores: online softmax over tiles of keys.
  *
- * grid (blocks HV tiles), 2 ROWS threads: a thread block is ROWS queries of one block and value head; a warpgroup
- * has 64 of them with its accumulators in registers. Shared memory: the queries, and two stages of KEYS keys and
- * values, so that a tile is copied while the one before is read. The block's own keys come first and pdl_wait
- * after them: which rows are kept may still be being selected when the kernel starts. */
+ * grid (blocks HV tiles), 2 ROWS threads: a thread block is ROWS queries of one block and value head; a warpgroup has
+ * 64 of them with its accumulators in registers. Shared memory: the queries, and two stages of KEYS keys and values, so
+ * that a tile is copied while the previous one is read. The block's own keys come first and pdl_wait after them: the
+ * selection of the kept rows may still be running when the kernel starts. */
 #include "ops/cuda_ops.cuh"
 #include "cuda/pdl.cuh"
 #include "cuda/fastmath.cuh"
@@ -13,7 +13,7 @@
 #ifndef HL_CUDA_F32
 static const float LOG2E = 1.44269504f, LN2 = 0.69314718f;
 
-/* The largest tiles with which 8 warps or more fit on a multiprocessor, also where it has 99 KB. */
+/* The largest tiles with which at least 8 warps fit on an SM, even with 99 KB of shared memory. */
 template <int D> struct read_smem {
     enum { ROWS = D == 256 ? 64 : 128, KEYS = D == 256 ? 32 : 64, THREADS = 2 * ROWS, PANEL = KEYS * 64 };
     bf16 q[ROWS / 64][64 * D]; /* rows of D numbers are panels of 64 */
@@ -41,7 +41,7 @@ template <int D> static __device__ __forceinline__ void negate_queries(struct re
     fence_proxy_async();
     __syncthreads();
 }
-/* KEYS columns from column `from` on: kept ones or the block's own */
+/* KEYS columns from column `from` on: kept rows or the block's own */
 template <int D>
 static __device__ __forceinline__ void copy_columns(struct read_smem<D> *m, int stage, const struct cache_dev &c,
                                                     const struct block_view &s, bool kept, int from) {
@@ -77,8 +77,8 @@ static __device__ __forceinline__ void copy_columns(struct read_smem<D> *m, int 
 
 template <int D> struct running_softmax { float o[D / 8][4], row_max[2], sum[2]; };
 
-/* s becomes p; the sums and accumulators so far are rescaled to the new largest logit. scale > 0: the largest s has
- * the largest logit. */
+/* s becomes p; sums and accumulators are rescaled to the new maximum logit. scale > 0, so the largest s gives the
+ * largest logit. */
 template <int D>
 static __device__ __forceinline__ void online_softmax(struct running_softmax<D> &r, float (*s)[4], float scale,
                                                       const int limit[2], bool edge) {
@@ -133,7 +133,7 @@ static __device__ __forceinline__ void add_biases(float (*s)[4], const float *bi
         }
 }
 
-/* One tile of columns: the queries see those up to `limit`[row], counted from the tile's first. */
+/* One tile of columns: a query sees those up to `limit`[row], relative to the tile. */
 template <int D, bool BIAS>
 static __device__ __forceinline__ void read_tile(struct running_softmax<D> &r, const bf16 *q, const bf16 *k,
                                                  const bf16 *v, float scale, const int limit[2], bool edge,
@@ -162,8 +162,8 @@ static __device__ __forceinline__ void read_tile(struct running_softmax<D> &r, c
     wgmma_hold_a<KEYS / 16>(p);
 }
 
-/* Epilogue: the warp's 16 rows, from row `from` of the block on, are staged in their place in q and, times lambda,
- * in the same place in kv, so that they are written as full cache lines. */
+/* Epilogue: the warp's 16 rows, from row `from` of the block on, are staged in place in q and, times lambda, at the
+ * same offset in kv, so that full cache lines are written. */
 template <int D>
 static __device__ __forceinline__ void write_rows(const struct cache_dev &c, const struct block_view &s,
                                                   struct running_softmax<D> &r, struct read_smem<D> *m, int group,
@@ -176,7 +176,7 @@ static __device__ __forceinline__ void write_rows(const struct cache_dev &c, con
     const float sink = c.a.sink[s.h] * LOG2E;
     bf16 *const plain = m->q[group], *const gated = m->kv[0][0] + group * 64 * D;
     float inv_sum[2], lambda[2];
-    uint4 old[EACH]; /* every load before the first store: they might be the same memory */
+    uint4 old[EACH]; /* all loads before the first store, because they may alias */
 #pragma unroll
     for (int i = 0; i < EACH; i++)
         if (i * STEP < left) old[i] = *(const uint4 *)(out + i * STEP * ld);
@@ -212,8 +212,8 @@ static __device__ __forceinline__ void write_rows(const struct cache_dev &c, con
     }
 }
 
-/* STATES: whether there are sessions; BIAS: whether kept rows have one. Template arguments, as the code without them
- * needs fewer registers. */
+/* STATES: with sessions; BIAS: kept rows have biases. Template arguments, since code without them needs fewer
+ * registers. */
 template <int D, bool STATES, bool BIAS>
 static __global__ void __launch_bounds__(read_smem<D>::THREADS, 2) read_block(const struct cache_dev c, int tiles) {
     enum { ROWS = read_smem<D>::ROWS, KEYS = read_smem<D>::KEYS };
@@ -256,8 +256,8 @@ template <int D, bool STATES, bool BIAS> static void run(struct hl_cuda *cuda, c
     const unsigned tiles = blocks_for(c->a.chunk, read_smem<D>::ROWS),
                    grid = (unsigned)(c->rows.blocks * c->a.HV) * tiles;
     const size_t bytes = sizeof(struct read_smem<D>) + TILES_ROOM;
-    /* PDL only after a selection kernel, which writes nothing else that is read here: another one may have written the
-     * queries */
+    /* PDL only after a selection kernel, which writes nothing else that is read here: any other kernel may have written
+     * the queries */
     if (c->a.window > 0)
         launch_pdl(cuda, read_block<D, STATES, BIAS>, grid, read_smem<D>::THREADS, bytes, *c, (int)tiles);
     else launch(cuda, read_block<D, STATES, BIAS>, grid, read_smem<D>::THREADS, bytes, *c, (int)tiles);

@@ -1,6 +1,6 @@
-/* cache_ref.c -- the exact memory as in cache.h, in its streaming form: a row is appended to the open
- * block, reads, and a full block is merged into the kept rows. Training runs the same code on a state of
- * its own, so that both forms are the same by construction. */
+/* cache_ref.c -- the exact memory of cache.h in streaming form: a row is appended to the open block and reads; a full
+ * block is merged into the kept rows. Training runs the same code on a temporary state, so both forms agree by
+ * construction. */
 #include "ops/ops.h"
 #include <stdlib.h>
 #include <string.h>
@@ -22,7 +22,7 @@ void HL_OP(cache_score)(struct hl_backend *backend, const struct hl_score *a) {
 struct cache_head {
     real *k, *v, *score;
     int64_t *pos; /* of the kept rows */
-    real *factor; /* where there are factors */
+    real *factor; /* if there are factors */
     int64_t kept, window;
 };
 
@@ -42,7 +42,7 @@ static struct cache_head head_at(const struct hl_cache *a, char *state, int64_t 
                                .window = a->window};
 }
 
-/* Slot of the j-th visible row: the kept ones, then the block's. */
+/* Slot of the j-th visible row: kept rows, then the block's. */
 static int64_t slot_of(const struct cache_head *m, int64_t j) { return j < m->kept ? j : m->window + j - m->kept; }
 
 static real dot(const real *x, const real *y, int64_t n) {
@@ -76,7 +76,7 @@ static void read_row(const struct hl_cache *a, struct cache_head *m, int64_t h, 
         for (int64_t j = 0; j < n; j++) m->score[slot_of(m, j)] += p[j];
 }
 
-/* Is a row with score x at position i kept rather than one with score y at j? NaN counts as -inf. */
+/* Whether a row with score x at position i beats one with score y at j. NaN counts as -inf. */
 static bool beats(const struct hl_policy *p, real x, int64_t i, real y, int64_t j) {
     if (p->by_position) return i < p->sinks || j < p->sinks ? i < j : i > j;
     x = x == x ? x : -(real)INFINITY;
@@ -107,7 +107,7 @@ static void measure(const struct hl_cache *a, struct cache_head *m, const real *
     }
 }
 
-/* Marks those of the n visible rows that are kept: by rank, near-duplicates last. pos: where they stood. */
+/* Marks which of the n visible rows are kept: by rank, near-duplicates last. pos: their positions. */
 static void choose(const struct hl_cache *a, const struct cache_head *m, const int64_t *pos, int64_t n, bool *keep) {
     int64_t *ranked = malloc((size_t)n * sizeof *ranked), kept = 0;
     HL_ASSERT(ranked);
@@ -177,7 +177,7 @@ static void run_head(const struct hl_cache *a, int64_t n, char *state, int64_t h
         if (open + 1 < a->chunk) continue;
         if (a->policy.score == HL_SCORE_RECALL) {
             const real *S = state_after(a, n, t, h);
-            if (!S) break; /* nothing follows that could read what is kept */
+            if (!S) break; /* no later row could read what is kept */
             measure(a, &m, S);
         }
         merge_block(a, &m, pos + 1 - a->chunk);
@@ -201,7 +201,7 @@ void HL_OP(cache_forward)(struct hl_backend *backend, const struct hl_cache *a) 
     free(own);
 }
 
-/* What row `row` (the t-th of its block) of value head h contributes to every gradient. */
+/* The contribution of row `row` (the t-th of its block) of value head h to every gradient. */
 static void back_row(const struct hl_cache *a, int64_t h, int64_t row, int64_t t, const int64_t *sel) {
     const int64_t hk = h / (a->HV / a->H);
     const real *dout = (const real *)a->dout + (row * a->HV + h) * a->V;

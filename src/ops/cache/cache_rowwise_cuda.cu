@@ -1,9 +1,9 @@
-/* cache_rowwise_cuda.cu -- the exact memory row by row, as the reference does it: for every shape, and for
- * policies whose scores move with reads.
+/* cache_rowwise_cuda.cu -- the exact memory row by row, like the reference: for every shape, and for policies whose
+ * scores move with reads.
  *
- * grid (n HV), THREADS threads: a thread block is one value head of a segment. Shared memory: the softmax's
- * weights of w + C columns, scratch of a block sum, a selector. Rows lie in the session's state, or in scratch
- * memory laid out like it where the segment has none. No PDL. */
+ * grid (n HV), THREADS threads: a thread block is one value head of a segment. Shared memory: the softmax weights of w
+ * + C columns, scratch of a block sum, a selector. Rows are in the session's state, or, if the segment has none, in
+ * scratch memory with the same layout. No PDL. */
 #include "ops/cuda_ops.cuh"
 #include "ops/cache/cache_distinct_cuda.cuh"
 #include "ops/cache/cache_measure_cuda.cuh"
@@ -93,7 +93,7 @@ static __device__ void measure_all(const struct cache_dev &c, const struct cache
     __syncthreads();
 }
 
-/* KIND: HL_SCORE_NONE stands for all that are neither measured nor learned */
+/* KIND: HL_SCORE_NONE stands for all scores that are neither measured nor learned */
 template <enum hl_score_kind KIND>
 static __global__ void rowwise(const struct cache_dev c, char *scratch, int64_t measuring) {
     const int64_t n = blockIdx.x / c.a.HV, h = blockIdx.x % c.a.HV, w = c.a.window, C = c.a.chunk;

@@ -1,12 +1,12 @@
 /* cache_step_cuda.cu -- one new token of every session: append, read, merge a full block.
  *
  * grid (splits, HV, n), READ_THREADS threads: a thread block reads READ_SLOTS slots of one head (split-K over the
- * slots), a warp WARP_ROWS of them. All loads are issued at once, and each lane copies what it will read itself,
- * so no barrier follows them. Shared memory: the split's keys and values, then a partial softmax of every group of
- * lanes. A block writes its partial softmax; the last one of a head to arrive (an atomic counter) combines those
- * of all splits in order, and merges a full block. The grid depends on the number of sessions alone and positions
- * are read on the device, so that a recorded graph can be replayed. PDL: rows of the state are loaded before
- * pdl_wait, as the kernel before writes none of them. */
+ * slots), a warp WARP_ROWS of them. All loads are issued at once, and each lane copies what it reads itself, so no
+ * barrier is needed. Shared memory: the split's keys and values, then a partial softmax of every group of lanes. A
+ * block writes its partial softmax; the last one of a head to arrive (an atomic counter) combines those of all splits
+ * in order, and merges a full block. The grid depends on the number of sessions alone and positions are read on the
+ * device, so that a captured graph can be replayed. PDL: rows of the state are loaded before pdl_wait, since the
+ * previous kernel does not write them. */
 #include "ops/cuda_ops.cuh"
 #include "ops/cache/cache_measure_cuda.cuh"
 #include "ops/cache/cache_step_cuda.cuh"
@@ -14,7 +14,7 @@
 enum { READ_WARPS = 8, WARP_ROWS = 8, READ_THREADS = 32 * READ_WARPS, READ_SLOTS = READ_WARPS * WARP_ROWS };
 
 static int64_t splits_of(const struct hl_cache *a) { return (a->window + a->chunk + READ_SLOTS - 1) / READ_SLOTS; }
-/* Counters of arrived splits, one a head, then the splits' results. */
+/* Counters of arrived splits, one per head, then the splits' results. */
 static int64_t counts_bytes(const struct hl_cache *a) { return (a->rows->n * a->HV * 4 + 255) / 256 * 256; }
 int64_t HL_OP(cache_step_scratch)(const struct hl_cache *a) {
     return counts_bytes(a) + a->rows->n * a->HV * splits_of(a) * (a->V + 2) * 4;
@@ -23,7 +23,7 @@ int64_t HL_OP(cache_step_scratch)(const struct hl_cache *a) {
 static __device__ __forceinline__ bool has_row(const struct filled &f, int slot) {
     return slot < f.kept || (slot >= f.w && slot < f.fresh);
 }
-/* whether a slot of split i is filled, the new row's included; how many splits have such a slot */
+/* whether any slot of split i is filled, including the new row; the number of such splits */
 static __device__ __forceinline__ bool split_used(const struct filled &f, int i) {
     const int from = i * READ_SLOTS;
     return from < f.kept || (from + READ_SLOTS > f.w && from <= f.fresh);
@@ -34,8 +34,7 @@ static __device__ __forceinline__ int splits_used(const struct filled &f, int sp
     return n;
 }
 
-/* How a warp reads its rows: LANES lanes share a row, with PIECES of 16 bytes each; GROUPS rows at a time, EACH
- * times. */
+/* A warp's reads: LANES lanes share a row, with PIECES of 16 bytes each; GROUPS rows at a time, EACH times. */
 template <int D> struct reading {
     enum {
         UNITS = D / WIDE,
@@ -72,7 +71,7 @@ static __device__ __forceinline__ void prefetch_rows(act *tile, const act *all, 
                        filled_slot ? all + (int64_t)(first + slot) * D + piece_at<D>(i) : all, filled_slot ? 16 : 0);
     }
 }
-/* The same for the new row, if it is this lane's. */
+/* The same for the new row, if this lane has it. */
 template <int D>
 static __device__ __forceinline__ void prefetch_new(act *tile, const act *row, const struct filled &f, int first) {
     typedef struct reading<D> R;
@@ -83,7 +82,7 @@ static __device__ __forceinline__ void prefetch_new(act *tile, const act *row, c
             if (first + slot_of<D>(j) == f.fresh)
                 copy_async(tile + slot_of<D>(j) * D + piece_at<D>(i), row + piece_at<D>(i));
 }
-/* The new row goes to its slot of the state. */
+/* Stores the new row in its slot of the state. */
 template <int D>
 static __device__ __forceinline__ void store_new(act *kept, const act *tile, const struct filled &f, int first) {
     typedef struct reading<D> R;
@@ -96,7 +95,7 @@ static __device__ __forceinline__ void store_new(act *kept, const act *tile, con
                     *(const uint4 *)(tile + slot_of<D>(j) * D + piece_at<D>(i));
 }
 
-/* bypasses L1: the kernel that wrote q may have ended after this one started */
+/* bypasses L1: the kernel that wrote q may have finished after this one started */
 template <int D> static __device__ __forceinline__ void load_query(struct reading<D> &r, const act *q) {
 #pragma unroll
     for (int i = 0; i < reading<D>::PIECES; i++) r.raw[i] = __ldcg((const uint4 *)(q + piece_at<D>(i)));
@@ -204,8 +203,8 @@ static __device__ __forceinline__ float read_column(const struct cache_dev &c, c
     return acc / sum;
 }
 
-/* KIND: of scores, as far as it matters here: learned ones bias the logits of kept rows, measured ones have factors;
- * HL_SCORE_NONE stands for all others */
+/* KIND of scores: learned ones bias the logits of kept rows, measured ones have factors; HL_SCORE_NONE stands for all
+ * others */
 template <int D, enum hl_score_kind KIND>
 static __global__ void __launch_bounds__(READ_THREADS, 3)
     read_step(const struct cache_dev c, int *counts, float *result, int splits) {
@@ -224,7 +223,7 @@ static __global__ void __launch_bounds__(READ_THREADS, 3)
     }
     const bool has_new = f.fresh >= first && f.fresh < first + READ_SLOTS;
     const int64_t hk = (seg.row * c.a.H + h / c.group) * D, hv = (seg.row * c.a.HV + h) * D;
-    /* small loads first: behind the many copies they would wait */
+    /* small loads first: they would wait behind the many copies */
     const float sink = c.a.sink[h], gate = c.a.gate[h], tau = c.a.tau[h];
     struct reading<D> r;
     prefetch_rows<D>(K, m.k, f, first), prefetch_rows<D>(V, m.v, f, first);

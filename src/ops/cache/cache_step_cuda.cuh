@@ -1,18 +1,17 @@
-/* cache_step_cuda.cuh -- a decoding step of the exact memory: which slots are filled, and the merge of a full
- * block. */
+/* cache_step_cuda.cuh -- a decoding step of the exact memory: the filled slots, and the merge of a full block. */
 #ifndef HL_CACHE_STEP_CUDA_CUH
 #define HL_CACHE_STEP_CUDA_CUH
 #include "ops/cuda_ops.cuh"
 #include "cuda/pdl.cuh"
 #include "ops/cache/cache_distinct_cuda.cuh"
 
-/* Which slots of a head are filled: [0, kept) and [w, fresh); the new row comes to slot `fresh`. */
+/* The filled slots of a head: [0, kept) and [w, fresh); the new row goes to slot `fresh`. */
 struct filled {
     int kept, w, fresh;
 };
 static __device__ __forceinline__ struct filled filled_at(const struct cache_dev &c, int64_t pos) {
     const int w = (int)c.a.window, chunk = (int)c.a.chunk;
-    /* a 64-bit division takes longer than the rest */
+    /* a 64-bit division would take longer than the rest */
     const int into = pos < INT32_MAX ? (int)((uint32_t)pos % (uint32_t)chunk) : (int)(pos % chunk);
     const struct filled f = {(int)min(pos - into, (int64_t)w), w, w + into};
     return f;
@@ -50,7 +49,7 @@ static __device__ __forceinline__ void keep_slots(const struct cache_dev &c, con
     }
 }
 
-/* The block is full: kept = top_w(kept + block). smem: selector_bytes(). All threads. PLAIN: the policy is a plain one. */
+/* For a full block: kept = top_w(kept + block). smem: selector_bytes(). All threads. PLAIN: the policy is plain. */
 template <int D, bool FACTORS = false, bool PLAIN = true>
 static __device__ __forceinline__ void merge_full(const struct cache_dev &c, const struct hl_seg &seg, int64_t h,
                                                   char *smem) {

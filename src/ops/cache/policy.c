@@ -1,11 +1,11 @@
-/* policy.c -- the table of policies: a row for each HOLA_EVICT_*. */
+/* policy.c -- the table of policies: one row per HOLA_EVICT_*. */
 #include "ops/cache/policy.h"
 
-enum { CACHE_SINKS = -1 }; /* the configuration says how many */
+enum { CACHE_SINKS = -1 }; /* set by the configuration */
 
 static const struct {
     const char *name;  /* in config.json */
-    const char *score; /* what it ranks by, in words; NULL: the position */
+    const char *score; /* description of its score; NULL: the position */
     struct hl_policy policy;
 } table[HOLA_EVICT_COUNT] = {
     [HOLA_EVICT_BETAE] = {"betae", "m", {.score = HL_SCORE_WRITE}},

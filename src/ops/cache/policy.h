@@ -1,39 +1,39 @@
 /* policy.h -- which rows the exact memory keeps, as data.
  *
- * A policy is settled once, on the host, from the configuration. Ops and kernels see these fields and an array of
- * scores, never a name: a new policy that they can express is one more row of the table in policy.c. */
+ * A policy is resolved once, on the host, from the configuration. Ops and kernels see these fields and an array of
+ * scores, never a name: a new policy that the fields can express is just another row of the table in policy.c. */
 #ifndef HL_CACHE_POLICY_H
 #define HL_CACHE_POLICY_H
 #include "hola.h"
 
-/* The score of a new row: from the delta rule's write magnitude m = beta |e|, its beta, and the row's value; or from
- * what is known at the end of the row's block. */
+/* The score of a new row: from the delta rule's write magnitude m = beta |e|, its beta, and the row's value; or
+ * computed at the end of the row's block. */
 enum hl_score_kind {
     HL_SCORE_WRITE,    /* m */
     HL_SCORE_RESIDUAL, /* |e| = m / beta */
     HL_SCORE_VALUE,    /* beta |v| */
     HL_SCORE_NONE,     /* 0 */
     HL_SCORE_RECALL,   /* |v - k^T S|, S after the block; kept rows are measured again at the end of every block */
-    HL_SCORE_LEARNED   /* op lte's, of whole blocks; log sigma(score) is added to the logits of kept rows */
+    HL_SCORE_LEARNED   /* from op lte, for whole blocks; log sigma(score) is added to the logits of kept rows */
 };
 
 struct hl_policy {
     enum hl_score_kind score;
-    bool by_position;      /* the latest rows are kept, whatever their scores */
-    bool moves_with_reads; /* every read adds the weight it gave to a row to the row's score */
+    bool by_position;      /* keeps the latest rows, regardless of score */
+    bool moves_with_reads; /* every read adds a row's softmax weight to its score */
     double redundancy;     /* not by_position; > 0: the largest cosine of two keys that are not near-duplicates */
-    int64_t sinks;         /* by_position only: the first rows of the sequence that are never dropped */
+    int64_t sinks;         /* by_position only: number of first rows of the sequence that are never evicted */
 };
 
-/* Scores are known as soon as the row is, reads neither change them nor depend on them, and they alone decide: what the
- * fused decoding kernels can do. */
+/* Scores are known with the row, are independent of reads, and alone decide the ranking: required by the fused decoding
+ * kernels. */
 static inline bool hl_policy_is_plain(const struct hl_policy *p) {
     return !p->moves_with_reads && p->score != HL_SCORE_RECALL && p->score != HL_SCORE_LEARNED && !p->redundancy;
 }
 
-/* What a policy ranks by, in a word for tables; NULL: the position. */
+/* A short description of the policy's score for tables; NULL: the position. */
 const char *hl_evict_score_name(hola_evict e);
-/* false: cache_evict is none, there is no exact memory. */
+/* false: cache_evict is none, no exact memory. */
 bool hl_policy_of(struct hl_policy *out, const hola_config *cfg);
 
 #endif

@@ -1,13 +1,12 @@
 /* gdn_back_chunk_cuda.cu -- all gradients of a chunk from the states and their gradients before and after it
  * (gdn_back_cuda.cuh), for all chunks in parallel.
  *
- * Persistent kernel: a block an SM takes every gridDim-th (chunk, value head), and in each tiles of KT
- * columns of K. Slices of 32 columns of V -- of dO, X2, v_new, v and the transposed states -- come through a
- * ring of DEPTH buffers, without a stop between tiles or chunks. Warpgroups: two consumers with KT/2 columns
- * each have dO h^T, X2 h^T and v_new dh^T of a slice, and with the first tile dO v_new^T and X2 v_new^T for
- * dS and N; a producer loads; an auxiliary one has h.dh, dv, v.X2, dbeta and dg. All four meet at
- * __syncthreads: per slice, at the end of a tile's slices, at the end of an item. A state that is zero is
- * loaded as zeros. */
+ * Persistent kernel: one block per SM processes every gridDim-th (chunk, value head), in tiles of KT columns of K.
+ * Slices of 32 columns of V -- of dO, X2, v_new, v and the transposed states -- come through a ring of DEPTH buffers,
+ * without stalls between tiles or chunks. Warpgroups: two consumers with KT/2 columns each have dO h^T, X2 h^T and
+ * v_new dh^T of a slice, and with the first tile dO v_new^T and X2 v_new^T for dS and N; a producer loads; an auxiliary
+ * one has h.dh, dv, v.X2, dbeta and dg. All four meet at __syncthreads: per slice, at the end of a tile's slices, at
+ * the end of an item. A state that is zero is loaded as zeros. */
 #include "ops/cuda_ops.cuh"
 #include "ops/gdn/gdn_back_chunk_cuda.cuh"
 
@@ -16,7 +15,7 @@
 struct place {
     int item, row;     /* row: of [T][HV] */
     int hv, n;         /* n rows */
-    int before, after; /* bytes to copy at a time of h and dh: 16, or none where the state is zero */
+    int before, after; /* bytes per copy of h and dh: 16, or none if the state is zero */
 };
 template <bool STATES> static __device__ __forceinline__ place place_of(const struct gdn_back &a, int item) {
     const int c = item / a.HV, hv = item % a.HV;
@@ -73,7 +72,7 @@ static __device__ __forceinline__ void copy_slice(const struct gdn_back &a, curs
     if (++c->tile == a.K / KT) seek<STATES>(a, c, c->item + gridDim.x);
 }
 
-/* q and k of the tile, and with the first one the gates */
+/* q and k of the tile, and with the first tile the gates */
 template <int KT>
 static __device__ __forceinline__ void copy_tile(const struct gdn_back &a, const place &p, smem<KT> *m, int tile,
                                                  int i) {
@@ -86,8 +85,8 @@ static __device__ __forceinline__ void copy_tile(const struct gdn_back &a, const
     }
     if (tile == 0 && i < BACK_GATES / 4) copy_async(m->gates + 4 * i, a.gates + (int64_t)p.item * BACK_GATES + 4 * i);
 }
-/* h.dh over one slice: rows of both against each other, of which the diagonal of d counts. The order of
- * columns does not matter, so 16 bytes of a row serve as two fragments. */
+/* h.dh over one slice: multiplies rows of both; only the diagonal of d is used. The order of columns does not matter,
+ * so 16 bytes of a row serve as two fragments. */
 template <int KT> static __device__ __forceinline__ void dot_states(float d[4], const slice<KT> *s, int i) {
     enum { COLS = KT / 2, UNITS = SLICE * KT / 8 / GROUP };
     const int g = i % 32 / 4, t = i % 4;
@@ -117,7 +116,7 @@ static __device__ __forceinline__ void values(const struct gdn_back &a, const pl
     }
 }
 
-/* One warp: dbeta, and dg from the sums over the rows before and after; two rows a lane */
+/* One warp: dbeta, and dg from the sums over the rows before and after; two rows per lane */
 template <int KT>
 static __device__ __forceinline__ void gate_rows(const struct gdn_back &a, const place &p, smem<KT> *m) {
     const int lane = threadIdx.x % 32;
@@ -160,13 +159,13 @@ template <int KT, bool STATES> static __device__ __forceinline__ void load_loop(
             for (int n = 0; n < slices; n++) {
                 copy_wait<AHEAD - 1>();
                 fence_proxy_async();
-                __syncthreads(); /* this slice is complete; the last but one and the last tile are free */
+                __syncthreads(); /* this slice is complete; the slice before the last and the last tile are free */
                 copy_slice<KT, STATES>(a, &next, m->stage + (next.step + AHEAD) % DEPTH, i);
                 if (n == 0) copy_tile<KT>(a, p, m, tile, i);
                 copy_commit();
                 next.step++;
             }
-            if (slices <= AHEAD) copy_wait<0>(); /* else waiting for a slice covered the gates, q and k */
+            if (slices <= AHEAD) copy_wait<0>(); /* otherwise the wait for a slice covered the gates, q and k */
             if (slices <= AHEAD && tile == 0) named_barrier_sync(3, CHUNK_THREADS);
             fence_proxy_async();
             __syncthreads();
@@ -227,11 +226,11 @@ static __device__ __forceinline__ void multiply(const slice<KT> *s, int group, a
         wgmma_ss<COLS>(U->d, operand<SLICE, false>{s->v_new, 0, v}, operand<COLS, true>{dh, v, 0});
         if (SCORES) wgmma_ss<C>(f, operand<SLICE, false>{x, 0, v}, operand<SLICE, false>{s->v_new, 0, v});
     }
-    wgmma_end<TILES, 1>(U->d); /* the slice before this one is no longer read */
+    wgmma_end<TILES, 1>(U->d); /* the previous slice has been read */
     wgmma_hold<TILES>(dQ->d), wgmma_hold<TILES>(E->d);
     if (SCORES) wgmma_hold<C / 8>(f);
 }
-/* One tile of an item, the FIRST with the scores */
+/* One tile of an item, the FIRST one also with the scores */
 template <int KT, bool FIRST>
 static __device__ __forceinline__ void run_tile(const struct gdn_back &a, const place &p, smem<KT> *m, int tile,
                                                 int *step, int group) {

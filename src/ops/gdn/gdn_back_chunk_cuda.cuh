@@ -23,7 +23,7 @@ template <int KT> struct smem {
 /* accumulators of one warpgroup: 64 rows, KT/2 columns */
 template <int KT> struct acc { float d[KT / 16][4]; };
 
-/* From dO v_new^T (group 0) dS and its diagonal, from X2 v_new^T (group 1) N: strictly below the diagonal */
+/* dS and its diagonal from dO v_new^T (group 0), N from X2 v_new^T (group 1): strictly below the diagonal */
 template <int KT>
 static __device__ __forceinline__ void store_scores(const float (*f)[4], smem<KT> *m, float scale, int group) {
     const int t = threadIdx.x % 4;
@@ -80,13 +80,13 @@ static __device__ __forceinline__ float sum_quad(float x) {
     x += __shfl_xor_sync(0xffffffffu, x, 1);
     return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
-/* dot: a row's product over this warpgroup's columns, summed over the tiles; lane 0 of four has it */
+/* dot: a row's dot product over this warpgroup's columns, summed over the tiles; held by lane 0 of four */
 static __device__ __forceinline__ void add_dot(float *dot, float x, bool first) {
     x = sum_quad(x);
     if (threadIdx.x % 4 == 0) *dot = first ? x : *dot + x;
 }
-/* Rows of dQ and of dK = beta E + U + W, and the dot products of rows. `later` is W - U, U is without eL; dq,
- * dk: at the warpgroup's first column. Of every 32 columns a lane stores eight neighbours. */
+/* Rows of dQ and of dK = beta E + U + W, and the dot products of rows. `later` is W - U, U is without eL; dq, dk: at
+ * the warpgroup's first column. A lane stores eight adjacent columns of every 32. */
 template <int KT>
 static __device__ __forceinline__ void finish_rows(const acc<KT> *dQ, const acc<KT> *E, const acc<KT> *U,
                                                    const acc<KT> *later, smem<KT> *m, bf16 *dq, bf16 *dk,

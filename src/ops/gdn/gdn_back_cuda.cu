@@ -1,12 +1,12 @@
-/* gdn_back_cuda.cu -- the backward delta rule on a GPU (gdn_back_cuda.cuh): the table of its forms, of which
- * a batch takes the first that fits, the gates of all chunks, and the sum over a key head's value heads. */
+/* gdn_back_cuda.cu -- the backward delta rule on a GPU (gdn_back_cuda.cuh): the table of its variants, of which the
+ * first that fits a batch is used, the gates of all chunks, and the sum over a key head's value heads. */
 #include "ops/cuda_ops.cuh"
 #include "ops/gdn/gdn_back_cuda.cuh"
 
 enum { WARPS = 4 };
 
-/* By one warp: the gates of one chunk and value head, two rows a lane. Rows past the chunk's end do not decay
- * and have beta = 0. exp(-128) is 0 in float, so a gate below that would only make the sums larger. */
+/* One warp: the gates of one chunk and value head, two rows per lane. Rows past the chunk's end do not decay and have
+ * beta = 0. exp(-128) is 0 in float, so smaller gates would only make the sums larger. */
 static __device__ void gates_of(const struct gdn_back &a, const struct hl_dev_span &p, int hv, float *gates) {
     const int lane = threadIdx.x % 32;
     double G[2], last;
@@ -84,7 +84,7 @@ static bool reserve(struct hl_cuda *c, struct gdn_back *a, int64_t size) {
     return scratch != NULL;
 }
 
-/* ---- the forms ---- */
+/* ---- the variants ---- */
 
 #ifndef HL_CUDA_F32
 static bool sizes_fit(const struct hl_gdn *a) { return (a->K == 64 || a->K == 128 || a->K == 256) && a->V % 64 == 0; }
@@ -97,7 +97,7 @@ static bool fused_fits(struct hl_cuda *c, const struct hl_gdn *a) {
 static int scan_splits(const struct gdn_back *a, int64_t longest) {
     return gdn_num_splits(GDN_BUSY / (a->segs * a->HV * hl_pieces(a->V, 64)), hl_pieces(longest, C));
 }
-/* of the fused scan, so that its blocks keep the chip busy */
+/* splits of the fused scan, so that its blocks fill the GPU */
 static int fused_splits(const struct gdn_back *a, int64_t longest) {
     enum { LEAST = 4 };
     const int64_t wanted = GDN_BUSY / (a->segs * a->HV * hl_pieces(a->K, 128)), most = longest / C / LEAST;

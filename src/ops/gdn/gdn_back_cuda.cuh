@@ -1,4 +1,4 @@
-/* gdn_back_cuda.cuh -- what the kernels of the delta rule's backward pass share.
+/* gdn_back_cuda.cuh -- shared by the kernels of the delta rule's backward pass.
  *
  * Names and formulas are those of docs/math.md ("The delta rule", backward) and gdn_chunk_back_cpu.c. Per
  * value head and chunk of C rows; dh: gradient of the state after the chunk; s = K^{-1/2}; eG = exp(G), eL =
@@ -10,14 +10,14 @@
  *     dK = beta E + W                          dbeta = V.X2 + K.E
  *     dh before the chunk = exp(G_last) dh + Q^T (s eG dO) - K^T (eG beta X2)
  *     dg_t = sum_{i>=t} (Q.dQ + beta K.E - K.(W - U))_i + sum_{i<t} (K.U)_i + exp(G_last) h.dh
- * The diagonal of the scores has no decay: it is left out of dS, and s (dO.v_new)_i times k_i, q_i is added
- * to dQ, dK after the row products for dg are taken. So dg is exactly 0 where decay wipes everything.
+ * The diagonal of the scores has no decay: it is left out of dS, and s (dO.v_new)_i times k_i, q_i is added to dQ, dK
+ * after the row products for dg are taken. So dg is exactly 0 where the decay erases everything.
  *
- * Kernels, in order: the gates of every chunk (gdn_back_cuda.cu); a reverse scan that stores dh and X2 of
- * every chunk (gdn_back_scan_cuda.cu); and either a forward scan that recomputes the states in registers and
- * does everything else beside it (gdn_back_fused_cuda.cu), or the states to memory (gdn_back_states_cuda.cu)
- * and then everything else for all chunks in parallel (gdn_back_chunk_cuda.cu). gdn_back_plain_cuda.cu does
- * all of it with plain loops. */
+ * Kernels, in order: the gates of every chunk (gdn_back_cuda.cu); a reverse scan that stores dh and X2 of every chunk
+ * (gdn_back_scan_cuda.cu); and either a forward scan that recomputes the states in registers and computes everything
+ * else along the way (gdn_back_fused_cuda.cu), or a scan that writes the states to memory (gdn_back_states_cuda.cu),
+ * then everything else for all chunks in parallel (gdn_back_chunk_cuda.cu). gdn_back_plain_cuda.cu does all of it with
+ * plain loops. */
 #ifndef HL_GDN_BACK_CUDA_CUH
 #define HL_GDN_BACK_CUDA_CUH
 #include "ops/cuda_ops.cuh"
@@ -50,12 +50,12 @@ struct gdn_back {
     /* scratch; states are transposed, [chunks][HV][V][K]: bf16, h in the order of store_h, dh in that of
      * read_state; float in the plain form */
     float *gates;              /* [chunks][HV][BACK_GATES] */
-    void *h, *dh;              /* without h0 the first chunk of a segment has h = 0, without dht the last one dh = 0:
-                                  not stored */
+    void *h, *dh;              /* not stored where zero: h of a segment's first chunk without h0, dh of its last
+                                * chunk without dht */
     void *X2;                  /* [T][HV][V], of the states' type; fused: [chunks][HV] tiles */
     act *dq_head, *dk_head;    /* [T][HV][K]: dq, dk themselves when a key head has one value head */
     struct gdn_seqsplit split; /* of the reverse scan, and of the states to memory */
-    float *decays;             /* [segs][HV][splits]: of the state, over a split */
+    float *decays;             /* [segs][HV][splits]: decay of the state over a split */
     /* of the fused scan: splits of a segment, the states after them, [segs][HV][fused_splits][V][K]; sums
      * over K of each tile's rows, [tiles][chunks][HV][SUMS] */
     int fused_splits;
@@ -64,8 +64,8 @@ struct gdn_back {
     const float *h0, *dht; /* [segs][HV][K][V], or NULL: then h and dh are 0 there */
     float *dh0;
 };
-/* Whether kernels are to know h0, dht and dh0: template arguments STATES, so that training, which has none, does not pay
- * for them. */
+/* Whether kernels support h0, dht and dh0: template argument STATES, so that training, which has none, does not pay for
+ * them. */
 static inline bool back_states_given(const struct gdn_back *a) { return a->h0 || a->dht || a->dh0; }
 /* of segment s and value head hv, or NULL */
 template <class T> static __device__ __forceinline__ T *end_state(const struct gdn_back &a, T *states, int s, int hv) {
@@ -80,7 +80,7 @@ void HL_OP(gdn_back_scan)(struct hl_cuda *c, const struct gdn_back *a);
 void HL_OP(gdn_back_states)(struct hl_cuda *c, const struct gdn_back *a);
 /* everything else, from h and dh */
 void HL_OP(gdn_back_chunks)(struct hl_cuda *c, const struct gdn_back *a);
-/* everything else, with h recomputed; before it, where fused_splits > 1, the states between the splits */
+/* everything else, with h recomputed; if fused_splits > 1, first the states between the splits */
 bool HL_OP(gdn_back_fused_fits)(struct hl_cuda *c, int64_t V);
 void HL_OP(gdn_back_fused_states)(struct hl_cuda *c, const struct gdn_back *a);
 void HL_OP(gdn_back_fused)(struct hl_cuda *c, const struct gdn_back *a);

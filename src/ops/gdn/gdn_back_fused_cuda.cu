@@ -38,7 +38,7 @@ static __device__ __forceinline__ void form_scores(R &m, const fused_barriers<R>
                     operand<64, false>{v_new + v / 64 * PANEL, 0, v % 64});
     wgmma_end<C / 8>(f);
 #pragma unroll
-    for (int n = 0; n < C / 8; n++) { /* all loads before the stores, which may alias for all the compiler knows */
+    for (int n = 0; n < C / 8; n++) { /* all loads before the stores, which the compiler must assume may alias */
         const float2 w = *(const float2 *)(gates + G_INT + 8 * n + 2 * t),
                      p = *(const float2 *)(gates + G_FRAC + 8 * n + 2 * t);
 #pragma unroll
@@ -50,7 +50,7 @@ static __device__ __forceinline__ void form_scores(R &m, const fused_barriers<R>
             y[1] = j + 1 < i ? y[1] * fast_exp2((whole[h] - w.y) + (frac[h] - p.y)) : 0.0f;
         }
     }
-    mbarrier_wait(b.scores_empty(), empty_parity<1>(c)); /* of the chunk before */
+    mbarrier_wait(b.scores_empty(), empty_parity<1>(c)); /* of the previous chunk */
 #pragma unroll
     for (int n = 0; n < C / 8; n += 2) store_columns(which ? m.N : m.dS, f + n, n);
 #pragma unroll
@@ -108,14 +108,14 @@ static __device__ __forceinline__ void times_diagonal(float d[C / 8][4], const b
     for (int i = 0; i < 4; i++) wgmma_ss<C>(d, operand<64, true>{x, 16 * i, 0}, operand<C, false>{diagonal, 0, 16 * i});
     wgmma_end<C / 8>(d);
 }
-/* d += x T, T [64][64], or its transpose where it is TRANS: begun, not waited for */
+/* d += x T, T [64][64], or its transpose where it is TRANS: started, not waited for */
 template <bool TRANS>
 static __device__ __forceinline__ void times_square(float d[C / 8][4], uint32_t x[4][4], const bf16 *T) {
 #pragma unroll
     for (int i = 0; i < 4; i++) wgmma_rs<C>(d, x[i], operand<C, TRANS>{T, TRANS ? 16 * i : 0, TRANS ? 0 : 16 * i});
 }
-/* dQ: d holds s eG (dO h^T); the result goes to the buffer of dO. qk_full implies that the sums which were in
- * this chunk's slot have been read. */
+/* dQ: d holds s eG (dO h^T); the result goes to the buffer of dO. qk_full implies that the previous sums in this
+ * chunk's slot have been read. */
 template <class R>
 static __device__ __forceinline__ void finish_queries(R &m, const fused_barriers<R> &b, int c, int group,
                                                       float d[C / 8][4]) {
@@ -134,8 +134,8 @@ static __device__ __forceinline__ void finish_queries(R &m, const fused_barriers
     store_trans(m.dO[c % R::STAGES] + group * PANEL, x);
     mbarrier_arrive_warp(b.dq_full(c));
 }
-/* dK: d holds X2 h^T, and becomes -E, beta E, beta E + U, dK in place: there are no registers for two. Its
- * row products with k after each step give those with E, U and W as differences. */
+/* dK: d holds X2 h^T, and becomes -E, beta E, beta E + U, dK in place: there are not enough registers for two. Its row
+ * products with k after each step give those with E, U and W as differences. */
 template <class R> static __device__ __forceinline__ void finish_errors(R &m, int c, int group, float d[C / 8][4]) {
     const float *gates = m.gates[c % R::GATE_STAGES];
     const bf16 *k = m.k[c % R::KEYS] + group * PANEL;
@@ -198,8 +198,8 @@ static __device__ __forceinline__ float dot_states(const float S[8][4], const ui
         }
     return x + y;
 }
-/* read_state once more. The compiler would keep what it packed the first time and run out of registers, so
- * the pairs are packed in the other order and then swapped. */
+/* read_state again. The compiler would keep the first packing and run out of registers, so the pairs are packed in the
+ * other order and then swapped. */
 template <int V>
 static __device__ __forceinline__ void read_state_again(float d[C / 8][4], const float S[V / 8][4], const bf16 *rows) {
     uint32_t x[2][1][4];
@@ -222,7 +222,7 @@ static __device__ __forceinline__ void read_state_again(float d[C / 8][4], const
     wgmma_wait_all<C / 8>(d);
     wgmma_hold_a<1>(x[1]);
 }
-/* d += dh (eL v_new)^T, and the state after the chunk; v_new is scaled already. Returns h.dh of the lane. */
+/* d += dh (eL v_new)^T, and the state after the chunk; v_new is already scaled. Returns h.dh of the lane. */
 template <class R>
 static __device__ __forceinline__ float next_state(R &m, const fused_barriers<R> &b, int c, int group,
                                                    float d[C / 8][4], float S[R::V / 8][4]) {
@@ -289,7 +289,7 @@ static __device__ __forceinline__ void scan_chunk(R &m, const fused_barriers<R> 
 template <int KT, int V, bool STATES>
 static __global__ void __launch_bounds__(2 * GROUP + 2 * KT, 1) back_fused(const struct gdn_back a) {
     typedef smem<KT, V, STATES> R;
-    static_assert(sizeof(R) + TILES_ROOM <= 227 << 10, "what a block can have on Hopper");
+    static_assert(sizeof(R) + TILES_ROOM <= 227 << 10, "the limit per block on Hopper");
     R &m = *(R *)shared_tiles();
     const fused_barriers<R> b = {mbarrier_base(m.barriers)};
     const int group = warpgroup_index();
@@ -322,7 +322,7 @@ static __global__ void __launch_bounds__(2 * GROUP + 2 * KT, 1) back_fused(const
     for (int c = 0; c < w.chunks; c++) scan_chunk<R>(m, b, c, group, S);
 }
 
-/* One warp: dbeta and dg of a chunk, dg from the sums over the rows before and after; two rows a lane */
+/* One warp: dbeta and dg of a chunk, dg from the sums over the rows before and after; two rows per lane */
 static __global__ void __launch_bounds__(GROUP) finish_gates(const struct gdn_back a, int tiles) {
     const int lane = threadIdx.x % 32, item = blockIdx.x * (GROUP / 32) + threadIdx.x / 32;
     pdl_wait();

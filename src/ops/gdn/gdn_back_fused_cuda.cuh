@@ -1,5 +1,5 @@
-/* gdn_back_fused_cuda.cuh -- for gdn_back_fused_cuda.cu: shared memory, barriers, what a block scans, and the
- * producer and auxiliary warpgroups. */
+/* gdn_back_fused_cuda.cuh -- for gdn_back_fused_cuda.cu: shared memory, barriers, a block's work, and the producer and
+ * auxiliary warpgroups. */
 #ifndef HL_GDN_BACK_FUSED_CUDA_CUH
 #define HL_GDN_BACK_FUSED_CUDA_CUH
 #include "ops/cuda_ops.cuh"
@@ -27,7 +27,7 @@ template <int KT_, int V_, bool STATES_> struct smem {
     bf16 q[KEYS][C * KT], k[KEYS][C * KT], dS[C * C], N[C * C];
     bf16 diagonal[C * C]; /* of dS, without decay; all else is 0 */
     float gates[GATE_STAGES][BACK_GATES], dot[KEYS][WARPS][DOTS][C], vx[2][C], hdh[WARPS];
-    float scale, bits; /* s and log2(s), here because registers are short */
+    float scale, bits; /* s and log2(s), here to save registers */
     uint64_t barriers[6 + 3 * STAGES + 2 * KEYS + V_STAGES * (PANELS + 1) + 2 * SLOTS];
 };
 /* full: the data is complete; empty: its buffer may be overwritten. in: dO, X2 and the gates. v_empty and
@@ -58,8 +58,8 @@ template <class R> struct fused_barriers {
     __device__ __forceinline__ mbarrier_t dh_full(int n) const { return at(DH_AT + n % R::SLOTS); }
     __device__ __forceinline__ mbarrier_t dh_empty(int n) const { return at(DH_AT + R::SLOTS + n % R::SLOTS); }
 };
-/* By one thread. No waiter can miss a phase: whoever waits for one must arrive, itself or through another
- * that waits for it, before the next one can complete. */
+/* By one thread. No waiter can miss a phase: each waiter must arrive, directly or through another thread that waits for
+ * it, before the next phase can complete. */
 template <class R> static __device__ __forceinline__ void init_barriers(const fused_barriers<R> &b) {
     mbarrier_init_warps(b.v_scored(), R::WARPS), mbarrier_init_warps(b.scores_empty(), R::WARPS);
     mbarrier_init_warps(b.dk_full(), R::WARPS), mbarrier_init_warps(b.v_scaled(), 4);
@@ -74,11 +74,11 @@ template <class R> static __device__ __forceinline__ void init_barriers(const fu
     for (int i = 0; i < R::SLOTS; i++) mbarrier_init(b.dh_full(i), 1), mbarrier_init_warps(b.dh_empty(i), R::WARPS);
 }
 
-/* The chunks that a block scans, of a segment and value head, and its KT columns of K. Rows are computed
- * rather than loaded. */
+/* The chunks of a segment and value head that a block scans, and its KT columns of K. Rows are computed rather than
+ * loaded. */
 struct chunk_range {
     int s, hv, split, tile;
-    int chunk, chunks, last; /* the first one, how many, the segment's last; with dht the one after it */
+    int chunk, chunks, last; /* first chunk, count, the segment's last chunk (with dht the one after it) */
     int row, rows;           /* of the first chunk, and those from there on */
 };
 static __device__ __forceinline__ chunk_range range_of(const struct gdn_back &a, int tiles) {
@@ -131,7 +131,7 @@ static __device__ __forceinline__ void load_start(const struct gdn_back &a, cons
 
 /* ---- producer warpgroup: threads i of GROUP ---- */
 
-/* Panel n of dh, counted from the split's first chunk; that of the segment's last chunk is 0. */
+/* Panel n of dh, counted from the split's first chunk; 0 for the segment's last chunk. */
 template <class R>
 static __device__ __forceinline__ void load_dh(R &m, const fused_barriers<R> &b, const chunk_range &w, const bf16 *from,
                                                int n, int i) {
@@ -139,7 +139,7 @@ static __device__ __forceinline__ void load_dh(R &m, const fused_barriers<R> &b,
     if (i > 0 && c < w.last) return;
     if (i == 0) mbarrier_wait(b.dh_empty(n), empty_parity<R::SLOTS>(n));
     if (c == w.last) {
-        named_barrier_sync(5, GROUP); /* one thread has waited for all of them */
+        named_barrier_sync(5, GROUP); /* one thread has waited for the whole warpgroup */
         for (int j = i; j < R::DH_PANEL / 8; j += GROUP) ((uint4 *)m.dh[n % R::SLOTS])[j] = make_uint4(0, 0, 0, 0);
         fence_proxy_async();
         named_barrier_sync(5, GROUP);
@@ -160,7 +160,7 @@ static __device__ __forceinline__ void load_qk(R &m, const fused_barriers<R> &b,
                                  (const bf16 *)(j % 2 ? a.q : a.k) + at + j / 2 * 64, stride, n, i);
     copy_async_arrive(b.qk_full(c));
 }
-/* dO, X2 and the gates of chunk c; last those panels of dO from which dQ is stored */
+/* dO, X2 and the gates of chunk c; the panels of dO from which dQ is stored come last */
 template <class R>
 static __device__ __forceinline__ void load_outer(R &m, const fused_barriers<R> &b, const struct gdn_back &a,
                                                   int64_t at, int item, int n, int c, int i) {
@@ -181,8 +181,7 @@ static __device__ __forceinline__ void load_outer(R &m, const fused_barriers<R> 
         copy_async(m.gates[c % R::GATE_STAGES] + 4 * i, a.gates + (int64_t)item * BACK_GATES + 4 * i);
     copy_async_arrive(b.in_full(c));
 }
-/* In the order in which buffers become empty: those of q and k before those of dh and v_new where there are
- * two. */
+/* In the order in which buffers become empty: q and k before dh and v_new if there are two. */
 template <class R>
 static __device__ __forceinline__ void load_loop(R &m, const fused_barriers<R> &b, const struct gdn_back &a,
                                                  const chunk_range &w, int i) {
@@ -241,8 +240,8 @@ template <class R> static __device__ __forceinline__ void scale_values(R &m, int
     }
     fence_proxy_async();
 }
-/* dv = beta X2 and v.X2, of half of the rows where two blocks share the chunk. A thread has 16 bytes of every
- * 32 columns of a row, IN_FLIGHT of them being loaded. */
+/* dv = beta X2 and v.X2, for half of the rows if two blocks share the chunk. A thread has 16 bytes of every 32 columns
+ * of a row, with IN_FLIGHT loads in flight. */
 template <class R> struct values {
     enum { SLICES = R::V / 32, IN_FLIGHT = SLICES < 4 ? SLICES : 4 };
     uint4 v[IN_FLIGHT];
@@ -253,7 +252,7 @@ template <class R> struct values {
         return (row_of(a, w, c) + (int64_t)row * a.HV) * R::V + i % 4 * 8;
     }
     static __device__ __forceinline__ int first_row(const chunk_range &w, int i) { return w.tile * (C / 2) + i / 4; }
-    /* starts to load v of chunk c */
+    /* starts loading v of chunk c */
     __device__ __forceinline__ void prefetch(const struct gdn_back &a, const chunk_range &w, int c, int i) {
         const int64_t at = place(a, w, c, first_row(w, i), i);
 #pragma unroll

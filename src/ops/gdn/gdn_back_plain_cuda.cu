@@ -1,12 +1,12 @@
-/* gdn_back_plain_cuda.cu -- the backward pass for any head sizes with plain loops in float
- * (gdn_back_cuda.cuh): float activations, odd head sizes and chips before Hopper, and what the other forms
- * are compared with on a GPU. Of what the forward pass to it uses v_new, not A. */
+/* gdn_back_plain_cuda.cu -- the backward pass for any head sizes with plain loops in float (gdn_back_cuda.cuh): float
+ * activations, odd head sizes and GPUs before Hopper, and the reference for the other variants on a GPU. Of the forward
+ * pass's outputs it uses v_new, not A. */
 #include "ops/cuda_ops.cuh"
 #include "ops/gdn/gdn_back_cuda.cuh"
 
 enum { THREADS = 256, COLS = 32, SHARE = THREADS / COLS };
 
-/* h, transposed: S_t = exp(g_t) S_{t-1} + k_t v_new_t^T. A thread has one number of one state. */
+/* h, transposed: S_t = exp(g_t) S_{t-1} + k_t v_new_t^T. A thread has one element of one state. */
 static __global__ void __launch_bounds__(THREADS) plain_states(const struct gdn_back a) {
     const int seg = blockIdx.x / a.HV, hv = blockIdx.x % a.HV;
     const int64_t KV = (int64_t)a.K * a.V, at = (int64_t)blockIdx.y * THREADS + threadIdx.x;

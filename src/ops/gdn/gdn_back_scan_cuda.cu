@@ -28,18 +28,18 @@ template <int DEPTH> struct reverse_barriers {
     ring_barriers<2 * DEPTH, OUTS> out;
     __device__ __forceinline__ reverse_barriers(uint64_t *p) : in{mbarrier_base(p)}, out{in.first} {}
 };
-/* by one thread; so many threads load and store */
+/* by one thread, given the numbers of loading and storing threads */
 template <int W, int DEPTH>
 static __device__ __forceinline__ void init_barriers(const reverse_barriers<DEPTH> &b, int loaders, int storers) {
     for (int i = 0; i < DEPTH; i++) mbarrier_init(b.in.full(i), loaders), mbarrier_init_warps(b.in.empty(i), 4 * W);
     for (int i = 0; i < OUTS; i++) mbarrier_init_warps(b.out.full(i), 4 * W), mbarrier_init(b.out.empty(i), storers);
 }
 
-/* The chunks that a block scans, of a segment and value head. Rows are computed rather than loaded: a load
- * would be waited for in every step. */
+/* The chunks of a segment and value head that a block scans. Rows are computed rather than loaded: a load would stall
+ * every step. */
 struct chunk_range {
     int s, hv, split;
-    int first, last, chunks; /* the segment's first and last; how many of them this split has */
+    int first, last, chunks; /* the segment's first and last; the number in this split */
     int64_t row, len;        /* of the segment */
     int top, col;            /* the split's last chunk; column of V */
     bool values;             /* else dO is 0 */
@@ -77,8 +77,8 @@ static __device__ __forceinline__ void store_tile(smem<K, W> &m, const reverse_b
     mbarrier_wait(b.out.full(step), full_parity<OUTS>(step));
     bulk_store((bf16 *)a.X2 + item * C * a.V + w.col * C, m.out[step % OUTS], W * PANEL * (int)sizeof(bf16));
 }
-/* By threads i of N. STORES: the first of them also stores X2, DEPTH steps later, when the step's buffers are
- * empty and so X2 is complete. */
+/* By threads i of N. STORES: the first of them also stores X2, DEPTH steps later, when the step's buffers are empty, so
+ * X2 is complete. */
 template <int K, int W, int N, bool STORES>
 static __device__ __forceinline__ void load_loop(smem<K, W> &m, const reverse_barriers<smem<K, W>::DEPTH> &b,
                                                  const struct gdn_back &a, const chunk_range &w, int i) {
@@ -170,7 +170,7 @@ template <int K, int W> static __device__ __forceinline__ void form_scores(stage
                        operand<64, false>{s.k + n / 4 * PANEL, group * COLS, n % 4 * 16});
     wgmma_end<COLS / 8>(d);
 #pragma unroll
-    for (int n = 0; n < COLS / 8; n++) /* all loads before the stores, which may alias for all the compiler knows */
+    for (int n = 0; n < COLS / 8; n++) /* all loads before the stores, which the compiler must assume may alias */
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const int i = own_row(h), j = group * COLS + 8 * n + 2 * t;
@@ -186,7 +186,7 @@ template <int K, int W> static __device__ __forceinline__ void form_scores(stage
                 pack2(d[n][2 * h], d[n][2 * h + 1]);
     fence_proxy_async();
 }
-/* One chunk: dh after it becomes dh before it. to: where dh after it is stored, or NULL. */
+/* One chunk: dh after it becomes dh before it. to: destination for dh after it, or NULL. */
 template <int K, int W, bool FINAL>
 static __device__ __forceinline__ void scan_chunk(smem<K, W> &m, const reverse_barriers<smem<K, W>::DEPTH> &b, int step,
                                                   int group, float dh[K / 8][4], bf16 *to) {
@@ -257,9 +257,9 @@ static __device__ __forceinline__ void scan_loop(smem<K, W> &m, const reverse_ba
     }
 }
 
-/* FINAL: stores dh and X2. Else the states between the splits alone: tiles of V's columns, then of K's (the
- * identity's). fused: all of the producer loads, and one thread stores X2 by bulk copies; else half load and
- * half store. */
+/* FINAL: stores dh and X2. Otherwise only the states between the splits: tiles of V's columns, then of K's (the
+ * identity). fused: the whole producer loads, and one thread stores X2 by bulk copies; otherwise half load and half
+ * store. */
 template <int K, int W, bool FINAL, bool STATES>
 static __global__ void __launch_bounds__((W + 1) * GROUP, 1) reverse_scan(const struct gdn_back a) {
     smem<K, W> &m = *(smem<K, W> *)shared_tiles();
@@ -308,7 +308,7 @@ template <int K, int W, bool FINAL> static void launch_scan(struct hl_cuda *c, c
                (unsigned)(a->segs * a->HV * splits * (width / (64 * W))), (W + 1) * GROUP,
                sizeof(smem<K, W>) + TILES_ROOM, x);
 }
-/* Wide tiles where they keep the chip busy. */
+/* Wide tiles if they fill the GPU. */
 template <int K> static void run(struct hl_cuda *c, const struct gdn_back *a) {
     const bool busy = a->segs * a->HV * a->split.n * (a->V / 128) >= GDN_FULL;
     if (a->split.n > 1) {

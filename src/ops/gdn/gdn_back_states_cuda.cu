@@ -1,17 +1,16 @@
 /* gdn_back_states_cuda.cu -- the states recomputed from v_new: h, before each chunk, S <- exp(G_last) S + K^T
  * (eL v_new).
  *
- * Grid: (segments x HV x splits, V / 16 W, K / KT). Block: W warps with a tile of 16 W x KT of the transposed
- * state, 16 columns of V a warp, as fp32 accumulators; DEPTH chunks in shared memory, one __syncthreads a
- * chunk. Long segments are split along the sequence: a first scan gives where each split ends when it starts
- * empty, and by how much it decays what came before; a split's start is then the sum of the ends before it,
- * decayed. */
+ * Grid: (segments x HV x splits, V / 16 W, K / KT). Block: W warps with a tile of 16 W x KT of the transposed state, 16
+ * columns of V per warp, as fp32 accumulators; DEPTH chunks in shared memory, one __syncthreads per chunk. Long
+ * segments are split along the sequence: a first scan gives each split's final state from an empty start, and its total
+ * decay; a split's initial state is then the decayed sum of the earlier final states. */
 #include "ops/cuda_ops.cuh"
 #include "ops/gdn/gdn_back_cuda.cuh"
 
 #ifndef HL_CUDA_F32
-/* The chunks [from, end) that a block scans, of a segment and value head. Rows are computed rather than
- * loaded: a load would be waited for in every step. */
+/* The chunks [from, end) of a segment and value head that a block scans. Rows are computed rather than loaded: a load
+ * would stall every step. */
 struct chunk_range {
     int hv, first, from, end, split;
     int64_t row, place; /* the segment's first row; of [segs][HV][splits] */
@@ -45,8 +44,8 @@ template <int n> static __device__ __forceinline__ void store_h(bf16 *to, int ld
         }
 }
 
-/* Rows [0, n) of `columns` numbers into shared memory, the rest of `rows` as zeros (copies of no bytes read
- * nothing); copy_commit is the caller's. */
+/* Rows [0, n) of `columns` numbers into shared memory, the rest of `rows` as zeros (zero-byte copies read nothing); the
+ * caller calls copy_commit. */
 template <int threads, int rows, int columns>
 static __device__ __forceinline__ void copy_rows(bf16 *tile, int ld, const bf16 *from, int64_t stride, int n) {
     enum { UNITS = columns / 8, STEP = threads / UNITS }; /* a step is whole rows */
@@ -81,7 +80,7 @@ static __device__ __forceinline__ void load_chunk(const struct gdn_back &a, cons
     }
 }
 
-/* where splits end: floats [V][K] of each, at the lane's numbers of the tile */
+/* final states of splits: floats [V][K] of each, at the lane's elements of the tile */
 template <int KT, int W> static __device__ __forceinline__ float *end_at(const struct gdn_back &a, int64_t place) {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, v = (blockIdx.y * W + threadIdx.x / 32) * 16 + g;
     return a.split.states + (place * a.V + v) * a.K + blockIdx.z * KT + 2 * t;
@@ -111,7 +110,7 @@ static __device__ __forceinline__ void store_end(const struct gdn_back &a, const
     if (blockIdx.y + blockIdx.z + threadIdx.x == 0) a.decays[w.place + w.split] = decay;
 }
 
-/* h0, at the lane's numbers of the tile */
+/* h0, at the lane's elements of the tile */
 template <int KT, int W>
 static __device__ __forceinline__ void start_from_h0(const struct gdn_back &a, const float *h0, float (*S)[4]) {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, v = (blockIdx.y * W + threadIdx.x / 32) * 16 + g;
@@ -122,7 +121,7 @@ static __device__ __forceinline__ void start_from_h0(const struct gdn_back &a, c
             S[n][i] = h0[(int64_t)(blockIdx.z * KT + 8 * n + 2 * t + i % 2) * a.V + v + i / 2 * 8];
 }
 
-/* FINAL: stores h of all splits; else where all but the last end */
+/* FINAL: stores h of all splits; otherwise the final states of all but the last */
 template <int KT, int W, bool FINAL, bool STATES>
 static __global__ void __launch_bounds__(32 * W, 2) back_states(const struct gdn_back a) {
     stage<KT, W> *stages = (stage<KT, W> *)shared_memory();
@@ -145,7 +144,7 @@ static __global__ void __launch_bounds__(32 * W, 2) back_states(const struct gdn
     for (int c = w.from; c < w.end; c++) {
         const stage<KT, W> *s = stages + (c - w.from) % DEPTH;
         copy_wait<DEPTH - 2>();
-        __syncthreads(); /* the chunk is complete, and all are done with the one before */
+        __syncthreads(); /* the chunk is complete, and all warps are done with the previous one */
         if (c + DEPTH - 1 < w.end) load_chunk(a, w, stages + (c - w.from + DEPTH - 1) % DEPTH, c + DEPTH - 1);
         copy_commit();
         const float end = s->eG[C - 1];
@@ -171,7 +170,7 @@ static __global__ void __launch_bounds__(32 * W, 2) back_states(const struct gdn
     if (!FINAL) store_end<KT, W>(a, w, S, decay);
 }
 
-/* ends[p] = decays[p] ends[p - 1] + ends[p]: where splits start. Four numbers of the state a thread. */
+/* ends[p] = decays[p] ends[p - 1] + ends[p]: the splits' initial states. Four elements of the state per thread. */
 static __global__ void __launch_bounds__(256) join_ends(const struct gdn_back a) {
     const int64_t n = (int64_t)a.K * a.V / 4, i = (int64_t)blockIdx.x * 256 + threadIdx.x;
     pdl_wait();

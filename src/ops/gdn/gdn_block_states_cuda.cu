@@ -1,12 +1,12 @@
-/* gdn_block_states_cuda.cu -- block_S (gdn.h): the state after every block of the exact memory that ends inside of its
+/* gdn_block_states_cuda.cu -- block_S (gdn.h): the state after every block of the exact memory that ends inside its
  * segment, from v_new: S <- exp(g_t) S + k_t v_new_t^T.
  *
- *   keep_start    before the delta rule, which overwrites the sessions' states: a copy of each, in the place of its
+ *   keep_start    before the delta rule, which overwrites the sessions' states: copies each to the slot of its
  *                 segment's first block. grid (segments HV).
- *   block_states  after it: grid (segments HV, K / SIDE, V / SIDE), 256 threads. A thread block has a tile SIDE x SIDE of
- *                 the state, a thread 4 x 4 of it in registers, and goes over the rows of its segment, at most STEP at a
- *                 time and never past the end of a block. Shared memory: STEP rows of k and of v_new, the latter decayed
- *                 to the last of them. Two barriers a step. */
+ *   block_states  after it: grid (segments HV, K / SIDE, V / SIDE), 256 threads. A thread block has a tile SIDE x SIDE
+ *                 of the state, a thread 4 x 4 of it in registers, and processes the rows of its segment, at most STEP
+ *                 at a time and never past the end of a block. Shared memory: STEP rows of k and of v_new, the latter
+ *                 decayed to the last of them. Two barriers per step. */
 #include "ops/cuda_ops.cuh"
 #include "ops/gdn/gdn_cuda.cuh"
 
@@ -22,9 +22,9 @@ struct args {
     int H, HV, K, V, block;
 };
 
-/* The segment's rows up to the last end of a block that more rows follow; 0: there is none. */
+/* The segment's rows up to the last block end that is followed by more rows; 0: none. */
 static __device__ __forceinline__ int64_t rows_until(const struct args &a, const struct hl_seg &s) {
-    const int64_t last = (s.pos + s.len - 1) / a.block * a.block; /* where the last block begins */
+    const int64_t last = (s.pos + s.len - 1) / a.block * a.block; /* start of the last block */
     return last > s.pos ? last - s.pos : 0;
 }
 
@@ -41,7 +41,7 @@ static __global__ void __launch_bounds__(THREADS) block_states(const struct args
     __shared__ __align__(16) float k[STEP][SIDE], v[STEP][SIDE], decay[STEP + 1];
     const int64_t n = blockIdx.x / a.HV, size = (int64_t)a.K * a.V;
     const int h = blockIdx.x % a.HV, hk = h / (a.HV / a.H), k0 = blockIdx.y * SIDE, v0 = blockIdx.z * SIDE;
-    const int row = threadIdx.x / 16 * 4, col = threadIdx.x % 16 * 4; /* the thread's numbers of the tile */
+    const int row = threadIdx.x / 16 * 4, col = threadIdx.x % 16 * 4; /* the thread's elements of the tile */
     const struct hl_seg s = a.seg[n];
     const int64_t until = rows_until(a, s);
     float *to = a.S + (a.block_first[n] * (int64_t)a.HV + h) * size, S[4][4] = {};
@@ -53,9 +53,10 @@ static __global__ void __launch_bounds__(THREADS) block_states(const struct args
             if (s.state && k0 + row + i < a.K && v0 + col + j < a.V)
                 S[i][j] = to[(int64_t)(k0 + row + i) * a.V + v0 + col + j];
     for (int64_t t = 0; t < until;) {
-        const int left = a.block - (int)((s.pos + t) % a.block), rows = min((int)STEP, left); /* until ends a block */
+        const int left = a.block - (int)((s.pos + t) % a.block), rows = min((int)STEP, left); /* to the end of the
+                                                                                               * block */
         __syncthreads();
-        if (threadIdx.x <= rows) { /* exp of the decays after row i; the last one is that of all rows */
+        if (threadIdx.x <= rows) { /* exp of the decays after row i; the last entry is that of all rows */
             float sum = 0.0f;
             for (int i = threadIdx.x == rows ? 0 : (int)threadIdx.x + 1; a.g && i < rows; i++)
                 sum += a.g[(s.row + t + i) * a.HV + h];

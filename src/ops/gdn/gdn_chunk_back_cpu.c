@@ -13,7 +13,7 @@
  *     dg_t = sum_{i>=t>j} F_ij + sum_{i>=t} (Q.Y1 + beta K.Y2)_i + sum_{i<t} (K.U)_i + exp(G_last) h.dh */
 #include "ops/gdn/gdn_cpu.h"
 
-/* SPLIT: columns of V of a task in the chain of a split segment, see run_split() */
+/* SPLIT: columns of V per task in the sequential part of a split segment, see run_split() */
 enum { C = HL_CHUNK, SPLIT = HL_PANEL };
 
 struct work {
@@ -25,7 +25,7 @@ struct work {
     real *v_new, *dv_new;  /* [n][ldv] */
     real *dX, *U;          /* [2n][ldx]: Y1 over Y2, then dQ over dK; [n][ldx] */
     real *W;               /* [2n][C]: dO v_new^T over X2 v_new^T, then dS over N */
-    double up[C], down[C]; /* what row i adds to dg of the rows up to it, and of the rows after it */
+    double up[C], down[C]; /* row i's contribution to dg of the rows up to it, and of the rows after it */
     real dbeta[C];
     double hdh;       /* exp(G_last) h.dh */
     bool first, last; /* the first chunk has h = 0, the last one dh = 0 */
@@ -99,8 +99,8 @@ static void value_gradients(struct work *w) {
     }
 }
 
-/* W = [dO; X2] v_new^T becomes [dS; N]; row sums less column sums of F go into `up`, which summed from
- * row t on leaves the block i >= t > j; row sums of dL M go into dbeta. */
+/* W = [dO; X2] v_new^T becomes [dS; N]; row sums minus column sums of F go into `up`, whose sum from row t on leaves
+ * the block i >= t > j; row sums of dL M go into dbeta. */
 static void score_gradients(struct work *w) {
     struct gdn_chunk *x = &w->x;
     int64_t n = x->n;
@@ -112,7 +112,7 @@ static void score_gradients(struct work *w) {
         vr row = v_set(0), lm = v_set(0);
         int64_t j = 0;
         for (; j <= i; j += VL) {
-            int64_t low = i - j < VL ? i - j : VL; /* lanes under the diagonal */
+            int64_t low = i - j < VL ? i - j : VL; /* lanes below the diagonal */
             vr below = low < VL ? v_load_n(s + j, low) : v_load(s + j);
             vr ds = j + VL <= i + 1 ? v_load(s + j) : v_load_n(s + j, i + 1 - j);
             vr dL = -(low < VL ? v_load_n(l + j, low) : v_load(l + j));
@@ -210,7 +210,7 @@ static void step_back(struct work *w, const real *dh, real *to, int64_t cols) {
     HL_OP(small_gemm)(&p, x->mm);
 }
 
-/* add: dq and dk hold the sum over the value heads of the group before this one */
+/* add: dq and dk hold the sum over the group's earlier value heads */
 static void finish_rows(struct work *w, bool add) {
     const struct hl_gdn *a = w->a;
     const struct gdn_chunk *x = &w->x;
@@ -243,7 +243,7 @@ static const real *open_chunk(struct work *w, int64_t s, int64_t c, int64_t hv) 
     return a->h + ((hl_chunks_before(a->rows, s) + c) * a->HV + hv) * a->K * a->V;
 }
 
-/* All that follows once Y, v_new and dh are there, save dh itself. */
+/* Everything after Y, v_new and dh, except the update of dh. */
 static void chunk_gradients(struct work *w, const real *h) {
     value_gradients(w);
     score_gradients(w);
@@ -268,7 +268,7 @@ static void scan_reverse(struct work *w, int64_t s, int64_t hv, bool add) {
 struct job {
     struct hl_pool *pool;
     const struct hl_gdn *a;
-    /* a split segment: chunks [first, end) of the window, and how many of the next one */
+    /* a split segment: chunks [first, end) of the window, and the number in the next one */
     int64_t s, first, end, next, window;
 };
 
@@ -276,7 +276,7 @@ static struct work work_of(const struct job *j, int worker) {
     return carve(j->a, hl_pool_scratch(j->pool, worker, hl_gdn_scratch(j->a->K, j->a->V)));
 }
 
-/* one (segment, key head): its value heads one after another, as they share dq and dk */
+/* one (segment, key head): its value heads in sequence, as they share dq and dk */
 static void task(void *ctx, int64_t i, int worker) {
     const struct job *j = ctx;
     int64_t group = j->a->HV / j->a->H;
@@ -285,9 +285,10 @@ static void task(void *ctx, int64_t i, int worker) {
 }
 
 /* ---- one segment on many threads ----
- * Only dh goes from chunk to chunk, and its columns are independent. A window of chunks is done in three steps: P^T dO
- * into dv, for all chunks at once; dh and X2 from the last chunk to the first (the chain), in tiles of SPLIT columns,
- * X2 into dv; then all the rest, for all chunks at once. Every number has the bits that scan_reverse() gives it. */
+ * Only dh is carried from chunk to chunk, and its columns are independent. A window of chunks takes three steps: P^T dO
+ * into dv, for all chunks in parallel; dh and X2 from the last chunk to the first (sequential), in tiles of SPLIT
+ * columns, X2 into dv; then all the rest, for all chunks in parallel. The results are bit-identical to
+ * scan_reverse(). */
 
 /* dh after chunk `first + i` of the window; i = window: before its first chunk, for the next window */
 static real *kept_dh(const struct job *j, int64_t i, int64_t hv) {
@@ -369,8 +370,8 @@ static void run_split(struct job *j) {
     }
 }
 
-/* Splitting costs a third more work (scores computed twice, narrow products; docs/notes/cpu.md): done only where more
- * than that would be idle. */
+/* Splitting costs a third more work (scores computed twice, narrow products; docs/notes/cpu.md), so it is done only if
+ * more than that would be idle. */
 static bool worth_splitting(const struct job *j) {
     const struct hl_gdn *a = j->a;
     const int64_t threads = hl_pool_threads(j->pool), tasks = a->rows->n * a->H;

@@ -1,5 +1,5 @@
-/* gdn_chunk_cpu.c -- the forward pass, 64 rows at a time (docs/math.md, "The delta rule", in chunks), and the
- * choice between it and the step.
+/* gdn_chunk_cpu.c -- the forward pass, 64 rows at a time (docs/math.md, "The delta rule", in chunks), and the choice
+ * between chunks and steps.
  *
  * With X = [q; k] of the chunk, h the state before it, G the cumulated log-decay inside it, s = K^{-1/2}:
  *     [qh; kh] = X h
@@ -79,13 +79,13 @@ static void write_state(const struct span *p, struct work *w, const real *h, rea
     HL_OP(small_gemm)(&mm, x->mm);
 }
 
-/* S after the blocks that end inside the chunk, or with it if more rows follow: S_r = exp(G_r) h + k^T (exp(G_r - G)
+/* S after the blocks that end inside the chunk, or at its end if more rows follow: S_r = exp(G_r) h + k^T (exp(G_r - G)
  * v_new) over the rows up to r. Overwrites Y. */
 static void write_block_states(const struct span *p, struct work *w, const real *h) {
     const struct hl_gdn *a = p->a;
     const struct hl_seg *seg = &a->rows->seg[p->s];
     struct gdn_chunk *x = &w->x;
-    const int64_t first = x->row - seg->row; /* of the chunk, in the segment */
+    const int64_t first = x->row - seg->row; /* the chunk's first row in the segment */
     for (int64_t r = a->block - 1 - (seg->pos + first) % a->block; r < x->n; r += a->block) {
         if (first + r + 1 == seg->len) return;
         real *S = gdn_block_state(a, p->s, first + r, p->hv) + p->col;
@@ -150,7 +150,7 @@ static void scan_chunks(const struct span *p, real *scratch) {
 struct job {
     struct hl_pool *pool;
     struct span p;
-    int64_t tiles, window; /* a split segment: tiles of V, rows of a window of chunks */
+    int64_t tiles, window; /* a split segment: tiles of V, rows per window of chunks */
     real *sums;            /* [HV][tiles][window] */
 };
 
@@ -180,9 +180,9 @@ static void tile_task(void *ctx, int64_t i, int worker) {
     scan_chunks(&p, scratch_of(j, worker));
 }
 
-/* Splitting V recomputes the scores of a chunk in every tile, about a quarter of the work, so it is done only
- * where threads would be idle. It changes no bits. A state must outlive its window of chunks, so every
- * segment needs one in memory. segs: segments in chunked form. */
+/* Splitting V recomputes the scores of a chunk in every tile, about a quarter of the work, so it is done only if
+ * threads would be idle. It changes no bits. A state must outlive its window of chunks, so every segment needs one in
+ * memory. segs: segments in chunked form. */
 static bool worth_splitting(const struct job *j, int64_t segs) {
     const struct hl_gdn *a = j->p.a;
     int64_t threads = hl_pool_threads(j->pool);

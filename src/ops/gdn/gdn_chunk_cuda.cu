@@ -2,12 +2,11 @@
  * after gdn_prep. With S the state before a chunk, G the cumulated log-decay inside it, s = K^{-1/2}:
  *     [kS; qS] = [k; q] S        r = beta (v - exp(G) kS)        v_new = A r      (= beta e)
  *     out = s exp(G) qS + P v_new                 S = exp(G_last) S + k^T (exp(G_last - G) v_new)
- * Grid: a block per segment, value head and VT columns of V (tiles fastest). Block: 8 warps that scan the
- * chunks together. S stays in fp32 registers, warp w holding 16 rows from 16 (w % 4) and VT/2 columns from (w
- * / 4) VT/2; a bf16 copy in shared memory is an operand. Of everything else warp w has the same rows and
- * columns. Two chunks are in shared memory: the next one is copied in behind the arithmetic. Three barriers a
- * chunk: r is complete, v_new is complete, the next S is complete. Of the results only out, m and v_new go to
- * memory, no state. */
+ * Grid: a block per segment, value head and VT columns of V (tiles fastest). Block: 8 warps that scan the chunks
+ * together. S stays in fp32 registers, warp w holding 16 rows from 16 (w % 4) and VT/2 columns from (w / 4) VT/2; a
+ * bf16 copy in shared memory is an operand. Warp w has the same rows and columns of everything else. Two chunks are in
+ * shared memory: the next one is copied during the arithmetic. Three barriers per chunk: r is complete, v_new is
+ * complete, the next S is complete. Only out, m and v_new are written to memory, no states. */
 #include "ops/cuda_ops.cuh"
 #include "cuda/pdl.cuh"
 #include "ops/gdn/gdn_cuda.cuh"
@@ -229,7 +228,7 @@ static __device__ __forceinline__ void write_sums(const struct args &a, const st
     else a.m[at] = sqrtf(sum);
 }
 
-/* everything that a chunk reads */
+/* all inputs of a chunk */
 template <int VT>
 static __device__ __forceinline__ void load_chunk(struct smem<VT> &x, const struct args &a, const struct place &w,
                                                   int c) {
@@ -267,13 +266,13 @@ static __global__ void __launch_bounds__(THREADS, sizeof(struct smem<VT>) <= (11
         copy_commit();
         read_state<VT>(x.k[now], x.q[now], x.S, kS, qS);
         residual<VT>(x.v[now], gates, kS);
-        __syncthreads(); /* r is complete; nobody reads S any more */
+        __syncthreads(); /* r is complete; S has been read */
 #pragma unroll
         for (int n = 0; n < VT / 16; n++)
             for (int i = 0; i < 4; i++) kS[n][i] = 0.0f;
         triangle<VT>(x.A[now], x.v[now], kS);
         store_values<VT>(x.v_new, x.v_end, gates, x.sums, kS);
-        __syncthreads(); /* v_new is complete; nobody reads r any more */
+        __syncthreads(); /* v_new is complete; r has been read */
         write_out<VT>(a, w, c, gates, x.P[now], x.v_new, x.v[now], qS);
         if (a.v_new)
             store_rows<VT>(a.v_new + head_row(a, w, c) * a.V + w.col, x.v_new, (int64_t)a.HV * a.V, chunk_len(w, c));
@@ -290,7 +289,7 @@ template <int VT> static void launch_scan(struct hl_cuda *c, const struct args *
     launch_pdl(c, scan_chunks<VT>, (unsigned)(segments * a->HV * a->tiles), THREADS, sizeof(struct smem<VT>), *a);
 }
 
-/* Wide tiles while they fill the chip: q and k are read once per tile. */
+/* Wide tiles as long as they fill the GPU: q and k are read once per tile. */
 extern "C" void HL_OP(gdn_run_chunk)(struct hl_backend *backend, const struct hl_gdn *a) {
     const int64_t pairs = a->rows->n * a->HV, rows = a->rows->T * a->HV;
     int VT = a->V % 128 ? 64 : 128;

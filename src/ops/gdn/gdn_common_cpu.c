@@ -1,5 +1,5 @@
-/* gdn_common_cpu.c -- what forward and backward share for a chunk (docs/math.md, "The delta rule", in
- * chunks): decays, scores, the inverse A, and products with triangles. */
+/* gdn_common_cpu.c -- chunk code shared by forward and backward (docs/math.md, "The delta rule", in chunks): decays,
+ * scores, the inverse A, and triangular products. */
 #include "ops/gdn/gdn_cpu.h"
 
 enum {
@@ -7,13 +7,13 @@ enum {
     STRIP = 12 /* rows of a triangle multiplied at once: whole tiles of small_gemm */
 };
 
-/* exp over an array of whole vectors */
+/* exp over an array of full vectors */
 static void exp_all(real *x, int64_t n) {
     for (int64_t j = 0; j < n; j += VL) v_store(x + j, v_exp(v_load(x + j)));
 }
 
-/* Decays, from the difference of log-decays every time: exp(-G_j) alone would overflow. The cumulated
- * sum is kept in double, as a chunk may reach -4000 while neighbours differ by 1e-3. */
+/* Decays, always from differences of log decays: exp(-G_j) alone would overflow. The cumulative sum is kept in double,
+ * as a chunk may reach -4000 while adjacent rows differ by 1e-3. */
 static void load_decay(struct gdn_chunk *x, const real *g, int64_t stride) {
     double G[C], sum = 0;
     for (int64_t i = 0; i < C; i++) {
@@ -35,7 +35,7 @@ static void load_decay(struct gdn_chunk *x, const real *g, int64_t stride) {
     }
 }
 
-/* P and M: scores times decay. Above the diagonal no score was computed: nothing is read there. */
+/* P and M: scores times decay. Scores above the diagonal are not computed or read. */
 static void apply_decay(struct gdn_chunk *x, real scale) {
     for (int64_t i = 0; i < x->n; i++) {
         const real *d = x->D + i * C;
@@ -61,7 +61,7 @@ void HL_OP(gdn_chunk_load)(struct gdn_chunk *x, const struct hl_gdn *a, int64_t 
     x->n = n;
     x->hv = hv;
     x->ldx = gdn_ld(a->K);
-    x->M = x->P + n * C; /* the scores of q and k come out of one product */
+    x->M = x->P + n * C; /* one product computes the scores of q and k */
     for (int64_t i = 0; i < n; i++) {
         row_copy(x->X + i * x->ldx, q + i * width, a->K);
         row_copy(x->X + (n + i) * x->ldx, k + i * width, a->K);

@@ -1,20 +1,20 @@
-/* gdn_cpu.h -- what the fast forms of the delta rule share: one chunk of one value head (docs/math.md, "The
- * delta rule"), its scores and its inverse, products with triangles, and loops over one row. */
+/* gdn_cpu.h -- shared by the fast forms of the delta rule: one chunk of one value head (docs/math.md, "The delta
+ * rule"), its scores and inverse, triangular products, and loops over one row. */
 #ifndef HL_GDN_CPU_H
 #define HL_GDN_CPU_H
 #include "ops/linear/small_gemm.h"
 #include "ops/simd.h"
 
 enum {
-    GDN_TILE = 64,           /* columns of V: one task of the step, one partial sum of m */
-    GDN_STEP = HL_STEP_ROWS, /* segments up to this length go token by token at inference */
-    GDN_SLOTS = 8            /* states that follow a worker's scratch: those of a long segment's gradient */
+    GDN_TILE = 64,           /* columns of V per task of the step and per partial sum of m */
+    GDN_STEP = HL_STEP_ROWS, /* segments up to this length run token by token at inference */
+    GDN_SLOTS = 8            /* states after a worker's scratch, for the gradient of a long segment */
 };
 _Static_assert((int)GDN_STEP <= (int)HL_FEW, "cuts leave more than that");
 
-/* Whether a segment goes chunk by chunk or token by token; keeps: the states before each chunk, for the backward pass.
- * It depends on nothing but the segment. A short one that starts empty and keeps nothing is cheap in chunked form: no
- * product with a state is left. */
+/* Whether a segment runs in chunks or token by token; keeps: the states before each chunk, for the backward pass. It
+ * depends on the segment alone. A short one that starts empty and keeps nothing is cheap in chunked form: it needs no
+ * product with a state. */
 static inline bool gdn_chunked(bool keeps, const struct hl_seg *seg) {
     return keeps || !seg->state || seg->len > GDN_STEP;
 }
@@ -24,11 +24,11 @@ static inline int64_t gdn_count_chunked(bool keeps, const struct hl_rows *rows) 
     return n;
 }
 
-/* Where the state of one head is, from chunk to chunk of a segment. */
+/* The location of one head's state from chunk to chunk of a segment. */
 struct gdn_states {
-    real *session; /* NULL: the segment starts empty, and its last state is not wanted */
+    real *session; /* NULL: the segment starts empty, and its final state is not needed */
     real *kept;    /* the state before each chunk, `step` numbers apart; NULL: only the current one, in place */
-    real *scratch; /* the current one where there is neither */
+    real *scratch; /* the current one, if there is neither */
     int64_t step;
 };
 static inline real *gdn_state_before(const struct gdn_states *s, int64_t chunk) {
@@ -45,7 +45,7 @@ static inline void gdn_state_start(const struct gdn_states *s, int64_t size) {
     else memset(s->kept, 0, (size_t)size * sizeof(real));
 }
 
-/* Scratch rows are a line longer than K or V, so that they do not all fall into one set of the L1 cache. */
+/* Scratch rows are a cache line longer than K or V, so that they do not all map to one set of the L1 cache. */
 static inline int64_t gdn_ld(int64_t n) { return (n + 15) / 16 * 16 + 16; }
 /* Takes n reals of the scratch memory; arrays start on cache lines. */
 static inline real *gdn_take(real **p, int64_t n) {
@@ -58,7 +58,7 @@ static inline int64_t gdn_scratch_reals(int64_t K, int64_t V) {
     return HL_SMALL_GEMM_SCRATCH + K * V + 16 + 6 * HL_CHUNK * (gdn_ld(K) + gdn_ld(V)) + 8 * HL_CHUNK * HL_CHUNK;
 }
 
-/* Where block_S has the state of value head hv after the segment's row t, the last of its block. */
+/* The entry of block_S for value head hv after the segment's row t, the last of its block. */
 static inline real *gdn_block_state(const struct hl_gdn *a, int64_t segment, int64_t t, int64_t hv) {
     const struct hl_seg *s = &a->rows->seg[segment];
     const int64_t block = hl_blocks_before(a->rows, segment, a->block) + (s->pos + t) / a->block - s->pos / a->block;
@@ -66,7 +66,7 @@ static inline real *gdn_block_state(const struct hl_gdn *a, int64_t segment, int
 }
 
 struct gdn_chunk {
-    int64_t n, row, hv, ldx;                         /* rows, first of them in the batch; value head */
+    int64_t n, row, hv, ldx;                         /* rows; first row in the batch; value head */
     real *X;                                         /* [2n][ldx]: the rows of q, then those of k */
     real *P, *M, *D;                                 /* [n][HL_CHUNK], zero above the diagonal: D = exp(G_i - G_j),
                                 P = K^{-1/2} q_i.k_j D, M = k_i.k_j D below the diagonal (L = beta M) */
@@ -76,7 +76,7 @@ struct gdn_chunk {
 };
 
 #ifdef HL_ISA
-/* X, P, M, D and mm point to memory for a whole chunk; fills in the rest. D NULL: no scores, P and M are not written. */
+/* X, P, M, D and mm point to memory for a whole chunk; fills in the rest. D NULL: P and M are not written. */
 void HL_OP(gdn_chunk_load)(struct gdn_chunk *x, const struct hl_gdn *a, int64_t row, int64_t n, int64_t hv);
 /* A = (I + diag(beta) M)^-1, rows HL_CHUNK apart */
 void HL_OP(gdn_inverse)(const struct gdn_chunk *x, real *A);
@@ -97,15 +97,15 @@ void HL_OP(gdn_lower)(real *C, const real *Y, int64_t ldy, const real *B, int64_
 
 void HL_OP(gdn_step)(struct hl_pool *pool, const struct hl_gdn *a);
 
-/* Short segments of sessions token by token, for any op with states [HV][K][V] whose columns are independent. */
+/* Runs short session segments token by token, for any op with states [HV][K][V] whose columns are independent. */
 struct gdn_steps {
     const void *op;
     const struct hl_rows *rows;
     int64_t HV, K, V, S_off;
-    real *m; /* [T][HV]: the root of the tiles' sums; NULL: not wanted */
+    real *m; /* [T][HV]: the root of the tiles' sums; NULL: not needed */
     /* one token of `cols` columns from `col` on: S becomes the next state, out is written; next is prefetched */
     real (*tile)(const void *op, real *S, const real *next, int64_t row, int64_t hv, int64_t col, int64_t cols);
-    const struct hl_gdn *blocks; /* keeps the states at block ends (block_S); NULL: none are wanted */
+    const struct hl_gdn *blocks; /* stores the states at block ends (block_S); NULL: not needed */
 };
 void HL_OP(gdn_steps)(struct hl_pool *pool, const struct gdn_steps *a);
 #endif
@@ -140,7 +140,7 @@ static inline real row_dot(const real *x, const real *y, int64_t n) {
     if (j < n) s2 += v_load_n(x + j, n - j) * v_load_n(y + j, n - j);
     return v_sum(s + s2);
 }
-/* sum of squares by tiles of GDN_TILE, added in order: the same sum however the columns are split between
+/* sum of squares by tiles of GDN_TILE, added in order: the sum does not depend on how the columns are split between
  * tasks */
 static inline real row_sumsq(const real *x, int64_t n) {
     real sum = 0;

@@ -1,6 +1,6 @@
-/* gdn_cuda.cu -- the forward delta rule on a GPU (gdn.h): the table of its forms, of which a batch takes the
- * first that fits. The choice follows from the shapes and the chip's architecture alone, so the same batch
- * gives the same bits on every chip of a kind. Chips before Hopper take `step` and `plain`. */
+/* gdn_cuda.cu -- the forward delta rule on a GPU (gdn.h): the table of its variants, of which the first that fits a
+ * batch is used. The choice depends on the shapes and the architecture alone, so the same batch gives the same bits on
+ * every GPU of a model. GPUs before Hopper use `step` and `plain`. */
 #include "ops/cuda_ops.cuh"
 #include "ops/gdn/gdn_ring_cuda.cuh"
 #include "ops/gdn/gdn_step_cuda.cuh"
@@ -15,11 +15,11 @@ static bool step_fits(struct hl_cuda *, const struct hl_gdn *a) {
 static bool any(struct hl_cuda *, const struct hl_gdn *) { return true; }
 
 #ifndef HL_CUDA_F32
-/* Thread blocks of a scan that takes 64 columns of V each. Below GDN_FULL most of the chip is idle. */
+/* Thread blocks of a scan with 64 columns of V each. Below GDN_FULL most of the GPU is idle. */
 static int64_t scan_blocks(const struct hl_gdn *a) { return a->rows->n * a->HV * (a->V / 64); }
 
 static bool ring_split_fits(struct hl_cuda *c, const struct hl_gdn *a) {
-    enum { LEAST = 112 }; /* chunks from which scanning twice and joining is faster than `scan` */
+    enum { LEAST = 112 }; /* chunks from which split scans and joining are faster than `scan` */
     const int64_t chunks = hl_pieces(a->rows->dev->longest, CHUNK), blocks = scan_blocks(a);
     return blocks > 0 && blocks < GDN_FULL && HL_OP(gdn_ring_fits)(c, a->K, a->V) && gdn_ring_splits(a) > 1 &&
            (a->K == 64 || chunks >= LEAST);
@@ -67,13 +67,13 @@ static int form_of(struct hl_backend *backend, const struct hl_gdn *a) {
 }
 extern "C" void HL_OP(gdn_forward)(struct hl_backend *backend, const struct hl_gdn *a) {
     struct hl_gdn x = *a;
-    bool inside = false, states = false; /* blocks that end inside of segments; sessions */
+    bool inside = false, states = false; /* blocks that end inside segments; sessions */
     HL_ASSERT(a->HV % a->H == 0 && !a->v_new == !a->A && a->rows->dev);
     for (int64_t n = 0; a->block_S && n < a->rows->n; n++) {
         inside = inside || hl_seg_blocks(&a->rows->seg[n], a->block) > 1;
         states = states || a->rows->seg[n].state;
     }
-    if (a->block_S && !inside && states) x.v_new = x.A = NULL; /* sessions want them for block_S alone */
+    if (a->block_S && !inside && states) x.v_new = x.A = NULL; /* sessions need them only for block_S */
     if (inside && states) HL_OP(gdn_keep_start)(backend, a);
     forms[form_of(backend, &x)].run(backend, &x);
     if (inside) HL_OP(gdn_block_states)(backend, a);

@@ -1,5 +1,5 @@
-/* gdn_cuda.cuh -- what the forward kernels of the delta rule share: their entry points, tiles in shared
- * memory and fragments of them, the decays of a chunk. */
+/* gdn_cuda.cuh -- shared by the forward kernels of the delta rule: entry points, tiles in shared memory and their
+ * fragments, the decays of a chunk. */
 #ifndef HL_GDN_CUDA_CUH
 #define HL_GDN_CUDA_CUH
 #include "ops/cuda_ops.cuh"
@@ -9,11 +9,11 @@ enum { CHUNK = HL_CHUNK, GATES = 3 * HL_CHUNK };
 
 /* Results of gdn_prep, for every chunk and value head. P has A's shape and its zeros. */
 struct gdn_prep {
-    act *A, *P;   /* [T][HV][64]: (I + L)^-1; K^{-1/2} (q k^T) decayed, with the diagonal. P NULL: not wanted */
+    act *A, *P;   /* [T][HV][64]: (I + L)^-1; K^{-1/2} (q k^T) decayed, with the diagonal. P NULL: not needed */
     float *gates; /* [chunks][HV][3][64]: beta, exp(G), exp(G_last - G); past the chunk's rows beta is 0 */
-    int *ready;   /* [chunks][HV], becomes 0; NULL: not wanted */
+    int *ready;   /* [chunks][HV], set to 0; NULL: not needed */
 };
-/* What the form `scan` stores for gdn_out. */
+/* Stored by the variant `scan` for gdn_out. */
 struct gdn_out {
     const bf16 *h, *v_new, *P; /* h: [chunks][HV][K][V], the state before each chunk */
     const float *gates;
@@ -24,19 +24,19 @@ struct gdn_out {
 enum { GDN_WINDOW = 8 };
 static inline __host__ __device__ int gdn_window(int c) { return c / GDN_WINDOW * GDN_WINDOW; }
 extern "C" {
-/* The forms of the forward pass, in the order in which they are tried (gdn_cuda.cu). */
+/* The variants of the forward pass, in the order in which they are tried (gdn_cuda.cu). */
 void HL_OP(gdn_run_step)(struct hl_backend *backend, const struct hl_gdn *a);
 void HL_OP(gdn_run_ring_split)(struct hl_backend *backend, const struct hl_gdn *a);
 void HL_OP(gdn_run_scan)(struct hl_backend *backend, const struct hl_gdn *a);
 void HL_OP(gdn_run_ring)(struct hl_backend *backend, const struct hl_gdn *a);
 void HL_OP(gdn_run_chunk)(struct hl_backend *backend, const struct hl_gdn *a);
 void HL_OP(gdn_run_plain)(struct hl_backend *backend, const struct hl_gdn *a);
-/* the form of the backward pass (gdn_back_cuda.cu) */
+/* the variant of the backward pass (gdn_back_cuda.cu) */
 struct hl_gdn_form HL_OP(gdn_back_form)(struct hl_cuda *c, const struct hl_gdn *a);
 /* their kernels */
 void HL_OP(gdn_prep)(struct hl_backend *backend, const struct hl_gdn *a, const struct gdn_prep *p);
 void HL_OP(gdn_out)(struct hl_backend *backend, const struct hl_gdn *a, const struct gdn_out *p);
-/* block_S, wherever blocks end inside of segments: first a copy of the states that they start from */
+/* block_S, where blocks end inside segments: first copies the initial states */
 void HL_OP(gdn_keep_start)(struct hl_backend *backend, const struct hl_gdn *a);
 void HL_OP(gdn_block_states)(struct hl_backend *backend, const struct hl_gdn *a);
 /* m from the sums of squares that the tiles left, [tiles][n], added in the tiles' order */
@@ -45,7 +45,7 @@ void HL_OP(gdn_scores)(struct hl_backend *backend, real *m, const float *sums, i
 void HL_OP(gdn_sum_heads)(struct hl_cuda *c, const act *head, act *sum, int64_t n, int K, int group);
 }
 
-/* Scratch memory: takes `bytes` of it, rounded up to 256. From NULL on it only counts. */
+/* Scratch memory: takes `bytes` of it, rounded up to 256. Starting from NULL, it only counts. */
 static inline void *gdn_carve(char **scratch, int64_t bytes) {
     void *p = *scratch;
     *scratch += (bytes + 255) / 256 * 256;
@@ -83,7 +83,7 @@ template <int VT> static __device__ __forceinline__ void triangle(const bf16 *T,
     }
 }
 
-/* the warp's rows of `tile` to memory, 16 bytes a lane */
+/* the warp's rows of `tile` to memory, 16 bytes per lane */
 template <int VT>
 static __device__ __forceinline__ void store_rows(bf16 *to, const bf16 *tile, int64_t stride, int len) {
     const int warp = threadIdx.x / 32, units = VT / 16;
@@ -94,7 +94,7 @@ static __device__ __forceinline__ void store_rows(bf16 *to, const bf16 *tile, in
     }
 }
 
-/* Rows of one head, `stride` apart, to a tile; rows past len become 0. Not waited for. */
+/* Rows of one head, `stride` apart, to a tile; rows past len become 0. Does not wait. */
 template <int WIDTH, int THREADS>
 static __device__ __forceinline__ void load_tile(bf16 *tile, const bf16 *from, int64_t stride, int len) {
     const int units = WIDTH / 8,
@@ -112,8 +112,8 @@ static __device__ __forceinline__ void load_tile(bf16 *tile, const bf16 *from, i
 }
 
 /* ---- decays ----
- * Log-decays cumulated over a chunk as pairs hi + lo of floats: one token may subtract thousands while its
- * neighbours differ by 1e-3. Differences are formed before exp, so nothing overflows. */
+ * Cumulative log decays of a chunk as pairs hi + lo of floats: one token may subtract thousands while adjacent ones
+ * differ by 1e-3. Differences are formed before exp, so nothing overflows. */
 struct gdn_decay {
     float hi[HL_CHUNK], lo[HL_CHUNK], beta[HL_CHUNK];
 };

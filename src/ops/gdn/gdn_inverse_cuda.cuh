@@ -1,5 +1,5 @@
-/* gdn_inverse_cuda.cuh -- A = (I + L)^-1 of a chunk, by the first warpgroup of a block, whose warps meet at named
- * barrier 1. For gdn_prep and kda_prep. */
+/* gdn_inverse_cuda.cuh -- A = (I + L)^-1 of a chunk, by the first warpgroup of a block, synchronised at named barrier
+ * 1. For gdn_prep and kda_prep. */
 #ifndef HL_GDN_INVERSE_CUDA_CUH
 #define HL_GDN_INVERSE_CUDA_CUH
 #include "ops/gdn/gdn_cuda.cuh"
@@ -46,8 +46,8 @@ static __device__ __forceinline__ void write_block(float *A, const float acc[4],
     for (int h = 0; h < 2; h++)
         *(float2 *)(A + (g + 8 * h) * INVERSE_LD + 2 * t) = make_float2(sign * acc[2 * h], sign * acc[2 * h + 1]);
 }
-/* N x N blocks below the diagonal, at block (at + N, at), 8 columns from `col` of them on; L X^-1 is kept
- * where the result will be */
+/* N x N blocks below the diagonal, at block (at + N, at), 8 columns from `col` on; L X^-1 is stored in place of the
+ * result */
 template <int N> static __device__ __forceinline__ void invert_below(const float *L_t, float *A, int at, int col) {
     float acc[N][4] = {}, last[N][4] = {}, *X = A + 16 * at * INVERSE_LD + 16 * at + col;
     const float *Y = A + 16 * (at + N) * (INVERSE_LD + 1);
@@ -72,7 +72,7 @@ template <int N> static __device__ __forceinline__ void invert_below(const float
     for (int i = 0; i < N; i++) write_block(X + 16 * i * INVERSE_LD, last[i], -1.0f);
 }
 
-/* A from L, which the warps have just written */
+/* A from L, just written by the warps */
 static __device__ __forceinline__ void invert_unit(const float *L_t, float *A) {
     const int warp = threadIdx.x / 32, group = 128;
     named_barrier_sync(1, group);
@@ -83,7 +83,7 @@ static __device__ __forceinline__ void invert_unit(const float *L_t, float *A) {
     invert_below<2>(L_t, A, 0, warp * 8);
     named_barrier_sync(1, group);
 }
-/* rows of A to memory, 16 bytes a thread; zeros to the right of the diagonal blocks */
+/* rows of A to memory, 16 bytes per thread; zeros to the right of the diagonal blocks */
 static __device__ __forceinline__ void write_A(const float *A, bf16 *to, int64_t stride, int len) {
     const int col = threadIdx.x % 8 * 8;
 #pragma unroll

@@ -1,5 +1,4 @@
-/* gdn_out_cuda.cu -- the outputs of the form `scan`, all chunks at once, from the states that the scan
- * stores:
+/* gdn_out_cuda.cu -- the outputs of the variant `scan`, all chunks at once, from the states that the scan stores:
  *     out = K^{-1/2} exp(G) q h + P v_new
  * Grid: a block per chunk, value head and VT columns of V (tiles fastest). Block: 8 warps, each 16 rows and
  * half of the columns. It starts while the scan is running and polls `ready` for its window of chunks. Floor:
@@ -29,7 +28,7 @@ static __device__ __forceinline__ void wait_ready(const int *ready, int tiles) {
 
 template <int K> struct smem { bf16 q[CHUNK * K], h[K * VT], v_new[CHUNK * VT], P[CHUNK * CHUNK]; };
 
-/* RAGGED: chunks past the last one have no rows; nobody raises their `ready`. */
+/* RAGGED: chunks past the last one have no rows, and their `ready` is never set. */
 template <int K, bool RAGGED> static __global__ void __launch_bounds__(THREADS) read_out(const struct args a) {
     struct smem<K> &x = *(struct smem<K> *)shared_memory();
     const int tiles = a.V / VT, col = blockIdx.x % tiles * VT, hv = blockIdx.x / tiles % a.HV;
@@ -78,7 +77,7 @@ template <int K, bool RAGGED> static __global__ void __launch_bounds__(THREADS) 
     __syncwarp();
     store_rows<VT>(a.out + at * a.V + col, x.v_new, stride, p.len);
     if (blockIdx.x + 1 < gridDim.x) return;
-    pdl_wait(); /* whoever waits for this kernel's end waits for the scan's as well */
+    pdl_wait(); /* waiting for the end of this kernel then includes the scan */
 }
 
 template <int K> static void launch_out(struct hl_cuda *c, const struct args *a, const struct hl_rows *rows) {

@@ -1,13 +1,13 @@
-/* gdn_pipeline_cuda.cuh -- what the pipelined scans share: full and empty mbarriers of a ring of buffers, and
- * stores of tiles to global memory. */
+/* gdn_pipeline_cuda.cuh -- shared by the pipelined scans: full and empty mbarriers of a ring of buffers, and stores of
+ * tiles to global memory. */
 #ifndef HL_GDN_PIPELINE_CUH
 #define HL_GDN_PIPELINE_CUH
 #include "ops/cuda_ops.cuh"
 #include "cuda/mbarrier.cuh"
 #include "ops/gdn/gdn_trans_cuda.cuh"
 
-/* The 2 N mbarriers of a ring of N buffers, of a block's mbarriers from number AT on: full, buffer c % N
- * holds what step c needs; empty, it may be overwritten for step c. */
+/* The 2 N mbarriers of a ring of N buffers, starting at the block's mbarrier number AT: full, buffer c % N holds the
+ * data of step c; empty, it may be overwritten for step c. */
 template <int AT, int N> struct ring_barriers {
     mbarrier_t first;
     __device__ __forceinline__ mbarrier_t full(int c) const { return mbarrier_at(first, AT + c % N); }

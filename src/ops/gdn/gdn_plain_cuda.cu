@@ -1,5 +1,5 @@
-/* gdn_plain_cuda.cu -- the delta rule token by token (gdn.h), for any head size up to 512: float activations,
- * odd head sizes and chips before Hopper, and what the other forms are compared with on a GPU.
+/* gdn_plain_cuda.cu -- the delta rule token by token (gdn.h), for any head size up to 512: float activations, odd head
+ * sizes and GPUs before Hopper, and the reference for the other variants on a GPU.
  *
  * Grid: a warp per segment, value head and COLS columns of V (tiles fastest), WARPS a block. A warp scans its
  * segment; lane l holds rows l, l + 32, ... of its columns of the state in registers. No shared memory, no

@@ -1,10 +1,10 @@
-/* gdn_prep_cuda.cu -- all of the chunked delta rule that does not depend on the state (docs/math.md, "The
- * delta rule", in chunks), for every chunk and value head in parallel: the gates, and
+/* gdn_prep_cuda.cu -- the state-independent part of the chunked delta rule (docs/math.md, "The delta rule", in chunks),
+ * for every chunk and value head in parallel: the gates, and
  *     A = (I + L)^-1,  L = stril(diag(beta) (k k^T) .* D)      P = K^{-1/2} tril((q k^T) .* D)
- * Persistent kernel: 2 or 3 blocks an SM, each takes every gridDim-th (chunk, value head). Two warpgroups, 16
- * rows a warp: the first has k k^T and inverts, the second has q k^T, P and the gates. Once both products are
- * done, k and q of the block's next item are copied in behind the rest. Floor: k and q read once, A and P
- * written once. Also here: m from the sums of squares that the tiles of a scan leave. */
+ * Persistent kernel: 2 or 3 blocks per SM, each processes every gridDim-th (chunk, value head). Two warpgroups, 16 rows
+ * per warp: the first has k k^T and inverts, the second has q k^T, P and the gates. Once both products are done, k and
+ * q of the block's next item are copied during the rest. Floor: k and q read once, A and P written once. Also here: m
+ * from the sums of squares that the tiles of a scan leave. */
 #include "ops/cuda_ops.cuh"
 #include "cuda/pdl.cuh"
 #include "ops/gdn/gdn_inverse_cuda.cuh"
@@ -69,7 +69,7 @@ template <int K> static __device__ __forceinline__ void scores(const bf16 *x, co
     wgmma_end<8>(acc);
 }
 
-/* P, of the warp's rows, to memory through `tile` */
+/* the warp's rows of P to memory through `tile` */
 template <int K>
 static __device__ __forceinline__ void write_P(const struct gdn_decay *d, float acc[8][4], bf16 *tile, bf16 *P,
                                                int64_t stride, int len) {
@@ -93,7 +93,7 @@ static __device__ __forceinline__ void write_P(const struct gdn_decay *d, float 
     }
 }
 
-/* L, of the warp's rows, transposed */
+/* the warp's rows of L, transposed */
 static __device__ __forceinline__ void write_L(const struct gdn_decay *d, float acc[8][4], float *L_t) {
     const int rows = threadIdx.x / 32 % 4, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll

@@ -1,5 +1,5 @@
-/* gdn_ref.c -- the gated delta rule token by token, and its gradient from the last token to the first: what
- * is correct. The states of all tokens are kept for that. */
+/* gdn_ref.c -- the reference: the gated delta rule token by token, and its gradient from the last token to the first,
+ * with the states of all tokens kept. */
 #include "ops/gdn/gdn_cpu.h"
 #include <stdlib.h>
 #include <string.h>
@@ -26,7 +26,7 @@ static struct head head_of(const struct hl_gdn *a, int64_t row, int64_t hv) {
 
 static real alpha_at(const struct head *x, int64_t t) { return x->g ? R_EXP(x->g[t * x->b_stride]) : 1; }
 
-/* e = v_t - k_t^T S, with S decayed already */
+/* e = v_t - k_t^T S, with S already decayed */
 static void residual(const struct head *x, int64_t t, const real *S, real *e) {
     const real *k = x->k + t * x->qk_stride, *v = x->v + t * x->v_stride;
     for (int64_t j = 0; j < x->V; j++) e[j] = v[j];
@@ -34,7 +34,7 @@ static void residual(const struct head *x, int64_t t, const real *S, real *e) {
         for (int64_t j = 0; j < x->V; j++) e[j] -= k[i] * S[i * x->V + j];
 }
 
-/* S_{t-1} becomes S_t; e is left behind */
+/* S_{t-1} becomes S_t; leaves e */
 static void step(const struct head *x, int64_t t, real *S, real *e) {
     const real *k = x->k + t * x->qk_stride;
     real alpha = alpha_at(x, t), beta = x->beta[t * x->b_stride];
