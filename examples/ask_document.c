@@ -1,7 +1,6 @@
-/* ask_document.c -- read a document once, then ask about it as often as you like: ask_document MODEL FILE QUESTION...
- *
- * A session is small (a few megabytes, whatever the length of the document) and a copy of it costs a copy of these bytes:
- * every question continues a copy of the session that has read the document, which is never read again. */
+/* ask_document.c -- read a document once, then ask any number of questions: ask_document MODEL FILE QUESTION... A
+ *session is small (a few megabytes for any document length) and cheap to clone: every question continues a clone of the
+ *session that has read the document, which is never read again. */
 #include <hola.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,7 +8,7 @@
 static bool show_progress(void *ctx, int64_t done, int64_t total) {
     (void)ctx;
     fprintf(stderr, "\rread %lld of %lld tokens", (long long)done, (long long)total);
-    return true; /* false would cancel */
+    return true; /* return false to cancel */
 }
 
 static bool print(void *ctx, int32_t id, const char *text, int64_t len) {

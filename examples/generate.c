@@ -1,4 +1,4 @@
-/* generate.c -- continue a prompt, printing the text as it comes: generate MODEL [PROMPT]
+/* generate.c -- continue a prompt, printing the text as it is generated: generate MODEL [PROMPT]
  *
  *     cc generate.c $(pkg-config --cflags --libs hola) -o generate */
 #include <hola.h>
@@ -6,7 +6,7 @@
 
 static bool print(void *ctx, int32_t id, const char *text, int64_t len) {
     (void)ctx, (void)id;
-    return fwrite(text, 1, (size_t)len, stdout) == (size_t)len && fflush(stdout) == 0; /* false would stop it */
+    return fwrite(text, 1, (size_t)len, stdout) == (size_t)len && fflush(stdout) == 0; /* return false to stop */
 }
 
 int main(int argc, char **argv) {

@@ -1,5 +1,5 @@
-/* many_sessions.c -- several texts at once: every step feeds one token of each and chooses the next, in one pass through
- * the model. A server does this. many_sessions MODEL PROMPT... */
+/* many_sessions.c -- several texts at once, as in a server: every step feeds one token of each and samples the next, in
+ * one pass. many_sessions MODEL PROMPT... */
 #include <hola.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,7 +9,7 @@ enum { TOKENS = 32 };
 static hola_status step_all(hola_session **session, int n, int32_t (*ids)[TOKENS], int32_t *next) {
     const hola_sampling sampling = HOLA_SAMPLING_INIT;
     hola_status s = HOLA_OK;
-    for (int i = 0; i < n && s == HOLA_OK; i++) { /* the first token comes from the prompt's logits */
+    for (int i = 0; i < n && s == HOLA_OK; i++) { /* the first token is sampled from the prompt's logits */
         hola_session_seed(session[i], (uint64_t)i);
         s = hola_session_sample(session[i], &sampling, &next[i]);
     }

@@ -1,4 +1,4 @@
-// raii.cpp -- the same library from C++17, with hola.hpp: raii MODEL [PROMPT]
+// raii.cpp -- using the library from C++17 with hola.hpp: raii MODEL [PROMPT]
 #include <hola.hpp>
 #include <iostream>
 

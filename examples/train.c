@@ -1,7 +1,7 @@
 /* train.c -- train a small model on a text, from C: train TEXT OUT [STEPS]
  *
- * Bytes are the tokens, so that no tokenizer has to be trained first. `hola train` does this for large data, with
- * checkpoints, validation and several machines. */
+ * Bytes are the tokens, so no tokenizer has to be trained first. For large data use `hola train`, which adds
+ * checkpoints, validation and multi-node training. */
 #include <hola.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,7 +27,7 @@ static hola_status tiny_config(hola_config *c) {
 }
 
 static hola_status run(hola_trainer *t, const int32_t *ids, int64_t n, int64_t steps) {
-    static const int64_t starts[ROWS] = {0, ROW, 2 * ROW, 3 * ROW}; /* every row from an empty state */
+    static const int64_t starts[ROWS] = {0, ROW, 2 * ROW, 3 * ROW}; /* every row starts from an empty state */
     hola_status s = HOLA_OK;
     for (int64_t step = 0; step < steps && s == HOLA_OK; step++) {
         const int64_t first = step * (ROW * ROWS) % (n - ROW * ROWS + 1);
@@ -61,7 +61,7 @@ int main(int argc, char **argv) {
     if (s == HOLA_OK) s = hola_model_new(&model, &config, 1, NULL);
     if (s == HOLA_OK) s = hola_trainer_new(&trainer, model, NULL);
     if (s == HOLA_OK) s = run(trainer, ids, n, steps);
-    hola_trainer_free(trainer); /* the model keeps what was learnt */
+    hola_trainer_free(trainer); /* the model keeps the trained weights */
     if (s == HOLA_OK) s = hola_model_save(model, argv[2], HOLA_F32);
     if (s == HOLA_OK) printf("%s: hola generate -m %s --tokenizer byte -p ...\n", argv[2], argv[2]);
     else fprintf(stderr, "train: %s\n", hola_last_error());

@@ -1,5 +1,5 @@
-/* choice.c -- multiple choice: the requests of each task, and acc and acc_norm. Contexts and choices are as
- * the harness's templates make them, from the hub's rows or those of other exports of the same data. */
+/* choice.c -- multiple choice: the requests of each task, and acc and acc_norm. Contexts and choices follow the
+ * harness's templates, from the hub's rows or other exports of the same data. */
 #include "eval/jsonl.h"
 #include "eval/tasks.h"
 #include <stdlib.h>
@@ -180,7 +180,7 @@ hola_status hl_piqa_make(const struct hl_task *t, const struct hl_eval_opts *o, 
     return each_row(o, out, piqa_row);
 }
 
-/* The options go into the context; what follows the gap is scored under both. */
+/* Each option completes the context; the text after the gap is scored under both. */
 static hola_status winogrande_row(const struct hl_rowfile *f, struct hl_text *buf, struct hl_set *out) {
     struct hl_span sentence, option[2];
     struct hl_doc *d;
@@ -243,8 +243,8 @@ hola_status hl_sciq_make(const struct hl_task *t, const struct hl_eval_opts *o, 
 
 /* ---- accuracy ---- */
 
-/* The likeliest choice, by itself or per code point; the first of equals. (A choice without characters comes
- * to minus infinity per code point, as in numpy.) */
+/* The most likely choice, in total or per code point; ties go to the first. (An empty choice gives minus infinity per
+ * code point, as in numpy.) */
 static int64_t best(const struct hl_doc *d, const struct hl_request *r, const struct hl_answer *a, bool norm) {
     int64_t at = 0;
     double most = 0;

@@ -1,5 +1,5 @@
-/* extract.c -- FDA, SWDE, SQuAD: a document, the name of a field, and whether the value is in what the model
- * writes next. What counts as the prompt has changed over time: --retrieval. */
+/* extract.c -- FDA, SWDE, SQuAD: a document and the name of a field; scores whether the model's output contains the
+ * value. The prompt format has changed over time: --retrieval. */
 #include "eval/jsonl.h"
 #include "eval/tasks.h"
 #include <stdlib.h>
@@ -26,7 +26,7 @@ static struct hl_span strip_of(struct hl_span s, char c) {
     return s;
 }
 
-/* While the text ends with "key:", whatever its case, that goes. */
+/* Strips trailing "key:", ignoring case, repeatedly. */
 static struct hl_span cut_key(struct hl_span s, struct hl_span key) {
     while (key.n > 0 && s.n > key.n && s.p[s.n - 1] == ':') {
         const struct hl_span end = {s.p + s.n - 1 - key.n, key.n};
@@ -55,7 +55,7 @@ static hola_status jrt_prompt(struct hl_span text, struct hl_span key, bool swde
 
 static bool is(const struct hl_task *t, const char *name) { return strcmp(t->name, name) == 0; }
 
-/* SQuAD's stop and budget drifted with the harness's defaults. */
+/* SQuAD's stop strings and token budget changed with the harness's defaults. */
 static void squad_limits(enum hl_profile p, const char **until, int64_t *max_new) {
     *until = p == HL_PROFILE_V0_4_8 || p == HL_PROFILE_BASED ? "\n" : "\n\n";
     *max_new = p == HL_PROFILE_HEAD || p == HL_PROFILE_V0_4_12 ? 256 : 48;

@@ -1,4 +1,4 @@
-/* figures.c -- what a task's answers come to: means, perplexities, their errors, and how two models differ. */
+/* figures.c -- the figures of a task: means, perplexities, standard errors, and comparisons of two models. */
 #include "eval/eval.h"
 #include <math.h>
 #include <stdio.h>
@@ -25,7 +25,7 @@ static double *copy(const double *x, int64_t n) {
     return y;
 }
 
-/* The error of sum(x) / sum(w) for documents drawn at random, by its slope; of a mean, the usual one. */
+/* The standard error of sum(x) / sum(w) over random documents (delta method); for a mean, the usual one. */
 static double ratio_error(const double *x, const double *w, int64_t n, double ratio, double all) {
     double squares = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -56,7 +56,7 @@ void hl_metric_chance(struct hl_metrics *m, double chance) { m->metric[m->count 
 
 static double two_sided(double z) { return erfc(fabs(z) / sqrt(2)); }
 
-/* Of documents that only one model has right, as many on one side or more uneven: a fair coin's chance. */
+/* Two-sided binomial test on the documents that only one model has right. */
 static double coin(int64_t a, int64_t b) {
     const int64_t n = a + b, less = a < b ? a : b;
     double p = 0;
@@ -84,7 +84,7 @@ static bool same_weights(const struct hl_figure *a, const struct hl_figure *b) {
     return true;
 }
 
-/* The differences of documents against their spread; of perplexities, on the scale of log-likelihoods. */
+/* Paired test on per-document differences; for perplexities, on the scale of log-likelihoods. */
 static double paired(const struct hl_figure *a, const struct hl_figure *b) {
     double *d = malloc((size_t)a->n * sizeof *d), sum = 0, all = 0;
     HL_ASSERT(d);

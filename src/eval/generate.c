@@ -1,6 +1,5 @@
-/* generate.c -- greedy decoding of many prompts, a session each, a token of all at a time; when some have
- * ended the next prompts take their places, read in passes that they share. A session gets the bits that it would
- * get alone. */
+/* generate.c -- greedy decoding of many prompts, one session each, one token of all at a time; when some have ended,
+ * the next prompts take their slots, read in shared passes. A session gets the same bits as alone. */
 #include "core/argmax.h"
 #include "eval/engine.h"
 #include "model/session.h"
@@ -29,14 +28,14 @@ struct batch {
     bool warned;
 };
 
-/* Cuts the text at the first occurrence of a string that ends it; whether there was one. */
+/* Cuts the text at the first stop string; returns whether there was one. */
 static bool cut_at(struct hl_text *t, const char *stop) {
     const int64_t at = stop && *stop ? hl_py_find(hl_span_text(t), stop) : -1;
     if (at >= 0) t->n = at;
     return at >= 0;
 }
 
-/* EOS as a text: it ends an output, too. */
+/* EOS as text: it also ends an output. */
 static const char *eos_text(const hola_tokenizer *t, char room[64]) {
     const struct hl_token_piece *p = t->eos >= 0 && !t->plain_bytes ? &t->bpe.piece[t->eos] : NULL;
     if (!p || p->len <= 0 || p->len >= 64) return NULL;
@@ -45,7 +44,7 @@ static const char *eos_text(const hola_tokenizer *t, char room[64]) {
     return room;
 }
 
-/* The answer so far; *ended: nothing that could follow changes it, or what it is for. */
+/* The answer so far; *ended: later tokens cannot change it or its score. */
 static hola_status look(const struct hl_engine *e, struct slot *s, bool *ended) {
     const struct hl_request *r = &e->set->request[s->request];
     struct hl_answer *a = &e->answer[s->request];
@@ -87,7 +86,7 @@ static void take_one(void *ctx, int64_t i, int worker) {
     (void)worker;
     s->status = advance(t->b->engine, s, t->b->ids[i]);
 }
-/* ids are those of the slots from `first` on; those that end give their places to the last ones. */
+/* ids belong to the slots from `first` on; ended slots are replaced by the last ones. */
 static hola_status take_tokens(struct batch *b, int64_t first) {
     struct hl_engine *e = b->engine;
     struct taking t = {b, first};
@@ -130,7 +129,7 @@ static int64_t gather(struct batch *b) {
     return n;
 }
 
-/* Reads the prompts that have places now, and takes the first tokens. */
+/* Reads the prompts that now have slots, and takes their first tokens. */
 static hola_status begin(struct batch *b) {
     struct hl_engine *e = b->engine;
     const int64_t n = gather(b), first = b->n, vocab = hola_model_config(e->model)->vocab_size;
@@ -139,7 +138,7 @@ static hola_status begin(struct batch *b) {
     hl_pool_run(e->model->backend->pool, n, read_prompt, b);
     for (int64_t i = 0; st == HOLA_OK && i < n; i++) {
         struct slot *s = &b->slot[first + i];
-        if (s->status != HOLA_OK) read_prompt(b, i, 0), st = s->status; /* again, for its message */
+        if (s->status != HOLA_OK) read_prompt(b, i, 0), st = s->status; /* run again for its error message */
         if (b->cut[i] && !b->warned)
             hl_engine_warn(e, "some prompts are longer than max_length allows and lost their beginning");
         b->warned = b->warned || b->cut[i];
@@ -177,7 +176,7 @@ hola_status hl_engine_generate(struct hl_engine *e) {
                          ? HOLA_OK
                          : hl_fail(HOLA_ENOMEM, "eval: no memory");
     while (st == HOLA_OK) {
-        /* a few at a time: prompts that are read together cost less */
+        /* several at a time: reading prompts together is cheaper */
         if (b.n <= b.room - b.room / 4) st = begin(&b);
         if (st == HOLA_OK && b.n > 0) st = step(&b);
         else if (st == HOLA_OK && b.next >= e->set->n) break;

@@ -1,4 +1,4 @@
-/* jsonl.c -- see rows.h. */
+/* jsonl.c -- see jsonl.h. */
 #include "eval/jsonl.h"
 #include <stdarg.h>
 #include <stdio.h>

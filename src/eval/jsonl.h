@@ -1,4 +1,4 @@
-/* jsonl.h -- the rows of a dataset: one JSON object per line. Whatever is wrong is said with file and row. */
+/* jsonl.h -- the rows of a dataset: one JSON object per line. Errors name the file and row. */
 #ifndef HL_EVAL_ROWS_H
 #define HL_EVAL_ROWS_H
 #include "core/file.h"
@@ -13,14 +13,14 @@ struct hl_rowfile {
 };
 hola_status hl_rowfile_open(struct hl_rowfile *f, const char *path);
 void hl_rowfile_close(struct hl_rowfile *f); /* zeroed ones too */
-/* The next row into f->now; NULL: there are no more. Lines of white space alone are skipped. */
+/* Reads the next row into f->now; NULL at the end. Skips blank lines. */
 hola_status hl_rowfile_next(struct hl_rowfile *f);
 /* "FILE: row N: ..." */
 hola_status hl_row_fail(const struct hl_rowfile *f, const char *fmt, ...) HL_PRINTF(2, 3);
 
-/* A field of the row, which must be there and be of the type. Texts are lent until the next row. */
+/* A required field of the given type. Texts are valid until the next row. */
 hola_status hl_row_text(const struct hl_rowfile *f, const char *name, struct hl_span *out);
-/* The first of two names that is there. */
+/* The first of two names that exists. */
 hola_status hl_row_text_or(const struct hl_rowfile *f, const char *name, const char *other, struct hl_span *out);
 /* An integer, or a string of digits, below n and not negative. */
 hola_status hl_row_index(const struct hl_rowfile *f, const char *name, int64_t n, int64_t *out);

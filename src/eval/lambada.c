@@ -1,4 +1,4 @@
-/* lambada.c -- the last word of a passage, given the rest: cut at spaces alone, newlines stay in words. */
+/* lambada.c -- the last word of a passage, given the rest: split at spaces only, so newlines stay in words. */
 #include "eval/jsonl.h"
 #include "eval/tasks.h"
 #include <stdlib.h>

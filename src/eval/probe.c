@@ -22,7 +22,7 @@ static const char *const words[HL_PROBE_WORDS] = {
 
 static int64_t draw_key(uint64_t *r) { return 10000 + hl_splitmix_below(r, 90000); }
 
-/* What is hidden and what is asked. */
+/* The hidden facts and the questions. */
 struct quiz {
     int keys;     /* 0: PK */
     double depth; /* PK */
@@ -61,7 +61,7 @@ static hola_status encode(const hola_tokenizer *t, const struct hl_text *text, i
     return hola_tokenizer_encode(t, text->data, text->n, 1, ids, n);
 }
 
-/* Tokens of BOS, text and answer, of the longest question. */
+/* Tokens of BOS, text and answer for the longest question. */
 static hola_status measure(const struct quiz *z, const hola_tokenizer *t, int64_t fillers, struct hl_text *text,
                            int64_t *most) {
     *most = 0;
@@ -79,11 +79,11 @@ static hola_status measure(const struct quiz *z, const hola_tokenizer *t, int64_
     return HOLA_OK;
 }
 
-/* The most filler that fits: from a guess, by steps that double until it lies between two, then by halves.
- * Without a guess, what eight lines take makes one. */
+/* The maximum filler that fits: exponential search from a guess, then bisection. Without a guess, one is derived from
+ * the size of eight lines. */
 static hola_status fit(const struct quiz *z, const hola_tokenizer *t, int64_t length, struct hl_text *text,
                        int64_t *fillers) {
-    int64_t good = -1, bad = length, n = *fillers, step = 1, none, eight, tokens; /* a line is a token at least */
+    int64_t good = -1, bad = length, n = *fillers, step = 1, none, eight, tokens; /* a line is at least one token */
     if (n < 1) {
         hola_status s = measure(z, t, 0, text, &none);
         if (s == HOLA_OK) s = measure(z, t, 8, text, &eight);
@@ -104,7 +104,7 @@ static hola_status fit(const struct quiz *z, const hola_tokenizer *t, int64_t le
     return HOLA_OK;
 }
 
-/* Tokens with a digit in them are to be known; a space of its own before them comes for free. */
+/* Tokens that contain a digit count; a separate space token before them does not. */
 static hola_status mark_digits(struct hl_probe *p, const hola_tokenizer *t) {
     p->digit = calloc((size_t)(p->n - p->answer + 1), sizeof *p->digit);
     if (!p->digit) return hl_fail(HOLA_ENOMEM, "probe: no memory");
@@ -132,7 +132,7 @@ static hola_status make_one(const struct quiz *z, const hola_tokenizer *t, int64
     hl_text_printf(text, " %" PRId64, z->value[ask]);
     if (s == HOLA_OK) s = encode(t, text, &all, &n);
     if (s == HOLA_OK) {
-        /* the answer begins where its tokens differ from those of the text alone */
+        /* the answer starts where the tokens differ from those of the text alone */
         while (same < n_before && same < n && before[same] == all[same]) same++;
         out->ids = malloc((size_t)(n + 1) * sizeof *out->ids);
         if (!out->ids) s = hl_fail(HOLA_ENOMEM, "probe: no memory");

@@ -1,5 +1,5 @@
-/* prompt.c -- see prompt.h. As lm-evaluation-harness does it, its peculiarities included: a context is
- * encoded by itself, a continuation is what the whole has beyond as many tokens. */
+/* prompt.c -- see prompt.h. Follows lm-evaluation-harness, including its peculiarities: a context is encoded alone, and
+ * a continuation is the part of the whole encoding after that many tokens. */
 #include "eval/prompt.h"
 #include <stdlib.h>
 
@@ -33,7 +33,7 @@ static hola_status no_prefix(void) {
     return hl_fail(HOLA_EINVAL, "the tokenizer has neither BOS nor EOS to put before the first token of a text");
 }
 
-/* Room for n ids that stay. */
+/* Permanent room for n ids. */
 static int32_t *block(struct hl_items *p, int64_t n) {
     if (p->n_blocks == p->room_blocks) {
         int32_t **more = realloc(p->blocks, (size_t)(p->room_blocks * 2 + 64) * sizeof *more);

@@ -82,7 +82,7 @@ void hl_py_shuffle(struct hl_mt *m, int32_t *x, int64_t n) {
     }
 }
 
-/* Up to this many, CPython copies the population and takes from the copy; beyond, it draws and redraws. */
+/* Up to this size, CPython samples from a copy of the population; above it, it redraws duplicates. */
 static int64_t pool_limit(int64_t k) {
     int64_t four = 1;
     if (k <= 5) return 21;
@@ -161,7 +161,7 @@ static int64_t search_right(const double *cdf, int64_t n, double x) {
 
 void hl_np_choice_p(struct hl_mt *m, double *p, double *cdf, int64_t n, int32_t *out, int64_t k) {
     for (int64_t found = 0; found < k;) {
-        /* a round draws for all that are missing, by the same weights; what comes twice counts once */
+        /* each round draws all missing items with the same weights; duplicates count once */
         const int64_t draws = k - found, before = found;
         double sum = 0;
         for (int64_t i = 0; i < n; i++) cdf[i] = sum += p[i];

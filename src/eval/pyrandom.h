@@ -1,6 +1,5 @@
-/* pyrandom.h -- the random numbers of others, bit for bit: CPython's random.Random, numpy's legacy
- * RandomState (both a Mersenne Twister, seeded differently) and SplitMix64. What a benchmark's generator
- * draws decides what its samples are. */
+/* pyrandom.h -- foreign random number generators, bit for bit: CPython's random.Random, numpy's legacy RandomState
+ * (both a Mersenne Twister, seeded differently) and SplitMix64. They determine the samples of generated benchmarks. */
 #ifndef HL_PYRANDOM_H
 #define HL_PYRANDOM_H
 #include "core/status.h"

@@ -15,7 +15,7 @@ struct case_text {
 
 /* ---- characters ---- */
 
-/* The character at s->p, taken off its front; a byte that is not UTF-8 is one, and no other's equal. */
+/* Takes the first character off s; an invalid UTF-8 byte is a character equal to no other. */
 static uint32_t take(struct hl_span *s) {
     uint32_t c;
     int len = hl_utf8(s->p, s->n, &c);

@@ -1,10 +1,10 @@
-/* pystr.h -- Python's str, as far as benchmarks are defined by it, on UTF-8. */
+/* pystr.h -- the parts of Python's str that define benchmarks, on UTF-8. */
 #ifndef HL_PYSTR_H
 #define HL_PYSTR_H
 #include "core/text.h"
 #include <string.h>
 
-struct hl_span { /* a text, lent */
+struct hl_span { /* a borrowed text */
     const char *p;
     int64_t n;
 };
@@ -35,7 +35,7 @@ hola_status hl_py_repr(struct hl_text *out, char *const *list, int64_t n);
 hola_status hl_py_capitalize(struct hl_text *out, struct hl_span s);
 /* bool(re.search(re.escape(what), s, re.IGNORECASE)) */
 bool hl_py_contains(struct hl_span s, struct hl_span what);
-/* Appends s with every byte that is not UTF-8 as U+FFFD, so that JSON can hold it. */
+/* Appends s with every invalid UTF-8 byte replaced by U+FFFD, for JSON. */
 hola_status hl_text_add_valid(struct hl_text *out, struct hl_span s);
 
 #endif

@@ -4,7 +4,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-/* Feeds a sequence up to each answer in turn, looks at the logits there, and goes on with the true answer. */
+/* Feeds a sequence up to each answer in turn, checks the logits there, and continues with the true answer. */
 static hola_status one_sample(hola_session *y, const struct hl_recall *r, const int32_t *ids, const uint8_t *mask,
                               int64_t vocab, float *logits, double *out) {
     int64_t fed = 0, right = 0;

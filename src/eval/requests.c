@@ -1,4 +1,4 @@
-/* requests.c -- the requests of a task and the memory they lie in. */
+/* requests.c -- the requests of a task and their memory. */
 #include "core/sha256.h"
 #include "eval/eval.h"
 #include <stdlib.h>

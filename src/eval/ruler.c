@@ -1,4 +1,4 @@
-/* ruler.c -- see ruler.h: names, the search for how much haystack fits, sample after sample. */
+/* ruler.c -- see ruler.h: names, the search for the haystack size, and the samples. */
 #include "eval/ruler.h"
 #include "eval/ruler_internal.h"
 #include <inttypes.h>
@@ -146,7 +146,7 @@ hola_status hl_ruler_count(const struct hl_ruler_gen *g, const struct hl_text *a
     return HOLA_OK;
 }
 
-/* Builds until the tool would have no exception; those are rare and of a random draw. */
+/* Retries until the tool would have no exception; those are rare and random. */
 static hola_status probe(struct hl_ruler_gen *g, const struct hl_ruler_kind *k, int64_t units, struct hl_draft *d,
                          int64_t *tokens) {
     hola_status s;
@@ -159,7 +159,7 @@ static hola_status probe(struct hl_ruler_gen *g, const struct hl_ruler_kind *k, 
                      : hl_ruler_count(g, &d->head, &d->text, &d->tail, tokens);
 }
 
-/* Step by step, until a text does not fit. */
+/* Linear search until a text does not fit. */
 static hola_status search_up(struct hl_ruler_gen *g, const struct hl_ruler_kind *k, struct hl_draft *d,
                              int64_t *units) {
     int64_t n = g->step, total = 0;
@@ -181,7 +181,7 @@ static hola_status search_up(struct hl_ruler_gen *g, const struct hl_ruler_kind 
     return HOLA_OK;
 }
 
-/* By halves, between a step and some multiple of what a first text promises. */
+/* Bisection, between one step and a multiple of the estimate from a first text. */
 static hola_status search_halves(struct hl_ruler_gen *g, const struct hl_ruler_kind *k, struct hl_draft *d,
                                  int64_t *units) {
     int64_t total, low = g->step, high;
@@ -209,8 +209,8 @@ hola_status hl_ruler_search(struct hl_ruler_gen *g, const struct hl_ruler_kind *
     return s;
 }
 
-/* The tools draw again with a step less until a text fits, and for ever where one step is too much. Here
- * they get as many tries at one step as a lucky draw may need; then the haystack shrinks further. */
+/* The tools redraw with one step less until a text fits, and loop forever if one step is too much. Here the number of
+ * tries at one step is limited; then the haystack shrinks further. */
 enum { TRIES = 100 };
 hola_status hl_ruler_draw(struct hl_ruler_gen *g, const struct hl_ruler_kind *k, int64_t units, int64_t index,
                           struct hl_draft *d, int64_t *length) {

@@ -1,11 +1,10 @@
-/* ruler.h -- RULER's 13 tasks at any length, with any tokenizer: the samples that lm-evaluation-harness or
- * NVIDIA's scripts would make, and their score.
+/* ruler.h -- RULER's 13 tasks at any length, with any tokenizer: the samples that lm-evaluation-harness or NVIDIA's
+ * scripts would generate, and their scores.
  *
- * A task is made as its tool makes it in a process of its own: the seed, then the search for how much
- * haystack fits, then sample after sample, all from one stream of random numbers (pyrandom.h). The samples
- * are the tool's byte for byte where tokenizer and data are the tool's. Where a tool would draw for ever
- * because one step of haystack does not fit the length, the haystack is made smaller line by line instead; a
- * length that is too small for that too is refused.
+ * A task is generated as its tool does in a fresh process: the seed, then the search for the haystack size, then all
+ * samples, from one stream of random numbers (pyrandom.h). With the tool's tokenizer and data, the samples are
+ * byte-identical. Where a tool would loop forever because one step of haystack does not fit the length, the haystack
+ * shrinks line by line instead; lengths too small even for that are refused.
  *
  * Data, a directory (each task needs what is said; ruler_vt and ruler_fwe need nothing):
  *   wonderwords/VERSION/{noun,adjective,verb}list.txt   niah_*, ruler_cwe: the lists of the Python
@@ -37,7 +36,7 @@ enum hl_ruler_task {
     HL_RULER_TASKS
 };
 const char *hl_ruler_name(enum hl_ruler_task t); /* "niah_single_1", .., "ruler_qa_hotpot" */
-/* True, and *t, where it is the name of a task; NVIDIA's vt, cwe, fwe, qa_1 and qa_2 are, too. */
+/* True, and sets *t, if it is the name of a task, including NVIDIA's vt, cwe, fwe, qa_1 and qa_2. */
 bool hl_ruler_find(const char *name, enum hl_ruler_task *t);
 
 enum hl_ruler_variant { HL_RULER_HARNESS, HL_RULER_NVIDIA };
@@ -45,10 +44,10 @@ enum hl_ruler_variant { HL_RULER_HARNESS, HL_RULER_NVIDIA };
 struct hl_ruler_opts {
     enum hl_ruler_task task;
     enum hl_ruler_variant variant;
-    int64_t length;  /* tokens, with those that are generated */
+    int64_t length;  /* tokens, including generated ones */
     int64_t samples; /* 0: 100, the first of the tool's 500 */
     int64_t seed;    /* negative: the tool's own (harness: random 0, numpy 1234; NVIDIA: 42) */
-    int bos;         /* tokens that the harness's tokenizer puts before a text; negative: 1 where there is a BOS */
+    int bos;         /* tokens that the harness's tokenizer prepends; negative: 1 if there is a BOS */
     int threads;     /* of the tokenizer; 0: one per processor */
     const hola_tokenizer *tokenizer;
     const char *data;  /* the directory above */
@@ -58,11 +57,11 @@ struct hl_ruler_opts hl_ruler_default(void); /* niah_single_1 at 4096, 100 sampl
 
 struct hl_ruler_sample {
     char *input;
-    char *prefix; /* begins the answer. The prompt is input and prefix, as they are, one after the other */
+    char *prefix; /* begins the answer. The prompt is input followed by prefix */
     char **refs;
     int64_t n_refs;
-    int64_t length;     /* tokens as the tool counts them, with those reserved for the answer; 0: unknown */
-    int64_t max_length; /* what the sample was made for */
+    int64_t length;     /* tokens as counted by the tool, including those reserved for the answer; 0: unknown */
+    int64_t max_length; /* the target length */
 };
 struct hl_ruler_set {
     struct hl_ruler_sample *sample;
@@ -71,19 +70,18 @@ struct hl_ruler_set {
 };
 /* *out is yours, also after a failure: hl_ruler_free() it. */
 hola_status hl_ruler_make(const struct hl_ruler_opts *o, struct hl_ruler_set *out);
-/* Samples that either tool wrote, one JSON object per line: "input", "outputs", "gen_prefix" or
- * "answer_prefix", "max_length" and "length" where they are; also inside "doc", where --log_samples puts
- * them. The task decides what stands between input and gen_prefix; lines with a "task" that is another are left
- * out. */
+/* Samples that either tool wrote, one JSON object per line: "input", "outputs", "gen_prefix" or "answer_prefix",
+ * "max_length" and "length" where they are; also inside "doc", where --log_samples puts them. The task determines the
+ * separator of input and gen_prefix; lines with a different "task" are skipped. */
 hola_status hl_ruler_read(const char *path, enum hl_ruler_task task, struct hl_ruler_set *out);
-/* Such lines, appended: "task", "index", "input", "answer_prefix", "outputs", "length", "max_length". */
+/* Appends lines in this format: "task", "index", "input", "answer_prefix", "outputs", "length", "max_length". */
 hola_status hl_ruler_write(enum hl_ruler_task task, const struct hl_ruler_set *s, struct hl_text *out);
 void hl_ruler_limit(struct hl_ruler_set *s, int64_t n); /* keeps the first n of each max_length */
 void hl_ruler_free(struct hl_ruler_set *s);             /* zeroed ones too */
 
-int64_t hl_ruler_max_new_tokens(enum hl_ruler_task t); /* generation is greedy and ends at EOS alone */
-/* 0 to 1: the share of the references that the prediction contains, whatever their case; for NVIDIA's qa
- * tasks 1 where it contains any. pred: len bytes, as decoded. */
+int64_t hl_ruler_max_new_tokens(enum hl_ruler_task t); /* generation is greedy and ends only at EOS */
+/* 0 to 1: the fraction of references contained in the prediction, ignoring case; for NVIDIA's qa tasks 1 if it contains
+ * any. pred: len bytes, as decoded. */
 double hl_ruler_score(enum hl_ruler_task t, enum hl_ruler_variant v, const char *pred, int64_t len,
                       const struct hl_ruler_sample *s);
 

@@ -1,5 +1,5 @@
-/* ruler_count.c -- words that are counted: a numbered list with ten common words (cwe), and coded words whose
- * frequencies fall as 1/rank^2 (fwe). */
+/* ruler_count.c -- word counting: a numbered list with ten common words (cwe), and coded words whose frequencies fall
+ * as 1/rank^2 (fwe). */
 #include "eval/ruler_internal.h"
 #include <math.h>
 #include <stdlib.h>
@@ -20,7 +20,7 @@ struct cwe {
     int32_t *order;        /* the words, shuffled */
     json_t *more;          /* NVIDIA: english_words.json, when there are not enough */
     struct hl_spans other; /* in it */
-    struct hl_mt own;      /* the harness's, which goes on from list to list */
+    struct hl_mt own;      /* the harness's generator, which continues from list to list */
 };
 
 static hola_status read_more(struct hl_ruler_gen *g) {
@@ -96,7 +96,7 @@ static hola_status put_cwe(struct hl_ruler_gen *g, int64_t n, bool example, stru
     return s;
 }
 
-/* An example, which the harness makes and counts but does not show, and the list. */
+/* An example, which the harness generates and counts but does not show, and the list. */
 static hola_status cwe_build(struct hl_ruler_gen *g, int64_t units, int64_t index, bool search, struct hl_draft *d) {
     struct hl_text names = {.data = NULL}, *shown = g->nvidia ? &d->text : &d->head;
     (void)index;
@@ -182,7 +182,7 @@ struct fwe {
 
 static int by_name(const void *a, const void *b) { return strcmp(a, b); }
 
-/* The coded words: n distinct ones, sorted, shuffled; the commonest is the dots. */
+/* The coded words: n distinct ones, sorted, shuffled; the most common is the dots. */
 static hola_status draw_coded(struct hl_ruler_gen *g) {
     struct fwe *w = g->state;
     int64_t have = 0;
@@ -219,7 +219,7 @@ static hola_status put_coded(struct hl_ruler_gen *g, int64_t words, struct hl_dr
     int64_t n = 0;
     const double zeta = 1.6449340668482264; /* of 2: pi^2 / 6 */
     hl_draft_clear(d);
-    if (words + 1 > w->room) { /* the frequencies add up to less than one */
+    if (words + 1 > w->room) { /* the frequencies sum to less than one */
         int32_t *list = realloc(w->list, (size_t)(words + 1) * sizeof *list);
         if (!list) return hl_fail(HOLA_ENOMEM, "ruler: no memory");
         w->list = list, w->room = words + 1;
@@ -235,7 +235,7 @@ static hola_status put_coded(struct hl_ruler_gen *g, int64_t words, struct hl_dr
         if (i) hl_text_put(&d->text, " ", 1);
         hl_text_puts(&d->text, w->word[w->list[i]]);
     }
-    if ((int64_t)((double)words / 16 / zeta) < 1) return hl_ruler_too_short(g); /* an answer that is not there */
+    if ((int64_t)((double)words / 16 / zeta) < 1) return hl_ruler_too_short(g); /* an answer would not occur */
     hl_text_puts(&d->text, FWE_ASK);
     d->cut = d->text.n;
     hl_text_puts(&d->text, FWE_PREFIX);
@@ -244,7 +244,7 @@ static hola_status put_coded(struct hl_ruler_gen *g, int64_t words, struct hl_dr
     return s;
 }
 
-/* Both tools look for the number of words that fit once, then give each sample as many, or fewer by steps. */
+/* Both tools search once for the number of words that fit, then use it for each sample, or fewer in steps. */
 static hola_status fwe_search(struct hl_ruler_gen *g, int64_t *words, struct hl_draft *d) {
     int64_t tokens, n = g->length / LETTERS;
     hola_status s = draw_coded(g);

@@ -1,4 +1,4 @@
-/* ruler_internal.h -- what the files of RULER share: lists of spans, drafts of samples, the tasks. */
+/* ruler_internal.h -- shared by the RULER files: lists of spans, drafts of samples, the tasks. */
 #ifndef HL_RULER_INTERNAL_H
 #define HL_RULER_INTERNAL_H
 #include "eval/pyrandom.h"
@@ -21,7 +21,7 @@ hola_status hl_spans_add(struct hl_spans *v, const char *text, int64_t n, int32_
 int hl_span_compare(const void *a, const void *b); /* by bytes, then length: Python's order of str */
 void hl_spans_sort(struct hl_spans *v, bool unique);
 const struct hl_ruler_span *hl_spans_find(const struct hl_spans *v, const char *text, int64_t n); /* sorted; NULL: no */
-/* The data directory's file; where there is none, one line that says where it is had. free() *path. */
+/* The path of a data file; if it is missing, one line that names its source. free() *path. */
 hola_status hl_ruler_file(const char *dir, const char *name, const char *source, char **path);
 /* JSON of any type. json_decref() it. */
 hola_status hl_ruler_json(const char *dir, const char *name, const char *source, json_t **out);
@@ -46,16 +46,16 @@ void hl_lexicon_get(const struct hl_lexicon *w, int64_t i, struct hl_text *out);
 
 /* ---- a task being made ---- */
 
-enum { HL_INNER_SEED = 42 }; /* of the harness's generators that are made anew each time */
+enum { HL_INNER_SEED = 42 }; /* of the harness's generators that are recreated each time */
 
 struct hl_draft {
-    struct hl_text text;       /* what is counted of a sample */
+    struct hl_text text;       /* the counted part of a sample */
     struct hl_text head, tail; /* counted with it in the harness's search */
-    int64_t cut;               /* where the answer's prefix begins in text; -1: it is `prefix` */
+    int64_t cut;               /* offset of the answer's prefix in text; -1: it is `prefix` */
     struct hl_text prefix;
     char **refs;
     int64_t n_refs;
-    bool failed; /* the tool would have met an exception here */
+    bool failed; /* the tool would have raised an exception here */
 };
 void hl_draft_clear(struct hl_draft *d);
 void hl_draft_free(struct hl_draft *d);
@@ -65,18 +65,18 @@ struct hl_ruler_gen {
     const struct hl_ruler_opts *o;
     bool nvidia;
     int64_t length, reserve; /* tokens: of a sample, kept for its answer */
-    int64_t extra;           /* counted once beside the text: an example */
-    int64_t step, cap;       /* of the search; the most units there are, 0: no end */
-    bool cap_late;           /* the harness looks at cap before it adds a step */
+    int64_t extra;           /* counted once in addition to the text: an example */
+    int64_t step, cap;       /* of the search; maximum units, 0: unlimited */
+    bool cap_late;           /* the harness checks cap before it adds a step */
     int64_t probe;           /* NVIDIA: units of the first text */
     uint64_t inner_seed;
     struct hl_mt random, numpy; /* the streams of the process */
-    void *state;                /* the task's own */
+    void *state;                /* task-specific */
 };
 struct hl_ruler_kind {
     hola_status (*open)(struct hl_ruler_gen *g);                   /* data, and the numbers above */
     void (*close)(struct hl_ruler_gen *g);                         /* after a failed open too */
-    int64_t (*least)(const struct hl_ruler_gen *g, int64_t index); /* units without which nothing can be built */
+    int64_t (*least)(const struct hl_ruler_gen *g, int64_t index); /* minimum units */
     /* *d is cleared before */
     hola_status (*build)(struct hl_ruler_gen *g, int64_t units, int64_t index, bool search, struct hl_draft *d);
     hola_status (*finish)(struct hl_ruler_gen *g, struct hl_draft *d);     /* NULL: nothing to do */
@@ -87,7 +87,7 @@ extern const struct hl_ruler_kind hl_ruler_niah, hl_ruler_vt, hl_ruler_cwe, hl_r
 /* Tokens of a, b and c (b, c: NULL where not wanted) one after the other, as the tool counts them. */
 hola_status hl_ruler_count(const struct hl_ruler_gen *g, const struct hl_text *a, const struct hl_text *b,
                            const struct hl_text *c, int64_t *n);
-/* How many units the tool finds to fit, and one sample of up to so many, in *d. */
+/* The number of units that the tool finds to fit, and one sample of up to that many, in *d. */
 hola_status hl_ruler_search(struct hl_ruler_gen *g, const struct hl_ruler_kind *k, int64_t *units);
 hola_status hl_ruler_draw(struct hl_ruler_gen *g, const struct hl_ruler_kind *k, int64_t units, int64_t index,
                           struct hl_draft *d, int64_t *length);

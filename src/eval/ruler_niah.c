@@ -1,5 +1,4 @@
-/* ruler_niah.c -- needles in a haystack: one to four of them in lines of noise, in needles nobody asks for,
- * or in essays. */
+/* ruler_niah.c -- needles in a haystack: one to four of them in lines of noise, in distractor needles, or in essays. */
 #include "eval/ruler_internal.h"
 #include <stdlib.h>
 #include <string.h>
@@ -125,7 +124,7 @@ static void begin_needle(struct hl_ruler_gen *g, struct hl_text *out) {
     hl_text_printf(out, "One of the special magic %ss for ", type_name[w->set->value]);
 }
 
-/* Keys, their values, and the needles made of them, in the order they will stand. */
+/* Keys, their values, and their needles, in final order. */
 static hola_status draw_needles(struct hl_ruler_gen *g) {
     struct niah *w = g->state;
     struct hl_mt inner;
@@ -164,7 +163,7 @@ static int falling(const void *a, const void *b) {
     return (*x < *y) - (*x > *y);
 }
 
-/* Lines of noise or of needles; needle i stands before the line of the i-th largest index. */
+/* Lines of noise or of needles; needle i comes before the line of the i-th largest index. */
 static hola_status put_lines(struct hl_ruler_gen *g, int64_t n, struct hl_text *out) {
     struct niah *w = g->state;
     struct hl_text lines = {.data = NULL};
@@ -252,7 +251,7 @@ static hola_status put_essay(struct hl_ruler_gen *g, int64_t n, struct hl_text *
     return HOLA_OK;
 }
 
-/* Which keys are asked for, as text, and the answers. */
+/* The queried keys, as text, and the answers. */
 static hola_status put_query(struct hl_ruler_gen *g, struct hl_text *query, struct hl_draft *d) {
     struct niah *w = g->state;
     int64_t key[MOST], queries = w->set->queries;

@@ -1,6 +1,5 @@
-/* ruler_punkt.c -- where sentences end: Punkt (Kiss and Strunk 2006), deciding as NLTK 3.9 does, from NLTK's
- * own parameters. Every . ? and ! that white space or closing punctuation follows is a candidate; the word
- * before it and the word after it decide.
+/* ruler_punkt.c -- sentence boundaries: Punkt (Kiss and Strunk 2006) as in NLTK 3.9, with NLTK's parameters. Every . ?
+ * and ! followed by white space or closing punctuation is a candidate; the word before it and the word after it decide.
  *
  * Files of nltk_data/tokenizers/punkt_tab/english: abbrev_types.txt, sent_starters.txt (a word per line),
  * collocations.tab (two words), ortho_context.tab (a word and a sum of the ORTHO bits below). */
@@ -17,7 +16,7 @@ enum { ANY_UC = BEG_UC | MID_UC | UNK_UC, ANY_LC = BEG_LC | MID_LC | UNK_LC };
 
 struct hl_punkt {
     struct hl_map file[FILES];
-    struct hl_spans list[FILES]; /* a collocation is its line, with the tab */
+    struct hl_spans list[FILES]; /* a collocation is stored as its line, with the tab */
 };
 
 static hola_status read_lines(struct hl_punkt *p, int i, const char *dir, const char *name) {
@@ -72,7 +71,7 @@ static int64_t multi_char(const char *t, const char *end) {
     for (n = 0; t + n + 1 < end && t[n] == '.' && t[n + 1] == ' ';) n += 2;
     if (n >= 6 || (n == 4 && t + n < end && t[n] == '.')) {
         if (t + n < end && t[n] == '.') return n + 1;
-        return n >= 6 ? n - 1 : 0; /* the last one needs no space behind it */
+        return n >= 6 ? n - 1 : 0; /* the last one needs no space after it */
     }
     return 0;
 }
@@ -118,7 +117,7 @@ static hola_status word_type(struct word *w) {
     if (is_number(w->text, w->n)) hl_text_puts(&low, "##number##");
     else hl_py_lower(&low, (struct hl_span){w->text, w->n});
     if (low.failed) return hl_fail(HOLA_ENOMEM, "ruler: no memory");
-    /* nothing in the lists is as long as that */
+    /* longer than any list entry */
     w->type_n = low.n < (int64_t)sizeof w->type ? low.n : (int64_t)sizeof w->type - 1;
     memcpy(w->type, low.data, (size_t)w->type_n);
     hl_text_free(&low);
