@@ -110,7 +110,7 @@ hola_status hl_bpe_char(struct hl_bpe *b, uint32_t c, int32_t *symbol) {
     return hl_table_put(&b->chars, c, (uint64_t)b->symbols++);
 }
 
-/* ---- merges, and what they join ---- */
+/* ---- merges, and the characters they join ---- */
 
 hola_status hl_bpe_merge(struct hl_bpe *b, int32_t left, int32_t right, int32_t merged, uint32_t rank) {
     return hl_table_put(&b->pairs, (uint64_t)left << 32 | (uint32_t)right, (uint64_t)rank << 32 | (uint32_t)merged);
@@ -135,7 +135,7 @@ static hola_status join_piece(struct hl_bpe *b, const struct hl_token_piece *p) 
     hola_status s = HOLA_OK;
     for (int64_t i = 0, n; i < p->len && s == HOLA_OK; i += n, before = c) {
         n = b->byte_level ? 1 : hl_utf8(p->text + i, p->len - i, &c);
-        if (n == 0) return hl_fail(HOLA_EFORMAT, "a token is not UTF-8"); /* the readers saw to that */
+        if (n == 0) return hl_fail(HOLA_EFORMAT, "a token is not UTF-8"); /* already checked by the readers */
         if (b->byte_level) c = 0;
         if (i == 0) continue;
         if (b->byte_level) join(b, (unsigned char)p->text[i - 1], (unsigned char)p->text[i]);
@@ -161,7 +161,7 @@ hola_status hl_bpe_finish(struct hl_bpe *b) {
         const struct hl_slot *known = hl_table_get(&b->chars, b->space_is_meta && c == ' ' ? HL_META : c);
         b->ascii[c] = known ? (int32_t)known->value : -1;
     }
-    for (int a = 0; a < 256; a++) /* a continuation byte never begins a character */
+    for (int a = 0; a < 256; a++) /* a continuation byte never starts a character */
         for (int c = 0x80; c < 0xc0; c++) join(b, (unsigned char)a, (unsigned char)c);
     return s;
 }

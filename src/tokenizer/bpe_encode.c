@@ -1,15 +1,14 @@
 /* bpe_encode.c -- words to ids: a cache of short words, a scan for short ones, a heap for long ones.
  *
- * Cost: a word in the cache takes one hash and one cache line. Else n symbols take O(n^2) steps up to SHORT
- * bytes and O(n log n) beyond, so that no input (a megabyte of one letter) is slow. */
+ * Cost: a cached word takes one hash and one cache line. Otherwise n symbols take O(n^2) steps up to SHORT bytes and
+ * O(n log n) beyond, so that no input (a megabyte of one letter) is slow. */
 #include "tokenizer/pretoken.h"
 #include "tokenizer/tokenizer.h"
 #include <stdlib.h>
 
 enum { KEY = 28, LINE_IDS = 8, LINE_BITS = 17, SHORT = 64, BATCH = 16 };
 
-/* One cache line: the word in 28 bytes, filled up with zeros; its length and the number of its ids behind
- * them in word[3]; its ids. */
+/* One cache line: the word in 28 bytes, zero-padded; then, in word[3], its length and number of ids; its ids. */
 struct line {
     uint64_t word[4];
     int32_t ids[LINE_IDS];
@@ -18,7 +17,7 @@ struct line {
 struct hl_bpe_work {
     void *memory;
     struct line *line;
-    /* long words: symbols as a list, the pair that each begins, a heap of rank << 32 | place */
+    /* long words: a linked list of symbols, the pair that each starts, a heap of rank << 32 | position */
     int32_t *symbol, *offset, *prev, *next;
     uint64_t *pair, *heap;
     int64_t room, heap_n, heap_room;
@@ -55,7 +54,7 @@ static inline uint64_t pair_of(const struct hl_bpe *b, int32_t left, int32_t rig
     return s ? s->value : NO_PAIR;
 }
 
-/* The symbols of a word and where each begins; offset has room for one more. Returns how many. */
+/* The symbols of a word and their offsets; offset has room for one more. Returns the number of symbols. */
 static int64_t symbols_of(const struct hl_bpe *b, const char *word, int64_t len, int32_t *symbol, int32_t *offset) {
     int64_t n = 0;
     for (int64_t i = 0; i < len; n++) {
@@ -76,7 +75,7 @@ static int64_t symbols_of(const struct hl_bpe *b, const char *word, int64_t len,
     return n;
 }
 
-/* A symbol that is no token: its bytes' tokens if all have one, else the unknown token. */
+/* A symbol that is not a token: its bytes' tokens if all have one, else the unknown token. */
 static void put_unknown(const struct hl_bpe *b, const char *text, int64_t len, bool fused, struct hl_ids *out) {
     bool bytes = true;
     if (b->space_is_meta && len == 1 && text[0] == ' ') text = HL_META_TEXT, len = 3;
@@ -173,7 +172,7 @@ static uint64_t heap_pop(struct hl_bpe_work *w) {
     return top;
 }
 
-/* Looks up the pair that symbol i begins, and puts it on the heap. */
+/* Looks up the pair that starts at symbol i, and pushes it on the heap. */
 static hola_status renew(const struct hl_bpe *b, struct hl_bpe_work *w, int64_t i, int64_t n) {
     int32_t right = w->next[i];
     w->pair[i] = right < n ? pair_of(b, w->symbol[i], w->symbol[right]) : NO_PAIR;
@@ -194,7 +193,7 @@ static hola_status merge_long(const struct hl_bpe *b, struct hl_bpe_work *w, con
     while (w->heap_n > 0) {
         uint64_t key = heap_pop(w);
         int32_t i = (int32_t)(uint32_t)key, gone, after;
-        if (w->pair[i] == NO_PAIR || w->pair[i] >> 32 != key >> 32) continue; /* merged away meanwhile */
+        if (w->pair[i] == NO_PAIR || w->pair[i] >> 32 != key >> 32) continue; /* merged in the meantime */
         gone = w->next[i], after = w->next[gone];
         w->symbol[i] = (int32_t)(uint32_t)w->pair[i];
         w->pair[gone] = NO_PAIR;
@@ -218,7 +217,7 @@ static hola_status merge(const struct hl_bpe *b, struct hl_bpe_work *w, const ch
     return HOLA_OK;
 }
 
-/* The line where a word of up to KEY bytes belongs, and what its key is. */
+/* The cache line of a word of up to KEY bytes, and its key. */
 static struct line *line_of(struct hl_bpe_work *w, const char *word, int64_t len, int64_t readable, uint64_t key[4]) {
     static const uint8_t mask[64] = {255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255,
                                      255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255};
@@ -241,7 +240,7 @@ static struct line *line_of(struct hl_bpe_work *w, const char *word, int64_t len
     return &w->line[h >> (64 - LINE_BITS)];
 }
 
-/* A short word that waits for its line to arrive from memory. */
+/* A short word waiting for its cache line. */
 struct waiting {
     const char *word;
     struct line *line;
@@ -249,7 +248,7 @@ struct waiting {
 };
 
 static hola_status room(struct hl_ids *out, int64_t len) {
-    int64_t most = len < LINE_IDS ? 3 * LINE_IDS : 3 * len; /* a space may be three bytes' tokens */
+    int64_t most = len < LINE_IDS ? 3 * LINE_IDS : 3 * len; /* a space may be three byte tokens */
     return out->cap - out->n < most ? hl_ids_room(out, most) : HOLA_OK;
 }
 
@@ -274,7 +273,7 @@ static hola_status encode_waiting(const struct hl_bpe *b, struct hl_bpe_work *w,
     return s;
 }
 
-/* A word of any length, now: in the parts that it may be cut into. */
+/* Encodes a word of any length immediately, in the parts it may be split into. */
 static hola_status encode_long(const struct hl_bpe *b, struct hl_bpe_work *w, const char *word, int64_t len,
                                struct hl_ids *out) {
     hola_status s = HOLA_OK;
@@ -292,7 +291,7 @@ static hola_status encode_long(const struct hl_bpe *b, struct hl_bpe_work *w, co
     return s;
 }
 
-/* Where the bytes end that may belong together, from text[at] on. */
+/* The end of the bytes from text[at] on that may belong together. */
 static inline int64_t joined_end(const struct hl_bpe *b, const char *text, int64_t len, int64_t at) {
     unsigned char left = (unsigned char)text[at], right;
     for (at++; at < len; at++, left = right) {
@@ -302,14 +301,14 @@ static inline int64_t joined_end(const struct hl_bpe *b, const char *text, int64
     return at;
 }
 
-/* Metaspace: a word begins at every space, visible or not. */
+/* Metaspace: a word starts at every space, visible or not. */
 static int64_t spaced_end(const char *text, int64_t len, int64_t at) {
     for (at++; at < len && text[at] != ' '; at++)
         if (len - at >= 3 && memcmp(text + at, HL_META_TEXT, 3) == 0) break;
     return at;
 }
 
-/* The next word at or after *at: where it begins and ends; at the text's end if there is none. */
+/* The bounds of the next word at or after *at; the text's end if there is none. */
 static inline int64_t next_word(const struct hl_bpe *b, struct hl_cutter *cutter, const char *text, int64_t len,
                                 int64_t *at) {
     struct hl_piece piece;

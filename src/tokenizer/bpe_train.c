@@ -1,7 +1,7 @@
 /* bpe_train.c -- see bpe_train.h.
  *
- * Pairs wait in a heap by (count, ids); counts change while they wait, so one that comes out with an old
- * count goes back with the new one. Each pair knows the words it was seen in: a merge touches those alone. */
+ * Pairs are in a heap by (count, ids); counts change in the meantime, so a pair popped with a stale count is pushed
+ * back with the new one. Each pair lists the words it was seen in, and a merge touches only those. */
 #include "tokenizer/bpe_train.h"
 #include "tokenizer/bpe_train_words.h"
 #include "tokenizer/byte_json.h"
@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_WORD = 1024 }; /* longer ones are no language, and would be walked through at every merge */
+enum { MAX_WORD = 1024 }; /* longer ones are not language, and would be scanned at every merge */
 
 struct pair {
     uint64_t key; /* left << 32 | right */
@@ -25,7 +25,7 @@ struct token {
 struct hl_bpe_trainer {
     struct hl_pool *pool;
     struct hl_pattern *words;
-    struct hl_words_bag *bag; /* one per worker; the first takes all in the end */
+    struct hl_words_bag *bag; /* one per worker; merged into the first at the end */
     int32_t **symbols;        /* of each word */
     int32_t *lengths;
     struct token *token;
@@ -39,7 +39,7 @@ struct hl_bpe_trainer {
     int64_t pairs, pair_room;
     struct hl_table by_key; /* pair.key -> place in pair[] */
     int64_t *heap, heap_n, heap_room;
-    int64_t *fresh, fresh_n, fresh_room; /* pairs that a merge made or made more of */
+    int64_t *fresh, fresh_n, fresh_room; /* pairs whose count a merge increased */
 };
 
 /* Room for entry n of an array; on failure *s says so and the array stays. */
@@ -59,7 +59,7 @@ static void *grown(void *data, int64_t n, int64_t *room, size_t size, hola_statu
 
 static const char *text_of(const struct hl_bpe_trainer *t, int64_t id) { return t->store + t->token[id].at; }
 
-/* The token with this text, made where there is none. */
+/* The token with this text, created if there is none. */
 static hola_status token_of(struct hl_bpe_trainer *t, const char *text, int64_t len, int32_t *id) {
     uint64_t key = hl_mix(hl_text_hash(text, len)) >> 1;
     const struct hl_slot *known;
@@ -81,7 +81,7 @@ static hola_status token_of(struct hl_bpe_trainer *t, const char *text, int64_t 
 
 static hola_status first_tokens(struct hl_bpe_trainer *t) {
     int32_t id;
-    /* the special ones have a text that no bytes can have, so that no merge ever finds them */
+    /* special tokens have a text that no bytes can have, so that no merge ever matches them */
     hola_status s = token_of(t, "\xff<s>\xff", 5, &id);
     if (s == HOLA_OK) s = token_of(t, "\xff</s>\xff", 6, &id);
     for (uint32_t c = 0; c < 512 && s == HOLA_OK; c++) { /* in the order of the characters they are written as */
@@ -137,7 +137,7 @@ static void count_text(void *ctx, int64_t i, int worker) {
     struct counting *c = ctx;
     const struct hl_train_text *x = &c->texts[i];
     for (int64_t at = 0, end, seen; at < x->len && c->status[i] == HOLA_OK; at = end) {
-        end = hl_pattern_match(c->t->words, x->text, x->len, at, &seen); /* it matches everywhere */
+        end = hl_pattern_match(c->t->words, x->text, x->len, at, &seen); /* the pattern matches everywhere */
         if (end - at <= MAX_WORD) c->status[i] = hl_bag_add(&c->t->bag[worker], x->text + at, end - at, 1);
     }
 }
@@ -166,12 +166,12 @@ static hola_status gather(struct hl_bpe_trainer *t) {
 
 /* ---- pairs ---- */
 
-/* Whether pair a is to be merged before pair b. */
+/* Whether pair a is merged before pair b. */
 static bool before(const struct hl_bpe_trainer *t, int64_t a, int64_t b, int64_t count_a, int64_t count_b) {
     return count_a != count_b ? count_a > count_b : t->pair[a].key < t->pair[b].key;
 }
 
-/* The heap holds pairs by the count they had when they were pushed, which moves along with them. */
+/* The heap orders pairs by their count when pushed, which is stored with them. */
 static hola_status push(struct hl_bpe_trainer *t, int64_t pair) {
     int64_t i = t->heap_n, count = t->pair[pair].count;
     hola_status s;
@@ -199,7 +199,7 @@ static int64_t pop(struct hl_bpe_trainer *t, int64_t *count) {
     return top;
 }
 
-/* Counts a pair up (word >= 0: it is now in that word) or down. */
+/* Increments (word >= 0: it is now in that word) or decrements a pair's count. */
 static hola_status change(struct hl_bpe_trainer *t, int32_t left, int32_t right, int64_t by, int64_t word) {
     uint64_t key = (uint64_t)left << 32 | (uint32_t)right;
     const struct hl_slot *known = hl_table_get(&t->by_key, key);

@@ -51,7 +51,7 @@ static json_t *all_bytes(void) {
 }
 
 hola_status hl_byte_json_write(const char *path) {
-    /* without a pattern the text is one word: nothing is ever merged */
+    /* without a pattern the text is one word and nothing is merged */
     const struct hl_byte_bpe t = {.bos = "<|begin_of_text|>",
                                   .eos = "<|end_of_text|>",
                                   .bos_id = 256,

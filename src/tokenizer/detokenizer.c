@@ -1,4 +1,4 @@
-/* detokenizer.c -- ids to bytes as they come: pieces in their context, stop strings, whole characters. */
+/* detokenizer.c -- streaming ids to bytes: pieces in context, stop strings, whole characters. */
 #include "core/text.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,9 +10,9 @@ struct hola_detokenizer {
     const hola_tokenizer *t;
     int32_t before[BEFORE]; /* the last ids: what a piece decodes to may depend on them */
     int n_before;
-    struct hl_text text; /* what was not taken before the last id came, and its bytes */
-    int64_t taken;       /* how many of these bytes were taken since */
-    int64_t piece;       /* where the last id's bytes begin */
+    struct hl_text text; /* text not taken before the last id, plus its bytes */
+    int64_t taken;       /* bytes of it taken since */
+    int64_t piece;       /* offset of the last id's bytes */
     int64_t piece_len;
     bool stopped, any;
     int64_t n_stop, longest;
@@ -71,7 +71,7 @@ void hola_detokenizer_begin(hola_detokenizer *d, const int32_t *before, int64_t 
         if (before[i] >= 0 && before[i] < hola_tokenizer_size(d->t)) d->before[d->n_before++] = before[i];
 }
 
-/* The first stop string that reaches beyond `from` ends the text where it begins. */
+/* The first stop string that extends beyond `from` ends the text at its start. */
 static void look_for_stop(hola_detokenizer *d, int64_t from) {
     int64_t cut = d->text.n;
     from = from >= d->longest ? from - d->longest + 1 : 0;
@@ -81,11 +81,11 @@ static void look_for_stop(hola_detokenizer *d, int64_t from) {
     if (d->stopped) d->text.n = cut;
 }
 
-/* What the id adds to the text of those before it: some pieces lose a space at the very front only. */
+/* The text that the id adds after the previous ones: some pieces lose a space only at the very start. */
 static hola_status add_piece(hola_detokenizer *d, int32_t id) {
     char *old = NULL, *all = NULL;
     int64_t n_old = 0, n_all = 0;
-    if (id >= hola_tokenizer_size(d->t)) return HOLA_OK; /* a vocabulary may be larger: no text */
+    if (id >= hola_tokenizer_size(d->t)) return HOLA_OK; /* the model's vocabulary may be larger: no text */
     d->before[d->n_before] = id;
     hola_status s = hola_tokenizer_decode(d->t, d->before, d->n_before, &old, &n_old);
     if (s == HOLA_OK) s = hola_tokenizer_decode(d->t, d->before, d->n_before + 1, &all, &n_all);
@@ -98,7 +98,8 @@ static hola_status add_piece(hola_detokenizer *d, int32_t id) {
     return s;
 }
 
-/* What was taken is dropped when an id comes. Until then it is lent, and the last id's bytes may be asked for. */
+/* Taken text is dropped when the next id is added. Until then the caller may use it, and request the last id's
+ * bytes. */
 static void forget_taken(hola_detokenizer *d) {
     if (d->taken == 0) return;
     memmove(d->text.data, d->text.data + d->taken, (size_t)(d->text.n - d->taken));
@@ -119,9 +120,9 @@ hola_status hola_detokenizer_add(hola_detokenizer *d, int32_t id, bool *stopped)
     return s;
 }
 
-/* ---- what is certain ---- */
+/* ---- final text ---- */
 
-/* How many bytes at the end are a character that is not complete. */
+/* The number of trailing bytes that form an incomplete character. */
 static int64_t incomplete(const char *p, int64_t n) {
     for (int64_t k = 1; k <= 3 && k <= n; k++) {
         const unsigned char c = (unsigned char)p[n - k];
@@ -131,7 +132,7 @@ static int64_t incomplete(const char *p, int64_t n) {
     return 0;
 }
 
-/* How many bytes at the end may become a stop string. */
+/* The number of trailing bytes that may start a stop string. */
 static int64_t beginning_of_stop(const hola_detokenizer *d, const char *p, int64_t n) {
     int64_t most = 0;
     for (int64_t i = 0; i < d->n_stop; i++)
@@ -146,7 +147,7 @@ const char *hola_detokenizer_take(hola_detokenizer *d, bool end, int64_t *len) {
     const char *from = d->text.data + d->taken;
     int64_t n = d->text.n - d->taken;
     if (!end && !d->stopped) {
-        /* a character that a held-back stop string would cut in two is held back with it */
+        /* a character that a held-back stop string would split is held back too */
         n -= beginning_of_stop(d, from, n);
         n -= incomplete(from, n);
     }
@@ -154,7 +155,7 @@ const char *hola_detokenizer_take(hola_detokenizer *d, bool end, int64_t *len) {
     return from;
 }
 
-/* (a stop string may have cut the text shorter than the piece; its bytes are still there) */
+/* (a stop string may have cut the text within the piece; its bytes are still stored) */
 const char *hola_detokenizer_piece(const hola_detokenizer *d, int64_t *len) {
     if (len) *len = 0;
     if (!d || !len) return NULL;

@@ -1,4 +1,4 @@
-/* feed_text.c -- a text into a session: what begins a text differs from what goes on with one. */
+/* feed_text.c -- feeds a text to a session: the start of a text is encoded differently from a continuation. */
 #include "tokenizer/tokenizer.h"
 #include <stdlib.h>
 

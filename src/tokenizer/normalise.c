@@ -29,7 +29,7 @@ static hola_status put_char(struct hl_text *out, uint32_t c) {
 
 /* ---- NFC and its kin ---- */
 
-struct run { /* characters that may act on each other */
+struct run { /* characters that may interact */
     struct sign {
         uint32_t c;
         int combining;
@@ -53,7 +53,7 @@ static hola_status put_parts(const struct hl_forms *f, struct run *r, uint32_t c
     return HOLA_OK;
 }
 
-/* Marks by their class, those of one class in the order they stand in. A merge sort from below: a text may be all marks. */
+/* Sorts marks by class, stably. A bottom-up merge sort, since a text may consist of marks only. */
 static hola_status order(struct run *r) {
     struct sign *other = NULL;
     for (int64_t from = 0, end; from < r->n; from = end) {
@@ -102,7 +102,7 @@ static hola_status put_run(const struct hl_forms *f, struct run *r, bool compose
     return s;
 }
 
-/* Characters below this one stay as they are and compose with none before them. */
+/* Characters below this one are unchanged and do not compose with preceding ones. */
 static uint32_t first_that_matters(enum hl_step_kind kind) {
     return kind == HL_NFC ? 0x300 : kind == HL_NFD ? 0xc0 : 0xa0;
 }
@@ -121,7 +121,7 @@ static hola_status put_form(const struct hl_forms *f, enum hl_step_kind kind, co
             continue;
         }
         s = put_run(f, &r, composes, out);
-        if (n == 1) { /* of a stretch of ASCII only the last can compose with what follows */
+        if (n == 1) { /* in a run of ASCII only the last can compose with what follows */
             while (end < len && (unsigned char)text[end] < 0x80) end++;
             if (s == HOLA_OK) s = hl_text_put(out, text + i, end - 1 - i);
             c = (unsigned char)text[end - 1];
@@ -133,7 +133,7 @@ static hola_status put_form(const struct hl_forms *f, enum hl_step_kind kind, co
     return s;
 }
 
-/* Whether a form leaves the text as it is, as far as can be seen at a glance. */
+/* A quick check whether a form leaves the text unchanged. */
 static bool is_plain(enum hl_step_kind kind, const char *text, int64_t len) {
     uint32_t c, least = first_that_matters(kind);
     for (int64_t i = 0; i < len;) {
@@ -156,7 +156,7 @@ static hola_status put_lower(const struct hl_forms *f, const char *text, int64_t
     for (int64_t i = 0, n; i < len && s == HOLA_OK; i += n ? n : 1) {
         n = hl_utf8(text + i, len - i, &c);
         if (n == 0) s = hl_text_put(out, text + i, 1);
-        else if (c == 0x130) s = hl_text_puts(out, "i\xcc\x87"); /* the one that becomes two */
+        else if (c == 0x130) s = hl_text_puts(out, "i\xcc\x87"); /* the one that maps to two */
         else s = put_char(out, hl_lower(f, c));
     }
     return s;

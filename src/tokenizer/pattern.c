@@ -1,4 +1,4 @@
-/* pattern.c -- the automaton of a pattern: classes of characters, then all states that they lead to. See pattern.h. */
+/* pattern.c -- builds the automaton of a pattern: character classes, then all reachable states. See pattern.h. */
 #include "tokenizer/pattern_program.h"
 #include "tokenizer/bpe.h"
 #include "tokenizer/tokenizer_json.h"
@@ -10,13 +10,13 @@ enum { STATES = 1000, CLASSES = 200, THREADS = 512 };
 struct builder {
     struct hl_program program;
     struct hl_pattern *p;
-    uint64_t sets_of[CLASSES]; /* which sets a class is in, one bit each */
+    uint64_t sets_of[CLASSES]; /* the sets that contain a class, one bit each */
     struct state {
         int16_t *thread;
         int n;
     } state[STATES];
     int states;
-    uint16_t seen[HL_PATTERN_OPS], put[HL_PATTERN_OPS]; /* marks of the transition that is being made */
+    uint16_t seen[HL_PATTERN_OPS], put[HL_PATTERN_OPS]; /* marks of the transition being built */
     uint16_t mark;
     int16_t list[HL_PATTERN_OPS];
     int n;
@@ -24,7 +24,7 @@ struct builder {
     hola_status status;
 };
 
-/* ---- classes: characters that no set tells apart ---- */
+/* ---- classes: characters that no set distinguishes ---- */
 
 static int class_of_sets(struct builder *b, uint64_t sets) {
     int i = 0;
@@ -38,7 +38,7 @@ static int class_of_sets(struct builder *b, uint64_t sets) {
     return b->p->classes++;
 }
 
-/* Walks through all characters, a stretch in which nothing changes at a time. */
+/* Iterates over all characters, one constant range at a time. */
 static void make_classes(struct builder *b, uint8_t *of) {
     int at[HL_PATTERN_SETS] = {0};
     for (uint32_t c = 0, end; c <= HL_NO_CHARACTER && b->status == HOLA_OK; c = end) {
@@ -54,7 +54,7 @@ static void make_classes(struct builder *b, uint8_t *of) {
     }
 }
 
-/* Blocks of 256 characters; those of one class are there once. */
+/* Blocks of 256 characters; blocks of a single class are shared. */
 static void make_pages(struct builder *b, const uint8_t *of) {
     struct hl_pattern *p = b->p;
     int n = 0, room = 0, uniform[CLASSES];
@@ -111,7 +111,7 @@ static bool follow(struct builder *b, int16_t from, uint64_t sets, bool end) {
     return true;
 }
 
-/* The state with the threads in b->list, made where there is none. */
+/* The state with the threads in b->list, created if there is none. */
 static int state_of(struct builder *b) {
     for (int i = 0; i < b->states; i++)
         if (b->state[i].n == b->n && memcmp(b->state[i].thread, b->list, sizeof *b->list * (size_t)b->n) == 0) return i;
@@ -157,7 +157,7 @@ static void make_states(struct builder *b) {
     p->states = b->states;
 }
 
-/* The states by the bytes that are characters themselves, which is one table to look into instead of two. */
+/* Transitions for bytes that are whole characters: one table lookup instead of two. */
 static void make_bytes(struct builder *b) {
     struct hl_pattern *p = b->p;
     p->on_byte = malloc(sizeof *p->on_byte * (size_t)p->states);

@@ -1,16 +1,16 @@
-/* pattern.h -- the patterns that cut texts into words, as automata.
+/* pattern.h -- the patterns that split texts into words, as automata.
  *
- * A pattern is parsed (pattern_parse.c) into a program for threads, as Thompson's; the program is run beforehand on
- * every class of characters (pattern.c), which gives a table: state and class of the next character -> next state,
- * and whether a match ends before that character. A state is the list of the program's threads in order of
- * preference, cut off after one that has matched; so what is found is what a backtracking matcher finds, in one
- * pass and without looking back.
+ * A pattern is parsed (pattern_parse.c) into a Thompson program of threads; the program is simulated in advance on
+ * every character class (pattern.c), which gives a table: state and class of the next character -> next state, and
+ * whether a match ends before that character. A state is the list of the program's threads in order of preference, cut
+ * off after one that has matched; so it finds the same matches as a backtracking matcher, in one pass without
+ * backtracking.
  *
- * Known are the parts that the word patterns of language models are made of: a|b, (...), (?:...), (?i:...), [...] with
- * ranges, . $ \r \n \t \s \d \w and their opposites, \p{L} and all other general categories, the quantifiers ? * + {m,n}
- * greedy or lazy, possessive on one character, and (?=x) (?!x) with one character. They mean what they mean to
- * Oniguruma with Ruby's syntax, as Hugging Face's tokenizers uses it: $ is the end of a line, {1,3}+ is (?:{1,3})+.
- * Everything else is refused, and so is a pattern that matches the empty text. */
+ * It supports what the word patterns of language models use: a|b, (...), (?:...), (?i:...), [...] with ranges, . $ \r
+ * \n \t \s \d \w and their opposites, \p{L} and all other general categories, the quantifiers ? * + {m,n} greedy or
+ * lazy, possessive on one character, and (?=x) (?!x) with one character. The semantics are those of Oniguruma with Ruby
+ * syntax, as used by Hugging Face tokenizers: $ is the end of a line, {1,3}+ is (?:{1,3})+. Everything else is refused,
+ * as are patterns that match the empty text. */
 #ifndef HL_PATTERN_H
 #define HL_PATTERN_H
 #include "core/status.h"
@@ -38,7 +38,7 @@ struct hl_pattern {
 };
 enum { HL_PATTERN_DEAD, HL_PATTERN_START };
 #define HL_PATTERN_BEYOND UINT32_MAX
-/* The state that follows on another, for a class. And whether a match ends before it. */
+/* The next state for a class, and whether a match ends before it. */
 static inline uint32_t hl_pattern_next(const struct hl_pattern *p, uint32_t state, int class) {
     return p->next[state * (uint32_t)p->classes + (uint32_t) class] >> 1;
 }
@@ -62,7 +62,7 @@ static inline int hl_pattern_class(const struct hl_pattern *p, const char *text,
     *size = n;
     return p->block[p->page[c >> 8]][c & 255];
 }
-/* Where the match that begins at text[at], at < len, ends; -1: none does. *seen: how far the text was read. */
+/* The end of the match that starts at text[at], at < len; -1: none. *seen: how far the text was read. */
 static inline int64_t hl_pattern_match(const struct hl_pattern *p, const char *text, int64_t len, int64_t at,
                                        int64_t *seen) {
     uint32_t state = HL_PATTERN_START;
@@ -82,7 +82,7 @@ static inline int64_t hl_pattern_match(const struct hl_pattern *p, const char *t
     *seen = at;
     return hl_pattern_ends(p, state, p->classes - 1) ? at : last;
 }
-/* Whether a match begins at every character that is of this class, whatever follows. */
+/* Whether a match always starts at a character of this class. */
 bool hl_pattern_always(const struct hl_pattern *p, int class);
 
 #endif

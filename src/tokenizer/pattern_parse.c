@@ -22,8 +22,8 @@ struct parser {
     bool any_case;
     struct node node[NODES];
     int nodes;
-    uint64_t bits[WORDS]; /* a set that is being made */
-    hola_status status;   /* the first failure; then `at` stands still */
+    uint64_t bits[WORDS]; /* the set being built */
+    hola_status status;   /* the first failure; then `at` no longer advances */
 };
 
 static int fail(struct parser *q, const char *what) {
@@ -37,7 +37,7 @@ static int fail(struct parser *q, const char *what) {
 
 /* ---- sets ---- */
 
-static void put_range(struct parser *q, uint32_t from, uint32_t to) { /* both in it */
+static void put_range(struct parser *q, uint32_t from, uint32_t to) { /* both included */
     for (uint32_t c = from; c <= to; c++) {
         if (c % 64 == 0 && to - c >= 63) q->bits[c / 64] = UINT64_MAX, c += 63;
         else q->bits[c / 64] |= (uint64_t)1 << (c % 64);
@@ -61,7 +61,7 @@ static void put_spaces(struct parser *q) {
         if (hl_is_space(c)) put_range(q, c, c);
 }
 
-/* Both cases of the ASCII letters that are there, and the two other characters that are the same to any case. */
+/* Adds the other case of ASCII letters in the set, and the two non-ASCII characters that fold to ASCII. */
 static void fold_case(struct parser *q) {
     for (uint32_t c = 'a'; c <= 'z'; c++)
         if (has(q, c) || has(q, c - 32)) put_range(q, c, c), put_range(q, c - 32, c - 32);
@@ -69,7 +69,7 @@ static void fold_case(struct parser *q) {
     if (has(q, 'k')) put_range(q, 0x212a, 0x212a);
 }
 
-/* The number of the set in q->bits, which is emptied. */
+/* The index of the set in q->bits, which is then cleared. */
 static int take_set(struct parser *q) {
     struct hl_charset s = {0};
     int room = 0;
@@ -122,7 +122,7 @@ static int add(struct parser *q, struct node n) {
 }
 static int add_set(struct parser *q) { return add(q, (struct node){.kind = SET, .a = take_set(q)}); }
 
-/* What stands at q->at, as a character; 0 at the end. */
+/* The character at q->at; 0 at the end. */
 static int peek(const struct parser *q, int64_t ahead) {
     return q->status == HOLA_OK && q->at + ahead < q->len ? (unsigned char)q->text[q->at + ahead] : 0;
 }
@@ -158,7 +158,7 @@ static void put_property(struct parser *q, bool not ) {
     if (not ) put_range(q, HL_NO_CHARACTER, HL_NO_CHARACTER);
 }
 
-/* A class such as \s into the set: true; else false, and *c is the one character that the escape means. */
+/* Adds a class such as \s to the set and returns true; else false, and *c is the escaped character. */
 static bool escape(struct parser *q, uint32_t *c) {
     static const char controls[] = "rnftv", meant[] = "\r\n\f\t\v";
     int what = peek(q, 1);
@@ -169,7 +169,7 @@ static bool escape(struct parser *q, uint32_t *c) {
     if (what == 'p' || what == 'P') return put_property(q, what == 'P'), true;
     if (!is_letter_or_digit(what)) return q->at++, *c = character(q), false;
     if (!strchr("sSdDwW", what)) return fail(q, "not a known escape"), true;
-    /* an opposite must not take in what else is in the set */
+    /* a negated class must not absorb the rest of the set */
     uint64_t *before = malloc(sizeof q->bits);
     if (!before) {
         q->status = hl_fail(HOLA_ENOMEM, "%s: no memory for a pattern", q->where);
@@ -198,7 +198,7 @@ static bool member(struct parser *q, uint32_t *c) {
     if (next == '\\') return !escape(q, c);
     if (next == 0 || (next == '[' && (peek(q, 1) == '^' || peek(q, 1) == ':')) || (next == '&' && peek(q, 1) == '&'))
         return fail(q, "not known inside [...]"), false;
-    if (next == '[') return q->at++, q->depth++, false; /* its members are members of the whole */
+    if (next == '[') return q->at++, q->depth++, false; /* its members belong to the outer set */
     *c = character(q);
     return true;
 }
@@ -247,7 +247,7 @@ static int group(struct parser *q) {
     return add(q, (struct node){.kind = LOOK, .a = not ? opposite(q, set) : set, .at_end = not });
 }
 
-/* Some letters side by side are, in any case, the same as one ligature: ss and U+00DF. */
+/* Some adjacent letters fold to the same as one ligature: ss and U+00DF. */
 static bool is_ligature(int a, int b) {
     static const char pairs[][3] = {"ss", "ff", "fi", "fl", "st"};
     for (int i = 0; i < 5; i++)
@@ -364,7 +364,7 @@ static int16_t here(const struct parser *q) { return (int16_t)q->p->ops; }
 
 static void emit_node(struct parser *q, int i);
 
-/* x, or nothing of it, in the order that is wanted. Returns the op whose way past x is to be set. */
+/* x or nothing, in order of preference. Returns the op whose jump past x must be set. */
 static int emit_optional(struct parser *q, bool lazy) {
     int split = emit(q, (struct hl_thread_op){.op = HL_OP_SPLIT});
     if (lazy) q->p->op[split].y = here(q);
@@ -411,7 +411,7 @@ static void emit_node(struct parser *q, int i) {
     }
 }
 
-/* The kinds that have no text. */
+/* The kinds without a pattern text. */
 static int built_in(struct parser *q, enum hl_pattern_kind kind) {
     if (kind == HL_PATTERN_PUNCTUATION) {
         put_classes(q, 0, HL_PUNCTUATION);

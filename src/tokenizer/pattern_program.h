@@ -1,10 +1,10 @@
-/* pattern_program.h -- what pattern_parse.c hands to pattern.c: sets of characters, and the program of threads. */
+/* pattern_program.h -- the interface from pattern_parse.c to pattern.c: character sets and the thread program. */
 #ifndef HL_PATTERN_PROGRAM_H
 #define HL_PATTERN_PROGRAM_H
 #include "tokenizer/pattern.h"
 
-/* Characters as the places where being in the set changes; the first, from which on they are in it, and so on.
- * HL_NO_CHARACTER stands for a byte that is not UTF-8. */
+/* Characters as boundaries where membership flips, starting with the first member. HL_NO_CHARACTER stands for an
+ * invalid UTF-8 byte. */
 struct hl_charset {
     uint32_t *edge;
     int n;
@@ -12,9 +12,9 @@ struct hl_charset {
 enum { HL_OP_SET, HL_OP_LOOK, HL_OP_SPLIT, HL_OP_JUMP, HL_OP_MATCH };
 struct hl_thread_op {
     uint8_t op;
-    bool at_end; /* LOOK: the end of the text will do */
-    int16_t x;   /* SET, LOOK: which set. SPLIT: where to go on first. JUMP */
-    int16_t y;   /* SPLIT: where to go on else */
+    bool at_end; /* LOOK: also matches at the end of the text */
+    int16_t x;   /* SET, LOOK: index of the set. SPLIT: preferred target. JUMP: target */
+    int16_t y;   /* SPLIT: other target */
 };
 enum { HL_PATTERN_SETS = 64, HL_PATTERN_OPS = 4096 };
 struct hl_program {

@@ -1,13 +1,14 @@
-/* pretoken.c -- the pieces that patterns cut a text into. See pretoken.h.
+/* pretoken.c -- splits a text into pieces by patterns. See pretoken.h.
  *
- * Where a text may be cut. Between an ASCII character a and a ' ', every level must be sure that no match goes on
- * across, that no match which ends there minds whether the ' ' or the text's end follows, and that nothing is merged
- * across; then the matches of all levels are the same in one text and in two. If besides one level always has a match
- * begin at a ' ', the boundary is there in the whole text too. Patterns do not look back, so this is all.
+ * Where a text may be split. Between an ASCII character a and a ' ', every level must guarantee that no match continues
+ * across, that no match ending there depends on whether the ' ' or the end of the text follows, and that nothing is
+ * merged across; then the matches of all levels are the same in one text and in two. If, in addition, some level always
+ * starts a match at a ' ', the boundary also exists in the whole text. Patterns have no lookbehind, so this is
+ * sufficient.
  *
- * A search tries every character as the beginning of a match. Where the attempts read far ahead and fail (\s+$ before
- * a word), that would take time in the square of the text. So after a long failure the states of the attempts are
- * kept by place: an attempt that arrives at a place in the state of one that failed, fails too. */
+ * A search tries every character as the start of a match. If the attempts read far ahead and fail (\s+$ before a word),
+ * that would take quadratic time. So after a long failure the states of the attempts are recorded by position: an
+ * attempt that reaches a position in the state of a failed one also fails. */
 #include "tokenizer/pretoken.h"
 #include <stdlib.h>
 #include <string.h>
@@ -19,7 +20,7 @@ void hl_cuts_free(struct hl_cuts *c) {
     free(c);
 }
 
-/* ---- where texts may be cut ---- */
+/* ---- where texts may be split ---- */
 
 static bool merges_across(const struct hl_level *l) {
     const struct hl_pattern *p = l->pattern;
@@ -28,7 +29,7 @@ static bool merges_across(const struct hl_level *l) {
     return l->invert || l->behavior == HL_MERGED_WITH_NEXT || begins;
 }
 
-/* Whether a match may go on from an `a` to a ' ', or tell it from the end of the text. */
+/* Whether a match may continue from an `a` to a ' ', or distinguish it from the end of the text. */
 static bool goes_on(const struct hl_pattern *p, unsigned char a) {
     for (uint32_t s = HL_PATTERN_START; s < p->states; s++) {
         uint32_t then = hl_pattern_next(p, s, p->of[a]);
@@ -53,7 +54,7 @@ void hl_cuts_finish(struct hl_cuts *c) {
     bool everywhere = c->n == 1;
     for (int k = 0; everywhere && k + 1 < c->level[0].pattern->classes; k++)
         everywhere = hl_pattern_always(c->level[0].pattern, k);
-    /* nothing is between such matches: to keep them and to take away what is between them are the same */
+    /* such matches have no gaps, so keeping them and removing the gaps are the same */
     c->plain = everywhere && c->level[0].behavior == (c->level[0].invert ? HL_REMOVED : HL_ISOLATED);
 }
 
@@ -66,7 +67,7 @@ static void forget(struct hl_cutting *l) {
     l->remember = false;
 }
 
-/* As hl_pattern_match, with the states of attempts that failed before. */
+/* Like hl_pattern_match, using the states of earlier failed attempts. */
 static int64_t match_remembering(const struct hl_pattern *p, struct hl_cutting *l, const char *text, int64_t at) {
     uint32_t state = HL_PATTERN_START;
     int64_t last = -1;
@@ -86,19 +87,19 @@ static int64_t match(const struct hl_pattern *p, struct hl_cutting *l, const cha
     int64_t seen, end;
     if (l->remember && at < l->state_to) {
         end = match_remembering(p, l, text, at);
-        if (end >= 0) forget(l); /* what it has noted has not failed */
+        if (end >= 0) forget(l); /* its recorded states did not fail */
         return end;
     }
     end = hl_pattern_match(p, text, l->end, at, &seen);
     if (end < 0 && seen - at > LONG_FAILURE) {
         forget(l);
-        l->state = calloc((size_t)(seen - at), sizeof *l->state); /* without memory it only takes longer */
+        l->state = calloc((size_t)(seen - at), sizeof *l->state); /* without memory it is only slower */
         if (l->state) l->state_from = at, l->state_to = seen, l->remember = true;
     }
     return end;
 }
 
-/* The match at l->at, or what is before the next one. */
+/* The match at l->at, or the gap before the next one. */
 static struct hl_piece find(const struct hl_pattern *p, struct hl_cutting *l, const char *text, int64_t from) {
     int64_t at = from, end;
     if (l->found.begin == from && l->found.end > from) return l->found;
@@ -123,7 +124,7 @@ static bool takes_next(enum hl_behavior behavior, bool match, bool next) {
     }
 }
 
-/* The next piece of a level, which has some text left. */
+/* The next piece of a level that has text left. */
 static struct hl_piece cut(const struct hl_level *how, struct hl_cutting *l, const char *text) {
     struct hl_piece piece = find(how->pattern, l, text, l->at), next;
     bool last = piece.match;
@@ -142,7 +143,7 @@ static struct hl_piece cut(const struct hl_level *how, struct hl_cutting *l, con
 /* ---- pieces ---- */
 
 static void begin_level(struct hl_cutting *l, int64_t begin, int64_t end) {
-    if (l->state) forget(l); /* which knows this much text only */
+    if (l->state) forget(l); /* which covers only this much text */
     l->at = begin, l->end = end;
     l->found.end = 0;
 }

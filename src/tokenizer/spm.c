@@ -1,9 +1,9 @@
 /* spm.c -- reads a SentencePiece model (tokenizer.model) of type BPE.
  *
- * The file is a protobuf: ModelProto { 1: pieces { 1: text, 2: score, 3: type }, 2: trainer_spec,
- * 3: normalizer_spec, 5: denormalizer_spec }. Merges are not in it: SentencePiece merges two neighbours if
- * their text together is a piece, and ranks by that piece's score. So every way to cut a piece in two that
- * are pieces or characters is a merge, with one rank per score. */
+ * The file is a protobuf: ModelProto { 1: pieces { 1: text, 2: score, 3: type }, 2: trainer_spec, 3: normalizer_spec,
+ * 5: denormalizer_spec }. It does not list merges: SentencePiece merges two adjacent symbols if their concatenation is
+ * a piece, ranked by that piece's score. So every split of a piece into two pieces or characters is a merge, with one
+ * rank per score. */
 #include "tokenizer/tokenizer.h"
 #include <math.h>
 #include <stdlib.h>
@@ -42,7 +42,7 @@ static uint64_t fixed(struct cursor *c, int bytes) {
     return v;
 }
 
-/* The next field; false at the end, or where the bytes make no sense (c->bad). */
+/* The next field; false at the end, or if the bytes are malformed (c->bad). */
 static bool next_field(struct cursor *c, struct field *f) {
     uint64_t tag, len;
     if (c->bad || c->at == c->end) return false;
@@ -59,7 +59,7 @@ static bool next_field(struct cursor *c, struct field *f) {
         f->data = c->at, f->len = (int64_t)len;
         c->at += len;
         break;
-    default: c->bad = true; /* groups: nobody writes them */
+    default: c->bad = true; /* groups are never used */
     }
     return !c->bad;
 }
@@ -162,7 +162,7 @@ static hola_status read_messages(struct spm *m, hola_tokenizer *t, const char *d
 
 /* ---- the model ---- */
 
-/* Piece texts move into memory of their own; a byte piece's text is then that byte. */
+/* Copies piece texts to the tokenizer's memory; a byte piece's text becomes that byte. */
 static hola_status keep_texts(const struct spm *m, hola_tokenizer *t) {
     struct hl_bpe *b = &t->bpe;
     int64_t total = 1, bytes = 0;
@@ -205,7 +205,7 @@ static int by_score(const void *x, const void *y) {
     return (a < b) - (a > b);
 }
 
-/* rank[i]: how many different scores are better than piece i's. */
+/* rank[i]: the number of distinct scores better than piece i's. */
 static uint32_t rank_of(const float *sorted, int64_t n, float score) {
     int64_t lo = 0, hi = n;
     while (lo < hi) {
@@ -213,7 +213,7 @@ static uint32_t rank_of(const float *sorted, int64_t n, float score) {
         if (sorted[mid] > score) lo = mid + 1;
         else hi = mid;
     }
-    return (uint32_t)lo; /* the first place of that score */
+    return (uint32_t)lo; /* the first index of that score */
 }
 
 static hola_status symbol_of(struct hl_bpe *b, const char *text, int64_t len, uint64_t hash, int32_t *symbol) {
@@ -286,7 +286,7 @@ static int32_t control_id(const struct hl_bpe *b, const struct field *name) {
 }
 
 hola_status hl_spm_read(hola_tokenizer *t, const char *data, int64_t size, const char *path) {
-    /* what the fields are where the file leaves them out */
+    /* defaults of omitted fields */
     struct spm m = {.path = path,
                     .model_type = 1,
                     .add_prefix = true,

@@ -10,7 +10,7 @@ enum { BYTE_BOS = 256, BYTE_EOS = 257, BYTE_SIZE = 258 };
 
 /* ---- load ---- */
 
-/* The tokenizer file that a path means, malloced; NULL: no memory. */
+/* The tokenizer file for a path, malloced; NULL: no memory. */
 static char *file_of(const char *path) {
     struct stat st;
     char *model;
@@ -37,7 +37,7 @@ static hola_status load_file(hola_tokenizer *t, const char *path) {
     else s = hl_map_open(&m, file);
     if (s != HOLA_OK) goto done;
     while (i < m.size && strchr(" \t\r\n", m.data[i]) && m.data[i]) i++;
-    /* a SentencePiece model begins with the tag of its first piece, a line feed */
+    /* a SentencePiece model starts with the tag of its first piece, a line feed */
     if (i < m.size && m.data[i] == '{' && (i == 0 || m.data[0] != '\n' || m.size - i < 2 || m.data[1] != '{'))
         s = hl_tokenizer_json_read(t, m.data, m.size, file);
     else s = hl_spm_read(t, m.data, m.size, file);
@@ -95,7 +95,7 @@ int32_t hola_tokenizer_eos(const hola_tokenizer *t) { return t ? t->eos : -1; }
 
 /* ---- decode ---- */
 
-/* Appends a piece's text; U+2581 becomes a space, except for the first `drop` of those at its front. */
+/* Appends a piece's text; U+2581 becomes a space, except for the first `drop` leading ones. */
 static void put_spaced(struct hl_text *out, const char *text, int64_t len, int64_t drop) {
     bool front = true;
     for (int64_t i = 0; i < len;) {
@@ -107,8 +107,8 @@ static void put_spaced(struct hl_text *out, const char *text, int64_t len, int64
     }
 }
 
-/* SentencePiece: the first piece that is text gives up one U+2581 at its front if there was a space put
- * before the text; all of them while the text is still empty, if extra spaces are squeezed. */
+/* SentencePiece: the first text piece drops one leading U+2581 if encoding adds a space before the text, or, if extra
+ * spaces are squeezed, all of them while the text is still empty. */
 static void put_spm(const hola_tokenizer *t, const struct hl_token_piece *p, bool *at_front, bool *seen,
                     struct hl_text *out) {
     bool strips = t->prefix == HL_PREFIX_ALWAYS || t->squeeze, meta;

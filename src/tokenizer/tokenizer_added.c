@@ -1,4 +1,4 @@
-/* tokenizer_added.c -- tokens that are looked for in a text before anything else: leftmost first, then longest. */
+/* tokenizer_added.c -- tokens that are matched before anything else: leftmost first, then longest. */
 #include "tokenizer/tokenizer.h"
 #include "tokenizer/unicode.h"
 #include <stdlib.h>
@@ -40,7 +40,7 @@ void hl_added_free(struct hl_added *a) {
     *a = (struct hl_added){0};
 }
 
-/* The longest token that begins at text[at], or NULL. */
+/* The longest token that starts at text[at], or NULL. */
 static const struct hl_added_token *token_at(const struct hl_added *a, const char *text, int64_t len, int64_t at) {
     unsigned char c = (unsigned char)text[at];
     for (int64_t i = a->first[c]; i < a->first[c + 1]; i++) {
@@ -63,7 +63,7 @@ static bool is_word_after(const char *text, int64_t len, int64_t at) {
     return at < len && hl_utf8(text + at, len - at, &c) && hl_is_word(c);
 }
 
-/* How far the white space reaches on one side of text[at]. */
+/* The extent of white space on one side of text[at]. */
 static int64_t skip_spaces(const char *text, int64_t from, int64_t len, int64_t at, bool forward) {
     uint32_t c;
     if (forward)
@@ -86,7 +86,7 @@ bool hl_added_find(const struct hl_added *a, const char *text, int64_t len, int6
         if (a->first[c] == a->first[c + 1] || !(t = token_at(a, text, len, at))) continue;
         f->begin = at, f->end = at + t->len, f->id = t->id;
         if (t->single_word && (is_word_before(text, at) || is_word_after(text, len, f->end))) {
-            at = f->end - 1; /* a match that does not count is passed over whole, as in the original */
+            at = f->end - 1; /* a rejected match is skipped entirely, as in the original */
             continue;
         }
         if (t->lstrip) f->begin = skip_spaces(text, from, len, at, false);

@@ -1,4 +1,4 @@
-/* tokenizer_encode.c -- a text to ids: segments between added tokens, blocks that threads take, one result. */
+/* tokenizer_encode.c -- text to ids: segments between added tokens, blocks encoded in parallel, one result. */
 #define _POSIX_C_SOURCE 200809L
 #include "tokenizer/tokenizer.h"
 #include "core/pool.h"
@@ -6,9 +6,9 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-enum { BLOCK = 1 << 17 }; /* bytes that one task encodes, about: fixed, so that threads change nothing */
+enum { BLOCK = 1 << 17 }; /* approximate bytes per task: fixed, so that results do not depend on threads */
 
-/* ---- caches that wait for the next text ---- */
+/* ---- caches kept for the next text ---- */
 
 enum { KEPT = 64 };
 struct hl_caches {
@@ -49,12 +49,12 @@ static void put_back(struct hl_caches *c, struct hl_bpe_work *w) {
     hl_bpe_work_free(w);
 }
 
-/* ---- the plan: what to encode, in order ---- */
+/* ---- the plan: items to encode, in order ---- */
 
 struct item {
     const char *text;
     int64_t len;
-    int32_t token; /* an added token; -1: the text is to be encoded */
+    int32_t token; /* an added token; -1: encode the text */
     bool prefix;   /* with a space before it */
 };
 
@@ -85,7 +85,7 @@ static hola_status add_item(struct plan *p, struct item item) {
     return HOLA_OK;
 }
 
-/* Whether the words left and right of text[i] are the same with the text cut there. */
+/* Whether splitting the text at i leaves the words on both sides unchanged. */
 static bool may_cut(const struct hl_bpe *b, const char *text, int64_t len, int64_t i) {
     if (b->words == HL_WORDS_JOINED) return hl_bpe_may_cut(b, text, len, i);
     if (b->words == HL_WORDS_SPACES) return text[i] == ' ' || (len - i >= 3 && memcmp(text + i, HL_META_TEXT, 3) == 0);
@@ -145,7 +145,7 @@ static hola_status add_copy(struct plan *p, const char **text, int64_t *len) {
     return s;
 }
 
-/* A segment between tokens that were found in the text as it is. */
+/* A segment between added tokens of the original text. */
 static hola_status add_segment(struct plan *p, const char *text, int64_t len, bool first) {
     const hola_tokenizer *t = p->t;
     struct hl_found f;
@@ -190,7 +190,7 @@ static hola_status make_groups(struct plan *p) {
 
 /* ---- doing it ---- */
 
-/* A block with a space before it: the part that the space can change is copied. */
+/* A block with a prepended space: copies the part that the space can affect. */
 static hola_status encode_prefixed(const struct hl_bpe *b, struct hl_bpe_work *w, const struct item *it,
                                    struct hl_ids *out) {
     int64_t cut = next_cut(b, it->text, it->len, 1);
@@ -243,7 +243,7 @@ static hola_status run(struct plan *p, int threads) {
     if (s != HOLA_OK) return s;
     hl_pool_run(pool, p->groups, encode_group, p);
     hl_pool_free(pool);
-    for (int64_t i = 0; i < p->groups; i++) /* the message stayed with the thread that failed */
+    for (int64_t i = 0; i < p->groups; i++) /* the message belongs to the thread that failed */
         if (p->group[i].status != HOLA_OK)
             return hl_fail(p->group[i].status, "tokenizer: out of memory, or a word of 2 GiB or more");
     return HOLA_OK;

@@ -1,7 +1,7 @@
 /* tokenizer_json.c -- reads a tokenizer.json of Hugging Face's tokenizers, those of the BPE family.
  *
- * Every field either means something here or must have the value that means nothing; all else is refused by
- * name, as a tokenizer that is nearly right is a model that is quietly wrong. */
+ * Every field is either supported or must have its neutral value; anything else is refused by name, since a tokenizer
+ * that is almost right makes a model silently wrong. */
 #include "tokenizer/tokenizer_json.h"
 #include <stdlib.h>
 
@@ -106,7 +106,7 @@ static hola_status put_added(hola_tokenizer *t, const json_t *a, bool llama) {
     free(copy.data);
     if (s != HOLA_OK || len == 0) return s;
     struct hl_added_token *last = &list->token[list->n - 1];
-    if (changed) /* it decodes to what it matched */
+    if (changed) /* it decodes to the text it matched */
         t->bpe.piece[id].text = last->text, t->bpe.piece[id].len = last->len;
     last->lstrip = hl_json_flag(a, "lstrip", false);
     last->rstrip = hl_json_flag(a, "rstrip", false);
@@ -114,7 +114,7 @@ static hola_status put_added(hola_tokenizer *t, const json_t *a, bool llama) {
     return HOLA_OK;
 }
 
-/* Their texts, as written, into the store; what they are, into the pieces. */
+/* Stores their original texts, and their types in the pieces. */
 static hola_status read_added(hola_tokenizer *t, const json_t *root, bool llama, const char *path) {
     const json_t *list = json_object_get(root, "added_tokens"), *in_vocab;
     const json_t *vocab = json_object_get(json_object_get(root, "model"), "vocab");
@@ -156,7 +156,7 @@ static int32_t named(const json_t *root, const char *name) {
     return -1;
 }
 
-/* What a TemplateProcessing puts before and after a text. */
+/* The tokens that a TemplateProcessing adds before and after a text. */
 static void read_template(hola_tokenizer *t, const json_t *root, const json_t *processor) {
     const json_t *single = json_object_get(processor, "single");
     bool before = true;

@@ -1,4 +1,4 @@
-/* tokenizer_json.h -- what the files that read tokenizer.json share. */
+/* tokenizer_json.h -- shared by the files that read tokenizer.json. */
 #ifndef HL_TOKENIZER_JSON_H
 #define HL_TOKENIZER_JSON_H
 #include "core/json.h"
@@ -6,14 +6,14 @@
 
 enum { HL_JSON_MAX_ID = 1 << 22, HL_JSON_MAX_TOKEN = 1 << 16 };
 
-/* "PATH: FIELD: WHAT"; HOLA_ENOTSUP for what is beyond this reader, HOLA_EFORMAT for what makes no sense. */
+/* "PATH: FIELD: WHAT"; HOLA_ENOTSUP for unsupported features, HOLA_EFORMAT for malformed files. */
 hola_status hl_json_refuse(const char *path, const char *field, const char *what);
 hola_status hl_json_bad(const char *path, const char *field, const char *what);
-/* The "type" of an object, "" where it has none; and the refusal of one. */
+/* The "type" of an object, "" if it has none; and an error for an unsupported one. */
 const char *hl_json_type(const json_t *object);
 hola_status hl_json_refuse_type(const char *path, const char *field, const json_t *object);
 
-/* A boolean of an object, or its default where it is absent or null. */
+/* A boolean of an object, or its default if absent or null. */
 static inline bool hl_json_flag(const json_t *object, const char *name, bool absent) {
     const json_t *v = json_object_get(object, name);
     return json_is_boolean(v) ? json_is_true(v) : absent;
@@ -21,7 +21,7 @@ static inline bool hl_json_flag(const json_t *object, const char *name, bool abs
 static inline bool hl_json_is(const json_t *value, const char *text) {
     return json_is_string(value) && strcmp(json_string_value(value), text) == 0;
 }
-/* Of a Metaspace: always, first or never; files of old have add_prefix_space instead. */
+/* Of a Metaspace: always, first or never; old files have add_prefix_space instead. */
 static inline const char *hl_json_prepend_scheme(const json_t *p) {
     const char *scheme = json_string_value(json_object_get(p, "prepend_scheme"));
     return scheme ? scheme : hl_json_flag(p, "add_prefix_space", true) ? "always" : "never";
