@@ -2,8 +2,8 @@
  *
  * A text goes through the same steps for every tokenizer file format:
  *   1. added tokens (user-defined pieces) are cut out, each the leftmost and longest;
- *   2. the text between them is rewritten (normalised) where the file asks for more than ' ' -> U+2581; 3. it is split
- *   into words: by the file's pattern, or where no merge can cross (bpe.h);
+ *   2. the text between them is rewritten (normalised) where the file asks for more than ' ' -> U+2581;
+ *   3. it is split into words: by the file's pattern, or where no merge can cross (bpe.h);
  *   4. each word is merged by byte pair encoding, or found in a cache of words merged before.
  * Steps 3 and 4 run on blocks of the text, many at a time. */
 #ifndef HL_TOKENIZER_H

@@ -6,7 +6,7 @@
 struct hl_bias {
     int64_t M, N;
     const real *b; /* [N] */
-    void *x;       /* [M][N], changed in place */
+    void *x;       /* [M][N], updated in place */
     int64_t ld;    /* a device: numbers from one row of x and dx to the next; 0: N */
     const void *dx;
     real *db; /* accumulated */

@@ -3,9 +3,9 @@
 #include "ops/simd.h"
 
 enum {
-    ROWS = 64,    /* rows of a task; rows that are summed before a double takes over */
+    ROWS = 64,    /* rows per task; rows summed in float before adding to a double */
     COLUMNS = 64, /* columns of a task of the backward pass */
-    SMALL = 8192  /* numbers worth no other thread */
+    SMALL = 8192  /* below this many numbers, use one thread */
 };
 
 static void run(struct hl_backend *backend, const struct hl_bias *a, int64_t tasks, hl_task task) {

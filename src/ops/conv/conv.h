@@ -1,8 +1,8 @@
 /* conv.h -- causal depthwise short convolution, then SiLU.
  *
  *     u[t,c] = sum_{i<W} w[c][i] x[t-W+1+i, c]      y = u sigma(u)
- * Before a sequence starts x is 0; in a session the last W-1 rows come from the state.
- * w NULL: SiLU alone (W = 1, weight 1).
+ * x is 0 before the start of a sequence; in a session the last W-1 rows come from the state.
+ * w NULL: SiLU only (W = 1, weight 1).
  * Backward recomputes u. Sessions are not differentiated. */
 #ifndef HL_CONV_H
 #define HL_CONV_H
@@ -21,10 +21,10 @@ struct hl_conv {
     void *dx;
     real *dw; /* accumulated */
 };
-/* The convolution and the norms of its y in one op, whose y, dy and r need not be written. */
+/* The convolution and the norms of its y in one op; y, dy and r need not be written. */
 struct hl_convnorm {
     const struct hl_conv *conv;
     const struct hl_l2norm *l2;
-    const struct hl_rmsnorm *rms; /* NULL: the L2 norm alone */
+    const struct hl_rmsnorm *rms; /* NULL: L2 norm only */
 };
 #endif

@@ -1,4 +1,4 @@
-/* conv_back_cuda.cu -- see conv.h: the backward pass, with u computed again. */
+/* conv_back_cuda.cu -- see conv.h: the backward pass, which recomputes u. */
 #include "ops/cuda_ops.cuh"
 #include "cuda/reduce.cuh"
 #include "ops/conv/conv_cuda.cuh"
@@ -20,15 +20,14 @@ static __device__ __forceinline__ int seg_end(const struct conv &a, int t) {
     return (int)(s.row + s.len);
 }
 
-/* Where a walk is: h and d hold the last W rows of x and du; the segments of rows t and r = t - W + 1 end
- * there. */
+/* State of a scan: h and d hold the last W rows of x and du; also the segment ends of rows t and r = t - W + 1. */
 template <int V, int W> struct walk {
     float h[W][V], d[W][V], w[W][V], dw[W][V];
     int t0, t1, end, r_end;
 };
 
-/* Row t gives du[t], and then dx[r] has all it needs. dw takes the rows of the stretch alone. inside: t and
- * r are in the stretch and in one segment. */
+/* Row t gives du[t], which completes dx[r]. dw sums only the rows of the range. inside: t and r are in the range and in
+ * one segment. */
 template <bool inside, int V, int W>
 static __device__ __forceinline__ void back_row(const struct conv &a, struct walk<V, W> &k, int t,
                                                 typename packed_of<V>::type x, typename packed_of<V>::type dy,
@@ -58,7 +57,7 @@ static __device__ __forceinline__ void back_row(const struct conv &a, struct wal
     store_packed((typename packed_of<V>::type *)to, dx);
 }
 
-/* The rows of a stretch, and W - 1 more for the last dx. x and dy are loaded BATCH rows ahead. */
+/* The rows of a range, and W - 1 more for the last dx. x and dy are loaded BATCH rows ahead. */
 template <int V, int W>
 static __device__ __forceinline__ void walk_back(const struct conv &a, struct walk<V, W> &k, int64_t c) {
     typedef typename packed_of<V>::type packed;

@@ -1,19 +1,18 @@
 /* conv_cpu.c -- the short convolution with vectors of channels that walk down the rows.
  *
- * A walk keeps the taps and the last W rows of its channels in registers, so every number is loaded and
- * stored once. Tasks are blocks of rows of the batch times slices of channels; a block loads the W-1
- * rows before it, so a row's result does not depend on where blocks or segments are cut. In the
- * backward pass a block also recomputes du of the W-1 rows after it, and sums dw in a place of its
- * own; the blocks are added up in order at the end. */
+ * Each scan down the rows keeps the taps and the last W rows of its channels in registers, so every number is loaded
+ * and stored once. Tasks are blocks of rows of the batch times slices of channels; a block loads the W-1 rows before
+ * it, so a row's result does not depend on where blocks or segments are cut. In the backward pass a block also
+ * recomputes du of the W-1 rows after it, and sums dw separately; the blocks are added in order at the end. */
 #include "ops/ops.h"
 #include "ops/simd.h"
 
 enum {
     ROWS = 64,     /* rows of one block, at least */
     SLICE = 256,   /* channels of one task */
-    TILE = 8,      /* rows that a vector of channels walks before its neighbour does */
-    SMALL = 8192,  /* elements worth no other thread */
-    PARTS = 32768, /* numbers in the partial sums of dw: they live on the stack */
+    TILE = 8,      /* rows that a vector of channels processes before the next vector */
+    SMALL = 8192,  /* below this many elements, use one thread */
+    PARTS = 32768, /* numbers in the partial sums of dw, which are on the stack */
 };
 
 struct blocks {
@@ -29,9 +28,9 @@ struct piece {
     int64_t block, t, end, c, c1;
 };
 
-/* The walks are written once for any W and compiled for W = 4 and full vectors, where the arrays of
- * vectors below are registers: only when everything is inlined. They work on a local copy of the op's
- * arguments: for all the compiler knows a stored vector may change the original. */
+/* The walks are written once for any W and compiled for W = 4 and full vectors, where the arrays of vectors below are
+ * registers: only when everything is inlined. They use a local copy of the op's arguments, since the compiler must
+ * assume that a stored vector may alias the original. */
 #define INLINE static inline __attribute__((always_inline))
 
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -52,7 +51,7 @@ static void run(struct hl_pool *pool, struct blocks *b, hl_task task) {
         for (int64_t i = 0; i < b->n * b->slices; i++) task(b, i, 0);
 }
 
-/* The segment that holds row t: segments lie one after another. */
+/* The segment that contains row t; segments are contiguous. */
 static const struct hl_seg *segment(const struct hl_rows *rows, int64_t t) {
     int64_t lo = 0, hi = rows->n;
     while (hi - lo > 1) {
@@ -95,12 +94,12 @@ static void rows_before(const struct hl_conv *a, const struct hl_seg *s, int64_t
     }
 }
 
-/* What the next tile reads. Its rows are too short and too many for the hardware to see them coming. */
+/* Prefetches the next tile. Its rows are too short and too many for the hardware prefetcher. */
 INLINE void fetch(const void *x, const struct hl_conv *a, const struct piece *p, int64_t t, int64_t k) {
     if (t + TILE < a->rows->T) __builtin_prefetch((const real *)x + (t + TILE) * a->C + p->c + k);
 }
 
-/* From 0, so that there is one way only to fuse the products into the sum. */
+/* From 0, so that there is only one way to contract the products into FMAs. */
 INLINE vr convolve(const vr *w, const vr *h, int64_t W) {
     vr u = v_set(0);
     for (int64_t i = 0; i < W; i++) u += w[i] * h[i];
@@ -152,7 +151,7 @@ static void forward_piece(void *ctx, int64_t i, int worker) {
     else forward_rows(b->op, b->W, &p);
 }
 
-/* The last W-1 rows of the sequence stay for the next segment. */
+/* Keeps the last W-1 rows of the sequence for the next segment. */
 static void keep_tail(void *ctx, int64_t i, int worker) {
     const struct blocks *b = ctx;
     const struct hl_conv *a = b->op;
@@ -171,7 +170,7 @@ void HL_OP(conv_forward)(struct hl_backend *backend, const struct hl_conv *a) {
     HL_ASSERT(b.W >= 1 && b.W <= HL_CONV_MAX);
     run(hl_backend_pool(backend), &b, forward_piece);
     if (b.W == 1) return;
-    /* only now has every task read the old tails */
+    /* only now have all tasks read the old tails */
     if (a->rows->n * a->C > SMALL) hl_pool_run(hl_backend_pool(backend), a->rows->n, keep_tail, &b);
     else
         for (int64_t i = 0; i < a->rows->n; i++) keep_tail(&b, i, 0);
@@ -179,7 +178,7 @@ void HL_OP(conv_forward)(struct hl_backend *backend, const struct hl_conv *a) {
 
 /* ---- backward ---- */
 
-/* What a slice carries along a segment. */
+/* A slice's state along a segment. */
 struct carry {
     real taps[HL_CONV_MAX * SLICE];
     real du[HL_CONV_MAX * SLICE]; /* of the last W-1 rows */
@@ -189,8 +188,8 @@ struct carry {
     int64_t stride;
 };
 
-/* du of rows [t, stop) and dx of those W-1 rows earlier: only then is all that dx needs known. Past the
- * end of the segment du is 0; rows past the task's end add nothing to its dw. */
+/* du of rows [t, stop) and dx of those W-1 rows earlier: only then are all inputs of dx known. Past the end of the
+ * segment du is 0; rows past the task's end add nothing to its dw. */
 INLINE void dwalk(const struct hl_conv *a, int64_t W, const struct piece *p, struct carry *y, int64_t t, int64_t stop,
                   int64_t k, int64_t n) {
     vr w[HL_CONV_MAX], back[HL_CONV_MAX], h[HL_CONV_MAX], d[HL_CONV_MAX], dw[HL_CONV_MAX];

@@ -52,7 +52,7 @@ static __global__ void __launch_bounds__(THREADS, W <= 4 ? FWD_PER_SM : 1) conv_
                 if (t + BATCH + b < t1) next[b] = *(const packed *)(x + b * a.ld);
                 next_row<V, W>(h, w, now, y + b * a.C);
             }
-        } else { /* up to the end of the segment or of the stretch */
+        } else { /* up to the end of the segment or of the range */
 #pragma unroll
             for (int b = 0; b < BATCH; b++)
                 if (b < n) next_row<V, W>(h, w, next[b], y + b * a.C);
@@ -63,7 +63,7 @@ static __global__ void __launch_bounds__(THREADS, W <= 4 ? FWD_PER_SM : 1) conv_
     }
 }
 
-/* Every segment is one row: a thread per channel reads its tail, and moves it on by one. */
+/* Every segment is one row: a thread per channel reads its tail and shifts it by one. */
 template <int W> static __global__ void conv_step(struct conv a) {
     const int64_t c = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     pdl_wait(), pdl_trigger();

@@ -1,12 +1,12 @@
-/* conv_cuda.cuh -- what the kernels of the convolution share. Grid (channels, stretches of rows): a thread owns V
- * neighbouring channels and walks down a stretch of rows with the last W rows in registers, so that x is read once. */
+/* conv_cuda.cuh -- shared by the convolution kernels. Grid (channels, ranges of rows): a thread owns V adjacent
+ * channels and iterates over a range of rows with the last W rows in registers, so that x is read once. */
 #ifndef HL_CONV_CUDA_CUH
 #define HL_CONV_CUDA_CUH
 #include "ops/cuda_ops.cuh"
 #include "cuda/fastmath.cuh"
 #include "cuda/packed.cuh"
 
-enum { THREADS = 128, LEAST = 16 }; /* LEAST: rows of a thread, if there are so many */
+enum { THREADS = 128, LEAST = 16 }; /* LEAST: minimum rows per thread, if available */
 
 struct conv {
     int64_t T, n, C, W, ld; /* ld: of x and dx */
@@ -27,8 +27,7 @@ static inline struct conv open_conv(const struct hl_conv *a) {
     return c;
 }
 
-/* Thread (x, y) of all: channels from V x, the y-th of equal stretches of rows. As many as are at work at
- * once. */
+/* Thread (x, y): channels from V x, the y-th of equal ranges of rows. As many as run concurrently. */
 static inline void conv_shape(struct hl_cuda *c, const struct conv *a, int V, int per_sm, dim3 *grid, dim3 *block) {
     unsigned across = 8;
     while (across < THREADS && across * V < a->C) across *= 2;
@@ -53,7 +52,7 @@ template <int V> static __device__ __forceinline__ void load_row(float *x, const
     unpack(x, *(const typename packed_of<V>::type *)p);
 }
 
-/* Row t of the sequence of segment s, t in rows of the batch: before the segment, what its state keeps. */
+/* Row t of the sequence of segment s, t in rows of the batch: before the segment, from its state. */
 template <int V>
 static __device__ __forceinline__ void look_back(float *x, const struct conv &a, const struct hl_seg &s, int64_t t,
                                                  int64_t c) {
@@ -65,7 +64,7 @@ static __device__ __forceinline__ void look_back(float *x, const struct conv &a,
     for (int v = 0; v < V; v++) x[v] = s.state && s.pos > 0 ? tail[v] : 0.0f;
 }
 
-/* The W - 1 rows before row t, the oldest first; where its segment ends. */
+/* The W - 1 rows before row t, oldest first, and the end of its segment. */
 template <int V, int W>
 static __device__ __forceinline__ int enter_segment(float (*h)[V], const struct conv &a, int t, int64_t c) {
     const struct hl_seg s = a.seg[a.row_seg[t]];

@@ -1,9 +1,9 @@
-/* conv_ref.c -- the short convolution as in conv.h: every output by itself. */
+/* conv_ref.c -- the short convolution as in conv.h: each output separately. */
 #include "ops/ops.h"
 #include <stdlib.h>
 #include <string.h>
 
-/* Row t of the segment's sequence, t counted from the segment's first row; t < 0 is what came before. */
+/* Row t of the segment's sequence, t counted from the segment's first row; t < 0: earlier rows. */
 static real input(const struct hl_conv *a, const struct hl_seg *s, int64_t W, int64_t t, int64_t c) {
     if (t >= 0) return ((const real *)a->x)[(s->row + t) * a->C + c];
     if (!s->state || s->pos == 0) return 0;

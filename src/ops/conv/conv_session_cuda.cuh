@@ -1,11 +1,11 @@
-/* conv_session_cuda.cuh -- the tail of a session: the last rows of its input, which the next ones are convolved with. */
+/* conv_session_cuda.cuh -- the tail of a session: the last rows of its input, needed by the next convolution. */
 #ifndef HL_CONV_SESSION_CUDA_CUH
 #define HL_CONV_SESSION_CUDA_CUH
 #include "ops/cuda_ops.cuh"
 #include "ops/conv/conv_cuda.cuh"
 
-/* After the convolution, which reads the old tails: a thread per segment and channel. Entry i comes from the row
- * len + i of (old tail, new rows), which is later than i: in this order nothing is overwritten too soon. */
+/* After the convolution, which reads the old tails: a thread per segment and channel. Entry i comes from the row len +
+ * i of (old tail, new rows), which is later than i, so this order overwrites nothing too early. */
 static __global__ void conv_tails(struct conv a) {
     const int64_t c = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     const struct hl_seg s = a.seg[blockIdx.y];

@@ -1,14 +1,13 @@
-/* convnorm_back_cuda.cu -- see convnorm_cuda.cuh: the backward pass, from the gradients of both norms to that
- * of the convolution's input; what the forward pass did not store is computed again. It is bound by
- * instructions, so two rows inside a segment are taken without any test. */
+/* convnorm_back_cuda.cu -- see convnorm_cuda.cuh: the backward pass, from the gradients of both norms to that of the
+ * convolution's input; values that the forward pass did not store are recomputed. It is instruction-bound, so pairs of
+ * rows inside a segment run without any test. */
 #include "ops/cuda_ops.cuh"
 #include "cuda/pdl.cuh"
 #include "ops/conv/convnorm_cuda.cuh"
 
 enum { V = WIDE, RING = 8, BACK_PER_SM = 2, PLACE = THREADS * 16 }; /* RING: rows in flight */
 
-/* Where a walk is: x of the TAPS - 1 rows before, and of as many rows of dx what is known so far; the next row
- * to be fetched. */
+/* State of a scan: x of the previous TAPS - 1 rows, the partial dx of as many rows, and the next row to fetch. */
 struct walk {
     float h[TAPS - 1][V], dx[TAPS - 1][V], w[TAPS][V], dw[TAPS][V], gamma[V], dgamma[V];
     const act *next_x, *next_dy;
@@ -16,7 +15,7 @@ struct walk {
     act *to; /* dx of the row TAPS - 1 before the next one */
     char *ring;
     float *factors;         /* the L2 norm's, RING of them as well */
-    int next, t1, low, end; /* t1: the stretch's end; dx is wanted from row low on; end: the segment's */
+    int next, t1, low, end; /* t1: end of the range; dx is needed from row low on; end: of the segment */
     bool live;
 };
 
@@ -37,7 +36,7 @@ template <bool two> static __device__ __forceinline__ void fetch(const struct co
     copy_commit();
 }
 
-/* The rows before row t: those of dx get no more, and those of x are not seen any more. */
+/* At a segment start, row t: earlier rows of dx are complete, and earlier rows of x are no longer visible. */
 static __device__ __forceinline__ void leave_segment(const struct conv_norm &a, struct walk &k, int t) {
     for (int i = 0; i < TAPS - 1; i++) {
         const int row = t - (TAPS - 1) + i;
@@ -51,8 +50,8 @@ static __device__ __forceinline__ float rms_factor(const struct conv_norm &a, fl
     return r * fast_rsqrt(a.share + r * r * (a.eps - (float)HL_L2_EPS * a.share));
 }
 
-/* u becomes y = SiLU(u), slope its derivative; the thread's share of what the norms take away along y comes back:
- * y.dy r^3 + y.(dyt gamma) rt^3 / K. */
+/* u becomes y = SiLU(u), slope its derivative; returns the thread's part of the norms' projection on y: y.dy r^3 +
+ * y.(dyt gamma) rt^3 / K. */
 template <bool two>
 static __device__ __forceinline__ float look_at(const struct conv_norm &a, const struct walk &k, const char *slot,
                                                 float r, float rt, float *u, float *slope) {
@@ -68,8 +67,8 @@ static __device__ __forceinline__ float look_at(const struct conv_norm &a, const
     return sum * (r * r * r) + (two ? sum_t * (rt * rt * rt * a.share) : 0.0f);
 }
 
-/* A row, with `along` of its head: its gradient goes to the rows it looked at. counted: its part of dw and dgamma
- * is this stretch's. dx: of the row TAPS - 1 before, which is now whole. */
+/* A row, with `along` of its head: its gradient is added to the rows it read. counted: it contributes to this range's
+ * dw and dgamma. dx: of the row TAPS - 1 earlier, which is now complete. */
 template <bool two>
 static __device__ __forceinline__ void back_row(struct walk &k, const char *slot, bool counted, float r, float rt,
                                                 float along, const float *x, const float *y, const float *slope,
@@ -133,7 +132,7 @@ static __device__ __forceinline__ void next_pair(const struct conv_norm &a, stru
     fetch<two>(a, k, stop), fetch<two>(a, k, stop);
 }
 
-/* The rows of a stretch, and TAPS - 1 more of its last segment for the last dx. */
+/* The rows of a range, and TAPS - 1 more of its last segment for the last dx. */
 template <int lanes, bool two>
 static __device__ __forceinline__ void walk_back(const struct conv_norm &a, struct walk &k, int t0, int64_t c) {
     const struct hl_seg last = a.c.seg[a.c.row_seg[k.t1 - 1]], first = a.c.seg[a.c.row_seg[t0]];
@@ -158,7 +157,7 @@ static __device__ __forceinline__ void walk_back(const struct conv_norm &a, stru
         const int whole = min(k.t1, k.end) - PAIR; /* the last row that begins a pair */
         while (t - (TAPS - 1) >= k.low && t <= whole) {
             next_pair<lanes, two>(a, k, t, stop), t += PAIR;
-            if (two && t <= whole) /* again: fewer numbers change their places */
+            if (two && t <= whole) /* again: fewer register moves */
                 next_pair<lanes, two>(a, k, t, stop), t += PAIR;
         }
         if (t == k.end || t == stop) continue;
@@ -191,7 +190,7 @@ static __global__ void __launch_bounds__(THREADS, BACK_PER_SM) conv_norm_bwd(str
     const int64_t mine = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * V;
     const int t0 = (int)stretch_begin(a.c.T, 0);
     struct walk k;
-    k.live = mine < a.c.C; /* the others go along: warps add up as a whole */
+    k.live = mine < a.c.C; /* the others participate, since whole warps sum */
     k.t1 = (int)stretch_begin(a.c.T, 1);
     k.ring = shared_memory() + (threadIdx.y * blockDim.x + threadIdx.x) * 16;
     k.factors = (float *)(shared_memory() + RING * (two ? 3 : 2) * PLACE) + threadIdx.y * blockDim.x + threadIdx.x;
@@ -214,7 +213,7 @@ static __global__ void __launch_bounds__(THREADS, BACK_PER_SM) conv_norm_bwd(str
  * gamma in one launch, gamma's blocks first: they have more to add. */
 enum { WARPS = 32 };
 struct sums {
-    float *out; /* NULL: not wanted */
+    float *out; /* NULL: not needed */
     const float *part;
     int P, n, blocks;
 };

@@ -7,11 +7,11 @@ enum { V = WIDE, RING = 4, FWD_PER_SM = 4 }; /* RING: rows in flight */
 
 struct walk {
     float w[TAPS][V], h[TAPS - 1][V], gamma[V]; /* h: x of the TAPS - 1 rows before */
-    const act *next_x;                          /* the next row to be fetched */
+    const act *next_x;                          /* the next row to fetch */
     act *y, *yt;
-    float *r; /* a head's first thread has one */
+    float *r; /* only in a head's first thread */
     char *ring;
-    int next, t1; /* t1: the stretch's end */
+    int next, t1; /* t1: end of the range */
     bool live;
 };
 
@@ -70,7 +70,7 @@ static __global__ void __launch_bounds__(THREADS, FWD_PER_SM) conv_norm_fwd(stru
     const int64_t mine = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * V;
     const int t0 = (int)stretch_begin(a.c.T, 0);
     struct walk k;
-    k.live = mine < a.c.C; /* the others go along: warps add up as a whole */
+    k.live = mine < a.c.C; /* the others participate, since whole warps sum */
     k.t1 = (int)stretch_begin(a.c.T, 1);
     const int64_t c = k.live ? mine : (int64_t)(threadIdx.x % lanes) * V;
     k.next = t0, k.next_x = a.c.x + t0 * a.c.ld + c;

@@ -1,14 +1,14 @@
-/* convnorm_cuda.cuh -- the convolution of queries or keys and the norms of its heads in one pass: what lies
- * between them is never stored. A thread owns V neighbouring channels and walks down a stretch of rows; the
- * lanes of a head add up their squares. Rows come through a ring of cp.async copies in shared memory, in which every
- * thread reads only what it copied itself: no barriers. */
+/* convnorm_cuda.cuh -- the convolution of queries or keys and the norms of its heads in one pass, without storing the
+ * intermediate result. A thread owns V adjacent channels and iterates over a range of rows; the lanes of a head sum
+ * their squares. Rows come through a ring of cp.async copies in shared memory, in which every thread reads only what it
+ * copied itself: no barriers. */
 #ifndef HL_CONVNORM_CUDA_CUH
 #define HL_CONVNORM_CUDA_CUH
 #include "ops/cuda_ops.cuh"
 #include "cuda/fastmath.cuh"
 #include "ops/conv/conv_cuda.cuh"
 
-enum { TAPS = 4, PAIR = 2 }; /* rows are taken two at a time, so that their sums overlap */
+enum { TAPS = 4, PAIR = 2 }; /* rows are processed in pairs, so that their sums overlap */
 
 struct conv_norm {
     struct conv c; /* its y and dy are not used */
@@ -32,8 +32,8 @@ static struct conv_norm open_conv_norm(const struct hl_conv *c, const struct hl_
     a.yt = (act *)r->y, a.apart = (int64_t)((intptr_t)r->dy - (intptr_t)l->dy);
     return a;
 }
-/* Lanes of a head with WIDE channels each; 0: heads that are not for these kernels. The same for both directions,
- * as the backward pass needs other things where the ops went one by one. */
+/* Lanes per head with WIDE channels each; 0: unsupported heads. The same for both directions, since the backward pass
+ * needs different inputs after separate ops. */
 static inline int head_lanes(const struct conv_norm *a) {
     const int64_t lanes = a->K / WIDE;
     const bool whole = a->K % WIDE == 0 && a->c.C % a->K == 0 && a->c.ld % WIDE == 0;
@@ -48,7 +48,7 @@ static inline int head_lanes(const struct conv_norm *a) {
     case 32: RUN(32); break; \
     }
 
-/* As conv_shape; a warp stays within one stretch. */
+/* Like conv_shape; a warp stays within one range. */
 static inline void conv_norm_shape(struct hl_cuda *c, const struct conv_norm *a, int per_sm, dim3 *grid, dim3 *block) {
     unsigned across = 32;
     while (across < THREADS && across * WIDE < a->c.C) across *= 2;

@@ -1,12 +1,12 @@
-/* decay_cpu.c -- the log decays with vectors, parallel over blocks of rows. Sums over rows are taken block by block,
- * and the blocks are added up in order. */
+/* decay_cpu.c -- the log decays with vectors, parallel over blocks of rows. Sums over rows are computed per block, and
+ * the blocks are added in order. */
 #include "ops/ops.h"
 #include "ops/simd.h"
 
 enum {
     ROWS = 64,     /* rows of one task, at least */
-    SMALL = 2048,  /* elements worth no other thread */
-    PARTS = 32768, /* numbers in the partial sums: they live on the stack */
+    SMALL = 2048,  /* below this many elements, use one thread */
+    PARTS = 32768, /* numbers in the partial sums, which are on the stack */
 };
 #define INLINE static inline __attribute__((always_inline))
 
@@ -20,11 +20,11 @@ INLINE int64_t lanes(int64_t left) { return left < VL ? left : VL; }
 struct blocks {
     const void *op;
     int64_t T, n, rows; /* n blocks of `rows` rows */
-    real *part;         /* [n][sums]; NULL: one block, which adds to the op's sums itself */
+    real *part;         /* [n][sums]; NULL: one block, which adds directly to the op's sums */
     int64_t sums;
 };
 
-/* sums: how many sums over the rows a block takes; 0: none */
+/* sums: number of sums over the rows per block; 0: none */
 static struct blocks cut(const void *op, int64_t T, int64_t sums) {
     const int64_t most = sums == 0 ? T : PARTS / sums > 1 ? PARTS / sums : 1;
     struct blocks b = {.op = op, .T = T, .rows = ROWS, .sums = sums};

@@ -1,8 +1,8 @@
 /* kda_gate_cuda.cu -- the gates of KDA (decay.h): one pass over memory.
  *
- * Forward: a thread per VEC neighbouring channels of a token and head. Backward: grid (groups of tokens, heads, groups
- * of channels), a thread keeps its channels and walks over tokens, so that sums over tokens stay in registers; partial
- * sums of the blocks are added up in a fixed order (reduce.cuh). Softplus is computed again instead of reading g. */
+ * Forward: a thread per VEC adjacent channels of a token and head. Backward: grid (groups of tokens, heads, groups of
+ * channels), a thread keeps its channels and iterates over tokens, so that sums over tokens stay in registers; partial
+ * sums of the blocks are added in a fixed order (reduce.cuh). Softplus is recomputed instead of reading g. */
 #include "ops/cuda_ops.cuh"
 #include "cuda/pdl.cuh"
 #include "cuda/reduce.cuh"
@@ -56,7 +56,7 @@ template <int VEC> static __global__ void __launch_bounds__(THREADS) gate_fwd(co
     if (c == 0) p.beta[t * p.HV + h] = p.beta_max * sigmoid(f32(p.b[t * p.ld_b + h]));
 }
 
-/* units: threads of a token; the block has THREADS / units tokens at a time */
+/* units: threads per token; the block processes THREADS / units tokens at a time */
 template <int VEC> static __global__ void __launch_bounds__(THREADS) gate_bwd(const struct gate p, int units) {
     __shared__ float sums[THREADS * VEC], sum[33];
     const int h = blockIdx.y, rows = THREADS / units, mine = threadIdx.x / units;
@@ -109,7 +109,7 @@ static struct gate open_gate(const struct hl_kda_gate *a) {
     p.dg = a->dg, p.dbeta = a->dbeta, p.g = a->g, p.beta = a->beta, p.dx = (act *)a->dx, p.db = (act *)a->db;
     return p;
 }
-/* 8 channels at a time, where rows are so aligned */
+/* 8 channels at a time, if rows are aligned for it */
 static bool wide(const struct hl_kda_gate *a, const struct gate *p) {
     return a->K % 8 == 0 && p->ld_x % 8 == 0 && (uintptr_t)a->x % 16 == 0 && (uintptr_t)a->dx % 16 == 0 &&
            (uintptr_t)a->g % 16 == 0 && (uintptr_t)a->dg % 16 == 0 && (uintptr_t)a->dt_bias % 16 == 0;

@@ -1,6 +1,6 @@
-/* logsigmoid_cuda.cu -- the gate of GLA and GSA (decay.h). Forward: a thread per V neighbouring channels of a token.
- * Backward: a thread keeps its channels and walks over every ROWS-th token, so that the bias' gradient stays in its
- * registers; blocks leave partial sums, which sum_partials adds up in a fixed order. */
+/* logsigmoid_cuda.cu -- the gate of GLA and GSA (decay.h). Forward: a thread per V adjacent channels of a token.
+ * Backward: a thread keeps its channels and iterates over every ROWS-th token, so that the bias gradient stays in its
+ * registers; blocks write partial sums, which sum_partials adds in a fixed order. */
 #include "ops/cuda_ops.cuh"
 #include "cuda/packed.cuh"
 #include "cuda/pdl.cuh"

@@ -2,8 +2,8 @@
 #include "ops/decay/pair_cpu.h"
 
 enum { C = HL_CHUNK };
-#define LEAST (-60)    /* smaller exponents give 0; larger ones than 60 are never taken */
-#define LEAST_G (-100) /* log decays below it forget all the same; it bounds G, whose differences count */
+#define LEAST (-60)    /* smaller exponents give 0; exponents above 60 are never used */
+#define LEAST_G (-100) /* smaller log decays erase everything anyway; it bounds G, whose differences matter */
 
 static int64_t padded(const struct pair *p) { return (p->c + 15) / 16 * 16; } /* channels, in whole vectors */
 
@@ -75,7 +75,7 @@ void HL_OP(pair_decays)(struct pair *p, const real *g, int64_t stride, int64_t n
     difference(p->end, p->G + (n - 1) * ld, NULL, width);
 }
 
-/* ---- X and Y under their decays ---- */
+/* ---- X and Y with their decays ---- */
 
 static void clear(real *x, int64_t n) { memset(x, 0, (size_t)n * sizeof *x); }
 

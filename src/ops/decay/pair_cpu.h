@@ -1,13 +1,13 @@
-/* pair_cpu.h -- products inside a chunk under a decay per channel, for gla, gsa and kda (docs/math.md, "A decay per
- * channel"). G_i: sum of the log decays of the chunk's rows up to i.
+/* pair_cpu.h -- products inside a chunk with per-channel decay, for gla, gsa and kda (docs/math.md, "Per-channel
+ * decay"). G_i: sum of the log decays of the chunk's rows up to i.
  *
  *     scores_ij = sum_c X_ic Y_jc exp(G_ic - G_jc)                                  j <= i
  *     rows_i    = sum_j A_ij Y_j exp(G_i - G_j)        cols_j = sum_i A_ij X_i exp(G_i - G_j)
  *
- * Rows lie in blocks of 16. With r_I and R_I = G at the first and last row of block I, a decay from j in block J to i in
- * block I is exp(G_i - r_I) exp(r_I - R_J) exp(R_J - G_j): for J < I no factor exceeds 1. For J = I the middle one does:
- * it is taken where it stays below exp(60); the other channels of a block, the wide ones, are computed pair by pair.
- * Decays below exp(-60) are 0. */
+ * Rows are in blocks of 16. With r_I and R_I = G at the first and last row of block I, a decay from j in block J to i
+ * in block I is exp(G_i - r_I) exp(r_I - R_J) exp(R_J - G_j): for J < I no factor exceeds 1. For J = I the middle one
+ * does: it is used where it stays below exp(60); the other channels of a block, the wide ones, are computed pair by
+ * pair. Decays below exp(-60) are 0. */
 #ifndef HL_PAIR_CPU_H
 #define HL_PAIR_CPU_H
 #include "ops/gdn/gdn_cpu.h"
@@ -30,7 +30,7 @@ struct pair {
     real *Z; /* [128][ld]: Y or X seen from one block */
     real *mm;
 };
-/* where row i of set s lies in X, in scores and in what goes into rows and cols */
+/* index of row i of set s in X, in scores and in the inputs of rows and cols */
 static inline int64_t pair_row(const struct pair *p, int64_t s, int64_t i) {
     return (i / PAIR * p->sets + s) * PAIR + i % PAIR;
 }
@@ -58,19 +58,19 @@ static inline void row_add_times(real *y, real a, const real *x, const real *f, 
 }
 
 #ifdef HL_ISA
-/* Takes the arrays from *mem; mm is the caller's. */
+/* Allocates the arrays from *mem; the caller sets mm. */
 struct pair HL_OP(pair_carve)(int64_t c, int64_t sets, real *mm, real **mem);
 /* Decays of n rows, g `stride` apart. */
 void HL_OP(pair_decays)(struct pair *p, const real *g, int64_t stride, int64_t n);
 void HL_OP(pair_set_x)(struct pair *p, int64_t s, const real *x, int64_t ldx);
 void HL_OP(pair_set_y)(struct pair *p, const real *y, int64_t ldy);
-/* out [16 blocks x sets][HL_CHUNK]; above the diagonal of a block of 16 the numbers mean nothing, right of it there are
- * none */
+/* out [16 blocks x sets][HL_CHUNK]; entries above the diagonal within a block of 16 are undefined, those further right
+ * are not written */
 void HL_OP(pair_scores)(const struct pair *p, real *out);
-/* A as scores lie, zero above the diagonal; out as X, and as Y */
+/* A laid out like scores, zero above the diagonal; out like X, and like Y */
 void HL_OP(pair_rows)(const struct pair *p, const real *A, real *out);
 void HL_OP(pair_cols)(const struct pair *p, const real *A, real *out);
-/* X_i exp(G_i), as X lies; Y_j exp(G_last - G_j), as Y lies; out may be X or Y itself */
+/* X_i exp(G_i), laid out like X; Y_j exp(G_last - G_j), like Y; out may be X or Y itself */
 void HL_OP(pair_from_start)(const struct pair *p, real *out);
 void HL_OP(pair_to_end)(const struct pair *p, real *out);
 #endif

@@ -1,18 +1,18 @@
-/* pair_cuda.cuh -- products of rows with a decay per channel, for kernels that take a chunk of 64 rows:
+/* pair_cuda.cuh -- products of rows with per-channel decay, for kernels on chunks of 64 rows:
  *     pair(X, Y, G)_ij = sum_c X_ic Y_jc exp(G_ic - G_jc), j <= i     and its gradients (docs/math.md)
- * on tensor cores (mma_bf16), whatever the decays.
+ * on tensor cores (mma_bf16), for any decays.
  *
  * Rows are in blocks of 16. r_I: G at the first row of block I; r_4: G at the chunk's last row. Per row and channel
  *     a_i = exp(G_i - r_I) <= 1      b_i = exp(r_{I+1} - G_i) <= 1      rho_I = exp(r_{I+1} - r_I) = a_i b_i
  *     m_i = exp(G_i - G at the block's row 8)
  *     exp(G_i) = a_i exp(r_I)        exp(G_last - G_i) = b_i exp(G_last - r_{I+1})
  *     block (I, J), J < I:  (X a)_I (rho_{J+1} .. rho_{I-1}) (Y b)_J^T          block (I, I):  (X m)_I (Y / m)_I^T
- * m is on both sides of 1. It stays in range because in it, and in it alone, no row decays by more than 2^-15: so terms
- * that a stronger decay wipes out are off by 3e-5 of what they were before it. All logarithms are to base 2; each
- * exponent of a, b and rho is a sum of log decays, never a difference of sums, so strong decays cost their neighbours
- * no digits.
+ * m is on both sides of 1. It stays in range because in m, and only there, the decay of a row is clamped at 2^-15:
+ * terms that a stronger decay would erase keep an error of 3e-5 of their previous size. All logarithms are base 2; each
+ * exponent of a, b and rho is a sum of log decays, never a difference of sums, so strong decays do not cost adjacent
+ * rows precision.
  *
- * Tiles are [64][K] in bf16: K / 64 panels of swizzled [64][64] (wgmma.cuh). There are two ways to own elements:
+ * Tiles are [64][K] in bf16: K / 64 panels of swizzled [64][64] (wgmma.cuh). Elements are owned in two ways:
  *     by channels   thread x of 2 K has channels 2 (x % (K/2)) and the next one, of all rows of block x / (K/2):
  *                   loads and stores of whole lines; sums over rows need no other thread
  *     by fragments  a warp has block I and some channels, as accumulators of mma_bf16: lane 4g + t rows g and g + 8 */
@@ -38,8 +38,8 @@ static __device__ __forceinline__ int pair_at(int row, int col) {
 
 /* ---- by channels ---- */
 
-/* Log2 decays of the thread's rows. from: g at the chunk's first row, the head's first channel; rows past len decay
- * nothing. */
+/* Log2 decays of the thread's rows. from: g at the chunk's first row, the head's first channel; rows past len have no
+ * decay. */
 template <int K>
 static __device__ __forceinline__ void pair_load_decays(float2 g[PAIR_ROWS], const float *from, int64_t stride,
                                                         int len) {
@@ -51,7 +51,7 @@ static __device__ __forceinline__ void pair_load_decays(float2 g[PAIR_ROWS], con
         from += stride;
     }
 }
-/* Before a barrier: scales the decays that were loaded to base 2, and what the blocks' totals are made of. */
+/* Before a barrier: converts the loaded decays to base 2, and stores the parts of the blocks' totals. */
 template <int K> static __device__ __forceinline__ void pair_totals(struct pair_decay<K> &d, float2 g[PAIR_ROWS]) {
     const int I = threadIdx.x / (K / 2), c = threadIdx.x % (K / 2) * 2;
     float2 sum = make_float2(0.0f, 0.0f);

@@ -1,10 +1,10 @@
-/* embed_cpu.c -- forward in pieces of tokens; backward in slices of columns, each over all tokens in
- * order, so that a token that comes twice is added in the same order for every number of threads. */
+/* embed_cpu.c -- forward in pieces of tokens; backward in slices of columns, each over all tokens in order, so that
+ * repeated tokens are added in the same order for any number of threads. */
 #include "ops/linear/weight.h"
 #include "ops/ops.h"
 #include "ops/simd.h"
 
-enum { SLICE = 64, TASK = 16384 }; /* columns of a backward task; numbers worth a task */
+enum { SLICE = 64, TASK = 16384 }; /* columns per backward task; numbers per forward task */
 
 struct pieces {
     const struct hl_embed *a;

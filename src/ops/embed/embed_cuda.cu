@@ -1,6 +1,6 @@
-/* embed_cuda.cu -- see embed.h. Backward: positions are sorted by token (count, prefix sum, place, and the
- * order of t within a token by counting who is smaller), then each token's rows are added up in that order:
- * embed_few, a warp per token; embed_many, a block. Integer atomics only, so the sums are the same in every run. */
+/* embed_cuda.cu -- see embed.h. Backward: positions are sorted by token (count, prefix sum, place, and the order of t
+ * within a token by counting smaller ones), then each token's rows are summed in that order: embed_few, a warp per
+ * token; embed_many, a block. Integer atomics only, so the sums are the same in every run. */
 #include "ops/cuda_ops.cuh"
 #include "cuda/pdl.cuh"
 
@@ -25,7 +25,7 @@ template <int V> static __global__ void embed_fwd(const act *E, const int32_t *i
 struct order {
     int64_t T, rows, D;
     const int32_t *ids;
-    int32_t *first;          /* [rows + 1]: where each token's positions begin */
+    int32_t *first;          /* [rows + 1]: start of each token's positions */
     int32_t *fill;           /* [rows] */
     int32_t *loose, *sorted; /* [T] */
 };
@@ -39,7 +39,7 @@ static __global__ void order_count(struct order o) {
     const int64_t t = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (t < o.T) atomicAdd(o.first + o.ids[t] + 1, 1);
 }
-/* one block: sums within each thread's own stretch, then over the threads before */
+/* one block: sums within each thread's range, then over the preceding threads */
 static __global__ void __launch_bounds__(SCAN) order_scan(struct order o) {
     __shared__ int32_t sums[SCAN];
     const int64_t each = (o.rows + SCAN - 1) / SCAN, from = threadIdx.x * each, to = min(from + each, o.rows);
@@ -73,7 +73,7 @@ static __global__ void order_sort(struct order o) {
 
 /* ---- sums ---- */
 
-/* sum[V] over sorted positions [from, to), eight rows on their way at a time */
+/* sum[V] over sorted positions [from, to), eight rows in flight at a time */
 template <int V>
 static __device__ __forceinline__ void sum_rows(float *sum, const struct order &o, const act *dout, int64_t c,
                                                 int32_t from, int32_t to) {
@@ -113,8 +113,8 @@ static __global__ void __launch_bounds__(THREADS) embed_few(struct order o, cons
         add_to<V>(dE + id * o.D + c, sum);
     }
 }
-/* Block (x, y): the token at sorted position MANY x, if that is its first such position and there are more
- * than MANY. Its warps take stretches of the rows, which are then added in order. */
+/* Block (x, y): the token at sorted position MANY x, if that is its first such position and there are more than MANY.
+ * Its warps sum ranges of the rows, which are then added in order. */
 template <int V>
 static __global__ void __launch_bounds__(THREADS) embed_many(struct order o, const act *dout, float *dE) {
     __shared__ float sums[WARPS][32 * V];

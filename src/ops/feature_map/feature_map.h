@@ -11,6 +11,6 @@ struct hl_feature_map {
     int64_t ld;            /* a device: numbers from one row of x and dx to the next; 0: D */
     void *y;
     const void *dy;
-    void *dx; /* may be dy where rows of x have no gaps */
+    void *dx; /* may be dy if rows of x are dense */
 };
 #endif

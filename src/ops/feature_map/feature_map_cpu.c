@@ -1,10 +1,10 @@
-/* feature_map_cpu.c -- feature maps over the flat arrays: no element needs another one. */
+/* feature_map_cpu.c -- feature maps, elementwise over the flat arrays. */
 #include "ops/ops.h"
 #include "ops/simd.h"
 
 enum {
     TASK = 16384, /* elements of one task, a multiple of VL */
-    SMALL = 8192, /* elements worth no other thread */
+    SMALL = 8192, /* below this many elements, use one thread */
 };
 #define INLINE static inline __attribute__((always_inline))
 

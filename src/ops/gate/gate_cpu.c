@@ -8,8 +8,8 @@
 
 enum {
     ROWS = 256,   /* rows of one task, at least */
-    SMALL = 2048, /* elements worth no other thread */
-    PARTS = 8192, /* numbers in the partial sums of dA_log and ddt_bias: they live on the stack */
+    SMALL = 2048, /* below this many elements, use one thread */
+    PARTS = 8192, /* numbers in the partial sums of dA_log and ddt_bias, which are on the stack */
 };
 
 struct blocks {
@@ -18,7 +18,7 @@ struct blocks {
     real *part;      /* [n][2][H]: sums of dg g and of da */
 };
 
-/* The heads of one walk along the rows. */
+/* The heads of one scan over the rows. */
 struct lanes {
     int64_t h0, rows, n; /* first head, rows of one vector, lanes in use */
     vr A, dt;            /* -exp(A_log), dt_bias */
@@ -89,7 +89,7 @@ void HL_OP(gate_forward)(struct hl_backend *backend, const struct hl_gate *p) {
     run(hl_backend_pool(backend), &b, forward_block);
 }
 
-/* Lanes not in use read dg = 0 and add nothing. */
+/* Unused lanes read dg = 0 and add nothing. */
 static inline void backward(const struct hl_gate *p, const struct lanes *l, int64_t i, int64_t n, vr *dA_log,
                             vr *ddt_bias) {
     if (p->b) {

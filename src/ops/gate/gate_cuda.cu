@@ -1,9 +1,9 @@
-/* gate_cuda.cu -- see gate.h: forward, a thread per token and head; backward, a thread owns a head and walks over
- * tokens, and gate_sums adds up the blocks' partial sums. */
+/* gate_cuda.cu -- see gate.h: forward, a thread per token and head; backward, a thread owns a head and iterates over
+ * tokens, and gate_sums adds the blocks' partial sums. */
 #include "ops/cuda_ops.cuh"
 #include "cuda/pdl.cuh"
 
-enum { THREADS = 256, HEADS = THREADS, PER_SM = 4 }; /* of the backward pass: heads a block looks at, blocks */
+enum { THREADS = 256, HEADS = THREADS, PER_SM = 4 }; /* of the backward pass: heads per block, blocks */
 
 struct gate {
     int64_t T, H, ld; /* ld: of a, b, da, db */
@@ -58,7 +58,7 @@ static __global__ void gate_bwd(struct gate p) {
     p.part[(int64_t)blockIdx.x * 2 * p.H + h] = dA;
     p.part[((int64_t)blockIdx.x * 2 + 1) * p.H + h] = dbias;
 }
-/* dA_log and ddt_bias need not be neighbours: each adds its half of every partial */
+/* dA_log and ddt_bias need not be contiguous: each adds its half of every partial */
 static __global__ void gate_sums(struct gate p, int64_t blocks, float *dA_log, float *ddt_bias) {
     const int64_t h = threadIdx.x / 32 + (int64_t)blockIdx.x * (THREADS / 32);
     float dA = 0.0f, dbias = 0.0f;

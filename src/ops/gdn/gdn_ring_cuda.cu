@@ -1,14 +1,14 @@
-/* gdn_ring_cuda.cu -- the forward scan over chunks with its outputs (gdn_ring_cuda.cuh), for the forms ring
- * and ring_split: gdn_prep for all chunks at once, then, where segments are split, the states between the
- * splits (gdn_seqsplit_cuda.cu), then this scan. Floor: q, k, v, A, P read once, out written once.
+/* gdn_ring_cuda.cu -- the forward scan over chunks with its outputs (gdn_ring_cuda.cuh), for the variants ring and
+ * ring_split: gdn_prep for all chunks at once, then, if segments are split, the states between the splits
+ * (gdn_seqsplit_cuda.cu), then this scan. Floor: q, k, v, A, P read once, out written once.
  *
  * Grid: a block per segment, split, value head and 64 W columns of V (tiles fastest). Block: W consumer
  * warpgroups with 64 columns each, then one producer warpgroup, of which LOAD_THREADS load and STORE_THREADS
  * store.
  *
- * Shared memory is a ring for each kind of operand, filled as soon as its buffer is empty: q's after the
- * first product, k's, A's and P's at the chunk's end, v's when out, which takes its place, is in memory. So
- * neither loads nor stores wait for one another. mbarriers, by who arrives (who waits):
+ * Shared memory has a ring per operand, refilled as soon as a buffer is empty: q after the first product, k, A and P at
+ * the end of the chunk, v when out, which replaces it, is in memory. So loads and stores do not wait for each other.
+ * mbarriers, by arriving side (waiting side):
  *     full        loaders: q, k, v, A, P and gates of a chunk are complete (consumers)
  *     q_empty     consumers have read q (loaders)
  *     k_empty     consumers have read k, A, P and gates (loaders)
@@ -32,7 +32,7 @@ template <int K, int W> struct smem {
     uint64_t barriers[3 * DEPTH + 2 * VALUES + 2];
 };
 
-/* in: full and q's empty; v: out's full and v's empty */
+/* in: full, and empty for q; v: full for out, and empty for v */
 template <int DEPTH> struct forward_barriers {
     ring_barriers<0, DEPTH> in;
     ring_barriers<3 * DEPTH, VALUES> v;
@@ -223,7 +223,7 @@ static void run(struct hl_backend *backend, const struct hl_gdn *a, int splits, 
 extern "C" void HL_OP(gdn_run_ring_split)(struct hl_backend *backend, const struct hl_gdn *a) {
     run(backend, a, gdn_ring_splits(a), 1);
 }
-/* Wide tiles while they fill the chip, as q and k are read once per tile. */
+/* Wide tiles as long as they fill the GPU, as q and k are read once per tile. */
 extern "C" void HL_OP(gdn_run_ring)(struct hl_backend *backend, const struct hl_gdn *a) {
     const int64_t blocks = a->rows->n * a->HV * (a->V / 64);
     run(backend, a, 1, a->V % 128 || blocks / 2 < GDN_FULL ? 1 : 2);

@@ -3,11 +3,11 @@
  * With S the state before a chunk, G the cumulated log-decay inside it, s = K^{-1/2}, A and P from gdn_prep:
  *     r = beta (v - exp(G) k S)    v_new = A r (= beta e)    out = s exp(G) q S + P v_new
  *     S = exp(G_last) S + k^T (exp(G_last - G) v_new)
- * A consumer warpgroup owns 64 columns of V and holds everything transposed (gdn_trans_cuda.cuh): S as
- * [64][K] in fp32 accumulators, whose packed pairs are operands of (k S) and (q S) as they are; so are those
- * of r, of v_new and of v_new decayed. No product waits for another warp, and nothing but out and v_new goes
- * through shared memory. The W consumers of a block share what a chunk reads. gdn_ring_cuda.cu is the scan
- * with its outputs, gdn_seqsplit_cuda.cu that for the state at the end of a split alone. */
+ * A consumer warpgroup owns 64 columns of V and holds everything transposed (gdn_trans_cuda.cuh): S as [64][K] in fp32
+ * accumulators, whose packed pairs are directly the operands of (k S) and (q S); so are those of r, of v_new and of
+ * v_new decayed. No product waits for another warp, and only out and v_new go through shared memory. The W consumers of
+ * a block share a chunk's inputs. gdn_ring_cuda.cu is the scan with outputs, gdn_seqsplit_cuda.cu the scan for only the
+ * state at the end of a split. */
 #ifndef HL_GDN_RING_CUH
 #define HL_GDN_RING_CUH
 #include "ops/cuda_ops.cuh"
@@ -26,12 +26,12 @@ struct gdn_ring_args {
     struct gdn_seqsplit split;
 };
 extern "C" {
-/* whether the chip has what the tensor-core forms need (Hopper), and they take these head sizes */
+/* whether the GPU supports the tensor-core variants (Hopper), and they support these head sizes */
 bool HL_OP(gdn_ring_fits)(struct hl_cuda *c, int64_t K, int64_t V);
 /* the states between the splits */
 void HL_OP(gdn_split_states)(struct hl_cuda *c, const struct gdn_ring_args *a, int64_t K);
 }
-/* into how many splits the form ring_split splits a segment: as many as keep the chip busy */
+/* the number of splits per segment in the variant ring_split: as many as fill the GPU */
 static inline int gdn_ring_splits(const struct hl_gdn *a) {
     return gdn_num_splits(GDN_BUSY / (a->rows->n * a->HV * (a->V / 64)), hl_pieces(a->rows->dev->longest, CHUNK));
 }
@@ -49,7 +49,7 @@ static __device__ __forceinline__ struct chunk_range range_of(const struct gdn_r
     return {row, rows, a.chunk_first[s] + first, hv, 0, 0, chunks, true};
 }
 
-/* The rows of chunk c of a range, computed rather than loaded: a load would be waited for in every step. */
+/* The rows of chunk c of a range, computed rather than loaded: a load would stall every step. */
 struct chunk_rows {
     int64_t row; /* of [T][HV] */
     int len;
@@ -95,8 +95,8 @@ static __device__ __forceinline__ void solve_values(uint32_t v_new[4][4], float 
     for (int i = 0; i < 4; i++) pack_a(v_new[i], d + 2 * i);
     wgmma_hold_a<4>(v_new);
 }
-/* S = end S + k^T (eL v_new), begun, not waited for; decayed: the operand, to be held until it is done. end:
- * exp(G_last); k in panels that are STRIDE apart */
+/* S = end S + k^T (eL v_new), started, not waited for; decayed: the operand, live until completion. end: exp(G_last); k
+ * in panels that are STRIDE apart */
 template <int K, int STRIDE = PANEL>
 static __device__ __forceinline__ void update_state(float S[K / 8][4], uint32_t decayed[4][4],
                                                     const uint32_t v_new[4][4], const bf16 *k, const float *gates,

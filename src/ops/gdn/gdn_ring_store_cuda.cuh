@@ -9,8 +9,7 @@ static __device__ __forceinline__ float squares(uint32_t pair) {
     return low(pair) * low(pair) + high(pair) * high(pair);
 }
 
-/* The sums over the UNITS threads of a row, of BATCH rows, by a butterfly: each thread ends with that of row
- * number *n of them. */
+/* The sums over the UNITS threads of a row, of BATCH rows, by a butterfly: each thread ends with the sum of row *n. */
 template <int UNITS> static __device__ __forceinline__ float sums_of_rows(const float x[BATCH], int i, int *n) {
     const bool upper = i & UNITS / 2, odd = i & UNITS / 4;
     float y[2], sum;
@@ -23,7 +22,7 @@ template <int UNITS> static __device__ __forceinline__ float sums_of_rows(const 
     *n = 2 * upper + odd;
     return sum;
 }
-/* v_new to memory where it is kept, and the sums of its squares */
+/* v_new to memory if it is kept, and the sums of its squares */
 template <int W>
 static __device__ __forceinline__ void store_new(const bf16 *v_new, const struct gdn_ring_args &a,
                                                  const struct chunk_range &w, const row_store<W> &p, int c, int i) {

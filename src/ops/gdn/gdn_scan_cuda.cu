@@ -1,14 +1,13 @@
-/* gdn_scan_cuda.cu -- the chunked delta rule for few segments (docs/math.md, "The delta rule", in chunks),
- * where the latency of a chunk is what counts: the scan computes only what the next chunk depends on.
+/* gdn_scan_cuda.cu -- the chunked delta rule for few segments (docs/math.md, "The delta rule", in chunks), where the
+ * latency per chunk dominates: the scan computes only what the next chunk depends on.
  *     scan       r = beta (v - exp(G) k S),  v_new = A r,  S = exp(G_last) S + k^T (exp(G_last - G) v_new)
  *     gdn_out    out = K^{-1/2} exp(G) q h + P v_new, all chunks at once; h: every S, stored in bf16
- * Grid: a block per segment, value head and VT columns of V (tiles fastest). Block: three warpgroups. The
- * first computes r and v_new. The first two hold S, K/2 rows each, in fp32 registers, with a bf16 copy in
- * shared memory as the next chunk's operand. The third loads chunks, DEPTH - 1 ahead, and stores h and v_new.
- * k is read once for both its products: of all that a chunk needs it is most, and every block of a head reads
- * it. All three meet at two __syncthreads a chunk: v_new is complete; the next S and the next chunk are
- * complete. When h and v_new of a window of chunks are in memory the block raises `ready`, for which gdn_out,
- * already running, polls. */
+ * Grid: a block per segment, value head and VT columns of V (tiles fastest). Block: three warpgroups. The first
+ * computes r and v_new. The first two hold S, K/2 rows each, in fp32 registers, with a bf16 copy in shared memory as
+ * the next chunk's operand. The third loads chunks, DEPTH - 1 ahead, and stores h and v_new. k, the largest input of a
+ * chunk, which every block of a head reads, is loaded once for both its products. All three synchronise at two
+ * __syncthreads per chunk: v_new is complete; the next S and the next chunk are complete. When h and v_new of a window
+ * of chunks are in memory the block raises `ready`, for which gdn_out, already running, polls. */
 #include "ops/cuda_ops.cuh"
 #include "cuda/pdl.cuh"
 #include "ops/gdn/gdn_cuda.cuh"
@@ -29,7 +28,7 @@ struct args {
     int H, HV, V, tiles;
 };
 
-/* What a chunk reads: k in panels of 64 columns. Rows of tiles start on 1024 bytes. */
+/* The inputs of a chunk: k in panels of 64 columns. Rows of tiles start on 1024 bytes. */
 template <int K, int VT> struct stage { bf16 k[CHUNK * K], A[CHUNK * CHUNK], v[CHUNK * VT]; };
 template <int K, int VT> struct smem {
     enum { DEPTH = 4 };
@@ -90,8 +89,8 @@ static __device__ __forceinline__ void store_v_new(const struct args &a, const s
         if (i % units == 0) a.sums[w.tile * a.T * a.HV + at] = sum;
     }
 }
-/* By one thread, after a barrier that follows the block's stores of all chunks before c; once a window, as
- * the fence takes long. */
+/* By one thread, after a barrier that follows the block's stores of all chunks before c; once per window, as the fence
+ * is slow. */
 static __device__ __forceinline__ void signal_ready(const struct args &a, const struct place &w, int c) {
     __threadfence();
     atomicAdd(a.ready + w.first + (int64_t)gdn_window(c - 1) * a.HV, 1);
@@ -149,7 +148,7 @@ static __device__ __forceinline__ void residual(smem<K, VT> &x, const stage<K, V
     }
     fence_proxy_async();
 }
-/* v_new = A r, as it is and decayed */
+/* v_new = A r, plain and decayed */
 template <int K, int VT>
 static __device__ __forceinline__ void values(smem<K, VT> &x, const stage<K, VT> &s, const float *gates) {
     const int t = threadIdx.x % 4;
@@ -187,7 +186,7 @@ static __device__ __forceinline__ void copy_state(bf16 *tile, const float S[K / 
                     pack2(S[m][n][2 * h], S[m][n][2 * h + 1]);
     fence_proxy_async();
 }
-/* in: S from a session's state, NULL: empty; else S to it */
+/* in: loads S from a session's state, NULL: empty; otherwise stores S */
 template <int K, int VT>
 static __device__ __forceinline__ void session_state(float *session, float S[K / 128][VT / 8][4], int64_t V, bool in) {
     const int t = threadIdx.x % 4;
@@ -217,7 +216,7 @@ static __device__ __forceinline__ void write_state(const stage<K, VT> &s, const 
     wgmma_end<K / 128 * VT / 8>(S[0]);
 }
 
-/* RAGGED: a segment may have no rows; the chunk that it would begin with is another's. */
+/* RAGGED: a segment may have no rows; its first chunk index then belongs to another one. */
 template <int K, int VT, bool RAGGED>
 static __global__ void __launch_bounds__(SCAN_THREADS) scan_chunks(const struct args a) {
     smem<K, VT> &x = *(smem<K, VT> *)shared_tiles();
@@ -249,7 +248,7 @@ static __global__ void __launch_bounds__(SCAN_THREADS) scan_chunks(const struct 
         for (int m = 0; m < K / 128; m++)
 #pragma unroll
             for (int i = 0; i < VT / 2; i++) S[m][i / 4][i % 4] *= end;
-        __syncthreads(); /* v_new and v_end are complete; nobody reads S any more */
+        __syncthreads(); /* v_new and v_end are complete; S has been read */
         write_state<K, VT>(x.s[n], x.v_end, S);
         copy_state<K, VT>(x.S, S);
         __syncthreads(); /* the next S and the next chunk are complete */

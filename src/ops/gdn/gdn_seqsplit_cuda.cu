@@ -1,6 +1,6 @@
 /* gdn_seqsplit_cuda.cu -- the states between the splits of long segments (gdn_trans_cuda.cuh), in two
  * kernels:
- *     scan_splits   of every split but the last, B, the scan from an empty state, and M, from the identity
+ *     scan_splits   for every split but the last: B, the scan from an empty state, and M, from the identity
  *     join_splits   S_p = M_p S_{p-1} + B_p, from split to split
  * scan_splits: grid, a block per segment, split, value head and 64 W columns of V, then of K (the
  * identity's). W consumer warpgroups, one producer. Named barriers of the producer and one consumer, a pair
@@ -125,9 +125,8 @@ template <int K> static __device__ __forceinline__ void store_join_state(join_sm
             split_pair((uint32_t *)(x.hi[at] + to), (uint32_t *)(x.lo[at] + to), S[n][2 * h], S[n][2 * h + 1]);
         }
 }
-/* B fragments of the state with its rows permuted: of every 16 columns of M a lane loads 4t to 4t + 3, 16
- * bytes at once, where an A fragment has 2t, 2t + 1, 2t + 8 and 2t + 9; the rows of the state follow that
- * order. */
+/* B fragments of the state with its rows permuted: of every 16 columns of M a lane loads 4t to 4t + 3, 16 bytes at
+ * once, where an A fragment has 2t, 2t + 1, 2t + 8 and 2t + 9; the rows of the state use the same order. */
 static __device__ __forceinline__ void load_state_rows(uint32_t b[4], const bf16 *tile, int k0) {
     const int l = threadIdx.x % 32, row = l % 8 / 2 * 4 + l / 8 % 2 * 2 + l % 2;
     ldmatrix4_trans(b, tile + tile_at<COLS>(k0 + row, l / 16 * 8));
@@ -170,7 +169,7 @@ template <int K> static __global__ void __launch_bounds__(2 * K) join_splits(con
             S[i / 2][i % 2 * 2] = y.x, S[i / 2][i % 2 * 2 + 1] = y.y;
         }
         if (p > 0) apply_transition<K>(S, split_transition(a, K, s, hv, p), x, (p - 1) % 2);
-        if (p != 0) /* the first split's end is final */
+        if (p != 0) /* the first split's result is final */
 #pragma unroll
             for (int i = 0; i < 4; i++)
                 *(float2 *)(end + i % 2 * 8 * a.V + i / 2 * 8) =

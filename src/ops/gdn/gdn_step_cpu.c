@@ -4,8 +4,8 @@
  * token: k^T S and q^T S are summed together, then S is decayed and written once. The read after the write
  * needs no third pass:
  *     q^T S_t = alpha q^T S_{t-1} + (q.k) beta e
- * Cost: S read from and written to memory once. The next tile is prefetched in both passes, half and half, so
- * that memory is never idle. */
+ * Cost: S read from and written to memory once. The next tile is prefetched in both passes, half in each, so that
+ * memory is never idle. */
 #include "ops/gdn/gdn_step_cpu.h"
 
 enum {
@@ -16,7 +16,7 @@ enum {
  * the tile's share of |beta e|^2. */
 static real step_tile(const void *op, real *S, const real *next, int64_t row, int64_t hv, int64_t col, int64_t cols) {
     const struct hl_gdn *a = op;
-    real ks[GDN_TILE + VL], qs[GDN_TILE + VL], r[GDN_TILE + VL]; /* VL: a last vector reaches past the tile */
+    real ks[GDN_TILE + VL], qs[GDN_TILE + VL], r[GDN_TILE + VL]; /* VL: the last vector extends past the tile */
     int64_t b = row * a->HV + hv, qk = (row * a->H + hv / (a->HV / a->H)) * a->K, K = a->K;
     int64_t whole = cols - cols % (GROUP * VL), j; /* whole: columns in whole groups of vectors */
     const struct columns c = {.S = S, .next = next, .ld = a->V, .K = K};
@@ -42,19 +42,19 @@ struct job {
     const struct gdn_steps *a;
     int64_t first;        /* the window's first pair */
     int64_t tiles, tasks; /* tiles and tasks of a pair */
-    int64_t ahead;        /* how many pairs on a worker's next one is likely to be: what to prefetch */
+    int64_t ahead;        /* expected distance to the worker's next pair, for prefetching */
     real *sums;           /* [pair][tile][GDN_STEP] */
 };
 
 static bool takes_step(const struct hl_seg *seg) { return seg->state && seg->len <= GDN_STEP; }
-/* the state of a pair; NULL: it does not take the step */
+/* the state of a pair; NULL: it does not use the step */
 static real *state_of(const struct gdn_steps *a, int64_t pair) {
     const struct hl_seg *seg = a->rows->seg + pair / a->HV;
     if (!takes_step(seg)) return NULL;
     return (real *)(seg->state + a->S_off) + pair % a->HV * a->K * a->V;
 }
 
-/* A tile of the state goes to block_S if the segment's row t ends a block and is not the last row. */
+/* Stores a tile of the state in block_S if the segment's row t ends a block and is not the last row. */
 static void keep_block_tile(const struct hl_gdn *a, int64_t pair, int64_t t, const real *S, int64_t col, int64_t cols) {
     const struct hl_seg *seg = &a->rows->seg[pair / a->HV];
     if (t + 1 == seg->len || (seg->pos + t + 1) % a->block != 0) return;

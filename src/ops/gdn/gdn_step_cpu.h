@@ -1,5 +1,5 @@
-/* gdn_step_cpu.h -- a token on a tile of columns of a state [K][V], for gdn, kda and gla: the sums down the columns, and
- * the write. The next tile is prefetched in both passes, half and half, so that memory is never idle. */
+/* gdn_step_cpu.h -- a token on a tile of columns of a state [K][V], for gdn, kda and gla: the sums down the columns,
+ * and the write. The next tile is prefetched in both passes, half in each, so that memory is never idle. */
 #ifndef HL_GDN_STEP_CPU_H
 #define HL_GDN_STEP_CPU_H
 #include "ops/gdn/gdn_cpu.h"

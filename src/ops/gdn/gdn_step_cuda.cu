@@ -1,6 +1,5 @@
-/* gdn_step_cuda.cu -- decoding: segments of at most 8 tokens that have a state (gdn_step_tile.cuh).
- * Persistent kernel: block b takes every gridDim-th tile of COLS columns of a value head's state, from the
- * b-th on. */
+/* gdn_step_cuda.cu -- decoding: segments of at most 8 tokens that have a state (gdn_step_tile.cuh). Persistent kernel:
+ * block b processes every gridDim-th tile of COLS columns of a value head's state, from the b-th on. */
 #include "ops/cuda_ops.cuh"
 #include "ops/gdn/gdn_step_tile.cuh"
 

@@ -1,4 +1,4 @@
-/* gdn_step_cuda.cuh -- arguments of the decoding kernels, the op's and the fused ones. */
+/* gdn_step_cuda.cuh -- arguments of the decoding kernels, both the op's and the fused ones. */
 #ifndef HL_GDN_STEP_CUDA_CUH
 #define HL_GDN_STEP_CUDA_CUH
 #include "ops/cuda_ops.cuh"
@@ -9,11 +9,11 @@ struct gdn_step {
     const act *q, *k, *v;
     const float *g, *beta;
     act *out;
-    float *sums; /* [tiles][T][HV]: of squares of what `score` ranks by */
+    float *sums; /* [tiles][T][HV]: sums of squares for `score` */
     const struct hl_seg *seg;
     int64_t S_off, T;
     int H, HV, V;
-    /* raw: not g and beta but the projections they are made of, rows of `ld` numbers; a, b NULL: no decay,
+    /* raw: instead of g and beta, the projections they are computed from, in rows of `ld` numbers; a, b NULL: no decay,
      * beta 1 */
     bool raw;
     const act *a, *b;

@@ -1,17 +1,16 @@
-/* gdn_step_tile.cuh -- decoding: a team of threads that takes tile after tile of the sessions' states
+/* gdn_step_tile.cuh -- decoding: a team of threads that processes the tiles of the sessions' states in sequence
  * (docs/math.md, "The delta rule", step). The team is a block of gdn_step_cuda.cu, or most of one in
  * src/fused/decode_batch.
  *
- * A tile is COLS columns of one value head's state, read from memory once and written once whatever the
- * number of tokens; a thread holds 4 neighbouring columns of ROWS neighbouring rows. The read after the write
+ * A tile is COLS columns of one value head's state, read from memory once and written once for any number of tokens; a
+ * thread holds 4 adjacent columns of ROWS adjacent rows. The read after the write
  * needs no second pass:  q^T S_t = alpha q^T S_{t-1} + (q.k) beta e,  so a token costs one sum over the
  * threads.
  *
- * Memory bandwidth is the limit, so loads are always in flight: the next SLOTS tiles are being copied to a
- * ring in shared memory, where a thread reads only what it has copied itself; the first of them before
- * pdl_wait. A row of the next tile is read and summed when that of the present one is stored, since stores
- * take as long as all the rest. q, k and v of a tile are loaded two tiles ahead, and before the copies,
- * behind which they would queue. */
+ * Memory bandwidth is the limit, so loads are always in flight: the next SLOTS tiles are being copied to a ring in
+ * shared memory, where a thread reads only what it has copied itself; the first of them before pdl_wait. A row of the
+ * next tile is read and summed while a row of the current one is stored, since stores take as long as everything else.
+ * q, k and v of a tile are loaded two tiles ahead, and before the copies, so that they do not queue behind them. */
 #ifndef HL_GDN_STEP_TILE_CUH
 #define HL_GDN_STEP_TILE_CUH
 #include "ops/cuda_ops.cuh"
@@ -28,12 +27,12 @@ struct tile_place {
 template <int K, int COLS> struct step_tile { /* the team's shared memory */
     enum { QUADS = COLS / 4, THREADS = K / ROWS * QUADS, WARPS = THREADS / 32 };
     float4 ring[SLOTS][ROWS][THREADS];
-    struct tile_place place[KNOWN];       /* of the team's tile n: n % KNOWN */
+    struct tile_place place[KNOWN];       /* location of the team's tile n: n % KNOWN */
     float warp_sums[WARPS][2 * COLS + 4]; /* k^T S, q^T S, q.k, summed over a warp's rows */
     float all[2 * COLS + 4];
 };
 
-/* N activations, not converted: conversion would wait for a load that is issued early. */
+/* N activations, not converted: conversion would stall on a load that is issued early. */
 template <int N> struct acts {
     uint32_t w[N * sizeof(act) / 4];
     __device__ __forceinline__ void fetch(const act *p) {
@@ -46,7 +45,7 @@ template <int N> struct acts {
         return sizeof(act) == 4 ? __uint_as_float(w[i]) : i % 2 ? high(w[i / 2]) : low(w[i / 2]);
     }
 };
-/* What a thread needs of a token. */
+/* A thread's inputs for a token. */
 struct token {
     __align__(16) struct acts<ROWS> k, q;
     __align__(16) struct acts<4> v;
@@ -86,13 +85,13 @@ static __device__ __forceinline__ void sum_rows(struct step_tile<K, COLS> &m, co
     team.sync();
 }
 
-/* x: what a row of four columns adds to k^T S, q^T S and q.k */
+/* x: the contribution of a row of four columns to k^T S, q^T S and q.k */
 static __device__ __forceinline__ void add_row(float x[9], const float4 &S, float k, float q) {
     x[0] += k * S.x, x[1] += k * S.y, x[2] += k * S.z, x[3] += k * S.w;
     x[4] += q * S.x, x[5] += q * S.y, x[6] += q * S.z, x[7] += q * S.w;
     x[8] += q * k;
 }
-/* What a token does to the rows: S = alpha S + k r^T. */
+/* Applies a token to the rows: S = alpha S + k r^T. */
 struct change {
     float alpha, r[4];
     __device__ __forceinline__ void apply(float4 &S, float k) const {
@@ -126,7 +125,7 @@ static __device__ __forceinline__ struct change step_token(const struct gdn_step
         if (threadIdx.x < tile::QUADS && near) near[column + j] = o;
         else if (threadIdx.x < tile::QUADS) put(a.out + b * a.V + column + j, o);
     }
-    if (threadIdx.x < 32) { /* neighbouring lanes have neighbouring columns */
+    if (threadIdx.x < 32) { /* adjacent lanes have adjacent columns */
 #pragma unroll
         for (int i = 1; i < GDN_STEP_COLS / 4; i *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, i);
         const int at = column / GDN_STEP_COLS;
@@ -136,7 +135,7 @@ static __device__ __forceinline__ struct change step_token(const struct gdn_step
     return c;
 }
 
-/* Places of `many` of the team's tiles from n on, one by thread t; a barrier must follow. */
+/* Locations of `many` of the team's tiles from n on, one by thread t; a barrier must follow. */
 template <int K, int COLS, class TEAM>
 static __device__ __forceinline__ void locate_tiles(const struct gdn_step &a, struct step_tile<K, COLS> &m,
                                                     const TEAM &team, int t, int n, int many, int own) {
@@ -163,8 +162,7 @@ static __device__ __forceinline__ void bring_tile(const struct gdn_step &a, stru
 #pragma unroll
     for (int i = 0; i < ROWS; i++) copy_async(&m.ring[n % SLOTS][i][threadIdx.x], from + i * a.V);
 }
-/* The same where there is one, else a copy of what the team reads after its tiles; a commit group in any
- * case. */
+/* The same if it exists, else a copy of what the team reads after its tiles; a commit group in any case. */
 template <int K, int COLS, class TEAM>
 static __device__ __forceinline__ void load_tile(const struct gdn_step &a, struct step_tile<K, COLS> &m,
                                                  const TEAM &team, int n, int own, int at) {
@@ -172,7 +170,7 @@ static __device__ __forceinline__ void load_tile(const struct gdn_step &a, struc
     else team.load_next(n - own, n % SLOTS);
     copy_commit();
 }
-/* Starts to load token t of tile n, where there is one. */
+/* Starts loading token t of tile n, if it exists. */
 template <int K, int COLS, class TEAM>
 static __device__ __forceinline__ void ask(struct token &x, const struct gdn_step &a, const TEAM &team,
                                            const struct step_tile<K, COLS> &m, int n, int own, int t) {
@@ -194,7 +192,7 @@ template <int K, int COLS> static __device__ __forceinline__ int place_in_tile(c
     typedef struct step_tile<K, COLS> tile;
     return threadIdx.x / tile::QUADS * ROWS * a.V + threadIdx.x % tile::QUADS * 4;
 }
-/* Before pdl_wait: the kernel just before writes no states. */
+/* Before pdl_wait: the previous kernel does not write states. */
 template <int K, int COLS, class TEAM>
 static __device__ __forceinline__ void begin_tiles(const struct gdn_step &a, struct step_tile<K, COLS> &m,
                                                    const TEAM &team, int own) {
@@ -202,7 +200,7 @@ static __device__ __forceinline__ void begin_tiles(const struct gdn_step &a, str
     team.sync();
     for (int i = 0; i < SLOTS; i++) load_tile<K, COLS>(a, m, team, i, own, place_in_tile<K, COLS>(a));
 }
-/* All tiles of the team, which is the first threads of the block. */
+/* All tiles of the team, which consists of the first threads of the block. */
 template <int K, int COLS, class TEAM>
 static __device__ __forceinline__ void step_tiles(const struct gdn_step &a, struct step_tile<K, COLS> &m,
                                                   const TEAM &team, int own) {

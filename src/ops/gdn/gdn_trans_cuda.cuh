@@ -1,16 +1,15 @@
-/* gdn_trans_cuda.cuh -- what the scans over a segment's chunks share: the forward one (ring, seqsplit) and
- * the reverse one of the gradients (back_scan).
+/* gdn_trans_cuda.cuh -- shared by the scans over a segment's chunks: forward (ring, seqsplit) and reverse for the
+ * gradients (back_scan).
  *
- * A consumer warpgroup owns 64 columns of V and holds everything transposed: the state as [64][K] in fp32
- * accumulators, 16 rows a warp, whose packed pairs are A operands of the next wgmma as they are. Lane 4g + t
- * holds rows g and g + 8 (columns of V), and there columns (rows of a chunk, or of K) 2t, 2t + 1 of every 8.
- * One more warpgroup of the block is the producer: it copies, in and out.
+ * A consumer warpgroup owns 64 columns of V and holds everything transposed: the state as [64][K] in fp32 accumulators,
+ * 16 rows per warp, whose packed pairs are directly A operands of the next wgmma. Lane 4g + t holds rows g and g + 8
+ * (columns of V), and there columns (rows of a chunk, or of K) 2t, 2t + 1 of every 8. One more warpgroup of the block
+ * is the producer, which copies in and out.
  *
- * Sequence split: long segments are scanned in splits, several at the same time. What a split makes of the
- * state it starts from is affine, M S + B: B is its scan from an empty state, M that from the identity with
- * no values. All of these are scanned at once; the states between the splits then follow one from another
- * (gdn_join_splits), and from there the splits are scanned again with their outputs. The gradients go the
- * other way: their first split is the last of the segment. */
+ * Sequence split: long segments are scanned in splits, several at the same time. A split maps its initial state S to M
+ * S + B: B is its scan from an empty state, M that from the identity with no values. All of these are scanned in
+ * parallel; the states between the splits then follow sequentially (gdn_join_splits), and the splits are scanned again
+ * with their outputs. The gradients run in reverse: their first split is the last of the segment. */
 #ifndef HL_GDN_TRANS_CUH
 #define HL_GDN_TRANS_CUH
 #include "ops/cuda_ops.cuh"
@@ -19,19 +18,19 @@
 
 enum { GROUP = 128, PANEL = HL_CHUNK * 64 };
 
-/* The states between splits, [segs][HV][n][K][V], and the transitions M, [segs][HV][n][K][K]: states[p] is
- * where split p + 1 starts, the last one where the first does; transitions[p] is that of split p, for all but
- * the first and the last. */
+/* The states between splits, [segs][HV][n][K][V], and the transitions M, [segs][HV][n][K][K]: states[p] is the initial
+ * state of split p + 1, the last entry that of the first; transitions[p] is M of split p, for all but the first and the
+ * last. */
 struct gdn_seqsplit {
     float *states, *transitions;
-    const struct hl_seg *seg; /* the first split starts from their states; NULL: from nothing */
+    const struct hl_seg *seg; /* the first split starts from their states; NULL: from empty states */
     int64_t segs, S_off;
     int HV, V, n; /* n: splits of a segment */
 };
-/* Blocks that keep a chip busy: a fixed number, so that every chip gives the same bits. */
-enum { GDN_BUSY = 128, GDN_FULL = 96 }; /* FULL: more would not pay */
-/* How many splits a segment of `chunks` gets where so many are `wanted`: fewer than three are slower than
- * one, and so are very short ones. */
+/* Blocks that fill a GPU: a fixed number, so that every GPU gives the same bits. */
+enum { GDN_BUSY = 128, GDN_FULL = 96 }; /* FULL: more would not help */
+/* The number of splits for a segment of `chunks` if `wanted` are requested: fewer than three, or very short ones, are
+ * slower than one. */
 static inline int gdn_num_splits(int64_t wanted, int64_t chunks) {
     enum { LEAST = 4 };
     const int64_t n = wanted < chunks / LEAST ? wanted : chunks / LEAST;
@@ -98,10 +97,10 @@ static __device__ __forceinline__ void gather_columns(uint32_t w[4]) {
             }
 }
 
-/* d = rows S, rows: k or q; in batches of STEP rows of S, of which two are in flight. AGAIN: S is packed a
- * second time. The compiler would keep what it packed the first time and run out of registers, so the values
- * are multiplied by a one that it does not know to be one. `to`, or NULL: S is stored there as well, from the
- * warp's first row on, in panels of 64 rows of V and 64 columns, swizzled as tiles in shared memory are. */
+/* d = rows S, rows: k or q; in batches of STEP rows of S, of which two are in flight. AGAIN: S is packed a second time.
+ * The compiler would keep the first packing and run out of registers, so the values are multiplied by a one that is
+ * opaque to it. `to`, or NULL: S is stored there as well, from the warp's first row on, in panels of 64 rows of V and
+ * 64 columns, swizzled as tiles in shared memory are. */
 template <int K, bool AGAIN = false, int ROWS = HL_CHUNK, int STRIDE = PANEL, int STEP = ROWS == HL_CHUNK ? 32 : 16>
 static __device__ __forceinline__ void read_state(float d[ROWS / 8][4], const float S[K / 8][4], const bf16 *rows,
                                                   bf16 *to) {
@@ -140,7 +139,7 @@ static __device__ __forceinline__ void read_state(float d[ROWS / 8][4], const fl
     wgmma_wait_all<ROWS / 8>(d);
     wgmma_hold_a<N>(x[1]);
 }
-/* S += x k, k in panels that are STRIDE apart; begun, not waited for */
+/* S += x k, k in panels that are STRIDE apart; started, not waited for */
 template <int K, int STRIDE = PANEL>
 static __device__ __forceinline__ void write_state(float S[K / 8][4], const uint32_t x[4][4], const bf16 *k) {
     enum { N = K < 128 ? K : 128 };

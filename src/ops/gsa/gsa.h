@@ -1,4 +1,4 @@
-/* gsa.h -- gated slot attention: M slots of keys and values that forget, read by a softmax over the slots.
+/* gsa.h -- gated slot attention: M decaying slots of keys and values, read by a softmax over the slots.
  *
  *     s_t = 1 - exp(f_t)
  *     Kt_t = Kt_{t-1} diag(exp(f_t)) + k_t s_t^T  [K][M]      p_t = softmax_M(q_t^T Kt_t)
@@ -22,7 +22,7 @@ struct hl_gsa {
     /* backward */
     const void *dout;
     void *dq, *dk, *dv; /* written */
-    real *df;           /* [T][HK][M], written; through s, too */
+    real *df;           /* [T][HK][M], written; includes the path through s */
 };
 int64_t hl_gsa_scratch(int64_t K, int64_t V, int64_t M); /* bytes per worker */
 #endif

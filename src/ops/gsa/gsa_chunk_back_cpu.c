@@ -1,11 +1,11 @@
-/* gsa_chunk_back_cpu.c -- the backward pass, from the last chunk to the first (docs/math.md, "GSA"): through the read of
- * the values as gla's, which gives dp; then through the softmax, D = p (dp - p.dp); then through the read of the keys,
- * with eF = exp(F), eL = exp(F_last - F):
+/* gsa_chunk_back_cpu.c -- the backward pass, from the last chunk to the first (docs/math.md, "GSA"): through the read
+ * of the values, as in gla, which gives dp; then through the softmax, D = p (dp - p.dp); then through the read of the
+ * keys, with eF = exp(F), eL = exp(F_last - F):
  *     keys:   sh = eL (K dKt)     ds += sh     dK = (s eL) dKt^T     hdh += exp(F_last) colsum(Kt dKt)
  *     query:  dP = tril(pair(D, s))            Z = pair columns of P = tril(Q K^T), X = D
  *             dQ = (D eF) Kt^T + dP K          ds += Z     dK += dP^T Q     dKt += Q^T (D eF)
  *     decays: up += D z - s Z     down += s sh
- * At last df -= exp(f) ds, as s = 1 - exp(f). */
+ * Finally df -= exp(f) ds, as s = 1 - exp(f). */
 #include "ops/gsa/gsa_cpu.h"
 
 enum { C = HL_CHUNK };
@@ -54,7 +54,7 @@ static void through_keys(struct work *x) {
     }
 }
 
-/* D from dp, which gla left in R; the decays' terms of D z */
+/* D from dp, left in R by gla; the decay terms of D z */
 static void through_softmax(struct work *x) {
     const struct pair *p = &x->b.c.p;
     const int64_t M = x->w.M;
@@ -100,7 +100,7 @@ static void through_query(struct work *x, struct gla_rows q, struct gla_rows dq)
     HL_OP(gdn_tri_trans)(&t, x->w.mm);
 }
 
-/* df, with what s = 1 - exp(f) takes of ds */
+/* df, including ds through s = 1 - exp(f) */
 static void finish(const struct work *x, struct gla_rows f, struct gla_rows df) {
     const struct pair *p = &x->b.c.p;
     HL_OP(gla_back_decays)(&x->b, df);

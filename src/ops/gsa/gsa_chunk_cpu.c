@@ -15,7 +15,7 @@ static vr v_expm1(vr x) {
     return v_load(t);
 }
 #else
-/* exp(x) - 1, near 0 by its series: s of a gate that hardly forgets keeps its digits */
+/* exp(x) - 1, near 0 by its series, so that s of a gate near 1 keeps its digits */
 static inline vr v_expm1(vr x) {
     vr p = v_set(1.0f / 40320);
     p = p * x + 1.0f / 5040;
@@ -84,7 +84,7 @@ void HL_OP(gsa_slots_read)(struct gsa_slots *w, const struct pair *decays, struc
     for (int64_t i = 0; i < n; i++) HL_OP(gsa_softmax)(w->p + i * ld, w->z + i * ld, w->M);
 }
 
-/* next may be Kt; the decays' Y is s exp(F_last - F) by now */
+/* next may be Kt; the decays' Y is now s exp(F_last - F) */
 static void write_keys(const struct gsa_slots *w, const struct pair *decays, const real *Kt, real *next) {
     for (int64_t i = 0; Kt && i < w->K; i++) row_times(next + i * w->M, Kt + i * w->M, decays->end, w->M);
     struct hl_small_gemm m = {.M = w->K, .N = w->M, .K = decays->n, .alpha = 1, .ldc = w->M, .add = Kt != NULL};

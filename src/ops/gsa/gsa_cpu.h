@@ -1,5 +1,5 @@
-/* gsa_cpu.h -- what the chunked forms of gated slot attention share: the read of the slots' keys for one chunk and query
- * head (docs/math.md, "GSA"). The read of their values is that of gla (gla_cpu.h) with (q, k, v, g) = (p, s, v, f). */
+/* gsa_cpu.h -- shared by the chunked forms of gated slot attention: the read of the slots' keys for one chunk and query
+ * head (docs/math.md, "GSA"). The read of their values is gla's (gla_cpu.h) with (q, k, v, g) = (p, s, v, f). */
 #ifndef HL_GSA_CPU_H
 #define HL_GSA_CPU_H
 #include "ops/gla/gla_cpu.h"

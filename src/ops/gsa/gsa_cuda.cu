@@ -1,5 +1,5 @@
-/* gsa_cuda.cu -- gated slot attention on a GPU (gsa.h): which kernels a batch takes, as for GLA (gla_cuda.cu), and the
- * small ones that the plain form has beside GLA's. */
+/* gsa_cuda.cu -- gated slot attention on a GPU (gsa.h): the choice of kernels, as for GLA (gla_cuda.cu), and the small
+ * kernels that the plain variant adds to GLA's. */
 #include "ops/gsa/gsa_cuda.cuh"
 
 enum { THREADS = 256, WARPS = THREADS / 32 };

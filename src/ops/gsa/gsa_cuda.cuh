@@ -1,5 +1,5 @@
-/* gsa_cuda.cuh -- what the kernels of gated slot attention share. With s = 1 - exp(f), GSA is GLA twice
- * (gla_cuda.cuh): M takes the place of the keys' size, and both states are [M][..].
+/* gsa_cuda.cuh -- shared by the kernels of gated slot attention. With s = 1 - exp(f), GSA is GLA twice (gla_cuda.cuh),
+ * with M as the key size, so both states are [M][..].
  *     first    state of (s, k, f): z = S q, which is GLA's dq for dout = q; p = softmax(z)
  *     second   out = GLA of (p, s, v, f)
  * Backward, D being the gradient of z:

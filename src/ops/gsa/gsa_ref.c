@@ -1,5 +1,5 @@
-/* gsa_ref.c -- gated slot attention token by token, and its gradient from the last token to the first: what is
- * correct. The states of all tokens are kept for that. */
+/* gsa_ref.c -- the reference: gated slot attention token by token, and its gradient from the last token to the first,
+ * with the states of all tokens kept. */
 #include "ops/gsa/gsa_cpu.h"
 #include <stdlib.h>
 #include <string.h>
@@ -90,7 +90,7 @@ static void backward_read(const struct hl_gsa *a, int64_t at, const real *Kt, co
     }
 }
 
-/* The write; Kt, Vt before the token. The gradients of the slots after it become those before it. */
+/* The write; Kt, Vt before the token. Turns the gradients of the slots after it into those before it. */
 static void backward_write(const struct hl_gsa *a, int64_t at, const real *Kt, const real *Vt, real *dKt, real *dVt) {
     const real *k = (const real *)a->k + at * a->K, *v = (const real *)a->v + at * a->V, *f = a->f + at * a->M;
     real *dk = (real *)a->dk + at * a->K, *dv = (real *)a->dv + at * a->V;

@@ -1,5 +1,5 @@
-/* gsa_step_cpu.c -- the recurrence for segments of a few tokens. The slots' keys and values are each decayed, written and
- * read in one pass by one task per key head: the softmax stands between the two. */
+/* gsa_step_cpu.c -- the recurrence for segments of a few tokens. One task per key head decays, writes and reads the
+ * slots' keys in one pass and their values in another, with the softmax in between. */
 #include "ops/gsa/gsa_cpu.h"
 
 enum { MOST = 1024 }; /* slots, channels of a value head */
@@ -35,7 +35,7 @@ struct job {
     const struct hl_gsa *a;
 };
 
-/* Query heads after the first of a group find the slots written: with alpha = 1 and s = 0 they only read. */
+/* Later query heads of a group use the updated slots: with alpha = 1 and s = 0 they only read. */
 static void token(const struct hl_gsa *a, int64_t row, int64_t hk, real *Kt, real *Vt) {
     const int64_t at = row * a->HK + hk, group = a->H / a->HK;
     const real *k = (const real *)a->k + at * a->K, *v = (const real *)a->v + at * a->V, *f = a->f + at * a->M;

@@ -1,9 +1,9 @@
 /* gsa_step_cuda.cu -- decoding: segments of at most STEP_ROWS tokens that have a state, which is read from memory once
  * and written once.
  *
- * Grid: a block per segment and key head. Block: THREADS; a thread has 4 neighbouring slots of some rows of Kt [K][M],
- * and 4 neighbouring columns of some slots of Vt [M][V], in registers. Loads of both begin before pdl_wait: the kernel
- * just before writes no states. Shared memory: the warps' sums, s, exp(f), p. */
+ * Grid: a block per segment and key head. Block: THREADS; a thread has 4 adjacent slots of some rows of Kt [K][M], and
+ * 4 adjacent columns of some slots of Vt [M][V], in registers. Loads of both start before pdl_wait: the previous kernel
+ * does not write states. Shared memory: the warps' sums, s, exp(f), p. */
 #include "cuda/pdl.cuh"
 #include "ops/gsa/gsa_cuda.cuh"
 

@@ -1,10 +1,10 @@
-/* gsa_weigh_cuda.cu -- the softmax over the slots, all chunks at once, after gla_walk has left the first half's states
- * h before each chunk, and what the second half needs of it (gsa_cuda.cuh):
+/* gsa_weigh_cuda.cu -- the softmax over the slots, all chunks at once, after gla_walk has stored the first half's
+ * states h before each chunk, and the operands of the second half (gsa_cuda.cuh):
  *     z = exp(F - mq) (exp(mq) q h^T + tril(q k^T) (s exp(mk - F)))      p = softmax(z)
  *     qe = p exp(F)                                                      A = pair(p, s)
- * Grid: a block per chunk and head. Block: 4 M threads, which own slots at the beginning and in the end
- * (gla_channels.cuh: M is its K); between, the first warpgroup has q h^T and the second q k^T. The keys' columns go by in
- * panels of 64. Shared memory: tiles, two panels; z in fp32 in their place, then the factors of A. */
+ * Grid: a block per chunk and head. Block: 4 M threads, which own slots at the start and at the end (gla_channels.cuh:
+ * M is its K); in between, the first warpgroup has q h^T and the second q k^T. The keys' columns are streamed in panels
+ * of 64. Shared memory: tiles, two panels; then z in fp32 in their place, then the factors of A. */
 #include "ops/cuda_ops.cuh"
 #include "cuda/mbarrier.cuh"
 #include "cuda/pdl.cuh"
@@ -78,7 +78,7 @@ static __device__ __forceinline__ void walk_panels(struct smem<M> &x, mbarrier_t
     __syncthreads();
 }
 
-/* z += what the steep slots' pairs add. A function of its own, as those of gla_steep.cuh. */
+/* z += what the steep slots' pairs add. A separate function, like those of gla_steep.cuh. */
 template <int M>
 static __device__ __attribute__((noinline)) void add_steep_logits(struct smem<M> &x, struct chunk_source s) {
     struct steep_channels<M> &list = x.steep;
@@ -94,7 +94,7 @@ static __device__ __attribute__((noinline)) void add_steep_logits(struct smem<M>
     }
     __syncthreads();
 }
-/* The rows of z become their softmax: M / 16 neighbouring threads have a row. */
+/* Softmax of the rows of z: M / 16 adjacent threads share a row. */
 template <int M> static __device__ __forceinline__ void softmax_rows(float *z) {
     enum { SHARE = M / 16 };
     float *row = z + threadIdx.x / SHARE * smem<M>::LD + threadIdx.x % SHARE * 2, most = -INFINITY, sum = 0.0f, x[16];

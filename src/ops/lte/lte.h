@@ -1,13 +1,13 @@
 /* lte.h -- the learned score of the exact memory's rows (HL_SCORE_LEARNED of ops/cache): a small convolutional network
  * over a whole block, per value head, with r channels.
  *
- *     x_j = [ k_j ; v_j / sqrt(mean(v_j^2) + eps) ]               k as the read sees it
+ *     x_j = [ k_j ; v_j / sqrt(mean(v_j^2) + eps) ]               k as used by the read
  *     u_j = W_in x_j
  *     a_j = silu(b1 + sum_i D1_i * u_{j+2i})    c_j = silu(b2 + sum_i D2_i * a_{j+2i})      i = -1, 0, 1
  *     score_j = w_out.c_j + b_out
- * u and a are 0 outside of the block. A block is scored once it is complete, by the segment that completes it; rows of a
- * session's open block get their score then, in the state. Rows of a block that stays open have the score 0. Value head
- * h reads the k of key head h / (HV/H). */
+ * u and a are 0 outside the block. A block is scored by the segment that completes it; rows of a session's open block
+ * get their score in the state then. Rows of a block that stays open have score 0. Value head h reads the k of key head
+ * h / (HV/H). */
 #ifndef HL_LTE_H
 #define HL_LTE_H
 #include "core/rows.h"

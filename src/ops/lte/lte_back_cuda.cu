@@ -1,4 +1,4 @@
-/* lte_back_cuda.cu -- the learned score, backward (lte.h). Blocks are those of training: none has rows in a state.
+/* lte_back_cuda.cu -- the learned score, backward (lte.h). Training only: no block has rows in a state.
  *
  *   back_layers   du, and each block's share of the small tensors' gradients: grid (blocks HV), THREADS threads: 16
  *                 channels x 16 rows at a time; a thread recomputes all that its row needs from nine values of u. Shared
@@ -7,7 +7,7 @@
  *                 goes over its value heads. Shared memory: du, and a row's gradients.
  *   back_weights  shares of dW_in: grid (HV channel groups, SPLITS, columns / THREADS): a thread has one column of x and
  *                 CHANNELS channels; a split is every SPLITS-th block.
- *   add_shares    adds the shares up in order. A thread has one number of the gradients. */
+ *   add_shares    sums the shares in order. A thread has one element of the gradients. */
 #include "ops/lte/lte_cuda.cuh"
 #include "core/carve.h"
 
@@ -209,7 +209,7 @@ extern "C" void HL_OP(lte_backward)(struct hl_backend *backend, const struct hl_
     struct hl_carve s = {NULL, 0, 256};
     const int64_t T = a->rows->T, heads = d.rows.blocks * a->HV, wide = a->HV * a->r * (a->K + a->V);
     if (T == 0) return;
-    for (int pass = 0; pass < 2; pass++) { /* counts, then places */
+    for (int pass = 0; pass < 2; pass++) { /* counts, then offsets */
         s.used = 0;
         g.du = carve_floats(&s, T * a->HV * a->r), g.norm = carve_floats(&s, T * a->HV);
         g.small = carve_floats(&s, heads * a->r * SUMS), g.out = carve_floats(&s, heads);

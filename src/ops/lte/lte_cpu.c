@@ -1,7 +1,7 @@
 /* lte_cpu.c -- the learned score (lte.h): products with W_in, then convolutions with the channels side by side.
  *
- * Forward: a task is a value head of a block. Backward: a task is a key head, which goes over all blocks and its value
- * heads in order, as blocks share the gradients of weights and value heads that of a key. */
+ * Forward: a task is a value head of a block. Backward: a task is a key head, which processes all its blocks and value
+ * heads in order, since blocks share weight gradients and value heads share key gradients. */
 #include "core/carve.h"
 #include "ops/linear/small_gemm.h"
 #include "ops/simd.h"
@@ -15,7 +15,7 @@ struct work {
 };
 static struct work place(void *scratch, int64_t C, int64_t r, int64_t V) {
     struct hl_carve c = {scratch, 0, 64};
-    const int64_t n = C * r + VL; /* whole vectors may reach past the end */
+    const int64_t n = C * r + VL; /* full vectors may extend past the end */
     struct work w = {.mm = hl_carve(&c, HL_SMALL_GEMM_SCRATCH, sizeof(real)), .norm = hl_carve(&c, C, sizeof(real))};
     real **each[] = {&w.u, &w.pre_a, &w.act_a, &w.pre_c, &w.act_c, &w.d, &w.other};
     for (int i = 0; i < 7; i++) *each[i] = hl_carve(&c, n, sizeof(real));
@@ -30,7 +30,7 @@ static struct work worker_of(struct hl_pool *pool, int worker, const struct hl_l
 /* One value head of one block that its segment completes. Its first `open` rows are in the state. */
 struct block {
     const struct hl_lte *a;
-    int64_t h, hk, row, open;    /* row: of the batch, the first one behind the open rows */
+    int64_t h, hk, row, open;    /* row: of the batch, the first one after the open rows */
     const real *k_open, *v_open; /* the open rows, K and V apart */
     real *score_open;
 };
@@ -47,7 +47,7 @@ static struct block block_of(const struct hl_lte *a, const struct hl_seg *s, int
     return b;
 }
 
-/* Where n rows from place j of the block on lie, *ld apart: n is cut at the end of the open rows. */
+/* The location of n rows from row j of the block on, *ld apart; n is cut at the end of the open rows. */
 static const real *rows_at(const struct block *b, int64_t j, bool keys, int64_t *n, int64_t *ld) {
     const struct hl_lte *a = b->a;
     const int64_t D = keys ? a->K : a->V, heads = keys ? a->H : a->HV, head = keys ? b->hk : b->h;
@@ -125,7 +125,7 @@ static void score_block(const struct block *b, const struct work *w) {
     }
 }
 
-/* a value head of a segment's block: blocks of all segments are counted through */
+/* a value head of a segment's block: blocks are numbered across all segments */
 static void forward_task(void *ctx, int64_t i, int worker) {
     const struct job *f = ctx;
     const struct hl_lte *a = f->a;
@@ -153,7 +153,7 @@ void HL_OP(lte_forward)(struct hl_backend *backend, const struct hl_lte *a) {
     for (const struct hl_seg *s = a->rows->seg; s < a->rows->seg + a->rows->n; s++)
         any = any || s->pos / a->chunk < (s->pos + s->len) / a->chunk;
     if (any) hl_pool_run(f.pool, tasks, forward_task, &f);
-    else all_tasks(&f, tasks, 0); /* no block is complete: only zeros */
+    else all_tasks(&f, tasks, 0); /* no block is complete: write zeros only */
 }
 
 /* ---- backward ---- */

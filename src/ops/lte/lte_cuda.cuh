@@ -1,4 +1,4 @@
-/* lte_cuda.cuh -- what the kernels of the learned score share: arguments, where a block's rows lie, the layers. */
+/* lte_cuda.cuh -- shared by the kernels of the learned score: arguments, locations of a block's rows, the layers. */
 #ifndef HL_LTE_CUDA_CUH
 #define HL_LTE_CUDA_CUH
 #include "ops/cuda_ops.cuh"
@@ -6,11 +6,11 @@
 enum { CHANNELS = 16 }; /* channels computed together */
 
 struct lte_dev {
-    struct hl_lte a; /* a.rows is the host's: kernels use `rows` */
+    struct hl_lte a; /* a.rows is on the host: kernels use `rows` */
     struct hl_dev_rows rows;
     struct hl_cache_layout at;
     int64_t group; /* value heads of a key head */
-    float *open;   /* [n][HV][C][r]: u of rows that are in the sessions' states */
+    float *open;   /* [n][HV][C][r]: u of rows stored in session states */
 };
 static inline struct lte_dev lte_dev_of(const struct hl_lte *a) {
     struct lte_dev d = {};

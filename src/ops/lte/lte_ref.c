@@ -32,8 +32,8 @@ static void block_free(struct block *b) {
     free(b->norm);
 }
 
-/* The i-th block of segment s: where its rows lie. False: the segment does not complete it. state: the scores of the
- * rows before the segment, by their place in the block. */
+/* Locates the rows of the i-th block of segment s. False: the segment does not complete it. state: the scores of the
+ * rows before the segment, by their index in the block. */
 static bool block_open(struct block *b, const struct hl_seg *s, int64_t i, int64_t h, real **state) {
     const struct hl_lte *a = b->a;
     const struct hl_cache_layout l = hl_cache_layout(a->K, a->V, a->window, a->chunk, sizeof(real), false);

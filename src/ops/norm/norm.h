@@ -2,7 +2,7 @@
  *
  * rmsnorm: r = 1/sqrt(mean(x^2) + eps), y = r x w.
  *          dw += sum dy xh, dx = r (dy w - xh mean(xh dy w)), xh = r x.
- * gnorm:   the same, then y *= silu(z) or sigma(z) where z is given (the layer's output norm).
+ * gnorm:   the same, then y *= silu(z) or sigma(z) if z is given (the layer's output norm).
  * l2norm:  r = 1/sqrt(sum(x^2) + 1e-6), y = r x.   dx = r (dy - y (y.dy)). */
 #ifndef HL_NORM_H
 #define HL_NORM_H
@@ -19,7 +19,7 @@ struct hl_rmsnorm {
     void *y;
     real *r; /* [M], kept for the backward pass; never NULL */
     const void *dy;
-    void *dx, *dz; /* dz: where z is */
+    void *dx, *dz; /* dz: laid out like z */
     real *dw;      /* accumulated */
     bool dx_add;   /* dx += */
 };

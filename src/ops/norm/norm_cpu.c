@@ -1,19 +1,19 @@
 /* norm_cpu.c -- RMSNorm, gated RMSNorm and L2 norm with vectors, parallel over blocks of rows.
  *
- * Every row is read twice, the second time from L1: memory sees each array once. Backward sums dw per
- * block of rows and adds up the blocks in order at the end, so that dw needs no sweep of its own. */
+ * Every row is read twice, the second time from L1: memory sees each array once. Backward sums dw per block of rows and
+ * adds the blocks in order at the end, so that dw needs no separate pass. */
 #include "ops/ops.h"
 #include "ops/simd.h"
 
 enum {
     TASK = 16384,  /* elements of one task */
-    ROWS = 128,    /* rows of one task at most: short sums round less */
-    SMALL = 8192,  /* elements worth no other thread */
-    PARTS = 32768, /* numbers in the partial sums of dw: they live on the stack */
+    ROWS = 128,    /* maximum rows per task: short sums round less */
+    SMALL = 8192,  /* below this many elements, use one thread */
+    PARTS = 32768, /* numbers in the partial sums of dw, which are on the stack */
 };
 
-/* Tasks work on a local copy of the op's arguments: for all the compiler knows a stored vector may
- * change the original, which it would load again for every vector. */
+/* Tasks use a local copy of the op's arguments: the compiler must assume that a stored vector may alias the original,
+ * and would reload it for every vector. */
 struct blocks {
     const void *op;
     int64_t M, D, n, rows; /* n blocks of `rows` rows */

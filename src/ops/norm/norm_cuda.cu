@@ -1,10 +1,10 @@
-/* norm_cuda.cu -- see norm.h: one pass over memory (norm_cuda.cuh). Rows that do not fit (odd or very wide
- * ones) are read twice by a warp. */
+/* norm_cuda.cu -- see norm.h: one pass over memory (norm_cuda.cuh). Other rows (odd or very wide ones) are read twice
+ * by a warp. */
 #include "ops/cuda_ops.cuh"
 #include "cuda/fastmath.cuh"
 #include "ops/norm/norm_cuda.cuh"
 
-/* where row m of z and dz begins */
+/* start of row m of z and dz */
 static __device__ __forceinline__ int64_t z_row(const struct norm &a, int64_t m) {
     if (a.z_heads == 0) return m * a.D;
     const unsigned t = (unsigned)m / (unsigned)a.z_heads;
@@ -75,7 +75,8 @@ static __device__ __forceinline__ float back_piece(const struct norm &a, int64_t
     return dot;
 }
 
-/* A block walks over its rows with dw in registers. The row itself is kept as stored and unpacked twice: registers are what limits the loads under way. */
+/* A block iterates over its rows with dw in registers. The row is kept packed and unpacked twice, since registers limit
+ * the loads in flight. */
 template <int lanes, int N, bool gated> static __global__ void __launch_bounds__(THREADS) norm_bwd(struct norm a) {
     enum { GROUPS = THREADS / lanes };
     const int lane = threadIdx.x % lanes, group = threadIdx.x / lanes;
@@ -178,9 +179,9 @@ static __global__ void norm_dw_any(struct norm a) {
     }
 }
 
-/* ---- which of them ---- */
+/* ---- choice of kernel ---- */
 
-/* backward: two rows a warp instead of one where that leaves a lane four pieces on their way instead of two */
+/* backward: two rows per warp instead of one if that gives a lane four pieces in flight instead of two */
 static int back_lanes(int64_t pieces) { return pieces > 32 && pieces <= 64 ? 16 : lanes_for(pieces); }
 
 static void forward(struct hl_cuda *c, const struct norm *n) {
@@ -197,7 +198,7 @@ static void forward(struct hl_cuda *c, const struct norm *n) {
 }
 
 static void backward(struct hl_cuda *c, struct norm *n, float *dw) {
-    const int64_t each = THREADS / (fits(n) ? back_lanes(n->D / WIDE) : 32); /* rows of a block at a time */
+    const int64_t each = THREADS / (fits(n) ? back_lanes(n->D / WIDE) : 32); /* rows per block at a time */
     const int64_t blocks = min((n->M + each - 1) / each, (int64_t)(PER_SM * hl_cuda_sms(c)));
     if (n->M == 0) return;
     if (dw && !(n->part = (float *)hl_cuda_scratch(c, blocks * n->D * (int64_t)sizeof(float)))) return;

@@ -1,5 +1,5 @@
-/* norm_cuda.cuh -- what the kernels of norms share: a row is in the registers of 4 to 32 lanes, 16 bytes at a
- * time; the L2 norm is the RMS norm without weights, its sum not divided by D. */
+/* norm_cuda.cuh -- shared by the norm kernels: a row is in the registers of 4 to 32 lanes, 16 bytes at a time; the L2
+ * norm is the RMS norm without weights, its sum not divided by D. */
 #ifndef HL_NORM_CUDA_CUH
 #define HL_NORM_CUDA_CUH
 #include "ops/cuda_ops.cuh"
@@ -38,7 +38,7 @@ static __device__ __forceinline__ void fill(float *x, float v) {
     for (int j = 0; j < WIDE; j++) x[j] = v;
 }
 
-/* the weights of one piece; ones where there are none */
+/* the weights of one piece; ones if there are none */
 static __device__ __forceinline__ void load_w(float *w, const struct norm &a, int64_t c) {
     if (a.w) load_floats(w, a.w + c);
     else fill(w, 1.0f);

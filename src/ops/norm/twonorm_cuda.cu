@@ -1,5 +1,5 @@
-/* twonorm_cuda.cu -- see norm.h: both norms of one x, L2 for the state, RMS for the exact memory's read. Grid
- * and owners as in norm_cuda.cu: a row is in the registers of `lanes` lanes. */
+/* twonorm_cuda.cu -- see norm.h: both norms of one x, L2 for the state, RMS for the exact memory's read. Grid and
+ * ownership as in norm_cuda.cu: a row is in the registers of `lanes` lanes. */
 #include "ops/cuda_ops.cuh"
 #include "ops/norm/norm_cuda.cuh"
 

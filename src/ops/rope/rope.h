@@ -1,4 +1,4 @@
-/* rope.h -- rotary positions: pairs (i, i + D/2) of a head turned by an angle that grows with the position.
+/* rope.h -- rotary positions: pairs (i, i + D/2) of a head rotated by an angle proportional to the position.
  *
  *     (x_i, x_{i+D/2}) -> (x_i c - x_{i+D/2} s, x_i s + x_{i+D/2} c),  i < D/2,  c, s = cos, sin(t theta^{-2i/D})
  * t counts from the document's first token (seg->pos + the row in the segment). The angle is computed in float as

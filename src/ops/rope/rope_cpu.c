@@ -4,7 +4,7 @@
 
 enum {
     ROWS = 32,   /* rows of one task */
-    SMALL = 4096 /* numbers worth no other thread */
+    SMALL = 4096 /* below this many numbers, use one thread */
 };
 
 struct turn {

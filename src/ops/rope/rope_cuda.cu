@@ -1,7 +1,7 @@
 /* rope_cuda.cu -- see rope.h. Grid (ROWS rows of a tile, tiles), THREADS threads: the block computes the cosines and
- * sines of its rows once, in shared memory, and turns all heads with them; a thread owns WIDE pairs of a head at a time,
- * 16 bytes of each half. Head sizes whose halves are not whole pieces of 16 bytes go pair by pair. PDL: the angles are
- * computed before the wait. */
+ * sines of its rows once, in shared memory, and rotates all heads with them; a thread owns WIDE pairs of a head at a
+ * time, 16 bytes of each half. Head sizes whose halves are not whole pieces of 16 bytes go pair by pair. PDL: the
+ * angles are computed before the wait. */
 #include "ops/cuda_ops.cuh"
 #include "cuda/pdl.cuh"
 

@@ -1,4 +1,4 @@
-/* rope_ref.c -- rotary positions as in rope.h: every pair by itself. */
+/* rope_ref.c -- rotary positions as in rope.h: each pair separately. */
 #include "ops/ops.h"
 
 static void turn_row(const struct hl_rope *a, const real *x, real *y, int64_t t, int sign) {

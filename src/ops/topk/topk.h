@@ -1,4 +1,4 @@
-/* topk.h -- the k largest logits of every row, in order: all that greedy decoding and top-k sampling look at. */
+/* topk.h -- the k largest logits of every row, in order, for greedy decoding and top-k sampling. */
 #ifndef HL_TOPK_H
 #define HL_TOPK_H
 #include "core/real.h"
@@ -12,7 +12,7 @@ struct hl_candidate {
 struct hl_topk {
     int64_t M, V, k;          /* 1 <= k <= V, HL_TOPK_MOST */
     const real *logits;       /* [M][V] */
-    struct hl_candidate *out; /* [M][k], the largest first, of equals the lowest id; a row with a NaN or an
-                               * infinity has -1 as its first id */
+    struct hl_candidate *out; /* [M][k], largest first, ties to the lowest id; rows with a NaN or infinity have -1 as
+                               * first id */
 };
 #endif

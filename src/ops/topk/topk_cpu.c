@@ -1,11 +1,11 @@
-/* topk_cpu.c -- see topk.h: a row is read once as vectors, for the maximum of every group of neighbouring logits.
- * The k-th largest of these maxima bounds the row's k-th largest logit from below, so that only the few groups that
- * reach it are looked at one logit at a time, with a heap of the k largest so far. One task per row: a row of 32,000
- * takes a few microseconds, less than it takes to wake another thread. */
+/* topk_cpu.c -- see topk.h: a row is read once as vectors, for the maximum of every group of adjacent logits. The k-th
+ * largest of these maxima bounds the row's k-th largest logit from below, so that only the few groups that reach it are
+ * scanned logit by logit, with a heap of the k largest so far. One task per row: a row of 32,000 takes a few
+ * microseconds, less than it takes to wake another thread. */
 #include "ops/ops.h"
 #include "ops/simd.h"
 
-enum { GROUPS = 512, GROUP = 4 * VL }; /* at most so many groups, of a multiple of GROUP logits */
+enum { GROUPS = 512, GROUP = 4 * VL }; /* maximum number of groups, each a multiple of GROUP logits */
 
 /* The maximum of x[0, n), or NaN unless all are finite. */
 static real group_max(const real *x, int64_t n) {
@@ -24,14 +24,14 @@ static real group_max(const real *x, int64_t n) {
     return most + rest;
 }
 
-/* ---- a heap whose root is the first to go: the smallest, of equals the highest index ---- */
+/* ---- a heap whose root is evicted first: the smallest, of equals the highest index ---- */
 
 struct item {
     real x;
     int32_t at;
 };
 static inline bool before(struct item a, struct item b) { return a.x > b.x || (a.x == b.x && a.at < b.at); }
-/* Puts y into the place of heap[i], whose two subtrees are in order. */
+/* Replaces heap[i], whose two subtrees are heaps, with y. */
 static void sift(struct item *heap, int64_t n, int64_t i, struct item y) {
     for (int64_t child; (child = 2 * i + 1) < n; i = child) {
         if (child + 1 < n && before(heap[child], heap[child + 1])) child++;
@@ -40,12 +40,12 @@ static void sift(struct item *heap, int64_t n, int64_t i, struct item y) {
     }
     heap[i] = y;
 }
-/* Offers x[0, n), whose indices begin at `first`, to a heap of up to k items. */
+/* Pushes x[0, n), whose indices start at `first`, into a heap of up to k items. */
 static int64_t offer(struct item *heap, int64_t size, int64_t k, const real *x, int64_t n, int64_t first) {
     for (int64_t i = 0; i < n; i++) {
         const struct item y = {x[i], (int32_t)(first + i)};
         if (size == k) {
-            if (x[i] > heap[0].x) sift(heap, k, 0, y); /* an equal one that comes later stays out */
+            if (x[i] > heap[0].x) sift(heap, k, 0, y); /* later equal ones are not inserted */
             continue;
         }
         heap[size++] = y;
@@ -84,7 +84,7 @@ static void top_row(void *ctx, int64_t row, int worker) {
         const int64_t n = V - g * each < each ? V - g * each : each;
         if (max[g] >= least && (size < k || max[g] > heap[0].x)) size = offer(heap, size, k, x + g * each, n, g * each);
     }
-    while (size > 0) { /* the root is the last of those left */
+    while (size > 0) { /* the root is the last of the remaining */
         const struct item last = heap[0];
         out[--size] = (struct hl_candidate){(float)last.x, last.at};
         sift(heap, size, 0, heap[size]);

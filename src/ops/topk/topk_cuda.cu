@@ -1,13 +1,13 @@
 /* topk_cuda.cu -- see topk.h. Grid M, block TOPK_THREADS: a block owns a row, whose logits are in its threads' registers
  * as far as they fit, HELD each.
  *
- * The k-th largest of the maxima of GROUPS groups bounds the k-th largest logit from below, so those at least as large
- * are few: they are collected in shared memory (in any order), and each thread counts how many come before its own. */
+ * The k-th largest of the maxima of GROUPS groups bounds the k-th largest logit from below, so only a few are at least
+ * as large: they are collected in shared memory (in any order), and each thread counts how many rank before its own. */
 #include "ops/cuda_ops.cuh"
 #include "cuda/pdl.cuh"
 #include "ops/topk/topk_order.cuh"
 
-enum { TOPK_THREADS = 1024, GROUPS = TOPK_THREADS / 4, LIST = 2048, HELD = 32 }; /* GROUPS: of neighbouring threads */
+enum { TOPK_THREADS = 1024, GROUPS = TOPK_THREADS / 4, LIST = 2048, HELD = 32 }; /* GROUPS: of adjacent threads */
 
 static __device__ __forceinline__ int before(const uint64_t *list, int n, uint64_t v) {
     int more = 0;
@@ -24,7 +24,7 @@ static __device__ __forceinline__ uint64_t best_of(const float *x, int64_t V, ui
     }
     return best;
 }
-/* More of them than LIST, as where very many are equal: one by one. All threads. */
+/* Fallback for more candidates than LIST, such as many equal logits: one by one. All threads. */
 static __device__ void find_slowly(const struct hl_topk &a, const float *x, struct hl_candidate *out, uint64_t *best) {
     uint64_t limit = ~(uint64_t)0;
     for (int j = 0; j < (int)a.k; j++) {
@@ -51,7 +51,7 @@ static __device__ __forceinline__ void find_bound(const float *best, int k, floa
     }
     more += __shfl_xor_sync(0xffffffffu, more, 1), same += __shfl_xor_sync(0xffffffffu, same, 1);
     more += __shfl_xor_sync(0xffffffffu, more, 2), same += __shfl_xor_sync(0xffffffffu, same, 2);
-    if (more < k && more + same >= k) *bound = mine; /* equal ones write the same */
+    if (more < k && more + same >= k) *bound = mine; /* equal ones write the same value */
 }
 
 static __global__ void __launch_bounds__(TOPK_THREADS) topk_row(const struct hl_topk a) {

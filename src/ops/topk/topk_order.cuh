@@ -1,4 +1,4 @@
-/* topk_order.cuh -- a logit and its id as one 64-bit key, larger for what comes first; no two are equal, none is 0. */
+/* topk_order.cuh -- a logit and its id as one 64-bit key, larger for better ranks; keys are distinct and nonzero. */
 #ifndef HL_TOPK_ORDER_CUH
 #define HL_TOPK_ORDER_CUH
 #include "ops/cuda_ops.cuh"

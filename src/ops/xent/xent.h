@@ -1,9 +1,9 @@
 /* xent.h -- cross-entropy of a linear head, a few rows of logits at a time.
  *
  *     nll_t = logsumexp(x_t W^T) - (x_t W^T)[target_t]
- * Rows with target < 0 are ignored (nll 0). With dx: dx_t = scale sum_v (softmax - onehot) W_v and
- * dW += scale (softmax - onehot)^T x, computed in the same pass, so the logits are never kept.
- * Logits exist for HL_XENT_ROWS rows at a time, in the caller's workspace. */
+ * Rows with target < 0 are ignored (nll 0). With dx: dx_t = scale sum_v (softmax - onehot) W_v and dW += scale (softmax
+ * - onehot)^T x, computed in the same pass, so the logits are never stored. Logits exist for HL_XENT_ROWS rows at a
+ * time, in the caller's workspace. */
 #ifndef HL_XENT_H
 #define HL_XENT_H
 #include "core/rows.h"
@@ -15,10 +15,10 @@ struct hl_xent {
     struct hl_weight W; /* [vocabulary][D] */
     const int32_t *target;
     double *nll;      /* [M] */
-    int32_t *correct; /* NULL, or [M]: 1 where the target is the argmax, the lowest id of equal logits */
+    int32_t *correct; /* NULL, or [M]: 1 if the target is the argmax (ties: lowest id) */
     void *logits;     /* workspace: [min(M, xent_rows of the backend)][vocabulary] activations */
     real scale;
-    void *dx; /* NULL: the loss alone */
+    void *dx; /* NULL: loss only */
     real *dW; /* accumulated */
 };
 #endif

@@ -1,6 +1,6 @@
-/* xent_cpu.c -- HL_XENT_ROWS rows at a time. With gradients: logits by the matrix product, then each row by
- * itself (maximum, exponentials and their sum, gradient in place), then the two products of the gradient. The loss
- * alone: blocks of logits that stay in a processor's cache, of which a maximum and a sum are kept. */
+/* xent_cpu.c -- HL_XENT_ROWS rows at a time. With gradients: logits by the matrix product, then each row separately
+ * (maximum, exponentials and their sum, gradient in place), then the two products of the gradient. Loss only: blocks of
+ * logits stay in a core's cache, and only a maximum and a sum are kept. */
 #include "ops/linear/quant.h"
 #include "ops/linear/kernel.h"
 #include "ops/ops.h"
@@ -10,7 +10,7 @@ struct pass {
     int64_t row, rows, per_task; /* rows [row, row+rows), per_task of them in a task */
 };
 
-/* The last, cut vector of a row: lanes past the end take no part. */
+/* The last, partial vector of a row: lanes past the end are ignored. */
 static inline vr load_tail(const real *z, int64_t n) {
     real t[VL];
     for (int i = 0; i < VL; i++) t[i] = i < n ? z[i] : -(real)INFINITY;
@@ -33,8 +33,8 @@ static inline void add_lanes(double lane[VL], vr e) {
     for (int l = 0; l < VL; l++) lane[l] += (double)t[l];
 }
 
-/* Sum of exp(z - max), the terms left in z if `keep`. Eight vectors at a time are added in `real`, those
- * sums in double: the error stays near that of one exponential however long the row. */
+/* Sum of exp(z - max), the terms left in z if `keep`. Eight vectors at a time are added in `real`, those sums in
+ * double: the error stays near that of one exponential for any row length. */
 static double row_exp(real *z, int64_t n, real max, bool keep) {
     double lane[VL] = {0}, sum = 0;
     int64_t i = 0;
@@ -96,10 +96,9 @@ static void task(void *ctx, int64_t i, int worker) {
         one_row(p->a, p->row + r, (real *)p->a->logits + r * p->a->W.rows);
 }
 
-/* ---- the loss alone ---- */
+/* ---- loss only ---- */
 
-/* A block of logits. Rows are whole strips; a row has some numbers to spare, or the rows of a tile would share few
- * places of the first-level cache. */
+/* A block of logits. Rows are full strips, padded so that the rows of a tile do not map to the same L1 cache sets. */
 enum { ROWS = 120, COLUMNS = HL_LINEAR_COLUMNS, LDC = COLUMNS + 16 };
 
 /* What is kept of a row's columns: their maximum and the sum of exp(z - max). Blocks are the same columns in any
