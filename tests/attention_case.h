@@ -4,7 +4,7 @@
 #define HL_ATTENTION_CASE_H
 #include "check.h"
 
-enum { CASE_SEGS = 24, CASE_OFF = 8 }; /* CASE_OFF: numbers before the keys in a page or a state */
+enum { CASE_SEGS = 24, CASE_OFF = 8 }; /* CASE_OFF: numbers before the keys in a page or state */
 
 struct attention_shape {
     int64_t H, HK, D, window;
@@ -73,7 +73,7 @@ static inline void run_training(const struct hl_ops *ops, struct hl_backend *bac
 
 /* ---- the same rows as sessions, in pieces ---- */
 
-/* What the sessions of a case keep: a ring each, or pages. */
+/* The session states of a case: a ring buffer each, or pages. */
 struct attention_sessions {
     real *ring[CASE_SEGS];
     char **pages[CASE_SEGS];

@@ -1,5 +1,5 @@
-/* cache_case.h -- a random batch for the exact memory, the op run on it, and docs/math.md's
- * selection written down once more: no stream, no state, every block ranks all rows before it. */
+/* cache_case.h -- a random batch for the exact memory, the op run on it, and an independent implementation of the
+ * selection in docs/math.md: no stream, no state, every block ranks all rows before it. */
 #ifndef HL_CACHE_CASE_H
 #define HL_CACHE_CASE_H
 #include "check.h"
@@ -67,7 +67,7 @@ static inline struct batch *batch_new(struct shape s, const int64_t *len, int n,
     b->nS = s.evict == HOLA_EVICT_LOLA ? b->blocks * s.HV * s.K * s.V : 0;
     b->r = check_random(b->T * s.H, 0.2, 2, seed + 9);
     b->weight = check_random(s.K, 0.5, 1.5, seed + 10);
-    b->weight[s.K / 2] = 0; /* takes no part */
+    b->weight[s.K / 2] = 0; /* ignored */
     b->S = check_random(b->nS, -0.5, 0.5, seed + 11);
     b->tau = check_random(s.HV, 0.5, 2, seed + 5);
     b->sink = check_random(s.HV, -1, 2, seed + 6);
@@ -113,7 +113,7 @@ static inline struct batch *batch_new(struct shape s, const int64_t *len, int n,
     return b;
 }
 
-/* Order by position alone: the first n rows of a segment are kept for ever. */
+/* Ranks by position alone: the first n rows of a segment are never evicted. */
 static inline struct batch *with_sinks(struct batch *b, int64_t n) {
     assert_true(b->a.policy.by_position);
     b->a.policy.sinks = n;
@@ -135,7 +135,8 @@ static inline struct batch *with_token_gate(struct batch *b, uint64_t seed) {
     return b;
 }
 
-/* Keys of `groups` directions in a plane, each like its two neighbours and no other; near-duplicates come last. */
+/* Keys of `groups` directions in a plane, each a near-duplicate of its two neighbours only; near-duplicates rank
+ * last. */
 static inline struct batch *with_redundancy(struct batch *b, int64_t groups, uint64_t seed) {
     const int64_t K = b->s.K;
     for (int64_t i = 0; i < b->nq; i++) {
@@ -164,8 +165,9 @@ static inline void batch_free(struct batch *b) {
 static inline int64_t batch_state_bytes(const struct batch *b, int64_t size) {
     return hl_cache_state_bytes(b->s.HV, b->s.K, b->s.V, b->s.window, b->s.chunk, size, hl_cache_factors(&b->a));
 }
-/* Pieces of the batch's segments, all of them in sessions: what the delta rule would have left for them. Returns
- * block_S, to be freed; the state after piece i is written to state[i] if its last row ends a block, else NaN. */
+/* Pieces of the batch's segments, all of them in sessions, with the states that the delta rule would have stored.
+ * Returns block_S, to be freed; the state after piece i is written to state[i] if its last row ends a block, else
+ * NaN. */
 static inline real *batch_states(const struct batch *b, const struct hl_rows *rows, real *const *state) {
     const struct shape *s = &b->s;
     const int64_t C = s->chunk, each = s->HV * s->K * s->V, blocks = hl_blocks_before(rows, rows->n, C);
@@ -232,7 +234,7 @@ enum wrong {
     RAW_KEYS,
     NO_BIAS,
     ONE_GATE,
-    KEEPS_ALIKE, /* near-duplicates as any others */
+    KEEPS_ALIKE, /* treats near-duplicates like any other row */
     LEAVES_EMPTY,
     BRINGS_BACK
 };

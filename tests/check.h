@@ -1,4 +1,4 @@
-/* check.h -- what the tests share: random fills, guarded buffers, comparisons that can fail. */
+/* check.h -- shared test code: random fills, guarded buffers, comparisons that can fail. */
 #ifndef HL_CHECK_H
 #define HL_CHECK_H
 #include <setjmp.h>
@@ -53,7 +53,7 @@ static inline real *check_random(int64_t n, double lo, double hi, uint64_t seed)
 static inline void check_poison(real *p, int64_t n) {
     for (int64_t i = 0; i < n; i++) p[i] = (real)NAN;
 }
-/* frees; fails when somebody wrote outside */
+/* frees; fails if the guard bands were overwritten */
 static inline void check_free(real *p, int64_t n) {
     for (int64_t i = 0; i < CHECK_GUARD; i++)
         if (p[-1 - i] != (real)12345.5 || p[n + i] != (real)12345.5)
@@ -63,8 +63,8 @@ static inline void check_free(real *p, int64_t n) {
 
 /* ---- comparisons ---- */
 
-/* Worst relative distance |a-b| / |b| over windows of 64 rows of `width` (not the mean: one wrong row
- * shows). Windows whose norm is under 1e-3 of the whole count against that floor. NaN counts as 1e30. */
+/* Worst relative distance |a-b| / |b| over windows of 64 rows of `width` (not the mean, so that a single wrong row
+ * shows). Windows whose norm is below 1e-3 of the whole are measured against that floor. NaN counts as 1e30. */
 static inline double check_distance(const real *a, const real *b, int64_t rows, int64_t width) {
     double worst = 0, all = 0;
     for (int64_t i = 0; i < rows * width; i++) all += (double)b[i] * (double)b[i];
@@ -105,8 +105,8 @@ static inline double check_distance(const real *a, const real *b, int64_t rows, 
 /* ---- finite differences (double builds) ---- */
 
 typedef double (*check_fn)(void *ctx);
-/* Compares dx with central differences of f over x, at most 64 entries spread over it; the error is
- * measured against the largest derivative seen. Returns the worst one. */
+/* Compares dx with central differences of f over x, at at most 64 evenly spread entries; the error is measured against
+ * the largest derivative seen. Returns the worst one. */
 static inline double check_gradient(check_fn f, void *ctx, real *x, const real *dx, int64_t n, double step) {
     int64_t stride = n > 64 ? n / 64 : 1;
     double worst = 0, scale = 1e-8;
@@ -130,8 +130,8 @@ static inline double check_gradient(check_fn f, void *ctx, real *x, const real *
         if (!(check_e <= (tol))) fail_msg("%s: off finite differences by %.3g", #dx, check_e); \
     } while (0)
 
-/* The same along random directions of +1 and -1: two evaluations each see an error in any of the n numbers, where
- * check_gradient, at two a number, looks at some. Relative to the derivative that such a direction has typically. */
+/* The same along random directions of +1 and -1: two evaluations detect an error in any of the n numbers, whereas
+ * check_gradient, at two per number, samples some. Relative to the typical derivative along such a direction. */
 static inline double check_directions(check_fn f, void *ctx, real *x, const real *dx, int64_t n, int directions) {
     const double step = 1e-4 / sqrt((double)n);
     real *keep = malloc((size_t)n * sizeof *keep);

@@ -13,7 +13,7 @@ struct dev {
     struct hl_backend *backend;
     bool f32;
 };
-/* Skips the test where there is no device. f32: the backend with float activations. */
+/* Skips the test if there is no device. f32: the backend with float activations. */
 static inline struct dev dev_open(bool f32) {
     struct dev d = {.f32 = f32};
     if (hl_backend_open(&d.backend, f32 ? "cuda-f32" : "cuda", 1) != HOLA_OK) {
@@ -28,16 +28,16 @@ static inline void dev_close(struct dev *d) {
     hl_backend_close(d->backend);
 }
 static inline bool dev_emulated(const struct hl_backend *b) { return !strcmp(hl_cuda_name(b->device), "emulated"); }
-/* whether a big case would take too long: the emulated device is some 10,000 times slower.
- * HOLA_SMALL=1: the same shapes on a real device, for compute-sanitizer. */
+/* whether a big case would take too long: the emulated device is about 10,000 times slower. HOLA_SMALL=1: the same
+ * shapes on a real device, for compute-sanitizer. */
 static inline bool dev_slow_backend(struct hl_backend *b) { return getenv("HOLA_SMALL") || dev_emulated(b); }
 static inline bool dev_slow(const struct dev *d) { return dev_slow_backend(d->backend); }
-/* HOLA_SMALL=2: as few of these as reach every kernel, for racecheck, to which a launch is some 10 ms. */
+/* HOLA_SMALL=2: the minimum that reaches every kernel, for racecheck, where a launch takes about 10 ms. */
 static inline bool dev_least(void) {
     const char *small = getenv("HOLA_SMALL");
     return small && atoi(small) > 1;
 }
-/* For tests that open models, not ops: says why there is no device. */
+/* For tests that open models, not ops: prints why there is no device. */
 static inline bool dev_there(bool *slow) {
     struct hl_backend *b = NULL;
     const bool there = hl_backend_open(&b, "cuda", 1) == HOLA_OK;
@@ -47,7 +47,7 @@ static inline bool dev_there(bool *slow) {
     return there;
 }
 
-/* Makes host values exactly those that an activation can hold, so that both sides start equal. */
+/* Rounds host values to activations, so that both sides start equal. */
 static inline void dev_round(const struct dev *d, real *x, int64_t n) {
     for (int64_t i = 0; i < n && !d->f32; i++) x[i] = hl_from_bf16(hl_to_bf16((float)x[i]));
 }

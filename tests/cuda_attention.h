@@ -60,7 +60,7 @@ static inline void dev_attention_open(const struct dev *d, struct dev_attention 
     x->a.q = dev_act(d, c->a.q, c->q), x->a.k = dev_act(d, c->a.k, c->kv), x->a.v = dev_act(d, c->a.v, c->kv);
     x->a.dq = dev_act(d, NULL, c->q), x->a.dk = dev_act(d, NULL, c->kv), x->a.dv = dev_act(d, NULL, c->kv);
 }
-/* What it left, to the host; everything on the device is freed. */
+/* Copies the results to the host and frees everything on the device. */
 static inline void dev_attention_close(const struct dev *d, struct dev_attention *x, const struct attention_case *c,
                                        struct attention_result *r) {
     const int64_t H = c->a.H * c->a.D, HK = c->a.HK * c->a.D, ld = joint_ld(c);

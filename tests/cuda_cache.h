@@ -1,4 +1,4 @@
-/* cuda_cache.h -- what the tests of the exact memory on a device share: a batch there, and how to time it. */
+/* cuda_cache.h -- shared by the tests of the exact memory on a device: a batch there, and timing. */
 #ifndef HL_CUDA_CACHE_H
 #define HL_CUDA_CACHE_H
 #include "cache_case.h"

@@ -47,7 +47,7 @@ static inline void dev_gdn_open(const struct dev *d, struct dev_gdn *x, const st
     x->a.A = keep ? dev_act(d, NULL, c->b * HL_CHUNK) : NULL;
 }
 
-/* What it left, to the host; everything on the device is freed. */
+/* Copies the results to the host and frees everything on the device. */
 static inline void dev_gdn_close(const struct dev *d, struct dev_gdn *x, const struct gdn_case *c,
                                  struct gdn_result *r) {
     dev_act_take(d, x->a.out, r->out, c->v);
@@ -62,7 +62,7 @@ static inline void dev_gdn_close(const struct dev *d, struct dev_gdn *x, const s
     dev_drop(d, x->a.beta);
 }
 
-/* The name of the kernels that these arguments take. */
+/* The name of the kernels used for these arguments. */
 static inline const char *dev_gdn_form(const struct dev *d, const struct hl_gdn *a, bool backward) {
     return (d->f32 ? hl_cuda_f32_gdn_form : hl_cuda_gdn_form)(d->backend, a, backward).name;
 }

@@ -1,4 +1,4 @@
-/* cuda_older.h -- the emulated device as a chip before Hopper, without mbarriers. Needs _POSIX_C_SOURCE. */
+/* cuda_older.h -- the emulated device as a GPU before Hopper, without mbarriers. Needs _POSIX_C_SOURCE. */
 #ifndef HL_TEST_CUDA_OLDER_H
 #define HL_TEST_CUDA_OLDER_H
 #include "cuda.h"

@@ -20,7 +20,7 @@ static inline void rc_open(const struct dev *d, struct pw *c, const struct rc_ki
         if (!c->v[i].out && !rc_is_real(c->v[i].name)) dev_round(d, c->v[i].p, rc_numbers(&c->v[i]));
 }
 
-/* A case on the device: every array has a twin there, and pointers lead to those. A device keeps nothing for the
+/* A case on the device: every array has a copy there, and pointers refer to those. A device keeps nothing for the
  * backward pass: those pointers are NULL. */
 struct rc_device {
     struct pw c;
@@ -47,7 +47,7 @@ static inline void rc_put(const struct dev *d, struct rc_device *x, const struct
             memcpy((char *)&x->c.op + w * sizeof rows, &rows, sizeof rows);
     CHECK_OK(d->backend->storage.cut_rows(d->backend, &x->c.rows, 64));
 }
-/* What it left, to the host. */
+/* Copies the results to the host. */
 static inline void rc_take(const struct dev *d, struct rc_device *x, struct pw *c) {
     for (int i = 0; i < c->n; i++) {
         if (c->v[i].own) continue;
@@ -110,7 +110,7 @@ static inline void rc_gates_device(const struct rc_kind *k, int64_t M, const dou
     }
 }
 
-/* Few heads and a long segment, which is walked in splits, beside one too short for that; little decay, so that the
+/* Few heads and a long segment, which is processed in splits, next to one too short for that; little decay, so that the
  * states between the splits matter. */
 static inline void rc_splits_device(const struct rc_kind *k, int64_t M, const double tolerance[2][3]) {
     static const int64_t len[] = {16 * 64 + 30, 70};
@@ -143,7 +143,7 @@ static inline void rc_short_segments_device(const struct rc_kind *k, const struc
 }
 
 static const int64_t rc_few_device[] = {65, 1, 63};
-/* Chips before Hopper. */
+/* GPUs before Hopper. */
 static inline void rc_older_device(const struct rc_kind *k, int64_t M, const double tolerance[2][3]) {
     const struct rc_shape f = {2, 2, 64, 64, M, RC_RANDOM, -0.1, 0, 0};
     struct dev d = dev_open_older();

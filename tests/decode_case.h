@@ -1,4 +1,4 @@
-/* decode_case.h -- models of all kinds that the fused decoders take, and the distance between logits. */
+/* decode_case.h -- models of all kinds that the fused decoders support, and the distance between logits. */
 #ifndef HL_DECODE_CASE_H
 #define HL_DECODE_CASE_H
 #include "cuda.h"

@@ -1,4 +1,4 @@
-/* eval_case.h -- what the tests of the evaluation engine share: a model of bytes, and a set of requests. */
+/* eval_case.h -- shared by the tests of the evaluation engine: a byte-level model, and a set of requests. */
 #ifndef EVAL_CASE_H
 #define EVAL_CASE_H
 #include "eval/eval.h"

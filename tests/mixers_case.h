@@ -1,5 +1,5 @@
-/* mixers_case.h -- two mixers that no file of src/ knows: plain linear attention, whose state is one matrix a head,
- * and softmax attention, whose state grows with the position. Each is its tables and one reference op. */
+/* mixers_case.h -- two mixers unknown to src/: plain linear attention, whose state is one matrix per head, and softmax
+ * attention, whose state grows with the position. Each is its tables and one reference op. */
 #include "mixers/mixer.h"
 #include "models.h"
 #include <string.h>
@@ -80,7 +80,7 @@ static void linear_head(const struct hl_layer *l, const struct hl_seg *s, int64_
                 if (back) dq += S[j * D + i] * d->dout[at + i];
             }
             if (back && j > 0) d->dq[at + j] = dq;
-            if (back && j == 0) { /* S is whole only behind the loop above */
+            if (back && j == 0) { /* S is complete only after the loop above */
                 d->dq[at] = 0;
                 for (int64_t i = 0; i < D; i++) d->dq[at] += S[i] * d->dout[at + i];
             }

@@ -1,8 +1,8 @@
 /* mutate.h -- drives LLVMFuzzerTestOneInput of a fuzz_*.c.
  *
- * Built for libFuzzer (-DHL_LIBFUZZER): its mutations, with our seeds thrown in, so that it needs no corpus.
- * Built plainly: a program that replays the files named on its command line or, without any, runs MUTATE_RUNS
- * mutations of the seeds, the same in every run. */
+ * Built for libFuzzer (-DHL_LIBFUZZER): its mutations, plus our seeds, so that it needs no corpus. Built plainly: a
+ * program that replays the files named on its command line or, without any, runs MUTATE_RUNS mutations of the seeds,
+ * the same in every run. */
 #ifndef HL_MUTATE_H
 #define HL_MUTATE_H
 #include <stdbool.h>
@@ -85,7 +85,7 @@ static inline size_t mutate(uint8_t *p, size_t n, size_t max, uint64_t *r) {
         memcpy(p + at, w, l);
         return insert ? n + l : at + l > n ? at + l : n;
     }
-    case 5: /* a piece of its own, elsewhere */
+    case 5: /* copies a piece elsewhere */
         if (n) memmove(p + mutate_next(r) % (n - len + 1), p + at, len);
         return n;
     default: /* a digit */
@@ -125,7 +125,7 @@ int main(int argc, char **argv) {
         size_t n = s.size < ROOM ? s.size : ROOM;
         memcpy(work, s.data, n);
         for (uint64_t k = mutate_next(&r) % 5; i >= (int)seeds && k < 5; k++) n = mutate(work, n, ROOM, &r);
-        uint8_t *exact = malloc(n ? n : 1); /* so that ASan sees reads behind it */
+        uint8_t *exact = malloc(n ? n : 1); /* so that ASan detects reads past the end */
         if (!exact) return 1;
         memcpy(exact, work, n);
         LLVMFuzzerTestOneInput(exact, n);

@@ -1,8 +1,8 @@
 /* pointwise.h -- the cases of the norm, gate, swiglu and conv tests, in float and in double alike.
  *
- * A case is a set of named arrays and the op's arguments that point at them. The gradient of the array
- * `x` is the array `dx`: of an input it is what backward computes, of an output what it is given. Inputs
- * are filled from the front, so a case with fewer rows is the beginning of one with more. */
+ * A case is a set of named arrays and the op's arguments that point at them. The gradient of the array `x` is the array
+ * `dx`: for an input it is computed by backward, for an output it is given to backward. Inputs are filled from the
+ * front, so a case with fewer rows is the beginning of one with more. */
 #ifndef HL_POINTWISE_H
 #define HL_POINTWISE_H
 #include "check.h"
@@ -15,7 +15,7 @@ struct array {
     real *p;
     int64_t rows, width;
     bool out;
-    bool own; /* what one form keeps for its own backward pass: not compared */
+    bool own; /* kept by one form for its own backward pass: not compared */
 };
 
 struct pw {
@@ -48,7 +48,7 @@ struct kind {
 
 /* ---- arrays ---- */
 
-/* lo < hi: random; else an output, NaN until somebody writes it */
+/* lo < hi: random; else an output, NaN until written */
 static inline real *pw_add(struct pw *c, const char *name, int64_t rows, int64_t width, double lo, double hi) {
     struct array *a = &c->v[c->n++];
     assert_true(c->n <= MAX_ARRAYS);
@@ -72,7 +72,7 @@ static inline struct array *pw_grad(struct pw *c, const struct array *a) {
 static inline void pw_free(struct pw *c) {
     for (int i = 0; i < c->n; i++) check_free(c->v[i].p, c->v[i].rows * c->v[i].width);
 }
-/* Worst distance over all arrays; inputs count too: nobody may write them. */
+/* Worst distance over all arrays; including inputs, which must not be written. */
 static inline double pw_distance(const struct pw *got, const struct pw *want, const char **name) {
     double worst = 0;
     *name = "all";

@@ -1,5 +1,5 @@
-/* raw_cache_ref.h -- the exact memory of include/hola_ops.h in double, row by row, with its gradient: what the raw calls
- * are compared with. Every block ranks all rows before it. */
+/* raw_cache_ref.h -- the exact memory of include/hola_ops.h in double, row by row, with its gradient: the reference for
+ * the raw calls. Every block ranks all rows before it. */
 #ifndef HL_RAW_CACHE_REF_H
 #define HL_RAW_CACHE_REF_H
 #include "hola_ops.h"
@@ -7,11 +7,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Deliberate mistakes, which a comparison has to find. */
+/* Deliberate bugs that a comparison must detect. */
 enum cache_mistake {
     CACHE_RIGHT,
-    CACHE_NO_SINK,     /* the sink takes no part */
-    CACHE_NO_SCALE,    /* K^-1/2 whatever is asked for */
+    CACHE_NO_SINK,     /* the sink is ignored */
+    CACHE_NO_SCALE,    /* always K^-1/2 */
     CACHE_SMALLEST,    /* the smallest scores are kept */
     CACHE_ONE_LESS,    /* window - 1 rows are kept */
     CACHE_OTHER_HEADS, /* value head h reads key head h % H */

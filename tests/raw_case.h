@@ -11,7 +11,7 @@ enum { RAW_GUARD = 256, RAW_GUARD_BYTE = 0xa5, RAW_POISON = 0xff /* NaN */ };
 /* `bytes` of device memory between guards. */
 struct raw_buffer {
     char *all;
-    void *p; /* what a call gets */
+    void *p; /* the pointer passed to a call */
     int64_t bytes;
 };
 static inline struct raw_buffer raw_bytes(const struct dev *d, const void *host, int64_t bytes) {
@@ -76,9 +76,9 @@ static inline double *raw_random(int64_t n, double lo, double hi, uint64_t seed,
     return x;
 }
 
-/* How far `got` is from `want`, both [rows][heads][width], in units of what is allowed: relative and root mean square,
- * over everything (allowed: tol) and over any 64 rows of one head (6 tol). Heads and windows that are next to nothing
- * count against a hundredth of the mean. 1 or less is good; NaN is not. */
+/* The distance of `got` from `want`, both [rows][heads][width], in units of the tolerance: relative and root mean
+ * square, over everything (allowed: tol) and over any 64 rows of one head (6 tol). Heads and windows near zero are
+ * measured against a hundredth of the mean. 1 or less is good; NaN is not. */
 static inline double raw_distance(const double *got, const double *want, int64_t rows, int64_t heads, int64_t width,
                                   double tol) {
     double all = 0, off = 0, worst = 0;

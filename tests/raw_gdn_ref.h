@@ -1,5 +1,5 @@
-/* raw_gdn_ref.h -- the gated delta rule of include/hola_ops.h in double, token by token, with its gradient: what the raw
- * calls are compared with. Written from the header's formulas and not from src/ops/gdn. */
+/* raw_gdn_ref.h -- the gated delta rule of include/hola_ops.h in double, token by token, with its gradient: the
+ * reference for the raw calls. Written from the header's formulas, independent of src/ops/gdn. */
 #ifndef HL_RAW_GDN_REF_H
 #define HL_RAW_GDN_REF_H
 #include "hola_ops.h"
@@ -7,12 +7,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Deliberate mistakes, which a comparison has to find. */
+/* Deliberate bugs that a comparison must detect. */
 enum ref_mistake {
     REF_RIGHT,
     REF_NO_H0,        /* starts empty */
     REF_NO_DHT,       /* final states have no gradient */
-    REF_NO_SCALE,     /* K^-1/2 whatever is asked for */
+    REF_NO_SCALE,     /* always K^-1/2 */
     REF_OTHER_HEADS,  /* value head h reads key head h % H */
     REF_CHUNK_FORGET, /* the state is lost every 64 rows */
     REF_NO_NORM_GRAD, /* the norm counts as a constant */
@@ -65,7 +65,7 @@ struct ref_head { /* one value head of one sequence */
     double *S, *dS, *e, *q, *k, *dq, *dk; /* S: [len + 1][K][V] */
 };
 
-/* S_{t-1} to S_t; e is left behind */
+/* S_{t-1} to S_t; leaves e */
 static inline void ref_step(const struct gdn_ref *a, const struct ref_head *x, int64_t t) {
     const int64_t KV = a->K * a->V, at = (x->first + t) * a->HV + x->hv;
     const double *from = x->S + t * KV, alpha = exp(ref_gate(a, at, x->hv)), beta = ref_beta(a, at);

@@ -1,5 +1,5 @@
-/* raw_linear_ref.h -- KDA and gated linear attention by their definition (include/hola_ops.h), token by token in double,
- * forward and backward, for the tests of the raw calls; with mistakes that comparisons must find. */
+/* raw_linear_ref.h -- KDA and gated linear attention by their definition (include/hola_ops.h), token by token in
+ * double, forward and backward, for the tests of the raw calls; with deliberate bugs that comparisons must detect. */
 #ifndef HL_RAW_LINEAR_REF_H
 #define HL_RAW_LINEAR_REF_H
 #include "check.h"
@@ -11,9 +11,9 @@ enum linear_mistake {
     LINEAR_RIGHT,
     LINEAR_FORGETS,   /* the state is lost every 64 rows */
     LINEAR_ONE_DECAY, /* the first channel's decay for all */
-    LINEAR_NO_START,  /* h0 is not looked at */
+    LINEAR_NO_START,  /* h0 is ignored */
     LINEAR_STOPS,     /* gradients stop at 64 rows */
-    LINEAR_RUNS_ON,   /* a sequence begins with what the one before left */
+    LINEAR_RUNS_ON,   /* a sequence starts with the previous one's state */
     LINEAR_HEADS,     /* every head reads the first head's query */
     LINEAR_MISTAKES
 };

@@ -1,4 +1,4 @@
-/* serve_case.h -- an engine with a small model, requests to it, and what each of them gives when nobody else is there. */
+/* serve_case.h -- an engine with a small model, requests to it, and the result of each request alone. */
 #ifndef HL_SERVE_CASE_H
 #define HL_SERVE_CASE_H
 #include "models.h"
@@ -73,7 +73,7 @@ struct answer { /* one choice */
     enum hl_finish finish;
     int64_t prompt_n, cached_n, predicted_n;
 };
-struct asked { /* what came of a request */
+struct asked { /* the outcome of a request */
     struct hl_serve_request *r;
     struct answer *answer; /* [choices] */
     int64_t choices, prompt_tokens, cancel_after;

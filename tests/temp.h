@@ -57,7 +57,7 @@ static inline void temp_write(const char *dir, const char *name, const void *dat
     free(path);
 }
 
-/* The file's bytes with a NUL behind them; *size where not NULL. */
+/* The file's bytes, NUL-terminated; *size if not NULL. */
 static inline char *temp_read(const char *dir, const char *name, int64_t *size) {
     char *path = hl_path_join(dir, name);
     struct hl_map m;

@@ -1,5 +1,5 @@
-/* tokenizer_case.h -- for tokenizer tests: SentencePiece models written byte by byte, random texts, and the encoder
- * that does the plainest thing: try all pairs, merge the best, again. */
+/* tokenizer_case.h -- for tokenizer tests: SentencePiece models written byte by byte, random texts, and the simplest
+ * encoder: try all pairs, merge the best, repeat. */
 #ifndef HL_TOKENIZER_CASE_H
 #define HL_TOKENIZER_CASE_H
 #include "check.h"

@@ -1,4 +1,4 @@
-/* tokenizer_load.h -- a tokenizer from a file that is written here, and what it makes of a text. */
+/* tokenizer_load.h -- a tokenizer from a file written here, and its encoding of a text. */
 #ifndef TOKENIZER_LOAD_H
 #define TOKENIZER_LOAD_H
 #include "check.h"

@@ -1,5 +1,5 @@
-/* vectors.h -- whole small models against stored losses, logits and gradients; built in float and in
- * double. The vectors lie beside the project (HOLA_SHARED, default ../shared); without them it skips. */
+/* vectors.h -- whole small models against stored losses, logits and gradients; built in float and in double. The
+ * vectors are stored next to the project (HOLA_SHARED, default ../shared); without them the test is skipped. */
 #include "check.h"
 #include "model/config.h"
 #include "model/model.h"
@@ -239,7 +239,7 @@ static void vectors_on(const char *backend, double tol, double rest, double own)
     }
 }
 
-/* A model that is wrong in one weight must not pass. */
+/* A model with one wrong weight must fail. */
 static void vectors_catch(double tol_loss) {
     json_t *v = vector_open("hola_betae_rms");
     struct vector_run r;

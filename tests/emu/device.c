@@ -9,12 +9,12 @@
 #include <string.h>
 #include <time.h>
 
-int hl_emu_sms = 4; /* what a test may change */
+int hl_emu_sms = 4; /* tests may change it */
 bool hl_cuda_available(void) { return true; }
 int hl_cuda_count(void) { return 1; }
 const char *hl_cuda_version(void) { return "emulated"; }
 const char *hl_cuda_arch(void) { return "emulated"; }
-/* It has what Hopper has, but where a test asks for an older one. */
+/* It behaves like Hopper, unless a test requests an older GPU. */
 bool hl_cuda_compiled_for_sm90(struct hl_cuda *c, const void *kernel) {
     (void)c, (void)kernel;
     return !getenv("EMU_OLDER");
@@ -25,7 +25,7 @@ hola_status hl_cuda_open(struct hl_cuda **out, int device) {
     if (!c) return hl_fail(HOLA_ENOMEM, "device: %zu bytes", sizeof *c);
     c->index = device;
     c->sms = hl_emu_sms;
-    c->shared_limit = 227 << 10; /* as Hopper has */
+    c->shared_limit = 227 << 10; /* as on Hopper */
     hl_prelaunch_open(c);
     snprintf(c->name, sizeof c->name, "emulated");
     return HOLA_OK;
@@ -51,7 +51,7 @@ hola_status hl_cuda_give_back(struct hl_cuda *c) {
     return c->failure == HOLA_OK ? HOLA_OK : hl_fail(c->failure, "%s", c->message);
 }
 
-/* Memory comes as NaN, as it might on a device. */
+/* Memory starts as NaN, as it may on a device. */
 void *hl_cuda_malloc(struct hl_cuda *c, int64_t bytes) {
     void *p = aligned_alloc(256, (size_t)((bytes + 255) / 256 * 256));
     if (p) memset(p, 0xff, (size_t)bytes);
