@@ -20,13 +20,13 @@ struct question {
 };
 struct qa {
     json_t *root;
-    struct hl_spans doc;   /* sorted, none twice */
+    struct hl_spans doc;   /* sorted, unique */
     struct hl_text joined; /* HotpotQA: title and sentences */
     struct question *q;
     int64_t n_q, cap_q;
     int32_t *index;
     int64_t n_index, cap_index;
-    int32_t *order; /* the documents as the harness has them, which it may shuffle */
+    int32_t *order; /* the documents in the harness's order, which it may shuffle */
     int64_t *pick;  /* [documents], scratch */
     int32_t *all;   /* [documents or units], scratch */
     int64_t cap_all;
@@ -107,7 +107,7 @@ static hola_status squad_paragraph(struct hl_ruler_gen *g, const json_t *article
     return s;
 }
 
-/* Also found where the benchmark of that name has it, beside RULER's data. */
+/* Also searched in the directory of the benchmark of that name, next to RULER's data. */
 static const char *squad_file(const char *dir) {
     static const char *const names[] = {"squad.json", "../squad/dev-v2.0.json",
                                         "../squad/dev-v2.0.from_explorer_html.json"};
@@ -243,7 +243,7 @@ static int64_t qa_least(const struct hl_ruler_gen *g, int64_t index) {
     return w->q[index].n_own < w->doc.n ? w->q[index].n_own : w->doc.n;
 }
 
-/* Own documents, then some of `from` (n of them; NULL: those nobody took) chosen at random: *k in w->all. */
+/* Own documents, then random ones from `from` (n of them; NULL: the unused ones): *k in w->all. */
 static hola_status choose(struct hl_ruler_gen *g, const int32_t *from, int64_t n, int64_t some, int64_t *k) {
     struct qa *w = g->state;
     int64_t *at = malloc((size_t)(some + 1) * sizeof *at);
@@ -291,7 +291,7 @@ static hola_status put_docs(struct hl_ruler_gen *g, const struct question *q, in
     if (s != HOLA_OK) return s;
     hl_py_seed(&inner, g->inner_seed);
     hl_py_shuffle(&inner, all, n);
-    /* the harness shuffles its very list here */
+    /* the harness shuffles its own list in place here */
     if (units >= w->doc.n && !g->nvidia) memcpy(w->order, all, (size_t)n * sizeof *all);
     for (int64_t i = 0; i < n; i++) {
         hl_text_printf(out, i ? "\n\nDocument %lld:\n" : "Document %lld:\n", (long long)(i + 1));

@@ -1,10 +1,10 @@
-/* ruler_score.c -- RULER's score, and samples that its tools wrote. */
+/* ruler_score.c -- RULER's score, and samples written by its tools. */
 #include "eval/ruler_internal.h"
 #include "core/file.h"
 #include <stdlib.h>
 #include <string.h>
 
-/* Control characters become newlines, white space at the ends goes. NULL: no memory. */
+/* Control characters become newlines; strips white space. NULL: no memory. */
 static char *tidy(const char *pred, int64_t len) {
     struct hl_text low = {.data = NULL};
     hl_text_clear(&low);

@@ -1,5 +1,5 @@
-/* ruler_vt.c -- variable tracking: VAR A = 12345, then VAR B = VAR A, and so on, among lines of noise.
- * Before the question stands an example of the same kind, with names of three letters instead of five. */
+/* ruler_vt.c -- variable tracking: VAR A = 12345, then VAR B = VAR A, and so on, among lines of noise. The question is
+ * preceded by an example of the same kind, with names of three letters instead of five. */
 #include "eval/ruler_internal.h"
 #include <stdlib.h>
 #include <string.h>
@@ -19,7 +19,7 @@ static void draw_name(struct hl_mt *m, int letters, char *out) {
     out[letters] = 0;
 }
 
-/* Five names. Where one comes twice, the tools draw on until five are distinct and fail over the sixth. */
+/* Five names. On a duplicate, the tools keep drawing until five are distinct and fail on the sixth. */
 static bool draw_names(struct hl_ruler_gen *g, int letters, char name[NAMES][8]) {
     int n = 0;
     for (int i = 0; i < NAMES || n < NAMES; i++) {
@@ -33,8 +33,8 @@ static bool draw_names(struct hl_ruler_gen *g, int letters, char name[NAMES][8])
     return true;
 }
 
-/* What a list of n noise sentences is made of: sentence i, and how many there are. With few lines the harness
- * takes them apart at their full stops. */
+/* The parts of a list of n noise sentences: sentence i, and their number. With few lines the harness splits them at
+ * full stops. */
 static const char *piece(const struct hl_ruler_gen *g, int64_t n, int64_t i) {
     static const char *const part[] = {"The grass is green.", " The sky is blue.",      " The sun is yellow.",
                                        " Here we go.",        " There and back again.", "\n"};
@@ -131,7 +131,7 @@ static hola_status vt_build(struct hl_ruler_gen *g, int64_t units, int64_t index
     return s;
 }
 
-/* The harness puts the example in front when the text is settled, and drops the space at the prefix's end. */
+/* The harness prepends the example to the final text, and drops the space at the end of the prefix. */
 static hola_status vt_finish(struct hl_ruler_gen *g, struct hl_draft *d) {
     struct hl_text all = {.data = NULL};
     if (g->nvidia) return HOLA_OK;
@@ -151,7 +151,7 @@ static int64_t vt_least(const struct hl_ruler_gen *g, int64_t index) {
 
 extern const struct hl_ruler_kind hl_ruler_vt;
 
-/* One sample of up to 500 tokens; where not even its smallest fits that, its smallest. */
+/* One sample of up to 500 tokens, or the smallest one if none fits. */
 static hola_status make_example(struct hl_ruler_gen *g) {
     struct vt *w = g->state;
     const int64_t length = g->length, reserve = g->reserve;

@@ -8,7 +8,7 @@
 struct hl_lexicon {
     struct hl_map file[3];
     struct hl_spans noun, adjective; /* cwe: noun holds all words */
-    uint32_t *pair;                  /* adjective << 16 | noun, sorted, none twice; NULL for cwe */
+    uint32_t *pair;                  /* adjective << 16 | noun, sorted, unique; NULL for cwe */
     int64_t n_pairs;
 };
 
@@ -22,7 +22,7 @@ static hola_status read_list(struct hl_lexicon *w, int file, const struct hl_rul
     for (const char *q; s == HOLA_OK && p < end; p = q + 1) {
         q = memchr(p, '\n', (size_t)(end - p));
         if (!q) q = end;
-        const char *stop = q; /* some lines carry a space at their end */
+        const char *stop = q; /* some lines have a trailing space */
         while (stop > p && (stop[-1] == ' ' || stop[-1] == '\r' || stop[-1] == '\t')) stop--;
         if (stop > p) s = hl_spans_add(out, p, stop - p, 0);
         if (s == HOLA_OK && out->n > 65535) s = hl_fail(HOLA_EFORMAT, "%s: more than 65,535 words", path);
@@ -32,7 +32,7 @@ static hola_status read_list(struct hl_lexicon *w, int file, const struct hl_rul
     return s;
 }
 
-/* "adjective-" of x is the beginning of that of y */
+/* "adjective-" of x is a prefix of that of y */
 static bool begins(const struct hl_ruler_span *x, const struct hl_ruler_span *y) {
     return y->n > x->n && memcmp(x->text, y->text, (size_t)x->n) == 0 && y->text[x->n] == '-';
 }

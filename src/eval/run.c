@@ -52,7 +52,7 @@ static void tokenize_part(void *ctx, int64_t k, int worker) {
         if (is_scored(t->e, i)) p->status = hl_items_add(&p->items, &t->opts, &t->e->set->request[i], i);
 }
 
-/* Texts of many requests by all threads, a few large ones one after the other, each by all threads. */
+/* Many requests in parallel; a few large texts sequentially, each by all threads. */
 static hola_status tokenize_all(struct hl_engine *e, struct hl_items *items) {
     const int64_t n = hl_pieces(e->set->n, PART);
     struct tokenizing t = {.e = e, .opts = *e->opts, .part = calloc((size_t)n + 1, sizeof *t.part)};
@@ -65,7 +65,7 @@ static hola_status tokenize_all(struct hl_engine *e, struct hl_items *items) {
     if (st == HOLA_OK && n > 1) hl_pool_run(e->model->backend->pool, n, tokenize_part, &t);
     else if (st == HOLA_OK && n == 1) tokenize_part(&t, 0, 0);
     for (int64_t k = 0; st == HOLA_OK && k < n; k++) {
-        if (t.part[k].status != HOLA_OK) tokenize_part(&t, k, 0); /* again, for its message */
+        if (t.part[k].status != HOLA_OK) tokenize_part(&t, k, 0); /* run again for its error message */
         st = t.part[k].status;
         if (st == HOLA_OK) st = hl_items_join(items, &t.part[k].items);
     }
@@ -79,7 +79,7 @@ static hola_status tokenize(struct hl_engine *e, struct hl_items *items) {
     for (int64_t i = 0, k = 0; st == HOLA_OK && i < e->set->n; i++) {
         const struct hl_request *r = &e->set->request[i];
         if (r->kind == HL_ASK_GENERATE && !e->answer[i].done)
-            e->work += r->context.n / 4 + r->max_new; /* near enough, for a bar */
+            e->work += r->context.n / 4 + r->max_new; /* close enough for a progress bar */
         if (!is_scored(e, i)) continue;
         if (r->kind == HL_ASK_IDS) {
             e->answer[i].top = calloc((size_t)r->n_ids + 1, sizeof *e->answer[i].top);
@@ -102,7 +102,7 @@ hola_status hl_eval_check(hola_model *m, const struct hl_eval_opts *o, const str
         const struct hl_request *r = &s->request[i];
         struct hl_ids ids = {0};
         bool cut = false;
-        /* prompts are cut or are of a length that their maker checked: what can fail is that there is no room at all */
+        /* prompts are truncated or were generated to length, so this fails only if there is no room at all */
         if (r->kind != HL_ASK_GENERATE || r->max_new < o->max_length) continue;
         st = hl_prompt_ids(o, r, &ids, &cut);
         free(ids.data);

@@ -1,5 +1,5 @@
-/* score.c -- scores items in waves: prefixes that are the same are fed once and their state copied, and what
- * is left of every item is scored. A wave is as many items as there are states. */
+/* score.c -- scores items in waves: identical prefixes are fed once and their state copied, then the rest of every item
+ * is scored. A wave has as many items as there are states. */
 #include "core/half.h"
 #include "eval/engine.h"
 #include "model/sequences.h"
@@ -8,7 +8,7 @@
 
 enum { LANES_HOST = 32, LANES_DEVICE = 512 };
 
-/* Longest prefix first, equal ones side by side, else in the order of the requests. */
+/* Longest prefix first, equal ones adjacent, else in request order. */
 static int by_prefix(const void *a, const void *b) {
     const struct hl_item *x = a, *y = b;
     if (x->prefix != y->prefix) return x->prefix > y->prefix ? -1 : 1;
@@ -40,7 +40,7 @@ static hola_status wave_room(struct wave *w, int64_t rows) {
     return w->rows ? HOLA_OK : hl_fail(HOLA_ENOMEM, "eval: no memory for %lld scores", (long long)rows);
 }
 
-/* Feeds the prefixes of item[0..n), each once, and leaves each item's state in the sequence of its place. */
+/* Feeds the distinct prefixes of item[0..n), and leaves each item's state in the sequence with its index. */
 static hola_status feed_prefixes(struct wave *w, const struct hl_item *item, int64_t n, int64_t *fed) {
     int64_t k = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -99,8 +99,8 @@ static hola_status run_wave(struct hl_engine *e, struct wave *w, const struct hl
     return st;
 }
 
-/* Items that make a wave: as many as there are sequences, but no more rows than some passes take, so that
- * progress shows and little is lost on an interruption. */
+/* Items that make a wave: as many as there are sequences, but limited to a few passes of rows, so that progress is
+ * visible and little is lost on an interruption. */
 static int64_t wave_size(const struct hl_engine *e, const struct wave *w, const struct hl_item *item, int64_t n) {
     const int64_t most = 4 * hl_model_rows(e->model);
     int64_t k = 0;
@@ -111,7 +111,7 @@ static int64_t wave_size(const struct hl_engine *e, const struct wave *w, const 
     return k;
 }
 
-/* Those without a prefix: the longest first. */
+/* Items without a prefix: longest first. */
 static int by_length(const void *a, const void *b) {
     const struct hl_item *x = a, *y = b;
     if (x->n != y->n) return x->n > y->n ? -1 : 1;

@@ -1,5 +1,5 @@
-/* synthetic.c -- tasks whose documents are made, not read: RULER (ruler.h), the pass-key probes (probe.h),
- * MQAR (mqar_numpy.h). */
+/* synthetic.c -- tasks with generated documents: RULER (ruler.h), the pass-key probes (probe.h), MQAR
+ * (mqar_numpy.h). */
 #define _POSIX_C_SOURCE 200809L
 #include "core/file.h"
 #include "eval/mqar_numpy.h"
@@ -146,7 +146,7 @@ static hola_status probes_new(const struct hl_task *t, struct hl_set *out, int64
     return p->probe && p->kind ? HOLA_OK : no_memory(t);
 }
 
-/* Every token of the answer is asked for. */
+/* Every token of the answer is predicted. */
 static hola_status ask_probe(const struct hl_task *t, struct hl_set *out, const struct hl_probe *p) {
     struct hl_doc *d;
     int32_t *next = hl_set_bytes(out, p->n * (int64_t)sizeof *next);
@@ -189,7 +189,7 @@ hola_status hl_multikey_make(const struct hl_task *t, const struct hl_eval_opts 
     return st;
 }
 
-/* Digits right of each document, and of the tokens with those that come for free; whether all are. */
+/* Per document: fraction of right digits, of right tokens, and whether all digits are right. */
 struct hits {
     double *digits, *tokens, *exact; /* [documents] */
 };

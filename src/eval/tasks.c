@@ -1,4 +1,4 @@
-/* tasks.c -- the list of tasks, their files, and what a profile means. */
+/* tasks.c -- the list of tasks, their files, and the profiles. */
 #define _POSIX_C_SOURCE 200809L
 #include "eval/tasks.h"
 #include "core/file.h"
@@ -14,7 +14,7 @@ const char *const hl_precision_names[] = {"fp32", "bf16-harness", NULL};
 
 enum hl_bos hl_eval_bos(enum hl_bos asked, enum hl_profile p, bool add_bos_token) {
     if (asked != HL_BOS_AUTO) return asked;
-    /* from v0.4.9.2 on the tokenizer's own way; before, none */
+    /* from v0.4.9.2 on as the tokenizer does; before, none */
     return (p == HL_PROFILE_HEAD || p == HL_PROFILE_V0_4_12) && add_bos_token ? HL_BOS_DOUBLE : HL_BOS_NEVER;
 }
 
@@ -93,7 +93,7 @@ const struct hl_task *hl_task_find(const char *name) {
     return NULL;
 }
 
-/* The first of the task's files that is there. */
+/* The first of the task's files that exists. */
 static hola_status find_file(const struct hl_task *t, const char *data, char **out) {
     char *missing = NULL;
     for (const char *name = t->files; name;) {

@@ -1,9 +1,9 @@
-/* tasks.h -- the families of tasks; tasks.c lists them. Each maker reads `path` into an empty set. */
+/* tasks.h -- the families of tasks; tasks.c lists them. Each function reads `path` into an empty set. */
 #ifndef HL_EVAL_TASKS_H
 #define HL_EVAL_TASKS_H
 #include "eval/eval.h"
 
-/* Whether the set has all the documents that were asked for. */
+/* Whether the set has all requested documents. */
 static inline bool hl_set_full(const struct hl_set *s, const struct hl_eval_opts *o) {
     return o->limit > 0 && s->docs >= o->limit;
 }
@@ -34,12 +34,12 @@ void hl_choice_tally(const struct hl_task *t, const struct hl_set *s, struct hl_
 void hl_choice_norm_tally(const struct hl_task *t, const struct hl_set *s, struct hl_answer *a, struct hl_metrics *out);
 hola_status hl_hellaswag_clean(struct hl_span s, struct hl_text *out); /* its preprocessing of a text */
 
-/* extract.c: values out of documents, by generation */
+/* extract.c: extracting values from documents, by generation */
 hola_status hl_extract_make(const struct hl_task *t, const struct hl_eval_opts *o, struct hl_set *out);
 hola_status hl_squad_make(const struct hl_task *t, const struct hl_eval_opts *o, struct hl_set *out);
 void hl_extract_tally(const struct hl_task *t, const struct hl_set *s, struct hl_answer *a, struct hl_metrics *out);
 
-/* generated.c: prompts that are made */
+/* synthetic.c: generated prompts */
 hola_status hl_ruler_task_make(const struct hl_task *t, const struct hl_eval_opts *o, struct hl_set *out);
 void hl_ruler_tally(const struct hl_task *t, const struct hl_set *s, struct hl_answer *a, struct hl_metrics *out);
 hola_status hl_ruler_task_dump(const struct hl_task *t, const struct hl_set *s, struct hl_text *out);

@@ -1,6 +1,5 @@
-/* wikitext.c -- perplexity: WikiText's pages, put together from its lines and detokenised as the harness
- * does it, and any text file. Words and bytes are counted on the page as it was, the likelihood is that of
- * the detokenised text. */
+/* wikitext.c -- perplexity: WikiText's pages, assembled from its lines and detokenised as in the harness, and any text
+ * file. Words and bytes are counted on the original page, the likelihood is that of the detokenised text. */
 #include "eval/jsonl.h"
 #include "eval/tasks.h"
 #include <math.h>
@@ -17,7 +16,7 @@ static hola_status swap_replace(struct hl_text *a, struct hl_text *b, const char
     return st;
 }
 
-/* re.sub("/' [0-9]/", "/'[0-9]/"): the harness's own slip, digits and all */
+/* re.sub("/' [0-9]/", "/'[0-9]/"): a bug of the harness, reproduced */
 static hola_status slip(struct hl_text *a, struct hl_text *b) {
     struct hl_span s = hl_span_text(a);
     hola_status st = HOLA_OK;
@@ -34,7 +33,7 @@ static hola_status slip(struct hl_text *a, struct hl_text *b) {
     return st;
 }
 
-/* White space inside of a pair of brackets or quotes goes: from an opener to the next closer, and on behind
+/* Strips white space inside a pair of brackets or quotes: from an opener to the next closer, then continues after
  * it. */
 static hola_status tighten(struct hl_text *a, struct hl_text *b, char open, char close) {
     struct hl_span s = hl_span_text(a);

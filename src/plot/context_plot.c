@@ -1,4 +1,4 @@
-/* context_plot.c -- see context_plot.h. All axes are logarithmic; what was not measured is dashed, with open marks. */
+/* context_plot.c -- see context_plot.h. All axes are logarithmic; extrapolated points are dashed, with open marks. */
 #include "plot/context_plot.h"
 #include "plot/svg.h"
 #include <math.h>
@@ -69,7 +69,7 @@ static void axes(struct hl_text *t, const struct panel *p) {
     hl_text_printf(t, "<text x='%d' y='%d' class='x'>tokens of context</text>\n", PANEL_W / 2, PANEL_H + 42);
 }
 
-/* The points from a to b; the part past what was measured is dashed. */
+/* The points from a to b; the extrapolated part is dashed. */
 static void line(struct hl_text *t, const struct panel *p, int k, int a, int b, bool dashed) {
     if (b <= a) return;
     hl_text_printf(t, "<path fill='none' stroke-width='2' stroke='%s' stroke-dasharray='%s' d='", color[k],

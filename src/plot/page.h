@@ -1,18 +1,18 @@
-/* page.h -- hola's pages: one design (page.css) and one script (page.js) for all of them, in files that need nothing
- * else. A page is a text that grows: hl_page_begin, its own markup, hl_page_end. */
+/* page.h -- hola's pages: one design (page.css) and one script (page.js) for all of them, in self-contained files. A
+ * page is a growing text: hl_page_begin, its own markup, hl_page_end. */
 #ifndef HL_PAGE_H
 #define HL_PAGE_H
 #include "core/text.h"
 
-/* Head, style, title and the switch of colours. lead: a line below the title; NULL: none. refresh: seconds after which
- * a browser loads the page again; 0: never. */
+/* Head, style, title and the colour scheme switch. lead: a line below the title; NULL: none. refresh: seconds after
+ * which a browser loads the page again; 0: never. */
 void hl_page_begin(struct hl_text *t, const char *title, const char *lead, int refresh);
 /* The data as JSON, which scripts get from data(), the shared script, the page's own, and the end. */
 void hl_page_end(struct hl_text *t, const char *json, const char *script, int64_t n);
-/* Adds a text from outside (names of files, models), quoted; bytes that are no UTF-8 become U+FFFD. */
+/* Adds an untrusted text (names of files, models), quoted; invalid UTF-8 becomes U+FFFD. */
 void hl_page_quote(struct hl_text *t, const char *text);
 
-/* A file of the sources inside the program: name, and name_end after its last byte. */
+/* A source file embedded in the program: name, and name_end after its last byte. */
 #define HL_PAGE_FILE(name, path)                                    \
     __asm__(".pushsection .rodata\n"                                \
             ".local " #name "\n" #name ": .incbin \"" path "\"\n"   \

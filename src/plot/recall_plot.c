@@ -7,7 +7,7 @@
 
 enum { WIDTH = 1084, HEIGHT = 400, PANEL_W = 440, PANEL_H = 260, LEFT = 64, TOP = 78, GAP_X = 530, EDGE = 24 };
 
-/* told apart without color as well: each has its own mark and dash */
+/* distinguishable without color: each has its own mark and dash */
 static const struct {
     const char *color, *dash;
 } look[HL_RECALL_CURVES] = {{"#555555", "6 4"}, {"#c8321e", "none"}, {"#2a6fb5", "2 3"}, {"#2ca02c", "8 3 2 3"}};

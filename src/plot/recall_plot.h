@@ -3,7 +3,7 @@
 #define HL_RECALL_PLOT_H
 #include "eval/recall.h"
 
-enum { HL_RECALL_CURVES = 4 }; /* the most of a panel */
+enum { HL_RECALL_CURVES = 4 }; /* maximum per panel */
 
 struct hl_recall_point {
     int64_t x;     /* facts, or tokens */
@@ -14,7 +14,7 @@ struct hl_recall_panel {
     const char *title, *axis;
     const struct hl_recall_point *point;
     int points;
-    /* upright lines at the sizes of the memories; 0: none */
+    /* vertical lines at the sizes of the memories; 0: none */
     int64_t head_size, window;
 };
 struct hl_recall_figure {

@@ -12,7 +12,7 @@
 
 HL_PAGE_FILE(hl_plot_training_js, "src/plot/training.js");
 
-enum { POINTS = 2000 }; /* of a curve; more cannot be seen, and make the page slow */
+enum { POINTS = 2000 }; /* per curve; more are not visible, and make the page slow */
 
 /* Six digits are enough for a curve. */
 static json_t *real(double x) {
@@ -61,7 +61,7 @@ static json_t *curves_json(const struct hl_metrics_history *h) {
     return all;
 }
 
-/* What run.json says; NULL: there is none. A plot does without. */
+/* The contents of run.json; NULL: none. Plots do not need it. */
 static json_t *settings(const char *dir) {
     struct hl_map map = {0};
     struct stat st;

@@ -41,7 +41,7 @@ static int ascending(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* A few spikes must not flatten the curve: the top is the 99.5th percentile of all runs. */
+/* The top is the 99.5th percentile of all runs, so that a few spikes do not flatten the curve. */
 static bool y_range(const struct hl_plot_run *run, int n, const struct panel *p, struct range *r) {
     int64_t count = 0, all = 0;
     for (int i = 0; i < n; i++) all += 2 * run[i].history->n;
@@ -59,7 +59,7 @@ static bool y_range(const struct hl_plot_run *run, int n, const struct panel *p,
     r->y1 = count ? v[(int64_t)((p->log ? 1 : 0.995) * (double)(count - 1) + 0.5)] : 1;
     r->log = p->log;
     double margin = 0.04 * (r->y1 - r->y0);
-    if (margin < 1e-6 * fabs(r->y1)) margin = 1e-6 * fabs(r->y1); /* ticks must be told apart */
+    if (margin < 1e-6 * fabs(r->y1)) margin = 1e-6 * fabs(r->y1); /* ticks must be distinct */
     if (margin <= 0) margin = 1;
     r->y0 -= margin, r->y1 += margin;
     free(v);
@@ -111,7 +111,7 @@ static void curve(struct hl_text *t, const struct hl_metrics_history *h, size_t 
                 drawn++;
         pen = k > 0 || (dashed && pen); /* evaluations are far apart: one line through them */
     }
-    hl_text_printf(t, drawn == 1 ? "h1'/>\n" : "'/>\n"); /* a lone point is still seen */
+    hl_text_printf(t, drawn == 1 ? "h1'/>\n" : "'/>\n"); /* a single point is still visible */
 }
 
 static void put_panel(struct hl_text *t, const struct hl_plot_run *run, int n, int i, struct range r) {
@@ -138,7 +138,7 @@ static void legend(struct hl_text *t, const struct hl_plot_run *run, int n) {
                        colors[k % COLORS], x + 28, y);
         const size_t len = strlen(run[k].name);
         if (len > 48) hl_text_printf(t, "...");
-        hl_svg_escape(t, run[k].name + (len > 48 ? len - 48 : 0)); /* the end tells runs apart */
+        hl_svg_escape(t, run[k].name + (len > 48 ? len - 48 : 0)); /* the end distinguishes runs */
         const struct hl_metric *best = hl_plot_best(h);
         if (best) hl_text_printf(t, ": best validation loss %.4f, step %" PRId64, best->val_loss, best->step);
         else if (h->n > 0)

@@ -28,7 +28,7 @@ struct fiber {
     int group;
 };
 struct warp {
-    char slot[2][32][EMU_SLOT]; /* of two operations in turn: nobody overwrites what another still reads */
+    char slot[2][32][EMU_SLOT]; /* double-buffered, so that no lane overwrites what another still reads */
     int arrived, lanes;
     unsigned turn; /* operations that all lanes have begun */
 };
@@ -50,8 +50,8 @@ static void die(const char *what) {
 }
 
 #if defined(__x86_64__)
-/* Inline and without a return: a processor guesses where returns go, and after a switch always wrongly. (The 128
- * bytes under the stack pointer are the compiler's.) */
+/* Inline and without a return: the CPU would mispredict every return after a switch. (The 128 bytes below the stack
+ * pointer are the red zone.) */
 static inline __attribute__((always_inline)) void emu_switch(void **save, void *to) {
     asm volatile("leaq -128(%%rsp), %%rsp\n  pushq %%rbp\n  leaq 1f(%%rip), %%rax\n  pushq %%rax\n"
                  "  movq %%rsp, (%0)\n  movq %1, %%rsp\n"
@@ -77,7 +77,7 @@ static int next_fiber(void) {
     } while (fibers[i].done);
     return i;
 }
-static void leave(int to) { /* the running fiber gives way to another */
+static void leave(int to) { /* the running fiber yields to another */
     int from = current;
     if (to == from) return;
     current = to;
@@ -141,7 +141,7 @@ static void body(void) {
     kernel(kernel_ctx);
     fiber *f = &fibers[current];
     f->done = true;
-    f->copies.clear(); /* those never waited for never happened */
+    f->copies.clear(); /* copies never waited for never happen */
     warps[current / 32].lanes--;
     live--;
     idle = 0;
@@ -167,7 +167,7 @@ static void start(fiber *f) {
     f->warp_turn = 0;
     f->group = 0;
 #if defined(__x86_64__)
-    /* not all at the same place of a page: they would share a few lines of the processor's cache */
+    /* staggered within a page, or they would share a few cache sets */
     void **sp = (void **)(f->stack + STACK - (f - fibers) % 64 * 320);
     *--sp = NULL; /* keeps the stack aligned as after a call */
     sp -= 128 / sizeof *sp;
@@ -313,11 +313,11 @@ void emu_copy_wait(int groups) {
     f->copies.erase(f->copies.begin(), f->copies.begin() + (long)n);
 }
 
-/* ---- the copy engine: it copies when somebody waits for its barrier, and not before ---- */
+/* ---- the copy engine: it copies only when a thread waits for its barrier ---- */
 
 struct shared_barrier {                                        /* in the barrier's 8 bytes */
     uint32_t phase : 1, open : 2, arrivals : 14, missing : 14; /* open: 1; never opened memory has 3 there */
-    int32_t bytes;                                             /* announced and not there yet */
+    int32_t bytes;                                             /* expected but not yet copied */
 };
 struct bulk {
     void *to;

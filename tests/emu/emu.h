@@ -1,10 +1,9 @@
-/* emu.h -- CUDA C kernels on a CPU: what the kernels of this project use of CUDA, and no more.
+/* emu.h -- CUDA C kernels on a CPU: only the parts of CUDA used by the kernels of this project.
  *
- * Every CUDA thread is a fiber; the blocks of a grid run one after another. A fiber runs until it waits at
- * a barrier or in a warp-wide operation, so a kernel that forgets a barrier reads what is not there yet:
- * shared memory starts as NaN, asynchronous copies happen when they are waited for and not before, and
- * EMU_ORDER=reverse turns the order of the fibers. A barrier that not all threads reach is reported.
- * Slow, exact, and enough to test every kernel where there is no GPU. */
+ * Every CUDA thread is a fiber; the blocks of a grid run sequentially. A fiber runs until it waits at a barrier or in a
+ * warp-wide operation, so a kernel that lacks a barrier reads data too early: shared memory starts as NaN, asynchronous
+ * copies happen only when they are waited for, and EMU_ORDER=reverse reverses the order of the fibers. A barrier that
+ * not all threads reach is reported. Slow, exact, and enough to test every kernel where there is no GPU. */
 #ifndef HL_EMU_H
 #define HL_EMU_H
 #include <math.h>
@@ -58,8 +57,8 @@ extern char *emu_shared; /* dynamic shared memory of the block */
 void emu_run(dim3 grid, dim3 block, size_t shared, void (*body)(void *), void *ctx);
 void __syncthreads(void);
 void emu_sync_warp(void);
-/* Gives every lane's `bytes` to the whole warp; the result, [32][stride 64], is valid until the next call. The
- * lane that comes last puts it through `whole` first. */
+/* Gives every lane's `bytes` to the whole warp; the result, [32][stride 64], is valid until the next call. The last
+ * lane to arrive applies `whole` first. */
 enum { EMU_SLOT = 64 };
 const char *emu_share(const void *mine, size_t bytes, void (*whole)(char (*slot)[EMU_SLOT]) = NULL);
 unsigned emu_lane(void);
