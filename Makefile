@@ -1,5 +1,6 @@
 # hola: `make` builds ./hola, `make help` lists the rest. Options: CC=clang, SAN=1 (address and undefined behaviour
-# sanitizers), TSAN=1 (thread sanitizer), V=1 (show the commands), ONLY="test_x grad_y" (run these tests only).
+# sanitizers), TSAN=1 (thread sanitizer), EMU_WATCH=1 (race detector for emulated kernels), V=1 (show the commands),
+# ONLY="test_x grad_y" (run these tests only).
 FUZZ_SECONDS ?= 300
 PREFIX ?= /usr/local
 JOBS ?= $(shell nproc)
@@ -8,7 +9,7 @@ MAKEFLAGS += -j$(JOBS)
 endif
 on = $(filter 1,$(1))
 , := ,
-BUILD := build/$(if $(call on,$(FUZZ)),fuzz,$(notdir $(CC))$(if $(call on,$(SAN)),-san)$(if $(call on,$(TSAN)),-tsan))
+BUILD := build/$(if $(call on,$(FUZZ)),fuzz,$(notdir $(CC))$(if $(call on,$(SAN)),-san)$(if $(call on,$(TSAN)),-tsan)$(if $(call on,$(EMU_WATCH)),-watch))
 
 # Missing packages are named, then installed where that needs no password (NO_APT=1: never), before anything is compiled;
 # the check takes 20 ms.

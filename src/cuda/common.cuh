@@ -196,7 +196,9 @@ template <int groups> __device__ __forceinline__ void copy_wait() {
 /* Spins until *p >= n, with acquire semantics: earlier writes of the blocks that raised it are then visible. (The
  * emulator runs kernels sequentially.) */
 __device__ __forceinline__ void spin_acquire(const int *p, int n) {
-#ifndef HL_CUDA_EMU
+#ifdef HL_CUDA_EMU
+    __threadfence();
+#else
     int x = 0;
     for (;;) {
         asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(p) : "memory");
@@ -208,6 +210,7 @@ __device__ __forceinline__ void spin_acquire(const int *p, int n) {
 /* its counterpart: *p = n with release semantics */
 __device__ __forceinline__ void store_release(int *p, int n) {
 #ifdef HL_CUDA_EMU
+    __threadfence();
     *p = n;
 #else
     asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(p), "r"(n) : "memory");

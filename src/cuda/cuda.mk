@@ -17,12 +17,18 @@ ISA_cuda_f32 := -DHL_ISA=cuda_f32 -DHL_CUDA_F32
 
 CUDA_OBJ := $(patsubst %.c,$(BUILD)/cuda-host/%.o,$(CUDA_C)) $(foreach i,cuda cuda_f32,$(BUILD)/$(i)/src/backend/cuda_table.o \
     $(patsubst %.cu,$(BUILD)/$(i)/%.o,$(CUDA_SRC)))
-EMU_OBJ := $(patsubst %.c,$(BUILD)/emu/%.o,$(CUDA_COMMON_C) $(EMU)/device.c) $(BUILD)/emu/$(EMU)/emu.o \
+EMU_OBJ := $(patsubst %.c,$(BUILD)/emu/%.o,$(CUDA_COMMON_C) $(EMU)/device.c) $(patsubst %,$(BUILD)/emu/$(EMU)/%.o,emu watch) \
     $(foreach i,cuda cuda_f32,$(BUILD)/emu-$(i)/src/backend/cuda_table.o $(patsubst %.cu,$(BUILD)/emu-$(i)/%.o,$(CUDA_SRC)))
 
 ifeq ($(RACE),1) # for compute-sanitizer's racecheck: src/cuda/named_barrier.cuh, tests/race
 NVCC_FLAGS += -DHL_RACECHECK
 CUDA_OBJ := $(filter-out %/src/cuda/gemm.o,$(CUDA_OBJ)) $(BUILD)/cuda/tests/race/gemm.o
+endif
+
+# the emulator's race detector (tests/emu/watch.cpp), and traps where an address is not aligned or a sum overflows
+ifeq ($(EMU_WATCH),1)
+EMU_FLAGS := -DEMU_WATCH
+EMU_KERNEL_FLAGS := -O1 -g1 -fsanitize=thread,alignment,bounds,signed-integer-overflow -fsanitize-undefined-trap-on-error
 endif
 
 # sanitizers and fuzzers test host code: kernels would only cost time
@@ -42,9 +48,9 @@ $(BUILD)/float/src/backend/backend.o: $(BUILD)/cuda.made-with # with or without 
 $(BUILD)/cuda-host/%.o: %.c $(BUILD)/c.made-with $(BUILD)/cuda.made-with
 	$(call say,CC $@) mkdir -p $(@D) && $(CC) $(ALL_CFLAGS) -isystem $(CUDA_HOME)/include -c -o $@ $<
 $(BUILD)/emu/%.o: %.c $(BUILD)/c.made-with
-	$(call say,CC $@) mkdir -p $(@D) && $(CC) $(ALL_CFLAGS) -c -o $@ $<
+	$(call say,CC $@) mkdir -p $(@D) && $(CC) $(ALL_CFLAGS) $(EMU_FLAGS) -Itests -c -o $@ $<
 $(BUILD)/emu/%.o: %.cpp $(BUILD)/c.made-with
-	$(call say,CXX $@) mkdir -p $(@D) && $(CXX) -std=c++17 -O2 -g -fPIC -MMD -MP -c -o $@ $<
+	$(call say,CXX $@) mkdir -p $(@D) && $(CXX) -std=c++17 -O2 -g -fPIC $(EMU_FLAGS) -MMD -MP -c -o $@ $<
 define cuda_compile
 $$(BUILD)/$(1)/src/backend/%.o: src/backend/%.c $$(BUILD)/c.made-with
 	$$(call say,CC $$@) mkdir -p $$(@D) && $$(CC) $$(ALL_CFLAGS) $$(ISA_$(1)) -c -o $$@ $$<
@@ -54,7 +60,7 @@ $$(BUILD)/$(1)/%.o: %.cu $$(BUILD)/cuda.made-with
 	$$(call say,NVCC $$@) mkdir -p $$(@D) && $$(NVCC) $$(NVCC_FLAGS) $$(TARGETS) $$(ISA_$(1)) -MMD -MP -c -o $$@ $$<
 $$(BUILD)/emu-$(1)/%.o: %.cu $$(BUILD)/c.made-with
 	$$(call say,EMU $$@) mkdir -p $$(@D) && $$(CXX) -x c++ -std=c++17 -O2 -w -fPIC -Iinclude -Isrc \
-	    -I$$(EMU)/include -DHL_CUDA_EMU $$(ISA_$(1)) -MMD -MP -c -o $$@ $$<
+	    -I$$(EMU)/include -DHL_CUDA_EMU $$(EMU_FLAGS) $$(EMU_KERNEL_FLAGS) $$(ISA_$(1)) -MMD -MP -c -o $$@ $$<
 endef
 $(foreach i,cuda cuda_f32,$(eval $(call cuda_compile,$(i))))
 

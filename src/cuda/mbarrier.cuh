@@ -122,7 +122,7 @@ static __device__ __forceinline__ void bulk_copy(void *shared, const void *globa
  * The threads that wrote the shared memory must have called fence_proxy_async (wgmma.cuh). */
 static __device__ __forceinline__ void bulk_store(void *global, const void *shared, int bytes) {
 #ifdef HL_CUDA_EMU
-    memcpy(global, shared, (size_t)bytes);
+    emu_bulk_store(global, shared, bytes, false);
 #elif HL_BULK
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n\t"
                  "cp.async.bulk.commit_group;" ::"l"(global),
@@ -133,7 +133,7 @@ static __device__ __forceinline__ void bulk_store(void *global, const void *shar
 /* The same, adding floats to those in global memory. */
 static __device__ __forceinline__ void bulk_add(float *global, const float *shared, int bytes) {
 #ifdef HL_CUDA_EMU
-    for (int i = 0; i < bytes / 4; i++) global[i] += shared[i];
+    emu_bulk_store(global, shared, bytes, true);
 #elif HL_BULK
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\n\t"
                  "cp.async.bulk.commit_group;" ::"l"(global),
@@ -143,19 +143,25 @@ static __device__ __forceinline__ void bulk_add(float *global, const float *shar
 }
 /* Returns when all of this thread's groups are in global memory; other threads see them after a fence. */
 static __device__ __forceinline__ void bulk_store_wait() {
-#if HL_BULK
+#ifdef HL_CUDA_EMU
+    emu_bulk_store_wait(0);
+#elif HL_BULK
     asm volatile("cp.async.bulk.wait_group 0;\n\tfence.proxy.async;" ::: "memory");
 #endif
 }
 /* Returns when all but the last `left` of this thread's groups have read their shared memory. */
 template <int left> static __device__ __forceinline__ void bulk_store_wait_read() {
-#if HL_BULK
+#ifdef HL_CUDA_EMU
+    emu_bulk_store_wait(left);
+#elif HL_BULK
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(left) : "memory");
 #endif
 }
 /* Returns when all of this thread's groups have completed: their memory is written. */
 static __device__ __forceinline__ void bulk_store_wait_all() {
-#if HL_BULK
+#ifdef HL_CUDA_EMU
+    emu_bulk_store_wait(0);
+#elif HL_BULK
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 #endif
 }

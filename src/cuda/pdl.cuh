@@ -10,12 +10,16 @@
 #include "cuda/common.cuh"
 
 static __device__ __forceinline__ void pdl_wait() {
-#if !defined(HL_CUDA_EMU) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#ifdef HL_CUDA_EMU
+    emu_pdl_wait();
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 static __device__ __forceinline__ void pdl_trigger() {
-#if !defined(HL_CUDA_EMU) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#ifdef HL_CUDA_EMU
+    emu_pdl_trigger();
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
@@ -23,6 +27,7 @@ static __device__ __forceinline__ void pdl_trigger() {
 #ifdef HL_CUDA_EMU
 template <class... P, class... A>
 static void launch_pdl(struct hl_cuda *c, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, A... args) {
+    emu_pdl_launch();
     launch(c, kernel, grid, block, shared, args...);
 }
 #else

@@ -7,7 +7,8 @@
 enum { PART_COLS = 32, PART_ROWS = 16 };
 /* out[i] += sum over p of part[p * stride + i]. Grid: n / PART_COLS, a lane owns a column; warp w of the block takes
  * p = w, w + PART_ROWS, ..., then the first warp adds up the warps' sums. */
-static __global__ void add_partials(float *out, const float *part, int64_t P, int64_t n, int64_t stride) {
+static __global__ void __launch_bounds__(PART_COLS *PART_ROWS)
+    add_partials(float *out, const float *part, int64_t P, int64_t n, int64_t stride) {
     __shared__ float sums[PART_ROWS][PART_COLS];
     const unsigned lane = threadIdx.x % PART_COLS, warp = threadIdx.x / PART_COLS;
     const int64_t i = (int64_t)blockIdx.x * PART_COLS + lane;

@@ -135,7 +135,9 @@ template <class O> static __device__ __forceinline__ uint64_t descriptor(O o) {
 
 /* makes this thread's writes to shared memory visible to the asynchronous proxy: wgmma and bulk copies */
 static __device__ __forceinline__ void fence_proxy_async() {
-#if HL_WGMMA
+#ifdef HL_CUDA_EMU
+    emu_fence_proxy();
+#elif HL_WGMMA
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 }
@@ -163,7 +165,9 @@ static __device__ __forceinline__ void wgmma_fence() {
 /* Commits the batch as a group and waits for all groups but the last `left`. Accumulators still in flight are not held:
  * each hold may become a copy. */
 template <int left> static __device__ __forceinline__ void wgmma_commit_wait() {
-#if HL_WGMMA
+#ifdef HL_CUDA_EMU
+    emu_wgmma_commit_wait(left);
+#elif HL_WGMMA
     asm volatile("wgmma.commit_group.sync.aligned;\n\twgmma.wait_group.sync.aligned %0;" ::"n"(left) : "memory");
 #endif
 }
@@ -174,7 +178,9 @@ template <int tiles, int left = 0> static __device__ __forceinline__ void wgmma_
 }
 /* waits for all groups */
 template <int tiles> static __device__ __forceinline__ void wgmma_wait_all(float (*d)[4]) {
-#if HL_WGMMA
+#ifdef HL_CUDA_EMU
+    emu_wgmma_commit_wait(0);
+#elif HL_WGMMA
     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 #endif
     wgmma_hold<tiles>(d);
@@ -238,6 +244,11 @@ static __device__ __forceinline__ int warpgroup_index() { return __shfl_sync(0xf
                    "n"((int)FIRST))
 #endif
 
+#ifdef HL_CUDA_EMU
+#define HL_BY_WGMMA(begins) emu_wgmma(begins)
+#else
+#define HL_BY_WGMMA(begins) (void)0
+#endif
 /* the same of mma_bf16: d += A B of the warp's 16 rows */
 template <int N, bool FIRST, class B>
 static __device__ __forceinline__ void wgmma_rs_step(float (*d)[4], const uint32_t a[4], B b) {
@@ -264,7 +275,9 @@ static __device__ __forceinline__ void wgmma_rs(float (*d)[4], const uint32_t a[
     else if constexpr (N == 128) HL_WGMMA_REGS(128, 64, 65, 66, 67, 68, 69, 70);
     static_assert(N == 16 || N == 32 || N == 64 || N == 128, "a width that is spelled out above");
 #else
+    HL_BY_WGMMA(true);
     wgmma_rs_step<N, FIRST>(d, a, b);
+    HL_BY_WGMMA(false);
 #endif
 }
 /* d += A B, both in shared memory ("ss") */
@@ -281,9 +294,11 @@ static __device__ __forceinline__ void wgmma_ss(float (*d)[4], A a, B b) {
 #else
     const int rows = threadIdx.x / 32 % 4 * 16;
     uint32_t x[4];
+    HL_BY_WGMMA(true);
     if (A::TRANS) tile_load_a_trans<A::WIDTH>(x, a.tile, a.row, a.col + rows);
     else tile_load_a<A::WIDTH>(x, a.tile, a.row + rows, a.col);
     wgmma_rs_step<N, FIRST>(d, x, b);
+    HL_BY_WGMMA(false);
 #endif
 }
 #endif

@@ -2,6 +2,7 @@
 /* device.c -- the emulated device: host memory, products by plain loops. See emu.h. */
 #include "core/half.h"
 #include "cuda/device.h"
+#include "emu/watch.h"
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -66,10 +67,12 @@ void *hl_cuda_malloc_host(struct hl_cuda *c, int64_t bytes) { return hl_cuda_mal
 void hl_cuda_free_host(struct hl_cuda *c, void *p) { hl_cuda_free(c, p); }
 void hl_cuda_memset(struct hl_cuda *c, void *p, int byte, int64_t bytes) {
     (void)c;
+    WATCH(operation());
     memset(p, byte, (size_t)bytes);
 }
 void hl_cuda_memcpy(struct hl_cuda *c, void *to, const void *from, int64_t bytes, enum hl_direction way) {
     (void)c, (void)way;
+    WATCH(operation());
     memcpy(to, from, (size_t)bytes);
 }
 void hl_cuda_get(struct hl_cuda *c, void *stage, const void *from, int64_t bytes, int i) {
@@ -93,8 +96,18 @@ void hl_cuda_free_memory(struct hl_cuda *c, int64_t *free_bytes, int64_t *used) 
 static float read_at(const void *p, hola_dtype t, int64_t i) {
     return t == HOLA_BF16 ? (float)hl_from_bf16(((const uint16_t *)p)[i]) : ((const float *)p)[i];
 }
+/* the rows of a matrix, for the race detector */
+static void touch_rows(const void *p, int64_t rows, int64_t cols, int64_t ld, hola_dtype t, int write) {
+    const int64_t size = t == HOLA_BF16 ? 2 : 4;
+    for (int64_t i = 0; i < rows; i++) WATCH(host_touch((const char *)p + i * ld * size, (size_t)(cols * size), write));
+    (void)p, (void)cols, (void)ld, (void)size, (void)write;
+}
 void hl_cuda_gemm(struct hl_cuda *c, const struct hl_gemm *g) {
     (void)c;
+    WATCH(operation());
+    touch_rows(g->A, g->a_trans ? g->K : g->M, g->a_trans ? g->M : g->K, g->lda, g->in, 0);
+    touch_rows(g->B, g->b_trans ? g->N : g->K, g->b_trans ? g->K : g->N, g->ldb, g->in, 0);
+    touch_rows(g->C, g->M, g->N, g->ldc, g->out, 1);
     for (int64_t i = 0; i < g->M; i++)
         for (int64_t j = 0; j < g->N; j++) {
             float sum = 0;

@@ -82,6 +82,7 @@ static void leave(int to) { /* the running fiber yields to another */
     if (to == from) return;
     current = to;
     emu_now = &fibers[to].at;
+    WATCH(run(to, fibers[to].stack, STACK));
 #if defined(__x86_64__)
     go(&fibers[from].sp, &fibers[to]);
 #else
@@ -97,6 +98,7 @@ static void release_barrier(void) {
     at_barrier = 0;
     barrier_turn++;
     or_result = any_or;
+    WATCH(syncthreads());
     any_or = 0;
     idle = 0;
 }
@@ -123,6 +125,7 @@ const char *emu_share(const void *mine, size_t bytes, void (*whole)(char (*)[EMU
     f->warp_turn++;
     if (++w->arrived == w->lanes) {
         if (whole) whole(slot);
+        WATCH(collective(current / 32 * 32, n_fibers - current / 32 * 32 < 32 ? n_fibers % 32 : 32));
         w->arrived = 0;
         w->turn++;
         idle = 0;
@@ -197,8 +200,10 @@ void emu_run(dim3 grid, dim3 block, size_t shared, void (*k)(void *), void *ctx)
         free(emu_shared);
         emu_shared = (char *)aligned_alloc(128, room = (shared + 127) / 128 * 128);
     }
+    WATCH(kernel());
     for (unsigned b = 0; b < grid.x * grid.y * grid.z; b++) {
         memset(emu_shared, 0xff, shared); /* NaN in every format */
+        WATCH(block(n_fibers, emu_shared, shared));
         live = n_fibers;
         at_barrier = 0;
         opened = 0;
@@ -219,13 +224,16 @@ void emu_run(dim3 grid, dim3 block, size_t shared, void (*k)(void *), void *ctx)
         }
         current = order_step > 0 ? 0 : n_fibers - 1;
         emu_now = &fibers[current].at;
+        WATCH(run(current, fibers[current].stack, STACK));
 #if defined(__x86_64__)
         go(&main_sp, &fibers[current]);
 #else
         swapcontext(&main_context, &fibers[current].context);
 #endif
+        WATCH(run(-1, NULL, 0));
         if (opened && opened != n_fibers) die("named_barrier_init by a part of the block");
     }
+    WATCH(kernel_end());
 }
 
 /* ---- tensor cores: fragments as PTX lays them out ---- */
@@ -281,6 +289,7 @@ void emu_ldmatrix(uint32_t *r, int n, const void *row, bool trans) {
     if ((uintptr_t)row % 16) die("ldmatrix: a row that is not on 16 bytes");
     const char *all = emu_share(&row, sizeof row);
     int lane = current & 31;
+    if (lane < n * 8) WATCH(ldmatrix(row));
     for (int i = 0; i < n; i++) {
         uint16_t half[2];
         for (int j = 0; j < 2; j++) {
@@ -300,6 +309,8 @@ void emu_copy_async(void *shared, const void *global, int bytes, int filled) {
     if ((uintptr_t)shared % (uintptr_t)bytes || (filled && (uintptr_t)global % (uintptr_t)bytes))
         die("an asynchronous copy that is not aligned");
     f->copies.push_back({shared, global, bytes, filled, f->group});
+    WATCH(access(global, (size_t)filled, 0, 0));
+    WATCH(copy(shared, (size_t)bytes, 0));
 }
 void emu_copy_commit(void) { fibers[current].group++; }
 void emu_copy_wait(int groups) {
@@ -309,6 +320,7 @@ void emu_copy_wait(int groups) {
         const copy *c = &f->copies[n++];
         memset(c->to, 0, (size_t)c->bytes);
         if (c->filled > 0) memcpy(c->to, c->from, (size_t)c->filled);
+        WATCH(copy(c->to, (size_t)c->bytes, 1));
     }
     f->copies.erase(f->copies.begin(), f->copies.begin() + (long)n);
 }
@@ -338,14 +350,17 @@ static shared_barrier *mbarrier_t(uint64_t *b) {
 static void end_phase(shared_barrier *s) {
     if (s->missing || s->bytes) return;
     s->phase ^= 1;
+    WATCH(mbarrier_phase(s));
     s->missing = s->arrivals;
 }
 void emu_mbarrier_init(uint64_t *b, int arrivals) {
+    WATCH(mbarrier_init(b));
     *(shared_barrier *)b = {0, 1, (uint32_t)arrivals, (uint32_t)arrivals, 0};
 }
 void emu_mbarrier_arrive(uint64_t *b, int bytes) {
     shared_barrier *s = mbarrier_t(b);
     if (!s->missing) die("an arrival too many");
+    WATCH(mbarrier_arrive(b));
     s->missing--;
     s->bytes += bytes;
     idle = 0;
@@ -378,15 +393,20 @@ void emu_mbarrier_wait(uint64_t *b, uint32_t parity) {
             end_phase(s);
         } else yield();
     }
+    WATCH(mbarrier_waited(b));
 }
 void emu_bulk_copy(void *shared, const void *global, int bytes, uint64_t *b) {
     if ((uintptr_t)shared % 16 || (uintptr_t)global % 16 || bytes % 16 || bytes < 16)
         die("a bulk copy that is not aligned");
     bulks.push_back({shared, global, (size_t)bytes, b, 0, 0});
+    WATCH(access(global, (size_t)bytes, 0, 1));
+    WATCH(bulk(shared, (size_t)bytes, b));
 }
 void emu_tensor_copy(void *shared, const void *global, int64_t pitch, int rows, int filled, uint64_t *b) {
     if ((uintptr_t)shared % 1024 || pitch % 16 || rows % 8 || rows > 256) die("a tensor copy that is not aligned");
     bulks.push_back({shared, global, (size_t)rows * 128, b, pitch, filled});
+    for (int r = 0; r < filled; r++) WATCH(access((const char *)global + r * pitch, 128, 0, 1));
+    WATCH(bulk(shared, (size_t)rows * 128, b));
 }
 
 /* ---- barriers of some warps ---- */
@@ -399,10 +419,12 @@ void emu_named_barrier_init(void) { opened++; }
 void emu_named_barrier(int id, int threads, bool wait) {
     if (!opened) die("a barrier of some warps in a kernel that did not begin with named_barrier_init");
     unsigned turn = some[id].turn;
+    WATCH(named_arrive(id, some[id].come + 1 == threads));
     if (++some[id].come == threads) {
         some[id].come = 0;
         some[id].turn++;
         idle = 0;
     }
     while (wait && some[id].turn == turn) yield();
+    if (wait) WATCH(named_waited(id));
 }

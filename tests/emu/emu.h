@@ -3,7 +3,8 @@
  * Every CUDA thread is a fiber; the blocks of a grid run sequentially. A fiber runs until it waits at a barrier or in a
  * warp-wide operation, so a kernel that lacks a barrier reads data too early: shared memory starts as NaN, asynchronous
  * copies happen only when they are waited for, and EMU_ORDER=reverse reverses the order of the fibers. A barrier that
- * not all threads reach is reported. Slow, exact, and enough to test every kernel where there is no GPU. */
+ * not all threads reach is reported. EMU_WATCH: with a race detector (watch.cpp). Slow, exact, and enough to test every
+ * kernel where there is no GPU. */
 #ifndef HL_EMU_H
 #define HL_EMU_H
 #include <math.h>
@@ -11,6 +12,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include "watch.h"
 
 #define __global__
 #define __device__
@@ -146,17 +148,24 @@ template <class T> static inline T __ldg(const T *p) { return *p; }
 template <class T> static inline T __ldcs(const T *p) { return *p; }
 template <class T> static inline T __ldcg(const T *p) { return *p; }
 template <class T> static inline void __stcs(T *p, T v) { *p = v; }
-template <class T> static inline T atomicAdd(T *p, T v) {
+#ifdef EMU_WATCH
+#define EMU_ATOMIC __attribute__((noinline, no_sanitize("thread")))
+#else
+#define EMU_ATOMIC
+#endif
+template <class T> EMU_ATOMIC static inline T atomicAdd(T *p, T v) {
+    WATCH(atomic(p));
     T r = *p;
     *p += v;
     return r;
 }
-template <class T> static inline T atomicMax(T *p, T v) {
+template <class T> EMU_ATOMIC static inline T atomicMax(T *p, T v) {
+    WATCH(atomic(p));
     T r = *p;
     if (v > r) *p = v;
     return r;
 }
-static inline void __threadfence(void) {}
+static inline void __threadfence(void) { WATCH(atomic(NULL)); }
 
 struct __nv_bfloat16 {
     uint16_t bits;
@@ -185,6 +194,21 @@ void emu_mbarrier_wait(uint64_t *b, uint32_t parity);
 void emu_bulk_copy(void *shared, const void *global, int bytes, uint64_t *b);
 /* rows of 128 bytes, `pitch` bytes apart, to a tile with the swizzle of 128 bytes; those from `filled` on become 0 */
 void emu_tensor_copy(void *shared, const void *global, int64_t pitch, int rows, int filled, uint64_t *b);
+EMU_ATOMIC static inline void emu_bulk_store(void *global, const void *shared, int bytes, bool add) {
+    WATCH(reads(1, shared, (size_t)bytes));
+    WATCH(commit(1));
+    WATCH(access(global, (size_t)bytes, 1, 1));
+    if (!add) memcpy(global, shared, (size_t)bytes);
+    for (int i = 0; add && i < bytes / 4; i++) ((float *)global)[i] += ((const float *)shared)[i];
+}
+static inline void emu_bulk_store_wait(int left) { (void)left, WATCH(wait(1, left)); }
+static inline void emu_fence_proxy(void) { WATCH(fence_proxy()); }
+static inline void emu_wgmma(bool begins) { (void)begins, WATCH(wgmma(begins)); }
+static inline void emu_wgmma_commit_wait(int left) { (void)left, WATCH(commit(0)), WATCH(wait(0, left)); }
+/* ---- programmatic dependent launch (src/cuda/pdl.cuh) ---- */
+static inline void emu_pdl_launch(void) { WATCH(pdl_launch()); }
+static inline void emu_pdl_wait(void) { WATCH(pdl_wait()); }
+static inline void emu_pdl_trigger(void) { WATCH(pdl_trigger()); }
 void emu_named_barrier_init(void); /* before the first of these in a block */
 void emu_named_barrier(int id, int threads, bool wait);
 

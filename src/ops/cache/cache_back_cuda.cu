@@ -43,11 +43,17 @@ static __device__ struct score_grad score_grad_of(const struct cache_dev &c, con
     return x;
 }
 
-/* grid (T HV / WARPS): R, and the row's contribution to dgate and dsink */
+/* grid (T HV / WARPS): R, and the row's contribution to dgate and dsink; none of rows that no segment has (ops/raw) */
 static __global__ void rowdot(const struct cache_dev c, const struct cache_back b) {
     const int64_t at = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32, h = at % c.a.HV;
     if (at >= c.T * c.a.HV) return;
-    const float lambda = lambda_at(c.a, at / c.a.HV, h);
+    const int64_t row = at / c.a.HV;
+    const struct hl_seg seg = c.rows.seg[c.rows.row_seg[row]];
+    if (row < seg.row || row >= seg.row + seg.len) {
+        if (threadIdx.x % 32 == 0) b.R[at] = b.tau[at] = b.gate_sink[at * 2] = b.gate_sink[at * 2 + 1] = 0.0f;
+        return;
+    }
+    const float lambda = lambda_at(c.a, row, h);
     const float x = dot_row((const act *)c.a.dout + at * c.a.V, (const act *)c.a.read + at * c.a.V, c.a.V);
     if (threadIdx.x % 32) return;
     b.R[at] = lambda * x;
@@ -267,7 +273,7 @@ static __global__ void gather_scores(const struct cache_dev c, const struct cach
 
 /* grid (HV): the gradients of the scalars, summed in a fixed order. May overlap `gather_kept` (PDL), which has waited
  * for the kernels that wrote the summands; the pdl_wait at the end makes the next kernel wait for both. */
-static __global__ void sum_scalars(const struct cache_dev c, const struct cache_back b) {
+static __global__ void __launch_bounds__(1024) sum_scalars(const struct cache_dev c, const struct cache_back b) {
     __shared__ float scratch[33];
     const int64_t h = blockIdx.x;
     for (int k = 0; k < 3; k++) {

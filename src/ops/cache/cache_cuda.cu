@@ -7,7 +7,7 @@
  *   select_walk          otherwise: a thread block processes the blocks of one value head in order, merging each into
  *                        the kept rows. grid (n HV, groups), up to 1024 threads; shared: a selector of w + C columns.
  *   select_merge_groups  after select_walk, if few long sequences were split into groups of blocks, each processed by
- *                        its own thread block: merges the groups' kept rows. grid (n HV, most blocks + 1); shared: a
+ *                        its own thread block: merges the groups' kept rows. grid (most blocks + 1, n HV); shared: a
  *                        selector of (groups + 1) w columns.
  *   select_measured      scores measured against the state (cache_measure_cuda.cu).
  * Each waits for the previous kernel (PDL) and triggers the next one immediately: the readers load the block's own rows
@@ -96,12 +96,12 @@ static __global__ void __launch_bounds__(1024) select_walk(const struct cache_de
 
 /* Selection for a block of a later group: the best of the rows kept by earlier groups and by its own group so far. The
  * thread block after a segment's last block computes the rows kept after the segment. */
-static __global__ void select_merge_groups(const struct cache_dev c, int span, int groups) {
+static __global__ void __launch_bounds__(1024) select_merge_groups(const struct cache_dev c, int span, int groups) {
     pdl_wait(), pdl_trigger();
-    const int64_t n = blockIdx.x / c.a.HV, h = blockIdx.x % c.a.HV;
+    const int64_t n = blockIdx.y / c.a.HV, h = blockIdx.y % c.a.HV;
     const struct hl_seg seg = c.rows.seg[n];
     const struct selector s = selector_at(c, shared_memory(), (groups + 1) * c.a.window);
-    const int w = (int)c.a.window, i = blockIdx.y, b = c.rows.block_first[n] + i, end = c.rows.block_first[n + 1];
+    const int w = (int)c.a.window, i = blockIdx.x, b = c.rows.block_first[n] + i, end = c.rows.block_first[n + 1];
     const int before = b < end ? i / span : groups; /* groups */
     const int32_t *found = c.group_kept + (n * c.a.HV + h) * groups * w, *own = c.id + (b * c.a.HV + h) * w;
     struct cache_slots m = {};
@@ -283,7 +283,7 @@ extern "C" void HL_OP(cache_forward)(struct hl_backend *backend, const struct hl
                    dim3((unsigned)heads, (unsigned)groups), selector_threads(a), (size_t)selector_bytes(a), c,
                    (int)span);
     if (a->window > 0 && groups > 1 && !measured) /* LONG blocks or more */
-        launch_pdl(cuda, select_merge_groups, dim3((unsigned)heads, (unsigned)most + 1), selector_threads(a),
+        launch_pdl(cuda, select_merge_groups, dim3((unsigned)most + 1, (unsigned)heads), selector_threads(a),
                    (size_t)selector_bytes(a, (groups + 1) * a->window), c, (int)span, (int)groups);
     if (a->window > 0 && learned)
         launch_pdl(cuda, kept_biases, blocks_for(lists * a->window, THREADS), THREADS, 0, c, lists * a->window);

@@ -222,7 +222,11 @@ static __global__ void __launch_bounds__(read_smem<D>::THREADS, 2) read_block(co
     const struct block_view s = view_of(c, at / (int)c.a.HV, h, false, STATES);
     const int from = (tiles - 1 - blockIdx.x % tiles) * ROWS, group = warpgroup_index(), row = threadIdx.x / 32 * 16,
               g = threadIdx.x % 32 / 4;
-    if (from >= s.len) return;
+    if (from >= s.len) {
+        if (blockIdx.x + 1 == gridDim.x)
+            pdl_wait(); /* there may be no rows at all: whoever waits for this kernel ... */
+        return;         /* ... waits for the one before it as well */
+    }
     const float *bias = BIAS ? c.bias + (int64_t)at * c.a.window : NULL;
     const float tau = c.a.tau[h], scale = fmaxf(fabsf(tau) * LOG2E / sqrtf((float)D), 1e-30f);
     const int own = (s.skip + min(from + ROWS, s.len) + KEYS - 1) / KEYS;

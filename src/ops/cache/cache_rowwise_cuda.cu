@@ -95,7 +95,7 @@ static __device__ void measure_all(const struct cache_dev &c, const struct cache
 
 /* KIND: HL_SCORE_NONE stands for all scores that are neither measured nor learned */
 template <enum hl_score_kind KIND>
-static __global__ void rowwise(const struct cache_dev c, char *scratch, int64_t measuring) {
+static __global__ void __launch_bounds__(THREADS) rowwise(const struct cache_dev c, char *scratch, int64_t measuring) {
     const int64_t n = blockIdx.x / c.a.HV, h = blockIdx.x % c.a.HV, w = c.a.window, C = c.a.chunk;
     const struct hl_seg seg = c.rows.seg[n];
     const struct cache_slots m =

@@ -231,7 +231,7 @@ static __global__ void __launch_bounds__((W + 1) * GROUP, 1) walk_chunks(const s
             a.splits_end + ((((int64_t)blockIdx.y * a.segs + s) * a.heads + head) * a.splits + split) * K * a.V;
         if (a.sessions && blockIdx.y == 0 && seg.state)
             session = (float *)(seg.state + a.S_off) + (int64_t)head * K * a.V;
-        if (MODE != END) from = a.splits > 1 && split ? ends : session;
+        if (MODE != END) from = a.splits > 1 ? ends : session; /* the last split's block writes the session */
         copy_state<K>(S, from, a.V, from == session && a.trans, col, true);
         for (int c = 0; c < r.chunks; c++) {
             bf16 *h = NULL;

@@ -14,7 +14,7 @@ static bool chunked(struct hl_cuda *c, const struct hl_kda *a) {
 static char *carve(struct kda_back *a, const struct hl_kda *x, bool chunks, char *p) {
     const int64_t heads = a->chunks * a->HV, KV = (int64_t)a->K * a->V, own = a->T * a->HV * a->K;
     if (chunks) {
-        a->tiles = gdn_carve(&p, heads * kda_tiles_bytes(a->K));
+        a->tiles = kda_tiles_carve(&p, heads, a->K);
         a->h = gdn_carve(&p, heads * KV * 2);
         a->dh = gdn_carve(&p, heads * KV * 2);
         a->X2 = gdn_carve(&p, heads * HL_CHUNK * a->V * 2);

@@ -24,6 +24,12 @@ static inline int64_t kda_tiles_bytes(int64_t K) {
     return K == 64 ? sizeof(struct kda_tiles<64>) : sizeof(struct kda_tiles<128>);
 }
 
+/* Takes scratch memory for n of them, on their alignment. */
+static inline void *kda_tiles_carve(char **p, int64_t n, int64_t K) {
+    char *at = (char *)gdn_carve(p, n * kda_tiles_bytes(K) + 1024);
+    return at + (1024 - (uintptr_t)at % 1024) % 1024;
+}
+
 /* decoding: tokens of a segment, at most; columns of a tile of the state */
 enum { KDA_STEP_ROWS = 8, KDA_STEP_COLS = 32 };
 static inline bool kda_step_knows(int64_t K, int64_t V) {

@@ -163,7 +163,7 @@ template <int K, int W> static void launch_scan(struct hl_cuda *c, const struct 
 /* Lays out the scratch memory; returns its end. */
 static char *carve(const struct hl_kda *a, int64_t tiles, char *scratch, struct args *x) {
     const int64_t rows = a->rows->T * a->HV;
-    x->tiles = gdn_carve(&scratch, a->rows->dev->chunks * a->HV * kda_tiles_bytes(a->K));
+    x->tiles = kda_tiles_carve(&scratch, a->rows->dev->chunks * a->HV, a->K);
     x->r.A = a->A ? (bf16 *)a->A : (bf16 *)gdn_carve(&scratch, rows * CHUNK * 2);
     x->r.sums = tiles > 1 ? (float *)gdn_carve(&scratch, tiles * rows * 4) : NULL;
     return scratch;

@@ -70,25 +70,29 @@ template <bool VECTOR, bool BACK> static __global__ void __launch_bounds__(THREA
     const int lane = threadIdx.x % a.lanes, which = i >= a.rows;
     const int64_t row = i - which * a.rows;
     const bool in = i < a.all;
-    const float s = a.factor[which];
+    /* (an index known at run time would put the arguments on a stack) */
+    const act *from = which ? a.x[1] : a.x[0];
+    act *to = which ? a.y[1] : a.y[0];
+    float *norms = which ? a.r[1] : a.r[0];
+    const float s = which ? a.factor[1] : a.factor[0];
     float x[MOST] = {}, y[MOST] = {}, sum = 0.0f;
-    if (in) load_row<VECTOR>(x, a.x[which] + row * a.K, lane, a.lanes, a.K);
-    if (BACK && in) load_row<VECTOR>(y, a.y[which] + row * a.K, lane, a.lanes, a.K);
+    if (in) load_row<VECTOR>(x, from + row * a.K, lane, a.lanes, a.K);
+    if (BACK && in) load_row<VECTOR>(y, to + row * a.K, lane, a.lanes, a.K);
 #pragma unroll
     for (int j = 0; j < MOST; j++) sum += x[j] * (BACK ? y[j] : x[j]);
     sum = lanes_sum(sum, a.lanes);
     if (!in) return;
     if constexpr (BACK) { /* x = s n, n the unit row: dx = r (s dy - n (n.(s dy))) */
-        const float r = a.norm ? a.r[which][row] : 1.0f, along = a.norm ? sum / s : 0.0f;
+        const float r = a.norm ? norms[row] : 1.0f, along = a.norm ? sum / s : 0.0f;
 #pragma unroll
         for (int j = 0; j < MOST; j++) y[j] = r * (s * y[j] - along * x[j]);
     } else {
         const float r = a.norm ? 1.0f / sqrtf(sum + (float)HL_L2_EPS) : 1.0f;
-        if (a.r[which] && lane == 0) a.r[which][row] = r;
+        if (norms && lane == 0) norms[row] = r;
 #pragma unroll
         for (int j = 0; j < MOST; j++) y[j] = r * s * x[j];
     }
-    store_row<VECTOR>(a.y[which] + row * a.K, y, lane, a.lanes, a.K);
+    store_row<VECTOR>(to + row * a.K, y, lane, a.lanes, a.K);
 }
 /* both: k too */
 template <bool BACK> static void launch_keys(struct hl_cuda *c, const struct raw_gdn *x, struct keys a, bool both) {
@@ -281,6 +285,8 @@ static void backward(struct hl_backend *backend, struct raw_gdn *x, bool launche
     if (launches) {
         struct keys n = {{(const act *)a->q, NULL}, {x->own_q, NULL}, {NULL, NULL}};
         if (x->new_q) launch_keys<false>(c, x, n, false);
+        /* rows that no sequence has are added up as well */
+        if (x->rows.rows.ragged && (a->dA_log || a->ddt_bias)) HL_OP(raw_copy)(c, a->dg, NULL, a->rows.T * a->HV);
         HL_OP(raw_cut_segments)(c, &x->rows);
         HL_OP(raw_cut_spans)(c, &x->rows);
     }
