@@ -1,7 +1,7 @@
 /* test_serve_template.c -- chat templates: their texts, their tokens, and that no message can make a special token. */
 #define _GNU_SOURCE
 #include "temp.h"
-#include "serve/template.h"
+#include "serve/prompt.h"
 
 /* Bytes as letters, with the special tokens of several families; 256 and on. */
 static const char *const specials[] = {
