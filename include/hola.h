@@ -436,6 +436,14 @@ HOLA_API hola_status hola_trainer_accumulate(hola_trainer *t, const int32_t *ids
 /* The same losses, without gradients. */
 HOLA_API hola_status hola_trainer_evaluate(hola_trainer *t, const int32_t *ids, int64_t n, const int64_t *starts,
                                            int64_t n_starts, double *loss_sum, int64_t *targets);
+/* Both where only some tokens are learnt: a token is a target where learnt[its place] is not 0. [n]; NULL: all. The
+ * number of targets may be 0; the sum of the losses is then 0, and the gradient stays. */
+HOLA_API hola_status hola_trainer_accumulate_masked(hola_trainer *t, const int32_t *ids, int64_t n,
+                                                    const int64_t *starts, int64_t n_starts, const uint8_t *learnt,
+                                                    double weight, double *loss_sum, int64_t *targets);
+HOLA_API hola_status hola_trainer_evaluate_masked(hola_trainer *t, const int32_t *ids, int64_t n, const int64_t *starts,
+                                                  int64_t n_starts, const uint8_t *learnt, double *loss_sum,
+                                                  int64_t *targets);
 /* Clips the gradient, takes one AdamW step at this learning rate, clears the gradient. If the gradient is not
  * finite, the weights stay, the gradient is cleared and HOLA_ENUMERIC is returned. grad_norm may be NULL. */
 HOLA_API hola_status hola_trainer_update(hola_trainer *t, double lr, double *grad_norm);

@@ -16,7 +16,7 @@ tokenizer  core
 chat       core tokenizer
 data       core tokenizer chat
 plot       core train eval
-train      core backend model tokenizer data plot
+train      core backend model tokenizer chat data plot
 eval       core backend model tokenizer data
 serve      core model tokenizer chat
 cli        core ops backend mixers model tokenizer chat data plot train eval serve

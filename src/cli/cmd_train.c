@@ -183,6 +183,7 @@ static int run_training(const struct train_opts *o, const struct hl_dist *dist) 
                                     .decay = o->memory_decay,
                                     .layers = o->memory_layers},
                          .steps = o->steps,
+                         .epochs = o->epochs,
                          .batch_tokens = o->batch_tokens,
                          .micro_tokens = o->micro_tokens ? o->micro_tokens
                                          : on_device(o)  ? 32768
