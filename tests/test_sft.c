@@ -262,7 +262,7 @@ static void rows_are_conversations(void **state) {
     hl_dataset_free(d);
     /* where nothing fits, one line says so */
     CHECK_OK(hl_dataset_open(&d, dir, "train", VOCAB));
-    CHECK_FAILS(hl_dataset_rows(d, HL_ROWS_PACKED, 1, -1, NULL), HOLA_EINVAL, "the longest has 700");
+    CHECK_FAILS(hl_dataset_rows(d, HL_ROWS_PACKED, 1, -1, NULL), HOLA_EINVAL, "--seq-len 700 holds the longest");
     hl_dataset_free(d);
     /* text and conversations do not mix */
     struct hl_shards w;

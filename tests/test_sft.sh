@@ -55,6 +55,7 @@ refused 1 'no field "text"; --format chat reads conversations' prepare -o "$dir/
 row "$good"
 refused 1 '"messages" need a chat template' prepare -o "$dir/no" $byte --chat-template none "$dir/rows.jsonl"
 refused 1 "$dir/nowhere: No such file" prepare -o "$dir/no" $byte --chat-template "$dir/nowhere" "$dir/rows.jsonl"
+refused 1 'chat template nope: no such file, and none of plain,' prepare -o "$dir/no" $byte --chat-template nope "$dir/rows.jsonl"
 refused 2 'are for conversations' prepare -o "$dir/no" $byte --format jsonl --learn all "$dir/rows.jsonl"
 echo '{"system": ["", ""], "user": ["", ""], "assistant": ["", ";"]}' >"$dir/endless.json"
 refused 1 'nothing tells where an answer ends' prepare -o "$dir/no" $byte --chat-template "$dir/endless.json" "$dir/rows.jsonl"
@@ -152,7 +153,7 @@ refused 1 'fingerprint' train -m "$tiny" $short -o "$dir/run"
 # ---- what does not fit ----
 
 "$hola" train -m "$tiny" --data "$dir/sft" --seq-len 16 --batch-tokens 64 --steps 1 -o "$dir/narrow" >"$dir/out" 2>"$dir/err"
-check 'it says what a row does not hold' grep -q '18 conversations are longer than a row.* holds all' "$dir/err"
+check 'it says what a row does not hold' grep -q 'conversations longer than a row: 18;.* holds all' "$dir/err"
 ok "$hola" prepare --force -o "$dir/d" $byte --format chat "$dir/talk.jsonl"
 refused 1 "its tokenizer is not that of $tiny: token 0 is another one; prepare the data with --tokenizer $tiny" \
     train -m "$tiny" --data "$dir/d" -o "$dir/no"

@@ -143,6 +143,10 @@ static void from_builtin(struct hl_template *t, const struct builtin *b) {
 static hola_status from_file(struct hl_template *t, const char *path) {
     static const char *const keys[] = {NULL, "system", "user", "assistant"};
     struct hl_map map;
+    if (!strchr(path, '/') && access(path, F_OK) != 0)
+        return hl_fail(HOLA_EINVAL,
+                       "chat template %s: no such file, and none of plain, chatml, llama2, llama3, mistral, zephyr",
+                       path);
     hola_status s = hl_map_open(&map, path);
     if (s == HOLA_OK) s = hl_json_object(&t->file, map.data, map.size, MOST_FILE, path);
     hl_map_close(&map);

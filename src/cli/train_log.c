@@ -255,7 +255,7 @@ static void say_step(struct train_log *l, double seconds) {
     if (l->terminal) l->val_loss = (double)NAN; /* it stands in front already */
     add_metric(l, &x, seconds);
     if (!l->terminal && isfinite(m->val_loss)) add(&x, 0, NULL, "val loss %.4f", m->val_loss);
-    const int columns = l->terminal ? terminal_columns() - 1 : 1 << 20;
+    const int columns = isatty(STDERR_FILENO) ? terminal_columns() - 1 : 1 << 20; /* a dumb one is one, too */
     fit(&x, columns);
     wipe(l);
     print(l, &x, columns);

@@ -313,8 +313,8 @@ static hola_status pack_conversations(struct hl_dataset *d, const int64_t *doc, 
     hola_status s = hl_pack_pieces(&d->pack, piece, pieces, d->seq);
     if (s == HOLA_OK && pieces == 0)
         s = hl_fail(HOLA_EINVAL,
-                    "%s: no %s conversation has a token to learn in its first %" PRId64 " (the longest has %" PRId64
-                    ")",
+                    "%s: no %s conversation has a token to learn in a row of %" PRId64 " tokens; --seq-len %" PRId64
+                    " holds the longest",
                     d->dir, d->split, d->seq, d->info.talk.longest);
     free(piece);
     return s;

@@ -229,11 +229,11 @@ static void measure_peak(struct hl_run *r, double tok_per_s) {
 static void note_talk(const struct hl_run *r, const struct hl_dataset_info *d) {
     if (d->flagged && d->talk.cut > 0)
         hl_run_note(r,
-                    "%" PRId64 " conversations are longer than a row: what stands behind its end is left out, %" PRId64
+                    "conversations longer than a row: %" PRId64 "; what is behind its end is left out, %" PRId64
                     " tokens to learn; --seq-len %" PRId64 " holds all",
                     d->talk.cut, d->talk.lost, d->talk.longest);
     if (d->flagged && d->talk.idle > 0)
-        hl_run_note(r, "%" PRId64 " conversations have nothing to learn within a row and are left out", d->talk.idle);
+        hl_run_note(r, "conversations with nothing to learn within a row: %" PRId64 ", left out", d->talk.idle);
 }
 
 static void announce(struct hl_run *r) {
