@@ -38,7 +38,8 @@ static void flush(struct encoding *e) {
 static void add_content(struct encoding *e, const char *text, int64_t len) {
     if (e->s == HOLA_OK) e->s = hl_text_put(&e->run, text, len);
 }
-/* Returns the place behind the first special token in it; -1: there was none. */
+/* Returns the place behind the first special token in it; -1: there was none. (What a template puts behind an answer
+ * begins with the token that ends it: hl_template_teaches.) */
 static int64_t add_part(struct encoding *e, const char *text) {
     int64_t len = (int64_t)strlen(text), begin, end, behind = -1;
     int32_t id;
@@ -125,6 +126,17 @@ const char *hl_template_stop(const struct hl_template *t, int i, int32_t *id) {
 
 /* ---- a lesson ---- */
 
+/* Whether the server ends an answer at this token. */
+static bool stops_at(const struct hl_template *t, int32_t token) {
+    if (token == hola_tokenizer_eos(t->tokenizer)) return true;
+    for (int i = 0; i < t->stops; i++) {
+        int32_t id;
+        hl_template_stop(t, i, &id);
+        if (id == token) return true;
+    }
+    return false;
+}
+
 /* What an answer at the end of a conversation still needs for its end to show: the rest of the stop that begins with
  * what stands behind an answer. "": nothing. NULL: the end cannot be told. */
 static const char *rest_of_end(const struct hl_template *t) {
@@ -133,7 +145,7 @@ static const char *rest_of_end(const struct hl_template *t) {
     int64_t begin, end, len = (int64_t)k;
     int32_t id;
     for (const char *p = behind; hl_template_special(t, p, len, &begin, &end, &id); p += end, len -= end)
-        if (id >= 0) return "";
+        if (id >= 0 && stops_at(t, id)) return "";
     for (int i = 0; i < t->stops; i++)
         if (strstr(behind, t->stop[i])) return "";
     for (int i = 0; i < t->stops; i++)
