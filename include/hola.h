@@ -435,6 +435,14 @@ HOLA_API hola_status hola_trainer_accumulate(hola_trainer *t, const int32_t *ids
 /* The same losses, without gradients. */
 HOLA_API hola_status hola_trainer_evaluate(hola_trainer *t, const int32_t *ids, int64_t n, const int64_t *starts,
                                            int64_t n_starts, double *loss_sum, int64_t *targets);
+/* Both with a loss mask [n]: token i is a target where loss_mask[i] is not 0; NULL: all are. With no targets the sum of
+ * the losses is 0 and the gradient is unchanged. */
+HOLA_API hola_status hola_trainer_accumulate_masked(hola_trainer *t, const int32_t *ids, int64_t n,
+                                                    const int64_t *starts, int64_t n_starts, const uint8_t *loss_mask,
+                                                    double weight, double *loss_sum, int64_t *targets);
+HOLA_API hola_status hola_trainer_evaluate_masked(hola_trainer *t, const int32_t *ids, int64_t n, const int64_t *starts,
+                                                  int64_t n_starts, const uint8_t *loss_mask, double *loss_sum,
+                                                  int64_t *targets);
 /* Clips the gradient, takes one AdamW step at this learning rate and zeroes the gradient. If the gradient is not
  * finite, it is zeroed, the weights stay unchanged, and the call returns HOLA_ENUMERIC. grad_norm may be NULL. */
 HOLA_API hola_status hola_trainer_update(hola_trainer *t, double lr, double *grad_norm);

@@ -115,7 +115,7 @@ static int32_t *write_corpus(const char *dir, const char *name, int64_t n, int64
         if (begins) next = at + 1 + (int64_t)check_uniform(&seed, 0, (double)longest);
     }
     CHECK_OK(hl_shards_begin(&w, dir, name, 1000, per_file));
-    CHECK_OK(hl_shards_write(&w, ids, n));
+    CHECK_OK(hl_shards_write(&w, ids, NULL, n));
     CHECK_OK(hl_shards_end(&w));
     w.keep = true;
     hl_shards_free(&w);
@@ -248,7 +248,7 @@ static void test_directories(void **state) {
     hl_dataset_free(d);
 
     CHECK_OK(hl_shards_begin(&w, dir, "other_train", 100000, 60));
-    CHECK_OK(hl_shards_write(&w, (const int32_t[]){1, 2}, 2));
+    CHECK_OK(hl_shards_write(&w, (const int32_t[]){1, 2}, NULL, 2));
     CHECK_OK(hl_shards_end(&w));
     CHECK_FAILS(hl_dataset_open(&d, dir, "train", 0), HOLA_EFORMAT, "other_train_000000.bin: tokens of 32 bits");
     hl_shards_free(&w); /* takes the file away again */

@@ -183,6 +183,8 @@ static void history_and_training(struct things *x) {
     REFUSED(hola_trainer_new(&t, NULL, NULL));
     SURVIVES(hola_trainer_free(NULL));
     REFUSED(hola_trainer_accumulate(NULL, x->ids, 2, NULL, 0, 1, NULL, NULL));
+    REFUSED(hola_trainer_accumulate_masked(NULL, x->ids, 2, NULL, 0, NULL, 1, NULL, NULL));
+    REFUSED(hola_trainer_evaluate_masked(NULL, x->ids, 2, NULL, 0, NULL, NULL, NULL));
     REFUSED(hola_trainer_accumulate(x->t, NULL, 2, NULL, 0, 1, NULL, NULL));
     REFUSED(hola_trainer_evaluate(NULL, x->ids, 2, NULL, 0, NULL, NULL));
     REFUSED(hola_trainer_evaluate(x->t, NULL, 2, NULL, 0, NULL, NULL));

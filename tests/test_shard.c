@@ -30,7 +30,7 @@ static void roundtrip(const char *dir, int64_t vocab, int64_t total, int64_t per
     for (int64_t i = 0; i < total; i++) ids[i] = (int32_t)(check_mix((uint64_t)i) % (uint64_t)vocab);
     CHECK_OK(hl_shards_begin(&w, dir, "train", vocab, per_file));
     for (; at < total; at += step, step = step * 3 % 9973 + 1)
-        CHECK_OK(hl_shards_write(&w, ids + at, at + step < total ? step : total - at));
+        CHECK_OK(hl_shards_write(&w, ids + at, NULL, at + step < total ? step : total - at));
     CHECK_OK(hl_shards_end(&w));
     assert_int_equal(w.tokens, total);
     assert_int_equal(w.files, (total + per_file - 1) / per_file);
@@ -75,7 +75,7 @@ static void test_bytes(void **state) {
     int64_t size;
     (void)state;
     CHECK_OK(hl_shards_begin(&w, dir, "val", 65536, 10));
-    CHECK_OK(hl_shards_write(&w, ids, 3));
+    CHECK_OK(hl_shards_write(&w, ids, NULL, 3));
     CHECK_OK(hl_shards_end(&w));
     w.keep = true;
     hl_shards_free(&w);
@@ -85,7 +85,7 @@ static void test_bytes(void **state) {
     assert_memory_equal(file + 1024, "\1\0\0\1\xff\xff", 6);
     free(file);
     CHECK_OK(hl_shards_begin(&w, dir, "big", 65537, 10));
-    CHECK_OK(hl_shards_write(&w, ids, 3));
+    CHECK_OK(hl_shards_write(&w, ids, NULL, 3));
     CHECK_OK(hl_shards_end(&w));
     w.keep = true;
     hl_shards_free(&w);
@@ -169,8 +169,8 @@ static void test_writer_refuses(void **state) {
     struct hl_shards w;
     (void)state;
     CHECK_OK(hl_shards_begin(&w, dir, "train", 100, 10));
-    CHECK_FAILS(hl_shards_write(&w, (const int32_t[]){65536}, 1), HOLA_EINVAL, "65536");
-    CHECK_FAILS(hl_shards_write(&w, (const int32_t[]){-1}, 1), HOLA_EINVAL, "-1");
+    CHECK_FAILS(hl_shards_write(&w, (const int32_t[]){65536}, NULL, 1), HOLA_EINVAL, "65536");
+    CHECK_FAILS(hl_shards_write(&w, (const int32_t[]){-1}, NULL, 1), HOLA_EINVAL, "-1");
     hl_shards_free(&w);
     assert_int_equal(temp_entries(dir, NULL), 0);
     CHECK_OK(hl_shards_begin(&w, dir, "train", 100, 10));
@@ -178,7 +178,7 @@ static void test_writer_refuses(void **state) {
     hl_shards_free(&w);
     assert_int_equal(temp_entries(dir, NULL), 0);
     CHECK_OK(hl_shards_begin(&w, "/nonexistent-dir", "train", 100, 10));
-    CHECK_FAILS(hl_shards_write(&w, (const int32_t[]){1}, 1), HOLA_EIO, "/nonexistent-dir");
+    CHECK_FAILS(hl_shards_write(&w, (const int32_t[]){1}, NULL, 1), HOLA_EIO, "/nonexistent-dir");
     hl_shards_free(&w);
     temp_remove(dir);
 }
@@ -196,7 +196,7 @@ static void test_disk_full(void **state) {
     tight = (struct rlimit){.rlim_cur = 100000, .rlim_max = old.rlim_max};
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &tight), 0);
     CHECK_OK(hl_shards_begin(&w, dir, "train", 100, 1000000));
-    s = hl_shards_write(&w, ids, 200000);
+    s = hl_shards_write(&w, ids, NULL, 200000);
     if (s == HOLA_OK) s = hl_shards_end(&w);
     setrlimit(RLIMIT_FSIZE, &old);
     CHECK_FAILS(s, HOLA_EIO, "train_000000.bin: cannot write");

@@ -55,7 +55,7 @@ static void make_data(const char *dir, const char *name, int64_t n, uint64_t see
         else if (r % 5) ids[i] = 2 + (ids[i - 1] * 7 + 3) % (VOCAB - 2);
     }
     CHECK_OK(hl_shards_begin(&w, dir, name, VOCAB, 1000));
-    CHECK_OK(hl_shards_write(&w, ids, n));
+    CHECK_OK(hl_shards_write(&w, ids, NULL, n));
     CHECK_OK(hl_shards_end(&w));
     w.keep = true;
     hl_shards_free(&w);

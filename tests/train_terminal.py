@@ -168,6 +168,7 @@ check(status == 0 and screen.colours == 0, "NO_COLOR is not obeyed")
 small(screen)
 screen, status, _ = train("dumb", 80, FEW, {"TERM": "dumb"})
 check(status == 0 and screen.colours == 0 and screen.frames == [], "TERM=dumb: the line is rewritten")
+check(screen.wrapped == 0 and screen.widest < 80, f"TERM=dumb: a line of {screen.widest}, {screen.wrapped} wrapped")
 
 # The terminal becomes narrow in the middle of a run.
 state = {"narrow": False}

@@ -13,12 +13,13 @@ backend    core cuda ops fused
 mixers     core ops fused backend
 model      core ops fused backend mixers
 tokenizer  core
-data       core tokenizer
+chat       core tokenizer
+data       core tokenizer chat
 plot       core train eval
-train      core backend model tokenizer data plot
+train      core backend model tokenizer chat data plot
 eval       core backend model tokenizer data
-serve      core model tokenizer
-cli        core ops backend mixers model tokenizer data plot train eval serve
+serve      core model tokenizer chat
+cli        core ops backend mixers model tokenizer chat data plot train eval serve
 '
 
 cc=${CC:-cc}

@@ -44,6 +44,19 @@ def positions_array(values: Any, name: str) -> npt.NDArray[np.int64]:
     return np.ascontiguousarray(array, dtype=np.int64)
 
 
+def flags_array(values: Any, name: str, size: int) -> npt.NDArray[np.uint8]:
+    """As many flags as there are tokens: integers or booleans, of which those that are not 0 are set."""
+    kind = getattr(values, "dtype", None)
+    if isinstance(values, Sequence) and not isinstance(values, (str, bytes, bytearray)):
+        values = [int(x) if isinstance(x, bool) else x for x in values]
+    elif kind is not None and "bool" in str(kind):
+        values = values * 1
+    array = _integers(values, name)
+    if array.shape != (size,):
+        raise InvalidArgument(f"{name}: {array.size} flags for {size} tokens")
+    return np.ascontiguousarray(array != 0, dtype=np.uint8)
+
+
 def _integers(values: Any, name: str) -> npt.NDArray[Any]:
     kind = type(values).__name__
     if hasattr(values, "detach") and hasattr(values, "cpu"):  # PyTorch; the tensor may be on a device

@@ -204,6 +204,8 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "hola_trainer_free": (None, (_p,)),
     "hola_trainer_accumulate": (_status, (_p, _p, _n, _p, _n, c_double, POINTER(c_double), POINTER(_n))),
     "hola_trainer_evaluate": (_status, (_p, _p, _n, _p, _n, POINTER(c_double), POINTER(_n))),
+    "hola_trainer_accumulate_masked": (_status, (_p, _p, _n, _p, _n, _p, c_double, POINTER(c_double), POINTER(_n))),
+    "hola_trainer_evaluate_masked": (_status, (_p, _p, _n, _p, _n, _p, POINTER(c_double), POINTER(_n))),
     "hola_trainer_update": (_status, (_p, c_double, POINTER(c_double))),
     "hola_cuda_devices": (c_int, ()),
     "hola_cuda_version": (_s, ()),

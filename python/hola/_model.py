@@ -23,7 +23,13 @@ from ._tokenizer import Tokenizer
 Prompt = Union[str, bytes, Ids]
 TOKENIZER_FILES = ("tokenizer.model", "tokenizer.json")
 # What `hola convert` takes along beside the weights and config.json.
-_COMPANIONS = (*TOKENIZER_FILES, "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
+_COMPANIONS = (
+    *TOKENIZER_FILES,
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "generation_config.json",
+    "hola_chat.json",
+)
 
 
 def _rows(backend: str, parameters: int) -> int:

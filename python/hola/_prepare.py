@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import IO, TYPE_CHECKING, Any
 
 from ._convert import Path, boolean, integer, path_bytes, real
@@ -30,12 +30,18 @@ def prepare(
     seed: int = 0,
     threads: int = 0,
     force: bool = False,
+    chat: bool = False,
+    chat_template: str | None = None,
+    learn: str = "answers",
 ) -> dict[str, Any]:
     """Writes a dataset for ``hola train``; what ``hola prepare --json`` prints, as a dict.
 
     source: a path or a glob of .parquet, .jsonl and .txt files, also of a directory of them; a pyarrow table, dataset
     or reader; a Hugging Face dataset; or any iterable of str. column: the one that holds the text. val: the fraction of
     the documents for validation; force: replace an existing dataset. Parquet needs pyarrow.
+
+    chat: the rows are conversations, with ``messages`` or with ``prompt`` and ``completion``; so it is with a
+    chat_template, which says how they look. learn: "answers", or "all".
     """
     if not isinstance(column, str):
         raise TypeError(f"column: a string is expected, not {type(column).__name__}")
@@ -49,6 +55,12 @@ def prepare(
         command += ["--val", repr(real(val, "val"))]
     if boolean(force, "force"):
         command.append("--force")
+    talk = boolean(chat, "chat") or chat_template is not None
+    if talk:
+        command += ["--format", "chat", "--learn", learn]
+        if chat_template is not None:
+            command += ["--chat-template", chat_template]
+        return _run([*command, "-"], _conversations(source), _row)
     if isinstance(source, (str, os.PathLike)):
         files = _files(os.fspath(source))
         if all(name.endswith(_PLAIN) for name in files):  # the program reads these by itself
@@ -58,6 +70,41 @@ def prepare(
         if not hasattr(source, "to_batches") and not hasattr(source, "iter_batches"):
             raise TypeError(f"source: a path or texts are expected, not {type(source).__name__}")
     return _run([*command, "--format", "jsonl", "-"], _texts(source, column))
+
+
+def _conversations(source: Any) -> Iterator[Any]:
+    """The rows of files, of pyarrow objects and datasets, of an iterable of mappings."""
+    if isinstance(source, (str, os.PathLike)):
+        for name in _files(os.fspath(source)):
+            if name.endswith(".parquet"):
+                yield from _batches(_parquet(name).iter_batches())
+                continue
+            with _opened(name) as f:
+                for number, line in enumerate(f, 1):
+                    if line.strip():
+                        yield _json(line, f"{name}:{number}")
+        return
+    if isinstance(source, Mapping):
+        raise TypeError(f"source: rows are expected, not one {type(source).__name__}")
+    batches = getattr(source, "iter_batches", None) or getattr(source, "to_batches", None)
+    if batches is not None and type(source).__module__.startswith("pyarrow"):
+        yield from _batches(batches())
+    elif isinstance(source, Iterable):
+        yield from source
+    else:
+        raise TypeError(f"source: a path or rows are expected, not {type(source).__name__}")
+
+
+def _batches(batches: Iterable[Any]) -> Iterator[Any]:
+    for batch in batches:
+        yield from batch.to_pylist()
+
+
+def _row(i: int, row: Any) -> bytes:
+    if not isinstance(row, Mapping):
+        raise TypeError(f"row {i}: a mapping is expected, not {type(row).__name__}")
+    # a table has a cell for every column, also where a row has nothing in it
+    return json.dumps({k: v for k, v in row.items() if v is not None}).encode()
 
 
 def _files(path: str) -> list[str]:
@@ -92,11 +139,15 @@ def _of_files(files: list[str], column: str) -> Iterator[str]:
                     yield _of_json(line, column, f"{name}:{number}")
 
 
-def _of_json(line: bytes, column: str, where: str) -> str:
+def _json(line: bytes, where: str) -> Any:
     try:
-        row = json.loads(line)
+        return json.loads(line)
     except ValueError as e:
         raise FormatError(f"{where}: {e}") from None
+
+
+def _of_json(line: bytes, column: str, where: str) -> str:
+    row = _json(line, where)
     text = row.get(column) if isinstance(row, dict) else None
     if not isinstance(text, str):
         raise FormatError(f"{where}: no text in {column!r}")
@@ -124,17 +175,20 @@ def _opened(name: str) -> IO[bytes]:
         raise FileError(f"{name}: {e.strerror or e}") from None
 
 
-def _of_parquet(name: str, column: str) -> Iterator[str]:
+def _parquet(name: str) -> Any:
     try:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
         raise NotSupported(f"{name}: reading Parquet needs pyarrow: pip install pyarrow") from None
     try:
-        file = pyarrow.parquet.ParquetFile(name)
+        return pyarrow.parquet.ParquetFile(name)
     except (pyarrow.ArrowInvalid, OSError) as e:
         raise FormatError(f"{name}: {str(e).splitlines()[0]}") from None
-    with file:
+
+
+def _of_parquet(name: str, column: str) -> Iterator[str]:
+    with _parquet(name) as file:
         if column not in file.schema_arrow.names:
             raise InvalidArgument(f"{name}: no column {column!r}; there are {', '.join(file.schema_arrow.names)}")
         for batch in file.iter_batches(columns=[column]):
@@ -164,8 +218,10 @@ def _texts(source: Any, column: str) -> Iterator[Any]:
         yield row
 
 
-def _run(command: list[str], texts: Iterator[Any] | None) -> dict[str, Any]:
-    """Runs the program over texts as JSONL. What fails here fails there too, so that nothing is written."""
+def _run(
+    command: list[str], texts: Iterator[Any] | None, line: Callable[[int, Any], bytes] | None = None
+) -> dict[str, Any]:
+    """Runs the program over texts as JSONL, each as ``line`` writes it. What fails here fails there too, so that nothing is written."""
     import subprocess  # here, as most programs that import this package do not need it
     import tempfile
 
@@ -174,7 +230,7 @@ def _run(command: list[str], texts: Iterator[Any] | None) -> dict[str, Any]:
         with subprocess.Popen(command, stdin=stdin, stdout=out, stderr=said) as program:
             try:
                 if texts is not None:
-                    _send(program, texts)
+                    _send(program, texts, line or _text)
             except BaseException:
                 program.wait()
                 raise
@@ -187,16 +243,20 @@ def _run(command: list[str], texts: Iterator[Any] | None) -> dict[str, Any]:
         return result
 
 
-def _send(program: subprocess.Popen[bytes], texts: Iterator[Any]) -> None:
+def _text(i: int, text: Any) -> bytes:
+    if not isinstance(text, str):
+        raise TypeError(f"text {i}: a str is expected, not {type(text).__name__}")
+    return json.dumps({"text": text}).encode()
+
+
+def _send(program: subprocess.Popen[bytes], texts: Iterator[Any], line: Callable[[int, Any], bytes]) -> None:
     pipe = program.stdin
     assert pipe is not None
     try:
         for i, text in enumerate(texts):
             if text is None:  # an empty cell of a table
                 continue
-            if not isinstance(text, str):
-                raise TypeError(f"text {i}: a str is expected, not {type(text).__name__}")
-            pipe.write(json.dumps({"text": text}).encode() + b"\n")
+            pipe.write(line(i, text) + b"\n")
         pipe.close()
     except BrokenPipeError:
         pass  # the program failed, and says why

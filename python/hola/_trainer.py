@@ -7,7 +7,7 @@ from ctypes import byref, c_double, c_int64
 from typing import Any
 
 from . import _library
-from ._convert import Ids, boolean, ids_array, integer, positions_array, real
+from ._convert import Ids, boolean, flags_array, ids_array, integer, positions_array, real
 from ._errors import InvalidArgument
 from ._handle import Handle, Resource
 from ._library import C, check, created
@@ -54,23 +54,31 @@ class Trainer(Resource):
         self._owner = owner
         self._handle = Handle(pointer, C.hola_trainer_free, owner)
 
-    def _losses(self, function: Any, ids: Ids, starts: Sequence[int], *weight: float) -> tuple[float, int]:
+    def _losses(
+        self, function: Any, ids: Ids, starts: Sequence[int], mask: Sequence[int] | None, *weight: float
+    ) -> tuple[float, int]:
         array, begin = ids_array(ids), positions_array(starts, "starts")
+        learnt = None if mask is None else flags_array(mask, "mask", array.size)
         loss, targets = c_double(), c_int64()
         handle = self._live()
         with self._owner.lock:
             where = array.ctypes.data, array.size, begin.ctypes.data, begin.size
-            check(function(handle.pointer, *where, *weight, byref(loss), byref(targets)))
+            chosen = None if learnt is None else learnt.ctypes.data
+            check(function(handle.pointer, *where, chosen, *weight, byref(loss), byref(targets)))
         return loss.value, targets.value
 
-    def accumulate(self, ids: Ids, starts: Sequence[int] = (0,), weight: float = 1.0) -> tuple[float, int]:
+    def accumulate(
+        self, ids: Ids, starts: Sequence[int] = (0,), weight: float = 1.0, mask: Sequence[int] | None = None
+    ) -> tuple[float, int]:
         """Adds the gradient of weight * (sum of the losses) of documents that begin at starts: the sum, and the number
-        of targets."""
-        return self._losses(C.hola_trainer_accumulate, ids, starts, real(weight, "weight"))
+        of targets. mask: a token is a target only where its mask is not 0."""
+        return self._losses(C.hola_trainer_accumulate_masked, ids, starts, mask, real(weight, "weight"))
 
-    def evaluate(self, ids: Ids, starts: Sequence[int] = (0,)) -> tuple[float, int]:
+    def evaluate(
+        self, ids: Ids, starts: Sequence[int] = (0,), mask: Sequence[int] | None = None
+    ) -> tuple[float, int]:
         """The same losses, without gradients."""
-        return self._losses(C.hola_trainer_evaluate, ids, starts)
+        return self._losses(C.hola_trainer_evaluate_masked, ids, starts, mask)
 
     def update(self, lr: float) -> float:
         """One step of AdamW with the gradient so far, which is then cleared; the gradient's norm before clipping."""

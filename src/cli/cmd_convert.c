@@ -1,5 +1,6 @@
 /* cmd_convert.c -- hola convert: the same model with its weights stored in another type. */
 #define _POSIX_C_SOURCE 200809L
+#include "chat/template.h"
 #include "cli/args.h"
 #include "cli/cli.h"
 #include "core/file.h"
@@ -35,8 +36,13 @@ static const struct args_command command = {"convert", "[-m DIR] -o DIR --dtype 
                                             options};
 
 /* What a model directory may hold beside the weights and config.json. */
-static const char *const companions[] = {"tokenizer.json",          "tokenizer.model",        "tokenizer_config.json",
-                                         "special_tokens_map.json", "generation_config.json", NULL};
+static const char *const companions[] = {"tokenizer.json",
+                                         "tokenizer.model",
+                                         "tokenizer_config.json",
+                                         "special_tokens_map.json",
+                                         "generation_config.json",
+                                         HL_TEMPLATE_FILE,
+                                         NULL};
 
 /* Copies a file that is there; one line where it cannot be read or written. *made: there was none of this name. */
 static hola_status copy_file(const char *from, const char *to, const char *name, bool *made) {

@@ -129,8 +129,8 @@ static void learn(void *ctx, int64_t k, int worker) {
     const struct hl_recall_batch *b = &y->batch;
     double loss = 0;
     (void)worker;
-    hola_status s = hl_trainer_accumulate_masked(y->trainer[k], b->ids, b->tokens, b->starts, b->documents, b->mask,
-                                                 1.0 / (double)b->answers, &loss, NULL);
+    hola_status s = hola_trainer_accumulate_masked(y->trainer[k], b->ids, b->tokens, b->starts, b->documents, b->mask,
+                                                   1.0 / (double)b->answers, &loss, NULL);
     if (s == HOLA_OK) s = hola_trainer_update(y->trainer[k], y->lr, NULL);
     y->loss[k] += 0.05 * (loss / (double)b->answers - y->loss[k]);
     keep_status(y, k, s);

@@ -32,6 +32,9 @@ static const struct arg options[] = {
     OPT_INT(0, "repeat-last-n", sampling.repeat_last_n, 0, HOLA_RECENT, "N",
             "recent tokens the penalty applies to (default 64)"),
     OPT_INT('s', "seed", seed, 0, INT64_MAX, "N", "sampling seed (default: random)"),
+    OPT_FLAG(0, "chat", chat, "the prompt is a question: put it in the model's chat template and end with the answer"),
+    OPT_STRING(0, "chat-template", chat_template, "NAME",
+               "the same with this template: plain, chatml, llama2, llama3, mistral, zephyr or a JSON file"),
     OPT_LIST(0, "stop", stop, "TEXT", "stop before this text; may be given several times"),
     OPT_INT(0, "lookup", lookup, 0, 64, "N",
             "draft what followed the last N tokens earlier in the text: faster, same text (default 3; 0, a GPU: off)"),
@@ -63,6 +66,8 @@ static int check_usage(const struct gen_opts *o) {
     if (o->interactive && o->json) return cli_usage("generate", "--json cannot be used with -i");
     if (o->interactive && o->file && !strcmp(o->file, "-"))
         return cli_usage("generate", "-f - cannot be used with -i: both would read standard input");
+    if (o->chat && (o->interactive || o->ids || o->prompts))
+        return cli_usage("generate", "--chat takes one question, of -p or -f; hola serve holds conversations");
     if (o->logits && !o->json) return cli_usage("generate", "--logits needs --json");
     for (int i = 0; i < o->stop.n; i++)
         if (!*o->stop.item[i]) return cli_usage("generate", "--stop needs a text");
@@ -77,6 +82,15 @@ static int open_model(struct gen *g) {
     g->vocab = hola_model_config(g->model)->vocab_size;
     g->eos = (int32_t)hola_model_config(g->model)->eos_token_id;
     return gen_open_tokenizer(g);
+}
+
+/* The texts that end an answer in the chat template; its tokens are looked for as they come (generate_run.c). */
+static void add_stops(const struct gen *g, struct gen_opts *o) {
+    for (int i = 0; i < hl_template_stops(g->look) && o->stop.n < ARG_LIST_MOST; i++) {
+        int32_t id;
+        const char *text = hl_template_stop(g->look, i, &id);
+        if (id < 0) o->stop.item[o->stop.n++] = text;
+    }
 }
 
 static int open_session(const struct gen *g, hola_session **s) {
@@ -132,10 +146,12 @@ int cmd_generate(int argc, char **argv) {
     hola_session *s = NULL;
     int rc = args_parse(&command, argc, argv, &o);
     if (rc != ARGS_RUN) return rc;
+    o.chat |= o.chat_template != NULL;
     rc = check_usage(&o);
     if (rc != ARGS_RUN) return rc;
     if (o.predict == INT64_MIN) o.predict = o.interactive ? -1 : 256;
     rc = open_model(&g);
+    if (rc == CLI_OK && g.look) add_stops(&g, &o);
     if (rc == CLI_OK) rc = open_session(&g, &s);
     if (rc == CLI_OK) gen_catch_signals();
     if (rc == CLI_OK) rc = o.prompts ? many(&g, s) : one(&g, s);

@@ -10,14 +10,16 @@
 #include <stdlib.h>
 
 struct prepare_opts {
-    const char *out, *tokenizer, *field;
+    const char *out, *tokenizer, *field, *look;
     int64_t val_tokens, shard_tokens, seed, threads, samples, facts, length;
     double val;
-    int format, generate;
+    int format, generate, learn;
     bool split_lines, skip_bad, no_bos, force, json;
 };
 
-static const char *const formats[] = {"auto", "text", "jsonl", NULL};   /* in the order of hl_format */
+enum { FORMAT_CHAT = HL_FORMAT_JSONL + 1 };
+static const char *const formats[] = {"auto", "text", "jsonl", "chat", NULL}; /* in the order of hl_format */
+static const char *const lessons[] = {"answers", "all", NULL};
 static const char *const tasks[] = {"nothing", "recall", "mqar", NULL}; /* of hl_generate */
 
 #define OPTS struct prepare_opts
@@ -28,6 +30,9 @@ static const struct arg options[] = {
     OPT_INT(0, "val-tokens", val_tokens, 1, INT64_MAX, "N", "at most N tokens for validation"),
     OPT_INT(0, "shard-tokens", shard_tokens, 1, INT32_MAX, "N", "tokens per file (default 100000000)"),
     OPT_CHOICE(0, "format", format, formats, "format of all inputs (default: by name, then by content)"),
+    OPT_STRING(0, "chat-template", look, "NAME",
+               "how conversations look: plain, chatml, llama2, llama3, mistral, zephyr, a JSON file, or none"),
+    OPT_CHOICE(0, "learn", learn, lessons, "what is learnt of conversations (default answers)"),
     OPT_STRING(0, "field", field, "NAME", "field of a JSON object that holds the text (default text)"),
     OPT_FLAG(0, "split-lines", split_lines, "treat every line of a text as a document"),
     OPT_FLAG(0, "skip-bad", skip_bad, "skip malformed lines of JSON instead of failing"),
@@ -46,7 +51,8 @@ static const struct args_command command = {
     "prepare", "-o DIR --tokenizer PATH [options] INPUT...",
     "Writes token shards, train_*.bin and val_*.bin, from text. Inputs are .txt (one document per file)\n"
     "and .jsonl files (one document per line), also as .gz, .xz or .zst, directories of these, or - for\n"
-    "standard input.",
+    "standard input. --format chat reads conversations, of which only the answers are learnt: lines with\n"
+    "{\"messages\": [{\"role\", \"content\"}, ...]} or {\"prompt\", \"completion\"}.",
     options};
 
 static void show(void *ctx, const struct hl_prepare_counts *c) {
@@ -61,20 +67,27 @@ static void show(void *ctx, const struct hl_prepare_counts *c) {
 static double per_token(int64_t bytes, int64_t tokens) { return (double)bytes / (double)tokens; }
 
 static json_t *split_json(const struct hl_prepare_result *r, enum hl_split i) {
-    return json_pack("{s:I, s:I, s:I, s:o, s:I}", "documents", (json_int_t)r->split[i].documents, "bytes",
-                     (json_int_t)r->split[i].bytes, "tokens", (json_int_t)r->split[i].tokens, "bytes_per_token",
-                     cli_json_number(per_token(r->split[i].bytes, r->split[i].tokens)), "shards",
-                     (json_int_t)r->split[i].shards);
+    json_t *x = json_pack("{s:I, s:I, s:I, s:o, s:I}", "documents", (json_int_t)r->split[i].documents, "bytes",
+                          (json_int_t)r->split[i].bytes, "tokens", (json_int_t)r->split[i].tokens, "bytes_per_token",
+                          cli_json_number(per_token(r->split[i].bytes, r->split[i].tokens)), "shards",
+                          (json_int_t)r->split[i].shards);
+    if (r->look[0]) json_object_set_new(x, "learnt", json_integer(r->split[i].learnt));
+    return x;
 }
 
 static int print_json(const struct hl_prepare_result *r) {
-    return cli_print_json(
+    json_t *x =
         json_pack("{s:I, s:I, s:I, s:o, s:I, s:I, s:I, s:o, s:f, s:o, s:o}", "documents", (json_int_t)r->all.documents,
                   "bytes", (json_int_t)r->all.bytes, "tokens", (json_int_t)r->all.tokens, "bytes_per_token",
                   cli_json_number(per_token(r->all.bytes, r->all.tokens)), "empty", (json_int_t)r->empty, "skipped",
                   (json_int_t)r->bad, "vocab_size", (json_int_t)r->vocab, "bos_token_id",
                   r->bos < 0 ? json_null() : json_integer(r->bos), "seconds", r->seconds, "train",
-                  split_json(r, HL_SPLIT_TRAIN), "val", split_json(r, HL_SPLIT_VAL)));
+                  split_json(r, HL_SPLIT_TRAIN), "val", split_json(r, HL_SPLIT_VAL));
+    if (r->look[0])
+        json_object_update_new(x, json_pack("{s:s, s:b, s:I, s:I}", "chat_template", r->look, "chat_template_guessed",
+                                            r->guessed, "answers", (json_int_t)r->answers, "without_answer",
+                                            (json_int_t)r->unanswered));
+    return cli_print_json(x);
 }
 
 static void print_row(const char *name, int64_t documents, int64_t bytes, int64_t tokens, int64_t shards) {
@@ -83,6 +96,18 @@ static void print_row(const char *name, int64_t documents, int64_t bytes, int64_
     if (bytes > 0 && tokens > 0) printf(" %12.3f", per_token(bytes, tokens));
     else printf(" %12s", "-");
     printf(" %7" PRId64 "\n", shards);
+}
+
+/* What conversations add: what of them is learnt, and what was left out. */
+static void print_lessons(const struct hl_prepare_result *r) {
+    char learnt[CLI_GROUPED], answers[CLI_GROUPED], without[CLI_GROUPED];
+    const int64_t n = r->split[HL_SPLIT_TRAIN].learnt + r->split[HL_SPLIT_VAL].learnt;
+    printf("learnt: %s tokens (%.1f %%), %s answer%s\n", cli_grouped(learnt, n),
+           100 * (double)n / (double)r->all.tokens, cli_grouped(answers, r->answers), r->answers == 1 ? "" : "s");
+    if (r->unanswered)
+        printf("left out: %s conversation%s without an answer\n", cli_grouped(without, r->unanswered),
+               r->unanswered == 1 ? "" : "s");
+    printf("chat template: %s%s\n", r->look, r->guessed ? " (the tokenizer names none; --chat-template)" : "");
 }
 
 static int print_table(const struct hl_prepare_result *r) {
@@ -97,32 +122,38 @@ static int print_table(const struct hl_prepare_result *r) {
     if (r->empty) printf(", %" PRId64 " empty documents left out", r->empty);
     if (r->bad) printf(", %" PRId64 " malformed lines skipped", r->bad);
     printf("\n");
+    if (r->look[0]) print_lessons(r);
     return CLI_OK;
 }
 
 static int run_prepare(const struct prepare_opts *o, const char *const *inputs, int n) {
     struct progress bar;
     struct hl_prepare_result r;
-    struct hl_prepare_opts p = {.out = o->out,
-                                .tokenizer = o->tokenizer,
-                                .inputs = inputs,
-                                .n_inputs = n,
-                                .field = o->field,
-                                .source = {.format = (enum hl_format)o->format, .split_lines = o->split_lines},
-                                .skip_bad = o->skip_bad,
-                                .no_bos = o->no_bos,
-                                .force = o->force,
-                                .val = o->val,
-                                .val_tokens = o->val_tokens,
-                                .shard_tokens = o->shard_tokens,
-                                .seed = (uint64_t)o->seed,
-                                .threads = (int)o->threads,
-                                .generate = (enum hl_generate)o->generate,
-                                .samples = o->samples,
-                                .recall = hl_recall_default(),
-                                .mqar = hl_mqar_default(),
-                                .progress = show,
-                                .ctx = &bar};
+    const bool chat = o->format == FORMAT_CHAT;
+    struct hl_prepare_opts p = {
+        .out = o->out,
+        .tokenizer = o->tokenizer,
+        .inputs = inputs,
+        .n_inputs = n,
+        .field = o->field,
+        .source = {.format = chat ? HL_FORMAT_JSONL : (enum hl_format)o->format, .split_lines = o->split_lines},
+        .chat = chat,
+        .look = o->look,
+        .learn_all = o->learn == 1,
+        .skip_bad = o->skip_bad,
+        .no_bos = o->no_bos,
+        .force = o->force,
+        .val = o->val,
+        .val_tokens = o->val_tokens,
+        .shard_tokens = o->shard_tokens,
+        .seed = (uint64_t)o->seed,
+        .threads = (int)o->threads,
+        .generate = (enum hl_generate)o->generate,
+        .samples = o->samples,
+        .recall = hl_recall_default(),
+        .mqar = hl_mqar_default(),
+        .progress = show,
+        .ctx = &bar};
     hola_status s;
     p.mqar.answers = true;
     if (o->facts) p.recall.facts = p.mqar.pairs = o->facts;
@@ -139,14 +170,17 @@ static int run_prepare(const struct prepare_opts *o, const char *const *inputs, 
 }
 
 int cmd_prepare(int argc, char **argv) {
-    struct prepare_opts o = {.val = 0.005, .shard_tokens = 100000000, .field = "text", .samples = 10000};
+    struct prepare_opts o = {.val = 0.005, .shard_tokens = 100000000, .field = "text", .samples = 10000, .learn = -1};
     const char **inputs = calloc((size_t)argc + 1, sizeof *inputs);
     int n, rc;
     if (!inputs) return cli_fail("out of memory");
     n = args_split(options, &argc, argv, inputs);
     rc = args_parse(&command, argc, argv, &o);
     if (rc != ARGS_RUN) goto done;
-    if (o.generate && (n > 0 || o.tokenizer))
+    if (o.format == 0 && (o.look || o.learn >= 0)) o.format = FORMAT_CHAT;
+    if (o.format != FORMAT_CHAT && (o.look || o.learn >= 0))
+        rc = cli_usage("prepare", "--chat-template and --learn are for conversations (--format chat)");
+    else if (o.generate && (n > 0 || o.tokenizer))
         rc = cli_usage("prepare", "--generate takes neither inputs nor a tokenizer");
     else if (!o.generate && !o.tokenizer) rc = cli_usage("prepare", "--tokenizer PATH is required");
     else if (!o.generate && n == 0) rc = cli_usage("prepare", "no INPUT given; - reads standard input");

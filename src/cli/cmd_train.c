@@ -1,5 +1,6 @@
 /* cmd_train.c -- hola train: from token shards to a model; stops and goes on at any step. */
 #define _POSIX_C_SOURCE 200809L
+#include "chat/template.h"
 #include "cli/cli.h"
 #include "cli/train.h"
 #include "cli/train_log.h"
@@ -142,7 +143,10 @@ static void print_next(const struct train_opts *o, const struct hl_train_result 
         text |= access(path, R_OK) == 0;
     }
     printf("model: %s/best (step %lld)\n", o->out, (long long)r->best_step);
-    if (text) printf("next: hola generate -m %s/best -p 'Once upon a time'\n", quoted(buf, o->out));
+    snprintf(path, sizeof path, "%s/best/" HL_TEMPLATE_FILE, o->out);
+    if (text && access(path, R_OK) == 0)
+        printf("next: hola generate -m %s/best --chat -p 'a question'\n", quoted(buf, o->out));
+    else if (text) printf("next: hola generate -m %s/best -p 'Once upon a time'\n", quoted(buf, o->out));
     else printf("next: hola inspect -m %s/best\n", quoted(buf, o->out));
 }
 
@@ -183,6 +187,7 @@ static int run_training(const struct train_opts *o, const struct hl_dist *dist) 
                                     .decay = o->memory_decay,
                                     .layers = o->memory_layers},
                          .steps = o->steps,
+                         .epochs = o->epochs,
                          .batch_tokens = o->batch_tokens,
                          .micro_tokens = o->micro_tokens ? o->micro_tokens
                                          : on_device(o)  ? 32768

@@ -1,6 +1,6 @@
 /* default_model.c -- the model that a command uses when no -m names one: $HOLA_MODEL, else the one that comes with hola,
  * in the source tree or beside the installed program. An empty HOLA_MODEL: none. */
-#define _POSIX_C_SOURCE 200809L
+#define _XOPEN_SOURCE 700
 #include "cli/args.h"
 #include "cli/cli.h"
 #include "core/file.h"
@@ -34,7 +34,11 @@ const char *cli_default_model(void) {
     program_directory(dir, sizeof dir);
     for (size_t i = 0; *dir && i < sizeof beside / sizeof *beside; i++) {
         snprintf(path, sizeof path, "%s%s%s", dir, beside[i], CLI_MODEL);
-        if (holds_config(path)) return path;
+        if (!holds_config(path)) continue;
+        char *plain = realpath(path, NULL); /* without ".." for those who read it */
+        if (plain) snprintf(path, sizeof path, "%s", plain);
+        free(plain);
+        return path;
     }
     for (size_t i = 0; i < sizeof installed / sizeof *installed; i++) {
         snprintf(path, sizeof path, "%s%s", installed[i], CLI_MODEL);

@@ -2,26 +2,28 @@
 #ifndef HOLA_CLI_GENERATE_H
 #define HOLA_CLI_GENERATE_H
 #include "cli/args.h"
+#include "chat/template.h"
 #include "cli/cli.h"
 #include "core/text.h"
 #include <stdio.h>
 
 struct gen_opts {
-    const char *model, *prompt, *file, *ids, *prompts, *tokenizer, *save, *load, *in_prefix, *in_suffix;
+    const char *model, *prompt, *file, *ids, *prompts, *tokenizer, *save, *load, *in_prefix, *in_suffix, *chat_template;
     struct arg_list stop;
     int64_t predict, seed, threads, parallel, logits, lookup;
     hola_sampling sampling;
     int backend, dtype;
-    bool json, interactive, no_bos, ignore_eos, quiet;
+    bool json, interactive, chat, no_bos, ignore_eos, quiet;
 };
 
 /* What all sequences share. */
 struct gen {
     const struct gen_opts *o;
     hola_model *model;
-    hola_tokenizer *t;    /* NULL: ids in, ids out */
-    hola_tokenizer *more; /* the same for a text that goes on: no space is put in front */
-    int32_t eos;          /* -1: none */
+    hola_tokenizer *t;        /* NULL: ids in, ids out */
+    hola_tokenizer *more;     /* the same for a text that goes on: no space is put in front */
+    struct hl_template *look; /* --chat: what is put around a question; NULL: prompts are as they are */
+    int32_t eos;              /* -1: none */
     int64_t vocab;
 };
 
@@ -63,6 +65,7 @@ struct gen_run {
     json_t *logprobs; /* with --logits */
     bool unfed;       /* the last one has not been fed */
     bool no_memory;   /* for the ids or the text */
+    bool closed;      /* the template's token that ends an answer came */
     enum gen_end end;
     double prefill, decode; /* seconds */
 };

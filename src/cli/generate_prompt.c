@@ -29,12 +29,29 @@ int gen_open_tokenizer(struct gen *g) {
     warn_of_unknown_ids(g, path);
     if (hola_tokenizer_eos(g->t) >= 0) g->eos = hola_tokenizer_eos(g->t);
     g->more = hl_tokenizer_continuing(g->t);
+    bool guessed;
+    if (o->chat && hl_template_open(&g->look, o->chat_template, o->model, g->t, &guessed) != HOLA_OK)
+        return cli_fail_library();
+    if (o->chat && guessed && !o->quiet)
+        fprintf(stderr, "the model names no chat template that hola knows: 'plain' is used (--chat-template)\n");
     return g->more ? CLI_OK : cli_fail("no memory for the tokenizer");
 }
 
 void gen_close_tokenizer(struct gen *g) {
+    hl_template_free(g->look);
     free(g->more);
     hola_tokenizer_free(g->t);
+}
+
+/* A question in the chat template, its answer opened. */
+static int encode_question(const struct gen *g, const char *text, int64_t len, bool first, struct gen_prompt *out) {
+    const struct hl_chat_message m = {.role = HL_ROLE_USER, .content = text, .len = len};
+    struct hl_chat_tokens x;
+    if (hl_template_tokens(g->look, &m, 1, first && !g->o->no_bos, false, &x) != HOLA_OK) return cli_fail_library();
+    *out = (struct gen_prompt){x.ids.data, x.ids.n};
+    x.ids.data = NULL; /* handed over */
+    hl_chat_tokens_free(&x);
+    return CLI_OK;
 }
 
 int gen_encode(const struct gen *g, const char *text, int64_t len, bool first, const char *what,
@@ -42,6 +59,7 @@ int gen_encode(const struct gen *g, const char *text, int64_t len, bool first, c
     int32_t bos = -1, *ids;
     *out = (struct gen_prompt){0};
     if (!g->t) return cli_fail("%s: holds no tokenizer; --tokenizer names one, --ids takes ids", g->o->model);
+    if (g->look) return encode_question(g, text, len, first, out);
     if (first && !g->o->no_bos) bos = hola_tokenizer_bos(g->t);
     if (hola_tokenizer_encode(first ? g->t : g->more, text, len, (int)g->o->threads, &ids, &out->n))
         return cli_fail_library();

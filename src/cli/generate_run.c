@@ -140,10 +140,21 @@ bool gen_run_text(struct gen_run *r, const char *text, int64_t len) {
     return !r->no_memory;
 }
 
+/* Whether it is a token that ends answers in the chat template. */
+static bool ends_answer(const struct gen *g, int32_t id) {
+    for (int i = 0; g->look && i < hl_template_stops(g->look); i++) {
+        int32_t stop;
+        hl_template_stop(g->look, i, &stop);
+        if (stop >= 0 && stop == id) return true;
+    }
+    return false;
+}
+
 static bool on_token(void *ctx, int32_t id, const char *text, int64_t len) {
     struct gen_run *r = ctx;
+    r->closed = id >= 0 && ends_answer(r->g, id) && !r->g->o->ignore_eos;
     const bool noted = (id < 0 || gen_run_note(r, id)) && gen_run_text(r, text, len);
-    return noted && !gen_interrupted() && !(r->show && ferror(stdout)); /* main will say so */
+    return noted && !r->closed && !gen_interrupted() && !(r->show && ferror(stdout)); /* main will say so */
 }
 
 int gen_run_all(struct gen_run *r, bool show) {
@@ -169,11 +180,12 @@ int gen_run_all(struct gen_run *r, bool show) {
                                     .n_source = r->source.n};
     const double start = hl_clock();
     hola_end end = HOLA_END_LENGTH;
+    r->closed = false;
     if (r->end != GEN_GOES_ON) return CLI_OK; /* interrupted */
     r->show = show;
     const hola_status s = o->predict == 0 ? HOLA_OK : hola_generate(r->session, r->g->t, &opt, NULL, &end);
     r->decode += hl_clock() - start;
-    r->end = why[end];
+    r->end = r->closed ? GEN_EOS : why[end];
     if (r->no_memory) return cli_fail("no memory for the result");
     return s == HOLA_OK ? CLI_OK : cli_fail_library();
 }

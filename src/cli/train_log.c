@@ -202,11 +202,14 @@ static void say(struct train_log *l, const char *fmt, ...) {
 
 static void begin(void *ctx, const struct hl_train_begin *b) {
     struct train_log *l = ctx;
-    char parameters[CLI_GROUPED], tokens[CLI_GROUPED], batch[CLI_GROUPED], steps[CLI_GROUPED];
+    char parameters[CLI_GROUPED], tokens[CLI_GROUPED], batch[CLI_GROUPED], steps[CLI_GROUPED], learnt[CLI_GROUPED];
     pthread_mutex_lock(&l->lock);
     l->begin = *b;
     say(l, "model: %s parameters", cli_grouped(parameters, b->parameters));
-    say(l, "data: %s training tokens, %.3g epochs", cli_grouped(tokens, b->train_tokens), b->epochs);
+    if (b->learnt >= 0)
+        say(l, "data: conversations of %s tokens, %s of them learnt, %.3g epochs", cli_grouped(tokens, b->train_tokens),
+            cli_grouped(learnt, b->learnt), b->epochs);
+    else say(l, "data: %s training tokens, %.3g epochs", cli_grouped(tokens, b->train_tokens), b->epochs);
     say(l, "steps: %s of %s tokens, each in %lld slice%s", cli_grouped(steps, b->steps),
         cli_grouped(batch, b->tokens_per_step), (long long)b->slices, b->slices == 1 ? "" : "s");
     if (b->left > 0)
@@ -252,7 +255,7 @@ static void say_step(struct train_log *l, double seconds) {
     if (l->terminal) l->val_loss = (double)NAN; /* it stands in front already */
     add_metric(l, &x, seconds);
     if (!l->terminal && isfinite(m->val_loss)) add(&x, 0, NULL, "val loss %.4f", m->val_loss);
-    const int columns = l->terminal ? terminal_columns() - 1 : 1 << 20;
+    const int columns = isatty(STDERR_FILENO) ? terminal_columns() - 1 : 1 << 20; /* a dumb one is one, too */
     fit(&x, columns);
     wipe(l);
     print(l, &x, columns);

@@ -2,6 +2,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "cli/cli.h"
 #include "cli/train.h"
+#include "data/dataset.h"
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -25,6 +26,7 @@ static const struct arg options[] = {
     OPT_REAL(0, "memory-decay", memory_decay, 0, 100, "X", "weight decay of the exact memory's tensors"),
     OPT_STRING(0, "memory-layers", memory_layers, "N[,N...]", "the only layers with an exact memory, counted from 0"),
     OPT_INT(0, "steps", steps, 1, INT32_MAX, "N", "training steps (default: one epoch)"),
+    OPT_REAL(0, "epochs", epochs, 0.001, 1e6, "X", "passes over the data, instead of --steps"),
     OPT_INT(0, "batch-tokens", batch_tokens, 1, 1 << 30, "N", "tokens per step (default 524288)"),
     OPT_INT(0, "micro-tokens", micro_tokens, 1, 1 << 24, "N",
             "tokens per forward and backward pass (default 8192; cuda: 32768)"),
@@ -66,7 +68,9 @@ static const struct arg options[] = {
 };
 static const struct args_command command = {
     "train", "--data DIR --out DIR (--recipe NAME | --preset NAME | --config FILE | -m DIR) [options]",
-    "Trains a model. The same command again resumes at the last checkpoint, with the same results.\n"
+    "Trains a model, or fine-tunes that of -m on conversations (hola prepare --format chat; then the default is\n"
+    "three epochs, a rate of 1e-4 and up to 16 rows a step). The same command again resumes at the last checkpoint, "
+    "with the same results.\n"
     "Ctrl-C finishes the slice, writes a checkpoint of the last whole step and exits. With MPI,\n"
     "mpirun -n 4 hola train ... splits every batch among four ranks.",
     options};
@@ -129,6 +133,24 @@ static void apply_recipe(struct train_opts *o) {
     if (o->seq_len < 0) o->seq_len = 2048;
 }
 
+/* What the data decides. A fine-tuning starts near its goal: a lower rate, small batches (at least some 20 steps an
+ * epoch), and more than one epoch as there are few conversations. */
+static int adapt_to_data(struct train_opts *o) {
+    struct hl_dataset *d = NULL;
+    const bool open = hl_dataset_open(&d, o->data, "train", 0) == HOLA_OK; /* otherwise the run says what is wrong */
+    const bool chat = open && hl_dataset_info(d)->flagged, tune = chat && o->model;
+    const int64_t rows = open ? hl_dataset_info(d)->tokens / o->seq_len / 20 : 0;
+    hl_dataset_free(d);
+    if (o->lr < 0) o->lr = tune ? 1e-4 : 4e-4;
+    if (o->batch_tokens < 0) o->batch_tokens = tune ? o->seq_len * (rows < 1 ? 1 : rows > 16 ? 16 : rows) : 524288;
+    if (o->epochs < 0) o->epochs = tune && o->steps == 0 ? 3 : 0;
+    if (chat) o->documents = true;
+    if (o->batch_tokens % o->seq_len != 0)
+        return cli_usage("train", "--batch-tokens %lld must be a multiple of --seq-len %lld",
+                         (long long)o->batch_tokens, (long long)o->seq_len);
+    return ARGS_RUN;
+}
+
 static int check_usage(const struct train_opts *o) {
     const int sources = !!o->preset + !!o->config + !!o->model;
     hola_config cfg;
@@ -137,9 +159,7 @@ static int check_usage(const struct train_opts *o) {
     if (o->add_memory && !o->model) return cli_usage("train", "--add-memory needs -m");
     if (o->preset && cli_config(&cfg, o->preset, NULL, o->model_type) != HOLA_OK)
         return cli_usage("train", "%s", hola_last_error());
-    if (o->batch_tokens % o->seq_len != 0)
-        return cli_usage("train", "--batch-tokens %lld must be a multiple of --seq-len %lld",
-                         (long long)o->batch_tokens, (long long)o->seq_len);
+    if (o->steps > 0 && o->epochs > 0) return cli_usage("train", "only one of --steps and --epochs can be given");
     if (o->steps > 0 && o->warmup > o->steps)
         return cli_usage("train", "--warmup %lld is longer than the run of %lld steps", (long long)o->warmup,
                          (long long)o->steps);
@@ -150,14 +170,15 @@ static int check_usage(const struct train_opts *o) {
 
 int train_options(struct train_opts *o, int argc, char **argv) {
     static const struct train_opts defaults = {.steps = -1,
-                                               .batch_tokens = 524288,
+                                               .batch_tokens = -1,
+                                               .epochs = -1,
                                                .seq_len = -1,
                                                .warmup = -1,
                                                .decay = -1,
                                                .save_every = 1000,
                                                .keep = 3,
                                                .log_every = 10,
-                                               .lr = 4e-4,
+                                               .lr = -1,
                                                .min_lr = 0.1,
                                                .weight_decay = 0.01,
                                                .memory_decay = -1,
@@ -177,7 +198,8 @@ int train_options(struct train_opts *o, int argc, char **argv) {
     if (rc != ARGS_RUN) return rc;
     find_config(o);
     apply_recipe(o);
-    return check_usage(o);
+    const int bad = check_usage(o);
+    return bad == ARGS_RUN ? adapt_to_data(o) : bad;
 }
 
 char *train_options_text(const struct train_opts *o) {

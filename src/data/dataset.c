@@ -23,6 +23,8 @@ struct hl_dataset {
     struct hl_dataset_info info;
 };
 
+static int64_t count_learnt(const struct hl_dataset *d, int64_t at, int64_t n);
+
 /* ---- the files ---- */
 
 /* train_X.bin, Y_train_X.bin, Y_train.bin, train.bin */
@@ -87,7 +89,11 @@ static hola_status open_shards(struct hl_dataset *d, char **names, int64_t n) {
         if (d->shard[i].width != d->shard[0].width)
             return hl_fail(HOLA_EFORMAT, "%s: tokens of %d bits, but of %d bits in %s", d->shard[i].path,
                            8 * d->shard[i].width, 8 * d->shard[0].width, names[0]);
+        if (!d->shard[i].learnt != !d->shard[0].learnt)
+            return hl_fail(HOLA_EFORMAT, "%s: one of %s and %s holds conversations, the other text", d->dir, names[0],
+                           names[i]);
     }
+    d->info.flagged = d->shard[0].learnt != NULL;
     d->info.tokens = d->offset[n];
     if (d->info.tokens == 0) return hl_fail(HOLA_EFORMAT, "%s: no tokens in its %s shards", d->dir, d->split);
     return HOLA_OK;
@@ -164,6 +170,7 @@ hola_status hl_dataset_open(struct hl_dataset **out, const char *dir, const char
         s = hl_fail(HOLA_EINVAL, "%s: its tokenizer has %" PRId64 " tokens, the model's vocabulary only %" PRId64, dir,
                     d->info.vocab, vocab);
     free_names(names, n);
+    if (s == HOLA_OK && d->info.flagged) d->info.learnt = count_learnt(d, 0, d->info.tokens);
     if (s == HOLA_OK) *out = d;
     else hl_dataset_free(d);
     return s;
@@ -185,21 +192,48 @@ const struct hl_dataset_info *hl_dataset_info(const struct hl_dataset *d) { retu
 
 /* ---- tokens ---- */
 
-/* Tokens [at, at + n) of all shards in a line. */
-static hola_status read_tokens(const struct hl_dataset *d, int64_t at, int64_t n, int32_t *ids) {
+/* The last shard that begins at or before `at`. */
+static int64_t shard_at(const struct hl_dataset *d, int64_t at) {
     int64_t lo = 0, hi = d->info.shards - 1;
-    hola_status s = HOLA_OK;
-    while (lo < hi) { /* the last shard that begins at or before `at` */
+    while (lo < hi) {
         int64_t mid = lo + (hi - lo + 1) / 2;
         if (d->offset[mid] <= at) lo = mid;
         else hi = mid - 1;
     }
+    return lo;
+}
+
+/* Tokens [at, at + n) of all shards in a line. */
+static hola_status read_tokens(const struct hl_dataset *d, int64_t at, int64_t n, int32_t *ids) {
+    int64_t lo = shard_at(d, at);
+    hola_status s = HOLA_OK;
     for (; n > 0 && s == HOLA_OK; lo++) {
         int64_t from = at - d->offset[lo], left = d->shard[lo].n - from, take = n < left ? n : left;
         s = hl_shard_read(&d->shard[lo], from, take, d->vocab, ids);
         at += take, ids += take, n -= take;
     }
     return s;
+}
+
+static void read_flags(const struct hl_dataset *d, int64_t at, int64_t n, uint8_t *out) {
+    int64_t i = shard_at(d, at);
+    for (; n > 0; i++) {
+        const int64_t from = at - d->offset[i], left = d->shard[i].n - from, take = n < left ? n : left;
+        hl_shard_flags(&d->shard[i], from, take, out);
+        at += take, out += take, n -= take;
+    }
+}
+
+/* Tokens of [at, at + n) that are learnt. */
+static int64_t count_learnt(const struct hl_dataset *d, int64_t at, int64_t n) {
+    uint8_t flags[512];
+    int64_t sum = 0;
+    for (int64_t take; n > 0; at += take, n -= take) {
+        take = n < 512 ? n : 512;
+        read_flags(d, at, take, flags);
+        for (int64_t i = 0; i < take; i++) sum += flags[i] & HL_TOKEN_LEARNT;
+    }
+    return sum;
 }
 
 /* ---- documents ---- */
@@ -215,14 +249,18 @@ struct scan {
 
 static hola_status scan_block(const struct scan *c, int64_t block, int64_t *begins) {
     int32_t ids[STEP];
+    uint8_t flags[STEP];
+    const bool flagged = c->d->info.flagged;
     int64_t at = block * BLOCK, total = c->d->info.tokens, end = at + BLOCK < total ? at + BLOCK : total;
     int64_t *doc = c->doc ? c->doc + c->count[block] : NULL, n = 0;
     for (; at < end; at += STEP) {
         int64_t take = end - at < STEP ? end - at : STEP;
         hola_status s = read_tokens(c->d, at, take, ids);
         if (s != HOLA_OK) return s;
+        if (flagged) read_flags(c->d, at, take, flags);
         for (int64_t i = 0; i < take; i++) {
-            if (ids[i] != c->bos && at + i > 0) continue; /* the very first token begins one anyway */
+            const bool first = flagged ? flags[i] & HL_TOKEN_BEGINS : ids[i] == c->bos;
+            if (!first && at + i > 0) continue; /* the very first token begins one anyway */
             if (doc) doc[n] = at + i;
             n++;
         }
@@ -257,6 +295,31 @@ static hola_status count_documents(struct scan *c, int64_t blocks, struct hl_poo
     return HOLA_OK;
 }
 
+/* Conversations as far as a row holds them, and what that leaves out. */
+static hola_status pack_conversations(struct hl_dataset *d, const int64_t *doc, int64_t n) {
+    struct hl_pack_piece *piece = malloc((size_t)(n + 1) * sizeof *piece);
+    int64_t pieces = 0;
+    if (!piece) return hl_fail(HOLA_ENOMEM, "%s: no memory for %" PRId64 " conversations", d->dir, n);
+    d->info.learnt = 0;
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t all = doc[i + 1] - doc[i], len = all < d->seq ? all : d->seq;
+        const int64_t learnt = count_learnt(d, doc[i] + 1, len - 1); /* the first token is nobody's target */
+        if (all > d->info.talk.longest) d->info.talk.longest = all;
+        if (all > len) d->info.talk.cut++, d->info.talk.lost += count_learnt(d, doc[i] + len, all - len);
+        if (learnt == 0) d->info.talk.idle++;
+        else piece[pieces++] = (struct hl_pack_piece){doc[i], (int32_t)len};
+        d->info.learnt += learnt;
+    }
+    hola_status s = hl_pack_pieces(&d->pack, piece, pieces, d->seq);
+    if (s == HOLA_OK && pieces == 0)
+        s = hl_fail(HOLA_EINVAL,
+                    "%s: no %s conversation has a token to learn in a row of %" PRId64 " tokens; --seq-len %" PRId64
+                    " holds the longest",
+                    d->dir, d->split, d->seq, d->info.talk.longest);
+    free(piece);
+    return s;
+}
+
 static hola_status pack_documents(struct hl_dataset *d, int32_t bos, struct hl_pool *pool) {
     int64_t blocks = (d->info.tokens + BLOCK - 1) / BLOCK, n = 0;
     struct scan c = {.d = d, .bos = bos, .count = malloc((size_t)blocks * sizeof(int64_t))};
@@ -276,7 +339,7 @@ static hola_status pack_documents(struct hl_dataset *d, int32_t bos, struct hl_p
         run(pool, blocks, scan_task, &c);
         doc[n] = d->info.tokens;
         d->info.documents = n;
-        s = hl_pack_build(&d->pack, doc, n, d->seq);
+        s = d->info.flagged ? pack_conversations(d, doc, n) : hl_pack_build(&d->pack, doc, n, d->seq);
     } else if (s == HOLA_ENOMEM) {
         hl_fail(s, "%s: no memory for %" PRId64 " documents", d->dir, n);
     }
@@ -299,12 +362,13 @@ hola_status hl_dataset_rows(struct hl_dataset *d, enum hl_row_mode mode, int64_t
                             struct hl_pool *pool) {
     hola_status s;
     HL_ASSERT(!d->seq);
+    if (d->info.flagged) mode = HL_ROWS_PACKED;
     if (seq < 1 || seq > 1 << 30) return hl_fail(HOLA_EINVAL, "rows of %" PRId64 " tokens", seq);
     if (mode == HL_ROWS_STREAM && d->info.tokens < seq)
         return hl_fail(HOLA_EINVAL, "%s: %" PRId64 " %s tokens are less than one row of %" PRId64, d->dir,
                        d->info.tokens, d->split, seq);
     if (bos < 0) bos = d->info.bos;
-    if (mode == HL_ROWS_PACKED && bos < 0)
+    if (mode == HL_ROWS_PACKED && bos < 0 && !d->info.flagged)
         return hl_fail(HOLA_EINVAL, "%s: has no BOS token that would tell its documents apart", d->dir);
     d->seq = seq;
     d->mode = mode;
@@ -326,6 +390,11 @@ hola_status hl_dataset_row_at(const struct hl_dataset *d, int64_t i, struct hl_r
     for (int64_t k = d->pack.first[i]; k < d->pack.first[i + 1] && s == HOLA_OK; k++) {
         const struct hl_pack_piece *p = &d->pack.piece[k];
         s = read_tokens(d, p->at, p->n, row->ids + row->n);
+        if (row->learnt && d->info.flagged) {
+            uint8_t *learnt = row->learnt + row->n;
+            read_flags(d, p->at, p->n, learnt);
+            for (int64_t j = 0; j < p->n; j++) learnt[j] &= HL_TOKEN_LEARNT;
+        }
         if (row->starts) row->starts[row->n_starts] = row->n;
         row->n_starts++;
         row->n += p->n;

@@ -6,6 +6,8 @@
  *           the rest at the end is left out. Always seq tokens, one start.
  *   packed: whole documents (BOS to BOS), best fit, those longer than seq in pieces of seq; nothing is left
  *           out, rows may be shorter than seq, every document or piece is a start.
+ * Conversations (shards with flags) are always packed, and only their first seq tokens: the rest of an answer would stand
+ * without its question. Those without a token to learn are left out.
  * Once rows are set up, any number of threads may read. */
 #ifndef HL_DATASET_H
 #define HL_DATASET_H
@@ -19,7 +21,13 @@ struct hl_dataset_info {
     int64_t documents;            /* packed rows only */
     int64_t vocab;                /* of the tokenizer; 0: not known (shards without a dataset.json) */
     int32_t bos;                  /* -1: none, or not known */
-    const char *tokenizer;        /* DIR/tokenizer.model or .json, "byte", or NULL: none or not known; lent */
+    bool flagged;                 /* conversations: some tokens are learnt, the others are not */
+    int64_t learnt;               /* tokens that are; once rows are set up: the targets of an epoch */
+    struct {
+        int64_t cut, lost;     /* conversations longer than a row; tokens to learn that this leaves out */
+        int64_t idle, longest; /* conversations left out; tokens of the longest one */
+    } talk;                    /* once rows are set up */
+    const char *tokenizer;     /* DIR/tokenizer.model or .json, "byte", or NULL: none or not known; lent */
 };
 
 /* dir holds train_*.bin and val_*.bin (or *_train_*.bin, *_val_*.bin); split: "train" or "val". vocab: the
@@ -39,6 +47,7 @@ hola_status hl_dataset_rows(struct hl_dataset *d, enum hl_row_mode mode, int64_t
 struct hl_row {
     int32_t *ids;    /* [seq], the caller's */
     int64_t *starts; /* [seq], the caller's; starts[0] = 0. NULL: not wanted */
+    uint8_t *learnt; /* [seq], the caller's: 1 for tokens that are, of a set with flags; NULL: not wanted */
     int64_t n, n_starts;
 };
 /* The row at the cursor, >= 0, of the endless shuffled sequence. */

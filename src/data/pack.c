@@ -110,18 +110,15 @@ static void group(struct hl_pack *p, const struct hl_pack_piece *piece, int64_t 
 
 static size_t bytes_of(int64_t n, size_t each) { return (size_t)(n > 0 ? n : 1) * each; }
 
-hola_status hl_pack_build(struct hl_pack *p, const int64_t *doc, int64_t documents, int64_t seq) {
-    int64_t n = cut(doc, documents, seq, NULL);
+hola_status hl_pack_pieces(struct hl_pack *p, const struct hl_pack_piece *piece, int64_t n, int64_t seq) {
     struct rooms rooms = {0};
-    struct hl_pack_piece *piece = malloc(bytes_of(n, sizeof *piece));
     int64_t *count = malloc(bytes_of(seq + 2, sizeof *count)), *order = malloc(bytes_of(n, sizeof *order));
     int64_t *row = malloc(bytes_of(n, sizeof *row));
     hola_status s = HOLA_ENOMEM;
     HL_ASSERT(seq > 0 && seq <= INT32_MAX);
     *p = (struct hl_pack){0};
-    if (piece && count && order && row && new_rooms(&rooms, seq)) {
+    if (count && order && row && new_rooms(&rooms, seq)) {
         int64_t *next = malloc(bytes_of(n, sizeof *next));
-        cut(doc, documents, seq, piece);
         by_length(piece, n, seq, count, order);
         if (next) p->rows = place(piece, order, n, &rooms, row, next);
         p->first = malloc(bytes_of(p->rows + 1, sizeof *p->first));
@@ -133,13 +130,23 @@ hola_status hl_pack_build(struct hl_pack *p, const int64_t *doc, int64_t documen
         free(next);
         free_rooms(&rooms);
     }
-    free(piece);
     free(count);
     free(order);
     free(row);
     if (s == HOLA_OK) return s;
     hl_pack_free(p);
-    return hl_fail(s, "no memory to pack %lld documents", (long long)documents);
+    return hl_fail(s, "no memory to pack %lld pieces of documents", (long long)n);
+}
+
+hola_status hl_pack_build(struct hl_pack *p, const int64_t *doc, int64_t documents, int64_t seq) {
+    const int64_t n = cut(doc, documents, seq, NULL);
+    struct hl_pack_piece *piece = malloc(bytes_of(n, sizeof *piece));
+    *p = (struct hl_pack){0};
+    if (!piece) return hl_fail(HOLA_ENOMEM, "no memory to pack %lld documents", (long long)documents);
+    cut(doc, documents, seq, piece);
+    const hola_status s = hl_pack_pieces(p, piece, n, seq);
+    free(piece);
+    return s;
 }
 
 void hl_pack_free(struct hl_pack *p) {

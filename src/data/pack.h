@@ -18,6 +18,8 @@ struct hl_pack {
 };
 /* Document i is tokens doc[i] to doc[i + 1] - 1, none of them empty. */
 hola_status hl_pack_build(struct hl_pack *p, const int64_t *doc, int64_t documents, int64_t seq);
+/* The same for pieces as they are, in the order of the text and at most seq long. */
+hola_status hl_pack_pieces(struct hl_pack *p, const struct hl_pack_piece *piece, int64_t n, int64_t seq);
 void hl_pack_free(struct hl_pack *p); /* zeroed ones too */
 
 #endif

@@ -33,6 +33,7 @@ static hola_status tell(const struct failure *f) {
 struct item {
     struct hl_record record;
     struct hl_document document;
+    int64_t answers;
     bool bad;
     struct failure failure;
 };
@@ -47,6 +48,8 @@ struct job {
     struct hl_source *source;
     hola_tokenizer *tokenizer;
     struct hl_pool *pool;
+    struct hl_template *look;
+    struct hl_chat chat;
     struct batch batch[2], *now, *next;
 };
 
@@ -61,6 +64,7 @@ static void read_batch(struct job *j, struct batch *b) {
         hola_status s;
         it->document = (struct hl_document){0};
         it->bad = false;
+        it->answers = 0;
         it->failure.status = HOLA_OK;
         s = hl_source_next(j->source, &it->record);
         keep(&b->failure, s);
@@ -70,13 +74,31 @@ static void read_batch(struct job *j, struct batch *b) {
     }
 }
 
-static void encode(const struct job *j, struct item *it, int threads) {
+static hola_status encode_text(const struct job *j, struct item *it, int threads) {
     hola_status s = hl_record_decode(&it->record, j->o->field);
-    it->bad = s == HOLA_EFORMAT;
     if (s == HOLA_OK && it->record.len > 0)
         s = hola_tokenizer_encode(j->tokenizer, it->record.text, it->record.len, threads, &it->document.ids,
                                   &it->document.n);
     it->document.bytes = it->record.len;
+    return s;
+}
+
+static hola_status encode_chat(const struct job *j, struct item *it) {
+    struct hl_lesson l;
+    hola_status s = hl_chat_decode(&j->chat, &it->record, &l, &it->document.bytes);
+    it->answers = l.answers;
+    if (s == HOLA_OK && l.answers > 0) { /* the lesson's arrays are handed over */
+        l.learnt[0] |= HL_TOKEN_BEGINS;
+        it->document.ids = l.ids.data, it->document.flags = l.learnt, it->document.n = l.ids.n;
+        return s;
+    }
+    hl_lesson_free(&l);
+    return s;
+}
+
+static void encode(const struct job *j, struct item *it, int threads) {
+    const hola_status s = j->o->chat ? encode_chat(j, it) : encode_text(j, it, threads);
+    it->bad = s == HOLA_EFORMAT;
     keep(&it->failure, s);
     free(it->record.text);
     it->record.text = NULL;
@@ -99,10 +121,12 @@ static hola_status write_batch(struct job *j, struct hl_out *out) {
         if (it->record.text) encode(j, it, hl_pool_threads(j->pool));
         if (it->bad && j->o->skip_bad) r->bad++;
         else if (it->failure.status != HOLA_OK) s = tell(&it->failure);
+        else if (it->document.n == 0 && j->o->chat) r->unanswered++;
         else if (it->document.n == 0) r->empty++;
-        else s = hl_out_add(out, &it->document);
+        else r->answers += it->answers, s = hl_out_add(out, &it->document);
         free(it->document.ids);
-        it->document.ids = NULL;
+        free(it->document.flags);
+        it->document.ids = NULL, it->document.flags = NULL;
         if (s != HOLA_OK) return s;
     }
     return HOLA_OK;
@@ -167,24 +191,52 @@ static json_t *describe_source(const struct hl_source *s) {
     return json_pack("{s:I, s:o}", "source_files", (json_int_t)hl_source_files(s), "sources", names);
 }
 
+/* The template that the options name, or the tokenizer's files. */
+static hola_status open_look(struct job *j, struct hl_out *out) {
+    const struct hl_prepare_opts *o = j->o;
+    struct hl_prepare_result *r = out->result;
+    struct stat st;
+    const char *slash = strrchr(o->tokenizer, '/');
+    char dir[4096] = ".";
+    if (o->look && !strcmp(o->look, "none")) return snprintf(r->look, sizeof r->look, "none"), HOLA_OK;
+    if (stat(o->tokenizer, &st) == 0 && S_ISDIR(st.st_mode)) snprintf(dir, sizeof dir, "%s", o->tokenizer);
+    else if (slash) snprintf(dir, sizeof dir, "%.*s", (int)(slash - o->tokenizer + 1), o->tokenizer);
+    hola_status s = hl_template_open(&j->look, o->look, dir, j->tokenizer, &r->guessed);
+    if (s == HOLA_OK) s = hl_template_teaches(j->look);
+    if (s == HOLA_OK) snprintf(r->look, sizeof r->look, "%s", hl_template_name(j->look));
+    out->look = j->look;
+    return s;
+}
+
 static hola_status from_text(const struct hl_prepare_opts *o, struct hl_out *out) {
     struct job j = {.o = o, .now = &j.batch[0], .next = &j.batch[1]};
     struct hl_prepare_result *r = out->result;
+    struct hl_source_opts source = o->source;
     hola_status s = hola_tokenizer_load(&j.tokenizer, o->tokenizer);
+    if (o->chat) source.format = HL_FORMAT_JSONL;
+    if (s == HOLA_OK && o->chat) s = open_look(&j, out);
     if (s == HOLA_OK) s = name_tokenizer(o, out);
-    if (s == HOLA_OK) s = hl_source_open(&j.source, o->inputs, o->n_inputs, &o->source);
+    if (s == HOLA_OK) s = hl_source_open(&j.source, o->inputs, o->n_inputs, &source);
     if (s == HOLA_OK) s = hl_pool_new(&j.pool, o->threads);
     for (int i = 0; i < 2 && s == HOLA_OK; i++)
         if (!(j.batch[i].item = calloc(BATCH_DOCS, sizeof *j.batch[i].item))) s = hl_fail(HOLA_ENOMEM, "no memory");
     if (s == HOLA_OK) {
         r->vocab = hola_tokenizer_size(j.tokenizer);
-        r->bos = out->front = o->no_bos ? -1 : hola_tokenizer_bos(j.tokenizer);
+        r->bos = o->no_bos ? -1 : hola_tokenizer_bos(j.tokenizer);
+        out->front = o->chat ? -1 : r->bos; /* a conversation's tokens hold it */
+        out->flagged = o->chat;
+        j.chat = (struct hl_chat){.tokenizer = j.tokenizer, .look = j.look, .bos = r->bos >= 0, .all = o->learn_all};
         s = run_batches(&j, out);
     }
     if (s == HOLA_OK && r->all.documents == 0)
-        s = hl_fail(HOLA_EINVAL, "%s%s: no text in it", o->inputs[0], o->n_inputs > 1 ? " and so on" : "");
+        s = hl_fail(HOLA_EINVAL, "%s%s: no %s in it", o->inputs[0], o->n_inputs > 1 ? " and so on" : "",
+                    o->chat ? "conversation with an answer" : "text");
     if (s == HOLA_OK) {
         json_t *about = describe_source(j.source);
+        if (about && o->chat) {
+            json_object_set_new(about, "chat_template", name_of(r->look));
+            json_object_set_new(about, "learn", json_string(o->learn_all ? "all" : "answers"));
+        }
         s = about ? hl_out_end(out, about) : hl_fail(HOLA_ENOMEM, "no memory");
         json_decref(about);
     }
@@ -192,11 +244,13 @@ static hola_status from_text(const struct hl_prepare_opts *o, struct hl_out *out
         for (int64_t i = 0; j.batch[b].item && i < BATCH_DOCS; i++) {
             free(j.batch[b].item[i].record.text);
             free(j.batch[b].item[i].document.ids);
+            free(j.batch[b].item[i].document.flags);
         }
         free(j.batch[b].item);
     }
     hl_pool_free(j.pool);
     hl_source_free(j.source);
+    hl_template_free(j.look);
     hola_tokenizer_free(j.tokenizer);
     return s;
 }

@@ -6,6 +6,7 @@
  * options and the seed, not on the number of threads. */
 #ifndef HL_PREPARE_H
 #define HL_PREPARE_H
+#include "data/chat.h"
 #include "data/mqar.h"
 #include "data/recall.h"
 #include "data/source.h"
@@ -27,6 +28,9 @@ struct hl_prepare_opts {
     int64_t n_inputs;
     struct hl_source_opts source;
     const char *field;  /* of a line of JSON */
+    bool chat;          /* lines of JSON are conversations (chat.h) */
+    bool learn_all;     /* ... and all of them is learnt, not the answers alone */
+    const char *look;   /* chat template: "none", or as hl_template_open takes it */
     bool skip_bad;      /* malformed lines are counted, not an error */
     bool no_bos;        /* nothing in front of documents */
     bool force;         /* replace a dataset that is there */
@@ -50,8 +54,11 @@ struct hl_prepare_result {
     int64_t vocab;
     int32_t bos; /* -1: none in front of documents */
     double seconds;
+    char look[256];              /* chat template, "": no conversations */
+    bool guessed;                /* ... because neither the options nor the tokenizer's files name one */
+    int64_t answers, unanswered; /* that are learnt; conversations left out because they have none */
     struct {
-        int64_t documents, bytes, tokens, shards;
+        int64_t documents, bytes, tokens, shards, learnt;
     } split[HL_SPLITS];
 };
 

@@ -62,7 +62,7 @@ static bool is_leftover(const char *name) {
     char base[256];
     if (!end || end - name > 250) return false;
     snprintf(base, sizeof base, "%.*s", (int)(end - name - 1), name + 1);
-    return is_ours(base) || !strcmp(base, INFO) || !strncmp(base, "tokenizer.", 10);
+    return is_ours(base) || !strcmp(base, INFO) || !strcmp(base, HL_TEMPLATE_FILE) || !strncmp(base, "tokenizer.", 10);
 }
 
 /* Shards that others wrote and the loader would take for ours. */
@@ -109,12 +109,15 @@ static json_t *describe(const struct hl_out *w, json_t *about) {
                   (json_int_t)r->vocab, "seed", (json_int_t)(w->opts->seed & INT64_MAX), "val", w->opts->val);
     json_t *splits = json_object();
     json_object_set_new(root, "bos_token_id", r->bos < 0 ? json_null() : json_integer(r->bos));
-    for (int i = 0; i < HL_SPLITS; i++)
-        if (r->split[i].tokens > 0)
-            json_object_set_new(splits, split_name[i],
-                                json_pack("{s:I, s:I, s:I, s:I}", "documents", (json_int_t)r->split[i].documents,
-                                          "bytes", (json_int_t)r->split[i].bytes, "tokens",
-                                          (json_int_t)r->split[i].tokens, "shards", (json_int_t)r->split[i].shards));
+    for (int i = 0; i < HL_SPLITS; i++) {
+        if (r->split[i].tokens == 0) continue;
+        json_object_set_new(splits, split_name[i],
+                            json_pack("{s:I, s:I, s:I, s:I}", "documents", (json_int_t)r->split[i].documents, "bytes",
+                                      (json_int_t)r->split[i].bytes, "tokens", (json_int_t)r->split[i].tokens, "shards",
+                                      (json_int_t)r->split[i].shards));
+        if (w->flagged)
+            json_object_set_new(json_object_get(splits, split_name[i]), "learnt", json_integer(r->split[i].learnt));
+    }
     json_object_set_new(root, "splits", splits);
     json_object_update(root, about);
     return root;
@@ -138,22 +141,33 @@ static hola_status take(struct hl_out *w) {
     return s == HOLA_OK ? for_names(dir, refuse_foreign) : s;
 }
 
+static void remove_from(const char *dir, const char *name) {
+    char *path = hl_path_join(dir, name);
+    if (path) unlink(path);
+    free(path);
+}
+
 static hola_status start(struct hl_out *w) {
     const char *dir = w->opts->out;
     hola_status s = take(w);
     if (s != HOLA_OK) return s;
     w->started = true;
+    if (is_unfinished(dir) || holds_shards(dir)) remove_from(dir, HL_TEMPLATE_FILE); /* of the dataset that goes */
     s = write_info(dir, json_pack("{s:i, s:b}", "version", 1, "complete", 0));
     if (s == HOLA_OK) s = for_names(dir, remove_old);
     for (int i = 0; i < HL_SPLITS && s == HOLA_OK; i++)
         s = hl_shards_begin(&w->shards[i], dir, split_name[i], w->result->vocab, w->opts->shard_tokens);
+    for (int i = 0; i < HL_SPLITS; i++) w->shards[i].flagged = w->flagged;
     return s;
 }
 
 /* n tokens of a document to a split, with what goes in front of it. */
-static hola_status put(struct hl_out *w, enum hl_split split, const int32_t *ids, int64_t n, int64_t bytes) {
-    hola_status s = w->front >= 0 ? hl_shards_write(&w->shards[split], &w->front, 1) : HOLA_OK;
-    if (s == HOLA_OK) s = hl_shards_write(&w->shards[split], ids, n);
+static hola_status put(struct hl_out *w, enum hl_split split, const struct hl_document *d, int64_t from, int64_t n,
+                       int64_t bytes) {
+    const uint8_t *flags = d->flags ? d->flags + from : NULL;
+    hola_status s = w->front >= 0 ? hl_shards_write(&w->shards[split], &w->front, NULL, 1) : HOLA_OK;
+    if (s == HOLA_OK) s = hl_shards_write(&w->shards[split], d->ids + from, flags, n);
+    for (int64_t i = 0; flags && i < n; i++) w->result->split[split].learnt += flags[i] & HL_TOKEN_LEARNT;
     w->result->split[split].documents++;
     w->result->split[split].bytes += bytes;
     w->result->split[split].tokens = w->shards[split].tokens;
@@ -184,9 +198,8 @@ static hola_status release(struct hl_out *w, bool final) {
     if (!d.ids) return HOLA_OK;
     if (final && train == 0) split = HL_SPLIT_TRAIN;
     if (final && split == HL_SPLIT_TRAIN && val > 0 && w->shards[HL_SPLIT_VAL].tokens == 0) {
-        if (train > 0 && d.n <= all / 10 && d.n < room) split = HL_SPLIT_VAL;
-        else {
-            tail = llrint(val * (double)all);
+        if (train > 0 && (d.n <= all / 10 || w->flagged) && d.n < room) split = HL_SPLIT_VAL;
+        else if (!w->flagged) { /* a conversation stays whole */ tail = llrint(val * (double)all);
             if (tail < 1) tail = 1;
             if (tail >= room) tail = room - 1;
             if (tail >= d.n) tail = d.n - 1;
@@ -194,11 +207,12 @@ static hola_status release(struct hl_out *w, bool final) {
     }
     if (tail > 0) {
         int64_t bytes = llrint((double)d.bytes * (double)tail / (double)d.n);
-        s = put(w, HL_SPLIT_VAL, d.ids + d.n - tail, tail, bytes);
+        s = put(w, HL_SPLIT_VAL, &d, d.n - tail, tail, bytes);
         d.n -= tail, d.bytes -= bytes;
     }
-    if (s == HOLA_OK) s = put(w, split, d.ids, d.n, d.bytes);
+    if (s == HOLA_OK) s = put(w, split, &d, 0, d.n, d.bytes);
     free(d.ids);
+    free(d.flags);
     return s;
 }
 
@@ -206,6 +220,7 @@ hola_status hl_out_add(struct hl_out *w, struct hl_document *d) {
     hola_status s = w->started ? release(w, false) : start(w);
     if (s != HOLA_OK) {
         free(d->ids);
+        free(d->flags);
         *d = (struct hl_document){0};
         return s;
     }
@@ -239,6 +254,15 @@ static hola_status copy_tokenizer(struct hl_out *w) {
     return s;
 }
 
+/* The chat template, so that the model that is trained answers in it. */
+static hola_status write_look(struct hl_out *w) {
+    char *path = hl_path_join(w->opts->out, HL_TEMPLATE_FILE);
+    const hola_status s = path ? hl_template_write(w->look, path) : no_memory(w->opts->out);
+    w->copied_look = s == HOLA_OK;
+    free(path);
+    return s;
+}
+
 hola_status hl_out_end(struct hl_out *w, json_t *about) {
     hola_status s = release(w, true);
     for (int i = 0; i < HL_SPLITS && s == HOLA_OK; i++) {
@@ -246,26 +270,23 @@ hola_status hl_out_end(struct hl_out *w, json_t *about) {
         w->result->split[i].shards = w->shards[i].files;
     }
     if (s == HOLA_OK) s = copy_tokenizer(w);
+    if (s == HOLA_OK && w->look) s = write_look(w);
     if (s == HOLA_OK) s = write_info(w->opts->out, describe(w, about));
     w->done = s == HOLA_OK;
     return s;
 }
 
-static void remove_from(const char *dir, const char *name) {
-    char *path = hl_path_join(dir, name);
-    if (path) unlink(path);
-    free(path);
-}
-
 void hl_out_free(struct hl_out *w) {
     const char *dir = w->opts->out;
     free(w->last.ids);
+    free(w->last.flags);
     for (int i = 0; i < HL_SPLITS; i++) {
         w->shards[i].keep = w->done;
         hl_shards_free(&w->shards[i]);
     }
     if (w->started && !w->done) {
         if (w->copied) remove_from(dir, strcmp(w->called, "byte") ? w->called : "tokenizer.json");
+        if (w->copied_look) remove_from(dir, HL_TEMPLATE_FILE);
         remove_from(dir, INFO);
     }
     if (w->made_dir && !w->done) rmdir(dir);

@@ -1,6 +1,7 @@
 /* shard.c -- reading and writing token shards. */
 #define _POSIX_C_SOURCE 200809L
 #include "data/shard.h"
+#include "core/hash.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -12,6 +13,7 @@ static const struct {
     int32_t magic, version;
     int width;
 } kinds[] = {{20240520, 1, 2}, {20240801, 7, 4}};
+enum { FLAGGED_MAGIC = 20261118, FLAGGED_VERSION = 1 };
 
 static uint32_t load32(const unsigned char *p) {
     return p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
@@ -21,6 +23,39 @@ static void store32(unsigned char *p, uint32_t x) {
 }
 
 /* ---- reading ---- */
+
+static int64_t bytes_of_bits(int64_t n) { return (n + 7) / 8; }
+
+/* What token i adds to the checksum: the sum does not depend on the pieces that they are written in. */
+static uint64_t sum_of(int64_t i, uint32_t id, uint32_t flags) {
+    return hl_hash_mix(hl_hash_mix((uint64_t)i + 1) ^ ((uint64_t)id << 2 | flags));
+}
+
+static uint64_t checksum(const struct hl_shard *s) {
+    uint64_t sum = (uint64_t)s->width;
+    uint8_t flags[512];
+    for (int64_t at = 0; at < s->n; at += 512) {
+        const int64_t take = s->n - at < 512 ? s->n - at : 512;
+        hl_shard_flags(s, at, take, flags);
+        for (int64_t i = 0; i < take; i++) {
+            const unsigned char *p = s->data + (at + i) * s->width;
+            sum += sum_of(at + i, s->width == 2 ? (uint32_t)(p[0] | p[1] << 8) : load32(p), flags[i]);
+        }
+    }
+    return sum;
+}
+
+/* The bits behind the tokens, and the checksum of both. */
+static hola_status parse_flags(struct hl_shard *s, const unsigned char *head) {
+    const int64_t bits = bytes_of_bits(s->n);
+    bool clean = true;
+    s->learnt = s->data + s->n * s->width;
+    s->begins = s->learnt + bits;
+    for (int i = 24; i < HL_SHARD_HEADER; i++) clean &= head[i] == 0;
+    if (s->n % 8) clean &= s->learnt[bits - 1] >> s->n % 8 == 0 && s->begins[bits - 1] >> s->n % 8 == 0;
+    const uint64_t sum = (uint64_t)load32(head + 20) << 32 | load32(head + 16);
+    return clean && sum == checksum(s) ? HOLA_OK : hl_fail(HOLA_EFORMAT, "%s: damaged: its checksum differs", s->path);
+}
 
 static hola_status parse_header(struct hl_shard *s, const unsigned char *head, int64_t size) {
     int32_t magic, version, count;
@@ -35,18 +70,27 @@ static hola_status parse_header(struct hl_shard *s, const unsigned char *head, i
                                (int)kinds[k].version);
             s->width = kinds[k].width;
         }
+    if (magic == FLAGGED_MAGIC) {
+        const uint32_t width = load32(head + 12);
+        if (version != FLAGGED_VERSION)
+            return hl_fail(HOLA_EFORMAT, "%s: shard of conversations of version %d, not %d", s->path, (int)version,
+                           FLAGGED_VERSION);
+        if (width != 2 && width != 4) return hl_fail(HOLA_EFORMAT, "%s: tokens of %u bytes", s->path, (unsigned)width);
+        s->width = (int)width;
+    }
     if (!s->width) return hl_fail(HOLA_EFORMAT, "%s: not a token shard: magic number %d", s->path, (int)magic);
     if (count < 0) return hl_fail(HOLA_EFORMAT, "%s: a count of %d tokens", s->path, (int)count);
-    room = size - HL_SHARD_HEADER;
-    if (room / s->width < count)
-        return hl_fail(HOLA_EFORMAT, "%s: truncated: %" PRId64 " of %d tokens are there", s->path, room / s->width,
-                       (int)count);
+    const int64_t flags = magic == FLAGGED_MAGIC ? 2 * bytes_of_bits(count) : 0;
+    room = size - HL_SHARD_HEADER - flags;
+    if (room < (int64_t)count * s->width)
+        return hl_fail(HOLA_EFORMAT, "%s: truncated: %" PRId64 " of %d tokens are there", s->path,
+                       room > 0 ? room / s->width : 0, (int)count);
     if (room != (int64_t)count * s->width)
         return hl_fail(HOLA_EFORMAT, "%s: %" PRId64 " bytes after the last of %d tokens", s->path,
                        room - (int64_t)count * s->width, (int)count);
     s->n = count;
     s->data = head + HL_SHARD_HEADER;
-    return HOLA_OK;
+    return magic == FLAGGED_MAGIC ? parse_flags(s, head) : HOLA_OK;
 }
 
 hola_status hl_shard_parse(struct hl_shard *s, const void *bytes, int64_t size, const char *path) {
@@ -95,6 +139,14 @@ hola_status hl_shard_read(const struct hl_shard *s, int64_t at, int64_t count, i
                    at + i, (uint32_t)out[i], limit);
 }
 
+void hl_shard_flags(const struct hl_shard *s, int64_t at, int64_t count, uint8_t *out) {
+    HL_ASSERT(s->learnt && at >= 0 && count >= 0 && at <= s->n && count <= s->n - at);
+    for (int64_t i = at; i < at + count; i++) {
+        const int learnt = s->learnt[i / 8] >> i % 8 & 1, begins = s->begins[i / 8] >> i % 8 & 1;
+        *out++ = (uint8_t)(learnt * HL_TOKEN_LEARNT | begins * HL_TOKEN_BEGINS);
+    }
+}
+
 hola_status hl_shard_verify(const struct hl_shard *s, int64_t vocab) {
     int32_t ids[4096];
     hola_status status = HOLA_OK;
@@ -134,9 +186,19 @@ static hola_status finish_file(struct hl_shards *w) {
     unsigned char head[HL_SHARD_HEADER] = {0};
     hola_status s = HOLA_OK;
     int k = w->width == 4;
-    store32(head, (uint32_t)kinds[k].magic);
-    store32(head + 4, (uint32_t)kinds[k].version);
+    store32(head, (uint32_t)(w->flagged ? FLAGGED_MAGIC : kinds[k].magic));
+    store32(head + 4, (uint32_t)(w->flagged ? FLAGGED_VERSION : kinds[k].version));
     store32(head + 8, (uint32_t)w->in_file);
+    if (w->flagged) {
+        const uint64_t sum = w->sum + (uint64_t)w->width;
+        store32(head + 12, (uint32_t)w->width);
+        store32(head + 16, (uint32_t)sum), store32(head + 20, (uint32_t)(sum >> 32));
+        s = hl_writer_write(&w->file, w->learnt.data, w->learnt.n);
+        if (s == HOLA_OK) s = hl_writer_write(&w->file, w->begins.data, w->begins.n);
+        w->learnt.n = w->begins.n = 0;
+        w->sum = 0;
+        if (s != HOLA_OK) return s;
+    }
     errno = EIO;
     if (fseek(w->file.f, 0, SEEK_SET) != 0)
         s = hl_fail(HOLA_EIO, "%s: cannot write: %s", w->file.path, strerror(errno));
@@ -159,9 +221,26 @@ static hola_status open_file(struct hl_shards *w) {
     return s;
 }
 
+/* The bits of n more tokens, and what they add to the checksum. */
+static hola_status put_flags(struct hl_shards *w, const int32_t *ids, const uint8_t *flags, int64_t n) {
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t at = w->in_file + i;
+        if (at % 8 == 0 && (hl_text_put(&w->learnt, "", 1) != HOLA_OK || hl_text_put(&w->begins, "", 1) != HOLA_OK))
+            return hl_fail(HOLA_ENOMEM, "%s: no memory for the flags of %" PRId64 " tokens", w->dir, at);
+        if (flags[i] & HL_TOKEN_LEARNT) w->learnt.data[at / 8] = (char)(w->learnt.data[at / 8] | 1 << at % 8);
+        if (flags[i] & HL_TOKEN_BEGINS) w->begins.data[at / 8] = (char)(w->begins.data[at / 8] | 1 << at % 8);
+        w->sum += sum_of(at, (uint32_t)ids[i], flags[i]);
+    }
+    return HOLA_OK;
+}
+
 /* Stores n ids, at most 4096, in the open file. */
-static hola_status put(struct hl_shards *w, const int32_t *ids, int64_t n) {
+static hola_status put(struct hl_shards *w, const int32_t *ids, const uint8_t *flags, int64_t n) {
     unsigned char bytes[4 * 4096];
+    if (w->flagged) {
+        const hola_status s = put_flags(w, ids, flags, n);
+        if (s != HOLA_OK) return s;
+    }
     for (int64_t i = 0; i < n; i++) {
         uint32_t id = (uint32_t)ids[i];
         if (ids[i] < 0 || (w->width == 2 && id >= HL_SHARD_VOCAB16))
@@ -172,17 +251,19 @@ static hola_status put(struct hl_shards *w, const int32_t *ids, int64_t n) {
     return hl_writer_write(&w->file, bytes, n * w->width);
 }
 
-hola_status hl_shards_write(struct hl_shards *w, const int32_t *ids, int64_t n) {
+hola_status hl_shards_write(struct hl_shards *w, const int32_t *ids, const uint8_t *flags, int64_t n) {
     hola_status s = HOLA_OK;
+    HL_ASSERT(w->flagged == (flags != NULL));
     while (n > 0 && s == HOLA_OK) {
         int64_t take = n < 4096 ? n : 4096, left;
         if (!w->file.f) s = open_file(w);
         if (s != HOLA_OK) break;
         left = w->shard_tokens - w->in_file;
         take = take < left ? take : left;
-        s = put(w, ids, take);
+        s = put(w, ids, flags, take);
         if (s != HOLA_OK) break;
         ids += take, n -= take;
+        if (flags) flags += take;
         w->tokens += take, w->in_file += take;
         if (w->in_file == w->shard_tokens) s = finish_file(w);
     }
@@ -198,6 +279,8 @@ void hl_shards_free(struct hl_shards *w) {
         if (path) unlink(path);
         free(path);
     }
+    hl_text_free(&w->learnt);
+    hl_text_free(&w->begins);
     free(w->dir);
     free(w->name);
     *w = (struct hl_shards){0};

@@ -249,8 +249,11 @@ hola_status hl_record_decode(struct hl_record *r, const char *field) {
     if (!root) s = hl_fail(HOLA_EFORMAT, "%s: line %" PRId64 ": %s", r->name, r->line, e.text);
     else if (!json_is_object(root))
         s = hl_fail(HOLA_EFORMAT, "%s: line %" PRId64 ": not a JSON object", r->name, r->line);
-    else if (!text) s = hl_fail(HOLA_EFORMAT, "%s: line %" PRId64 ": no field \"%s\"", r->name, r->line, field);
-    else if (!json_is_string(text))
+    else if (!text) {
+        const bool chat = json_object_get(root, "messages") || json_object_get(root, "completion");
+        s = hl_fail(HOLA_EFORMAT, "%s: line %" PRId64 ": no field \"%s\"%s", r->name, r->line, field,
+                    chat ? "; --format chat reads conversations" : "");
+    } else if (!json_is_string(text))
         s = hl_fail(HOLA_EFORMAT, "%s: line %" PRId64 ": \"%s\" is not a string", r->name, r->line, field);
     else { /* never longer than its JSON */ r->len = (int64_t)json_string_length(text);
         memcpy(r->text, json_string_value(text), (size_t)r->len);

@@ -171,24 +171,29 @@ static hola_status run(hola_trainer *t, const int32_t *ids, int64_t n, const int
     return HOLA_OK;
 }
 
-hola_status hola_trainer_accumulate(hola_trainer *t, const int32_t *ids, int64_t n, const int64_t *starts,
-                                    int64_t n_starts, double weight, double *loss_sum, int64_t *targets) {
+hola_status hola_trainer_accumulate_masked(hola_trainer *t, const int32_t *ids, int64_t n, const int64_t *starts,
+                                           int64_t n_starts, const uint8_t *learnt, double weight, double *loss_sum,
+                                           int64_t *targets) {
     HL_NEED(t, "the trainer");
     HL_NEED(ids, "ids");
-    return run(t, ids, n, starts, n_starts, NULL, weight, true, loss_sum, targets);
+    return run(t, ids, n, starts, n_starts, learnt, weight, true, loss_sum, targets);
 }
 
-hola_status hl_trainer_accumulate_masked(hola_trainer *t, const int32_t *ids, int64_t n, const int64_t *starts,
-                                         int64_t n_starts, const uint8_t *mask, double weight, double *loss_sum,
-                                         int64_t *targets) {
-    return run(t, ids, n, starts, n_starts, mask, weight, true, loss_sum, targets);
+hola_status hola_trainer_accumulate(hola_trainer *t, const int32_t *ids, int64_t n, const int64_t *starts,
+                                    int64_t n_starts, double weight, double *loss_sum, int64_t *targets) {
+    return hola_trainer_accumulate_masked(t, ids, n, starts, n_starts, NULL, weight, loss_sum, targets);
+}
+
+hola_status hola_trainer_evaluate_masked(hola_trainer *t, const int32_t *ids, int64_t n, const int64_t *starts,
+                                         int64_t n_starts, const uint8_t *learnt, double *loss_sum, int64_t *targets) {
+    HL_NEED(t, "the trainer");
+    HL_NEED(ids, "ids");
+    return run(t, ids, n, starts, n_starts, learnt, 0, false, loss_sum, targets);
 }
 
 hola_status hola_trainer_evaluate(hola_trainer *t, const int32_t *ids, int64_t n, const int64_t *starts,
                                   int64_t n_starts, double *loss_sum, int64_t *targets) {
-    HL_NEED(t, "the trainer");
-    HL_NEED(ids, "ids");
-    return run(t, ids, n, starts, n_starts, NULL, 0, false, loss_sum, targets);
+    return hola_trainer_evaluate_masked(t, ids, n, starts, n_starts, NULL, loss_sum, targets);
 }
 
 /* ---- the update ---- */

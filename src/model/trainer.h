@@ -9,11 +9,6 @@
 
 hola_status hl_trainer_new_part(hola_trainer **out, hola_model *model, const hola_train_opts *opt, int rank, int ranks);
 
-/* hola_trainer_accumulate where only some tokens are learnt: ids[i] is a target where mask[i] is not 0. */
-hola_status hl_trainer_accumulate_masked(hola_trainer *t, const int32_t *ids, int64_t n, const int64_t *starts,
-                                         int64_t n_starts, const uint8_t *mask, double weight, double *loss_sum,
-                                         int64_t *targets);
-
 /* The host's view of a trainer, lent until it is freed. Where the backend's arrays are not the host's, it is a
  * copy: fetched from there before it is read, stored there after it was changed. */
 enum hl_trainer_part { HL_PARAMS = 1, HL_GRADS = 2, HL_MOMENTS = 4 };

@@ -379,7 +379,6 @@ static bool read_content(struct hl_problem *p, const json_t *content, struct hl_
 
 bool hl_api_messages(struct hl_problem *p, const json_t *list, struct hl_chat_message **out, int64_t *n,
                      struct hl_text *store) {
-    static const char *const roles[] = {"text", "system", "user", "assistant"};
     static const char *const names[] = {"role", "content", "name", NULL};
     *out = NULL, *n = 0;
     if (!list) return hl_problem_set(p, HL_MISSING_FIELD, "messages", "messages: needed");
@@ -392,15 +391,12 @@ bool hl_api_messages(struct hl_problem *p, const json_t *list, struct hl_chat_me
         int64_t len = 0;
         if (!json_is_object(m)) ok = wrong(p, "messages", m, "a message");
         else ok = hl_api_only(p, m, names);
-        int which = 0;
-        for (int k = 1; ok && json_is_string(role) && k < HL_ROLES; k++)
-            if (!strcmp(roles[k], json_string_value(role))) which = k;
-        if (ok && json_is_string(role) && !strcmp(json_string_value(role), "developer")) which = HL_ROLE_SYSTEM;
-        if (ok && !which)
+        const enum hl_role which = json_is_string(role) ? hl_role_named(json_string_value(role)) : HL_ROLE_TEXT;
+        if (ok && which == HL_ROLE_TEXT)
             ok = hl_problem_set(p, role ? HL_INVALID_VALUE : HL_MISSING_FIELD, "messages",
                                 "messages: a role that is none of system, developer, user, assistant");
         if (ok) ok = read_content(p, json_object_get(m, "content"), store, &begin[i], &len);
-        (*out)[i] = (struct hl_chat_message){.role = (enum hl_role)which, .len = len};
+        (*out)[i] = (struct hl_chat_message){.role = which, .len = len};
     }
     for (size_t i = 0; ok && i < json_array_size(list); i++) (*out)[i].content = store->data + begin[i];
     free(begin);

@@ -6,8 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-const char *const hl_role_names[] = {"text", "system", "user", "assistant"};
-
 hola_status hl_message_spans_add(struct hl_message_spans *s, struct hl_message_span x) {
     if (s->n == s->room) {
         const int64_t room = 2 * s->room + 8;

@@ -4,12 +4,10 @@
  * is in memory, or on the disk with its ids and messages; one that was never fed has none. */
 #ifndef HL_CONVERSATION_H
 #define HL_CONVERSATION_H
+#include "chat/template.h"
 #include "serve/store.h"
 
 enum { HL_TURNS_MOST = 64, HL_CONVERSATION_BUCKETS = 1 << 12 };
-enum hl_role { HL_ROLE_TEXT, HL_ROLE_SYSTEM, HL_ROLE_USER, HL_ROLE_ASSISTANT, HL_ROLES };
-extern const char *const hl_role_names[]; /* in this order */
-
 struct hl_message_span { /* a message: tokens [from, to), with what the template puts around it */
     enum hl_role role;
     bool closed; /* what the template puts behind it has been fed */

@@ -3,7 +3,7 @@
 #ifndef HL_SERVER_H
 #define HL_SERVER_H
 #include "serve/engine.h"
-#include "serve/template.h"
+#include "serve/prompt.h"
 
 enum hl_server_log { HL_LOG_TEXT, HL_LOG_JSON, HL_LOG_NONE };
 struct hl_server_list {

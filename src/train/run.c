@@ -43,7 +43,7 @@ static hola_status accumulate(struct hl_run *r, double *loss, bool *stopped) {
         const struct hl_slice x = hl_batch_slice(&r->batch, at, to);
         double sum = 0;
         if (to == end) hl_trainer_announce(r->trainer);
-        s = hola_trainer_accumulate(r->trainer, x.ids, x.n, x.starts, x.n_starts, weight, &sum, NULL);
+        s = hola_trainer_accumulate_masked(r->trainer, x.ids, x.n, x.starts, x.n_starts, x.learnt, weight, &sum, NULL);
         *loss += sum;
         if (s == HOLA_OK) hl_run_work(r, HL_TRAIN_STEP, i + 1, slices);
     }
@@ -106,8 +106,13 @@ static hola_status one_step(struct hl_run *r, struct hl_metric *m, bool *stop) {
     shared[1] = s != HOLA_OK;
     r->dist->sum(shared, 2);
     if (shared[1] != 0) return hl_dist_agree(r->dist, s, &r->speaks);
-    m->loss = shared[0] / (double)r->batch.targets;
-    s = update(r, lr, m->loss, &m->grad_norm);
+    if (r->batch.targets > 0) {
+        m->loss = shared[0] / (double)r->batch.targets;
+        s = update(r, lr, m->loss, &m->grad_norm);
+    } else { /* nothing to learn in it: nothing changes */
+        m->loss = (double)NAN;
+        hl_trainer_clear(r->trainer);
+    }
     if (s != HOLA_OK) return s;
     m->epoch = t->cursor / rows;
     t->step++;
@@ -220,6 +225,17 @@ static void measure_peak(struct hl_run *r, double tok_per_s) {
 
 /* ---- the loop ---- */
 
+/* What a set of conversations loses to the length of the rows. */
+static void note_talk(const struct hl_run *r, const struct hl_dataset_info *d) {
+    if (d->flagged && d->talk.cut > 0)
+        hl_run_note(r,
+                    "conversations longer than a row: %" PRId64 "; what is behind its end is left out, %" PRId64
+                    " tokens to learn; --seq-len %" PRId64 " holds all",
+                    d->talk.cut, d->talk.lost, d->talk.longest);
+    if (d->flagged && d->talk.idle > 0)
+        hl_run_note(r, "conversations with nothing to learn within a row: %" PRId64 ", left out", d->talk.idle);
+}
+
 static void announce(struct hl_run *r) {
     const struct hl_train *o = r->o;
     const struct hl_dataset_info *train = hl_dataset_info(r->train);
@@ -229,6 +245,7 @@ static void announce(struct hl_run *r) {
                                .step = r->state.step,
                                .parameters = hola_config_parameters(&o->config),
                                .train_tokens = train->tokens,
+                               .learnt = train->flagged ? train->learnt : -1,
                                .val_tokens = r->val ? hl_dataset_info(r->val)->tokens : 0,
                                .tokens_per_step = o->batch_tokens,
                                .slices = (to - from + r->rows_per_micro - 1) / r->rows_per_micro,
@@ -240,6 +257,7 @@ static void announce(struct hl_run *r) {
     b.epochs = (double)(b.steps * r->rows_per_step) / (double)train->rows;
     measure_peak(r, 0);
     o->report.begin(o->report.ctx, &b);
+    note_talk(r, train);
     if (b.epochs > 4) hl_run_note(r, "%.3g epochs: past four, the data teaches little more", b.epochs);
 }
 

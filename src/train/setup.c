@@ -1,5 +1,6 @@
 /* setup.c -- how a run begins: data, what defines the run, its directory, model and optimizer. */
 #define _GNU_SOURCE
+#include "chat/template.h"
 #include "core/file.h"
 #include "core/json.h"
 #include "core/pool.h"
@@ -7,6 +8,7 @@
 #include "model/model.h"
 #include "train/run.h"
 #include <inttypes.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -23,18 +25,22 @@ static hola_status open_split(struct hl_run *r, const char *split, struct hl_dat
     if (s != HOLA_OK) return s;
     /* a validation text shorter than a row is one short row */
     if (!strcmp(split, "val") && hl_dataset_info(*out)->tokens < seq) seq = hl_dataset_info(*out)->tokens;
-    if (o->documents) s = hl_pool_new(&pool, o->model.threads); /* the model's is not there yet */
-    if (s == HOLA_OK) s = hl_dataset_rows(*out, o->documents ? HL_ROWS_PACKED : HL_ROWS_STREAM, seq, -1, pool);
+    const bool packed = o->documents || hl_dataset_info(*out)->flagged;
+    if (packed) s = hl_pool_new(&pool, o->model.threads); /* the model's is not there yet */
+    if (s == HOLA_OK) s = hl_dataset_rows(*out, packed ? HL_ROWS_PACKED : HL_ROWS_STREAM, seq, -1, pool);
     hl_pool_free(pool);
     return s;
 }
 
-static void add_file(struct hl_run *r, const char *dir, const char *name) {
+/* Whether there is such a file. */
+static bool add_file(struct hl_run *r, const char *dir, const char *name) {
     char *path = hl_path_join(dir, name);
     int n = 0;
     while (r->files[n]) n++;
-    if (path && n < HL_RUN_FILES && access(path, R_OK) == 0) r->files[n] = path;
+    const bool there = path && n < HL_RUN_FILES && access(path, R_OK) == 0;
+    if (there) r->files[n] = path;
     else free(path);
+    return there;
 }
 
 /* The tokenizer that the shards were made with; the first model's where nothing is known of that. */
@@ -46,8 +52,35 @@ static void find_tokenizer(struct hl_run *r) {
     else if (path) add_file(r, dir, strrchr(path, '/') ? strrchr(path, '/') + 1 : path);
     else add_file(r, dir, "tokenizer.model"), add_file(r, dir, "tokenizer.json");
     if (!r->files[0]) return;
-    add_file(r, dir, "tokenizer_config.json");
-    add_file(r, dir, "special_tokens_map.json");
+    static const char *const more[] = {"tokenizer_config.json", "special_tokens_map.json", HL_TEMPLATE_FILE};
+    for (size_t i = 0; i < sizeof more / sizeof *more; i++)
+        if (!add_file(r, dir, more[i]) && r->o->from) add_file(r, r->o->from, more[i]);
+}
+
+/* The weights that a run starts from know their own tokens alone. */
+static hola_status check_tokenizer(struct hl_run *r) {
+    const char *here = hl_dataset_info(r->train)->tokenizer, *from = r->o->from;
+    hola_tokenizer *a = NULL, *b = NULL;
+    hola_status s = HOLA_OK;
+    if (!here || !from || hola_tokenizer_load(&b, from) != HOLA_OK) return s; /* a model may have none */
+    s = hola_tokenizer_load(&a, here);
+    const int64_t n = s == HOLA_OK ? hola_tokenizer_size(a) : 0;
+    for (int64_t i = 0; i < n && s == HOLA_OK; i++) {
+        char *x = NULL, *y = NULL;
+        int64_t nx = 0, ny = -1;
+        s = hola_tokenizer_piece(a, (int32_t)i, &x, &nx);
+        if (s == HOLA_OK && i < hola_tokenizer_size(b)) s = hola_tokenizer_piece(b, (int32_t)i, &y, &ny);
+        if (s == HOLA_OK && (nx != ny || memcmp(x, y, (size_t)nx) != 0))
+            s = hl_fail(HOLA_EINVAL,
+                        "%s: its tokenizer is not that of %s: token %" PRId64
+                        " is another one; prepare the data with --tokenizer %s",
+                        r->o->data, from, i, from);
+        free(x);
+        free(y);
+    }
+    hola_tokenizer_free(a);
+    hola_tokenizer_free(b);
+    return s;
 }
 
 static hola_status setup_data(struct hl_run *r) {
@@ -69,6 +102,8 @@ static hola_status setup_data(struct hl_run *r) {
     if (s == HOLA_OK && hl_dataset_has(o->data, "val")) s = open_split(r, "val", &r->val);
     if (s == HOLA_OK) s = hl_batch_new(&r->batch, r->rows_per_step, o->seq_len);
     if (s != HOLA_OK) return s;
+    s = check_tokenizer(r);
+    if (s != HOLA_OK) return s;
     find_tokenizer(r);
     r->eval_every = o->eval_every > 0 ? o->eval_every : 250;
     if (r->val) {
@@ -85,7 +120,13 @@ static hola_status setup_schedule(struct hl_run *r) {
     struct hl_schedule *c = &r->schedule;
     *c = r->o->schedule;
     c->steps = r->o->steps;
-    if (c->steps == 0) c->steps = hl_dataset_info(r->train)->rows / r->rows_per_step;
+    const int64_t rows = hl_dataset_info(r->train)->rows;
+    if (c->steps == 0 && r->o->epochs > 0) {
+        const double steps = r->o->epochs * (double)rows / (double)r->rows_per_step;
+        if (steps > INT32_MAX) return hl_fail(HOLA_EINVAL, "--epochs %g: %.3g steps", r->o->epochs, steps);
+        c->steps = llround(steps);
+    }
+    if (c->steps == 0) c->steps = rows / r->rows_per_step;
     if (c->steps < 1) c->steps = 1;
     if (c->warmup < 0) c->warmup = c->steps / 10 < 1000 ? c->steps / 10 : 1000;
     if (c->kind != HL_WSD) c->decay = 0;
@@ -109,6 +150,8 @@ static hola_status fingerprint(struct hl_run *r, char out[24]) {
         hola_status s = hl_batch_load(&r->batch, r->train, NULL, rows[i], 1);
         if (s != HOLA_OK) return s;
         for (int64_t k = 0; k < r->batch.tokens; k++) h = (h ^ (uint64_t)(uint32_t)r->batch.ids[k]) * 0x100000001b3u;
+        for (int64_t k = 0; k < r->batch.tokens && r->batch.flagged; k++)
+            h = (h ^ (uint64_t)r->batch.learnt[k]) * 0x100000001b3u;
     }
     snprintf(out, 24, "%016" PRIx64, h);
     return HOLA_OK;
@@ -143,10 +186,10 @@ static hola_status setup_identity(struct hl_run *r) {
     data = json_pack("{s:I, s:I, s:s}", "train_tokens", (json_int_t)train->tokens, "val_tokens",
                      (json_int_t)(r->val ? hl_dataset_info(r->val)->tokens : 0), "fingerprint", print);
     root = json_pack("{s:I, s:I, s:I, s:b, s:I, s:f, s:s, s:I, s:f, s:I}", "seed", (json_int_t)o->seed, "seq_len",
-                     (json_int_t)o->seq_len, "batch_tokens", (json_int_t)o->batch_tokens, "documents", o->documents,
-                     "steps", (json_int_t)r->schedule.steps, "lr", r->schedule.peak, "schedule",
-                     hl_schedule_names[r->schedule.kind], "warmup", (json_int_t)r->schedule.warmup, "min_lr",
-                     r->schedule.floor, "decay", (json_int_t)r->schedule.decay);
+                     (json_int_t)o->seq_len, "batch_tokens", (json_int_t)o->batch_tokens, "documents",
+                     o->documents || train->flagged, "steps", (json_int_t)r->schedule.steps, "lr", r->schedule.peak,
+                     "schedule", hl_schedule_names[r->schedule.kind], "warmup", (json_int_t)r->schedule.warmup,
+                     "min_lr", r->schedule.floor, "decay", (json_int_t)r->schedule.decay);
     json_t *adamw = json_pack("{s:f, s:f, s:f, s:f, s:f}", "beta1", o->adamw.beta1, "beta2", o->adamw.beta2, "eps",
                               o->adamw.eps, "weight_decay", o->adamw.weight_decay, "clip", o->adamw.clip);
     json_t *start = from || o->from ? json_string(from ? from : o->from) : json_null();
@@ -222,7 +265,8 @@ static hola_status setup_memory(struct hl_run *r, bool fresh) {
 static hola_status setup_memory_use(struct hl_run *r) {
     const struct hl_train *o = r->o;
     const struct hl_dataset_info *d = hl_dataset_info(r->train);
-    const int64_t documents = o->documents && d->rows > 0 ? d->documents / d->rows + 1 : 1; /* of a row */
+    const int64_t documents =
+        (o->documents || d->flagged) && d->rows > 0 ? d->documents / d->rows + 1 : 1; /* of a row */
     const struct hl_slice_shape shape = {.tokens = r->rows_per_micro * o->seq_len,
                                          .pieces = r->rows_per_micro * documents,
                                          .recompute = o->adamw.recompute};

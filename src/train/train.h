@@ -12,6 +12,7 @@
 struct hl_train_begin {
     int64_t steps, step; /* of the run; done already */
     int64_t parameters, train_tokens, val_tokens, tokens_per_step;
+    int64_t learnt;        /* targets of an epoch of conversations; -1: text, all of it is */
     int64_t slices;        /* micro-batches of a step, on this rank */
     int64_t memory, left;  /* bytes that the run takes, predicted; free before it began, 0: not known */
     bool device;           /* ... of a device, not of the host */
@@ -64,9 +65,10 @@ struct hl_train {
     const char *from;   /* NULL, or the model directory to start with */
     hola_config config; /* the model's; that of `from`, or that with an exact memory, where there is one */
     struct hl_train_memory memory;
-    int64_t steps; /* 0: one epoch */
+    int64_t steps; /* 0: `epochs` */
+    double epochs; /* passes over the data; 0: one, without the last rows that fill no step */
     int64_t batch_tokens, micro_tokens, seq_len;
-    bool documents;              /* packed rows with resets; else runs across documents */
+    bool documents;              /* packed rows with resets, as conversations always are; else runs across documents */
     struct hl_schedule schedule; /* its steps come from here; warmup, decay -1: default */
     hola_train_opts adamw;
     uint64_t seed;

@@ -161,3 +161,27 @@ def test_an_existing_dataset_is_replaced_only_by_force(tmp_path):
     assert tokens(tmp_path / "d") == [256, *b"one"]
     hola.prepare(["two"], tmp_path / "d", "byte", val=0.0, force=True)
     assert tokens(tmp_path / "d") == [256, *b"two"]
+
+
+def test_conversations(tmp_path):
+    rows = [
+        {"messages": [{"role": "user", "content": "ü?"}, {"role": "assistant", "content": "ja"}]},
+        {"prompt": "Q", "completion": "A"},
+        {"messages": [{"role": "user", "content": "nobody answers"}]},
+    ]
+    said = hola.prepare(rows, tmp_path / "a", "byte", chat=True, val=0.0)
+    assert (said["documents"], said["answers"], said["without_answer"]) == (2, 2, 1)
+    assert said["chat_template"] == "plain" and said["train"]["learnt"] == len("ja\n\nUser:") + len("A\n\nUser:")
+    want = (tmp_path / "a" / "train_000000.bin").read_bytes()
+    for name, opened in (("x.jsonl", open), ("x.jsonl.gz", gzip.open)):
+        with opened(tmp_path / name, "wt", encoding="utf-8") as f:
+            f.write("".join(json.dumps(r) + "\n" for r in rows))
+        hola.prepare(tmp_path / name, tmp_path / "b", "byte", chat=True, val=0.0, force=True)
+        assert (tmp_path / "b" / "train_000000.bin").read_bytes() == want
+    everything = hola.prepare(rows, tmp_path / "c", "byte", chat_template="chatml", learn="all", val=0.0)
+    assert everything["train"]["learnt"] == everything["tokens"]
+    with pytest.raises(TypeError, match="row 0: a mapping is expected, not str"):
+        hola.prepare(["x"], tmp_path / "d", "byte", chat=True)
+    with pytest.raises(hola.Error, match="line 1: messages.0.: no .role."):
+        hola.prepare([{"messages": [{"content": "x"}]}], tmp_path / "d", "byte", chat=True)
+    assert not (tmp_path / "d").exists()

@@ -1,6 +1,7 @@
 """Training: losses against scores, gradients against finite differences, steps that learn."""
 
 import numpy as np
+import pytest
 
 import hola
 
@@ -37,6 +38,24 @@ def test_weights_of_gradients(config):
             norms.append(t.update(1e-3))
             assert t.update(1e-3) == 0.0  # cleared
     assert abs(norms[1] / norms[0] - 0.25) < 1e-4
+
+
+def test_masks_choose_targets(byte, config):
+    m = hola.Model.new(config, seed=3, threads=1)
+    ids = np.random.default_rng(0).integers(0, 256, 40)
+    mask = np.arange(40) % 3 == 0
+    one = m.score(ids)  # of the tokens from the second on
+    with hola.Trainer(m, max_tokens=64) as t:
+        loss, targets = t.evaluate(ids, mask=mask)
+        assert targets == mask[1:].sum() and abs(loss + one[mask[1:]].sum()) < 1e-3
+        assert abs(loss + one[mask[:-1]].sum()) > 1e-3  # one late: another loss
+        assert t.accumulate(ids, mask=mask.tolist()) == t.accumulate(ids, mask=5 * mask.astype(np.int64))
+        assert t.evaluate(ids, mask=[0] * 40) == (0.0, 0)
+        assert t.evaluate(ids, mask=[True] * 40) == t.evaluate(ids)
+        with pytest.raises(hola.InvalidArgument, match="mask: 39 flags for 40 tokens"):
+            t.evaluate(ids, mask=mask[1:])
+        with pytest.raises(TypeError, match="mask"):
+            t.evaluate(ids, mask="x" * 40)
 
 
 def test_it_learns_and_sessions_see_it(config):

@@ -1,22 +1,19 @@
-/* template.c -- see template.h. */
+/* template.c -- see template.h: which templates there are, and conversations as text. */
 #define _GNU_SOURCE
-#include "serve/template.h"
+#include "chat/template_internal.h"
 #include "core/file.h"
-#include "core/json.h"
-#include "tokenizer/tokenizer.h"
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
-enum { STOPS = 8, MOST_FILE = 1 << 20 };
-struct part {
-    const char *before, *behind;
-};
+enum { MOST_FILE = 1 << 20 };
+const char *const hl_role_names[] = {"text", "system", "user", "assistant"};
+
 struct builtin {
     const char *name, *sign; /* sign: what in a chat_template of Hugging Face tells that it is this one */
-    struct part part[HL_ROLES];
+    struct hl_template_part part[HL_ROLES];
     const char *stop;
-    bool system_in_user; /* the system's text stands in the next user's message */
-    bool nothing_opens;  /* an answer begins right behind the question */
+    bool system_in_user, nothing_opens;
 };
 /* In the order in which auto looks for them; plain is what is left. */
 static const struct builtin builtins[] = {
@@ -55,20 +52,17 @@ static const struct builtin builtins[] = {
 };
 enum { BUILTINS = sizeof builtins / sizeof *builtins };
 
-struct hl_template {
-    char *name;
-    struct part part[HL_ROLES];
-    struct part bare[HL_ROLES]; /* without special tokens: as they decode */
-    const char *stop[STOPS];
-    int stops;
-    bool system_in_user, nothing_opens;
-    const hola_tokenizer *tokenizer;
-    struct hl_added specials;     /* of the tokenizer */
-    hola_tokenizer *first, *more; /* views that know none of them: for a text's beginning, for what follows */
-    struct hl_added raw, normalised;
-    json_t *file; /* whose strings the parts are */
-    char *store[2 * HL_ROLES];
-};
+enum hl_role hl_role_named(const char *name) {
+    for (int k = 1; k < HL_ROLES; k++)
+        if (!strcmp(hl_role_names[k], name)) return (enum hl_role)k;
+    return strcmp(name, "developer") ? HL_ROLE_TEXT : HL_ROLE_SYSTEM;
+}
+
+static const struct builtin *builtin_named(const char *name) {
+    for (int i = 0; i < BUILTINS; i++)
+        if (!strcmp(builtins[i].name, name)) return &builtins[i];
+    return NULL;
+}
 
 /* ---- special tokens ---- */
 
@@ -113,8 +107,7 @@ static hola_status find_specials(struct hl_template *t) {
     return HOLA_OK;
 }
 
-/* The next special token or place for one in a template's text: *id is -1 where the tokenizer has none. */
-static bool next_special(const struct hl_template *t, const char *text, int64_t len, int64_t *begin, int64_t *end,
+bool hl_template_special(const struct hl_template *t, const char *text, int64_t len, int64_t *begin, int64_t *end,
                          int32_t *id) {
     struct hl_found f;
     const char *bos = memmem(text, (size_t)len, "{bos}", 5), *eos = memmem(text, (size_t)len, "{eos}", 5);
@@ -131,7 +124,7 @@ static char *bare(const struct hl_template *t, const char *text) {
     char *out = calloc(1, strlen(text) + 1);
     int64_t len = (int64_t)strlen(text), begin, end;
     int32_t id;
-    while (out && next_special(t, text, len, &begin, &end, &id)) {
+    while (out && hl_template_special(t, text, len, &begin, &end, &id)) {
         strncat(out, text, (size_t)begin);
         text += end, len -= end;
     }
@@ -141,24 +134,42 @@ static char *bare(const struct hl_template *t, const char *text) {
 
 /* ---- life ---- */
 
+static void from_builtin(struct hl_template *t, const struct builtin *b) {
+    memcpy(t->part, b->part, sizeof t->part);
+    t->builtin = true, t->system_in_user = b->system_in_user, t->nothing_opens = b->nothing_opens;
+    if (b->stop) t->stop[t->stops++] = b->stop;
+}
+
 static hola_status from_file(struct hl_template *t, const char *path) {
     static const char *const keys[] = {NULL, "system", "user", "assistant"};
     struct hl_map map;
+    if (!strchr(path, '/') && access(path, F_OK) != 0)
+        return hl_fail(HOLA_EINVAL,
+                       "chat template %s: no such file, and none of plain, chatml, llama2, llama3, mistral, zephyr",
+                       path);
     hola_status s = hl_map_open(&map, path);
     if (s == HOLA_OK) s = hl_json_object(&t->file, map.data, map.size, MOST_FILE, path);
     hl_map_close(&map);
     if (s != HOLA_OK) return s;
-    t->part[HL_ROLE_TEXT] = (struct part){"", ""};
+    const char *name = json_string_value(json_object_get(t->file, "template"));
+    const struct builtin *b = name ? builtin_named(name) : NULL;
+    if (name && !b) return hl_fail(HOLA_EFORMAT, "%s: \"template\": there is no \"%s\"", path, name);
+    if (b) { /* a file that names a built-in one */
+        free(t->name);
+        t->name = strdup(name);
+        return t->name ? from_builtin(t, b), HOLA_OK : hl_fail(HOLA_ENOMEM, "chat template: no memory");
+    }
+    t->part[HL_ROLE_TEXT] = (struct hl_template_part){"", ""};
     for (int r = 1; r < HL_ROLES; r++) {
         const json_t *pair = json_object_get(t->file, keys[r]);
-        t->part[r] =
-            (struct part){json_string_value(json_array_get(pair, 0)), json_string_value(json_array_get(pair, 1))};
+        t->part[r] = (struct hl_template_part){json_string_value(json_array_get(pair, 0)),
+                                               json_string_value(json_array_get(pair, 1))};
         if (json_array_size(pair) != 2 || !t->part[r].before || !t->part[r].behind)
             return hl_fail(HOLA_EFORMAT, "%s: \"%s\" is not a list of two strings", path, keys[r]);
     }
     const json_t *stop = json_object_get(t->file, "stop");
-    if (stop && (!json_is_array(stop) || json_array_size(stop) > STOPS))
-        return hl_fail(HOLA_EFORMAT, "%s: \"stop\" is not a list of up to %d strings", path, STOPS);
+    if (stop && (!json_is_array(stop) || json_array_size(stop) > HL_TEMPLATE_STOPS))
+        return hl_fail(HOLA_EFORMAT, "%s: \"stop\" is not a list of up to %d strings", path, HL_TEMPLATE_STOPS);
     for (size_t i = 0; i < json_array_size(stop); i++) {
         const json_t *x = json_array_get(stop, i);
         if (!json_is_string(x) || json_string_length(x) == 0)
@@ -184,28 +195,32 @@ static const char *guess(const char *model_dir) {
     return name;
 }
 
+/* The file that a fine-tuned model brings along; NULL: none. */
+static char *own_file(const char *model_dir) {
+    char *path = hl_path_join(model_dir, HL_TEMPLATE_FILE);
+    if (path && access(path, F_OK) == 0) return path;
+    free(path);
+    return NULL;
+}
+
 hola_status hl_template_open(struct hl_template **out, const char *name, const char *model_dir,
                              const hola_tokenizer *tokenizer, bool *guessed) {
     struct hl_template *t = calloc(1, sizeof *t);
+    char *own = name ? NULL : own_file(model_dir);
     *out = NULL, *guessed = false;
-    if (!t) return hl_fail(HOLA_ENOMEM, "chat template: no memory");
+    if (!t) return free(own), hl_fail(HOLA_ENOMEM, "chat template: no memory");
     t->tokenizer = tokenizer;
     if (!name) {
-        name = guess(model_dir);
+        name = own ? own : guess(model_dir);
         *guessed = !name;
         if (!name) name = "plain";
     }
-    const struct builtin *b = NULL;
-    for (int i = 0; i < BUILTINS; i++)
-        if (!strcmp(builtins[i].name, name)) b = &builtins[i];
+    const struct builtin *b = own ? NULL : builtin_named(name);
     t->name = strdup(name);
     hola_status s = t->name ? HOLA_OK : hl_fail(HOLA_ENOMEM, "chat template: no memory");
-    if (s == HOLA_OK && !b) s = from_file(t, name);
-    if (b) {
-        memcpy(t->part, b->part, sizeof t->part);
-        t->system_in_user = b->system_in_user, t->nothing_opens = b->nothing_opens;
-        if (b->stop) t->stop[t->stops++] = b->stop;
-    }
+    if (s == HOLA_OK && b) from_builtin(t, b);
+    else if (s == HOLA_OK) s = from_file(t, name);
+    free(own);
     if (s == HOLA_OK) s = find_specials(t);
     for (int r = 0; s == HOLA_OK && r < HL_ROLES; r++) {
         t->bare[r].before = t->store[2 * r] = bare(t, t->part[r].before);
@@ -228,6 +243,16 @@ void hl_template_free(struct hl_template *t) {
 
 const char *hl_template_name(const struct hl_template *t) { return t->name; }
 
+hola_status hl_template_write(const struct hl_template *t, const char *path) {
+    json_t *named = t->builtin ? json_pack("{s:s}", "template", t->name) : json_incref(t->file);
+    char *text = named ? json_dumps(named, JSON_INDENT(2)) : NULL;
+    const hola_status s =
+        text ? hl_write_file(path, text, (int64_t)strlen(text)) : hl_fail(HOLA_ENOMEM, "%s: no memory", path);
+    free(text);
+    json_decref(named);
+    return s;
+}
+
 /* ---- text ---- */
 
 static void put_part(const struct hl_template *t, struct hl_text *out, const char *text) {
@@ -246,7 +271,7 @@ hola_status hl_template_text(const struct hl_template *t, const struct hl_chat_m
                              int64_t *len) {
     struct hl_text text = {0};
     for (int64_t i = 0; i < n; i++) {
-        const struct part *p = &t->part[m[i].role];
+        const struct hl_template_part *p = &t->part[m[i].role];
         int64_t k = i; /* the system's texts that stand in this message */
         if (t->system_in_user && m[i].role == HL_ROLE_SYSTEM && i + 1 < n && m[i + 1].role != HL_ROLE_ASSISTANT)
             continue;
@@ -266,117 +291,6 @@ hola_status hl_template_text(const struct hl_template *t, const struct hl_chat_m
     *out = text.data, *len = text.n;
     if (s != HOLA_OK) hl_text_free(&text), *out = NULL;
     return s;
-}
-
-/* ---- tokens ---- */
-
-struct encoding {
-    const struct hl_template *t;
-    struct hl_ids ids;
-    struct hl_text run; /* text that is not yet encoded */
-    bool begins;        /* nothing but BOS stands before it */
-    hola_status s;
-};
-
-static void put_id(struct encoding *e, int32_t id) {
-    if (e->s == HOLA_OK) e->s = hl_ids_room(&e->ids, 1);
-    if (e->s == HOLA_OK) e->ids.data[e->ids.n++] = id;
-}
-static void flush(struct encoding *e) {
-    int32_t *ids = NULL;
-    int64_t n = 0;
-    if (e->s != HOLA_OK || e->run.n == 0) return;
-    e->s = hola_tokenizer_encode(e->begins ? e->t->first : e->t->more, e->run.data, e->run.n, 1, &ids, &n);
-    if (e->s == HOLA_OK) e->s = hl_ids_room(&e->ids, n);
-    if (e->s == HOLA_OK && n > 0) memcpy(e->ids.data + e->ids.n, ids, (size_t)n * sizeof *ids), e->ids.n += n;
-    free(ids);
-    hl_text_clear(&e->run);
-    e->begins = false;
-}
-static void add_content(struct encoding *e, const char *text, int64_t len) {
-    if (e->s == HOLA_OK) e->s = hl_text_put(&e->run, text, len);
-}
-static void add_part(struct encoding *e, const char *text) {
-    int64_t len = (int64_t)strlen(text), begin, end;
-    int32_t id;
-    while (next_special(e->t, text, len, &begin, &end, &id)) {
-        add_content(e, text, begin);
-        if (id >= 0) {
-            flush(e);
-            put_id(e, id);
-            e->begins = false;
-        }
-        text += end, len -= end;
-    }
-    add_content(e, text, len);
-}
-
-/* The template's stops: a special token's name is a token, anything else a text. */
-static hola_status add_stops(const struct hl_template *t, struct hl_serve_request *r) {
-    char **stop = realloc(r->stop, (size_t)(r->n_stop + t->stops + 1) * sizeof *stop);
-    if (stop) r->stop = stop;
-    int64_t *len = stop ? realloc(r->stop_len, (size_t)(r->n_stop + t->stops + 1) * sizeof *len) : NULL;
-    if (!len) return hl_fail(HOLA_ENOMEM, "chat template: no memory");
-    r->stop_len = len;
-    for (int i = 0; i < t->stops; i++) {
-        const int64_t n = (int64_t)strlen(t->stop[i]);
-        struct hl_found f;
-        if (hl_added_find(&t->specials, t->stop[i], n, 0, &f) && f.begin == 0 && f.end == n) {
-            if (r->n_stop_id < (int)(sizeof r->stop_id / sizeof *r->stop_id)) r->stop_id[r->n_stop_id++] = f.id;
-            continue;
-        }
-        r->stop[r->n_stop] = strdup(t->stop[i]);
-        if (!r->stop[r->n_stop]) return hl_fail(HOLA_ENOMEM, "chat template: no memory");
-        r->stop_len[r->n_stop++] = n;
-    }
-    return HOLA_OK;
-}
-
-hola_status hl_template_prompt(const struct hl_template *t, const struct hl_chat_message *m, int64_t n, bool begins,
-                               bool closes, struct hl_serve_request *r) {
-    struct encoding e = {.t = t, .begins = begins};
-    const int32_t bos = hola_tokenizer_bos(t->tokenizer);
-    if (begins && bos >= 0) put_id(&e, bos);
-    r->closes = 0;
-    if (closes) {
-        add_part(&e, t->part[HL_ROLE_ASSISTANT].behind);
-        flush(&e);
-        r->closes = e.ids.n;
-    }
-    r->answer_from = -1;
-    int64_t from = e.ids.n;
-    for (int64_t i = 0; i < n; i++) {
-        const struct part *p = &t->part[m[i].role], *user = &t->part[HL_ROLE_USER];
-        const bool continued = i + 1 == n && m[i].role == HL_ROLE_ASSISTANT;
-        const bool inside =
-            t->system_in_user && m[i].role == HL_ROLE_SYSTEM && i + 1 < n && m[i + 1].role != HL_ROLE_ASSISTANT;
-        const bool opened = i > 0 && t->system_in_user && m[i - 1].role == HL_ROLE_SYSTEM;
-        if (inside && !opened) add_part(&e, user->before);
-        if (!(opened && m[i].role == HL_ROLE_USER)) add_part(&e, p->before);
-        add_content(&e, m[i].content, m[i].len);
-        if (!continued) add_part(&e, p->behind);
-        if (inside) continue; /* one message with the next */
-        flush(&e);
-        if (continued) r->answer_from = from;
-        else if (e.s == HOLA_OK)
-            e.s = hl_message_spans_add(&r->spans, (struct hl_message_span){m[i].role, true, from, e.ids.n});
-        from = e.ids.n;
-    }
-    if (r->answer_from < 0) {
-        r->answer_from = e.ids.n;
-        if (!t->nothing_opens) add_part(&e, t->part[HL_ROLE_ASSISTANT].before);
-        flush(&e);
-    }
-    if (e.s == HOLA_OK) e.s = add_stops(t, r);
-    r->prompt = e.s == HOLA_OK ? calloc(1, sizeof *r->prompt) : NULL;
-    hl_text_free(&e.run);
-    if (!r->prompt) {
-        free(e.ids.data);
-        return e.s == HOLA_OK ? hl_fail(HOLA_ENOMEM, "chat template: no memory") : e.s;
-    }
-    r->prompts = 1;
-    r->prompt[0] = (struct hl_prompt){e.ids.data, e.ids.n};
-    return HOLA_OK;
 }
 
 void hl_template_strip(const struct hl_template *t, enum hl_role role, const char **text, int64_t *len) {
