@@ -224,7 +224,7 @@ static void training(void **state) {
             if (!(fabs(got[s] - want[s]) <= tol[b] * want[s]))
                 fail_msg("%s, step %d: loss %.6g, expected %.6g", backends[b], s, got[s], want[s]);
         assert_memory_equal(got, again, sizeof again);
-        /* what was learnt: on the host, in a file, and in sessions of both backends */
+        /* what was trained: on the host, in a file, and in sessions of both backends */
         CHECK_OK(hola_model_save(m, dir, HOLA_F32));
         CHECK_OK(hola_model_load(&home, dir, NULL));
         assert_memory_equal(m->rows, home->rows, (size_t)m->params.total * sizeof(real));

@@ -47,7 +47,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         return 0;
     }
     MUST(s.n >= 0 && (s.width == 2 || s.width == 4));
-    MUST((size_t)s.n * (size_t)s.width + HL_SHARD_HEADER + (s.learnt ? 2 * (((size_t)s.n + 7) / 8) : 0) == size);
+    MUST((size_t)s.n * (size_t)s.width + HL_SHARD_HEADER + (s.trained ? 2 * (((size_t)s.n + 7) / 8) : 0) == size);
     int32_t *ids = malloc((size_t)s.n * sizeof *ids + 1);
     MUST(ids);
     status = hl_shard_read(&s, 0, s.n, VOCAB, ids);
@@ -58,8 +58,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         for (int64_t i = 0; i < s.n - s.n / 2; i++) MUST(ids[i] >= 0);
     uint8_t *flags = malloc((size_t)s.n + 1);
     MUST(flags);
-    if (s.learnt) hl_shard_flags(&s, 0, s.n, flags);
-    for (int64_t i = 0; s.learnt && i < s.n; i++) MUST(flags[i] <= (HL_TOKEN_LEARNT | HL_TOKEN_BEGINS));
+    if (s.trained) hl_shard_flags(&s, 0, s.n, flags);
+    for (int64_t i = 0; s.trained && i < s.n; i++) MUST(flags[i] <= (HL_TOKEN_TRAINED | HL_TOKEN_BEGINS));
     free(flags);
     free(ids);
     hl_shard_close(&s);

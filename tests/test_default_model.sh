@@ -1,5 +1,5 @@
 #!/bin/sh
-# test_default_model.sh -- the model that comes with hola: found without -m, and it has learnt some English.
+# test_default_model.sh -- the model that comes with hola: found without -m, and it has trained some English.
 . "${0%/*}/common.sh"
 here=$(cd "${0%/*}/.." && pwd)
 [ -e "$here/models/hola-tiny/model.safetensors" ] || { echo 'SKIP default model: models/ is not here' && exit 77; }

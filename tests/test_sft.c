@@ -1,4 +1,4 @@
-/* test_sft.c -- fine-tuning on conversations: which tokens are learnt, that shards, rows and batches keep it, and that a
+/* test_sft.c -- fine-tuning on conversations: which tokens are trained, that shards, rows and batches keep it, and that a
  * masked loss is the loss of the selected targets. */
 #define _GNU_SOURCE
 #include "chat/template.h"
@@ -93,7 +93,7 @@ static void the_loss_is_that_of_the_answers(void **state) {
             hola_trainer_accumulate_masked(t, ids + 171, N - 171, NULL, 0, mask + 171, 0.5 / (double)more, NULL, NULL));
         if (targets != more) CHECK_FAR(grads, want, 1, total, 1e-2);
         hl_trainer_clear(t);
-        /* nothing to learn: nothing is learnt */
+        /* nothing to learn: nothing is trained */
         CHECK_OK(hola_trainer_accumulate_masked(t, ids, N, starts, DOCS, none, weight, &loss, &targets));
         assert_true(targets == 0 && loss == 0);
         for (int64_t i = 0; i < total; i++) assert_true(grads[i] == 0);
@@ -131,7 +131,7 @@ static struct text *make_text(void) {
         for (int64_t i = 0; i < len; i++) {
             const uint64_t r = check_mix((uint64_t)(at + i) * 7);
             x->ids[at + i] = (int32_t)(r % VOCAB);
-            x->flags[at + i] = (uint8_t)((i == 0 ? HL_TOKEN_BEGINS : 0) | (k % 9 && r % 3 == 0 ? HL_TOKEN_LEARNT : 0));
+            x->flags[at + i] = (uint8_t)((i == 0 ? HL_TOKEN_BEGINS : 0) | (k % 9 && r % 3 == 0 ? HL_TOKEN_TRAINED : 0));
         }
         at += len;
     }
@@ -214,21 +214,21 @@ static void rows_are_conversations(void **state) {
     struct text *x = make_text();
     char *dir = temp_new();
     struct hl_dataset *d;
-    int64_t learnt = 0, cut = 0, lost = 0, idle = 0, docs = 0, seen = 0;
+    int64_t trained = 0, cut = 0, lost = 0, idle = 0, docs = 0, seen = 0;
     (void)state;
     write_set(dir, "train", x, VOCAB, 777);
     for (int64_t at = 0, end; at < TOKENS; at = end) {
         int64_t mine = 0;
         for (end = at + 1; end < TOKENS && !(x->flags[end] & HL_TOKEN_BEGINS); end++)
-            if (end - at < SEQ) mine += x->flags[end] & HL_TOKEN_LEARNT;
-            else lost += x->flags[end] & HL_TOKEN_LEARNT;
-        learnt += mine, cut += end - at > SEQ, idle += mine == 0, docs++;
+            if (end - at < SEQ) mine += x->flags[end] & HL_TOKEN_TRAINED;
+            else lost += x->flags[end] & HL_TOKEN_TRAINED;
+        trained += mine, cut += end - at > SEQ, idle += mine == 0, docs++;
     }
     assert_true(cut == 1 && lost > 0 && idle > 3);
     CHECK_OK(hl_dataset_open(&d, dir, "train", VOCAB));
     CHECK_OK(hl_dataset_rows(d, HL_ROWS_STREAM, SEQ, -1, NULL)); /* packed all the same, without any BOS */
     const struct hl_dataset_info *info = hl_dataset_info(d);
-    assert_true(info->flagged && info->learnt == learnt && info->documents == docs);
+    assert_true(info->flagged && info->trained == trained && info->documents == docs);
     assert_true(info->talk.cut == cut && info->talk.lost == lost && info->talk.idle == idle);
     assert_int_equal(info->talk.longest, 700);
     uint8_t *taken = calloc(TOKENS, 1);
@@ -236,7 +236,7 @@ static void rows_are_conversations(void **state) {
         int32_t ids[SEQ];
         int64_t begin[SEQ];
         uint8_t mask[SEQ];
-        struct hl_row row = {.ids = ids, .starts = begin, .learnt = mask};
+        struct hl_row row = {.ids = ids, .starts = begin, .trained = mask};
         CHECK_OK(hl_dataset_row_at(d, r, &row));
         for (int64_t k = 0; k < row.n_starts; k++) {
             const int64_t from = begin[k], n = (k + 1 < row.n_starts ? begin[k + 1] : row.n) - from;
@@ -246,7 +246,7 @@ static void rows_are_conversations(void **state) {
                 at++;
             assert_in_range(at, 0, TOKENS - 1);
             taken[at] = 1;
-            for (int64_t i = 0; i < n; i++) assert_int_equal(mask[from + i], x->flags[at + i] & HL_TOKEN_LEARNT);
+            for (int64_t i = 0; i < n; i++) assert_int_equal(mask[from + i], x->flags[at + i] & HL_TOKEN_TRAINED);
             seen++;
         }
     }
@@ -255,9 +255,9 @@ static void rows_are_conversations(void **state) {
     struct hl_batch b;
     CHECK_OK(hl_batch_new(&b, info->rows, SEQ));
     CHECK_OK(hl_batch_load(&b, d, NULL, 0, info->rows));
-    assert_int_equal(b.targets, learnt);
+    assert_int_equal(b.targets, trained);
     struct hl_slice s = hl_batch_slice(&b, 2, 4);
-    assert_ptr_equal(s.learnt, b.learnt + b.row_at[2]);
+    assert_ptr_equal(s.trained, b.trained + b.row_at[2]);
     hl_batch_free(&b);
     hl_dataset_free(d);
     /* where nothing fits, one line says so */
@@ -285,8 +285,8 @@ static const struct hl_chat_message talk[] = {MESSAGE(SYSTEM, "S s"), MESSAGE(US
                                               MESSAGE(ASSISTANT, "That too.")};
 enum { TALK = sizeof talk / sizeof *talk };
 
-/* What is learnt is what the server would have the model write: each prompt of the server is followed by learnt tokens
- * that decode to the answer and what ends it, and nothing else is learnt. */
+/* What is trained is what the server would have the model write: each prompt of the server is followed by trained tokens
+ * that decode to the answer and what ends it, and nothing else is trained. */
 static void lessons_follow_prompts(void **state) {
     static const char *const names[] = {"plain", "chatml", "llama3", "mistral"};
     static const char *const ends[] = {"\n\n", "<|im_end|>\n", "<|eot_id|>", ""};
@@ -300,15 +300,15 @@ static void lessons_follow_prompts(void **state) {
         CHECK_OK(hl_template_open(&p, names[k], ".", t, &guessed));
         CHECK_OK(hl_template_lesson(p, talk, TALK, true, &l));
         assert_int_equal(l.answers, 2);
-        int64_t learnt = 0, wanted = 0;
-        for (int64_t i = 0; i < l.ids.n; i++) learnt += l.learnt[i];
+        int64_t trained = 0, wanted = 0;
+        for (int64_t i = 0; i < l.ids.n; i++) trained += l.trained[i];
         for (int64_t turn = 2; turn <= TALK; turn += 2) {
             struct hl_chat_tokens x;
             CHECK_OK(hl_template_tokens(p, talk, turn, true, false, &x));
             assert_memory_equal(x.ids.data, l.ids.data, (size_t)x.ids.n * sizeof(int32_t));
-            assert_int_equal(l.learnt[x.ids.n - 1], 0);
+            assert_int_equal(l.trained[x.ids.n - 1], 0);
             int64_t end = x.ids.n, len;
-            while (end < l.ids.n && l.learnt[end]) end++;
+            while (end < l.ids.n && l.trained[end]) end++;
             char *text, want[64];
             CHECK_OK(hola_tokenizer_decode(t, l.ids.data + x.ids.n, end - x.ids.n, &text, &len));
             snprintf(want, sizeof want, "%s%s%s", talk[turn].content, ends[k],
@@ -319,9 +319,9 @@ static void lessons_follow_prompts(void **state) {
             free(text);
             hl_chat_tokens_free(&x);
         }
-        assert_int_equal(learnt, wanted);
+        assert_int_equal(trained, wanted);
         hl_lesson_free(&l);
-        /* what nobody answers is not there; an answer without text, or with weight 0, is there and not learnt */
+        /* what nobody answers is not there; an answer without text, or with weight 0, is there and not trained */
         struct hl_chat_message other[TALK];
         struct hl_lesson shorter;
         memcpy(other, talk, sizeof talk);
@@ -333,7 +333,7 @@ static void lessons_follow_prompts(void **state) {
         other[2].quoted = true, other[4].len = 0;
         CHECK_OK(hl_template_lesson(p, other, TALK, true, &l));
         assert_int_equal(l.answers, 0);
-        for (int64_t i = 0; i < l.ids.n; i++) assert_int_equal(l.learnt[i], 0);
+        for (int64_t i = 0; i < l.ids.n; i++) assert_int_equal(l.trained[i], 0);
         hl_lesson_free(&l);
         CHECK_OK(hl_template_lesson(p, talk, 2, true, &l)); /* no answer at all */
         assert_int_equal(l.answers, 0);
@@ -345,12 +345,12 @@ static void lessons_follow_prompts(void **state) {
     CHECK_OK(hl_lesson_plain(t, &talk[1], &talk[2], true, &l));
     assert_int_equal(l.ids.n, 1 + 5 + 5 + 1);
     assert_int_equal(l.ids.data[11], hola_tokenizer_eos(t));
-    for (int64_t i = 0; i < l.ids.n; i++) assert_int_equal(l.learnt[i], i >= 6);
+    for (int64_t i = 0; i < l.ids.n; i++) assert_int_equal(l.trained[i], i >= 6);
     hl_lesson_free(&l);
     hola_tokenizer_free(t);
 }
 
-/* A template whose answers have no end that could be learnt is refused; one goes through its file. */
+/* A template whose answers have no end that could be trained is refused; one goes through its file. */
 static void templates_travel(void **state) {
     static const char endless[] =
         "{\"system\": [\"\", \"\"], \"user\": [\"Q \", \"\"], \"assistant\": [\"A \", \"\\n\"]}";

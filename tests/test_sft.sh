@@ -56,7 +56,7 @@ row "$good"
 refused 1 '"messages" need a chat template' prepare -o "$dir/no" $byte --chat-template none "$dir/rows.jsonl"
 refused 1 "$dir/nowhere: No such file" prepare -o "$dir/no" $byte --chat-template "$dir/nowhere" "$dir/rows.jsonl"
 refused 1 'chat template nope: no such file, and none of plain,' prepare -o "$dir/no" $byte --chat-template nope "$dir/rows.jsonl"
-refused 2 'are for conversations' prepare -o "$dir/no" $byte --format jsonl --learn all "$dir/rows.jsonl"
+refused 2 'are for conversations' prepare -o "$dir/no" $byte --format jsonl --loss-on all "$dir/rows.jsonl"
 echo '{"system": ["", ""], "user": ["", ""], "assistant": ["", ";"]}' >"$dir/endless.json"
 refused 1 'nothing tells where an answer ends' prepare -o "$dir/no" $byte --chat-template "$dir/endless.json" "$dir/rows.jsonl"
 check 'nothing is left of what failed' test ! -e "$dir/no"
@@ -67,14 +67,14 @@ cp "$dir/d/train_000000.bin" "$dir/a.bin"
 row '{"messages": [{"role": "system", "content": "S"}, {"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]}'
 takes 'chat template: chatml' --chat-template chatml
 ok cmp "$dir/a.bin" "$dir/d/train_000000.bin"
-takes 'learnt: 95 tokens (100.0 %)' --chat-template chatml --learn all
+takes 'trained: 95 tokens (100.0 %)' --chat-template chatml --loss-on all
 row "$good"
-takes 'learnt: 8 tokens' --format chat # A, two line feeds, User:
+takes 'trained: 8 tokens' --format chat # A, two line feeds, User:
 cp "$dir/d/train_000000.bin" "$dir/a.bin"
 row '{"prompt": "Q", "completion": "A"}'
 takes 'chat template: plain (the tokenizer names none' --format chat
 ok cmp "$dir/a.bin" "$dir/d/train_000000.bin"
-takes 'learnt: 2 tokens' --chat-template none # A and EOS
+takes 'trained: 2 tokens' --chat-template none # A and EOS
 check 'a set of no template has no template' test ! -e "$dir/d/hola_chat.json"
 # a set of text in its place: as it always was
 printf 'some text' >"$dir/t.txt"
@@ -147,7 +147,7 @@ if command -v mpirun >/dev/null && "$hola" --help 2>&1 | grep -q train && ldd "$
 else echo 'SKIP ranks: no MPI'
 fi
 # another mask on the same tokens is another run
-ok "$hola" prepare --force -o "$dir/sft" --tokenizer "$tiny" --format chat --learn all --val 0 "$dir/talk.jsonl"
+ok "$hola" prepare --force -o "$dir/sft" --tokenizer "$tiny" --format chat --loss-on all --val 0 "$dir/talk.jsonl"
 refused 1 'fingerprint' train -m "$tiny" $short -o "$dir/run"
 
 # ---- what does not fit ----

@@ -32,7 +32,7 @@ def prepare(
     force: bool = False,
     chat: bool = False,
     chat_template: str | None = None,
-    learn: str = "answers",
+    loss_on: str = "answers",
 ) -> dict[str, Any]:
     """Writes a dataset for ``hola train``; what ``hola prepare --json`` prints, as a dict.
 
@@ -41,7 +41,7 @@ def prepare(
     the documents for validation; force: replace an existing dataset. Parquet needs pyarrow.
 
     chat: the rows are conversations, with ``messages`` or with ``prompt`` and ``completion``; so it is with a
-    chat_template, which says how they look. learn: "answers", or "all".
+    chat_template, which says how they look. loss_on: "answers", or "all".
     """
     if not isinstance(column, str):
         raise TypeError(f"column: a string is expected, not {type(column).__name__}")
@@ -57,7 +57,7 @@ def prepare(
         command.append("--force")
     talk = boolean(chat, "chat") or chat_template is not None
     if talk:
-        command += ["--format", "chat", "--learn", learn]
+        command += ["--format", "chat", "--loss-on", loss_on]
         if chat_template is not None:
             command += ["--chat-template", chat_template]
         return _run([*command, "-"], _conversations(source), _row)

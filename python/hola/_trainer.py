@@ -58,12 +58,12 @@ class Trainer(Resource):
         self, function: Any, ids: Ids, starts: Sequence[int], mask: Sequence[int] | None, *weight: float
     ) -> tuple[float, int]:
         array, begin = ids_array(ids), positions_array(starts, "starts")
-        learnt = None if mask is None else flags_array(mask, "mask", array.size)
+        trained = None if mask is None else flags_array(mask, "mask", array.size)
         loss, targets = c_double(), c_int64()
         handle = self._live()
         with self._owner.lock:
             where = array.ctypes.data, array.size, begin.ctypes.data, begin.size
-            chosen = None if learnt is None else learnt.ctypes.data
+            chosen = None if trained is None else trained.ctypes.data
             check(function(handle.pointer, *where, chosen, *weight, byref(loss), byref(targets)))
         return loss.value, targets.value
 

@@ -164,13 +164,13 @@ hola_status hl_template_teaches(const struct hl_template *t) {
 
 /* Tokens [from, to) are the assistant's. */
 static void learn(struct hl_lesson *l, struct encoding *e, int64_t from, int64_t to) {
-    uint8_t *more = e->s == HOLA_OK ? realloc(l->learnt, (size_t)e->ids.n + 1) : NULL;
+    uint8_t *more = e->s == HOLA_OK ? realloc(l->trained, (size_t)e->ids.n + 1) : NULL;
     if (!more && e->s == HOLA_OK) e->s = hl_fail(HOLA_ENOMEM, "chat template: no memory");
     if (!more) return;
-    l->learnt = more;
+    l->trained = more;
     memset(more + l->ids.n, 0, (size_t)(e->ids.n - l->ids.n));
     memset(more + from, 1, (size_t)(to - from));
-    l->ids.n = e->ids.n; /* so far it is known what is learnt */
+    l->ids.n = e->ids.n; /* so far it is known what is trained */
 }
 
 static void add_answer(struct encoding *e, struct hl_lesson *l, const struct hl_chat_message *m, bool last) {
@@ -243,6 +243,6 @@ hola_status hl_lesson_plain(const hola_tokenizer *t, const struct hl_chat_messag
 
 void hl_lesson_free(struct hl_lesson *x) {
     free(x->ids.data);
-    free(x->learnt);
+    free(x->trained);
     *x = (struct hl_lesson){0};
 }

@@ -25,7 +25,7 @@ struct hl_chat_message {
     enum hl_role role;
     const char *content;
     int64_t len;
-    bool quoted; /* hl_template_lesson: an answer that is not to be learnt */
+    bool quoted; /* hl_template_lesson: an answer that is not to be trained */
 };
 /* As text, the answer opened, without BOS; *out is yours. */
 hola_status hl_template_text(const struct hl_template *t, const struct hl_chat_message *m, int64_t n, char **out,
@@ -51,13 +51,13 @@ void hl_chat_tokens_free(struct hl_chat_tokens *x);
 int hl_template_stops(const struct hl_template *t);
 const char *hl_template_stop(const struct hl_template *t, int i, int32_t *id);
 
-/* A whole conversation to learn from, up to its last answer. learnt[i] is 1 where the assistant wrote token i: the
+/* A whole conversation to learn from, up to its last answer. trained[i] is 1 where the assistant wrote token i: the
  * text of an answer and what ends it. The tokens are those of hl_template_tokens for every answer, turn by turn. BOS
  * comes first where bos is set. */
 struct hl_lesson {
     struct hl_ids ids;
-    uint8_t *learnt; /* [ids.n] */
-    int64_t answers; /* that are learnt: not those without text */
+    uint8_t *trained; /* [ids.n] */
+    int64_t answers;  /* that are trained: not those without text */
 };
 hola_status hl_template_lesson(const struct hl_template *t, const struct hl_chat_message *m, int64_t n, bool bos,
                                struct hl_lesson *out);

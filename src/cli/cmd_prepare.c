@@ -13,7 +13,7 @@ struct prepare_opts {
     const char *out, *tokenizer, *field, *look;
     int64_t val_tokens, shard_tokens, seed, threads, samples, facts, length;
     double val;
-    int format, generate, learn;
+    int format, generate, loss_on;
     bool split_lines, skip_bad, no_bos, force, json;
 };
 
@@ -32,7 +32,7 @@ static const struct arg options[] = {
     OPT_CHOICE(0, "format", format, formats, "format of all inputs (default: by name, then by content)"),
     OPT_STRING(0, "chat-template", look, "NAME",
                "how conversations look: plain, chatml, llama2, llama3, mistral, zephyr, a JSON file, or none"),
-    OPT_CHOICE(0, "learn", learn, lessons, "what is learnt of conversations (default answers)"),
+    OPT_CHOICE(0, "loss-on", loss_on, lessons, "the tokens of conversations that are trained on (default answers)"),
     OPT_STRING(0, "field", field, "NAME", "field of a JSON object that holds the text (default text)"),
     OPT_FLAG(0, "split-lines", split_lines, "treat every line of a text as a document"),
     OPT_FLAG(0, "skip-bad", skip_bad, "skip malformed lines of JSON instead of failing"),
@@ -51,7 +51,7 @@ static const struct args_command command = {
     "prepare", "-o DIR --tokenizer PATH [options] INPUT...",
     "Writes token shards, train_*.bin and val_*.bin, from text. Inputs are .txt (one document per file)\n"
     "and .jsonl files (one document per line), also as .gz, .xz or .zst, directories of these, or - for\n"
-    "standard input. --format chat reads conversations, of which only the answers are learnt: lines with\n"
+    "standard input. --format chat reads conversations, of which only the answers are trained on: lines with\n"
     "{\"messages\": [{\"role\", \"content\"}, ...]} or {\"prompt\", \"completion\"}.",
     options};
 
@@ -71,7 +71,7 @@ static json_t *split_json(const struct hl_prepare_result *r, enum hl_split i) {
                           (json_int_t)r->split[i].bytes, "tokens", (json_int_t)r->split[i].tokens, "bytes_per_token",
                           cli_json_number(per_token(r->split[i].bytes, r->split[i].tokens)), "shards",
                           (json_int_t)r->split[i].shards);
-    if (r->look[0]) json_object_set_new(x, "learnt", json_integer(r->split[i].learnt));
+    if (r->look[0]) json_object_set_new(x, "trained", json_integer(r->split[i].trained));
     return x;
 }
 
@@ -98,11 +98,11 @@ static void print_row(const char *name, int64_t documents, int64_t bytes, int64_
     printf(" %7" PRId64 "\n", shards);
 }
 
-/* What conversations add: what of them is learnt, and what was left out. */
+/* What conversations add: what of them is trained, and what was left out. */
 static void print_lessons(const struct hl_prepare_result *r) {
-    char learnt[CLI_GROUPED], answers[CLI_GROUPED], without[CLI_GROUPED];
-    const int64_t n = r->split[HL_SPLIT_TRAIN].learnt + r->split[HL_SPLIT_VAL].learnt;
-    printf("learnt: %s tokens (%.1f %%), %s answer%s\n", cli_grouped(learnt, n),
+    char trained[CLI_GROUPED], answers[CLI_GROUPED], without[CLI_GROUPED];
+    const int64_t n = r->split[HL_SPLIT_TRAIN].trained + r->split[HL_SPLIT_VAL].trained;
+    printf("trained: %s tokens (%.1f %%), %s answer%s\n", cli_grouped(trained, n),
            100 * (double)n / (double)r->all.tokens, cli_grouped(answers, r->answers), r->answers == 1 ? "" : "s");
     if (r->unanswered)
         printf("left out: %s conversation%s without an answer\n", cli_grouped(without, r->unanswered),
@@ -139,7 +139,7 @@ static int run_prepare(const struct prepare_opts *o, const char *const *inputs, 
         .source = {.format = chat ? HL_FORMAT_JSONL : (enum hl_format)o->format, .split_lines = o->split_lines},
         .chat = chat,
         .look = o->look,
-        .learn_all = o->learn == 1,
+        .loss_on_all = o->loss_on == 1,
         .skip_bad = o->skip_bad,
         .no_bos = o->no_bos,
         .force = o->force,
@@ -170,16 +170,16 @@ static int run_prepare(const struct prepare_opts *o, const char *const *inputs, 
 }
 
 int cmd_prepare(int argc, char **argv) {
-    struct prepare_opts o = {.val = 0.005, .shard_tokens = 100000000, .field = "text", .samples = 10000, .learn = -1};
+    struct prepare_opts o = {.val = 0.005, .shard_tokens = 100000000, .field = "text", .samples = 10000, .loss_on = -1};
     const char **inputs = calloc((size_t)argc + 1, sizeof *inputs);
     int n, rc;
     if (!inputs) return cli_fail("out of memory");
     n = args_split(options, &argc, argv, inputs);
     rc = args_parse(&command, argc, argv, &o);
     if (rc != ARGS_RUN) goto done;
-    if (o.format == 0 && (o.look || o.learn >= 0)) o.format = FORMAT_CHAT;
-    if (o.format != FORMAT_CHAT && (o.look || o.learn >= 0))
-        rc = cli_usage("prepare", "--chat-template and --learn are for conversations (--format chat)");
+    if (o.format == 0 && (o.look || o.loss_on >= 0)) o.format = FORMAT_CHAT;
+    if (o.format != FORMAT_CHAT && (o.look || o.loss_on >= 0))
+        rc = cli_usage("prepare", "--chat-template and --loss-on are for conversations (--format chat)");
     else if (o.generate && (n > 0 || o.tokenizer))
         rc = cli_usage("prepare", "--generate takes neither inputs nor a tokenizer");
     else if (!o.generate && !o.tokenizer) rc = cli_usage("prepare", "--tokenizer PATH is required");

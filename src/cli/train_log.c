@@ -202,13 +202,13 @@ static void say(struct train_log *l, const char *fmt, ...) {
 
 static void begin(void *ctx, const struct hl_train_begin *b) {
     struct train_log *l = ctx;
-    char parameters[CLI_GROUPED], tokens[CLI_GROUPED], batch[CLI_GROUPED], steps[CLI_GROUPED], learnt[CLI_GROUPED];
+    char parameters[CLI_GROUPED], tokens[CLI_GROUPED], batch[CLI_GROUPED], steps[CLI_GROUPED], trained[CLI_GROUPED];
     pthread_mutex_lock(&l->lock);
     l->begin = *b;
     say(l, "model: %s parameters", cli_grouped(parameters, b->parameters));
-    if (b->learnt >= 0)
-        say(l, "data: conversations of %s tokens, %s of them learnt, %.3g epochs", cli_grouped(tokens, b->train_tokens),
-            cli_grouped(learnt, b->learnt), b->epochs);
+    if (b->trained >= 0)
+        say(l, "data: conversations of %s tokens, %s of them trained, %.3g epochs", cli_grouped(tokens, b->train_tokens),
+            cli_grouped(trained, b->trained), b->epochs);
     else say(l, "data: %s training tokens, %.3g epochs", cli_grouped(tokens, b->train_tokens), b->epochs);
     say(l, "steps: %s of %s tokens, each in %lld slice%s", cli_grouped(steps, b->steps),
         cli_grouped(batch, b->tokens_per_step), (long long)b->slices, b->slices == 1 ? "" : "s");

@@ -115,7 +115,7 @@ hola_status hl_chat_decode(const struct hl_chat *c, const struct hl_record *r, s
     for (int64_t i = 0; i < t.n && s == HOLA_OK; i++) t.message[i].content = t.store.data + t.begin[i];
     if (s == HOLA_OK && c->look) s = hl_template_lesson(c->look, t.message, t.n, c->bos, out);
     else if (s == HOLA_OK) s = hl_lesson_plain(c->tokenizer, &t.message[0], &t.message[1], c->bos, out);
-    if (s == HOLA_OK && c->all && out->answers > 0) memset(out->learnt, 1, (size_t)out->ids.n);
+    if (s == HOLA_OK && c->all && out->answers > 0) memset(out->trained, 1, (size_t)out->ids.n);
     *bytes = t.store.n;
     json_decref(root);
     free(t.message);

@@ -23,7 +23,7 @@ struct hl_dataset {
     struct hl_dataset_info info;
 };
 
-static int64_t count_learnt(const struct hl_dataset *d, int64_t at, int64_t n);
+static int64_t count_trained(const struct hl_dataset *d, int64_t at, int64_t n);
 
 /* ---- the files ---- */
 
@@ -89,11 +89,11 @@ static hola_status open_shards(struct hl_dataset *d, char **names, int64_t n) {
         if (d->shard[i].width != d->shard[0].width)
             return hl_fail(HOLA_EFORMAT, "%s: tokens of %d bits, but of %d bits in %s", d->shard[i].path,
                            8 * d->shard[i].width, 8 * d->shard[0].width, names[0]);
-        if (!d->shard[i].learnt != !d->shard[0].learnt)
+        if (!d->shard[i].trained != !d->shard[0].trained)
             return hl_fail(HOLA_EFORMAT, "%s: one of %s and %s holds conversations, the other text", d->dir, names[0],
                            names[i]);
     }
-    d->info.flagged = d->shard[0].learnt != NULL;
+    d->info.flagged = d->shard[0].trained != NULL;
     d->info.tokens = d->offset[n];
     if (d->info.tokens == 0) return hl_fail(HOLA_EFORMAT, "%s: no tokens in its %s shards", d->dir, d->split);
     return HOLA_OK;
@@ -170,7 +170,7 @@ hola_status hl_dataset_open(struct hl_dataset **out, const char *dir, const char
         s = hl_fail(HOLA_EINVAL, "%s: its tokenizer has %" PRId64 " tokens, the model's vocabulary only %" PRId64, dir,
                     d->info.vocab, vocab);
     free_names(names, n);
-    if (s == HOLA_OK && d->info.flagged) d->info.learnt = count_learnt(d, 0, d->info.tokens);
+    if (s == HOLA_OK && d->info.flagged) d->info.trained = count_trained(d, 0, d->info.tokens);
     if (s == HOLA_OK) *out = d;
     else hl_dataset_free(d);
     return s;
@@ -224,14 +224,14 @@ static void read_flags(const struct hl_dataset *d, int64_t at, int64_t n, uint8_
     }
 }
 
-/* Tokens of [at, at + n) that are learnt. */
-static int64_t count_learnt(const struct hl_dataset *d, int64_t at, int64_t n) {
+/* Tokens of [at, at + n) that are trained. */
+static int64_t count_trained(const struct hl_dataset *d, int64_t at, int64_t n) {
     uint8_t flags[512];
     int64_t sum = 0;
     for (int64_t take; n > 0; at += take, n -= take) {
         take = n < 512 ? n : 512;
         read_flags(d, at, take, flags);
-        for (int64_t i = 0; i < take; i++) sum += flags[i] & HL_TOKEN_LEARNT;
+        for (int64_t i = 0; i < take; i++) sum += flags[i] & HL_TOKEN_TRAINED;
     }
     return sum;
 }
@@ -300,15 +300,15 @@ static hola_status pack_conversations(struct hl_dataset *d, const int64_t *doc, 
     struct hl_pack_piece *piece = malloc((size_t)(n + 1) * sizeof *piece);
     int64_t pieces = 0;
     if (!piece) return hl_fail(HOLA_ENOMEM, "%s: no memory for %" PRId64 " conversations", d->dir, n);
-    d->info.learnt = 0;
+    d->info.trained = 0;
     for (int64_t i = 0; i < n; i++) {
         const int64_t all = doc[i + 1] - doc[i], len = all < d->seq ? all : d->seq;
-        const int64_t learnt = count_learnt(d, doc[i] + 1, len - 1); /* the first token is nobody's target */
+        const int64_t trained = count_trained(d, doc[i] + 1, len - 1); /* the first token is nobody's target */
         if (all > d->info.talk.longest) d->info.talk.longest = all;
-        if (all > len) d->info.talk.cut++, d->info.talk.lost += count_learnt(d, doc[i] + len, all - len);
-        if (learnt == 0) d->info.talk.idle++;
+        if (all > len) d->info.talk.cut++, d->info.talk.lost += count_trained(d, doc[i] + len, all - len);
+        if (trained == 0) d->info.talk.idle++;
         else piece[pieces++] = (struct hl_pack_piece){doc[i], (int32_t)len};
-        d->info.learnt += learnt;
+        d->info.trained += trained;
     }
     hola_status s = hl_pack_pieces(&d->pack, piece, pieces, d->seq);
     if (s == HOLA_OK && pieces == 0)
@@ -390,10 +390,10 @@ hola_status hl_dataset_row_at(const struct hl_dataset *d, int64_t i, struct hl_r
     for (int64_t k = d->pack.first[i]; k < d->pack.first[i + 1] && s == HOLA_OK; k++) {
         const struct hl_pack_piece *p = &d->pack.piece[k];
         s = read_tokens(d, p->at, p->n, row->ids + row->n);
-        if (row->learnt && d->info.flagged) {
-            uint8_t *learnt = row->learnt + row->n;
-            read_flags(d, p->at, p->n, learnt);
-            for (int64_t j = 0; j < p->n; j++) learnt[j] &= HL_TOKEN_LEARNT;
+        if (row->trained && d->info.flagged) {
+            uint8_t *trained = row->trained + row->n;
+            read_flags(d, p->at, p->n, trained);
+            for (int64_t j = 0; j < p->n; j++) trained[j] &= HL_TOKEN_TRAINED;
         }
         if (row->starts) row->starts[row->n_starts] = row->n;
         row->n_starts++;

@@ -21,8 +21,8 @@ struct hl_dataset_info {
     int64_t documents;            /* packed rows only */
     int64_t vocab;                /* of the tokenizer; 0: not known (shards without a dataset.json) */
     int32_t bos;                  /* -1: none, or not known */
-    bool flagged;                 /* conversations: some tokens are learnt, the others are not */
-    int64_t learnt;               /* tokens that are; once rows are set up: the targets of an epoch */
+    bool flagged;                 /* conversations: some tokens are trained, the others are not */
+    int64_t trained;              /* tokens that are; once rows are set up: the targets of an epoch */
     struct {
         int64_t cut, lost;     /* conversations longer than a row; tokens to learn that this leaves out */
         int64_t idle, longest; /* conversations left out; tokens of the longest one */
@@ -45,9 +45,9 @@ hola_status hl_dataset_rows(struct hl_dataset *d, enum hl_row_mode mode, int64_t
                             struct hl_pool *pool);
 
 struct hl_row {
-    int32_t *ids;    /* [seq], the caller's */
-    int64_t *starts; /* [seq], the caller's; starts[0] = 0. NULL: not wanted */
-    uint8_t *learnt; /* [seq], the caller's: 1 for tokens that are, of a set with flags; NULL: not wanted */
+    int32_t *ids;     /* [seq], the caller's */
+    int64_t *starts;  /* [seq], the caller's; starts[0] = 0. NULL: not wanted */
+    uint8_t *trained; /* [seq], the caller's: 1 for tokens that are, of a set with flags; NULL: not wanted */
     int64_t n, n_starts;
 };
 /* The row at the cursor, >= 0, of the endless shuffled sequence. */

@@ -88,8 +88,8 @@ static hola_status encode_chat(const struct job *j, struct item *it) {
     hola_status s = hl_chat_decode(&j->chat, &it->record, &l, &it->document.bytes);
     it->answers = l.answers;
     if (s == HOLA_OK && l.answers > 0) { /* the lesson's arrays are handed over */
-        l.learnt[0] |= HL_TOKEN_BEGINS;
-        it->document.ids = l.ids.data, it->document.flags = l.learnt, it->document.n = l.ids.n;
+        l.trained[0] |= HL_TOKEN_BEGINS;
+        it->document.ids = l.ids.data, it->document.flags = l.trained, it->document.n = l.ids.n;
         return s;
     }
     hl_lesson_free(&l);
@@ -225,7 +225,7 @@ static hola_status from_text(const struct hl_prepare_opts *o, struct hl_out *out
         r->bos = o->no_bos ? -1 : hola_tokenizer_bos(j.tokenizer);
         out->front = o->chat ? -1 : r->bos; /* a conversation's tokens hold it */
         out->flagged = o->chat;
-        j.chat = (struct hl_chat){.tokenizer = j.tokenizer, .look = j.look, .bos = r->bos >= 0, .all = o->learn_all};
+        j.chat = (struct hl_chat){.tokenizer = j.tokenizer, .look = j.look, .bos = r->bos >= 0, .all = o->loss_on_all};
         s = run_batches(&j, out);
     }
     if (s == HOLA_OK && r->all.documents == 0)
@@ -235,7 +235,7 @@ static hola_status from_text(const struct hl_prepare_opts *o, struct hl_out *out
         json_t *about = describe_source(j.source);
         if (about && o->chat) {
             json_object_set_new(about, "chat_template", name_of(r->look));
-            json_object_set_new(about, "learn", json_string(o->learn_all ? "all" : "answers"));
+            json_object_set_new(about, "loss_on", json_string(o->loss_on_all ? "all" : "answers"));
         }
         s = about ? hl_out_end(out, about) : hl_fail(HOLA_ENOMEM, "no memory");
         json_decref(about);

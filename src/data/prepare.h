@@ -29,7 +29,7 @@ struct hl_prepare_opts {
     struct hl_source_opts source;
     const char *field;  /* of a line of JSON */
     bool chat;          /* lines of JSON are conversations (chat.h) */
-    bool learn_all;     /* ... and all of them is learnt, not the answers alone */
+    bool loss_on_all;   /* ... and all of them is trained, not the answers alone */
     const char *look;   /* chat template: "none", or as hl_template_open takes it */
     bool skip_bad;      /* malformed lines are counted, not an error */
     bool no_bos;        /* nothing in front of documents */
@@ -56,9 +56,9 @@ struct hl_prepare_result {
     double seconds;
     char look[256];              /* chat template, "": no conversations */
     bool guessed;                /* ... because neither the options nor the tokenizer's files name one */
-    int64_t answers, unanswered; /* that are learnt; conversations left out because they have none */
+    int64_t answers, unanswered; /* that are trained; conversations left out because they have none */
     struct {
-        int64_t documents, bytes, tokens, shards, learnt;
+        int64_t documents, bytes, tokens, shards, trained;
     } split[HL_SPLITS];
 };
 

@@ -116,7 +116,7 @@ static json_t *describe(const struct hl_out *w, json_t *about) {
                                       (json_int_t)r->split[i].bytes, "tokens", (json_int_t)r->split[i].tokens, "shards",
                                       (json_int_t)r->split[i].shards));
         if (w->flagged)
-            json_object_set_new(json_object_get(splits, split_name[i]), "learnt", json_integer(r->split[i].learnt));
+            json_object_set_new(json_object_get(splits, split_name[i]), "trained", json_integer(r->split[i].trained));
     }
     json_object_set_new(root, "splits", splits);
     json_object_update(root, about);
@@ -167,7 +167,7 @@ static hola_status put(struct hl_out *w, enum hl_split split, const struct hl_do
     const uint8_t *flags = d->flags ? d->flags + from : NULL;
     hola_status s = w->front >= 0 ? hl_shards_write(&w->shards[split], &w->front, NULL, 1) : HOLA_OK;
     if (s == HOLA_OK) s = hl_shards_write(&w->shards[split], d->ids + from, flags, n);
-    for (int64_t i = 0; flags && i < n; i++) w->result->split[split].learnt += flags[i] & HL_TOKEN_LEARNT;
+    for (int64_t i = 0; flags && i < n; i++) w->result->split[split].trained += flags[i] & HL_TOKEN_TRAINED;
     w->result->split[split].documents++;
     w->result->split[split].bytes += bytes;
     w->result->split[split].tokens = w->shards[split].tokens;

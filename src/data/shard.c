@@ -49,10 +49,10 @@ static uint64_t checksum(const struct hl_shard *s) {
 static hola_status parse_flags(struct hl_shard *s, const unsigned char *head) {
     const int64_t bits = bytes_of_bits(s->n);
     bool clean = true;
-    s->learnt = s->data + s->n * s->width;
-    s->begins = s->learnt + bits;
+    s->trained = s->data + s->n * s->width;
+    s->begins = s->trained + bits;
     for (int i = 24; i < HL_SHARD_HEADER; i++) clean &= head[i] == 0;
-    if (s->n % 8) clean &= s->learnt[bits - 1] >> s->n % 8 == 0 && s->begins[bits - 1] >> s->n % 8 == 0;
+    if (s->n % 8) clean &= s->trained[bits - 1] >> s->n % 8 == 0 && s->begins[bits - 1] >> s->n % 8 == 0;
     const uint64_t sum = (uint64_t)load32(head + 20) << 32 | load32(head + 16);
     return clean && sum == checksum(s) ? HOLA_OK : hl_fail(HOLA_EFORMAT, "%s: damaged: its checksum differs", s->path);
 }
@@ -140,10 +140,10 @@ hola_status hl_shard_read(const struct hl_shard *s, int64_t at, int64_t count, i
 }
 
 void hl_shard_flags(const struct hl_shard *s, int64_t at, int64_t count, uint8_t *out) {
-    HL_ASSERT(s->learnt && at >= 0 && count >= 0 && at <= s->n && count <= s->n - at);
+    HL_ASSERT(s->trained && at >= 0 && count >= 0 && at <= s->n && count <= s->n - at);
     for (int64_t i = at; i < at + count; i++) {
-        const int learnt = s->learnt[i / 8] >> i % 8 & 1, begins = s->begins[i / 8] >> i % 8 & 1;
-        *out++ = (uint8_t)(learnt * HL_TOKEN_LEARNT | begins * HL_TOKEN_BEGINS);
+        const int trained = s->trained[i / 8] >> i % 8 & 1, begins = s->begins[i / 8] >> i % 8 & 1;
+        *out++ = (uint8_t)(trained * HL_TOKEN_TRAINED | begins * HL_TOKEN_BEGINS);
     }
 }
 
@@ -193,9 +193,9 @@ static hola_status finish_file(struct hl_shards *w) {
         const uint64_t sum = w->sum + (uint64_t)w->width;
         store32(head + 12, (uint32_t)w->width);
         store32(head + 16, (uint32_t)sum), store32(head + 20, (uint32_t)(sum >> 32));
-        s = hl_writer_write(&w->file, w->learnt.data, w->learnt.n);
+        s = hl_writer_write(&w->file, w->trained.data, w->trained.n);
         if (s == HOLA_OK) s = hl_writer_write(&w->file, w->begins.data, w->begins.n);
-        w->learnt.n = w->begins.n = 0;
+        w->trained.n = w->begins.n = 0;
         w->sum = 0;
         if (s != HOLA_OK) return s;
     }
@@ -225,9 +225,9 @@ static hola_status open_file(struct hl_shards *w) {
 static hola_status put_flags(struct hl_shards *w, const int32_t *ids, const uint8_t *flags, int64_t n) {
     for (int64_t i = 0; i < n; i++) {
         const int64_t at = w->in_file + i;
-        if (at % 8 == 0 && (hl_text_put(&w->learnt, "", 1) != HOLA_OK || hl_text_put(&w->begins, "", 1) != HOLA_OK))
+        if (at % 8 == 0 && (hl_text_put(&w->trained, "", 1) != HOLA_OK || hl_text_put(&w->begins, "", 1) != HOLA_OK))
             return hl_fail(HOLA_ENOMEM, "%s: no memory for the flags of %" PRId64 " tokens", w->dir, at);
-        if (flags[i] & HL_TOKEN_LEARNT) w->learnt.data[at / 8] = (char)(w->learnt.data[at / 8] | 1 << at % 8);
+        if (flags[i] & HL_TOKEN_TRAINED) w->trained.data[at / 8] = (char)(w->trained.data[at / 8] | 1 << at % 8);
         if (flags[i] & HL_TOKEN_BEGINS) w->begins.data[at / 8] = (char)(w->begins.data[at / 8] | 1 << at % 8);
         w->sum += sum_of(at, (uint32_t)ids[i], flags[i]);
     }
@@ -279,7 +279,7 @@ void hl_shards_free(struct hl_shards *w) {
         if (path) unlink(path);
         free(path);
     }
-    hl_text_free(&w->learnt);
+    hl_text_free(&w->trained);
     hl_text_free(&w->begins);
     free(w->dir);
     free(w->name);

@@ -103,7 +103,7 @@ void hola_trainer_free(hola_trainer *t) {
     hl_release(m->backend, t->grads);
     hl_release(m->backend, t->m);
     hl_release(m->backend, t->v);
-    if (m->ahead) hl_model_need_rows(m); /* what was learnt outlives the trainer */
+    if (m->ahead) hl_model_need_rows(m); /* what was trained outlives the trainer */
     hl_model_drop_master(m);
     m->training = false;
     free(t->host_grads);
@@ -172,11 +172,11 @@ static hola_status run(hola_trainer *t, const int32_t *ids, int64_t n, const int
 }
 
 hola_status hola_trainer_accumulate_masked(hola_trainer *t, const int32_t *ids, int64_t n, const int64_t *starts,
-                                           int64_t n_starts, const uint8_t *learnt, double weight, double *loss_sum,
+                                           int64_t n_starts, const uint8_t *trained, double weight, double *loss_sum,
                                            int64_t *targets) {
     HL_NEED(t, "the trainer");
     HL_NEED(ids, "ids");
-    return run(t, ids, n, starts, n_starts, learnt, weight, true, loss_sum, targets);
+    return run(t, ids, n, starts, n_starts, trained, weight, true, loss_sum, targets);
 }
 
 hola_status hola_trainer_accumulate(hola_trainer *t, const int32_t *ids, int64_t n, const int64_t *starts,
@@ -185,10 +185,10 @@ hola_status hola_trainer_accumulate(hola_trainer *t, const int32_t *ids, int64_t
 }
 
 hola_status hola_trainer_evaluate_masked(hola_trainer *t, const int32_t *ids, int64_t n, const int64_t *starts,
-                                         int64_t n_starts, const uint8_t *learnt, double *loss_sum, int64_t *targets) {
+                                         int64_t n_starts, const uint8_t *trained, double *loss_sum, int64_t *targets) {
     HL_NEED(t, "the trainer");
     HL_NEED(ids, "ids");
-    return run(t, ids, n, starts, n_starts, learnt, 0, false, loss_sum, targets);
+    return run(t, ids, n, starts, n_starts, trained, 0, false, loss_sum, targets);
 }
 
 hola_status hola_trainer_evaluate(hola_trainer *t, const int32_t *ids, int64_t n, const int64_t *starts,

@@ -171,7 +171,7 @@ hola_status hl_model_need_master(hola_model *m) {
     const int64_t n = m->params.total;
     hola_status s = hl_model_need_rows(m);
     if (s != HOLA_OK) return s;
-    for (int64_t i = 0; i < m->params.n; i++) /* what is learnt from here on would not survive as codes */
+    for (int64_t i = 0; i < m->params.n; i++) /* what is trained from here on would not survive as codes */
         if (hl_is_quant(m->stored[i])) m->stored[i] = HOLA_F32;
     hl_model_drop_codes(m);
     if (m->backend->host) {

@@ -8,10 +8,10 @@ hola_status hl_batch_new(struct hl_batch *b, int64_t rows, int64_t seq) {
     b->ids = malloc(tokens * sizeof *b->ids);
     b->starts = malloc(tokens * sizeof *b->starts);
     b->scratch = malloc(tokens * sizeof *b->scratch);
-    b->learnt = malloc(tokens);
+    b->trained = malloc(tokens);
     b->row_at = malloc((size_t)(rows + 1) * sizeof *b->row_at);
     b->start_at = malloc((size_t)(rows + 1) * sizeof *b->start_at);
-    if (b->ids && b->starts && b->scratch && b->learnt && b->row_at && b->start_at) return HOLA_OK;
+    if (b->ids && b->starts && b->scratch && b->trained && b->row_at && b->start_at) return HOLA_OK;
     hl_batch_free(b);
     return hl_fail(HOLA_ENOMEM, "a batch of %lld rows of %lld tokens", (long long)rows, (long long)seq);
 }
@@ -20,7 +20,7 @@ void hl_batch_free(struct hl_batch *b) {
     free(b->ids);
     free(b->starts);
     free(b->scratch);
-    free(b->learnt);
+    free(b->trained);
     free(b->row_at);
     free(b->start_at);
     *b = (struct hl_batch){0};
@@ -31,8 +31,8 @@ static int64_t targets_of(const struct hl_row *row, bool flagged) {
     int64_t n = row->n - row->n_starts;
     if (!flagged) return n;
     n = 0;
-    for (int64_t i = 0; i < row->n; i++) n += row->learnt[i];
-    for (int64_t k = 0; k < row->n_starts; k++) n -= row->learnt[row->starts[k]];
+    for (int64_t i = 0; i < row->n; i++) n += row->trained[i];
+    for (int64_t k = 0; k < row->n_starts; k++) n -= row->trained[row->starts[k]];
     return n;
 }
 
@@ -45,7 +45,7 @@ hola_status hl_batch_load(struct hl_batch *b, const struct hl_dataset *d, const 
     b->row_at[0] = b->start_at[0] = 0;
     for (int64_t r = 0; r < count; r++) {
         const int64_t at = b->row_at[r], s0 = b->start_at[r];
-        struct hl_row row = {.ids = b->ids + at, .starts = b->starts + s0, .learnt = b->learnt + at};
+        struct hl_row row = {.ids = b->ids + at, .starts = b->starts + s0, .trained = b->trained + at};
         hola_status s = seed ? hl_dataset_row(d, *seed, first + r, &row) : hl_dataset_row_at(d, first + r, &row);
         if (s != HOLA_OK) return s;
         b->targets += targets_of(&row, b->flagged);
@@ -62,7 +62,7 @@ struct hl_slice hl_batch_slice(struct hl_batch *b, int64_t from, int64_t to) {
     for (int64_t i = 0; i < n; i++) b->scratch[i] = b->starts[s0 + i] - at;
     return (struct hl_slice){.ids = b->ids + at,
                              .starts = b->scratch,
-                             .learnt = b->flagged ? b->learnt + at : NULL,
+                             .trained = b->flagged ? b->trained + at : NULL,
                              .n = b->row_at[to] - at,
                              .n_starts = n};
 }

@@ -9,7 +9,7 @@ struct hl_batch {
     int64_t *row_at;         /* [room + 1]: where rows begin in ids */
     int64_t *starts;         /* [room * seq]: where documents begin in ids, row after row */
     int64_t *start_at;       /* [room + 1]: a row's first start */
-    uint8_t *learnt;         /* [room * seq]: 1 for tokens to learn, if `flagged`; else all are */
+    uint8_t *trained;        /* [room * seq]: 1 for tokens to learn, if `flagged`; else all are */
     bool flagged;
     int64_t *scratch; /* [room * seq] */
     int64_t tokens, targets;
@@ -23,7 +23,7 @@ hola_status hl_batch_load(struct hl_batch *b, const struct hl_dataset *d, const 
 struct hl_slice {
     const int32_t *ids;
     const int64_t *starts;
-    const uint8_t *learnt; /* NULL: all */
+    const uint8_t *trained; /* NULL: all */
     int64_t n, n_starts;
 };
 struct hl_slice hl_batch_slice(struct hl_batch *b, int64_t from, int64_t to);

@@ -29,7 +29,7 @@ static hola_status loss_of(struct hl_run *r, const struct hl_dataset *d, int64_t
     hola_status s = hl_batch_load(&r->batch, d, NULL, first, n);
     if (s != HOLA_OK) return s;
     const struct hl_slice x = hl_batch_slice(&r->batch, 0, n);
-    s = hola_trainer_evaluate_masked(r->trainer, x.ids, x.n, x.starts, x.n_starts, x.learnt, &loss, &count);
+    s = hola_trainer_evaluate_masked(r->trainer, x.ids, x.n, x.starts, x.n_starts, x.trained, &loss, &count);
     *sum += loss;
     *targets += (double)count;
     return s;

@@ -43,7 +43,7 @@ static hola_status accumulate(struct hl_run *r, double *loss, bool *stopped) {
         const struct hl_slice x = hl_batch_slice(&r->batch, at, to);
         double sum = 0;
         if (to == end) hl_trainer_announce(r->trainer);
-        s = hola_trainer_accumulate_masked(r->trainer, x.ids, x.n, x.starts, x.n_starts, x.learnt, weight, &sum, NULL);
+        s = hola_trainer_accumulate_masked(r->trainer, x.ids, x.n, x.starts, x.n_starts, x.trained, weight, &sum, NULL);
         *loss += sum;
         if (s == HOLA_OK) hl_run_work(r, HL_TRAIN_STEP, i + 1, slices);
     }
@@ -245,7 +245,7 @@ static void announce(struct hl_run *r) {
                                .step = r->state.step,
                                .parameters = hola_config_parameters(&o->config),
                                .train_tokens = train->tokens,
-                               .learnt = train->flagged ? train->learnt : -1,
+                               .trained = train->flagged ? train->trained : -1,
                                .val_tokens = r->val ? hl_dataset_info(r->val)->tokens : 0,
                                .tokens_per_step = o->batch_tokens,
                                .slices = (to - from + r->rows_per_micro - 1) / r->rows_per_micro,

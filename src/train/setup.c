@@ -151,7 +151,7 @@ static hola_status fingerprint(struct hl_run *r, char out[24]) {
         if (s != HOLA_OK) return s;
         for (int64_t k = 0; k < r->batch.tokens; k++) h = (h ^ (uint64_t)(uint32_t)r->batch.ids[k]) * 0x100000001b3u;
         for (int64_t k = 0; k < r->batch.tokens && r->batch.flagged; k++)
-            h = (h ^ (uint64_t)r->batch.learnt[k]) * 0x100000001b3u;
+            h = (h ^ (uint64_t)r->batch.trained[k]) * 0x100000001b3u;
     }
     snprintf(out, 24, "%016" PRIx64, h);
     return HOLA_OK;

@@ -12,7 +12,7 @@
 struct hl_train_begin {
     int64_t steps, step; /* of the run; done already */
     int64_t parameters, train_tokens, val_tokens, tokens_per_step;
-    int64_t learnt;        /* targets of an epoch of conversations; -1: text, all of it is */
+    int64_t trained;       /* targets of an epoch of conversations; -1: text, all of it is */
     int64_t slices;        /* micro-batches of a step, on this rank */
     int64_t memory, left;  /* bytes that the run takes, predicted; free before it began, 0: not known */
     bool device;           /* ... of a device, not of the host */

@@ -36,7 +36,7 @@ def test_all_snippets(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "token 2: id 9999 is not in the vocabulary of 258" in done.stdout
-    assert "campus keeps what" in done.stdout  # it has learnt its sentence
+    assert "campus keeps what" in done.stdout  # it has trained its sentence
     assert (tmp_path / "model" / "model.safetensors").exists() and (tmp_path / "data" / "dataset.json").exists()
     if importlib.util.find_spec("matplotlib") is None:
         pytest.skip("all but the plot: matplotlib is not here")

@@ -171,15 +171,15 @@ def test_conversations(tmp_path):
     ]
     said = hola.prepare(rows, tmp_path / "a", "byte", chat=True, val=0.0)
     assert (said["documents"], said["answers"], said["without_answer"]) == (2, 2, 1)
-    assert said["chat_template"] == "plain" and said["train"]["learnt"] == len("ja\n\nUser:") + len("A\n\nUser:")
+    assert said["chat_template"] == "plain" and said["train"]["trained"] == len("ja\n\nUser:") + len("A\n\nUser:")
     want = (tmp_path / "a" / "train_000000.bin").read_bytes()
     for name, opened in (("x.jsonl", open), ("x.jsonl.gz", gzip.open)):
         with opened(tmp_path / name, "wt", encoding="utf-8") as f:
             f.write("".join(json.dumps(r) + "\n" for r in rows))
         hola.prepare(tmp_path / name, tmp_path / "b", "byte", chat=True, val=0.0, force=True)
         assert (tmp_path / "b" / "train_000000.bin").read_bytes() == want
-    everything = hola.prepare(rows, tmp_path / "c", "byte", chat_template="chatml", learn="all", val=0.0)
-    assert everything["train"]["learnt"] == everything["tokens"]
+    everything = hola.prepare(rows, tmp_path / "c", "byte", chat_template="chatml", loss_on="all", val=0.0)
+    assert everything["train"]["trained"] == everything["tokens"]
     with pytest.raises(TypeError, match="row 0: a mapping is expected, not str"):
         hola.prepare(["x"], tmp_path / "d", "byte", chat=True)
     with pytest.raises(hola.Error, match="line 1: messages.0.: no .role."):
