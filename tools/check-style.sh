@@ -6,19 +6,20 @@
 # cuda/common.cuh takes the emulator (tests/emu) for the CUDA headers where there is no nvcc.
 arrows='
 core
+gguf       core
 cuda       core
 ops        core cuda
 fused      core cuda ops
 backend    core cuda ops fused
 mixers     core ops fused backend
-model      core ops fused backend mixers
-tokenizer  core
+model      core gguf ops fused backend mixers
+tokenizer  core gguf
 data       core tokenizer
 plot       core train eval
 train      core backend model tokenizer data plot
 eval       core backend model tokenizer data
-serve      core model tokenizer
-cli        core ops backend mixers model tokenizer data plot train eval serve
+serve      core gguf model tokenizer
+cli        core gguf ops backend mixers model tokenizer data plot train eval serve
 '
 
 cc=${CC:-cc}
