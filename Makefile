@@ -53,7 +53,7 @@ FLAGS_dotprod := $(FLAGS_neon) -march=armv8.2-a+dotprod
 
 REF_SRC := $(sort $(wildcard src/ops/*/*_ref.c)) src/backend/cpu_table.c
 FAST_SRC := $(sort $(wildcard src/ops/*/*_cpu.c)) src/backend/cpu_table.c
-LIB_SRC := $(foreach d,core backend ops/* fused/* mixers mixers/* model tokenizer chat data train eval plot serve,$(wildcard src/$(d)/*.c))
+LIB_SRC := $(foreach d,core gguf backend ops/* fused/* mixers mixers/* model tokenizer chat data train eval plot serve,$(wildcard src/$(d)/*.c))
 LIB_SRC := $(filter-out $(REF_SRC) $(FAST_SRC) %_mpi.c src/backend/cuda_%.c,$(sort $(LIB_SRC)))
 CLI_SRC := $(sort $(wildcard src/cli/*.c)) $(if $(MPI),src/train/dist_mpi.c)
 obj = $(patsubst %.c,$(BUILD)/$(1)/%.o,$(2))

@@ -156,7 +156,7 @@ typedef struct hola_config {
 /* name: "46m", "170m" or "340m"; hola, gated_deltanet and delta_net also take the suffix "-gate" or "-nogate", kda
  * takes "-memory": with the exact memory. */
 HOLA_API hola_status hola_config_preset(hola_config *out, const char *name, hola_model_type type);
-/* Reads config.json; path names the file or the model directory. */
+/* Reads config.json; path names the file or the model directory; or the config of a GGUF file. */
 HOLA_API hola_status hola_config_read(hola_config *out, const char *path);
 HOLA_API hola_status hola_config_check(const hola_config *cfg);
 HOLA_API int64_t hola_config_parameters(const hola_config *cfg); /* trained scalars */
@@ -182,7 +182,7 @@ typedef struct hola_options { /* zero means default */
 
 /* A new model with random weights (drawn as in docs/format.md); the same seed gives the same weights. */
 HOLA_API hola_status hola_model_new(hola_model **out, const hola_config *cfg, uint64_t seed, const hola_options *opt);
-/* Loads a model directory: config.json and safetensors, one file or several shards. */
+/* Loads a model directory: config.json and safetensors, one file or several shards; or a GGUF file. */
 HOLA_API hola_status hola_model_load(hola_model **out, const char *dir, const hola_options *opt);
 /* Writes config.json and model.safetensors; on failure each is either complete or untouched. Unknown fields of the
  * config.json the model was loaded from are kept. */
@@ -207,8 +207,8 @@ HOLA_API hola_status hola_model_tensor_read(const hola_model *m, int64_t i, floa
 
 typedef struct hola_tokenizer hola_tokenizer;
 
-/* path: a model directory (tokenizer.model, else tokenizer.json), one of these files, or "byte": ids 0 to 255 are the
- * bytes, 256 is BOS, 257 is EOS. Tokenizers are read-only: threads may share one. */
+/* path: a model directory (tokenizer.model, else tokenizer.json), one of these files, a GGUF file, or "byte": ids 0 to
+ * 255 are the bytes, 256 is BOS, 257 is EOS. Tokenizers are read-only: threads may share one. */
 HOLA_API hola_status hola_tokenizer_load(hola_tokenizer **out, const char *path);
 HOLA_API void hola_tokenizer_free(hola_tokenizer *t);
 HOLA_API int64_t hola_tokenizer_size(const hola_tokenizer *t); /* all ids are less than this */

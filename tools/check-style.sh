@@ -6,20 +6,21 @@
 # cuda/common.cuh takes the emulator (tests/emu) for the CUDA headers where there is no nvcc.
 arrows='
 core
+gguf       core
 cuda       core
 ops        core cuda
 fused      core cuda ops
 backend    core cuda ops fused
 mixers     core ops fused backend
-model      core ops fused backend mixers
-tokenizer  core
-chat       core tokenizer
+model      core gguf ops fused backend mixers
+tokenizer  core gguf
+chat       core gguf tokenizer
 data       core tokenizer chat
 plot       core train eval
 train      core backend model tokenizer chat data plot
 eval       core backend model tokenizer data
-serve      core model tokenizer chat
-cli        core ops backend mixers model tokenizer chat data plot train eval serve
+serve      core gguf model tokenizer chat
+cli        core gguf ops backend mixers model tokenizer chat data plot train eval serve
 '
 
 cc=${CC:-cc}

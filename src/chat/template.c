@@ -2,6 +2,9 @@
 #define _GNU_SOURCE
 #include "chat/template_internal.h"
 #include "core/file.h"
+#include "core/json.h"
+#include "tokenizer/gguf_keys.h"
+#include "tokenizer/tokenizer.h"
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -181,17 +184,19 @@ static hola_status from_file(struct hl_template *t, const char *path) {
 
 /* The built-in one that the model's chat_template looks like; NULL: none, or no such file. */
 static const char *guess(const char *model_dir) {
-    char *path = hl_path_join(model_dir, "tokenizer_config.json");
+    char *path = hl_path_join(model_dir, "tokenizer_config.json"), *config = NULL;
     struct hl_map map = {0};
     json_t *root = NULL;
     const char *name = NULL;
-    if (path && hl_map_open(&map, path) == HOLA_OK) hl_json_object(&root, map.data, map.size, MOST_FILE, path);
+    if (hl_is_gguf(model_dir) && hl_gguf_tokenizer_config_read(model_dir, &config) == HOLA_OK && config)
+        hl_json_object(&root, config, (int64_t)strlen(config), MOST_FILE, model_dir);
+    else if (path && hl_map_open(&map, path) == HOLA_OK) hl_json_object(&root, map.data, map.size, MOST_FILE, path);
     const char *text = json_string_value(json_object_get(root, "chat_template"));
     for (int i = 0; text && !name && i < BUILTINS; i++)
         if (builtins[i].sign && strstr(text, builtins[i].sign)) name = builtins[i].name;
     json_decref(root);
     hl_map_close(&map);
-    free(path);
+    free(path), free(config);
     return name;
 }
 

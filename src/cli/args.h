@@ -59,11 +59,11 @@ struct arg {
 #define OPT_ANY NULL, 0, 0, 0, 0
 #define OPT_PLAIN NULL, NULL, NULL
 /* Rows that several commands have. */
-#define OPT_MODEL                                                                                                   \
-    {                                                                                                               \
-        'm', "model", ARG_STRING, OPT_AT(model), "DIR",                                                             \
-            "model directory (default: $HOLA_MODEL, else the bundled one)", OPT_ANY, true, cli_default_model, NULL, \
-            NULL                                                                                                    \
+#define OPT_MODEL                                                                                       \
+    {                                                                                                   \
+        'm', "model", ARG_STRING, OPT_AT(model), "DIR",                                                 \
+            "model directory or GGUF file (default: $HOLA_MODEL, else the bundled one)", OPT_ANY, true, \
+            cli_default_model, NULL, NULL                                                               \
     }
 #define OPT_PRESET                                                                                                   \
     {                                                                                                                \

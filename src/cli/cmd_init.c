@@ -4,6 +4,7 @@
 #include "cli/cli.h"
 #include "core/file.h"
 #include "tokenizer/byte_json.h"
+#include "tokenizer/gguf_keys.h"
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -44,7 +45,8 @@ static const struct args_command command = {
 /* A preset takes size and special tokens; a config of one's own must have room. */
 static hola_status adopt(hola_config *cfg, const struct init_opts *o) {
     hola_tokenizer *t = NULL;
-    hola_status s = hola_tokenizer_load(&t, o->tokenizer);
+    hola_status s = hl_gguf_refuse_copy(o->tokenizer);
+    if (s == HOLA_OK) s = hola_tokenizer_load(&t, o->tokenizer);
     if (s != HOLA_OK) return s;
     const int64_t size = hola_tokenizer_size(t);
     if (o->preset) {

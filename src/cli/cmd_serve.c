@@ -3,6 +3,7 @@
 #include "cli/args.h"
 #include "cli/cli.h"
 #include "core/file.h"
+#include "gguf/gguf.h"
 #include "serve/server.h"
 #include <errno.h>
 #include <inttypes.h>
@@ -220,7 +221,8 @@ static void say_memory(const struct serve *s, const struct serve_opts *o, int64_
     struct stat st;
     hola_session *y;
     int64_t bytes = 0, weights = 0;
-    char a[CLI_GROUPED], b[CLI_GROUPED], *file = hl_path_join(o->model, "model.safetensors");
+    char a[CLI_GROUPED], b[CLI_GROUPED], *file;
+    file = hl_is_gguf(o->model) ? strdup(o->model) : hl_path_join(o->model, "model.safetensors");
     if (hola_session_new(&y, s->model) == HOLA_OK) bytes = hola_session_bytes(y), hola_session_free(y);
     if (file && stat(file, &st) == 0) weights = st.st_size;
     free(file);

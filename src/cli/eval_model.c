@@ -3,6 +3,7 @@
 #include "cli/eval_model.h"
 #include "core/json.h"
 #include "core/sha256.h"
+#include "tokenizer/gguf_keys.h"
 #include <dirent.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,14 +14,19 @@ static int is_weights(const struct dirent *e) {
     return e->d_name[0] != '.' && n > 12 && strcmp(e->d_name + n - 12, ".safetensors") == 0;
 }
 
-/* cat config.json *.safetensors | sha256sum */
+/* cat config.json *.safetensors | sha256sum; of a GGUF file: sha256sum of it */
 static hola_status model_hash(const char *dir, char hex[65]) {
     struct hl_sha256 sha;
     struct dirent **entry = NULL;
+    hl_sha256_begin(&sha);
+    if (hl_is_gguf(dir)) {
+        const hola_status s = hl_sha256_file(&sha, dir);
+        if (s == HOLA_OK) hl_sha256_end(&sha, hex);
+        return s;
+    }
     char *path = hl_path_join(dir, "config.json");
     const int n = scandir(dir, &entry, is_weights, alphasort);
     hola_status st = path && n >= 0 ? HOLA_OK : hl_fail(HOLA_EIO, "%s: cannot be read", dir);
-    hl_sha256_begin(&sha);
     if (st == HOLA_OK) st = hl_sha256_file(&sha, path);
     for (int i = 0; i < n; i++) {
         free(path);
@@ -38,17 +44,21 @@ hola_status eval_adds_bos(const char *dir, bool *out) {
     struct hl_map map = {0};
     struct stat st;
     json_t *root = NULL;
-    char *path = hl_path_join(dir, "tokenizer_config.json");
+    char *path = hl_path_join(dir, "tokenizer_config.json"), *text = NULL;
     hola_status s = path ? HOLA_OK : hl_fail(HOLA_ENOMEM, "%s: no memory", dir);
     *out = true;
-    if (s == HOLA_OK && stat(path, &st) == 0) {
+    if (s == HOLA_OK && hl_is_gguf(dir)) {
+        s = hl_gguf_tokenizer_config_read(dir, &text);
+        if (text) s = hl_json_object(&root, text, (int64_t)strlen(text), 1 << 26, dir);
+        *out = !json_is_false(json_object_get(root, "add_bos_token"));
+    } else if (s == HOLA_OK && stat(path, &st) == 0) {
         s = hl_map_open(&map, path);
         if (s == HOLA_OK) s = hl_json_object(&root, map.data, map.size, 1 << 26, path);
         if (s == HOLA_OK) *out = !json_is_false(json_object_get(root, "add_bos_token"));
     }
     json_decref(root);
     hl_map_close(&map);
-    free(path);
+    free(path), free(text);
     return s;
 }
 

@@ -5,6 +5,7 @@
 #include "core/clock.h"
 #include "core/pool.h"
 #include "data/prepare_out.h"
+#include "tokenizer/gguf_keys.h"
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -159,6 +160,7 @@ static hola_status name_tokenizer(const struct hl_prepare_opts *o, struct hl_out
         out->called = "byte";
         return HOLA_OK;
     }
+    if (hl_gguf_refuse_copy(o->tokenizer) != HOLA_OK) return HOLA_ENOTSUP;
     if (stat(o->tokenizer, &st) == 0 && S_ISDIR(st.st_mode)) {
         for (int i = 0; i < 2; i++) { /* in the order of hola_tokenizer_load */
             free(out->tokenizer);

@@ -21,7 +21,8 @@ void hl_engine_warn(const struct hl_engine *e, const char *text) {
 int64_t hl_engine_room(const hola_model *m, int64_t most_host, int64_t most_device) {
     const int64_t host = (int64_t)1 << 29, device = (int64_t)1 << 34; /* bytes */
     const int64_t most = m->backend->host ? most_host : most_device;
-    const int64_t fits = (m->backend->host ? host : device) / m->state.bytes;
+    /* of a transformer, whose sessions grow, one as long as its texts in training */
+    const int64_t fits = (m->backend->host ? host : device) / hl_state_size(&m->state, m->cfg.max_position_embeddings);
     return fits < 2 ? 2 : fits < most ? fits : most;
 }
 

@@ -4,6 +4,7 @@
 #include "core/file.h"
 #include "core/hash.h"
 #include "mixers/exact_memory.h"
+#include "model/gguf_model.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -204,6 +205,7 @@ hola_status hola_config_read(hola_config *out, const char *path) {
     struct hl_map map = {0};
     struct stat st;
     hola_status s;
+    if (hl_is_gguf(path)) return hl_gguf_config_read(out, path);
     bool dir = stat(path, &st) == 0 && S_ISDIR(st.st_mode);
     char *file = dir ? hl_path_join(path, "config.json") : strdup(path);
     if (!file) return hl_fail(HOLA_ENOMEM, "%s: no memory", path);

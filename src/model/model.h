@@ -55,6 +55,15 @@ struct hola_model {
  * addition: its tensors then begin with their start values. */
 hola_status hl_model_load_as(hola_model **out, const char *dir, const hola_config *as, const hola_options *opt);
 
+/* save.c */
+/* The config.json of a saved model; yours to free. */
+hola_status hl_model_saved_config(const hola_model *m, hola_dtype dtype, char **out);
+/* Calls save while m has its rows, under the lock. */
+hola_status hl_model_save_with(const hola_model *m, hola_status (*save)(const hola_model *m, void *ctx), void *ctx);
+/* The large matrices as the nearest codes: codes [params.n], zeroed; empty where m has codes of this type already.
+ * m has its rows. To be freed, after a failure too. */
+hola_status hl_model_make_codes(const hola_model *m, hola_dtype dtype, struct hl_quant *codes);
+
 enum { HL_MASTER_SLACK = 1 << 16 };
 hola_status hl_model_need_rows(hola_model *m);   /* before saving */
 hola_status hl_model_need_panels(hola_model *m); /* before inference */

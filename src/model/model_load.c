@@ -1,7 +1,9 @@
 /* model_load.c -- models are made, loaded, looked at and freed. */
 #include "model/model.h"
 #include "core/file.h"
+#include "gguf/gguf.h"
 #include "model/config.h"
+#include "model/gguf_model.h"
 #include "model/quant_file.h"
 #include <stdlib.h>
 #include <string.h>
@@ -80,6 +82,13 @@ static hola_status read_config(const char *dir, hola_config *cfg, char **text) {
     return s;
 }
 
+/* The config and the tensors of a model directory or a GGUF file. */
+static hola_status open_files(const char *path, hola_config *cfg, char **text, struct hl_stfile **f) {
+    if (hl_is_gguf(path)) return hl_gguf_model_open(f, cfg, text, path);
+    hola_status s = read_config(path, cfg, text);
+    return s == HOLA_OK ? hl_st_open(f, path) : s;
+}
+
 hola_status hola_model_load(hola_model **out, const char *dir, const hola_options *opt) {
     HL_NEED(out, "out");
     *out = NULL;
@@ -92,10 +101,9 @@ hola_status hl_model_load_as(hola_model **out, const char *dir, const hola_confi
     char *text = NULL;
     struct hl_stfile *f = NULL;
     hola_model *m = NULL;
-    hola_status s = read_config(dir, &cfg, &text);
+    hola_status s = open_files(dir, &cfg, &text, &f);
     *out = NULL;
     if (as) cfg = *as;
-    if (s == HOLA_OK) s = hl_st_open(&f, dir);
     if (s == HOLA_OK) s = model_open(&m, &cfg, opt);
     for (int64_t i = 0; s == HOLA_OK && as && i < m->params.n; i++)
         m->params.tensor[i].optional |= m->params.tensor[i].memory;
@@ -103,9 +111,9 @@ hola_status hl_model_load_as(hola_model **out, const char *dir, const hola_confi
     if (s == HOLA_OK) {
         for (int64_t i = 0; i < m->params.n; i++) {
             const struct hl_st_tensor *t = hl_st_find(f, m->params.tensor[i].name);
-            m->stored[i] = m->codes[i].code ? m->codes[i].dtype
-                           : t              ? t->dtype
-                                            : HOLA_F32; /* up_proj inside an old gate_proj, what was missing */
+            m->stored[i] = m->codes[i].code  ? m->codes[i].dtype
+                           : t && !t->blocks ? t->dtype
+                                             : HOLA_F32; /* up_proj inside an old gate_proj, what was missing */
         }
         m->config_text = text;
         text = NULL;

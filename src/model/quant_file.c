@@ -1,5 +1,6 @@
 /* quant_file.c -- codes in files: read with every length and scale checked, and written. */
 #include "model/quant_file.h"
+#include "model/quant_blocks.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -23,7 +24,10 @@ void hl_quant_file_free(struct hl_quant *c) {
 /* ---- reading ---- */
 
 hola_dtype hl_quant_file_type(const struct hl_st_tensor *t) {
-    return !strcmp(t->stored, "I8") ? HOLA_INT8 : !strcmp(t->stored, "U8") ? HOLA_INT4 : HOLA_DTYPE_COUNT;
+    return t->blocks                  ? hl_blocks_type(t)
+           : !strcmp(t->stored, "I8") ? HOLA_INT8
+           : !strcmp(t->stored, "U8") ? HOLA_INT4
+                                      : HOLA_DTYPE_COUNT;
 }
 
 static hola_status check_shape(const struct hl_st_tensor *t, const char *dir, int64_t rows, int64_t cols) {
@@ -45,15 +49,26 @@ static hola_status check_scales(const struct hl_quant *c, const char *dir, const
     return HOLA_OK;
 }
 
+static hola_status load_blocks(struct hl_quant *out, const struct hl_tensor *t, const struct hl_st_tensor *blocks,
+                               const char *dir) {
+    hola_status s = check_shape(blocks, dir, t->dim[0], t->dim[1]);
+    if (s != HOLA_OK) return s;
+    if (!hl_quant_file_new(out, hl_quant_file_type(blocks), t->dim[0], t->dim[1]))
+        return hl_fail(HOLA_ENOMEM, "%s: %s: no memory for its codes", dir, t->name);
+    hl_blocks_take(blocks, out);
+    return HOLA_OK;
+}
+
 hola_status hl_quant_file_load(struct hl_quant *out, const struct hl_tensor *t, const struct hl_stfile *f,
                                const char *dir) {
     const struct hl_st_tensor *code = hl_st_find(f, t->name), *scale;
     const hola_dtype dtype = hl_quant_file_type(code);
     const int64_t rows = t->dim[0], cols = t->dim[1], row = hl_quant_row(dtype, cols);
     char name[HL_QUANT_FILE_NAME];
+    *out = (struct hl_quant){0};
+    if (code->blocks) return load_blocks(out, t, code, dir);
     snprintf(name, sizeof name, "%s_scale", t->name);
     scale = hl_st_find(f, name);
-    *out = (struct hl_quant){0};
     if (!scale) return hl_fail(HOLA_EFORMAT, "%s: %s: missing, and %s is %s", dir, name, t->name, code->stored);
     if (strcmp(scale->stored, "BF16") != 0)
         return hl_fail(HOLA_EFORMAT, "%s: %s: stored as %s, expected BF16", dir, name, scale->stored);

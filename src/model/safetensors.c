@@ -4,6 +4,8 @@
 #include "model/safetensors.h"
 #include "core/half.h"
 #include "core/json.h"
+#include "model/gguf_names.h"
+#include "model/quant_blocks.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -22,6 +24,8 @@ struct hl_stfile {
     int64_t n_parts;
     struct hl_st_tensor *tensor; /* sorted by name once open */
     int64_t n;
+    void *owner; /* of tensors that are in no part */
+    void (*close)(void *);
 };
 
 /* ---- one header entry ---- */
@@ -241,6 +245,7 @@ void hl_st_close(struct hl_stfile *f) {
         json_decref(f->part[i].header);
         free(f->part[i].path);
     }
+    if (f->close) f->close(f->owner);
     free(f->part);
     free(f->tensor);
     free(f);
@@ -260,6 +265,19 @@ hola_status hl_st_parse(struct hl_stfile **out, const char *data, int64_t size, 
     s = add_part(f, path, data, size);
     if (s == HOLA_OK) s = sort_names(f);
     return finish(out, f, s);
+}
+
+hola_status hl_st_of(struct hl_stfile **out, struct hl_st_tensor *tensor, int64_t n, void *owner,
+                     void (*close)(void *)) {
+    struct hl_stfile *f = calloc(1, sizeof *f);
+    *out = NULL;
+    if (!f) {
+        free(tensor);
+        close(owner);
+        return hl_fail(HOLA_ENOMEM, "no memory for %" PRId64 " tensors", n);
+    }
+    *f = (struct hl_stfile){.tensor = tensor, .n = n, .owner = owner, .close = close};
+    return finish(out, f, sort_names(f));
 }
 
 hola_status hl_st_open_file(struct hl_stfile **out, const char *path) {
@@ -320,13 +338,10 @@ const char *hl_st_shape(char *out, size_t size, int ndim, const int64_t *dim) {
     return out;
 }
 
-hola_status hl_st_read(const struct hl_st_tensor *t, int64_t first, int64_t n, real *out) {
-    const char *p = t->data;
-    if (t->dtype == HOLA_DTYPE_COUNT)
-        return hl_fail(HOLA_ENOTSUP, "%s: %.200s: stored as %s; F32, BF16 and F16 can be read", t->path, t->name,
-                       t->stored);
-    HL_ASSERT(first >= 0 && n >= 0 && first <= t->count - n);
-    p += first * element_size(t->dtype);
+/* Elements [first, first+n) as they lie in the file. */
+static void read_plain(const struct hl_st_tensor *t, int64_t first, int64_t n, real *out) {
+    const char *p = (const char *)t->data + first * element_size(t->dtype);
+    if (t->dtype == HOLA_DTYPE_COUNT) hl_blocks_read(t, first, n, out);
     for (int64_t i = 0; i < n && t->dtype == HOLA_F32; i++) {
         float x;
         memcpy(&x, p + 4 * i, 4);
@@ -342,5 +357,20 @@ hola_status hl_st_read(const struct hl_st_tensor *t, int64_t first, int64_t n, r
         memcpy(&x, p + 2 * i, 2);
         out[i] = hl_from_f16(x);
     }
+}
+
+hola_status hl_st_read(const struct hl_st_tensor *t, int64_t first, int64_t n, real *out) {
+    if (t->dtype == HOLA_DTYPE_COUNT && !t->blocks)
+        return hl_fail(HOLA_ENOTSUP,
+                       "%s: %.200s: stored as %s; F32, BF16 and F16 can be read (of GGUF files also Q8_0 and Q4_0)",
+                       t->path, t->name, t->stored);
+    HL_ASSERT(first >= 0 && n >= 0 && first <= t->count - n);
+    if (!t->heads) {
+        read_plain(t, first, n, out);
+        return HOLA_OK;
+    }
+    const int64_t rows = t->dim[0], cols = t->count / rows;
+    HL_ASSERT(first == 0 && n == t->count);
+    for (int64_t i = 0; i < rows; i++) read_plain(t, hl_llama_row(i, rows / t->heads) * cols, cols, out + i * cols);
     return HOLA_OK;
 }

@@ -16,6 +16,8 @@ struct hl_st_tensor {
     int64_t dim[HL_ST_MAX_DIMS], count;
     const void *data; /* in the file; aligned to nothing */
     int64_t bytes;
+    bool blocks;   /* of a GGUF file: Q8_0 or Q4_0, and of the bytes that its shape needs */
+    int64_t heads; /* > 0: it has the rows of so many heads in the order of llama (gguf_names.h) */
 };
 
 struct hl_stfile;
@@ -27,6 +29,10 @@ hola_status hl_st_open(struct hl_stfile **out, const char *dir);
 hola_status hl_st_open_file(struct hl_stfile **out, const char *path);
 /* The same over memory, which must outlive the reader; path is only for messages. */
 hola_status hl_st_parse(struct hl_stfile **out, const char *data, int64_t size, const char *path);
+/* Tensors of another kind of file. n of them, malloced, are taken over, and so is owner, which holds their names and
+ * data; both are freed on failure too. */
+hola_status hl_st_of(struct hl_stfile **out, struct hl_st_tensor *tensor, int64_t n, void *owner,
+                     void (*close)(void *));
 void hl_st_close(struct hl_stfile *f);
 
 int64_t hl_st_count(const struct hl_stfile *f);
@@ -37,7 +43,8 @@ const char *hl_st_metadata(const struct hl_stfile *f, const char *key);
 /* "[32,16]": for messages. */
 const char *hl_st_shape(char *out, size_t size, int ndim, const int64_t *dim);
 
-/* Converts elements [first, first+n) to real. HOLA_ENOTSUP: a type that we do not read. */
+/* Converts elements [first, first+n) to real: those of a tensor with heads all at once. HOLA_ENOTSUP: a type that we do
+ * not read. */
 hola_status hl_st_read(const struct hl_st_tensor *t, int64_t first, int64_t n, real *out);
 
 struct hl_st_entry {

@@ -6,6 +6,39 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* ---- codes ---- */
+
+struct making {
+    const hola_model *m;
+    hola_dtype dtype;
+    struct hl_quant *codes;
+    hola_status *status; /* [params.n] */
+};
+
+static void make_codes(void *ctx, int64_t i, int worker) {
+    const struct making *c = ctx;
+    const struct hl_tensor *t = &c->m->params.tensor[i];
+    (void)worker;
+    if (!hl_quant_file_takes(&c->m->params, i) || c->m->codes[i].dtype == c->dtype) return;
+    if (!hl_quant_file_new(&c->codes[i], c->dtype, t->dim[0], t->dim[1])) c->status[i] = HOLA_ENOMEM;
+    else if (!hl_quant_make(&c->codes[i], c->m->rows + t->offset)) c->status[i] = HOLA_ENUMERIC;
+}
+
+hola_status hl_model_make_codes(const hola_model *m, hola_dtype dtype, struct hl_quant *codes) {
+    struct making c = {.m = m, .dtype = dtype, .codes = codes, .status = calloc((size_t)m->params.n, sizeof *c.status)};
+    hola_status s = HOLA_OK;
+    if (!c.status) return hl_fail(HOLA_ENOMEM, "no memory for the codes of weights");
+    hl_pool_run(m->backend->pool, m->params.n, make_codes, &c);
+    for (int64_t i = 0; i < m->params.n && s == HOLA_OK; i++)
+        if (c.status[i] != HOLA_OK)
+            s = hl_fail(c.status[i], "%s: %s", m->params.tensor[i].name,
+                        c.status[i] == HOLA_ENOMEM ? "no memory for its codes" : "holds values that are not finite");
+    free(c.status);
+    return s;
+}
+
+/* ---- the files of a directory ---- */
+
 /* What goes into a file: an entry for each tensor, two for one stored as codes. */
 struct contents {
     const hola_model *m;
@@ -14,28 +47,13 @@ struct contents {
     struct hl_st_entry *entry;
     struct hl_quant *codes;           /* [params.n], those made for this file */
     char (*name)[HL_QUANT_FILE_NAME]; /* [params.n], of scales */
-    hola_status *status;              /* [params.n] */
 };
-
-/* The codes of tensor i: those that it was loaded with, else the nearest ones. */
-static void make_codes(void *ctx, int64_t i, int worker) {
-    const struct contents *c = ctx;
-    const struct hl_tensor *t = &c->m->params.tensor[i];
-    (void)worker;
-    if (!hl_is_quant(c->dtype) || !hl_quant_file_takes(&c->m->params, i) || c->m->codes[i].dtype == c->dtype) return;
-    if (!hl_quant_file_new(&c->codes[i], c->dtype, t->dim[0], t->dim[1])) c->status[i] = HOLA_ENOMEM;
-    else if (!hl_quant_make(&c->codes[i], c->m->rows + t->offset)) c->status[i] = HOLA_ENUMERIC;
-}
 
 static hola_status fill(struct contents *c) {
     const hola_model *m = c->m;
-    hl_pool_run(m->backend->pool, m->params.n, make_codes, c);
-    for (int64_t i = 0; i < m->params.n; i++) {
+    hola_status s = hl_is_quant(c->dtype) ? hl_model_make_codes(m, c->dtype, c->codes) : HOLA_OK;
+    for (int64_t i = 0; i < m->params.n && s == HOLA_OK; i++) {
         const struct hl_tensor *t = &m->params.tensor[i];
-        if (c->status[i] != HOLA_OK)
-            return hl_fail(c->status[i], "%s: %s", t->name,
-                           c->status[i] == HOLA_ENOMEM ? "no memory for its codes"
-                                                       : "holds values that are not finite");
         if (hl_is_quant(c->dtype) && hl_quant_file_takes(&m->params, i)) {
             hl_quant_file_entries(&c->entry[c->n], c->codes[i].code ? &c->codes[i] : &m->codes[i], t->name, c->name[i]);
             c->n += 2;
@@ -46,7 +64,7 @@ static hola_status fill(struct contents *c) {
         e->dtype = hl_is_quant(c->dtype) ? m->stored[i] : c->dtype;
         memcpy(e->dim, t->dim, sizeof t->dim);
     }
-    return HOLA_OK;
+    return s;
 }
 
 static hola_status save_rows(const hola_model *m, const char *dir, hola_dtype dtype, const char *config) {
@@ -57,10 +75,8 @@ static hola_status save_rows(const hola_model *m, const char *dir, hola_dtype dt
                          .dtype = dtype,
                          .entry = calloc(2 * n, sizeof *c.entry),
                          .codes = calloc(n, sizeof *c.codes),
-                         .name = calloc(n, sizeof *c.name),
-                         .status = calloc(n, sizeof *c.status)};
-    if (!weights || !cfg || !c.entry || !c.codes || !c.name || !c.status)
-        s = hl_fail(HOLA_ENOMEM, "%s: no memory to save", dir);
+                         .name = calloc(n, sizeof *c.name)};
+    if (!weights || !cfg || !c.entry || !c.codes || !c.name) s = hl_fail(HOLA_ENOMEM, "%s: no memory to save", dir);
     if (s == HOLA_OK) s = fill(&c);
     if (s == HOLA_OK) s = hl_st_write(weights, c.entry, c.n, NULL);
     /* the config last: a directory with one is complete */
@@ -71,31 +87,47 @@ static hola_status save_rows(const hola_model *m, const char *dir, hola_dtype dt
     free(c.entry);
     free(c.codes);
     free(c.name);
-    free(c.status);
     return s;
+}
+
+struct directory {
+    const char *dir, *config;
+    hola_dtype dtype;
+};
+static hola_status save_directory(const hola_model *m, void *ctx) {
+    const struct directory *d = ctx;
+    return save_rows(m, d->dir, d->dtype, d->config);
+}
+
+hola_status hl_model_save_with(const hola_model *m, hola_status (*save)(const hola_model *m, void *ctx), void *ctx) {
+    hola_model *w = (hola_model *)m; /* only its form changes, under the lock */
+    pthread_mutex_lock(&w->lock);
+    const bool had_rows = w->rows != NULL;
+    hola_status s = hl_model_need_rows(w);
+    if (s == HOLA_OK) s = save(m, ctx);
+    if (!had_rows) {
+        free(w->rows);
+        w->rows = NULL;
+    }
+    pthread_mutex_unlock(&w->lock);
+    return s;
+}
+
+hola_status hl_model_saved_config(const hola_model *m, hola_dtype dtype, char **out) {
+    *out = NULL;
+    if ((unsigned)dtype >= HOLA_DTYPE_COUNT) return hl_fail(HOLA_EINVAL, "dtype: %d is unknown", (int)dtype);
+    /* beside codes, the type of everything else */
+    const hola_dtype others = hl_is_quant(dtype) ? m->stored[m->params.final_norm] : dtype;
+    return hl_config_text(&m->cfg, m->config_text, others, out);
 }
 
 hola_status hola_model_save(const hola_model *m, const char *dir, hola_dtype dtype) {
     HL_NEED(m, "the model");
     HL_NEED(dir, "dir");
-    hola_model *w = (hola_model *)m; /* only its form changes, under the lock */
-    char *config = NULL;
-    if ((unsigned)dtype >= HOLA_DTYPE_COUNT) return hl_fail(HOLA_EINVAL, "dtype: %d is unknown", (int)dtype);
-    /* beside codes, the type of everything else */
-    const hola_dtype others = hl_is_quant(dtype) ? m->stored[m->params.final_norm] : dtype;
-    hola_status s = hl_config_text(&m->cfg, m->config_text, others, &config);
+    char *config;
+    hola_status s = hl_model_saved_config(m, dtype, &config);
     if (s == HOLA_OK) s = hl_make_dirs(dir);
-    if (s == HOLA_OK) {
-        pthread_mutex_lock(&w->lock);
-        const bool had_rows = w->rows != NULL;
-        s = hl_model_need_rows(w);
-        if (s == HOLA_OK) s = save_rows(w, dir, dtype, config);
-        if (!had_rows) {
-            free(w->rows);
-            w->rows = NULL;
-        }
-        pthread_mutex_unlock(&w->lock);
-    }
+    if (s == HOLA_OK) s = hl_model_save_with(m, save_directory, &(struct directory){dir, config, dtype});
     free(config);
     return s;
 }

@@ -4,7 +4,7 @@
  * 5: denormalizer_spec }. It does not list merges: SentencePiece merges two adjacent symbols if their concatenation is
  * a piece, ranked by that piece's score. So every split of a piece into two pieces or characters is a merge, with one
  * rank per score. */
-#include "tokenizer/tokenizer.h"
+#include "tokenizer/spm.h"
 #include <math.h>
 #include <stdlib.h>
 
@@ -66,23 +66,15 @@ static bool next_field(struct cursor *c, struct field *f) {
 
 /* ---- the messages ---- */
 
-struct spm {
-    const char *path;
-    float *score;
-    int64_t model_type;
-    struct field bos, eos; /* the names of these pieces */
-    bool byte_fallback, suffix, add_prefix, squeeze, escape;
-};
-
-static hola_status bad_file(const struct spm *m, const char *what) {
+static hola_status bad_file(const struct hl_spm *m, const char *what) {
     return hl_fail(HOLA_EFORMAT, "%s: %s: not a SentencePiece model, or a damaged one", m->path, what);
 }
 
-static hola_status read_trainer(struct spm *m, hola_tokenizer *t, struct cursor c) {
+static hola_status read_trainer(struct hl_spm *m, hola_tokenizer *t, struct cursor c) {
     struct field f;
     while (next_field(&c, &f)) {
-        if (f.number == 46 && f.wire == 2) m->bos = f;
-        if (f.number == 47 && f.wire == 2) m->eos = f;
+        if (f.number == 46 && f.wire == 2) m->bos = (struct hl_spm_text){f.data, f.len};
+        if (f.number == 47 && f.wire == 2) m->eos = (struct hl_spm_text){f.data, f.len};
         if (f.number == 44 && f.wire == 2) {
             char *copy = malloc((size_t)f.len + 1);
             if (!copy) return hl_fail(HOLA_ENOMEM, "%s: unk_surface", m->path);
@@ -101,7 +93,7 @@ static hola_status read_trainer(struct spm *m, hola_tokenizer *t, struct cursor 
     return c.bad ? bad_file(m, "trainer_spec") : HOLA_OK;
 }
 
-static hola_status read_normalizer(struct spm *m, struct cursor c, const char *name) {
+static hola_status read_normalizer(struct hl_spm *m, struct cursor c, const char *name) {
     struct field f;
     bool denormalizer = name[0] == 'd';
     while (next_field(&c, &f)) {
@@ -116,7 +108,7 @@ static hola_status read_normalizer(struct spm *m, struct cursor c, const char *n
     return c.bad ? bad_file(m, name) : HOLA_OK;
 }
 
-static hola_status read_piece(struct spm *m, struct hl_bpe *b, struct cursor c, int64_t id) {
+static hola_status read_piece(struct hl_spm *m, struct hl_bpe *b, struct cursor c, int64_t id) {
     struct hl_token_piece *p = &b->piece[id];
     uint64_t type = HL_PIECE_NORMAL;
     uint32_t bits = 0;
@@ -137,11 +129,29 @@ static hola_status read_piece(struct spm *m, struct hl_bpe *b, struct cursor c, 
     return HOLA_OK;
 }
 
-static hola_status read_messages(struct spm *m, hola_tokenizer *t, const char *data, int64_t size) {
+static hola_status check(const struct hl_spm *m) {
+    if (m->model_type != 2)
+        return hl_fail(HOLA_ENOTSUP, "%s: trainer_spec.model_type is %lld; only BPE (2) is supported", m->path,
+                       (long long)m->model_type);
+    if (m->suffix)
+        return hl_fail(HOLA_ENOTSUP, "%s: trainer_spec.treat_whitespace_as_suffix is not supported", m->path);
+    return HOLA_OK;
+}
+
+hola_status hl_spm_parse(struct hl_spm *m, hola_tokenizer *t, const char *data, int64_t size, const char *path) {
     struct cursor c = {data, data + size, false}, in;
     struct field f;
     int64_t n = 0;
     hola_status s = HOLA_OK;
+    /* what the fields are where the file leaves them out */
+    *m = (struct hl_spm){.path = path,
+                         .model_type = 1,
+                         .add_prefix = true,
+                         .squeeze = true,
+                         .escape = true,
+                         .bos = {.data = "<s>", .len = 3},
+                         .eos = {.data = "</s>", .len = 4}};
+    if (size > MAX_FILE) return hl_fail(HOLA_EFORMAT, "%s: over %d bytes", path, MAX_FILE);
     while (next_field(&c, &f)) n += f.number == 1 && f.wire == 2;
     if (c.bad || n == 0) return bad_file(m, c.bad ? "broken field" : "no pieces");
     if (n > MAX_PIECES) return hl_fail(HOLA_ENOTSUP, "%s: %lld pieces", m->path, (long long)n);
@@ -157,13 +167,13 @@ static hola_status read_messages(struct spm *m, hola_tokenizer *t, const char *d
         if (f.number == 3) s = read_normalizer(m, in, "normalizer_spec");
         if (f.number == 5) s = read_normalizer(m, in, "denormalizer_spec");
     }
-    return s;
+    return s == HOLA_OK ? check(m) : s;
 }
 
 /* ---- the model ---- */
 
 /* Copies piece texts to the tokenizer's memory; a byte piece's text becomes that byte. */
-static hola_status keep_texts(const struct spm *m, hola_tokenizer *t) {
+static hola_status keep_texts(const struct hl_spm *m, hola_tokenizer *t) {
     struct hl_bpe *b = &t->bpe;
     int64_t total = 1, bytes = 0;
     for (int64_t i = 0; i < b->size; i++) total += b->piece[i].len;
@@ -224,7 +234,7 @@ static hola_status symbol_of(struct hl_bpe *b, const char *text, int64_t len, ui
 }
 
 /* All merges that give piece id. */
-static hola_status add_merges(const struct spm *m, struct hl_bpe *b, int64_t id, uint32_t rank) {
+static hola_status add_merges(const struct hl_spm *m, struct hl_bpe *b, int64_t id, uint32_t rank) {
     const struct hl_token_piece *p = &b->piece[id];
     uint64_t hash[MAX_PIECE + 1], power[MAX_PIECE + 1];
     uint32_t c;
@@ -249,7 +259,7 @@ static hola_status add_merges(const struct spm *m, struct hl_bpe *b, int64_t id,
     return s;
 }
 
-static hola_status make_merges(const struct spm *m, hola_tokenizer *t) {
+static hola_status make_merges(const struct hl_spm *m, hola_tokenizer *t) {
     struct hl_bpe *b = &t->bpe;
     hola_status s = HOLA_OK;
     float *sorted = malloc((size_t)b->size * sizeof *sorted);
@@ -268,16 +278,7 @@ static hola_status make_merges(const struct spm *m, hola_tokenizer *t) {
     return s;
 }
 
-static hola_status check(const struct spm *m) {
-    if (m->model_type != 2)
-        return hl_fail(HOLA_ENOTSUP, "%s: trainer_spec.model_type is %lld; only BPE (2) is supported", m->path,
-                       (long long)m->model_type);
-    if (m->suffix)
-        return hl_fail(HOLA_ENOTSUP, "%s: trainer_spec.treat_whitespace_as_suffix is not supported", m->path);
-    return HOLA_OK;
-}
-
-static int32_t control_id(const struct hl_bpe *b, const struct field *name) {
+int32_t hl_spm_control(const struct hl_bpe *b, const struct hl_spm_text *name) {
     for (int64_t i = 0; i < b->size; i++)
         if (b->piece[i].type == HL_PIECE_CONTROL && b->piece[i].len == name->len &&
             memcmp(b->piece[i].text, name->data, (size_t)name->len) == 0)
@@ -286,18 +287,9 @@ static int32_t control_id(const struct hl_bpe *b, const struct field *name) {
 }
 
 hola_status hl_spm_read(hola_tokenizer *t, const char *data, int64_t size, const char *path) {
-    /* defaults of omitted fields */
-    struct spm m = {.path = path,
-                    .model_type = 1,
-                    .add_prefix = true,
-                    .squeeze = true,
-                    .escape = true,
-                    .bos = {.data = "<s>", .len = 3},
-                    .eos = {.data = "</s>", .len = 4}};
+    struct hl_spm m;
     struct hl_bpe *b = &t->bpe;
-    hola_status s = size <= MAX_FILE ? HOLA_OK : hl_fail(HOLA_EFORMAT, "%s: over %d bytes", path, MAX_FILE);
-    if (s == HOLA_OK) s = read_messages(&m, t, data, size);
-    if (s == HOLA_OK) s = check(&m);
+    hola_status s = hl_spm_parse(&m, t, data, size, path);
     if (s == HOLA_OK && !t->unknown_text) {
         t->unknown_text = calloc(1, 8);
         if (t->unknown_text) strcpy(t->unknown_text, " \xe2\x81\x87 ");
@@ -314,7 +306,7 @@ hola_status hl_spm_read(hola_tokenizer *t, const char *data, int64_t size, const
     if (s == HOLA_OK) s = make_merges(&m, t);
     if (s == HOLA_OK) s = hl_bpe_finish(b);
     t->rewrite = t->squeeze || t->normalised.n > 0;
-    t->bos = control_id(b, &m.bos), t->eos = control_id(b, &m.eos);
+    t->bos = hl_spm_control(b, &m.bos), t->eos = hl_spm_control(b, &m.eos);
     free(m.score);
     return s;
 }

@@ -2,6 +2,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "tokenizer/tokenizer.h"
 #include "core/file.h"
+#include "tokenizer/gguf_keys.h"
 #include <errno.h>
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -10,8 +11,7 @@ enum { BYTE_BOS = 256, BYTE_EOS = 257, BYTE_SIZE = 258 };
 
 /* ---- load ---- */
 
-/* The tokenizer file for a path, malloced; NULL: no memory. */
-static char *file_of(const char *path) {
+char *hl_tokenizer_file(const char *path) {
     struct stat st;
     char *model;
     if (stat(path, &st) != 0 || !S_ISDIR(st.st_mode)) return hl_path_join("", path);
@@ -21,11 +21,31 @@ static char *file_of(const char *path) {
     return hl_path_join(path, "tokenizer.json");
 }
 
+bool hl_is_tokenizer_json(const char *data, int64_t size) {
+    int64_t i = 0;
+    while (i < size && strchr(" \t\r\n", data[i]) && data[i]) i++;
+    /* a SentencePiece model begins with the tag of its first piece, a line feed */
+    return i < size && data[i] == '{' && (i == 0 || data[0] != '\n' || size - i < 2 || data[1] != '{');
+}
+
+static hola_status load_gguf(hola_tokenizer *t, const char *path) {
+    struct hl_gguf *g;
+    struct hl_text text = {0};
+    const char *name;
+    hola_status s = hl_gguf_open(&g, path);
+    if (s == HOLA_OK) s = hl_gguf_tokenizer(g, &text, &name);
+    if (s == HOLA_OK)
+        s = (hl_is_tokenizer_json(text.data, text.n) ? hl_tokenizer_json_read : hl_spm_read)(t, text.data, text.n,
+                                                                                             path);
+    hl_gguf_close(g);
+    hl_text_free(&text);
+    return s;
+}
+
 static hola_status load_file(hola_tokenizer *t, const char *path) {
     struct hl_map m = {0};
     struct stat st;
-    int64_t i = 0;
-    char *file = file_of(path);
+    char *file = hl_tokenizer_file(path);
     hola_status s;
     if (!file) return hl_fail(HOLA_ENOMEM, "%s: no memory for its name", path);
     if (stat(path, &st) == 0 && S_ISDIR(st.st_mode) && stat(file, &st) != 0 && errno == ENOENT)
@@ -36,10 +56,8 @@ static hola_status load_file(hola_tokenizer *t, const char *path) {
             path);
     else s = hl_map_open(&m, file);
     if (s != HOLA_OK) goto done;
-    while (i < m.size && strchr(" \t\r\n", m.data[i]) && m.data[i]) i++;
-    /* a SentencePiece model starts with the tag of its first piece, a line feed */
-    if (i < m.size && m.data[i] == '{' && (i == 0 || m.data[0] != '\n' || m.size - i < 2 || m.data[1] != '{'))
-        s = hl_tokenizer_json_read(t, m.data, m.size, file);
+    if (hl_is_gguf(file)) s = load_gguf(t, file);
+    else if (hl_is_tokenizer_json(m.data, m.size)) s = hl_tokenizer_json_read(t, m.data, m.size, file);
     else s = hl_spm_read(t, m.data, m.size, file);
 done:
     hl_map_close(&m);

@@ -80,6 +80,10 @@ struct hola_tokenizer {
 hola_status hl_spm_read(hola_tokenizer *t, const char *data, int64_t size, const char *path);
 hola_status hl_tokenizer_json_read(hola_tokenizer *t, const char *data, int64_t size, const char *path);
 
+/* The tokenizer file for a path, malloced; NULL: no memory. */
+char *hl_tokenizer_file(const char *path);
+bool hl_is_tokenizer_json(const char *data, int64_t size);
+
 /* A shallow copy of t (free() it) for texts that continue another: no space is prepended. NULL: no memory. */
 hola_tokenizer *hl_tokenizer_continuing(const hola_tokenizer *t);
 
