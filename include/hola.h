@@ -421,9 +421,10 @@ typedef struct hola_train_opts { /* zero means default */
     double weight_decay;         /* 0.01; negative: none */
     double clip;                 /* largest global gradient norm, 1.0; negative: no clipping */
     bool recompute;              /* recompute activations: about half their memory, a few percent slower */
+    bool fp8;                    /* the large products in FP8: on Hopper; on the CPU a slow simulation */
 } hola_train_opts;
 #define HOLA_TRAIN_INIT \
-    { sizeof(hola_train_opts), 0, 0, 0, 0, 0, 0, false }
+    { sizeof(hola_train_opts), 0, 0, 0, 0, 0, 0, false, false }
 
 HOLA_API hola_status hola_trainer_new(hola_trainer **out, hola_model *m, const hola_train_opts *opt);
 HOLA_API void hola_trainer_free(hola_trainer *t);

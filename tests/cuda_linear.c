@@ -275,7 +275,7 @@ static void time_training(const struct dev *d) {
     static const int64_t N[6] = {1024, 1024, 1024, 1024, 4, 4};
     struct hl_linear a = {.M = M, .K = K, .x = noise(d, (int64_t)M * K, false), .dx = noise(d, (int64_t)M * K, false)};
     for (int p = 0; p < 6; p++) {
-        a.part[p].W = (struct hl_weight){noise(d, N[p] * K, false), HL_ROWS, HOLA_BF16, N[p], K};
+        a.part[p].W = (struct hl_weight){noise(d, N[p] * K, false), HL_ROWS, HOLA_BF16, N[p], K, false};
         a.part[p].out = noise(d, M * N[p], false), a.part[p].dout = noise(d, M * N[p], false);
         a.part[p].dW = noise(d, N[p] * K, true);
     }
@@ -291,7 +291,7 @@ static void time_training(const struct dev *d) {
     TIME(d, "2 of small N fwd", 2.0 * M * K, d->ops->linear_forward(d->backend, &t));
     TIME(d, "2 of small N bwd", 6.0 * M * K, d->ops->linear_backward(d->backend, &t));
     struct hl_linear h = {.M = 8192, .K = K, .n = 1, .x = a.x};
-    h.part[0].W = (struct hl_weight){noise(d, 32000 * K, false), HL_ROWS, HOLA_BF16, 32000, K};
+    h.part[0].W = (struct hl_weight){noise(d, 32000 * K, false), HL_ROWS, HOLA_BF16, 32000, K, false};
     h.part[0].out = noise(d, (int64_t)8192 * 32000, false);
     TIME(d, "8192 x 32000 x 1024 (Gop/s)", 2.0 * 8192 * 32000 * K, d->ops->linear_forward(d->backend, &h));
     dev_drop(d, h.part[0].W.data), dev_drop(d, h.part[0].out);

@@ -421,6 +421,10 @@ static void memory_is_predicted_and_refused(void **state) {
     CHECK_OK(hola_model_new(&model, &o.config, 1, &o.model));
     struct hl_slice_shape shape = {.tokens = 4096, .pieces = 64};
     CHECK_OK(hl_memory_predict(&m, model, &shape, 1, 4096));
+    struct hl_memory fp8 = {0};
+    shape.fp8 = true; /* the simulation's floats: two activations as wide as the widest, a weight and its codes */
+    CHECK_OK(hl_memory_predict(&fp8, model, &shape, 1, 4096));
+    assert_true(fp8.slice - m.slice > 2 * 4096 * 1024 * 4 && fp8.slice - m.slice < 4 * 4096 * 2048 * 4);
     hola_model_free(model);
     assert_true(m.held > 0 && m.slice > 4096 * 2 * 256 * 4 && m.fixed > 3 * 4 * hola_config_parameters(&o.config));
     o.max_memory = m.held + m.fixed + m.slice / 2;

@@ -117,6 +117,25 @@ ok test -z "$(ls -A "$dir/full/checkpoints")"
 ok train full --save-every 4 # room again
 same whole full
 
+# ---- FP8: a run of its own ----
+
+ok train fp8 --precision fp8
+ok grep -q '"precision": "fp8"' "$dir/fp8/run.json"
+checks=$((checks + 1))
+[ "$(curve fp8)" != "$(curve whole)" ] || bad 'FP8 changes nothing'
+ok train stopped8 --precision fp8 --keep 12
+rm -rf "$dir/stopped8/latest" "$dir"/stopped8/checkpoints/step-000000{08,09,10,11,12}
+ok train stopped8 --precision fp8 # as after a crash
+ok grep -q 'resuming at step 7' "$dir/err"
+same fp8 stopped8
+expect 1 'has precision unset, not "fp8"' whole --precision fp8
+expect 1 'has precision "fp8", not unset' fp8
+sed -i 's/"intermediate_size": 48/"intermediate_size": 40/' "$dir/c.json"
+ok train odd8 --precision fp8
+ok grep -q '6 of 16 large matrices are not in FP8: their sizes are not multiples of 16' "$dir/err"
+config "$dir/c.json" 32 258
+refused 2 '--precision is of training only' bench --precision fp8 --infer-only
+
 # ---- wrong inputs ----
 
 expect 1 'has lr 0.003, not 0.001' whole --lr 1e-3

@@ -128,6 +128,7 @@ class TrainOpts(ctypes.Structure):
         ("weight_decay", c_double),
         ("clip", c_double),
         ("recompute", c_bool),
+        ("fp8", c_bool),
     ]
 
 

@@ -18,7 +18,8 @@ class Trainer(Resource):
     """Trains a model with AdamW: ``accumulate`` gradients of some documents, then ``update``.
 
     max_tokens: the most of one call. weight_decay 0: none; clip: the largest norm of all gradients together, None: any.
-    recompute: compute activations again in the backward pass, with about half the memory. A model has one trainer.
+    recompute: compute activations again in the backward pass, with about half the memory.
+    fp8: the large products in FP8, on a Hopper GPU; on the CPU a slow simulation. A model has one trainer.
     """
 
     _what = "trainer"
@@ -34,6 +35,7 @@ class Trainer(Resource):
         weight_decay: float = 0.01,
         clip: float | None = 1.0,
         recompute: bool = False,
+        fp8: bool = False,
     ) -> None:
         if not isinstance(model, Model):
             raise TypeError(f"model: a Model is expected, not {type(model).__name__}")
@@ -47,6 +49,7 @@ class Trainer(Resource):
             weight_decay=_or_none(weight_decay, "weight_decay"),
             clip=_or_none(0.0 if clip is None else clip, "clip"),
             recompute=boolean(recompute, "recompute"),
+            fp8=boolean(fp8, "fp8"),
         )
         owner = model._live()
         with owner.lock:

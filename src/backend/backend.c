@@ -1,5 +1,6 @@
 /* backend.c -- opens a backend by name; picks the op table for this processor. */
 #include "backend/backend.h"
+#include "backend/fp8_host.h"
 #include <stdlib.h>
 #include <string.h>
 #ifdef HL_HAVE_CUDA
@@ -96,6 +97,7 @@ static hola_status cpu_open(struct hl_backend *b, const char *name) {
     b->ops = *ops;
     hl_ops_fall_back(&b->ops);
     b->storage = cpu_storage;
+    b->fp8 = &hl_fp8_host_products;
     b->host = true;
     b->act_size = (int64_t)sizeof(real);
     b->xent_rows = HL_XENT_ROWS;

@@ -44,13 +44,26 @@ struct hl_collectives {
     void (*share)(struct hl_backend *, void *block, int64_t bytes);
 };
 
+/* Products in FP8 (ops/linear/fp8.h), for a trainer. open: makes room, and from then on linear ops take them; stale:
+ * the weights have changed; refused: how many kinds of products the device's library turned out not to have, which are
+ * computed as ever; bytes: what open and the ops will allocate for such sizes. */
+struct hl_fp8_products {
+    hola_status (*open)(struct hl_backend *, const struct hl_fp8_sizes *s);
+    void (*close)(struct hl_backend *);
+    void (*stale)(struct hl_backend *);
+    int64_t (*refused)(struct hl_backend *);
+    int64_t (*bytes)(const struct hl_fp8_sizes *s);
+};
+
 struct hl_backend {
     struct hl_ops ops;
     struct hl_storage storage;
     struct hl_graphs graphs;                  /* replay NULL: no graphs */
     const struct hl_collectives *collectives; /* NULL: none */
-    struct hl_pool *pool;                     /* the host's threads, also for device backends */
-    void *device;                             /* struct hl_cuda; NULL on the CPU */
+    const struct hl_fp8_products *fp8;
+    struct hl_fp8_host *fp8_host; /* the CPU's, while open (fp8_host.c) */
+    struct hl_pool *pool;         /* the host's threads; of a device's backend, too */
+    void *device;                 /* struct hl_cuda; NULL on the CPU */
     void (*close)(void *device);
     bool host;         /* arrays are in host memory and can be read directly */
     int64_t act_size;  /* bytes of an activation */

@@ -8,8 +8,10 @@
 #define HOST(name) .name = HL_OP(name),
 #ifdef HL_ISA_REF
 #define REF(name) .name = HL_OP(name),
+#define PLAIN(name) .name = HL_OP(name),
 #else
 #define REF(name)
+#define PLAIN(name)
 #endif
 #define DEVICE(name)
 #define BF16(name)

@@ -262,6 +262,27 @@ struct hl_cuda *hl_cuda_of(const struct hl_backend *b) {
     return b->device;
 }
 
+/* ---- FP8 ---- */
+
+static hola_status dev_fp8_open(struct hl_backend *b, const struct hl_fp8_sizes *s) {
+    (void)s; /* room is made when it is needed */
+    return hl_cuda_fp8_open(b->device);
+}
+static void dev_fp8_close(struct hl_backend *b) { hl_cuda_fp8_close(b->device); }
+static void dev_fp8_stale(struct hl_backend *b) { ((struct hl_cuda *)b->device)->fp8_step++; }
+static int64_t dev_fp8_refused(struct hl_backend *b) { return ((struct hl_cuda *)b->device)->fp8_refused; }
+/* Both forms of all weights; those of the gradients of a call, and one of its x. A scale is at least for 128 numbers,
+ * but for small matrices. */
+static int64_t dev_fp8_bytes(const struct hl_fp8_sizes *s) {
+    const int64_t codes = 2 * s->weights + 3 * s->tokens * s->wide;
+    return codes + codes / HL_FP8_BLOCK * (int64_t)sizeof(float);
+}
+static const struct hl_fp8_products fp8 = {.open = dev_fp8_open,
+                                           .close = dev_fp8_close,
+                                           .stale = dev_fp8_stale,
+                                           .refused = dev_fp8_refused,
+                                           .bytes = dev_fp8_bytes};
+
 static const struct hl_storage storage = {.alloc = dev_alloc,
                                           .release = dev_release,
                                           .zero = dev_zero,
@@ -284,6 +305,7 @@ hola_status hl_cuda_backend_open(struct hl_backend *b, int index, bool f32) {
     b->storage = storage;
     b->graphs = (struct hl_graphs){.replay = dev_replay, .recorded = dev_recorded};
     b->collectives = &collectives;
+    b->fp8 = &fp8;
     b->device = c;
     b->close = (void (*)(void *))hl_cuda_close;
     b->act_size = f32 ? 4 : 2;

@@ -5,6 +5,7 @@
 #define ALL(name) .name = HL_OP(name),
 #define HOST(name)
 #define REF(name)
+#define PLAIN(name) .name = HL_OP(name),
 #define DEVICE(name) .name = HL_OP(name),
 #ifdef HL_CUDA_F32
 #define NAME "cuda-f32"

@@ -31,7 +31,7 @@ struct bench_train {
     double ratio;                              /* of the other model's step to this one's, paired; 0: alone */
 };
 /* Alternates steps of the models (other may be NULL) so that both see the same machine. */
-hola_status bench_train(hola_model *m, hola_model *other, int64_t batch, int64_t seq, int repeats,
+hola_status bench_train(hola_model *m, hola_model *other, int64_t batch, int64_t seq, bool fp8, int repeats,
                         struct bench_train *out);
 
 struct bench_infer {

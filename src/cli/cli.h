@@ -35,7 +35,9 @@ bool cli_exists(const char *path);
 void cli_take_back_dir(const char *dir, bool existed);
 
 /* Choices that several commands offer. */
-extern const char *const cli_backends[];                       /* "auto", the default, then those of hola_options */
+extern const char *const cli_backends[];   /* "auto", the default, then those of hola_options */
+extern const char *const cli_precisions[]; /* of training, by enum cli_precision */
+enum cli_precision { CLI_AUTO, CLI_FP8 };
 extern const char *const cli_model_types[HOLA_TYPE_COUNT + 1]; /* in the order of hola_model_type; NULL ends */
 
 /* The model that comes with hola: the folder models/CLI_MODEL of the source tree. */

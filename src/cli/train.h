@@ -13,7 +13,7 @@ struct train_opts {
     int64_t steps, batch_tokens, micro_tokens, seq_len, warmup, decay, seed, eval_every, eval_tokens, eval_limit;
     int64_t save_every, keep, plot_every, log_every, threads;
     double epochs, lr, min_lr, weight_decay, beta1, beta2, eps, clip, memory_lr, memory_decay, diverge, max_memory;
-    int recipe, model_type, schedule, backend, only;
+    int recipe, model_type, schedule, backend, only, precision;
     bool add_memory, documents, recompute, restart, tensorboard, json;
     struct hl_settings file[ARG_LIST_MOST]; /* strings of the options lie in them */
 };

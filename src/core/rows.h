@@ -80,6 +80,7 @@ struct hl_weight {
     enum hl_layout layout; /* HL_ROWS: dtype is that of `real` on the CPU, of the activations on a GPU */
     hola_dtype dtype;
     int64_t rows, cols;
+    bool fp8; /* its products are computed in FP8 where their sizes fit (ops/linear/fp8.h); plain rows alone */
 };
 
 #endif

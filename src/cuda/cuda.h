@@ -49,9 +49,31 @@ struct hl_gemm {
     int64_t lda, ldb, ldc; /* row lengths as stored */
     hola_dtype in, out;    /* HOLA_F32 or HOLA_BF16 */
     float alpha, beta;
-    const void *add; /* the matrix that beta multiplies, laid out like C; NULL: C itself */
+    const void *add; /* the matrix that beta multiplies, laid out as C; NULL: C itself */
+    /* FP8 (ops/linear/fp8.h): A [M][K] and B [N][K] are codes, in E4M3 but for A with a_e5m2, with these scales;
+     * b_trans and not a_trans, without gaps between rows. b_blocks: those of B are of blocks. NULL: not FP8. */
+    const float *a_scale, *b_scale;
+    bool a_e5m2, b_blocks;
 };
 void hl_cuda_gemm(struct hl_cuda *c, const struct hl_gemm *g);
+/* Whether there is a kernel for it. A product in FP8 is asked about before it is begun. */
+bool hl_cuda_gemm_has(struct hl_cuda *c, const struct hl_gemm *g);
+
+/* ---- FP8 (fp8.c) ---- */
+
+/* A weight in FP8 and its transposed form, for one step of training. */
+struct hl_fp8_weight {
+    const void *W;
+    int64_t rows, cols;
+    uint8_t *codes, *codes_t;
+    float *scale, *scale_t;
+    int64_t step; /* it was filled for; compared with that of the device */
+};
+bool hl_cuda_fp8_on(const struct hl_cuda *c);
+/* The codes of a weight at this place, with room for so many scales; *fill: they are of an earlier step, or new. NULL:
+ * no memory, which is kept. */
+const struct hl_fp8_weight *hl_cuda_fp8_weight(struct hl_cuda *c, const void *W, int64_t rows, int64_t cols,
+                                               int64_t scales, int64_t scales_t, bool *fill);
 
 /* How the rows of a pass are cut into chunks and blocks, in device memory (the dev of struct hl_rows). Both are listed
  * segment by segment, in order. */

@@ -15,6 +15,10 @@ int hl_cuda_count(void) {
     int n = 0;
     return cudaGetDeviceCount(&n) == cudaSuccess ? n : 0;
 }
+bool hl_cuda_has_fp8(const struct hl_cuda *c) {
+    int major = 0; /* later chips scale blocks of other sizes */
+    return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, c->index) == cudaSuccess && major == 9;
+}
 bool hl_cuda_available(void) { return hl_cuda_count() > 0; }
 
 #define TEXT(x) #x
@@ -72,6 +76,7 @@ void hl_cuda_close(struct hl_cuda *c) {
     cudaStreamSynchronize(hl_stream(c));
     hl_link_close(c);
     hl_graph_close(c);
+    hl_cuda_fp8_close(c);
     hl_gemm_close(c);
     cudaFree(c->scratch);
     cudaFree(c->rows_dev);

@@ -59,6 +59,10 @@ struct hl_cuda {
     struct hl_link *link; /* to the devices of other ranks (nccl.c); NULL: none */
     struct hl_plan *plan; /* cuBLASLt algorithms of shapes seen before (gemm.c) */
     int plans;
+    bool fp8; /* products in FP8 are on (fp8.c) */
+    struct hl_fp8_weight *fp8_weight;
+    int fp8_weights, fp8_room;
+    int64_t fp8_step, fp8_refused; /* counts changes of the weights; kinds of products without a kernel */
 };
 
 #ifdef __cplusplus
@@ -110,6 +114,9 @@ void hl_cuda_get(struct hl_cuda *c, void *stage, const void *from, int64_t bytes
 void hl_cuda_got(struct hl_cuda *c, int i);
 void hl_cuda_free_memory(struct hl_cuda *c, int64_t *free_bytes, int64_t *used);
 void hl_gemm_close(struct hl_cuda *c);
+hola_status hl_cuda_fp8_open(struct hl_cuda *c);
+void hl_cuda_fp8_close(struct hl_cuda *c);
+bool hl_cuda_has_fp8(const struct hl_cuda *c); /* the chip: Hopper */
 bool hl_cuda_replay(struct hl_cuda *c, uint64_t key);
 void hl_cuda_recorded(struct hl_cuda *c, uint64_t key);
 void hl_graph_close(struct hl_cuda *c);

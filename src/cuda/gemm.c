@@ -1,5 +1,5 @@
-/* gemm.c -- matrix products by cuBLASLt, which is loaded (dlopen) at the first one: a program built with CUDA also
- * starts on a machine without it. */
+/* gemm.c -- matrix products, also of FP8 operands, by cuBLASLt, which is loaded (dlopen) at the first one: a program
+ * built with CUDA also starts on a machine without it. */
 #include "cuda/device.h"
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
@@ -48,6 +48,7 @@ struct hl_plan {
     cublasLtMatrixLayout_t a, b, c;
     cublasLtMatmulAlgo_t algo;
     size_t workspace;
+    bool fp8, none; /* none: it is known that there is no kernel */
 };
 
 static void *open_library(void) {
@@ -115,6 +116,10 @@ void hl_gemm_close(struct hl_cuda *c) {
 }
 
 static cudaDataType_t type_of(hola_dtype t) { return t == HOLA_BF16 ? CUDA_R_16BF : CUDA_R_32F; }
+static cudaDataType_t type_of_a(const struct hl_gemm *g) {
+    return !g->a_scale ? type_of(g->in) : g->a_e5m2 ? CUDA_R_8F_E5M2 : CUDA_R_8F_E4M3;
+}
+static cudaDataType_t type_of_b(const struct hl_gemm *g) { return g->a_scale ? CUDA_R_8F_E4M3 : type_of(g->in); }
 
 /* ---- the choice of a kernel ---- */
 
@@ -167,8 +172,8 @@ static double tile_cost(int tile, const struct hl_gemm *g, int sms, bool *full) 
 
 static bool layouts(struct lt *lt, struct hl_plan *p, const struct hl_gemm *g) {
     const uint64_t M = (uint64_t)g->M, N = (uint64_t)g->N, K = (uint64_t)g->K;
-    return !lt->cublasLtMatrixLayoutCreate(&p->a, type_of(g->in), g->b_trans ? K : N, g->b_trans ? N : K, g->ldb) &&
-           !lt->cublasLtMatrixLayoutCreate(&p->b, type_of(g->in), g->a_trans ? M : K, g->a_trans ? K : M, g->lda) &&
+    return !lt->cublasLtMatrixLayoutCreate(&p->a, type_of_b(g), g->b_trans ? K : N, g->b_trans ? N : K, g->ldb) &&
+           !lt->cublasLtMatrixLayoutCreate(&p->b, type_of_a(g), g->a_trans ? M : K, g->a_trans ? K : M, g->lda) &&
            !lt->cublasLtMatrixLayoutCreate(&p->c, type_of(g->out), N, M, g->ldc);
 }
 /* The kernels that need no workspace. Those of the next N that is a multiple of ROUND work for this N, too, but the
@@ -198,6 +203,7 @@ static bool choose(struct hl_cuda *c, struct lt *lt, struct hl_plan *p, const st
     if (candidates(lt, p, WORKSPACE, r) == 0) return false;
     p->algo = r[0].algo;
     p->workspace = r[0].workspaceSize;
+    if (g->a_scale) return true; /* the table of tiles below is of bf16 */
     cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, c->index);
     const bool split = config(lt, &r[0], CUBLASLT_ALGO_CONFIG_SPLITK_NUM) > 1;
     if (!split && g->M * g->N < ROUNDS * 128 * 160 * (int64_t)c->sms) return true;
@@ -216,46 +222,80 @@ static bool choose(struct hl_cuda *c, struct lt *lt, struct hl_plan *p, const st
     return true;
 }
 
+static bool set(struct lt *lt, const struct hl_plan *p, cublasLtMatmulDescAttributes_t what, const void *value,
+                size_t size) {
+    return lt->cublasLtMatmulDescSetAttribute(p->op, what, value, size) == CUBLAS_STATUS_SUCCESS;
+}
 /* cuBLAS is column-major: our C [M][N] is its C^T, so it multiplies our B by our A. */
-static bool plan_make(struct hl_cuda *c, struct lt *lt, struct hl_plan *p, const struct hl_gemm *g) {
+static bool scale_pointers(struct lt *lt, const struct hl_plan *p, const struct hl_gemm *g) {
+    return set(lt, p, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &g->b_scale, sizeof g->b_scale) &&
+           set(lt, p, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &g->a_scale, sizeof g->a_scale);
+}
+static bool scale_modes(struct lt *lt, const struct hl_plan *p, const struct hl_gemm *g) {
+    const int32_t row = CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F;
+    const int32_t b = g->b_blocks ? CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F : row;
+    return set(lt, p, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &b, sizeof b) &&
+           set(lt, p, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &row, sizeof row) && scale_pointers(lt, p, g);
+}
+
+/* quiet: that there is no kernel is not a failure */
+static bool plan_make(struct hl_cuda *c, struct lt *lt, struct hl_plan *p, const struct hl_gemm *g, bool quiet) {
     const cublasOperation_t ta = g->b_trans ? CUBLAS_OP_T : CUBLAS_OP_N;
     const cublasOperation_t tb = g->a_trans ? CUBLAS_OP_T : CUBLAS_OP_N;
     bool ok = lt->cublasLtMatmulDescCreate(&p->op, CUBLAS_COMPUTE_32F, CUDA_R_32F) == CUBLAS_STATUS_SUCCESS;
-    lt->cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_TRANSA, &ta, sizeof ta);
-    lt->cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_TRANSB, &tb, sizeof tb);
+    ok = ok && set(lt, p, CUBLASLT_MATMUL_DESC_TRANSA, &ta, sizeof ta);
+    ok = ok && set(lt, p, CUBLASLT_MATMUL_DESC_TRANSB, &tb, sizeof tb);
+    ok = ok && (!g->a_scale || scale_modes(lt, p, g));
     ok = ok && layouts(lt, p, g);
     if (!ok || !choose(c, lt, p, g)) {
-        hl_cuda_fail(c, HOLA_EDEVICE, "cuBLAS has no kernel for a product of %lld x %lld x %lld", (long long)g->M,
-                     (long long)g->N, (long long)g->K);
+        if (!quiet)
+            hl_cuda_fail(c, HOLA_EDEVICE, "cuBLAS has no kernel for a product of %lld x %lld x %lld", (long long)g->M,
+                         (long long)g->N, (long long)g->K);
         plan_drop(lt, p);
         return false;
     }
     return true;
 }
 
-static struct hl_plan *plan_find(struct hl_cuda *c, struct lt *lt, const struct hl_gemm *g) {
+/* NULL: there is no kernel. */
+static struct hl_plan *plan_find(struct hl_cuda *c, struct lt *lt, const struct hl_gemm *g, bool quiet) {
     struct hl_gemm shape;
     memset(&shape, 0, sizeof shape); /* padding too: shapes are compared as bytes */
     shape.M = g->M, shape.N = g->N, shape.K = g->K;
     shape.a_trans = g->a_trans, shape.b_trans = g->b_trans;
     shape.lda = g->lda, shape.ldb = g->ldb, shape.ldc = g->ldc;
     shape.in = g->in, shape.out = g->out;
+    shape.a_e5m2 = g->a_e5m2, shape.b_blocks = g->b_blocks;
+    const bool fp8 = g->a_scale != NULL;
     for (int i = 0; i < c->plans; i++)
-        if (!memcmp(&c->plan[i].shape, &shape, sizeof shape)) return &c->plan[i];
+        if (c->plan[i].fp8 == fp8 && !memcmp(&c->plan[i].shape, &shape, sizeof shape))
+            return c->plan[i].none ? NULL : &c->plan[i];
     if (c->plans == MAX_PLANS) /* as with prompts of very many lengths: start over */
         while (c->plans > 0) plan_drop(lt, &c->plan[--c->plans]);
     struct hl_plan *p = &c->plan[c->plans];
-    if (!plan_make(c, lt, p, g)) return NULL;
+    p->none = !plan_make(c, lt, p, g, quiet);
+    if (p->none && !quiet) return NULL;
+    c->fp8_refused += p->none && fp8;
+    p->fp8 = fp8;
     memcpy(&p->shape, &shape, sizeof shape);
     c->plans++;
-    return p;
+    return p->none ? NULL : p;
+}
+
+bool hl_cuda_gemm_has(struct hl_cuda *c, const struct hl_gemm *g) {
+    struct lt *lt = lt_open(c);
+    return lt && lt->handle && plan_find(c, lt, g, true) != NULL;
 }
 
 void hl_cuda_gemm(struct hl_cuda *c, const struct hl_gemm *g) {
     struct lt *lt = lt_open(c);
     if (!lt || !lt->handle || g->M == 0 || g->N == 0) return;
-    struct hl_plan *p = plan_find(c, lt, g);
+    struct hl_plan *p = plan_find(c, lt, g, false);
     if (!p) return;
+    if (g->a_scale && !scale_pointers(lt, p, g)) {
+        hl_cuda_fail(c, HOLA_EDEVICE, "cuBLAS takes no scales for a product in FP8");
+        return;
+    }
     cublasStatus_t s =
         lt->cublasLtMatmul(lt->handle, p->op, &g->alpha, g->B, p->a, g->A, p->b, &g->beta, g->add ? g->add : g->C, p->c,
                            g->C, p->c, &p->algo, lt->workspace, p->workspace, hl_stream(c));

@@ -40,6 +40,7 @@ struct hola_model {
     bool stale;               /* training has changed the weights since the panels were made */
     bool ahead;               /* ... since the device's master was copied to the rows */
     bool training;            /* a trainer holds the master */
+    bool fp8;                 /* ... and computes the products of these weights in FP8: hl_model_takes_fp8 */
     struct hl_weight *weight; /* [params.n]: the view that inference uses */
 
     struct hl_state_layout state;
@@ -64,6 +65,11 @@ hola_status hl_model_save_with(const hola_model *m, hola_status (*save)(const ho
  * m has its rows. To be freed, after a failure too. */
 hola_status hl_model_make_codes(const hola_model *m, hola_dtype dtype, struct hl_quant *codes);
 
+/* Whether the products of tensor i are the large ones, which FP8 is for: those of the layers, but for gates. Their
+ * sizes may not fit all the same (hl_fp8_fits). */
+static inline bool hl_model_takes_fp8(const struct hl_params *p, int64_t i) {
+    return p->tensor[i].quantised && p->tensor[i].layer >= 0;
+}
 enum { HL_MASTER_SLACK = 1 << 16 };
 hola_status hl_model_need_rows(hola_model *m);   /* before saving */
 hola_status hl_model_need_panels(hola_model *m); /* before inference */

@@ -55,6 +55,43 @@ hola_status hola_trainer_new(hola_trainer **out, hola_model *model, const hola_t
     return hl_trainer_new_part(out, model, opt, 0, 1);
 }
 
+/* ---- FP8 ---- */
+
+static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+struct hl_fp8_sizes hl_trainer_fp8_sizes(const hola_model *m, int64_t tokens) {
+    struct hl_fp8_sizes s = {.tokens = tokens};
+    int64_t last = -2, row = 0; /* of neighbours, which a device may multiply as one: their rows */
+    for (int64_t i = 0; i < m->params.n; i++) {
+        const struct hl_tensor *t = &m->params.tensor[i];
+        if (!hl_model_takes_fp8(&m->params, i)) continue;
+        if (!hl_fp8_fits(HL_FP8_ALIGN, t->dim[0], t->dim[1])) {
+            s.left_over++;
+            continue;
+        }
+        row = last == i - 1 && t->dim[1] == m->params.tensor[last].dim[1] ? row + t->dim[0] : t->dim[0];
+        last = i;
+        s.taken++;
+        s.weights += t->count;
+        s.weight = larger(s.weight, row * t->dim[1]);
+        s.wide = larger(s.wide, larger(row, t->dim[1]));
+    }
+    return s;
+}
+int64_t hl_trainer_fp8_refused(const hola_trainer *t) {
+    return t->opt.fp8 ? t->model->backend->fp8->refused(t->model->backend) : 0;
+}
+static hola_status open_fp8(hola_trainer *t) {
+    hola_model *m = t->model;
+    const struct hl_fp8_sizes sizes = hl_trainer_fp8_sizes(m, t->opt.max_tokens);
+    if (!t->opt.fp8) return HOLA_OK;
+    hola_status s = m->backend->fp8->open(m->backend, &sizes);
+    m->fp8 = s == HOLA_OK;
+    return s;
+}
+static void weights_changed(const hola_trainer *t) {
+    if (t->model->fp8) t->model->backend->fp8->stale(t->model->backend);
+}
+
 hola_status hl_trainer_new_part(hola_trainer **out, hola_model *model, const hola_train_opts *opt, int rank,
                                 int ranks) {
     const int64_t total = model->params.total;
@@ -91,6 +128,11 @@ hola_status hl_trainer_new_part(hola_trainer **out, hola_model *model, const hol
         return hl_fail(HOLA_ENOMEM, "trainer: three times %lld numbers do not fit in %s memory", (long long)total,
                        model->backend->host ? "the" : "the device's");
     }
+    s = open_fp8(t);
+    if (s != HOLA_OK) {
+        hola_trainer_free(t);
+        return s;
+    }
     model->training = true;
     *out = t;
     return HOLA_OK;
@@ -103,6 +145,8 @@ void hola_trainer_free(hola_trainer *t) {
     hl_release(m->backend, t->grads);
     hl_release(m->backend, t->m);
     hl_release(m->backend, t->v);
+    if (m->fp8) m->backend->fp8->close(m->backend);
+    m->fp8 = false;
     if (m->ahead) hl_model_need_rows(m); /* what was trained outlives the trainer */
     hl_model_drop_master(m);
     m->training = false;
@@ -230,6 +274,7 @@ hola_status hl_trainer_store(hola_trainer *t, enum hl_trainer_part what) {
     hola_status s = HOLA_OK;
     if (m->backend->host) return s;
     if (what & HL_PARAMS) s = hl_model_need_master(m);
+    if (what & HL_PARAMS) weights_changed(t);
     if (what & HL_GRADS) hl_put(m->backend, t->grads, t->host_grads, t->part * t->ranks * size);
     if (what & HL_MOMENTS) {
         hl_put(m->backend, t->m, t->host_m, t->n * size);
@@ -280,6 +325,7 @@ void hl_trainer_reduce(hola_trainer *t) {
 void hl_trainer_share(hola_trainer *t) {
     t->model->backend->collectives->share(t->model->backend, t->model->master, t->part * (int64_t)sizeof(real));
     t->model->backend->collectives->share(t->model->backend, t->model->half, t->part * t->model->backend->act_size);
+    weights_changed(t);
 }
 
 void hl_trainer_set_memory(hola_trainer *t, double rate, double decay) {
@@ -342,6 +388,7 @@ void hl_trainer_apply(hola_trainer *t, double lr, double norm) {
         a.grad = t->grads + run.from;
         t->model->backend->ops.adamw(t->model->backend, &a);
     }
+    weights_changed(t);
     t->model->stale = true;
     t->model->ahead = !t->model->backend->host;
 }

@@ -6,6 +6,7 @@
 #define HL_TRAINER_H
 #include "core/real.h"
 #include "core/status.h"
+#include "ops/linear/fp8.h"
 
 hola_status hl_trainer_new_part(hola_trainer **out, hola_model *model, const hola_train_opts *opt, int rank, int ranks);
 
@@ -44,5 +45,12 @@ bool hl_trainer_linked(const hola_trainer *t);
 void hl_trainer_announce(hola_trainer *t);
 void hl_trainer_reduce(hola_trainer *t);
 void hl_trainer_share(hola_trainer *t);
+
+/* ---- FP8 ---- */
+
+/* What FP8 means for a model and calls of so many tokens. */
+struct hl_fp8_sizes hl_trainer_fp8_sizes(const hola_model *m, int64_t tokens);
+/* How many kinds of products the device's library did not have in FP8 so far. */
+int64_t hl_trainer_fp8_refused(const hola_trainer *t);
 
 #endif

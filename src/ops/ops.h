@@ -20,6 +20,7 @@
 #include "ops/gla/gla.h"
 #include "ops/gsa/gsa.h"
 #include "ops/kda/kda.h"
+#include "ops/linear/fp8.h"
 #include "ops/linear/linear.h"
 #include "ops/lte/lte.h"
 #include "ops/norm/norm.h"
@@ -29,14 +30,15 @@
 #include "ops/xent/xent.h"
 
 /* X(name, struct, NEEDED | OPTIONAL, where it is implemented).
- * Where: ALL backends; HOST: all CPU backends; REF: the reference alone; DEVICE: CUDA; BF16: CUDA with bf16
- * activations. A backend's table holds NULL where it has no implementation; a CPU backend then takes the reference's.
- * NEEDED ops exist on all backends: call them. OPTIONAL ones may be missing: test the pointer and do without, as with
- * a fused form, or refuse to run (hl_backend_require), as with an op that a model cannot do without. A new op begins as
- * OPTIONAL, REF. */
+ * Where: ALL backends; HOST: all CPU backends; REF: the reference alone; PLAIN: the reference and CUDA; DEVICE: CUDA;
+ * BF16: CUDA with bf16 activations. A backend's table holds NULL where it has no implementation; a CPU backend then
+ * takes the reference's. NEEDED ops exist on all backends: call them. OPTIONAL ones may be missing: test the pointer
+ * and do without, as with a fused form, or refuse to run (hl_backend_require), as with an op that a model cannot do
+ * without. A new op begins as OPTIONAL, REF. */
 #define HL_OPS_LIST(X)                                   \
     X(linear_forward, hl_linear, NEEDED, ALL)            \
     X(linear_backward, hl_linear, NEEDED, ALL)           \
+    X(fp8_quantise, hl_fp8_quantise, NEEDED, PLAIN)      \
     X(rmsnorm_forward, hl_rmsnorm, NEEDED, ALL)          \
     X(rmsnorm_backward, hl_rmsnorm, NEEDED, ALL)         \
     X(l2norm_forward, hl_l2norm, NEEDED, ALL)            \

@@ -3,6 +3,7 @@
 #include "train/memory.h"
 #include "core/process.h"
 #include "model/model.h"
+#include "model/trainer.h"
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -54,7 +55,10 @@ int64_t hl_memory_free(void) {
 
 static hola_status slice_bytes(hola_model *model, const struct hl_slice_shape *shape, int64_t *bytes) {
     struct hl_activations a = {.pass = HL_TRAIN, .backend = model->backend, .recompute = shape->recompute};
-    return hl_activations_bytes(&a, &model->cfg, shape->tokens, shape->pieces, bytes);
+    const struct hl_fp8_sizes fp8 = hl_trainer_fp8_sizes(model, shape->tokens);
+    hola_status s = hl_activations_bytes(&a, &model->cfg, shape->tokens, shape->pieces, bytes);
+    if (shape->fp8) *bytes += model->backend->fp8->bytes(&fp8);
+    return s;
 }
 
 hola_status hl_memory_predict(struct hl_memory *m, hola_model *model, const struct hl_slice_shape *shape, int parts,

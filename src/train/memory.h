@@ -10,7 +10,7 @@
 /* How a slice is cut: for the chunks and blocks of its rows. */
 struct hl_slice_shape {
     int64_t tokens, pieces; /* pieces: documents, or rows where they run across documents */
-    bool recompute;
+    bool recompute, fp8;
 };
 struct hl_memory {
     int64_t held;  /* by the process, or of the device, before the trainer is there */

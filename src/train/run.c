@@ -195,6 +195,10 @@ static void log_step(struct hl_run *r, const struct hl_metric *m, double seconds
         r->board_failed = true;
         hl_run_note(r, "%s; nothing more goes to TensorBoard", hola_last_error());
     }
+    if (!r->fp8_said && hl_trainer_fp8_refused(r->trainer) > 0)
+        hl_run_note(r, "%" PRId64 " kinds of products are not in FP8: this machine's cuBLASLt does not have them",
+                    hl_trainer_fp8_refused(r->trainer));
+    r->fp8_said = true;
     if (r->o->report.step) r->o->report.step(r->o->report.ctx, m, &x);
     if (hl_watch_rising(&r->watch, m))
         hl_run_note(r,

@@ -27,7 +27,7 @@ struct hl_run {
     struct hl_rundir dir;
     struct hl_metrics_log metrics;
     struct hl_tensorboard board;
-    bool metrics_late, plot_failed, board_failed;
+    bool metrics_late, plot_failed, board_failed, fp8_said;
     struct hl_train_state state;
     struct hl_metric owed; /* state.pending: the line of that step, to be written again with its evaluation */
     struct hl_watch watch;

@@ -194,6 +194,7 @@ static hola_status setup_identity(struct hl_run *r) {
                               o->adamw.eps, "weight_decay", o->adamw.weight_decay, "clip", o->adamw.clip);
     json_t *start = from || o->from ? json_string(from ? from : o->from) : json_null();
     bool good = root && data && adamw && start && add_memory_options(root, &o->memory);
+    if (o->adamw.fp8) good = good && json_object_set_new(root, "precision", json_string("fp8")) == 0;
     good = good && json_object_update(root, adamw) == 0 && json_object_set(root, "from", start) == 0 &&
            json_object_set(root, "data", data) == 0 && json_object_set(root, "config", config) == 0;
     json_decref(adamw), json_decref(start), json_decref(data), json_decref(config);
@@ -269,8 +270,13 @@ static hola_status setup_memory_use(struct hl_run *r) {
         (o->documents || d->flagged) && d->rows > 0 ? d->documents / d->rows + 1 : 1; /* of a row */
     const struct hl_slice_shape shape = {.tokens = r->rows_per_micro * o->seq_len,
                                          .pieces = r->rows_per_micro * documents,
-                                         .recompute = o->adamw.recompute};
+                                         .recompute = o->adamw.recompute,
+                                         .fp8 = o->adamw.fp8};
+    const struct hl_fp8_sizes fp8 = hl_trainer_fp8_sizes(r->model, shape.tokens);
     hola_status s = hl_memory_predict(&r->memory, r->model, &shape, r->dist->size, o->batch_tokens);
+    if (o->adamw.fp8 && fp8.left_over > 0)
+        hl_run_note(r, "%" PRId64 " of %" PRId64 " large matrices are not in FP8: their sizes are not multiples of %d",
+                    fp8.left_over, fp8.left_over + fp8.taken, (int)HL_FP8_ALIGN);
     if (o->benchmark && !r->memory.device) /* the weights as inference wants them, beside the rows */
         r->memory.fixed += r->model->params.total * (int64_t)sizeof(real);
     return s == HOLA_OK ? hl_memory_check(&r->memory, r->model, &shape, o->seq_len, o->max_memory) : s;
@@ -284,6 +290,7 @@ static hola_status setup_model(struct hl_run *r, int64_t step) {
     char *dir = step >= 0 ? hl_rundir_step(&r->dir, step) : NULL;
     hola_status s;
     if (step >= 0 && !dir) return no_memory();
+    opt.size = sizeof opt;
     opt.max_tokens = r->rows_per_micro * o->seq_len;
     if (opt.weight_decay == 0) opt.weight_decay = -1; /* there, zero means default */
     if (opt.clip == 0) opt.clip = -1;

@@ -1,22 +1,25 @@
 /* linear_cuda.cu -- see linear.h: chooses the form of each product. Up to 16 rows: gemv_cuda.cuh; up to 64:
- * gemm_small_m_cuda.cuh; matrices of few outputs: gemm_small_n_cuda.cuh; everything else: cuBLASLt (cuda/gemm.c). */
+ * gemm_small_m_cuda.cuh; matrices of few outputs: gemm_small_n_cuda.cuh; in FP8: gemm_fp8_cuda.cuh; everything else:
+ * cuBLASLt (cuda/gemm.c). */
 #include "ops/cuda_ops.cuh"
 #include "ops/linear/gemm_small_m_cuda.cuh"
 #include "ops/linear/gemm_small_n_cuda.cuh"
+#include "ops/linear/gemm_fp8_cuda.cuh"
 
 /* Which parts are computed together as one of small N; whether there are any. Float activations: none. */
 static bool find_small_n(const struct hl_linear *a, bool *is_small_n) {
     int64_t all = 0;
     for (int p = 0; p < a->n; p++) {
         const int64_t rows = a->part[p].W.rows;
-        is_small_n[p] = !a->ld && !a->ldx && a->K <= SMALL_N_K && HL_ACT_DTYPE == HOLA_BF16 && rows <= SMALL_N_ROWS &&
-                        all + rows <= SMALL_N_ALL && a->K % WIDE == 0;
+        is_small_n[p] = !a->ld && !a->ldx && !a->part[p].W.fp8 && a->K <= SMALL_N_K && HL_ACT_DTYPE == HOLA_BF16 &&
+                        rows <= SMALL_N_ROWS && all + rows <= SMALL_N_ALL && a->K % WIDE == 0;
         if (is_small_n[p]) all += rows;
     }
     return all > 0;
 }
 
-/* Merges parts whose weights, outputs and gradients begin where those of the part before end. */
+/* Merges parts whose weights, outputs and gradients begin where those of the part before end. In FP8 the blocks of a
+ * weight stay where they are. */
 static struct hl_linear merged(const struct hl_linear *a) {
     const int64_t size = a->out_real ? (int64_t)sizeof(float) : (int64_t)sizeof(act);
     struct hl_linear m = *a;
@@ -25,7 +28,8 @@ static struct hl_linear merged(const struct hl_linear *a) {
         const struct hl_linear_part *next = &a->part[p];
         struct hl_linear_part *last = m.n ? &m.part[m.n - 1] : NULL;
         const int64_t rows = last ? last->W.rows : 0;
-        if (last && a->ld && !last->from && !next->from && next->W.data == (const act *)last->W.data + rows * a->K &&
+        const bool blocks = last && last->W.fp8 == next->W.fp8 && (!last->W.fp8 || rows % HL_FP8_BLOCK == 0);
+        if (blocks && a->ld && !last->from && !next->from && next->W.data == (const act *)last->W.data + rows * a->K &&
             (!next->out || next->out == (char *)last->out + rows * size) &&
             (!next->dout || next->dout == (const act *)last->dout + rows) &&
             (next->dW ? last->dW && next->dW == last->dW + rows * a->K : !last->dW))
@@ -43,9 +47,9 @@ static struct hl_gemm product(int64_t M, int64_t N, int64_t K, const void *A, co
 extern "C" void HL_OP(linear_forward)(struct hl_backend *backend, const struct hl_linear *parts) {
     struct hl_cuda *c = hl_cuda_of(backend);
     const struct hl_linear all = merged(parts), *a = &all;
-    bool is_small_n[HL_LINEAR_MAX];
+    bool is_small_n[HL_LINEAR_MAX], is_fp8[HL_LINEAR_MAX];
     if (a->M == 0 || a->n == 0) return;
-    const bool dense = !a->ld && !a->ldx;
+    const bool any_fp8 = fp8_find(c, a, is_fp8), dense = !a->ld && !a->ldx && !any_fp8;
     if (dense && gemv_fits(a)) {
         gemv(c, a);
         return;
@@ -55,9 +59,10 @@ extern "C" void HL_OP(linear_forward)(struct hl_backend *backend, const struct h
         return;
     }
     const bool any_small_n = find_small_n(a, is_small_n);
+    fp8_forward(backend, c, a, is_fp8);
     for (int p = 0; p < a->n; p++) {
         const struct hl_linear_part *part = &a->part[p];
-        if (is_small_n[p]) continue;
+        if (is_small_n[p] || is_fp8[p]) continue;
         struct hl_gemm g = product(a->M, part->W.rows, a->K, a->x, part->W.data, part->out);
         g.b_trans = true, g.ldb = a->K;
         if (a->ld) g.ldc = a->ld;
@@ -76,7 +81,7 @@ extern "C" void HL_OP(linear_forward)(struct hl_backend *backend, const struct h
 extern "C" void HL_OP(linear_backward)(struct hl_backend *backend, const struct hl_linear *parts) {
     struct hl_cuda *c = hl_cuda_of(backend);
     const struct hl_linear all = merged(parts), *a = &all;
-    bool is_small_n[HL_LINEAR_MAX], dx_add = a->dx_add;
+    bool is_small_n[HL_LINEAR_MAX], is_fp8[HL_LINEAR_MAX], dx_add = a->dx_add;
     if (a->M == 0 || a->n == 0) return;
     const bool any_small_n = find_small_n(a, is_small_n);
 #ifndef HL_CUDA_F32
@@ -85,19 +90,23 @@ extern "C" void HL_OP(linear_backward)(struct hl_backend *backend, const struct 
     if (any_small_n && a->dx) small_n_backward_x(c, &t, dx_add);
 #endif
     dx_add = dx_add || any_small_n;
+    struct fp8_back fp8 = {0};
+    if (fp8_find(c, a, is_fp8)) fp8 = fp8_back_open(backend, c, a, is_fp8);
     for (int p = 0; p < a->n; p++) {
         const struct hl_linear_part *part = &a->part[p];
         const int64_t N = part->W.rows, ld = a->ld ? a->ld : N;
         if (is_small_n[p]) continue;
-        if (a->dx) {
+        struct fp8_done done = {false, false};
+        if (is_fp8[p]) done = fp8_backward(&fp8, p, dx_add);
+        if (a->dx && !done.dx) {
             struct hl_gemm g = product(a->M, a->K, N, part->dout, part->W.data, a->dx);
             g.lda = ld;
             if (a->ldx) g.ldc = a->ldx;
             if (dx_add) g.beta = 1.0f;
-            dx_add = true;
             hl_cuda_gemm(c, &g);
         }
-        if (part->dW) {
+        dx_add = true;
+        if (part->dW && !done.dW) {
             struct hl_gemm g = product(N, a->K, a->M, part->dout, a->x, part->dW);
             g.a_trans = true, g.lda = ld;
             if (a->ldx) g.ldb = a->ldx;

@@ -1,0 +1,141 @@
+/* gemm_fp8_cuda.cuh -- linear layers in FP8 (fp8.h): operands are quantised into scratch memory, those of a weight once
+ * after every change, and multiplied by cuBLASLt. A product that the library does not have is left to the caller. */
+#ifndef HL_GEMM_FP8_CUDA_CUH
+#define HL_GEMM_FP8_CUDA_CUH
+#include "ops/cuda_ops.cuh"
+
+/* Which parts are in FP8; whether there are any. */
+static bool fp8_find(const struct hl_cuda *c, const struct hl_linear *a, bool *is_fp8) {
+    bool any = false;
+    for (int p = 0; p < a->n; p++) {
+        is_fp8[p] = hl_cuda_fp8_on(c) && a->part[p].W.fp8 && hl_fp8_fits(a->M, a->part[p].W.rows, a->K);
+        any = any || is_fp8[p];
+    }
+    return any;
+}
+
+/* One form of a matrix [rows][cols]. */
+struct fp8_form {
+    uint8_t *codes;
+    float *scale;
+};
+static int64_t fp8_bytes(int64_t rows, int64_t cols) {
+    return hl_pieces(rows * cols, 256) * 256 + hl_pieces(hl_fp8_scales(false, rows, cols), 64) * 256;
+}
+static struct fp8_form fp8_take(char **from, int64_t rows, int64_t cols) {
+    const struct fp8_form f = {(uint8_t *)*from, (float *)(*from + hl_pieces(rows * cols, 256) * 256)};
+    *from += fp8_bytes(rows, cols);
+    return f;
+}
+
+/* form: of [rows][cols]; transposed: of [cols][rows]; NULL: not wanted */
+static void fp8_make(struct hl_backend *backend, const void *x, int64_t rows, int64_t cols, int64_t ld,
+                     enum hl_fp8 format, const struct fp8_form *form, const struct fp8_form *transposed) {
+    struct hl_fp8_quantise q = {rows, cols, ld, x, format};
+    if (form) q.codes = form->codes, q.scale = form->scale;
+    if (transposed) q.codes_t = transposed->codes, q.scale_t = transposed->scale;
+    if (form || transposed) HL_OP(fp8_quantise)(backend, &q);
+}
+static const struct hl_fp8_weight *fp8_weight(struct hl_backend *backend, struct hl_cuda *c,
+                                              const struct hl_weight *W) {
+    bool fill = false;
+    const struct hl_fp8_weight *w =
+        hl_cuda_fp8_weight(c, W->data, W->rows, W->cols, hl_fp8_scales(true, W->rows, W->cols),
+                           hl_fp8_scales(true, W->cols, W->rows), &fill);
+    if (!w || !fill) return w;
+    const struct hl_fp8_quantise q = {W->rows, W->cols,  W->cols,    W->data,  HL_E4M3,
+                                      true,    w->codes, w->codes_t, w->scale, w->scale_t};
+    HL_OP(fp8_quantise)(backend, &q);
+    return w;
+}
+
+/* C [M][N] = A B^T of a form of each */
+static struct hl_gemm fp8_product(int64_t M, int64_t N, int64_t K, struct fp8_form A, struct fp8_form B, bool blocks,
+                                  void *C) {
+    struct hl_gemm g = {M, N, K, false, true, A.codes, B.codes, C, K, K, N, HL_ACT_DTYPE, HL_ACT_DTYPE, 1.0f, 0.0f};
+    g.a_scale = A.scale, g.b_scale = B.scale, g.b_blocks = blocks;
+    return g;
+}
+
+/* is_fp8 becomes false for those that were not computed. */
+static void fp8_forward(struct hl_backend *backend, struct hl_cuda *c, const struct hl_linear *a, bool *is_fp8) {
+    struct fp8_form x = {NULL, NULL};
+    bool made = false;
+    for (int p = 0; p < a->n; p++) {
+        const struct hl_linear_part *part = &a->part[p];
+        if (!is_fp8[p]) continue;
+        if (!x.codes) {
+            char *room = (char *)hl_cuda_scratch(c, fp8_bytes(a->M, a->K));
+            if (!room) return;
+            x = fp8_take(&room, a->M, a->K);
+        }
+        const struct hl_fp8_weight *w = fp8_weight(backend, c, &part->W);
+        if (!w) return;
+        struct hl_gemm g =
+            fp8_product(a->M, part->W.rows, a->K, x, (struct fp8_form){w->codes, w->scale}, true, part->out);
+        if (a->ld) g.ldc = a->ld;
+        if (part->from) g.beta = 1.0f, g.add = part->from;
+        if (a->out_real) g.out = HOLA_F32;
+        is_fp8[p] = hl_cuda_gemm_has(c, &g);
+        if (!is_fp8[p]) continue;
+        if (!made) fp8_make(backend, a->x, a->M, a->K, a->ldx ? a->ldx : a->K, HL_E4M3, &x, NULL);
+        made = true;
+        hl_cuda_gemm(c, &g);
+    }
+}
+
+/* ---- backward ---- */
+
+struct fp8_back {
+    struct hl_backend *backend;
+    struct hl_cuda *c;
+    const struct hl_linear *a;
+    char *room;
+    struct fp8_form xt; /* of all parts */
+    bool made;
+};
+struct fp8_done {
+    bool dx, dW;
+};
+
+static struct fp8_back fp8_back_open(struct hl_backend *backend, struct hl_cuda *c, const struct hl_linear *a,
+                                     const bool *is_fp8) {
+    struct fp8_back t = {backend, c, a};
+    int64_t widest = 0;
+    for (int p = 0; p < a->n; p++)
+        if (is_fp8[p]) widest = max(widest, fp8_bytes(a->M, a->part[p].W.rows) + fp8_bytes(a->part[p].W.rows, a->M));
+    t.room = (char *)hl_cuda_scratch(c, widest + fp8_bytes(a->K, a->M));
+    if (t.room) t.xt = fp8_take(&t.room, a->K, a->M);
+    return t;
+}
+
+/* One part's gradients; what was computed. dout is read once for both. */
+static struct fp8_done fp8_backward(struct fp8_back *t, int p, bool dx_add) {
+    const struct hl_linear *a = t->a;
+    const struct hl_linear_part *part = &a->part[p];
+    const int64_t N = part->W.rows;
+    struct fp8_done done = {false, false};
+    char *room = t->room;
+    if (!room) return done; /* the failure is kept */
+    const struct fp8_form d = fp8_take(&room, a->M, N), dt = fp8_take(&room, N, a->M);
+    const struct hl_fp8_weight *w = fp8_weight(t->backend, t->c, &part->W);
+    if (!w) return done;
+    struct hl_gemm dx = fp8_product(a->M, a->K, N, d, (struct fp8_form){w->codes_t, w->scale_t}, true, a->dx);
+    struct hl_gemm dW = fp8_product(N, a->K, a->M, dt, t->xt, false, part->dW);
+    dx.a_e5m2 = dW.a_e5m2 = HL_FP8_GRADIENTS == HL_E5M2;
+    if (a->ldx) dx.ldc = a->ldx;
+    if (dx_add) dx.beta = 1.0f;
+    dW.out = HOLA_F32, dW.beta = 1.0f;
+    done.dx = a->dx && hl_cuda_gemm_has(t->c, &dx);
+    done.dW = part->dW && hl_cuda_gemm_has(t->c, &dW);
+    fp8_make(t->backend, part->dout, a->M, N, a->ld ? a->ld : N, HL_FP8_GRADIENTS, done.dx ? &d : NULL,
+             done.dW ? &dt : NULL);
+    if (done.dx) hl_cuda_gemm(t->c, &dx);
+    if (!done.dW) return done;
+    if (!t->made) fp8_make(t->backend, a->x, a->M, a->K, a->ldx ? a->ldx : a->K, HL_E4M3, NULL, &t->xt);
+    t->made = true;
+    hl_cuda_gemm(t->c, &dW);
+    return done;
+}
+
+#endif
