@@ -28,7 +28,7 @@ endif
 # sanitizers and fuzzers look at host code: kernels would only take time there
 CUDA := $(if $(call on,$(SAN) $(TSAN) $(FUZZ)),,$(NVCC))
 CPU_OBJ := $(LIB_OBJ)
-HAVE_CUDA := backend.o raw_ops.o raw_linear_ops.o # what asks whether there is CUDA
+HAVE_CUDA := backend.o raw_ops.o raw_linear_ops.o raw_attention_ops.o # what asks whether there is CUDA
 ifneq ($(CUDA),)
 LIB_OBJ += $(CUDA_OBJ)
 LIBS += -L$(CUDA_HOME)/lib64 -lcudart_static -ldl -lrt -lstdc++
