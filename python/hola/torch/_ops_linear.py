@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from . import hola_plain, linear_plain as plain
-from ._call import Shape, code_of, dense, flat, like, main_type, none_of, register, taken, warn_once, way
+from ._call import Shape, code_of, dense, flat, like, main_type, none_of, register, taken, way
 
 F32 = torch.float32
 FAST_K = (64, 128)
@@ -49,10 +49,7 @@ def _forward(q, k, v, g, beta, h0, cu, scale, longest, state, keep):
 
 
 def _backward(q, k, v, g, beta, h0, cu, kept, dout, dht, scale, longest):
-    with_states, kernels = h0 is not None or dht is not None, taken(q, v, FAST_K)
-    if kernels and with_states:
-        warn_once("hola.torch: not the fast kernels: those of chunk_kda and chunk_gla have no gradient through states")
-    if with_states or not kernels:
+    if not taken(q, v, FAST_K):
         with torch.autocast(q.device.type, enabled=False):
             d = plain.backward(flat(q), flat(k), flat(v), flat(g), flat(beta), h0, hola_plain.lengths_of(q, cu), scale,
                                flat(dout), dht)
@@ -64,9 +61,12 @@ def _backward(q, k, v, g, beta, h0, cu, kept, dout, dht, scale, longest):
     more = {}
     if beta is not None:
         d["dbeta"], more = call.new(beta.shape), {"kept": kept}
-    call.run(True, cu, **_inputs(q, k, v, g, beta), dout=dense(dout, main), **d, **more)
-    d = [x.to(of.dtype) for x, of in zip(d.values(), (q, k, v, g, beta))]
-    return (*d, *(none_of(q) for _ in range(6 - len(d))))
+    if h0 is not None:
+        d["dh0"] = call.new(h0.shape)
+    call.run(True, cu, **_inputs(q, k, v, g, beta), h0=dense(h0, F32), dout=dense(dout, main), dht=dense(dht, F32), **d,
+             **more)
+    inputs = {"dq": q, "dk": k, "dv": v, "dg": g, "dbeta": beta, "dh0": h0}
+    return tuple(d[name].to(x.dtype) if name in d else none_of(q) for name, x in inputs.items())
 
 
 def _forward_fake(q, k, v, g, beta, h0, cu, scale, longest, state, keep):
