@@ -243,7 +243,7 @@ def report(results: dict[str, dict[str, Any]], warm: int) -> str:
             rows.append([way, None, None, None, None, None, None, r["failed"]])
             continue
         last, steps = statistics.mean(r["losses"][-20:]), len(r["losses"])
-        notes = [f"{steps} steps"] * (steps < most) + [r["ended"]] * ("ended" in r)
+        notes = [f"{steps} steps"] * (steps < most) + ([r["ended"]] if "ended" in r else [])
         ratio = speed[way] / speed["fla"] if "fla" in speed else None
         rows.append([way, speed[way], ratio, r["device_gb"], r["allocated_gb"], r["losses"][0], last,
                      "; ".join(notes)])

@@ -102,7 +102,7 @@ def test_compare_fla(tmp_path):
     assert "ended with status -6" in rows[0]["other_failed"] and "more than 12 s" in rows[1]["other_failed"]
     for row in rows[2:]:
         assert row["other_forward_ms"] > 0 and row["other_backward_ms"] > 0 and row["difference"] < 0.01
-    assert "of 6 comparisons" in got.stdout
+    assert "of 6 comparisons" in got.stdout, got.stdout
     got = subprocess.run([sys.executable, BENCH / "compare_fla.py", "--dry-run", "gla", "--budget", "0.01"],
                          capture_output=True, text=True)
     assert got.returncode == 0 and "fla: ModuleNotFoundError" in got.stdout or "1 shapes were not begun" in got.stdout

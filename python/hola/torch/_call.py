@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from typing import Any, Optional, Union
+from typing import Any, Optional, Union, overload
 
 import torch
 from torch import Tensor
@@ -148,6 +148,18 @@ def _bytes(libhola: _raw.Library, shape: Shape, index: int, backward: bool) -> t
 def none_of(q: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """An output that is not wanted."""
     return q.new_empty(0, dtype=dtype)
+
+
+@overload
+def flat(x: Tensor) -> Tensor: ...
+
+
+@overload
+def flat(x: None) -> None: ...
+
+
+@overload
+def flat(x: Optional[Tensor]) -> Optional[Tensor]: ...
 
 
 def flat(x: Optional[Tensor]) -> Optional[Tensor]:

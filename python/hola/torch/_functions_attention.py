@@ -30,7 +30,7 @@ def _window(window_size: Any) -> int:
     for x in window_size:
         if isinstance(x, bool) or not isinstance(x, int):
             raise TypeError(f"window_size must hold integers, not {type(x).__name__}")
-    left, right = window_size
+    left, right = int(window_size[0]), int(window_size[1])
     if right not in (-1, 0):
         raise NotImplementedError(f"window_size {left, right}: causal attention sees nothing to the right; 0 or -1")
     if left < -1:

@@ -45,6 +45,12 @@ def _heads(x: Tensor, rows: Tensor, times: int) -> Tensor:
     return x.repeat_interleave(times, 1) if times > 1 else x
 
 
+def _group(g: Tensor, times: int) -> Tensor:
+    """The sum over the query heads of a key head, as rows."""
+    rows: Tensor = g.unflatten(1, (-1, times)).sum(2).transpose(1, 2).flatten(0, 1)
+    return rows
+
+
 def _logits(q: Tensor, k: Tensor, unseen: Tensor, scale: float) -> Tensor:
     return (scale * q @ k.transpose(-1, -2)).masked_fill(unseen, float("-inf"))
 
@@ -76,15 +82,11 @@ def backward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, lengths:
     along = (d * out.to(t)).sum(-1)
     dq, dk, dv = torch.zeros_like(x), torch.zeros_like(y), torch.zeros_like(z)
 
-    def group(g: Tensor) -> Tensor:
-        """The sum over the query heads of a key head, as rows."""
-        return g.unflatten(1, (-1, times)).sum(2).transpose(1, 2).flatten(0, 1)
-
     for p in _pieces(lengths, window, q.device):
         xi, yi, di = _heads(x, p.q, 1), _heads(y, p.k, times), _heads(d, p.q, 1)
         w = (_logits(xi, yi, p.unseen, scale) - lse[p.q].transpose(1, 2).unsqueeze(-1)).exp()
         dz = scale * w * (di @ _heads(z, p.k, times).transpose(-1, -2) - along[p.q].transpose(1, 2).unsqueeze(-1))
         dq[p.q.flatten()] = (dz @ yi).transpose(1, 2).flatten(0, 1)
-        dk.index_add_(0, p.k.flatten(), group(dz.transpose(-1, -2) @ xi))
-        dv.index_add_(0, p.k.flatten(), group(w.transpose(-1, -2) @ di))
+        dk.index_add_(0, p.k.flatten(), _group(dz.transpose(-1, -2) @ xi, times))
+        dv.index_add_(0, p.k.flatten(), _group(w.transpose(-1, -2) @ di, times))
     return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
