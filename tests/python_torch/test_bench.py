@@ -45,8 +45,10 @@ def test_arguments(bench, capsys, tmp_path):
 def test_tables(bench):
     fla, flame = bench
     rows = [{"op": "gdn", "shape": (16, 2048, 4, 256, 256), "lengths": 0, "hola_forward_ms": 0.25,
-             "other_forward_ms": 1.0, "hola_backward_ms": 1.0, "other_backward_ms": 0.5, "difference": 0.5, "same_bits": False, "host_us": 80.0},
-            {"op": "kda", "shape": (1, 64, 1, 64, 64), "lengths": 3, "other": "fla", "other_failed": "OutOfResources: shared",
+             "other_forward_ms": 1.0, "hola_backward_ms": 1.0, "other_backward_ms": 0.5, "difference": 0.5, "same_bits": False,
+             "host_us": 80.0},
+            {"op": "kda", "shape": (1, 64, 1, 64, 64), "lengths": 3, "other": "fla",
+             "other_failed": "OutOfResources: shared",
              "hola_forward_ms": 2.0, "hola_backward_ms": 3.0}]
     text = fla.report(rows)
     assert "| gdn | 16 x 2048, 4 x 256, 256 | 0.25 | 1 | 4 | 1 | 0.5 | 0.5 |" in text
@@ -56,7 +58,7 @@ def test_tables(bench):
             "fla-patched": dict(tokens_per_s=[1.0, 150.0, 150.0], losses=[9.0, 8.0, 6.0], device_gb=2.0,
                                 allocated_gb=1.0),
             "hola": {"failed": "no such thing"}}
-    assert flame.result_of('x\n{"losses": [1]}\n{"los', "took more than 3 s") == {"losses": [1], "ended": "took more than 3 s"}
+    assert flame.result_of('x\n{"losses": [1]}\n{"los', "took 3 s") == {"losses": [1], "ended": "took 3 s"}
     assert flame.result_of("nonsense", "") == {"failed": "it said nothing"}
     text = flame.report(ways, 1)
     assert "| fla-patched | 150 | 1.5 | 2 | 1 | 9 | 7.67 |" in text and "no such thing" in text
@@ -94,7 +96,8 @@ def test_compare_fla(tmp_path):
     out = tmp_path / "fla.json"
     fake_fla(tmp_path)
     got = subprocess.run([sys.executable, BENCH / "compare_fla.py", "--dry-run", "--json", out, "--row-limit", "12",
-                          "--fla", tmp_path], capture_output=True, text=True, env={**os.environ, "FAKE_FLA": str(tmp_path)})
+                          "--start-limit", "60", "--fla", tmp_path], capture_output=True, text=True,
+                         env={**os.environ, "FAKE_FLA": str(tmp_path)})
     assert got.returncode == 0, got.stderr[-2000:]
     rows = json.loads(out.read_text())["rows"]
     assert [r["op"] for r in rows] == ["gdn", "kda", "gla", "attention", "gdn"] and all(r["same_bits"] for r in rows)
@@ -105,7 +108,7 @@ def test_compare_fla(tmp_path):
     assert "of 6 comparisons" in got.stdout, got.stdout
     got = subprocess.run([sys.executable, BENCH / "compare_fla.py", "--dry-run", "gla", "--budget", "0.01"],
                          capture_output=True, text=True)
-    assert got.returncode == 0 and "fla: ModuleNotFoundError" in got.stdout or "1 shapes were not begun" in got.stdout
+    assert got.returncode == 0 and got.stdout.count("| gla |") == 2  # one as it comes, and in the table
 
 
 def test_compare_flame(program, tmp_path):

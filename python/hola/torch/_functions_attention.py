@@ -62,8 +62,8 @@ def _checked(q: Any, k: Any, v: Any, dim: int) -> None:
     if k.shape != v.shape:
         raise ValueError(f"v must have the shape of k, {list(k.shape)}, but is {list(v.shape)}")
     if k.shape[:-2] != q.shape[:-2]:
-        raise ValueError(f"k must begin as q does, {list(q.shape[:-2])}, but is {list(k.shape)}: hola.torch's attention "
-                         "has a key for every query")
+        raise ValueError(f"k must begin as q does, {list(q.shape[:-2])}, but is {list(k.shape)}: "
+                         "hola.torch's attention has a key for every query")
     if k.shape[-1] != q.shape[-1]:
         raise ValueError(f"k must have heads of q's size {q.shape[-1]}, but has {k.shape[-1]}")
     if q.shape[-1] == 0 or k.shape[-2] == 0 or q.shape[-2] == 0 or q.shape[-2] % k.shape[-2] != 0:

@@ -1,5 +1,5 @@
-"""Causal softmax attention in plain PyTorch, forward and backward. What the CUDA kernels compute, and what runs where they
-cannot. Rows of all sequences stand one after another: q [rows, H, D], k, v [rows, HK, D], query head h reads key head
+"""Causal softmax attention in plain PyTorch, forward and backward. What the CUDA kernels compute, and what runs where
+they cannot. Rows of all sequences stand one after another: q [rows, H, D], k, v [rows, HK, D], query head h reads key head
 h // (H / HK); `lengths` are the lengths of the sequences. window: keys that a query sees, its own included; 0: all.
 """
 
@@ -55,7 +55,8 @@ def _logits(q: Tensor, k: Tensor, unseen: Tensor, scale: float) -> Tensor:
     return (scale * q @ k.transpose(-1, -2)).masked_fill(unseen, float("-inf"))
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], window: int, scale: float) -> tuple[Tensor, Tensor]:
+def forward(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], window: int,
+            scale: float) -> tuple[Tensor, Tensor]:
     """-> out [rows, H, D] in q's type, the logarithm of the sum of exponentials [rows, H]. Autograd can differentiate
     it."""
     t, times = compute_type(q.dtype), q.shape[1] // k.shape[1]

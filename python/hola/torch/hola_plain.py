@@ -141,7 +141,8 @@ def _chunks(x: _Inputs, b: Blocks, scale: float) -> _Chunks:
     return _Chunks(q, k, v, beta, eG, eL, G_last.exp().to(q.dtype).unsqueeze(-1), D, M, P, A)
 
 
-def _walk(c: _Chunks, b: Blocks, h: Tensor, scale: float, states: Optional[list[Tensor]] = None) -> tuple[Tensor, Tensor, Tensor]:
+def _walk(c: _Chunks, b: Blocks, h: Tensor, scale: float,
+          states: Optional[list[Tensor]] = None) -> tuple[Tensor, Tensor, Tensor]:
     """From h [N, HV, K, V], in the order of b: the reads and the writes v_new of every chunk,
     and the states at the end.
     Appends the states before every step to `states`."""
@@ -348,7 +349,8 @@ def _put(like: Tensor, rows: Tensor, head: Tensor, x: Tensor) -> Tensor:
 
 
 def cache_backward(q: Tensor, k: Tensor, v: Tensor, score: Optional[Tensor], sink: Tensor, tau: Optional[Tensor],
-                   lengths: Sequence[int], window: int, chunk: int, scale: float, dout: Tensor) -> tuple[Optional[Tensor], ...]:
+                   lengths: Sequence[int], window: int, chunk: int, scale: float,
+                   dout: Tensor) -> tuple[Optional[Tensor], ...]:
     """-> dq, dk, dv, dsink, dtau (None without tau), in their inputs' types."""
     b, H, HV = blocks_of(tuple(lengths), chunk, q.device), q.shape[1], v.shape[1]
     if b.rows == 0:
@@ -407,8 +409,8 @@ def gated_delta_rule_with_score(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta
                                 output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False,
                                 use_beta_sigmoid_in_kernel: bool = False, allow_neg_eigval: bool = False,
                                 cu_seqlens: Optional[Tensor] = None, use_gate_in_kernel: bool = False,
-                                A_log: Optional[Tensor] = None, dt_bias: Optional[Tensor] = None) -> tuple[Tensor, Optional[Tensor],
-                                                                                           Tensor]:
+                                A_log: Optional[Tensor] = None,
+                                dt_bias: Optional[Tensor] = None) -> tuple[Tensor, Optional[Tensor], Tensor]:
     flags = NORM * use_qk_l2norm_in_kernel | GATE * use_gate_in_kernel | SIGMOID * use_beta_sigmoid_in_kernel
     flags |= NEG * allow_neg_eigval
     with torch.autocast(q.device.type, enabled=False):

@@ -1,6 +1,6 @@
 """Linear attention with a decay per key channel in plain PyTorch, forward and backward: Kimi Delta Attention and,
-without beta, gated linear attention. What the CUDA kernels compute, and what runs where they cannot; docs/math.md ("Decay per
-channel") has the formulas. Rows are as in hola_plain: [rows, heads, ...], `lengths` the lengths of the sequences.
+without beta, gated linear attention. What the CUDA kernels compute, and what runs where they cannot; docs/math.md
+("Decay per channel") has the formulas. Rows are as in hola_plain: [rows, heads, ...], `lengths` the lengths of the sequences.
 """
 
 from __future__ import annotations
