@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import pathlib
 import platform
+import shutil
+import subprocess
 import sys
 from typing import Any, Optional
 
@@ -31,9 +34,33 @@ def find_packages(fla: Optional[str]) -> None:
         paths.append(str(pathlib.Path(fla).resolve()))
     sys.path[:0] = paths
     os.environ["PYTHONPATH"] = os.pathsep.join(paths + [p for p in [os.environ.get("PYTHONPATH")] if p])
-    built = ROOT / "build" / "cc" / "libhola.so.0"
-    if "HOLA_LIBRARY" not in os.environ and built.is_file():
-        os.environ["HOLA_LIBRARY"] = str(built)
+    if "HOLA_LIBRARY" not in os.environ:
+        for built in (ROOT / "build/cc/libhola.so.0", ROOT / "build/cc/wheel/libhola.so"):
+            if loads(built):
+                os.environ["HOLA_LIBRARY"] = str(built)
+                break
+
+
+def loads(path: pathlib.Path) -> bool:
+    """Whether it is a library that this machine can load: that of `make` wants jansson, the wheel's brings its own."""
+    try:
+        ctypes.CDLL(str(path))
+    except OSError:
+        return False
+    return True
+
+
+def find_program(given: Optional[str]) -> str:
+    """The hola program: the one that was named, else the first that runs here."""
+    if given:
+        return given
+    for path in (str(ROOT / "build/cc/hola"), str(ROOT / "build/cc/wheel/hola"), shutil.which("hola")):
+        try:
+            if path and subprocess.run([path, "--version"], capture_output=True).returncode == 0:
+                return path
+        except OSError:
+            pass
+    return "hola"
 
 
 def why_no_fla() -> str:

@@ -9,8 +9,9 @@
 
 Each way is a process of its own, one after another, on the same token shards (`hola prepare`; without --data, this
 tree's documents and sources as bytes), with AdamW, the learning rates of `hola train`, float32 weights and bf16
-computation. One that fails is a line with its reason, and the others go on. tokens/s is the median of the steps after
---warm; memory is what the device has less of, context included, and what torch's allocator held at most.
+computation. One that fails is a line with its reason, and the others go on. A way begins no other step after --seconds,
+and is ended after --limit; the steps that it has made count. tokens/s is the median of the steps after --warm; memory
+is what the device has less of, context included, and what torch's allocator held at most.
 
     bench/compare_flame.py --fla /path/to/folder/of/fla --data data --json flame.json
 """
@@ -22,6 +23,7 @@ import math
 import os
 import pathlib
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -84,7 +86,9 @@ def model_of(way: str, size: str, seq_len: int) -> Any:
     return ht.HolaForCausalLM(ht.HolaConfig(**fields))
 
 
-def train(way: str, size: str, data: pathlib.Path, seq_len: int, batch: int, steps: int) -> dict[str, Any]:
+def train(way: str, size: str, data: pathlib.Path, seq_len: int, batch: int, steps: int,
+          most_s: float) -> dict[str, Any]:
+    """Prints what is known after every step as a line of JSON: it counts if the process is ended."""
     import numpy
     import torch
 
@@ -97,9 +101,12 @@ def train(way: str, size: str, data: pathlib.Path, seq_len: int, batch: int, ste
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=BETAS, weight_decay=DECAY, fused=device == "cuda")
     rows = rows_of(data, seq_len)
     order = numpy.random.default_rng(0).permutation(len(rows))
-    losses, seconds = [], []
+    losses, seconds, begin = [], [], time.perf_counter()
+    result: dict[str, Any] = {}
     for step in range(steps):
         start = time.perf_counter()
+        if step > 0 and start - begin > most_s:
+            break
         ids = torch.from_numpy(rows[[order[(step * batch + i) % len(order)] for i in range(batch)]]).to(device)
         with torch.autocast(device, torch.bfloat16):
             loss = run(input_ids=ids, labels=ids).loss
@@ -113,13 +120,15 @@ def train(way: str, size: str, data: pathlib.Path, seq_len: int, batch: int, ste
         seconds.append(time.perf_counter() - start)
         print(f"{way}: step {step + 1}/{steps}, loss {losses[-1]:.4f}, {batch * seq_len / seconds[-1]:,.0f} tokens/s",
               file=sys.stderr, flush=True)
-    held = torch.cuda.max_memory_allocated() / 1e9 if device == "cuda" else None
-    return {"losses": losses, "tokens_per_s": [batch * seq_len / s for s in seconds], "allocated_gb": held,
-            "parameters": sum(p.numel() for p in model.parameters()), "versions": common.versions()}
+        held = torch.cuda.max_memory_allocated() / 1e9 if device == "cuda" else None
+        result = {"losses": losses, "tokens_per_s": [batch * seq_len / s for s in seconds], "allocated_gb": held,
+                  "parameters": sum(p.numel() for p in model.parameters()), "versions": common.versions()}
+        print(json.dumps(result), flush=True)
+    return result
 
 
 def train_with_program(program: str, size: str, data: pathlib.Path, seq_len: int, batch: int, steps: int,
-                       out: pathlib.Path) -> dict[str, Any]:
+                       out: pathlib.Path, most_s: float) -> dict[str, Any]:
     config = out / "config.json"
     config.write_text(json.dumps(dict(SIZES[size], model_type="gated_deltanet", max_position_embeddings=seq_len)))
     tokens = str(batch * seq_len)
@@ -127,10 +136,17 @@ def train_with_program(program: str, size: str, data: pathlib.Path, seq_len: int
                str(steps), "--batch-tokens", tokens, "--micro-tokens", tokens, "--seq-len", str(seq_len),
                "--eval-every", str(10**9), "--eval-tokens", str(seq_len), "--save-every", str(10**9), "--lr", str(LR), "--backend",
                "cuda" if size == "340m" else "cpu", "--json"]
-    got = subprocess.run(command, capture_output=True, text=True)
-    if got.returncode != 0:
-        raise RuntimeError((got.stderr.strip() or "hola train failed").splitlines()[-1])
-    lines = [json.loads(line) for line in (out / "run" / "metrics.jsonl").read_text().splitlines()]
+    why = ""
+    try:
+        got = subprocess.run(command, capture_output=True, text=True, timeout=most_s)
+        if got.returncode != 0:
+            why = (got.stderr.strip() or f"hola train ended with status {got.returncode}").splitlines()[-1]
+    except subprocess.TimeoutExpired:
+        pass  # the steps that it has made
+    metrics = out / "run" / "metrics.jsonl"
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.is_file() else []
+    if why or not lines:
+        raise RuntimeError(why or f"hola train made no step in {most_s:g} s")
     return {"losses": [x["loss"] for x in lines], "tokens_per_s": [x["tok_per_s"] for x in lines],
             "allocated_gb": None, "parameters": None}
 
@@ -141,9 +157,9 @@ def one(way: str, a: Any) -> int:
         if way == "hola-train":
             with tempfile.TemporaryDirectory() as folder:
                 result = train_with_program(a.hola, a.size, pathlib.Path(a.data), a.seq_len, a.batch, a.steps,
-                                            pathlib.Path(folder))
+                                            pathlib.Path(folder), a.seconds)
         else:
-            result = train(way, a.size, pathlib.Path(a.data), a.seq_len, a.batch, a.steps)
+            result = train(way, a.size, pathlib.Path(a.data), a.seq_len, a.batch, a.steps, a.seconds)
     except (Exception, SystemExit) as error:
         result = {"failed": common.reason(error)}
     print(json.dumps(result), flush=True)
@@ -170,21 +186,40 @@ class Memory(threading.Thread):
             self.most = max(self.most, (free - torch.cuda.mem_get_info()[0]) / 1e9)
 
 
+def run_limited(command: list[str], limit: float) -> tuple[str, str]:
+    """-> what it printed, why it was ended or how it ended ("": well). It is ended with all that it started."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, errors="replace", start_new_session=True)
+    try:
+        said, _ = process.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        said, _ = process.communicate()
+        return said, f"took more than {limit:g} s"
+    return said, "" if process.returncode == 0 else f"ended with status {process.returncode}"
+
+
+def result_of(said: str, why: str) -> dict[str, Any]:
+    """The last whole line of JSON; why: how its process ended, if not well."""
+    for line in reversed(said.splitlines()):
+        try:
+            result = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(result, dict):
+            return {**result, "ended": why} if why else result
+    return {"failed": why or "it said nothing"}
+
+
 def compare(a: Any, data: str) -> dict[str, dict[str, Any]]:
     results: dict[str, dict[str, Any]] = {}
     for way in a.ways:
         command = [sys.executable, __file__, "--way", way, "--data", data, "--size", a.size, "--steps", str(a.steps),
-                   "--batch", str(a.batch), "--seq-len", str(a.seq_len), "--hola", a.hola]
+                   "--batch", str(a.batch), "--seq-len", str(a.seq_len), "--hola", a.hola, "--seconds", str(a.seconds)]
+        if a.fla:
+            command += ["--fla", a.fla]
         memory = Memory()
         memory.start()
-        try:
-            got = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=a.limit)
-            lines = got.stdout.strip().splitlines()
-            result = json.loads(lines[-1]) if lines else {"failed": f"ended with status {got.returncode}"}
-        except subprocess.TimeoutExpired:
-            result = {"failed": f"took more than {a.limit} s"}
-        except ValueError:
-            result = {"failed": f"ended with status {got.returncode}, and said: {lines[-1][:80]}"}
+        result = result_of(*run_limited(command, a.limit))
         memory.done.set()
         memory.join()
         result["device_gb"] = memory.most or None
@@ -202,14 +237,16 @@ def report(results: dict[str, dict[str, Any]], warm: int) -> str:
     for way, r in results.items():
         if "failed" not in r:
             speed[way] = statistics.median(r["tokens_per_s"][min(warm, len(r["tokens_per_s"]) - 1):])
-    rows = []
+    rows, most = [], max((len(r["losses"]) for r in results.values() if "failed" not in r), default=0)
     for way, r in results.items():
         if "failed" in r:
             rows.append([way, None, None, None, None, None, None, r["failed"]])
             continue
-        last = statistics.mean(r["losses"][-20:])
+        last, steps = statistics.mean(r["losses"][-20:]), len(r["losses"])
+        notes = [f"{steps} steps"] * (steps < most) + ([r["ended"]] if "ended" in r else [])
         ratio = speed[way] / speed["fla"] if "fla" in speed else None
-        rows.append([way, speed[way], ratio, r["device_gb"], r["allocated_gb"], r["losses"][0], last, ""])
+        rows.append([way, speed[way], ratio, r["device_gb"], r["allocated_gb"], r["losses"][0], last,
+                     "; ".join(notes)])
     columns = ["way", "tokens/s", "of fla's", "device memory, GB", "torch's, GB", "first loss", "last 20 losses", ""]
     return common.table(columns, rows)
 
@@ -237,15 +274,16 @@ def main(argv: Optional[list[str]] = None) -> int:
     parser.add_argument("--seq-len", type=int, default=2048, help="tokens of a row")
     parser.add_argument("--warm", type=int, default=20, help="steps that are not timed: tuning and compiling")
     parser.add_argument("--limit", type=float, default=1800, metavar="SECONDS", help="the most that one way may take")
+    parser.add_argument("--seconds", type=float, default=1500, help="a way begins no other step after so many")
     parser.add_argument("--hola", metavar="FILE", help="the program; default: build/cc/hola, or the one on the path")
     parser.add_argument("--size", choices=list(SIZES), default="340m")
     parser.add_argument("--way", choices=WAYS, help="run this one here and print its result as JSON")
     a = parser.parse_args(argv)
-    if min(a.steps, a.batch, a.seq_len, a.limit) < 1 or a.warm < 0:
-        parser.error("--steps, --batch, --seq-len and --limit take numbers above 0")
+    if min(a.steps, a.batch, a.seq_len, a.limit, a.seconds) < 1 or a.warm < 0:
+        parser.error("--steps, --batch, --seq-len, --limit and --seconds take numbers above 0")
     common.find_packages(a.fla)
-    built = common.ROOT / "build" / "cc" / "hola"
-    a.hola = a.hola or (str(built) if built.is_file() else shutil.which("hola")) or "hola"
+    a.hola = common.find_program(a.hola)
+    os.environ.setdefault("TRITON_CACHE_AUTOTUNING", "1")  # a way that follows another does not tune again
     if a.way:
         return one(a.way, a)
     if a.dry_run:

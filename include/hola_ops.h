@@ -1,5 +1,6 @@
 /* hola_ops.h -- hola's operations on raw device pointers, for programs that have arrays and a stream of their own: the
- * gated delta rule, the read of the exact memory, Kimi Delta Attention and gated linear attention. C11 and C++17. docs/cuda.md has an example.
+ * gated delta rule, the read of the exact memory, Kimi Delta Attention, gated linear attention and softmax attention.
+ * C11 and C++17. docs/cuda.md has an example.
  *
  * A call puts work on the caller's stream and returns. It allocates nothing, waits for nothing, copies nothing from the
  * host and keeps no state, so that it can be captured into a CUDA graph. Any thread may call. The device named is made
@@ -129,8 +130,7 @@ HOLA_API hola_status hola_cache_backward(const hola_where *w, const hola_cache_a
  *     S_t   = S' + beta_t k_t e_t^T                 ht = S after the last row of its sequence
  *     out_t = scale q_t^T S_t                       m_t = beta_t |e_t|, which carries no gradient
  *
- * Shapes as those of the delta rule, but g [T][HV][K], g <= 0. The backward call is for sequences that begin with an
- * empty state, and their last states have no gradient: with h0 it is HOLA_ENOTSUP. */
+ * Shapes as those of the delta rule, but g [T][HV][K], g <= 0. */
 typedef struct hola_kda_args {
     int32_t size, flags; /* flags: 0 */
     hola_rows rows;
@@ -143,10 +143,11 @@ typedef struct hola_kda_args {
     void *out;
     float *ht, *m;
     void *kept;
-    /* For the backward call, beside all inputs and kept; written, not added to. */
+    /* For the backward call, beside all inputs and kept; written, not added to. dht NULL: 0; dh0 may be NULL. */
     const void *dout;
+    const float *dht;
     void *dq, *dk, *dv;
-    float *dg, *dbeta;
+    float *dg, *dbeta, *dh0;
 } hola_kda_args;
 
 /* Bytes of shapes, as for the delta rule. */
@@ -160,7 +161,7 @@ HOLA_API hola_status hola_kda_backward(const hola_where *w, const hola_kda_args 
  *     S_t = diag(exp(g_t)) S_{t-1} + k_t v_t^T      S_0 = h0      out_t = scale q_t^T S_t
  *
  * q [T][H][K], k, g [T][HK][K], v [T][HK][V], out [T][H][V], H a multiple of HK, query head h reads key head
- * h / (H / HK); states [N][HK][K][V]; g <= 0. The backward call as above. */
+ * h / (H / HK); states [N][HK][K][V]; g <= 0. */
 typedef struct hola_gla_args {
     int32_t size, flags; /* flags: 0 */
     hola_rows rows;
@@ -172,15 +173,42 @@ typedef struct hola_gla_args {
     /* Written by the forward call; ht may be NULL. */
     void *out;
     float *ht;
-    /* For the backward call, beside all inputs; written, not added to. */
+    /* For the backward call, beside all inputs; written, not added to. dht NULL: 0; dh0 may be NULL. */
     const void *dout;
+    const float *dht;
     void *dq, *dk, *dv;
-    float *dg;
+    float *dg, *dh0;
 } hola_gla_args;
 
 HOLA_API int64_t hola_gla_work_bytes(const hola_gla_args *a, int device, bool backward);
 HOLA_API hola_status hola_gla_forward(const hola_where *w, const hola_gla_args *a);
 HOLA_API hola_status hola_gla_backward(const hola_where *w, const hola_gla_args *a);
+
+/* ---- causal softmax attention ----
+ *
+ *     z_tj = scale q_t.k_j, max(0, t - window + 1) <= j <= t      out_t = sum_j softmax_j(z_t) v_j
+ *     lse_t = log sum_j exp(z_tj)
+ *
+ * q, out [T][H][D], k, v [T][HK][D], H a multiple of HK, query head h reads key head h / (H / HK); t and j count within a
+ * sequence; lse [T][H]. D up to 512. */
+typedef struct hola_attention_args {
+    int32_t size, flags; /* flags: 0 */
+    hola_rows rows;
+    int64_t H, HK, D, window; /* window: keys that a query sees, its own included; 0: all */
+    hola_dtype dtype;         /* HOLA_F32 or HOLA_BF16 */
+    float scale;              /* 0: D^-1/2 */
+    const void *q, *k, *v;
+    /* Written by the forward call, read by the backward one. lse NULL: there is none. */
+    void *out;
+    float *lse;
+    /* For the backward call, beside all of that; dq, dk and dv are written, not added to. */
+    const void *dout;
+    void *dq, *dk, *dv;
+} hola_attention_args;
+
+HOLA_API int64_t hola_attention_work_bytes(const hola_attention_args *a, int device, bool backward);
+HOLA_API hola_status hola_attention_forward(const hola_where *w, const hola_attention_args *a);
+HOLA_API hola_status hola_attention_backward(const hola_where *w, const hola_attention_args *a);
 
 #ifdef __cplusplus
 }

@@ -11,7 +11,7 @@ struct shape {
     int64_t N, len[MOST_SEQUENCES]; /* cu_bits 0: all are len[0] */
     int64_t H, S, K, V;             /* heads of queries, of states */
     int cu_bits;
-    bool h0, ht, inference;
+    bool h0, ht, inference; /* with gradients: dh0 where there is h0, dht where there is ht */
     hola_dtype dtype;
     double scale, low; /* low: gates go down to it */
 };
@@ -22,17 +22,32 @@ static const struct shape shapes[] = {
     {"kda, chunks", true, 5, {70, 0, 3, 130, 0}, 1, 1, 64, 64, 32, false, true, false, HOLA_BF16, 0, -1},
     {"kda, chunks, groups", true, 2, {65}, 1, 2, 128, 64, 0, false, true, false, HOLA_BF16, 0.3, -5},
     {"kda, chunks, states", true, 3, {66, 0, 4}, 1, 1, 64, 128, 64, true, true, true, HOLA_BF16, 0, -0.1},
+    {"kda, back, states", true, 5, {70, 0, 128, 64, 3}, 1, 2, 64, 64, 32, true, true, false, HOLA_BF16, 0.2, -0.1},
+    {"kda, back, wide", true, 2, {66}, 1, 1, 128, 128, 0, true, true, false, HOLA_BF16, 0, -0.05},
+    {"kda, back, dh0", true, 3, {20, 0, 70}, 1, 1, 64, 64, 32, true, false, false, HOLA_BF16, 0, -1},
+    {"kda, back, float", true, 4, {20, 0, 3, 67}, 2, 4, 12, 20, 64, true, true, false, HOLA_F32, 0.7, -0.2},
+    {"kda, back, float dh0", true, 2, {9, 66}, 1, 1, 20, 12, 32, true, false, false, HOLA_F32, 0, -1},
     {"kda, float, states", true, 2, {20, 3}, 1, 1, 12, 8, 32, true, false, true, HOLA_F32, 2, -1},
     {"kda, step", true, 3, {5}, 1, 2, 64, 64, 0, true, true, true, HOLA_BF16, 0, -1},
     {"kda, no rows", true, 2, {0, 0}, 1, 2, 64, 64, 32, true, true, true, HOLA_BF16, 0.5, -1},
+    {"kda, back, no rows", true, 2, {0, 0}, 1, 2, 64, 64, 32, true, true, false, HOLA_BF16, 0.5, -1},
+    {"kda, back, no rows dh0", true, 2, {0, 0}, 1, 2, 64, 64, 32, true, false, false, HOLA_F32, 0.5, -1},
     {"gla, float", false, 4, {9, 0, 70, 1}, 2, 1, 12, 20, 32, false, true, false, HOLA_F32, 0.5, -1},
     {"gla, bf16, odd sizes", false, 3, {0, 30, 7}, 3, 1, 20, 12, 64, false, true, false, HOLA_BF16, 0, -1},
     {"gla, chunks", false, 5, {70, 0, 3, 130, 0}, 1, 1, 64, 64, 32, false, true, false, HOLA_BF16, 0, -1},
     {"gla, chunks, even", false, 2, {65}, 2, 2, 128, 128, 0, false, false, false, HOLA_BF16, 0.3, -5},
     {"gla, chunks, states", false, 3, {66, 0, 4}, 1, 1, 64, 128, 64, true, true, true, HOLA_BF16, 0, -0.1},
+    {"gla, back, states", false, 5, {70, 0, 128, 64, 3}, 2, 2, 64, 64, 32, true, true, false, HOLA_BF16, 0.2, -0.1},
+    {"gla, back, wide", false, 2, {66}, 1, 1, 128, 128, 0, true, true, false, HOLA_BF16, 0, -0.05},
+    {"gla, back, splits", false, 1, {790}, 1, 1, 64, 64, 0, true, true, false, HOLA_BF16, 0, -0.01},
+    {"gla, back, dh0", false, 3, {20, 0, 70}, 1, 1, 64, 64, 32, true, false, false, HOLA_BF16, 0, -1},
+    {"gla, back, float", false, 4, {20, 0, 3, 67}, 4, 2, 12, 20, 64, true, true, false, HOLA_F32, 0.7, -0.2},
+    {"gla, back, float dh0", false, 2, {9, 66}, 1, 1, 70, 12, 32, true, false, false, HOLA_F32, 0, -1},
+    {"gla, back, steep", false, 2, {9, 66}, 1, 1, 64, 64, 32, true, true, false, HOLA_BF16, 0, -30},
     {"gla, float, states", false, 2, {20, 3}, 1, 1, 12, 8, 32, true, false, true, HOLA_F32, 2, -1},
     {"gla, step", false, 3, {5}, 2, 2, 64, 64, 0, true, true, true, HOLA_BF16, 0, -1},
     {"gla, no rows", false, 2, {0, 0}, 2, 2, 64, 64, 32, true, true, true, HOLA_BF16, 0.5, -1},
+    {"gla, back, no rows", false, 2, {0, 0}, 1, 1, 64, 64, 32, true, true, false, HOLA_BF16, 0.5, -1},
 };
 
 struct linear_case {
@@ -54,6 +69,8 @@ static void case_open(struct linear_case *c, const struct shape *f, uint64_t see
     a->q = raw_random(c->q, -unit, unit, seed + 1, f->dtype), a->k = raw_random(c->k, -unit, unit, seed + 2, f->dtype);
     a->v = raw_random(c->v, -1, 1, seed + 3, f->dtype), a->g = raw_random(c->g, f->low, 0, seed + 4, HOLA_F32);
     a->h0 = f->h0 ? raw_random(c->states, -1, 1, seed + 6, HOLA_F32) : NULL;
+    a->dht = f->ht && !f->inference ? raw_random(c->states, -1, 1, seed + 8, HOLA_F32) : NULL;
+    a->dh0 = raw_random(c->states, 0, 0, 0, HOLA_F32);
     a->dout = f->inference ? NULL : raw_random(c->o, -1, 1, seed + 7, f->dtype);
     a->out = raw_random(c->o, 0, 0, 0, HOLA_F32), a->ht = raw_random(c->states, 0, 0, 0, HOLA_F32);
     a->m = raw_random(c->b, 0, 0, 0, HOLA_F32), a->dq = raw_random(c->q, 0, 0, 0, HOLA_F32);
@@ -62,8 +79,8 @@ static void case_open(struct linear_case *c, const struct shape *f, uint64_t see
 }
 static void case_close(struct linear_case *c) {
     struct linear_ref *a = &c->ref;
-    double *all[] = {a->q,  a->k, a->v,  a->g,  a->beta, a->h0, a->dout, a->out,
-                     a->ht, a->m, a->dq, a->dk, a->dv,   a->dg, a->dbeta};
+    double *all[] = {a->q, a->k,  a->v,  a->g,  a->beta, a->h0,    a->dout, a->out, a->ht,
+                     a->m, a->dq, a->dk, a->dv, a->dg,   a->dbeta, a->dht,  a->dh0};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
 }
 
@@ -71,8 +88,8 @@ static void case_close(struct linear_case *c) {
 struct call {
     hola_kda_args kda;
     hola_gla_args gla;
-    struct raw_buffer q, k, v, g, beta, h0, dout, cu, kept;
-    struct raw_buffer out, ht, m, dq, dk, dv, dg, dbeta;
+    struct raw_buffer q, k, v, g, beta, h0, dout, dht, cu, kept;
+    struct raw_buffer out, ht, m, dq, dk, dv, dg, dbeta, dh0;
 };
 static void call_open(const struct dev *d, struct call *x, const struct linear_case *c) {
     const struct shape *f = &c->f;
@@ -101,6 +118,8 @@ static void call_open(const struct dev *d, struct call *x, const struct linear_c
     a->m = f->ht ? x->m.p : NULL, a->dout = b->dout = x->dout.p;
     a->dq = b->dq = x->dq.p, a->dk = b->dk = x->dk.p, a->dv = b->dv = x->dv.p, a->dg = b->dg = x->dg.p;
     a->dbeta = x->dbeta.p;
+    x->dht = raw_numbers(d, r->dht, c->states, HOLA_F32), x->dh0 = raw_numbers(d, NULL, c->states, HOLA_F32);
+    a->dht = b->dht = r->dht ? x->dht.p : NULL, a->dh0 = b->dh0 = f->h0 && !f->inference ? x->dh0.p : NULL;
     x->kept = raw_bytes(d, NULL, f->kda ? hola_kda_kept_bytes(a) : 0);
     a->kept = f->inference ? NULL : x->kept.p;
 }
@@ -122,7 +141,7 @@ struct result {
     double tol; /* of bf16 */
     bool half, there;
 };
-enum { RESULTS = 8 };
+enum { RESULTS = 9 };
 static void results_of(struct result r[RESULTS], struct call *x, const struct linear_case *c) {
     const struct linear_ref *a = &c->ref;
     const bool back = !c->f.inference, kda = c->f.kda, ht = c->f.ht;
@@ -135,12 +154,13 @@ static void results_of(struct result r[RESULTS], struct call *x, const struct li
         {"dv", &x->dv, a->dv, a->T, a->S, a->V, 1e-2, true, back},
         {"dg", &x->dg, a->dg, a->T, a->S, a->K, 2.5e-2, false, back},
         {"dbeta", &x->dbeta, a->dbeta, a->T, a->S, 1, 1.2e-2, false, back && kda},
+        {"dh0", &x->dh0, a->dh0, a->N * a->S, 1, a->K * a->V, 1e-2, false, back && c->f.h0},
     };
     memcpy(r, all, sizeof all);
 }
 static void run_case(const struct dev *d, struct linear_case *c, double *got[RESULTS], struct call *x) {
     struct result r[RESULTS];
-    struct raw_buffer *inputs[] = {&x->q, &x->k, &x->v, &x->g, &x->beta, &x->h0, &x->dout, &x->cu, &x->kept};
+    struct raw_buffer *inputs[] = {&x->q, &x->k, &x->v, &x->g, &x->beta, &x->h0, &x->dout, &x->dht, &x->cu, &x->kept};
     call_open(d, x, c);
     call_run(d, x, c->f.kda, false);
     if (!c->f.inference) call_run(d, x, c->f.kda, true);
@@ -194,17 +214,21 @@ static void wrong_versions(void **state) {
                                        32,      false, false, false,    HOLA_BF16, 0.2, -0.5};
     struct dev d = dev_open(false);
     (void)state;
-    for (int way = 0; way < 4; way++) { /* kda and gla; with gradients, and with states */
+    for (int way = 0; way < 6; way++) { /* kda and gla; with gradients, with states, and with both */
         struct shape f = shape;
         struct linear_case c;
         struct call x;
         double *got[RESULTS];
-        f.kda = way % 2, f.inference = f.h0 = f.ht = way / 2;
+        f.kda = way % 2, f.inference = way / 2 == 1, f.h0 = f.ht = way > 1;
         if (!f.kda) f.H = 4, f.S = 4;
         case_open(&c, &f, 21);
         run_case(&d, &c, got, &x);
         for (int m = 0; m < LINEAR_MISTAKES; m++) {
-            if (m == (f.h0 ? LINEAR_STOPS : LINEAR_NO_START) || (m == LINEAR_RUNS_ON && f.h0)) continue; /* no other */
+            const bool same[LINEAR_MISTAKES] = {[LINEAR_STOPS] = f.inference,
+                                                [LINEAR_NO_START] = !f.h0,
+                                                [LINEAR_RUNS_ON] = f.h0,
+                                                [LINEAR_NO_END] = f.inference || !f.ht};
+            if (same[m]) continue; /* there is no difference */
             c.ref.mistake = (enum linear_mistake)m;
             linear_ref_run(&c.ref);
             const double e = compare(&x, &c, got, true);
@@ -296,8 +320,8 @@ static void refused(void **state) {
     REFUSES(HOLA_EINVAL, gla, forward, a.HK = 2);
     REFUSES(HOLA_EINVAL, kda, backward, a.kept = NULL);
     REFUSES(HOLA_EINVAL, kda, backward, a.dbeta = NULL);
-    REFUSES(HOLA_ENOTSUP, kda, backward, a.h0 = (float *)memory);
-    REFUSES(HOLA_ENOTSUP, gla, backward, a.h0 = (float *)memory);
+    BOTH(backward, a.dht = (float *)(memory + 4));
+    BOTH(backward, a.dh0 = (float *)(memory + 8));
     REFUSES(HOLA_ENOTSUP, kda, forward, w.device = -1);
     REFUSES(HOLA_ENOTSUP, gla, forward, a.K = 257);
     REFUSES(HOLA_ENOTSUP, gla, forward, a.rows.T = 2000000000; a.H = a.HK = 8);

@@ -13,6 +13,7 @@ static double loss(struct linear_ref a) {
     a.dout = NULL;
     linear_ref_run(&a);
     for (int64_t i = 0; i < a.T * linear_heads(&a) * a.V; i++) sum += dout[i] * a.out[i];
+    for (int64_t i = 0; i < a.N * a.S * a.K * a.V; i++) sum += a.dht[i] * a.ht[i];
     return sum;
 }
 static void check(const struct linear_ref *a, double *x, const double *dx, int64_t n, bool wrong) {
@@ -42,14 +43,18 @@ static void gradients(void **state) {
             a.q = numbers(q, -1, 1, 1), a.k = numbers(k, -0.6, 0.6, 2), a.v = numbers(v, -1, 1, 3);
             a.g = numbers(g, -1, 0, 4), a.beta = delta ? numbers(a.T * a.S, 0, 1, 5) : NULL;
             a.dout = numbers(o, -1, 1, 6), a.out = numbers(o, 0, 0, 0), a.h0 = numbers(3 * a.S * 6, -1, 1, 7);
+            a.ht = numbers(3 * a.S * 6, 0, 0, 0), a.dht = numbers(3 * a.S * 6, -1, 1, 8);
+            a.dh0 = numbers(3 * a.S * 6, 0, 0, 0);
             a.dq = numbers(q, 0, 0, 0), a.dk = numbers(k, 0, 0, 0), a.dv = numbers(v, 0, 0, 0);
             a.dg = numbers(g, 0, 0, 0), a.dbeta = numbers(a.T * a.S, 0, 0, 0);
             linear_ref_run(&a);
             check(&a, a.q, a.dq, q, false), check(&a, a.k, a.dk, k, false), check(&a, a.v, a.dv, v, false);
-            check(&a, a.g, a.dg, g, false);
+            check(&a, a.g, a.dg, g, false), check(&a, a.h0, a.dh0, 3 * a.S * 6, false);
+            check(&a, a.h0, a.dht, 3 * a.S * 6, true);
             if (delta) check(&a, a.beta, a.dbeta, a.T * a.S, false);
             check(&a, a.q, a.dk, k < q ? k : q, true); /* another gradient is found out */
-            double *all[] = {a.q, a.k, a.v, a.g, a.beta, a.dout, a.out, a.h0, a.dq, a.dk, a.dv, a.dg, a.dbeta};
+            double *all[] = {a.q,  a.k,  a.v,  a.g,  a.beta,  a.dout, a.out, a.h0,
+                             a.dq, a.dk, a.dv, a.dg, a.dbeta, a.ht,   a.dht, a.dh0};
             for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
         }
 }

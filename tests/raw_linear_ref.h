@@ -12,6 +12,7 @@ enum linear_mistake {
     LINEAR_FORGETS,   /* the state is lost every 64 rows */
     LINEAR_ONE_DECAY, /* the first channel's decay for all */
     LINEAR_NO_START,  /* h0 is ignored */
+    LINEAR_NO_END,    /* dht is ignored */
     LINEAR_STOPS,     /* gradients stop at 64 rows */
     LINEAR_RUNS_ON,   /* a sequence starts with the previous one's state */
     LINEAR_HEADS,     /* every head reads the first head's query */
@@ -24,8 +25,8 @@ struct linear_ref {
     int64_t T, N, H, S, K, V; /* H: heads of q; S: of states */
     const int64_t *cu;
     double scale;
-    double *q, *k, *v, *g, *beta, *h0, *dout;
-    double *out, *ht, *m, *dq, *dk, *dv, *dg, *dbeta;
+    double *q, *k, *v, *g, *beta, *h0, *dout, *dht;
+    double *out, *ht, *m, *dq, *dk, *dv, *dg, *dbeta, *dh0;
     enum linear_mistake mistake;
 };
 static inline int64_t linear_heads(const struct linear_ref *a) { return a->H > a->S ? a->H : a->S; }
@@ -77,7 +78,6 @@ static inline void linear_forward(const struct linear_ref *a, struct linear_head
 static inline void linear_backward(const struct linear_ref *a, struct linear_head h, int64_t o, int64_t first,
                                    int64_t end, double *dS, const double *kept) {
     const int64_t KV = a->K * a->V;
-    memset(dS, 0, (size_t)KV * sizeof *dS);
     for (int64_t t = end - 1; t >= first; t--) {
         const int64_t qk = (t * a->H + h.q) * a->K, kk = (t * linear_keys(a) + h.k) * a->K, b = t * a->S + h.s;
         const double *S = kept + (t - first) * KV, *dout = a->dout + (t * linear_heads(a) + o) * a->V;
@@ -104,7 +104,7 @@ static inline void linear_backward(const struct linear_ref *a, struct linear_hea
 }
 /* Everything; gradients where there is dout. */
 static inline void linear_ref_run(const struct linear_ref *a) {
-    const int64_t KV = a->K * a->V, T = a->T, keys = linear_keys(a);
+    const int64_t KV = a->K * a->V, T = a->T, keys = linear_keys(a), shared = linear_heads(a) / a->S;
     double *kept = malloc((size_t)((T + 2) * KV) * sizeof *kept), *e = malloc((size_t)a->V * sizeof *e);
     assert_non_null(kept), assert_non_null(e);
     double *S = kept + T * KV, *dS = S + KV;
@@ -122,7 +122,13 @@ static inline void linear_ref_run(const struct linear_ref *a) {
             if (a->h0 && a->mistake != LINEAR_NO_START) memcpy(S, a->h0 + at, (size_t)KV * sizeof *S);
             linear_forward(a, h, o, a->cu[n], a->cu[n + 1], S, kept, e);
             if (a->ht) memcpy(a->ht + at, S, (size_t)KV * sizeof *S);
-            if (a->dout) linear_backward(a, h, o, a->cu[n], a->cu[n + 1], dS, kept);
+            if (!a->dout) continue;
+            memset(dS, 0, (size_t)KV * sizeof *dS);
+            /* several output heads of a state have a share each, and its gradient at the end counts once */
+            if (a->dht && o % shared == 0 && a->mistake != LINEAR_NO_END)
+                memcpy(dS, a->dht + at, (size_t)KV * sizeof *dS);
+            linear_backward(a, h, o, a->cu[n], a->cu[n + 1], dS, kept);
+            for (int64_t i = 0; i < KV && a->dh0; i++) a->dh0[at + i] = dS[i] + (o % shared ? a->dh0[at + i] : 0);
         }
     free(kept), free(e);
 }

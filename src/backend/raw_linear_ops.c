@@ -2,16 +2,12 @@
 #include "backend/raw_ops.h"
 #include "core/status.h"
 
-/* The common head of both structs, and the limits of the backward calls. */
+/* What both structs begin with. */
 static hola_status check_common(const char *op, int32_t size, int32_t right, int32_t flags, float scale) {
     if (size != right) return hl_fail(HOLA_EINVAL, "%s: size is %d, not %d", op, size, right);
     if (flags) return hl_fail(HOLA_EINVAL, "%s: flags = %d", op, flags);
     if (!(scale - scale == 0)) return hl_fail(HOLA_EINVAL, "%s: scale = %g", op, (double)scale);
     return HOLA_OK;
-}
-static hola_status refuse_h0(const char *op, const float *h0, bool backward) {
-    if (!backward || !h0) return HOLA_OK;
-    return hl_fail(HOLA_ENOTSUP, "%s: the backward call takes no h0: sequences begin with an empty state", op);
 }
 
 /* ---- Kimi Delta Attention ---- */
@@ -31,7 +27,7 @@ static hola_status kda_pointers(const hola_kda_args *a, bool backward) {
         {"out", a->out, 16, fore},    {"ht", a->ht, 16, false},    {"m", a->m, 4, false},
         {"kept", a->kept, 16, back},  {"dout", a->dout, 16, back}, {"dq", a->dq, 16, back},
         {"dk", a->dk, 16, back},      {"dv", a->dv, 16, back},     {"dg", a->dg, 16, back},
-        {"dbeta", a->dbeta, 4, back},
+        {"dbeta", a->dbeta, 4, back}, {"dht", a->dht, 16, false},  {"dh0", a->dh0, 16, false},
     };
     return hl_raw_check_pointers(all, sizeof all / sizeof *all);
 }
@@ -50,9 +46,10 @@ static hola_status gla_shapes(const hola_gla_args *a) {
 static hola_status gla_pointers(const hola_gla_args *a, bool backward) {
     const bool rows = a->rows.T > 0, back = rows && backward, fore = rows && !backward;
     const struct hl_raw_pointer all[] = {
-        {"q", a->q, 16, rows},    {"k", a->k, 16, rows},     {"v", a->v, 16, rows},    {"g", a->g, 16, rows},
-        {"h0", a->h0, 16, false}, {"out", a->out, 16, fore}, {"ht", a->ht, 16, false}, {"dout", a->dout, 16, back},
-        {"dq", a->dq, 16, back},  {"dk", a->dk, 16, back},   {"dv", a->dv, 16, back},  {"dg", a->dg, 16, back},
+        {"q", a->q, 16, rows},      {"k", a->k, 16, rows},      {"v", a->v, 16, rows},    {"g", a->g, 16, rows},
+        {"h0", a->h0, 16, false},   {"out", a->out, 16, fore},  {"ht", a->ht, 16, false}, {"dout", a->dout, 16, back},
+        {"dq", a->dq, 16, back},    {"dk", a->dk, 16, back},    {"dv", a->dv, 16, back},  {"dg", a->dg, 16, back},
+        {"dht", a->dht, 16, false}, {"dh0", a->dh0, 16, false},
     };
     return hl_raw_check_pointers(all, sizeof all / sizeof *all);
 }
@@ -119,7 +116,6 @@ static hola_status kda_call(const hola_where *w, const hola_kda_args *a, bool ba
     hola_status s = hl_raw_check_where(w);
     if (s == HOLA_OK) s = kda_shapes(a);
     if (s == HOLA_OK) s = kda_pointers(a, backward);
-    if (s == HOLA_OK) s = refuse_h0("kda", a->h0, backward);
     if (s != HOLA_OK) return s;
     const struct hl_raw_call x = {run_kda, a, a->dtype == HOLA_F32, backward};
     return hl_raw_call(w, &x);
@@ -128,7 +124,6 @@ static hola_status gla_call(const hola_where *w, const hola_gla_args *a, bool ba
     hola_status s = hl_raw_check_where(w);
     if (s == HOLA_OK) s = gla_shapes(a);
     if (s == HOLA_OK) s = gla_pointers(a, backward);
-    if (s == HOLA_OK) s = refuse_h0("gla", a->h0, backward);
     if (s != HOLA_OK) return s;
     const struct hl_raw_call x = {run_gla, a, a->dtype == HOLA_F32, backward};
     return hl_raw_call(w, &x);

@@ -34,7 +34,7 @@ endif
 # sanitizers and fuzzers test host code: kernels would only cost time
 CUDA := $(if $(call on,$(SAN) $(TSAN) $(FUZZ)),,$(NVCC))
 CPU_OBJ := $(LIB_OBJ)
-HAVE_CUDA := backend.o raw_ops.o raw_linear_ops.o # objects that depend on CUDA being built in
+HAVE_CUDA := backend.o raw_ops.o raw_linear_ops.o raw_attention_ops.o # objects that depend on CUDA being built in
 ifneq ($(CUDA),)
 LIB_OBJ += $(CUDA_OBJ)
 LIBS += -L$(CUDA_HOME)/lib64 -lcudart_static -ldl -lrt -lstdc++

@@ -15,7 +15,7 @@ size_t hola_sizeof(const char *struct_name) {
     } structs[] = {SIZE(hola_config),       SIZE(hola_options),       SIZE(hola_tensor_info), SIZE(hola_sampling),
                    SIZE(hola_history_opts), SIZE(hola_generate_opts), SIZE(hola_train_opts),  SIZE(hola_where),
                    SIZE(hola_rows),         SIZE(hola_gdn_args),      SIZE(hola_cache_args),  SIZE(hola_kda_args),
-                   SIZE(hola_gla_args)};
+                   SIZE(hola_gla_args),     SIZE(hola_attention_args)};
 #undef SIZE
     if (!struct_name) return 0;
     for (size_t i = 0; i < sizeof structs / sizeof *structs; i++)

@@ -57,6 +57,22 @@ def per_channel(q, k, v, g, beta=None, h0=None, lengths=None, scale=None, one_de
     return o.unflatten(0, (B, T)), torch.stack(states)
 
 
+def attention(q, k, v, scale, left=-1, lengths=None, sees_next=False):
+    """Causal softmax attention, query by query; left: keys before its own that it sees, -1: all. sees_next: a wrong
+    version, in which a query sees the key behind it."""
+    (B, T, H, D), times = q.shape, q.shape[2] // k.shape[2]
+    q, k, v = (x.double().flatten(0, 1) for x in (q, k, v))
+    k, v = k.repeat_interleave(times, 1), v.repeat_interleave(times, 1)
+    rows, at = [], 0
+    for n in [T] * B if lengths is None else lengths:
+        for t in range(at, at + n):
+            J = slice(at if left < 0 else max(at, t - left), min(t + 1 + sees_next, at + n))
+            p = (scale * (k[J] * q[t]).sum(-1)).softmax(0)
+            rows.append((p.unsqueeze(-1) * v[J]).sum(0))
+        at += n
+    return torch.stack(rows).unflatten(0, (B, T))
+
+
 def memory(q, k, v, score, sink, tau, window, chunk, lengths=None, newer=False):
     """The read of the exact memory. newer: a wrong version, which prefers the newer of two equal scores."""
     (B, T, H, K), HV = q.shape, v.shape[2]

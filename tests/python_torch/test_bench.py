@@ -24,7 +24,7 @@ def bench(monkeypatch):
 
 def test_arguments(bench, capsys, tmp_path):
     fla, flame = bench
-    for main, arguments, text in ((fla.main, ["gsa"], "gsa is not one of gdn, kda, gla"),
+    for main, arguments, text in ((fla.main, ["gsa"], "gsa is not one of gdn, kda, gla, attention"),
                                   (fla.main, ["--turns", "0"], "above 0"), (flame.main, ["--steps", "0"], "above 0"),
                                   (flame.main, ["--ways", "fla2"], "invalid choice")):
         with pytest.raises(SystemExit) as ended:
@@ -45,8 +45,10 @@ def test_arguments(bench, capsys, tmp_path):
 def test_tables(bench):
     fla, flame = bench
     rows = [{"op": "gdn", "shape": (16, 2048, 4, 256, 256), "lengths": 0, "hola_forward_ms": 0.25,
-             "fla_forward_ms": 1.0, "hola_backward_ms": 1.0, "fla_backward_ms": 0.5, "difference": 0.5, "same_bits": False, "host_us": 80.0},
-            {"op": "kda", "shape": (1, 64, 1, 64, 64), "lengths": 3, "fla_failed": "OutOfResources: shared",
+             "other_forward_ms": 1.0, "hola_backward_ms": 1.0, "other_backward_ms": 0.5, "difference": 0.5, "same_bits": False,
+             "host_us": 80.0},
+            {"op": "kda", "shape": (1, 64, 1, 64, 64), "lengths": 3, "other": "fla",
+             "other_failed": "OutOfResources: shared",
              "hola_forward_ms": 2.0, "hola_backward_ms": 3.0}]
     text = fla.report(rows)
     assert "| gdn | 16 x 2048, 4 x 256, 256 | 0.25 | 1 | 4 | 1 | 0.5 | 0.5 |" in text
@@ -56,6 +58,8 @@ def test_tables(bench):
             "fla-patched": dict(tokens_per_s=[1.0, 150.0, 150.0], losses=[9.0, 8.0, 6.0], device_gb=2.0,
                                 allocated_gb=1.0),
             "hola": {"failed": "no such thing"}}
+    assert flame.result_of('x\n{"losses": [1]}\n{"los', "took 3 s") == {"losses": [1], "ended": "took 3 s"}
+    assert flame.result_of("nonsense", "") == {"failed": "it said nothing"}
     text = flame.report(ways, 1)
     assert "| fla-patched | 150 | 1.5 | 2 | 1 | 9 | 7.67 |" in text and "no such thing" in text
     rate = [flame.learning_rate(i, 200) for i in range(200)]
@@ -63,15 +67,48 @@ def test_tables(bench):
         rate) * flame.MIN_LR
 
 
+FAKE = """
+import os, time
+from hola.torch import {name} as own
+
+def {name}(q, *more, **given):
+    mark = os.environ["FAKE_FLA"] + "/{name}"
+    if {misbehaves} and not os.path.exists(mark):
+        open(mark, "w").close()
+        {what}
+    return own(q, *more, **given)
+"""
+
+
+def fake_fla(folder):
+    """A package fla whose gdn ends the process the first time, whose kda does not end, and whose gla works."""
+    ops = folder / "fla" / "ops"
+    ops.mkdir(parents=True)
+    for path in (folder / "fla" / "__init__.py", ops / "__init__.py", folder / "fla" / "layers.py"):
+        path.write_text("")
+    for module, name, what in (("gated_delta_rule", "chunk_gated_delta_rule", "os.abort()"),
+                               ("kda", "chunk_kda", "time.sleep(600)"), ("gla", "chunk_gla", "")):
+        (ops / f"{module}.py").write_text(FAKE.format(name=name, misbehaves=bool(what), what=what or "pass"))
+
+
 def test_compare_fla(tmp_path):
+    """What ends a worker, or takes too long, costs its own half of a row; hola's figures of it are there."""
     out = tmp_path / "fla.json"
-    got = subprocess.run([sys.executable, BENCH / "compare_fla.py", "--dry-run", "--json", out, "--only", "1"],
-                         capture_output=True, text=True)
+    fake_fla(tmp_path)
+    got = subprocess.run([sys.executable, BENCH / "compare_fla.py", "--dry-run", "--json", out, "--row-limit", "12",
+                          "--start-limit", "60", "--fla", tmp_path], capture_output=True, text=True,
+                         env={**os.environ, "FAKE_FLA": str(tmp_path)})
     assert got.returncode == 0, got.stderr[-2000:]
     rows = json.loads(out.read_text())["rows"]
-    assert [r["op"] for r in rows] == ["gdn", "kda", "gla"] and all(r["same_bits"] for r in rows)
+    assert [r["op"] for r in rows] == ["gdn", "kda", "gla", "attention", "gdn"] and all(r["same_bits"] for r in rows)
     assert all(r["hola_forward_ms"] > 0 and r["hola_backward_ms"] > 0 for r in rows)
-    assert "fla is not timed: a dry run" in got.stdout and "slower in 0 of 0" in got.stdout
+    assert "ended with status -6" in rows[0]["other_failed"] and "more than 12 s" in rows[1]["other_failed"]
+    for row in rows[2:]:
+        assert row["other_forward_ms"] > 0 and row["other_backward_ms"] > 0 and row["difference"] < 0.01
+    assert "of 6 comparisons" in got.stdout, got.stdout
+    got = subprocess.run([sys.executable, BENCH / "compare_fla.py", "--dry-run", "gla", "--budget", "0.01"],
+                         capture_output=True, text=True)
+    assert got.returncode == 0 and got.stdout.count("| gla |") == 2  # one as it comes, and in the table
 
 
 def test_compare_flame(program, tmp_path):
@@ -89,3 +126,6 @@ def test_compare_flame(program, tmp_path):
         assert len(ways[way]["losses"]) == 4 and all(4 < x < 8 for x in ways[way]["losses"]), ways[way]
         assert all(x > 0 for x in ways[way]["tokens_per_s"])
     assert "| hola-train |" in got.stdout
+    got = subprocess.run([sys.executable, BENCH / "compare_flame.py", "--dry-run", "--json", out, "--hola", program,
+                          "--ways", "hola", "--limit", "1"], capture_output=True, text=True)
+    assert got.returncode == 0 and "took more than 1 s" in json.loads(out.read_text())["ways"]["hola"]["failed"]

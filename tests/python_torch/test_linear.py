@@ -1,6 +1,5 @@
 """chunk_kda and chunk_gla: against the definition in double, on the emulated device, as operators; what is refused."""
 
-import contextlib
 import inspect
 
 import pytest
@@ -120,14 +119,33 @@ def test_emulated(emulated, delta, dtype, shape, cu):
     assert error(o, want[0]) < limit(dtype, "o") and error(h, want[1]) < limit(dtype, "state") and h.dtype == F32
 
 
-def test_gradient_through_states(emulated):
-    """No kernel has it: PyTorch computes it, and that is said."""
-    for delta in (True, False):
-        x, h0 = data(delta, F32)
-        with pytest.warns(RuntimeWarning, match="gradient through states") if delta else contextlib.nullcontext():
-            got = gradients(call(delta, **x, initial_state=h0, output_final_state=True), [*x.values(), h0])
-        want = gradients(per_channel(**x, h0=h0), [*x.values(), h0])
-        assert all(error(a, b) < 1e-4 for a, b in zip(got, want))
+STATES = [(F32, {}, None, 0.5), (F16, dict(B=1, N=3), CU, 0.5), (BF16, dict(B=1, K=64, V=64, N=3), CU, 0.2)]
+
+
+@pytest.mark.parametrize("dtype, shape, cu, scale", STATES, ids=lambda x: str(x).removeprefix("torch.")[:40])
+@pytest.mark.parametrize("delta", [True, False], ids=["kda", "gla"])
+def test_gradient_through_states(emulated, delta, dtype, shape, cu, scale):
+    """Through the kernels: of the first states, and from the last ones, with and without the outputs."""
+    x, h0 = data(delta, dtype, **shape)
+
+    def run(x, h0, which):
+        got = call(delta, **x, initial_state=h0, output_final_state=True, cu_seqlens=cu, scale=scale)
+        return gradients([got[i] for i in which], [*x.values(), h0])
+
+    for which in ((0, 1), (0,), (1,)):
+        got = run(x, h0, which)
+        a = emulated.calls[-1][2]
+        assert emulated.calls[-1][1] and a.h0 and a.dh0 and bool(a.dht) == (1 in which)
+        with ht.use_kernels(False):
+            y, h = double(x), h0.detach().double().requires_grad_()
+            want = run(y, h, which)
+            wrong = run({**y, "g": 2 * y["g"]}, h, which)
+        for a, b, name in zip(got, want, (*x, "initial_state")):
+            if which == (1,) and name == "q":
+                assert not a.any() and not b.any()  # the states do not depend on the queries
+            else:
+                assert a.dtype == (F32 if name == "initial_state" else dtype) and error(a, b) < limit(dtype, name), name
+        assert error(wrong[-1], want[-1]) > 3 * limit(dtype, "initial_state")
 
 
 @pytest.mark.parametrize("library", [False, True], ids=["plain", "library"])

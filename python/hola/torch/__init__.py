@@ -11,6 +11,7 @@ from ._functions import (
     hola_cache_attention,
     use_kernels,
 )
+from ._functions_attention import flash_attn_func, flash_attn_varlen_func
 from ._functions_linear import chunk_gla, chunk_kda
 
 __all__ = [
@@ -19,6 +20,8 @@ __all__ = [
     "chunk_gdn",
     "chunk_gla",
     "chunk_kda",
+    "flash_attn_func",
+    "flash_attn_varlen_func",
     "fused_recurrent_gated_delta_rule",
     "fused_recurrent_gdn",
     "gated_delta_rule_with_score",

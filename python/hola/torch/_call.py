@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from typing import Any, Optional, Union
+from typing import Any, Optional, Union, overload
 
 import torch
 from torch import Tensor
@@ -25,16 +25,18 @@ def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def way(q: Tensor, v: Tensor, fast_k: tuple[int, ...] = (64, 128, 256), why_not: str = "") -> tuple[str, str]:
+def way(q: Tensor, v: Tensor, fast_k: tuple[int, ...] = (64, 128, 256), why_not: str = "",
+        most: tuple[int, int] = (MOST_K, MOST_V)) -> tuple[str, str]:
     """-> "cuda", "cuda-plain" or "torch", and why not the better one ("": it is the best for this device). fast_k:
-    head sizes of the fast kernels. why_not: why there are no kernels for this call, beside its types and sizes."""
+    head sizes of the fast kernels. why_not: why there are no kernels for this call, beside its types and sizes. most:
+    the largest K and V that there are kernels for."""
     if q.device.type not in _raw.device_types:
         return "torch", ""
     K, V = q.shape[-1], v.shape[-1]
     if q.dtype not in (torch.bfloat16, torch.float16, torch.float32):
         return "torch", f"there are no kernels for {name_of(q.dtype)}"
-    if K > MOST_K or V > MOST_V or K < 1 or V < 1:
-        return "torch", f"there are no kernels for heads of K {K}, V {V}; the largest are {MOST_K}, {MOST_V}"
+    if K > most[0] or V > most[1] or K < 1 or V < 1:
+        return "torch", f"there are no kernels for heads of K {K}, V {V}; the largest are {most[0]}, {most[1]}"
     if why_not:
         return "torch", why_not
     try:
@@ -146,6 +148,18 @@ def _bytes(libhola: _raw.Library, shape: Shape, index: int, backward: bool) -> t
 def none_of(q: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """An output that is not wanted."""
     return q.new_empty(0, dtype=dtype)
+
+
+@overload
+def flat(x: Tensor) -> Tensor: ...
+
+
+@overload
+def flat(x: None) -> None: ...
+
+
+@overload
+def flat(x: Optional[Tensor]) -> Optional[Tensor]: ...
 
 
 def flat(x: Optional[Tensor]) -> Optional[Tensor]:

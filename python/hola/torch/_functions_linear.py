@@ -65,7 +65,7 @@ def chunk_kda(
     As chunk_gated_delta_rule, with a log decay per key channel: g [B, T, HV, K]. use_gate_in_kernel: g is -exp(A_log)
     softplus(g + dt_bias), or with lower_bound lower_bound sigmoid(exp(A_log) (g + dt_bias)); A_log [HV], dt_bias
     [HV * K]. The norm and the gates are PyTorch's, around the operator. use_graph, safe_gate and disable_recompute have
-    no effect: every call can be captured, with any gates, and recomputes. Gradients through states are plain PyTorch.
+    no effect: every call can be captured, with any gates, and recomputes.
     """
     known = {n: x for n, x in kwargs.items() if n not in ("A_log", "dt_bias")}
     base._known(known, "chunk_kda", ("chunk_size", "transpose_state_layout", "max_seqlen"))
@@ -104,7 +104,7 @@ def chunk_gla(
     """Gated linear attention, fla's function of this name argument by argument: -> (o, the final state or None).
 
     q, k, g (log decay) [B, T, H, K]; v, o [B, T, H, V]; states [N, H, K, V], with state_v_first [N, H, V, K]. Types and
-    cu_seqlens as in chunk_gated_delta_rule. Gradients through states are plain PyTorch."""
+    cu_seqlens as in chunk_gated_delta_rule."""
     base._qkv(q, k, v)
     if v.shape[2] != q.shape[2]:
         raise ValueError(f"v must have the {q.shape[2]} heads of q, but has {v.shape[2]}")

@@ -6,7 +6,7 @@ run (_call). Elsewhere, and where libhola has no kernel, hola_plain does.
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Any, Optional, Union
 
 import torch
 from torch import Tensor
@@ -21,7 +21,9 @@ F32 = torch.float32
 # ---- the gated delta rule ----
 
 
-def plain_gdn(q, k, v, g, beta, A_log, dt_bias, h0, cu, scale: float, flags: int):
+def plain_gdn(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta: Tensor, A_log: Optional[Tensor],
+              dt_bias: Optional[Tensor], h0: Optional[Tensor], cu: Optional[Tensor], scale: float,
+              flags: int) -> tuple[Tensor, Tensor, Tensor]:
     """-> out, the states at the end, the scores; plain PyTorch, for autograd too."""
     with torch.autocast(q.device.type, enabled=False):
         lengths = plain.lengths_of(q, cu)
@@ -35,19 +37,23 @@ def _gate_type(g: Optional[Tensor], beta: Tensor) -> torch.dtype:
     return torch.bfloat16 if narrow else F32
 
 
-def _gdn_shape(q, v, g, beta, cu, scale, flags, longest) -> Shape:
+def _gdn_shape(q: Tensor, v: Tensor, g: Optional[Tensor], beta: Tensor, cu: Optional[Tensor], scale: float, flags: int,
+               longest: int) -> Shape:
     return Shape("gdn", q, cu, longest, H=q.shape[2], HV=v.shape[2], K=q.shape[3], V=v.shape[3],
                  dtype=code_of(main_type(q)), gate_dtype=code_of(_gate_type(g, beta)), scale=scale, flags=flags)
 
 
-def _gdn_inputs(q, k, v, g, beta, A_log, dt_bias, h0) -> dict[str, Optional[Tensor]]:
+def _gdn_inputs(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta: Tensor, A_log: Optional[Tensor],
+                dt_bias: Optional[Tensor], h0: Optional[Tensor]) -> dict[str, Optional[Tensor]]:
     main, gates = main_type(q), _gate_type(g, beta)
     return {"q": dense(q, main), "k": dense(k, main), "v": dense(v, main), "g": dense(g, gates),
             "beta": dense(beta, gates), "A_log": dense(A_log, F32), "dt_bias": dense(dt_bias, F32),
             "h0": dense(h0, F32)}
 
 
-def _gdn_forward(q, k, v, g, beta, A_log, dt_bias, h0, cu, scale, flags, longest, state, score, keep):
+def _gdn_forward(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta: Tensor, A_log: Optional[Tensor],
+                 dt_bias: Optional[Tensor], h0: Optional[Tensor], cu: Optional[Tensor], scale: float, flags: int,
+                 longest: int, state: bool, score: bool, keep: bool) -> tuple[Tensor, ...]:
     if not taken(q, v):
         out, ht, m = plain_gdn(q, k, v, g, beta, A_log, dt_bias, h0, cu, scale, flags)
         return out, ht if state else none_of(q), m if score else none_of(q), none_of(q, torch.uint8)
@@ -61,12 +67,15 @@ def _gdn_forward(q, k, v, g, beta, A_log, dt_bias, h0, cu, scale, flags, longest
     return out.to(q.dtype), ht, m, kept
 
 
-def _gdn_backward(q, k, v, g, beta, A_log, dt_bias, h0, cu, kept, dout, dht, scale, flags, longest):
+def _gdn_backward(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta: Tensor, A_log: Optional[Tensor],
+                  dt_bias: Optional[Tensor], h0: Optional[Tensor], cu: Optional[Tensor], kept: Tensor, dout: Tensor,
+                  dht: Optional[Tensor], scale: float, flags: int, longest: int) -> tuple[Tensor, ...]:
+    d: list[Optional[Tensor]]
     if not taken(q, v):
         with torch.autocast(q.device.type, enabled=False):
-            d = plain.gdn_backward(flat(q), flat(k), flat(v), flat(g), flat(beta), A_log, dt_bias, h0,
+            x = plain.gdn_backward(flat(q), flat(k), flat(v), flat(g), flat(beta), A_log, dt_bias, h0,
                                    plain.lengths_of(q, cu), scale, flags, flat(dout), dht)
-        d = [x if i > 4 or x is None else x.unflatten(0, q.shape[:2]) for i, x in enumerate(d)]
+        d = [y if i > 4 or y is None else y.unflatten(0, q.shape[:2]) for i, y in enumerate(x)]
     else:
         call, main = _gdn_shape(q, v, g, beta, cu, scale, flags, longest), main_type(q)
         d = [call.new(x.shape, main) for x in (q, k, v)]
@@ -79,7 +88,9 @@ def _gdn_backward(q, k, v, g, beta, A_log, dt_bias, h0, cu, kept, dout, dht, sca
     return tuple(none_of(q) if x is None or y is None else x.to(y.dtype) for x, y in zip(d, inputs))
 
 
-def _gdn_forward_fake(q, k, v, g, beta, A_log, dt_bias, h0, cu, scale, flags, longest, state, score, keep):
+def _gdn_forward_fake(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta: Tensor, A_log: Optional[Tensor],
+                      dt_bias: Optional[Tensor], h0: Optional[Tensor], cu: Optional[Tensor], scale: float, flags: int,
+                      longest: int, state: bool, score: bool, keep: bool) -> tuple[Tensor, ...]:
     B, T, HV, V = v.shape
     N, t = B if cu is None else cu.shape[0] - 1, plain.compute_type(q.dtype)
     out = torch.empty((B, T, HV, V), dtype=q.dtype, device=q.device)
@@ -89,12 +100,15 @@ def _gdn_forward_fake(q, k, v, g, beta, A_log, dt_bias, h0, cu, scale, flags, lo
     return out, ht, m, torch.empty((n,), dtype=torch.uint8, device=q.device)
 
 
-def _gdn_backward_fake(q, k, v, g, beta, A_log, dt_bias, h0, cu, kept, dout, dht, scale, flags, longest):
+def _gdn_backward_fake(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta: Tensor, A_log: Optional[Tensor],
+                       dt_bias: Optional[Tensor], h0: Optional[Tensor], cu: Optional[Tensor], kept: Tensor,
+                       dout: Tensor, dht: Optional[Tensor], scale: float, flags: int,
+                       longest: int) -> tuple[Tensor, ...]:
     gate = bool(flags & plain.GATE)
     return tuple(like(x, q) for x in (q, k, v, g, beta, h0, A_log if gate else None, dt_bias if gate else None))
 
 
-def _gdn_setup(ctx, inputs, output) -> None:
+def _gdn_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     *tensors, scale, flags, longest, _, _, _ = inputs
     _, ht, m, kept = output
     ctx.save_for_backward(*tensors, kept)
@@ -103,7 +117,8 @@ def _gdn_setup(ctx, inputs, output) -> None:
     ctx.set_materialize_grads(False)
 
 
-def _gdn_autograd(ctx, dout, dht, dm, dkept):
+def _gdn_autograd(ctx: Any, dout: Optional[Tensor], dht: Optional[Tensor], dm: None,
+                  dkept: None) -> tuple[Optional[Tensor], ...]:
     *tensors, kept = ctx.saved_tensors
     q, v = tensors[0], tensors[2]
     if dout is None and dht is None:
@@ -140,29 +155,34 @@ def cache_why_not(window: int, chunk: int) -> str:
     return f"the memory's kernels take windows up to {MOST_WINDOW} and chunks up to {MOST_CHUNK}, not {window}, {chunk}"
 
 
-def _cache_way(q: Tensor, v: Tensor, window: int, chunk: int) -> tuple:
+def _cache_way(q: Tensor, v: Tensor, window: int, chunk: int) -> tuple[Any, ...]:
     return q, v, (64, 128, 256), cache_why_not(window, chunk)
 
 
-def plain_cache(q, k, v, score, sink, tau, cu, window: int, chunk: int, scale: float) -> Tensor:
+def plain_cache(q: Tensor, k: Tensor, v: Tensor, score: Optional[Tensor], sink: Tensor, tau: Optional[Tensor],
+                cu: Optional[Tensor], window: int, chunk: int, scale: float) -> Tensor:
     with torch.autocast(q.device.type, enabled=False):
-        out = plain.cache_forward(flat(q), flat(k), flat(v), flat(score), sink, tau, plain.lengths_of(q, cu), window,
-                                  chunk, scale)
-    return out.unflatten(0, q.shape[:2])
+        rows = plain.cache_forward(flat(q), flat(k), flat(v), flat(score), sink, tau, plain.lengths_of(q, cu), window,
+                                   chunk, scale)
+    out: Tensor = rows.unflatten(0, q.shape[:2])
+    return out
 
 
-def _cache_shape(q, v, score, cu, window, chunk, scale) -> Shape:
+def _cache_shape(q: Tensor, v: Tensor, score: Optional[Tensor], cu: Optional[Tensor], window: int, chunk: int,
+                 scale: float) -> Shape:
     return Shape("cache", q, cu, 0, H=q.shape[2], HV=v.shape[2], K=q.shape[3], V=v.shape[3], window=window, chunk=chunk,
                  dtype=code_of(main_type(q)), evict=_raw.EVICT["recency" if score is None else "score"], scale=scale)
 
 
-def _cache_inputs(q, k, v, score, sink, tau) -> dict[str, Optional[Tensor]]:
+def _cache_inputs(q: Tensor, k: Tensor, v: Tensor, score: Optional[Tensor], sink: Tensor,
+                  tau: Optional[Tensor]) -> dict[str, Optional[Tensor]]:
     main = main_type(q)
     return {"q": dense(q, main), "k": dense(k, main), "v": dense(v, main), "score": dense(score, F32),
             "sink": dense(sink, F32), "tau": dense(tau, F32)}
 
 
-def _cache_forward(q, k, v, score, sink, tau, cu, window, chunk, scale, keep):
+def _cache_forward(q: Tensor, k: Tensor, v: Tensor, score: Optional[Tensor], sink: Tensor, tau: Optional[Tensor],
+                   cu: Optional[Tensor], window: int, chunk: int, scale: float, keep: bool) -> tuple[Tensor, ...]:
     if not taken(*_cache_way(q, v, window, chunk)):
         out = plain_cache(q, k, v, score, sink, tau, cu, window, chunk, scale)
         out = out.clone() if out.numel() == 0 else out  # an operator's output is never its input
@@ -174,34 +194,39 @@ def _cache_forward(q, k, v, score, sink, tau, cu, window, chunk, scale, keep):
     return out.to(q.dtype), kept
 
 
-def _cache_backward(q, k, v, score, sink, tau, cu, kept, dout, window, chunk, scale):
+def _cache_backward(q: Tensor, k: Tensor, v: Tensor, score: Optional[Tensor], sink: Tensor, tau: Optional[Tensor],
+                    cu: Optional[Tensor], kept: Tensor, dout: Tensor, window: int, chunk: int,
+                    scale: float) -> tuple[Tensor, ...]:
     if not taken(*_cache_way(q, v, window, chunk)):
         with torch.autocast(q.device.type, enabled=False):
-            dq, dk, dv, dsink, dtau = plain.cache_backward(flat(q), flat(k), flat(v), flat(score), sink, tau,
-                                                           plain.lengths_of(q, cu), window, chunk, scale, flat(dout))
-        d = [x.unflatten(0, q.shape[:2]) for x in (dq, dk, dv)]
-        return (*d, dsink, none_of(q) if dtau is None else dtau)
+            x = plain.cache_backward(flat(q), flat(k), flat(v), flat(score), sink, tau, plain.lengths_of(q, cu), window,
+                                     chunk, scale, flat(dout))
+        return tuple(none_of(q) if y is None else y.unflatten(0, q.shape[:2]) if i < 3 else y for i, y in enumerate(x))
     call, main = _cache_shape(q, v, score, cu, window, chunk, scale), main_type(q)
-    d = [call.new(x.shape, main) for x in (q, k, v)]
+    d: list[Optional[Tensor]] = [call.new(x.shape, main) for x in (q, k, v)]
     d += [None if x is None else call.new(x.shape) for x in (sink, tau)]
     call.run(True, cu, **_cache_inputs(q, k, v, score, sink, tau), kept=kept, dout=dense(dout, main),
              **dict(zip(("dq", "dk", "dv", "dsink", "dtau"), d)))
-    return tuple(none_of(q) if x is None else x.to(y.dtype) for x, y in zip(d, (q, k, v, sink, tau)))
+    inputs = (q, k, v, sink, tau)
+    return tuple(none_of(q) if x is None or y is None else x.to(y.dtype) for x, y in zip(d, inputs))
 
 
-def _cache_forward_fake(q, k, v, score, sink, tau, cu, window, chunk, scale, keep):
-    n = 0
+def _cache_forward_fake(q: Tensor, k: Tensor, v: Tensor, score: Optional[Tensor], sink: Tensor, tau: Optional[Tensor],
+                        cu: Optional[Tensor], window: int, chunk: int, scale: float, keep: bool) -> tuple[Tensor, ...]:
+    n: Union[int, torch.SymInt] = 0
     if way(*_cache_way(q, v, window, chunk))[0] != "torch":
         n = _cache_shape(q, v, score, cu, window, chunk, scale).kept(keep)
     return (torch.empty(v.shape, dtype=q.dtype, device=q.device),
             torch.empty((n,), dtype=torch.uint8, device=q.device))
 
 
-def _cache_backward_fake(q, k, v, score, sink, tau, cu, kept, dout, window, chunk, scale):
+def _cache_backward_fake(q: Tensor, k: Tensor, v: Tensor, score: Optional[Tensor], sink: Tensor, tau: Optional[Tensor],
+                         cu: Optional[Tensor], kept: Tensor, dout: Tensor, window: int, chunk: int,
+                         scale: float) -> tuple[Tensor, ...]:
     return tuple(like(x, q) for x in (q, k, v, sink, tau))
 
 
-def _cache_setup(ctx, inputs, output) -> None:
+def _cache_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     *tensors, window, chunk, scale, _ = inputs
     ctx.save_for_backward(*tensors, output[1])
     ctx.numbers = window, chunk, scale
@@ -209,7 +234,7 @@ def _cache_setup(ctx, inputs, output) -> None:
     ctx.set_materialize_grads(False)
 
 
-def _cache_autograd(ctx, dout, dkept):
+def _cache_autograd(ctx: Any, dout: Optional[Tensor], dkept: None) -> tuple[Optional[Tensor], ...]:
     *tensors, kept = ctx.saved_tensors
     if dout is None:
         return (None,) * 11

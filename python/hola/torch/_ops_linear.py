@@ -3,38 +3,40 @@ Tensors are as in chunk_kda and chunk_gla; outputs that are not wanted are empty
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Any, Optional, Union
 
 import torch
 from torch import Tensor
 
 from . import hola_plain, linear_plain as plain
-from ._call import Shape, code_of, dense, flat, like, main_type, none_of, register, taken, warn_once, way
+from ._call import Shape, code_of, dense, flat, like, main_type, none_of, register, taken, way
 
 F32 = torch.float32
 FAST_K = (64, 128)
 
 
-def plain_linear(q, k, v, g, beta, h0, cu, scale: float) -> tuple[Tensor, Tensor]:
+def plain_linear(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Optional[Tensor], h0: Optional[Tensor],
+                 cu: Optional[Tensor], scale: float) -> tuple[Tensor, Tensor]:
     """-> out, the states at the end; plain PyTorch, for autograd too."""
     with torch.autocast(q.device.type, enabled=False):
         out, ht = plain.forward(flat(q), flat(k), flat(v), flat(g), flat(beta), h0, hola_plain.lengths_of(q, cu), scale)
     return out.unflatten(0, q.shape[:2]), ht
 
 
-def _shape(q, v, beta, cu, scale, longest) -> Shape:
+def _shape(q: Tensor, v: Tensor, beta: Optional[Tensor], cu: Optional[Tensor], scale: float, longest: int) -> Shape:
     op, heads = ("gla", "HK") if beta is None else ("kda", "HV")
     return Shape(op, q, cu, longest, H=q.shape[2], **{heads: v.shape[2]}, K=q.shape[3], V=v.shape[3],
                  dtype=code_of(main_type(q)), scale=scale)
 
 
-def _inputs(q, k, v, g, beta) -> dict[str, Optional[Tensor]]:
+def _inputs(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Optional[Tensor]) -> dict[str, Optional[Tensor]]:
     main = main_type(q)
     x = {"q": dense(q, main), "k": dense(k, main), "v": dense(v, main), "g": dense(g, F32)}
     return x if beta is None else {**x, "beta": dense(beta, F32)}
 
 
-def _forward(q, k, v, g, beta, h0, cu, scale, longest, state, keep):
+def _forward(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Optional[Tensor], h0: Optional[Tensor],
+             cu: Optional[Tensor], scale: float, longest: int, state: bool, keep: bool) -> tuple[Tensor, ...]:
     if not taken(q, v, FAST_K):
         out, ht = plain_linear(q, k, v, g, beta, h0, cu, scale)
         out = out.clone() if out.numel() == 0 else out  # an operator's output is never its input
@@ -48,29 +50,33 @@ def _forward(q, k, v, g, beta, h0, cu, scale, longest, state, keep):
     return out.to(q.dtype), ht, kept
 
 
-def _backward(q, k, v, g, beta, h0, cu, kept, dout, dht, scale, longest):
-    with_states, kernels = h0 is not None or dht is not None, taken(q, v, FAST_K)
-    if kernels and with_states:
-        warn_once("hola.torch: not the fast kernels: those of chunk_kda and chunk_gla have no gradient through states")
-    if with_states or not kernels:
+def _backward(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Optional[Tensor], h0: Optional[Tensor],
+              cu: Optional[Tensor], kept: Tensor, dout: Tensor, dht: Optional[Tensor], scale: float,
+              longest: int) -> tuple[Tensor, ...]:
+    if not taken(q, v, FAST_K):
         with torch.autocast(q.device.type, enabled=False):
-            d = plain.backward(flat(q), flat(k), flat(v), flat(g), flat(beta), h0, hola_plain.lengths_of(q, cu), scale,
-                               flat(dout), dht)
-        d = [x if i > 4 or x is None else x.unflatten(0, q.shape[:2]) for i, x in enumerate(d)]
-        return tuple(none_of(q) if x is None else x for x in d)
+            all_d = plain.backward(flat(q), flat(k), flat(v), flat(g), flat(beta), h0, hola_plain.lengths_of(q, cu),
+                                   scale, flat(dout), dht)
+        return tuple(none_of(q) if x is None else x if i > 4 else x.unflatten(0, q.shape[:2])
+                     for i, x in enumerate(all_d))
     call, main = _shape(q, v, beta, cu, scale, longest), main_type(q)
     d = {"dq": call.new(q.shape, main), "dk": call.new(k.shape, main), "dv": call.new(v.shape, main),
          "dg": call.new(g.shape)}
-    more = {}
+    more: dict[str, Tensor] = {}
     if beta is not None:
         d["dbeta"], more = call.new(beta.shape), {"kept": kept}
-    call.run(True, cu, **_inputs(q, k, v, g, beta), dout=dense(dout, main), **d, **more)
-    d = [x.to(of.dtype) for x, of in zip(d.values(), (q, k, v, g, beta))]
-    return (*d, *(none_of(q) for _ in range(6 - len(d))))
+    if h0 is not None:
+        d["dh0"] = call.new(h0.shape)
+    call.run(True, cu, **_inputs(q, k, v, g, beta), h0=dense(h0, F32), dout=dense(dout, main), dht=dense(dht, F32), **d,
+             **more)
+    inputs = {"dq": q, "dk": k, "dv": v, "dg": g, "dbeta": beta, "dh0": h0}
+    return tuple(none_of(q) if x is None else d[name].to(x.dtype) for name, x in inputs.items())
 
 
-def _forward_fake(q, k, v, g, beta, h0, cu, scale, longest, state, keep):
-    N, t, n = q.shape[0] if cu is None else cu.shape[0] - 1, hola_plain.compute_type(q.dtype), 0
+def _forward_fake(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Optional[Tensor], h0: Optional[Tensor],
+                  cu: Optional[Tensor], scale: float, longest: int, state: bool, keep: bool) -> tuple[Tensor, ...]:
+    N, t = q.shape[0] if cu is None else cu.shape[0] - 1, hola_plain.compute_type(q.dtype)
+    n: Union[int, torch.SymInt] = 0
     ht = torch.empty((N, v.shape[2], q.shape[3], v.shape[3]), dtype=t, device=q.device) if state else none_of(q)
     if way(q, v, FAST_K)[0] != "torch" and beta is not None:
         n = _shape(q, v, beta, cu, scale, longest).kept(keep)
@@ -78,11 +84,13 @@ def _forward_fake(q, k, v, g, beta, h0, cu, scale, longest, state, keep):
     return out, ht, torch.empty((n,), dtype=torch.uint8, device=q.device)
 
 
-def _backward_fake(q, k, v, g, beta, h0, cu, kept, dout, dht, scale, longest):
+def _backward_fake(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Optional[Tensor], h0: Optional[Tensor],
+                   cu: Optional[Tensor], kept: Tensor, dout: Tensor, dht: Optional[Tensor], scale: float,
+                   longest: int) -> tuple[Tensor, ...]:
     return tuple(like(x, q) for x in (q, k, v, g, beta, h0))
 
 
-def _setup(ctx, inputs, output) -> None:
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     *tensors, scale, longest, _, _ = inputs
     ctx.save_for_backward(*tensors, output[2])
     ctx.numbers = scale, longest
@@ -90,7 +98,7 @@ def _setup(ctx, inputs, output) -> None:
     ctx.set_materialize_grads(False)
 
 
-def _autograd(ctx, dout, dht, dkept):
+def _autograd(ctx: Any, dout: Optional[Tensor], dht: Optional[Tensor], dkept: None) -> tuple[Optional[Tensor], ...]:
     *tensors, kept = ctx.saved_tensors
     q, v, beta, h0 = tensors[0], tensors[2], tensors[4], tensors[5]
     if dout is None and dht is None:

@@ -35,10 +35,11 @@ GdnArgs = _args("GdnArgs", "H HV K V", [("dtype", c_int), ("gate_dtype", c_int),
 CacheArgs = _args("CacheArgs", "H HV K V window chunk", [("dtype", c_int), ("evict", c_int), _SCALE],
                   "q k v score sink tau gate out kept dout dq dk dv dsink dtau dgate")
 KdaArgs = _args("KdaArgs", "H HV K V", [("dtype", c_int), _SCALE],
-                "q k v g beta h0 out ht m kept dout dq dk dv dg dbeta")
-GlaArgs = _args("GlaArgs", "H HK K V", [("dtype", c_int), _SCALE], "q k v g h0 out ht dout dq dk dv dg")
-OPS = {"gdn": GdnArgs, "cache": CacheArgs, "kda": KdaArgs, "gla": GlaArgs}
-KEEPS_NOTHING = ("gla",)
+                f"q k v g beta h0 out ht m kept {_GRADS} dg dbeta dh0")
+GlaArgs = _args("GlaArgs", "H HK K V", [("dtype", c_int), _SCALE], f"q k v g h0 out ht {_GRADS} dg dh0")
+AttentionArgs = _args("AttentionArgs", "H HK D window", [("dtype", c_int), _SCALE], "q k v out lse dout dq dk dv")
+OPS = {"gdn": GdnArgs, "cache": CacheArgs, "kda": KdaArgs, "gla": GlaArgs, "attention": AttentionArgs}
+KEEPS_NOTHING = ("gla", "attention")  # or what they keep is an output
 STRUCTS = {"hola_where": Where, "hola_rows": Rows, **{f"hola_{op}_args": args for op, args in OPS.items()}}
 
 

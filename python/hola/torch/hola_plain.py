@@ -10,7 +10,7 @@ do the same with less memory and time. This file needs torch alone and is saved 
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple, Optional, Sequence
+from typing import NamedTuple, Optional, Sequence, overload
 
 import torch
 from torch import Tensor
@@ -36,7 +36,9 @@ class Blocks:
         for n in lengths:
             starts.append(at)
             at += n
-        first, left, self.steps = [], [], []  # of a block: its first row, rows from there to the end of its sequence
+        first: list[int] = []  # of a block: its first row,
+        left: list[int] = []  # rows from there to the end of its sequence
+        self.steps: list[tuple[int, int]] = []
         for j in range(-(-max(lengths, default=0) // size)):
             here = [i for i in self.order if lengths[i] > j * size]
             self.steps.append((len(first), len(first) + len(here)))
@@ -55,7 +57,8 @@ class Blocks:
     def cut(self, x: Tensor) -> Tensor:
         """[rows, heads, ...] -> [blocks, heads, size, ...], zeros past the end of a sequence."""
         x = torch.cat([x, x.new_zeros((1, *x.shape[1:]))])[self.index]
-        return x.unflatten(0, (self.count, self.size)).transpose(1, 2).contiguous()
+        y: Tensor = x.unflatten(0, (self.count, self.size)).transpose(1, 2).contiguous()
+        return y
 
     def join(self, x: Tensor) -> Tensor:
         """The way back."""
@@ -97,6 +100,7 @@ def _inputs(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta: Tensor, 
     if flags & NORM:
         q, k = l2norm(q)[0], l2norm(k)[0]
     if flags & GATE:
+        assert A_log is not None
         g = -A_log.to(t).exp() * softplus(g if dt_bias is None else g + dt_bias.to(t))
     if flags & SIGMOID:
         beta = beta.sigmoid() * (2 if flags & NEG else 1)
@@ -137,7 +141,8 @@ def _chunks(x: _Inputs, b: Blocks, scale: float) -> _Chunks:
     return _Chunks(q, k, v, beta, eG, eL, G_last.exp().to(q.dtype).unsqueeze(-1), D, M, P, A)
 
 
-def _walk(c: _Chunks, b: Blocks, h: Tensor, scale: float, states: Optional[list[Tensor]] = None):
+def _walk(c: _Chunks, b: Blocks, h: Tensor, scale: float,
+          states: Optional[list[Tensor]] = None) -> tuple[Tensor, Tensor, Tensor]:
     """From h [N, HV, K, V], in the order of b: the reads and the writes v_new of every chunk,
     and the states at the end.
     Appends the states before every step to `states`."""
@@ -177,7 +182,7 @@ def gdn_forward(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta: Tens
     return out.to(q.dtype), torch.empty_like(h).index_copy(0, b.ranks, h), m
 
 
-def _walk_back(c: _Chunks, b: Blocks, dO: Tensor, dh: Tensor, scale: float):
+def _walk_back(c: _Chunks, b: Blocks, dO: Tensor, dh: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
     """From dh, the gradient of the states at the end: A^T dv_new and dh after every chunk, and dh at the start."""
     X2s, dhs = [], []
     for lo, hi in reversed(b.steps):
@@ -191,9 +196,11 @@ def _walk_back(c: _Chunks, b: Blocks, dO: Tensor, dh: Tensor, scale: float):
     return torch.cat(X2s[::-1]), torch.cat(dhs[::-1]), dh
 
 
-def _core_back(x: _Inputs, b: Blocks, h0: Optional[Tensor], dout: Tensor, dht: Optional[Tensor], scale: float):
+def _core_back(x: _Inputs, b: Blocks, h0: Optional[Tensor], dout: Tensor, dht: Optional[Tensor],
+               scale: float) -> tuple[_Inputs, Tensor]:
     """-> gradients of x and of the states at the start."""
-    c, states = _chunks(x, b, scale), []
+    c = _chunks(x, b, scale)
+    states: list[Tensor] = []
     _, w, _ = _walk(c, b, _start(x, b, h0), scale, states)
     h, dO = torch.cat(states), b.cut(dout.to(x.v.dtype))
     X2, dh, dh0 = _walk_back(c, b, dO, torch.zeros_like(_start(x, b, h0)) if dht is None else
@@ -226,7 +233,7 @@ def _norm_back(x: Tensor, dy: Tensor) -> Tensor:
 
 def gdn_backward(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta: Tensor, A_log: Optional[Tensor],
                  dt_bias: Optional[Tensor], h0: Optional[Tensor], lengths: Sequence[int], scale: float, flags: int,
-                 dout: Tensor, dht: Optional[Tensor]):
+                 dout: Tensor, dht: Optional[Tensor]) -> tuple[Optional[Tensor], ...]:
     """-> dq, dk, dv in their inputs' types; dg, dbeta, dh0, dA_log, ddt_bias in the type of the sums,
     None where there is
     no such input."""
@@ -243,6 +250,7 @@ def gdn_backward(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta: Ten
         dq, dk = _norm_back(q.to(t), dq), _norm_back(k.to(t), dk)
     dg, dbeta, dA, ddt = d.g, d.beta, None, None
     if flags & GATE:
+        assert g is not None and A_log is not None
         dA = (dg * x.g).sum(0)
         a = g.to(t) if dt_bias is None else g.to(t) + dt_bias.to(t)
         dg = -A_log.to(t).exp() * torch.where(a > 20, torch.ones_like(a), a.sigmoid()) * dg
@@ -295,7 +303,10 @@ class _Read(NamedTuple):
 def _read(q: Tensor, k: Tensor, v: Tensor, sel: Tensor, sink: Tensor, tau: Optional[Tensor], b: Blocks, scale: float,
           bias: Optional[Tensor] = None) -> _Read:
     t, H, HV = compute_type(q.dtype), q.shape[1], v.shape[1]
-    pad = lambda x: torch.cat([x, x.new_zeros((1, *x.shape[1:]))])  # noqa: E731
+
+    def pad(x: Tensor) -> Tensor:
+        return torch.cat([x, x.new_zeros((1, *x.shape[1:]))])
+
     index = b.index.view(b.count, 1, b.size).expand(b.count, HV, b.size)
     rows = torch.cat([torch.where(sel < 0, b.rows, sel), index], -1)
     head = torch.arange(HV, device=q.device).view(1, HV, 1)
@@ -338,7 +349,8 @@ def _put(like: Tensor, rows: Tensor, head: Tensor, x: Tensor) -> Tensor:
 
 
 def cache_backward(q: Tensor, k: Tensor, v: Tensor, score: Optional[Tensor], sink: Tensor, tau: Optional[Tensor],
-                   lengths: Sequence[int], window: int, chunk: int, scale: float, dout: Tensor):
+                   lengths: Sequence[int], window: int, chunk: int, scale: float,
+                   dout: Tensor) -> tuple[Optional[Tensor], ...]:
     """-> dq, dk, dv, dsink, dtau (None without tau), in their inputs' types."""
     b, H, HV = blocks_of(tuple(lengths), chunk, q.device), q.shape[1], v.shape[1]
     if b.rows == 0:
@@ -359,10 +371,22 @@ def cache_backward(q: Tensor, k: Tensor, v: Tensor, score: Optional[Tensor], sin
     dq = b.join(dq * scale).unflatten(1, (H, -1)).sum(2)
     dk = _put(k, r.rows, head // (HV // H), ds.transpose(-1, -2) @ r.q)
     dv = _put(v, r.rows, head, p.transpose(-1, -2) @ dO)
-    return dq.to(q.dtype), dk, dv, dsink.to(sink.dtype), None if tau is None else dtau.to(tau.dtype)
+    return dq.to(q.dtype), dk, dv, dsink.to(sink.dtype), None if tau is None or dtau is None else dtau.to(tau.dtype)
 
 
 # ---- the two functions of hola.torch that a model needs, with as many of their arguments ----
+
+
+@overload
+def _rows(x: Tensor) -> Tensor: ...
+
+
+@overload
+def _rows(x: None) -> None: ...
+
+
+@overload
+def _rows(x: Optional[Tensor]) -> Optional[Tensor]: ...
 
 
 def _rows(x: Optional[Tensor]) -> Optional[Tensor]:
@@ -385,7 +409,8 @@ def gated_delta_rule_with_score(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta
                                 output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False,
                                 use_beta_sigmoid_in_kernel: bool = False, allow_neg_eigval: bool = False,
                                 cu_seqlens: Optional[Tensor] = None, use_gate_in_kernel: bool = False,
-                                A_log: Optional[Tensor] = None, dt_bias: Optional[Tensor] = None):
+                                A_log: Optional[Tensor] = None,
+                                dt_bias: Optional[Tensor] = None) -> tuple[Tensor, Optional[Tensor], Tensor]:
     flags = NORM * use_qk_l2norm_in_kernel | GATE * use_gate_in_kernel | SIGMOID * use_beta_sigmoid_in_kernel
     flags |= NEG * allow_neg_eigval
     with torch.autocast(q.device.type, enabled=False):
@@ -398,6 +423,7 @@ def hola_cache_attention(q: Tensor, k: Tensor, v: Tensor, score: Optional[Tensor
                          tau: Optional[Tensor] = None, *, window: int = 64, chunk: int = 256,
                          scale: Optional[float] = None, cu_seqlens: Optional[Tensor] = None) -> Tensor:
     with torch.autocast(q.device.type, enabled=False):
-        out = cache_forward(_rows(q), _rows(k), _rows(v), _rows(score), sink, tau, lengths_of(q, cu_seqlens), window,
-                            chunk, q.shape[-1] ** -0.5 if scale is None else scale)
-    return out.unflatten(0, q.shape[:2])
+        rows = cache_forward(_rows(q), _rows(k), _rows(v), _rows(score), sink, tau, lengths_of(q, cu_seqlens), window,
+                             chunk, q.shape[-1] ** -0.5 if scale is None else scale)
+    out: Tensor = rows.unflatten(0, q.shape[:2])
+    return out

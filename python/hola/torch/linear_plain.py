@@ -1,11 +1,11 @@
 """Linear attention with a decay per key channel in plain PyTorch, forward and backward: Kimi Delta Attention and,
-without beta, gated linear attention. What the CUDA kernels compute, and what runs where they cannot; docs/math.md ("Decay per
-channel") has the formulas. Rows are as in hola_plain: [rows, heads, ...], `lengths` the lengths of the sequences.
+without beta, gated linear attention. What the CUDA kernels compute, and what runs where they cannot; docs/math.md
+("Decay per channel") has the formulas. Rows are as in hola_plain: [rows, heads, ...], `lengths` the lengths of the sequences.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, Optional, Sequence
+from typing import Any, NamedTuple, Optional, Sequence
 
 import torch
 from torch import Tensor
@@ -13,6 +13,14 @@ from torch import Tensor
 from .hola_plain import Blocks, blocks_of, compute_type
 
 CHUNK = 16  # a chunk has a decay for each pair of its rows and each channel
+
+
+class _Inputs(NamedTuple):
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    g: Tensor
+    beta: Optional[Tensor]
 
 
 class _Chunks(NamedTuple):
@@ -40,9 +48,9 @@ def _pairs(x: Tensor, y: Tensor, D: Tensor) -> Tensor:
     return torch.einsum("bhic,bhjc,bhijc->bhij", x, y, D)
 
 
-def _chunks(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Optional[Tensor], b: Blocks, scale: float) -> _Chunks:
-    q, k, v = b.cut(q), b.cut(k), b.cut(v)
-    G = b.cut(g).double().clamp(min=-1e5).cumsum(-2)  # in double: gates near 0 keep their digits beside large ones
+def _chunks(x: _Inputs, b: Blocks, scale: float) -> _Chunks:
+    q, k, v, beta = b.cut(x.q), b.cut(x.k), b.cut(x.v), x.beta
+    G = b.cut(x.g).double().clamp(min=-1e5).cumsum(-2)  # in double: gates near 0 keep their digits beside large ones
     below = torch.ones(b.size, b.size, dtype=torch.bool, device=q.device).tril().unsqueeze(-1)
     D = (G.unsqueeze(-2) - G.unsqueeze(-3)).masked_fill(~below, float("-inf")).exp().to(q.dtype)
     G_last = G[..., -1:, :]
@@ -80,12 +88,12 @@ def _start(v: Tensor, K: int, b: Blocks, h0: Optional[Tensor]) -> Tensor:
     return h0.to(v.dtype)[b.ranks]
 
 
-def _inputs(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Optional[Tensor]) -> tuple:
+def _inputs(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Optional[Tensor]) -> _Inputs:
     t, rep = compute_type(q.dtype), v.shape[1] // q.shape[1]
     q, k = q.to(t), k.to(t)
     if rep > 1:
         q, k = q.repeat_interleave(rep, 1), k.repeat_interleave(rep, 1)
-    return q, k, v.to(t), g.to(t), None if beta is None else beta.to(t)
+    return _Inputs(q, k, v.to(t), g.to(t), None if beta is None else beta.to(t))
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Optional[Tensor], h0: Optional[Tensor],
@@ -93,10 +101,10 @@ def forward(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Optional[Tensor], 
     """-> out [rows, HV, V] in q's type, the states at the end [N, HV, K, V]. Autograd can differentiate it."""
     x = _inputs(q, k, v, g, beta)
     b = blocks_of(tuple(lengths), CHUNK, q.device)
-    h = _start(x[2], q.shape[2], b, h0)
-    out = x[2]
+    h = _start(x.v, q.shape[2], b, h0)
+    out = x.v
     if b.rows > 0:
-        out, _, h = _walk(_chunks(*x, b, scale), b, h)
+        out, _, h = _walk(_chunks(x, b, scale), b, h)
         out = b.join(out)
     return out.to(q.dtype), torch.empty_like(h).index_copy(0, b.ranks, h)
 
@@ -120,16 +128,18 @@ def _walk_back(c: _Chunks, b: Blocks, dO: Tensor, dh: Tensor) -> tuple[Tensor, T
 
 
 def backward(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Optional[Tensor], h0: Optional[Tensor],
-             lengths: Sequence[int], scale: float, dout: Tensor, dht: Optional[Tensor]) -> tuple:
+             lengths: Sequence[int], scale: float, dout: Tensor, dht: Optional[Tensor]) -> tuple[Optional[Tensor], ...]:
     """-> dq, dk, dv, dg, dbeta, dh0 in their inputs' types; None where there is no such input."""
     b, H = blocks_of(tuple(lengths), CHUNK, q.device), q.shape[1]
+    d: list[Any]
     x = _inputs(q, k, v, g, beta)
-    h = _start(x[2], q.shape[2], b, h0)
+    h = _start(x.v, q.shape[2], b, h0)
     dh = torch.zeros_like(h) if dht is None else dht.to(h.dtype)[b.ranks]
     if b.rows == 0:
         d = [y.clone() for y in (q, k, v, g)] + [None if beta is None else beta.clone()]
     else:
-        c, states = _chunks(*x, b, scale), []
+        c = _chunks(x, b, scale)
+        states: list[Tensor] = []
         _, w, _ = _walk(c, b, h, states)
         *d, dh = _gradients(c, b, torch.cat(states), w, b.cut(dout.to(h.dtype)), dh, scale)
     dh0 = None if h0 is None else torch.empty_like(dh).index_copy(0, b.ranks, dh).to(h0.dtype)
@@ -138,7 +148,7 @@ def backward(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Optional[Tensor],
     return (*(None if y is None or of is None else y.to(of.dtype) for y, of in zip(d, (q, k, v, g, beta))), dh0)
 
 
-def _gradients(c: _Chunks, b: Blocks, h: Tensor, w: Tensor, dO: Tensor, dh: Tensor, scale: float) -> tuple:
+def _gradients(c: _Chunks, b: Blocks, h: Tensor, w: Tensor, dO: Tensor, dh: Tensor, scale: float) -> tuple[Any, ...]:
     X, dh, dh0 = _walk_back(c, b, dO, dh)
     hT, wT = h.transpose(-1, -2), w.transpose(-1, -2)
     dP = scale * (dO @ wT).tril(-1)  # the diagonal does not decay: it is added after dG

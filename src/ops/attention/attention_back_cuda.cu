@@ -351,6 +351,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     named_barrier_init();
     __syncthreads();
     const struct key_item w = key_item_of(a, m.ticket);
+    if (w.rows == 0) return; /* ops/raw: there might have been a tile */
     if (group == CONSUMERS) {
         setmaxnreg_dec<24>();
         if (threadIdx.x == CONSUMERS * GROUP) copy_tiles<D>(m, b, a, maps, w);
@@ -385,13 +386,15 @@ template <int D> static bool backward(struct hl_cuda *c, const struct hl_attenti
     struct back_maps maps;
     const uintptr_t aligned = (uintptr_t)a->dq | (uintptr_t)a->dk | (uintptr_t)a->dv | (uintptr_t)a->out;
     if (!hl_cuda_compiled_for_sm90(c, (const void *)gradients<D>) || shared > (size_t)hl_cuda_shared_limit(c) ||
-        aligned % 16 || !tensor_map_make(&maps.q, a->q, rows, a->H * D, b.a.q_ld, CHUNK) ||
+        aligned % 16)
+        return false;
+    char *scratch = (char *)hl_cuda_scratch(c, lay_out(&b, NULL) - (char *)NULL);
+    if (!scratch) return true;
+    if (!tensor_map_make(&maps.q, a->q, rows, a->H * D, b.a.q_ld, CHUNK) ||
         !tensor_map_make(&maps.k, a->k, rows, a->HK * D, b.a.k_ld, KEYS) ||
         !tensor_map_make(&maps.v, a->v, rows, a->HK * D, b.a.k_ld, KEYS) ||
         !tensor_map_make(&maps.dout, a->dout, rows, a->H * D, a->H * D, CHUNK))
         return false;
-    char *scratch = (char *)hl_cuda_scratch(c, lay_out(&b, NULL) - (char *)NULL);
-    if (!scratch) return true;
     lay_out(&b, scratch);
     launch(c, prepare<D>, (unsigned)d->chunks, 256, 0, b);
     launch(c, gradients<D>, (unsigned)(d->tiles * a->HK), THREADS, shared, b, maps);

@@ -5,7 +5,7 @@
 #include "ops/attention/attention_cuda.cuh"
 
 static bool in_sessions(const struct hl_rows *rows) {
-    for (int64_t i = 0; i < rows->n; i++)
+    for (int64_t i = 0; i < rows->n && !rows->on_device; i++)
         if (rows->seg[i].state) return true;
     return false;
 }
@@ -14,7 +14,7 @@ extern "C" void HL_OP(attention_forward)(struct hl_backend *backend, const struc
     struct hl_cuda *c = hl_cuda_of(backend);
     HL_ASSERT(a->H % a->HK == 0 && a->rows->dev && a->rows->tiled);
     const bool sessions = in_sessions(a->rows);
-    if (a->rows->dev->tiles == 0) return;
+    if (a->rows->dev->tiles == 0 || hl_cuda_measuring(c)) return; /* no kernel of these wants scratch memory */
     if (sessions && HL_OP(attention_step)(c, a)) return;
 #ifdef HL_CUDA_F32
     HL_OP(attention_plain_forward)(c, a);
@@ -31,5 +31,5 @@ extern "C" void HL_OP(attention_backward)(struct hl_backend *backend, const stru
 #ifndef HL_CUDA_F32
     if (HL_OP(attention_wgmma_backward)(c, a)) return;
 #endif
-    HL_OP(attention_plain_backward)(c, a);
+    if (!hl_cuda_measuring(c)) HL_OP(attention_plain_backward)(c, a);
 }

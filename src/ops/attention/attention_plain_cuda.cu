@@ -1,14 +1,14 @@
 /* attention_plain_cuda.cu -- attention of any shape: a warp per row and head, each lane with every 32nd number of a
  * head; for head sizes without a kernel of their own, float activations and chips before Hopper.
  *
- * forward      grid (rows of a tile / WARPS, tiles, H), WARPS warps: a query each, over its keys, with an online softmax
+ * forward      grid (tiles BLOCKS, H), WARPS warps: a query each, over its keys, with an online softmax
  * dq           the same grid: a query each, over its keys, with the lse of the forward pass
  * dk, dv       the same grid with HK for H: a key each, over the heads of its group and the queries that see it
  * append       grid (tiles, 2): k, then v of a tile's rows to the states of sessions
  * Registers hold the numbers of a lane, LANE of them at most; no shared memory, nobody waits. */
 #include "ops/attention/attention_cuda.cuh"
 
-enum { WARPS = 4 };
+enum { WARPS = 4, BLOCKS = HL_TILE / WARPS /* of a tile */ };
 
 /* the lane's numbers of x [D] */
 template <int LANE> static __device__ __forceinline__ void load(float *y, const act *x, int D) {
@@ -33,8 +33,8 @@ template <int LANE> static __device__ __forceinline__ float dot(const float *x, 
 }
 /* the warp's row of the tile; false: there is none */
 static __device__ __forceinline__ bool own_row(const struct attention_args &a, struct hl_dev_span *t, int *i) {
-    *t = a.tile[blockIdx.y];
-    *i = blockIdx.x * WARPS + threadIdx.x / 32;
+    *t = a.tile[blockIdx.x / BLOCKS];
+    *i = blockIdx.x % BLOCKS * WARPS + threadIdx.x / 32;
     return *i < t->len;
 }
 
@@ -42,7 +42,7 @@ template <int LANE> static __global__ void __launch_bounds__(32 * WARPS) plain_f
     struct hl_dev_span t;
     int i;
     if (!own_row(a, &t, &i)) return;
-    const int h = blockIdx.z, head = h / (a.H / a.HK) * a.D, last = t.skip + i;
+    const int h = blockIdx.y, head = h / (a.H / a.HK) * a.D, last = t.skip + i;
     const struct hl_seg seg = a.seg[t.seg];
     const int64_t row = t.row + i;
     float q[LANE], o[LANE] = {}, x[LANE], top = -INFINITY, sum = 0.0f;
@@ -63,7 +63,7 @@ template <int LANE> static __global__ void __launch_bounds__(32 * WARPS) plain_d
     struct hl_dev_span t;
     int i;
     if (!own_row(a, &t, &i)) return;
-    const int h = blockIdx.z, head = h / (a.H / a.HK) * a.D, last = t.skip + i;
+    const int h = blockIdx.y, head = h / (a.H / a.HK) * a.D, last = t.skip + i;
     const struct hl_seg seg = a.seg[t.seg];
     const int64_t row = t.row + i, at = (row * a.H + h) * a.D;
     float q[LANE], dout[LANE], k[LANE], x[LANE], dq[LANE] = {};
@@ -85,7 +85,7 @@ template <int LANE> static __global__ void __launch_bounds__(32 * WARPS) plain_d
     struct hl_dev_span t;
     int i;
     if (!own_row(a, &t, &i)) return;
-    const int hk = blockIdx.z, group = a.H / a.HK, key = t.skip + i;
+    const int hk = blockIdx.y, group = a.H / a.HK, key = t.skip + i;
     const struct hl_seg seg = a.seg[t.seg];
     const int64_t row = t.row + i, to = row * a.k_ld + hk * a.D;
     const int end = a.window && key + a.window < seg.len ? key + a.window : (int)seg.len;
@@ -126,7 +126,7 @@ static __global__ void __launch_bounds__(256) append(const struct attention_args
 typedef void kernel(struct attention_args);
 static void run(struct hl_cuda *c, const struct attention_args &x, int heads, kernel *const by_lane[3]) {
     HL_ASSERT(x.D <= 1024);
-    launch(c, by_lane[x.D <= 128 ? 0 : x.D <= 256 ? 1 : 2], dim3(HL_TILE / WARPS, x.tiles, heads), 32 * WARPS, 0, x);
+    launch(c, by_lane[x.D <= 128 ? 0 : x.D <= 256 ? 1 : 2], dim3((unsigned)x.tiles * BLOCKS, heads), 32 * WARPS, 0, x);
 }
 extern "C" void HL_OP(attention_plain_forward)(struct hl_cuda *c, const struct hl_attention *a) {
     static kernel *const f[] = {plain_forward<4>, plain_forward<8>, plain_forward<32>};

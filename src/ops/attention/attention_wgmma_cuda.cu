@@ -59,9 +59,11 @@ struct item {
     int seg, head, row, rows, pos, first, tiles;
 };
 static __device__ __forceinline__ bool item_of(const struct attention_args &a, int i, struct item *w) {
+    /* Tiles without rows come last (ops/raw): behind one, a block has no item. */
     const int n = gridDim.x, at = i * n + (i % 2 ? n - 1 - (int)blockIdx.x : (int)blockIdx.x);
     if (at >= a.tiles * a.H) return false;
     const struct hl_dev_span t = a.tile[at / a.H];
+    if (t.len == 0) return false;
     w->head = at % a.H, w->seg = t.seg, w->row = t.row, w->rows = t.len, w->pos = t.skip;
     w->first = first_key(a, w->pos) / KEYS;
     w->tiles = (w->pos + w->rows - 1) / KEYS - w->first + 1;
@@ -319,7 +321,7 @@ static bool forward(struct hl_cuda *c, const struct hl_attention *a, const struc
 }
 /* Sessions beside each other must not even read each other's rows, and sessions with a past have it elsewhere. */
 static bool paged(const struct hl_rows *rows) {
-    for (int64_t i = 0; i < rows->n; i++)
+    for (int64_t i = 0; i < rows->n && !rows->on_device; i++)
         if (rows->seg[i].state && (rows->n > 1 || rows->seg[i].pos > 0)) return true;
     return false;
 }

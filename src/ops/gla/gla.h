@@ -20,10 +20,13 @@ struct hl_gla {
     int64_t S_off; /* bytes into seg->state: real S[HK][K][V], read and written */
     real *h; /* [chunks][HK][K][V]: the state before each chunk, kept for the backward pass; NULL at inference, and
                       on a device, which computes it again */
-    /* backward; segments start empty and final states get no gradient */
+    /* backward. h0: where segments start, NULL: empty; dht: gradients of the final states, NULL: none; dh0: of h0,
+     * written, NULL: not wanted; all [n][HK][K][V], for the reference and on a GPU. */
     const void *dout;
     void *dq, *dk, *dv; /* written, not added */
     real *dg;           /* [T][HK][K], written */
+    const real *h0, *dht;
+    real *dh0;
 };
 int64_t hl_gla_scratch(int64_t K, int64_t V); /* bytes per worker, enough for forward and backward */
 #endif

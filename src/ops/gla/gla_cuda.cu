@@ -51,7 +51,8 @@ extern "C" void HL_OP(gla_chunk_back)(struct hl_cuda *c, const struct gla_view *
                                       bool softmax) {
     struct back b;
     carve_back(a, scratch, &b);
-    const struct gla_walk walks[2] = {{b.o.ke, a->v, a->ld_v, b.h, false}, {b.o.qe, a->dout, a->H * a->V, b.dh, true}};
+    const struct gla_walk walks[2] = {{b.o.ke, a->v, a->ld_v, b.h, false, a->h0, NULL},
+                                      {b.o.qe, a->dout, a->H * a->V, b.dh, true, a->dht, a->dh0}};
     HL_OP(gla_prep)(c, a, &b.o);
     HL_OP(gla_walk_states)(c, a, &b.o, walks, 2, false, b.walk);
     if (a->out) HL_OP(gla_walk_out)(c, a, &b.o, false, b.walk);
@@ -86,6 +87,7 @@ extern "C" void HL_OP(gla_backward)(struct hl_backend *backend, const struct hl_
         return;
     }
 #endif
-    float *dG = (float *)hl_cuda_scratch(c, a->rows->T * a->HK * a->K * (int64_t)sizeof(float));
+    /* and an end for each segment, whether there is dht or not: scratch memory is of shapes alone */
+    float *dG = (float *)hl_cuda_scratch(c, (a->rows->T + a->rows->n) * a->HK * a->K * (int64_t)sizeof(float));
     if (dG) HL_OP(gla_run_plain_back)(backend, &x, dG, NULL, NULL);
 }

@@ -28,6 +28,8 @@ struct gla_view {
     const act *dout;   /* [T][H][V] */
     act *dq, *dk, *dv; /* dq, dk of ld_q, ld_k, dv of ld_v */
     float *dg;
+    const float *h0, *dht; /* of the gradients: [segs][HK][K][V]; NULL: empty states, final ones without a gradient */
+    float *dh0;            /* NULL: not wanted */
 };
 static inline struct gla_view gla_view_of(const struct hl_gla *a) {
     struct gla_view x = {a->rows, a->H, a->HK, a->K, a->V, (const act *)a->q, (const act *)a->k, (const act *)a->v};
@@ -35,6 +37,7 @@ static inline struct gla_view gla_view_of(const struct hl_gla *a) {
     x.ld_v = a->ld_v ? a->ld_v : a->HK * a->V;
     x.g = a->g, x.scale = a->scale, x.out = (act *)a->out, x.S_off = a->S_off;
     x.dout = (const act *)a->dout, x.dq = (act *)a->dq, x.dk = (act *)a->dk, x.dv = (act *)a->dv, x.dg = a->dg;
+    x.h0 = a->h0, x.dht = a->dht, x.dh0 = a->dh0;
     return x;
 }
 
@@ -51,8 +54,10 @@ struct gla_operands {
 struct gla_walk {
     const bf16 *x, *y; /* S = decay S + x^T y; x: tiles, ke or qe; y: rows of v or dout */
     int64_t ld_y;
-    bf16 *h;      /* NULL: the states stay where they are */
-    bool reverse; /* from the last chunk to the first */
+    bf16 *h;           /* NULL: the states stay where they are */
+    bool reverse;      /* from the last chunk to the first */
+    const float *from; /* [segs][H][K][V]: the states that it starts from, NULL: empty ones; */
+    float *to;         /* and where it ends, NULL: not wanted */
 };
 #endif
 
@@ -61,8 +66,8 @@ void HL_OP(gla_run_step)(struct hl_backend *backend, const struct gla_view *a);
 void HL_OP(gla_run_plain)(struct hl_backend *backend, const struct gla_view *a, bool sessions);
 /* dq alone in float, [T][H][K], from sessions' states */
 void HL_OP(gla_plain_queries)(struct hl_backend *backend, const struct gla_view *a, float *dq);
-/* all gradients; dG: scratch memory, [T][HK][K]. Segments start empty. dq and dk may be NULL; they go to dq_float,
- * [T][H][K], and dk_float, [T][HK][K], where those are not NULL. */
+/* all gradients; dG: scratch memory, [T][HK][K], then [segs][HK][K] where there is dht. dq and dk may be NULL; they go
+ * to dq_float, [T][H][K], and dk_float, [T][HK][K], where those are not NULL. */
 void HL_OP(gla_run_plain_back)(struct hl_backend *backend, const struct gla_view *a, float *dG, float *dq_float,
                                float *dk_float);
 bool HL_OP(gla_step_fits)(const struct gla_view *a);
@@ -80,7 +85,7 @@ void HL_OP(gla_walk_states)(struct hl_cuda *c, const struct gla_view *a, const s
 /* all gradients. add: to dg; softmax: q is one, and dq becomes the gradient of its logits (both: only without k) */
 void HL_OP(gla_gradient)(struct hl_cuda *c, const struct gla_view *a, const bf16 *ke, const bf16 *h, const bf16 *dh,
                          bool add, bool softmax);
-/* the states, their gradients and the gradients, from empty states; and out as well, if it is not NULL */
+/* the states, their gradients and the gradients, from h0 and dht; and out as well, if it is not NULL */
 int64_t HL_OP(gla_chunk_back_scratch)(const struct gla_view *a);
 void HL_OP(gla_chunk_back)(struct hl_cuda *c, const struct gla_view *a, char *scratch, bool add, bool softmax);
 #endif

@@ -19,8 +19,11 @@ struct args {
     const struct hl_seg *seg;
     act *to; /* out, dq, dv or dk */
     int64_t ld_to;
-    float *to_float; /* the same, rows dense */
-    float *dG;       /* [T][HK][K], of rows: q dq is stored, then k dk subtracted; NULL: not wanted */
+    float *to_float;           /* the same, rows dense */
+    float *dG;                 /* [T][HK][K], of rows: q dq is stored, then k dk subtracted; NULL: not wanted */
+    const float *from, *weigh; /* [segments][HK][K][V], of walks without sessions. from: where they start, NULL: from */
+    float *end, *to_end;       /* nothing; end: where they end, NULL: not wanted. to_end [segments][HK][K]: sums over */
+                               /* V of weigh times the last state, of forward rows; NULL: not wanted */
     int tiles, segments;
     bool sessions;
 };
@@ -54,14 +57,17 @@ static __global__ void __launch_bounds__(32 * WARPS) walk(const struct args p) {
     const int many = min((int)OWN, size - own);
     const int64_t step_k = a.trans ? 1 : a.V, step_v = a.trans ? a.K : 1;
     const int64_t step_lane = columns ? step_k : step_v, step_own = columns ? step_v : step_k;
+    const int64_t state = (s * a.HK + hk) * a.K * a.V + own * step_own;
     float *session = p.sessions && seg.state ? (float *)(seg.state + a.S_off) + hk * a.K * a.V + own * step_own : NULL;
+    const float *from = session ? session : p.from ? p.from + state : NULL;
+    float *end = session ? session : p.end ? p.end + state : NULL;
     float S[OWN][R], x[R], decay[columns ? R : OWN];
 #pragma unroll
     for (int j = 0; j < OWN; j++)
 #pragma unroll
         for (int i = 0; i < R; i++)
-            S[j][i] = session && j < many && lane + 32 * i < lanes ? session[j * step_own + (lane + 32 * i) * step_lane]
-                                                                   : 0.0f;
+            S[j][i] =
+                from && j < many && lane + 32 * i < lanes ? from[j * step_own + (lane + 32 * i) * step_lane] : 0.0f;
     for (int64_t n = 0; n < seg.len; n++) {
         const int64_t t = seg.row + (REVERSE ? seg.len - 1 - n : n);
         const float *g = a.g + (t * a.HK + hk) * a.K;
@@ -116,19 +122,28 @@ static __global__ void __launch_bounds__(32 * WARPS) walk(const struct args p) {
                 for (int i = 0; i < R; i++) S[j][i] *= decay[columns ? i : j];
     }
 #pragma unroll
-    for (int j = 0; j < OWN; j++)
+    for (int j = 0; j < OWN; j++) {
+        float sum = 0.0f;
 #pragma unroll
-        for (int i = 0; i < R; i++)
-            if (session && j < many && lane + 32 * i < lanes)
-                session[j * step_own + (lane + 32 * i) * step_lane] = S[j][i];
+        for (int i = 0; i < R; i++) {
+            const int64_t at = j * step_own + (lane + 32 * i) * step_lane;
+            if (j >= many || lane + 32 * i >= lanes) continue;
+            if (end) end[at] = S[j][i];
+            if (!columns && p.to_end) sum += S[j][i] * p.weigh[state + at];
+        }
+        if (columns || !p.to_end) continue;
+        sum = warp_sum(sum);
+        if (lane == 0 && j < many) p.to_end[(s * a.HK + hk) * a.K + own + j] = sum;
+    }
 }
-/* dg from dG, in double: the terms nearly cancel. Grid (segments, HK K / SUM_THREADS), a thread has a channel. */
+/* dg from dG, in double: the terms nearly cancel. ends: of dG after the last token, NULL: 0. Grid (segments, HK K /
+ * SUM_THREADS), a thread has a channel. */
 static __global__ void __launch_bounds__(SUM_THREADS)
-    sum_later(float *dg, const float *dG, const struct hl_seg *segs, int64_t width) {
+    sum_later(float *dg, const float *dG, const float *ends, const struct hl_seg *segs, int64_t width) {
     const struct hl_seg seg = segs[blockIdx.x];
     const int64_t c = (int64_t)blockIdx.y * SUM_THREADS + threadIdx.x;
-    double sum = 0;
     if (c >= width) return;
+    double sum = ends ? ends[blockIdx.x * width + c] : 0.0;
     for (int64_t t = seg.row + seg.len - 1; t >= seg.row; t--)
         sum += (double)dG[t * width + c], dg[t * width + c] = (float)sum;
 }
@@ -158,14 +173,17 @@ extern "C" void HL_OP(gla_run_plain_back)(struct hl_backend *backend, const stru
                                           float *dq_float, float *dk_float) {
     struct hl_cuda *c = hl_cuda_of(backend);
     struct args p = {*a};
+    float *ends = a->dht ? dG + a->rows->T * a->HK * a->K : NULL;
     p.dG = dG;
     p.to = a->dq, p.ld_to = a->ld_q, p.to_float = dq_float;
+    p.from = a->h0, p.weigh = a->dht, p.to_end = ends;
     launch_walk<false, ROWS_OF_S>(c, p);
+    p.from = a->dht, p.to_end = NULL;
     p.to = a->dk, p.ld_to = a->ld_k, p.to_float = dk_float;
     launch_walk<true, ROWS_OF_S>(c, p);
-    p.to = a->dv, p.ld_to = a->ld_v, p.to_float = NULL;
+    p.to = a->dv, p.ld_to = a->ld_v, p.to_float = NULL, p.end = a->dh0;
     launch_walk<true, COLUMNS>(c, p);
     const int64_t width = a->HK * a->K;
-    launch(c, sum_later, dim3((unsigned)a->rows->n, blocks_for(width, SUM_THREADS)), SUM_THREADS, 0, a->dg, dG,
+    launch(c, sum_later, dim3((unsigned)a->rows->n, blocks_for(width, SUM_THREADS)), SUM_THREADS, 0, a->dg, dG, ends,
            a->rows->dev->seg, width);
 }

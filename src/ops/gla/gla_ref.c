@@ -89,11 +89,16 @@ void HL_OP(gla_backward)(struct hl_backend *backend, const struct hl_gla *a) {
         const struct hl_seg *s = &a->rows->seg[i / a->HK];
         const int64_t hk = i % a->HK;
         double *S = new_numbers((s->len + 1) * KV), *dS = new_numbers(KV);
+        for (int64_t j = 0; j < KV; j++) {
+            if (a->h0) S[j] = (double)a->h0[i * KV + j];
+            if (a->dht) dS[j] = (double)a->dht[i * KV + j];
+        }
         for (int64_t t = 0; t < s->len; t++) { /* S + t KV: the state before token t */
             memcpy(S + (t + 1) * KV, S + t * KV, (size_t)KV * sizeof *S);
             step(a, (s->row + t) * a->HK + hk, S + (t + 1) * KV);
         }
         for (int64_t t = s->len - 1; t >= 0; t--) backward_step(a, s->row + t, hk, S + t * KV, dS);
+        for (int64_t j = 0; j < KV && a->dh0; j++) a->dh0[i * KV + j] = (real)dS[j];
         free(S);
         free(dS);
     }

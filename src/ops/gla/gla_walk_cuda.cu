@@ -175,20 +175,26 @@ static __device__ __forceinline__ void walk_chunk(smem<K, W, MODE> &x, const wal
     mbarrier_arrive_warp(b.in.empty(c));
 }
 
-/* S between registers and memory: a float [K][V], or [V][K]; the warp's columns from `col` on */
+/* S between registers and memory: a float [K][V], or [V][K]; the warp's columns from `col` on. NULL: zeros */
 template <int K>
-static __device__ __forceinline__ void copy_state(float S[K / 8][4], float *p, int V, bool trans, int col, bool in) {
+static __device__ __forceinline__ void read_start(float S[K / 8][4], const float *p, int V, bool trans, int col) {
     const int step_k = trans ? 1 : V, step_v = trans ? K : 1;
     if (p) p += threadIdx.x % 4 * 2 * step_k + (col + threadIdx.x % 32 / 4) * step_v;
 #pragma unroll
     for (int n = 0; n < K / 8; n++) {
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            if (in) S[n][i] = p ? p[i % 2 * step_k + i / 2 * 8 * step_v] : 0.0f;
-            else p[i % 2 * step_k + i / 2 * 8 * step_v] = S[n][i];
-        }
+        for (int i = 0; i < 4; i++) S[n][i] = p ? p[i % 2 * step_k + i / 2 * 8 * step_v] : 0.0f;
         if (p) p += 8 * step_k;
     }
+}
+template <int K>
+static __device__ __forceinline__ void write_end(float *p, const float S[K / 8][4], int V, bool trans, int col) {
+    const int step_k = trans ? 1 : V, step_v = trans ? K : 1;
+    p += threadIdx.x % 4 * 2 * step_k + (col + threadIdx.x % 32 / 4) * step_v;
+#pragma unroll
+    for (int n = 0; n < K / 8; n++, p += 8 * step_k)
+#pragma unroll
+        for (int i = 0; i < 4; i++) p[i % 2 * step_k + i / 2 * 8 * step_v] = S[n][i];
 }
 
 template <int K, int W, int MODE>
@@ -226,13 +232,16 @@ static __global__ void __launch_bounds__((W + 1) * GROUP, 1) walk_chunks(const s
     } else {
         consumer_registers<K, W>();
         const int col = r.col + threadIdx.x / 32 * 16;
-        float S[K / 8][4], *session = NULL, *from = NULL;
+        const int64_t own = ((int64_t)s * a.heads + head) * K * a.V;
+        float S[K / 8][4], *session = NULL, *to = w.to ? w.to + own : NULL;
+        const float *from = NULL;
         float *ends =
             a.splits_end + ((((int64_t)blockIdx.y * a.segs + s) * a.heads + head) * a.splits + split) * K * a.V;
         if (a.sessions && blockIdx.y == 0 && seg.state)
             session = (float *)(seg.state + a.S_off) + (int64_t)head * K * a.V;
-        if (MODE != END) from = a.splits > 1 ? ends : session; /* the last split's block writes the session */
-        copy_state<K>(S, from, a.V, from == session && a.trans, col, true);
+        if (session) to = session;
+        if (MODE != END) from = a.splits > 1 ? ends : session ? session : w.from ? w.from + own : NULL;
+        read_start<K>(S, from, a.V, from == session && a.trans, col);
         for (int c = 0; c < r.chunks; c++) {
             bf16 *h = NULL;
             if (MODE == STATES)
@@ -240,8 +249,8 @@ static __global__ void __launch_bounds__((W + 1) * GROUP, 1) walk_chunks(const s
                     (((int64_t)(r.first + r.chunk(c)) * a.heads + head) * (a.V / 64) + r.col / 64 + group) * K * 64;
             walk_chunk(x, b, c, group, h, S);
         }
-        if (MODE == END) copy_state<K>(S, ends, a.V, false, col, false);
-        else if (session && split + 1 == a.splits) copy_state<K>(S, session, a.V, a.trans, col, false);
+        if (MODE == END) write_end<K>(ends, S, a.V, false, col);
+        else if (to && split + 1 == a.splits) write_end<K>(to, S, a.V, to == session && a.trans, col);
     }
 }
 
@@ -267,7 +276,7 @@ static __global__ void __launch_bounds__(JOIN) join_splits(const struct args a, 
     if (a.sessions && walk == 0 && seg.state) {
         const int k = at / a.V, v = at % a.V;
         S = ((const float *)(seg.state + a.S_off))[head * KV + (a.trans ? (int64_t)v * K + k : at)];
-    }
+    } else if (a.w[walk].from) S = a.w[walk].from[((int64_t)s * a.heads + head) * KV + at];
     for (int p = 0; p < a.splits; p++, end += KV) {
         const float add = *end;
         *end = S;

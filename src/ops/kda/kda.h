@@ -23,10 +23,13 @@ struct hl_kda {
     real *h;     /* [chunks][HV][K][V]; NULL on a device, which computes it again */
     void *v_new; /* [T][HV][V] */
     void *A;     /* [T][HV][HL_CHUNK]: rows of (I + L)^-1 */
-    /* backward; segments start empty and final states get no gradient */
+    /* backward. h0: where segments start, NULL: empty; dht: gradients of the final states, NULL: none; dh0: of h0,
+     * written, NULL: not wanted; all [n][HV][K][V], for the reference and on a GPU. */
     const void *dout;
     void *dq, *dk, *dv; /* written, not added; dq, dk summed over the value heads of a key head */
     real *dg, *dbeta;   /* [T][HV][K], [T][HV] */
+    const real *h0, *dht;
+    real *dh0;
 };
 /* Which kernels a CUDA backend takes for these arguments, for tests and benchmarks. */
 struct hl_backend;

@@ -38,6 +38,7 @@ extern "C" void HL_OP(kda_backward)(struct hl_backend *backend, const struct hl_
     a.H = (int)x->H, a.HV = (int)x->HV, a.K = (int)x->K, a.V = (int)x->V, a.group = a.HV / a.H;
     a.q = (const act *)x->q, a.k = (const act *)x->k, a.v = (const act *)x->v;
     a.dout = (const act *)x->dout, a.v_new = (const act *)x->v_new, a.A = (const act *)x->A;
+    a.h0 = x->h0, a.dht = x->dht, a.dh0 = x->dh0;
     a.g = x->g, a.beta = x->beta, a.dv = (act *)x->dv, a.dg = x->dg, a.dbeta = x->dbeta;
     a.seg = rows->seg, a.chunk = rows->chunk, a.chunk_first = rows->chunk_first;
     char *scratch = (char *)hl_cuda_scratch(c, carve(&a, x, chunks, NULL) - (char *)NULL);

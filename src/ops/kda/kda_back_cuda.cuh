@@ -26,6 +26,8 @@ struct kda_back {
     const struct hl_seg *seg;
     const struct hl_dev_span *chunk;
     const int32_t *chunk_first;
+    const float *h0, *dht; /* [segs][HV][K][V]; NULL: empty states, final ones without a gradient */
+    float *dh0;            /* NULL: not wanted */
     /* scratch */
     void *tiles;            /* [chunks][HV] of kda_tiles */
     void *h, *dh;           /* the states before and the gradients after every chunk: [chunks][HV][V / 64] tiles of
@@ -34,6 +36,11 @@ struct kda_back {
     float *plain;           /* [segs][HV][65][K][V]: of the plain form */
     act *dq_head, *dk_head; /* [T][HV][K]: dq, dk themselves where a key head has one value head */
 };
+
+/* of a segment and head; NULL stays NULL */
+template <class T> static __device__ __forceinline__ T *kda_end_state(const struct kda_back &a, T *x, int s, int hv) {
+    return x ? x + ((int64_t)s * a.HV + hv) * a.K * a.V : NULL;
+}
 
 /* The transposed state of 64 columns of V, from a warpgroup's accumulators, to a tile of h or dh: [K / 32] panels of
  * [64][32], swizzled as in shared memory. */

@@ -14,8 +14,8 @@ static __global__ void __launch_bounds__(THREADS) plain_states(const struct kda_
     const int hv = blockIdx.x % a.HV, s = blockIdx.x / a.HV;
     const int64_t x = (int64_t)blockIdx.y * THREADS + threadIdx.x, KV = (int64_t)a.K * a.V, i = x / a.V, j = x % a.V;
     const struct hl_seg seg = a.seg[s];
-    float S = 0.0f;
     if (x >= KV) return;
+    float S = a.h0 ? kda_end_state(a, a.h0, s, hv)[x] : 0.0f;
     for (int64_t t = 0; t < seg.len; t++) {
         const int64_t row = seg.row + t, b = row * a.HV + hv;
         if (t % HL_CHUNK == 0) ((float *)a.h)[((a.chunk_first[s] + t / HL_CHUNK) * (int64_t)a.HV + hv) * KV + x] = S;
@@ -74,7 +74,10 @@ static __global__ void __launch_bounds__(THREADS) plain_tokens(const struct kda_
     const int64_t KV = (int64_t)a.K * a.V;
     const struct hl_seg seg = a.seg[s];
     float *own = a.plain + blockIdx.x * (HL_CHUNK + 1) * KV, *dS = own + HL_CHUNK * KV; /* own: before every row */
-    for (int64_t x = threadIdx.x; x < KV; x += THREADS) dS[x] = 0.0f;
+    const float *dht = kda_end_state(a, a.dht, s, hv);
+    float *dh0 = kda_end_state(a, a.dh0, s, hv);
+    for (int64_t x = threadIdx.x; x < KV; x += THREADS) dS[x] = dht ? dht[x] : 0.0f;
+    __syncthreads();
     for (int64_t c = a.chunk_first[s + 1] - a.chunk_first[s] - 1; c >= 0; c--) {
         const int64_t first = seg.row + c * HL_CHUNK;
         const int64_t len = min((int64_t)HL_CHUNK, seg.len - c * HL_CHUNK);
@@ -103,6 +106,7 @@ static __global__ void __launch_bounds__(THREADS) plain_tokens(const struct kda_
         }
         __syncthreads();
     }
+    for (int64_t x = threadIdx.x; x < KV && dh0; x += THREADS) dh0[x] = dS[x];
 }
 
 extern "C" void HL_OP(kda_back_plain)(struct hl_cuda *c, const struct kda_back *a) {

@@ -1,6 +1,6 @@
 /* kda_back_scan_cuda.cu -- the reverse scan of the gradients of the states (kda_back_cuda.cuh):
  *     dv_new = P^T dO + ke dh     X2 = A^T dv_new     dh before = e^{G_last} dh + qg^T dO - kg^T (beta X2)
- * It stores dh after every chunk, and X2. Floor: tiles, A and dO read once, dh and X2 written once.
+ * from dht on. It stores dh after every chunk, X2, and dh0. Floor: tiles, A and dO read once, dh and X2 written once.
  *
  * Grid: a block per segment, value head and 64 W columns of V (tiles fastest). Block: W consumer warpgroups with 64
  * columns each, which hold the transposed dh in registers (gdn_trans_cuda.cuh), then one producer warpgroup, of which
@@ -137,12 +137,16 @@ static __global__ void __launch_bounds__((W + 1) * GROUP, 1) scan_gradients(cons
         else if (i == LOAD_THREADS) store_loop(x, b, a, w);
     } else {
         consumer_registers<K, W>();
-        float S[K / 8][4] = {};
-        bf16 *to = (bf16 *)a.dh + 64 * (tile * W + group) * K;
+        const int col = 64 * (tile * W + group);
+        const float *dht = kda_end_state(a, a.dht, s, hv);
+        float S[K / 8][4], *dh0 = kda_end_state(a, a.dh0, s, hv);
+        bf16 *to = (bf16 *)a.dh + col * K;
+        load_state<K>(S, dht ? dht + col + threadIdx.x / 32 % 4 * 16 : NULL, a.V);
         for (int step = 0; step < w.chunks; step++) {
             kda_store_state<K>(to + ((int64_t)(first + w.chunks - 1 - step) * a.HV + hv) * a.V * K, S);
             scan_chunk(x, b, step, group, S);
         }
+        if (dh0) store_state<K>(dh0 + col + threadIdx.x / 32 % 4 * 16, S, a.V);
     }
 }
 

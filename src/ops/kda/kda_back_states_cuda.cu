@@ -51,7 +51,9 @@ template <int K> static __global__ void __launch_bounds__(GROUP + LOAD_THREADS) 
         }
         return;
     }
-    float S[K / 8][4] = {};
+    const float *h0 = kda_end_state(a, a.h0, s, hv);
+    float S[K / 8][4];
+    load_state<K>(S, h0 ? h0 + 64 * tile + threadIdx.x / 32 * 16 : NULL, a.V);
     for (int c = 0; c < chunks; c++) {
         const int n = c % DEPTH;
         uint32_t v[4][4];

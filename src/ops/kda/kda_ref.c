@@ -116,8 +116,10 @@ static void backward_step(const struct hl_kda *a, const struct token *x, const r
 
 /* dq and dk are added to: value heads of a group share them */
 static void backward_head(const struct hl_kda *a, const struct hl_seg *s, int64_t hv) {
-    int64_t KV = a->K * a->V;
+    int64_t KV = a->K * a->V, state = ((s - a->rows->seg) * a->HV + hv) * KV;
     real *S = new_reals((s->len + 1) * KV), *dS = new_reals(KV), *tmp = new_reals(2 * a->V + KV);
+    if (a->h0) memcpy(S, a->h0 + state, (size_t)KV * sizeof *S);
+    if (a->dht) memcpy(dS, a->dht + state, (size_t)KV * sizeof *dS);
     for (int64_t t = 0; t < s->len; t++) { /* S + t KV: the state before token t */
         struct token x = token_at(a, s->row + t, hv);
         memcpy(S + (t + 1) * KV, S + t * KV, (size_t)KV * sizeof *S);
@@ -127,6 +129,7 @@ static void backward_head(const struct hl_kda *a, const struct hl_seg *s, int64_
         struct token x = token_at(a, s->row + t, hv);
         backward_step(a, &x, S + t * KV, dS, tmp);
     }
+    if (a->dh0) memcpy(a->dh0 + state, dS, (size_t)KV * sizeof *dS);
     free(S);
     free(dS);
     free(tmp);

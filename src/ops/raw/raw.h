@@ -14,7 +14,8 @@ struct hl_backend;
     int64_t hl_##isa##_raw_cache_kept(const hola_cache_args *a);                                      \
     void hl_##isa##_raw_kda(struct hl_backend *b, const hola_kda_args *a, bool backward);             \
     int64_t hl_##isa##_raw_kda_kept(const hola_kda_args *a);                                          \
-    void hl_##isa##_raw_gla(struct hl_backend *b, const hola_gla_args *a, bool backward);
+    void hl_##isa##_raw_gla(struct hl_backend *b, const hola_gla_args *a, bool backward);             \
+    void hl_##isa##_raw_attention(struct hl_backend *b, const hola_attention_args *a, bool backward);
 HL_RAW_DECLARE(cuda)
 HL_RAW_DECLARE(cuda_f32)
 #undef HL_RAW_DECLARE

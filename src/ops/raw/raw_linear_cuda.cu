@@ -43,6 +43,11 @@ static void prepare(struct hl_cuda *c, const struct linear *x) {
     HL_OP(raw_settle)(c);
 }
 
+/* the backward pass of no rows */
+static void only_states(struct hl_cuda *c, const struct linear *x, float *dh0, const float *dht) {
+    if (dh0) HL_OP(raw_copy)(c, dh0, dht, x->rows.rows.n * x->floats);
+}
+
 /* ---- KDA ---- */
 
 struct raw_kda {
@@ -73,6 +78,7 @@ static struct hl_kda kda_of(const struct raw_kda *x, const hola_kda_args *a) {
     op.out = a->out, op.m = x->m;
     if (a->kept) op.v_new = x->v_new, op.A = x->A;
     op.dout = a->dout, op.dq = a->dq, op.dk = a->dk, op.dv = a->dv, op.dg = a->dg, op.dbeta = a->dbeta;
+    op.h0 = a->h0, op.dht = a->dht, op.dh0 = a->dh0;
     return op;
 }
 extern "C" void HL_OP(raw_kda)(struct hl_backend *backend, const hola_kda_args *a, bool backward) {
@@ -88,6 +94,7 @@ extern "C" void HL_OP(raw_kda)(struct hl_backend *backend, const hola_kda_args *
         lay_out(&x, a, backward, &p);
         if (x.own_q && n > 0) launch_scale(c, x.own_q, a->q, x.factor, n);
         prepare(c, &x.l);
+        if (a->rows.T == 0 && backward) only_states(c, &x.l, a->dh0, a->dht);
     }
     if (a->rows.T == 0) return;
     const struct hl_kda op = kda_of(&x, a);
@@ -114,6 +121,7 @@ extern "C" void HL_OP(raw_gla)(struct hl_backend *backend, const hola_gla_args *
     if (p) {
         lay_out_linear(&x, &a->rows, backward ? NULL : a->h0, backward ? NULL : a->ht, floats, &p);
         prepare(c, &x);
+        if (a->rows.T == 0 && backward) only_states(c, &x, a->dh0, a->dht);
     }
     if (a->rows.T == 0) return;
     struct hl_gla op = {};
@@ -122,5 +130,6 @@ extern "C" void HL_OP(raw_gla)(struct hl_backend *backend, const hola_gla_args *
     op.q = a->q, op.k = a->k, op.v = a->v, op.g = a->g, op.out = a->out;
     op.scale = a->scale == 0.0f ? 1.0f / sqrtf((float)a->K) : a->scale;
     op.dout = a->dout, op.dq = a->dq, op.dk = a->dk, op.dv = a->dv, op.dg = a->dg;
+    op.h0 = a->h0, op.dht = a->dht, op.dh0 = a->dh0;
     (backward ? HL_OP(gla_backward) : HL_OP(gla_forward))(backend, &op);
 }
