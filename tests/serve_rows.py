@@ -352,25 +352,23 @@ check("it ends", s.stop() == 0)
 disk, aim = os.path.join(work, "rows-disk"), os.path.join(work, "aim")
 s = Server(model, *basic, "--session-dir", disk)
 s.post("/v1/sessions", {"id": "dies"})
-for i in range(4):  # killed in a turn, while it is saved, between two turns
-    a = s.post("/v1/completions", dict(gen, session="dies", return_token_ids=True))
+s.post("/v1/completions", dict(gen, session="dies"))
+s.post("/v1/sessions/dies/save", {})
+for i in range(6):  # killed in a turn, while it is saved, between two turns
+    saved = s.get("/v1/sessions/dies/tokens")[1]["ids"]
+    s.post("/v1/completions", dict(gen, session="dies"))
+    both = s.get("/v1/sessions/dies/tokens")[1]["ids"]
     k = begin_stream(dict(long, session="dies")) if i % 2 else None
     saving = threading.Thread(target=lambda: quietly(s, "/v1/sessions/dies/save"))
     saving.start()
-    time.sleep(0.003 * i)
+    time.sleep(0.002 * i)
     s.stop(signal.SIGKILL)
     saving.join()
     k and k.close()
     s = Server(model, *basic, "--session-dir", disk)
-    b = s.get("/v1/sessions/dies")
-    if b[0] == 404 and i == 0:  # it never was on the disk
-        s.post("/v1/sessions", {"id": "dies"})
-        continue
-    whole = s.get("/v1/sessions/dies/tokens")[1]
-    replay = s.post("/v1/completions", dict(gen, prompt=whole["ids"] or [1], return_token_ids=True))[1]["choices"][0]["token_ids"]
-    on = s.post("/v1/completions", dict(gen, prompt=[], session="dies", fork=True, return_token_ids=True)) if whole["ids"] else None
-    check("row 25: it is at its saved position, whole", b[1]["position"] == b[1]["saved_position"] == len(whole["ids"]), b[1])
-    check("row 25: it goes on as its ids do", not on or on[0] == 400 or on[1]["choices"][0]["token_ids"] == replay, (on and on[1], replay))
+    a, b = s.get("/v1/sessions/dies")[1], s.get("/v1/sessions/dies/tokens")[1]["ids"]
+    check("row 25: as it was saved, before this turn or behind it", b in (saved, both) and a["position"] == a["saved_position"] == len(b), (a, b))
+    check("row 25: and it goes on", s.post("/v1/completions", dict(gen, session="dies", fork=True))[0] == 200)
 s.call("DELETE", "/v1/sessions/dies")
 names = ("cut", "altered", "foreign", "linked", "whole")
 for x in names:
