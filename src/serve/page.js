@@ -165,7 +165,7 @@ async function show() {
     else body.textContent = m.content;
     known += m.content;
   }
-  if (mode === "text") $("text").value = messages.every(m => m.role === "text") ? known : "";
+  if (mode === "text") { $("text").value = messages.every(m => m.role === "text") ? known : ""; toEnd($("text")); }
   if (follow) toEnd();
 }
 
