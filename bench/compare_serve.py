@@ -51,7 +51,7 @@ class Running:
         with socket.socket() as k:
             k.bind(("127.0.0.1", 0))
             self.port = k.getsockname()[1]
-        print("    $ " + shlex.join(os.path.basename(x) if "/" in x else x for x in command), flush=True)
+        print("    $ " + shlex.join(os.path.basename(x.rstrip("/")) if "/" in x else x for x in command), flush=True)
         out["commands"].append({"who": who, "command": command})
         self.p = subprocess.Popen(command + ["--port", str(self.port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         end = time.time() + 120
