@@ -1,16 +1,17 @@
 """serve_promises.py HOLA -m MODEL -- what hola serve promises (docs/serve.md), measured: ratios within one run.
 
-    bench/serve_promises.py ./hola -m model [--backend cpu] [--only P1,P6] [--json FILE]
+    python3 bench/serve_promises.py ./hola -m model [--backend cpu] [--only P1,P6] [--json FILE]
 
-The machine should have nothing else to do. Only the standard library is needed. One thread reads all streams, so that
-the clients take little of what they measure. --long, --requests and --connections make it shorter where a machine is
-slow; the table names the numbers that were used."""
+The machine should have nothing else to do. Only the standard library is needed. On a machine of few cores one thread
+reads all streams, so that the clients take little of what they measure; with more cores four processes do, since a
+GPU writes faster than one reads. --long, --requests and --connections make it shorter where a machine is slow; the
+table names the numbers that were used. The JSON file is written anew after every promise, and --limit (--quick: 40)
+ends each of them after so many seconds, so that a run that is cut off keeps what it had."""
 import argparse
 import json
 import os
 import random
 import resource
-import selectors
 import signal
 import statistics
 import subprocess
@@ -30,17 +31,30 @@ parser.add_argument("--only", help="P1,P2,...")
 parser.add_argument("--long", type=int, default=100000, help="tokens of the long prompt")
 parser.add_argument("--requests", type=int, default=10000)
 parser.add_argument("--connections", type=int, default=5000)
+parser.add_argument("--limit", type=int, default=0, help="seconds for a promise at most")
+parser.add_argument("--quick", action="store_true", help="40 seconds for a promise at most, the shortest ones first")
 parser.add_argument("--json")
 o = parser.parse_args()
+limit = o.limit or (40 if o.quick else 0)
 os.environ["HOLA"] = os.path.abspath(o.hola)
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tests"))
-from serve_client import Server, request  # noqa: E402
+from serve_client import Server  # noqa: E402
+from serve_streams import Streams, gaps, ms, p99, together  # noqa: E402
 
 only = o.only.split(",") if o.only else ["P%d" % i for i in range(1, 10)]
 threads = ["-t", str(o.threads)] if o.threads else []
 dice = random.Random(1)
 gpu = o.backend.startswith("cuda")
 rows = []
+running = []  # servers
+
+
+class Late(Exception):
+    """A promise took longer than its limit."""
+
+
+def too_late(*_):
+    raise Late()
 
 
 def wanted(*names):
@@ -50,6 +64,10 @@ def wanted(*names):
 def row(name, what, bound, value, ok, **more):
     rows.append(dict(name=name, what=what, bound=bound, measured=value, ok=bool(ok), **more))
     print("| %s %s | %s | %s | %s |" % (name, what, bound, value, "yes" if ok else "**no**"), flush=True)
+    if o.json:
+        with open(o.json + ".tmp", "w") as f:
+            json.dump({"backend": o.backend, "model": os.path.basename(os.path.abspath(o.m)), "cores": os.cpu_count(), "rows": rows}, f, indent=1)
+        os.replace(o.json + ".tmp", o.json)
 
 
 def server(*more):
@@ -57,6 +75,7 @@ def server(*more):
     s = Server(o.m, "--backend", o.backend, "--log", "none", *tokenizer, *threads, *more)
     if not s.port:
         sys.exit("serve_promises.py: the server did not start")
+    running.append(s)
     s.vocab = s.get("/v1/models")[1]["data"][0]["meta"]["vocab_size"]
     return s
 
@@ -65,81 +84,29 @@ def tokens(s, n):
     return [dice.randrange(s.vocab // 2, s.vocab) for _ in range(n)]
 
 
-class Streams:
-    """Many requests at once, and when each of their tokens came."""
-
-    def __init__(self, s):
-        self.s, self.look, self.all = s, selectors.DefaultSelector(), []
-
-    def add(self, body, name=None):
-        k = self.s.connect()
-        x = dict(sock=k, rest=b"", at=[], done=False, name=name, began=time.monotonic())
-        body = dict(body, stream=True, ignore_eos=True, temperature=0, cache_prompt=body.get("cache_prompt", False))
-        k.sendall(request(b"POST", b"/v1/completions", json.dumps(body).encode()))
-        k.setblocking(False)
-        self.look.register(k, selectors.EVENT_READ, x)
-        self.all.append(x)
-        return x
-
-    def run(self, until, seconds=3600):
-        """Reads until until() is true."""
-        end = time.monotonic() + seconds
-        while not until() and time.monotonic() < end:
-            for key, _ in self.look.select(0.05):
-                x = key.data
-                got = x["sock"].recv(1 << 16)
-                now = time.monotonic()
-                x["rest"] += got
-                parts = x["rest"].split(b"\n\n")
-                x["rest"] = parts.pop()
-                x["at"] += [now] * sum(b'"finish_reason":null' in p.replace(b" ", b"") for p in parts)
-                if not got or any(b"[DONE]" in p or b'"error"' in p for p in parts):
-                    x["done"] = True
-                    x["ended"] = now
-                    self.look.unregister(x["sock"])
-                    x["sock"].close()
-        return until()
-
-    def close(self):
-        for x in self.all:
-            if not x["done"]:
-                self.look.unregister(x["sock"])
-                x["sock"].close()
-                x["done"] = True
-
-
-def gaps(streams, begin, end):
-    out = []
-    for x in streams:
-        at = [t for t in x["at"] if begin <= t <= end]
-        out += [b - a for a, b in zip(at, at[1:])]
-    return out
-
-
-def p99(x):
-    x = sorted(x)
-    return x[min(len(x) - 1, int(0.99 * len(x)))]
-
-
-def ms(x):
-    return "%.1f ms" % (1000 * x)
-
-
 def throughput():
     a = [o.hola, "bench", "--preset", o.preset, "--alone", "--infer-only", "--sessions", "64", "--prefill", "128", "-r", "1",
          "--backend", o.backend, "--json", *threads]
     bench = json.loads(subprocess.run(a, capture_output=True, text=True, check=True).stdout)
     want = find(bench, "decode_ids")["tokens_per_s"]
     s = server("--parallel", "64")
-    q = Streams(s)
-    for _ in range(64):
-        q.add({"prompt": tokens(s, 1), "max_tokens": 128})
-    q.run(lambda: all(x["done"] for x in q.all))
-    begin, end = max(x["at"][0] for x in q.all), min(x["at"][-1] for x in q.all)
-    got = sum(sum(begin < t <= end for t in x["at"]) for x in q.all) / (end - begin)
+    clients = 4 if os.cpu_count() >= 8 else 1
+    prompts = [tokens(s, 1) for _ in range(64)]
+    at = together(clients, lambda i: streamed(s, prompts[i::clients], 128))
+    begin, end = max(x[0] for x in at), min(x[-1] for x in at)
+    got = sum(sum(begin < t <= end for t in x) for x in at) / (end - begin)
     s.stop()
     row("P1", "64 streams against `hola bench`", ">= 90 %", "%.0f %% (%.0f of %.0f tokens/s)" % (100 * got / want, got, want),
         got >= 0.9 * want, tokens_per_s=got, bench_tokens_per_s=want)
+
+
+def streamed(s, prompts, n):
+    """When each one's tokens came."""
+    q = Streams(s.port)
+    for p in prompts:
+        q.add({"prompt": p, "max_tokens": n})
+    q.run(lambda: all(x["done"] for x in q.all))
+    return [x["at"] for x in q.all]
 
 
 def find(x, key):
@@ -155,13 +122,23 @@ def find(x, key):
 
 
 def long_prompt():
+    """One reading alone, into a session that is asked on forks (P7), and one beside others that write (P2 to P4)."""
     s = server("--parallel", "32")
+    n = "%d tokens" % o.long
     ids = tokens(s, o.long)
-    alone = Streams(s)
-    x = alone.add({"prompt": ids, "max_tokens": 1})
+    s.post("/v1/sessions", {"id": "book"})
+    alone = Streams(s.port)
+    x = alone.add({"session": "book", "prompt": ids, "max_tokens": 1})
     alone.run(lambda: x["done"])
     lone = x["at"][0] - x["began"]
-    q = Streams(s)
+    if wanted("P7"):
+        asked = [first_token(s, {"session": "book", "fork": True, "prompt": tokens(s, 32), "max_tokens": 1}) for _ in range(10)]
+        row("P7", "question on a fork, against reading %s" % n, "<= 5 %", "%.3f %% (%s of %.1f s)" % (100 * max(asked) / lone, ms(max(asked)), lone),
+            max(asked) <= 0.05 * lone, question_s=asked, read_s=lone)
+    if not wanted("P2", "P3", "P4"):
+        s.stop()
+        return
+    q = Streams(s.port)
     writers = [q.add({"prompt": tokens(s, 8), "max_tokens": 1 << 24}) for _ in range(16)]
     q.run(lambda: all(len(w["at"]) > 3 for w in writers))
     begin = time.monotonic()
@@ -181,7 +158,7 @@ def long_prompt():
     q.close()
     s.stop()
     least = 0.01 if gpu else 0.1
-    old, new, n = p99(before), p99(during), "%d tokens" % o.long
+    old, new = p99(before), p99(during)
     row("P2", "p99 gap of 16 streams while %s are read" % n, "<= max(3 x, %.0f ms)" % (1000 * least),
         "%s (%.1f x of %s)" % (ms(new), new / old, ms(old)), new <= max(3 * old, least), before_s=old, during_s=new)
     row("P3", "that prompt beside them", "<= 2.5 x", "%.2f x of %.1f s alone" % (beside / lone, lone), beside <= 2.5 * lone,
@@ -194,7 +171,7 @@ def long_prompt():
 
 def joining():
     s = server("--parallel", "64")
-    q = Streams(s)
+    q = Streams(s.port)
     eight = [q.add({"prompt": tokens(s, 8), "max_tokens": 1 << 24}) for _ in range(8)]
     q.run(lambda: all(len(x["at"]) > 10 for x in eight))
     begin = time.monotonic()
@@ -211,7 +188,7 @@ def joining():
 
 
 def first_token(s, body):
-    q = Streams(s)
+    q = Streams(s.port)
     x = q.add(body)
     q.run(lambda: x["done"])
     return x["at"][0] - x["began"]
@@ -253,19 +230,6 @@ def parked(folder):
         more <= 0.1, processor_s=extra, disk_s=disk, memory_s=memory, session_bytes=size)
 
 
-def forks():
-    s = server()
-    s.post("/v1/sessions", {"id": "book"})
-    q = Streams(s)
-    x = q.add({"session": "book", "prompt": tokens(s, o.long), "max_tokens": 1})
-    q.run(lambda: x["done"])
-    read = x["at"][0] - x["began"]
-    asked = [first_token(s, {"session": "book", "fork": True, "prompt": tokens(s, 32), "max_tokens": 1}) for _ in range(10)]
-    s.stop()
-    row("P7", "question on a fork, against reading %d tokens" % o.long, "<= 5 %", "%.3f %% (%s of %.1f s)" % (100 * max(asked) / read, ms(max(asked)), read),
-        max(asked) <= 0.05 * read, question_s=asked, read_s=read)
-
-
 def used(s):
     with open("/proc/%d/stat" % s.p.pid) as f:
         x = f.read().rsplit(")", 1)[1].split()
@@ -298,7 +262,8 @@ def idle():
     share = (used(s) - before) / 10
     s.stop()
     row("P8", "idle; resident memory after %d requests, against after a tenth of them" % o.requests, "< 1 % of a core; +5 %",
-        "%.2f %%; %+.1f %%" % (100 * share, 100 * grown), share < 0.01 and grown <= 0.05, idle_share=share, growth=grown)
+        "%.2f %%; %+.1f %% of %.0f MB" % (100 * share, 100 * grown, at_tenth[0] / 1e6), share < 0.01 and grown <= 0.05,
+        idle_share=share, growth=grown, resident_bytes=at_tenth[0])
 
 
 def connections():
@@ -322,14 +287,24 @@ def connections():
         each <= 8192 and max(took) < 0.1, bytes_each=each, health_s=took)
 
 
+parts = [(("P6",), lambda work: parked(os.path.join(work, "s"))), (("P9",), lambda work: connections()), (("P5",), lambda work: joining()),
+         (("P1",), lambda work: throughput()), (("P2", "P3", "P4", "P7"), lambda work: long_prompt()), (("P8",), lambda work: idle())]
 signal.signal(signal.SIGINT, signal.SIG_DFL)
-print("| promise | bound | measured | kept |\n|---|---|---|---|")
+signal.signal(signal.SIGALRM, too_late)
+print("| promise | bound | measured | kept |\n|---|---|---|---|", flush=True)
 with tempfile.TemporaryDirectory() as work:
-    for names, f in ((("P1",), throughput), (("P2", "P3", "P4"), long_prompt), (("P5",), joining), (("P6",), lambda: parked(os.path.join(work, "s"))),
-                     (("P7",), forks), (("P8",), idle), (("P9",), connections)):
-        if wanted(*names):
-            f()
-if o.json:
-    with open(o.json, "w") as f:
-        json.dump({"backend": o.backend, "model": os.path.basename(os.path.abspath(o.m)), "cores": os.cpu_count(), "rows": rows}, f, indent=1)
+    for names, f in parts if o.quick else sorted(parts, key=lambda x: x[0]):
+        if not wanted(*names):
+            continue
+        done = len(rows)
+        try:
+            signal.alarm(limit)
+            f(work)
+        except (Late, OSError, LookupError, ValueError, subprocess.CalledProcessError) as e:
+            for name in names:
+                if name in only and name not in [r["name"] for r in rows[done:]]:
+                    row(name, "", "", "not measured: %s" % ("more than %d s" % limit if isinstance(e, Late) else repr(e)[:200]), False)
+        finally:
+            signal.alarm(0)
+            [s.p.kill() for s in running if s.p.poll() is None]
 sys.exit(not all(r["ok"] for r in rows))

@@ -56,6 +56,23 @@ for temp, seed in ((0, 0), (0.9, 7)):
     check("the same prompt is not read again", events[-2]["usage"]["prompt_tokens_details"]["cached_tokens"] >= want["prompt_tokens"] - 1,
           events[-2])
 
+# events of text alone are written another way than those with more in them: the same JSON all the same
+for path, more in (("/v1/completions", {"prompt": "Odd: \u00e9\"\\\n"}), ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Odd"}]})):
+    for options in ({}, {"stream_options": {"include_usage": True}}):
+        bias = {str(i): 12 for i in (0, 1, 8, 9, 10, 12, 13, 31, 34, 92, 127, 195, 169, 237, 160, 128)}  # controls, quotes, parts of characters
+        odd = dict(more, max_tokens=200, temperature=1, seed=9, ignore_eos=True, logit_bias=bias, **options)
+        plain, whole = s.stream(path, odd)[1], s.stream(path, dict(odd, return_token_ids=True))[1]
+        with_text = []
+        for events in (plain, whole):
+            for e in events[:-1]:
+                e.pop("id"), e.pop("created"), e.pop("timings", None)
+                for x in e["choices"]:
+                    x.pop("token_ids", None)
+            with_text.append([(list(e), [list(x) for x in e["choices"]], e) for e in events[:-1] if e["choices"] and not e["choices"][0]["finish_reason"]])
+        check("the same events of %s" % path, len(with_text[0]) > 20 and with_text[0] == with_text[1], with_text)
+        joined = json.dumps(with_text[0])
+        check("... odd ones", all(x in joined for x in ("\\u0001", "\\\"", "\\\\", "\\n", "\\ufffd")), joined)
+
 # many at once: each as alone
 wants = [generate("Prompt %d" % i, 30, "--temp", "1", "-s", str(i), "--ignore-eos") for i in range(6)]
 got = [None] * 6

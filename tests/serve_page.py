@@ -87,7 +87,19 @@ try:
     dark = js("() => getComputedStyle(document.body).backgroundColor")
     click(find("switch", "Dark"))
     check("dark", js("() => getComputedStyle(document.body).backgroundColor") != dark)
-    b.wire("POST", "/window/rect", {"width": 360, "height": 800})
+    # every text on what is behind it, transparent layers and all, in both schemes
+    contrast = """() => { const part = s => { const m = /rgba?\\(([^)]+)\\)/.exec(s)[1].split(',').map(Number); return m.length < 4 ? [...m, 1] : m; };
+        const light = c => { const v = c.map(x => (x /= 255) <= 0.03928 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4); return 0.2126 * v[0] + 0.7152 * v[1] + 0.0722 * v[2]; };
+        const behind = e => { const all = []; for (; e; e = e.parentElement) { const c = part(getComputedStyle(e).backgroundColor); all.push(c); if (c[3] === 1) break; }
+            return all.reduceRight((under, c) => [0, 1, 2].map(i => c[3] * c[i] + (1 - c[3]) * under[i]), [255, 255, 255]); };
+        return [...document.querySelectorAll('body *')].filter(e => e.offsetParent && !e.disabled && [...e.childNodes].some(n => n.nodeType === 3 && n.textContent.trim())).map(e => {
+            const a = light(part(getComputedStyle(e).color).slice(0, 3)), b = light(behind(e));
+            return [(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), e.tagName, e.id, e.className]; }).filter(x => x[0] < 4.5); }"""
+    js("() => { const d = document.querySelector('.m.user div'); for (const c of ['', 'h2', 'h3']) { const m = document.createElement('mark'); m.className = c; m.textContent = 'x'; d.append(m); } }")
+    for scheme in ("dark", "light"):
+        check("contrast, " + scheme, js(contrast) == [], js(contrast))
+        click(find("switch", "Dark"))
+    b.size(360, 800)
     check("360 px", until("() => document.documentElement.scrollWidth <= window.innerWidth", seconds=5), js("() => [document.documentElement.scrollWidth, window.innerWidth]"))
     small = js("() => [...document.querySelectorAll('button, select, input:not([hidden])')].filter(x => x.offsetParent && (x.offsetWidth < 20 || x.offsetHeight < 20)).map(x => x.id)")
     check("targets", small == [], small)

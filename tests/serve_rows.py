@@ -32,6 +32,14 @@ def post_raw(body, path=b"/v1/completions", fields=()):
     return request(b"POST", path, body, fields)
 
 
+def quietly(server, path):
+    """A call to a server that may die meanwhile."""
+    try:
+        server.post(path, {})
+    except (OSError, http.client.HTTPException):
+        pass
+
+
 def begin_stream(body, path="/v1/completions", server=None):
     """A connection on which a stream has begun."""
     k = (server or s).connect()
@@ -67,8 +75,24 @@ check("row 1: all 408", all(b" 408 " in x.recv(4096) for x in k))
 k = s.connect()
 k.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{")
 check("row 2: 408", b" 408 " in k.recv(4096))
-k = s.connect()
-k.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{")
+k, cut = s.connect(), s.connect()
+for x in (k, cut):
+    x.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 1000000\r\n\r\n{")
+held = s.descriptors()
+cut.close()
+check("row 2: cut short, and freed", soon(lambda: s.descriptors() < held), (held, s.descriptors()))
+start, out = time.time(), b""
+k.settimeout(0.05)
+while time.time() < start + 60:  # a byte and a byte, which must not keep it alive
+    try:
+        k.sendall(b" ")
+        out = k.recv(4096)
+        break
+    except socket.timeout:
+        pass
+    except OSError:
+        break
+check("row 2: byte by byte", b" 408 " in out and time.time() - start < 30, (out, time.time() - start))
 k.close()
 fine(2)
 
@@ -202,11 +226,15 @@ for bad in ({}, {"messages": []}, {"messages": [{"role": "x", "content": "a"}]},
     check("chat: %r" % bad, s.post("/v1/chat/completions", bad)[0] == 400)
 fine("15 to 20")
 
+a = s.post("/v1/completions", {"prompt": "a\0b", "max_tokens": 0, "echo": True})
+check("row 17: a NUL in a prompt is a token", a[0] == 200 and a[1]["choices"][0]["text"] == "a\0b", a[1])
+
 # 21 to 24: sessions
+around = sorted(os.listdir(work))
 for path in ("../x", "%2e%2e%2fx", "a/b", ".x", "x%00", "a" * 65, "-x", "%zz"):
     check("row 21: " + path, s.get("/v1/sessions/" + path)[0] in (400, 404))
     check("row 21: made " + path, s.post("/v1/sessions", {"id": path})[0] == 400)
-check("row 21: nothing outside", sorted(os.listdir(work)) == sorted(x for x in os.listdir(work)) and not os.path.exists(os.path.join(work, "x")))
+check("row 21: nothing outside", sorted(os.listdir(work)) == around, (around, os.listdir(work)))
 s.post("/v1/sessions", {"id": "d"})
 results = []
 ts = [threading.Thread(target=lambda: results.append(s.call("DELETE", "/v1/sessions/d")[0])) for _ in range(32)]
@@ -251,6 +279,12 @@ check("row 38: an id with more than letters", b"evil" not in s.talk(request(b"GE
 # 14: many that come and go
 s.quiet()
 before = s.descriptors()
+idle = [s.connect() for _ in range(5000 if full else 1000)]
+start = time.time()
+check("row 13: served beside idle ones", soon(lambda: s.metric("hola_connections") > len(idle)) and time.time() - start < 5)
+fine(13)
+[x.close() for x in idle]
+check("row 13: all are freed", soon(lambda: s.descriptors() <= before), (before, s.descriptors()))
 for i in range(10000 if full else 1000):
     k = s.connect()
     if i % 2:
@@ -317,6 +351,25 @@ check("it ends", s.stop() == 0)
 # 22, 25 to 28: the disk
 disk, aim = os.path.join(work, "rows-disk"), os.path.join(work, "aim")
 s = Server(model, *basic, "--session-dir", disk)
+s.post("/v1/sessions", {"id": "dies"})
+s.post("/v1/completions", dict(gen, session="dies"))
+s.post("/v1/sessions/dies/save", {})
+for i in range(6):  # killed in a turn, while it is saved, between two turns
+    saved = s.get("/v1/sessions/dies/tokens")[1]["ids"]
+    s.post("/v1/completions", dict(gen, session="dies"))
+    both = s.get("/v1/sessions/dies/tokens")[1]["ids"]
+    k = begin_stream(dict(long, session="dies")) if i % 2 else None
+    saving = threading.Thread(target=lambda: quietly(s, "/v1/sessions/dies/save"))
+    saving.start()
+    time.sleep(0.002 * i)
+    s.stop(signal.SIGKILL)
+    saving.join()
+    k and k.close()
+    s = Server(model, *basic, "--session-dir", disk)
+    a, b = s.get("/v1/sessions/dies")[1], s.get("/v1/sessions/dies/tokens")[1]["ids"]
+    check("row 25: as it was saved, before this turn or behind it", b in (saved, both) and a["position"] == a["saved_position"] == len(b), (a, b))
+    check("row 25: and it goes on", s.post("/v1/completions", dict(gen, session="dies", fork=True))[0] == 200)
+s.call("DELETE", "/v1/sessions/dies")
 names = ("cut", "altered", "foreign", "linked", "whole")
 for x in names:
     s.post("/v1/sessions", {"id": x})

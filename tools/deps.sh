@@ -25,14 +25,15 @@ missing() {
     [ "$for_what" = build ] || compiles_with cmocka.h || echo libcmocka-dev
 }
 # What hola can do without, at the price of a feature: compressed text in hola prepare, line editing in hola
-# generate -i, several ranks in hola train (only for tests, being large), the CUDA kernels emulated (tests). Tried
-# for once.
+# generate -i, several ranks in hola train (only for tests, being large), the CUDA kernels emulated (tests), several
+# servers behind a proxy (tests). Tried for once.
 optional() {
     [ "$for_what" != arm ] && [ ! -e build/.tried-optional-$for_what ] || return
     pkg-config --exists libarchive 2>/dev/null || echo pkg-config libarchive-dev
     pkg-config --exists libedit 2>/dev/null || echo pkg-config libedit-dev
     [ "$for_what" = build ] || command -v mpirun >/dev/null || echo libopenmpi-dev openmpi-bin
     [ "$for_what" = build ] || command -v g++ >/dev/null || echo g++
+    [ "$for_what" = build ] || [ -x /usr/sbin/haproxy ] || command -v haproxy >/dev/null || echo haproxy
 }
 
 # the usual case, in one run of the compiler

@@ -7,6 +7,9 @@
 #include "serve/server.h"
 #include <errno.h>
 #include <inttypes.h>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 #include <netinet/in.h>
 #include <signal.h>
 #include <stdio.h>
@@ -166,6 +169,14 @@ static void catch_signals(void) {
     signal(SIGXFSZ, SIG_IGN); /* a file that may not grow is a write error like any other */
 }
 
+/* Large blocks (session files, bodies, activations) are the system's again once they are freed. By default malloc
+ * raises this threshold with every large block that is freed, and the heap that then holds them never shrinks. */
+static void keep_heap_small(void) {
+#ifdef __GLIBC__
+    mallopt(M_MMAP_THRESHOLD, 1 << 20);
+#endif
+}
+
 /* ---- the whole ---- */
 
 struct serve {
@@ -317,6 +328,7 @@ int cmd_serve(int argc, char **argv) {
                        o.listener ? "the socket that was passed" : o.host);
     if (rc == CLI_OK) {
         raise_descriptors();
+        keep_heap_small();
         rc = serve(&s, &o, cache_mem, max_body);
     }
     hl_serve_close(s.engine); /* its last events go to the server's queues */

@@ -45,3 +45,20 @@ json_t *hl_json_text(const char *data, int64_t len) {
     free(clean);
     return text;
 }
+
+/* What stands behind the backslash of a character that needs one; 0: none does, or it needs a number. */
+static char short_escape(char c) {
+    static const char from[] = "\"\\\b\f\n\r\t", to[] = "\"\\bfnrt";
+    const char *at = c ? strchr(from, c) : NULL;
+    return at ? to[at - from] : 0;
+}
+hola_status hl_json_put(struct hl_text *out, const char *data, int64_t len) {
+    for (int64_t i = 0, k; i < len; i += k ? k : 1) {
+        k = hl_utf8_character((const unsigned char *)data + i, len - i);
+        const char escape = k == 1 ? short_escape(data[i]) : 0;
+        if (escape) hl_text_put(out, (const char[]){'\\', escape}, 2);
+        else if (k == 1 && (unsigned char)data[i] < 32) hl_text_printf(out, "\\u%04X", (unsigned)data[i]);
+        else hl_text_put(out, k ? data + i : "\xef\xbf\xbd", k ? k : 3);
+    }
+    return hl_text_status(out);
+}

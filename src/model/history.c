@@ -110,7 +110,7 @@ static struct hl_restore_point *take_out(hola_history *h) {
 
 hola_status hola_history_keep(hola_history *h) {
     HL_NEED(h, "the history");
-    const hola_model *m = h->session->model;
+    hola_model *m = h->session->model;
     const struct hl_restore_point *now = &h->session->now, *last = h->points ? h->point[h->points - 1] : NULL;
     struct hl_restore_point *p = NULL;
     hola_status s = catch_up(h);

@@ -44,6 +44,7 @@ struct hola_model {
     struct hl_weight *weight; /* [params.n]: the view that inference uses */
 
     struct hl_state_layout state;
+    struct hl_state_pool states;
     uint64_t hash;        /* of configuration and weights (hash.c); 0: not known */
     pthread_mutex_t lock; /* guards `infer` and the change of form */
     struct hl_activations infer;

@@ -15,18 +15,18 @@ hola_status hl_restore_point_logits(const hola_model *m, struct hl_restore_point
     return hl_fail(HOLA_ENOMEM, "session: no memory for %lld logits", (long long)m->cfg.vocab_size);
 }
 
-hola_status hl_restore_point_new(struct hl_restore_point **out, const hola_model *m) {
+hola_status hl_restore_point_new(struct hl_restore_point **out, hola_model *m) {
     struct hl_restore_point *p = calloc(1, sizeof *p);
     *out = p;
-    if (p && hl_state_new(&p->state, &m->state, m->backend) == HOLA_OK) return HOLA_OK;
+    if (p && hl_state_new(&p->state, &m->state, m->backend, &m->states) == HOLA_OK) return HOLA_OK;
     free(p);
     *out = NULL;
     return hl_fail(HOLA_ENOMEM, "session: no memory for a copy of %lld bytes to go back to", (long long)m->state.bytes);
 }
 
-void hl_restore_point_free(const hola_model *m, struct hl_restore_point *p) {
+void hl_restore_point_free(hola_model *m, struct hl_restore_point *p) {
     if (!p) return;
-    hl_state_free(&p->state, m->backend);
+    hl_state_free(&p->state, m->backend, &m->states);
     free(p->logits);
     free(p);
 }

@@ -13,7 +13,7 @@ hola_status hl_sequences_new(struct hl_sequences *out, hola_model *m, int64_t mo
     out->sequence = calloc((size_t)most, sizeof *out->sequence);
     if (!out->sequence) return hl_fail(HOLA_ENOMEM, "sequences: no memory for %lld", (long long)most);
     for (; out->n < most; out->n++) {
-        s = hl_state_new(&out->sequence[out->n].state, &m->state, m->backend);
+        s = hl_state_new(&out->sequence[out->n].state, &m->state, m->backend, &m->states);
         if (s != HOLA_OK) break;
     }
     if (out->n > 0) return HOLA_OK;
@@ -22,7 +22,7 @@ hola_status hl_sequences_new(struct hl_sequences *out, hola_model *m, int64_t mo
 }
 
 void hl_sequences_free(struct hl_sequences *q) {
-    for (int64_t i = 0; i < q->n; i++) hl_state_free(&q->sequence[i].state, q->model->backend);
+    for (int64_t i = 0; i < q->n; i++) hl_state_free(&q->sequence[i].state, q->model->backend, &q->model->states);
     free(q->sequence);
     *q = (struct hl_sequences){0};
 }

@@ -10,26 +10,33 @@
 #include <stdlib.h>
 #include <string.h>
 
-hola_status hola_session_new(hola_session **out, hola_model *m) {
-    HL_NEED(out, "out");
+/* At its beginning, but for the state, which is anything. */
+static hola_status session_new(hola_session **out, hola_model *m) {
     *out = NULL;
-    HL_NEED(m, "the model");
     pthread_mutex_lock(&m->lock);
     hola_status s = hl_model_need_panels(m);
     pthread_mutex_unlock(&m->lock);
     if (s != HOLA_OK) return s;
     hola_session *y = calloc(1, sizeof *y);
     if (!y) return hl_fail(HOLA_ENOMEM, "session: no memory");
-    s = hl_state_new(&y->now.state, &m->state, m->backend);
+    s = hl_state_new(&y->now.state, &m->state, m->backend, &m->states);
     if (s != HOLA_OK) {
         free(y);
         return s;
     }
     y->model = m;
     y->now.ranked = true;
-    hola_session_reset(y);
     *out = y;
     return HOLA_OK;
+}
+
+hola_status hola_session_new(hola_session **out, hola_model *m) {
+    HL_NEED(out, "out");
+    *out = NULL;
+    HL_NEED(m, "the model");
+    hola_status s = session_new(out, m);
+    if (s == HOLA_OK) hola_session_reset(*out);
+    return s;
 }
 
 hola_status hola_session_clone(hola_session **out, const hola_session *from) {
@@ -37,7 +44,7 @@ hola_status hola_session_clone(hola_session **out, const hola_session *from) {
     HL_NEED(out, "out");
     *out = NULL;
     HL_NEED(from, "the session");
-    hola_status s = hola_session_new(&y, from->model);
+    hola_status s = session_new(&y, from->model);
     if (s == HOLA_OK) s = hl_restore_point_copy(y->model, &y->now, &from->now, HL_ALL_CHANGES);
     if (s == HOLA_OK) *out = y;
     else hola_session_free(y);
@@ -46,7 +53,7 @@ hola_status hola_session_clone(hola_session **out, const hola_session *from) {
 
 void hola_session_free(hola_session *s) {
     if (!s) return;
-    hl_state_free(&s->now.state, s->model->backend);
+    hl_state_free(&s->now.state, s->model->backend, &s->model->states);
     hl_restore_point_free(s->model, s->mark);
     hl_restore_point_free(s->model, s->draft);
     free(s->now.logits);

@@ -37,8 +37,8 @@ struct hola_session {
     } progress;
 };
 
-hola_status hl_restore_point_new(struct hl_restore_point **out, const hola_model *m);
-void hl_restore_point_free(const hola_model *m, struct hl_restore_point *p);
+hola_status hl_restore_point_new(struct hl_restore_point **out, hola_model *m);
+void hl_restore_point_free(hola_model *m, struct hl_restore_point *p);
 /* The position, the logits and the parts of the state that change in one of these ways (enum hl_state_change). */
 enum { HL_ALL_CHANGES = HL_REPLACED | HL_RANKED | HL_GROWS };
 hola_status hl_restore_point_copy(const hola_model *m, struct hl_restore_point *to, const struct hl_restore_point *from,

@@ -70,15 +70,43 @@ double hl_state_traffic(const struct hl_state_layout *y, int64_t pos) {
 
 /* ---- memory ---- */
 
-hola_status hl_state_new(struct hl_state *s, const struct hl_state_layout *y, struct hl_backend *b) {
-    *s = (struct hl_state){.fixed = hl_alloc(b, y->bytes > 0 ? y->bytes : 1)};
+static char *take_block(struct hl_state_pool *pool) {
+    pthread_mutex_lock(&pool->lock);
+    char *block = pool->n > 0 ? pool->block[--pool->n] : NULL;
+    pthread_mutex_unlock(&pool->lock);
+    return block;
+}
+/* false: there is no place for it. */
+static bool keep_block(struct hl_state_pool *pool, char *block) {
+    pthread_mutex_lock(&pool->lock);
+    bool room = pool->n < pool->room;
+    if (!room && pool->n < pool->most) {
+        char **more = realloc(pool->block, (size_t)(2 * pool->room + 16) * sizeof *more);
+        if (more) pool->block = more, pool->room = 2 * pool->room + 16;
+        room = more != NULL;
+    }
+    room = room && pool->n < pool->most;
+    if (room) pool->block[pool->n++] = block;
+    pthread_mutex_unlock(&pool->lock);
+    return room;
+}
+void hl_state_pool_free(struct hl_state_pool *pool, struct hl_backend *b) {
+    for (int64_t i = 0; i < pool->n; i++) hl_release(b, pool->block[i]);
+    free(pool->block);
+    pool->block = NULL, pool->n = pool->room = 0;
+}
+
+hola_status hl_state_new(struct hl_state *s, const struct hl_state_layout *y, struct hl_backend *b,
+                         struct hl_state_pool *pool) {
+    char *block = take_block(pool);
+    *s = (struct hl_state){.fixed = block ? block : hl_alloc(b, y->bytes > 0 ? y->bytes : 1)};
     if (s->fixed) return HOLA_OK;
     return hl_fail(HOLA_ENOMEM, "session: %lld bytes do not fit in memory", (long long)y->bytes);
 }
 
-void hl_state_free(struct hl_state *s, struct hl_backend *b) {
+void hl_state_free(struct hl_state *s, struct hl_backend *b, struct hl_state_pool *pool) {
     for (int64_t i = 0; i < s->pages; i++) hl_release(b, s->page[i]);
-    hl_release(b, s->fixed);
+    if (s->fixed && !keep_block(pool, s->fixed)) hl_release(b, s->fixed);
     free(s->page);
     *s = (struct hl_state){0};
 }

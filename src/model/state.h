@@ -6,6 +6,7 @@
 #ifndef HL_STATE_H
 #define HL_STATE_H
 #include "mixers/mixer.h"
+#include <pthread.h>
 
 struct hl_state_layout {
     int n; /* parts of a layer */
@@ -28,13 +29,25 @@ int64_t hl_state_size(const struct hl_state_layout *y, int64_t pos);
  * rows and, on average, half a block of open ones read, what grew read. */
 double hl_state_traffic(const struct hl_state_layout *y, int64_t pos);
 
+/* Blocks of states that were freed, for the next ones: a block takes thousands of page faults to make on a host, a
+ * halt of the device on a GPU, and a heap where many come and go falls to pieces. */
+struct hl_state_pool {
+    pthread_mutex_t lock;
+    char **block; /* [n], room for `room` of them */
+    int64_t n, room;
+    int64_t most; /* so many are kept; 0 (of a new model): none */
+};
+
 struct hl_state {
     char *fixed; /* where the backend's arrays are */
     char **page; /* [pages]: a table on the host of pages there */
     int64_t pages;
 };
-hola_status hl_state_new(struct hl_state *s, const struct hl_state_layout *y, struct hl_backend *b);
-void hl_state_free(struct hl_state *s, struct hl_backend *b);
+/* Its numbers are anything: hl_state_clear, or a copy. */
+hola_status hl_state_new(struct hl_state *s, const struct hl_state_layout *y, struct hl_backend *b,
+                         struct hl_state_pool *pool);
+void hl_state_free(struct hl_state *s, struct hl_backend *b, struct hl_state_pool *pool);
+void hl_state_pool_free(struct hl_state_pool *pool, struct hl_backend *b);
 /* Makes room for that many tokens. On failure what was there stays; the message says how many fit. */
 hola_status hl_state_reserve(struct hl_state *s, const struct hl_state_layout *y, struct hl_backend *b, int64_t tokens);
 void hl_state_clear(struct hl_state *s, const struct hl_state_layout *y, struct hl_backend *b);

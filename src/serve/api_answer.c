@@ -165,15 +165,44 @@ static void begin_stream(struct hl_exchange *x) {
 }
 
 static void send_raw(struct hl_exchange *x, const char *data, int64_t n) {
-    struct hl_text out = {0};
+    char size[24];
     begin_stream(x);
-    if (!x->connection) return;
-    if (!x->old) hl_text_printf(&out, "%" PRIx64 "\r\n", n);
-    hl_text_put(&out, data, n);
-    if (!x->old) hl_text_puts(&out, "\r\n");
     x->sent = hl_server_now();
-    if (hl_text_status(&out) == HOLA_OK) hl_exchange_send(x, out.data, out.n);
-    hl_text_free(&out);
+    const int digits = snprintf(size, sizeof size, "%" PRIx64 "\r\n", n);
+    if (!x->old) hl_exchange_send(x, size, digits);
+    hl_exchange_send(x, data, n);
+    if (!x->old) hl_exchange_send(x, "\r\n", 2);
+}
+
+/* The part of an event that is the same for all of a stream: up to the choice's index. */
+static const char *head_of(struct hl_exchange *x) {
+    if (x->head) return x->head;
+    json_t *root = base(x, x->chat ? "chat.completion.chunk" : "text_completion");
+    char *text = root ? json_dumps(root, JSON_COMPACT) : NULL;
+    json_decref(root);
+    if (!text) return NULL;
+    text[strlen(text) - 1] = 0; /* it goes on */
+    if (asprintf(&x->head, "data: %s,\"choices\":[{\"index\":", text) < 0) x->head = NULL;
+    free(text);
+    return x->head;
+}
+
+/* An event that is text and nothing else, as chunk() would make it: with a GPU there are 100,000 of them a second. */
+static bool send_text(struct hl_exchange *x, int64_t i, const struct hl_text *text) {
+    struct hl_text *out = &x->server->line;
+    const char *head = head_of(x);
+    if (!head || x->request->logprobs >= 0 || x->token_ids) return false;
+    hl_text_clear(out);
+    hl_text_printf(out, "%s%" PRId64 ",\"finish_reason\":null,\"%s\":%s\"", head, i, x->chat ? "delta" : "text",
+                   x->chat ? "{\"content\":" : "");
+    hl_json_put(out, text->data, text->n);
+    hl_text_printf(out, "\"%s,\"logprobs\":null}]%s}\n\n", x->chat ? "}" : "", x->usage ? ",\"usage\":null" : "");
+    if (hl_text_status(out) != HOLA_OK) {
+        hl_text_free(out);
+        return false;
+    }
+    send_raw(x, out->data, out->n);
+    return true;
 }
 
 static void send_data(struct hl_exchange *x, json_t *root) {
@@ -220,8 +249,8 @@ static void send_fresh(struct hl_exchange *x, int64_t i, bool rest) {
     if (!c->begun && x->chat) send_data(x, chunk(x, i, NULL, true, HL_FINISH_NONE));
     c->begun = true;
     if (c->fresh.n > 0 || (rest && c->logprobs)) {
-        send_data(x, chunk(x, i, &c->fresh, false, HL_FINISH_NONE));
-        hl_text_free(&c->fresh);
+        if (c->fresh.n == 0 || !send_text(x, i, &c->fresh)) send_data(x, chunk(x, i, &c->fresh, false, HL_FINISH_NONE));
+        hl_text_clear(&c->fresh);
     }
 }
 

@@ -201,6 +201,7 @@ hola_status hl_serve_open(struct hl_serve_engine **out, const struct hl_serve_op
     if (!e) return hl_fail(HOLA_ENOMEM, "engine: no memory");
     e->o = *opt;
     e->vocab = hola_model_config(opt->model)->vocab_size;
+    opt->model->states.most = INT64_MAX; /* never more than were in use at once, which admission and cache_mem bound */
     e->last_waiting = &e->waiting;
     hl_queue_init(&e->inbox, -1);
     hl_conversations_init(&e->conversations);

@@ -153,7 +153,7 @@ function marked(body, message, pieces, from) {
 }
 
 async function show() {
-  const messages = await get("v1/sessions/" + id + "/messages"), follow = atEnd();
+  const typed = $("text").value, messages = await get("v1/sessions/" + id + "/messages"), follow = atEnd();
   const from = messages.length ? messages[0].from : 0, to = messages.length ? messages[messages.length - 1].to : 0;
   await count();
   const few = to - from <= 20000, pieces = few && to > from ? (await get(`v1/sessions/${id}/tokens?from=${from}&to=${to}`)).pieces : [];
@@ -165,7 +165,10 @@ async function show() {
     else body.textContent = m.content;
     known += m.content;
   }
-  if (mode === "text") $("text").value = messages.every(m => m.role === "text") ? known : "";
+  if (mode === "text" && $("text").value === typed) { // what was typed meanwhile stays
+    $("text").value = messages.every(m => m.role === "text") ? known : "";
+    toEnd($("text"));
+  }
   if (follow) toEnd();
 }
 

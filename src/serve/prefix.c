@@ -85,6 +85,8 @@ hola_status hl_prefix_put(struct hl_prefix_cache *p, const struct hl_tape *tape,
         hola_session_free(s);
         return st;
     }
+    free(s->work); /* the sampler's, should it be an answer's own session */
+    s->work = NULL;
     x->session = s;
     x->hash = hash;
     x->bytes = hl_session_cost(s, s->model->cfg.vocab_size) + 5 * tape->n + (int64_t)sizeof *x;

@@ -18,7 +18,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum { READ_SIZE = 16 << 10, LINGER_BYTES = 64 << 20 };
+enum { READ_SIZE = 16 << 10, GATHER_MOST = 64 << 10, LINGER_BYTES = 64 << 20 };
 static char listener_mark, wake_mark; /* what epoll gives back for those two */
 
 double hl_server_now(void) { return hl_clock(); }
@@ -155,7 +155,10 @@ void hl_exchange_send(struct hl_exchange *x, const char *data, int64_t n) {
     if (!c) return;
     if (unsent(c) == 0) c->taken = hl_clock();
     if (hl_text_put(&c->out, data, n) != HOLA_OK) drop(x->server, c);
-    else if (x->streaming) flush(x->server, c);
+    else if (x->streaming && x->server->gathering && unsent(c) < GATHER_MOST) {
+        if (!c->waits_flush) c->next_flush = x->server->to_flush, x->server->to_flush = c;
+        c->waits_flush = true;
+    } else if (x->streaming) flush(x->server, c);
 }
 
 void hl_exchange_close(struct hl_exchange *x) {
@@ -172,7 +175,7 @@ void hl_exchange_free(struct hl_exchange *x) {
         free(x->choice[i].ids.data);
         json_decref(x->choice[i].logprobs);
     }
-    free(x->choice);
+    free(x->choice), free(x->head);
     free(x);
 }
 
@@ -419,11 +422,19 @@ static void take_news(struct hl_server *s) {
         next = m->next;
         hl_exchange_prepared((struct hl_exchange *)m);
     }
+    s->gathering = true; /* a call of send costs more than an event: several tokens may share one */
     for (m = hl_queue_take(&s->events, 0); m; m = next) {
         struct hl_event *ev = (struct hl_event *)m;
         next = m->next;
         hl_answer_event(ev->request->owner, ev);
         hl_event_free(ev);
+    }
+    s->gathering = false;
+    while (s->to_flush) {
+        struct hl_connection *c = s->to_flush;
+        s->to_flush = c->next_flush;
+        c->waits_flush = false;
+        if (!c->dead) flush(s, c);
     }
     for (m = hl_queue_take(&s->ops, 0); m; m = next) {
         next = m->next;
@@ -581,6 +592,6 @@ void hl_server_close(struct hl_server *s) {
     if (s->epoll >= 0) close(s->epoll);
     if (s->wake >= 0) close(s->wake);
     hl_queue_free(&s->events), hl_queue_free(&s->ops), hl_queue_free(&s->prepared), hl_queue_free(&s->readings);
-    free(s->count);
+    free(s->count), hl_text_free(&s->line);
     free(s);
 }

@@ -27,6 +27,8 @@ struct hl_connection {
     int64_t out_at;
     double deadline, taken; /* of this stage; when the client last took a byte */
     struct hl_exchange *exchange;
+    struct hl_connection *next_flush;
+    bool waits_flush;        /* it is in the list of those with something to be sent */
     bool left, closes, dead; /* the client will send no more; to be closed after the answer; gone */
 };
 
@@ -71,6 +73,7 @@ struct hl_exchange {
     int64_t choices;
     struct hl_choice *choice;
     char name[40]; /* cmpl-... */
+    char *head;    /* what every event of its stream begins with; NULL: none was sent */
     int64_t created;
     double queue_s, prompt_s, predicted_s;
     /* an operation: */
@@ -89,7 +92,9 @@ struct hl_server {
     double accept_again; /* no descriptors are left until then */
     _Atomic int signals;
     int seen_signals;
-    struct hl_connection *first;
+    struct hl_connection *first, *to_flush;
+    bool gathering; /* events are being answered: what they send goes out together */
+    struct hl_text line;
     int64_t connections;
     double next_look;
     struct hl_queue events, ops, prepared, readings; /* readings: to the thread of long ones */
