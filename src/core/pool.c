@@ -16,11 +16,12 @@
 #include <unistd.h>
 
 enum { MAX_THREADS = 1024, GLANCES = 64 /* between two looks at the clock */ };
-static const int64_t us = 1000;
-#define SPIN (300 * us)     /* a helper without a job, before it sleeps */
-#define PATIENCE (300 * us) /* a caller that waits for a helper, before it asks what that one is doing */
-#define SHORTEST_REST (10000 * us)
-#define LONGEST_REST (500000 * us)
+enum {                        /* nanoseconds */
+       SPIN = 300 * 1000,     /* a helper without a job, before it sleeps */
+       PATIENCE = 300 * 1000, /* a caller that waits for a helper, before it asks what that one is doing */
+       SHORTEST_REST = 10 * 1000 * 1000,
+       LONGEST_REST = 500 * 1000 * 1000
+};
 
 struct worker {
     _Alignas(64) atomic_bool inside; /* looks at the job, or is in one of its tasks */
