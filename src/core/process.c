@@ -18,7 +18,8 @@ int64_t hl_resident_bytes(void) {
 void *hl_large_alloc(int64_t bytes) {
     enum { HUGE_PAGE = 2 << 20, ENOUGH = 2 * HUGE_PAGE };
     void *p = NULL;
-    if (bytes < 0 || posix_memalign(&p, bytes < ENOUGH ? 256 : HUGE_PAGE, ((size_t)bytes + 255) / 256 * 256)) return NULL;
+    if (bytes < 0 || posix_memalign(&p, bytes < ENOUGH ? 256 : HUGE_PAGE, ((size_t)bytes + 255) / 256 * 256))
+        return NULL;
 #ifdef MADV_HUGEPAGE
     /* whole ones only; where the system refuses, small ones serve */
     if (bytes >= ENOUGH) (void)madvise(p, (size_t)bytes / HUGE_PAGE * HUGE_PAGE, MADV_HUGEPAGE);
