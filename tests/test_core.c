@@ -101,6 +101,44 @@ static void test_after_a_pause(void **state) {
     free(j);
 }
 
+/* A helper that is kept from running in the middle of its tasks is left out for a while, and taken back. */
+struct stalling {
+    bool stall;            /* helpers sleep, which looks as if another process had their processor */
+    atomic_int by_helpers; /* tasks */
+};
+static void stall(void *ctx, int64_t i, int worker) {
+    struct stalling *s = ctx;
+    const int64_t start = hl_clock_ns();
+    (void)i;
+    if (worker > 0) atomic_fetch_add(&s->by_helpers, 1);
+    if (worker > 0 && s->stall) usleep(20000);
+    while (hl_clock_ns() - start < 100000) {} /* long enough for a helper to come */
+}
+static int tasks_of_helpers(struct hl_pool *p, bool stalls) {
+    struct stalling s = {.stall = stalls};
+    hl_pool_run(p, 20, stall, &s);
+    return atomic_load(&s.by_helpers);
+}
+/* Two stalls (a first one is not held against it), then three jobs, 6 ms in all, while the rest is of 10. A busy machine
+ * may be late anywhere: the caller tries again. */
+static bool stalls_and_is_left_out(struct hl_pool *p) {
+    int stalls = 0, took_part = 0;
+    for (int i = 0; i < 200 && stalls < 2; i++) stalls += tasks_of_helpers(p, true) > 0;
+    for (int i = 0; i < 3; i++) took_part += tasks_of_helpers(p, false) > 0;
+    return stalls == 2 && took_part == 0;
+}
+static void test_helpers_that_stall(void **state) {
+    struct hl_pool *p = check_pool(2, 0);
+    bool left_out = false;
+    int back = 0;
+    (void)state;
+    for (int i = 0; i < 20 && !left_out; i++) left_out = stalls_and_is_left_out(p);
+    assert_true(left_out);
+    for (int i = 0; i < 2000 && back == 0; i++) back = tasks_of_helpers(p, false);
+    assert_true(back > 0);
+    hl_pool_free(p);
+}
+
 struct caller {
     struct hl_pool *pool;
     struct job *shared;
@@ -338,6 +376,7 @@ int main(void) {
         cmocka_unit_test(test_argmax_and_clock),
         cmocka_unit_test(test_each_task_once),
         cmocka_unit_test(test_after_a_pause),
+        cmocka_unit_test(test_helpers_that_stall),
         cmocka_unit_test(test_callers_in_turn),
         cmocka_unit_test(test_threads),
         cmocka_unit_test(test_scratch),

@@ -1,6 +1,7 @@
 /* backend.c -- opens a backend by name; picks the op table for this processor. */
 #include "backend/backend.h"
 #include "backend/fp8_host.h"
+#include "core/process.h"
 #include <stdlib.h>
 #include <string.h>
 #ifdef HL_HAVE_CUDA
@@ -51,7 +52,7 @@ void hl_ops_fall_back(struct hl_ops *ops) {
 
 static void *cpu_alloc(struct hl_backend *b, int64_t bytes) {
     (void)b;
-    return aligned_alloc(256, (size_t)((bytes + 255) / 256 * 256));
+    return hl_large_alloc(bytes);
 }
 static void cpu_release(struct hl_backend *b, void *p) {
     (void)b;

@@ -3,6 +3,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "cli/bench.h"
 #include "core/clock.h"
+#include "core/process.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -73,7 +74,7 @@ static void sweep_piece(void *ctx, int64_t i, int worker) {
 
 static void time_reading(struct bench_limits *l, struct hl_pool *pool) {
     const int64_t bytes = (int64_t)512 << 20;
-    uint64_t *x = malloc((size_t)bytes);
+    uint64_t *x = hl_large_alloc(bytes); /* as weights have it */
     struct sweep s = {.x = x, .n = bytes / 8 / PIECES};
     if (!x) return;
     memset(x, 1, (size_t)bytes);

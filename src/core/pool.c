@@ -1,7 +1,13 @@
-/* pool.c -- workers spin briefly for the next job (decoding starts hundreds of short ones per token),
- * then sleep. Tasks are handed out by one atomic counter. */
+/* pool.c -- helpers spin briefly for the next job (decoding starts hundreds of short ones per token), then sleep. Tasks
+ * are handed out by one atomic counter.
+ *
+ * The caller takes part in its job and waits only for helpers that have a task in hand: one that comes late, because
+ * another process has its processor, finds the job closed. If it is stopped in the middle of a task, the caller must
+ * wait; a helper that costs more this way than it does is left out for a while (keep_score). Who computes what follows
+ * from all this, the tasks do not, and with them no result. */
 #define _GNU_SOURCE
 #include "core/pool.h"
+#include "core/clock.h"
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -9,38 +15,50 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { SPIN = 20000, MAX_THREADS = 1024 };
+enum { MAX_THREADS = 1024, GLANCES = 64 /* between two looks at the clock */ };
+enum {                        /* nanoseconds */
+       SPIN = 300 * 1000,     /* a helper without a job, before it sleeps */
+       PATIENCE = 300 * 1000, /* a caller that waits for a helper, before it asks what that one is doing */
+       SHORTEST_REST = 10 * 1000 * 1000,
+       LONGEST_REST = 500 * 1000 * 1000
+};
 
 struct worker {
+    _Alignas(64) atomic_bool inside; /* looks at the job, or is in one of its tasks */
+    atomic_bool asleep, resting;     /* resting: takes no job */
     pthread_t thread;
     struct hl_pool *pool;
     int id;
     char *scratch;
+    pthread_cond_t wake;
+    /* the caller's: nanoseconds of the clock */
+    int64_t since;      /* when it last began to work after a rest or a stall */
+    int64_t rest_until; /* of the latest rest, */
+    int64_t rest;       /* which was so long */
 };
 
 struct hl_pool {
-    int threads;
+    int threads, resting; /* helpers that rest */
     struct worker *worker;
     int64_t scratch_bytes;
     pthread_mutex_t busy; /* one job at a time */
+    unsigned count;       /* jobs so far */
 
-    /* the job; written before `job` is raised */
+    /* the job; written before `job` is, read by those inside */
     hl_task task;
     void *ctx;
     int64_t n;
     _Alignas(64) atomic_int_fast64_t next; /* first task not yet taken */
-    _Alignas(64) atomic_uint job;          /* number of the current job */
-    _Alignas(64) atomic_int running;       /* helpers still inside it */
-
+    _Alignas(64) atomic_uint job;          /* number of the open job; 0: none */
     pthread_mutex_t sleep_lock;
-    pthread_cond_t wake;
-    atomic_int sleeping;
     atomic_bool stop;
 };
 
 static inline void relax(void) {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ __volatile__("yield");
 #endif
 }
 
@@ -52,43 +70,108 @@ static void work(struct hl_pool *p, int id) {
     }
 }
 
+/* ---- helpers ---- */
+
+/* A job for this helper that it has not seen yet. */
+static bool has_job(const struct worker *w, unsigned seen) {
+    const unsigned job = atomic_load(&w->pool->job);
+    return job != 0 && job != seen && !atomic_load(&w->resting);
+}
+
+static void wait_for_job(struct worker *w, unsigned seen) {
+    struct hl_pool *p = w->pool;
+    const int64_t start = hl_clock_ns();
+    while (!atomic_load(&w->resting) && hl_clock_ns() - start < SPIN)
+        for (int i = 0; i < GLANCES; i++) {
+            if (has_job(w, seen) || atomic_load(&p->stop)) return;
+            relax();
+        }
+    pthread_mutex_lock(&p->sleep_lock);
+    atomic_store(&w->asleep, true); /* before the look at the job: raise_job does the reverse */
+    while (!has_job(w, seen) && !atomic_load(&p->stop)) pthread_cond_wait(&w->wake, &p->sleep_lock);
+    atomic_store(&w->asleep, false);
+    pthread_mutex_unlock(&p->sleep_lock);
+}
+
 static void *worker_main(void *arg) {
     struct worker *w = arg;
     struct hl_pool *p = w->pool;
     unsigned seen = 0;
     for (;;) {
-        int spins = 0;
-        while (atomic_load_explicit(&p->job, memory_order_acquire) == seen) {
-            if (++spins < SPIN) {
-                relax();
-                continue;
-            }
-            pthread_mutex_lock(&p->sleep_lock);
-            atomic_fetch_add(&p->sleeping, 1);
-            while (atomic_load(&p->job) == seen) pthread_cond_wait(&p->wake, &p->sleep_lock);
-            atomic_fetch_sub(&p->sleeping, 1);
-            pthread_mutex_unlock(&p->sleep_lock);
-        }
-        seen = atomic_load_explicit(&p->job, memory_order_acquire);
+        if (!has_job(w, seen)) wait_for_job(w, seen);
         if (atomic_load(&p->stop)) return NULL;
-        work(p, w->id);
-        atomic_fetch_sub_explicit(&p->running, 1, memory_order_release);
+        seen = atomic_load(&p->job);
+        /* Either this is the open job still, and its caller will see us inside, or it is closed, and we see that. */
+        atomic_store(&w->inside, true);
+        if (seen != 0 && atomic_load(&p->job) == seen) work(p, w->id);
+        atomic_store_explicit(&w->inside, false, memory_order_release);
     }
 }
 
-static void raise_job(struct hl_pool *p) {
-    atomic_fetch_add(&p->job, 1);
-    if (atomic_load(&p->sleeping) > 0) {
-        pthread_mutex_lock(&p->sleep_lock);
-        pthread_cond_broadcast(&p->wake);
-        pthread_mutex_unlock(&p->sleep_lock);
+/* ---- callers ---- */
+
+static void wake(struct worker *w) {
+    if (!atomic_load(&w->asleep)) return;
+    pthread_mutex_lock(&w->pool->sleep_lock);
+    pthread_cond_signal(&w->wake);
+    pthread_mutex_unlock(&w->pool->sleep_lock);
+}
+
+static void end_rests(struct hl_pool *p) {
+    const int64_t now = hl_clock_ns();
+    for (int i = 1; i < p->threads; i++) {
+        struct worker *w = &p->worker[i];
+        if (!atomic_load_explicit(&w->resting, memory_order_relaxed) || now < w->rest_until) continue;
+        w->since = now;
+        p->resting--;
+        atomic_store(&w->resting, false);
     }
+}
+
+/* A helper that did not run made the caller wait. It is worth 1 / threads of the speed, a stall costs all of it: when
+ * the stalls take more than half of what it is worth, it rests, and longer each time that the rest before was in vain. */
+static void keep_score(struct worker *w, int64_t stall, int64_t now) {
+    const int64_t worked = now - stall - w->since, before = w->rest;
+    if (stall * 2 * w->pool->threads > stall + worked) {
+        w->rest = before > 0 && w->since - w->rest_until < before && worked < before ? 2 * before : SHORTEST_REST;
+        if (w->rest > LONGEST_REST) w->rest = LONGEST_REST;
+        w->rest_until = now + w->rest;
+        w->pool->resting++;
+        atomic_store(&w->resting, true);
+    }
+    w->since = now;
+}
+
+static int64_t processor_time(const struct worker *w) {
+    struct timespec t;
+    clockid_t clock;
+    if (pthread_getcpuclockid(w->thread, &clock) || clock_gettime(clock, &t)) return 0;
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+/* The job is closed. Most helpers are out, or will be soon. */
+static void wait_for(struct worker *w) {
+    int64_t start, used, now, stalled = 0;
+    for (int i = 0; i < 4 * GLANCES; i++, relax())
+        if (!atomic_load(&w->inside)) return;
+    start = now = hl_clock_ns();
+    used = processor_time(w);
+    while (atomic_load(&w->inside)) {
+        for (int i = 0; i < GLANCES && atomic_load(&w->inside); i++) relax();
+        now = hl_clock_ns();
+        if (now - start < PATIENCE) continue;
+        const int64_t ran = processor_time(w) - used;
+        if (ran < (now - start) / 2) stalled = now - start - ran;
+        sched_yield(); /* it may be this processor that it waits for */
+    }
+    if (stalled > 0) keep_score(w, stalled, now);
 }
 
 void hl_pool_run(struct hl_pool *p, int64_t n, hl_task task, void *ctx) {
     if (n <= 0) return;
     pthread_mutex_lock(&p->busy);
-    if (p->threads == 1 || n == 1) {
+    if (p->resting > 0) end_rests(p);
+    if (p->threads - p->resting == 1 || n == 1) {
         for (int64_t i = 0; i < n; i++) task(ctx, i, 0);
         pthread_mutex_unlock(&p->busy);
         return;
@@ -97,12 +180,14 @@ void hl_pool_run(struct hl_pool *p, int64_t n, hl_task task, void *ctx) {
     p->ctx = ctx;
     p->n = n;
     atomic_store_explicit(&p->next, 0, memory_order_relaxed);
-    atomic_store_explicit(&p->running, p->threads - 1, memory_order_relaxed);
-    raise_job(p);
+    if (++p->count == 0) p->count = 1;
+    atomic_store(&p->job, p->count);
+    for (int i = 1; i < p->threads; i++)
+        if (!atomic_load_explicit(&p->worker[i].resting, memory_order_relaxed)) wake(&p->worker[i]);
     work(p, 0);
-    for (int spins = 0; atomic_load_explicit(&p->running, memory_order_acquire) > 0; spins++)
-        if (spins < SPIN) relax();
-        else sched_yield(); /* another process holds the processor of a worker */
+    atomic_store(&p->job, 0); /* closed: those outside stay there */
+    for (int i = 1; i < p->threads; i++)
+        if (atomic_load(&p->worker[i].inside)) wait_for(&p->worker[i]);
     pthread_mutex_unlock(&p->busy);
 }
 
@@ -122,15 +207,17 @@ hola_status hl_pool_new(struct hl_pool **out, int threads) {
     memset(p, 0, sizeof *p);
     pthread_mutex_init(&p->busy, NULL);
     pthread_mutex_init(&p->sleep_lock, NULL);
-    pthread_cond_init(&p->wake, NULL);
-    p->worker = calloc((size_t)threads, sizeof *p->worker);
+    p->worker = aligned_alloc(64, (size_t)threads * sizeof *p->worker);
     if (!p->worker) {
         hl_pool_free(p);
         return hl_fail(HOLA_ENOMEM, "thread pool: %d workers", threads);
     }
+    memset(p->worker, 0, (size_t)threads * sizeof *p->worker);
     p->threads = 1;
     for (int i = 1; i < threads; i++) {
-        p->worker[i] = (struct worker){.pool = p, .id = i};
+        p->worker[i].pool = p;
+        p->worker[i].id = i;
+        pthread_cond_init(&p->worker[i].wake, NULL);
         if (pthread_create(&p->worker[i].thread, NULL, worker_main, &p->worker[i])) {
             hl_pool_free(p);
             return hl_fail(HOLA_ENOMEM, "thread pool: cannot start thread %d of %d", i + 1, threads);
@@ -144,13 +231,15 @@ hola_status hl_pool_new(struct hl_pool **out, int threads) {
 void hl_pool_free(struct hl_pool *p) {
     if (!p) return;
     atomic_store(&p->stop, true);
-    raise_job(p);
-    for (int i = 1; i < p->threads; i++) pthread_join(p->worker[i].thread, NULL);
+    for (int i = 1; i < p->threads; i++) {
+        wake(&p->worker[i]);
+        pthread_join(p->worker[i].thread, NULL);
+        pthread_cond_destroy(&p->worker[i].wake);
+    }
     for (int i = 0; p->worker && i < p->threads; i++) free(p->worker[i].scratch);
     free(p->worker);
     pthread_mutex_destroy(&p->busy);
     pthread_mutex_destroy(&p->sleep_lock);
-    pthread_cond_destroy(&p->wake);
     free(p);
 }
 

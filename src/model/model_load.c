@@ -1,6 +1,7 @@
 /* model_load.c -- models are made, loaded, looked at and freed. */
 #include "model/model.h"
 #include "core/file.h"
+#include "core/process.h"
 #include "gguf/gguf.h"
 #include "model/config.h"
 #include "model/gguf_model.h"
@@ -45,7 +46,7 @@ static hola_status model_open(hola_model **out, const hola_config *cfg, const ho
     m->stored = calloc((size_t)m->params.n, sizeof *m->stored);
     m->weight = calloc((size_t)m->params.n, sizeof *m->weight);
     m->codes = calloc((size_t)m->params.n, sizeof *m->codes);
-    m->rows = aligned_alloc(64, (size_t)lines(m->params.total * (int64_t)sizeof(real)));
+    m->rows = hl_large_alloc(lines(m->params.total * (int64_t)sizeof(real)));
     if (!m->stored || !m->weight || !m->codes || !m->rows) {
         s = hl_fail(HOLA_ENOMEM, "weights: %lld numbers do not fit in memory", (long long)m->params.total);
         goto fail;

@@ -1,5 +1,6 @@
 /* weights.c -- a model's weights in the forms that files, inference and training want (model.h). */
 #include "core/half.h"
+#include "core/process.h"
 #include "model/model.h"
 #include "model/quant_file.h"
 #include "ops/linear/weight.h"
@@ -48,7 +49,7 @@ void hl_model_read(const hola_model *m, int64_t i, real *out) {
 hola_status hl_model_need_rows(hola_model *m) {
     const int64_t bytes = m->params.total * (int64_t)sizeof(real);
     if (m->rows && !m->ahead) return HOLA_OK;
-    real *rows = m->rows ? m->rows : aligned_alloc(256, (size_t)lines(bytes));
+    real *rows = m->rows ? m->rows : hl_large_alloc(lines(bytes));
     if (!rows) return hl_fail(HOLA_ENOMEM, "weights: %lld numbers do not fit in memory", (long long)m->params.total);
     memset(rows, 0, (size_t)bytes);
     for (int64_t i = 0; i < m->params.n; i++) hl_model_read(m, i, rows + m->params.tensor[i].offset);

@@ -7,13 +7,17 @@
 #include "ops/linear/quant_dot.h"
 #include <string.h>
 
-enum { SERIAL_FLOPS = 50000 }; /* less than this is not worth waking threads */
+enum {
+    SERIAL_FLOPS = 50000,   /* less than this is not worth waking threads */
+    STRIP_BYTES = 32 * 1024 /* of x quantised for all parts: on the stack */
+};
 
 struct term { /* C (= or +=) A B over K */
     const real *A;
     int64_t ai, ak; /* A(i, k) = A[i*ai + k*ak], one of them 1 */
     const void *B;
     enum { B_ROWS, B_COLUMNS, B_PANELS, B_QUANT } form; /* B(k, n) = B[n*bs + k], B[k*bs + n], or panels */
+    const void *strip;                                  /* B_QUANT: A as codes, if it is few rows */
     hola_dtype dtype;                                   /* of panels */
     int64_t bs, K;
 };
@@ -147,6 +151,7 @@ static void run_quant(const struct piece *p, real *scratch) {
                                    .panels = p->t->B,
                                    .x = p->t->A + p->m0 * p->t->ai,
                                    .xs = p->t->ai,
+                                   .strip = p->t->strip,
                                    .K = p->t->K,
                                    .n0 = p->n0,
                                    .n = p->n,
@@ -220,8 +225,8 @@ static void cut(struct product *p, int threads) {
 static void cut_small_m(struct product *p, int threads) {
     int64_t panels = hl_pieces(p->N, HL_PANEL);
     p->mc = p->M;
-    /* every task on quantised weights quantises x for itself: fewer of them */
-    const int64_t tasks = (p->term[0].form == B_QUANT ? 4 : 8) * threads;
+    /* a task on quantised weights may have to quantise x for itself: fewer of them */
+    const int64_t tasks = (p->term[0].form == B_QUANT && !p->term[0].strip ? 4 : 8) * threads;
     p->nc = max64(hl_pieces(panels, tasks), hl_pieces(512, p->term[0].K)) * HL_PANEL;
 }
 
@@ -275,8 +280,22 @@ void HL_OP(linear_block)(const struct hl_linear_block *b, real *scratch) {
     }
 }
 
+/* Few rows of x as the codes that a dtype wants, made once for all parts. */
+struct strips {
+    _Alignas(64) char made[2][STRIP_BYTES]; /* INT8, INT4 */
+    enum { NOT_YET, FITS, TOO_LARGE } state[2];
+};
+static const void *strip_for(struct strips *s, hola_dtype dtype, const struct hl_linear *a) {
+    const int i = dtype == HOLA_INT4;
+    if (s->state[i] == NOT_YET)
+        s->state[i] = HL_OP(dot_strip)(s->made[i], STRIP_BYTES, dtype, a->x, a->K, a->M, a->K) ? FITS : TOO_LARGE;
+    return s->state[i] == FITS ? s->made[i] : NULL;
+}
+
 void HL_OP(linear_forward)(struct hl_backend *backend, const struct hl_linear *a) {
     struct job job = {.pool = hl_backend_pool(backend)};
+    struct strips strips;
+    strips.state[0] = strips.state[1] = NOT_YET;
     HL_ASSERT(a->n <= HL_LINEAR_MAX && a->K > 0);
     for (int i = 0; i < a->n && a->M > 0; i++) {
         const struct hl_linear_part *part = &a->part[i];
@@ -285,6 +304,7 @@ void HL_OP(linear_forward)(struct hl_backend *backend, const struct hl_linear *a
         *p = (struct product){.M = a->M, .N = part->W.rows, .C = part->out, .add = part->from, .terms = 1};
         if (part->from && part->from != part->out) memcpy(part->out, part->from, (size_t)(p->M * p->N) * sizeof(real));
         p->term[0] = forward_term(a->x, &part->W, a->K);
+        if (p->term[0].form == B_QUANT && small_m(p)) p->term[0].strip = strip_for(&strips, part->W.dtype, a);
     }
     run(&job);
 }

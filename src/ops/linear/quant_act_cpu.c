@@ -58,6 +58,22 @@ static int64_t columns_in(int64_t bytes, int64_t m, int64_t G) {
     return (bytes - 256 - m * 2 * HL_GROUP_MAX) / group * G / HL_GROUP_MAX * HL_GROUP_MAX;
 }
 
+/* rows x[0, m), from a group's first column on */
+static void quantise_rows(const struct strip *s, const real *x, int64_t xs, int64_t m, int64_t K, int64_t G) {
+    for (int64_t r = 0; r < m; r++)
+        for (int64_t g = 0; g < s->gs; g++)
+            s->scale[r * s->gs + g] = quantise_group(x + r * xs + g * G, min64(K - g * G, G), s->x + r * s->xs + g * G,
+                                                     &s->sum[r * s->gs + g]);
+}
+
+bool HL_OP(dot_strip)(void *strip, int64_t bytes, hola_dtype dtype, const real *x, int64_t xs, int64_t m, int64_t K) {
+    const int64_t G = hl_group_size(dtype);
+    const struct strip s = strip_in(strip, m, K, G);
+    if ((const char *)(s.sum + m * s.gs) - (const char *)strip > bytes) return false;
+    quantise_rows(&s, x, xs, m, K, G);
+    return true;
+}
+
 static void (*dot_of(void))(const struct hl_dot *) {
 #if defined(__AVX512F__)
     if (__builtin_cpu_supports("avx512vnni")) return hl_avx512vnni_dot;
@@ -72,10 +88,11 @@ void HL_OP(dot_block)(const struct hl_dot_block *b, void *scratch, int64_t bytes
     const int64_t G = hl_group_size(b->dtype), panel = hl_quant_panel(b->dtype, b->K);
     const int64_t rows = min64(b->m, HL_DOT_ROWS);
     int64_t piece = columns_in(bytes, rows, G);
-    if (b->m > HL_DOT_ROWS) piece = min64(piece, PIECE);
+    if (b->strip) piece = b->K;
+    else if (b->m > HL_DOT_ROWS) piece = min64(piece, PIECE);
     for (int64_t k = 0; k < b->K; k += piece) {
         const int64_t K = min64(b->K - k, piece);
-        const struct strip s = strip_in(scratch, rows, K, G);
+        const struct strip s = strip_in(b->strip ? (void *)(uintptr_t)b->strip : scratch, rows, K, G);
         const char *B = (const char *)b->panels + b->n0 / HL_PANEL * panel + k / G * hl_quant_block(b->dtype, G);
         struct hl_dot d = {.dtype = b->dtype, .K = K, .x = s.x, .scale = s.scale, .sum = s.sum};
         d.xs = s.xs;
@@ -84,10 +101,7 @@ void HL_OP(dot_block)(const struct hl_dot_block *b, void *scratch, int64_t bytes
         d.add = b->add || k > 0;
         for (int64_t i = 0; i < b->m; i += HL_DOT_ROWS) {
             d.mr = (int)min64(b->m - i, HL_DOT_ROWS);
-            for (int64_t r = 0; r < d.mr; r++)
-                for (int64_t g = 0; g < s.gs; g++)
-                    s.scale[r * s.gs + g] = quantise_group(b->x + (i + r) * b->xs + k + g * G, min64(K - g * G, G),
-                                                           s.x + r * s.xs + g * G, &s.sum[r * s.gs + g]);
+            if (!b->strip) quantise_rows(&s, b->x + i * b->xs + k, b->xs, d.mr, K, G);
             for (int64_t j = 0; j < b->n; j += HL_PANEL) {
                 d.B = B + j / HL_PANEL * panel;
                 d.n = (int)min64(b->n - j, HL_PANEL);

@@ -43,7 +43,8 @@ struct hl_dot_block {
     hola_dtype dtype;
     const void *panels;
     const real *x;
-    int64_t xs; /* from a row of x to the next */
+    int64_t xs;        /* from a row of x to the next */
+    const void *strip; /* these rows as dot_strip makes them; NULL: each block quantises x for itself */
     int64_t K, n0, n, m;
     real *C; /* row 0, column n0 */
     int64_t ldc;
@@ -52,6 +53,9 @@ struct hl_dot_block {
 #ifdef HL_ISA
 void HL_OP(dot)(const struct hl_dot *d);
 void HL_OP(dot_block)(const struct hl_dot_block *b, void *scratch, int64_t bytes);
+/* Rows of x quantised once for all blocks of a few rows (m <= HL_DOT_ROWS): with one row, doing so in every block took
+ * up to a third as long as the block's products. false: `bytes` on 64 bytes are too few for it. */
+bool HL_OP(dot_strip)(void *strip, int64_t bytes, hola_dtype dtype, const real *x, int64_t xs, int64_t m, int64_t K);
 #endif
 /* the same with AVX512-VNNI, or with ARM's dot-product instructions, where the processor has them */
 void hl_avx512vnni_dot(const struct hl_dot *d);

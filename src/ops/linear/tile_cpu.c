@@ -33,6 +33,15 @@ INLINE real factor(const real *A, int i, int mr) {
     return A[i];
 }
 
+/* One row waits for memory: what comes AHEAD bytes later, beyond what the hardware fetches by itself. */
+enum { AHEAD = 2048 };
+INLINE void fetch(const void *B, int64_t at, hola_dtype dtype) {
+    const int64_t size = dtype == HOLA_F32 ? (int64_t)sizeof(real) : 2;
+    UNROLL
+    for (int64_t line = 0; line < HL_PANEL * size; line += 64)
+        __builtin_prefetch((const char *)B + at * size + AHEAD + line);
+}
+
 /* The sums of a piece over columns [c, c + nv*VL). mr, nv and dtype are constants in every caller, so
  * acc lives in registers. */
 INLINE void sum(int mr, int nv, hola_dtype dtype, vr acc[HL_MR][FULL], const struct hl_tile *t, int64_t c) {
@@ -44,6 +53,7 @@ INLINE void sum(int mr, int nv, hola_dtype dtype, vr acc[HL_MR][FULL], const str
     }
     for (int64_t k = t->kc; k > 0; k--, A += t->as, c += t->bs) {
         vr b[FULL];
+        if (mr == 1) fetch(t->B, c, dtype);
         UNROLL
         for (int j = 0; j < nv; j++) b[j] = load(t->B, c + j * VL, dtype);
         UNROLL
