@@ -207,8 +207,8 @@ static void begin(void *ctx, const struct hl_train_begin *b) {
     l->begin = *b;
     say(l, "model: %s parameters", cli_grouped(parameters, b->parameters));
     if (b->trained >= 0)
-        say(l, "data: conversations of %s tokens, %s of them trained, %.3g epochs", cli_grouped(tokens, b->train_tokens),
-            cli_grouped(trained, b->trained), b->epochs);
+        say(l, "data: conversations of %s tokens, %s of them trained, %.3g epochs",
+            cli_grouped(tokens, b->train_tokens), cli_grouped(trained, b->trained), b->epochs);
     else say(l, "data: %s training tokens, %.3g epochs", cli_grouped(tokens, b->train_tokens), b->epochs);
     say(l, "steps: %s of %s tokens, each in %lld slice%s", cli_grouped(steps, b->steps),
         cli_grouped(batch, b->tokens_per_step), (long long)b->slices, b->slices == 1 ? "" : "s");
