@@ -54,7 +54,7 @@ wrong 2 "bad.toml:1: 'steps' takes an integer" 'steps = "2"'
 wrong 2 "--steps takes an integer from 1" 'steps = 0'
 wrong 1 'bad.toml:2: sections are not supported' '' '[model]'
 wrong 1 'bad.toml:3: '"'steps' is already given in line 1" 'steps = 2' '' 'steps = 3'
-wrong 1 'bad.toml:1: a string that does not end' 'data = "x'
+wrong 1 'bad.toml:1: an unterminated string' 'data = "x'
 printf '{"data": "%s",\n "stpes": 3}' "$dir/data" >"$dir/bad.json"
 refused 2 "bad.json:2: unknown option 'stpes'" train --config "$dir/bad.json" --out "$dir/bad" --preset 46m
 refused 2 "'47m' is unknown" train --data "$dir/data" --out "$dir/bad" --preset 47m
