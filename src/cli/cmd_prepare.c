@@ -63,7 +63,7 @@ static void show(void *ctx, const struct hl_prepare_counts *c) {
                   cli_grouped(documents, c->documents), mb, 1e-6 * (double)c->tokens, seconds > 0 ? mb / seconds : 0);
 }
 
-/* Bytes for each token; what has none has no such number. */
+/* Bytes per token; not finite if there are no tokens. */
 static double per_token(int64_t bytes, int64_t tokens) { return (double)bytes / (double)tokens; }
 
 static json_t *split_json(const struct hl_prepare_result *r, enum hl_split i) {

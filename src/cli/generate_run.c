@@ -18,7 +18,7 @@ static const char *const ends[] = {"", "length", "eos", "stop", "interrupt"}; /*
 
 static volatile sig_atomic_t interrupted;
 static void note(int sig) {
-    if (interrupted) { /* already interrupted once: end the process at once */
+    if (interrupted) { /* the first one is still pending: end the process at once */
         signal(sig, SIG_DFL);
         raise(sig);
     }

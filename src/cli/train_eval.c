@@ -40,7 +40,7 @@ int train_eval_open(struct train_eval *e, const struct train_opts *o, const hola
     *e = (struct train_eval){0};
     const int rc = pick_tasks(e, o->eval_tasks, o->eval_data);
     const int n = rc == ARGS_RUN ? e->n : 0;
-    e->n = 0; /* number of opened sets */
+    e->n = 0; /* counts opened sets from here on */
     if (rc != ARGS_RUN) return rc;
     if (find_tokenizer(e, o, &bos) != HOLA_OK) return cli_fail_library();
     const enum hl_profile p = HL_PROFILE_HEAD;
