@@ -214,8 +214,8 @@ static double flop_per_token(const struct hl_run *r) {
     return 6.0 * matrices;
 }
 
-/* If the machine was busy when the peak was measured, a step comes suspiciously close to it: then measure again, and
- * never report less than was reached. */
+/* A peak measured on a busy machine is too low, which shows when a step comes close to it: it is then measured again,
+ * and never set below what was reached. */
 static void measure_peak(struct hl_run *r, double tok_per_s) {
     const double reached = flop_per_token(r) * tok_per_s;
     if (!r->o->report.begin || !r->root || r->dist->size > 1 || (r->peak_measured > 0 && r->peak <= 0)) return;
