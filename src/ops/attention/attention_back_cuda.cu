@@ -9,8 +9,7 @@
  * keys each; per chunk of CHUNK rows:
  *     S^T = K Q^T, dP^T = V dO^T     P = exp(S - lse), dS = P (dP - dout . out)
  *     dV += P^T dO                   with P in registers
- *     dK += dS^T Q, dQ = dS K        with dS in shared memory, next to the other consumer's 64 keys; each has half of
- *     dQ
+ *     dK += dS^T Q, dQ = dS K        with dS in shared memory, next to the other's 64 keys; each has half of dQ
  * S of the next chunk is issued before dQ is waited for.
  *
  * dQ of a chunk is the sum over the blocks of its keys. Each block adds its part to floats in global memory with a

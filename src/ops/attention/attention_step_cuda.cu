@@ -1,15 +1,15 @@
-/* attention_step_cuda.cu -- one new row of every session: attention over its past, and the row is appended to it.
+/* attention_step_cuda.cu -- one new row of every session: attention over its past, and appending the row.
  *
- * The keys of a sequence come in units of UNIT positions, counted from position 0. Grid (blocks of a sequence, HK, n),
- * WARPS warps: block x reads units x, x + gridDim.x, ... of one key head, a warp every WARPS-th batch of GROUPS keys,
- * LANES lanes a key with 16 bytes each; K and V of a unit are all
- * in flight while the one before is used. For every query head
- * of the group a block writes the partial softmax of each unit; the last block to arrive (an atomic counter) combines
- * those of all units, in order. So the result depends on the position alone, not on the grid nor on other sequences.
+ * The keys of a sequence are processed in units of UNIT positions, counted from position 0. Grid (blocks of a sequence,
+ * HK, n), WARPS warps: block x reads units x, x + gridDim.x, ... of one key head, a warp every WARPS-th batch of GROUPS
+ * keys, with LANES lanes per key and 16 bytes per lane; K and V of a unit are all in flight while the previous unit is
+ * used. For every query head of the group a block writes the partial softmax of each unit; the last block to arrive (an
+ * atomic counter) combines those of all units, in order. So the result depends only on the position, not on the grid or
+ * on other sequences.
  *
- * The grid and the room for partials follow from hl_rows_reach, and positions are read on the device: a recorded graph
- * serves all positions up to there. PDL: keys of earlier calls are loaded before pdl_wait. Shared memory: the warps'
- * partial softmaxes. */
+ * The grid and the room for partials are set by hl_rows_reach, and positions are read on the device: a captured graph
+ * serves all positions up to that limit. PDL: keys of earlier calls are loaded before pdl_wait. Shared memory: the
+ * warps' partial softmaxes. */
 #include "ops/attention/attention_cuda.cuh"
 #include "cuda/fastmath.cuh"
 #include "cuda/packed.cuh"

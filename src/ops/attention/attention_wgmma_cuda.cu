@@ -1,21 +1,21 @@
 /* attention_wgmma_cuda.cu -- softmax attention of many rows with wgmma, D = 64 and 128: training and prefill.
  *
- * Persistent: a grid of as many blocks as the chip runs at once. An item is a tile of ROWS queries and a head;
- * tiles are listed with the latest positions, which have the most keys, first, and the blocks take items in turn, every
- * second round in reverse order, so that all have about the same number of key tiles.
+ * Persistent: as many blocks as the chip runs at once. An item is a tile of ROWS queries and a head. Tiles with the
+ * latest positions, which have the most keys, are listed first, and blocks take items round robin, every second round
+ * in reverse order, so that all have about the same number of key tiles.
  *
- * Block: two or (D = 64) three consumer warpgroups with 64 queries each, then a producer warpgroup. Keys come in tiles of HL_TILE from
- * position 0 on, first to last: what a row gets does not depend on where its tile of queries begins, and so not on how a
- * text is cut into calls. In iteration t a consumer issues S = Q K_t^T and O += P V_{t-1} one behind the other, and
- * computes the softmax of S while the second still runs; named barriers let the consumers take turns, so that one's
- * products run beside the others' exponentials.
+ * Block: two or (D = 64) three consumer warpgroups with 64 queries each, then a producer warpgroup. Keys come in tiles
+ * of HL_TILE from position 0 on, first to last: a row's result does not depend on where its tile of queries begins, and
+ * so not on how a text is split into calls. In iteration t a consumer issues S = Q K_t^T and O += P V_{t-1} back to
+ * back, and computes the softmax of S while the second still runs; named barriers alternate the consumers, so that
+ * one's products overlap the others' exponentials.
  *
  * Shared memory: Q of the item, rings of STAGES tiles of K and of V. mbarriers, by who arrives (who waits):
  *     q_full, k_full, v_full      the copies (consumers)
  *     q_empty, k_empty, v_empty   consumers have read them (the producer)
- * Copies are tensor copies by one thread. Where keys lie in the pages or the ring of a session (PAGED), K and V are
- * copied with cp.async by the whole producer warpgroup, and rows behind the last one are zeros; in the first form they
- * are the next segment's, whose positions are masked as later keys are. */
+ * Copies are tensor copies by one thread. If keys are in the pages or the ring of a session (PAGED), K and V are copied
+ * with cp.async by the whole producer warpgroup, and rows after the last one are zeros; otherwise they are the next
+ * segment's, which are masked like later keys. */
 #include "ops/attention/attention_wgmma_cuda.cuh"
 #ifndef HL_CUDA_F32
 
