@@ -25,7 +25,7 @@ enum {
 /* ---- model types ---- */
 
 /* The groups of fields that models of this type have, as declared by the mixer (mixers/mixer.h). */
-unsigned hl_config_groups(hola_model_type type); /* HL_GROUP_ALL alone for an unknown type */
+unsigned hl_config_groups(hola_model_type type); /* only HL_GROUP_ALL for an unknown type */
 /* Whether the model has any of these groups. */
 static inline bool hl_config_has(const hola_config *c, unsigned groups) {
     return hl_config_groups(c->model_type) & groups;
