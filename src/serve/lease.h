@@ -1,4 +1,4 @@
-/* lease.h -- write access to a session shared by several processes: a small lock file beside it.
+/* lease.h -- write access to a session shared by several processes: a small lock file next to it.
  *
  * The file names its owner by a token, a random number for this lease, and its expiry time. Every check-then-act step
  * holds flock on that file: taking the lease, renewing it, and replacing the session's file. So an owner that was

@@ -80,7 +80,7 @@ static int put_in_place(const struct hl_store *s, struct hl_store_job *j, const 
 }
 
 /* Temporary files begin with a dot, which no id does; files left by a killed process are overwritten, and in a shared
- * folder removed by whoever takes the lease. */
+ * folder removed by the next owner of the lease. */
 static hola_status save(const struct hl_store *s, struct hl_store_job *j) {
     char name[HL_FILE_NAME], temp[HL_FILE_NAME];
     char *file;
