@@ -64,10 +64,10 @@ struct gla_walk {
 extern "C" {
 void HL_OP(gla_run_step)(struct hl_backend *backend, const struct gla_view *a);
 void HL_OP(gla_run_plain)(struct hl_backend *backend, const struct gla_view *a, bool sessions);
-/* dq alone in float, [T][H][K], from sessions' states */
+/* only dq, in float, [T][H][K], from sessions' states */
 void HL_OP(gla_plain_queries)(struct hl_backend *backend, const struct gla_view *a, float *dq);
-/* all gradients; dG: scratch memory, [T][HK][K], then [segs][HK][K] where there is dht. dq and dk may be NULL; they go
- * to dq_float, [T][H][K], and dk_float, [T][HK][K], where those are not NULL. */
+/* all gradients; dG: scratch memory, [T][HK][K], then [segs][HK][K] if dht is given. dq and dk may be NULL; they go to
+ * dq_float, [T][H][K], and dk_float, [T][HK][K], if those are not NULL. */
 void HL_OP(gla_run_plain_back)(struct hl_backend *backend, const struct gla_view *a, float *dG, float *dq_float,
                                float *dk_float);
 bool HL_OP(gla_step_fits)(const struct gla_view *a);
