@@ -32,7 +32,7 @@ bool hl_quant_make(const struct hl_quant *c, const real *rows_in);
 void hl_quant_read(const struct hl_quant *c, real *rows_out);
 
 /* panels */
-static inline int64_t hl_quant_block(hola_dtype t, int64_t cols) { /* bytes of a group of so many columns */
+static inline int64_t hl_quant_block(hola_dtype t, int64_t cols) { /* bytes of a group of this many columns */
     return HL_PANEL * 2 + hl_pieces(cols, HL_CODE_STEP) * HL_CODE_STEP * HL_PANEL / (t == HOLA_INT8 ? 1 : 2);
 }
 static inline int64_t hl_quant_panel(hola_dtype t, int64_t cols) {
