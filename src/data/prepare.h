@@ -34,8 +34,8 @@ struct hl_prepare_opts {
     bool skip_bad;      /* count malformed lines instead of failing */
     bool no_bos;        /* do not start documents with BOS */
     bool force;         /* replace an existing dataset */
-    double val;         /* chance of a document to be one of val; where that chose none, val is the last document
-                          or, if it is large, its last tokens. 0: no val */
+    double val;         /* probability that a document goes to val; if none did, val is the last document or,
+                         * if that is large, its last tokens. 0: no val */
     int64_t val_tokens; /* at most this many tokens in val; 0: no limit */
     int64_t shard_tokens;
     uint64_t seed;
