@@ -11,8 +11,8 @@ on = $(filter 1,$(1))
 , := ,
 BUILD := build/$(if $(call on,$(FUZZ)),fuzz,$(notdir $(CC))$(if $(call on,$(SAN)),-san)$(if $(call on,$(TSAN)),-tsan)$(if $(call on,$(EMU_WATCH)),-watch))
 
-# Missing packages are named, then installed where that needs no password (NO_APT=1: never), before anything is compiled;
-# the check takes 20 ms.
+# Before compiling, lists missing packages and installs them if that needs no password (NO_APT=1: never). The check
+# takes 20 ms.
 GOALS := $(or $(MAKECMDGOALS),all)
 BUILDS := $(filter-out help clean uninstall format test-arm,$(GOALS))
 ifneq ($(BUILDS),)
@@ -35,8 +35,8 @@ SANITIZE := $(if $(call on,$(SAN) $(FUZZ)),address$(,)undefined -fno-sanitize-re
 ALL_CFLAGS += $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-omit-frame-pointer) $(if $(call on,$(FUZZ)),-fsanitize=fuzzer-no-link)
 LDFLAGS += $(if $(SANITIZE),-fsanitize=$(SANITIZE))
 
-# The fast ops are compiled once per instruction set; HL_ISA names each copy (src/backend/backend.h). Fuzzers, which test
-# parsers, and the thread sanitizer get one of them.
+# The fast ops are compiled once per instruction set; HL_ISA names each copy (src/backend/backend.h). Fuzzers, which
+# test parsers, and the thread sanitizer use a single one.
 ISAS_x86_64 := avx2 avx512
 ISAS_aarch64 := neon
 ISAS := base $(if $(call on,$(TSAN) $(FUZZ)),,$(ISAS_$(firstword $(subst -, ,$(shell $(CC) -dumpmachine 2>/dev/null)))))
@@ -45,7 +45,7 @@ FLAGS_base := -ffp-contract=fast
 FLAGS_avx2 := -ffp-contract=fast -mavx2 -mfma -mf16c
 FLAGS_avx512 := -ffp-contract=fast -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c -mprefer-vector-width=512
 FLAGS_neon := -ffp-contract=fast -DHL_NEON
-# instructions for dot products of integers: a copy more of one file, chosen where the processor has them
+# one file is compiled once more with integer dot-product instructions, used if the processor has them
 DOT_avx512 := avx512vnni
 DOT_neon := dotprod
 FLAGS_avx512vnni := $(FLAGS_avx512) -mavx512vnni
@@ -64,9 +64,9 @@ DBL_OBJ := $(call obj,double,$(LIB_SRC)) $(call obj,double-ref,$(REF_SRC)) $(cal
 say = $(if $(V),,@echo "  $(1)";)
 include src/cuda/cuda.mk python/python.mk
 
-# What a file was made with, beside its sources: $(BUILD)/NAME.made-with holds it and is written anew when it differs, so
-# that whatever depends on it is made again after a change of options or tools, and not otherwise. (Written while make
-# reads this file, not by a rule: make -n then tells the truth.)
+# Build options as a dependency: $(BUILD)/NAME.made-with holds them and is rewritten only when they change, so that
+# its dependents are rebuilt after a change of options or tools, and not otherwise. (Written while make parses this
+# file, not by a rule, so that make -n is accurate.)
 made_with = $(if $(BUILDS),$(shell mkdir -p $(BUILD))$(file >$(BUILD)/$(1).now,$(2))$(shell cd $(BUILD) && \
     { cmp -s $(1).now $(1).made-with || mv $(1).now $(1).made-with; } && rm -f $(1).now))
 version = $(if $(1),$(shell $(1) --version 2>/dev/null | sed -n '/[0-9]\.[0-9]/{p;q}'))
@@ -85,7 +85,7 @@ $(BUILD)/libhola.so.0: $(LIB_OBJ) $(BUILD)/link.made-with
 	$(call say,LD $@) $(CC) $(LDFLAGS) -shared -Wl,-soname,libhola.so.0 -Wl,-z,defs -o $@ $(inputs) $(LIBS)
 $(BUILD)/hola: $(call obj,float,$(CLI_SRC)) $(BUILD)/libhola.a
 	$(call say,LD $@) $(CC) $(LDFLAGS) -o $@ $(inputs) $(LIBS) $(CLI_LIBS)
-# The assembler reads these, which -MMD does not see.
+# Files included by the assembler, which -MMD does not track.
 $(foreach k,float double,$(call obj,$(k),$(wildcard src/*/*page.c))): $(wildcard src/*/*.css src/*/*.js src/*/*.html)
 
 define compile
@@ -99,11 +99,11 @@ $(eval $(call compile,double-base,-DHL_DOUBLE -DHL_ISA=base $(FLAGS_base)))
 $(foreach i,ref $(ISAS) $(foreach i,$(ISAS),$(DOT_$(i))),$(eval $(call compile,$(i),-DHL_ISA=$(i) $(FLAGS_$(i)) $(if $(call on,$(FUZZ)),-fno-sanitize=all))))
 
 # tests/test_x.c is built in float, tests/grad_x.c in double (finite differences), both with cmocka.
-# tests/fuzz_x.c is a plain program with bad input of its own; `make fuzz` runs it with libFuzzer's.
-# tests/test_x.sh drives the program itself.
+# tests/fuzz_x.c is a plain program that generates its own bad input; `make fuzz` runs it under libFuzzer.
+# tests/test_x.sh runs the program itself.
 PROGRAMS = $(patsubst tests/%.c,$(BUILD)/tests/%,$(sort $(wildcard tests/$(1)_*.c)))
 FUZZ_TESTS := $(call PROGRAMS,fuzz)
-# (sanitizers: no second build in double for the same sources)
+# (with sanitizers, no second build of the same sources in double)
 GRAD_TESTS := $(if $(call on,$(SAN) $(TSAN)),,$(call PROGRAMS,grad))
 # (nor these, which compute for long or start other programs, and read no input that the other tests do not)
 SLOW_TESTS := $(if $(call on,$(SAN) $(TSAN)),$(patsubst %,tests/test_%.sh,add_memory backends build demo examples fetch_eval \
@@ -119,7 +119,7 @@ $(BUILD)/tests/fuzz_%: tests/fuzz_%.c $(BUILD)/libhola.a
 	$(call test_link,$(if $(call on,$(FUZZ)),-DHL_LIBFUZZER -fsanitize=fuzzer),$(BUILD)/libhola.a)
 
 tests: $(filter $(BUILD)/%,$(TESTS))
-# the program as a command of its own where an emulator runs it
+# with an emulator: a wrapper script that runs the program
 $(BUILD)/hola-emulated: $(BUILD)/hola
 	@printf '#!/bin/sh\nexec %s %s "$$@"\n' '$(RUNNER)' '$(abspath $<)' >$@ && chmod +x $@
 test: $(if $(filter %/test_python.sh %/test_python_torch.sh,$(TESTS)),$(if $(EMU_TESTS),$(BUILD)/libhola-emu.so))
@@ -130,7 +130,7 @@ soak: $(BUILD)/hola; @python3 tests/soak_serve.py $< ## hola serve under random 
 demo: all ## train and compare small models with and without the exact memory (minutes)
 	./hola demo $(ARGS)
 
-# Benchmarks compare with OpenBLAS where it is installed; nothing else is linked with it.
+# Benchmarks compare with OpenBLAS if it is installed; nothing else links to it.
 BLAS_TEST := printf '\043include <cblas.h>\nint main(void) { return 0; }' | $(CC) -x c - -lopenblas -o /dev/null
 BLAS := $(if $(filter bench%,$(GOALS)),$(shell $(BLAS_TEST) 2>/dev/null && echo -lopenblas))
 $(eval $(call compile,bench$(BLAS),$(if $(BLAS),-DHL_HAVE_OPENBLAS)))

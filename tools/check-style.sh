@@ -1,9 +1,9 @@
 #!/bin/sh
-# check-style.sh LIBRARY: what a reviewer should not have to look for. Prints what is wrong, then fails.
+# check-style.sh LIBRARY: automatic style checks. Prints every violation, then fails.
 
-# Who may include whom: a folder of src/, then the folders below it. (Its own headers and those of include/ it may always
-# include; ops/ may include cuda/ in .cu and .cuh files only.) Nothing in src/ includes what is outside of it, except that
-# cuda/common.cuh takes the emulator (tests/emu) for the CUDA headers where there is no nvcc.
+# Allowed includes: a folder of src/, then the folders below it. (A folder's own headers and those of include/ are
+# always allowed; ops/ may include cuda/ only in .cu and .cuh files.) Nothing in src/ includes files outside it,
+# except that cuda/common.cuh uses the emulator (tests/emu) for the CUDA headers if there is no nvcc.
 arrows='
 core
 gguf       core
@@ -29,7 +29,7 @@ sources="$code $(find tests tools -name '*.sh' | sort)"
 in_src=$(echo "$code" | grep '^src/')
 bad=0
 complain() { bad=1 && echo "check-style: $*"; }
-all() { sed 's/^/check-style: /' | grep .; } # complains about every line of the input; false: there is none
+all() { sed 's/^/check-style: /' | grep .; } # reports every line of the input; false: no input
 
 for f in $sources Makefile; do
     lines=$(wc -l <"$f")
@@ -67,8 +67,8 @@ done | all && bad=1
 LC_ALL=C.UTF-8 grep -nE '^.{121,}' ./*.md docs/*.md | grep -vE '^[^:]*:[0-9]*:[[:space:]]*[|]|https?://' |
     sed 's/^\([^:]*:[0-9]*\):.*/\1: more than 120 columns/' | all && bad=1
 
-# (what files of one CUDA op share has C++ names; a kernel that is not static would be one copy for both types. Weak ones
-# of std:: and of the CUDA headers are left where nvcc does not optimise.)
+# (functions shared by the files of one CUDA op have C++ names; a kernel that is not static would be one copy for both
+# types. Without optimisation, nvcc leaves weak symbols of std:: and the CUDA headers.)
 nm -g --defined-only "$1" | awk '
     $2 == "W" && $3 ~ /^(_ZSt|_ZN4dim3|(ll|u)?(min|max)$)/ { next }
     NF == 3 && $3 !~ /^(_Z[0-9]+)?(hola|hl)_/ && $3 !~ /^DW.ref/ { print $3 }' | sort -u |

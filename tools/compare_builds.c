@@ -1,7 +1,7 @@
-/* compare_builds.c -- everything that a build of hola computes, as text: one line "name = value" each, the
- * value a hash of its bytes or the number itself with all its bits. compare_builds.sh compiles this file with
- * two trees and compares what they print, so it uses hola.h alone. It works in the current directory and
- * leaves its files there (KIND/model, KIND/f32 ..., KIND/session.f32 ...), for --read of another build. */
+/* compare_builds.c -- prints everything that a build of hola computes, as lines "name = value", where the value is a
+ * hash of bytes or a number with all its bits. compare_builds.sh compiles this file against two trees and compares the
+ * output, so it uses only hola.h. It works in the current directory and leaves its files there (KIND/model, KIND/f32
+ * ..., KIND/session.f32 ...), for --read by another build. */
 #define _GNU_SOURCE
 #include "hola.h"
 #include <inttypes.h>
@@ -22,7 +22,7 @@ static const char usage[] =
 
 /* ---- what is compared ---- */
 
-/* Sizes are small and blocks are short, so that many of them close; zero means the default of complete(). */
+/* Small sizes and short blocks, so that many of them close; zero means the default of complete(). */
 struct kind {
     const char *name;
     hola_model_type type;
@@ -30,11 +30,11 @@ struct kind {
     hola_cache_norm norm;
     int64_t hidden, layers, heads, groups, dk, dv, vocab, chunk, window;
     bool no_gate, no_conv, no_window, tied, negative, no_beta, tau;
-    /* the baselines: groups is query heads of a key head, or with kda value heads; sees is window_size */
+    /* the baselines: groups is query heads per key head, or with kda value heads; sees is window_size */
     int64_t sees;
     hola_feature_map map;
     bool biased, normed, no_weights, bounded;
-    bool large; /* a size that fast versions treat apart: left out with cpu-ref, which would take minutes */
+    bool large; /* a size with its own fast path: skipped with cpu-ref, which would take minutes */
 };
 #define GDN .type = HOLA_TYPE_GATED_DELTANET
 #define DN .type = HOLA_TYPE_DELTA_NET
@@ -120,8 +120,8 @@ static struct kind complete(struct kind k) {
 
 /* ---- lines ---- */
 
-static char scope[256]; /* what names begin with */
-static char dir[128];   /* files of the kind */
+static char scope[256]; /* prefix of names */
+static char dir[128];   /* directory of the kind */
 static hola_options options = {.threads = 1, .backend = "cpu"};
 
 static void put(const char *value, const char *name, ...) __attribute__((format(printf, 2, 3)));
@@ -133,7 +133,7 @@ static void put(const char *value, const char *name, ...) {
     printf(" = %s\n", value);
     va_end(args);
 }
-/* true where it went well; else a line that says so, which the other build then has to print as well */
+/* true on success; else prints the failure, which the other build must then print as well */
 static bool went(hola_status s, const char *what) {
     char text[512];
     if (s == HOLA_OK) return true;
@@ -171,7 +171,7 @@ static void *room(int64_t n, size_t size) {
     if (!p) fprintf(stderr, "compare_builds: no memory\n"), exit(2);
     return p;
 }
-/* the bytes of dir/file; NULL: not there */
+/* the bytes of dir/file; NULL: missing */
 static char *bytes_of(const char *file, int64_t *size) {
     char path[512];
     snprintf(path, sizeof path, "%s/%s", dir, file);
@@ -212,7 +212,7 @@ static bool model_of(const struct kind *k, hola_model **out) {
     c.hidden_size = k->hidden, c.num_hidden_layers = k->layers, c.intermediate_size = 3 * k->hidden / 2;
     c.vocab_size = k->vocab, c.num_heads = k->heads, c.num_v_heads = k->heads * k->groups;
     c.head_dim = k->dk, c.head_v_dim = k->dv, c.conv_size = k->no_conv ? 0 : 4;
-    c.initializer_range = 0.2; /* lively logits */
+    c.initializer_range = 0.2; /* varied logits */
     c.use_gate = !k->no_gate, c.tie_word_embeddings = k->tied, c.allow_neg_eigval = k->negative;
     c.use_beta = !k->no_beta;
     c.num_kv_heads = k->heads / k->groups, c.window_size = k->sees, c.qkv_bias = k->biased, c.qk_norm = k->normed;
@@ -220,7 +220,7 @@ static bool model_of(const struct kind *k, hola_model **out) {
     if (k->bounded) c.lower_bound = -5, c.safe_gate = true;
     if (k->type == HOLA_TYPE_HOLA || k->type == HOLA_TYPE_KDA) {
         c.cache_evict = k->evict, c.cache_norm = k->norm, c.cache_window = k->window, c.cache_chunk = k->chunk;
-        c.cache_gate_init = 0.5, c.cache_tau_freeze = !k->tau; /* the memory is to be heard */
+        c.cache_gate_init = 0.5, c.cache_tau_freeze = !k->tau; /* so that the memory has an effect */
     }
     return went(hola_config_check(&c), "check") && went(hola_model_new(out, &c, 7, &options), "new");
 }
@@ -239,8 +239,8 @@ static void put_tensors(const hola_model *m, const char *what) {
     }
 }
 
-/* A fresh model has norms of 1 and biases that are all the same; here every weight differs from its
- * neighbours: none can be taken for another. Done in the file, since nothing in hola.h changes a weight. */
+/* A new model has norms of 1 and equal biases; this makes every weight differ from its neighbours, so that none can be
+ * mistaken for another. Done in the file, because hola.h cannot change weights. */
 static bool stir(const char *file) {
     int64_t size = 0;
     uint64_t head = 0;
@@ -273,9 +273,9 @@ static bool load(hola_model **out, const char *name) {
 
 static bool accumulate(hola_trainer *t, const struct kind *k, uint64_t seed, bool learn, const char *what) {
     const int64_t c = k->chunk, n = c > 64 ? 2 * c + 2 * c / 3 : 4 * c + 11;
-    /* documents of one block exactly, one less, one token, and longer ones */
+    /* documents of exactly one block, one token less, one token, and longer ones */
     const int64_t starts[] = {0, c, 2 * c - 1, 2 * c, 2 * c + 5};
-    const int64_t n_starts = learn ? 5 : 1; /* and one document in all */
+    const int64_t n_starts = learn ? 5 : 1; /* and a single document */
     int32_t *ids = some_ids(n, k->vocab, seed);
     double loss = 0;
     int64_t targets = 0;
@@ -294,8 +294,8 @@ static void train(const struct kind *k, bool recompute, bool plain, int updates)
     hola_trainer *t = NULL;
     double norm = 0;
     hola_train_opts o = {.max_tokens = 8 * k->chunk, .recompute = recompute};
-    /* AdamW divides by the gradient's size, and the weight it is added to hides most of the rest. With a
-     * large eps, no decay and no clipping a step is -1000 times the gradient, whose bits the weights show. */
+    /* AdamW divides by the gradient's magnitude, and adding the result to a weight hides most of the rest. With a large
+     * eps, no decay and no clipping, a step is -1000 times the gradient, whose bits then show in the weights. */
     if (plain) o.eps = 1e3, o.weight_decay = -1, o.clip = -1;
     snprintf(what, sizeof what, "%s%s", plain ? "gradient" : "train", recompute ? "-recompute" : "");
     if (!load(&m, "model")) return;
@@ -317,7 +317,7 @@ static void train(const struct kind *k, bool recompute, bool plain, int updates)
 struct run {
     const struct kind *k;
     hola_model *m;
-    int32_t *ids; /* [n], fed from its beginning */
+    int32_t *ids; /* [n], fed from the beginning */
     int64_t n, vocab, chunk;
     float *logits; /* [n][vocab] */
 };
@@ -330,7 +330,7 @@ static hola_session *fed(const struct run *r, int64_t n, const char *what) {
     hola_session_free(s);
     return NULL;
 }
-/* goes on by one token, then by some: what a session knows shows in what it says next */
+/* feeds one more token, then several: what a session has stored shows in its next logits */
 static void put_next(const struct run *r, hola_session *s, int64_t more, const char *what) {
     const int64_t at = hola_session_position(s), v = r->vocab;
     if (at + 1 + more > r->n || !went(hola_session_feed(s, r->ids + at, 1, r->logits), what)) {
@@ -389,7 +389,7 @@ static void feeds(const struct run *r) {
     free(p);
 }
 
-/* several sessions side by side, each at a place of its own, over the ends of their blocks */
+/* several sessions in one batch, at different positions, across block ends */
 static void steps(const struct run *r) {
     const int64_t v = r->vocab;
     const hola_sampling ways[] = {
@@ -404,7 +404,7 @@ static void steps(const struct run *r) {
         bool good = true;
         snprintf(what, sizeof what, "step%d", size);
         good = (s[0] = fed(r, r->chunk - 6, what)) != NULL;
-        for (int i = 1; i < size && good; i++) /* each three tokens further on than the one before */
+        for (int i = 1; i < size && good; i++) /* each three tokens after the previous */
             good = went(hola_session_clone(&s[i], s[i - 1]), what) &&
                    went(hola_session_feed(s[i], r->ids + hola_session_position(s[i]), 3, NULL), what);
         for (int j = 0; j < 9 && good; j++) {
@@ -424,7 +424,7 @@ static void steps(const struct run *r) {
         if (good && hola_session_position(s[0]) < r->n - 4) put_next(r, s[0], 1, what);
         for (int i = 0; i < size; i++) hola_session_free(s[i]);
     }
-    for (size_t w = 0; w < sizeof ways / sizeof *ways; w++) { /* alone, chosen from the logits */
+    for (size_t w = 0; w < sizeof ways / sizeof *ways; w++) { /* a single session, sampled from the logits */
         const int64_t n = r->chunk + 9;
         int32_t *ids = room(n, sizeof *ids);
         hola_session *s = fed(r, 5, "sample");
@@ -450,7 +450,7 @@ static void back_and_forth(const struct run *r) {
     }
     hola_session_free(other);
     hola_session_free(s);
-    for (size_t i = 0; i < sizeof back / sizeof *back; i++) { /* eight tokens over the end of a block */
+    for (size_t i = 0; i < sizeof back / sizeof *back; i++) { /* eight tokens across the end of a block */
         if (!(s = fed(r, 2 * c - 3, "rollback"))) return;
         if (went(hola_session_mark(s), "mark") && went(hola_session_feed(s, r->ids + 2 * c - 3, 8, NULL), "feed") &&
             went(hola_session_rollback(s, back[i]), "rollback")) {
@@ -471,7 +471,7 @@ static void back_and_forth(const struct run *r) {
         went(hola_history_feed(h, ids, 2 * c + 5, r->logits), "history")) {
         put(floats(r->logits, r->vocab), "history/feed");
         went(hola_history_keep(h), "history/keep");
-        ids[c + 3] = (ids[c + 3] + 1) % (int32_t)r->vocab; /* another text from here on */
+        ids[c + 3] = (ids[c + 3] + 1) % (int32_t)r->vocab; /* different text from here on */
         if (went(hola_history_prompt(h, ids, 2 * c + 1, r->logits, &reused), "history/prompt")) {
             put(floats(r->logits, r->vocab), "history/prompt");
             put(whole(reused), "history/prompt/reused");
@@ -494,7 +494,7 @@ static const char *session_path(hola_dtype t) {
     return path;
 }
 
-/* what --read does as well, with the files of another build */
+/* also used by --read with another build's files */
 static void read_sessions(const struct run *r) {
     for (int t = 0; t <= HOLA_F16; t++) {
         char what[64];
@@ -546,7 +546,7 @@ static void write_files(const struct run *r) {
     hola_session_free(s);
 }
 
-/* ---- the whole of it ---- */
+/* ---- all of it ---- */
 
 static void compare_kind(const struct kind *k, const char *from) {
     struct run r = {.k = k, .n = 4 * k->chunk + 40, .vocab = k->vocab, .chunk = k->chunk};
@@ -607,7 +607,7 @@ static void compare_preset(const char *name, hola_model_type type) {
     snprintf(text, sizeof text, "%a %a %a %a %a", c.norm_eps, c.initializer_range, c.hidden_ratio, c.cache_gate_init,
              c.cache_tau_init);
     put(text, "numbers");
-    /* its config.json, from a model that keeps all but the sizes that cost memory */
+    /* its config.json, from a model that keeps everything except the sizes that cost memory */
     c.num_hidden_layers = 1, c.vocab_size = 16, c.intermediate_size = 32;
     if (!went(hola_model_new(&m, &c, 3, &options), "new")) return;
     snprintf(path, sizeof path, "%s/small", dir);
@@ -645,7 +645,7 @@ static void compare_presets(void) {
     free(r.logits);
 }
 
-static bool listed(const char *list, const char *name) { /* one of those between commas */
+static bool listed(const char *list, const char *name) { /* a name in a comma-separated list */
     const size_t n = strlen(name);
     for (const char *p = list; (p = strstr(p, name)); p++)
         if ((p == list || p[-1] == ',') && (p[n] == 0 || p[n] == ',')) return true;
@@ -670,7 +670,7 @@ int main(int argc, char **argv) {
     if (done) return 0;
     hola_config c;
     hola_model *m = NULL;
-    /* status 3: this machine, or this build, has no such backend */
+    /* status 3: this machine or build lacks the backend */
     if (hola_config_preset(&c, "46m", HOLA_TYPE_HOLA) == HOLA_OK) c.vocab_size = 16, c.num_hidden_layers = 1;
     if (hola_model_new(&m, &c, 1, &options) != HOLA_OK) {
         fprintf(stderr, "compare_builds: %s\n", hola_last_error());

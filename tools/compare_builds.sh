@@ -1,6 +1,7 @@
 #!/bin/sh
-# compare_builds.sh [options] OLD_TREE NEW_TREE: shows that two builds of hola give the same bits, or where they do not.
-# The values are those of compare_builds.c, compiled with each tree's own hola.h and libhola.a, and of the program.
+# compare_builds.sh [options] OLD_TREE NEW_TREE: checks whether two builds of hola give the same bits, and shows
+# differences. The values are those of compare_builds.c, compiled with each tree's own hola.h and libhola.a, and of
+# the program.
 usage() {
     cat <<'END'
 usage: tools/compare_builds.sh [options] OLD_TREE NEW_TREE
@@ -47,8 +48,8 @@ export LC_ALL=C
 
 # ---- builds ----
 
-# library TREE: the path of its libhola.a, which is made where it is missing or older than what it is made of. A proof
-# about yesterday's library would be none.
+# library TREE: the path of its libhola.a, built if missing or older than its sources, so that the comparison is
+# never of an outdated library.
 library() {
     lib=$(ls -t "$1"/build/cc/libhola.a "$1"/build/*/libhola.a 2>/dev/null | head -n 1)
     if [ -z "$lib" ] || [ -n "$(find "$1/src" "$1/include" "$1/Makefile" -newer "$lib" -type f | head -n 1)" ]; then
@@ -101,7 +102,7 @@ if [ -n "$speed" ]; then
         esac
         options="--backend $b ${BENCH:-$options}"
         for round in 1 2 3; do
-            for side in $([ $round = 2 ] && echo new old || echo old new); do # what runs first is not always the same
+            for side in $([ $round = 2 ] && echo new old || echo old new); do # alternate which runs first
                 "$work/$side.hola" bench $options >"$work/bench" || fail "$side: hola bench $options: status $?"
                 rows_of "$work/bench" | sed "s/^/$side /" >>"$work/times"
             done
@@ -135,8 +136,8 @@ fi
 # ---- values ----
 
 total=0 wrong=0
-# same WHAT: the lines of $work/old.WHAT and $work/new.WHAT, name by name. A value that could not be computed is no
-# proof either: it counts as different, unless both say that the backend does not support it.
+# same WHAT: the lines of $work/old.WHAT and $work/new.WHAT, name by name. A value that could not be
+# computed counts as different, unless both builds say that the backend does not support it.
 same() {
     awk -v what="$1" '
         { at = index($0, " = "); name = at ? substr($0, 1, at - 1) : $0; value = at ? substr($0, at + 3) : ""
@@ -168,7 +169,7 @@ one() { # SIDE WHAT ARGS...: its probe, in $work/SIDE/WHAT
 }
 both() { # WHAT ARGS...: 3: neither has this backend
     one old "$@" &
-    [ $threads = 1 ] || wait # more threads than processors would stand in each other's way
+    [ $threads = 1 ] || wait # do not oversubscribe the processors
     one new "$@"
     wait
     ends=$(cat "$work/old.status" "$work/new.status" | paste -s -d ' ')
@@ -187,7 +188,7 @@ first='' few=betae,grouped-h2o,gdn-grouped,dn,kda-memory,gsa-conv,transformer-gr
 for b in $backends; do
     for threads in 1 2; do
         only=$kind
-        # how work is cut is the same for all of them, and without AVX-512 cpu is cpu-avx2: a few kinds will do
+        # all of them split work the same way, and without AVX-512 cpu is cpu-avx2: a few kinds suffice
         if [ -z "$kind$chosen" ]; then
             case $b-$threads in
             cpu-avx2-1) grep -qw avx512f /proc/cpuinfo || only=$few ;;
@@ -201,7 +202,7 @@ for b in $backends; do
             [ -z "$chosen" ] && [ $b = cpu-avx2 ] && echo "SKIP $b: not on this machine" && break
             fail "$(cat "$work/old.said")"
         fi
-        if [ -z "$first" ]; then # what the old build wrote there, the new one reads as the old one does
+        if [ -z "$first" ]; then # the new build must read the old build's files as the old one does
             first=$b
             both $what-files --backend $b --threads $threads --read "$work/old/$what" ${only:+--kind $only}
         fi
@@ -213,14 +214,14 @@ rm -rf "$work/old" "$work/new"
 
 # ---- the program: data, runs, checkpoints, results ----
 
-files() { # NAME FILE...: their bytes, less the clock in training.json
+files() { # NAME FILE...: their bytes, without the times in training.json
     name=$1
     shift
     for f in "$@"; do
         echo "$name/$f = $([ -f "$f" ] && sed '/^  "seconds": /d' "$f" | cksum || echo 'error: missing')"
     done
 }
-# says NAME ARGS...: what hola prints, less what the clock and the system say
+# says NAME ARGS...: hola's output without times and system details
 says() {
     name=$1
     shift
@@ -236,7 +237,7 @@ run() { # OUT STEPS
     sed 's/"tok_per_s": [^,]*, "seconds": [^,]*, //' "$1/metrics.jsonl" |
         awk -v run="$1" '{ print run "/step" NR " = " $0 }'
 }
-# drive SIDE: a day of work with the program, in $work/SIDE
+# drive SIDE: a typical sequence of commands, in $work/SIDE
 drive() {
     hola=$work/$1.hola
     mkdir -p "$work/$1/rows" && cd "$work/$1" || exit 1
@@ -279,7 +280,7 @@ END
     mkdir -p tasks && mv rows tasks/arc_easy
     says choice eval $m --data tasks --tasks arc_easy --json
 }
-# go_on SIDE: from what the old build left
+# go_on SIDE: continues from the old build's files
 go_on() {
     hola=$work/$1.hola
     cd "$work/$1" && rm -rf half && cp -r "$work/old.left/half" . && run half 12

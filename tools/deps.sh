@@ -1,9 +1,8 @@
 #!/bin/sh
-# deps.sh [build|test|arm]: sees to it that a compiler and the libraries are there; arm: the cross compiler and the
-# emulator of tools/test_arm.sh. What is missing is named; then it is
-# installed with apt-get where this user may do so without a password and NO_APT is not 1, and the command is printed
-# before it runs. Otherwise the command to run is printed. Silent when nothing is missing.
-# It needs nothing but a shell, for machines that do not even have a compiler.
+# deps.sh [build|test|arm]: ensures that a compiler and the libraries are installed; arm: the cross compiler and the
+# emulator of tools/test_arm.sh. Missing packages are listed, then installed with apt-get if this user needs no password
+# for that and NO_APT is not 1; the command is printed before it runs. Otherwise the command is only printed. Silent if
+# nothing is missing. Needs only a shell, for machines without a compiler.
 for_what=${1:-test}
 cc=${CC:-cc}
 case $cc in *clang*) compiler=clang ;; *) compiler=gcc ;; esac
@@ -24,9 +23,9 @@ missing() {
     compiles_with jansson.h || echo libjansson-dev
     [ "$for_what" = build ] || compiles_with cmocka.h || echo libcmocka-dev
 }
-# What hola can do without, at the price of a feature: compressed text in hola prepare, line editing in hola
-# generate -i, several ranks in hola train (only for tests, being large), the CUDA kernels emulated (tests), several
-# servers behind a proxy (tests). Tried for once.
+# Optional packages, each for a feature: compressed text in hola prepare, line editing in hola generate -i, several
+# ranks in hola train (only for tests, because it is large), emulated CUDA kernels (tests), several servers behind a
+# proxy (tests). Tried once.
 optional() {
     [ "$for_what" != arm ] && [ ! -e build/.tried-optional-$for_what ] || return
     pkg-config --exists libarchive 2>/dev/null || echo pkg-config libarchive-dev
@@ -36,7 +35,7 @@ optional() {
     [ "$for_what" = build ] || [ -x /usr/sbin/haproxy ] || command -v haproxy >/dev/null || echo haproxy
 }
 
-# the usual case, in one run of the compiler
+# the usual case: a single compiler run
 if [ "$for_what" = build ]; then compiles_with jansson.h; else compiles_with jansson.h cmocka.h; fi &&
     [ "$for_what" != arm ] && command -v ar >/dev/null && [ -z "$(optional)" ] && exit 0
 
@@ -56,7 +55,7 @@ install="install -y --no-install-recommends $packages"
 if [ "$sudo" != none ] && command -v apt-get >/dev/null; then
     echo "hola uses Debian packages that are not installed here: $packages"
     echo "running now (NO_APT=1 prevents it): $sudo apt-get $install"
-    # a machine that never asked for the list of packages has to do so first
+    # a machine without package lists must fetch them first
     $sudo $get $install >/dev/null 2>&1 || { $sudo $get update && $sudo $get $install; }
 fi
 [ "${NO_APT:-0}" = 1 ] || { mkdir -p build && touch build/.tried-optional-$for_what; }

@@ -1,5 +1,5 @@
-/* pack.c -- one small program under many names: hola, the tests cuda_x and the benchmarks bench_x all live in one
- * libhola.so, so that an archive of them holds the kernels once (make pack-cuda). */
+/* pack.c -- one small program under many names: hola, the tests cuda_x and the benchmarks bench_x are all in one
+ * libhola.so, so that an archive contains the kernels only once (make pack-cuda). */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>

@@ -1,4 +1,5 @@
-/* pack.h -- included before a program of `make pack-cuda`: its main becomes a function that tools/pack.c calls by name. */
+/* pack.h -- included before each program of `make pack-cuda`: renames its main to a function that tools/pack.c
+ * calls. */
 #pragma GCC visibility push(default)
 int PACK_MAIN();
 #pragma GCC visibility pop

@@ -1,6 +1,6 @@
-# make pack-cuda: the program, the tests of tests/cuda_x.c and the benchmarks for a machine with a GPU that has neither
-# compiler nor libraries: a folder of small programs and one libhola.so with all kernels, and the libraries it wants
-# beside it. `tar xf hola-cuda.tar.xz && hola-cuda/report.sh OUT` there runs the tests and measures speed.
+# make pack-cuda: packs the program, the tests of tests/cuda_x.c and the benchmarks for a GPU machine that has neither
+# compiler nor libraries: a folder with small programs, one libhola.so with all kernels, and the libraries it needs.
+# `tar xf hola-cuda.tar.xz && hola-cuda/report.sh OUT` on that machine runs the tests and measures speed.
 PACK := $(BUILD)/hola-cuda
 PACK_BENCH := attention_cuda context gdn gla kda
 PACK_SRC := $(sort $(wildcard tests/cuda_*.c)) $(PACK_BENCH:%=bench/bench_%.c) src/cli/main.c
@@ -14,7 +14,7 @@ $(PACK)/libhola.so: $(PACK_OBJ) $(filter-out %/main.o,$(call obj,float,$(CLI_SRC
 	    '-Wl,-rpath,$$ORIGIN/lib' -o $@ $^ $(LIBS) $(CLI_LIBS) -lcmocka
 $(PACK)/pack: tools/pack.c $(PACK)/libhola.so
 	$(call say,LD $@) $(CC) $(ALL_CFLAGS) -s '-Wl,-rpath,$$ORIGIN:$$ORIGIN/lib' -Wl,--no-as-needed -o $@ $< $(PACK)/libhola.so -ldl
-# (glibc's own libraries stay: the machine's must do)
+# (except glibc's own libraries, which the machine provides)
 pack-cuda: $(PACK)/pack tools/report_cuda.sh tests/run.sh ## program, GPU tests and benchmarks in one archive, for a GPU machine
 	$(if $(CUDA),,$(error pack-cuda: needs nvcc))
 	mkdir -p $(PACK)/lib && for p in $(PACK_NAMES); do ln -sf pack $(PACK)/$$p; done

@@ -1,7 +1,7 @@
 #!/bin/sh
-# report_cuda.sh OUT [PART...]: what `make pack-cuda` packed, run on this machine's GPU. OUT gets a file per program and
-# report.txt. PART: tests, ops, hola, models, context (default: all, in this order). SECONDS_LEFT=540: nothing begins
-# that could not end by then. Nothing needs the internet, a compiler or a library of this machine.
+# report_cuda.sh OUT [PART...]: runs the contents of `make pack-cuda` on this machine's GPU. OUT gets a file per
+# program and report.txt. PART: tests, ops, hola, models, context (default: all, in this order). SECONDS_LEFT=540:
+# starts nothing that could not finish in time. Needs no internet, compiler or library of this machine.
 here=$(cd "$(dirname "$0")" && pwd)
 [ $# -gt 0 ] || { echo 'usage: report.sh OUT [tests|ops|hola|models|context]...' >&2; exit 2; }
 out=$1

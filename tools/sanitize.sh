@@ -1,13 +1,13 @@
 #!/bin/sh
-# sanitize.sh BUILD RACE [JOBS]: compute-sanitizer over the GPU tests, JOBS at a time: memcheck over BUILD/gpu-tests,
-# racecheck over RACE/gpu-tests (built with RACE=1: src/cuda/named_barrier.cuh, tests/race). A line for each, the whole in
-# RACE/sanitize; status 1 where a test fails or does not end, or where something is reported.
+# sanitize.sh BUILD RACE [JOBS]: compute-sanitizer over the GPU tests, JOBS at a time: memcheck over
+# BUILD/gpu-tests, racecheck over RACE/gpu-tests (built with RACE=1: src/cuda/named_barrier.cuh, tests/race). Prints
+# a line per test, full output in RACE/sanitize; status 1 if a test fails or hangs, or a tool reports something.
 limit=${TEST_SECONDS:-600}
 PATH=$PATH:/usr/local/cuda/bin
 
 if [ "$1" = --one ]; then # LOGS TOOL PROGRAM
     name=$(basename "$4") log=$2/$3-$(basename "$4").txt start=$(date +%s)
-    case $3-$name in # the emulator's cases; fewer where each takes long (tests/cuda.h)
+    case $3-$name in # the emulator's cases; fewer if each takes long (tests/cuda.h)
     memcheck-cuda_decode_* | memcheck-cuda_model | memcheck-cuda_prelaunch | racecheck-*) HOLA_SMALL=2 ;;
     *) HOLA_SMALL=1 ;;
     esac

@@ -1,8 +1,8 @@
 #!/bin/sh
-# test_arm.sh: compiles hola for 64-bit ARM and runs tests of it under qemu-user: those that ONLY names, or a short
+# test_arm.sh: compiles hola for 64-bit ARM and runs tests under qemu-user: those named by ONLY, or a short
 # selection, on QEMU_CPU (max: with dot-product instructions; cortex-a72: without). The cross compiler and qemu are
-# Debian's packages, found or installed by deps.sh; jansson and cmocka for ARM are unpacked into build/arm64-libs and
-# nothing else on this machine changes. Where one of them cannot be had, it says SKIP and ends well.
+# Debian packages, found or installed by deps.sh; jansson and cmocka for ARM are unpacked into build/arm64-libs, and
+# nothing else on this machine changes. If one is unavailable, prints SKIP and succeeds.
 set -e
 cd "$(dirname "$0")/.."
 cc=aarch64-linux-gnu-gcc
@@ -12,7 +12,7 @@ skip() {
     exit 0
 }
 
-fetch_libs() ( # with lists of packages of its own, for that architecture
+fetch_libs() ( # with separate package lists for that architecture
     state=$PWD/build/arm64-apt
     rm -rf "$state" build/arm64-libs
     mkdir -p "$state/lists/partial" "$state/archives/partial" "$state/deb" build/arm64-libs
@@ -33,10 +33,10 @@ fi
 
 qemu=$(command -v qemu-aarch64-static || command -v qemu-aarch64)
 export RUNNER="$qemu -cpu ${QEMU_CPU:-max} -L /usr/aarch64-linux-gnu" HOLA_EMULATED=aarch64
-unset QEMU_CPU # qemu reads it, too
+unset QEMU_CPU # qemu reads it too
 export C_INCLUDE_PATH="$libs/include" NO_APT=1 LDFLAGS="-L$libs/lib/aarch64-linux-gnu"
 LDFLAGS="$LDFLAGS -Wl,-rpath,$libs/lib/aarch64-linux-gnu"
 [ -n "$ONLY" ] || ONLY='test_backend test_quant test_small_gemm test_backends.sh'
-# what is checked is the code, not its speed: -O1 compiles in a third of the time
+# this checks correctness, not speed: -O1 compiles in a third of the time
 exec "${MAKE:-make}" --no-print-directory CC=$cc AR=aarch64-linux-gnu-ar NVCC= CXX= MPI= PKG_CONFIG=false \
     CFLAGS="${CFLAGS:--O1}" ONLY="$ONLY" test

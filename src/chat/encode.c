@@ -1,4 +1,4 @@
-/* encode.c -- conversations as tokens: a prompt that an answer follows, and a lesson with all answers in it. */
+/* encode.c -- conversations as tokens: a prompt awaiting an answer, and a training example with all answers. */
 #define _GNU_SOURCE
 #include "chat/template_internal.h"
 #include <stdlib.h>
@@ -7,8 +7,8 @@
 struct encoding {
     const struct hl_template *t;
     struct hl_ids ids;
-    struct hl_text run; /* text that is not yet encoded */
-    bool begins;        /* nothing but BOS stands before it */
+    struct hl_text run; /* text not yet encoded */
+    bool begins;        /* nothing but BOS comes before it */
     hola_status s;
 };
 
@@ -38,8 +38,8 @@ static void flush(struct encoding *e) {
 static void add_content(struct encoding *e, const char *text, int64_t len) {
     if (e->s == HOLA_OK) e->s = hl_text_put(&e->run, text, len);
 }
-/* Returns the place behind the first special token in it; -1: there was none. (What a template puts behind an answer
- * begins with the token that ends it: hl_template_teaches.) */
+/* Returns the position after the first special token in it; -1: none. (What a template puts after an answer starts with
+ * the token that ends it: hl_template_teaches.) */
 static int64_t add_part(struct encoding *e, const char *text) {
     int64_t len = (int64_t)strlen(text), begin, end, behind = -1;
     int32_t id;
@@ -57,10 +57,10 @@ static int64_t add_part(struct encoding *e, const char *text) {
     return behind;
 }
 
-/* How message i of m stands in a template whose system's text is in the user's message. */
+/* Where message i of m goes in a template that puts the system text into the user's message. */
 struct place {
-    bool inside; /* the system's: one message with the next */
-    bool opened; /* what opens the user's message stands before the system's text */
+    bool inside; /* the system's: merged with the next message */
+    bool opened; /* the user message was already opened before the system text */
 };
 static struct place place_of(const struct hl_template *t, const struct hl_chat_message *m, int64_t n, int64_t i) {
     if (!t->system_in_user) return (struct place){false, false};
@@ -137,8 +137,8 @@ static bool stops_at(const struct hl_template *t, int32_t token) {
     return false;
 }
 
-/* What an answer at the end of a conversation still needs for its end to show: the rest of the stop that begins with
- * what stands behind an answer. "": nothing. NULL: the end cannot be told. */
+/* What an answer at the end of a conversation still needs to show its end: the rest of the stop string whose start
+ * follows the answer. "": nothing. NULL: the end cannot be determined. */
 static const char *rest_of_end(const struct hl_template *t) {
     const char *behind = t->part[HL_ROLE_ASSISTANT].behind;
     const size_t k = strlen(behind);
@@ -162,7 +162,7 @@ hola_status hl_template_teaches(const struct hl_template *t) {
         t->name);
 }
 
-/* Tokens [from, to) are the assistant's. */
+/* Marks tokens [from, to) as the assistant's. */
 static void learn(struct hl_lesson *l, struct encoding *e, int64_t from, int64_t to) {
     uint8_t *more = e->s == HOLA_OK ? realloc(l->trained, (size_t)e->ids.n + 1) : NULL;
     if (!more && e->s == HOLA_OK) e->s = hl_fail(HOLA_ENOMEM, "chat template: no memory");
@@ -170,7 +170,7 @@ static void learn(struct hl_lesson *l, struct encoding *e, int64_t from, int64_t
     l->trained = more;
     memset(more + l->ids.n, 0, (size_t)(e->ids.n - l->ids.n));
     memset(more + from, 1, (size_t)(to - from));
-    l->ids.n = e->ids.n; /* so far it is known what is trained */
+    l->ids.n = e->ids.n; /* trained flags are set up to here */
 }
 
 static void add_answer(struct encoding *e, struct hl_lesson *l, const struct hl_chat_message *m, bool last) {
@@ -182,7 +182,7 @@ static void add_answer(struct encoding *e, struct hl_lesson *l, const struct hl_
     const int64_t from = e->ids.n;
     if (e->t->nothing_opens) add_part(e, p->before);
     add_content(e, m->content, m->len);
-    flush(e); /* as it is written: what closes it is fed by itself */
+    flush(e); /* as generated: what closes it is fed separately */
     int64_t to = add_part(e, p->behind);
     flush(e);
     if (last && to < 0) {
@@ -206,7 +206,7 @@ hola_status hl_template_lesson(const struct hl_template *t, const struct hl_chat
                                struct hl_lesson *out) {
     struct encoding e = {.t = t, .begins = true, .s = hl_template_teaches(t)};
     *out = (struct hl_lesson){0};
-    while (n > 0 && m[n - 1].role != HL_ROLE_ASSISTANT) n--; /* nobody answers these */
+    while (n > 0 && m[n - 1].role != HL_ROLE_ASSISTANT) n--; /* trailing messages without an answer */
     if (bos) put_bos(&e);
     for (int64_t i = 0; i < n && e.s == HOLA_OK; i++) {
         const struct place p = place_of(t, m, n, i);

@@ -1,4 +1,4 @@
-/* template.c -- see template.h: which templates there are, and conversations as text. */
+/* template.c -- see template.h: the built-in templates, and conversations as text. */
 #define _GNU_SOURCE
 #include "chat/template_internal.h"
 #include "core/file.h"
@@ -13,12 +13,12 @@ enum { MOST_FILE = 1 << 20 };
 const char *const hl_role_names[] = {"text", "system", "user", "assistant"};
 
 struct builtin {
-    const char *name, *sign; /* sign: what in a chat_template of Hugging Face tells that it is this one */
+    const char *name, *sign; /* sign: identifies this template in a Hugging Face chat_template */
     struct hl_template_part part[HL_ROLES];
     const char *stop;
     bool system_in_user, nothing_opens;
 };
-/* In the order in which auto looks for them; plain is what is left. */
+/* In detection order; plain is the fallback. */
 static const struct builtin builtins[] = {
     {"chatml",
      "<|im_start|>",
@@ -75,7 +75,7 @@ static bool uses(const struct hl_template *t, const char *token) {
     return false;
 }
 
-/* Those of a list that are neither special nor the template's own. */
+/* The entries of a list that are neither special nor the template's own. */
 static hola_status without_specials(const struct hl_template *t, struct hl_added *to, const struct hl_added *from) {
     hola_status s = HOLA_OK;
     for (int64_t i = 0; s == HOLA_OK && i < from->n; i++) {
@@ -122,7 +122,7 @@ bool hl_template_special(const struct hl_template *t, const char *text, int64_t 
     return *begin < len;
 }
 
-/* The text that a part leaves when it is decoded. */
+/* The text that a part decodes to. */
 static char *bare(const struct hl_template *t, const char *text) {
     char *out = calloc(1, strlen(text) + 1);
     int64_t len = (int64_t)strlen(text), begin, end;
@@ -157,7 +157,7 @@ static hola_status from_file(struct hl_template *t, const char *path) {
     const char *name = json_string_value(json_object_get(t->file, "template"));
     const struct builtin *b = name ? builtin_named(name) : NULL;
     if (name && !b) return hl_fail(HOLA_EFORMAT, "%s: \"template\": there is no \"%s\"", path, name);
-    if (b) { /* a file that names a built-in one */
+    if (b) { /* a file that names a built-in template */
         free(t->name);
         t->name = strdup(name);
         return t->name ? from_builtin(t, b), HOLA_OK : hl_fail(HOLA_ENOMEM, "chat template: no memory");
@@ -182,7 +182,7 @@ static hola_status from_file(struct hl_template *t, const char *path) {
     return HOLA_OK;
 }
 
-/* The built-in one that the model's chat_template looks like; NULL: none, or no such file. */
+/* The built-in template that the model's chat_template resembles; NULL: none, or no such file. */
 static const char *guess(const char *model_dir) {
     char *path = hl_path_join(model_dir, "tokenizer_config.json"), *config = NULL;
     struct hl_map map = {0};
@@ -200,7 +200,7 @@ static const char *guess(const char *model_dir) {
     return name;
 }
 
-/* The file that a fine-tuned model brings along; NULL: none. */
+/* The template file shipped with a fine-tuned model; NULL: none. */
 static char *own_file(const char *model_dir) {
     char *path = hl_path_join(model_dir, HL_TEMPLATE_FILE);
     if (path && access(path, F_OK) == 0) return path;
@@ -277,7 +277,7 @@ hola_status hl_template_text(const struct hl_template *t, const struct hl_chat_m
     struct hl_text text = {0};
     for (int64_t i = 0; i < n; i++) {
         const struct hl_template_part *p = &t->part[m[i].role];
-        int64_t k = i; /* the system's texts that stand in this message */
+        int64_t k = i; /* the system texts included in this message */
         if (t->system_in_user && m[i].role == HL_ROLE_SYSTEM && i + 1 < n && m[i + 1].role != HL_ROLE_ASSISTANT)
             continue;
         put_part(t, &text, p->before);

@@ -1,4 +1,4 @@
-/* template_internal.h -- a template as template.c makes it and encode.c reads it. */
+/* template_internal.h -- the parsed template, made by template.c and read by encode.c. */
 #ifndef HL_TEMPLATE_INTERNAL_H
 #define HL_TEMPLATE_INTERNAL_H
 #include "chat/template.h"
@@ -12,20 +12,20 @@ struct hl_template_part {
 struct hl_template {
     char *name;
     struct hl_template_part part[HL_ROLES];
-    struct hl_template_part bare[HL_ROLES]; /* without special tokens: as they decode */
+    struct hl_template_part bare[HL_ROLES]; /* without special tokens: the decoded text */
     const char *stop[HL_TEMPLATE_STOPS];
     int stops;
     bool builtin;
-    bool system_in_user; /* the system's text stands in the next user's message */
-    bool nothing_opens;  /* an answer begins right behind the question */
+    bool system_in_user; /* the system text goes into the next user message */
+    bool nothing_opens;  /* the answer follows the question with nothing between them */
     const hola_tokenizer *tokenizer;
     struct hl_added specials;     /* of the tokenizer */
-    hola_tokenizer *first, *more; /* views that know none of them: for a text's beginning, for what follows */
+    hola_tokenizer *first, *more; /* tokenizers without special tokens: for the start of a text, and for the rest */
     struct hl_added raw, normalised;
-    json_t *file; /* whose strings the parts are */
+    json_t *file; /* owns the strings of the parts */
     char *store[2 * HL_ROLES];
 };
-/* The next special token or place for one in a template's text: *id is -1 where the tokenizer has none. */
+/* The next special token or placeholder in a template's text: *id is -1 if the tokenizer lacks it. */
 bool hl_template_special(const struct hl_template *t, const char *text, int64_t len, int64_t *begin, int64_t *end,
                          int32_t *id);
 

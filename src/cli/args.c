@@ -12,7 +12,7 @@
 
 /* ---- help ---- */
 
-/* Appends to a label; what does not fit is cut. */
+/* Appends to a label; truncates what does not fit. */
 static void append(char *buf, size_t size, const char *a, const char *b) {
     size_t n = strlen(buf);
     snprintf(buf + n, size - n, "%s%s", a, b);
@@ -39,7 +39,7 @@ static void print_help(const struct args_command *c) {
 
 static bool parse_int(const char *s, int64_t *out) {
     char *end;
-    if (!isdigit((unsigned char)s[s[0] == '-'])) return false; /* strtoll would skip spaces, take "+" */
+    if (!isdigit((unsigned char)s[s[0] == '-'])) return false; /* strtoll would accept spaces and "+" */
     errno = 0;
     *out = strtoll(s, &end, 10);
     return !*end && !errno;
@@ -47,7 +47,7 @@ static bool parse_int(const char *s, int64_t *out) {
 
 static bool parse_real(const char *s, double *out) {
     char *end;
-    if (!*s || s[strspn(s, "0123456789.eE+-")]) return false; /* no spaces, hexadecimals, infinities */
+    if (!*s || s[strspn(s, "0123456789.eE+-")]) return false; /* no spaces, hexadecimal or infinities */
     *out = strtod(s, &end);
     return !*end && isfinite(*out);
 }
@@ -109,7 +109,7 @@ int args_set(const struct args_command *c, const struct arg *a, const char *valu
 
 /* ---- words ---- */
 
-/* The option that a word names, and its value where the word holds it too (--x=V, -xV). */
+/* The option named by a word, and its value if it is in the same word (--x=V, -xV). */
 static const struct arg *find(const struct args_command *c, const char *word, const char **value) {
     bool is_long = word[1] == '-';
     size_t n = strcspn(word + 2, "=");
@@ -178,7 +178,7 @@ int args_parse(const struct args_command *c, int argc, char **argv, void *opts) 
 
 /* ---- words that are not options ---- */
 
-/* Whether the next word is the value of this option. What no option is, args_parse will refuse. */
+/* Whether the next word is this option's value. args_parse will reject unknown options. */
 static bool wants_next(const struct arg *args, const char *word) {
     bool is_long = word[1] == '-';
     for (const struct arg *a = args; a->name; a++) {

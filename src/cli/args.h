@@ -1,7 +1,8 @@
-/* args.h -- command-line options: one table per command, from which parsing and --help both follow.
+/* args.h -- command-line options: one table per command drives both parsing and --help.
  *
- * `--name V`, `--name=V`, `-n V` and `-nV` are the same. An option given twice counts once, the last time, unless
- * it is a list. A flag takes no value but =true and =false. `--` ends the options. Numbers must be the whole word and lie in their range. */
+ * `--name V`, `--name=V`, `-n V` and `-nV` are the same. The last occurrence of an option wins, unless it is a list. A
+ * flag takes no value except =true and =false. `--` ends the options. A number must be the whole word and within its
+ * range. */
 #ifndef HOLA_CLI_ARGS_H
 #define HOLA_CLI_ARGS_H
 #include <stdbool.h>
@@ -12,9 +13,9 @@ enum arg_type {
     ARG_FLAG,   /* bool */
     ARG_INT,    /* int64_t in [lo, hi] */
     ARG_REAL,   /* double in [min, max] */
-    ARG_STRING, /* const char *, lent by argv */
-    ARG_LIST,   /* struct arg_list: every time it is given counts */
-    ARG_CHOICE  /* int: the place of the word in `choices` */
+    ARG_STRING, /* const char *, pointing into argv */
+    ARG_LIST,   /* struct arg_list: every occurrence is kept */
+    ARG_CHOICE  /* int: index of the word in `choices` */
 };
 
 enum { ARG_LIST_MOST = 16 };
@@ -27,18 +28,18 @@ struct arg {
     char letter;      /* short name, 0: none */
     const char *name; /* long name without the dashes; NULL ends a table */
     enum arg_type type;
-    size_t offset;              /* of the field in the command's struct of options */
-    const char *meta, *help;    /* what --help calls the value, and says about it */
-    const char *const *choices; /* ends with NULL */
+    size_t offset;              /* of the field in the command's options struct */
+    const char *meta, *help;    /* --help: the name of the value, and the description */
+    const char *const *choices; /* NULL-terminated */
     int64_t lo, hi;
     double min, max;
-    bool needed;                      /* strings only, like the others below */
-    const char *(*otherwise)(void);   /* the value of one that was not given; it may find none */
-    bool (*known)(const char *value); /* other values are wrong usage */
-    const char *const *names;         /* what a wrong one may have meant; ends with NULL */
+    bool needed;                      /* required; strings only, as are the next three */
+    const char *(*otherwise)(void);   /* default if not given; may return NULL */
+    bool (*known)(const char *value); /* rejects other values as wrong usage */
+    const char *const *names;         /* candidates for "did you mean"; NULL-terminated */
 };
 
-/* The rows of a table. OPTS is the command's struct of options, which the .c file defines. */
+/* The rows of a table. OPTS is the command's options struct, defined in the .c file. */
 #define OPT_FLAG(letter, name, field, help) \
     { letter, name, ARG_FLAG, OPT_AT(field), NULL, help, OPT_ANY, false, OPT_PLAIN }
 #define OPT_STRING(letter, name, field, meta, help) \
@@ -58,7 +59,7 @@ struct arg {
 #define OPT_AT(field) offsetof(OPTS, field)
 #define OPT_ANY NULL, 0, 0, 0, 0
 #define OPT_PLAIN NULL, NULL, NULL
-/* Rows that several commands have. */
+/* Rows shared by several commands. */
 #define OPT_MODEL                                                                                       \
     {                                                                                                   \
         'm', "model", ARG_STRING, OPT_AT(model), "DIR",                                                 \
@@ -83,26 +84,26 @@ struct args_command {
     const struct arg *args;
 };
 
-/* Fills *opts, which holds the defaults, from argv[1..]. Returns ARGS_RUN to go on, else the exit status
- * that the command must return: help was printed (0) or the usage was wrong (2). */
+/* Fills *opts, which holds the defaults, from argv[1..]. Returns ARGS_RUN to continue, else the command's exit status:
+ * help was printed (0) or the usage was wrong (2). */
 enum { ARGS_RUN = -1 };
 int args_parse(const struct args_command *c, int argc, char **argv, void *opts);
-/* The same in two: the words, then whether all is there that is needed. */
+/* The same in two steps: parse the words, then check that required options are present. */
 int args_words(const struct args_command *c, int argc, char **argv, void *opts);
 int args_needed(const struct args_command *c, void *opts);
-/* One option from its value as text, lent as long as *opts lives. */
+/* Sets one option from text, which must live as long as *opts. */
 int args_set(const struct args_command *c, const struct arg *a, const char *value, void *opts);
 
-/* args_file.c: options from a file (core/settings.h), by their long names; the file's strings are lent by *keep, which
- * is yours to hl_settings_free(). */
+/* args_file.c: options from a file (core/settings.h), by their long names; *keep owns the strings, free it with
+ * hl_settings_free(). */
 struct hl_settings;
 int args_file(const struct args_command *c, const char *path, struct hl_settings *keep, void *opts);
-/* All options that have a value, as such a file would hold them; json_dumps text, malloced. NULL: no memory. */
+/* All options that have a value, in the format of such a file; json_dumps text, malloced. NULL: out of memory. */
 char *args_text(const struct args_command *c, const void *opts);
 
-/* For commands that take words besides options (hola prepare INPUT...), before args_parse: options and their
- * values move to the front of argv, counted by the new *argc; the other words, "-" among them and all that
- * follows "--", go to words, which has room for argc pointers. Returns how many. */
+/* For commands with positional words (hola prepare INPUT...), before args_parse: moves options and their values to the
+ * front of argv and updates *argc; the other words, including "-" and everything after "--", go to words, which has
+ * room for argc pointers. Returns their number. */
 int args_split(const struct arg *args, int *argc, char **argv, const char **words);
 
 #endif

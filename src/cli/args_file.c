@@ -1,4 +1,4 @@
-/* args_file.c -- a command's options from a file, and as one. */
+/* args_file.c -- reads a command's options from a file, and writes them as one. */
 #include "cli/args.h"
 #include "cli/cli.h"
 #include "core/settings.h"
@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* A name with the wrong kind of dash is the likeliest mistake. */
+/* A name with the wrong kind of dash is the most likely mistake. */
 static bool same_but_for_dashes(const char *a, const char *b) {
     for (; *a && *b; a++, b++)
         if (*a != *b && !(*a == '-' && *b == '_')) return false;
@@ -25,7 +25,7 @@ static const char *kind_of(enum arg_type t) {
     return t == ARG_FLAG ? "true or false" : t == ARG_INT ? "an integer" : t == ARG_REAL ? "a number" : "a string";
 }
 
-/* The value as the command line would have it; NULL: of the wrong kind. */
+/* The value as on the command line; NULL: wrong type. */
 static const char *as_text(const struct arg *a, json_t *v, char buf[64]) {
     switch (a->type) {
     case ARG_FLAG: return json_is_boolean(v) ? (json_is_true(v) ? "true" : "false") : NULL;
@@ -58,7 +58,7 @@ int args_file(const struct args_command *c, const char *path, struct hl_settings
     return ARGS_RUN;
 }
 
-/* What was left at a default that is no value of the option (-1, 0, NULL) is left out. */
+/* A value left at a default that cannot be given as an option (-1, 0, NULL) is omitted. */
 static json_t *value_of(const struct arg *a, const void *opts) {
     const char *field = (const char *)opts + a->offset;
     const int64_t i = a->type == ARG_INT ? *(const int64_t *)field : 0;

@@ -1,5 +1,5 @@
-/* bench_limits.c -- the two numbers everything is measured against: the fastest matrix product of the
- * installed BLAS, and how fast memory can be read. */
+/* bench_limits.c -- the two reference limits: the fastest matrix product of the installed BLAS, and memory read
+ * bandwidth. */
 #define _POSIX_C_SOURCE 200809L
 #include "cli/bench.h"
 #include "core/clock.h"
@@ -74,7 +74,7 @@ static void sweep_piece(void *ctx, int64_t i, int worker) {
 
 static void time_reading(struct bench_limits *l, struct hl_pool *pool) {
     const int64_t bytes = (int64_t)512 << 20;
-    uint64_t *x = hl_large_alloc(bytes); /* as weights have it */
+    uint64_t *x = hl_large_alloc(bytes); /* allocated like weights */
     struct sweep s = {.x = x, .n = bytes / 8 / PIECES};
     if (!x) return;
     memset(x, 1, (size_t)bytes);
@@ -87,7 +87,7 @@ static void time_reading(struct bench_limits *l, struct hl_pool *pool) {
     free(x);
 }
 
-/* A device: one large product and one large copy, on numbers that are not zero. */
+/* On a device: one large product and one large copy, with non-zero data. */
 static void device_limits(struct bench_limits *l, struct hl_backend *backend) {
     enum { N = 8192, TIMES = 10 };
     const int64_t n = (int64_t)N * N, bytes = n * backend->act_size, big = (int64_t)1 << 31;
@@ -98,7 +98,7 @@ static void device_limits(struct bench_limits *l, struct hl_backend *backend) {
         a.part[0].W = (struct hl_weight){
             .data = x + bytes, .dtype = backend->act_size == 2 ? HOLA_BF16 : HOLA_F32, .rows = N, .cols = N};
         a.part[0].out = x + 2 * bytes;
-        for (int64_t i = 0; i < bytes; i++) /* 0.5 to 2, both signs, in either type */
+        for (int64_t i = 0; i < bytes; i++) /* 0.5 to 2, both signs, for either type */
             host[i] = (uint16_t)(0x3f00u + (uint32_t)(i * 2654435761u >> 20) % 256 + (i % 3 == 0 ? 0x8000u : 0));
         hl_put(backend, x, host, 2 * bytes);
         hl_zero(backend, copy, big);

@@ -1,5 +1,5 @@
-/* bench_model.c -- times of whole passes: training steps, prefill, decoding. Two models are timed in
- * turns, step by step, so that their ratio survives a noisy machine. */
+/* bench_model.c -- times of whole passes: training steps, prefill, decoding. Two models are timed alternately, step by
+ * step, so that their ratio is robust to a noisy machine. */
 #define _POSIX_C_SOURCE 200809L
 #include "cli/bench.h"
 #include "core/clock.h"
@@ -11,7 +11,7 @@
 
 /* ---- each op of the table, timed ---- */
 
-static struct hl_ops untimed; /* the model's own, while it runs on the timed ones */
+static struct hl_ops untimed; /* the model's own op table, while it runs on the timed one */
 static struct bench_op timed[BENCH_OPS];
 enum {
 #define INDEX(name, arg, need, where) OP_##name,
@@ -31,7 +31,7 @@ _Static_assert((int)OP_COUNT <= (int)BENCH_OPS, "BENCH_OPS is too small");
 HL_OPS_LIST(TIMED)
 #undef TIMED
 
-/* Each op is waited for, so nothing may be recorded for replay meanwhile. */
+/* Each op is synchronized, so nothing may be captured into a graph meanwhile. */
 static struct hl_graphs graphs;
 
 int bench_ops_start(hola_model *m) {
@@ -75,7 +75,7 @@ struct run {
     double forward[MAX_REPEATS], both[MAX_REPEATS], update[MAX_REPEATS];
 };
 
-/* The forward pass is timed by itself before the step, so that the step can be split. */
+/* The forward pass is also timed alone before the step, so that the step's time can be split. */
 static hola_status train_step(struct run *r, const int32_t *ids, int64_t n, const int64_t *starts, int64_t docs,
                               int i) {
     double loss, norm, t0 = hl_clock(), t1, t2;
@@ -128,7 +128,7 @@ hola_status bench_train(hola_model *m, hola_model *other, int64_t batch, int64_t
 
 /* ---- inference ---- */
 
-/* Parameters that a token's pass multiplies by, the head aside. */
+/* Parameters multiplied per token, without the head. */
 static int64_t inner_parameters(const hola_model *m) {
     int64_t n = 0;
     for (int64_t i = 0; i < m->params.n; i++)
@@ -140,17 +140,17 @@ static int64_t weight_bytes(const struct hl_weight *w, int64_t count) {
         return w->rows * (hl_quant_row(w->dtype, w->cols) + 2 * hl_quant_groups(w->dtype, w->cols));
     return count * (w->dtype != HOLA_F32 ? 2 : 4);
 }
-/* Bytes a decoded token must move: every weight once, and its session's after pos tokens. */
+/* Bytes read or written per decoded token: every weight once, and the session's state after pos tokens. */
 static double decode_bytes(const hola_model *m, int64_t pos) {
     int64_t bytes = 0;
     for (int64_t i = 0; i < m->params.n; i++) {
-        if (i == m->params.embed && i != m->params.head) continue; /* one row of it */
+        if (i == m->params.embed && i != m->params.head) continue; /* only one row of it is read */
         bytes += weight_bytes(&m->weight[i], m->params.tensor[i].count);
     }
     return (double)bytes + hl_state_traffic(&m->state, pos);
 }
 
-/* logits: room for a vocabulary of them; prefill does not ask for any */
+/* logits: room for one vocabulary; prefill does not request any */
 typedef hola_status (*pass)(hola_session *s, const int32_t *ids, int64_t n, float *logits);
 static hola_status pass_prefill(hola_session *s, const int32_t *ids, int64_t n, float *logits) {
     (void)logits;
@@ -162,7 +162,7 @@ static hola_status pass_decode(hola_session *s, const int32_t *ids, int64_t n, f
     return st;
 }
 
-/* A state that grows starts every repetition at the same length. */
+/* A growing state starts every repetition at the same length. */
 static hola_status go_back(hola_session *s, int64_t tokens, int64_t before) {
     if (s->model->state.page == 0) return HOLA_OK;
     if (before > 0) return hola_session_rollback(s, tokens);
@@ -208,12 +208,12 @@ hola_status bench_prefill(hola_model *m, hola_model *other, int64_t tokens, int 
     return infer(m, other, tokens, 0, repeats, pass_prefill, out);
 }
 
-/* Starts with a full memory and an empty block; whole blocks are timed, so the mean fill is what is seen. */
+/* Starts with a full memory and an empty block; whole blocks are timed, so the mean fill is measured. */
 hola_status bench_decode(hola_model *m, hola_model *other, int64_t tokens, int repeats, struct bench_infer *out) {
     return infer(m, other, tokens, 512, repeats, pass_decode, out);
 }
 
-/* n sequences side by side, one token each at a time; they stand at different positions. */
+/* n sequences in one batch, one token each at a time, at different positions. */
 hola_status bench_decode_batch(hola_model *m, int64_t n, int64_t tokens, bool with_logits, int repeats,
                                struct bench_infer *out) {
     const hola_sampling likeliest = {.repeat_penalty = 1, .top_p = 1};
@@ -250,7 +250,7 @@ hola_status bench_decode_batch(hola_model *m, int64_t n, int64_t tokens, bool wi
 }
 
 enum { CONTEXT_PIECE = 4096 };
-/* The session's next tokens: up to `tokens` in all, then some that are timed. */
+/* Feeds the session up to `tokens` tokens in all, then times some more. */
 static hola_status measure_at(hola_session *y, int64_t tokens, const int32_t *ids, float *logits,
                               struct bench_context *out) {
     enum { TIMED_TOKENS = 64 };

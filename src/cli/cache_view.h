@@ -23,19 +23,19 @@ struct cache_view_report {
     char **text; /* of every token, printable UTF-8 */
 };
 
-/* The whole command, for a loaded model; dir is where its tokenizer is sought. */
+/* The whole command, for a loaded model; dir is where to find its tokenizer. */
 int cache_view_inspect(hola_model *m, const char *dir, const struct cache_view_opts *o);
 
-/* cache_view_page.c: one self-contained HTML page, written whole or not at all. */
+/* cache_view_page.c: one self-contained HTML page, written atomically. */
 int cache_view_page_write(const struct cache_view_report *r, const char *path);
 
-/* Would the latest tokens of the closed blocks, which a memory by recency holds, include this one? */
+/* Whether a recency memory, holding the latest tokens of the closed blocks, would hold this one. */
 bool cache_view_recent(const struct cache_view_report *r, int64_t pos);
 static inline const struct hl_cache_view_head *cache_view_head(const struct cache_view_report *r, int64_t l,
                                                                int64_t h) {
     return &r->view.head[l * r->view.heads + h];
 }
-/* Whether the options choose this head. */
+/* Whether the options select this head. */
 static inline bool cache_view_chosen(const struct cache_view_report *r, int64_t l, int64_t h) {
     return (r->opts->layer < 0 || r->opts->layer == l) && (r->opts->head < 0 || r->opts->head == h);
 }

@@ -1,4 +1,4 @@
-/* cache_view_page.c -- the page of hola inspect --memory: cache_view.html, drawn by cache_view.js from the data. */
+/* cache_view_page.c -- the page of hola inspect --memory: cache_view.html, drawn by cache_view.js. */
 #include "cli/cache_view.h"
 #include "core/file.h"
 #include "plot/page.h"
@@ -6,10 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-HL_PAGE_FILE(hl_cache_view_html, "src/cli/cache_view.html"); /* what is inside of the page */
+HL_PAGE_FILE(hl_cache_view_html, "src/cli/cache_view.html"); /* the page's content */
 HL_PAGE_FILE(hl_cache_view_js, "src/cli/cache_view.js");
 
-/* as many numbers as a browser takes without trouble: 128 MiB */
+/* the most numbers that a browser handles well: 128 MiB */
 enum { MOST_NUMBERS = 1 << 25 };
 
 static char *base64(const void *data, int64_t n) {
@@ -36,7 +36,7 @@ static json_t *numbers(const float *x, int64_t n) {
     return list;
 }
 
-/* The data that cache_view.js reads, as text; NULL: no memory. */
+/* The data for cache_view.js, as text; NULL: out of memory. */
 static char *page_data(const struct cache_view_report *r) {
     const struct hl_cache_view *v = &r->view;
     const int64_t heads = v->layers * v->heads;

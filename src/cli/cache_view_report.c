@@ -1,4 +1,5 @@
-/* cache_view_report.c -- hola inspect --memory: reads a text, prints what the heads hold of it. See cache_view.h. */
+/* cache_view_report.c -- hola inspect --memory: reads a text and reports what the heads keep of it. See
+ * cache_view.h. */
 #define _POSIX_C_SOURCE 200809L
 #include "cli/cache_view.h"
 #include "ops/cache/policy.h"
@@ -13,7 +14,7 @@ const char *const cache_view_colors[] = {"auto", "always", "never", NULL};
 
 /* ---- the text of tokens ---- */
 
-/* Bytes of the UTF-8 character that s begins with; 0: none, or one that does not print. */
+/* Length of the UTF-8 character at s; 0: invalid or not printable. */
 static int utf8_length(const unsigned char *s, int64_t n) {
     static const uint32_t least[5] = {0, 0, 0x80, 0x800, 0x10000};
     const int len = s[0] < 0x80             ? 1
@@ -31,7 +32,8 @@ static int utf8_length(const unsigned char *s, int64_t n) {
     return c < 0x20 || (c >= 0x7f && c < 0xa0) ? 0 : len;
 }
 
-/* Printable text for n bytes, malloced: what is not a character is written as \n, \t or \xNN. */
+/* Printable text for n bytes, malloced: anything else is written as
+ * , \t or \xNN. */
 static char *printable(const char *bytes, int64_t n) {
     char *out = malloc((size_t)n * 4 + 1), *to = out;
     for (int64_t i = 0; out && i < n;) {
@@ -46,8 +48,8 @@ static char *printable(const char *bytes, int64_t n) {
     return out;
 }
 
-/* Token i's bytes in its place: tokenizers may drop a space at the beginning of a text, so the token before it
- * is decoded along and taken off again. */
+/* Token i's bytes in context: tokenizers may drop a leading space, so the previous token is decoded too and its text
+ * removed. */
 static char *token_text(const hola_tokenizer *t, const int32_t *ids, int64_t i) {
     char *both = NULL, *before = NULL, *text = NULL, name[32];
     int64_t n = 0, skip = 0;
@@ -71,7 +73,7 @@ bool cache_view_recent(const struct cache_view_report *r, int64_t pos) {
     return pos < closed && pos >= closed - r->cfg->cache_window;
 }
 
-/* Every token's surprise against the mean over the text, over the heads that the options choose; yours. */
+/* Every token's surprise relative to the text's mean, over the selected heads; the caller frees it. */
 static double *heat_of(const struct cache_view_report *r) {
     const int64_t n = r->view.n;
     double *heat = calloc((size_t)n, sizeof *heat), heads = 0;
@@ -87,7 +89,7 @@ static double *heat_of(const struct cache_view_report *r) {
     return heat;
 }
 
-/* What the i-th kept token is ranked by; its surprise where the policy goes by position. */
+/* The score that the i-th kept token is ranked by; its surprise if the policy uses positions. */
 static double rank_by(const struct cache_view_report *r, const struct hl_cache_view_head *h, int64_t i) {
     return (double)(hl_evict_score_name(r->cfg->cache_evict) ? h->score[i] : h->m[h->pos[i]]);
 }
@@ -97,8 +99,8 @@ static const char *rank_name(const struct cache_view_report *r) {
 }
 
 struct summary {
-    double min, max, age, recent; /* of the kept tokens: score, mean age, share that recency would keep */
-    double kept, block, sink;     /* what the query reads */
+    double min, max, age, recent; /* of the kept tokens: score, mean age, fraction that recency would keep */
+    double kept, block, sink;     /* where the query's weight goes */
 };
 static struct summary sum_up(const struct cache_view_report *r, const struct hl_cache_view_head *h) {
     struct summary s = {.min = INFINITY, .max = -INFINITY, .sink = (double)h->p_sink};
@@ -112,7 +114,7 @@ static struct summary sum_up(const struct cache_view_report *r, const struct hl_
     return s;
 }
 
-/* What the query gives a kept token; 0 where it was not yet, or no longer, kept then. */
+/* The query's weight on a kept token; 0 if it was not in the memory at that time. */
 static double read_at(const struct hl_cache_view_head *h, int64_t pos) {
     for (int64_t i = 0; i < h->seen; i++)
         if (h->seen_pos[i] == pos) return (double)h->p[i];
@@ -122,7 +124,7 @@ static double read_at(const struct hl_cache_view_head *h, int64_t pos) {
 /* ---- on the terminal ---- */
 
 static void print_heat(const struct cache_view_report *r, const double *heat) {
-    static const int shades[] = {0, 229, 222, 215, 208, 202, 196}; /* of the 256 colours; below 1: none */
+    static const int shades[] = {0, 229, 222, 215, 208, 202, 196}; /* of the 256-colour palette; below 1: none */
     enum { SHADES = sizeof shades / sizeof shades[0] };
     printf("\nThe text, by surprise against its mean (1.0 to %.1f times and more):\n", 1 + 0.5 * (SHADES - 2));
     for (int64_t t = 0; t < r->view.n; t++) {
@@ -239,7 +241,7 @@ static int report(struct cache_view_report *r, hola_model *m, const char *dir, i
     double *heat = NULL;
     int rc = CLI_OK;
     r->text = calloc((size_t)n, sizeof *r->text);
-    /* ids may be looked at without a tokenizer: then tokens are shown by number */
+    /* without a tokenizer, tokens are shown by id */
     if (hola_tokenizer_load(&t, o->tokenizer ? o->tokenizer : dir) != HOLA_OK && !o->ids) rc = cli_fail_library();
     for (int64_t i = 0; rc == CLI_OK && r->text && i < n; i++)
         if (!(r->text[i] = token_text(t, r->ids, i))) rc = cli_fail("no memory for the text");

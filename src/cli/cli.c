@@ -1,4 +1,4 @@
-/* cli.c -- messages, exit statuses and output that the commands share. */
+/* cli.c -- messages, exit statuses and output shared by the commands. */
 #define _POSIX_C_SOURCE 200809L
 #include "cli/cli.h"
 #include "backend/backend.h"
@@ -19,7 +19,8 @@ const char *cli_backend(int choice) { return choice ? cli_backends[choice] : hl_
 #define TYPE_NAME(type, name) [HOLA_TYPE_##type] = #name,
 const char *const cli_model_types[HOLA_TYPE_COUNT + 1] = {HL_MIXERS_LIST(TYPE_NAME)};
 
-/* File names and file contents end up in messages: whatever they hold, the message stays one line. */
+/* Messages may contain file names and file contents: control characters are replaced so that a message stays one
+ * line. */
 static void print_line(char *text) {
     for (unsigned char *p = (unsigned char *)text; *p; p++)
         if (*p < 0x20 || *p == 0x7f) *p = '?';
@@ -63,7 +64,7 @@ int cli_print_json(json_t *root) {
     rc = json_dumpf(root, stdout, JSON_REAL_PRECISION(15));
     json_decref(root);
     putchar('\n');
-    /* an error of stdout itself is main's to report */
+    /* main reports errors of stdout itself */
     return rc && !ferror(stdout) ? cli_fail("out of memory for the result") : CLI_OK;
 }
 
@@ -97,7 +98,7 @@ bool cli_exists(const char *path) {
     return lstat(path, &st) == 0;
 }
 void cli_take_back_dir(const char *dir, bool existed) {
-    if (!existed) rmdir(dir); /* where there is something in it after all, it stays */
+    if (!existed) rmdir(dir); /* fails, as it should, if it is not empty */
 }
 
 const char *const cli_presets[] = {"46m",         "170m",        "340m",        "46m-gate",    "170m-gate",

@@ -1,4 +1,4 @@
-/* cli.h -- what the commands share: their list, messages, exit statuses, JSON output. */
+/* cli.h -- shared by the commands: the command list, messages, exit statuses, JSON output. */
 #ifndef HOLA_CLI_H
 #define HOLA_CLI_H
 #include "hola.h"
@@ -16,51 +16,51 @@ int cli_fail_library(void);
 /* "hola: COMMAND: ...; see hola COMMAND --help"; returns CLI_USAGE. */
 int cli_usage(const char *command, const char *fmt, ...) CLI_PRINTF(2, 3);
 
-/* Sends out what was printed so far. Why that failed, the first time (stdio forgets it); 0: it did not. */
+/* Flushes stdout. Returns the errno of the first failure, which stdio forgets; 0: none. */
 void cli_flush(void);
 int cli_flush_error(void);
-/* Prints root, which it takes over (NULL: memory ran out while it was built), and a newline. */
+/* Prints root and a newline, and frees root (NULL: out of memory while building it). */
 int cli_print_json(json_t *root);
-/* A JSON number, or null for what JSON cannot say (infinities, NaN). */
+/* A JSON number, or null if JSON cannot represent it (infinities, NaN). */
 json_t *cli_json_number(double x);
-/* 1234567 as "1,234,567" in buf, which it returns. */
+/* Formats 1234567 as "1,234,567" in buf and returns it. */
 enum { CLI_GROUPED = 32 };
 char *cli_grouped(char buf[CLI_GROUPED], int64_t x);
 
-/* Whether DIR holds a model, or a part of one, that writing would replace; *which names it. */
+/* Whether DIR holds a model, or part of one, that writing would replace; *which names it. */
 bool cli_holds_model(const char *dir, const char **which);
 
-/* Removes a directory that a command made and could not fill. existed: as it was before. */
+/* Removes a directory that a command created and failed to fill. existed: whether it existed before. */
 bool cli_exists(const char *path);
 void cli_take_back_dir(const char *dir, bool existed);
 
-/* Choices that several commands offer. */
+/* Choices shared by several commands. */
 extern const char *const cli_backends[];   /* "auto", the default, then those of hola_options */
 extern const char *const cli_precisions[]; /* of training, by enum cli_precision */
 enum cli_precision { CLI_AUTO, CLI_FP8 };
-extern const char *const cli_model_types[HOLA_TYPE_COUNT + 1]; /* in the order of hola_model_type; NULL ends */
+extern const char *const cli_model_types[HOLA_TYPE_COUNT + 1]; /* in the order of hola_model_type; NULL-terminated */
 
-/* The model that comes with hola: the folder models/CLI_MODEL of the source tree. */
+/* The model shipped with hola: folder models/CLI_MODEL of the source tree. */
 #define CLI_MODEL "hola-tiny"
-/* The model of a command that was given none, lent; NULL: there is none. */
+/* The default model of commands, a borrowed string; NULL: none. */
 const char *cli_default_model(void);
-int cli_no_model(const char *command); /* says so and returns CLI_USAGE */
+int cli_no_model(const char *command); /* prints the error and returns CLI_USAGE */
 struct arg_list;
-/* A list of models that is empty gets the default; ARGS_RUN, or the exit status. */
+/* Adds the default model to an empty list; returns ARGS_RUN or the exit status. */
 int cli_models_or_default(const char *command, struct arg_list *models);
 
-/* Whether a preset is one for some type of model, and the usual names, for suggestions; NULL ends them. */
+/* Whether a preset exists for some model type; and common names, for suggestions, NULL-terminated. */
 bool cli_preset_known(const char *name);
 extern const char *const cli_presets[];
 
-/* What hola_options gets: auto is the first GPU where there is one, else the CPU. */
+/* The backend for hola_options: auto is the first GPU if there is one, else the CPU. */
 const char *cli_backend(int choice);
 
-/* The config of a preset, or of the file or model directory at path where preset is NULL. model_type < 0: the
- * file's, or the first of cli_model_types. */
+/* The config of a preset, or, if preset is NULL, of the file or model directory at path. model_type < 0: the file's, or
+ * the first of cli_model_types. */
 hola_status cli_config(hola_config *cfg, const char *preset, const char *path, int model_type);
 
-/* Token ids for a model of this vocabulary; *ids is yours to free(). Both print what is wrong. */
+/* Token ids for a model with this vocabulary; the caller frees *ids. Both print errors. */
 int cli_ids_read(const char *path, int64_t vocab, int32_t **ids, int64_t *n);
 int cli_ids_encode(const char *tokenizer, const char *text_path, int64_t vocab, int32_t **ids, int64_t *n);
 

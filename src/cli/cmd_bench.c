@@ -1,4 +1,4 @@
-/* cmd_bench.c -- hola bench: what this machine can do, what the model gets of it, and op by op. */
+/* cmd_bench.c -- hola bench: the machine's limits, the model's share of them, and times op by op. */
 #include "cli/args.h"
 #include "cli/bench.h"
 #include "model/quant_file.h"
@@ -51,9 +51,9 @@ struct report {
 };
 
 static double share(double x, double limit) { return limit > 0 ? x / limit : 0; }
-/* the yardstick for arithmetic: BLAS where this build has one, else our own product */
+/* the reference for arithmetic: BLAS if this build has one, else our own product */
 static double peak(const struct report *r) { return r->limits.blas > 0 ? r->limits.blas : r->limits.own; }
-/* how much longer the cache makes it; ratio is gated_deltanet's time over hola's */
+/* extra time due to the cache; ratio: gated_deltanet's time over hola's */
 static double cache_cost(double ratio) { return ratio > 0 ? 1 / ratio - 1 : 0; }
 
 static const char *const stored[HOLA_DTYPE_COUNT] = {"f32", "bf16", "f16", "int8", "int4"};
@@ -62,7 +62,7 @@ static const char *stored_name(char out[CLI_GROUPED], const char *what, int dtyp
     return out;
 }
 
-/* One line, where it was measured; ratio 0: without what the cache costs. */
+/* One line, if measured; ratio 0: omits the cost of the cache. */
 static void print_row(const struct report *r, const char *name, double tokens_per_s, double seconds, double of_limit,
                       double ratio) {
     if (tokens_per_s <= 0) return;
@@ -71,7 +71,7 @@ static void print_row(const struct report *r, const char *name, double tokens_pe
     printf("\n");
 }
 
-/* either of the two may not have been timed */
+/* only one of the two may have been timed */
 static const char *op_name(const struct report *r, int i) {
     return r->ops[i].name ? r->ops[i].name : r->decode_ops[i].name;
 }
@@ -161,7 +161,7 @@ static int print_report(const struct report *r) {
     return cli_print_json(root);
 }
 
-/* From here on the model's matrices are kept as this type, as if it had been loaded from such a file. */
+/* Converts the model's matrices to this type, as if loaded from such a file. */
 static hola_status keep_as(hola_model *m, hola_dtype dtype) {
     if (!m) return HOLA_OK;
     hola_status s = hl_model_need_rows(m);
@@ -201,7 +201,7 @@ static hola_status measure(struct report *r, hola_model *m, hola_model *gdn) {
     if (s == HOLA_OK) s = bench_prefill(m, gdn, r->o.prefill, n, &r->prefill[HOLA_F32]);
     bench_limits_measure(&r->limits, m->backend);
     if (s == HOLA_OK && !r->device) s = bench_decode(m, gdn, decode, n, &r->decode[HOLA_F32]);
-    if (s == HOLA_OK && !r->device) s = keep_as(m, HOLA_BF16); /* a device has them so already */
+    if (s == HOLA_OK && !r->device) s = keep_as(m, HOLA_BF16); /* a device already has them in bf16 */
     if (s == HOLA_OK && !r->device) s = keep_as(gdn, HOLA_BF16);
     if (s == HOLA_OK) s = bench_decode(m, gdn, decode, n, &r->decode[HOLA_BF16]);
     if (s == HOLA_OK && m->backend->ops.topk) s = bench_decode_batch(m, 1, decode, false, n, &r->decode_id);

@@ -1,4 +1,4 @@
-/* cmd_convert.c -- hola convert: the same model with its weights stored in another type or kind of file. */
+/* cmd_convert.c -- hola convert: stores a model's weights in another type or file format. */
 #define _POSIX_C_SOURCE 200809L
 #include "chat/template.h"
 #include "cli/args.h"
@@ -42,7 +42,7 @@ static const struct args_command command = {
     "a model directory and a GGUF file, the tokenizer goes along; a transformer is written as llama.cpp reads it.",
     options};
 
-/* What a model directory may hold beside the weights and config.json. */
+/* Other files that a model directory may contain. */
 static const char *const companions[] = {"tokenizer.json",
                                          "tokenizer.model",
                                          "tokenizer_config.json",
@@ -51,7 +51,8 @@ static const char *const companions[] = {"tokenizer.json",
                                          HL_TEMPLATE_FILE,
                                          NULL};
 
-/* Copies a file that is there; one line where it cannot be read or written. *made: there was none of this name. */
+/* Copies a file if it exists; prints an error if it cannot be read or written. *made: the target did not exist
+ * before. */
 static hola_status copy_file(const char *from, const char *to, const char *name, bool *made) {
     char *src = hl_path_join(from, name), *dst = hl_path_join(to, name);
     struct hl_map map = {0};
@@ -70,7 +71,7 @@ static hola_status copy_file(const char *from, const char *to, const char *name,
 
 /* ---- directories ---- */
 
-/* What comes with the weights of a directory. */
+/* Copies the other files of a directory. */
 static hola_status copy_companions(const struct convert_opts *o, bool made[]) {
     hola_status s = HOLA_OK;
     for (int i = 0; s == HOLA_OK && companions[i]; i++) s = copy_file(o->model, o->out, companions[i], &made[i]);
@@ -88,7 +89,7 @@ static hola_status write_companion(const struct convert_opts *o, const char *nam
     return s;
 }
 
-/* And of a GGUF file: its tokenizer. */
+/* The same for a GGUF file: its tokenizer. */
 static hola_status extract_tokenizer(const struct convert_opts *o, bool made[]) {
     struct hl_gguf *g;
     struct hl_text text = {0};
@@ -108,7 +109,7 @@ static hola_status extract_tokenizer(const struct convert_opts *o, bool made[]) 
     return s;
 }
 
-/* config.json comes last: a directory with one is complete. */
+/* config.json is written last: a directory that has one is complete. */
 static hola_status write_directory(const struct convert_opts *o, const hola_model *m) {
     const bool existed = cli_exists(o->out);
     bool made[sizeof companions / sizeof *companions] = {false};
@@ -116,7 +117,7 @@ static hola_status write_directory(const struct convert_opts *o, const hola_mode
     if (s == HOLA_OK) s = (hl_is_gguf(o->model) ? extract_tokenizer : copy_companions)(o, made);
     if (s == HOLA_OK) s = hola_model_save(m, o->out, (hola_dtype)o->dtype);
     if (s == HOLA_OK) return s;
-    for (int i = 0; companions[i]; i++) { /* nothing is left of it */
+    for (int i = 0; companions[i]; i++) { /* removes everything that was written */
         char *path = made[i] ? hl_path_join(o->out, companions[i]) : NULL;
         if (path) unlink(path);
         free(path);

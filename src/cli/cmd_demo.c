@@ -1,8 +1,8 @@
-/* cmd_demo.c -- hola demo: what the exact memory is for, shown in a few minutes on two cores.
+/* cmd_demo.c -- hola demo: shows what the exact memory is for, in a few minutes on two cores.
  *
- * Three small models with the same backbone learn to recall facts, from the same batches in the same number of
- * steps: Gated DeltaNet, HOLA, and HOLA with a memory that keeps the latest tokens instead of the surprising
- * ones. Then each is asked about more and more facts, and after longer and longer texts. */
+ * Three small models with the same backbone learn to recall facts, from the same batches in the same number of steps:
+ * Gated DeltaNet, HOLA, and HOLA with a memory that keeps the latest tokens instead of the surprising ones. Then each
+ * is tested with more and more facts, and with longer and longer texts. */
 #include "cli/args.h"
 #include "cli/demo.h"
 #include "cli/progress.h"
@@ -40,7 +40,7 @@ static const struct args_command command = {"demo", "[options]",
 const char *const demo_names[] = {"gdn", "hola", "hola-recency"};
 const char *const demo_titles[] = {"Gated DeltaNet", "HOLA", "HOLA+recency"};
 
-/* ---- what is trained and asked ---- */
+/* ---- training and test settings ---- */
 
 static const int64_t facts_asked[DEMO_FACTS] = {4, 8, 16, 32, 48, 64, 96};
 static const int64_t times_asked[DEMO_LENGTHS] = {1, 2, 4, 8, 16};
@@ -63,8 +63,8 @@ static struct demo the_demo(const struct demo_opts *o) {
             .seed = (uint64_t)o->seed}};
 }
 
-/* One layer, two heads of 16. The weights start larger than in big models, where 0.02 is usual; the gate of the
- * memory starts at -2, not the paper's -4, because the training is short. The rest is the paper's. */
+/* One layer, two heads of 16. The initial weights are larger than in big models, where 0.02 is usual; the memory's gate
+ * starts at -2, not the paper's -4, because the training is short. The rest is as in the paper. */
 static hola_config backbone(const struct demo *d, int which) {
     hola_config c;
     hl_config_defaults(&c, which == DEMO_GDN ? HOLA_TYPE_GATED_DELTANET : HOLA_TYPE_HOLA);
@@ -95,7 +95,7 @@ struct hl_recall demo_task(const struct demo *d, int64_t facts, int64_t times) {
     return r;
 }
 
-/* ---- all models at once, each on a thread of its own ---- */
+/* ---- all models at once, one thread each ---- */
 
 struct school {
     struct demo *d;
@@ -103,13 +103,13 @@ struct school {
     hola_trainer *trainer[DEMO_MODELS];
     struct hl_recall_batch batch;
     double lr, loss[DEMO_MODELS];
-    const struct hl_recall *task; /* what is measured */
+    const struct hl_recall *task; /* the task being measured */
     double *right;                /* [DEMO_MODELS][samples] */
     hola_status status[DEMO_MODELS];
     char message[DEMO_MODELS][256];
 };
 
-/* Messages are kept per thread; this one has to reach the thread that prints it. */
+/* Error messages are per thread; this passes one to the thread that prints it. */
 static void keep_status(struct school *y, int64_t k, hola_status s) {
     y->status[k] = s;
     if (s != HOLA_OK) snprintf(y->message[k], sizeof y->message[k], "%s", hola_last_error());
@@ -136,7 +136,7 @@ static void learn(void *ctx, int64_t k, int worker) {
     keep_status(y, k, s);
 }
 
-/* One line that is written anew on a terminal; elsewhere ten lines in all. */
+/* One line, redrawn on a terminal; otherwise ten lines in total. */
 static void show_step(struct progress *p, const struct school *y, int64_t step) {
     const int64_t steps = y->d->curriculum.steps, every = steps > 10 ? steps / 10 : 1;
     const double part = (double)step / (double)steps, spent = progress_seconds(p);
@@ -156,7 +156,7 @@ static hola_status train(struct school *y) {
     hola_status s = hl_recall_batch_new(&y->batch, c);
     for (int k = 0; s == HOLA_OK && k < DEMO_MODELS; k++) {
         s = hola_trainer_new(&y->trainer[k], y->d->model[k], &(hola_train_opts){.max_tokens = c->batch_tokens});
-        y->loss[k] = log((double)hl_recall_vocab(&c->task)); /* what a model without knowledge loses */
+        y->loss[k] = log((double)hl_recall_vocab(&c->task)); /* the loss of an untrained model */
     }
     progress_begin(&p);
     for (int64_t step = 0; s == HOLA_OK && step < c->steps; step++) {
@@ -194,7 +194,7 @@ static hola_status save_model(const struct demo *d, int which) {
 
 /* ---- measuring ---- */
 
-/* All models answer the same samples, which no training step has seen: they come from another seed. */
+/* All models answer the same samples, from a different seed than the training data. */
 static void answer(void *ctx, int64_t k, int worker) {
     struct school *y = ctx;
     (void)worker;
@@ -242,7 +242,7 @@ static hola_status measure(struct school *y) {
 
 /* ---- the command ---- */
 
-/* A directory that cannot be written is found out before the training, not after it. */
+/* Checks before the training that the output directory is writable. */
 static hola_status check_out(const char *dir) {
     struct hl_writer w;
     hola_status s = hl_make_dirs(dir);

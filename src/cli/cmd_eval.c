@@ -1,4 +1,4 @@
-/* cmd_eval.c -- hola eval: benchmarks for one or several models. */
+/* cmd_eval.c -- hola eval: benchmarks of one or several models. */
 #define _POSIX_C_SOURCE 200809L
 #include "cli/eval.h"
 #include "cli/eval_model.h"
@@ -56,7 +56,7 @@ static int list_tasks(void) {
     return CLI_OK;
 }
 
-/* The tasks that --tasks and --text name; *n of them. Each once. */
+/* The tasks named by --tasks and --text, without duplicates; *n of them. */
 static int pick_tasks(const struct eval_opts *o, const struct hl_task **task, int most, int *n) {
     char name[64];
     *n = 0;

@@ -1,4 +1,4 @@
-/* cmd_generate.c -- hola generate: text from a prompt. This file has the options and the order of things. */
+/* cmd_generate.c -- hola generate: text from a prompt. This file has the options and the top-level flow. */
 #define _GNU_SOURCE
 #include "cli/generate.h"
 #include <inttypes.h>
@@ -84,7 +84,7 @@ static int open_model(struct gen *g) {
     return gen_open_tokenizer(g);
 }
 
-/* The texts that end an answer in the chat template; its tokens are looked for as they come (generate_run.c). */
+/* The stop texts of the chat template; its stop tokens are handled in generate_run.c. */
 static void add_stops(const struct gen *g, struct gen_opts *o) {
     for (int i = 0; i < hl_template_stops(g->look) && o->stop.n < ARG_LIST_MOST; i++) {
         int32_t id;
@@ -97,9 +97,9 @@ static int open_session(const struct gen *g, hola_session **s) {
     uint64_t seed = (uint64_t)g->o->seed;
     if (hola_session_new(s, g->model) != HOLA_OK) return cli_fail_library();
     if (g->o->load && hola_session_load(*s, g->o->load) != HOLA_OK) return cli_fail_library();
-    if (g->o->load && g->o->seed < 0) return CLI_OK; /* its own goes on */
+    if (g->o->load && g->o->seed < 0) return CLI_OK; /* keep the loaded session's own */
     if (g->o->seed < 0 && getrandom(&seed, sizeof seed, 0) != sizeof seed) seed = 0;
-    hola_session_seed(*s, g->o->seed < 0 ? seed >> 33 : seed); /* one that can be typed */
+    hola_session_seed(*s, g->o->seed < 0 ? seed >> 33 : seed); /* short enough to type */
     return CLI_OK;
 }
 

@@ -1,4 +1,4 @@
-/* cmd_init.c -- hola init: a fresh model directory, the same for the same seed. */
+/* cmd_init.c -- hola init: creates a new model directory, deterministic for a seed. */
 #define _POSIX_C_SOURCE 200809L
 #include "cli/args.h"
 #include "cli/cli.h"
@@ -42,7 +42,7 @@ static const struct args_command command = {
 
 /* ---- the tokenizer ---- */
 
-/* A preset takes size and special tokens; a config of one's own must have room. */
+/* A preset takes the tokenizer's size and special tokens; a user's config must have room for them. */
 static hola_status adopt(hola_config *cfg, const struct init_opts *o) {
     hola_tokenizer *t = NULL;
     hola_status s = hl_gguf_refuse_copy(o->tokenizer);
@@ -59,7 +59,7 @@ static hola_status adopt(hola_config *cfg, const struct init_opts *o) {
     return s;
 }
 
-/* NAME of the directory `from`, or the file `from` itself, into the model's directory. */
+/* Copies NAME of the directory `from`, or the file `from` itself, to the model's directory. */
 static hola_status copy_file(const char *from, const char *name, const char *out, bool *found) {
     struct hl_map m = {0};
     struct stat st;

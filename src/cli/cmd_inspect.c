@@ -1,5 +1,5 @@
-/* cmd_inspect.c -- hola inspect: the configuration, the tensors and their values, the parameters by part; or what
- * a text leaves in the exact memory (cache_view_report.c). */
+/* cmd_inspect.c -- hola inspect: config, tensor statistics, and parameters by part; or what a text leaves in the exact
+ * memory (cache_view_report.c). */
 #include "cli/args.h"
 #include "cli/cli.h"
 #include "cli/cache_view.h"
@@ -47,7 +47,7 @@ static const struct args_command command = {
 
 /* ---- configuration ---- */
 
-/* The next field of the model in the order of struct hola_config; after: NULL, or the field before it. */
+/* The model's next field in the order of struct hola_config; after: NULL, or the previous field. */
 static const struct hl_field *next_field(const hola_config *c, const struct hl_field *after) {
     const struct hl_field *next = NULL;
     for (const struct hl_field *f = hl_config_fields; f->name; f++)
@@ -105,7 +105,7 @@ static void measure(struct tensor *t, const float *x) {
     t->rms = sqrt(sum / (double)(t->info.count - t->nonfinite));
 }
 
-/* All tensors of the model, measured; NULL after a message. */
+/* Statistics of all tensors of the model; NULL after printing an error. */
 static struct tensor *read_tensors(const hola_model *m, int64_t n) {
     struct tensor *t = calloc((size_t)n + 1, sizeof *t);
     float *x = NULL;
@@ -182,7 +182,7 @@ static int64_t part_of(const char *name, int64_t layers) {
 
 static void add_to(struct part *p, const hola_tensor_info *f) { *(f->trained ? &p->trained : &p->frozen) += f->count; }
 
-/* layers + MORE_PARTS of them; NULL after a message. */
+/* layers + MORE_PARTS entries; NULL after printing an error. */
 static struct part *add_up(const struct tensor *t, int64_t n, int64_t layers) {
     struct part *p = calloc((size_t)(layers + MORE_PARTS), sizeof *p);
     if (!p) return cli_fail("out of memory for %" PRId64 " layers", layers), NULL;

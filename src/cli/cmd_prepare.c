@@ -63,7 +63,7 @@ static void show(void *ctx, const struct hl_prepare_counts *c) {
                   cli_grouped(documents, c->documents), mb, 1e-6 * (double)c->tokens, seconds > 0 ? mb / seconds : 0);
 }
 
-/* Bytes for each token; what has none has no such number. */
+/* Bytes per token; not finite if there are no tokens. */
 static double per_token(int64_t bytes, int64_t tokens) { return (double)bytes / (double)tokens; }
 
 static json_t *split_json(const struct hl_prepare_result *r, enum hl_split i) {
@@ -98,7 +98,7 @@ static void print_row(const char *name, int64_t documents, int64_t bytes, int64_
     printf(" %7" PRId64 "\n", shards);
 }
 
-/* What conversations add: what of them is trained, and what was left out. */
+/* For conversations: what is trained on, and what was left out. */
 static void print_lessons(const struct hl_prepare_result *r) {
     char trained[CLI_GROUPED], answers[CLI_GROUPED], without[CLI_GROUPED];
     const int64_t n = r->split[HL_SPLIT_TRAIN].trained + r->split[HL_SPLIT_VAL].trained;
@@ -161,7 +161,7 @@ static int run_prepare(const struct prepare_opts *o, const char *const *inputs, 
     if (p.recall.queries > p.recall.facts) p.recall.queries = p.recall.facts;
     if (o->length) p.recall.length = p.mqar.length = o->length;
     if (o->length && p.recall.distance > o->length / 4) p.recall.distance = o->length / 4;
-    signal(SIGXFSZ, SIG_IGN); /* a file that may not grow is a write error like any other */
+    signal(SIGXFSZ, SIG_IGN); /* treat a file size limit as an ordinary write error */
     progress_begin(&bar);
     s = hl_prepare(&p, &r);
     progress_end(&bar);

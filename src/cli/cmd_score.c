@@ -1,4 +1,4 @@
-/* cmd_score.c -- hola score: log p(token | all before it) for every token but the first; perplexity. */
+/* cmd_score.c -- hola score: log p(token | all previous tokens) for every token but the first; perplexity. */
 #define _POSIX_C_SOURCE 200809L
 #include "cli/args.h"
 #include "cli/cli.h"
@@ -37,7 +37,7 @@ static const struct args_command command = {
     "score", "[-m DIR] (--ids FILE | -f FILE) [options]",
     "Computes the log-probability of every token given those before it, and the perplexity. All modes agree.", options};
 
-/* Scores ids[1..n) in the pieces that the options ask for; the last token is never fed. */
+/* Scores ids[1..n) in pieces of the size given by the options; the last token is never fed. */
 static hola_status score(hola_session *s, const struct score_opts *o, const int32_t *ids, int64_t n, double *logprobs) {
     int64_t fed = 0, last = n - 1;
     hola_status st = HOLA_OK;

@@ -1,4 +1,5 @@
-/* cmd_serve.c -- hola serve: the OpenAI API, sessions and a page over one model. The work is src/serve's. */
+/* cmd_serve.c -- hola serve: the OpenAI API, sessions and a web page for one model. The implementation is in
+ * src/serve. */
 #define _GNU_SOURCE
 #include "cli/args.h"
 #include "cli/cli.h"
@@ -80,7 +81,7 @@ static const struct args_command command = {
     "serve", "[-m DIR] [options]",
     "Serves a model: the OpenAI API, sessions of constant size, and a page that shows the exact memory.", options};
 
-/* ---- what the options mean ---- */
+/* ---- parsing option values ---- */
 
 static bool read_size(const char *text, int64_t *out) {
     char *end;
@@ -104,7 +105,7 @@ struct keys {
     int n;
 };
 
-/* The lines of the file, or the environment's one. */
+/* The lines of the file, or the single key in the environment. */
 static int read_keys(const struct serve_opts *o, struct keys *k) {
     const char *env = getenv("HOLA_API_KEY");
     struct hl_map map = {0};
@@ -125,8 +126,8 @@ static int read_keys(const struct serve_opts *o, struct keys *k) {
     return k->n > 0 ? CLI_OK : cli_fail("%s: no keys in it", o->key_file ? o->key_file : "HOLA_API_KEY");
 }
 
-/* The socket that systemd listens at for us (sd_listen_fds(3): LISTEN_PID, LISTEN_FDS, from descriptor 3 on); 0: none,
- * negative: more than the one that can be used. */
+/* A listening socket passed by systemd (sd_listen_fds(3): LISTEN_PID, LISTEN_FDS, starting at descriptor 3); 0: none,
+ * negative: more than one. */
 static int passed_socket(void) {
     const char *pid = getenv("LISTEN_PID"), *n = getenv("LISTEN_FDS");
     if (!pid || !n || strtol(pid, NULL, 10) != (long)getpid()) return 0;
@@ -135,7 +136,7 @@ static int passed_socket(void) {
     return fds == 1 ? 3 : fds > 1 ? -1 : 0;
 }
 
-/* Only processes of this machine reach it. */
+/* Whether only processes on this machine can connect. */
 static bool is_local(int fd) {
     struct sockaddr_storage at = {0};
     socklen_t len = sizeof at;
@@ -166,18 +167,18 @@ static void catch_signals(void) {
     sigaction(SIGINT, &a, NULL);
     sigaction(SIGTERM, &a, NULL);
     signal(SIGHUP, SIG_IGN), signal(SIGUSR1, SIG_IGN), signal(SIGUSR2, SIG_IGN);
-    signal(SIGXFSZ, SIG_IGN); /* a file that may not grow is a write error like any other */
+    signal(SIGXFSZ, SIG_IGN); /* treat a file size limit as an ordinary write error */
 }
 
-/* Large blocks (session files, bodies, activations) are the system's again once they are freed. By default malloc
- * raises this threshold with every large block that is freed, and the heap that then holds them never shrinks. */
+/* Makes malloc return large blocks (session files, bodies, activations) to the system when freed. By default it raises
+ * this threshold whenever a large block is freed, and the heap that then holds them never shrinks. */
 static void keep_heap_small(void) {
 #ifdef __GLIBC__
     mallopt(M_MMAP_THRESHOLD, 1 << 20);
 #endif
 }
 
-/* ---- the whole ---- */
+/* ---- all of it ---- */
 
 struct serve {
     hola_model *model;
@@ -189,7 +190,7 @@ struct serve {
     char *name;
 };
 
-/* The last part of a path. */
+/* The last component of a path. */
 static char *folder_name(const char *path) {
     size_t n = strlen(path);
     while (n > 1 && path[n - 1] == '/') n--;

@@ -1,4 +1,4 @@
-/* cmd_tokenizer.c -- hola tokenizer: train one, encode a text, decode ids. */
+/* cmd_tokenizer.c -- hola tokenizer: train a tokenizer, encode a text, decode ids. */
 #define _POSIX_C_SOURCE 200809L
 #include "cli/args.h"
 #include "cli/cli.h"
@@ -36,7 +36,7 @@ static const struct args_command train_command = {
     "come the merges.",
     train_options};
 
-/* Texts that are counted at once, so that all threads have some. */
+/* Texts counted per batch, so that all threads have work. */
 enum { BATCH_TEXTS = 4096, BATCH_BYTES = 1 << 24 };
 
 struct batch {
@@ -161,7 +161,7 @@ static const struct args_command decode_command = {
     "tokenizer decode", "--tokenizer PATH --ids FILE [options]",
     "Prints the text of token ids, byte for byte; special tokens are left out.", decode_options};
 
-/* All of a file; *text is yours. */
+/* Reads a whole file; the caller frees *text. */
 static int read_all(const char *path, char **text, int64_t *len) {
     FILE *f = strcmp(path, "-") == 0 ? stdin : fopen(path, "rb");
     size_t room = 1 << 16, n = 0, got = 1;
@@ -231,7 +231,7 @@ static int run_encode(int argc, char **argv) {
 
 /* ---- decode ---- */
 
-/* JSON has no bytes: what is not UTF-8 becomes U+FFFD. */
+/* JSON cannot hold arbitrary bytes: invalid UTF-8 becomes U+FFFD. */
 static json_t *json_text(const char *text, int64_t len) {
     char *out = malloc(3 * (size_t)len + 1);
     int64_t n = 0;
@@ -240,7 +240,7 @@ static json_t *json_text(const char *text, int64_t len) {
     for (int64_t i = 0, size; i < len; i += size) {
         json_t *whole = NULL;
         for (size = 4; size > 0 && !whole; size--)
-            if (size <= len - i) whole = json_stringn(text + i, (size_t)size); /* NULL: not UTF-8 */
+            if (size <= len - i) whole = json_stringn(text + i, (size_t)size); /* NULL: invalid UTF-8 */
         size++;
         memcpy(out + n, whole ? text + i : "\xef\xbf\xbd", whole ? (size_t)size : 3);
         n += whole ? size : 3;
@@ -264,7 +264,7 @@ static int run_decode(int argc, char **argv) {
     if (rc == CLI_OK && hola_tokenizer_decode(t, ids, n, &text, &len) != HOLA_OK) rc = cli_fail_library();
     if (rc == CLI_OK && o.json)
         rc = cli_print_json(json_pack("{s:I, s:o}", "tokens", (json_int_t)n, "text", json_text(text, len)));
-    else if (rc == CLI_OK) fwrite(text, 1, (size_t)len, stdout); /* main sees a failed write */
+    else if (rc == CLI_OK) fwrite(text, 1, (size_t)len, stdout); /* main reports a failed write */
     free(text), free(ids);
     hola_tokenizer_free(t);
     return rc;

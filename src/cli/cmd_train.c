@@ -1,4 +1,4 @@
-/* cmd_train.c -- hola train: from token shards to a model; stops and goes on at any step. */
+/* cmd_train.c -- hola train: trains a model from token shards; can stop and resume at any step. */
 #define _POSIX_C_SOURCE 200809L
 #include "chat/template.h"
 #include "cli/cli.h"
@@ -17,7 +17,7 @@
 
 /* ---- the model ---- */
 
-/* The vocabulary of a run that is there: one of an earlier version goes on with what it began with. */
+/* The vocabulary of an existing run: one started by an earlier version keeps its own. */
 static int64_t vocab_of_run(const struct train_opts *o) {
     char path[4096];
     json_int_t vocab = 0;
@@ -28,7 +28,7 @@ static int64_t vocab_of_run(const struct train_opts *o) {
     return vocab;
 }
 
-/* A preset is about the shape; vocabulary and special tokens are the tokenizer's. */
+/* A preset defines the shape; vocabulary and special tokens come from the tokenizer. */
 static hola_status adopt_tokenizer(hola_config *cfg, const struct train_opts *o) {
     struct hl_dataset *d = NULL;
     hola_tokenizer *t = NULL;
@@ -46,7 +46,7 @@ static hola_status adopt_tokenizer(hola_config *cfg, const struct train_opts *o)
     return s;
 }
 
-/* The config of -m, as it is or with an exact memory; --model-type may say so by its name. */
+/* The config of -m, unchanged or with an exact memory; --model-type may request it by name. */
 static hola_status started_config(const struct train_opts *o, hola_config *cfg) {
     hola_status s = hola_config_read(cfg, o->model);
     const bool other = o->model_type >= 0 && (int)cfg->model_type != o->model_type;
@@ -80,13 +80,13 @@ static void ask_to_stop(int sig) {
     stop_asked = 1;
     if (speaking) train_log_stopping();
 }
-/* The second one finds the default action: it ends the process at once. */
+/* A second signal finds the default action, which ends the process at once. */
 static void catch_signals(void) {
     struct sigaction a = {.sa_handler = ask_to_stop, .sa_flags = SA_RESETHAND | SA_RESTART};
     sigemptyset(&a.sa_mask);
     sigaction(SIGINT, &a, NULL);
     sigaction(SIGTERM, &a, NULL);
-    signal(SIGXFSZ, SIG_IGN); /* a file that may not grow is a write error like any other */
+    signal(SIGXFSZ, SIG_IGN); /* treat a file size limit as an ordinary write error */
 }
 
 /* ---- ranks ---- */
@@ -113,7 +113,7 @@ static void end_ranks(const struct hl_dist *d) {
 
 /* ---- the command ---- */
 
-/* A path as a shell takes it. */
+/* A path quoted for the shell. */
 static const char *quoted(char buf[512], const char *path) {
     static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._-+=:,@";
     size_t n = 0;
@@ -127,7 +127,7 @@ static const char *quoted(char buf[512], const char *path) {
     return buf;
 }
 
-/* Where the model is, and what to do with it. */
+/* Prints where the model is, and what to do next. */
 static void print_next(const struct train_opts *o, const struct hl_train_result *r) {
     char buf[512], path[4096];
     bool text = false;
@@ -241,7 +241,7 @@ static int run_training(const struct train_opts *o, const struct hl_dist *dist) 
     return root ? print_result(o, &log, &r) : CLI_OK;
 }
 
-/* Of several ranks, the first says what is wrong with a command: the others read theirs in silence. */
+/* With several ranks, only the first prints errors in the command; the others parse silently. */
 static int read_options(struct train_opts *o, const struct hl_dist *dist, int argc, char **argv) {
     const int kept = dist->rank > 0 ? dup(STDERR_FILENO) : -1, nowhere = kept >= 0 ? open("/dev/null", O_WRONLY) : -1;
     if (nowhere >= 0) dup2(nowhere, STDERR_FILENO);

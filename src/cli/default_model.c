@@ -1,5 +1,5 @@
-/* default_model.c -- the model that a command uses when no -m names one: $HOLA_MODEL, else the one that comes with hola,
- * in the source tree or beside the installed program. An empty HOLA_MODEL: none. */
+/* default_model.c -- the model used without -m: $HOLA_MODEL, else the one shipped with hola, in the source tree or next
+ * to the installed program. An empty HOLA_MODEL: none. */
 #define _XOPEN_SOURCE 700
 #include "cli/args.h"
 #include "cli/cli.h"
@@ -16,7 +16,7 @@ static bool holds_config(const char *dir) {
     return there;
 }
 
-/* Where the program is: build/cc/hola of the source tree, or PREFIX/bin/hola. The empty string: not known. */
+/* The program's directory: build/cc/hola of the source tree, or PREFIX/bin/hola. The empty string: unknown. */
 static void program_directory(char *dir, size_t size) {
     const ssize_t n = readlink("/proc/self/exe", dir, size - 1);
     dir[n > 0 ? n : 0] = 0;
@@ -35,7 +35,7 @@ const char *cli_default_model(void) {
     for (size_t i = 0; *dir && i < sizeof beside / sizeof *beside; i++) {
         snprintf(path, sizeof path, "%s%s%s", dir, beside[i], CLI_MODEL);
         if (!holds_config(path)) continue;
-        char *plain = realpath(path, NULL); /* without ".." for those who read it */
+        char *plain = realpath(path, NULL); /* resolves ".." for readability */
         if (plain) snprintf(path, sizeof path, "%s", plain);
         free(plain);
         return path;

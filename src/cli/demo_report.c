@@ -45,8 +45,8 @@ void demo_print_tables(const struct demo *d) {
 
 struct listing {
     int32_t *ids;
-    char *map; /* a letter per token */
-    int64_t n; /* up to the first question */
+    char *map; /* one letter per token */
+    int64_t n; /* up to the first query */
     int64_t keys, values, fillers;
 };
 
@@ -75,7 +75,7 @@ static json_t *print_map(const struct listing *l, const char *title, const int64
                      (json_int_t)l->fillers, "positions", places);
 }
 
-/* y has read the listed tokens. */
+/* y has been fed the listed tokens. */
 static json_t *list_kept(const struct hl_recall *r, const hola_session *y, const hola_config *c, struct listing *l,
                          int64_t *pos) {
     json_t *heads = json_array(), *latest;
@@ -149,7 +149,7 @@ static json_t *json_models(const struct demo *d) {
     return models;
 }
 
-/* Nothing in it depends on the clock or on the number of threads: two runs can be compared byte by byte. */
+/* Independent of clock and thread count: two runs can be compared byte by byte. */
 hola_status demo_write_json(const struct demo *d, json_t *kept) {
     const struct hl_recall_curriculum *c = &d->curriculum;
     const struct hl_recall *t = &c->task;

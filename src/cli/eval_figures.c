@@ -1,4 +1,4 @@
-/* eval_figures.c -- see eval.h: units, numbers, and which figures there are. */
+/* eval_figures.c -- see eval.h: units, numbers, and the set of figures. */
 #include "cli/eval.h"
 #include <math.h>
 #include <stdio.h>

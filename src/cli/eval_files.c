@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Whether files can be made in DIR. */
+/* Whether files can be created in DIR. */
 static hola_status try_dir(const char *dir) {
     struct hl_writer w = {0};
     char *path = hl_path_join(dir, "answers");
@@ -39,7 +39,7 @@ static hola_status write_page(struct hl_writer *w, const struct eval_report *r) 
 }
 
 int eval_files_close(struct eval_files *w, const struct eval_report *r, bool whole) {
-    /* a writer that failed during the run has left its message already */
+    /* a writer that failed during the run has already recorded its message */
     if (whole && r->opts->html && write_page(&w->page, r) != HOLA_OK) eval_files_failed(w);
     if (whole && r->opts->dump && w->dump.failed == HOLA_OK && hl_writer_commit(&w->dump) != HOLA_OK)
         eval_files_failed(w);

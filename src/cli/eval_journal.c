@@ -1,4 +1,4 @@
-/* eval_journal.c -- answers line by line, and the samples file. */
+/* eval_journal.c -- the journal of answers, and the samples file. */
 #define _POSIX_C_SOURCE 200809L
 #include "cli/eval.h"
 #include "core/sha256.h"
@@ -35,7 +35,7 @@ static void put_line(struct hl_text *t, const struct hl_request *r, int64_t i, c
     hl_text_puts(t, "}\n");
 }
 
-/* One line back into an answer; false: not such a line. */
+/* Parses a line into an answer; false: invalid. */
 static bool take_line(const char *line, int64_t len, const struct hl_set *s, struct hl_answer *a) {
     json_t *v = json_loadb(line, (size_t)len, JSON_REJECT_DUPLICATES, NULL);
     json_int_t i = -1, tokens;
@@ -63,14 +63,14 @@ static bool take_line(const char *line, int64_t len, const struct hl_set *s, str
 
 static hola_status io_fail(const char *path) { return hl_fail(HOLA_EIO, "%s: %s", path, strerror(errno)); }
 
-/* Takes what is there; *good: bytes up to the last whole line. */
+/* Reads existing answers; *good: bytes up to the last complete line. */
 static hola_status read_back(struct eval_journal *j, const char *head, const struct hl_set *s, struct hl_answer *a,
                              int64_t *good) {
     struct hl_map map = {0};
     const int64_t n = (int64_t)strlen(head);
     *good = 0;
     if (access(j->path, F_OK) != 0) return HOLA_OK;
-    if (hl_map_open(&map, j->path) != HOLA_OK) return HOLA_OK; /* empty: a kill before the first line */
+    if (hl_map_open(&map, j->path) != HOLA_OK) return HOLA_OK; /* empty: killed before the first line */
     hola_status st = HOLA_OK;
     if (map.size >= n && memcmp(map.data, head, (size_t)n) != 0)
         st = hl_fail(HOLA_EFORMAT, "%s: not a file of this evaluation", j->path);
@@ -99,7 +99,7 @@ hola_status eval_journal_open(struct eval_journal *j, const char *dir, const cha
     json_decref(settings);
     hola_status st = head ? hl_make_dirs(dir) : hl_fail(HOLA_ENOMEM, "%s: no memory", dir);
     if (st == HOLA_OK) st = hl_text_puts(&line, head);
-    if (st == HOLA_OK) st = hl_text_put(&line, "\n", 2) /* with its NUL */;
+    if (st == HOLA_OK) st = hl_text_put(&line, "\n", 2) /* including its NUL */;
     if (st == HOLA_OK) {
         hl_sha256_begin(&sha);
         hl_sha256_add(&sha, line.data, line.n);
@@ -157,7 +157,7 @@ hola_status eval_samples_add(struct hl_writer *w, const char *model, const char 
         json_object_set_new(v, "tokens", json_integer((json_int_t)a[i].tokens));
         if (r->kind == HL_ASK_GENERATE || r->kind == HL_ASK_IDS) {
             json_object_set_new(v, "score", json_real(a[i].score));
-        } else if (d->n > 1) { /* a choice: acc and acc_norm follow from these */
+        } else if (d->n > 1) { /* multiple choice: acc and acc_norm are derived from these */
             json_object_set_new(v, "gold", json_integer((json_int_t)d->gold));
             json_object_set_new(v, "chars", json_integer((json_int_t)r->chars));
         }

@@ -54,7 +54,7 @@ static json_t *model_json(const struct eval_opts *o, const struct eval_model *m)
                      configs);
 }
 
-/* Every figure of model m that the first model has too: b - a, the test and its p. */
+/* Every figure of model m that the first model has as well: b - a, the test and its p. */
 static json_t *compared_json(const struct eval_report *r, int m) {
     json_t *all = json_object();
     for (int i = 0; i < r->model[m].n; i++) {

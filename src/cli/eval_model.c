@@ -14,7 +14,7 @@ static int is_weights(const struct dirent *e) {
     return e->d_name[0] != '.' && n > 12 && strcmp(e->d_name + n - 12, ".safetensors") == 0;
 }
 
-/* cat config.json *.safetensors | sha256sum; of a GGUF file: sha256sum of it */
+/* cat config.json *.safetensors | sha256sum; for a GGUF file: its sha256sum */
 static hola_status model_hash(const char *dir, char hex[65]) {
     struct hl_sha256 sha;
     struct dirent **entry = NULL;

@@ -1,5 +1,5 @@
-/* eval_page.c -- hola eval --html: models, every figure with its size, count and chance level, drawings, the paper's
- * figures beside them, and the settings. One file, nothing from elsewhere; the design is that of src/plot/page.h. */
+/* eval_page.c -- hola eval --html: models, every figure with its size, count and chance level, charts, the paper's
+ * figures, and the settings. One self-contained file; the design is that of src/plot/page.h. */
 #include "cli/eval.h"
 #include "plot/page.h"
 #include <ctype.h>
@@ -10,7 +10,7 @@
 
 HL_PAGE_FILE(hl_eval_js, "src/cli/eval.js");
 
-/* The last two parts of a path tell models apart and leave room for figures. */
+/* The last two components of a path distinguish models and leave room for figures. */
 static const char *short_name(const char *dir) {
     const char *p = dir + strlen(dir);
     for (int slashes = 0; p > dir; p--)
@@ -23,7 +23,7 @@ void eval_page_model(struct hl_text *out, const struct eval_report *r, int m) {
     hl_page_quote(out, short_name(r->model[m].dir));
 }
 
-/* As many decimals as the error says something about. */
+/* Only as many decimals as the error justifies. */
 void eval_page_number(struct hl_text *out, double value, double error, enum eval_unit unit) {
     char text[EVAL_NUMBER], off[EVAL_NUMBER];
     const double scale = unit == EVAL_SHARE ? 100 : 1;
@@ -133,11 +133,11 @@ static void put_results(struct hl_text *out, const struct eval_report *r, const 
     hl_text_puts(out, "</p>\n");
 }
 
-/* ---- what eval.js draws ---- */
+/* ---- data for eval.js ---- */
 
 static json_t *number(double x) { return isfinite(x) ? json_real(x) : json_null(); }
 
-/* Rows of shares that are no lengths: those are drawn as curves. */
+/* Rows of fractions that are not lengths, which are drawn as curves. */
 static json_t *shares_json(const struct eval_report *r, const struct eval_row *row, int rows) {
     json_t *all = json_array();
     for (int i = 0; i < rows; i++) {
@@ -165,7 +165,7 @@ static int by_length(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* A task whose figures are named by lengths: a line for each model, shortest prompts first. */
+/* A task with figures named by length: one line per model, shortest prompts first. */
 static json_t *line_json(const struct eval_result *y) {
     double point[HL_METRICS][3];
     int n = 0;

@@ -1,5 +1,5 @@
-/* eval_paper.c -- the paper's figures beside those of this evaluation: a benchmark is a row, a model a column, each with
- * its size. Models of another size are never put there without a word. */
+/* eval_paper.c -- the paper's figures next to those of this evaluation: benchmarks in rows, models in columns, each
+ * with its size. A model of a different size is always marked as such. */
 #include "cli/eval.h"
 #include "plot/page.h"
 #include <math.h>
@@ -9,7 +9,7 @@ enum { FIGURES = 13, MODELS = 3 };
 struct figure {
     const char *title, *task, *metric; /* no task: the mean of the rows marked `mean` */
     bool mean;
-    double value[MODELS]; /* shares in percent; 0: not given */
+    double value[MODELS]; /* fractions in percent; 0: not given */
 };
 struct table {
     const char *title, *training, *note;
@@ -74,7 +74,7 @@ json_t *eval_paper_lines(const char *task) {
 
 /* ---- the tables ---- */
 
-/* Ours: value and error, shares as fractions; NAN: not there. The mean needs all of its rows. */
+/* Our value and error, as fractions; NAN: missing. The mean needs all of its rows. */
 static double ours(const struct table *t, const struct eval_model *m, const struct figure *f, double *error) {
     double sum = 0, squares = 0, n = 0;
     const struct hl_figure *y = f->task ? eval_figure(m, f->task, f->metric) : NULL;
@@ -96,7 +96,7 @@ static bool any_model_has(const struct eval_report *r, const struct table *t, co
     return false;
 }
 
-/* WikiText alone says which paper's table a model belongs beside only if its size does. */
+/* WikiText alone identifies the paper's table only if the model's size matches. */
 static bool applies(const struct eval_report *r, const struct table *t) {
     for (int m = 0; m < r->n; m++)
         if (fabs((double)r->model[m].parameters / t->parameters - 1) < 0.15)

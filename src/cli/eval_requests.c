@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A list of ids of the model's vocabulary into the set's memory; absent: *out NULL. */
+/* Reads a list of ids in the model's vocabulary into the set's memory; if absent, *out is NULL. */
 static hola_status read_ids(const struct hl_rowfile *f, struct hl_set *s, const char *name, int64_t vocab,
                             int32_t **out, int64_t *n) {
     const json_t *list = json_object_get(f->now, name);
@@ -24,7 +24,7 @@ static hola_status read_ids(const struct hl_rowfile *f, struct hl_set *s, const 
     return HOLA_OK;
 }
 
-/* context_ids and continuation_ids: all fed but the last, the continuation asked for */
+/* context_ids and continuation_ids: feed all but the last, score the continuation */
 static hola_status pair_of_ids(const struct hl_rowfile *f, struct hl_set *s, int64_t vocab, struct hl_request *r) {
     int32_t *c, *t, *ids, *next;
     int64_t nc, nt;

@@ -1,4 +1,4 @@
-/* eval_results.c -- hola eval --results: what earlier evaluations printed with --json, into one report. */
+/* eval_results.c -- hola eval --results: merges earlier --json output into one report. */
 #include "cli/eval.h"
 #include "core/json.h"
 #include <math.h>
@@ -10,7 +10,7 @@ static hola_status bad(const char *path, const char *what) {
 }
 
 static const char *text_of(const json_t *v, const char *name) { return json_string_value(json_object_get(v, name)); }
-/* Which of the names it is; 0 where it is none. */
+/* The index of a name; 0 if unknown. */
 static int name_of(const json_t *v, const char *name, const char *const *names) {
     const char *text = text_of(v, name);
     for (int i = 0; text && names[i]; i++)
@@ -29,7 +29,7 @@ static void take_settings(struct hl_eval_opts *h, const json_t *config) {
     h->seed = json_is_integer(seed) ? json_integer_value(seed) : -1;
 }
 
-/* The figures of one task: every number but "n" and the errors, which go with theirs. */
+/* The figures of one task: every number except "n" and the errors, which belong to their figures. */
 static void take_figures(struct hl_metrics *m, json_t *result, const json_t *chance) {
     const char *name;
     json_t *value;
@@ -69,7 +69,7 @@ static hola_status take_task(struct eval_model *m, const char *name, json_t *res
     return y->metrics.count > 0 ? HOLA_OK : bad(path, name);
 }
 
-/* The report's model of that hash, or a new one. */
+/* The report's model with that hash, or a new one. */
 static struct eval_model *model_of(struct eval_report *r, const json_t *v) {
     const char *sha = text_of(v, "model_sha256");
     for (int i = 0; i < r->n; i++)

@@ -1,5 +1,5 @@
-/* eval_run.c -- the work of hola eval: everything is checked before anything is computed, the result is printed before
- * files are put in place, and what was computed is shown whatever fails after it. */
+/* eval_run.c -- runs hola eval: everything is checked before anything is computed, the result is printed before files
+ * are put in place, and computed results are shown even if something fails later. */
 #define _POSIX_C_SOURCE 200809L
 #include "cli/eval.h"
 #include "cli/eval_model.h"
@@ -19,7 +19,7 @@ struct running {
     struct eval_files *files;
 };
 
-/* Answers that cannot be kept do not stop the evaluation. */
+/* If answers cannot be saved, the evaluation continues. */
 static void journal_fails(struct running *r) {
     eval_files_failed(r->files);
     eval_journal_close(&r->journal);
@@ -42,7 +42,7 @@ static void warn(void *ctx, const char *text) {
     fprintf(stderr, "hola: %s: %s\n", r->task, text);
 }
 
-/* What an answer depends on: the same settings, the same file of answers. */
+/* What the answers depend on: equal settings share a file of answers. */
 static json_t *settings(const struct eval_model *m, const struct hl_task *t, const struct hl_set *s,
                         const struct eval_opts *o) {
     return json_pack("{s:s, s:i, s:s, s:s, s:i, s:i, s:i, s:i, s:I, s:I, s:I, s:I, s:I, s:s, s:b, s:b}", "task",
@@ -54,7 +54,7 @@ static json_t *settings(const struct eval_model *m, const struct hl_task *t, con
                      "truncate", (int)m->how.truncate, "nvidia", (int)m->how.nvidia);
 }
 
-/* Adds the figures of a set to a task's result: those of a second length after those of the first. */
+/* Adds the figures of a set to a task's result; further lengths are appended. */
 static void fill(struct eval_result *y, const struct hl_task *t, struct hl_set *s, struct hl_answer *a,
                  int64_t length) {
     struct hl_metrics one = {.n = s->docs};
@@ -71,8 +71,8 @@ static void fill(struct eval_result *y, const struct hl_task *t, struct hl_set *
             continue;
         }
         struct hl_figure *f = &y->metrics.metric[y->metrics.count++];
-        *f = one.metric[i];                                      /* and its documents */
-        if (length && !(f->name[0] >= '1' && f->name[0] <= '9')) /* RULER's are lengths already */
+        *f = one.metric[i];                                      /* and the number of documents */
+        if (length && !(f->name[0] >= '1' && f->name[0] <= '9')) /* RULER's names are lengths already */
             snprintf(f->name, sizeof f->name, "%.20s@%lld", one.metric[i].name, (long long)length);
     }
 }
@@ -118,7 +118,7 @@ static hola_status run_once(const struct eval_report *rep, hola_model *model, st
     return st;
 }
 
-/* Tasks whose prompts are made to a length run once for each, the others once. */
+/* Tasks with prompts of a given length run once per length, others once. */
 static int lengths_of(const struct eval_opts *o, const struct hl_task *t) {
     return t->sized && !o->prompts && o->n_lengths > 0 ? o->n_lengths : 1;
 }
@@ -130,13 +130,13 @@ static hola_status run_task(const struct eval_report *r, hola_model *model, stru
         m->how.length = t->sized ? r->opts->length[i] : 0;
         st = run_once(r, model, m, t, w);
     }
-    if (m->result[m->n].task) m->n++; /* a task that failed at its second length keeps the first */
+    if (m->result[m->n].task) m->n++; /* a task that failed at a later length keeps the earlier ones */
     return st;
 }
 
-/* ---- before ---- */
+/* ---- checks ---- */
 
-/* A failure of one of several models says whose it is. */
+/* With several models, an error names the model. */
 static hola_status blame(const struct eval_opts *o, const char *dir, hola_status st) {
     char what[1024];
     if (st == HOLA_OK || o->models.n < 2) return st;
@@ -144,8 +144,8 @@ static hola_status blame(const struct eval_opts *o, const char *dir, hola_status
     return hl_fail(st, "%s: %s", dir, what);
 }
 
-/* The files of all tasks, all lengths, and the tokens of what will be asked. Of prompts that are made to a length, one
- * is made: the others differ in their words. */
+/* Checks the files of all tasks and lengths, and that requests can be tokenized. For tasks with prompts of a given
+ * length, one prompt is built as a sample: the others differ only in their words. */
 static hola_status check_model(const struct eval_opts *o, hola_model *model, const struct eval_model *m,
                                const struct hl_task **task, int n, struct progress *bar) {
     hola_status st = HOLA_OK;
@@ -180,7 +180,7 @@ static hola_status check_all(const struct eval_opts *o, struct eval_report *r, c
     return st;
 }
 
-/* ---- all ---- */
+/* ---- all of it ---- */
 
 static hola_status run_models(struct eval_report *r, const struct hl_task **task, int n, struct eval_loaded *l,
                               struct eval_files *w) {
@@ -200,7 +200,7 @@ static int report(const struct eval_report *r) {
     for (int i = 0; i < r->n; i++) any += r->model[i].n;
     if (r->failed && !any) return CLI_OK;
     const int rc = r->opts->json ? cli_print_json(eval_json(r)) : eval_print_table(r);
-    fflush(stdout); /* what follows is about files */
+    fflush(stdout); /* what follows concerns files */
     return rc;
 }
 

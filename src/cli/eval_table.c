@@ -1,5 +1,5 @@
-/* eval_table.c -- the results of hola eval on a terminal: a figure is a row, models stand beside each other, each
- * after the first with its difference to the first and how likely such a difference is by chance alone. */
+/* eval_table.c -- the results of hola eval on a terminal: figures in rows, models in columns, each after the first with
+ * its difference to the first and the p value of that difference. */
 #define _POSIX_C_SOURCE 200809L
 #include "cli/eval.h"
 #include <inttypes.h>
@@ -17,7 +17,7 @@ static int screen_width(void) {
     return ioctl(STDOUT_FILENO, TIOCGWINSZ, &w) == 0 && w.ws_col >= 80 ? w.ws_col : 120;
 }
 
-/* Right-aligned in `width` columns; UTF-8 counts by characters. */
+/* Right-aligned in `width` columns, counted in characters. */
 static void put_right(const char *text, int width) {
     int n = 0;
     for (const char *p = text; *p; p++) n += (*p & 0xc0) != 0x80;
@@ -27,7 +27,7 @@ static void put_right(const char *text, int width) {
 static void put_value(const struct hl_figure *f) {
     char value[EVAL_NUMBER] = "-", error[EVAL_NUMBER], both[2 * EVAL_NUMBER];
     if (f) eval_number(value, f->value, eval_unit(f->name));
-    if (!f || !isfinite(f->error)) { /* the number stands where it stands with an error */
+    if (!f || !isfinite(f->error)) { /* aligns with numbers that have an error */
         snprintf(both, sizeof both, "%s         ", value);
     } else {
         eval_number(error, f->error, EVAL_PERPLEXITY);
@@ -52,7 +52,7 @@ static void put_difference(const struct eval_report *r, int m, const struct eval
 
 static char letter(int m) { return (char)('A' + m); }
 
-/* The first model, and those from `from` to `to`. */
+/* Prints the first model and models `from` to `to`. */
 static void put_block(const struct eval_report *r, const struct eval_row *row, int rows, int from, int to) {
     char text[64];
     printf("%-*s %-*s %8s %7s", TASK, "task", METRIC, "metric", "n", "chance");

@@ -1,4 +1,4 @@
-/* generate.h -- the parts of hola generate: prompts, the text as it comes, one sequence, many, a conversation. */
+/* generate.h -- the parts of hola generate: prompts, streamed text, one sequence, many, a conversation. */
 #ifndef HOLA_CLI_GENERATE_H
 #define HOLA_CLI_GENERATE_H
 #include "cli/args.h"
@@ -16,18 +16,18 @@ struct gen_opts {
     bool json, interactive, chat, no_bos, ignore_eos, quiet;
 };
 
-/* What all sequences share. */
+/* Shared by all sequences. */
 struct gen {
     const struct gen_opts *o;
     hola_model *model;
     hola_tokenizer *t;        /* NULL: ids in, ids out */
-    hola_tokenizer *more;     /* the same for a text that goes on: no space is put in front */
-    struct hl_template *look; /* --chat: what is put around a question; NULL: prompts are as they are */
+    hola_tokenizer *more;     /* tokenizer for continuing a text: adds no leading space */
+    struct hl_template *look; /* --chat: the template; NULL: raw prompts */
     int32_t eos;              /* -1: none */
     int64_t vocab;
 };
 
-/* Ctrl-C: the first one is noted, the second ends the process. */
+/* Ctrl-C: the first is recorded, the second ends the process. */
 void gen_catch_signals(void);
 bool gen_interrupted(void);
 void gen_forget_interrupt(void);
@@ -38,15 +38,15 @@ struct gen_prompt {
     int32_t *ids; /* malloced */
     int64_t n;
 };
-/* g->t and g->more; ids alone do without. Prints what is wrong, like the others here. */
+/* Opens g->t and g->more; not needed for ids. Prints errors, as do the others here. */
 int gen_open_tokenizer(struct gen *g);
 void gen_close_tokenizer(struct gen *g);
-/* The ids of a text; first: it begins the sequence, so BOS comes before it. */
+/* The ids of a text; first: it begins the sequence, so BOS comes first. */
 int gen_encode(const struct gen *g, const char *text, int64_t len, bool first, const char *what,
                struct gen_prompt *out);
-/* The prompt that the options name: -p, -f, --ids or a pipe. */
+/* The prompt given by the options: -p, -f, --ids or a pipe. */
 int gen_read_prompt(const struct gen *g, bool first, struct gen_prompt *out);
-/* All lines of --prompts; *out is malloced, as is each one's ids. */
+/* All lines of --prompts; *out and each one's ids are malloced. */
 int gen_read_prompts(const struct gen *g, bool first, struct gen_prompt **out, int64_t *n);
 
 /* ---- generate_run.c ---- */
@@ -56,24 +56,24 @@ struct gen_run {
     const struct gen *g;
     hola_session *session;
     hola_history *history;    /* or NULL */
-    struct gen_prompt source; /* ids to draft from that the session does not know any more; lent */
-    bool show;                /* the text goes to standard output as it comes */
-    struct hl_text text;      /* all of it, with --json and --prompts */
+    struct gen_prompt source; /* ids to draft from that the session no longer holds; borrowed */
+    bool show;                /* stream the text to standard output */
+    struct hl_text text;      /* the whole text, with --json and --prompts */
     int64_t prompt_tokens, n, room;
-    int64_t earlier;  /* written in the turns before */
-    int32_t *ids;     /* chosen; with --json and --prompts all of them, else the last */
+    int64_t earlier;  /* generated in earlier turns */
+    int32_t *ids;     /* sampled: with --json and --prompts all, else the last */
     json_t *logprobs; /* with --logits */
     bool unfed;       /* the last one has not been fed */
-    bool no_memory;   /* for the ids or the text */
-    bool closed;      /* the template's token that ends an answer came */
+    bool no_memory;   /* out of memory for the ids or the text */
+    bool closed;      /* the template's end-of-answer token was sampled */
     enum gen_end end;
     double prefill, decode; /* seconds */
 };
 int gen_run_begin(struct gen_run *r, const struct gen *g, hola_session *s);
 void gen_run_free(struct gen_run *r);
-/* Feeds the prompt; an interrupt leaves the rest unfed. */
+/* Feeds the prompt; an interrupt stops it. */
 int gen_run_prompt(struct gen_run *r, const struct gen_prompt *p);
-/* Takes up a token that was chosen, before it is fed, and text that is certain. false: no memory. */
+/* Records a sampled token, before it is fed, and text that is final. false: out of memory. */
 bool gen_run_note(struct gen_run *r, int32_t id);
 bool gen_run_text(struct gen_run *r, const char *text, int64_t len);
 int gen_run_all(struct gen_run *r, bool show); /* until the end */

@@ -1,6 +1,6 @@
-/* generate_batch.c -- many prompts: up to --parallel sequences are stepped together, each joins when one ends.
+/* generate_batch.c -- many prompts: up to --parallel sequences are decoded in one batch; a new one joins when one ends.
  *
- * Every one starts from a copy of the same session, empty or loaded, and gives what it gives alone. */
+ * Each starts from a copy of the same session, empty or loaded, and gets the same result as on its own. */
 #define _POSIX_C_SOURCE 200809L
 #include "cli/generate.h"
 #include "core/clock.h"
@@ -13,16 +13,16 @@ struct batch {
     const struct gen *g;
     const hola_session *base;
     const struct gen_prompt *prompt;
-    int64_t n, joined, printed; /* prompts; those that have begun; those whose result is out */
+    int64_t n, joined, printed; /* prompts; started; printed */
     struct gen_run *run;        /* [n] */
-    hola_detokenizer **text;    /* [n], of those under way */
-    int32_t *next;              /* [n]: the token that was chosen with the last step; -1: none was */
+    hola_detokenizer **text;    /* [n], for active ones */
+    int32_t *next;              /* [n]: the token sampled in the last step; -1: none */
     bool *done;                 /* [n] */
-    int64_t active, *who;       /* [parallel]: which of them are under way */
+    int64_t active, *who;       /* [parallel]: indices of active sequences */
     hola_session **session;     /* these four [parallel] for a step */
     int32_t *ids;
-    float *logits; /* where --logits wants them, else NULL */
-    double decode; /* seconds of all steps */
+    float *logits; /* if --logits needs them, else NULL */
+    double decode; /* seconds in all steps */
     int64_t tokens, read;
     double prefill;
 };
@@ -38,7 +38,7 @@ static void print_line(const char *p, int64_t n) {
     putchar('\n');
 }
 
-/* Results come in the order of the prompts, as soon as all before them are there. */
+/* Prints results in prompt order, as soon as all earlier ones are complete. */
 static int print_ready(struct batch *b) {
     int rc = CLI_OK;
     for (; rc == CLI_OK && b->printed < b->n && b->done[b->printed]; b->printed++) {
@@ -66,7 +66,7 @@ static hola_status begin_text(struct batch *b, int64_t i, const hola_session *s)
     return st;
 }
 
-/* The next prompt is read, on a copy of the base. */
+/* Feeds the next prompt to a copy of the base session. */
 static int join(struct batch *b) {
     const int64_t i = b->joined++;
     hola_session *s;
@@ -82,7 +82,7 @@ static int join(struct batch *b) {
 
 static bool long_enough(const struct gen_run *r) { return r->g->o->predict >= 0 && r->n >= r->g->o->predict; }
 
-/* Sequence i takes up its next token; its end says whether another one may follow. Feeds nothing. */
+/* Takes sequence i's next token; its end tells whether another may follow. Feeds nothing. */
 static int choose_one(struct batch *b, int64_t i) {
     struct gen_run *r = &b->run[i];
     int32_t id = b->next[i];
@@ -103,7 +103,7 @@ static int choose_one(struct batch *b, int64_t i) {
     return CLI_OK;
 }
 
-/* Every active sequence chooses; those that end leave. */
+/* Samples for every active sequence; removes those that ended. */
 static int choose(struct batch *b) {
     int rc = CLI_OK;
     int64_t stay = 0;

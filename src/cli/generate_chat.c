@@ -1,6 +1,6 @@
-/* generate_chat.c -- hola generate -i: lines in, text out, on one session that never reads the past again.
+/* generate_chat.c -- hola generate -i: interactive chat on one session that never reprocesses the past.
  *
- * The history keeps a point at the end of every turn, which is what /undo goes back to. */
+ * The history keeps a point at the end of every turn, for /undo. */
 #define _GNU_SOURCE
 #include "cli/generate.h"
 #include <errno.h>
@@ -38,8 +38,8 @@ static char *sign(EditLine *e) {
 #endif
 
 #ifdef HL_HAVE_LIBEDIT
-/* The next key, 0 after Ctrl-C: libedit's own function would go on reading after a signal. SIGINT is blocked but while
- * this waits (lines_read), so that none is lost between the look at it and the wait. */
+/* The next key, 0 after Ctrl-C: libedit's own function would continue reading after a signal. SIGINT is blocked except
+ * during the wait here (lines_read), so that none is lost between the check and the wait. */
 static int read_key(EditLine *e, wchar_t *key) {
     mbstate_t state = {0};
     sigset_t open;
@@ -56,8 +56,8 @@ static int read_key(EditLine *e, wchar_t *key) {
         const ssize_t n = read(STDIN_FILENO, &byte, 1);
         if (n <= 0) return (int)n;
         const size_t used = mbrtowc(key, &byte, 1, &state);
-        if (used == (size_t)-1) *key = (unsigned char)byte; /* not of this locale */
-        if (used != (size_t)-2) return 1;                   /* -2: more bytes belong to it */
+        if (used == (size_t)-1) *key = (unsigned char)byte; /* invalid in this locale */
+        if (used != (size_t)-2) return 1;                   /* -2: incomplete character */
     }
 }
 
@@ -82,7 +82,7 @@ static void lines_open(struct lines *l) {
     *l = (struct lines){.terminal = isatty(STDIN_FILENO)};
 #ifdef HL_HAVE_LIBEDIT
     HistEvent ev;
-    setlocale(LC_CTYPE, ""); /* so that a key may be more than one byte */
+    setlocale(LC_CTYPE, ""); /* enables multi-byte keys */
     if (!l->terminal) return;
     l->edit = el_init("hola", stdin, stderr, stderr);
     l->past = history_init();
@@ -96,7 +96,7 @@ static void lines_open(struct lines *l) {
 #endif
 }
 
-/* The next line without its line feed, lent until the next call; NULL: no more, or Ctrl-C (gen_interrupted). */
+/* The next line without its newline, valid until the next call; NULL: end of input, or Ctrl-C (gen_interrupted). */
 static const char *lines_read(struct lines *l) {
 #ifdef HL_HAVE_LIBEDIT
     if (l->edit) return edit_line(l);
@@ -109,12 +109,12 @@ static const char *lines_read(struct lines *l) {
     return l->line;
 }
 
-/* The next line; Ctrl-C takes back what was typed, twice in a row it ends the conversation, as Ctrl-D does. */
+/* The next line; Ctrl-C discards the typed text, twice in a row it ends the conversation, like Ctrl-D. */
 static const char *lines_next(struct lines *l) {
     for (int interrupts = 0; interrupts < 2; interrupts++) {
         const char *line = lines_read(l);
         if (line || !gen_interrupted() || !l->terminal) {
-            gen_forget_interrupt(); /* one that came too late for an answer is not the next one's */
+            gen_forget_interrupt(); /* a late Ctrl-C from the previous answer must not affect the next one */
             return line;
         }
         gen_forget_interrupt();
@@ -140,18 +140,18 @@ enum { TURNS = 64 };
 struct chat {
     struct gen_run *r;
     struct lines lines;
-    int64_t begin[TURNS]; /* where the last turns began */
+    int64_t begin[TURNS]; /* where the latest turns began */
     int turns;
     bool ended;
 };
 
-/* Reads what was said, answers, and keeps the point. */
+/* Feeds the user's text, answers, and adds a point. */
 static int turn(struct chat *c, const struct gen_prompt *p) {
     struct gen_run *r = c->r;
     if (c->turns == TURNS) memmove(c->begin, c->begin + 1, sizeof c->begin - sizeof *c->begin), c->turns--;
     c->begin[c->turns++] = hola_session_position(r->session);
     r->earlier += r->n;
-    r->n = 0; /* -n counts anew */
+    r->n = 0; /* -n applies per answer */
     int rc = gen_run_prompt(r, p);
     if (rc == CLI_OK) rc = gen_run_all(r, true);
     putchar('\n');
@@ -174,7 +174,7 @@ static int undo(struct chat *c) {
 static int save(const struct gen_run *r, const char *path) {
     if (!*path) fprintf(stderr, "/save needs the name of a file\n");
     else if (hola_session_save(r->session, path, (hola_dtype)r->g->o->dtype) != HOLA_OK)
-        cli_fail_library(); /* the conversation goes on */
+        cli_fail_library(); /* the conversation continues */
     else fprintf(stderr, "%s: %lld tokens\n", path, (long long)hola_session_position(r->session));
     return CLI_OK;
 }
@@ -201,7 +201,7 @@ static int help(void) {
     return CLI_OK;
 }
 
-/* A line like "/word ...": a command. A path ("/usr/bin is") is not one. */
+/* Whether a line like "/word ..." is a command. A path ("/usr/bin is") is not. */
 static bool is_command(const char *line, size_t *len) {
     *len = strcspn(line, " \t");
     return line[0] == '/' && *len > 1 && strspn(line + 1, "abcdefghijklmnopqrstuvwxyz") == *len - 1;

@@ -1,4 +1,4 @@
-/* generate_prompt.c -- where the prompts of hola generate come from. */
+/* generate_prompt.c -- reads the prompts of hola generate. */
 #define _GNU_SOURCE
 #include "cli/generate.h"
 #include "tokenizer/tokenizer.h"
@@ -9,8 +9,8 @@
 #include <string.h>
 #include <unistd.h>
 
-/* A vocabulary padded to a round number is usual. One that is mostly unknown to the tokenizer is a mistake, and its
- * text would be full of holes. */
+/* A vocabulary padded to a round number is normal. One that is mostly unknown to the tokenizer is a mistake, and the
+ * text would be full of gaps. */
 static void warn_of_unknown_ids(const struct gen *g, const char *path) {
     const int64_t known = hola_tokenizer_size(g->t);
     char a[CLI_GROUPED], b[CLI_GROUPED];
@@ -43,13 +43,13 @@ void gen_close_tokenizer(struct gen *g) {
     hola_tokenizer_free(g->t);
 }
 
-/* A question in the chat template, its answer opened. */
+/* Encodes a question with the chat template, opening the answer. */
 static int encode_question(const struct gen *g, const char *text, int64_t len, bool first, struct gen_prompt *out) {
     const struct hl_chat_message m = {.role = HL_ROLE_USER, .content = text, .len = len};
     struct hl_chat_tokens x;
     if (hl_template_tokens(g->look, &m, 1, first && !g->o->no_bos, false, &x) != HOLA_OK) return cli_fail_library();
     *out = (struct gen_prompt){x.ids.data, x.ids.n};
-    x.ids.data = NULL; /* handed over */
+    x.ids.data = NULL; /* ownership moved */
     hl_chat_tokens_free(&x);
     return CLI_OK;
 }
@@ -79,7 +79,7 @@ int gen_encode(const struct gen *g, const char *text, int64_t len, bool first, c
     return CLI_OK;
 }
 
-/* All of a stream; *text is malloced. */
+/* Reads a whole stream; *text is malloced. */
 static int read_all(FILE *f, const char *path, char **text, int64_t *len) {
     size_t n = 0, room = 0;
     *text = NULL;
@@ -95,7 +95,7 @@ static int read_all(FILE *f, const char *path, char **text, int64_t *len) {
         if (got == 0) break;
     }
     if (ferror(f)) return cli_fail("%s: %s", path, strerror(errno));
-    if (n > 0 && (*text)[n - 1] == '\n') n--; /* the editor's, not the writer's */
+    if (n > 0 && (*text)[n - 1] == '\n') n--; /* a trailing newline comes from the editor */
     *len = (int64_t)n;
     return CLI_OK;
 }
@@ -120,13 +120,13 @@ int gen_read_prompt(const struct gen *g, bool first, struct gen_prompt *out) {
     if (o->ids) return cli_ids_read(o->ids, g->vocab, &out->ids, &out->n);
     if (o->prompt) return gen_encode(g, o->prompt, (int64_t)strlen(o->prompt), first, "the prompt", out);
     if (o->file) return read_file(g, o->file, first, out);
-    if (o->interactive) return CLI_OK; /* the first line will be it */
+    if (o->interactive) return CLI_OK; /* the first interactive line is the prompt */
     if (!isatty(STDIN_FILENO)) return read_file(g, "-", first, out);
     if (!first) return CLI_OK;
     return cli_usage("generate", "a prompt is needed: -p TEXT, -f FILE, or a pipe");
 }
 
-/* ---- many ---- */
+/* ---- many prompts ---- */
 
 /* The text of a line of .jsonl: a string, or an object's "prompt" or "text". */
 static int line_json(const char *path, int64_t number, const char *line, size_t len, json_t **root,

@@ -1,4 +1,4 @@
-/* generate_run.c -- one sequence: its prompt, then token by token to its end; what is said about it. */
+/* generate_run.c -- one sequence: its prompt, then decoding to its end; statistics. */
 #define _POSIX_C_SOURCE 200809L
 #include "cli/generate.h"
 #include "cli/progress.h"
@@ -18,13 +18,13 @@ static const char *const ends[] = {"", "length", "eos", "stop", "interrupt"}; /*
 
 static volatile sig_atomic_t interrupted;
 static void note(int sig) {
-    if (interrupted) { /* nobody listens: end at once, as it would have */
+    if (interrupted) { /* the first one is still pending: end the process at once */
         signal(sig, SIG_DFL);
         raise(sig);
     }
     interrupted = 1;
 }
-/* No SA_RESTART: a line that is being read ends too. */
+/* No SA_RESTART: interrupts reading a line, too. */
 void gen_catch_signals(void) {
     struct sigaction a = {.sa_handler = note};
     sigemptyset(&a.sa_mask);
@@ -34,7 +34,7 @@ void gen_catch_signals(void) {
 bool gen_interrupted(void) { return interrupted; }
 void gen_forget_interrupt(void) { interrupted = 0; }
 
-/* ---- life ---- */
+/* ---- setup ---- */
 
 int gen_run_begin(struct gen_run *r, const struct gen *g, hola_session *s) {
     *r = (struct gen_run){.g = g, .session = s};
@@ -77,7 +77,7 @@ struct top {
     double logit;
     int32_t id;
 };
-/* The n largest, in order, by insertion: n is small. */
+/* The n largest, sorted, by insertion: n is small. */
 static int64_t top_logits(const float *x, int64_t vocab, int64_t n, struct top *out) {
     int64_t have = 0;
     for (int64_t i = 0; i < vocab; i++) {
@@ -89,7 +89,7 @@ static int64_t top_logits(const float *x, int64_t vocab, int64_t n, struct top *
     return have;
 }
 
-/* The token's log-probability as the model gave it, and those of the likeliest. */
+/* The token's log-probability according to the model, and those of the top tokens. */
 static bool note_logprobs(struct gen_run *r, int32_t id) {
     const float *x = hola_session_logits(r->session);
     const int64_t n = r->g->o->logits;
@@ -140,7 +140,7 @@ bool gen_run_text(struct gen_run *r, const char *text, int64_t len) {
     return !r->no_memory;
 }
 
-/* Whether it is a token that ends answers in the chat template. */
+/* Whether this token ends answers in the chat template. */
 static bool ends_answer(const struct gen *g, int32_t id) {
     for (int i = 0; g->look && i < hl_template_stops(g->look); i++) {
         int32_t stop;
@@ -154,7 +154,7 @@ static bool on_token(void *ctx, int32_t id, const char *text, int64_t len) {
     struct gen_run *r = ctx;
     r->closed = id >= 0 && ends_answer(r->g, id) && !r->g->o->ignore_eos;
     const bool noted = (id < 0 || gen_run_note(r, id)) && gen_run_text(r, text, len);
-    return noted && !r->closed && !gen_interrupted() && !(r->show && ferror(stdout)); /* main will say so */
+    return noted && !r->closed && !gen_interrupted() && !(r->show && ferror(stdout)); /* main reports it */
 }
 
 int gen_run_all(struct gen_run *r, bool show) {

@@ -1,4 +1,4 @@
-/* ids.c -- the token ids that a command works on. */
+/* ids.c -- reading token ids for commands. */
 #include "cli/cli.h"
 #include "core/status.h"
 #include "core/text.h"
@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The array in the file, or NULL after a message. */
+/* The array in the file, or NULL after printing an error. */
 static json_t *load_array(const char *path) {
     json_error_t err;
     json_t *root;
@@ -68,7 +68,7 @@ done:
     return rc;
 }
 
-/* All of a file, a pipe or ("-") standard input. */
+/* Reads a whole file, pipe or standard input ("-"). */
 static hola_status read_text(struct hl_text *text, const char *path) {
     const bool input = strcmp(path, "-") == 0;
     FILE *f = input ? stdin : fopen(path, "rb");
@@ -101,7 +101,7 @@ int cli_ids_encode(const char *tokenizer, const char *text_path, int64_t vocab, 
     } else if (hola_tokenizer_size(t) > vocab) {
         rc = cli_fail("%s: %" PRId64 " tokens, more than the model's %" PRId64, tokenizer, hola_tokenizer_size(t),
                       vocab);
-    } else if (hola_tokenizer_bos(t) >= 0) { /* as every document in training begins */
+    } else if (hola_tokenizer_bos(t) >= 0) { /* like every document in training */
         int32_t *with_bos = realloc(*ids, (size_t)(*n + 1) * sizeof **ids);
         if (with_bos) {
             memmove(with_bos + 1, with_bos, (size_t)*n * sizeof *with_bos);

@@ -31,13 +31,13 @@ static const struct command {
 };
 enum { COMMANDS = sizeof commands / sizeof commands[0] };
 
-/* A closed standard stream would lend its number to the next file opened, and messages would land in
- * that file. /dev/null takes its place, opened the wrong way round, so that using it still fails. */
+/* If a standard stream is closed, the next opened file would get its number, and messages would be written to that
+ * file. Opens /dev/null instead, in the wrong direction, so that using the stream still fails. */
 static void keep_standard_streams(void) {
     for (int fd = 0; fd < 3; fd++)
         if (fcntl(fd, F_GETFD) < 0 && errno == EBADF) (void)!open("/dev/null", fd ? O_RDONLY : O_WRONLY);
-    signal(SIGPIPE, SIG_IGN); /* a reader that left is a write error like any other, until the end (end_of_output) */
-    signal(SIGXFSZ, SIG_IGN); /* so is a file that may not grow: what was begun is taken back */
+    signal(SIGPIPE, SIG_IGN); /* treat a closed pipe as an ordinary write error until the end (end_of_output) */
+    signal(SIGXFSZ, SIG_IGN); /* likewise a file size limit: partial output is then cleaned up */
 }
 
 static int print_commands(void) {
@@ -66,8 +66,8 @@ static int run_command(int argc, char **argv) {
     return CLI_USAGE;
 }
 
-/* Results that did not get out are a failure, whatever the command thought. If it is that nobody reads them any more
- * (hola inspect | head -1), hola ends as other programs do: by SIGPIPE, without a word. */
+/* If output could not be written, the command failed, whatever it returned. If the reader is gone (hola inspect | head
+ * -1), hola dies of SIGPIPE silently, like other programs. */
 static int end_of_output(int rc) {
     struct pollfd out = {.fd = STDOUT_FILENO, .events = POLLOUT};
     cli_flush();

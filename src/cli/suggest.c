@@ -4,11 +4,11 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { LONGEST = 32 }; /* longer words are not looked at */
+enum { LONGEST = 32 }; /* longer words are ignored */
 
 static int least(int a, int b) { return a < b ? a : b; }
 
-/* How many letters must be added, dropped, changed or swapped with their neighbour. */
+/* The edit distance: letters added, dropped, changed or swapped with a neighbour. */
 static int distance(const char *a, const char *b) {
     int d[LONGEST + 1][LONGEST + 1];
     const int n = (int)strlen(a), m = (int)strlen(b);
@@ -25,7 +25,7 @@ static int distance(const char *a, const char *b) {
     return d[n][m];
 }
 
-/* A third of the word may be wrong, at least a letter. */
+/* Allows errors in a third of the word, at least one letter. */
 void suggest_begin(struct suggest *s, const char *word) {
     const int third = (int)(strlen(word) / 3);
     *s = (struct suggest){.word = word, .distance = (third > 1 ? third : 1) + 1};

@@ -1,16 +1,16 @@
-/* suggest.h -- "did you mean": the name nearest to a word that was mistyped. */
+/* suggest.h -- "did you mean": the closest name to a mistyped word. */
 #ifndef HOLA_CLI_SUGGEST_H
 #define HOLA_CLI_SUGGEST_H
 
 struct suggest {
-    const char *word; /* what was typed */
-    const char *best; /* lent; NULL: nothing is near */
+    const char *word; /* the typed word */
+    const char *best; /* borrowed; NULL: nothing is close */
     int distance;
     char text[96];
 };
 void suggest_begin(struct suggest *s, const char *word);
 void suggest_try(struct suggest *s, const char *name);
-/* ": did you mean 'score'?", with what comes before the name ("--" of options), or "". */
+/* ": did you mean 'score'?", with a prefix for the name ("--" for options), or "". */
 const char *suggest_text(struct suggest *s, const char *before);
 
 #endif

@@ -1,4 +1,4 @@
-/* train_eval.c -- benchmarks of a model while it is trained (--eval-tasks), with the code of hola eval. */
+/* train_eval.c -- benchmarks during training (--eval-tasks), using the code of hola eval. */
 #include "cli/cli.h"
 #include "cli/eval_model.h"
 #include "cli/train.h"
@@ -22,7 +22,7 @@ static int pick_tasks(struct train_eval *e, const char *list, const char *data) 
     return e->n > 0 ? ARGS_RUN : cli_usage("train", "--eval-tasks names no task");
 }
 
-/* The tokenizer of the dataset; that of -m where the dataset names none. */
+/* The tokenizer of the dataset; that of -m if the dataset has none. */
 static hola_status find_tokenizer(struct train_eval *e, const struct train_opts *o, bool *bos) {
     struct hl_dataset *d = NULL;
     hola_status s = hl_dataset_open(&d, o->data, "train", 0);
@@ -40,7 +40,7 @@ int train_eval_open(struct train_eval *e, const struct train_opts *o, const hola
     *e = (struct train_eval){0};
     const int rc = pick_tasks(e, o->eval_tasks, o->eval_data);
     const int n = rc == ARGS_RUN ? e->n : 0;
-    e->n = 0; /* sets that are there */
+    e->n = 0; /* counts opened sets from here on */
     if (rc != ARGS_RUN) return rc;
     if (find_tokenizer(e, o, &bos) != HOLA_OK) return cli_fail_library();
     const enum hl_profile p = HL_PROFILE_HEAD;
@@ -59,7 +59,7 @@ int train_eval_open(struct train_eval *e, const struct train_opts *o, const hola
     return ARGS_RUN;
 }
 
-/* An error ends the evaluation when the run is asked to stop. */
+/* Aborts the evaluation if the run is asked to stop. */
 static hola_status answered(void *ctx, int64_t i, const struct hl_answer *a) {
     const struct train_eval *e = ctx;
     (void)i, (void)a;

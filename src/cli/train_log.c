@@ -29,7 +29,7 @@ static const char *duration(char buf[32], double seconds) {
     return buf;
 }
 
-/* Of one step or slice. */
+/* The duration of a step or slice. */
 static const char *short_time(char buf[32], double s) {
     if (s < 0.1) snprintf(buf, 32, "%.1f ms", 1e3 * s);
     else if (s < 10) snprintf(buf, 32, "%.2f s", s);
@@ -38,7 +38,7 @@ static const char *short_time(char buf[32], double s) {
     return buf;
 }
 
-/* When a wait of that long ends, on the wall's clock. */
+/* The wall-clock time after waiting that long. */
 static const char *clock_time(char buf[32], double seconds) {
     const time_t at = time(NULL) + (time_t)seconds;
     struct tm t;
@@ -46,13 +46,13 @@ static const char *clock_time(char buf[32], double seconds) {
     return buf;
 }
 
-/* ---- the line, in pieces ---- */
+/* ---- the progress line, in pieces ---- */
 
 enum { PIECES = 16 };
 struct piece {
     char text[64];
     const char *colour; /* NULL: none */
-    int rank;           /* the highest goes first when there is no room; 0: never */
+    int rank;           /* the highest rank is dropped first if there is no room; 0: never dropped */
 };
 struct line {
     struct piece piece[PIECES];
@@ -86,7 +86,7 @@ static void fit(struct line *l, int columns) {
     }
 }
 
-/* At most `columns` characters, whatever is left to leave out. Returns how many. */
+/* Prints at most `columns` characters, dropping pieces as needed. Returns the number printed. */
 static int print(const struct train_log *l, const struct line *x, int columns) {
     int at = 0;
     for (int i = 0; i < x->n && at < columns; i++) {
@@ -100,7 +100,7 @@ static int print(const struct train_log *l, const struct line *x, int columns) {
     return at;
 }
 
-/* Takes the line away. A terminal that has become narrower has broken it into several. */
+/* Erases the line. A terminal that became narrower has wrapped it onto several. */
 static void wipe(struct train_log *l) {
     const int columns = terminal_columns(), above = l->drawn > 0 ? (l->drawn - 1) / columns : 0;
     if (!l->terminal) return;
@@ -109,7 +109,7 @@ static void wipe(struct train_log *l) {
     l->drawn = 0;
 }
 
-/* How far the step is: whole slices, and of the one being worked on what its predecessor's time says. */
+/* Fraction of the step done: whole slices, plus an estimate for the current one from the time of the previous. */
 static double part_done(const struct train_log *l, double now) {
     const struct hl_train_work *w = &l->work;
     const double expected = l->slice_seconds > 0 ? l->slice_seconds : l->average;
@@ -129,7 +129,7 @@ static void add_phase(const struct train_log *l, struct line *x, double now) {
                  (long long)w->of);
     switch (w->phase) {
     case HL_TRAIN_STEP:
-        if (l->average <= 0) /* the first: it may take long, and nothing is known yet */
+        if (l->average <= 0) /* the first step: it may be slow, and its time is unknown */
             add(x, 0, NULL, "[%.*s%.*s]%s, %s", n, full, BAR - n, empty, slices, duration(t, now - l->phase_begun));
         else if (l->average > 1) add(x, 3, NULL, "[%.*s%.*s]%s", n, full, BAR - n, empty, slices);
         break;
@@ -139,7 +139,7 @@ static void add_phase(const struct train_log *l, struct line *x, double now) {
     }
 }
 
-/* What there is to say about the last step. */
+/* Adds what is known about the last step. */
 static void add_metric(const struct train_log *l, struct line *x, double seconds) {
     const struct hl_train_begin *b = &l->begin;
     const struct hl_metric *m = &l->last;
@@ -157,7 +157,7 @@ static void add_metric(const struct train_log *l, struct line *x, double seconds
     if (m->skipped > 0) add(x, 3, YELLOW, "%lld skipped", (long long)m->skipped);
 }
 
-/* The line as it is now. The lock is held. */
+/* Draws the current line. The lock is held. */
 static void draw(struct train_log *l) {
     struct line x = {.n = 0};
     const double now = hl_clock();
@@ -188,7 +188,7 @@ static void *tick(void *ctx) {
     return NULL;
 }
 
-/* ---- lines that stay ---- */
+/* ---- permanent lines ---- */
 
 static void say(struct train_log *l, const char *fmt, ...) CLI_PRINTF(2, 3);
 static void say(struct train_log *l, const char *fmt, ...) {
@@ -220,7 +220,7 @@ static void begin(void *ctx, const struct hl_train_begin *b) {
     pthread_mutex_unlock(&l->lock);
 }
 
-/* Once, from the first slice. */
+/* Printed once, after the first slice. */
 static void say_time(struct train_log *l) {
     char slice[32], step[32], all[32], at[32];
     const double seconds = l->slice_seconds * (double)l->work.of;
@@ -252,10 +252,10 @@ static void say_step(struct train_log *l, double seconds) {
     add(&x, 0, NULL, "step %*lld/%lld", snprintf(NULL, 0, "%lld", (long long)l->begin.steps), (long long)m->step,
         (long long)l->begin.steps);
     if (l->terminal && isfinite(m->val_loss)) add(&x, 0, GREEN, "val loss %.4f", m->val_loss);
-    if (l->terminal) l->val_loss = (double)NAN; /* it stands in front already */
+    if (l->terminal) l->val_loss = (double)NAN; /* already printed at the front */
     add_metric(l, &x, seconds);
     if (!l->terminal && isfinite(m->val_loss)) add(&x, 0, NULL, "val loss %.4f", m->val_loss);
-    const int columns = isatty(STDERR_FILENO) ? terminal_columns() - 1 : 1 << 20; /* a dumb one is one, too */
+    const int columns = isatty(STDERR_FILENO) ? terminal_columns() - 1 : 1 << 20; /* a dumb terminal too */
     fit(&x, columns);
     wipe(l);
     print(l, &x, columns);
@@ -292,7 +292,7 @@ static void note(void *ctx, const char *text) {
     pthread_mutex_unlock(&l->lock);
 }
 
-/* ---- the life of a log ---- */
+/* ---- start and end ---- */
 
 static volatile sig_atomic_t rewriting; /* for train_log_stopping() */
 
@@ -304,9 +304,10 @@ void train_log_begin(struct train_log *l, int64_t every) {
     pthread_cond_init(&l->wake, NULL);
     rewriting = l->terminal;
     if (!l->terminal) return;
-    sigfillset(&all); /* signals are for the threads that work */
+    sigfillset(&all); /* signals are handled by the working threads */
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    l->ticking = pthread_create(&l->thread, NULL, tick, l) == 0; /* without it the line moves with the slices */
+    l->ticking = pthread_create(&l->thread, NULL, tick, l) == 0; /* without the thread the line is redrawn once per
+                                                                  * slice */
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 

@@ -79,7 +79,8 @@ static const struct args_command command = {
 
 /* ---- the files of --config ---- */
 
-/* Whether a file holds options, not a model's config.json: a TOML file, or an object without a field of a model. */
+/* Whether a file contains options rather than a model's config.json: a TOML file, or an object without any model
+ * field. */
 static bool holds_options(const char *path) {
     static const char *const fields[] = {"model_type", "architectures", "hidden_size",       "num_hidden_layers",
                                          "num_heads",  "vocab_size",    "intermediate_size", "head_dim"};
@@ -88,13 +89,13 @@ static bool holds_options(const char *path) {
     if (n > 5 && !strcmp(path + n - 5, ".toml")) return true;
     if (stat(path, &st) != 0 || !S_ISREG(st.st_mode) || st.st_size > HL_SETTINGS_BYTES) return false;
     json_t *root = json_load_file(path, 0, NULL);
-    bool model = !json_is_object(root) || json_object_size(root) == 0; /* what is no object, config.c refuses */
+    bool model = !json_is_object(root) || json_object_size(root) == 0; /* config.c refuses anything but an object */
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) model |= json_object_get(root, fields[i]) != NULL;
     json_decref(root);
     return !model;
 }
 
-/* Options of all files, in their order. */
+/* The options of all files, in order. */
 static int read_files(struct train_opts *o, const struct arg_list *files) {
     for (int i = 0; i < files->n; i++) {
         if (!holds_options(files->item[i])) continue;
@@ -107,7 +108,7 @@ static int read_files(struct train_opts *o, const struct arg_list *files) {
     return ARGS_RUN;
 }
 
-/* The last config.json of a model that was named; the other files have been read. */
+/* The last model config among the files; the others have been read. */
 static void find_config(struct train_opts *o) {
     o->config = NULL;
     for (int i = 0; i < o->configs.n; i++)
@@ -115,10 +116,10 @@ static void find_config(struct train_opts *o) {
     o->configs = (struct arg_list){.n = o->config != NULL, .item = {o->config}};
 }
 
-/* ---- the whole ---- */
+/* ---- all of it ---- */
 
-/* As the paper trains. The steps are those of 15.0, 6.22 and 0.5 billion tokens. The paper states no optimizer
- * for 46m; a warmup of 1000 would outlast its 954 steps, so that stays at the default. */
+/* The paper's recipe. The steps correspond to 15.0, 6.22 and 0.5 billion tokens. The paper gives no optimizer for 46m;
+ * a warmup of 1000 would exceed its 954 steps, so that stays at the default. */
 static void apply_recipe(struct train_opts *o) {
     static const struct {
         const char *preset;
@@ -129,17 +130,17 @@ static void apply_recipe(struct train_opts *o) {
         if (o->steps < 0) o->steps = recipe[o->recipe].steps;
         if (o->warmup < 0) o->warmup = recipe[o->recipe].warmup;
         if (o->seq_len < 0) o->seq_len = recipe[o->recipe].seq_len;
-        if (o->warmup > o->steps) o->warmup = -1; /* --steps made the run shorter than that */
+        if (o->warmup > o->steps) o->warmup = -1; /* --steps made the run shorter */
     }
     if (o->steps < 0) o->steps = 0;
     if (o->seq_len < 0) o->seq_len = 2048;
 }
 
-/* What the data decides. A fine-tuning starts near its goal: a lower rate, small batches (at least some 20 steps an
- * epoch), and more than one epoch as there are few conversations. */
+/* Defaults that depend on the data. Fine-tuning starts near its goal: a lower rate, small batches (at least about 20
+ * steps per epoch), and more than one epoch, because conversations are few. */
 static int adapt_to_data(struct train_opts *o) {
     struct hl_dataset *d = NULL;
-    const bool open = hl_dataset_open(&d, o->data, "train", 0) == HOLA_OK; /* otherwise the run says what is wrong */
+    const bool open = hl_dataset_open(&d, o->data, "train", 0) == HOLA_OK; /* otherwise the run reports the error */
     const bool chat = open && hl_dataset_info(d)->flagged, tune = chat && o->model;
     const int64_t rows = open ? hl_dataset_info(d)->tokens / o->seq_len / 20 : 0;
     hl_dataset_free(d);
@@ -191,7 +192,7 @@ int train_options(struct train_opts *o, int argc, char **argv) {
                                                .diverge = 2,
                                                .recipe = -1,
                                                .model_type = -1};
-    struct train_opts first = defaults; /* for the names of the files alone: the command line comes last, and wins */
+    struct train_opts first = defaults; /* only for the file names: the command line comes last and overrides */
     *o = defaults;
     int rc = args_words(&command, argc, argv, &first);
     if (rc == ARGS_RUN) rc = read_files(o, &first.configs);
@@ -206,7 +207,7 @@ int train_options(struct train_opts *o, int argc, char **argv) {
 
 char *train_options_text(const struct train_opts *o) {
     struct train_opts kept = *o;
-    kept.restart = kept.json = false; /* of one command, not of the run */
+    kept.restart = kept.json = false; /* options of this command, not of the run */
     return args_text(&command, &kept);
 }
 

@@ -46,7 +46,7 @@ json_t *hl_json_text(const char *data, int64_t len) {
     return text;
 }
 
-/* What stands behind the backslash of a character that needs one; 0: none does, or it needs a number. */
+/* The letter after the backslash of a short escape; 0: not escaped, or \u is needed. */
 static char short_escape(char c) {
     static const char from[] = "\"\\\b\f\n\r\t", to[] = "\"\\bfnrt";
     const char *at = c ? strchr(from, c) : NULL;

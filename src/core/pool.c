@@ -1,10 +1,10 @@
 /* pool.c -- helpers spin briefly for the next job (decoding starts hundreds of short ones per token), then sleep. Tasks
  * are handed out by one atomic counter.
  *
- * The caller takes part in its job and waits only for helpers that have a task in hand: one that comes late, because
- * another process has its processor, finds the job closed. If it is stopped in the middle of a task, the caller must
- * wait; a helper that costs more this way than it does is left out for a while (keep_score). Who computes what follows
- * from all this, the tasks do not, and with them no result. */
+ * The calling thread works on its own job too and waits only for helpers that are running a task: a late helper,
+ * preempted by another process, finds the job closed. If a helper is preempted in the middle of a task, the caller must
+ * wait; a helper that costs more this way than it contributes is left out for a while (keep_score). This affects which
+ * thread runs which task, but not the tasks, and so not the results. */
 #define _GNU_SOURCE
 #include "core/pool.h"
 #include "core/clock.h"
@@ -15,36 +15,36 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { MAX_THREADS = 1024, GLANCES = 64 /* between two looks at the clock */ };
+enum { MAX_THREADS = 1024, GLANCES = 64 /* GLANCES: polls between two reads of the clock */ };
 enum {                        /* nanoseconds */
-       SPIN = 300 * 1000,     /* a helper without a job, before it sleeps */
-       PATIENCE = 300 * 1000, /* a caller that waits for a helper, before it asks what that one is doing */
+       SPIN = 300 * 1000,     /* how long an idle helper spins before it sleeps */
+       PATIENCE = 300 * 1000, /* how long a caller waits for a helper before it checks what that one is doing */
        SHORTEST_REST = 10 * 1000 * 1000,
        LONGEST_REST = 500 * 1000 * 1000
 };
 
 struct worker {
-    _Alignas(64) atomic_bool inside; /* looks at the job, or is in one of its tasks */
-    atomic_bool asleep, resting;     /* resting: takes no job */
+    _Alignas(64) atomic_bool inside; /* reading the job, or running one of its tasks */
+    atomic_bool asleep, resting;     /* resting: takes no jobs */
     pthread_t thread;
     struct hl_pool *pool;
     int id;
     char *scratch;
     pthread_cond_t wake;
-    /* the caller's: nanoseconds of the clock */
+    /* the caller's; times in nanoseconds */
     int64_t since;      /* when it last began to work after a rest or a stall */
-    int64_t rest_until; /* of the latest rest, */
-    int64_t rest;       /* which was so long */
+    int64_t rest_until; /* end of the latest rest */
+    int64_t rest;       /* and its length */
 };
 
 struct hl_pool {
-    int threads, resting; /* helpers that rest */
+    int threads, resting; /* helpers that are resting */
     struct worker *worker;
     int64_t scratch_bytes;
     pthread_mutex_t busy; /* one job at a time */
     unsigned count;       /* jobs so far */
 
-    /* the job; written before `job` is, read by those inside */
+    /* the job; written before `job` is set, read by helpers inside */
     hl_task task;
     void *ctx;
     int64_t n;
@@ -72,7 +72,7 @@ static void work(struct hl_pool *p, int id) {
 
 /* ---- helpers ---- */
 
-/* A job for this helper that it has not seen yet. */
+/* Whether there is a job that this helper has not seen yet. */
 static bool has_job(const struct worker *w, unsigned seen) {
     const unsigned job = atomic_load(&w->pool->job);
     return job != 0 && job != seen && !atomic_load(&w->resting);
@@ -87,7 +87,7 @@ static void wait_for_job(struct worker *w, unsigned seen) {
             relax();
         }
     pthread_mutex_lock(&p->sleep_lock);
-    atomic_store(&w->asleep, true); /* before the look at the job: raise_job does the reverse */
+    atomic_store(&w->asleep, true); /* before reading `job`: raise_job does the reverse */
     while (!has_job(w, seen) && !atomic_load(&p->stop)) pthread_cond_wait(&w->wake, &p->sleep_lock);
     atomic_store(&w->asleep, false);
     pthread_mutex_unlock(&p->sleep_lock);
@@ -101,7 +101,7 @@ static void *worker_main(void *arg) {
         if (!has_job(w, seen)) wait_for_job(w, seen);
         if (atomic_load(&p->stop)) return NULL;
         seen = atomic_load(&p->job);
-        /* Either this is the open job still, and its caller will see us inside, or it is closed, and we see that. */
+        /* Either this is still the open job, and its caller will see us inside, or it is closed, and we see that. */
         atomic_store(&w->inside, true);
         if (seen != 0 && atomic_load(&p->job) == seen) work(p, w->id);
         atomic_store_explicit(&w->inside, false, memory_order_release);
@@ -128,8 +128,8 @@ static void end_rests(struct hl_pool *p) {
     }
 }
 
-/* A helper that did not run made the caller wait. It is worth 1 / threads of the speed, a stall costs all of it: when
- * the stalls take more than half of what it is worth, it rests, and longer each time that the rest before was in vain. */
+/* Called when a preempted helper made the caller wait. A helper is worth 1 / threads of the speed, a stall costs all of
+ * it: if stalls take more than half of what it is worth, it rests, longer each time the previous rest did not help. */
 static void keep_score(struct worker *w, int64_t stall, int64_t now) {
     const int64_t worked = now - stall - w->since, before = w->rest;
     if (stall * 2 * w->pool->threads > stall + worked) {
@@ -149,7 +149,7 @@ static int64_t processor_time(const struct worker *w) {
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-/* The job is closed. Most helpers are out, or will be soon. */
+/* The job is closed. Most helpers have left it, or will soon. */
 static void wait_for(struct worker *w) {
     int64_t start, used, now, stalled = 0;
     for (int i = 0; i < 4 * GLANCES; i++, relax())
@@ -162,7 +162,7 @@ static void wait_for(struct worker *w) {
         if (now - start < PATIENCE) continue;
         const int64_t ran = processor_time(w) - used;
         if (ran < (now - start) / 2) stalled = now - start - ran;
-        sched_yield(); /* it may be this processor that it waits for */
+        sched_yield(); /* the helper may need this processor */
     }
     if (stalled > 0) keep_score(w, stalled, now);
 }
@@ -185,7 +185,7 @@ void hl_pool_run(struct hl_pool *p, int64_t n, hl_task task, void *ctx) {
     for (int i = 1; i < p->threads; i++)
         if (!atomic_load_explicit(&p->worker[i].resting, memory_order_relaxed)) wake(&p->worker[i]);
     work(p, 0);
-    atomic_store(&p->job, 0); /* closed: those outside stay there */
+    atomic_store(&p->job, 0); /* closed: no more helpers enter */
     for (int i = 1; i < p->threads; i++)
         if (atomic_load(&p->worker[i].inside)) wait_for(&p->worker[i]);
     pthread_mutex_unlock(&p->busy);
@@ -255,7 +255,7 @@ hola_status hl_pool_reserve(struct hl_pool *p, int64_t bytes) {
             pthread_mutex_unlock(&p->busy);
             return hl_fail(HOLA_ENOMEM, "thread scratch: %lld bytes", (long long)bytes);
         }
-        free(p->worker[i].scratch); /* the old block is smaller than what is now asked for */
+        free(p->worker[i].scratch); /* the old block is smaller than the request */
         p->worker[i].scratch = s;
     }
     p->scratch_bytes = bytes;

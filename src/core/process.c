@@ -21,7 +21,7 @@ void *hl_large_alloc(int64_t bytes) {
     if (bytes < 0 || posix_memalign(&p, bytes < ENOUGH ? 256 : HUGE_PAGE, ((size_t)bytes + 255) / 256 * 256))
         return NULL;
 #ifdef MADV_HUGEPAGE
-    /* whole ones only; where the system refuses, small ones serve */
+    /* whole huge pages only; if the system refuses, small pages are used */
     if (bytes >= ENOUGH) (void)madvise(p, (size_t)bytes / HUGE_PAGE * HUGE_PAGE, MADV_HUGEPAGE);
 #endif
     return p;

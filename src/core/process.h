@@ -4,8 +4,8 @@
 #include <stdint.h>
 
 int64_t hl_resident_bytes(void); /* resident memory; 0: unknown */
-/* A block aligned to 256 bytes, released with free(); NULL: no memory. Large ones use huge pages where the system has them:
- * with small pages, address translation costs a virtual machine a tenth to a sixth of its memory bandwidth. */
+/* A 256-byte aligned block, released with free(); NULL: out of memory. Large ones use huge pages if available: with
+ * small pages, address translation costs a virtual machine a tenth to a sixth of its memory bandwidth. */
 void *hl_large_alloc(int64_t bytes);
 
 #endif

@@ -37,7 +37,7 @@ hola_status hl_cuda_borrow(struct hl_cuda *c, int device, void *stream, void *wo
     if (e == cudaSuccess) e = learn(device);
     if (e == cudaSuccess && before != device) e = cudaSetDevice(device);
     if (e != cudaSuccess) return hl_fail(HOLA_EDEVICE, "CUDA device %d: %s", device, cudaGetErrorString(e));
-    cudaGetLastError(); /* what the program has left there is not to be taken for a failed launch */
+    cudaGetLastError(); /* clear an earlier error of the program, so that it is not taken for a failed launch */
     c->before = before;
     c->sms = atomic_load(&constants[device].sms);
     c->shared_limit = atomic_load(&constants[device].shared);

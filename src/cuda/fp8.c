@@ -1,4 +1,4 @@
-/* fp8.c -- products in FP8 on a device: the weights' codes, which last for a step of training (ops/linear/fp8.h). */
+/* fp8.c -- FP8 products on a device: the weights' codes, which are valid for one training step (ops/linear/fp8.h). */
 #include "cuda/device.h"
 #include <stdlib.h>
 
@@ -21,7 +21,7 @@ void hl_cuda_fp8_close(struct hl_cuda *c) {
     c->fp8 = false;
 }
 
-/* One block of memory: both forms, then their scales, each on 256 bytes. */
+/* One block of memory: both forms, then their scales, each 256-byte aligned. */
 static bool make_room(struct hl_cuda *c, struct hl_fp8_weight *w, int64_t scales, int64_t scales_t) {
     const int64_t codes = hl_pieces(w->rows * w->cols, 256) * 256;
     scales = hl_pieces(scales, 64) * 64;

@@ -1,5 +1,5 @@
-/* gemm.c -- matrix products, also of FP8 operands, by cuBLASLt, which is loaded (dlopen) at the first one: a program
- * built with CUDA also starts on a machine without it. */
+/* gemm.c -- matrix products, including FP8, through cuBLASLt, which is loaded (dlopen) on first use: a program built
+ * with CUDA also starts on a machine without it. */
 #include "cuda/device.h"
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
@@ -48,7 +48,7 @@ struct hl_plan {
     cublasLtMatrixLayout_t a, b, c;
     cublasLtMatmulAlgo_t algo;
     size_t workspace;
-    bool fp8, none; /* none: it is known that there is no kernel */
+    bool fp8, none; /* none: known to have no kernel */
 };
 
 static void *open_library(void) {
@@ -121,7 +121,7 @@ static cudaDataType_t type_of_a(const struct hl_gemm *g) {
 }
 static cudaDataType_t type_of_b(const struct hl_gemm *g) { return g->a_scale ? CUDA_R_8F_E4M3 : type_of(g->in); }
 
-/* ---- the choice of a kernel ---- */
+/* ---- choosing a kernel ---- */
 
 static int config(const struct lt *lt, const cublasLtMatmulHeuristicResult_t *r,
                   cublasLtMatmulAlgoConfigAttributes_t what) {
@@ -130,7 +130,7 @@ static int config(const struct lt *lt, const cublasLtMatmulHeuristicResult_t *r,
     lt->cublasLtMatmulAlgoConfigGetAttribute(&r->algo, what, &v, sizeof v, &written);
     return v;
 }
-/* Up to CANDIDATES kernels that need at most so many bytes of workspace, in the order of cuBLAS's heuristic. */
+/* Up to CANDIDATES kernels within a workspace limit, in the order of cuBLAS's heuristic. */
 static int candidates(struct lt *lt, const struct hl_plan *p, size_t workspace,
                       cublasLtMatmulHeuristicResult_t out[CANDIDATES]) {
     cublasLtMatmulPreference_t preference = NULL;
@@ -144,14 +144,14 @@ static int candidates(struct lt *lt, const struct hl_plan *p, size_t workspace,
     lt->cublasLtMatmulPreferenceDestroy(preference);
     return found;
 }
-/* What a kernel of this tile would take: waves over all multiprocessors, times the tile's size, times the measured cost
- * per element on an H200 (with fewer than ROUNDS waves the first choice of cuBLAS is good; with more, smaller tiles are
- * 5 to 20 % faster, except for K of LONG and more). 0: a tile that was not measured. full: one wave that nearly fills
- * the device, which is better than split-K. */
+/* Estimated time of a kernel with this tile: waves over all multiprocessors, times the tile's size, times the measured
+ * cost per element on an H200 (below ROUNDS waves cuBLAS's first choice is good; above, smaller tiles are 5 to 20 %
+ * faster, except for K of LONG and more). 0: a tile that was not measured. full: one wave that nearly fills the device,
+ * which beats split-K. */
 static double tile_cost(int tile, const struct hl_gemm *g, int sms, bool *full) {
     const struct {
         int id;
-        int64_t n, m; /* of our N and M */
+        int64_t n, m; /* our N and M */
         double each;
     } known[] = {
         {CUBLASLT_MATMUL_TILE_256x128, 256, 128, g->K < LONG ? 1.1 : 1},
@@ -176,8 +176,8 @@ static bool layouts(struct lt *lt, struct hl_plan *p, const struct hl_gemm *g) {
            !lt->cublasLtMatrixLayoutCreate(&p->b, type_of_a(g), g->a_trans ? M : K, g->a_trans ? K : M, g->lda) &&
            !lt->cublasLtMatrixLayoutCreate(&p->c, type_of(g->out), N, M, g->ldc);
 }
-/* The kernels that need no workspace. Those of the next N that is a multiple of ROUND work for this N, too, but the
- * heuristic does not return them. */
+/* Kernels that need no workspace. Those for N rounded up to a multiple of ROUND also work for this N, but the heuristic
+ * does not return them. */
 static int without_workspace(struct lt *lt, const struct hl_plan *p, const struct hl_gemm *g,
                              cublasLtMatmulHeuristicResult_t out[CANDIDATES]) {
     struct hl_gemm even = *g;
@@ -187,14 +187,14 @@ static int without_workspace(struct lt *lt, const struct hl_plan *p, const struc
     if (!g->b_trans && even.ldb < even.N) even.ldb = even.N;
     if (even.ldc < even.N) even.ldc = even.N;
     const int n = layouts(lt, &q, &even) ? candidates(lt, &q, 0, out) : 0;
-    q.op = NULL; /* the plan's own */
+    q.op = NULL; /* owned by the plan */
     plan_drop(lt, &q);
     return n;
 }
 
-/* On Hopper the heuristic's first choice is often not the fastest for large products; there we take the kernel of the
- * least cost among those that need no workspace to be cleared. By the shape alone: a choice by timing could give other
- * bits in the next run. */
+/* On Hopper the heuristic's first choice is often not the fastest for large products; there we take the cheapest kernel
+ * among those that need no cleared workspace. The choice depends only on the shape: timing could choose differently in
+ * the next run and change the bits. */
 static bool choose(struct hl_cuda *c, struct lt *lt, struct hl_plan *p, const struct hl_gemm *g) {
     cublasLtMatmulHeuristicResult_t r[CANDIDATES], checked;
     double least = 0;
@@ -203,7 +203,7 @@ static bool choose(struct hl_cuda *c, struct lt *lt, struct hl_plan *p, const st
     if (candidates(lt, p, WORKSPACE, r) == 0) return false;
     p->algo = r[0].algo;
     p->workspace = r[0].workspaceSize;
-    if (g->a_scale) return true; /* the table of tiles below is of bf16 */
+    if (g->a_scale) return true; /* the table of tiles was measured for bf16 */
     cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, c->index);
     const bool split = config(lt, &r[0], CUBLASLT_ALGO_CONFIG_SPLITK_NUM) > 1;
     if (!split && g->M * g->N < ROUNDS * 128 * 160 * (int64_t)c->sms) return true;
@@ -238,7 +238,7 @@ static bool scale_modes(struct lt *lt, const struct hl_plan *p, const struct hl_
            set(lt, p, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &row, sizeof row) && scale_pointers(lt, p, g);
 }
 
-/* quiet: that there is no kernel is not a failure */
+/* quiet: a missing kernel is not an error */
 static bool plan_make(struct hl_cuda *c, struct lt *lt, struct hl_plan *p, const struct hl_gemm *g, bool quiet) {
     const cublasOperation_t ta = g->b_trans ? CUBLAS_OP_T : CUBLAS_OP_N;
     const cublasOperation_t tb = g->a_trans ? CUBLAS_OP_T : CUBLAS_OP_N;
@@ -257,10 +257,10 @@ static bool plan_make(struct hl_cuda *c, struct lt *lt, struct hl_plan *p, const
     return true;
 }
 
-/* NULL: there is no kernel. */
+/* NULL: no kernel. */
 static struct hl_plan *plan_find(struct hl_cuda *c, struct lt *lt, const struct hl_gemm *g, bool quiet) {
     struct hl_gemm shape;
-    memset(&shape, 0, sizeof shape); /* padding too: shapes are compared as bytes */
+    memset(&shape, 0, sizeof shape); /* including padding: shapes are compared bytewise */
     shape.M = g->M, shape.N = g->N, shape.K = g->K;
     shape.a_trans = g->a_trans, shape.b_trans = g->b_trans;
     shape.lda = g->lda, shape.ldb = g->ldb, shape.ldc = g->ldc;
@@ -270,7 +270,7 @@ static struct hl_plan *plan_find(struct hl_cuda *c, struct lt *lt, const struct 
     for (int i = 0; i < c->plans; i++)
         if (c->plan[i].fp8 == fp8 && !memcmp(&c->plan[i].shape, &shape, sizeof shape))
             return c->plan[i].none ? NULL : &c->plan[i];
-    if (c->plans == MAX_PLANS) /* as with prompts of very many lengths: start over */
+    if (c->plans == MAX_PLANS) /* with prompts of many different lengths: start over */
         while (c->plans > 0) plan_drop(lt, &c->plan[--c->plans]);
     struct hl_plan *p = &c->plan[c->plans];
     p->none = !plan_make(c, lt, p, g, quiet);

@@ -8,7 +8,7 @@
 struct talk {
     const struct hl_record *r;
     struct hl_chat_message *message;
-    int64_t *begin; /* of a message's content in store */
+    int64_t *begin; /* start of each message's content in store */
     int64_t n;
     struct hl_text store;
 };
@@ -49,7 +49,8 @@ static hola_status read_role(struct talk *t, int64_t i, const json_t *role, enum
     if (!json_is_string(role)) return wrong(t, i, role ? "\"role\" is not a text" : "no \"role\"");
     *out = hl_role_named(json_string_value(role));
     if (*out != HL_ROLE_TEXT) return HOLA_OK;
-    char *shown = json_dumps(role, JSON_ENCODE_ANY | JSON_ENSURE_ASCII); /* a role may hold anything, even a new line */
+    char *shown = json_dumps(role, JSON_ENCODE_ANY | JSON_ENSURE_ASCII); /* a role may contain anything, even a
+                                                                          * newline */
     snprintf(what, sizeof what, "role %.60s is none of system, developer, user, assistant", shown ? shown : "");
     free(shown);
     return wrong(t, i, what);
@@ -111,7 +112,7 @@ hola_status hl_chat_decode(const struct hl_chat *c, const struct hl_record *r, s
     json_t *root = json_loadb(r->text, (size_t)r->len, JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, &e);
     *out = (struct hl_lesson){0};
     hola_status s = root ? read_line(c, &t, root) : wrong(&t, -1, e.text);
-    if (s == HOLA_OK) s = hl_text_put(&t.store, "", 0); /* there may be no text at all: a place to point to */
+    if (s == HOLA_OK) s = hl_text_put(&t.store, "", 0); /* even without any text: a valid pointer */
     for (int64_t i = 0; i < t.n && s == HOLA_OK; i++) t.message[i].content = t.store.data + t.begin[i];
     if (s == HOLA_OK && c->look) s = hl_template_lesson(c->look, t.message, t.n, c->bos, out);
     else if (s == HOLA_OK) s = hl_lesson_plain(c->tokenizer, &t.message[0], &t.message[1], c->bos, out);

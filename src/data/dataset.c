@@ -1,4 +1,4 @@
-/* dataset.c -- the shards of a split as one line of tokens, and rows cut from it. */
+/* dataset.c -- the shards of a split as one sequence of tokens, and rows cut from it. */
 #define _GNU_SOURCE
 #include "data/dataset.h"
 #include "core/json.h"
@@ -15,8 +15,8 @@
 struct hl_dataset {
     char *dir, *split, *tokenizer;
     struct hl_shard *shard;
-    int64_t *offset; /* [shards + 1]: the place of a shard's first token */
-    int64_t vocab;   /* ids must be below it; 0: any */
+    int64_t *offset; /* [shards + 1]: position of each shard's first token */
+    int64_t vocab;   /* ids must be below it; 0: not checked */
     int64_t seq;
     enum hl_row_mode mode;
     struct hl_pack pack;
@@ -45,7 +45,7 @@ static void free_names(char **names, int64_t n) {
     free(names);
 }
 
-/* Sorted names of the split's shards; *names is yours, also when it fails. */
+/* Sorted names of the split's shards; the caller frees *names, even on failure. */
 static hola_status list_shards(const char *dir, const char *split, char ***names, int64_t *n) {
     DIR *d = opendir(dir);
     int64_t room = 0;
@@ -119,7 +119,7 @@ static hola_status read_fields(struct hl_dataset *d, json_t *root, const char *p
         return hl_fail(HOLA_EFORMAT, "%s: %" PRId64 " %s tokens in the shards, dataset.json says %" PRId64, d->dir,
                        d->info.tokens, d->split, (int64_t)json_integer_value(tokens));
     if (tokenizer) {
-        /* a name of ours, so that a dataset.json cannot point elsewhere */
+        /* only our own names, so that a dataset.json cannot point elsewhere */
         if (!strcmp(tokenizer, "tokenizer.model") || !strcmp(tokenizer, "tokenizer.json"))
             d->tokenizer = hl_path_join(d->dir, tokenizer);
         else if (!strcmp(tokenizer, "byte")) d->tokenizer = strdup(tokenizer);
@@ -130,7 +130,7 @@ static hola_status read_fields(struct hl_dataset *d, json_t *root, const char *p
     return HOLA_OK;
 }
 
-/* llm.c's own shards come without one: then nothing is known. */
+/* Shards written by llm.c have none: then nothing is known. */
 static hola_status read_info(struct hl_dataset *d) {
     char *path = hl_path_join(d->dir, "dataset.json");
     struct hl_map map = {0};
@@ -203,7 +203,7 @@ static int64_t shard_at(const struct hl_dataset *d, int64_t at) {
     return lo;
 }
 
-/* Tokens [at, at + n) of all shards in a line. */
+/* Tokens [at, at + n) of all shards concatenated. */
 static hola_status read_tokens(const struct hl_dataset *d, int64_t at, int64_t n, int32_t *ids) {
     int64_t lo = shard_at(d, at);
     hola_status s = HOLA_OK;
@@ -224,7 +224,7 @@ static void read_flags(const struct hl_dataset *d, int64_t at, int64_t n, uint8_
     }
 }
 
-/* Tokens of [at, at + n) that are trained. */
+/* Counts trained tokens in [at, at + n). */
 static int64_t count_trained(const struct hl_dataset *d, int64_t at, int64_t n) {
     uint8_t flags[512];
     int64_t sum = 0;
@@ -243,8 +243,8 @@ enum { BLOCK = 1 << 20, STEP = 4096 };
 struct scan {
     const struct hl_dataset *d;
     int32_t bos;
-    int64_t *count; /* [blocks]: documents that begin in it; -1: it cannot be read */
-    int64_t *doc;   /* NULL: count only. Else where documents begin, from count[block] on */
+    int64_t *count; /* [blocks]: documents that begin in it; -1: unreadable */
+    int64_t *doc;   /* NULL: only count. Else receives the documents' positions, from count[block] on */
 };
 
 static hola_status scan_block(const struct scan *c, int64_t block, int64_t *begins) {
@@ -260,7 +260,7 @@ static hola_status scan_block(const struct scan *c, int64_t block, int64_t *begi
         if (flagged) read_flags(c->d, at, take, flags);
         for (int64_t i = 0; i < take; i++) {
             const bool first = flagged ? flags[i] & HL_TOKEN_BEGINS : ids[i] == c->bos;
-            if (!first && at + i > 0) continue; /* the very first token begins one anyway */
+            if (!first && at + i > 0) continue; /* the very first token begins a document anyway */
             if (doc) doc[n] = at + i;
             n++;
         }
@@ -273,7 +273,7 @@ static void scan_task(void *ctx, int64_t block, int worker) {
     struct scan *c = ctx;
     int64_t n = -1;
     (void)worker;
-    (void)scan_block(c, block, &n); /* the message is for the thread that asked: it scans such a block again */
+    (void)scan_block(c, block, &n); /* errors are per thread: the caller scans such a block again to get the message */
     if (!c->doc) c->count[block] = n;
 }
 
@@ -283,7 +283,7 @@ static void run(struct hl_pool *pool, int64_t n, hl_task task, void *ctx) {
         for (int64_t i = 0; i < n; i++) task(ctx, i, 0);
 }
 
-/* Counts BOS per block; blocks that cannot be read end it with their message. */
+/* Counts BOS per block; an unreadable block ends the count with its error. */
 static hola_status count_documents(struct scan *c, int64_t blocks, struct hl_pool *pool) {
     int64_t n;
     run(pool, blocks, scan_task, c);
@@ -295,7 +295,7 @@ static hola_status count_documents(struct scan *c, int64_t blocks, struct hl_poo
     return HOLA_OK;
 }
 
-/* Conversations as far as a row holds them, and what that leaves out. */
+/* Conversations truncated to a row, and statistics of what that leaves out. */
 static hola_status pack_conversations(struct hl_dataset *d, const int64_t *doc, int64_t n) {
     struct hl_pack_piece *piece = malloc((size_t)(n + 1) * sizeof *piece);
     int64_t pieces = 0;
@@ -303,7 +303,7 @@ static hola_status pack_conversations(struct hl_dataset *d, const int64_t *doc, 
     d->info.trained = 0;
     for (int64_t i = 0; i < n; i++) {
         const int64_t all = doc[i + 1] - doc[i], len = all < d->seq ? all : d->seq;
-        const int64_t trained = count_trained(d, doc[i] + 1, len - 1); /* the first token is nobody's target */
+        const int64_t trained = count_trained(d, doc[i] + 1, len - 1); /* the first token is never a target */
         if (all > d->info.talk.longest) d->info.talk.longest = all;
         if (all > len) d->info.talk.cut++, d->info.talk.lost += count_trained(d, doc[i] + len, all - len);
         if (trained == 0) d->info.talk.idle++;
@@ -408,8 +408,8 @@ hola_status hl_dataset_row(const struct hl_dataset *d, uint64_t seed, int64_t cu
         d, hl_permute(d->info.rows, seed, (uint64_t)(cursor / d->info.rows), cursor % d->info.rows), row);
 }
 
-/* A Feistel network on the smallest even number of bits that holds n; what falls outside [0, n) goes through
- * again until it falls inside (at most 4 rounds of it on average). */
+/* A Feistel network on the smallest even number of bits that holds n; values outside [0, n) are mapped again until they
+ * fall inside (at most 4 rounds of it on average). */
 int64_t hl_permute(int64_t n, uint64_t seed, uint64_t epoch, int64_t i) {
     uint64_t x = (uint64_t)i, mask, stream = hl_fnv1a("rows") + epoch;
     int half = 1;

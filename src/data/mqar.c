@@ -31,8 +31,8 @@ static int by_key(const void *a, const void *b) {
     return x->key != y->key ? (x->key < y->key ? -1 : 1) : (x->i > y->i) - (x->i < y->i);
 }
 
-/* Slots in the order of drawing them one after another without replacement by weight: each waits an
- * exponential time of its weight's rate. */
+/* Slots in the order of weighted drawing without replacement: each gets an exponential time with its weight as the
+ * rate. */
 static void draw_slots(struct hl_rng_stream *d, struct slot *slot, int64_t n, double a) {
     for (int64_t i = 0; i < n; i++) {
         double rate = pow((double)(i + 1), a - 1);

@@ -1,12 +1,12 @@
-/* pack.c -- see pack.h. Cost: a few passes over the pieces and one search in a bitmap for each. */
+/* pack.c -- see pack.h. Cost: a few passes over the pieces and one bitmap search per piece. */
 #include "data/pack.h"
 #include <stdlib.h>
 
-/* The rows that still have room, by how much: lists, and a bitmap of the lists that hold something with a
- * bitmap of its words above it, as rows may be long. */
+/* Rows that still have room, by room left: lists, and a two-level bitmap of the non-empty lists, because rows may be
+ * long. */
 struct rooms {
     int64_t seq;
-    int64_t *head;        /* [seq + 1]: a row with exactly this room, -1: none */
+    int64_t *head;        /* [seq + 1]: a row with exactly this much room, -1: none */
     uint64_t *bits, *top; /* bit r of bits: head[r] >= 0; bit w of top: bits[w] != 0 */
 };
 
@@ -28,7 +28,7 @@ static bool new_rooms(struct rooms *r, int64_t seq) {
     return true;
 }
 
-/* The first set bit at or after `from` of n words; -1: none. */
+/* The first set bit at or after `from` in n words; -1: none. */
 static int64_t find_bit(const uint64_t *bits, int64_t n, int64_t from) {
     int64_t w = from / 64;
     uint64_t x = w < n ? bits[w] & ~(uint64_t)0 << from % 64 : 0;
@@ -36,7 +36,7 @@ static int64_t find_bit(const uint64_t *bits, int64_t n, int64_t from) {
     return x ? w * 64 + __builtin_ctzll(x) : -1;
 }
 
-/* The smallest room of at least n; -1: there is none. */
+/* The smallest room >= n; -1: none. */
 static int64_t best_room(const struct rooms *r, int64_t n) {
     int64_t w = n / 64;
     int64_t at = find_bit(r->bits, w + 1, n);
@@ -61,7 +61,7 @@ static int64_t pop_row(struct rooms *r, const int64_t *next, int64_t room) {
     return row;
 }
 
-/* Cuts the documents; returns the number of pieces. out NULL: only counts. */
+/* Cuts the documents; returns the number of pieces. out NULL: only count. */
 static int64_t cut(const int64_t *doc, int64_t documents, int64_t seq, struct hl_pack_piece *out) {
     int64_t n = 0;
     for (int64_t i = 0; i < documents; i++)
@@ -73,7 +73,7 @@ static int64_t cut(const int64_t *doc, int64_t documents, int64_t seq, struct hl
     return n;
 }
 
-/* order: the pieces by falling length, equal ones in their order. count has room for seq + 2. */
+/* order: the pieces by decreasing length, stable. count has room for seq + 2. */
 static void by_length(const struct hl_pack_piece *piece, int64_t n, int64_t seq, int64_t *count, int64_t *order) {
     for (int64_t i = 0; i < seq + 2; i++) count[i] = 0;
     for (int64_t i = 0; i < n; i++) count[seq - piece[i].n + 1]++;
@@ -105,7 +105,7 @@ static void group(struct hl_pack *p, const struct hl_pack_piece *piece, int64_t 
         p->first[row[i] + 1]++;
     }
     for (int64_t r = 0; r < p->rows; r++) number[r] = p->first[r + 1] += p->first[r];
-    for (int64_t i = n; i-- > 0;) p->piece[--number[row[i]]] = piece[i]; /* backwards: equal rows keep order */
+    for (int64_t i = n; i-- > 0;) p->piece[--number[row[i]]] = piece[i]; /* backwards: stable within a row */
 }
 
 static size_t bytes_of(int64_t n, size_t each) { return (size_t)(n > 0 ? n : 1) * each; }
@@ -124,7 +124,7 @@ hola_status hl_pack_pieces(struct hl_pack *p, const struct hl_pack_piece *piece,
         p->first = malloc(bytes_of(p->rows + 1, sizeof *p->first));
         p->piece = malloc(bytes_of(n, sizeof *p->piece));
         if (next && p->first && p->piece) {
-            group(p, piece, n, row, next); /* next is done with: it holds the new numbers */
+            group(p, piece, n, row, next); /* next is no longer needed: reuse it for the new numbers */
             s = HOLA_OK;
         }
         free(next);

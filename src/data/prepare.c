@@ -1,5 +1,5 @@
-/* prepare.c -- see prepare.h. One batch of documents is encoded while the next one is read; they are written
- * in their order. */
+/* prepare.c -- see prepare.h. One batch of documents is encoded while the next is read; documents are written in input
+ * order. */
 #define _GNU_SOURCE
 #include "data/prepare.h"
 #include "core/clock.h"
@@ -14,11 +14,11 @@
 enum {
     BATCH_BYTES = 8 << 20,
     BATCH_DOCS = 4096,
-    LARGE = 4 << 20, /* a document that all threads encode together */
-    NAMES = 1000     /* of source files that dataset.json lists */
+    LARGE = 4 << 20, /* a larger document is encoded by all threads together */
+    NAMES = 1000     /* source files listed in dataset.json */
 };
 
-/* A failure on another thread: its message is carried to the one that asked. */
+/* An error on another thread: its message is passed to the calling thread. */
 struct failure {
     hola_status status;
     char text[512];
@@ -41,7 +41,7 @@ struct item {
 struct batch {
     struct item *item;
     int64_t n;
-    struct failure failure; /* of reading on, after these */
+    struct failure failure; /* of reading the next batch */
 };
 
 struct job {
@@ -54,7 +54,7 @@ struct job {
     struct batch batch[2], *now, *next;
 };
 
-/* ---- the two kinds of task ---- */
+/* ---- the two kinds of tasks ---- */
 
 static void read_batch(struct job *j, struct batch *b) {
     int64_t bytes = 0;
@@ -88,7 +88,7 @@ static hola_status encode_chat(const struct job *j, struct item *it) {
     struct hl_lesson l;
     hola_status s = hl_chat_decode(&j->chat, &it->record, &l, &it->document.bytes);
     it->answers = l.answers;
-    if (s == HOLA_OK && l.answers > 0) { /* the lesson's arrays are handed over */
+    if (s == HOLA_OK && l.answers > 0) { /* takes ownership of the lesson's arrays */
         l.trained[0] |= HL_TOKEN_BEGINS;
         it->document.ids = l.ids.data, it->document.flags = l.trained, it->document.n = l.ids.n;
         return s;
@@ -112,7 +112,7 @@ static void run_task(void *ctx, int64_t i, int worker) {
     else if (j->now->item[i - 1].record.len < LARGE) encode(j, &j->now->item[i - 1], 1);
 }
 
-/* ---- a batch's way ---- */
+/* ---- the path of a batch ---- */
 
 static hola_status write_batch(struct job *j, struct hl_out *out) {
     struct hl_prepare_result *r = out->result;
@@ -151,7 +151,7 @@ static hola_status run_batches(struct job *j, struct hl_out *out) {
 
 /* ---- from text ---- */
 
-/* Which file to copy, and what it is called in a dataset. */
+/* Which file to copy, and its name in a dataset. */
 static hola_status name_tokenizer(const struct hl_prepare_opts *o, struct hl_out *out) {
     static const char *const names[] = {"tokenizer.model", "tokenizer.json"};
     struct stat st;
@@ -162,7 +162,7 @@ static hola_status name_tokenizer(const struct hl_prepare_opts *o, struct hl_out
     }
     if (hl_gguf_refuse_copy(o->tokenizer) != HOLA_OK) return HOLA_ENOTSUP;
     if (stat(o->tokenizer, &st) == 0 && S_ISDIR(st.st_mode)) {
-        for (int i = 0; i < 2; i++) { /* in the order of hola_tokenizer_load */
+        for (int i = 0; i < 2; i++) { /* same order as hola_tokenizer_load */
             free(out->tokenizer);
             out->called = names[i];
             out->tokenizer = hl_path_join(o->tokenizer, names[i]);
@@ -175,7 +175,7 @@ static hola_status name_tokenizer(const struct hl_prepare_opts *o, struct hl_out
     return out->tokenizer ? HOLA_OK : hl_fail(HOLA_ENOMEM, "%s: no memory", o->tokenizer);
 }
 
-/* A name as JSON: bytes that are not ASCII may be no UTF-8, then they are left out. */
+/* A name as JSON: non-ASCII bytes may not be valid UTF-8 and are then dropped. */
 static json_t *name_of(const char *path) {
     json_t *name = json_string(path);
     char *ascii = name ? NULL : strdup(path);
@@ -193,7 +193,7 @@ static json_t *describe_source(const struct hl_source *s) {
     return json_pack("{s:I, s:o}", "source_files", (json_int_t)hl_source_files(s), "sources", names);
 }
 
-/* The template that the options name, or the tokenizer's files. */
+/* Opens the template named by the options or by the tokenizer's files. */
 static hola_status open_look(struct job *j, struct hl_out *out) {
     const struct hl_prepare_opts *o = j->o;
     struct hl_prepare_result *r = out->result;
@@ -225,7 +225,7 @@ static hola_status from_text(const struct hl_prepare_opts *o, struct hl_out *out
     if (s == HOLA_OK) {
         r->vocab = hola_tokenizer_size(j.tokenizer);
         r->bos = o->no_bos ? -1 : hola_tokenizer_bos(j.tokenizer);
-        out->front = o->chat ? -1 : r->bos; /* a conversation's tokens hold it */
+        out->front = o->chat ? -1 : r->bos; /* conversations contain their own BOS */
         out->flagged = o->chat;
         j.chat = (struct hl_chat){.tokenizer = j.tokenizer, .look = j.look, .bos = r->bos >= 0, .all = o->loss_on_all};
         s = run_batches(&j, out);
@@ -265,7 +265,7 @@ static hola_status from_generator(const struct hl_prepare_opts *o, struct hl_out
     int64_t length = recall ? o->recall.length : o->mqar.length;
     hola_status s = recall ? hl_recall_check(&o->recall) : hl_mqar_check(&o->mqar);
     r->vocab = recall ? hl_recall_vocab(&o->recall) : o->mqar.vocab;
-    r->bos = recall ? HL_RECALL_BEGIN : -1; /* the sequences hold it: nothing goes in front */
+    r->bos = recall ? HL_RECALL_BEGIN : -1; /* the sequences contain their own first token */
     r->all.all = o->samples;
     for (int64_t i = 0; i < o->samples && s == HOLA_OK; i++) {
         struct hl_document d = {.ids = malloc((size_t)length * sizeof *d.ids), .n = length};

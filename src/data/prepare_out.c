@@ -18,11 +18,11 @@
 static const char *const split_name[HL_SPLITS] = {"train", "val"};
 #define INFO "dataset.json"
 
-/* ---- what is in the directory ---- */
+/* ---- existing contents ---- */
 
 static hola_status no_memory(const char *dir) { return hl_fail(HOLA_ENOMEM, "%s: no memory", dir); }
 
-/* Whether dataset.json says that a run did not come to its end. */
+/* Whether dataset.json says that a run did not finish. */
 static bool is_unfinished(const char *dir) {
     char *path = hl_path_join(dir, INFO);
     json_t *root = path ? json_load_file(path, 0, NULL) : NULL;
@@ -56,7 +56,7 @@ static bool is_ours(const char *name) {
     return false;
 }
 
-/* What a killed run of ours left: ".train_000000.bin.tmp-PID-N" and so on. */
+/* Left by a killed run of ours: ".train_000000.bin.tmp-PID-N" and so on. */
 static bool is_leftover(const char *name) {
     const char *end = name[0] == '.' ? strstr(name, ".tmp-") : NULL;
     char base[256];
@@ -65,7 +65,7 @@ static bool is_leftover(const char *name) {
     return is_ours(base) || !strcmp(base, INFO) || !strcmp(base, HL_TEMPLATE_FILE) || !strncmp(base, "tokenizer.", 10);
 }
 
-/* Shards that others wrote and the loader would take for ours. */
+/* Refuses shards written by others that the loader would take for ours. */
 static hola_status refuse_foreign(const char *dir, const char *name) {
     size_t n = strlen(name);
     if (name[0] == '.' || n < 4 || strcmp(name + n - 4, ".bin") != 0 || is_ours(name)) return HOLA_OK;
@@ -123,9 +123,9 @@ static json_t *describe(const struct hl_out *w, json_t *about) {
     return root;
 }
 
-/* ---- the life of a directory ---- */
+/* ---- lifetime of a directory ---- */
 
-/* Makes the directory ours: until it is, nothing in it may be removed. */
+/* Locks the directory; before that, nothing in it may be removed. */
 static hola_status take(struct hl_out *w) {
     const char *dir = w->opts->out;
     struct stat st;
@@ -137,7 +137,7 @@ static hola_status take(struct hl_out *w) {
     if (w->lock < 0) return hl_fail(HOLA_EIO, "%s: %s", dir, strerror(errno));
     if (flock(w->lock, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
         return hl_fail(HOLA_EIO, "%s: another hola is writing it", dir);
-    s = hl_out_check(w->opts); /* again: only now can no other run interfere */
+    s = hl_out_check(w->opts); /* check again: only now can no other run interfere */
     return s == HOLA_OK ? for_names(dir, refuse_foreign) : s;
 }
 
@@ -152,7 +152,7 @@ static hola_status start(struct hl_out *w) {
     hola_status s = take(w);
     if (s != HOLA_OK) return s;
     w->started = true;
-    if (is_unfinished(dir) || holds_shards(dir)) remove_from(dir, HL_TEMPLATE_FILE); /* of the dataset that goes */
+    if (is_unfinished(dir) || holds_shards(dir)) remove_from(dir, HL_TEMPLATE_FILE); /* of the dataset being replaced */
     s = write_info(dir, json_pack("{s:i, s:b}", "version", 1, "complete", 0));
     if (s == HOLA_OK) s = for_names(dir, remove_old);
     for (int i = 0; i < HL_SPLITS && s == HOLA_OK; i++)
@@ -161,7 +161,7 @@ static hola_status start(struct hl_out *w) {
     return s;
 }
 
-/* n tokens of a document to a split, with what goes in front of it. */
+/* Writes n tokens of a document to a split, including the token before it. */
 static hola_status put(struct hl_out *w, enum hl_split split, const struct hl_document *d, int64_t from, int64_t n,
                        int64_t bytes) {
     const uint8_t *flags = d->flags ? d->flags + from : NULL;
@@ -175,18 +175,18 @@ static hola_status put(struct hl_out *w, enum hl_split split, const struct hl_do
     return s;
 }
 
-/* Tokens that val still takes. */
+/* Tokens that still fit in val. */
 static int64_t val_room(const struct hl_out *w) {
     return w->opts->val_tokens > 0 ? w->opts->val_tokens - w->shards[HL_SPLIT_VAL].tokens : INT64_MAX;
 }
 
-/* Chosen by the document's number, so that more input does not change what was chosen before. */
+/* Chosen by the document's number, so that adding input does not change earlier choices. */
 static enum hl_split choose(const struct hl_out *w, int64_t number, int64_t n) {
     if (hl_rng_uniform(w->opts->seed, hl_fnv1a("val"), (uint64_t)number) >= w->opts->val) return HL_SPLIT_TRAIN;
     return n + 1 <= val_room(w) ? HL_SPLIT_VAL : HL_SPLIT_TRAIN;
 }
 
-/* The held-back document; `final`: the corpus ends with it, and both splits must get something. */
+/* Writes the held-back document; `final`: it is the last one, and both splits must get something. */
 static hola_status release(struct hl_out *w, bool final) {
     struct hl_document d = w->last;
     const double val = w->opts->val;
@@ -199,7 +199,7 @@ static hola_status release(struct hl_out *w, bool final) {
     if (final && train == 0) split = HL_SPLIT_TRAIN;
     if (final && split == HL_SPLIT_TRAIN && val > 0 && w->shards[HL_SPLIT_VAL].tokens == 0) {
         if (train > 0 && (d.n <= all / 10 || w->flagged) && d.n < room) split = HL_SPLIT_VAL;
-        else if (!w->flagged) { /* a conversation stays whole */ tail = llrint(val * (double)all);
+        else if (!w->flagged) { /* a conversation is never split */ tail = llrint(val * (double)all);
             if (tail < 1) tail = 1;
             if (tail >= room) tail = room - 1;
             if (tail >= d.n) tail = d.n - 1;
@@ -231,7 +231,7 @@ hola_status hl_out_add(struct hl_out *w, struct hl_document *d) {
     return HOLA_OK;
 }
 
-/* A copy, so that training finds the tokenizer with the tokens. */
+/* Copies the tokenizer, so that training finds it with the tokens. */
 static hola_status copy_tokenizer(struct hl_out *w) {
     if (w->called && !strcmp(w->called, "byte")) {
         char *path = hl_path_join(w->opts->out, "tokenizer.json");
@@ -254,7 +254,7 @@ static hola_status copy_tokenizer(struct hl_out *w) {
     return s;
 }
 
-/* The chat template, so that the model that is trained answers in it. */
+/* Writes the chat template, so that the trained model answers in it. */
 static hola_status write_look(struct hl_out *w) {
     char *path = hl_path_join(w->opts->out, HL_TEMPLATE_FILE);
     const hola_status s = path ? hl_template_write(w->look, path) : no_memory(w->opts->out);

@@ -12,11 +12,11 @@ struct hl_recall hl_recall_default(void) {
 
 int64_t hl_recall_vocab(const struct hl_recall *r) { return HL_RECALL_FIRST_FILLER + r->fillers + r->keys + r->values; }
 
-/* Tokens of the part that holds the facts. */
+/* Length of the part that contains the facts. */
 static int64_t fact_part(const struct hl_recall *r) { return r->length - 1 - r->distance - 3 * r->queries; }
 
 hola_status hl_recall_check(const struct hl_recall *r) {
-    enum { MOST = 1 << 28 }; /* sums of these stay far from overflow */
+    enum { MOST = 1 << 28 }; /* sums of these cannot overflow */
     const int64_t all[] = {r->fillers, r->keys, r->values, r->facts, r->queries, r->length};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         if (all[i] < 1 || all[i] > MOST)
@@ -50,7 +50,7 @@ hola_status hl_recall_make(const struct hl_recall *r, uint64_t seed, int64_t ind
     if (mask) memset(mask, 0, (size_t)r->length);
 
     ids[n++] = HL_RECALL_BEGIN;
-    /* a slot is a fact with probability (facts left)/(slots left): all places are equally likely */
+    /* a slot is a fact with probability (facts left)/(slots left): all placements are equally likely */
     for (int64_t f = 0; slots > 0; slots--) {
         if (hl_rng_stream_below(&d, slots) < facts_left) {
             ids[n++] = key0 + key[f];

@@ -3,22 +3,22 @@
 #include "core/rng_stream.h"
 #include <stdlib.h>
 
-enum { CLOSE = 4 }; /* the largest distance of the sequences that ask at once */
+enum { CLOSE = 4 }; /* largest distance of the sequences that query at once */
 
-/* 2, 4, 8, ..: how many such numbers there are up to most_facts */
+/* how many of 2, 4, 8, .. are at most most_facts */
 static int64_t levels(const struct hl_recall_curriculum *c) {
     int64_t n = 0;
     while ((int64_t)2 << n <= c->most_facts) n++;
     return n;
 }
 
-/* The sequence with so many facts, as long as it may get. */
+/* The sequence with this many facts, at its maximum length. */
 static struct hl_recall sequence(const struct hl_recall_curriculum *c, int64_t facts, int64_t distance) {
     struct hl_recall r = c->task;
     r.facts = facts;
     r.distance = distance;
     if (r.queries > facts) r.queries = facts;
-    r.length = 1 + 3 * facts + distance + 3 * r.queries; /* a filler for every fact */
+    r.length = 1 + 3 * facts + distance + 3 * r.queries; /* one filler token per fact */
     if (r.length > c->task.length) r.length = c->task.length;
     return r;
 }
@@ -63,7 +63,7 @@ hola_status hl_recall_batch_make(struct hl_recall_batch *b, const struct hl_reca
         const int64_t distance = hl_rng_stream_below(&d, 1 + (close || far < CLOSE ? CLOSE : far));
         const struct hl_recall r = sequence(c, facts, distance);
         if (b->tokens + r.length > c->batch_tokens) return HOLA_OK;
-        /* a batch has fewer sequences than tokens, so no two steps share one */
+        /* a batch has fewer sequences than tokens, so no two steps share a sequence */
         hola_status s =
             hl_recall_make(&r, c->seed, step * c->batch_tokens + b->documents, b->ids + b->tokens, b->mask + b->tokens);
         if (s != HOLA_OK) return s;

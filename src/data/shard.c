@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* By width: what a header begins with. */
+/* By width: the start of a header. */
 static const struct {
     int32_t magic, version;
     int width;
@@ -26,7 +26,7 @@ static void store32(unsigned char *p, uint32_t x) {
 
 static int64_t bytes_of_bits(int64_t n) { return (n + 7) / 8; }
 
-/* What token i adds to the checksum: the sum does not depend on the pieces that they are written in. */
+/* Contribution of token i to the checksum: the sum is independent of how writes are split. */
 static uint64_t sum_of(int64_t i, uint32_t id, uint32_t flags) {
     return hl_hash_mix(hl_hash_mix((uint64_t)i + 1) ^ ((uint64_t)id << 2 | flags));
 }
@@ -45,7 +45,7 @@ static uint64_t checksum(const struct hl_shard *s) {
     return sum;
 }
 
-/* The bits behind the tokens, and the checksum of both. */
+/* The bits after the tokens, and the checksum of both. */
 static hola_status parse_flags(struct hl_shard *s, const unsigned char *head) {
     const int64_t bits = bytes_of_bits(s->n);
     bool clean = true;
@@ -118,7 +118,7 @@ void hl_shard_close(struct hl_shard *s) {
     *s = (struct hl_shard){0};
 }
 
-/* Widens and returns the largest id, so that the loop has no branch. */
+/* Widens ids and returns the largest, so that the loop has no branch. */
 static uint32_t widen(const struct hl_shard *s, int64_t at, int64_t count, int32_t *out) {
     const unsigned char *p = s->data + at * s->width;
     uint32_t top = 0;
@@ -181,7 +181,7 @@ hola_status hl_shards_begin(struct hl_shards *w, const char *dir, const char *na
     return HOLA_OK;
 }
 
-/* The header again, now that the count is known, then the rename. */
+/* Rewrites the header with the final count, then renames the file. */
 static hola_status finish_file(struct hl_shards *w) {
     unsigned char head[HL_SHARD_HEADER] = {0};
     hola_status s = HOLA_OK;
@@ -221,7 +221,7 @@ static hola_status open_file(struct hl_shards *w) {
     return s;
 }
 
-/* The bits of n more tokens, and what they add to the checksum. */
+/* Adds the bits of n more tokens, and their part of the checksum. */
 static hola_status put_flags(struct hl_shards *w, const int32_t *ids, const uint8_t *flags, int64_t n) {
     for (int64_t i = 0; i < n; i++) {
         const int64_t at = w->in_file + i;
@@ -234,7 +234,7 @@ static hola_status put_flags(struct hl_shards *w, const int32_t *ids, const uint
     return HOLA_OK;
 }
 
-/* Stores n ids, at most 4096, in the open file. */
+/* Writes n ids, at most 4096, to the open file. */
 static hola_status put(struct hl_shards *w, const int32_t *ids, const uint8_t *flags, int64_t n) {
     unsigned char bytes[4 * 4096];
     if (w->flagged) {

@@ -19,15 +19,15 @@ struct hl_source {
         int64_t size;
     } * file;
     int64_t files, room, all;
-    bool unknown; /* something has no size */
+    bool unknown; /* the size of some input is unknown */
 
-    int64_t at, before; /* the open file; bytes of those before it */
+    int64_t at, before; /* the open file; bytes of earlier files */
     struct hl_stream *stream;
     bool json, lines;
     int64_t line;
-    const char *rest; /* of the block that the stream lent */
+    const char *rest; /* rest of the block borrowed from the stream */
     int64_t left;
-    struct hl_text part; /* the beginning of a line, or of a file */
+    struct hl_text part; /* an incomplete line or file */
 };
 
 /* ---- finding files ---- */
@@ -37,7 +37,7 @@ static bool ends_with(const char *text, size_t n, const char *end) {
     return n > k && !memcmp(text + n - k, end, k);
 }
 
-/* By the name alone, without .gz and so on; auto: it does not say. */
+/* By file name, ignoring .gz and so on; auto: unknown. */
 static enum hl_format format_of(const char *path) {
     static const char *const packed[] = {".gz", ".xz", ".zst"};
     size_t n = strlen(path);
@@ -66,7 +66,7 @@ static hola_status add_file(struct hl_source *s, const char *path, const struct 
 }
 
 static int by_name(const struct dirent **a, const struct dirent **b) {
-    return strcmp((*a)->d_name, (*b)->d_name); /* alphasort would follow the locale */
+    return strcmp((*a)->d_name, (*b)->d_name); /* alphasort depends on the locale */
 }
 static int visible(const struct dirent *e) { return e->d_name[0] != '.'; }
 
@@ -170,14 +170,14 @@ static void close_file(struct hl_source *s) {
     s->before += s->file[s->at++].size;
 }
 
-/* Hands a document over: part and the n bytes at data. */
+/* Returns a document: part plus the n bytes at data. */
 static hola_status give(struct hl_source *s, const char *data, int64_t n, struct hl_record *r) {
     const char *path = s->file[s->at].path;
     hola_status status = append(s, data, n);
     if (status != HOLA_OK) return status;
     *r = (struct hl_record){
         .len = s->part.n, .name = strcmp(path, "-") ? path : "standard input", .line = s->line, .json = s->json};
-    if (!s->lines) { /* it may be large: no copy */
+    if (!s->lines) { /* may be large: no copy */
         r->text = s->part.data;
         s->part = (struct hl_text){0};
     } else if ((r->text = malloc((size_t)s->part.n + 1))) {
@@ -192,7 +192,7 @@ static bool is_blank(const char *p, int64_t n) {
     return n == 0;
 }
 
-/* One line that is not blank; r->text stays NULL at the end of the file. */
+/* The next line that is not blank; r->text stays NULL at the end of the file. */
 static hola_status next_line(struct hl_source *s, struct hl_record *r) {
     hola_status status = HOLA_OK;
     while (status == HOLA_OK && (status = refill(s)) == HOLA_OK) {
@@ -200,7 +200,7 @@ static hola_status next_line(struct hl_source *s, struct hl_record *r) {
         int64_t n = end ? end - line : s->left;
         bool last = s->left == 0, blank = is_blank(line, n) && is_blank(s->part.data, s->part.n);
         s->rest += n + (end != NULL), s->left -= n + (end != NULL);
-        if (!end && !last) { /* it goes on in the next block */
+        if (!end && !last) { /* it continues in the next block */
             status = append(s, line, n);
             continue;
         }
@@ -243,7 +243,7 @@ hola_status hl_record_decode(struct hl_record *r, const char *field) {
     json_t *root, *text;
     hola_status s = HOLA_OK;
     if (!r->json) return HOLA_OK;
-    /* a large integer in some other field is none of our business */
+    /* large integers in other fields are allowed */
     root = json_loadb(r->text, (size_t)r->len, JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, &e);
     text = json_object_get(root, field);
     if (!root) s = hl_fail(HOLA_EFORMAT, "%s: line %" PRId64 ": %s", r->name, r->line, e.text);

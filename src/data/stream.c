@@ -1,4 +1,4 @@
-/* stream.c -- see stream.h. libarchive undoes the compression; without it compressed files are refused. */
+/* stream.c -- see stream.h. libarchive decompresses; without it compressed files are refused. */
 #define _POSIX_C_SOURCE 200809L
 #include "data/stream.h"
 #include <errno.h>
@@ -17,15 +17,15 @@ struct hl_stream {
     int fd;
     char *name;
     int64_t consumed;
-    int64_t peeked; /* bytes of block that were read to look at and not yet handed out */
+    int64_t peeked; /* bytes of block that were peeked at and not yet returned */
     bool end;
-    struct archive *archive; /* NULL: the bytes are as they are */
+    struct archive *archive; /* NULL: uncompressed */
     char block[BLOCK];
 };
 
-/* ---- the file's own bytes ---- */
+/* ---- the raw file ---- */
 
-/* Up to BLOCK bytes into block[at..]; -1: failed, with a message. */
+/* Reads up to BLOCK bytes into block[at..]; -1: failed, with a message. */
 static int64_t read_some(struct hl_stream *s, int64_t at) {
     ssize_t n;
     do n = read(s->fd, s->block + at, (size_t)(BLOCK - at));
@@ -36,7 +36,7 @@ static int64_t read_some(struct hl_stream *s, int64_t at) {
     return n;
 }
 
-/* Enough of the beginning to see what it is; pipes hand out less at a time. */
+/* Reads enough of the start to detect the format; pipes return less at a time. */
 static hola_status peek(struct hl_stream *s) {
     while (s->peeked < PEEK && !s->end) {
         int64_t n = read_some(s, s->peeked);
@@ -92,7 +92,7 @@ static hola_status open_archive(struct hl_stream *s) {
     struct archive *a = s->archive = archive_read_new();
     int rc;
     if (!a) return hl_fail(HOLA_ENOMEM, "%s: no memory", s->name);
-    /* a filter that needs an outside program says so with a warning here, and fails later where it is used */
+    /* a filter that needs an external program returns a warning here, and fails later if used */
     archive_read_support_filter_gzip(a);
     archive_read_support_filter_xz(a);
     archive_read_support_filter_zstd(a);

@@ -1,5 +1,5 @@
-/* gguf.c -- reading. A file is: "GGUF", version (4 bytes), number of tensors and of keys (8 each); the keys; the
- * tensors' names, shapes, types and offsets; padding; data. Strings are their length (8 bytes) and their bytes. */
+/* gguf.c -- reading. File layout: "GGUF", version (4 bytes), number of tensors and of keys (8 each); the keys; the
+ * tensors' names, shapes, types and offsets; padding; data. A string is its length (8 bytes) and its bytes. */
 #define _POSIX_C_SOURCE 200809L
 #include "gguf/gguf.h"
 #include <inttypes.h>
@@ -12,12 +12,12 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "numbers are read as t
 
 static const struct {
     const char *name;
-    int bytes; /* of an item; 0: not of one size */
+    int bytes; /* of an item; 0: variable size */
 } value_types[HL_GGUF_TYPES] = {{"UINT8", 1},  {"INT8", 1},    {"UINT16", 2}, {"INT16", 2},  {"UINT32", 4},
                                 {"INT32", 4},  {"FLOAT32", 4}, {"BOOL", 1},   {"STRING", 0}, {"ARRAY", 0},
                                 {"UINT64", 8}, {"INT64", 8},   {"FLOAT64", 8}};
 
-/* By number. Without a name: one that was given up. */
+/* By number. No name: a removed type. */
 static const struct {
     const char *name;
     int block, bytes;
@@ -52,7 +52,7 @@ static hola_status cut_off(const struct cursor *c, const char *where) {
     return hl_fail(HOLA_EFORMAT, "%s: %.200s: the file ends here", c->path, where);
 }
 
-/* The next n bytes; where says what they belong to. */
+/* Reads the next n bytes; where: context for messages. */
 static hola_status take(struct cursor *c, void *out, int64_t n, const char *where) {
     if (left(c) < n) return cut_off(c, where);
     memcpy(out, c->at, (size_t)n);
@@ -60,7 +60,7 @@ static hola_status take(struct cursor *c, void *out, int64_t n, const char *wher
     return HOLA_OK;
 }
 
-/* Passes over a string. */
+/* Skips a string. */
 static hola_status skip_string(struct cursor *c, const char *where) {
     uint64_t len = 0;
     hola_status s = take(c, &len, 8, where);
@@ -130,7 +130,7 @@ static int by_key(const void *a, const void *b) {
 }
 
 static hola_status read_values(struct hl_gguf *g, struct cursor *c, uint64_t n) {
-    enum { LEAST = 8 + 1 + 4 + 1 }; /* bytes of a key and its value */
+    enum { LEAST = 8 + 1 + 4 + 1 }; /* minimum bytes of a key and its value */
     if (n > (uint64_t)left(c) / LEAST)
         return hl_fail(HOLA_EFORMAT, "%s: %" PRIu64 " keys in %" PRId64 " bytes", c->path, n, left(c));
     g->value = calloc(n + 1, sizeof *g->value);
@@ -164,7 +164,7 @@ static hola_status read_shape(struct cursor *c, struct hl_gguf_tensor *t) {
     return s;
 }
 
-/* *next: where the data of this tensor must begin, and then that of the next one. */
+/* *next: where this tensor's data must begin; advanced to the next tensor's. */
 static hola_status read_tensor(struct cursor *c, struct hl_gguf_tensor *t, int64_t alignment, int64_t *next,
                                int64_t *offset) {
     const char *type;
@@ -192,7 +192,7 @@ static hola_status read_tensor(struct cursor *c, struct hl_gguf_tensor *t, int64
 }
 
 static hola_status check_names(const struct hl_gguf *g, const struct cursor *c) {
-    struct hl_gguf_value *sorted = calloc((size_t)g->n_tensors + 1, sizeof *sorted); /* by_key sorts them */
+    struct hl_gguf_value *sorted = calloc((size_t)g->n_tensors + 1, sizeof *sorted); /* sorted by by_key */
     hola_status s = HOLA_OK;
     if (!sorted) return hl_fail(HOLA_ENOMEM, "%s: no memory for %" PRId64 " names", c->path, g->n_tensors);
     for (int64_t i = 0; i < g->n_tensors; i++) sorted[i].key = g->tensor[i].name;
@@ -203,9 +203,9 @@ static hola_status check_names(const struct hl_gguf *g, const struct cursor *c) 
     return s;
 }
 
-/* data: the file's first byte. */
+/* data: file offset of the data. */
 static hola_status read_tensors(struct hl_gguf *g, struct cursor *c, const char *data, uint64_t n, int64_t alignment) {
-    enum { LEAST = 8 + 1 + 4 + 8 + 4 + 8 }; /* bytes of what is said of a tensor */
+    enum { LEAST = 8 + 1 + 4 + 8 + 4 + 8 }; /* minimum bytes of a tensor's header */
     int64_t next = 0;
     if (n > (uint64_t)left(c) / LEAST)
         return hl_fail(HOLA_EFORMAT, "%s: %" PRIu64 " tensors in %" PRId64 " bytes", c->path, n, left(c));
@@ -255,7 +255,7 @@ static hola_status read_file(struct hl_gguf *g, const char *data, int64_t size) 
     hola_status s = take(&c, magic, 4, "header");
     if (s == HOLA_OK && memcmp(magic, "GGUF", 4) != 0) s = hl_fail(HOLA_EFORMAT, "%s: not a GGUF file", g->path);
     if (s == HOLA_OK) s = take(&c, &version, 4, "header");
-    if (s == HOLA_OK && version != 2 && version != 3) /* which differ in nothing that concerns us */
+    if (s == HOLA_OK && version != 2 && version != 3) /* the two differ in nothing relevant here */
         s = hl_fail(HOLA_ENOTSUP, "%s: GGUF version %" PRIu32 "%s; 2 and 3 can be read", g->path, version,
                     version && !(version & 0xffff) ? " (big endian?)" : "");
     if (s == HOLA_OK) s = take(&c, &tensors, 8, "header");
@@ -315,7 +315,7 @@ static hola_status wrong_type(const struct hl_gguf *g, const struct hl_gguf_valu
                    v->array ? "an array of " : "", value_types[v->type].name);
 }
 
-/* Any integer; false: another type, or beyond int64. */
+/* Any integer; false: another type, or out of int64 range. */
 static bool integer(const struct hl_gguf_value *v, int64_t *out) {
     union {
         uint8_t u8;

@@ -1,4 +1,4 @@
-/* gguf_write.c -- writing: keys are collected in memory, tensors go out row after row. */
+/* gguf_write.c -- writing: keys are collected in memory, tensors are written row by row. */
 #include "gguf/gguf.h"
 #include <stdlib.h>
 #include <string.h>
@@ -59,7 +59,7 @@ static int64_t rows_of(const struct hl_gguf_entry *e) {
     return n;
 }
 
-/* All before the data. */
+/* Everything before the data. */
 static void put_head(struct hl_text *t, const struct hl_gguf_keys *keys, const struct hl_gguf_entry *entry, int64_t n) {
     int64_t offset = 0;
     hl_text_put(t, "GGUF", 4);

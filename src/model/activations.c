@@ -1,4 +1,4 @@
-/* activations.c -- one block of memory for all buffers of a pass, laid out from the lists of block and mixer. */
+/* activations.c -- one memory block for all buffers of a pass, laid out from the buffer lists of block and mixer. */
 #include "model/activations.h"
 #include "core/carve.h"
 #include "mixers/exact_memory.h"
@@ -22,7 +22,7 @@ static void list_block(const struct hl_activations *a, const hola_config *c, str
     ADD(x, d, .cheap = false);
     ADD(xn, d, .cheap = true);
     ADD(r_attn, 1, .element = HL_ELEMENT_REAL);
-    ADD(h, a->pass == HL_TRAIN ? d : 0, .cheap = false); /* else branches are added to x in place */
+    ADD(h, a->pass == HL_TRAIN ? d : 0, .cheap = false); /* otherwise branches are added to x in place */
     ADD(hn, d, .cheap = true);
     ADD(r_mlp, 1, .element = HL_ELEMENT_REAL);
     if (pair) ADD(pair, pair, .cheap = false);
@@ -38,8 +38,8 @@ static void list_block(const struct hl_activations *a, const hola_config *c, str
 
 /* ---- placing ---- */
 
-/* A walk over all buffers that hands them out, or only counts. Each starts on 256 bytes: a cache line, and what a device
- * copies best. */
+/* Walks over all buffers, assigning or only counting them. Each is 256-byte aligned: at least a cache line, and best
+ * for device copies. */
 struct placing {
     struct hl_carve block;
     int64_t act_size;
@@ -49,8 +49,8 @@ static void *take(struct placing *p, int64_t bytes) { return bytes > 0 ? hl_carv
 static int64_t element_size(const struct placing *p, enum hl_element e) {
     return e == HL_ELEMENT_ACT ? p->act_size : e == HL_ELEMENT_REAL ? (int64_t)sizeof(real) : (int64_t)sizeof(int64_t);
 }
-/* to: the struct whose pointers the list is of. shared: NULL, or the struct of the layer that owns what is shared, of
- * which those are taken over that `which` says, and the brief ones. */
+/* to: the struct whose pointers the list fills. shared: NULL, or the struct of the layer that owns shared buffers:
+ * those selected by `which`, and the brief ones, are taken from it. */
 enum share { SHARE_BRIEF, SHARE_CHEAP, SHARE_ALL };
 static void place(struct placing *p, const struct hl_buffers *list, void *to, const void *shared, enum share which) {
     char *owner = NULL;
@@ -105,7 +105,7 @@ static hola_status does_not_fit(const struct hl_activations *a, const char *what
                    a->backend->host ? "the" : "the device's");
 }
 
-/* *block becomes room for that many bytes; what was in it is lost. */
+/* Allocates *block with that many bytes; old contents are lost. */
 static hola_status block_new(const struct hl_activations *a, void *block, int64_t bytes, const char *what) {
     void **b = block;
     hl_release(a->backend, *b);
@@ -158,7 +158,7 @@ static hola_status reserve(struct hl_activations *a, const hola_config *c, int64
 
 static int64_t logits_bytes(const struct hl_activations *a, int64_t vocab, int64_t logits) {
     const int64_t n = logits < a->backend->xent_rows ? logits : a->backend->xent_rows;
-    /* at least one row of reals, for reading them */
+    /* room to read at least one row as reals */
     return logits > 0 ? max(n * vocab * a->backend->act_size, vocab * (int64_t)sizeof(real)) : 0;
 }
 

@@ -1,5 +1,5 @@
-/* bindings.c -- what hola.h has for bindings of other languages: the sizes of its structs and of those of hola_ops.h,
- * what the library was built with, a config from text, a look into the exact memory. */
+/* bindings.c -- parts of hola.h for language bindings: sizes of its structs and those of hola_ops.h, build features, a
+ * config from text, inspection of the exact memory. */
 #include "hola_ops.h"
 #include "model/cache_view.h"
 #include "model/config.h"

@@ -1,4 +1,4 @@
-/* block.c -- one layer: norm, mixer, residual, norm, SwiGLU, residual. What happens inside the mixer is the mixer's (mixers/mixer.h). */
+/* block.c -- one layer: norm, mixer, residual, norm, SwiGLU, residual. The mixer itself is behind mixers/mixer.h. */
 #include "model/model.h"
 
 struct hl_layer hl_layer_open(const hola_model *m, const struct hl_activations *acts, const struct hl_rows *rows,
@@ -28,7 +28,7 @@ struct hl_layer hl_layer_open(const hola_model *m, const struct hl_activations *
     return l;
 }
 
-/* What forward and backward of the block around the mixer need. */
+/* Shared by forward and backward of the block around the mixer. */
 struct block {
     const hola_model *m;
     const struct hl_activations *acts;
@@ -66,7 +66,7 @@ static struct hl_rmsnorm mixer_norm(const struct block *k) {
 static struct hl_rmsnorm mlp_norm(const struct block *k) {
     return norm(k, k->a->h, k->p->mlp_norm, k->a->hn, k->a->r_mlp);
 }
-static struct hl_linear gate_and_up(const struct block *k) { /* gradients replace what they come from */
+static struct hl_linear gate_and_up(const struct block *k) { /* gradients overwrite the activations they belong to */
     struct hl_linear a = {
         .M = k->T, .K = k->m->cfg.hidden_size, .x = k->a->hn, .dx = k->acts->grad.dn, .ld = k->acts->paired, .n = 2};
     a.part[0] = part(k, k->p->gate_proj, k->a->gate, k->a->gate);

@@ -1,6 +1,6 @@
-/* cache_view.c -- see view.h. The text goes through the model in pieces, as in a session; after each layer of a piece
- * the write magnitudes are copied out. The query is a piece of its own: what it saw follows from the state before
- * it and from its own q and k. */
+/* cache_view.c -- see cache_view.h. The text is fed in pieces, as in a session; after each layer of a piece the write
+ * magnitudes are copied out. The query is a separate piece: what it saw follows from the state before it and from its
+ * own q and k. */
 #include "model/cache_view.h"
 #include "core/half.h"
 #include "mixers/exact_memory.h"
@@ -12,13 +12,13 @@
 struct watch {
     hola_model *m;
     struct hl_cache_view *v;
-    char *state, *held;  /* the backend's block; a copy on the host, of the state before the query */
+    char *state, *held;  /* backend block; host copy of the state before the query */
     int64_t pos;         /* of the piece's first token */
-    bool query;          /* the piece is the query alone */
-    void *raw;           /* room for a layer's m, q or k of a piece, as the backend stores them */
-    real *q, *k, *value; /* the query's, of one layer */
-    real *out;           /* what the state and the memory gave it */
-    real *gate;          /* what it adds to the gates of the heads, with a gate per token */
+    bool query;          /* the piece is only the query */
+    void *raw;           /* buffer for a layer's m, q or k of a piece, in the backend's format */
+    real *q, *k, *value; /* for the query, of one layer */
+    real *out;           /* contributions of the state and the memory */
+    real *gate;          /* its contribution to the head gates, if gates are per token */
     hola_status failed;
 };
 
@@ -33,7 +33,7 @@ static struct hl_cache_layout layout(const hola_model *m) {
     return hl_cache_layout(c->head_dim, c->head_v_dim, c->cache_window, c->cache_chunk, m->backend->act_size,
                            hl_memory_has_factors(c));
 }
-/* The exact memory's parts are the last of a layer. */
+/* The exact memory's parts are the last of each layer. */
 static const char *head_of(const hola_model *m, const char *state, int64_t layer, int64_t head) {
     const int first = m->state.n - (hl_memory_has_factors(&m->cfg) ? HL_MEMORY_PARTS : HL_MEMORY_FACTOR);
     return state + layer * m->state.layer + m->state.at[first] + head * m->state.stride[first];
@@ -62,7 +62,7 @@ hola_status hl_session_kept(const hola_session *y, int64_t layer, int64_t head, 
     for (int64_t i = 0; score && i < n; i++) score[i] = (float)raw[i];
     free(raw);
     if (s != HOLA_OK) return s;
-    for (int64_t i = 1; i < n; i++) /* some policies do not keep them in order */
+    for (int64_t i = 1; i < n; i++) /* some policies keep them unordered */
         for (int64_t k = i; k > 0 && pos[k] < pos[k - 1]; k--) {
             const int64_t p = pos[k];
             pos[k] = pos[k - 1], pos[k - 1] = p;
@@ -95,7 +95,7 @@ static double scalar(struct watch *w, const struct hl_exact_memory *memory, int 
     return *(const real *)fetch(w, x + head, sizeof *x);
 }
 
-/* The read is formed again from the shares p: `added` needs it apart from the state's. */
+/* Recomputes the read from the weights p: `added` needs it separately from the state's output. */
 static double added_by(const struct watch *w, const struct hl_cache_view_head *o, const char *values, int64_t head) {
     const hola_config *c = &w->m->cfg;
     const int64_t V = c->head_v_dim, size = w->m->backend->act_size;
@@ -113,7 +113,7 @@ static double added_by(const struct watch *w, const struct hl_cache_view_head *o
     return state > 0 ? sqrt(added / state) : 0;
 }
 
-/* cache.h's softmax for the query, from the rows that were there before it and its own */
+/* the softmax of cache.h for the query, over the kept rows and its own */
 static void read_of(struct watch *w, const struct hl_exact_memory *memory, int64_t head) {
     const int64_t layer = memory->l->index;
     const hola_config *c = &w->m->cfg;
@@ -209,7 +209,7 @@ static void list_kept(const struct watch *w, int64_t layer, int64_t head) {
     const char *held = head_of(w->m, w->held, layer, head);
     struct hl_cache_view_head *o = &w->v->head[layer * w->v->heads + head];
     o->kept = kept_at(&w->m->cfg, w->v->n);
-    for (int64_t i = 0; i < o->kept; i++) { /* they stand in order */
+    for (int64_t i = 0; i < o->kept; i++) { /* they are sorted */
         o->pos[i] = ((const int64_t *)(held + at.pos))[i];
         o->score[i] = (float)((const real *)(held + at.score))[i];
         o->alike[i] = -1;
@@ -234,7 +234,7 @@ static hola_status look(struct watch *w, const int32_t *ids) {
     return s;
 }
 
-/* ---- the view's own memory ---- */
+/* ---- memory of the view ---- */
 
 static hola_status allocate(struct hl_cache_view *v, const hola_config *c) {
     const int64_t heads = v->layers * v->heads, w = c->cache_window, rows = w + c->cache_chunk;

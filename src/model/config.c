@@ -166,8 +166,8 @@ hola_status hola_config_check(const hola_config *cfg) {
     return hl_config_check(cfg, "config");
 }
 
-/* One hash per block, each going on from the last. A field that this type does not have counts as 0; a block of
- * such fields does not count. */
+/* One hash per block, each chained to the previous. A field that this type lacks counts as 0; a block of only such
+ * fields is skipped. */
 uint64_t hl_config_hash(const hola_config *c) {
     uint64_t h = 0;
     for (int block = 1; block <= 9; block++) {
@@ -183,9 +183,9 @@ uint64_t hl_config_hash(const hola_config *c) {
     return h;
 }
 
-/* ---- another type ---- */
+/* ---- changing the type ---- */
 
-/* A linear gate of 0, where sigma(gate) of 0 would need an infinite one that nothing could open again. */
+/* A linear gate of 0, because sigma(gate) = 0 would need an infinite gate that training could never open. */
 hola_status hl_config_add_memory(hola_config *c, const char *from) {
     if (c->cache_evict != HOLA_EVICT_NONE) return hl_fail(HOLA_EINVAL, "%s: has an exact memory already", from);
     if (c->model_type == HOLA_TYPE_GATED_DELTANET) c->model_type = HOLA_TYPE_HOLA;

@@ -1,11 +1,12 @@
-/* config_json.c -- the list of config fields; config.json to hola_config and back, with the names of fla.
+/* config_json.c -- the list of config fields; converts config.json to hola_config and back, with the field names of
+ * fla.
  *
- * What a field says that we do not compute is refused, never ignored. Fields that only choose between
- * equal computations (fuse_*, attn_mode, use_cache), that speak of the stored type or of training in fla
- * (use_l2warp), and unknown ones are passed over.
+ * A field that requests something unsupported is an error, never ignored. Ignored are fields that only choose between
+ * equivalent computations (fuse_*, attn_mode, use_cache), that concern the stored type or training in fla (use_l2warp),
+ * and unknown fields.
  *
- * When a file is rewritten, what it says and we agree with stays as it was spelled there (null, 4 or 4.0,
- * the order of fields), so that rewriting changes no more than it must. */
+ * When a file is rewritten, values that we agree with keep their spelling (null, 4 or 4.0, the order of fields), so
+ * that rewriting changes no more than it must. */
 #include "core/json.h"
 #include "mixers/exact_memory.h"
 #include "model/config.h"
@@ -17,7 +18,7 @@ struct hl_config_json {
     json_t *root;
     const char *path;
     hola_status s;             /* the first failure */
-    const hola_config *before; /* writing: what the old file says, or NULL */
+    const hola_config *before; /* writing: the old file, or NULL */
     hola_dtype dtype;          /* writing: of the weights */
 };
 
@@ -36,9 +37,9 @@ static void wrong_kind(struct hl_config_json *j, const char *name, const char *e
 }
 
 static const char *type_name(int i) { return hola_model_type_name((hola_model_type)i); }
-/* How many names a field may have: model_type those of the mixers. */
+/* Number of names of a field; for model_type that of the mixers. */
 static int names_of(const struct hl_field *f) { return f->text == type_name ? hl_mixer_count() : (int)f->hi + 1; }
-/* "a, b, c": the names that a field may have. */
+/* "a, b, c": the allowed names of a field. */
 static const char *join_names(const struct hl_field *f, char *list, size_t room) {
     *list = 0;
     for (int i = 0; i < names_of(f); i++) {
@@ -48,14 +49,14 @@ static const char *join_names(const struct hl_field *f, char *list, size_t room)
     return list;
 }
 
-/* The number of a name; -1: none of them. */
+/* The index of a name; -1: unknown. */
 static int find_name(const struct hl_field *f, const json_t *v) {
     int i = names_of(f) - 1;
     while (i >= 0 && !is_text(v, f->text(i))) i--;
     return i;
 }
 
-/* v NULL: the default stays. */
+/* v NULL: keeps the default. */
 static void take(struct hl_config_json *j, const struct hl_field *f, const json_t *v, hola_config *c) {
     static const char *const expected[] = {"", "an integer", "a number", "true or false", "a string"};
     void *at = (char *)c + f->at;
@@ -68,7 +69,7 @@ static void take(struct hl_config_json *j, const struct hl_field *f, const json_
     else if ((*(int *)at = find_name(f, v)) < 0)
         j->s = hl_fail(HOLA_EFORMAT, "%s: %s: \"%.40s\" is not one of %s", j->path, f->name, json_string_value(v),
                        join_names(f, list, sizeof list));
-    if (j->s == HOLA_OK && hl_field_check(f, c, j->path) != HOLA_OK) j->s = HOLA_EFORMAT; /* the file's fault */
+    if (j->s == HOLA_OK && hl_field_check(f, c, j->path) != HOLA_OK) j->s = HOLA_EFORMAT; /* an error in the file */
 }
 static void read_field(struct hl_config_json *j, const struct hl_field *f, hola_config *c) {
     const json_t *v = get(j, f->name);
@@ -77,7 +78,7 @@ static void read_field(struct hl_config_json *j, const struct hl_field *f, hola_
     else *(double *)((char *)c + f->at) = f->null(c);
 }
 
-/* ---- writing one value; out of memory shows once, at the end ---- */
+/* ---- writing one value; out of memory is reported once, at the end ---- */
 
 static void set(struct hl_config_json *j, const char *name, json_t *value) {
     if (json_object_set_new(j->root, name, value) != 0) j->s = HOLA_ENOMEM;
@@ -95,7 +96,7 @@ static void write_field(struct hl_config_json *j, const struct hl_field *f, cons
         set(j, f->name, is_real ? json_real(x) : json_integer(n));
 }
 
-/* ---- fields that are not simply one value ---- */
+/* ---- fields that are not a single value ---- */
 
 static void write_class(struct hl_config_json *j, const struct hl_field *f, const hola_config *c) {
     if (!is_text(get(j, "model_type"), hola_model_type_name(c->model_type)) || !get(j, f->name))
@@ -104,12 +105,12 @@ static void write_class(struct hl_config_json *j, const struct hl_field *f, cons
 
 static void read_heads(struct hl_config_json *j, const struct hl_field *f, hola_config *c) {
     read_field(j, f, c);
-    c->num_v_heads = c->num_heads; /* for types whose files have no num_v_heads */
+    c->num_v_heads = c->num_heads; /* for types whose files lack num_v_heads */
 }
 
-/* expand_k and expand_v give a head size (f->at) as a factor. With delta_net, gla and gsa (returns true) it is a
- * factor of hidden_size for all heads together, rounded down as Python's int() does; otherwise of head_dim,
- * and the product must be whole. */
+/* expand_k and expand_v give a head size (f->at) as a factor. For delta_net, gla and gsa (returns true) it multiplies
+ * hidden_size for all heads together, truncated like Python's int(); otherwise it multiplies head_dim, and the product
+ * must be an integer. */
 static bool expand_base(const hola_config *c, int64_t *base, int64_t *heads) {
     const bool of_hidden = hl_config_has(c, HL_GROUP_DELTA_NET | HL_GROUP_GLA | HL_GROUP_GSA);
     *base = of_hidden ? c->hidden_size : c->head_dim;
@@ -121,7 +122,7 @@ static void read_expand(struct hl_config_json *j, const struct hl_field *f, hola
     int64_t base, heads;
     const bool of_hidden = expand_base(c, &base, &heads);
     const bool half = hl_config_has(c, HL_GROUP_GLA) && f->at == offsetof(hola_config, head_dim);
-    const double standard = half ? 0.5 : hl_config_has(c, HL_GROUP_GATED) ? 2 : 1; /* where the file is silent */
+    const double standard = half ? 0.5 : hl_config_has(c, HL_GROUP_GATED) ? 2 : 1; /* if the file does not say */
     const double factor = v ? json_number_value(v) : standard;
     const double exact = (double)base * factor, whole = floor(exact);
     if (v && !json_is_number(v)) wrong_kind(j, f->name, "a number", v);
@@ -152,7 +153,7 @@ static void write_act(struct hl_config_json *j, const struct hl_field *f, const 
     if (!get(j, f->name)) set(j, f->name, json_string("swish"));
 }
 
-/* conv_size 0 stands for use_short_conv false inside; in the file it is an error. */
+/* Internally conv_size 0 means use_short_conv false; in the file it is an error. */
 static void read_use_conv(struct hl_config_json *j, const struct hl_field *f, hola_config *c) {
     const json_t *v = get(j, f->name);
     if (v && !json_is_boolean(v)) wrong_kind(j, f->name, "true or false", v);
@@ -172,7 +173,7 @@ static void write_conv(struct hl_config_json *j, const struct hl_field *f, const
     if (c->conv_size > 0) write_field(j, f, c);
 }
 
-/* window_size 0 stands for null, no window, inside; in the file it is an error. */
+/* Internally window_size 0 means null, no window; in the file it is an error. */
 static void read_window(struct hl_config_json *j, const struct hl_field *f, hola_config *c) {
     if (absent(get(j, f->name))) return;
     read_field(j, f, c);
@@ -184,12 +185,12 @@ static void write_window(struct hl_config_json *j, const struct hl_field *f, con
     else if (!json_is_null(get(j, f->name))) set(j, f->name, json_null());
 }
 
-/* Absent is the default; null is as many slots as key channels. */
+/* Absent means the default; null means as many slots as key channels. */
 static void read_slots(struct hl_config_json *j, const struct hl_field *f, hola_config *c) {
     if (get(j, f->name)) read_field(j, f, c);
 }
 
-/* A map of q and k: null for none (gla), else by its name; swish is also called silu. */
+/* A feature map of q and k: null for none (gla), else by name; swish is an alias of silu. */
 static const char *map_name(int i) {
     static const char *const names[HOLA_MAP_COUNT] = {"null", "relu", "swish", "sigmoid", "sqrelu"};
     return names[i];
@@ -216,7 +217,7 @@ static void write_map(struct hl_config_json *j, const struct hl_field *f, const 
     set(j, f->name, c->feature_map == HOLA_MAP_NONE ? json_null() : json_string(map_name((int)c->feature_map)));
 }
 
-/* A real that null says there is none of; f->null is what it is inside then. */
+/* A real where null means none; f->null is the internal value. */
 static void write_bound(struct hl_config_json *j, const struct hl_field *f, const hola_config *c) {
     if (hl_field_real(f, c) != f->null(c)) write_field(j, f, c);
     else if (!json_is_null(get(j, f->name))) set(j, f->name, json_null());
@@ -227,7 +228,7 @@ static void read_bound(struct hl_config_json *j, const struct hl_field *f, hola_
         j->s = hl_fail(HOLA_EFORMAT, "%s: %s: 0 is not below 0", j->path, f->name);
 }
 
-/* An id, null or -1 for none, or a list whose first entry counts. An id outside the vocabulary is none. */
+/* An id; null or -1 for none; or a list, whose first entry is used. An id outside the vocabulary means none. */
 static void read_token(struct hl_config_json *j, const struct hl_field *f, hola_config *c) {
     const json_t *v = get(j, f->name);
     int64_t *id = (int64_t *)((char *)c + f->at);
@@ -236,14 +237,14 @@ static void read_token(struct hl_config_json *j, const struct hl_field *f, hola_
     else take(j, f, v, c);
     if (*id >= c->vocab_size) *id = -1;
 }
-/* Keeps a list, or an id that we read as none, while it still means the same. */
+/* Keeps a list, or an id that we read as none, if it still means the same. */
 static void write_token(struct hl_config_json *j, const struct hl_field *f, const hola_config *c) {
     const int64_t id = hl_field_int(f, c);
     if (get(j, f->name) && j->before && hl_field_int(f, j->before) == id) return;
     set(j, f->name, id < 0 ? json_null() : json_integer(id));
 }
 
-/* dtype: what newer transformers call it. */
+/* dtype: the name in newer versions of transformers. */
 static void write_dtype(struct hl_config_json *j, const struct hl_field *f, const hola_config *c) {
     static const char *const names[] = {"float32", "bfloat16", "float16"};
     (void)c;
@@ -348,13 +349,13 @@ const struct hl_field hl_config_fields[] = {
 
 /* ---- reading a file ---- */
 
-/* What a field that we do not compute may say besides null. */
+/* The values allowed besides null for a field that we do not support. */
 static void refuse_unsupported(struct hl_config_json *j, const hola_config *c) {
     static const struct {
         const char *name, *why;
-        json_type type; /* JSON_NULL: nothing */
+        json_type type; /* JSON_NULL: no other value */
         const char *text, *or_text;
-        unsigned of; /* groups of fields whose types it concerns; 0: all */
+        unsigned of; /* groups of model types it applies to; 0: all */
     } fields[] = {
         {"attn", "hybrid attention layers are not supported", JSON_NULL, NULL, NULL, 0},
         {"attnres_block_size", "not supported", JSON_NULL, NULL, NULL, 0},
@@ -374,7 +375,7 @@ static void refuse_unsupported(struct hl_config_json *j, const hola_config *c) {
     }
 }
 
-/* It comes first: the defaults of all others depend on it. */
+/* Read first, because the defaults of all other fields depend on it. */
 static hola_model_type read_type(struct hl_config_json *j) {
     const struct hl_field *f = hl_config_fields;
     char list[128];
@@ -409,7 +410,7 @@ hola_status hl_config_parse(hola_config *out, const char *text, int64_t len, con
 
 /* ---- writing a file ---- */
 
-/* The fewest digits that give every number back: 1e-06, not 9.9999999999999995e-07. */
+/* The fewest digits that round-trip: 1e-06, not 9.9999999999999995e-07. */
 static char *shortest(const json_t *root) {
     for (size_t digits = 15;; digits++) {
         char *text = json_dumps(root, JSON_INDENT(2) | JSON_REAL_PRECISION(digits));
@@ -421,7 +422,7 @@ static char *shortest(const json_t *root) {
     }
 }
 
-/* Whether the old file says something else of a field that this model does not use. */
+/* Whether the old file contradicts this model in a field that it does not use. */
 static bool outdated(const struct hl_config_json *j, const struct hl_field *f, const hola_config *c) {
     return get(j, f->name) && j->before && hl_field_int(f, j->before) != hl_field_int(f, c);
 }

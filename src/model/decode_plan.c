@@ -1,16 +1,16 @@
 /* decode_plan.c -- chooses how a token is decoded, and lays the model out for the fused kernels.
  *
- * The kernels know one mixer, so the mixer itself says whether a model is theirs and where its weights lie; sizes
- * alone do not tell. */
+ * The kernels support one mixer, so the mixer itself decides whether a model fits and where its weights are; sizes
+ * alone are not enough. */
 #include "model/model.h"
 #include <stdlib.h>
 
-enum { ONE_ROWS = 3 }; /* rows up to which one kernel for all is the faster way, as measured */
+enum { ONE_ROWS = 3 }; /* measured: up to this many rows the single kernel is faster */
 
 static const void *matrix(const hola_model *m, int64_t i) { return hl_model_weight(m, HL_INFER, i).data; }
 static const real *vector(const hola_model *m, int64_t i) { return hl_model_vector(m, HL_INFER, i); }
 
-/* The weights of every layer where they are now; false: not as the kernels want them. */
+/* Lists the current weights of every layer; false: not in the layout that the kernels need. */
 static bool list_layers(hola_model *m, const struct hl_mixer *mixer) {
     struct hl_decoder *d = &m->decoder;
     if (!d->layer) d->layer = calloc((size_t)m->cfg.num_hidden_layers, sizeof *d->layer);
@@ -28,7 +28,7 @@ static bool list_layers(hola_model *m, const struct hl_mixer *mixer) {
     return true;
 }
 
-/* Once for every time that the weights move. */
+/* Repeated whenever the weights move. */
 static void lay_out(hola_model *m) {
     const struct hl_mixer *mixer = hl_mixer_of(m->cfg.model_type);
     const struct hl_weight head = m->weight[m->params.head];
@@ -36,7 +36,7 @@ static void lay_out(hola_model *m) {
     d->made = m->panels_made;
     d->stale = true;
     d->fits = mixer->decode_layer && m->backend->ops.decode_one && head.layout == HL_ROWS &&
-              !m->cfg.cache_gate_linear && !m->cfg.cache_gate_token && /* the kernels know sigma(gate) alone */
+              !m->cfg.cache_gate_linear && !m->cfg.cache_gate_token && /* the kernels only support sigma(gate) */
               list_layers(m, mixer);
     if (!d->fits) return;
     const struct hl_layer first = hl_layer_open(m, &m->infer, NULL, 0, NULL);
@@ -55,7 +55,7 @@ static void lay_out(hola_model *m) {
     mixer->decode_sizes(&first, &d->model);
 }
 
-/* The table of layers and the workspace of the one kernel are where the backend's arrays are. */
+/* Copies the layer table and the single kernel's workspace to backend memory. */
 static bool bring_table(hola_model *m, struct hl_decode *a) {
     struct hl_decoder *d = &m->decoder;
     const int64_t table = (a->L * (int64_t)sizeof(struct hl_decode_layer) + 255) / 256 * 256;

@@ -1,11 +1,11 @@
-/* generate.c -- text from a session, token by token, to the first of: EOS, a stop string, the length, the caller's word.
+/* generate.c -- generates text from a session, until EOS, a stop string, the maximum length, or the caller stops it.
  *
- * A token is chosen, told to the caller and fed, in this order. Where nobody looks at the logits, feeding and the next
- * choice are one call, which brings only the candidates from the device.
+ * Each token is sampled, reported to the caller and fed, in this order. If the caller does not need the logits, feeding
+ * and sampling the next token are one call, which copies only the candidates from the device.
  *
- * With a draft (model/lookup.h), the token and the draft are fed in one pass, with a choice after each. Draft tokens
- * are right as long as they are the choices; the first choice that differs is right as well, and unfed. Then the
- * session goes back to before the pass, and the next pass begins with what was right of this one: rows of a pass are
+ * With a draft (model/lookup.h), the token and the draft are fed in one pass, and a token is sampled after each. Draft
+ * tokens are accepted as long as they match the samples; the first mismatching sample is valid too, but not fed. The
+ * session then rolls back to before the pass, and the next pass starts with the accepted tokens: rows of a pass are
  * cheap, passes are not. */
 #include "model/lookup.h"
 #include "model/session.h"
@@ -22,14 +22,14 @@ struct writing {
     int64_t n, most; /* tokens; negative: no limit */
     int32_t id, eos;
     hola_end end;
-    bool looks; /* there may be drafts, from here: */
+    bool looks; /* drafting enabled; used from here on: */
     struct hl_lookup lookup;
-    /* Ids of the last pass with a draft that were right. back: the session stands before them, at the draft's mark;
-     * otherwise behind them. */
+    /* Accepted ids of the last pass with a draft. back: the session is before them, at the draft's mark; otherwise
+     * after them. */
     int32_t pass[HL_STEP_ROWS];
     int64_t passed;
     bool back;
-    /* Choices: known[at] is the next. All but the last of them are the last ids of the pass; that one is not fed. */
+    /* Samples: known[at] is the next. All but the last are the last ids of the pass; the last is not fed. */
     int32_t known[HL_STEP_ROWS];
     int64_t count, at;
 };
@@ -45,7 +45,7 @@ static void know(struct writing *w, const int32_t *ids, int64_t n) {
 
 /* ---- feeding what was chosen ---- */
 
-/* The session's text is to end with the first `keep` ids of the pass, and n more. want: it has the logits. */
+/* Makes the session's text end with the first `keep` ids of the pass, and n more. want: with logits. */
 static hola_status settle(struct writing *w, int64_t keep, const int32_t *more, int64_t n, bool want) {
     int32_t ids[HL_STEP_ROWS];
     hola_status s = HOLA_OK;
@@ -53,7 +53,7 @@ static hola_status settle(struct writing *w, int64_t keep, const int32_t *more, 
         s = hl_session_draft_drop(w->s);
         w->back = true;
     }
-    if (!w->back) keep = 0; /* they are there */
+    if (!w->back) keep = 0; /* already fed */
     memcpy(ids, w->pass, (size_t)keep * sizeof *ids);
     if (n > 0) memcpy(ids + keep, more, (size_t)n * sizeof *ids);
     w->passed = 0, w->back = false;
@@ -63,8 +63,8 @@ static hola_status settle(struct writing *w, int64_t keep, const int32_t *more, 
     return hl_session_feed(w->s, ids, keep + n, NULL, want);
 }
 
-/* How many ids a draft may have: the pass ends before the text's last token, which is fed alone, and before one that
- * the history must see. Negative: that is the token itself. */
+/* Maximum draft length: the pass ends before the text's last token, which is fed alone, and before a token that the
+ * history must see. Negative: that is the token itself. */
 static int64_t draft_room(const struct writing *w) {
     const int64_t first = w->back ? w->passed : 0;
     int64_t k = HL_STEP_ROWS - first - 1;
@@ -73,7 +73,7 @@ static int64_t draft_room(const struct writing *w) {
     return k;
 }
 
-/* The token, behind what the session lacks, and a draft: one pass. */
+/* One pass over what the session lacks, the token and a draft. */
 static hola_status feed_draft(struct writing *w) {
     int32_t ids[HL_STEP_ROWS], next[HL_STEP_ROWS];
     const int64_t first = w->back ? w->passed : 0, room = draft_room(w);
@@ -83,7 +83,7 @@ static hola_status feed_draft(struct writing *w) {
     const int32_t *draft = ids + first + 1;
     const int64_t k = hl_lookup_draft(&w->lookup, ids + first + 1, room);
     hola_status s = HOLA_OK;
-    if (first + k == 0) { /* as without drafts */
+    if (first + k == 0) { /* same as without drafts */
         w->passed = 0;
         s = hola_session_step_sample(&w->s, 1, ids, &w->sampling, next);
         know(w, next, 1);
@@ -94,7 +94,7 @@ static hola_status feed_draft(struct writing *w) {
     if (s != HOLA_OK) return s;
     int64_t right = 0;
     while (right < k && next[first + right] == draft[right]) right++;
-    /* After a token whose logits are not finite the text ends with an error, but that token is told first. */
+    /* If the logits after a token are not finite, the text ends with an error, but the token is reported first. */
     const bool finite = next[first + right] >= 0;
     if (!finite && right > 0) right--;
     know(w, next + first, right + 1);
@@ -105,9 +105,9 @@ static hola_status feed_draft(struct writing *w) {
     return s == HOLA_OK && !finite && right == 0 && next[first] < 0 ? settle(w, first + 1, NULL, 0, true) : s;
 }
 
-/* Feeds the token; last: the session is to have logits after it. */
+/* Feeds the token; last: the session needs logits after it. */
 static hola_status feed(struct writing *w, bool last) {
-    if (w->at < w->count) /* a pass had it */
+    if (w->at < w->count) /* fed by an earlier pass */
         return last ? settle(w, w->passed - (w->count - 1 - w->at), NULL, 0, true) : HOLA_OK;
     if (w->looks) return last ? settle(w, w->passed, &w->id, 1, true) : feed_draft(w);
     if (w->o.history) return hola_history_feed(w->o.history, &w->id, 1, NULL);
@@ -115,7 +115,7 @@ static hola_status feed(struct writing *w, bool last) {
     w->count = 1, w->at = 0;
     return hola_session_step_sample(&w->s, 1, &w->id, &w->sampling, w->known);
 }
-/* The token was chosen and is not fed. */
+/* Stops with the token sampled but not fed. */
 static hola_status leave(struct writing *w) { return settle(w, w->passed - (w->count - w->at), NULL, 0, false); }
 
 static bool tell(struct writing *w, int32_t id, bool end) {
@@ -142,7 +142,7 @@ static hola_status write_text(struct writing *w) {
     }
 }
 
-/* Drafts come from the source, the session's last ids and what is written. */
+/* Sources of drafts: the source text, the session's latest ids and the generated text. */
 static hola_status open_lookup(struct writing *w) {
     int32_t recent[HOLA_RECENT];
     const int64_t asked = w->o.lookup ? w->o.lookup : w->s->model->backend->host ? 3 : -1;

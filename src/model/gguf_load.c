@@ -1,4 +1,4 @@
-/* gguf_load.c -- a GGUF file as a config and a table of tensors, for the loader that reads directories too. */
+/* gguf_load.c -- reads a GGUF file as a config and a table of tensors, for the same loader as directories. */
 #include "core/json.h"
 #include "model/config.h"
 #include "model/gguf_model.h"
@@ -9,7 +9,7 @@
 
 /* ---- config ---- */
 
-/* Our own files hold the text of config.json. */
+/* Files written by hola contain the text of config.json. */
 static hola_status own_config(const struct hl_gguf *g, char **text) {
     const char *at = NULL;
     int64_t len = 0;
@@ -28,7 +28,7 @@ static const struct hl_gguf_tensor *find_tensor(const struct hl_gguf *g, const c
     return NULL;
 }
 
-/* A float as the shortest decimal number that it is. */
+/* The shortest decimal number that equals a float. */
 static double shortest(double x) {
     char text[32];
     for (int digits = 1; digits < 9; digits++) {
@@ -38,11 +38,11 @@ static double shortest(double x) {
     return x;
 }
 
-/* What a model of llama may have and ours has not: a key, and the value that stands for not having it. */
+/* llama features that we do not support: a key, and the value that disables the feature. */
 static hola_status refuse_unsupported(const struct hl_gguf *g, int64_t head) {
     static const struct {
         const char *key;
-        int64_t fine; /* < 0: the size of a head */
+        int64_t fine; /* < 0: the head size */
     } ints[] = {{"llama.expert_count", 0},
                 {"llama.rope.dimension_count", -1},
                 {"llama.attention.key_length", -1},
@@ -146,7 +146,7 @@ static void close_owner(void *ctx) {
     free(o);
 }
 
-/* heads: as gguf_names.h has them. */
+/* heads: see gguf_names.h. */
 static void take_tensor(struct hl_st_tensor *to, const struct hl_gguf *g, const struct hl_gguf_tensor *t,
                         const char *name, int64_t heads) {
     static const struct {
@@ -168,7 +168,7 @@ static void take_tensor(struct hl_st_tensor *to, const struct hl_gguf *g, const 
     for (int i = 0; i < 3; i++)
         if (floats[i].type == t->type) to->dtype = floats[i].dtype;
     for (int i = 0; i < t->ndim; i++) to->dim[i] = t->dim[t->ndim - 1 - i];
-    if (heads > 0 && to->dim[0] % (2 * heads) == 0) to->heads = heads; /* else the shape is refused */
+    if (heads > 0 && to->dim[0] % (2 * heads) == 0) to->heads = heads; /* otherwise the shape check fails */
 }
 
 static hola_status take_tensors(struct hl_st_tensor *to, const struct owner *o, const hola_config *cfg) {
@@ -178,7 +178,7 @@ static hola_status take_tensors(struct hl_st_tensor *to, const struct owner *o, 
     for (int64_t i = 0; i < g->n_tensors && s == HOLA_OK; i++) {
         int64_t heads = 0;
         if (!is_llama(g)) snprintf(o->name[i], HL_GGUF_NAME, "%s", g->tensor[i].name);
-        /* a tensor that we do not know changes what llama computes */
+        /* an unknown tensor would change what llama computes */
         else if (!hl_our_name(cfg, g->tensor[i].name, o->name[i], &heads) || hl_params_find(&p, o->name[i]) < 0)
             s = hl_fail(HOLA_ENOTSUP, "%s: %s: not in the models that hola has", g->path, g->tensor[i].name);
         take_tensor(&to[i], g, &g->tensor[i], o->name[i], heads);

@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum turned { NO, BY_HEADS, BY_KV_HEADS }; /* whose rows are in another order, and what number of heads they have */
+enum turned { NO, BY_HEADS, BY_KV_HEADS }; /* whether its rows are permuted, and by which number of heads */
 struct name {
     const char *ours, *llama;
     enum turned turned;
@@ -30,13 +30,13 @@ static const struct name of_layer[] = {
     {NULL, NULL, NO},
 };
 
-/* Of what follows "blk." or "model.layers.": the digits of the layer; 0: there are none, or too many. */
+/* For the text after "blk." or "model.layers.": the number of digits of the layer; 0: none, or too many. */
 static int digits_of(const char *text) {
     const int n = (int)strspn(text, "0123456789");
     return n <= 4 && text[n] == '.' ? n : 0;
 }
 
-/* Translates `from`, whose layers begin with the prefix `before`, to names whose layers begin with `after`. */
+/* Translates `from`, with layer prefix `before`, to a name with layer prefix `after`. */
 static bool translate(const hola_config *c, const char *from, bool ours, char out[HL_GGUF_NAME], int64_t *heads) {
     const char *before = ours ? "model.layers." : "blk.", *after = ours ? "blk." : "model.layers.";
     const size_t n = strlen(before);

@@ -1,4 +1,4 @@
-/* gguf_save.c -- a model into a GGUF file. */
+/* gguf_save.c -- writes a model to a GGUF file. */
 #include "core/half.h"
 #include "model/config.h"
 #include "model/gguf_model.h"
@@ -16,7 +16,7 @@ static hola_status check_llama(const hola_config *c) {
     return HOLA_OK;
 }
 
-/* What llama.cpp calls the mixture of types in a file. */
+/* llama.cpp's code for a file's mix of types. */
 static int64_t file_type(hola_dtype t) {
     static const int64_t number[] = {
         [HOLA_F32] = 0, [HOLA_BF16] = 32, [HOLA_F16] = 1, [HOLA_INT8] = 7, [HOLA_INT4] = 2};
@@ -59,11 +59,11 @@ static hola_status put_keys(struct hl_gguf_keys *k, const hola_model *m, hola_dt
 
 /* ---- tensors ---- */
 
-/* What an entry is made from. */
+/* The source of an entry. */
 struct source {
     const struct hl_tensor *t;
-    const real *x;                /* its numbers */
-    const struct hl_quant *codes; /* of blocks, else NULL */
+    const real *x;                /* as floats */
+    const struct hl_quant *codes; /* for block types, else NULL */
     int64_t heads;
 };
 struct contents {
@@ -71,7 +71,7 @@ struct contents {
     hola_dtype dtype;
     const char *path;
     const struct hl_gguf_keys *tokenizer;
-    struct hl_gguf_entry *entry; /* these [params.n] */
+    struct hl_gguf_entry *entry; /* the following are [params.n] */
     struct source *source;
     struct hl_quant *codes;
 };
@@ -80,8 +80,8 @@ static uint32_t float_type(hola_dtype t) {
     return t == HOLA_F16 ? HL_GGML_F16 : t == HOLA_BF16 ? HL_GGML_BF16 : HL_GGML_F32;
 }
 
-/* Matrices of linear ops have the file's type, if whole blocks make their rows; all that is small is F32, as llama.cpp
- * wants it. */
+/* Matrices of linear ops have the file's type if their rows are whole blocks; everything small is F32, as llama.cpp
+ * expects. */
 static hola_dtype type_of(const struct contents *c, int64_t i) {
     const struct hl_tensor *t = &c->m->params.tensor[i];
     if (t->ndim != 2) return HOLA_F32;
@@ -110,7 +110,7 @@ static void fill(struct contents *c, int64_t i, bool llama) {
     e->row = e->dim[0] / HL_BLOCK * hl_block_bytes(type);
 }
 
-/* One number; false where it is not finite, or would not be. */
+/* Writes one number; false if it is not finite, or overflows the type. */
 static bool put_number(uint32_t type, float x, char *out) {
     const uint16_t h = type == HL_GGML_BF16 ? hl_to_bf16(x) : hl_to_f16(x);
     if (type == HL_GGML_F32) memcpy(out, &x, 4);

@@ -1,8 +1,8 @@
 /* hash.c -- the hash that binds a snapshot to its model.
  *
- * A row's hash is the sum of (bits of the float) x (key of its column), a tensor's the sum of its mixed rows. Sums
- * do not depend on the order, so rows and panels give the same without one being turned into the other, and every
- * panel is a task of its own. 46m takes 10 ms on two cores. */
+ * A row's hash is the sum of (bits of the float) x (key of its column), a tensor's hash the sum of its mixed row
+ * hashes. Sums are independent of order, so rows and panels hash the same without conversion, and each panel is a
+ * separate task. 46m takes 10 ms on two cores. */
 #include "core/half.h"
 #include "core/hash.h"
 #include "core/rng.h"
@@ -12,7 +12,7 @@
 
 static uint32_t key_of(int64_t column) { return (uint32_t)hl_hash_mix((uint64_t)column + 1) | 1; }
 
-/* A tensor as it lies in memory, and the sums of its panels of rows. */
+/* A tensor in memory, and the sums of its panels of rows. */
 struct job {
     const void *data;
     enum hl_layout layout;
@@ -51,7 +51,7 @@ static void hash_panel(void *ctx, int64_t p, int worker) {
     j->sum[p] = sum;
 }
 
-/* Whether tensor i lies here as floats, whole or halved; otherwise it is brought here as rows. */
+/* Whether tensor i is directly readable as floats, 32 or 16 bits; otherwise it is copied as rows. */
 static bool readable(const hola_model *m, int64_t i) {
     if (m->ahead) return false;
     return m->rows || (m->backend->host && m->weight[i].data && m->weight[i].dtype <= HOLA_F16);

@@ -1,18 +1,18 @@
-/* history.c -- the ids of a session, and whole copies of it on the way, so that it can go back.
+/* history.c -- the ids of a session, and full copies of it at some points, so that it can roll back.
  *
- * A point stands where a call ended. From it the tokens that follow are fed again in the calls they came in, so
- * what comes out has the bits of the first time. Points beyond `most` are thinned out: the one whose absence costs
- * least, for its distance from the present, goes first, which leaves them dense here and sparse far back. */
+ * Points are at the ends of calls. To reach a position, the tokens after a point are fed again in the same calls, so
+ * the bits are the same as the first time. If there are more than `most` points, the one with the least cost of removal
+ * relative to its distance from the present is removed: points are dense near the present and sparse far back. */
 #include "model/session.h"
 #include <stdlib.h>
 #include <string.h>
 
 struct hola_history {
     hola_session *session;
-    int64_t every, most, generation; /* generation: the session's, as last seen */
+    int64_t every, most, generation; /* generation: last seen value of the session's */
     int64_t n, room;                 /* ids */
     int32_t *ids;
-    bool *begins; /* [room]: a call began there */
+    bool *begins; /* [room]: whether a call began there */
     int64_t points;
     struct hl_restore_point **point; /* [most], by position */
 };
@@ -75,7 +75,7 @@ static hola_status make_room(hola_history *h, int64_t n) {
     return HOLA_OK;
 }
 
-/* Takes over what went to the session without us. */
+/* Records what was fed to the session directly. */
 static hola_status catch_up(hola_history *h) {
     const struct hl_position *w = &h->session->now.at;
     if (h->session->generation != h->generation)
@@ -93,7 +93,7 @@ static hola_status catch_up(hola_history *h) {
 
 /* ---- points ---- */
 
-/* Takes out the point whose absence leaves the smallest gap for how far back it is. */
+/* Removes the point whose removal leaves the smallest gap relative to its distance from the present. */
 static struct hl_restore_point *take_out(hola_history *h) {
     int64_t which = 0;
     double least = INFINITY;
@@ -115,10 +115,10 @@ hola_status hola_history_keep(hola_history *h) {
     struct hl_restore_point *p = NULL;
     hola_status s = catch_up(h);
     if (s != HOLA_OK || now->at.pos == 0) return s;
-    if (last && last->at.pos == now->at.pos) { /* the same point; it may lack the logits */
+    if (last && last->at.pos == now->at.pos) { /* the same point, possibly without logits */
         if (last->at.has_logits || !now->at.has_logits) return HOLA_OK;
         p = h->point[--h->points];
-    } else if (h->points == h->most) p = take_out(h); /* its memory serves again */
+    } else if (h->points == h->most) p = take_out(h); /* reuse its memory */
     else s = hl_restore_point_new(&p, m);
     if (s == HOLA_OK) s = hl_restore_point_copy(m, p, now, HL_ALL_CHANGES);
     if (s == HOLA_OK) h->point[h->points++] = p;
@@ -126,7 +126,7 @@ hola_status hola_history_keep(hola_history *h) {
     return s;
 }
 
-/* Back to the deepest point at or before `to`, or to the empty session. What came after it is forgotten. */
+/* Rolls back to the last point at or before `to`, or to the empty session. Later points and ids are dropped. */
 static hola_status go_back(hola_history *h, int64_t to) {
     hola_session *y = h->session;
     hola_status s = HOLA_OK;
@@ -179,7 +179,7 @@ hola_status hola_history_prompt(hola_history *h, const int32_t *ids, int64_t n, 
     int64_t same = 0;
     while (same < n && same < h->n && ids[same] == h->ids[same]) same++;
     if (position(h) > same || (position(h) == n && !h->session->now.at.has_logits)) {
-        /* a point at the very end is of use only with its logits */
+        /* a point at the very end is only useful with logits */
         int64_t to = same < n ? same : n;
         for (int64_t i = 0; i < h->points; i++)
             if (h->point[i]->at.pos == n && !h->point[i]->at.has_logits) to = n - 1;
@@ -200,7 +200,7 @@ hola_status hola_history_rollback(hola_history *h, int64_t k) {
         s = hl_fail(HOLA_EINVAL, "rollback: %lld of %lld tokens", (long long)k, (long long)position(h));
     if (s != HOLA_OK || k == 0) return s;
     s = go_back(h, to);
-    for (int64_t i = h->n, end; s == HOLA_OK && i < to; i = end) { /* call by call, as they were */
+    for (int64_t i = h->n, end; s == HOLA_OK && i < to; i = end) { /* same calls as before */
         for (end = i + 1; end < to && !h->begins[end];) end++;
         s = hl_session_feed_again(h->session, h->ids + i, end - i, end == to);
     }

@@ -4,16 +4,16 @@
 #include <string.h>
 
 enum {
-    TRIES = 8,  /* occurrences that are compared */
-    FAR = 32,   /* ids that the comparison goes back */
-    FORGET = 8, /* `right` is about the last so many tokens */
+    TRIES = 8,  /* occurrences compared */
+    FAR = 32,   /* most ids compared per occurrence */
+    FORGET = 8, /* `right` averages over about this many tokens */
     ROOM = 2048
 };
-/* What a draft costs, in passes over one token: a row of the pass, and a draft that turned out wrong: the rows fed
- * again and the state restored. On the cheap side of what docs/speed.md has: a draft too many is soon noticed. */
+/* The cost of a draft, relative to a pass over one token: one more row in the pass; and a wrong draft, where rows are
+ * fed again and the state is restored. Low estimates from docs/speed.md: too much drafting is noticed quickly. */
 static const double row_cost = 0.12, wrong_cost = 0.2;
 
-/* The kinds of `right`: an n-gram seen twice says little, a long copy goes on. */
+/* Classes of `right`: an n-gram seen twice means little, a long copy tends to continue. */
 static int kind_of(int64_t len) { return len < 4 ? 0 : len < 8 ? 1 : len < 16 ? 2 : 3; }
 
 static int64_t slot_of(const struct hl_lookup *l, int64_t end) {
@@ -22,14 +22,14 @@ static int64_t slot_of(const struct hl_lookup *l, int64_t end) {
     return (int64_t)(h >> 32) & (l->slots - 1);
 }
 
-/* The n-gram before position `end` goes into the table. */
+/* Adds the n-gram that ends before position `end` to the table. */
 static void note(struct hl_lookup *l, int64_t end) {
     int64_t *last = &l->last[slot_of(l, end)];
     l->before[end - 1] = *last;
     *last = end;
 }
 
-/* Room for more ids; the table grows with them. */
+/* Makes room for more ids; grows the table too. */
 static hola_status grow(struct hl_lookup *l) {
     const int64_t room = 2 * l->room;
     int32_t *id = realloc(l->id, (size_t)room * sizeof *id);
@@ -65,14 +65,14 @@ static hola_status append(struct hl_lookup *l, int32_t id) {
     return HOLA_OK;
 }
 
-/* How many ids before `at` are those before the end. */
+/* How many ids before `at` match those before the end. */
 static int64_t agree(const struct hl_lookup *l, int64_t at) {
     int64_t k = 0;
     while (k < FAR && k < at && l->id[at - 1 - k] == l->id[l->n - 1 - k]) k++;
     return k;
 }
 
-/* Of the latest occurrences of the last n-gram, the one that agrees farthest back; of equals the latest. */
+/* Among the latest occurrences of the last n-gram, picks the longest match; ties: the latest. */
 static void search(struct hl_lookup *l) {
     l->from = -1, l->len = 0;
     if (l->n < l->gram) return;
@@ -104,7 +104,7 @@ hola_status hl_lookup_add(struct hl_lookup *l, int32_t id) {
     return HOLA_OK;
 }
 
-/* The length with the most tokens for its time. A draft may run past the end: then it repeats itself. */
+/* Picks the length with the most tokens per time. A draft may run past the end: then it repeats itself. */
 int64_t hl_lookup_draft(const struct hl_lookup *l, int32_t *draft, int64_t most) {
     double best = 1, tokens = 1, all = 1;
     int64_t pays = 0;

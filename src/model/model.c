@@ -1,4 +1,4 @@
-/* model.c -- the passes over a model: embeddings, layers, final norm, loss; and the same backwards. */
+/* model.c -- forward and backward passes: embeddings, layers, final norm, loss. */
 #include "model/model.h"
 
 static struct hl_rmsnorm final_norm(const hola_model *m, const struct hl_activations *acts, int64_t T, real *grads) {
@@ -65,7 +65,7 @@ void hl_model_loss(hola_model *m, struct hl_activations *acts, int64_t T, const 
     m->backend->ops.xent(m->backend, &x);
 }
 
-/* Tells that the tensors of a layer (-1: those outside of the layers) have their gradients. */
+/* Reports that the gradients of a layer's tensors (-1: those outside the layers) are complete. */
 static void tell_ready(const hola_model *m, const struct hl_activations *acts, int64_t layer) {
     const struct hl_params *p = &m->params;
     for (int64_t i = 0; acts->ready && i < p->n; i++) {

@@ -1,4 +1,4 @@
-/* model.h -- inside a model: its weights in three forms, and the passes over it. */
+/* model.h -- inside a model: its weights in three forms, and passes over it. */
 #ifndef HL_MODEL_H
 #define HL_MODEL_H
 #include "model/activations.h"
@@ -8,119 +8,120 @@
 
 /* A model as the fused decoding kernels see it (decode_plan.c). */
 struct hl_decoder {
-    bool off, always;                       /* tests: one op after another; however many rows */
-    int64_t made;                           /* the panels' number when the rest was made; 0: not yet */
-    bool fits;                              /* the mixer has the kernels' form, and the weights lie as they want them */
+    bool off, always;                       /* tests: off: one op after another; always: fused for any number of rows */
+    int64_t made;                           /* panels_made when this was built; 0: not built */
+    bool fits;                              /* the mixer has the kernels' form, and the weights have the layout they
+                                             * need */
     struct hl_decode model;                 /* sizes and weights, without rows */
     struct hl_decode_layer *layer;          /* [L], on the host */
-    bool stale;                             /* not as last put to `block` */
+    bool stale;                             /* out of date with respect to `block` */
     uint64_t page_hash[HL_DECODE_ONE_ROWS]; /* of the page tables in `block` (hl_decode) */
-    char *block;                            /* the backend's: that table, then decode_one's workspace */
+    char *block;                            /* backend memory: that table, then decode_one's workspace */
 };
 
 struct hola_model {
     hola_config cfg;
-    char *config_text; /* the config.json it was loaded from, for its unknown fields; or NULL */
+    char *config_text; /* the config.json it was loaded from, kept for its unknown fields; or NULL */
     struct hl_params params;
     hola_dtype *stored; /* [params.n]: each tensor's type in the file */
     struct hl_backend *backend;
 
-    /* The weights in three forms, any of which may be absent. Rows: all tensors as reals in one block on the
-     * host; what files are read into and written from. Panels: what inference reads, where the backend's arrays
-     * are: the matrices packed in their stored type (on a device: plain rows of its activations' type), beside
-     * a block of the small tensors. Master: the rows that training reads and writes; on a device a block of
-     * their own there, with a second copy in the activations' type for the products. */
+    /* The weights in three forms, any of which may be absent. Rows: all tensors as reals in one host block; files are
+     * read into and written from it. Panels: what inference reads, in backend memory: matrices packed in their stored
+     * type (on a device: plain rows in the activation type), plus a block of the small tensors. Master: the rows that
+     * training reads and updates; on a device a separate block there, with a second copy in the activation type for the
+     * products. */
     real *rows;
-    struct hl_quant *codes; /* [params.n]: as in the file, until the panels are made; empty: stored as floats */
+    struct hl_quant *codes; /* [params.n]: as in the file, until the panels are built; empty: stored as floats */
     real *small;
     char *panels;
     real *master;             /* on the host: the rows */
     void *half;               /* NULL on the host */
-    int64_t panels_made;      /* how often: what points into them is renewed */
-    bool stale;               /* training has changed the weights since the panels were made */
-    bool ahead;               /* ... since the device's master was copied to the rows */
+    int64_t panels_made;      /* counter; pointers into the panels are renewed when it changes */
+    bool stale;               /* training has changed the weights since the panels were built */
+    bool ahead;               /* ... since the device's master was last copied to the rows */
     bool training;            /* a trainer holds the master */
-    bool fp8;                 /* ... and computes the products of these weights in FP8: hl_model_takes_fp8 */
-    struct hl_weight *weight; /* [params.n]: the view that inference uses */
+    bool fp8;                 /* ... and computes FP8 products of these weights: hl_model_takes_fp8 */
+    struct hl_weight *weight; /* [params.n]: the view used by inference */
 
     struct hl_state_layout state;
     struct hl_state_pool states;
-    uint64_t hash;        /* of configuration and weights (hash.c); 0: not known */
-    pthread_mutex_t lock; /* guards `infer` and the change of form */
+    uint64_t hash;        /* of config and weights (hash.c); 0: not computed */
+    pthread_mutex_t lock; /* guards `infer` and changes of form */
     struct hl_activations infer;
-    struct hl_candidate *candidates; /* where the backend's arrays are: room for candidates_room of them */
+    struct hl_candidate *candidates; /* in backend memory: room for candidates_room of them */
     int64_t candidates_room;
     struct hl_decoder decoder;
 };
 
-/* hola_model_load of a directory as a model of another config (NULL: its own), which may have an exact memory in
- * addition: its tensors then begin with their start values. */
+/* hola_model_load of a directory under another config (NULL: its own), which may add an exact memory: its tensors then
+ * get their initial values. */
 hola_status hl_model_load_as(hola_model **out, const char *dir, const hola_config *as, const hola_options *opt);
 
 /* save.c */
-/* The config.json of a saved model; yours to free. */
+/* The config.json of a saved model; the caller frees it. */
 hola_status hl_model_saved_config(const hola_model *m, hola_dtype dtype, char **out);
 /* Calls save while m has its rows, under the lock. */
 hola_status hl_model_save_with(const hola_model *m, hola_status (*save)(const hola_model *m, void *ctx), void *ctx);
-/* The large matrices as the nearest codes: codes [params.n], zeroed; empty where m has codes of this type already.
- * m has its rows. To be freed, after a failure too. */
+/* Quantizes the large matrices to the nearest codes: codes [params.n], zeroed; empty where m already has codes of this
+ * type. m has its rows. To be freed, also after a failure. */
 hola_status hl_model_make_codes(const hola_model *m, hola_dtype dtype, struct hl_quant *codes);
 
-/* Whether the products of tensor i are the large ones, which FP8 is for: those of the layers, but for gates. Their
- * sizes may not fit all the same (hl_fp8_fits). */
+/* Whether tensor i is in one of the large products that FP8 is meant for: those of the layers except gates. Its size
+ * may still not fit (hl_fp8_fits). */
 static inline bool hl_model_takes_fp8(const struct hl_params *p, int64_t i) {
     return p->tensor[i].quantised && p->tensor[i].layer >= 0;
 }
 enum { HL_MASTER_SLACK = 1 << 16 };
 hola_status hl_model_need_rows(hola_model *m);   /* before saving */
 hola_status hl_model_need_panels(hola_model *m); /* before inference */
-hola_status hl_model_need_master(hola_model *m); /* before training, and to bring changed rows to a device */
+hola_status hl_model_need_master(hola_model *m); /* before training, and to copy changed rows to a device */
 void hl_model_drop_master(hola_model *m);        /* after training */
 void hl_model_drop_panels(hola_model *m);
 void hl_model_drop_codes(hola_model *m);
-/* Tensor i as reals, from whichever form is there. */
+/* Tensor i as reals, from any form that exists. */
 void hl_model_read(const hola_model *m, int64_t i, real *out);
 
-/* Tensor i as the ops of a pass see it. */
+/* Tensor i as the ops of a pass use it. */
 struct hl_weight hl_model_weight(const hola_model *m, enum hl_pass pass, int64_t i);
 const real *hl_model_vector(const hola_model *m, enum hl_pass pass, int64_t i); /* NULL for i = -1 */
 
-/* Rows of a pass at inference: what a processor's caches hold, what keeps a device busy. */
+/* Rows per inference pass: what fits the CPU's caches, or keeps a device busy. */
 int64_t hl_model_rows(const hola_model *m);
 hola_status hl_model_check_ids(const hola_model *m, const int32_t *ids, int64_t n);
-/* Fills acts->lastn: the normed residual stream after the last layer. ids (and targets below) are where the
- * backend's arrays are: hl_activations_put. */
+/* Fills acts->lastn: the normalized residual stream after the last layer. ids (and targets below) are in backend
+ * memory: hl_activations_put. */
 void hl_model_forward(hola_model *m, struct hl_activations *acts, const struct hl_rows *rows, const int32_t *ids);
-/* grads: a block laid out as the rows. Takes acts->grad.dn, the gradient of lastn. */
+/* grads: a block laid out like the rows. Consumes acts->grad.dn, the gradient of lastn. */
 void hl_model_backward(hola_model *m, struct hl_activations *acts, const struct hl_rows *rows, const int32_t *ids,
                        real *grads);
-/* The loss of every row (acts->nll); with grads also their gradient times scale, into acts->grad.dn
- * and the head's. target < 0: no loss. */
+/* The loss of each row (acts->nll); with grads also its gradient times scale, into acts->grad.dn and the head's
+ * gradient. target < 0: no loss. */
 void hl_model_loss(hola_model *m, struct hl_activations *acts, int64_t T, const int32_t *target, double scale,
                    real *grads);
 
-/* decode_plan.c: how the next token of each of these rows (one a session) goes through the model. */
+/* decode_plan.c: how the next token of each of these rows (one per session) is computed. */
 enum hl_decode_way {
-    HL_BY_OPS,        /* op by op, as any other pass */
-    HL_BY_ONE_KERNEL, /* one persistent kernel for all layers and the head: a few rows */
+    HL_BY_OPS,        /* op by op, like any other pass */
+    HL_BY_ONE_KERNEL, /* one persistent kernel for all layers and the head: few rows */
     HL_BY_BATCH       /* fused products and one kernel per mixer: up to HL_DECODE_BATCH_ROWS rows */
 };
-/* *out is ready for the fused kernels, except for ids, logits and refused. */
+/* *out is ready for the fused kernels except for ids, logits and refused. */
 enum hl_decode_way hl_decode_plan(hola_model *m, const struct hl_rows *rows, struct hl_decode *out);
 void hl_decode_close(hola_model *m);
 
-/* hash.c: the same for models that give the same numbers, whatever form their weights are in; never 0. Reads all
- * weights the first time, over the pool. The lock is held. */
+/* hash.c: equal for models that compute the same numbers, in any form of their weights; never 0. The first call reads
+ * all weights, using the pool. The lock is held. */
 hola_status hl_model_hash(hola_model *m, uint64_t *out);
 
-/* block.c: one layer: norm, mixer, residual, norm, SwiGLU, residual. */
-/* Layer `index` as its mixer sees it. grads: a block laid out as the rows; NULL in a forward pass. */
+/* block.c: one layer = norm, mixer, residual, norm, SwiGLU, residual. */
+/* Layer `index` as its mixer sees it. grads: a block laid out like the rows; NULL in a forward pass. */
 struct hl_layer hl_layer_open(const hola_model *m, const struct hl_activations *acts, const struct hl_rows *rows,
                               int64_t index, real *grads);
-/* x is in acts->layer[index].x; the result goes to `out` ([T][d], may be that x). */
+/* x is in acts->layer[index].x; the result goes to `out` ([T][d], which may be that x). */
 void hl_block_forward(const hola_model *m, const struct hl_activations *acts, const struct hl_rows *rows, int64_t index,
                       void *out);
-/* Takes the gradient of the output in acts->grad.dx and leaves that of x there. */
+/* Reads the gradient of the output from acts->grad.dx and replaces it with that of x. */
 void hl_block_backward(const hola_model *m, const struct hl_activations *acts, const struct hl_rows *rows,
                        int64_t index, real *grads);
 

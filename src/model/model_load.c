@@ -1,4 +1,4 @@
-/* model_load.c -- models are made, loaded, looked at and freed. */
+/* model_load.c -- creating, loading, inspecting and freeing models. */
 #include "model/model.h"
 #include "core/file.h"
 #include "core/process.h"
@@ -13,7 +13,7 @@ static int64_t lines(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
 /* ---- opening and freeing ---- */
 
-/* A backend that lacks an op of the mixer says which. */
+/* Fails if the backend lacks an op of the mixer, and names it. */
 static hola_status check_backend(const struct hl_backend *b, const struct hl_mixer *mixer) {
     if (mixer->host_op && !b->host)
         return hl_fail(HOLA_ENOTSUP, "%s: the op %s is not available", b->ops.name, mixer->host_op);
@@ -67,7 +67,7 @@ hola_status hola_model_new(hola_model **out, const hola_config *cfg, uint64_t se
     return s;
 }
 
-/* Reads config.json, keeping its text for fields that are not ours. */
+/* Reads config.json and keeps its text for unknown fields. */
 static hola_status read_config(const char *dir, hola_config *cfg, char **text) {
     struct hl_map map = {0};
     char *path = hl_path_join(dir, "config.json");
@@ -115,7 +115,7 @@ hola_status hl_model_load_as(hola_model **out, const char *dir, const hola_confi
             const struct hl_st_tensor *t = hl_st_find(f, m->params.tensor[i].name);
             m->stored[i] = m->codes[i].code  ? m->codes[i].dtype
                            : t && !t->blocks ? t->dtype
-                                             : HOLA_F32; /* up_proj inside an old gate_proj, what was missing */
+                                             : HOLA_F32; /* up_proj inside an old gate_proj; missing tensors */
         }
         m->config_text = text;
         text = NULL;

@@ -1,4 +1,4 @@
-/* params.c -- builds the table of tensors and draws fresh weights. */
+/* params.c -- builds the table of tensors and initializes weights. */
 #include "model/params.h"
 #include "core/pool.h"
 #include "core/rng.h"
@@ -11,7 +11,7 @@ enum { TENSORS_PER_LAYER = HL_MIXER_TENSORS + 5 };
 
 /* ---- the table ---- */
 
-/* Appends a tensor, prefix and the spec's name making its name. Returns its index, -1 for one without a name. */
+/* Appends a tensor named by prefix and the spec's name. Returns its index, -1 for a spec without a name. */
 static int64_t add(struct hl_params *p, int64_t layer, const char *prefix, const struct hl_tensor_spec *spec) {
     const int64_t align = 64 / (int64_t)sizeof(real);
     struct hl_tensor *t = &p->tensor[p->n];
@@ -105,9 +105,9 @@ int64_t hola_config_parameters(const hola_config *cfg) {
     return n;
 }
 
-/* ---- fresh weights ---- */
+/* ---- initialisation ---- */
 
-/* (0, 1): never 0, whose logarithm is -inf */
+/* in (0, 1): never 0, whose logarithm is -inf */
 static double open_uniform(uint64_t seed, uint64_t stream, int64_t i) {
     return ((double)(hl_rng_bits(seed, stream, (uint64_t)i) >> 11) + 0.5) * 0x1p-53;
 }
@@ -115,7 +115,7 @@ static double open_uniform(uint64_t seed, uint64_t stream, int64_t i) {
 static double dt_bias(double u) {
     double lo = log(0.001), hi = log(0.1);
     double dt = fmax(exp(lo + u * (hi - lo)), 1e-4);
-    return dt + log(-expm1(-dt)); /* softplus of it is dt again */
+    return dt + log(-expm1(-dt)); /* the inverse of softplus */
 }
 
 void hl_params_init_tensor(const struct hl_params *p, int64_t i, real *block, uint64_t seed) {

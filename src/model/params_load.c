@@ -1,4 +1,4 @@
-/* params_load.c -- weights from safetensors files into the block of a model. */
+/* params_load.c -- loads weights from safetensors files into a model's block. */
 #include "model/quant_file.h"
 #include <string.h>
 
@@ -6,8 +6,8 @@ static bool has_shape(const struct hl_st_tensor *got, int ndim, const int64_t *d
     return got->ndim == ndim && memcmp(got->dim, dim, (size_t)ndim * sizeof *dim) == 0;
 }
 
-/* fla before February 2025 kept the gate rows and then the up rows in one gate_proj [2I][d], without an
- * up_proj. Returns that tensor where the file has it, for i being either of the two. */
+/* Before February 2025, fla stored the gate rows and then the up rows in one gate_proj [2I][d], without an up_proj.
+ * Returns that tensor if the file has it; i is either of the two. */
 static const struct hl_st_tensor *old_gate_and_up(const struct hl_params *p, const struct hl_stfile *f, int64_t i) {
     const struct hl_layer_params *l = p->tensor[i].layer < 0 ? NULL : &p->layer[p->tensor[i].layer];
     if (!l || (i != l->gate_proj && i != l->up_proj)) return NULL;
@@ -61,7 +61,7 @@ hola_status hl_params_load(const struct hl_params *p, const struct hl_stfile *f,
         const struct hl_tensor *t = &p->tensor[i];
         int64_t end = i + 1 < p->n ? p->tensor[i + 1].offset : p->total;
         if (t->optional && !hl_st_find(f, t->name)) {
-            hl_params_init_tensor(p, i, block, 0); /* the config's value */
+            hl_params_init_tensor(p, i, block, 0); /* from the config */
             continue;
         }
         hola_status s = load_tensor(p, f, dir, i, block + t->offset, codes);

@@ -29,7 +29,7 @@ void hl_blocks_read(const struct hl_st_tensor *t, int64_t first, int64_t n, real
 
 /* ---- as our codes ---- */
 
-/* Whether a scale can be one of ours. */
+/* Whether a scale can be one of our BF16 scales. */
 static bool usable(uint16_t d) {
     const float x = hl_from_f16(d);
     return x != 0 && x - x == 0 && hl_from_bf16(hl_to_bf16(x)) == x;
@@ -80,7 +80,7 @@ bool hl_blocks_write(const struct hl_quant *c, int64_t i, char *out) {
         uint16_t d = hl_to_f16(ours);
         if (!(d & 0x7fff)) d |= 1; /* never a scale of 0 */
         if ((d & 0x7c00) == 0x7c00) return false;
-        const float step = ours / hl_from_f16(d); /* 1 where F16 has it */
+        const float step = ours / hl_from_f16(d); /* 1 if F16 can represent it */
         memcpy(out, &d, 2);
         if (c->dtype == HOLA_INT4) memset(out + 2, 0, HL_BLOCK / 2);
         for (int64_t j = 0; j < HL_BLOCK; j++) {

@@ -1,8 +1,8 @@
-/* quant_blocks.h -- Q8_0 and Q4_0, the blocks in which GGUF files keep matrices of small integers.
+/* quant_blocks.h -- Q8_0 and Q4_0, the quantised block formats of GGUF.
  *
- * A block is 32 columns of a row: an F16 scale, then 32 signed bytes (Q8_0), or 16 bytes of which byte j has column j
- * in its low half and column j + 16 in its high half, each as code + 8 (Q4_0). Our codes have a BF16 scale for 128 or 64
- * columns: written as blocks that scale is repeated, and blocks with such scales are read as the same codes again. */
+ * A block is 32 columns of a row: an F16 scale, then 32 signed bytes (Q8_0), or 16 bytes whose byte j has column j in
+ * its low half and column j + 16 in its high half, each as code + 8 (Q4_0). Our codes have one BF16 scale per 128 or 64
+ * columns: writing repeats that scale in each block, and reading blocks with such scales restores the same codes. */
 #ifndef HL_QUANT_BLOCKS_H
 #define HL_QUANT_BLOCKS_H
 #include "model/safetensors.h"
@@ -12,12 +12,12 @@ enum { HL_BLOCK = 32 };
 static inline int64_t hl_block_bytes(hola_dtype t) { return t == HOLA_INT8 ? 34 : 18; }
 
 void hl_blocks_read(const struct hl_st_tensor *t, int64_t first, int64_t n, real *out);
-/* The type of our codes that the blocks of a matrix are exactly; HOLA_DTYPE_COUNT: none. */
+/* The type of our codes that represents a matrix's blocks exactly; HOLA_DTYPE_COUNT: none. */
 hola_dtype hl_blocks_type(const struct hl_st_tensor *t);
-/* Those codes; *c has room for them. */
+/* Converts to those codes; *c has room for them. */
 void hl_blocks_take(const struct hl_st_tensor *t, const struct hl_quant *c);
-/* Row i of codes as blocks. A scale that no F16 is becomes the nearest, with the codes that fit it best: a number then
- * changes by at most 2^-17. false: a scale beyond all F16. */
+/* Writes row i of codes as blocks. A scale that F16 cannot represent is rounded to the nearest, and the codes are
+ * refitted to it: a number then changes by at most 2^-17. false: a scale out of F16 range. */
 bool hl_blocks_write(const struct hl_quant *c, int64_t i, char *out);
 
 #endif

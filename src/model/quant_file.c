@@ -1,4 +1,4 @@
-/* quant_file.c -- codes in files: read with every length and scale checked, and written. */
+/* quant_file.c -- reading codes from files, with every length and scale checked, and writing them. */
 #include "model/quant_file.h"
 #include "model/quant_blocks.h"
 #include <stdlib.h>
@@ -75,7 +75,7 @@ hola_status hl_quant_file_load(struct hl_quant *out, const struct hl_tensor *t, 
     hola_status s = check_shape(code, dir, rows, row);
     if (s == HOLA_OK) s = check_shape(scale, dir, rows, hl_quant_groups(dtype, cols));
     if (s != HOLA_OK) return s;
-    if (code->bytes != rows * row) /* types other than floats are passed over by the reader, sizes and all */
+    if (code->bytes != rows * row) /* the file reader does not check sizes of types other than floats */
         return hl_fail(HOLA_EFORMAT, "%s: %s: %lld bytes, expected %lld", dir, t->name, (long long)code->bytes,
                        (long long)(rows * row));
     if (!hl_quant_file_new(out, dtype, rows, cols))

@@ -1,7 +1,7 @@
 /* rollback.c -- restore points of a session, and the mark it can go back to.
  *
- * What a mark copies follows from how the parts of the state change (mixers/mixer.h): those that are replaced at once
- * (a sixth of the state at 46m), ranked ones when a block closes after the mark, growing ones never. */
+ * What a mark copies depends on how the parts of the state change (mixers/mixer.h): replaced parts immediately (a sixth
+ * of the state at 46m), ranked parts when a block closes after the mark, growing parts never. */
 #include "model/session.h"
 #include <stdlib.h>
 #include <string.h>
@@ -59,7 +59,7 @@ hola_status hola_session_mark(hola_session *y) {
 }
 hola_status hl_session_draft_mark(hola_session *y) { return mark(y, &y->draft); }
 
-/* Before the state gets to `end`: a mark whose block closes on the way takes what that changes. */
+/* Before the state reaches `end`: if a block closes on the way, a mark saves what that overwrites. */
 static void keep_ranked(const hola_session *y, struct hl_restore_point *at, int64_t end) {
     const struct hl_state_layout *state = &y->model->state;
     if (!at || at->ranked || !state->ranked || end / state->block <= at->at.pos / state->block) return;
@@ -77,8 +77,8 @@ hola_status hl_session_prepare(hola_session *y, int64_t len) {
     return HOLA_OK;
 }
 
-/* Back to a mark. What ranked parts got since then lies after what they held, or they were copied; parts that
- * grow have their rows still. */
+/* Rolls back to a mark. Ranked parts were only appended to since then, or were copied; growing parts still have their
+ * rows. */
 static hola_status go_to(hola_session *y, const struct hl_restore_point *at) {
     const unsigned changes = HL_REPLACED | (at->ranked ? HL_RANKED : 0);
     hola_status s = hl_restore_point_copy(y->model, &y->now, at, changes);
@@ -105,7 +105,7 @@ hola_status hola_session_rollback(hola_session *y, int64_t k) {
     const struct hl_position old = y->now.at;
     hola_status s = from == to ? HOLA_OK : hl_restore_point_logits(y->model, &y->now);
     if (s == HOLA_OK) s = go_to(y, y->mark), y->generation++;
-    for (int64_t i = from, end; s == HOLA_OK && i < to; i = end) { /* call by call, as they were */
+    for (int64_t i = from, end; s == HOLA_OK && i < to; i = end) { /* same calls as before */
         int32_t ids[HOLA_RECENT];
         for (end = i; end < to && (end == i || !hl_position_begins(&old, end)); end++)
             ids[end - i] = hl_position_id(&old, end);

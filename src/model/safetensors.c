@@ -15,16 +15,16 @@
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "numbers are read as they lie in the file");
 
 struct part {
-    struct hl_map map; /* empty when the data is the caller's */
+    struct hl_map map; /* empty if the caller owns the data */
     char *path;
-    json_t *header; /* holds the names */
+    json_t *header; /* owns the names */
 };
 struct hl_stfile {
     struct part *part;
     int64_t n_parts;
     struct hl_st_tensor *tensor; /* sorted by name once open */
     int64_t n;
-    void *owner; /* of tensors that are in no part */
+    void *owner; /* of tensors from another format */
     void (*close)(void *);
 };
 
@@ -39,7 +39,7 @@ static hola_dtype float_type(const char *name) {
         if (strcmp(name, hola_dtype_name((hola_dtype)t)) == 0) return (hola_dtype)t;
     return HOLA_DTYPE_COUNT;
 }
-/* Bytes of an element; 0: a type that we do not read, whatever it is. */
+/* Bytes per element; 0: an unsupported type. */
 static int element_size(hola_dtype t) { return t == HOLA_F32 ? 4 : t == HOLA_DTYPE_COUNT ? 0 : 2; }
 
 static hola_status read_shape(struct hl_st_tensor *t, const json_t *shape) {
@@ -119,7 +119,7 @@ static hola_status check_metadata(const json_t *meta, const char *path) {
 
 /* ---- one file ---- */
 
-/* Reads the header of part p, whose bytes are given, and appends its tensors. */
+/* Parses the header of part p from memory and appends its tensors. */
 static hola_status read_part(struct hl_stfile *f, struct part *p, const char *data, int64_t size) {
     uint64_t length = 0;
     int64_t first = f->n, room;
@@ -152,7 +152,7 @@ static hola_status read_part(struct hl_stfile *f, struct part *p, const char *da
     return check_tiling(f->tensor + first, f->n - first, data, size, p->path);
 }
 
-/* Appends a file, mapped (bytes NULL) or the caller's. */
+/* Appends a file, mapped here (bytes NULL) or provided by the caller. */
 static hola_status add_part(struct hl_stfile *f, const char *path, const char *bytes, int64_t size) {
     hola_status s = HOLA_OK;
     struct part *more = realloc(f->part, (size_t)(f->n_parts + 1) * sizeof *more), *p;
@@ -183,7 +183,7 @@ static hola_status sort_names(struct hl_stfile *f) {
 static hola_status add_shard(struct hl_stfile *f, const char *dir, const char *index, const char *shard) {
     hola_status s;
     char *path;
-    /* a checkpoint from elsewhere must not name files outside its directory */
+    /* a downloaded checkpoint must not name files outside its directory */
     if (!shard[0] || strchr(shard, '/') || strstr(shard, ".."))
         return hl_fail(HOLA_EFORMAT, "%s: \"%.200s\" is no file name of a shard", index, shard);
     path = hl_path_join(dir, shard);
@@ -312,7 +312,7 @@ hola_status hl_st_open(struct hl_stfile **out, const char *dir) {
     return finish(out, f, s);
 }
 
-/* ---- using it ---- */
+/* ---- access ---- */
 
 int64_t hl_st_count(const struct hl_stfile *f) { return f->n; }
 const struct hl_st_tensor *hl_st_at(const struct hl_stfile *f, int64_t i) { return &f->tensor[i]; }
@@ -338,7 +338,7 @@ const char *hl_st_shape(char *out, size_t size, int ndim, const int64_t *dim) {
     return out;
 }
 
-/* Elements [first, first+n) as they lie in the file. */
+/* Reads elements [first, first+n) in file order. */
 static void read_plain(const struct hl_st_tensor *t, int64_t first, int64_t n, real *out) {
     const char *p = (const char *)t->data + first * element_size(t->dtype);
     if (t->dtype == HOLA_DTYPE_COUNT) hl_blocks_read(t, first, n, out);

@@ -1,4 +1,4 @@
-/* safetensors_write.c -- writing, in pieces: no second copy of the weights in memory. */
+/* safetensors_write.c -- writing in pieces, without a second copy of the weights in memory. */
 #include "core/half.h"
 #include "core/json.h"
 #include "model/safetensors.h"
@@ -38,7 +38,7 @@ static json_t *entry_object(const struct hl_st_entry *e, int64_t offset) {
                      (json_int_t)offset, (json_int_t)(offset + bytes_of(e)));
 }
 
-/* The header's text, padded with spaces so that the data starts on 8 bytes; NULL: no memory. */
+/* The header's text, padded with spaces so that the data is 8-byte aligned; NULL: out of memory. */
 static char *header_text(const struct hl_st_entry *entry, int64_t n, const char *const *metadata, int64_t *length) {
     json_t *root = json_object();
     int64_t offset = 0;
@@ -65,7 +65,7 @@ static char *header_text(const struct hl_st_entry *entry, int64_t n, const char 
 
 /* ---- data ---- */
 
-/* Converts n numbers; false where one is not finite or would not be. */
+/* Converts n numbers; false if one is not finite or overflows dtype. */
 static bool convert(hola_dtype dtype, const real *src, int64_t n, void *out) {
     int bad = 0;
     if (dtype == HOLA_F32) {

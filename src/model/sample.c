@@ -1,5 +1,5 @@
-/* sample.c -- see sample.h. Candidates are put in order only as far as somebody looks: of 32,000 that is a few
- * dozen, so that a choice costs a tenth of a millisecond and not three. */
+/* sample.c -- see sample.h. Candidates are sorted only as far as needed: a few dozen of 32,000, so that sampling takes
+ * a tenth of a millisecond instead of three. */
 #include "model/sample.h"
 #include <math.h>
 #include <stdlib.h>
@@ -29,7 +29,7 @@ static int compare(const void *a, const void *b) {
     return before(*(const struct hl_candidate *)a, *(const struct hl_candidate *)b) ? -1 : 1;
 }
 
-/* The m first of c[0, n) in front, in any order. Each round halves what is left, about. */
+/* Moves the m largest of c[0, n) to the front, unordered. Each round halves the rest, roughly. */
 static void select_first(struct hl_candidate *c, int64_t n, int64_t m) {
     int64_t lo = 0, hi = n;
     while (hi - lo > 1 && m > lo && m < hi) {
@@ -48,7 +48,7 @@ static void select_first(struct hl_candidate *c, int64_t n, int64_t m) {
     }
 }
 
-/* The order up to m, where it reaches up to *done. */
+/* Sorts the first m; *done are already sorted. */
 static void order(struct hl_candidate *c, int64_t n, int64_t m, int64_t *done) {
     if (m > n) m = n;
     if (m <= *done) return;
@@ -64,7 +64,7 @@ static void penalise(struct hl_candidate *c, const hola_sampling *p, const int32
     const int64_t n = n_recent < p->repeat_last_n ? n_recent : p->repeat_last_n;
     if (p->repeat_penalty == 1) return;
     for (int64_t i = n_recent - n; i < n_recent; i++) {
-        bool again = false; /* once per token, however often it came */
+        bool again = false; /* once per token, however often it occurred */
         for (int64_t j = n_recent - n; j < i && !again; j++) again = recent[j] == recent[i];
         float *x = &c[recent[i]].logit;
         if (!again) *x = penalised(*x, p);
@@ -78,7 +78,7 @@ static int64_t likeliest(const struct hl_candidate *c, int64_t n) {
     return best;
 }
 
-/* How many of n candidates stay after top-p and min-p; those are in order. */
+/* How many of n sorted candidates remain after top-p and min-p. */
 static int64_t cut_tail(struct hl_candidate *c, int64_t n, const hola_sampling *p, int64_t *ordered) {
     enum { FEW = 64 };
     double total = 0, sum = 0;
@@ -94,7 +94,7 @@ static int64_t cut_tail(struct hl_candidate *c, int64_t n, const hola_sampling *
     return n;
 }
 
-/* One of the n candidates that top-k left; `ordered` of them are in order. */
+/* Samples one of the n candidates left by top-k; `ordered` of them are sorted. */
 static int32_t choose(struct hl_candidate *work, int64_t n, int64_t ordered, const hola_sampling *p, double u) {
     if (p->top_p < 1 || p->min_p > 0) n = cut_tail(work, n, p, &ordered);
     const double max = (double)work[likeliest(work, n)].logit;
@@ -105,7 +105,7 @@ static int32_t choose(struct hl_candidate *work, int64_t n, int64_t ordered, con
         u -= exp(((double)work[i].logit - max) / p->temp);
         if (u < 0) return work[i].id;
     }
-    return work[likeliest(work, n)].id; /* rounding: u was a hair below total */
+    return work[likeliest(work, n)].id; /* rounding: u was just below total */
 }
 
 int32_t hl_sample(const float *logits, int64_t vocab, const hola_sampling *p, const int32_t *recent, int64_t n_recent,
@@ -121,7 +121,7 @@ int32_t hl_sample(const float *logits, int64_t vocab, const hola_sampling *p, co
     return choose(work, n, ordered, p, u);
 }
 
-/* A penalty over 1 lowers the last tokens, so that others may come among the n best: at most one for each of them. */
+/* A penalty over 1 lowers recent tokens, so that others may move into the top n: at most one for each. */
 int64_t hl_sample_needs(const hola_sampling *p) {
     const int64_t n = p->temp == 0 ? 1 : p->top_k;
     if (n == 0 || p->repeat_penalty < 1) return 0;

@@ -1,4 +1,4 @@
-/* save.c -- a model's directory, written: floats of one type, or codes for the large matrices. */
+/* save.c -- writes a model directory: floats of one type, or codes for the large matrices. */
 #include "core/file.h"
 #include "model/config.h"
 #include "model/model.h"
@@ -39,14 +39,14 @@ hola_status hl_model_make_codes(const hola_model *m, hola_dtype dtype, struct hl
 
 /* ---- the files of a directory ---- */
 
-/* What goes into a file: an entry for each tensor, two for one stored as codes. */
+/* The contents of a file: one entry per tensor, two for one stored as codes. */
 struct contents {
     const hola_model *m;
     hola_dtype dtype;
     int64_t n;
     struct hl_st_entry *entry;
-    struct hl_quant *codes;           /* [params.n], those made for this file */
-    char (*name)[HL_QUANT_FILE_NAME]; /* [params.n], of scales */
+    struct hl_quant *codes;           /* [params.n], those created for this file */
+    char (*name)[HL_QUANT_FILE_NAME]; /* [params.n], names of scales */
 };
 
 static hola_status fill(struct contents *c) {
@@ -79,7 +79,7 @@ static hola_status save_rows(const hola_model *m, const char *dir, hola_dtype dt
     if (!weights || !cfg || !c.entry || !c.codes || !c.name) s = hl_fail(HOLA_ENOMEM, "%s: no memory to save", dir);
     if (s == HOLA_OK) s = fill(&c);
     if (s == HOLA_OK) s = hl_st_write(weights, c.entry, c.n, NULL);
-    /* the config last: a directory with one is complete */
+    /* the config is written last: a directory that has one is complete */
     if (s == HOLA_OK) s = hl_write_file(cfg, config, (int64_t)strlen(config));
     for (size_t i = 0; c.codes && i < n; i++) hl_quant_file_free(&c.codes[i]);
     free(weights);
@@ -100,7 +100,7 @@ static hola_status save_directory(const hola_model *m, void *ctx) {
 }
 
 hola_status hl_model_save_with(const hola_model *m, hola_status (*save)(const hola_model *m, void *ctx), void *ctx) {
-    hola_model *w = (hola_model *)m; /* only its form changes, under the lock */
+    hola_model *w = (hola_model *)m; /* only the form of the weights changes, under the lock */
     pthread_mutex_lock(&w->lock);
     const bool had_rows = w->rows != NULL;
     hola_status s = hl_model_need_rows(w);
@@ -116,7 +116,7 @@ hola_status hl_model_save_with(const hola_model *m, hola_status (*save)(const ho
 hola_status hl_model_saved_config(const hola_model *m, hola_dtype dtype, char **out) {
     *out = NULL;
     if ((unsigned)dtype >= HOLA_DTYPE_COUNT) return hl_fail(HOLA_EINVAL, "dtype: %d is unknown", (int)dtype);
-    /* beside codes, the type of everything else */
+    /* type of everything not stored as codes */
     const hola_dtype others = hl_is_quant(dtype) ? m->stored[m->params.final_norm] : dtype;
     return hl_config_text(&m->cfg, m->config_text, others, out);
 }

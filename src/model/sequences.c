@@ -42,12 +42,12 @@ hola_status hl_sequence_copy(const struct hl_sequences *q, int64_t to, int64_t f
     return HOLA_OK;
 }
 
-/* One pass: pieces of several feeds side by side. */
+/* One pass: pieces of several feeds. */
 struct pass {
     int64_t n, rows;
     struct hl_seg *seg;
     char *const **pages;  /* [n] */
-    int64_t *feed, *from; /* [n]: of which feed, from which of its tokens on */
+    int64_t *feed, *from; /* [n]: which feed, and its first token */
     int32_t *ids, *next;  /* [rows] */
 };
 
@@ -71,7 +71,7 @@ static void take_scores(const struct pass *p, const struct hl_feed *f, const dou
         }
 }
 
-/* Runs what was gathered; the model's lock is held. */
+/* Runs the gathered pieces; the model's lock is held. */
 static hola_status flush(struct pass *p, const struct hl_sequences *q, const struct hl_feed *f) {
     hola_model *m = q->model;
     const int64_t T = p->rows;
@@ -109,7 +109,7 @@ static hola_status run(struct pass *p, const struct hl_sequences *q, const struc
     for (int64_t i = 0; st == HOLA_OK && i < n; i++)
         for (int64_t from = 0, len; st == HOLA_OK && from < f[i].n; from += len) {
             len = hl_piece(f[i].n - from, most);
-            /* (two pieces of a sequence are never in one pass) */
+            /* (a pass never has two pieces of one sequence) */
             if (p->rows + len > most || from > 0) st = flush(p, q, f);
             if (st == HOLA_OK) add(p, q, &f[i], i, from, len);
         }

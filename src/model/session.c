@@ -1,8 +1,8 @@
-/* session.c -- one sequence: its state, a position, the last ids and logits.
+/* session.c -- one sequence: its state, position, latest ids and logits.
  *
- * Tokens go through the model in pieces of up to hl_model_rows rows, each continuing from the state that the
- * piece before left; a piece of one row is decoding. The activations belong to the model, so a session
- * is its state alone, and any number of sessions can share a pass. */
+ * Tokens go through the model in pieces of up to hl_model_rows rows, each continuing from the state left by the
+ * previous one; a piece of one row is decoding. The activations belong to the model, so a session is little more than
+ * its state, and any number of sessions can share a pass. */
 #include "model/session.h"
 #include "model/sequences.h"
 #include "core/half.h"
@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* At its beginning, but for the state, which is anything. */
+/* An empty session, with an uninitialized state. */
 static hola_status session_new(hola_session **out, hola_model *m) {
     *out = NULL;
     pthread_mutex_lock(&m->lock);
@@ -100,8 +100,8 @@ void hl_session_advanced(hola_session *y, const int32_t *ids, int64_t n, bool be
     w->pos += n;
 }
 
-/* The model's lock is held. The pass leaves the normed stream of all rows in m->infer.lastn; logits: how many
- * rows' logits will be read. */
+/* The model's lock is held. The pass leaves the normalized stream of all rows in m->infer.lastn; logits: how many rows'
+ * logits will be read. */
 static hola_status run(hola_model *m, struct hl_rows *rows, const int32_t *ids, int64_t logits) {
     hola_status s = hl_model_need_panels(m);
     if (s == HOLA_OK) s = hl_activations_reserve(&m->infer, &m->cfg, rows, logits);
@@ -144,9 +144,9 @@ hola_status hl_session_report(hola_session *y, int64_t done, int64_t total) {
     return hl_fail(HOLA_ECANCELLED, "cancelled after %lld of %lld tokens", (long long)done, (long long)total);
 }
 
-/* What happens after the tokens of a piece went in: row `row` of the call's n is the piece's first. */
+/* What to do after a piece was fed: row `row` of the call's n is the piece's first. */
 struct feeding {
-    int64_t logits; /* rows whose logits are read: 0, 1 (the call's last), or n: all */
+    int64_t logits; /* rows whose logits are needed: 0, 1 (the call's last), or n: all */
     float *out;     /* [logits][vocab] */
     const int32_t *next;
     double *logprobs; /* [n]; NULL: not scored */
@@ -162,7 +162,7 @@ static void read_piece(hola_model *m, const struct feeding *f, int64_t row, int6
     else if (f->logits && row + len == n) hl_session_read_logits(m, len - 1, 1, f->out);
 }
 
-/* Piece by piece; the lock is free between two of them, so that other sessions get their turn. */
+/* Feeds piece by piece; the lock is released between pieces, so that other sessions get their turn. */
 static hola_status feed_rows(hola_session *y, const int32_t *ids, int64_t n, const struct feeding *f) {
     hola_model *m = y->model;
     const int64_t feed = hl_model_rows(m);
@@ -256,14 +256,14 @@ hola_status hl_sessions_feed(hola_session *const *y, const struct hl_ids *ids, i
     }
     if (s == HOLA_OK) {
         s = hl_sequences_run(&(struct hl_sequences){m, sequence, n}, feed, n);
-        for (int64_t i = 0; i < n; i++) /* as far as it came */
+        for (int64_t i = 0; i < n; i++) /* up to where it got */
             hl_session_advanced(y[i], ids[i].data, sequence[i].pos - y[i]->now.at.pos, true);
     }
     free(sequence), free(feed);
     return s == HOLA_OK ? hl_session_keep_logits(y, n, logits) : s;
 }
 
-/* ---- the next token: the chance comes from (seed, position), so it needs no state ---- */
+/* ---- the next token: randomness is a function of (seed, position), so it needs no state ---- */
 
 enum { STREAM = 0x73616d70 };
 

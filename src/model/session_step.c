@@ -1,13 +1,14 @@
-/* session_step.c -- a token of each of several sessions in one pass, or a few of one session, and what follows each.
+/* session_step.c -- one token for each of several sessions in one pass, or a few tokens of one session, and sampling
+ * after each.
  *
- * There are three ways through the model (enum hl_decode_way). Sampling needs few of the logits (model/sample.h): the
- * backend finds the largest ones, and only they come to the host. */
+ * There are three ways through the model (enum hl_decode_way). Sampling needs only a few logits (model/sample.h): the
+ * backend finds the largest ones, and only those are copied to the host. */
 #include "core/half.h"
 #include "model/session.h"
 #include <stdlib.h>
 #include <string.h>
 
-/* pos: tokens up to and with the one whose logits these are */
+/* pos: number of tokens up to and including the one before these logits */
 static hola_status not_finite(int64_t pos) {
     return hl_fail(HOLA_ENUMERIC, "the logits after token %lld are not finite", (long long)pos - 1);
 }
@@ -20,9 +21,9 @@ static bool all_finite(const float *x, int64_t n) {
 
 struct keeping {
     hola_session *const *y;
-    float *logits; /* [sessions][vocab_size]; of one session: may be where it keeps them */
+    float *logits; /* [sessions][vocab_size]; for one session: may be its own buffer */
 };
-/* Logits [from, to) of session i; all of them are kept in parts, the first ones first. */
+/* Logits [from, to) of session i; they arrive in parts, in order. */
 static void keep_part(void *ctx, int64_t i, int64_t from, int64_t to) {
     const struct keeping *k = ctx;
     hola_session *y = k->y[i];
@@ -37,7 +38,7 @@ static void keep_one(void *ctx, int64_t i, int worker) {
     (void)worker;
     keep_part(ctx, i, 0, k->y[i]->model->cfg.vocab_size);
 }
-/* All parts are kept. */
+/* Called when all parts have been stored. */
 static hola_status check_kept(hola_session *const *y, int64_t n) {
     for (int64_t i = 0; i < n; i++) y[i]->now.at.has_logits = !y[i]->not_finite;
     for (int64_t i = 0; i < n; i++)
@@ -49,7 +50,7 @@ hola_status hl_session_keep_logits(hola_session *const *y, int64_t n, const floa
     hl_pool_run(y[0]->model->backend->pool, n, keep_one, &k);
     return check_kept(y, n);
 }
-/* A row that has come, in memory that will be used again: to its caller, and from there it is kept. */
+/* Copies a row from a buffer that will be reused to its caller, and stores it from there. */
 static void take_row(void *ctx, int64_t i, const void *row) {
     const struct keeping *k = ctx;
     const int64_t vocab = k->y[i]->model->cfg.vocab_size;
@@ -57,16 +58,16 @@ static void take_row(void *ctx, int64_t i, const void *row) {
     keep_part(ctx, i, 0, vocab);
 }
 
-/* What is wanted of a step beside the states: logits, or the k largest of each session, or neither. */
+/* Results of a step besides the states: logits, the k largest of each session, or neither. */
 struct want {
     float *logits;            /* NULL: none */
-    struct keeping keep;      /* whose they are */
-    bool kept;                /* the sessions have them */
+    struct keeping keep;      /* where to store them */
+    bool kept;                /* the sessions already have them */
     int64_t k;                /* 0: none */
     struct hl_candidate *top; /* [sessions][k], on the host */
 };
 
-/* Room for n candidates, where the backend's arrays are. */
+/* Makes room for n candidates in backend memory. */
 static hola_status need_candidates(hola_model *m, int64_t n) {
     if (n <= m->candidates_room) return HOLA_OK;
     if (m->candidates) hl_release(m->backend, m->candidates);
@@ -85,14 +86,14 @@ static void fetch_candidates(hola_model *m, int64_t n, struct want *w) {
     hl_get(m->backend, w->top, m->candidates, n * w->k * (int64_t)sizeof *w->top);
 }
 
-/* Buffers for a step of these rows. Logits are reals, which take the place of up to two activations. */
+/* Buffers for a step of these rows. Logits are reals, up to twice the size of activations. */
 static hola_status reserve(hola_model *m, struct hl_rows *rows, const struct want *w) {
     const bool logits = w->logits || w->k;
     hola_status s = hl_activations_reserve(&m->infer, &m->cfg, rows, logits ? 2 * rows->T : 0);
     return s == HOLA_OK && w->k ? need_candidates(m, rows->T * w->k) : s;
 }
 
-/* HL_BY_ONE_KERNEL; false: the device refused. Logits, or the largest one, are here before the kernel has ended. */
+/* HL_BY_ONE_KERNEL; false: the device refused. Logits, or the largest one, arrive before the kernel has ended. */
 static bool step_one(hola_model *m, struct hl_rows *rows, struct hl_decode d, const int32_t *ids, struct want *w,
                      hola_status *s) {
     bool refused = false;
@@ -113,8 +114,8 @@ static bool step_one(hola_model *m, struct hl_rows *rows, struct hl_decode d, co
     return true;
 }
 
-/* HL_BY_OPS and HL_BY_BATCH: all rows through the model, to logits where there is room for all of them, to
- * candidates where they are wanted. */
+/* HL_BY_OPS and HL_BY_BATCH: runs all rows through the model, to logits if there is room for all of them, to candidates
+ * if wanted. */
 static void run_rows(hola_model *m, struct hl_rows *rows, const int32_t *ids, bool room, const struct hl_decode *batch,
                      int64_t k) {
     bool refused = !batch;
@@ -130,7 +131,7 @@ static void run_rows(hola_model *m, struct hl_rows *rows, const int32_t *ids, bo
     if (k) find_candidates(m, rows->T, k);
 }
 
-/* room: all of them are in m->infer.logits. */
+/* room: all logits are in m->infer.logits. */
 static void fetch_logits(hola_model *m, int64_t n, bool room, struct want *w) {
     const int64_t each = m->cfg.vocab_size * (int64_t)sizeof(real);
     if (room && m->backend->storage.stream_rows && sizeof(real) == sizeof(float))
@@ -139,7 +140,7 @@ static void fetch_logits(hola_model *m, int64_t n, bool room, struct want *w) {
     if (!room) hl_session_read_logits(m, 0, n, w->logits);
 }
 
-/* One row each, of sessions: the same work every time, so that a device may replay it. Or some rows of one session. */
+/* One row per session: always the same work, so that a device can replay it. Or several rows of one session. */
 static hola_status step_rows(hola_model *m, struct hl_rows *rows, const int32_t *ids, struct want *w) {
     const int64_t n = rows->T;
     const bool steps = rows->n == n;
@@ -211,9 +212,9 @@ hola_status hola_session_step(hola_session *const *y, int64_t n, const int32_t *
     return w.kept ? check_kept(y, n) : hl_session_keep_logits(y, n, logits);
 }
 
-/* ---- with a choice ---- */
+/* ---- with sampling ---- */
 
-/* From the largest logits alone. */
+/* From only the largest logits. */
 static hola_status step_few(hola_session *const *y, int64_t n, const int32_t *ids, const hola_sampling *p, int64_t k,
                             int32_t *next) {
     struct want w = {.k = k, .top = malloc((size_t)(n * k) * sizeof *w.top)};
@@ -232,7 +233,7 @@ static hola_status step_few(hola_session *const *y, int64_t n, const int32_t *id
     return s == HOLA_OK && bad >= 0 ? not_finite(y[bad]->now.at.pos) : s;
 }
 
-/* How many of the largest logits the choice after each of n rows needs; 0: all. */
+/* How many of the largest logits sampling needs after each of n rows; 0: all. */
 static int64_t few(const hola_model *m, int64_t n, const hola_sampling *p) {
     const int64_t vocab = m->cfg.vocab_size, needs = hl_sample_needs(p), k = needs < vocab ? needs : vocab;
     return k <= HL_TOPK_MOST && 2 * n <= m->backend->xent_rows ? k : 0;
@@ -262,9 +263,9 @@ hola_status hola_session_step_sample(hola_session *const *y, int64_t n, const in
     return s;
 }
 
-/* ---- some tokens of one session, with a choice after each ---- */
+/* ---- several tokens of one session, sampling after each ---- */
 
-/* The ids that a choice may have to know: those before a pass, then the pass's own. */
+/* Ids that sampling may need: those before a pass, then the pass's own. */
 struct seen {
     int64_t n;
     int32_t id[HOLA_RECENT + HL_STEP_ROWS];
@@ -275,7 +276,7 @@ static struct seen seen_before(const hola_session *y, const int32_t *ids, int64_
     memcpy(x.id + x.n, ids, (size_t)n * sizeof *ids);
     return x;
 }
-/* Those up to row i of the pass, as many as the penalty looks at. */
+/* The ids up to row i of the pass, as many as the penalty covers. */
 static const int32_t *seen_at(const struct seen *x, int64_t i, const hola_sampling *p, int64_t *n) {
     const int64_t all = x->n + i + 1;
     *n = all < p->repeat_last_n ? all : p->repeat_last_n;

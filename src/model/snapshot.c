@@ -1,8 +1,7 @@
-/* snapshot.c -- a session as a file; docs/format.md has its bytes.
+/* snapshot.c -- sessions as files; docs/format.md describes the bytes.
  *
- * A header of 128 bytes, the last ids, the last logits, then every layer's numbers without the padding they have
- * in memory. Scores of the exact memory stay floats and its positions integers in any type, so that evictions
- * go on as they would have. */
+ * A header of 128 bytes, the latest ids, the latest logits, then every layer's numbers without padding. Scores of the
+ * exact memory are always stored as floats and positions as integers, so that later evictions are the same. */
 #include "core/file.h"
 #include "core/half.h"
 #include "core/hash.h"
@@ -44,7 +43,7 @@ uint64_t hl_snapshot_sum(const char *data, int64_t size) {
 struct copy {
     hola_dtype dtype;
     bool half;  /* activations are bf16 */
-    char *file; /* where the next part lies */
+    char *file; /* where the next part goes */
     int64_t pos;
 };
 
@@ -70,7 +69,7 @@ static bool put_part(void *ctx, const struct hl_state_part *part, void *at, int6
     return !wrong;
 }
 
-/* The whole file in memory, without the state. */
+/* Allocates the whole file in memory and fills everything but the state. */
 static hola_status open_file(const hola_session *y, const char *path, hola_dtype dtype, char **out, int64_t *size) {
     hola_model *m = y->model;
     uint64_t model;
@@ -111,7 +110,7 @@ static void free_host_state(struct hl_state *s) {
     free(s->page);
     free(s->fixed);
 }
-/* The session's state on the host: itself, or a copy that is the caller's to free. */
+/* The session's state on the host: the state itself, or a copy that the caller frees. */
 static hola_status state_here(const hola_session *y, struct hl_state *state, const char *path) {
     hola_model *m = y->model;
     *state = y->now.state;
@@ -175,7 +174,7 @@ static bool get_part(void *ctx, const struct hl_state_part *part, void *at, int6
     const int64_t closed = part->block > 0 ? c->pos - c->pos % part->block : c->pos;
     uint32_t wrong = 0;
     if (kind == HL_STATE_POSITION) memcpy(at, c->file, (size_t)n * 8);
-    for (int64_t i = 0; kind == HL_STATE_POSITION && i < n && i < closed; i++) /* those that are filled */
+    for (int64_t i = 0; kind == HL_STATE_POSITION && i < n && i < closed; i++) /* number of filled positions */
         wrong |= position[i] < 0 || position[i] >= closed;
     for (int64_t i = 0; kind != HL_STATE_POSITION && i < n; i++) {
         uint16_t half = 0;
@@ -193,7 +192,7 @@ static bool get_part(void *ctx, const struct hl_state_part *part, void *at, int6
     return !wrong;
 }
 
-/* That the file is whole, as it was written, and of this model. */
+/* Checks that the file is complete, undamaged, and of this model. */
 static hola_status check_header(hola_model *m, const struct header *h, const char *data, int64_t size,
                                 const char *path) {
     uint64_t model;
@@ -254,7 +253,7 @@ hola_status hl_snapshot_parse(hola_session *y, const char *data, int64_t size, c
     if (s == HOLA_OK) s = hl_state_reserve(&y->now.state, &m->state, m->backend, h.pos);
     if (s == HOLA_OK) {
         const struct hl_state pages = y->now.state;
-        y->now.state.pages = 0; /* the reset is to leave them */
+        y->now.state.pages = 0; /* the reset must not free them */
         hola_session_reset(y);
         y->now.state = pages;
         y->now.at = w;

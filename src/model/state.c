@@ -16,7 +16,8 @@ static int64_t part_bytes(const struct hl_state_layout *y, const struct hl_state
     return lines(tokens * p->count * number_size(y, p->kind));
 }
 
-/* The end of the run of parts from i on that lie head by head as one record; a part without heads is alone. */
+/* The end of the run of parts starting at i that are stored head by head as one record; a part without heads is a run
+ * by itself. */
 static int record_end(const struct hl_state_layout *y, int i) {
     int end = i + 1;
     while (y->part[i].heads > 0 && end < y->n && y->part[end].heads == y->part[i].heads) end++;
@@ -55,14 +56,14 @@ int64_t hl_state_size(const struct hl_state_layout *y, int64_t pos) {
 
 double hl_state_traffic(const struct hl_state_layout *y, int64_t pos) {
     double bytes = 0, kept = 0;
-    for (int i = 0; i < y->n; i++) /* rows kept: as many as there are positions */
+    for (int i = 0; i < y->n; i++) /* kept rows: the number of positions */
         if (y->part[i].kind == HL_STATE_POSITION) kept = (double)y->part[i].count;
     for (int i = 0; i < y->n; i++) {
         const struct hl_state_part *p = &y->part[i];
         const double all = (double)(p->count * number_size(y, p->kind) * (p->heads > 0 ? p->heads : 1));
         const double block = (double)p->block;
         if (p->change == HL_GROWS) bytes += all * (double)pos;
-        else if (p->block == 0) bytes += p->kind == HL_STATE_ACT ? all : 2 * all; /* a ring is read */
+        else if (p->block == 0) bytes += p->kind == HL_STATE_ACT ? all : 2 * all; /* a ring is only read */
         else if (p->kind == HL_STATE_ACT) bytes += all * (kept + block / 2) / (kept + block);
     }
     return bytes * (double)y->layers;
@@ -76,7 +77,7 @@ static char *take_block(struct hl_state_pool *pool) {
     pthread_mutex_unlock(&pool->lock);
     return block;
 }
-/* false: there is no place for it. */
+/* false: no room for it. */
 static bool keep_block(struct hl_state_pool *pool, char *block) {
     pthread_mutex_lock(&pool->lock);
     bool room = pool->n < pool->room;
@@ -139,7 +140,7 @@ static void copy_range(char *to, const char *from, const struct hl_state_layout 
 
 void hl_state_copy(struct hl_state *to, const struct hl_state *from, const struct hl_state_layout *y,
                    struct hl_backend *b, int64_t pos, unsigned changes) {
-    int64_t begin = 0, end = 0; /* of neighbours that are copied together */
+    int64_t begin = 0, end = 0; /* adjacent parts that are copied together */
     for (int i = 0, next; i < y->n; i = next) {
         const struct hl_state_part *p = &y->part[i];
         next = record_end(y, i);

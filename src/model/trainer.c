@@ -1,4 +1,4 @@
-/* trainer.c -- gradients and AdamW: what turns a model into a better one. */
+/* trainer.c -- gradients and AdamW. */
 #include "model/trainer.h"
 #include "model/model.h"
 #include <math.h>
@@ -8,17 +8,17 @@ struct hola_trainer {
     hola_model *model;
     hola_train_opts opt;
     struct hl_activations acts;
-    real *grads;  /* laid out as the model's rows */
-    int64_t part; /* of `ranks` equal parts of that block this trainer updates [first, first + n) */
+    real *grads;  /* laid out like the model's rows */
+    int64_t part; /* of `ranks` equal parts of that block, this trainer updates [first, first + n) */
     int64_t first, n, ranks;
     real *m, *v;                        /* [n] */
-    real *host_grads, *host_m, *host_v; /* the host's copies where the backend's arrays are not its own */
+    real *host_grads, *host_m, *host_v; /* host copies if the backend's arrays are not in host memory */
     int32_t *target;
     struct hl_seg *seg;
     int64_t seg_room, step;
     double memory_rate, memory_decay; /* hl_trainer_set_memory() */
     bool linked;
-    bool some; /* most tensors are frozen: the norm is that of the others' gradients */
+    bool some; /* most tensors are frozen: the norm covers only the trained ones */
 };
 
 static hola_status check_opts(const hola_train_opts *o) {
@@ -60,7 +60,7 @@ hola_status hola_trainer_new(hola_trainer **out, hola_model *model, const hola_t
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 struct hl_fp8_sizes hl_trainer_fp8_sizes(const hola_model *m, int64_t tokens) {
     struct hl_fp8_sizes s = {.tokens = tokens};
-    int64_t last = -2, row = 0; /* of neighbours, which a device may multiply as one: their rows */
+    int64_t last = -2, row = 0; /* rows of adjacent weights, which a device may multiply as one */
     for (int64_t i = 0; i < m->params.n; i++) {
         const struct hl_tensor *t = &m->params.tensor[i];
         if (!hl_model_takes_fp8(&m->params, i)) continue;
@@ -116,7 +116,7 @@ hola_status hl_trainer_new_part(hola_trainer **out, hola_model *model, const hol
         t->some |= !model->params.tensor[i].trained && !model->params.tensor[i].memory;
     t->acts = (struct hl_activations){.pass = HL_TRAIN, .backend = model->backend, .recompute = o.recompute};
     t->ranks = ranks;
-    t->part = ((total + ranks - 1) / ranks + 15) / 16 * 16; /* parts begin on 64 bytes */
+    t->part = ((total + ranks - 1) / ranks + 15) / 16 * 16; /* parts are 64-byte aligned */
     t->first = rank * t->part < total ? rank * t->part : total;
     t->n = total - t->first < t->part ? total - t->first : t->part;
     t->grads = zeros(model, t->part * ranks);
@@ -147,7 +147,7 @@ void hola_trainer_free(hola_trainer *t) {
     hl_release(m->backend, t->v);
     if (m->fp8) m->backend->fp8->close(m->backend);
     m->fp8 = false;
-    if (m->ahead) hl_model_need_rows(m); /* what was trained outlives the trainer */
+    if (m->ahead) hl_model_need_rows(m); /* the trained weights outlive the trainer */
     hl_model_drop_master(m);
     m->training = false;
     free(t->host_grads);
@@ -158,7 +158,7 @@ void hola_trainer_free(hola_trainer *t) {
     free(t);
 }
 
-/* Turns the documents into segments and targets; counts the targets. mask: only these tokens are targets. */
+/* Converts documents to segments and targets; counts the targets. mask: only these tokens are targets. */
 static hola_status lay_out(hola_trainer *t, const int32_t *ids, int64_t n, const int64_t *starts, int64_t n_starts,
                            const uint8_t *mask, struct hl_rows *rows, int64_t *targets) {
     const int64_t zero = 0;
@@ -189,7 +189,7 @@ static hola_status lay_out(hola_trainer *t, const int32_t *ids, int64_t n, const
     return HOLA_OK;
 }
 
-enum { LANES = 8 }; /* sums of losses side by side: one would wait for itself */
+enum { LANES = 8 }; /* parallel partial sums, to break the dependency chain of additions */
 static hola_status run(hola_trainer *t, const int32_t *ids, int64_t n, const int64_t *starts, int64_t n_starts,
                        const uint8_t *mask, double weight, bool backward, double *loss_sum, int64_t *targets) {
     hola_model *m = t->model;
@@ -208,7 +208,7 @@ static hola_status run(hola_trainer *t, const int32_t *ids, int64_t n, const int
     const double *nll = hl_activations_nll(&t->acts, n);
     s = hl_finish(m->backend);
     if (s != HOLA_OK) return s;
-    for (int64_t i = 0; i < n; i++) lane[i % LANES] += nll[i]; /* a device waits for this */
+    for (int64_t i = 0; i < n; i++) lane[i % LANES] += nll[i]; /* the device is idle meanwhile */
     for (int i = 0; i < LANES; i++) sum += lane[i];
     if (loss_sum) *loss_sum = sum;
     if (targets) *targets = count;
@@ -298,7 +298,7 @@ struct hl_trainer_view hl_trainer_view(const hola_trainer *t) {
 
 void hl_trainer_set_updates(hola_trainer *t, int64_t updates) { t->step = updates; }
 
-/* ---- ranks whose devices talk to each other ---- */
+/* ---- ranks whose devices communicate directly ---- */
 
 hola_status hl_trainer_link(hola_trainer *t, int rank, void (*broadcast)(void *, int64_t bytes)) {
     if (!t->model->backend->collectives) return hl_fail(HOLA_ENOTSUP, "this backend has no link between ranks");
@@ -332,13 +332,12 @@ void hl_trainer_set_memory(hola_trainer *t, double rate, double decay) {
     t->memory_rate = rate, t->memory_decay = decay;
 }
 
-/* Successive tensors that are trained in the same way, as far as they lie in our part; a frozen one (tau) lies between
- * two runs. */
+/* Consecutive tensors with the same training settings, within our part; a frozen one (tau) separates two runs. */
 struct run_of {
     int64_t from, n; /* in reals */
     bool memory;
 };
-/* The first run from tensor *i on that is not empty; moves *i past it. False: no more. */
+/* The first non-empty run from tensor *i; moves *i past it. False: none left. */
 static bool next_run(const hola_trainer *t, int64_t *i, struct run_of *out) {
     const struct hl_params *p = &t->model->params;
     const bool own = t->memory_rate != 1 || t->memory_decay >= 0;

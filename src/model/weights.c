@@ -1,4 +1,4 @@
-/* weights.c -- a model's weights in the forms that files, inference and training want (model.h). */
+/* weights.c -- converts a model's weights between the forms for files, inference and training (model.h). */
 #include "core/half.h"
 #include "core/process.h"
 #include "model/model.h"
@@ -31,7 +31,7 @@ const real *hl_model_vector(const hola_model *m, enum hl_pass pass, int64_t i) {
 
 /* ---- rows ---- */
 
-/* Panels back to rows, to the bit. */
+/* Panels back to rows, bit for bit. */
 static void unpack(const struct hl_weight *w, real *out) {
     for (int64_t i = 0; i < w->rows; i++)
         for (int64_t j = 0; j < w->cols; j++) *out++ = hl_weight_at(w, i, j);
@@ -77,7 +77,7 @@ static int64_t packed_bytes(const hola_model *m, int64_t i) {
                                   : t->count * m->backend->act_size);
 }
 
-/* n reals of the host as activations of a device */
+/* n host reals to a device as activations */
 static hola_status put_acts(const hola_model *m, void *to, const real *from, int64_t n) {
     enum { PIECE = 1 << 20 };
     if (m->backend->act_size == (int64_t)sizeof(real)) {
@@ -97,7 +97,7 @@ static hola_status put_acts(const hola_model *m, void *to, const real *from, int
     return s;
 }
 
-/* A matrix as panels, on the host. */
+/* Packs a matrix as panels, on the host. */
 static void pack_matrix(void *ctx, int64_t i, int worker) {
     const hola_model *m = ctx;
     const struct hl_weight *w = &m->weight[i];
@@ -108,7 +108,7 @@ static void pack_matrix(void *ctx, int64_t i, int worker) {
     else hl_panel_pack(to, w->dtype, m->rows + m->params.tensor[i].offset, w->rows, w->cols);
 }
 
-/* Where tensor i is and in which form; filled at once, except for panels. */
+/* Sets location and form of tensor i; fills it at once, except for panels. */
 static hola_status place_tensor(hola_model *m, int64_t i, char *to) {
     const struct hl_tensor *t = &m->params.tensor[i];
     const real *from = m->rows + t->offset;
@@ -161,7 +161,7 @@ hola_status hl_model_need_panels(hola_model *m) {
     if (m->panels && !m->stale) return HOLA_OK;
     hola_status s = make_panels(m);
     if (s != HOLA_OK || m->training || !m->backend->host) return s;
-    free(m->rows); /* can be had again from the panels, to the bit */
+    free(m->rows); /* can be restored from the panels, bit for bit */
     m->rows = NULL;
     hl_model_drop_codes(m);
     return HOLA_OK;
@@ -173,14 +173,14 @@ hola_status hl_model_need_master(hola_model *m) {
     const int64_t n = m->params.total;
     hola_status s = hl_model_need_rows(m);
     if (s != HOLA_OK) return s;
-    for (int64_t i = 0; i < m->params.n; i++) /* what is trained from here on would not survive as codes */
+    for (int64_t i = 0; i < m->params.n; i++) /* training from here on would invalidate the codes */
         if (hl_is_quant(m->stored[i])) m->stored[i] = HOLA_F32;
     hl_model_drop_codes(m);
     if (m->backend->host) {
         m->master = m->rows;
         return HOLA_OK;
     }
-    /* a little longer, so that ranks can share it in equal parts */
+    /* slightly longer, so that ranks can split it into equal parts */
     if (!m->master) m->master = hl_alloc(m->backend, (n + HL_MASTER_SLACK) * (int64_t)sizeof(real));
     if (!m->half) m->half = hl_alloc(m->backend, (n + HL_MASTER_SLACK) * m->backend->act_size);
     if (!m->master || !m->half) {

@@ -1,4 +1,4 @@
-/* api_answer.c -- what comes of a generation, at once or as a stream of server-sent events. */
+/* api_answer.c -- the response to a generation, whole or as a stream of server-sent events. */
 #define _GNU_SOURCE
 #include "core/json.h"
 #include "serve/server_internal.h"
@@ -10,9 +10,9 @@
 
 static const char *const finishes[] = {NULL, "stop", "length"};
 
-/* ---- tokens in words ---- */
+/* ---- tokens as text ---- */
 
-/* One token by itself, the same wherever it stands: its text, or its bytes where they are no text, or its name. */
+/* The text of one token, independent of context; its bytes if they are not valid text; or its name. */
 json_t *hl_piece_text(const struct hl_server *s, int32_t id) {
     const hola_tokenizer *t = s->o.tokenizer;
     const int32_t both[2] = {s->context, id};
@@ -25,7 +25,7 @@ json_t *hl_piece_text(const struct hl_server *s, int32_t id) {
     json_t *out = NULL;
     if (hola_tokenizer_decode(t, both, 1, &one, &n) == HOLA_OK &&
         hola_tokenizer_decode(t, both, 2, &two, &m) == HOLA_OK && m >= n) {
-        out = json_stringn(two + n, (size_t)(m - n)); /* NULL where it is no UTF-8 */
+        out = json_stringn(two + n, (size_t)(m - n)); /* NULL if it is not valid UTF-8 */
         struct hl_text bytes = {0};
         if (!out) hl_text_puts(&bytes, "bytes:");
         for (int64_t i = n; !out && i < m; i++) hl_text_printf(&bytes, "\\x%02x", (unsigned char)two[i]);
@@ -90,7 +90,7 @@ static void note_completion(struct hl_exchange *x, struct hl_choice *c, const st
     c->offset += length;
 }
 
-/* ---- parts of an answer ---- */
+/* ---- parts of a response ---- */
 
 static json_t *base(const struct hl_exchange *x, const char *object) {
     return json_pack("{s:s, s:s, s:I, s:s, s:s}", "id", x->name, "object", object, "created", (json_int_t)x->created,
@@ -104,7 +104,7 @@ static json_t *usage(const struct hl_exchange *x) {
                      (json_int_t)x->cached);
 }
 
-/* What the end of an answer says besides its text. */
+/* The end of a response, apart from its text. */
 static void add_ending(const struct hl_exchange *x, json_t *root, const struct hl_event *end) {
     json_object_set_new(root, "seed", json_integer((json_int_t)x->request->seed));
     if (x->request->session[0] && x->request->fork != HL_FORK_DROPPED)
@@ -131,7 +131,7 @@ static json_t *logprobs_of(struct hl_exchange *x, struct hl_choice *c) {
     return l ? l : json_pack("{s:[], s:[], s:[], s:[]}", "tokens", "token_logprobs", "top_logprobs", "text_offset");
 }
 
-/* ---- at once ---- */
+/* ---- whole ---- */
 
 static void answer_whole(struct hl_exchange *x, const struct hl_event *end) {
     json_t *root = base(x, x->chat ? "chat.completion" : "text_completion"), *choices = json_array();
@@ -174,20 +174,20 @@ static void send_raw(struct hl_exchange *x, const char *data, int64_t n) {
     if (!x->old) hl_exchange_send(x, "\r\n", 2);
 }
 
-/* The part of an event that is the same for all of a stream: up to the choice's index. */
+/* The part shared by all events of a stream: up to the choice's index. */
 static const char *head_of(struct hl_exchange *x) {
     if (x->head) return x->head;
     json_t *root = base(x, x->chat ? "chat.completion.chunk" : "text_completion");
     char *text = root ? json_dumps(root, JSON_COMPACT) : NULL;
     json_decref(root);
     if (!text) return NULL;
-    text[strlen(text) - 1] = 0; /* it goes on */
+    text[strlen(text) - 1] = 0; /* leave the object open */
     if (asprintf(&x->head, "data: %s,\"choices\":[{\"index\":", text) < 0) x->head = NULL;
     free(text);
     return x->head;
 }
 
-/* An event that is text and nothing else, as chunk() would make it: with a GPU there are 100,000 of them a second. */
+/* A text-only event, identical to what chunk() would produce: with a GPU there are 100,000 per second. */
 static bool send_text(struct hl_exchange *x, int64_t i, const struct hl_text *text) {
     struct hl_text *out = &x->server->line;
     const char *head = head_of(x);
@@ -217,7 +217,7 @@ static void send_data(struct hl_exchange *x, json_t *root) {
     free(text);
 }
 
-/* An event of a choice: new text, or its end (finish), or its role (begin). */
+/* An event of a choice: new text, its end (finish), or its role (begin). */
 static json_t *chunk(struct hl_exchange *x, int64_t i, const struct hl_text *text, bool role, enum hl_finish finish) {
     struct hl_choice *c = &x->choice[i];
     json_t *root = base(x, x->chat ? "chat.completion.chunk" : "text_completion");
@@ -243,7 +243,7 @@ static json_t *chunk(struct hl_exchange *x, int64_t i, const struct hl_text *tex
     return root;
 }
 
-/* What is certain goes out; rest: tokens without text, too. */
+/* Sends text that is final; rest: tokens without text, too. */
 static void send_fresh(struct hl_exchange *x, int64_t i, bool rest) {
     struct hl_choice *c = &x->choice[i];
     if (!c->begun && x->chat) send_data(x, chunk(x, i, NULL, true, HL_FINISH_NONE));
@@ -271,7 +271,7 @@ void hl_answer_silence(struct hl_exchange *x) {
 }
 
 static void end_stream(struct hl_exchange *x, const struct hl_event *end) {
-    if (x->request->session[0]) send_finish(x, 0, end); /* kept back for the position */
+    if (x->request->session[0]) send_finish(x, 0, end); /* was held back until the position is known */
     if (x->usage) {
         json_t *root = base(x, x->chat ? "chat.completion.chunk" : "text_completion");
         json_object_set_new(root, "choices", json_array());
@@ -341,7 +341,7 @@ static void finished(struct hl_exchange *x, struct hl_event *ev) {
 }
 
 static void ended(struct hl_exchange *x, struct hl_event *ev) {
-    x->submitted = false; /* it is ours again */
+    x->submitted = false; /* the request belongs to us again */
     if (!x->connection) {
         hl_exchange_done(x);
         return;
@@ -352,7 +352,7 @@ static void ended(struct hl_exchange *x, struct hl_event *ev) {
         return;
     }
     hl_problem_set(&x->problem, ev->error, "", "%s", ev->reason);
-    if (x->streaming) { /* too late for a status */
+    if (x->streaming) { /* too late for an HTTP status */
         send_data(x, hl_problem_json(&x->problem));
         x->server->rejected[ev->error]++;
         hl_exchange_close(x);

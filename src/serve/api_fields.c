@@ -1,4 +1,4 @@
-/* api_fields.c -- a generation's request from its JSON: every field checked, every complaint names its field. */
+/* api_fields.c -- builds a generation request from JSON: every field is checked, every error names its field. */
 #define _GNU_SOURCE
 #include "serve/server_internal.h"
 #include "tokenizer/tokenizer.h"
@@ -18,7 +18,7 @@ static const json_t *field(const json_t *root, const char *name) {
     return json_is_null(x) ? NULL : x;
 }
 
-/* A value for a message: short, one line. */
+/* A value for a message: short, on one line. */
 static const char *shown(const json_t *x, char out[64]) {
     char *text = json_dumps(x, JSON_ENCODE_ANY | JSON_COMPACT | JSON_ENSURE_ASCII);
     snprintf(out, 64, "%.50s%s", text ? text : "?", text && strlen(text) > 50 ? "..." : "");
@@ -93,9 +93,9 @@ bool hl_api_ids(const struct hl_server *s, struct hl_problem *p, const json_t *l
     return true;
 }
 
-/* ---- fields that both kinds have ---- */
+/* ---- fields of both endpoints ---- */
 
-/* What may stand there and changes nothing. */
+/* Accepted values that have no effect. */
 static bool changes_nothing(const char *name, const json_t *x, int64_t n) {
     const char *text = json_string_value(x);
     if (json_is_array(x) && json_array_size(x) == 0) return true;
@@ -252,11 +252,11 @@ static bool read_common(struct hl_exchange *x, const json_t *root) {
     r->sampling.repeat_last_n = last_n;
     uint64_t random = 0;
     if (seed < 0 && getrandom(&random, sizeof random, 0) != sizeof random) random = 0;
-    r->seed = seed < 0 ? random >> 33 : (uint64_t)seed; /* one that can be typed */
+    r->seed = seed < 0 ? random >> 33 : (uint64_t)seed; /* short enough to type */
     return true;
 }
 
-/* Room for the answers, and a name for them. */
+/* Allocates the choices and names the response. */
 static bool finish(struct hl_exchange *x) {
     struct hl_serve_request *r = x->request;
     uint64_t random = 0;
@@ -273,7 +273,7 @@ static bool finish(struct hl_exchange *x) {
     return true;
 }
 
-/* The session that it goes on with, as it stands. */
+/* Looks up the session it continues, in its current state. */
 static bool look_at_session(struct hl_exchange *x, struct hl_peek *at) {
     struct hl_serve_request *r = x->request;
     *at = (struct hl_peek){0};
@@ -354,7 +354,7 @@ bool hl_api_completion(struct hl_exchange *x, json_t *root) {
 
 /* ---- chat ---- */
 
-/* A message's content: a string, or parts of text joined by line feeds, which then lie in `store`. */
+/* A message's content: a string, or text parts joined by line feeds, stored in `store`. */
 static bool read_content(struct hl_problem *p, const json_t *content, struct hl_text *store, int64_t *begin,
                          int64_t *len) {
     *begin = store->n;

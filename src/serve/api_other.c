@@ -1,4 +1,4 @@
-/* api_other.c -- what is answered without the engine's thread: models, tokens, templates, metrics, health. */
+/* api_other.c -- requests answered without the engine's thread: models, tokens, templates, metrics, health. */
 #define _GNU_SOURCE
 #include "core/json.h"
 #include "serve/server_internal.h"
@@ -74,7 +74,7 @@ static json_t *piece(const hola_tokenizer *t, hola_detokenizer *d, int32_t id) {
     if (hola_detokenizer_add(d, id, NULL) != HOLA_OK) return json_string("");
     const char *p = hola_detokenizer_piece(d, &n);
     json_t *text = json_stringn(p, (size_t)n);
-    if (!text) { /* no UTF-8: its bytes */
+    if (!text) { /* not UTF-8: return bytes */
         text = json_array();
         for (int64_t i = 0; i < n; i++) json_array_append_new(text, json_integer((unsigned char)p[i]));
     }

@@ -1,4 +1,4 @@
-/* api_sessions.c -- /v1/sessions: an operation of the engine from a request, and an answer from its result. */
+/* api_sessions.c -- /v1/sessions: converts requests to engine operations and results to responses. */
 #define _GNU_SOURCE
 #include "core/json.h"
 #include "serve/server_internal.h"
@@ -8,16 +8,16 @@
 
 enum { METADATA_MOST = 16, METADATA_BYTES = 512, LIST_MOST = 1000 };
 
-/* ---- in ---- */
+/* ---- requests ---- */
 
-/* A value of the query, unescaped, in a copy that is yours; NULL: it is not there. */
+/* A query parameter, unescaped, as a copy that the caller frees; NULL: absent. */
 static char *query_value(const char *query, const char *name) {
     const size_t n = strlen(name);
     while (query && *query) {
         const size_t len = strcspn(query, "&");
         if (len > n && strncmp(query, name, n) == 0 && query[n] == '=') {
             char *value = strndup(query + n + 1, len - n - 1);
-            if (value && !hl_http_unescape(value)) value[0] = 1, value[1] = 0; /* what no value is */
+            if (value && !hl_http_unescape(value)) value[0] = 1, value[1] = 0; /* never a valid value */
             return value;
         }
         query += len + (query[len] == '&');
@@ -160,9 +160,9 @@ bool hl_api_session(struct hl_exchange *x, json_t *root) {
     }
 }
 
-/* ---- out ---- */
+/* ---- responses ---- */
 
-/* The pieces of consecutive ids, the first ones in their context. */
+/* The text pieces of consecutive ids, with context for the first ones. */
 static json_t *pieces(const struct hl_server *s, const int32_t *ids, int64_t n) {
     json_t *list = json_array();
     hola_detokenizer *d = NULL;
@@ -190,7 +190,7 @@ static json_t *messages(const struct hl_exchange *x) {
         int64_t len = 0, n = 0;
         int32_t *ids = malloc((size_t)(m->to - m->from + 2) * sizeof *ids);
         if (!ids) break;
-        /* behind a plain token, so that a first space stays where the message is not the first */
+        /* after an ordinary token, so that a leading space is kept if this is not the first message */
         if (m->from > 0) ids[n++] = s->context;
         for (int64_t k = m->from; k < m->to; k++)
             if (op->ids[k] < size) ids[n++] = op->ids[k];

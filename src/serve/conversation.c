@@ -108,7 +108,7 @@ bool hl_conversation_peek(struct hl_conversations *t, const char *id, struct hl_
     return c;
 }
 
-/* ---- one of them ---- */
+/* ---- one conversation ---- */
 
 void hl_conversation_forget(struct hl_conversation *c) {
     hola_session_free(c->session);

@@ -1,4 +1,4 @@
-/* engine.c -- the engine's thread: its rounds, its beginning and its end. */
+/* engine.c -- the engine's thread: main loop, startup and shutdown. */
 #define _GNU_SOURCE
 #include "core/clock.h"
 #include "serve/engine_internal.h"
@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- what is handed over and comes back ---- */
+/* ---- requests, operations and events ---- */
 
 void hl_serve_request_free(struct hl_serve_request *r) {
     if (!r) return;
@@ -22,14 +22,15 @@ void hl_serve_request_free(struct hl_serve_request *r) {
     free(r);
 }
 
-/* The reader may be slower than the engine: what it has not read is bounded, and it says when it wants more. */
+/* A reader may be slower than the engine: unread events are bounded, and the reader nudges the engine when it wants
+ * more. */
 bool hl_serve_held(struct hl_serve_request *r) {
     return atomic_load(&r->held) || atomic_load(&r->unread) >= HL_UNREAD_MOST;
 }
 
 void hl_event_free(struct hl_event *e) {
     if (!e) return;
-    struct hl_serve_request *r = e->message.kind <= HL_EVENT_TOKEN ? e->request : NULL; /* its END is yet to come */
+    struct hl_serve_request *r = e->message.kind <= HL_EVENT_TOKEN ? e->request : NULL; /* END is still to come */
     if (r && atomic_fetch_sub(&r->unread, 1) == HL_UNREAD_MOST / 2) hl_queue_nudge(r->inbox);
     free(e->top), free(e->piece), free(e->text);
     free(e);
@@ -50,7 +51,7 @@ void hl_serve_emit(struct hl_serve_request *r, struct hl_event *ev) {
 
 void hl_serve_request_fail(struct hl_serve_request *r, enum hl_error error, const char *fmt, ...) {
     va_list ap;
-    if (r->error != HL_NO_ERROR) return; /* the first one counts */
+    if (r->error != HL_NO_ERROR) return; /* only the first error counts */
     r->error = error;
     va_start(ap, fmt);
     vsnprintf(r->reason, sizeof r->reason, fmt, ap);
@@ -59,7 +60,7 @@ void hl_serve_request_fail(struct hl_serve_request *r, enum hl_error error, cons
 
 /* ---- the thread ---- */
 
-/* An answer is given as far as it goes; a prompt that was not read to its end has none. */
+/* Ends a request early: an answer is returned as far as it got; a prompt not fully read has none. */
 static void cut_short(struct hl_serve_engine *e, struct hl_serve_stream *st) {
     if (st->stage == HL_STAGE_WRITING) {
         hl_serve_stream_end(e, st, HL_FINISH_LENGTH);
@@ -69,11 +70,11 @@ static void cut_short(struct hl_serve_engine *e, struct hl_serve_stream *st) {
     hl_serve_stream_drop(e, st);
 }
 
-/* Clients that left, requests that failed, and those that waited too long. */
+/* Ends requests whose client left, which failed, or which waited too long. */
 static void sweep(struct hl_serve_engine *e) {
     const double now = hl_clock();
     for (int64_t i = e->streams - 1; i >= 0; i--) {
-        if (i >= e->streams) continue; /* others left with it */
+        if (i >= e->streams) continue; /* other streams were removed with it */
         struct hl_serve_stream *st = e->stream[i];
         struct hl_serve_request *r = st->r;
         if (r && st->c && st->c->deleted)
@@ -112,7 +113,7 @@ static void take_messages(struct hl_serve_engine *e, double wait) {
     }
 }
 
-/* Seconds until there is something to do; 0: now, negative: when somebody says so. */
+/* Seconds until there is work; 0: now, negative: until woken. */
 static double idle_time(struct hl_serve_engine *e, double due) {
     double wait = due;
     for (int64_t i = 0; i < e->streams; i++) {
@@ -149,7 +150,7 @@ static void *run(void *ctx) {
     }
     hl_serve_save_due(e, true);
     atomic_store(&e->ended, true);
-    /* whoever still asks is told */
+    /* answers remaining requests */
     return NULL;
 }
 
@@ -201,7 +202,8 @@ hola_status hl_serve_open(struct hl_serve_engine **out, const struct hl_serve_op
     if (!e) return hl_fail(HOLA_ENOMEM, "engine: no memory");
     e->o = *opt;
     e->vocab = hola_model_config(opt->model)->vocab_size;
-    opt->model->states.most = INT64_MAX; /* never more than were in use at once, which admission and cache_mem bound */
+    opt->model->states.most = INT64_MAX; /* never more than were in use at once, which is bounded by admission and
+                                          * cache_mem */
     e->last_waiting = &e->waiting;
     hl_queue_init(&e->inbox, -1);
     hl_conversations_init(&e->conversations);
@@ -238,7 +240,7 @@ void hl_serve_stop(struct hl_serve_engine *e, double drain) {
 
 bool hl_serve_ended(struct hl_serve_engine *e) { return atomic_load(&e->ended); }
 
-/* What came after the thread had ended. */
+/* Refuses messages that arrived after the thread ended. */
 static void refuse_rest(struct hl_serve_engine *e) {
     struct hl_message *m = hl_queue_take(&e->inbox, 0), *next;
     for (; m; m = next) {

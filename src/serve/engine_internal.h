@@ -1,4 +1,4 @@
-/* engine_internal.h -- what the engine's files share. All of it belongs to the engine's thread. */
+/* engine_internal.h -- shared by the engine's files. Everything here belongs to the engine's thread. */
 #ifndef HL_ENGINE_INTERNAL_H
 #define HL_ENGINE_INTERNAL_H
 #include "core/text.h"
@@ -10,64 +10,64 @@ enum { HL_READ_PIECE = HL_CHUNK, HL_SNAPSHOT_EVERY = 8192, HL_UNREAD_MOST = 512 
 enum { HL_FROM_CALLER, HL_FROM_CALLER_OP, HL_FROM_DISK, HL_FROM_STOP }; /* kinds of messages in the inbox */
 
 enum hl_stage {
-    HL_STAGE_LOADING, /* its conversation comes from the disk */
+    HL_STAGE_LOADING, /* its conversation is being loaded from disk */
     HL_STAGE_READING,
     HL_STAGE_WRITING,
-    HL_STAGE_CLOSING /* has ended; its last token is yet to be fed */
+    HL_STAGE_CLOSING /* finished, but its last token is not yet fed */
 };
-/* A sequence under way: an answer to a prompt, or a conversation that is rebuilt from its ids. */
+/* An active sequence: an answer to a prompt, or a conversation being rebuilt from its ids. */
 struct hl_serve_stream {
     struct hl_serve_request *r;     /* NULL: a rebuild */
-    struct hl_conversation *c;      /* whose turn it is; NULL: nobody's */
-    struct hl_conversation *source; /* what it begins with a copy of; NULL: nothing, or done */
-    struct hl_op *op;               /* of a rebuild: answered when it is done */
+    struct hl_conversation *c;      /* whose turn it is; NULL: no conversation */
+    struct hl_conversation *source; /* what it starts as a copy of; NULL: nothing, or done */
+    struct hl_op *op;               /* for a rebuild: answered when it is done */
     enum hl_stage stage;
     int64_t choice;
     hola_session *session; /* its own, unless it is the conversation's */
     struct hl_tape own, *tape;
     const int32_t *ids;   /* the prompt */
-    const uint8_t *calls; /* of a rebuild: the calls to be fed */
+    const uint8_t *calls; /* for a rebuild: the calls to replay */
     int64_t n, read, cached;
-    bool fresh; /* the next piece begins a call */
+    bool fresh; /* the next piece starts a new call */
     hola_detokenizer *text;
-    int32_t pending; /* chosen, not yet fed */
+    int32_t pending; /* sampled, not yet fed */
     bool has_pending;
     int64_t written, turn_begin;
-    struct hl_ids out; /* what it wrote, where a penalty looks at that */
+    struct hl_ids out; /* generated ids, if a penalty needs them */
     enum hl_finish finish;
     double came, began, read_at, last_token;
-    /* A stop string begun in a conversation's answer: the state before it, and what the text has gained since. */
+    /* A possible stop string in a conversation's answer: the state before it, and the text added since. */
     bool marked;
-    int64_t mark_position, held_back; /* bytes of the text that are not out */
+    int64_t mark_position, held_back; /* bytes of text not yet sent */
     struct hl_text since_mark;
 };
 
 struct hl_serve_engine {
     struct hl_serve_opts o;
     int64_t vocab;
-    hola_tokenizer *more; /* for texts that go on */
+    hola_tokenizer *more; /* tokenizer for continuing a text */
     pthread_t thread;
     bool started;
     struct hl_queue inbox;
     struct hl_conversations conversations;
     struct hl_prefix_cache prefixes;
     struct hl_store *store;
-    int64_t disk_jobs, n_on_disk; /* asked of the disk; conversations that are there alone */
-    struct hl_op *deferred;       /* operations that wait for the disk */
+    int64_t disk_jobs, n_on_disk; /* pending disk jobs; conversations that are only on disk */
+    struct hl_op *deferred;       /* operations waiting for the disk */
     struct hl_serve_metrics metrics;
-    struct hl_serve_stream **stream; /* [parallel + rebuilds] under way */
-    int64_t streams, room, turn;     /* turn: who reads next */
+    struct hl_serve_stream **stream; /* [parallel + rebuilds], active */
+    int64_t streams, room, turn;     /* turn: which one reads next */
     struct hl_serve_request *waiting, **last_waiting;
-    int64_t n_waiting, n_requests; /* requests that wait; all that are here */
+    int64_t n_waiting, n_requests; /* waiting requests; all requests in the engine */
     hola_session **batch;          /* these four have room for all streams */
     int32_t *ids;
     struct hl_serve_stream **who;
     float *logits;
     struct hl_candidate *work;                       /* [vocab] */
     float *adjusted;                                 /* [vocab] */
-    double per_token;                                /* seconds that reading takes, about */
-    double join_for;                                 /* seconds that sequences may take to join before the next step */
-    int64_t idle_bytes, session_cost, session_bytes; /* cost: with all that comes with the state */
+    double per_token;                                /* estimated seconds per prompt token */
+    double join_for;                                 /* seconds that sequences may spend joining before the next step */
+    int64_t idle_bytes, session_cost, session_bytes; /* session_cost: includes everything kept with the state */
     double next_save_look;
     bool stopping;
     double deadline;
@@ -75,31 +75,33 @@ struct hl_serve_engine {
 };
 
 /* engine_join.c */
-void hl_serve_accept(struct hl_serve_engine *e, struct hl_serve_request *r); /* it waits, or is refused */
-void hl_serve_admit(struct hl_serve_engine *e); /* who waits joins, as far as there is room */
-/* Its state is there, or comes from the disk and this is called again. */
+void hl_serve_accept(struct hl_serve_engine *e, struct hl_serve_request *r); /* queues it or refuses it */
+void hl_serve_admit(struct hl_serve_engine *e); /* admits waiting requests while there is room */
+/* Starts if its state is in memory; otherwise loads it from disk and is called again. */
 void hl_serve_stream_begin(struct hl_serve_engine *e, struct hl_serve_stream *st);
-void hl_serve_stream_leave(struct hl_serve_engine *e, struct hl_serve_stream *st); /* out of the list, and freed */
-bool hl_serve_held(struct hl_serve_request *r); /* its reader is behind: it is not stepped */
+void hl_serve_stream_leave(struct hl_serve_engine *e, struct hl_serve_stream *st); /* removes it from the list and frees
+                                                                                    * it */
+bool hl_serve_held(struct hl_serve_request *r); /* its reader is behind: do not step it */
 void hl_serve_emit(struct hl_serve_request *r, struct hl_event *ev);
 void hl_serve_request_fail(struct hl_serve_request *r, enum hl_error error, const char *fmt, ...) HL_PRINTF(3, 4);
 void hl_serve_request_maybe_end(struct hl_serve_engine *e,
-                                struct hl_serve_request *r); /* its END event, when nothing is left of it */
-/* A rebuild of the conversation's state joins; op (or NULL) is answered in the end. */
+                                struct hl_serve_request *r); /* sends its END event once nothing is left of it */
+/* Starts rebuilding the conversation's state; op (or NULL) is answered at the end. */
 hola_status hl_serve_rebuild(struct hl_serve_engine *e, struct hl_conversation *c, struct hl_op *op);
 
-bool hl_scores(const struct hl_serve_stream *st); /* the prompt's tokens are events, too */
-/* engine_read.c: pieces of prompts for about so many seconds, one at least */
+bool hl_scores(const struct hl_serve_stream *st); /* whether the prompt's tokens are sent as events too */
+/* engine_read.c: reads prompt pieces for about this many seconds, at least one */
 void hl_serve_read(struct hl_serve_engine *e, double seconds);
-void hl_serve_stream_snapshot(struct hl_serve_engine *e, struct hl_serve_stream *st); /* a copy for later prompts */
+void hl_serve_stream_snapshot(struct hl_serve_engine *e, struct hl_serve_stream *st); /* stores a copy for later
+                                                                                       * prompts */
 
 /* engine_write.c */
-void hl_serve_step(struct hl_serve_engine *e); /* one token for every sequence that writes */
+void hl_serve_step(struct hl_serve_engine *e); /* one token for every generating sequence */
 void hl_serve_stream_prompt_read(struct hl_serve_engine *e,
-                                 struct hl_serve_stream *st); /* logits are there: the first token */
+                                 struct hl_serve_stream *st); /* logits are ready: samples the first token */
 void hl_serve_stream_end(struct hl_serve_engine *e, struct hl_serve_stream *st, enum hl_finish finish);
 void hl_serve_stream_drop(struct hl_serve_engine *e,
-                          struct hl_serve_stream *st); /* its client is gone, or its request failed */
+                          struct hl_serve_stream *st); /* the client is gone, or its request failed */
 void hl_serve_stream_fail(struct hl_serve_engine *e, struct hl_serve_stream *st, hola_status s);
 void hl_logprobs(const float *logits, int64_t vocab, int32_t id, int n, double *logprob, struct hl_top *top);
 struct hl_event *hl_event_token(struct hl_serve_stream *st, enum hl_event_kind kind, int32_t id, const float *logits,
@@ -110,10 +112,12 @@ void hl_serve_run_op(struct hl_serve_engine *e, struct hl_op *op);
 void hl_serve_disk_reply(struct hl_serve_engine *e, struct hl_store_job *j);
 void hl_serve_save(struct hl_serve_engine *e, struct hl_conversation *c);
 void hl_serve_load(struct hl_serve_engine *e, struct hl_conversation *c);
-double hl_serve_save_due(struct hl_serve_engine *e, bool all); /* saves what is due; seconds until more is, or -1 */
-void hl_serve_idle(struct hl_serve_engine *e, struct hl_conversation *c);   /* nobody uses it: it counts, and may go */
-void hl_serve_unidle(struct hl_serve_engine *e, struct hl_conversation *c); /* somebody does */
-bool hl_serve_make_room(struct hl_serve_engine *e, int64_t bytes);          /* in the budget; false: there is none */
+double hl_serve_save_due(struct hl_serve_engine *e, bool all); /* saves what is due; seconds until the next save, or
+                                                                * -1 */
+void hl_serve_idle(struct hl_serve_engine *e, struct hl_conversation *c);   /* no longer in use: counted as idle and may
+                                                                             * be evicted */
+void hl_serve_unidle(struct hl_serve_engine *e, struct hl_conversation *c); /* in use */
+bool hl_serve_make_room(struct hl_serve_engine *e, int64_t bytes);          /* frees budget; false: not enough */
 void hl_serve_turn_ended(struct hl_serve_engine *e, struct hl_serve_stream *st);
 void hl_serve_remove_file(struct hl_serve_engine *e, const char *id);
 void hl_op_reply(struct hl_op *op, enum hl_error error, const char *fmt, ...) HL_PRINTF(3, 4);
@@ -121,27 +125,31 @@ bool hl_new_id(struct hl_serve_engine *e, char id[HL_ID_MOST + 1]);
 /* A copy of the conversation up to a position, in the table, without state; NULL: error is set. */
 struct hl_conversation *hl_conversation_copy(struct hl_serve_engine *e, const struct hl_conversation *c, const char *id,
                                              int64_t position, enum hl_error *error);
-void hl_serve_unmake(struct hl_serve_engine *e,
-                     struct hl_conversation *c); /* one that copy made, and nobody has seen */
-void hl_serve_count(struct hl_serve_engine *e);  /* the gauges */
-void hl_serve_request_end(struct hl_serve_engine *e, struct hl_serve_request *r); /* its END event */
+void hl_serve_unmake(struct hl_serve_engine *e, struct hl_conversation *c); /* drops a copy that no one has seen */
+void hl_serve_count(struct hl_serve_engine *e);                             /* updates the gauges */
+void hl_serve_request_end(struct hl_serve_engine *e, struct hl_serve_request *r); /* sends its END event */
 
-/* engine_shared.c: a folder that others share (opts.lease > 0). The disk has the truth about a session but while a
- * turn or an operation here has its lease; at its end the session is written, the lease given up, and only then is
- * the client told. */
+/* engine_shared.c: a shared folder (opts.lease > 0). The disk holds the current version of a session except while a
+ * turn or operation here holds its lease. When that ends, the session is written, the lease released, and only then the
+ * client is told. */
 bool hl_shared_peek(struct hl_serve_engine *e, const char *id, struct hl_peek *out); /* for any thread */
-struct hl_conversation *hl_shared_look(struct hl_serve_engine *e, const char *id);   /* as it is now; NULL: none */
-void hl_shared_list(struct hl_serve_engine *e);                                      /* all, as they are now */
-/* Its memory is what the disk has, or it is on the disk alone; false: its file is gone. */
+struct hl_conversation *hl_shared_look(struct hl_serve_engine *e, const char *id);   /* its current version; NULL:
+                                                                                      * none */
+void hl_shared_list(struct hl_serve_engine *e);                                      /* all sessions, current
+                                                                                      * versions */
+/* Makes memory match the disk, or leaves it on disk only; false: its file is gone. */
 bool hl_shared_refresh(struct hl_serve_engine *e, struct hl_conversation *c);
 bool hl_shared_claim(struct hl_serve_engine *e, struct hl_conversation *c, enum hl_error *error);
 bool hl_shared_lost(struct hl_serve_engine *e, const struct hl_conversation *c);
-/* What changed is written, the lease given up; ending (a request, or an operation) is told then. false: now. */
+/* Writes changes and releases the lease; ending (a request or operation) is answered after that. false: answer now. */
 bool hl_shared_commit(struct hl_serve_engine *e, struct hl_conversation *c, void *ending, bool is_op);
 void hl_shared_committed(struct hl_serve_engine *e, struct hl_conversation *c, struct hl_store_job *j);
-void hl_shared_fail(struct hl_serve_engine *e, const struct hl_conversation *c, struct hl_serve_request *r); /* lost */
+void hl_shared_fail(struct hl_serve_engine *e, const struct hl_conversation *c, struct hl_serve_request *r); /* the
+                                                                                                              * lease
+                                                                                                              * was
+                                                                                                              * lost */
 void hl_shared_release(struct hl_serve_engine *e, struct hl_conversation *c);
-bool hl_shared_settle(struct hl_op *op); /* of an operation with a claim; true: it is answered later */
-void hl_shared_drop(struct hl_serve_engine *e, struct hl_conversation *c); /* it is gone from the folder */
+bool hl_shared_settle(struct hl_op *op); /* for an operation that needs a lease; true: it is answered later */
+void hl_shared_drop(struct hl_serve_engine *e, struct hl_conversation *c); /* removed from the folder */
 
 #endif

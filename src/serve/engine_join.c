@@ -1,4 +1,4 @@
-/* engine_join.c -- requests that come, wait, join and leave. */
+/* engine_join.c -- requests arriving, waiting, joining and leaving. */
 #define _GNU_SOURCE
 #include "core/clock.h"
 #include "serve/engine_internal.h"
@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- a request comes, and goes ---- */
+/* ---- arrival and completion ---- */
 
 static bool all_begun(const struct hl_serve_request *r) { return r->begun == r->prompts * r->n; }
 
@@ -20,19 +20,19 @@ void hl_serve_request_maybe_end(struct hl_serve_engine *e, struct hl_serve_reque
     if (r->live > 0 || (!all_begun(r) && r->error == HL_NO_ERROR && !atomic_load(&r->cancelled))) return;
     struct hl_serve_request **at = &e->waiting;
     while (*at && *at != r) at = &(*at)->next;
-    if (*at) { /* it waits, in part */
+    if (*at) { /* some of its sequences are still waiting */
         *at = r->next;
         if (e->last_waiting == &r->next) e->last_waiting = at;
         e->n_waiting--;
     }
-    /* in a shared folder its client is told once the turn is on the disk */
+    /* shared folder: the client is told once the turn is on disk */
     if (r->conversation && r->conversation->token[0] && hl_shared_commit(e, r->conversation, r, false)) return;
     hl_serve_request_end(e, r);
 }
 
 void hl_serve_request_end(struct hl_serve_engine *e, struct hl_serve_request *r) {
     struct hl_event *ev = calloc(1, sizeof *ev);
-    HL_ASSERT(ev); /* nobody could be told of it */
+    HL_ASSERT(ev); /* the client could not be told otherwise */
     ev->message.kind = HL_EVENT_END;
     ev->error = r->error;
     memcpy(ev->reason, r->reason, sizeof ev->reason);
@@ -54,7 +54,7 @@ void hl_serve_request_end(struct hl_serve_engine *e, struct hl_serve_request *r)
     hl_serve_emit(r, ev);
 }
 
-/* The conversation that it goes on with, or copies. */
+/* Finds the conversation it continues or copies. */
 static void accept_turn(struct hl_serve_engine *e, struct hl_serve_request *r) {
     const bool shared = e->o.lease > 0;
     struct hl_conversation *c =
@@ -161,10 +161,10 @@ void hl_serve_stream_leave(struct hl_serve_engine *e, struct hl_serve_stream *st
     free(st);
 }
 
-/* The state that a sequence begins with, from nothing or from the deepest snapshot. */
+/* The initial state of a sequence: empty, or from the deepest snapshot. */
 static hola_status from_prefix(struct hl_serve_engine *e, struct hl_serve_stream *st, bool reuse) {
     const struct hl_prefix_point *p = reuse ? hl_prefix_find(&e->prefixes, st->ids, st->calls, st->n) : NULL;
-    if (p && st->calls) { /* in the middle of a call a cut may not leave a few tokens of it (hl_piece) */
+    if (p && st->calls) { /* within a call, a split must not leave only a few of its tokens (hl_piece) */
         int64_t end = p->tape.n;
         while (end < st->n && !st->calls[end]) end++;
         if (end - p->tape.n > 0 && end - p->tape.n <= HL_FEW) p = NULL;
@@ -173,7 +173,7 @@ static hola_status from_prefix(struct hl_serve_engine *e, struct hl_serve_stream
     hola_status s = hola_session_clone(&st->session, p->session);
     if (s != HOLA_OK) return s;
     st->read = st->cached = p->tape.n;
-    if (st->tape != &st->own) return HOLA_OK; /* a rebuild has its tape */
+    if (st->tape != &st->own) return HOLA_OK; /* a rebuild already has its tape */
     s = hl_tape_room(&st->own, p->tape.n);
     if (s == HOLA_OK) memcpy(st->own.ids, p->tape.ids, (size_t)p->tape.n * sizeof *p->tape.ids);
     if (s == HOLA_OK) memcpy(st->own.begins, p->tape.begins, (size_t)p->tape.n);
@@ -181,12 +181,12 @@ static hola_status from_prefix(struct hl_serve_engine *e, struct hl_serve_stream
     return s;
 }
 
-/* A copy of st->source, which is in memory. */
+/* Copies st->source, which is in memory. */
 static hola_status from_source(struct hl_serve_engine *e, struct hl_serve_stream *st) {
     struct hl_conversation *c = st->source, *to = st->c;
     hola_status s =
         c->session ? hola_session_clone(&st->session, c->session) : hola_session_new(&st->session, e->o.model);
-    if (s == HOLA_OK && to) { /* kept */
+    if (s == HOLA_OK && to) { /* stays in the table */
         s = hl_tape_copy(&to->tape, &c->tape, c->tape.n);
         for (int64_t i = 0; s == HOLA_OK && i < c->spans.n; i++) s = hl_message_spans_add(&to->spans, c->spans.span[i]);
         to->turns = c->turns;
@@ -202,7 +202,7 @@ static hola_status from_source(struct hl_serve_engine *e, struct hl_serve_stream
     return s;
 }
 
-/* Another server may have changed it before it was ours; false: it did, and the prompt does not follow. */
+/* Another server may have changed it before we got the lease; false: it did, and the prompt no longer follows. */
 static bool still_there(struct hl_serve_engine *e, struct hl_serve_stream *st, struct hl_conversation *on) {
     if (!on->has_file || on->loading || (on == st->source && on->token[0])) return true;
     if (!hl_shared_refresh(e, on)) {
@@ -215,7 +215,7 @@ static bool still_there(struct hl_serve_engine *e, struct hl_serve_stream *st, s
     return st->r->error == HL_NO_ERROR;
 }
 
-/* The state is there, or comes from the disk and this is tried again. */
+/* Starts if the state is in memory; otherwise loads it from disk and is called again. */
 void hl_serve_stream_begin(struct hl_serve_engine *e, struct hl_serve_stream *st) {
     struct hl_serve_request *r = st->r;
     struct hl_conversation *on = st->source ? st->source : st->c;
@@ -256,7 +256,7 @@ void hl_serve_stream_begin(struct hl_serve_engine *e, struct hl_serve_stream *st
     if (st->read == st->n) hl_serve_stream_prompt_read(e, st);
 }
 
-/* The next sequence of a request; false: it has to wait for the first answer's prompt to be read. */
+/* Starts the next sequence of a request; false: it must wait until the first answer has read the prompt. */
 static bool begin_next(struct hl_serve_engine *e, struct hl_serve_request *r) {
     const int64_t k = r->begun, i = k / r->n;
     const bool sibling = k % r->n > 0;
@@ -300,12 +300,12 @@ static bool begin_next(struct hl_serve_engine *e, struct hl_serve_request *r) {
     return true;
 }
 
-/* First come, first served; a request whose prompt is being read for its other answers lets the next ones pass. A
- * session's memory takes milliseconds to make, so many that come at once join over several steps of those that write. */
+/* First come, first served; but a request waiting for its shared prompt lets the next ones pass. Allocating a session
+ * takes milliseconds, so a burst of requests joins over several decoding steps. */
 void hl_serve_admit(struct hl_serve_engine *e) {
     const double until = hl_clock() + e->join_for;
     struct hl_serve_request **at = &e->waiting;
-    bool sharing = false; /* there is one copy of a prompt for other answers, not several */
+    bool sharing = false; /* only one prompt copy for other answers exists at a time */
     for (bool first = true; *at && e->streams < e->o.parallel && (first || hl_clock() < until); first = false) {
         struct hl_serve_request *r = *at;
         if (sharing && r->n > 1) break;
@@ -314,7 +314,7 @@ void hl_serve_admit(struct hl_serve_engine *e) {
             at = &r->next;
             continue;
         }
-        /* it may have ended, and be gone from the list */
+        /* it may have ended and left the list */
         struct hl_serve_request **look = &e->waiting;
         while (*look && *look != r) look = &(*look)->next;
         if (!*look) {
@@ -342,7 +342,7 @@ hola_status hl_serve_rebuild(struct hl_serve_engine *e, struct hl_conversation *
     st->stage = HL_STAGE_READING;
     st->began = hl_clock();
     hola_status s = st->n > 0 ? from_prefix(e, st, true) : HOLA_OK;
-    if (op) op->c = st->n - st->read; /* tokens that are fed again */
+    if (op) op->c = st->n - st->read; /* tokens to replay */
     if (s != HOLA_OK || st->read == st->n) hl_serve_stream_prompt_read(e, st);
     return HOLA_OK;
 }

@@ -1,5 +1,5 @@
-/* engine_ops.c -- operations on conversations, as clients ask for them. Each is answered between two steps; those that
- * need what is on the disk wait for it. */
+/* engine_ops.c -- operations on conversations requested by clients. Each is executed between two steps; those that need
+ * data from disk wait for it. */
 #define _GNU_SOURCE
 #include "core/clock.h"
 #include "model/cache_view.h"
@@ -21,7 +21,7 @@ static void defer(struct hl_serve_engine *e, struct hl_op *op) {
     e->deferred = op;
 }
 
-/* ---- without the state ---- */
+/* ---- operations that do not need the state ---- */
 
 static void reply_error(struct hl_op *op, enum hl_error error, const char *id) {
     hl_op_reply(op, error,
@@ -66,7 +66,7 @@ static void delete (struct hl_serve_engine *e, struct hl_op *op, struct hl_conve
                     c->id);
         return;
     }
-    if (gone == HL_LEASE_OTHERS && c->has_file) { /* another server was faster */
+    if (gone == HL_LEASE_OTHERS && c->has_file) { /* another server deleted it first */
         hl_op_reply(op, HL_SESSION_NOT_FOUND, "there is no session '%s'", c->id);
         hl_shared_drop(e, c);
         return;
@@ -76,7 +76,7 @@ static void delete (struct hl_serve_engine *e, struct hl_op *op, struct hl_conve
     hl_serve_unidle(e, c);
     if (c->on_disk) e->n_on_disk--;
     hl_conversation_remove(&e->conversations, c);
-    hl_serve_idle(e, c); /* its requests end at the next look, it goes with the last of them */
+    hl_serve_idle(e, c); /* its requests end at the next sweep; it is freed with the last of them */
     reply_json(op, json);
 }
 
@@ -105,7 +105,7 @@ static void save(struct hl_serve_engine *e, struct hl_op *op, struct hl_conversa
     }
 }
 
-/* ---- with it ---- */
+/* ---- operations that need it ---- */
 
 static void fork_now(struct hl_serve_engine *e, struct hl_op *op, struct hl_conversation *c) {
     enum hl_error error;
@@ -140,7 +140,7 @@ static void rollback(struct hl_serve_engine *e, struct hl_op *op, struct hl_conv
     int64_t to = op->c;
     if (op->a >= 0) to = op->a <= c->position ? c->position - op->a : -1;
     if (op->b >= 0) {
-        /* a turn that is no longer listed cannot be taken back */
+        /* a turn that is no longer listed cannot be rolled back */
         const int64_t left = c->turns - op->b, first = c->turns < HL_TURNS_MOST ? 0 : -1;
         to = op->b == 0 ? c->position : left > 0 ? c->turn[left - 1] : left == 0 ? first : -1;
     }
@@ -177,7 +177,7 @@ static void file(struct hl_serve_engine *e, struct hl_op *op, struct hl_conversa
     hl_op_reply(op, st == HOLA_OK ? HL_NO_ERROR : HL_INTERNAL, "%s", st == HOLA_OK ? "" : hola_last_error());
 }
 
-/* A session file names the last 1024 ids. Older ones are not known: 0 stands for them, and nobody is shown it. */
+/* A session file has the last 1024 ids. Earlier ids are unknown: stored as 0 and never shown. */
 static void put(struct hl_serve_engine *e, struct hl_op *op) {
     enum hl_error error = HL_INVALID_VALUE;
     int32_t recent[HOLA_RECENT];
@@ -308,14 +308,19 @@ static void memory(struct hl_serve_engine *e, struct hl_op *op, struct hl_conver
     }
 }
 
-/* ---- which ---- */
+/* ---- dispatch ---- */
 
-/* In a shared folder: what changes a session has its lease first, what copies it comes when nobody has it. */
+/* Shared folder: an operation that changes a session takes its lease first; one that copies it waits until no one holds
+ * it. */
 static bool may_run(struct hl_serve_engine *e, struct hl_op *op, struct hl_conversation *c) {
     const bool changes = op->op == HL_OP_ROLLBACK || op->op == HL_OP_UPDATE;
     enum hl_error error = HL_SESSION_BUSY;
-    if (op->claims) return true;                                                            /* it waited for the disk */
-    if (c->token[0] && op->op == HL_OP_UPDATE && c->writers > 0 && !c->saving) return true; /* goes with the turn */
+    if (op->claims)
+        return true; /* it was waiting for the
+                                                                                             * disk */
+    if (c->token[0] && op->op == HL_OP_UPDATE && c->writers > 0 && !c->saving)
+        return true; /* saved at the end of the
+                                                                                             * turn */
     if (changes && !c->copies && hl_shared_claim(e, c, &error)) {
         op->claims = c;
         if (hl_shared_refresh(e, c)) return true;
@@ -361,7 +366,7 @@ void hl_serve_run_op(struct hl_serve_engine *e, struct hl_op *op) {
     const bool whole = k == HL_OP_FORK || k == HL_OP_ROLLBACK || k == HL_OP_FILE || k == HL_OP_MESSAGES ||
                        k == HL_OP_TOKENS || k == HL_OP_MEMORY || k == HL_OP_UPDATE;
     if (whole && c->on_disk) {
-        /* (in a shared folder there may be a newer file by now, which is read then) */
+        /* (in a shared folder there may be a newer file by now, which is then read) */
         if (op->tried && c->load_failed) {
             hl_op_reply(op, HL_SESSION_DAMAGED, "the file of the session '%s' cannot be read", op->id);
             return;

@@ -1,7 +1,8 @@
-/* engine_read.c -- prompts, read in pieces beside the sequences that write.
+/* engine_read.c -- prompts, read in pieces between decoding steps.
  *
- * Pieces are multiples of 64 tokens from where a prompt begins, and the last one has more than a few (hl_piece): such cuts
- * change no bit of what comes out, so the load may choose among them. The last pieces of several prompts share a pass. */
+ * Pieces are multiples of 64 tokens from the prompt's start, and the last one has more than a few (hl_piece): such
+ * splits change no bit of the result, so piece sizes can adapt to the load. The last pieces of several prompts share a
+ * pass. */
 #define _POSIX_C_SOURCE 200809L
 #include "core/clock.h"
 #include "serve/engine_internal.h"
@@ -13,13 +14,13 @@ void hl_serve_stream_snapshot(struct hl_serve_engine *e, struct hl_serve_stream 
     if (!st->tape || st->tape->n < 1 || (st->c && st->c->known_from > 0) || (st->r && !st->r->cache_prompt && !st->c))
         return;
     if (!hl_serve_make_room(e, e->session_cost + 5 * st->tape->n + (int64_t)sizeof(struct hl_prefix_point))) return;
-    /* without memory for it there is none: nobody waits for a snapshot */
+    /* out of memory: go without, a snapshot is optional */
     if (hola_session_clone(&copy, st->session) == HOLA_OK) hl_prefix_put(&e->prefixes, st->tape, copy);
 }
 
 /* ---- one piece ---- */
 
-/* Where the call ends that the next token is part of. */
+/* End of the call that contains the next token. */
 static int64_t call_end(const struct hl_serve_stream *st) {
     if (!st->calls) return st->n;
     int64_t end = st->read + 1;
@@ -27,7 +28,7 @@ static int64_t call_end(const struct hl_serve_stream *st) {
     return end;
 }
 
-/* Tokens of the next piece; most: a multiple of 64. */
+/* Length of the next piece; most: a multiple of 64. */
 static int64_t piece_of(const struct hl_serve_stream *st, int64_t most) {
     const int64_t n = call_end(st) - st->read;
     const int64_t at = st->read - st->cached, to_snapshot = HL_SNAPSHOT_EVERY - at % HL_SNAPSHOT_EVERY;
@@ -57,7 +58,7 @@ static void piece_was_read(struct hl_serve_engine *e, struct hl_serve_stream *st
     else if ((st->read - st->cached) % HL_SNAPSHOT_EVERY == 0 && !st->calls) hl_serve_stream_snapshot(e, st);
 }
 
-/* The prompt's tokens with their log-probabilities: the logits after each token are those of the next. */
+/* The prompt's tokens with their log-probabilities: each token is scored by the logits of the one before it. */
 static hola_status score_piece(struct hl_serve_engine *e, struct hl_serve_stream *st, int64_t n) {
     float *logits = malloc((size_t)(n * e->vocab) * sizeof *logits);
     if (!logits) return hl_fail(HOLA_ENOMEM, "no memory for %lld logits", (long long)(n * e->vocab));
@@ -86,7 +87,7 @@ static void read_one(struct hl_serve_engine *e, struct hl_serve_stream *st, int6
 
 /* ---- several ---- */
 
-/* Last pieces of other prompts that fit beside the first one's n tokens in a pass of `most`; into e->who. */
+/* Gathers last pieces of other prompts that fit, with the first one's n tokens, in a pass of `most`; into e->who. */
 static int64_t gather(struct hl_serve_engine *e, struct hl_serve_stream *first, int64_t n, int64_t most) {
     int64_t k = 0, sum = n;
     e->who[k++] = first;
@@ -113,7 +114,7 @@ static int64_t read_together(struct hl_serve_engine *e, int64_t k) {
     }
     if (s == HOLA_OK) s = hl_sessions_feed(e->batch, ids, k, e->logits);
     free(ids);
-    /* who leaves does so out of e->who's sight: the list here is of those that were there */
+    /* streams that leave do not change e->who, the list of those in this pass */
     for (int64_t i = 0; i < k; i++) {
         struct hl_serve_stream *st = e->who[i];
         const bool bad = s == HOLA_ENUMERIC && !hola_session_logits(st->session);
@@ -122,7 +123,7 @@ static int64_t read_together(struct hl_serve_engine *e, int64_t k) {
     return sum;
 }
 
-/* The next stream that reads, in turn; NULL: none does. */
+/* The next stream with prompt left to read, round robin; NULL: none. */
 static struct hl_serve_stream *next_reader(struct hl_serve_engine *e) {
     for (int64_t i = 0; i < e->streams; i++) {
         struct hl_serve_stream *st = e->stream[(e->turn + i) % e->streams];

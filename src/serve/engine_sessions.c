@@ -1,4 +1,4 @@
-/* engine_sessions.c -- conversations: made, copied, cut, looked at; saved, parked and brought back. */
+/* engine_sessions.c -- conversations: creating, copying, cutting, viewing; saving, parking and restoring. */
 #define _GNU_SOURCE
 #include "core/clock.h"
 #include "serve/engine_internal.h"
@@ -43,7 +43,7 @@ bool hl_serve_make_room(struct hl_serve_engine *e, int64_t bytes) {
         if (!c->counted || !is_idle(c)) continue;
         if (is_saved(c)) park(e, c);
         else if (!c->parking) {
-            c->parking = true; /* it goes once it is written */
+            c->parking = true; /* freed once it is written */
             hl_serve_save(e, c);
         }
     }
@@ -122,7 +122,7 @@ void hl_serve_remove_file(struct hl_serve_engine *e, const char *id) {
     hl_store_ask(e->store, j, &e->inbox);
 }
 
-/* What was loaded, as the conversation that it is to be. */
+/* Turns a loaded record into its conversation. */
 static hola_status take_record(struct hl_serve_engine *e, struct hl_conversation *c, struct hl_stored *r) {
     hola_session *s = NULL;
     hola_status st = HOLA_OK;
@@ -178,7 +178,7 @@ static void saved(struct hl_serve_engine *e, struct hl_conversation *c, struct h
         c->saved_revision = j->revision;
         c->saved_position = j->record.tape.n;
     }
-    c->changed = hl_clock(); /* what changed meanwhile, or did not get out, is tried again later */
+    c->changed = hl_clock(); /* changes made meanwhile, or a failed save, are retried later */
     if (c->ending) {
         hl_shared_committed(e, c, j);
         return;
@@ -191,7 +191,7 @@ static void saved(struct hl_serve_engine *e, struct hl_conversation *c, struct h
 void hl_serve_disk_reply(struct hl_serve_engine *e, struct hl_store_job *j) {
     struct hl_conversation *c = j->ctx;
     e->disk_jobs--;
-    if (c && e->o.lease > 0) c->held++; /* it is still needed here */
+    if (c && e->o.lease > 0) c->held++; /* still needed here */
     if (c && j->verb == HL_STORE_SAVE) c->saving = false, saved(e, c, j);
     if (c && j->verb == HL_STORE_LOAD) c->loading = false, loaded(e, c, j);
     const bool loading = j->verb == HL_STORE_LOAD;
@@ -204,7 +204,9 @@ void hl_serve_disk_reply(struct hl_serve_engine *e, struct hl_store_job *j) {
         hl_serve_run_op(e, op);
     }
     if (c && e->o.lease > 0) c->held--;
-    if (c && (c->deleted || loading)) hl_serve_idle(e, c); /* now that those have had it, it may go again */
+    if (c && (c->deleted || loading))
+        hl_serve_idle(e, c); /* it has been used by those waiting for it, so it may be
+                                                            * evicted again */
 }
 
 double hl_serve_save_due(struct hl_serve_engine *e, bool all) {
@@ -218,7 +220,7 @@ double hl_serve_save_due(struct hl_serve_engine *e, bool all) {
             hl_serve_save(e, c);
             continue;
         }
-        /* one that is in the middle of a turn is written at its end */
+        /* during a turn, wait for its end */
         if (left <= 0 && c->writers == 0) hl_serve_save(e, c);
         else if (soonest < 0 || left < soonest) soonest = left > 0.01 ? left : 0.1;
     }
@@ -268,7 +270,7 @@ void hl_serve_turn_ended(struct hl_serve_engine *e, struct hl_serve_stream *st) 
     hl_conversation_turn(&e->conversations, c);
 }
 
-/* ---- making and copying ---- */
+/* ---- creating and copying ---- */
 
 bool hl_new_id(struct hl_serve_engine *e, char id[HL_ID_MOST + 1]) {
     for (int tries = 0; tries < 100; tries++) {
@@ -306,7 +308,7 @@ struct hl_conversation *hl_conversation_copy(struct hl_serve_engine *e, const st
     if (s != HOLA_OK) *error = HL_INTERNAL;
     else if (e->o.lease > 0 && hl_shared_claim(e, to, error)) {
         struct hl_peek at;
-        if (hl_shared_peek(e, to->id, &at)) *error = HL_SESSION_EXISTS; /* made since we looked */
+        if (hl_shared_peek(e, to->id, &at)) *error = HL_SESSION_EXISTS; /* created by another server since we checked */
         else *error = HL_NO_ERROR;
     }
     if (*error == HL_NO_ERROR) return to;

@@ -1,7 +1,7 @@
 /* engine_shared.c -- sessions in a folder that several servers share; see engine_internal.h and docs/serve.md.
  *
- * Looking at a file's stamp and taking a lease are done at once, on the engine's thread: a few calls each. Reading and
- * writing sessions is the disk thread's, as always. */
+ * Checking a file's stamp and taking a lease run on the engine's thread: a few system calls each. Sessions are read and
+ * written by the disk thread, as always. */
 #define _GNU_SOURCE
 #include "serve/engine_internal.h"
 #include <errno.h>
@@ -16,21 +16,21 @@ bool hl_shared_peek(struct hl_serve_engine *e, const char *id, struct hl_peek *o
     if (!hl_store_look(e->store, id, &stamp, &same, &about)) return false;
     c.metadata = json_object();
     const bool is = about && c.metadata && hl_conversation_from(&c, about, false);
-    *out = is ? (struct hl_peek){c.position, c.open} : (struct hl_peek){0}; /* the engine says that it is damaged */
+    *out = is ? (struct hl_peek){c.position, c.open} : (struct hl_peek){0}; /* the engine will report it as damaged */
     json_decref(c.metadata), json_decref(about);
     return true;
 }
 
-/* ---- the table, as the folder is ---- */
+/* ---- syncing the table with the folder ---- */
 
 void hl_shared_drop(struct hl_serve_engine *e, struct hl_conversation *c) {
     hl_serve_unidle(e, c);
     if (c->on_disk) e->n_on_disk--, c->on_disk = false;
     hl_conversation_remove(&e->conversations, c);
-    hl_serve_idle(e, c); /* it goes with whoever still has it */
+    hl_serve_idle(e, c); /* freed with its last user */
 }
 
-/* Its memory is of no use any more. */
+/* Drops its outdated state from memory. */
 static void forget(struct hl_serve_engine *e, struct hl_conversation *c) {
     hl_serve_unidle(e, c);
     hl_conversation_forget(c);
@@ -58,8 +58,8 @@ bool hl_shared_refresh(struct hl_serve_engine *e, struct hl_conversation *c) {
 struct hl_conversation *hl_shared_look(struct hl_serve_engine *e, const char *id) {
     struct hl_conversation *c = hl_conversation_find(&e->conversations, id);
     const bool is_new = !c;
-    if (c && (c->token[0] || c->loading || c->saving)) return c; /* somebody here works on it */
-    if (is_new && !hl_store_claimed(e->store, id)) {             /* no entry for what is not there */
+    if (c && (c->token[0] || c->loading || c->saving)) return c; /* in use here */
+    if (is_new && !hl_store_claimed(e->store, id)) {             /* no entry for a session that does not exist */
         struct hl_stamp stamp = {0};
         json_t *about;
         bool same;
@@ -127,7 +127,7 @@ void hl_shared_release(struct hl_serve_engine *e, struct hl_conversation *c) {
     c->token[0] = 0;
 }
 
-/* What was done here does not count: the disk has the session, or there is none. */
+/* Discards changes made here: the disk has the session, or it is gone. */
 static void abandon(struct hl_serve_engine *e, struct hl_conversation *c) {
     hl_shared_release(e, c);
     if (c->deleted) return;
@@ -143,10 +143,10 @@ bool hl_shared_commit(struct hl_serve_engine *e, struct hl_conversation *c, void
         return false;
     }
     c->ending = ending, c->ending_is_op = is_op;
-    const bool broken = !c->session && c->tape.n > 0; /* its state could not be trusted */
+    const bool broken = !c->session && c->tape.n > 0; /* its state is invalid */
     if (!broken && !hl_shared_lost(e, c)) hl_serve_save(e, c);
     if (c->saving) {
-        c->writers++; /* nobody comes between */
+        c->writers++; /* keeps others out */
         return true;
     }
     struct hl_store_job none = {.lost = hl_shared_lost(e, c), .status = HOLA_EIO};
@@ -170,7 +170,7 @@ void hl_shared_committed(struct hl_serve_engine *e, struct hl_conversation *c, s
     const bool ok = j->status == HOLA_OK && !c->deleted, lost = j->lost || c->deleted;
     struct hl_peek at;
     c->ending = NULL;
-    if (j->status == HOLA_OK && c->deleted) hl_store_delete(e->store, c->id); /* deleted here while it was written */
+    if (j->status == HOLA_OK && c->deleted) hl_store_delete(e->store, c->id); /* deleted here during the write */
     const bool is = !ok && lost && !c->deleted && hl_shared_peek(e, c->id, &at);
     if (ok) {
         c->stamp = j->stamp;

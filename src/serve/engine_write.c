@@ -1,4 +1,4 @@
-/* engine_write.c -- one token for every sequence that writes, in one pass; how a sequence ends. */
+/* engine_write.c -- decodes one token for every generating sequence in one pass; ends sequences. */
 #define _POSIX_C_SOURCE 200809L
 #include "core/clock.h"
 #include "serve/engine_internal.h"
@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- what is said about a token ---- */
+/* ---- log-probabilities ---- */
 
 void hl_logprobs(const float *logits, int64_t vocab, int32_t id, int n, double *logprob, struct hl_top *top) {
     double max = (double)logits[0], sum = 0;
@@ -54,14 +54,14 @@ struct hl_event *hl_event_token(struct hl_serve_stream *st, enum hl_event_kind k
     return ev;
 }
 
-/* ---- the choice ---- */
+/* ---- sampling ---- */
 
 static bool is_plain(const struct hl_serve_request *r) {
     return r->logprobs < 0 && r->n_bias == 0 && r->presence == 0 && r->frequency == 0;
 }
 static bool counts(const struct hl_serve_request *r) { return r->presence != 0 || r->frequency != 0; }
 
-/* From the session's logits. */
+/* Samples from the session's logits. */
 static hola_status choose(struct hl_serve_engine *e, struct hl_serve_stream *st, int32_t *id) {
     const struct hl_serve_request *r = st->r;
     const float *logits = hola_session_logits(st->session);
@@ -80,18 +80,18 @@ static hola_status choose(struct hl_serve_engine *e, struct hl_serve_stream *st,
     return HOLA_OK;
 }
 
-/* ---- a turn's answer that a stop string ended ---- */
+/* ---- a turn ended by a stop string ---- */
 
-/* A conversation's text is to be the template's: tokens of the stop string go, and what text they held besides is
- * fed anew. To go back there must be a mark before the first token that may be part of one. */
+/* A conversation's text must match the template: tokens of the stop string are removed, and other text in them is fed
+ * again. To roll back, a mark is needed before the first token that may be part of a stop string. */
 static bool keeps_text(const struct hl_serve_stream *st) { return st->c && st->r->answer_from >= 0; }
 
-/* After a token whose text is partly held back. What came out since the mark is kept, to be fed anew. */
+/* Called after a token whose text is partly held back. Records the text since the mark, to be fed again. */
 static hola_status watch_stop(struct hl_serve_stream *st, const struct hl_event *ev, bool stopped) {
     const int64_t at = hola_session_position(st->session);
     hola_status s = HOLA_OK;
     st->held_back += ev->n_piece - ev->n_text;
-    if (st->marked && at - st->mark_position > HOLA_RECENT - 2) st->marked = false; /* too far to go back */
+    if (st->marked && at - st->mark_position > HOLA_RECENT - 2) st->marked = false; /* too far to roll back */
     if (!st->marked) {
         s = hl_text_clear(&st->since_mark);
         if (s != HOLA_OK || (st->held_back <= 0 && !stopped)) return s;
@@ -122,7 +122,7 @@ static hola_status cut_stop(struct hl_serve_engine *e, struct hl_serve_stream *s
 
 /* ---- a token ---- */
 
-/* The token's bytes and the text that became certain go with the event. */
+/* Sends an event with the token's bytes and the text that became final. */
 static hola_status add_text(struct hl_serve_stream *st, struct hl_event *ev, bool end) {
     const char *p = hola_detokenizer_piece(st->text, &ev->n_piece);
     ev->piece = copy_bytes(p, ev->n_piece);
@@ -176,7 +176,7 @@ static void take_token(struct hl_serve_engine *e, struct hl_serve_stream *st, in
     else if (st->written >= r->max_tokens) hl_serve_stream_end(e, st, HL_FINISH_LENGTH);
 }
 
-/* The first answer of several: its prompt is copied for the others. */
+/* The first of several answers: copies its prompt for the others. */
 static hola_status share_prompt(struct hl_serve_stream *st) {
     struct hl_serve_request *r = st->r;
     if (r->n == 1 || st->choice % r->n != 0) return HOLA_OK;
@@ -280,7 +280,7 @@ void hl_serve_step(struct hl_serve_engine *e) {
 
 static void leave_request(struct hl_serve_engine *e, struct hl_serve_stream *st) {
     struct hl_serve_request *r = st->r;
-    if (st->source) { /* it never came to copy it */
+    if (st->source) { /* it never got to copy it */
         st->source->copies--, r->copies--;
         st->source = NULL;
     }
@@ -292,12 +292,12 @@ static void leave_request(struct hl_serve_engine *e, struct hl_serve_stream *st)
 void hl_serve_stream_end(struct hl_serve_engine *e, struct hl_serve_stream *st, enum hl_finish finish) {
     const double now = hl_clock();
     st->finish = finish;
-    if (st->c && st->has_pending && st->session) { /* a turn's answer is fed to its end */
+    if (st->c && st->has_pending && st->session) { /* a turn's answer is fed completely */
         st->stage = HL_STAGE_CLOSING;
         return;
     }
     struct hl_event *ev = calloc(1, sizeof *ev);
-    HL_ASSERT(ev); /* nobody could be told of it */
+    HL_ASSERT(ev); /* the client could not be told otherwise */
     ev->message.kind = HL_EVENT_FINISH;
     ev->choice = st->choice;
     ev->finish = finish;
@@ -317,14 +317,14 @@ void hl_serve_stream_end(struct hl_serve_engine *e, struct hl_serve_stream *st, 
         hl_serve_stream_snapshot(e, st);
     } else if (st->written > 1 && st->tape && st->r->cache_prompt &&
                hl_serve_make_room(e, e->session_cost + 5 * st->tape->n)) {
-        hl_prefix_put(&e->prefixes, st->tape, st->session); /* its own session, as it stands */
+        hl_prefix_put(&e->prefixes, st->tape, st->session); /* its own session, in its current state */
         st->session = NULL;
     }
     leave_request(e, st);
 }
 
 void hl_serve_stream_drop(struct hl_serve_engine *e, struct hl_serve_stream *st) {
-    if (st->c && st->session) hl_serve_turn_ended(e, st); /* what was fed stays */
+    if (st->c && st->session) hl_serve_turn_ended(e, st); /* what was fed is kept */
     leave_request(e, st);
 }
 
@@ -336,7 +336,7 @@ void hl_serve_stream_fail(struct hl_serve_engine *e, struct hl_serve_stream *st,
         if (r) leave_request(e, st);
         return;
     }
-    /* The state cannot be trusted: back to the turn's beginning, from the ids. */
+    /* The state is invalid: go back to the start of the turn, rebuilding from the ids. */
     const int64_t begin = r ? st->turn_begin : 0;
     struct hl_op *op = st->op;
     if (c->session != st->session) hola_session_free(c->session);
@@ -351,10 +351,10 @@ void hl_serve_stream_fail(struct hl_serve_engine *e, struct hl_serve_stream *st,
         return;
     }
     hl_conversation_cut(&e->conversations, c, begin);
-    c->damaged = c->known_from > 0; /* it cannot be fed again */
-    c->writers++;                   /* nobody comes between */
+    c->damaged = c->known_from > 0; /* it cannot be rebuilt */
+    c->writers++;                   /* keeps others out */
     leave_request(e, st);
-    if (e->o.lease > 0) c->damaged = false; /* the disk has it as it was */
+    if (e->o.lease > 0) c->damaged = false; /* the disk has the earlier version */
     else if (!c->damaged && !c->deleted && hl_serve_rebuild(e, c, NULL) != HOLA_OK) c->damaged = true;
     c->writers--;
     hl_serve_idle(e, c);

@@ -1,4 +1,4 @@
-/* errors.h -- what a request can fail with: one list of codes, with the status and the type that HTTP gives them. */
+/* errors.h -- request errors: one list of codes, with their HTTP status and error type. */
 #ifndef HL_SERVE_ERRORS_H
 #define HL_SERVE_ERRORS_H
 

@@ -1,4 +1,4 @@
-/* exchange.c -- one request and its answer: who may ask what, where it goes, headers, errors, the log. */
+/* exchange.c -- one request and its response: access checks, routing, headers, errors, the log. */
 #define _GNU_SOURCE
 #include "core/json.h"
 #include "serve/server_internal.h"
@@ -123,7 +123,7 @@ void hl_exchange_json(struct hl_exchange *x, int status, json_t *json) {
 
 enum { GET = 1, POST = 2, DELETE = 4, PUT = 8 };
 static const struct {
-    const char *name; /* * stands for an id, ** for the rest */
+    const char *name; /* * matches an id, ** the rest */
     int methods;
 } endpoints[] = {
     [HL_AT_NOTHING] = {"other", 0},
@@ -154,7 +154,7 @@ const char *hl_endpoint_name(int endpoint) { return endpoints[endpoint].name; }
 static bool matches(const char *pattern, const char *path) {
     for (; *pattern; pattern++, path++) {
         if (*pattern == '*') {
-            const bool any = pattern[1] == '*'; /* a model's id may have slashes */
+            const bool any = pattern[1] == '*'; /* a model's id may contain slashes */
             const size_t n = strcspn(path, any ? "" : "/");
             if (n == 0) return false;
             path += n - 1, pattern += any;
@@ -180,7 +180,7 @@ static void allowed(int endpoint, char out[64]) {
              m & DELETE ? "DELETE, " : "", m & PUT ? "PUT, " : "");
 }
 
-/* ---- who may ask ---- */
+/* ---- access ---- */
 
 static bool in_list(const struct hl_server_list *l, const char *text, size_t n) {
     for (int i = 0; i < l->n; i++)
@@ -189,7 +189,7 @@ static bool in_list(const struct hl_server_list *l, const char *text, size_t n) 
 }
 
 static bool host_allowed(const struct hl_server *s, const char *host) {
-    if (!host) return true; /* HTTP/1.0, which no browser speaks */
+    if (!host) return true; /* HTTP/1.0, which no browser uses */
     size_t n = host[0] == '[' ? strcspn(host, "]") + 1 : strcspn(host, ":");
     if (n > strlen(host)) return false;
     if (host[n] && (host[n] != ':' || strspn(host + n + 1, "0123456789") != strlen(host + n + 1))) return false;
@@ -201,7 +201,7 @@ static bool host_allowed(const struct hl_server *s, const char *host) {
     return in_list(&s->o.hosts, host, strlen(host)) || in_list(&s->o.hosts, bare, n);
 }
 
-/* The server's own, or one of --cors, which is then named in the answer. */
+/* The server's own origin, or one allowed by --cors, which the response then names. */
 static bool origin_allowed(struct hl_exchange *x) {
     const struct hl_http *h = x->http;
     const struct hl_server *s = x->server;
@@ -219,7 +219,7 @@ static bool key_allowed(const struct hl_server *s, const char *authorization) {
     const char *key = authorization + 7;
     const size_t n = strlen(key);
     bool any = false;
-    for (int i = 0; i < s->o.keys.n; i++) { /* all of them, all of it, whatever is found */
+    for (int i = 0; i < s->o.keys.n; i++) { /* constant time: compares all keys in full, even after a match */
         const char *want = s->o.keys.item[i];
         const size_t m = strlen(want);
         unsigned char differs = n != m;
@@ -236,7 +236,7 @@ static bool is_json(const char *type) {
     return !*type || *type == ';';
 }
 
-/* A browser's question whether a page of another origin may ask. */
+/* A browser's CORS preflight request. */
 static bool is_preflight(const struct hl_exchange *x) {
     return x->origin && !strcmp(x->http->method, "OPTIONS") && x->http->cors_method;
 }
@@ -284,7 +284,7 @@ void hl_exchange_problem(struct hl_exchange *x) {
     free(text);
 }
 
-/* ---- the request is complete ---- */
+/* ---- complete requests ---- */
 
 static void options(struct hl_exchange *x) {
     char more[256], allow[64];
@@ -319,7 +319,7 @@ void hl_exchange_begin(struct hl_exchange *x) {
     }
 }
 
-/* The body as an object; NULL and no problem where none is wanted. */
+/* The body as an object; NULL without a problem if none is expected. */
 static json_t *read_body(struct hl_exchange *x) {
     struct hl_http *h = x->http;
     json_error_t err;
@@ -329,7 +329,7 @@ static json_t *read_body(struct hl_exchange *x) {
         hl_problem_set(&x->problem, HL_INVALID_JSON, "", "the body is empty");
         return NULL;
     }
-    /* jansson drops a NUL behind a number */
+    /* jansson ignores a NUL after a number */
     json_t *root = memchr(h->body.data, 0, (size_t)h->body.n)
                        ? NULL
                        : json_loadb(h->body.data, (size_t)h->body.n, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &err);
@@ -359,7 +359,7 @@ void hl_exchange_prepared(struct hl_exchange *x) {
     if (x->problem.error == HL_NO_ERROR && s->stopping && (x->request || x->op))
         hl_problem_set(&x->problem, HL_SHUTTING_DOWN, "", "the server is shutting down");
     if (x->problem.error != HL_NO_ERROR) hl_exchange_problem(x);
-    else if (x->request && (!x->connection || x->connection->left)) { /* gone before it began */
+    else if (x->request && (!x->connection || x->connection->left)) { /* the client left before it began */
         atomic_fetch_add(&hl_serve_metrics(s->o.engine)->disconnects, 1);
         hl_exchange_close(x);
         hl_exchange_done(x);
@@ -384,7 +384,7 @@ void hl_exchange_prepared(struct hl_exchange *x) {
     }
 }
 
-/* ---- counts and log ---- */
+/* ---- statistics and log ---- */
 
 void hl_server_count(struct hl_server *s, int endpoint, int code) {
     for (int i = 0; i < s->n_counts; i++)

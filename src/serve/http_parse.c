@@ -1,4 +1,4 @@
-/* http_parse.c -- see http_parse.h. RFC 9112, without the tolerance that it allows. */
+/* http_parse.c -- see http_parse.h. RFC 9112 without its optional leniency. */
 #define _GNU_SOURCE
 #include "serve/http_parse.h"
 #include <stdlib.h>
@@ -49,7 +49,7 @@ bool hl_http_unescape(char *text) {
 /* ---- the request line ---- */
 
 static void read_target(struct hl_http *h, char *target) {
-    if (strncasecmp(target, "http://", 7) == 0) { /* as its path */
+    if (strncasecmp(target, "http://", 7) == 0) { /* same as its path */
         char *end = target + 7 + strcspn(target + 7, "/?");
         target = *end == '/' ? end : target + 6;
         if (*end != '/') memmove(target + 1, end, strlen(end) + 1); /* no path: "/", then the query */
@@ -62,7 +62,7 @@ static void read_target(struct hl_http *h, char *target) {
     if (query) *query++ = 0;
     h->query = query;
     h->path = target;
-    /* a slash that was escaped is not one that divides, so no name with it is ours */
+    /* an escaped slash is not a separator, and none of our names contains one */
     for (const char *p = target; (p = strchr(p, '%')) != NULL; p++)
         if (p[1] == '2' && (p[2] == 'f' || p[2] == 'F')) h->path = "";
     if (h->path == target && !hl_http_unescape(target)) refuse(h, HL_BAD_REQUEST, "a wrong escape in the path");
@@ -118,7 +118,7 @@ static void read_field(struct hl_http *h, char *line) {
 #undef TAKE
 }
 
-/* The last of a list separated by commas, and whether a word is anywhere in it. */
+/* Whether a comma-separated list contains a word; *last: whether it is the last entry. */
 static bool list_has(const char *list, const char *word, bool *last) {
     bool has = false;
     *last = false;
@@ -170,7 +170,7 @@ static void settle(struct hl_http *h) {
     }
 }
 
-/* The head is complete: its lines, which end with CR LF. */
+/* Called when the head is complete: parses its lines, which end with CR LF. */
 static void read_head(struct hl_http *h) {
     h->stage = HL_HTTP_BODY;
     bool first = true;
@@ -186,7 +186,7 @@ static void read_head(struct hl_http *h) {
     if (h->stage != HL_HTTP_REFUSED) settle(h);
 }
 
-/* One byte of the head; what no proper head holds is refused at once. */
+/* One byte of the head; invalid bytes are refused at once. */
 static void head_byte(struct hl_http *h, unsigned char c) {
     if (h->stage == HL_HTTP_NOTHING) h->stage = HL_HTTP_HEAD;
     if (c == 0) {
@@ -202,7 +202,7 @@ static void head_byte(struct hl_http *h, unsigned char c) {
         return;
     }
     h->cr = c == '\r';
-    if (c == '\n' && h->line == 1 && h->fields == 0) { /* an empty line before the request */
+    if (c == '\n' && h->line == 1 && h->fields == 0) { /* an empty line before the request is allowed */
         refuse(h, HL_BAD_REQUEST, "an empty request line");
         return;
     }
@@ -215,7 +215,7 @@ static void head_byte(struct hl_http *h, unsigned char c) {
     else if (h->head.n > HL_HTTP_LINE + HL_HTTP_HEADER || (h->fields > 0 && h->head.n - h->trailer > HL_HTTP_HEADER))
         refuse(h, HL_HEADER_TOO_LARGE, "the header is too large");
     if (c != '\n' || h->stage == HL_HTTP_REFUSED) return;
-    if (h->fields == 0) h->trailer = h->head.n; /* where the fields begin */
+    if (h->fields == 0) h->trailer = h->head.n; /* start of the header fields */
     if (h->line == 2) {
         read_head(h);
         return;
@@ -239,7 +239,7 @@ static int64_t plain_body(struct hl_http *h, const char *data, int64_t n) {
     return n;
 }
 
-/* All of a chunk but its data. */
+/* All of a chunk except its data. */
 static void chunk_byte(struct hl_http *h, unsigned char c) {
     const int x = hex(c);
     switch ((enum chunk_stage)h->chunk) {
@@ -268,7 +268,7 @@ static void chunk_byte(struct hl_http *h, unsigned char c) {
         else if (h->chunk == DATA_CR) h->chunk = DATA_LF;
         else h->chunk = SIZE, h->digits = 0;
         return;
-    case TRAILER: /* read over */
+    case TRAILER: /* skipped */
         if (c == 0 || h->cr != (c == '\n')) refuse(h, HL_BAD_REQUEST, "a wrong line behind the chunks");
         else if (++h->trailer > HL_HTTP_HEADER) refuse(h, HL_HEADER_TOO_LARGE, "too much behind the chunks");
         else if (c == '\n' && h->line == 1) h->stage = HL_HTTP_DONE;

@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 enum { LINE = HL_TOKEN + 1 + 20 + 1 }; /* the token, a space, milliseconds since 1970, a line feed */
-static const double glance = 0.02;     /* seconds: the lock is held for as long as a few calls take */
+static const double glance = 0.02;     /* seconds: the lock is only held for a few system calls */
 
 struct lease {
     char token[HL_TOKEN + 1];
@@ -28,7 +28,7 @@ static int64_t now_ms(void) {
     return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
 }
 
-/* false: there is none, or what a failing machine left of one. */
+/* false: no file, or garbage left by a crash. */
 static bool read_lease(int fd, struct lease *l) {
     char line[LINE + 1], *end;
     memset(l, 0, sizeof *l);
@@ -47,8 +47,8 @@ static bool write_lease(int fd, const char *token, double seconds) {
     return n == LINE;
 }
 
-/* The file, locked. It may have been removed while we waited for it: then it is another one. -1: errno, EWOULDBLOCK
- * where somebody else holds it. */
+/* Opens and locks the file. It may have been replaced while we waited for the lock: then retries. -1: see errno,
+ * EWOULDBLOCK if another process holds it. */
 static int open_locked(int folder, const char *name, int flags, double wait) {
     const double until = hl_clock() + wait;
     struct stat st;
@@ -93,7 +93,7 @@ enum hl_lease_answer hl_lease_take(int folder, const char *name, double seconds,
     if (is && l.until > now_ms() && !force) answer = HL_LEASE_OTHERS;
     else if (!write_lease(fd, token, seconds)) {
         const int error = errno;
-        if (!is) unlinkat(folder, name, 0); /* nobody's: an empty file is of no use */
+        if (!is) unlinkat(folder, name, 0); /* an empty file holds no lease */
         errno = error;
         answer = HL_LEASE_FAILED;
     } else if (is) memcpy(before, l.token, HL_TOKEN + 1);

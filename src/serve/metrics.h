@@ -1,4 +1,4 @@
-/* metrics.h -- what the server counts; any thread may add and read. */
+/* metrics.h -- the server's counters; any thread may update and read them. */
 #ifndef HL_METRICS_H
 #define HL_METRICS_H
 #include "core/text.h"
@@ -7,7 +7,7 @@
 enum { HL_HISTOGRAM_BUCKETS = 14 };
 extern const double hl_histogram_bounds[HL_HISTOGRAM_BUCKETS]; /* seconds */
 struct hl_histogram {
-    _Atomic uint64_t bucket[HL_HISTOGRAM_BUCKETS + 1]; /* each its own, not the sum of those before */
+    _Atomic uint64_t bucket[HL_HISTOGRAM_BUCKETS + 1]; /* counts per bucket, not cumulative */
     _Atomic uint64_t count, nanoseconds;
 };
 void hl_histogram_add(struct hl_histogram *h, double seconds);
@@ -34,7 +34,7 @@ struct hl_serve_metrics {
     _Atomic int64_t sessions_memory, sessions_disk;
     struct hl_histogram queue, first_token, between_tokens;
 };
-/* In Prometheus' text format. */
+/* In the Prometheus text format. */
 void hl_serve_metrics_write(struct hl_serve_metrics *m, struct hl_text *out);
 
 #endif

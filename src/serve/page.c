@@ -1,4 +1,4 @@
-/* page.c -- the page that the server shows, inside the program: its files as they stand. */
+/* page.c -- the server's web page, with its files embedded in the program. */
 #include "serve/server_internal.h"
 
 #define FILE_AS(name, path)                                                 \

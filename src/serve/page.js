@@ -1,11 +1,11 @@
-// page.js -- chat and completion beside the exact memory. Everything that is shown is text: no markup is ever made of it.
+// page.js -- chat and completion next to the exact memory. Everything is shown as text, never as markup.
 "use strict";
 const $ = id => document.getElementById(id);
 const make = (tag, cls, text) => { const e = document.createElement(tag); if (cls) e.className = cls; if (text !== undefined) e.textContent = text; return e; };
 const settings = ["temperature", "top_p", "top_k", "max_tokens", "seed"];
 let mode = "chat", id = "", model = null, busy = null, known = "", closed = -1, heads = {}, away = false;
 
-// ---- asking the server ----
+// ---- requests ----
 
 function complain(text) { $("alert").textContent = text || ""; $("alert").hidden = !text; }
 
@@ -59,7 +59,7 @@ async function guard(f) {
   try { await f(); } catch (e) { if (e.name !== "AbortError") complain(e.message); }
 }
 
-// Lets the browser draw and answer: what is queued in a stream comes without a pause otherwise.
+// Lets the browser draw and respond; otherwise queued stream data is processed without a pause.
 const breathe = () => new Promise(done => { const c = new MessageChannel(); c.port1.onmessage = () => { c.port1.close(); done(); }; c.port2.postMessage(0); });
 
 // The data of a stream's events; comments about reading go to the bar.
@@ -121,7 +121,7 @@ async function fresh() {
 
 const atEnd = (e = $("log")) => e.scrollHeight - e.scrollTop - e.clientHeight < 40;
 const toEnd = (e = $("log")) => { e.scrollTop = e.scrollHeight; };
-// Follows the text where its end is in sight. Asking for heights makes the browser lay it out now: `paint` measures that.
+// Scrolls with the text if its end is visible. Reading heights forces a layout, so `paint` measures that time.
 function adding(e, add) { const follow = atEnd(e); add(); if (follow) toEnd(e); else void e.scrollHeight; }
 
 function bubble(role, aside) {
@@ -132,7 +132,7 @@ function bubble(role, aside) {
   return body;
 }
 
-// A message with its kept tokens marked. The pieces hold the template's text too, which is left out.
+// A message with its kept tokens marked. The pieces include the template's text, which is left out.
 function marked(body, message, pieces, from) {
   let text = "", at = [];
   for (let p = message.from; p < message.to; p++) { at.push(text.length); text += pieces[p - from] || ""; }
@@ -165,7 +165,7 @@ async function show() {
     else body.textContent = m.content;
     known += m.content;
   }
-  if (mode === "text" && $("text").value === typed) { // what was typed meanwhile stays
+  if (mode === "text" && $("text").value === typed) { // keep what was typed meanwhile
     $("text").value = messages.every(m => m.role === "text") ? known : "";
     toEnd($("text"));
   }
@@ -203,7 +203,7 @@ async function remember(all) {
   $("held").textContent = `${s.position} tokens read, ${held} held exactly, ${s.bytes.toLocaleString("en")} bytes at any length`;
 }
 
-// ---- writing ----
+// ---- generating ----
 
 function values() {
   const v = {};
@@ -213,8 +213,8 @@ function values() {
 
 function stop() { if (busy) busy.abort(); }
 
-// One request on this session; text comes to `put`, at most once a frame. Drawing a long text takes its time: it gets a
-// quarter of it, so that the page answers all the while.
+// One request on this session; text comes to `put`, at most once a frame. Drawing a long text is slow: it gets a
+// quarter of the time, so that the page stays responsive.
 async function write(path, body, put) {
   if (busy) return;
   busy = new AbortController();
@@ -250,7 +250,7 @@ async function write(path, body, put) {
       }
     }
   } finally {
-    paint(); // (a frame that is still to come finds nothing left)
+    paint(); // (a pending frame then has nothing left to do)
     busy = null;
     $("stop").disabled = true;
     const seconds = (performance.now() - (first || start)) / 1000;
@@ -259,7 +259,7 @@ async function write(path, body, put) {
   }
 }
 
-// What follows a turn, however it ended.
+// Runs after a turn, however it ended.
 async function settle() { closed = -1; await show(); await remember(true); await list(); }
 
 async function send() {

@@ -14,7 +14,7 @@ int64_t hl_session_cost(const hola_session *s, int64_t vocab) {
     return hola_session_bytes(s) + vocab * (int64_t)sizeof(float) + (int64_t)sizeof *s;
 }
 
-/* ---- the list by last use ---- */
+/* ---- the LRU list ---- */
 
 static void unlink_use(struct hl_prefix_cache *p, struct hl_prefix_point *x) {
     *(x->newer ? &x->newer->older : &p->newest) = x->older;
@@ -74,7 +74,7 @@ hola_status hl_prefix_put(struct hl_prefix_cache *p, const struct hl_tape *tape,
             hola_session_free(s);
             return HOLA_OK;
         }
-        drop(p, x); /* the new one has the logits, too */
+        drop(p, x); /* the new one also has logits */
         break;
     }
     struct hl_prefix_point *x = calloc(1, sizeof *x);
@@ -85,7 +85,7 @@ hola_status hl_prefix_put(struct hl_prefix_cache *p, const struct hl_tape *tape,
         hola_session_free(s);
         return st;
     }
-    free(s->work); /* the sampler's, should it be an answer's own session */
+    free(s->work); /* the sampler's, if this is an answer's own session */
     s->work = NULL;
     x->session = s;
     x->hash = hash;

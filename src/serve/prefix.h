@@ -1,7 +1,7 @@
-/* prefix.h -- snapshots of sequences at points that a later one may begin with: the ends of prompts and answers.
+/* prefix.h -- snapshots at points where a later sequence may continue: the ends of prompts and answers.
  *
- * A snapshot is a whole session and the ids that made it. The deepest one whose ids a prompt begins with is found by
- * a hash of every prefix, and compared id by id: one conversation never gets another's state. */
+ * A snapshot is a whole session and the ids that made it. Lookup finds the deepest snapshot whose ids are a prefix of
+ * the prompt by hashing every prefix, then compares id by id: a conversation never gets another's state. */
 #ifndef HL_PREFIX_H
 #define HL_PREFIX_H
 #include "serve/tape.h"
@@ -12,8 +12,8 @@ struct hl_prefix_point {
     hola_session *session;
     uint64_t hash;
     int64_t bytes;
-    struct hl_prefix_point *chain;         /* of its bucket */
-    struct hl_prefix_point *newer, *older; /* by last use */
+    struct hl_prefix_point *chain;         /* hash chain */
+    struct hl_prefix_point *newer, *older; /* in LRU order */
 };
 struct hl_prefix_cache {
     struct hl_prefix_point *bucket[HL_PREFIX_BUCKETS];
@@ -21,14 +21,14 @@ struct hl_prefix_cache {
     int64_t n, bytes;
 };
 
-/* The deepest one among the first n ids; with begins, only one that was fed in the same calls. Counts as a use. */
+/* The deepest one among the first n ids; with begins, only one fed with the same calls. Counts as a use. */
 const struct hl_prefix_point *hl_prefix_find(struct hl_prefix_cache *p, const int32_t *ids, const uint8_t *begins,
                                              int64_t n);
-/* Takes over the session, whose tokens are the tape's, or frees it where the same snapshot is there already. */
+/* Takes ownership of the session, whose tokens are the tape's; frees it if the same snapshot exists. */
 hola_status hl_prefix_put(struct hl_prefix_cache *p, const struct hl_tape *tape, hola_session *s);
-bool hl_prefix_drop_oldest(struct hl_prefix_cache *p); /* false: there is none */
+bool hl_prefix_drop_oldest(struct hl_prefix_cache *p); /* false: empty */
 void hl_prefix_free(struct hl_prefix_cache *p);
-/* What a session takes in memory: its state, logits, last ids. */
+/* Memory of a session: state, logits, recent ids. */
 int64_t hl_session_cost(const hola_session *s, int64_t vocab);
 
 #endif

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The template's stops: a special token's name is a token, anything else a text. */
+/* Adds the template's stops: a special token's name becomes a token, anything else a text. */
 static hola_status add_stops(const struct hl_template *t, struct hl_serve_request *r) {
     const size_t room = (size_t)(r->n_stop + hl_template_stops(t) + 1);
     char **stop = realloc(r->stop, room * sizeof *stop);
@@ -41,7 +41,7 @@ hola_status hl_template_prompt(const struct hl_template *t, const struct hl_chat
     if (s == HOLA_OK) {
         r->prompts = 1;
         r->prompt[0] = (struct hl_prompt){x.ids.data, x.ids.n};
-        x.ids.data = NULL; /* handed over */
+        x.ids.data = NULL; /* ownership moved */
     }
     hl_chat_tokens_free(&x);
     return s;

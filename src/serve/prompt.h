@@ -1,11 +1,11 @@
-/* prompt.h -- the messages of a chat as the prompt of a request. */
+/* prompt.h -- turns chat messages into a request's prompt. */
 #ifndef HL_PROMPT_H
 #define HL_PROMPT_H
 #include "chat/template.h"
 #include "serve/engine.h"
 
-/* Its ids, spans, closes, answer_from, and the template's stops behind those that are there. begins: it begins a
- * sequence, so BOS comes first; closes: the answer before it is open. */
+/* Sets ids, spans, closes and answer_from, and appends the template's stops. begins: starts a sequence, so BOS comes
+ * first; closes: the previous answer is still open. */
 hola_status hl_template_prompt(const struct hl_template *t, const struct hl_chat_message *m, int64_t n, bool begins,
                                bool closes, struct hl_serve_request *r);
 

@@ -11,7 +11,7 @@ struct head {
     char magic[8];
     uint32_t version, zero;
     uint64_t model, about, ids, session;
-    uint64_t head_sum, body_sum; /* of the 48 bytes before them; of about, ids and calls */
+    uint64_t head_sum, body_sum; /* head_sum: of the 48 bytes before; body_sum: of about, ids and calls */
 };
 _Static_assert(sizeof(struct head) == HL_RECORD_HEAD, "the file's header");
 

@@ -1,4 +1,4 @@
-/* server.c -- connections: one thread, epoll, clocks for everyone. What is asked and answered is exchange.c's. */
+/* server.c -- connections: one thread, epoll, timeouts. Requests are handled in exchange.c. */
 #define _GNU_SOURCE
 #include "core/clock.h"
 #include "model/model.h"
@@ -19,7 +19,7 @@
 #include <unistd.h>
 
 enum { READ_SIZE = 16 << 10, GATHER_MOST = 64 << 10, LINGER_BYTES = 64 << 20 };
-static char listener_mark, wake_mark; /* what epoll gives back for those two */
+static char listener_mark, wake_mark; /* epoll data values of those two */
 
 double hl_server_now(void) { return hl_clock(); }
 
@@ -52,12 +52,12 @@ static void set_deadline(struct hl_server *s, struct hl_connection *c, double se
     if (c->deadline < s->next_look) s->next_look = c->deadline;
 }
 
-/* The client is gone: what it asked for ends. */
+/* The client is gone: cancels its request. */
 static void drop(struct hl_server *s, struct hl_connection *c) {
     struct hl_exchange *x = c->exchange;
     if (c->dead) return;
     c->dead = true;
-    if (x && c->stage == HL_CONNECTION_BODY) { /* nobody has it but us */
+    if (x && c->stage == HL_CONNECTION_BODY) { /* no other thread has it */
         x->http = NULL;
         forget(x);
         x = NULL;
@@ -79,7 +79,7 @@ static void drop(struct hl_server *s, struct hl_connection *c) {
     atomic_store(&hl_serve_metrics(s->o.engine)->connections, s->connections);
 }
 
-/* Freed between two rounds, when no event can name them any more. */
+/* Frees connections between two rounds, when no event can refer to them any more. */
 static void bury(struct hl_server *s) {
     for (struct hl_connection *c = s->first, *next; c; c = next) {
         next = c->next;
@@ -90,7 +90,7 @@ static void bury(struct hl_server *s) {
     }
 }
 
-/* Nothing more is sent; what still comes is read, lest the answer be lost with a reset. */
+/* Sends nothing more, but keeps reading, because a reset could destroy the response in transit. */
 static void linger(struct hl_server *s, struct hl_connection *c) {
     if (c->left) {
         drop(s, c);
@@ -105,7 +105,7 @@ static void linger(struct hl_server *s, struct hl_connection *c) {
 
 static void process(struct hl_server *s, struct hl_connection *c);
 
-/* The answer is out. */
+/* The response has been sent. */
 static void answered(struct hl_server *s, struct hl_connection *c) {
     if (c->closes) {
         linger(s, c);
@@ -233,11 +233,11 @@ static void look(struct hl_server *s, struct hl_connection *c) {
     if (!c->dead) hl_http_go_on(h);
 }
 
-/* The request that has begun cannot be one, or takes too long. */
+/* Refuses a request that is invalid or takes too long. */
 static void turn_down(struct hl_server *s, struct hl_connection *c, enum hl_error error, const char *reason) {
     struct hl_exchange *x = c->exchange;
     if (!x) x = c->exchange = new_exchange(s, c);
-    c->http = NULL; /* it is the exchange's */
+    c->http = NULL; /* now owned by the exchange */
     c->closes = true;
     if (!x) {
         drop(s, c);
@@ -248,7 +248,7 @@ static void turn_down(struct hl_server *s, struct hl_connection *c, enum hl_erro
     hl_exchange_problem(x);
 }
 
-/* What has come, request by request. An answer that is ready at once comes back here for the next one. */
+/* Processes received requests one by one. After an immediate response it continues with the next request. */
 static void process(struct hl_server *s, struct hl_connection *c) {
     while (!c->dead && c->stage <= HL_CONNECTION_BODY) {
         struct hl_http *h = c->http;
@@ -282,7 +282,7 @@ static void process(struct hl_server *s, struct hl_connection *c) {
     hl_connection_want(c, s);
 }
 
-/* ---- what epoll says ---- */
+/* ---- epoll events ---- */
 
 static void readable(struct hl_server *s, struct hl_connection *c) {
     char data[READ_SIZE];
@@ -299,7 +299,7 @@ static void readable(struct hl_server *s, struct hl_connection *c) {
         return;
     }
     if (c->stage == HL_CONNECTION_LINGERS) {
-        c->out_at += n; /* counts what is thrown away */
+        c->out_at += n; /* counts discarded bytes */
         if (c->out_at > LINGER_BYTES) drop(s, c);
         return;
     }
@@ -307,7 +307,7 @@ static void readable(struct hl_server *s, struct hl_connection *c) {
     else process(s, c);
 }
 
-/* The client sends no more: work for it ends, unless it generates nothing. */
+/* The client sends no more: cancels its work, unless it is not a generation. */
 static void half_closed(struct hl_server *s, struct hl_connection *c) {
     c->left = true;
     if (c->exchange && c->exchange->submitted) drop(s, c);
@@ -334,7 +334,7 @@ static void greet(struct hl_server *s) {
     for (int k = 0; k < 64; k++) {
         const int fd = accept4(s->listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC), on = 1;
         if (fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)) {
-            epoll_ctl(s->epoll, EPOLL_CTL_DEL, s->listener, NULL); /* until some are free again */
+            epoll_ctl(s->epoll, EPOLL_CTL_DEL, s->listener, NULL); /* until descriptors are free again */
             s->accepting = false;
             s->accept_again = hl_clock() + 0.1;
         }
@@ -360,9 +360,9 @@ static void greet(struct hl_server *s) {
     }
 }
 
-/* ---- clocks ---- */
+/* ---- timeouts ---- */
 
-/* Whoever is late; the time until somebody may be. */
+/* Closes overdue connections; returns the time until the next timeout. */
 static void look_at_clocks(struct hl_server *s) {
     const double now = hl_clock();
     double next = now + 1;
@@ -393,7 +393,7 @@ static void look_at_clocks(struct hl_server *s) {
     s->next_look = next > now + 0.02 ? next : now + 0.02;
 }
 
-/* ---- the thread of long readings ---- */
+/* ---- the preparation thread ---- */
 
 static void *read_long(void *ctx) {
     struct hl_server *s = ctx;
@@ -412,7 +412,7 @@ static void *read_long(void *ctx) {
     return NULL;
 }
 
-/* ---- rounds ---- */
+/* ---- main loop ---- */
 
 static void take_news(struct hl_server *s) {
     uint64_t n;
@@ -422,7 +422,7 @@ static void take_news(struct hl_server *s) {
         next = m->next;
         hl_exchange_prepared((struct hl_exchange *)m);
     }
-    s->gathering = true; /* a call of send costs more than an event: several tokens may share one */
+    s->gathering = true; /* a send() costs more than an event: several tokens may share one */
     for (m = hl_queue_take(&s->events, 0); m; m = next) {
         struct hl_event *ev = (struct hl_event *)m;
         next = m->next;
@@ -445,7 +445,7 @@ static void take_news(struct hl_server *s) {
 static void stop_listening(struct hl_server *s) {
     if (s->accepting) epoll_ctl(s->epoll, EPOLL_CTL_DEL, s->listener, NULL);
     s->accepting = false;
-    close(s->listener); /* the port is free at once */
+    close(s->listener); /* frees the port at once */
     s->listener = -1;
 }
 
@@ -479,7 +479,7 @@ void hl_server_run(struct hl_server *s) {
         take_news(s);
         note_signals(s);
         if (s->stopping && give_up == long_ago && s->n_exchanges == 0)
-            give_up = hl_clock() + 1; /* answers on their way */
+            give_up = hl_clock() + 1; /* responses in transit */
         look_at_clocks(s);
         if (!s->accepting && !s->stopping && hl_clock() >= s->accept_again) {
             struct epoll_event again = {.events = EPOLLIN, .data.ptr = &listener_mark};
@@ -487,7 +487,7 @@ void hl_server_run(struct hl_server *s) {
         }
         bury(s);
     }
-    for (struct hl_connection *c = s->first; c; c = c->next) drop(s, c); /* idle ones */
+    for (struct hl_connection *c = s->first; c; c = c->next) drop(s, c); /* idle connections */
     bury(s);
 }
 
@@ -502,7 +502,7 @@ static void note_port(struct hl_server *s) {
                                            : 0;
 }
 
-/* A socket that somebody else bound and listens at (systemd): it stays theirs, and open to whoever comes next. */
+/* A listening socket owned by another process (systemd): it stays open for the next server. */
 static hola_status take_listener(struct hl_server *s) {
     int on = 0;
     socklen_t len = sizeof on;

@@ -1,5 +1,5 @@
-/* server.h -- the engine behind HTTP: one thread with epoll for all connections, one for requests that take long to
- * read. docs/serve.md has the interface. */
+/* server.h -- HTTP in front of the engine: one epoll thread for all connections, one for requests that take long to
+ * parse. docs/serve.md documents the interface. */
 #ifndef HL_SERVER_H
 #define HL_SERVER_H
 #include "serve/engine.h"
@@ -17,8 +17,8 @@ struct hl_server_opts {
     const struct hl_template *chat;
     bool template_guessed;
     const char *host;
-    int port;     /* 0: a free one */
-    int listener; /* > 0: a socket that listens already, instead */
+    int port;     /* 0: any free port */
+    int listener; /* > 0: use this listening socket instead */
     struct hl_server_list keys, cors, hosts, aliases;
     const char *backend; /* its name, for /v1/models */
     int64_t predict, parallel, queue, max_body, connections;
@@ -29,11 +29,12 @@ struct hl_server_opts {
 };
 
 struct hl_server;
-hola_status hl_server_open(struct hl_server **out, const struct hl_server_opts *opt); /* bound, not yet listened to */
+hola_status hl_server_open(struct hl_server **out, const struct hl_server_opts *opt); /* binds, but does not listen
+                                                                                       * yet */
 int hl_server_port(const struct hl_server *s);
-void hl_server_run(struct hl_server *s); /* until it is stopped and everyone is served */
-/* A signal handler may call it: the first time what runs may end, the second time it ends now. */
+void hl_server_run(struct hl_server *s); /* runs until stopped and all clients are served */
+/* May be called from a signal handler: the first call lets running requests finish, the second ends now. */
 void hl_server_stop(struct hl_server *s);
-void hl_server_close(struct hl_server *s); /* the engine is the caller's, and still runs */
+void hl_server_close(struct hl_server *s); /* the engine belongs to the caller and keeps running */
 
 #endif

@@ -1,5 +1,5 @@
-/* server_internal.h -- what the server's files share. All of it belongs to the server's thread, but for what the
- * thread of long readings is handed (exchanges in preparation). */
+/* server_internal.h -- shared by the server's files. Everything belongs to the server's thread, except exchanges in
+ * preparation, which belong to the preparation thread. */
 #ifndef HL_SERVER_INTERNAL_H
 #define HL_SERVER_INTERNAL_H
 #include "core/text.h"
@@ -14,25 +14,25 @@ enum hl_connection_stage {
     HL_CONNECTION_HEAD,
     HL_CONNECTION_BODY,
     HL_CONNECTION_ANSWERS,
-    HL_CONNECTION_LINGERS /* has been answered and is closed; what still comes is thrown away */
+    HL_CONNECTION_LINGERS /* answered and closing; further input is discarded */
 };
 struct hl_connection {
     int fd;
-    uint32_t events; /* that epoll watches */
+    uint32_t events; /* the events epoll watches */
     enum hl_connection_stage stage;
     struct hl_connection *next, *previous;
     struct hl_http *http; /* NULL between requests */
-    struct hl_text in;    /* came, and is not yet read */
+    struct hl_text in;    /* received, not yet parsed */
     struct hl_text out;
     int64_t out_at;
-    double deadline, taken; /* of this stage; when the client last took a byte */
+    double deadline, taken; /* deadline of this stage; when the client last accepted a byte */
     struct hl_exchange *exchange;
     struct hl_connection *next_flush;
-    bool waits_flush;        /* it is in the list of those with something to be sent */
-    bool left, closes, dead; /* the client will send no more; to be closed after the answer; gone */
+    bool waits_flush;        /* it is in the list of connections with data to send */
+    bool left, closes, dead; /* the client has closed its side; close after the answer; gone */
 };
 
-/* An error as it is answered. */
+/* An error response. */
 struct hl_problem {
     enum hl_error error;
     char param[64]; /* empty: none */
@@ -43,29 +43,29 @@ bool hl_problem_set(struct hl_problem *p, enum hl_error error, const char *param
                     ...) HL_PROBLEM_PRINTF; /* returns false */
 
 struct hl_choice {
-    struct hl_text text, fresh; /* all of it; of a stream: what has not been sent */
+    struct hl_text text, fresh; /* the whole text; for a stream: what has not been sent */
     struct hl_ids ids;
     int64_t ids_sent;
-    json_t *logprobs; /* what has not been sent, or all */
-    int64_t offset;   /* characters of the text before the next token */
+    json_t *logprobs; /* not yet sent, or all */
+    int64_t offset;   /* character offset of the next token in the text */
     enum hl_finish finish;
-    bool begun, echoed; /* the role is sent; the prompt's text is there */
+    bool begun, echoed; /* the role was sent; the prompt's text was sent */
 };
 
-/* A request and its answer. */
+/* A request and its response. */
 struct hl_exchange {
-    struct hl_message message; /* to and from the thread of long readings */
+    struct hl_message message; /* to and from the preparation thread */
     struct hl_server *server;
     struct hl_connection *connection; /* NULL: the client is gone */
     struct hl_http *http;
     int endpoint;
     char id[HL_ID_MOST + 1];         /* X-Request-Id */
-    const char *origin;              /* a --cors one; NULL: none */
+    const char *origin;              /* one allowed by --cors; NULL: none */
     bool head_only, keep_alive, old; /* old: HTTP/1.0 */
-    double began, sent;              /* sent: when a stream last sent something */
+    double began, sent;              /* sent: time of a stream's last output */
     int64_t read, cached, written;   /* tokens */
     struct hl_problem problem;
-    json_t *answer; /* of what is answered at once; NULL: later, or a problem */
+    json_t *answer; /* of an immediate answer; NULL: later, or a problem */
     int status;
     /* a generation: */
     struct hl_serve_request *request;
@@ -73,12 +73,12 @@ struct hl_exchange {
     int64_t choices;
     struct hl_choice *choice;
     char name[40]; /* cmpl-... */
-    char *head;    /* what every event of its stream begins with; NULL: none was sent */
+    char *head;    /* the start of each event of its stream; NULL: none sent yet */
     int64_t created;
     double queue_s, prompt_s, predicted_s;
     /* an operation: */
     struct hl_op *op;
-    struct hl_exchange *next, *previous; /* those whose request or operation is with the engine */
+    struct hl_exchange *next, *previous; /* list of exchanges whose request or operation is in the engine */
 };
 
 struct hl_count {
@@ -89,15 +89,15 @@ struct hl_server {
     struct hl_server_opts o;
     int listener, epoll, wake, port;
     bool accepting, stopping, closed;
-    double accept_again; /* no descriptors are left until then */
+    double accept_again; /* out of file descriptors until then */
     _Atomic int signals;
     int seen_signals;
     struct hl_connection *first, *to_flush;
-    bool gathering; /* events are being answered: what they send goes out together */
+    bool gathering; /* events are being handled: their output is sent together */
     struct hl_text line;
     int64_t connections;
     double next_look;
-    struct hl_queue events, ops, prepared, readings; /* readings: to the thread of long ones */
+    struct hl_queue events, ops, prepared, readings; /* readings: to the preparation thread */
     pthread_t reader;
     bool has_reader;
     struct hl_exchange *exchanges;
@@ -109,24 +109,24 @@ struct hl_server {
     uint64_t model_hash;
     char fingerprint[64], **alias;
     int aliases;
-    int32_t context; /* a plain token: what stands before a piece that is shown by itself */
+    int32_t context; /* an ordinary token, used as context to decode a single piece */
     uint64_t salt, serial;
 };
 
 /* server.c */
-void hl_connection_want(struct hl_connection *c, struct hl_server *s); /* what epoll should watch */
+void hl_connection_want(struct hl_connection *c, struct hl_server *s); /* sets what epoll should watch */
 void hl_exchange_send(struct hl_exchange *x, const char *data, int64_t n);
-void hl_exchange_done(struct hl_exchange *x);  /* its answer is complete, it is freed */
-void hl_exchange_close(struct hl_exchange *x); /* the connection is not used again */
+void hl_exchange_done(struct hl_exchange *x);  /* its response is complete; frees it */
+void hl_exchange_close(struct hl_exchange *x); /* the connection is not reused */
 void hl_exchange_free(struct hl_exchange *x);
 double hl_server_now(void);
 
 /* exchange.c */
-bool hl_exchange_check(struct hl_exchange *x);    /* the header is there: may the body come? */
+bool hl_exchange_check(struct hl_exchange *x);    /* headers are complete: may the body follow? */
 void hl_exchange_begin(struct hl_exchange *x);    /* the request is complete */
-void hl_exchange_prepared(struct hl_exchange *x); /* back from preparation */
+void hl_exchange_prepared(struct hl_exchange *x); /* after preparation */
 void hl_exchange_prepare(struct hl_exchange *x);  /* on any thread */
-void hl_exchange_problem(struct hl_exchange *x);  /* answers with x->problem */
+void hl_exchange_problem(struct hl_exchange *x);  /* responds with x->problem */
 void hl_exchange_answer(struct hl_exchange *x, int status, const char *type, const char *body, int64_t n,
                         const char *more);
 void hl_exchange_json(struct hl_exchange *x, int status, json_t *json);
@@ -138,23 +138,23 @@ void hl_server_log(struct hl_exchange *x);
 int hl_error_status(enum hl_error e);
 const char *hl_error_code(enum hl_error e);
 
-/* api_fields.c: a generation's request from its JSON; false: x->problem */
+/* api_fields.c: builds a generation request from its JSON; false: x->problem */
 bool hl_api_completion(struct hl_exchange *x, json_t *root);
 bool hl_api_chat(struct hl_exchange *x, json_t *root);
-bool hl_api_only(struct hl_problem *p, const json_t *root, const char *const *names); /* no other fields */
+bool hl_api_only(struct hl_problem *p, const json_t *root, const char *const *names); /* rejects unknown fields */
 bool hl_api_messages(struct hl_problem *p, const json_t *list, struct hl_chat_message **out, int64_t *n,
                      struct hl_text *store);
 bool hl_api_ids(const struct hl_server *s, struct hl_problem *p, const json_t *list, const char *param, int32_t **ids,
                 int64_t *n);
 
-/* api_answer.c: what comes of it */
+/* api_answer.c: the response */
 void hl_answer_event(struct hl_exchange *x, struct hl_event *ev);
-void hl_answer_silence(struct hl_exchange *x); /* a comment, so that nobody gives up */
+void hl_answer_silence(struct hl_exchange *x); /* sends an SSE comment as a keep-alive */
 json_t *hl_piece_text(const struct hl_server *s, int32_t id);
 
 /* api_other.c: models, tokenize, templates, metrics; api_sessions.c */
 void hl_api_prepare_other(struct hl_exchange *x, json_t *root);
-bool hl_api_session(struct hl_exchange *x, json_t *root); /* x->op is to be done; false: x->problem */
+bool hl_api_session(struct hl_exchange *x, json_t *root); /* fills x->op; false: x->problem */
 void hl_api_session_answer(struct hl_exchange *x);        /* x->op is done */
 
 enum hl_endpoint {
@@ -182,7 +182,7 @@ enum hl_endpoint {
     HL_AT_MEMORY,
     HL_ENDPOINTS
 };
-/* The page's files, in the program (page.c). */
+/* The page's files, compiled into the program (page.c). */
 struct hl_page_file {
     const char *data;
     int64_t size;

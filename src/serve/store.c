@@ -1,4 +1,4 @@
-/* store.c -- the folder of conversations and the thread that works on it; see store.h. */
+/* store.c -- the folder of conversations and its worker thread; see store.h. */
 #define _GNU_SOURCE
 #include "serve/store_internal.h"
 #include "core/clock.h"
@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 enum { STOP = -1 };
-struct errand { /* a job and where it goes back to */
+struct errand { /* a job and its reply queue */
     struct hl_message message;
     struct hl_store_job *job;
     struct hl_queue *reply;
@@ -60,7 +60,7 @@ static int write_all(int fd, const char *data, int64_t size) {
     return 0;
 }
 
-/* The new file takes the old one's place; in a shared folder only while the lease is ours, which then ends. */
+/* Renames the new file over the old one; in a shared folder only while we hold the lease, which is then released. */
 static int put_in_place(const struct hl_store *s, struct hl_store_job *j, const char *temp, const char *name) {
     char lease[HL_FILE_NAME];
     int error = 0, lock = -1;
@@ -79,8 +79,8 @@ static int put_in_place(const struct hl_store *s, struct hl_store_job *j, const 
     return error;
 }
 
-/* Temporary files begin with a dot, which no id does; what a killed process left is written over, and in a shared
- * folder removed by whoever takes its lease. */
+/* Temporary files begin with a dot, which no id does; files left by a killed process are overwritten, and in a shared
+ * folder removed by the next owner of the lease. */
 static hola_status save(const struct hl_store *s, struct hl_store_job *j) {
     char name[HL_FILE_NAME], temp[HL_FILE_NAME];
     char *file;
@@ -95,7 +95,7 @@ static hola_status save(const struct hl_store *s, struct hl_store_job *j) {
     const int fd = openat(s->fd, temp, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     int error = fd < 0 ? errno : write_all(fd, file, size);
     free(file);
-    /* The kernel's own times advance every few milliseconds only, and inodes are used again: in a shared folder two
+    /* The kernel's own timestamps advance only every few milliseconds, and inodes are reused: in a shared folder two
      * versions could look the same. */
     if (fd >= 0 && !error && clock_gettime(CLOCK_REALTIME, &times[1]) == 0) futimens(fd, times);
     if (fd >= 0 && !error && fsync(fd) != 0 && errno != EINVAL) error = errno;
@@ -106,7 +106,7 @@ static hola_status save(const struct hl_store *s, struct hl_store_job *j) {
     return error ? fail_errno("write", name, error) : HOLA_OK;
 }
 
-/* A plain file; it stays the same one while others put a newer one in its place. */
+/* Opens a regular file; the descriptor stays valid when a newer file replaces it. */
 static hola_status open_file(const struct hl_store *s, const char *name, int *fd, struct stat *st) {
     *fd = openat(s->fd, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
     if (*fd < 0) return fail_errno("read", name, errno);
@@ -117,7 +117,7 @@ static hola_status open_file(const struct hl_store *s, const char *name, int *fd
     return status;
 }
 
-/* Its first bytes, at most `most` of them. */
+/* Reads its first bytes, at most `most`. */
 static hola_status read_bytes(int fd, const char *name, int64_t most, char **data, int64_t *size) {
     hola_status status = HOLA_OK;
     *size = 0;
@@ -212,7 +212,7 @@ void hl_store_ask(struct hl_store *s, struct hl_store_job *j, struct hl_queue *r
         hl_queue_put(&s->inbox, &e->message);
         return;
     }
-    free(e); /* no memory for the errand: at once, then */
+    free(e); /* no memory for the job entry: execute it now */
     hl_store_do(s, j);
     j->message.kind = j->reply_kind;
     hl_queue_put(reply, &j->message);

@@ -1,4 +1,4 @@
-/* store_shared.c -- a folder that several processes share: versions of files, and leases that are held. See store.h. */
+/* store_shared.c -- a folder shared by several processes: file versions and leases. See store.h. */
 #define _GNU_SOURCE
 #include "core/clock.h"
 #include "serve/store_internal.h"
@@ -20,7 +20,7 @@ bool hl_store_look(struct hl_store *s, const char *id, struct hl_stamp *known, b
     *about = NULL;
     hl_store_file(name, s, id, HL_SESSION_SUFFIX);
     for (struct hl_stamp unread = {0};;) {
-        /* a file that cannot be looked at for another reason is there, and damaged */
+        /* a file that cannot be examined for another reason exists but is damaged */
         if (fstatat(s->fd, name, &st, AT_SYMLINK_NOFOLLOW) != 0) {
             *same = false, *known = (struct hl_stamp){0};
             return errno != ENOENT;
@@ -30,7 +30,7 @@ bool hl_store_look(struct hl_store *s, const char *id, struct hl_stamp *known, b
         if (*same) return true;
         struct hl_stamp read = now;
         *about = hl_store_about(s, id, &read);
-        /* unreadable twice: it is damaged, not just removed or replaced since we looked */
+        /* unreadable twice: damaged, not just removed or replaced since we looked */
         if (*about || hl_stamp_same(&now, &unread)) {
             *known = read;
             return true;
@@ -48,7 +48,7 @@ static void remember(struct hl_store *s, const char *id, const char *token) {
         struct hl_held *more = realloc(s->held, (size_t)room * sizeof *more);
         if (more) s->held = more, s->held_room = room;
     }
-    if (s->n_held < s->held_room) { /* without memory it is not renewed, and runs out */
+    if (s->n_held < s->held_room) { /* out of memory: it is not renewed and expires */
         struct hl_held *h = &s->held[s->n_held++];
         memcpy(h->id, id, strlen(id) + 1);
         memcpy(h->token, token, HL_TOKEN + 1);
@@ -68,7 +68,7 @@ enum hl_lease_answer hl_store_claim(struct hl_store *s, const char *id, char tok
     hl_store_file(name, s, id, HL_LEASE_SUFFIX);
     const enum hl_lease_answer a = hl_lease_take(s->fd, name, s->lease, false, token, before);
     if (a != HL_LEASE_MINE) return a;
-    if (before[0]) { /* what it was writing when it died */
+    if (before[0]) { /* the file it was writing when it died */
         hl_store_temp(temp, s, id, before);
         unlinkat(s->fd, temp, 0);
     }
@@ -79,7 +79,7 @@ enum hl_lease_answer hl_store_claim(struct hl_store *s, const char *id, char tok
 void hl_store_release(struct hl_store *s, const char *id, const char *token) {
     char name[HL_FILE_NAME], mine[HL_TOKEN + 1];
     int fd;
-    memcpy(mine, token, sizeof mine); /* it may lie in the list */
+    memcpy(mine, token, sizeof mine); /* it may point into the list */
     hl_store_file(name, s, id, HL_LEASE_SUFFIX);
     if (hl_lease_open(s->fd, name, mine, 0.2, &fd) == HL_LEASE_MINE) hl_lease_close(s->fd, name, fd, true);
     pthread_mutex_lock(&s->held_lock);
@@ -117,7 +117,8 @@ enum hl_lease_answer hl_store_delete(struct hl_store *s, const char *id) {
     return a;
 }
 
-/* A third of the time is over: copies are worked on, so that nobody waits for the disk. */
+/* Renews leases after a third of their time; works on copies, so that no one waits for the disk while the list is
+ * locked. */
 double hl_store_renew(struct hl_store *s) {
     const double now = hl_clock();
     if (s->lease <= 0) return -1;

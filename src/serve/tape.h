@@ -1,7 +1,7 @@
-/* tape.h -- what a sequence was fed: its ids, and where the calls began that fed them.
+/* tape.h -- what a sequence was fed: its ids, and where each call began.
  *
- * Feeding the same ids in the same calls gives the same bits. A call that read a prompt may be cut into pieces of
- * multiples of 64 tokens from its own beginning, which changes no bit either, so only its beginning is noted. */
+ * Feeding the same ids in the same calls gives the same bits. A prompt call may be split at multiples of 64 tokens from
+ * its start without changing any bit, so only its start is recorded. */
 #ifndef HL_TAPE_H
 #define HL_TAPE_H
 #include "core/status.h"
@@ -13,7 +13,7 @@ struct hl_tape {
     int64_t n, room;
 };
 hola_status hl_tape_room(struct hl_tape *t, int64_t more);
-/* n ids that one call fed; begin: they are not the rest of the call before. Room was made. */
+/* n ids fed by one call; begin: false if they continue the previous call. Room must be reserved. */
 void hl_tape_add(struct hl_tape *t, const int32_t *ids, int64_t n, bool begin);
 hola_status hl_tape_copy(struct hl_tape *to, const struct hl_tape *from, int64_t n); /* `to` is empty */
 void hl_tape_free(struct hl_tape *t);

@@ -26,7 +26,7 @@ void hl_batch_free(struct hl_batch *b) {
     *b = (struct hl_batch){0};
 }
 
-/* What a row adds to the targets: a document's first token is none. */
+/* Targets in a row: all tokens but the first of each document. */
 static int64_t targets_of(const struct hl_row *row, bool flagged) {
     int64_t n = row->n - row->n_starts;
     if (!flagged) return n;

@@ -82,7 +82,7 @@ static double number_or_nan(json_t *root, const char *key) {
     return json_is_number(x) ? json_number_value(x) : (double)NAN;
 }
 
-/* A count that must be there. */
+/* A required count. */
 static hola_status count(json_t *root, const char *path, const char *key, int64_t *out) {
     json_t *x = json_object_get(root, key);
     if (!json_is_integer(x) || json_integer_value(x) < 0)
@@ -154,7 +154,7 @@ static hola_status write_moments(const char *dir, const struct hl_checkpoint *c)
     return s;
 }
 
-/* The elements of one tensor that lie in the trainer's part. */
+/* Reads the elements of one tensor that are in the trainer's part. */
 static hola_status read_moment(const struct hl_stfile *f, const char *path, char which, const struct hl_tensor *t,
                                const struct hl_trainer_view *v) {
     char name[NAME];
@@ -190,7 +190,7 @@ hola_status hl_checkpoint_moments(const char *dir, const hola_model *model, cons
     return s;
 }
 
-/* ---- the whole ---- */
+/* ---- whole checkpoints ---- */
 
 static hola_status copy_into(const char *dir, const char *file) {
     const char *slash = strrchr(file, '/');
@@ -213,7 +213,7 @@ static hola_status fill(const char *temp, const struct hl_checkpoint *c) {
     return s == HOLA_OK ? hl_sync_dir(temp) : s;
 }
 
-/* Puts temp in the place of path. A step that is there already (a run that was sent back) goes first. */
+/* Renames temp to path. An existing step (from a run that was rolled back) is removed first. */
 static hola_status put_in_place(const char *temp, const char *path, const char *old) {
     hola_status s;
     if (rename(temp, path) == 0) return HOLA_OK;
@@ -237,7 +237,7 @@ hola_status hl_checkpoint_write(const char *dir, const struct hl_checkpoint *c) 
     if (s == HOLA_OK) s = put_in_place(temp, path, old);
     if (s == HOLA_OK) s = hl_sync_dir(dir);
     else if (temp) {
-        char why[512]; /* removing may fail too, but this is what went wrong */
+        char why[512]; /* the cleanup may fail too, but this is the error to report */
         snprintf(why, sizeof why, "%s", hola_last_error());
         (void)hl_remove_tree(temp);
         hl_fail(s, "%s", why);

@@ -1,5 +1,5 @@
-/* dist_mpi.c -- ranks over MPI. Part of the program, not of the library, and only where MPI was found: nobody
- * who links libhola gets MPI with it. */
+/* dist_mpi.c -- ranks over MPI. Part of the program, not the library, and only if MPI was found: programs that link
+ * libhola do not get MPI with it. */
 #include "train/dist.h"
 #include <mpi.h>
 #include <stdlib.h>
@@ -10,14 +10,14 @@
 #else
 #define REAL MPI_FLOAT
 #endif
-enum { PIECE = 1 << 18 }; /* reals of one message of a reduction */
+enum { PIECE = 1 << 18 }; /* reals per message of a reduction */
 
 static int rank, size;
 static real *received;  /* [size][PIECE] */
 static double *doubles; /* [size * doubles_room / size] */
 static int doubles_room;
 
-/* Not MPI_Allreduce: its order of adding is the implementation's. */
+/* Not MPI_Allreduce: its order of summation depends on the implementation. */
 static void sum(double *x, int n) {
     if (n * size > doubles_room) {
         double *p = realloc(doubles, (size_t)(n * size) * sizeof *p);
@@ -32,8 +32,8 @@ static void sum(double *x, int n) {
     }
 }
 
-/* A reduce-scatter, piece by piece: every rank sends each other rank that one's piece, and adds up the pieces
- * of its own in rank order. As many bytes as MPI_Reduce_scatter moves. */
+/* A reduce-scatter in pieces: every rank sends each other rank its piece and sums its own pieces in rank order. Moves
+ * as many bytes as MPI_Reduce_scatter. */
 static hola_status reduce(real *grads, int64_t part) {
     MPI_Request *request = malloc((size_t)(2 * size) * sizeof *request);
     if (!request || !received) return free(request), hl_fail(HOLA_ENOMEM, "no memory for %d ranks", size);
@@ -56,7 +56,7 @@ static hola_status reduce(real *grads, int64_t part) {
     return HOLA_OK;
 }
 
-/* Where rank r's part of a block lies. */
+/* Range of rank r's part of a block. */
 static int part_of(int r, int64_t part, int64_t total, int *at) {
     const int64_t first = r * part < total ? r * part : total;
     *at = (int)first;

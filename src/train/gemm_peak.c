@@ -1,4 +1,4 @@
-/* gemm_peak.c -- what this machine makes of a large matrix product: the yardstick of a step's speed. */
+/* gemm_peak.c -- speed of a large matrix product on this machine, the reference for a step's speed. */
 #define _POSIX_C_SOURCE 200809L
 #include "core/clock.h"
 #include "core/half.h"
@@ -23,7 +23,7 @@ double hl_gemm_peak(hola_model *m) {
         hl_put(m->backend, x, pattern, bytes);
         hl_put(m->backend, x + bytes, pattern, bytes);
         const double begun = hl_clock();
-        for (int i = 0; i < 4 && (i == 0 || hl_clock() - begun < 0.2); i++) { /* once is enough where it is slow */
+        for (int i = 0; i < 4 && (i == 0 || hl_clock() - begun < 0.2); i++) { /* a slow machine runs it once */
             hl_finish(m->backend);
             double t = hl_clock();
             m->backend->ops.linear_forward(m->backend, &a);

@@ -1,4 +1,4 @@
-/* look.c -- how good the model is while it is trained: validation, benchmarks, and whether it is a model at all. */
+/* look.c -- evaluation of the model during training: validation, benchmarks, and a check that its loss is finite. */
 #define _GNU_SOURCE
 #include "train/run.h"
 #include <inttypes.h>
@@ -21,7 +21,7 @@ void hl_run_work(const struct hl_run *r, enum hl_train_phase phase, int64_t done
     if (r->root && r->o->report.work) r->o->report.work(r->o->report.ctx, &w);
 }
 
-/* The loss of n rows of a set from its row `first`, added to *sum and *targets. */
+/* Adds the loss of n rows of a set, from row `first`, to *sum and *targets. */
 static hola_status loss_of(struct hl_run *r, const struct hl_dataset *d, int64_t first, int64_t n, double *sum,
                            double *targets) {
     double loss = 0;
@@ -35,7 +35,7 @@ static hola_status loss_of(struct hl_run *r, const struct hl_dataset *d, int64_t
     return s;
 }
 
-/* Stopping is asked about before every slice that all ranks have. */
+/* Checks for a stop request before every slice that all ranks have. */
 static hola_status validate(struct hl_run *r, double *val_loss, bool *stopped) {
     double shared[3] = {0}; /* loss, targets, failures */
     int64_t at, end;
@@ -49,7 +49,7 @@ static hola_status validate(struct hl_run *r, double *val_loss, bool *stopped) {
             *stopped = true;
             break;
         }
-        if (s != HOLA_OK) continue; /* a rank that failed still answers the others' question */
+        if (s != HOLA_OK) continue; /* a rank that failed still takes part in the collective calls */
         s = loss_of(r, r->val, at, at + r->rows_per_micro < end ? r->rows_per_micro : end - at, &shared[0], &shared[1]);
         hl_run_work(r, HL_TRAIN_VALIDATION, i + 1, slices);
     }
@@ -60,7 +60,7 @@ static hola_status validate(struct hl_run *r, double *val_loss, bool *stopped) {
     return HOLA_OK;
 }
 
-/* On rank 0 alone: the others wait for what it says. */
+/* On rank 0 only: the others wait for its result. */
 static hola_status benchmarks(struct hl_run *r, bool *stopped) {
     int64_t asked = 0;
     hola_status s = HOLA_OK;

@@ -9,9 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- what there is ---- */
+/* ---- available memory ---- */
 
-/* The number in a file, or with `key` the one after it, which is in kB; -1: none ("max" too). */
+/* The number in a file, or with `key` the number after it, in kB; -1: none ("max" too). */
 static int64_t number_in(const char *path, const char *key) {
     char line[256];
     long long x = -1;
@@ -24,7 +24,7 @@ static int64_t number_in(const char *path, const char *key) {
     return x;
 }
 
-/* What a control group leaves of its limit; its page cache can be reclaimed, so that is not counted. */
+/* What a control group's limit leaves; its page cache is reclaimable, so it is not counted. */
 static int64_t group_left(const char *limit, const char *used, const char *stat, const char *cache) {
     char line[256];
     const int64_t most = number_in(limit, NULL), now = number_in(used, NULL);
@@ -51,7 +51,7 @@ int64_t hl_memory_free(void) {
     return least == INT64_MAX ? 0 : least;
 }
 
-/* ---- what it takes ---- */
+/* ---- required memory ---- */
 
 static hola_status slice_bytes(hola_model *model, const struct hl_slice_shape *shape, int64_t *bytes) {
     struct hl_activations a = {.pass = HL_TRAIN, .backend = model->backend, .recompute = shape->recompute};
@@ -81,7 +81,7 @@ hola_status hl_memory_predict(struct hl_memory *m, hola_model *model, const stru
 
 /* ---- what would fit ---- */
 
-/* The largest slice of whole rows, at most the one asked for, that takes `room` bytes; 0: none. */
+/* The largest slice of whole rows, at most the requested one, that fits in `room` bytes; 0: none. */
 static int64_t fitting(hola_model *model, struct hl_slice_shape s, int64_t row, int64_t room) {
     const double pieces = (double)s.pieces / (double)s.tokens;
     for (int64_t rows = s.tokens / row; rows >= 1; rows /= 2) {
@@ -97,7 +97,7 @@ hola_status hl_memory_check(const struct hl_memory *m, hola_model *model, const 
                             int64_t row, int64_t most) {
     const double gb = 1e-9;
     const char *where = m->device ? "of the device " : "";
-    int64_t room = m->left > 0 ? m->held + m->left : INT64_MAX; /* for all of the run */
+    int64_t room = m->left > 0 ? m->held + m->left : INT64_MAX; /* total for the run */
     if (most > 0 && most < room) room = most;
     if (hl_memory_total(m) <= room) return HOLA_OK;
     const double needs = gb * (double)hl_memory_total(m), there = gb * (double)room;

@@ -14,7 +14,7 @@
 
 /* ---- lines ---- */
 
-/* The shortest decimal that reads back as x: equal numbers give equal text. */
+/* The shortest decimal that round-trips: equal numbers give equal text. */
 static const char *number(char buf[32], double x) {
     if (!isfinite(x)) return "null";
     for (int digits = 6; digits <= 17; digits++) {
@@ -62,7 +62,7 @@ static bool parse_line(const char *text, size_t n, struct hl_metric *m) {
     return good;
 }
 
-/* Calls f for every line, with and without an end; ok: it could be parsed. */
+/* Calls f for every line, complete or not; ok: it could be parsed. */
 typedef hola_status (*line_fn)(void *ctx, const char *line, int64_t n, bool ok, const struct hl_metric *m);
 static hola_status for_lines(const struct hl_map *map, line_fn f, void *ctx) {
     hola_status s = HOLA_OK;
@@ -77,7 +77,7 @@ static hola_status for_lines(const struct hl_map *map, line_fn f, void *ctx) {
     return s;
 }
 
-/* An empty or absent file is an empty map. */
+/* An empty or missing file gives an empty map. */
 static hola_status map_lines(struct hl_map *map, const char *path) {
     *map = (struct hl_map){0};
     if (access(path, F_OK) != 0 && errno == ENOENT) return HOLA_OK;
@@ -127,7 +127,7 @@ hola_status hl_metrics_open(struct hl_metrics_log *w, const char *path, int64_t 
     return s;
 }
 
-/* Writes what waits, all of it or, as far as the file shows, nothing. */
+/* Writes the pending lines: all of them, or, judging by the file size, none. */
 static hola_status flush(struct hl_metrics_log *w) {
     for (int64_t done = 0; done < w->n;) {
         ssize_t k = pwrite(w->fd, w->pending + done, (size_t)(w->n - done), w->size + done);
@@ -147,7 +147,7 @@ static hola_status flush(struct hl_metrics_log *w) {
 hola_status hl_metrics_add(struct hl_metrics_log *w, const struct hl_metric *m,
                            const struct hl_train_figures *figures) {
     const int64_t line =
-        512 + (figures ? 128 * figures->n : 0); /* names are short, numbers have 32 characters at most */
+        512 + (figures ? 128 * figures->n : 0); /* names are short, numbers have at most 32 characters */
     if (w->n + line > w->room) {
         char *p = realloc(w->pending, (size_t)(2 * w->room + line));
         if (!p) return hl_fail(HOLA_ENOMEM, "%s: no memory", w->path);
@@ -201,7 +201,7 @@ hola_status hl_metrics_history_read(struct hl_metrics_history *h, const char *pa
     struct hl_map map = {0};
     *h = (struct hl_metrics_history){0};
     hola_status s = hl_map_open(&map, path);
-    if (s == HOLA_EFORMAT) return HOLA_OK; /* empty: a run that has not made a step */
+    if (s == HOLA_EFORMAT) return HOLA_OK; /* empty: a run without a step */
     if (s == HOLA_OK) s = for_lines(&map, take_line, &r);
     hl_map_close(&map);
     if (s != HOLA_OK) hl_metrics_history_free(h);

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_SKIPPED = 5 }; /* updates in a row */
+enum { MOST_SKIPPED = 5 }; /* consecutive updates */
 
 void hl_run_note(const struct hl_run *r, const char *fmt, ...) {
     char text[1024];
@@ -22,8 +22,8 @@ void hl_run_note(const struct hl_run *r, const char *fmt, ...) {
 
 /* ---- one step ---- */
 
-/* Gradients of this rank's rows, slice by slice (micro-batches). Stopping is asked about before every slice that all
- * ranks have; what was accumulated of this step is then dropped, and a resumed run makes it again. */
+/* Computes the gradients of this rank's rows, slice by slice (micro-batches). Checks for a stop request before every
+ * slice that all ranks have; the partial step is then dropped, and a resumed run repeats it. */
 static hola_status accumulate(struct hl_run *r, double *loss, bool *stopped) {
     const double weight = r->batch.targets > 0 ? 1.0 / (double)r->batch.targets : 0;
     const int64_t common = r->rows_per_step / r->dist->size / r->rows_per_micro;
@@ -38,7 +38,7 @@ static hola_status accumulate(struct hl_run *r, double *loss, bool *stopped) {
             hl_trainer_clear(r->trainer);
             return s;
         }
-        if (s != HOLA_OK) continue; /* a rank that failed still answers the others' question */
+        if (s != HOLA_OK) continue; /* a rank that failed still takes part in the collective calls */
         const int64_t to = at + r->rows_per_micro < end ? at + r->rows_per_micro : end;
         const struct hl_slice x = hl_batch_slice(&r->batch, at, to);
         double sum = 0;
@@ -50,7 +50,7 @@ static hola_status accumulate(struct hl_run *r, double *loss, bool *stopped) {
     return s;
 }
 
-/* The update from the gradients of all ranks; each updates its part and receives the others'. */
+/* Updates from the gradients of all ranks; each rank updates its part and receives the others'. */
 static hola_status update(struct hl_run *r, double lr, double loss, double *norm) {
     const bool linked = hl_trainer_linked(r->trainer), by_host = r->dist->size > 1 && !linked;
     double squares;
@@ -80,7 +80,7 @@ static hola_status update(struct hl_run *r, double lr, double loss, double *norm
     return s;
 }
 
-/* What to do about a run whose numbers went wrong; `why` comes first. */
+/* Advice for a run that diverged; `why` comes first. */
 static hola_status diverged(struct hl_run *r, const char *why) {
     char kept[64] = "no checkpoint was written";
     r->speaks = r->root;
@@ -92,7 +92,7 @@ static hola_status diverged(struct hl_run *r, const char *why) {
                    r->o->adamw.clip > 0 && r->o->adamw.clip <= 1 ? "" : ", --clip 1");
 }
 
-/* *stop: asked to before it was done; nothing has changed then. */
+/* *stop: asked to stop before the step was done; then nothing has changed. */
 static hola_status one_step(struct hl_run *r, struct hl_metric *m, bool *stop) {
     const int64_t rows = hl_dataset_info(r->train)->rows;
     struct hl_train_state *t = &r->state;
@@ -109,7 +109,7 @@ static hola_status one_step(struct hl_run *r, struct hl_metric *m, bool *stop) {
     if (r->batch.targets > 0) {
         m->loss = shared[0] / (double)r->batch.targets;
         s = update(r, lr, m->loss, &m->grad_norm);
-    } else { /* nothing to learn in it: nothing changes */
+    } else { /* no targets: nothing changes */
         m->loss = (double)NAN;
         hl_trainer_clear(r->trainer);
     }
@@ -129,7 +129,7 @@ static hola_status write_checkpoint(struct hl_run *r, const real *m, const real 
     struct hl_train_state *t = &r->state;
     const struct hl_checkpoint c = {
         .model = r->model, .m = m, .v = v, .state = *t, .run = r->identity, .files = (const char *const *)r->files};
-    hola_status s = hl_metrics_sync(&r->metrics); /* no line of a step that is in a checkpoint may be missing */
+    hola_status s = hl_metrics_sync(&r->metrics); /* every step in a checkpoint must have its line on disk */
     if (s == HOLA_OK) s = hl_checkpoint_write(r->dir.checkpoints, &c);
     if (s == HOLA_OK) s = hl_rundir_point(&r->dir, "latest", t->step);
     if (s == HOLA_OK && t->best_step == t->step) s = hl_rundir_point(&r->dir, "best", t->step);
@@ -138,7 +138,7 @@ static hola_status write_checkpoint(struct hl_run *r, const real *m, const real 
     return s;
 }
 
-/* Rank 0 collects the moments and writes. What it returns is the same on all ranks. A model without a finite loss is
+/* Rank 0 collects the moments and writes. The return value is the same on all ranks. A model without a finite loss is
  * not written: HOLA_ENUMERIC. */
 static hola_status save(struct hl_run *r) {
     hl_run_work(r, HL_TRAIN_SAVING, 0, 0);
@@ -152,7 +152,7 @@ static hola_status save(struct hl_run *r) {
     const size_t bytes = (size_t)v.total * sizeof(real);
     const bool alone = r->dist->size == 1;
     real *all_m = !alone && r->root ? malloc(bytes) : NULL, *all_v = !alone && r->root ? malloc(bytes) : NULL;
-    /* the lowest loss seen; without any, the latest */
+    /* the lowest loss so far; without any, the latest */
     if (!isfinite(t->best_val) || t->val_loss <= t->best_val) t->best_step = t->step, t->best_val = t->val_loss;
     if (!alone && s == HOLA_OK) {
         int64_t good = !r->root || (all_m && all_v);
@@ -180,7 +180,7 @@ static void plot(struct hl_run *r, bool running) {
     r->plot_failed = s != HOLA_OK;
 }
 
-/* ---- what is said of a step ---- */
+/* ---- reporting ---- */
 
 static void log_step(struct hl_run *r, const struct hl_metric *m, double seconds) {
     const struct hl_train_figures *f = r->figures.n > 0 ? &r->figures : NULL;
@@ -214,8 +214,8 @@ static double flop_per_token(const struct hl_run *r) {
     return 6.0 * matrices;
 }
 
-/* A machine that was busy when the peak was measured shows when a step comes near it: measured again then, and never
- * below what was reached. */
+/* A peak measured on a busy machine is too low, which shows when a step comes close to it: it is then measured again,
+ * and never set below what was reached. */
 static void measure_peak(struct hl_run *r, double tok_per_s) {
     const double reached = flop_per_token(r) * tok_per_s;
     if (!r->o->report.begin || !r->root || r->dist->size > 1 || (r->peak_measured > 0 && r->peak <= 0)) return;
@@ -229,7 +229,7 @@ static void measure_peak(struct hl_run *r, double tok_per_s) {
 
 /* ---- the loop ---- */
 
-/* What a set of conversations loses to the length of the rows. */
+/* Notes what truncation to the row length costs a dataset of conversations. */
 static void note_talk(const struct hl_run *r, const struct hl_dataset_info *d) {
     if (d->flagged && d->talk.cut > 0)
         hl_run_note(r,
@@ -267,7 +267,7 @@ static void announce(struct hl_run *r) {
 
 static bool every(int64_t n, int64_t step) { return n > 0 && step % n == 0; }
 
-/* A checkpoint that is due. Before the end, a failure is said and the run goes on. */
+/* Writes a checkpoint that is due. Before the end of the run, an error is reported and the run continues. */
 static hola_status save_due(struct hl_run *r, bool ends) {
     hola_status s = save(r);
     if (s == HOLA_OK) return s;
@@ -276,7 +276,7 @@ static hola_status save_due(struct hl_run *r, bool ends) {
     return HOLA_OK;
 }
 
-/* Whether the losses so far end the run. */
+/* Whether the losses so far must end the run. */
 static hola_status judge(struct hl_run *r, const struct hl_metric *m, bool last) {
     char why[128];
     const struct hl_watch *w = &r->watch;
@@ -297,7 +297,7 @@ static hola_status judge(struct hl_run *r, const struct hl_metric *m, bool last)
     return HOLA_OK;
 }
 
-/* What is due after a step: evaluation, its line, checkpoint, plot. */
+/* Everything due after a step: evaluation, metrics line, checkpoint, plot. */
 static hola_status after_step(struct hl_run *r, struct hl_metric *m, double seconds, bool *stop) {
     const struct hl_train *o = r->o;
     const bool last = m->step == r->schedule.steps, look = every(r->eval_every, m->step) || last;
@@ -318,14 +318,14 @@ static hola_status after_step(struct hl_run *r, struct hl_metric *m, double seco
     return s == HOLA_OK && bad != HOLA_OK ? judge(r, m, last) : s;
 }
 
-/* One step with all that is due after it. */
+/* One step and everything due after it. */
 static hola_status advance(struct hl_run *r, bool *stop) {
     struct hl_metric m = {.val_loss = (double)NAN};
     const double begun = hl_clock();
     hola_status s = one_step(r, &m, stop);
     const double seconds = hl_clock() - begun;
     if (s != HOLA_OK) return s;
-    if (*stop) { /* the last whole step is what is kept */
+    if (*stop) { /* keep the last whole step */
         if (r->state.step > 0 && r->latest != r->state.step) s = save_due(r, true);
         plot(r, false);
         return s;
@@ -337,8 +337,8 @@ static hola_status advance(struct hl_run *r, bool *stop) {
     return after_step(r, &m, seconds, stop);
 }
 
-/* The evaluation that a stop cut short: made up for before the next step, as if it had not been. The step's line stays
- * until the new one can follow. */
+/* Repeats an evaluation that a stop interrupted, before the next step, as if it had not been interrupted. The step's
+ * old line stays until the new one can replace it. */
 static hola_status make_up(struct hl_run *r, bool *stop) {
     struct hl_metric m = r->owed;
     hola_status s = hl_run_look(r, &m.val_loss, stop);

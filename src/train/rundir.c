@@ -41,7 +41,7 @@ typedef hola_status (*name_fn)(void *ctx, const char *dir, const char *name);
 static hola_status for_names(const char *dir, name_fn f, void *ctx) {
     hola_status s = HOLA_OK;
     struct dirent **list = NULL;
-    int n = scandir(dir, &list, NULL, NULL); /* all of them first: f may rename and remove */
+    int n = scandir(dir, &list, NULL, NULL); /* list them all first: f may rename and remove */
     if (n < 0) return errno == ENOENT ? HOLA_OK : fail_errno(dir, "read");
     for (int i = 0; i < n; i++) {
         if (s == HOLA_OK) s = f(ctx, dir, list[i]->d_name);
@@ -51,7 +51,7 @@ static hola_status for_names(const char *dir, name_fn f, void *ctx) {
     return s;
 }
 
-/* A step that was being replaced goes back to its place if the new one did not get there. */
+/* A step that was being replaced is moved back if its replacement is missing. */
 static hola_status clean_checkpoint(void *ctx, const char *dir, const char *name) {
     char step[256];
     const char *end = name[0] == '.' ? strrchr(name, '.') : NULL;
@@ -121,7 +121,7 @@ static hola_status differ(const char *what, const char *key, json_t *there, json
     return s;
 }
 
-/* 1 and 1.0 are the same number. */
+/* 1 and 1.0 are equal. */
 static bool same_value(json_t *a, json_t *b) {
     if (json_is_number(a) && json_is_number(b)) return json_number_value(a) == json_number_value(b);
     return json_equal(a, b) == 1;
@@ -143,7 +143,7 @@ hola_status hl_json_same(const char *what, json_t *there, json_t *given, const c
     return HOLA_OK;
 }
 
-/* More steps of a schedule that does not know their number are no other run. */
+/* More steps are allowed if the schedule does not depend on their number. */
 static hola_status check_same(struct hl_rundir *d, json_t *there, json_t *run, bool *grew) {
     json_t *old = json_object_get(there, "steps"), *now = json_object_get(run, "steps");
     const char *kind = json_string_value(json_object_get(run, "schedule"));
@@ -179,13 +179,13 @@ static hola_status read_run(struct hl_rundir *d, json_t **root) {
     return s;
 }
 
-/* ---- beginning ---- */
+/* ---- starting ---- */
 
 static const char *const parts[] = {"run.json",  "latest",      "best",          "metrics.jsonl",
                                     "plot.html", "checkpoints", "settings.json", "tb"};
 enum { PARTS = sizeof parts / sizeof *parts };
 
-/* run.json first: what is left of a move that was cut short is then refused, not mistaken for a run. */
+/* run.json first: the remains of an interrupted move are then refused, not mistaken for a run. */
 static hola_status move_aside(struct hl_rundir *d) {
     char name[32];
     bool any = false;
@@ -218,7 +218,7 @@ static hola_status newest(void *ctx, const char *dir, const char *name) {
     return HOLA_OK;
 }
 
-/* Where `latest` points; the newest checkpoint where it points nowhere (a run killed before the first link). */
+/* The target of `latest`; the newest checkpoint if it has no valid target (a run killed before the first link). */
 static hola_status find_latest(struct hl_rundir *d, int64_t *step) {
     char target[256], *path = hl_path_join(d->out, "latest");
     ssize_t n = path ? readlink(path, target, sizeof target - 1) : -1;
@@ -289,7 +289,7 @@ hola_status hl_rundir_point(const struct hl_rundir *d, const char *link, int64_t
 }
 
 struct prune {
-    int64_t step[4096], n; /* found, up to the current one */
+    int64_t step[4096], n; /* the steps found, up to the current one */
     int64_t current;
 };
 static hola_status list_step(void *ctx, const char *dir, const char *name) {
@@ -313,7 +313,7 @@ hola_status hl_rundir_prune(const struct hl_rundir *d, int64_t keep, int64_t ste
     for (int64_t i = keep; i < p->n && s == HOLA_OK; i++) {
         char name[HL_STEP_NAME], hidden[HL_STEP_NAME + 8];
         if (p->step[i] == best_step) continue;
-        /* out of sight first: a kill must not leave a half removed step-N */
+        /* rename first: a kill must not leave a half-removed step-N */
         snprintf(hidden, sizeof hidden, ".%s.tmp", hl_step_name(name, p->step[i]));
         char *path = hl_path_join(d->checkpoints, name), *gone = hl_path_join(d->checkpoints, hidden);
         if (!path || !gone) s = no_memory(d->out);

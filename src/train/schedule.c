@@ -17,6 +17,6 @@ double hl_schedule_lr(const struct hl_schedule *s, int64_t step) {
         const double p = (n1 - (double)s->warmup) / (double)(s->steps - s->warmup + 1);
         part = s->kind == HL_COSINE ? 0.5 * (1 + cos(pi * p)) : 1 - p;
     }
-    if (part < 0) part = 0; /* steps beyond the last */
+    if (part < 0) part = 0; /* steps after the last */
     return s->peak * (s->floor + (1 - s->floor) * part);
 }

@@ -11,11 +11,11 @@
 #include <stdint.h>
 
 enum hl_schedule_kind { HL_COSINE, HL_LINEAR, HL_CONSTANT, HL_WSD, HL_SCHEDULES };
-extern const char *const hl_schedule_names[]; /* ends with NULL */
+extern const char *const hl_schedule_names[]; /* NULL-terminated */
 
 struct hl_schedule {
     enum hl_schedule_kind kind;
-    double peak, floor; /* floor: a part of the peak */
+    double peak, floor; /* floor: a fraction of the peak */
     int64_t warmup, steps, decay;
 };
 double hl_schedule_lr(const struct hl_schedule *s, int64_t step);

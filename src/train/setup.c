@@ -1,4 +1,4 @@
-/* setup.c -- how a run begins: data, what defines the run, its directory, model and optimizer. */
+/* setup.c -- starting a run: data, run identity, directory, model and optimizer. */
 #define _GNU_SOURCE
 #include "chat/template.h"
 #include "core/file.h"
@@ -23,16 +23,16 @@ static hola_status open_split(struct hl_run *r, const char *split, struct hl_dat
     int64_t seq = o->seq_len;
     hola_status s = hl_dataset_open(out, o->data, split, o->config.vocab_size);
     if (s != HOLA_OK) return s;
-    /* a validation text shorter than a row is one short row */
+    /* a validation text shorter than a row becomes one short row */
     if (!strcmp(split, "val") && hl_dataset_info(*out)->tokens < seq) seq = hl_dataset_info(*out)->tokens;
     const bool packed = o->documents || hl_dataset_info(*out)->flagged;
-    if (packed) s = hl_pool_new(&pool, o->model.threads); /* the model's is not there yet */
+    if (packed) s = hl_pool_new(&pool, o->model.threads); /* the model's pool does not exist yet */
     if (s == HOLA_OK) s = hl_dataset_rows(*out, packed ? HL_ROWS_PACKED : HL_ROWS_STREAM, seq, -1, pool);
     hl_pool_free(pool);
     return s;
 }
 
-/* Whether there is such a file. */
+/* Adds the file if it exists. */
 static bool add_file(struct hl_run *r, const char *dir, const char *name) {
     char *path = hl_path_join(dir, name);
     int n = 0;
@@ -43,12 +43,12 @@ static bool add_file(struct hl_run *r, const char *dir, const char *name) {
     return there;
 }
 
-/* The tokenizer that the shards were made with; the first model's where nothing is known of that. */
+/* The tokenizer that the shards were made with; the initial model's if that is unknown. */
 static void find_tokenizer(struct hl_run *r) {
     const char *path = hl_dataset_info(r->train)->tokenizer, *dir = r->o->data;
     if (!path) dir = r->o->from;
     if (!dir) return;
-    if (path && !strcmp(path, "byte")) add_file(r, dir, "tokenizer.json"); /* hola prepare writes it */
+    if (path && !strcmp(path, "byte")) add_file(r, dir, "tokenizer.json"); /* written by hola prepare */
     else if (path) add_file(r, dir, strrchr(path, '/') ? strrchr(path, '/') + 1 : path);
     else add_file(r, dir, "tokenizer.model"), add_file(r, dir, "tokenizer.json");
     if (!r->files[0]) return;
@@ -57,12 +57,12 @@ static void find_tokenizer(struct hl_run *r) {
         if (!add_file(r, dir, more[i]) && r->o->from) add_file(r, r->o->from, more[i]);
 }
 
-/* The weights that a run starts from know their own tokens alone. */
+/* The initial weights are only valid for their own tokenizer. */
 static hola_status check_tokenizer(struct hl_run *r) {
     const char *here = hl_dataset_info(r->train)->tokenizer, *from = r->o->from;
     hola_tokenizer *a = NULL, *b = NULL;
     hola_status s = HOLA_OK;
-    if (!here || !from || hola_tokenizer_load(&b, from) != HOLA_OK) return s; /* a model may have none */
+    if (!here || !from || hola_tokenizer_load(&b, from) != HOLA_OK) return s; /* a model without a tokenizer */
     s = hola_tokenizer_load(&a, here);
     const int64_t n = s == HOLA_OK ? hola_tokenizer_size(a) : 0;
     for (int64_t i = 0; i < n && s == HOLA_OK; i++) {
@@ -115,7 +115,7 @@ static hola_status setup_data(struct hl_run *r) {
     return HOLA_OK;
 }
 
-/* Numbers that the options leave open. */
+/* Fills in numbers that the options leave open. */
 static hola_status setup_schedule(struct hl_run *r) {
     struct hl_schedule *c = &r->schedule;
     *c = r->o->schedule;
@@ -140,9 +140,9 @@ static hola_status setup_schedule(struct hl_run *r) {
     return HOLA_OK;
 }
 
-/* ---- what defines the run ---- */
+/* ---- run identity ---- */
 
-/* Over the first and the last row: other data of the same size shows. */
+/* A hash of the first and last row: detects different data of the same size. */
 static hola_status fingerprint(struct hl_run *r, char out[24]) {
     uint64_t h = 0xcbf29ce484222325u;
     const int64_t rows[] = {0, hl_dataset_info(r->train)->rows - 1};
@@ -165,7 +165,7 @@ static hola_status config_object(const hola_config *cfg, json_t **out) {
     return s;
 }
 
-/* Only what is not the default, so that the runs of earlier versions can go on. */
+/* Only non-default values, so that runs of earlier versions can be resumed. */
 static bool add_memory_options(json_t *root, const struct hl_train_memory *m) {
     bool good = true;
     if (m->only) good = json_object_set_new(root, "train_only", json_string("memory")) == 0;
@@ -203,7 +203,7 @@ static hola_status setup_identity(struct hl_run *r) {
     return good ? HOLA_OK : no_memory();
 }
 
-/* The options that do not define the run; kept for the reader of run.json. */
+/* Options that are not part of the identity; kept in run.json for information. */
 static json_t *other_options(const struct hl_run *r) {
     const struct hl_train *o = r->o;
     return json_pack("{s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:i, s:s, s:b, s:i}", "data", o->data, "out", o->out,
@@ -223,7 +223,7 @@ static hola_status check_config(struct hl_run *r, const char *dir) {
     return s;
 }
 
-/* "1,3,5" into has[layers]. */
+/* Parses "1,3,5" into has[layers]. */
 static hola_status read_layers(const char *list, int64_t layers, bool *has) {
     for (const char *p = list; *p;) {
         char *end;
@@ -237,7 +237,7 @@ static hola_status read_layers(const char *list, int64_t layers, bool *has) {
     return HOLA_OK;
 }
 
-/* Decides what is trained. fresh: gates of layers without a memory are closed; a checkpoint has them so. */
+/* Decides what is trained. fresh: close the gates of layers without a memory; a checkpoint already has them closed. */
 static hola_status setup_memory(struct hl_run *r, bool fresh) {
     const struct hl_train_memory *o = &r->o->memory;
     struct hl_params *p = &r->model->params;
@@ -262,12 +262,12 @@ static hola_status setup_memory(struct hl_run *r, bool fresh) {
     return s;
 }
 
-/* Predicts what the run takes, and refuses what does not fit before it is allocated. */
+/* Predicts the memory of the run, and refuses before allocating if it does not fit. */
 static hola_status setup_memory_use(struct hl_run *r) {
     const struct hl_train *o = r->o;
     const struct hl_dataset_info *d = hl_dataset_info(r->train);
     const int64_t documents =
-        (o->documents || d->flagged) && d->rows > 0 ? d->documents / d->rows + 1 : 1; /* of a row */
+        (o->documents || d->flagged) && d->rows > 0 ? d->documents / d->rows + 1 : 1; /* per row */
     const struct hl_slice_shape shape = {.tokens = r->rows_per_micro * o->seq_len,
                                          .pieces = r->rows_per_micro * documents,
                                          .recompute = o->adamw.recompute,
@@ -277,7 +277,7 @@ static hola_status setup_memory_use(struct hl_run *r) {
     if (o->adamw.fp8 && fp8.left_over > 0)
         hl_run_note(r, "%" PRId64 " of %" PRId64 " large matrices are not in FP8: their sizes are not multiples of %d",
                     fp8.left_over, fp8.left_over + fp8.taken, (int)HL_FP8_ALIGN);
-    if (o->benchmark && !r->memory.device) /* the weights as inference wants them, beside the rows */
+    if (o->benchmark && !r->memory.device) /* the weights in the form for inference, in addition to the rows */
         r->memory.fixed += r->model->params.total * (int64_t)sizeof(real);
     return s == HOLA_OK ? hl_memory_check(&r->memory, r->model, &shape, o->seq_len, o->max_memory) : s;
 }
@@ -295,7 +295,7 @@ static hola_status setup_model(struct hl_run *r, int64_t step) {
     if (opt.weight_decay == 0) opt.weight_decay = -1; /* there, zero means default */
     if (opt.clip == 0) opt.clip = -1;
     if (r->dist->size > 1 && model.backend && !strncmp(model.backend, "cuda", 4) && !strchr(model.backend, ':')) {
-        snprintf(backend, sizeof backend, "%s:%d", model.backend, r->dist->local); /* each rank its own device */
+        snprintf(backend, sizeof backend, "%s:%d", model.backend, r->dist->local); /* one device per rank */
         model.backend = backend;
     }
     if (dir) s = hola_model_load(&r->model, dir, &model);
@@ -312,7 +312,7 @@ static hola_status setup_model(struct hl_run *r, int64_t step) {
         hl_trainer_link(r->trainer, r->dist->rank, r->dist->broadcast) != HOLA_OK)
         hl_run_note(r, "the devices cannot communicate directly, so the host copies: %s", hola_last_error());
     if (s == HOLA_OK && dir) {
-        s = hl_trainer_fetch(r->trainer, HL_MOMENTS); /* makes room for them */
+        s = hl_trainer_fetch(r->trainer, HL_MOMENTS); /* allocates them */
         struct hl_trainer_view view = hl_trainer_view(r->trainer);
         if (s == HOLA_OK) s = hl_checkpoint_state(dir, &r->state);
         if (s == HOLA_OK && r->state.step != step)
@@ -327,9 +327,9 @@ static hola_status setup_model(struct hl_run *r, int64_t step) {
     return s;
 }
 
-/* ---- the whole ---- */
+/* ---- all of it ---- */
 
-/* Rank 0 owns the directory; the others know its names only. */
+/* Rank 0 owns the directory; the others only know its names. */
 static hola_status open_directory(struct hl_run *r, int64_t *step) {
     json_t *options = other_options(r);
     hola_status s = options ? hl_rundir_open(&r->dir, r->o->out) : no_memory();
@@ -342,7 +342,7 @@ static hola_status open_directory(struct hl_run *r, int64_t *step) {
     return s;
 }
 
-/* What the run has seen so far, for those who judge it: the same on all ranks. */
+/* Restores the history of the run for divergence checks: the same on all ranks. */
 static hola_status setup_logs(struct hl_run *r) {
     struct hl_metrics_history h = {0};
     char *path = hl_path_join(r->o->out, "metrics.jsonl");

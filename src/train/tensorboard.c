@@ -17,11 +17,11 @@ uint32_t hl_crc32c(const void *data, int64_t n) {
     uint32_t c = ~(uint32_t)0;
     for (int64_t i = 0; i < n; i++) {
         c ^= p[i];
-        for (int k = 0; k < 8; k++) c = (c >> 1) ^ (0x82f63b78u & (0u - (c & 1))); /* some hundred bytes a step */
+        for (int k = 0; k < 8; k++) c = (c >> 1) ^ (0x82f63b78u & (0u - (c & 1))); /* a few hundred bytes per step */
     }
     return ~c;
 }
-/* A CRC over data that holds CRCs says little, so files hold it rotated and shifted. */
+/* A CRC over data that contains CRCs is weak, so files store it rotated and offset. */
 static uint32_t masked(const void *data, int64_t n) {
     const uint32_t c = hl_crc32c(data, n);
     return ((c >> 15) | (c << 17)) + 0xa282ead8u;
@@ -94,7 +94,7 @@ static hola_status write_event(struct hl_tensorboard *t, int64_t step, int field
 
 /* ---- files ---- */
 
-/* TensorBoard reads the files of a directory by name: a new one must come after those that are there. */
+/* TensorBoard reads the files of a directory in name order: a new file must sort last. */
 static int64_t next_seconds(const char *dir) {
     int64_t latest = (int64_t)time(NULL) - 1;
     DIR *d = opendir(dir);

@@ -24,10 +24,10 @@ void hl_watch_add(struct hl_watch *w, const struct hl_metric *m) {
 bool hl_watch_diverged(const struct hl_watch *w) { return w->limit > 0 && w->above >= HL_WATCH_STEPS; }
 
 bool hl_watch_ended_badly(const struct hl_watch *w, double loss) {
-    return w->limit > 0 && loss > w->first + w->limit; /* one that is not finite: hl_run_sound() */
+    return w->limit > 0 && loss > w->first + w->limit; /* non-finite losses: see hl_run_sound() */
 }
 
-/* The smallest rise that counts: below it, validation on a part of the data is noise. */
+/* The smallest rise that counts: smaller ones are noise when validating on part of the data. */
 #define RISE 0.005
 
 bool hl_watch_rising(struct hl_watch *w, const struct hl_metric *m) {

@@ -1,5 +1,5 @@
 #define _POSIX_C_SOURCE 200809L
-/* device.c -- the emulated device: host memory, products by plain loops. See emu.h. */
+/* device.c -- the emulated device: host memory, products as plain loops. See emu.h. */
 #include "core/half.h"
 #include "cuda/device.h"
 #include "emu/watch.h"
@@ -83,7 +83,7 @@ void hl_cuda_get(struct hl_cuda *c, void *stage, const void *from, int64_t bytes
 }
 void hl_cuda_got(struct hl_cuda *c, int i) { HL_ASSERT(c->part[i]); }
 void hl_cuda_wait(struct hl_cuda *c) { (void)c; }
-atomic_int hl_emu_busy; /* a test's thread in a kernel's place is under way */
+atomic_int hl_emu_busy; /* a test's thread that stands in for a kernel is running */
 bool hl_cuda_busy(struct hl_cuda *c) {
     (void)c;
     sched_yield();
@@ -104,7 +104,7 @@ static void touch_rows(const void *p, int64_t rows, int64_t cols, int64_t ld, ho
     for (int64_t i = 0; i < rows; i++) WATCH(host_touch((const char *)p + i * ld * size, (size_t)(cols * size), write));
     (void)p, (void)cols, (void)ld, (void)size, (void)write;
 }
-/* FP8: codes are multiplied and summed up over a block, and that sum times both scales is added. */
+/* FP8: code products are summed over a block, then that sum times both scales is added. */
 static float fp8_sum(const struct hl_gemm *g, int64_t i, int64_t j) {
     const uint8_t *A = (const uint8_t *)g->A + i * g->lda, *B = (const uint8_t *)g->B + j * g->ldb;
     float sum = 0;
@@ -121,7 +121,7 @@ bool hl_cuda_has_fp8(const struct hl_cuda *c) {
     (void)c;
     return !getenv("EMU_OLDER");
 }
-int hl_emu_no_fp8; /* a test's: which products the library lacks; bit 0: with blocks of weights, bit 1: without */
+int hl_emu_no_fp8; /* set by tests: which products the library lacks; bit 0: with blocks of weights, bit 1: without */
 bool hl_cuda_gemm_has(struct hl_cuda *c, const struct hl_gemm *g) {
     const bool lacks = g->a_scale && hl_emu_no_fp8 & (g->b_blocks ? 1 : 2);
     if (lacks) c->fp8_refused++;

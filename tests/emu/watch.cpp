@@ -1,15 +1,16 @@
-/* watch.cpp -- a race detector for emulated kernels: make EMU_WATCH=1. They are compiled with -fsanitize=thread, whose
- * calls on every access come here instead of to a library.
+/* watch.cpp -- a race detector for emulated kernels: make EMU_WATCH=1. Kernels are compiled with -fsanitize=thread,
+ * whose access hooks are implemented here instead of in a library.
  *
- * Threads have vector clocks (v: what is known of every other thread's past), which barriers join. Every two bytes
- * remember the last write and two reads. An access that another one conflicts with, and that no chain of barriers orders
- * after it, is reported once per pair of places, and the program fails in the end:
+ * Each thread has a vector clock (v: what it knows of every other thread's past), which barriers join. Every two bytes
+ * record the last write and two reads. Conflicting accesses that no chain of barriers orders are reported once per pair
+ * of code locations, and the program then fails at the end:
  *   in shared memory and in global memory, between threads of a block;
- *   in global memory between blocks of a kernel, unless the kernel has fences or atomics: then it orders its blocks itself;
- *   between a kernel launched with PDL, before its pdl_wait, and those that may still run (pdl.cuh).
- * Asynchronous copies write from their start until they are waited for, and operands of wgmma and sources of bulk stores
- * are read until then. The asynchronous proxy reads what threads wrote behind fence_proxy_async only (f: what is known
- * and fenced). Engines are one more thread per mbarrier: what bulk copies write is known to those that waited there. */
+ *   in global memory between blocks of a kernel, unless the kernel has fences or atomics, which then order its blocks;
+ *   between a kernel launched with PDL, before its pdl_wait, and earlier kernels that may still run (pdl.cuh).
+ * Asynchronous copies write from their start until they are waited for; operands of wgmma and sources of bulk stores
+ * are read until then. The asynchronous proxy sees only writes before a fence_proxy_async (f: what is known and
+ * fenced). Engines count as one more thread per mbarrier: what bulk copies write is known to threads that waited
+ * there. */
 #include "watch.h"
 #ifdef EMU_WATCH
 #include <map>
@@ -22,12 +23,12 @@
 #include <vector>
 
 enum { MOST = 1024, ENGINES = 64, PDL = MOST + ENGINES, WIDTH = PDL + 1, GRAIN = 2, PAGE = 4096 };
-static const uint32_t CLOCKS = (1u << 21) - 1; /* and the clock of what is still in flight */
-extern char __data_start[], _end[];            /* of the program: kernels have no other static memory than __shared__ */
+static const uint32_t CLOCKS = (1u << 21) - 1; /* plus the clock of what is still in flight */
+extern char __data_start[], _end[];            /* of the program: __shared__ is the kernels' only static memory */
 extern char __executable_start;
 
 struct hit {
-    uint32_t run, who, pc; /* the block's number, 0: none; thread << 21 | clock */
+    uint32_t run, who, pc; /* block number, 0: none; thread << 21 | clock */
 };
 struct cell {
     hit w, r[2];
@@ -36,9 +37,9 @@ struct clocks {
     uint32_t v[WIDTH], f[WIDTH];
 };
 struct rendezvous {
-    clocks now, done; /* of arrivals; at the end of the last phase */
+    clocks now, done; /* of arrivals; at the end of the previous phase */
     int engine;
-    uint32_t copies; /* phases that have ended */
+    uint32_t copies; /* completed phases */
 };
 struct reading {
     const void *p;
@@ -47,7 +48,7 @@ struct reading {
 };
 
 static clocks of[MOST];
-static bool dirty[MOST / 32]; /* a lane knows what the others do not */
+static bool dirty[MOST / 32]; /* a lane knows something that the others do not */
 static std::vector<reading> readings[2][MOST];
 static int groups[2][MOST];
 static bool by_wgmma[MOST];
@@ -106,7 +107,7 @@ static bool in_shared(const void *p) {
     const char *c = (const char *)p;
     return (c >= shared_at && c < shared_at + shared_bytes) || (c >= __data_start && c < _end);
 }
-static bool known(const hit &e) { /* to the thread that runs: it comes later */
+static bool known(const hit &e) { /* to the running thread, which comes later */
     const uint32_t clock = e.who & CLOCKS;
     return clock != CLOCKS && of[me].v[e.who >> 21] >= clock;
 }
@@ -154,8 +155,8 @@ void watch_access(const void *p, size_t bytes, int write, int async) { touch(p, 
 /* ---- the stream ---- */
 
 void watch_pdl_launch(void) { next_pdl = true; }
-/* Whether the kernel before the last may run beside the next one: only if no block of the last waited for it before it
- * let others start. */
+/* Whether the kernel before the last may overlap the next one: only if no block of the last one waited for it before
+ * triggering the next launch. */
 static void follow(bool with_pdl) {
     const uint32_t mine = kernel_run;
     unsettled = !with_pdl ? run + 1 : pdl && !settles ? unsettled : mine;

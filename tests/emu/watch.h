@@ -1,4 +1,4 @@
-/* watch.h -- what the emulator tells the race detector (watch.cpp); nothing of it is there without EMU_WATCH. */
+/* watch.h -- the emulator's calls to the race detector (watch.cpp); compiled out without EMU_WATCH. */
 #ifndef HL_EMU_WATCH_H
 #define HL_EMU_WATCH_H
 #include <stddef.h>
@@ -12,15 +12,15 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
-/* The stream: a kernel begins, after a launch of its own or with PDL; a copy or a product runs. */
+/* The stream: a kernel starts, launched normally or with PDL; a copy or a product runs. */
 void watch_kernel(void);
 void watch_operation(void);
 void watch_host_touch(const void *p, size_t bytes, int write);
 void watch_kernel_end(void);
-/* A block of n threads with `shared` bytes at `at` begins; thread t with its stack runs now (-1: none). */
+/* A block of n threads with `shared` bytes at `at` starts; thread t with its stack is now running (-1: none). */
 void watch_block(int n, const char *at, size_t shared);
 void watch_run(int t, const char *stack, size_t stack_bytes);
-/* Barriers: all threads; the lanes from `first` on; arrivals and ends of phases of named ones and mbarriers. */
+/* Barriers: all threads; the lanes from `first` on; arrivals and phase ends of named barriers and mbarriers. */
 void watch_syncthreads(void);
 void watch_collective(int first, int lanes);
 void watch_named_arrive(int id, int completes);
@@ -29,17 +29,17 @@ void watch_mbarrier_init(const void *b);
 void watch_mbarrier_arrive(const void *b);
 void watch_mbarrier_phase(const void *b);
 void watch_mbarrier_waited(const void *b);
-/* Accesses by the thread that runs. async: by the asynchronous proxy (wgmma, bulk copies). */
+/* Accesses by the running thread. async: by the asynchronous proxy (wgmma, bulk copies). */
 void watch_access(const void *p, size_t bytes, int write, int async);
 /* Copies in flight: cp.async of this thread, and bulk copies that complete on a barrier. */
 void watch_copy(const void *to, size_t bytes, int done);
 void watch_bulk(const void *to, size_t bytes, const void *barrier);
-/* Reads in flight: operands of wgmma (0), sources of bulk stores (1). They end with the groups that are waited for. */
+/* Reads in flight: operands of wgmma (0), sources of bulk stores (1). They end when their groups are waited for. */
 void watch_reads(int kind, const void *p, size_t bytes);
 void watch_commit(int kind);
 void watch_wait(int kind, int left);
 void watch_fence_proxy(void);
-void watch_wgmma(int begins); /* what this thread reads by ldmatrix from here on is read by wgmma, or no longer */
+void watch_wgmma(int begins); /* from here on, this thread's ldmatrix reads count as wgmma reads, or no longer */
 void watch_ldmatrix(const void *row);
 void watch_atomic(const void *p); /* NULL: a fence */
 void watch_pdl_launch(void);

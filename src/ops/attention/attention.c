@@ -1,4 +1,4 @@
-/* attention.c -- the scratch memory of the CPU's attention. */
+/* attention.c -- scratch memory of CPU attention. */
 #include "ops/attention/attention_cpu.h"
 #include "core/carve.h"
 

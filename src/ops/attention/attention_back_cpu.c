@@ -1,7 +1,8 @@
-/* attention_back_cpu.c -- the backward pass of softmax attention by tiles of queries and keys; P comes from lse.
+/* attention_back_cpu.c -- the backward pass of softmax attention by tiles of queries and keys; P is recomputed from
+ * lse.
  *
- * A task owns a key head of a segment: it adds up dk and dv in one order, head by head of the group, tile by tile of
- * queries, so that results depend neither on threads nor on what else is in the batch. */
+ * A task owns a key head of a segment: it sums dk and dv in a fixed order, head by head of the group, tile by tile of
+ * queries, so results depend neither on threads nor on the rest of the batch. */
 #include "ops/attention/attention_cpu.h"
 #include "ops/linear/kernel.h"
 
@@ -58,8 +59,8 @@ static void load_keys(const struct tile *t, int64_t c0, int64_t n) {
 
 static const real lanes[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
-/* From z in S and dout . v in dS, of which query i sees columns [from, to) of n: to P = exp(z - lse) and
- * P (dout . v - R), zero where not seen. */
+/* Converts z in S and dout . v in dS to P = exp(z - lse) and P (dout . v - R), zero where not visible. Query i sees
+ * columns [from, to) of n. */
 static void weights(const struct tile *t, int64_t i, int64_t from, int64_t to, int64_t n) {
     real *P = t->w.S + i * t->w.ldk, *dS = t->w.dS + i * t->w.ldk;
     const real lse = t->a->lse[query_row(t, i)], R = t->w.R[i];

@@ -5,28 +5,28 @@
  *     finish      grid (chunks, H): dq from the sums of gradients, to its type
  *
  * gradients: a block owns KEYS keys and one key head. It keeps K and V, and dK and dV in registers, and walks over the
- * chunks of queries that see these keys, for each head of the group, first to last. Two consumer warpgroups have 64 keys each;
- * per chunk of CHUNK rows:
+ * chunks of queries that see these keys, for each head of the group, first to last. Two consumer warpgroups have 64
+ * keys each; per chunk of CHUNK rows:
  *     S^T = K Q^T, dP^T = V dO^T     P = exp(S - lse), dS = P (dP - dout . out)
  *     dV += P^T dO                   with P in registers
- *     dK += dS^T Q, dQ = dS K        with dS in shared memory, where the other's 64 keys are; each has half of dQ
+ *     dK += dS^T Q, dQ = dS K        with dS in shared memory, next to the other's 64 keys; each has half of dQ
  * S of the next chunk is issued before dQ is waited for.
  *
- * dQ of a chunk is the sum over the blocks of its keys. Each adds its part to floats in global memory by a bulk
- * copy that adds, and the parts are added in the order of the keys, so that the same input gives the same bits: a
- * counter per chunk and head says whose turn it is. A block takes its key tile by a ticket, in the order of the
- * list: those that it waits for have begun before it. Tiles with the most queries come first, which are the first of a
- * document, so a block that waits is three chunks behind the one before it, and then never again.
+ * dQ of a chunk is the sum over the blocks of its keys. Each block adds its part to floats in global memory with a
+ * reducing bulk copy, and the parts are added in key order for bitwise reproducibility: a counter per chunk and head
+ * tells whose turn it is. Blocks take key tiles by ticket, in list order, so the blocks that one waits for have started
+ * before it. Tiles with the most queries come first, which are the first of a document, so a block waits until it is
+ * three chunks behind the previous one, and then never again.
  *
- * Producer warpgroup: one thread copies (tensor copies; rings of STAGES chunks of Q and dO), one of another warp adds dQ.
- * Shared memory: K, V, the rings, two buffers of dS, dQ as floats, in the order of the accumulators. mbarriers, by who
- * arrives (who waits):
+ * Producer warpgroup: one thread copies (tensor copies; rings of STAGES chunks of Q and dO), one of another warp adds
+ * dQ to memory. Shared memory: K, V, the rings, two buffers of dS, dQ as floats, in the order of the accumulators.
+ * mbarriers, by who arrives (who waits):
  *     kv_full, q_full, do_full    the copies (consumers)
  *     q_empty, do_empty           consumers have read them (the copying thread)
  *     dq_full                     consumers have written dQ (the adding thread)
  *     dq_empty                    it has been read (consumers)
- * A named barrier of the consumers per chunk: dS is complete. As there are two buffers, it also says that both have
- * read the one before. */
+ * A named barrier of the consumers per chunk: dS is complete. With two buffers, it also tells that both have read the
+ * previous one. */
 #include "ops/attention/attention_wgmma_cuda.cuh"
 #ifndef HL_CUDA_F32
 
@@ -43,7 +43,7 @@ struct back_args {
     const struct hl_dev_span *chunk, *key_tile;
     int64_t chunks;
     float *stats, *sums; /* [H][chunks][2][CHUNK]; [H][chunks][CHUNK D], as accumulators */
-    int *turn, *ticket;  /* [H][chunks]: parts of dQ added so far; [1]: key tiles begun */
+    int *turn, *ticket;  /* [H][chunks]: parts of dQ added so far; [1]: key tiles started */
 };
 struct back_maps {
     struct tensor_map q, k, v, dout;
@@ -57,7 +57,7 @@ template <int D> struct back_smem {
         STAGES = 2,
         KV_BYTES = KEYS * D * 2,
         Q_BYTES = CHUNK * D * 2,
-        COLUMNS = D / CONSUMERS, /* of dQ, for a consumer */
+        COLUMNS = D / CONSUMERS, /* of dQ, per consumer */
         DQ = CHUNK * COLUMNS
     };
     bf16 k[PANELS * PANEL], v[PANELS * PANEL], q[STAGES][PANELS * Q_PANEL], dout[STAGES][PANELS * Q_PANEL];
@@ -83,7 +83,8 @@ template <int STAGES> struct back_barriers {
     static __device__ __forceinline__ uint32_t empty_parity(int n) { return (n / STAGES & 1) ^ 1; }
 };
 
-/* What a block owns: keys from `key` of segment seg on, and `tiles` chunks of queries from `first` on that see them. */
+/* Work of a block: keys from `key` on in segment seg, and the `tiles` chunks of queries from `first` on that see
+ * them. */
 struct key_item {
     int seg, hk, row, rows, key, first, tiles, chunk; /* chunk: the segment's first */
 };
@@ -98,7 +99,7 @@ static __device__ __forceinline__ struct key_item key_item_of(const struct back_
     w.chunk = b.chunk_first[t.seg];
     return w;
 }
-/* where the sums and the statistics of chunk t of the segment are, of head h */
+/* where the sums and statistics of the segment's chunk t are, for head h */
 static __device__ __forceinline__ int64_t place_of(const struct back_args &b, const struct key_item &w, int h, int t) {
     return h * b.chunks + w.chunk + t;
 }
@@ -351,7 +352,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     named_barrier_init();
     __syncthreads();
     const struct key_item w = key_item_of(a, m.ticket);
-    if (w.rows == 0) return; /* ops/raw: there might have been a tile */
+    if (w.rows == 0) return; /* ops/raw: an upper bound; no tile here */
     if (group == CONSUMERS) {
         setmaxnreg_dec<24>();
         if (threadIdx.x == CONSUMERS * GROUP) copy_tiles<D>(m, b, a, maps, w);

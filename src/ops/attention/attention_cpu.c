@@ -1,14 +1,15 @@
-/* attention_cpu.c -- softmax attention by tiles of rows and keys (attention_cpu.h); training, prompts and single tokens
- * of sessions all come through here.
+/* attention_cpu.c -- softmax attention by tiles of rows and keys (attention_cpu.h), for training, prompts and single
+ * tokens of sessions.
  *
- * A task owns up to ATTENTION_ROWS rows: successive queries of one segment, of all heads that share a key head or of
- * ATTENTION_ROWS of them. Per tile of keys: S = q k^T, the maximum so far, P = exp(S - max), O = O exp(old - new) + P v. */
+ * A task owns up to ATTENTION_ROWS rows: consecutive queries of one segment, with all heads that share a key head or
+ * ATTENTION_ROWS of them. Per tile of keys: S = q k^T, the running maximum, P = exp(S - max), O = O exp(old - new) + P
+ * v. */
 #include "ops/attention/attention_cpu.h"
 #include "ops/simd.h"
 
 enum {
     FEW = 8,        /* rows up to which v is read in place: a copy would cost more than it saves */
-    SMALL = 1 << 15 /* multiply-adds, or numbers to copy, worth no other thread */
+    SMALL = 1 << 15 /* multiply-adds, or numbers to copy, not worth waking another thread */
 };
 #define NOTHING ((real)-1e30) /* the maximum before any key */
 
@@ -24,9 +25,9 @@ struct tile {
 };
 static int64_t query_of(const struct tile *t, int64_t r) { return t->t + r / t->heads; }
 
-/* ---- where keys and values lie ---- */
+/* ---- locations of keys and values ---- */
 
-/* Key or value of position p in a session's state, all heads. */
+/* Key or value at position p in a session's state, all heads. */
 static real *state_row(const struct hl_attention *a, int64_t n, int64_t p, int64_t off) {
     const struct hl_seg *s = &a->rows->seg[n];
     const int64_t width = a->HK * a->D;
@@ -34,8 +35,8 @@ static real *state_row(const struct hl_attention *a, int64_t n, int64_t p, int64
     return (real *)(a->rows->pages[n][p / HL_PAGE_TOKENS] + off) + p % HL_PAGE_TOKENS * width;
 }
 
-/* Rows [p, end) of this tile's key head: returns the first, HK D apart, and in *n how many follow each other there.
- * Pages already hold the rows of this call, a ring does not. */
+/* Rows [p, end) of this tile's key head: returns the first, row stride HK D, and in *n how many are contiguous. Pages
+ * already hold the rows of this call, a ring does not. */
 static const real *rows_at(const struct tile *t, const void *x, int64_t off, int64_t p, int64_t end, int64_t *n) {
     const struct hl_attention *a = t->a;
     const struct hl_seg *s = &a->rows->seg[t->n];
@@ -46,7 +47,7 @@ static const real *rows_at(const struct tile *t, const void *x, int64_t off, int
     return (const real *)x + ((s->row + p - s->pos) * a->HK + t->hk) * a->D;
 }
 
-/* ---- one tile of keys: [lo, hi), on the grid from `base` on ---- */
+/* ---- one tile of keys: [lo, hi), on the grid starting at `base` ---- */
 
 static void scores(const struct tile *t, int64_t base, int64_t lo, int64_t hi) {
     const struct hl_attention *a = t->a;
@@ -102,7 +103,8 @@ static inline vr seen(const real *S, int64_t c, int64_t from, int64_t to) {
     return v_select(mask, x, v_set(-(real)INFINITY));
 }
 
-/* Row r against columns [from, to) of a tile, [lo, hi) of which others see: weights in place, O and sum rescaled. */
+/* Row r against columns [from, to) of a tile, where other rows see [lo, hi): computes weights in place, rescales O and
+ * sum. */
 static void softmax(const struct tile *t, int64_t r, int64_t from, int64_t to, int64_t lo, int64_t hi) {
     real *S = t->w.S + r * t->w.ldk, *O = t->w.O + r * t->w.ldd;
     const int64_t first = from / VL * VL;
@@ -127,7 +129,7 @@ static void softmax(const struct tile *t, int64_t r, int64_t from, int64_t to, i
     t->w.sum[r] += v_sum(sum);
 }
 
-/* A few rows wait for memory: the keys and values of the tile after this one are asked for. */
+/* A few rows are bound by memory: prefetch the keys and values of the next tile. */
 static void prefetch(const struct tile *t, int64_t lo, int64_t hi) {
     const struct hl_attention *a = t->a;
     int64_t nk, nv;
@@ -185,14 +187,14 @@ static void run_tile(const struct tile *t) {
 struct job {
     const struct hl_attention *a;
     struct hl_pool *pool;
-    int64_t heads, pieces; /* heads of a tile; pieces of a group of heads that share a key head */
+    int64_t heads, pieces; /* heads per tile; tiles per group of heads that share a key head */
 };
 static int64_t queries_of(const struct job *j) { return ATTENTION_ROWS / j->heads; }
 static int64_t tasks_of(const struct job *j, int64_t n) {
     return hl_pieces(j->a->rows->seg[n].len, queries_of(j)) * j->a->HK * j->pieces;
 }
 
-/* Of a segment, its last queries come first: they see the most keys. */
+/* The last queries of a segment come first, because they see the most keys. */
 static void task(void *ctx, int64_t i, int worker) {
     const struct job *j = ctx;
     const struct hl_attention *a = j->a;
@@ -210,7 +212,7 @@ static void task(void *ctx, int64_t i, int worker) {
     run_tile(&t);
 }
 
-/* A session keeps the rows of this call; a ring only the last ones. */
+/* Appends this call's rows to the session; a ring keeps only the last ones. */
 static void keep(void *ctx, int64_t n, int worker) {
     const struct hl_attention *a = ((const struct job *)ctx)->a;
     const struct hl_seg *s = &a->rows->seg[n];
@@ -224,7 +226,7 @@ static void keep(void *ctx, int64_t n, int worker) {
     }
 }
 
-/* Little work is one task, so that no other thread is woken for it. */
+/* Small work is one task, so that no other thread is woken. */
 struct all {
     struct job *j;
     hl_task task;

@@ -1,20 +1,20 @@
-/* attention_cpu.h -- what the CPU files of the attention share: tile sizes, scratch memory, the keys that a row sees.
+/* attention_cpu.h -- shared by the CPU files of attention: tile sizes, scratch memory, visible keys.
  *
- * Keys come in tiles on the grid of absolute positions. A row, which is one query of one head, is computed in an order
- * that its position alone fixes: within a tile every product is one chain of multiply-adds, the weights are summed
- * lane by lane, and tiles follow each other with a running maximum. Keys that a row does not see have the weight 0,
- * which changes no bit of a sum. Hence a row has the same bits in every batch, prompt piece and group of rows. */
+ * Tiles of keys are aligned to absolute positions. The order of computation for a row (one query of one head) depends
+ * only on its position: within a tile every product is one chain of multiply-adds, weights are summed lane by lane, and
+ * tiles are combined with a running maximum. Keys that a row does not see have weight 0, which changes no bit of a sum.
+ * So a row has the same bits in every batch, prompt piece and group of rows. */
 #ifndef HL_ATTENTION_CPU_H
 #define HL_ATTENTION_CPU_H
 #include "ops/linear/small_gemm.h"
 
 enum {
     ATTENTION_ROWS = 128, /* rows of a tile */
-    ATTENTION_KEYS = 128  /* keys of a tile: it never crosses a page */
+    ATTENTION_KEYS = 128  /* keys of a tile, which never crosses a page */
 };
 
 struct hl_attention_work {
-    int64_t ldd, ldk;           /* leading dimensions of rows of D, of ATTENTION_KEYS */
+    int64_t ldd, ldk;           /* leading dimensions for rows of D and of ATTENTION_KEYS */
     real *mm;                   /* scratch of small_gemm */
     real *q, *v, *O;            /* forward: [ROWS][ldd], [KEYS][ldd], [ROWS][ldd] */
     real *max, *sum;            /* [ROWS] */

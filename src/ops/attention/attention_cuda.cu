@@ -14,7 +14,7 @@ extern "C" void HL_OP(attention_forward)(struct hl_backend *backend, const struc
     struct hl_cuda *c = hl_cuda_of(backend);
     HL_ASSERT(a->H % a->HK == 0 && a->rows->dev && a->rows->tiled);
     const bool sessions = in_sessions(a->rows);
-    if (a->rows->dev->tiles == 0 || hl_cuda_measuring(c)) return; /* no kernel of these wants scratch memory */
+    if (a->rows->dev->tiles == 0 || hl_cuda_measuring(c)) return; /* none of these kernels needs scratch memory */
     if (sessions && HL_OP(attention_step)(c, a)) return;
 #ifdef HL_CUDA_F32
     HL_OP(attention_plain_forward)(c, a);

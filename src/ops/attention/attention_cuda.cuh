@@ -1,5 +1,5 @@
-/* attention_cuda.cuh -- what the attention kernels share: their arguments, where the keys and values of a position are,
- * and the forms that attention_cuda.cu chooses from. */
+/* attention_cuda.cuh -- shared by the attention kernels: arguments, locations of keys and values, and the kernels that
+ * attention_cuda.cu selects from. */
 #ifndef HL_ATTENTION_CUDA_CUH
 #define HL_ATTENTION_CUDA_CUH
 #include "ops/cuda_ops.cuh"
@@ -9,8 +9,8 @@
 struct attention_args {
     const act *q, *k, *v;
     act *out;
-    float *lse;         /* NULL: not kept */
-    int64_t q_ld, k_ld; /* from one row of q to the next; of k and v */
+    float *lse;         /* NULL: not stored */
+    int64_t q_ld, k_ld; /* row stride of q; of k and v */
     const struct hl_seg *seg;
     const struct hl_dev_span *tile;
     const int32_t *page_first;
@@ -36,13 +36,13 @@ static inline struct attention_args attention_args_of(const struct hl_attention 
     return x;
 }
 
-/* Where the state of segment s keeps a row of position p, all heads: in a page, or in the ring of a window. */
+/* Where the state of segment s stores the row of position p, all heads: in a page, or in a window's ring. */
 static __device__ __forceinline__ act *state_row(const struct attention_args &a, int s, int p, int64_t off) {
     const int64_t width = (int64_t)a.HK * a.D;
     if (a.window) return (act *)(a.seg[s].state + off) + p % a.window * width;
     return (act *)(a.page[a.page_first[s] + p / HL_PAGE_TOKENS] + off) + p % HL_PAGE_TOKENS * width;
 }
-/* The key (x = a.k) or value of position p: a row of this call, or one of the state. */
+/* The key (x = a.k) or value at position p: a row of this call, or of the state. */
 static __device__ __forceinline__ const act *key_row(const struct attention_args &a, int s, const struct hl_seg &seg,
                                                      int p, const act *x, int64_t off) {
     if (p < seg.pos) return state_row(a, s, p, off);
@@ -57,12 +57,12 @@ extern "C" {
 /* Any shape and type, a warp per row and head. */
 void HL_OP(attention_plain_forward)(struct hl_cuda *c, const struct hl_attention *a);
 void HL_OP(attention_plain_backward)(struct hl_cuda *c, const struct hl_attention *a);
-/* The rows of this call to the sessions' states, behind all reads. */
+/* Appends this call's rows to the sessions' states, after all reads. */
 void HL_OP(attention_append)(struct hl_cuda *c, const struct hl_attention *a);
-/* One new row of every session; it is appended, too. False: not these sizes. */
+/* One new row of every session, including the append. False: unsupported sizes. */
 bool HL_OP(attention_step)(struct hl_cuda *c, const struct hl_attention *a);
 #ifndef HL_CUDA_F32
-/* With wgmma, D = 64 or 128. False: not these arguments, or not on this device. */
+/* With wgmma, D = 64 or 128. False: unsupported arguments or device. */
 bool HL_OP(attention_wgmma_forward)(struct hl_cuda *c, const struct hl_attention *a);
 bool HL_OP(attention_wgmma_backward)(struct hl_cuda *c, const struct hl_attention *a);
 #endif

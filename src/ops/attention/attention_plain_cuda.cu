@@ -1,16 +1,16 @@
 /* attention_plain_cuda.cu -- attention of any shape: a warp per row and head, each lane with every 32nd number of a
- * head; for head sizes without a kernel of their own, float activations and chips before Hopper.
+ * head; for head sizes without a specialized kernel, float activations and chips before Hopper.
  *
- * forward      grid (tiles BLOCKS, H), WARPS warps: a query each, over its keys, with an online softmax
- * dq           the same grid: a query each, over its keys, with the lse of the forward pass
- * dk, dv       the same grid with HK for H: a key each, over the heads of its group and the queries that see it
- * append       grid (tiles, 2): k, then v of a tile's rows to the states of sessions
- * Registers hold the numbers of a lane, LANE of them at most; no shared memory, nobody waits. */
+ * forward      grid (tiles BLOCKS, H), WARPS warps: a query each, over its keys, with an online softmax dq
+ * the same grid: a query each, over its keys, with the lse of the forward pass
+ * dk, dv       the same grid with HK for H: a key each, over the heads of its group and the queries that see it append
+ * grid (tiles, 2): k, then v of a tile's rows to the states of sessions
+ * Registers hold the numbers of a lane, LANE of them at most; no shared memory, no barriers. */
 #include "ops/attention/attention_cuda.cuh"
 
 enum { WARPS = 4, BLOCKS = HL_TILE / WARPS /* of a tile */ };
 
-/* the lane's numbers of x [D] */
+/* the lane's part of x [D] */
 template <int LANE> static __device__ __forceinline__ void load(float *y, const act *x, int D) {
 #pragma unroll
     for (int i = 0; i < LANE; i++) {
@@ -31,7 +31,7 @@ template <int LANE> static __device__ __forceinline__ float dot(const float *x, 
     for (int i = 0; i < LANE; i++) sum += x[i] * y[i];
     return warp_sum(sum);
 }
-/* the warp's row of the tile; false: there is none */
+/* the warp's row of the tile; false: none */
 static __device__ __forceinline__ bool own_row(const struct attention_args &a, struct hl_dev_span *t, int *i) {
     *t = a.tile[blockIdx.x / BLOCKS];
     *i = blockIdx.x % BLOCKS * WARPS + threadIdx.x / 32;
@@ -116,7 +116,7 @@ static __global__ void __launch_bounds__(256) append(const struct attention_args
     if (!seg.state) return;
     for (int i = threadIdx.x; i < t.len * width; i += blockDim.x) {
         const int p = t.skip + i / width;
-        if (a.window && p < end - a.window) continue; /* a later one takes its place */
+        if (a.window && p < end - a.window) continue; /* a later row overwrites its slot */
         state_row(a, t.seg, p, off)[i % width] = from[(t.row + i / width) * a.k_ld + i % width];
     }
 }

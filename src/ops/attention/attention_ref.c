@@ -1,9 +1,9 @@
-/* attention_ref.c -- softmax attention query by query, and its gradient: what is correct. */
+/* attention_ref.c -- the reference for softmax attention and its gradient, query by query. */
 #include "ops/ops.h"
 #include <stdlib.h>
 #include <string.h>
 
-/* Key or value of position p, all heads: a row of this call, or one of the session's state. */
+/* Key or value at position p, all heads: a row of this call, or of the session's state. */
 static real *state_row(const struct hl_attention *a, int64_t n, int64_t p, int64_t off) {
     const struct hl_seg *s = &a->rows->seg[n];
     const int64_t width = a->HK * a->D;
@@ -25,7 +25,7 @@ static real dot(const real *x, const real *y, int64_t n) {
     return sum;
 }
 
-/* The query of head h at position t of segment n; z: room for the logits of all keys it sees. */
+/* The query of head h at position t of segment n; z: room for the logits of all visible keys. */
 static void forward_query(const struct hl_attention *a, int64_t n, int64_t t, int64_t h, real *z) {
     const struct hl_seg *s = &a->rows->seg[n];
     const int64_t first = first_key(a, t), row = s->row + t - s->pos, at = (row * a->H + h) * a->D;
@@ -45,7 +45,7 @@ static void forward_query(const struct hl_attention *a, int64_t n, int64_t t, in
     if (a->lse) a->lse[row * a->H + h] = max + R_LOG(sum);
 }
 
-/* A session keeps the rows of this call; a ring only the last ones. */
+/* Appends this call's rows to the session; a ring keeps only the last ones. */
 static void keep(const struct hl_attention *a, int64_t n) {
     const struct hl_seg *s = &a->rows->seg[n];
     const int64_t width = a->HK * a->D, end = s->pos + s->len;
@@ -70,7 +70,7 @@ void HL_OP(attention_forward)(struct hl_backend *backend, const struct hl_attent
     }
 }
 
-/* dq of a query is written, dk and dv of the keys it sees are added to. */
+/* Writes dq of a query and accumulates dk and dv of the keys it sees. */
 static void backward_query(const struct hl_attention *a, const struct hl_seg *s, int64_t t, int64_t h) {
     const int64_t row = s->row + t, at = (row * a->H + h) * a->D;
     const real *q = (const real *)a->q + at, *dout = (const real *)a->dout + at;

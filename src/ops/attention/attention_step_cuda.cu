@@ -1,32 +1,33 @@
-/* attention_step_cuda.cu -- one new row of every session: attention over its past, and the row is appended to it.
+/* attention_step_cuda.cu -- one new row of every session: attention over its past, and appending the row.
  *
- * The keys of a sequence come in units of UNIT positions, counted from position 0. Grid (blocks of a sequence, HK, n),
- * WARPS warps: block x reads units x, x + gridDim.x, ... of one key head, a warp every WARPS-th batch of GROUPS keys,
- * LANES lanes a key with 16 bytes each; K and V of a unit are all
- * in flight while the one before is used. For every query head
- * of the group a block writes the partial softmax of each unit; the last block to arrive (an atomic counter) combines
- * those of all units, in order. So the result depends on the position alone, not on the grid nor on other sequences.
+ * The keys of a sequence are processed in units of UNIT positions, counted from position 0. Grid (blocks of a sequence,
+ * HK, n), WARPS warps: block x reads units x, x + gridDim.x, ... of one key head, a warp every WARPS-th batch of GROUPS
+ * keys, with LANES lanes per key and 16 bytes per lane; K and V of a unit are all in flight while the previous unit is
+ * used. For every query head of the group a block writes the partial softmax of each unit; the last block to arrive (an
+ * atomic counter) combines those of all units, in order. So the result depends only on the position, not on the grid or
+ * on other sequences.
  *
- * The grid and the room for partials follow from hl_rows_reach, and positions are read on the device: a recorded graph
- * serves all positions up to there. PDL: keys of earlier calls are loaded before pdl_wait. Shared memory: the warps'
- * partial softmaxes. */
+ * The grid and the room for partials are set by hl_rows_reach, and positions are read on the device: a captured graph
+ * serves all positions up to that limit. PDL: keys of earlier calls are loaded before pdl_wait. Shared memory: the
+ * warps' partial softmaxes. */
 #include "ops/attention/attention_cuda.cuh"
 #include "cuda/fastmath.cuh"
 #include "cuda/packed.cuh"
 #include "cuda/pdl.cuh"
 
-enum { WARPS = 8, THREADS = 32 * WARPS, EACH = 4 /* keys of a group of lanes */ };
+enum { WARPS = 8, THREADS = 32 * WARPS, EACH = 4 /* keys per group of lanes */ };
 
 template <int D> struct reading {
     enum { LANES = D / WIDE, GROUPS = 32 / LANES, UNIT = WARPS * GROUPS * EACH, LD = D + 2 };
 };
-/* the key of a unit that a lane's i-th row is */
+/* the key of a unit for a lane's i-th row */
 template <int D> static __device__ __forceinline__ int key_of(int i) {
     typedef reading<D> R;
     return (i * WARPS + threadIdx.x / 32) * R::GROUPS + threadIdx.x % 32 / R::LANES;
 }
 
-/* The partial softmax of query head h over this unit, to part: D sums, the largest score (of base 2), the denominator. */
+/* The partial softmax of query head h over this unit, written to part: D sums, the largest score (base 2), the
+ * denominator. */
 template <int D>
 static __device__ __forceinline__ void read_unit(const uint4 k[EACH], const uint4 v[EACH], const float q[WIDE],
                                                  int first, int last, float (*shared)[D + 2], float *part) {
@@ -64,7 +65,8 @@ static __device__ __forceinline__ void read_unit(const uint4 k[EACH], const uint
 #pragma unroll
         for (int j = 0; j < WIDE; j++) shared[warp][lane * WIDE + j] = acc[j];
     if (lane == 0) shared[warp][D] = top, shared[warp][D + 1] = sum;
-    __syncthreads(); /* the buffer of the last call is still read, this one again behind the next barrier */
+    __syncthreads(); /* the buffer of the last call may still be read; this one is rewritten only after the next
+                      * barrier */
     if (threadIdx.x < D) {
         float all = 0.0f, value = 0.0f;
         top = -INFINITY;
@@ -80,7 +82,7 @@ static __device__ __forceinline__ void read_unit(const uint4 k[EACH], const uint
     }
 }
 
-/* All units of a query head, in order: THREADS / D runs of them, then these. part: of the first one */
+/* Combines all units of a query head in order: THREADS / D runs, then these. part: of the first unit */
 template <int D>
 static __device__ __forceinline__ void combine(const float *part, int units, float (*shared)[D + 2], act *out) {
     enum { LD = reading<D>::LD, RUNS = THREADS / D, BATCH = 16 };
@@ -121,7 +123,7 @@ static __device__ __forceinline__ void combine(const float *part, int units, flo
     __syncthreads();
 }
 
-/* Starts loading the lane's rows of the unit from key0 on: those of earlier calls, zeros for the others. */
+/* Starts loading the lane's rows of the unit from key0 on: rows of earlier calls, zeros for others. */
 template <int D>
 static __device__ __forceinline__ void load_unit(uint4 k[EACH], uint4 v[EACH], const struct attention_args &a, int s,
                                                  int at, int key0, int first, int t) {
@@ -130,7 +132,7 @@ static __device__ __forceinline__ void load_unit(uint4 k[EACH], uint4 v[EACH], c
     for (int i = 0; i < EACH; i++) {
         const int key = key0 + key_of<D>(i);
         const bool past = key >= first && key < t;
-        /* a unit lies in one page, but may go around in a ring */
+        /* a unit lies in one page, but may wrap around in a ring */
         const int64_t row = (a.window ? key % a.window - key0 % a.window : key - key0) * (int64_t)(a.HK * D);
         k[i] = v[i] = make_uint4(0, 0, 0, 0);
         if (past) k[i] = __ldcs((const uint4 *)(keys + row)), v[i] = __ldcs((const uint4 *)(values + row));
@@ -142,7 +144,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
     attention_step_kernel(const struct attention_args a, float *parts, int room) {
     typedef reading<D> R;
     const int s = blockIdx.z, hk = blockIdx.y, group = a.H / a.HK, lane = threadIdx.x % 32;
-    const int at = hk * D + lane % R::LANES * WIDE; /* the lane's numbers of a row */
+    const int at = hk * D + lane % R::LANES * WIDE; /* the lane's part of a row */
     const struct hl_seg seg = a.seg[s];
     const int t = (int)seg.pos, first = first_key(a, t), unit0 = first / R::UNIT, units = t / R::UNIT - unit0 + 1;
     __shared__ float shared[2][WARPS][D + 2];

@@ -1,21 +1,21 @@
 /* attention_wgmma_cuda.cu -- softmax attention of many rows with wgmma, D = 64 and 128: training and prefill.
  *
- * Persistent: a grid of as many blocks as the chip runs at once. An item is a tile of ROWS queries and a head;
- * tiles are listed with the latest positions, which have the most keys, first, and the blocks take items in turn, every
- * second round in reverse order, so that all have about the same number of key tiles.
+ * Persistent: as many blocks as the chip runs at once. An item is a tile of ROWS queries and a head. Tiles with the
+ * latest positions, which have the most keys, are listed first, and blocks take items round robin, every second round
+ * in reverse order, so that all have about the same number of key tiles.
  *
- * Block: two or (D = 64) three consumer warpgroups with 64 queries each, then a producer warpgroup. Keys come in tiles of HL_TILE from
- * position 0 on, first to last: what a row gets does not depend on where its tile of queries begins, and so not on how a
- * text is cut into calls. In iteration t a consumer issues S = Q K_t^T and O += P V_{t-1} one behind the other, and
- * computes the softmax of S while the second still runs; named barriers let the consumers take turns, so that one's
- * products run beside the others' exponentials.
+ * Block: two or (D = 64) three consumer warpgroups with 64 queries each, then a producer warpgroup. Keys come in tiles
+ * of HL_TILE from position 0 on, first to last: a row's result does not depend on where its tile of queries begins, and
+ * so not on how a text is split into calls. In iteration t a consumer issues S = Q K_t^T and O += P V_{t-1} back to
+ * back, and computes the softmax of S while the second still runs; named barriers alternate the consumers, so that
+ * one's products overlap the others' exponentials.
  *
  * Shared memory: Q of the item, rings of STAGES tiles of K and of V. mbarriers, by who arrives (who waits):
  *     q_full, k_full, v_full      the copies (consumers)
  *     q_empty, k_empty, v_empty   consumers have read them (the producer)
- * Copies are tensor copies by one thread. Where keys lie in the pages or the ring of a session (PAGED), K and V are
- * copied with cp.async by the whole producer warpgroup, and rows behind the last one are zeros; in the first form they
- * are the next segment's, whose positions are masked as later keys are. */
+ * Copies are tensor copies by one thread. If keys are in the pages or the ring of a session (PAGED), K and V are copied
+ * with cp.async by the whole producer warpgroup, and rows after the last one are zeros; otherwise they are the next
+ * segment's, which are masked like later keys. */
 #include "ops/attention/attention_wgmma_cuda.cuh"
 #ifndef HL_CUDA_F32
 
@@ -46,7 +46,7 @@ template <int STAGES> struct ring {
     __device__ __forceinline__ mbarrier_t v_empty(int n) const {
         return mbarrier_at(first, 2 + 3 * STAGES + n % STAGES);
     }
-    /* the parities with which the n-th use waits for them */
+    /* the parities with which its n-th use is waited for */
     static __device__ __forceinline__ uint32_t full_parity(int n) { return n / STAGES & 1; }
     static __device__ __forceinline__ uint32_t empty_parity(int n) { return (n / STAGES & 1) ^ 1; }
 };
@@ -54,12 +54,13 @@ struct maps {
     struct tensor_map q, k, v;
 };
 
-/* Item i of this block: queries `rows` from batch row `row` and position `pos` on, key tiles first to first + tiles. */
+/* Item i of this block: queries `rows`, from batch row `row` and position `pos` on, key tiles first to first +
+ * tiles. */
 struct item {
     int seg, head, row, rows, pos, first, tiles;
 };
 static __device__ __forceinline__ bool item_of(const struct attention_args &a, int i, struct item *w) {
-    /* Tiles without rows come last (ops/raw): behind one, a block has no item. */
+    /* Tiles without rows come last (ops/raw): after the first one, a block has no more items. */
     const int n = gridDim.x, at = i * n + (i % 2 ? n - 1 - (int)blockIdx.x : (int)blockIdx.x);
     if (at >= a.tiles * a.H) return false;
     const struct hl_dev_span t = a.tile[at / a.H];
@@ -72,7 +73,7 @@ static __device__ __forceinline__ bool item_of(const struct attention_args &a, i
 
 /* ---- producer ---- */
 
-/* One tile of keys or values, from position p on, by all threads i of the producer. */
+/* One tile of keys or values, from position p on, loaded by all threads i of the producer. */
 template <int D>
 static __device__ __forceinline__ void copy_paged(bf16 *tile, const struct attention_args &a, const struct item &w,
                                                   const struct hl_seg &seg, const bf16 *x, int64_t off, int p, int i) {
@@ -143,7 +144,7 @@ template <int D> static __device__ __forceinline__ void values(float (*o)[4], co
 #pragma unroll
     for (int i = 0; i < KEYS / 16; i++) wgmma_rs<D>(o, p[i], operand<64, true, smem<D>::PANEL>{v, 16 * i, 0});
 }
-/* Keys that a query must not see: those behind it, and those before its window. */
+/* Masks keys that a query must not see: later keys, and keys before its window. */
 static __device__ __forceinline__ void mask(float (*s)[4], const struct attention_args &a, int query, int key) {
     key += threadIdx.x % 4 * 2;
 #pragma unroll
@@ -156,9 +157,9 @@ static __device__ __forceinline__ void mask(float (*s)[4], const struct attentio
 }
 /* The running softmax of a thread's two rows. */
 struct softmax {
-    float top[2], sum[2]; /* the largest score; sum of this thread's columns */
+    float top[2], sum[2]; /* the largest score; the sum over this thread's columns */
 };
-/* Scores to exponentials; factor: by which what was added up before must be multiplied. */
+/* Converts scores to exponentials; factor: rescales what was accumulated before. */
 static __device__ __forceinline__ void exponentials(float (*s)[4], struct softmax &m, float factor[2], float scale2) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -168,7 +169,7 @@ static __device__ __forceinline__ void exponentials(float (*s)[4], struct softma
         top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
         top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
         top = fmaxf(m.top[r], top);
-        const float less = top == -INFINITY ? 0.0f : top * scale2; /* nothing seen yet */
+        const float less = top == -INFINITY ? 0.0f : top * scale2; /* nothing visible yet */
         factor[r] = fast_exp2(m.top[r] * scale2 - less);
         m.top[r] = top;
 #pragma unroll
@@ -197,7 +198,7 @@ static __device__ __forceinline__ void store_item(const struct attention_args &a
     store_rows<D>(a.out + (row * a.H + w.head) * D, (int64_t)a.H * D, o, by, w.rows - rows);
 }
 
-/* What is done with the scores of a tile of keys from position `key` on, while products run. */
+/* Processes the scores of a tile of keys from position `key` on, while products run. */
 static __device__ __forceinline__ void attend(float (*s)[4], struct softmax &x, float factor[2],
                                               const struct attention_args &a, const struct item &w, int rows, int key) {
     const int first = w.pos + rows / 64 * 64; /* the warpgroup's first query */
@@ -210,12 +211,12 @@ template <int D, bool PAGED>
 static __device__ __forceinline__ void consume(smem<D> &m, const ring<smem<D>::STAGES> b,
                                                const struct attention_args &a, int group) {
     typedef smem<D> M;
-    const int rows = threadIdx.x / 32 * 16; /* the warp's first of the tile */
+    const int rows = threadIdx.x / 32 * 16; /* the warp's first row of the tile */
     float o[D / 8][4], s[KEYS / 8][4], factor[2];
     uint32_t p[KEYS / 16][4];
     struct item w;
     const int turn = 1 + group, next = 1 + (group + 1) % M::CONSUMERS; /* named barriers */
-    if (next == 1) named_barrier_arrive(1, 2 * GROUP);                 /* the first consumer begins */
+    if (next == 1) named_barrier_arrive(1, 2 * GROUP);                 /* the first consumer starts */
     for (int i = 0, n = 0; item_of(a, i, &w); i++) {
         struct softmax x = {{-INFINITY, -INFINITY}, {0.0f, 0.0f}};
         mbarrier_wait(b.q_full(), i & 1);
@@ -319,7 +320,7 @@ static bool forward(struct hl_cuda *c, const struct hl_attention *a, const struc
                x, maps);
     return true;
 }
-/* Sessions beside each other must not even read each other's rows, and sessions with a past have it elsewhere. */
+/* Batched sessions must not even read each other's rows, and sessions with a past have it elsewhere. */
 static bool paged(const struct hl_rows *rows) {
     for (int64_t i = 0; i < rows->n && !rows->on_device; i++)
         if (rows->seg[i].state && (rows->n > 1 || rows->seg[i].pos > 0)) return true;

@@ -1,4 +1,4 @@
-/* attention_wgmma_cuda.cuh -- for the attention kernels with wgmma: warpgroups, and rows of accumulators to memory. */
+/* attention_wgmma_cuda.cuh -- helpers of the wgmma attention kernels: warpgroups, and storing accumulator rows. */
 #ifndef HL_ATTENTION_WGMMA_CUDA_CUH
 #define HL_ATTENTION_WGMMA_CUDA_CUH
 #include "ops/attention/attention_cuda.cuh"
@@ -9,7 +9,7 @@
 
 enum { GROUP = 128, KEYS = HL_TILE };
 
-/* Rows of this warp, 16 bytes a lane: the four lanes of a row exchange their pairs of columns. */
+/* Stores this warp's rows, 16 bytes per lane: the four lanes of a row exchange pairs of columns. */
 template <int D>
 static __device__ __forceinline__ void store_rows(bf16 *to, int64_t ld, const float (*o)[4], const float by[2],
                                                   int left) {

@@ -1,14 +1,14 @@
 /* cache_back_cpu.c -- the backward pass of the read (docs/math.md).
  *
- * Kept rows collect gradients from many blocks, which are added in a fixed order, block by block, in it value head by
- * value head. So one task owns a key head of a segment; or, where threads would be idle, a key head of a block, and
- * what kept rows receive waits in memory until the blocks before have been added. A tile is up to CACHE_BACK queries
- * against CACHE_BCOLS columns (cache_cpu.h); P is rebuilt from lse. */
+ * Kept rows receive gradients from many blocks, which are added in a fixed order: block by block, and within a block
+ * value head by value head. So one task owns a key head of a segment; or, if threads would be idle, a key head of a
+ * block, and contributions to kept rows are buffered until those of earlier blocks have been added. A tile is up to
+ * CACHE_BACK queries against CACHE_BCOLS columns (cache_cpu.h); P is recomputed from lse. */
 #include "ops/cache/cache_cpu.h"
 #include "ops/linear/kernel.h"
 
-/* Gradients of the scalars held at a time, one set per value head of a segment. A config has at most as many value heads
- * of a key head. */
+/* Scalar gradients held at a time, one set per value head of a segment. A config has at most this many value heads per
+ * key head. */
 enum { SCALARS = 1024 };
 
 struct scalar_grads {
@@ -18,7 +18,7 @@ struct back {
     struct hl_pool *pool;
     const struct hl_cache *a;
     int64_t first; /* task of this round's first entry */
-    /* a split segment: its number, the blocks [block, end) at work, slots of a worker's `kept` */
+    /* a split segment: its index, the blocks [block, end) in progress, slots of a worker's `kept` */
     int64_t segment, block, end, slots;
     struct scalar_grads scalars[SCALARS];
 };
@@ -29,15 +29,15 @@ struct tile {
     struct hl_cache_work *w;
     struct scalar_grads *scalars;
     int64_t row, i, n;
-    const real *q, *dout; /* the queries' rows, ldk and ldv apart */
+    const real *q, *dout; /* the queries' rows, with strides ldk and ldv */
     int64_t ldk, ldv;
-    real *slot; /* what kept rows receive, [window] of dk, dv, dscore; NULL: they receive it at once */
+    real *slot; /* contributions to kept rows, [window] of dk, dv, dscore; NULL: added directly */
 };
 static int64_t slot_reals(const struct hl_cache *a) { return a->window * (a->K + a->V + 1); }
 
 static int64_t min(int64_t x, int64_t y) { return x < y ? x : y; }
 
-/* The tile's qT and doutT, lambda_t, R_t = dc_t.read_t, and from it the gradients of gate and sink. */
+/* Loads the tile's qT and doutT, lambda_t, R_t = dc_t.read_t, and computes from it the gradients of gate and sink. */
 static void load_queries(const struct tile *t) {
     const struct hl_cache *a = t->d->a;
     const int64_t h = t->d->h, ld = hl_cache_ld(CACHE_BACK);
@@ -60,7 +60,7 @@ static void load_queries(const struct tile *t) {
     HL_OP(pack_transpose)(t->w->bdoT, ld, t->dout, t->ldv, t->n, t->n, a->V);
 }
 
-/* kT and vT of n columns; returns the keys themselves, *ld apart. */
+/* Loads kT and vT of n columns; returns the keys themselves, with row stride *ld. */
 static const real *load_keys(const struct tile *t, const int64_t *id, int64_t n, int64_t *ldk) {
     const int64_t ld = hl_cache_ld(CACHE_BCOLS);
     int64_t ldv;
@@ -73,9 +73,9 @@ static const real *load_keys(const struct tile *t, const int64_t *id, int64_t n,
 
 static const real lanes[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
-/* From s = q.k / sqrt(K) in P and dout.v in dS, of which query i sees the first `seen` of n columns: to P = lambda p and
- * dS = p (lambda dout.v - R), p = exp(tau s + bias - lse), zero where not seen. bias: of the columns; NULL: none. Returns
- * the sum of dS s. */
+/* Converts s = q.k / sqrt(K) in P and dout.v in dS, where query i sees the first `seen` of n columns, to P = lambda p
+ * and dS = p (lambda dout.v - R), p = exp(tau s + bias - lse), zero where not visible. bias: of the columns; NULL:
+ * none. Returns the sum of dS s. */
 static real weights(const struct tile *t, const real *bias, int64_t i, int64_t seen, int64_t n) {
     const int64_t ld = hl_cache_ld(CACHE_BCOLS);
     const struct hl_cache *a = t->d->a;
@@ -100,7 +100,7 @@ static real weights(const struct tile *t, const real *bias, int64_t i, int64_t s
     return v_sum(sum);
 }
 
-/* The biases of n columns, in order `id`: log sigma(score) of kept ones, 0 of the others. NULL: the policy has none. */
+/* The biases of n columns, in order `id`: log sigma(score) of kept ones, 0 of others. NULL: the policy has none. */
 static const real *load_biases(const struct tile *t, const int64_t *id, int64_t n) {
     const struct hl_cache *a = t->d->a;
     const int64_t kept = t->w->chosen.n - (id - t->w->chosen.id);
@@ -109,14 +109,14 @@ static const real *load_biases(const struct tile *t, const int64_t *id, int64_t 
         t->w->bias[c] = c < n && c < kept ? hl_logsigmoid(a->score[(t->d->row + id[c]) * a->HV + t->d->h]) : 0;
     return t->w->bias;
 }
-/* Rows of `width` numbers, added to rows id of dst. In a function of its own: a multiplication before it must not be
- * fused with the addition, as the numbers may come from a slot as well. */
+/* Adds rows of `width` numbers to rows id of dst. A separate function: a preceding multiplication must not be fused
+ * with the addition, because the numbers may also come from a slot. */
 static __attribute__((noinline)) void add_rows(real *dst, int64_t stride, const int64_t *id, int64_t n,
                                                const real *rows, int64_t ld, int64_t width) {
     for (int64_t c = 0; c < n; c++)
         for (int64_t j = 0; j < width; j++) dst[id[c] * stride + j] += rows[c * ld + j];
 }
-/* The same for kept columns; slot: where the rows of all of them wait, NULL: nowhere */
+/* The same for kept columns; slot: buffers their rows, NULL: no buffering */
 static void add_kept(const struct tile *t, real *slot, real *dst, int64_t stride, const int64_t *id, int64_t n,
                      const real *rows, int64_t ld, int64_t width) {
     if (!slot) add_rows(dst, stride, id, n, rows, ld, width);
@@ -132,7 +132,7 @@ static int64_t kept_columns(const struct tile *t, const int64_t *id, int64_t n) 
 static void add_to_scores(const struct tile *t, const int64_t *id, int64_t n, int64_t first) {
     const struct hl_cache *a = t->d->a;
     const int64_t ld = hl_cache_ld(CACHE_BCOLS), kept = kept_columns(t, id, n), at = t->d->row * a->HV + t->d->h;
-    real *slot = t->slot ? t->slot + a->window * (a->K + a->V) : NULL, *grads = t->w->bias; /* which has been read */
+    real *slot = t->slot ? t->slot + a->window * (a->K + a->V) : NULL, *grads = t->w->bias; /* already read */
     for (int64_t c = 0; c < kept; c++) {
         real sum = 0;
         for (int64_t i = first; i < t->n; i++) sum += t->w->dS[i * ld + c];
@@ -141,8 +141,8 @@ static void add_to_scores(const struct tile *t, const int64_t *id, int64_t n, in
     add_kept(t, slot, a->dscore + at, a->HV, id, kept, grads, 1, 1);
 }
 
-/* Adds what the n columns receive of dk or dv to dst [T][stride]: p's A = dS or P, B = rows of queries.
- * Contiguous rows of the block are the product's output itself. */
+/* Adds what the n columns receive of dk or dv to dst [T][stride]: p's A = dS or P, B = rows of queries. Contiguous rows
+ * of the block are the product's output directly. */
 static void add_to_rows(const struct tile *t, const int64_t *id, int64_t n, struct hl_small_gemm p, real *slot,
                         real *dst, int64_t stride) {
     const int64_t kept = kept_columns(t, id, n);
@@ -161,9 +161,9 @@ static void add_to_rows(const struct tile *t, const int64_t *id, int64_t n, stru
     add_rows(dst, stride, id + kept, n - kept, p.C + kept * p.ldc, p.ldc, p.N);
 }
 
-/* The tile's queries from `first` on against n columns. `diagonal`: query `first` sees one of them, the next
- * two, and so on; otherwise all see all. dq and dk are written first and added to later: dq by the first call of a
- * tile, dk of a row by its diagonal call, which comes before those of the later queries. */
+/* The tile's queries from `first` on against n columns. `diagonal`: query `first` sees one of them, the next two, and
+ * so on; otherwise all see all. dq and dk are first written, then accumulated: dq by the first call of a tile, dk of a
+ * row by its diagonal call, which precedes those of later queries. */
 static void back_tile(const struct tile *t, const int64_t *id, int64_t n, int64_t first, bool diagonal) {
     const struct hl_cache *a = t->d->a;
     const struct hl_cache_head *d = t->d;
@@ -211,7 +211,7 @@ static void back_tile(const struct tile *t, const int64_t *id, int64_t n, int64_
     add_to_rows(t, id, n, dV, slot, (real *)a->dv + d->h * a->V, a->HV * a->V);
 }
 
-/* The columns of block b, in w->chosen; returns how many rows the block has. */
+/* Selects the columns of block b into w->chosen; returns the number of rows in the block. */
 static int64_t choose(const struct hl_cache_head *d, struct hl_cache_work *w, int64_t n, int64_t b) {
     const struct hl_cache *a = d->a;
     const int64_t m = min(a->chunk, d->len - b * a->chunk);
@@ -277,14 +277,14 @@ static void run_whole(struct back *g) {
     for (g->first = 0; g->first < tasks; g->first += round) {
         int64_t now = min(round, tasks - g->first);
         hl_pool_run(g->pool, now, back_task, g);
-        for (int64_t i = 0; i < now * rep; i++) /* segment by segment, so in order for every head */
+        for (int64_t i = 0; i < now * rep; i++) /* segment by segment, so in order for each head */
             put_scalars(a, (g->first * rep + i) % a->HV, &g->scalars[i]);
     }
 }
 
 /* ---- one segment on many threads ---- */
 
-static real *slot_of(const struct back *g, int64_t i) { /* of (block - g->block) * HV + value head */
+static real *slot_of(const struct back *g, int64_t i) { /* at (block - g->block) * HV + value head */
     return hl_cache_worker(g->pool, (int)(i / g->slots), g->a).kept + i % g->slots * slot_reals(g->a);
 }
 
@@ -298,7 +298,7 @@ static void block_task(void *ctx, int64_t i, int worker) {
             back_block(g->a, &w, g->segment, g->block + i / g->a->H, i % g->a->H * rep + r, slot_of(g, i * rep + r));
 }
 
-/* what the kept rows of one key head receive, in order */
+/* adds the contributions to the kept rows of one key head, in order */
 static void kept_task(void *ctx, int64_t hk, int worker) {
     const struct back *g = ctx;
     const struct hl_cache *a = g->a;
@@ -332,7 +332,7 @@ static void run_split(struct back *g, int64_t window) {
     for (int64_t h = 0; h < a->HV; h++) put_scalars(a, h, &sums[h]);
 }
 
-/* How many blocks of a segment to compute at once; 0: threads are busy with whole segments, or a block is too large. */
+/* How many blocks of a segment to compute at once; 0: whole segments keep the threads busy, or a block is too large. */
 static int64_t split_window(const struct back *g) {
     const struct hl_cache *a = g->a;
     const int64_t threads = hl_pool_threads(g->pool), tasks = a->rows->n * a->H;

@@ -9,9 +9,9 @@
 #include "ops/simd.h"
 
 enum {
-    SHARES = 8,        /* most tasks of one head of a segment */
-    SMALL = 64 * 1024, /* flops under which waking threads costs more than they save */
-    FEW = HL_FEW,      /* tokens of a session up to which one at a time is faster than a tile */
+    SHARES = 8,        /* most tasks per head of a segment */
+    SMALL = 64 * 1024, /* below this many flops, waking threads costs more than it saves */
+    FEW = HL_FEW,      /* up to this many tokens of a session, one at a time is faster than a tile */
     SCORE_ROWS = 256,
 };
 _Static_assert((int)FEW >= (int)HL_STEP_ROWS, "short passes have the bits of single steps");
@@ -20,7 +20,7 @@ struct forward {
     struct hl_pool *pool;
     const struct hl_cache *a;
     int64_t shares, tasks;
-    bool reads, stores; /* what this round does; it stores in one share only */
+    bool reads, stores; /* phases of this round; only one share stores */
 };
 
 static void write_sel(const struct hl_cache_head *d, const struct hl_cache_selection *p, int64_t block) {
@@ -28,8 +28,8 @@ static void write_sel(const struct hl_cache_head *d, const struct hl_cache_selec
     for (int64_t j = 0; j < d->a->window; j++) sel[j] = j < p->n ? d->row + p->id[j] : -1;
 }
 
-/* Selects for all blocks of the segment up to b1; reads those in [b0, b1). `before`: blocks of the segments
- * before. */
+/* Selects for all blocks of the segment up to b1; reads those in [b0, b1). `before`: number of blocks in earlier
+ * segments. */
 static void run_blocks(const struct forward *f, const struct hl_cache_head *d, struct hl_cache_work *w, int64_t before,
                        int64_t b0, int64_t b1) {
     const int64_t C = d->a->chunk;

@@ -1,12 +1,12 @@
-/* cache_distinct_cpu.c -- the merge of a finished block where near-duplicates of a key come last (cache.h). The rows are
- * taken from a heap, best first, so that hardly more of them are compared than are kept. */
+/* cache_distinct_cpu.c -- the merge of a finished block if near-duplicate keys come last (cache.h). Rows are taken from
+ * a heap, best first, so that few more are compared than kept. */
 #include "ops/cache/cache_cpu.h"
 #include "ops/gdn/gdn_cpu.h"
 
-/* Does column i come before column j? Columns stand in order of position, so that of equal ones the older is first. */
+/* Whether column i ranks before column j. Columns are in order of position, so ties go to the older one. */
 static bool before(const uint64_t *key, int64_t i, int64_t j) { return key[i] > key[j] || (key[i] == key[j] && i < j); }
 
-/* heap[at] moves down to where it belongs among n. */
+/* Sifts heap[at] down among n. */
 static void sift(int64_t *heap, int64_t n, int64_t at, const uint64_t *key) {
     const int64_t x = heap[at];
     for (int64_t child; (child = 2 * at + 1) < n; at = child) {
@@ -31,7 +31,7 @@ static bool is_redundant(const struct hl_cache_head *d, const struct hl_cache_se
 
 void HL_OP(cache_merge)(const struct hl_cache_head *d, struct hl_cache_selection *p, int64_t m) {
     const int64_t n = p->n + m, w = d->a->window;
-    int64_t *heap = p->order, *distinct = p->order + n, *redundant = p->order + 2 * n; /* the last from its end on */
+    int64_t *heap = p->order, *distinct = p->order + n, *redundant = p->order + 2 * n; /* filled from the end */
     int64_t left = n, a = 0, b = 0, to = 0;
     if (!d->a->policy.redundancy || n <= w || w == 0) {
         hl_cache_select_merge(p, d, m);

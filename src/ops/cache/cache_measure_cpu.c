@@ -26,7 +26,7 @@ void HL_OP(cache_measure)(const struct hl_cache_head *d, struct hl_cache_work *w
         struct hl_small_gemm p = {.M = n, .N = V, .K = K, .ai = ldx, .ak = 1, .bk = V, .bn = 1, .alpha = 1};
         int64_t ld;
         const real *k = hl_cache_keys(d, id, n, w->rows, &ld), *v;
-        for (int64_t i = 0; i < n; i++) { /* the unit keys; a gathered key is replaced in place */
+        for (int64_t i = 0; i < n; i++) { /* unit keys; a gathered key is normalized in place */
             const real f = hl_cache_factor_of(d, id[i]);
             for (int64_t x = 0; x < K; x++)
                 w->rows[i * ldx + x] = hl_cache_unweighted(k[i * ld + x] * f, a->k_weight, x);

@@ -1,8 +1,8 @@
-/* cache_read_cpu.c -- the read of many rows: scores, softmax and values of a tile of queries against all
- * columns of its block (cache_cpu.h).
+/* cache_read_cpu.c -- the read for many rows: scores, softmax and values of a tile of queries against all columns of
+ * its block (cache_cpu.h).
  *
- * Scores are stored as S[key][query]: neither product needs a transpose, the softmax runs down the columns
- * with a query per SIMD lane, and the weights that a key receives (h2o) are sums along a row. */
+ * Scores are stored as S[key][query]: neither product needs a transpose, the softmax runs down the columns with one
+ * query per SIMD lane, and the weights that a key receives (h2o) are row sums. */
 #include "ops/cache/cache_cpu.h"
 #include "ops/linear/kernel.h"
 
@@ -11,17 +11,17 @@ struct tile {
     const struct hl_cache_head *d;
     struct hl_cache_work *w;
     int64_t row;     /* of the batch: the first query */
-    int64_t n, seen; /* queries; columns the first one sees. Query i sees i more */
+    int64_t n, seen; /* queries; columns that the first one sees. Query i sees i more */
     int64_t cols;    /* seen + n - 1: columns the last one sees */
     int64_t ld;      /* of S and qT */
-    int64_t loaded;  /* columns already in kT and v from the tile before */
+    int64_t loaded;  /* columns already in kT and v from the previous tile */
 };
 
-/* Queries come in steps; all of a step are multiplied with the columns its last query sees. */
+/* Queries are processed in steps; all of a step are multiplied by the columns its last query sees. */
 static int64_t step_end(const struct tile *t, int64_t i) { return i + CACHE_STEP < t->n ? i + CACHE_STEP : t->n; }
 static int64_t min(int64_t x, int64_t y) { return x < y ? x : y; }
 
-/* Columns [from, from + n) of the block into kT, whose first column is column `base`. */
+/* Loads columns [from, from + n) of the block into kT, whose first column is `base`. */
 static void load_keys(const struct tile *t, int64_t base, int64_t from, int64_t n) {
     for (int64_t c = from; c < from + n; c += CACHE_BCOLS) {
         int64_t m = min(CACHE_BCOLS, from + n - c), ld;
@@ -45,7 +45,7 @@ static void scores(const struct tile *t, int64_t c0, int64_t n) {
     }
 }
 
-/* The kept columns' log sigma(score). */
+/* Adds the kept columns' log sigma(score). */
 static void add_biases(const struct tile *t) {
     for (int64_t c = 0; c < t->w->chosen.n; c++) {
         const real bias = hl_logsigmoid(t->w->chosen.score[c]);
@@ -73,7 +73,7 @@ static void values(const struct tile *t, int64_t c0, int64_t n) {
 
 static const real lanes[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
-/* exp(S - max) of VL queries from query i on, down to the last column of their step; 0 where not seen. */
+/* exp(S - max) for VL queries from query i on, down to the last column of their step; 0 where not visible. */
 static void softmax(const struct tile *t, int64_t i) {
     const int64_t end = t->seen + step_end(t, i / CACHE_STEP * CACHE_STEP) - 1;
     const int64_t ld = t->ld, sure = min(end, t->seen + i);
@@ -97,7 +97,7 @@ static void softmax(const struct tile *t, int64_t i) {
             v_store(S + (c + u) * ld, e);
             sum[u] += e;
         }
-    for (; c < end; c++) { /* (which sum a column goes to depends on nothing but the column) */
+    for (; c < end; c++) { /* (which sum a column is added to depends only on the column) */
         vr e = v_exp(v_load(S + c * ld) - m);
         v_store(S + c * ld, e);
         sum[c % 4] += e;
@@ -162,7 +162,7 @@ static void read_tile(const struct tile *t) {
 }
 
 void HL_OP(cache_read)(const struct hl_cache_head *d, struct hl_cache_work *w, int64_t b, int64_t m) {
-    const int64_t start = b * d->a->chunk - d->open; /* the block's first row, counted from the segment's */
+    const int64_t start = b * d->a->chunk - d->open; /* the block's first row, relative to the segment */
     struct tile t = {.d = d, .w = w, .ld = hl_cache_ld(w->tile)};
     for (int64_t i = start < 0 ? -start : 0; i < m; i += w->tile) {
         t.row = d->row + start + i;

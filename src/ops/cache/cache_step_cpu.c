@@ -7,7 +7,7 @@ enum { ROWS = 32 };
 
 typedef real v4 __attribute__((vector_size(4 * sizeof(real))));
 
-/* The lanes, reduced to four. */
+/* Reduces the lanes to four. */
 static inline v4 fold(vr x) {
     v4 t[VL / 4];
     memcpy(t, &x, sizeof x);
@@ -15,7 +15,7 @@ static inline v4 fold(vr x) {
         for (int i = 0; i < w; i++) t[i] += t[i + w];
     return t[0];
 }
-/* The sums of four vectors at once: for short rows, one sum at a time would cost more than the products. */
+/* Reduces four vectors at once: for short rows, reducing each alone would cost more than the products. */
 static inline v4 sums(const vr s[4]) {
     v4 a = fold(s[0]), b = fold(s[1]), c = fold(s[2]), d = fold(s[3]);
     v4 ab = __builtin_shufflevector(a, b, 0, 4, 1, 5) + __builtin_shufflevector(a, b, 2, 6, 3, 7);
@@ -34,8 +34,7 @@ static inline vr row_dot(const real *q, const real *k, int64_t K) {
     return (s[0] + s[1]) + (s[2] + s[3]);
 }
 
-/* p[j] = scale q.k_j for n rows, one after the other: one sequential stream has twice the bandwidth of
- * several. */
+/* p[j] = scale q.k_j for n rows, sequentially: one stream has twice the bandwidth of several. */
 static void dots(const real *q, const real *k, int64_t n, int64_t K, real scale, real *p) {
     int64_t j = 0;
     for (; j + 4 <= n; j += 4, k += 4 * K) {
@@ -47,7 +46,7 @@ static void dots(const real *q, const real *k, int64_t n, int64_t K, real scale,
     for (; j < n; j++, k += K) p[j] = scale * v_sum(row_dot(q, k, K));
 }
 
-/* p = exp(p - max) in place, returns the sum, the sink included. p is padded to whole vectors. */
+/* p = exp(p - max) in place; returns the sum, including the sink. p is padded to whole vectors. */
 static real softmax(real *p, int64_t n, real sink) {
     vr m = v_set(sink), sum = {0};
     real max;
@@ -62,7 +61,7 @@ static real softmax(real *p, int64_t n, real sink) {
     return v_sum(sum) + v_exp(v_set(sink - max))[0];
 }
 
-/* acc[0, W VL) += sum_j p_j v_j over n rows V apart */
+/* acc[0, W VL) += sum_j p_j v_j over n rows with stride V */
 static inline __attribute__((always_inline)) void sum_wide(const real *p, const real *v, int64_t n, int64_t V,
                                                            real *acc, const int W) {
     vr s[16];
@@ -77,8 +76,8 @@ static void sum_narrow(const real *p, const real *v, int64_t n, int64_t V, real 
     v_store_n(acc, s, width);
 }
 
-/* acc += sum_j p_j v_j, with whole rows in registers where they fit, so that v is one sequential stream;
- * otherwise ROWS rows at a time, which are still in the cache when their next columns are read. */
+/* acc += sum_j p_j v_j, with whole rows in registers if they fit, so that v is one sequential stream; otherwise ROWS
+ * rows at a time, which are still in cache when their next columns are read. */
 static void weighted_sum(const real *p, const real *v, int64_t n, int64_t V, real *acc) {
     for (int64_t j = 0; j < n; j += ROWS) {
         int64_t m = n - j < ROWS ? n - j : ROWS, i = 0;

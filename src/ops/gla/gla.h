@@ -13,7 +13,7 @@ struct hl_gla {
     const struct hl_rows *rows;
     int64_t H, HK, K, V;      /* query heads, key and value heads, d_k, d_v */
     const void *q, *k, *v;    /* [T][H][K], [T][HK][K], [T][HK][V] */
-    int64_t ld_q, ld_k, ld_v; /* a device: numbers from one row of q, dq (k, dk; v, dv) to the next; 0: dense */
+    int64_t ld_q, ld_k, ld_v; /* a device: row stride of q, dq (k, dk; v, dv); 0: dense */
     const real *g;            /* [T][HK][K]: log decay, <= 0 */
     real scale;
     void *out;     /* [T][H][V] */
@@ -23,7 +23,7 @@ struct hl_gla {
     /* backward. h0: where segments start, NULL: empty; dht: gradients of the final states, NULL: none; dh0: of h0,
      * written, NULL: not wanted; all [n][HK][K][V], for the reference and on a GPU. */
     const void *dout;
-    void *dq, *dk, *dv; /* written, not added */
+    void *dq, *dk, *dv; /* written, not accumulated */
     real *dg;           /* [T][HK][K], written */
     const real *h0, *dht;
     real *dh0;

@@ -1,10 +1,10 @@
-/* gla_channels.cuh -- the decays of a chunk, channel by channel, in a block of 4 K threads: thread t has two
- * neighbouring channels, 2 (t % (K/2)), and 8 rows from 8 (t / (K/2)) on. In base 2: exp2 is an instruction.
+/* gla_channels.cuh -- the decays of a chunk, channel by channel, in a block of 4 K threads: thread t has two adjacent
+ * channels, 2 (t % (K/2)), and 8 rows from 8 (t / (K/2)) on. In base 2: exp2 is an instruction.
  *
  *     sum_c x_ic y_jc exp(G_ic - G_jc) = (x_i exp(G_i - r)) . (y_j exp(r - G_j))     for any r per channel
  * With r halfway between the chunk's first and last G no exponent leaves +-60 while the channel decays by less than
- * 2^-120 within the chunk: then the sum is one product of bf16 tiles. A channel that decays by more is `steep`: it is
- * left out of the product (its columns are 0), and its part is added pair by pair in fp32 (gla_steep.cuh). */
+ * 2^-120 within the chunk: then the sum is one product of bf16 tiles. A channel that decays more is `steep`: it is
+ * excluded from the product (its columns are 0), and its contribution is added pair by pair in fp32 (gla_steep.cuh). */
 #ifndef HL_GLA_CHANNELS_CUH
 #define HL_GLA_CHANNELS_CUH
 #include "cuda/fastmath.cuh"
@@ -42,7 +42,7 @@ template <int K> struct channels {
     float mq[K], mk[K];    /* references: of x exp(G - mq), of y exp(mk - G) */
     unsigned char steep[K];
 };
-/* a thread's part */
+/* per thread */
 struct decays {
     float G[ROWS][2], last[2], mq[2], mk[2];
     bool steep[2];
@@ -51,10 +51,10 @@ struct decays {
 template <int K> static __device__ __forceinline__ int own_channel() { return threadIdx.x % (K / 2) * 2; }
 template <int K> static __device__ __forceinline__ int own_first_row() { return threadIdx.x / (K / 2) * ROWS; }
 
-/* exp(-60) is nothing, and longer sums would lose digits */
+/* exp(-60) is negligible, and longer sums would lose precision */
 static __device__ __forceinline__ float log2_decay(float g) { return fmaxf(g, -60.0f) * HL_LOG2E; }
 
-/* Two neighbouring numbers of each of the thread's rows, 0 past len; p: at the chunk's first row, channel 0. */
+/* Two adjacent numbers of each of the thread's rows, 0 past len; p: at the chunk's first row, channel 0. */
 template <int K>
 static __device__ __forceinline__ void load_pairs(uint32_t x[ROWS], const bf16 *p, int64_t ld, int len) {
     const int row = own_first_row<K>();
@@ -62,8 +62,8 @@ static __device__ __forceinline__ void load_pairs(uint32_t x[ROWS], const bf16 *
 #pragma unroll
     for (int i = 0; i < ROWS; i++, p += ld) x[i] = row + i < len ? *(const uint32_t *)p : 0u;
 }
-/* q, k and the log decays of the thread's rows and channels, these cumulated; q may be NULL. Returns whether any channel
- * of the block is steep. */
+/* q, k and the cumulative log decays of the thread's rows and channels; q may be NULL. Returns whether any channel of
+ * the block is steep. */
 template <int K, bool SLOTTED>
 static __device__ __forceinline__ bool load_chunk(uint32_t q[ROWS], uint32_t k[ROWS], struct decays &d,
                                                   struct channels<K> &x, const struct chunk_source &s) {

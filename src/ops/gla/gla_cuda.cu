@@ -1,12 +1,12 @@
-/* gla_cuda.cu -- gated linear attention on a GPU (gla.h): which kernels a batch takes. The choice follows from the
- * shapes and the chip's architecture alone.
+/* gla_cuda.cu -- gated linear attention on a GPU (gla.h): which kernels a batch uses. The choice depends only on the
+ * shapes and the chip's architecture.
  *     step    decoding: at most 8 tokens a session
  *     chunk   the chunked form: bf16, as many query as key heads, keys of 64 or 128, Hopper
  *     plain   anything: token by token */
 #include "ops/gla/gla_cuda.cuh"
 
 #ifndef HL_CUDA_F32
-/* Lays out what gla_prep writes; returns its end. */
+/* Lays out the outputs of gla_prep; returns their end. */
 static char *carve(const struct gla_view *a, char *scratch, struct gla_operands *o, float **walk) {
     const int64_t heads = a->rows->dev->chunks * a->HK;
     o->qe = (bf16 *)gla_carve(&scratch, heads * CHUNK * a->K * 2);
@@ -62,7 +62,7 @@ extern "C" void HL_OP(gla_chunk_back)(struct hl_cuda *c, const struct gla_view *
 
 extern "C" void HL_OP(gla_forward)(struct hl_backend *backend, const struct hl_gla *a) {
     const struct gla_view x = gla_view_of(a);
-    const bool launches = !hl_cuda_measuring(hl_cuda_of(backend)); /* these two want no scratch memory */
+    const bool launches = !hl_cuda_measuring(hl_cuda_of(backend)); /* these two need no scratch memory */
     HL_ASSERT(a->H % a->HK == 0 && a->rows->dev);
     if (a->rows->T == 0) return;
     if (HL_OP(gla_step_fits)(&x)) {
@@ -87,7 +87,7 @@ extern "C" void HL_OP(gla_backward)(struct hl_backend *backend, const struct hl_
         return;
     }
 #endif
-    /* and an end for each segment, whether there is dht or not: scratch memory is of shapes alone */
+    /* plus an end for each segment, even without dht: scratch size depends only on shapes */
     float *dG = (float *)hl_cuda_scratch(c, (a->rows->T + a->rows->n) * a->HK * a->K * (int64_t)sizeof(float));
     if (dG) HL_OP(gla_run_plain_back)(backend, &x, dG, NULL, NULL);
 }

@@ -1,12 +1,12 @@
-/* gla_cuda.cuh -- what the kernels of gated linear attention share. They serve GSA too (gsa_cuda.cu), whose two halves
- * are GLA under other names; hence the views instead of struct hl_gla.
+/* gla_cuda.cuh -- shared by the kernels of gated linear attention. GSA uses them too (gsa_cuda.cu), as its two halves
+ * are GLA with different arrays; hence the views instead of struct hl_gla.
  *
  * The chunked form (docs/math.md, "Decay per channel") is
- *     gla_prep      every chunk at once: the operands in which the decays are contained
+ *     gla_prep      every chunk at once: the operands, which include the decays
  *     gla_walk      the chunks of a segment one after another: states, with or without the outputs
  *     gla_gradient  every chunk at once: all gradients, from the states and their gradients
- * Operands go from one to the next in scratch memory, as tiles of 64 x 64 swizzled as in shared memory (wgmma.cuh),
- * rows past a chunk's end being 0: whoever reads one needs a single bulk copy. */
+ * Operands are passed on in scratch memory, as tiles of 64 x 64 swizzled as in shared memory (wgmma.cuh), rows past a
+ * chunk's end being 0: reading one takes a single bulk copy. */
 #ifndef HL_GLA_CUDA_CUH
 #define HL_GLA_CUDA_CUH
 #include "ops/cuda_ops.cuh"
@@ -14,7 +14,7 @@
 
 enum { CHUNK = HL_CHUNK, TILE = CHUNK * 64 };
 
-/* q, k, v, dout: numbers from one row to the next in ld_..., heads next to each other */
+/* q, k, v, dout: row strides in ld_.., heads adjacent */
 struct gla_view {
     const struct hl_rows *rows;
     int64_t H, HK, K, V;
@@ -28,7 +28,8 @@ struct gla_view {
     const act *dout;   /* [T][H][V] */
     act *dq, *dk, *dv; /* dq, dk of ld_q, ld_k, dv of ld_v */
     float *dg;
-    const float *h0, *dht; /* of the gradients: [segs][HK][K][V]; NULL: empty states, final ones without a gradient */
+    const float *h0, *dht; /* [segs][HK][K][V], for gradients; NULL: empty initial states, final ones without a
+                            * gradient */
     float *dh0;            /* NULL: not wanted */
 };
 static inline struct gla_view gla_view_of(const struct hl_gla *a) {
@@ -42,8 +43,7 @@ static inline struct gla_view gla_view_of(const struct hl_gla *a) {
 }
 
 #ifndef HL_CUDA_F32
-/* What gla_prep leaves, for every chunk and head; G: the log decays cumulated over the chunk.
- * NULL: not wanted. */
+/* Outputs of gla_prep, per chunk and head; G: cumulative log decays in the chunk. NULL: not wanted. */
 struct gla_operands {
     bf16 *qe;     /* [chunks][H][K/64] tiles: scale q exp(G) */
     bf16 *ke;     /* [chunks][H][K/64] tiles: k exp(G_last - G) */
@@ -54,32 +54,32 @@ struct gla_operands {
 struct gla_walk {
     const bf16 *x, *y; /* S = decay S + x^T y; x: tiles, ke or qe; y: rows of v or dout */
     int64_t ld_y;
-    bf16 *h;           /* NULL: the states stay where they are */
+    bf16 *h;           /* NULL: the states are not stored */
     bool reverse;      /* from the last chunk to the first */
-    const float *from; /* [segs][H][K][V]: the states that it starts from, NULL: empty ones; */
-    float *to;         /* and where it ends, NULL: not wanted */
+    const float *from; /* [segs][H][K][V]: initial states, NULL: empty; */
+    float *to;         /* and final states, NULL: not wanted */
 };
 #endif
 
 extern "C" {
 void HL_OP(gla_run_step)(struct hl_backend *backend, const struct gla_view *a);
 void HL_OP(gla_run_plain)(struct hl_backend *backend, const struct gla_view *a, bool sessions);
-/* dq alone in float, [T][H][K], from sessions' states */
+/* only dq, in float, [T][H][K], from sessions' states */
 void HL_OP(gla_plain_queries)(struct hl_backend *backend, const struct gla_view *a, float *dq);
-/* all gradients; dG: scratch memory, [T][HK][K], then [segs][HK][K] where there is dht. dq and dk may be NULL; they go
- * to dq_float, [T][H][K], and dk_float, [T][HK][K], where those are not NULL. */
+/* all gradients; dG: scratch memory, [T][HK][K], then [segs][HK][K] if dht is given. dq and dk may be NULL; they go to
+ * dq_float, [T][H][K], and dk_float, [T][HK][K], if those are not NULL. */
 void HL_OP(gla_run_plain_back)(struct hl_backend *backend, const struct gla_view *a, float *dG, float *dq_float,
                                float *dk_float);
 bool HL_OP(gla_step_fits)(const struct gla_view *a);
 #ifndef HL_CUDA_F32
 bool HL_OP(gla_chunk_fits)(struct hl_cuda *c, const struct gla_view *a);
 void HL_OP(gla_prep)(struct hl_cuda *c, const struct gla_view *a, const struct gla_operands *o);
-/* bytes of scratch memory that the walk wants: the states between the splits of long segments */
+/* bytes of scratch memory needed by the walk: the states between the splits of long segments */
 int64_t HL_OP(gla_walk_scratch)(const struct gla_view *a);
 /* the outputs; sessions: their states are read and written */
 void HL_OP(gla_walk_out)(struct hl_cuda *c, const struct gla_view *a, const struct gla_operands *o, bool sessions,
                          float *scratch);
-/* the states alone: one walk or two at the same time. sessions: their states are read and written (by the first) */
+/* only the states: one walk, or two at the same time. sessions: their states are read and written (by the first) */
 void HL_OP(gla_walk_states)(struct hl_cuda *c, const struct gla_view *a, const struct gla_operands *o,
                             const struct gla_walk *w, int walks, bool sessions, float *scratch);
 /* all gradients. add: to dg; softmax: q is one, and dq becomes the gradient of its logits (both: only without k) */
@@ -91,7 +91,7 @@ void HL_OP(gla_chunk_back)(struct hl_cuda *c, const struct gla_view *a, char *sc
 #endif
 }
 
-/* Scratch memory: takes `bytes` of it, rounded up to 256. From NULL on it only counts. */
+/* Takes `bytes` of scratch memory, rounded up to 256. From NULL on it only counts. */
 static inline void *gla_carve(char **scratch, int64_t bytes) {
     void *p = *scratch;
     *scratch += (bytes + 255) / 256 * 256;

@@ -7,7 +7,7 @@
 static __device__ __forceinline__ int own_row(int h) {
     return threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4 + 8 * h;
 }
-/* acc, as bf16, to columns c0 on of a tile: all of it, 0 above the diagonal, or only what is below it */
+/* writes acc, as bf16, to a tile from column c0 on: all of it, 0 above the diagonal, or only what is below it */
 enum { ALL, NOT_ABOVE, BELOW };
 template <int N, int PART>
 static __device__ __forceinline__ void store_frags(bf16 *tile, const float (*acc)[4], int c0) {

@@ -1,12 +1,13 @@
-/* gla_gradient_cuda.cu -- all gradients of a chunk, all chunks at once, after gla_walk has left the states h before it
- * and the gradients dh of those after it (docs/math.md, "Decay per channel"):
+/* gla_gradient_cuda.cu -- all gradients of a chunk, all chunks at once, after gla_walk has stored the states h before
+ * it and the gradients dh of those after it (docs/math.md, "Decay per channel"):
  *     dA = tril(dO V^T)     X = dO h^T     Y = V dh^T     dV = A^T dO + ke dh
  *     dQ = scale exp(G - mq) (exp(mq) X + dA (K exp(mk - G)))
  *     dK = exp(mk - G) (exp(G_last - mk) Y + dA^T (scale Q exp(G - mq)))
  *     dG = Q dQ - K dK, and for the last row what the states add; dg: its sum over this and all later rows
- * Grid: a block per chunk and head. Block: 4 K threads, which own channels at the beginning and in the end
- * (gla_channels.cuh); between, the first warpgroup has X, the second Y, the last but one dA and the last dV. V goes by
- * in panels of 64 columns. Shared memory: tiles, two panels; in the end X and Y in fp32 in their place. */
+ * Grid: a block per chunk and head. Block: 4 K threads, which own channels at the start and at the end
+ * (gla_channels.cuh); in between, the first warpgroup has X, the second Y, the last but one dA and the last dV. V is
+ * processed in panels of 64 columns. Shared memory: tiles, two panels; at the end X and Y in fp32 reuse their
+ * memory. */
 #include "ops/cuda_ops.cuh"
 #include "cuda/mbarrier.cuh"
 #include "cuda/pdl.cuh"
@@ -23,11 +24,11 @@ struct args {
     float scale;
     const struct hl_dev_span *chunk;
     int heads, V;
-    bool add;     /* to dg; SLOTTED only */
+    bool add;     /* accumulate into dg; SLOTTED only */
     bool softmax; /* q is a softmax, and dq the gradient of its logits; SLOTTED only */
 };
 template <int K> struct panel {
-    bf16 v[TILE], dout[TILE], h[K / 64][TILE], dh[K / 64][TILE]; /* v, then dV in its place */
+    bf16 v[TILE], dout[TILE], h[K / 64][TILE], dh[K / 64][TILE]; /* v, then dV in the same memory */
 };
 template <int K> struct smem {
     enum { LD = K + 8 };
@@ -50,7 +51,7 @@ struct place {
     int len, head;
 };
 
-/* Begins to load the panel of V from column 64 n on, if there is one; the first comes with ke. */
+/* Starts loading the panel of V at column 64 n, if it exists; the first comes with ke. */
 template <int K>
 static __device__ __forceinline__ void load_panel(struct smem<K> &x, mbarrier_t b, const struct args &a,
                                                   const struct place &p, int n) {
@@ -84,7 +85,7 @@ static __device__ __forceinline__ void value_gradients(float dv[8][4], const str
         wgmma_ss<64>(dv, operand<64, false>{x.ke[c / 64], 0, c % 64}, operand<64, false>{in.dh[c / 64], 0, c % 64});
     wgmma_end<8>(dv);
 }
-/* the sums over a warp's rows of ke Y, to sums(1) */
+/* sums ke Y over a warp's rows, to sums(1) */
 template <int K> static __device__ __forceinline__ void add_keys(struct smem<K> &x, const float Y[K / 8][4]) {
     const int t = threadIdx.x % 4, warp = threadIdx.x / 32 % 4;
 #pragma unroll
@@ -104,7 +105,7 @@ template <int K> static __device__ __forceinline__ void add_keys(struct smem<K> 
 }
 /* ---- channels ---- */
 
-/* sums over some of the panel's columns of h dh, of the thread's channels */
+/* sums h dh over some of the panel's columns, for the thread's channels */
 template <int K> static __device__ __forceinline__ void add_states(float sum[2], const struct panel<K> &in) {
     const int c = own_channel<K>(), row = own_first_row<K>();
 #pragma unroll
@@ -150,7 +151,7 @@ static __device__ __forceinline__ void write_gradients(struct smem<K> &x, const 
         float2 dq = *(const float2 *)(X + i * LD), dk = *(const float2 *)(Y + i * LD);
         const bool in = row + i < p.len;
         sum[0] += low(q[i]) * dq.x - low(k[i]) * dk.x, sum[1] += high(q[i]) * dq.y - high(k[i]) * dk.y;
-        /* of a row's pair with itself, which does not decay: it would have to cancel in the sum */
+        /* the pair of a row with itself, which does not decay and would have to cancel in the sum */
         const float self = a.scale * x.diagonal[row + i];
         dq.x += self * low(k[i]), dq.y += self * high(k[i]);
         dk.x += self * low(q[i]), dk.y += self * high(q[i]);
@@ -161,7 +162,7 @@ static __device__ __forceinline__ void write_gradients(struct smem<K> &x, const 
         } else if (in && a.dq) *(uint32_t *)(a.dq + (first + i) * a.s.ld_q + col) = pack2(dq.x, dq.y);
         if (in && !SLOTTED) *(uint32_t *)(a.dk + (first + i) * a.s.ld_k + col) = pack2(dk.x, dk.y);
         if (SLOTTED) *(float2 *)(Y + i * LD) = dk;
-        d.G[i][0] = sum[0], d.G[i][1] = sum[1]; /* G is not needed any more */
+        d.G[i][0] = sum[0], d.G[i][1] = sum[1]; /* G is no longer needed */
     }
     x.x.sums[group][c] = sum[0], x.x.sums[group][c + 1] = sum[1];
     __syncthreads();
@@ -191,8 +192,8 @@ static __device__ __forceinline__ void write_gradients(struct smem<K> &x, const 
     }
 }
 
-/* What a warpgroup with these ROLES does from the first panel on, until X and Y are in shared memory. All meet at the
- * same barriers of the block. */
+/* The work of a warpgroup with these ROLES from the first panel until X and Y are in shared memory. All roles use the
+ * same block barriers. */
 enum { ROLE_X = 1, ROLE_Y = 2, ROLE_DA = 4, ROLE_DV = 8 };
 template <int K, int ROLES>
 static __device__ __forceinline__ void walk_panels(struct smem<K> &x, mbarrier_t b, const struct args &a,
@@ -211,7 +212,7 @@ static __device__ __forceinline__ void walk_panels(struct smem<K> &x, mbarrier_t
         if constexpr (ROLES & ROLE_DA) times_values(dA, in.dout, in.v);
         if constexpr (ROLES & ROLE_DV) value_gradients<K>(dv, x, in);
         add_states<K>(states, in);
-        __syncthreads(); /* nobody reads v any more */
+        __syncthreads(); /* v is no longer read */
         if constexpr (ROLES & ROLE_DV) store_frags<64, ALL>(in.v, dv, 0);
         __syncthreads();
         bf16 *to = a.dv + p.row * a.ld_v + p.head * a.V + 64 * n;
@@ -236,7 +237,7 @@ static __device__ __forceinline__ void walk_panels(struct smem<K> &x, mbarrier_t
             else wgmma_ss<K>(acc, operand<64, true>{x.A, c, 0}, operand<64, true, TILE>{x.q[0], c, 0});
         wgmma_end<K / 8>(acc);
     }
-    __syncthreads(); /* nobody reads q and k any more */
+    __syncthreads(); /* q and k are no longer read */
     if constexpr (SIDE != 0) stage_frags<K>(SIDE == ROLE_Y ? x.Y() : x.X(), acc);
     __syncthreads();
 }

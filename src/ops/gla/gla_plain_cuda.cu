@@ -1,12 +1,12 @@
 /* gla_plain_cuda.cu -- gated linear attention and its gradients token by token, for any head sizes up to 1024: float
  * activations, odd head sizes, query groups and chips before Hopper.
  *
- * All of it is one walk over a segment in two directions and two layouts. With S_t the state after token t and D_t its
- * gradient:
+ * Everything is one walk over a segment, in two directions and two layouts. With S_t the state after token t and D_t
+ * its gradient:
  *     forward  S = exp(g) S + k v^T           columns: out = scale S^T q       rows: dq = scale S dout
  *     reverse  D += scale q dout^T, read,     columns: dv = D^T k              rows: dk = D v
  *              then D = exp(g) D
- * and dg is the sum over all later tokens, its own included, of q dq - k dk. Grid: a warp per segment, key head and OWN
+ * and dg is the sum of q dq - k dk over the token and all later ones. Grid: a warp per segment, key head and OWN
  * columns or rows of the state, WARPS a block; lanes have the other index, 32 apart. No shared memory, no barrier. */
 #include "ops/cuda_ops.cuh"
 #include "ops/gla/gla_cuda.cuh"
@@ -21,8 +21,8 @@ struct args {
     int64_t ld_to;
     float *to_float;           /* the same, rows dense */
     float *dG;                 /* [T][HK][K], of rows: q dq is stored, then k dk subtracted; NULL: not wanted */
-    const float *from, *weigh; /* [segments][HK][K][V], of walks without sessions. from: where they start, NULL: from */
-    float *end, *to_end;       /* nothing; end: where they end, NULL: not wanted. to_end [segments][HK][K]: sums over */
+    const float *from, *weigh; /* [segments][HK][K][V], for walks without sessions. from: initial state, NULL: 0 */
+    float *end, *to_end;       /* end: final state, NULL: not wanted. to_end [segments][HK][K]: sums over */
                                /* V of weigh times the last state, of forward rows; NULL: not wanted */
     int tiles, segments;
     bool sessions;
@@ -32,7 +32,7 @@ struct args {
 static __device__ __forceinline__ float key(const struct gla_view &a, int64_t t, int hk, int c) {
     return a.k ? f32(a.k[t * a.ld_k + hk * a.K + c]) : -expm1f(a.g[(t * a.HK + hk) * a.K + c]);
 }
-/* of what a walk writes (of head h) or reads, seen along the rows or columns of the state */
+/* rows that a walk writes (of head h) or reads, along the rows or columns of the state */
 template <bool KEYS, bool QUERY>
 static __device__ __forceinline__ float number(const struct gla_view &a, int64_t t, int h, int hk, int i) {
     if (KEYS) return QUERY ? f32(a.q[t * a.ld_q + h * a.K + i]) : key(a, t, hk, i);

@@ -1,4 +1,4 @@
-/* gla_prep_cuda.cu -- what a chunk needs beside v and the state (struct gla_operands), all chunks at once.
+/* gla_prep_cuda.cu -- a chunk's inputs besides v and the state (struct gla_operands), all chunks at once.
  *
  * Grid: a block per chunk and head. Block: 4 K threads, which first own channels (gla_channels.cuh) and then, for A, a
  * warp 16 rows and 2048 / K columns. Shared memory: q and k decayed to the middle of the chunk, the factors of A.
@@ -59,7 +59,7 @@ static __global__ void __launch_bounds__(4 * K, K == 64 ? 3 : 2) prep_chunk(cons
     __syncthreads();
     float acc[WIDTH / 8][4] = {}, *sum = (float *)x.q;
     multiply<K, WIDTH>(acc, x, r0, c0);
-    __syncthreads(); /* nobody reads q or k any more */
+    __syncthreads(); /* q and k are no longer read */
     if (steep) steep_pairs<K>(sum, x.steep, x.x, s, a.scale);
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll

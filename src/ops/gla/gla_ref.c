@@ -1,6 +1,6 @@
-/* gla_ref.c -- gated linear attention token by token, and its gradient from the last token to the first: what is
- * correct. The states of all tokens are kept for that. They are double: where q is nearly orthogonal to the keys an
- * output is small beside its terms, and the norm behind it makes their rounding large. */
+/* gla_ref.c -- the reference: gated linear attention token by token, and its gradient from the last token to the first,
+ * for which the states of all tokens are stored. They are double: if q is nearly orthogonal to the keys, an output is
+ * small compared with its terms, and the norm after it amplifies their rounding. */
 #include "ops/gla/gla_cpu.h"
 #include <stdlib.h>
 #include <string.h>
@@ -47,7 +47,7 @@ void HL_OP(gla_forward)(struct hl_backend *backend, const struct hl_gla *a) {
         for (int64_t hk = 0; hk < a->HK; hk++) forward_head(a, &a->rows->seg[s], hk);
 }
 
-/* Gradients of a row. S: S_{t-1}, then S_t; dS: the gradient of S_t, which becomes that of S_{t-1}. */
+/* Gradients of a row. S: S_{t-1}, then S_t; dS: the gradient of S_t, replaced by that of S_{t-1}. */
 static void backward_step(const struct hl_gla *a, int64_t row, int64_t hk, const double *S, double *dS) {
     const int64_t K = a->K, V = a->V, group = a->H / a->HK, at = row * a->HK + hk;
     const real *k = (const real *)a->k + at * K, *v = (const real *)a->v + at * V, *g = a->g + at * K;
@@ -104,5 +104,5 @@ void HL_OP(gla_backward)(struct hl_backend *backend, const struct hl_gla *a) {
     }
 }
 
-/* (the fast forms' scratch, here because this file is compiled once for all instruction sets) */
+/* (the fast variants' scratch, here because this file is compiled once for all instruction sets) */
 int64_t hl_gla_scratch(int64_t K, int64_t V) { return gla_scratch_reals(K, V) * (int64_t)sizeof(real); }

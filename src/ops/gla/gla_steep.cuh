@@ -1,6 +1,6 @@
-/* gla_steep.cuh -- what the steep channels of a chunk (gla_channels.cuh) add, pair by pair in fp32. Functions of their
- * own, which read q, k and g again: few chunks come here, and the registers they need would cost all others. By all
- * threads of the block, 4 K; they begin and end with a barrier. */
+/* gla_steep.cuh -- the contribution of a chunk's steep channels (gla_channels.cuh), pair by pair in fp32. Separate
+ * functions, which read q, k and g again: few chunks need them, and their registers would slow down all others. Called
+ * by all threads of the block, 4 K; they begin and end with a barrier. */
 #ifndef HL_GLA_STEEP_CUH
 #define HL_GLA_STEEP_CUH
 #include "ops/gla/gla_channels.cuh"
@@ -28,7 +28,7 @@ template <int K>
 static __device__ __forceinline__ int load_steep(struct steep_channels<K> &s, const struct chunk_source &a, int from) {
     const int many = min((int)SLOTS, s.all - from), slot = threadIdx.x / CHUNK, i = threadIdx.x % CHUNK;
     const bool mine = slot < many, in = mine && i < a.len;
-    __syncthreads(); /* the last ones have been read */
+    __syncthreads(); /* the previous ones have been read */
     if (mine) {
         const int c = s.channel[from + slot];
         const float g = in ? a.g[i * a.ld_g + c] : 0.0f;

@@ -1,5 +1,5 @@
-/* gla_step_cpu.c -- the recurrence for segments of a few tokens: a tile of 64 columns of a state is decayed, written and
- * read in one pass; further query heads of a group read it again, from the cache. */
+/* gla_step_cpu.c -- the recurrence for segments of a few tokens: a tile of 64 columns of a state is decayed, written
+ * and read in one pass; further query heads of a group read it again from cache. */
 #include "ops/gdn/gdn_step_cpu.h"
 #include "ops/gla/gla_cpu.h"
 
@@ -35,7 +35,7 @@ INLINE void read_only(struct columns c, const real *q, real *o) {
 
 static real step_tile(const void *op, real *S, const real *next, int64_t row, int64_t hk, int64_t col, int64_t cols) {
     const struct hl_gla *a = op;
-    real o[GDN_TILE + VL], alpha[MOST_K]; /* VL: a last vector reaches past the tile */
+    real o[GDN_TILE + VL], alpha[MOST_K]; /* VL: the last vector extends past the tile */
     const int64_t at = row * a->HK + hk, group = a->H / a->HK, K = a->K;
     const int64_t whole = cols - cols % (GROUP * VL); /* columns in whole groups of vectors */
     const struct columns c = {.S = S, .next = next, .ld = a->V, .K = K};

@@ -1,9 +1,8 @@
-/* gla_step_cuda.cu -- decoding: segments of at most STEP_ROWS tokens that have a state, which is read from memory once
- * and written once.
+/* gla_step_cuda.cu -- decoding: segments of at most STEP_ROWS tokens with a state, which is read once and written once.
  *
- * Grid: a block per segment, key head and COLS columns of V (tiles fastest). Block: THREADS; a thread has 4 neighbouring
- * columns of every (THREADS / QUADS)-th row of the state in registers. Its loads begin before pdl_wait: the kernel just
- * before writes no states. Shared memory: the warps' sums of q^T S. */
+ * Grid: a block per segment, key head and COLS columns of V (tiles fastest). Block: THREADS; a thread has 4 adjacent
+ * columns of every (THREADS / QUADS)-th row of the state in registers. It starts loading before pdl_wait: the previous
+ * kernel writes no states. Shared memory: the warps' sums of q^T S. */
 #include "ops/cuda_ops.cuh"
 #include "cuda/pdl.cuh"
 #include "ops/gla/gla_cuda.cuh"
@@ -45,7 +44,7 @@ static __global__ void __launch_bounds__(THREADS) step_tokens(const struct gla_v
             for (int n = QUADS; n < 32; n *= 2)
 #pragma unroll
                 for (int j = 0; j < 4; j++) o[j] += __shfl_xor_sync(0xffffffffu, o[j], n);
-            __syncthreads(); /* the last sums have been read */
+            __syncthreads(); /* the previous sums have been read */
             if (lane < QUADS) *(float4 *)(sums[warp] + 4 * lane) = make_float4(o[0], o[1], o[2], o[3]);
             __syncthreads();
             if (threadIdx.x < COLS) {

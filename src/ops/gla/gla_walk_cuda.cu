@@ -1,22 +1,22 @@
-/* gla_walk_cuda.cu -- the chunks of a segment one after another, after gla_prep:
+/* gla_walk_cuda.cu -- walks the chunks of a segment in order, after gla_prep:
  *     OUT      out = qe S + A v,  S = decay S + ke^T v          the forward pass
  *     STATES   the same S, or its gradient from the last chunk to the first (dout, qe instead of v, ke); every S is
  *              stored before it changes
- *     END      S after a split's chunks alone
- * Grid: a block per segment, split, head and 64 W columns of V (tiles fastest); y: which of the walks. Block: W consumer
- * warpgroups with 64 columns each, then a producer warpgroup, of which LOAD_THREADS load and STORE_THREADS store.
- * A consumer holds S transposed, as [64][K] in fp32 accumulators, whose packed pairs are operands as they are
+ *     END      only S after a split's chunks
+ * Grid: a block per segment, split, head and 64 W columns of V (tiles fastest); y: index of the walk. Block: W consumer
+ * warpgroups with 64 columns each, then a producer warpgroup, of which LOAD_THREADS load and STORE_THREADS store. A
+ * consumer holds S transposed, as [64][K] in fp32 accumulators, whose packed pairs can be used directly as operands
  * (gdn_trans_cuda.cuh).
  *
- * Shared memory: a ring of stages for what gla_prep made, each filled by bulk copies, and one for v, in whose place
- * out goes. mbarriers, by who arrives (who waits):
+ * Shared memory: a ring of stages for the outputs of gla_prep, each filled by bulk copies, and one for v, whose memory
+ * out reuses. mbarriers, by who arrives (who waits):
  *     full        loaders and bulk copies: a chunk is complete (consumers)
  *     empty       consumers have read ke, qe, A and decay (loaders)
  *     out_full    consumers: out is complete, in the place of v (storers)
  *     v_empty     storers have read out; without outputs, consumers have read v (loaders)
  *
- * Long segments of few heads are cut into splits that are walked at the same time: END from an empty state, then
- * join_splits (decays are diagonal, so what a split makes of a state is a product per row and a sum), then the walk. */
+ * Long segments with few heads are cut into splits that are walked in parallel: END from an empty state, then
+ * join_splits (decays are diagonal, so a split maps a state to a product per row plus a sum), then the walk. */
 #include "ops/cuda_ops.cuh"
 #include "ops/gdn/gdn_pipeline_cuda.cuh"
 #include "ops/gla/gla_cuda.cuh"
@@ -52,10 +52,10 @@ template <int DEPTH> struct walk_barriers {
     __device__ __forceinline__ walk_barriers(uint64_t *p) : in{mbarrier_base(p)}, v{in.first} {}
 };
 
-/* The chunks that a block walks over, in its direction. */
+/* The chunks that a block walks, in its direction. */
 struct range {
     int row, rows; /* of the segment */
-    int first;     /* chunk of the segment that is number 0 of all */
+    int first;     /* index of the segment's first chunk among all */
     int from, chunks, all;
     int head, col;
     bool reverse;
@@ -254,8 +254,8 @@ static __global__ void __launch_bounds__((W + 1) * GROUP, 1) walk_chunks(const s
     }
 }
 
-/* What the splits add becomes the state that each starts from. Grid (walks x segs x heads, K V / JOIN); a thread has a
- * number of the state; shared memory: the decays of the splits. */
+/* Turns what the splits add into the state that each starts from. Grid (walks x segs x heads, K V / JOIN); a thread has
+ * one element of the state; shared memory: the decays of the splits. */
 enum { JOIN = 256 };
 static __global__ void __launch_bounds__(JOIN) join_splits(const struct args a, int K) {
     float *decay = (float *)shared_memory(); /* [splits][K] */
@@ -292,7 +292,7 @@ template <int K, int W, int MODE> static void launch_walk(struct hl_cuda *c, con
                *a);
 }
 template <int K, int MODE> static void launch_width(struct hl_cuda *c, const struct args *a, int walks) {
-    /* wide tiles while they fill the chip: ke and qe are read once per tile */
+    /* wide tiles if they still fill the chip: ke and qe are read once per tile */
     const bool wide = a->V % 128 == 0 && (int64_t)walks * a->segs * a->splits * a->heads * (a->V / 128) >= GDN_FULL;
     (wide ? launch_walk<K, 2, MODE> : launch_walk<K, 1, MODE>)(c, a, walks);
 }

@@ -1,9 +1,9 @@
-/* kda_back_chunk_cuda.cu -- everything of the backward pass but the scans, from h, dh and X2 (kda_back_cuda.cuh), for
- * all chunks in parallel.
+/* kda_back_chunk_cuda.cu -- the backward pass except for the scans, from h, dh and X2 (kda_back_cuda.cuh), for all
+ * chunks in parallel.
  *
- * Persistent kernel: a block an SM, which takes every gridDim-th (chunk, value head). Block: K / 32 warpgroups with 32
- * channels each; warp w of a warpgroup has rows 16 w.. of the chunk. V comes in slices of 64 columns, two of them in
- * shared memory; the next ones are copied in behind all the rest. Per item:
+ * Persistent kernel: one block per SM, which takes every gridDim-th (chunk, value head). Block: K / 32 warpgroups with
+ * 32 channels each; warp w of a warpgroup has rows 16 w.. of the chunk. V comes in slices of 64 columns, two of them in
+ * shared memory; later ones are copied in during the rest. Per item:
  *     slices     dO h^T, X2 h^T, v_new dh^T of the channels (wgmma); dO v_new^T, X2 v_new^T shared among the
  *                warpgroups; beside them dV, V.X2, sum_v h dh and the operands of the pair products
  *     pairs      rows and columns of both pair products (mma, pair_cuda.cuh), after a __syncthreads
@@ -26,7 +26,7 @@ static __device__ __forceinline__ struct item item_of(const struct kda_back &a, 
     return {p.row, p.len, hv, n, (int64_t)p.row * a.HV + hv};
 }
 
-/* Starts the copies of the block's slice number `load`, counted over all its items. All threads. */
+/* Starts copying the block's slice number `load`, counted over all its items. All threads. */
 template <int K> static __device__ __forceinline__ void load_slice(smem<K> &x, const struct kda_back &a, int load) {
     enum { THREADS = K / COLS * GROUP };
     const int slices = a.V / 64, v = load % slices, i = threadIdx.x;
@@ -42,7 +42,7 @@ template <int K> static __device__ __forceinline__ void load_slice(smem<K> &x, c
         bulk_copy(s.dh, (const bf16 *)a.dh + tile * K, sizeof s.dh, full);
         bulk_copy(s.X2, (const bf16 *)a.X2 + tile * 64, sizeof s.X2, full);
     }
-    if (v == 0 && i < p.len) { /* what load_fragments will load */
+    if (v == 0 && i < p.len) { /* what load_fragments will read */
         const int64_t row = p.row + i, qk = (row * a.H + p.hv / a.group) * K;
         prefetch_l2(a.g + (row * a.HV + p.hv) * K, 4 * K);
         prefetch_l2(a.k + qk, 2 * K);
@@ -101,7 +101,7 @@ template <int K> static __device__ __forceinline__ void sum_hdh(smem<K> &x, cons
     if (lane < 8) x.hdh[8 * warp + lane] = first ? sum[0] : x.hdh[8 * warp + lane] + sum[0];
 }
 
-/* dS with its diagonal, or N, from the products of rows: columns from `col` on */
+/* dS with its diagonal, or N, from the row products: columns from `col` on */
 template <int K, int TILES>
 static __device__ __forceinline__ void write_scores(smem<K> &x, const float (*d)[4], int col, bool second) {
     const int t = threadIdx.x % 4;
@@ -118,7 +118,7 @@ static __device__ __forceinline__ void write_scores(smem<K> &x, const float (*d)
         }
 }
 
-/* The products with the chunk's states, and of rows with rows. */
+/* Products with the chunk's states, and row-by-row products. */
 template <int K>
 static __device__ __forceinline__ void multiply_slice(const slice<K> &s, int group, float dQ[4][4], float E[4][4],
                                                       float U[4][4], float (*D)[4]) {
@@ -138,7 +138,7 @@ static __device__ __forceinline__ void multiply_slice(const slice<K> &s, int gro
     wgmma_commit_wait<1>();
 }
 
-/* q, k and the decays of the item's rows and channels; not waited for */
+/* q, k and the decays of the item's rows and channels; asynchronous */
 static __device__ __forceinline__ void load_fragments(struct fragments &f, const struct kda_back &a,
                                                       const struct item &p, int K, int c0) {
     const int t = threadIdx.x % 4;
@@ -203,7 +203,7 @@ static __device__ __forceinline__ void add_diagonal(float acc[4][4], const smem<
             acc[n + i / 4][i % 4] += fast_exp2(sign * f.m[n + i / 4][i % 4]) * own[i / 4][i % 4];
     }
 }
-/* dQ, E and U + W of the thread's elements, without the diagonal of the scores; W is U before */
+/* dQ, E and U + W of the thread's elements, without the diagonal of the scores; on entry W is U */
 template <int K>
 static __device__ __forceinline__ void add_pairs(smem<K> &x, struct fragments &f, int c0, float dQ[4][4], float E[4][4],
                                                  float W[4][4]) {
@@ -286,7 +286,7 @@ static __device__ __forceinline__ void write_dg(smem<K> &x, const struct kda_bac
             up[n][e] += lo, up[n][2 + e] += hi;
             if (g == 0) x.d.first[I][c0 + 8 * n + 2 * t + e] = up[n][e]; /* the block's sum */
         }
-    named_barrier_sync(1 + group, GROUP); /* all blocks' sums are there */
+    named_barrier_sync(1 + group, GROUP); /* the sums of all blocks are ready */
 #pragma unroll
     for (int n = 0; n < 4; n++)
 #pragma unroll
@@ -313,7 +313,7 @@ static __device__ __forceinline__ void write_dg(smem<K> &x, const struct kda_bac
 }
 
 template <int K> static __global__ void __launch_bounds__(K / COLS * GROUP, 1) back_chunks(const struct kda_back a) {
-    enum { TILES = K == 128 ? 4 : 8 }; /* of the products of rows with rows */
+    enum { TILES = K == 128 ? 4 : 8 }; /* of the row-by-row products */
     smem<K> &x = *(smem<K> *)shared_tiles();
     const int slices = a.V / 64, group = warpgroup_index(), c0 = group * COLS;
     const mbarrier_t full = mbarrier_base(x.full);
@@ -325,7 +325,7 @@ template <int K> static __global__ void __launch_bounds__(K / COLS * GROUP, 1) b
     pdl_wait();
     pdl_trigger();
     for (int i = 0; i < STAGES; i++) load_slice(x, a, i);
-    int load = 0; /* slices before this one */
+    int load = 0; /* number of earlier slices */
     for (int64_t n = blockIdx.x; n < a.chunks * a.HV; n += gridDim.x) {
         const struct item p = item_of(a, n);
         float dQ[4][4] = {}, E[4][4] = {}, U[4][4] = {}, D[TILES][4] = {};

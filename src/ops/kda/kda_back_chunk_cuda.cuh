@@ -8,7 +8,7 @@
 
 enum { STAGES = 2, COLS = 32 /* channels of a warpgroup */ };
 
-/* 64 columns of V: what a chunk needs of them */
+/* 64 columns of V: a chunk's inputs for them */
 template <int K> struct slice {
     bf16 h[64 * K], dh[64 * K]; /* [K / 32] panels of [64][32] */
     bf16 dO[PANEL], X2[PANEL], v_new[PANEL], v[PANEL];
@@ -16,7 +16,7 @@ template <int K> struct slice {
 template <int K> struct smem {
     slice<K> stage[STAGES];
     bf16 qa[CHUNK * K], ka[CHUNK * K], kb[CHUNK * K]; /* q a, beta k a, k b of pair_cuda.cuh */
-    bf16 own[CHUNK * K]; /* operands of the diagonal blocks, by turns, each by its own warp */
+    bf16 own[CHUNK * K]; /* operands of the diagonal blocks, in turn, each used by its own warp */
     bf16 dS[CHUNK * CHUNK], N[CHUNK * CHUNK];
     struct pair_decay<K> d;                                   /* first: later the sums of blocks */
     float to_middle[PAIR_BLOCKS][K], to_next[PAIR_BLOCKS][K]; /* log2 decays: r_I to row 8; row 8 to r_{I+1} */
@@ -25,15 +25,15 @@ template <int K> struct smem {
     uint64_t full[STAGES];
 };
 
-/* What a thread has of the chunk: rows 16 I + g + 8 h, channels c0 + 8 n + 2 t and the next, at [h][n] or as
- * accumulators [n][2 h + e]. */
+/* A thread's part of the chunk: rows 16 I + g + 8 h, channels c0 + 8 n + 2 t and the next, at [h][n] or as accumulators
+ * [n][2 h + e]. */
 struct fragments {
     uint32_t q[2][4], k[2][4];
     float m[4][4];    /* log2 of m */
-    uint32_t bounded; /* bit 4 n + i: the row decays by more than m allows */
+    uint32_t bounded; /* bit 4 n + i: the row's decay exceeds what m allows */
 };
 
-/* The compiler would keep every exponential and every unpacked number for its next use, and spill. */
+/* Prevents the compiler from keeping every exponential and unpacked number for its next use, and spilling. */
 static __device__ __forceinline__ void compute_again(struct fragments &f) {
     wgmma_hold<4>(f.m), wgmma_hold_a<2>(f.q), wgmma_hold_a<2>(f.k);
 }
@@ -41,7 +41,7 @@ static __device__ __forceinline__ void compute_again(struct fragments &f) {
 static __device__ __forceinline__ int own_row(int h) {
     return threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4 + 8 * h;
 }
-/* Eight neighbouring channels of a row, c0 + 8 t.., become channels c0 + 8 n + 2 t, + 1 of four tiles. */
+/* Eight adjacent channels of a row, c0 + 8 t.., become channels c0 + 8 n + 2 t, + 1 of four tiles. */
 static __device__ __forceinline__ void load_pairs(uint32_t w[4], const bf16 *from, bool in) {
     uint4 u = make_uint4(0u, 0u, 0u, 0u);
     if (in) u = *(const uint4 *)from;
@@ -56,7 +56,7 @@ static __device__ __forceinline__ void load_floats(uint32_t even[4], uint32_t od
     odd[2] = __float_as_uint(v.y), odd[3] = __float_as_uint(v.w);
     gather_columns(even), gather_columns(odd);
 }
-/* the way back: dg */
+/* the reverse: dg */
 static __device__ __forceinline__ void store_floats(float *to, uint32_t even[4], uint32_t odd[4], bool in) {
     gather_columns(even), gather_columns(odd);
     if (!in) return;
@@ -64,8 +64,8 @@ static __device__ __forceinline__ void store_floats(float *to, uint32_t even[4],
     *(uint4 *)(to + 4) = make_uint4(even[2], odd[2], even[3], odd[3]);
 }
 
-/* m from the log2 decays in m; sums of the block go to shared memory, and a barrier of the warpgroup must follow. In the
- * backward pass all decays are bounded as those of m, so that b follows from m. */
+/* Computes m from the log2 decays in m; block sums go to shared memory, and a warpgroup barrier must follow. In the
+ * backward pass all decays are bounded like those of m, so b is derived from m. */
 template <int K> static __device__ __forceinline__ void scan_decays(struct fragments &f, smem<K> &x, int c0) {
     const int I = threadIdx.x / 32 % 4, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     f.bounded = 0;
@@ -90,7 +90,7 @@ template <int K> static __device__ __forceinline__ void scan_decays(struct fragm
         p[0] -= mid[0], p[1] -= mid[1], p[2] -= mid[0], p[3] -= mid[1];
     }
 }
-/* After that barrier: rho, e^{G_last}, and what b is made of. */
+/* After that barrier: rho, e^{G_last}, and the inputs of b. */
 template <int K> static __device__ __forceinline__ void finish_decays(smem<K> &x, int c0) {
     const int I = threadIdx.x / 32 % 4, c = c0 + threadIdx.x % 32;
     const float rest = x.d.rest[I][c], next = x.d.first[I + 1][c];
@@ -133,13 +133,13 @@ template <int K> static __device__ __forceinline__ void write_operands(smem<K> &
     }
     compute_again(f);
 }
-/* An operand of the diagonal block: y m^sign, y being q or k, times beta where that is wanted. Read by this warp alone. */
+/* An operand of the diagonal block: y m^sign, y being q or k, times beta if requested. Read only by this warp. */
 template <int K, bool BETA>
 static __device__ __forceinline__ void write_own(smem<K> &x, struct fragments &f, const uint32_t y[2][4], float sign,
                                                  int c0) {
     const int t = threadIdx.x % 4;
     compute_again(f);
-    __syncwarp(); /* the last one has been read */
+    __syncwarp(); /* the previous one has been read */
 #pragma unroll
     for (int n = 0; n < 4; n++)
 #pragma unroll

@@ -1,4 +1,4 @@
-/* kda_back_cuda.cu -- the backward pass of KDA on a GPU (kda_back_cuda.cuh): its scratch memory, its two forms, and the
+/* kda_back_cuda.cu -- the backward pass of KDA on a GPU (kda_back_cuda.cuh): scratch memory, the two variants, and the
  * sum over a key head's value heads. */
 #include "ops/cuda_ops.cuh"
 #include "ops/kda/kda_back_cuda.cuh"

@@ -1,4 +1,4 @@
-/* kda_back_cuda.cuh -- what the kernels of KDA's backward pass share.
+/* kda_back_cuda.cuh -- shared by the kernels of KDA's backward pass.
  *
  * Names and formulas are those of docs/math.md. Per value head and chunk of 64 rows, with the tiles of kda_cuda.cuh;
  * dh: gradient of the state after the chunk; s = K^{-1/2}:
@@ -9,8 +9,8 @@
  *     U = e^{G_last - G} (v_new dh^T)          W = columns of pair(Q, K) with dS + of pair(K, K) with beta N
  *     dK = beta E + U + W                      dbeta = V.X2 + K.E
  *     dg_t = sum_{i>=t} (Q dQ + beta K E - K W - K U)_i + sum_i (K U)_i + e^{G_last} sum_v h dh, per channel
- * The diagonal of the scores does not decay: it is left out of dS, and s (dO.v_new)_i times k_i, q_i is added to dQ,
- * dK after their products for dg are taken. */
+ * The diagonal of the scores does not decay: it is left out of dS, and s (dO.v_new)_i times k_i, q_i is added to dQ, dK
+ * after their products for dg are taken. */
 #ifndef HL_KDA_BACK_CUDA_CUH
 #define HL_KDA_BACK_CUDA_CUH
 #include "ops/cuda_ops.cuh"

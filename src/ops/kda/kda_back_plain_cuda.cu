@@ -1,10 +1,10 @@
-/* kda_back_plain_cuda.cu -- the backward pass of KDA with plain loops in float, for the head sizes, activations and
- * chips that kda_back_cuda.cu's other form does not take. Token by token from the last to the first, as kda_ref.c.
+/* kda_back_plain_cuda.cu -- the backward pass of KDA with plain loops in float, for head sizes, activations and chips
+ * that the other variant in kda_back_cuda.cu does not support. Token by token from last to first, like kda_ref.c.
  *
- * plain_states: the states before every chunk, from v_new; a thread per element of a head's state.
- * plain_tokens: a block per segment and value head. Of each chunk, last one first, it recomputes the states before
- * every row, then takes the rows backwards. A thread has whole columns of the state where sums run over K, a warp
- * whole rows where they run over V; __syncthreads between the two. Shared memory: e, r = beta e, dr and dv of a row. */
+ * plain_states: the states before every chunk, from v_new; a thread per element of a head's state. plain_tokens: a
+ * block per segment and value head. For each chunk, last one first, it recomputes the states before every row, then
+ * processes the rows backwards. A thread has whole columns of the state where sums run over K, a warp whole rows where
+ * they run over V; __syncthreads between the two. Shared memory: e, r = beta e, dr and dv of a row. */
 #include "ops/cuda_ops.cuh"
 #include "ops/kda/kda_back_cuda.cuh"
 

@@ -1,6 +1,7 @@
 /* kda_back_scan_cuda.cu -- the reverse scan of the gradients of the states (kda_back_cuda.cuh):
  *     dv_new = P^T dO + ke dh     X2 = A^T dv_new     dh before = e^{G_last} dh + qg^T dO - kg^T (beta X2)
- * from dht on. It stores dh after every chunk, X2, and dh0. Floor: tiles, A and dO read once, dh and X2 written once.
+ * starting from dht. It stores dh after every chunk, X2, and dh0. Floor: tiles, A and dO read once, dh and X2 written
+ * once.
  *
  * Grid: a block per segment, value head and 64 W columns of V (tiles fastest). Block: W consumer warpgroups with 64
  * columns each, which hold the transposed dh in registers (gdn_trans_cuda.cuh), then one producer warpgroup, of which
@@ -28,7 +29,7 @@ struct barriers {
     ring_barriers<2 * DEPTH, 1> X2;
     __device__ __forceinline__ barriers(uint64_t *p) : in{mbarrier_base(p)}, X2{in.first} {}
 };
-/* The segment, head and columns that a block scans. */
+/* The segment, head and columns scanned by a block. */
 struct place {
     int row, rows, first, chunks, hv, tile;
 };

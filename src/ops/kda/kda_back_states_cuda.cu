@@ -1,4 +1,4 @@
-/* kda_back_states_cuda.cu -- the states before every chunk, computed again from v_new (kda_back_cuda.cuh):
+/* kda_back_states_cuda.cu -- the states before every chunk, recomputed from v_new (kda_back_cuda.cuh):
  *     h' = e^{G_last} h + ke^T v_new
  * Grid: a block per segment, value head and 64 columns of V (tiles fastest). Block: a consumer warpgroup that holds the
  * transposed state in registers (gdn_trans_cuda.cuh), and a producer warp. Shared memory: a ring of DEPTH chunks of ke,

@@ -1,6 +1,7 @@
 /* kda_chunk_back_cpu.c -- the backward pass, from the last chunk to the first (docs/math.md, "KDA").
  *
- * dh: gradient of the state after the chunk; s = K^{-1/2}; Q, K, V, v_new: its rows; eG = exp(G), eL = exp(G_last - G).
+ * dh: gradient of the state after the chunk; s = K^{-1/2}; Q, K, V, v_new: the chunk's rows; eG = exp(G), eL =
+ * exp(G_last - G).
  *     dv_new = P^T dO + (K eL) dh           X2 = A^T dv_new              dV = beta X2
  *     dS = s tril(dO v_new^T)               N = -beta stril(X2 v_new^T)  [Y1; Y2] = [dO; X2] h^T    U = v_new dh^T
  *     [Rq; Rk] = pair rows of [dS; N]       Z = pair columns of them     kh = eL U
@@ -17,9 +18,9 @@ struct work {
     const struct hl_kda *a;
     int64_t ldv, ldk;
     real *dh;             /* [K][V] */
-    real *Y;              /* [2C][ldv]: dO over X2, as the sets of pair lie */
+    real *Y;              /* [2C][ldv]: dO over X2, laid out like the sets of pair */
     real *v_new, *dv_new; /* [C][ldv] */
-    real *W, *T;          /* [2C][C]: dO v_new^T over X2 v_new^T; dS over N, as scores lie */
+    real *W, *T;          /* [2C][C]: dO v_new^T over X2 v_new^T; dS over N, laid out like scores */
     real *R, *Z, *U;      /* [2C][ldk], [C][ldk], [C][ldk] */
     real *hdh;            /* [ldk] */
     real dbeta[C];
@@ -73,7 +74,8 @@ static void solve(struct work *w, real *X2) {
     }
 }
 
-/* T = [dS; N]; rowsum(dL M) goes into dbeta. Y first holds dO over X2 without gaps, then as the sets lie. */
+/* T = [dS; N]; rowsum(dL M) is added to dbeta. On entry Y holds dO over X2 without gaps, on return in the layout of the
+ * sets. */
 static void score_gradients(struct work *w) {
     const struct hl_kda *a = w->a;
     struct gdn_chunk *x = &w->k.x;
@@ -93,7 +95,7 @@ static void score_gradients(struct work *w) {
     }
 }
 
-/* Y = [s dO; -X2] as the sets lie, from dO over X2; rows past n are 0 */
+/* Y = [s dO; -X2] in the layout of the sets, from dO over X2; rows past n are 0 */
 static void spread(struct work *w) {
     const struct hl_kda *a = w->a;
     const struct pair *p = &w->k.p;
@@ -112,7 +114,7 @@ static void spread(struct work *w) {
     }
 }
 
-/* R += what flows through the states: [s eG (dO h^T); -beta eG (X2 h^T)]; U = eL (v_new dh^T) */
+/* R += the part through the states: [s eG (dO h^T); -beta eG (X2 h^T)]; U = eL (v_new dh^T) */
 static void state_gradients(struct work *w, const real *h) {
     const struct hl_kda *a = w->a;
     const struct pair *p = &w->k.p;
@@ -147,7 +149,7 @@ static void state_gradients(struct work *w, const real *h) {
     }
 }
 
-/* dh becomes that of the state before the chunk; h.dh is computed first. */
+/* dh becomes the gradient of the state before the chunk; h.dh is computed first. */
 static void step_back(struct work *w, const real *h) {
     const struct hl_kda *a = w->a;
     const struct pair *p = &w->k.p;
@@ -170,7 +172,7 @@ static void step_back(struct work *w, const real *h) {
     HL_OP(small_gemm)(&m, w->k.x.mm);
 }
 
-/* One row's dq, dk and dg; up: what rows from it on add to dg, kept from row to row. */
+/* One row's dq, dk and dg; up: what rows from it on add to dg, carried from row to row. */
 static void finish_row(struct work *w, int64_t i, real *dq, real *dk, bool add, real *up) {
     const struct pair *p = &w->k.p;
     const int64_t K = w->a->K;
@@ -192,7 +194,7 @@ static void finish_row(struct work *w, int64_t i, real *dq, real *dk, bool add, 
     }
 }
 
-/* add: dq and dk hold the sum over the value heads of the group before this one */
+/* add: dq and dk already hold the sum over earlier value heads of the group */
 static void finish_rows(struct work *w, bool add) {
     const struct hl_kda *a = w->a;
     const struct pair *p = &w->k.p;
@@ -233,7 +235,7 @@ struct job {
     struct hl_pool *pool;
     const struct hl_kda *a;
 };
-/* one (segment, key head): its value heads one after another, as they share dq and dk */
+/* one (segment, key head): its value heads in order, because they share dq and dk */
 static void task(void *ctx, int64_t i, int worker) {
     const struct job *j = ctx;
     const struct hl_kda *a = j->a;

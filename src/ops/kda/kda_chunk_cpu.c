@@ -1,6 +1,6 @@
 /* kda_chunk_cpu.c -- the forward pass, 64 rows at a time (docs/math.md, "KDA"), and the choice between it and the step.
  *
- * With h the state before the chunk, G the cumulated log decays inside it, s = K^{-1/2}:
+ * With h the state before the chunk, G the cumulative log decays inside it, s = K^{-1/2}:
  *     [qh; kh] = [Q exp(G); K exp(G)] h
  *     v_new    = A r,  r = beta (V - kh),  A = (I + beta M)^-1
  *     out      = s qh + P v_new

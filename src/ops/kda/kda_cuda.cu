@@ -1,6 +1,6 @@
-/* kda_cuda.cu -- forward KDA on a GPU (kda.h): the table of its forms, of which a batch takes the first that fits. The
- * choice follows from the shapes and the chip's architecture alone, so the same batch gives the same bits on every
- * chip of a kind. Chips before Hopper take `step` and `plain`. */
+/* kda_cuda.cu -- forward KDA on a GPU (kda.h): the table of its variants; a batch uses the first that fits. The choice
+ * depends only on the shapes and the chip's architecture, so the same batch gives the same bits on every chip of a
+ * kind. Chips before Hopper use `step` and `plain`. */
 #include "ops/cuda_ops.cuh"
 #include "ops/kda/kda_cuda.cuh"
 
@@ -30,7 +30,7 @@ static const struct {
 
 static int form_of(struct hl_backend *backend, const struct hl_kda *a) {
     int i = 0;
-    while (!forms[i].fits(hl_cuda_of(backend), a)) i++; /* the last one fits any */
+    while (!forms[i].fits(hl_cuda_of(backend), a)) i++; /* the last one always fits */
     return i;
 }
 extern "C" void HL_OP(kda_forward)(struct hl_backend *backend, const struct hl_kda *a) {

@@ -1,5 +1,5 @@
 /* kda_plain_cuda.cu -- KDA token by token (kda.h), for any head size up to 512: float activations, odd head sizes and
- * chips before Hopper, and what the other forms are compared with on a GPU. It keeps v_new and no A, which
+ * chips before Hopper, and the reference for the other variants on a GPU. It stores v_new but not A, which
  * kda_back_plain_cuda.cu does not need.
  *
  * Grid: a warp per segment, value head and COLS columns of V (tiles fastest), WARPS a block. A warp scans its segment;
@@ -20,7 +20,7 @@ struct args {
     int H, HV, K, V, tiles, segments;
 };
 
-/* What a lane needs of a token: its rows. */
+/* A lane's rows of a token. */
 template <int R> struct token { float k[R], q[R], alpha[R]; };
 
 /* S becomes the next state; returns the columns' share of |beta e|^2 */

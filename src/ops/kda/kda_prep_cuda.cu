@@ -1,5 +1,5 @@
-/* kda_prep_cuda.cu -- all of chunked KDA that does not depend on the state (kda_cuda.cuh), for every chunk and value
- * head in parallel: kg, qg, ke and P in tiles, A in rows.
+/* kda_prep_cuda.cu -- the part of chunked KDA that is independent of the state (kda_cuda.cuh), for every chunk and
+ * value head in parallel: kg, qg, ke and P in tiles, A in rows.
  *
  * Grid: a block per chunk and value head (heads fastest). Block: 2 K threads. First each thread has two channels of a
  * block of 16 rows (pair_cuda.cuh): it loads q, k and g once, stores kg, qg and ke, and leaves the operands of both
@@ -151,7 +151,7 @@ template <int K> static __global__ void __launch_bounds__(2 * K, K == 64 ? 4 : 2
     float L[CHUNK / 8][4] = {}, P[CHUNK / 8][4] = {};
     if (group == 0 && a.A) pair_products<K>(L, x.ka, x.km, x.kb, x.kd, x.d, I);
     if (group == 1 || SAME) pair_products<K>(P, x.qa, x.qm, x.kb, x.kd, x.d, I);
-    __syncthreads(); /* both products are done with the operands, whose place L, A and P take */
+    __syncthreads(); /* both products are done with the operands; L, A and P reuse their memory */
     if (group == 1 || SAME) write_P(to->P, x.P, P, 1.0f / sqrtf((float)K));
     if (group == 0 && a.A) {
         write_L(x.L, x.beta, L);

@@ -1,5 +1,5 @@
-/* kda_ref.c -- the delta rule with a decay per channel, token by token, and its gradient from the last token to the
- * first: what is correct. The states of all tokens are kept for that. */
+/* kda_ref.c -- the reference: the delta rule with a decay per channel, token by token, and its gradient from the last
+ * token to the first, for which the states of all tokens are stored. */
 #include "ops/kda/kda_cpu.h"
 #include <stdlib.h>
 #include <string.h>
@@ -8,7 +8,7 @@
 struct token {
     const real *q, *k, *v, *g;
     real beta;
-    int64_t K, V, qk, b; /* qk: where q and k stand; b: row and head */
+    int64_t K, V, qk, b; /* qk: offset of q and k; b: row and head */
 };
 
 static struct token token_at(const struct hl_kda *a, int64_t row, int64_t hv) {
@@ -36,7 +36,7 @@ static void decay(const struct token *x, real *S, real *e) {
     }
 }
 
-/* S_{t-1} becomes S_t; e is left behind */
+/* S_{t-1} becomes S_t; leaves e */
 static void step(const struct token *x, real *S, real *e) {
     decay(x, S, e);
     for (int64_t i = 0; i < x->K; i++)
@@ -78,7 +78,7 @@ void HL_OP(kda_forward)(struct hl_backend *backend, const struct hl_kda *a) {
         for (int64_t hv = 0; hv < a->HV; hv++) forward_head(a, &a->rows->seg[s], hv);
 }
 
-/* Gradients of one token. S: S_{t-1}; dS: the gradient of S_t, which becomes that of S_{t-1}; tmp: 2V + KV. */
+/* Gradients of one token. S: S_{t-1}; dS: the gradient of S_t, replaced by that of S_{t-1}; tmp: 2V + KV. */
 static void backward_step(const struct hl_kda *a, const struct token *x, const real *S, real *dS, real *tmp) {
     const int64_t K = x->K, V = x->V;
     const real *dout = (const real *)a->dout + x->b * V, scale = 1 / R_SQRT((real)K);
@@ -114,7 +114,7 @@ static void backward_step(const struct hl_kda *a, const struct token *x, const r
     }
 }
 
-/* dq and dk are added to: value heads of a group share them */
+/* dq and dk are accumulated: value heads of a group share them */
 static void backward_head(const struct hl_kda *a, const struct hl_seg *s, int64_t hv) {
     int64_t KV = a->K * a->V, state = ((s - a->rows->seg) * a->HV + hv) * KV;
     real *S = new_reals((s->len + 1) * KV), *dS = new_reals(KV), *tmp = new_reals(2 * a->V + KV);
@@ -147,5 +147,5 @@ void HL_OP(kda_backward)(struct hl_backend *backend, const struct hl_kda *a) {
     }
 }
 
-/* (the fast forms' scratch, here because this file is compiled once for all instruction sets) */
+/* (the fast variants' scratch, here because this file is compiled once for all instruction sets) */
 int64_t hl_kda_scratch(int64_t K, int64_t V) { return kda_scratch_reals(K, V) * (int64_t)sizeof(real); }

@@ -99,8 +99,8 @@ static __device__ __forceinline__ void scan_chunk(smem<K, W> &x, const struct ba
     mbarrier_wait(b.v_new.empty(0), empty_parity<1>(c));
     store_trans(x.v_new + group * PANEL, r);
     mbarrier_arrive_warp(b.v_new.full(0));
-    /* half of the accumulators of one product cannot be those of another: they are moved, by a product with a one that
-     * the compiler does not know to be one */
+    /* accumulators of one product cannot be reused in place for the other: half of them are moved, by multiplying by a
+     * one that the compiler cannot see */
     const float one = __int_as_float(0x3f800000 + (int)blockIdx.z);
 #pragma unroll
     for (int i = 0; i < 4 * ROWS; i++) qS[i / 4][i % 4] = one * d[ROWS + i / 4][i % 4];
@@ -170,7 +170,7 @@ static char *carve(const struct hl_kda *a, int64_t tiles, char *scratch, struct 
 }
 extern "C" void HL_OP(kda_run_scan)(struct hl_backend *backend, const struct hl_kda *a) {
     struct hl_cuda *c = hl_cuda_of(backend);
-    /* wide tiles while they fill the chip, as a chunk's tiles are read once per tile of V */
+    /* wide tiles if they still fill the chip, because a chunk's tiles are read once per tile of V */
     const bool wide = a->V % 128 == 0 && a->rows->n * a->HV * (a->V / 128) >= GDN_FULL;
     const int64_t tiles = a->V / (wide ? 128 : 64);
     struct args x = {};

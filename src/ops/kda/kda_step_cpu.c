@@ -1,5 +1,5 @@
-/* kda_step_cpu.c -- the recurrence for segments of a few tokens (docs/math.md, "KDA"), as gdn_step_cpu.c with a decay per
- * row of the state: with k' = exp(g) k and q' = exp(g) q,
+/* kda_step_cpu.c -- the recurrence for segments of a few tokens (docs/math.md, "KDA"), like gdn_step_cpu.c with a decay
+ * per row of the state: with k' = exp(g) k and q' = exp(g) q,
  *     e = v - k'^T S_{t-1}      q^T S_t = q'^T S_{t-1} + (q.k) beta e */
 #include "ops/gdn/gdn_step_cpu.h"
 #include "ops/kda/kda_cpu.h"
@@ -8,7 +8,7 @@ enum { MOST_K = 512 };
 
 static real step_tile(const void *op, real *S, const real *next, int64_t row, int64_t hv, int64_t col, int64_t cols) {
     const struct hl_kda *a = op;
-    real ks[GDN_TILE + VL], qs[GDN_TILE + VL], r[GDN_TILE + VL]; /* VL: a last vector reaches past the tile */
+    real ks[GDN_TILE + VL], qs[GDN_TILE + VL], r[GDN_TILE + VL]; /* VL: the last vector extends past the tile */
     real alpha[MOST_K], dk[MOST_K], dq[MOST_K];
     const int64_t b = row * a->HV + hv, qk = (row * a->H + hv / (a->HV / a->H)) * a->K, K = a->K;
     const int64_t whole = cols - cols % (GROUP * VL); /* columns in whole groups of vectors */

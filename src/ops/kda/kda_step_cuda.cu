@@ -1,11 +1,11 @@
-/* kda_step_cuda.cu -- decoding: segments of at most 8 tokens that have a state (kda.h). With S the state before a
- * token, alpha = exp(g):
+/* kda_step_cuda.cu -- decoding: segments of at most 8 tokens with a state (kda.h). With S the state before a token,
+ * alpha = exp(g):
  *     e = v - (alpha k)^T S     out = K^{-1/2} ((alpha q)^T S + (q.k) beta e)     S = diag(alpha) S + k (beta e)^T
  * so a token costs one sum over the threads, and the state is read from memory once and written once.
  *
- * Grid: a block per segment, value head and COLS columns of V (tiles fastest). Block: K threads, each with 4
- * neighbouring columns of ROWS neighbouring rows of the state in registers. Two __syncthreads a token. Floor: the
- * states read once and written once. */
+ * Grid: a block per segment, value head and COLS columns of V (tiles fastest). Block: K threads, each with 4 adjacent
+ * columns of ROWS adjacent rows of the state in registers. Two __syncthreads a token. Floor: the states read once and
+ * written once. */
 #include "ops/cuda_ops.cuh"
 #include "cuda/pdl.cuh"
 #include "ops/kda/kda_cuda.cuh"
@@ -56,7 +56,7 @@ template <int K> static __global__ void __launch_bounds__(K) step_tokens(const s
     const float scale = 1.0f / sqrtf((float)K);
     float4 S[ROWS];
 #pragma unroll
-    for (int i = 0; i < ROWS; i++) S[i] = *(const float4 *)(state + i * a.V); /* the kernel before writes no state */
+    for (int i = 0; i < ROWS; i++) S[i] = *(const float4 *)(state + i * a.V); /* the previous kernel writes no state */
     pdl_wait();
     pdl_trigger();
     for (int64_t row = seg.row; row < seg.row + seg.len; row++) {
@@ -91,7 +91,7 @@ template <int K> static __global__ void __launch_bounds__(K) step_tokens(const s
             S[i].x = alpha[i] * S[i].x + k[i] * r[0], S[i].y = alpha[i] * S[i].y + k[i] * r[1];
             S[i].z = alpha[i] * S[i].z + k[i] * r[2], S[i].w = alpha[i] * S[i].w + k[i] * r[3];
         }
-        if (threadIdx.x < 32) { /* neighbouring lanes have neighbouring columns */
+        if (threadIdx.x < 32) { /* adjacent lanes have adjacent columns */
 #pragma unroll
             for (int n = 1; n < QUADS; n *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, n);
             if (threadIdx.x == 0) a.sums[tile * a.T * a.HV + b] = sum;

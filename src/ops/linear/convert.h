@@ -1,4 +1,4 @@
-/* convert.h -- a vector of `real` from numbers stored as f32, bf16 or f16. */
+/* convert.h -- loads a vector of `real` from f32, bf16 or f16. */
 #ifndef HL_CONVERT_H
 #define HL_CONVERT_H
 #include "ops/linear/weight.h"
@@ -28,7 +28,7 @@ typedef uint32_t vu __attribute__((vector_size(HL_VBYTES)));
 typedef uint16_t vh_mem __attribute__((vector_size(HL_VBYTES / 2), aligned(2), may_alias));
 
 static inline vr v_load_f32(const float *p) { return v_load(p); }
-/* the intrinsics where there are some: compilers split the conversion in two */
+/* intrinsics if available: compilers split the conversion in two */
 static inline vr v_load_bf16(const uint16_t *p) {
 #if defined(__AVX512F__)
     return (vr)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16);

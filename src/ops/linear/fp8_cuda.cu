@@ -1,9 +1,9 @@
-/* fp8_cuda.cu -- op fp8_quantise (fp8.h): a matrix read once, both of its forms written.
+/* fp8_cuda.cu -- op fp8_quantise (fp8.h): reads a matrix once and writes both forms.
  *
- * Grid: blocks of 128 x 128, those of a row of blocks one after another; 256 threads, each with 8 x 8 numbers in
- * registers: thread (tx, ty) has columns 8 tx .. and rows 8 ty ... Largest magnitudes are compared as bits, in any
- * order. The transposed form goes through shared memory, 8 codes of a column at a time, so that its rows are written in
- * pieces of 128 bytes; the place of these 8 within a column is ty ^ tx, which keeps 16 threads on 16 pairs of banks. */
+ * Grid: blocks of 128 x 128, row-major; 256 threads, each with 8 x 8 numbers in registers: thread (tx, ty) has columns
+ * 8 tx .. and rows 8 ty ... Largest magnitudes are reduced as integers, so the order does not matter. The transposed
+ * form goes through shared memory, 8 codes of a column at a time, so that its rows are written in 128-byte pieces;
+ * these 8 are at position ty ^ tx of the column, so that 16 threads use 16 different pairs of banks. */
 #include "ops/cuda_ops.cuh"
 #include "cuda/fp8.cuh"
 
@@ -17,7 +17,7 @@ struct tile_shared {
 
 static __device__ __forceinline__ uint32_t larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
-/* The largest magnitudes of a thread's rows, over all columns, and of all of the block. */
+/* The largest magnitudes of a thread's rows, over all columns, and of the whole block. */
 static __device__ __forceinline__ void row_most(uint32_t most[EACH]) {
     for (int p = 0; p < EACH; p++)
         for (int i = ACROSS / 2; i > 0; i /= 2) most[p] = larger(most[p], __shfl_xor_sync(0xffffffffu, most[p], i));
@@ -31,7 +31,7 @@ static __device__ __forceinline__ uint32_t block_most(const uint32_t row[EACH], 
     for (int w = 0; w < WARPS; w++) m = larger(m, shared[w]);
     return m;
 }
-/* The scales of the columns, into shared memory. */
+/* Writes the scales of the columns to shared memory. */
 template <int format>
 static __device__ __forceinline__ void column_scales(struct tile_shared *s, const uint32_t most[EACH]) {
     const int tx = threadIdx.x % ACROSS, lane = threadIdx.x % 32;
@@ -48,7 +48,8 @@ static __device__ __forceinline__ void column_scales(struct tile_shared *s, cons
     __syncthreads();
 }
 
-/* The scale of block (i, j) of a form, `across` blocks wide; the last of a row fills the table's row with 1. */
+/* The scale of block (i, j) of a form that is `across` blocks wide; the last block of a row pads the table's row with
+ * 1. */
 static __device__ __forceinline__ void put_block_scale(float *table, int64_t i, int64_t j, int64_t across, int64_t row,
                                                        float scale) {
     const int64_t at = j + threadIdx.x;
@@ -63,7 +64,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
     const int tx = threadIdx.x % ACROSS, ty = threadIdx.x / ACROSS;
     const int64_t across = (a.cols + SIDE - 1) / SIDE, down = (a.rows + SIDE - 1) / SIDE;
     const int64_t bi = blockIdx.x / across, bj = blockIdx.x % across;
-    const int64_t i0 = bi * SIDE + ty * EACH, j0 = bj * SIDE + tx * EACH; /* rows and columns come in 16s */
+    const int64_t i0 = bi * SIDE + ty * EACH, j0 = bj * SIDE + tx * EACH; /* rows and columns are multiples of 16 */
     const bool in = i0 < a.rows && j0 < a.cols;
     const act *x = (const act *)a.x + i0 * a.ld + j0;
     float v[EACH][EACH], scale[EACH], y[EACH];

@@ -1,4 +1,4 @@
-/* fp8_ref.c -- a matrix as FP8 codes and scales (fp8.h), block by block; row blocks on the pool's threads. */
+/* fp8_ref.c -- quantises a matrix to FP8 codes and scales (fp8.h), block by block; row blocks run on the pool. */
 #include "ops/ops.h"
 
 static uint32_t magnitude(real x) { return hl_fp8_bits((float)x) & 0x7fffffffu; }

@@ -1,10 +1,10 @@
-/* gemm_fp8_cuda.cuh -- linear layers in FP8 (fp8.h): operands are quantised into scratch memory, those of a weight once
- * after every change, and multiplied by cuBLASLt. A product that the library does not have is left to the caller. */
+/* gemm_fp8_cuda.cuh -- FP8 linear layers (fp8.h): operands are quantised to scratch memory, weights only once after
+ * every change, and multiplied by cuBLASLt. Products without a library kernel are left to the caller. */
 #ifndef HL_GEMM_FP8_CUDA_CUH
 #define HL_GEMM_FP8_CUDA_CUH
 #include "ops/cuda_ops.cuh"
 
-/* Which parts are in FP8; whether there are any. */
+/* Which parts are in FP8; returns whether there are any. */
 static bool fp8_find(const struct hl_cuda *c, const struct hl_linear *a, bool *is_fp8) {
     bool any = false;
     for (int p = 0; p < a->n; p++) {
@@ -49,7 +49,7 @@ static const struct hl_fp8_weight *fp8_weight(struct hl_backend *backend, struct
     return w;
 }
 
-/* C [M][N] = A B^T of a form of each */
+/* C [M][N] = A B^T, with one form of each */
 static struct hl_gemm fp8_product(int64_t M, int64_t N, int64_t K, struct fp8_form A, struct fp8_form B, bool blocks,
                                   void *C) {
     struct hl_gemm g = {M, N, K, false, true, A.codes, B.codes, C, K, K, N, HL_ACT_DTYPE, HL_ACT_DTYPE, 1.0f, 0.0f};
@@ -57,7 +57,7 @@ static struct hl_gemm fp8_product(int64_t M, int64_t N, int64_t K, struct fp8_fo
     return g;
 }
 
-/* is_fp8 becomes false for those that were not computed. */
+/* Clears is_fp8 of parts that were not computed. */
 static void fp8_forward(struct hl_backend *backend, struct hl_cuda *c, const struct hl_linear *a, bool *is_fp8) {
     struct fp8_form x = {NULL, NULL};
     bool made = false;
@@ -109,14 +109,14 @@ static struct fp8_back fp8_back_open(struct hl_backend *backend, struct hl_cuda 
     return t;
 }
 
-/* One part's gradients; what was computed. dout is read once for both. */
+/* One part's gradients; returns what was computed. dout is read once for both. */
 static struct fp8_done fp8_backward(struct fp8_back *t, int p, bool dx_add) {
     const struct hl_linear *a = t->a;
     const struct hl_linear_part *part = &a->part[p];
     const int64_t N = part->W.rows;
     struct fp8_done done = {false, false};
     char *room = t->room;
-    if (!room) return done; /* the failure is kept */
+    if (!room) return done; /* the error is recorded */
     const struct fp8_form d = fp8_take(&room, a->M, N), dt = fp8_take(&room, N, a->M);
     const struct hl_fp8_weight *w = fp8_weight(t->backend, t->c, &part->W);
     if (!w) return done;

@@ -1,10 +1,11 @@
-/* gemm_small_m_cuda.cuh -- GEMM of small M: up to 64 rows times all matrices of a linear layer, as many sessions decode
- * side by side. One launch for all parts, every weight read once; a row has the bits that gemv_cuda.cuh gives it alone.
+/* gemm_small_m_cuda.cuh -- GEMM of small M: up to 64 rows times all matrices of a linear layer, for decoding many
+ * sessions in a batch. One launch for all parts, every weight is read once; a row has the same bits as from
+ * gemv_cuda.cuh.
  *
  * Grid: outputs / 8 NT, one block per multiprocessor; block: GEMV_THREADS. A block owns 8 NT output rows of W and all
- * rows of x. Its warps split K (split-K within the block) and each has its own pipeline of cp.async in shared memory:
- * a lane reads only what it copied itself, so no barrier is needed until the epilogue, where the warps' accumulators
- * are added up in shared memory, in order. The weights of the first stages are loaded before pdl_wait. */
+ * rows of x. Its warps split K (split-K within the block) and each has its own cp.async pipeline in shared memory: a
+ * lane reads only what it copied itself, so no barrier is needed until the epilogue, which sums the warps' accumulators
+ * in shared memory, in order. The weights of the first stages are loaded before pdl_wait. */
 #ifndef HL_GEMM_SMALL_M_CUDA_CUH
 #define HL_GEMM_SMALL_M_CUDA_CUH
 #include "ops/cuda_ops.cuh"
@@ -13,13 +14,13 @@
 enum { SMALL_M_ROWS = 64, SMALL_M_SHARED = 224 << 10 };
 #ifndef HL_CUDA_F32
 
-/* Shared memory. 8 NT output rows per block, 8 EIGHTS rows of x; the fragments are those of gemv_mma. DEPTH stages of 32
- * columns are in flight: more than registers could hold. */
+/* Shared memory. 8 NT output rows per block, 8 EIGHTS rows of x; fragments as in gemv_mma. DEPTH stages of 32 columns
+ * are in flight: more than registers could hold. */
 template <int EIGHTS, int NT> struct small_m_shared {
     enum {
         WARPS = GEMV_THREADS / 32,
         ROWS = 8 * EIGHTS,
-        PIECES = NT + EIGHTS, /* 16 bytes of a lane in a step: of W, then of x */
+        PIECES = NT + EIGHTS, /* 16-byte pieces of a lane per step: of W, then of x */
         STEP = PIECES * 512,  /* bytes of a warp */
         MOST = SMALL_M_SHARED / (WARPS * STEP),
         DEPTH = MOST < 8 ? MOST : 8,
@@ -30,7 +31,7 @@ template <int EIGHTS, int NT> struct small_m_shared {
     };
 };
 
-/* The epilogue: adds up the warps' accumulators, in order. All threads. */
+/* The epilogue: sums the warps' accumulators in order. All threads. */
 template <int EIGHTS, int NT>
 static __device__ __forceinline__ void small_m_epilogue(const struct gemv &a, float d[][NT][4], float *sums) {
     typedef struct small_m_shared<EIGHTS, NT> layout;
@@ -113,7 +114,7 @@ template <int EIGHTS, int NT> static void small_m_launch(struct hl_cuda *c, cons
     launch_pdl(c, small_m_mma<EIGHTS, NT>, blocks_for(a->end[a->n - 1], 8 * NT), GEMV_THREADS,
                (size_t)small_m_shared<EIGHTS, NT>::BYTES, *a);
 }
-/* As many outputs per block as leave one block per multiprocessor: each block reads all of x. */
+/* Enough outputs per block for one block per multiprocessor, because each block reads all of x. */
 template <int EIGHTS> static void small_m_tiles(struct hl_cuda *c, const struct gemv *a) {
     const int64_t each = hl_pieces(a->end[a->n - 1], hl_cuda_sms(c) * 8);
     if (each <= 1) small_m_launch<EIGHTS, 1>(c, a);

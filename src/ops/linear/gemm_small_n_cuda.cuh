@@ -1,10 +1,10 @@
-/* gemm_small_n_cuda.cuh -- GEMM of small N: matrices of few outputs (decay and write strength: one per head). A product
- * of its own for each would read x, or read and write dx, again and again; together they are one matrix of up to 32
- * outputs, so x is read once forward and once for the gradients of the weights, and dx is written in one pass. bf16.
+/* gemm_small_n_cuda.cuh -- GEMM of small N: matrices with few outputs (decay and write strength: one per head).
+ * Separate products would each read x, or read and write dx; combined into one matrix of up to 32 outputs, x is read
+ * once forward and once for the weight gradients, and dx is written in one pass. bf16.
  *
- * Block: SMALL_N_THREADS. small_n_fwd, grid M / 128: a warp owns 16 rows and all outputs. small_n_dx, a persistent grid:
- * a warp owns 16 rows at a time, the weights are in shared memory. small_n_dw, grid (K / 512, parts of M): a warp owns
- * 64 columns; partial sums go to scratch memory and are added up by sum_partials (split-K). */
+ * Block: SMALL_N_THREADS. small_n_fwd, grid M / 128: a warp owns 16 rows and all outputs. small_n_dx, a persistent
+ * grid: a warp owns 16 rows at a time, the weights are in shared memory. small_n_dw, grid (K / 512, parts of M): a warp
+ * owns 64 columns; partial sums go to scratch memory and are reduced by sum_partials (split-K). */
 #ifndef HL_GEMM_SMALL_N_CUDA_CUH
 #define HL_GEMM_SMALL_N_CUDA_CUH
 #include "ops/cuda_ops.cuh"
@@ -13,16 +13,16 @@
 
 enum { SMALL_N_ROWS = 16, SMALL_N_ALL = 32, SMALL_N_K = 4096, SMALL_N_THREADS = 256 }; /* outputs of one part, of all */
 
-struct small_n { /* the outputs of all parts of small N, one after another */
+struct small_n { /* the concatenated outputs of all small-N parts */
     int64_t M, K;
     int n;
     const act *x;
     act *dx;
     bool out_real;
     const act *W[SMALL_N_ALL];
-    void *out[SMALL_N_ALL];        /* of row 0; the next row's is `width` further on */
-    const void *from[SMALL_N_ALL]; /* the same; NULL: nothing is added to */
-    const act *dout[SMALL_N_ALL];  /* the same */
+    void *out[SMALL_N_ALL];        /* at row 0; row stride `width` */
+    const void *from[SMALL_N_ALL]; /* the same layout; NULL: nothing is added */
+    const act *dout[SMALL_N_ALL];  /* the same layout */
     float *dW[SMALL_N_ALL];
     int width[SMALL_N_ALL];
     float *part; /* [blocks][n][K] */
@@ -61,8 +61,8 @@ static __device__ __forceinline__ void small_n_put(const struct small_n &a, int6
     }
 }
 
-/* A warp owns 16 rows of x and all 8 N outputs. Lane (g, t) loads 16 bytes of rows g, g + 8 and of weights
- * g at column 32 k + 8 t: as the order of a sum over K is free, these are the fragments of two mma. */
+/* A warp owns 16 rows of x and all 8 N outputs. Lane (g, t) loads 16 bytes of rows g, g + 8 and of weights g at column
+ * 32 k + 8 t: because the order of a sum over K is free, these are the fragments of two mma. */
 template <int N> static __global__ void __launch_bounds__(SMALL_N_THREADS) small_n_fwd(struct small_n a) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int64_t m = ((int64_t)blockIdx.x * (SMALL_N_THREADS / 32) + threadIdx.x / 32) * 16 + g;
@@ -154,9 +154,9 @@ static __global__ void __launch_bounds__(SMALL_N_THREADS) small_n_dx(struct smal
     }
 }
 
-/* part[y][j] = sum of dout_j x over the rows of block y, j0 <= j < j0 + 16. A warp owns 64 columns and
- * takes 16 rows at a time: dout transposed is A, x is B. Lane (g, t) loads columns 8 g .. 8 g + 7 of rows 2 t,
- * 2 t + 1, 2 t + 8, 2 t + 9: tile q is made of the columns 8 g + q. */
+/* part[y][j] = sum of dout_j x over the rows of block y, j0 <= j < j0 + 16. A warp owns 64 columns and takes 16 rows at
+ * a time: dout transposed is A, x is B. Lane (g, t) loads columns 8 g .. 8 g + 7 of rows 2 t, 2 t + 1, 2 t + 8, 2 t +
+ * 9: tile q consists of columns 8 g + q. */
 static __global__ void __launch_bounds__(SMALL_N_THREADS) small_n_dw(struct small_n a, int j0) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int64_t c = ((int64_t)blockIdx.x * (SMALL_N_THREADS / 32) + threadIdx.x / 32) * 64,
@@ -201,13 +201,13 @@ static void small_n_forward(struct hl_cuda *c, const struct small_n *t) {
     else launch(c, small_n_fwd<4>, blocks, SMALL_N_THREADS, 0, *t);
 }
 
-/* The gradients of one part's weights are neighbours, but not those of two parts. */
+/* The weight gradients of one part are contiguous, but not those of two parts. */
 static void small_n_dw_sums(struct hl_cuda *c, const struct small_n *t, int64_t P) {
     for (int j = 0; j < t->n; j += t->width[j])
         if (t->dW[j]) sum_partials(c, t->dW[j], t->part + j * t->K, P, t->width[j] * t->K, t->n * t->K);
 }
 
-/* Before the other products, which then add to dx in any case: so it need not be read here. */
+/* Runs before the other products, which then always accumulate into dx: so dx need not be read here. */
 static void small_n_backward_x(struct hl_cuda *c, const struct small_n *t, bool dx_add) {
     const unsigned rows = blocks_for(t->M, 16 * (SMALL_N_THREADS / 32)), most = 4 * (unsigned)hl_cuda_sms(c);
     const size_t shared = 8 * (size_t)(t->K + 2) * sizeof(uint32_t);

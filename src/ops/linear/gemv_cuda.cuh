@@ -1,5 +1,5 @@
-/* gemv_cuda.cuh -- up to 16 rows times all matrices of a linear layer: decoding. Every weight is read once, at the speed
- * of memory; one launch for all parts.
+/* gemv_cuda.cuh -- up to 16 rows times all matrices of a linear layer: decoding. Every weight is read once, at memory
+ * bandwidth; one launch for all parts.
  *
  * Block: GEMV_THREADS. gemv_mma (bf16), grid outputs / 8: a block owns 8 outputs, its warps split K. gemv_kernel (any
  * type), grid outputs / 8: a warp owns one output. */
@@ -15,7 +15,7 @@ struct gemv {
     const act *x;
     int n;
     bool out_real;
-    int64_t end[HL_LINEAR_MAX]; /* output rows of the parts up to and with each */
+    int64_t end[HL_LINEAR_MAX]; /* output rows of the parts up to and including each */
     int64_t rows[HL_LINEAR_MAX];
     const act *W[HL_LINEAR_MAX];
     void *out[HL_LINEAR_MAX];
@@ -33,9 +33,9 @@ static __device__ __forceinline__ void gemv_put(const struct gemv &a, int p, int
 }
 
 #ifndef HL_CUDA_F32
-/* A block owns 8 output rows; its warps split K, and their sums are added up in order. As in small_n_fwd, lane (g, t)
+/* A block owns 8 output rows; its warps split K, and their sums are reduced in order. As in small_n_fwd, lane (g, t)
  * loads 16 bytes of row g of W and of rows g and g + 8 of x at column 32 k + 8 t, which are fragments of two mma: x is
- * A, W is B. The order of the sum depends on K alone, not on M. W is prefetched before pdl_wait. */
+ * A, W is B. The summation order depends only on K, not on M. W is prefetched before pdl_wait. */
 template <int AHEAD, bool many> static __global__ void __launch_bounds__(GEMV_THREADS) gemv_mma(struct gemv a) {
     enum { WARPS = GEMV_THREADS / 32 };
     __shared__ float sums[WARPS][GEMV_ROWS][8];
@@ -87,8 +87,8 @@ template <int AHEAD, bool many> static __global__ void __launch_bounds__(GEMV_TH
 
 /* ---- any type and K ---- */
 
-/* A warp owns one output row (one row of one W): lane l takes the pieces l, l + 32, ... of V numbers. The
- * order of the sum is that of K alone, whatever M is. */
+/* A warp owns one output row (one row of one W): lane l takes pieces l, l + 32, ... of V numbers. The summation order
+ * depends only on K, not on M. */
 template <int V, int rows> static __global__ void __launch_bounds__(GEMV_THREADS) gemv_kernel(struct gemv a) {
     const int64_t i = (int64_t)blockIdx.x * (GEMV_THREADS / 32) + threadIdx.x / 32, pieces = a.K / V;
     const int lane = threadIdx.x % 32;
@@ -140,7 +140,7 @@ template <int V> static void gemv_launch(struct hl_cuda *c, const struct gemv *a
     else launch_pdl(c, gemv_kernel<V, 8>, blocks, GEMV_THREADS, 0, *a);
 }
 
-/* whether there are few enough rows */
+/* whether the rows are few enough */
 static bool gemv_fits(const struct hl_linear *l) {
     return l->M <= (HL_ACT_DTYPE == HOLA_BF16 && l->K % WIDE == 0 ? (int)GEMV_ROWS : 8);
 }

@@ -1,12 +1,9 @@
-/* kernel.h -- the building blocks of every product on the CPU: the register tile (micro-kernel) and the packing before
- * it.
+/* kernel.h -- building blocks of all CPU matrix products: the register tile (micro-kernel) and operand packing.
  *
- * B comes in panels of HL_PANEL columns: row k of a panel is 32 neighbouring numbers, the next row is `bs`
- * further on. A comes in strips of up to HL_MR rows: column k of a strip is its rows side by side, the
- * next column is `as` further on (HL_AS when packed here).
- * Every element of C is one chain of multiply-adds over k, in order, within a piece of HL_KC; pieces
- * are added to C in order. No other choice (tile height, blocks, threads) touches that order, hence a
- * row has the same bits in every batch. */
+ * B comes in panels of HL_PANEL columns: row k of a panel is 32 contiguous numbers, with row stride `bs`. A comes in
+ * strips of up to HL_MR rows: column k of a strip is contiguous, with column stride `as` (HL_AS when packed here).
+ * Every element of C is one chain of multiply-adds over k, in order, within a piece of HL_KC; pieces are added to C in
+ * order. Tile height, blocking and threads do not affect this order, so a row has the same bits in every batch. */
 #ifndef HL_KERNEL_H
 #define HL_KERNEL_H
 #include "ops/linear/linear.h"
@@ -14,12 +11,12 @@
 #include "ops/simd.h"
 
 enum { HL_KC = 256 };
-/* Scratch of a linear layer, in reals: the panels of a block of at most HL_BLOCK columns, which stay in
- * the second-level cache, and a few strips. */
+/* Scratch of a linear layer, in reals: panels for a block of at most HL_BLOCK columns, which stay in L2, and a few
+ * strips. */
 enum { HL_BLOCK = HL_LINEAR_COLUMNS, HL_STRIPS = 48, HL_BLOCK_SCRATCH = (HL_BLOCK + HL_STRIPS) * HL_KC };
 
-/* Rows of a tile: as many accumulators as the registers hold, beside two vectors of B. A packed strip
- * has space for a multiple of 4 rows, for the 4 x 4 transposes. */
+/* Rows of a tile: as many accumulators as fit the registers next to two vectors of B. A packed strip has space for a
+ * multiple of 4 rows, for the 4 x 4 transposes. */
 #if defined(__AVX512F__) || defined(HL_NEON)
 enum { HL_MR = 12, HL_AS = 12 };
 #elif defined(__AVX2__)
@@ -32,7 +29,7 @@ struct hl_tile {
     const real *A;
     int64_t as, bs, kc;
     const void *B;
-    hola_dtype dtype; /* of B; HOLA_F32 stands for `real` */
+    hola_dtype dtype; /* of B; HOLA_F32 means `real` */
     real *C;
     int64_t ldc;
     int mr, n;  /* rows <= HL_MR, columns <= HL_PANEL */

@@ -1,9 +1,8 @@
-/* linear_cpu.c -- linear layers, forward and backward, as one list of products cut into blocks.
+/* linear_cpu.c -- linear layers, forward and backward, as a list of products split into blocks.
  *
- * A task owns one block of one product's C. For each piece of k it packs the block's columns of B into
- * panels, which stay in the second-level cache (panels stored as such are read where they are), then
- * strip after strip of A, which stays in the first, runs past all of them. The cut follows the shape and
- * the number of threads; the bits of C follow neither (kernel.h). */
+ * A task owns one block of one product's C. For each piece of k it packs the block's columns of B into panels, which
+ * stay in L2 (stored panels are read in place), then runs strips of A, which stay in L1, past all of them. The split
+ * depends on the shape and the number of threads; the bits of C depend on neither (kernel.h). */
 #include "ops/linear/quant_dot.h"
 #include <string.h>
 
@@ -27,7 +26,7 @@ struct product { /* C[M][N] (= or +=) the sum of its terms, in order */
     bool add;
     int terms;
     struct term term[HL_LINEAR_MAX];
-    int64_t mc, nc, row_blocks, tasks; /* the cut */
+    int64_t mc, nc, row_blocks, tasks; /* the split */
 };
 struct job {
     struct hl_pool *pool;
@@ -43,13 +42,13 @@ static int64_t round_up(int64_t a, int64_t b) { return (a + b - 1) / b * b; }
 
 /* ---- one block ---- */
 
-struct panels { /* of one piece of one term: panel j at B + j * step bytes */
+struct panels { /* one piece of one term: panel j at B + j * step bytes */
     const char *B;
     int64_t step;
     hola_dtype dtype;
 };
 
-/* Columns n0..n0+n of B, rows k..k+kc: where they are, or packed into scratch. */
+/* Columns n0..n0+n of B, rows k..k+kc: in place, or packed into scratch. */
 static struct panels find_panels(const struct term *t, int64_t n0, int64_t n, int64_t k, int64_t kc, real *scratch) {
     struct panels p = {(const char *)scratch, kc * HL_PANEL * (int64_t)sizeof(real), HOLA_F32};
     if (t->form == B_COLUMNS) {
@@ -78,14 +77,14 @@ static void pack_strips(real *strips, const struct term *t, int64_t i0, int64_t 
     else HL_OP(pack_copy)(strips, HL_AS, A, t->ak, m, HL_MR, kc);
 }
 
-/* Rows [0, m) of A against columns [n0, n0 + n) of B, over k..k+kc. strips: of these rows, from k on, each
- * `next` behind the one before; NULL: they are packed here. */
+/* Rows [0, m) of A times columns [n0, n0 + n) of B, over k..k+kc. strips: of these rows, from k on, `next` apart; NULL:
+ * packed here. */
 struct piece {
     const struct term *t;
     int64_t m0, m, n0, n, k;
     const real *strips;
     int64_t next;
-    real *C; /* of m0, n0 */
+    real *C; /* at m0, n0 */
     int64_t ldc;
     bool add;
 };
@@ -113,8 +112,8 @@ static void run_piece(const struct piece *p, real *scratch) {
     }
 }
 
-/* Small M with stored panels: decoding. Each panel is read once, from end to end, and bf16 and f16 are converted in
- * registers; the strips of all pieces of K are packed before. */
+/* Small M with stored panels: decoding. Each panel is read once, sequentially, and bf16 and f16 are converted in
+ * registers; the strips of all pieces of K are packed beforehand. */
 static bool small_m(const struct product *p) {
     const struct term *t = &p->term[0];
     if (t->form == B_QUANT) return p->M <= HL_DOT_ROWS;
@@ -124,7 +123,7 @@ static bool small_m(const struct product *p) {
 }
 static void run_small_m(const struct product *p, int64_t n0, real *strips) {
     const struct term *t = &p->term[0];
-    bool row = p->M == 1; /* which is its own strip */
+    bool row = p->M == 1; /* a single row is its own strip */
     int64_t end = min64(p->N, n0 + p->nc), size = dtype_size(t->dtype);
     int64_t as = hl_pieces(p->M, HL_MR) * HL_AS; /* of all strips together */
     struct hl_tile tile = {.as = row ? 1 : HL_AS, .bs = HL_PANEL, .dtype = t->dtype, .ldc = p->N, .alpha = 1};
@@ -168,7 +167,7 @@ static void task(void *ctx, int64_t i, int worker) {
     real *scratch = hl_pool_scratch(job->pool, worker, hl_linear_scratch());
     int64_t m0, n0;
     for (; i >= p->tasks; p++) i -= p->tasks;
-    m0 = i % p->row_blocks * p->mc; /* neighbours share their columns: B comes from the shared cache */
+    m0 = i % p->row_blocks * p->mc; /* neighbouring tasks share columns: B comes from the shared cache */
     n0 = i / p->row_blocks * p->nc;
     struct piece piece = {.t = p->term,
                           .m0 = m0,
@@ -196,7 +195,7 @@ static void all_tasks(void *ctx, int64_t i, int worker) {
     for (i = 0; i < job->tasks; i++) task(ctx, i, worker);
 }
 
-/* ---- the cut ---- */
+/* ---- splitting ---- */
 
 static int64_t depth(const struct product *p) {
     int64_t k = 0;
@@ -204,8 +203,8 @@ static int64_t depth(const struct product *p) {
     return k;
 }
 
-/* Chooses the blocks of least time, in cycles of a wide vector unit: the tiles, packing, and starting the
- * task; the last task to finish is on average half done alone. */
+/* Chooses the blocks with the least estimated time, in cycles of a wide vector unit: tiles, packing, and task start; at
+ * the end, on average half a task runs alone. */
 static void cut(struct product *p, int threads) {
     double best = 1e300, K = (double)depth(p);
     int64_t panels = hl_pieces(p->N, HL_PANEL), least = hl_pieces(p->N, HL_BLOCK);
@@ -221,11 +220,11 @@ static void cut(struct product *p, int threads) {
             p->nc = nc;
         }
 }
-/* Decoding waits for memory, not for the tiles, and has no time to search. */
+/* Decoding is bound by memory, not by tiles, and has no time for a search. */
 static void cut_small_m(struct product *p, int threads) {
     int64_t panels = hl_pieces(p->N, HL_PANEL);
     p->mc = p->M;
-    /* a task on quantised weights may have to quantise x for itself: fewer of them */
+    /* a task on quantised weights may have to quantise x itself: use fewer tasks */
     const int64_t tasks = (p->term[0].form == B_QUANT && !p->term[0].strip ? 4 : 8) * threads;
     p->nc = max64(hl_pieces(panels, tasks), hl_pieces(512, p->term[0].K)) * HL_PANEL;
 }
@@ -280,7 +279,7 @@ void HL_OP(linear_block)(const struct hl_linear_block *b, real *scratch) {
     }
 }
 
-/* Few rows of x as the codes that a dtype wants, made once for all parts. */
+/* Few rows of x as the codes that a dtype needs, made once for all parts. */
 struct strips {
     _Alignas(64) char made[2][STRIP_BYTES]; /* INT8, INT4 */
     enum { NOT_YET, FITS, TOO_LARGE } state[2];

@@ -1,12 +1,13 @@
-/* linear_cuda.cu -- see linear.h: chooses the form of each product. Up to 16 rows: gemv_cuda.cuh; up to 64:
- * gemm_small_m_cuda.cuh; matrices of few outputs: gemm_small_n_cuda.cuh; in FP8: gemm_fp8_cuda.cuh; everything else:
+/* linear_cuda.cu -- see linear.h: selects the kernel for each product. Up to 16 rows: gemv_cuda.cuh; up to 64:
+ * gemm_small_m_cuda.cuh; matrices with few outputs: gemm_small_n_cuda.cuh; FP8: gemm_fp8_cuda.cuh; everything else:
  * cuBLASLt (cuda/gemm.c). */
 #include "ops/cuda_ops.cuh"
 #include "ops/linear/gemm_small_m_cuda.cuh"
 #include "ops/linear/gemm_small_n_cuda.cuh"
 #include "ops/linear/gemm_fp8_cuda.cuh"
 
-/* Which parts are computed together as one of small N; whether there are any. Float activations: none. */
+/* Which parts are computed together as one small-N product; returns whether there are any. Never with float
+ * activations. */
 static bool find_small_n(const struct hl_linear *a, bool *is_small_n) {
     int64_t all = 0;
     for (int p = 0; p < a->n; p++) {
@@ -18,8 +19,8 @@ static bool find_small_n(const struct hl_linear *a, bool *is_small_n) {
     return all > 0;
 }
 
-/* Merges parts whose weights, outputs and gradients begin where those of the part before end. In FP8 the blocks of a
- * weight stay where they are. */
+/* Merges adjacent parts whose weights, outputs and gradients are contiguous. In FP8, blocks of a weight keep their
+ * boundaries. */
 static struct hl_linear merged(const struct hl_linear *a) {
     const int64_t size = a->out_real ? (int64_t)sizeof(float) : (int64_t)sizeof(act);
     struct hl_linear m = *a;

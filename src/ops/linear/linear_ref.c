@@ -18,7 +18,7 @@ void HL_OP(linear_forward)(struct hl_backend *backend, const struct hl_linear *a
     }
 }
 
-/* dx[m][k] (= or +=) sum over the parts and their rows */
+/* dx[m][k] (= or +=) the sum over parts and their rows */
 static void input_gradient(const struct hl_linear *a) {
     real *dx = a->dx;
     for (int64_t m = 0; m < a->M; m++)

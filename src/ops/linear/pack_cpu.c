@@ -1,5 +1,5 @@
-/* pack_cpu.c -- packs operands into the order in which the tile reads them: copies, transposes in blocks of 4 x 4,
- * conversions from bf16 and f16. */
+/* pack_cpu.c -- packs operands in the order in which the tile reads them: copies, 4 x 4 block transposes, conversions
+ * from bf16 and f16. */
 #include "ops/linear/kernel.h"
 #include "ops/linear/convert.h"
 
@@ -28,7 +28,7 @@ void HL_OP(pack_transpose)(real *dst, int64_t ds, const real *src, int64_t ss, i
         int64_t k = 0;
         for (int64_t i = 0; i < 4; i++) row[i] = r + i < rows ? src + i * ss : zeros;
         for (; k + 16 <= n; k += 16) {
-            /* the next four rows: too far apart for the hardware prefetcher */
+            /* the next four rows, too far apart for the hardware prefetcher */
             for (int64_t i = 4; i < 8; i++) __builtin_prefetch(src + i * ss + k);
             for (int64_t i = 0; i < 16; i += 4) transpose4(dst, ds, row, k + i);
         }
@@ -48,13 +48,13 @@ static inline void copy_rows(real *dst, int64_t ds, const real *src, int64_t ss,
 }
 
 void HL_OP(pack_copy)(real *dst, int64_t ds, const real *src, int64_t ss, int64_t cols, int64_t width, int64_t n) {
-    enum { ROWS = 8 }; /* at a time, over all groups: memory is read nearly in order, and written so */
+    enum { ROWS = 8 }; /* rows at a time, over all groups: reads and writes are nearly sequential */
     for (int64_t k = 0; k < n; k += ROWS)
         for (int64_t c = 0; c < cols; c += width) {
             real *to = dst + (c / width * n + k) * ds;
             const real *from = src + k * ss + c;
             int64_t have = cols - c, rows = n - k < ROWS ? n - k : ROWS;
-            if (have >= width) { /* the usual widths as constants */
+            if (have >= width) { /* constants for the usual widths */
                 if (width == HL_PANEL) copy_rows(to, ds, from, ss, HL_PANEL, rows);
                 else if (width == HL_MR) copy_rows(to, ds, from, ss, HL_MR, rows);
                 else copy_rows(to, ds, from, ss, width, rows);

@@ -1,4 +1,4 @@
-/* panel.c -- weights as panels: 32 rows interleaved, in the dtype they are kept in. */
+/* panel.c -- weights as panels: 32 rows interleaved, in their stored dtype. */
 #include "ops/linear/weight.h"
 #include "ops/linear/kernel.h"
 #include "ops/linear/linear.h"

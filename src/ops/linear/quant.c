@@ -1,4 +1,4 @@
-/* quant.c -- quantises weights and reads them back; as rows and as panels. */
+/* quant.c -- quantises and dequantises weights, as rows and as panels. */
 #include "ops/linear/quant.h"
 #include "core/half.h"
 #include <string.h>
@@ -10,7 +10,7 @@ static int clamp(float x, int low, int high) {
     return r < (float)low ? low : r > (float)high ? high : (int)r;
 }
 
-/* A group of zeros, or of numbers too small for a scale, is codes of 0 and any scale but 0. */
+/* A group of zeros, or of numbers too small for a scale, gets codes of 0 and any nonzero scale. */
 static uint16_t usable(float scale) {
     const uint16_t h = hl_to_bf16(scale);
     return (h & 0x7f80) == 0 || (h & 0x7f80) == 0x7f80 ? hl_to_bf16(1) : h;
@@ -23,10 +23,10 @@ static uint16_t make_int8(const float *x, int64_t n, float most, int8_t *code) {
     return scale;
 }
 
-/* Codes for one scale, and sum x code and sum code^2, which give the error and the best scale for them. */
+/* Codes for a given scale; also sum x code and sum code^2, which give the error and the best scale for these codes. */
 static void round_int4(const float *x, int64_t n, float scale, int8_t *code, double *xc, double *cc) {
     const float inverse = 1 / scale;
-    float sum_xc = 0, sum_cc = 0; /* in steps: no magnitude is too large for this */
+    float sum_xc = 0, sum_cc = 0; /* two steps: works for any magnitude */
     for (int64_t i = 0; i < n; i++) {
         const float steps = x[i] * inverse;
         float r = rintf(steps);
@@ -39,8 +39,8 @@ static void round_int4(const float *x, int64_t n, float scale, int8_t *code, dou
     *cc = (double)sum_cc;
 }
 
-/* The number of largest magnitude becomes -8 (the scale may be negative), -7 or 7, or is cut a little; of these the
- * least squared error wins. With codes fixed, the scale sum x code / sum code^2 is the best one. */
+/* Tries mapping the number of largest magnitude to -8 (the scale may be negative), -7, 7, or clipping it slightly, and
+ * takes the least squared error. For fixed codes, sum x code / sum code^2 is the best scale. */
 static uint16_t make_int4(const float *x, int64_t n, float most, int8_t *code) {
     static const float at[] = {-8, -7, 7, -8.6f, -9.3f, -7.5f, 7.6f, 8.2f};
     uint16_t best = usable(0);
@@ -53,13 +53,13 @@ static uint16_t make_int4(const float *x, int64_t n, float most, int8_t *code) {
         uint16_t scale = usable(most / at[i]);
         round_int4(x, n, hl_from_bf16(scale), tried, &xc, &cc);
         if (cc > 0) scale = usable((float)(xc / cc));
-        const double s = (double)hl_from_bf16(scale), error = s * s * cc - 2 * s * xc; /* less sum x^2 */
+        const double s = (double)hl_from_bf16(scale), error = s * s * cc - 2 * s * xc; /* minus sum x^2 */
         if (error >= least) continue;
         least = error;
         best = scale;
         memcpy(code, tried, (size_t)n);
     }
-    if (best & 0x8000 && !memchr(code, -8, (size_t)n)) { /* of two ways to say the same, one */
+    if (best & 0x8000 && !memchr(code, -8, (size_t)n)) { /* normalizes: one of two equivalent forms */
         for (int64_t i = 0; i < n; i++) code[i] = (int8_t)-code[i];
         best ^= 0x8000;
     }
@@ -75,7 +75,7 @@ static bool make_row(const struct hl_quant *c, const real *x, uint8_t *out, uint
         float most = 0, bad = 0;
         for (int64_t i = 0; i < n; i++) {
             group[i] = (float)x[k + i];
-            bad += group[i] - group[i]; /* NaN where it is not finite */
+            bad += group[i] - group[i]; /* NaN if it is not finite */
             if (fabsf(group[i]) > fabsf(most)) most = group[i];
         }
         if (bad != 0) return false;
@@ -113,7 +113,7 @@ void hl_quant_read(const struct hl_quant *c, real *out) {
 
 /* ---- panels ---- */
 
-/* Where column j (of its group) of a lane is in a group's block: the byte, and for INT4 the bit. */
+/* Position of column j (of its group) of a lane in a group's block: the byte, and for INT4 the bit. */
 static int64_t byte_of(hola_dtype t, int64_t lane, int64_t j) {
     const int64_t base = HL_PANEL * 2;
     if (t == HOLA_INT8) return base + (j / 2 * HL_PANEL + lane) * 2 + j % 2;

@@ -1,12 +1,12 @@
 /* quant.h -- quantised matrices: w = scale * code, an integer code and one BF16 scale per group of a row's columns.
  *
- * INT8: code in -128..127, groups of 128 columns. INT4: code in -8..7, groups of 64. As rows (in files)
- * a row is its codes, INT4 two in a byte (column 2j in the low half, stored as code + 8), and its scales apart.
- * As panels (for products) 32 rows are interleaved: group after group, first the 32 scales, then 32 x the
- * group's columns, the last group rounded up to 8 columns with codes of 0:
+ * INT8: code in -128..127, groups of 128 columns. INT4: code in -8..7, groups of 64. Row format (files): the codes of a
+ * row, for INT4 two per byte (column 2j in the low half, stored as code + 8); scales are separate. Panel format
+ * (products): 32 rows interleaved; for each group, first the 32 scales, then 32 x the group's columns, the last group
+ * rounded up to 8 columns with codes of 0:
  *     INT8: [columns / 2][32 rows][2 columns] bytes
  *     INT4: [columns / 8][32 rows] words of 32 bits; columns 2i and 2i + 1 are the bits from 4i and from 16 + 4i
- * so that a shift and a mask, or a sign extension, give pairs of 16-bit numbers for a dot product. */
+ * so that a shift and a mask, or a sign extension, yield pairs of 16-bit numbers for a dot product. */
 #ifndef HL_OPS_QUANT_H
 #define HL_OPS_QUANT_H
 #include "core/rows.h"
@@ -27,12 +27,12 @@ static inline int64_t hl_quant_row(hola_dtype t, int64_t cols) { /* bytes */
     return t == HOLA_INT8 ? cols : hl_pieces(cols, 2);
 }
 
-/* Quantises rows of real into c->code and c->scale, which have been allocated; false: a number is not finite. */
+/* Quantises rows of real into the preallocated c->code and c->scale; false: a number is not finite. */
 bool hl_quant_make(const struct hl_quant *c, const real *rows_in);
 void hl_quant_read(const struct hl_quant *c, real *rows_out);
 
 /* panels */
-static inline int64_t hl_quant_block(hola_dtype t, int64_t cols) { /* bytes of a group of so many columns */
+static inline int64_t hl_quant_block(hola_dtype t, int64_t cols) { /* bytes of a group of this many columns */
     return HL_PANEL * 2 + hl_pieces(cols, HL_CODE_STEP) * HL_CODE_STEP * HL_PANEL / (t == HOLA_INT8 ? 1 : 2);
 }
 static inline int64_t hl_quant_panel(hola_dtype t, int64_t cols) {

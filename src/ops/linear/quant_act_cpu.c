@@ -1,21 +1,21 @@
-/* quant_act_cpu.c -- rows of x quantised to 16-bit integers, strip after strip, times the panels of a block
+/* quant_act_cpu.c -- quantises rows of x to 16-bit integers, strip by strip, and multiplies them by a block's panels
  * (quant_dot.h). */
 #include "ops/linear/quant_dot.h"
 #ifdef HL_NEON
 #include <sys/auxv.h>
 #endif
 
-enum { PIECE = 1024 }; /* columns at a time where there are many rows: the block's weights stay in the cache */
+enum { PIECE = 1024 }; /* columns at a time with many rows: the block's weights stay in cache */
 
 typedef int16_t vs __attribute__((vector_size(2 * VL)));
 
 static int64_t round_up(int64_t a, int64_t b) { return (a + b - 1) / b * b; }
 static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* n <= HL_GROUP_MAX numbers of x; out has space for whole vectors. Returns the scale: NaN where x is not finite, so
- * that out shows it. */
+/* n <= HL_GROUP_MAX numbers of x; out has space for whole vectors. Returns the scale: NaN if x is not finite, so that
+ * out becomes NaN. */
 static real quantise_group(const real *x, int64_t n, int16_t *out, int32_t *sum) {
-    const real magic = sizeof(real) == 4 ? (real)12582912 : (real)6755399441055744; /* rounds what it is added to */
+    const real magic = sizeof(real) == 4 ? (real)12582912 : (real)6755399441055744; /* adding it rounds to an integer */
     vr most = {0}, bad = {0}, total = {0}; /* exact: a sum of integers below 2^24 */
     real peak = 0;
     vr v[HL_GROUP_MAX / VL];
@@ -44,7 +44,7 @@ struct strip {
     int64_t xs, gs;
 };
 
-/* a strip of m rows and K columns in scratch memory, K a multiple of the group or all there are */
+/* a strip of m rows and K columns in scratch memory, K a multiple of the group or all columns */
 static struct strip strip_in(void *scratch, int64_t m, int64_t K, int64_t G) {
     struct strip s = {.xs = round_up(K, HL_GROUP_MAX), .gs = hl_pieces(K, G)};
     s.x = scratch;
@@ -52,7 +52,7 @@ static struct strip strip_in(void *scratch, int64_t m, int64_t K, int64_t G) {
     s.sum = (int32_t *)(s.scale + round_up(m * s.gs, 16));
     return s;
 }
-/* the most columns for which that is in so many bytes */
+/* the most columns that fit in this many bytes */
 static int64_t columns_in(int64_t bytes, int64_t m, int64_t G) {
     const int64_t group = m * (G * 2 + (int64_t)sizeof(real) + 4);
     return (bytes - 256 - m * 2 * HL_GROUP_MAX) / group * G / HL_GROUP_MAX * HL_GROUP_MAX;

@@ -18,13 +18,13 @@ typedef int32_t vq_mem __attribute__((vector_size(4 * VL), aligned(2), may_alias
 typedef int16_t vw __attribute__((vector_size(4 * VL)));
 typedef int8_t vb_mem __attribute__((vector_size(2 * VL), aligned(1), may_alias));
 enum { NV = HL_PANEL / VL };
-/* Weights are prefetched this many bytes ahead: further than the hardware does by itself. */
+/* Prefetch distance in bytes: further than the hardware prefetcher. */
 enum { AHEAD = 2048 };
 
 #ifdef HL_NEON
 #include "ops/linear/quant_dot_neon.h"
 #else
-/* acc + the products of both halves of every lane */
+/* acc + the products of both halves of each lane */
 INLINE vq dot2(vq acc, vq a, vq b) {
 #if defined(__AVX512VNNI__)
     return (vq)_mm512_dpwssd_epi32((__m512i)acc, (__m512i)a, (__m512i)b);
@@ -49,14 +49,14 @@ INLINE vq widen_bytes(const uint8_t *p) {
 #endif
 }
 
-/* two neighbours of a row, in every lane */
+/* two adjacent numbers of a row, in every lane */
 INLINE vq spread2(const int16_t *x) {
     int32_t two;
     memcpy(&two, x, 4);
     return two - (vq){0};
 }
 
-/* HL_CODE_STEP columns of a panel; p: which of the pairs of columns */
+/* HL_CODE_STEP columns of a panel; p: index of the column pair */
 INLINE vq pair(hola_dtype dtype, const uint8_t *w, int v, int p) {
     if (dtype == HOLA_INT8) return widen_bytes(w + (p * HL_PANEL + v * VL) * 2);
     typedef uint16_t vh __attribute__((vector_size(4 * VL)));
@@ -64,7 +64,7 @@ INLINE vq pair(hola_dtype dtype, const uint8_t *w, int v, int p) {
     return (vq)(p == 3 ? four >> 12 : four >> 4 * p & 15);
 }
 
-/* One row alone has too few sums to keep the multipliers busy: it gets two sets of them. */
+/* A single row has too few sums to keep the multipliers busy: it uses two sets. */
 INLINE void sum_group(int mr, hola_dtype dtype, const struct hl_dot *d, const uint8_t *w, int64_t k, int64_t n,
                       vq acc[HL_DOT_ROWS][NV]) {
     vq more[NV] = {{0}};
@@ -155,7 +155,7 @@ static void run(const struct hl_dot *d) {
     kernel[d->dtype == HOLA_INT4][d->mr - 1](d);
 }
 
-/* A tile cut on the right goes through the same instructions, beside the matrix. */
+/* A tile cut off on the right runs the same instructions on a buffer outside the matrix. */
 static void cut(const struct hl_dot *d) {
     real C[HL_DOT_ROWS * HL_PANEL] = {0};
     struct hl_dot e = *d;

@@ -1,16 +1,17 @@
-/* quant_dot_neon.h -- sums of a group of quantised columns on 64-bit ARM; included by quant_dot_cpu.c.
+/* quant_dot_neon.h -- group sums of quantised columns on 64-bit ARM; included by quant_dot_cpu.c.
  *
- * NEON: codes widened to 16 bits, times a lane of x. Dot-product instructions, which sum four 8-bit products: x is
- * 256 hi + lo, two 8-bit numbers, summed apart and joined at the end; that hi is below 128 is why HL_DOT_MOST is not
- * 32767. Both read a panel by halves of 16 rows, since the sums of several rows of x fill the registers. */
+ * NEON: codes are widened to 16 bits and multiplied by a lane of x. Dot-product instructions sum four 8-bit products: x
+ * is split as 256 hi + lo, two 8-bit numbers, summed separately and combined at the end; hi must be below 128, which is
+ * why HL_DOT_MOST is less than 32767. Both read a panel in halves of 16 rows, because the sums of several rows of x
+ * fill the registers. */
 enum { HALF = NV / 2 };
 
 #ifdef __ARM_FEATURE_DOTPROD
-/* The low bytes of 8 columns of x, then the high ones, in the order in which four_columns() gives the codes. */
+/* The low bytes of 8 columns of x, then the high ones, in the order in which four_columns() returns the codes. */
 INLINE int8x16_t split_bytes(hola_dtype dtype, const int16_t *x) {
     static const uint8_t order[16] = {0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15};
     const int16x8_t v = vld1q_s16(x);
-    const int8x16_t b = vcombine_s8(vmovn_s16(v), vrshrn_n_s16(v, 8)); /* rounded: the low byte has a sign */
+    const int8x16_t b = vcombine_s8(vmovn_s16(v), vrshrn_n_s16(v, 8)); /* rounded: the low byte is signed */
     return dtype == HOLA_INT8 ? b : vqtbl1q_s8(b, vld1q_u8(order));
 }
 
@@ -53,7 +54,7 @@ INLINE void step(int mr, hola_dtype dtype, const struct hl_dot *d, const uint8_t
     }
 }
 #else
-/* 8 columns of 16 rows. ld2 and ld4 part what lies between one another (quant.h). */
+/* 8 columns of 16 rows. ld2 and ld4 deinterleave (quant.h). */
 INLINE void eight_columns(hola_dtype dtype, const uint8_t *w, int half, int8x16_t column[HL_CODE_STEP]) {
     if (dtype == HOLA_INT8) {
         UNROLL

@@ -1,8 +1,8 @@
-/* small_gemm.h -- the matrix product inside other fast ops: one thread, any strides, small operands.
+/* small_gemm.h -- the matrix product used inside other fast ops: one thread, any strides, small operands.
  *
  *     C[M][N] (= or +=) alpha A B      A(i,k) = A[i*ai + k*ak]   B(k,n) = B[k*bk + n*bn]   C(i,n) = C[i*ldc + n]
- * Transposes are strides. Fast where bn = 1 or bk = 1. Every element is summed over k in order, in
- * pieces fixed by K alone, so a row's result does not depend on M or N. C must not overlap A or B. */
+ * Transposes are strides. Fast where bn = 1 or bk = 1. Every element is summed over k in order, in pieces that depend
+ * only on K, so a row's result does not depend on M or N. C must not overlap A or B. */
 #ifndef HL_SMALL_GEMM_H
 #define HL_SMALL_GEMM_H
 #include "ops/ops.h"
@@ -19,8 +19,8 @@ struct hl_small_gemm {
     real alpha;
     bool add;
 };
-/* Leading dimension of operands with rows of n reals: an odd number of cache lines, as rows a power of two apart fall
- * into the same cache sets. */
+/* Leading dimension for rows of n reals: an odd number of cache lines, because rows a power of two apart map to the
+ * same cache sets. */
 static inline int64_t hl_small_gemm_ld(int64_t n) { return ((n + 15) / 16 | 1) * 16; }
 #ifdef HL_ISA
 void HL_OP(small_gemm)(const struct hl_small_gemm *a,

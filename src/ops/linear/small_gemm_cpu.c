@@ -1,10 +1,10 @@
-/* small_gemm_cpu.c -- the small product: strips of A are packed (or read in place when they already lie side
- * by side), panels of B are read in place when their columns do. */
+/* small_gemm_cpu.c -- the small product: strips of A are packed (or read in place if already contiguous), panels of B
+ * are read in place if their columns are contiguous. */
 #include "ops/linear/kernel.h"
 
 enum { STRIPS = 32 * 1024, PANELS = HL_SMALL_GEMM_SCRATCH - STRIPS }; /* reals of scratch for A and for B */
 
-/* Rows [0, rows) and columns [0, n) of an operand, turned so that k runs down. */
+/* Rows [0, rows) and columns [0, n) of an operand, arranged so that k is the outer dimension. */
 static void pack(real *dst, int64_t ds, const real *src, int64_t si, int64_t sk, int64_t rows, int64_t width,
                  int64_t n) {
     if (sk == 1) HL_OP(pack_transpose)(dst, ds, src, si, rows, width, n);
@@ -16,7 +16,7 @@ static void pack(real *dst, int64_t ds, const real *src, int64_t si, int64_t sk,
         }
 }
 
-/* One block: rows [0, m) of A whose strips are packed here, against columns [0, n) of B. */
+/* One block: rows [0, m) of A, whose strips are packed here, times columns [0, n) of B. */
 struct block {
     const struct hl_small_gemm *a;
     const real *A, *B; /* at the block's first element */
@@ -27,7 +27,7 @@ struct block {
 
 static void run_block(const struct block *b, real *strips, real *panels) {
     const struct hl_small_gemm *a = b->a;
-    bool A_lies = a->ai == 1 && HL_MR >= 12; /* a strip then reads most of each cache line */
+    bool A_lies = a->ai == 1 && HL_MR >= 12; /* a strip then uses most of each cache line */
     if (!A_lies)
         for (int64_t i = 0; i < b->m; i += HL_MR) {
             int64_t mr = b->m - i < HL_MR ? b->m - i : HL_MR;
@@ -51,7 +51,7 @@ static void run_block(const struct block *b, real *strips, real *panels) {
 }
 
 void HL_OP(small_gemm)(const struct hl_small_gemm *a, real *scratch) {
-    enum { MB = STRIPS / HL_KC / HL_AS * HL_MR }; /* rows of a block: their strips fit */
+    enum { MB = STRIPS / HL_KC / HL_AS * HL_MR }; /* rows of a block whose strips fit */
     _Static_assert(PANELS >= HL_PANEL * HL_KC, "a panel of B fits");
     if (a->K <= 0 && !a->add)
         for (int64_t i = 0; i < a->M; i++) memset(a->C + i * a->ldc, 0, (size_t)a->N * sizeof(real));

@@ -1,4 +1,4 @@
-/* small_gemm_ref.c -- what mm means: one plain sum per element, in double. */
+/* small_gemm_ref.c -- the reference for mm: one plain sum per element, in double. */
 #include "ops/linear/small_gemm.h"
 
 void HL_OP(small_gemm)(const struct hl_small_gemm *a, real *scratch) {

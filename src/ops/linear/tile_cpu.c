@@ -2,17 +2,17 @@
 #include "ops/linear/kernel.h"
 #include "ops/linear/convert.h"
 
-/* Unrolled and with a branch for every check of the undefined-behaviour sanitizer, this file would take
- * clang minutes; the address sanitizer stays on. */
+/* Unrolled, and with a branch for every check of the undefined-behaviour sanitizer, this file would take clang minutes;
+ * the address sanitizer stays on. */
 #define INLINE static inline __attribute__((always_inline, no_sanitize("undefined")))
-/* Whole: accumulators indexed by a loop variable would live in memory. */
+/* Full unrolling: accumulators indexed by a loop variable would be in memory. */
 #ifdef __clang__
 #define UNROLL _Pragma("clang loop unroll(full)")
 #else
 #define UNROLL _Pragma("GCC unroll 12")
 #endif
 
-/* Vectors of a row of accumulators: the whole panel while the registers hold it, else a part of it. */
+/* Vectors of a row of accumulators: the whole panel if it fits the registers, else a part. */
 enum { FULL = HL_PANEL / VL, PART = 2, ROWS_FULL = PART * HL_MR / FULL };
 
 /* x in every lane. x - 0 is x for every x, so this is one broadcasting load (0 + x is not: -0). */
@@ -24,7 +24,7 @@ INLINE vr load(const void *B, int64_t at, hola_dtype dtype) {
     return v_load((const real *)B + at);
 }
 
-/* Row i of a column of the strip. ARM multiplies by a lane of a register: four rows are then one load. */
+/* Row i of a column of the strip. ARM multiplies by a register lane: four rows are then one load. */
 INLINE real factor(const real *A, int i, int mr) {
 #ifdef HL_NEON
     if (i < mr / 4 * 4) return v_load(A + i / 4 * 4)[i % 4];
@@ -33,7 +33,7 @@ INLINE real factor(const real *A, int i, int mr) {
     return A[i];
 }
 
-/* One row waits for memory: what comes AHEAD bytes later, beyond what the hardware fetches by itself. */
+/* A single row is bound by memory: prefetch AHEAD bytes, beyond the hardware prefetcher. */
 enum { AHEAD = 2048 };
 INLINE void fetch(const void *B, int64_t at, hola_dtype dtype) {
     const int64_t size = dtype == HOLA_F32 ? (int64_t)sizeof(real) : 2;
@@ -64,7 +64,7 @@ INLINE void sum(int mr, int nv, hola_dtype dtype, vr acc[HL_MR][FULL], const str
     }
 }
 
-/* One form for both, so that no compiler fuses the multiply-add here and not there. */
+/* One form for both cases, so that compilers cannot fuse the multiply-add in only one of them. */
 INLINE void put(int mr, int nv, const struct hl_tile *t, int64_t c, vr acc[HL_MR][FULL]) {
     vr alpha = spread(t->alpha);
     real *C = t->C + c;
@@ -77,7 +77,7 @@ INLINE void put(int mr, int nv, const struct hl_tile *t, int64_t c, vr acc[HL_MR
 
 INLINE void rows(int mr, hola_dtype dtype, const struct hl_tile *t) {
     int nv = mr <= ROWS_FULL ? FULL : PART;
-    for (int i = 0; i < mr; i++) /* C comes from far away and is needed only at the end */
+    for (int i = 0; i < mr; i++) /* prefetch C, which is needed only at the end */
         for (int c = 0; c < t->n; c += 64 / (int)sizeof(real)) __builtin_prefetch(t->C + i * t->ldc + c, 1);
     for (int c = 0; c < t->n; c += nv * VL) {
         vr acc[HL_MR][FULL];
@@ -119,7 +119,7 @@ static void run(const struct hl_tile *t) {
     kernel[t->dtype][t->mr - 1](t);
 }
 
-/* A tile cut on the right goes through the same instructions, beside the matrix. */
+/* A tile cut off on the right runs the same instructions on a buffer outside the matrix. */
 static void cut(const struct hl_tile *t) {
     real C[HL_MR * HL_PANEL] = {0};
     struct hl_tile e = *t;

@@ -1,10 +1,10 @@
-/* weight.h -- one element of a stored weight, whatever its layout and type. */
+/* weight.h -- reads one element of a stored weight in any layout and type. */
 #ifndef HL_WEIGHT_H
 #define HL_WEIGHT_H
 #include "core/half.h"
 #include "ops/linear/quant.h"
 
-/* where element (i, j) is in data, counted in elements */
+/* index of element (i, j) in data, in elements */
 static inline int64_t hl_weight_index(const struct hl_weight *w, int64_t i, int64_t j) {
     return w->layout == HL_ROWS ? i * w->cols + j : (i / HL_PANEL * w->cols + j) * HL_PANEL + i % HL_PANEL;
 }

@@ -2,8 +2,8 @@
  *
  *   project  u = W_in x: grid (blocks HV, rows of a block / ROWS), THREADS threads: a warp has EACH rows and CHANNELS
  *            channels at a time, its lanes the numbers of x. No shared memory.
- *   score    the convolutions: grid (blocks HV, rows of a block / THREADS), a thread has one row and goes over the
- *            channels, each of which is a chain of its own: nine values of u around the row are all that it sees.
+ *   score    the convolutions: grid (blocks HV, rows of a block / THREADS), a thread has one row and loops over the
+ *            channels, which are independent: each depends only on nine values of u around the row.
  * Blocks that their segment does not complete: `project` does nothing, `score` writes 0. */
 #include "ops/lte/lte_cuda.cuh"
 #include "cuda/pdl.cuh"

@@ -1,5 +1,5 @@
-/* raw.h -- the ops behind include/hola_ops.h, on a borrowed device (cuda/device.h). Arguments have been checked. In
- * builds with CUDA only; each exists for bf16 and for float activations. */
+/* raw.h -- the ops behind include/hola_ops.h, on a borrowed device (cuda/device.h). Arguments have been validated. Only
+ * in CUDA builds; each op exists for bf16 and for float activations. */
 #ifndef HL_RAW_H
 #define HL_RAW_H
 #include "hola_ops.h"

@@ -1,18 +1,18 @@
-/* raw_attention_cuda.cu -- softmax attention on raw pointers (include/hola_ops.h): the tables of tiles that the op walks
- * over, made on the device from what cu says.
+/* raw_attention_cuda.cu -- softmax attention on raw pointers (include/hola_ops.h): the op's tables of tiles, built on
+ * the device from cu.
  *
- *   cut_tiles   a thread per tile that there may be. Segment s may have the places from row / size + s on, which are
- *               enough for its tiles and do not overlap; a thread finds its segment by bisection, then counts the tiles
- *               that come before its own: those with the most work first, as in cuda_backend.c. Those that there might
- *               have been come last, without rows. */
+ *   cut_tiles   a thread per possible tile. Segment s owns the slots from row / size + s on, which are enough for its
+ *               tiles and do not overlap; a thread finds its segment by bisection, then counts the tiles that come
+ *               before its own: those with the most work first, as in cuda_backend.c. Unused slots come last, without
+ *               rows. */
 #include "ops/raw/raw_cuda.cuh"
 
 enum {
     EACH = 256,
-    GROUP_ROWS = 16384 /* of key tiles: segments that begin in the same so many rows are sorted together */
+    GROUP_ROWS = 16384 /* of key tiles: segments that begin in the same range of this many rows are sorted together */
 };
 
-/* Tiles of `size` rows. work: of a query, the tiles up to it; of a key, those from it on. */
+/* Tiles of `size` rows. work: for queries, the tiles up to it; for keys, those from it on. */
 static __global__ void __launch_bounds__(EACH)
     cut_tiles(const struct raw_rows x, struct hl_dev_span *tile, int64_t tiles, int size, bool keys) {
     const int64_t i = (int64_t)blockIdx.x * EACH + threadIdx.x, n = x.rows.n;

@@ -1,8 +1,8 @@
 /* raw_cache_cuda.cu -- the exact memory on raw pointers (include/hola_ops.h): everything around the op. The op itself
  * (ops/cache) has a scale of K^-1/2 and a gate, and adds to out, dv and the gradients of the scalars. So
- *   prepare_scalars   tau with the scale in it, a gate of 1 where there is none, the scalars' gradients at 0
+ *   prepare_scalars   tau including the scale, a gate of 1 if there is none, the scalars' gradients at 0
  *   clear             out or dv at 0
- *   clear_sel         of blocks that there might have been: no rows
+ *   clear_sel         marks unused blocks as having no rows
  * come first, and in the backward pass finish_scalars last. */
 #include "ops/raw/raw_cuda.cuh"
 
@@ -28,14 +28,14 @@ static __global__ void __launch_bounds__(THREADS) finish_scalars(const struct sc
     if (a.dtau) a.dtau[h] = a.factor * a.sums[a.HV + h];
     if (a.dgate) a.dgate[h] = a.sums[2 * a.HV + h];
 }
-/* n activations, which begin on 16 bytes */
+/* n activations, 16-byte aligned */
 static __global__ void __launch_bounds__(THREADS) clear(act *to, int64_t n) {
     const int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * WIDE;
     if (i + WIDE <= n) *(uint4 *)(to + i) = make_uint4(0, 0, 0, 0);
     else
         for (int64_t j = i; j < n; j++) put(to + j, 0.0f);
 }
-/* each: numbers of a block's lists */
+/* each: size of a block's lists */
 static __global__ void __launch_bounds__(THREADS)
     clear_sel(int64_t *sel, const int32_t *blocks, int64_t each, int64_t n) {
     const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;

@@ -1,37 +1,37 @@
 /* raw_gdn_cuda.cu -- the gated delta rule on raw pointers (include/hola_ops.h): everything around the op. The op itself
- * (ops/gdn) has a scale of K^-1/2, gates in float, q and k normalised, and states that are read and written in place. So
- *   prepare_keys    q and k normalised where that is asked for. Another scale is a factor of q.
- *   prepare_gates   g and beta as floats, through their functions
- *   raw_copy        h0 to ht, where the op works on it
+ * (ops/gdn) has a scale of K^-1/2, gates in float, normalised q and k, and states that are updated in place. So
+ *   prepare_keys    normalises q and k if requested. Another scale is a factor of q.
+ *   prepare_gates   converts g and beta to floats and applies their functions
+ *   raw_copy        copies h0 to ht, where the op updates it
  * come first, and in the backward pass
  *   finish_keys     dq and dk through the norm and the factor, in place
- *   finish_gates, sum_gates   dg and dbeta through the functions, in place; dA_log and ddt_bias
- * last. The first kernel of a call is launched plainly: the caller's kernel before it may let others start early. */
+ *   finish_gates, sum_gates   dg and dbeta through the functions, in place; dA_log and ddt_bias last.
+ * The first kernel of a call is launched without PDL, because the caller's previous kernel may trigger early. */
 #include "ops/raw/raw_cuda.cuh"
 #include "ops/gdn/gdn_cuda.cuh"
 
-enum { THREADS = 256, MOST = 8 /* numbers of a row that a lane has, at most: K <= 256 */ };
+enum { THREADS = 256, MOST = 8 /* most numbers of a row per lane: K <= 256 */ };
 
 struct raw_gdn {
     const hola_gdn_args *a;
     struct raw_rows rows;
     float factor;            /* of q: scale K^1/2 */
-    bool norm, new_q;        /* q and k, q alone are not the caller's own */
-    const act *q, *k;        /* as the op takes them */
-    act *own_q, *own_k;      /* where they are made */
+    bool norm, new_q;        /* whether q and k, or only q, are copies */
+    const act *q, *k;        /* as passed to the op */
+    act *own_q, *own_k;      /* where copies are written */
     float *rq, *rk;          /* [T][H]: 1 / the norms */
     float *own_g, *own_beta; /* [T][HV] */
     act *v_new, *A, *out;
     float *state, *sums; /* sums: [HV][pieces][2] */
 };
 
-/* ---- q and k: `lanes` neighbouring threads have a row of K numbers ---- */
+/* ---- q and k: `lanes` adjacent threads share a row of K numbers ---- */
 
 struct keys {
     const act *x[2]; /* q, k; backward: their normalised copies */
-    act *y[2];       /* what they become; backward: dq, dk, in place */
+    act *y[2];       /* their outputs; backward: dq, dk in place */
     float *r[2], factor[2];
-    int64_t rows, all; /* of each, and of those that are asked for */
+    int64_t rows, all; /* of each, and in total */
     int K, lanes;
     bool norm;
 };
@@ -39,7 +39,7 @@ static __device__ __forceinline__ float lanes_sum(float x, int lanes) {
     for (int i = lanes / 2; i > 0; i /= 2) x += __shfl_xor_sync(0xffffffffu, x, i);
     return x;
 }
-/* a lane's numbers of a row: 16 bytes at a time where VECTOR, else one by one */
+/* a lane's part of a row: 16 bytes at a time if VECTOR, else one by one */
 template <bool VECTOR>
 static __device__ __forceinline__ void load_row(float x[MOST], const act *row, int lane, int lanes, int K) {
     enum { N = VECTOR ? WIDE : 1 };
@@ -70,7 +70,7 @@ template <bool VECTOR, bool BACK> static __global__ void __launch_bounds__(THREA
     const int lane = threadIdx.x % a.lanes, which = i >= a.rows;
     const int64_t row = i - which * a.rows;
     const bool in = i < a.all;
-    /* (an index known at run time would put the arguments on a stack) */
+    /* (a runtime index would put the arguments on the stack) */
     const act *from = which ? a.x[1] : a.x[0];
     act *to = which ? a.y[1] : a.y[0];
     float *norms = which ? a.r[1] : a.r[0];
@@ -165,7 +165,7 @@ static __global__ void __launch_bounds__(THREADS) finish_gates(const struct gate
         to[0] = dA, to[1] = da;
     }
 }
-/* grid (HV): the pieces' sums in a fixed order */
+/* grid (HV): sums the pieces in a fixed order */
 static __global__ void __launch_bounds__(THREADS) sum_gates(const struct gates a) {
     __shared__ float shared[33];
     const float *from = a.sums + (int64_t)blockIdx.x * a.pieces * 2;
@@ -184,12 +184,13 @@ static struct gates gates_of(const struct raw_gdn *x) {
     return g;
 }
 
-/* ---- where everything lies ---- */
+/* ---- memory layout ---- */
 
 static bool own_g(const hola_gdn_args *a) { return a->flags & HOLA_GDN_GATE || a->gate_dtype != HOLA_F32; }
 static bool own_beta(const hola_gdn_args *a) { return a->flags & HOLA_GDN_SIGMOID || a->gate_dtype != HOLA_F32; }
 
-/* What both passes need, in `kept` or in the workspace; from NULL on it only counts. v_new and A are kept alone. */
+/* Arrays that both passes need, in `kept` or in the workspace; from NULL on it only counts. v_new and A are only in
+ * `kept`. */
 static void lay_out_kept(struct raw_gdn *x, char **p, bool kept) {
     const hola_gdn_args *a = x->a;
     const int64_t rows = a->rows.T * a->HV, qk = a->rows.T * a->H, size = sizeof(act);
@@ -285,7 +286,7 @@ static void backward(struct hl_backend *backend, struct raw_gdn *x, bool launche
     if (launches) {
         struct keys n = {{(const act *)a->q, NULL}, {x->own_q, NULL}, {NULL, NULL}};
         if (x->new_q) launch_keys<false>(c, x, n, false);
-        /* rows that no sequence has are added up as well */
+        /* rows outside every sequence are summed as well */
         if (x->rows.rows.ragged && (a->dA_log || a->ddt_bias)) HL_OP(raw_copy)(c, a->dg, NULL, a->rows.T * a->HV);
         HL_OP(raw_cut_segments)(c, &x->rows);
         HL_OP(raw_cut_spans)(c, &x->rows);
@@ -302,7 +303,7 @@ static void backward(struct hl_backend *backend, struct raw_gdn *x, bool launche
     if (a->flags & HOLA_GDN_GATE && (a->dA_log || a->ddt_bias)) launch(c, sum_gates, (unsigned)a->HV, THREADS, 0, g);
 }
 
-/* Lays out the workspace. true: there is some, and work is to be launched; false: it is measured, or too small. */
+/* Lays out the workspace. true: ready to launch; false: only measuring, or the workspace is too small. */
 static bool open_call(struct hl_cuda *c, struct raw_gdn *x, bool backward) {
     char *p = NULL;
     lay_out(x, &p, backward);

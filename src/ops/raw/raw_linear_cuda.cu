@@ -1,10 +1,10 @@
 /* raw_linear_cuda.cu -- KDA and gated linear attention on raw pointers (include/hola_ops.h): everything around the ops,
- * which work on states in place. KDA's has a scale of K^-1/2: another is a factor of q and of dq. */
+ * which update states in place. KDA's has a scale of K^-1/2; another scale is a factor of q and dq. */
 #include "ops/raw/raw_cuda.cuh"
 
 enum { THREADS = 256 };
 
-/* n activations, which begin on 16 bytes; to may be from */
+/* n activations, 16-byte aligned; to may be from */
 static __global__ void __launch_bounds__(THREADS) scale_by(act *to, const act *from, float factor, int64_t n) {
     const int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * WIDE;
     if (i + WIDE <= n) {
@@ -19,22 +19,22 @@ static void launch_scale(struct hl_cuda *c, void *to, const void *from, float fa
     launch(c, scale_by, blocks_for(n, THREADS * WIDE), THREADS, 0, (act *)to, (const act *)from, factor, n);
 }
 
-/* What both ops have: rows, and a state for each sequence where one is given or asked for. */
+/* Common to both ops: rows, and a state per sequence if one is given or requested. */
 struct linear {
     struct raw_rows rows;
     const float *h0;
     float *state;
     int64_t floats; /* of a sequence's state */
 };
-/* The state is the caller's ht, or a copy of h0 that nobody sees. */
+/* The state is the caller's ht, or a private copy of h0. */
 static void lay_out_linear(struct linear *x, const hola_rows *r, const float *h0, float *ht, int64_t floats, char **p) {
     HL_OP(raw_rows_layout)(&x->rows, r, 0, p);
     x->h0 = h0, x->floats = floats;
     x->state = ht ? ht : h0 ? (float *)raw_carve(p, r->N * floats * 4) : NULL;
     x->rows.state = x->state, x->rows.state_floats = floats;
-    x->rows.rows.states = ht || h0; /* also where memory is only counted */
+    x->rows.rows.states = ht || h0; /* also when only counting memory */
 }
-/* The kernels of these ops read spans, segments and states before they wait for the kernel ahead of them. */
+/* The kernels of these ops read spans, segments and states before they wait for the previous kernel. */
 static void prepare(struct hl_cuda *c, const struct linear *x) {
     if (x->rows.rows.T > 0) HL_OP(raw_cut_segments)(c, &x->rows);
     if (x->state) HL_OP(raw_copy)(c, x->state, x->h0, x->rows.rows.n * x->floats);
@@ -43,7 +43,7 @@ static void prepare(struct hl_cuda *c, const struct linear *x) {
     HL_OP(raw_settle)(c);
 }
 
-/* the backward pass of no rows */
+/* the backward pass without rows */
 static void only_states(struct hl_cuda *c, const struct linear *x, float *dh0, const float *dht) {
     if (dh0) HL_OP(raw_copy)(c, dh0, dht, x->rows.rows.n * x->floats);
 }

@@ -1,9 +1,8 @@
-/* raw_rows_cuda.cu -- the rows of a call on raw pointers, cut into segments, chunks and blocks on the device
- * (include/hola_ops.h, hola_rows). What cu says is not known on the host: there, bounds are, and the spans between what
- * is and what might be have no rows.
+/* raw_rows_cuda.cu -- splits the rows of a call into segments, chunks and blocks on the device (include/hola_ops.h,
+ * hola_rows). The host does not know the contents of cu, only upper bounds; unused spans have no rows.
  *
- *   cut_segments   one thread block: goes over the sequences THREADS at a time. Where a sequence begins is the largest
- *                  of all cu up to it, each brought between 0 and T, so that any cu gives segments that do not overlap.
+ *   cut_segments   one thread block: processes the sequences THREADS at a time. A sequence begins at the largest
+ *                  cu up to its own, each clamped to [0, T], so that segments never overlap, whatever cu holds.
  *   cut_spans      a thread per chunk, block and row: finds its segment by bisection. */
 #include "ops/raw/raw_cuda.cuh"
 
@@ -19,14 +18,14 @@ static __device__ __forceinline__ int begin_of(const struct raw_rows &x, int64_t
 }
 
 template <bool MAX> static __device__ __forceinline__ int join(int x, int y) { return MAX ? max(x, y) : x + y; }
-/* The sum (MAX: the largest) of x over this thread, those before it and `before`; all: over all threads. */
+/* The inclusive prefix sum (MAX: maximum) of x over the threads, starting with `before`; all: over all threads. */
 template <bool MAX> static __device__ int scan(int x, int before, int *all, int *warps) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     for (int d = 1; d < 32; d *= 2) {
         const int y = __shfl_up_sync(0xffffffffu, x, d);
         if (lane >= d) x = join<MAX>(x, y);
     }
-    __syncthreads(); /* the last call's may still be read */
+    __syncthreads(); /* the previous call's may still be read */
     if (lane == 31) warps[warp] = x;
     __syncthreads();
     int total = before;
@@ -67,7 +66,7 @@ static __global__ void __launch_bounds__(THREADS) cut_segments(const struct raw_
     x.block_first[x.rows.n] = blocks;
 }
 
-/* the last i < n with first[i] <= at; 0 where there is none */
+/* the last i < n with first[i] <= at; 0 if none */
 static __device__ __forceinline__ int segment_of(const int32_t *first, int64_t n, int64_t at) {
     int64_t low = 0, high = n;
     while (low + 1 < high) {
@@ -80,7 +79,7 @@ static __device__ __forceinline__ int segment_of(const int32_t *first, int64_t n
 static __device__ __forceinline__ struct hl_dev_span span_of(const struct raw_rows &x, const int32_t *first, int64_t i,
                                                              int64_t size) {
     const int64_t n = x.rows.n;
-    if (i >= first[n]) return {(int32_t)x.seg[0].row, 0, 0, 0}; /* nothing, at the beginning of the first */
+    if (i >= first[n]) return {(int32_t)x.seg[0].row, 0, 0, 0}; /* unused: empty, at the start of the first */
     const int s = segment_of(first, n, i);
     const struct hl_seg seg = x.seg[s];
     const int64_t at = (i - first[s]) * size, left = seg.len - at;
@@ -109,8 +108,8 @@ extern "C" void HL_OP(raw_copy)(struct hl_cuda *c, float *to, const float *from,
     if (n > 0 && to != from) launch(c, copy, blocks_for(n, EACH), EACH, 0, to, from, n);
 }
 
-/* A guess at the longest sequence where nothing is known: twice the mean. Never so short that kernels for a few rows
- * would be taken, as it may be wrong. */
+/* An estimate of the longest sequence if unknown: twice the mean. Never so short that kernels for few rows would be
+ * chosen, because it may be wrong. */
 static int64_t guess_longest(const hola_rows *r) {
     const int64_t least = 64;
     int64_t n = r->longest > 0 ? r->longest : 2 * (r->T / r->N) + 1;
