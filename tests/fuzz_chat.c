@@ -4,8 +4,8 @@
 #include "data/chat.h"
 
 static const char *const lines[] = {
-    "{\"messages\": [{\"role\": \"system\", \"content\": \"a\"}, {\"role\": \"user\", \"content\": \"b\\u0000c\"}, "
-    "{\"role\": \"assistant\", \"content\": \"d\", \"weight\": 1}]}",
+    ("{\"messages\": [{\"role\": \"system\", \"content\": \"a\"}, {\"role\": \"user\", \"content\": \"b\\u0000c\"}, "
+     "{\"role\": \"assistant\", \"content\": \"d\", \"weight\": 1}]}"),
     "{\"messages\": [{\"role\": \"assistant\", \"content\": [{\"type\": \"text\", \"text\": \"x\"}], \"weight\": 0}]}",
     "{\"prompt\": \"Q <|im_end|>\", \"completion\": \"A {eos}\"}",
     "{\"messages\": [{\"role\": \"tool\", \"content\": null}]}",

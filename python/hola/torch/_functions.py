@@ -53,16 +53,22 @@ def _shaped(name: str, given: Any, q: Tensor, shape: tuple[int, ...], what: str)
     return x
 
 
-def _qkv(q: Any, k: Any, v: Any) -> None:
+def _alike(q: Any, k: Any, v: Any, dim: int) -> None:
+    """Tensors of one floating-point type on one device, [B, T, heads, size] or, with dim 3, [T, heads, size]."""
+    what = "[B, T, heads, size]" if dim == 4 else "[T, heads, size]"
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if _tensor(name, x).dim() != 4:
-            raise ValueError(f"{name} must have 4 dimensions, [B, T, heads, size], but has {x.dim()}")
+        if _tensor(name, x).dim() != dim:
+            raise ValueError(f"{name} must have {dim} dimensions, {what}, but has {x.dim()}")
         if not x.is_floating_point():
             raise ValueError(f"{name} must hold floating-point numbers, not {x.dtype}")
         if x.dtype != q.dtype:
             raise ValueError(f"{name} is {x.dtype}, q is {q.dtype}")
         if x.device != q.device:
             raise ValueError(f"{name} is on {x.device}, q on {q.device}")
+
+
+def _qkv(q: Any, k: Any, v: Any) -> None:
+    _alike(q, k, v, 4)
     if q.shape[2] != k.shape[2]:
         raise ValueError(f"q and k must have the same number of heads, but have {q.shape[2]} and {k.shape[2]}")
     if q.shape != k.shape:

@@ -49,16 +49,7 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, cu: Optional[Tensor], softmax_sc
 
 
 def _checked(q: Any, k: Any, v: Any, dim: int) -> None:
-    what = "[B, T, heads, D]" if dim == 4 else "[T, heads, D]"
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if base._tensor(name, x).dim() != dim:
-            raise ValueError(f"{name} must have {dim} dimensions, {what}, but has {x.dim()}")
-        if not x.is_floating_point():
-            raise ValueError(f"{name} must hold floating-point numbers, not {x.dtype}")
-        if x.dtype != q.dtype:
-            raise ValueError(f"{name} is {x.dtype}, q is {q.dtype}")
-        if x.device != q.device:
-            raise ValueError(f"{name} is on {x.device}, q on {q.device}")
+    base._alike(q, k, v, dim)
     if k.shape != v.shape:
         raise ValueError(f"v must have the shape of k, {list(k.shape)}, but is {list(v.shape)}")
     if k.shape[:-2] != q.shape[:-2]:
