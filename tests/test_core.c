@@ -1,4 +1,4 @@
-/* test_core.c -- the thread pool (every task once, callers in turn, scratch), the error line, the arithmetic of
+/* test_core.c -- the thread pool (every task once, callers in turn, scratch, signals), the error line, the arithmetic of
  * segments, texts that grow, arrays in one block. */
 #define _GNU_SOURCE
 #include "check.h"
@@ -10,6 +10,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -191,6 +192,30 @@ static void test_threads(void **state) {
     assert_int_equal(hl_pool_new(&p, 1000000), HOLA_EINVAL);
     assert_null(p);
     assert_non_null(strstr(hola_last_error(), "1000000"));
+}
+
+static volatile sig_atomic_t caught;
+static pthread_t catcher;
+static void catch(int sig) { catcher = pthread_self(), caught = sig; }
+
+/* A signal that the calling thread blocks waits for it: no helper takes it. */
+static void test_signals(void **state) {
+    const struct sigaction a = {.sa_handler = catch};
+    struct sigaction before;
+    sigset_t usr1, old;
+    struct hl_pool *p = check_pool(3, 0);
+    (void)state;
+    sigemptyset(&usr1), sigaddset(&usr1, SIGUSR1);
+    assert_int_equal(sigaction(SIGUSR1, &a, &before), 0);
+    assert_int_equal(pthread_sigmask(SIG_BLOCK, &usr1, &old), 0);
+    assert_int_equal(kill(getpid(), SIGUSR1), 0);
+    nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL); /* a helper would have run the handler by now */
+    assert_int_equal(caught, 0);
+    assert_int_equal(pthread_sigmask(SIG_SETMASK, &old, NULL), 0);
+    assert_int_equal(caught, SIGUSR1);
+    assert_true(pthread_equal(catcher, pthread_self()));
+    sigaction(SIGUSR1, &before, NULL);
+    hl_pool_free(p);
 }
 
 /* ---- scratch ---- */
@@ -378,7 +403,7 @@ int main(void) {
         cmocka_unit_test(test_after_a_pause),
         cmocka_unit_test(test_helpers_that_stall),
         cmocka_unit_test(test_callers_in_turn),
-        cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_threads), cmocka_unit_test(test_signals),
         cmocka_unit_test(test_scratch),
         cmocka_unit_test(test_asserts),
         cmocka_unit_test(test_status),

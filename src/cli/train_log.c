@@ -4,6 +4,7 @@
 #include "cli/cli.h"
 #include "cli/terminal.h"
 #include "core/clock.h"
+#include "core/thread.h"
 #include <math.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -297,18 +298,13 @@ static void note(void *ctx, const char *text) {
 static volatile sig_atomic_t rewriting; /* for train_log_stopping() */
 
 void train_log_begin(struct train_log *l, int64_t every) {
-    sigset_t all, before;
     *l = (struct train_log){
         .terminal = terminal_rewrites(), .colour = terminal_colours(), .every = every, .val_loss = (double)NAN};
     pthread_mutex_init(&l->lock, NULL);
     pthread_cond_init(&l->wake, NULL);
     rewriting = l->terminal;
     if (!l->terminal) return;
-    sigfillset(&all); /* signals are handled by the working threads */
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    l->ticking = pthread_create(&l->thread, NULL, tick, l) == 0; /* without the thread the line is redrawn once per
-                                                                  * slice */
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    l->ticking = hl_thread_start(&l->thread, tick, l); /* without the thread the line is redrawn once per slice */
 }
 
 struct hl_train_report train_log_report(struct train_log *l) {

@@ -8,6 +8,7 @@
 #define _GNU_SOURCE
 #include "core/pool.h"
 #include "core/clock.h"
+#include "core/thread.h"
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -218,7 +219,7 @@ hola_status hl_pool_new(struct hl_pool **out, int threads) {
         p->worker[i].pool = p;
         p->worker[i].id = i;
         pthread_cond_init(&p->worker[i].wake, NULL);
-        if (pthread_create(&p->worker[i].thread, NULL, worker_main, &p->worker[i])) {
+        if (!hl_thread_start(&p->worker[i].thread, worker_main, &p->worker[i])) {
             hl_pool_free(p);
             return hl_fail(HOLA_ENOMEM, "thread pool: cannot start thread %d of %d", i + 1, threads);
         }

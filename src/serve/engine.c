@@ -1,6 +1,7 @@
 /* engine.c -- the engine's thread: main loop, startup and shutdown. */
 #define _GNU_SOURCE
 #include "core/clock.h"
+#include "core/thread.h"
 #include "serve/engine_internal.h"
 #include "tokenizer/tokenizer.h"
 #include <inttypes.h>
@@ -222,7 +223,7 @@ hola_status hl_serve_open(struct hl_serve_engine **out, const struct hl_serve_op
     }
     if (st == HOLA_OK) {
         hl_serve_count(e);
-        e->started = pthread_create(&e->thread, NULL, run, e) == 0;
+        e->started = hl_thread_start(&e->thread, run, e);
         if (!e->started) st = hl_fail(HOLA_ENOMEM, "engine: no thread");
     }
     if (st == HOLA_OK) *out = e;

@@ -1,6 +1,7 @@
 /* server.c -- connections: one thread, epoll, timeouts. Requests are handled in exchange.c. */
 #define _GNU_SOURCE
 #include "core/clock.h"
+#include "core/thread.h"
 #include "model/model.h"
 #include "serve/server_internal.h"
 #include <arpa/inet.h>
@@ -567,7 +568,7 @@ hola_status hl_server_open(struct hl_server **out, const struct hl_server_opts *
                           epoll_ctl(s->epoll, EPOLL_CTL_ADD, s->wake, &b) != 0))
         st = hl_fail(HOLA_EIO, "server: %s", strerror(errno));
     s->accepting = st == HOLA_OK;
-    if (st == HOLA_OK) s->has_reader = pthread_create(&s->reader, NULL, read_long, s) == 0;
+    if (st == HOLA_OK) s->has_reader = hl_thread_start(&s->reader, read_long, s);
     if (st == HOLA_OK) *out = s;
     else hl_server_close(s);
     return st;

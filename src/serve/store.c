@@ -3,6 +3,7 @@
 #include "serve/store_internal.h"
 #include "core/clock.h"
 #include "core/file.h"
+#include "core/thread.h"
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -243,7 +244,7 @@ hola_status hl_store_open(struct hl_store **out, const char *dir, uint64_t model
     }
     if (st == HOLA_OK) {
         hl_queue_init(&s->inbox, -1);
-        s->threaded = pthread_create(&s->thread, NULL, work, s) == 0;
+        s->threaded = hl_thread_start(&s->thread, work, s);
         *out = s;
         return HOLA_OK;
     }
