@@ -196,7 +196,7 @@ static void test_threads(void **state) {
 
 static volatile sig_atomic_t caught;
 static pthread_t catcher;
-static void catch(int sig) { catcher = pthread_self(), caught = sig; }
+static void catch (int sig) { catcher = pthread_self(), caught = sig; }
 
 /* A signal that the calling thread blocks waits for it: no helper takes it. */
 static void test_signals(void **state) {
@@ -403,7 +403,8 @@ int main(void) {
         cmocka_unit_test(test_after_a_pause),
         cmocka_unit_test(test_helpers_that_stall),
         cmocka_unit_test(test_callers_in_turn),
-        cmocka_unit_test(test_threads), cmocka_unit_test(test_signals),
+        cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_signals),
         cmocka_unit_test(test_scratch),
         cmocka_unit_test(test_asserts),
         cmocka_unit_test(test_status),
