@@ -196,11 +196,11 @@ static void test_threads(void **state) {
 
 static volatile sig_atomic_t caught;
 static pthread_t catcher;
-static void catch (int sig) { catcher = pthread_self(), caught = sig; }
+static void on_signal(int sig) { catcher = pthread_self(), caught = sig; }
 
 /* A signal that the calling thread blocks waits for it: no helper takes it. */
 static void test_signals(void **state) {
-    const struct sigaction a = {.sa_handler = catch};
+    const struct sigaction a = {.sa_handler = on_signal};
     struct sigaction before;
     sigset_t usr1, old;
     struct hl_pool *p = check_pool(3, 0);

@@ -217,8 +217,9 @@ void gen_run_report(const struct gen_run *r) {
     const int64_t written = r->earlier + r->n;
     if (r->g->o->quiet || ferror(stdout)) return;
     fprintf(stderr,
-            "read %s tokens, %.1f/s; wrote %s, %.1f/s; end: %s; session %s bytes, process %.1f MB; seed %" PRIu64 "\n",
+            "read %s tokens, %.1f/s; wrote %s, %.1f/s%s%s; session %s bytes, process %.1f MB; seed %" PRIu64 "\n",
             cli_grouped(prompt, r->prompt_tokens), rate(r->prompt_tokens, r->prefill), cli_grouped(n, written),
-            rate(written, r->decode), ends[r->end], cli_grouped(bytes, hola_session_bytes(r->session)),
-            (double)hl_resident_bytes() * 1e-6, hola_session_seed_of(r->session));
+            rate(written, r->decode), *ends[r->end] ? "; end: " : "", ends[r->end],
+            cli_grouped(bytes, hola_session_bytes(r->session)), (double)hl_resident_bytes() * 1e-6,
+            hola_session_seed_of(r->session));
 }
