@@ -107,7 +107,7 @@ FUZZ_TESTS := $(call PROGRAMS,fuzz)
 GRAD_TESTS := $(if $(call on,$(SAN) $(TSAN)),,$(call PROGRAMS,grad))
 # (nor these, which compute for long or start other programs, and read no input that the other tests do not)
 SLOW_TESTS := $(if $(call on,$(SAN) $(TSAN)),$(patsubst %,tests/test_%.sh,add_memory backends build demo examples fetch_eval \
-    mpi pages python python_torch study))
+    mpi pages python python_torch sft study))
 TESTS := $(EMU_TESTS) $(call PROGRAMS,test) $(GRAD_TESTS) $(FUZZ_TESTS) $(filter-out $(SLOW_TESTS),$(sort $(wildcard tests/test_*.sh)))
 TESTS := $(if $(ONLY),$(filter $(addprefix %/,$(ONLY)),$(TESTS)),$(TESTS))
 test_link = $(call say,LD $@) mkdir -p $(@D) && $(CC) $(ALL_CFLAGS) -O1 -Itests $(LDFLAGS) $(1) -o $@ $< $(2) $(LIBS)
