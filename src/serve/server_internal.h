@@ -113,8 +113,13 @@ struct hl_server {
     uint64_t salt, serial;
 };
 
-/* server.c */
-void hl_connection_want(struct hl_connection *c, struct hl_server *s); /* sets what epoll should watch */
+/* connection.c */
+void hl_connections_accept(struct hl_server *s);
+void hl_connection_event(struct hl_server *s, struct hl_connection *c, uint32_t events); /* from epoll */
+void hl_connection_flush(struct hl_server *s, struct hl_connection *c);                  /* sends what it can */
+void hl_connection_drop(struct hl_server *s, struct hl_connection *c); /* the client is gone: cancels its request */
+void hl_connections_time_out(struct hl_server *s);                     /* closes overdue ones; sets s->next_look */
+void hl_connections_free_dead(struct hl_server *s); /* between two rounds, when no event can refer to them any more */
 void hl_exchange_send(struct hl_exchange *x, const char *data, int64_t n);
 void hl_exchange_done(struct hl_exchange *x);  /* its response is complete; frees it */
 void hl_exchange_close(struct hl_exchange *x); /* the connection is not reused */
