@@ -1,6 +1,7 @@
 /* api_answer.c -- the response to a generation, whole or as a stream of server-sent events. */
 #define _GNU_SOURCE
 #include "core/json.h"
+#include "core/clock.h"
 #include "serve/server_internal.h"
 #include "tokenizer/tokenizer.h"
 #include <inttypes.h>
@@ -167,7 +168,7 @@ static void begin_stream(struct hl_exchange *x) {
 static void send_raw(struct hl_exchange *x, const char *data, int64_t n) {
     char size[24];
     begin_stream(x);
-    x->sent = hl_server_now();
+    x->sent = hl_clock();
     const int digits = snprintf(size, sizeof size, "%" PRIx64 "\r\n", n);
     if (!x->old) hl_exchange_send(x, size, digits);
     hl_exchange_send(x, data, n);

@@ -15,8 +15,6 @@
 
 enum { READ_SIZE = 16 << 10, GATHER_MOST = 64 << 10, LINGER_BYTES = 64 << 20 };
 
-double hl_server_now(void) { return hl_clock(); }
-
 /* ---- one connection ---- */
 
 static int64_t unsent(const struct hl_connection *c) { return c->out.n - c->out_at; }

@@ -1,6 +1,7 @@
 /* exchange.c -- one request and its response: access checks, routing, headers, errors, the log. */
 #define _GNU_SOURCE
 #include "core/json.h"
+#include "core/clock.h"
 #include "serve/server_internal.h"
 #include <inttypes.h>
 #include <stdarg.h>
@@ -365,7 +366,7 @@ void hl_exchange_prepared(struct hl_exchange *x) {
         hl_exchange_done(x);
     } else if (x->request) {
         x->submitted = true;
-        x->sent = hl_server_now();
+        x->sent = hl_clock();
         x->request->owner = x;
         x->request->events = &s->events;
         hl_serve_submit(s->o.engine, x->request);
@@ -402,7 +403,7 @@ void hl_server_log(struct hl_exchange *x) {
     char date[64];
     struct tm tm;
     struct timespec now;
-    const double seconds = hl_server_now() - x->began;
+    const double seconds = hl_clock() - x->began;
     const char *method = x->http && x->http->method && method_of(x->http->method) ? x->http->method : "-";
     hl_server_count(x->server, x->endpoint, x->status);
     if (x->server->o.log == HL_LOG_NONE) return;

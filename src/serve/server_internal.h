@@ -124,7 +124,6 @@ void hl_exchange_send(struct hl_exchange *x, const char *data, int64_t n);
 void hl_exchange_done(struct hl_exchange *x);  /* its response is complete; frees it */
 void hl_exchange_close(struct hl_exchange *x); /* the connection is not reused */
 void hl_exchange_free(struct hl_exchange *x);
-double hl_server_now(void);
 
 /* exchange.c */
 bool hl_exchange_check(struct hl_exchange *x);    /* headers are complete: may the body follow? */
