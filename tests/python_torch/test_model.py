@@ -297,6 +297,31 @@ assert torch.equal(m.generate(row, max_new_tokens=9, do_sample=False), text)
     assert out.returncode == 0, out.stderr[-2000:]
 
 
+def test_one_file_to_copy(tmp_path):
+    """modeling_hola.py alone, where hola is installed; it and its two neighbours, where it is not."""
+    source = pathlib.Path(ht.__file__).parent
+    m, row = model(torch.float32, cache_evict="lola"), ids(1, 20)
+    torch.save((m.config.to_dict(), m.state_dict(), row, m(row).logits.detach()), tmp_path / "want")
+    script = """
+import sys, torch
+config, weights, row, logits = torch.load(sys.argv[1], weights_only=False)
+from mine.modeling_hola import HolaConfig, HolaForCausalLM
+assert ("hola.torch" in sys.modules) == bool(int(sys.argv[2]))
+m = HolaForCausalLM(HolaConfig(**config)).eval()
+m.load_state_dict(weights)
+assert (m(row).logits - logits).abs().max() < 1e-5
+"""
+    for files, paths in ((("modeling_hola.py",), [str(tmp_path), os.environ["PYTHONPATH"]]),
+                         (("modeling_hola.py", "hola_plain.py", "hola_memory.py"), [str(tmp_path)])):
+        mine = tmp_path / "mine"
+        mine.mkdir(exist_ok=True)
+        for name in ("__init__.py", *files):
+            (mine / name).write_text((source / name).read_text() if name in files else "")
+        out = subprocess.run([sys.executable, "-c", script, tmp_path / "want", str(len(paths) - 1)], capture_output=True,
+                             text=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}, cwd="/")
+        assert out.returncode == 0, out.stderr[-2000:]
+
+
 def test_on_the_emulated_device(emulated):
     """The whole model through libhola's kernels, packed and with gradients: what plain PyTorch gives, in bf16."""
     fields = dict(hidden_size=64, num_heads=1, head_dim=64, num_hidden_layers=1)

@@ -1,4 +1,4 @@
-"""What HOLA's exact memory keeps, under every policy, for whole sequences and token by token, in plain PyTorch.
+"""What HOLA's exact memory keeps under every policy, for whole sequences and token by token, in plain PyTorch.
 
 With betae, e, betav, recency and streaming, a row's score is known when it is written, and hola_cache_attention reads
 by it. With the others the blocks are gone through in order (docs/math.md, "The exact memory"): h2o adds up what a row
@@ -78,15 +78,15 @@ class Scorer(NamedTuple):
     def __call__(self, k: Tensor, v: Tensor) -> Tensor:
         """Blocks k [n, HV, C, K], v [n, HV, C, V] -> scores [n, HV, C]."""
         t = compute_type(k.dtype)
-        w = Scorer(*(x.to(t) for x in self[:-1]), self.eps)
+        w_in, conv1, bias1, conv2, bias2, w_out, b_out = (x.to(t) for x in self[:7])
         k, v = k.to(t), v.to(t)
-        x = torch.cat([k, v * (v.square().mean(-1, keepdim=True) + w.eps).rsqrt()], -1)
-        u = x @ w.w_in.transpose(-1, -2)
-        for conv, bias in ((w.conv1, w.bias1), (w.conv2, w.bias2)):
+        x = torch.cat([k, v * (v.square().mean(-1, keepdim=True) + self.eps).rsqrt()], -1)
+        u = x @ w_in.transpose(-1, -2)
+        for conv, bias in ((conv1, bias1), (conv2, bias2)):
             u = F.pad(u, (0, 0, 2, 2))  # beside the block there is nothing
             taps = [u[:, :, 2 * i : u.shape[2] - 4 + 2 * i] * conv[:, None, :, i] for i in range(3)]
             u = F.silu(bias.unsqueeze(1) + taps[0] + taps[1] + taps[2])
-        out: Tensor = (u * w.w_out.unsqueeze(1)).sum(-1) + w.b_out.unsqueeze(-1)
+        out: Tensor = (u * w_out.unsqueeze(1)).sum(-1) + b_out.unsqueeze(-1)
         return out
 
 
@@ -113,12 +113,12 @@ class Chosen(NamedTuple):
 
 def choose_rows(x: Rows, lengths: Sequence[int], p: Policy, logits: Logits,
                 states: Callable[[int], Tensor]) -> Chosen:
-    return choose(x, blocks_of(tuple(lengths), p.chunk, x.q.device), p, logits, states)
+    """states(j): those after block j of the sequences that complete it, [n, HV, K, V], in the order of the blocks."""
+    with torch.no_grad():
+        return _choose(x, blocks_of(tuple(lengths), p.chunk, x.q.device), p, logits, states)
 
 
-@torch.no_grad()
-def choose(x: Rows, b: Blocks, p: Policy, logits: Logits, states: Callable[[int], Tensor]) -> Chosen:
-    """states(j): those after block j of the sequences that complete it, [n, HV, K, V], in the order of b."""
+def _choose(x: Rows, b: Blocks, p: Policy, logits: Logits, states: Callable[[int], Tensor]) -> Chosen:
     HV, w = x.v.shape[1], p.window
     t = compute_type(x.q.dtype)
     score = F.pad(x.score.to(t), (0, 0, 0, 1))
@@ -151,7 +151,7 @@ def choose(x: Rows, b: Blocks, p: Policy, logits: Logits, states: Callable[[int]
 
 def block_states(k: Tensor, v: Tensor, g: Tensor, beta: Tensor, A_log: Tensor, dt_bias: Tensor, flags: int,
                  lengths: Sequence[int], chunk: int) -> Callable[[int], Tensor]:
-    """What `choose` asks for. The states are those of chunks whose size divides a block."""
+    """What `choose_rows` asks for. The states are those of chunks whose size divides a block."""
     size = next(n for n in range(min(chunk, 64), 0, -1) if chunk % n == 0)
     found: list[Tensor] = []
 
@@ -174,7 +174,7 @@ def read_in_order(x: Rows, lengths: Sequence[int], p: Policy, logits: Logits, st
     if scorer is not None and b.rows:
         score = b.join(scorer(b.cut(value_heads(x.k, x.v)), b.cut(x.v)))
         x, bias = x._replace(score=score.detach()), F.logsigmoid(score)
-    chosen = choose(x, b, p, logits, states)
+    chosen = choose_rows(x, lengths, p, logits, states)
     return read(x.q, x.k, x.v, chosen.sel, logits.sink, logits.tau, b, logits.scale, bias), chosen
 
 
@@ -235,10 +235,10 @@ class Memory:
             self.slots[2] = self.slots[2] + torch.where(fed.view(-1, 1, 1), shares.detach(), 0)
         full = (at == p.chunk - 1) & fed
         if w and bool(full.any()):
-            self._merge(full, S, scorer)
+            with torch.no_grad():
+                self._merge(full, S, scorer)
         return (shares.unsqueeze(-2) @ v).squeeze(-2)
 
-    @torch.no_grad()
     def _merge(self, full: Tensor, S: Tensor, scorer: Optional[Scorer]) -> None:
         """The open blocks of the sequences `full` are complete: their rows compete with the kept ones."""
         p, w = self.p, self.p.window

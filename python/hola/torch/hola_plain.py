@@ -10,7 +10,7 @@ do the same with less memory and time. This file needs torch alone and is saved 
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple, Optional, Sequence, overload
+from typing import NamedTuple, Optional, Sequence, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -404,20 +404,11 @@ def cache_backward(q: Tensor, k: Tensor, v: Tensor, score: Optional[Tensor], sin
 # ---- the two functions of hola.torch that a model needs, with as many of their arguments ----
 
 
-@overload
-def _rows(x: Tensor) -> Tensor: ...
+MaybeTensor = TypeVar("MaybeTensor", bound=Optional[Tensor])
 
 
-@overload
-def _rows(x: None) -> None: ...
-
-
-@overload
-def _rows(x: Optional[Tensor]) -> Optional[Tensor]: ...
-
-
-def _rows(x: Optional[Tensor]) -> Optional[Tensor]:
-    return None if x is None else x.flatten(0, 1)
+def _rows(x: MaybeTensor) -> MaybeTensor:
+    return cast(MaybeTensor, None if x is None else x.flatten(0, 1))
 
 
 def lengths_of(q: Tensor, cu_seqlens: Optional[Tensor]) -> list[int]:
