@@ -25,6 +25,7 @@ static void lengths(void **state) {
     rig_close(&g);
 }
 
+static bool cancelled(int i) { return i % 10 == 5 || i % 13 == 6; }
 /* Many at once, of all lengths, with samplings of their own, some cut off: those that end are as alone. */
 static void crowd(void **state) {
     enum { N = 60 };
@@ -35,7 +36,8 @@ static void crowd(void **state) {
     (void)state;
     for (int i = 0; i < N; i++) {
         const int64_t n = i % 9 == 0 ? 1500 : 1 + (int64_t)(check_mix((uint64_t)i) % 150);
-        struct hl_serve_request *r = case_request(&g, ids + i, n, 10 + i);
+        /* what is cancelled asks for more than a fast engine can have answered by then */
+        struct hl_serve_request *r = case_request(&g, ids + i, n, cancelled(i) ? 4000 : 10 + i);
         r->seed = (uint64_t)i;
         r->cache_prompt = false;
         if (i % 7 == 3) r->logprobs = 2;
@@ -52,8 +54,9 @@ static void crowd(void **state) {
         const struct answer *x = &a[i]->answer[0];
         alone(g.model, ids + i, n, 10 + i, (uint64_t)i, want);
         assert_int_equal(a[i]->error, HL_NO_ERROR);
-        if (memcmp(x->ids, want, (size_t)x->n * sizeof *want)) fail_msg("sequence %d: other ids than alone", i);
-        if (i % 10 != 5 && i % 13 != 6) assert_int_equal(x->n, 10 + i);
+        const int64_t compared = x->n < 10 + i ? x->n : 10 + i;
+        if (memcmp(x->ids, want, (size_t)compared * sizeof *want)) fail_msg("sequence %d: other ids than alone", i);
+        if (!cancelled(i)) assert_int_equal(x->n, 10 + i);
         else assert_int_equal(x->finish, HL_FINISH_NONE);
         for (int k = 0; i % 7 == 3 && k < x->n && k < 256; k++) assert_true(x->logprob[k] < 0 && x->logprob[k] > -30);
         asked_free(a[i]);
