@@ -65,7 +65,7 @@ static inline void rig_close(struct rig *g) {
 /* ---- requests ---- */
 
 enum { ENDLESS = 1 << 30 }; /* tokens: more than an engine answers before it is told to stop, however fast it is */
-struct answer { /* one choice; of an answer that is longer, the first ids and the first text */
+struct answer {             /* one choice; of an answer that is longer, the first ids and the first text */
     int32_t ids[4096];
     int64_t n;
     char text[16384];
