@@ -317,8 +317,8 @@ assert (m(row).logits - logits).abs().max() < 1e-5
         mine.mkdir(exist_ok=True)
         for name in ("__init__.py", *files):
             (mine / name).write_text((source / name).read_text() if name in files else "")
-        out = subprocess.run([sys.executable, "-c", script, tmp_path / "want", str(len(paths) - 1)], capture_output=True,
-                             text=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}, cwd="/")
+        out = subprocess.run([sys.executable, "-c", script, tmp_path / "want", str(len(paths) - 1)],
+                             capture_output=True, text=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}, cwd="/")
         assert out.returncode == 0, out.stderr[-2000:]
 
 

@@ -10,7 +10,7 @@ Rows are as in hola_plain: of all sequences, one after another, [rows, heads, ..
 
 from __future__ import annotations
 
-from typing import Callable, NamedTuple, Optional, Sequence
+from typing import Any, Callable, NamedTuple, Optional, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -64,7 +64,8 @@ def keep(score: Tensor, keys: Tensor, p: Policy) -> Tensor:
 
 
 class Scorer(NamedTuple):
-    """The network of lte for HV heads: w_in [HV, r, K + V], conv [HV, r, 3], bias [HV, r], w_out [HV, r], b_out [HV]."""
+    """The network of lte for HV heads: w_in [HV, r, K + V], conv1, conv2 [HV, r, 3], bias1, bias2, w_out [HV, r],
+    b_out [HV]."""
 
     w_in: Tensor
     conv1: Tensor
@@ -259,3 +260,66 @@ def unit_keys(k: Tensor) -> Tensor:
     """The keys that write the state, from those before their norm."""
     y: Tensor = l2norm(k.to(compute_type(k.dtype)))[0]
     return y
+
+
+# ---- what sequences leave behind, of all layers ----
+
+
+class LayerState:
+    """Of one layer and B sequences: the state S, the last inputs of the convolutions, and the exact memory."""
+
+    def __init__(self, S: Tensor, tails: list[Tensor]):
+        self.S, self.tails = S, tails
+        self.memory: Optional[Memory] = None
+
+    def map(self, f: Callable[[Tensor], Tensor]) -> None:
+        self.S, self.tails = f(self.S), [f(x) for x in self.tails]
+        if self.memory is not None:
+            self.memory.map(f)
+
+
+class HolaCache:
+    """past_key_values of HolaForCausalLM, made from its config. Its size does not grow with the text."""
+
+    is_compileable = False
+
+    def __init__(self, config: Any):
+        self.layers: list[Optional[LayerState]] = [None] * config.num_hidden_layers
+        self.position: Optional[Tensor] = None  # [B]: tokens fed, padding not counted
+        self.columns = 0  # tokens fed, padding counted
+        self.fed = self.starts = torch.empty(0)  # of the tokens being fed, [B, T]: are they real, their positions
+
+    def feed(self, B: int, T: int, real: Optional[Tensor], device: torch.device) -> None:
+        """Announces T more tokens of B sequences; real [B, T]: which of them are no padding (None: all)."""
+        if self.position is None:
+            self.position = torch.zeros(B, dtype=torch.int64, device=device)
+        if len(self.position) != B:
+            raise ValueError(f"past_key_values holds {len(self.position)} sequences, not {B}")
+        self.fed = torch.ones(B, T, dtype=torch.bool, device=device) if real is None else real
+        n = self.fed.to(torch.int64)
+        self.starts = self.position.unsqueeze(1) + n.cumsum(1) - n
+        self.position = self.position + n.sum(1)
+        self.columns += T
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.columns
+
+    def get_max_cache_shape(self, layer_idx: int = 0) -> int:
+        return -1
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self.batch_select_indices(beam_idx)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        for layer in self.layers:
+            if layer is not None:
+                layer.map(lambda x: x.index_select(0, indices.to(x.device)))
+        if self.position is not None:
+            self.position = self.position.index_select(0, indices.to(self.position.device))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        if self.position is not None:
+            self.batch_select_indices(torch.arange(len(self.position)).repeat_interleave(repeats))
+
+    def reset(self) -> None:
+        self.layers, self.position, self.columns = [None] * len(self.layers), None, 0

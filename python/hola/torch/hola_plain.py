@@ -184,8 +184,8 @@ def gdn_forward(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta: Tens
 
 def delta_states(k: Tensor, v: Tensor, g: Tensor, beta: Tensor, A_log: Tensor, dt_bias: Tensor,
                  lengths: Sequence[int], size: int, flags: int) -> list[Tensor]:
-    """The states before every chunk of `size` rows, [sequences that reach it, HV, K, V], the longest sequences first; the
-    last ones are those after the last chunk of all sequences, also of those that ended before it."""
+    """The states before every chunk of `size` rows, [sequences that reach it, HV, K, V], the longest sequences first;
+    the last ones are those after the last chunk of all sequences, also of those that ended before it."""
     x = _inputs(k, k, v, g, beta, A_log, dt_bias, flags)
     b = blocks_of(tuple(lengths), size, k.device)
     states: list[Tensor] = []
@@ -315,8 +315,8 @@ class _Read(NamedTuple):
 
 def read_of(q: Tensor, k: Tensor, v: Tensor, index: Tensor, sel: Tensor, sink: Tensor, tau: Optional[Tensor],
             scale: float, bias: Optional[Tensor] = None) -> _Read:
-    """Of the blocks with the rows `index` [blocks, size], which see the rows `sel` [blocks, HV, n] too. bias [rows, HV]:
-    added to the logits of these."""
+    """Of the blocks with the rows `index` [blocks, size], which see the rows `sel` [blocks, HV, n] too.
+    bias [rows, HV]: added to the logits of these."""
     t, H, HV = compute_type(q.dtype), q.shape[1], v.shape[1]
     (count, size), rows_in_all = index.shape, q.shape[0]
 

@@ -23,12 +23,12 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 
 try:
     from hola.torch import gated_delta_rule_with_score, hola_cache_attention
-    from hola.torch.hola_memory import IN_ORDER, Logits, Memory, Policy, Rows, Scorer, block_states, choose_rows
-    from hola.torch.hola_memory import read_in_order, unit_keys, value_heads
+    from hola.torch.hola_memory import HolaCache, IN_ORDER, LayerState, Logits, Memory, Policy, Rows, Scorer, block_states
+    from hola.torch.hola_memory import choose_rows, read_in_order, unit_keys, value_heads
     from hola.torch.hola_plain import GATE, NEG, NORM, SIGMOID, compute_type, l2norm
 except ImportError:
-    from .hola_memory import IN_ORDER, Logits, Memory, Policy, Rows, Scorer, block_states, choose_rows
-    from .hola_memory import read_in_order, unit_keys, value_heads
+    from .hola_memory import HolaCache, IN_ORDER, LayerState, Logits, Memory, Policy, Rows, Scorer, block_states
+    from .hola_memory import choose_rows, read_in_order, unit_keys, value_heads
     from .hola_plain import GATE, NEG, NORM, SIGMOID, compute_type, gated_delta_rule_with_score
     from .hola_plain import hola_cache_attention, l2norm
 
@@ -219,67 +219,7 @@ class HolaMLP(nn.Module):
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
-# ---- what a sequence leaves behind ----
-
-
-class LayerState:
-    """Of one layer and B sequences: the state S, the last inputs of the convolutions, and the exact memory."""
-
-    def __init__(self, S: Tensor, tails: list[Tensor]):
-        self.S, self.tails = S, tails
-        self.memory: Optional[Memory] = None
-
-    def map(self, f) -> None:
-        self.S, self.tails = f(self.S), [f(x) for x in self.tails]
-        if self.memory is not None:
-            self.memory.map(f)
-
-
-class HolaCache:
-    """past_key_values of HolaForCausalLM. Its size does not grow with the text."""
-
-    is_compileable = False
-
-    def __init__(self, config: HolaConfig):
-        self.layers: list[Optional[LayerState]] = [None] * config.num_hidden_layers
-        self.position: Optional[Tensor] = None  # [B]: tokens fed, padding not counted
-        self.columns = 0  # tokens fed, padding counted
-        self.fed = self.starts = torch.empty(0)  # of the tokens being fed, [B, T]: are they real, their positions
-
-    def feed(self, B: int, T: int, real: Optional[Tensor], device: torch.device) -> None:
-        """Announces T more tokens of B sequences; real [B, T]: which of them are no padding (None: all)."""
-        if self.position is None:
-            self.position = torch.zeros(B, dtype=torch.int64, device=device)
-        if len(self.position) != B:
-            raise ValueError(f"past_key_values holds {len(self.position)} sequences, not {B}")
-        self.fed = torch.ones(B, T, dtype=torch.bool, device=device) if real is None else real
-        n = self.fed.to(torch.int64)
-        self.starts = self.position.unsqueeze(1) + n.cumsum(1) - n
-        self.position = self.position + n.sum(1)
-        self.columns += T
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return self.columns
-
-    def get_max_cache_shape(self, layer_idx: int = 0) -> int:
-        return -1
-
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        self.batch_select_indices(beam_idx)
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        for layer in self.layers:
-            if layer is not None:
-                layer.map(lambda x: x.index_select(0, indices.to(x.device)))
-        if self.position is not None:
-            self.position = self.position.index_select(0, indices.to(self.position.device))
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        if self.position is not None:
-            self.batch_select_indices(torch.arange(len(self.position)).repeat_interleave(repeats))
-
-    def reset(self) -> None:
-        self.layers, self.position, self.columns = [None] * len(self.layers), None, 0
+# ---- rows ----
 
 
 class Packing:
