@@ -166,6 +166,24 @@ two --tasks arc_easy >"$dir/table" || bad "it failed, see above"
 check "a table of two: $(cat "$dir/table")" grep -q 'n  chance *A ± error *B ± error *B - A *p' "$dir/table"
 check "one row a figure" [ "$(grep -c '^arc_easy' "$dir/table")" -eq 2 ]
 
+# three models on terminals of several widths
+one_of_three() { # NAME ACC WORDS
+    echo "{\"model\": \"runs/$1\", \"model_sha256\": \"$1\", \"dtype\": \"F32\", \"parameters\": 46000000, \"results\": {
+      \"arc_challenge\": {\"n\": 500, \"acc\": $2, \"acc_stderr\": 0.02, \"acc_norm\": 0.31, \"acc_norm_stderr\": 0.02},
+      \"wikitext\": {\"n\": 62, \"word_perplexity\": $3, \"word_perplexity_stderr\": 1234.5, \"tokens\": 314905}},
+     \"configs\": {\"arc_challenge\": {\"version\": 1, \"chance\": {\"acc\": 0.25, \"acc_norm\": 0.25}, \"limit\": 500},
+      \"wikitext\": {\"version\": 2}}}"
+}
+echo "{\"models\": [$(one_of_three a 0.2512 20741.25), $(one_of_three b 0.4071 8.1e6), $(one_of_three c 0.2893 99.5)]}" >"$dir/three.json"
+if command -v python3 >/dev/null; then
+    python3 "${0%/*}/eval_terminal.py" "$hola" "$dir/three.json" || bad 'the table on a terminal, see above'
+    checks=$((checks + 1))
+else
+    echo "SKIP the table on a terminal: there is no python3 here"
+fi
+for i in $(seq 27); do one_of_three "$i" 0.5 9 | tr -d '\n' && echo; done | paste -sd, | sed 's/.*/{"models": [&]}/' >"$dir/many.json"
+refused 1 'more than 26 models' eval --results "$dir/many.json"
+
 # everything is checked before anything is computed: no answer is kept
 late() { # late TEXT ARGS...
     text=$1

@@ -35,6 +35,7 @@ struct eval_model {
     struct eval_result *result;
     int n;
 };
+enum { EVAL_MODELS = 26 }; /* the most in a report: A to Z */
 struct eval_report {
     const struct eval_opts *opts;
     struct eval_model *model;
