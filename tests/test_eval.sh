@@ -183,6 +183,7 @@ else
 fi
 for i in $(seq 27); do one_of_three "$i" 0.5 9 | tr -d '\n' && echo; done | paste -sd, | sed 's/.*/{"models": [&]}/' >"$dir/many.json"
 refused 1 'more than 26 models' eval --results "$dir/many.json"
+refused 1 "$dir/config.json" eval --results "$dir/three.json" --results "$dir/config.json"
 
 # everything is checked before anything is computed: no answer is kept
 late() { # late TEXT ARGS...
