@@ -60,7 +60,7 @@ static void fill_shared(const struct eval_report *r, const struct eval_row *row,
     }
     snprintf(cell(g, at, TASK), CELL, "%s", row->task->name);
     snprintf(cell(g, at, METRIC), CELL, "%s", row->metric);
-    snprintf(cell(g, at, DOCUMENTS), CELL, "%" PRId64, y->documents);
+    snprintf(cell(g, at, DOCUMENTS), CELL, "%" PRId64, eval_documents(y, row->metric));
     if (isfinite(chance)) snprintf(cell(g, at, CHANCE), CELL, "%.4f", chance);
 }
 
