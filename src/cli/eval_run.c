@@ -200,7 +200,7 @@ static int report(const struct eval_report *r) {
     for (int i = 0; i < r->n; i++) any += r->model[i].n;
     if (r->failed && !any) return CLI_OK;
     const int rc = r->opts->json ? cli_print_json(eval_json(r)) : eval_print_table(r);
-    fflush(stdout); /* what follows concerns files */
+    cli_flush(); /* what follows concerns files */
     return rc;
 }
 
