@@ -147,7 +147,8 @@ static void add_metric(const struct train_log *l, struct line *x, double seconds
     char t[32], speed[CLI_GROUPED];
     if (isfinite(m->loss)) add(x, 1, BOLD, "loss %.4f", m->loss);
     else add(x, 1, RED, "loss not finite");
-    if (!l->terminal) add(x, 9, NULL, "norm %.4g", m->grad_norm);
+    if (!l->terminal && isfinite(m->grad_norm)) add(x, 9, NULL, "norm %.4g", m->grad_norm);
+    else if (!l->terminal) add(x, 9, NULL, "norm not finite");
     else if (isfinite(l->val_loss)) add(x, 5, GREEN, "val %.4f", l->val_loss);
     add(x, 4, NULL, "%s tok/s", cli_grouped(speed, llrint(fmin(m->tok_per_s, 1e15))));
     add(x, 6, NULL, "%s", short_time(t, seconds));
