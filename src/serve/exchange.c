@@ -1,7 +1,8 @@
 /* exchange.c -- one request and its response: access checks, routing, headers, errors, the log. */
 #define _GNU_SOURCE
-#include "core/json.h"
 #include "core/clock.h"
+#include "core/hash.h"
+#include "core/json.h"
 #include "serve/server_internal.h"
 #include <inttypes.h>
 #include <stdarg.h>
@@ -49,6 +50,7 @@ static const char *phrase(int status) {
     } phrases[] = {{200, "OK"},
                    {201, "Created"},
                    {204, "No Content"},
+                   {304, "Not Modified"},
                    {400, "Bad Request"},
                    {401, "Unauthorized"},
                    {403, "Forbidden"},
@@ -83,7 +85,7 @@ void hl_exchange_headers(struct hl_exchange *x, struct hl_text *out, int status,
     hl_text_printf(out, "HTTP/1.1 %d %s\r\nDate: %s\r\n", status, phrase(status), date);
     if (type) hl_text_printf(out, "Content-Type: %s\r\n", type);
     hl_text_printf(out, "X-Request-Id: %s\r\nX-Content-Type-Options: nosniff\r\n", x->id);
-    if (!is_page(x) || status != 200) hl_text_puts(out, "Cache-Control: no-store\r\n");
+    if (!is_page(x) || (status != 200 && status != 304)) hl_text_puts(out, "Cache-Control: no-store\r\n");
     if (x->origin)
         hl_text_printf(out, "Access-Control-Allow-Origin: %s\r\nAccess-Control-Expose-Headers: X-Request-Id\r\n",
                        x->origin);
@@ -97,9 +99,10 @@ void hl_exchange_answer(struct hl_exchange *x, int status, const char *type, con
                         const char *more) {
     struct hl_text out = {0};
     hl_exchange_headers(x, &out, status, type, more);
-    if (status != 204) hl_text_printf(&out, "Content-Length: %" PRId64 "\r\n", n);
+    const bool empty = status == 204 || status == 304; /* by definition: no length either */
+    if (!empty) hl_text_printf(&out, "Content-Length: %" PRId64 "\r\n", n);
     hl_text_puts(&out, "\r\n");
-    if (!x->head_only && status != 204) hl_text_put(&out, body, n);
+    if (!x->head_only && !empty) hl_text_put(&out, body, n);
     if (hl_text_status(&out) == HOLA_OK) hl_exchange_send(x, out.data, out.n);
     else hl_exchange_close(x);
     hl_text_free(&out);
@@ -237,10 +240,9 @@ static bool is_json(const char *type) {
     return !*type || *type == ';';
 }
 
-/* A browser's CORS preflight request. */
-static bool is_preflight(const struct hl_exchange *x) {
-    return x->origin && !strcmp(x->http->method, "OPTIONS") && x->http->cors_method;
-}
+static bool is_options(const struct hl_exchange *x) { return !strcmp(x->http->method, "OPTIONS"); }
+/* A browser's CORS preflight request: it carries no key. */
+static bool is_preflight(const struct hl_exchange *x) { return x->origin && is_options(x) && x->http->cors_method; }
 
 bool hl_exchange_check(struct hl_exchange *x) {
     const struct hl_http *h = x->http;
@@ -260,6 +262,8 @@ bool hl_exchange_check(struct hl_exchange *x) {
     const bool open = x->endpoint == HL_AT_HEALTH || is_page(x);
     if (!open && !key_allowed(x->server, h->authorization))
         return hl_problem_set(p, HL_INVALID_API_KEY, "", "Authorization: a key is needed, and this is none");
+    if (x->server->stopping) return hl_problem_set(p, HL_SHUTTING_DOWN, "", "the server is shutting down");
+    if (is_options(x) && (x->endpoint != HL_AT_NOTHING || !strcmp(h->path, "*"))) return true;
     if (x->endpoint == HL_AT_NOTHING) return hl_problem_set(p, HL_NOT_FOUND, "", "there is nothing at this path");
     if (!(endpoints[x->endpoint].methods & method))
         return hl_problem_set(p, HL_METHOD_NOT_ALLOWED, "", "not a method of %s", endpoints[x->endpoint].name);
@@ -287,30 +291,40 @@ void hl_exchange_problem(struct hl_exchange *x) {
 
 /* ---- complete requests ---- */
 
+/* A preflight names the headers that will come: OpenAI's client for browsers sends a dozen of its own. */
 static void options(struct hl_exchange *x) {
-    char more[256], allow[64];
+    static const char letters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_, ";
+    const char *names = x->http->cors_headers;
+    char more[1024], allow[64], cors[960] = "";
     allowed(x->endpoint, allow);
-    snprintf(more, sizeof more,
-             "Access-Control-Allow-Methods: GET, POST, PUT, DELETE\r\n"
-             "Access-Control-Allow-Headers: Authorization, Content-Type, X-Request-Id\r\n"
-             "Access-Control-Max-Age: 600\r\n%s",
-             allow);
+    if (!names || !*names || strlen(names) > 640 || strspn(names, letters) != strlen(names))
+        names = "Authorization, Content-Type, X-Request-Id";
+    if (x->origin)
+        snprintf(cors, sizeof cors,
+                 "Access-Control-Allow-Methods: GET, POST, PUT, DELETE\r\nAccess-Control-Allow-Headers: %s\r\n"
+                 "Access-Control-Max-Age: 600\r\n",
+                 names);
+    snprintf(more, sizeof more, "%s%s", cors, allow);
     hl_exchange_answer(x, 204, NULL, "", 0, more);
 }
 
 static void page(struct hl_exchange *x) {
     const struct hl_page_file f = hl_page_file(x->endpoint);
-    char type[64];
+    const char *known = x->http->if_none_match;
+    char type[64], tag[24], more[512];
     snprintf(type, sizeof type, "%s; charset=utf-8", f.type);
-    hl_exchange_answer(
-        x, 200, type, f.data, f.size,
-        "Cache-Control: no-cache\r\nReferrer-Policy: no-referrer\r\n"
-        "Content-Security-Policy: default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'\r\n");
+    snprintf(tag, sizeof tag, "\"%016" PRIx64 "\"", hl_hash(0, f.data, f.size));
+    snprintf(more, sizeof more,
+             "Cache-Control: no-cache\r\nETag: %s\r\nReferrer-Policy: no-referrer\r\n"
+             "Content-Security-Policy: default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+             "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'\r\n",
+             tag);
+    const bool same = known && (strstr(known, tag) || !strcmp(known, "*"));
+    hl_exchange_answer(x, same ? 304 : 200, same ? NULL : type, f.data, same ? 0 : f.size, more);
 }
 
 void hl_exchange_begin(struct hl_exchange *x) {
-    if (is_preflight(x)) options(x);
+    if (is_options(x)) options(x);
     else if (is_page(x)) page(x);
     else if (x->server->has_reader && x->http->body.n > HL_INLINE_MOST && !strcmp(x->http->method, "POST"))
         hl_queue_put(&x->server->readings, &x->message);
