@@ -89,6 +89,12 @@ class Browser:
         with open(path, "wb") as f:
             f.write(base64.b64decode(self.wire("GET", "/screenshot")))
 
+    def worked(self):
+        """Seconds of processor time that the page's own thread has taken: what a busy machine does not change."""
+        self.wire("POST", "/goog/cdp/execute", {"cmd": "Performance.enable", "params": {"timeDomain": "threadTicks"}})
+        m = self.wire("POST", "/goog/cdp/execute", {"cmd": "Performance.getMetrics", "params": {}})["metrics"]
+        return next(x["value"] for x in m if x["name"] == "TaskDuration")
+
     def settled(self):
         return self.until("() => document.getElementById('held').textContent.includes('tokens read') && document.getElementById('stop').disabled")
 
