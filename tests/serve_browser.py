@@ -55,7 +55,7 @@ class Browser:
 
     def find(self, role, name):
         """The element with this ARIA role and name, as the browser computes them; likely ones are looked at first."""
-        likely = """name => [...document.querySelectorAll('button, textarea, input, select, [role], nav, section, table, progress')].filter(
+        likely = """name => [...document.querySelectorAll('button, textarea, input, select, [role], nav, section, table, progress, dialog')].filter(
             e => [e.getAttribute('aria-label'), e.textContent.trim(), e.closest('label') && e.closest('label').textContent.trim()].includes(name))"""
         for _ in range(20):
             try:
