@@ -16,6 +16,16 @@ s = Server(model, *basic, env={"HOLA_API_KEY": "sesame"})
 b = Browser()
 js, until, find, click, keys, console, go, settled = b.js, b.until, b.find, b.click, b.keys, b.console, b.go, b.settled
 alert = "() => document.getElementById('alert').hidden ? '' : document.getElementById('alert').textContent"
+
+
+def new():
+    """A new session is open; its id."""
+    before = js("() => location.hash")
+    click(find("button", "New"))
+    check("a new one", until("x => location.hash !== x && document.getElementById('held').textContent.startsWith('0 tokens')", before) and settled())
+    return js("() => location.hash.slice(1)")
+
+
 try:
     # a key: asked for, asked for again, kept for this tab alone
     go("http://127.0.0.1:%d/" % s.port)
@@ -36,12 +46,10 @@ try:
     for k, v in (("max_tokens", 30), ("temperature", 0)):
         b.setting(k, v)
     # a document is read into the session; a question about it
-    click(find("button", "New"))
-    check("a new one", until("() => document.getElementById('held').textContent.startsWith('0 tokens')"))
+    name = new()
     document = os.path.join(work, "document.txt")
     with open(document, "w") as f:
         f.write("It was a dark and stormy night. " * 200)
-    name = js("() => location.hash.slice(1)")
     js("() => { window.bars = 0; new MutationObserver(() => bars++).observe(document.getElementById('reading'), {attributes: true}); }")
     keys(list(js("() => document.getElementById('file')").values())[0], os.path.abspath(document))
     check("a document", soon(lambda: s.get("/v1/sessions/" + name)[1]["position"] > 6400), s.get("/v1/sessions/" + name)[1])
@@ -89,9 +97,7 @@ try:
         check("the system's scheme: " + scheme, until("x => document.documentElement.classList.contains('dark') === (x === 'dark')", scheme, seconds=5))
     # Escape ends an answer
     b.setting("max_tokens", 1000000)
-    click(find("button", "New"))
-    check("another new one", until("() => document.querySelectorAll('#log .m').length === 0") and settled())
-    js("() => { window.open_ = location.hash; }")
+    new()
     keys(find("textbox", "Message"), "Go on\ue007")
     check("it writes", until("() => document.querySelectorAll('#log .m.assistant').length === 1"))
     keys(find("textbox", "Message"), "\ue00c")
