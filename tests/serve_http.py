@@ -2,6 +2,7 @@
 chunks, kept connections, and what a server says while it shuts down."""
 import http.client
 import json
+import os
 import re
 import socket
 import sys
@@ -137,6 +138,35 @@ for x in histograms:
     check(x, counts == sorted(counts) and counts[-1] == s.metric(x + "_count") > 0 and s.metric(x + "_sum") is not None, counts)
 check("requests by endpoint", re.search(r'hola_requests_total\{endpoint="/v1/completions",code="200"\} \d', text), text[:600])
 check("the model's name is the request's", s.post("/v1/completions", {"prompt": "a", "model": "two"})[1]["model"] == "two")
+
+# who waits hears that it waits, every 5 seconds; the log has a line for each request and none of its text
+log = os.path.join(work, "log.json")
+one = Server(model, "--tokenizer", "byte", "--log", "json", "--parallel", "1", stderr=log)
+run, wait = one.connect(), one.connect()
+run.sendall(post({"prompt": "hush-hush", "max_tokens": 1000000, "stream": True, "ignore_eos": True}, b"/v1/completions"))
+while b"data: " not in run.recv(65536):
+    pass
+began = time.time()
+wait.sendall(post({"prompt": "hush-hush", "max_tokens": 3, "stream": True, "ignore_eos": True}, b"/v1/completions", [b"X-Request-Id: patient"]))
+got = b""
+while b": wait\n\n" not in got and time.time() - began < 30:
+    got += wait.recv(4096)
+check("a comment in silence", b": wait\n\n" in got and b"data: " not in got and time.time() - began > 4.5, got)
+run.close()
+while b"[DONE]" not in got:
+    got += wait.recv(65536)
+check("... then the answer", got.count(b'"finish_reason":null') == 3, got[-300:])
+wait.close()
+one.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "hush-hush"}], "max_tokens": 2}, headers={"Authorization": "Bearer hush-key"})
+one.get("/nothing")
+check("it ends", one.stop() == 0)
+with open(log) as f:
+    said = f.read()
+lines = [json.loads(x) for x in said.splitlines() if x.startswith("{")]
+check("no text, no key in the log", "hush" not in said, said[:400])
+check("its fields", all(set(x) == {"time", "id", "call", "status", "read", "cached", "written", "seconds"} for x in lines), lines[:1])
+check("its lines", [(x["call"], x["status"]) for x in lines][-3:] == [("POST /v1/completions", 200), ("POST /v1/chat/completions", 200), ("GET other", 404)]
+      and [x["read"] + x["cached"] for x in lines if x["id"] == "patient"] == [10] and [x["written"] for x in lines if x["id"] == "patient"] == [3], lines)
 
 # shutting down: what runs goes on, what comes on a kept connection is turned down, a body is not waited for
 run = s.connect()
