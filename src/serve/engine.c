@@ -44,10 +44,25 @@ void hl_op_free(struct hl_op *op) {
     free(op);
 }
 
-void hl_serve_emit(struct hl_serve_request *r, struct hl_event *ev) {
+void hl_serve_emit(struct hl_serve_engine *e, struct hl_serve_request *r, struct hl_event *ev) {
     ev->request = r;
     if (ev->message.kind <= HL_EVENT_TOKEN) atomic_fetch_add(&r->unread, 1);
-    hl_queue_put(r->events, &ev->message);
+    if (!e->stepping) {
+        hl_queue_put(r->events, &ev->message);
+        return;
+    }
+    if (e->unannounced && e->unannounced != r->events) hl_queue_announce(e->unannounced);
+    e->unannounced = r->events;
+    hl_queue_add(r->events, &ev->message);
+}
+
+/* A step's events are announced together: a reader that wakes for each of them takes a core from the next step. */
+static void step(struct hl_serve_engine *e) {
+    e->stepping = true;
+    hl_serve_step(e);
+    e->stepping = false;
+    if (e->unannounced) hl_queue_announce(e->unannounced);
+    e->unannounced = NULL;
 }
 
 void hl_serve_request_fail(struct hl_serve_request *r, enum hl_error error, const char *fmt, ...) {
@@ -139,7 +154,7 @@ static void *run(void *ctx) {
         sweep(e);
         hl_serve_admit(e);
         const double start = hl_clock();
-        hl_serve_step(e);
+        step(e);
         const double took = hl_clock() - start;
         bool writes = false;
         for (int64_t i = 0; i < e->streams; i++) writes |= e->stream[i]->stage >= HL_STAGE_WRITING;

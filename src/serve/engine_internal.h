@@ -69,6 +69,8 @@ struct hl_serve_engine {
     double join_for;                                 /* seconds that sequences may spend joining before the next step */
     int64_t idle_bytes, session_cost, session_bytes; /* session_cost: includes everything kept with the state */
     double next_save_look;
+    bool stepping;                /* events are added to their queue without waking its reader */
+    struct hl_queue *unannounced; /* that queue; NULL: none */
     bool stopping;
     double deadline;
     atomic_bool ended;
@@ -82,7 +84,7 @@ void hl_serve_stream_begin(struct hl_serve_engine *e, struct hl_serve_stream *st
 void hl_serve_stream_leave(struct hl_serve_engine *e, struct hl_serve_stream *st); /* removes it from the list and frees
                                                                                     * it */
 bool hl_serve_held(struct hl_serve_request *r); /* its reader is behind: do not step it */
-void hl_serve_emit(struct hl_serve_request *r, struct hl_event *ev);
+void hl_serve_emit(struct hl_serve_engine *e, struct hl_serve_request *r, struct hl_event *ev);
 void hl_serve_request_fail(struct hl_serve_request *r, enum hl_error error, const char *fmt, ...) HL_PRINTF(3, 4);
 void hl_serve_request_maybe_end(struct hl_serve_engine *e,
                                 struct hl_serve_request *r); /* sends its END event once nothing is left of it */
