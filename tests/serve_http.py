@@ -155,7 +155,7 @@ check("a comment in silence", b": wait\n\n" in got and b"data: " not in got and 
 run.close()
 while b"[DONE]" not in got:
     got += wait.recv(65536)
-check("... then the answer", got.count(b'"finish_reason":null') == 3, got[-300:])
+check("... then the answer", b'"finish_reason":"length"' in got, got[-300:])
 wait.close()
 one.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "hush-hush"}], "max_tokens": 2}, headers={"Authorization": "Bearer hush-key"})
 one.get("/nothing")

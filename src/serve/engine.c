@@ -164,9 +164,8 @@ static void *run(void *ctx) {
         hl_serve_count(e);
         if (e->stopping && e->streams == 0 && !e->waiting && e->disk_jobs == 0 && !e->deferred) break;
     }
-    hl_serve_save_due(e, true);
+    hl_serve_save_due(e, true); /* and refuses what still comes */
     atomic_store(&e->ended, true);
-    /* answers remaining requests */
     return NULL;
 }
 
@@ -218,8 +217,8 @@ hola_status hl_serve_open(struct hl_serve_engine **out, const struct hl_serve_op
     if (!e) return hl_fail(HOLA_ENOMEM, "engine: no memory");
     e->o = *opt;
     e->vocab = hola_model_config(opt->model)->vocab_size;
-    opt->model->states.most = INT64_MAX; /* never more than were in use at once, which is bounded by admission and
-                                          * cache_mem */
+    /* Never more than were in use at once, which is bounded by admission and cache_mem */
+    opt->model->states.most = INT64_MAX;
     e->last_waiting = &e->waiting;
     hl_queue_init(&e->inbox, -1);
     hl_conversations_init(&e->conversations);

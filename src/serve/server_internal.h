@@ -131,8 +131,14 @@ void hl_exchange_done(struct hl_exchange *x);  /* its response is complete; free
 void hl_exchange_close(struct hl_exchange *x); /* the connection is not reused */
 void hl_exchange_free(struct hl_exchange *x);
 
+/* access.c */
+bool hl_exchange_check(struct hl_exchange *x); /* headers are complete: may the body follow? */
+bool hl_exchange_is_page(const struct hl_exchange *x);
+const char *hl_endpoint_name(int endpoint);
+void hl_endpoint_methods(int endpoint, char out[64]); /* its Allow header */
+bool hl_method_known(const char *method);
+
 /* exchange.c */
-bool hl_exchange_check(struct hl_exchange *x);    /* headers are complete: may the body follow? */
 void hl_exchange_begin(struct hl_exchange *x);    /* the request is complete */
 void hl_exchange_prepared(struct hl_exchange *x); /* after preparation */
 void hl_exchange_prepare(struct hl_exchange *x);  /* on any thread */
@@ -142,7 +148,6 @@ void hl_exchange_answer(struct hl_exchange *x, int status, const char *type, con
 void hl_exchange_json(struct hl_exchange *x, int status, json_t *json);
 void hl_exchange_headers(struct hl_exchange *x, struct hl_text *out, int status, const char *type, const char *more);
 json_t *hl_problem_json(const struct hl_problem *p);
-const char *hl_endpoint_name(int endpoint);
 void hl_server_count(struct hl_server *s, int endpoint, int code);
 void hl_server_log(struct hl_exchange *x);
 int hl_error_status(enum hl_error e);
