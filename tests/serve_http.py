@@ -182,16 +182,7 @@ half.sendall(b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: appli
 time.sleep(0.2)
 s.p.terminate()
 
-
-def refused():
-    try:
-        s.connect(1).close()
-        return False
-    except OSError:
-        return True
-
-
-check("the port is free", soon(refused))
+check("the port is free", soon(s.refuses))
 for c, path in zip(kept, ("/health", "/v1/models")):
     c.request("GET", path)
     r = c.getresponse()
