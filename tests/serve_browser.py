@@ -55,7 +55,7 @@ class Browser:
 
     def find(self, role, name):
         """The element with this ARIA role and name, as the browser computes them; likely ones are looked at first."""
-        likely = """name => [...document.querySelectorAll('button, textarea, input, select, [role], nav, section, table, progress')].filter(
+        likely = """name => [...document.querySelectorAll('button, textarea, input, select, [role], nav, section, table, progress, dialog')].filter(
             e => [e.getAttribute('aria-label'), e.textContent.trim(), e.closest('label') && e.closest('label').textContent.trim()].includes(name))"""
         for _ in range(20):
             try:
@@ -88,6 +88,12 @@ class Browser:
     def picture(self, path):
         with open(path, "wb") as f:
             f.write(base64.b64decode(self.wire("GET", "/screenshot")))
+
+    def worked(self):
+        """Seconds of processor time that the page's own thread has taken: what a busy machine does not change."""
+        self.wire("POST", "/goog/cdp/execute", {"cmd": "Performance.enable", "params": {"timeDomain": "threadTicks"}})
+        m = self.wire("POST", "/goog/cdp/execute", {"cmd": "Performance.getMetrics", "params": {}})["metrics"]
+        return next(x["value"] for x in m if x["name"] == "TaskDuration")
 
     def settled(self):
         return self.until("() => document.getElementById('held').textContent.includes('tokens read') && document.getElementById('stop').disabled")

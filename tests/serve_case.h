@@ -160,16 +160,18 @@ static inline void case_take(struct rig *g, struct hl_event *ev) {
     }
     hl_event_free(ev);
 }
+/* All events that are there, at least one. */
+static inline void case_take_all(struct rig *g) {
+    struct hl_message *m = hl_queue_take(&g->events, 60), *next;
+    if (!m) fail_msg("nothing came for a minute");
+    for (; m; m = next) {
+        next = m->next;
+        case_take(g, (struct hl_event *)m);
+    }
+}
 /* Until this one has ended, or all (NULL). */
 static inline void case_wait(struct rig *g, const struct asked *a) {
-    while (a ? !a->ended : g->under_way > 0) {
-        struct hl_message *m = hl_queue_take(&g->events, 60), *next;
-        if (!m) fail_msg("nothing came for a minute");
-        for (; m; m = next) {
-            next = m->next;
-            case_take(g, (struct hl_event *)m);
-        }
-    }
+    while (a ? !a->ended : g->under_way > 0) case_take_all(g);
 }
 static inline void asked_free(struct asked *a) {
     free(a->answer);

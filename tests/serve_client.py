@@ -55,6 +55,14 @@ class Server:
         s = socket.create_connection(("127.0.0.1", self.port), timeout)
         return s
 
+    def refuses(self):
+        """Whether nobody listens at its port."""
+        try:
+            self.connect(1).close()
+            return False
+        except OSError:
+            return True
+
     def call(self, method, path, body=None, headers=None, timeout=120, raw=False):
         """(status, object or bytes, headers)"""
         c = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)

@@ -1,6 +1,7 @@
 """serve_page.py MODEL DIR -- the page in Debian's Chromium, by chromedriver: what its users do, found by role and name."""
 import os
 import sys
+import time
 from serve_browser import Browser, installed
 from serve_client import Server, check, finish
 
@@ -45,6 +46,9 @@ try:
     check("the memory follows", until("x => document.getElementById('held').textContent !== x", before, seconds=20))
     click(find("button", "Stop"))
     check("stop", settled() and s.quiet())
+    # (the server notices at its next step, and lists the turn from then on)
+    check("what was stopped stays", until("() => document.querySelectorAll('#log .m.assistant').length === 2 && /^\\d+ tokens/.test(document.querySelector('#sessions small').textContent)"))
+    check("it has a title", until("() => document.querySelector('[aria-current]').textContent.startsWith('Hello')"))
     js("() => { const x = document.getElementById('max_tokens'); x.value = 20; x.dispatchEvent(new Event('change')); }")
     # undo, fork, a question on a fork
     click(find("button", "Undo"))
@@ -78,6 +82,27 @@ try:
     check("a long text", settled() and answered < 3000, answered)
     check("one append a frame", js("() => appends > 0 && appends <= frames_ + 1"), js("() => [appends, frames_]"))
     b.setting("max_tokens", 20)
+    # a session of 100,000 tokens: typing and writing on take the page's thread no longer than they should
+    s.post("/v1/sessions", {"id": "long"})
+    words = " ".join("word%d" % (i % 977) for i in range(20000))[:99990]
+    check("a long session", s.post("/v1/completions", {"session": "long", "prompt": words, "max_tokens": 0})[0] == 200)
+    go("about:blank")
+    go(home + "#long")
+    check("... opens", settled() and until("n => document.getElementById('log').textContent.length >= n && document.getElementById('text').value.length >= n", len(words)))
+    b.setting("max_tokens", 200)
+    js("() => document.getElementById('tab-chat').click()")
+    before = b.worked()
+    keys(find("textbox", "Message"), "these are thirty keys or so...")
+    typed = b.worked() - before
+    keys(find("textbox", "Message"), "\ue007")
+    check("... answers", until("() => document.querySelectorAll('#log .m.assistant').length === 1 && document.getElementById('stop').disabled") and settled())
+    time.sleep(0.5)
+    wrote = b.worked() - before - typed
+    check("... typing takes %.3f s" % typed, typed < 0.4)
+    check("... an answer %.3f s" % wrote, wrote < 3)
+    click(find("button", "New"))
+    check("new again", until("() => document.querySelectorAll('#log .m').length === 0"))
+    b.setting("max_tokens", 20)
     # texts are text
     js("() => document.getElementById('tab-chat').click()")
     js("() => { document.getElementById('aside').checked = false; }")
@@ -101,7 +126,7 @@ try:
         click(find("switch", "Dark"))
     b.size(360, 800)
     check("360 px", until("() => document.documentElement.scrollWidth <= window.innerWidth", seconds=5), js("() => [document.documentElement.scrollWidth, window.innerWidth]"))
-    small = js("() => [...document.querySelectorAll('button, select, input:not([hidden])')].filter(x => x.offsetParent && (x.offsetWidth < 20 || x.offsetHeight < 20)).map(x => x.id)")
+    small = js("() => [...document.querySelectorAll('button, select, input:not([hidden])')].filter(x => x.offsetParent && (x.offsetWidth < 24 || x.offsetHeight < 24)).map(x => x.id)")
     check("targets", small == [], small)
     check("an empty console", console() == [], console())
     size = len(s.get("/page.js", raw=True)[1]) + len(s.get("/page.css", raw=True)[1]) + len(s.get("/", raw=True)[1])

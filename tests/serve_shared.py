@@ -1,11 +1,8 @@
 """serve_shared.py MODEL DIR -- several servers and one session folder: turns of one conversation anywhere, owners that
-are killed or stopped, and a proxy before them (the configuration in docs/serve.md, where haproxy is installed)."""
-import http.client
+are killed or stopped (serve_proxy.py has proxies before them)."""
 import json
 import os
-import re
 import resource
-import shutil
 import signal
 import subprocess
 import sys
@@ -191,56 +188,6 @@ full.stop()
 check("one that does not share stays out", alone.wait(60) == 1 and b"another process" in alone.stderr.read())
 alone.stderr.close()
 
-# behind a proxy, as the documentation has it
-docs = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "docs", "serve.md")
-haproxy = shutil.which("haproxy", path=os.environ.get("PATH", "") + ":/usr/sbin")
-block = re.search(r"haproxy\.cfg:\n\n((?:    .*\n|\n)+)", open(docs).read())
-check("the documentation has a configuration", block is not None)
-if not haproxy:
-    print("SKIP servers behind a proxy: haproxy is not installed")
-elif block:
-    text = re.sub("(?m)^    ", "", block.group(1))
-    check("... with three ports", all(p in text for p in ("127.0.0.1:8000", "127.0.0.1:8081", "127.0.0.1:8082")))
-    with open(os.path.join(work, "haproxy.cfg"), "w") as f:
-        f.write(text.replace("127.0.0.1:8081", "127.0.0.1:%d" % w[0].port).replace("127.0.0.1:8082", "127.0.0.1:%d" % w[1].port)
-                .replace("127.0.0.1:8000", "unix@%s/proxy mode 600" % os.path.relpath(work)))
-    proxy = subprocess.Popen([haproxy, "-db", "-f", os.path.join(work, "haproxy.cfg")], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-
-    class Proxied(Server):
-        """The same calls, over the proxy's socket: no port has to be free."""
-
-        def __init__(self):
-            self.p = proxy
-
-        def call(self, method, path, body=None, headers=None, timeout=60, raw=False):
-            import socket
-            c = http.client.HTTPConnection("127.0.0.1", timeout=timeout)
-            c.sock = socket.socket(socket.AF_UNIX)
-            c.sock.settimeout(timeout)
-            c.sock.connect(os.path.relpath(os.path.join(work, "proxy")))
-            c.request(method, path, json.dumps(body) if body is not None else None, {"Content-Type": "application/json"})
-            r = c.getresponse()
-            data = r.read()
-            c.close()
-            return r.status, json.loads(data) if "json" in (r.getheader("Content-Type") or "") else data, r
-
-    p = Proxied()
-    check("through the proxy", soon(lambda: p.get("/health")[0] == 200))
-    before = [x.metric("hola_generated_tokens_total") for x in w]
-    for s in (lone, p):
-        s.post("/v1/sessions", {"id": "proxied"})
-    for i in range(6):
-        a = turn(p, "proxied", "turn %d" % i)
-        check("a turn through the proxy", a[0] == 200 and a[1]["choices"] == turn(lone, "proxied", "turn %d" % i)[1]["choices"], a[1])
-    check("both had some of them", all(x.metric("hola_generated_tokens_total") > b for x, b in zip(w, before)))
-    w[0].stop(signal.SIGKILL)
-    got = []
-    check("one dies, the other goes on", soon(lambda: got.append(turn(p, "proxied", "last")) or got[-1][0] == 200)
-          and got[-1][1]["choices"] == turn(lone, "proxied", "last")[1]["choices"], got[-1:])
-    same("through the proxy", "proxied", w[1])
-    proxy.terminate()
-    proxy.wait(20)
-    proxy.stderr.close()
 [x.stop() for x in w if x.p.poll() is None]
 check("it ends", lone.stop() == 0)
 finish()

@@ -25,7 +25,7 @@ refused 1 'neither tokenizer.model' serve -m "$dir/tiny" --port 0
 refused 1 'No such file' serve -m "$dir/none" --tokenizer byte
 refused 1 'chat' serve -m "$dir/tiny" --tokenizer byte --port 0 --chat-template "$dir/nochat"
 
-for part in serve_api serve_rows serve_shared serve_page serve_openai serve_lm_eval; do
+for part in serve_api serve_http serve_fields serve_rows serve_shared serve_proxy serve_page serve_page_faults serve_openai serve_lm_eval; do
     checks=$((checks + 1))
     timeout 300 python3 "$here/$part.py" "$dir/tiny" "$dir" >"$dir/said" 2>&1
     case $? in

@@ -276,6 +276,63 @@ static void not_finite(void **state) {
     rig_close(&g);
 }
 
+enum { BURST = 40 };
+/* The tokens of others between the first and the last of as many answers of no tokens: each ends in the round in which
+ * it joined. The first one reads the prompt, the others start as its copies. */
+static int64_t between_joins(struct rig *g, const int32_t *ids) {
+    struct hl_serve_request *r = case_request(g, ids, 1, 0);
+    r->n = BURST;
+    struct asked *burst = case_submit(g, r);
+    int64_t between = 0, ended = 0;
+    while (!burst->ended) {
+        struct hl_message *m = hl_queue_take(&g->events, 60), *next;
+        if (!m) fail_msg("nothing came for a minute");
+        for (; m; m = next) {
+            next = m->next;
+            between += m->kind == HL_EVENT_TOKEN && ended > 0 && ended < BURST;
+            ended += m->kind == HL_EVENT_FINISH;
+            case_take(g, (struct hl_event *)m);
+        }
+    }
+    assert_int_equal(ended, BURST);
+    asked_free(burst);
+    return between;
+}
+
+/* Sequences that come in a burst join over several steps: copying a session takes longer than a step here, and whoever
+ * writes must not wait for all of them. */
+static void joining(void **state) {
+    struct rig g;
+    hola_config cfg;
+    const hola_options opt = {.threads = 1};
+    rig_open(&g, NULL);
+    rig_stop(&g);
+    hola_model_free(g.model);
+    CHECK_OK(hl_config_parse(&cfg, CASE_CONFIG, (int64_t)strlen(CASE_CONFIG), "case"));
+    cfg.head_dim = 128, cfg.cache_window = 4096; /* 17 MB of state, of which a step reads what the text has filled */
+    CHECK_OK(hola_model_new(&g.model, &cfg, 7, &opt));
+    g.o.model = g.model;
+    g.o.parallel = BURST + 1, g.o.cache_mem = 0;
+    rig_start(&g);
+    int32_t *ids = random_ids(500, 256, 14);
+    (void)state;
+    struct asked *writer = case_submit(&g, case_request(&g, ids, 2, 4000));
+    while (writer->answer[0].n == 0) case_take_all(&g);
+    /* several tries: where a busy machine stops the engine in a step, joining may take as long */
+    int64_t most = 0;
+    for (int i = 0; i < 10 && most < BURST / 4; i++) {
+        const int64_t n = between_joins(&g, ids + 9 + i);
+        if (n > most) most = n;
+    }
+    atomic_store(&writer->r->cancelled, true);
+    hl_serve_nudge(g.e);
+    case_wait(&g, NULL);
+    if (most < BURST / 4) fail_msg("%d sequences joined while one that writes took %d steps", BURST, (int)most);
+    asked_free(writer);
+    free(ids);
+    rig_close(&g);
+}
+
 static void ends(void **state) {
     struct rig g;
     rig_open(&g, NULL);
@@ -361,9 +418,10 @@ static void stopping(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(lengths),    cmocka_unit_test(crowd),    cmocka_unit_test(choices), cmocka_unit_test(prefixes),
-        cmocka_unit_test(budget),     cmocka_unit_test(too_many), cmocka_unit_test(held),    cmocka_unit_test(ends),
-        cmocka_unit_test(not_finite), cmocka_unit_test(stopping), cmocka_unit_test(unread),
+        cmocka_unit_test(lengths),  cmocka_unit_test(crowd),    cmocka_unit_test(choices),
+        cmocka_unit_test(prefixes), cmocka_unit_test(budget),   cmocka_unit_test(too_many),
+        cmocka_unit_test(held),     cmocka_unit_test(ends),     cmocka_unit_test(not_finite),
+        cmocka_unit_test(joining),  cmocka_unit_test(stopping), cmocka_unit_test(unread),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

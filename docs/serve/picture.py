@@ -27,8 +27,8 @@ try:
     b.click(b.find("button", "Continue"))
     b.until("() => document.getElementById('speed').textContent && document.getElementById('stop').disabled")
     b.settled()
-    b.until("""() => document.querySelector('#sessions [aria-current]').textContent.includes(
-        '(' + parseInt(document.getElementById('held').textContent) + ')')""")
+    b.until("""() => document.querySelector('#sessions [aria-current] small').textContent.startsWith(
+        parseInt(document.getElementById('held').textContent) + ' tokens')""")
     b.js("""() => { document.activeElement.blur(); const log = document.getElementById('log'), marks = log.querySelectorAll('mark');
         marks[marks.length - 1].scrollIntoView({block: 'end'}); log.scrollTop += 60;
         const text = document.getElementById('text'); text.scrollTop = text.scrollHeight; scrollTo(0, 0); }""")

@@ -95,7 +95,7 @@ static void note_completion(struct hl_exchange *x, struct hl_choice *c, const st
 
 static json_t *base(const struct hl_exchange *x, const char *object) {
     return json_pack("{s:s, s:s, s:I, s:s, s:s}", "id", x->name, "object", object, "created", (json_int_t)x->created,
-                     "model", x->server->o.aliases.item[0], "system_fingerprint", x->server->fingerprint);
+                     "model", x->model, "system_fingerprint", x->server->fingerprint);
 }
 
 static json_t *usage(const struct hl_exchange *x) {
@@ -105,10 +105,15 @@ static json_t *usage(const struct hl_exchange *x) {
                      (json_int_t)x->cached);
 }
 
+/* A turn of a session that stays: then there is one choice. */
+static bool names_session(const struct hl_exchange *x) {
+    return x->request->session[0] && x->request->fork != HL_FORK_DROPPED;
+}
+
 /* The end of a response, apart from its text. */
 static void add_ending(const struct hl_exchange *x, json_t *root, const struct hl_event *end) {
     json_object_set_new(root, "seed", json_integer((json_int_t)x->request->seed));
-    if (x->request->session[0] && x->request->fork != HL_FORK_DROPPED)
+    if (names_session(x))
         json_object_set_new(root, "session",
                             json_pack("{s:s, s:I}", "id", end->session, "position", (json_int_t)end->position));
     json_object_set_new(root, "timings",
@@ -272,7 +277,7 @@ void hl_answer_silence(struct hl_exchange *x) {
 }
 
 static void end_stream(struct hl_exchange *x, const struct hl_event *end) {
-    if (x->request->session[0]) send_finish(x, 0, end); /* was held back until the position is known */
+    if (names_session(x)) send_finish(x, 0, end); /* was held back until the position is known */
     if (x->usage) {
         json_t *root = base(x, x->chat ? "chat.completion.chunk" : "text_completion");
         json_object_set_new(root, "choices", json_array());
@@ -293,22 +298,35 @@ static void add_text(struct hl_exchange *x, int64_t i, const char *text, int64_t
     if (n > 0) hl_text_put(x->stream ? &c->fresh : &c->text, text, n);
 }
 
-/* The prompt's own text comes first. */
+/* The prompt's own text comes first, with its logprobs: only the first choice of a prompt gets events for them. */
 static void echo(struct hl_exchange *x, int64_t i) {
+    struct hl_choice *c = &x->choice[i];
+    const struct hl_choice *lead = c - i % x->request->n;
     const struct hl_prompt *p = &x->request->prompt[i / x->request->n];
     char *text;
     int64_t n;
-    if (!x->echo) return;
+    if (c->echoed || !x->echo) return;
+    c->echoed = true;
+    if (c != lead && lead->echo) c->logprobs = json_deep_copy(lead->echo), c->offset = lead->echo_offset;
     if (hola_tokenizer_decode(x->server->o.tokenizer, p->ids, p->n, &text, &n) != HOLA_OK) return;
     add_text(x, i, text, n);
-    if (!x->request->score_prompt) x->choice[i].offset = characters(text, n);
+    if (!x->request->score_prompt) c->offset = characters(text, n);
     free(text);
+}
+
+/* The first choice's answer begins: what it has so far is the prompt's. */
+static void keep_echo(struct hl_exchange *x, int64_t i) {
+    struct hl_choice *c = &x->choice[i];
+    if (c->echo || !x->request->score_prompt || x->request->n == 1 || i % x->request->n != 0) return;
+    c->echo = json_deep_copy(c->logprobs);
+    c->echo_offset = c->offset;
 }
 
 static void token(struct hl_exchange *x, struct hl_event *ev) {
     struct hl_choice *c = &x->choice[ev->choice];
     const bool of_prompt = ev->message.kind == HL_EVENT_PROMPT;
-    if (!c->echoed) c->echoed = true, echo(x, ev->choice);
+    echo(x, ev->choice);
+    if (!of_prompt) keep_echo(x, ev->choice);
     if (!of_prompt && hl_ids_room(&c->ids, 1) == HOLA_OK) c->ids.data[c->ids.n++] = ev->id;
     if (x->request->logprobs >= 0 && x->chat) note_chat(x, c, ev);
     else if (x->request->logprobs >= 0) {
@@ -328,7 +346,8 @@ static void token(struct hl_exchange *x, struct hl_event *ev) {
 
 static void finished(struct hl_exchange *x, struct hl_event *ev) {
     struct hl_choice *c = &x->choice[ev->choice];
-    if (!c->echoed) c->echoed = true, echo(x, ev->choice);
+    echo(x, ev->choice);
+    keep_echo(x, ev->choice);
     add_text(x, ev->choice, ev->text, ev->n_text);
     c->finish = ev->finish;
     x->written += ev->predicted_n;
@@ -338,7 +357,7 @@ static void finished(struct hl_exchange *x, struct hl_event *ev) {
     if (ev->predicted_s > x->predicted_s) x->predicted_s = ev->predicted_s;
     if (!x->stream) return;
     send_fresh(x, ev->choice, true);
-    if (!x->request->session[0]) send_finish(x, ev->choice, NULL);
+    if (!names_session(x)) send_finish(x, ev->choice, NULL);
 }
 
 static void ended(struct hl_exchange *x, struct hl_event *ev) {

@@ -189,14 +189,18 @@ static bool read_session(struct hl_problem *p, const json_t *root, struct hl_ser
     return true;
 }
 
-static bool read_model(const struct hl_server *s, struct hl_problem *p, const json_t *root) {
-    const json_t *x = field(root, "model");
+static bool read_model(struct hl_exchange *x, const json_t *root) {
+    const struct hl_server_list *all = &x->server->o.aliases;
+    const json_t *name = field(root, "model");
     char value[64];
-    if (!x) return true;
-    if (!json_is_string(x)) return wrong(p, "model", x, "a string");
-    for (int i = 0; i < s->o.aliases.n; i++)
-        if (!strcmp(s->o.aliases.item[i], json_string_value(x))) return true;
-    return hl_problem_set(p, HL_MODEL_NOT_FOUND, "model", "model: there is no %s", shown(x, value));
+    x->model = all->item[0];
+    if (!name) return true;
+    if (!json_is_string(name)) return wrong(&x->problem, "model", name, "a string");
+    for (int i = 0; i < all->n; i++) {
+        x->model = all->item[i];
+        if (!strcmp(x->model, json_string_value(name))) return true;
+    }
+    return hl_problem_set(&x->problem, HL_MODEL_NOT_FOUND, "model", "model: there is no %s", shown(name, value));
 }
 
 static bool read_stream(struct hl_exchange *x, const json_t *root) {
@@ -235,7 +239,7 @@ static bool read_common(struct hl_exchange *x, const json_t *root) {
     r->sampling = s->o.sampling;
     r->max_tokens = x->chat ? s->o.predict : 16;
     last_n = r->sampling.repeat_last_n;
-    if (!read_model(s, p, root) || !integer(p, root, "max_tokens", 0, INT32_MAX, &r->max_tokens) ||
+    if (!read_model(x, root) || !integer(p, root, "max_tokens", 0, INT32_MAX, &r->max_tokens) ||
         !integer(p, root, "n", 1, CHOICES_MOST, &r->n) || !read_stream(x, root) || !read_stop(p, root, r) ||
         !number(p, root, "temperature", 0, 100, &r->sampling.temp) ||
         !number(p, root, "top_p", 1e-12, 1, &r->sampling.top_p) ||

@@ -16,14 +16,6 @@ static json_t *sampling(const hola_sampling *p) {
                      (json_int_t)p->repeat_last_n);
 }
 
-static int64_t session_bytes(const struct hl_server *s) {
-    hola_session *y;
-    if (hola_session_new(&y, s->o.model) != HOLA_OK) return 0;
-    const int64_t n = hola_session_bytes(y);
-    hola_session_free(y);
-    return n;
-}
-
 static json_t *model(const struct hl_server *s, const char *id) {
     const hola_config *c = hola_model_config(s->o.model);
     const bool memory = c->model_type == HOLA_TYPE_HOLA && c->cache_evict != HOLA_EVICT_NONE;
@@ -33,7 +25,7 @@ static json_t *model(const struct hl_server *s, const char *id) {
         (json_int_t)c->num_hidden_layers, "heads", (json_int_t)c->num_v_heads, "cache_window",
         (json_int_t)(memory ? c->cache_window : 0), "cache_chunk", (json_int_t)(memory ? c->cache_chunk : 0),
         "cache_evict", hola_evict_name(memory ? c->cache_evict : HOLA_EVICT_NONE), "session_bytes",
-        (json_int_t)session_bytes(s), "chat_template", hl_template_name(s->o.chat), "chat_template_guessed",
+        (json_int_t)s->session_bytes, "chat_template", hl_template_name(s->o.chat), "chat_template_guessed",
         (int)s->o.template_guessed, "trained_length", (json_int_t)c->max_position_embeddings, "backend", s->o.backend,
         "defaults", sampling(&s->o.sampling), "limits", "parallel", (json_int_t)s->o.parallel, "queue",
         (json_int_t)s->o.queue, "max_body", (json_int_t)s->o.max_body, "predict", (json_int_t)s->o.predict);

@@ -13,7 +13,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum { READ_SIZE = 16 << 10, GATHER_MOST = 64 << 10, LINGER_BYTES = 64 << 20 };
+enum { READ_SIZE = 16 << 10, GATHER_MOST = 64 << 10, LINGER_BYTES = 64 << 20, REFUSED_MOST = 64, LINGER_SECONDS = 2 };
 
 /* ---- one connection ---- */
 
@@ -68,19 +68,20 @@ void hl_connection_drop(struct hl_server *s, struct hl_connection *c) {
     if (c->http) hl_http_reset(c->http), free(c->http), c->http = NULL;
     close(c->fd);
     hl_text_free(&c->in), hl_text_free(&c->out);
-    s->connections--;
+    s->connections--, s->dead++;
     atomic_store(&hl_serve_metrics(s->o.engine)->connections, s->connections);
 }
 
 /* Frees connections between two rounds, when no event can refer to them any more. */
 void hl_connections_free_dead(struct hl_server *s) {
-    for (struct hl_connection *c = s->first, *next; c; c = next) {
+    for (struct hl_connection *c = s->dead > 0 ? s->first : NULL, *next; c; c = next) {
         next = c->next;
         if (!c->dead) continue;
         *(c->previous ? &c->previous->next : &s->first) = c->next;
         if (c->next) c->next->previous = c->previous;
         free(c);
     }
+    s->dead = 0;
 }
 
 /* Sends nothing more, but keeps reading, because a reset could destroy the response in transit. */
@@ -91,7 +92,7 @@ static void linger(struct hl_server *s, struct hl_connection *c) {
     }
     shutdown(c->fd, SHUT_WR);
     c->stage = HL_CONNECTION_LINGERS;
-    set_deadline(s, c, 2);
+    set_deadline(s, c, LINGER_SECONDS);
     hl_text_free(&c->in);
     watch(s, c);
 }
@@ -166,7 +167,7 @@ void hl_exchange_free(struct hl_exchange *x) {
     for (int64_t i = 0; i < x->choices; i++) {
         hl_text_free(&x->choice[i].text), hl_text_free(&x->choice[i].fresh);
         free(x->choice[i].ids.data);
-        json_decref(x->choice[i].logprobs);
+        json_decref(x->choice[i].logprobs), json_decref(x->choice[i].echo);
     }
     free(x->choice), free(x->head);
     free(x);
@@ -182,6 +183,12 @@ void hl_exchange_done(struct hl_exchange *x) {
     hl_connection_flush(s, c);
 }
 
+static void new_id(struct hl_server *s, char id[HL_ID_MOST + 1]) {
+    snprintf(id, HL_ID_MOST + 1, "%016llx%08llx", (unsigned long long)(s->salt ^ (s->serial * 0x9e3779b97f4a7c15u)),
+             (unsigned long long)s->serial);
+    s->serial++;
+}
+
 static struct hl_exchange *new_exchange(struct hl_server *s, struct hl_connection *c) {
     struct hl_exchange *x = calloc(1, sizeof *x);
     if (!x) return NULL;
@@ -190,9 +197,7 @@ static struct hl_exchange *new_exchange(struct hl_server *s, struct hl_connectio
     x->began = hl_clock();
     x->keep_alive = c->http->keep_alive && !s->stopping;
     x->old = c->http->minor == 0;
-    snprintf(x->id, sizeof x->id, "%016llx%08llx", (unsigned long long)(s->salt ^ (s->serial * 0x9e3779b97f4a7c15u)),
-             (unsigned long long)s->serial);
-    s->serial++;
+    new_id(s, x->id);
     x->next = s->exchanges;
     if (s->exchanges) s->exchanges->previous = x;
     s->exchanges = x;
@@ -319,41 +324,71 @@ void hl_connection_event(struct hl_server *s, struct hl_connection *c, uint32_t 
     if (!c->dead && events & EPOLLRDHUP && !(events & EPOLLIN)) half_closed(s, c);
 }
 
-void hl_connections_accept(struct hl_server *s) {
-    static const char full[] = "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\n"
-                               "Retry-After: 1\r\nConnection: close\r\nContent-Length: 116\r\n\r\n"
-                               "{\"error\": {\"message\": \"too many connections\", \"type\": \"unavailable_error\", "
+/* One connection too many is told so. Some of these stay until their client has read it: closing a socket that still
+ * holds a request would reset the connection and could destroy the answer in transit. */
+static bool refuse(struct hl_server *s, int fd) {
+    static const char body[] = "{\"error\": {\"message\": \"too many connections\", \"type\": \"unavailable_error\", "
                                "\"param\": null, \"code\": \"overloaded\"}}";
+    char id[HL_ID_MOST + 1], out[512];
+    new_id(s, id);
+    const int n = snprintf(out, sizeof out,
+                           "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nX-Request-Id: %s\r\n"
+                           "X-Content-Type-Options: nosniff\r\nCache-Control: no-store\r\nRetry-After: 1\r\n"
+                           "Connection: close\r\nContent-Length: %d\r\n\r\n%s",
+                           id, (int)sizeof body - 1, body);
+    s->refused_connections++;
+    (void)!send(fd, out, (size_t)n, MSG_NOSIGNAL | MSG_DONTWAIT);
+    shutdown(fd, SHUT_WR);
+    return s->connections < s->o.connections + REFUSED_MOST;
+}
+
+static void add_connection(struct hl_server *s, int fd, bool refused) {
+    struct hl_connection *c = calloc(1, sizeof *c);
+    struct epoll_event ev = {.events = EPOLLIN | EPOLLRDHUP, .data.ptr = c};
+    const int on = 1;
+    if (!c || epoll_ctl(s->epoll, EPOLL_CTL_ADD, fd, &ev) != 0) {
+        close(fd);
+        free(c);
+        return;
+    }
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    c->fd = fd, c->events = ev.events;
+    if (refused) c->stage = HL_CONNECTION_LINGERS;
+    set_deadline(s, c, refused ? LINGER_SECONDS : s->o.timeout_idle);
+    c->next = s->first;
+    if (s->first) s->first->previous = c;
+    s->first = c;
+    s->connections++;
+    atomic_store(&hl_serve_metrics(s->o.engine)->connections, s->connections);
+}
+
+void hl_connections_accept(struct hl_server *s) {
     for (int k = 0; k < 64; k++) {
-        const int fd = accept4(s->listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC), on = 1;
+        const int fd = accept4(s->listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
         if (fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)) {
             epoll_ctl(s->epoll, EPOLL_CTL_DEL, s->listener, NULL); /* until descriptors are free again */
             s->accepting = false;
             s->accept_again = hl_clock() + 0.1;
         }
         if (fd < 0) return;
-        struct hl_connection *c = s->connections < s->o.connections ? calloc(1, sizeof *c) : NULL;
-        struct epoll_event ev = {.events = EPOLLIN | EPOLLRDHUP, .data.ptr = c};
-        if (!c || epoll_ctl(s->epoll, EPOLL_CTL_ADD, fd, &ev) != 0) {
-            s->refused_connections++;
-            (void)!send(fd, full, strlen(full), MSG_NOSIGNAL | MSG_DONTWAIT);
-            shutdown(fd, SHUT_WR);
-            close(fd);
-            free(c);
-            continue;
-        }
-        setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-        c->fd = fd, c->events = ev.events;
-        set_deadline(s, c, s->o.timeout_idle);
-        c->next = s->first;
-        if (s->first) s->first->previous = c;
-        s->first = c;
-        s->connections++;
-        atomic_store(&hl_serve_metrics(s->o.engine)->connections, s->connections);
+        const bool full = s->connections >= s->o.connections;
+        if (full && !refuse(s, fd)) close(fd);
+        else add_connection(s, fd, full);
     }
 }
 
-/* ---- timeouts ---- */
+/* ---- timeouts and shutdown ---- */
+
+void hl_connections_drop_idle(struct hl_server *s) {
+    for (struct hl_connection *c = s->first; c; c = c->next)
+        if (c->stage <= HL_CONNECTION_HEAD) hl_connection_drop(s, c);
+}
+
+void hl_connections_turn_down(struct hl_server *s) {
+    for (struct hl_connection *c = s->first; c; c = c->next)
+        if (!c->dead && c->stage == HL_CONNECTION_BODY)
+            turn_down(s, c, HL_SHUTTING_DOWN, "the server is shutting down");
+}
 
 /* Closes overdue connections. */
 void hl_connections_time_out(struct hl_server *s) {

@@ -44,10 +44,25 @@ void hl_op_free(struct hl_op *op) {
     free(op);
 }
 
-void hl_serve_emit(struct hl_serve_request *r, struct hl_event *ev) {
+void hl_serve_emit(struct hl_serve_engine *e, struct hl_serve_request *r, struct hl_event *ev) {
     ev->request = r;
     if (ev->message.kind <= HL_EVENT_TOKEN) atomic_fetch_add(&r->unread, 1);
-    hl_queue_put(r->events, &ev->message);
+    if (!e->stepping) {
+        hl_queue_put(r->events, &ev->message);
+        return;
+    }
+    if (e->unannounced && e->unannounced != r->events) hl_queue_announce(e->unannounced);
+    e->unannounced = r->events;
+    hl_queue_add(r->events, &ev->message);
+}
+
+/* A step's events are announced together: a reader that wakes for each of them takes a core from the next step. */
+static void step(struct hl_serve_engine *e) {
+    e->stepping = true;
+    hl_serve_step(e);
+    e->stepping = false;
+    if (e->unannounced) hl_queue_announce(e->unannounced);
+    e->unannounced = NULL;
 }
 
 void hl_serve_request_fail(struct hl_serve_request *r, enum hl_error error, const char *fmt, ...) {
@@ -139,7 +154,7 @@ static void *run(void *ctx) {
         sweep(e);
         hl_serve_admit(e);
         const double start = hl_clock();
-        hl_serve_step(e);
+        step(e);
         const double took = hl_clock() - start;
         bool writes = false;
         for (int64_t i = 0; i < e->streams; i++) writes |= e->stream[i]->stage >= HL_STAGE_WRITING;
@@ -149,9 +164,8 @@ static void *run(void *ctx) {
         hl_serve_count(e);
         if (e->stopping && e->streams == 0 && !e->waiting && e->disk_jobs == 0 && !e->deferred) break;
     }
-    hl_serve_save_due(e, true);
+    hl_serve_save_due(e, true); /* and refuses what still comes */
     atomic_store(&e->ended, true);
-    /* answers remaining requests */
     return NULL;
 }
 
@@ -203,8 +217,8 @@ hola_status hl_serve_open(struct hl_serve_engine **out, const struct hl_serve_op
     if (!e) return hl_fail(HOLA_ENOMEM, "engine: no memory");
     e->o = *opt;
     e->vocab = hola_model_config(opt->model)->vocab_size;
-    opt->model->states.most = INT64_MAX; /* never more than were in use at once, which is bounded by admission and
-                                          * cache_mem */
+    /* Never more than were in use at once, which is bounded by admission and cache_mem */
+    opt->model->states.most = INT64_MAX;
     e->last_waiting = &e->waiting;
     hl_queue_init(&e->inbox, -1);
     hl_conversations_init(&e->conversations);

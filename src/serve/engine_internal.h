@@ -69,6 +69,8 @@ struct hl_serve_engine {
     double join_for;                                 /* seconds that sequences may spend joining before the next step */
     int64_t idle_bytes, session_cost, session_bytes; /* session_cost: includes everything kept with the state */
     double next_save_look;
+    bool stepping;                /* events are added to their queue without waking its reader */
+    struct hl_queue *unannounced; /* that queue; NULL: none */
     bool stopping;
     double deadline;
     atomic_bool ended;
@@ -79,10 +81,10 @@ void hl_serve_accept(struct hl_serve_engine *e, struct hl_serve_request *r); /* 
 void hl_serve_admit(struct hl_serve_engine *e); /* admits waiting requests while there is room */
 /* Starts if its state is in memory; otherwise loads it from disk and is called again. */
 void hl_serve_stream_begin(struct hl_serve_engine *e, struct hl_serve_stream *st);
-void hl_serve_stream_leave(struct hl_serve_engine *e, struct hl_serve_stream *st); /* removes it from the list and frees
-                                                                                    * it */
+/* Removes it from the list and frees it */
+void hl_serve_stream_leave(struct hl_serve_engine *e, struct hl_serve_stream *st);
 bool hl_serve_held(struct hl_serve_request *r); /* its reader is behind: do not step it */
-void hl_serve_emit(struct hl_serve_request *r, struct hl_event *ev);
+void hl_serve_emit(struct hl_serve_engine *e, struct hl_serve_request *r, struct hl_event *ev);
 void hl_serve_request_fail(struct hl_serve_request *r, enum hl_error error, const char *fmt, ...) HL_PRINTF(3, 4);
 void hl_serve_request_maybe_end(struct hl_serve_engine *e,
                                 struct hl_serve_request *r); /* sends its END event once nothing is left of it */
@@ -92,8 +94,8 @@ hola_status hl_serve_rebuild(struct hl_serve_engine *e, struct hl_conversation *
 bool hl_scores(const struct hl_serve_stream *st); /* whether the prompt's tokens are sent as events too */
 /* engine_read.c: reads prompt pieces for about this many seconds, at least one */
 void hl_serve_read(struct hl_serve_engine *e, double seconds);
-void hl_serve_stream_snapshot(struct hl_serve_engine *e, struct hl_serve_stream *st); /* stores a copy for later
-                                                                                       * prompts */
+/* Stores a copy for later prompts */
+void hl_serve_stream_snapshot(struct hl_serve_engine *e, struct hl_serve_stream *st);
 
 /* engine_write.c */
 void hl_serve_step(struct hl_serve_engine *e); /* one token for every generating sequence */
@@ -112,10 +114,10 @@ void hl_serve_run_op(struct hl_serve_engine *e, struct hl_op *op);
 void hl_serve_disk_reply(struct hl_serve_engine *e, struct hl_store_job *j);
 void hl_serve_save(struct hl_serve_engine *e, struct hl_conversation *c);
 void hl_serve_load(struct hl_serve_engine *e, struct hl_conversation *c);
-double hl_serve_save_due(struct hl_serve_engine *e, bool all); /* saves what is due; seconds until the next save, or
-                                                                * -1 */
-void hl_serve_idle(struct hl_serve_engine *e, struct hl_conversation *c);   /* no longer in use: counted as idle and may
-                                                                             * be evicted */
+/* Saves what is due; seconds until the next save, or -1 */
+double hl_serve_save_due(struct hl_serve_engine *e, bool all);
+/* No longer in use: counted as idle and may be evicted */
+void hl_serve_idle(struct hl_serve_engine *e, struct hl_conversation *c);
 void hl_serve_unidle(struct hl_serve_engine *e, struct hl_conversation *c); /* in use */
 bool hl_serve_make_room(struct hl_serve_engine *e, int64_t bytes);          /* frees budget; false: not enough */
 void hl_serve_turn_ended(struct hl_serve_engine *e, struct hl_serve_stream *st);
@@ -133,10 +135,10 @@ void hl_serve_request_end(struct hl_serve_engine *e, struct hl_serve_request *r)
  * turn or operation here holds its lease. When that ends, the session is written, the lease released, and only then the
  * client is told. */
 bool hl_shared_peek(struct hl_serve_engine *e, const char *id, struct hl_peek *out); /* for any thread */
-struct hl_conversation *hl_shared_look(struct hl_serve_engine *e, const char *id);   /* its current version; NULL:
-                                                                                      * none */
-void hl_shared_list(struct hl_serve_engine *e);                                      /* all sessions, current
-                                                                                      * versions */
+/* Its current version; NULL: none */
+struct hl_conversation *hl_shared_look(struct hl_serve_engine *e, const char *id);
+/* All sessions, current versions */
+void hl_shared_list(struct hl_serve_engine *e);
 /* Makes memory match the disk, or leaves it on disk only; false: its file is gone. */
 bool hl_shared_refresh(struct hl_serve_engine *e, struct hl_conversation *c);
 bool hl_shared_claim(struct hl_serve_engine *e, struct hl_conversation *c, enum hl_error *error);
@@ -144,10 +146,8 @@ bool hl_shared_lost(struct hl_serve_engine *e, const struct hl_conversation *c);
 /* Writes changes and releases the lease; ending (a request or operation) is answered after that. false: answer now. */
 bool hl_shared_commit(struct hl_serve_engine *e, struct hl_conversation *c, void *ending, bool is_op);
 void hl_shared_committed(struct hl_serve_engine *e, struct hl_conversation *c, struct hl_store_job *j);
-void hl_shared_fail(struct hl_serve_engine *e, const struct hl_conversation *c, struct hl_serve_request *r); /* the
-                                                                                                              * lease
-                                                                                                              * was
-                                                                                                              * lost */
+/* The lease was lost */
+void hl_shared_fail(struct hl_serve_engine *e, const struct hl_conversation *c, struct hl_serve_request *r);
 void hl_shared_release(struct hl_serve_engine *e, struct hl_conversation *c);
 bool hl_shared_settle(struct hl_op *op); /* for an operation that needs a lease; true: it is answered later */
 void hl_shared_drop(struct hl_serve_engine *e, struct hl_conversation *c); /* removed from the folder */

@@ -51,7 +51,7 @@ void hl_serve_request_end(struct hl_serve_engine *e, struct hl_serve_request *r)
     r->lead = NULL;
     e->n_requests--;
     hl_serve_count(e);
-    hl_serve_emit(r, ev);
+    hl_serve_emit(e, r, ev);
 }
 
 /* Finds the conversation it continues or copies. */

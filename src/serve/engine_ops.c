@@ -315,12 +315,10 @@ static void memory(struct hl_serve_engine *e, struct hl_op *op, struct hl_conver
 static bool may_run(struct hl_serve_engine *e, struct hl_op *op, struct hl_conversation *c) {
     const bool changes = op->op == HL_OP_ROLLBACK || op->op == HL_OP_UPDATE;
     enum hl_error error = HL_SESSION_BUSY;
-    if (op->claims)
-        return true; /* it was waiting for the
-                                                                                             * disk */
-    if (c->token[0] && op->op == HL_OP_UPDATE && c->writers > 0 && !c->saving)
-        return true; /* saved at the end of the
-                                                                                             * turn */
+    if (op->claims) /* It was waiting for the disk */
+        return true;
+    if (c->token[0] && op->op == HL_OP_UPDATE && c->writers > 0 && !c->saving) /* Saved at the end of the turn */
+        return true;
     if (changes && !c->copies && hl_shared_claim(e, c, &error)) {
         op->claims = c;
         if (hl_shared_refresh(e, c)) return true;

@@ -204,9 +204,8 @@ void hl_serve_disk_reply(struct hl_serve_engine *e, struct hl_store_job *j) {
         hl_serve_run_op(e, op);
     }
     if (c && e->o.lease > 0) c->held--;
-    if (c && (c->deleted || loading))
-        hl_serve_idle(e, c); /* it has been used by those waiting for it, so it may be
-                                                            * evicted again */
+    if (c && (c->deleted || loading)) /* It has been used by those waiting for it, so it may be evicted again */
+        hl_serve_idle(e, c);
 }
 
 double hl_serve_save_due(struct hl_serve_engine *e, bool all) {

@@ -164,7 +164,7 @@ static void take_token(struct hl_serve_engine *e, struct hl_serve_stream *st, in
     st->written++;
     st->pending = id, st->has_pending = true;
     atomic_fetch_add(&e->metrics.generated_tokens, 1);
-    hl_serve_emit(r, ev);
+    hl_serve_emit(e, r, ev);
     if (stopped && keeps_text(st)) {
         s = cut_stop(e, st);
         if (s != HOLA_OK) {
@@ -311,7 +311,7 @@ void hl_serve_stream_end(struct hl_serve_engine *e, struct hl_serve_stream *st, 
         ev->text = copy_bytes(p, n);
         ev->n_text = ev->text ? n : 0;
     }
-    hl_serve_emit(st->r, ev);
+    hl_serve_emit(e, st->r, ev);
     if (st->c && st->session) {
         hl_serve_turn_ended(e, st);
         hl_serve_stream_snapshot(e, st);

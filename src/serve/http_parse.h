@@ -15,17 +15,19 @@ enum hl_http_stage {
     HL_HTTP_REFUSED /* see error and reason; the connection must be closed */
 };
 /* Headers that are used: the struct member, the header name, whether it may repeat. */
-#define HL_HTTP_FIELD_LIST(X)                 \
-    X(host, "host")                           \
-    X(origin, "origin")                       \
-    X(authorization, "authorization")         \
-    X(content_type, "content-type")           \
-    X(content_length, "content-length")       \
-    X(transfer_encoding, "transfer-encoding") \
-    X(expect, "expect")                       \
-    X(connection, "connection")               \
-    X(request_id, "x-request-id")             \
-    X(cors_method, "access-control-request-method")
+#define HL_HTTP_FIELD_LIST(X)                       \
+    X(host, "host")                                 \
+    X(origin, "origin")                             \
+    X(authorization, "authorization")               \
+    X(content_type, "content-type")                 \
+    X(content_length, "content-length")             \
+    X(transfer_encoding, "transfer-encoding")       \
+    X(expect, "expect")                             \
+    X(connection, "connection")                     \
+    X(request_id, "x-request-id")                   \
+    X(if_none_match, "if-none-match")               \
+    X(cors_method, "access-control-request-method") \
+    X(cors_headers, "access-control-request-headers")
 struct hl_http {
     enum hl_http_stage stage;
     int64_t max_body;

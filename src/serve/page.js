@@ -3,7 +3,7 @@
 const $ = id => document.getElementById(id);
 const make = (tag, cls, text) => { const e = document.createElement(tag); if (cls) e.className = cls; if (text !== undefined) e.textContent = text; return e; };
 const settings = ["temperature", "top_p", "top_k", "max_tokens", "seed"];
-let mode = "chat", id = "", model = null, busy = null, known = "", closed = -1, heads = {}, away = false;
+let mode = "chat", id = "", model = null, busy = null, known = "", closed = -1, heads = {}, away = false, listed = 100, held = 0;
 
 // ---- requests ----
 
@@ -87,16 +87,26 @@ async function* events(response) {
 
 // ---- sessions ----
 
+function entry(s) {
+  const li = make("li"), b = make("button", "", s.metadata.title || s.id);
+  const about = s.position + " tokens" + (s.parent ? ", a fork" : "") + (s.where === "disk" ? ", on disk" : "");
+  b.append(make("small", "", about));
+  if (s.id === id) b.setAttribute("aria-current", "true");
+  b.onclick = () => guard(() => open(s.id));
+  li.append(b);
+  return li;
+}
+
 async function list() {
-  const all = (await get("v1/sessions?limit=100")).data;
-  $("sessions").replaceChildren(...all.map(s => {
-    const li = make("li"), b = make("button", "", (s.metadata.title || s.id) + " (" + s.position + ")");
-    if (s.id === id) b.setAttribute("aria-current", "true");
-    b.onclick = () => guard(() => open(s.id));
-    li.append(b);
-    return li;
-  }));
-  return all;
+  const page = await get("v1/sessions?limit=" + listed), all = page.data.map(entry);
+  if (page.has_more && listed < 1000) {
+    const li = make("li"), more = make("button", "", "More");
+    more.onclick = () => { listed = Math.min(listed + 300, 1000); guard(list); };
+    li.append(more);
+    all.push(li);
+  }
+  $("sessions").replaceChildren(...all);
+  return page.data;
 }
 
 async function open(which) {
@@ -183,7 +193,6 @@ async function count() {
 
 async function remember(all) {
   const s = await get("v1/sessions/" + id);
-  let held = 0;
   if (model.meta.cache_chunk) {
     const l = $("layer").value, h = $("head").value;
     const m = await get(`v1/sessions/${id}/memory?since=${all ? 0 : Math.max(closed, 0)}` + (l ? "&layer=" + l : "") + (h ? "&head=" + h : ""));
@@ -193,12 +202,12 @@ async function remember(all) {
       for (const k of m.kept) k.positions.forEach((p, i) => rows.set(p, Math.max(rows.get(p) || 0, k.scores[i])));
       $("kept").replaceChildren(...[...rows].sort((a, b) => b[0] - a[0]).slice(0, 500).map(([p, score]) => {
         const tr = make("tr");
-        tr.append(make("td", "", p), make("td", "", (m.pieces[p] || "").replace(/\n/g, "\u23ce")), make("td", "", score.toPrecision(3)),
+        tr.append(make("td", "", p), make("td", "", (m.pieces[p] || "").replace(/\n/g, "\u23ce")), make("td", "", score < 0.1 ? score.toFixed(3) : score.toPrecision(3)),
           make("td", "", m.position - p));
         return tr;
       }));
-    } else if (all) { closed = -1; $("kept").replaceChildren(); }
-    held = $("kept").childElementCount;
+      held = rows.size;
+    } else if (all) { closed = -1; held = 0; $("kept").replaceChildren(); }
   }
   $("held").textContent = `${s.position} tokens read, ${held} held exactly, ${s.bytes.toLocaleString("en")} bytes at any length`;
 }
@@ -221,10 +230,10 @@ async function write(path, body, put) {
   $("stop").disabled = false;
   complain("");
   const start = performance.now();
-  let first = 0, n = 0, held = "", frame = 0, looked = start, looking = false, next = 0;
+  let first = 0, n = 0, rate = 0, late = "", frame = 0, looked = start - 700, looking = false, next = 0;
   const paint = () => {
-    const began = performance.now(), text = held;
-    held = "";
+    const began = performance.now(), text = late;
+    late = "";
     if (text) put(text);
     frame = 0;
     next = performance.now() + 3 * (performance.now() - began);
@@ -238,11 +247,14 @@ async function write(path, body, put) {
     const r = await call("POST", path, Object.assign({ session: id, stream: true, stream_options: { include_usage: true } }, body), busy.signal);
     for await (const e of events(r)) {
       const c = e.choices[0], text = c ? (c.delta ? c.delta.content : c.text) : "";
-      if (e.usage) n = e.usage.completion_tokens;
+      if (e.usage) { // the server's own measure: a burst of tokens arrives here in no time
+        n = e.usage.completion_tokens;
+        rate = 1000 * n / Math.max(e.timings.predicted_ms, 1e-3);
+      }
       if (!text) continue;
       if (!first) first = performance.now();
       n++;
-      held += text;
+      late += text;
       draw();
       if (!looking && performance.now() - looked > 1000) {
         looking = true;
@@ -253,14 +265,26 @@ async function write(path, body, put) {
     paint(); // (a pending frame then has nothing left to do)
     busy = null;
     $("stop").disabled = true;
-    const seconds = (performance.now() - (first || start)) / 1000;
-    $("speed").textContent = `${n} tokens, ${(n / Math.max(seconds, 1e-3)).toFixed(1)} tokens/s` +
+    if (!rate) rate = 1000 * n / Math.max(performance.now() - (first || start), 1); // it was stopped
+    $("speed").textContent = `${n} tokens, ${rate.toFixed(1)} tokens/s` +
       (first ? `, the first after ${((first - start) / 1000).toFixed(2)} s` : "");
   }
 }
 
-// Runs after a turn, however it ended.
-async function settle() { closed = -1; await show(); await remember(true); await list(); }
+// Runs after a turn, however it ended. The server notices a stop at its next step; the turn is listed from then on.
+async function settle() {
+  let s = await get("v1/sessions/" + id);
+  for (let i = 0; i < 100 && s.busy; i++) {
+    await new Promise(done => setTimeout(done, 50));
+    s = await get("v1/sessions/" + id);
+  }
+  closed = -1;
+  await show();
+  const begin = known.trim().slice(0, 60).split("\n")[0];
+  if (!s.metadata.title && begin) await post("v1/sessions/" + id, { metadata: Object.assign(s.metadata, { title: begin }) }).catch(() => {});
+  await remember(true);
+  await list();
+}
 
 async function send() {
   const text = $("message").value, aside = $("aside").checked;

@@ -28,13 +28,29 @@ static void wake(struct hl_queue *q) {
     if (q->wake >= 0) (void)!write(q->wake, &one, sizeof one);
 }
 
-void hl_queue_put(struct hl_queue *q, struct hl_message *m) {
-    pthread_mutex_lock(&q->lock);
-    const bool empty = !q->first;
+static void append(struct hl_queue *q, struct hl_message *m) {
     m->next = NULL;
     *q->last = m;
     q->last = &m->next;
+}
+
+void hl_queue_put(struct hl_queue *q, struct hl_message *m) {
+    pthread_mutex_lock(&q->lock);
+    const bool empty = !q->first;
+    append(q, m);
     if (empty) wake(q);
+    pthread_mutex_unlock(&q->lock);
+}
+
+void hl_queue_add(struct hl_queue *q, struct hl_message *m) {
+    pthread_mutex_lock(&q->lock);
+    append(q, m);
+    pthread_mutex_unlock(&q->lock);
+}
+
+void hl_queue_announce(struct hl_queue *q) {
+    pthread_mutex_lock(&q->lock);
+    if (q->first) wake(q);
     pthread_mutex_unlock(&q->lock);
 }
 

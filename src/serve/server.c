@@ -83,8 +83,7 @@ static void note_signals(struct hl_server *s) {
     if (!s->stopping) stop_listening(s);
     s->stopping = true;
     hl_serve_stop(s->o.engine, n > 1 ? 0 : s->o.timeout_drain);
-    for (struct hl_connection *c = s->first; c; c = c->next)
-        if (!c->dead && c->stage <= HL_CONNECTION_HEAD && !c->exchange) hl_connection_drop(s, c);
+    hl_connections_turn_down(s);
 }
 
 void hl_server_run(struct hl_server *s) {
@@ -105,8 +104,10 @@ void hl_server_run(struct hl_server *s) {
         }
         take_news(s);
         note_signals(s);
-        if (s->stopping && give_up == long_ago && s->n_exchanges == 0)
-            give_up = hl_clock() + 1; /* responses in transit */
+        if (s->stopping && s->n_exchanges == 0) {
+            hl_connections_drop_idle(s); /* until now, they could learn that the server is shutting down */
+            if (give_up == long_ago) give_up = hl_clock() + 1; /* responses in transit */
+        }
         hl_connections_time_out(s);
         if (!s->accepting && !s->stopping && hl_clock() >= s->accept_again) {
             struct epoll_event again = {.events = EPOLLIN, .data.ptr = &listener_mark};
@@ -180,6 +181,10 @@ hola_status hl_server_open(struct hl_server **out, const struct hl_server_opts *
     if (st == HOLA_OK) st = hl_model_hash(opt->model, &s->model_hash);
     snprintf(s->fingerprint, sizeof s->fingerprint, "hola-%s-%016llx", hola_version(),
              (unsigned long long)s->model_hash);
+    hola_session *session = NULL;
+    if (st == HOLA_OK) st = hola_session_new(&session, opt->model);
+    if (st == HOLA_OK) s->session_bytes = hola_session_bytes(session);
+    hola_session_free(session);
     if (st == HOLA_OK) {
         int32_t *ids = NULL;
         int64_t n = 0;

@@ -29,8 +29,8 @@ struct hl_server_opts {
 };
 
 struct hl_server;
-hola_status hl_server_open(struct hl_server **out, const struct hl_server_opts *opt); /* binds, but does not listen
-                                                                                       * yet */
+/* Listens: connections wait until hl_server_run. */
+hola_status hl_server_open(struct hl_server **out, const struct hl_server_opts *opt);
 int hl_server_port(const struct hl_server *s);
 void hl_server_run(struct hl_server *s); /* runs until stopped and all clients are served */
 /* May be called from a signal handler: the first call lets running requests finish, the second ends now. */

@@ -48,6 +48,8 @@ struct hl_choice {
     int64_t ids_sent;
     json_t *logprobs; /* not yet sent, or all */
     int64_t offset;   /* character offset of the next token in the text */
+    json_t *echo;     /* of a prompt's first choice: the prompt's logprobs, for the other choices */
+    int64_t echo_offset;
     enum hl_finish finish;
     bool begun, echoed; /* the role was sent; the prompt's text was sent */
 };
@@ -72,8 +74,9 @@ struct hl_exchange {
     bool chat, stream, usage, echo, token_ids, submitted, streaming, finished;
     int64_t choices;
     struct hl_choice *choice;
-    char name[40]; /* cmpl-... */
-    char *head;    /* the start of each event of its stream; NULL: none sent yet */
+    char name[40];     /* cmpl-... */
+    const char *model; /* its name in the request */
+    char *head;        /* the start of each event of its stream; NULL: none sent yet */
     int64_t created;
     double queue_s, prompt_s, predicted_s;
     /* an operation: */
@@ -95,7 +98,7 @@ struct hl_server {
     struct hl_connection *first, *to_flush;
     bool gathering; /* events are being handled: their output is sent together */
     struct hl_text line;
-    int64_t connections;
+    int64_t connections, dead; /* dead: closed ones that are still in the list */
     double next_look;
     struct hl_queue events, ops, prepared, readings; /* readings: to the preparation thread */
     pthread_t reader;
@@ -109,6 +112,7 @@ struct hl_server {
     uint64_t model_hash;
     char fingerprint[64], **alias;
     int aliases;
+    int64_t session_bytes;
     int32_t context; /* an ordinary token, used as context to decode a single piece */
     uint64_t salt, serial;
 };
@@ -119,14 +123,22 @@ void hl_connection_event(struct hl_server *s, struct hl_connection *c, uint32_t 
 void hl_connection_flush(struct hl_server *s, struct hl_connection *c);                  /* sends what it can */
 void hl_connection_drop(struct hl_server *s, struct hl_connection *c); /* the client is gone: cancels its request */
 void hl_connections_time_out(struct hl_server *s);                     /* closes overdue ones; sets s->next_look */
+void hl_connections_drop_idle(struct hl_server *s);                    /* those without a request */
+void hl_connections_turn_down(struct hl_server *s);                    /* shutdown: bodies are not waited for */
 void hl_connections_free_dead(struct hl_server *s); /* between two rounds, when no event can refer to them any more */
 void hl_exchange_send(struct hl_exchange *x, const char *data, int64_t n);
 void hl_exchange_done(struct hl_exchange *x);  /* its response is complete; frees it */
 void hl_exchange_close(struct hl_exchange *x); /* the connection is not reused */
 void hl_exchange_free(struct hl_exchange *x);
 
+/* access.c */
+bool hl_exchange_check(struct hl_exchange *x); /* headers are complete: may the body follow? */
+bool hl_exchange_is_page(const struct hl_exchange *x);
+const char *hl_endpoint_name(int endpoint);
+void hl_endpoint_methods(int endpoint, char out[64]); /* its Allow header */
+bool hl_method_known(const char *method);
+
 /* exchange.c */
-bool hl_exchange_check(struct hl_exchange *x);    /* headers are complete: may the body follow? */
 void hl_exchange_begin(struct hl_exchange *x);    /* the request is complete */
 void hl_exchange_prepared(struct hl_exchange *x); /* after preparation */
 void hl_exchange_prepare(struct hl_exchange *x);  /* on any thread */
@@ -136,7 +148,6 @@ void hl_exchange_answer(struct hl_exchange *x, int status, const char *type, con
 void hl_exchange_json(struct hl_exchange *x, int status, json_t *json);
 void hl_exchange_headers(struct hl_exchange *x, struct hl_text *out, int status, const char *type, const char *more);
 json_t *hl_problem_json(const struct hl_problem *p);
-const char *hl_endpoint_name(int endpoint);
 void hl_server_count(struct hl_server *s, int endpoint, int code);
 void hl_server_log(struct hl_exchange *x);
 int hl_error_status(enum hl_error e);

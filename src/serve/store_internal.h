@@ -27,8 +27,8 @@ struct hl_store {
 
 void hl_store_file(char name[HL_FILE_NAME], const struct hl_store *s, const char *id, const char *suffix);
 void hl_store_temp(char name[HL_FILE_NAME], const struct hl_store *s, const char *id, const char *token);
-bool hl_store_id(const struct hl_store *s, const char *name, char id[HL_ID_MOST + 1]); /* whether the name is a file of
-                                                                                        * this model */
+/* Whether the name is a file of this model */
+bool hl_store_id(const struct hl_store *s, const char *name, char id[HL_ID_MOST + 1]);
 struct hl_stamp hl_stamp_of(const struct stat *st);
 json_t *hl_store_about(const struct hl_store *s, const char *id, struct hl_stamp *stamp); /* NULL: damaged */
 double hl_store_renew(struct hl_store *s); /* renews due leases; seconds until the next, or -1 */

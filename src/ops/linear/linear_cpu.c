@@ -16,8 +16,8 @@ struct term { /* C (= or +=) A B over K */
     int64_t ai, ak; /* A(i, k) = A[i*ai + k*ak], one of them 1 */
     const void *B;
     enum { B_ROWS, B_COLUMNS, B_PANELS, B_QUANT } form; /* B(k, n) = B[n*bs + k], B[k*bs + n], or panels */
-    const void *strip;                                  /* B_QUANT: A as codes, if it is few rows */
-    hola_dtype dtype;                                   /* of panels */
+    const void *strip; /* few rows: A as codes (B_QUANT), or packed for all tasks at once (B_PANELS) */
+    hola_dtype dtype;  /* of panels */
     int64_t bs, K;
 };
 struct product { /* C[M][N] (= or +=) the sum of its terms, in order */
@@ -123,11 +123,11 @@ static bool small_m(const struct product *p) {
 }
 static void run_small_m(const struct product *p, int64_t n0, real *strips) {
     const struct term *t = &p->term[0];
-    bool row = p->M == 1; /* a single row is its own strip */
+    bool row = p->M == 1, packed = row || t->strip; /* a single row is its own strip */
     int64_t end = min64(p->N, n0 + p->nc), size = dtype_size(t->dtype);
     int64_t as = hl_pieces(p->M, HL_MR) * HL_AS; /* of all strips together */
     struct hl_tile tile = {.as = row ? 1 : HL_AS, .bs = HL_PANEL, .dtype = t->dtype, .ldc = p->N, .alpha = 1};
-    for (int64_t k = 0; k < t->K && !row; k += HL_KC)
+    for (int64_t k = 0; k < t->K && !packed; k += HL_KC)
         pack_strips(strips + as * k, t, 0, p->M, k, min64(t->K - k, HL_KC));
     for (int64_t j = n0; j < end; j += HL_PANEL)
         for (int64_t k = 0; k < t->K; k += HL_KC) {
@@ -182,7 +182,7 @@ static void task(void *ctx, int64_t i, int worker) {
         return;
     }
     if (small_m(p)) {
-        run_small_m(p, n0, scratch);
+        run_small_m(p, n0, p->term[0].strip ? (real *)(uintptr_t)p->term[0].strip : scratch);
         return;
     }
     for (int t = 0; t < p->terms; t++)
@@ -291,6 +291,19 @@ static const void *strip_for(struct strips *s, hola_dtype dtype, const struct hl
     return s->state[i] == FITS ? s->made[i] : NULL;
 }
 
+/* A few rows, as in decoding: packed once for all parts, where every task would do it again. The tasks of such a job
+ * need no scratch, so that of the calling thread holds the strips. */
+static void pack_once(struct job *job) {
+    const struct term *t = &job->product[0].term[0];
+    const int64_t M = job->product[0].M, as = hl_pieces(M, HL_MR) * HL_AS;
+    if (job->n == 0 || M == 1) return;
+    for (int i = 0; i < job->n; i++)
+        if (!small_m(&job->product[i]) || job->product[i].term[0].form == B_QUANT) return;
+    real *strips = hl_pool_scratch(job->pool, 0, hl_linear_scratch());
+    for (int64_t k = 0; k < t->K; k += HL_KC) pack_strips(strips + as * k, t, 0, M, k, min64(t->K - k, HL_KC));
+    for (int i = 0; i < job->n; i++) job->product[i].term[0].strip = strips;
+}
+
 void HL_OP(linear_forward)(struct hl_backend *backend, const struct hl_linear *a) {
     struct job job = {.pool = hl_backend_pool(backend)};
     struct strips strips;
@@ -305,6 +318,7 @@ void HL_OP(linear_forward)(struct hl_backend *backend, const struct hl_linear *a
         p->term[0] = forward_term(a->x, &part->W, a->K);
         if (p->term[0].form == B_QUANT && small_m(p)) p->term[0].strip = strip_for(&strips, part->W.dtype, a);
     }
+    pack_once(&job);
     run(&job);
 }
 
