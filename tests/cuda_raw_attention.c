@@ -87,57 +87,34 @@ static void call_run(const struct dev *d, struct call *x, bool backward) {
     free(raw_take(d, &work, "work"));
 }
 
-struct result {
-    const char *name;
-    struct raw_buffer *buffer;
-    const double *want;
-    int64_t heads, width;
-    double tol; /* of bf16 */
-    bool half, there;
-};
 enum { RESULTS = 5 };
-static void results_of(struct result r[RESULTS], struct call *x, const struct attention_case *c) {
+static void results_of(struct raw_result r[RESULTS], struct call *x, const struct attention_case *c) {
     const struct attention_ref *a = &c->ref;
     const bool back = !c->f.inference;
-    const struct result all[RESULTS] = {
-        {"out", &x->out, a->out, a->H, a->D, 7e-3, true, true}, {"lse", &x->lse, a->lse, a->H, 1, 1e-3, false, back},
-        {"dq", &x->dq, a->dq, a->H, a->D, 1e-2, true, back},    {"dk", &x->dk, a->dk, a->HK, a->D, 1e-2, true, back},
-        {"dv", &x->dv, a->dv, a->HK, a->D, 1e-2, true, back},
+    const struct raw_result all[RESULTS] = {
+        {"out", &x->out, a->out, a->T, a->H, a->D, 7e-3, true, true},
+        {"lse", &x->lse, a->lse, a->T, a->H, 1, 1e-3, false, back},
+        {"dq", &x->dq, a->dq, a->T, a->H, a->D, 1e-2, true, back},
+        {"dk", &x->dk, a->dk, a->T, a->HK, a->D, 1e-2, true, back},
+        {"dv", &x->dv, a->dv, a->T, a->HK, a->D, 1e-2, true, back},
     };
     memcpy(r, all, sizeof all);
 }
 static void run_case(const struct dev *d, struct attention_case *c, double *got[RESULTS], struct call *x) {
-    struct result r[RESULTS];
+    struct raw_result r[RESULTS];
     struct raw_buffer *inputs[] = {&x->q, &x->k, &x->v, &x->dout, &x->cu};
     call_open(d, x, c);
     call_run(d, x, false);
     if (!c->f.inference) call_run(d, x, true);
     results_of(r, x, c);
-    for (int i = 0; i < RESULTS; i++) {
-        const int64_t n = c->ref.T * r[i].heads * r[i].width;
-        got[i] = raw_numbers_take(d, r[i].buffer, n, r[i].half ? c->f.dtype : HOLA_F32, r[i].name);
-        for (int64_t j = 0; j < n && !r[i].there; j++) /* what was not asked for is not touched */
-            if (got[i][j] == got[i][j]) fail_msg("%s: %s was written", c->f.what, r[i].name);
-    }
+    raw_results_take(d, r, RESULTS, c->f.dtype, c->f.what, got);
     for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++) free(raw_take(d, inputs[i], "an input"));
 }
 /* The worst result, in units of what is allowed. quiet: else a bad one fails. */
 static double compare(struct call *x, const struct attention_case *c, double *const got[RESULTS], bool quiet) {
-    struct result r[RESULTS];
-    double worst = 0;
+    struct raw_result r[RESULTS];
     results_of(r, x, c);
-    for (int i = 0; i < RESULTS; i++) {
-        if (!r[i].there) continue;
-        const double tol = c->f.dtype == HOLA_F32 ? 2e-4 : r[i].tol;
-        const double e = raw_distance(got[i], r[i].want, c->ref.T, r[i].heads, r[i].width, tol);
-        if (getenv("RAW_PRINT")) print_message("  %-22s %-8s %.3f\n", c->f.what, r[i].name, e);
-        if (!quiet && !(e <= 1)) fail_msg("%s: %s is %.3g times as far off as allowed", c->f.what, r[i].name, e);
-        worst = fmax(worst, e);
-    }
-    return worst;
-}
-static void release(double *got[RESULTS]) {
-    for (int i = 0; i < RESULTS; i++) free(got[i]);
+    return raw_results_distance(r, RESULTS, c->f.dtype, c->f.what, got, quiet);
 }
 
 static void every_shape(void **state) {
@@ -151,7 +128,7 @@ static void every_shape(void **state) {
         attention_ref_run(&c.ref);
         run_case(&d, &c, got, &x);
         compare(&x, &c, got, false);
-        release(got);
+        raw_results_free(got, RESULTS);
         case_close(&c);
     }
     dev_close(&d);
@@ -183,7 +160,7 @@ static void wrong_versions(void **state) {
     run_case(&d, &one, own, &x);
     assert_memory_equal(own[0], got[0], (size_t)one.q * sizeof(double));
     for (int i = 2; i < RESULTS; i++) assert_memory_equal(own[i], got[i], (size_t)one.k * sizeof(double));
-    release(own), release(got);
+    raw_results_free(own, RESULTS), raw_results_free(got, RESULTS);
     case_close(&one), case_close(&c);
     dev_close(&d);
 }
@@ -205,7 +182,7 @@ static void wrong_cu(void **state) {
             case_open(&c, &f, 31);
             memcpy(c.cu, bad[i], sizeof bad[i]);
             run_case(&d, &c, got, &x);
-            release(got);
+            raw_results_free(got, RESULTS);
             case_close(&c);
         }
     dev_close(&d);

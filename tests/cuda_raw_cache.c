@@ -105,19 +105,11 @@ static void call_run(const struct dev *d, struct call *x, bool backward) {
     free(raw_take(d, &work, "work"));
 }
 
-struct result {
-    const char *name;
-    struct raw_buffer *buffer;
-    const double *want;
-    int64_t rows, heads, width;
-    double tol; /* of bf16 */
-    bool half, there;
-};
 enum { RESULTS = 7 };
-static void results_of(struct result r[RESULTS], struct call *x, const struct cache_case *c) {
+static void results_of(struct raw_result r[RESULTS], struct call *x, const struct cache_case *c) {
     const struct cache_ref *a = &c->ref;
     const bool back = !c->f.inference;
-    const struct result all[RESULTS] = {
+    const struct raw_result all[RESULTS] = {
         {"out", &x->out, a->out, a->T, a->HV, a->V, 7e-3, true, true},
         {"dq", &x->dq, a->dq, a->T, a->H, a->K, 1e-2, true, back},
         {"dk", &x->dk, a->dk, a->T, a->H, a->K, 1e-2, true, back},
@@ -129,41 +121,24 @@ static void results_of(struct result r[RESULTS], struct call *x, const struct ca
     memcpy(r, all, sizeof all);
 }
 static void call_close(const struct dev *d, struct call *x, const struct cache_case *c, double *got[RESULTS]) {
-    struct result r[RESULTS];
+    struct raw_result r[RESULTS];
     struct raw_buffer *inputs[] = {&x->q,   &x->k,    &x->v,    &x->score, &x->sink,
                                    &x->tau, &x->gate, &x->dout, &x->cu,    &x->kept};
     results_of(r, x, c);
-    for (int i = 0; i < RESULTS; i++) {
-        const int64_t n = r[i].rows * r[i].heads * r[i].width;
-        got[i] = raw_numbers_take(d, r[i].buffer, n, r[i].half ? c->f.dtype : HOLA_F32, r[i].name);
-        for (int64_t j = 0; j < n && !r[i].there; j++) /* what was not asked for is not touched */
-            if (got[i][j] == got[i][j]) fail_msg("%s: %s was written", c->f.what, r[i].name);
-    }
+    raw_results_take(d, r, RESULTS, c->f.dtype, c->f.what, got);
     for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++) free(raw_take(d, inputs[i], "an input or kept"));
 }
 /* The worst result, in units of what is allowed. quiet: else a bad one fails. */
 static double compare(struct call *x, const struct cache_case *c, double *const got[RESULTS], bool quiet) {
-    struct result r[RESULTS];
-    double worst = 0;
+    struct raw_result r[RESULTS];
     results_of(r, x, c);
-    for (int i = 0; i < RESULTS; i++) {
-        if (!r[i].there) continue;
-        const double tol = c->f.dtype == HOLA_F32 ? 2e-4 : r[i].tol;
-        const double e = raw_distance(got[i], r[i].want, r[i].rows, r[i].heads, r[i].width, tol);
-        if (getenv("RAW_PRINT")) print_message("  %-22s %-8s %.3f\n", c->f.what, r[i].name, e);
-        if (!quiet && !(e <= 1)) fail_msg("%s: %s is %.3g times as far off as allowed", c->f.what, r[i].name, e);
-        worst = fmax(worst, e);
-    }
-    return worst;
+    return raw_results_distance(r, RESULTS, c->f.dtype, c->f.what, got, quiet);
 }
 static void run_case(const struct dev *d, struct cache_case *c, double *got[RESULTS], struct call *x) {
     call_open(d, x, c);
     call_run(d, x, false);
     if (!c->f.inference) call_run(d, x, true);
     call_close(d, x, c, got);
-}
-static void release(double *got[RESULTS]) {
-    for (int i = 0; i < RESULTS; i++) free(got[i]);
 }
 
 static void every_shape(void **state) {
@@ -177,7 +152,7 @@ static void every_shape(void **state) {
         cache_ref_run(&c.ref, 1);
         run_case(&d, &c, got, &x);
         compare(&x, &c, got, false);
-        release(got);
+        raw_results_free(got, RESULTS);
         case_close(&c);
     }
     dev_close(&d);
@@ -198,7 +173,7 @@ static void wrong_versions(void **state) {
         const double e = compare(&x, &c, got, true);
         if (m == CACHE_RIGHT ? !(e <= 1) : e <= 2) fail_msg("mistake %d is %.3g times as far off as allowed", m, e);
     }
-    release(got);
+    raw_results_free(got, RESULTS);
     case_close(&c);
     dev_close(&d);
 }
@@ -225,7 +200,7 @@ static void wrong_cu(void **state) {
             run_case(&d, &c, got, &x);
             for (int j = 4; j < RESULTS; j++) /* sums over rows: those that no sequence has are not among them */
                 for (int64_t h = 0; h < f.HV && (j != 6 || f.gate); h++) assert_false(isnan(got[j][h]));
-            release(got);
+            raw_results_free(got, RESULTS);
             case_close(&c);
         }
     dev_close(&d);

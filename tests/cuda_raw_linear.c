@@ -133,19 +133,11 @@ static void call_run(const struct dev *d, struct call *x, bool kda, bool backwar
     free(raw_take(d, &work, "work"));
 }
 
-struct result {
-    const char *name;
-    struct raw_buffer *buffer;
-    const double *want;
-    int64_t rows, heads, width;
-    double tol; /* of bf16 */
-    bool half, there;
-};
 enum { RESULTS = 9 };
-static void results_of(struct result r[RESULTS], struct call *x, const struct linear_case *c) {
+static void results_of(struct raw_result r[RESULTS], struct call *x, const struct linear_case *c) {
     const struct linear_ref *a = &c->ref;
     const bool back = !c->f.inference, kda = c->f.kda, ht = c->f.ht;
-    const struct result all[RESULTS] = {
+    const struct raw_result all[RESULTS] = {
         {"out", &x->out, a->out, a->T, linear_heads(a), a->V, 7e-3, true, true},
         {"ht", &x->ht, a->ht, a->N * a->S, 1, a->K * a->V, 7e-3, false, ht},
         {"m", &x->m, a->m, a->T, a->S, 1, 8e-3, false, ht && kda},
@@ -159,37 +151,20 @@ static void results_of(struct result r[RESULTS], struct call *x, const struct li
     memcpy(r, all, sizeof all);
 }
 static void run_case(const struct dev *d, struct linear_case *c, double *got[RESULTS], struct call *x) {
-    struct result r[RESULTS];
+    struct raw_result r[RESULTS];
     struct raw_buffer *inputs[] = {&x->q, &x->k, &x->v, &x->g, &x->beta, &x->h0, &x->dout, &x->dht, &x->cu, &x->kept};
     call_open(d, x, c);
     call_run(d, x, c->f.kda, false);
     if (!c->f.inference) call_run(d, x, c->f.kda, true);
     results_of(r, x, c);
-    for (int i = 0; i < RESULTS; i++) {
-        const int64_t n = r[i].rows * r[i].heads * r[i].width;
-        got[i] = raw_numbers_take(d, r[i].buffer, n, r[i].half ? c->f.dtype : HOLA_F32, r[i].name);
-        for (int64_t j = 0; j < n && !r[i].there; j++) /* what was not asked for is not touched */
-            if (got[i][j] == got[i][j]) fail_msg("%s: %s was written", c->f.what, r[i].name);
-    }
+    raw_results_take(d, r, RESULTS, c->f.dtype, c->f.what, got);
     for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++) free(raw_take(d, inputs[i], "an input or kept"));
 }
 /* The worst result, in units of what is allowed. quiet: else a bad one fails. */
 static double compare(struct call *x, const struct linear_case *c, double *const got[RESULTS], bool quiet) {
-    struct result r[RESULTS];
-    double worst = 0;
+    struct raw_result r[RESULTS];
     results_of(r, x, c);
-    for (int i = 0; i < RESULTS; i++) {
-        if (!r[i].there) continue;
-        const double tol = c->f.dtype == HOLA_F32 ? 2e-4 : r[i].tol;
-        const double e = raw_distance(got[i], r[i].want, r[i].rows, r[i].heads, r[i].width, tol);
-        if (getenv("RAW_PRINT")) print_message("  %-22s %-8s %.3f\n", c->f.what, r[i].name, e);
-        if (!quiet && !(e <= 1)) fail_msg("%s: %s is %.3g times as far off as allowed", c->f.what, r[i].name, e);
-        worst = fmax(worst, e);
-    }
-    return worst;
-}
-static void release(double *got[RESULTS]) {
-    for (int i = 0; i < RESULTS; i++) free(got[i]);
+    return raw_results_distance(r, RESULTS, c->f.dtype, c->f.what, got, quiet);
 }
 
 static void every_shape(void **state) {
@@ -203,7 +178,7 @@ static void every_shape(void **state) {
         linear_ref_run(&c.ref);
         run_case(&d, &c, got, &x);
         compare(&x, &c, got, false);
-        release(got);
+        raw_results_free(got, RESULTS);
         case_close(&c);
     }
     dev_close(&d);
@@ -235,7 +210,7 @@ static void wrong_versions(void **state) {
             if (m == LINEAR_RIGHT ? !(e <= 1) : e <= 2)
                 fail_msg("%d: mistake %d is %.3g times as far off as allowed", way, m, e);
         }
-        release(got);
+        raw_results_free(got, RESULTS);
         case_close(&c);
     }
     dev_close(&d);
@@ -260,7 +235,7 @@ static void wrong_cu(void **state) {
             case_open(&c, &f, 31);
             memcpy(c.cu, bad[i], sizeof bad[i]);
             run_case(&d, &c, got, &x);
-            release(got);
+            raw_results_free(got, RESULTS);
             case_close(&c);
         }
     dev_close(&d);

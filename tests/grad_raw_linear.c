@@ -8,7 +8,8 @@ static double *numbers(int64_t n, double lo, double hi, uint64_t seed) {
     for (int64_t i = 0; i < n; i++) x[i] = check_uniform(&seed, lo, hi);
     return x;
 }
-static double loss(struct linear_ref a) {
+static double loss(void *ctx) {
+    struct linear_ref a = *(const struct linear_ref *)ctx;
     double *dout = a.dout, sum = 0;
     a.dout = NULL;
     linear_ref_run(&a);
@@ -16,20 +17,10 @@ static double loss(struct linear_ref a) {
     for (int64_t i = 0; i < a.N * a.S * a.K * a.V; i++) sum += a.dht[i] * a.ht[i];
     return sum;
 }
-static void check(const struct linear_ref *a, double *x, const double *dx, int64_t n, bool wrong) {
-    const double step = 1e-5;
-    double off = 0, size = 0;
-    for (int64_t i = 0; i < n; i++) {
-        const double was = x[i];
-        x[i] = was + step;
-        const double up = loss(*a);
-        x[i] = was - step;
-        const double d = (up - loss(*a)) / (2 * step);
-        x[i] = was;
-        off += (d - dx[i]) * (d - dx[i]), size += d * d;
-    }
-    if (wrong) assert_true(sqrt(off / size) > 1e-2);
-    else assert_true(sqrt(off / size) < 1e-7);
+static void check(struct linear_ref *a, double *x, const double *dx, int64_t n, bool wrong) {
+    const double e = check_gradient(loss, a, x, dx, n, 1e-5);
+    if (wrong) assert_true(e > 1e-2);
+    else assert_true(e < 1e-7);
 }
 static void gradients(void **state) {
     static const int64_t cu[] = {0, 5, 5, 9};

@@ -103,6 +103,45 @@ static inline double raw_distance(const double *got, const double *want, int64_t
     return fmax(sqrt(off / all) / tol, worst / (6 * tol));
 }
 
+/* One result of a call, [rows][heads][width], and what it should be. */
+struct raw_result {
+    const char *name;
+    struct raw_buffer *buffer;
+    const double *want;
+    int64_t rows, heads, width;
+    double tol; /* of bf16 */
+    bool half;  /* of the call's type; else float */
+    bool there; /* asked for */
+};
+
+/* Takes n results of a call of type t; one that was not asked for must be untouched. */
+static inline void raw_results_take(const struct dev *d, const struct raw_result *r, int n, hola_dtype t,
+                                    const char *what, double **got) {
+    for (int i = 0; i < n; i++) {
+        const int64_t size = r[i].rows * r[i].heads * r[i].width;
+        got[i] = raw_numbers_take(d, r[i].buffer, size, r[i].half ? t : HOLA_F32, r[i].name);
+        for (int64_t j = 0; j < size && !r[i].there; j++)
+            if (got[i][j] == got[i][j]) fail_msg("%s: %s was written", what, r[i].name);
+    }
+}
+/* The distance of the worst result, in units of the tolerance. quiet: else one that is too far off fails. */
+static inline double raw_results_distance(const struct raw_result *r, int n, hola_dtype t, const char *what,
+                                          double *const *got, bool quiet) {
+    double worst = 0;
+    for (int i = 0; i < n; i++) {
+        if (!r[i].there) continue;
+        const double tol = t == HOLA_F32 ? 2e-4 : r[i].tol;
+        const double e = raw_distance(got[i], r[i].want, r[i].rows, r[i].heads, r[i].width, tol);
+        if (getenv("RAW_PRINT")) print_message("  %-22s %-8s %.3f\n", what, r[i].name, e);
+        if (!quiet && !(e <= 1)) fail_msg("%s: %s is %.3g times as far off as allowed", what, r[i].name, e);
+        worst = fmax(worst, e);
+    }
+    return worst;
+}
+static inline void raw_results_free(double **got, int n) {
+    for (int i = 0; i < n; i++) free(got[i]);
+}
+
 static inline hola_where raw_where(const struct dev *d, const struct raw_buffer *work) {
     struct hl_cuda *c = d->backend->device;
     return (hola_where){.size = sizeof(hola_where),

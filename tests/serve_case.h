@@ -64,7 +64,8 @@ static inline void rig_close(struct rig *g) {
 
 /* ---- requests ---- */
 
-struct answer { /* one choice */
+enum { ENDLESS = 1 << 30 }; /* tokens: more than an engine answers before it is told to stop, however fast it is */
+struct answer {             /* one choice; of an answer that is longer, the first ids and the first text */
     int32_t ids[4096];
     int64_t n;
     char text[16384];
@@ -119,6 +120,11 @@ static inline struct asked *case_submit(struct rig *g, struct hl_serve_request *
     hl_serve_submit(g->e, r);
     return a;
 }
+static inline void case_text(struct answer *x, const struct hl_event *ev) {
+    if (ev->n_text == 0 || x->n_text + ev->n_text > (int64_t)sizeof x->text) return;
+    memcpy(x->text + x->n_text, ev->text, (size_t)ev->n_text);
+    x->n_text += ev->n_text;
+}
 static inline void case_take(struct rig *g, struct hl_event *ev) {
     struct asked *a = ev->request->owner;
     assert_false(a->ended);
@@ -126,11 +132,11 @@ static inline void case_take(struct rig *g, struct hl_event *ev) {
     switch ((enum hl_event_kind)ev->message.kind) {
     case HL_EVENT_PROMPT: a->prompt_tokens++; break;
     case HL_EVENT_TOKEN:
-        assert_true(x->n < 4096 && x->finish == HL_FINISH_NONE);
+        assert_true(x->finish == HL_FINISH_NONE);
         if (x->n < 256) x->logprob[x->n] = ev->logprob;
-        x->ids[x->n++] = ev->id;
-        memcpy(x->text + x->n_text, ev->text, (size_t)ev->n_text);
-        x->n_text += ev->n_text;
+        if (x->n < 4096) x->ids[x->n] = ev->id;
+        x->n++;
+        case_text(x, ev);
         if (a->cancel_after && x->n >= a->cancel_after) {
             atomic_store(&a->r->cancelled, true);
             hl_serve_nudge(g->e);
@@ -138,8 +144,7 @@ static inline void case_take(struct rig *g, struct hl_event *ev) {
         break;
     case HL_EVENT_FINISH:
         x->finish = ev->finish;
-        memcpy(x->text + x->n_text, ev->text ? ev->text : "", (size_t)ev->n_text);
-        x->n_text += ev->n_text;
+        case_text(x, ev);
         x->prompt_n = ev->prompt_n, x->cached_n = ev->cached_n, x->predicted_n = ev->predicted_n;
         break;
     case HL_EVENT_END:

@@ -25,6 +25,7 @@ static void lengths(void **state) {
     rig_close(&g);
 }
 
+static bool cancelled(int i) { return i % 10 == 5 || i % 13 == 6; }
 /* Many at once, of all lengths, with samplings of their own, some cut off: those that end are as alone. */
 static void crowd(void **state) {
     enum { N = 60 };
@@ -35,7 +36,7 @@ static void crowd(void **state) {
     (void)state;
     for (int i = 0; i < N; i++) {
         const int64_t n = i % 9 == 0 ? 1500 : 1 + (int64_t)(check_mix((uint64_t)i) % 150);
-        struct hl_serve_request *r = case_request(&g, ids + i, n, 10 + i);
+        struct hl_serve_request *r = case_request(&g, ids + i, n, cancelled(i) ? ENDLESS : 10 + i);
         r->seed = (uint64_t)i;
         r->cache_prompt = false;
         if (i % 7 == 3) r->logprobs = 2;
@@ -52,8 +53,9 @@ static void crowd(void **state) {
         const struct answer *x = &a[i]->answer[0];
         alone(g.model, ids + i, n, 10 + i, (uint64_t)i, want);
         assert_int_equal(a[i]->error, HL_NO_ERROR);
-        if (memcmp(x->ids, want, (size_t)x->n * sizeof *want)) fail_msg("sequence %d: other ids than alone", i);
-        if (i % 10 != 5 && i % 13 != 6) assert_int_equal(x->n, 10 + i);
+        const int64_t compared = x->n < 10 + i ? x->n : 10 + i;
+        if (memcmp(x->ids, want, (size_t)compared * sizeof *want)) fail_msg("sequence %d: other ids than alone", i);
+        if (!cancelled(i)) assert_int_equal(x->n, 10 + i);
         else assert_int_equal(x->finish, HL_FINISH_NONE);
         for (int k = 0; i % 7 == 3 && k < x->n && k < 256; k++) assert_true(x->logprob[k] < 0 && x->logprob[k] > -30);
         asked_free(a[i]);
@@ -185,7 +187,7 @@ static void too_many(void **state) {
     rig_stop(&g);
     g.o.timeout_queue = 0.05;
     rig_start(&g);
-    struct asked *first = case_submit(&g, case_request(&g, ids, 300, 3000)),
+    struct asked *first = case_submit(&g, case_request(&g, ids, 300, ENDLESS)),
                  *second = case_submit(&g, case_request(&g, ids, 10, 5));
     case_wait(&g, second);
     assert_int_equal(second->error, HL_OVERLOADED);
@@ -338,7 +340,7 @@ static void stopping(void **state) {
     rig_start(&g);
     int32_t *ids = random_ids(500, 256, 12);
     (void)state;
-    struct asked *runs = case_submit(&g, case_request(&g, ids, 30, 4000));
+    struct asked *runs = case_submit(&g, case_request(&g, ids, 30, ENDLESS));
     while (runs->answer[0].n == 0) {
         struct hl_message *m = hl_queue_take(&g.events, 60), *next;
         for (; m; m = next) next = m->next, case_take(&g, (struct hl_event *)m);
@@ -351,7 +353,7 @@ static void stopping(void **state) {
     assert_int_equal(late->error, HL_SHUTTING_DOWN);
     assert_int_equal(runs->error, HL_NO_ERROR);
     assert_int_equal(runs->answer[0].finish, HL_FINISH_LENGTH);
-    assert_true(runs->answer[0].n > 0 && runs->answer[0].n < 4000);
+    assert_true(runs->answer[0].n > 0 && runs->answer[0].n < ENDLESS);
     asked_free(runs), asked_free(waits), asked_free(late);
     free(ids);
     rig_close(&g);

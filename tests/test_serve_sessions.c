@@ -120,7 +120,7 @@ static void busy(void **state) {
     (void)state;
     case_done(&g, case_op(HL_OP_CREATE, "a"), HL_NO_ERROR);
     take_turn(&g, "a", ids, 50, 5);
-    struct asked *first = case_submit(&g, turn(&g, "a", ids, 50, 400)),
+    struct asked *first = case_submit(&g, turn(&g, "a", ids, 50, ENDLESS)),
                  *second = case_submit(&g, turn(&g, "a", ids, 50, 5));
     struct hl_serve_request *r = turn(&g, "a", ids, 10, 5);
     r->fork = HL_FORK_DROPPED;
@@ -176,7 +176,7 @@ static void busy(void **state) {
     check_state(&g, "a", s);
     hola_session_free(s);
     /* cut off: what was fed stays */
-    struct asked *cut = case_submit(&g, turn(&g, "kept", ids, 20, 4000));
+    struct asked *cut = case_submit(&g, turn(&g, "kept", ids, 20, ENDLESS));
     cut->cancel_after = 10;
     case_wait(&g, cut);
     assert_true(position_of(&g, "kept") >= 718 + 20 + 9);

@@ -165,7 +165,7 @@ static void taken(void **state) {
     int32_t *ids = random_ids(2000, 256, 2), out[100];
     hola_session *s;
     (void)state;
-    shared_rig(&g[0], dir, 0.6), shared_rig(&g[1], dir, 0.6);
+    shared_rig(&g[0], dir, 2), shared_rig(&g[1], dir, 2);
     CHECK_OK(hola_session_new(&s, g[0].model));
     hola_session_seed(s, 1);
     case_done(&g[0], case_op(HL_OP_CREATE, "a"), HL_NO_ERROR);
@@ -180,7 +180,7 @@ static void taken(void **state) {
     case_done(&g[1], case_op(HL_OP_ROLLBACK, "a"), HL_SESSION_BUSY);
     check_state(&g[1], "a", s);
     /* longer than the lease: it is renewed */
-    wait_ms(900);
+    wait_ms(2500);
     other = case_submit(&g[1], turn(&g[1], "a", ids, 20, 5));
     case_wait(&g[1], other);
     assert_int_equal(other->error, HL_SESSION_BUSY);

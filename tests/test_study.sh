@@ -22,8 +22,12 @@ open(d + "/eval/wikitext/wiki.test.raw", "w").writelines(f" \n = Page {i} = \n \
 PY
 ok "$hola" prepare -o "$dir/tiny" --tokenizer byte --val 0.05 "$dir/text.jsonl"
 run() { HOLA=$hola DATA=$dir OUT=$dir/results WORK=$dir/scratch "$study/run.sh" "$@" >"$dir/out" 2>"$dir/err"; }
+in_training() { # RUN: waits for its first step, without a sleep, because all its steps take less than a second
+    local end=$((SECONDS + 60))
+    until [ -s "$dir/scratch/$1/train/metrics.jsonl" ] || [ "$SECONDS" -gt "$end" ]; do :; done
+}
 run tiny-gdn-s1 tiny-hola-s1 &
-for _ in $(seq 100); do [ -s "$dir/scratch/tiny-gdn-s1/train/metrics.jsonl" ] && break || sleep 0.1; done
+in_training tiny-gdn-s1
 pkill -TERM -P "$(pgrep -P $! -f run.py || echo $!)" 2>/dev/null # hola itself: it saves a checkpoint and ends
 wait
 check "stopped in training" [ -e "$dir/scratch/tiny-gdn-s1/train/latest/training.json" -a ! -e "$dir/results/tiny-gdn-s1.json" ]
@@ -43,7 +47,7 @@ check "it is named" grep -q '^run.sh: @nonsense: no such list; there are @tries'
 # killed in training: hola ends as well, and the same command goes on
 rm -r "$dir/results/tiny-variant-s1.json" "$dir/scratch/tiny-variant-s1"
 run tiny-variant-s1 &
-for _ in $(seq 100); do [ -s "$dir/scratch/tiny-variant-s1/train/metrics.jsonl" ] && break || sleep 0.1; done
+in_training tiny-variant-s1
 kill -KILL "$(pgrep -P $! -f run.py || echo $!)" 2>/dev/null
 wait
 for _ in $(seq 300); do pgrep -f "$dir/scratch/tiny-variant-s1" >/dev/null || break; sleep 0.1; done
