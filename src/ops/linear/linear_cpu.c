@@ -130,14 +130,14 @@ static void run_small_m(const struct product *p, int64_t n0, real *strips) {
     for (int64_t k = 0; k < t->K && !row; k += HL_KC)
         pack_strips(strips + as * k, t, 0, p->M, k, min64(t->K - k, HL_KC));
     for (; row && n0 + HL_ROW_PANELS * HL_PANEL <= end; n0 += HL_ROW_PANELS * HL_PANEL) {
-        const struct hl_row r = {.x = t->A,
-                                 .B = (const char *)t->B + n0 * t->K * size,
-                                 .dtype = t->dtype,
-                                 .K = t->K,
-                                 .step = HL_PANEL * t->K * size,
-                                 .C = p->C + n0,
-                                 .add = p->add};
-        HL_OP(row)(&r);
+        const struct hl_one_row r = {.x = t->A,
+                                     .B = (const char *)t->B + n0 * t->K * size,
+                                     .dtype = t->dtype,
+                                     .K = t->K,
+                                     .step = HL_PANEL * t->K * size,
+                                     .C = p->C + n0,
+                                     .add = p->add};
+        HL_OP(one_row)(&r);
     }
     for (int64_t j = n0; j < end; j += HL_PANEL)
         for (int64_t k = 0; k < t->K; k += HL_KC) {

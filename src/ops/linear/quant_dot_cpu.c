@@ -59,9 +59,9 @@ INLINE vq pair(hola_dtype dtype, const uint8_t *w, int v, int p) {
 }
 
 #if defined(__AVX512VNNI__)
-/* One row of INT4, where taking codes out of their words costs more than the products: byte by byte. x = 256 hi + lo, hi
- * signed and lo not, and the order of a word's codes is given to x instead: the low half bytes of a word are columns 0,
- * 4, 1, 5 and the high ones 2, 6, 3, 7. The sums are the same integers. */
+/* One row of INT4, where taking codes out of their words costs more than the products: byte by byte. x = 256 hi + lo,
+ * hi signed and lo not, and the order of a word's codes is given to x instead: the low half bytes of a word are columns
+ * 0, 4, 1, 5 and the high ones 2, 6, 3, 7. The sums are the same integers. */
 INLINE void sum_row_int4(const struct hl_dot *d, const uint8_t *w, int64_t k, int64_t n, vq acc[NV]) {
     const __m512i order = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 8, 2, 10, 1, 9, 3, 11, 4, 12, 6, 14, 5, 13, 7, 15));
     const __m512i mask = _mm512_set1_epi8(15);

@@ -13,7 +13,7 @@ INLINE vr load(const char *p, int64_t at, hola_dtype dtype) {
 }
 
 /* Numbers [k, end) of x; `ahead`: from a panel's column to what is prefetched meanwhile. */
-INLINE void sum(const struct hl_row *r, const char *B, hola_dtype dtype, int64_t k, int64_t end, int64_t ahead,
+INLINE void sum(const struct hl_one_row *r, const char *B, hola_dtype dtype, int64_t k, int64_t end, int64_t ahead,
                 vr acc[HL_ROW_PANELS][NV]) {
     const int64_t column = HL_PANEL * (dtype == HOLA_F32 ? (int64_t)sizeof(real) : 2);
     for (; k < end; k++) {
@@ -29,7 +29,7 @@ INLINE void sum(const struct hl_row *r, const char *B, hola_dtype dtype, int64_t
     }
 }
 
-INLINE void row(const struct hl_row *r, hola_dtype dtype) {
+INLINE void row(const struct hl_one_row *r, hola_dtype dtype) {
     const int64_t size = dtype == HOLA_F32 ? (int64_t)sizeof(real) : 2, turn = r->K - AHEAD / (HL_PANEL * size);
     for (int64_t k = 0; k < r->K; k += HL_KC) {
         const int64_t end = k + HL_KC < r->K ? k + HL_KC : r->K, near = turn < k ? k : turn < end ? turn : end;
@@ -52,7 +52,7 @@ INLINE void row(const struct hl_row *r, hola_dtype dtype) {
     }
 }
 
-void HL_OP(row)(const struct hl_row *r) {
+void HL_OP(one_row)(const struct hl_one_row *r) {
     if (r->dtype == HOLA_BF16) row(r, HOLA_BF16);
     else if (r->dtype == HOLA_F16) row(r, HOLA_F16);
     else row(r, HOLA_F32);
