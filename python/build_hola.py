@@ -50,7 +50,7 @@ Provides-Extra: torch
 Requires-Dist: torch>=2.4; extra == "torch"
 Provides-Extra: transformers
 Requires-Dist: torch>=2.4; extra == "transformers"
-Requires-Dist: transformers>=4.40; extra == "transformers"
+Requires-Dist: transformers>=5.0; extra == "transformers"
 Provides-Extra: eval
 Requires-Dist: lm-eval>=0.4.5; extra == "eval"
 Description-Content-Type: text/markdown

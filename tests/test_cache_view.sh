@@ -68,7 +68,7 @@ for rule in 'betae m m' 'e |e| |e|' 'betav beta|v| beta|v|' 'h2o sum p sum p' 'r
     sed "s/\"cache_chunk\"/\"cache_evict\": \"$evict\", \"cache_chunk\"/" "$dir/config.json" >"$dir/$evict.json"
     "$hola" init -o "$dir/m_$evict" --config "$dir/$evict.json" -s 1 >/dev/null 2>&1 || bad "init with $evict failed"
     "$hola" inspect -m "$dir/m_$evict" --tokenizer byte --memory -f "$dir/text" >"$dir/table" || bad "$evict failed"
-    check "$evict: the table says $table" grep -qF "least $table" "$dir/table"
+    check "$evict: the table says $table" grep -qF "ranked by $table  " "$dir/table"
     "$hola" inspect -m "$dir/m_$evict" --tokenizer byte --memory -f "$dir/text" --json >"$dir/json" || bad "$evict failed"
     check "$evict: JSON says $json" grep -qF "\"ranked_by\": \"$json\"" "$dir/json"
 done

@@ -345,6 +345,9 @@ static void test_status(void **state) {
     hl_fail(HOLA_EIO, "%s\n", big);
     assert_true(strlen(hola_last_error()) >= 500 && strlen(hola_last_error()) < sizeof big);
     assert_null(strchr(hola_last_error(), '\n'));
+    hl_fail(HOLA_EIO, "begin %s: the cause", big); /* its middle is left out */
+    assert_memory_equal(hola_last_error(), "begin xxx", 9);
+    assert_string_equal(hola_last_error() + strlen(hola_last_error()) - 12, "x: the cause");
 
     for (int s = 0; s < HOLA_STATUS_COUNT; s++)
         for (int t = 0; t < s; t++)

@@ -151,7 +151,7 @@ cat >"$dir/theirs" <<'T'
 T
 "$hola" eval --results "$dir/theirs" --html "$dir/both.html" >"$dir/table" || bad "it failed, see above"
 check "points by length" grep -q '"points":\[\[2048.0,1.0,null\],\[4096.0,0.5,null\],\[8192.0,0.25,0.125\]\]' "$dir/both.html"
-check "an error with its figure" grep -q '8192  *9  *0.2500 ± 0.1250' "$dir/table"
+check "an error with its figure" grep -q '8192  *3  *0.2500 ± 0.1250' "$dir/table"
 check "their settings" grep -q 'profile harness-0.4.8, bos never, retrieval harness-v1, max_length 777, log-likelihoods bf16' "$dir/table"
 check "their size and weights in the page" grep -q '<span>5.0M</span><td><span>BF16</span><td><span>777</span>' "$dir/both.html"
 check "their settings in the page" grep -q 'Profile harness-0.4.8, BOS never, retrieval prompts harness-v1, log-likelihoods in bf16-harness, seed of prompts 3, limit 9' "$dir/both.html"
@@ -165,6 +165,25 @@ check "chance" grep -q '"chance": {"acc": 0.41666666666666[0-9]*, "acc_norm"' "$
 two --tasks arc_easy >"$dir/table" || bad "it failed, see above"
 check "a table of two: $(cat "$dir/table")" grep -q 'n  chance *A ± error *B ± error *B - A *p' "$dir/table"
 check "one row a figure" [ "$(grep -c '^arc_easy' "$dir/table")" -eq 2 ]
+
+# three models on terminals of several widths
+one_of_three() { # NAME ACC WORDS
+    echo "{\"model\": \"runs/$1\", \"model_sha256\": \"$1\", \"dtype\": \"F32\", \"parameters\": 46000000, \"results\": {
+      \"arc_challenge\": {\"n\": 500, \"acc\": $2, \"acc_stderr\": 0.02, \"acc_norm\": 0.31, \"acc_norm_stderr\": 0.02},
+      \"wikitext\": {\"n\": 62, \"word_perplexity\": $3, \"word_perplexity_stderr\": 1234.5, \"tokens\": 314905}},
+     \"configs\": {\"arc_challenge\": {\"version\": 1, \"chance\": {\"acc\": 0.25, \"acc_norm\": 0.25}, \"limit\": 500},
+      \"wikitext\": {\"version\": 2}}}"
+}
+echo "{\"models\": [$(one_of_three a 0.2512 20741.25), $(one_of_three b 0.4071 8.1e6), $(one_of_three c 0.2893 99.5)]}" >"$dir/three.json"
+if command -v python3 >/dev/null; then
+    python3 "${0%/*}/eval_terminal.py" "$hola" "$dir/three.json" || bad 'the table on a terminal, see above'
+    checks=$((checks + 1))
+else
+    echo "SKIP the table on a terminal: there is no python3 here"
+fi
+for i in $(seq 27); do one_of_three "$i" 0.5 9 | tr -d '\n' && echo; done | paste -sd, | sed 's/.*/{"models": [&]}/' >"$dir/many.json"
+refused 1 'more than 26 models' eval --results "$dir/many.json"
+refused 1 "$dir/config.json" eval --results "$dir/three.json" --results "$dir/config.json"
 
 # everything is checked before anything is computed: no answer is kept
 late() { # late TEXT ARGS...

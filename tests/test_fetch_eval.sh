@@ -6,14 +6,14 @@ command -v python3 >/dev/null || { echo "SKIP fetch_eval: there is no python3 he
 tools=${0%/*}/../tools
 cat >"$dir/server.py" <<'PY'
 """A hub: rows by page, parquet where pyarrow is, one single file; some sets are wrong in some way."""
-import http.server, io, json, sys, urllib.parse
+import hashlib, http.server, io, json, sys, urllib.parse
 rows = {
     "allenai/openbookqa": [{"question_stem": "Which is %d, \u00e4?" % i, "choices": {"text": ["a", "b"], "label": ["A", "B"]}, "answerKey": "B"} for i in range(500)],
     "hazyresearch/based-fda": [{"text": "Name: x. Number:", "key": "Number", "value": "K1"}],
     "allenai/sciq": [{"question": "q"}] * 3,                    # too few
     "hazyresearch/based-swde-v2": [{"text": "t", "key": "k"}],   # a field is missing
 }
-busy = {"n": 0}
+busy, files, seen, wrong = {"n": 0}, {}, [], set(sys.argv[1:])
 class H(http.server.BaseHTTPRequestHandler):
     def log_message(self, *a):
         pass
@@ -24,6 +24,39 @@ class H(http.server.BaseHTTPRequestHandler):
         self.send_header("X-Revision", "abc")
         self.end_headers()
         self.wfile.write(body)
+    def parquet(self, rows, part, q):
+        """Two files; the hub gives commit, size and SHA-256, and sends on to where the file is."""
+        if part == 2 or (part == 1 and "lost" in wrong):
+            return self.give(b"none" if part == 2 else b"gone", 404 if part == 2 else 403)
+        import pyarrow, pyarrow.parquet
+        f, half = io.BytesIO(), len(rows) // 2
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows[half:] if part else rows[:half]), f)
+        body = f.getvalue()
+        files[str(part)] = body
+        self.send_response(302)
+        self.send_header("Location", "/cdn?key=%d" % part)
+        self.send_header("X-Repo-Commit", "fed")
+        self.send_header("X-Linked-Size", str(len(body) + ("size" in wrong)))
+        self.send_header("X-Linked-Etag", '"%s"' % ("0" * 64 if "sum" in wrong else hashlib.sha256(body).hexdigest()))
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+    def piece(self, key):
+        """The file; the first answer ends in the middle, a Range goes on there."""
+        body, at = files[key], self.headers.get("Range")
+        seen.append(at)
+        if "junk" in wrong:
+            body = b"junk"
+        if at and self.headers["If-Range"] == '"tag"':
+            at = int(at[6:-1])
+            self.send_response(206)
+            self.send_header("Content-Range", "bytes %d-%d/%d" % (at, len(body) - 1, len(body)))
+        else:
+            at = 0
+            self.send_response(200)
+        self.send_header("ETag", '"tag"')
+        self.send_header("Content-Length", str(len(body) - at))
+        self.end_headers()
+        self.wfile.write(body[at:] if at or "cut" not in wrong else body[:len(body) // 3])
     def do_GET(self):
         u = urllib.parse.urlparse(self.path)
         q = {k: v[0] for k, v in urllib.parse.parse_qs(u.query).items()}
@@ -36,11 +69,12 @@ class H(http.server.BaseHTTPRequestHandler):
             all, at = rows[q["dataset"]], int(q["offset"])
             return self.give(json.dumps({"rows": [{"row": r, "truncated_cells": []} for r in all[at:at + int(q["length"])]], "num_rows_total": len(all)}).encode())
         for name in rows:
-            if u.path == "/datasets/%s/resolve/refs%%2Fconvert%%2Fparquet/main/test/0000.parquet" % name:
-                import pyarrow, pyarrow.parquet
-                f = io.BytesIO()
-                pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows[name]), f)
-                return self.give(f.getvalue())
+            if u.path.startswith("/datasets/%s/resolve/refs%%2Fconvert%%2Fparquet/main/test/" % name):
+                return self.parquet(rows[name], int(u.path[-12:-8]), q)
+        if u.path == "/cdn":
+            return self.piece(q["key"])
+        if u.path == "/kept":
+            return self.give(json.dumps(seen).encode())
         if u.path == "/dev-v2.0.json":
             return self.give(b'{"version": "v2.0", "data": []}')
         if u.path == "/dev-v1.1.json":
@@ -50,12 +84,18 @@ s = http.server.ThreadingHTTPServer(("127.0.0.1", 0), H)
 print(s.server_port, flush=True)
 s.serve_forever()
 PY
-python=${PYTHON:-python3}
-"$python" "$dir/server.py" >"$dir/port" 2>/dev/null &
-server=$!
+python=${HOLA_TEST_PYTHON:-python3}
+server=
 trap 'kill $server; rm -rf "$dir"' EXIT
-while [ ! -s "$dir/port" ]; do sleep 0.1; done
-url=http://127.0.0.1:$(cat "$dir/port")
+serve() { # WRONG...: a server with these faults, in place of the last one
+    [ -z "$server" ] || kill $server
+    : >"$dir/port"
+    "$python" "$dir/server.py" "$@" >"$dir/port" 2>/dev/null &
+    server=$!
+    while [ ! -s "$dir/port" ]; do sleep 0.1; done
+    url=http://127.0.0.1:$(cat "$dir/port")
+}
+serve
 fetch() { "$python" "$tools/fetch_eval.py" "$@" --hub "$url" --rows "$url" --files "$url" >"$dir/out" 2>"$dir/err"; }
 
 fetch "$dir/data" --no-parquet --tasks openbookqa,fda,ruler_qa_squad
@@ -101,7 +141,20 @@ check "a file from a directory" [ "$(cat "$dir/off/squad/dev-v2.0.json")" = '{"d
 if "$python" -c 'import pyarrow' 2>/dev/null; then
     fetch "$dir/parquet" --tasks openbookqa
     check "parquet gives the same: $(cat "$dir/err")" cmp "$dir/parquet/openbookqa/test.jsonl" "$dir/data/openbookqa/test.jsonl"
+    check "the revision, named before the redirect" grep -q '"revision": "fed"' "$dir/parquet/SOURCES.json"
+    serve cut
+    fetch "$dir/cut" --tasks openbookqa
+    check "cut off, and the same: $(cat "$dir/err")" cmp "$dir/cut/openbookqa/test.jsonl" "$dir/data/openbookqa/test.jsonl"
+    "$python" -c "import sys, urllib.request; sys.stdout.write(urllib.request.urlopen('$url/kept').read().decode())" >"$dir/ranges"
+    check "it went on where it was cut: $(cat "$dir/ranges")" [ "$(grep -o 'bytes=[1-9][0-9]*-' "$dir/ranges" | wc -l)" -eq 2 ]
+    for fault in 'sum SHA-256 is not the hub' 'size bytes, not the' 'junk bytes, not the' 'lost 0001.parquet: 403'; do
+        serve "${fault%% *}"
+        fetch "$dir/wrong" --tasks openbookqa
+        check "$fault" [ $? -eq 1 ]
+        check "$fault: $(cat "$dir/err")" grep -q "openbookqa: missing .*${fault#* }" "$dir/err"
+        check "$fault: nothing half-written" [ -z "$(find "$dir/wrong" -type f 2>/dev/null)" ]
+    done
 else
-    echo "SKIP parquet files: there is no pyarrow here"
+    echo "SKIP parquet files: $python has no pyarrow"
 fi
 finish

@@ -316,4 +316,9 @@ echo '[256, 260]' >"$dir/bad"
 expect 1 '[1]: 260 is not a token id' $m --ids "$dir/bad"
 expect 1 "$dir/none" -m "$dir/none" -p x
 
+# text and report in one file: each on lines of its own; the text alone is as it was
+"$hola" generate -m "$dir/m" --tokenizer byte -p x -n 4 -s 1 >"$dir/out" 2>"$dir/err"
+"$hola" generate -m "$dir/m" --tokenizer byte -p x -n 4 -s 1 >"$dir/log" 2>&1
+check 'one file: the report begins a line' grep -qa '^read 2 tokens' "$dir/log"
+check 'one file: the text' cmp -n "$(stat -c %s "$dir/out")" "$dir/out" "$dir/log"
 finish

@@ -152,7 +152,7 @@ ok test ! -e "$dir/full.gguf" -a -z "$(find "$dir" -maxdepth 1 -name '.*tmp*')"
 
 # ---- another reader ----
 
-python=${GGUF_PYTHON:-python3}
+python=${HOLA_TEST_PYTHON:-python3}
 if "$python" -c 'import gguf' 2>/dev/null; then
     for name in transformer-f32 transformer-bf16 transformer-int8 transformer-int4 hola-int8 hola-f16 kda-int4; do
         ok "$python" "${0%/*}/gguf_reader.py" "$dir/$name.gguf" "$dir/$name"

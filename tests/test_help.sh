@@ -76,6 +76,19 @@ check 'the reader left' test "${PIPESTATUS[0]}" = 141 -a ! -s "$dir/err"
 "$hola" generate -m "$dir/m" --tokenizer byte -p x -n 5 --ignore-eos -s 1 >/dev/full 2>"$dir/err"
 check 'generate, disk full' test "$(cat "$dir/err")" = 'hola: standard output: No space left on device'
 
+# ---- the commands in the documents ----
+
+if command -v python3 >/dev/null; then
+    documents() { python3 "$top/tests/doc_commands.py" "$hola" "$@" >"$dir/text"; }
+    checks=$((checks + 1))
+    documents "$top"/README.md "$top"/docs/*.md "$top"/models/*/README.md "$top"/study/README.md || bad "$(cat "$dir/text")"
+    check "many of them: $(cat "$dir/text")" test "$(sed -n 's/ commands.*//p' "$dir/text")" -gt 60
+    printf 'such as `hola score --frobnicate 3`\n' >"$dir/wrong.md"
+    check 'an option that is none is found' eval '! documents "$dir/wrong.md"'
+else
+    echo "SKIP the commands in the documents: there is no python3 here"
+fi
+
 # ---- completions: they ask the program, so they know what it knows ----
 
 complete_words() { # WORD...: what bash offers for the last one
@@ -96,11 +109,31 @@ done
 check 'values' test "$(complete_words score --mode '')" = "$(printf 'decode\nprefill')"
 check 'values of a letter' test "$(cd "$dir" && complete_words score -m tiny)" = tiny.json
 check 'train of tokenizer' test "$(complete_words tokenizer tr)" = train
-for shell in zsh fish; do
-    if command -v $shell >/dev/null; then ok $shell -n "$top/completions/hola.$shell"
-    else echo "SKIP completions of $shell: not installed"; fi
-done
+# the same in the other shells: LINE on one line, what a tab makes of it on the next
+mkdir "$dir/shell" && cp "$top/completions/hola.zsh" "$dir/shell/_hola" && ln -s "$(realpath "$hola")" "$dir/shell/hola"
+lines=('hola gen' 'hola score --back' 'hola score --mode pre' 'hola tokenizer tr' 'hola tokenizer train --vocab' 'hola frob' 'hola train --frob')
+whole=('hola generate' 'hola score --backend' 'hola score --mode prefill' 'hola tokenizer train' 'hola tokenizer train --vocab-size' 'hola frob' 'hola train --frob')
+if command -v zsh >/dev/null; then
+    got=$(timeout 100 zsh -f "$top/tests/complete.zsh" "$dir/shell" "${lines[@]}")
+    check "zsh: $got" test "$got" = "$(printf '%s\n' "${whole[@]}")"
+else
+    echo "SKIP completions of zsh: not installed"
+fi
 if command -v fish >/dev/null; then
-    check 'fish' test -n "$(PATH="$dir/prefix/bin:$PATH" fish -c ". '$top/completions/hola.fish'; complete -C 'hola score --mo'" | grep -e --mode)"
+    ok fish -n "$top/completions/hola.fish"
+    for i in "${!lines[@]}"; do
+        got=$(PATH="$dir/shell:$PATH" fish -c ". '$top/completions/hola.fish'; complete -C '${lines[i]}'" | cut -f 1)
+        last=${whole[i]##* }
+        [ "${lines[i]}" = "${whole[i]}" ] && last= # nothing to offer
+        check "fish: ${lines[i]}: $got" test "$got" = "$last"
+    done
+    # all options of every command, as bash has them
+    for c in $commands 'tokenizer train'; do
+        [ "$c" = tokenizer ] && continue
+        got=$(PATH="$dir/shell:$PATH" fish -c ". '$top/completions/hola.fish'; complete -C 'hola $c --'" | cut -f 1 | sort -u)
+        check "fish: options of $c" test "$got" = "$(complete_words $c -- | sort -u)"
+    done
+else
+    echo "SKIP completions of fish: not installed"
 fi
 finish

@@ -25,7 +25,7 @@ refused 1 '--tokenizer byte' tokenizer encode --tokenizer "$dir/bare" hi
 sed 's/"NFC"/"Nmt"/' "$shapes/qwen2.json" >"$dir/nmt.json"
 refused 1 'normalizer: type "Nmt" is not supported' tokenizer encode --tokenizer "$dir/nmt.json" hi
 
-python=${HOLA_PYTHON:-python3}
+python=${HOLA_TEST_PYTHON:-python3}
 if ! "$python" -c 'import tokenizers' 2>/dev/null; then
     echo 'SKIP random texts against tokenizers: Python has no such package here (pip install tokenizers)'
     finish

@@ -99,7 +99,7 @@ check 'benchmarks change nothing' cmp -s "$dir/board/latest/model.safetensors" "
 rm "$dir/board/latest" && ln -s checkpoints/step-00000003 "$dir/board/latest" # step 4 is taken back
 ok board 6 $tasks
 check 'two files of events' [ "$(ls "$dir/board/tb" | wc -l)" = 2 ]
-python=${HOLA_TENSORBOARD_PYTHON:-python3}
+python=${HOLA_TEST_PYTHON:-python3}
 if "$python" -c 'import tensorboard' 2>/dev/null; then
     checks=$((checks + 1))
     "$python" - "$dir/board/tb" "$dir/board/metrics.jsonl" >"$dir/text" 2>&1 <<'END' || bad "TensorBoard: $(cat "$dir/text")"

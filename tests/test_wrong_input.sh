@@ -56,6 +56,82 @@ else
     echo "SKIP files of another user: that takes root"
 fi
 
+ln -s loop-b "$dir/loop-a" && ln -s loop-a "$dir/loop-b"
+long=$dir/$(printf 'a%.0s' $(seq 300))
+for f in "$dir/loop-a" "$long" "$dir/$(printf 'd/%.0s' $(seq 2100))"; do # the cause ends the line, however long the path
+    case $f in */loop-a) why='Too many levels of symbolic links' ;; *) why='File name too long' ;; esac
+    for c in "score $m -f $f" "generate $m -f $f" "eval $m --text $f" "inspect --memory $m -f $f" \
+        "prepare -o $x --tokenizer byte $f" "tokenizer train -o $x $f" "tokenizer encode --tokenizer $f hi" \
+        "plot -o $x.html $f" "inspect -m $f" "convert -m $f -o $x --dtype bf16" "init -o $f/m --config $dir/tiny.json" \
+        "train --data $f --out $x --config $dir/tiny.json"; do
+        refused 1 "$why" $c
+    done
+done
+
+# ---- names that are empty, as "$UNSET" is: never the current directory ----
+
+cd "$dir" && hola=$(realpath "$hola") && cp m/config.json m/model.safetensors .
+for c in 'score -f text' 'generate -p x' 'eval --text text' 'inspect' "convert -o $x --dtype bf16"; do
+    refused 2 "--model takes a DIR, not ''" $c -m ''
+done
+for c in 'init --config tiny.json' 'prepare --tokenizer byte text' 'tokenizer train text' 'plot run' \
+    'train --data data --config tiny.json'; do
+    refused 2 "--out takes a " $c -o ''
+done
+refused 2 "--data takes a DIR, not ''" train --data '' --out "$x" --config tiny.json
+refused 2 "--config takes a FILE, not ''" train --data data --out "$x" --config ''
+refused 2 "--save-session takes a FILE, not ''" generate $m -p x --save-session ''
+refused 2 "an INPUT is ''" prepare -o "$x" --tokenizer byte text ''
+refused 2 "an INPUT is ''" tokenizer train -o "$x" ''
+refused 2 "a RUN is ''" plot -o "$x.html" ''
+ok "$hola" generate $m -p '' -n 1 # a text may be empty
+printf 'data = ""\n' >"$dir/unset.toml"
+refused 2 "--data takes a DIR, not ''" train --config "$dir/unset.toml" --out "$x"
+rm config.json model.safetensors
+cd - >/dev/null
+
+# ---- encodings ----
+
+iconv -t UTF-16 "$dir/text" >"$dir/utf16" # read as bytes, with a word
+ok "$hola" prepare -o "$dir/data16" --tokenizer byte "$dir/utf16"
+check 'UTF-16: a warning' grep -q 'utf16: looks like UTF-16' "$dir/said"
+ok "$hola" tokenizer train -o "$dir/t16" --vocab-size 260 "$dir/utf16"
+check 'UTF-16: a warning' grep -q 'utf16: looks like UTF-16' "$dir/said"
+refused 1 'zero byte at 3: not a text' eval $m --text "$dir/utf16"
+iconv -t UTF-16 "$dir/tiny.json" >"$dir/tiny16.json"
+refused 1 'a NUL byte' init -o "$x" --config "$dir/tiny16.json"
+for head in '\357\273\277' ''; do # a byte order mark, lines as Windows ends them
+    { printf "$head" && sed 's/$/\r/' "$dir/tiny.json"; } >"$dir/windows.json"
+    ok "$hola" init -o "$dir/windows" --config "$dir/windows.json" && rm -r "$dir/windows"
+    printf "$head"'data = "%s"\r\nout = "%s"\r\nconfig = "%s"\r\nsteps = 1\r\nbatch-tokens = 64\r\nseq-len = 32\r\n' \
+        "$dir/data" "$dir/windows" "$dir/tiny.json" >"$dir/windows.toml"
+    ok "$hola" train --config "$dir/windows.toml" && rm -r "$dir/windows"
+done
+for line in 'steps = 99999999999999999999' 'steps = 1\nsteps = 2' 'steps' 'steps = ' 'steps = [1]' 'steps = 1 2' '\0' '[run]'; do
+    printf "$line\n" >"$dir/bad.toml"
+    refused 1 "$dir/bad.toml:" train --config "$dir/bad.toml"
+done
+printf 'config = "bad.toml"\n' >"$dir/bad.toml" # a file that names itself
+refused 2 'cannot name another' train --config "$dir/bad.toml"
+
+# ---- standard streams that are closed or full ----
+
+for c in "score $m -f $dir/text" "generate $m -p x -n 2 -q" "inspect $m --json" "eval $m --text $dir/text" \
+    "tokenizer encode --tokenizer byte hi" "eval --list" "help"; do
+    "$hola" $c >&- 2>"$dir/err"
+    got=$? && : >"$dir/out"
+    ended "$c, closed" $got 1 'standard output: Bad file descriptor'
+    "$hola" $c >/dev/full 2>"$dir/err"
+    ended "$c, full" $? 1 'standard output: No space left on device'
+done
+# no message lands in a file that took the number of a closed stream
+"$hola" $train >/dev/null 2>&-
+check 'trains without standard error' test $? = 0
+check 'metrics, not messages' test "$(grep -vc '^{"step"' "$x/metrics.jsonl")" = 0
+rm -r "$x"
+"$hola" prepare -o "$x" --tokenizer byte - >"$dir/out" 2>"$dir/err" <&-
+ended 'no standard input' $? 1 'standard input'
+
 # ---- ids: empty, of the wrong type, huge, cut off, out of the vocabulary ----
 
 for ids in '[]' '[1.5]' '["a"]' '{"ids": [1]}' '[99999999999999999999]' '[1, 2' '[-1]' '[258]' '[null]' 'x'; do

@@ -7,7 +7,7 @@
 
 Rows come from the hub's parquet files where pyarrow is installed, else row by row from its server of rows (slower). A set
 is written only when all of it is there and has been checked: its number of rows, its fields, its checksum where the
-original's is known. Files that are there already stay, unless --force. What was fetched, from which revision and with
+original's is known or the hub gives it. What is cut off is asked for again from where it ended. Files that are there already stay, unless --force. What was fetched, from which revision and with
 which SHA-256, is kept in OUT/SOURCES.json. Python's standard library is enough.
 
 What does not come from here: the files of RULER's essay tasks (`hola eval` names them), and HotpotQA.
@@ -54,19 +54,51 @@ WIKITEXT_BYTES = 1290527  # of the 62 pages, which perplexity per byte is counte
 
 
 class Missing(Exception):
-    """Why a set is not there."""
+    """Why a set is not there; code: the status of the server's answer."""
+
+    def __init__(self, why, code=None):
+        super().__init__(why)
+        self.code = code
+
+
+class Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects and keeps their headers: the hub names a file's commit, size and SHA-256 before it sends us on."""
+
+    def redirect_request(self, req, fp, code, msg, headers, newurl):
+        new = super().redirect_request(req, fp, code, msg, headers, newurl)
+        if new:
+            new.told = req.told
+            new.told.update({k.lower(): v for k, v in headers.items()})
+        return new
+
+
+OPENER = urllib.request.build_opener(Redirects)
 
 
 def get(url, tries=4):
-    """The bytes at an address; a busy server is asked again."""
+    """The bytes at an address, and the headers of all answers. A busy server is asked again; what was cut off goes on
+    where it ended."""
+    got, tag = b"", None
     for k in range(tries):
+        request = urllib.request.Request(url, headers={"User-Agent": "hola-fetch-eval"})
+        request.told = {}
+        if got and tag:
+            request.add_header("Range", "bytes=%d-" % len(got))
+            request.add_header("If-Range", tag)
         try:
-            with urllib.request.urlopen(urllib.request.Request(url, headers={"User-Agent": "hola-fetch-eval"}), timeout=60) as r:
-                return r.read(), r.headers
+            with OPENER.open(request, timeout=60) as r:
+                whole = request.get_header("Range") is None or r.status != 206
+                got, tag = b"" if whole else got, r.headers.get("ETag")
+                request.told.update({k.lower(): v for k, v in r.headers.items()})
+                try:
+                    return got + r.read(), request.told
+                except http.client.IncompleteRead as e:
+                    got += e.partial
+                    raise
         except urllib.error.HTTPError as e:
             e.close()
             if e.code not in (429, 500, 502, 503, 504) or k == tries - 1:
-                raise Missing("%s: %s %s" % (url, e.code, e.reason)) from None
+                raise Missing("%s: %s %s" % (url, e.code, e.reason), e.code) from None
         except http.client.HTTPException as e:
             if k == tries - 1:
                 raise Missing("%s: cut off: %s" % (url, e)) from None
@@ -77,6 +109,15 @@ def get(url, tries=4):
         time.sleep(2 ** k)
 
 
+def check_file(url, body, told):
+    """Size and SHA-256, where the hub gives them."""
+    size, sha = told.get("x-linked-size", ""), told.get("x-linked-etag", "").strip('"').lower()
+    if size.isdigit() and int(size) != len(body):
+        raise Missing("%s: %d bytes, not the %s that the hub has" % (url, len(body), size))
+    if len(sha) == 64 and hashlib.sha256(body).hexdigest() != sha:
+        raise Missing("%s: its SHA-256 is not the hub's, %s" % (url, sha))
+
+
 def by_parquet(args, dataset, config, split):
     """All rows of the hub's parquet files, and the revision they are of."""
     import pyarrow.parquet
@@ -84,16 +125,17 @@ def by_parquet(args, dataset, config, split):
     while True:
         url = "%s/datasets/%s/resolve/refs%%2Fconvert%%2Fparquet/%s/%s/%04d.parquet" % (args.hub, dataset, config, split, part)
         try:
-            body, headers = get(url)
-        except Missing:
-            if part == 0:
+            body, told = get(url)
+        except Missing as e:
+            if part == 0 or e.code != 404:
                 raise
             return rows, revision  # the files are numbered; this one is none
+        check_file(url, body, told)
         try:
             rows += pyarrow.parquet.read_table(io.BytesIO(body)).to_pylist()
         except (pyarrow.ArrowException, OSError) as e:
             raise Missing("%s: not a parquet file: %s" % (url, str(e).split("\n")[0])) from None
-        revision = headers.get("X-Repo-Commit") or revision
+        revision = told.get("x-repo-commit") or revision
         part += 1
 
 
@@ -107,7 +149,7 @@ def by_rows(args, dataset, config, split):
             more, total = [x["row"] for x in page["rows"]], page["num_rows_total"]
         except (ValueError, KeyError, TypeError):
             raise Missing("%s: not an answer with rows" % url) from None
-        revision = headers.get("X-Revision") or revision
+        revision = headers.get("x-revision") or revision
         if any(x.get("truncated_cells") for x in page["rows"]):
             raise Missing("%s: the server cuts long texts; install pyarrow (pip install pyarrow)" % url)
         if not more and len(rows) < total:

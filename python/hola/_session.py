@@ -343,8 +343,15 @@ class History(Resource):
         array = ids_array(ids)
         out = np.empty(self.session._shape.vocab, np.float32)
         reused = c_int64()
-        with self._running() as h:
-            check(C.hola_history_prompt(h, array.ctypes.data, array.size, out.ctypes.data, byref(reused)))
+        with self.session._using() as s:
+            list(self.session._pieces(array))  # a wrong id is found before anything changes
+            # What the session has read may be kept, so the first call goes that far; the rest is fed in pieces.
+            first = min(max(int(C.hola_session_position(s)), self.session._shape.rows), array.size)
+            to = out.ctypes.data if first == array.size else None
+            with self._running() as h:
+                check(C.hola_history_prompt(h, array.ctypes.data, first, to, byref(reused)))
+            if first < array.size:
+                out = self.feed(array[first:])  # type: ignore[assignment]
         return out, reused.value
 
     def rollback(self, k: int) -> None:

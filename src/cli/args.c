@@ -52,6 +52,9 @@ static bool parse_real(const char *s, double *out) {
     return !*end && isfinite(*out);
 }
 
+/* Whether the value names something, so that an empty one (-m "$UNSET") cannot be meant. A text may be empty. */
+static bool is_name(const struct arg *a) { return a->meta && strcmp(a->meta, "TEXT") != 0; }
+
 static int bad_value(const struct args_command *c, const struct arg *a, const char *value) {
     char list[256] = "";
     struct suggest near;
@@ -59,8 +62,12 @@ static int bad_value(const struct args_command *c, const struct arg *a, const ch
     suggest_begin(&near, value);
     for (int i = 0; names && names[i]; i++) suggest_try(&near, names[i]);
     switch (a->type) {
-    case ARG_STRING: return cli_usage(c->name, "--%s: '%s' is unknown%s", a->name, value, suggest_text(&near, ""));
-    case ARG_LIST: return cli_usage(c->name, "--%s can be given at most %d times", a->name, ARG_LIST_MOST);
+    case ARG_STRING:
+        if (!*value) return cli_usage(c->name, "--%s takes a %s, not ''", a->name, a->meta);
+        return cli_usage(c->name, "--%s: '%s' is unknown%s", a->name, value, suggest_text(&near, ""));
+    case ARG_LIST:
+        if (!*value && is_name(a)) return cli_usage(c->name, "--%s takes a %s, not ''", a->name, a->meta);
+        return cli_usage(c->name, "--%s can be given at most %d times", a->name, ARG_LIST_MOST);
     case ARG_INT:
         return cli_usage(c->name, "--%s takes an integer from %" PRId64 " to %" PRId64 ", not '%s'", a->name, a->lo,
                          a->hi, value);
@@ -79,12 +86,12 @@ int args_set(const struct args_command *c, const struct arg *a, const char *valu
     switch (a->type) {
     case ARG_FLAG: *(bool *)field = !value || strcmp(value, "false") != 0; return ARGS_RUN;
     case ARG_STRING:
-        if (a->known && !a->known(value)) break;
+        if ((!*value && is_name(a)) || (a->known && !a->known(value))) break;
         *(const char **)field = value;
         return ARGS_RUN;
     case ARG_LIST: {
         struct arg_list *list = (struct arg_list *)field;
-        if (list->n == ARG_LIST_MOST) break;
+        if (list->n == ARG_LIST_MOST || (!*value && is_name(a))) break;
         list->item[list->n++] = value;
         return ARGS_RUN;
     }

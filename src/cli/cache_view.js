@@ -4,7 +4,7 @@ const bytes = Uint8Array.from(atob(D.m), c => c.charCodeAt(0)), M = new Float32A
 const mean = Array.from({ length: rows }, (_, r) => { let s = 0; for (let t = 0; t < n; t++) s += M[r * n + t]; return s / n || 1; });
 const closed = Math.floor(n / D.chunk) * D.chunk, recent = t => t < closed && t >= closed - D.window, age = t => n - t;
 const keptOf = D.kept.map(list => new Set(list)), holders = t => keptOf.reduce((k, s) => k + s.has(t), 0);
-const num = x => number(x, 3), name = r => r < 0 ? "mean of all layers and heads" : `layer ${Math.floor(r / H)}, head ${r % H}`;
+const num = x => number(x, 3), percent = x => (100 * x).toFixed(2) + " %", name = r => r < 0 ? "mean of all layers and heads" : `layer ${Math.floor(r / H)}, head ${r % H}`;
 let row = -1; /* -1: the mean over all */
 
 /* ---- colours: from the page's own to the strongest at four times the mean ---- */
@@ -67,15 +67,16 @@ function reads() { /* shares of tokens, of the head or their mean over all heads
 function drawTables() {
   const q = reads(), most = q.list[0].p || 1;
   $("query").textContent = `${name(row)}: token ${count(D.query)}, “${D.tokens[D.query]}”; gate ${num(q.gate)}. The sink takes what no token gets.`;
-  fill($("read"), ["token", "position", "from", "share", ""], q.list.map(x => x.t < 0 ? ["(none)", "–", "sink", num(x.p), bar(x.p / most, "s")] : [D.tokens[x.t], count(x.t), x.block ? "block" : "memory", num(x.p), bar(x.p / most, x.block ? "b" : "")]));
+  fill($("read"), ["token", "position", "from", "share", ""], q.list.map(x => x.t < 0 ? ["(none)", "–", "sink", percent(x.p), bar(x.p / most, "s")] : [D.tokens[x.t], count(x.t), x.block ? "block" : "memory", percent(x.p), bar(x.p / most, x.block ? "b" : "")]));
   if (row >= 0) {
     const kept = D.kept[row].map(t => ({ t, m: M[row * n + t] })).sort((a, b) => b.m - a.m), both = kept.filter(x => recent(x.t)).length;
-    $("share").textContent = kept.length ? `${name(row)}: ${kept.length} tokens, by surprise m; a memory of the latest would hold ${both} of them.` : `${name(row)}: no block is full yet.`;
-    fill($("kept"), ["token", "position", "age, tokens", "m", "latest"], kept.slice(0, 24).map(x => [D.tokens[x.t], count(x.t), count(age(x.t)), num(x.m), recent(x.t) ? "too" : "–"]));
+    $("share").textContent = kept.length ? `${name(row)}: ${kept.length} tokens, by surprise m; a memory of the latest ${count(D.window)} would also hold ${both} of them.` : `${name(row)}: no block is full yet.`;
+    const digits = Math.max(0, 2 - Math.floor(Math.log10(kept.length && kept[0].m > 0 ? kept[0].m : 1))); /* three of the largest */
+    fill($("kept"), ["token", "position", "age, tokens", "m", "in the latest"], kept.slice(0, 24).map(x => [D.tokens[x.t], count(x.t), count(age(x.t)), x.m.toFixed(digits), recent(x.t) ? "yes" : "–"]));
   } else {
     const kept = D.tokens.map((_, t) => ({ t, k: holders(t) })).filter(x => x.k).sort((a, b) => b.k - a.k || a.t - b.t);
     $("share").textContent = kept.length ? `${count(kept.length)} tokens are kept by one of ${rows} heads or more.` : "No block is full yet.";
-    fill($("kept"), ["token", "position", "age, tokens", "heads", "latest"], kept.slice(0, 24).map(x => [D.tokens[x.t], count(x.t), count(age(x.t)), `${x.k} of ${rows}`, recent(x.t) ? "too" : "–"]));
+    fill($("kept"), ["token", "position", "age, tokens", "heads", "in the latest"], kept.slice(0, 24).map(x => [D.tokens[x.t], count(x.t), count(age(x.t)), `${x.k} of ${rows}`, recent(x.t) ? "yes" : "–"]));
   }
   labelCells(); fitTables();
 }

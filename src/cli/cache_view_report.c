@@ -2,6 +2,7 @@
  * cache_view.h. */
 #define _POSIX_C_SOURCE 200809L
 #include "cli/cache_view.h"
+#include "cli/terminal.h"
 #include "ops/cache/policy.h"
 #include <inttypes.h>
 #include <math.h>
@@ -147,27 +148,30 @@ static int larger_first(const void *a, const void *b) {
     return x->by != y->by ? (x->by < y->by) - (x->by > y->by) : (x->pos > y->pos) - (x->pos < y->pos);
 }
 
+/* A head's first tokens follow its figures, which take 76 columns. */
+static bool shows_tokens(void) { return !isatty(STDOUT_FILENO) || terminal_columns(STDOUT_FILENO) >= 100; }
+
 static void print_head_row(const struct cache_view_report *r, int64_t l, int64_t h, struct ranked *rank) {
     const struct hl_cache_view_head *x = cache_view_head(r, l, h);
     const struct summary s = sum_up(r, x);
-    printf("%5" PRId64 " %4" PRId64 " %5" PRId64, l, h, x->kept);
-    if (x->kept) printf("  %13.3g %13.3g  %8.0f %7.0f%%", s.min, s.max, s.age, 100 * s.recent);
-    else printf("  %13s %13s  %8s %8s", "-", "-", "-", "-");
-    printf("  %6.3f %6.3f %6.3f  %5.3f ", s.kept, s.block, s.sink, (double)x->gate);
+    printf("%5" PRId64 " %4" PRId64 " %4" PRId64, l, h, x->kept);
+    if (x->kept) printf(" %8.3g %8.3g %8.0f %6.0f%%", s.min, s.max, s.age, 100 * s.recent);
+    else printf(" %8s %8s %8s %7s", "-", "-", "-", "-");
+    printf("  %6.3f %5.3f %5.3f %5.3f", s.kept, s.block, s.sink, (double)x->gate);
     for (int64_t i = 0; i < x->kept; i++) rank[i] = (struct ranked){x->pos[i], rank_by(r, x, i)};
     qsort(rank, (size_t)x->kept, sizeof *rank, larger_first);
-    for (int64_t i = 0; i < x->kept && i < 6; i++) printf(" |%s|", r->text[rank[i].pos]);
+    for (int64_t i = 0; i < x->kept && i < 6 && shows_tokens(); i++) printf(" |%s|", r->text[rank[i].pos]);
     putchar('\n');
 }
 
 static void print_kept(const struct cache_view_report *r, const struct hl_cache_view_head *x, struct ranked *rank) {
-    printf("\n%10s %10s %10s %10s %10s %10s  %s\n", "position", "age", "m", rank_name(r), "query", "recency", "token");
+    printf("\n%10s %10s %10s %10s %10s %10s  %s\n", "position", "age", "m", rank_name(r), "query", "latest", "token");
     for (int64_t i = 0; i < x->kept; i++) rank[i] = (struct ranked){x->pos[i], rank_by(r, x, i)};
     qsort(rank, (size_t)x->kept, sizeof *rank, larger_first);
     for (int64_t i = 0; i < x->kept && i < r->opts->top; i++)
         printf("%10" PRId64 " %10" PRId64 " %10.4g %10.4g %10.4f %10s  |%s|\n", rank[i].pos, r->view.n - rank[i].pos,
                (double)x->m[rank[i].pos], rank[i].by, read_at(x, rank[i].pos),
-               cache_view_recent(r, rank[i].pos) ? "too" : "-", r->text[rank[i].pos]);
+               cache_view_recent(r, rank[i].pos) ? "yes" : "-", r->text[rank[i].pos]);
 }
 
 static void print_report(const struct cache_view_report *r, const double *heat, struct ranked *rank) {
@@ -183,11 +187,9 @@ static void print_report(const struct cache_view_report *r, const double *heat, 
     if (o->color == CACHE_VIEW_COLOR_ALWAYS ||
         (o->color == CACHE_VIEW_COLOR_AUTO && isatty(1) && !(term && !strcmp(term, "dumb"))))
         print_heat(r, heat);
-    char least[32], most[32];
-    snprintf(least, sizeof least, "least %s", rank_name(r)), snprintf(most, sizeof most, "most %s", rank_name(r));
-    printf("\n%47s%20s  %s\n", "", "kept tokens", "        what the query reads from");
-    printf("%5s %4s %5s  %13s %13s  %8s %8s  %6s %6s %6s  %5s  first by %s\n", "layer", "head", "kept", least, most,
-           "mean age", "recency", "kept", "block", "sink", "gate", rank_name(r));
+    printf("\nKept tokens, ranked by %s%*s  The query reads from\n", rank_name(r), 27 - (int)strlen(rank_name(r)), "");
+    printf("%5s %4s %4s %8s %8s %8s %7s  %6s %5s %5s %5s%s\n", "layer", "head", "kept", "least", "most", "mean age",
+           "latest", "memory", "block", "sink", "gate", shows_tokens() ? "  the first" : "");
     for (int64_t l = 0; l < r->view.layers; l++)
         for (int64_t h = 0; h < r->view.heads; h++)
             if (cache_view_chosen(r, l, h)) print_head_row(r, l, h, rank);

@@ -1,7 +1,9 @@
 /* cli.c -- messages, exit statuses and output shared by the commands. */
 #define _POSIX_C_SOURCE 200809L
+#include "cli/args.h"
 #include "cli/cli.h"
 #include "backend/backend.h"
+#include "core/status.h"
 #include "model/config.h"
 #include <errno.h>
 #include <inttypes.h>
@@ -32,7 +34,7 @@ int cli_fail(const char *fmt, ...) {
     char text[1024];
     va_list ap;
     va_start(ap, fmt);
-    vsnprintf(text, sizeof text, fmt, ap);
+    hl_message(text, sizeof text, fmt, ap);
     va_end(ap);
     print_line(text);
     return CLI_FAILED;
@@ -44,7 +46,7 @@ int cli_usage(const char *command, const char *fmt, ...) {
     char what[768], text[1024];
     va_list ap;
     va_start(ap, fmt);
-    vsnprintf(what, sizeof what, fmt, ap);
+    hl_message(what, sizeof what, fmt, ap);
     va_end(ap);
     snprintf(text, sizeof text, "%s: %s; see 'hola %s --help'", command, what, command);
     print_line(text);
@@ -91,6 +93,28 @@ bool cli_holds_model(const char *dir, const char **which) {
         if (lstat(path, &st) == 0) return true;
     }
     return false;
+}
+
+static bool is_utf16(const char *path) {
+    unsigned char head[2];
+    struct stat st;
+    if (stat(path, &st) != 0 || !S_ISREG(st.st_mode)) return false; /* a pipe can be read only once */
+    FILE *f = fopen(path, "rb");
+    const bool got = f && fread(head, 1, 2, f) == 2;
+    if (f) fclose(f);
+    return got && ((head[0] == 0xff && head[1] == 0xfe) || (head[0] == 0xfe && head[1] == 0xff));
+}
+int cli_check_inputs(const char *command, const char *const *inputs, int n) {
+    if (n == 0) return cli_usage(command, "no INPUT given; - reads standard input");
+    for (int i = 0; i < n; i++)
+        if (!*inputs[i]) return cli_usage(command, "an INPUT is ''");
+    for (int i = 0; i < n; i++)
+        if (is_utf16(inputs[i]))
+            fprintf(stderr,
+                    "hola: warning: %s: looks like UTF-16 and is read as bytes; texts should be UTF-8 "
+                    "(iconv -f UTF-16 -t UTF-8)\n",
+                    inputs[i]);
+    return ARGS_RUN;
 }
 
 bool cli_exists(const char *path) {

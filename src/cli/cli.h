@@ -27,6 +27,10 @@ json_t *cli_json_number(double x);
 enum { CLI_GROUPED = 32 };
 char *cli_grouped(char buf[CLI_GROUPED], int64_t x);
 
+/* Checks the texts to read: returns ARGS_RUN, or CLI_USAGE if there are none or one has no name. Warns of UTF-16, which
+ * would be read as bytes. */
+int cli_check_inputs(const char *command, const char *const *inputs, int n);
+
 /* Whether DIR holds a model, or part of one, that writing would replace; *which names it. */
 bool cli_holds_model(const char *dir, const char **which);
 

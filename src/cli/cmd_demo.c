@@ -268,7 +268,7 @@ static hola_status run_demo(struct demo *d, int threads) {
     if (s == HOLA_OK) s = check_out(d->out);
     if (s == HOLA_OK) s = hl_pool_new(&y.pool, threads);
     for (int k = 0; s == HOLA_OK && k < DEMO_MODELS; k++) s = make_model(d, k);
-    fflush(stdout);
+    cli_flush();
     if (s == HOLA_OK) s = train(&y);
     for (int k = 0; s == HOLA_OK && k < DEMO_MODELS; k++) s = save_model(d, k);
     if (s == HOLA_OK) s = measure(&y);

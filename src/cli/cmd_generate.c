@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static const char *const dtypes[] = {"f32", "bf16", "f16", NULL}; /* in the order of hola_dtype */
@@ -113,6 +114,13 @@ static int many(const struct gen *g, hola_session *s) {
     return rc;
 }
 
+/* Whether text and report end up in one file or pipe: what the text leaves open is then closed before the report. */
+static bool one_log(void) {
+    struct stat out, err;
+    return !isatty(STDOUT_FILENO) && fstat(STDOUT_FILENO, &out) == 0 && fstat(STDERR_FILENO, &err) == 0 &&
+           out.st_dev == err.st_dev && out.st_ino == err.st_ino;
+}
+
 static int one(const struct gen *g, hola_session *s) {
     const struct gen_opts *o = g->o;
     const bool first = hola_session_position(s) == 0;
@@ -133,6 +141,7 @@ static int one(const struct gen *g, hola_session *s) {
     if (rc == CLI_OK && o->json) rc = cli_print_json(gen_run_json(&r));
     else if (rc == CLI_OK && isatty(STDOUT_FILENO) && !o->interactive) putchar('\n');
     cli_flush();
+    if (rc == CLI_OK && !o->json && !o->interactive && !o->quiet && one_log()) fputc('\n', stderr);
     if (rc == CLI_OK) gen_run_report(&r);
     free(p.ids);
     gen_run_free(&r);

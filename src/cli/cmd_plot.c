@@ -93,7 +93,10 @@ int cmd_plot(int argc, char **argv) {
         dot = strrchr(o.out, '.');
         if (!dot || (strcmp(dot, ".html") != 0 && strcmp(dot, ".svg") != 0))
             rc = cli_usage("plot", "--out takes an .html or .svg file, not '%s'", o.out);
-        else rc = n > 0 ? draw(&o, words, n) : cli_usage("plot", "no RUN given");
+        else if (n == 0) rc = cli_usage("plot", "no RUN given");
+        for (int i = 0; rc == ARGS_RUN && i < n; i++)
+            if (!*words[i]) rc = cli_usage("plot", "a RUN is ''");
+        if (rc == ARGS_RUN) rc = draw(&o, words, n);
     }
     free(words);
     return rc;

@@ -183,8 +183,8 @@ int cmd_prepare(int argc, char **argv) {
     else if (o.generate && (n > 0 || o.tokenizer))
         rc = cli_usage("prepare", "--generate takes neither inputs nor a tokenizer");
     else if (!o.generate && !o.tokenizer) rc = cli_usage("prepare", "--tokenizer PATH is required");
-    else if (!o.generate && n == 0) rc = cli_usage("prepare", "no INPUT given; - reads standard input");
-    else rc = run_prepare(&o, inputs, n);
+    else if (!o.generate) rc = cli_check_inputs("prepare", inputs, n);
+    if (rc == ARGS_RUN) rc = run_prepare(&o, inputs, n);
 done:
     free(inputs);
     return rc;

@@ -128,8 +128,8 @@ static int run_train(int argc, char **argv) {
     if (!inputs) return cli_fail("out of memory");
     n = args_split(train_options, &argc, argv, inputs);
     rc = args_parse(&train_command, argc, argv, &o);
-    if (rc == ARGS_RUN)
-        rc = n > 0 ? train(&o, inputs, n) : cli_usage(train_command.name, "no INPUT given; - reads standard input");
+    if (rc == ARGS_RUN) rc = cli_check_inputs(train_command.name, inputs, n);
+    if (rc == ARGS_RUN) rc = train(&o, inputs, n);
     free(inputs);
     return rc;
 }

@@ -35,6 +35,7 @@ struct eval_model {
     struct eval_result *result;
     int n;
 };
+enum { EVAL_MODELS = 26 }; /* the most in a report: A to Z */
 struct eval_report {
     const struct eval_opts *opts;
     struct eval_model *model;
@@ -67,6 +68,8 @@ char *eval_number(char buf[EVAL_NUMBER], double x, enum eval_unit unit);
 char *eval_size(char buf[EVAL_NUMBER], int64_t parameters); /* 46.4M */
 const struct eval_result *eval_result_of(const struct eval_model *m, const char *task);
 const struct hl_figure *eval_figure(const struct eval_model *m, const char *task, const char *metric);
+/* The documents behind a figure: those of its length, where a task has several. */
+int64_t eval_documents(const struct eval_result *y, const char *metric);
 /* Model m compared with the first; false: a figure is missing, the data differ, or it is a count. */
 bool eval_compare(const struct eval_report *r, int m, const char *task, const char *metric, struct hl_comparison *out);
 /* All rows of all models, ordered by first occurrence: row i's task and metric; NULL: the end. */

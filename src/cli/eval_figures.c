@@ -1,5 +1,6 @@
 /* eval_figures.c -- see eval.h: units, numbers, and the set of figures. */
 #include "cli/eval.h"
+#include <ctype.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -44,6 +45,17 @@ const struct hl_figure *eval_figure(const struct eval_model *m, const char *task
     for (int k = 0; y && k < y->metrics.count; k++)
         if (strcmp(y->metrics.metric[k].name, metric) == 0) return &y->metrics.metric[k];
     return NULL;
+}
+
+int64_t eval_documents(const struct eval_result *y, const char *metric) {
+    int lengths = 0;
+    for (int k = 0; k < y->metrics.count; k++) {
+        const struct hl_figure *f = &y->metrics.metric[k];
+        if (strcmp(f->name, metric) == 0 && f->n > 0) return f->n;
+        lengths += isdigit((unsigned char)f->name[0]) != 0;
+    }
+    /* an earlier run's: the same number for every length */
+    return isdigit((unsigned char)metric[0]) && lengths > 0 ? y->documents / lengths : y->documents;
 }
 
 bool eval_compare(const struct eval_report *r, int m, const char *task, const char *metric, struct hl_comparison *out) {

@@ -97,9 +97,12 @@ static void put_result(struct hl_text *out, const struct eval_report *r, const s
         if (!y) y = eval_result_of(&r->model[m], row->task->name);
         if (f && !isfinite(chance)) chance = f->chance;
     }
-    hl_text_printf(out, "<tr%s><th scope=\"row\">%s <small>%s</small></th><td><span>%s</span><td><span>%lld</span><td>",
-                   first ? " class=\"first\"" : "", row->task->name, row->metric, unit_name(unit),
-                   (long long)y->documents);
+    hl_text_printf(
+        out,
+        "<tr%s><th scope=\"row\">%s <small>%s</small></th><td class=\"m\"><span>%s</span><td class=\"m\"><span>"
+        "%lld</span><td class=\"m\">",
+        first ? " class=\"first\"" : "", row->task->name, row->metric, unit_name(unit),
+        (long long)eval_documents(y, row->metric));
     if (isfinite(chance)) eval_page_number(out, chance, NAN, unit);
     for (int m = 0; m < r->n; m++) {
         const struct hl_figure *f = eval_figure(&r->model[m], row->task->name, row->metric);
@@ -118,7 +121,7 @@ static void put_results(struct hl_text *out, const struct eval_report *r, const 
     for (int m = 0; m < r->n; m++) {
         hl_text_puts(out, "<th>");
         eval_page_model(out, r, m);
-        hl_text_printf(out, "<br><small>%s, &plusmn; error</small></th>", eval_size(size, r->model[m].parameters));
+        hl_text_printf(out, "<br><small>%s</small></th>", eval_size(size, r->model[m].parameters));
         if (m > 0) hl_text_printf(out, "<th class=\"n\">%c &minus; A</th>", 'A' + m);
     }
     hl_text_puts(out, "</tr></thead><tbody>\n");
@@ -148,7 +151,7 @@ static json_t *shares_json(const struct eval_report *r, const struct eval_row *r
             const struct hl_figure *f = eval_figure(&r->model[m], row[i].task->name, row[i].metric);
             if (!f || !isfinite(f->value)) continue;
             chance = f->chance;
-            n = eval_result_of(&r->model[m], row[i].task->name)->documents;
+            n = eval_documents(eval_result_of(&r->model[m], row[i].task->name), row[i].metric);
             json_array_append_new(values, json_pack("{s:i, s:f, s:o}", "m", m, "v", f->value, "e", number(f->error)));
         }
         if (json_array_size(values) > 0 && !isdigit((unsigned char)row[i].metric[0]))
@@ -190,7 +193,7 @@ static json_t *curves_json(const struct eval_report *r, const struct eval_row *r
         for (int m = 0; m < r->n; m++) {
             const struct eval_result *y = eval_result_of(&r->model[m], row[i].task->name);
             if (!y) continue;
-            n = y->documents / (y->metrics.count ? y->metrics.count : 1);
+            n = eval_documents(y, row[i].metric);
             json_array_append_new(lines, json_pack("{s:i, s:o}", "m", m, "points", line_json(y)));
         }
         json_array_append_new(all, json_pack("{s:s, s:I, s:o, s:o, s:s}", "task", row[i].task->name, "n", (json_int_t)n,

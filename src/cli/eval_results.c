@@ -69,12 +69,12 @@ static hola_status take_task(struct eval_model *m, const char *name, json_t *res
     return y->metrics.count > 0 ? HOLA_OK : bad(path, name);
 }
 
-/* The report's model with that hash, or a new one. */
+/* The report's model with that hash, or a new one. NULL: no room for it. */
 static struct eval_model *model_of(struct eval_report *r, const json_t *v) {
     const char *sha = text_of(v, "model_sha256");
     for (int i = 0; i < r->n; i++)
         if (strcmp(r->model[i].sha256, sha) == 0) return &r->model[i];
-    struct eval_model *more = realloc(r->model, (size_t)(r->n + 1) * sizeof *more);
+    struct eval_model *more = r->n < EVAL_MODELS ? realloc(r->model, (size_t)(r->n + 1) * sizeof *more) : NULL;
     if (!more) return NULL;
     r->model = more;
     struct eval_model *m = &more[r->n++];
@@ -95,6 +95,7 @@ static hola_status take_model(struct eval_report *r, const json_t *v, const char
     if (!json_is_object(results) || !text_of(v, "model") || !text_of(v, "model_sha256"))
         return bad(path, "no \"results\" of a \"model\"");
     struct eval_model *m = model_of(r, v);
+    if (!m && r->n == EVAL_MODELS) return hl_fail(HOLA_EINVAL, "%s: more than %d models", path, EVAL_MODELS);
     if (!m) return hl_fail(HOLA_ENOMEM, "%s: no memory", path);
     json_object_foreach(results, name, result) {
         if (st == HOLA_OK) st = take_task(m, name, result, json_object_get(configs, name), path);

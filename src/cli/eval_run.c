@@ -200,7 +200,7 @@ static int report(const struct eval_report *r) {
     for (int i = 0; i < r->n; i++) any += r->model[i].n;
     if (r->failed && !any) return CLI_OK;
     const int rc = r->opts->json ? cli_print_json(eval_json(r)) : eval_print_table(r);
-    fflush(stdout); /* what follows concerns files */
+    cli_flush(); /* what follows concerns files */
     return rc;
 }
 
@@ -214,10 +214,11 @@ int eval_run_all(const struct eval_opts *o, const struct hl_task **task, int n) 
     for (int i = 0; st == HOLA_OK && i < o->results.n; i++) st = eval_results_read(&r, o->results.item[i]);
     if (st == HOLA_OK) st = eval_files_open(&w, o);
     if (st == HOLA_OK) st = check_all(o, &r, task, n, &l);
-    if (st == HOLA_OK) st = run_models(&r, task, n, &l, &w);
+    const bool valid = st == HOLA_OK; /* else there is nothing to report, not even of other --results files */
+    if (valid) st = run_models(&r, task, n, &l, &w);
     snprintf(why, sizeof why, "%s", st != HOLA_OK ? hola_last_error() : "");
     if (st != HOLA_OK) r.failed = why;
-    int rc = r.model ? report(&r) : CLI_OK;
+    int rc = valid ? report(&r) : CLI_OK;
     if (st != HOLA_OK) rc = cli_fail("%s", why);
     const int files = eval_files_close(&w, &r, st == HOLA_OK);
     eval_model_close(&l);

@@ -5,6 +5,7 @@
 #include "core/clock.h"
 #include <stdarg.h>
 #include <stdio.h>
+#include <unistd.h>
 
 enum { BAR = 16 };
 
@@ -27,7 +28,7 @@ void progress_show(struct progress *p, double part, const char *fmt, ...) {
     va_start(ap, fmt);
     vsnprintf(text + n, sizeof text - (size_t)n, fmt, ap);
     va_end(ap);
-    fprintf(stderr, "\r\033[K%.*s", terminal_columns() - 1, text);
+    fprintf(stderr, "\r\033[K%.*s", terminal_columns(STDERR_FILENO) - 1, text);
     fflush(stderr);
 }
 

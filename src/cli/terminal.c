@@ -16,7 +16,7 @@ bool terminal_colours(void) {
     return terminal_rewrites() && !(no && *no);
 }
 
-int terminal_columns(void) {
+int terminal_columns(int fd) {
     struct winsize w;
-    return ioctl(STDERR_FILENO, TIOCGWINSZ, &w) == 0 && w.ws_col > 0 ? w.ws_col : 80;
+    return ioctl(fd, TIOCGWINSZ, &w) == 0 && w.ws_col > 0 ? w.ws_col : 80;
 }

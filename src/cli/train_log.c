@@ -103,7 +103,7 @@ static int print(const struct train_log *l, const struct line *x, int columns) {
 
 /* Erases the line. A terminal that became narrower has wrapped it onto several. */
 static void wipe(struct train_log *l) {
-    const int columns = terminal_columns(), above = l->drawn > 0 ? (l->drawn - 1) / columns : 0;
+    const int columns = terminal_columns(STDERR_FILENO), above = l->drawn > 0 ? (l->drawn - 1) / columns : 0;
     if (!l->terminal) return;
     if (above > 0) fprintf(stderr, "\033[%dA\r\033[J", above);
     else fputs("\r\033[K", stderr);
@@ -147,7 +147,8 @@ static void add_metric(const struct train_log *l, struct line *x, double seconds
     char t[32], speed[CLI_GROUPED];
     if (isfinite(m->loss)) add(x, 1, BOLD, "loss %.4f", m->loss);
     else add(x, 1, RED, "loss not finite");
-    if (!l->terminal) add(x, 9, NULL, "norm %.4g", m->grad_norm);
+    if (!l->terminal && isfinite(m->grad_norm)) add(x, 9, NULL, "norm %.4g", m->grad_norm);
+    else if (!l->terminal) add(x, 9, NULL, "norm not finite");
     else if (isfinite(l->val_loss)) add(x, 5, GREEN, "val %.4f", l->val_loss);
     add(x, 4, NULL, "%s tok/s", cli_grouped(speed, llrint(fmin(m->tok_per_s, 1e15))));
     add(x, 6, NULL, "%s", short_time(t, seconds));
@@ -162,7 +163,7 @@ static void add_metric(const struct train_log *l, struct line *x, double seconds
 static void draw(struct train_log *l) {
     struct line x = {.n = 0};
     const double now = hl_clock();
-    const int columns = terminal_columns();
+    const int columns = terminal_columns(STDERR_FILENO);
     if (!l->terminal || l->work.step == 0) return;
     add(&x, 0, BOLD, "step %lld/%lld", (long long)l->work.step, (long long)l->begin.steps);
     add_phase(l, &x, now);
@@ -256,7 +257,7 @@ static void say_step(struct train_log *l, double seconds) {
     if (l->terminal) l->val_loss = (double)NAN; /* already printed at the front */
     add_metric(l, &x, seconds);
     if (!l->terminal && isfinite(m->val_loss)) add(&x, 0, NULL, "val loss %.4f", m->val_loss);
-    const int columns = isatty(STDERR_FILENO) ? terminal_columns() - 1 : 1 << 20; /* a dumb terminal too */
+    const int columns = isatty(STDERR_FILENO) ? terminal_columns(STDERR_FILENO) - 1 : 1 << 20; /* a dumb terminal too */
     fit(&x, columns);
     wipe(l);
     print(l, &x, columns);

@@ -7,6 +7,7 @@ hola_status hl_json_object(json_t **out, const char *text, int64_t len, int64_t 
     json_error_t e = {.line = 0};
     *out = NULL;
     if (len > max) return hl_fail(HOLA_EFORMAT, "%s: larger than %lld bytes", path, (long long)max);
+    if (len >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0) text += 3, len -= 3; /* a byte order mark */
     /* jansson ignores a NUL after a number */
     if (len > 0 && memchr(text, 0, (size_t)len)) return hl_fail(HOLA_EFORMAT, "%s: a NUL byte in JSON text", path);
     json_t *root = json_loadb(text, (size_t)len, JSON_REJECT_DUPLICATES, &e);

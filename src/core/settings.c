@@ -201,6 +201,7 @@ hola_status hl_settings_toml(struct hl_settings *out, const char *text, int64_t 
     struct reader r = {.p = text, .end = text + n, .path = path, .line = 1};
     hola_status s = HOLA_OK;
     *out = (struct hl_settings){0};
+    if (n >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0) r.p += 3; /* a byte order mark */
     if (n > HL_SETTINGS_BYTES) s = wrong(&r, "settings files this large are not supported");
     while (s == HOLA_OK && r.p < r.end) s = read_line(out, &r);
     if (s != HOLA_OK) hl_settings_free(out);

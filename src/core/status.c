@@ -7,10 +7,26 @@
 
 static _Thread_local char message[1024];
 
+void hl_message(char *out, int size, const char *fmt, va_list ap) {
+    static const char gap[] = " ... ";
+    char all[6 * 1024]; /* the longest path and some words */
+    int n = vsnprintf(all, sizeof all, fmt, ap);
+    if (n < 0) n = 0, all[0] = 0;
+    if (n > (int)sizeof all - 1) n = (int)sizeof all - 1;
+    if (n < size) {
+        memcpy(out, all, (size_t)n + 1);
+        return;
+    }
+    const int end = size / 2, begin = size - end - (int)sizeof gap;
+    memcpy(out, all, (size_t)begin);
+    memcpy(out + begin, gap, sizeof gap - 1);
+    memcpy(out + begin + sizeof gap - 1, all + n - end, (size_t)end + 1);
+}
+
 hola_status hl_fail(hola_status code, const char *fmt, ...) {
     va_list ap;
     va_start(ap, fmt);
-    vsnprintf(message, sizeof message, fmt, ap);
+    hl_message(message, sizeof message, fmt, ap);
     va_end(ap);
     for (char *p = message; *p; p++) /* the message may quote any bytes, but stays one line */
         if ((unsigned char)*p < 32 || *p == 127) *p = '?';

@@ -2,12 +2,17 @@
 #ifndef HL_STATUS_H
 #define HL_STATUS_H
 #include "hola.h"
+#include <stdarg.h>
 
 #if defined(__GNUC__)
 #define HL_PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
 #else
 #define HL_PRINTF(fmt, args)
 #endif
+
+/* Formats into size bytes. Of a text that is too long, such as one with a path of 4,000 bytes, the middle is left out: the
+ * cause comes last. */
+void hl_message(char *out, int size, const char *fmt, va_list ap) HL_PRINTF(3, 0);
 
 /* Stores the message for hola_last_error() and returns the code, so that callers write
  * `return hl_fail(HOLA_EIO, "%s: %s", path, strerror(errno));` */

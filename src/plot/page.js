@@ -102,6 +102,16 @@ function ticks(lo, hi, n, log) {
   for (let k = Math.ceil(lo / step - 1e-9); k * step <= hi + step * 1e-9; k++) out.push(k * step || 0); /* not -0 */
   return out;
 }
+/* One way to write all the ticks of an axis: 0.0005 and 0.0010, 0.5e-3 and 1.0e-3, 800k and 1,200k. */
+function axisFormat(list) {
+  const most = list.reduce((a, v) => Math.max(a, Math.abs(v)), 0), step = list.reduce((a, v, i) => i ? Math.min(a, v - list[i - 1]) : a, Infinity);
+  if (!(most > 0) || !isFinite(step)) return number;
+  const decimals = unit => Math.min(6, Math.max(0, -Math.floor(Math.log10(step / unit) + 1e-9)));
+  if (most >= 1e5) { const [size, unit] = most >= 2e9 ? [1e9, "B"] : most >= 2e6 ? [1e6, "M"] : [1e3, "k"], n = decimals(size); return v => v ? (v / size).toLocaleString("en-US", { minimumFractionDigits: n, maximumFractionDigits: n }) + unit : "0"; }
+  if (most < 1e-2) { const power = Math.floor(Math.log10(most) + 1e-9), n = decimals(10 ** power); return v => v ? (v / 10 ** power).toFixed(n) + "e" + power : "0"; }
+  const n = decimals(1);
+  return v => v || n ? v.toLocaleString("en-US", { minimumFractionDigits: n, maximumFractionDigits: n }) : "0";
+}
 /* Labels that would run into the one before are left out. */
 function spaced(list, at, width, gap) {
   const out = []; let end = -Infinity;
@@ -147,12 +157,13 @@ function chart(box, spec, zoom) {
     if (c.y.log) { const m = Math.max(Math.log(y1 / y0) * .06, .02); y0 *= Math.exp(-m), y1 *= Math.exp(m); }
     else { const m = (y1 - y0) * .06 || Math.abs(y1) * .05 || 1; if (c.y.lo === undefined) y0 -= m; if (c.y.hi === undefined) y1 += m; }
     const xf = c.x.format || number, yf = c.y.format || number, rows = ticks(y0, y1, Math.max(3, Math.round(h / (4 * f))), c.y.log);
-    const edge = { left: Math.ceil(Math.max(...rows.map(v => textWidth(yf(v), f)))) + 10, right: 14, top: 8, bottom: 3.3 * f };
+    const label = c.y.format || (c.y.log ? number : axisFormat(rows));
+    const edge = { left: Math.ceil(Math.max(...rows.map(v => textWidth(label(v), f)))) + 10, right: 14, top: 8, bottom: 3.3 * f };
     const lx = c.x.log ? Math.log : v => v, ly = c.y.log ? Math.log : v => v, wide = w - edge.left - edge.right, high = h - edge.top - edge.bottom;
     const px = v => edge.left + (lx(v) - lx(x0)) / (lx(x1) - lx(x0)) * wide, py = v => edge.top + (1 - (ly(v) - ly(y0)) / (ly(y1) - ly(y0))) * high;
     const back = p => { const t = (p - edge.left) / wide * (lx(x1) - lx(x0)) + lx(x0); return c.x.log ? Math.exp(t) : t; };
     for (const v of rows) {
-      s.append(svg("path", { class: "grid", d: `M${edge.left} ${py(v)}h${wide}` }), svg("text", { x: edge.left - 6, y: py(v) + f * .35, "text-anchor": "end" }, yf(v)));
+      s.append(svg("path", { class: "grid", d: `M${edge.left} ${py(v)}h${wide}` }), svg("text", { x: edge.left - 6, y: py(v) + f * .35, "text-anchor": "end" }, label(v)));
     }
     const columns = c.x.ticks ? c.x.ticks.filter(v => v >= x0 && v <= x1) : ticks(x0, x1, Math.max(2, Math.round(wide / (6 * f))), c.x.log);
     for (const v of spaced(columns, px, v => textWidth(xf(v), f), f * .8)) {
@@ -245,4 +256,6 @@ function dots(box, spec) {
 }
 const figure = (title, unit, cls) => el("figure", cls ? { class: cls } : {}, el("h3", {}, title, unit ? el("span", { class: "unit", text: ", " + unit }) : null));
 const colour = i => `var(--s${i % 8})`;
+/* A key drawn with the dashes of its line. */
+function lineKey(c, dash) { const s = svg("svg", { class: "line", viewBox: "0 0 30 6", "aria-hidden": "true" }); s.append(svg("path", { d: "M0 3h30", stroke: c, "stroke-width": 2, "stroke-dasharray": dash })); return s; }
 const key = (c, kind) => { const k = el("span", { class: "key" + (kind ? " " + kind : "") }); k.style.color = c; return k; };

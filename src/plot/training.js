@@ -1,7 +1,7 @@
 /* training.js -- the page of hola plot: runs, their curves, their settings. See page.js for charts and numbers. */
 const D = data();
 const axes = {
-  steps: { title: "step", of: "step", format: v => v >= 1e5 ? many(v) : number(Math.round(v)) },
+  steps: { title: "step", of: "step", format: v => v >= 1e5 ? many(v) : count(Math.round(v)) },
   tokens: { title: "tokens", of: "tokens", format: many },
   time: { title: "training time", of: "seconds", format: duration },
 };

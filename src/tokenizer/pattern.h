@@ -65,19 +65,22 @@ static inline int hl_pattern_class(const struct hl_pattern *p, const char *text,
 /* The end of the match that starts at text[at], at < len; -1: none. *seen: how far the text was read. */
 static inline int64_t hl_pattern_match(const struct hl_pattern *p, const char *text, int64_t len, int64_t at,
                                        int64_t *seen) {
-    uint32_t state = HL_PATTERN_START;
-    int64_t last = -1, run;
-    for (int size = 1; at < len; size = 1) {
-        uint32_t v = p->on_byte[state][(unsigned char)text[at]];
+    uint32_t state = HL_PATTERN_START, v = p->on_byte[state][(unsigned char)text[at]];
+    int64_t last = -1;
+    for (;;) {
+        int size = 1;
         if (v == HL_PATTERN_BEYOND)
             v = p->next[state * (uint32_t)p->classes + (uint32_t)hl_pattern_class(p, text, len, at, &size)];
         last = v & 1 ? at : last;
-        if (v >> 1 == HL_PATTERN_DEAD) return *seen = at, last;
         state = v >> 1;
-        run = at += size;
+        if (state == HL_PATTERN_DEAD) return *seen = at, last;
+        if ((at += size) >= len) break;
         /* characters that leave it in its state, where a match may end before each: most of a word */
-        while (at < len && p->on_byte[state][(unsigned char)text[at]] == (state << 1 | 1)) at++;
-        last = at > run ? at - 1 : last;
+        const uint32_t *on_byte = p->on_byte[state], stay = state << 1 | 1;
+        if ((v = on_byte[(unsigned char)text[at]]) != stay) continue;
+        while (++at < len && (v = on_byte[(unsigned char)text[at]]) == stay) {}
+        last = at - 1;
+        if (at == len) break;
     }
     *seen = at;
     return hl_pattern_ends(p, state, p->classes - 1) ? at : last;

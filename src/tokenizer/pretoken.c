@@ -102,7 +102,7 @@ static int64_t match(const struct hl_pattern *p, struct hl_cutting *l, const cha
 /* The match at l->at, or the gap before the next one. */
 static struct hl_piece find(const struct hl_pattern *p, struct hl_cutting *l, const char *text, int64_t from) {
     int64_t at = from, end;
-    if (l->found.begin == from && l->found.end > from) return l->found;
+    if (l->found.end > from && l->found.begin == from) return l->found; /* end first: 0 of a level that has begun */
     for (int size; at < l->end; at += size) {
         int class = hl_pattern_class(p, text, l->end, at, &size);
         if (hl_pattern_next(p, HL_PATTERN_START, class) == HL_PATTERN_DEAD) continue;

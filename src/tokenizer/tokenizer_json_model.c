@@ -124,7 +124,7 @@ static hola_status read_merges(struct hl_bpe *b, const json_t *vocab, const json
     char *scratch;
     if (!json_is_array(merges)) return hl_json_bad(path, "model.merges", "not an array");
     scratch = malloc(4 * HL_JSON_MAX_TOKEN + 8);
-    if (!scratch) return hl_fail(HOLA_ENOMEM, "%s: model.merges", path);
+    if (!scratch) return hl_fail(HOLA_ENOMEM, "%s: no memory for the merges", path);
     for (size_t i = 0; i < json_array_size(merges) && s == HOLA_OK; i++)
         s = read_merge(b, vocab, json_array_get(merges, i), (uint32_t)i, scratch, path);
     free(scratch);

@@ -250,7 +250,8 @@ def stream():
         pass
 what = dict(feed=lambda: s.feed(ids), score=lambda: m.score(ids), stream=stream,
             generate=lambda: m.generate("x", max_tokens=10**9, stop="\\0\\1\\2\\3\\4\\5"),
-            prompt=lambda: m.generate(ids, max_tokens=1))[sys.argv[1]]
+            prompt=lambda: m.generate(ids, max_tokens=1),
+            history=lambda: hola.History(s).prompt(ids))[sys.argv[1]]
 print("begin", flush=True)
 try:
     what()
@@ -267,7 +268,7 @@ def processor_seconds(pid):
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-@pytest.mark.parametrize("what", ["feed", "score", "generate", "stream", "prompt"])
+@pytest.mark.parametrize("what", ["feed", "score", "generate", "stream", "prompt", "history"])
 def test_interrupt(what):
     command, env = python(INTERRUPT)
     with subprocess.Popen([*command, what], env=env, stdout=subprocess.PIPE, text=True) as program:

@@ -166,6 +166,20 @@ def test_history(tiny):
     assert s.position == 150 and h.session is s
 
 
+def test_history_of_long_texts(byte):
+    """What is read in pieces gives what one call gives, and a wrong id changes nothing."""
+    ids = np.random.default_rng(2).integers(0, 256, 1600)
+    other = np.concatenate([ids[:1300], ids[:700]])
+    h = hola.History(byte.session())
+    for text, most in ((ids, 0), (other, 1300), (other, 2000), (ids[:1200], 1200)):
+        logits, reused = h.prompt(text)
+        assert np.abs(logits - byte.session().feed(text)).max() < 1e-4
+        assert max(0, most - 512) <= reused <= most and h.session.position == text.size
+    with pytest.raises(hola.InvalidArgument, match="token 2000: id 9999"):
+        h.prompt(np.append(other, 9999))
+    assert h.session.position == 1200
+
+
 def test_models(tiny, tmp_path):
     names = tiny.tensor_names()
     assert len(names) == len(set(names)) and "model.embeddings.weight" in names

@@ -130,6 +130,8 @@ def weight(name, shape, l2):
         x = numpy.full_like(u, 2.5 if l2 else 1.0)
     elif norm:
         x = 1 + 0.2 * (2 * u - 1)
+    elif last == "bias":
+        x = 0.3 * (2 * u - 1)
     elif "conv1d" in name:
         x = 0.6 * (2 * u - 1)
     elif "embeddings" in name:

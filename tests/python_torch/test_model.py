@@ -44,7 +44,8 @@ def logprobs(m, row):
     return z[:-1].gather(1, row[1:, None])[:, 0]
 
 
-NAMES = ("betae_rms", "betae_l2", "betae_rms_nogate", "betav_rms", "e_rms", "recency_rms", "streaming_rms")
+NAMES = ("betae_rms", "betae_l2", "betae_rms_nogate", "betav_rms", "e_rms", "recency_rms", "streaming_rms", "lola_rms",
+         "lte_rms", "lte_packed")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -52,7 +53,15 @@ def test_vector(name, vectors):
     d = json.loads((vectors / f"hola_{name}.json").read_text())
     fields = {n: x for n, x in d["config"].items() if n != "model_type"}
     m, row = model(**fields), torch.tensor(d["ids"])
-    loss = -logprobs(m, row).mean()
+    cu = torch.tensor([*d["starts"], len(row)]) if "starts" in d else None
+
+    def loss_of(m):
+        z = m(row[None], cu_seqlens=cu).logits[0].double().log_softmax(-1)
+        first = set(d.get("starts", [0]))
+        targets = torch.tensor([t for t in range(len(row)) if t not in first])
+        return -z[targets - 1, row[targets]].mean()
+
+    loss = loss_of(m)
     assert abs(loss.item() - d["loss"]) < 1e-10
     loss.backward()
     grads = {n: p.grad for n, p in m.named_parameters()}
@@ -63,7 +72,7 @@ def test_vector(name, vectors):
             assert abs(float(grads[n].norm()) - want) < 1e-9 * max(1.0, want), n
     assert seen == len(grads)
     other = model(**{**fields, "cache_window": 3})
-    assert abs(-logprobs(other, row).mean().item() - d["loss"]) > 1e-6
+    assert abs(loss_of(other).item() - d["loss"]) > 1e-6
 
 
 # ---- the program ----
@@ -79,7 +88,12 @@ def run(program, *args):
                                                  allow_neg_eigval=True, cache_norm="l2", cache_evict="e"),
                                     dict(cache_evict="none", use_short_conv=False),
                                     dict(cache_evict="streaming", cache_gate_linear=True),
-                                    dict(cache_gate_token=True, num_v_heads=4)], ids=str)
+                                    dict(cache_gate_token=True, num_v_heads=4),
+                                    dict(cache_evict="h2o", num_v_heads=4),
+                                    dict(cache_evict="lola", cache_norm="l2", cache_chunk=6),
+                                    dict(cache_evict="lola", num_v_heads=4, cache_redundancy=0.3),
+                                    dict(cache_evict="lte", num_v_heads=4, cache_lte_dim=5),
+                                    dict(cache_redundancy=0.2)], ids=str)
 def test_saved_here_and_there(fields, program, tmp_path):
     m, row = model(torch.float32, **fields), ids(40)
     m.save_pretrained(tmp_path / "here")
@@ -145,10 +159,12 @@ def test_packed_and_padded():
         m(left, attention_mask=mask[:, 1:])
 
 
-@pytest.mark.parametrize("evict", ["betae", "e", "betav", "recency", "streaming", "none"])
-def test_cache(evict):
+@pytest.mark.parametrize("evict, redundancy", [("betae", 0), ("e", 0), ("betav", 0), ("recency", 0), ("streaming", 0),
+                                               ("h2o", 0), ("lola", 0), ("lte", 0), ("none", 0), ("betae", 0.2),
+                                               ("h2o", 0.2)])
+def test_cache(evict, redundancy):
     """Token by token, in pieces, padded or not: the logits are those of one forward pass."""
-    m, rows, lengths = model(cache_evict=evict), ids(3, 45), [45, 40, 33]
+    m, rows, lengths = model(cache_evict=evict, cache_redundancy=redundancy), ids(3, 45), [45, 40, 33]
     left = torch.stack([torch.nn.functional.pad(r[:n], (45 - n, 0)) for r, n in zip(rows, lengths)])
     mask = torch.stack([torch.nn.functional.pad(torch.ones(n), (45 - n, 0)) for n in lengths]).long()
     with torch.no_grad():
@@ -248,18 +264,19 @@ def test_config():
     assert ht.HolaConfig(hidden_size=1024).mlp_size == 2816
     assert ht.HolaConfig(hidden_size=512, hidden_ratio=2).mlp_size == 768
     for field, value in (("cache_evict", "lru"), ("num_heads", 0), ("num_v_heads", 7), ("expand_v", 0.3),
-                         ("attn", {"layers": [1]}), ("hidden_act", "gelu"), ("cache_chunk", 0)):
+                         ("attn", {"layers": [1]}), ("hidden_act", "gelu"), ("cache_chunk", 0), ("cache_lte_dim", 65),
+                         ("cache_redundancy", 1.5)):
         with pytest.raises(ValueError, match=f"^{field}: "):
             ht.HolaConfig(**{field: value})
-    with pytest.raises(NotImplementedError, match="h2o"):
-        ht.HolaForCausalLM(ht.HolaConfig(**{**SMALL, "cache_evict": "h2o"}))
+    with pytest.raises(ValueError, match="^cache_redundancy: "):
+        ht.HolaConfig(cache_evict="recency", cache_redundancy=0.5)
 
 
 def test_as_remote_code(tmp_path):
     """The code that is saved with a model runs where hola is not installed, with the same numbers."""
     m, row = model(torch.float32), ids(1, 20)
     m.save_pretrained(tmp_path / "m")
-    assert {p.name for p in (tmp_path / "m").glob("*.py")} == {"modeling_hola.py", "hola_plain.py"}
+    assert {p.name for p in (tmp_path / "m").glob("*.py")} == {"modeling_hola.py", "hola_memory.py", "hola_plain.py"}
     torch.save((row, m(row).logits.detach(), m.generate(row, max_new_tokens=9, do_sample=False)), tmp_path / "want")
     script = """
 import sys, torch, transformers
@@ -278,6 +295,31 @@ assert torch.equal(m.generate(row, max_new_tokens=9, do_sample=False), text)
         capture_output=True,
                          text=True, cwd=pathlib.Path("/"))
     assert out.returncode == 0, out.stderr[-2000:]
+
+
+def test_one_file_to_copy(tmp_path):
+    """modeling_hola.py alone, where hola is installed; it and its two neighbours, where it is not."""
+    source = pathlib.Path(ht.__file__).parent
+    m, row = model(torch.float32, cache_evict="lola"), ids(1, 20)
+    torch.save((m.config.to_dict(), m.state_dict(), row, m(row).logits.detach()), tmp_path / "want")
+    script = """
+import sys, torch
+config, weights, row, logits = torch.load(sys.argv[1], weights_only=False)
+from mine.modeling_hola import HolaConfig, HolaForCausalLM
+assert ("hola.torch" in sys.modules) == bool(int(sys.argv[2]))
+m = HolaForCausalLM(HolaConfig(**config)).eval()
+m.load_state_dict(weights)
+assert (m(row).logits - logits).abs().max() < 1e-5
+"""
+    for files, paths in ((("modeling_hola.py",), [str(tmp_path), os.environ["PYTHONPATH"]]),
+                         (("modeling_hola.py", "hola_plain.py", "hola_memory.py"), [str(tmp_path)])):
+        mine = tmp_path / "mine"
+        mine.mkdir(exist_ok=True)
+        for name in ("__init__.py", *files):
+            (mine / name).write_text((source / name).read_text() if name in files else "")
+        out = subprocess.run([sys.executable, "-c", script, tmp_path / "want", str(len(paths) - 1)],
+                             capture_output=True, text=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}, cwd="/")
+        assert out.returncode == 0, out.stderr[-2000:]
 
 
 def test_on_the_emulated_device(emulated):

@@ -1,6 +1,9 @@
 """hola.torch's CUDA path on an emulated device (emulated.py): structs, pointers, strides, types, workspace, what is
 kept between forward and backward; results against plain PyTorch in double. Also the operators as torch sees them."""
 
+import os
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -211,6 +214,29 @@ def test_no_library(monkeypatch, tmp_path):
         _raw.forget()
     with ht.use_kernels(False):
         assert torch.equal(o, ht.chunk_gdn(**x)[0])
+
+
+@pytest.mark.parametrize("version", ["4.57.6", None])
+def test_no_models(version, tmp_path):
+    """With transformers 4, or none, the functions are there, and who asks for the models is told why they are not."""
+    if version:
+        (tmp_path / "transformers.py").write_text(f"__version__ = {version!r}\n")
+    else:
+        (tmp_path / "transformers.py").write_text("raise ImportError\n")
+    script = """
+import hola.torch as ht
+assert ht.chunk_gdn and "HolaConfig" not in ht.__all__ and not hasattr(ht, "nothing")
+try: from hola.torch import HolaForCausalLM
+except ImportError: pass
+print(getattr(ht, "HolaConfig", None))
+ht.HolaConfig
+"""
+    path = os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])
+    out = subprocess.run([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": path}, capture_output=True,
+                         text=True)
+    why = f"not {version}" if version else "not installed"
+    assert out.stdout == "None\n" and "AttributeError: module 'hola.torch' has no HolaConfig" in out.stderr, out.stderr
+    assert why in out.stderr
 
 
 # ---- operators ----

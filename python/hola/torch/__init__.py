@@ -31,11 +31,20 @@ __all__ = [
     "use_kernels",
 ]
 
+_MODELS = ["HolaAttention", "HolaConfig", "HolaForCausalLM", "HolaModel"]
 try:
-    import transformers as _transformers  # noqa: F401
+    import transformers as _transformers
 except ImportError:
-    pass  # functions only
+    _why = "they need transformers 5, which is not installed"
 else:
-    from ._register import HolaAttention, HolaConfig, HolaForCausalLM, HolaModel
+    _why = f"they need transformers 5, not {_transformers.__version__}"
+    if int(_transformers.__version__.partition(".")[0]) >= 5:
+        from ._register import HolaAttention, HolaConfig, HolaForCausalLM, HolaModel
 
-    __all__ += ["HolaAttention", "HolaConfig", "HolaForCausalLM", "HolaModel"]
+        __all__ += _MODELS
+
+
+def __getattr__(name: str) -> object:
+    if name in _MODELS:
+        raise AttributeError(f"module 'hola.torch' has no {name}: HOLA's models are not here, {_why}")
+    raise AttributeError(f"module 'hola.torch' has no attribute {name!r}")

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from typing import Any, Optional, Union, overload
+from typing import Any, Optional, TypeVar, Union, cast
 
 import torch
 from torch import Tensor
@@ -145,25 +145,16 @@ def _bytes(libhola: _raw.Library, shape: Shape, index: int, backward: bool) -> t
 # ---- what operators share ----
 
 
+MaybeTensor = TypeVar("MaybeTensor", bound=Optional[Tensor])
+
+
 def none_of(q: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """An output that is not wanted."""
     return q.new_empty(0, dtype=dtype)
 
 
-@overload
-def flat(x: Tensor) -> Tensor: ...
-
-
-@overload
-def flat(x: None) -> None: ...
-
-
-@overload
-def flat(x: Optional[Tensor]) -> Optional[Tensor]: ...
-
-
-def flat(x: Optional[Tensor]) -> Optional[Tensor]:
-    return None if x is None else x.flatten(0, 1)
+def flat(x: MaybeTensor) -> MaybeTensor:
+    return cast(MaybeTensor, None if x is None else x.flatten(0, 1))
 
 
 def like(x: Optional[Tensor], q: Tensor) -> Tensor:

@@ -75,7 +75,7 @@ def chunk_kda(
     if return_intermediate_states:
         raise NotImplementedError("return_intermediate_states: hola.torch gives no states between chunks")
     base._qkv(q, k, v)
-    B, T, HV, K = *q.shape[:2], v.shape[2], q.shape[3]
+    (B, T, _, K), HV = q.shape, v.shape[2]
     g = base._shaped("g", g, q, (B, T, HV, K), "[B, T, HV, K]")
     beta = base._shaped("beta", beta, q, (B, T, HV), "[B, T, HV]")
     if safe_gate and use_gate_in_kernel:

@@ -10,7 +10,7 @@ do the same with less memory and time. This file needs torch alone and is saved 
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple, Optional, Sequence, overload
+from typing import NamedTuple, Optional, Sequence, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ class Blocks:
     sequences along."""
 
     def __init__(self, lengths: Sequence[int], size: int, device: torch.device):
-        self.size, self.rows = size, sum(lengths)
+        self.size, self.rows, self.lengths = size, sum(lengths), list(lengths)
         self.order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
         starts, at = [], 0
         for n in lengths:
@@ -182,6 +182,19 @@ def gdn_forward(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta: Tens
     return out.to(q.dtype), torch.empty_like(h).index_copy(0, b.ranks, h), m
 
 
+def delta_states(k: Tensor, v: Tensor, g: Tensor, beta: Tensor, A_log: Tensor, dt_bias: Tensor,
+                 lengths: Sequence[int], size: int, flags: int) -> list[Tensor]:
+    """The states before every chunk of `size` rows, [sequences that reach it, HV, K, V], the longest sequences first;
+    the last ones are those after the last chunk of all sequences, also of those that ended before it."""
+    x = _inputs(k, k, v, g, beta, A_log, dt_bias, flags)
+    b = blocks_of(tuple(lengths), size, k.device)
+    states: list[Tensor] = []
+    h = _start(x, b, None)
+    if b.rows:
+        h = _walk(_chunks(x, b, 1.0), b, h, 1.0, states)[2]
+    return [*states, h]
+
+
 def _walk_back(c: _Chunks, b: Blocks, dO: Tensor, dh: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
     """From dh, the gradient of the states at the end: A^T dv_new and dh after every chunk, and dh at the start."""
     X2s, dhs = [], []
@@ -300,29 +313,36 @@ class _Read(NamedTuple):
     rows: Tensor  # [blocks, HV, window + size]; rows past the end: the number of rows
 
 
-def _read(q: Tensor, k: Tensor, v: Tensor, sel: Tensor, sink: Tensor, tau: Optional[Tensor], b: Blocks, scale: float,
-          bias: Optional[Tensor] = None) -> _Read:
+def read_of(q: Tensor, k: Tensor, v: Tensor, index: Tensor, sel: Tensor, sink: Tensor, tau: Optional[Tensor],
+            scale: float, bias: Optional[Tensor] = None) -> _Read:
+    """Of the blocks with the rows `index` [blocks, size], which see the rows `sel` [blocks, HV, n] too.
+    bias [rows, HV]: added to the logits of these."""
     t, H, HV = compute_type(q.dtype), q.shape[1], v.shape[1]
+    (count, size), rows_in_all = index.shape, q.shape[0]
 
     def pad(x: Tensor) -> Tensor:
         return torch.cat([x, x.new_zeros((1, *x.shape[1:]))])
 
-    index = b.index.view(b.count, 1, b.size).expand(b.count, HV, b.size)
-    rows = torch.cat([torch.where(sel < 0, b.rows, sel), index], -1)
+    rows = torch.cat([torch.where(sel < 0, rows_in_all, sel), index.unsqueeze(1).expand(count, HV, size)], -1)
     head = torch.arange(HV, device=q.device).view(1, HV, 1)
     kk, vv = pad(k.to(t))[rows, head // (HV // H)], pad(v.to(t))[rows, head]
-    qq = b.cut(q.to(t).repeat_interleave(HV // H, 1)) * scale
+    qq = pad(q.to(t).repeat_interleave(HV // H, 1))[index].transpose(1, 2) * scale
     if tau is not None:
         qq = qq * tau.to(t).view(1, HV, 1, 1)
     z = qq @ kk.transpose(-1, -2)
-    if bias is not None:  # of kept rows alone
+    if bias is not None:
         z = z + torch.cat([pad(bias.to(t))[rows[..., : sel.shape[-1]], head],
-                           z.new_zeros(index.shape)], -1).unsqueeze(-2)
-    causal = torch.ones(b.size, b.size, dtype=torch.bool, device=q.device).tril()
-    seen = torch.cat([(sel >= 0).unsqueeze(-2).expand(-1, -1, b.size, -1), causal.expand(b.count, HV, -1, -1)], -1)
+                           z.new_zeros((count, HV, size))], -1).unsqueeze(-2)
+    causal = torch.ones(size, size, dtype=torch.bool, device=q.device).tril()
+    seen = torch.cat([(sel >= 0).unsqueeze(-2).expand(-1, -1, size, -1), causal.expand(count, HV, -1, -1)], -1)
     z = z.masked_fill(~seen, float("-inf"))
-    z = torch.cat([z, sink.to(t).view(1, HV, 1, 1).expand(b.count, HV, b.size, 1)], -1)
+    z = torch.cat([z, sink.to(t).view(1, HV, 1, 1).expand(count, HV, size, 1)], -1)
     return _Read(qq, kk, vv, z.softmax(-1), rows)
+
+
+def _read(q: Tensor, k: Tensor, v: Tensor, sel: Tensor, sink: Tensor, tau: Optional[Tensor], b: Blocks,
+          scale: float) -> _Read:
+    return read_of(q, k, v, b.index.view(b.count, b.size), sel, sink, tau, scale)
 
 
 def positions(lengths: Sequence[int], heads: int, device: torch.device) -> Tensor:
@@ -332,14 +352,21 @@ def positions(lengths: Sequence[int], heads: int, device: torch.device) -> Tenso
 
 
 def cache_forward(q: Tensor, k: Tensor, v: Tensor, score: Optional[Tensor], sink: Tensor, tau: Optional[Tensor],
-                  lengths: Sequence[int], window: int, chunk: int, scale: float,
-                  bias: Optional[Tensor] = None) -> Tensor:
+                  lengths: Sequence[int], window: int, chunk: int, scale: float) -> Tensor:
     """The read [rows, HV, V] in q's type. score None: the latest rows are kept."""
     b = blocks_of(tuple(lengths), chunk, q.device)
     if b.rows == 0:
         return v.to(q.dtype)
     score = positions(lengths, v.shape[1], q.device) if score is None else score.detach()
-    r = _read(q, k, v, cache_select(score, b, window), sink, tau, b, scale, bias)
+    return read(q, k, v, cache_select(score, b, window), sink, tau, b, scale)
+
+
+def read(q: Tensor, k: Tensor, v: Tensor, sel: Tensor, sink: Tensor, tau: Optional[Tensor], b: Blocks, scale: float,
+         bias: Optional[Tensor] = None) -> Tensor:
+    """The read [rows, HV, V] in q's type, of blocks that see the rows `sel` of those before them."""
+    if b.rows == 0:
+        return v.to(q.dtype)
+    r = read_of(q, k, v, b.index.view(b.count, b.size), sel, sink, tau, scale, bias)
     return b.join(r.p[..., :-1] @ r.v).to(q.dtype)
 
 
@@ -377,20 +404,11 @@ def cache_backward(q: Tensor, k: Tensor, v: Tensor, score: Optional[Tensor], sin
 # ---- the two functions of hola.torch that a model needs, with as many of their arguments ----
 
 
-@overload
-def _rows(x: Tensor) -> Tensor: ...
+MaybeTensor = TypeVar("MaybeTensor", bound=Optional[Tensor])
 
 
-@overload
-def _rows(x: None) -> None: ...
-
-
-@overload
-def _rows(x: Optional[Tensor]) -> Optional[Tensor]: ...
-
-
-def _rows(x: Optional[Tensor]) -> Optional[Tensor]:
-    return None if x is None else x.flatten(0, 1)
+def _rows(x: MaybeTensor) -> MaybeTensor:
+    return cast(MaybeTensor, None if x is None else x.flatten(0, 1))
 
 
 def lengths_of(q: Tensor, cu_seqlens: Optional[Tensor]) -> list[int]:

@@ -1,7 +1,8 @@
 """HOLA language models for transformers: HolaConfig, HolaAttention (the layer), HolaModel, HolaForCausalLM.
 
-One file to copy and change. With hola installed its kernels do the work; without, hola_plain.py beside this file does
-the same in plain PyTorch. Weights and config.json are those of the hola program: each loads what the other saved.
+One file to copy and change. With hola installed its kernels do the work; without, hola_plain.py and hola_memory.py
+beside this file do the same in plain PyTorch. Weights and config.json are those of the hola program: each loads what
+the other saved.
 
     x1 = x  + o_proj(norm(o) silu(g_proj n))       n = RMSNorm(x); o = state's read + sigmoid(gate) memory's read
     x2 = x1 + down_proj(silu(gate_proj n) up_proj n)     n = RMSNorm(x1)
@@ -20,17 +21,20 @@ from transformers import initialization as init
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
-from .hola_plain import compute_type, l2norm, select
-
 try:
     from hola.torch import gated_delta_rule_with_score, hola_cache_attention
+    from hola.torch.hola_memory import HolaCache, IN_ORDER, LayerState, Logits, Memory, Policy, Rows, Scorer, block_states
+    from hola.torch.hola_memory import choose_rows, read_in_order, unit_keys, value_heads
+    from hola.torch.hola_plain import GATE, NEG, NORM, SIGMOID, compute_type, l2norm
 except ImportError:
-    from .hola_plain import gated_delta_rule_with_score, hola_cache_attention
+    from .hola_memory import HolaCache, IN_ORDER, LayerState, Logits, Memory, Policy, Rows, Scorer, block_states
+    from .hola_memory import choose_rows, read_in_order, unit_keys, value_heads
+    from .hola_plain import GATE, NEG, NORM, SIGMOID, compute_type, gated_delta_rule_with_score
+    from .hola_plain import hola_cache_attention, l2norm
 
 MEMORY_EPS = 1e-6
 # what the exact memory keeps: the name of a score below, or nothing at all
-EVICT = ("betae", "e", "betav", "recency", "streaming", "none")
-EVICT_ELSEWHERE = ("h2o", "lola", "lte")  # the hola program has these
+EVICT = ("betae", "e", "betav", "recency", "streaming", "h2o", "lola", "lte", "none")
 
 
 class HolaConfig(PretrainedConfig):
@@ -68,6 +72,7 @@ class HolaConfig(PretrainedConfig):
         cache_gate_token: bool = False,
         cache_redundancy: float = 0.0,
         cache_sinks: int = 4,
+        cache_lte_dim: int = 16,
         use_cache: bool = True,
         bos_token_id: Any = 1,
         eos_token_id: Any = 2,
@@ -102,6 +107,7 @@ class HolaConfig(PretrainedConfig):
         self.cache_gate_token = cache_gate_token
         self.cache_redundancy = cache_redundancy
         self.cache_sinks = cache_sinks
+        self.cache_lte_dim = cache_lte_dim
         self.use_cache = use_cache
         self._check(kwargs)
         super().__init__(bos_token_id=bos_token_id, eos_token_id=eos_token_id, pad_token_id=pad_token_id,
@@ -115,15 +121,18 @@ class HolaConfig(PretrainedConfig):
         for field, least, most in (("hidden_size", 1, 65536), ("num_hidden_layers", 1, 1024),
                                    ("vocab_size", 1, 1 << 24),
                                    ("num_heads", 1, 1024), ("head_dim", 1, 512), ("conv_size", 1, 8),
-                                   ("cache_window", 0, 4096), ("cache_chunk", 1, 4096), ("cache_sinks", 0, 4096)):
+                                   ("cache_window", 0, 4096), ("cache_chunk", 1, 4096), ("cache_sinks", 0, 4096),
+                                   ("cache_lte_dim", 1, 64)):
             x = getattr(self, field)
             need(isinstance(x, int) and least <= x <= most, field, f"is not between {least} and {most}")
         need(self.value_heads >= 1 and self.value_heads % self.num_heads == 0, "num_v_heads",
              "is not a multiple of num_heads")
         need(self.head_v_dim >= 1 and self.head_v_dim == self.head_dim * self.expand_v, "expand_v",
              "gives no whole size of value heads")
-        need(self.cache_evict in EVICT + EVICT_ELSEWHERE, "cache_evict",
-             f"is not one of {', '.join(EVICT + EVICT_ELSEWHERE)}")
+        need(self.cache_evict in EVICT, "cache_evict", f"is not one of {', '.join(EVICT)}")
+        need(0 <= self.cache_redundancy <= 1, "cache_redundancy", "is not between 0 and 1")
+        need(not self.cache_redundancy or self.cache_evict not in ("recency", "streaming"), "cache_redundancy",
+             f"is not for cache_evict {self.cache_evict}")
         need(self.cache_norm in ("rms", "l2"), "cache_norm", "is not rms or l2")
         for field in ("attn", "attnres_block_size"):
             need(other.get(field) is None, field, "is not supported")
@@ -151,6 +160,10 @@ class HolaConfig(PretrainedConfig):
         for field in ("tie_word_embeddings", "bos_token_id", "eos_token_id", "use_cache"):
             kept[field] = getattr(self, field)
         return kept
+
+    @property
+    def policy(self) -> Policy:
+        return Policy(self.cache_evict, self.cache_window, self.cache_chunk, self.cache_redundancy)
 
 
 # ---- parts ----
@@ -206,69 +219,7 @@ class HolaMLP(nn.Module):
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
-# ---- what a sequence leaves behind ----
-
-
-class LayerState:
-    """Of one layer and B sequences: the state S, the last inputs of the convolutions, and of the exact memory the kept
-    rows and the open block. Kept rows that are not there yet have the score -inf."""
-
-    def __init__(self, S: Tensor, tails: list[Tensor]):
-        self.S, self.tails = S, tails
-        self.kept: Optional[list[Tensor]] = None  # k [B, HV, w, K], v [B, HV, w, V], score [B, HV, w]
-        self.open: Optional[list[Tensor]] = None  # k [B, HV, C, K], v [B, HV, C, V], score [B, HV, C]
-
-    def map(self, f) -> None:
-        self.S, self.tails = f(self.S), [f(x) for x in self.tails]
-        self.kept = None if self.kept is None else [f(x) for x in self.kept]
-        self.open = None if self.open is None else [f(x) for x in self.open]
-
-
-class HolaCache:
-    """past_key_values of HolaForCausalLM. Its size does not grow with the text."""
-
-    is_compileable = False
-
-    def __init__(self, config: HolaConfig):
-        self.layers: list[Optional[LayerState]] = [None] * config.num_hidden_layers
-        self.position: Optional[Tensor] = None  # [B]: tokens fed, padding not counted
-        self.columns = 0  # tokens fed, padding counted
-        self.fed = self.starts = torch.empty(0)  # of the tokens being fed, [B, T]: are they real, their positions
-
-    def feed(self, B: int, T: int, real: Optional[Tensor], device: torch.device) -> None:
-        """Announces T more tokens of B sequences; real [B, T]: which of them are no padding (None: all)."""
-        if self.position is None:
-            self.position = torch.zeros(B, dtype=torch.int64, device=device)
-        if len(self.position) != B:
-            raise ValueError(f"past_key_values holds {len(self.position)} sequences, not {B}")
-        self.fed = torch.ones(B, T, dtype=torch.bool, device=device) if real is None else real
-        n = self.fed.to(torch.int64)
-        self.starts = self.position.unsqueeze(1) + n.cumsum(1) - n
-        self.position = self.position + n.sum(1)
-        self.columns += T
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return self.columns
-
-    def get_max_cache_shape(self, layer_idx: int = 0) -> int:
-        return -1
-
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        self.batch_select_indices(beam_idx)
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        for layer in self.layers:
-            if layer is not None:
-                layer.map(lambda x: x.index_select(0, indices.to(x.device)))
-        if self.position is not None:
-            self.position = self.position.index_select(0, indices.to(self.position.device))
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        if self.position is not None:
-            self.batch_select_indices(torch.arange(len(self.position)).repeat_interleave(repeats))
-
-    def reset(self) -> None:
-        self.layers, self.position, self.columns = [None] * len(self.layers), None, 0
+# ---- rows ----
 
 
 class Packing:
@@ -296,8 +247,23 @@ class Packing:
     def count(self) -> int:
         return self.B if self.lengths is None else len(self.lengths)
 
+    def all_lengths(self) -> list[int]:
+        if self.lengths is None and self.cu is not None:
+            self.lengths = self.cu.diff().tolist()
+        return [self.T] * self.B if self.lengths is None else self.lengths
+
 
 # ---- the layer ----
+
+
+class ScorerPart(nn.Module):
+    """One of the parts of lte's network."""
+
+    def __init__(self, *shape: int, bias: int = 0):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(shape))
+        if bias:
+            self.bias = nn.Parameter(torch.empty(bias))
 
 
 class HolaAttention(nn.Module):
@@ -305,10 +271,6 @@ class HolaAttention(nn.Module):
 
     def __init__(self, config: HolaConfig, layer_idx: int = 0):
         super().__init__()
-        if config.cache_evict in EVICT_ELSEWHERE:
-            raise NotImplementedError(f"cache_evict {config.cache_evict}: not in PyTorch; the hola program has it")
-        if config.cache_redundancy > 0:
-            raise NotImplementedError("cache_redundancy: not in PyTorch; the hola program has it")
         self.config, self.layer_idx = config, layer_idx
         d, H, HV, K, V = (config.hidden_size, config.num_heads, config.value_heads, config.head_dim, config.head_v_dim)
         linear = lambda n, m: nn.Linear(n, m, bias=False)  # noqa: E731
@@ -332,6 +294,10 @@ class HolaAttention(nn.Module):
                 setattr(self, name, nn.Parameter(torch.empty(HV)))
         if config.cache_gate_token:
             self.cache_gate_proj = linear(d, HV)
+        if config.cache_evict == "lte":
+            r = config.cache_lte_dim
+            self.cache_lte_in, self.cache_lte_out = ScorerPart(HV, r, K + V), ScorerPart(HV, r, bias=HV)
+            self.cache_lte_conv1, self.cache_lte_conv2 = (ScorerPart(HV * r, 1, 3, bias=HV * r) for _ in range(2))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -346,6 +312,11 @@ class HolaAttention(nn.Module):
         init.constant_(self.cache_tau, c.cache_tau_init)
         if c.cache_gate_token:
             init.zeros_(self.cache_gate_proj.weight)
+        for part in self.children():
+            if isinstance(part, ScorerPart):
+                init.normal_(part.weight, std=math.sqrt(2 / part.weight.shape[-1]))
+                if hasattr(part, "bias"):
+                    init.zeros_(part.bias)
 
     def _conv(self, x: Tensor, name: str, packing: Packing, tail: Optional[Tensor]) -> Tensor:
         if not self.config.use_short_conv:
@@ -366,19 +337,64 @@ class HolaAttention(nn.Module):
         return l2norm(q.to(t))[0].to(q.dtype), l2norm(k.to(t))[0].to(k.dtype)
 
     def _score(self, m: Tensor, b: Tensor, v: Tensor, position: Tensor) -> Tensor:
-        """What the memory ranks tokens by, [B, T, HV]; nothing flows back through it."""
+        """What the memory ranks tokens by, [B, T, HV]; nothing flows back through it. h2o, lola and lte rank by what
+        comes later: m stands for it."""
         evict = self.config.cache_evict
         beta = b.detach().to(m.dtype).sigmoid() * (2 if self.config.allow_neg_eigval else 1)
-        if evict == "betae":
-            return m
         if evict == "e":
             return m / beta
         if evict == "betav":
             return beta * v.detach().to(m.dtype).norm(dim=-1)
+        if evict not in ("recency", "streaming"):
+            return m
         age = position.to(m.dtype)
         if evict == "streaming":
             age = age.masked_fill(position < self.config.cache_sinks, float("inf"))
         return age.unsqueeze(-1).expand(m.shape)
+
+    def _logits(self) -> Logits:
+        return Logits(self.cache_sink, self.cache_tau, self.config.head_dim**-0.5)
+
+    def _scorer(self) -> Optional[Scorer]:
+        """lte's network."""
+        if self.config.cache_evict != "lte":
+            return None
+        HV, one, two, out = self.config.value_heads, self.cache_lte_conv1, self.cache_lte_conv2, self.cache_lte_out
+        return Scorer(self.cache_lte_in.weight, one.weight.view(HV, -1, 3), one.bias.view(HV, -1),
+                             two.weight.view(HV, -1, 3), two.bias.view(HV, -1), out.weight, out.bias,
+                             self.config.norm_eps)
+
+    def _states(self, k: Tensor, v: Tensor, a: Tensor, b: Tensor, lengths: list[int]):
+        """The states at the ends of blocks, for lola."""
+        rows = [x.detach().flatten(0, 1) for x in (k, v, a, b)]
+        flags = NORM | GATE | SIGMOID | (NEG if self.config.allow_neg_eigval else 0)
+        return block_states(*rows, self.A_log.detach(), self.dt_bias.detach(), flags, lengths,
+                                   self.config.cache_chunk)
+
+    def _read(self, x: Tensor, qkvab: tuple[Tensor, ...], m: Tensor, packing: Packing,
+              leave: bool) -> tuple[Tensor, Optional[Memory]]:
+        """-> what the memory adds, and, if asked for, what the sequences leave behind in it."""
+        q, k, v, a, b = qkvab
+        c, policy, lola = self.config, self.config.policy, self.config.cache_evict == "lola"
+        qt, kt = self._for_memory(q, k)
+        score = self._score(m, b, v, packing.positions(x.device))
+        read = kept = None
+        if not policy.in_order:
+            read = hola_cache_attention(qt, kt, v, score, self.cache_sink, self.cache_tau, window=c.cache_window,
+                                        chunk=c.cache_chunk, cu_seqlens=packing.cu)
+        if policy.in_order or leave:
+            lengths = packing.all_lengths()
+            with torch.autocast(x.device.type, enabled=False):
+                rows = Rows(*(y.flatten(0, 1) for y in (qt, kt, v, score)),
+                                   unit_keys(k.detach()).flatten(0, 1) if lola else None)
+                states = self._states(k, v, a, b, lengths)
+                if policy.in_order:
+                    read, chosen = read_in_order(rows, lengths, policy, self._logits(), states, self._scorer())
+                    read = read.unflatten(0, x.shape[:2])
+                else:
+                    chosen = choose_rows(rows, lengths, policy, self._logits(), states)
+                kept = Memory.after(policy, rows, lengths, chosen) if leave else None
+        return self._gate(x) * read, kept
 
     def _gate(self, x: Tensor) -> Tensor:
         """What the reads are multiplied with, [HV, 1] or, a gate per token, [B, T, HV, 1]."""
@@ -407,46 +423,26 @@ class HolaAttention(nn.Module):
         if past_key_values is not None and past_key_values.layers[self.layer_idx] is not None:
             steps = [self._step(x[:, t : t + 1], past_key_values, t) for t in range(x.shape[1])]
             return torch.cat(steps, 1)
-        c = self.config
         q, k, v, a, b, raw = self._heads(x, packing, None)
-        o, S, m = self._delta_rule(q, k, v, a, b, packing, None, past_key_values is not None)
-        if c.cache_evict != "none":
-            qt, kt = self._for_memory(q, k)
-            score = self._score(m, b, v, packing.positions(x.device))
-            read = hola_cache_attention(qt, kt, v, score, self.cache_sink, self.cache_tau, window=c.cache_window,
-                                        chunk=c.cache_chunk, cu_seqlens=packing.cu)
-            o = (o + self._gate(x) * read).to(o.dtype)
-        if past_key_values is not None:
-            past_key_values.layers[self.layer_idx] = self._leave(packing, S, raw, *((kt, v, score)
-                                                                 if c.cache_evict != "none" else ()))
+        caching, kept = past_key_values is not None, None
+        o, S, m = self._delta_rule(q, k, v, a, b, packing, None, caching)
+        if self.config.cache_evict != "none":
+            read, kept = self._read(x, (q, k, v, a, b), m, packing, caching)
+            o = (o + read).to(o.dtype)
+        if caching:
+            past_key_values.layers[self.layer_idx] = state = LayerState(S, self._tails(packing, raw))
+            state.memory = kept
         return self._finish(x, o)
 
     # -- token by token --
 
-    def _leave(self, packing: Packing, S: Tensor, raw: list[Tensor], *memory: Tensor) -> LayerState:
-        """What the sequences leave behind after their first rows."""
-        c, n = self.config, packing.count()
-        back = c.conv_size - 1 if c.use_short_conv else 0
-        tails = [torch.stack([F.pad(r, (0, 0, back, 0))[len(r) :] for r in (packing.sequence(x, i) for i in range(n))])
-                 for x in raw] if back else []
-        state = LayerState(S, [x.detach() for x in tails])
-        if not memory:
-            return state
-        kt, v, score = memory
-        kt = kt.detach().repeat_interleave(c.value_heads // c.num_heads, 2)
-        w, C, HV = c.cache_window, c.cache_chunk, c.value_heads
-        shapes = [(HV, w, kt.shape[-1]), (HV, w, v.shape[-1]), (HV, w)]
-        state.kept = [v.new_zeros((n, *s)) for s in shapes[:2]] + [score.new_full((n, *shapes[2]), float("-inf"))]
-        state.open = [v.new_zeros((n, HV, C, s[-1])) for s in shapes[:2]] + [score.new_zeros((n, HV, C))]
-        for i in range(n):
-            rows = [packing.sequence(x, i).detach().transpose(0, 1) for x in (kt, v, score)]  # [HV, T, ...]
-            full = rows[2].shape[1] // C * C
-            at = select(rows[2][:, :full], torch.arange(full, device=v.device).expand(HV, -1), w)
-            for kept, open_, x in zip(state.kept, state.open, rows):
-                index = at if x.dim() == 2 else at.unsqueeze(-1).expand(-1, -1, x.shape[-1])
-                kept[i, :, : at.shape[1]] = x.gather(1, index)
-                open_[i, :, : x.shape[1] - full] = x[:, full:]
-        return state
+    def _tails(self, packing: Packing, raw: list[Tensor]) -> list[Tensor]:
+        """The last inputs of the convolutions, after the first rows of the sequences."""
+        n, back = packing.count(), self.config.conv_size - 1 if self.config.use_short_conv else 0
+        if not back:
+            return []
+        rows = [[packing.sequence(x, i).detach() for i in range(n)] for x in raw]
+        return [torch.stack([F.pad(r, (0, 0, back, 0))[len(r) :] for r in x]) for x in rows]
 
     def _step(self, x: Tensor, past: HolaCache, t: int) -> Tensor:
         """One token of every sequence; those where `past.fed` is false stay as they are."""
@@ -459,38 +455,15 @@ class HolaAttention(nn.Module):
         state.S = keep(S.to(state.S.dtype), state.S)
         state.tails = [keep(torch.cat([old[:, 1:], r.detach()], 1), old) for old, r in zip(state.tails, raw)]
         if c.cache_evict != "none":
-            qt, kt = self._for_memory(q, k)
+            qt, kt = (value_heads(y, v) for y in self._for_memory(q, k))
             score = self._score(m, b, v, position.unsqueeze(1))
-            read = self._step_memory(state, qt, kt, v, score, position, fed)
-            o = (o + self._gate(x) * read).to(o.dtype)
+            new = [kt, v, torch.zeros_like(score) if c.cache_evict in IN_ORDER else score]
+            if c.cache_evict == "lola":
+                new.append(value_heads(unit_keys(k), v))
+            read = state.memory.step(qt[:, 0], [y.detach()[:, 0] for y in new], position, fed, self._logits(), state.S,
+                                     self._scorer())
+            o = (o + self._gate(x) * read.unsqueeze(1)).to(o.dtype)
         return self._finish(x, o)
-
-    def _step_memory(self, state: LayerState, q: Tensor, k: Tensor, v: Tensor, score: Tensor, position: Tensor,
-                     fed: Tensor) -> Tensor:
-        c, t = self.config, compute_type(q.dtype)
-        rep, C, w = c.value_heads // c.num_heads, c.cache_chunk, c.cache_window
-        at, B = position % C, torch.arange(len(position), device=q.device)
-        new = [x.detach()[:, 0] for x in (k.repeat_interleave(rep, 2), v, score)]
-        for i, x in enumerate(new):
-            slot = state.open[i].clone()
-            slot[B, :, at] = torch.where(fed.view(-1, *(1,) * (x.dim() - 1)), x.to(slot.dtype), slot[B, :, at])
-            state.open[i] = slot
-        keys, values = (torch.cat([a, b], 2).to(t) for a, b in zip(state.kept[:2], state.open[:2]))
-        seen = torch.cat([state.kept[2] > float("-inf"),
-                          (torch.arange(C, device=q.device) <= at[:, None])[:, None].expand(-1, c.value_heads, -1)], 2)
-        z = torch.einsum("bhk,bhnk->bhn", q[:, 0].to(t).repeat_interleave(rep, 1), keys) * c.head_dim**-0.5
-        z = (z * self.cache_tau.to(t).view(-1, 1)).masked_fill(~seen, float("-inf"))
-        p = torch.cat([z, self.cache_sink.to(t).view(1, -1, 1).expand(len(z), -1, 1)], 2).softmax(-1)
-        read = torch.einsum("bhn,bhnv->bhv", p[..., :-1], values)
-        full = (at == C - 1) & fed
-        if w and bool(full.any()):  # the block is complete: its rows compete with the kept ones
-            both = [torch.cat([a, b], 2) for a, b in zip(state.kept, state.open)]
-            n = torch.arange(both[2].shape[2], device=q.device).expand(both[2].shape)
-            best = select(both[2], n, w)
-            for i, x in enumerate(both):
-                index = best if x.dim() == 3 else best.unsqueeze(-1).expand(*best.shape, x.shape[-1])
-                state.kept[i] = torch.where(full.view(-1, *(1,) * (x.dim() - 1)), x.gather(2, index), state.kept[i])
-        return read.unsqueeze(1)
 
 
 # ---- the model ----
