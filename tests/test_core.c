@@ -84,6 +84,37 @@ static void test_each_task_once(void **state) {
     free(j);
 }
 
+/* Each worker begins with the first task of its share; whoever is done takes what others have not begun. */
+enum { SHARE = 5, SHARERS = 3 };
+struct shares {
+    atomic_int come; /* workers */
+    int first[SHARERS], runs[SHARERS * SHARE];
+};
+static void take_share(void *ctx, int64_t i, int worker) {
+    struct shares *s = ctx;
+    s->runs[i]++;
+    if (s->first[worker] >= 0) return;
+    s->first[worker] = (int)i;
+    atomic_fetch_add(&s->come, 1);
+    while (atomic_load(&s->come) < SHARERS) usleep(10); /* nobody is done before all have begun */
+}
+static bool begin_in_their_shares(const struct shares *s) {
+    for (int w = 0; w < SHARERS; w++)
+        if (s->first[w] != w * SHARE) return false;
+    return true;
+}
+static void test_shares(void **state) {
+    struct shares s = {.first = {-1, -1, -1}};
+    struct hl_pool *p = check_pool(SHARERS, 0);
+    (void)state;
+    hl_pool_run(p, SHARERS * SHARE, take_share, &s);
+    assert_true(begin_in_their_shares(&s));
+    for (int i = 0; i < SHARERS * SHARE; i++) assert_int_equal(s.runs[i], 1);
+    s.first[1] = 1; /* one counter for all workers would give this */
+    assert_false(begin_in_their_shares(&s));
+    hl_pool_free(p);
+}
+
 /* Workers that fell asleep between jobs must wake up. */
 static void test_after_a_pause(void **state) {
     struct hl_pool *p = check_pool(3, 0);
@@ -403,6 +434,7 @@ int main(void) {
         cmocka_unit_test(test_carve),
         cmocka_unit_test(test_argmax_and_clock),
         cmocka_unit_test(test_each_task_once),
+        cmocka_unit_test(test_shares),
         cmocka_unit_test(test_after_a_pause),
         cmocka_unit_test(test_helpers_that_stall),
         cmocka_unit_test(test_callers_in_turn),

@@ -194,8 +194,33 @@ static void compare_rows(const struct hl_ops *ops, struct hl_backend *pool, cons
     free_outputs(&few, out);
 }
 
+/* Exchanges two columns of x and W: the same sums, in another order. */
+static void exchange(struct layer *l, int64_t i, int64_t j) {
+    for (int64_t m = 0; m < l->M; m++) {
+        const real x = l->x[m * l->K + i];
+        l->x[m * l->K + i] = l->x[m * l->K + j], l->x[m * l->K + j] = x;
+    }
+    for (int64_t n = 0; n < l->N; n++) {
+        const real w = l->W[0][n * l->K + i];
+        l->W[0][n * l->K + i] = l->W[0][n * l->K + j], l->W[0][n * l->K + j] = w;
+    }
+    for (int d = 0; d < HOLA_DTYPE_COUNT; d++) hl_panel_pack(l->panels[0][d], (hola_dtype)d, l->W[0], l->N, l->K);
+}
+/* A single row summed in another order does not have the same bits. */
+static void check_order_matters(const struct hl_ops *ops, struct hl_backend *pool, struct layer *l, int kind,
+                                real *all[PARTS]) {
+    struct layer row = *l;
+    real *out[PARTS];
+    row.M = row.n = 1;
+    exchange(l, 0, l->K - 1);
+    forward(ops, pool, &row, kind, FROM_NOTHING, out);
+    assert_memory_not_equal(out[0], all[0], (size_t)l->N * sizeof(real));
+    free_outputs(&row, out);
+    exchange(l, 0, l->K - 1);
+}
+
 static void test_rows_alone(void **state) {
-    static const int64_t Ks[] = {7, 512, 1000};
+    static const int64_t Ks[] = {7, 512, 1000}, Ns[] = {100, 100, 290}; /* 290: one row takes two panels at a time */
     struct hl_backend *pool = check_backend_open(2, hl_linear_scratch());
     (void)state;
     for (int b = 0; check_backend(b); b++)
@@ -203,12 +228,13 @@ static void test_rows_alone(void **state) {
             const struct hl_ops *ops = hl_ops_named(check_backend(b));
             struct layer l;
             if (!ops) continue;
-            layer_new(&l, 257, 100, Ks[k], 2);
+            layer_new(&l, 257, Ns[k], Ks[k], 2);
             for (int kind = 0; kind <= HOLA_DTYPE_COUNT; kind++) {
                 real *all[PARTS];
                 forward(ops, pool, &l, kind, FROM_NOTHING, all);
                 for (int64_t m = 0; m < l.M; m += 37) compare_rows(ops, pool, &l, kind, m, 1, all);
                 for (int64_t n = 2; n < 40; n += n < 16 ? 1 : 7) compare_rows(ops, pool, &l, kind, 3 * n, n, all);
+                if (k == 2 && kind <= 1 + HOLA_F16) check_order_matters(ops, pool, &l, kind, all);
                 free_outputs(&l, all);
             }
             layer_free(&l);

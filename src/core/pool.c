@@ -1,5 +1,7 @@
-/* pool.c -- helpers spin briefly for the next job (decoding starts hundreds of short ones per token), then sleep. Tasks
- * are handed out by one atomic counter.
+/* pool.c -- helpers spin briefly for the next job (decoding starts hundreds of short ones per token), then sleep.
+ *
+ * Every thread has a share of consecutive tasks, usually neighbours in memory too, and takes them in order; when its
+ * share is done it takes from the others'.
  *
  * The calling thread works on its own job too and waits only for helpers that are running a task: a late helper,
  * preempted by another process, finds the job closed. If a helper is preempted in the middle of a task, the caller must
@@ -32,6 +34,8 @@ struct worker {
     int id;
     char *scratch;
     pthread_cond_t wake;
+    _Alignas(64) atomic_int_fast64_t next; /* first task of its share not yet taken */
+    int64_t end;                           /* of its share */
     /* the caller's; times in nanoseconds */
     int64_t since;      /* when it last began to work after a rest or a stall */
     int64_t rest_until; /* end of the latest rest */
@@ -48,9 +52,7 @@ struct hl_pool {
     /* the job; written before `job` is set, read by helpers inside */
     hl_task task;
     void *ctx;
-    int64_t n;
-    _Alignas(64) atomic_int_fast64_t next; /* first task not yet taken */
-    _Alignas(64) atomic_uint job;          /* number of the open job; 0: none */
+    _Alignas(64) atomic_uint job; /* number of the open job; 0: none */
     pthread_mutex_t sleep_lock;
     atomic_bool stop;
 };
@@ -63,11 +65,14 @@ static inline void relax(void) {
 #endif
 }
 
+/* All shares, beginning with its own. */
 static void work(struct hl_pool *p, int id) {
-    for (;;) {
-        int64_t i = atomic_fetch_add_explicit(&p->next, 1, memory_order_relaxed);
-        if (i >= p->n) return;
-        p->task(p->ctx, i, id);
+    for (int k = 0; k < p->threads; k++) {
+        struct worker *w = &p->worker[id + k < p->threads ? id + k : id + k - p->threads];
+        while (atomic_load_explicit(&w->next, memory_order_relaxed) < w->end) {
+            const int64_t i = atomic_fetch_add_explicit(&w->next, 1, memory_order_relaxed);
+            if (i < w->end) p->task(p->ctx, i, id);
+        }
     }
 }
 
@@ -168,6 +173,18 @@ static void wait_for(struct worker *w) {
     if (stalled > 0) keep_score(w, stalled, now);
 }
 
+/* Shares of n tasks; resting helpers get none. */
+static void share(struct hl_pool *p, int64_t n) {
+    const int64_t active = p->threads - p->resting;
+    int64_t from = 0, given = 0;
+    for (int i = 0; i < p->threads; i++) {
+        struct worker *w = &p->worker[i];
+        const int64_t end = atomic_load_explicit(&w->resting, memory_order_relaxed) ? from : n * ++given / active;
+        atomic_store_explicit(&w->next, from, memory_order_relaxed);
+        w->end = from = end;
+    }
+}
+
 void hl_pool_run(struct hl_pool *p, int64_t n, hl_task task, void *ctx) {
     if (n <= 0) return;
     pthread_mutex_lock(&p->busy);
@@ -179,8 +196,7 @@ void hl_pool_run(struct hl_pool *p, int64_t n, hl_task task, void *ctx) {
     }
     p->task = task;
     p->ctx = ctx;
-    p->n = n;
-    atomic_store_explicit(&p->next, 0, memory_order_relaxed);
+    share(p, n);
     if (++p->count == 0) p->count = 1;
     atomic_store(&p->job, p->count);
     for (int i = 1; i < p->threads; i++)

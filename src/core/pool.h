@@ -1,9 +1,10 @@
 /* pool.h -- a fixed-size thread pool.
  *
  * hl_pool_run(pool, n, task, ctx) calls task(ctx, i, worker) for every i in [0, n), each once, on any thread, and
- * returns when all are done. Which thread runs which i is unspecified, so a task must own what it writes, and the
- * division into tasks must not depend on the number of threads: then neither does the result. Calls from several
- * threads on one pool are serialized. Tasks must not nest. */
+ * returns when all are done. Which thread runs which i is unspecified (usually consecutive ones: neighbours in memory
+ * should be neighbours in i), so a task must own what it writes, and the division into tasks must not depend on the
+ * number of threads: then neither does the result. Calls from several threads on one pool are serialized. Tasks must
+ * not nest. */
 #ifndef HL_POOL_H
 #define HL_POOL_H
 #include "core/status.h"

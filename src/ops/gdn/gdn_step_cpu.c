@@ -42,7 +42,6 @@ struct job {
     const struct gdn_steps *a;
     int64_t first;        /* the window's first pair */
     int64_t tiles, tasks; /* tiles and tasks of a pair */
-    int64_t ahead;        /* expected distance to the worker's next pair, for prefetching */
     real *sums;           /* [pair][tile][GDN_STEP] */
 };
 
@@ -65,14 +64,15 @@ static void keep_block_tile(const struct hl_gdn *a, int64_t pair, int64_t t, con
 static void task(void *ctx, int64_t i, int worker) {
     const struct job *j = ctx;
     const struct gdn_steps *a = j->a;
-    int64_t local = i / j->tasks, pair = j->first + local, later = pair + j->ahead;
+    int64_t local = i / j->tasks, pair = j->first + local;
     int64_t tile = i % j->tasks, end = j->tasks == 1 ? j->tiles : tile + 1;
     const struct hl_seg *seg = &a->rows->seg[pair / a->HV];
-    real *S = state_of(a, pair), *later_S = later < a->rows->n * a->HV ? state_of(a, later) : NULL;
+    real *S = state_of(a, pair);
     (void)worker;
     for (; S && tile < end; tile++) {
         int64_t col = tile * GDN_TILE, cols = a->V - col < GDN_TILE ? a->V - col : GDN_TILE;
-        const real *next = tile + 1 < end ? S + col + GDN_TILE : later_S;
+        /* not the next pair: another thread may just be writing it */
+        const real *next = tile + 1 < end ? S + col + GDN_TILE : NULL;
         for (int64_t t = 0; t < seg->len; t++) {
             bool fetch_next = next && t + 1 == seg->len;
             j->sums[(local * j->tiles + tile) * GDN_STEP + t] =
@@ -97,7 +97,7 @@ static void finish_m(const struct job *j, int64_t pairs) {
 
 void HL_OP(gdn_steps)(struct hl_pool *pool, const struct gdn_steps *a) {
     real sums[SUMS];
-    struct job j = {.a = a, .tiles = hl_pieces(a->V, GDN_TILE), .ahead = hl_pool_threads(pool), .sums = sums};
+    struct job j = {.a = a, .tiles = hl_pieces(a->V, GDN_TILE), .sums = sums};
     int64_t pairs = a->rows->n * a->HV, window = SUMS / (j.tiles * GDN_STEP), rows = 0, busy = 0;
     HL_ASSERT(window > 0);
     for (int64_t s = 0; s < a->rows->n; s++)

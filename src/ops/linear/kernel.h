@@ -36,7 +36,18 @@ struct hl_tile {
     real alpha; /* C (= or +=) alpha A B */
     bool add;
 };
+/* One row of x times HL_ROW_PANELS whole panels, `step` bytes apart. Short vectors have enough sums in one panel. */
+enum { HL_ROW_PANELS = VL >= 8 ? 2 : 1 };
+struct hl_one_row {
+    const real *x;
+    const void *B;
+    hola_dtype dtype;
+    int64_t K, step;
+    real *C;
+    bool add;
+};
 #ifdef HL_ISA
+void HL_OP(one_row)(const struct hl_one_row *r);
 void HL_OP(tile)(const struct hl_tile *t);
 /* Transposes: dst[k*ds + r] = src[r*ss + k], r < rows <= width, k < n <= HL_KC; zero for rows <= r < width. Writes
  * whole groups of 4 r. */

@@ -129,6 +129,16 @@ static void run_small_m(const struct product *p, int64_t n0, real *strips) {
     struct hl_tile tile = {.as = row ? 1 : HL_AS, .bs = HL_PANEL, .dtype = t->dtype, .ldc = p->N, .alpha = 1};
     for (int64_t k = 0; k < t->K && !packed; k += HL_KC)
         pack_strips(strips + as * k, t, 0, p->M, k, min64(t->K - k, HL_KC));
+    for (; row && n0 + HL_ROW_PANELS * HL_PANEL <= end; n0 += HL_ROW_PANELS * HL_PANEL) {
+        const struct hl_one_row r = {.x = t->A,
+                                     .B = (const char *)t->B + n0 * t->K * size,
+                                     .dtype = t->dtype,
+                                     .K = t->K,
+                                     .step = HL_PANEL * t->K * size,
+                                     .C = p->C + n0,
+                                     .add = p->add};
+        HL_OP(one_row)(&r);
+    }
     for (int64_t j = n0; j < end; j += HL_PANEL)
         for (int64_t k = 0; k < t->K; k += HL_KC) {
             tile.B = (const char *)t->B + (j / HL_PANEL * t->K + k) * HL_PANEL * size;
@@ -226,7 +236,10 @@ static void cut_small_m(struct product *p, int threads) {
     p->mc = p->M;
     /* a task on quantised weights may have to quantise x itself: use fewer tasks */
     const int64_t tasks = (p->term[0].form == B_QUANT && !p->term[0].strip ? 4 : 8) * threads;
-    p->nc = max64(hl_pieces(panels, tasks), hl_pieces(512, p->term[0].K)) * HL_PANEL;
+    int64_t each = max64(hl_pieces(panels, tasks), hl_pieces(512, p->term[0].K));
+    if (p->M == 1 && p->term[0].form == B_PANELS && panels >= 2 * HL_ROW_PANELS * threads)
+        each = round_up(each, HL_ROW_PANELS);
+    p->nc = each * HL_PANEL;
 }
 
 static void run(struct job *job) {

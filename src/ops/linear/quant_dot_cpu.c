@@ -2,15 +2,9 @@
  * (Makefile). */
 #include "ops/linear/quant_dot.h"
 #include "ops/linear/convert.h"
+#include "ops/linear/unroll.h"
 #if defined(__SSE2__)
 #include <immintrin.h>
-#endif
-
-#define INLINE static inline __attribute__((always_inline, no_sanitize("undefined")))
-#ifdef __clang__
-#define UNROLL _Pragma("clang loop unroll(full)")
-#else
-#define UNROLL _Pragma("GCC unroll 16")
 #endif
 
 typedef int32_t vq __attribute__((vector_size(4 * VL)));
@@ -64,9 +58,54 @@ INLINE vq pair(hola_dtype dtype, const uint8_t *w, int v, int p) {
     return (vq)(p == 3 ? four >> 12 : four >> 4 * p & 15);
 }
 
+#if defined(__AVX512VNNI__)
+/* One row of INT4, where taking codes out of their words costs more than the products: byte by byte. x = 256 hi + lo,
+ * hi signed and lo not, and the order of a word's codes is given to x instead: the low half bytes of a word are columns
+ * 0, 4, 1, 5 and the high ones 2, 6, 3, 7. The sums are the same integers. */
+INLINE void sum_row_int4(const struct hl_dot *d, const uint8_t *w, int64_t k, int64_t n, vq acc[NV]) {
+    const __m512i order = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 8, 2, 10, 1, 9, 3, 11, 4, 12, 6, 14, 5, 13, 7, 15));
+    const __m512i mask = _mm512_set1_epi8(15);
+    __m512i lo[2][NV], hi[2][NV];                  /* sums of the low and high half bytes */
+    int32_t x[HL_GROUP_INT4 / HL_CODE_STEP][2][2]; /* [half][lo, hi] */
+    _Static_assert(HL_GROUP_INT4 * 2 % 64 == 0 && HL_GROUP_MAX * 2 % 64 == 0, "rows of x have room for whole vectors");
+    for (int64_t i = 0; i < n; i += 32)
+        _mm512_storeu_si512((char *)x + 2 * i, _mm512_shuffle_epi8(_mm512_loadu_si512(d->x + k + i), order));
+    UNROLL
+    for (int v = 0; v < NV; v++) {
+        lo[0][v] = (__m512i)acc[v];
+        lo[1][v] = hi[0][v] = hi[1][v] = _mm512_setzero_si512();
+    }
+    for (int64_t i = 0; i < n / HL_CODE_STEP + (n % HL_CODE_STEP != 0); i++, w += HL_PANEL * 4) {
+        UNROLL
+        for (int line = 0; line < HL_PANEL * 4; line += 64) __builtin_prefetch(w + AHEAD + line);
+        UNROLL
+        for (int half = 0; half < 2; half++) {
+            const __m512i xlo = _mm512_set1_epi32(x[i][half][0]), xhi = _mm512_set1_epi32(x[i][half][1]);
+            UNROLL
+            for (int v = 0; v < NV; v++) {
+                const __m512i word = _mm512_loadu_si512(w + v * VL * 4);
+                const __m512i code = _mm512_and_si512(half ? _mm512_srli_epi16(word, 4) : word, mask);
+                lo[half][v] = _mm512_dpbusd_epi32(lo[half][v], xlo, code);
+                hi[half][v] = _mm512_dpbusd_epi32(hi[half][v], code, xhi);
+            }
+        }
+    }
+    UNROLL
+    for (int v = 0; v < NV; v++)
+        acc[v] = (vq)_mm512_add_epi32(_mm512_add_epi32(lo[0][v], lo[1][v]),
+                                      _mm512_slli_epi32(_mm512_add_epi32(hi[0][v], hi[1][v]), 8));
+}
+#endif
+
 /* A single row has too few sums to keep the multipliers busy: it uses two sets. */
 INLINE void sum_group(int mr, hola_dtype dtype, const struct hl_dot *d, const uint8_t *w, int64_t k, int64_t n,
                       vq acc[HL_DOT_ROWS][NV]) {
+#if defined(__AVX512VNNI__)
+    if (mr == 1 && dtype == HOLA_INT4) {
+        sum_row_int4(d, w, k, n, acc[0]);
+        return;
+    }
+#endif
     vq more[NV] = {{0}};
     for (int64_t end = k + n; k < end; k += HL_CODE_STEP) {
         const int64_t bytes = HL_PANEL * HL_CODE_STEP / (dtype == HOLA_INT8 ? 1 : 2);
