@@ -45,10 +45,14 @@ FLAGS_base := -ffp-contract=fast
 FLAGS_avx2 := -ffp-contract=fast -mavx2 -mfma -mf16c
 FLAGS_avx512 := -ffp-contract=fast -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c -mprefer-vector-width=512
 FLAGS_neon := -ffp-contract=fast -DHL_NEON
-# one file is compiled once more with integer dot-product instructions, used if the processor has them
-DOT_avx512 := avx512vnni
+# one file each is compiled once more with dot-product instructions, used if the processor has them
+DOT_avx512 := avx512vnni avx512bf16
 DOT_neon := dotprod
+FILE_avx512vnni := quant_dot_cpu.c
+FILE_avx512bf16 := bf16_dot_cpu.c
+FILE_dotprod := quant_dot_cpu.c
 FLAGS_avx512vnni := $(FLAGS_avx512) -mavx512vnni
+FLAGS_avx512bf16 := $(FLAGS_avx512) -mavx512bf16
 FLAGS_dotprod := $(FLAGS_neon) -march=armv8.2-a+dotprod
 
 REF_SRC := $(sort $(wildcard src/ops/*/*_ref.c)) src/backend/cpu_table.c
@@ -58,7 +62,7 @@ LIB_SRC := $(filter-out $(REF_SRC) $(FAST_SRC) %_mpi.c src/backend/cuda_%.c,$(so
 CLI_SRC := $(sort $(wildcard src/cli/*.c)) $(if $(MPI),src/train/dist_mpi.c)
 obj = $(patsubst %.c,$(BUILD)/$(1)/%.o,$(2))
 LIB_OBJ := $(call obj,float,$(LIB_SRC)) $(call obj,ref,$(REF_SRC)) $(foreach i,$(ISAS),$(call obj,$(i),$(FAST_SRC))) \
-    $(foreach i,$(ISAS),$(foreach d,$(DOT_$(i)),$(call obj,$(d),src/ops/linear/quant_dot_cpu.c)))
+    $(foreach i,$(ISAS),$(foreach d,$(DOT_$(i)),$(call obj,$(d),src/ops/linear/$(FILE_$(d)))))
 DBL_OBJ := $(call obj,double,$(LIB_SRC)) $(call obj,double-ref,$(REF_SRC)) $(call obj,double-base,$(FAST_SRC))
 
 say = $(if $(V),,@echo "  $(1)";)

@@ -3,8 +3,9 @@
  *
  *   cc -O2 -Iinclude -Isrc bench/bench_gemm.c build/gcc/libhola.a -ljansson -lopenblas -lm -pthread -o bench_gemm
  *   ./bench_gemm [threads [backend]]
- * Each line: GFLOP/s of OpenBLAS, of ours, and their ratio, for out = x W^T, dx = dout W, dW += dout^T x;
- * the two take turns, and the best of the rounds counts. */
+ * Each line: GFLOP/s of OpenBLAS, of ours, and their ratio; then of ours with BF16 operands, and its ratio to ours in
+ * floats; for out = x W^T, dx = dout W, dW += dout^T x. The three take turns, and the best of the rounds counts.
+ * With one thread, in CPU time. */
 #include "backend/backend.h"
 #include <cblas.h>
 #include <stdio.h>
@@ -13,9 +14,10 @@
 
 void openblas_set_num_threads(int n);
 
+static clockid_t the_clock = CLOCK_MONOTONIC;
 static double now(void) {
     struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
+    clock_gettime(the_clock, &t);
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
@@ -34,9 +36,9 @@ struct setup {
 };
 
 /* form 0: out = x W^T; 1: dx = dout W, into x; 2: dW += dout^T x, into W */
-static void ours(const struct setup *s, int form) {
+static void ours(const struct setup *s, int form, hola_precision how) {
     struct hl_linear a = {.M = s->M, .K = s->K, .x = s->x, .n = 1};
-    a.part[0].W = (struct hl_weight){.data = s->W, .layout = HL_ROWS, .rows = s->N, .cols = s->K};
+    a.part[0].W = (struct hl_weight){.data = s->W, .layout = HL_ROWS, .rows = s->N, .cols = s->K, .precision = how};
     a.part[0].out = s->out;
     a.part[0].dout = s->out;
     a.dx = form == 1 ? s->x : NULL;
@@ -60,15 +62,17 @@ static void compare(struct setup *s) {
     s->out = fresh((int64_t)s->M * s->N);
     printf("M %5d N %5d K %5d", s->M, s->N, s->K);
     for (int form = 0; form < 3; form++) {
-        double best[2] = {1e30, 1e30};
-        for (int r = 0; r < 2 * rounds; r++) {
+        double best[3] = {1e30, 1e30, 1e30};
+        for (int r = 0; r < 3 * rounds; r++) {
             double t = now();
-            for (int i = 0; i < turns; i++) (r % 2 ? ours : theirs)(s, form);
+            for (int i = 0; i < turns; i++)
+                if (r % 3 == 0) theirs(s, form);
+                else ours(s, form, r % 3 == 1 ? HOLA_PRECISION_AUTO : HOLA_PRECISION_BF16);
             t = (now() - t) / turns;
-            if (t < best[r % 2]) best[r % 2] = t;
+            if (t < best[r % 3]) best[r % 3] = t;
         }
-        printf("  %s %6.1f %6.1f %5.2f", (const char *[]){"out", "dx", "dW"}[form], flops / best[0] * 1e-9,
-               flops / best[1] * 1e-9, best[0] / best[1]);
+        printf("  %s %6.1f %6.1f %5.2f %6.1f %5.2f", (const char *[]){"out", "dx", "dW"}[form], flops / best[0] * 1e-9,
+               flops / best[1] * 1e-9, best[0] / best[1], flops / best[2] * 1e-9, best[1] / best[2]);
     }
     printf("\n");
     fflush(stdout);
@@ -163,6 +167,7 @@ int main(int argc, char **argv) {
     struct setup s = {0};
     int threads = argc > 1 ? atoi(argv[1]) : 0;
     if (hl_backend_open(&s.backend, argc > 2 ? argv[2] : NULL, threads) != HOLA_OK) return 1;
+    if (threads == 1) the_clock = CLOCK_THREAD_CPUTIME_ID;
     s.ops = &s.backend->ops;
     if (hl_backend_reserve(s.backend, hl_linear_scratch()) != HOLA_OK) return 1;
     openblas_set_num_threads(hl_pool_threads(s.backend->pool));

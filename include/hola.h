@@ -169,6 +169,17 @@ HOLA_API const char *hola_dtype_name(hola_dtype t);
 
 typedef struct hola_model hola_model;
 
+/* How the operands of the large matrix products are rounded: of all but the gates; sums are always floats, and INT8 and
+ * INT4 weights have products of their own. AUTO: not at all on the CPU; a GPU computes with bf16 activations. BF16: both
+ * operands to bf16, on the CPU too, in training and inference; on a GPU the same as AUTO. FP8: training on a Hopper GPU;
+ * a slow simulation on the CPU. */
+typedef enum hola_precision {
+    HOLA_PRECISION_AUTO,
+    HOLA_PRECISION_BF16,
+    HOLA_PRECISION_FP8,
+    HOLA_PRECISION_COUNT
+} hola_precision;
+
 typedef struct hola_options { /* zero means default */
     size_t size;              /* HOLA_OPTIONS_INIT */
     int threads;              /* 0: one per processor */
@@ -176,9 +187,10 @@ typedef struct hola_options { /* zero means default */
                                  there is one, else the CPU. For tests: "cpu-ref" (plain reference code), "cpu-base",
                                  "cpu-avx2", "cpu-avx512", "cpu-neon" (one instruction set), "cuda-f32" (float
                                  activations) */
+    hola_precision precision; /* of inference: AUTO or BF16 */
 } hola_options;
 #define HOLA_OPTIONS_INIT \
-    { sizeof(hola_options), 0, NULL }
+    { sizeof(hola_options), 0, NULL, HOLA_PRECISION_AUTO }
 
 /* A new model with random weights (drawn as in docs/format.md); the same seed gives the same weights. */
 HOLA_API hola_status hola_model_new(hola_model **out, const hola_config *cfg, uint64_t seed, const hola_options *opt);
@@ -421,10 +433,10 @@ typedef struct hola_train_opts { /* zero means default */
     double weight_decay;         /* 0.01; negative: none */
     double clip;                 /* largest global gradient norm, 1.0; negative: no clipping */
     bool recompute;              /* recompute activations: about half their memory, a few percent slower */
-    bool fp8;                    /* the large products in FP8: on Hopper; on the CPU a slow simulation */
+    hola_precision precision; /* of the large products, forward and backward, and on the CPU of the head's for BF16 */
 } hola_train_opts;
 #define HOLA_TRAIN_INIT \
-    { sizeof(hola_train_opts), 0, 0, 0, 0, 0, 0, false, false }
+    { sizeof(hola_train_opts), 0, 0, 0, 0, 0, 0, false, HOLA_PRECISION_AUTO }
 
 HOLA_API hola_status hola_trainer_new(hola_trainer **out, hola_model *m, const hola_train_opts *opt);
 HOLA_API void hola_trainer_free(hola_trainer *t);

@@ -269,15 +269,16 @@ static void on_device(const struct dev *d, const struct layer *l, struct arrays 
     real *dW = dev_real(d, a->dW, a->nW);
     s.x = dev_act(d, a->x, a->nx), s.dx = dev_act(d, a->dx, a->nx);
     for (int p = 0; p < l->n; p++) {
-        s.part[p] = (struct hl_linear_part){.out = out + out_at(l, p) * size,
-                                            .dout = dout + out_at(l, p) * size,
-                                            .dW = dW + weight_at(l, p),
-                                            .W = {.data = W + weight_at(l, p) * size,
-                                                  .layout = HL_ROWS,
-                                                  .dtype = d->f32 ? HOLA_F32 : HOLA_BF16,
-                                                  .rows = l->N[p],
-                                                  .cols = l->K,
-                                                  .fp8 = p != l->without}};
+        s.part[p] =
+            (struct hl_linear_part){.out = out + out_at(l, p) * size,
+                                    .dout = dout + out_at(l, p) * size,
+                                    .dW = dW + weight_at(l, p),
+                                    .W = {.data = W + weight_at(l, p) * size,
+                                          .layout = HL_ROWS,
+                                          .dtype = d->f32 ? HOLA_F32 : HOLA_BF16,
+                                          .rows = l->N[p],
+                                          .cols = l->K,
+                                          .precision = p != l->without ? HOLA_PRECISION_FP8 : HOLA_PRECISION_AUTO}};
         if (l->add) s.part[p].from = s.part[p].out;
     }
     d->backend->fp8->stale(d->backend);
@@ -302,12 +303,15 @@ static void on_host(struct hl_backend *b, const struct layer *l, struct arrays *
                 for (int64_t j = 0; j < N; j++)
                     out[i * N + j] = a->out[at + i * ld + j], dout[i * N + j] = a->dout[at + i * ld + j];
             struct hl_linear s = {.M = l->M, .K = l->K, .n = 1, .x = a->x, .dx = a->dx, .dx_add = add};
-            s.part[0] = (struct hl_linear_part){
-                .W = {.data = a->W + weight_at(l, p), .rows = N, .cols = l->K, .fp8 = p != l->without},
-                .out = out,
-                .dout = dout,
-                .from = l->add ? out : NULL,
-                .dW = a->dW + weight_at(l, p)};
+            s.part[0] =
+                (struct hl_linear_part){.W = {.data = a->W + weight_at(l, p),
+                                              .rows = N,
+                                              .cols = l->K,
+                                              .precision = p != l->without ? HOLA_PRECISION_FP8 : HOLA_PRECISION_AUTO},
+                                        .out = out,
+                                        .dout = dout,
+                                        .from = l->add ? out : NULL,
+                                        .dW = a->dW + weight_at(l, p)};
             add = true;
             b->ops.linear_forward(b, &s);
             b->ops.linear_backward(b, &s);
@@ -415,8 +419,8 @@ static void weights_last_for_a_step(void **state) {
     real *out[3];
     (void)state;
     for (int i = 0; i < 3; i++) { /* 1: other numbers, of which nothing was said; 2: and now it was */
-        s.part[0] =
-            (struct hl_linear_part){.W = {.data = W, .dtype = HOLA_BF16, .rows = l.N[0], .cols = l.K, .fp8 = true}};
+        s.part[0] = (struct hl_linear_part){
+            .W = {.data = W, .dtype = HOLA_BF16, .rows = l.N[0], .cols = l.K, .precision = HOLA_PRECISION_FP8}};
         s.part[0].out = dev_act(&d, NULL, one.nout);
         if (i == 1) hl_copy(d.backend, W, other, one.nW * 2);
         if (i == 2) d.backend->fp8->stale(d.backend);
@@ -449,7 +453,10 @@ struct how {
 static void train(const struct how *h, double losses[STEPS]) {
     static const int64_t starts[2] = {0, 30};
     const hola_options where = {.threads = 2, .backend = h->backend};
-    const hola_train_opts opt = {.size = sizeof opt, .max_tokens = TOKENS, .recompute = h->recompute, .fp8 = h->fp8};
+    const hola_train_opts opt = {.size = sizeof opt,
+                                 .max_tokens = TOKENS,
+                                 .recompute = h->recompute,
+                                 .precision = h->fp8 ? HOLA_PRECISION_FP8 : HOLA_PRECISION_AUTO};
     struct hl_fp8_products products;
     hola_config cfg;
     hola_model *m;

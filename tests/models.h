@@ -112,3 +112,21 @@ static inline double farthest(const double *a, const double *b, int64_t n) {
     }
     return worst;
 }
+
+/* Sessions in one batch have the bits of one alone; ids: 130 of them. */
+static inline void check_side_by_side(hola_model *m, const int32_t *ids) {
+    enum { SIDE = 3, VOCABULARY = 97 };
+    hola_session *s[SIDE], *alone;
+    float side[SIDE * VOCABULARY], one[VOCABULARY];
+    assert_int_equal(m->cfg.vocab_size, VOCABULARY);
+    for (int i = 0; i < SIDE; i++) CHECK_OK(hola_session_new(&s[i], m));
+    CHECK_OK(hola_session_new(&alone, m));
+    for (int k = 0; k < 40; k++) {
+        const int32_t step[SIDE] = {ids[k], ids[k + 50], ids[k + 90]};
+        CHECK_OK(hola_session_step(s, SIDE, step, side));
+        CHECK_OK(hola_session_feed(alone, &ids[k + 50], 1, one));
+        assert_memory_equal(one, side + VOCABULARY, sizeof one);
+    }
+    for (int i = 0; i < SIDE; i++) hola_session_free(s[i]);
+    hola_session_free(alone);
+}

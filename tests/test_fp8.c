@@ -203,7 +203,10 @@ struct product {
 static struct hl_linear product_args(const struct product *p, bool fp8) {
     struct hl_linear a = {.M = M, .K = K, .x = p->x, .dx = p->dx, .n = 2};
     a.part[0] = (struct hl_linear_part){
-        .W = {.data = p->W, .rows = N, .cols = K, .fp8 = fp8}, .out = p->out, .dout = p->dout, .dW = p->dW};
+        .W = {.data = p->W, .rows = N, .cols = K, .precision = fp8 ? HOLA_PRECISION_FP8 : HOLA_PRECISION_AUTO},
+        .out = p->out,
+        .dout = p->dout,
+        .dW = p->dW};
     a.part[1] = (struct hl_linear_part){/* not in FP8 */
                                         .W = {.data = p->V, .rows = 10, .cols = K},
                                         .out = p->out2,
@@ -279,7 +282,10 @@ static void train(const char *backend, bool fp8, bool recompute, int64_t tokens,
     hola_trainer *t;
     int32_t *ids = malloc((size_t)tokens * sizeof *ids);
     const hola_options where = {.threads = 2, .backend = backend};
-    const hola_train_opts opt = {.size = sizeof opt, .max_tokens = tokens, .fp8 = fp8, .recompute = recompute};
+    const hola_train_opts opt = {.size = sizeof opt,
+                                 .max_tokens = tokens,
+                                 .precision = fp8 ? HOLA_PRECISION_FP8 : HOLA_PRECISION_AUTO,
+                                 .recompute = recompute};
     CHECK_OK(hola_config_preset(&cfg, "46m", HOLA_TYPE_HOLA));
     cfg.hidden_size = 64, cfg.num_hidden_layers = 2, cfg.num_heads = cfg.num_v_heads = 2, cfg.head_dim = 32;
     cfg.head_v_dim = 32, cfg.intermediate_size = 96, cfg.vocab_size = 50, cfg.cache_chunk = 64;
@@ -297,7 +303,7 @@ static void train(const char *backend, bool fp8, bool recompute, int64_t tokens,
         CHECK_OK(hola_trainer_update(t, 3e-3, NULL));
     }
     hola_trainer_free(t);
-    assert_false(m->fp8);
+    assert_int_equal(m->training_precision, HOLA_PRECISION_AUTO);
     hola_model_free(m);
     free(ids);
 }

@@ -10,7 +10,7 @@ static const hola_dtype types[] = {HOLA_INT8, HOLA_INT4};
  * at once, token by token and side by side agree. Allowed: x rounded to 16 bits, through a model whose random weights
  * forgive little. */
 static void test_sessions(void **state) {
-    enum { N = 150, SIDE = 3 };
+    enum { N = 150 };
     char *dir = temp_new();
     (void)state;
     for (int v = 0; v < VARIANTS; v += 3)
@@ -27,19 +27,7 @@ static void test_sessions(void **state) {
                 fail_msg("%s: %g and %g from the floats", variants[v].name, farthest(all, want, N - 1),
                          farthest(single, want, N - 1));
             assert_true(farthest(all, first, N - 1) > 2e-2);
-            hola_session *s[SIDE], *alone;
-            float *side = malloc(SIDE * 97 * sizeof *side), one[97];
-            for (int i = 0; i < SIDE; i++) CHECK_OK(hola_session_new(&s[i], q));
-            CHECK_OK(hola_session_new(&alone, q));
-            for (int k = 0; k < 40; k++) {
-                const int32_t step[SIDE] = {ids[k], ids[k + 50], ids[k + 90]};
-                CHECK_OK(hola_session_step(s, SIDE, step, side));
-                CHECK_OK(hola_session_feed(alone, &ids[k + 50], 1, one));
-                assert_memory_equal(one, side + 97, sizeof one);
-            }
-            for (int i = 0; i < SIDE; i++) hola_session_free(s[i]);
-            hola_session_free(alone);
-            free(side);
+            check_side_by_side(q, ids);
             free(first);
             free(want);
             free(all);

@@ -134,7 +134,23 @@ sed -i 's/"intermediate_size": 48/"intermediate_size": 40/' "$dir/c.json"
 ok train odd8 --precision fp8
 ok grep -q '6 of 16 large matrices are not in FP8: their sizes are not multiples of 16' "$dir/err"
 config "$dir/c.json" 32 258
-refused 2 '--precision is of training only' bench --precision fp8 --infer-only
+refused 2 '--precision fp8 is of training only' bench --precision fp8 --infer-only
+
+# ---- BF16: another one ----
+
+ok train bf16 --precision bf16
+ok grep -q '"precision": "bf16"' "$dir/bf16/run.json"
+checks=$((checks + 1))
+[ "$(curve bf16)" != "$(curve whole)" ] && [ "$(curve bf16)" != "$(curve fp8)" ] || bad 'BF16 changes nothing'
+ok train stopped16 --precision bf16 --keep 12
+rm -rf "$dir/stopped16/latest" "$dir"/stopped16/checkpoints/step-000000{08,09,10,11,12}
+ok train stopped16 --precision bf16 # as after a crash
+ok grep -q 'resuming at step 7' "$dir/err"
+same bf16 stopped16
+expect 1 'has precision unset, not "bf16"' whole --precision bf16
+expect 1 'has precision "bf16", not "fp8"' bf16 --precision fp8
+refused 2 "takes one of auto, bf16, fp8, not 'bf17'" train --precision bf17
+refused 2 "takes one of auto, bf16, not 'fp8'" score --precision fp8
 
 # ---- wrong inputs ----
 

@@ -104,6 +104,8 @@ static double number(json_t *v, const char *key) { return json_number_value(json
         worst = fmax(worst, vector_e);                                                                         \
     } while (0)
 
+static hola_precision vector_precision; /* of the products */
+
 /* The run itself: one batch forward and backward with every buffer reachable. */
 enum { VECTOR_TOKENS = 256, VECTOR_DOCS = 8 };
 struct vector_run {
@@ -136,6 +138,7 @@ static int64_t vector_documents(struct vector_run *r, json_t *starts) {
 static void vector_forward_backward(struct vector_run *r, json_t *v, const char *backend, bool recompute) {
     json_t *ids = json_object_get(v, "ids");
     *r = (struct vector_run){.m = vector_model(v, backend), .T = (int64_t)json_array_size(ids)};
+    r->m->training_precision = vector_precision;
     assert_true(r->T <= VECTOR_TOKENS);
     for (int64_t i = 0; i < r->T; i++) r->ids[i] = (int32_t)json_integer_value(json_array_get(ids, (size_t)i));
     const double share = 1.0 / (double)vector_documents(r, json_object_get(v, "starts"));

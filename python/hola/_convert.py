@@ -115,6 +115,18 @@ def boolean(value: Any, name: str) -> bool:
     return bool(value)
 
 
+PRECISIONS = ("auto", "bf16", "fp8")  # in the order of hola_precision
+
+
+def choice(value: Any, name: str, names: Sequence[str]) -> int:
+    """The place of a name in ``names``."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name}: a string is expected, not {type(value).__name__}")
+    if value not in names:
+        raise InvalidArgument(f"{name}: '{value}' is not one of {', '.join(names)}")
+    return names.index(value)
+
+
 def text_bytes(text: Any, name: str) -> bytes:
     """The UTF-8 of a str; bytes as they are."""
     if isinstance(text, (bytes, bytearray)):

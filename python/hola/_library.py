@@ -69,7 +69,7 @@ class Config(ctypes.Structure):
 
 
 class Options(ctypes.Structure):
-    _fields_ = [("size", c_size_t), ("threads", c_int), ("backend", c_char_p)]
+    _fields_ = [("size", c_size_t), ("threads", c_int), ("backend", c_char_p), ("precision", c_int)]
 
 
 class TensorInfo(ctypes.Structure):
@@ -128,7 +128,7 @@ class TrainOpts(ctypes.Structure):
         ("weight_decay", c_double),
         ("clip", c_double),
         ("recompute", c_bool),
-        ("fp8", c_bool),
+        ("precision", c_int),
     ]
 
 

@@ -12,7 +12,20 @@ import numpy.typing as npt
 
 from . import _generate, _library
 from ._config import Config
-from ._convert import Doubles, Floats, Ids, Int32s, Path, dtype_of, ids_array, integer, path_bytes, seed_of
+from ._convert import (
+    PRECISIONS,
+    Doubles,
+    Floats,
+    Ids,
+    Int32s,
+    Path,
+    choice,
+    dtype_of,
+    ids_array,
+    integer,
+    path_bytes,
+    seed_of,
+)
 from ._errors import InvalidArgument, NumericError
 from ._generate import Completion, Piece, Settings
 from ._handle import Handle, Resource
@@ -54,7 +67,8 @@ class Model(Resource):
     """A model: ``Model.load(path)`` or ``Model.new(config)``. Threads may share it.
 
     backend: one of ``hola.devices()``; None: the first of them. threads: of the CPU, 0: one per processor. tokenizer: a
-    Tokenizer, a path or "byte"; None: the one in the model's directory, if there is one.
+    Tokenizer, a path or "byte"; None: the one in the model's directory, if there is one. precision: "bf16" rounds the
+    operands of the large products on the CPU, too.
     """
 
     _what = "model"
@@ -63,12 +77,19 @@ class Model(Resource):
         raise TypeError("use Model.load(path) or Model.new(config)")
 
     @classmethod
-    def _begin(cls, make: Any, backend: str | None, threads: int, tokenizer: Any, path: Path | None) -> Model:
+    def _begin(
+        cls, make: Any, backend: str | None, threads: int, tokenizer: Any, path: Path | None, precision: str
+    ) -> Model:
         if backend is not None and not isinstance(backend, str):
             raise TypeError(f"backend: a string is expected, not {type(backend).__name__}")
         name = devices()[0] if backend is None else backend
         number = integer(threads, "threads", 0, 4096)
-        options = _library.options(_library.Options, threads=number, backend=path_bytes(name, "backend"))
+        options = _library.options(
+            _library.Options,
+            threads=number,
+            backend=path_bytes(name, "backend"),
+            precision=choice(precision, "precision", PRECISIONS),
+        )
         model = cls.__new__(cls)
         model._tokenizer = _tokenizer_of(tokenizer, path)
         model._handle = Handle(make(options), C.hola_model_free)
@@ -87,12 +108,23 @@ class Model(Resource):
 
     @classmethod
     def load(
-        cls, path: Path, *, backend: str | None = None, threads: int = 0, tokenizer: Tokenizer | Path | None = None
+        cls,
+        path: Path,
+        *,
+        backend: str | None = None,
+        threads: int = 0,
+        tokenizer: Tokenizer | Path | None = None,
+        precision: str = "auto",
     ) -> Model:
         """Loads a model directory: config.json and safetensors."""
         source = path_bytes(path)
         return cls._begin(
-            lambda options: created(C.hola_model_load, source, byref(options)), backend, threads, tokenizer, path
+            lambda options: created(C.hola_model_load, source, byref(options)),
+            backend,
+            threads,
+            tokenizer,
+            path,
+            precision,
         )
 
     from_pretrained = load
@@ -106,6 +138,7 @@ class Model(Resource):
         backend: str | None = None,
         threads: int = 0,
         tokenizer: Tokenizer | Path | None = None,
+        precision: str = "auto",
     ) -> Model:
         """A new model with random weights, the same for the same seed."""
         if not isinstance(config, Config):
@@ -117,6 +150,7 @@ class Model(Resource):
             threads,
             tokenizer,
             None,
+            precision,
         )
 
     _tokenizer: Tokenizer | None

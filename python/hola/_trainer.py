@@ -7,7 +7,7 @@ from ctypes import byref, c_double, c_int64
 from typing import Any
 
 from . import _library
-from ._convert import Ids, boolean, flags_array, ids_array, integer, positions_array, real
+from ._convert import PRECISIONS, Ids, boolean, choice, flags_array, ids_array, integer, positions_array, real
 from ._errors import InvalidArgument
 from ._handle import Handle, Resource
 from ._library import C, check, created
@@ -19,7 +19,8 @@ class Trainer(Resource):
 
     max_tokens: the most of one call. weight_decay 0: none; clip: the largest norm of all gradients together, None: any.
     recompute: compute activations again in the backward pass, with about half the memory.
-    fp8: the large products in FP8, on a Hopper GPU; on the CPU a slow simulation. A model has one trainer.
+    precision: of the large products: ``"auto"``, ``"bf16"`` (on the CPU; a GPU's own) or ``"fp8"`` (on a Hopper GPU; on
+    the CPU a slow simulation). A model has one trainer.
     """
 
     _what = "trainer"
@@ -35,7 +36,7 @@ class Trainer(Resource):
         weight_decay: float = 0.01,
         clip: float | None = 1.0,
         recompute: bool = False,
-        fp8: bool = False,
+        precision: str = "auto",
     ) -> None:
         if not isinstance(model, Model):
             raise TypeError(f"model: a Model is expected, not {type(model).__name__}")
@@ -49,7 +50,7 @@ class Trainer(Resource):
             weight_decay=_or_none(weight_decay, "weight_decay"),
             clip=_or_none(0.0 if clip is None else clip, "clip"),
             recompute=boolean(recompute, "recompute"),
-            fp8=boolean(fp8, "fp8"),
+            precision=choice(precision, "precision", PRECISIONS),
         )
         owner = model._live()
         with owner.lock:

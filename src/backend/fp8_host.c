@@ -52,13 +52,13 @@ static const real *rounded(struct hl_backend *b, const void *x, int64_t rows, in
 static struct hl_weight rounded_weight(struct hl_backend *b, const struct hl_weight *W) {
     struct hl_weight w = *W;
     w.data = rounded(b, W->data, W->rows, W->cols, HL_E4M3, true, false, b->fp8_host->w);
-    w.fp8 = false;
+    w.precision = HOLA_PRECISION_AUTO;
     return w;
 }
 
 static bool in_fp8(const struct hl_linear *a, int p) {
     const struct hl_weight *W = &a->part[p].W;
-    return W->fp8 && hl_fp8_fits(a->M, W->rows, W->cols);
+    return W->precision == HOLA_PRECISION_FP8 && hl_fp8_fits(a->M, W->rows, W->cols);
 }
 /* The parts that are, or are not, in FP8; whether there are any. */
 static bool choose(const struct hl_linear *a, bool fp8, struct hl_linear *out) {

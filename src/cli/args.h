@@ -76,6 +76,9 @@ struct arg {
 #define OPT_THREADS OPT_INT('t', "threads", threads, 1, 1024, "N", "number of threads (default: one per processor)")
 #define OPT_BACKEND \
     OPT_CHOICE(0, "backend", backend, cli_backends, "where to compute (auto, the default: on the GPU if there is one)")
+#define OPT_PRECISION                                  \
+    OPT_CHOICE(0, "precision", products, cli_products, \
+               "auto, or the large products with bf16 operands: faster on a CPU that has them, less exact")
 
 struct args_command {
     const char *name;

@@ -32,7 +32,7 @@ struct bench_train {
                                                 * model */
 };
 /* Alternates steps of the models (other may be NULL) so that both see the same machine load. */
-hola_status bench_train(hola_model *m, hola_model *other, int64_t batch, int64_t seq, bool fp8, int repeats,
+hola_status bench_train(hola_model *m, hola_model *other, int64_t batch, int64_t seq, hola_precision how, int repeats,
                         struct bench_train *out);
 
 struct bench_infer {

@@ -91,10 +91,10 @@ static hola_status train_step(struct run *r, const int32_t *ids, int64_t n, cons
     return s;
 }
 
-hola_status bench_train(hola_model *m, hola_model *other, int64_t batch, int64_t seq, bool fp8, int repeats,
+hola_status bench_train(hola_model *m, hola_model *other, int64_t batch, int64_t seq, hola_precision how, int repeats,
                         struct bench_train *out) {
     const int64_t n = batch * seq;
-    const hola_train_opts opt = {.size = sizeof opt, .max_tokens = n, .fp8 = fp8};
+    const hola_train_opts opt = {.size = sizeof opt, .max_tokens = n, .precision = how};
     struct run r[2] = {{.m = m}, {.m = other}};
     int32_t *ids = some_ids(n, m->cfg.vocab_size);
     int64_t *starts = malloc((size_t)batch * sizeof *starts);

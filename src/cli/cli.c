@@ -16,7 +16,7 @@
 
 const char *const cli_backends[] = {"auto",     "cpu",      "cuda",       "cuda-f32", "cpu-ref",
                                     "cpu-base", "cpu-avx2", "cpu-avx512", "cpu-neon", NULL};
-const char *const cli_precisions[] = {"auto", "fp8", NULL};
+const char *const cli_products[] = {"auto", "bf16", NULL};
 const char *cli_backend(int choice) { return choice ? cli_backends[choice] : hl_backend_best(); }
 #define TYPE_NAME(type, name) [HOLA_TYPE_##type] = #name,
 const char *const cli_model_types[HOLA_TYPE_COUNT + 1] = {HL_MIXERS_LIST(TYPE_NAME)};

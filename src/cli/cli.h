@@ -39,9 +39,8 @@ bool cli_exists(const char *path);
 void cli_take_back_dir(const char *dir, bool existed);
 
 /* Choices shared by several commands. */
-extern const char *const cli_backends[];   /* "auto", the default, then those of hola_options */
-extern const char *const cli_precisions[]; /* of training, by enum cli_precision */
-enum cli_precision { CLI_AUTO, CLI_FP8 };
+extern const char *const cli_backends[];                       /* "auto", the default, then those of hola_options */
+extern const char *const cli_products[];                       /* of inference, by hola_precision */
 extern const char *const cli_model_types[HOLA_TYPE_COUNT + 1]; /* in the order of hola_model_type; NULL-terminated */
 
 /* The model shipped with hola: folder models/CLI_MODEL of the source tree. */

@@ -2,6 +2,7 @@
 #include "cli/args.h"
 #include "cli/bench.h"
 #include "model/quant_file.h"
+#include "model/trainer.h"
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -26,7 +27,8 @@ static const struct arg options[] = {
             "also compare memory and speed after N tokens with those after 1000"),
     OPT_FLAG(0, "alone", alone, "do not compare with gated_deltanet: half the memory"),
     OPT_FLAG(0, "train-only", train_only, "time only the training step"),
-    OPT_CHOICE(0, "precision", precision, cli_precisions, "of the training step: auto, or its large products in FP8"),
+    OPT_CHOICE(0, "precision", precision, hl_train_precisions,
+               "of the large products: auto, bf16, or fp8 (training only)"),
     OPT_FLAG(0, "infer-only", infer_only, "time only prefill and decoding: a fifth of the memory"),
     OPT_FLAG(0, "quick", quick, "small sizes, to see whether it runs"),
     OPT_THREADS,
@@ -80,7 +82,9 @@ static void print_table(const struct report *r) {
     char n[CLI_GROUPED];
     printf("%s, %s parameters, %s, %d threads%s\n", r->o.preset, cli_grouped(n, r->parameters),
            cli_model_types[r->o.model_type], (int)r->o.threads,
-           r->o.precision == CLI_FP8 ? ", training with FP8 products" : "");
+           r->o.precision == HOLA_PRECISION_FP8    ? ", training with FP8 products"
+           : r->o.precision == HOLA_PRECISION_BF16 ? ", BF16 products"
+                                                   : "");
     if (r->limits.blas > 0) printf("  BLAS sgemm        %8.1f GFLOP/s\n", r->limits.blas * 1e-9);
     printf("  %-17s %8.1f GFLOP/s\n", r->device ? "large product" : "our product", r->limits.own * 1e-9);
     printf("  %-17s %8.1f GB/s\n\n", r->device ? "large copy" : "memory read", r->limits.bandwidth * 1e-9);
@@ -140,7 +144,7 @@ static int print_report(const struct report *r) {
                                                   share(r->context[i].bytes, r->limits.bandwidth)));
     json_t *root = json_pack(
         "{s:s,s:s,s:s,s:I,s:I,s:{s:f,s:f,s:f},s:{s:I,s:f,s:f,s:f,s:f,s:f,s:f,s:f},s:o,s:o,s:o,s:o,s:o,s:o}", "preset",
-        r->o.preset, "model_type", cli_model_types[r->o.model_type], "precision", cli_precisions[r->o.precision],
+        r->o.preset, "model_type", cli_model_types[r->o.model_type], "precision", hl_train_precisions[r->o.precision],
         "parameters", (json_int_t)r->parameters, "threads", (json_int_t)r->o.threads, "limits", "blas_flops",
         r->limits.blas, "own_flops", r->limits.own, "read_bytes_per_s", r->limits.bandwidth, "train", "tokens",
         (json_int_t)(r->o.batch * r->o.seq), "tokens_per_s", r->train.tokens_per_s, "seconds", r->train.seconds,
@@ -175,7 +179,7 @@ static hola_status keep_as(hola_model *m, hola_dtype dtype) {
 static hola_status time_train_ops(struct report *r, hola_model *m) {
     struct bench_train once;
     r->n_ops = bench_ops_start(m);
-    hola_status s = bench_train(m, NULL, r->o.batch, r->o.seq, r->o.precision == CLI_FP8, 1, &once);
+    hola_status s = bench_train(m, NULL, r->o.batch, r->o.seq, (hola_precision)r->o.precision, 1, &once);
     bench_ops_stop(m, r->ops);
     for (int i = 0; i < r->n_ops; i++) r->ops[i].seconds /= 2; /* warm-up and one repetition */
     return s;
@@ -191,11 +195,10 @@ static hola_status time_decode_ops(struct report *r, hola_model *m, int64_t toke
 
 static hola_status measure(struct report *r, hola_model *m, hola_model *gdn) {
     const int n = (int)r->o.repeats;
-    const bool fp8 = r->o.precision == CLI_FP8;
     const int64_t decode = r->o.quick ? 8 : 256;
     hola_status s = HOLA_OK;
     bench_limits_measure(&r->limits, m->backend);
-    if (!r->o.infer_only) s = bench_train(m, gdn, r->o.batch, r->o.seq, fp8, n, &r->train);
+    if (!r->o.infer_only) s = bench_train(m, gdn, r->o.batch, r->o.seq, (hola_precision)r->o.precision, n, &r->train);
     if (s == HOLA_OK && !r->o.infer_only) s = time_train_ops(r, m);
     if (r->o.train_only) return s;
     if (s == HOLA_OK) s = bench_prefill(m, gdn, r->o.prefill, n, &r->prefill[HOLA_F32]);
@@ -203,6 +206,7 @@ static hola_status measure(struct report *r, hola_model *m, hola_model *gdn) {
     if (s == HOLA_OK && !r->device) s = bench_decode(m, gdn, decode, n, &r->decode[HOLA_F32]);
     if (s == HOLA_OK && !r->device) s = keep_as(m, HOLA_BF16); /* a device already has them in bf16 */
     if (s == HOLA_OK && !r->device) s = keep_as(gdn, HOLA_BF16);
+    if (s == HOLA_OK && !r->device) s = bench_prefill(m, gdn, r->o.prefill, n, &r->prefill[HOLA_BF16]);
     if (s == HOLA_OK) s = bench_decode(m, gdn, decode, n, &r->decode[HOLA_BF16]);
     if (s == HOLA_OK && m->backend->ops.topk) s = bench_decode_batch(m, 1, decode, false, n, &r->decode_id);
     if (s == HOLA_OK && r->o.sessions)
@@ -228,9 +232,13 @@ int cmd_bench(int argc, char **argv) {
     hola_model *m = NULL, *gdn = NULL;
     int rc = args_parse(&command, argc, argv, &r.o);
     if (rc != ARGS_RUN) return rc;
-    if (r.o.precision != CLI_AUTO && r.o.infer_only) return cli_usage("bench", "--precision is of training only");
+    if (r.o.precision == HOLA_PRECISION_FP8 && r.o.infer_only)
+        return cli_usage("bench", "--precision fp8 is of training only");
     if (r.o.quick) r.o.batch = 1, r.o.seq = 64, r.o.prefill = 64, r.o.repeats = 1;
-    const hola_options opt = {.threads = (int)r.o.threads, .backend = cli_backend(r.o.backend)};
+    const bool bf16 = r.o.precision == HOLA_PRECISION_BF16;
+    const hola_options opt = {.threads = (int)r.o.threads,
+                              .backend = cli_backend(r.o.backend),
+                              .precision = bf16 ? HOLA_PRECISION_BF16 : HOLA_PRECISION_AUTO};
     hola_status s = hola_config_preset(&cfg, r.o.preset, (hola_model_type)r.o.model_type);
     if (s == HOLA_OK) s = hola_model_new(&m, &cfg, 1, &opt);
     if (s == HOLA_OK && cfg.model_type == HOLA_TYPE_HOLA && !r.o.alone) {

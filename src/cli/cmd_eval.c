@@ -40,6 +40,7 @@ static const struct arg options[] = {
     OPT_FLAG(0, "list", list, "list the tasks, their files and where to get them"),
     OPT_THREADS,
     OPT_BACKEND,
+    OPT_PRECISION,
     OPT_JSON,
     OPT_END,
 };

@@ -51,6 +51,7 @@ static const struct arg options[] = {
     OPT_STRING(0, "tokenizer", tokenizer, "PATH", "tokenizer: a directory, a file or \"byte\" (default: the model's)"),
     OPT_THREADS,
     OPT_BACKEND,
+    OPT_PRECISION,
     OPT_FLAG('q', "quiet", quiet, "do not report speed and memory on stderr"),
     OPT_JSON,
     OPT_END,
@@ -78,7 +79,8 @@ static int check_usage(const struct gen_opts *o) {
 /* The model, and its tokenizer. */
 static int open_model(struct gen *g) {
     const struct gen_opts *o = g->o;
-    const hola_options opt = {.threads = (int)o->threads, .backend = cli_backend(o->backend)};
+    const hola_options opt = {
+        .threads = (int)o->threads, .backend = cli_backend(o->backend), .precision = (hola_precision)o->products};
     if (hola_model_load(&g->model, o->model, &opt) != HOLA_OK) return cli_fail_library();
     g->vocab = hola_model_config(g->model)->vocab_size;
     g->eos = (int32_t)hola_model_config(g->model)->eos_token_id;

@@ -12,7 +12,7 @@ struct score_opts {
     const char *model, *file, *tokenizer;
     struct arg_list ids;
     int64_t split, threads;
-    int mode, backend;
+    int mode, backend, products;
     bool json;
 };
 
@@ -30,6 +30,7 @@ static const struct arg options[] = {
     OPT_INT(0, "split", split, 0, INT64_MAX, "N", "feed the first N tokens at once, the rest as --mode says"),
     OPT_THREADS,
     OPT_BACKEND,
+    OPT_PRECISION,
     OPT_JSON,
     OPT_END,
 };
@@ -98,7 +99,8 @@ int cmd_score(int argc, char **argv) {
     int rc = args_parse(&command, argc, argv, &o);
     if (rc != ARGS_RUN) return rc;
     if (!o.ids.n == !o.file) return cli_usage("score", "either --ids FILE or -f FILE is required");
-    hola_options opt = {.threads = (int)o.threads, .backend = cli_backend(o.backend)};
+    hola_options opt = {
+        .threads = (int)o.threads, .backend = cli_backend(o.backend), .precision = (hola_precision)o.products};
     rc = hola_model_load(&m, o.model, &opt) == HOLA_OK ? CLI_OK : cli_fail_library();
     if (rc == CLI_OK && o.file) rc = score_text(&o, m, NULL);
     for (int i = 0; rc == CLI_OK && i < o.ids.n; i++) rc = score_text(&o, m, o.ids.item[i]);

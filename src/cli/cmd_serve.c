@@ -27,7 +27,7 @@ struct serve_opts {
     int64_t threads, port, predict, parallel, queue, sessions, connections;
     hola_sampling sampling;
     double t_header, t_body, t_idle, t_send, t_queue, t_drain, lease;
-    int backend, dtype, log, listener;
+    int backend, dtype, log, listener, products;
     bool no_key, no_page, shared;
 };
 
@@ -73,6 +73,7 @@ static const struct arg options[] = {
     OPT_STRING(0, "tokenizer", tokenizer, "PATH", "tokenizer: a directory, a file or \"byte\" (default: the model's)"),
     OPT_THREADS,
     OPT_BACKEND,
+    OPT_PRECISION,
     OPT_FLAG(0, "no-page", no_page, "no page at /"),
     OPT_CHOICE(0, "log", log, logs, "a line per request on stderr (default text)"),
     OPT_END,
@@ -201,7 +202,8 @@ static char *folder_name(const char *path) {
 
 static int start_engine(struct serve *s, const struct serve_opts *o, int64_t cache_mem, bool gpu, bool *guessed) {
     const char *path = o->tokenizer ? o->tokenizer : o->model;
-    const hola_options opt = {.threads = (int)o->threads, .backend = cli_backend(o->backend)};
+    const hola_options opt = {
+        .threads = (int)o->threads, .backend = cli_backend(o->backend), .precision = (hola_precision)o->products};
     if (hola_model_load(&s->model, o->model, &opt) != HOLA_OK) return cli_fail_library();
     if (hola_tokenizer_load(&s->tokenizer, path) != HOLA_OK) return cli_fail_library();
     const hola_config *cfg = hola_model_config(s->model);

@@ -205,7 +205,7 @@ static int run_training(const struct train_opts *o, const struct hl_dist *dist) 
                                    .weight_decay = o->weight_decay,
                                    .clip = o->clip,
                                    .recompute = o->recompute,
-                                   .fp8 = o->precision == CLI_FP8},
+                                   .precision = (hola_precision)o->precision},
                          .seed = (uint64_t)o->seed,
                          .eval_every = o->eval_every,
                          .eval_tokens = o->eval_tokens,

@@ -12,7 +12,7 @@ struct eval_opts {
     int64_t limit, max_length, seed, threads;
     int64_t length[16]; /* of --length */
     int n_lengths;
-    int profile, bos, retrieval, precision, backend, ruler;
+    int profile, bos, retrieval, precision, products, backend, ruler;
     bool truncate, json, list;
 };
 

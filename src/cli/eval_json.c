@@ -28,6 +28,7 @@ static json_t *config_json(const struct eval_opts *o, const struct eval_model *m
     json_object_set_new(v, "seed", h->seed >= 0 ? json_integer((json_int_t)h->seed) : json_null());
     if (o->n_lengths == 1 && y->task->sized) json_object_set_new(v, "length", json_integer((json_int_t)o->length[0]));
     if (o->n_lengths > 1 && y->task->sized) json_object_set_new(v, "length", json_string(o->lengths));
+    if (o->products) json_object_set_new(v, "products", json_string(cli_products[o->products]));
     if (h->nvidia) json_object_set_new(v, "ruler", json_string("nvidia"));
     json_object_set_new(v, "split", y->split ? json_string(y->split) : json_null());
     if (y->file) json_object_set_new(v, "file", json_string(y->file));

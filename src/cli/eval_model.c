@@ -82,7 +82,8 @@ static struct hl_eval_opts how(const struct eval_opts *o, const hola_config *cfg
 
 hola_status eval_model_open(struct eval_loaded *l, const struct eval_opts *o, struct eval_model *m) {
     const char *tokenizer = o->tokenizer ? o->tokenizer : m->dir;
-    const hola_options opt = {.threads = (int)o->threads, .backend = cli_backend(o->backend)};
+    const hola_options opt = {
+        .threads = (int)o->threads, .backend = cli_backend(o->backend), .precision = (hola_precision)o->products};
     hola_tensor_info first;
     bool bos = true;
     *l = (struct eval_loaded){0};

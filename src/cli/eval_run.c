@@ -45,13 +45,15 @@ static void warn(void *ctx, const char *text) {
 /* What the answers depend on: equal settings share a file of answers. */
 static json_t *settings(const struct eval_model *m, const struct hl_task *t, const struct hl_set *s,
                         const struct eval_opts *o) {
-    return json_pack("{s:s, s:i, s:s, s:s, s:i, s:i, s:i, s:i, s:I, s:I, s:I, s:I, s:I, s:s, s:b, s:b}", "task",
-                     t->name, "version", s->version, "data", s->sha256, "model", m->sha256, "profile",
-                     (int)m->how.profile, "bos", (int)m->how.bos, "retrieval", (int)m->how.retrieval, "precision",
-                     (int)m->how.precision, "max_length", (json_int_t)m->how.max_length, "length",
-                     (json_int_t)(t->sized ? m->how.length : 0), "seed", (json_int_t)m->how.seed, "limit",
-                     (json_int_t)m->how.limit, "requests", (json_int_t)s->n, "backend", cli_backend(o->backend),
-                     "truncate", (int)m->how.truncate, "nvidia", (int)m->how.nvidia);
+    json_t *v =
+        json_pack("{s:s, s:i, s:s, s:s, s:i, s:i, s:i, s:i, s:I, s:I, s:I, s:I, s:I, s:s, s:b, s:b}", "task", t->name,
+                  "version", s->version, "data", s->sha256, "model", m->sha256, "profile", (int)m->how.profile, "bos",
+                  (int)m->how.bos, "retrieval", (int)m->how.retrieval, "precision", (int)m->how.precision, "max_length",
+                  (json_int_t)m->how.max_length, "length", (json_int_t)(t->sized ? m->how.length : 0), "seed",
+                  (json_int_t)m->how.seed, "limit", (json_int_t)m->how.limit, "requests", (json_int_t)s->n, "backend",
+                  cli_backend(o->backend), "truncate", (int)m->how.truncate, "nvidia", (int)m->how.nvidia);
+    if (v && o->products) json_object_set_new(v, "products", json_string(cli_products[o->products]));
+    return v;
 }
 
 /* Adds the figures of a set to a task's result; further lengths are appended. */

@@ -12,7 +12,7 @@ struct gen_opts {
     struct arg_list stop;
     int64_t predict, seed, threads, parallel, logits, lookup;
     hola_sampling sampling;
-    int backend, dtype;
+    int backend, dtype, products;
     bool json, interactive, chat, no_bos, ignore_eos, quiet;
 };
 

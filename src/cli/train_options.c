@@ -3,6 +3,7 @@
 #include "cli/cli.h"
 #include "cli/train.h"
 #include "data/dataset.h"
+#include "model/trainer.h"
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -60,8 +61,8 @@ static const struct arg options[] = {
     OPT_FLAG(0, "tensorboard", tensorboard, "write event files for TensorBoard to OUT/tb"),
     OPT_REAL(0, "max-memory", max_memory, 0.001, 1e6, "GB", "memory the run may take (default: what is free)"),
     OPT_FLAG(0, "restart", restart, "start over; an existing run is moved to OUT/old-N"),
-    OPT_CHOICE(0, "precision", precision, cli_precisions,
-               "auto, or the large products in FP8: on a Hopper GPU; on a CPU a slow simulation"),
+    OPT_CHOICE(0, "precision", precision, hl_train_precisions,
+               "of the large products: bf16 on a CPU, too; fp8 on a Hopper GPU (on a CPU a slow simulation)"),
     OPT_FLAG(0, "recompute", recompute, "recompute activations: about half the memory, a few percent slower"),
     OPT_THREADS,
     OPT_BACKEND,

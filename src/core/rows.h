@@ -80,7 +80,9 @@ struct hl_weight {
     enum hl_layout layout; /* HL_ROWS: dtype is that of `real` on the CPU, of the activations on a GPU */
     hola_dtype dtype;
     int64_t rows, cols;
-    bool fp8; /* its products are computed in FP8 where their sizes fit (ops/linear/fp8.h); plain rows alone */
+    /* of its products. FP8: where their sizes fit (ops/linear/fp8.h), plain rows alone. BF16: on the CPU (bf16.h there),
+     * unless quantised */
+    hola_precision precision;
 };
 
 #endif

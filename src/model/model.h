@@ -35,14 +35,15 @@ struct hola_model {
     struct hl_quant *codes; /* [params.n]: as in the file, until the panels are built; empty: stored as floats */
     real *small;
     char *panels;
-    real *master;             /* on the host: the rows */
-    void *half;               /* NULL on the host */
-    int64_t panels_made;      /* counter; pointers into the panels are renewed when it changes */
-    bool stale;               /* training has changed the weights since the panels were built */
-    bool ahead;               /* ... since the device's master was last copied to the rows */
-    bool training;            /* a trainer holds the master */
-    bool fp8;                 /* ... and computes FP8 products of these weights: hl_model_takes_fp8 */
-    struct hl_weight *weight; /* [params.n]: the view used by inference */
+    real *master;                      /* on the host: the rows */
+    void *half;                        /* NULL on the host */
+    int64_t panels_made;               /* counter; pointers into the panels are renewed when it changes */
+    bool stale;                        /* training has changed the weights since the panels were built */
+    bool ahead;                        /* ... since the device's master was last copied to the rows */
+    bool training;                     /* a trainer holds the master */
+    hola_precision training_precision; /* ... and computes its large products this way: hl_model_takes */
+    hola_precision precision;          /* the same of inference */
+    struct hl_weight *weight;          /* [params.n]: the view used by inference */
 
     struct hl_state_layout state;
     struct hl_state_pool states;
@@ -67,11 +68,13 @@ hola_status hl_model_save_with(const hola_model *m, hola_status (*save)(const ho
  * type. m has its rows. To be freed, also after a failure. */
 hola_status hl_model_make_codes(const hola_model *m, hola_dtype dtype, struct hl_quant *codes);
 
-/* Whether tensor i is in one of the large products that FP8 is meant for: those of the layers except gates. Its size
- * may still not fit (hl_fp8_fits). */
-static inline bool hl_model_takes_fp8(const struct hl_params *p, int64_t i) {
-    return p->tensor[i].quantised && p->tensor[i].layer >= 0;
+/* Whether this precision is meant for tensor i: it is in a large product, not in that of a gate, and for FP8 not in the
+ * head's. FP8 may still not fit its size (hl_fp8_fits). */
+static inline bool hl_model_takes(const struct hl_params *p, int64_t i, hola_precision how) {
+    return p->tensor[i].quantised && (p->tensor[i].layer >= 0 || how != HOLA_PRECISION_FP8);
 }
+/* Whether the backend has it. */
+hola_status hl_model_precision(const struct hl_backend *b, hola_precision how, bool training);
 enum { HL_MASTER_SLACK = 1 << 16 };
 hola_status hl_model_need_rows(hola_model *m);   /* before saving */
 hola_status hl_model_need_panels(hola_model *m); /* before inference */

@@ -20,6 +20,14 @@ static hola_status check_backend(const struct hl_backend *b, const struct hl_mix
     return mixer->ops ? hl_backend_require(b, mixer->ops) : HOLA_OK;
 }
 
+hola_status hl_model_precision(const struct hl_backend *b, hola_precision how, bool training) {
+    if ((unsigned)how >= HOLA_PRECISION_COUNT) return hl_fail(HOLA_EINVAL, "precision: %d is unknown", (int)how);
+    if (how == HOLA_PRECISION_FP8 && !training) return hl_fail(HOLA_EINVAL, "precision: fp8 is of training only");
+    if (how == HOLA_PRECISION_BF16 && !b->host && b->act_size != 2)
+        return hl_fail(HOLA_ENOTSUP, "precision: bf16 is not for cuda-f32, whose activations are floats; cuda has it");
+    return HOLA_OK;
+}
+
 static hola_status model_open(hola_model **out, const hola_config *cfg, const hola_options *opt) {
     hola_options o;
     *out = NULL;
@@ -33,7 +41,9 @@ static hola_status model_open(hola_model **out, const hola_config *cfg, const ho
     s = hl_backend_open(&m->backend, o.backend, o.threads);
     if (s != HOLA_OK) goto fail;
     m->infer = (struct hl_activations){.pass = HL_INFER, .backend = m->backend};
-    s = hl_params_new(&m->params, cfg); /* checks the config */
+    m->precision = o.precision;
+    s = hl_model_precision(m->backend, o.precision, false);
+    if (s == HOLA_OK) s = hl_params_new(&m->params, cfg); /* checks the config */
     if (s != HOLA_OK) goto fail;
     const struct hl_mixer *mixer = hl_mixer_of(cfg->model_type);
     s = check_backend(m->backend, mixer);

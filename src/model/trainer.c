@@ -55,7 +55,11 @@ hola_status hola_trainer_new(hola_trainer **out, hola_model *model, const hola_t
     return hl_trainer_new_part(out, model, opt, 0, 1);
 }
 
-/* ---- FP8 ---- */
+/* ---- precision ---- */
+
+const char *const hl_train_precisions[] = {"auto", "bf16", "fp8", NULL};
+
+static bool in_fp8(const hola_model *m) { return m->training_precision == HOLA_PRECISION_FP8; }
 
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 struct hl_fp8_sizes hl_trainer_fp8_sizes(const hola_model *m, int64_t tokens) {
@@ -63,7 +67,7 @@ struct hl_fp8_sizes hl_trainer_fp8_sizes(const hola_model *m, int64_t tokens) {
     int64_t last = -2, row = 0; /* rows of adjacent weights, which a device may multiply as one */
     for (int64_t i = 0; i < m->params.n; i++) {
         const struct hl_tensor *t = &m->params.tensor[i];
-        if (!hl_model_takes_fp8(&m->params, i)) continue;
+        if (!hl_model_takes(&m->params, i, HOLA_PRECISION_FP8)) continue;
         if (!hl_fp8_fits(HL_FP8_ALIGN, t->dim[0], t->dim[1])) {
             s.left_over++;
             continue;
@@ -78,18 +82,18 @@ struct hl_fp8_sizes hl_trainer_fp8_sizes(const hola_model *m, int64_t tokens) {
     return s;
 }
 int64_t hl_trainer_fp8_refused(const hola_trainer *t) {
-    return t->opt.fp8 ? t->model->backend->fp8->refused(t->model->backend) : 0;
+    return in_fp8(t->model) ? t->model->backend->fp8->refused(t->model->backend) : 0;
 }
-static hola_status open_fp8(hola_trainer *t) {
+static hola_status open_precision(hola_trainer *t) {
     hola_model *m = t->model;
     const struct hl_fp8_sizes sizes = hl_trainer_fp8_sizes(m, t->opt.max_tokens);
-    if (!t->opt.fp8) return HOLA_OK;
-    hola_status s = m->backend->fp8->open(m->backend, &sizes);
-    m->fp8 = s == HOLA_OK;
+    hola_status s = hl_model_precision(m->backend, t->opt.precision, true);
+    if (s == HOLA_OK && t->opt.precision == HOLA_PRECISION_FP8) s = m->backend->fp8->open(m->backend, &sizes);
+    if (s == HOLA_OK) m->training_precision = t->opt.precision;
     return s;
 }
 static void weights_changed(const hola_trainer *t) {
-    if (t->model->fp8) t->model->backend->fp8->stale(t->model->backend);
+    if (in_fp8(t->model)) t->model->backend->fp8->stale(t->model->backend);
 }
 
 hola_status hl_trainer_new_part(hola_trainer **out, hola_model *model, const hola_train_opts *opt, int rank,
@@ -128,7 +132,7 @@ hola_status hl_trainer_new_part(hola_trainer **out, hola_model *model, const hol
         return hl_fail(HOLA_ENOMEM, "trainer: three times %lld numbers do not fit in %s memory", (long long)total,
                        model->backend->host ? "the" : "the device's");
     }
-    s = open_fp8(t);
+    s = open_precision(t);
     if (s != HOLA_OK) {
         hola_trainer_free(t);
         return s;
@@ -145,8 +149,8 @@ void hola_trainer_free(hola_trainer *t) {
     hl_release(m->backend, t->grads);
     hl_release(m->backend, t->m);
     hl_release(m->backend, t->v);
-    if (m->fp8) m->backend->fp8->close(m->backend);
-    m->fp8 = false;
+    if (in_fp8(m)) m->backend->fp8->close(m->backend);
+    m->training_precision = HOLA_PRECISION_AUTO;
     if (m->ahead) hl_model_need_rows(m); /* the trained weights outlive the trainer */
     hl_model_drop_master(m);
     m->training = false;

@@ -46,7 +46,9 @@ void hl_trainer_announce(hola_trainer *t);
 void hl_trainer_reduce(hola_trainer *t);
 void hl_trainer_share(hola_trainer *t);
 
-/* ---- FP8 ---- */
+/* ---- precision ---- */
+
+extern const char *const hl_train_precisions[]; /* by hola_precision; NULL-terminated */
 
 /* What FP8 involves for a model and calls of this many tokens. */
 struct hl_fp8_sizes hl_trainer_fp8_sizes(const hola_model *m, int64_t tokens);

@@ -16,7 +16,7 @@ struct hl_weight hl_model_weight(const hola_model *m, enum hl_pass pass, int64_t
     const struct hl_tensor *t = &m->params.tensor[i];
     if (pass == HL_INFER) return m->weight[i];
     struct hl_weight w = {.data = m->master + t->offset, .rows = t->dim[0], .cols = row_length(t)};
-    w.fp8 = m->fp8 && hl_model_takes_fp8(&m->params, i);
+    if (hl_model_takes(&m->params, i, m->training_precision)) w.precision = m->training_precision;
     if (m->half) {
         w.data = (char *)m->half + t->offset * m->backend->act_size;
         w.dtype = act_dtype(m);
@@ -124,6 +124,7 @@ static hola_status place_tensor(hola_model *m, int64_t i, char *to) {
     }
     w->layout = HL_PANELS;
     w->dtype = m->stored[i];
+    if (hl_model_takes(&m->params, i, m->precision)) w->precision = m->precision;
     return HOLA_OK;
 }
 

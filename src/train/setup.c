@@ -194,7 +194,9 @@ static hola_status setup_identity(struct hl_run *r) {
                               o->adamw.eps, "weight_decay", o->adamw.weight_decay, "clip", o->adamw.clip);
     json_t *start = from || o->from ? json_string(from ? from : o->from) : json_null();
     bool good = root && data && adamw && start && add_memory_options(root, &o->memory);
-    if (o->adamw.fp8) good = good && json_object_set_new(root, "precision", json_string("fp8")) == 0;
+    if (o->adamw.precision) /* as above */
+        good =
+            good && json_object_set_new(root, "precision", json_string(hl_train_precisions[o->adamw.precision])) == 0;
     good = good && json_object_update(root, adamw) == 0 && json_object_set(root, "from", start) == 0 &&
            json_object_set(root, "data", data) == 0 && json_object_set(root, "config", config) == 0;
     json_decref(adamw), json_decref(start), json_decref(data), json_decref(config);
@@ -271,10 +273,10 @@ static hola_status setup_memory_use(struct hl_run *r) {
     const struct hl_slice_shape shape = {.tokens = r->rows_per_micro * o->seq_len,
                                          .pieces = r->rows_per_micro * documents,
                                          .recompute = o->adamw.recompute,
-                                         .fp8 = o->adamw.fp8};
+                                         .fp8 = o->adamw.precision == HOLA_PRECISION_FP8};
     const struct hl_fp8_sizes fp8 = hl_trainer_fp8_sizes(r->model, shape.tokens);
     hola_status s = hl_memory_predict(&r->memory, r->model, &shape, r->dist->size, o->batch_tokens);
-    if (o->adamw.fp8 && fp8.left_over > 0)
+    if (shape.fp8 && fp8.left_over > 0)
         hl_run_note(r, "%" PRId64 " of %" PRId64 " large matrices are not in FP8: their sizes are not multiples of %d",
                     fp8.left_over, fp8.left_over + fp8.taken, (int)HL_FP8_ALIGN);
     if (o->benchmark && !r->memory.device) /* the weights in the form for inference, in addition to the rows */

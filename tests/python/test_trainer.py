@@ -40,6 +40,25 @@ def test_weights_of_gradients(config):
     assert abs(norms[1] / norms[0] - 0.25) < 1e-4
 
 
+def test_precisions(config):
+    """BF16 and FP8 change the loss a little, in training and, for BF16, in inference."""
+    ids = np.random.default_rng(0).integers(0, 256, 32)
+    loss = {}
+    for how in ("auto", "bf16", "fp8"):
+        with hola.Trainer(hola.Model.new(config, threads=1), max_tokens=32, precision=how) as t:
+            loss[how], _ = t.evaluate(ids)
+    assert 0 < abs(loss["bf16"] / loss["auto"] - 1) < 0.01
+    assert 0 < abs(loss["fp8"] / loss["auto"] - 1) < 0.05
+    score = hola.Model.new(config, threads=1, precision="bf16").score(ids).sum()
+    assert abs(loss["bf16"] + score) < abs(loss["auto"] + score)
+    with pytest.raises(hola.InvalidArgument, match="precision: 'bf17' is not one of auto, bf16, fp8"):
+        hola.Model.new(config, precision="bf17")
+    with pytest.raises(hola.InvalidArgument, match="fp8 is of training only"):
+        hola.Model.new(config, precision="fp8")
+    with pytest.raises(TypeError, match="precision: a string is expected, not int"):
+        hola.Trainer(hola.Model.new(config, threads=1), precision=1)
+
+
 def test_masks_choose_targets(byte, config):
     m = hola.Model.new(config, seed=3, threads=1)
     ids = np.random.default_rng(0).integers(0, 256, 40)

@@ -8,7 +8,7 @@
  * gradients HL_FP8_GRADIENTS; its result has the same type as without FP8. The tensor cores of Hopper need the summed
  * dimension innermost in both operands: hence the transposed forms.
  *
- * FP8 is used for weights with W.fp8 if hl_fp8_fits. A linear op decides this itself; the backend's fp8->open
+ * FP8 is used for weights whose precision is FP8 if hl_fp8_fits. A linear op decides this itself; the backend's fp8->open
  * (backend/backend.h) enables it. On the CPU it is simulated: operands are quantised, converted back to floats, and
  * multiplied as usual (backend/fp8_host.c). */
 #ifndef HL_LINEAR_FP8_H

@@ -8,7 +8,8 @@
 static bool fp8_find(const struct hl_cuda *c, const struct hl_linear *a, bool *is_fp8) {
     bool any = false;
     for (int p = 0; p < a->n; p++) {
-        is_fp8[p] = hl_cuda_fp8_on(c) && a->part[p].W.fp8 && hl_fp8_fits(a->M, a->part[p].W.rows, a->K);
+        is_fp8[p] = hl_cuda_fp8_on(c) && a->part[p].W.precision == HOLA_PRECISION_FP8 &&
+                    hl_fp8_fits(a->M, a->part[p].W.rows, a->K);
         any = any || is_fp8[p];
     }
     return any;

@@ -3,6 +3,7 @@
  * A task owns one block of one product's C. For each piece of k it packs the block's columns of B into panels, which
  * stay in L2 (stored panels are read in place), then runs strips of A, which stay in L1, past all of them. The split
  * depends on the shape and the number of threads; the bits of C depend on neither (kernel.h). */
+#include "ops/linear/bf16.h"
 #include "ops/linear/quant_dot.h"
 #include <string.h>
 
@@ -19,6 +20,7 @@ struct term { /* C (= or +=) A B over K */
     const void *strip; /* few rows: A as codes (B_QUANT), or packed for all tasks at once (B_PANELS) */
     hola_dtype dtype;  /* of panels */
     int64_t bs, K;
+    bool bf16; /* operands are rounded to BF16 */
 };
 struct product { /* C[M][N] (= or +=) the sum of its terms, in order */
     int64_t M, N;
@@ -117,6 +119,7 @@ static void run_piece(const struct piece *p, real *scratch) {
 static bool small_m(const struct product *p) {
     const struct term *t = &p->term[0];
     if (t->form == B_QUANT) return p->M <= HL_DOT_ROWS;
+    if (t->bf16) return t->form == B_PANELS && p->M <= HL_MR;
     int64_t strips = hl_pieces(p->M, HL_MR);
     return t->form == B_PANELS && strips <= 2 && strips * HL_AS * t->K <= HL_BLOCK_SCRATCH &&
            (t->dtype != HOLA_F32 || sizeof(real) == sizeof(float));
@@ -171,6 +174,36 @@ static void run_quant(const struct piece *p, real *scratch) {
     HL_OP(dot_block)(&b, scratch, hl_linear_scratch());
 }
 
+/* All of a term with BF16 operands. */
+static void run_bf16(const struct piece *p, real *scratch) {
+#ifdef HL_DOUBLE
+    HL_ASSERT(!p && !scratch);
+#else
+    const struct term *t = p->t;
+    const struct hl_bf16_block b = {.A = t->A + p->m0 * t->ai,
+                                    .ai = t->ai,
+                                    .ak = t->ak,
+                                    .B = t->B,
+                                    .form = t->form == B_ROWS      ? HL_BF16_ROWS
+                                            : t->form == B_COLUMNS ? HL_BF16_COLUMNS
+                                                                   : HL_BF16_PANELS,
+                                    .dtype = t->dtype,
+                                    .bs = t->bs,
+                                    .K = t->K,
+                                    .n0 = p->n0,
+                                    .n = p->n,
+                                    .m = p->m,
+                                    .C = p->C,
+                                    .ldc = p->ldc,
+                                    .add = p->add};
+    HL_OP(bf16_block)(&b, scratch);
+#endif
+}
+/* Double precision is for testing formulas: there is no rounding of operands. */
+static bool in_bf16(const struct hl_weight *W) {
+    return sizeof(real) == sizeof(float) && W->precision == HOLA_PRECISION_BF16;
+}
+
 static void task(void *ctx, int64_t i, int worker) {
     struct job *job = ctx;
     const struct product *p = job->product;
@@ -191,13 +224,15 @@ static void task(void *ctx, int64_t i, int worker) {
         run_quant(&piece, scratch);
         return;
     }
-    if (small_m(p)) {
+    if (small_m(p) && !p->term[0].bf16) {
         run_small_m(p, n0, p->term[0].strip ? (real *)(uintptr_t)p->term[0].strip : scratch);
         return;
     }
-    for (int t = 0; t < p->terms; t++)
-        for (piece.t = &p->term[t], piece.k = 0; piece.k < p->term[t].K; piece.k += HL_KC, piece.add = true)
-            run_piece(&piece, scratch);
+    for (int t = 0; t < p->terms; t++, piece.add = true)
+        if (p->term[t].bf16) piece.t = &p->term[t], run_bf16(&piece, scratch);
+        else
+            for (piece.t = &p->term[t], piece.k = 0; piece.k < p->term[t].K; piece.k += HL_KC, piece.add = true)
+                run_piece(&piece, scratch);
 }
 
 static void all_tasks(void *ctx, int64_t i, int worker) {
@@ -269,7 +304,8 @@ static struct term forward_term(const real *x, const struct hl_weight *W, int64_
                                                          : B_PANELS,
                          .dtype = W->dtype,
                          .bs = K,
-                         .K = K};
+                         .K = K,
+                         .bf16 = in_bf16(W)};
 }
 
 void HL_OP(linear_strips)(real *dst, const real *x, int64_t M, int64_t K) {
@@ -282,8 +318,8 @@ void HL_OP(linear_strips)(real *dst, const real *x, int64_t M, int64_t K) {
 void HL_OP(linear_block)(const struct hl_linear_block *b, real *scratch) {
     const struct term t = forward_term(b->x, &b->W, b->K);
     struct piece p = {.t = &t, .m = b->M, .n0 = b->n0, .n = b->n, .next = HL_AS * b->K, .C = b->C, .ldc = b->ldc};
-    if (t.form == B_QUANT) {
-        run_quant(&p, scratch);
+    if (t.form == B_QUANT || t.bf16) {
+        (t.form == B_QUANT ? run_quant : run_bf16)(&p, scratch);
         return;
     }
     for (; p.k < b->K; p.k += HL_KC, p.add = true) {
@@ -310,8 +346,10 @@ static void pack_once(struct job *job) {
     const struct term *t = &job->product[0].term[0];
     const int64_t M = job->product[0].M, as = hl_pieces(M, HL_MR) * HL_AS;
     if (job->n == 0 || M == 1) return;
-    for (int i = 0; i < job->n; i++)
-        if (!small_m(&job->product[i]) || job->product[i].term[0].form == B_QUANT) return;
+    for (int i = 0; i < job->n; i++) {
+        const struct product *p = &job->product[i];
+        if (!small_m(p) || p->term[0].form == B_QUANT || p->term[0].bf16) return;
+    }
     real *strips = hl_pool_scratch(job->pool, 0, hl_linear_scratch());
     for (int64_t k = 0; k < t->K; k += HL_KC) pack_strips(strips + as * k, t, 0, M, k, min64(t->K - k, HL_KC));
     for (int i = 0; i < job->n; i++) job->product[i].term[0].strip = strips;
@@ -347,15 +385,22 @@ void HL_OP(linear_backward)(struct hl_backend *backend, const struct hl_linear *
     for (int i = 0; i < a->n; i++) {
         const struct hl_linear_part *part = &a->part[i];
         int64_t N = part->W.rows;
+        const bool bf16 = in_bf16(&part->W);
         HL_ASSERT(part->W.cols == a->K && N > 0 && part->W.layout == HL_ROWS);
         if (dx)
-            dx->term[dx->terms++] = (struct term){
-                .A = part->dout, .ai = N, .ak = 1, .B = part->W.data, .form = B_COLUMNS, .bs = a->K, .K = N};
+            dx->term[dx->terms++] = (struct term){.A = part->dout,
+                                                  .ai = N,
+                                                  .ak = 1,
+                                                  .B = part->W.data,
+                                                  .form = B_COLUMNS,
+                                                  .bs = a->K,
+                                                  .K = N,
+                                                  .bf16 = bf16};
         if (part->dW) {
             struct product *p = &job.product[job.n++];
             *p = (struct product){.M = N, .N = a->K, .C = part->dW, .add = true, .terms = 1};
-            p->term[0] =
-                (struct term){.A = part->dout, .ai = 1, .ak = N, .B = a->x, .form = B_COLUMNS, .bs = a->K, .K = a->M};
+            p->term[0] = (struct term){
+                .A = part->dout, .ai = 1, .ak = N, .B = a->x, .form = B_COLUMNS, .bs = a->K, .K = a->M, .bf16 = bf16};
         }
     }
     run(&job);

@@ -12,8 +12,9 @@ static bool find_small_n(const struct hl_linear *a, bool *is_small_n) {
     int64_t all = 0;
     for (int p = 0; p < a->n; p++) {
         const int64_t rows = a->part[p].W.rows;
-        is_small_n[p] = !a->ld && !a->ldx && !a->part[p].W.fp8 && a->K <= SMALL_N_K && HL_ACT_DTYPE == HOLA_BF16 &&
-                        rows <= SMALL_N_ROWS && all + rows <= SMALL_N_ALL && a->K % WIDE == 0;
+        is_small_n[p] = !a->ld && !a->ldx && a->part[p].W.precision != HOLA_PRECISION_FP8 && a->K <= SMALL_N_K &&
+                        HL_ACT_DTYPE == HOLA_BF16 && rows <= SMALL_N_ROWS && all + rows <= SMALL_N_ALL &&
+                        a->K % WIDE == 0;
         if (is_small_n[p]) all += rows;
     }
     return all > 0;
@@ -29,7 +30,8 @@ static struct hl_linear merged(const struct hl_linear *a) {
         const struct hl_linear_part *next = &a->part[p];
         struct hl_linear_part *last = m.n ? &m.part[m.n - 1] : NULL;
         const int64_t rows = last ? last->W.rows : 0;
-        const bool blocks = last && last->W.fp8 == next->W.fp8 && (!last->W.fp8 || rows % HL_FP8_BLOCK == 0);
+        const bool blocks = last && last->W.precision == next->W.precision &&
+                            (last->W.precision != HOLA_PRECISION_FP8 || rows % HL_FP8_BLOCK == 0);
         if (blocks && a->ld && !last->from && !next->from && next->W.data == (const act *)last->W.data + rows * a->K &&
             (!next->out || next->out == (char *)last->out + rows * size) &&
             (!next->dout || next->dout == (const act *)last->dout + rows) &&

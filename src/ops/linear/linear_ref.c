@@ -1,4 +1,5 @@
-/* linear_ref.c -- linear layers, forward and backward: plain sums, in double. */
+/* linear_ref.c -- linear layers, forward and backward: plain sums, in double, of operands as the weight's precision
+ * rounds them. */
 #include "ops/linear/weight.h"
 #include "ops/ops.h"
 
@@ -12,7 +13,8 @@ void HL_OP(linear_forward)(struct hl_backend *backend, const struct hl_linear *a
         for (int64_t i = 0; i < W->rows; i++)
             for (int64_t m = 0; m < a->M; m++) {
                 double s = from ? (double)from[m * W->rows + i] : 0;
-                for (int64_t k = 0; k < a->K; k++) s += (double)x[m * a->K + k] * (double)hl_weight_at(W, i, k);
+                for (int64_t k = 0; k < a->K; k++)
+                    s += hl_operand(W, x[m * a->K + k]) * hl_operand(W, hl_weight_at(W, i, k));
                 out[m * W->rows + i] = (real)s;
             }
     }
@@ -28,7 +30,7 @@ static void input_gradient(const struct hl_linear *a) {
                 const struct hl_weight *W = &a->part[p].W;
                 const real *dout = a->part[p].dout;
                 for (int64_t i = 0; i < W->rows; i++)
-                    s += (double)dout[m * W->rows + i] * (double)hl_weight_at(W, i, k);
+                    s += hl_operand(W, dout[m * W->rows + i]) * hl_operand(W, hl_weight_at(W, i, k));
             }
             dx[m * a->K + k] = (real)s;
         }
@@ -39,7 +41,8 @@ static void weight_gradient(const struct hl_linear *a, const struct hl_linear_pa
     for (int64_t i = 0; i < part->W.rows; i++)
         for (int64_t k = 0; k < a->K; k++) {
             double s = (double)part->dW[i * a->K + k];
-            for (int64_t m = 0; m < a->M; m++) s += (double)dout[m * part->W.rows + i] * (double)x[m * a->K + k];
+            for (int64_t m = 0; m < a->M; m++)
+                s += hl_operand(&part->W, dout[m * part->W.rows + i]) * hl_operand(&part->W, x[m * a->K + k]);
             part->dW[i * a->K + k] = (real)s;
         }
 }

@@ -1,4 +1,4 @@
-/* weight.h -- reads one element of a stored weight in any layout and type. */
+/* weight.h -- one element of a stored weight in any layout and type; operands as products round them. For references. */
 #ifndef HL_WEIGHT_H
 #define HL_WEIGHT_H
 #include "core/half.h"
@@ -15,6 +15,12 @@ static inline real hl_weight_at(const struct hl_weight *w, int64_t i, int64_t j)
     if (w->dtype == HOLA_BF16) return hl_from_bf16(((const uint16_t *)w->data)[at]);
     if (w->dtype == HOLA_F16) return hl_from_f16(((const uint16_t *)w->data)[at]);
     return ((const float *)w->data)[at];
+}
+/* x as an operand of W's products: rounded if its precision is BF16 (bf16.h). */
+static inline double hl_operand(const struct hl_weight *W, real x) {
+    if (W->precision != HOLA_PRECISION_BF16 || (W->layout == HL_PANELS && hl_is_quant(W->dtype))) return (double)x;
+    const float f = (float)x;
+    return isnormal(f) || !isfinite(f) ? (double)hl_from_bf16(hl_to_bf16(f)) : 0;
 }
 
 #endif

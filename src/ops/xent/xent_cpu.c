@@ -133,7 +133,7 @@ struct scoring {
     const struct hl_xent *a;
     struct hl_pool *pool;
     int64_t row, rows, row_blocks;
-    real *strips;        /* of all rows; NULL: quantised weights make their own */
+    real *strips;        /* of all rows; NULL: quantised and BF16 products make their own */
     real *room;          /* a block for each worker */
     struct share *share; /* [blocks][rows]; NULL: all logits are there */
 };
@@ -196,7 +196,8 @@ static bool lay_out(struct scoring *s) {
 static void loss_alone(struct hl_backend *backend, const struct hl_xent *a, int64_t row, int64_t rows) {
     struct scoring s = {.a = a, .pool = hl_backend_pool(backend), .row = row, .rows = rows};
     if (lay_out(&s)) {
-        if (a->W.layout == HL_PANELS && hl_is_quant(a->W.dtype)) s.strips = NULL;
+        if (a->W.precision == HOLA_PRECISION_BF16 || (a->W.layout == HL_PANELS && hl_is_quant(a->W.dtype)))
+            s.strips = NULL;
         else hl_pool_run(s.pool, s.row_blocks, pack_block, &s);
         hl_pool_run(s.pool, s.row_blocks * hl_pieces(a->W.rows, COLUMNS), score_block, &s);
     } else {

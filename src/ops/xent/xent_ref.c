@@ -8,7 +8,8 @@ static double row_logits(const struct hl_xent *a, const real *x, double *z) {
     double max = -INFINITY, sum = 0;
     for (int64_t v = 0; v < a->W.rows; v++) {
         z[v] = 0;
-        for (int64_t k = 0; k < a->D; k++) z[v] += (double)x[k] * (double)hl_weight_at(&a->W, v, k);
+        for (int64_t k = 0; k < a->D; k++)
+            z[v] += hl_operand(&a->W, x[k]) * hl_operand(&a->W, hl_weight_at(&a->W, v, k));
         max = fmax(max, z[v]);
     }
     for (int64_t v = 0; v < a->W.rows; v++) sum += exp(z[v] - max);
@@ -38,10 +39,10 @@ void HL_OP(xent)(struct hl_backend *backend, const struct hl_xent *a) {
         }
         if (a->correct) a->correct[t] = counts && first_of_largest(z, a->W.rows) == a->target[t];
         for (int64_t v = 0; v < a->W.rows && a->dx && counts; v++) {
-            double g = (double)a->scale * (exp(z[v] - lse) - (v == a->target[t]));
+            const double g = hl_operand(&a->W, (real)((double)a->scale * (exp(z[v] - lse) - (v == a->target[t]))));
             for (int64_t k = 0; k < a->D; k++) {
-                d[k] += g * (double)hl_weight_at(&a->W, v, k);
-                a->dW[v * a->D + k] += (real)(g * (double)x[k]);
+                d[k] += g * hl_operand(&a->W, hl_weight_at(&a->W, v, k));
+                a->dW[v * a->D + k] += (real)(g * hl_operand(&a->W, x[k]));
             }
         }
         for (int64_t k = 0; k < a->D && a->dx; k++) ((real *)a->dx)[t * a->D + k] = (real)d[k];
