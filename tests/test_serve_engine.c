@@ -67,6 +67,33 @@ static void crowd(void **state) {
     rig_close(&g);
 }
 
+static int64_t blocks_kept(hola_model *m) {
+    pthread_mutex_lock(&m->states.lock);
+    const int64_t n = m->states.n;
+    pthread_mutex_unlock(&m->states.lock);
+    return n;
+}
+/* Sessions' memory is there before the first request, and none is added by `parallel` answers at once. */
+static void memory_ahead(void **state) {
+    struct rig g;
+    struct asked *a[4];
+    (void)state;
+    rig_open(&g, NULL);
+    int32_t *ids = random_ids(100, 256, 4);
+    for (int i = 0; i < 10000 && blocks_kept(g.model) < 4; i++) nanosleep(&(struct timespec){0, 1000000}, NULL);
+    assert_int_equal(blocks_kept(g.model), 4);
+    for (int i = 0; i < 4; i++) {
+        struct hl_serve_request *r = case_request(&g, ids, 30 + i, 10);
+        r->cache_prompt = false;
+        a[i] = case_submit(&g, r);
+    }
+    case_wait(&g, NULL);
+    for (int i = 0; i < 4; i++) asked_free(a[i]);
+    assert_int_equal(blocks_kept(g.model), 4);
+    free(ids);
+    rig_close(&g);
+}
+
 /* Several prompts, several answers each: choice i is what seed + i gives. */
 static void choices(void **state) {
     struct rig g;
@@ -418,10 +445,11 @@ static void stopping(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(lengths),  cmocka_unit_test(crowd),    cmocka_unit_test(choices),
-        cmocka_unit_test(prefixes), cmocka_unit_test(budget),   cmocka_unit_test(too_many),
-        cmocka_unit_test(held),     cmocka_unit_test(ends),     cmocka_unit_test(not_finite),
-        cmocka_unit_test(joining),  cmocka_unit_test(stopping), cmocka_unit_test(unread),
+        cmocka_unit_test(lengths),      cmocka_unit_test(crowd),    cmocka_unit_test(choices),
+        cmocka_unit_test(prefixes),     cmocka_unit_test(budget),   cmocka_unit_test(too_many),
+        cmocka_unit_test(held),         cmocka_unit_test(ends),     cmocka_unit_test(not_finite),
+        cmocka_unit_test(joining),      cmocka_unit_test(stopping), cmocka_unit_test(unread),
+        cmocka_unit_test(memory_ahead),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -147,9 +147,26 @@ static double idle_time(struct hl_serve_engine *e, double due) {
     return wait < 0 ? wait : wait > 0.001 ? wait : 0.001;
 }
 
+/* Touches the memory of `parallel` sessions, which the model keeps for the next ones: in a burst of first requests the
+ * page faults would take as long as reading the prompts. false: a message came first. */
+static bool touch_memory(struct hl_serve_engine *e) {
+    hola_session **session = calloc((size_t)e->o.parallel, sizeof *session);
+    int64_t n = 0;
+    bool alone = true, more = session;
+    while (more && n < e->o.parallel && (alone = hl_queue_empty(&e->inbox))) {
+        more = hola_session_new(&session[n], e->o.model) == HOLA_OK;
+        n += more;
+    }
+    while (n > 0) hola_session_free(session[--n]);
+    free(session);
+    return alone;
+}
+
 static void *run(void *ctx) {
     struct hl_serve_engine *e = ctx;
+    bool touched = false;
     for (double due = -1;;) {
+        if (!touched && e->streams == 0 && !e->waiting) touched = touch_memory(e);
         take_messages(e, idle_time(e, due));
         sweep(e);
         hl_serve_admit(e);

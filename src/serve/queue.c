@@ -61,6 +61,13 @@ void hl_queue_nudge(struct hl_queue *q) {
     pthread_mutex_unlock(&q->lock);
 }
 
+bool hl_queue_empty(struct hl_queue *q) {
+    pthread_mutex_lock(&q->lock);
+    const bool empty = !q->first && !q->nudged;
+    pthread_mutex_unlock(&q->lock);
+    return empty;
+}
+
 struct hl_message *hl_queue_take(struct hl_queue *q, double seconds) {
     struct timespec until;
     clock_gettime(CLOCK_MONOTONIC, &until);

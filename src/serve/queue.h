@@ -23,6 +23,7 @@ void hl_queue_put(struct hl_queue *q, struct hl_message *m);
 void hl_queue_add(struct hl_queue *q, struct hl_message *m);
 void hl_queue_announce(struct hl_queue *q);
 void hl_queue_nudge(struct hl_queue *q);
+bool hl_queue_empty(struct hl_queue *q);
 /* All messages, oldest first; NULL: none. Waits up to `seconds` for one; negative: forever. */
 struct hl_message *hl_queue_take(struct hl_queue *q, double seconds);
 
