@@ -16,7 +16,8 @@ static void options_of_any_size(void **state) {
     CHECK_OK(hola_model_new(&m, &cfg, 1, &(hola_options){.threads = 1})); /* size 0: the fields of 0.2 */
     assert_int_equal(hl_pool_threads(m->backend->pool), 1);
     hola_model_free(m);
-    CHECK_OK(hola_model_new(&m, &cfg, 1, &(hola_options){sizeof(hola_options), 2, "cpu-base"}));
+    CHECK_OK(hola_model_new(&m, &cfg, 1,
+                            &(hola_options){.size = sizeof(hola_options), .threads = 2, .backend = "cpu-base"}));
     assert_int_equal(hl_pool_threads(m->backend->pool), 2);
     assert_string_equal(m->backend->ops.name, "cpu-base");
     hola_model_free(m);
