@@ -26,7 +26,7 @@ static void options_of_any_size(void **state) {
     struct {
         hola_options o;
         char more[16];
-    } later = {.o = {sizeof later, 1, NULL}};
+    } later = {.o = {.size = sizeof later, .threads = 1}};
     CHECK_OK(hola_model_new(&m, &cfg, 1, &later.o));
     hola_model_free(m);
     later.more[3] = 1;

@@ -251,7 +251,7 @@ int eval_print_table(const struct eval_report *r) {
     const bool terminal = isatty(STDOUT_FILENO);
     const int columns = terminal ? terminal_columns(STDOUT_FILENO) : 120;
     struct eval_row *row = NULL;
-    struct grid g = {NULL};
+    struct grid g = {0};
     const int rows = eval_rows(r, &row);
     char size[EVAL_NUMBER];
     if (rows < 0 || !grid_fill(&g, r, row, rows)) {
