@@ -113,6 +113,8 @@ GRAD_TESTS := $(if $(call on,$(SAN) $(TSAN)),,$(call PROGRAMS,grad))
 SLOW_TESTS := $(if $(call on,$(SAN) $(TSAN)),$(patsubst %,tests/test_%.sh,add_memory backends build demo examples fetch_eval \
     mpi pages python python_torch sft study))
 TESTS := $(EMU_TESTS) $(call PROGRAMS,test) $(GRAD_TESTS) $(FUZZ_TESTS) $(filter-out $(SLOW_TESTS),$(sort $(wildcard tests/test_*.sh)))
+# (the longest, which mostly waits, first: last it would run alone)
+TESTS := $(filter %/test_serve.sh,$(TESTS)) $(filter-out %/test_serve.sh,$(TESTS))
 TESTS := $(if $(ONLY),$(filter $(addprefix %/,$(ONLY)),$(TESTS)),$(TESTS))
 test_link = $(call say,LD $@) mkdir -p $(@D) && $(CC) $(ALL_CFLAGS) -O1 -Itests $(LDFLAGS) $(1) -o $@ $< $(2) $(LIBS)
 $(BUILD)/tests/test_%: tests/test_%.c $(BUILD)/libhola.a
