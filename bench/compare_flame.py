@@ -73,21 +73,23 @@ def rows_of(data: pathlib.Path, seq_len: int) -> Any:
     return tokens[: len(tokens) // seq_len * seq_len].reshape(-1, seq_len).astype("int64")
 
 
-def model_of(way: str, size: str, seq_len: int) -> Any:
+def model_of(way: str, size: str, seq_len: int, refused: bool) -> Any:
     import hola.torch as ht
 
     fields = dict(SIZES[size], max_position_embeddings=seq_len, use_cache=False)
     if way.startswith("fla"):
         from fla.models import GatedDeltaNetConfig, GatedDeltaNetForCausalLM
 
+        if refused:
+            print(common.let_fla_be_wrong(), file=sys.stderr)
         if way == "fla-patched":
             print(f"patched: {len(ht.patch_fla())} places", file=sys.stderr)
         return GatedDeltaNetForCausalLM(GatedDeltaNetConfig(**fields))
     return ht.HolaForCausalLM(ht.HolaConfig(**fields))
 
 
-def train(way: str, size: str, data: pathlib.Path, seq_len: int, batch: int, steps: int,
-          most_s: float) -> dict[str, Any]:
+def train(way: str, size: str, data: pathlib.Path, seq_len: int, batch: int, steps: int, most_s: float,
+          refused: bool) -> dict[str, Any]:
     """Prints what is known after every step as a line of JSON: it counts if the process is ended."""
     import numpy
     import torch
@@ -96,7 +98,7 @@ def train(way: str, size: str, data: pathlib.Path, seq_len: int, batch: int, ste
     torch.manual_seed(0)
     if device == "cpu":
         torch.set_num_threads(1)
-    model = model_of(way, size, seq_len).to(device).train()
+    model = model_of(way, size, seq_len, refused).to(device).train()
     run = torch.compile(model) if way == "hola-compiled" else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=BETAS, weight_decay=DECAY, fused=device == "cuda")
     rows = rows_of(data, seq_len)
@@ -159,7 +161,8 @@ def one(way: str, a: Any) -> int:
                 result = train_with_program(a.hola, a.size, pathlib.Path(a.data), a.seq_len, a.batch, a.steps,
                                             pathlib.Path(folder), a.seconds)
         else:
-            result = train(way, a.size, pathlib.Path(a.data), a.seq_len, a.batch, a.steps, a.seconds)
+            result = train(way, a.size, pathlib.Path(a.data), a.seq_len, a.batch, a.steps, a.seconds,
+                           a.refused)
     except (Exception, SystemExit) as error:
         result = {"failed": common.reason(error)}
     print(json.dumps(result), flush=True)
@@ -217,6 +220,8 @@ def compare(a: Any, data: str) -> dict[str, dict[str, Any]]:
                    "--batch", str(a.batch), "--seq-len", str(a.seq_len), "--hola", a.hola, "--seconds", str(a.seconds)]
         if a.fla:
             command += ["--fla", a.fla]
+        if a.refused:
+            command.append("--refused")
         memory = Memory()
         memory.start()
         result = result_of(*run_limited(command, a.limit))

