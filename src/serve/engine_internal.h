@@ -31,7 +31,7 @@ struct hl_serve_stream {
     bool fresh; /* the next piece starts a new call */
     hola_detokenizer *text;
     int32_t pending; /* sampled, not yet fed */
-    bool has_pending;
+    bool has_pending, snapshot_due; /* snapshot_due: of its prompt, once the first token is out */
     int64_t written, turn_begin;
     struct hl_ids out; /* generated ids, if a penalty needs them */
     enum hl_finish finish;
