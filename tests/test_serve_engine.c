@@ -2,6 +2,7 @@
  * leaves, waits or fails. */
 #define _GNU_SOURCE
 #include "serve_case.h"
+#include "serve/pace.h"
 #include "serve/prefix.h"
 #include <fcntl.h>
 
@@ -479,6 +480,51 @@ static void stopping(void **state) {
     rig_close(&g);
 }
 
+/* ---- the length of a prompt's pieces ---- */
+
+/* A machine on which a piece takes fixed + each x tokens, one in `odd` 20 times as long (0: none), and every time some
+ * more; returns the seconds per token of the last half of `pieces` pieces of `budget` seconds. */
+static double read_at_pace(struct hl_pace *p, double fixed, double each, int odd, double budget, int pieces) {
+    double took = 0, read = 0;
+    for (int i = 0; i < pieces; i++) {
+        const int64_t n = hl_pace_length(p, budget);
+        const double noise = 0.9 + 0.2 * (double)(check_mix((uint64_t)i) % 1000) / 1000;
+        const double seconds = (fixed + each * (double)n) * noise * (odd && i % odd == odd - 1 ? 20 : 1);
+        assert_true(n >= HL_PACE_UNIT && n <= HL_PACE_MOST && n % HL_PACE_UNIT == 0);
+        if (i >= pieces / 2) took += seconds, read += (double)n;
+        hl_pace_add(p, n, seconds);
+    }
+    return took / read;
+}
+
+static void pace(void **state) {
+    struct hl_pace p = {0};
+    double fixed, each;
+    (void)state;
+    assert_int_equal(hl_pace_length(&p, 1000), HL_PACE_UNIT);
+    /* hardly anything is fixed: about as many tokens as fit */
+    read_at_pace(&p, 0, 2e-4, 0, 0.2, 40);
+    assert_true(hl_pace_length(&p, 0.2) >= 704 && hl_pace_length(&p, 0.2) <= 1280);
+    assert_int_equal(hl_pace_length(&p, 0.02), HL_PACE_UNIT);
+    assert_int_equal(hl_pace_length(&p, 1e-9), HL_PACE_UNIT);
+    p = (struct hl_pace){0};
+    read_at_pace(&p, 0.005, 2e-4, 5, 0.018, 100); /* one piece in five is an exception */
+    assert_int_equal(hl_pace_length(&p, 0.018), HL_PACE_UNIT);
+    /* With more to do than cores nearly all of it is fixed. An estimate proportional to the length stays at 64 tokens of
+     * 75 ms each; longer pieces read ten times as fast and take half as long again. */
+    for (int odd = 0; odd <= 5; odd += 5) {
+        p = (struct hl_pace){0};
+        const double per_token = read_at_pace(&p, 4.8, 3e-3, odd, 3, 100);
+        if (per_token > (odd ? 5 : 1) * 0.0125) fail_msg("%.4f s per token, one in %d odd", per_token, odd);
+        assert_true(4.8 + 3e-3 * (double)hl_pace_length(&p, 3) < 2 * 4.8);
+        assert_true(hl_pace_line(&p, &fixed, &each));
+        assert_true(fixed > 3.6 && fixed < 6 && each > 3e-4 && each < 7e-3);
+    }
+    /* and back: as soon as most of what it knows is new */
+    read_at_pace(&p, 0.005, 2e-4, 0, 0.018, 30);
+    assert_true(hl_pace_length(&p, 0.018) <= 2 * HL_PACE_UNIT);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(lengths),      cmocka_unit_test(crowd),
@@ -488,7 +534,7 @@ int main(void) {
         cmocka_unit_test(not_finite),   cmocka_unit_test(joining),
         cmocka_unit_test(stopping),     cmocka_unit_test(unread),
         cmocka_unit_test(memory_ahead), cmocka_unit_test(token_before_snapshot),
-       
+        cmocka_unit_test(pace),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
