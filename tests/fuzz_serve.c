@@ -29,17 +29,19 @@ static struct seed file_seed(void) {
     if (!file) {
         int32_t ids[9] = {1, 2, 3, 4, 5, 6, 7, 8, 9};
         uint8_t begins[9] = {1, 0, 0, 1, 1, 0, 0, 0, 1};
-        char *packed, state[] = "the state";
-        struct hl_stored r = {.tape = {ids, begins, 9, 9}, .session = state, .session_bytes = 9};
+        char *packed;
+        struct hl_stored r = {.tape = {ids, begins, 9, 9}, .session_bytes = 9};
         r.about = json_pack("{s:i, s:i, s:i, s:i, s:s, s:b, s:[i, i], s:[[i, b, i, i], [i, b, i, i]], s:{s:s}}",
                             "created", 5, "used", 6, "position", 9, "known_from", 0, "parent", "p", "open", 1, "turns",
                             4, 9, "messages", 2, 1, 0, 4, 3, 0, 4, 9, "metadata", "title", "x");
         MUST(r.about && hl_stored_pack(&r, MODEL, &packed, &size) == HOLA_OK);
         json_decref(r.about);
-        file = malloc((size_t)size + 1);
+        file = malloc((size_t)size + 10);
         MUST(file);
         file[0] = 3;
         memcpy(file + 1, packed, (size_t)size);
+        memcpy(file + 1 + size, "the state", 9);
+        size += 9;
         free(packed);
     }
     return (struct seed){file, (size_t)size + 1};
@@ -121,14 +123,15 @@ static void mend_sums(char *file, size_t n) {
 }
 
 static void try_file(const char *data, size_t n) {
-    struct hl_stored r;
+    struct hl_stored r = {0};
     char *file = malloc(n + 1);
     MUST(file);
     memcpy(file, data, n);
     mend_sums(file, n);
     const int64_t end = hl_stored_about_end(file, (int64_t)n, MODEL);
     MUST(end < 0 || end >= HL_RECORD_HEAD);
-    if (hl_stored_parse(&r, file, (int64_t)n, MODEL, "file") == HOLA_OK) {
+    struct hl_bytes from = {.data = file, .size = (int64_t)n, .path = "file"};
+    if (hl_stored_read(&r, &from, MODEL) == HOLA_OK) {
         struct hl_conversations table;
         hl_conversations_init(&table);
         struct hl_conversation *c = hl_conversation_add(&table, "x");

@@ -2,7 +2,9 @@
  * leaves, waits or fails. */
 #define _GNU_SOURCE
 #include "serve_case.h"
+#include "serve/pace.h"
 #include "serve/prefix.h"
+#include <fcntl.h>
 
 /* Prompts of every length up to three pieces: the cut into pieces changes no bit. */
 static void lengths(void **state) {
@@ -92,6 +94,41 @@ static void memory_ahead(void **state) {
     assert_int_equal(blocks_kept(g.model), 4);
     free(ids);
     rig_close(&g);
+}
+
+/* The first token goes out before the prompt's snapshot, a copy of the state, is made: here the engine waits while it
+ * announces the token, because the pipe is full, and has taken one block, not two. */
+static void token_before_snapshot(void **state) {
+    struct rig g;
+    int fd[2];
+    char page[4096];
+    (void)state;
+    rig_open(&g, NULL);
+    int32_t *ids = random_ids(100, 256, 4);
+    for (int i = 0; i < 10000 && blocks_kept(g.model) < 4; i++) nanosleep(&(struct timespec){0, 1000000}, NULL);
+    assert_int_equal(pipe2(fd, O_NONBLOCK), 0);
+    memset(page, 1, sizeof page);
+    while (write(fd[1], page, sizeof page) > 0) {}
+    while (write(fd[1], page, 1) > 0) {}
+    assert_int_equal(fcntl(fd[1], F_SETFL, 0), 0);
+    g.events.wake = fd[1];
+    struct asked *a = case_submit(&g, case_request(&g, ids, 30, 4));
+    for (int held = 0; held < 20;) { /* it holds the queue's lock while it writes */
+        const bool free_now = pthread_mutex_trylock(&g.events.lock) == 0;
+        if (free_now) pthread_mutex_unlock(&g.events.lock);
+        held = free_now ? 0 : held + 1;
+        nanosleep(&(struct timespec){0, 1000000}, NULL);
+    }
+    assert_int_equal(blocks_kept(g.model), 3);
+    while (read(fd[0], page, sizeof page) > 0) {}
+    case_wait(&g, NULL);
+    asked_free(a);
+    a = case_ask(&g, case_request(&g, ids, 30, 4)); /* and there is one in the end */
+    assert_int_equal(a->answer[0].cached_n, 30);
+    asked_free(a);
+    free(ids);
+    rig_close(&g);
+    close(fd[0]), close(fd[1]);
 }
 
 /* Several prompts, several answers each: choice i is what seed + i gives. */
@@ -443,13 +480,61 @@ static void stopping(void **state) {
     rig_close(&g);
 }
 
+/* ---- the length of a prompt's pieces ---- */
+
+/* A machine on which a piece takes fixed + each x tokens, one in `odd` 20 times as long (0: none), and every time some
+ * more; returns the seconds per token of the last half of `pieces` pieces of `budget` seconds. */
+static double read_at_pace(struct hl_pace *p, double fixed, double each, int odd, double budget, int pieces) {
+    double took = 0, read = 0;
+    for (int i = 0; i < pieces; i++) {
+        const int64_t n = hl_pace_length(p, budget);
+        const double noise = 0.9 + 0.2 * (double)(check_mix((uint64_t)i) % 1000) / 1000;
+        const double seconds = (fixed + each * (double)n) * noise * (odd && i % odd == odd - 1 ? 20 : 1);
+        assert_true(n >= HL_PACE_UNIT && n <= HL_PACE_MOST && n % HL_PACE_UNIT == 0);
+        if (i >= pieces / 2) took += seconds, read += (double)n;
+        hl_pace_add(p, n, seconds);
+    }
+    return took / read;
+}
+
+static void pace(void **state) {
+    struct hl_pace p = {0};
+    double fixed, each;
+    (void)state;
+    assert_int_equal(hl_pace_length(&p, 1000), HL_PACE_UNIT);
+    /* hardly anything is fixed: about as many tokens as fit */
+    read_at_pace(&p, 0, 2e-4, 0, 0.2, 40);
+    assert_true(hl_pace_length(&p, 0.2) >= 704 && hl_pace_length(&p, 0.2) <= 1280);
+    assert_int_equal(hl_pace_length(&p, 0.02), HL_PACE_UNIT);
+    assert_int_equal(hl_pace_length(&p, 1e-9), HL_PACE_UNIT);
+    p = (struct hl_pace){0};
+    read_at_pace(&p, 0.005, 2e-4, 5, 0.018, 100); /* one piece in five is an exception */
+    assert_int_equal(hl_pace_length(&p, 0.018), HL_PACE_UNIT);
+    /* With more to do than cores nearly all of it is fixed. An estimate proportional to the length stays at 64 tokens of
+     * 75 ms each; longer pieces read ten times as fast and take half as long again. */
+    for (int odd = 0; odd <= 5; odd += 5) {
+        p = (struct hl_pace){0};
+        const double per_token = read_at_pace(&p, 4.8, 3e-3, odd, 3, 100);
+        if (per_token > (odd ? 5 : 1) * 0.0125) fail_msg("%.4f s per token, one in %d odd", per_token, odd);
+        assert_true(4.8 + 3e-3 * (double)hl_pace_length(&p, 3) < 2 * 4.8);
+        assert_true(hl_pace_line(&p, &fixed, &each));
+        assert_true(fixed > 3.6 && fixed < 6 && each > 3e-4 && each < 7e-3);
+    }
+    /* and back: as soon as most of what it knows is new */
+    read_at_pace(&p, 0.005, 2e-4, 0, 0.018, 30);
+    assert_true(hl_pace_length(&p, 0.018) <= 2 * HL_PACE_UNIT);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(lengths),      cmocka_unit_test(crowd),    cmocka_unit_test(choices),
-        cmocka_unit_test(prefixes),     cmocka_unit_test(budget),   cmocka_unit_test(too_many),
-        cmocka_unit_test(held),         cmocka_unit_test(ends),     cmocka_unit_test(not_finite),
-        cmocka_unit_test(joining),      cmocka_unit_test(stopping), cmocka_unit_test(unread),
-        cmocka_unit_test(memory_ahead),
+        cmocka_unit_test(lengths),      cmocka_unit_test(crowd),
+        cmocka_unit_test(choices),      cmocka_unit_test(prefixes),
+        cmocka_unit_test(budget),       cmocka_unit_test(too_many),
+        cmocka_unit_test(held),         cmocka_unit_test(ends),
+        cmocka_unit_test(not_finite),   cmocka_unit_test(joining),
+        cmocka_unit_test(stopping),     cmocka_unit_test(unread),
+        cmocka_unit_test(memory_ahead), cmocka_unit_test(token_before_snapshot),
+        cmocka_unit_test(pace),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

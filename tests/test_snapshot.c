@@ -1,10 +1,14 @@
 /* test_snapshot.c -- sessions as files: what comes back, what is refused, what a crash leaves. */
 #define _GNU_SOURCE
+#include "core/file.h"
+#include "core/hash.h"
 #include "models.h"
 #include "mixers/gdn/gdn_layer.h"
 #include "model/session.h"
 #include "temp.h"
+#include <fcntl.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 
 static hola_session *session_of(hola_model *m) {
@@ -236,6 +240,108 @@ static void damage_is_refused(void **state) {
     temp_remove(dir);
 }
 
+static void hash_in_pieces(void **state) {
+    char data[1000];
+    (void)state;
+    for (int i = 0; i < 1000; i++) data[i] = (char)check_mix((uint64_t)i);
+    for (int64_t n = 0; n <= 1000; n += 111)
+        for (int64_t piece = HL_HASH_STEP; piece < 300; piece += HL_HASH_STEP) {
+            struct hl_hash_run r;
+            hl_hash_begin(&r, 5, n);
+            for (int64_t i = 0; i < n; i += piece) hl_hash_add(&r, data + i, n - i < piece ? n - i : piece);
+            assert_true(hl_hash_end(&r) == hl_hash(5, data, n));
+        }
+}
+
+/* Sessions of several megabytes, read in many pieces. */
+static hola_model *large_sessions(void) {
+    hola_config cfg = variant_config(0);
+    hola_options opt = {.threads = 1};
+    hola_model *m;
+    cfg.head_dim = 64;
+    cfg.cache_window = 4095; /* in BF16 files positions lie across the pieces' ends */
+    CHECK_OK(hola_model_new(&m, &cfg, 7, &opt));
+    return m;
+}
+
+static void many_pieces(void **state) {
+    char *dir = temp_new(), *path = path_in(dir), *file, *again;
+    hola_model *m = large_sessions();
+    hola_session *a = session_of(m), *b = session_of(m);
+    int32_t *ids = random_ids(300, m->cfg.vocab_size, 21);
+    int64_t size, n;
+    (void)state;
+    CHECK_OK(hola_session_feed(a, ids, 300, NULL));
+    for (int type = HOLA_F32; type <= HOLA_F16; type++) {
+        CHECK_OK(hl_snapshot_make(a, path, (hola_dtype)type, &file, &size));
+        CHECK_OK(hl_snapshot_parse(b, file, size, path));
+        if (type == HOLA_F32) assert_true(same_state(a, b));
+        CHECK_OK(hl_snapshot_make(b, path, (hola_dtype)type, &again, &n));
+        assert_true(n == size && size > 1000000);
+        assert_memory_equal(file, again, (size_t)size);
+        for (int64_t i = size - 1; i > 0; i -= size / 7) {
+            file[i] ^= 16;
+            CHECK_FAILS(hl_snapshot_parse(b, file, size, path), HOLA_EFORMAT, path);
+            file[i] ^= 16;
+        }
+        free(file), free(again);
+    }
+    free(ids), free(path);
+    hola_session_free(a), hola_session_free(b);
+    hola_model_free(m);
+    temp_remove(dir);
+}
+
+static int64_t page_faults(void) {
+    struct rusage r;
+    assert_int_equal(getrusage(RUSAGE_SELF, &r), 0);
+    return (int64_t)r.ru_minflt;
+}
+
+/* Reading takes no lock, and no memory but a block that an earlier session left, and a buffer. */
+static void beside_a_pass(void **state) {
+    char *dir = temp_new(), *path = path_in(dir);
+    hola_model *m = large_sessions();
+    hola_session *a = session_of(m), *b;
+    int32_t *ids = random_ids(300, m->cfg.vocab_size, 21);
+    struct hl_restore_point *p;
+    uint64_t model;
+    (void)state;
+    m->states.most = 1;
+    CHECK_OK(hola_session_feed(a, ids, 300, NULL));
+    CHECK_OK(hola_session_save(a, path, HOLA_F32));
+    b = session_of(m);
+    hola_session_free(b);
+    assert_int_equal(m->states.n, 1);
+    CHECK_OK(hl_model_hash(m, &model));
+    const int64_t size = hl_snapshot_bytes(m, HOLA_F32, 300);
+    struct hl_bytes from = {.fd = open(path, O_RDONLY), .size = size, .path = path};
+    assert_true(from.fd >= 0);
+    pthread_mutex_lock(&m->lock);
+    const int64_t before = page_faults();
+    CHECK_OK(hl_snapshot_read(&p, m, model, &from, size));
+    const int64_t faults = page_faults() - before;
+    pthread_mutex_unlock(&m->lock);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+    if (faults > 200) fail_msg("%d page faults for a file of %d pages", (int)faults, (int)(size / 4096));
+#endif
+    assert_true(size / 4096 > 1000 && faults >= 0);
+    assert_int_equal(m->states.n, 0);
+    CHECK_OK(hl_snapshot_session(&b, m, p));
+    assert_true(same_state(a, b));
+    hola_session_free(b);
+    /* a file that is cut off while it is read */
+    assert_int_equal(truncate(path, size / 2), 0);
+    from.at = 0;
+    CHECK_FAILS(hl_snapshot_read(&p, m, model, &from, size), HOLA_EFORMAT, "cut off");
+    assert_int_equal(m->states.n, 1);
+    close(from.fd);
+    free(ids), free(path);
+    hola_session_free(a);
+    hola_model_free(m);
+    temp_remove(dir);
+}
+
 /* A process that does nothing but save is killed at any moment: the file is always a whole one. */
 static void killed_while_saving(void **state) {
     char *dir = temp_new(), *path = path_in(dir);
@@ -276,8 +382,9 @@ static void killed_while_saving(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(round_trip), cmocka_unit_test(half_the_size),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(round_trip),         cmocka_unit_test(half_the_size),
                                        cmocka_unit_test(bound_to_the_model), cmocka_unit_test(damage_is_refused),
-                                       cmocka_unit_test(killed_while_saving)};
+                                       cmocka_unit_test(hash_in_pieces),     cmocka_unit_test(many_pieces),
+                                       cmocka_unit_test(beside_a_pass),      cmocka_unit_test(killed_while_saving)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

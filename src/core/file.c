@@ -42,6 +42,19 @@ void hl_map_close(struct hl_map *m) {
     *m = (struct hl_map){0};
 }
 
+hola_status hl_bytes_read(struct hl_bytes *b, void *to, int64_t n) {
+    if (n > b->size - b->at) return hl_fail(HOLA_EFORMAT, "%s: cut off", b->path);
+    if (b->data && n > 0) memcpy(to, b->data + b->at, (size_t)n), b->at += n;
+    for (char *p = to; !b->data && n > 0;) {
+        const ssize_t got = pread(b->fd, p, (size_t)n, b->at);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) return hl_fail(HOLA_EIO, "%s: cannot read: %s", b->path, strerror(errno));
+        if (got == 0) return hl_fail(HOLA_EFORMAT, "%s: cut off", b->path);
+        p += got, n -= got, b->at += got;
+    }
+    return HOLA_OK;
+}
+
 /* ---- names ---- */
 
 char *hl_path_join(const char *dir, const char *name) {

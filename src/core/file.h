@@ -14,6 +14,16 @@ struct hl_map {
 hola_status hl_map_open(struct hl_map *m, const char *path);
 void hl_map_close(struct hl_map *m); /* also accepts closed or zeroed ones */
 
+/* Bytes read once, in order, from memory or from an open file. If the file is cut off meanwhile, that is an error here,
+ * and not the signal that a mapped file would give. */
+struct hl_bytes {
+    const char *data; /* NULL: fd */
+    int fd;
+    int64_t at, size; /* read so far, and all */
+    const char *path; /* for messages */
+};
+hola_status hl_bytes_read(struct hl_bytes *b, void *to, int64_t n); /* HOLA_EFORMAT: there are fewer */
+
 /* Writes go to a temporary file ".NAME.tmp-PID-N" next to the target. Commit makes it durable and renames it over the
  * target; until then the old file is untouched. On any failure: one line with the path, no temporary file, the old file
  * intact. A killed process leaves its temporary file behind; such files are never read and may be deleted. After a

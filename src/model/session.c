@@ -10,8 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* An empty session, with an uninitialized state. */
-static hola_status session_new(hola_session **out, hola_model *m) {
+hola_status hl_session_new(hola_session **out, hola_model *m) {
     *out = NULL;
     pthread_mutex_lock(&m->lock);
     hola_status s = hl_model_need_panels(m);
@@ -34,7 +33,7 @@ hola_status hola_session_new(hola_session **out, hola_model *m) {
     HL_NEED(out, "out");
     *out = NULL;
     HL_NEED(m, "the model");
-    hola_status s = session_new(out, m);
+    hola_status s = hl_session_new(out, m);
     if (s == HOLA_OK) hola_session_reset(*out);
     return s;
 }
@@ -44,7 +43,7 @@ hola_status hola_session_clone(hola_session **out, const hola_session *from) {
     HL_NEED(out, "out");
     *out = NULL;
     HL_NEED(from, "the session");
-    hola_status s = session_new(&y, from->model);
+    hola_status s = hl_session_new(&y, from->model);
     if (s == HOLA_OK) s = hl_restore_point_copy(y->model, &y->now, &from->now, HL_ALL_CHANGES);
     if (s == HOLA_OK) *out = y;
     else hola_session_free(y);

@@ -92,10 +92,20 @@ static inline bool hl_position_begins(const struct hl_position *w, int64_t pos) 
     return w->begins[pos % HOLA_RECENT / 64] >> (pos % 64) & 1;
 }
 
+/* An empty session whose state is uninitialized. */
+hola_status hl_session_new(hola_session **out, hola_model *m);
+
 /* snapshot.c: serializes a session (*file is malloced; path is used in messages), and restores one: on any error the
  * session is unchanged. */
 hola_status hl_snapshot_make(const hola_session *s, const char *path, hola_dtype dtype, char **file, int64_t *size);
 hola_status hl_snapshot_parse(hola_session *s, const char *data, int64_t size, const char *path);
+/* The second in two steps. The first reads and checks the next `size` bytes; its state is on the host. It takes no lock
+ * (model: hl_model_hash), so that it can run beside a pass. The second makes a session of it. */
+struct hl_bytes;
+hola_status hl_snapshot_read(struct hl_restore_point **out, hola_model *m, uint64_t model, struct hl_bytes *from,
+                             int64_t size);
+hola_status hl_snapshot_session(hola_session **out, hola_model *m, struct hl_restore_point *p); /* frees p */
+void hl_snapshot_free(hola_model *m, struct hl_restore_point *p);
 int64_t hl_snapshot_bytes(const hola_model *m, hola_dtype dtype, int64_t pos);
 uint64_t hl_snapshot_sum(const char *data, int64_t size); /* the expected checksum of a file */
 

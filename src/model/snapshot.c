@@ -44,7 +44,6 @@ struct copy {
     hola_dtype dtype;
     bool half;  /* activations are bf16 */
     char *file; /* where the next part goes */
-    int64_t pos;
 };
 
 static bool put_part(void *ctx, const struct hl_state_part *part, void *at, int64_t n) {
@@ -162,25 +161,55 @@ hola_status hola_session_save(const hola_session *y, const char *path, hola_dtyp
     return s;
 }
 
-/* ---- in ---- */
+/* ---- in ----
+ *
+ * The file passes through a buffer that fits into a core's cache, where it is hashed, checked and converted: a block for
+ * all of it would cost more than everything else, because the system clears its pages. */
 
-static bool get_part(void *ctx, const struct hl_state_part *part, void *at, int64_t n) {
-    struct copy *c = ctx;
-    const enum hl_state_kind kind = part->kind;
-    real *x = at;
-    int64_t *position = at;
-    uint16_t *row = kind == HL_STATE_ACT && c->half ? at : NULL;
-    const hola_dtype type = kind == HL_STATE_SCORE ? HOLA_F32 : c->dtype;
-    const int64_t closed = part->block > 0 ? c->pos - c->pos % part->block : c->pos;
+enum { PIECE = 1 << 18, SPARE = 64, LINE = 64 };
+struct in {
+    struct hl_bytes *from;
+    int64_t left; /* still to be read */
+    struct hl_hash_run sum;
+    char *buffer, *next, *end; /* [SPARE + PIECE]; what is unused of it */
+    hola_dtype dtype;
+    bool half;
+    int64_t pos;
+    hola_status status;
+};
+
+/* Reads on; what is left of the buffer, part of a number, stays in front. */
+static bool more(struct in *x) {
+    const int64_t kept = x->end - x->next, n = x->left < PIECE ? x->left : PIECE;
+    HL_ASSERT(kept <= SPARE);
+    memmove(x->buffer + SPARE - kept, x->next, (size_t)kept);
+    x->next = x->buffer + SPARE - kept, x->end = x->buffer + SPARE + n;
+    if (n > 0) x->status = hl_bytes_read(x->from, x->buffer + SPARE, n);
+    else x->status = hl_fail(HOLA_EFORMAT, "%s: cut off", x->from->path);
+    if (x->status != HOLA_OK) return false;
+    hl_hash_add(&x->sum, x->buffer + SPARE, n);
+    x->left -= n;
+    return true;
+}
+
+static bool get_bytes(struct in *x, void *to, int64_t n) {
+    for (char *p = to; n > 0;) {
+        if (x->next == x->end && !more(x)) return false;
+        const int64_t some = x->end - x->next < n ? x->end - x->next : n;
+        memcpy(p, x->next, (size_t)some);
+        p += some, x->next += some, n -= some;
+    }
+    return true;
+}
+
+/* Numbers of this type as reals, or as rows of bf16; nonzero: one is not finite. */
+static inline uint32_t convert(real *x, uint16_t *row, const char *file, int64_t n, hola_dtype type) {
     uint32_t wrong = 0;
-    if (kind == HL_STATE_POSITION) memcpy(at, c->file, (size_t)n * 8);
-    for (int64_t i = 0; kind == HL_STATE_POSITION && i < n && i < closed; i++) /* number of filled positions */
-        wrong |= position[i] < 0 || position[i] >= closed;
-    for (int64_t i = 0; kind != HL_STATE_POSITION && i < n; i++) {
+    for (int64_t i = 0; i < n; i++) {
         uint16_t half = 0;
         uint32_t bits = 0;
-        if (type == HOLA_F32) memcpy(&bits, c->file + i * 4, 4);
-        else memcpy(&half, c->file + i * 2, 2);
+        if (type == HOLA_F32) memcpy(&bits, file + i * 4, 4);
+        else memcpy(&half, file + i * 2, 2);
         const float y = type == HOLA_BF16  ? hl_from_bf16(half)
                         : type == HOLA_F16 ? hl_from_f16(half)
                                            : hl_float_of_bits(bits);
@@ -188,27 +217,41 @@ static bool get_part(void *ctx, const struct hl_state_part *part, void *at, int6
         else x[i] = y;
         wrong |= (hl_bits_of_float(row ? hl_from_bf16(row[i]) : y) & 0x7f800000u) == 0x7f800000u;
     }
-    c->file += n * size_of(kind, c->dtype);
+    return wrong;
+}
+static uint32_t get_numbers(real *x, uint16_t *row, const char *file, int64_t n, hola_dtype type) {
+    if (row) return convert(NULL, row, file, n, type);
+    if (type == HOLA_F32) return convert(x, NULL, file, n, HOLA_F32);
+    return convert(x, NULL, file, n, type);
+}
+
+static bool get_part(void *ctx, const struct hl_state_part *part, void *at, int64_t n) {
+    struct in *x = ctx;
+    const enum hl_state_kind kind = part->kind;
+    const bool half = kind == HL_STATE_ACT && x->half;
+    const hola_dtype type = kind == HL_STATE_SCORE ? HOLA_F32 : x->dtype;
+    const int64_t size = size_of(kind, x->dtype), closed = part->block > 0 ? x->pos - x->pos % part->block : x->pos;
+    const int64_t bytes = n * (half ? 2 : kind == HL_STATE_POSITION ? 8 : (int64_t)sizeof(real));
+    uint32_t wrong = 0;
+    for (int64_t i = 0, some; i < n; i += some) {
+        if (x->end - x->next < size && !more(x)) return false;
+        some = (x->end - x->next) / size;
+        if (some > n - i) some = n - i;
+        if (kind == HL_STATE_POSITION) {
+            int64_t *position = (int64_t *)at + i;
+            memcpy(position, x->next, (size_t)some * 8);
+            for (int64_t j = 0; j < some && i + j < closed; j++) /* number of filled positions */
+                wrong |= position[j] < 0 || position[j] >= closed;
+        } else wrong |= get_numbers((real *)at + i, half ? (uint16_t *)at + i : NULL, x->next, some, type);
+        x->next += some * size;
+    }
+    if (part->change != HL_GROWS) memset((char *)at + bytes, 0, (size_t)((LINE - bytes % LINE) % LINE));
     return !wrong;
 }
 
-/* Checks that the file is complete, undamaged, and of this model. */
-static hola_status check_header(hola_model *m, const struct header *h, const char *data, int64_t size,
+/* Checks everything in it but the checksum. */
+static hola_status check_header(const hola_model *m, uint64_t model, const struct header *h, int64_t size,
                                 const char *path) {
-    uint64_t model;
-    if (size < HEADER || memcmp(data, magic, sizeof magic) != 0)
-        return hl_fail(HOLA_EFORMAT, "%s: not a session", path);
-    if (h->version != VERSION)
-        return hl_fail(HOLA_ENOTSUP, "%s: a session of version %u, this hola reads %d", path, h->version, VERSION);
-    if (h->size != (uint64_t)size)
-        return hl_fail(HOLA_EFORMAT, "%s: %lld bytes, should be %llu: cut off, or something added", path,
-                       (long long)size, (unsigned long long)h->size);
-    if (h->sum != hl_snapshot_sum(data, size))
-        return hl_fail(HOLA_EFORMAT, "%s: damaged: the checksum does not fit", path);
-    pthread_mutex_lock(&m->lock);
-    hola_status s = hl_model_hash(m, &model);
-    pthread_mutex_unlock(&m->lock);
-    if (s != HOLA_OK) return s;
     if (h->model != model)
         return hl_fail(HOLA_EINVAL, "%s: a session of another model (other weights or configuration)", path);
     if (h->dtype > HOLA_F16 || h->flags > HAS_LOGITS || h->pos < 0 || h->pos > INT64_MAX / 2 ||
@@ -218,57 +261,124 @@ static hola_status check_header(hola_model *m, const struct header *h, const cha
     return HOLA_OK;
 }
 
-static hola_status check_small(const hola_model *m, const struct hl_position *w, const float *logits,
-                               const char *path) {
-    hola_status s = hl_model_check_ids(m, w->recent, HOLA_RECENT);
+static hola_status check_small(const hola_model *m, const struct hl_restore_point *p, const char *path) {
+    hola_status s = hl_model_check_ids(m, p->at.recent, HOLA_RECENT);
     uint32_t wrong = 0;
-    for (int64_t i = 0; i < m->cfg.vocab_size; i++) wrong |= (hl_bits_of_float(logits[i]) & 0x7f800000u) == 0x7f800000u;
+    for (int64_t i = 0; i < m->cfg.vocab_size; i++)
+        wrong |= (hl_bits_of_float(p->logits[i]) & 0x7f800000u) == 0x7f800000u;
     if (s != HOLA_OK || wrong) return hl_fail(HOLA_EFORMAT, "%s: its last ids or logits cannot be", path);
     return HOLA_OK;
 }
 
-hola_status hl_snapshot_parse(hola_session *y, const char *data, int64_t size, const char *path) {
-    hola_model *m = y->model;
-    const int64_t vocab = m->cfg.vocab_size;
-    struct header h = {0};
-    if (size >= HEADER) memcpy(&h, data, sizeof h);
-    hola_status s = check_header(m, &h, data, size, path);
-    if (s != HOLA_OK) return s;
-    struct hl_position w = {.pos = h.pos, .seed = h.seed, .has_logits = h.flags & HAS_LOGITS};
-    struct copy c = {.dtype = (hola_dtype)h.dtype,
-                     .half = m->backend->act_size == 2,
-                     .file = (char *)(uintptr_t)data + HEADER + RECENT_BYTES + vocab * 4,
-                     .pos = h.pos};
-    struct hl_state state;
-    float *logits = malloc((size_t)vocab * sizeof *logits);
-    s = host_state(&state, m, h.pos, path);
-    if (s == HOLA_OK && !logits) s = hl_fail(HOLA_ENOMEM, "%s: no memory for it", path);
-    if (s == HOLA_OK) {
-        memcpy(w.recent, data + HEADER, RECENT_BYTES);
-        memcpy(logits, data + HEADER + RECENT_BYTES, (size_t)vocab * 4);
-        s = check_small(m, &w, logits, path);
+static hola_status read_rest(struct hl_restore_point *p, hola_model *m, struct in *x) {
+    const char *path = x->from->path;
+    hola_status s = HOLA_OK;
+    p->logits = malloc((size_t)m->cfg.vocab_size * sizeof *p->logits);
+    if (!p->logits) return hl_fail(HOLA_ENOMEM, "%s: no memory for it", path);
+    if (!m->backend->host) s = host_state(&p->state, m, x->pos, path);
+    else {
+        s = hl_state_new(&p->state, &m->state, m->backend, &m->states);
+        if (s == HOLA_OK) s = hl_state_reserve(&p->state, &m->state, m->backend, x->pos);
     }
-    if (s == HOLA_OK && !hl_state_visit(&state, &m->state, h.pos, get_part, &c))
-        s = hl_fail(HOLA_EFORMAT, "%s: its state holds numbers that cannot be", path);
-    if (s == HOLA_OK) s = hl_state_reserve(&y->now.state, &m->state, m->backend, h.pos);
-    if (s == HOLA_OK) {
-        const struct hl_state pages = y->now.state;
-        y->now.state.pages = 0; /* the reset must not free them */
-        hola_session_reset(y);
-        y->now.state = pages;
-        y->now.at = w;
-        free(y->now.logits);
-        y->now.logits = logits, logits = NULL;
+    if (s != HOLA_OK) return s;
+    if (!get_bytes(x, p->at.recent, RECENT_BYTES) || !get_bytes(x, p->logits, m->cfg.vocab_size * 4)) return x->status;
+    s = check_small(m, p, path);
+    if (s == HOLA_OK && !hl_state_visit(&p->state, &m->state, x->pos, get_part, x))
+        s = x->status != HOLA_OK ? x->status
+                                 : hl_fail(HOLA_EFORMAT, "%s: its state holds numbers that cannot be", path);
+    return s;
+}
+
+void hl_snapshot_free(hola_model *m, struct hl_restore_point *p) {
+    if (p && !m->backend->host) free_host_state(&p->state), p->state = (struct hl_state){0};
+    hl_restore_point_free(m, p);
+}
+
+hola_status hl_snapshot_read(struct hl_restore_point **out, hola_model *m, uint64_t model, struct hl_bytes *from,
+                             int64_t size) {
+    const char *path = from->path;
+    struct header h = {0};
+    struct in x = {.from = from, .left = size - HEADER, .half = m->backend->act_size == 2};
+    *out = NULL;
+    hola_status s = size < HEADER ? HOLA_EFORMAT : hl_bytes_read(from, &h, HEADER);
+    if (size < HEADER || (s == HOLA_OK && memcmp(h.magic, magic, sizeof magic) != 0))
+        return hl_fail(HOLA_EFORMAT, "%s: not a session", path);
+    if (s != HOLA_OK) return s;
+    if (h.version != VERSION)
+        return hl_fail(HOLA_ENOTSUP, "%s: a session of version %u, this hola reads %d", path, h.version, VERSION);
+    if (h.size != (uint64_t)size)
+        return hl_fail(HOLA_EFORMAT, "%s: %lld bytes, should be %llu: cut off, or something added", path,
+                       (long long)size, (unsigned long long)h.size);
+    struct hl_restore_point *p = calloc(1, sizeof *p);
+    x.buffer = malloc(SPARE + PIECE);
+    if (!p || !x.buffer) {
+        free(p), free(x.buffer);
+        return hl_fail(HOLA_ENOMEM, "%s: no memory for it", path);
+    }
+    x.next = x.end = x.buffer + SPARE;
+    x.dtype = (hola_dtype)h.dtype, x.pos = h.pos;
+    p->at = (struct hl_position){.pos = h.pos, .seed = h.seed, .has_logits = h.flags & HAS_LOGITS};
+    p->ranked = true;
+    hl_hash_begin(&x.sum, hl_hash(0, &h, SUM_AT), size - SUM_AT - 8);
+    hl_hash_add(&x.sum, (char *)&h + SUM_AT + 8, HEADER - SUM_AT - 8);
+    s = check_header(m, model, &h, size, path);
+    if (s == HOLA_OK) s = read_rest(p, m, &x);
+    /* With another checksum, whatever was found so far comes from that. */
+    while (x.status == HOLA_OK && x.left > 0 && s != HOLA_ENOMEM) x.next = x.end, more(&x);
+    if (x.status != HOLA_OK) s = x.status;
+    else if (s != HOLA_ENOMEM && hl_hash_end(&x.sum) != h.sum)
+        s = hl_fail(HOLA_EFORMAT, "%s: damaged: the checksum does not fit", path);
+    free(x.buffer);
+    if (s == HOLA_OK) *out = p;
+    else hl_snapshot_free(m, p);
+    return s;
+}
+
+hola_status hl_snapshot_session(hola_session **out, hola_model *m, struct hl_restore_point *p) {
+    hola_status s = hl_session_new(out, m);
+    if (s != HOLA_OK) {
+        hl_snapshot_free(m, p);
+        return s;
+    }
+    struct hl_restore_point *now = &(*out)->now;
+    now->at = p->at;
+    now->logits = p->logits, p->logits = NULL;
+    if (m->backend->host) {
+        const struct hl_state unset = now->state;
+        now->state = p->state, p->state = unset;
+    } else {
+        s = hl_state_reserve(&now->state, &m->state, m->backend, p->at.pos);
         pthread_mutex_lock(&m->lock);
-        hl_put(m->backend, y->now.state.fixed, state.fixed, m->state.bytes);
-        for (int64_t i = 0; i < state.pages; i++)
-            hl_put(m->backend, y->now.state.page[i], state.page[i], m->state.page);
-        s = hl_finish(m->backend);
+        if (s == HOLA_OK) hl_put(m->backend, now->state.fixed, p->state.fixed, m->state.bytes);
+        for (int64_t i = 0; s == HOLA_OK && i < p->state.pages; i++)
+            hl_put(m->backend, now->state.page[i], p->state.page[i], m->state.page);
+        if (s == HOLA_OK) s = hl_finish(m->backend);
         pthread_mutex_unlock(&m->lock);
     }
-    free(logits);
-    free_host_state(&state);
+    hl_snapshot_free(m, p);
+    if (s != HOLA_OK) hola_session_free(*out), *out = NULL;
     return s;
+}
+
+hola_status hl_snapshot_parse(hola_session *y, const char *data, int64_t size, const char *path) {
+    hola_model *m = y->model;
+    struct hl_bytes from = {.data = data, .size = size, .path = path};
+    struct hl_restore_point *p;
+    hola_session *read;
+    uint64_t model;
+    pthread_mutex_lock(&m->lock);
+    hola_status s = hl_model_hash(m, &model);
+    pthread_mutex_unlock(&m->lock);
+    if (s == HOLA_OK) s = hl_snapshot_read(&p, m, model, &from, size);
+    if (s == HOLA_OK) s = hl_snapshot_session(&read, m, p);
+    if (s != HOLA_OK) return s;
+    const struct hl_restore_point before = y->now;
+    y->now = read->now, read->now = before;
+    hl_restore_point_free(m, y->mark), hl_restore_point_free(m, y->draft);
+    y->mark = y->draft = NULL;
+    y->generation++;
+    hola_session_free(read);
+    return HOLA_OK;
 }
 
 hola_status hola_session_load(hola_session *y, const char *path) {

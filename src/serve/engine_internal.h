@@ -4,9 +4,10 @@
 #include "core/text.h"
 #include "model/session.h"
 #include "serve/engine.h"
+#include "serve/pace.h"
 #include "serve/prefix.h"
 
-enum { HL_READ_PIECE = HL_CHUNK, HL_SNAPSHOT_EVERY = 8192, HL_UNREAD_MOST = 512 };
+enum { HL_READ_PIECE = HL_PACE_UNIT, HL_SNAPSHOT_EVERY = 8192, HL_UNREAD_MOST = 512 };
 enum { HL_FROM_CALLER, HL_FROM_CALLER_OP, HL_FROM_DISK, HL_FROM_STOP }; /* kinds of messages in the inbox */
 
 enum hl_stage {
@@ -30,8 +31,8 @@ struct hl_serve_stream {
     int64_t n, read, cached;
     bool fresh; /* the next piece starts a new call */
     hola_detokenizer *text;
-    int32_t pending; /* sampled, not yet fed */
-    bool has_pending;
+    int32_t pending;                /* sampled, not yet fed */
+    bool has_pending, snapshot_due; /* snapshot_due: of its prompt, once the first token is out */
     int64_t written, turn_begin;
     struct hl_ids out; /* generated ids, if a penalty needs them */
     enum hl_finish finish;
@@ -65,7 +66,7 @@ struct hl_serve_engine {
     float *logits;
     struct hl_candidate *work;                       /* [vocab] */
     float *adjusted;                                 /* [vocab] */
-    double per_token;                                /* estimated seconds per prompt token */
+    struct hl_pace pace;                             /* of reading prompts */
     double join_for;                                 /* seconds that sequences may spend joining before the next step */
     int64_t idle_bytes, session_cost, session_bytes; /* session_cost: includes everything kept with the state */
     double next_save_look;

@@ -139,19 +139,16 @@ void hl_serve_read(struct hl_serve_engine *e, double seconds) {
     for (double now = start;;) {
         struct hl_serve_stream *st = next_reader(e);
         if (!st) return;
-        int64_t most = e->per_token > 0 ? (int64_t)((until - now) / e->per_token) / HL_READ_PIECE : 1;
-        most = HL_READ_PIECE * (most < 1 ? 1 : most > 128 ? 128 : most);
-        const int64_t n = piece_of(st, hl_scores(st) ? HL_READ_PIECE : most);
+        const int64_t most = hl_pace_length(&e->pace, until - now);
+        const bool scores = hl_scores(st); /* the logits of every token take longer */
+        const int64_t n = piece_of(st, scores ? HL_READ_PIECE : most);
         int64_t done = n, k = 1;
-        if (is_last(st, n) && n <= HL_READ_PIECE + HL_FEW && !hl_scores(st) && !st->calls) k = gather(e, st, n, most);
+        if (is_last(st, n) && n <= HL_READ_PIECE + HL_FEW && !scores && !st->calls) k = gather(e, st, n, most);
         if (k > 1) done = read_together(e, k);
         else read_one(e, st, n);
         const double then = now;
         now = hl_clock();
-        if (done >= HL_READ_PIECE) {
-            const double each = (now - then) / (double)done;
-            e->per_token = e->per_token > 0 ? 0.7 * e->per_token + 0.3 * each : each;
-        }
+        if (done > HL_FEW && !scores) hl_pace_add(&e->pace, done, now - then);
         if (now >= until) return;
     }
 }

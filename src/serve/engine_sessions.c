@@ -106,6 +106,7 @@ void hl_serve_load(struct hl_serve_engine *e, struct hl_conversation *c) {
     memcpy(j->id, c->id, sizeof j->id);
     j->reply_kind = HL_FROM_DISK;
     j->verb = HL_STORE_LOAD;
+    j->record.model = e->o.model;
     j->ctx = c;
     c->loading = true, c->load_failed = false;
     e->disk_jobs++;
@@ -126,9 +127,9 @@ void hl_serve_remove_file(struct hl_serve_engine *e, const char *id) {
 static hola_status take_record(struct hl_serve_engine *e, struct hl_conversation *c, struct hl_stored *r) {
     hola_session *s = NULL;
     hola_status st = HOLA_OK;
-    if (r->session_bytes > 0) {
-        st = hola_session_new(&s, e->o.model);
-        if (st == HOLA_OK) st = hl_snapshot_parse(s, r->session, r->session_bytes, c->id);
+    if (r->state) {
+        st = hl_snapshot_session(&s, e->o.model, r->state);
+        r->state = NULL;
     }
     if (st == HOLA_OK && (!hl_conversation_from(c, r->about, true) || c->position != r->tape.n ||
                           (s ? hola_session_position(s) : 0) != r->tape.n))

@@ -137,6 +137,12 @@ static bool ends_answer(const struct hl_serve_engine *e, const struct hl_serve_r
     return end && !r->ignore_eos;
 }
 
+/* A copy takes milliseconds: the first token goes out before. */
+static void snapshot_prompt(struct hl_serve_engine *e, struct hl_serve_stream *st) {
+    if (st->snapshot_due) hl_serve_stream_snapshot(e, st);
+    st->snapshot_due = false;
+}
+
 static void take_token(struct hl_serve_engine *e, struct hl_serve_stream *st, int32_t id, const float *logits) {
     struct hl_serve_request *r = st->r;
     const double now = hl_clock();
@@ -165,6 +171,7 @@ static void take_token(struct hl_serve_engine *e, struct hl_serve_stream *st, in
     st->pending = id, st->has_pending = true;
     atomic_fetch_add(&e->metrics.generated_tokens, 1);
     hl_serve_emit(e, r, ev);
+    snapshot_prompt(e, st);
     if (stopped && keeps_text(st)) {
         s = cut_stop(e, st);
         if (s != HOLA_OK) {
@@ -215,7 +222,7 @@ void hl_serve_stream_prompt_read(struct hl_serve_engine *e, struct hl_serve_stre
     st->stage = HL_STAGE_WRITING;
     st->read_at = hl_clock();
     hola_status s = share_prompt(st);
-    if (s == HOLA_OK && st->n > 0 && st->cached < st->n) hl_serve_stream_snapshot(e, st);
+    st->snapshot_due = st->n > 0 && st->cached < st->n;
     if (s == HOLA_OK)
         s = hola_detokenizer_new(&st->text, e->o.tokenizer, (const char *const *)r->stop, r->stop_len, r->n_stop);
     if (s == HOLA_OK) {
@@ -291,6 +298,7 @@ static void leave_request(struct hl_serve_engine *e, struct hl_serve_stream *st)
 
 void hl_serve_stream_end(struct hl_serve_engine *e, struct hl_serve_stream *st, enum hl_finish finish) {
     const double now = hl_clock();
+    snapshot_prompt(e, st);
     st->finish = finish;
     if (st->c && st->has_pending && st->session) { /* a turn's answer is fed completely */
         st->stage = HL_STAGE_CLOSING;

@@ -84,18 +84,19 @@ static int put_in_place(const struct hl_store *s, struct hl_store_job *j, const 
  * folder removed by the next owner of the lease. */
 static hola_status save(const struct hl_store *s, struct hl_store_job *j) {
     char name[HL_FILE_NAME], temp[HL_FILE_NAME];
-    char *file;
+    char *head;
     struct timespec times[2] = {{.tv_nsec = UTIME_OMIT}};
     struct stat st;
     int64_t size;
     hl_store_file(name, s, j->id, HL_SESSION_SUFFIX);
     hl_store_temp(temp, s, j->id, j->token);
-    hola_status status = hl_stored_pack(&j->record, s->model, &file, &size);
+    hola_status status = hl_stored_pack(&j->record, s->model, &head, &size);
     if (status != HOLA_OK) return status;
     unlinkat(s->fd, temp, 0);
     const int fd = openat(s->fd, temp, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-    int error = fd < 0 ? errno : write_all(fd, file, size);
-    free(file);
+    int error = fd < 0 ? errno : write_all(fd, head, size);
+    if (!error) error = write_all(fd, j->record.session, j->record.session_bytes);
+    free(head);
     /* The kernel's own timestamps advance only every few milliseconds, and inodes are reused: in a shared folder two
      * versions could look the same. */
     if (fd >= 0 && !error && clock_gettime(CLOCK_REALTIME, &times[1]) == 0) futimens(fd, times);
@@ -136,18 +137,16 @@ static hola_status read_bytes(int fd, const char *name, int64_t most, char **dat
 }
 
 static hola_status load(const struct hl_store *s, struct hl_store_job *j) {
-    char name[HL_FILE_NAME], *data = NULL;
+    char name[HL_FILE_NAME];
     struct stat about;
-    int64_t size;
-    int fd;
+    struct hl_bytes from = {.path = name};
     hl_store_file(name, s, j->id, HL_SESSION_SUFFIX);
-    hola_status st = open_file(s, name, &fd, &about);
+    hola_status st = open_file(s, name, &from.fd, &about);
     if (st != HOLA_OK) return st;
     j->stamp = hl_stamp_of(&about);
-    st = read_bytes(fd, name, about.st_size, &data, &size);
-    close(fd);
-    if (st == HOLA_OK) st = hl_stored_parse(&j->record, data, size, s->model, name);
-    free(data);
+    from.size = about.st_size;
+    st = hl_stored_read(&j->record, &from, s->model);
+    close(from.fd);
     return st;
 }
 

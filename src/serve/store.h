@@ -6,6 +6,7 @@
  * (lease.h), "ID.MODEL.lease". Reads and writes run on a separate thread, because disks can be slow. */
 #ifndef HL_STORE_H
 #define HL_STORE_H
+#include "core/file.h"
 #include "serve/lease.h"
 #include "serve/queue.h"
 #include "serve/tape.h"
@@ -16,14 +17,17 @@ enum { HL_ID_MOST = 64 };
 struct hl_stored { /* a conversation being written to or read from disk */
     json_t *about;
     struct hl_tape tape;
-    char *session; /* as hola_session_save writes it */
+    char *session; /* to write: as hola_session_save writes it */
     int64_t session_bytes;
+    hola_model *model;              /* to read it with; NULL: the session is skipped */
+    struct hl_restore_point *state; /* read; NULL: none was stored */
 };
 void hl_stored_free(struct hl_stored *r);
 
-/* Packs and unpacks a record; path is used in messages. Every length is checked before use. */
-hola_status hl_stored_pack(const struct hl_stored *r, uint64_t model, char **file, int64_t *size);
-hola_status hl_stored_parse(struct hl_stored *r, const char *data, int64_t size, uint64_t model, const char *path);
+/* Packs everything that comes before the session. */
+hola_status hl_stored_pack(const struct hl_stored *r, uint64_t model, char **head, int64_t *size);
+/* Reads a whole file. Every length is checked before use, every byte before it returns. */
+hola_status hl_stored_read(struct hl_stored *r, struct hl_bytes *from, uint64_t model);
 /* Only the metadata; the first HL_RECORD_HEAD bytes tell how long it is. */
 enum { HL_RECORD_HEAD = 64 };
 int64_t hl_stored_about_end(const char *head, int64_t size, uint64_t model); /* -1: no such file */
