@@ -33,8 +33,15 @@ static void one(const struct bench_shape *s) {
     a.dg = bench_reals(T * d), a.dbeta = bench_reals(T * s->heads);
     if (states) printf(", %.0f GB/s of states\n", 2e-6 * (double)(s->n * state) / forward);
     else {
+        const int64_t kept = backend->kda_kept ? backend->kda_kept(backend, s->size, s->size) : 0;
         double keeping = bench_median(forward_of, &a), backward = bench_median(backward_of, &a);
-        printf(", keeping for backward %.3f ms, backward %.3f ms\n", keeping, backward);
+        printf(", keeping for backward %.3f ms, backward %.3f ms", keeping, backward);
+        if (kept) { /* operands as well, as in training */
+            a.tiles = bench_reals(hl_chunks_before(&rows, s->n) * s->heads * kept / (int64_t)sizeof(real));
+            keeping = bench_median(forward_of, &a), backward = bench_median(backward_of, &a);
+            printf("; keeping operands too %.3f and %.3f ms", keeping, backward);
+        }
+        printf("\n");
     }
     bench_release();
     free(seg);

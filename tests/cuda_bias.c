@@ -25,6 +25,7 @@ static void compare(const struct dev *d, int64_t M, int64_t N, int64_t gap) {
         CHECK_NEAR(there + m * ld, want + m * N, 1, N, d->f32 ? 1e-6 : 4e-3, "row %d", (int)m);
         assert_memory_equal(there + m * ld + N, x + m * ld + N, (size_t)gap * sizeof(real));
     }
+    CHECK_FAR(there, x, 1, M * ld, 1e-2); /* without the bias */
     db[N / 2] += 1;
     CHECK_FAR(sum, db, 1, N, 1e-3);
     check_free(x, M * ld), check_free(there, M * ld), check_free(want, M * N);
@@ -32,7 +33,7 @@ static void compare(const struct dev *d, int64_t M, int64_t N, int64_t gap) {
 }
 
 static void test_bias(void **state) {
-    static const int64_t shapes[][3] = {{1, 1, 0}, {5, 24, 8}, {70, 33, 0}, {1030, 40, 24}, {3, 300, 0}};
+    static const int64_t shapes[][3] = {{1, 1, 0}, {5, 24, 8}, {70, 33, 0}, {1030, 40, 24}, {3, 300, 0}, {259, 520, 8}};
     (void)state;
     for (int f = 0; f < 2; f++) {
         struct dev d = dev_open(f);

@@ -221,6 +221,13 @@ static void older(void **state) {
     dev_close_older(&d);
 }
 
+/* Decays of the neighbouring channel. */
+static void shift_decays(const struct pw *c, const struct rc_shape *f) {
+    real *g = (real *)c->op.kda.g, first = g[0];
+    const int64_t n = c->rows.T * f->G * f->K;
+    memmove(g, g + 1, (size_t)(n - 1) * sizeof *g);
+    g[n - 1] = first;
+}
 /* The same bits again; and a pass with the decays of the neighbouring channel is far off. */
 static void bits_and_mistakes(void **state) {
     static const int64_t len[] = {130, 20};
@@ -231,9 +238,7 @@ static void bits_and_mistakes(void **state) {
     for (int i = 0; i < 3; i++) {
         struct dev_kda x;
         c[i] = kda_case(&d, &f, len, 2, false);
-        real *g = (real *)c[i]->op.kda.g, last = g[0];
-        for (int64_t j = 0; i == 2 && j + 1 < 150 * f.K; j++) g[j] = g[j + 1];
-        if (i == 2) g[150 * f.K - 1] = last;
+        if (i == 2) shift_decays(c[i], &f);
         dev_kda_open(&d, &x, c[i], true);
         d.ops->kda_forward(d.backend, &x.a);
         d.ops->kda_backward(d.backend, &x.a);
@@ -247,6 +252,43 @@ static void bits_and_mistakes(void **state) {
         if (x->out) CHECK_FAR(z->p, x->p, x->rows, x->width, !strcmp(x->name, "m") ? 2e-3 : 0.02);
     }
     for (int i = 0; i < 3; i++) kda_drop(c[i]);
+    dev_close(&d);
+}
+
+/* Operands kept by the forward pass give the bits of operands computed again; those of other decays are far off. */
+static void kept_operands(void **state) {
+    enum { AGAIN, KEPT, WRONG, WAYS };
+    static const int64_t len[] = {130, 20};
+    (void)state;
+    struct dev d = dev_open(false);
+    for (int64_t K = 64; K <= 128; K *= 2) {
+        const struct rc_shape f = {1, 2, K, 64, 1, RC_RANDOM, -1, 0, 1};
+        struct pw *c[WAYS];
+        for (int i = 0; i < WAYS; i++) {
+            struct dev_kda x, other;
+            struct pw *shifted = kda_case(&d, &f, len, 2, false);
+            shift_decays(shifted, &f);
+            c[i] = kda_case(&d, &f, len, 2, false);
+            dev_kda_open(&d, &other, shifted, true);
+            d.ops->kda_forward(d.backend, &other.a);
+            dev_kda_open(&d, &x, c[i], true);
+            assert_true(x.a.tiles && x.rows.dev->chunks == 4);
+            if (i != KEPT) x.a.tiles = NULL;
+            d.ops->kda_forward(d.backend, &x.a);
+            if (i == WRONG) x.a.tiles = other.a.tiles;
+            d.ops->kda_backward(d.backend, &x.a);
+            dev_kda_close(&d, &x, c[i]);
+            dev_kda_close(&d, &other, shifted);
+            kda_drop(shifted);
+        }
+        for (int i = 0; i < c[0]->n; i++) {
+            const struct array *x = &c[AGAIN]->v[i], *y = &c[KEPT]->v[i], *z = &c[WRONG]->v[i];
+            if (!strcmp(x->name, "h")) continue; /* a device has none */
+            assert_memory_equal(x->p, y->p, (size_t)(x->rows * x->width) * sizeof(real));
+            if (x->name[0] == 'd' && x->out) CHECK_FAR(z->p, x->p, x->rows, x->width, 0.02);
+        }
+        for (int i = 0; i < WAYS; i++) kda_drop(c[i]);
+    }
     dev_close(&d);
 }
 
@@ -294,10 +336,10 @@ static int report(void **state) {
 }
 
 int main(int argc, char **argv) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(shapes), cmocka_unit_test(gates),
-                                       cmocka_unit_test(tiles),  cmocka_unit_test(short_segments),
-                                       cmocka_unit_test(decode), cmocka_unit_test(bits_and_mistakes),
-                                       cmocka_unit_test(older),  cmocka_unit_test(forms)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(shapes),         cmocka_unit_test(gates),  cmocka_unit_test(tiles),
+        cmocka_unit_test(short_segments), cmocka_unit_test(decode), cmocka_unit_test(bits_and_mistakes),
+        cmocka_unit_test(older),          cmocka_unit_test(forms),  cmocka_unit_test(kept_operands)};
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     return cmocka_run_group_tests(tests, NULL, report);
 }

@@ -32,6 +32,7 @@ struct dev_kda {
     struct hl_rows rows;
     struct hl_seg seg[MAX_SEGS];
     void *p[MAX_ARRAYS];
+    void *tiles; /* what the forward pass keeps beside its arrays; NULL: nothing */
 };
 static inline void *kda_at(const struct pw *c, const struct dev_kda *x, const void *host) {
     for (int i = 0; i < c->n; i++)
@@ -57,6 +58,8 @@ static inline void dev_kda_open(const struct dev *d, struct dev_kda *x, const st
     x->rows.seg = x->seg;
     CHECK_OK(d->backend->storage.cut_rows(d->backend, &x->rows, 64));
     x->a.rows = &x->rows, x->a.h = NULL;
+    const int64_t kept = keep && d->backend->kda_kept ? d->backend->kda_kept(d->backend, a->K, a->V) : 0;
+    x->a.tiles = x->tiles = kept ? hl_alloc(d->backend, x->rows.dev->chunks * a->HV * kept) : NULL;
     x->a.q = kda_at(c, x, a->q), x->a.k = kda_at(c, x, a->k), x->a.v = kda_at(c, x, a->v);
     x->a.g = kda_at(c, x, a->g), x->a.beta = kda_at(c, x, a->beta);
     x->a.out = kda_at(c, x, a->out), x->a.m = kda_at(c, x, a->m);
@@ -66,6 +69,7 @@ static inline void dev_kda_open(const struct dev *d, struct dev_kda *x, const st
 }
 /* All arrays back to the case's own. */
 static inline void dev_kda_close(const struct dev *d, struct dev_kda *x, struct pw *c) {
+    hl_release(d->backend, x->tiles);
     for (int i = 0; i < c->n; i++) {
         const int64_t n = c->v[i].rows * c->v[i].width;
         if (kda_is_act(c->v[i].name)) dev_act_take(d, x->p[i], c->v[i].p, n);

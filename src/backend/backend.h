@@ -62,8 +62,10 @@ struct hl_backend {
     const struct hl_collectives *collectives; /* NULL: none */
     const struct hl_fp8_products *fp8;
     struct hl_fp8_host *fp8_host; /* the CPU's, while open (fp8_host.c) */
-    struct hl_pool *pool;         /* the host's threads; of a device's backend, too */
-    void *device;                 /* struct hl_cuda; NULL on the CPU */
+    /* What KDA's forward op keeps for its gradients, in bytes per chunk and value head (hl_kda.tiles); NULL: nothing. */
+    int64_t (*kda_kept)(struct hl_backend *, int64_t K, int64_t V);
+    struct hl_pool *pool; /* the host's threads; of a device's backend, too */
+    void *device;         /* struct hl_cuda; NULL on the CPU */
     void (*close)(void *device);
     bool host;         /* arrays are in host memory and can be read directly */
     int64_t act_size;  /* bytes of an activation */

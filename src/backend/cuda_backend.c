@@ -306,6 +306,7 @@ hola_status hl_cuda_backend_open(struct hl_backend *b, int index, bool f32) {
     b->graphs = (struct hl_graphs){.replay = dev_replay, .recorded = dev_recorded};
     b->collectives = &collectives;
     b->fp8 = &fp8;
+    b->kda_kept = f32 ? NULL : hl_cuda_kda_kept;
     b->device = c;
     b->close = (void (*)(void *))hl_cuda_close;
     b->act_size = f32 ? 4 : 2;

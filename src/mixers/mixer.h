@@ -93,6 +93,8 @@ struct hl_buffers_for {
     const hola_config *cfg;
     enum hl_pass pass;
     bool host;
+    bool recompute;             /* --recompute: what an op can do without is not kept */
+    struct hl_backend *backend; /* NULL: no optional buffers */
 };
 void hl_buffer_add(struct hl_buffers *list, struct hl_buffer b);
 /* Training on a device: places the outputs of n projections of one input in one row, so that one product computes them.

@@ -69,7 +69,7 @@ static void place(struct placing *p, const struct hl_buffers *list, void *to, co
 
 static int64_t place_all(struct hl_activations *a, const hola_config *c, char *base) {
     const struct hl_mixer *mixer = hl_mixer_of(c->model_type);
-    const struct hl_buffers_for f = {c, a->pass, a->backend->host};
+    const struct hl_buffers_for f = {c, a->pass, a->backend->host, a->recompute, a->backend};
     struct hl_buffers acts = {0}, grads = {0}, mixer_acts = {0}, mixer_grads = {0};
     struct placing p = {.block = {.base = base, .align = 256},
                         .act_size = a->backend->act_size,

@@ -52,8 +52,9 @@ struct gdn_acts {
     real *beta, *g; /* write strength, log decay */
     real *m;        /* write magnitude */
     void *v_new, *A;
-    real *S; /* [chunks][HV][K][V]; NULL on a device */
-    void *o; /* state read + gated read of the exact memory */
+    real *S;     /* [chunks][HV][K][V]; NULL on a device */
+    void *tiles; /* kda on a device: operands of the chunks; NULL under --recompute */
+    void *o;     /* state read + gated read of the exact memory */
     real *r_o;
     void *y; /* output norm and gate */
     struct hl_memory_acts memory;

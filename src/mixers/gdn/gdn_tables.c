@@ -76,6 +76,12 @@ static void add_projections(const struct gdn_dims *s, int64_t joint, struct hl_b
     hl_buffer_add(list, (struct hl_buffer){.field = field[7], .width = z});
 }
 
+/* Numbers per chunk that kda's op keeps; none under --recompute, as the op can compute them again. */
+static int64_t kept_tiles(const struct hl_buffers_for *f, const struct gdn_dims *s) {
+    const bool keeps = s->low && f->pass == HL_TRAIN && !f->recompute && f->backend && f->backend->kda_kept;
+    return keeps ? s->HV * f->backend->kda_kept(f->backend, s->K, s->V) / (int64_t)sizeof(real) : 0;
+}
+
 void hl_gdn_buffers(const struct hl_buffers_for *f, struct hl_buffers *acts, struct hl_buffers *grads) {
     const struct gdn_dims s = hl_gdn_dims(f->cfg);
     const struct hl_memory_heads heads = heads_of(&s);
@@ -102,6 +108,7 @@ void hl_gdn_buffers(const struct hl_buffers_for *f, struct hl_buffers *acts, str
     ADD(v_new, writes ? s.vv : 0, .cheap = false);
     ADD(A, writes ? s.HV * HL_CHUNK : 0, .cheap = false);
     ADD(S, train && f->host ? s.HV * s.K * s.V : 0, REAL, .unit = HL_PER_CHUNK);
+    ADD(tiles, kept_tiles(f, &s), REAL, .unit = HL_PER_CHUNK);
     ADD(o, s.vv, .cheap = false);
     ADD(r_o, s.HV, REAL);
     ADD(y, s.vv, CHEAP);

@@ -137,7 +137,7 @@ struct layer {
     struct hl_qkv qkv;
 };
 static struct layer open_layer(const struct hl_layer *l) {
-    const struct hl_buffers_for f = {l->cfg, l->pass, l->backend->host};
+    const struct hl_buffers_for f = {.cfg = l->cfg, .pass = l->pass, .host = l->backend->host};
     const struct grads *d = l->grads;
     struct layer y = {.l = l, .a = l->acts};
     int64_t width[SHARED];

@@ -48,7 +48,7 @@ static struct hl_kda_gate gates(const struct gdn_layer *g) {
 
 static struct hl_kda delta_rule(const struct gdn_layer *g) {
     const struct gdn_grads none = {0}, *d = g->d ? g->d : &none;
-    const struct gdn_acts *a = g->a; /* S, v_new and A exist only in training */
+    const struct gdn_acts *a = g->a; /* S, v_new, A and tiles exist only in training */
     return (struct hl_kda){.rows = g->l->rows,
                            .H = g->s.H,
                            .HV = g->s.HV,
@@ -65,6 +65,7 @@ static struct hl_kda delta_rule(const struct gdn_layer *g) {
                            .h = a->S,
                            .v_new = a->v_new,
                            .A = a->A,
+                           .tiles = a->tiles,
                            .dout = d->dout,
                            .dq = d->dq,
                            .dk = d->dk,

@@ -23,6 +23,9 @@ struct hl_kda {
     real *h;     /* [chunks][HV][K][V]; NULL on a device, which computes it again */
     void *v_new; /* [T][HV][V] */
     void *A;     /* [T][HV][HL_CHUNK]: rows of (I + L)^-1 */
+    /* a device: the chunks' operands, [chunks][HV] of as many bytes as hl_backend's kda_kept says, 16-byte aligned; NULL:
+     * the backward pass computes them again, to the same bits */
+    void *tiles;
     /* backward. h0: where segments start, NULL: empty; dht: gradients of the final states, NULL: none; dh0: of h0,
      * written, NULL: not wanted; all [n][HV][K][V], for the reference and on a GPU. */
     const void *dout;
@@ -35,5 +38,7 @@ struct hl_kda {
 struct hl_backend;
 const char *hl_cuda_kda_form(struct hl_backend *backend, const struct hl_kda *a);
 const char *hl_cuda_f32_kda_form(struct hl_backend *backend, const struct hl_kda *a);
+/* Bytes of `tiles` per chunk and value head; 0: heads that the kernels on chunks do not take. */
+int64_t hl_cuda_kda_kept(struct hl_backend *backend, int64_t K, int64_t V);
 int64_t hl_kda_scratch(int64_t K, int64_t V); /* bytes per worker, enough for forward and backward */
 #endif

@@ -3,18 +3,23 @@
 #include "ops/cuda_ops.cuh"
 #include "ops/kda/kda_back_cuda.cuh"
 
-static bool chunked(struct hl_cuda *c, const struct hl_kda *a) {
+static bool chunked(struct hl_cuda *c, int64_t K, int64_t V) {
 #ifndef HL_CUDA_F32
-    return HL_OP(kda_scan_fits)(c, a->K, a->V) && HL_OP(kda_back_fits)(c, a->K, a->V);
+    return HL_OP(kda_scan_fits)(c, K, V) && HL_OP(kda_back_fits)(c, K, V);
 #else
-    return (void)c, (void)a, false;
+    return (void)c, (void)K, (void)V, false;
 #endif
 }
+#ifndef HL_CUDA_F32
+extern "C" int64_t hl_cuda_kda_kept(struct hl_backend *backend, int64_t K, int64_t V) {
+    return chunked(hl_cuda_of(backend), K, V) ? kda_tiles_bytes(K) : 0;
+}
+#endif
 /* Lays out the scratch memory; returns its end. */
 static char *carve(struct kda_back *a, const struct hl_kda *x, bool chunks, char *p) {
     const int64_t heads = a->chunks * a->HV, KV = (int64_t)a->K * a->V, own = a->T * a->HV * a->K;
     if (chunks) {
-        a->tiles = kda_tiles_carve(&p, heads, a->K);
+        a->tiles = x->tiles ? x->tiles : gdn_carve(&p, heads * kda_tiles_bytes(a->K));
         a->h = gdn_carve(&p, heads * KV * 2);
         a->dh = gdn_carve(&p, heads * KV * 2);
         a->X2 = gdn_carve(&p, heads * HL_CHUNK * a->V * 2);
@@ -30,7 +35,7 @@ static char *carve(struct kda_back *a, const struct hl_kda *x, bool chunks, char
 extern "C" void HL_OP(kda_backward)(struct hl_backend *backend, const struct hl_kda *x) {
     struct hl_cuda *c = hl_cuda_of(backend);
     const struct hl_dev_rows *rows = x->rows->dev;
-    const bool chunks = chunked(c, x);
+    const bool chunks = chunked(c, x->K, x->V);
     struct kda_back a = {};
     HL_ASSERT(x->HV % x->H == 0 && x->v_new && x->A);
     if (x->rows->T == 0) return;
@@ -46,7 +51,7 @@ extern "C" void HL_OP(kda_backward)(struct hl_backend *backend, const struct hl_
     carve(&a, x, chunks, scratch);
 #ifndef HL_CUDA_F32
     if (chunks) {
-        HL_OP(kda_prep)(backend, x, a.tiles, NULL);
+        if (!x->tiles) HL_OP(kda_prep)(backend, x, a.tiles, NULL);
         HL_OP(kda_back_states)(c, &a);
         HL_OP(kda_back_scan)(c, &a);
         HL_OP(kda_back_chunks)(c, &a);

@@ -12,22 +12,18 @@
 #include "ops/gdn/gdn_trans_cuda.cuh"
 
 /* A chunk and value head, in its shared memory layout: one bulk copy. Tiles are panels of 64 columns; rows past the
- * chunk's end are 0. */
-template <int K> struct __align__(1024) kda_tiles {
+ * chunk's end are 0. The size is a multiple of 1024 for both K, as swizzled panels in shared memory require of an
+ * array's stride. */
+template <int K> struct __align__(16) kda_tiles {
     bf16 kq[K / 64][2 * PANEL]; /* kg above qg, so that both are one product with the state */
     bf16 ke[K / 64][PANEL];
     bf16 P[HL_CHUNK * HL_CHUNK];         /* 0 above the diagonal */
     float beta[HL_CHUNK], one[HL_CHUNK]; /* gates in the form gdn_ring_cuda.cuh expects */
-    float end[K];                        /* e^{G_last} */
+    float end[128];                      /* e^{G_last}, K of them */
 };
+static_assert(sizeof(struct kda_tiles<64>) % 1024 == 0 && sizeof(struct kda_tiles<128>) % 1024 == 0, "stride");
 static inline int64_t kda_tiles_bytes(int64_t K) {
     return K == 64 ? sizeof(struct kda_tiles<64>) : sizeof(struct kda_tiles<128>);
-}
-
-/* Takes scratch memory for n of them, properly aligned. */
-static inline void *kda_tiles_carve(char **p, int64_t n, int64_t K) {
-    char *at = (char *)gdn_carve(p, n * kda_tiles_bytes(K) + 1024);
-    return at + (1024 - (uintptr_t)at % 1024) % 1024;
 }
 
 /* decoding: most tokens per segment; columns of a tile of the state */

@@ -163,7 +163,8 @@ template <int K, int W> static void launch_scan(struct hl_cuda *c, const struct 
 /* Lays out the scratch memory; returns its end. */
 static char *carve(const struct hl_kda *a, int64_t tiles, char *scratch, struct args *x) {
     const int64_t rows = a->rows->T * a->HV;
-    x->tiles = kda_tiles_carve(&scratch, a->rows->dev->chunks * a->HV, a->K);
+    x->tiles = a->tiles;
+    if (!a->tiles) x->tiles = gdn_carve(&scratch, a->rows->dev->chunks * a->HV * kda_tiles_bytes(a->K));
     x->r.A = a->A ? (bf16 *)a->A : (bf16 *)gdn_carve(&scratch, rows * CHUNK * 2);
     x->r.sums = tiles > 1 ? (float *)gdn_carve(&scratch, tiles * rows * 4) : NULL;
     return scratch;
@@ -174,7 +175,8 @@ extern "C" void HL_OP(kda_run_scan)(struct hl_backend *backend, const struct hl_
     const bool wide = a->V % 128 == 0 && a->rows->n * a->HV * (a->V / 128) >= GDN_FULL;
     const int64_t tiles = a->V / (wide ? 128 : 64);
     struct args x = {};
-    char *scratch = (char *)hl_cuda_scratch(c, carve(a, tiles, NULL, &x) - (char *)NULL);
+    const int64_t bytes = carve(a, tiles, NULL, &x) - (char *)NULL; /* 0 in training: everything is kept */
+    char *scratch = (char *)hl_cuda_scratch(c, bytes > 0 ? bytes : 1);
     if (!scratch) return;
     carve(a, tiles, scratch, &x);
     HL_OP(kda_prep)(backend, a, (void *)x.tiles, (void *)x.r.A);

@@ -1,5 +1,6 @@
 /* raw_linear_cuda.cu -- KDA and gated linear attention on raw pointers (include/hola_ops.h): everything around the ops,
  * which update states in place. KDA's has a scale of K^-1/2; another scale is a factor of q and dq. */
+#include "ops/kda/kda_cuda.cuh"
 #include "ops/raw/raw_cuda.cuh"
 
 enum { THREADS = 256 };
@@ -54,12 +55,17 @@ struct raw_kda {
     struct linear l;
     float factor; /* of q: scale K^1/2 */
     act *own_q, *v_new, *A;
+    void *tiles; /* NULL: heads that the kernels on chunks do not take */
     float *m;
 };
 static void lay_out_kept(struct raw_kda *x, const hola_kda_args *a, char **p) {
     const int64_t rows = a->rows.T * a->HV;
     x->v_new = (act *)raw_carve(p, rows * a->V * (int64_t)sizeof(act));
     x->A = (act *)raw_carve(p, rows * HL_CHUNK * (int64_t)sizeof(act));
+#ifndef HL_CUDA_F32 /* by shape alone: the size must be known without a device */
+    const bool chunks = (a->K == 64 || a->K == 128) && a->V % 64 == 0;
+    if (chunks) x->tiles = raw_carve(p, (a->rows.T / HL_CHUNK + a->rows.N) * a->HV * kda_tiles_bytes(a->K));
+#endif
 }
 static void lay_out(struct raw_kda *x, const hola_kda_args *a, bool backward, char **p) {
     const float factor = a->scale * sqrtf((float)a->K);
@@ -76,7 +82,7 @@ static struct hl_kda kda_of(const struct raw_kda *x, const hola_kda_args *a) {
     op.H = a->H, op.HV = a->HV, op.K = a->K, op.V = a->V;
     op.q = x->own_q ? x->own_q : a->q, op.k = a->k, op.v = a->v, op.g = a->g, op.beta = a->beta;
     op.out = a->out, op.m = x->m;
-    if (a->kept) op.v_new = x->v_new, op.A = x->A;
+    if (a->kept) op.v_new = x->v_new, op.A = x->A, op.tiles = x->tiles;
     op.dout = a->dout, op.dq = a->dq, op.dk = a->dk, op.dv = a->dv, op.dg = a->dg, op.dbeta = a->dbeta;
     op.h0 = a->h0, op.dht = a->dht, op.dh0 = a->dh0;
     return op;
