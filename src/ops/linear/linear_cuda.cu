@@ -91,7 +91,7 @@ extern "C" void HL_OP(linear_forward)(struct hl_backend *backend, const struct h
 extern "C" void HL_OP(linear_backward)(struct hl_backend *backend, const struct hl_linear *parts) {
     struct hl_cuda *c = hl_cuda_of(backend);
     const struct hl_linear all = merged(parts), *a = &all;
-    bool is_small_n[HL_LINEAR_MAX], is_fp8[HL_LINEAR_MAX], dx_add = a->dx_add;
+    bool is_small_n[HL_LINEAR_MAX] = {}, is_fp8[HL_LINEAR_MAX] = {}, dx_add = a->dx_add;
     if (a->M == 0 || a->n == 0) return;
     const bool any_small_n = find_small_n(a, is_small_n), any_fp8 = fp8_find(c, a, is_fp8);
 #ifndef HL_CUDA_F32
