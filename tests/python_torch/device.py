@@ -1,5 +1,5 @@
-"""Where test_cuda*.py run: on a CUDA device with the library that HOLA_LIBRARY names or, with HOLA_TORCH_ON=emulated, on
-emulated.py's device, which has neither streams nor graphs; then those parts of the tests do nothing."""
+"""Where test_cuda*.py run: on a CUDA device with the library that HOLA_LIBRARY names or, with HOLA_TORCH_ON=emulated,
+on emulated.py's device, which has neither streams nor graphs; then those parts of the tests do nothing."""
 
 import contextlib
 import ctypes
@@ -13,8 +13,8 @@ from hola.torch import _call, _raw
 EMULATED = os.environ.get("HOLA_TORCH_ON") == "emulated"
 DEVICE = "cpu" if EMULATED else "cuda"
 BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
-# relative root mean square errors that docs/cuda.md allows, of outputs and of gradients by the names of the inputs; those
-# of sink and tau are sums over rows, as A_log's
+# relative root mean square errors that docs/cuda.md allows, of outputs and of gradients by the names of the inputs;
+# sink's and tau's are sums over rows, as A_log's
 LIMITS = {
     BF16: dict(o=7e-3, state=7e-3, score=8e-3, beta=1.2e-2, g=2.5e-2, A_log=2.5e-2, dt_bias=2.5e-2, sink=2.5e-2,
                tau=2.5e-2, other=1e-2),

@@ -94,7 +94,8 @@ def test_delta_rule(calls, case):  # noqa: F811
 def test_delta_rule_unfused(calls):  # noqa: F811
     """Keys that are normal already, gates as they are, no states; g None; without gradients nothing is kept."""
     x = dict(q=make(1, 70, 1, 64, dtype=BF16), k=make(1, 70, 1, 64, dtype=BF16, grad=False),
-             v=make(1, 70, 1, 64, dtype=BF16), g=-0.2 * make(1, 70, 1, grad=False).abs(), beta=make(1, 70, 1, grad=False))
+             v=make(1, 70, 1, 64, dtype=BF16), g=-0.2 * make(1, 70, 1, grad=False).abs(),
+             beta=make(1, 70, 1, grad=False))
     x["k"], x["beta"] = unit(x["k"].float()).to(BF16), x["beta"].sigmoid()
     x = {n: y.detach().requires_grad_() for n, y in x.items()}
     o, h = ht.chunk_gated_delta_rule(**x)

@@ -35,16 +35,24 @@ def backend_for(q: Tensor, k: Tensor, v: Tensor) -> str:
     return _ops.way(q, v)[0] if operators(q) else "torch"
 
 
+def _transformed() -> bool:
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+_transformed_when_traced: Any = torch.compiler.assume_constant_result(_transformed)
+
+
 def operators(q: Tensor) -> bool:
-    """Whether torch.library's operators do this call. They have no rules for torch.func's transforms, and no derivatives
-    forward: PyTorch would give zeros for those, without a word. Plain PyTorch has them all."""
+    """Whether torch.library's operators do this call. They have no rules for torch.func's transforms and no derivatives
+    forward, for which PyTorch would take zeros without a word. Plain PyTorch has both."""
     if not _kernels:
         return False
-    transforms: Any = torch._C._functorch.peek_interpreter_stack()
-    if transforms is None and forward_ad._current_level < 0:
+    compiling = torch.compiler.is_compiling()
+    transformed: bool = _transformed_when_traced() if compiling else _transformed()
+    if not transformed and forward_ad._current_level < 0:
         return True
-    if q.device.type in _raw.device_types and not torch.compiler.is_compiling():
-        warn_once("hola.torch: not the fast kernels: torch.func's transforms and derivatives forward take plain PyTorch")
+    if q.device.type in _raw.device_types and not compiling:
+        warn_once("hola.torch: not the fast kernels: torch.func and derivatives forward take plain PyTorch")
     return False
 
 
