@@ -43,6 +43,14 @@ class Calls(list):
         return [(op, back) for op, back, _ in self]
 
 
+def gdn_kernels(call):
+    """The word that libhola has for the kernels of a recorded call of the delta rule."""
+    op, backward, args = call
+    name = ctypes.CDLL(_raw.library().path).hola_gdn_kernels
+    name.restype, name.argtypes = ctypes.c_char_p, [ctypes.POINTER(type(args)), ctypes.c_int, ctypes.c_bool]
+    return name(args, 0, backward).decode()
+
+
 @pytest.fixture
 def calls(monkeypatch):
     """The library's calls; before each, all that it is to write and its workspace are NaN."""

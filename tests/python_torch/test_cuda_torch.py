@@ -3,7 +3,8 @@ HOLA models."""
 
 import pytest
 import torch
-from device import BF16, DEVICE, EMULATED, F32, calls, captured, make, other_stream, without_waiting  # noqa: F401
+from device import BF16, DEVICE, EMULATED, F32, calls, captured, gdn_kernels, make  # noqa: F401
+from device import other_stream, without_waiting
 from reference import error
 from torch.library import opcheck
 
@@ -274,7 +275,7 @@ def test_model(calls, model):  # noqa: F811
     m = m.to(DEVICE)
     with torch.no_grad():
         got = m(ids.to(DEVICE)).logits
-    assert calls.names() == ONCE * 2 and got.device.type == DEVICE
+    assert calls.names() == ONCE * 2 and got.device.type == DEVICE and gdn_kernels(calls[0]) == "plain"
     assert error(got.cpu(), want) < 3e-4 < 0.1 * error(got.cpu(), other)
     calls.clear()
     loss2, grads2 = trained(m, row.to(DEVICE), cu_seqlens=cu.to(DEVICE))
@@ -293,6 +294,7 @@ def test_training_in_bf16(calls, model):  # noqa: F811
     with torch.autocast(DEVICE, BF16):
         loss, grads2 = trained(m, ids)
     assert calls.names() == TRAINED and all(a.dtype == 1 for _, _, a in calls)
+    assert all(gdn_kernels(call) != "plain" for call in calls if call[0] == "gdn")
     assert abs(float(loss) - float(want)) < 5e-3 * float(want)
     for n, grad in grads.items():
         assert error(grads2[n], grad) < (0.15 if grad.numel() > 2 else 0.5), n  # bf16's noise, in all layers
