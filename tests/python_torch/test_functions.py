@@ -239,6 +239,7 @@ def test_refused():
             cu_seqlens=torch.tensor([0, 70]))
     refused(ValueError, "Cannot pass both", f, **x, state_v_first=True, transpose_state_layout=True)
     refused(TypeError, "scale", f, **x, scale="1")
+    refused(ValueError, "scale must not be 0", f, **x, scale=0.0)
     refused(NotImplementedError, "cp_context", f, **x, cp_context=object())
     refused(NotImplementedError, "gk", ht.fused_recurrent_gated_delta_rule, x["q"], x["k"], x["v"], gk=x["v"])
     with pytest.warns(DeprecationWarning):

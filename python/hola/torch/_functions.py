@@ -9,8 +9,10 @@ from typing import Any, Iterator, Optional
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from . import _ops, hola_plain as plain
+from . import _ops, _raw, hola_plain as plain
+from ._call import warn_once
 
 _kernels = True
 
@@ -30,7 +32,28 @@ def use_kernels(on: bool = True) -> Iterator[None]:
 def backend_for(q: Tensor, k: Tensor, v: Tensor) -> str:
     """What computes these: "cuda", the fast kernels; "cuda-plain", the slow ones; "torch", plain PyTorch."""
     _qkv(q, k, v)
-    return _ops.way(q, v)[0] if _kernels else "torch"
+    return _ops.way(q, v)[0] if operators(q) else "torch"
+
+
+def _transformed() -> bool:
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+_transformed_when_traced: Any = torch.compiler.assume_constant_result(_transformed)
+
+
+def operators(q: Tensor) -> bool:
+    """Whether torch.library's operators do this call. They have no rules for torch.func's transforms and no derivatives
+    forward, for which PyTorch would take zeros without a word. Plain PyTorch has both."""
+    if not _kernels:
+        return False
+    compiling = torch.compiler.is_compiling()
+    transformed: bool = _transformed_when_traced() if compiling else _transformed()
+    if not transformed and forward_ad._current_level < 0:
+        return True
+    if q.device.type in _raw.device_types and not compiling:
+        warn_once("hola.torch: not the fast kernels: torch.func and derivatives forward take plain PyTorch")
+    return False
 
 
 # ---- checks ----
@@ -102,6 +125,8 @@ def _scale(scale: Any, K: int) -> float:
         raise TypeError(f"scale must be a number, not {type(scale).__name__}")
     if not math.isfinite(scale):
         raise ValueError(f"scale must be finite, not {scale}")
+    if abs(scale) < 1e-37:  # in float 0, which libhola takes for the usual scale
+        raise ValueError(f"scale must not be 0, but is {scale}")
     return float(scale)
 
 
@@ -174,7 +199,7 @@ def _gdn(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta: Tensor, sca
     flags = (plain.NORM if norm else 0) | (plain.GATE if gate else 0) | (plain.SIGMOID if sigmoid else 0)
     flags |= plain.NEG if neg else 0
     tensors = (q, k, v, g, beta, A_log, dt_bias, initial_state)
-    if not _kernels:
+    if not operators(q):
         out, ht, m = _ops.plain_gdn(*tensors, cu, _scale(scale, K), flags)
     else:
         out, ht, m, _ = torch.ops.hola.gdn_forward(*tensors, cu, _scale(scale, K), flags, int(longest or 0),
@@ -292,7 +317,7 @@ def hola_cache_attention(
     if tau is not None:
         tau = _shaped("tau", tau, q, (HV,), "[HV]")
     given = (q, k, v, score, sink, tau, _cu(cu_seqlens, q), window, chunk, _scale(scale, K))
-    if not _kernels:
+    if not operators(q):
         return _ops.plain_cache(*given)
     out: Tensor = torch.ops.hola.cache_forward(*given, _keeps(q, k, v, sink, tau))[0]
     return out

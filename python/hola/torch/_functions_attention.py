@@ -42,7 +42,7 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, cu: Optional[Tensor], softmax_sc
                longest: Optional[int]) -> tuple[Tensor, Tensor]:
     """q, k, v [B, T, heads, D], checked -> out, lse [B, T, H]"""
     given = (q, k, v, cu, window, base._scale(softmax_scale, q.shape[3]))
-    if not base._kernels:
+    if not base.operators(q):
         return plain_attention(*given)
     out, lse = torch.ops.hola.attention_forward(*given, int(longest or 0))
     return out, lse

@@ -18,7 +18,7 @@ def _linear(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Optional[Tensor], 
     cu = base._cu(cu_seqlens, q)
     h0 = base._initial_state(initial_state, q, B if cu is None else cu.shape[0] - 1, (HV, K, V), v_first)
     given = (q, k, v, g, beta, h0, cu, base._scale(scale, K))
-    if not base._kernels:
+    if not base.operators(q):
         out, ht = plain_linear(*given)
     else:
         out, ht, _ = torch.ops.hola.linear_forward(*given, int(longest or 0), bool(output_final_state),
