@@ -25,6 +25,7 @@ struct hl_linear {
     /* On a device: the row stride of every out, from and dout; 0: each one's width. Parts with adjacent weights and
      * outputs are then computed as one product. */
     int64_t ld;
+    bool room;     /* with ld: nothing is in a row after the last part; the op may write there, in dout too */
     int64_t ldx;   /* on a device: the row stride of x and dx; 0: K */
     bool out_real; /* forward: out and from are real even if activations are not (logits) */
     void *dx;      /* backward; NULL: not wanted */

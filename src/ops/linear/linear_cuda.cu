@@ -1,10 +1,11 @@
 /* linear_cuda.cu -- see linear.h: selects the kernel for each product. Up to 16 rows: gemv_cuda.cuh; up to 64:
  * gemm_small_m_cuda.cuh; matrices with few outputs: gemm_small_n_cuda.cuh; FP8: gemm_fp8_cuda.cuh; everything else:
- * cuBLASLt (cuda/gemm.c). */
+ * cuBLASLt (cuda/gemm.c), where gemm_padded_cuda.cuh rounds up odd numbers of outputs. */
 #include "ops/cuda_ops.cuh"
 #include "ops/linear/gemm_small_m_cuda.cuh"
 #include "ops/linear/gemm_small_n_cuda.cuh"
 #include "ops/linear/gemm_fp8_cuda.cuh"
+#include "ops/linear/gemm_padded_cuda.cuh"
 
 /* Which parts are computed together as one small-N product; returns whether there are any. Never with float
  * activations. */
@@ -61,6 +62,12 @@ extern "C" void HL_OP(linear_forward)(struct hl_backend *backend, const struct h
         small_m(c, a);
         return;
     }
+#ifndef HL_CUDA_F32
+    if (!any_fp8 && pads(a)) {
+        padded_forward(c, a);
+        return;
+    }
+#endif
     const bool any_small_n = find_small_n(a, is_small_n);
     fp8_forward(backend, c, a, is_fp8);
     for (int p = 0; p < a->n; p++) {
@@ -84,17 +91,21 @@ extern "C" void HL_OP(linear_forward)(struct hl_backend *backend, const struct h
 extern "C" void HL_OP(linear_backward)(struct hl_backend *backend, const struct hl_linear *parts) {
     struct hl_cuda *c = hl_cuda_of(backend);
     const struct hl_linear all = merged(parts), *a = &all;
-    bool is_small_n[HL_LINEAR_MAX], is_fp8[HL_LINEAR_MAX], dx_add = a->dx_add;
+    bool is_small_n[HL_LINEAR_MAX] = {}, is_fp8[HL_LINEAR_MAX] = {}, dx_add = a->dx_add;
     if (a->M == 0 || a->n == 0) return;
-    const bool any_small_n = find_small_n(a, is_small_n);
+    const bool any_small_n = find_small_n(a, is_small_n), any_fp8 = fp8_find(c, a, is_fp8);
 #ifndef HL_CUDA_F32
+    if (!any_fp8 && pads(a)) {
+        padded_backward(c, a);
+        return;
+    }
     struct small_n t = small_n_open(a, is_small_n);
     if (any_small_n) small_n_backward_w(c, &t);
     if (any_small_n && a->dx) small_n_backward_x(c, &t, dx_add);
 #endif
     dx_add = dx_add || any_small_n;
     struct fp8_back fp8 = {0};
-    if (fp8_find(c, a, is_fp8)) fp8 = fp8_back_open(backend, c, a, is_fp8);
+    if (any_fp8) fp8 = fp8_back_open(backend, c, a, is_fp8);
     for (int p = 0; p < a->n; p++) {
         const struct hl_linear_part *part = &a->part[p];
         const int64_t N = part->W.rows, ld = a->ld ? a->ld : N;
