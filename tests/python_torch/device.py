@@ -23,7 +23,7 @@ LIMITS = {
 }
 
 
-def skipped():
+def why_not():
     """Why these tests cannot run here, or None."""
     if EMULATED:
         return None if os.path.isfile(os.environ.get("HOLA_EMULATED", "")) else "HOLA_EMULATED names no library"
@@ -34,6 +34,12 @@ def skipped():
     except _raw.Missing as why:
         return f"no libhola for the CUDA device: {why}"
     return None
+
+
+def skip_where_there_is_none():
+    """At the top of a file of tests."""
+    if why_not():
+        pytest.skip(why_not(), allow_module_level=True)
 
 
 class Calls(list):
@@ -54,9 +60,6 @@ def gdn_kernels(call):
 @pytest.fixture
 def calls(monkeypatch):
     """The library's calls; before each, all that it is to write and its workspace are NaN."""
-    why = skipped()
-    if why:
-        pytest.skip(why)
     from emulated import poisoned, use
 
     if EMULATED:

@@ -3,10 +3,12 @@
 import pytest
 import torch
 from device import BF16, DEVICE, F16, F32, calls, close, double, far, gradients, make  # noqa: F401
+from device import skip_where_there_is_none
 from reference import attention, delta_rule, memory, per_channel
 
 import hola.torch as ht
 
+skip_where_there_is_none()
 pytestmark = pytest.mark.filterwarnings("ignore:hola.torch. not the fast kernels:RuntimeWarning")
 NARROW, WIDE = torch.int32, torch.int64
 

@@ -4,12 +4,13 @@ HOLA models."""
 import pytest
 import torch
 from device import BF16, DEVICE, EMULATED, F32, calls, captured, gdn_kernels, make  # noqa: F401
-from device import other_stream, without_waiting
+from device import other_stream, skip_where_there_is_none, without_waiting
 from reference import error
 from torch.library import opcheck
 
 import hola.torch as ht
 
+skip_where_there_is_none()
 pytestmark = pytest.mark.filterwarnings("ignore:hola.torch. not the fast kernels:RuntimeWarning")
 FUSED = dict(use_qk_l2norm_in_kernel=True, use_gate_in_kernel=True, use_beta_sigmoid_in_kernel=True)
 HEADS = 2
