@@ -69,21 +69,28 @@ static void crowd(void **state) {
     rig_close(&g);
 }
 
-static int64_t blocks_kept(hola_model *m) {
-    pthread_mutex_lock(&m->states.lock);
-    const int64_t n = m->states.n;
-    pthread_mutex_unlock(&m->states.lock);
-    return n;
+static int64_t blocks_kept(hola_model *m) { return hl_state_pool_kept(&m->states); }
+static void wait_for_blocks(hola_model *m, int64_t n) {
+    for (int i = 0; i < 10000 && blocks_kept(m) != n; i++) nanosleep(&(struct timespec){0, 1000000}, NULL);
+    assert_int_equal(blocks_kept(m), n);
 }
-/* Sessions' memory is there before the first request, and none is added by `parallel` answers at once. */
+/* Sessions' memory is there before the engine takes requests, and none is added by `parallel` answers at once. What
+ * snapshots take is there again as soon as the engine is idle. */
 static void memory_ahead(void **state) {
     struct rig g;
+    struct hl_state taken[300];
     struct asked *a[4];
     (void)state;
     rig_open(&g, NULL);
     int32_t *ids = random_ids(100, 256, 4);
-    for (int i = 0; i < 10000 && blocks_kept(g.model) < 4; i++) nanosleep(&(struct timespec){0, 1000000}, NULL);
     assert_int_equal(blocks_kept(g.model), 4);
+    rig_stop(&g);
+    g.o.parallel = 300; /* more than the thread could have added by now */
+    rig_start(&g);
+    assert_int_equal(blocks_kept(g.model), 300);
+    rig_stop(&g);
+    g.o.parallel = 4;
+    rig_start(&g);
     for (int i = 0; i < 4; i++) {
         struct hl_serve_request *r = case_request(&g, ids, 30 + i, 10);
         r->cache_prompt = false;
@@ -91,7 +98,15 @@ static void memory_ahead(void **state) {
     }
     case_wait(&g, NULL);
     for (int i = 0; i < 4; i++) asked_free(a[i]);
-    assert_int_equal(blocks_kept(g.model), 4);
+    assert_int_equal(blocks_kept(g.model), 300);
+    for (int i = 0; i < 300; i++)
+        CHECK_OK(hl_state_new(&taken[i], &g.model->state, g.model->backend, &g.model->states));
+    for (int i = 0; i < 3; i++) {
+        asked_free(case_ask(&g, case_request(&g, ids + i, 30, 10)));
+        wait_for_blocks(g.model, 4);
+    }
+    assert_int_equal(atomic_load(&hl_serve_metrics(g.e)->snapshots), 6);
+    for (int i = 0; i < 300; i++) hl_state_free(&taken[i], g.model->backend, &g.model->states);
     free(ids);
     rig_close(&g);
 }
@@ -105,7 +120,7 @@ static void token_before_snapshot(void **state) {
     (void)state;
     rig_open(&g, NULL);
     int32_t *ids = random_ids(100, 256, 4);
-    for (int i = 0; i < 10000 && blocks_kept(g.model) < 4; i++) nanosleep(&(struct timespec){0, 1000000}, NULL);
+    wait_for_blocks(g.model, 4);
     assert_int_equal(pipe2(fd, O_NONBLOCK), 0);
     memset(page, 1, sizeof page);
     while (write(fd[1], page, sizeof page) > 0) {}

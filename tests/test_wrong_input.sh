@@ -187,7 +187,17 @@ case $hola in # (a sanitizer needs terabytes of addresses)
 *san/hola) echo "SKIP little memory: sanitizers" ;;
 *)
     (ulimit -v 900000 && "$hola" init -o "$x" --preset 340m >"$dir/out" 2>"$dir/err")
-    ended 'little memory' $? 1 ' ' ;;
+    ended 'little memory' $? 1 ' '
+    # a small stack is enough: the largest frames of ops are twice as large
+    "$hola" score $m -f "$dir/text" >"$dir/want" 2>/dev/null
+    for kb in 64 100; do
+        (ulimit -s $kb && "$hola" score $m -t 3 -f "$dir/text" >"$dir/out" 2>"$dir/err")
+        check "ulimit -s $kb: score ends with $?" test $? = 0
+        check "ulimit -s $kb: score" test "$(grep nll "$dir/want")" = "$(grep nll "$dir/out")"
+        (ulimit -s $kb && "$hola" $train -t 3 >"$dir/out" 2>"$dir/err")
+        check "ulimit -s $kb: train ends with $?" test $? = 0
+        rm -rf "$x"
+    done ;;
 esac
 echo '{"step": 1, "tokens": 10, "loss": 5, "lr": 0.1, "grad_norm": 1, "tok_per_s": 9, "seconds": 1}' >"$dir/run.jsonl"
 none=$dir/text/none # in a file, not a folder

@@ -2,12 +2,14 @@
 #define _POSIX_C_SOURCE 200809L
 #include "cli/cli.h"
 #include "cli/suggest.h"
+#include "core/thread.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 static const struct command {
@@ -66,6 +68,35 @@ static int run_command(int argc, char **argv) {
     return CLI_USAGE;
 }
 
+/* ---- a small stack ---- */
+
+struct call {
+    int argc, rc;
+    char **argv;
+    sigset_t signals;
+};
+static void *run_call(void *ctx) {
+    struct call *c = ctx;
+    pthread_sigmask(SIG_SETMASK, &c->signals, NULL);
+    c->rc = run_command(c->argc, c->argv);
+    return NULL;
+}
+
+/* With a small limit (ulimit -s) the command runs on a thread, which has a stack of its own, and gets all signals. */
+static int run_with_stack(int argc, char **argv) {
+    struct call c = {.argc = argc, .argv = argv};
+    struct rlimit limit;
+    pthread_t thread;
+    sigset_t all;
+    if (getrlimit(RLIMIT_STACK, &limit) != 0 || limit.rlim_cur >= HL_STACK) return run_command(argc, argv);
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &c.signals);
+    const bool started = hl_thread_start(&thread, run_call, &c);
+    if (started) pthread_join(thread, NULL);
+    pthread_sigmask(SIG_SETMASK, &c.signals, NULL);
+    return started ? c.rc : cli_fail("a stack of %d kB is too small (ulimit -s)", (int)(limit.rlim_cur >> 10));
+}
+
 /* If output could not be written, the command failed, whatever it returned. If the reader is gone (hola inspect | head
  * -1), hola dies of SIGPIPE silently, like other programs. */
 static int end_of_output(int rc) {
@@ -88,6 +119,6 @@ int main(int argc, char **argv) {
         cli_fail("no command given; see 'hola help'");
         return CLI_USAGE;
     }
-    rc = run_command(argc - 1, argv + 1);
+    rc = run_with_stack(argc - 1, argv + 1);
     return end_of_output(rc);
 }

@@ -8,6 +8,10 @@
 #include <pthread.h>
 #include <stdbool.h>
 
+/* Every thread's stack has at least this size, whatever `ulimit -s` says. The largest frames are those of the CPU's ops:
+ * 130 kB. */
+enum { HL_STACK = 2 << 20 };
+
 /* False: no thread could be started. Join it with pthread_join. */
 bool hl_thread_start(pthread_t *thread, void *(*run)(void *), void *ctx);
 

@@ -91,6 +91,23 @@ static bool keep_block(struct hl_state_pool *pool, char *block) {
     pthread_mutex_unlock(&pool->lock);
     return room;
 }
+bool hl_state_pool_add(struct hl_state_pool *pool, const struct hl_state_layout *y, struct hl_backend *b,
+                       hl_go_on go_on, void *ctx) {
+    enum { SLICE = 4 << 20 }; /* under a millisecond */
+    char *block = hl_alloc(b, y->bytes > 0 ? y->bytes : 1);
+    int64_t at = 0;
+    for (; block && at < y->bytes && go_on(ctx); at += SLICE)
+        hl_zero(b, block + at, y->bytes - at < SLICE ? y->bytes - at : SLICE);
+    if (block && at >= y->bytes && keep_block(pool, block)) return true;
+    if (block) hl_release(b, block);
+    return false;
+}
+int64_t hl_state_pool_kept(struct hl_state_pool *pool) {
+    pthread_mutex_lock(&pool->lock);
+    const int64_t n = pool->n;
+    pthread_mutex_unlock(&pool->lock);
+    return n;
+}
 void hl_state_pool_free(struct hl_state_pool *pool, struct hl_backend *b) {
     for (int64_t i = 0; i < pool->n; i++) hl_release(b, pool->block[i]);
     free(pool->block);

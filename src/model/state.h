@@ -47,6 +47,11 @@ struct hl_state {
 hola_status hl_state_new(struct hl_state *s, const struct hl_state_layout *y, struct hl_backend *b,
                          struct hl_state_pool *pool);
 void hl_state_free(struct hl_state *s, struct hl_backend *b, struct hl_state_pool *pool);
+/* Allocates a block and writes to all of it, while go_on says so, and keeps it. false: stopped, or no memory. */
+typedef bool (*hl_go_on)(void *ctx);
+bool hl_state_pool_add(struct hl_state_pool *pool, const struct hl_state_layout *y, struct hl_backend *b,
+                       hl_go_on go_on, void *ctx);
+int64_t hl_state_pool_kept(struct hl_state_pool *pool);
 void hl_state_pool_free(struct hl_state_pool *pool, struct hl_backend *b);
 /* Makes room for that many tokens. On failure the state is unchanged; the message says how many fit. */
 hola_status hl_state_reserve(struct hl_state *s, const struct hl_state_layout *y, struct hl_backend *b, int64_t tokens);

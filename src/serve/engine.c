@@ -147,26 +147,45 @@ static double idle_time(struct hl_serve_engine *e, double due) {
     return wait < 0 ? wait : wait > 0.001 ? wait : 0.001;
 }
 
-/* Touches the memory of `parallel` sessions, which the model keeps for the next ones: in a burst of first requests the
- * page faults would take as long as reading the prompts. false: a message came first. */
-static bool touch_memory(struct hl_serve_engine *e) {
-    hola_session **session = calloc((size_t)e->o.parallel, sizeof *session);
-    int64_t n = 0;
-    bool alone = true, more = session;
-    while (more && n < e->o.parallel && (alone = hl_queue_empty(&e->inbox))) {
-        more = hola_session_new(&session[n], e->o.model) == HOLA_OK;
-        n += more;
-    }
-    while (n > 0) hola_session_free(session[--n]);
-    free(session);
-    return alone;
+/* ---- sessions' memory ---- */
+
+/* New memory costs page faults, which in a burst of requests would take as long as reading the prompts. So the model
+ * has `parallel` blocks that were written to: since before the first request, and again whenever the engine is idle and
+ * snapshots have taken some. */
+struct fill {
+    struct hl_serve_engine *e;
+    double until;
+};
+static bool in_time(void *ctx) { return hl_clock() < ((struct fill *)ctx)->until; }
+static bool undisturbed(void *ctx) { return hl_queue_empty(&((struct fill *)ctx)->e->inbox); }
+
+static void fill_one(void *ctx, int64_t i, int worker) {
+    hola_model *m = ((struct fill *)ctx)->e->o.model;
+    (void)i, (void)worker;
+    if (in_time(ctx)) hl_state_pool_add(&m->states, &m->state, m->backend, in_time, ctx);
 }
+
+/* Before the thread starts, on all threads, for a second at most. */
+static void fill_memory(struct hl_serve_engine *e) {
+    hola_model *m = e->o.model;
+    struct fill f = {e, hl_clock() + 1};
+    const int64_t n = e->o.parallel - hl_state_pool_kept(&m->states);
+    if (m->backend->host && n > 0) hl_pool_run(m->backend->pool, n, fill_one, &f);
+}
+
+static void refill_memory(struct hl_serve_engine *e) {
+    hola_model *m = e->o.model;
+    struct fill f = {.e = e};
+    while (hl_state_pool_kept(&m->states) < e->o.parallel && undisturbed(&f) &&
+           hl_state_pool_add(&m->states, &m->state, m->backend, undisturbed, &f)) {}
+}
+
+/* ---- the loop ---- */
 
 static void *run(void *ctx) {
     struct hl_serve_engine *e = ctx;
-    bool touched = false;
     for (double due = -1;;) {
-        if (!touched && e->streams == 0 && !e->waiting) touched = touch_memory(e);
+        if (e->streams == 0 && !e->waiting) refill_memory(e);
         take_messages(e, idle_time(e, due));
         sweep(e);
         hl_serve_admit(e);
@@ -255,6 +274,7 @@ hola_status hl_serve_open(struct hl_serve_engine **out, const struct hl_serve_op
     }
     if (st == HOLA_OK) {
         hl_serve_count(e);
+        fill_memory(e);
         e->started = hl_thread_start(&e->thread, run, e);
         if (!e->started) st = hl_fail(HOLA_ENOMEM, "engine: no thread");
     }
