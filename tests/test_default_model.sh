@@ -2,7 +2,7 @@
 # test_default_model.sh -- the model that comes with hola: found without -m, and it has trained some English.
 . "${0%/*}/common.sh"
 here=$(cd "${0%/*}/.." && pwd)
-[ -e "$here/models/hola-tiny/model.safetensors" ] || { echo 'SKIP default model: models/ is not here' && exit 77; }
+[ -e "$here/models/hola-46m/model.safetensors" ] || { echo 'SKIP default model: models/ is not here' && exit 77; }
 unset HOLA_MODEL
 perplexity() { "$hola" score -f "$1" | awk '/^ppl/ { print $2 }'; }
 

@@ -27,7 +27,7 @@ ok "$hola" init -o "$dir/m" --config "$dir/tiny.json"
 echo '[1, 2, 3]' >"$dir/ids"
 for command in "score --ids $dir/ids" inspect 'generate -p x --tokenizer byte' "convert -o $dir/x --dtype bf16" \
     "eval --data $dir --tasks wikitext" serve; do
-    refused 2 "--model DIR is required: no model 'hola-tiny' came with this hola; HOLA_MODEL can name one" $command
+    refused 2 "--model DIR is required: no model 'hola-46m' came with this hola; HOLA_MODEL can name one" $command
 done
 HOLA_MODEL=$dir/nowhere refused 1 "$dir/nowhere/config.json" inspect
 export HOLA_MODEL=$dir/m
@@ -41,11 +41,11 @@ check 'eval gets past the model' grep -qv 'required' "$dir/err"
 unset HOLA_MODEL
 mkdir -p "$dir/prefix/bin" "$dir/prefix/share/hola/models" "$dir/tree/build/cc" "$dir/tree/models"
 cp "$hola" "$dir/prefix/bin/hola" && cp "$hola" "$dir/tree/build/cc/hola"
-if [ ! -e "$top/models/hola-tiny/config.json" ] && [ ! -e /usr/share/hola ] && [ ! -e /usr/local/share/hola ]; then
+if [ ! -e "$top/models/hola-46m/config.json" ] && [ ! -e /usr/share/hola ] && [ ! -e /usr/local/share/hola ]; then
     "$dir/prefix/bin/hola" inspect >"$dir/out" 2>"$dir/err"
     ended 'no model beside the program' $? 2 '--model DIR is required'
 fi
-cp -r "$dir/m" "$dir/prefix/share/hola/models/hola-tiny" && cp -r "$dir/m" "$dir/tree/models/hola-tiny"
+cp -r "$dir/m" "$dir/prefix/share/hola/models/hola-46m" && cp -r "$dir/m" "$dir/tree/models/hola-46m"
 ok "$dir/prefix/bin/hola" inspect
 ok "$dir/tree/build/cc/hola" inspect
 export HOLA_MODEL=

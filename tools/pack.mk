@@ -17,7 +17,7 @@ $(PACK)/pack: tools/pack.c $(PACK)/libhola.so
 # (except glibc's own libraries, which the machine provides)
 pack-cuda: $(PACK)/pack tools/report_cuda.sh tests/run.sh ## program, GPU tests and benchmarks in one archive, for a GPU machine
 	$(if $(CUDA),,$(error pack-cuda: needs nvcc))
-	mkdir -p $(PACK)/lib && for p in $(PACK_NAMES); do ln -sf pack $(PACK)/$$p; done
+	rm -rf $(PACK)/lib && mkdir -p $(PACK)/lib && for p in $(PACK_NAMES); do ln -sf pack $(PACK)/$$p; done
 	ldd $(PACK)/libhola.so | awk '$$3 ~ /^\// && $$1 !~ /^(libc|libm|libdl|librt|libpthread|libgcc_s)\.so/ { print $$3 }' | \
 	    xargs -I{} cp -L {} $(PACK)/lib/
 	cp tools/report_cuda.sh $(PACK)/report.sh && cp tests/run.sh $(PACK)/

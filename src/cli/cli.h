@@ -44,7 +44,7 @@ extern const char *const cli_products[];                       /* of inference, 
 extern const char *const cli_model_types[HOLA_TYPE_COUNT + 1]; /* in the order of hola_model_type; NULL-terminated */
 
 /* The model shipped with hola: folder models/CLI_MODEL of the source tree. */
-#define CLI_MODEL "hola-tiny"
+#define CLI_MODEL "hola-46m"
 /* The default model of commands, a borrowed string; NULL: none. */
 const char *cli_default_model(void);
 int cli_no_model(const char *command); /* prints the error and returns CLI_USAGE */
