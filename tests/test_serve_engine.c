@@ -78,16 +78,16 @@ static void wait_for_blocks(hola_model *m, int64_t n) {
  * snapshots take is there again as soon as the engine is idle. */
 static void memory_ahead(void **state) {
     struct rig g;
-    struct hl_state taken[300];
+    struct hl_state taken[100];
     struct asked *a[4];
     (void)state;
     rig_open(&g, NULL);
     int32_t *ids = random_ids(100, 256, 4);
     assert_int_equal(blocks_kept(g.model), 4);
     rig_stop(&g);
-    g.o.parallel = 300; /* more than the thread could have added by now */
+    g.o.parallel = 100; /* more than the thread could have added by now */
     rig_start(&g);
-    assert_int_equal(blocks_kept(g.model), 300);
+    assert_int_equal(blocks_kept(g.model), 100);
     rig_stop(&g);
     g.o.parallel = 4;
     rig_start(&g);
@@ -98,15 +98,15 @@ static void memory_ahead(void **state) {
     }
     case_wait(&g, NULL);
     for (int i = 0; i < 4; i++) asked_free(a[i]);
-    assert_int_equal(blocks_kept(g.model), 300);
-    for (int i = 0; i < 300; i++)
+    assert_int_equal(blocks_kept(g.model), 100);
+    for (int i = 0; i < 100; i++)
         CHECK_OK(hl_state_new(&taken[i], &g.model->state, g.model->backend, &g.model->states));
     for (int i = 0; i < 3; i++) {
         asked_free(case_ask(&g, case_request(&g, ids + i, 30, 10)));
         wait_for_blocks(g.model, 4);
     }
     assert_int_equal(atomic_load(&hl_serve_metrics(g.e)->snapshots), 6);
-    for (int i = 0; i < 300; i++) hl_state_free(&taken[i], g.model->backend, &g.model->states);
+    for (int i = 0; i < 100; i++) hl_state_free(&taken[i], g.model->backend, &g.model->states);
     free(ids);
     rig_close(&g);
 }

@@ -93,7 +93,7 @@ static bool keep_block(struct hl_state_pool *pool, char *block) {
 }
 bool hl_state_pool_add(struct hl_state_pool *pool, const struct hl_state_layout *y, struct hl_backend *b,
                        hl_go_on go_on, void *ctx) {
-    enum { SLICE = 4 << 20 }; /* under a millisecond */
+    enum { SLICE = 4 << 20 }; /* a millisecond or two, if the memory is new */
     char *block = hl_alloc(b, y->bytes > 0 ? y->bytes : 1);
     int64_t at = 0;
     for (; block && at < y->bytes && go_on(ctx); at += SLICE)

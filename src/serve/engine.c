@@ -185,7 +185,7 @@ static void refill_memory(struct hl_serve_engine *e) {
 static void *run(void *ctx) {
     struct hl_serve_engine *e = ctx;
     for (double due = -1;;) {
-        if (e->streams == 0 && !e->waiting) refill_memory(e);
+        if (e->streams == 0 && !e->waiting && !e->stopping) refill_memory(e);
         take_messages(e, idle_time(e, due));
         sweep(e);
         hl_serve_admit(e);
