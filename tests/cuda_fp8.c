@@ -226,7 +226,8 @@ static void products_are_sums_of_codes(void **state) {
     print_message("products: the library has %d of %zu; at most %.2g of the sum of magnitudes away\n", had,
                   sizeof products / sizeof *products, worst);
     assert_true(had >= 3);
-    assert_true(product_error(&d, &products[1], 1) > PRODUCT_ERROR); /* scales of other rows */
+    /* scales of other rows (cuBLASLt wants tables of scales at multiples of 16 bytes) */
+    assert_true(product_error(&d, &products[3], 4) > PRODUCT_ERROR);
     dev_close(&d);
 }
 
