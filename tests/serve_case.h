@@ -22,12 +22,18 @@ struct rig {
     int64_t under_way;
 };
 
-static inline hola_model *case_model(void) {
+/* NULL: the backend is not here. */
+static inline hola_model *case_model_on(const char *backend) {
     hola_config cfg;
-    hola_model *m;
-    const hola_options opt = {.threads = 1};
+    hola_model *m = NULL;
+    const hola_options opt = {.threads = 1, .backend = backend};
     CHECK_OK(hl_config_parse(&cfg, CASE_CONFIG, (int64_t)strlen(CASE_CONFIG), "case"));
-    CHECK_OK(hola_model_new(&m, &cfg, 7, &opt));
+    if (hola_model_new(&m, &cfg, 7, &opt) != HOLA_OK) print_message("%s\n", hola_last_error());
+    return m;
+}
+static inline hola_model *case_model(void) {
+    hola_model *m = case_model_on("cpu");
+    assert_non_null(m);
     return m;
 }
 static inline void rig_start(struct rig *g) {
@@ -35,8 +41,8 @@ static inline void rig_start(struct rig *g) {
     hl_queue_init(&g->events, -1);
     g->under_way = 0;
 }
-static inline void rig_open(struct rig *g, const char *dir) {
-    *g = (struct rig){.model = case_model()};
+static inline void rig_open_with(struct rig *g, hola_model *model, const char *dir) {
+    *g = (struct rig){.model = model};
     CHECK_OK(hola_tokenizer_load(&g->t, "byte"));
     g->o = (struct hl_serve_opts){.model = g->model,
                                   .tokenizer = g->t,
@@ -51,6 +57,7 @@ static inline void rig_open(struct rig *g, const char *dir) {
                                   .save_after = 10};
     rig_start(g);
 }
+static inline void rig_open(struct rig *g, const char *dir) { rig_open_with(g, case_model(), dir); }
 static inline void rig_stop(struct rig *g) {
     hl_serve_close(g->e);
     assert_null(hl_queue_take(&g->events, 0));

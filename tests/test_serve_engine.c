@@ -522,6 +522,9 @@ static void pace(void **state) {
     assert_true(hl_pace_length(&p, 0.2) >= 704 && hl_pace_length(&p, 0.2) <= 1280);
     assert_int_equal(hl_pace_length(&p, 0.02), HL_PACE_UNIT);
     assert_int_equal(hl_pace_length(&p, 1e-9), HL_PACE_UNIT);
+    assert_int_equal(hl_pace_power(HL_PACE_UNIT), HL_PACE_UNIT);
+    assert_int_equal(hl_pace_power(8 * HL_PACE_UNIT - 1), 4 * HL_PACE_UNIT);
+    assert_int_equal(hl_pace_power(HL_PACE_MOST), HL_PACE_MOST);
     p = (struct hl_pace){0};
     read_at_pace(&p, 0.005, 2e-4, 5, 0.018, 100); /* one piece in five is an exception */
     assert_int_equal(hl_pace_length(&p, 0.018), HL_PACE_UNIT);

@@ -36,7 +36,8 @@ static hola_status model_open(hola_model **out, const hola_config *cfg, const ho
     hola_model *m = calloc(1, sizeof *m);
     if (!m) return hl_fail(HOLA_ENOMEM, "model: %zu bytes", sizeof *m);
     pthread_mutex_init(&m->lock, NULL);
-    pthread_mutex_init(&m->states.lock, NULL);
+    pthread_mutex_init(&m->states.lock, NULL), pthread_mutex_init(&m->staging.lock, NULL);
+    m->staging.most = 2;
     m->cfg = *cfg;
     s = hl_backend_open(&m->backend, o.backend, o.threads);
     if (s != HOLA_OK) goto fail;
@@ -155,8 +156,10 @@ void hola_model_free(hola_model *m) {
     free(m->config_text);
     hl_params_free(&m->params);
     hl_state_pool_free(&m->states, m->backend);
+    for (char *block; (block = hl_state_pool_take(&m->staging));) free(block);
+    free(m->staging.block);
     hl_backend_close(m->backend);
-    pthread_mutex_destroy(&m->lock), pthread_mutex_destroy(&m->states.lock);
+    pthread_mutex_destroy(&m->lock), pthread_mutex_destroy(&m->states.lock), pthread_mutex_destroy(&m->staging.lock);
     free(m);
 }
 

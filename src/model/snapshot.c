@@ -94,20 +94,21 @@ static hola_status open_file(const hola_session *y, const char *path, hola_dtype
     return HOLA_OK;
 }
 
-/* A state on the host: room for pos tokens. */
-static hola_status host_state(struct hl_state *s, const hola_model *m, int64_t pos, const char *path) {
+/* A state on the host: room for pos tokens. Its block is used again: new memory costs page faults. */
+static hola_status host_state(struct hl_state *s, hola_model *m, int64_t pos, const char *path) {
     const int64_t pages = m->state.page > 0 ? hl_pieces(pos, HL_PAGE_TOKENS) : 0;
-    *s = (struct hl_state){.fixed = calloc(1, (size_t)m->state.bytes + 1)};
+    char *block = hl_state_pool_take(&m->staging);
+    *s = (struct hl_state){.fixed = block ? block : malloc((size_t)m->state.bytes + 1)};
     if (s->fixed && pages > 0) s->page = calloc((size_t)pages, sizeof *s->page);
     while (s->page && s->pages < pages && (s->page[s->pages] = calloc(1, (size_t)m->state.page))) s->pages++;
     if (s->fixed && s->pages == pages) return HOLA_OK;
     return hl_fail(HOLA_ENOMEM, "%s: no memory for a state of %lld bytes", path,
                    (long long)hl_state_size(&m->state, pos));
 }
-static void free_host_state(struct hl_state *s) {
+static void free_host_state(hola_model *m, struct hl_state *s) {
     for (int64_t i = 0; i < s->pages; i++) free(s->page[i]);
     free(s->page);
-    free(s->fixed);
+    if (s->fixed && !hl_state_pool_keep(&m->staging, s->fixed)) free(s->fixed);
 }
 /* The session's state on the host: the state itself, or a copy that the caller frees. */
 static hola_status state_here(const hola_session *y, struct hl_state *state, const char *path) {
@@ -139,7 +140,7 @@ hola_status hl_snapshot_make(const hola_session *y, const char *path, hola_dtype
         if (!hl_state_visit(&state, &m->state, y->now.at.pos, put_part, &c))
             s = hl_fail(HOLA_ENUMERIC, "%s: the session's state is not finite in %s", path, hola_dtype_name(dtype));
     }
-    if (state.fixed != y->now.state.fixed) free_host_state(&state);
+    if (state.fixed != y->now.state.fixed) free_host_state(y->model, &state);
     if (s == HOLA_OK) {
         const uint64_t sum = hl_snapshot_sum(*file, *size);
         memcpy(*file + SUM_AT, &sum, sizeof sum);
@@ -290,7 +291,7 @@ static hola_status read_rest(struct hl_restore_point *p, hola_model *m, struct i
 }
 
 void hl_snapshot_free(hola_model *m, struct hl_restore_point *p) {
-    if (p && !m->backend->host) free_host_state(&p->state), p->state = (struct hl_state){0};
+    if (p && !m->backend->host) free_host_state(m, &p->state), p->state = (struct hl_state){0};
     hl_restore_point_free(m, p);
 }
 

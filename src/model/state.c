@@ -71,14 +71,13 @@ double hl_state_traffic(const struct hl_state_layout *y, int64_t pos) {
 
 /* ---- memory ---- */
 
-static char *take_block(struct hl_state_pool *pool) {
+char *hl_state_pool_take(struct hl_state_pool *pool) {
     pthread_mutex_lock(&pool->lock);
     char *block = pool->n > 0 ? pool->block[--pool->n] : NULL;
     pthread_mutex_unlock(&pool->lock);
     return block;
 }
-/* false: no room for it. */
-static bool keep_block(struct hl_state_pool *pool, char *block) {
+bool hl_state_pool_keep(struct hl_state_pool *pool, char *block) {
     pthread_mutex_lock(&pool->lock);
     bool room = pool->n < pool->room;
     if (!room && pool->n < pool->most) {
@@ -98,7 +97,7 @@ bool hl_state_pool_add(struct hl_state_pool *pool, const struct hl_state_layout 
     int64_t at = 0;
     for (; block && at < y->bytes && go_on(ctx); at += SLICE)
         hl_zero(b, block + at, y->bytes - at < SLICE ? y->bytes - at : SLICE);
-    if (block && at >= y->bytes && keep_block(pool, block)) return true;
+    if (block && at >= y->bytes && hl_state_pool_keep(pool, block)) return true;
     if (block) hl_release(b, block);
     return false;
 }
@@ -116,7 +115,7 @@ void hl_state_pool_free(struct hl_state_pool *pool, struct hl_backend *b) {
 
 hola_status hl_state_new(struct hl_state *s, const struct hl_state_layout *y, struct hl_backend *b,
                          struct hl_state_pool *pool) {
-    char *block = take_block(pool);
+    char *block = hl_state_pool_take(pool);
     *s = (struct hl_state){.fixed = block ? block : hl_alloc(b, y->bytes > 0 ? y->bytes : 1)};
     if (s->fixed) return HOLA_OK;
     return hl_fail(HOLA_ENOMEM, "session: %lld bytes do not fit in memory", (long long)y->bytes);
@@ -124,7 +123,7 @@ hola_status hl_state_new(struct hl_state *s, const struct hl_state_layout *y, st
 
 void hl_state_free(struct hl_state *s, struct hl_backend *b, struct hl_state_pool *pool) {
     for (int64_t i = 0; i < s->pages; i++) hl_release(b, s->page[i]);
-    if (s->fixed && !keep_block(pool, s->fixed)) hl_release(b, s->fixed);
+    if (s->fixed && !hl_state_pool_keep(pool, s->fixed)) hl_release(b, s->fixed);
     free(s->page);
     *s = (struct hl_state){0};
 }

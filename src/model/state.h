@@ -51,6 +51,8 @@ void hl_state_free(struct hl_state *s, struct hl_backend *b, struct hl_state_poo
 typedef bool (*hl_go_on)(void *ctx);
 bool hl_state_pool_add(struct hl_state_pool *pool, const struct hl_state_layout *y, struct hl_backend *b,
                        hl_go_on go_on, void *ctx);
+char *hl_state_pool_take(struct hl_state_pool *pool);             /* NULL: there is none */
+bool hl_state_pool_keep(struct hl_state_pool *pool, char *block); /* false: the pool is full, the block is not kept */
 int64_t hl_state_pool_kept(struct hl_state_pool *pool);
 void hl_state_pool_free(struct hl_state_pool *pool, struct hl_backend *b);
 /* Makes room for that many tokens. On failure the state is unchanged; the message says how many fit. */

@@ -147,45 +147,12 @@ static double idle_time(struct hl_serve_engine *e, double due) {
     return wait < 0 ? wait : wait > 0.001 ? wait : 0.001;
 }
 
-/* ---- sessions' memory ---- */
-
-/* New memory costs page faults, which in a burst of requests would take as long as reading the prompts. So the model
- * has `parallel` blocks that were written to: since before the first request, and again whenever the engine is idle and
- * snapshots have taken some. */
-struct fill {
-    struct hl_serve_engine *e;
-    double until;
-};
-static bool in_time(void *ctx) { return hl_clock() < ((struct fill *)ctx)->until; }
-static bool undisturbed(void *ctx) { return hl_queue_empty(&((struct fill *)ctx)->e->inbox); }
-
-static void fill_one(void *ctx, int64_t i, int worker) {
-    hola_model *m = ((struct fill *)ctx)->e->o.model;
-    (void)i, (void)worker;
-    if (in_time(ctx)) hl_state_pool_add(&m->states, &m->state, m->backend, in_time, ctx);
-}
-
-/* Before the thread starts, on all threads, for a second at most. */
-static void fill_memory(struct hl_serve_engine *e) {
-    hola_model *m = e->o.model;
-    struct fill f = {e, hl_clock() + 1};
-    const int64_t n = e->o.parallel - hl_state_pool_kept(&m->states);
-    if (m->backend->host && n > 0) hl_pool_run(m->backend->pool, n, fill_one, &f);
-}
-
-static void refill_memory(struct hl_serve_engine *e) {
-    hola_model *m = e->o.model;
-    struct fill f = {.e = e};
-    while (hl_state_pool_kept(&m->states) < e->o.parallel && undisturbed(&f) &&
-           hl_state_pool_add(&m->states, &m->state, m->backend, undisturbed, &f)) {}
-}
-
 /* ---- the loop ---- */
 
 static void *run(void *ctx) {
     struct hl_serve_engine *e = ctx;
     for (double due = -1;;) {
-        if (e->streams == 0 && !e->waiting && !e->stopping) refill_memory(e);
+        if (e->streams == 0 && !e->waiting && !e->stopping) hl_serve_refill_memory(e);
         take_messages(e, idle_time(e, due));
         sweep(e);
         hl_serve_admit(e);
@@ -274,7 +241,7 @@ hola_status hl_serve_open(struct hl_serve_engine **out, const struct hl_serve_op
     }
     if (st == HOLA_OK) {
         hl_serve_count(e);
-        fill_memory(e);
+        hl_serve_prepare(e);
         e->started = hl_thread_start(&e->thread, run, e);
         if (!e->started) st = hl_fail(HOLA_ENOMEM, "engine: no thread");
     }

@@ -81,6 +81,10 @@ struct hl_serve_engine {
     atomic_bool ended;
 };
 
+/* engine_start.c */
+void hl_serve_prepare(struct hl_serve_engine *e);       /* before the thread starts */
+void hl_serve_refill_memory(struct hl_serve_engine *e); /* while it is idle */
+
 /* engine_join.c */
 void hl_serve_accept(struct hl_serve_engine *e, struct hl_serve_request *r); /* queues it or refuses it */
 void hl_serve_admit(struct hl_serve_engine *e); /* admits waiting requests while there is room */

@@ -139,7 +139,8 @@ void hl_serve_read(struct hl_serve_engine *e, double seconds) {
     for (double now = start;;) {
         struct hl_serve_stream *st = next_reader(e);
         if (!st) return;
-        const int64_t most = hl_pace_length(&e->pace, until - now);
+        int64_t most = hl_pace_length(&e->pace, until - now);
+        if (!e->o.model->backend->host) most = hl_pace_power(most);
         const bool scores = hl_scores(st); /* the logits of every token take longer */
         const int64_t n = piece_of(st, scores ? HL_READ_PIECE : most);
         int64_t done = n, k = 1;

@@ -61,3 +61,9 @@ int64_t hl_pace_length(const struct hl_pace *p, double seconds) {
     const int64_t units = (int64_t)n / HL_PACE_UNIT;
     return HL_PACE_UNIT * (units < 1 ? 1 : units);
 }
+
+int64_t hl_pace_power(int64_t n) {
+    int64_t power = HL_PACE_UNIT;
+    while (2 * power <= n) power *= 2;
+    return power;
+}

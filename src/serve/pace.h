@@ -18,5 +18,7 @@ void hl_pace_add(struct hl_pace *p, int64_t tokens, double seconds);
 bool hl_pace_line(const struct hl_pace *p, double *fixed, double *each);
 /* The length of a piece for about this many seconds: a multiple of HL_PACE_UNIT, at most HL_PACE_MOST. */
 int64_t hl_pace_length(const struct hl_pace *p, double seconds);
+/* HL_PACE_UNIT times the largest power of two that makes at most n: a device chooses kernels anew for every length. */
+int64_t hl_pace_power(int64_t n);
 
 #endif
