@@ -28,9 +28,9 @@ static int64_t size_of(enum hl_state_kind kind, hola_dtype dtype) {
     return kind == HL_STATE_POSITION ? 8 : kind == HL_STATE_SCORE || dtype == HOLA_F32 ? 4 : 2;
 }
 int64_t hl_snapshot_bytes(const hola_model *m, hola_dtype dtype, int64_t pos) {
-    int64_t bytes = HEADER + RECENT_BYTES + m->cfg.vocab_size * 4, count[4];
+    int64_t bytes = HEADER + RECENT_BYTES + m->cfg.vocab_size * 4, count[HL_STATE_KINDS];
     hl_state_count(&m->state, pos, count);
-    for (int kind = 0; kind < 4; kind++) bytes += count[kind] * size_of((enum hl_state_kind)kind, dtype);
+    for (int kind = 0; kind < HL_STATE_KINDS; kind++) bytes += count[kind] * size_of((enum hl_state_kind)kind, dtype);
     return bytes;
 }
 
@@ -42,21 +42,28 @@ uint64_t hl_snapshot_sum(const char *data, int64_t size) {
 
 struct copy {
     hola_dtype dtype;
-    bool half;  /* activations are bf16 */
+    const struct hl_state_layout *state;
     char *file; /* where the next part goes */
     int64_t pos;
 };
 
+/* The type of a part's numbers in the state; HOLA_F32: real. */
+static hola_dtype type_in_state(const struct copy *c, enum hl_state_kind kind) {
+    return kind == HL_STATE_ACT ? c->state->act : kind == HL_STATE_ROW ? c->state->row : HOLA_F32;
+}
+static void put_number(void *at, hola_dtype type, int64_t i, float x) {
+    if (type == HOLA_F32) ((real *)at)[i] = x;
+    else ((uint16_t *)at)[i] = type == HOLA_BF16 ? hl_to_bf16(x) : hl_cache_to_f16(x);
+}
+
 static bool put_part(void *ctx, const struct hl_state_part *part, void *at, int64_t n) {
     struct copy *c = ctx;
     const enum hl_state_kind kind = part->kind;
-    const real *x = at;
-    const uint16_t *row = kind == HL_STATE_ACT && c->half ? at : NULL;
-    const hola_dtype type = kind == HL_STATE_SCORE ? HOLA_F32 : c->dtype;
+    const hola_dtype type = kind == HL_STATE_SCORE ? HOLA_F32 : c->dtype, here = type_in_state(c, kind);
     uint32_t wrong = 0;
     if (kind == HL_STATE_POSITION) memcpy(c->file, at, (size_t)n * 8);
     for (int64_t i = 0; kind != HL_STATE_POSITION && i < n; i++) {
-        const float y = row ? hl_from_bf16(row[i]) : (float)x[i];
+        const float y = (float)hl_state_number(at, here, i);
         const uint16_t half = type == HOLA_BF16 ? hl_to_bf16(y) : type == HOLA_F16 ? hl_to_f16(y) : 0;
         const uint32_t bits = hl_bits_of_float(type == HOLA_BF16  ? hl_from_bf16(half)
                                                : type == HOLA_F16 ? hl_from_f16(half)
@@ -134,9 +141,8 @@ hola_status hl_snapshot_make(const hola_session *y, const char *path, hola_dtype
     hola_status s = open_file(y, path, dtype, file, size);
     if (s == HOLA_OK) s = state_here(y, &state, path);
     if (s == HOLA_OK) {
-        struct copy c = {.dtype = dtype,
-                         .half = m->backend->act_size == 2,
-                         .file = *file + HEADER + RECENT_BYTES + m->cfg.vocab_size * 4};
+        struct copy c = {
+            .dtype = dtype, .state = &m->state, .file = *file + HEADER + RECENT_BYTES + m->cfg.vocab_size * 4};
         if (!hl_state_visit(&state, &m->state, y->now.at.pos, put_part, &c))
             s = hl_fail(HOLA_ENUMERIC, "%s: the session's state is not finite in %s", path, hola_dtype_name(dtype));
     }
@@ -167,10 +173,8 @@ hola_status hola_session_save(const hola_session *y, const char *path, hola_dtyp
 static bool get_part(void *ctx, const struct hl_state_part *part, void *at, int64_t n) {
     struct copy *c = ctx;
     const enum hl_state_kind kind = part->kind;
-    real *x = at;
     int64_t *position = at;
-    uint16_t *row = kind == HL_STATE_ACT && c->half ? at : NULL;
-    const hola_dtype type = kind == HL_STATE_SCORE ? HOLA_F32 : c->dtype;
+    const hola_dtype type = kind == HL_STATE_SCORE ? HOLA_F32 : c->dtype, here = type_in_state(c, kind);
     const int64_t closed = part->block > 0 ? c->pos - c->pos % part->block : c->pos;
     uint32_t wrong = 0;
     if (kind == HL_STATE_POSITION) memcpy(at, c->file, (size_t)n * 8);
@@ -184,9 +188,9 @@ static bool get_part(void *ctx, const struct hl_state_part *part, void *at, int6
         const float y = type == HOLA_BF16  ? hl_from_bf16(half)
                         : type == HOLA_F16 ? hl_from_f16(half)
                                            : hl_float_of_bits(bits);
-        if (row) row[i] = hl_to_bf16(y);
-        else x[i] = y;
-        wrong |= (hl_bits_of_float(row ? hl_from_bf16(row[i]) : y) & 0x7f800000u) == 0x7f800000u;
+        put_number(at, here, i, y);
+        wrong |= (hl_bits_of_float(y) & 0x7f800000u) == 0x7f800000u ||
+                 (hl_bits_of_float((float)hl_state_number(at, here, i)) & 0x7f800000u) == 0x7f800000u;
     }
     c->file += n * size_of(kind, c->dtype);
     return !wrong;
@@ -236,7 +240,7 @@ hola_status hl_snapshot_parse(hola_session *y, const char *data, int64_t size, c
     if (s != HOLA_OK) return s;
     struct hl_position w = {.pos = h.pos, .seed = h.seed, .has_logits = h.flags & HAS_LOGITS};
     struct copy c = {.dtype = (hola_dtype)h.dtype,
-                     .half = m->backend->act_size == 2,
+                     .state = &m->state,
                      .file = (char *)(uintptr_t)data + HEADER + RECENT_BYTES + vocab * 4,
                      .pos = h.pos};
     struct hl_state state;
