@@ -86,6 +86,7 @@ int main(int argc, char **argv) {
         const hola_options opt = {.size = sizeof opt, .threads = threads, .precision = how};
         must(hola_model_new(&side[k].m, &cfg, 1, &opt));
         for (int64_t i = 0; i < side[k].m->params.n; i++) side[k].m->stored[i] = HOLA_BF16;
+        hl_model_lay_out_states(side[k].m);
         hola_train_opts o = train;
         o.precision = how;
         if (!strcmp(only, "all") || !strcmp(only, "train")) must(hola_trainer_new(&side[k].t, side[k].m, &o));

@@ -187,6 +187,49 @@ static inline real *batch_states(const struct batch *b, const struct hl_rows *ro
     return all;
 }
 
+/* After a whole block the state's positions are the next block's selection. */
+static inline void check_positions(const struct batch *b, const char *state, int64_t pos) {
+    const struct shape *s = &b->s;
+    struct hl_cache_layout l =
+        hl_cache_layout(s->K, s->V, s->window, s->chunk, hl_cache_row_size(b->a.row_dtype), hl_cache_factors(&b->a));
+    if (pos % s->chunk || pos >= b->T || !b->a.sel) return;
+    for (int64_t h = 0; h < s->HV; h++) {
+        const int64_t *at = (const int64_t *)(const void *)(state + h * l.bytes + l.pos);
+        const int64_t *sel = b->sel + (pos / s->chunk * s->HV + h) * s->window;
+        for (int64_t j = 0; j < s->window && j < pos; j++) assert_int_equal(at[j], sel[j]);
+    }
+}
+
+/* One segment through a session in pieces of size, size + 1, ... (grows) or all of `size`. */
+static inline void batch_feed(const struct batch *b, const char *who, struct hl_backend *pool, int64_t size, bool grows,
+                              real *out) {
+    const struct shape *s = &b->s;
+    const int64_t off = 192, bytes = batch_state_bytes(b, hl_cache_row_size(b->a.row_dtype));
+    real *S = check_new(s->HV * s->K * s->V);
+    char *state = aligned_alloc(64, (size_t)((bytes + off + 127) / 64 * 64));
+    struct hl_cache a = b->a;
+    assert_non_null(state);
+    memset(state, 0xff, (size_t)(bytes + off + 64)); /* NaN: what was not written must not be read */
+    a.out = out;
+    a.read = NULL, a.lse = NULL, a.sel = NULL;
+    a.state_off = off;
+    for (int64_t t = 0; t < b->T; t += size, size += grows) {
+        struct hl_seg g = {.row = t, .len = size < b->T - t ? size : b->T - t, .pos = t, .state = state};
+        struct hl_rows rows = {.T = b->T, .n = 1, .seg = &g};
+        real *block_S = batch_states(b, &rows, &S);
+        a.rows = &rows;
+        a.block_S = block_S;
+        a.S_off = (char *)S - state; /* it may lie anywhere */
+        hl_ops_named(who)->cache_forward(pool, &a);
+        check_positions(b, state + off, t + g.len);
+        free(block_S);
+    }
+    check_free(S, s->HV * s->K * s->V);
+    for (int64_t i = 0; i < off; i++) assert_int_equal(state[i], (char)0xff);
+    for (int64_t i = off + bytes; i < off + bytes + 64; i++) assert_int_equal(state[i], (char)0xff);
+    free(state);
+}
+
 static inline void batch_run(struct batch *b, const char *backend, struct hl_backend *pool, bool backward) {
     const struct hl_ops *ops = hl_ops_named(backend);
     CHECK_OK(hl_backend_reserve(pool, hl_cache_scratch(b->s.K, b->s.V, b->s.window, b->s.chunk)));

@@ -168,7 +168,7 @@ static void test_speed(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_against_ref), cmocka_unit_test(test_sessions),
                                        cmocka_unit_test(test_speed)};
-    host = check_backend_open(1, hl_lte_scratch(256, 64, 256));
+    host = check_backend_open(1, hl_lte_scratch(256, 64, 256, 256));
     const int failed = cmocka_run_group_tests(tests, NULL, NULL);
     hl_backend_close(host);
     return failed;

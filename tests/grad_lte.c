@@ -76,7 +76,7 @@ static void test_fast_is_ref(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_differences), cmocka_unit_test(test_fast_is_ref)};
     int failed;
-    pool = check_backend_open(2, hl_lte_scratch(256, 64, 64));
+    pool = check_backend_open(2, hl_lte_scratch(256, 64, 64, 64));
     failed = cmocka_run_group_tests(tests, NULL, NULL);
     hl_backend_close(pool);
     return failed;

@@ -90,7 +90,7 @@ static inline void lte_free(struct lte_batch *b) {
 }
 static inline void lte_run(struct lte_batch *b, const char *backend, struct hl_backend *pool, bool backward) {
     const struct hl_ops *ops = hl_ops_named(backend);
-    CHECK_OK(hl_backend_reserve(pool, hl_lte_scratch(b->s.chunk, b->s.r, b->s.V)));
+    CHECK_OK(hl_backend_reserve(pool, hl_lte_scratch(b->s.chunk, b->s.r, b->s.K, b->s.V)));
     ops->lte_forward(pool, &b->a);
     if (backward) ops->lte_backward(pool, &b->a);
 }

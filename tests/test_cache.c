@@ -196,47 +196,6 @@ static void test_odd_scores(void **state) {
 
 /* ---- sessions ---- */
 
-/* After a whole block the state's positions are the next block's selection. */
-static void check_positions(const struct batch *b, const char *state, int64_t pos) {
-    const struct shape *s = &b->s;
-    struct hl_cache_layout l = hl_cache_layout(s->K, s->V, s->window, s->chunk, sizeof(real), hl_cache_factors(&b->a));
-    if (pos % s->chunk || pos >= b->T) return;
-    for (int64_t h = 0; h < s->HV; h++) {
-        const int64_t *at = (const int64_t *)(const void *)(state + h * l.bytes + l.pos);
-        const int64_t *sel = b->sel + (pos / s->chunk * s->HV + h) * s->window;
-        for (int64_t j = 0; j < s->window && j < pos; j++) assert_int_equal(at[j], sel[j]);
-    }
-}
-
-/* One segment through a session in pieces of size, size + 1, ... (grows) or all of `size`. */
-static void feed(const struct batch *b, const char *who, int64_t size, bool grows, real *out) {
-    const struct shape *s = &b->s;
-    const int64_t off = 192, bytes = batch_state_bytes(b, sizeof(real));
-    real *S = check_new(s->HV * s->K * s->V);
-    char *state = aligned_alloc(64, (size_t)((bytes + off + 127) / 64 * 64));
-    struct hl_cache a = b->a;
-    assert_non_null(state);
-    memset(state, 0xff, (size_t)(bytes + off + 64)); /* NaN: what was not written must not be read */
-    a.out = out;
-    a.read = NULL, a.lse = NULL, a.sel = NULL;
-    a.state_off = off;
-    for (int64_t t = 0; t < b->T; t += size, size += grows) {
-        struct hl_seg g = {.row = t, .len = size < b->T - t ? size : b->T - t, .pos = t, .state = state};
-        struct hl_rows rows = {.T = b->T, .n = 1, .seg = &g};
-        real *block_S = batch_states(b, &rows, &S);
-        a.rows = &rows;
-        a.block_S = block_S;
-        a.S_off = (char *)S - state; /* it may lie anywhere */
-        hl_ops_named(who)->cache_forward(one, &a);
-        check_positions(b, state + off, t + g.len);
-        free(block_S);
-    }
-    check_free(S, s->HV * s->K * s->V);
-    for (int64_t i = 0; i < off; i++) assert_int_equal(state[i], (char)0xff);
-    for (int64_t i = off + bytes; i < off + bytes + 64; i++) assert_int_equal(state[i], (char)0xff);
-    free(state);
-}
-
 /* On every backend, a batch of one segment equals the same rows fed to a session; frees b. */
 static void streams(struct batch *b, double allowed) {
     const struct shape *s = &b->s;
@@ -253,7 +212,7 @@ static void streams(struct batch *b, double allowed) {
         batch_run(b, who, one, false);
         for (int c = 0; c < 5; c++) {
             memset(out, 0, (size_t)b->nv * sizeof(real));
-            feed(b, who, cut[c].size, cut[c].grows, out);
+            batch_feed(b, who, one, cut[c].size, cut[c].grows, out);
             CHECK_NEAR(out, b->out, b->T, s->HV * s->V, allowed, "%s evict %d sinks %d w %d C %d in pieces of %d", who,
                        (int)s->evict, (int)b->a.policy.sinks, (int)s->window, (int)s->chunk, (int)cut[c].size);
         }

@@ -100,9 +100,18 @@ static void test_definition(void **state) {
 
 /* ---- sessions: the rows of the open block are in the state, as the exact memory leaves them there ---- */
 
-static void feed(const struct lte_batch *b, const char *who, int64_t size, const real *want) {
+static void put_row(char *rows, int64_t slot, int64_t n, const real *from, hola_dtype type) {
+    uint16_t *half = (uint16_t *)(void *)rows + slot * n;
+    if (type != HOLA_F16) memcpy((real *)(void *)rows + slot * n, from, (size_t)n * sizeof(real));
+    else
+        for (int64_t i = 0; i < n; i++) half[i] = hl_cache_to_f16(from[i]);
+}
+/* Returns the largest distance from `want`. */
+static double feed(const struct lte_batch *b, const char *who, int64_t size, const real *want) {
     const struct lte_shape *s = &b->s;
-    const struct hl_cache_layout l = hl_cache_layout(s->K, s->V, s->window, s->chunk, sizeof(real), false);
+    const struct hl_cache_layout l =
+        hl_cache_layout(s->K, s->V, s->window, s->chunk, hl_cache_row_size(b->a.row_dtype), false);
+    double worst = 0;
     char *state = aligned_alloc(64, (size_t)(s->HV * l.bytes));
     struct hl_lte a = b->a;
     assert_non_null(state);
@@ -118,37 +127,52 @@ static void feed(const struct lte_batch *b, const char *who, int64_t size, const
             for (int64_t h = 0; h < s->HV; h++) {
                 const real *slots = (const real *)(const void *)(state + h * l.bytes + l.score) + s->window;
                 const real got = j < t ? slots[j - open] : b->score[j * s->HV + h], x = want[j * s->HV + h];
-                if (!(fabs((double)(got - x)) <= tol * (1 + fabs((double)x))))
-                    fail_msg("%s: pieces of %d: row %d: %g, expected %g", who, (int)size, (int)j, (double)got,
-                             (double)x);
+                worst = fmax(worst, fabs((double)(got - x)) / (1 + fabs((double)x)));
+                assert_true(got == got);
             }
         for (int64_t j = last > t ? last : t; j < end; j++) /* rows that stay open */
             for (int64_t h = 0; h < s->HV; h++) {
-                real *k = (real *)(void *)(state + h * l.bytes + l.k) + (s->window + j % s->chunk) * s->K;
-                real *v = (real *)(void *)(state + h * l.bytes + l.v) + (s->window + j % s->chunk) * s->V;
+                const int64_t slot = s->window + j % s->chunk, hk = h * s->H / s->HV;
+                char *head = state + h * l.bytes;
                 assert_true(b->score[j * s->HV + h] == 0);
-                memcpy(k, b->k + (j * s->H + h * s->H / s->HV) * s->K, (size_t)s->K * sizeof(real));
-                memcpy(v, b->v + (j * s->HV + h) * s->V, (size_t)s->V * sizeof(real));
+                put_row(head + l.k, slot, s->K, b->k + (j * s->H + hk) * s->K, a.row_dtype);
+                put_row(head + l.v, slot, s->V, b->v + (j * s->HV + h) * s->V, a.row_dtype);
             }
     }
     free(state);
+    return worst;
 }
+static void round_rows(real *x, int64_t n) {
+    for (int64_t i = 0; i < n; i++) x[i] = (real)hl_from_f16(hl_cache_to_f16(x[i]));
+}
+/* Rows of reals; rows in F16, which give the scores of rounded rows, and not those of the others. */
 static void test_sessions(void **state) {
     static const int64_t sizes[] = {1, 3, 7, 17, 1 << 20};
     (void)state;
     for (int n = 0; n < SHAPES; n++) {
         const int64_t T = 4 * shapes[n].chunk + 3;
         struct lte_batch *b = lte_new(shapes[n], &T, 1, 23);
-        real *want = check_new(b->ns);
-        lte_run(b, "cpu-ref", one, false);
-        memcpy(want, b->score, (size_t)b->ns * sizeof(real));
+        struct lte_batch *rounded = lte_new(shapes[n], &T, 1, 23);
+        real *want[] = {check_new(b->ns), check_new(b->ns)};
+        round_rows(rounded->k, b->nk), round_rows(rounded->v, b->nv);
+        for (int half = 0; half < 2; half++) {
+            lte_run(half ? rounded : b, "cpu-ref", one, false);
+            memcpy(want[half], half ? rounded->score : b->score, (size_t)b->ns * sizeof(real));
+        }
         for (int i = -1; i < 0 || check_backend(i); i++)
-            for (int c = 0; c < 5; c++) {
+            for (int c = 0; c < 10; c++) {
                 const char *who = i < 0 ? "cpu-ref" : check_backend(i);
-                if (hl_ops_named(who)) feed(b, who, sizes[c], want);
+                const int half = c >= 5;
+                if (!hl_ops_named(who)) continue;
+                b->a.row_dtype = half ? HOLA_F16 : HOLA_F32;
+                const double e = feed(b, who, sizes[c % 5], want[half]),
+                             other = feed(b, who, sizes[c % 5], want[!half]);
+                if (!(e <= tol))
+                    fail_msg("%s: %s, pieces of %d: %g away", who, half ? "F16" : "reals", (int)sizes[c % 5], e);
+                if (!(other > tol && other > 4 * e)) fail_msg("%s: unrounded rows pass: %g away", who, other);
             }
-        check_free(want, b->ns);
-        lte_free(b);
+        check_free(want[0], b->ns), check_free(want[1], b->ns);
+        lte_free(b), lte_free(rounded);
     }
 }
 
@@ -180,8 +204,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_against_ref), cmocka_unit_test(test_definition),
                                        cmocka_unit_test(test_sessions), cmocka_unit_test(test_bits)};
     int failed;
-    one = check_backend_open(1, hl_lte_scratch(256, 64, 128));
-    three = check_backend_open(3, hl_lte_scratch(256, 64, 128));
+    one = check_backend_open(1, hl_lte_scratch(256, 64, 128, 128));
+    three = check_backend_open(3, hl_lte_scratch(256, 64, 128, 128));
     failed = cmocka_run_group_tests(tests, NULL, NULL);
     hl_backend_close(one);
     hl_backend_close(three);

@@ -171,6 +171,7 @@ static hola_status keep_as(hola_model *m, hola_dtype dtype) {
     hola_status s = hl_model_need_rows(m);
     for (int64_t i = 0; i < m->params.n; i++)
         if (!hl_is_quant(dtype) || hl_quant_file_takes(&m->params, i)) m->stored[i] = dtype;
+    hl_model_lay_out_states(m);
     m->stale = true;
     return s;
 }

@@ -43,7 +43,7 @@ $(BUILD)/cuda-host/src/cuda/device.o: ALL_CFLAGS += '-DHL_CUDA_ARCH=$(strip $(CU
 endif
 all:
 
-$(BUILD)/float/src/backend/backend.o: $(BUILD)/cuda.made-with # with or without CUDA
+$(addprefix $(BUILD)/float/src/backend/,$(HAVE_CUDA)): $(BUILD)/cuda.made-with # with or without CUDA
 
 $(BUILD)/cuda-host/%.o: %.c $(BUILD)/c.made-with $(BUILD)/cuda.made-with
 	$(call say,CC $@) mkdir -p $(@D) && $(CC) $(ALL_CFLAGS) -isystem $(CUDA_HOME)/include -c -o $@ $<

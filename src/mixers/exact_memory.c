@@ -91,9 +91,9 @@ int hl_memory_state(const hola_config *c, const struct hl_memory_heads *h, struc
         .change = policy_of(c).moves_with_reads ? HL_REPLACED : HL_RANKED, .heads = h->HV, .block = c->cache_chunk};
     if (!hl_has_exact_memory(c)) return 0;
     for (int i = 0; i < HL_MEMORY_PARTS - !hl_memory_has_factors(c); i++) out[i] = part;
-    out[HL_MEMORY_K].name = "cache.k", out[HL_MEMORY_K].kind = HL_STATE_ACT;
+    out[HL_MEMORY_K].name = "cache.k", out[HL_MEMORY_K].kind = HL_STATE_ROW;
     out[HL_MEMORY_K].count = slots * h->K;
-    out[HL_MEMORY_V].name = "cache.v", out[HL_MEMORY_V].kind = HL_STATE_ACT;
+    out[HL_MEMORY_V].name = "cache.v", out[HL_MEMORY_V].kind = HL_STATE_ROW;
     out[HL_MEMORY_V].count = slots * h->V;
     out[HL_MEMORY_SCORE].name = "cache.score", out[HL_MEMORY_SCORE].kind = HL_STATE_SCORE;
     out[HL_MEMORY_SCORE].count = slots;
@@ -107,7 +107,7 @@ int hl_memory_state(const hola_config *c, const struct hl_memory_heads *h, struc
 
 int64_t hl_memory_scratch(const hola_config *c, const struct hl_memory_heads *h) {
     const int64_t read = hl_cache_scratch(h->K, h->V, c->cache_window, c->cache_chunk);
-    const int64_t score = hl_memory_is_learned(c) ? hl_lte_scratch(c->cache_chunk, c->cache_lte_dim, h->V) : 0;
+    const int64_t score = hl_memory_is_learned(c) ? hl_lte_scratch(c->cache_chunk, c->cache_lte_dim, h->K, h->V) : 0;
     return hl_has_exact_memory(c) ? (read > score ? read : score) : 0;
 }
 
@@ -175,6 +175,7 @@ static struct hl_cache read_of(const struct hl_exact_memory *m) {
                              .window = c->cache_window,
                              .chunk = c->cache_chunk,
                              .policy = policy_of(c),
+                             .row_dtype = m->l->row_dtype,
                              .q = rms ? m->a->qt : m->q,
                              .k = rms ? m->a->kt : m->k,
                              .v = m->v,
@@ -216,6 +217,7 @@ static struct hl_lte scorer_of(const struct hl_exact_memory *m, const struct hl_
                            .window = read->window,
                            .chunk = read->chunk,
                            .eps = (real)m->l->cfg->norm_eps,
+                           .row_dtype = read->row_dtype,
                            .k = read->k,
                            .v = read->v,
                            .w_in = t[HL_MEMORY_LTE_IN].vector,

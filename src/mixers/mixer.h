@@ -57,9 +57,11 @@ enum hl_state_change { HL_REPLACED = 1, HL_RANKED = 2, HL_GROWS = 4 };
 enum hl_state_kind {
     HL_STATE_REAL,
     HL_STATE_ACT,     /* activations, as the backend stores them */
+    HL_STATE_ROW,     /* rows of the exact memory, in the layout's type (hl_state_layout.row) */
     HL_STATE_SCORE,   /* reals, saved as floats in every file type */
     HL_STATE_POSITION /* int64: positions of kept rows; the first min(count, closed tokens) are in use */
 };
+enum { HL_STATE_KINDS = HL_STATE_POSITION + 1 };
 struct hl_state_part {
     const char *name;
     enum hl_state_kind kind;
@@ -116,7 +118,8 @@ struct hl_layer {
     const hola_config *cfg;
     const struct hl_rows *rows;
     enum hl_pass pass;
-    int64_t index, T; /* which layer; rows */
+    int64_t index, T;     /* which layer; rows */
+    hola_dtype row_dtype; /* of the exact memory's rows: as in struct hl_cache */
     struct hl_layer_tensor tensor[HL_MIXER_TENSORS];
     int64_t state[HL_STATE_PARTS]; /* byte offset into seg->state, or, for a growing part, into a page */
     void *acts, *grads;            /* the mixer's own structs; grads in training only */

@@ -10,6 +10,7 @@ struct hl_layer hl_layer_open(const hola_model *m, const struct hl_activations *
                          .rows = rows,
                          .pass = acts->pass,
                          .index = index,
+                         .row_dtype = acts->pass == HL_INFER && m->backend->host ? m->state.row : HOLA_F32,
                          .T = rows ? rows->T : 0};
     for (int i = 0; i < HL_MIXER_TENSORS; i++) {
         if (tensor[i] < 0) continue;

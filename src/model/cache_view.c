@@ -30,8 +30,8 @@ static int64_t kept_at(const hola_config *c, int64_t pos) {
 }
 static struct hl_cache_layout layout(const hola_model *m) {
     const hola_config *c = &m->cfg;
-    return hl_cache_layout(c->head_dim, c->head_v_dim, c->cache_window, c->cache_chunk, m->backend->act_size,
-                           hl_memory_has_factors(c));
+    const int64_t size = m->state.row == HOLA_F32 ? (int64_t)sizeof(real) : (int64_t)sizeof(uint16_t);
+    return hl_cache_layout(c->head_dim, c->head_v_dim, c->cache_window, c->cache_chunk, size, hl_memory_has_factors(c));
 }
 /* The exact memory's parts are the last of each layer. */
 static const char *head_of(const hola_model *m, const char *state, int64_t layer, int64_t head) {
@@ -82,13 +82,14 @@ static const void *fetch(struct watch *w, const void *from, int64_t bytes) {
     if (s != HOLA_OK) w->failed = s;
     return w->raw;
 }
-static real act_at(const void *x, int64_t size, int64_t i) {
-    return size == 2 ? (real)hl_from_bf16(((const uint16_t *)x)[i]) : ((const real *)x)[i];
-}
 static void fetch_acts(struct watch *w, const void *from, int64_t n, real *out) {
-    const int64_t size = w->m->backend->act_size;
-    const void *x = fetch(w, from, n * size);
-    for (int64_t i = 0; i < n; i++) out[i] = act_at(x, size, i);
+    const void *x = fetch(w, from, n * w->m->backend->act_size);
+    for (int64_t i = 0; i < n; i++) out[i] = hl_state_number(x, w->m->state.act, i);
+}
+/* A key or value of the query as the memory reads it. */
+static void fetch_row(struct watch *w, const void *from, int64_t n, real *out) {
+    fetch_acts(w, from, n, out);
+    for (int64_t i = 0; i < n && w->m->state.row == HOLA_F16; i++) out[i] = (real)hl_from_f16(hl_cache_to_f16(out[i]));
 }
 static double scalar(struct watch *w, const struct hl_exact_memory *memory, int tensor, int64_t head) {
     const real *x = memory->tensor[tensor].vector;
@@ -98,13 +99,13 @@ static double scalar(struct watch *w, const struct hl_exact_memory *memory, int 
 /* Recomputes the read from the weights p: `added` needs it separately from the state's output. */
 static double added_by(const struct watch *w, const struct hl_cache_view_head *o, const char *values, int64_t head) {
     const hola_config *c = &w->m->cfg;
-    const int64_t V = c->head_v_dim, size = w->m->backend->act_size;
+    const int64_t V = c->head_v_dim;
     double added = 0, state = 0;
     for (int64_t i = 0; i < V; i++) {
         double read = (double)o->p[o->seen - 1] * (double)w->value[head * V + i];
         for (int64_t j = 0; j + 1 < o->seen; j++) {
             const int64_t slot = j < o->seen_kept ? j : c->cache_window + j - o->seen_kept;
-            read += (double)o->p[j] * (double)act_at(values, size, slot * V + i);
+            read += (double)o->p[j] * (double)hl_state_number(values, w->m->state.row, slot * V + i);
         }
         read *= (double)o->gate;
         const double rest = (double)w->out[head * V + i] - read;
@@ -119,7 +120,7 @@ static void read_of(struct watch *w, const struct hl_exact_memory *memory, int64
     const hola_config *c = &w->m->cfg;
     const struct hl_cache_layout at = layout(w->m);
     const char *held = head_of(w->m, w->held, layer, head);
-    const int64_t K = c->head_dim, size = w->m->backend->act_size, hk = head / (c->num_v_heads / c->num_heads);
+    const int64_t K = c->head_dim, hk = head / (c->num_v_heads / c->num_heads);
     const int64_t kept = kept_at(c, w->pos), first = w->pos / c->cache_chunk * c->cache_chunk;
     const double tau = scalar(w, memory, HL_MEMORY_TAU, head), sink = scalar(w, memory, HL_MEMORY_SINK, head);
     struct hl_cache_view_head *o = &w->v->head[layer * w->v->heads + head];
@@ -135,7 +136,8 @@ static void read_of(struct watch *w, const struct hl_exact_memory *memory, int64
         const int64_t slot = j < kept ? j : c->cache_window + j - kept;
         double z = 0;
         for (int64_t i = 0; i < K; i++) {
-            const real k = j + 1 < o->seen ? act_at(held + at.k, size, slot * K + i) : w->k[hk * K + i];
+            const real k =
+                j + 1 < o->seen ? hl_state_number(held + at.k, w->m->state.row, slot * K + i) : w->k[hk * K + i];
             z += (double)w->q[hk * K + i] * (double)k;
         }
         o->p[j] = (float)(z * tau / sqrt((double)K));
@@ -161,8 +163,8 @@ static void after_layer(void *ctx, const struct hl_layer *l) {
         for (int64_t t = 0; t < l->T; t++) w->v->head[l->index * HV + h].m[w->pos + t] = (float)m[t * HV + h];
     if (!w->query) return;
     fetch_acts(w, rms ? memory.a->qt : memory.q, qk, w->q);
-    fetch_acts(w, rms ? memory.a->kt : memory.k, qk, w->k);
-    fetch_acts(w, memory.v, HV * memory.heads.V, w->value);
+    fetch_row(w, rms ? memory.a->kt : memory.k, qk, w->k);
+    fetch_row(w, memory.v, HV * memory.heads.V, w->value);
     fetch_acts(w, memory.out, HV * memory.heads.V, w->out);
     if (memory.a->token_gate) fetch_acts(w, memory.a->token_gate, HV, w->gate);
     for (int64_t h = 0; h < HV; h++) read_of(w, &memory, h);
@@ -195,10 +197,11 @@ static hola_status copy_state(struct watch *w) {
 }
 
 /* The cosine of two kept keys. */
-static double cosine(const char *keys, int64_t size, int64_t K, int64_t i, int64_t j) {
+static double cosine(const char *keys, hola_dtype type, int64_t K, int64_t i, int64_t j) {
     double ij = 0, ii = 0, jj = 0;
     for (int64_t d = 0; d < K; d++) {
-        const double x = (double)act_at(keys, size, i * K + d), y = (double)act_at(keys, size, j * K + d);
+        const double x = (double)hl_state_number(keys, type, i * K + d),
+                     y = (double)hl_state_number(keys, type, j * K + d);
         ij += x * y, ii += x * x, jj += y * y;
     }
     return ii > 0 && jj > 0 ? ij / sqrt(ii * jj) : 0;
@@ -214,7 +217,7 @@ static void list_kept(const struct watch *w, int64_t layer, int64_t head) {
         o->score[i] = (float)((const real *)(held + at.score))[i];
         o->alike[i] = -1;
         for (int64_t j = 0; j < i; j++) {
-            const float x = (float)cosine(held + at.k, w->m->backend->act_size, w->m->cfg.head_dim, i, j);
+            const float x = (float)cosine(held + at.k, w->m->state.row, w->m->cfg.head_dim, i, j);
             o->alike[i] = fmaxf(o->alike[i], x), o->alike[j] = fmaxf(o->alike[j], x);
         }
     }

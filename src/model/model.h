@@ -45,7 +45,7 @@ struct hola_model {
     hola_precision precision;          /* the same of inference */
     struct hl_weight *weight;          /* [params.n]: the view used by inference */
 
-    struct hl_state_layout state;
+    struct hl_state_layout state; /* never changes while there are sessions */
     struct hl_state_pool states;
     struct hl_state_pool staging; /* of a device: blocks on the host, for sessions on their way from and to files */
     uint64_t hash;        /* of config and weights (hash.c); 0: not computed */
@@ -68,6 +68,10 @@ hola_status hl_model_save_with(const hola_model *m, hola_status (*save)(const ho
 /* Quantizes the large matrices to the nearest codes: codes [params.n], zeroed; empty where m already has codes of this
  * type. m has its rows. To be freed, also after a failure. */
 hola_status hl_model_make_codes(const hola_model *m, hola_dtype dtype, struct hl_quant *codes);
+
+/* Lays out the states of sessions by the types of the stored weights: where the large matrices have 16 bits or less, the
+ * exact memory's rows have 16 on a CPU, too. Called once, after loading; later changes of types keep the layout. */
+void hl_model_lay_out_states(hola_model *m);
 
 /* Whether this precision is meant for tensor i: it is in a large product, not in that of a gate, and for FP8 not in the
  * head's. FP8 may still not fit its size (hl_fp8_fits). */
@@ -114,8 +118,8 @@ enum hl_decode_way {
 enum hl_decode_way hl_decode_plan(hola_model *m, const struct hl_rows *rows, struct hl_decode *out);
 void hl_decode_close(hola_model *m);
 
-/* hash.c: equal for models that compute the same numbers, in any form of their weights; never 0. The first call reads
- * all weights, using the pool. The lock is held. */
+/* hash.c: equal for models of the same configuration and weights, in any form and stored type; never 0. The first call
+ * reads all weights, using the pool. The lock is held. */
 hola_status hl_model_hash(hola_model *m, uint64_t *out);
 
 /* block.c: one layer = norm, mixer, residual, norm, SwiGLU, residual. */

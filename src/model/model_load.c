@@ -49,7 +49,6 @@ static hola_status model_open(hola_model **out, const hola_config *cfg, const ho
     const struct hl_mixer *mixer = hl_mixer_of(cfg->model_type);
     s = check_backend(m->backend, mixer);
     if (s != HOLA_OK) goto fail;
-    m->state = hl_state_layout(cfg, m->backend->act_size);
     int64_t scratch = hl_linear_scratch(), own = mixer->scratch ? mixer->scratch(cfg) : 0;
     if (own > scratch) scratch = own;
     s = hl_backend_reserve(m->backend, scratch);
@@ -69,11 +68,22 @@ fail:
     return s;
 }
 
+/* F16, not BF16: rows of a prompt and rows of single tokens differ by the rounding of their sums, and where that flips
+ * the last bit of a row, a shorter mantissa makes it count (docs/notes/cpu.md). On a device rows are activations. */
+void hl_model_lay_out_states(hola_model *m) {
+    const hola_dtype act = m->backend->act_size == 2 ? HOLA_BF16 : HOLA_F32;
+    bool small = m->backend->host;
+    for (int64_t i = 0; i < m->params.n; i++)
+        small = small && !(m->params.tensor[i].quantised && m->stored[i] == HOLA_F32);
+    m->state = hl_state_layout(&m->cfg, act, small ? HOLA_F16 : act);
+}
+
 hola_status hola_model_new(hola_model **out, const hola_config *cfg, uint64_t seed, const hola_options *opt) {
     HL_NEED(out, "out");
     *out = NULL;
     HL_NEED(cfg, "the config");
     hola_status s = model_open(out, cfg, opt);
+    if (s == HOLA_OK) hl_model_lay_out_states(*out);
     if (s == HOLA_OK) hl_params_init(&(*out)->params, (*out)->backend->pool, (*out)->rows, seed);
     return s;
 }
@@ -128,6 +138,7 @@ hola_status hl_model_load_as(hola_model **out, const char *dir, const hola_confi
                            : t && !t->blocks ? t->dtype
                                              : HOLA_F32; /* up_proj inside an old gate_proj; missing tensors */
         }
+        hl_model_lay_out_states(m);
         m->config_text = text;
         text = NULL;
         *out = m;

@@ -28,9 +28,9 @@ static int64_t size_of(enum hl_state_kind kind, hola_dtype dtype) {
     return kind == HL_STATE_POSITION ? 8 : kind == HL_STATE_SCORE || dtype == HOLA_F32 ? 4 : 2;
 }
 int64_t hl_snapshot_bytes(const hola_model *m, hola_dtype dtype, int64_t pos) {
-    int64_t bytes = HEADER + RECENT_BYTES + m->cfg.vocab_size * 4, count[4];
+    int64_t bytes = HEADER + RECENT_BYTES + m->cfg.vocab_size * 4, count[HL_STATE_KINDS];
     hl_state_count(&m->state, pos, count);
-    for (int kind = 0; kind < 4; kind++) bytes += count[kind] * size_of((enum hl_state_kind)kind, dtype);
+    for (int kind = 0; kind < HL_STATE_KINDS; kind++) bytes += count[kind] * size_of((enum hl_state_kind)kind, dtype);
     return bytes;
 }
 
@@ -42,20 +42,27 @@ uint64_t hl_snapshot_sum(const char *data, int64_t size) {
 
 struct copy {
     hola_dtype dtype;
-    bool half;  /* activations are bf16 */
+    const struct hl_state_layout *state;
     char *file; /* where the next part goes */
 };
+
+/* The type of a part's numbers in the state; HOLA_F32: real. */
+static hola_dtype type_in_state(const struct hl_state_layout *y, enum hl_state_kind kind) {
+    return kind == HL_STATE_ACT ? y->act : kind == HL_STATE_ROW ? y->row : HOLA_F32;
+}
+static void put_number(void *at, hola_dtype type, int64_t i, float x) {
+    if (type == HOLA_F32) ((real *)at)[i] = x;
+    else ((uint16_t *)at)[i] = type == HOLA_BF16 ? hl_to_bf16(x) : hl_cache_to_f16(x);
+}
 
 static bool put_part(void *ctx, const struct hl_state_part *part, void *at, int64_t n) {
     struct copy *c = ctx;
     const enum hl_state_kind kind = part->kind;
-    const real *x = at;
-    const uint16_t *row = kind == HL_STATE_ACT && c->half ? at : NULL;
-    const hola_dtype type = kind == HL_STATE_SCORE ? HOLA_F32 : c->dtype;
+    const hola_dtype type = kind == HL_STATE_SCORE ? HOLA_F32 : c->dtype, here = type_in_state(c->state, kind);
     uint32_t wrong = 0;
     if (kind == HL_STATE_POSITION) memcpy(c->file, at, (size_t)n * 8);
     for (int64_t i = 0; kind != HL_STATE_POSITION && i < n; i++) {
-        const float y = row ? hl_from_bf16(row[i]) : (float)x[i];
+        const float y = (float)hl_state_number(at, here, i);
         const uint16_t half = type == HOLA_BF16 ? hl_to_bf16(y) : type == HOLA_F16 ? hl_to_f16(y) : 0;
         const uint32_t bits = hl_bits_of_float(type == HOLA_BF16  ? hl_from_bf16(half)
                                                : type == HOLA_F16 ? hl_from_f16(half)
@@ -134,9 +141,8 @@ hola_status hl_snapshot_make(const hola_session *y, const char *path, hola_dtype
     hola_status s = open_file(y, path, dtype, file, size);
     if (s == HOLA_OK) s = state_here(y, &state, path);
     if (s == HOLA_OK) {
-        struct copy c = {.dtype = dtype,
-                         .half = m->backend->act_size == 2,
-                         .file = *file + HEADER + RECENT_BYTES + m->cfg.vocab_size * 4};
+        struct copy c = {
+            .dtype = dtype, .state = &m->state, .file = *file + HEADER + RECENT_BYTES + m->cfg.vocab_size * 4};
         if (!hl_state_visit(&state, &m->state, y->now.at.pos, put_part, &c))
             s = hl_fail(HOLA_ENUMERIC, "%s: the session's state is not finite in %s", path, hola_dtype_name(dtype));
     }
@@ -174,7 +180,7 @@ struct in {
     struct hl_hash_run sum;
     char *buffer, *next, *end; /* [SPARE + PIECE]; what is unused of it */
     hola_dtype dtype;
-    bool half;
+    const struct hl_state_layout *state;
     int64_t pos;
     hola_status status;
 };
@@ -203,8 +209,8 @@ static bool get_bytes(struct in *x, void *to, int64_t n) {
     return true;
 }
 
-/* Numbers of this type as reals, or as rows of bf16; nonzero: one is not finite. */
-static inline uint32_t convert(real *x, uint16_t *row, const char *file, int64_t n, hola_dtype type) {
+/* Numbers of the file's type as those of the state (here); nonzero: one is not finite. */
+static inline uint32_t convert(void *at, hola_dtype here, const char *file, int64_t n, hola_dtype type) {
     uint32_t wrong = 0;
     for (int64_t i = 0; i < n; i++) {
         uint16_t half = 0;
@@ -214,25 +220,25 @@ static inline uint32_t convert(real *x, uint16_t *row, const char *file, int64_t
         const float y = type == HOLA_BF16  ? hl_from_bf16(half)
                         : type == HOLA_F16 ? hl_from_f16(half)
                                            : hl_float_of_bits(bits);
-        if (row) row[i] = hl_to_bf16(y);
-        else x[i] = y;
-        wrong |= (hl_bits_of_float(row ? hl_from_bf16(row[i]) : y) & 0x7f800000u) == 0x7f800000u;
+        put_number(at, here, i, y);
+        wrong |= (hl_bits_of_float(y) & 0x7f800000u) == 0x7f800000u;
+        if (here != HOLA_F32)
+            wrong |= (hl_bits_of_float((float)hl_state_number(at, here, i)) & 0x7f800000u) == 0x7f800000u;
     }
     return wrong;
 }
-static uint32_t get_numbers(real *x, uint16_t *row, const char *file, int64_t n, hola_dtype type) {
-    if (row) return convert(NULL, row, file, n, type);
-    if (type == HOLA_F32) return convert(x, NULL, file, n, HOLA_F32);
-    return convert(x, NULL, file, n, type);
+/* The usual ones, so that the loop knows its types. */
+static uint32_t get_numbers(void *at, hola_dtype here, const char *file, int64_t n, hola_dtype type) {
+    if (type != HOLA_F32) return convert(at, here, file, n, type);
+    return here == HOLA_F32 ? convert(at, HOLA_F32, file, n, HOLA_F32) : convert(at, here, file, n, HOLA_F32);
 }
 
 static bool get_part(void *ctx, const struct hl_state_part *part, void *at, int64_t n) {
     struct in *x = ctx;
     const enum hl_state_kind kind = part->kind;
-    const bool half = kind == HL_STATE_ACT && x->half;
-    const hola_dtype type = kind == HL_STATE_SCORE ? HOLA_F32 : x->dtype;
+    const hola_dtype type = kind == HL_STATE_SCORE ? HOLA_F32 : x->dtype, here = type_in_state(x->state, kind);
     const int64_t size = size_of(kind, x->dtype), closed = part->block > 0 ? x->pos - x->pos % part->block : x->pos;
-    const int64_t bytes = n * (half ? 2 : kind == HL_STATE_POSITION ? 8 : (int64_t)sizeof(real));
+    const int64_t each = kind == HL_STATE_POSITION ? 8 : here == HOLA_F32 ? (int64_t)sizeof(real) : 2, bytes = n * each;
     uint32_t wrong = 0;
     for (int64_t i = 0, some; i < n; i += some) {
         if (x->end - x->next < size && !more(x)) return false;
@@ -243,7 +249,7 @@ static bool get_part(void *ctx, const struct hl_state_part *part, void *at, int6
             memcpy(position, x->next, (size_t)some * 8);
             for (int64_t j = 0; j < some && i + j < closed; j++) /* number of filled positions */
                 wrong |= position[j] < 0 || position[j] >= closed;
-        } else wrong |= get_numbers((real *)at + i, half ? (uint16_t *)at + i : NULL, x->next, some, type);
+        } else wrong |= get_numbers((char *)at + i * each, here, x->next, some, type);
         x->next += some * size;
     }
     if (part->change != HL_GROWS) memset((char *)at + bytes, 0, (size_t)((LINE - bytes % LINE) % LINE));
@@ -299,7 +305,7 @@ hola_status hl_snapshot_read(struct hl_restore_point **out, hola_model *m, uint6
                              int64_t size) {
     const char *path = from->path;
     struct header h = {0};
-    struct in x = {.from = from, .left = size - HEADER, .half = m->backend->act_size == 2};
+    struct in x = {.from = from, .left = size - HEADER, .state = &m->state};
     *out = NULL;
     hola_status s = size < HEADER ? HOLA_EFORMAT : hl_bytes_read(from, &h, HEADER);
     if (size < HEADER || (s == HOLA_OK && memcmp(h.magic, magic, sizeof magic) != 0))

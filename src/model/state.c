@@ -7,9 +7,10 @@ enum { LINE = 64 };
 static int64_t lines(int64_t bytes) { return (bytes + LINE - 1) / LINE * LINE; }
 
 static int64_t number_size(const struct hl_state_layout *y, enum hl_state_kind kind) {
-    return kind == HL_STATE_ACT        ? y->act_size
-           : kind == HL_STATE_POSITION ? (int64_t)sizeof(int64_t)
-                                       : (int64_t)sizeof(real);
+    const hola_dtype type = kind == HL_STATE_ACT ? y->act : kind == HL_STATE_ROW ? y->row : HOLA_F32;
+    return kind == HL_STATE_POSITION ? (int64_t)sizeof(int64_t)
+           : type == HOLA_F32        ? (int64_t)sizeof(real)
+                                     : (int64_t)sizeof(uint16_t);
 }
 static int64_t part_bytes(const struct hl_state_layout *y, const struct hl_state_part *p) {
     const int64_t tokens = p->change == HL_GROWS ? HL_PAGE_TOKENS : 1;
@@ -24,8 +25,8 @@ static int record_end(const struct hl_state_layout *y, int i) {
     return end;
 }
 
-struct hl_state_layout hl_state_layout(const hola_config *cfg, int64_t act_size) {
-    struct hl_state_layout y = {.layers = cfg->num_hidden_layers, .act_size = act_size};
+struct hl_state_layout hl_state_layout(const hola_config *cfg, hola_dtype act, hola_dtype row) {
+    struct hl_state_layout y = {.layers = cfg->num_hidden_layers, .act = act, .row = row};
     y.n = hl_mixer_of(cfg->model_type)->state(cfg, y.part);
     HL_ASSERT(y.n <= HL_STATE_PARTS);
     for (int i = 0, end; i < y.n; i = end) {
@@ -46,7 +47,7 @@ struct hl_state_layout hl_state_layout(const hola_config *cfg, int64_t act_size)
     return y;
 }
 
-int64_t hl_state_block(const hola_config *cfg) { return hl_state_layout(cfg, (int64_t)sizeof(real)).block; }
+int64_t hl_state_block(const hola_config *cfg) { return hl_state_layout(cfg, HOLA_F32, HOLA_F32).block; }
 
 static int64_t pages_for(int64_t tokens) { return hl_pieces(tokens, HL_PAGE_TOKENS); }
 
@@ -64,7 +65,7 @@ double hl_state_traffic(const struct hl_state_layout *y, int64_t pos) {
         const double block = (double)p->block;
         if (p->change == HL_GROWS) bytes += all * (double)pos;
         else if (p->block == 0) bytes += p->kind == HL_STATE_ACT ? all : 2 * all; /* a ring is only read */
-        else if (p->kind == HL_STATE_ACT) bytes += all * (kept + block / 2) / (kept + block);
+        else if (p->kind == HL_STATE_ROW) bytes += all * (kept + block / 2) / (kept + block);
     }
     return bytes * (double)y->layers;
 }
@@ -197,8 +198,8 @@ bool hl_state_visit(const struct hl_state *s, const struct hl_state_layout *y, i
     return true;
 }
 
-void hl_state_count(const struct hl_state_layout *y, int64_t pos, int64_t count[4]) {
-    memset(count, 0, 4 * sizeof *count);
+void hl_state_count(const struct hl_state_layout *y, int64_t pos, int64_t count[HL_STATE_KINDS]) {
+    memset(count, 0, HL_STATE_KINDS * sizeof *count);
     for (int i = 0; i < y->n; i++) {
         const struct hl_state_part *p = &y->part[i];
         const int64_t times = p->change == HL_GROWS ? pos : p->heads > 0 ? p->heads : 1;

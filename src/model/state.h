@@ -17,11 +17,17 @@ struct hl_state_layout {
     int64_t layer, bytes;     /* size of a layer's fixed parts; of the block */
     int64_t page_layer, page; /* size of a layer in a page; of a page; 0: nothing grows */
     int64_t block;            /* tokens per block of kept rows; 0: none */
-    int64_t act_size;
-    bool ranked; /* some part changes when blocks close */
+    hola_dtype act, row;      /* types of HL_STATE_ACT and HL_STATE_ROW; HOLA_F32: real */
+    bool ranked;              /* some part changes when blocks close */
 };
-struct hl_state_layout hl_state_layout(const hola_config *cfg, int64_t act_size);
+struct hl_state_layout hl_state_layout(const hola_config *cfg, hola_dtype act, hola_dtype row);
 int64_t hl_state_block(const hola_config *cfg);
+/* Number i of an array of such a type. */
+static inline real hl_state_number(const void *at, hola_dtype type, int64_t i) {
+    return type == HOLA_F32    ? ((const real *)at)[i]
+           : type == HOLA_BF16 ? (real)hl_from_bf16(((const uint16_t *)at)[i])
+                               : (real)hl_from_f16(((const uint16_t *)at)[i]);
+}
 /* Bytes of a state after pos tokens. */
 int64_t hl_state_size(const struct hl_state_layout *y, int64_t pos);
 
@@ -69,6 +75,6 @@ typedef bool (*hl_state_visitor)(void *ctx, const struct hl_state_part *part, vo
 bool hl_state_visit(const struct hl_state *s, const struct hl_state_layout *y, int64_t pos, hl_state_visitor visit,
                     void *ctx);
 /* Counts the numbers of each kind that would be visited, without a state. */
-void hl_state_count(const struct hl_state_layout *y, int64_t pos, int64_t count[4]);
+void hl_state_count(const struct hl_state_layout *y, int64_t pos, int64_t count[HL_STATE_KINDS]);
 
 #endif

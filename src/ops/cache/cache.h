@@ -18,9 +18,14 @@
  * cannot be recovered and are ignored.
  *
  * Sessions store per value head: the kept rows and the open block, each k, v, score, with HL_SCORE_RECALL also f; and
- * the positions of the kept rows. The numbers of filled rows follow from the position: min(w, C*(pos/C)), pos % C. */
+ * the positions of the kept rows. The numbers of filled rows follow from the position: min(w, C*(pos/C)), pos % C.
+ *
+ * row_dtype HOLA_F16 (inference on a CPU): sessions store k and v in F16. Every k_j and v_j above is then the rounded
+ * one, also of rows that are not in the state yet, so that the cuts between segments do not matter. Scores that come
+ * with the rows are of the unrounded ones. */
 #ifndef HL_CACHE_H
 #define HL_CACHE_H
+#include "core/half.h"
 #include "core/real.h"
 #include "core/rows.h"
 #include "ops/cache/policy.h"
@@ -30,6 +35,7 @@ struct hl_cache {
     const struct hl_rows *rows;
     int64_t H, HV, K, V, window, chunk;
     struct hl_policy policy;
+    hola_dtype row_dtype;          /* HOLA_F16, or 0: rows are activations */
     const void *q, *k;             /* [T][H][K] */
     const void *v;                 /* [T][HV][V] */
     const real *score;             /* [T][HV]; unused with HL_SCORE_NONE */
@@ -90,8 +96,14 @@ static inline real hl_cache_slope(const struct hl_cache *a, real lambda) {
     return a->linear_gate ? 1 : lambda * (1 - lambda);
 }
 
-/* The state of one value head inside the session's block: byte offsets from its start. Keys and values are stored as
- * activations, `size` bytes each, without loss. */
+/* A number of a row in F16, at most the largest one: no row becomes infinite. NaN stays NaN. */
+#define HL_CACHE_MOST 65504
+static inline uint16_t hl_cache_to_f16(real x) {
+    return hl_to_f16((float)(x > HL_CACHE_MOST ? HL_CACHE_MOST : x < -HL_CACHE_MOST ? -HL_CACHE_MOST : x));
+}
+
+/* The state of one value head inside the session's block: byte offsets from its start. Keys and values have `size` bytes
+ * each: activations, without loss, or F16. */
 struct hl_cache_layout {
     int64_t k, v;   /* [window + chunk][K], [window + chunk][V]: kept rows, then the open block */
     int64_t score;  /* real [window + chunk] */
@@ -99,6 +111,9 @@ struct hl_cache_layout {
     int64_t factor; /* real [window + chunk]: f, if there are factors */
     int64_t bytes;  /* size of one head, a multiple of 64 */
 };
+static inline int64_t hl_cache_row_size(hola_dtype row_dtype) {
+    return row_dtype == HOLA_F16 ? (int64_t)sizeof(uint16_t) : (int64_t)sizeof(real);
+}
 struct hl_cache_layout hl_cache_layout(int64_t K, int64_t V, int64_t window, int64_t chunk, int64_t size, bool factors);
 int64_t hl_cache_state_bytes(int64_t HV, int64_t K, int64_t V, int64_t window, int64_t chunk, int64_t size,
                              bool factors);

@@ -64,8 +64,8 @@ static void load_queries(const struct tile *t) {
 static const real *load_keys(const struct tile *t, const int64_t *id, int64_t n, int64_t *ldk) {
     const int64_t ld = hl_cache_ld(CACHE_BCOLS);
     int64_t ldv;
-    const real *k = hl_cache_keys(t->d, id, n, t->w->bk, ldk);
-    const real *v = hl_cache_values(t->d, id, n, t->w->rows, &ldv);
+    const real *k = HL_OP(cache_keys)(t->d, id, n, t->w->bk, ldk);
+    const real *v = HL_OP(cache_values)(t->d, id, n, t->w->rows, &ldv);
     HL_OP(pack_transpose)(t->w->bkT, ld, k, *ldk, n, n, t->d->a->K);
     HL_OP(pack_transpose)(t->w->bvT, ld, v, ldv, n, n, t->d->a->V);
     return k;
@@ -346,6 +346,7 @@ static int64_t split_window(const struct back *g) {
 
 void HL_OP(cache_backward)(struct hl_backend *backend, const struct hl_cache *a) {
     struct back g = {.pool = hl_backend_pool(backend), .a = a};
+    HL_ASSERT(a->row_dtype != HOLA_F16);
     g.slots = a->window ? CACHE_KEPT / slot_reals(a) : SCALARS;
     for (int64_t n = 0; n < a->rows->n; n++) HL_ASSERT(!a->rows->seg[n].state && a->rows->seg[n].pos == 0);
     if (a->policy.score == HL_SCORE_LEARNED) memset(a->dscore, 0, (size_t)(a->rows->T * a->HV) * sizeof(real));

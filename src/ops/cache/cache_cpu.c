@@ -47,10 +47,10 @@ static void run_blocks(const struct forward *f, const struct hl_cache_head *d, s
             if (!S) return; /* the last block, in training */
             HL_OP(cache_measure)(d, w, S, m);
         }
-        HL_OP(cache_merge)(d, &w->chosen, m);
+        HL_OP(cache_merge)(d, w, m);
         m = 0;
     }
-    if (f->stores && d->k) hl_cache_select_store(&w->chosen, d, m);
+    if (f->stores && d->k) HL_OP(cache_store)(&w->chosen, d, m);
 }
 
 static bool by_steps(const struct hl_seg *s) { return s->state && s->len <= FEW; }

@@ -24,8 +24,9 @@ struct hl_cache_head {
     int64_t h, hk;         /* value head, its key head */
     int64_t row, len, pos; /* as in hl_seg */
     int64_t kept, open;    /* rows in the state: kept rows, rows of the open block */
-    real *k, *v, *score;   /* the state: slots [0, window) and [window, window + chunk); NULL: none */
-    int64_t *at;           /* positions of the kept rows */
+    char *k, *v;           /* the state: slots [0, window) and [window, window + chunk), in a->row_dtype; NULL: none */
+    real *score;
+    int64_t *at; /* positions of the kept rows */
     /* HL_SCORE_RECALL */
     real *factor;  /* of the state's rows; NULL: unused, or no session */
     int64_t block; /* in block_S: the block of the first row */
@@ -56,14 +57,6 @@ int64_t hl_cache_select_block(struct hl_cache_selection *p, const struct hl_cach
 void hl_cache_select_merge(struct hl_cache_selection *p, const struct hl_cache_head *d, int64_t m);
 /* p->key of n columns: integers ordered like the scores. */
 void hl_cache_select_keys(struct hl_cache_selection *p, int64_t n);
-/* Writes the kept rows and the m rows of the open block to the session's state. */
-void hl_cache_select_store(const struct hl_cache_selection *p, const struct hl_cache_head *d, int64_t m);
-const real *hl_cache_key(const struct hl_cache_head *d, int64_t id);
-/* Keys or values of n columns with row stride *ld: in place if contiguous, else copied to `buffer`. */
-const real *hl_cache_keys(const struct hl_cache_head *d, const int64_t *id, int64_t n, real *buffer, int64_t *ld);
-const real *hl_cache_values(const struct hl_cache_head *d, const int64_t *id, int64_t n, real *buffer, int64_t *ld);
-/* Always copies; the row stride is hl_cache_ld(V). */
-void hl_cache_gather_values(const struct hl_cache_head *d, const int64_t *id, int64_t n, real *to);
 
 /* A worker's scratch arrays. Forward and backward share memory. */
 struct hl_cache_work {
@@ -81,10 +74,18 @@ struct hl_cache_work {
 struct hl_cache_work hl_cache_worker(struct hl_pool *pool, int worker, const struct hl_cache *a);
 
 #ifdef HL_ISA
+/* Keys or values of n columns with row stride *ld: in place if contiguous and read as they are, else copied to
+ * `buffer`. */
+const real *HL_OP(cache_keys)(const struct hl_cache_head *d, const int64_t *id, int64_t n, real *buffer, int64_t *ld);
+const real *HL_OP(cache_values)(const struct hl_cache_head *d, const int64_t *id, int64_t n, real *buffer, int64_t *ld);
+/* Always copies; the row stride is hl_cache_ld(V). */
+void HL_OP(cache_gather_values)(const struct hl_cache_head *d, const int64_t *id, int64_t n, real *to);
+/* Writes the kept rows and the m rows of the open block to the session's state. */
+void HL_OP(cache_store)(const struct hl_cache_selection *p, const struct hl_cache_head *d, int64_t m);
 /* Reads for the new rows of block b (m rows in all); if the policy depends on reads, the columns' scores grow. */
 void HL_OP(cache_read)(const struct hl_cache_head *d, struct hl_cache_work *w, int64_t b, int64_t m);
 /* hl_cache_select_merge, with near-duplicate keys last if the policy requires it. */
-void HL_OP(cache_merge)(const struct hl_cache_head *d, struct hl_cache_selection *p, int64_t m);
+void HL_OP(cache_merge)(const struct hl_cache_head *d, struct hl_cache_work *w, int64_t m);
 /* Measures the columns' scores at the end of block b of m rows against the state S. */
 void HL_OP(cache_measure)(const struct hl_cache_head *d, struct hl_cache_work *w, const real *S, int64_t m);
 /* One new token of a session: append, read, merge a full block. */

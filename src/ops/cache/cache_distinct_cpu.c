@@ -18,18 +18,23 @@ static void sift(int64_t *heap, int64_t n, int64_t at, const uint64_t *key) {
 }
 
 /* Whether column i has a larger cosine than allowed with one of the n columns `with`; *norm becomes its |k|^2. */
-static bool is_redundant(const struct hl_cache_head *d, const struct hl_cache_selection *p, int64_t i,
-                         const int64_t *with, int64_t n, real *norm) {
+static bool is_redundant(const struct hl_cache_head *d, struct hl_cache_work *w, int64_t i, const int64_t *with,
+                         int64_t n, real *norm) {
+    const struct hl_cache_selection *p = &w->chosen;
     const int64_t K = d->a->K;
-    const real *k = hl_cache_key(d, p->id[i]);
+    real *other = w->rows + hl_cache_ld(K);
+    int64_t ld;
+    const real *k = HL_OP(cache_keys)(d, &p->id[i], 1, w->rows, &ld);
     *norm = row_dot(k, k, K);
-    for (int64_t j = 0; j < n; j++)
-        if (hl_cache_alike(row_dot(k, hl_cache_key(d, p->id[with[j]]), K), *norm, p->norm[j], &d->a->policy))
-            return true;
+    for (int64_t j = 0; j < n; j++) {
+        const real *chosen = HL_OP(cache_keys)(d, &p->id[with[j]], 1, other, &ld);
+        if (hl_cache_alike(row_dot(k, chosen, K), *norm, p->norm[j], &d->a->policy)) return true;
+    }
     return false;
 }
 
-void HL_OP(cache_merge)(const struct hl_cache_head *d, struct hl_cache_selection *p, int64_t m) {
+void HL_OP(cache_merge)(const struct hl_cache_head *d, struct hl_cache_work *work, int64_t m) {
+    struct hl_cache_selection *p = &work->chosen;
     const int64_t n = p->n + m, w = d->a->window;
     int64_t *heap = p->order, *distinct = p->order + n, *redundant = p->order + 2 * n; /* filled from the end */
     int64_t left = n, a = 0, b = 0, to = 0;
@@ -44,7 +49,7 @@ void HL_OP(cache_merge)(const struct hl_cache_head *d, struct hl_cache_selection
         const int64_t best = heap[0];
         heap[0] = heap[--left];
         sift(heap, left, 0, p->key);
-        if (is_redundant(d, p, best, distinct, a, &p->norm[a])) redundant[-++b] = best;
+        if (is_redundant(d, work, best, distinct, a, &p->norm[a])) redundant[-++b] = best;
         else distinct[a++] = best;
     }
     for (int64_t i = 0; i < n; i++) p->key[i] = 0;

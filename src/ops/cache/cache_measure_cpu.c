@@ -25,7 +25,7 @@ void HL_OP(cache_measure)(const struct hl_cache_head *d, struct hl_cache_work *w
         const int64_t n = all - c < CACHE_STEP ? all - c : CACHE_STEP, *id = w->chosen.id + c;
         struct hl_small_gemm p = {.M = n, .N = V, .K = K, .ai = ldx, .ak = 1, .bk = V, .bn = 1, .alpha = 1};
         int64_t ld;
-        const real *k = hl_cache_keys(d, id, n, w->rows, &ld), *v;
+        const real *k = HL_OP(cache_keys)(d, id, n, w->rows, &ld), *v;
         for (int64_t i = 0; i < n; i++) { /* unit keys; a gathered key is normalized in place */
             const real f = hl_cache_factor_of(d, id[i]);
             for (int64_t x = 0; x < K; x++)
@@ -34,7 +34,7 @@ void HL_OP(cache_measure)(const struct hl_cache_head *d, struct hl_cache_work *w
         p.A = w->rows, p.B = S;
         p.C = w->O, p.ldc = hl_cache_ld(V);
         HL_OP(small_gemm)(&p, w->mm);
-        v = hl_cache_values(d, id, n, w->rows, &ld);
+        v = HL_OP(cache_values)(d, id, n, w->rows, &ld);
         for (int64_t i = 0; i < n; i++) w->chosen.score[c + i] = distance(v + i * ld, w->O + i * p.ldc, V);
     }
 }

@@ -25,7 +25,7 @@ static int64_t min(int64_t x, int64_t y) { return x < y ? x : y; }
 static void load_keys(const struct tile *t, int64_t base, int64_t from, int64_t n) {
     for (int64_t c = from; c < from + n; c += CACHE_BCOLS) {
         int64_t m = min(CACHE_BCOLS, from + n - c), ld;
-        const real *k = hl_cache_keys(t->d, t->w->chosen.id + c, m, t->w->rows, &ld);
+        const real *k = HL_OP(cache_keys)(t->d, t->w->chosen.id + c, m, t->w->rows, &ld);
         HL_OP(pack_transpose)(t->w->kT + c - base, t->w->ldk, k, ld, m, m, t->d->a->K);
     }
 }
@@ -154,7 +154,7 @@ static void read_tile(const struct tile *t) {
     for (int64_t i = 0; i < t->n; i += VL) softmax(t, i);
     for (int64_t c = 0; c < t->cols; c += CACHE_COLS) {
         int64_t n = min(CACHE_COLS, t->cols - c), have = c == 0 ? t->loaded : 0;
-        hl_cache_gather_values(t->d, t->w->chosen.id + c + have, n - have, t->w->v + have * ldv);
+        HL_OP(cache_gather_values)(t->d, t->w->chosen.id + c + have, n - have, t->w->v + have * ldv);
         values(t, c, n);
     }
     finish(t);

@@ -20,21 +20,23 @@ void HL_OP(cache_score)(struct hl_backend *backend, const struct hl_score *a) {
 
 /* One value head of a sequence: the kept rows in slots [0, kept), the block from slot `window` on. */
 struct cache_head {
-    real *k, *v, *score;
+    char *k, *v; /* rows of a->row_dtype */
+    real *score;
     int64_t *pos; /* of the kept rows */
     real *factor; /* if there are factors */
     int64_t kept, window;
+    real *row[2]; /* scratch: rows as reals */
 };
 
 static struct hl_cache_layout layout_of(const struct hl_cache *a) {
-    return hl_cache_layout(a->K, a->V, a->window, a->chunk, sizeof(real), hl_cache_factors(a));
+    return hl_cache_layout(a->K, a->V, a->window, a->chunk, hl_cache_row_size(a->row_dtype), hl_cache_factors(a));
 }
 
 static struct cache_head head_at(const struct hl_cache *a, char *state, int64_t pos) {
     struct hl_cache_layout l = layout_of(a);
     int64_t before = pos / a->chunk * a->chunk;
-    return (struct cache_head){.k = (real *)(state + l.k),
-                               .v = (real *)(state + l.v),
+    return (struct cache_head){.k = state + l.k,
+                               .v = state + l.v,
                                .score = (real *)(state + l.score),
                                .pos = (int64_t *)(state + l.pos),
                                .factor = (real *)(state + l.factor),
@@ -44,6 +46,20 @@ static struct cache_head head_at(const struct hl_cache *a, char *state, int64_t 
 
 /* Slot of the j-th visible row: kept rows, then the block's. */
 static int64_t slot_of(const struct cache_head *m, int64_t j) { return j < m->kept ? j : m->window + j - m->kept; }
+
+/* Row `slot` of n numbers; `as`: room for them. */
+static const real *row_of(const struct hl_cache *a, const char *rows, int64_t slot, int64_t n, real *as) {
+    const uint16_t *half = (const uint16_t *)rows + slot * n;
+    if (a->row_dtype != HOLA_F16) return (const real *)rows + slot * n;
+    for (int64_t i = 0; i < n; i++) as[i] = hl_from_f16(half[i]);
+    return as;
+}
+static void put_row(const struct hl_cache *a, char *rows, int64_t slot, int64_t n, const real *from) {
+    uint16_t *half = (uint16_t *)rows + slot * n;
+    if (a->row_dtype != HOLA_F16) memcpy((real *)rows + slot * n, from, (size_t)n * sizeof(real));
+    else
+        for (int64_t i = 0; i < n; i++) half[i] = hl_cache_to_f16(from[i]);
+}
 
 static real dot(const real *x, const real *y, int64_t n) {
     real s = 0;
@@ -58,18 +74,21 @@ static void read_row(const struct hl_cache *a, struct cache_head *m, int64_t h, 
     real lam = hl_cache_lambda(a, row, h), max = a->sink[h], sum;
     int64_t n = m->kept + open;
     for (int64_t j = 0; j < n; j++) {
-        p[j] = a->tau[h] * dot(q, m->k + slot_of(m, j) * a->K, a->K) / R_SQRT((real)a->K);
+        p[j] = a->tau[h] * dot(q, row_of(a, m->k, slot_of(m, j), a->K, m->row[0]), a->K) / R_SQRT((real)a->K);
         if (a->policy.score == HL_SCORE_LEARNED && j < m->kept) p[j] += hl_logsigmoid(m->score[j]);
         if (p[j] > max) max = p[j];
     }
     sum = R_EXP(a->sink[h] - max);
     for (int64_t j = 0; j < n; j++) sum += R_EXP(p[j] - max);
     for (int64_t j = 0; j < n; j++) p[j] = R_EXP(p[j] - max) / sum;
+    memset(m->row[1], 0, (size_t)a->V * sizeof(real));
+    for (int64_t j = 0; j < n; j++) {
+        const real *v = row_of(a, m->v, slot_of(m, j), a->V, m->row[0]);
+        for (int64_t i = 0; i < a->V; i++) m->row[1][i] += p[j] * v[i];
+    }
     for (int64_t i = 0; i < a->V; i++) {
-        real o = 0;
-        for (int64_t j = 0; j < n; j++) o += p[j] * m->v[slot_of(m, j) * a->V + i];
-        out[i] += lam * o;
-        if (a->read) ((real *)a->read)[(row * a->HV + h) * a->V + i] = o;
+        out[i] += lam * m->row[1][i];
+        if (a->read) ((real *)a->read)[(row * a->HV + h) * a->V + i] = m->row[1][i];
     }
     if (a->lse) a->lse[row * a->HV + h] = max + R_LOG(sum);
     if (a->policy.moves_with_reads)
@@ -96,7 +115,8 @@ static const real *state_after(const struct hl_cache *a, int64_t s, int64_t t, i
 static void measure(const struct hl_cache *a, struct cache_head *m, const real *S) {
     for (int64_t j = 0; j < m->kept + a->chunk; j++) {
         const int64_t slot = slot_of(m, j);
-        const real *k = m->k + slot * a->K, *v = m->v + slot * a->V, f = a->r_state ? m->factor[slot] : 1;
+        const real *k = row_of(a, m->k, slot, a->K, m->row[0]), *v = row_of(a, m->v, slot, a->V, m->row[1]);
+        const real f = a->r_state ? m->factor[slot] : 1;
         real sum = 0;
         for (int64_t x = 0; x < a->V; x++) {
             real e = v[x];
@@ -119,10 +139,10 @@ static void choose(const struct hl_cache *a, const struct cache_head *m, const i
         keep[j] = false;
     }
     for (int64_t r = 0; r < n && kept < a->window; r++) {
-        const real *k = m->k + slot_of(m, ranked[r]) * a->K;
+        const real *k = row_of(a, m->k, slot_of(m, ranked[r]), a->K, m->row[0]);
         bool redundant = false;
         for (int64_t i = 0; i < n && a->policy.redundancy > 0; i++) {
-            const real *other = m->k + slot_of(m, i) * a->K;
+            const real *other = row_of(a, m->k, slot_of(m, i), a->K, m->row[1]);
             redundant |=
                 keep[i] && hl_cache_alike(dot(k, other, a->K), dot(k, k, a->K), dot(other, other, a->K), &a->policy);
         }
@@ -138,6 +158,7 @@ static void choose(const struct hl_cache *a, const struct cache_head *m, const i
 
 /* kept = top_w(kept + block), in order of position; `first` is the position of the block's first row. */
 static void merge_block(const struct hl_cache *a, struct cache_head *m, int64_t first) {
+    const int64_t bk = a->K * hl_cache_row_size(a->row_dtype), bv = a->V * hl_cache_row_size(a->row_dtype);
     int64_t n = m->kept + a->chunk, to = 0;
     HL_ASSERT(n > 0);
     int64_t *pos = malloc((size_t)n * sizeof *pos);
@@ -148,8 +169,8 @@ static void merge_block(const struct hl_cache *a, struct cache_head *m, int64_t 
     for (int64_t j = 0; j < n; j++) { /* rows only move down, in order: nothing is lost */
         int64_t from = slot_of(m, j);
         if (!keep[j]) continue;
-        memmove(m->k + to * a->K, m->k + from * a->K, (size_t)a->K * sizeof(real));
-        memmove(m->v + to * a->V, m->v + from * a->V, (size_t)a->V * sizeof(real));
+        memmove(m->k + to * bk, m->k + from * bk, (size_t)bk);
+        memmove(m->v + to * bv, m->v + from * bv, (size_t)bv);
         m->score[to] = m->score[from];
         if (hl_cache_factors(a)) m->factor[to] = m->factor[from];
         m->pos[to++] = pos[j];
@@ -162,15 +183,16 @@ static void merge_block(const struct hl_cache *a, struct cache_head *m, int64_t 
 static void run_head(const struct hl_cache *a, int64_t n, char *state, int64_t h, int64_t *sel) {
     const struct hl_seg *s = &a->rows->seg[n];
     struct cache_head m = head_at(a, state, s->pos);
-    real *p = malloc((size_t)(a->window + a->chunk) * sizeof *p);
+    const int64_t wide = a->K > a->V ? a->K : a->V;
+    real *p = malloc((size_t)(a->window + a->chunk + 2 * wide) * sizeof *p);
     HL_ASSERT(p);
+    m.row[0] = p + a->window + a->chunk, m.row[1] = m.row[0] + wide;
     for (int64_t t = 0; t < s->len; t++) {
         int64_t row = s->row + t, pos = s->pos + t, open = pos % a->chunk, slot = a->window + open;
         for (int64_t j = 0; sel && open == 0 && j < a->window; j++)
             sel[(pos / a->chunk * a->HV + h) * a->window + j] = j < m.kept ? s->row + m.pos[j] : -1;
-        memcpy(m.k + slot * a->K, (const real *)a->k + (row * a->H + h / (a->HV / a->H)) * a->K,
-               (size_t)a->K * sizeof(real));
-        memcpy(m.v + slot * a->V, (const real *)a->v + (row * a->HV + h) * a->V, (size_t)a->V * sizeof(real));
+        put_row(a, m.k, slot, a->K, (const real *)a->k + (row * a->H + h / (a->HV / a->H)) * a->K);
+        put_row(a, m.v, slot, a->V, (const real *)a->v + (row * a->HV + h) * a->V);
         m.score[slot] = hl_cache_scored(&a->policy) ? a->score[row * a->HV + h] : 0;
         if (hl_cache_factors(a)) m.factor[slot] = hl_cache_factor(a->r_state[row * a->H + h / (a->HV / a->H)], a->K);
         read_row(a, &m, h, row, open + 1, p);
@@ -234,6 +256,7 @@ static void back_row(const struct hl_cache *a, int64_t h, int64_t row, int64_t t
 
 void HL_OP(cache_backward)(struct hl_backend *backend, const struct hl_cache *a) {
     (void)backend;
+    HL_ASSERT(a->row_dtype != HOLA_F16);
     memset(a->dq, 0, (size_t)(a->rows->T * a->H * a->K) * sizeof(real));
     memset(a->dk, 0, (size_t)(a->rows->T * a->H * a->K) * sizeof(real));
     if (a->policy.score == HL_SCORE_LEARNED) memset(a->dscore, 0, (size_t)(a->rows->T * a->HV) * sizeof(real));

@@ -1,6 +1,5 @@
-/* cache_select.c -- which rows a block sees: the kept ones, selected block by block, and where they lie. */
+/* cache_select.c -- which rows a block sees: the kept ones, selected block by block. */
 #include "ops/cache/cache_cpu.h"
-#include <stdlib.h>
 #include <string.h>
 
 const real *hl_cache_state_after(const struct hl_cache_head *d, int64_t b) {
@@ -13,12 +12,13 @@ struct hl_cache_head hl_cache_head(const struct hl_cache *a, const struct hl_seg
     struct hl_cache_head d = {.a = a, .h = h, .hk = h / (a->HV / a->H), .row = s->row, .len = s->len, .pos = s->pos};
     HL_ASSERT(s->state ? !a->sel : s->pos == 0);
     if (s->state) {
-        struct hl_cache_layout l = hl_cache_layout(a->K, a->V, a->window, a->chunk, sizeof(real), hl_cache_factors(a));
+        struct hl_cache_layout l =
+            hl_cache_layout(a->K, a->V, a->window, a->chunk, hl_cache_row_size(a->row_dtype), hl_cache_factors(a));
         char *state = s->state + a->state_off + h * l.bytes;
         d.open = s->pos % a->chunk;
         d.kept = s->pos - d.open < a->window ? s->pos - d.open : a->window;
-        d.k = (real *)(state + l.k);
-        d.v = (real *)(state + l.v);
+        d.k = state + l.k;
+        d.v = state + l.v;
         d.score = (real *)(state + l.score);
         d.at = (int64_t *)(state + l.pos);
         if (hl_cache_factors(a)) d.factor = (real *)(state + l.factor);
@@ -125,72 +125,8 @@ void hl_cache_select_merge(struct hl_cache_selection *p, const struct hl_cache_h
     p->n = w;
 }
 
-const real *hl_cache_key(const struct hl_cache_head *d, int64_t id) {
-    const struct hl_cache *a = d->a;
-    return id < 0 ? d->k + (-1 - id) * a->K : (const real *)a->k + ((d->row + id) * a->H + d->hk) * a->K;
-}
-static const real *row_v(const struct hl_cache_head *d, int64_t id) {
-    const struct hl_cache *a = d->a;
-    return id < 0 ? d->v + (-1 - id) * a->V : (const real *)a->v + ((d->row + id) * a->HV + d->h) * a->V;
-}
-
 real hl_cache_factor_of(const struct hl_cache_head *d, int64_t id) {
     const struct hl_cache *a = d->a;
     if (!a->r_state) return 1;
     return id < 0 ? d->factor[-1 - id] : hl_cache_factor(a->r_state[(d->row + id) * a->H + d->hk], a->K);
-}
-
-/* Are the n rows contiguous? Ids are in order of position: rows of the batch ascend, slots descend. */
-static bool contiguous(const int64_t *id, int64_t n) {
-    return n > 0 && (id[0] < 0) == (id[n - 1] < 0) && llabs(id[n - 1] - id[0]) == n - 1;
-}
-
-const real *hl_cache_keys(const struct hl_cache_head *d, const int64_t *id, int64_t n, real *buffer, int64_t *ld) {
-    if (contiguous(id, n)) {
-        *ld = id[0] < 0 ? d->a->K : d->a->H * d->a->K;
-        return hl_cache_key(d, id[0]);
-    }
-    *ld = hl_cache_ld(d->a->K);
-    for (int64_t i = 0; i < n; i++) memcpy(buffer + i * *ld, hl_cache_key(d, id[i]), (size_t)d->a->K * sizeof(real));
-    return buffer;
-}
-
-const real *hl_cache_values(const struct hl_cache_head *d, const int64_t *id, int64_t n, real *buffer, int64_t *ld) {
-    if (contiguous(id, n)) {
-        *ld = id[0] < 0 ? d->a->V : d->a->HV * d->a->V;
-        return row_v(d, id[0]);
-    }
-    hl_cache_gather_values(d, id, n, buffer);
-    *ld = hl_cache_ld(d->a->V);
-    return buffer;
-}
-
-void hl_cache_gather_values(const struct hl_cache_head *d, const int64_t *id, int64_t n, real *to) {
-    const int64_t V = d->a->V, ld = hl_cache_ld(V);
-    for (int64_t i = 0; i < n; i++) memcpy(to + i * ld, row_v(d, id[i]), (size_t)V * sizeof(real));
-}
-
-/* Columns [from, from + n) go to the slots from `slot` on. In ascending order no slot is overwritten before it
- * is read: kept rows only move to lower slots, and the open block only receives new rows. */
-static void store(const struct hl_cache_selection *p, const struct hl_cache_head *d, int64_t from, int64_t slot,
-                  int64_t n) {
-    const int64_t K = d->a->K, V = d->a->V;
-    for (int64_t i = 0; i < n; i++, slot++) {
-        int64_t id = p->id[from + i];
-        d->score[slot] = p->score[from + i];
-        if (d->factor) d->factor[slot] = hl_cache_factor_of(d, id);
-        if (id == -1 - slot) continue;
-        memcpy(d->k + slot * K, hl_cache_key(d, id), (size_t)K * sizeof(real));
-        memcpy(d->v + slot * V, row_v(d, id), (size_t)V * sizeof(real));
-    }
-}
-
-void hl_cache_select_store(const struct hl_cache_selection *p, const struct hl_cache_head *d, int64_t m) {
-    const int64_t w = d->a->window;
-    for (int64_t i = 0; i < p->n; i++) {
-        int64_t slot = -1 - p->id[i];
-        d->at[i] = slot < 0 ? d->pos + p->id[i] : slot < w ? d->at[slot] : d->pos - d->open + slot - w;
-    }
-    store(p, d, 0, 0, p->n);
-    store(p, d, p->n, w, m);
 }

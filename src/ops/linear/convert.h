@@ -1,4 +1,4 @@
-/* convert.h -- loads a vector of `real` from f32, bf16 or f16. */
+/* convert.h -- loads a vector of `real` from f32, bf16 or f16; stores it as f16. */
 #ifndef HL_CONVERT_H
 #define HL_CONVERT_H
 #include "ops/linear/weight.h"
@@ -22,6 +22,9 @@ static inline vr v_load_f16(const uint16_t *p) {
     vr x;
     for (int i = 0; i < VL; i++) x[i] = hl_from_f16(p[i]);
     return x;
+}
+static inline void v_store_f16(uint16_t *p, vr x) {
+    for (int i = 0; i < VL; i++) p[i] = hl_to_f16((float)x[i]);
 }
 #else
 typedef uint32_t vu __attribute__((vector_size(HL_VBYTES)));
@@ -54,6 +57,18 @@ static inline vr v_load_f16(const uint16_t *p) {
     vu x = (vu)((vr)rest * 0x1p112f);
     vu special = (vu)(rest >= 0x0f800000u);
     return (vr)(sign | (x & ~special) | ((rest | 0x7f800000u) & special));
+#endif
+}
+/* The bits of hl_to_f16, except for those of a NaN. */
+static inline void v_store_f16(uint16_t *p, vr x) {
+#if defined(__AVX512F__)
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+#elif defined(__F16C__)
+    _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+#elif defined(HL_NEON)
+    vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32((float32x4_t)x)));
+#else
+    for (int i = 0; i < VL; i++) p[i] = hl_to_f16(x[i]);
 #endif
 }
 #endif

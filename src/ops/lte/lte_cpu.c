@@ -4,34 +4,35 @@
  * heads in order, since blocks share weight gradients and value heads share key gradients. */
 #include "core/carve.h"
 #include "ops/linear/small_gemm.h"
-#include "ops/simd.h"
+#include "ops/cache/cache_rows.h"
 
 /* A worker's arrays, [C][r] unless said otherwise. */
 struct work {
     real *mm, *norm;                         /* scratch of products; [C] */
     real *u, *pre_a, *act_a, *pre_c, *act_c; /* as in lte.h; pre: before silu */
     real *d, *other;                         /* gradients */
-    real *dx;                                /* [C][V] */
+    real *rows;                              /* [C][K or V]: rows as reals; gradient of rows */
 };
-static struct work place(void *scratch, int64_t C, int64_t r, int64_t V) {
+static struct work place(void *scratch, int64_t C, int64_t r, int64_t K, int64_t V) {
     struct hl_carve c = {scratch, 0, 64};
     const int64_t n = C * r + VL; /* full vectors may extend past the end */
     struct work w = {.mm = hl_carve(&c, HL_SMALL_GEMM_SCRATCH, sizeof(real)), .norm = hl_carve(&c, C, sizeof(real))};
     real **each[] = {&w.u, &w.pre_a, &w.act_a, &w.pre_c, &w.act_c, &w.d, &w.other};
     for (int i = 0; i < 7; i++) *each[i] = hl_carve(&c, n, sizeof(real));
-    w.dx = hl_carve(&c, C * V, sizeof(real));
-    HL_ASSERT(c.used <= hl_lte_scratch(C, r, V));
+    w.rows = hl_carve(&c, C * (K > V ? K : V), sizeof(real));
+    HL_ASSERT(c.used <= hl_lte_scratch(C, r, K, V));
     return w;
 }
 static struct work worker_of(struct hl_pool *pool, int worker, const struct hl_lte *a) {
-    return place(hl_pool_scratch(pool, worker, hl_lte_scratch(a->chunk, a->r, a->V)), a->chunk, a->r, a->V);
+    void *scratch = hl_pool_scratch(pool, worker, hl_lte_scratch(a->chunk, a->r, a->K, a->V));
+    return place(scratch, a->chunk, a->r, a->K, a->V);
 }
 
 /* One value head of one block that its segment completes. Its first `open` rows are in the state. */
 struct block {
     const struct hl_lte *a;
     int64_t h, hk, row, open;    /* row: of the batch, the first one after the open rows */
-    const real *k_open, *v_open; /* the open rows, K and V apart */
+    const char *k_open, *v_open; /* the open rows, K and V apart, in a->row_dtype */
     real *score_open;
 };
 
@@ -39,22 +40,30 @@ static struct block block_of(const struct hl_lte *a, const struct hl_seg *s, int
     struct block b = {.a = a, .h = h, .hk = h / (a->HV / a->H), .open = first < 0 ? -first : 0};
     b.row = s->row + first + b.open;
     if (b.open == 0) return b;
-    const struct hl_cache_layout l = hl_cache_layout(a->K, a->V, a->window, a->chunk, sizeof(real), false);
+    const struct hl_cache_layout l =
+        hl_cache_layout(a->K, a->V, a->window, a->chunk, hl_cache_row_size(a->row_dtype), false);
     char *state = s->state + a->state_off + h * l.bytes;
-    b.k_open = (const real *)(state + l.k) + a->window * a->K;
-    b.v_open = (const real *)(state + l.v) + a->window * a->V;
+    b.k_open = state + l.k + a->window * a->K * hl_cache_row_size(a->row_dtype);
+    b.v_open = state + l.v + a->window * a->V * hl_cache_row_size(a->row_dtype);
     b.score_open = (real *)(state + l.score) + a->window;
     return b;
 }
 
-/* The location of n rows from row j of the block on, *ld apart; n is cut at the end of the open rows. */
-static const real *rows_at(const struct block *b, int64_t j, bool keys, int64_t *n, int64_t *ld) {
+/* n rows from row j of the block on, *ld apart; n is cut at the end of the open rows. In place if they are read as they
+ * are, else in w->rows. */
+static const real *rows_at(const struct block *b, const struct work *w, int64_t j, bool keys, int64_t *n, int64_t *ld) {
     const struct hl_lte *a = b->a;
     const int64_t D = keys ? a->K : a->V, heads = keys ? a->H : a->HV, head = keys ? b->hk : b->h;
     *n = (j < b->open ? b->open : a->chunk) - j;
     *ld = j < b->open ? D : heads * D;
-    if (j < b->open) return (keys ? b->k_open : b->v_open) + j * D;
-    return (const real *)(keys ? a->k : a->v) + ((b->row + j - b->open) * heads + head) * D;
+    const char *open = keys ? b->k_open : b->v_open;
+    const real *rows = (const real *)(keys ? a->k : a->v) + ((b->row + j - b->open) * heads + head) * D;
+    if (a->row_dtype != HOLA_F16) return j < b->open ? (const real *)(const void *)open + j * D : rows;
+    for (int64_t i = 0; i < *n; i++)
+        if (j < b->open) rows_of_f16(w->rows + i * D, (const uint16_t *)(const void *)open + (j + i) * D, D);
+        else rows_rounded(w->rows + i * D, rows + i * heads * D, D);
+    *ld = D;
+    return w->rows;
 }
 
 static real sum_squares(const real *x, int64_t n) {
@@ -71,7 +80,7 @@ static void project(const struct block *b, const struct work *w) {
     const int64_t D = a->K + a->V, r = a->r;
     for (int keys = 0; keys < 2; keys++)
         for (int64_t j = 0, n, ld; j < a->chunk; j += n) {
-            const real *x = rows_at(b, j, keys, &n, &ld);
+            const real *x = rows_at(b, w, j, keys, &n, &ld);
             struct hl_small_gemm p = {.M = n, .N = r, .K = keys ? a->K : a->V, .A = x, .ai = ld, .ak = 1};
             p.B = a->w_in + b->h * r * D + (keys ? 0 : a->K), p.bk = 1, p.bn = D;
             p.C = w->u + j * r, p.ldc = r, p.alpha = 1, p.add = keys;
@@ -192,10 +201,10 @@ static void input_backward(const struct block *b, const struct work *w, real *du
     HL_OP(small_gemm)(&p, w->mm);
     dx.N = a->K, dx.B = W, dx.C = (real *)a->dk + (b->row * a->H + b->hk) * a->K, dx.ldc = ldk, dx.add = true;
     HL_OP(small_gemm)(&dx, w->mm);
-    dx.N = a->V, dx.B = W + a->K, dx.C = w->dx, dx.ldc = a->V, dx.add = false;
+    dx.N = a->V, dx.B = W + a->K, dx.C = w->rows, dx.ldc = a->V, dx.add = false;
     HL_OP(small_gemm)(&dx, w->mm);
     for (int64_t j = 0; j < C; j++) { /* dv = norm (dx - xh mean(xh dx)), xh = norm v */
-        const real norm = w->norm[j], *x = v + j * ldv, *d = w->dx + j * a->V;
+        const real norm = w->norm[j], *x = v + j * ldv, *d = w->rows + j * a->V;
         real along = 0;
         for (int64_t i = 0; i < a->V; i++) along += d[i] * x[i];
         along *= norm * norm / (real)a->V;

@@ -7,7 +7,7 @@
 struct block {
     const struct hl_lte *a;
     int64_t h, row; /* row: of the batch, of the block's first row; may be before the segment's */
-    const real **k, **v;
+    real **k, **v;
     real *norm; /* [C]: 1 / sqrt(mean(v^2) + eps) */
     real *u, *pre_a, *act_a, *pre_c, *act_c;
 };
@@ -22,9 +22,10 @@ static void block_new(struct block *b, const struct hl_lte *a) {
     const size_t C = (size_t)a->chunk, n = C * (size_t)a->r;
     *b = (struct block){.a = a};
     b->k = malloc(C * sizeof *b->k), b->v = malloc(C * sizeof *b->v);
-    b->norm = malloc((C + 5 * n) * sizeof(real));
+    b->norm = malloc((C + 5 * n + C * (size_t)(a->K + a->V)) * sizeof(real));
     HL_ASSERT(b->k && b->v && b->norm);
     b->u = b->norm + C, b->pre_a = b->u + n, b->act_a = b->pre_a + n, b->pre_c = b->act_a + n, b->act_c = b->pre_c + n;
+    for (size_t j = 0; j < C; j++) b->k[j] = b->act_c + n + j * (size_t)(a->K + a->V), b->v[j] = b->k[j] + a->K;
 }
 static void block_free(struct block *b) {
     free(b->k);
@@ -32,11 +33,19 @@ static void block_free(struct block *b) {
     free(b->norm);
 }
 
-/* Locates the rows of the i-th block of segment s. False: the segment does not complete it. state: the scores of the
+/* Row `at` of n numbers, from the state (rows of a->row_dtype) or from the batch (reals). */
+static void copy_row(const struct hl_lte *a, const void *from, bool state, int64_t at, int64_t n, real *to) {
+    for (int64_t i = at * n; i < (at + 1) * n; i++, to++)
+        if (a->row_dtype != HOLA_F16) *to = ((const real *)from)[i];
+        else *to = hl_from_f16(state ? ((const uint16_t *)from)[i] : hl_cache_to_f16(((const real *)from)[i]));
+}
+
+/* Copies the rows of the i-th block of segment s. False: the segment does not complete it. state: the scores of the
  * rows before the segment, by their index in the block. */
 static bool block_open(struct block *b, const struct hl_seg *s, int64_t i, int64_t h, real **state) {
     const struct hl_lte *a = b->a;
-    const struct hl_cache_layout l = hl_cache_layout(a->K, a->V, a->window, a->chunk, sizeof(real), false);
+    const struct hl_cache_layout l =
+        hl_cache_layout(a->K, a->V, a->window, a->chunk, hl_cache_row_size(a->row_dtype), false);
     const int64_t first = (s->pos / a->chunk + i) * a->chunk - s->pos; /* of the segment's rows */
     char *head = s->state ? s->state + a->state_off + h * l.bytes : NULL;
     b->h = h;
@@ -45,9 +54,9 @@ static bool block_open(struct block *b, const struct hl_seg *s, int64_t i, int64
     if (first + a->chunk > s->len) return false;
     for (int64_t j = 0; j < a->chunk; j++) {
         const int64_t row = b->row + j, slot = a->window + j;
-        b->k[j] = first + j < 0 ? (real *)(head + l.k) + slot * a->K
-                                : (const real *)a->k + (row * a->H + h / (a->HV / a->H)) * a->K;
-        b->v[j] = first + j < 0 ? (real *)(head + l.v) + slot * a->V : (const real *)a->v + (row * a->HV + h) * a->V;
+        const bool before = first + j < 0; /* the segment */
+        copy_row(a, before ? head + l.k : a->k, before, before ? slot : row * a->H + h / (a->HV / a->H), a->K, b->k[j]);
+        copy_row(a, before ? head + l.v : a->v, before, before ? slot : row * a->HV + h, a->V, b->v[j]);
     }
     return true;
 }
@@ -184,6 +193,7 @@ void HL_OP(lte_backward)(struct hl_backend *backend, const struct hl_lte *a) {
 }
 
 /* (the fast form's scratch, here because this file is compiled once for all instruction sets: the longest vectors) */
-int64_t hl_lte_scratch(int64_t chunk, int64_t r, int64_t V) {
-    return ((int64_t)HL_SMALL_GEMM_SCRATCH + chunk * (1 + 7 * r + V) + 16 * 16) * (int64_t)sizeof(real) + 16 * 64;
+int64_t hl_lte_scratch(int64_t chunk, int64_t r, int64_t K, int64_t V) {
+    return ((int64_t)HL_SMALL_GEMM_SCRATCH + chunk * (1 + 7 * r + (K > V ? K : V)) + 16 * 16) * (int64_t)sizeof(real) +
+           16 * 64;
 }
