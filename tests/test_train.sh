@@ -32,6 +32,9 @@ expect() {
     [ "$(grep -c '^hola: ' "$dir/err")" = 1 ] || bad "train $*: not one line: $(cat "$dir/err")"
     grep -qF -e "$text" "$dir/err" || bad "train $*: no '$text' in: $(cat "$dir/err")"
 }
+# the config's special tokens are not the dataset's: it says so, and trains
+train tokens --steps 1
+check 'bos and eos' grep -qF 'c.json: bos and eos are 1 and 2 there, 256 and 257 in the dataset' "$dir/err"
 # the curve without what the clock says
 curve() { sed 's/"tok_per_s": [^,]*, "seconds": [^,]*, //' "$dir/$1/metrics.jsonl"; }
 same() { # A B: two ways to one result

@@ -58,10 +58,21 @@ static hola_status started_config(const struct train_opts *o, hola_config *cfg) 
     return s;
 }
 
+/* A config.json keeps its special tokens; generation begins and ends with them. */
+static void compare_tokens(const hola_config *cfg, const struct train_opts *o) {
+    hola_config theirs = *cfg;
+    if (adopt_tokenizer(&theirs, o) != HOLA_OK) return; /* whoever opens the dataset next says why */
+    if (theirs.vocab_size != cfg->vocab_size) return;   /* as above */
+    if (theirs.bos_token_id != cfg->bos_token_id || theirs.eos_token_id != cfg->eos_token_id)
+        fprintf(stderr, "%s: bos and eos are %d and %d there, %d and %d in the dataset's tokenizer\n", o->config,
+                (int)cfg->bos_token_id, (int)cfg->eos_token_id, (int)theirs.bos_token_id, (int)theirs.eos_token_id);
+}
+
 /* speaks: the rank that prints. */
 static hola_status make_config(const struct train_opts *o, hola_config *cfg, bool speaks) {
     char vocab[CLI_GROUPED], preset[CLI_GROUPED];
     hola_status s = o->model ? started_config(o, cfg) : cli_config(cfg, o->preset, o->config, o->model_type);
+    if (s == HOLA_OK && speaks && o->config && !o->model && !o->preset) compare_tokens(cfg, o);
     if (s != HOLA_OK || !o->preset) return s;
     const int64_t before = cfg->vocab_size;
     cfg->max_position_embeddings = o->seq_len;
